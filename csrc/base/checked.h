@@ -1,0 +1,56 @@
+/* checked.h - arithmetic on numbers that may be hostile: overflow is a result.
+ *
+ * Each function returns false, and leaves *out alone, when the true result does
+ * not fit. Used on everything that comes from a file or from a caller.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_BASE_CHECKED_H
+#define QSF_BASE_CHECKED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+static inline bool qsf_add_u64(uint64_t a, uint64_t b, uint64_t *out)
+{
+    if (b > UINT64_MAX - a)
+        return false;
+    *out = a + b;
+    return true;
+}
+
+static inline bool qsf_mul_u64(uint64_t a, uint64_t b, uint64_t *out)
+{
+    if (a != 0 && b > UINT64_MAX / a)
+        return false;
+    *out = a * b;
+    return true;
+}
+
+/* `align` is a power of two. */
+static inline bool qsf_align_up_u64(uint64_t a, uint64_t align, uint64_t *out)
+{
+    if (a > UINT64_MAX - (align - 1))
+        return false;
+    *out = (a + (align - 1)) & ~(align - 1);
+    return true;
+}
+
+/* Does [off, off + n_bytes) lie inside [0, limit)? */
+static inline bool qsf_extent_inside(uint64_t off, uint64_t n_bytes, uint64_t limit)
+{
+    return off <= limit && n_bytes <= limit - off;
+}
+
+/* How many groups of `group` cover `n`; n small enough that n + group does not wrap. */
+static inline size_t qsf_ceil_div(size_t n, size_t group)
+{
+    return (n + group - 1) / group;
+}
+
+static inline size_t qsf_round_up(size_t n, size_t group)
+{
+    return qsf_ceil_div(n, group) * group;
+}
+
+#endif

@@ -1,0 +1,66 @@
+/* half.h - IEEE 754 binary16 to and from binary32, in integer arithmetic.
+ *
+ * The reference for the hardware conversions: exact upwards, round to nearest
+ * even downwards, NaN stays NaN.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_BASE_HALF_H
+#define QSF_BASE_HALF_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline float qsf_half_to_float(uint16_t h)
+{
+    const uint32_t sign = (uint32_t)(h & 0x8000) << 16;
+    const uint32_t exponent = (uint32_t)(h >> 10) & 0x1F;
+    uint32_t mantissa = h & 0x3FF;
+    uint32_t bits;
+    if (exponent == 0x1F) {
+        /* A NaN becomes quiet, as the hardware makes it. */
+        bits = sign | 0x7F800000 | mantissa << 13 | (mantissa != 0 ? 0x400000U : 0U);
+    } else if (exponent != 0) {
+        bits = sign | (exponent + 112) << 23 | mantissa << 13;
+    } else if (mantissa == 0) {
+        bits = sign;
+    } else {
+        uint32_t e = 113;
+        while ((mantissa & 0x400) == 0) {
+            mantissa <<= 1;
+            e--;
+        }
+        bits = sign | e << 23 | (mantissa & 0x3FF) << 13;
+    }
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint16_t qsf_half_from_float(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    const uint32_t magnitude = bits & 0x7FFFFFFF;
+    if (magnitude > 0x7F800000) /* NaN: quiet, with the top of its payload */
+        return (uint16_t)(sign | 0x7E00 | (magnitude >> 13 & 0x3FF));
+    if (magnitude >= 0x477FF000) /* rounds to 65536 or more */
+        return (uint16_t)(sign | 0x7C00);
+    uint32_t dropped_bits = 13;
+    uint32_t kept; /* biased exponent and mantissa before rounding */
+    if (magnitude >= 0x38800000) { /* 2^-14: normal in binary16 */
+        kept = magnitude - 0x38000000;
+    } else if (magnitude >= 0x33000000) { /* 2^-25: may round to a subnormal */
+        dropped_bits = 126 - (magnitude >> 23);
+        kept = (magnitude & 0x7FFFFF) | 0x800000;
+    } else {
+        return sign;
+    }
+    const uint32_t result = kept >> dropped_bits;
+    const uint32_t rest = kept & ((1U << dropped_bits) - 1);
+    const uint32_t half_way = 1U << (dropped_bits - 1);
+    const uint32_t up = rest > half_way || (rest == half_way && (result & 1) != 0);
+    return (uint16_t)(sign | (result + up));
+}
+
+#endif

@@ -1,0 +1,34 @@
+/* status.h - how functions of the engine report failure.
+ *
+ * The function that notices a failure writes the text, with the numbers a person
+ * would ask for, through QSF_FAIL; everyone above forwards with QSF_TRY. The text
+ * is kept per thread. Knows nothing of what failed.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_BASE_STATUS_H
+#define QSF_BASE_STATUS_H
+
+#include "include/qsf.h"
+
+#if defined(__GNUC__)
+#define QSF_PRINTF(fmt_idx, args_idx) __attribute__((format(printf, fmt_idx, args_idx)))
+#else
+#define QSF_PRINTF(fmt_idx, args_idx)
+#endif
+
+/* Records the text for this thread and returns `status`. */
+qsf_status qsf_fail(qsf_status status, const char *fmt, ...) QSF_PRINTF(2, 3);
+
+#define QSF_FAIL(status, ...) qsf_fail((status), __VA_ARGS__)
+
+#define QSF_TRY(expr)                          \
+    do {                                       \
+        const qsf_status try_status_ = (expr); \
+        if (try_status_ != QSF_OK)             \
+            return try_status_;                \
+    } while (0)
+
+/* The text of this thread's last failure, to carry it to another thread. */
+const char *qsf_fail_text(void);
+
+#endif

@@ -1,0 +1,14 @@
+/* crc32.h - the IEEE 802.3 checksum of docs/format.md, as zlib computes it.
+ *
+ * Running form: start from 0 and pass each result on.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_FORMAT_CRC32_H
+#define QSF_FORMAT_CRC32_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+uint32_t qsf_crc32(uint32_t crc, const void *data, size_t n_bytes);
+
+#endif

@@ -1,0 +1,105 @@
+/* layout.h - the constants of docs/format.md: magic, sizes, limits, tensor types. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_FORMAT_LAYOUT_H
+#define QSF_FORMAT_LAYOUT_H
+
+#include <stdint.h>
+
+#define QSF_HEADER_BYTES 128
+#define QSF_DIRECTORY_ENTRY_BYTES 32
+#define QSF_LAYER_ENTRY_BYTES 32
+#define QSF_TENSOR_ENTRY_BYTES 32
+#define QSF_TENSOR_HEADER_BYTES 64
+#define QSF_UNIT_ALIGN 4096 /* O_DIRECT alignment */
+#define QSF_DATA_ALIGN 64
+#define QSF_SECTION_REQUIRED 1U
+#define QSF_COMPRESSED_BLOCK_BYTES (1U << 20)
+
+#define QSF_MAX_LAYERS 4096U
+#define QSF_MAX_DIM (1U << 20)
+#define QSF_MAX_HEADS 4096U
+#define QSF_MAX_HEAD_DIM 4096U
+#define QSF_MAX_VOCAB (1U << 24)
+#define QSF_MAX_TOKENS (1U << 24)
+#define QSF_MAX_FFN_DIM (1U << 22)
+#define QSF_MAX_EXTENT_ROWS (1U << 24) /* rows or columns of a tensor */
+#define QSF_MAX_SECTIONS 256U
+#define QSF_MAX_TABLE_BYTES (64U << 20) /* ARCH, TENS, EBND, LAYR */
+
+typedef enum qsf_architecture {
+    QSF_ARCHITECTURE_GPT2 = 0,
+    QSF_ARCHITECTURE_LLAMA = 1,
+    QSF_ARCHITECTURE_MISTRAL = 2,
+    QSF_ARCHITECTURE_PHI = 3,
+    QSF_ARCHITECTURE_OTHER = 4,
+    QSF_ARCHITECTURE_COUNT = 5
+} qsf_architecture;
+
+typedef enum qsf_activation {
+    QSF_ACTIVATION_GELU_TANH = 0,
+    QSF_ACTIVATION_SILU = 1,
+    QSF_ACTIVATION_RELU = 2,
+    QSF_ACTIVATION_GELU_ERF = 3,
+    QSF_ACTIVATION_RELU_SQUARED = 4,
+    QSF_ACTIVATION_COUNT = 5
+} qsf_activation;
+
+typedef enum qsf_norm { QSF_NORM_LAYER = 0, QSF_NORM_RMS = 1, QSF_NORM_COUNT = 2 } qsf_norm;
+
+typedef enum qsf_positions {
+    QSF_POSITIONS_LEARNED = 0,
+    QSF_POSITIONS_ROPE = 1,
+    QSF_POSITIONS_ALIBI = 2,
+    QSF_POSITIONS_COUNT = 3
+} qsf_positions;
+
+typedef enum qsf_compression {
+    QSF_COMPRESSION_NONE = 0,
+    QSF_COMPRESSION_LZ4 = 1,
+    QSF_COMPRESSION_LZ4HC = 2,
+    QSF_COMPRESSION_ZSTD = 3,
+    QSF_COMPRESSION_COUNT = 4
+} qsf_compression;
+
+typedef enum qsf_layout { QSF_LAYOUT_VECTOR = 0, QSF_LAYOUT_TILES = 1 } qsf_layout;
+
+typedef enum qsf_rope_scaling {
+    QSF_ROPE_SCALING_NONE = 0,
+    QSF_ROPE_SCALING_LINEAR = 1,
+    QSF_ROPE_SCALING_LLAMA3 = 2
+} qsf_rope_scaling;
+
+typedef enum qsf_tensor_type {
+    QSF_TENSOR_Q = 0,
+    QSF_TENSOR_K = 1,
+    QSF_TENSOR_V = 2,
+    QSF_TENSOR_ATTN_OUT = 3,
+    QSF_TENSOR_FFN_GATE = 4,
+    QSF_TENSOR_FFN_UP = 5,
+    QSF_TENSOR_FFN_DOWN = 6,
+    QSF_TENSOR_ATTN_NORM = 7,
+    QSF_TENSOR_FFN_NORM = 8,
+    QSF_TENSOR_Q_BIAS = 9,
+    QSF_TENSOR_K_BIAS = 10,
+    QSF_TENSOR_V_BIAS = 11,
+    QSF_TENSOR_ATTN_OUT_BIAS = 12,
+    QSF_TENSOR_FFN_BIASES = 13,
+    QSF_TENSOR_ATTN_NORM_BIAS = 14,
+    QSF_TENSOR_FFN_NORM_BIAS = 15,
+    QSF_TENSOR_FFN_UP_BIAS = 16,
+    QSF_TENSOR_FFN_DOWN_BIAS = 17,
+    QSF_TENSOR_Q_NORM = 18,
+    QSF_TENSOR_K_NORM = 19,
+    QSF_TENSOR_POST_ATTN_NORM = 20,
+    QSF_TENSOR_POST_FFN_NORM = 21,
+    QSF_TENSOR_EXPERT_ROUTER = 22,
+    QSF_TENSOR_ATTN_SUB_NORM = 23,
+    QSF_TENSOR_FFN_SUB_NORM = 24,
+    QSF_TENSOR_EMBEDDING = 25,
+    QSF_TENSOR_HEAD = 26,
+    QSF_TENSOR_FINAL_NORM = 27,
+    QSF_TENSOR_FINAL_NORM_BIAS = 28,
+    QSF_TENSOR_TYPE_COUNT = 29
+} qsf_tensor_type;
+
+#endif

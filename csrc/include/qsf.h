@@ -1,0 +1,251 @@
+/* qsf.h - the public C API of the QSF engine; the only header an application includes.
+ *
+ * A model is opened from one .qsf file inside a memory budget and shared by any
+ * number of sessions. A session holds one token sequence and its KV cache. It is
+ * synchronised to a token list: the caller always names the whole sequence, the
+ * engine keeps the common prefix and evaluates the rest.
+ *
+ * True of every function here unless its comment says otherwise:
+ *   - It returns QSF_OK or a negative qsf_status; qsf_error_detail() then explains.
+ *   - *_open and *_create give the caller ownership; the matching *_close or
+ *     *_destroy takes it back, accepts NULL and cannot fail.
+ *   - Handles may be closed in any order: a model lives until its last session is gone.
+ *   - Pointers passed in are borrowed until the call returns, never kept.
+ *   - Sizes are bytes unless the name says tokens, rows, floats or layers.
+ *   - A qsf_model may be shared between threads; its sessions take turns inside.
+ *     A qsf_session may be used by one thread at a time, except for
+ *     qsf_session_cancel().
+ *   - Nothing is printed, no signal is touched, the process is never ended.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_H
+#define QSF_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define QSF_API
+#elif defined(__GNUC__)
+#define QSF_API __attribute__((visibility("default")))
+#else
+#define QSF_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- cdef begin ---- (what follows is also read by cffi: declarations and
+ * integer #defines only, no #if, no inline functions) */
+
+#define QSF_API_VERSION 1
+#define QSF_TOKEN_NONE 0xFFFFFFFF /* "no such token" in qsf_model_info */
+
+typedef enum qsf_status {
+    QSF_OK = 0,
+    QSF_ERR_ARG = -1,         /* the caller broke a documented rule */
+    QSF_ERR_NOMEM = -2,       /* the request does not fit the memory budget */
+    QSF_ERR_IO = -3,          /* the system refused an open or a read */
+    QSF_ERR_FORMAT = -4,      /* the file is damaged or not a QSF file */
+    QSF_ERR_UNSUPPORTED = -5, /* well formed, but not what this build reads */
+    QSF_ERR_CANCELLED = -6,   /* qsf_session_cancel() was called */
+    QSF_ERR_NUMERIC = -7      /* the model produced NaN or infinity */
+} qsf_status;
+
+typedef struct qsf_model qsf_model;
+typedef struct qsf_session qsf_session;
+
+/* ---- library ---- */
+
+/* The version of the library, such as "0.1.0". Never NULL; a static string. */
+QSF_API const char *qsf_version(void);
+
+/* The name of a status, such as "QSF_ERR_FORMAT". Never NULL; a static string. */
+QSF_API const char *qsf_status_name(qsf_status status);
+
+/* What went wrong in the last failing call made by this thread, for people to
+ * read. Never NULL; valid until this thread's next QSF call. */
+QSF_API const char *qsf_error_detail(void);
+
+/* What the engine would run with on this machine. */
+typedef struct qsf_machine {
+    char isa_name[16];        /* kernels that will be used: "scalar", "avx2", "avx512" */
+    char isa_available[64];   /* space-separated: what QSF_ISA may name here */
+    uint32_t n_cores;         /* physical cores this process may run on */
+    uint64_t memory_bytes;    /* total, or the cgroup's limit where lower */
+    uint64_t available_bytes; /* what the system says may still be taken */
+    uint64_t resident_bytes;  /* this process now */
+    uint64_t peak_bytes;      /* this process at most so far */
+} qsf_machine;
+
+/* Fails with QSF_ERR_ARG when the environment variable QSF_ISA names an
+ * instruction set that does not exist or that this machine lacks. */
+QSF_API qsf_status qsf_machine_describe(qsf_machine *out);
+
+/* ---- model ---- */
+
+/* Starts from qsf_options_default(), never from an uninitialised struct. */
+typedef struct qsf_options {
+    uint64_t budget_bytes;  /* ceiling for the whole process; 0: no ceiling */
+    uint64_t reserve_bytes; /* part of the budget that the caller keeps for itself */
+    uint32_t n_threads;     /* 0: one per physical core */
+    uint32_t ctx_tokens;    /* longest sequence a session may hold; 0: the model's, at most 4096 */
+    uint32_t chunk_tokens;  /* most prompt tokens evaluated together; 0: chosen by the plan */
+    uint32_t max_sessions;  /* sessions that may be open at once; their caches are in the plan */
+    uint32_t exact;         /* 1: f32 activations and f32 KV cache, plain kernels (slow, for reference) */
+} qsf_options;
+
+QSF_API void qsf_options_default(qsf_options *out);
+
+/* Where the memory goes, decided before any of it is taken. Sums: engine_bytes is
+ * the total of the parts named *_bytes below it. */
+typedef struct qsf_plan {
+    uint64_t budget_bytes;   /* as asked; 0: no ceiling */
+    uint64_t process_bytes;  /* resident before the model was opened */
+    uint64_t reserve_bytes;  /* kept for the caller */
+    uint64_t engine_bytes;   /* all that the engine will allocate */
+    uint64_t weights_bytes;  /* resident units, of model_bytes */
+    uint64_t window_bytes;   /* through which the other units pass */
+    uint64_t embedding_bytes; /* one band of embedding rows, where the table is not resident */
+    uint64_t kv_bytes;       /* KV pages of all sessions */
+    uint64_t scratch_bytes;  /* activations of one prompt chunk, logits, sampling */
+    uint64_t tables_bytes;   /* index, positions, session and thread records */
+    uint64_t stacks_bytes;   /* of the worker threads */
+    uint64_t model_bytes;    /* raw bytes of all units */
+    uint64_t min_budget_bytes; /* the smallest budget_bytes with which this call would succeed */
+    uint32_t n_units;        /* embedding, layers, final */
+    uint32_t n_units_resident;
+    uint32_t ctx_tokens;
+    uint32_t chunk_tokens;
+    uint32_t n_threads;
+    uint32_t max_sessions;
+} qsf_plan;
+
+/* What opening would take, without taking it. Where the budget is too small it
+ * returns QSF_ERR_NOMEM, and *out still says what would be needed. */
+QSF_API qsf_status qsf_model_plan(const char *path, const qsf_options *opt, qsf_plan *out);
+
+/* Opens `path` (UTF-8), plans memory, and reads and verifies the units that stay
+ * resident. On failure *out is NULL and nothing is held. */
+QSF_API qsf_status qsf_model_open(const char *path, const qsf_options *opt, qsf_model **out);
+QSF_API void qsf_model_close(qsf_model *m);
+
+typedef struct qsf_model_facts {
+    char architecture[16]; /* "gpt2", "llama", "mistral" */
+    char quant_type[16];   /* default type of the file, such as "4bit" */
+    char isa_name[16];     /* kernels in use */
+    char io_name[16];      /* how weights are read */
+    uint32_t n_layers;
+    uint32_t dim;
+    uint32_t n_heads;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+    uint32_t ffn_dim;
+    uint32_t n_vocab;
+    uint32_t max_tokens; /* the longest sequence the model was made for */
+    uint32_t bos_id;     /* or QSF_TOKEN_NONE, as the two below */
+    uint32_t eos_id;
+    uint32_t pad_id;
+    uint64_t n_parameters;
+    uint64_t file_bytes;
+    qsf_plan plan; /* what was decided and is now held */
+} qsf_model_facts;
+
+QSF_API void qsf_model_info(const qsf_model *m, qsf_model_facts *out);
+
+/* Bytes of the section `tag` ("META", "TOKN", "CHAT"); 0 when the file has none. */
+QSF_API uint64_t qsf_model_section_bytes(const qsf_model *m, const char *tag);
+
+/* Reads a section into `dst` and verifies its checksum. QSF_ERR_ARG when it does
+ * not exist or cap_bytes is too small. */
+QSF_API qsf_status qsf_model_section(qsf_model *m, const char *tag, void *dst, uint64_t cap_bytes);
+
+/* Reads the whole file and checks every stored byte's checksum and every padding
+ * byte, in 1 MiB of memory. */
+QSF_API qsf_status qsf_file_verify(const char *path);
+
+/* ---- session ---- */
+
+/* QSF_ERR_NOMEM when max_sessions of the options are open already. */
+QSF_API qsf_status qsf_session_create(qsf_model *m, qsf_session **out);
+QSF_API void qsf_session_destroy(qsf_session *s);
+
+/* Moves the session towards holding exactly `tokens`: drops what differs, then
+ * evaluates at most one chunk of what is missing. *n_done is how many of the tokens
+ * are evaluated now; call again until it equals n_tokens. The last token is always
+ * evaluated in such a call, so that its logits are there. n_tokens >= 1.
+ * QSF_ERR_ARG: a token outside the vocabulary, or more tokens than ctx_tokens.
+ * QSF_ERR_CANCELLED, QSF_ERR_IO, QSF_ERR_FORMAT: the session holds the tokens it
+ * held before the chunk, and goes on working. */
+QSF_API qsf_status qsf_session_sync(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
+                                    size_t *n_done);
+
+/* As sync, and writes the logits after each token evaluated by this call to
+ * `logits` [n_tokens, n_vocab], row i for tokens[i]. Starts at the first row not
+ * yet scored: call with *n_done = 0 first, then again until it equals n_tokens. */
+QSF_API qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
+                                     float *logits, size_t cap_floats, size_t *n_done);
+
+/* Evaluates one token after those the session holds. Allocates nothing. */
+QSF_API qsf_status qsf_session_step(qsf_session *s, uint32_t token);
+
+/* How many tokens the session holds. */
+QSF_API size_t qsf_session_position(const qsf_session *s);
+
+/* Forgets all but the first n_tokens. The logits are gone until the next step or sync. */
+QSF_API qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens);
+
+/* Makes the running sync, score or step of this session return QSF_ERR_CANCELLED
+ * before its next layer, or the next one if none is running. The one function that
+ * another thread, or a signal handler, may call at any time. */
+QSF_API void qsf_session_cancel(qsf_session *s);
+
+/* ---- results ---- */
+
+/* Copies the logits [n_vocab] after the last token. QSF_ERR_ARG when there are none
+ * (nothing evaluated yet, or rewound) or cap_floats < n_vocab. */
+QSF_API qsf_status qsf_session_logits(const qsf_session *s, float *out, size_t cap_floats);
+
+/* How to choose a token. The steps are applied in the order of the fields. */
+typedef struct qsf_sampling {
+    float repetition_penalty; /* > 0; 1: off. Divides positive, multiplies negative logits */
+    float temperature;        /* >= 0; 0: the largest logit, lowest id first */
+    uint32_t top_k;           /* 0: off */
+    float top_p;              /* (0, 1]; 1: off */
+    float min_p;              /* [0, 1]; 0: off. Relative to the most probable token */
+} qsf_sampling;
+
+/* The plan's defaults: temperature 0.7, top_k 40, top_p 0.9, the rest off. */
+QSF_API void qsf_sampling_default(qsf_sampling *out);
+
+/* Chooses the next token from the session's logits, which stay as they are.
+ * `recent` [n_recent]: the tokens that the repetition penalty applies to.
+ * *random_state: the generator's, advanced by one draw unless temperature is 0.
+ * The same logits, parameters and state give the same token on every machine.
+ * QSF_ERR_NUMERIC when a logit is NaN or infinite. */
+QSF_API qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how,
+                                      const uint32_t *recent, size_t n_recent,
+                                      uint64_t *random_state, uint32_t *token);
+
+typedef struct qsf_stats {
+    uint64_t prompt_tokens;    /* evaluated by sync and score */
+    uint64_t prompt_ns;
+    uint64_t step_tokens;      /* evaluated by step */
+    uint64_t step_ns;
+    uint64_t read_bytes;       /* weights read from the file since open */
+    uint64_t read_ns;          /* time spent waiting for them */
+    uint64_t n_allocations;    /* requests to the allocator since open */
+    uint64_t allocated_bytes;  /* held now by the engine */
+    uint64_t kv_used_bytes;    /* of this session's pages */
+} qsf_stats;
+
+QSF_API void qsf_session_stats(const qsf_session *s, qsf_stats *out);
+
+/* ---- cdef end ---- */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

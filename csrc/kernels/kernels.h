@@ -1,0 +1,134 @@
+/* kernels.h - the table of inner loops: the contract of each kernel.
+ *
+ * A kernel is pure: no allocation, threads, i/o or failure, and no knowledge of
+ * models. Every instruction set gives the same bits as scalar, because each
+ * contract fixes the order of floating-point operations (integer sums are exact
+ * and may be reordered). Every multiply-add is an explicit fmaf.
+ *
+ * "16-lane sum" below means: lane l = 0..15 starts at +0 and accumulates elements
+ * l, l+16, l+32, ... in that order (missing ones count as zero); then lanes are
+ * added as l += l+8, l += l+4, l += l+2, l += l+1.
+ *
+ * Buffers need no alignment and do not overlap unless said.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_KERNELS_KERNELS_H
+#define QSF_KERNELS_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "platform/cpu.h"
+
+#define QSF_KV_PAGE_TOKENS 32
+
+/* The activations of n_tokens tokens, in the two forms that weights may want.
+ * Columns are padded with zeros to n_blocks * 64. */
+typedef struct qsf_acts {
+    size_t n_tokens;
+    size_t n_blocks;
+    const float *f32;        /* [n_tokens, n_blocks * 64] */
+    const int8_t *q;         /* [n_tokens, n_blocks * 64], -127..127 */
+    const float *scale;      /* [n_tokens, n_blocks] */
+    const float *scaled_sum; /* [n_tokens, n_blocks], scale * (float)sum */
+    const int32_t *sum;      /* [n_tokens, n_blocks], sum of the block's q */
+} qsf_acts;
+
+/* y[t * y_stride + r] = sum over columns of w[r][c] * x[t][c], for the 16 rows r of
+ * each of n_tile_rows consecutive tile rows (tile row i writes y + 16 * i). `tiles`
+ * holds n_tile_rows * x->n_blocks tiles as they lie in the file.
+ *
+ * int8 form (quantised weights), per row and token, blocks b ascending, acc from +0:
+ *     dot = exact integer sum of (code - zero) * q     (zero: 0 for 4-bit, 128 for 8-bit)
+ *     acc = fmaf((float)dot, w_scale * x_scale, acc)
+ *     acc = fmaf(w_min, scaled_sum, acc)               (types with a min)
+ * f32 form (f16 and f32 weights, and every type when exact), columns c ascending:
+ *     acc = fmaf(w[r][c], x[c], acc)
+ * where a quantised w is fmaf((float)code, scale, min) with a min, and
+ * (float)(code - 128) * scale for 8-bit. */
+typedef void qsf_matmul_fn(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x,
+                           float *y, size_t y_stride);
+
+/* Row `row_in_tile` of a tile row, as f32: out [n_blocks * 64]. Values as in the f32 form. */
+typedef void qsf_dequant_row_fn(const unsigned char *tiles, size_t n_blocks, size_t row_in_tile,
+                                float *out);
+
+/* x [n_blocks * 64] to int8, per block: amax = largest |x|; scale = amax / 127;
+ * q = rint(x * (127 / amax)), ties to even, all zero when amax is 0. */
+typedef void qsf_quantise_fn(const float *x, size_t n_blocks, int8_t *q, float *scale,
+                             float *scaled_sum, int32_t *sum);
+
+/* out[i] = x[i] * (1 / sqrt(mean + eps)) * w[i]: rounded after each multiplication;
+ * mean = 16-lane sum of fmaf(x, x, lane) / n. out may be x. */
+typedef void qsf_rmsnorm_fn(const float *x, const float *w, float eps, size_t n, float *out);
+
+/* mean m = 16-lane sum of x / n; var = 16-lane sum of fmaf(d, d, lane) / n, d = x - m;
+ * out[i] = fmaf(d * (1 / sqrt(var + eps)), w[i], b[i]). b may be NULL (zero). out may be x. */
+typedef void qsf_layernorm_fn(const float *x, const float *w, const float *b, float eps, size_t n,
+                              float *out);
+
+/* Rotates n_pairs pairs in place by (cos, sin)[i]:
+ *   a' = fmaf(a, cos, -(b * sin)), b' = fmaf(b, cos, a * sin).
+ * Split: pair i is (x[i], x[i + n_pairs]); interleaved: (x[2i], x[2i + 1]). */
+typedef void qsf_rope_fn(float *x, const float *cos, const float *sin, size_t n_pairs);
+
+/* Activation functions, in place on x [n]; built on the table's exp (vecops.h). */
+typedef void qsf_activation_fn(float *x, size_t n);
+
+/* gate[i] = activation(gate[i]) * up[i] for SiLU. */
+typedef void qsf_silu_mul_fn(float *gate, const float *up, size_t n);
+
+/* x[i] += y[i]. */
+typedef void qsf_add_fn(float *x, const float *y, size_t n);
+
+/* Stores one position of K (column `slot` of a page [head_dim, 32]) or of V (row
+ * `slot` of a page [32, head_dim]); pages hold f16 (round to nearest even) or f32. */
+typedef void qsf_kv_store_fn(const float *k, const float *v, size_t head_dim, size_t slot,
+                             void *k_page, void *v_page);
+
+/* One query head against positions [first, end), first < end, of one KV head.
+ * Position p lies in page p / 32, slot p % 32 of k_pages / v_pages (the arrays are
+ * indexed from page 0).
+ *   score[p] = (over d ascending, from +0: fmaf(q[d], k[p][d], acc)) * scale
+ *   e[p] = exp(score[p] - max); total = 16-lane sum of e by p (lane p % 16)
+ *   out[d] = (over p ascending, from +0: fmaf(e[p], v[p][d], acc)) * (1 / total)
+ * scores: scratch of at least 32 * (end / 32 + 1) floats. */
+typedef void qsf_attend_fn(const float *q, const void *const *k_pages, const void *const *v_pages,
+                           size_t head_dim, size_t first, size_t end, float scale, float *scores,
+                           float *out);
+
+typedef struct qsf_kernels {
+    const char *isa_name;
+    qsf_matmul_fn *matmul[QSF_DTYPE_COUNT];       /* int8 form, f32 form for f16 and f32; NULL: no such kernel yet */
+    qsf_matmul_fn *matmul_exact[QSF_DTYPE_COUNT]; /* f32 form */
+    qsf_dequant_row_fn *dequant_row[QSF_DTYPE_COUNT];
+    qsf_quantise_fn *quantise;
+    qsf_rmsnorm_fn *rmsnorm;
+    qsf_layernorm_fn *layernorm;
+    qsf_rope_fn *rope_split;
+    qsf_rope_fn *rope_interleaved;
+    qsf_activation_fn *gelu_tanh;
+    qsf_activation_fn *gelu_erf;
+    qsf_activation_fn *silu;
+    qsf_activation_fn *relu;
+    qsf_activation_fn *relu_squared;
+    qsf_silu_mul_fn *silu_mul;
+    qsf_add_fn *add;
+    qsf_kv_store_fn *kv_store_f16;
+    qsf_kv_store_fn *kv_store_f32;
+    qsf_attend_fn *attend_f16;
+    qsf_attend_fn *attend_f32;
+} qsf_kernels;
+
+/* Fills the table: scalar first, then each level up to `isa`, best last. */
+void qsf_kernels_init(qsf_kernels *k, qsf_isa isa);
+
+/* Each of these sets only the pointers it has something better for. */
+void qsf_kernels_fill_scalar(qsf_kernels *k);
+#if QSF_ARCH_X86
+void qsf_kernels_fill_avx2(qsf_kernels *k);
+void qsf_kernels_fill_avx512(qsf_kernels *k);
+#endif
+
+#endif

@@ -1,0 +1,61 @@
+/* cpu.h - which instruction sets this machine has, which one to use, and how to
+ * compile a function for one of them.
+ *
+ * Levels exist in the world as bundles: avx2 is with FMA and F16C; avx512 is F, BW,
+ * VL, DQ and VNNI. The environment variable QSF_ISA forces a level.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_PLATFORM_CPU_H
+#define QSF_PLATFORM_CPU_H
+
+#include <stdint.h>
+
+#include "include/qsf.h"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#define QSF_ARCH_X86 1
+#else
+#define QSF_ARCH_X86 0
+#endif
+
+#if defined(__aarch64__)
+#define QSF_ARCH_ARM 1
+#else
+#define QSF_ARCH_ARM 0
+#endif
+
+/* Compiles the functions between begin and end for a given instruction set, so
+ * that no source file needs compiler flags of its own. */
+#if defined(__clang__)
+#define QSF_PRAGMA(x) _Pragma(#x)
+#define QSF_TARGET_BEGIN(isa) \
+    QSF_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
+#define QSF_TARGET_END _Pragma("clang attribute pop")
+#elif defined(__GNUC__)
+#define QSF_PRAGMA(x) _Pragma(#x)
+#define QSF_TARGET_BEGIN(isa) _Pragma("GCC push_options") QSF_PRAGMA(GCC target(isa))
+#define QSF_TARGET_END _Pragma("GCC pop_options")
+#endif
+
+/* Ascending: a level includes those below it on the same architecture. */
+typedef enum qsf_isa {
+    QSF_ISA_SCALAR = 0,
+    QSF_ISA_AVX2 = 1,
+    QSF_ISA_AVX512 = 2,
+    QSF_ISA_COUNT = 3
+} qsf_isa;
+
+/* Never NULL: "scalar", "avx2", "avx512". */
+const char *qsf_isa_name(qsf_isa isa);
+
+/* The highest level of this machine, operating system support included. */
+qsf_isa qsf_isa_detect(void);
+
+/* The level to use: QSF_ISA if set, else the detected one. QSF_ERR_ARG when QSF_ISA
+ * names an unknown level or one this machine lacks; the text lists those it has. */
+qsf_status qsf_isa_choose(qsf_isa *out);
+
+/* Physical cores this process may run on; at least 1. */
+uint32_t qsf_cpu_core_count(void);
+
+#endif
