@@ -17,6 +17,9 @@
 #include "base/asan.h"
 
 #define MAPPED_FROM_BYTES ((size_t)128 * 1024)
+/* No system has more, and rounding up cannot wrap; AddressSanitizer would end the
+ * process from 2^40 on instead of returning NULL. */
+#define MAX_BYTES (QSF_ASAN ? (size_t)1 << 39 : SIZE_MAX / 2)
 
 static bool is_mapped(size_t n_bytes)
 {
@@ -26,7 +29,7 @@ static bool is_mapped(size_t n_bytes)
 void *qsf_heap_alloc(size_t n_bytes)
 {
     assert(n_bytes >= 1);
-    if (n_bytes > SIZE_MAX / 2) /* keeps the rounding below from wrapping */
+    if (n_bytes > MAX_BYTES)
         return NULL;
     if (is_mapped(n_bytes)) {
         /* The kernel rounds up to pages and gives zeroes. */
