@@ -3,6 +3,7 @@
 A checkpoint is a set of named tensors that are read in ranges of rows: no caller ever holds a
 whole tensor that it does not need whole.
 """
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

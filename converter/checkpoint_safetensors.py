@@ -5,16 +5,18 @@ bf16, and it maps files into memory, so that pages of the weights count as ours.
 small: u64 header size, a JSON header of ``name -> dtype, shape, [begin, end)``, the bytes.
 Every number in the header is checked against the file before a tensor is read.
 """
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +47,11 @@ _DTYPE_BYTES = {
     "F64": 8,
     "C64": 8,
 }
-_READABLE = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_READABLE: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
 
 
 @dataclass(slots=True)
@@ -53,7 +59,7 @@ class _Located:
     """A tensor, where it lies, and the hash of the part of it that has been read in order."""
 
     tensor: SourceTensor
-    file: BinaryIO
+    file: io.FileIO
     path: Path
     file_off: int
     n_hashed: int = 0
@@ -68,7 +74,8 @@ class SafetensorsCheckpoint:
     """
 
     def __init__(self, model_dir: Path) -> None:
-        self._files: list[BinaryIO] = []
+        """Open the files and check their headers."""
+        self._files: list[io.FileIO] = []
         self._located: dict[str, _Located] = {}
         self._paths: tuple[Path, ...] = ()
         try:
@@ -123,7 +130,8 @@ class SafetensorsCheckpoint:
         if begin == located.n_hashed:
             located.sha256.update(buffer)
             located.n_hashed += len(buffer)
-        return np.frombuffer(buffer, dtype).reshape(stop - start, -1)
+        raw: RawArray = np.frombuffer(buffer, dtype)
+        return raw.reshape(stop - start, -1)
 
     def digest(self) -> str:
         """SHA-256 of all tensors read completely; see ``Checkpoint.digest``."""
@@ -141,7 +149,7 @@ class SafetensorsCheckpoint:
             located.file.seek(located.file_off + begin)
             n_done = 0
             while n_done < len(view):
-                n_read = located.file.readinto(view[n_done:])  # type: ignore[attr-defined]
+                n_read = located.file.readinto(view[n_done:])
                 if not n_read:
                     raise QsfIOError(
                         f"{located.path}: the file ends {len(view) - n_done} bytes early "
@@ -187,8 +195,8 @@ class SafetensorsCheckpoint:
         self._paths = tuple(paths)
 
     def _open_file(self, path: Path) -> dict[str, _Located]:
-        file = path.open("rb", buffering=0)
-        self._files.append(file)  # type: ignore[arg-type]
+        file = io.FileIO(path, "rb")
+        self._files.append(file)
         n_file_bytes = path.stat().st_size
         prefix = file.read(8)
         n_header_bytes = int.from_bytes(prefix or b"", "little")
@@ -196,7 +204,7 @@ class SafetensorsCheckpoint:
             raise QsfConversionError(
                 f"{path}: truncated: {n_file_bytes} bytes, "
                 f"but its header alone takes {8 + n_header_bytes}"
-                if 8 <= n_file_bytes and n_header_bytes <= _MAX_HEADER_BYTES
+                if n_file_bytes >= 8 and n_header_bytes <= _MAX_HEADER_BYTES
                 else f"{path}: not a safetensors file"
             )
         if n_header_bytes > _MAX_HEADER_BYTES:
@@ -206,8 +214,7 @@ class SafetensorsCheckpoint:
         data_off = 8 + n_header_bytes
         entries = _parse_header(path, file.read(n_header_bytes) or b"", n_file_bytes - data_off)
         return {
-            tensor.name: _Located(tensor, file, path, data_off + begin)  # type: ignore[arg-type]
-            for tensor, begin in entries
+            tensor.name: _Located(tensor, file, path, data_off + begin) for tensor, begin in entries
         }
 
 

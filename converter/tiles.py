@@ -15,24 +15,24 @@ all equal has scale 0, codes 0 (8-bit: 128) and, with 4 bits, the value as its m
 Everything here is pure, and works on cache-sized bands of rows so that the many small passes
 numpy needs run at cache speed.
 """
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qsf.format import Dtype
+
 Float32Array = NDArray[np.float32]
+TileArray = NDArray[np.void]
 
 TILE_ROWS = 16
 BLOCK = 64
-
-DTYPE_4BIT = 3
-DTYPE_8BIT = 6
-DTYPE_F16 = 7
-DTYPE_F32 = 8
 
 F16_MAX = 65504.0
 _F16_INFINITY = np.float16(math.inf)
@@ -40,12 +40,12 @@ _BAND_VALUES = 1 << 18  # 1 MiB of f32: a band and its temporaries stay in a cor
 
 # The bytes of one tile. Codes are u32: the four neighbouring columns of one row.
 TILE_DTYPES: dict[int, np.dtype[np.void]] = {
-    DTYPE_4BIT: np.dtype(
+    Dtype.Q4: np.dtype(
         [("scales", "<f2", (16,)), ("mins", "<f2", (16,)), ("codes", "<u4", (8, 16))]
     ),
-    DTYPE_8BIT: np.dtype([("scales", "<f2", (16,)), ("codes", "<u4", (16, 16))]),
-    DTYPE_F16: np.dtype([("values", "<f2", (64, 16))]),
-    DTYPE_F32: np.dtype([("values", "<f4", (64, 16))]),
+    Dtype.Q8: np.dtype([("scales", "<f2", (16,)), ("codes", "<u4", (16, 16))]),
+    Dtype.F16: np.dtype([("values", "<f2", (64, 16))]),
+    Dtype.F32: np.dtype([("values", "<f4", (64, 16))]),
 }
 
 
@@ -56,6 +56,7 @@ class UnrepresentableError(ValueError):
     """
 
     def __init__(self, row: int, col: int, value: float, limit: float) -> None:
+        """Say why ``value`` at [row, col] does not fit a type that ends at ``limit``."""
         self.row = row
         self.col = col
         self.value = value
@@ -129,12 +130,7 @@ def quantise_rows(dtype: int, rows: Float32Array, errors: ErrorSums | None = Non
     n_rows, n_cols = rows.shape
     n_blocks = -(-n_cols // BLOCK)
     tiles = np.zeros((-(-n_rows // TILE_ROWS), n_blocks), TILE_DTYPES[dtype])
-    fill = {
-        DTYPE_4BIT: _fill_4bit,
-        DTYPE_8BIT: _fill_8bit,
-        DTYPE_F16: _fill_values,
-        DTYPE_F32: _fill_values,
-    }[dtype]
+    fill = _FILLS[dtype]
     band_tiles = max(1, _BAND_VALUES // (TILE_ROWS * n_blocks * BLOCK))
     for first in range(0, len(tiles), band_tiles):
         start = first * TILE_ROWS
@@ -143,8 +139,7 @@ def quantise_rows(dtype: int, rows: Float32Array, errors: ErrorSums | None = Non
             padded = _pad(band)
             stored = fill(tiles[first : first + band_tiles], padded, len(band), n_cols)
         if stored is None:
-            limit = {DTYPE_4BIT: F16_MAX, DTYPE_8BIT: F16_MAX * 127, DTYPE_F16: F16_MAX}
-            raise _unrepresentable(band, start, limit.get(dtype, math.inf))
+            raise _unrepresentable(band, start, _LIMITS[dtype])
         if errors is not None:
             errors.observe(band, stored[: len(band), :n_cols])
     return tiles.tobytes()
@@ -155,7 +150,7 @@ def dequantise_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Float
     n_blocks = -(-n_cols // BLOCK)
     tiles = np.frombuffer(data, TILE_DTYPES[dtype]).reshape(-(-n_rows // TILE_ROWS), n_blocks)
     n_tile_rows = len(tiles)
-    if dtype in (DTYPE_F16, DTYPE_F32):
+    if dtype in (Dtype.F16, Dtype.F32):
         # [tile row, block, col, row] -> [tile row, row, block, col]
         values = tiles["values"].transpose(0, 3, 1, 2).astype(np.float32)
     else:
@@ -163,7 +158,7 @@ def dequantise_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Float
         words = np.ascontiguousarray(tiles["codes"].transpose(0, 3, 1, 2))
         codes = words.view(np.uint8)
         scales = tiles["scales"].transpose(0, 2, 1)[..., None].astype(np.float32)
-        if dtype == DTYPE_4BIT:
+        if dtype == Dtype.Q4:
             codes = np.concatenate((codes & 15, codes >> 4), axis=-1)
             mins = tiles["mins"].transpose(0, 2, 1)[..., None].astype(np.float32)
             values = codes.astype(np.float32) * scales + mins
@@ -208,22 +203,23 @@ def _ceil_f16(values: Float32Array) -> NDArray[np.float16]:
 
 
 def _fill_4bit(
-    tiles: NDArray[np.void], padded: Float32Array, n_rows: int, n_cols: int
+    tiles: TileArray, padded: Float32Array, n_rows: int, n_cols: int
 ) -> Float32Array | None:
     """Fill ``tiles`` from ``padded``; return the stored values, or None if one does not fit."""
     n_tile_rows, n_blocks = tiles.shape
     blocks = padded.reshape(n_tile_rows * TILE_ROWS, n_blocks, BLOCK)
     low = _reduce_blocks(np.minimum, blocks)
     high = _reduce_blocks(np.maximum, blocks)
-    mins = low.astype(np.float16)
+    mins = low.astype(np.float16) + np.float16(0)  # -0 becomes 0
     min32 = mins.astype(np.float32)
-    scales = _ceil_f16(np.maximum((high - min32) / np.float32(15), 0))
+    step: Float32Array = (high - min32) / np.float32(15)
+    scales = _ceil_f16(np.maximum(step, np.float32(0)))
     scales[high == low] = 0
     if not (np.isfinite(mins).all() and np.isfinite(scales).all()):
         return None
     scale32 = scales.astype(np.float32)
 
-    codes = blocks - min32
+    codes: Float32Array = blocks - min32
     codes /= np.where(scale32 == 0, np.float32(1), scale32)
     np.rint(codes, out=codes)
     np.clip(codes, 0, 15, out=codes)
@@ -243,18 +239,20 @@ def _fill_4bit(
 
 
 def _fill_8bit(
-    tiles: NDArray[np.void], padded: Float32Array, n_rows: int, n_cols: int
+    tiles: TileArray, padded: Float32Array, n_rows: int, n_cols: int
 ) -> Float32Array | None:
     """Fill ``tiles`` from ``padded``; return the stored values, or None if one does not fit."""
     n_tile_rows, n_blocks = tiles.shape
     blocks = padded.reshape(n_tile_rows * TILE_ROWS, n_blocks, BLOCK)
-    amax = np.maximum(_reduce_blocks(np.maximum, blocks), -_reduce_blocks(np.minimum, blocks))
-    scales = _ceil_f16(amax / np.float32(127))
+    low = _reduce_blocks(np.minimum, blocks)
+    high = _reduce_blocks(np.maximum, blocks)
+    step: Float32Array = np.abs(np.maximum(high, -low)) / np.float32(127)  # abs: no scale is -0
+    scales = _ceil_f16(step)
     if not np.isfinite(scales).all():
         return None
     scale32 = scales.astype(np.float32)
 
-    codes = blocks / np.where(scale32 == 0, np.float32(1), scale32)
+    codes: Float32Array = blocks / np.where(scale32 == 0, np.float32(1), scale32)
     np.rint(codes, out=codes)
     np.clip(codes, -127, 127, out=codes)
 
@@ -272,7 +270,7 @@ def _fill_8bit(
 
 
 def _fill_values(
-    tiles: NDArray[np.void], padded: Float32Array, n_rows: int, n_cols: int
+    tiles: TileArray, padded: Float32Array, n_rows: int, n_cols: int
 ) -> Float32Array | None:
     """Fill f16 or f32 ``tiles``; return the stored values, or None if one does not fit."""
     n_tile_rows, n_blocks = tiles.shape
@@ -293,3 +291,18 @@ def _unrepresentable(band: Float32Array, first_row: int, limit: float) -> Unrepr
     else:
         row, col = (int(idx) for idx in np.unravel_index(np.abs(band).argmax(), band.shape))
     return UnrepresentableError(first_row + row, col, float(band[row, col]), limit)
+
+
+_FILLS: dict[int, Callable[[TileArray, Float32Array, int, int], Float32Array | None]] = {
+    Dtype.Q4: _fill_4bit,
+    Dtype.Q8: _fill_8bit,
+    Dtype.F16: _fill_values,
+    Dtype.F32: _fill_values,
+}
+
+_LIMITS: dict[int, float] = {
+    Dtype.Q4: F16_MAX,
+    Dtype.Q8: F16_MAX * 127,
+    Dtype.F16: F16_MAX,
+    Dtype.F32: math.inf,
+}
