@@ -289,7 +289,7 @@ static qsf_status live(opened *o, unsigned bits, int64_t reads, int64_t grants)
 static void check_faults(void)
 {
     for (uint8_t c = 0; c < 8; c++) {
-        build(c % 4, (c + 1) % 4, c % 2 == 0);
+        build(c % 4, (uint8_t)((c + 1) % 4), c % 2 == 0);
         const unsigned bits = c < 4 ? 0 : 6;
         for (int kind = 0; kind < 2; kind++) {
             int64_t n_ok = 0;
