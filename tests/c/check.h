@@ -40,6 +40,12 @@ static inline bool check_count(bool ok, const char *file, int line)
     return true;
 }
 
+/* Was the latest failure printed? For a test that has more to say about it. */
+static inline bool check_is_printed(void)
+{
+    return check_counts_.n_failed <= CHECK_MAX_PRINTED;
+}
+
 static inline bool check_true(bool ok, const char *text, const char *file, int line)
 {
     if (check_count(ok, file, line))
