@@ -152,8 +152,7 @@ static void check_activation(const activation *a, size_t n, fill how)
     }
     for (size_t i = 0; i < n && how <= FILL_EXTREMES; i++) {
         const double y = a->exact((double)x[i]);
-        check_close(a->name, i, n, ((const float *)want.at)[i], y,
-                    a->tolerance((double)x[i], y));
+        check_close(a->name, i, n, ((const float *)want.at)[i], y, a->tolerance((double)x[i], y));
     }
     free(want.block);
     free(x);
@@ -173,8 +172,7 @@ static void check_activation_sweep(const activation *a)
     }
     for (size_t i = 0; i < N; i++) {
         const double y = a->exact((double)x[i]);
-        check_close(a->name, i, N, ((const float *)want.at)[i], y,
-                    a->tolerance((double)x[i], y));
+        check_close(a->name, i, N, ((const float *)want.at)[i], y, a->tolerance((double)x[i], y));
     }
     free(want.block);
     free(x);
