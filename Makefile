@@ -52,7 +52,7 @@ build/install.stamp: $(INPUTS) build/system.stamp | $(PY)
 	@echo "Building and installing qsf into $(VENV)"
 	@if [ ! -x "$(CMAKE)" ]; then $(PY) -m pip install -q "cmake>=3.21"; fi
 	@if ! $(PY) -c 'import scikit_build_core, cffi' 2>/dev/null; then \
-		$(PY) -m pip install -q "scikit-build-core>=0.10" "cffi>=1.16" cmake ninja; fi
+		$(PY) -m pip install -q "scikit-build-core>=0.11" "cffi>=1.16" cmake ninja; fi
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip install -q --no-build-isolation -e ".[test]"
 	@touch $@
 
