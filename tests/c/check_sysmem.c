@@ -202,7 +202,7 @@ static void check_version_1(void)
 
     /* Another container whose name begins alike is not this one. */
     put("/proc/self/mountinfo", V1_MOUNTS("/docker/abc"));
-    put("/proc/self/cgroup", V1_GROUPS("/docker/abcd"));
+    put("/proc/self/cgroup", V1_GROUPS("/docker/abcdef"));
     put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
     put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
     expect(5000, 4000, UINT32_MAX);
