@@ -101,7 +101,7 @@ static void check_one_run(qsf_pool *pool, size_t n_items, size_t min_piece)
 
 static void check_every_item_once(void)
 {
-    static const size_t items[] = {0,  1,  2,  3,  4,   5,   7,   8,   9,    15,   16,
+    static const size_t items[] = {0,  1,  2,  3,  4,  5,   7,   8,   9,    15,   16,
                                    17, 31, 33, 63, 64, 127, 128, 500, 1001, 1999, MAX_ITEMS};
     static const size_t pieces[] = {0, 1, 2, 3, 4, 16, 17, 1000, 5000, SIZE_MAX};
     static const uint32_t threads[] = {1, 2, 3, 4, 8};
@@ -287,9 +287,8 @@ static int start_without_room(void)
         return CHILD_NO_LIMIT;
     const rlim_t limit_bytes = (rlim_t)mapped_kib * 1024 + 16 * QSF_POOL_STACK_BYTES;
     const struct rlimit limit = {limit_bytes, limit_bytes};
-    if (setrlimit(RLIMIT_AS, &limit) != 0 ||
-        mmap(NULL, 64 * QSF_POOL_STACK_BYTES, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) !=
-            MAP_FAILED)
+    if (setrlimit(RLIMIT_AS, &limit) != 0 || mmap(NULL, 64 * QSF_POOL_STACK_BYTES, PROT_READ,
+                                                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED)
         return CHILD_NO_LIMIT;
     const qsf_status status = qsf_pool_init(block, N_THREADS, &pool);
     if (status == QSF_OK)
