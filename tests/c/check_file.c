@@ -63,9 +63,8 @@ static void check_reads(void)
         return;
     CHECK_EQ_U64(f.n_bytes, FILE_BYTES);
     CHECK_EQ(f.reads_until_fault, -1);
-    static const size_t extents[][2] = {{0, FILE_BYTES}, {0, 1},      {FILE_BYTES - 1, 1},
-                                        {17, 4096},      {4095, 4098}, {0, 0},
-                                        {FILE_BYTES, 0}};
+    static const size_t extents[][2] = {{0, FILE_BYTES}, {0, 1}, {FILE_BYTES - 1, 1}, {17, 4096},
+                                        {4095, 4098},    {0, 0}, {FILE_BYTES, 0}};
     unsigned char have[FILE_BYTES + 1];
     for (size_t i = 0; i < sizeof extents / sizeof extents[0]; i++) {
         const size_t from = extents[i][0];

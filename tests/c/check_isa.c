@@ -108,9 +108,10 @@ static void check_choice(qsf_isa highest)
 
 static void check_unknown(qsf_isa highest)
 {
-    static const char *const unknown[] = {"sse9", "AVX2", "avx", "avx2 ", " avx2", "0",
-                                          "unknown", "scalar,avx2",
-                                          "a name that is far longer than any instruction set's"};
+    static const char *const unknown[] = {
+        "sse9",    "AVX2",        "avx",
+        "avx2 ",   " avx2",       "0",
+        "unknown", "scalar,avx2", "a name that is far longer than any instruction set's"};
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
         qsf_isa isa;
         CHECK_EQ(setenv("QSF_ISA", unknown[i], 1), 0);

@@ -58,7 +58,8 @@ static void check_touched_counts(void)
 
 static void check_fields(void)
 {
-    static const char text[] = "MemTotal:  2048 kB\nMemFree: 7 kB\nAnonTotal: x\ninactive_file 55\n";
+    static const char text[] =
+        "MemTotal:  2048 kB\nMemFree: 7 kB\nAnonTotal: x\ninactive_file 55\n";
     uint64_t n = 99;
     CHECK(qsf_procfile_field(text, "MemTotal:", &n));
     CHECK_EQ_U64(n, 2048);
@@ -169,12 +170,11 @@ static void check_version_2(void)
     expect(4096, 4000, UINT32_MAX);
 }
 
-#define V1_MOUNTS(from)                                                                   \
-    "31 25 0:27 " from " /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"  \
-    "32 25 0:28 " from " /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"            \
+#define V1_MOUNTS(from)                                                                  \
+    "31 25 0:27 " from " /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n" \
+    "32 25 0:28 " from " /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"           \
     "33 25 0:29 " from " /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
-#define V1_GROUPS(path) \
-    "9:name=systemd:/\n8:cpuset:/\n4:memory:" path "\n2:cpu,cpuacct:" path "\n"
+#define V1_GROUPS(path) "9:name=systemd:/\n8:cpuset:/\n4:memory:" path "\n2:cpu,cpuacct:" path "\n"
 
 static void check_version_1(void)
 {
@@ -202,7 +202,7 @@ static void check_version_1(void)
 
     /* Another container whose name begins alike is not this one. */
     put("/proc/self/mountinfo", V1_MOUNTS("/docker/abc"));
-    put("/proc/self/cgroup", V1_GROUPS("/docker/abcd"));
+    put("/proc/self/cgroup", V1_GROUPS("/docker/abcdef"));
     put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
     put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
     expect(5000, 4000, UINT32_MAX);
@@ -212,7 +212,8 @@ static void check_version_1(void)
 static void check_hybrid(void)
 {
     put("/proc/self/mountinfo",
-        OTHER_MOUNTS V1_MOUNTS("/") "34 25 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+        OTHER_MOUNTS V1_MOUNTS(
+            "/") "34 25 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
     put("/proc/self/cgroup", V1_GROUPS("/job") "0::/unit\n");
     put("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "6000\n");
     put("/sys/fs/cgroup/memory/job/memory.usage_in_bytes", "1000\n");
