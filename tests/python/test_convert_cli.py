@@ -186,6 +186,8 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int) -> None
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A process started in the background may have inherited an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while process.poll() is None and len(list(tmp_path.iterdir())) < 2:
         time.sleep(0.01)
@@ -199,10 +201,10 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int) -> None
 
 
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
-    n_bytes = sparse_llama(tmp_path / "m", 24)
-    assert n_bytes > 900e6
-    done = run(tmp_path / "m", tmp_path / "out.qsf")
+    n_bytes = sparse_llama(tmp_path / "m", 8)
+    assert n_bytes > 400e6
+    done = run(tmp_path / "m", tmp_path / "out.qsf", "--threads", 2)
     assert done.returncode == 0, done.stderr
     peak_mb = float(done.stdout.rsplit("peak memory ", 1)[1].split()[0])
     (tmp_path / "out.qsf").unlink()
-    assert peak_mb < 500
+    assert peak_mb < 300  # four pieces of 32 MB of f32, with their sources and results
