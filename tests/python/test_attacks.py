@@ -348,6 +348,7 @@ ARCH_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("half a value", F, arch(f32(1, 1.0)[:-1])),
     ("key 0", U, arch(u32(0, 0))),
     ("key 11", U, arch(u32(11, 0))),
+    ("new key of a new type", U, arch(struct.pack("<HBB", 11, 9, 0))),
     ("key 0x7fff", U, arch(u32(0x7FFF, 0))),
     ("descending", F, arch(u32(9, 0) + u32(8, 0))),
     ("twice", F, arch(u32(9, 0) + u32(9, 0))),
@@ -471,6 +472,30 @@ def test_a_bomb_in_a_frame_is_not_unpacked(tmp_path: Path) -> None:
     struct.pack_into("<QI", data, layr, len(data), 8 + len(frame[:4000]))
     data += struct.pack("<II", len(frame[:4000]), 4736) + frame[:4000]
     refuse(tmp_path, repair(data), QsfFormatError)
+
+
+def test_a_frame_without_its_size_is_bounded_by_the_block(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.qsf"
+        path.write_bytes(PACKED[ZSTD])
+        with Reader(path) as r:
+            raw = r.read_unit(1)
+    packer = zstandard.ZstdCompressor(write_content_size=False)
+    for extra, is_right in ((b"", True), (b"\0", False), (bytes(1 << 24), False)):
+        frame = packer.compress(raw + extra)
+        data = bytearray(PACKED[ZSTD])
+        layr = section_at(data, b"LAYR")
+        data += bytes(-len(data) % 4096)
+        old, n_bytes = struct.unpack_from("<QI", data, layr)
+        data[old : old + n_bytes] = bytes(n_bytes)
+        struct.pack_into("<QI", data, layr, len(data), 8 + len(frame))
+        data += struct.pack("<II", len(frame), len(raw)) + frame
+        if is_right:
+            (tmp_path / "m.qsf").write_bytes(repair(data))
+            check(tmp_path / "m.qsf")
+        else:
+            refuse(tmp_path, repair(data), QsfFormatError)
 
 
 ACCEPTED: list[tuple[str, Change]] = [

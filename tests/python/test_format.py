@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 
-from qsf import format_blocks
 from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
 from qsf.format import (
     Arch,
@@ -213,7 +212,7 @@ def test_a_missing_package_is_named(
         assert name == module
         raise ImportError(name)
 
-    monkeypatch.setattr(format_blocks.importlib, "import_module", import_module)
+    monkeypatch.setattr("importlib.import_module", import_module)
     with Reader(path) as r:
         assert r.read_unit(0)
         with pytest.raises(QsfUnsupportedError, match=f"pip install {package}"):
