@@ -18,7 +18,6 @@ _PACKAGES = {  # module, name on the package index
     Compression.LZ4HC: ("lz4.block", "lz4"),
     Compression.ZSTD: ("zstandard", "zstandard"),
 }
-_SIZE_UNKNOWN = -1  # in a ZSTD frame
 
 
 def load_codec(compression: int) -> Any:
@@ -62,14 +61,12 @@ def unpack_block(compression: int, stored: bytes, raw_bytes: int) -> bytes:
         if compression == Compression.ZSTD:
             # The size that the frame announces would be allocated, so it is checked first.
             announced = codec.frame_content_size(stored)
-            if announced not in (_SIZE_UNKNOWN, raw_bytes):
+            if announced != raw_bytes:
                 raise QsfFormatError(
                     f"damaged ZSTD block: its frame announces {announced} bytes, the block"
                     f" {raw_bytes}"
                 )
-            raw = codec.ZstdDecompressor().decompress(
-                stored, max_output_size=raw_bytes, allow_extra_data=False
-            )
+            raw = codec.ZstdDecompressor().decompress(stored, allow_extra_data=False)
         else:
             raw = codec.decompress(stored, uncompressed_size=raw_bytes)
     except QsfFormatError:
