@@ -135,7 +135,7 @@ class TensorType(IntEnum):
     K_BIAS = 10
     V_BIAS = 11
     ATTN_OUT_BIAS = 12
-    FFN_BIASES = 13
+    FFN_GATE_BIAS = 13
     ATTN_NORM_BIAS = 14
     FFN_NORM_BIAS = 15
     FFN_UP_BIAS = 16
