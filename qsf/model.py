@@ -253,10 +253,10 @@ class Model:
         """The tokenizer of the file.
 
         Raises:
-            QsfArgumentError: the file has none; prompts must be token ids then.
+            QsfArgumentError: the file has none, so there is no text, only ``logits``.
         """
         if self._tokenizer is None:
-            raise QsfArgumentError("the file has no tokenizer: only token ids can be used")
+            raise QsfArgumentError("the file has no tokenizer: logits() can be used, on token ids")
         return self._tokenizer
 
     @property
