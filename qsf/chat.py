@@ -88,9 +88,10 @@ class ChatTemplate:
         }
         self._environment: Any = None
         if self._source is not None:
-            self._environment = self._create_environment()
+            self._environment = self._create_environment(self._source)
 
-    def _create_environment(self) -> Any:
+    @staticmethod
+    def _create_environment(source: str) -> Any:
         import minijinja
 
         environment = minijinja.Environment(
@@ -102,7 +103,7 @@ class ChatTemplate:
             globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
         )
         try:
-            environment.add_template("chat", self._source)
+            environment.add_template("chat", source)
         except minijinja.TemplateError as error:
             raise _unreadable(error) from error
         return environment

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
+import os
 import threading
 import time
 from array import array
@@ -18,7 +18,6 @@ from qsf.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
 from qsf.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
@@ -366,7 +365,7 @@ class Model:
         if not isinstance(max_tokens, int) or max_tokens < 0:
             raise QsfArgumentError(f"max_tokens must be at least 0, not {max_tokens!r}")
         if seed is None:
-            seed = secrets.randbits(32)
+            seed = int.from_bytes(os.urandom(4), "little")
         if not isinstance(seed, int) or not 0 <= seed <= _MAX_SEED:
             raise QsfArgumentError(f"seed must be between 0 and 2^64 - 1, not {seed!r}")
         tokens = _as_tokens(self.tokenize(prompt) if isinstance(prompt, str) else prompt)
@@ -383,9 +382,7 @@ class Model:
         run = _Run(tokens, max_tokens, params, seed)
         return self._pieces(run, matcher, decoder.push, decoder.flush)
 
-    def _pieces(
-        self, run: _Run, matcher: StopMatcher, push: Any, flush: Any
-    ) -> Iterator[str]:
+    def _pieces(self, run: _Run, matcher: StopMatcher, push: Any, flush: Any) -> Iterator[str]:
         self._n_running += 1
         try:
             for token in self._tokens(run):

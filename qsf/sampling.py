@@ -150,9 +150,7 @@ class StopMatcher:
             return ""
         text = self._held + piece
         found = [
-            (start + len(stop), start)
-            for stop in self._stops
-            if (start := text.find(stop)) >= 0
+            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
         ]
         if found:
             self.is_stopped = True
