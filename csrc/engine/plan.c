@@ -170,7 +170,7 @@ qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resi
     };
     for (uint32_t i = 0; i < in->reader->n_units; i++)
         plan->model_bytes += in->reader->units[i].raw_bytes;
-    choice how;
+    choice how = {0};
     QSF_TRY(first_choice(in, &how));
 
     choice least = how;

@@ -5,23 +5,22 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "engine/model_open.h"
 #include "engine/session.h"
 
-#ifndef QSF_GOLDEN_DIR
-#error "CMakeLists.txt defines QSF_GOLDEN_DIR"
-#endif
+#define GOLDEN_DIR "tests/golden" /* tests run in the project's root */
 
 #define N_TOKENS 75 /* more than two KV pages and one prompt chunk */
 #define MAX_VOCAB 512
 
-static const char *const paths[] = {QSF_GOLDEN_DIR "/tiny-llama-4bit.qsf",
-                                    QSF_GOLDEN_DIR "/tiny-gpt2-8bit.qsf"};
+static const char *const paths[] = {GOLDEN_DIR "/tiny-llama-4bit.qsf",
+                                    GOLDEN_DIR "/tiny-gpt2-8bit.qsf"};
 #define N_PATHS (sizeof paths / sizeof paths[0])
 
-static const char copy_path[] = "check_model_copy.qsf";
+static char copy_path[64]; /* a scratch file of this process */
 
 static uint32_t tokens[N_TOKENS];
 
@@ -416,6 +415,7 @@ static void check_damage(const char *path)
 
 int main(void)
 {
+    snprintf(copy_path, sizeof copy_path, "/tmp/check_model_%ld.qsf", (long)getpid());
     for (size_t i = 0; i < N_PATHS; i++) {
         float want[MAX_VOCAB];
         if (!reference_logits(paths[i], want))
