@@ -81,6 +81,7 @@ class ChatTemplate:
     def __init__(
         self, template: object = None, special_tokens: Mapping[str, object] | None = None
     ) -> None:
+        """Compile the template. Raises QsfFormatError where it is broken."""
         source = _template_source(template)
         self._source = None if source is None else _plain_generation_tags(source)
         self._special_tokens = {

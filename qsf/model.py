@@ -191,6 +191,7 @@ class Model:
         max_seq_len: int | None = None,
         exact: bool = False,
     ) -> None:
+        """Open the file; see the class."""
         options = _options(ram_budget, threads, max_seq_len, is_exact=exact)
         parts = _read_text_parts(path)
         self._tokenizer = parts.tokenizer
@@ -232,6 +233,7 @@ class Model:
             self._native.close()
 
     def __enter__(self) -> Self:
+        """Return the model itself."""
         return self
 
     def __exit__(
@@ -240,6 +242,7 @@ class Model:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close the model."""
         self.close()
 
     @property

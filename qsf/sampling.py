@@ -137,6 +137,7 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
+        """Raise QsfArgumentError where one is empty."""
         self._stops = tuple(stops)
         for stop in self._stops:
             if not isinstance(stop, str) or not stop:

@@ -103,6 +103,7 @@ class Tokenizer:
     def __init__(
         self, tokenizer_json: bytes, *, bos_id: int | None = None, add_bos: bool | None = None
     ) -> None:
+        """Load the tokenizer; see the class."""
         from tokenizers import Tokenizer as Backend
 
         try:
@@ -214,6 +215,7 @@ class IncrementalDecoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, n_leading_spaces: int, *, skip_special: bool) -> None:
+        """Made by ``Tokenizer.incremental``."""
         self._tokenizer = tokenizer
         self._n_leading_spaces = n_leading_spaces
         self._skip_special = skip_special
