@@ -136,7 +136,7 @@ def _options(
         ):
             raise QsfArgumentError(f"{name} must be a whole number of at least 1, not {value!r}")
     return _native.Options(
-        budget_bytes=None if ram_budget is None else ram_budget * BYTES_PER_MB,
+        budget_bytes=0 if ram_budget is None else ram_budget * BYTES_PER_MB,
         reserve_bytes=_RESERVE_BYTES,
         n_threads=threads,
         ctx_tokens=max_seq_len,
