@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from qsf.errors import QsfArgumentError, QsfError
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -257,11 +257,17 @@ def _parse(arguments: list[str] | None) -> _Request:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run ``qsf-run`` and return its exit code."""
+    request: _Request | None = None
     try:
-        return _run(_parse(arguments))
+        request = _parse(arguments)
+        return _run(request)
     except _UsageError as error:
         _say(f"qsf-run: error: {error} (see qsf-run --help)")
         return _EXIT_USAGE
+    except QsfFormatError as error:
+        path = "" if request is None or str(request.path) in str(error) else f"{request.path}: "
+        _say(f"qsf-run: error: {path}{error}")
+        return _EXIT_FAILED
     except QsfError as error:
         _say(f"qsf-run: error: {error}")
         return _EXIT_FAILED
@@ -323,11 +329,16 @@ def _prompt(request: _Request) -> str:
 
 def _complete(model: Model, request: _Request, prompt: str) -> int:
     tokens = model.tokenizer.encode(prompt, parse_special=request.has_special)
+    has_shown = False
     try:
         for piece in _generate(model, request, tokens):
+            has_shown = True
             _show(piece)
-    finally:
-        _show("\n")
+    except (QsfError, KeyboardInterrupt):
+        if has_shown:
+            _show("\n")
+        raise
+    _show("\n")
     stats = model.stats
     if stats is not None and not request.is_quiet:
         if stats.stop_reason == "context":

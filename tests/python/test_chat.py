@@ -54,7 +54,9 @@ def test_the_generation_prompt_can_be_left_out() -> None:
 
 
 def test_special_tokens_and_python_methods_are_there() -> None:
-    template = ChatTemplate(LLAMA2, {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True})
+    template = ChatTemplate(
+        LLAMA2, {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
+    )
     again = {"role": "user", "content": " More? "}
     assert template.render([USER, ASSISTANT, again]) == (
         "<s>[INST] Hi [/INST] Hello </s><s>[INST] More? [/INST]"
@@ -72,7 +74,10 @@ def test_a_template_that_refuses_says_why() -> None:
         ("{{ messages | tojson }}", '[{"role": "user", "content": "<é>"}]'),
         ("{{ messages[0] | tojson(indent=2) }}", '{\n  "role": "user",\n  "content": "<é>"\n}'),
         ("{{ messages[0].content }}", "<é>"),
-        ("{% for m in [1, 2, 3] %}{% if m == 2 %}{% continue %}{% endif %}{{ m }}{% endfor %}", "13"),
+        (
+            "{% for m in [1, 2, 3] %}{% if m == 2 %}{% continue %}{% endif %}{{ m }}{% endfor %}",
+            "13",
+        ),
         ("{% for m in [1, 2, 3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}", "1"),
         ("{{ tools is none }}{{ undefined_name is defined }}", "TrueFalse"),
         ("{% set ns = namespace(x=1) %}{% set ns.x = 5 %}{{ ns.x }}", "5"),
@@ -109,7 +114,9 @@ def test_a_template_without_end_is_stopped() -> None:
         ChatTemplate(loop).render([USER])
 
 
-@pytest.mark.parametrize("message", [{"role": "user"}, {"content": "x"}, {"role": 1, "content": ""}])
+@pytest.mark.parametrize(
+    "message", [{"role": "user"}, {"content": "x"}, {"role": 1, "content": ""}]
+)
 def test_a_message_needs_role_and_content(message: dict[str, object]) -> None:
     with pytest.raises(QsfArgumentError, match="role and a content"):
         ChatTemplate("x").render([message])
@@ -123,7 +130,9 @@ def test_without_a_template_turns_are_joined(tokenizer: Tokenizer) -> None:
 
 
 def test_the_template_alone_decides_about_bos(tokenizer: Tokenizer) -> None:
-    with_bos = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<|begin_of_text|>"})
+    with_bos = ChatTemplate(
+        "{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<|begin_of_text|>"}
+    )
     without = ChatTemplate("{{ messages[0].content }}")
     assert with_bos.encode([USER], tokenizer) == tokenizer.encode("Hi")
     assert without.encode([USER], tokenizer) == tokenizer.encode("Hi", add_prefix=False)

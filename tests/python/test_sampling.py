@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ def test_how_text_is_cut_into_pieces_does_not_matter(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(edges)]
     assert "".join(pieces) == text
     shown, is_stopped = run(stops, pieces)
     assert (shown, is_stopped) == run(stops, list(text))

@@ -128,7 +128,9 @@ def test_seams_keep_special_tokens_from_being_read() -> None:
     text = protect_special("</s> hi <s>", names, "\ufdd0")
     assert text.replace("\ufdd0", "") == "</s> hi <s>"
     assert all(name not in text for name in names)
-    assert all(set(SPM.encode(p, add_prefix=False)).isdisjoint({1, 2}) for p in text.split("\ufdd0"))
+    assert all(
+        set(SPM.encode(p, add_prefix=False)).isdisjoint({1, 2}) for p in text.split("\ufdd0")
+    )
 
 
 def test_text_that_is_not_unicode_is_refused(bundled: Tokenizer) -> None:
