@@ -131,7 +131,7 @@ class SafetensorsCheckpoint:
             located.sha256.update(buffer)
             located.n_hashed += len(buffer)
         raw: RawArray = np.frombuffer(buffer, dtype)
-        return raw.reshape(stop - start, -1)
+        return raw.reshape(stop - start, tensor.row_bytes // dtype.itemsize)
 
     def digest(self) -> str:
         """SHA-256 of all tensors read completely; see ``Checkpoint.digest``."""

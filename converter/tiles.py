@@ -243,16 +243,17 @@ def _fill_8bit(
 ) -> Float32Array | None:
     """Fill ``tiles`` from ``padded``; return the stored values, or None if one does not fit."""
     n_tile_rows, n_blocks = tiles.shape
-    blocks = padded.reshape(n_tile_rows * TILE_ROWS, n_blocks, BLOCK)
+    blocks: Float32Array = padded.reshape(n_tile_rows * TILE_ROWS, n_blocks, BLOCK)
     low = _reduce_blocks(np.minimum, blocks)
     high = _reduce_blocks(np.maximum, blocks)
-    step: Float32Array = np.abs(np.maximum(high, -low)) / np.float32(127)  # abs: no scale is -0
-    scales = _ceil_f16(step)
+    amax: Float32Array = np.abs(np.maximum(high, -low))  # abs: no scale becomes -0
+    scales = _ceil_f16(amax / np.float32(127))
     if not np.isfinite(scales).all():
         return None
     scale32 = scales.astype(np.float32)
 
-    codes: Float32Array = blocks / np.where(scale32 == 0, np.float32(1), scale32)
+    divisor: Float32Array = np.where(scale32 == 0, np.float32(1), scale32)
+    codes: Float32Array = blocks / divisor
     np.rint(codes, out=codes)
     np.clip(codes, -127, 127, out=codes)
 

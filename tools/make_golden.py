@@ -38,8 +38,8 @@ N_NEW_TOKENS = 32
 LOGIT_UNITS = 65536
 
 TEXT = """\
-Once upon a time there was a baker who lived at the end of a long street. Every morning, before the \
-sun was up, she lit the oven and put on her white apron. The smell of warm bread went down the \
+Once upon a time there was a baker who lived at the end of a long street. Every morning, before \
+the sun was up, she lit the oven and put on her white apron. The smell of warm bread went down the \
 street, past the school and the small shop, and woke the children in their beds.
 
 One day a boy named Tom came to the door. "I have no money," he said, "but I can carry the wood." \
@@ -51,7 +51,8 @@ his sled and walked over the hills to the old mill. It was cold and the snow was
 back before dark with two big bags. The baker gave him a hug, and they worked all night. In the \
 morning there was bread for everyone, and the whole street sang. "Thank you, Tom," said the baker. \
 "Now this is your house too." They were very happy, and the oven was never cold again. When spring \
-came, the river began to run, and boats went up and down with apples, wool and letters from far away.
+came, the river began to run, and boats went up and down with apples, wool and letters from \
+far away.
 """
 
 PROMPTS = (
@@ -112,7 +113,7 @@ def write_golden(folder: Path, path: Path) -> None:
         prompts=np.array(PROMPTS),
         prompt_ids=prompt_ids,
         continuations=continuations,
-        versions=np.array([f"torch {torch.__version__}", f"transformers {transformers.__version__}"]),
+        versions=np.array([f"{lib.__name__} {lib.__version__}" for lib in (torch, transformers)]),
     )
 
 

@@ -41,7 +41,8 @@ static inline size_t lane_of(size_t position, size_t p)
     return position - p < QSF_LANES ? position - p : QSF_LANES;
 }
 
-/* scores [p] becomes e^(scores[p] - max), for positions outside [first, end) 0. Returns 1 / total. */
+/* scores [p] becomes e^(scores[p] - max), for positions outside [first, end) 0. Returns 1 / total.
+ */
 static inline float softmax(float *scores, size_t first, size_t end)
 {
     const size_t begin = first / QSF_LANES * QSF_LANES;
@@ -49,15 +50,13 @@ static inline float softmax(float *scores, size_t first, size_t end)
     lanes largest = lowest;
     for (size_t p = begin; p < end; p += QSF_LANES) {
         const lanes s = lanes_load(scores + p);
-        largest =
-            lanes_max(lanes_between(lane_of(first, p), lane_of(end, p), s, lowest), largest);
+        largest = lanes_max(lanes_between(lane_of(first, p), lane_of(end, p), s, lowest), largest);
     }
     const lanes max = lanes_set(lanes_top(largest));
     lanes total = lanes_set(0.0F);
     for (size_t p = begin; p < end; p += QSF_LANES) {
         const lanes e = lanes_exp(lanes_sub(lanes_load(scores + p), max));
-        const lanes present =
-            lanes_between(lane_of(first, p), lane_of(end, p), e, lanes_set(0.0F));
+        const lanes present = lanes_between(lane_of(first, p), lane_of(end, p), e, lanes_set(0.0F));
         total = lanes_add(total, present);
         lanes_store(scores + p, present);
     }
@@ -77,8 +76,8 @@ QSF_FORCED_INLINE void sum_values(const float *e, const void *const *v_pages, si
         const void *const page = v_pages[p / QSF_KV_PAGE_TOKENS];
         const size_t row = p % QSF_KV_PAGE_TOKENS * head_dim + d;
         for (size_t i = 0; i < n; i++)
-            acc[i] = lanes_fma(lanes_set(e[p]), load_page(page, row + i * QSF_LANES, is_f16),
-                               acc[i]);
+            acc[i] =
+                lanes_fma(lanes_set(e[p]), load_page(page, row + i * QSF_LANES, is_f16), acc[i]);
     }
     for (size_t i = 0; i < n; i++)
         lanes_store(out + i * QSF_LANES, lanes_mul(acc[i], lanes_set(factor)));
@@ -86,8 +85,8 @@ QSF_FORCED_INLINE void sum_values(const float *e, const void *const *v_pages, si
 
 /* The same for the last head_dim % 16 columns, from d on. */
 QSF_FORCED_INLINE void sum_values_part(const float *e, const void *const *v_pages, size_t head_dim,
-                                       size_t d, size_t first, size_t end, float factor,
-                                       float *out, bool is_f16)
+                                       size_t d, size_t first, size_t end, float factor, float *out,
+                                       bool is_f16)
 {
     const size_t n = head_dim - d;
     lanes acc = lanes_set(0.0F);

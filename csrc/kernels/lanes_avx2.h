@@ -16,8 +16,8 @@ typedef struct lanes {
 /* All ones in the lanes offset + 0 .. offset + 7 that are below n. */
 static inline __m256i lanes_mask(size_t n, int offset)
 {
-    const __m256i idx = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
-                                         _mm256_set1_epi32(offset));
+    const __m256i idx =
+        _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(offset));
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), idx);
 }
 
@@ -123,8 +123,7 @@ static inline lanes lanes_between(size_t begin, size_t end, lanes in, lanes out)
 
 static inline __m256 times_pow2_8(__m256 v, __m256 shifted)
 {
-    const __m256i n =
-        _mm256_sub_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(0x4B400000));
+    const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(0x4B400000));
     const __m256i half = _mm256_srai_epi32(n, 1);
     const __m256i bias = _mm256_set1_epi32(127);
     const __m256i factor0 = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
@@ -184,8 +183,8 @@ static inline int32_t lanes_store_i8(int8_t *q, lanes v)
 static inline __m256 load_codes8(const unsigned char *p, unsigned shift, uint32_t mask)
 {
     const __m256i words = _mm256_loadu_si256((const void *)p);
-    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(words, (int)shift),
-                                               _mm256_set1_epi32((int)mask)));
+    return _mm256_cvtepi32_ps(
+        _mm256_and_si256(_mm256_srli_epi32(words, (int)shift), _mm256_set1_epi32((int)mask)));
 }
 
 static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uint32_t mask)

@@ -123,8 +123,7 @@ static inline float lanes_top(lanes v)
 
 static inline lanes lanes_larger_magnitude(lanes a, lanes b)
 {
-    return _mm512_castsi512_ps(
-        _mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
 static inline int32_t lanes_store_i8(int8_t *q, lanes v)

@@ -20,7 +20,7 @@ static inline lanes lanes_set(float value)
 {
     lanes v;
     QSF_EACH_LANE
-        v.at[l] = value;
+    v.at[l] = value;
     return v;
 }
 
@@ -56,7 +56,7 @@ static inline lanes lanes_load_f16(const unsigned char *p)
 {
     lanes v;
     QSF_EACH_LANE
-        v.at[l] = qsf_half_to_float(qsf_load_u16(p + 2 * l));
+    v.at[l] = qsf_half_to_float(qsf_load_u16(p + 2 * l));
     return v;
 }
 
@@ -64,34 +64,34 @@ static inline lanes lanes_load_f16(const unsigned char *p)
 static inline void lanes_store_f16(unsigned char *p, lanes v)
 {
     QSF_EACH_LANE
-        qsf_store_u16(p + 2 * l, qsf_half_from_float(v.at[l]));
+    qsf_store_u16(p + 2 * l, qsf_half_from_float(v.at[l]));
 }
 
 static inline lanes lanes_add(lanes a, lanes b)
 {
     QSF_EACH_LANE
-        a.at[l] = a.at[l] + b.at[l];
+    a.at[l] = a.at[l] + b.at[l];
     return a;
 }
 
 static inline lanes lanes_sub(lanes a, lanes b)
 {
     QSF_EACH_LANE
-        a.at[l] = a.at[l] - b.at[l];
+    a.at[l] = a.at[l] - b.at[l];
     return a;
 }
 
 static inline lanes lanes_mul(lanes a, lanes b)
 {
     QSF_EACH_LANE
-        a.at[l] = a.at[l] * b.at[l];
+    a.at[l] = a.at[l] * b.at[l];
     return a;
 }
 
 static inline lanes lanes_div(lanes a, lanes b)
 {
     QSF_EACH_LANE
-        a.at[l] = a.at[l] / b.at[l];
+    a.at[l] = a.at[l] / b.at[l];
     return a;
 }
 
@@ -99,7 +99,7 @@ static inline lanes lanes_div(lanes a, lanes b)
 static inline lanes lanes_fma(lanes a, lanes b, lanes c)
 {
     QSF_EACH_LANE
-        a.at[l] = fmaf(a.at[l], b.at[l], c.at[l]);
+    a.at[l] = fmaf(a.at[l], b.at[l], c.at[l]);
     return a;
 }
 
@@ -107,7 +107,7 @@ static inline lanes lanes_fma(lanes a, lanes b, lanes c)
 static inline lanes lanes_max(lanes a, lanes b)
 {
     QSF_EACH_LANE
-        a.at[l] = a.at[l] > b.at[l] ? a.at[l] : b.at[l];
+    a.at[l] = a.at[l] > b.at[l] ? a.at[l] : b.at[l];
     return a;
 }
 
@@ -115,14 +115,14 @@ static inline lanes lanes_max(lanes a, lanes b)
 static inline lanes lanes_min(lanes a, lanes b)
 {
     QSF_EACH_LANE
-        a.at[l] = a.at[l] < b.at[l] ? a.at[l] : b.at[l];
+    a.at[l] = a.at[l] < b.at[l] ? a.at[l] : b.at[l];
     return a;
 }
 
 static inline lanes lanes_abs(lanes a)
 {
     QSF_EACH_LANE
-        a.at[l] = fabsf(a.at[l]);
+    a.at[l] = fabsf(a.at[l]);
     return a;
 }
 
@@ -130,7 +130,7 @@ static inline lanes lanes_abs(lanes a)
 static inline lanes lanes_where_less(lanes a, lanes b, lanes yes, lanes no)
 {
     QSF_EACH_LANE
-        a.at[l] = a.at[l] < b.at[l] ? yes.at[l] : no.at[l];
+    a.at[l] = a.at[l] < b.at[l] ? yes.at[l] : no.at[l];
     return a;
 }
 
@@ -146,13 +146,14 @@ static inline lanes lanes_between(size_t begin, size_t end, lanes in, lanes out)
  * of which the first is exact: 2^n alone may be outside the range of float. */
 static inline lanes lanes_times_pow2(lanes v, lanes shifted)
 {
-    QSF_EACH_LANE {
+    QSF_EACH_LANE
+    {
         uint32_t bits;
         memcpy(&bits, &shifted.at[l], sizeof bits);
         const int32_t n = (int32_t)(bits - 0x4B400000U);
         const int32_t half = n >> 1;
-        const uint32_t factor_bits[2] = {(uint32_t)(half + 127) << 23,
-                                         (uint32_t)(n - half + 127) << 23};
+        const uint32_t factor_bits[2] = {(uint32_t)(half + 127) << 23, (uint32_t)(n - half + 127)
+                                                                           << 23};
         float factor[2];
         memcpy(factor, factor_bits, sizeof factor);
         v.at[l] = v.at[l] * factor[0] * factor[1];
@@ -181,7 +182,8 @@ static inline float lanes_top(lanes v)
 /* The larger of two magnitudes, NaN above infinity: no lane of a or b is negative. */
 static inline lanes lanes_larger_magnitude(lanes a, lanes b)
 {
-    QSF_EACH_LANE {
+    QSF_EACH_LANE
+    {
         int32_t bits_a;
         int32_t bits_b;
         memcpy(&bits_a, &a.at[l], sizeof bits_a);
@@ -195,7 +197,8 @@ static inline lanes lanes_larger_magnitude(lanes a, lanes b)
 static inline int32_t lanes_store_i8(int8_t *q, lanes v)
 {
     int32_t sum = 0;
-    QSF_EACH_LANE {
+    QSF_EACH_LANE
+    {
         q[l] = (int8_t)rintf(v.at[l]);
         sum += q[l];
     }
@@ -207,7 +210,7 @@ static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uin
 {
     lanes v;
     QSF_EACH_LANE
-        v.at[l] = (float)(qsf_load_u32(p + 4 * l) >> shift & mask);
+    v.at[l] = (float)(qsf_load_u32(p + 4 * l) >> shift & mask);
     return v;
 }
 

@@ -55,23 +55,22 @@ QSF_FORCED_INLINE void dot_tile_4bit(const unsigned char *tile, const int8_t *q,
         }
         for (size_t p = p0; p < p0 + 4; p++) {
             for (size_t half = 0; half < 2; half++) {
-                const __m256i codes =
-                    load32(tile + QSF_TILE_4BIT_CODES_OFF + p * 64 + half * 32);
+                const __m256i codes = load32(tile + QSF_TILE_4BIT_CODES_OFF + p * 64 + half * 32);
                 const __m256i low = _mm256_and_si256(codes, low_nibbles);
                 const __m256i high = _mm256_and_si256(_mm256_srli_epi16(codes, 4), low_nibbles);
                 for (size_t t = 0; t < n_tokens; t++) {
                     const int8_t *const qt = q + t * q_stride + 4 * p;
                     const __m256i by_low = _mm256_maddubs_epi16(low, broadcast4(qt));
                     const __m256i by_high = _mm256_maddubs_epi16(high, broadcast4(qt + 32));
-                    pairs[t][half] = _mm256_add_epi16(pairs[t][half],
-                                                      _mm256_add_epi16(by_low, by_high));
+                    pairs[t][half] =
+                        _mm256_add_epi16(pairs[t][half], _mm256_add_epi16(by_low, by_high));
                 }
             }
         }
         for (size_t t = 0; t < n_tokens; t++)
             for (size_t half = 0; half < 2; half++)
-                dot[t][half] = _mm256_add_epi32(dot[t][half],
-                                                _mm256_madd_epi16(pairs[t][half], ones));
+                dot[t][half] =
+                    _mm256_add_epi32(dot[t][half], _mm256_madd_epi16(pairs[t][half], ones));
     }
 }
 
@@ -94,8 +93,7 @@ QSF_FORCED_INLINE void dot_tile_8bit(const unsigned char *tile, const int8_t *q,
             const __m256i magnitude = _mm256_abs_epi8(w);
             for (size_t t = 0; t < n_tokens; t++) {
                 const __m256i qt = broadcast4(q + t * q_stride + 4 * g);
-                const __m256i pairs =
-                    _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(qt, w));
+                const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(qt, w));
                 dot[t][half] = _mm256_add_epi32(dot[t][half], _mm256_madd_epi16(pairs, ones));
             }
         }
@@ -154,22 +152,22 @@ QSF_FORCED_INLINE void group_8bit(const unsigned char *tiles, size_t tile_bytes,
 }
 
 /* Defines a matmul that takes the tokens in groups of 4, 2 and 1. */
-#define MATMUL_BY_GROUPS(name, group, dtype) \
+#define MATMUL_BY_GROUPS(name, group, dtype)                                                      \
     static void name(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x, float *y, \
-                     size_t y_stride) \
-    { \
-        const size_t tile_bytes = qsf_dtype_tile_bytes(dtype); \
-        for (size_t i = 0; i < n_tile_rows; i++) { \
-            const unsigned char *const row = tiles + i * x->n_blocks * tile_bytes; \
-            float *const yi = y + i * QSF_TILE_ROWS; \
-            size_t t = 0; \
-            for (; t + 4 <= x->n_tokens; t += 4) \
-                group(row, tile_bytes, x, t, 4, yi + t * y_stride, y_stride); \
-            for (; t + 2 <= x->n_tokens; t += 2) \
-                group(row, tile_bytes, x, t, 2, yi + t * y_stride, y_stride); \
-            for (; t < x->n_tokens; t++) \
-                group(row, tile_bytes, x, t, 1, yi + t * y_stride, y_stride); \
-        } \
+                     size_t y_stride)                                                             \
+    {                                                                                             \
+        const size_t tile_bytes = qsf_dtype_tile_bytes(dtype);                                    \
+        for (size_t i = 0; i < n_tile_rows; i++) {                                                \
+            const unsigned char *const row = tiles + i * x->n_blocks * tile_bytes;                \
+            float *const yi = y + i * QSF_TILE_ROWS;                                              \
+            size_t t = 0;                                                                         \
+            for (; t + 4 <= x->n_tokens; t += 4)                                                  \
+                group(row, tile_bytes, x, t, 4, yi + t * y_stride, y_stride);                     \
+            for (; t + 2 <= x->n_tokens; t += 2)                                                  \
+                group(row, tile_bytes, x, t, 2, yi + t * y_stride, y_stride);                     \
+            for (; t < x->n_tokens; t++)                                                          \
+                group(row, tile_bytes, x, t, 1, yi + t * y_stride, y_stride);                     \
+        }                                                                                         \
     }
 
 MATMUL_BY_GROUPS(matmul_4bit_i8_avx2, group_4bit, QSF_DTYPE_4BIT)

@@ -129,24 +129,24 @@ QSF_FORCED_INLINE void group_8bit(const unsigned char *tiles, size_t tile_bytes,
 }
 
 /* Defines a matmul that takes the tokens in groups of 8, 4, 2 and 1. */
-#define MATMUL_BY_GROUPS(name, group, dtype) \
+#define MATMUL_BY_GROUPS(name, group, dtype)                                                      \
     static void name(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x, float *y, \
-                     size_t y_stride) \
-    { \
-        const size_t tile_bytes = qsf_dtype_tile_bytes(dtype); \
-        for (size_t i = 0; i < n_tile_rows; i++) { \
-            const unsigned char *const row = tiles + i * x->n_blocks * tile_bytes; \
-            float *const yi = y + i * QSF_TILE_ROWS; \
-            size_t t = 0; \
-            for (; t + 8 <= x->n_tokens; t += 8) \
-                group(row, tile_bytes, x, t, 8, yi + t * y_stride, y_stride); \
-            for (; t + 4 <= x->n_tokens; t += 4) \
-                group(row, tile_bytes, x, t, 4, yi + t * y_stride, y_stride); \
-            for (; t + 2 <= x->n_tokens; t += 2) \
-                group(row, tile_bytes, x, t, 2, yi + t * y_stride, y_stride); \
-            for (; t < x->n_tokens; t++) \
-                group(row, tile_bytes, x, t, 1, yi + t * y_stride, y_stride); \
-        } \
+                     size_t y_stride)                                                             \
+    {                                                                                             \
+        const size_t tile_bytes = qsf_dtype_tile_bytes(dtype);                                    \
+        for (size_t i = 0; i < n_tile_rows; i++) {                                                \
+            const unsigned char *const row = tiles + i * x->n_blocks * tile_bytes;                \
+            float *const yi = y + i * QSF_TILE_ROWS;                                              \
+            size_t t = 0;                                                                         \
+            for (; t + 8 <= x->n_tokens; t += 8)                                                  \
+                group(row, tile_bytes, x, t, 8, yi + t * y_stride, y_stride);                     \
+            for (; t + 4 <= x->n_tokens; t += 4)                                                  \
+                group(row, tile_bytes, x, t, 4, yi + t * y_stride, y_stride);                     \
+            for (; t + 2 <= x->n_tokens; t += 2)                                                  \
+                group(row, tile_bytes, x, t, 2, yi + t * y_stride, y_stride);                     \
+            for (; t < x->n_tokens; t++)                                                          \
+                group(row, tile_bytes, x, t, 1, yi + t * y_stride, y_stride);                     \
+        }                                                                                         \
     }
 
 MATMUL_BY_GROUPS(matmul_4bit_i8_avx512, group_4bit, QSF_DTYPE_4BIT)

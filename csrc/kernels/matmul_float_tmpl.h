@@ -59,8 +59,7 @@ QSF_FORCED_INLINE void float_tokens(const unsigned char *tiles, const qsf_acts *
 QSF_FORCED_INLINE void matmul_float(const unsigned char *tiles, size_t n_tile_rows,
                                     const qsf_acts *x, float *y, size_t y_stride, bool is_f16)
 {
-    const size_t tile_row_bytes =
-        x->n_blocks * QSF_BLOCK * QSF_TILE_ROWS * (is_f16 ? 2U : 4U);
+    const size_t tile_row_bytes = x->n_blocks * QSF_BLOCK * QSF_TILE_ROWS * (is_f16 ? 2U : 4U);
     size_t i = 0;
     for (; i + 4 <= n_tile_rows; i += 4)
         float_tokens(tiles + i * tile_row_bytes, x, y + i * QSF_TILE_ROWS, y_stride, 4, 2, is_f16);

@@ -98,24 +98,24 @@ static float dot_float(weight_fn *weight, qsf_dtype dtype, const unsigned char *
     return acc;
 }
 
-static void matmul_4bit_i8_scalar(const unsigned char *tiles, size_t n_tile_rows,
-                                  const qsf_acts *x, float *y, size_t y_stride)
+static void matmul_4bit_i8_scalar(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x,
+                                  float *y, size_t y_stride)
 {
     const size_t tile_row_bytes = x->n_blocks * qsf_dtype_tile_bytes(QSF_DTYPE_4BIT);
     for (size_t t = 0; t < x->n_tokens; t++)
         for (size_t row = 0; row < n_tile_rows * QSF_TILE_ROWS; row++)
-            y[t * y_stride + row] = dot_4bit(tiles + row / QSF_TILE_ROWS * tile_row_bytes,
-                                             row % QSF_TILE_ROWS, x, t);
+            y[t * y_stride + row] =
+                dot_4bit(tiles + row / QSF_TILE_ROWS * tile_row_bytes, row % QSF_TILE_ROWS, x, t);
 }
 
-static void matmul_8bit_i8_scalar(const unsigned char *tiles, size_t n_tile_rows,
-                                  const qsf_acts *x, float *y, size_t y_stride)
+static void matmul_8bit_i8_scalar(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x,
+                                  float *y, size_t y_stride)
 {
     const size_t tile_row_bytes = x->n_blocks * qsf_dtype_tile_bytes(QSF_DTYPE_8BIT);
     for (size_t t = 0; t < x->n_tokens; t++)
         for (size_t row = 0; row < n_tile_rows * QSF_TILE_ROWS; row++)
-            y[t * y_stride + row] = dot_8bit(tiles + row / QSF_TILE_ROWS * tile_row_bytes,
-                                             row % QSF_TILE_ROWS, x, t);
+            y[t * y_stride + row] =
+                dot_8bit(tiles + row / QSF_TILE_ROWS * tile_row_bytes, row % QSF_TILE_ROWS, x, t);
 }
 
 static void matmul_float(weight_fn *weight, qsf_dtype dtype, const unsigned char *tiles,
@@ -133,21 +133,21 @@ static void dequant_row(weight_fn *weight, qsf_dtype dtype, const unsigned char 
                         size_t n_blocks, size_t row_in_tile, float *out)
 {
     for (size_t c = 0; c < n_blocks * QSF_BLOCK; c++)
-        out[c] = weight(tiles + c / QSF_BLOCK * qsf_dtype_tile_bytes(dtype), row_in_tile,
-                        c % QSF_BLOCK);
+        out[c] =
+            weight(tiles + c / QSF_BLOCK * qsf_dtype_tile_bytes(dtype), row_in_tile, c % QSF_BLOCK);
 }
 
 /* The f32 product and the row decoder of one type. */
-#define FLOAT_FORMS(type, dtype)                                                             \
-    static void matmul_##type##_f32_scalar(const unsigned char *tiles, size_t n_tile_rows,   \
-                                           const qsf_acts *x, float *y, size_t y_stride)     \
-    {                                                                                        \
-        matmul_float(weight_##type, dtype, tiles, n_tile_rows, x, y, y_stride);              \
-    }                                                                                        \
-    static void dequant_row_##type##_scalar(const unsigned char *tiles, size_t n_blocks,     \
-                                            size_t row_in_tile, float *out)                  \
-    {                                                                                        \
-        dequant_row(weight_##type, dtype, tiles, n_blocks, row_in_tile, out);                \
+#define FLOAT_FORMS(type, dtype)                                                           \
+    static void matmul_##type##_f32_scalar(const unsigned char *tiles, size_t n_tile_rows, \
+                                           const qsf_acts *x, float *y, size_t y_stride)   \
+    {                                                                                      \
+        matmul_float(weight_##type, dtype, tiles, n_tile_rows, x, y, y_stride);            \
+    }                                                                                      \
+    static void dequant_row_##type##_scalar(const unsigned char *tiles, size_t n_blocks,   \
+                                            size_t row_in_tile, float *out)                \
+    {                                                                                      \
+        dequant_row(weight_##type, dtype, tiles, n_blocks, row_in_tile, out);              \
     }
 
 FLOAT_FORMS(4bit, QSF_DTYPE_4BIT)

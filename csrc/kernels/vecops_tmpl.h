@@ -47,8 +47,7 @@ static inline lanes lanes_gelu_erf(lanes x)
     p = lanes_fma(p, t, lanes_set(0.254829592F));
     const lanes gauss = lanes_exp(lanes_mul(lanes_mul(z, lanes_set(-1.0F)), z));
     const lanes half_erfc = lanes_mul(lanes_mul(lanes_mul(lanes_set(0.5F), p), t), gauss);
-    const lanes factor =
-        lanes_where_less(lanes_set(0.0F), x, lanes_sub(one, half_erfc), half_erfc);
+    const lanes factor = lanes_where_less(lanes_set(0.0F), x, lanes_sub(one, half_erfc), half_erfc);
     return lanes_mul(x, factor);
 }
 
@@ -173,8 +172,7 @@ static void QSF_NAME(rope_split)(float *x, const float *cos, const float *sin, s
     }
 }
 
-static void QSF_NAME(rope_interleaved)(float *x, const float *cos, const float *sin,
-                                       size_t n_pairs)
+static void QSF_NAME(rope_interleaved)(float *x, const float *cos, const float *sin, size_t n_pairs)
 {
     for (size_t i = 0; i < n_pairs; i++) {
         const float a = x[2 * i];

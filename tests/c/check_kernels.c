@@ -152,8 +152,7 @@ static void check_activation(const activation *a, size_t n, fill how)
     }
     for (size_t i = 0; i < n && how <= FILL_EXTREMES; i++) {
         const double y = a->exact((double)x[i]);
-        check_close(a->name, i, n, ((const float *)want.at)[i], y,
-                    a->tolerance((double)x[i], y));
+        check_close(a->name, i, n, ((const float *)want.at)[i], y, a->tolerance((double)x[i], y));
     }
     free(want.block);
     free(x);
@@ -173,8 +172,7 @@ static void check_activation_sweep(const activation *a)
     }
     for (size_t i = 0; i < N; i++) {
         const double y = a->exact((double)x[i]);
-        check_close(a->name, i, N, ((const float *)want.at)[i], y,
-                    a->tolerance((double)x[i], y));
+        check_close(a->name, i, N, ((const float *)want.at)[i], y, a->tolerance((double)x[i], y));
     }
     free(want.block);
     free(x);
@@ -439,9 +437,9 @@ static void check_kv_store(const qsf_kernels *k, bool is_f16, size_t head_dim, s
         memcpy((char *)v_want.at + (slot * head_dim + d) * elem_bytes, v_from, elem_bytes);
     }
     (is_f16 ? k->kv_store_f16 : k->kv_store_f32)(key, value, head_dim, slot, k_page.at, v_page.at);
-    const bool same = CHECK_BYTES(k_want.at, k_page.at, k_page.n_bytes) &
-                      CHECK_BYTES(v_want.at, v_page.at, v_page.n_bytes);
-    if (!CHECK(same && output_guards_intact(&k_page) && output_guards_intact(&v_page)))
+    const bool same_k = CHECK_BYTES(k_want.at, k_page.at, k_page.n_bytes);
+    const bool same_v = CHECK_BYTES(v_want.at, v_page.at, v_page.n_bytes);
+    if (!CHECK(same_k && same_v && output_guards_intact(&k_page) && output_guards_intact(&v_page)))
         printf("  kv_store on %s: f16 %d, head_dim %zu, slot %zu, fill %d\n", k->isa_name,
                (int)is_f16, head_dim, slot, (int)how);
     free(k_page.block);

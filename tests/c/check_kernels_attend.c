@@ -18,9 +18,9 @@ static uint64_t n_compared;
 
 typedef enum mood {
     MOOD_ORDINARY,
-    MOOD_WIDE,      /* scores over 300 apart, huge values: exp down to its subnormals shows */
-    MOOD_EQUAL,     /* all scores zero */
-    MOOD_BITS,      /* infinities and NaNs in q, K and V */
+    MOOD_WIDE,  /* scores over 300 apart, huge values: exp down to its subnormals shows */
+    MOOD_EQUAL, /* all scores zero */
+    MOOD_BITS,  /* infinities and NaNs in q, K and V */
     MOOD_COUNT
 } mood;
 

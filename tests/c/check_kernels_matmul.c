@@ -33,14 +33,22 @@ static uint16_t random_half(fill how, bool negative)
     const uint16_t sign = negative ? 0x8000 : 0;
     switch (how) {
     case FILL_RANDOM:
-    case FILL_EXTREMES: return qsf_half_from_float(random_unit() * 0.1F);
-    case FILL_ZEROS: return sign;
-    case FILL_LARGEST: return 0x3C00;
-    case FILL_SMALLEST: return 0xBC00;
-    case FILL_DENORMAL: return (uint16_t)(sign | (random_u32() & 0x3FF));
-    case FILL_HUGE: return (uint16_t)(sign | 0x7BFF);
-    case FILL_BITS: return (uint16_t)(random_u32() | (random_u32() % 4 == 0 ? 0x7C00U : 0U));
-    case FILL_COUNT: break;
+    case FILL_EXTREMES:
+        return qsf_half_from_float(random_unit() * 0.1F);
+    case FILL_ZEROS:
+        return sign;
+    case FILL_LARGEST:
+        return 0x3C00;
+    case FILL_SMALLEST:
+        return 0xBC00;
+    case FILL_DENORMAL:
+        return (uint16_t)(sign | (random_u32() & 0x3FF));
+    case FILL_HUGE:
+        return (uint16_t)(sign | 0x7BFF);
+    case FILL_BITS:
+        return (uint16_t)(random_u32() | (random_u32() % 4 == 0 ? 0x7C00U : 0U));
+    case FILL_COUNT:
+        break;
     }
     return 0;
 }
@@ -102,8 +110,8 @@ static void fill_acts(problem *p)
     }
 }
 
-static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_tokens,
-                            size_t n_blocks, size_t n_tile_rows)
+static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_tokens, size_t n_blocks,
+                            size_t n_tile_rows)
 {
     problem p = {.dtype = dtype,
                  .exact = exact,
@@ -212,16 +220,15 @@ static double exact_output(const problem *p, size_t row, size_t t, double *toler
     double sum = 0.0;
     double sum_abs = 0.0;
     for (size_t b = 0; b < p->n_blocks; b++) {
-        const unsigned char *const tile =
-            p->tiles + (row / 16 * p->n_blocks + b) * tile_bytes;
+        const unsigned char *const tile = p->tiles + (row / 16 * p->n_blocks + b) * tile_bytes;
         const size_t block = t * p->n_blocks + b;
         double by_code = 0.0;
         double by_min = 0.0;
         for (size_t c = 0; c < QSF_BLOCK; c++) {
             const weight w = weight_at(tile, p->dtype, row % 16, c);
             const size_t i = block * QSF_BLOCK + c;
-            const double x = int8_form ? (double)p->q[i] * (double)p->scale[block]
-                                       : (double)p->f32[i];
+            const double x =
+                int8_form ? (double)p->q[i] * (double)p->scale[block] : (double)p->f32[i];
             by_code += w.code * w.scale * x;
             by_min += w.min * x;
             if (!int8_form)
@@ -299,8 +306,7 @@ static void check_dequant_row(const qsf_kernels *k, qsf_dtype dtype, fill how, s
         const output want = output_make(n_blocks * QSF_BLOCK * sizeof(float));
         const output have = output_make(n_blocks * QSF_BLOCK * sizeof(float));
         for (size_t c = 0; c < n_blocks * QSF_BLOCK; c++) {
-            const unsigned char *const tile =
-                p.tiles + c / QSF_BLOCK * qsf_dtype_tile_bytes(dtype);
+            const unsigned char *const tile = p.tiles + c / QSF_BLOCK * qsf_dtype_tile_bytes(dtype);
             const weight w = weight_at(tile, dtype, row, c % QSF_BLOCK);
             const double product = w.code * w.scale;
             ((float *)want.at)[c] = (float)(dtype == QSF_DTYPE_4BIT ? product + w.min : product);

@@ -20,14 +20,14 @@
 #define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
 
 typedef enum fill {
-    FILL_RANDOM,   /* ordinary values */
+    FILL_RANDOM, /* ordinary values */
     FILL_ZEROS,
     FILL_LARGEST,  /* every product as large as it can be, one sign */
     FILL_SMALLEST, /* the other sign */
     FILL_EXTREMES, /* largest and smallest at random */
     FILL_DENORMAL,
-    FILL_HUGE,     /* overflows */
-    FILL_BITS,     /* any bits: infinities and NaNs of every kind */
+    FILL_HUGE, /* overflows */
+    FILL_BITS, /* any bits: infinities and NaNs of every kind */
     FILL_COUNT
 } fill;
 
@@ -144,15 +144,32 @@ static inline void fill_floats(float *x, size_t n, fill how)
     for (size_t i = 0; i < n; i++) {
         const bool odd = (random_u32() & 1) != 0;
         switch (how) {
-        case FILL_RANDOM: x[i] = random_unit() * 3.0F; break;
-        case FILL_ZEROS: x[i] = odd ? -0.0F : 0.0F; break;
-        case FILL_LARGEST: x[i] = 100.0F; break;
-        case FILL_SMALLEST: x[i] = -100.0F; break;
-        case FILL_EXTREMES: x[i] = odd ? 1000.0F : -0.001F; break;
-        case FILL_DENORMAL: x[i] = float_of_bits(random_u32() & 0x80FFFFFF); break;
-        case FILL_HUGE: x[i] = random_unit() * FLT_MAX; break;
-        case FILL_BITS: x[i] = float_of_bits(random_u32() | (odd ? 0x7F800000U : 0U)); break;
-        case FILL_COUNT: break;
+        case FILL_RANDOM:
+            x[i] = random_unit() * 3.0F;
+            break;
+        case FILL_ZEROS:
+            x[i] = odd ? -0.0F : 0.0F;
+            break;
+        case FILL_LARGEST:
+            x[i] = 100.0F;
+            break;
+        case FILL_SMALLEST:
+            x[i] = -100.0F;
+            break;
+        case FILL_EXTREMES:
+            x[i] = odd ? 1000.0F : -0.001F;
+            break;
+        case FILL_DENORMAL:
+            x[i] = float_of_bits(random_u32() & 0x80FFFFFF);
+            break;
+        case FILL_HUGE:
+            x[i] = random_unit() * FLT_MAX;
+            break;
+        case FILL_BITS:
+            x[i] = float_of_bits(random_u32() | (odd ? 0x7F800000U : 0U));
+            break;
+        case FILL_COUNT:
+            break;
         }
     }
 }

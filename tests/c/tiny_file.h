@@ -99,11 +99,10 @@ static inline size_t tiny_add_blocks(tiny_file *f, uint8_t compression)
         const size_t n_raw = n_left < TINY_BLOCK_BYTES ? n_left : TINY_BLOCK_BYTES;
         char packed[2 * TINY_BLOCK_BYTES];
         const unsigned char *const raw = f->unit + at;
-        size_t n_stored =
-            compression == QSF_COMPRESSION_ZSTD
-                ? ZSTD_compress(packed, sizeof packed, raw, n_raw, 3)
-                : (size_t)LZ4_compress_default((const char *)raw, packed, (int)n_raw,
-                                               (int)sizeof packed);
+        size_t n_stored = compression == QSF_COMPRESSION_ZSTD
+                              ? ZSTD_compress(packed, sizeof packed, raw, n_raw, 3)
+                              : (size_t)LZ4_compress_default((const char *)raw, packed, (int)n_raw,
+                                                             (int)sizeof packed);
         /* One block in four is stored as it is, which a writer may do with any. */
         const bool is_plain = n_stored >= n_raw || at / TINY_BLOCK_BYTES % 4 == 2;
         if (is_plain)
@@ -174,9 +173,17 @@ static inline void tiny_fill_header(tiny_file *f, const tiny_options *o)
 {
     unsigned char *const h = f->bytes;
     memcpy(h, "QSF1", 4);
-    const uint32_t numbers[11] = {1,          QSF_HEADER_BYTES, QSF_ARCHITECTURE_LLAMA, TINY_LAYERS,
-                                  TINY_DIM,   2,                1,                      TINY_VOCAB,
-                                  TINY_TOKENS, 96,               32};
+    const uint32_t numbers[11] = {1,
+                                  QSF_HEADER_BYTES,
+                                  QSF_ARCHITECTURE_LLAMA,
+                                  TINY_LAYERS,
+                                  TINY_DIM,
+                                  2,
+                                  1,
+                                  TINY_VOCAB,
+                                  TINY_TOKENS,
+                                  96,
+                                  32};
     for (size_t i = 0; i < 11; i++)
         qsf_store_u32(h + 4 + 4 * i, numbers[i]);
     h[48] = QSF_DTYPE_8BIT;

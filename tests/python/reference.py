@@ -274,7 +274,9 @@ def forward(
     return _Pass(model, dtype, activations, kv).run(tokens)
 
 
-def greedy(model: Model, prompt: Sequence[int], n_new: int, *, eos_id: int | None = None) -> list[int]:
+def greedy(
+    model: Model, prompt: Sequence[int], n_new: int, *, eos_id: int | None = None
+) -> list[int]:
     """The `n_new` likeliest continuations of `prompt`, or fewer if `eos_id` comes (it is kept)."""
     tokens = list(prompt)
     for _ in range(n_new):
@@ -298,7 +300,9 @@ def first_difference(
             return f"{name}: shape {got[name].shape} instead of {wanted.shape}"
         error = np.abs(got[name] - wanted)
         if not (error <= tolerance).all():  # also true of NaN
-            token, element = np.unravel_index(int(np.nan_to_num(error, nan=np.inf).argmax()), error.shape)
+            token, element = np.unravel_index(
+                int(np.nan_to_num(error, nan=np.inf).argmax()), error.shape
+            )
             return f"{name}: {error[token, element]:.3g} at token {token}, element {element}"
     return None
 
@@ -449,8 +453,8 @@ def load_huggingface(folder: Path) -> Model:
 
 def load_qsf(path: Path) -> Model:
     """Read a `.qsf` file: the weights are the values that its codes stand for."""
-    from qsf.converter.tiles import dequantise_tiles  # noqa: PLC0415
-    from qsf import format as qsf_format  # noqa: PLC0415
+    from qsf import format as qsf_format
+    from qsf.converter.tiles import dequantise_tiles
 
     weights: dict[str, Array] = {}
     integer: set[str] = set()

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import reference
 import tiny_checkpoints
 from golden import MODELS, load_golden
@@ -253,7 +252,9 @@ def test_greedy_stops_at_end_of_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", ["fp32", "fp16", "bf16"])
-def test_stored_weights_are_the_rounded_ones(storage: str, tmp_path: Path) -> None:
+def test_stored_weights_are_the_rounded_ones(
+    storage: tiny_checkpoints.Storage, tmp_path: Path
+) -> None:
     values = np.array([[1.0, -0.3, 1 + 2**-8, 1 + 3 * 2**-8, 3e-5]], np.float32)
     config = {"bos_token_id": 0, "eos_token_id": 1}
     tiny_checkpoints.write_checkpoint(tmp_path, config, {"x": values}, storage=storage)
@@ -287,3 +288,48 @@ def test_tokenizer_is_copied_when_asked_for(tmp_path: Path) -> None:
     folder = tiny_checkpoints.make_llama(tmp_path / "with", n_vocab=2048, tokenizer_from=source)
     copied = (folder / "tokenizer.json").read_bytes()
     assert copied == (source / "tokenizer.json").read_bytes()
+
+
+CONVERTED = [name for name in CHECKPOINTS if name != "llama-mlp-bias"]
+"""A gate bias has no place in the format."""
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_qsf_file_with_f16_weights_holds_the_same_model(name: str, tmp_path: Path) -> None:
+    make, options = CHECKPOINTS[name]
+    folder = make(tmp_path / "source", seed=3, **{**options, "storage": "fp16"})
+    converted = load_converted(folder, tmp_path / "f16.qsf", "f16")
+    original = reference.load_huggingface(folder)
+    assert not converted.integer
+    assert converted.weights.keys() == original.weights.keys()
+    for weight, values in original.weights.items():
+        np.testing.assert_array_equal(converted.weights[weight], values, weight)
+    wanted = reference.forward(original, TOKENS)
+    got = reference.forward(converted, TOKENS)
+    assert reference.first_difference(got.values, wanted.values, 2e-5) is None
+    assert np.abs(got.logits - wanted.logits).max() < 2e-5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_8bit_qsf_file_is_near_golden(name: str, tmp_path: Path) -> None:
+    golden = load_golden(name)
+    model = load_converted(MODELS[name], tmp_path / "8bit.qsf", "8bit")
+    matrices = {"layer.5.q", "layer.5.attn_out", "layer.5.ffn_down", "embedding"}
+    assert matrices <= model.integer
+    assert not any("norm" in weight or "bias" in weight for weight in model.integer)
+    run = reference.forward(model, golden.tokens, activations="int8", kv="f16")
+    wanted = log_softmax(golden.logits.astype(np.float64))
+    got = log_softmax(run.logits.astype(np.float64))
+    divergence = (np.exp(wanted) * (wanted - got)).sum(axis=1).mean()
+    assert 0 < divergence < 2e-3
+
+
+def load_converted(folder: Path, path: Path, quant_type: str) -> reference.Model:
+    converter = pytest.importorskip("qsf.converter")
+    converter.convert(folder, path, quant_type=quant_type)
+    return reference.load_qsf(path)
+
+
+def log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))

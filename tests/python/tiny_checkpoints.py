@@ -38,8 +38,8 @@ LINEAR_SCALING: dict[str, Any] = {"rope_type": "linear", "factor": 4.0}
 def make_llama(folder: Path, *, seed: int = 0, **options: Any) -> Path:
     """Write a LLaMA checkpoint to `folder` (made if missing) and return it.
 
-    Options, beside those of `write_checkpoint`: n_layers, dim, n_heads, n_kv_heads, head_dim, ffn_dim,
-    n_vocab, max_tokens, rope_theta, rope_scaling (a dict as in config.json), tied_head,
+    Options, beside those of `write_checkpoint`: n_layers, dim, n_heads, n_kv_heads, head_dim,
+    ffn_dim, n_vocab, max_tokens, rope_theta, rope_scaling (a dict as in config.json), tied_head,
     attention_bias, mlp_bias, hidden_act, norm_epsilon.
     """
     return _make_gated(folder, "llama", seed, options)
@@ -53,8 +53,8 @@ def make_mistral(folder: Path, *, seed: int = 0, **options: Any) -> Path:
 def make_gpt2(folder: Path, *, seed: int = 0, **options: Any) -> Path:
     """Write a GPT-2 checkpoint; by default with a width that is no multiple of 16 or 64.
 
-    Options, beside those of `write_checkpoint`: n_layers, dim, n_heads, ffn_dim, n_vocab, max_tokens,
-    hidden_act, tied_head, norm_epsilon.
+    Options, beside those of `write_checkpoint`: n_layers, dim, n_heads, ffn_dim, n_vocab,
+    max_tokens, hidden_act, tied_head, norm_epsilon.
     """
     rng = np.random.default_rng(seed)
     dim, n_vocab = options.pop("dim", 78), options.pop("n_vocab", 101)
@@ -107,7 +107,7 @@ def _make_gated(folder: Path, model_type: str, seed: int, options: dict[str, Any
     ffn_dim, n_vocab = options.pop("ffn_dim", 120), options.pop("n_vocab", 101)
     n_layers = options.pop("n_layers", 2)
     config = {
-        "architectures": [{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}[model_type]],
+        "architectures": [f"{model_type.capitalize()}ForCausalLM"],
         "model_type": model_type,
         "hidden_size": dim,
         "intermediate_size": ffn_dim,
@@ -217,8 +217,9 @@ def _stored(array: NDArray[np.float32], storage: Storage) -> bytes:
         return array.astype("<f4").tobytes()
     if storage == "fp16":
         return array.astype("<f2").tobytes()
-    bits = np.ascontiguousarray(array, "<f4").view("<u4")
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded: NDArray[np.uint32] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return rounded.astype("<u2").tobytes()
 
 
 def _table(rng: np.random.Generator, n_rows: int, dim: int) -> NDArray[np.float32]:
