@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from qsf.errors import QsfArgumentError, QsfError, QsfFormatError
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -301,14 +301,24 @@ def _run(request: _Request) -> int:
     if request.is_plan:
         return _print_plan(request)
     prompt = None if request.is_interactive else _prompt(request)
-    from qsf.model import Model
-
-    with Model(request.path, **request.opening) as model:
+    with _open(request) as model:
         if request.is_verbose:
             _say_facts(model)
         if prompt is None:
             return _chat(model, request)
         return _complete(model, request, prompt)
+
+
+def _open(request: _Request) -> Model:
+    from qsf.model import Model
+
+    try:
+        return Model(request.path, **request.opening)
+    except QsfMemoryError:
+        plan = Model.plan(request.path, **request.opening)
+        if plan.is_enough:
+            raise
+        raise QsfMemoryError(_does_not_fit(plan)) from None
 
 
 def _prompt(request: _Request) -> str:
@@ -505,7 +515,7 @@ def _plan_lines(plan: MemoryPlan) -> list[str]:
 
 
 def _print_plan(request: _Request) -> int:
-    from qsf.model import BYTES_PER_MB, Model
+    from qsf.model import Model
 
     plan = Model.plan(request.path, **request.opening)
     for line in _plan_lines(plan):
@@ -513,12 +523,19 @@ def _print_plan(request: _Request) -> int:
     sys.stdout.flush()
     if plan.is_enough:
         return 0
-    needed = -(-plan.min_budget_bytes // BYTES_PER_MB)
-    _say(
-        f"qsf-run: error: the model does not fit in {request.opening['ram_budget']} MB; "
-        f"--ram-budget {needed} would do"
-    )
+    _say(f"qsf-run: error: {_does_not_fit(plan)}")
     return _EXIT_FAILED
+
+
+def _does_not_fit(plan: MemoryPlan) -> str:
+    """Return how much is needed and which option would make it fit."""
+    needed = -(-plan.min_budget_bytes // 2**20)
+    shorter = ", or --max-seq-len with a shorter context" if plan.kv_bytes >= 2**20 else ""
+    return (
+        f"the model does not fit in {_mb(plan.budget_bytes)} MB, of which Python and the "
+        f"tokenizer take {_mb(plan.process_bytes + plan.reserve_bytes)}: "
+        f"--ram-budget {needed} would do{shorter}"
+    )
 
 
 if __name__ == "__main__":

@@ -188,11 +188,11 @@ def test_a_plan_that_does_not_fit_says_what_would_and_it_does(
     done = run(tiny_llama_8bit, "--plan", "--ram-budget", 5)
     assert done.returncode == 1
     assert "total" in done.stdout
-    assert "does not fit in 5 MB" in done.stderr
+    assert "does not fit in 5.0 MB" in done.stderr
     enough = int(done.stderr.split("--ram-budget ")[1].split()[0])
     # One more for what differs from one process to the next.
     assert run(tiny_llama_8bit, "--plan", "--ram-budget", enough + 1).returncode == 0
-    check_refused(run(tiny_llama_8bit, "-p", PROMPT, "--ram-budget", 5), 1, "budget")
+    check_refused(run(tiny_llama_8bit, "-p", PROMPT, "--ram-budget", 5), 1, "--ram-budget")
 
 
 # ---- what a user gets wrong ----
