@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qsf.sampling import SamplingParams as SamplingParams
     from qsf.tokenizer import Tokenizer as Tokenizer
 
-__version__ = "0.1.0"
+    __version__: str
 
 _HOME = {
     "ChatTemplate": "qsf.chat",
@@ -51,6 +51,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("qsf._native").version()
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'qsf' has no attribute {name!r}")

@@ -293,9 +293,7 @@ class NativeSession:
         _check(lib.qsf_session_sync(self._live_handle(), _tokens(tokens), len(tokens), n_done))
         return int(n_done[0])
 
-    def score_chunk(
-        self, tokens: array[int], logits: npt.NDArray[np.float32], n_done: int
-    ) -> int:
+    def score_chunk(self, tokens: array[int], logits: npt.NDArray[np.float32], n_done: int) -> int:
         """Fill rows of ``logits`` [n_tokens, n_vocab] from ``n_done`` on; return the new n_done."""
         done = ffi.new("size_t *", n_done)
         floats = ffi.from_buffer("float[]", logits, require_writable=True)

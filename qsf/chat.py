@@ -81,6 +81,7 @@ class ChatTemplate:
     def __init__(
         self, template: object = None, special_tokens: Mapping[str, object] | None = None
     ) -> None:
+        """Compile the template. Raises QsfFormatError where it is broken."""
         source = _template_source(template)
         self._source = None if source is None else _plain_generation_tags(source)
         self._special_tokens = {
@@ -88,9 +89,10 @@ class ChatTemplate:
         }
         self._environment: Any = None
         if self._source is not None:
-            self._environment = self._create_environment()
+            self._environment = self._create_environment(self._source)
 
-    def _create_environment(self) -> Any:
+    @staticmethod
+    def _create_environment(source: str) -> Any:
         import minijinja
 
         environment = minijinja.Environment(
@@ -102,7 +104,7 @@ class ChatTemplate:
             globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
         )
         try:
-            environment.add_template("chat", self._source)
+            environment.add_template("chat", source)
         except minijinja.TemplateError as error:
             raise _unreadable(error) from error
         return environment

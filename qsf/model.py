@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
+import os
 import threading
 import time
 from array import array
@@ -18,7 +18,6 @@ from qsf.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
 from qsf.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
@@ -137,7 +136,7 @@ def _options(
         ):
             raise QsfArgumentError(f"{name} must be a whole number of at least 1, not {value!r}")
     return _native.Options(
-        budget_bytes=None if ram_budget is None else ram_budget * BYTES_PER_MB,
+        budget_bytes=0 if ram_budget is None else ram_budget * BYTES_PER_MB,
         reserve_bytes=_RESERVE_BYTES,
         n_threads=threads,
         ctx_tokens=max_seq_len,
@@ -192,6 +191,7 @@ class Model:
         max_seq_len: int | None = None,
         exact: bool = False,
     ) -> None:
+        """Open the file; see the class."""
         options = _options(ram_budget, threads, max_seq_len, is_exact=exact)
         parts = _read_text_parts(path)
         self._tokenizer = parts.tokenizer
@@ -233,6 +233,7 @@ class Model:
             self._native.close()
 
     def __enter__(self) -> Self:
+        """Return the model itself."""
         return self
 
     def __exit__(
@@ -241,6 +242,7 @@ class Model:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close the model."""
         self.close()
 
     @property
@@ -253,10 +255,10 @@ class Model:
         """The tokenizer of the file.
 
         Raises:
-            QsfArgumentError: the file has none; prompts must be token ids then.
+            QsfArgumentError: the file has none, so there is no text, only ``logits``.
         """
         if self._tokenizer is None:
-            raise QsfArgumentError("the file has no tokenizer: only token ids can be used")
+            raise QsfArgumentError("the file has no tokenizer: logits() can be used, on token ids")
         return self._tokenizer
 
     @property
@@ -366,7 +368,7 @@ class Model:
         if not isinstance(max_tokens, int) or max_tokens < 0:
             raise QsfArgumentError(f"max_tokens must be at least 0, not {max_tokens!r}")
         if seed is None:
-            seed = secrets.randbits(32)
+            seed = int.from_bytes(os.urandom(4), "little")
         if not isinstance(seed, int) or not 0 <= seed <= _MAX_SEED:
             raise QsfArgumentError(f"seed must be between 0 and 2^64 - 1, not {seed!r}")
         tokens = _as_tokens(self.tokenize(prompt) if isinstance(prompt, str) else prompt)
@@ -383,9 +385,7 @@ class Model:
         run = _Run(tokens, max_tokens, params, seed)
         return self._pieces(run, matcher, decoder.push, decoder.flush)
 
-    def _pieces(
-        self, run: _Run, matcher: StopMatcher, push: Any, flush: Any
-    ) -> Iterator[str]:
+    def _pieces(self, run: _Run, matcher: StopMatcher, push: Any, flush: Any) -> Iterator[str]:
         self._n_running += 1
         try:
             for token in self._tokens(run):

@@ -7,15 +7,14 @@ Exit codes: 0, 1 (it could not be done), 2 (wrong options), 130 (Ctrl-C).
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
-
-from qsf.errors import QsfArgumentError, QsfError
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,8 +26,8 @@ _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
 
-_EPILOG = """\b
-Examples:
+_EPILOG = """\
+examples:
   qsf-run model.qsf --prompt "Once upon a time"
   qsf-run model.qsf --prompt "Once upon a time" --temperature 0 --max-tokens 50
   qsf-run model.qsf --ram-budget 100 --plan
@@ -36,12 +35,14 @@ Examples:
   echo "Once upon a time" | qsf-run model.qsf > story.txt
 """
 
-# What typer raises for a wrong command line, whichever click it is built on.
-_WrongUsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
-_app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
-)
+class _UsageError(Exception):
+    """The command line is wrong."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,190 +64,210 @@ class _Request:
     has_special: bool
 
 
-def _later(what: str) -> str:
-    return f"{what} (not available yet)."
+def _whole(least: int) -> Callable[[str], int]:
+    """Return a parser for whole numbers of at least ``least``."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return number
+
+    return parse
 
 
-@_app.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-def _parse(
-    path: Annotated[Path, typer.Argument(metavar="MODEL", help="A .qsf file.", show_default=False)],
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Text to continue.")
-    ] = None,
-    prompt_file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help='Read the prompt from a file; "-" is standard input, which is also read when '
-            "it is not a terminal and there is no other prompt. One line end at its end is "
-            "not part of the prompt.",
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=0, metavar="N", help="At most so many tokens.")
-    ] = 256,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            metavar="F",
-            help="0 always takes the most probable token. [default: the file's, else 0.7]",
-        ),
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            metavar="F",
-            help="Choose among the tokens that together have this probability; 1: off. "
-            "[default: the file's, else 0.9]",
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Choose among the N most probable tokens; 0: off. "
-            "[default: the file's, else 40]",
-        ),
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(
-            metavar="F",
-            help="Choose among the tokens at least F times as probable as the first; 0: off. "
-            "[default: the file's, else 0]",
-        ),
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            metavar="F",
-            help="Above 1: make tokens that occurred less probable; 1: off. "
-            "[default: the file's, else 1]",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="The same seed gives the same text. [default: a new one, see --verbose]",
-        ),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Stop before this text. May be given several times."),
-    ] = None,
-    ram_budget: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="MB",
-            help="Ceiling for the memory of the whole process, in MB of 2^20 bytes; 0: none.",
-        ),
-    ] = 200,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="[default: one per physical core]"),
-    ] = None,
-    max_seq_len: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Longest sequence in tokens, prompt included. "
-            "[default: the model's, at most 4096]",
-        ),
-    ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Full-precision arithmetic: slow, for reference.")
-    ] = False,
-    interactive: Annotated[
-        bool,
-        typer.Option(
-            "--interactive",
-            "-i",
-            help="Chat, with the file's chat template. /reset forgets the conversation, /exit "
-            "or Ctrl-D ends, Ctrl-C stops an answer.",
-        ),
-    ] = False,
-    no_special: Annotated[
-        bool,
-        typer.Option(
-            "--no-special",
-            help="Take text in the prompt that reads like a special token as ordinary text.",
-        ),
-    ] = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print where the memory would go, and exit.")
-    ] = False,
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="Say what the file is, what runs, and where memory goes."),
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No statistics at the end.")
-    ] = False,
-    quality: Annotated[
-        str | None, typer.Option(metavar="F", help=_later("Quality against speed, 0 to 1"))
-    ] = None,
-    bench: Annotated[bool, typer.Option("--bench", help=_later("Measure speed and exit"))] = False,
-    kv_type: Annotated[
-        str | None, typer.Option(metavar="TYPE", help=_later("Precision of the KV cache"))
-    ] = None,
-    io: Annotated[
-        str | None, typer.Option(metavar="METHOD", help=_later("How weights are read"))
-    ] = None,
-) -> _Request:
-    """Generate text with a model inside a memory budget."""
-    for name, value in (
-        ("--quality", quality),
-        ("--bench", bench or None),
-        ("--kv-type", kv_type),
-        ("--io", io),
-    ):
-        if value is not None:
-            raise typer.BadParameter(f"{name} is not available yet")
-    if prompt is not None and prompt_file is not None:
-        raise typer.BadParameter("--prompt and --prompt-file exclude each other")
-    if interactive and (prompt is not None or prompt_file is not None):
-        raise typer.BadParameter("--interactive asks for its prompts: leave --prompt out")
+# argparse and not typer, as in the tools for which memory does not matter: typer brings
+# pydantic, and with it 22 MiB of a budget that counts the whole process (argparse: 2 MiB).
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="qsf-run",
+        usage="qsf-run [options] MODEL",
+        description="Generate text with a model inside a memory budget.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", type=Path, help="a .qsf file")
+    _add_prompt_options(parser.add_argument_group("prompt"))
+    _add_sampling_options(parser.add_argument_group("choice of tokens"))
+    _add_machine_options(parser.add_argument_group("memory and speed"))
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="say what the file is, what runs, and where the memory goes",
+    )
+    group.add_argument("-q", "--quiet", action="store_true", help="no statistics at the end")
+    group = parser.add_argument_group("not available yet")
+    group.add_argument("--quality", metavar="F", help="quality against speed, 0 to 1")
+    group.add_argument(
+        "--bench", action="store_const", const=True, help="measure the speed and exit"
+    )
+    group.add_argument("--kv-type", metavar="TYPE", help="precision of the KV cache")
+    group.add_argument("--io", metavar="METHOD", help="how weights are read")
+    return parser
+
+
+def _add_prompt_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue")
+    group.add_argument(
+        "--prompt-file",
+        metavar="FILE",
+        help='read the prompt from a file; "-" is standard input, which is also read when it '
+        "is not a terminal and there is no other prompt. One line end at its end is not part "
+        "of the prompt",
+    )
+    group.add_argument(
+        "-i",
+        "--interactive",
+        action="store_true",
+        help="chat, with the file's chat template: /reset forgets the conversation, /exit or "
+        "Ctrl-D ends, Ctrl-C stops an answer",
+    )
+    group.add_argument(
+        "--no-special",
+        action="store_true",
+        help="take text in the prompt that reads like a special token as ordinary text",
+    )
+
+
+def _add_sampling_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "-n",
+        "--max-tokens",
+        type=_whole(0),
+        default=256,
+        metavar="N",
+        help="at most so many tokens (default: 256)",
+    )
+    group.add_argument(
+        "--temperature",
+        type=float,
+        metavar="F",
+        help="0 always takes the most probable token (default: the file's, else 0.7)",
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        metavar="F",
+        help="choose among the tokens that together have this probability; 1: off (default: "
+        "the file's, else 0.9)",
+    )
+    group.add_argument(
+        "--top-k",
+        type=_whole(0),
+        metavar="N",
+        help="choose among the N most probable tokens; 0: off (default: the file's, else 40)",
+    )
+    group.add_argument(
+        "--min-p",
+        type=float,
+        metavar="F",
+        help="choose among the tokens at least F times as probable as the first; 0: off "
+        "(default: the file's, else 0)",
+    )
+    group.add_argument(
+        "--repetition-penalty",
+        type=float,
+        metavar="F",
+        help="above 1: make tokens less probable that occurred already; 1: off (default: the "
+        "file's, else 1)",
+    )
+    group.add_argument(
+        "--seed",
+        type=_whole(0),
+        metavar="N",
+        help="the same seed gives the same text (default: a new one; --verbose says which)",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="stop before this text; may be given several times",
+    )
+
+
+def _add_machine_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--ram-budget",
+        type=_whole(0),
+        default=200,
+        metavar="MB",
+        help="ceiling for the memory of the whole process, in MB of 2^20 bytes; 0: none "
+        "(default: 200)",
+    )
+    group.add_argument(
+        "--threads", type=_whole(1), metavar="N", help="(default: one per physical core)"
+    )
+    group.add_argument(
+        "--max-seq-len",
+        type=_whole(1),
+        metavar="N",
+        help="longest sequence in tokens, prompt included (default: the model's, at most 4096)",
+    )
+    group.add_argument(
+        "--exact", action="store_true", help="full-precision arithmetic: slow, for reference"
+    )
+    group.add_argument(
+        "--plan", action="store_true", help="print where the memory would go, and exit"
+    )
+
+
+def _parse(arguments: list[str] | None) -> _Request:
+    options = _parser().parse_args(arguments)
+    for name in ("quality", "bench", "kv_type", "io"):
+        if getattr(options, name) is not None:
+            raise _UsageError(f"--{name.replace('_', '-')} is not available yet")
+    if options.prompt is not None and options.prompt_file is not None:
+        raise _UsageError("--prompt and --prompt-file exclude each other")
+    if options.interactive and (options.prompt is not None or options.prompt_file is not None):
+        raise _UsageError("--interactive asks for its prompts: leave --prompt out")
     return _Request(
-        path=path,
-        prompt=prompt,
-        prompt_file=prompt_file,
+        path=options.model,
+        prompt=options.prompt,
+        prompt_file=options.prompt_file,
         sampling={
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "top_k": options.top_k,
+            "min_p": options.min_p,
+            "repetition_penalty": options.repetition_penalty,
         },
-        max_tokens=max_tokens,
-        seed=seed,
-        stop=stop or [],
+        max_tokens=options.max_tokens,
+        seed=options.seed,
+        stop=options.stop,
         opening={
-            "ram_budget": ram_budget or None,
-            "threads": threads,
-            "max_seq_len": max_seq_len,
-            "exact": exact,
+            "ram_budget": options.ram_budget or None,
+            "threads": options.threads,
+            "max_seq_len": options.max_seq_len,
+            "exact": options.exact,
         },
-        is_interactive=interactive,
-        is_plan=plan,
-        is_verbose=verbose,
-        is_quiet=quiet,
-        has_special=not no_special,
+        is_interactive=options.interactive,
+        is_plan=options.plan,
+        is_verbose=options.verbose,
+        is_quiet=options.quiet,
+        has_special=not options.no_special,
     )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run ``qsf-run`` and return its exit code."""
+    request: _Request | None = None
     try:
-        request = _app(args=arguments, prog_name="qsf-run", standalone_mode=False)
-        if not isinstance(request, _Request):  # --help
-            return int(request or 0)
+        request = _parse(arguments)
         return _run(request)
-    except _WrongUsageError as error:
-        _say(f"qsf-run: error: {_one_line(error)} (see qsf-run --help)")
+    except _UsageError as error:
+        _say(f"qsf-run: error: {error} (see qsf-run --help)")
         return _EXIT_USAGE
+    except QsfFormatError as error:
+        path = "" if request is None or str(request.path) in str(error) else f"{request.path}: "
+        _say(f"qsf-run: error: {path}{error}")
+        return _EXIT_FAILED
     except QsfError as error:
         _say(f"qsf-run: error: {error}")
         return _EXIT_FAILED
@@ -257,28 +278,18 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         _say(f"qsf-run: error: {error.filename or 'i/o'}: {error.strerror or error}")
         return _EXIT_FAILED
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         _say("")
         return _EXIT_INTERRUPTED
 
 
-def _one_line(error: Exception) -> str:
-    format_message: Callable[[], str] = getattr(error, "format_message", error.__str__)
-    text = " ".join(format_message().split()).removeprefix("Invalid value: ")
-    return text[:1].lower() + text[1:].rstrip(".")
-
-
-def _say(text: str, end: str = "\n") -> None:
-    print(text, end=end, file=sys.stderr, flush=True)
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _show(piece: str) -> None:
     sys.stdout.write(piece)
     sys.stdout.flush()
-
-
-def _fail_usage(text: str) -> NoReturn:
-    raise typer.BadParameter(text)
 
 
 def _run(request: _Request) -> int:
@@ -290,9 +301,7 @@ def _run(request: _Request) -> int:
     if request.is_plan:
         return _print_plan(request)
     prompt = None if request.is_interactive else _prompt(request)
-    from qsf.model import Model
-
-    with Model(request.path, **request.opening) as model:
+    with _open(request) as model:
         if request.is_verbose:
             _say_facts(model)
         if prompt is None:
@@ -300,12 +309,24 @@ def _run(request: _Request) -> int:
         return _complete(model, request, prompt)
 
 
+def _open(request: _Request) -> Model:
+    from qsf.model import Model
+
+    try:
+        return Model(request.path, **request.opening)
+    except QsfMemoryError:
+        plan = Model.plan(request.path, **request.opening)
+        if plan.is_enough:
+            raise
+        raise QsfMemoryError(_does_not_fit(plan)) from None
+
+
 def _prompt(request: _Request) -> str:
     if request.prompt is not None:
         # The shell passes bytes; what is not UTF-8 in them arrives as lone surrogates.
         return os.fsencode(request.prompt).decode("utf-8", "replace")
     if request.prompt_file is None and sys.stdin.isatty():
-        _fail_usage("no prompt: give --prompt, --prompt-file or --interactive")
+        raise _UsageError("no prompt: give --prompt, --prompt-file or --interactive")
     if request.prompt_file in (None, "-"):
         data = sys.stdin.buffer.read()
     else:
@@ -318,11 +339,16 @@ def _prompt(request: _Request) -> str:
 
 def _complete(model: Model, request: _Request, prompt: str) -> int:
     tokens = model.tokenizer.encode(prompt, parse_special=request.has_special)
+    has_shown = False
     try:
         for piece in _generate(model, request, tokens):
+            has_shown = True
             _show(piece)
-    finally:
-        _show("\n")
+    except (QsfError, KeyboardInterrupt):
+        if has_shown:
+            _show("\n")
+        raise
+    _show("\n")
     stats = model.stats
     if stats is not None and not request.is_quiet:
         if stats.stop_reason == "context":
@@ -489,7 +515,7 @@ def _plan_lines(plan: MemoryPlan) -> list[str]:
 
 
 def _print_plan(request: _Request) -> int:
-    from qsf.model import BYTES_PER_MB, Model
+    from qsf.model import Model
 
     plan = Model.plan(request.path, **request.opening)
     for line in _plan_lines(plan):
@@ -497,12 +523,19 @@ def _print_plan(request: _Request) -> int:
     sys.stdout.flush()
     if plan.is_enough:
         return 0
-    needed = -(-plan.min_budget_bytes // BYTES_PER_MB)
-    _say(
-        f"qsf-run: error: the model does not fit in {request.opening['ram_budget']} MB; "
-        f"--ram-budget {needed} would do"
-    )
+    _say(f"qsf-run: error: {_does_not_fit(plan)}")
     return _EXIT_FAILED
+
+
+def _does_not_fit(plan: MemoryPlan) -> str:
+    """Return how much is needed and which option would make it fit."""
+    needed = -(-plan.min_budget_bytes // 2**20)
+    shorter = ", or --max-seq-len with a shorter context" if plan.kv_bytes >= 2**20 else ""
+    return (
+        f"the model does not fit in {_mb(plan.budget_bytes)} MB, of which Python and the "
+        f"tokenizer take {_mb(plan.process_bytes + plan.reserve_bytes)}: "
+        f"--ram-budget {needed} would do{shorter}"
+    )
 
 
 if __name__ == "__main__":

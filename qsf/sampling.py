@@ -137,6 +137,7 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
+        """Raise QsfArgumentError where one is empty."""
         self._stops = tuple(stops)
         for stop in self._stops:
             if not isinstance(stop, str) or not stop:
@@ -150,9 +151,7 @@ class StopMatcher:
             return ""
         text = self._held + piece
         found = [
-            (start + len(stop), start)
-            for stop in self._stops
-            if (start := text.find(stop)) >= 0
+            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
         ]
         if found:
             self.is_stopped = True

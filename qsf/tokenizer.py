@@ -103,6 +103,7 @@ class Tokenizer:
     def __init__(
         self, tokenizer_json: bytes, *, bos_id: int | None = None, add_bos: bool | None = None
     ) -> None:
+        """Load the tokenizer; see the class."""
         from tokenizers import Tokenizer as Backend
 
         try:
@@ -154,7 +155,9 @@ class Tokenizer:
         token_id = self._backend.token_to_id(name)
         return None if token_id is None else int(token_id)
 
-    def encode(self, text: str, *, add_prefix: bool = True, parse_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_prefix: bool = True, parse_special: bool = True
+    ) -> list[int]:
         """Return the token ids of ``text``, ready to be continued (no end token).
 
         Args:
@@ -211,9 +214,8 @@ class IncrementalDecoder:
     emitted only for bytes of which no continuation could make a character.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, n_leading_spaces: int, *, skip_special: bool
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, n_leading_spaces: int, *, skip_special: bool) -> None:
+        """Made by ``Tokenizer.incremental``."""
         self._tokenizer = tokenizer
         self._n_leading_spaces = n_leading_spaces
         self._skip_special = skip_special
