@@ -460,7 +460,6 @@ def refuse(folder: Path, message: str, error: type[QsfError] = QsfConversionErro
         ({"quantization_config": {"bits": 4}}, "quantization_config .* unquantised checkpoint"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"mlp_bias": True}, "mlp_bias = True is not supported"),
         ({"num_key_value_heads": 3}, "cannot share 3"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0 is not within"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers = '2'"),
