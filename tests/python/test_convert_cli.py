@@ -205,10 +205,10 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int) -> None
 
 
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
-    n_bytes = sparse_llama(tmp_path / "m", 8)
-    assert n_bytes > 400e6
-    done = run(tmp_path / "m", tmp_path / "out.qsf", "--threads", 2)
+    n_bytes = sparse_llama(tmp_path / "m", 3)
+    assert n_bytes > 250e6
+    done = run(tmp_path / "m", tmp_path / "out.qsf", "--threads", 1)
     assert done.returncode == 0, done.stderr
     peak_mb = float(done.stdout.rsplit("peak memory ", 1)[1].split()[0])
     (tmp_path / "out.qsf").unlink()
-    assert peak_mb < 300  # four pieces of 32 MB of f32, with their sources and results
+    assert peak_mb < 200  # two pieces of 32 MB of f32, with their sources and results
