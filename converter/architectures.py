@@ -285,7 +285,7 @@ def _read_llama_like(
         "ffn": header.ffn_dim,
         "vocab": n_vocab,
     }
-    flags = {"attention_bias"} if _boolean(config, "attention_bias", False) else set()
+    flags = {name for name in ("attention_bias", "mlp_bias") if _boolean(config, name, False)}
     return Facts(header, arch, dims, frozenset(flags), tuple(warnings))
 
 
@@ -431,8 +431,11 @@ _LLAMA_RULES = (
     _layer(TensorType.ATTN_OUT_BIAS, "self_attn.o_proj.bias", "hidden", flag="attention_bias"),
     _layer(TensorType.ATTN_OUT, "self_attn.o_proj.weight", "hidden", "q"),
     _layer(TensorType.FFN_NORM, "post_attention_layernorm.weight", "hidden"),
+    _layer(TensorType.FFN_GATE_BIAS, "mlp.gate_proj.bias", "ffn", flag="mlp_bias"),
+    _layer(TensorType.FFN_UP_BIAS, "mlp.up_proj.bias", "ffn", flag="mlp_bias"),
     _layer(TensorType.FFN_GATE, "mlp.gate_proj.weight", "ffn", "hidden"),
     _layer(TensorType.FFN_UP, "mlp.up_proj.weight", "ffn", "hidden"),
+    _layer(TensorType.FFN_DOWN_BIAS, "mlp.down_proj.bias", "hidden", flag="mlp_bias"),
     _layer(TensorType.FFN_DOWN, "mlp.down_proj.weight", "hidden", "ffn"),
     TensorRule(Place.FINAL, TensorType.FINAL_NORM, "norm.weight", ("hidden",)),
     TensorRule(
@@ -493,8 +496,6 @@ FAMILIES = {
             rules=_LLAMA_RULES,
             read_config=_read_llama,
             ignored_suffixes=("rotary_emb.inv_freq",),
-            # The file has no place for the gate's bias.
-            neutral_values={"mlp_bias": (None, False)},
         ),
         Family(
             name="MistralForCausalLM",

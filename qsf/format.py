@@ -1,5 +1,7 @@
 """The .qsf file: everything that other modules use to write and to read one (docs/format.md).
 
+Writing and reading, in short::
+
     with Writer(path, header, arch) as w:
         w.begin_unit(0, dtype=Dtype.Q8)
         w.begin_tensor(TensorType.EMBEDDING, n_vocab, dim, Dtype.Q8, Layout.TILES)

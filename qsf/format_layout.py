@@ -135,7 +135,7 @@ class TensorType(IntEnum):
     K_BIAS = 10
     V_BIAS = 11
     ATTN_OUT_BIAS = 12
-    FFN_BIASES = 13
+    FFN_GATE_BIAS = 13
     ATTN_NORM_BIAS = 14
     FFN_NORM_BIAS = 15
     FFN_UP_BIAS = 16
@@ -321,9 +321,7 @@ def check_header(header: Header, error: type[QsfError]) -> None:
         if not least <= value <= most:
             raise error(f"header: {name} is {value}, allowed: {least} .. {most}")
         if field == "n_kv_heads" and value != 0 and header.n_heads % value != 0:
-            raise error(
-                f"header: {value} KV heads do not divide {header.n_heads} attention heads"
-            )
+            raise error(f"header: {value} KV heads do not divide {header.n_heads} attention heads")
     theta = _f32(header.rope_theta)
     if header.positions == Positions.ROPE:
         if not 0.0 < theta <= F32_MAX:
@@ -416,9 +414,7 @@ def check_llama3_factors(values: dict[str, float], error: type[QsfError]) -> Non
     low = values.get("rope_low_freq_factor", DEFAULT_ARCH.rope_low_freq_factor)
     high = values.get("rope_high_freq_factor", DEFAULT_ARCH.rope_high_freq_factor)
     if not high > low:
-        raise error(
-            f"ARCH: rope_high_freq_factor is {high:g}, allowed: above the low one, {low:g}"
-        )
+        raise error(f"ARCH: rope_high_freq_factor is {high:g}, allowed: above the low one, {low:g}")
 
 
 def pack_arch(arch: Arch, header: Header, error: type[QsfError]) -> bytes:
@@ -478,18 +474,21 @@ def parse_arch(data: bytes, header: Header) -> Arch:
     last_key = -1
     while at < len(data):
         if len(data) - at < 4:
-            raise QsfFormatError(f"ARCH: {len(data) - at} bytes left at {at}, an entry begins with 4")
+            raise QsfFormatError(
+                f"ARCH: {len(data) - at} bytes left at {at}, an entry begins with 4"
+            )
         key, kind, reserved = struct.unpack_from("<HBB", data, at)
         if reserved != 0:
             raise QsfFormatError(f"ARCH: reserved byte of key {key} is {reserved}, allowed: 0")
         if key <= last_key:
             raise QsfFormatError(f"ARCH: key {key} after key {last_key}, allowed: ascending")
         last_key = key
+        # Before its value: a newer key may have a type that this release cannot measure.
+        if key < FIRST_OPTIONAL_KEY and not 1 <= key <= len(_KEYS):
+            raise QsfUnsupportedError(f"ARCH: key {key}, this release knows 1 .. {len(_KEYS)}")
         at += 4
         end = _value_end(data, at, key, kind)
         if key < FIRST_OPTIONAL_KEY:
-            if not 1 <= key <= len(_KEYS):
-                raise QsfUnsupportedError(f"ARCH: key {key}, this release knows 1 .. {len(_KEYS)}")
             name, expected, _, _ = _KEYS[key - 1]
             if kind != expected:
                 raise QsfFormatError(

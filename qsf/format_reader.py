@@ -6,8 +6,10 @@ The rules are those of csrc/format/, in the same order and with the same kind of
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,7 +19,13 @@ from types import TracebackType
 from typing import Final
 
 from qsf import format_layout as lay
-from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsupportedError
+from qsf.errors import (
+    QsfArgumentError,
+    QsfError,
+    QsfFormatError,
+    QsfIOError,
+    QsfUnsupportedError,
+)
 from qsf.format_blocks import unpack_block
 from qsf.format_layout import (
     Arch,
@@ -87,21 +95,18 @@ class Reader:
         try:
             # Without O_NONBLOCK a named pipe would wait here for a writer.
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            if not os.path.isfile(self._fd):
+            info = os.fstat(self._fd)
+            if not stat.S_ISREG(info.st_mode):
                 raise QsfIOError(f"{self.path}: not a regular file")
-            self.file_bytes = os.fstat(self._fd).st_size
+            self.file_bytes = info.st_size
             self._open_all()
-        except QsfIOError:
+        except BaseException as e:
             self.close()
-            raise
-        except OSError as e:
-            self.close()
-            raise QsfIOError(f"{self.path}: {e.strerror}") from e
-        except ValueError as e:  # a path with a zero byte
-            self.close()
-            raise QsfIOError(f"{self.path}: {e}") from e
-        except BaseException:
-            self.close()
+            if isinstance(e, QsfFormatError):
+                raise type(e)(f"{self.path}: {e}") from e
+            if isinstance(e, (OSError, ValueError)) and not isinstance(e, QsfError):
+                # ValueError: a path with a zero byte.
+                raise QsfIOError(f"{self.path}: {getattr(e, 'strerror', e)}") from e
             raise
 
     def __enter__(self) -> Reader:
@@ -157,9 +162,7 @@ class Reader:
                 f"file version {version}, this release reads version {lay.VERSION}"
             )
         if header_bytes != lay.HEADER_BYTES:
-            raise QsfFormatError(
-                f"header: size is {header_bytes}, allowed: {lay.HEADER_BYTES}"
-            )
+            raise QsfFormatError(f"header: size is {header_bytes}, allowed: {lay.HEADER_BYTES}")
         for first, end, at in ((0, 96, 96), (100, 124, 124)):
             (stored,) = struct.unpack_from("<I", data, at)
             real = zlib.crc32(data[first:end])
@@ -229,7 +232,9 @@ class Reader:
                 f" {self.file_bytes} bytes"
             )
         if tag in _TABLES and n_bytes > lay.MAX_TABLE_BYTES:
-            raise QsfFormatError(f"{name} has {n_bytes} bytes, allowed: up to {lay.MAX_TABLE_BYTES}")
+            raise QsfFormatError(
+                f"{name} has {n_bytes} bytes, allowed: up to {lay.MAX_TABLE_BYTES}"
+            )
         if tag in _UNITS and off % lay.UNIT_ALIGN != 0:
             raise QsfFormatError(f"{name} is at {off}, allowed: multiples of {lay.UNIT_ALIGN}")
         if tag in self.sections:
@@ -283,7 +288,9 @@ class Reader:
                     f" {lay.UNIT_ALIGN}, inside the file of {self.file_bytes} bytes"
                 )
             if stored == 0 or raw == 0:
-                raise QsfFormatError(f"{name}: {stored} bytes stored, {raw} raw, allowed: 1 or more")
+                raise QsfFormatError(
+                    f"{name}: {stored} bytes stored, {raw} raw, allowed: 1 or more"
+                )
             if dtype > max(Dtype):
                 raise QsfFormatError(
                     f"{name}: quantisation type is {dtype}, allowed: 0 .. {max(Dtype)}"
@@ -304,9 +311,7 @@ class Reader:
             if reserved:
                 raise QsfFormatError(f"{name}: reserved is {reserved:08x}, allowed: 0")
             self._tensor_counts.append(n_tensors)
-            units.append(
-                Unit(i + 1, off, stored, raw, crc32, dtype, compression, importance, ())
-            )
+            units.append(Unit(i + 1, off, stored, raw, crc32, dtype, compression, importance, ()))
         return units
 
     def _check_apart(self) -> tuple[Extent, ...]:
@@ -319,7 +324,7 @@ class Reader:
         for u in self.units[1:-1]:
             extents.append(Extent(u.off, u.stored_bytes, f"layer {u.idx - 1}", u.crc32, u.idx))
         extents.sort(key=lambda e: e.off)
-        for a, b in zip(extents, extents[1:], strict=False):
+        for a, b in itertools.pairwise(extents):
             if b.off - a.off < a.n_bytes:
                 raise QsfFormatError(
                     f"{a.name} ({a.n_bytes} bytes at {a.off}) overlaps {b.name} ({b.n_bytes}"
@@ -450,7 +455,7 @@ class Reader:
             except OSError as e:
                 raise QsfIOError(f"{self.path}: read at {off}: {e.strerror}") from e
             if not part:
-                raise QsfIOError(f"{self.path}: the file became shorter, {off} bytes are left")
+                raise QsfFormatError(f"the file became shorter: it ends at {off}")
             parts.append(part)
             off += len(part)
             n_bytes -= len(part)
@@ -533,7 +538,7 @@ class Reader:
             at += len(chunk)
         return bytes(out)
 
-    def tensor(self, unit_idx: int, type: int, index: int = 0) -> Tensor | None:  # noqa: A002
+    def tensor(self, unit_idx: int, type: int, index: int = 0) -> Tensor | None:
         """Return the tensor of this type in a unit; None when absent."""
         for t in self.unit(unit_idx).tensors:
             if t.type == type and t.index == index:
@@ -550,7 +555,10 @@ class Reader:
         """
         from qsf.format_verify import verify_file
 
-        verify_file(self, progress)
+        try:
+            verify_file(self, progress)
+        except QsfFormatError as e:
+            raise type(e)(f"{self.path}: {e}") from e
 
 
 def _unit_name(unit: Unit) -> str:

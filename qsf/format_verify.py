@@ -16,7 +16,7 @@ from qsf.errors import QsfFormatError
 from qsf.format_layout import Tensor, TensorType, Unit
 
 if TYPE_CHECKING:
-    from qsf.format_reader import Reader
+    from qsf.format_reader import Extent, Reader
 
 Progress = Callable[[int, int], None]
 _PIECE_BYTES: Final = 1 << 20
@@ -35,8 +35,7 @@ def verify_file(reader: Reader, progress: Progress | None = None) -> None:
     for extent in reader.extents:
         _check_zero(reader, at, extent.off)
         done = extent.off
-        for n_bytes in _check_extent(reader, extent.off, extent.n_bytes, extent.name,
-                                     extent.crc32, extent.unit_idx):  # fmt: skip
+        for n_bytes in _check_extent(reader, extent):
             done += n_bytes
             if progress is not None:
                 progress(min(done, extent.off + extent.n_bytes), total)
@@ -56,26 +55,26 @@ def _check_zero(reader: Reader, first: int, end: int) -> None:
             )
 
 
-def _check_extent(
-    reader: Reader, off: int, n_bytes: int, name: str, crc32: int | None, unit_idx: int | None
-) -> Iterator[int]:
+def _check_extent(reader: Reader, extent: Extent) -> Iterator[int]:
     """Check one extent, yielding how many bytes each step took (of a packed unit: raw ones)."""
-    if unit_idx is not None:
-        unit = reader.units[unit_idx]
+    if extent.unit_idx is not None:
+        unit = reader.units[extent.unit_idx]
         check = UnitCheck(unit, reader.band_crc32)
-        for chunk in reader.raw_chunks(unit_idx):
+        for chunk in reader.raw_chunks(unit.idx):
             check.feed(chunk)
             yield len(chunk) * unit.stored_bytes // unit.raw_bytes
         check.finish()
         return
     real = 0
-    for at in range(off, off + n_bytes, _PIECE_BYTES):
-        data = reader.read_at(at, min(_PIECE_BYTES, off + n_bytes - at))
+    end = extent.off + extent.n_bytes
+    for off in range(extent.off, end, _PIECE_BYTES):
+        data = reader.read_at(off, min(_PIECE_BYTES, end - off))
         real = zlib.crc32(data, real)
         yield len(data)
-    if crc32 is not None and real != crc32:
+    if extent.crc32 is not None and real != extent.crc32:
         raise QsfFormatError(
-            f"{name} ({n_bytes} bytes at {off}): checksum is {real:08x}, stored is {crc32:08x}"
+            f"{extent.name} ({extent.n_bytes} bytes at {extent.off}): checksum is {real:08x},"
+            f" stored is {extent.crc32:08x}"
         )
 
 

@@ -10,12 +10,12 @@ The last step writes the real header. Nothing is kept in memory but the tables.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
-import stat
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -46,8 +46,8 @@ _T = TensorType
 _ORDER: Final = (  # inside a layer: every vector before the matrix that needs it
     _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
     _T.Q, _T.K, _T.V, _T.ATTN_SUB_NORM, _T.ATTN_OUT_BIAS, _T.ATTN_OUT, _T.POST_ATTN_NORM,
-    _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.EXPERT_ROUTER, _T.FFN_UP_BIAS, _T.FFN_GATE, _T.FFN_UP,
-    _T.FFN_SUB_NORM, _T.FFN_DOWN_BIAS, _T.FFN_DOWN, _T.POST_FFN_NORM,
+    _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.EXPERT_ROUTER, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
+    _T.FFN_GATE, _T.FFN_UP, _T.FFN_SUB_NORM, _T.FFN_DOWN_BIAS, _T.FFN_DOWN, _T.POST_FFN_NORM,
 )  # fmt: skip
 _FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD)
 _EXPERT_TYPES: Final = (_T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN)
@@ -72,6 +72,7 @@ def _shapes(h: Header) -> dict[int, tuple[int, int]]:
         _T.Q_BIAS: (1, q),
         _T.K_BIAS: (1, kv),
         _T.V_BIAS: (1, kv),
+        _T.FFN_GATE_BIAS: (1, h.ffn_dim),
         _T.FFN_UP_BIAS: (1, h.ffn_dim),
         _T.EMBEDDING: (h.n_vocab, h.dim),
         _T.HEAD: (h.n_vocab, h.dim),
@@ -131,7 +132,7 @@ class Writer:
         """
         self.path = Path(path)
         self.header = header
-        if header.architecture not in iter(lay.Architecture):
+        if header.architecture not in tuple(lay.Architecture):
             raise QsfArgumentError(
                 f"architecture {header.architecture}, allowed: 0 .. {max(lay.Architecture)}"
             )
@@ -189,14 +190,14 @@ class Writer:
             )
             self._put_at(0, bytes(lay.HEADER_BYTES))
         except QsfIOError:
-            self.abort()
             raise
         except OSError as e:
-            self.abort()
             raise QsfIOError(f"{self.path}: cannot write here: {e.strerror}") from e
         except ValueError as e:  # a path with a zero byte
-            self.abort()
             raise QsfIOError(f"{self.path}: {e}") from e
+        except BaseException:
+            self.abort()
+            raise
 
     def abort(self) -> None:
         """Remove the temporary; the file at the path stays as it was. May be called again."""
@@ -214,34 +215,32 @@ class Writer:
         if self._fd < 0:
             raise QsfArgumentError(f"{self.path}: the writer is finished or was aborted")
 
-    def _io_error(self, e: OSError) -> QsfIOError:
-        return QsfIOError(f"{self.path}: {e.strerror} after {self._at} bytes")
+    @contextlib.contextmanager
+    def _system_calls(self) -> Iterator[None]:
+        """Turn what the system refuses into QsfIOError; there is no going on after that."""
+        try:
+            yield
+        except OSError as e:
+            self.abort()
+            raise QsfIOError(f"{self.path}: {e.strerror} after {self._at} bytes") from e
 
     def _put_at(self, off: int, data: Data) -> None:
         view = memoryview(data).cast("B")
-        try:
+        with self._system_calls():
             while view:
                 n = os.pwrite(self._fd, view, off)
                 view = view[n:]
                 off += n
-        except OSError as e:
-            error = self._io_error(e)
-            self.abort()
-            raise error from e
 
     def _get_at(self, off: int, n_bytes: int) -> bytes:
         """Read back what was written, all of it."""
         data = bytearray()
-        try:
+        with self._system_calls():
             while len(data) < n_bytes:
                 part = os.pread(self._fd, n_bytes - len(data), off + len(data))
                 if not part:
-                    raise OSError(0, "the temporary became shorter")
+                    raise OSError(errno.EIO, "the temporary became shorter")
                 data += part
-        except OSError as e:
-            error = self._io_error(e)
-            self.abort()
-            raise error from e
         return bytes(data)
 
     def _append(self, data: Data) -> None:
@@ -280,9 +279,9 @@ class Writer:
                 f"unit {unit_idx} after {self._n_units} units, allowed: ascending, 0 .. "
                 f"{self.header.n_layers + 1}"
             )
-        if dtype not in iter(Dtype):
+        if dtype not in tuple(Dtype):
             raise QsfArgumentError(f"quantisation type {dtype}, allowed: 0 .. {max(Dtype)}")
-        if compression not in iter(Compression):
+        if compression not in tuple(Compression):
             raise QsfArgumentError(f"compression {compression}, allowed: 0 .. {max(Compression)}")
         if compression != Compression.NONE:
             if not self._is_layer(unit_idx):
@@ -302,7 +301,7 @@ class Writer:
         unit.raw_bytes += memoryview(data).nbytes
 
     def begin_tensor(
-        self, type: int, n_rows: int, n_cols: int, dtype: int, layout: int, index: int = 0  # noqa: A002
+        self, type: int, n_rows: int, n_cols: int, dtype: int, layout: int, index: int = 0
     ) -> None:
         """Begin the unit's next tensor, in the order of docs/format.md, section 4.
 
@@ -332,9 +331,7 @@ class Writer:
         n_bytes = lay.tensor_bytes(n_rows, n_cols, dtype, layout)
         if self._is_layer(unit.idx) and unit.raw_bytes + n_bytes > 0xFFFFFFFF - 2 * lay.DATA_ALIGN:
             raise QsfArgumentError(f"{name}: the layer would reach 4 GiB")
-        self._put_raw(
-            unit, lay.TENSOR_HEADER.pack(type, n_rows, n_cols, dtype, layout, index, b"")
-        )
+        self._put_raw(unit, lay.TENSOR_HEADER.pack(type, n_rows, n_cols, dtype, layout, index, b""))
         self._tensor = Tensor(
             unit.idx, type, n_rows, n_cols, dtype, layout, index, unit.raw_bytes, n_bytes
         )
@@ -422,12 +419,11 @@ class Writer:
             compression = Compression.NONE
             if unit.compression != Compression.NONE:
                 compression, stored_bytes = self._compress(unit)
-            self._layers.append(
-                lay.LAYER_ENTRY.pack(
-                    unit.off, stored_bytes, unit.raw_bytes, unit.dtype, compression,
-                    len(unit.tensors), unit.crc32, unit.importance, 0,
-                )  # fmt: skip
-            )
+            entry = lay.LAYER_ENTRY.pack(
+                unit.off, stored_bytes, unit.raw_bytes, unit.dtype, compression,
+                len(unit.tensors), unit.crc32, unit.importance, 0,
+            )  # fmt: skip
+            self._layers.append(entry)
         else:
             self._check_fixed(unit)
             tag = "EMBD" if unit.idx == 0 else "FINL"
@@ -475,12 +471,8 @@ class Writer:
 
     def _truncate(self, n_bytes: int) -> None:
         """Drop what lies behind, so that padding passed over later reads as zero."""
-        try:
+        with self._system_calls():
             os.ftruncate(self._fd, n_bytes)
-        except OSError as e:
-            error = self._io_error(e)
-            self.abort()
-            raise error from e
         self._at = n_bytes
 
     # ---- sections and the end ----
@@ -532,15 +524,12 @@ class Writer:
         self._require_open()
         try:
             self._put_tables()
-            os.fsync(self._fd)
-            fd, self._fd = self._fd, -1
-            os.close(fd)
-            self._rename()
+            with self._system_calls():
+                os.fsync(self._fd)
+                fd, self._fd = self._fd, -1
+                os.close(fd)
+                self._rename()
             self._is_finished = True
-        except OSError as e:
-            if isinstance(e, QsfIOError):
-                raise
-            raise self._io_error(e) from e
         finally:
             self.abort()
             if not self._is_finished:

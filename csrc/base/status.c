@@ -20,3 +20,27 @@ const char *qsf_fail_text(void)
 {
     return detail_text;
 }
+
+/* No default: the compiler names the status that is missing here. */
+const char *qsf_status_name(qsf_status status)
+{
+    switch (status) {
+    case QSF_OK:
+        return "QSF_OK";
+    case QSF_ERR_ARG:
+        return "QSF_ERR_ARG";
+    case QSF_ERR_NOMEM:
+        return "QSF_ERR_NOMEM";
+    case QSF_ERR_IO:
+        return "QSF_ERR_IO";
+    case QSF_ERR_FORMAT:
+        return "QSF_ERR_FORMAT";
+    case QSF_ERR_UNSUPPORTED:
+        return "QSF_ERR_UNSUPPORTED";
+    case QSF_ERR_CANCELLED:
+        return "QSF_ERR_CANCELLED";
+    case QSF_ERR_NUMERIC:
+        return "QSF_ERR_NUMERIC";
+    }
+    return "unknown status";
+}

@@ -76,6 +76,7 @@ typedef struct qsf_unit {
     uint64_t raw_bytes;
     uint32_t crc32;        /* of the stored bytes */
     uint8_t compression;   /* qsf_compression */
+    uint8_t dtype;         /* of a layer as the index has it; else the file's; may be mixed */
     uint32_t first_tensor; /* in qsf_reader.tensors */
     uint32_t n_tensors;
     float importance;
@@ -89,6 +90,7 @@ typedef struct qsf_reader {
     uint32_t n_tensors;
     uint32_t n_sections;
     uint32_t n_bands;            /* of 16 embedding rows */
+    uint64_t directory_off;      /* in the file */
     qsf_unit *units;             /* [n_units] */
     qsf_tensor *tensors;         /* [n_tensors], sorted by unit and offset */
     qsf_section *sections;       /* [n_sections] */

@@ -20,33 +20,38 @@
 #include <stdint.h>
 
 #include "format/reader.h"
+#include "format/unit_source.h"
 
 typedef struct qsf_stream {
-    qsf_reader *reader;      /* borrowed */
-    qsf_ledger *ledger;      /* borrowed */
+    qsf_reader *reader;       /* borrowed */
+    qsf_ledger *ledger;       /* borrowed */
     unsigned char **resident; /* [n_units]; NULL: streamed */
-    unsigned char *window;   /* [window_bytes]; NULL when every unit is resident */
+    unsigned char *window;    /* [window_bytes]; NULL when every unit is resident */
     size_t window_bytes;
-    unsigned char *stored;   /* one compressed block; NULL when no streamed unit is compressed */
+    unsigned char *stored;    /* codec workspace, then a block; NULL: none streamed needs it */
     size_t stored_bytes;
-    unsigned char *band;     /* a band of embedding rows; NULL when unit 0 is resident */
+    unsigned char *band;      /* a band of embedding rows; NULL when unit 0 is resident */
     size_t band_bytes;
-    uint32_t band_idx;       /* which band is held; UINT32_MAX: none */
-    /* the unit being passed through */
-    uint32_t unit_idx;       /* UINT32_MAX: none */
-    uint64_t file_done_bytes; /* stored bytes read so far */
-    uint64_t raw_done_bytes; /* raw bytes produced so far = raw offset of the window's end */
-    uint64_t window_off;     /* raw offset of the window's first byte */
-    uint32_t running_crc32;
+    uint32_t band_idx;        /* which band is held; UINT32_MAX: none */
+    /* the unit being passed through; source.raw_done_bytes is the end of the window */
+    uint32_t unit_idx;        /* UINT32_MAX: none */
+    uint64_t window_off;      /* raw offset of the window's first byte, a multiple of 64 */
+    qsf_unit_source source;
     /* statistics since init */
     uint64_t read_bytes;
     uint64_t read_ns;
 } qsf_stream;
 
-/* How large a window and block buffer these units need at least, so that every tile
- * row and every vector of a streamed unit fits. is_resident [n_units]. */
+/* What init takes from the ledger for these units besides the resident ones themselves
+ * (raw_bytes each) and n_units pointers: a window in which every tile row and every vector
+ * of a streamed unit fits, a block buffer when any unit is compressed (also a resident
+ * one is decoded through it; it is given back if that was its only use), a band of
+ * embedding rows. Each a multiple of 64, 0 when not needed. is_resident [n_units]. */
 void qsf_stream_least_bytes(const qsf_reader *r, const bool *is_resident, size_t *window_bytes,
                             size_t *stored_bytes, size_t *band_bytes);
+
+/* Bytes of the stream's own tables, which it takes besides the buffers. */
+size_t qsf_stream_table_bytes(const qsf_reader *r);
 
 /* Takes memory from the ledger, then loads and verifies the resident units.
  * window_bytes >= the least. On failure nothing is held. */
@@ -57,15 +62,15 @@ void qsf_stream_destroy(qsf_stream *s);
 qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx);
 
 /* Makes raw bytes [off, off + n_bytes) of the begun unit readable until the next
- * acquire or end_unit. Offsets ascend; n_bytes <= qsf_stream_span_bytes(). On failure
- * the unit is abandoned. */
+ * acquire or end_unit. Offsets ascend; n_bytes <= qsf_stream_span_bytes(). *out lies in
+ * memory as off lies in the unit, modulo 64. On failure the unit is abandoned. */
 qsf_status qsf_stream_acquire(qsf_stream *s, uint64_t off, size_t n_bytes,
                               const unsigned char **out);
 
 /* Passes over the rest of the unit and verifies its checksum. */
 qsf_status qsf_stream_end_unit(qsf_stream *s);
 
-/* Drops the begun unit after a failure or a cancellation. */
+/* Drops the begun unit, if there is one, after a failure or a cancellation. */
 void qsf_stream_abandon(qsf_stream *s);
 
 /* The most bytes one acquire of this unit may ask for (SIZE_MAX when it is resident). */

@@ -27,10 +27,12 @@ typedef struct qsf_ledger {
     uint64_t held_bytes;
     uint64_t peak_bytes;
     uint64_t held_by_use[QSF_USE_COUNT];
-    uint64_t n_acquired;       /* requests granted so far */
-    int64_t grants_until_fault; /* tests: the N-th request from now fails; negative: never */
+    uint64_t n_acquired; /* requests granted so far */
+    /* Tests: so many requests go well, then one fails, then none. Negative: never. */
+    int64_t grants_until_fault;
 } qsf_ledger;
 
+/* Without a ceiling: UINT64_MAX. */
 void qsf_ledger_init(qsf_ledger *l, uint64_t ceiling_bytes);
 
 /* 64-byte aligned, zeroed; NULL when it would exceed the ceiling, when the system has

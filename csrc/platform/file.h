@@ -6,6 +6,7 @@
 #ifndef QSF_PLATFORM_FILE_H
 #define QSF_PLATFORM_FILE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -15,7 +16,8 @@
 typedef struct qsf_file {
     int fd; /* -1: closed */
     uint64_t n_bytes;
-    int64_t reads_until_fault; /* tests: fails the N-th read from now; negative: never */
+    /* Tests: so many reads go well, then one fails, then none. Negative: never. */
+    _Atomic int64_t reads_until_fault;
 } qsf_file;
 
 /* `path` is UTF-8. QSF_ERR_IO: missing, unreadable, or not a regular file; the text

@@ -1,7 +1,4 @@
-/* thread.h - threads, mutexes and conditions of the system; nothing more.
- *
- * Opaque storage is completed in thread_posix.c; sizes are checked there.
- */
+/* thread.h - threads, mutexes and conditions of the system; nothing more. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_THREAD_H
 #define QSF_PLATFORM_THREAD_H
@@ -33,8 +30,10 @@ void qsf_condition_destroy(qsf_condition *c);
 void qsf_condition_wait(qsf_condition *c, qsf_mutex *m);
 void qsf_condition_wake_all(qsf_condition *c);
 
-/* Starts `run(arg)` with a stack of stack_bytes and all signals blocked, so that
- * the application's handlers run on its own threads. */
+/* Starts `run(arg)` with a stack of stack_bytes (more where the system's least is
+ * more). Signals are blocked in it, so that the application's handlers run on its own
+ * threads; not those that a fault of the thread itself raises, such as SIGSEGV.
+ * QSF_ERR_NOMEM when the system has no room for a thread. */
 qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void *), void *arg);
 void qsf_thread_join(qsf_thread *t);
 

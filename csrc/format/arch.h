@@ -1,0 +1,15 @@
+/* arch.h - the ARCH section: architecture key-values. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_FORMAT_ARCH_H
+#define QSF_FORMAT_ARCH_H
+
+#include <stddef.h>
+
+#include "format/reader.h"
+
+/* Parses a whole section; keys that are absent get their defaults, which depend on
+ * the header. QSF_ERR_FORMAT, QSF_ERR_UNSUPPORTED (a key this build must know). */
+qsf_status qsf_arch_parse(const unsigned char *bytes, size_t n_bytes, const qsf_header *h,
+                          qsf_arch *out);
+
+#endif

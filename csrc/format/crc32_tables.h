@@ -1,0 +1,12 @@
+/* crc32_tables.h - the constants of crc32.c. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_FORMAT_CRC32_TABLES_H
+#define QSF_FORMAT_CRC32_TABLES_H
+
+#include <stdint.h>
+
+#define QSF_CRC32_TABLES 16
+
+extern const uint32_t qsf_crc32_tables[QSF_CRC32_TABLES][256];
+
+#endif

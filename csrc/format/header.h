@@ -1,0 +1,25 @@
+/* header.h - the first 128 bytes of a .qsf file as checked numbers. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_FORMAT_HEADER_H
+#define QSF_FORMAT_HEADER_H
+
+#include <stdint.h>
+
+#include "format/reader.h"
+
+/* Where the header says the rest of the file is; extents are not checked here. */
+typedef struct qsf_header_links {
+    uint64_t layr_off;
+    uint64_t embd_off;
+    uint64_t finl_off;
+    uint64_t directory_off;
+    uint32_t n_sections;
+    uint32_t directory_crc32;
+    uint32_t layr_crc32;
+} qsf_header_links;
+
+/* bytes [QSF_HEADER_BYTES]; file_bytes is the real size. QSF_ERR_FORMAT, _UNSUPPORTED. */
+qsf_status qsf_header_parse(const unsigned char *bytes, uint64_t file_bytes, qsf_header *h,
+                            qsf_header_links *links);
+
+#endif

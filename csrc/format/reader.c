@@ -1,0 +1,122 @@
+/* reader.c - opens a file in the order of docs/format.md: each step trusts only those before. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "format/reader.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/status.h"
+#include "format/arch.h"
+#include "format/crc32.h"
+#include "format/directory.h"
+#include "format/header.h"
+#include "format/tensor_table.h"
+
+static qsf_status read_arch(qsf_reader *r)
+{
+    const qsf_section *const s = qsf_reader_section(r, "ARCH");
+    const size_t n_bytes = (size_t)s->n_bytes;
+    unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
+    if (bytes == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "section ARCH: %zu bytes", n_bytes);
+    qsf_status status = qsf_reader_read_section(r, s, bytes);
+    if (status == QSF_OK)
+        status = qsf_arch_parse(bytes, n_bytes, &r->header, &r->arch);
+    qsf_ledger_release(r->ledger, QSF_USE_TABLES, bytes, n_bytes);
+    return status;
+}
+
+static qsf_status read_bands(qsf_reader *r)
+{
+    const size_t n_bytes = r->n_bands * sizeof *r->band_crc32;
+    r->band_crc32 = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
+    if (r->band_crc32 == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "checksums of embedding bands: %zu bytes", n_bytes);
+    QSF_TRY(qsf_reader_read_section(r, qsf_reader_section(r, "EBND"), r->band_crc32));
+    for (uint32_t i = 0; i < r->n_bands; i++) /* from the file's byte order to the machine's */
+        r->band_crc32[i] = qsf_load_u32((const unsigned char *)&r->band_crc32[i]);
+    return QSF_OK;
+}
+
+static qsf_status read_all(qsf_reader *r)
+{
+    unsigned char bytes[QSF_HEADER_BYTES];
+    qsf_header_links links;
+    if (r->file.n_bytes < QSF_HEADER_BYTES)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "not a QSF file: %" PRIu64 " bytes, its header alone has %d",
+                        r->file.n_bytes, QSF_HEADER_BYTES);
+    QSF_TRY(qsf_file_read_at(&r->file, 0, bytes, sizeof bytes));
+    QSF_TRY(qsf_header_parse(bytes, r->file.n_bytes, &r->header, &links));
+    QSF_TRY(qsf_directory_read(r, &links));
+    QSF_TRY(qsf_directory_read_units(r));
+    QSF_TRY(read_arch(r));
+    QSF_TRY(qsf_tensor_table_read(r));
+    return read_bands(r);
+}
+
+qsf_status qsf_reader_open(qsf_reader *r, qsf_ledger *ledger, const char *path,
+                           int64_t reads_until_fault)
+{
+    memset(r, 0, sizeof *r);
+    r->file.fd = -1;
+    const uint64_t held_bytes = ledger->held_bytes;
+    QSF_TRY(qsf_file_open(&r->file, path));
+    r->ledger = ledger;
+    r->file.reads_until_fault = reads_until_fault;
+    const qsf_status status = read_all(r);
+    if (status != QSF_OK) {
+        qsf_reader_close(r);
+        return status;
+    }
+    r->tables_bytes = ledger->held_bytes - held_bytes;
+    return QSF_OK;
+}
+
+void qsf_reader_close(qsf_reader *r)
+{
+    if (r->ledger == NULL) /* zeroed or closed: its fd 0 is not a file of ours */
+        return;
+    qsf_ledger *const l = r->ledger;
+    qsf_ledger_release(l, QSF_USE_TABLES, r->band_crc32, r->n_bands * sizeof *r->band_crc32);
+    qsf_ledger_release(l, QSF_USE_TABLES, r->tensors, r->n_tensors * sizeof *r->tensors);
+    qsf_ledger_release(l, QSF_USE_TABLES, r->units, r->n_units * sizeof *r->units);
+    qsf_ledger_release(l, QSF_USE_TABLES, r->sections, r->n_sections * sizeof *r->sections);
+    qsf_file_close(&r->file);
+    memset(r, 0, sizeof *r);
+    r->file.fd = -1;
+}
+
+const qsf_section *qsf_reader_section(const qsf_reader *r, const char *tag)
+{
+    for (uint32_t i = 0; i < r->n_sections; i++)
+        if (memcmp(r->sections[i].tag, tag, 4) == 0)
+            return &r->sections[i];
+    return NULL;
+}
+
+qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *dst)
+{
+    QSF_TRY(qsf_file_read_at(&r->file, s->off, dst, (size_t)s->n_bytes));
+    const uint32_t crc32 = qsf_crc32(0, dst, (size_t)s->n_bytes);
+    if (crc32 != s->crc32)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "section %s (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08" PRIx32
+                        ", stored is %08" PRIx32,
+                        s->tag, s->n_bytes, s->off, crc32, s->crc32);
+    return QSF_OK;
+}
+
+const qsf_tensor *qsf_reader_tensor(const qsf_reader *r, uint32_t unit_idx, uint32_t type)
+{
+    if (unit_idx >= r->n_units)
+        return NULL;
+    const qsf_unit *const u = &r->units[unit_idx];
+    for (uint32_t i = 0; i < u->n_tensors; i++) {
+        const qsf_tensor *const t = &r->tensors[u->first_tensor + i];
+        if (t->type == type && t->index == 0)
+            return t;
+    }
+    return NULL;
+}

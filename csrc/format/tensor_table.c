@@ -1,0 +1,244 @@
+/* tensor_table.c - reads and checks the tensor table: docs/format.md, section 4.
+ *
+ * Offsets are recomputed from the sizes, so no tensor can reach past its unit, and a unit has
+ * no byte that belongs to no tensor:
+ *
+ *     unit   |header|data.........|pad|header|data....|pad|
+ *            0      64                ^ next               ^ raw bytes
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "format/tensor_table.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/checked.h"
+#include "base/dtype.h"
+#include "base/status.h"
+
+#define N_INDICES 65536U /* values of qsf_tensor.index */
+#define SEEN_BYTES (QSF_TENSOR_TYPE_COUNT * N_INDICES / 8)
+
+/* Which (type, index) occurred in one unit. Nearly every index is 0, so the bitmap for the
+ * others is taken only when the first of them comes. */
+typedef struct seen_set {
+    uint32_t zero_types;   /* bit t: (type t, index 0) */
+    unsigned char *others; /* [SEEN_BYTES]; NULL until needed */
+} seen_set;
+
+static qsf_status add_seen(qsf_reader *r, seen_set *seen, const qsf_tensor *t)
+{
+    bool was_seen;
+    if (t->index == 0) {
+        was_seen = (seen->zero_types >> t->type & 1) != 0;
+        seen->zero_types |= UINT32_C(1) << t->type;
+    } else {
+        if (seen->others == NULL)
+            seen->others = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, SEEN_BYTES);
+        if (seen->others == NULL)
+            return QSF_FAIL(QSF_ERR_NOMEM, "set of tensor indices: %u bytes", SEEN_BYTES);
+        const uint32_t bit = t->type * N_INDICES + t->index;
+        was_seen = (seen->others[bit / 8] >> bit % 8 & 1) != 0;
+        seen->others[bit / 8] |= (unsigned char)(1U << bit % 8);
+    }
+    if (was_seen)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: unit %" PRIu32 " has type %" PRIu32 ", index %d twice",
+                        t->unit_idx, t->type, t->index);
+    return QSF_OK;
+}
+
+/* Forgets a unit in time proportional to its tensors, not to the bitmap. */
+static void clear_seen(seen_set *seen, const qsf_tensor *tensors, uint32_t n_tensors)
+{
+    seen->zero_types = 0;
+    for (uint32_t i = 0; seen->others != NULL && i < n_tensors; i++)
+        seen->others[(tensors[i].type * N_INDICES + tensors[i].index) / 8] = 0;
+}
+
+/* Bytes of the data of a tensor, without padding; false: no tensor may have this shape, type
+ * and layout. */
+static bool measure(const qsf_tensor *t, uint64_t *data_bytes)
+{
+    if (t->n_rows < 1 || t->n_rows > QSF_MAX_EXTENT_ROWS || t->n_cols < 1 ||
+        t->n_cols > QSF_MAX_EXTENT_ROWS)
+        return false;
+    if (t->layout == QSF_LAYOUT_VECTOR) {
+        *data_bytes = (uint64_t)t->n_cols * qsf_dtype_scalar_bytes(t->dtype);
+        return t->n_rows == 1 && *data_bytes != 0;
+    }
+    /* At most 2^20 x 2^18 tiles of 4096 bytes: no overflow. */
+    const uint64_t n_tiles =
+        (uint64_t)qsf_ceil_div(t->n_rows, QSF_TILE_ROWS) * qsf_ceil_div(t->n_cols, QSF_BLOCK);
+    *data_bytes = n_tiles * qsf_dtype_tile_bytes(t->dtype);
+    return t->layout == QSF_LAYOUT_TILES && *data_bytes != 0;
+}
+
+/* Everything about one entry that does not depend on its neighbours. */
+static qsf_status parse_tensor(const qsf_reader *r, const unsigned char *entry, uint32_t entry_idx,
+                               qsf_tensor *t)
+{
+    t->unit_idx = qsf_load_u32(entry);
+    t->type = qsf_load_u32(entry + 4);
+    t->n_rows = qsf_load_u32(entry + 8);
+    t->n_cols = qsf_load_u32(entry + 12);
+    t->dtype = entry[16];
+    t->layout = entry[17];
+    t->index = qsf_load_u16(entry + 18);
+    t->data_off = qsf_load_u64(entry + 24);
+    const uint32_t reserved = qsf_load_u32(entry + 20);
+    if (t->unit_idx >= r->n_units)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: entry %" PRIu32 " is of unit %" PRIu32
+                        ", allowed: 0 .. %" PRIu32,
+                        entry_idx, t->unit_idx, r->n_units - 1);
+    if (t->type >= QSF_TENSOR_TYPE_COUNT)
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                        "tensor table: entry %" PRIu32 " has tensor type %" PRIu32
+                        ", this build knows 0 .. %d",
+                        entry_idx, t->type, QSF_TENSOR_TYPE_COUNT - 1);
+    if (reserved != 0)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: reserved of entry %" PRIu32 " is %08" PRIx32 ", allowed: 0",
+                        entry_idx, reserved);
+    if (!measure(t, &t->data_bytes))
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: entry %" PRIu32 " is [%" PRIu32 ", %" PRIu32
+                        "] of layout %d in type %d (%s), allowed: layout 0, 1 row, f16 or f32; or "
+                        "layout 1, a tile type; each dimension 1 .. %u",
+                        entry_idx, t->n_rows, t->n_cols, t->layout, t->dtype,
+                        qsf_dtype_name(t->dtype), QSF_MAX_EXTENT_ROWS);
+    return QSF_OK;
+}
+
+/* Takes the entries of unit_idx from *at on and checks that they fill it exactly. */
+static qsf_status place_unit(qsf_reader *r, seen_set *seen, uint32_t unit_idx, uint32_t *at)
+{
+    qsf_unit *const u = &r->units[unit_idx];
+    u->first_tensor = *at;
+    uint64_t off = 0;
+    for (; *at < r->n_tensors && r->tensors[*at].unit_idx == unit_idx; (*at)++) {
+        const qsf_tensor *const t = &r->tensors[*at];
+        QSF_TRY(add_seen(r, seen, t));
+        if (t->data_off != off + QSF_TENSOR_HEADER_BYTES ||
+            !qsf_extent_inside(t->data_off, t->data_bytes, u->raw_bytes))
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "tensor table: entry %" PRIu32 " has %" PRIu64 " bytes at %" PRIu64
+                            ", allowed: at %" PRIu64 ", inside unit %" PRIu32 " of %" PRIu64
+                            " bytes",
+                            *at, t->data_bytes, t->data_off, off + QSF_TENSOR_HEADER_BYTES,
+                            unit_idx, u->raw_bytes);
+        /* Cannot wrap: the data is inside a unit, whose bytes are fewer than 2^63. */
+        off = t->data_off + t->data_bytes;
+        off = (off + (QSF_DATA_ALIGN - 1)) & ~(uint64_t)(QSF_DATA_ALIGN - 1);
+    }
+    const uint32_t n_tensors = *at - u->first_tensor;
+    if (off != u->raw_bytes)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: the %" PRIu32 " tensors of unit %" PRIu32 " take %" PRIu64
+                        " bytes, the unit has %" PRIu64,
+                        n_tensors, unit_idx, off, u->raw_bytes);
+    if (unit_idx > 0 && unit_idx + 1 < r->n_units && n_tensors != u->n_tensors)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: unit %" PRIu32 " has %" PRIu32
+                        " tensors, the layer index says %" PRIu32,
+                        unit_idx, n_tensors, u->n_tensors);
+    u->n_tensors = n_tensors;
+    clear_seen(seen, r->tensors + u->first_tensor, n_tensors);
+    return QSF_OK;
+}
+
+static qsf_status check_is(const qsf_tensor *t, uint32_t type, uint8_t layout, uint32_t n_rows,
+                           uint32_t n_cols)
+{
+    if (t->type != type || t->index != 0 || t->layout != layout || t->n_rows != n_rows ||
+        t->n_cols != n_cols)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: unit %" PRIu32 " has type %" PRIu32
+                        ", index %d, layout %d, [%" PRIu32 ", %" PRIu32 "] where type %" PRIu32
+                        ", index 0, layout %d, [%" PRIu32 ", %" PRIu32 "] belongs",
+                        t->unit_idx, t->type, t->index, t->layout, t->n_rows, t->n_cols, type,
+                        layout, n_rows, n_cols);
+    return QSF_OK;
+}
+
+/* The embedding unit and the final unit have fixed contents; the layers have none of theirs. */
+static qsf_status check_contents(const qsf_reader *r)
+{
+    const qsf_header *const h = &r->header;
+    const qsf_unit *const embd = &r->units[0];
+    const qsf_unit *const finl = &r->units[r->n_units - 1];
+    if (embd->n_tensors != 1)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: the embedding unit has %" PRIu32 " tensors, allowed: 1",
+                        embd->n_tensors);
+    QSF_TRY(check_is(&r->tensors[0], QSF_TENSOR_EMBEDDING, QSF_LAYOUT_TILES, h->n_vocab, h->dim));
+    for (uint32_t i = 1; i < finl->first_tensor; i++)
+        if (r->tensors[i].type >= QSF_TENSOR_EMBEDDING)
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "tensor table: entry %" PRIu32 " of a layer has type %" PRIu32
+                            ", allowed in layers: 0 .. %d",
+                            i, r->tensors[i].type, QSF_TENSOR_EMBEDDING - 1);
+
+    /* In the order of use: norm, its bias if it has one, the head unless it is tied. */
+    const qsf_tensor *const t = &r->tensors[finl->first_tensor];
+    uint32_t i = 1;
+    QSF_TRY(check_is(&t[0], QSF_TENSOR_FINAL_NORM, QSF_LAYOUT_VECTOR, 1, h->dim));
+    if (i < finl->n_tensors && t[i].type == QSF_TENSOR_FINAL_NORM_BIAS)
+        QSF_TRY(check_is(&t[i++], QSF_TENSOR_FINAL_NORM_BIAS, QSF_LAYOUT_VECTOR, 1, h->dim));
+    if (i < finl->n_tensors && !r->arch.tied_head)
+        QSF_TRY(check_is(&t[i++], QSF_TENSOR_HEAD, QSF_LAYOUT_TILES, h->n_vocab, h->dim));
+    else if (!r->arch.tied_head)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: the final unit has no output head (type %d), and ARCH does "
+                        "not tie it to the embedding",
+                        QSF_TENSOR_HEAD);
+    if (i < finl->n_tensors)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: the final unit has type %" PRIu32
+                        " after its last tensor (head %s)",
+                        t[i].type, r->arch.tied_head ? "tied" : "not tied");
+    return QSF_OK;
+}
+
+static qsf_status parse_table(qsf_reader *r, const unsigned char *bytes)
+{
+    for (uint32_t i = 0; i < r->n_tensors; i++)
+        QSF_TRY(parse_tensor(r, bytes + (size_t)i * QSF_TENSOR_ENTRY_BYTES, i, &r->tensors[i]));
+    seen_set seen = {0};
+    uint32_t at = 0;
+    qsf_status status = QSF_OK;
+    for (uint32_t u = 0; status == QSF_OK && u < r->n_units; u++)
+        status = place_unit(r, &seen, u, &at);
+    qsf_ledger_release(r->ledger, QSF_USE_TABLES, seen.others, SEEN_BYTES);
+    QSF_TRY(status);
+    if (at != r->n_tensors)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: entry %" PRIu32 " is of unit %" PRIu32
+                        ", allowed: sorted by unit",
+                        at, r->tensors[at].unit_idx);
+    return check_contents(r);
+}
+
+qsf_status qsf_tensor_table_read(qsf_reader *r)
+{
+    const qsf_section *const tens = qsf_reader_section(r, "TENS");
+    const size_t n_bytes = (size_t)tens->n_bytes;
+    if (n_bytes % QSF_TENSOR_ENTRY_BYTES != 0)
+        return QSF_FAIL(QSF_ERR_FORMAT, "section TENS has %zu bytes, allowed: multiples of %d",
+                        n_bytes, QSF_TENSOR_ENTRY_BYTES);
+    r->n_tensors = (uint32_t)(n_bytes / QSF_TENSOR_ENTRY_BYTES);
+    r->tensors = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_tensors * sizeof *r->tensors);
+    unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
+    qsf_status status = QSF_OK;
+    if (r->tensors == NULL || bytes == NULL)
+        status = QSF_FAIL(QSF_ERR_NOMEM, "tensor table: %zu bytes, and %zu to read it",
+                          r->n_tensors * sizeof *r->tensors, n_bytes);
+    if (status == QSF_OK)
+        status = qsf_reader_read_section(r, tens, bytes);
+    if (status == QSF_OK)
+        status = parse_table(r, bytes);
+    qsf_ledger_release(r->ledger, QSF_USE_TABLES, bytes, n_bytes);
+    return status;
+}

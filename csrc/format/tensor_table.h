@@ -1,0 +1,11 @@
+/* tensor_table.h - the TENS section: every tensor of every unit. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_FORMAT_TENSOR_TABLE_H
+#define QSF_FORMAT_TENSOR_TABLE_H
+
+#include "format/reader.h"
+
+/* Fills r->tensors and the tensors of r->units; header, arch and units are there. */
+qsf_status qsf_tensor_table_read(qsf_reader *r);
+
+#endif

@@ -1,0 +1,64 @@
+/* ledger.c - counts before it allocates. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "memory/ledger.h"
+
+#include <assert.h>
+
+#include "platform/heap.h"
+
+void qsf_ledger_init(qsf_ledger *l, uint64_t ceiling_bytes)
+{
+    *l = (qsf_ledger){.ceiling_bytes = ceiling_bytes, .grants_until_fault = -1};
+}
+
+void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes)
+{
+    assert(n_bytes >= 1 && (unsigned)use < QSF_USE_COUNT);
+    if (l->grants_until_fault >= 0 && l->grants_until_fault-- == 0)
+        return NULL;
+    if (n_bytes > l->ceiling_bytes - l->held_bytes)
+        return NULL;
+    void *const p = qsf_heap_alloc(n_bytes);
+    if (p == NULL)
+        return NULL;
+    l->held_bytes += n_bytes;
+    l->held_by_use[use] += n_bytes;
+    l->n_acquired++;
+    if (l->held_bytes > l->peak_bytes)
+        l->peak_bytes = l->held_bytes;
+    return p;
+}
+
+void qsf_ledger_release(qsf_ledger *l, qsf_use use, void *p, size_t n_bytes)
+{
+    if (p == NULL)
+        return;
+    assert((unsigned)use < QSF_USE_COUNT && n_bytes <= l->held_by_use[use]);
+    l->held_bytes -= n_bytes;
+    l->held_by_use[use] -= n_bytes;
+    qsf_heap_free(p, n_bytes);
+}
+
+/* No default: the compiler names the use that is missing here. */
+const char *qsf_use_name(qsf_use use)
+{
+    switch (use) {
+    case QSF_USE_HANDLE:
+        return "handle";
+    case QSF_USE_TABLES:
+        return "tables";
+    case QSF_USE_WEIGHTS:
+        return "weights";
+    case QSF_USE_WINDOW:
+        return "window";
+    case QSF_USE_EMBEDDING:
+        return "embedding";
+    case QSF_USE_KV:
+        return "kv";
+    case QSF_USE_SCRATCH:
+        return "scratch";
+    case QSF_USE_COUNT:
+        break;
+    }
+    return "unknown";
+}

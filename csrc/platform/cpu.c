@@ -1,0 +1,142 @@
+/* cpu.c - the level to use, and how many cores there are to use it on. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "platform/cpu.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/status.h"
+#include "platform/cgroup.h"
+#include "platform/procfile.h"
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+/* No default: the compiler names the level that is missing here. */
+const char *qsf_isa_name(qsf_isa isa)
+{
+    switch (isa) {
+    case QSF_ISA_SCALAR:
+        return "scalar";
+    case QSF_ISA_AVX2:
+        return "avx2";
+    case QSF_ISA_AVX512:
+        return "avx512";
+    case QSF_ISA_COUNT:
+        break;
+    }
+    return "unknown";
+}
+
+#if !QSF_ARCH_X86
+qsf_isa qsf_isa_detect(void)
+{
+    return QSF_ISA_SCALAR;
+}
+#endif
+
+/* "scalar avx2": the levels up to `highest`. */
+static void list_levels(char *text, size_t cap_bytes, qsf_isa highest)
+{
+    size_t used_bytes = 0;
+    for (int level = 0; level <= (int)highest && used_bytes < cap_bytes; level++) {
+        const int n_bytes = snprintf(text + used_bytes, cap_bytes - used_bytes, "%s%s",
+                                     level > 0 ? " " : "", qsf_isa_name((qsf_isa)level));
+        used_bytes += n_bytes > 0 ? (size_t)n_bytes : 0;
+    }
+}
+
+qsf_status qsf_isa_choose(qsf_isa *out)
+{
+    const qsf_isa highest = qsf_isa_detect();
+    const char *const wanted = getenv("QSF_ISA");
+    *out = highest;
+    if (wanted == NULL || *wanted == '\0')
+        return QSF_OK;
+    char available[64];
+    list_levels(available, sizeof available, highest);
+    for (int level = 0; level < (int)QSF_ISA_COUNT; level++) {
+        if (strcmp(wanted, qsf_isa_name((qsf_isa)level)) != 0)
+            continue;
+        if (level > (int)highest)
+            return QSF_FAIL(QSF_ERR_ARG, "QSF_ISA is \"%s\", which this machine lacks; it has: %s",
+                            wanted, available);
+        *out = (qsf_isa)level;
+        return QSF_OK;
+    }
+    return QSF_FAIL(QSF_ERR_ARG, "QSF_ISA is \"%.32s\", which is unknown; this machine has: %s",
+                    wanted, available);
+}
+
+#if defined(__linux__)
+
+#define MAX_CPUS 8192 /* the most that a Linux kernel can be built for */
+
+typedef struct cpu_mask {
+    cpu_set_t sets[MAX_CPUS / CPU_SETSIZE];
+} cpu_mask;
+
+static bool mask_has(const cpu_mask *mask, size_t cpu)
+{
+    return CPU_ISSET_S(cpu, sizeof mask->sets, mask->sets) != 0;
+}
+
+/* Does a processor of a lower number, on the same core, belong to the mask too? Then the
+ * core has been counted. The list looks like "0,64" or "0-3"; unreadable: own core. */
+static bool core_is_counted(const cpu_mask *mask, size_t cpu)
+{
+    char path[128];
+    char list[256];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list",
+             cpu);
+    if (!qsf_procfile_read(path, list, sizeof list))
+        return false;
+    char *at = list;
+    while (*at >= '0' && *at <= '9') {
+        const size_t first = strtoul(at, &at, 10);
+        const size_t last = *at == '-' ? strtoul(at + 1, &at, 10) : first;
+        for (size_t other = first; other <= last && other < cpu; other++)
+            if (mask_has(mask, other))
+                return true;
+        at += *at == ',';
+    }
+    return false;
+}
+
+/* 0 when the system does not say. */
+static uint32_t count_cores(void)
+{
+    cpu_mask mask;
+    memset(&mask, 0, sizeof mask);
+    if (sched_getaffinity(0, sizeof mask.sets, mask.sets) != 0)
+        return 0;
+    uint32_t n_cores = 0;
+    for (size_t cpu = 0; cpu < MAX_CPUS; cpu++)
+        n_cores += mask_has(&mask, cpu) && !core_is_counted(&mask, cpu);
+    return n_cores;
+}
+
+#else
+
+static uint32_t count_cores(void)
+{
+    return 0;
+}
+
+#endif
+
+uint32_t qsf_cpu_core_count(void)
+{
+    uint32_t n_cores = count_cores();
+    if (n_cores == 0) {
+        const long n_online = sysconf(_SC_NPROCESSORS_ONLN);
+        n_cores = n_online > 0 ? (uint32_t)n_online : 1;
+    }
+    qsf_cgroup group;
+    qsf_cgroup_read(&group, "");
+    return n_cores < group.n_cpus ? n_cores : group.n_cpus;
+}

@@ -1,0 +1,99 @@
+/* file_posix.c - files through POSIX open, fstat and pread. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "platform/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "base/status.h"
+
+static const char *kind_name(mode_t mode)
+{
+    if (S_ISDIR(mode))
+        return "a folder";
+    if (S_ISFIFO(mode))
+        return "a pipe";
+    if (S_ISSOCK(mode))
+        return "a socket";
+    return "a device";
+}
+
+qsf_status qsf_file_open(qsf_file *f, const char *path)
+{
+    f->fd = -1;
+    f->n_bytes = 0;
+    f->reads_until_fault = -1;
+
+    /* Without O_NONBLOCK, opening a pipe would wait for its other end. */
+    int fd;
+    do {
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    } while (fd < 0 && errno == EINTR);
+    if (fd < 0)
+        return QSF_FAIL(QSF_ERR_IO, "cannot open %s: %s", path, strerror(errno));
+
+    struct stat about;
+    if (fstat(fd, &about) != 0) {
+        const int why = errno;
+        close(fd);
+        return QSF_FAIL(QSF_ERR_IO, "cannot inspect %s: %s", path, strerror(why));
+    }
+    if (!S_ISREG(about.st_mode)) {
+        close(fd);
+        return QSF_FAIL(QSF_ERR_IO, "cannot open %s: it is %s, not a regular file", path,
+                        kind_name(about.st_mode));
+    }
+    f->fd = fd;
+    f->n_bytes = (uint64_t)about.st_size;
+    return QSF_OK;
+}
+
+void qsf_file_close(qsf_file *f)
+{
+    if (f->fd >= 0)
+        close(f->fd);
+    f->fd = -1;
+}
+
+/* Counts this read down; true when it is the one that has to fail. */
+static bool fault_is_due(qsf_file *f)
+{
+    if (atomic_load_explicit(&f->reads_until_fault, memory_order_relaxed) < 0)
+        return false;
+    return atomic_fetch_sub_explicit(&f->reads_until_fault, 1, memory_order_relaxed) == 0;
+}
+
+qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes)
+{
+    if (fault_is_due(f))
+        return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": failed on request", n_bytes,
+                        offset);
+    if (!qsf_extent_inside(offset, n_bytes, INT64_MAX)) /* off_t is signed */
+        return QSF_FAIL(QSF_ERR_FORMAT, "read of %zu bytes at %" PRIu64 " is beyond any file",
+                        n_bytes, offset);
+    unsigned char *to = dst;
+    size_t left_bytes = n_bytes;
+    uint64_t from = offset;
+    while (left_bytes > 0) {
+        const ssize_t got = pread(f->fd, to, left_bytes, (off_t)from);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": %s", left_bytes, from,
+                            strerror(errno));
+        if (got == 0)
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "file ends %zu bytes early: wanted %zu at %" PRIu64 ", it had %" PRIu64
+                            " bytes when opened",
+                            left_bytes, n_bytes, offset, f->n_bytes);
+        to += got;
+        left_bytes -= (size_t)got;
+        from += (uint64_t)got;
+    }
+    return QSF_OK;
+}

@@ -1,0 +1,57 @@
+/* heap.c - small blocks from the C library, large ones from mmap.
+ *
+ * Which of the two a block came from follows from its size alone, so nothing has to
+ * be stored beside it. Under AddressSanitizer all come from the C library, because
+ * it watches only those for overruns and leaks.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "platform/heap.h"
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/asan.h"
+
+#define MAPPED_FROM_BYTES ((size_t)128 * 1024)
+/* No system has more, and rounding up cannot wrap; AddressSanitizer would end the
+ * process from 2^40 on instead of returning NULL. */
+#define MAX_BYTES (QSF_ASAN ? (size_t)1 << 39 : SIZE_MAX / 2)
+
+static bool is_mapped(size_t n_bytes)
+{
+    return !QSF_ASAN && n_bytes >= MAPPED_FROM_BYTES;
+}
+
+void *qsf_heap_alloc(size_t n_bytes)
+{
+    assert(n_bytes >= 1);
+    if (n_bytes > MAX_BYTES)
+        return NULL;
+    if (is_mapped(n_bytes)) {
+        /* The kernel rounds up to pages and gives zeroes. */
+        void *const mapped =
+            mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return mapped != MAP_FAILED ? mapped : NULL;
+    }
+    const size_t rounded = (n_bytes + QSF_HEAP_ALIGN - 1) & ~(size_t)(QSF_HEAP_ALIGN - 1);
+    void *const p = aligned_alloc(QSF_HEAP_ALIGN, rounded);
+    if (p == NULL)
+        return NULL;
+    memset(p, 0, n_bytes);
+    QSF_ASAN_POISON((unsigned char *)p + n_bytes, rounded - n_bytes);
+    return p;
+}
+
+void qsf_heap_free(void *p, size_t n_bytes)
+{
+    if (p == NULL)
+        return;
+    if (is_mapped(n_bytes))
+        munmap(p, n_bytes);
+    else
+        free(p);
+}

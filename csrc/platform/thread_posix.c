@@ -1,0 +1,111 @@
+/* thread_posix.c - threads, mutexes and conditions through POSIX threads. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "platform/thread.h"
+
+#include <assert.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/status.h"
+
+/* What does not return anything below fails only when it is used wrongly. */
+static void must_be_zero(int error)
+{
+    assert(error == 0);
+    (void)error;
+}
+
+qsf_status qsf_mutex_init(qsf_mutex *m)
+{
+    const int error = pthread_mutex_init(&m->system, NULL);
+    if (error != 0)
+        return QSF_FAIL(QSF_ERR_NOMEM, "cannot create a mutex: %s", strerror(error));
+    return QSF_OK;
+}
+
+void qsf_mutex_destroy(qsf_mutex *m)
+{
+    must_be_zero(pthread_mutex_destroy(&m->system));
+}
+
+void qsf_mutex_lock(qsf_mutex *m)
+{
+    must_be_zero(pthread_mutex_lock(&m->system));
+}
+
+void qsf_mutex_unlock(qsf_mutex *m)
+{
+    must_be_zero(pthread_mutex_unlock(&m->system));
+}
+
+qsf_status qsf_condition_init(qsf_condition *c)
+{
+    const int error = pthread_cond_init(&c->system, NULL);
+    if (error != 0)
+        return QSF_FAIL(QSF_ERR_NOMEM, "cannot create a condition: %s", strerror(error));
+    return QSF_OK;
+}
+
+void qsf_condition_destroy(qsf_condition *c)
+{
+    must_be_zero(pthread_cond_destroy(&c->system));
+}
+
+void qsf_condition_wait(qsf_condition *c, qsf_mutex *m)
+{
+    must_be_zero(pthread_cond_wait(&c->system, &m->system));
+}
+
+void qsf_condition_wake_all(qsf_condition *c)
+{
+    must_be_zero(pthread_cond_broadcast(&c->system));
+}
+
+/* A fault raised while its signal is blocked ends the process without asking the
+ * application's handler (Python's faulthandler, say), so these stay open. */
+static void fill_blocked(sigset_t *set)
+{
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
+    sigfillset(set);
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
+        sigdelset(set, faults[i]);
+}
+
+static size_t least_stack_bytes(void)
+{
+    const long least = sysconf(_SC_THREAD_STACK_MIN);
+    return least > 0 ? (size_t)least : (size_t)PTHREAD_STACK_MIN;
+}
+
+qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void *), void *arg)
+{
+    pthread_attr_t attributes;
+    int error = pthread_attr_init(&attributes);
+    if (error != 0)
+        return QSF_FAIL(QSF_ERR_NOMEM, "cannot describe a thread: %s", strerror(error));
+    const size_t least_bytes = least_stack_bytes();
+    error = pthread_attr_setstacksize(&attributes,
+                                      stack_bytes > least_bytes ? stack_bytes : least_bytes);
+    if (error == 0) {
+        /* A thread starts with its creator's mask: set it before, put it back after. */
+        sigset_t blocked;
+        sigset_t before;
+        fill_blocked(&blocked);
+        must_be_zero(pthread_sigmask(SIG_BLOCK, &blocked, &before));
+        error = pthread_create(&t->system, &attributes, run, arg);
+        must_be_zero(pthread_sigmask(SIG_SETMASK, &before, NULL));
+    }
+    pthread_attr_destroy(&attributes);
+    if (error != 0)
+        return QSF_FAIL(QSF_ERR_NOMEM, "cannot start a thread with a stack of %zu bytes: %s",
+                        stack_bytes, strerror(error));
+    return QSF_OK;
+}
+
+void qsf_thread_join(qsf_thread *t)
+{
+    must_be_zero(pthread_join(t->system, NULL));
+}

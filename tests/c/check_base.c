@@ -1,0 +1,326 @@
+/* check_base.c - binary16, checked arithmetic, bytes, data types and the texts of failures. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+
+#include <float.h>
+#include <math.h>
+#include <pthread.h>
+
+#include "base/bytes.h"
+#include "base/checked.h"
+#include "base/dtype.h"
+#include "base/half.h"
+#include "base/status.h"
+
+static uint32_t bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static float float_of(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* (-1)^sign * 2^(exponent - 15) * (1 + mantissa / 1024), from the definition. */
+static double half_value(uint32_t h)
+{
+    const int exponent = (int)(h >> 10 & 0x1F);
+    const double mantissa = (double)(h & 0x3FF);
+    const double magnitude =
+        exponent != 0 ? ldexp(1024.0 + mantissa, exponent - 25) : ldexp(mantissa, -24);
+    return (h & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+static void check_half_to_float(void)
+{
+    for (uint32_t h = 0; h < 0x10000; h++) {
+        const float have = qsf_half_to_float((uint16_t)h);
+        const bool is_special = (h & 0x7C00) == 0x7C00;
+        bool ok;
+        if (is_special && (h & 0x3FF) != 0) /* quiet, same sign, same payload */
+            ok = bits_of(have) == ((h & 0x8000) << 16 | 0x7FC00000 | (h & 0x3FF) << 13);
+        else if (is_special)
+            ok = bits_of(have) == ((h & 0x8000) << 16 | 0x7F800000);
+        else
+            ok = (double)have == half_value(h) && (signbit(have) != 0) == ((h & 0x8000) != 0);
+        if (!CHECK(ok) && check_is_printed())
+            printf("    half 0x%04x gave 0x%08x\n", h, bits_of(have));
+    }
+}
+
+static void check_half_round_trip(void)
+{
+    for (uint32_t h = 0; h < 0x10000; h++) {
+        const bool is_nan = (h & 0x7C00) == 0x7C00 && (h & 0x3FF) != 0;
+        const uint32_t want = is_nan ? h | 0x200 : h;
+        const uint32_t have = qsf_half_from_float(qsf_half_to_float((uint16_t)h));
+        if (!CHECK_EQ(have, want) && check_is_printed())
+            printf("    half 0x%04x\n", h);
+    }
+}
+
+/* Rounds in double, where the quotient and nearbyint's half-to-even are exact. */
+static double rounded_to_half(double x)
+{
+    int exponent;
+    (void)frexp(x, &exponent); /* |x| = m * 2^exponent, m in [0.5, 1) */
+    const double step = ldexp(1.0, (exponent > -13 ? exponent : -13) - 11);
+    const double rounded = nearbyint(x / step) * step;
+    return fabs(rounded) > 65504.0 ? copysign((double)INFINITY, x) : rounded;
+}
+
+static void check_one_rounding(float x)
+{
+    const uint16_t have = qsf_half_from_float(x);
+    const bool is_inf = (have & 0x7FFF) == 0x7C00;
+    const double value =
+        is_inf ? copysign((double)INFINITY, (have & 0x8000) != 0 ? -1.0 : 1.0) : half_value(have);
+    const double want = isinf(x) ? (double)x : rounded_to_half((double)x);
+    const bool is_finite = (have & 0x7C00) != 0x7C00;
+    const bool ok =
+        (is_finite || is_inf) && value == want && ((have & 0x8000) != 0) == (signbit(x) != 0);
+    if (!CHECK(ok) && check_is_printed())
+        printf("    %.9g (0x%08x) became 0x%04x\n", (double)x, bits_of(x), have);
+}
+
+/* Every middle between neighbouring halves, and the floats beside it. */
+static void check_half_ties(void)
+{
+    for (uint32_t h = 0; h < 0x7C00; h++) {
+        const double low = half_value(h);
+        const double high = h + 1 < 0x7C00 ? half_value(h + 1) : 65536.0;
+        const float middle = (float)((low + high) / 2.0);
+        const float cases[] = {middle, nextafterf(middle, 0.0f), nextafterf(middle, INFINITY)};
+        for (size_t i = 0; i < 3; i++) {
+            check_one_rounding(cases[i]);
+            check_one_rounding(-cases[i]);
+        }
+    }
+}
+
+static void check_half_extremes(void)
+{
+    static const float cases[] = {
+        0.0f,     65504.0f,        65519.996f, 65520.0f, 65536.0f,  FLT_MAX,  INFINITY,     FLT_MIN,
+        0x1p-24f, 0x1.000002p-25f, 0x1p-25f,   0x1p-26f, 0x1p-149f, 0x1p-14f, 0x1.ffcp-15f, 1.0f};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        check_one_rounding(cases[i]);
+        check_one_rounding(-cases[i]);
+    }
+    /* A NaN whose payload lies only in the bits that are dropped stays a NaN. */
+    CHECK_EQ(qsf_half_from_float(float_of(0x7F800001)), 0x7E00);
+    CHECK_EQ(qsf_half_from_float(float_of(0xFF800001)), 0xFE00);
+    CHECK_EQ(qsf_half_from_float(float_of(0x7FFFFFFF)), 0x7FFF);
+}
+
+static void check_half_random(void)
+{
+    uint32_t state = 12345; /* a linear congruential generator with full period */
+    for (int i = 0; i < 200000; i++) {
+        state = state * 1664525U + 1013904223U;
+        const float x = float_of(state);
+        if (!isnan(x))
+            check_one_rounding(x);
+    }
+}
+
+static void check_arithmetic(void)
+{
+    static const uint64_t cases[] = {0,
+                                     1,
+                                     2,
+                                     63,
+                                     64,
+                                     UINT32_MAX,
+                                     (uint64_t)UINT32_MAX + 1,
+                                     INT64_MAX,
+                                     (uint64_t)INT64_MAX + 1,
+                                     UINT64_MAX - 63,
+                                     UINT64_MAX - 1,
+                                     UINT64_MAX};
+    const size_t n_cases = sizeof cases / sizeof cases[0];
+    for (size_t i = 0; i < n_cases; i++) {
+        for (size_t j = 0; j < n_cases; j++) {
+            const uint64_t a = cases[i];
+            const uint64_t b = cases[j];
+            uint64_t want;
+            uint64_t have = 77;
+            const bool add_fits = !__builtin_add_overflow(a, b, &want);
+            CHECK(qsf_add_u64(a, b, &have) == add_fits);
+            CHECK_EQ_U64(have, add_fits ? want : 77);
+            have = 77;
+            const bool mul_fits = !__builtin_mul_overflow(a, b, &want);
+            CHECK(qsf_mul_u64(a, b, &have) == mul_fits);
+            CHECK_EQ_U64(have, mul_fits ? want : 77);
+        }
+    }
+    uint64_t up = 77;
+    CHECK(qsf_align_up_u64(0, 64, &up));
+    CHECK_EQ_U64(up, 0);
+    CHECK(qsf_align_up_u64(1, 64, &up));
+    CHECK_EQ_U64(up, 64);
+    CHECK(qsf_align_up_u64(64, 64, &up));
+    CHECK_EQ_U64(up, 64);
+    CHECK(qsf_align_up_u64(65, 1, &up));
+    CHECK_EQ_U64(up, 65);
+    CHECK(qsf_align_up_u64(UINT64_MAX - 63, 64, &up));
+    CHECK_EQ_U64(up, UINT64_MAX - 63);
+    CHECK(!qsf_align_up_u64(UINT64_MAX - 62, 64, &up));
+    CHECK_EQ_U64(up, UINT64_MAX - 63);
+
+    CHECK(qsf_extent_inside(0, 0, 0));
+    CHECK(qsf_extent_inside(10, 0, 10));
+    CHECK(qsf_extent_inside(3, 7, 10));
+    CHECK(!qsf_extent_inside(3, 8, 10));
+    CHECK(!qsf_extent_inside(11, 0, 10));
+    CHECK(!qsf_extent_inside(UINT64_MAX, 2, 10));
+    CHECK(!qsf_extent_inside(5, UINT64_MAX, 10));
+    CHECK(qsf_extent_inside(UINT64_MAX, 0, UINT64_MAX));
+
+    CHECK_EQ(qsf_ceil_div(0, 16), 0);
+    CHECK_EQ(qsf_ceil_div(16, 16), 1);
+    CHECK_EQ(qsf_ceil_div(17, 16), 2);
+    CHECK_EQ(qsf_round_up(17, 16), 32);
+    CHECK_EQ(qsf_round_up(0, 16), 0);
+}
+
+static void check_byte_order(void)
+{
+    /* One byte in front, so that nothing is aligned. */
+    static const unsigned char raw[] = {0, 0x01, 0x82, 0x03, 0x84, 0x05, 0x86, 0x07, 0x88};
+    CHECK_EQ_U64(qsf_load_u16(raw + 1), 0x8201);
+    CHECK_EQ_U64(qsf_load_u32(raw + 1), 0x84038201);
+    CHECK_EQ_U64(qsf_load_u64(raw + 1), UINT64_C(0x8807860584038201));
+
+    unsigned char out[9] = {0};
+    qsf_store_u64(out + 1, UINT64_C(0x8807860584038201));
+    CHECK_BYTES(out, raw, 9);
+    memset(out, 0, sizeof out);
+    qsf_store_u32(out + 1, 0x84038201);
+    CHECK_BYTES(out, raw, 5);
+    CHECK_EQ(out[5], 0);
+    memset(out, 0, sizeof out);
+    qsf_store_u16(out + 1, 0x8201);
+    CHECK_BYTES(out, raw, 3);
+    CHECK_EQ(out[3], 0);
+
+    static const unsigned char one_half[] = {0x00, 0x00, 0x00, 0xBF};
+    CHECK(qsf_load_f32(one_half) == -0.5f);
+    qsf_store_f32(out + 1, -0.5f);
+    CHECK_BYTES(out + 1, one_half, 4);
+}
+
+static void check_dtypes(void)
+{
+    /* bits of a code; parts of 2 bytes stored for each row: scale, or scale and min */
+    static const struct {
+        const char *name;
+        uint32_t dtype;
+        uint32_t code_bits;
+        uint32_t n_row_parts;
+        bool is_quantised;
+    } cases[] = {
+        {"2bit-sym", 0, 2, 1, true}, {"2bit", 1, 2, 2, true},    {"3bit", 2, 3, 2, true},
+        {"4bit", 3, 4, 2, true},     {"ternary", 4, 2, 1, true}, {"8bit", 6, 8, 1, true},
+        {"f16", 7, 16, 0, false},    {"f32", 8, 32, 0, false},   {"4bit-sym", 10, 4, 1, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const uint32_t dtype = cases[i].dtype;
+        const size_t want =
+            QSF_TILE_ROWS * (cases[i].n_row_parts * 2 + QSF_BLOCK * cases[i].code_bits / 8);
+        CHECK_STR(qsf_dtype_name(dtype), cases[i].name);
+        CHECK_EQ(qsf_dtype_tile_bytes(dtype), want);
+        CHECK(qsf_dtype_is_quantised(dtype) == cases[i].is_quantised);
+    }
+    /* Five ternary digits in a byte: 64 columns take 13. */
+    CHECK_STR(qsf_dtype_name(QSF_DTYPE_TERNARY_DENSE), "ternary-dense");
+    CHECK_EQ(qsf_dtype_tile_bytes(QSF_DTYPE_TERNARY_DENSE), 16 * (2 + 13));
+    CHECK(qsf_dtype_is_quantised(QSF_DTYPE_TERNARY_DENSE));
+    CHECK_STR(qsf_dtype_name(QSF_DTYPE_MIXED), "mixed");
+    CHECK_EQ(qsf_dtype_tile_bytes(QSF_DTYPE_MIXED), 0);
+
+    for (uint32_t dtype = 0; dtype < QSF_DTYPE_COUNT; dtype++) {
+        const size_t want = dtype == QSF_DTYPE_F16 ? 2 : dtype == QSF_DTYPE_F32 ? 4 : 0;
+        CHECK_EQ(qsf_dtype_scalar_bytes(dtype), want);
+    }
+    static const uint32_t unknown[] = {QSF_DTYPE_COUNT, 12, 1000, UINT32_MAX};
+    for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
+        CHECK_STR(qsf_dtype_name(unknown[i]), "unknown");
+        CHECK_EQ(qsf_dtype_tile_bytes(unknown[i]), 0);
+        CHECK_EQ(qsf_dtype_scalar_bytes(unknown[i]), 0);
+        CHECK(!qsf_dtype_is_quantised(unknown[i]));
+    }
+    CHECK_EQ(QSF_TILE_MINS_OFF, QSF_TILE_SCALES_OFF + 2 * QSF_TILE_ROWS);
+    CHECK_EQ(QSF_TILE_4BIT_CODES_OFF, QSF_TILE_MINS_OFF + 2 * QSF_TILE_ROWS);
+    CHECK_EQ(QSF_TILE_8BIT_CODES_OFF, QSF_TILE_SCALES_OFF + 2 * QSF_TILE_ROWS);
+}
+
+static void *fail_elsewhere(void *arg)
+{
+    const bool fresh = strcmp(qsf_fail_text(), "no error") == 0;
+    (void)qsf_fail(QSF_ERR_IO, "another thread's");
+    *(bool *)arg = fresh && strcmp(qsf_fail_text(), "another thread's") == 0;
+    return NULL;
+}
+
+static qsf_status forward(qsf_status status, bool *reached_end)
+{
+    *reached_end = false;
+    QSF_TRY(status);
+    *reached_end = true;
+    return QSF_OK;
+}
+
+static void check_failures(void)
+{
+    CHECK_STR(qsf_fail_text(), "no error");
+    CHECK_STATUS(QSF_FAIL(QSF_ERR_NOMEM, "%d of %s", 3, "four"), QSF_ERR_NOMEM);
+    CHECK_STR(qsf_fail_text(), "3 of four");
+
+    bool ok = false;
+    pthread_t thread;
+    if (CHECK_EQ(pthread_create(&thread, NULL, fail_elsewhere, &ok), 0))
+        pthread_join(thread, NULL);
+    CHECK(ok);
+    CHECK_STR(qsf_fail_text(), "3 of four");
+
+    char long_text[2000];
+    memset(long_text, 'x', sizeof long_text - 1);
+    long_text[sizeof long_text - 1] = '\0';
+    (void)QSF_FAIL(QSF_ERR_ARG, "%s", long_text);
+    CHECK_EQ(strlen(qsf_fail_text()), 511);
+
+    bool reached_end;
+    CHECK_STATUS(forward(QSF_ERR_IO, &reached_end), QSF_ERR_IO);
+    CHECK(!reached_end);
+    CHECK_STATUS(forward(QSF_OK, &reached_end), QSF_OK);
+    CHECK(reached_end);
+
+    CHECK_STR(qsf_status_name(QSF_OK), "QSF_OK");
+    CHECK_STR(qsf_status_name(QSF_ERR_FORMAT), "QSF_ERR_FORMAT");
+    for (int i = 0; i < 8; i++) {
+        CHECK(strncmp(qsf_status_name((qsf_status)-i), "QSF_", 4) == 0);
+        for (int j = 0; j < i; j++)
+            CHECK(strcmp(qsf_status_name((qsf_status)-i), qsf_status_name((qsf_status)-j)) != 0);
+    }
+    CHECK_STR(qsf_status_name((qsf_status)-8), "unknown status");
+}
+
+int main(void)
+{
+    check_half_to_float();
+    check_half_round_trip();
+    check_half_ties();
+    check_half_extremes();
+    check_half_random();
+    check_arithmetic();
+    check_byte_order();
+    check_dtypes();
+    check_failures();
+    return check_report("check_base");
+}

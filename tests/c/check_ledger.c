@@ -1,0 +1,118 @@
+/* check_ledger.c - the ceiling holds, the counts are right, memory is aligned and zeroed. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+
+#include "memory/ledger.h"
+#include "platform/heap.h"
+
+static bool is_zeroed(const unsigned char *p, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes; i++)
+        if (p[i] != 0)
+            return false;
+    return true;
+}
+
+/* Sizes on both sides of alignment, pages, and the change from small to mapped blocks. */
+static void check_blocks(void)
+{
+    static const size_t sizes[] = {1,    7,      63,     64,     65,     4095,   4096,
+                                   4097, 131071, 131072, 131073, 200000, 1 << 22};
+    qsf_ledger ledger;
+    qsf_ledger_init(&ledger, UINT64_MAX);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (int round = 0; round < 3; round++) { /* later rounds may get dirty memory again */
+            unsigned char *const p = qsf_ledger_acquire(&ledger, QSF_USE_KV, sizes[i]);
+            if (!CHECK(p != NULL))
+                continue;
+            CHECK_EQ((uintptr_t)p % QSF_HEAP_ALIGN, 0);
+            CHECK(is_zeroed(p, sizes[i]));
+            memset(p, 0xA5, sizes[i]);
+            qsf_ledger_release(&ledger, QSF_USE_KV, p, sizes[i]);
+        }
+    }
+    CHECK_EQ_U64(ledger.held_bytes, 0);
+    CHECK_EQ_U64(ledger.peak_bytes, 1 << 22);
+    /* Too much for any machine: a refusal, and nothing is counted. */
+    CHECK(qsf_ledger_acquire(&ledger, QSF_USE_KV, SIZE_MAX) == NULL);
+    CHECK(qsf_ledger_acquire(&ledger, QSF_USE_KV, SIZE_MAX / 2 - 4096) == NULL);
+    CHECK_EQ_U64(ledger.held_bytes, 0);
+    CHECK_EQ_U64(ledger.peak_bytes, 1 << 22);
+}
+
+static void check_ceiling(void)
+{
+    qsf_ledger ledger;
+    qsf_ledger_init(&ledger, 1000);
+    void *const a = qsf_ledger_acquire(&ledger, QSF_USE_WEIGHTS, 600);
+    CHECK(a != NULL);
+    CHECK(qsf_ledger_acquire(&ledger, QSF_USE_KV, 401) == NULL);
+    CHECK(qsf_ledger_acquire(&ledger, QSF_USE_KV, SIZE_MAX) == NULL);
+    CHECK_EQ_U64(ledger.held_bytes, 600);
+    CHECK_EQ_U64(ledger.n_acquired, 1);
+    void *const b = qsf_ledger_acquire(&ledger, QSF_USE_KV, 400);
+    CHECK(b != NULL);
+    CHECK_EQ_U64(ledger.held_bytes, 1000);
+    CHECK_EQ_U64(ledger.peak_bytes, 1000);
+    CHECK_EQ_U64(ledger.held_by_use[QSF_USE_WEIGHTS], 600);
+    CHECK_EQ_U64(ledger.held_by_use[QSF_USE_KV], 400);
+    CHECK(qsf_ledger_acquire(&ledger, QSF_USE_SCRATCH, 1) == NULL);
+
+    qsf_ledger_release(&ledger, QSF_USE_WEIGHTS, a, 600);
+    qsf_ledger_release(&ledger, QSF_USE_WEIGHTS, NULL, 600);
+    CHECK_EQ_U64(ledger.held_bytes, 400);
+    CHECK_EQ_U64(ledger.held_by_use[QSF_USE_WEIGHTS], 0);
+    CHECK_EQ_U64(ledger.held_by_use[QSF_USE_KV], 400);
+    CHECK_EQ_U64(ledger.peak_bytes, 1000);
+    void *const c = qsf_ledger_acquire(&ledger, QSF_USE_SCRATCH, 600);
+    CHECK(c != NULL);
+    qsf_ledger_release(&ledger, QSF_USE_SCRATCH, c, 600);
+    qsf_ledger_release(&ledger, QSF_USE_KV, b, 400);
+    CHECK_EQ_U64(ledger.held_bytes, 0);
+    CHECK_EQ_U64(ledger.n_acquired, 3);
+
+    qsf_ledger_init(&ledger, 0);
+    CHECK(qsf_ledger_acquire(&ledger, QSF_USE_HANDLE, 1) == NULL);
+}
+
+/* With n the n-th request after n good ones fails, and only that one. */
+static void check_faults(void)
+{
+    for (int64_t n_good = 0; n_good < 4; n_good++) {
+        qsf_ledger ledger;
+        qsf_ledger_init(&ledger, 1 << 20);
+        CHECK_EQ_I64(ledger.grants_until_fault, -1);
+        ledger.grants_until_fault = n_good;
+        void *blocks[6];
+        for (int64_t i = 0; i < 6; i++) {
+            blocks[i] = qsf_ledger_acquire(&ledger, QSF_USE_TABLES, 100);
+            CHECK((blocks[i] == NULL) == (i == n_good));
+        }
+        CHECK_EQ_U64(ledger.n_acquired, 5);
+        CHECK_EQ_U64(ledger.held_bytes, 500);
+        for (int64_t i = 0; i < 6; i++)
+            qsf_ledger_release(&ledger, QSF_USE_TABLES, blocks[i], 100);
+        CHECK_EQ_U64(ledger.held_bytes, 0);
+    }
+}
+
+static void check_names(void)
+{
+    CHECK_STR(qsf_use_name(QSF_USE_WEIGHTS), "weights");
+    CHECK_STR(qsf_use_name(QSF_USE_KV), "kv");
+    for (int i = 0; i < (int)QSF_USE_COUNT; i++) {
+        CHECK(strcmp(qsf_use_name((qsf_use)i), "unknown") != 0);
+        for (int j = 0; j < i; j++)
+            CHECK(strcmp(qsf_use_name((qsf_use)i), qsf_use_name((qsf_use)j)) != 0);
+    }
+    CHECK_STR(qsf_use_name(QSF_USE_COUNT), "unknown");
+}
+
+int main(void)
+{
+    check_blocks();
+    check_ceiling();
+    check_faults();
+    check_names();
+    return check_report("check_ledger");
+}

@@ -1,0 +1,316 @@
+/* check_reader.c - a good file is read as it was meant, every change of it is refused. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+#include "format/reader.h"
+#include "format/stream.h"
+#include "tiny_file.h"
+#include "unit_pass.h"
+
+#define CEILING_BYTES (UINT64_C(64) << 20)
+#define BUFFER_BYTES (64U << 10)
+
+static const char path[] = "check_reader.qsf";
+static const tiny_options plain = {{0, 0}, false, false};
+static tiny_file file;
+static unsigned char buffer[BUFFER_BYTES];
+
+/* Opens and verifies what is stored at `path`; *is_open says whether open succeeded. */
+static qsf_status open_and_verify(bool *is_open)
+{
+    qsf_ledger ledger;
+    qsf_ledger_init(&ledger, CEILING_BYTES);
+    qsf_reader r;
+    qsf_status status = qsf_reader_open(&r, &ledger, path, -1);
+    *is_open = status == QSF_OK;
+    if (*is_open) {
+        CHECK_EQ_U64(ledger.held_bytes, r.tables_bytes);
+        status = qsf_reader_verify(&r, buffer, sizeof buffer);
+        qsf_reader_close(&r);
+    }
+    CHECK_EQ_U64(ledger.held_bytes, 0);
+    qsf_reader_close(&r); /* closed twice is fine */
+    return status;
+}
+
+/* A checksum of everything that can be read from the file at `path`. */
+static uint32_t digest_all(void)
+{
+    static const bool is_resident[TINY_LAYERS + 2] = {false};
+    qsf_ledger ledger;
+    qsf_ledger_init(&ledger, CEILING_BYTES);
+    qsf_reader r;
+    qsf_stream s;
+    size_t window;
+    size_t stored;
+    size_t band;
+    uint32_t digest = 0;
+    if (!CHECK_OK(qsf_reader_open(&r, &ledger, path, -1)))
+        return 0;
+    qsf_stream_least_bytes(&r, is_resident, &window, &stored, &band);
+    if (CHECK_OK(qsf_stream_init(&s, &r, &ledger, is_resident, window)))
+        CHECK_OK(pass_all(&s, 1, &digest));
+    qsf_stream_destroy(&s);
+    for (uint32_t i = 0; i < r.n_sections; i++) {
+        CHECK_OK(qsf_reader_read_section(&r, &r.sections[i], buffer));
+        digest = qsf_crc32(digest, buffer, (size_t)r.sections[i].n_bytes);
+    }
+    digest = qsf_crc32(digest, &r.header, sizeof r.header);
+    qsf_reader_close(&r);
+    return digest;
+}
+
+static void check_good(void)
+{
+    for (unsigned i = 0; i < 64; i++) {
+        const tiny_options o = {{(uint8_t)(i % 4), (uint8_t)(i / 4 % 4)}, i / 16 % 2, i / 32};
+        bool is_open = false;
+        tiny_build(&file, &o);
+        CHECK(tiny_write(path, file.bytes, file.n_bytes));
+        CHECK_OK(open_and_verify(&is_open));
+    }
+    tiny_build(&file, &plain);
+    CHECK(tiny_write(path, file.bytes, file.n_bytes));
+    qsf_ledger ledger;
+    qsf_ledger_init(&ledger, CEILING_BYTES);
+    qsf_reader r;
+    if (!CHECK_OK(qsf_reader_open(&r, &ledger, path, -1)))
+        return;
+    CHECK_EQ(r.header.n_layers, TINY_LAYERS);
+    CHECK_EQ(r.header.dim, TINY_DIM);
+    CHECK_EQ(r.header.n_heads, 2);
+    CHECK_EQ(r.header.n_kv_heads, 1);
+    CHECK_EQ(r.header.n_vocab, TINY_VOCAB);
+    CHECK_EQ(r.header.max_tokens, TINY_TOKENS);
+    CHECK_EQ(r.header.ffn_dim, 96);
+    CHECK_EQ(r.header.head_dim, 32);
+    CHECK_EQ(r.header.bos_id, 1);
+    CHECK_EQ(r.header.pad_id, QSF_TOKEN_NONE);
+    CHECK_NEAR(r.header.rope_theta, 10000.0, 0.0);
+    CHECK_NEAR(r.arch.norm_epsilon, 1e-6F, 0.0);
+    CHECK_NEAR(r.arch.rope_high_freq_factor, 4.0, 0.0);
+    CHECK_EQ(r.arch.rope_original_tokens, 8192);
+    CHECK_EQ(r.arch.rope_dims, 16);
+    CHECK(!r.arch.tied_head);
+    CHECK_EQ(r.n_units, 4);
+    CHECK_EQ(r.n_tensors, 11);
+    CHECK_EQ(r.n_bands, 3);
+    CHECK_EQ(r.units[1].dtype, QSF_DTYPE_MIXED);
+    CHECK_NEAR(r.units[1].importance, 0.5, 0.0);
+    CHECK(qsf_reader_section(&r, "WPOS") == NULL);
+    const qsf_tensor *const k = qsf_reader_tensor(&r, 1, QSF_TENSOR_K);
+    if (CHECK(k != NULL)) {
+        CHECK_EQ_U64(k->data_off, 64 + 256 + 64 + 2112 + 64);
+        CHECK_EQ_U64(k->data_bytes, 2 * 576);
+        CHECK_EQ(k->n_cols, 100);
+    }
+    CHECK(qsf_reader_tensor(&r, 1, QSF_TENSOR_V) == NULL);
+    CHECK(qsf_reader_tensor(&r, 9, QSF_TENSOR_V) == NULL);
+    CHECK_STATUS(qsf_reader_verify(&r, buffer, 100), QSF_ERR_ARG);
+    qsf_reader_close(&r);
+    CHECK_STATUS(qsf_reader_open(&r, &ledger, "no such file.qsf", -1), QSF_ERR_IO);
+    CHECK_EQ_U64(ledger.held_bytes, 0);
+}
+
+/* What a byte of the file is, from the bytes of the file themselves. */
+typedef enum place {
+    PLACE_PADDING,
+    PLACE_TABLE,  /* read by open */
+    PLACE_WEIGHTS /* or another section that open does not read */
+} place;
+
+static void mark(place *places, uint64_t off, uint64_t n_bytes, place what)
+{
+    for (uint64_t i = 0; i < n_bytes; i++)
+        places[off + i] = what;
+}
+
+static void mark_places(place *places)
+{
+    const uint64_t directory_off = qsf_load_u64(file.bytes + 100);
+    mark(places, 0, file.n_bytes, PLACE_PADDING);
+    mark(places, 0, QSF_HEADER_BYTES, PLACE_TABLE);
+    mark(places, directory_off, file.n_sections * 32, PLACE_TABLE);
+    for (uint32_t i = 0; i < file.n_sections; i++) {
+        const unsigned char *const entry = file.bytes + directory_off + (size_t)i * 32;
+        const bool is_read_later = memcmp(entry, "EMBD", 4) == 0 || memcmp(entry, "FINL", 4) == 0 ||
+                                   memcmp(entry, "META", 4) == 0;
+        mark(places, qsf_load_u64(entry + 8), qsf_load_u64(entry + 16),
+             is_read_later ? PLACE_WEIGHTS : PLACE_TABLE);
+    }
+    const uint64_t layr_off = qsf_load_u64(repair_find(file.bytes, file.n_bytes, "LAYR") + 8);
+    for (uint32_t i = 0; i < TINY_LAYERS; i++) {
+        const unsigned char *const entry = file.bytes + layr_off + (size_t)i * 32;
+        mark(places, qsf_load_u64(entry), qsf_load_u32(entry + 8), PLACE_WEIGHTS);
+    }
+}
+
+/* Every byte of the file, changed alone: tables to all other values, the rest in two bits. */
+static void check_single_bytes(const tiny_options *o)
+{
+    static place places[TINY_CAP_BYTES];
+    uint32_t n_of_place[3] = {0, 0, 0};
+    tiny_build(&file, o);
+    CHECK(tiny_write(path, file.bytes, file.n_bytes));
+    const uint32_t digest = digest_all();
+    mark_places(places);
+    FILE *const f = fopen(path, "r+b");
+    if (!CHECK(f != NULL))
+        return;
+    for (size_t at = 0; at < file.n_bytes; at++) {
+        n_of_place[places[at]]++;
+        for (int change = 1; change < 256; change++) {
+            if (places[at] != PLACE_TABLE && change != 1 && change != 128)
+                continue;
+            bool is_open = false;
+            fseek(f, (long)at, SEEK_SET);
+            fputc(file.bytes[at] ^ change, f);
+            fflush(f);
+            const qsf_status status = open_and_verify(&is_open);
+            /* The version is judged before the checksum: another one may have another. */
+            const qsf_status want = at >= 4 && at < 8 ? QSF_ERR_UNSUPPORTED : QSF_ERR_FORMAT;
+            if (!CHECK(status == want && is_open == (places[at] != PLACE_TABLE)))
+                printf("byte %zu changed by %d: %s\n", at, change, qsf_status_name(status));
+            if (places[at] == PLACE_PADDING && change == 1)
+                CHECK_EQ_U64(digest_all(), digest);
+        }
+        fseek(f, (long)at, SEEK_SET);
+        fputc(file.bytes[at], f);
+        fflush(f);
+    }
+    fclose(f);
+    CHECK(n_of_place[PLACE_PADDING] > 1000 && n_of_place[PLACE_TABLE] > 500 &&
+          n_of_place[PLACE_WEIGHTS] > 5000);
+    CHECK_EQ_U64(digest_all(), digest);
+}
+
+static void check_truncations(void)
+{
+    tiny_build(&file, &plain);
+    for (size_t n = 0; n <= file.n_bytes + 8; n++) {
+        bool is_open = false;
+        if (n == file.n_bytes)
+            continue;
+        CHECK(tiny_write(path, file.bytes, n));
+        CHECK_STATUS(open_and_verify(&is_open), QSF_ERR_FORMAT);
+        CHECK(!is_open);
+    }
+}
+
+/* One number of the file changed; checksums are repaired afterwards. */
+typedef struct edit {
+    const char *where; /* "head", "dir:TAG" (its entry), or a tag (its contents) */
+    uint32_t off;
+    uint32_t n_bytes; /* of the number; 0: no edit */
+    uint64_t value;
+} edit;
+
+typedef enum answer {
+    FINE, /* opens and verifies */
+    F,    /* open: QSF_ERR_FORMAT */
+    U,    /* open: QSF_ERR_UNSUPPORTED */
+    V     /* opens; verify: QSF_ERR_FORMAT */
+} answer;
+
+typedef struct rule {
+    edit edits[3];
+    answer want;
+    const char *text; /* part of the error */
+} rule;
+
+#define LAYER(idx, off) (uint32_t)((idx)*32 + (off))  /* in LAYR */
+#define TENSOR(idx, off) (uint32_t)((idx)*32 + (off)) /* in TENS */
+#define TAG(a, b, c, d)                                                                            \
+    ((uint64_t)(a) | (uint64_t)(b) << 8 | (uint64_t)(c) << 16 | (uint64_t)(d) << 24)
+
+#include "reader_rules.h"
+
+static void apply(const edit *e)
+{
+    unsigned char *base = file.bytes;
+    if (e->n_bytes == 0)
+        return;
+    if (strncmp(e->where, "dir:", 4) == 0)
+        base = repair_find(file.bytes, file.n_bytes, e->where + 4);
+    else if (strcmp(e->where, "head") != 0)
+        base += qsf_load_u64(repair_find(file.bytes, file.n_bytes, e->where) + 8);
+    for (uint32_t i = 0; i < e->n_bytes; i++)
+        base[e->off + i] = (unsigned char)(e->value >> 8 * i & 0xFF);
+}
+
+static void check_rules(const tiny_options *o, const rule *rules, size_t n_rules)
+{
+    for (size_t i = 0; i < n_rules; i++) {
+        bool is_open = false;
+        tiny_build(&file, o);
+        /* From the last to the first, so that an edit of a tag can come after others of it. */
+        for (size_t e = 3; e-- > 0;)
+            apply(&rules[i].edits[e]);
+        repair_checksums(file.bytes, file.n_bytes);
+        CHECK(tiny_write(path, file.bytes, file.n_bytes));
+        const answer want = rules[i].want;
+        const qsf_status status = want == FINE ? QSF_OK
+                                  : want == U  ? QSF_ERR_UNSUPPORTED
+                                               : QSF_ERR_FORMAT;
+        bool ok = CHECK_STATUS(open_and_verify(&is_open), status);
+        ok = CHECK(is_open == (want == FINE || want == V)) && ok;
+        ok = (want == FINE || CHECK_CONTAINS(qsf_fail_text(), rules[i].text)) && ok;
+        if (!ok)
+            printf("rule %zu: %s at %u\n", i, rules[i].edits[0].where, rules[i].edits[0].off);
+    }
+}
+
+/* Two places hold the checksum of LAYR; repaired files never differ there. */
+static void check_index_checksum(void)
+{
+    bool is_open = false;
+    tiny_build(&file, &plain);
+    file.bytes[120] ^= 1;
+    qsf_store_u32(file.bytes + 124, qsf_crc32(0, file.bytes + 100, 24));
+    CHECK(tiny_write(path, file.bytes, file.n_bytes));
+    CHECK_STATUS(open_and_verify(&is_open), QSF_ERR_FORMAT);
+    CHECK_CONTAINS(qsf_fail_text(), "in the header");
+}
+
+/* open and verify with the N-th read or the N-th grant failing. */
+static void check_faults(void)
+{
+    tiny_build(&file, &(tiny_options){{1, 3}, false, true});
+    CHECK(tiny_write(path, file.bytes, file.n_bytes));
+    for (int kind = 0; kind < 2; kind++) {
+        qsf_status status = QSF_ERR_ARG;
+        int64_t n_ok = 0;
+        for (; status != QSF_OK && n_ok < 1000; n_ok++) {
+            qsf_ledger ledger;
+            qsf_ledger_init(&ledger, CEILING_BYTES);
+            ledger.grants_until_fault = kind == 0 ? -1 : n_ok;
+            qsf_reader r;
+            status = qsf_reader_open(&r, &ledger, path, kind == 0 ? n_ok : -1);
+            if (status == QSF_OK)
+                status = qsf_reader_verify(&r, buffer, sizeof buffer);
+            else
+                CHECK_EQ_U64(ledger.held_bytes, 0);
+            qsf_reader_close(&r);
+            CHECK_EQ_U64(ledger.held_bytes, 0);
+            if (status != QSF_OK)
+                CHECK_STATUS(status, kind == 0 ? QSF_ERR_IO : QSF_ERR_NOMEM);
+        }
+        CHECK(n_ok > 5 && n_ok < 1000); /* a run that injected nothing proves nothing */
+    }
+}
+
+int main(void)
+{
+    check_good();
+    check_rules(&plain, plain_rules, sizeof plain_rules / sizeof plain_rules[0]);
+    check_rules(&(tiny_options){{0, 0}, true, true}, learned_rules,
+                sizeof learned_rules / sizeof learned_rules[0]);
+    check_rules(&(tiny_options){{1, 3}, false, false}, packed_rules,
+                sizeof packed_rules / sizeof packed_rules[0]);
+    check_index_checksum();
+    check_faults();
+    check_truncations();
+    check_single_bytes(&plain);
+    check_single_bytes(&(tiny_options){{QSF_COMPRESSION_LZ4, QSF_COMPRESSION_ZSTD}, true, false});
+    remove(path);
+    return check_report("check_reader");
+}

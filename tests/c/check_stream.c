@@ -1,0 +1,321 @@
+/* check_stream.c - the same bytes whatever is resident, compressed or small; damage is found. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+#include "format/stream.h"
+#include "tiny_file.h"
+#include "unit_pass.h"
+
+#define CEILING_BYTES (UINT64_C(64) << 20)
+
+static const char path[] = "check_stream.qsf";
+static tiny_file file;
+
+typedef struct opened {
+    qsf_ledger ledger;
+    qsf_reader reader;
+    qsf_stream stream;
+} opened;
+
+static void set_resident(bool *is_resident, unsigned bits)
+{
+    for (unsigned i = 0; i < TINY_LAYERS + 2; i++)
+        is_resident[i] = (bits >> i & 1) != 0;
+}
+
+/* Opens the stored file with the units of `bits` resident. */
+static qsf_status open_stream(opened *o, unsigned bits, size_t extra_bytes)
+{
+    bool is_resident[TINY_LAYERS + 2];
+    set_resident(is_resident, bits);
+    size_t window;
+    size_t stored;
+    size_t band;
+    qsf_ledger_init(&o->ledger, CEILING_BYTES);
+    QSF_TRY(qsf_reader_open(&o->reader, &o->ledger, path, -1));
+    qsf_stream_least_bytes(&o->reader, is_resident, &window, &stored, &band);
+    const qsf_status status =
+        qsf_stream_init(&o->stream, &o->reader, &o->ledger, is_resident, window + extra_bytes);
+    if (status != QSF_OK)
+        qsf_reader_close(&o->reader);
+    return status;
+}
+
+static void close_stream(opened *o)
+{
+    qsf_stream_destroy(&o->stream);
+    qsf_reader_close(&o->reader);
+    CHECK_EQ_U64(o->ledger.held_bytes, 0);
+}
+
+static void build(uint8_t first, uint8_t second, bool is_tied)
+{
+    tiny_build(&file, &(tiny_options){{first, second}, is_tied, false});
+    CHECK(tiny_write(path, file.bytes, file.n_bytes));
+}
+
+/* What the weights are, computed from the uncompressed file by its table alone. */
+static uint32_t digest_of_file(bool is_tied)
+{
+    build(QSF_COMPRESSION_NONE, QSF_COMPRESSION_NONE, is_tied);
+    opened o;
+    if (!CHECK_OK(open_stream(&o, 0xFF, 0)))
+        return 0;
+    uint32_t crc = 0;
+    const qsf_reader *const r = &o.reader;
+    for (uint32_t u = 0; u < r->n_units; u++) {
+        uint32_t of_unit = 0;
+        for (uint32_t i = 0; i < r->units[u].n_tensors; i++) {
+            const qsf_tensor *const t = &r->tensors[r->units[u].first_tensor + i];
+            of_unit = qsf_crc32(of_unit, file.bytes + r->units[u].off + t->data_off,
+                                (size_t)t->data_bytes);
+        }
+        crc = qsf_crc32(crc, &of_unit, sizeof of_unit);
+    }
+    crc = qsf_crc32(crc, file.bytes + r->units[0].off + 64, (size_t)r->tensors[0].data_bytes);
+    close_stream(&o);
+    return crc;
+}
+
+static void check_same_bytes(void)
+{
+    static const size_t extras[] = {0, 1, 63, 64, 1000, 4096, 100000};
+    for (uint8_t c = 0; c < QSF_COMPRESSION_COUNT * QSF_COMPRESSION_COUNT; c++) {
+        const bool is_tied = c % 3 == 0;
+        const uint32_t want = digest_of_file(is_tied);
+        build(c % QSF_COMPRESSION_COUNT, c / QSF_COMPRESSION_COUNT, is_tied);
+        for (unsigned bits = 0; bits < 16; bits++) {
+            const size_t extra_bytes = extras[(bits + c) % (sizeof extras / sizeof extras[0])];
+            opened o;
+            if (!CHECK_OK(open_stream(&o, bits, extra_bytes)))
+                continue;
+            for (size_t max_rows = 1; max_rows <= 3; max_rows++) {
+                const uint64_t n_acquired = o.ledger.n_acquired;
+                uint32_t have = 0;
+                CHECK_OK(pass_all(&o.stream, max_rows, &have));
+                CHECK_EQ_U64(have, want);
+                CHECK_EQ_U64(o.ledger.n_acquired, n_acquired);
+            }
+            if (bits == 0)
+                CHECK(o.stream.read_bytes >= 3 * o.reader.units[1].stored_bytes);
+            if (bits == 15)
+                CHECK_EQ_U64(o.stream.read_bytes, 0);
+            close_stream(&o);
+        }
+    }
+}
+
+/* init takes what least_bytes says, and no more at any time. */
+static void check_plan(void)
+{
+    for (uint8_t c = 0; c < QSF_COMPRESSION_COUNT; c++) {
+        build(c, c, false);
+        for (unsigned bits = 0; bits < 16; bits++) {
+            bool is_resident[TINY_LAYERS + 2];
+            set_resident(is_resident, bits);
+            opened o;
+            if (!CHECK_OK(open_stream(&o, bits, 0)))
+                continue;
+            size_t window;
+            size_t stored;
+            size_t band;
+            qsf_stream_least_bytes(&o.reader, is_resident, &window, &stored, &band);
+            CHECK_EQ_U64((window | stored | band) % 64, 0);
+            uint64_t planned = o.reader.tables_bytes + window + stored + band;
+            planned += o.reader.n_units * sizeof(void *);
+            for (uint32_t i = 0; i < o.reader.n_units; i++)
+                planned += is_resident[i] ? o.reader.units[i].raw_bytes : 0;
+            CHECK(o.ledger.held_bytes <= planned);
+            close_stream(&o);
+
+            qsf_ledger_init(&o.ledger, planned);
+            o.ledger.ceiling_bytes = CEILING_BYTES;
+            CHECK_OK(qsf_reader_open(&o.reader, &o.ledger, path, -1));
+            o.ledger.ceiling_bytes = planned;
+            CHECK_OK(qsf_stream_init(&o.stream, &o.reader, &o.ledger, is_resident, window));
+            qsf_stream_destroy(&o.stream);
+            if (window > 0)
+                CHECK_STATUS(
+                    qsf_stream_init(&o.stream, &o.reader, &o.ledger, is_resident, window - 1),
+                    QSF_ERR_ARG);
+            close_stream(&o);
+        }
+    }
+}
+
+/* A flipped byte of a layer is found when a resident one is loaded, and at the latest by
+ * end_unit when it is streamed; the other units still pass. */
+static void check_damage(void)
+{
+    for (uint8_t c = 0; c < QSF_COMPRESSION_COUNT; c++) {
+        build(c, c, false);
+        const unsigned char *const layr = repair_find(file.bytes, file.n_bytes, "LAYR");
+        const unsigned char *const entry = file.bytes + qsf_load_u64(layr + 8);
+        const uint64_t off = qsf_load_u64(entry);
+        const uint32_t n_bytes = qsf_load_u32(entry + 8);
+        for (uint32_t at = 0; at < n_bytes; at += 7) {
+            file.bytes[off + at] ^= 0x10;
+            CHECK(tiny_write(path, file.bytes, file.n_bytes));
+            opened o;
+            uint32_t digest = 0;
+            if (CHECK_OK(open_stream(&o, 0, 0))) {
+                CHECK_STATUS(pass_unit(&o.stream, 1, 1, &digest), QSF_ERR_FORMAT);
+                CHECK_OK(pass_unit(&o.stream, 2, 1, &digest));
+                CHECK_STATUS(pass_unit(&o.stream, 1, 2, &digest), QSF_ERR_FORMAT);
+                close_stream(&o);
+            }
+            CHECK_STATUS(open_stream(&o, 2, 0), QSF_ERR_FORMAT);
+            CHECK_EQ_U64(o.ledger.held_bytes, 0);
+            file.bytes[off + at] ^= 0x10;
+        }
+    }
+}
+
+static void check_bands(void)
+{
+    build(QSF_COMPRESSION_NONE, QSF_COMPRESSION_NONE, true);
+    const unsigned char *const embd = repair_find(file.bytes, file.n_bytes, "EMBD");
+    const size_t first = (size_t)qsf_load_u64(embd + 8) + 64;
+    file.bytes[first + 1056 + 500] ^= 1;
+    CHECK(tiny_write(path, file.bytes, file.n_bytes));
+    opened o;
+    const unsigned char *band = NULL;
+    CHECK_STATUS(open_stream(&o, 1, 0), QSF_ERR_FORMAT);
+    if (!CHECK_OK(open_stream(&o, 0, 0)))
+        return;
+    CHECK_OK(qsf_stream_embedding_band(&o.stream, 0, &band));
+    CHECK_BYTES(band, file.bytes + first, 1056);
+    const uint64_t read_bytes = o.stream.read_bytes;
+    CHECK_OK(qsf_stream_embedding_band(&o.stream, 0, &band));
+    CHECK_EQ_U64(o.stream.read_bytes, read_bytes); /* the last band is kept */
+    CHECK_STATUS(qsf_stream_embedding_band(&o.stream, 1, &band), QSF_ERR_FORMAT);
+    CHECK_STATUS(qsf_stream_embedding_band(&o.stream, 1, &band), QSF_ERR_FORMAT);
+    CHECK_OK(qsf_stream_embedding_band(&o.stream, 2, &band));
+    CHECK_BYTES(band, file.bytes + first + 2112, 1056);
+    CHECK_STATUS(qsf_stream_embedding_band(&o.stream, 3, &band), QSF_ERR_ARG);
+    close_stream(&o);
+}
+
+/* Broken rules of the caller are answered, and a unit can be begun again after them. */
+static void check_misuse(void)
+{
+    for (uint8_t c = 0; c < QSF_COMPRESSION_COUNT; c++) {
+        build(c, c, false);
+        opened o;
+        if (!CHECK_OK(open_stream(&o, 4, 0)))
+            return;
+        qsf_stream *const s = &o.stream;
+        const size_t span_bytes = qsf_stream_span_bytes(s, 1);
+        const uint64_t raw_bytes = o.reader.units[1].raw_bytes;
+        const unsigned char *data = NULL;
+        uint32_t digest = 0;
+        CHECK_EQ_U64(qsf_stream_span_bytes(s, 2), SIZE_MAX);
+        CHECK_STATUS(qsf_stream_acquire(s, 0, 1, &data), QSF_ERR_ARG);
+        CHECK_STATUS(qsf_stream_end_unit(s), QSF_ERR_ARG);
+        CHECK_STATUS(qsf_stream_begin_unit(s, TINY_LAYERS + 2), QSF_ERR_ARG);
+        CHECK_OK(qsf_stream_begin_unit(s, 1));
+        CHECK_STATUS(qsf_stream_begin_unit(s, 2), QSF_ERR_ARG);
+        CHECK_OK(qsf_stream_acquire(s, raw_bytes - 64, 64, &data));
+        CHECK_STATUS(qsf_stream_acquire(s, 0, 64, &data), QSF_ERR_ARG);
+        CHECK_STATUS(qsf_stream_end_unit(s), QSF_ERR_ARG);
+        CHECK_OK(qsf_stream_begin_unit(s, 1));
+        CHECK_STATUS(qsf_stream_acquire(s, raw_bytes, 1, &data), QSF_ERR_ARG);
+        CHECK_OK(qsf_stream_begin_unit(s, 1));
+        CHECK_STATUS(qsf_stream_acquire(s, UINT64_MAX, 2, &data), QSF_ERR_ARG);
+        CHECK_OK(qsf_stream_begin_unit(s, 1));
+        CHECK_OK(qsf_stream_acquire(s, 63, span_bytes, &data)); /* all of a span, worst offset */
+        CHECK_STATUS(qsf_stream_acquire(s, 64, span_bytes + 1, &data), QSF_ERR_ARG);
+        CHECK_OK(qsf_stream_begin_unit(s, 1));
+        qsf_stream_abandon(s);
+        CHECK_OK(pass_unit(s, 1, 1, &digest));
+        CHECK_OK(pass_unit(s, 2, 1, &digest));
+        close_stream(&o);
+    }
+}
+
+/* Overlapping and touching spans of every start give the unit's bytes. */
+static void check_spans(void)
+{
+    for (uint8_t c = 0; c < QSF_COMPRESSION_COUNT; c++) {
+        build(c, c, false);
+        opened resident;
+        opened streamed;
+        if (!CHECK_OK(open_stream(&resident, 15, 0)) || !CHECK_OK(open_stream(&streamed, 0, 0)))
+            return;
+        const size_t raw_bytes = (size_t)resident.reader.units[1].raw_bytes;
+        const size_t n_bytes = qsf_stream_span_bytes(&streamed.stream, 1) / 2;
+        for (size_t step = 1; step <= 997; step += 83) {
+            CHECK_OK(qsf_stream_begin_unit(&streamed.stream, 1));
+            for (size_t off = 0; off < raw_bytes; off += step) {
+                const size_t n = raw_bytes - off < n_bytes ? raw_bytes - off : n_bytes;
+                const unsigned char *data = NULL;
+                if (!CHECK_OK(qsf_stream_acquire(&streamed.stream, off, n, &data)))
+                    break;
+                CHECK_BYTES(data, resident.stream.resident[1] + off, n);
+            }
+            CHECK_OK(qsf_stream_end_unit(&streamed.stream));
+        }
+        close_stream(&streamed);
+        close_stream(&resident);
+    }
+}
+
+/* The whole life of a stream with the N-th read or the N-th grant failing. */
+static qsf_status live(opened *o, unsigned bits, int64_t reads, int64_t grants)
+{
+    bool is_resident[TINY_LAYERS + 2];
+    set_resident(is_resident, bits);
+    size_t window;
+    size_t stored;
+    size_t band;
+    qsf_ledger_init(&o->ledger, CEILING_BYTES);
+    o->ledger.grants_until_fault = grants;
+    QSF_TRY(qsf_reader_open(&o->reader, &o->ledger, path, reads));
+    qsf_stream_least_bytes(&o->reader, is_resident, &window, &stored, &band);
+    qsf_status status = qsf_stream_init(&o->stream, &o->reader, &o->ledger, is_resident, window);
+    if (status == QSF_OK) {
+        uint32_t digest = 0;
+        status = pass_all(&o->stream, 1, &digest);
+        if (status != QSF_OK) { /* the fault is over: the failed unit can be begun again */
+            o->reader.file.reads_until_fault = -1;
+            qsf_stream_abandon(&o->stream);
+            CHECK_OK(pass_all(&o->stream, 1, &digest));
+        }
+        qsf_stream_destroy(&o->stream);
+    }
+    qsf_reader_close(&o->reader);
+    return status;
+}
+
+static void check_faults(void)
+{
+    for (uint8_t c = 0; c < 8; c++) {
+        build(c % 4, (uint8_t)((c + 1) % 4), c % 2 == 0);
+        const unsigned bits = c < 4 ? 0 : 6;
+        for (int kind = 0; kind < 2; kind++) {
+            int64_t n_ok = 0;
+            opened o;
+            for (;; n_ok++) {
+                const qsf_status status =
+                    live(&o, bits, kind == 0 ? n_ok : -1, kind == 0 ? -1 : n_ok);
+                CHECK_EQ_U64(o.ledger.held_bytes, 0);
+                if (status == QSF_OK || n_ok > 1000)
+                    break;
+                CHECK_STATUS(status, kind == 0 ? QSF_ERR_IO : QSF_ERR_NOMEM);
+            }
+            CHECK(n_ok > 5 && n_ok < 1000); /* a run that injected nothing proves nothing */
+        }
+    }
+}
+
+int main(void)
+{
+    check_same_bytes();
+    check_plan();
+    check_damage();
+    check_bands();
+    check_misuse();
+    check_spans();
+    check_faults();
+    remove(path);
+    return check_report("check_stream");
+}

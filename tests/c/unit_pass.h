@@ -1,0 +1,74 @@
+/* unit_pass.h - goes through a stream as a forward pass would: tile row by tile row. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_TESTS_UNIT_PASS_H
+#define QSF_TESTS_UNIT_PASS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "format/crc32.h"
+#include "format/stream.h"
+
+/* Bytes that are asked for at once, and how often. */
+static inline size_t pass_row_bytes(const qsf_tensor *t)
+{
+    if (t->layout == QSF_LAYOUT_VECTOR)
+        return (size_t)t->data_bytes;
+    return ((size_t)t->n_cols + 63) / 64 * qsf_dtype_tile_bytes(t->dtype);
+}
+
+/* The checksum of all tensor data of a unit goes to *digest; max_rows tile rows at once. */
+static inline qsf_status pass_unit(qsf_stream *s, uint32_t unit_idx, size_t max_rows,
+                                   uint32_t *digest)
+{
+    const qsf_reader *const r = s->reader;
+    const qsf_unit *const u = &r->units[unit_idx];
+    uint32_t crc = 0;
+    QSF_TRY(qsf_stream_begin_unit(s, unit_idx));
+    const size_t span_bytes = qsf_stream_span_bytes(s, unit_idx);
+    for (uint32_t i = 0; i < u->n_tensors; i++) {
+        const qsf_tensor *const t = &r->tensors[u->first_tensor + i];
+        const size_t row_bytes = pass_row_bytes(t);
+        uint64_t left_bytes = t->data_bytes;
+        while (left_bytes > 0) {
+            uint64_t n_bytes = row_bytes * (uint64_t)max_rows;
+            if (n_bytes > span_bytes)
+                n_bytes = span_bytes / row_bytes * row_bytes;
+            if (n_bytes > left_bytes)
+                n_bytes = left_bytes;
+            const unsigned char *data = NULL;
+            const uint64_t off = t->data_off + t->data_bytes - left_bytes;
+            QSF_TRY(qsf_stream_acquire(s, off, (size_t)n_bytes, &data));
+            if ((uintptr_t)data % 64 != off % 64)
+                return QSF_FAIL(QSF_ERR_ARG, "a span lies otherwise in memory than in its unit");
+            crc = qsf_crc32(crc, data, (size_t)n_bytes);
+            left_bytes -= n_bytes;
+        }
+    }
+    QSF_TRY(qsf_stream_end_unit(s));
+    *digest = crc;
+    return QSF_OK;
+}
+
+/* All units and all embedding bands. */
+static inline qsf_status pass_all(qsf_stream *s, size_t max_rows, uint32_t *digest)
+{
+    uint32_t crc = 0;
+    for (uint32_t u = 0; u < s->reader->n_units; u++) {
+        uint32_t of_unit = 0;
+        QSF_TRY(pass_unit(s, u, max_rows, &of_unit));
+        crc = qsf_crc32(crc, &of_unit, sizeof of_unit);
+    }
+    const size_t row_bytes = pass_row_bytes(&s->reader->tensors[0]);
+    for (uint32_t b = 0; b < s->reader->n_bands; b++) {
+        const unsigned char *band = NULL;
+        QSF_TRY(qsf_stream_embedding_band(s, b, &band));
+        crc = qsf_crc32(crc, band, row_bytes);
+    }
+    *digest = crc;
+    return QSF_OK;
+}
+
+#endif
