@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,12 @@ def command_after(setup: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+# Away from the project, whose qsf/ has no converter and would be found before the installed one.
+ELSEWHERE = Path(tempfile.gettempdir())
+
+
 def run(
-    *arguments: object, command: list[str] = COMMAND, cwd: Path | None = None
+    *arguments: object, command: list[str] = COMMAND, cwd: Path = ELSEWHERE
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True, check=False, cwd=cwd
@@ -192,6 +197,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int) -> None
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=ELSEWHERE,
     )
     while process.poll() is None and len(list(tmp_path.iterdir())) < 2:
         time.sleep(0.01)

@@ -29,7 +29,10 @@ def logits(model: reference.Model) -> np.ndarray:
     ("make", "options"),
     [
         (tiny_checkpoints.make_llama, {}),
-        (tiny_checkpoints.make_llama, {"tied_head": True, "attention_bias": True}),
+        (
+            tiny_checkpoints.make_llama,
+            {"tied_head": True, "attention_bias": True, "mlp_bias": True},
+        ),
         (tiny_checkpoints.make_llama, {**LLAMA3, "n_kv_heads": 1, "head_dim": 10}),
         (tiny_checkpoints.make_llama, {**LINEAR, "n_kv_heads": 4, "rope_theta": 500.0}),
         (tiny_checkpoints.make_llama, LINEAR_OLD),
