@@ -23,9 +23,10 @@ typedef struct bench {
     size_t n_bytes;
     float *f32;        /* [64, 2048] */
     int8_t *q;         /* [64, 2048] */
+    int8_t *q_low;     /* [64, 2048] */
     float *scale;      /* [64, 32] */
     float *scaled_sum; /* [64, 32] */
-    int32_t *sum;      /* [64, 32] */
+    int32_t *fine_sum; /* [64, 32] */
     float *y;          /* [64, 1024] */
 } bench;
 
@@ -51,10 +52,11 @@ static void bench_init(bench *b, const qsf_kernels *k, size_t n_bytes)
     for (size_t i = 0; i < n_x; i++)
         b->f32[i] = (float)(i * 7919 % 2001) / 1000.0F - 1.0F;
     b->q = need(n_x);
+    b->q_low = need(n_x);
     b->scale = need(n_x / QSF_BLOCK * sizeof *b->scale);
     b->scaled_sum = need(n_x / QSF_BLOCK * sizeof *b->scaled_sum);
-    b->sum = need(n_x / QSF_BLOCK * sizeof *b->sum);
-    k->quantise(b->f32, n_x / QSF_BLOCK, b->q, b->scale, b->scaled_sum, b->sum);
+    b->fine_sum = need(n_x / QSF_BLOCK * sizeof *b->fine_sum);
+    k->quantise(b->f32, n_x / QSF_BLOCK, b->q, b->q_low, b->scale, b->scaled_sum, b->fine_sum);
     b->y = need((size_t)MAX_TOKENS * STRIPE_TILE_ROWS * QSF_TILE_ROWS * sizeof *b->y);
 }
 
@@ -63,9 +65,10 @@ static void bench_destroy(bench *b)
     free(b->tiles);
     free(b->f32);
     free(b->q);
+    free(b->q_low);
     free(b->scale);
     free(b->scaled_sum);
-    free(b->sum);
+    free(b->fine_sum);
     free(b->y);
 }
 
@@ -80,7 +83,8 @@ static int by_value(const void *a, const void *b)
 static double run_once(const bench *b, qsf_matmul_fn *matmul, size_t n_tokens, size_t n_stripes,
                        size_t stripe_bytes)
 {
-    const qsf_acts x = {n_tokens, N_BLOCKS, b->f32, b->q, b->scale, b->scaled_sum, b->sum};
+    const qsf_acts x = {n_tokens, N_BLOCKS,      b->f32,       b->q,
+                        b->q_low, b->scale, b->scaled_sum, b->fine_sum};
     const uint64_t start_ns = qsf_clock_ns();
     for (size_t s = 0; s < n_stripes; s++)
         matmul(b->tiles + s * stripe_bytes, STRIPE_TILE_ROWS, &x, b->y,

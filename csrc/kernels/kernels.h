@@ -30,19 +30,24 @@ typedef struct qsf_acts {
     size_t n_blocks;
     const float *f32;        /* [n_tokens, n_blocks * 64] */
     const int8_t *q;         /* [n_tokens, n_blocks * 64], -127..127 */
+    const int8_t *q_low;     /* [n_tokens, n_blocks * 64]: x is near scale * (q + q_low / 256) */
     const float *scale;      /* [n_tokens, n_blocks] */
-    const float *scaled_sum; /* [n_tokens, n_blocks], scale * (float)sum */
-    const int32_t *sum;      /* [n_tokens, n_blocks], sum of the block's q */
+    const float *scaled_sum; /* [n_tokens, n_blocks], scale * (float)(sum of the block's q) */
+    const int32_t *fine_sum; /* [n_tokens, n_blocks], sum of the block's 256 * q + q_low */
 } qsf_acts;
 
 /* y[t * y_stride + r] = sum over columns of w[r][c] * x[t][c], for the 16 rows r of
  * each of n_tile_rows consecutive tile rows (tile row i writes y + 16 * i). `tiles`
  * holds n_tile_rows * x->n_blocks tiles as they lie in the file.
  *
- * int8 form (quantised weights), per row and token, blocks b ascending, acc from +0:
- *     dot = exact integer sum of (code - zero) * q     (zero: 0 for 4-bit, 128 for 8-bit)
+ * Integer form (quantised weights), per row and token, blocks b ascending, acc from +0:
+ *   4-bit, with 8-bit activations:
+ *     dot = exact integer sum of code * q
  *     acc = fmaf((float)dot, w_scale * x_scale, acc)
- *     acc = fmaf(w_min, scaled_sum, acc)               (types with a min)
+ *     acc = fmaf(w_min, scaled_sum, acc)
+ *   8-bit, with 16-bit activations (their rounding would otherwise exceed the weights'):
+ *     dot = exact integer sum of (code - 128) * (256 * q + q_low), below 2^28
+ *     acc = fmaf((float)dot, w_scale * (x_scale * 2^-8), acc)
  * f32 form (f16 and f32 weights, and every type when exact), columns c ascending:
  *     acc = fmaf(w[r][c], x[c], acc)
  * where a quantised w is fmaf((float)code, scale, min) with a min, and
@@ -54,14 +59,16 @@ typedef void qsf_matmul_fn(const unsigned char *tiles, size_t n_tile_rows, const
 typedef void qsf_dequant_row_fn(const unsigned char *tiles, size_t n_blocks, size_t row_in_tile,
                                 float *out);
 
-/* x [n_blocks * 64] to int8, per block: amax = largest |x|; scale = amax / 127;
- * q = rint(x * (127 / amax)), ties to even; all zero when amax is below 2^-120 (127 / amax
- * would overflow) or not finite. A NaN in the block makes amax NaN, and with it the scale
- * and every sum that the block enters; so does an infinity, once it meets the zeros. */
-#define QSF_QUANTISE_MIN 0x1p-120F
+/* x [n_blocks * 64] to integers, per block: amax = largest |x|; scale = amax / 127;
+ * fine = rint(x * (32512 / amax)), ties to even, 32512 = 127 * 256; q = fine / 256 rounded
+ * to nearest (halves up), q_low = fine - 256 * q. All zero when amax is below 2^-112
+ * (32512 / amax would overflow) or not finite. A NaN in the block makes amax NaN, and with
+ * it the scale and every sum that the block enters; so does an infinity, once it meets the
+ * zeros. */
+#define QSF_QUANTISE_MIN 0x1p-112F
 
-typedef void qsf_quantise_fn(const float *x, size_t n_blocks, int8_t *q, float *scale,
-                             float *scaled_sum, int32_t *sum);
+typedef void qsf_quantise_fn(const float *x, size_t n_blocks, int8_t *q, int8_t *q_low,
+                             float *scale, float *scaled_sum, int32_t *fine_sum);
 
 /* out[i] = x[i] * (1 / sqrt(mean + eps)) * w[i]: rounded after each multiplication;
  * mean = 16-lane sum of fmaf(x, x, lane) / n. out may be x. */
@@ -105,7 +112,7 @@ typedef void qsf_attend_fn(const float *q, const void *const *k_pages, const voi
 typedef struct qsf_kernels {
     const char *isa_name;
     /* By dtype; NULL where there is no such kernel. */
-    qsf_matmul_fn *matmul[QSF_DTYPE_COUNT];       /* int8 form; f32 form for f16 and f32 */
+    qsf_matmul_fn *matmul[QSF_DTYPE_COUNT];       /* integer form; f32 form for f16 and f32 */
     qsf_matmul_fn *matmul_exact[QSF_DTYPE_COUNT]; /* f32 form */
     qsf_dequant_row_fn *dequant_row[QSF_DTYPE_COUNT];
     qsf_quantise_fn *quantise;

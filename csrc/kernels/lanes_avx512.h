@@ -126,11 +126,16 @@ static inline lanes lanes_larger_magnitude(lanes a, lanes b)
     return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
-static inline int32_t lanes_store_i8(int8_t *q, lanes v)
+static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, int32_t *sum,
+                                       int32_t *sum_low)
 {
-    const __m512i rounded = _mm512_cvtps_epi32(v);
-    _mm_storeu_si128((void *)q, _mm512_cvtepi32_epi8(rounded));
-    return _mm512_reduce_add_epi32(rounded);
+    const __m512i fine = _mm512_cvtps_epi32(v);
+    const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(fine, _mm512_set1_epi32(128)), 8);
+    const __m512i low = _mm512_sub_epi32(fine, _mm512_slli_epi32(high, 8));
+    _mm_storeu_si128((void *)q, _mm512_cvtepi32_epi8(high));
+    _mm_storeu_si128((void *)q_low, _mm512_cvtepi32_epi8(low));
+    *sum += _mm512_reduce_add_epi32(high);
+    *sum_low += _mm512_reduce_add_epi32(low);
 }
 
 static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uint32_t mask)

@@ -190,15 +190,19 @@ static inline lanes lanes_larger_magnitude(lanes a, lanes b)
     return a;
 }
 
-/* Rounds to nearest even, writes q [16] and returns the sum; every lane is in -127..127. */
-static inline int32_t lanes_store_i8(int8_t *q, lanes v)
+/* Rounds to nearest even and splits into 256 * q + q_low, [16] each, q_low in -128..127;
+ * adds up both. Every lane is in -32512..32512. */
+static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, int32_t *sum,
+                                       int32_t *sum_low)
 {
-    int32_t sum = 0;
     for (size_t l = 0; l < QSF_LANES; l++) {
-        q[l] = (int8_t)rintf(v.at[l]);
-        sum += q[l];
+        const int32_t fine = (int32_t)rintf(v.at[l]);
+        const int32_t high = (fine + 128 + 65536) / 256 - 256; /* the quotient rounded down */
+        q[l] = (int8_t)high;
+        q_low[l] = (int8_t)(fine - 256 * high);
+        *sum += q[l];
+        *sum_low += q_low[l];
     }
-    return sum;
 }
 
 /* Bits shift .. shift + 7 under `mask` of 16 little-endian 32-bit words. */

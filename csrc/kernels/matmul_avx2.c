@@ -75,27 +75,42 @@ QSF_FORCED_INLINE void dot_tile_4bit(const unsigned char *tile, const int8_t *q,
     }
 }
 
-/* The same for an 8-bit tile, zero point included. w = code - 128 is signed, so the product
- * is taken as |w| (unsigned, up to 128) times q with w's sign: a pair is at most
- * 2 * 128 * 127 = 32512 < 32768. */
-QSF_FORCED_INLINE void dot_tile_8bit(const unsigned char *tile, const int8_t *q, size_t q_stride,
-                                     size_t n_tokens, __m256i dot[][2])
+/* Columns 0, 2 and 1, 3 of four 16-bit activations 256 q + q_low, in each of 8 rows */
+static inline void broadcast_fine(const int8_t *q, const int8_t *q_low, __m256i *even, __m256i *odd)
 {
-    const __m256i sign_bit = _mm256_set1_epi8(-128);
-    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i high = broadcast4(q);
+    const __m256i low = broadcast4(q_low);
+    const __m256i low_even = _mm256_srai_epi16(_mm256_slli_epi16(low, 8), 8);
+    *even = _mm256_add_epi16(_mm256_slli_epi16(high, 8), low_even);
+    *odd = _mm256_add_epi16(_mm256_and_si256(high, _mm256_set1_epi16(-256)),
+                            _mm256_srai_epi16(low, 8));
+}
+
+/* dot [n_tokens][2], rows 0..7 and 8..15: codes of an 8-bit tile, without the zero point,
+ * times 256 q + q_low. Codes widen to 16 bits where they lie, as columns 0, 2 and 1, 3. */
+QSF_FORCED_INLINE void dot_tile_8bit(const unsigned char *tile, const int8_t *q,
+                                     const int8_t *q_low, size_t q_stride, size_t n_tokens,
+                                     __m256i dot[][2])
+{
+    const __m256i low_bytes = _mm256_set1_epi16(255);
     for (size_t t = 0; t < n_tokens; t++) {
         dot[t][0] = _mm256_setzero_si256();
         dot[t][1] = _mm256_setzero_si256();
     }
     for (size_t g = 0; g < 16; g++) {
-        for (size_t half = 0; half < 2; half++) {
-            const __m256i codes = load32(tile + QSF_TILE_8BIT_CODES_OFF + g * 64 + half * 32);
-            const __m256i w = _mm256_xor_si256(codes, sign_bit);
-            const __m256i magnitude = _mm256_abs_epi8(w);
-            for (size_t t = 0; t < n_tokens; t++) {
-                const __m256i qt = broadcast4(q + t * q_stride + 4 * g);
-                const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(qt, w));
-                dot[t][half] = _mm256_add_epi32(dot[t][half], _mm256_madd_epi16(pairs, ones));
+        const __m256i codes[2] = {load32(tile + QSF_TILE_8BIT_CODES_OFF + g * 64),
+                                  load32(tile + QSF_TILE_8BIT_CODES_OFF + g * 64 + 32)};
+        for (size_t t = 0; t < n_tokens; t++) {
+            const size_t i = t * q_stride + 4 * g;
+            __m256i x_even;
+            __m256i x_odd;
+            broadcast_fine(q + i, q_low + i, &x_even, &x_odd);
+            for (size_t half = 0; half < 2; half++) {
+                const __m256i w_even = _mm256_and_si256(codes[half], low_bytes);
+                const __m256i w_odd = _mm256_srli_epi16(codes[half], 8);
+                const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(w_even, x_even),
+                                                          _mm256_madd_epi16(w_odd, x_odd));
+                dot[t][half] = _mm256_add_epi32(dot[t][half], products);
             }
         }
     }
@@ -128,7 +143,8 @@ QSF_FORCED_INLINE void group_4bit(const unsigned char *tiles, size_t tile_bytes,
         lanes_store(y + t * y_stride, acc[t]);
 }
 
-/* As group_4bit. */
+/* As group_4bit. With f = 256 q + q_low, in exact integers below 2^30:
+ * sum((code - 128) f) = sum(code f) - 128 sum(f). */
 QSF_FORCED_INLINE void group_8bit(const unsigned char *tiles, size_t tile_bytes, const qsf_acts *x,
                                   size_t t0, size_t n_tokens, float *y, size_t y_stride)
 {
@@ -140,12 +156,16 @@ QSF_FORCED_INLINE void group_8bit(const unsigned char *tiles, size_t tile_bytes,
         const unsigned char *const tile = tiles + b * tile_bytes;
         const size_t block = t0 * n_blocks + b;
         __m256i dot[4][2];
-        dot_tile_8bit(tile, x->q + block * QSF_BLOCK, n_blocks * QSF_BLOCK, n_tokens, dot);
+        dot_tile_8bit(tile, x->q + block * QSF_BLOCK, x->q_low + block * QSF_BLOCK,
+                      n_blocks * QSF_BLOCK, n_tokens, dot);
         const lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
         for (size_t t = 0; t < n_tokens; t++) {
             const size_t i = block + t * n_blocks;
-            const lanes sum = {_mm256_cvtepi32_ps(dot[t][0]), _mm256_cvtepi32_ps(dot[t][1])};
-            acc[t] = lanes_fma(sum, lanes_mul(scale, lanes_set(x->scale[i])), acc[t]);
+            const __m256i zero_part = _mm256_set1_epi32(128 * x->fine_sum[i]);
+            const lanes exact = {_mm256_cvtepi32_ps(_mm256_sub_epi32(dot[t][0], zero_part)),
+                                 _mm256_cvtepi32_ps(_mm256_sub_epi32(dot[t][1], zero_part))};
+            const lanes fine_scale = lanes_set(x->scale[i] * 0x1p-8F);
+            acc[t] = lanes_fma(exact, lanes_mul(scale, fine_scale), acc[t]);
         }
     }
     for (size_t t = 0; t < n_tokens; t++)
@@ -172,14 +192,14 @@ QSF_FORCED_INLINE void group_8bit(const unsigned char *tiles, size_t tile_bytes,
     }
 
 MATMUL_BY_GROUPS(matmul_4bit_i8_avx2, group_4bit, QSF_DTYPE_4BIT)
-MATMUL_BY_GROUPS(matmul_8bit_i8_avx2, group_8bit, QSF_DTYPE_8BIT)
+MATMUL_BY_GROUPS(matmul_8bit_i16_avx2, group_8bit, QSF_DTYPE_8BIT)
 
 QSF_TARGET_END
 
 void qsf_kernels_fill_avx2(qsf_kernels *k)
 {
     k->matmul[QSF_DTYPE_4BIT] = matmul_4bit_i8_avx2;
-    k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_i8_avx2;
+    k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_i16_avx2;
     fill_matmul_float_avx2(k);
     qsf_vecops_fill_avx2(k);
 }

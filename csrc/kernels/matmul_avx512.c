@@ -54,22 +54,23 @@ QSF_FORCED_INLINE void dot_tile_4bit(const unsigned char *tile, const int8_t *q,
     }
 }
 
-/* The same for an 8-bit tile, without its zero point. */
-QSF_FORCED_INLINE void dot_tile_8bit(const unsigned char *tile, const int8_t *q, size_t q_stride,
-                                     size_t n_tokens, __m512i dot[][2])
+/* dot [n_tokens][2]: codes of an 8-bit tile times q and times q_low [n_tokens, q_stride],
+ * without the zero point. */
+QSF_FORCED_INLINE void dot_tile_8bit(const unsigned char *tile, const int8_t *q,
+                                     const int8_t *q_low, size_t q_stride, size_t n_tokens,
+                                     __m512i dot[][2])
 {
     for (size_t t = 0; t < n_tokens; t++) {
         dot[t][0] = _mm512_setzero_si512();
         dot[t][1] = _mm512_setzero_si512();
     }
-    for (size_t g = 0; g < 16; g += 2) {
-        const unsigned char *const codes = tile + QSF_TILE_8BIT_CODES_OFF + g * 64;
-        const __m512i even = _mm512_loadu_si512((const void *)codes);
-        const __m512i odd = _mm512_loadu_si512((const void *)(codes + 64));
+    for (size_t g = 0; g < 16; g++) {
+        const __m512i codes =
+            _mm512_loadu_si512((const void *)(tile + QSF_TILE_8BIT_CODES_OFF + g * 64));
         for (size_t t = 0; t < n_tokens; t++) {
-            const int8_t *const qt = q + t * q_stride + 4 * g;
-            dot[t][0] = _mm512_dpbusd_epi32(dot[t][0], even, broadcast4(qt));
-            dot[t][1] = _mm512_dpbusd_epi32(dot[t][1], odd, broadcast4(qt + 4));
+            const size_t i = t * q_stride + 4 * g;
+            dot[t][0] = _mm512_dpbusd_epi32(dot[t][0], codes, broadcast4(q + i));
+            dot[t][1] = _mm512_dpbusd_epi32(dot[t][1], codes, broadcast4(q_low + i));
         }
     }
 }
@@ -102,7 +103,8 @@ QSF_FORCED_INLINE void group_4bit(const unsigned char *tiles, size_t tile_bytes,
         _mm512_storeu_ps(y + t * y_stride, acc[t]);
 }
 
-/* As group_4bit. sum((code - 128) q) = sum(code q) - 128 sum(q), exactly. */
+/* As group_4bit. With f = 256 q + q_low, in exact integers below 2^30:
+ * sum((code - 128) f) = 256 sum(code q) + sum(code q_low) - 128 sum(f). */
 QSF_FORCED_INLINE void group_8bit(const unsigned char *tiles, size_t tile_bytes, const qsf_acts *x,
                                   size_t t0, size_t n_tokens, float *y, size_t y_stride)
 {
@@ -114,15 +116,16 @@ QSF_FORCED_INLINE void group_8bit(const unsigned char *tiles, size_t tile_bytes,
         const unsigned char *const tile = tiles + b * tile_bytes;
         const size_t block = t0 * n_blocks + b;
         __m512i dot[8][2];
-        dot_tile_8bit(tile, x->q + block * QSF_BLOCK, n_blocks * QSF_BLOCK, n_tokens, dot);
+        dot_tile_8bit(tile, x->q + block * QSF_BLOCK, x->q_low + block * QSF_BLOCK,
+                      n_blocks * QSF_BLOCK, n_tokens, dot);
         const __m512 scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
         for (size_t t = 0; t < n_tokens; t++) {
             const size_t i = block + t * n_blocks;
-            const __m512i zero_part = _mm512_set1_epi32(128 * x->sum[i]);
-            const __m512i exact =
-                _mm512_sub_epi32(_mm512_add_epi32(dot[t][0], dot[t][1]), zero_part);
-            acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact),
-                                     _mm512_mul_ps(scale, _mm512_set1_ps(x->scale[i])), acc[t]);
+            const __m512i zero_part = _mm512_set1_epi32(128 * x->fine_sum[i]);
+            const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(dot[t][0], 8), dot[t][1]);
+            const __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(both, zero_part));
+            const __m512 fine_scale = _mm512_set1_ps(x->scale[i] * 0x1p-8F);
+            acc[t] = _mm512_fmadd_ps(exact, _mm512_mul_ps(scale, fine_scale), acc[t]);
         }
     }
     for (size_t t = 0; t < n_tokens; t++)
@@ -151,14 +154,14 @@ QSF_FORCED_INLINE void group_8bit(const unsigned char *tiles, size_t tile_bytes,
     }
 
 MATMUL_BY_GROUPS(matmul_4bit_i8_avx512, group_4bit, QSF_DTYPE_4BIT)
-MATMUL_BY_GROUPS(matmul_8bit_i8_avx512, group_8bit, QSF_DTYPE_8BIT)
+MATMUL_BY_GROUPS(matmul_8bit_i16_avx512, group_8bit, QSF_DTYPE_8BIT)
 
 QSF_TARGET_END
 
 void qsf_kernels_fill_avx512(qsf_kernels *k)
 {
     k->matmul[QSF_DTYPE_4BIT] = matmul_4bit_i8_avx512;
-    k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_i8_avx512;
+    k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_i16_avx512;
     fill_matmul_float_avx512(k);
     qsf_vecops_fill_avx512(k);
 }

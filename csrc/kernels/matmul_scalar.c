@@ -55,7 +55,7 @@ static float weight_f32(const unsigned char *tile, size_t r, size_t c)
     return qsf_load_f32(tile + 4 * (c * QSF_TILE_ROWS + r));
 }
 
-/* One output of the int8 form: the row of 4-bit tiles at `tiles`, times token t. */
+/* One output of the integer form: the row of 4-bit tiles at `tiles`, times token t. */
 static float dot_4bit(const unsigned char *tiles, size_t r, const qsf_acts *x, size_t t)
 {
     float acc = 0.0F;
@@ -78,9 +78,11 @@ static float dot_8bit(const unsigned char *tiles, size_t r, const qsf_acts *x, s
         const unsigned char *const tile = tiles + b * qsf_dtype_tile_bytes(QSF_DTYPE_8BIT);
         const size_t block = t * x->n_blocks + b;
         int32_t dot = 0;
-        for (size_t c = 0; c < QSF_BLOCK; c++)
-            dot += (code_8bit(tile, r, c) - 128) * x->q[block * QSF_BLOCK + c];
-        acc = fmaf((float)dot, scale_of(tile, r) * x->scale[block], acc);
+        for (size_t c = 0; c < QSF_BLOCK; c++) {
+            const size_t i = block * QSF_BLOCK + c;
+            dot += (code_8bit(tile, r, c) - 128) * (256 * x->q[i] + x->q_low[i]);
+        }
+        acc = fmaf((float)dot, scale_of(tile, r) * (x->scale[block] * 0x1p-8F), acc);
     }
     return acc;
 }
@@ -108,7 +110,7 @@ static void matmul_4bit_i8_scalar(const unsigned char *tiles, size_t n_tile_rows
                 dot_4bit(tiles + row / QSF_TILE_ROWS * tile_row_bytes, row % QSF_TILE_ROWS, x, t);
 }
 
-static void matmul_8bit_i8_scalar(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x,
+static void matmul_8bit_i16_scalar(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x,
                                   float *y, size_t y_stride)
 {
     const size_t tile_row_bytes = x->n_blocks * qsf_dtype_tile_bytes(QSF_DTYPE_8BIT);
@@ -158,7 +160,7 @@ FLOAT_FORMS(f32, QSF_DTYPE_F32)
 void qsf_kernels_fill_scalar(qsf_kernels *k)
 {
     k->matmul[QSF_DTYPE_4BIT] = matmul_4bit_i8_scalar;
-    k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_i8_scalar;
+    k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_i16_scalar;
     k->matmul[QSF_DTYPE_F16] = matmul_f16_f32_scalar;
     k->matmul[QSF_DTYPE_F32] = matmul_f32_f32_scalar;
     k->matmul_exact[QSF_DTYPE_4BIT] = matmul_4bit_f32_scalar;

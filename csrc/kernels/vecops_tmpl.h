@@ -183,8 +183,8 @@ static void QSF_NAME(rope_interleaved)(float *x, const float *cos, const float *
 }
 
 /* One block: x [64] to q [64] */
-static inline void quantise_block(const float *x, int8_t *q, float *scale, float *scaled_sum,
-                                  int32_t *sum)
+static inline void quantise_block(const float *x, int8_t *q, int8_t *q_low, float *scale,
+                                  float *scaled_sum, int32_t *fine_sum)
 {
     lanes magnitude = lanes_set(0.0F);
     for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES)
@@ -195,24 +195,28 @@ static inline void quantise_block(const float *x, int8_t *q, float *scale, float
     for (size_t l = 1; l < QSF_LANES; l++)
         amax = amax > by_lane[l] || amax != amax ? amax : by_lane[l];
 
-    int32_t total = 0;
+    int32_t sum = 0;
+    int32_t sum_low = 0;
     if (amax >= QSF_QUANTISE_MIN && amax <= FLT_MAX) {
-        const lanes factor = lanes_set(127.0F / amax);
+        const lanes factor = lanes_set(32512.0F / amax);
         for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES)
-            total += lanes_store_i8(q + i, lanes_mul(lanes_load(x + i), factor));
+            lanes_store_i8_pair(q + i, q_low + i, lanes_mul(lanes_load(x + i), factor), &sum,
+                                &sum_low);
     } else {
         memset(q, 0, QSF_BLOCK);
+        memset(q_low, 0, QSF_BLOCK);
     }
     *scale = amax / 127.0F;
-    *scaled_sum = *scale * (float)total;
-    *sum = total;
+    *scaled_sum = *scale * (float)sum;
+    *fine_sum = 256 * sum + sum_low;
 }
 
-static void QSF_NAME(quantise)(const float *x, size_t n_blocks, int8_t *q, float *scale,
-                               float *scaled_sum, int32_t *sum)
+static void QSF_NAME(quantise)(const float *x, size_t n_blocks, int8_t *q, int8_t *q_low,
+                               float *scale, float *scaled_sum, int32_t *fine_sum)
 {
     for (size_t b = 0; b < n_blocks; b++)
-        quantise_block(x + b * QSF_BLOCK, q + b * QSF_BLOCK, scale + b, scaled_sum + b, sum + b);
+        quantise_block(x + b * QSF_BLOCK, q + b * QSF_BLOCK, q_low + b * QSF_BLOCK, scale + b,
+                       scaled_sum + b, fine_sum + b);
 }
 
 static void QSF_NAME(kv_store_f16)(const float *k, const float *v, size_t head_dim, size_t slot,

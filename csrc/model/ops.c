@@ -49,8 +49,9 @@ static void quantise_rows(void *arg, size_t begin, size_t end, size_t worker_idx
     (void)worker_idx;
     for (size_t t = begin; t < end; t++)
         job->ops->kernels->quantise(job->x + t * job->stride, n_blocks, s->act_q + t * job->stride,
-                                    s->act_scale + t * n_blocks, s->act_scaled_sum + t * n_blocks,
-                                    s->act_sum + t * n_blocks);
+                                    s->act_q_low + t * job->stride, s->act_scale + t * n_blocks,
+                                    s->act_scaled_sum + t * n_blocks,
+                                    s->act_fine_sum + t * n_blocks);
 }
 
 qsf_acts qsf_ops_prepare(qsf_ops *o, const float *x, size_t stride)
@@ -65,9 +66,10 @@ qsf_acts qsf_ops_prepare(qsf_ops *o, const float *x, size_t stride)
         .n_blocks = stride / QSF_BLOCK,
         .f32 = x,
         .q = s->act_q,
+        .q_low = s->act_q_low,
         .scale = s->act_scale,
         .scaled_sum = s->act_scaled_sum,
-        .sum = s->act_sum,
+        .fine_sum = s->act_fine_sum,
     };
 }
 

@@ -35,9 +35,10 @@ typedef struct qsf_scratch {
     float *tail;   /* [chunk, 16] rows of a last tile row that the output has no room for */
     float *vectors[4]; /* [widest vector] norm weight, norm bias, and two more biases */
     int8_t *act_q;         /* [chunk, widest input] */
+    int8_t *act_q_low;     /* [chunk, widest input] */
     float *act_scale;      /* [chunk, widest input / 64] */
     float *act_scaled_sum; /* [chunk, widest input / 64] */
-    int32_t *act_sum;      /* [chunk, widest input / 64] */
+    int32_t *act_fine_sum; /* [chunk, widest input / 64] */
 } qsf_scratch;
 
 /* Called once on a measuring arena and once on the real one, whose block is zeroed. */

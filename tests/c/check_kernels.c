@@ -342,44 +342,51 @@ static void check_rope(bool interleaved, size_t n_pairs, fill how)
 
 typedef struct quantised {
     output q;
+    output q_low;
     output scale;
     output scaled_sum;
-    output sum;
+    output fine_sum;
 } quantised;
 
 static quantised run_quantise(const qsf_kernels *k, const float *x, size_t n_blocks)
 {
-    const quantised z = {output_make(n_blocks * QSF_BLOCK), output_make(n_blocks * sizeof(float)),
+    const quantised z = {output_make(n_blocks * QSF_BLOCK), output_make(n_blocks * QSF_BLOCK),
+                         output_make(n_blocks * sizeof(float)),
                          output_make(n_blocks * sizeof(float)),
                          output_make(n_blocks * sizeof(int32_t))};
-    k->quantise(x, n_blocks, z.q.at, z.scale.at, z.scaled_sum.at, z.sum.at);
+    k->quantise(x, n_blocks, z.q.at, z.q_low.at, z.scale.at, z.scaled_sum.at, z.fine_sum.at);
     return z;
 }
 
 static void quantised_free(quantised *z)
 {
     free(z->q.block);
+    free(z->q_low.block);
     free(z->scale.block);
     free(z->scaled_sum.block);
-    free(z->sum.block);
+    free(z->fine_sum.block);
 }
 
-static void check_quantised_block(const float *x, const int8_t *q, float scale, float scaled_sum,
-                                  int32_t sum)
+static void check_quantised_block(const float *x, const int8_t *q, const int8_t *q_low, float scale,
+                                  float scaled_sum, int32_t fine_sum)
 {
     float amax = 0.0F;
     for (size_t i = 0; i < QSF_BLOCK; i++)
         amax = isnan(x[i]) || isnan(amax) ? NAN : fmaxf(amax, fabsf(x[i]));
-    const bool is_zero = !(amax >= 0x1p-120F) || isinf(amax);
+    const bool is_zero = !(amax >= 0x1p-112F) || isinf(amax);
     int32_t total = 0;
+    int32_t fine_total = 0;
     bool all_right = true;
     for (size_t i = 0; i < QSF_BLOCK; i++) {
-        const double scaled = is_zero ? 0.0 : (double)(x[i] * (127.0F / amax));
-        all_right = all_right && (double)q[i] == nearbyint(scaled);
+        const double scaled = is_zero ? 0.0 : (double)(x[i] * (32512.0F / amax));
+        const int32_t fine = 256 * q[i] + q_low[i];
+        all_right = all_right && (double)fine == nearbyint(scaled);
+        all_right = all_right && (double)q[i] == floor((double)fine / 256.0 + 0.5);
         total += q[i];
+        fine_total += fine;
     }
     CHECK(all_right);
-    CHECK(sum == total);
+    CHECK(fine_sum == fine_total);
     CHECK(isnan(amax) ? isnan(scale) : scale == amax / 127.0F);
     CHECK(isnan(amax) || isinf(amax) ? isnan(scaled_sum) : scaled_sum == scale * (float)total);
 }
@@ -390,21 +397,24 @@ static void check_quantise(size_t n_blocks, fill how)
     fill_floats(x, n_blocks * QSF_BLOCK, how);
     if (how == FILL_BITS) /* one special value in an ordinary block, at each place */
         for (size_t b = 0; b < n_blocks; b++) {
-            const float special = b % 3 == 0 ? NAN : b % 3 == 1 ? -INFINITY : 0x1.8p-121F;
+            const float special = b % 3 == 0 ? NAN : b % 3 == 1 ? -INFINITY : 0x1.8p-113F;
             fill_floats(x + b * QSF_BLOCK, QSF_BLOCK, b % 3 == 2 ? FILL_ZEROS : FILL_RANDOM);
             x[b * QSF_BLOCK + (b * 7 + 3) % QSF_BLOCK] = special;
         }
     quantised want = run_quantise(&scalar, x, n_blocks);
     for (size_t b = 0; b < n_blocks; b++)
         check_quantised_block(x + b * QSF_BLOCK, (const int8_t *)want.q.at + b * QSF_BLOCK,
+                              (const int8_t *)want.q_low.at + b * QSF_BLOCK,
                               ((const float *)want.scale.at)[b],
                               ((const float *)want.scaled_sum.at)[b],
-                              ((const int32_t *)want.sum.at)[b]);
+                              ((const int32_t *)want.fine_sum.at)[b]);
     for (size_t i = 0; i < n_levels; i++) {
         quantised have = run_quantise(&levels[i], x, n_blocks);
         CHECK_BYTES(want.q.at, have.q.at, want.q.n_bytes);
-        CHECK_BYTES(want.sum.at, have.sum.at, want.sum.n_bytes);
-        CHECK(output_guards_intact(&have.q) && output_guards_intact(&have.sum));
+        CHECK_BYTES(want.q_low.at, have.q_low.at, want.q_low.n_bytes);
+        CHECK_BYTES(want.fine_sum.at, have.fine_sum.at, want.fine_sum.n_bytes);
+        CHECK(output_guards_intact(&have.q) && output_guards_intact(&have.q_low));
+        CHECK(output_guards_intact(&have.fine_sum));
         check_outputs(&want.scale, &have.scale, levels[i].isa_name, "quantise: scale");
         check_outputs(&want.scaled_sum, &have.scaled_sum, levels[i].isa_name,
                       "quantise: scaled_sum");

@@ -22,9 +22,10 @@ typedef struct problem {
     unsigned char *tiles; /* [n_tile_rows, n_blocks] tiles */
     float *f32;           /* [n_tokens, n_blocks * 64] */
     int8_t *q;            /* [n_tokens, n_blocks * 64] */
+    int8_t *q_low;        /* [n_tokens, n_blocks * 64] */
     float *scale;         /* [n_tokens, n_blocks] */
     float *scaled_sum;    /* [n_tokens, n_blocks] */
-    int32_t *sum;         /* [n_tokens, n_blocks] */
+    int32_t *fine_sum;    /* [n_tokens, n_blocks] */
     qsf_acts acts;        /* of these only what the form may read, the others NULL */
 } problem;
 
@@ -95,18 +96,32 @@ static int8_t random_q(fill how)
     return (int8_t)((int32_t)(random_u32() % 255) - 127);
 }
 
+/* Any -128..127, but no more than 32512 in all: see qsf_quantise_fn. */
+static int8_t random_q_low(fill how, int8_t q)
+{
+    const int8_t low = (int8_t)((int32_t)(random_u32() & 0xFF) - 128);
+    if (how == FILL_ZEROS)
+        return 0;
+    if (how == FILL_EXTREMES && q != -127)
+        return -128;
+    return (q == 127 && low > 0) || (q == -127 && low < 0) ? 0 : low;
+}
+
 static void fill_acts(problem *p)
 {
     const size_t n_blocks = p->n_tokens * p->n_blocks;
     fill_floats(p->f32, n_blocks * QSF_BLOCK, p->how);
     fill_floats(p->scale, n_blocks, p->how);
     for (size_t b = 0; b < n_blocks; b++) {
-        p->sum[b] = 0;
-        for (size_t c = 0; c < QSF_BLOCK; c++) {
-            p->q[b * QSF_BLOCK + c] = random_q(p->how);
-            p->sum[b] += p->q[b * QSF_BLOCK + c];
+        int32_t sum = 0;
+        p->fine_sum[b] = 0;
+        for (size_t i = b * QSF_BLOCK; i < (b + 1) * QSF_BLOCK; i++) {
+            p->q[i] = random_q(p->how);
+            p->q_low[i] = random_q_low(p->how, p->q[i]);
+            sum += p->q[i];
+            p->fine_sum[b] += 256 * p->q[i] + p->q_low[i];
         }
-        p->scaled_sum[b] = p->scale[b] * (float)p->sum[b];
+        p->scaled_sum[b] = p->scale[b] * (float)sum;
     }
 }
 
@@ -127,9 +142,10 @@ static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_toke
         fill_tile(p.tiles + i * tile_bytes, dtype, how);
     p.f32 = exact_floats(n_all * QSF_BLOCK);
     p.q = exact_alloc(n_all * QSF_BLOCK);
+    p.q_low = exact_alloc(n_all * QSF_BLOCK);
     p.scale = exact_floats(n_all);
     p.scaled_sum = exact_floats(n_all);
-    p.sum = exact_alloc(n_all * sizeof *p.sum);
+    p.fine_sum = exact_alloc(n_all * sizeof *p.fine_sum);
     fill_acts(&p);
     p.acts = (qsf_acts){.n_tokens = n_tokens, .n_blocks = n_blocks};
     if (exact || !qsf_dtype_is_quantised(dtype)) {
@@ -137,8 +153,12 @@ static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_toke
     } else {
         p.acts.q = p.q;
         p.acts.scale = p.scale;
+    }
+    if (p.acts.q != NULL && dtype == QSF_DTYPE_8BIT) {
+        p.acts.q_low = p.q_low;
+        p.acts.fine_sum = p.fine_sum;
+    } else if (p.acts.q != NULL) {
         p.acts.scaled_sum = p.scaled_sum;
-        p.acts.sum = p.sum;
     }
     return p;
 }
@@ -148,9 +168,10 @@ static void problem_free(problem *p)
     free(p->tiles);
     free(p->f32);
     free(p->q);
+    free(p->q_low);
     free(p->scale);
     free(p->scaled_sum);
-    free(p->sum);
+    free(p->fine_sum);
 }
 
 static output run(const problem *p, const qsf_kernels *k)
@@ -210,12 +231,13 @@ static weight weight_at(const unsigned char *tile, qsf_dtype dtype, size_t r, si
 
 /* The exact output of row `row`, token t, and how far the float one may be off. With u = half
  * of FLT_EPSILON, each fmaf loses at most u of a partial sum, and no partial sum exceeds the
- * sum of the absolute terms. int8 form: two terms and two fmafs a block, each term with one
- * rounding of its own (w_scale * x_scale; scaled_sum). f32 form: a term and an fmaf a column,
- * the weight rounded once. One more u covers the products of these. */
+ * sum of the absolute terms. Integer form: at most two terms and two fmafs a block, each term
+ * with at most two roundings of its own (w_scale * x_scale, and 8-bit's large dot;
+ * scaled_sum). f32 form: a term and an fmaf a column, the weight rounded once. One more u
+ * covers the products of these. */
 static double exact_output(const problem *p, size_t row, size_t t, double *tolerance)
 {
-    const bool int8_form = p->acts.q != NULL;
+    const bool integer_form = p->acts.q != NULL;
     const size_t tile_bytes = qsf_dtype_tile_bytes(p->dtype);
     double sum = 0.0;
     double sum_abs = 0.0;
@@ -227,18 +249,19 @@ static double exact_output(const problem *p, size_t row, size_t t, double *toler
         for (size_t c = 0; c < QSF_BLOCK; c++) {
             const weight w = weight_at(tile, p->dtype, row % 16, c);
             const size_t i = block * QSF_BLOCK + c;
-            const double x =
-                int8_form ? (double)p->q[i] * (double)p->scale[block] : (double)p->f32[i];
+            const double q =
+                (double)p->q[i] + (p->acts.q_low != NULL ? (double)p->q_low[i] / 256.0 : 0.0);
+            const double x = integer_form ? q * (double)p->scale[block] : (double)p->f32[i];
             by_code += w.code * w.scale * x;
             by_min += w.min * x;
-            if (!int8_form)
+            if (!integer_form)
                 sum_abs += fabs((w.code * w.scale + w.min) * x);
         }
         sum += by_code + by_min;
-        if (int8_form)
+        if (integer_form)
             sum_abs += fabs(by_code) + fabs(by_min);
     }
-    const size_t n_roundings = p->n_blocks * (int8_form ? 2 : QSF_BLOCK) + 2;
+    const size_t n_roundings = p->n_blocks * (integer_form ? 2 : QSF_BLOCK) + 3;
     *tolerance = sum_abs * (double)n_roundings * (FLT_EPSILON / 2);
     return sum;
 }
