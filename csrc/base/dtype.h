@@ -16,9 +16,9 @@
 
 /* Where the parts of a tile lie. */
 #define QSF_TILE_SCALES_OFF 0
-#define QSF_TILE_MINS_OFF 32         /* types with a min */
-#define QSF_TILE_4BIT_CODES_OFF 64   /* after 16 scales and 16 mins */
-#define QSF_TILE_8BIT_CODES_OFF 32   /* after 16 scales */
+#define QSF_TILE_MINS_OFF 32       /* types with a min */
+#define QSF_TILE_4BIT_CODES_OFF 64 /* after 16 scales and 16 mins */
+#define QSF_TILE_8BIT_CODES_OFF 32 /* after 16 scales */
 
 typedef enum qsf_dtype {
     QSF_DTYPE_2BIT_SYM = 0,

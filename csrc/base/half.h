@@ -47,7 +47,7 @@ static inline uint16_t qsf_half_from_float(float value)
     if (magnitude >= 0x477FF000) /* rounds to 65536 or more */
         return (uint16_t)(sign | 0x7C00);
     uint32_t dropped_bits = 13;
-    uint32_t kept; /* biased exponent and mantissa before rounding */
+    uint32_t kept;                 /* biased exponent and mantissa before rounding */
     if (magnitude >= 0x38800000) { /* 2^-14: normal in binary16 */
         kept = magnitude - 0x38000000;
     } else if (magnitude >= 0x33000000) { /* 2^-25: may round to a subnormal */

@@ -65,6 +65,11 @@ void qsf_stream_least_bytes(const qsf_reader *r, const bool *is_resident, size_t
         is_resident[0] ? 0 : qsf_round_up(tensor_span_bytes(&r->tensors[0]), QSF_DATA_ALIGN);
 }
 
+size_t qsf_stream_table_bytes(const qsf_reader *r)
+{
+    return r->n_units * sizeof(unsigned char *);
+}
+
 /* Reads a whole unit to its place in memory and verifies it. */
 static qsf_status load_unit(qsf_stream *s, uint32_t unit_idx)
 {
@@ -113,10 +118,10 @@ static void release_stored(qsf_stream *s)
 static qsf_status fill(qsf_stream *s, const bool *is_resident)
 {
     const qsf_reader *const r = s->reader;
-    s->resident = qsf_ledger_acquire(s->ledger, QSF_USE_TABLES, r->n_units * sizeof *s->resident);
+    s->resident = qsf_ledger_acquire(s->ledger, QSF_USE_TABLES, qsf_stream_table_bytes(r));
     if (s->resident == NULL)
         return QSF_FAIL(QSF_ERR_NOMEM, "table of resident units: %zu bytes",
-                        r->n_units * sizeof *s->resident);
+                        qsf_stream_table_bytes(r));
     QSF_TRY(acquire_buffer(s, QSF_USE_WINDOW, s->window_bytes, &s->window));
     QSF_TRY(acquire_buffer(s, QSF_USE_WINDOW, s->stored_bytes, &s->stored));
     QSF_TRY(acquire_buffer(s, QSF_USE_EMBEDDING, s->band_bytes, &s->band));
@@ -160,8 +165,7 @@ void qsf_stream_destroy(qsf_stream *s)
     qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band, s->band_bytes);
     release_stored(s);
     qsf_ledger_release(s->ledger, QSF_USE_WINDOW, s->window, s->window_bytes);
-    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->resident,
-                       s->reader->n_units * sizeof *s->resident);
+    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->resident, qsf_stream_table_bytes(s->reader));
     *s = (qsf_stream){.band_idx = NONE, .unit_idx = NONE};
 }
 

@@ -50,6 +50,9 @@ typedef struct qsf_stream {
 void qsf_stream_least_bytes(const qsf_reader *r, const bool *is_resident, size_t *window_bytes,
                             size_t *stored_bytes, size_t *band_bytes);
 
+/* Bytes of the stream's own tables, which it takes besides the buffers. */
+size_t qsf_stream_table_bytes(const qsf_reader *r);
+
 /* Takes memory from the ledger, then loads and verifies the resident units.
  * window_bytes >= the least. On failure nothing is held. */
 qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,

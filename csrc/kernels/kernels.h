@@ -55,7 +55,11 @@ typedef void qsf_dequant_row_fn(const unsigned char *tiles, size_t n_blocks, siz
                                 float *out);
 
 /* x [n_blocks * 64] to int8, per block: amax = largest |x|; scale = amax / 127;
- * q = rint(x * (127 / amax)), ties to even, all zero when amax is 0. */
+ * q = rint(x * (127 / amax)), ties to even; all zero when amax is below 2^-120 (127 / amax
+ * would overflow) or not finite. A NaN in the block makes amax NaN, and with it the scale
+ * and every sum that the block enters; so does an infinity, once it meets the zeros. */
+#define QSF_QUANTISE_MIN 0x1p-120F
+
 typedef void qsf_quantise_fn(const float *x, size_t n_blocks, int8_t *q, float *scale,
                              float *scaled_sum, int32_t *sum);
 
@@ -100,7 +104,8 @@ typedef void qsf_attend_fn(const float *q, const void *const *k_pages, const voi
 
 typedef struct qsf_kernels {
     const char *isa_name;
-    qsf_matmul_fn *matmul[QSF_DTYPE_COUNT];       /* int8 form, f32 form for f16 and f32; NULL: no such kernel yet */
+    /* By dtype; NULL where there is no such kernel. */
+    qsf_matmul_fn *matmul[QSF_DTYPE_COUNT];       /* int8 form; f32 form for f16 and f32 */
     qsf_matmul_fn *matmul_exact[QSF_DTYPE_COUNT]; /* f32 form */
     qsf_dequant_row_fn *dequant_row[QSF_DTYPE_COUNT];
     qsf_quantise_fn *quantise;

@@ -30,9 +30,8 @@ void *qsf_arena_push(qsf_arena *a, size_t n, size_t elem_bytes)
     uint64_t wanted_bytes;
     uint64_t taken_bytes = 0;
     if (!qsf_mul_u64(n, elem_bytes, &wanted_bytes) ||
-        (wanted_bytes > 0 &&
-         (!qsf_align_up_u64(wanted_bytes, QSF_ARENA_ALIGN, &taken_bytes) ||
-          !qsf_add_u64(taken_bytes, GAP_BYTES, &taken_bytes))) ||
+        (wanted_bytes > 0 && (!qsf_align_up_u64(wanted_bytes, QSF_ARENA_ALIGN, &taken_bytes) ||
+                              !qsf_add_u64(taken_bytes, GAP_BYTES, &taken_bytes))) ||
         taken_bytes > a->cap_bytes - a->used_bytes) {
         a->failed = true;
         return NULL;

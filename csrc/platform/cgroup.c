@@ -54,8 +54,7 @@ static bool parse_mount(const char *line, const char *controller, group_mount *o
     const bool is_it = *controller != '\0'
                            ? strcmp(type, "cgroup") == 0 && has_word(options, controller)
                            : strcmp(type, "cgroup2") == 0;
-    return is_it &&
-           sscanf(line, "%*s %*s %*s %1023s %1023s", out->visible_from, out->point) == 2;
+    return is_it && sscanf(line, "%*s %*s %*s %1023s %1023s", out->visible_from, out->point) == 2;
 }
 
 /* `controller`: of version 1; "" for the one hierarchy of version 2. */

@@ -88,8 +88,8 @@ qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_by
                             strerror(errno));
         if (got == 0)
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "file ends %zu bytes early: wanted %zu at %" PRIu64
-                            ", it had %" PRIu64 " bytes when opened",
+                            "file ends %zu bytes early: wanted %zu at %" PRIu64 ", it had %" PRIu64
+                            " bytes when opened",
                             left_bytes, n_bytes, offset, f->n_bytes);
         to += got;
         left_bytes -= (size_t)got;

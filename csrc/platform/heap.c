@@ -33,8 +33,8 @@ void *qsf_heap_alloc(size_t n_bytes)
         return NULL;
     if (is_mapped(n_bytes)) {
         /* The kernel rounds up to pages and gives zeroes. */
-        void *const mapped = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE,
-                                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void *const mapped =
+            mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         return mapped != MAP_FAILED ? mapped : NULL;
     }
     const size_t rounded = (n_bytes + QSF_HEAP_ALIGN - 1) & ~(size_t)(QSF_HEAP_ALIGN - 1);

@@ -40,7 +40,7 @@ struct qsf_pool {
     uint32_t n_threads;
     uint32_t n_started;
     qsf_mutex lock;
-    qsf_condition job_ready; /* workers wait for a generation they have not seen */
+    qsf_condition job_ready;  /* workers wait for a generation they have not seen */
     qsf_condition gate_empty; /* the caller waits for the last one inside */
 
     /* The job: written by the caller while the gate is closed and nobody is inside. */
@@ -181,8 +181,8 @@ void qsf_pool_run(qsf_pool *p, size_t n_items, size_t min_piece, qsf_pool_fn *fn
     if (n_items == 0)
         return;
     const size_t least_items = min_piece > 0 ? min_piece : 1;
-    const size_t n_pieces = smaller(n_items / least_items,
-                                    (size_t)p->n_threads * PIECES_PER_THREAD);
+    const size_t n_pieces =
+        smaller(n_items / least_items, (size_t)p->n_threads * PIECES_PER_THREAD);
     if (p->n_threads == 1 || n_pieces <= 1) {
         fn(arg, 0, n_items, 0);
         return;

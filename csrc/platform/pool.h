@@ -34,7 +34,8 @@ void qsf_pool_destroy(qsf_pool *p);
 uint32_t qsf_pool_thread_count(const qsf_pool *p);
 
 /* Runs fn over [0, n_items) in pieces of at least min_piece items and returns when
- * all are done. One caller at a time. */
+ * all are done; what is too little for two pieces runs in one call on the caller and
+ * wakes nobody. One caller at a time, and fn must not run the pool again. */
 void qsf_pool_run(qsf_pool *p, size_t n_items, size_t min_piece, qsf_pool_fn *fn, void *arg);
 
 #endif

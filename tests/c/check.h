@@ -93,7 +93,8 @@ static inline bool check_near(double a, double b, double tolerance, const char *
     const double distance = a > b ? a - b : b - a;
     const bool ok = a == b || distance <= tolerance;
     if (check_count(ok, file, line))
-        printf("%s: %.17g, %.17g differ by %.3g, more than %.3g\n", text, a, b, distance, tolerance);
+        printf("%s: %.17g, %.17g differ by %.3g, more than %.3g\n", text, a, b, distance,
+               tolerance);
     return ok;
 }
 
@@ -131,8 +132,7 @@ static inline int check_report(const char *name)
 
 /* Each is also an expression: whether it held. */
 #define CHECK(cond) check_true((cond), #cond, __FILE__, __LINE__)
-#define CHECK_EQ(a, b) \
-    check_i64((long long)(a), (long long)(b), #a " == " #b, __FILE__, __LINE__)
+#define CHECK_EQ(a, b) check_i64((long long)(a), (long long)(b), #a " == " #b, __FILE__, __LINE__)
 #define CHECK_EQ_I64(a, b) check_i64((a), (b), #a " == " #b, __FILE__, __LINE__)
 #define CHECK_EQ_U64(a, b) check_u64((a), (b), #a " == " #b, __FILE__, __LINE__)
 #define CHECK_STR(a, b) check_str((a), (b), #a " == " #b, __FILE__, __LINE__)

@@ -108,8 +108,12 @@ static void check_failure_stays(void)
 /* Sizes that no machine has, as a hostile file could ask for. */
 static void check_overflow(void)
 {
-    static const size_t hostile[][2] = {{SIZE_MAX, 2},  {2, SIZE_MAX},        {SIZE_MAX, SIZE_MAX},
-                                        {SIZE_MAX, 1},  {SIZE_MAX - 62, 1},   {SIZE_MAX / 2 + 1, 2},
+    static const size_t hostile[][2] = {{SIZE_MAX, 2},
+                                        {2, SIZE_MAX},
+                                        {SIZE_MAX, SIZE_MAX},
+                                        {SIZE_MAX, 1},
+                                        {SIZE_MAX - 62, 1},
+                                        {SIZE_MAX / 2 + 1, 2},
                                         {(size_t)1 << 32, (size_t)1 << 32}};
     for (size_t i = 0; i < sizeof hostile / sizeof hostile[0]; i++) {
         qsf_arena a;

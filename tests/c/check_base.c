@@ -31,8 +31,8 @@ static double half_value(uint32_t h)
 {
     const int exponent = (int)(h >> 10 & 0x1F);
     const double mantissa = (double)(h & 0x3FF);
-    const double magnitude = exponent != 0 ? ldexp(1024.0 + mantissa, exponent - 25)
-                                           : ldexp(mantissa, -24);
+    const double magnitude =
+        exponent != 0 ? ldexp(1024.0 + mantissa, exponent - 25) : ldexp(mantissa, -24);
     return (h & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
@@ -78,12 +78,12 @@ static void check_one_rounding(float x)
 {
     const uint16_t have = qsf_half_from_float(x);
     const bool is_inf = (have & 0x7FFF) == 0x7C00;
-    const double value = is_inf ? copysign((double)INFINITY, (have & 0x8000) != 0 ? -1.0 : 1.0)
-                                : half_value(have);
+    const double value =
+        is_inf ? copysign((double)INFINITY, (have & 0x8000) != 0 ? -1.0 : 1.0) : half_value(have);
     const double want = isinf(x) ? (double)x : rounded_to_half((double)x);
     const bool is_finite = (have & 0x7C00) != 0x7C00;
-    const bool ok = (is_finite || is_inf) && value == want &&
-                    ((have & 0x8000) != 0) == (signbit(x) != 0);
+    const bool ok =
+        (is_finite || is_inf) && value == want && ((have & 0x8000) != 0) == (signbit(x) != 0);
     if (!CHECK(ok) && check_is_printed())
         printf("    %.9g (0x%08x) became 0x%04x\n", (double)x, bits_of(x), have);
 }
@@ -105,9 +105,9 @@ static void check_half_ties(void)
 
 static void check_half_extremes(void)
 {
-    static const float cases[] = {0.0f,     65504.0f, 65519.996f, 65520.0f,     65536.0f, FLT_MAX,
-                                  INFINITY, FLT_MIN,  0x1p-24f,   0x1.000002p-25f, 0x1p-25f, 0x1p-26f,
-                                  0x1p-149f, 0x1p-14f, 0x1.ffcp-15f, 1.0f};
+    static const float cases[] = {
+        0.0f,     65504.0f,        65519.996f, 65520.0f, 65536.0f,  FLT_MAX,  INFINITY,     FLT_MIN,
+        0x1p-24f, 0x1.000002p-25f, 0x1p-25f,   0x1p-26f, 0x1p-149f, 0x1p-14f, 0x1.ffcp-15f, 1.0f};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         check_one_rounding(cases[i]);
         check_one_rounding(-cases[i]);
@@ -131,10 +131,18 @@ static void check_half_random(void)
 
 static void check_arithmetic(void)
 {
-    static const uint64_t cases[] = {0,          1,          2,          63,
-                                     64,         UINT32_MAX, (uint64_t)UINT32_MAX + 1,
-                                     INT64_MAX,  (uint64_t)INT64_MAX + 1, UINT64_MAX - 63,
-                                     UINT64_MAX - 1, UINT64_MAX};
+    static const uint64_t cases[] = {0,
+                                     1,
+                                     2,
+                                     63,
+                                     64,
+                                     UINT32_MAX,
+                                     (uint64_t)UINT32_MAX + 1,
+                                     INT64_MAX,
+                                     (uint64_t)INT64_MAX + 1,
+                                     UINT64_MAX - 63,
+                                     UINT64_MAX - 1,
+                                     UINT64_MAX};
     const size_t n_cases = sizeof cases / sizeof cases[0];
     for (size_t i = 0; i < n_cases; i++) {
         for (size_t j = 0; j < n_cases; j++) {
@@ -217,14 +225,14 @@ static void check_dtypes(void)
         uint32_t n_row_parts;
         bool is_quantised;
     } cases[] = {
-        {"2bit-sym", 0, 2, 1, true}, {"2bit", 1, 2, 2, true},  {"3bit", 2, 3, 2, true},
+        {"2bit-sym", 0, 2, 1, true}, {"2bit", 1, 2, 2, true},    {"3bit", 2, 3, 2, true},
         {"4bit", 3, 4, 2, true},     {"ternary", 4, 2, 1, true}, {"8bit", 6, 8, 1, true},
-        {"f16", 7, 16, 0, false},    {"f32", 8, 32, 0, false}, {"4bit-sym", 10, 4, 1, true},
+        {"f16", 7, 16, 0, false},    {"f32", 8, 32, 0, false},   {"4bit-sym", 10, 4, 1, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const uint32_t dtype = cases[i].dtype;
-        const size_t want = QSF_TILE_ROWS * (cases[i].n_row_parts * 2 +
-                                             QSF_BLOCK * cases[i].code_bits / 8);
+        const size_t want =
+            QSF_TILE_ROWS * (cases[i].n_row_parts * 2 + QSF_BLOCK * cases[i].code_bits / 8);
         CHECK_STR(qsf_dtype_name(dtype), cases[i].name);
         CHECK_EQ(qsf_dtype_tile_bytes(dtype), want);
         CHECK(qsf_dtype_is_quantised(dtype) == cases[i].is_quantised);

@@ -16,8 +16,8 @@ static bool is_zeroed(const unsigned char *p, size_t n_bytes)
 /* Sizes on both sides of alignment, pages, and the change from small to mapped blocks. */
 static void check_blocks(void)
 {
-    static const size_t sizes[] = {1,      7,      63,     64,     65,     4095,  4096,
-                                   4097,   131071, 131072, 131073, 200000, 1 << 22};
+    static const size_t sizes[] = {1,    7,      63,     64,     65,     4095,   4096,
+                                   4097, 131071, 131072, 131073, 200000, 1 << 22};
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, UINT64_MAX);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {

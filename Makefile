@@ -1,0 +1,138 @@
+# Verbs for people. CMakeLists.txt and pyproject.toml describe the build; this calls them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+VENV := .venv
+PY := $(VENV)/bin/python
+# The first Python >= 3.10 that can make virtual environments.
+FIND_PYTHON = for p in python3.13 python3.12 python3.11 python3.10 python3; do \
+	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' \
+		>/dev/null 2>&1; then echo $$p; exit; fi; done; exit 1
+# The system's CMake where it is new enough, else the one installed into the environment.
+CMAKE = $$(if cmake --version 2>/dev/null | awk 'NR == 1 { split($$3, v, "."); \
+	ok = v[1] > 3 || (v[1] == 3 && v[2] >= 21) } END { exit !ok }'; \
+	then command -v cmake; else echo $(CURDIR)/$(VENV)/bin/cmake; fi)
+CTEST = $$(dirname "$(CMAKE)")/ctest
+JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+CLANG_FORMAT = $(VENV)/bin/clang-format
+C_FILES = $(wildcard csrc/*/*.[ch] tests/c/*.[ch] tests/fuzz/*.[ch] bench/*.[ch] examples/*.[ch])
+# What is installed: the environment is renewed when one of these changes.
+INPUTS := $(shell find csrc qsf converter -name '*.[ch]' -o -name '*.py' -o -name '*.pyi') \
+	pyproject.toml CMakeLists.txt
+COMMA := ,
+FUZZ_SECONDS ?= 60
+PYTEST_ARGS ?=
+# A newer compiler than ours must not stop a user: its warnings are errors in CI only.
+WERROR ?= $(if $(CI),ON,OFF)
+
+# $(call c_tests,folder,flags): configures, builds and runs the C tests.
+c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OFF \
+		-DQSF_WERROR=$(WERROR) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
+	$(CMAKE) --build build/$(1) -j $(JOBS) >>build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
+	$(CTEST) --test-dir build/$(1) --output-on-failure --no-tests=error
+
+.PHONY: help demo test test-c test-py check check-isa check-san check-arm check-slow lint format \
+	fuzz bench clean
+.NOTPARALLEL:
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+# ---- the environment ----
+
+build/system.stamp: tools/bootstrap.sh
+	@mkdir -p build
+	@tools/bootstrap.sh
+	@touch $@
+
+$(PY): | build/system.stamp
+	@python=$$($(FIND_PYTHON)) || { echo "Python >= 3.10 with venv was not found" >&2; exit 1; }; \
+	echo "Creating $(VENV) with $$python"; $$python -m venv $(VENV)
+
+build/install.stamp: $(INPUTS) build/system.stamp | $(PY)
+	@echo "Building and installing qsf into $(VENV)"
+	@if [ ! -x "$(CMAKE)" ]; then $(PY) -m pip install -q "cmake>=3.21"; fi
+	@if ! $(PY) -c 'import scikit_build_core, cffi' 2>/dev/null; then \
+		$(PY) -m pip install -q "scikit-build-core>=0.11" "cffi>=1.16" cmake ninja; fi
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip install -q --no-build-isolation -e ".[test]"
+	@touch $@
+
+build/lint.stamp: pyproject.toml build/install.stamp
+	@$(PY) -m pip install -q --no-build-isolation -e ".[lint]"
+	@touch $@
+
+# ---- verbs ----
+
+build/tiny-llama.qsf: examples/tiny-llama/model.safetensors | build/install.stamp
+	$(VENV)/bin/qsf-convert examples/tiny-llama $@
+
+demo: build/install.stamp build/tiny-llama.qsf ## convert the bundled model, stream a story from it
+	$(VENV)/bin/qsf-run build/tiny-llama.qsf --prompt "Once upon a time" \
+		--max-tokens 120 --temperature 0
+
+test: test-c test-py ## the C tests and the quick Python tests
+
+test-c: build/install.stamp ## the C tests
+	@$(call c_tests,c,)
+	@$(PY) tools/check_exports.py build/c/libqsf_core.a \
+		"$$($(PY) -c 'import qsf._qsf as m; print(m.__file__)')"
+
+test-py: build/install.stamp ## the quick Python tests
+	@$(PY) -m pytest -m "not slow and not golden" $(PYTEST_ARGS)
+
+check-slow: build/install.stamp ## the slow Python tests
+	@$(PY) -m pytest -m "slow and not golden" $(PYTEST_ARGS)
+
+check: lint check-isa check-san check-slow test ## everything that this machine can run
+
+check-isa: build/install.stamp ## the C and Python tests, once per instruction set
+	@levels=$$($(PY) -c 'from qsf._qsf import ffi, lib; m = ffi.new("qsf_machine *"); \
+		assert lib.qsf_machine_describe(m) == 0; print(ffi.string(m.isa_available).decode())'); \
+	for isa in $$levels; do \
+		echo "QSF_ISA=$$isa"; export QSF_ISA=$$isa; \
+		$(call c_tests,c,); \
+		$(PY) -m pytest -m "not slow and not golden" $(PYTEST_ARGS); \
+	done
+
+check-san: build/install.stamp ## the C tests with address, undefined and thread sanitizers
+	@$(call c_tests,asan,-DQSF_SANITIZE=address$(COMMA)undefined)
+	@$(call c_tests,tsan,-DQSF_SANITIZE=thread)
+
+check-arm: build/install.stamp ## the C tests for 64-bit ARM, under qemu
+	@tools/bootstrap.sh arm
+	@$(call c_tests,arm,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake)
+
+lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_c.py
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@rm -rf build/typed; mkdir -p build/typed; cp -R qsf tools build/typed/; \
+	cp -R converter build/typed/qsf/converter; cd build/typed; \
+	"$(CURDIR)/$(VENV)/bin/mypy" --config-file ../../pyproject.toml qsf tools/*.py \
+		| sed 's,^qsf/converter/,converter/,'
+	@$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
+	@$(PY) tools/lint_c.py
+
+format: build/lint.stamp ## let ruff and clang-format rewrite the sources
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix .
+	@$(CLANG_FORMAT) -i $(C_FILES)
+
+fuzz: build/install.stamp ## each fuzz target for FUZZ_SECONDS (needs clang)
+	@$(CMAKE) -S . -B build/fuzz -DCMAKE_C_COMPILER=clang -DQSF_BUILD_FUZZERS=ON \
+		-DQSF_BUILD_MODULE=OFF >/dev/null
+	@$(CMAKE) --build build/fuzz -j $(JOBS)
+	@for target in build/fuzz/fuzz_*[a-z]; do \
+		name=$${target##*/fuzz_}; mkdir -p build/fuzz/found/$$name; \
+		"$$target" -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=1024 \
+			-artifact_prefix=build/fuzz/ build/fuzz/found/$$name \
+			$$([ -d tests/fuzz/corpus/$$name ] && echo tests/fuzz/corpus/$$name); \
+	done
+
+bench: build/install.stamp ## build and run the benchmarks
+	@$(CMAKE) -S . -B build/bench -DQSF_BUILD_BENCH=ON -DQSF_BUILD_MODULE=OFF >/dev/null
+	@$(CMAKE) --build build/bench -j $(JOBS)
+	@for program in build/bench/bench_*[a-z]; do "$$program"; done
+
+clean: ## remove what was built; the environment stays
+	rm -rf build dist

@@ -1,0 +1,230 @@
+"""``qsf-convert``: a HuggingFace model directory becomes one .qsf file.
+
+Exit codes: 0 done, 1 the model cannot be converted or the system refused, 2 wrong usage,
+130 interrupted, 143 terminated. Every error is one line on stderr.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from qsf.converter.convert import Report, convert
+from qsf.errors import QsfArgumentError, QsfError
+
+PROGRAM = "qsf-convert"
+
+_BAR_WIDTH = 24
+_REDRAW_S = 0.1
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+class _StoppedError(BaseException):
+    """A signal arrived.
+
+    Not KeyboardInterrupt: typer would turn that into an exit code of its own, silently.
+    """
+
+    def __init__(self, number: int) -> None:
+        """Say which signal it was."""
+        super().__init__()
+        self.text = "interrupted" if number == signal.SIGINT else "terminated"
+        self.exit_code = 128 + number
+
+
+class ProgressLine:
+    """Shows how far a conversion is: a bar on a terminal, else a line at every 10 %."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        """Start the clock; show nothing at all unless ``enabled``."""
+        self._enabled = enabled
+        self._is_terminal = sys.stderr.isatty()
+        self._started = time.monotonic()
+        self._drawn = 0.0
+        self._shown_tenths = 0
+        self._is_open = False
+
+    def update(self, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` source bytes are converted."""
+        if not self._enabled:
+            return
+        now = time.monotonic()
+        elapsed_s = max(now - self._started, 1e-3)
+        fraction = done / total if total else 1.0
+        left_s = elapsed_s * (1 - fraction) / fraction if fraction else 0.0
+        numbers = (
+            f"{fraction:4.0%}  {done / 1e6:.0f} of {total / 1e6:.0f} MB, "
+            f"{done / elapsed_s / 1e6:.0f} MB/s, {_duration(left_s)} left"
+        )
+        if self._is_terminal:
+            if now - self._drawn >= _REDRAW_S or done == total:
+                bar = "#" * int(fraction * _BAR_WIDTH)
+                print(f"\r[{bar:<{_BAR_WIDTH}}] {numbers}\x1b[K", end="", file=sys.stderr)
+                sys.stderr.flush()
+                self._drawn = now
+                self._is_open = True
+        elif int(fraction * 10) > self._shown_tenths:
+            self._shown_tenths = int(fraction * 10)
+            print(numbers.strip(), file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the terminal's cursor at the start of a fresh line."""
+        if self._is_open:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._is_open = False
+
+
+@app.command(name=PROGRAM)
+def convert_command(
+    model_dir: Annotated[
+        Path,
+        typer.Argument(help="Directory with config.json and safetensors weights.", metavar="MODEL"),
+    ],
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT")],
+    quant_type: Annotated[
+        str, typer.Option(help="Type of the layers' matrices: 4bit, 8bit or f16.")
+    ] = "4bit",
+    embed_type: Annotated[
+        str | None,
+        typer.Option(
+            help="Type of the embeddings and the output head.",
+            show_default="8bit, or f16 with --quant-type f16",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads that quantise.", min=1, show_default="one per core")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")
+    ] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Calibration text (not available yet).")
+    ] = None,
+    compress: Annotated[
+        str | None, typer.Option(help="Compression of the layers (not available yet).")
+    ] = None,
+    target_size: Annotated[
+        str | None, typer.Option(help="Size of OUT in MB (not available yet).")
+    ] = None,
+) -> None:
+    """Convert a HuggingFace model to one .qsf file that holds all that is needed to run it."""
+    later = {
+        "--calibration": calibration,
+        "--compress": compress,
+        "--target-size": target_size,
+    }
+    for option, value in later.items():
+        if value is not None:
+            raise QsfArgumentError(f"{option} is not available yet")
+    line = ProgressLine(enabled=not quiet)
+    try:
+        report = convert(
+            model_dir,
+            out,
+            quant_type=quant_type,
+            embed_type=embed_type,
+            overwrite=force,
+            n_threads=threads,
+            progress=line.update,
+        )
+    finally:
+        line.close()
+    for warning in report.warnings:
+        print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
+    if not quiet:
+        _print_summary(report, out)
+
+
+def main() -> None:
+    """Run ``qsf-convert`` on the command line's arguments and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run ``qsf-convert`` and return its exit code."""
+    # A signal that our parent told us to ignore stays ignored.
+    previous = {
+        number: signal.signal(number, _on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        app(arguments, standalone_mode=False, prog_name=PROGRAM)
+    except _StoppedError as stopped:
+        return _fail(f"{stopped.text}; nothing was written", stopped.exit_code)
+    except QsfError as error:
+        return _fail(str(error), 2 if isinstance(error, QsfArgumentError) else 1)
+    except MemoryError:
+        return _fail("out of memory; nothing was written", 1)
+    except Exception as error:
+        return _fail(*_explain(error))
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return 0
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """Text and exit code of an error that is not one of ours."""
+    explain_usage: Any = getattr(error, "format_message", None)
+    if callable(explain_usage):
+        return f"{explain_usage()} See {PROGRAM} --help.", 2
+    if isinstance(error, OSError):
+        return f"{error.filename or 'system'}: {error.strerror or error}", 1
+    return f"internal error, please report it: {type(error).__name__}: {error}", 1
+
+
+def _fail(text: str, exit_code: int) -> int:
+    print(f"{PROGRAM}: error: {' '.join(text.split())}", file=sys.stderr)
+    return exit_code
+
+
+def _on_signal(number: int, _frame: FrameType | None) -> None:
+    raise _StoppedError(number)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _peak_bytes() -> int | None:
+    """Peak resident memory of this process, where the system tells."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        return int(status.split("VmHWM:", 1)[1].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _print_summary(report: Report, out: Path) -> None:
+    peak_bytes = _peak_bytes()
+    memory = "" if peak_bytes is None else f", peak memory {peak_bytes / 1e6:.0f} MB"
+    print(
+        f"{out}: {report.file_bytes / 1e6:.1f} MB from {report.source_bytes / 1e6:.1f} MB, "
+        f"{report.bits_per_weight:.2f} bits a weight "
+        f"({report.n_weights / 1e6:.1f} M weights)"
+    )
+    print("least like their source:")
+    for tensor in report.worst(3):
+        print(
+            f"  {tensor.name:<16} {tensor.type:<4} cosine {tensor.cosine:.6f}  "
+            f"mse {tensor.mse:.3g}  max error {tensor.max_error:.3g}"
+        )
+    print(f"done in {_duration(report.elapsed_s)}{memory}")
+
+
+if __name__ == "__main__":
+    main()

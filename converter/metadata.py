@@ -1,0 +1,179 @@
+"""The sections that make a .qsf file enough on its own: TOKN, CHAT and META.
+
+TOKN is ``tokenizer.json`` byte for byte. CHAT is JSON with the chat template, the special
+tokens and ``generation_config.json``. META is JSON for people: where the weights came
+from, what made the file and how well the stored weights match the source.
+
+None of them contains a time or a path, so that the same input gives the same file.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib import metadata as package_metadata
+from pathlib import Path
+from typing import Any
+
+from qsf.errors import QsfConversionError, QsfIOError
+
+_MAX_JSON_BYTES = 256 << 20
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_LICENCE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """Return a file's bytes, or None when there is no such file. Raises QsfIOError."""
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise QsfConversionError(f"{path}: {path.stat().st_size} bytes, too large to be right")
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise QsfIOError(f"{path}: {error.strerror}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any] | None:
+    """Return a JSON object, or None when there is no such file.
+
+    Raises QsfConversionError when the file is not a JSON object, QsfIOError when the system
+    refuses to read it.
+    """
+    data = read_bytes(path)
+    if data is None:
+        return None
+    try:
+        parsed = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise QsfConversionError(f"{path}: not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise QsfConversionError(f"{path}: a JSON object is expected, not {type(parsed).__name__}")
+    return parsed
+
+
+def tokenizer_bytes(model_dir: Path) -> bytes | None:
+    """Return ``tokenizer.json`` verbatim, after checking that it is a JSON object."""
+    path = model_dir / "tokenizer.json"
+    if read_json_object(path) is None:
+        return None
+    return read_bytes(path)
+
+
+def generation_config(model_dir: Path) -> dict[str, Any]:
+    """Return ``generation_config.json`` without its nulls; empty when there is none."""
+    parsed = read_json_object(model_dir / "generation_config.json") or {}
+    return {name: value for name, value in parsed.items() if value is not None}
+
+
+def token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the BOS, EOS and PAD ids that a configuration states."""
+    return {name: config[name] for name in _TOKEN_IDS if config.get(name) is not None}
+
+
+def chat_bytes(model_dir: Path, config: Mapping[str, Any]) -> bytes:
+    """Return the CHAT section: ``chat_template``, ``special_tokens``, ``generation``.
+
+    ``chat_template`` is null when the model has none. When it has several, named ones, it is
+    the one called ``default``, and ``chat_templates`` holds them all. ``generation`` is
+    ``generation_config.json``, with the token ids of ``config`` where it has none.
+    """
+    tokenizer = read_json_object(model_dir / "tokenizer_config.json") or {}
+    chat: dict[str, Any] = _chat_templates(model_dir, tokenizer)
+    chat["special_tokens"] = _special_tokens(model_dir, tokenizer)
+    chat["generation"] = {**token_ids(config), **generation_config(model_dir)}
+    return json.dumps(chat, ensure_ascii=False).encode()
+
+
+def meta_bytes(
+    model_dir: Path,
+    *,
+    architecture: str,
+    weights_sha256: str,
+    options: dict[str, str],
+    quality: dict[str, Any],
+) -> bytes:
+    """Return the META section.
+
+    ``weights_sha256`` is the digest of the tensors as they were read: see
+    ``Checkpoint.digest``. It costs no second read and does not depend on the sharding.
+    """
+    config = read_bytes(model_dir / "config.json") or b""
+    meta = {
+        "source": {
+            "name": model_dir.resolve().name,
+            "architecture": architecture,
+            "config_sha256": hashlib.sha256(config).hexdigest(),
+            "weights_sha256": weights_sha256,
+        },
+        "converter": {"name": "qsf-convert", "version": _version(), "options": options},
+        "quality": quality,
+        "licence": _licence(model_dir),
+    }
+    return json.dumps(meta, ensure_ascii=False).encode()
+
+
+def _chat_templates(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """The template, from where transformers looks for it, in its order."""
+    jinja = read_bytes(model_dir / "chat_template.jinja")
+    if jinja is not None:
+        try:
+            return {"chat_template": jinja.decode()}
+        except UnicodeDecodeError as error:
+            raise QsfConversionError(
+                f"{model_dir / 'chat_template.jinja'}: not UTF-8: {error}"
+            ) from error
+    separate = read_json_object(model_dir / "chat_template.json") or {}
+    template = separate.get("chat_template", tokenizer.get("chat_template"))
+    if isinstance(template, list):
+        named = {
+            entry["name"]: entry["template"]
+            for entry in template
+            if isinstance(entry, dict) and "name" in entry and "template" in entry
+        }
+        return {"chat_template": named.get("default"), "chat_templates": named}
+    return {"chat_template": template if isinstance(template, str) else None}
+
+
+def _special_tokens(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """Texts of the special tokens that exist, and whether encoding adds them."""
+    fallback = read_json_object(model_dir / "special_tokens_map.json") or {}
+    tokens: dict[str, Any] = {}
+    for name in _SPECIAL_TOKENS:
+        token = tokenizer.get(name) or fallback.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            tokens[name] = token
+    for name in ("add_bos_token", "add_eos_token"):
+        if isinstance(tokenizer.get(name), bool):
+            tokens[name] = tokenizer[name]
+    return tokens
+
+
+def _licence(model_dir: Path) -> str | None:
+    """The licence that the model card states, else the first line of a licence file."""
+    card = (read_bytes(model_dir / "README.md") or b"").decode("utf-8", "replace").splitlines()
+    if card and card[0].strip() == "---":
+        for line in card[1:]:
+            if line.strip() == "---":
+                break
+            key, _, value = line.partition(":")
+            if key == "license" and value.strip():
+                return value.strip().strip("\"'")
+    for name in _LICENCE_NAMES:
+        text = (read_bytes(model_dir / name) or b"").decode("utf-8", "replace")
+        for line in text.splitlines():
+            if line.strip():
+                return line.strip()[:200]
+    return None
+
+
+def _version() -> str:
+    try:
+        return package_metadata.version("qsf")
+    except package_metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,215 @@
+/* api.c - the exported functions: check arguments, forward. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+
+#include "base/status.h"
+#include "engine/machine.h"
+#include "engine/model_open.h"
+#include "engine/session.h"
+#include "include/qsf.h"
+
+#define MAX_SESSIONS 1024
+
+#define REQUIRE_POINTER(p)                                         \
+    do {                                                           \
+        if ((p) == NULL)                                           \
+            return QSF_FAIL(QSF_ERR_ARG, "%s: %s is NULL", __func__, #p); \
+    } while (0)
+
+const char *qsf_version(void)
+{
+    return QSF_VERSION;
+}
+
+const char *qsf_error_detail(void)
+{
+    return qsf_fail_text();
+}
+
+qsf_status qsf_machine_describe(qsf_machine *out)
+{
+    REQUIRE_POINTER(out);
+    return qsf_machine_look(out);
+}
+
+void qsf_options_default(qsf_options *out)
+{
+    *out = (qsf_options){
+        .budget_bytes = UINT64_C(200) << 20,
+        .max_sessions = 1,
+    };
+}
+
+static qsf_status check_options(const qsf_options *opt)
+{
+    if (opt->n_threads > QSF_POOL_MAX_THREADS)
+        return QSF_FAIL(QSF_ERR_ARG, "%u threads: at most %u", opt->n_threads, QSF_POOL_MAX_THREADS);
+    if (opt->max_sessions < 1 || opt->max_sessions > MAX_SESSIONS)
+        return QSF_FAIL(QSF_ERR_ARG, "max_sessions is %u: 1 to %u", opt->max_sessions,
+                        MAX_SESSIONS);
+    if (opt->exact > 1)
+        return QSF_FAIL(QSF_ERR_ARG, "exact is %u: 0 or 1", opt->exact);
+    return QSF_OK;
+}
+
+qsf_status qsf_model_plan(const char *path, const qsf_options *opt, qsf_plan *out)
+{
+    REQUIRE_POINTER(path);
+    REQUIRE_POINTER(opt);
+    REQUIRE_POINTER(out);
+    QSF_TRY(check_options(opt));
+    return qsf_model_measure(path, opt, out);
+}
+
+qsf_status qsf_model_open(const char *path, const qsf_options *opt, qsf_model **out)
+{
+    REQUIRE_POINTER(out);
+    *out = NULL;
+    REQUIRE_POINTER(path);
+    REQUIRE_POINTER(opt);
+    QSF_TRY(check_options(opt));
+    return qsf_model_create(path, opt, NULL, out);
+}
+
+void qsf_model_close(qsf_model *m)
+{
+    qsf_model_destroy(m);
+}
+
+void qsf_model_info(const qsf_model *m, qsf_model_facts *out)
+{
+    qsf_model_describe(m, out);
+}
+
+uint64_t qsf_model_section_bytes(const qsf_model *m, const char *tag)
+{
+    return m == NULL || tag == NULL ? 0 : qsf_model_find_section(m, tag);
+}
+
+qsf_status qsf_model_section(qsf_model *m, const char *tag, void *dst, uint64_t cap_bytes)
+{
+    REQUIRE_POINTER(m);
+    REQUIRE_POINTER(tag);
+    REQUIRE_POINTER(dst);
+    return qsf_model_read_section(m, tag, dst, cap_bytes);
+}
+
+qsf_status qsf_file_verify(const char *path)
+{
+    REQUIRE_POINTER(path);
+    return qsf_model_verify_file(path);
+}
+
+qsf_status qsf_session_create(qsf_model *m, qsf_session **out)
+{
+    REQUIRE_POINTER(out);
+    *out = NULL;
+    REQUIRE_POINTER(m);
+    return qsf_session_begin(m, out);
+}
+
+void qsf_session_destroy(qsf_session *s)
+{
+    qsf_session_end(s);
+}
+
+qsf_status qsf_session_sync(qsf_session *s, const uint32_t *tokens, size_t n_tokens, size_t *n_done)
+{
+    REQUIRE_POINTER(s);
+    REQUIRE_POINTER(tokens);
+    REQUIRE_POINTER(n_done);
+    if (n_tokens == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "a session is synchronised to at least one token");
+    return qsf_session_advance(s, tokens, n_tokens, NULL, n_done);
+}
+
+qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, size_t n_tokens, float *logits,
+                             size_t cap_floats, size_t *n_done)
+{
+    REQUIRE_POINTER(s);
+    REQUIRE_POINTER(tokens);
+    REQUIRE_POINTER(logits);
+    REQUIRE_POINTER(n_done);
+    if (n_tokens == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "a session is synchronised to at least one token");
+    if (cap_floats / s->model->config.n_vocab < n_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "the buffer holds %zu floats, %zu rows of %u are needed",
+                        cap_floats, n_tokens, s->model->config.n_vocab);
+    if (*n_done > n_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "n_done is %zu of %zu tokens", *n_done, n_tokens);
+    return qsf_session_advance(s, tokens, n_tokens, logits, n_done);
+}
+
+qsf_status qsf_session_step(qsf_session *s, uint32_t token)
+{
+    REQUIRE_POINTER(s);
+    return qsf_session_append(s, token);
+}
+
+size_t qsf_session_position(const qsf_session *s)
+{
+    return s == NULL ? 0 : s->n_tokens;
+}
+
+qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens)
+{
+    REQUIRE_POINTER(s);
+    return qsf_session_truncate(s, n_tokens);
+}
+
+void qsf_session_cancel(qsf_session *s)
+{
+    if (s != NULL)
+        atomic_store(&s->cancelled, true);
+}
+
+qsf_status qsf_session_logits(const qsf_session *s, float *out, size_t cap_floats)
+{
+    REQUIRE_POINTER(s);
+    REQUIRE_POINTER(out);
+    return qsf_session_copy_logits(s, out, cap_floats);
+}
+
+void qsf_sampling_default(qsf_sampling *out)
+{
+    *out = (qsf_sampling){
+        .repetition_penalty = 1.0f,
+        .temperature = 0.7f,
+        .top_k = 40,
+        .top_p = 0.9f,
+        .min_p = 0.0f,
+    };
+}
+
+/* Written so that NaN fails. */
+static qsf_status check_sampling(const qsf_sampling *how)
+{
+    if (!(how->repetition_penalty > 0.0f) || !isfinite(how->repetition_penalty))
+        return QSF_FAIL(QSF_ERR_ARG, "repetition_penalty is %g: above 0",
+                        (double)how->repetition_penalty);
+    if (!(how->temperature >= 0.0f) || !isfinite(how->temperature))
+        return QSF_FAIL(QSF_ERR_ARG, "temperature is %g: 0 or above", (double)how->temperature);
+    if (!(how->top_p > 0.0f && how->top_p <= 1.0f))
+        return QSF_FAIL(QSF_ERR_ARG, "top_p is %g: above 0, at most 1", (double)how->top_p);
+    if (!(how->min_p >= 0.0f && how->min_p <= 1.0f))
+        return QSF_FAIL(QSF_ERR_ARG, "min_p is %g: 0 to 1", (double)how->min_p);
+    return QSF_OK;
+}
+
+qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how, const uint32_t *recent,
+                              size_t n_recent, uint64_t *random_state, uint32_t *token)
+{
+    REQUIRE_POINTER(s);
+    REQUIRE_POINTER(how);
+    REQUIRE_POINTER(random_state);
+    REQUIRE_POINTER(token);
+    if (n_recent > 0)
+        REQUIRE_POINTER(recent);
+    QSF_TRY(check_sampling(how));
+    return qsf_session_choose(s, how, recent, n_recent, random_state, token);
+}
+
+void qsf_session_stats(const qsf_session *s, qsf_stats *out)
+{
+    qsf_session_report(s, out);
+}

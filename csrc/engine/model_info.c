@@ -1,0 +1,86 @@
+/* model_info.c - what a model is and what the plan decided, for people and tests. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "engine/model_open.h"
+
+static const char *const architecture_names[QSF_ARCHITECTURE_COUNT] = {
+    [QSF_ARCHITECTURE_GPT2] = "gpt2",   [QSF_ARCHITECTURE_LLAMA] = "llama",
+    [QSF_ARCHITECTURE_MISTRAL] = "mistral", [QSF_ARCHITECTURE_PHI] = "phi",
+    [QSF_ARCHITECTURE_OTHER] = "other",
+};
+
+static uint64_t count_parameters(const qsf_reader *r)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < r->n_tensors; i++)
+        n += (uint64_t)r->tensors[i].n_rows * r->tensors[i].n_cols;
+    const qsf_section *const positions = qsf_reader_section(r, "WPOS");
+    return positions != NULL ? n + positions->n_bytes / 2 : n;
+}
+
+void qsf_model_describe(const qsf_model *m, qsf_model_facts *out)
+{
+    const qsf_header *const h = &m->reader.header;
+    memset(out, 0, sizeof *out);
+    snprintf(out->architecture, sizeof out->architecture, "%s",
+             architecture_names[h->architecture]);
+    snprintf(out->quant_type, sizeof out->quant_type, "%s", qsf_dtype_name(h->dtype));
+    snprintf(out->isa_name, sizeof out->isa_name, "%s", m->kernels.isa_name);
+    snprintf(out->io_name, sizeof out->io_name, "pread");
+    out->n_layers = h->n_layers;
+    out->dim = h->dim;
+    out->n_heads = h->n_heads;
+    out->n_kv_heads = h->n_kv_heads;
+    out->head_dim = h->head_dim;
+    out->ffn_dim = h->ffn_dim;
+    out->n_vocab = h->n_vocab;
+    out->max_tokens = h->max_tokens;
+    out->bos_id = h->bos_id;
+    out->eos_id = h->eos_id;
+    out->pad_id = h->pad_id;
+    out->n_parameters = count_parameters(&m->reader);
+    out->file_bytes = m->reader.file.n_bytes;
+    out->plan = m->plan;
+}
+
+uint64_t qsf_model_find_section(const qsf_model *m, const char *tag)
+{
+    const qsf_section *const section = qsf_reader_section(&m->reader, tag);
+    return section != NULL ? section->n_bytes : 0;
+}
+
+qsf_status qsf_model_read_section(qsf_model *m, const char *tag, void *dst, uint64_t cap_bytes)
+{
+    const qsf_section *const section = qsf_reader_section(&m->reader, tag);
+    if (section == NULL)
+        return QSF_FAIL(QSF_ERR_ARG, "the file has no section %s", tag);
+    if (section->n_bytes > cap_bytes)
+        return QSF_FAIL(QSF_ERR_ARG, "section %s takes %llu bytes, the buffer has %llu", tag,
+                        (unsigned long long)section->n_bytes, (unsigned long long)cap_bytes);
+    qsf_mutex_lock(&m->lock);
+    const qsf_status status = qsf_reader_read_section(&m->reader, section, dst);
+    qsf_mutex_unlock(&m->lock);
+    return status;
+}
+
+#define VERIFY_BUFFER_BYTES ((size_t)1 << 20)
+
+qsf_status qsf_model_verify_file(const char *path)
+{
+    qsf_ledger ledger;
+    qsf_ledger_init(&ledger, UINT64_MAX);
+    qsf_reader reader;
+    QSF_TRY(qsf_reader_open(&reader, &ledger, path, -1));
+    void *const buffer = qsf_ledger_acquire(&ledger, QSF_USE_WINDOW, VERIFY_BUFFER_BYTES);
+    const qsf_status status =
+        buffer != NULL
+            ? qsf_reader_verify(&reader, buffer, VERIFY_BUFFER_BYTES)
+            : QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes to read through", VERIFY_BUFFER_BYTES);
+    qsf_ledger_release(&ledger, QSF_USE_WINDOW, buffer, VERIFY_BUFFER_BYTES);
+    qsf_reader_close(&reader);
+    return status;
+}

@@ -1,0 +1,235 @@
+/* model_open.c - opens a model step by step; every failure leaves by the ordinary close. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/model_open.h"
+
+#include <string.h>
+
+#include "base/status.h"
+#include "engine/plan.h"
+#include "engine/session.h"
+#include "memory/arena.h"
+#include "platform/cpu.h"
+#include "platform/sysmem.h"
+
+/* What a model needs whatever the plan: kept for its life in one block. */
+typedef struct tables {
+    float *rope_frequencies; /* [rope_dims / 2] */
+    unsigned char *positions; /* f16 [max_tokens, dim], or nothing */
+    void *pool;
+} tables;
+
+static void layout_tables(tables *t, qsf_arena *a, const qsf_model *m)
+{
+    const qsf_section *const positions =
+        m->config.has_learned_positions ? qsf_reader_section(&m->reader, "WPOS") : NULL;
+    t->rope_frequencies =
+        qsf_arena_push(a, m->config.rope_dims / 2, sizeof *t->rope_frequencies);
+    t->positions = positions != NULL ? qsf_arena_push(a, (size_t)positions->n_bytes, 1) : NULL;
+    t->pool = qsf_arena_push(a, qsf_pool_bytes(m->options.n_threads), 1);
+}
+
+static qsf_status acquire_block(qsf_model *m, qsf_use use, size_t n_bytes, void **block)
+{
+    *block = qsf_ledger_acquire(&m->ledger, use, n_bytes);
+    if (*block == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes for %s: %llu of %llu are taken", n_bytes,
+                        qsf_use_name(use), (unsigned long long)m->ledger.held_bytes,
+                        (unsigned long long)m->ledger.ceiling_bytes);
+    return QSF_OK;
+}
+
+static qsf_status take_tables(qsf_model *m)
+{
+    qsf_arena measuring;
+    tables t;
+    qsf_arena_init_measuring(&measuring);
+    layout_tables(&t, &measuring, m);
+    m->tables_block_bytes = measuring.used_bytes;
+    QSF_TRY(acquire_block(m, QSF_USE_TABLES, m->tables_block_bytes, &m->tables_block));
+
+    qsf_arena arena;
+    qsf_arena_init(&arena, m->tables_block, m->tables_block_bytes);
+    layout_tables(&t, &arena, m);
+    m->forward.rope_frequencies = t.rope_frequencies;
+    qsf_config_rope_frequencies(&m->config, &m->reader, t.rope_frequencies);
+    if (m->config.has_learned_positions) {
+        const qsf_section *const section = qsf_reader_section(&m->reader, "WPOS");
+        QSF_TRY(qsf_reader_read_section(&m->reader, section, t.positions));
+        m->forward.positions = t.positions;
+    }
+    return qsf_pool_init(t.pool, m->options.n_threads, &m->pool);
+}
+
+/* Opens and checks the file and makes the plan; takes only small tables. */
+static qsf_status read_directory(qsf_model *m, const char *path, const qsf_faults *faults)
+{
+    qsf_isa isa;
+    QSF_TRY(qsf_isa_choose(&isa));
+    qsf_kernels_init(&m->kernels, isa);
+    QSF_TRY(qsf_reader_open(&m->reader, &m->ledger, path,
+                            faults != NULL ? faults->reads_until_fault : -1));
+    void *block;
+    m->layers_bytes = m->reader.header.n_layers * sizeof *m->layers;
+    QSF_TRY(acquire_block(m, QSF_USE_TABLES, m->layers_bytes, &block));
+    m->layers = block;
+    m->is_resident_bytes = m->reader.n_units * sizeof *m->is_resident;
+    QSF_TRY(acquire_block(m, QSF_USE_TABLES, m->is_resident_bytes, &block));
+    m->is_resident = block;
+    return QSF_OK;
+}
+
+static qsf_status make_plan(qsf_model *m, uint64_t process_bytes)
+{
+    qsf_arena measuring;
+    tables t;
+    qsf_arena_init_measuring(&measuring);
+    layout_tables(&t, &measuring, m);
+    const qsf_plan_input input = {
+        .reader = &m->reader,
+        .config = &m->config,
+        .options = &m->options,
+        .process_bytes = process_bytes,
+        .fixed_bytes = m->ledger.held_bytes + measuring.used_bytes +
+                       qsf_stream_table_bytes(&m->reader) +
+                       qsf_session_record_bytes() * m->options.max_sessions,
+    };
+    return qsf_plan_make(&input, &m->plan, m->is_resident);
+}
+
+static qsf_status prepare(qsf_model *m, const char *path, uint64_t process_bytes,
+                          const qsf_faults *faults)
+{
+    QSF_TRY(read_directory(m, path, faults));
+    QSF_TRY(qsf_config_init(&m->config, &m->reader, &m->kernels, m->layers, &m->ends));
+    return make_plan(m, process_bytes);
+}
+
+static qsf_status take_memory(qsf_model *m)
+{
+    const qsf_plan *const plan = &m->plan;
+    m->ledger.ceiling_bytes = plan->engine_bytes - plan->stacks_bytes;
+    QSF_TRY(take_tables(m));
+    size_t least_window_bytes;
+    size_t stored_bytes;
+    size_t band_bytes;
+    qsf_stream_least_bytes(&m->reader, m->is_resident, &least_window_bytes, &stored_bytes,
+                           &band_bytes);
+    QSF_TRY(qsf_stream_init(&m->stream, &m->reader, &m->ledger, m->is_resident,
+                            (size_t)plan->window_bytes - stored_bytes));
+    m->scratch_block_bytes = (size_t)plan->scratch_bytes;
+    QSF_TRY(acquire_block(m, QSF_USE_SCRATCH, m->scratch_block_bytes, &m->scratch_block));
+    qsf_arena arena;
+    qsf_arena_init(&arena, m->scratch_block, m->scratch_block_bytes);
+    qsf_scratch_layout(&m->scratch, &arena, &m->config, plan->chunk_tokens, plan->ctx_tokens,
+                       plan->n_threads);
+    m->forward.ops = (qsf_ops){
+        .config = &m->config,
+        .kernels = &m->kernels,
+        .pool = m->pool,
+        .stream = &m->stream,
+        .scratch = &m->scratch,
+        .exact = m->options.exact != 0,
+    };
+    m->forward.layers = m->layers;
+    m->forward.ends = &m->ends;
+    return QSF_OK;
+}
+
+static void release_model(qsf_model *m)
+{
+    qsf_ledger_release(&m->ledger, QSF_USE_SCRATCH, m->scratch_block, m->scratch_block_bytes);
+    qsf_stream_destroy(&m->stream);
+    qsf_pool_destroy(m->pool);
+    qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->tables_block, m->tables_block_bytes);
+    qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->is_resident, m->is_resident_bytes);
+    qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->layers, m->layers_bytes);
+    qsf_reader_close(&m->reader);
+    if (m->has_lock)
+        qsf_mutex_destroy(&m->lock);
+    qsf_ledger ledger = m->ledger; /* its last entry is the block it lives in */
+    qsf_ledger_release(&ledger, QSF_USE_HANDLE, m, sizeof *m);
+}
+
+static qsf_status create_empty(const qsf_options *opt, uint64_t process_bytes,
+                               const qsf_faults *faults, qsf_model **out)
+{
+    qsf_ledger ledger;
+    const uint64_t spoken_for = process_bytes + opt->reserve_bytes;
+    uint64_t ceiling_bytes = UINT64_MAX;
+    if (opt->budget_bytes != 0) /* the plan says what is missing; until then, a few tables */
+        ceiling_bytes = opt->budget_bytes > spoken_for ? opt->budget_bytes - spoken_for : 0;
+    qsf_ledger_init(&ledger, ceiling_bytes > (UINT64_C(8) << 20) ? ceiling_bytes
+                                                                  : UINT64_C(8) << 20);
+    ledger.grants_until_fault = faults != NULL ? faults->grants_until_fault : -1;
+    qsf_model *const m = qsf_ledger_acquire(&ledger, QSF_USE_HANDLE, sizeof *m);
+    if (m == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes for the model's record", sizeof *m);
+    m->ledger = ledger;
+    m->reader.file.fd = -1;
+    m->options = *opt;
+    if (m->options.n_threads == 0)
+        m->options.n_threads = qsf_cpu_core_count();
+    *out = m;
+    const qsf_status status = qsf_mutex_init(&m->lock);
+    m->has_lock = status == QSF_OK;
+    return status;
+}
+
+qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_faults *faults,
+                            qsf_model **out)
+{
+    qsf_sysmem memory;
+    qsf_sysmem_read(&memory);
+    qsf_model *m = NULL;
+    *out = NULL;
+    qsf_status status = create_empty(opt, memory.resident_bytes, faults, &m);
+    if (status == QSF_OK)
+        status = prepare(m, path, memory.resident_bytes, faults);
+    if (status == QSF_OK)
+        status = take_memory(m);
+    if (status != QSF_OK) {
+        if (m != NULL)
+            release_model(m);
+        return status;
+    }
+    *out = m;
+    return QSF_OK;
+}
+
+qsf_status qsf_model_measure(const char *path, const qsf_options *opt, qsf_plan *out)
+{
+    qsf_sysmem memory;
+    qsf_sysmem_read(&memory);
+    qsf_model *m = NULL;
+    memset(out, 0, sizeof *out);
+    qsf_status status = create_empty(opt, memory.resident_bytes, NULL, &m);
+    if (status == QSF_OK)
+        status = prepare(m, path, memory.resident_bytes, NULL);
+    if (m != NULL) {
+        *out = m->plan;
+        release_model(m);
+    }
+    return status;
+}
+
+void qsf_model_destroy(qsf_model *m)
+{
+    if (m == NULL)
+        return;
+    qsf_mutex_lock(&m->lock);
+    m->is_closed = true;
+    const bool is_last = m->n_sessions == 0;
+    qsf_mutex_unlock(&m->lock);
+    if (is_last)
+        release_model(m);
+}
+
+void qsf_model_forget_session(qsf_model *m)
+{
+    qsf_mutex_lock(&m->lock);
+    m->n_sessions--;
+    const bool is_last = m->is_closed && m->n_sessions == 0;
+    qsf_mutex_unlock(&m->lock);
+    if (is_last)
+        release_model(m);
+}

@@ -1,0 +1,196 @@
+/* plan.c - the arithmetic of plan.h. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/plan.h"
+
+#include <string.h>
+
+#include "base/status.h"
+#include "engine/session.h"
+#include "format/stream.h"
+#include "memory/arena.h"
+#include "model/scratch.h"
+#include "platform/pool.h"
+
+#define DEFAULT_CTX_TOKENS 4096
+#define LEAST_CTX_TOKENS 256 /* below this a shorter context is no longer useful */
+/* 64 tokens share one pass over the weights; more helps little once unpacking is shared. */
+#define DEFAULT_CHUNK_TOKENS 64
+/* Room for a few hundred rows, so that one read feeds all threads for a while. */
+#define WINDOW_TARGET_BYTES ((size_t)2 << 20)
+
+typedef struct choice {
+    uint32_t ctx_tokens;
+    uint32_t chunk_tokens;
+    bool wide_window;
+} choice;
+
+size_t qsf_plan_session_bytes(const qsf_config *c, uint32_t ctx_tokens, bool exact)
+{
+    qsf_arena measuring;
+    qsf_session_buffers buffers;
+    qsf_arena_init_measuring(&measuring);
+    qsf_session_layout(&buffers, &measuring, c, ctx_tokens, exact);
+    return measuring.used_bytes;
+}
+
+size_t qsf_plan_scratch_bytes(const qsf_config *c, uint32_t chunk_tokens, uint32_t ctx_tokens,
+                              uint32_t n_threads)
+{
+    qsf_arena measuring;
+    qsf_scratch scratch;
+    qsf_arena_init_measuring(&measuring);
+    qsf_scratch_layout(&scratch, &measuring, c, chunk_tokens, ctx_tokens, n_threads);
+    return measuring.used_bytes;
+}
+
+/* Sizes that depend on which units are resident. */
+static void add_weights(const qsf_plan_input *in, const bool *is_resident, bool wide_window,
+                        qsf_plan *plan)
+{
+    size_t window_bytes;
+    size_t stored_bytes;
+    size_t band_bytes;
+    qsf_stream_least_bytes(in->reader, is_resident, &window_bytes, &stored_bytes, &band_bytes);
+    if (window_bytes != 0 && wide_window && window_bytes < WINDOW_TARGET_BYTES)
+        window_bytes = WINDOW_TARGET_BYTES;
+    plan->window_bytes = window_bytes + stored_bytes;
+    plan->embedding_bytes = band_bytes;
+    plan->weights_bytes = 0;
+    plan->n_units_resident = 0;
+    for (uint32_t i = 0; i < in->reader->n_units; i++) {
+        plan->weights_bytes += is_resident[i] ? in->reader->units[i].raw_bytes : 0;
+        plan->n_units_resident += is_resident[i];
+    }
+}
+
+/* The plan of one choice with these units resident; engine_bytes is its total. */
+static void add_up(const qsf_plan_input *in, choice how, const bool *is_resident, qsf_plan *plan)
+{
+    const qsf_config *const c = in->config;
+    const qsf_options *const opt = in->options;
+    plan->ctx_tokens = how.ctx_tokens;
+    plan->chunk_tokens = how.chunk_tokens;
+    plan->tables_bytes = in->fixed_bytes;
+    plan->kv_bytes =
+        (uint64_t)qsf_plan_session_bytes(c, how.ctx_tokens, opt->exact != 0) * opt->max_sessions;
+    plan->scratch_bytes =
+        qsf_plan_scratch_bytes(c, how.chunk_tokens, how.ctx_tokens, opt->n_threads);
+    add_weights(in, is_resident, how.wide_window, plan);
+    plan->engine_bytes = plan->tables_bytes + plan->kv_bytes + plan->scratch_bytes +
+                         plan->window_bytes + plan->embedding_bytes + plan->weights_bytes +
+                         plan->stacks_bytes;
+}
+
+static uint64_t needed_bytes(const qsf_plan *plan)
+{
+    return plan->process_bytes + plan->reserve_bytes + plan->engine_bytes;
+}
+
+static bool fits(const qsf_plan *plan)
+{
+    return plan->budget_bytes == 0 || needed_bytes(plan) <= plan->budget_bytes;
+}
+
+/* Keeps unit i in memory if the plan still fits. */
+static void try_resident(const qsf_plan_input *in, choice how, uint32_t unit_idx, qsf_plan *plan,
+                         bool *is_resident)
+{
+    const bool was_resident = is_resident[unit_idx];
+    is_resident[unit_idx] = true;
+    add_up(in, how, is_resident, plan);
+    if (fits(plan))
+        return;
+    is_resident[unit_idx] = was_resident;
+    add_up(in, how, is_resident, plan);
+}
+
+/* Every unit is read once a token, except an embedding table that is not the head too,
+ * of which a few rows are; so that one comes last. */
+static void choose_resident(const qsf_plan_input *in, choice how, qsf_plan *plan, bool *is_resident)
+{
+    const uint32_t n_units = in->reader->n_units;
+    memset(is_resident, 1, n_units * sizeof *is_resident);
+    add_up(in, how, is_resident, plan);
+    if (fits(plan))
+        return;
+    memset(is_resident, 0, n_units * sizeof *is_resident);
+    add_up(in, how, is_resident, plan);
+    try_resident(in, how, n_units - 1, plan, is_resident);
+    if (in->config->has_tied_head)
+        try_resident(in, how, 0, plan, is_resident);
+    for (uint32_t i = 1; i < n_units - 1; i++)
+        try_resident(in, how, i, plan, is_resident);
+    try_resident(in, how, 0, plan, is_resident);
+}
+
+/* The next smaller choice; false when this is the smallest. */
+static bool shrink(const qsf_options *opt, choice *how)
+{
+    if (how->wide_window) {
+        how->wide_window = false;
+    } else if (opt->chunk_tokens == 0 && how->chunk_tokens > 1) {
+        how->chunk_tokens /= 2;
+    } else if (opt->ctx_tokens == 0 && how->ctx_tokens > LEAST_CTX_TOKENS) {
+        how->ctx_tokens = how->ctx_tokens / 2 > LEAST_CTX_TOKENS ? how->ctx_tokens / 2
+                                                                   : LEAST_CTX_TOKENS;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static qsf_status first_choice(const qsf_plan_input *in, choice *how)
+{
+    const qsf_options *const opt = in->options;
+    const uint32_t max_tokens = in->config->max_tokens;
+    if (opt->ctx_tokens > max_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "a context of %u tokens: this model was made for at most %u",
+                        opt->ctx_tokens, max_tokens);
+    how->ctx_tokens = opt->ctx_tokens;
+    if (how->ctx_tokens == 0)
+        how->ctx_tokens = max_tokens < DEFAULT_CTX_TOKENS ? max_tokens : DEFAULT_CTX_TOKENS;
+    how->chunk_tokens = opt->chunk_tokens != 0 ? opt->chunk_tokens : DEFAULT_CHUNK_TOKENS;
+    if (how->chunk_tokens > how->ctx_tokens)
+        how->chunk_tokens = how->ctx_tokens;
+    how->wide_window = true;
+    return QSF_OK;
+}
+
+qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resident)
+{
+    const qsf_options *const opt = in->options;
+    *plan = (qsf_plan){
+        .budget_bytes = opt->budget_bytes,
+        .process_bytes = in->process_bytes,
+        .reserve_bytes = opt->reserve_bytes,
+        .stacks_bytes = (uint64_t)(opt->n_threads - 1) * QSF_POOL_STACK_BYTES,
+        .n_units = in->reader->n_units,
+        .n_threads = opt->n_threads,
+        .max_sessions = opt->max_sessions,
+    };
+    for (uint32_t i = 0; i < in->reader->n_units; i++)
+        plan->model_bytes += in->reader->units[i].raw_bytes;
+    choice how = {0};
+    QSF_TRY(first_choice(in, &how));
+
+    choice least = how;
+    while (shrink(opt, &least)) {
+    }
+    memset(is_resident, 0, in->reader->n_units * sizeof *is_resident);
+    add_up(in, least, is_resident, plan);
+    plan->min_budget_bytes = needed_bytes(plan);
+    if (!fits(plan))
+        return QSF_FAIL(QSF_ERR_NOMEM,
+                        "a budget of %llu bytes is too small: the process already uses %llu, %llu "
+                        "are kept for the caller, and the engine needs at least %llu; the smallest "
+                        "budget that would do is %llu",
+                        (unsigned long long)plan->budget_bytes,
+                        (unsigned long long)plan->process_bytes,
+                        (unsigned long long)plan->reserve_bytes,
+                        (unsigned long long)plan->engine_bytes,
+                        (unsigned long long)plan->min_budget_bytes);
+    for (add_up(in, how, is_resident, plan); !fits(plan); add_up(in, how, is_resident, plan))
+        (void)shrink(opt, &how);
+    choose_resident(in, how, plan, is_resident);
+    return QSF_OK;
+}

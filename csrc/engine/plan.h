@@ -1,0 +1,37 @@
+/* plan.h - decides, before anything is allocated, where the memory of a model goes.
+ *
+ * Sizes come from the same layout functions that later lay the real blocks out, run on
+ * a measuring arena, so the plan and the allocation cannot disagree. When the budget is
+ * short, in this order: smaller prompt chunks, a shorter context (unless one was asked
+ * for), fewer resident units, a refusal that says what would do.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_ENGINE_PLAN_H
+#define QSF_ENGINE_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "format/reader.h"
+#include "model/config.h"
+
+/* What the plan must know; all sizes are looked up, nothing is allocated. */
+typedef struct qsf_plan_input {
+    const qsf_reader *reader;
+    const qsf_config *config;
+    const qsf_options *options; /* threads and sessions resolved; ctx and chunk may be 0 */
+    uint64_t process_bytes;     /* resident before the model */
+    uint64_t fixed_bytes;       /* tables that any plan needs */
+} qsf_plan_input;
+
+/* Fills *plan and is_resident [n_units]. QSF_ERR_NOMEM with *plan filled for the least
+ * memory that would do. QSF_ERR_ARG: a context longer than the model's. */
+qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resident);
+
+/* Bytes of a session's block and of a chunk's scratch, by measuring. */
+size_t qsf_plan_session_bytes(const qsf_config *c, uint32_t ctx_tokens, bool exact);
+size_t qsf_plan_scratch_bytes(const qsf_config *c, uint32_t chunk_tokens, uint32_t ctx_tokens,
+                              uint32_t n_threads);
+
+#endif

@@ -1,0 +1,237 @@
+/* session.c - evaluates chunks for one token sequence. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/session.h"
+
+#include <string.h>
+
+#include "base/status.h"
+#include "engine/model_open.h"
+#include "platform/clock.h"
+
+void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
+                        uint32_t ctx_tokens, bool exact)
+{
+    qsf_kvcache_layout(&b->kv, a, c, ctx_tokens, exact);
+    b->tokens = qsf_arena_push(a, ctx_tokens, sizeof *b->tokens);
+    b->logits = qsf_arena_push(a, c->n_vocab, sizeof *b->logits);
+    qsf_sampler_layout(&b->sampler, a, c->n_vocab);
+}
+
+size_t qsf_session_record_bytes(void)
+{
+    return sizeof(qsf_session);
+}
+
+static void release_session(qsf_session *s)
+{
+    qsf_model *const m = s->model;
+    qsf_ledger_release(&m->ledger, QSF_USE_KV, s->block, s->block_bytes);
+    qsf_ledger_release(&m->ledger, QSF_USE_TABLES, s, sizeof *s);
+}
+
+static qsf_status begin_locked(qsf_model *m, qsf_session **out)
+{
+    if (m->n_sessions == m->options.max_sessions)
+        return QSF_FAIL(QSF_ERR_NOMEM,
+                        "%u sessions are open, which is all that the plan has room for "
+                        "(max_sessions)",
+                        m->n_sessions);
+    qsf_session *const s = qsf_ledger_acquire(&m->ledger, QSF_USE_TABLES, sizeof *s);
+    if (s == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes for a session's record", sizeof *s);
+    s->model = m;
+    s->block_bytes = (size_t)m->plan.kv_bytes / m->options.max_sessions;
+    s->block = qsf_ledger_acquire(&m->ledger, QSF_USE_KV, s->block_bytes);
+    if (s->block == NULL) {
+        const size_t block_bytes = s->block_bytes;
+        release_session(s);
+        return QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes for a session's KV cache", block_bytes);
+    }
+    qsf_arena arena;
+    qsf_arena_init(&arena, s->block, s->block_bytes);
+    qsf_session_layout(&s->buffers, &arena, &m->config, m->plan.ctx_tokens,
+                       m->options.exact != 0);
+    qsf_kvcache_link(&s->buffers.kv, &m->config);
+    atomic_init(&s->cancelled, false);
+    m->n_sessions++;
+    *out = s;
+    return QSF_OK;
+}
+
+qsf_status qsf_session_begin(qsf_model *m, qsf_session **out)
+{
+    *out = NULL;
+    qsf_mutex_lock(&m->lock);
+    const qsf_status status = begin_locked(m, out);
+    qsf_mutex_unlock(&m->lock);
+    return status;
+}
+
+void qsf_session_end(qsf_session *s)
+{
+    if (s == NULL)
+        return;
+    qsf_model *const m = s->model;
+    qsf_mutex_lock(&m->lock);
+    release_session(s);
+    qsf_mutex_unlock(&m->lock);
+    qsf_model_forget_session(m);
+}
+
+static qsf_status check_tokens(const qsf_session *s, const uint32_t *tokens, size_t n_tokens)
+{
+    const qsf_model *const m = s->model;
+    if (n_tokens > m->plan.ctx_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "%zu tokens do not fit in a context of %u", n_tokens,
+                        m->plan.ctx_tokens);
+    for (size_t i = 0; i < n_tokens; i++)
+        if (tokens[i] >= m->config.n_vocab)
+            return QSF_FAIL(QSF_ERR_ARG, "token %u at index %zu is outside the vocabulary of %u",
+                            tokens[i], i, m->config.n_vocab);
+    return QSF_OK;
+}
+
+/* Evaluates tokens [n_tokens] after those held. Takes them over only if all went well. */
+static qsf_status evaluate(qsf_session *s, const uint32_t *tokens, uint32_t n_tokens,
+                           uint32_t first_logits, float *logits)
+{
+    qsf_model *const m = s->model;
+    const qsf_chunk chunk = {
+        .tokens = tokens,
+        .n_tokens = n_tokens,
+        .first_position = s->n_tokens,
+        .first_logits = first_logits,
+        .logits = logits,
+        .kv = &s->buffers.kv,
+        .cancelled = &s->cancelled,
+    };
+    s->has_logits = false;
+    qsf_mutex_lock(&m->lock);
+    const qsf_status status = qsf_forward_run(&m->forward, &chunk);
+    qsf_mutex_unlock(&m->lock);
+    if (status == QSF_ERR_CANCELLED)
+        atomic_store(&s->cancelled, false);
+    QSF_TRY(status);
+    memmove(s->buffers.tokens + s->n_tokens, tokens, n_tokens * sizeof *tokens);
+    s->n_tokens += n_tokens;
+    return QSF_OK;
+}
+
+/* How many of the tokens the session holds already, in the same places. */
+static uint32_t common_prefix(const qsf_session *s, const uint32_t *tokens, size_t n_tokens)
+{
+    uint32_t n = 0;
+    while (n < s->n_tokens && n < n_tokens && s->buffers.tokens[n] == tokens[n])
+        n++;
+    return n;
+}
+
+qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
+                               float *scores, size_t *n_done)
+{
+    const qsf_model *const m = s->model;
+    const uint64_t start_ns = qsf_clock_ns();
+    QSF_TRY(check_tokens(s, tokens, n_tokens));
+    /* Scoring begins at its first row; otherwise all held but the last may be kept, and
+     * the last too if its logits are there. */
+    uint32_t n_kept = common_prefix(s, tokens, n_tokens);
+    if (scores != NULL)
+        n_kept = *n_done < n_kept ? (uint32_t)*n_done : n_kept;
+    else if (n_kept == n_tokens && !(s->has_logits && s->n_tokens == n_kept))
+        n_kept--;
+    if (n_kept < s->n_tokens)
+        s->has_logits = false;
+    s->n_tokens = n_kept;
+    *n_done = n_kept;
+    if (n_kept == n_tokens)
+        return QSF_OK;
+
+    const size_t left = n_tokens - n_kept;
+    const uint32_t n =
+        left < m->plan.chunk_tokens ? (uint32_t)left : m->plan.chunk_tokens;
+    const bool is_last = n == left;
+    float *const rows = scores == NULL ? NULL : scores + (size_t)n_kept * m->config.n_vocab;
+    if (scores != NULL)
+        QSF_TRY(evaluate(s, tokens + n_kept, n, 0, rows));
+    else
+        QSF_TRY(evaluate(s, tokens + n_kept, n, is_last ? n - 1 : n, s->buffers.logits));
+    if (scores != NULL)
+        memcpy(s->buffers.logits, rows + (size_t)(n - 1) * m->config.n_vocab,
+               m->config.n_vocab * sizeof *rows);
+    s->has_logits = is_last || scores != NULL;
+    *n_done = s->n_tokens;
+    s->prompt_tokens += n;
+    s->prompt_ns += qsf_clock_ns() - start_ns;
+    return QSF_OK;
+}
+
+qsf_status qsf_session_append(qsf_session *s, uint32_t token)
+{
+    const uint64_t start_ns = qsf_clock_ns();
+    QSF_TRY(check_tokens(s, &token, 1));
+    if (s->n_tokens == s->model->plan.ctx_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "the context of %u tokens is full", s->n_tokens);
+    QSF_TRY(evaluate(s, &token, 1, 0, s->buffers.logits));
+    s->has_logits = true;
+    s->step_tokens++;
+    s->step_ns += qsf_clock_ns() - start_ns;
+    return QSF_OK;
+}
+
+qsf_status qsf_session_truncate(qsf_session *s, size_t n_tokens)
+{
+    if (n_tokens > s->n_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "cannot rewind to %zu tokens: only %u are held", n_tokens,
+                        s->n_tokens);
+    if (n_tokens < s->n_tokens)
+        s->has_logits = false;
+    s->n_tokens = (uint32_t)n_tokens;
+    return QSF_OK;
+}
+
+static qsf_status check_logits(const qsf_session *s)
+{
+    return s->has_logits ? QSF_OK
+                         : QSF_FAIL(QSF_ERR_ARG, "there are no logits: evaluate a token first");
+}
+
+qsf_status qsf_session_copy_logits(const qsf_session *s, float *out, size_t cap_floats)
+{
+    const uint32_t n_vocab = s->model->config.n_vocab;
+    QSF_TRY(check_logits(s));
+    if (cap_floats < n_vocab)
+        return QSF_FAIL(QSF_ERR_ARG, "the buffer holds %zu floats, %u are needed", cap_floats,
+                        n_vocab);
+    memcpy(out, s->buffers.logits, n_vocab * sizeof *out);
+    return QSF_OK;
+}
+
+qsf_status qsf_session_choose(qsf_session *s, const qsf_sampling *how, const uint32_t *recent,
+                              size_t n_recent, uint64_t *random_state, uint32_t *token)
+{
+    QSF_TRY(check_logits(s));
+    for (size_t i = 0; i < n_recent; i++)
+        if (recent[i] >= s->model->config.n_vocab)
+            return QSF_FAIL(QSF_ERR_ARG, "recent token %u is outside the vocabulary of %u",
+                            recent[i], s->model->config.n_vocab);
+    return qsf_sampler_choose(&s->buffers.sampler, s->buffers.logits, how, recent, n_recent,
+                              random_state, token);
+}
+
+void qsf_session_report(const qsf_session *s, qsf_stats *out)
+{
+    qsf_model *const m = s->model;
+    qsf_mutex_lock(&m->lock);
+    *out = (qsf_stats){
+        .prompt_tokens = s->prompt_tokens,
+        .prompt_ns = s->prompt_ns,
+        .step_tokens = s->step_tokens,
+        .step_ns = s->step_ns,
+        .read_bytes = m->stream.read_bytes,
+        .read_ns = m->stream.read_ns,
+        .n_allocations = m->ledger.n_acquired,
+        .allocated_bytes = m->ledger.held_bytes,
+        .kv_used_bytes = qsf_kvcache_used_bytes(&s->buffers.kv, &m->config, s->n_tokens),
+    };
+    qsf_mutex_unlock(&m->lock);
+}

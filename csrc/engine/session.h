@@ -1,0 +1,61 @@
+/* session.h - one token sequence and its KV cache: sync to a token list, step, rewind.
+ *
+ * Sessions of a model take turns: a call holds the model's lock while it evaluates one
+ * chunk. A failed or cancelled chunk leaves the session as it was before the chunk.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_ENGINE_SESSION_H
+#define QSF_ENGINE_SESSION_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/sample.h"
+#include "include/qsf.h"
+#include "memory/arena.h"
+#include "model/kvcache.h"
+
+typedef struct qsf_session_buffers {
+    qsf_kvcache kv;
+    uint32_t *tokens; /* [ctx_tokens] */
+    float *logits;    /* [n_vocab] after the last token */
+    qsf_sampler sampler;
+} qsf_session_buffers;
+
+struct qsf_session {
+    qsf_model *model;
+    qsf_session_buffers buffers;
+    uint32_t n_tokens; /* evaluated */
+    bool has_logits;
+    atomic_bool cancelled; /* set by any thread */
+    uint64_t prompt_tokens;
+    uint64_t prompt_ns;
+    uint64_t step_tokens;
+    uint64_t step_ns;
+    void *block; /* of the buffers */
+    size_t block_bytes;
+};
+
+/* Called once on a measuring arena and once on the real one, whose block is zeroed. */
+void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
+                        uint32_t ctx_tokens, bool exact);
+
+/* Bytes of the session's own record, which the plan counts among the tables. */
+size_t qsf_session_record_bytes(void);
+
+qsf_status qsf_session_begin(qsf_model *m, qsf_session **out);
+void qsf_session_end(qsf_session *s);
+
+/* scores: [n_tokens, n_vocab] or NULL. See qsf_session_sync and qsf_session_score. */
+qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
+                               float *scores, size_t *n_done);
+qsf_status qsf_session_append(qsf_session *s, uint32_t token);
+qsf_status qsf_session_truncate(qsf_session *s, size_t n_tokens);
+qsf_status qsf_session_copy_logits(const qsf_session *s, float *out, size_t cap_floats);
+qsf_status qsf_session_choose(qsf_session *s, const qsf_sampling *how, const uint32_t *recent,
+                              size_t n_recent, uint64_t *random_state, uint32_t *token);
+void qsf_session_report(const qsf_session *s, qsf_stats *out);
+
+#endif

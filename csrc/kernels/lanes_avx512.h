@@ -1,0 +1,143 @@
+/* lanes_avx512.h - the operations of lanes_scalar.h on one 512-bit register.
+ *
+ * Included inside a target region, after <immintrin.h>.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_KERNELS_LANES_AVX512_H
+#define QSF_KERNELS_LANES_AVX512_H
+
+#define QSF_LANES 16
+
+typedef __m512 lanes;
+
+static inline __mmask16 lanes_mask(size_t n)
+{
+    return (__mmask16)((1U << n) - 1);
+}
+
+static inline lanes lanes_set(float value)
+{
+    return _mm512_set1_ps(value);
+}
+
+static inline lanes lanes_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+static inline lanes lanes_load_part(const float *p, size_t n)
+{
+    return _mm512_maskz_loadu_ps(lanes_mask(n), p);
+}
+
+static inline void lanes_store(float *p, lanes v)
+{
+    _mm512_storeu_ps(p, v);
+}
+
+static inline void lanes_store_part(float *p, lanes v, size_t n)
+{
+    _mm512_mask_storeu_ps(p, lanes_mask(n), v);
+}
+
+static inline lanes lanes_load_f16(const unsigned char *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
+}
+
+static inline void lanes_store_f16(unsigned char *p, lanes v)
+{
+    _mm256_storeu_si256((void *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+static inline lanes lanes_add(lanes a, lanes b)
+{
+    return _mm512_add_ps(a, b);
+}
+
+static inline lanes lanes_sub(lanes a, lanes b)
+{
+    return _mm512_sub_ps(a, b);
+}
+
+static inline lanes lanes_mul(lanes a, lanes b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+static inline lanes lanes_div(lanes a, lanes b)
+{
+    return _mm512_div_ps(a, b);
+}
+
+static inline lanes lanes_fma(lanes a, lanes b, lanes c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+static inline lanes lanes_max(lanes a, lanes b)
+{
+    return _mm512_max_ps(a, b);
+}
+
+static inline lanes lanes_min(lanes a, lanes b)
+{
+    return _mm512_min_ps(a, b);
+}
+
+static inline lanes lanes_abs(lanes a)
+{
+    return _mm512_abs_ps(a);
+}
+
+static inline lanes lanes_where_less(lanes a, lanes b, lanes yes, lanes no)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+}
+
+static inline lanes lanes_between(size_t begin, size_t end, lanes in, lanes out)
+{
+    return _mm512_mask_blend_ps(lanes_mask(end) & (__mmask16)~lanes_mask(begin), out, in);
+}
+
+static inline lanes lanes_times_pow2(lanes v, lanes shifted)
+{
+    return _mm512_scalef_ps(v, _mm512_sub_ps(shifted, _mm512_set1_ps(0x1.8p23F)));
+}
+
+static inline float lanes_sum(lanes v)
+{
+    const __m256 by8 = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    const __m128 by4 = _mm_add_ps(_mm256_castps256_ps128(by8), _mm256_extractf128_ps(by8, 1));
+    const __m128 by2 = _mm_add_ps(by4, _mm_movehl_ps(by4, by4));
+    return _mm_cvtss_f32(_mm_add_ss(by2, _mm_movehdup_ps(by2)));
+}
+
+static inline float lanes_top(lanes v)
+{
+    const __m256 by8 = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    const __m128 by4 = _mm_max_ps(_mm256_castps256_ps128(by8), _mm256_extractf128_ps(by8, 1));
+    const __m128 by2 = _mm_max_ps(by4, _mm_movehl_ps(by4, by4));
+    return _mm_cvtss_f32(_mm_max_ss(by2, _mm_movehdup_ps(by2)));
+}
+
+static inline lanes lanes_larger_magnitude(lanes a, lanes b)
+{
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+
+static inline int32_t lanes_store_i8(int8_t *q, lanes v)
+{
+    const __m512i rounded = _mm512_cvtps_epi32(v);
+    _mm_storeu_si128((void *)q, _mm512_cvtepi32_epi8(rounded));
+    return _mm512_reduce_add_epi32(rounded);
+}
+
+static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uint32_t mask)
+{
+    const __m512i words = _mm512_loadu_si512((const void *)p);
+    return _mm512_cvtepi32_ps(
+        _mm512_and_si512(_mm512_srli_epi32(words, shift), _mm512_set1_epi32((int)mask)));
+}
+
+#endif

@@ -1,0 +1,213 @@
+/* lanes_scalar.h - 16 floats side by side, in plain C: the meaning of every lane operation.
+ *
+ * vecops_tmpl.h, attend_tmpl.h and matmul_float_tmpl.h are written over these operations
+ * and compiled once per instruction set; lanes_avx2.h and lanes_avx512.h provide the same
+ * functions. Each is exact or rounded once per lane, so all of them give the same bits
+ * (of a NaN only that it is one).
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_KERNELS_LANES_SCALAR_H
+#define QSF_KERNELS_LANES_SCALAR_H
+
+#define QSF_LANES 16
+
+typedef struct lanes {
+    float at[QSF_LANES];
+} lanes;
+
+static inline lanes lanes_set(float value)
+{
+    lanes v;
+    for (size_t l = 0; l < QSF_LANES; l++)
+        v.at[l] = value;
+    return v;
+}
+
+/* p [16] */
+static inline lanes lanes_load(const float *p)
+{
+    lanes v;
+    memcpy(v.at, p, sizeof v.at);
+    return v;
+}
+
+/* p [n], n <= 16; the other lanes are +0 */
+static inline lanes lanes_load_part(const float *p, size_t n)
+{
+    lanes v = lanes_set(0.0F);
+    memcpy(v.at, p, n * sizeof *p);
+    return v;
+}
+
+static inline void lanes_store(float *p, lanes v)
+{
+    memcpy(p, v.at, sizeof v.at);
+}
+
+/* Writes p [n], n <= 16. */
+static inline void lanes_store_part(float *p, lanes v, size_t n)
+{
+    memcpy(p, v.at, n * sizeof *p);
+}
+
+/* p: 16 halves */
+static inline lanes lanes_load_f16(const unsigned char *p)
+{
+    lanes v;
+    for (size_t l = 0; l < QSF_LANES; l++)
+        v.at[l] = qsf_half_to_float(qsf_load_u16(p + 2 * l));
+    return v;
+}
+
+/* p: 16 halves; rounds to nearest even */
+static inline void lanes_store_f16(unsigned char *p, lanes v)
+{
+    for (size_t l = 0; l < QSF_LANES; l++)
+        qsf_store_u16(p + 2 * l, qsf_half_from_float(v.at[l]));
+}
+
+static inline lanes lanes_add(lanes a, lanes b)
+{
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] + b.at[l];
+    return a;
+}
+
+static inline lanes lanes_sub(lanes a, lanes b)
+{
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] - b.at[l];
+    return a;
+}
+
+static inline lanes lanes_mul(lanes a, lanes b)
+{
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] * b.at[l];
+    return a;
+}
+
+static inline lanes lanes_div(lanes a, lanes b)
+{
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] / b.at[l];
+    return a;
+}
+
+/* a * b + c, rounded once */
+static inline lanes lanes_fma(lanes a, lanes b, lanes c)
+{
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = fmaf(a.at[l], b.at[l], c.at[l]);
+    return a;
+}
+
+/* a > b ? a : b, so b where either is NaN */
+static inline lanes lanes_max(lanes a, lanes b)
+{
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] > b.at[l] ? a.at[l] : b.at[l];
+    return a;
+}
+
+/* a < b ? a : b, so b where either is NaN */
+static inline lanes lanes_min(lanes a, lanes b)
+{
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] < b.at[l] ? a.at[l] : b.at[l];
+    return a;
+}
+
+static inline lanes lanes_abs(lanes a)
+{
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = fabsf(a.at[l]);
+    return a;
+}
+
+/* a < b ? yes : no */
+static inline lanes lanes_where_less(lanes a, lanes b, lanes yes, lanes no)
+{
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] < b.at[l] ? yes.at[l] : no.at[l];
+    return a;
+}
+
+/* Lanes begin .. end - 1 of `in`, the others of `out`; begin <= end <= 16. */
+static inline lanes lanes_between(size_t begin, size_t end, lanes in, lanes out)
+{
+    for (size_t l = begin; l < end; l++)
+        out.at[l] = in.at[l];
+    return out;
+}
+
+/* v * 2^n, rounded once, where shifted = n + 1.5 * 2^23 and -152 <= n <= 132. Two factors,
+ * of which the first is exact: 2^n alone may be outside the range of float. */
+static inline lanes lanes_times_pow2(lanes v, lanes shifted)
+{
+    for (size_t l = 0; l < QSF_LANES; l++) {
+        uint32_t bits;
+        memcpy(&bits, &shifted.at[l], sizeof bits);
+        const int32_t n = (int32_t)(bits - 0x4B400000U);
+        const int32_t half = n >> 1;
+        const uint32_t factor_bits[2] = {(uint32_t)(half + 127) << 23, (uint32_t)(n - half + 127)
+                                                                           << 23};
+        float factor[2];
+        memcpy(factor, factor_bits, sizeof factor);
+        v.at[l] = v.at[l] * factor[0] * factor[1];
+    }
+    return v;
+}
+
+/* The sum in the order of kernels.h: l += l + 8, then 4, 2, 1. */
+static inline float lanes_sum(lanes v)
+{
+    for (size_t width = 8; width > 0; width /= 2)
+        for (size_t l = 0; l < width; l++)
+            v.at[l] = v.at[l] + v.at[l + width];
+    return v.at[0];
+}
+
+/* lanes_max of lanes l and l + 8, then 4, 2, 1. */
+static inline float lanes_top(lanes v)
+{
+    for (size_t width = 8; width > 0; width /= 2)
+        for (size_t l = 0; l < width; l++)
+            v.at[l] = v.at[l] > v.at[l + width] ? v.at[l] : v.at[l + width];
+    return v.at[0];
+}
+
+/* The larger of two magnitudes, NaN above infinity: no lane of a or b is negative. */
+static inline lanes lanes_larger_magnitude(lanes a, lanes b)
+{
+    for (size_t l = 0; l < QSF_LANES; l++) {
+        int32_t bits_a;
+        int32_t bits_b;
+        memcpy(&bits_a, &a.at[l], sizeof bits_a);
+        memcpy(&bits_b, &b.at[l], sizeof bits_b);
+        a.at[l] = bits_a > bits_b ? a.at[l] : b.at[l];
+    }
+    return a;
+}
+
+/* Rounds to nearest even, writes q [16] and returns the sum; every lane is in -127..127. */
+static inline int32_t lanes_store_i8(int8_t *q, lanes v)
+{
+    int32_t sum = 0;
+    for (size_t l = 0; l < QSF_LANES; l++) {
+        q[l] = (int8_t)rintf(v.at[l]);
+        sum += q[l];
+    }
+    return sum;
+}
+
+/* Bits shift .. shift + 7 under `mask` of 16 little-endian 32-bit words. */
+static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uint32_t mask)
+{
+    lanes v;
+    for (size_t l = 0; l < QSF_LANES; l++)
+        v.at[l] = (float)(qsf_load_u32(p + 4 * l) >> shift & mask);
+    return v;
+}
+
+#endif

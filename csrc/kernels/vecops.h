@@ -1,0 +1,18 @@
+/* vecops.h - the vector operations and attention of each instruction set, for the fill functions.
+ *
+ * One body (exp_tmpl.h, vecops_tmpl.h, attend_tmpl.h) is compiled per set over the lane operations
+ * of lanes_*.h, so all sets are bit-identical by construction.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_KERNELS_VECOPS_H
+#define QSF_KERNELS_VECOPS_H
+
+#include "kernels/kernels.h"
+
+void qsf_vecops_fill_scalar(qsf_kernels *k);
+#if QSF_ARCH_X86
+void qsf_vecops_fill_avx2(qsf_kernels *k);
+void qsf_vecops_fill_avx512(qsf_kernels *k);
+#endif
+
+#endif

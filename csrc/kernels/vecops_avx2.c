@@ -1,0 +1,35 @@
+/* vecops_avx2.c - vector operations and attention, compiled for AVX2. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/vecops.h"
+
+#if QSF_ARCH_X86
+
+#include <float.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include <immintrin.h>
+
+#include "kernels/forced_inline.h"
+
+#define QSF_NAME(op) op##_avx2
+
+QSF_TARGET_BEGIN("avx2,fma,f16c")
+
+#include "kernels/lanes_avx2.h"
+
+#include "kernels/exp_tmpl.h"
+
+#include "kernels/vecops_tmpl.h"
+
+#include "kernels/attend_tmpl.h"
+
+QSF_TARGET_END
+
+void qsf_vecops_fill_avx2(qsf_kernels *k)
+{
+    fill_avx2(k);
+}
+
+#endif

@@ -1,0 +1,27 @@
+/* vecops_scalar.c - vector operations and attention, compiled for plain C. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/vecops.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/half.h"
+#include "kernels/forced_inline.h"
+
+#define QSF_NAME(op) op##_scalar
+
+#include "kernels/lanes_scalar.h"
+
+#include "kernels/exp_tmpl.h"
+
+#include "kernels/vecops_tmpl.h"
+
+#include "kernels/attend_tmpl.h"
+
+void qsf_vecops_fill_scalar(qsf_kernels *k)
+{
+    fill_scalar(k);
+}

@@ -1,0 +1,241 @@
+/* vecops_tmpl.h - norms, rope, activation functions, int8 quantisation and KV stores, over lanes.
+ *
+ * The including file provides the lane operations (lanes_*.h), lanes_exp (exp_tmpl.h) and
+ * QSF_NAME(op), which adds the instruction set to a name. Contracts in kernels.h.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* How many of n elements from i on belong to one group of lanes. */
+static inline size_t lanes_left(size_t n, size_t i)
+{
+    return n - i < QSF_LANES ? n - i : QSF_LANES;
+}
+
+/* x / (1 + e^-z): x times the logistic function of z */
+static inline lanes times_logistic(lanes x, lanes z)
+{
+    const lanes e = lanes_exp(lanes_mul(z, lanes_set(-1.0F)));
+    return lanes_div(x, lanes_add(lanes_set(1.0F), e));
+}
+
+static inline lanes lanes_silu(lanes x)
+{
+    return times_logistic(x, x);
+}
+
+/* x / 2 * (1 + tanh u), u = sqrt(2 / pi) * (x + 0.044715 x^3). Since
+ * (1 + tanh u) / 2 = 1 / (1 + e^-2u), this is x times the logistic function of 2u,
+ * which loses no digits where tanh u is near -1. */
+static inline lanes lanes_gelu_tanh(lanes x)
+{
+    const lanes inner = lanes_fma(lanes_mul(lanes_set(0.044715F), x), lanes_mul(x, x), x);
+    return times_logistic(x, lanes_mul(lanes_set(1.5957691216057308F), inner));
+}
+
+/* x / 2 * (1 + erf z), z = x / sqrt 2, with formula 7.1.26 of Abramowitz and Stegun, Handbook
+ * of Mathematical Functions: for z >= 0, erfc z = P(t) e^(-z^2), t = 1 / (1 + 0.3275911 z),
+ * off by at most 1.5e-7. So x (1 - erfc|z| / 2) for x > 0 and x erfc|z| / 2 otherwise. */
+static inline lanes lanes_gelu_erf(lanes x)
+{
+    const lanes one = lanes_set(1.0F);
+    const lanes z = lanes_mul(lanes_abs(x), lanes_set(0.70710678118654752F));
+    const lanes t = lanes_div(one, lanes_fma(lanes_set(0.3275911F), z, one));
+    lanes p = lanes_set(1.061405429F);
+    p = lanes_fma(p, t, lanes_set(-1.453152027F));
+    p = lanes_fma(p, t, lanes_set(1.421413741F));
+    p = lanes_fma(p, t, lanes_set(-0.284496736F));
+    p = lanes_fma(p, t, lanes_set(0.254829592F));
+    const lanes gauss = lanes_exp(lanes_mul(lanes_mul(z, lanes_set(-1.0F)), z));
+    const lanes half_erfc = lanes_mul(lanes_mul(lanes_mul(lanes_set(0.5F), p), t), gauss);
+    const lanes factor = lanes_where_less(lanes_set(0.0F), x, lanes_sub(one, half_erfc), half_erfc);
+    return lanes_mul(x, factor);
+}
+
+/* 0 > x ? 0 : x, so NaN stays. */
+static inline lanes lanes_relu(lanes x)
+{
+    return lanes_max(lanes_set(0.0F), x);
+}
+
+static inline lanes lanes_relu_squared(lanes x)
+{
+    return lanes_mul(lanes_relu(x), lanes_relu(x));
+}
+
+typedef lanes lanes_unary(lanes x);
+
+/* x [n] = op(x) */
+QSF_FORCED_INLINE void apply(lanes_unary *op, float *x, size_t n)
+{
+    size_t i = 0;
+    for (; i + QSF_LANES <= n; i += QSF_LANES)
+        lanes_store(x + i, op(lanes_load(x + i)));
+    if (i < n)
+        lanes_store_part(x + i, op(lanes_load_part(x + i, n - i)), n - i);
+}
+
+static void QSF_NAME(silu)(float *x, size_t n)
+{
+    apply(lanes_silu, x, n);
+}
+
+static void QSF_NAME(gelu_tanh)(float *x, size_t n)
+{
+    apply(lanes_gelu_tanh, x, n);
+}
+
+static void QSF_NAME(gelu_erf)(float *x, size_t n)
+{
+    apply(lanes_gelu_erf, x, n);
+}
+
+static void QSF_NAME(relu)(float *x, size_t n)
+{
+    apply(lanes_relu, x, n);
+}
+
+static void QSF_NAME(relu_squared)(float *x, size_t n)
+{
+    apply(lanes_relu_squared, x, n);
+}
+
+static void QSF_NAME(silu_mul)(float *gate, const float *up, size_t n)
+{
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes g = lanes_silu(lanes_load_part(gate + i, m));
+        lanes_store_part(gate + i, lanes_mul(g, lanes_load_part(up + i, m)), m);
+    }
+}
+
+static void QSF_NAME(add)(float *x, const float *y, size_t n)
+{
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes sum = lanes_add(lanes_load_part(x + i, m), lanes_load_part(y + i, m));
+        lanes_store_part(x + i, sum, m);
+    }
+}
+
+static void QSF_NAME(rmsnorm)(const float *x, const float *w, float eps, size_t n, float *out)
+{
+    lanes squares = lanes_set(0.0F);
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const lanes v = lanes_load_part(x + i, lanes_left(n, i));
+        squares = lanes_fma(v, v, squares);
+    }
+    const lanes factor = lanes_set(1.0F / sqrtf(lanes_sum(squares) / (float)n + eps));
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes v = lanes_mul(lanes_load_part(x + i, m), factor);
+        lanes_store_part(out + i, lanes_mul(v, lanes_load_part(w + i, m)), m);
+    }
+}
+
+static void QSF_NAME(layernorm)(const float *x, const float *w, const float *b, float eps, size_t n,
+                                float *out)
+{
+    const lanes zero = lanes_set(0.0F);
+    lanes sum = zero;
+    for (size_t i = 0; i < n; i += QSF_LANES)
+        sum = lanes_add(sum, lanes_load_part(x + i, lanes_left(n, i)));
+    const lanes mean = lanes_set(lanes_sum(sum) / (float)n);
+    lanes squares = zero;
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes d = lanes_sub(lanes_load_part(x + i, m), mean);
+        const lanes present = lanes_between(0, m, d, zero);
+        squares = lanes_fma(present, present, squares);
+    }
+    const lanes factor = lanes_set(1.0F / sqrtf(lanes_sum(squares) / (float)n + eps));
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes d = lanes_mul(lanes_sub(lanes_load_part(x + i, m), mean), factor);
+        const lanes shift = b != NULL ? lanes_load_part(b + i, m) : zero;
+        lanes_store_part(out + i, lanes_fma(d, lanes_load_part(w + i, m), shift), m);
+    }
+}
+
+static void QSF_NAME(rope_split)(float *x, const float *cos, const float *sin, size_t n_pairs)
+{
+    const lanes minus_one = lanes_set(-1.0F);
+    float *const y = x + n_pairs;
+    for (size_t i = 0; i < n_pairs; i += QSF_LANES) {
+        const size_t m = lanes_left(n_pairs, i);
+        const lanes a = lanes_load_part(x + i, m);
+        const lanes b = lanes_load_part(y + i, m);
+        const lanes c = lanes_load_part(cos + i, m);
+        const lanes s = lanes_load_part(sin + i, m);
+        const lanes minus_bs = lanes_mul(lanes_mul(b, s), minus_one);
+        lanes_store_part(x + i, lanes_fma(a, c, minus_bs), m);
+        lanes_store_part(y + i, lanes_fma(b, c, lanes_mul(a, s)), m);
+    }
+}
+
+static void QSF_NAME(rope_interleaved)(float *x, const float *cos, const float *sin, size_t n_pairs)
+{
+    for (size_t i = 0; i < n_pairs; i++) {
+        const float a = x[2 * i];
+        const float b = x[2 * i + 1];
+        x[2 * i] = fmaf(a, cos[i], -(b * sin[i]));
+        x[2 * i + 1] = fmaf(b, cos[i], a * sin[i]);
+    }
+}
+
+/* One block: x [64] to q [64] */
+static inline void quantise_block(const float *x, int8_t *q, float *scale, float *scaled_sum,
+                                  int32_t *sum)
+{
+    lanes magnitude = lanes_set(0.0F);
+    for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES)
+        magnitude = lanes_larger_magnitude(magnitude, lanes_abs(lanes_load(x + i)));
+    float by_lane[QSF_LANES];
+    lanes_store(by_lane, magnitude);
+    float amax = by_lane[0];
+    for (size_t l = 1; l < QSF_LANES; l++)
+        amax = amax > by_lane[l] || amax != amax ? amax : by_lane[l];
+
+    int32_t total = 0;
+    if (amax >= QSF_QUANTISE_MIN && amax <= FLT_MAX) {
+        const lanes factor = lanes_set(127.0F / amax);
+        for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES)
+            total += lanes_store_i8(q + i, lanes_mul(lanes_load(x + i), factor));
+    } else {
+        memset(q, 0, QSF_BLOCK);
+    }
+    *scale = amax / 127.0F;
+    *scaled_sum = *scale * (float)total;
+    *sum = total;
+}
+
+static void QSF_NAME(quantise)(const float *x, size_t n_blocks, int8_t *q, float *scale,
+                               float *scaled_sum, int32_t *sum)
+{
+    for (size_t b = 0; b < n_blocks; b++)
+        quantise_block(x + b * QSF_BLOCK, q + b * QSF_BLOCK, scale + b, scaled_sum + b, sum + b);
+}
+
+static void QSF_NAME(kv_store_f16)(const float *k, const float *v, size_t head_dim, size_t slot,
+                                   void *k_page, void *v_page)
+{
+    unsigned char *const k_out = (unsigned char *)k_page + 2 * slot;
+    unsigned char *const v_out = (unsigned char *)v_page + 2 * head_dim * slot;
+    for (size_t d = 0; d < head_dim; d += QSF_LANES) {
+        const size_t m = lanes_left(head_dim, d);
+        unsigned char halves[2 * QSF_LANES];
+        lanes_store_f16(halves, lanes_load_part(k + d, m));
+        for (size_t i = 0; i < m; i++)
+            memcpy(k_out + (d + i) * (size_t)(2 * QSF_KV_PAGE_TOKENS), halves + 2 * i, 2);
+        lanes_store_f16(halves, lanes_load_part(v + d, m));
+        memcpy(v_out + 2 * d, halves, 2 * m);
+    }
+}
+
+static void QSF_NAME(kv_store_f32)(const float *k, const float *v, size_t head_dim, size_t slot,
+                                   void *k_page, void *v_page)
+{
+    float *const k_out = (float *)k_page + slot;
+    for (size_t d = 0; d < head_dim; d++)
+        k_out[d * QSF_KV_PAGE_TOKENS] = k[d];
+    memcpy((float *)v_page + slot * head_dim, v, head_dim * sizeof *v);
+}

@@ -1,0 +1,47 @@
+/* scratch.h - the activations of one step, shared by all sessions of a model.
+ *
+ * Rows are tokens of the chunk. Matrices that feed a matmul are padded to 64 columns,
+ * results of one to 16; paddings are zero from the start and stay so.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_MODEL_SCRATCH_H
+#define QSF_MODEL_SCRATCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "memory/arena.h"
+#include "model/config.h"
+
+typedef struct qsf_scratch {
+    uint32_t chunk_tokens;
+    size_t dim_stride; /* dim, padded to 64; q, kv, ffn likewise */
+    size_t q_stride;
+    size_t kv_stride;
+    size_t ffn_stride;
+    size_t score_stride; /* floats of attention scores a worker needs */
+    float *x;      /* [chunk, dim_stride] the residual stream */
+    float *normed; /* [chunk, dim_stride] */
+    float *q;      /* [chunk, q_stride] queries, then the attention's result */
+    float *k;      /* [chunk, kv_stride] */
+    float *v;      /* [chunk, kv_stride] */
+    float *attended; /* [chunk, q_stride] */
+    float *gate;   /* [chunk, ffn_stride] what goes into the down projection */
+    float *up;     /* [chunk, ffn_stride]; NULL when the FFN has no gate */
+    float *y;      /* [chunk, dim_stride] a block's output before the residual add */
+    float *rope_cos; /* [chunk, rope_dims / 2] */
+    float *rope_sin; /* [chunk, rope_dims / 2] */
+    float *scores; /* [threads, score_stride] */
+    float *tail;   /* [chunk, 16] rows of a last tile row that the output has no room for */
+    float *vectors[4]; /* [widest vector] norm weight, norm bias, and two more biases */
+    int8_t *act_q;         /* [chunk, widest input] */
+    float *act_scale;      /* [chunk, widest input / 64] */
+    float *act_scaled_sum; /* [chunk, widest input / 64] */
+    int32_t *act_sum;      /* [chunk, widest input / 64] */
+} qsf_scratch;
+
+/* Called once on a measuring arena and once on the real one, whose block is zeroed. */
+void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, uint32_t chunk_tokens,
+                        uint32_t ctx_tokens, uint32_t n_threads);
+
+#endif

@@ -1,0 +1,374 @@
+"""The binding to the C engine: status to exception, handle to object. No policy."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qsf import errors
+from qsf._qsf import ffi, lib
+
+if TYPE_CHECKING:
+    from array import array
+
+    import numpy as np
+    import numpy.typing as npt
+
+_ERROR_OF_STATUS: dict[int, type[errors.QsfError]] = {
+    lib.QSF_ERR_ARG: errors.QsfArgumentError,
+    lib.QSF_ERR_NOMEM: errors.QsfMemoryError,
+    lib.QSF_ERR_IO: errors.QsfIOError,
+    lib.QSF_ERR_FORMAT: errors.QsfFormatError,
+    lib.QSF_ERR_UNSUPPORTED: errors.QsfUnsupportedError,
+    lib.QSF_ERR_CANCELLED: errors.QsfCancelledError,
+    lib.QSF_ERR_NUMERIC: errors.QsfNumericError,
+}
+
+
+def _error(status: int) -> errors.QsfError:
+    detail = ffi.string(lib.qsf_error_detail()).decode("utf-8", "replace")
+    return _ERROR_OF_STATUS.get(status, errors.QsfError)(detail)
+
+
+def _check(status: int) -> None:
+    if status != lib.QSF_OK:
+        raise _error(status)
+
+
+def _text(chars: Any) -> str:
+    return str(ffi.string(chars).decode("utf-8", "replace"))
+
+
+def _id(token: int) -> int | None:
+    return None if token == lib.QSF_TOKEN_NONE else token
+
+
+def version() -> str:
+    """Return the version of the C library."""
+    return _text(lib.qsf_version())
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the engine would run with here; fields as ``qsf_machine`` in qsf.h."""
+
+    isa_name: str
+    isa_available: tuple[str, ...]
+    n_cores: int
+    memory_bytes: int
+    available_bytes: int
+    resident_bytes: int
+    peak_bytes: int
+
+
+def describe_machine() -> Machine:
+    """Return what the engine would run with; the two last fields describe this process now."""
+    out = ffi.new("qsf_machine *")
+    _check(lib.qsf_machine_describe(out))
+    return Machine(
+        isa_name=_text(out.isa_name),
+        isa_available=tuple(_text(out.isa_available).split()),
+        n_cores=out.n_cores,
+        memory_bytes=out.memory_bytes,
+        available_bytes=out.available_bytes,
+        resident_bytes=out.resident_bytes,
+        peak_bytes=out.peak_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to open a model; fields as ``qsf_options`` in qsf.h. None: the engine's default."""
+
+    budget_bytes: int | None = None
+    reserve_bytes: int | None = None
+    n_threads: int | None = None
+    ctx_tokens: int | None = None
+    chunk_tokens: int | None = None
+    max_sessions: int | None = None
+    is_exact: bool = False
+
+    def as_struct(self) -> Any:
+        """Return a new ``qsf_options *``.
+
+        Raises:
+            QsfArgumentError: a number does not fit its field.
+        """
+        out = ffi.new("qsf_options *")
+        lib.qsf_options_default(out)
+        for name in ("budget_bytes", "reserve_bytes", "n_threads", "ctx_tokens", "chunk_tokens",
+                     "max_sessions"):  # fmt: skip
+            value = getattr(self, name)
+            if value is None:
+                continue
+            try:
+                setattr(out, name, value)
+            except (OverflowError, TypeError) as error:
+                raise errors.QsfArgumentError(f"{name} cannot be {value!r}") from error
+        out.exact = int(self.is_exact)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the memory goes; fields as ``qsf_plan`` in qsf.h.
+
+    ``is_enough`` is False where the budget is too small; ``min_budget_bytes`` would do.
+    """
+
+    budget_bytes: int
+    process_bytes: int
+    reserve_bytes: int
+    engine_bytes: int
+    weights_bytes: int
+    window_bytes: int
+    embedding_bytes: int
+    kv_bytes: int
+    scratch_bytes: int
+    tables_bytes: int
+    stacks_bytes: int
+    model_bytes: int
+    min_budget_bytes: int
+    n_units: int
+    n_units_resident: int
+    ctx_tokens: int
+    chunk_tokens: int
+    n_threads: int
+    max_sessions: int
+    is_enough: bool
+
+
+_PLAN_FIELDS = tuple(name for name in MemoryPlan.__slots__ if name != "is_enough")
+
+
+def _plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
+    numbers = {name: getattr(struct, name) for name in _PLAN_FIELDS}
+    return MemoryPlan(**numbers, is_enough=is_enough)
+
+
+def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
+    """Return what opening would take, also where that does not fit the budget."""
+    out = ffi.new("qsf_plan *")
+    status = lib.qsf_model_plan(_path(path), options.as_struct(), out)
+    if status == lib.QSF_ERR_NOMEM and out.min_budget_bytes:
+        return _plan(out, is_enough=False)
+    _check(status)
+    return _plan(out, is_enough=True)
+
+
+def verify_file(path: str | os.PathLike[str]) -> None:
+    """Check every stored byte of the file."""
+    _check(lib.qsf_file_verify(_path(path)))
+
+
+def _path(path: str | os.PathLike[str]) -> bytes:
+    raw = os.fsencode(path)
+    if b"\0" in raw:
+        raise errors.QsfArgumentError(f"a path cannot contain a zero byte: {path!r}")
+    return raw
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a model is and how it was opened; fields as ``qsf_model_facts`` in qsf.h."""
+
+    architecture: str
+    quant_type: str
+    isa_name: str
+    io_name: str
+    n_layers: int
+    dim: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    n_vocab: int
+    max_tokens: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    n_parameters: int
+    file_bytes: int
+    plan: MemoryPlan
+
+
+class NativeModel:
+    """Owns one ``qsf_model``; closed by ``close()`` or when collected."""
+
+    def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
+        out = ffi.new("qsf_model **")
+        _check(lib.qsf_model_open(_path(path), options.as_struct(), out))
+        self._handle: Any = ffi.gc(out[0], lib.qsf_model_close)
+
+    def close(self) -> None:
+        """Let go of the model; its memory is freed with its last session."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            ffi.release(handle)
+
+    def _live_handle(self) -> Any:
+        if self._handle is None:
+            raise errors.QsfArgumentError("the model is closed")
+        return self._handle
+
+    def info(self) -> ModelInfo:
+        """Return the facts about the model and the plan it was opened with."""
+        out = ffi.new("qsf_model_facts *")
+        lib.qsf_model_info(self._live_handle(), out)
+        return ModelInfo(
+            architecture=_text(out.architecture),
+            quant_type=_text(out.quant_type),
+            isa_name=_text(out.isa_name),
+            io_name=_text(out.io_name),
+            n_layers=out.n_layers,
+            dim=out.dim,
+            n_heads=out.n_heads,
+            n_kv_heads=out.n_kv_heads,
+            head_dim=out.head_dim,
+            ffn_dim=out.ffn_dim,
+            n_vocab=out.n_vocab,
+            max_tokens=out.max_tokens,
+            bos_id=_id(out.bos_id),
+            eos_id=_id(out.eos_id),
+            pad_id=_id(out.pad_id),
+            n_parameters=out.n_parameters,
+            file_bytes=out.file_bytes,
+            plan=_plan(out.plan, is_enough=True),
+        )
+
+    def section(self, tag: str) -> bytes | None:
+        """Return the bytes of the section ``tag``; None: the file has none."""
+        n_bytes = lib.qsf_model_section_bytes(self._live_handle(), tag.encode())
+        if n_bytes == 0:
+            return None
+        out = bytearray(n_bytes)
+        _check(
+            lib.qsf_model_section(self._live_handle(), tag.encode(), ffi.from_buffer(out), n_bytes)
+        )
+        return bytes(out)
+
+    def create_session(self) -> NativeSession:
+        """Return a new session, which has its own tokens and cache."""
+        out = ffi.new("qsf_session **")
+        _check(lib.qsf_session_create(self._live_handle(), out))
+        return NativeSession(out[0])
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStats:
+    """What a session has done; fields as ``qsf_stats`` in qsf.h."""
+
+    prompt_tokens: int
+    prompt_ns: int
+    step_tokens: int
+    step_ns: int
+    read_bytes: int
+    read_ns: int
+    n_allocations: int
+    allocated_bytes: int
+    kv_used_bytes: int
+
+
+class NativeSession:
+    """Owns one ``qsf_session``. Tokens are arrays of unsigned ints, so that nothing is copied."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle: Any = ffi.gc(handle, lib.qsf_session_destroy)
+
+    def close(self) -> None:
+        """Free the session."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            ffi.release(handle)
+
+    def _live_handle(self) -> Any:
+        if self._handle is None:
+            raise errors.QsfArgumentError("the session is closed")
+        return self._handle
+
+    def sync_chunk(self, tokens: array[int]) -> int:
+        """Evaluate at most one chunk towards holding ``tokens``; return how many are done."""
+        n_done = ffi.new("size_t *")
+        _check(lib.qsf_session_sync(self._live_handle(), _tokens(tokens), len(tokens), n_done))
+        return int(n_done[0])
+
+    def score_chunk(self, tokens: array[int], logits: npt.NDArray[np.float32], n_done: int) -> int:
+        """Fill rows of ``logits`` [n_tokens, n_vocab] from ``n_done`` on; return the new n_done."""
+        done = ffi.new("size_t *", n_done)
+        floats = ffi.from_buffer("float[]", logits, require_writable=True)
+        _check(
+            lib.qsf_session_score(
+                self._live_handle(), _tokens(tokens), len(tokens), floats, len(floats), done
+            )
+        )
+        return int(done[0])
+
+    def step(self, token: int) -> None:
+        """Evaluate one token after those the session holds."""
+        _check(lib.qsf_session_step(self._live_handle(), token))
+
+    def position(self) -> int:
+        """Return how many tokens the session holds."""
+        return int(lib.qsf_session_position(self._live_handle()))
+
+    def rewind(self, n_tokens: int) -> None:
+        """Forget all but the first ``n_tokens``."""
+        _check(lib.qsf_session_rewind(self._live_handle(), n_tokens))
+
+    def cancel(self) -> None:
+        """Stop the running call, or the next; from any thread."""
+        lib.qsf_session_cancel(self._live_handle())
+
+    def read_logits(self, out: npt.NDArray[np.float32]) -> None:
+        """Copy the logits [n_vocab] after the last token."""
+        floats = ffi.from_buffer("float[]", out, require_writable=True)
+        _check(lib.qsf_session_logits(self._live_handle(), floats, len(floats)))
+
+    def stats(self) -> SessionStats:
+        """Return what the session has done so far."""
+        out = ffi.new("qsf_stats *")
+        lib.qsf_session_stats(self._live_handle(), out)
+        return SessionStats(**{name: getattr(out, name) for name in SessionStats.__slots__})
+
+
+class NativeSampler:
+    """Chooses tokens: parameters and the state of one random generator."""
+
+    def __init__(
+        self,
+        *,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        min_p: float,
+        repetition_penalty: float,
+        seed: int,
+    ) -> None:
+        self._how = ffi.new("qsf_sampling *")
+        lib.qsf_sampling_default(self._how)
+        self._how.temperature = temperature
+        self._how.top_p = top_p
+        self._how.top_k = top_k
+        self._how.min_p = min_p
+        self._how.repetition_penalty = repetition_penalty
+        self._random_state = ffi.new("uint64_t *", seed)
+        self._token = ffi.new("uint32_t *")
+
+    def choose(self, session: NativeSession, recent: array[int]) -> int:
+        """Return the next token; the repetition penalty applies to ``recent``."""
+        _check(
+            lib.qsf_session_sample(
+                session._live_handle(),
+                self._how,
+                _tokens(recent),
+                len(recent),
+                self._random_state,
+                self._token,
+            )
+        )
+        return int(self._token[0])
+
+
+def _tokens(tokens: array[int]) -> Any:
+    return ffi.from_buffer("uint32_t[]", tokens)

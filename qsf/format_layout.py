@@ -1,0 +1,517 @@
+"""The records of a .qsf file: constants, enumerations, header and architecture (docs/format.md).
+
+What the writer and the reader both need: how a record is packed, and which values it may
+have. Pure Python; nothing here touches a file.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from qsf.errors import QsfError, QsfFormatError, QsfUnsupportedError
+
+MAGIC: Final = b"QSF1"
+VERSION: Final = 1
+HEADER_BYTES: Final = 128
+ENTRY_BYTES: Final = 32  # of the directory, the layer index and the tensor table
+TENSOR_HEADER_BYTES: Final = 64
+UNIT_ALIGN: Final = 4096
+DATA_ALIGN: Final = 64
+BLOCK: Final = 64  # columns of a tile
+TILE_ROWS: Final = 16
+COMPRESSED_BLOCK_BYTES: Final = 1 << 20
+SECTION_REQUIRED: Final = 1
+TOKEN_NONE: Final = 0xFFFFFFFF
+LAYER_DTYPE: Final = 0xFF  # in a tensor's header: the layer's type
+MAX_SECTIONS: Final = 256
+MAX_TABLE_BYTES: Final = 64 << 20
+MAX_LAYERS: Final = 4096
+MAX_VOCAB: Final = 1 << 24
+MAX_EXTENT_ROWS: Final = 1 << 24  # rows or columns of a tensor
+MAX_ARRAY_VALUES: Final = 65536
+FIRST_OPTIONAL_KEY: Final = 0x8000
+F32_MAX: Final = 3.4028234663852886e38
+
+DIRECTORY_ENTRY: Final = struct.Struct("<4sIQQII")
+LAYER_ENTRY: Final = struct.Struct("<QIIBBHIfI")
+TENSOR_ENTRY: Final = struct.Struct("<IIIIBBHIQ")
+TENSOR_HEADER: Final = struct.Struct("<IIIBBH48s")
+BLOCK_HEADER: Final = struct.Struct("<II")
+
+
+class Architecture(IntEnum):
+    """Which family of models the file holds."""
+
+    GPT2 = 0
+    LLAMA = 1
+    MISTRAL = 2
+    PHI = 3
+    OTHER = 4
+
+
+class Activation(IntEnum):
+    """The non-linearity of the feed-forward network."""
+
+    GELU_TANH = 0
+    SILU = 1
+    RELU = 2
+    GELU_ERF = 3
+    RELU_SQUARED = 4
+
+
+class Norm(IntEnum):
+    """How activations are normalised."""
+
+    LAYER = 0
+    RMS = 1
+
+
+class Positions(IntEnum):
+    """How positions reach the model."""
+
+    LEARNED = 0
+    ROPE = 1
+    ALIBI = 2
+
+
+class Dtype(IntEnum):
+    """Quantisation types; an id never changes meaning."""
+
+    Q2_SYM = 0
+    Q2 = 1
+    Q3 = 2
+    Q4 = 3
+    TERNARY = 4
+    MIXED = 5
+    Q8 = 6
+    F16 = 7
+    F32 = 8
+    TERNARY_DENSE = 9
+    Q4_SYM = 10
+
+
+class Layout(IntEnum):
+    """How the values of a tensor lie."""
+
+    VECTOR = 0
+    TILES = 1
+
+
+class Compression(IntEnum):
+    """How a layer's bytes are packed."""
+
+    NONE = 0
+    LZ4 = 1
+    LZ4HC = 2
+    ZSTD = 3
+
+
+class RopeScaling(IntEnum):
+    """How RoPE frequencies are stretched for longer contexts."""
+
+    NONE = 0
+    LINEAR = 1
+    LLAMA3 = 2
+
+
+class TensorType(IntEnum):
+    """What a tensor is in the model."""
+
+    Q = 0
+    K = 1
+    V = 2
+    ATTN_OUT = 3
+    FFN_GATE = 4
+    FFN_UP = 5
+    FFN_DOWN = 6
+    ATTN_NORM = 7
+    FFN_NORM = 8
+    Q_BIAS = 9
+    K_BIAS = 10
+    V_BIAS = 11
+    ATTN_OUT_BIAS = 12
+    FFN_GATE_BIAS = 13
+    ATTN_NORM_BIAS = 14
+    FFN_NORM_BIAS = 15
+    FFN_UP_BIAS = 16
+    FFN_DOWN_BIAS = 17
+    Q_NORM = 18
+    K_NORM = 19
+    POST_ATTN_NORM = 20
+    POST_FFN_NORM = 21
+    EXPERT_ROUTER = 22
+    ATTN_SUB_NORM = 23
+    FFN_SUB_NORM = 24
+    EMBEDDING = 25
+    HEAD = 26
+    FINAL_NORM = 27
+    FINAL_NORM_BIAS = 28
+
+
+_DTYPES: Final[dict[int, tuple[str, int, int]]] = {  # name, bytes of a tile, bytes of a scalar
+    Dtype.Q2_SYM: ("2bit-sym", 288, 0),
+    Dtype.Q2: ("2bit", 320, 0),
+    Dtype.Q3: ("3bit", 448, 0),
+    Dtype.Q4: ("4bit", 576, 0),
+    Dtype.TERNARY: ("ternary", 288, 0),
+    Dtype.MIXED: ("mixed", 0, 0),
+    Dtype.Q8: ("8bit", 1056, 0),
+    Dtype.F16: ("f16", 2048, 2),
+    Dtype.F32: ("f32", 4096, 4),
+    Dtype.TERNARY_DENSE: ("ternary-dense", 240, 0),
+    Dtype.Q4_SYM: ("4bit-sym", 544, 0),
+}
+
+
+def dtype_name(dtype: int) -> str:
+    """Return the name people use for a quantisation type, such as ``4bit``."""
+    return _DTYPES[dtype][0] if dtype in _DTYPES else "unknown"
+
+
+def padded(n_bytes: int, align: int) -> int:
+    """Return ``n_bytes`` rounded up to a multiple of ``align``."""
+    return -(-n_bytes // align) * align
+
+
+def band_bytes(n_cols: int, dtype: int) -> int:
+    """Return the bytes of one row of tiles: 16 rows, ``n_cols`` columns padded to 64."""
+    return -(-n_cols // BLOCK) * _DTYPES[dtype][1]
+
+
+def tensor_fault(n_rows: int, n_cols: int, dtype: int, layout: int) -> str | None:
+    """Return what is wrong with a tensor's shape, type or layout; None when nothing is."""
+    for name, value in (("rows", n_rows), ("columns", n_cols)):
+        if not 1 <= value <= MAX_EXTENT_ROWS:
+            return f"{value} {name}, allowed: 1 .. {MAX_EXTENT_ROWS}"
+    if layout == Layout.VECTOR:
+        if n_rows != 1:
+            return f"a vector with {n_rows} rows, allowed: 1"
+        if dtype not in (Dtype.F16, Dtype.F32):
+            return f"a vector of type {dtype} ({dtype_name(dtype)}), allowed: f16, f32"
+    elif layout == Layout.TILES:
+        if dtype not in _DTYPES or dtype == Dtype.MIXED:
+            return f"tiles of type {dtype} ({dtype_name(dtype)}), allowed: 0 .. 4, 6 .. 10"
+    else:
+        return f"layout {layout}, allowed: 0, 1"
+    return None
+
+
+def tensor_bytes(n_rows: int, n_cols: int, dtype: int, layout: int) -> int:
+    """Return the bytes of a tensor's data without padding, for a shape without fault."""
+    if layout == Layout.VECTOR:
+        return n_cols * _DTYPES[dtype][2]
+    return -(-n_rows // TILE_ROWS) * band_bytes(n_cols, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The model's numbers, as the first 128 bytes say them."""
+
+    architecture: int
+    n_layers: int
+    dim: int
+    n_heads: int
+    n_kv_heads: int  # 0 when writing: as many as attention heads
+    n_vocab: int
+    max_tokens: int
+    ffn_dim: int
+    head_dim: int
+    dtype: int
+    activation: int
+    norm: int
+    positions: int
+    rope_theta: float  # 0 without RoPE
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """The ``ARCH`` section; a reader fills the defaults in."""
+
+    norm_epsilon: float = 1e-5
+    rope_scaling: int = RopeScaling.NONE
+    rope_factor: float = 1.0
+    rope_low_freq_factor: float = 1.0
+    rope_high_freq_factor: float = 4.0
+    rope_original_tokens: int = 8192
+    rope_dims: int | None = None  # None when writing: head_dim
+    rope_interleaved: bool = False
+    tied_head: bool = False
+    window_tokens: int = 0
+
+
+DEFAULT_ARCH: Final = Arch()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One entry of the directory."""
+
+    tag: str
+    off: int
+    n_bytes: int
+    crc32: int
+    is_required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One entry of the tensor table."""
+
+    unit_idx: int
+    type: int
+    n_rows: int
+    n_cols: int
+    dtype: int
+    layout: int
+    index: int
+    data_off: int  # in the unit's raw bytes
+    data_bytes: int  # without padding
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is streamed: the embedding, a layer or the final unit."""
+
+    idx: int
+    off: int  # in the file
+    stored_bytes: int
+    raw_bytes: int
+    crc32: int  # of the stored bytes
+    dtype: int
+    compression: int
+    importance: float
+    tensors: tuple[Tensor, ...]
+
+
+_RANGES: Final = (
+    ("n_layers", "number of layers", 1, MAX_LAYERS),
+    ("dim", "hidden dimension", 1, 1 << 20),
+    ("n_heads", "number of attention heads", 1, 4096),
+    ("n_kv_heads", "number of KV heads", 0, 4096),
+    ("n_vocab", "vocabulary", 1, MAX_VOCAB),
+    ("max_tokens", "maximum sequence length", 1, 1 << 24),
+    ("ffn_dim", "FFN dimension", 1, 1 << 22),
+    ("head_dim", "head dimension", 1, 4096),
+    ("dtype", "quantisation type", 0, max(Dtype)),
+    ("activation", "activation", 0, max(Activation)),
+    ("norm", "normalisation", 0, max(Norm)),
+    ("positions", "positions", 0, max(Positions)),
+)
+
+
+def _f32(value: float) -> float:
+    """Return the number that the file would hold; beyond its range, what was given."""
+    if not abs(value) <= F32_MAX:
+        return value
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def check_header(header: Header, error: type[QsfError]) -> None:
+    """Raise ``error`` for the first field that breaks a rule of section 1."""
+    for field, name, least, most in _RANGES:
+        value = getattr(header, field)
+        if not least <= value <= most:
+            raise error(f"header: {name} is {value}, allowed: {least} .. {most}")
+        if field == "n_kv_heads" and value != 0 and header.n_heads % value != 0:
+            raise error(f"header: {value} KV heads do not divide {header.n_heads} attention heads")
+    theta = _f32(header.rope_theta)
+    if header.positions == Positions.ROPE:
+        if not 0.0 < theta <= F32_MAX:
+            raise error(f"header: RoPE theta is {theta:g}, allowed with RoPE: finite, above 0")
+    elif theta != 0.0:
+        raise error(f"header: RoPE theta is {theta:g}, allowed without RoPE: 0")
+    for name, token in (("BOS", header.bos_id), ("EOS", header.eos_id), ("PAD", header.pad_id)):
+        if token is not None and not 0 <= token < header.n_vocab:
+            raise error(
+                f"header: {name} id is {token}, allowed: below the vocabulary of"
+                f" {header.n_vocab}, or none"
+            )
+
+
+_MODEL: Final = struct.Struct("<4sIII8I4Bf")  # bytes 0 .. 55
+_TOKENS: Final = struct.Struct("<III")  # bytes 80 .. 91
+
+
+def pack_model(header: Header) -> bytes:
+    """Return bytes 0 .. 55 of the file."""
+    h = header
+    return _MODEL.pack(
+        MAGIC, VERSION, HEADER_BYTES, h.architecture, h.n_layers, h.dim, h.n_heads, h.n_kv_heads,
+        h.n_vocab, h.max_tokens, h.ffn_dim, h.head_dim, h.dtype, h.activation, h.norm,
+        h.positions, h.rope_theta,
+    )  # fmt: skip
+
+
+def pack_tokens(header: Header) -> bytes:
+    """Return bytes 80 .. 91 of the file."""
+    ids = (header.bos_id, header.eos_id, header.pad_id)
+    return _TOKENS.pack(*(TOKEN_NONE if i is None else i for i in ids))
+
+
+def parse_model(data: bytes) -> Header:
+    """Return the checked header of 128 bytes whose checksums are right.
+
+    Raises:
+        QsfFormatError: a field is outside its limits.
+        QsfUnsupportedError: an architecture this release does not know.
+    """
+    f = _MODEL.unpack_from(data)[3:]
+    ids = [None if i == TOKEN_NONE else i for i in _TOKENS.unpack_from(data, 80)]
+    if f[0] > max(Architecture):
+        raise QsfUnsupportedError(
+            f"architecture {f[0]}, this release reads 0 .. {max(Architecture)}"
+        )
+    header = Header(f[0], f[1], f[2], f[3], f[4] or f[3], *f[5:], *ids)
+    check_header(header, QsfFormatError)
+    return header
+
+
+_U32: Final = 1
+_F32: Final = 2
+_F32_ARRAY: Final = 3
+_KEYS: Final = (  # key 1 first: field, value type, least and most (None: above 0)
+    ("norm_epsilon", _F32, None, 0),
+    ("rope_scaling", _U32, 0, max(RopeScaling)),
+    ("rope_factor", _F32, None, 0),
+    ("rope_low_freq_factor", _F32, None, 0),
+    ("rope_high_freq_factor", _F32, None, 0),
+    ("rope_original_tokens", _U32, 1, 0xFFFFFFFF),
+    ("rope_dims", _U32, 0, 4096),
+    ("rope_interleaved", _U32, 0, 1),
+    ("tied_head", _U32, 0, 1),
+    ("window_tokens", _U32, 0, 0xFFFFFFFF),
+)
+
+
+def check_arch(values: dict[str, float], header: Header, error: type[QsfError]) -> None:
+    """Raise ``error`` for the first value of ``ARCH`` that breaks a rule of section 6."""
+    for name, kind, least, most in _KEYS:
+        value = values.get(name)
+        if value is None:
+            continue
+        if kind == _F32 and not 0.0 < value <= F32_MAX:
+            raise error(f"ARCH: {name} is {value:g}, allowed: finite, above 0")
+        if least is not None and not least <= value <= most:
+            raise error(f"ARCH: {name} is {value}, allowed: {least} .. {most}")
+    dims = values.get("rope_dims")
+    if dims is not None and (dims % 2 != 0 or dims > header.head_dim):
+        raise error(
+            f"ARCH: rope_dims is {dims}, allowed: even and at most the head dimension of"
+            f" {header.head_dim}"
+        )
+
+
+def check_llama3_factors(values: dict[str, float], error: type[QsfError]) -> None:
+    """Raise ``error`` when the high frequency factor is not above the low one."""
+    low = values.get("rope_low_freq_factor", DEFAULT_ARCH.rope_low_freq_factor)
+    high = values.get("rope_high_freq_factor", DEFAULT_ARCH.rope_high_freq_factor)
+    if not high > low:
+        raise error(f"ARCH: rope_high_freq_factor is {high:g}, allowed: above the low one, {low:g}")
+
+
+def pack_arch(arch: Arch, header: Header, error: type[QsfError]) -> bytes:
+    """Return the ``ARCH`` section, or raise ``error`` for a value that no reader accepts."""
+    values: dict[str, float] = {}
+    for name, kind, _, _ in _KEYS:
+        value = getattr(arch, name)
+        if value is not None:
+            values[name] = _f32(value) if kind == _F32 else value
+    check_arch(values, header, error)
+    check_llama3_factors(values, error)
+    out = bytearray()
+    for key, (name, kind, _, _) in enumerate(_KEYS, 1):
+        if name in values:
+            out += struct.pack("<HBB", key, kind, 0)
+            if kind == _F32:
+                out += struct.pack("<f", values[name])
+            else:
+                out += struct.pack("<I", int(values[name]))
+    return bytes(out)
+
+
+def _value_end(data: bytes, at: int, key: int, kind: int) -> int:
+    """Return where the value that begins at ``at`` ends; its floats are finite."""
+    if not _U32 <= kind <= _F32_ARRAY:
+        raise QsfFormatError(f"ARCH: key {key} has value type {kind}, allowed: 1 .. 3")
+    n_left = len(data) - at
+    n_bytes = 4
+    if kind == _F32_ARRAY and n_left >= 4:
+        (count,) = struct.unpack_from("<I", data, at)
+        if count > MAX_ARRAY_VALUES:
+            raise QsfFormatError(
+                f"ARCH: key {key} has {count} values, allowed: 0 .. {MAX_ARRAY_VALUES}"
+            )
+        n_bytes += 4 * count
+    if n_bytes > n_left:
+        raise QsfFormatError(
+            f"ARCH: the value of key {key} needs {n_bytes} bytes, the section has {n_left} left"
+        )
+    first = at if kind == _F32 else at + 4
+    if kind != _U32:
+        for (value,) in struct.iter_unpack("<f", data[first : at + n_bytes]):
+            if not math.isfinite(value):
+                raise QsfFormatError(f"ARCH: key {key} has a value that is not finite")
+    return at + n_bytes
+
+
+def parse_arch(data: bytes, header: Header) -> Arch:
+    """Return the checked ``ARCH`` section with its defaults filled in.
+
+    Raises:
+        QsfFormatError: an entry is malformed or a value outside its limits.
+        QsfUnsupportedError: a key below 0x8000 that this release does not know.
+    """
+    values: dict[str, float] = {}
+    at = 0
+    last_key = -1
+    while at < len(data):
+        if len(data) - at < 4:
+            raise QsfFormatError(
+                f"ARCH: {len(data) - at} bytes left at {at}, an entry begins with 4"
+            )
+        key, kind, reserved = struct.unpack_from("<HBB", data, at)
+        if reserved != 0:
+            raise QsfFormatError(f"ARCH: reserved byte of key {key} is {reserved}, allowed: 0")
+        if key <= last_key:
+            raise QsfFormatError(f"ARCH: key {key} after key {last_key}, allowed: ascending")
+        last_key = key
+        # Before its value: a newer key may have a type that this release cannot measure.
+        if key < FIRST_OPTIONAL_KEY and not 1 <= key <= len(_KEYS):
+            raise QsfUnsupportedError(f"ARCH: key {key}, this release knows 1 .. {len(_KEYS)}")
+        at += 4
+        end = _value_end(data, at, key, kind)
+        if key < FIRST_OPTIONAL_KEY:
+            name, expected, _, _ = _KEYS[key - 1]
+            if kind != expected:
+                raise QsfFormatError(
+                    f"ARCH: {name} (key {key}) has value type {kind}, allowed: {expected}"
+                )
+            (values[name],) = struct.unpack_from("<f" if kind == _F32 else "<I", data, at)
+            check_arch({name: values[name]}, header, QsfFormatError)
+        at = end
+    return _finish_arch(values, header)
+
+
+def _finish_arch(values: dict[str, float], header: Header) -> Arch:
+    check_llama3_factors(values, QsfFormatError)
+    full = {name: values.get(name, getattr(DEFAULT_ARCH, name)) for name, _, _, _ in _KEYS}
+    return Arch(
+        norm_epsilon=full["norm_epsilon"],
+        rope_scaling=int(full["rope_scaling"]),
+        rope_factor=full["rope_factor"],
+        rope_low_freq_factor=full["rope_low_freq_factor"],
+        rope_high_freq_factor=full["rope_high_freq_factor"],
+        rope_original_tokens=int(full["rope_original_tokens"]),
+        rope_dims=int(values.get("rope_dims", header.head_dim)),
+        rope_interleaved=bool(full["rope_interleaved"]),
+        tied_head=bool(full["tied_head"]),
+        window_tokens=int(full["window_tokens"]),
+    )

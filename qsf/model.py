@@ -1,0 +1,505 @@
+"""``Model``: a .qsf file opened inside a memory budget, and the text it generates."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qsf import _native
+from qsf.chat import ChatTemplate
+from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError
+from qsf.format import Reader
+from qsf.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
+from qsf.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    import numpy as np
+    import numpy.typing as npt
+    from typing_extensions import Self
+
+BYTES_PER_MB = 2**20
+DEFAULT_RAM_BUDGET_MB = 200
+DEFAULT_MAX_TOKENS = 256
+
+# What Python itself still takes after the engine was opened: the growing text and token
+# lists, garbage that waits for its collector, encoder caches. Measured: 1 to 3 MiB for
+# thousands of tokens.
+_RESERVE_BYTES = 8 * BYTES_PER_MB
+
+_MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStats:
+    """What one generation took.
+
+    Attributes:
+        prompt_tokens: length of the prompt.
+        evaluated_tokens: those of them that the session did not hold already.
+        prompt_seconds: time to evaluate them.
+        generated_tokens: tokens chosen, an end token included.
+        step_tokens: tokens evaluated one at a time, of the generated ones all but the last.
+        step_seconds: time to evaluate and choose them.
+        first_token_seconds: from the start to the first token; 0 without one.
+        stop_reason: "end" (the model ended the text), "stop" (a stop string), "length"
+            (``max_tokens``), "context" (the context is full), "cancelled", or "abandoned"
+            (the caller stopped iterating, or an error was raised).
+        seed: what makes the same text again.
+        peak_bytes: the most memory that the process has had so far.
+    """
+
+    prompt_tokens: int
+    evaluated_tokens: int
+    prompt_seconds: float
+    generated_tokens: int
+    step_tokens: int
+    step_seconds: float
+    first_token_seconds: float
+    stop_reason: str
+    seed: int
+    peak_bytes: int
+
+    @property
+    def prompt_rate(self) -> float:
+        """Prompt tokens evaluated per second."""
+        return self.evaluated_tokens / self.prompt_seconds if self.prompt_seconds else 0.0
+
+    @property
+    def step_rate(self) -> float:
+        """Generated tokens per second, after the first."""
+        return self.step_tokens / self.step_seconds if self.step_seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _TextParts:
+    """What the file says about text, read without the engine."""
+
+    tokenizer: Tokenizer | None
+    template: ChatTemplate
+    generation: Mapping[str, Any]
+
+
+def _read_text_parts(path: str | os.PathLike[str]) -> _TextParts:
+    """Read the sections TOKN and CHAT.
+
+    This happens before the engine is opened, because the engine measures the process at
+    that moment and gives the model what the budget leaves: the tokenizer, 4 MiB for small
+    vocabularies and over 100 for large ones, must already be there.
+    """
+    with Reader(path) as reader:
+        has_tokenizer = "TOKN" in reader.sections
+        tokenizer_json = reader.read_section("TOKN") if has_tokenizer else b""
+        chat = _json_object(reader.read_section("CHAT") if "CHAT" in reader.sections else b"{}")
+        bos_id = reader.header.bos_id
+    special = chat.get("special_tokens") or {}
+    generation = chat.get("generation") or {}
+    if not isinstance(special, dict) or not isinstance(generation, dict):
+        raise QsfFormatError("the section CHAT is not of the form that it should have")
+    tokenizer = None
+    if has_tokenizer:
+        add_bos = special.get("add_bos_token")
+        tokenizer = Tokenizer(
+            tokenizer_json, bos_id=bos_id, add_bos=add_bos if isinstance(add_bos, bool) else None
+        )
+    template = ChatTemplate(chat.get("chat_template"), special)
+    return _TextParts(tokenizer, template, generation)
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data.decode())
+    except ValueError as error:
+        raise QsfFormatError(f"the section CHAT is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise QsfFormatError("the section CHAT is not a JSON object")
+    return value
+
+
+def _options(
+    ram_budget: int | None, threads: int | None, max_seq_len: int | None, *, is_exact: bool
+) -> _native.Options:
+    for name, value in (
+        ("ram_budget", ram_budget),
+        ("threads", threads),
+        ("max_seq_len", max_seq_len),
+    ):
+        if value is not None and (
+            not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**32
+        ):
+            raise QsfArgumentError(f"{name} must be a whole number of at least 1, not {value!r}")
+    return _native.Options(
+        budget_bytes=0 if ram_budget is None else ram_budget * BYTES_PER_MB,
+        reserve_bytes=_RESERVE_BYTES,
+        n_threads=threads,
+        ctx_tokens=max_seq_len,
+        max_sessions=1,
+        is_exact=is_exact,
+    )
+
+
+def _as_tokens(ids: Sequence[int]) -> array[int]:
+    try:
+        return array("I", ids)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise QsfArgumentError(f"tokens must be a sequence of token ids: {error}") from error
+
+
+class Model:
+    """One .qsf file, opened.
+
+    Args:
+        path: the file.
+        ram_budget: ceiling in MB (of 2^20 bytes, as system monitors count) for the whole
+            process, Python and tokenizer included; None: no ceiling. What Python allocates
+            for its caller counts too, up to 8 MB; arrays from ``logits`` come on top.
+        threads: None: one per physical core.
+        max_seq_len: the longest sequence, in tokens, prompt included; None: what the model
+            was made for, at most 4096.
+        exact: f32 activations and plain kernels: slow, for reference.
+
+    Raises:
+        QsfMemoryError: the budget is too small; the text says what would do.
+        QsfFormatError: the file is damaged or is no .qsf file.
+        QsfIOError: it cannot be read.
+        QsfArgumentError: an argument is out of range.
+
+    A model holds one sequence of tokens. A call that begins with the tokens that are held
+    evaluates only the rest, so that a conversation costs what is new in it. Calls from
+    several threads take turns.
+
+    Example::
+
+        with Model("model.qsf") as model:
+            for piece in model.generate("Once upon a time", max_tokens=50):
+                print(piece, end="", flush=True)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ram_budget: int | None = DEFAULT_RAM_BUDGET_MB,
+        threads: int | None = None,
+        max_seq_len: int | None = None,
+        exact: bool = False,
+    ) -> None:
+        """Open the file; see the class."""
+        options = _options(ram_budget, threads, max_seq_len, is_exact=exact)
+        parts = _read_text_parts(path)
+        self._tokenizer = parts.tokenizer
+        self._template = parts.template
+        self._generation = parts.generation
+        self._native = _native.NativeModel(path, options)
+        self._info = self._native.info()
+        self._session = self._native.create_session()
+        self._end_ids = end_ids(self._info.eos_id, self._generation)
+        self._lock = threading.Lock()  # the session is used by one thread at a time
+        self._holder: object = None  # whose tokens the session holds
+        self._n_running = 0
+        self._stats: GenerationStats | None = None
+
+    @staticmethod
+    def plan(
+        path: str | os.PathLike[str],
+        *,
+        ram_budget: int | None = DEFAULT_RAM_BUDGET_MB,
+        threads: int | None = None,
+        max_seq_len: int | None = None,
+        exact: bool = False,
+    ) -> _native.MemoryPlan:
+        """Return where the memory of ``Model(path, ...)`` would go, without opening it.
+
+        Where the budget is too small, ``is_enough`` is False and ``min_budget_bytes`` says
+        what would do.
+        """
+        options = _options(ram_budget, threads, max_seq_len, is_exact=exact)
+        parts = _read_text_parts(path)
+        plan = _native.plan_model(path, options)
+        del parts  # counted by the plan as part of the process, so it lives until here
+        return plan
+
+    def close(self) -> None:
+        """Free the memory. Waits for a running call of another thread."""
+        with self._lock:
+            self._session.close()
+            self._native.close()
+
+    def __enter__(self) -> Self:
+        """Return the model itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the model."""
+        self.close()
+
+    @property
+    def info(self) -> _native.ModelInfo:
+        """What the model is and how it was opened, memory plan included."""
+        return self._info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the file.
+
+        Raises:
+            QsfArgumentError: the file has none, so there is no text, only ``logits``.
+        """
+        if self._tokenizer is None:
+            raise QsfArgumentError("the file has no tokenizer: logits() can be used, on token ids")
+        return self._tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The chat template; ``is_plain`` where the file has none."""
+        return self._template
+
+    @property
+    def generation_defaults(self) -> SamplingParams:
+        """How tokens are chosen unless ``generate`` is told otherwise."""
+        return resolve_sampling(self._generation)
+
+    @property
+    def stats(self) -> GenerationStats | None:
+        """What the last finished ``generate`` took."""
+        return self._stats
+
+    @property
+    def session_stats(self) -> _native.SessionStats:
+        """What the engine has counted since the model was opened."""
+        with self._lock:
+            return self._session.stats()
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the token ids of a prompt, begun with BOS where the model wants it."""
+        return self.tokenizer.encode(text)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids``; special tokens have none."""
+        return self.tokenizer.decode(ids)
+
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the prompt for the answer to ``messages``: mappings with role and content."""
+        return self._template.encode(messages, self.tokenizer)
+
+    def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return the logits after each token, [n_tokens, n_vocab].
+
+        Needs numpy, which takes about 16 MiB, and the array: neither is in the budget.
+
+        Raises:
+            QsfArgumentError: no tokens, too many, or one outside the vocabulary.
+        """
+        import numpy
+
+        ids = _as_tokens(tokens)
+        if not ids:
+            raise QsfArgumentError("logits need at least one token")
+        out = numpy.empty((len(ids), self._info.n_vocab), dtype=numpy.float32)
+        with self._lock:
+            self._holder = None
+            n_done = 0
+            while n_done < len(ids):
+                n_done = self._session.score_chunk(ids, out, n_done)
+        return out
+
+    def cancel(self) -> None:
+        """End the running ``generate``, from any thread; it stops within one layer's time."""
+        if self._n_running:
+            self._session.cancel()
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        begins_text: bool = False,
+    ) -> Iterator[str]:
+        """Continue ``prompt``; iterate for the pieces of text.
+
+        Pieces are whole characters. Work is done while iterating; ``stats`` is there when
+        the iteration has ended. The arguments are checked at once.
+
+        Args:
+            prompt: text, or token ids, which are used as they are.
+            max_tokens: at most so many tokens.
+            temperature: as the next four see ``SamplingParams``; None: what the file
+                recommends, else the defaults there.
+            top_p: see there.
+            top_k: see there.
+            min_p: see there.
+            repetition_penalty: see there.
+            seed: 0 .. 2^64 - 1; the same seed gives the same text. None: a new one.
+            stop: a text, or several, at which to stop; it is not part of the output.
+            begins_text: the output is a text of its own (an answer), not the rest of the
+                prompt's, so a SentencePiece vocabulary's leading space is dropped.
+
+        Raises:
+            QsfArgumentError: an argument is out of range, or the prompt is longer than the
+                context.
+        """
+        params = resolve_sampling(
+            self._generation,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+        )
+        if not isinstance(max_tokens, int) or max_tokens < 0:
+            raise QsfArgumentError(f"max_tokens must be at least 0, not {max_tokens!r}")
+        if seed is None:
+            seed = int.from_bytes(os.urandom(4), "little")
+        if not isinstance(seed, int) or not 0 <= seed <= _MAX_SEED:
+            raise QsfArgumentError(f"seed must be between 0 and 2^64 - 1, not {seed!r}")
+        tokens = _as_tokens(self.tokenize(prompt) if isinstance(prompt, str) else prompt)
+        if not tokens:
+            raise QsfArgumentError("the prompt is empty: there is no token to begin with")
+        ctx_tokens = self._info.plan.ctx_tokens
+        if len(tokens) > ctx_tokens:
+            raise QsfArgumentError(
+                f"the prompt has {len(tokens)} tokens, but the context holds {ctx_tokens} "
+                "(max_seq_len sets it)"
+            )
+        matcher = StopMatcher([stop] if isinstance(stop, str) else stop)
+        decoder = self.tokenizer.incremental(at_start=begins_text)
+        run = _Run(tokens, max_tokens, params, seed)
+        return self._pieces(run, matcher, decoder.push, decoder.flush)
+
+    def _pieces(self, run: _Run, matcher: StopMatcher, push: Any, flush: Any) -> Iterator[str]:
+        self._n_running += 1
+        try:
+            for token in self._tokens(run):
+                piece = matcher.push(push(token))
+                if piece:
+                    yield piece
+                if matcher.is_stopped:
+                    run.stop_reason = "stop"
+                    return
+            rest = matcher.push(flush()) + matcher.flush()
+            if rest:
+                yield rest
+        finally:
+            self._n_running -= 1
+            self._stats = run.stats()
+
+    def _tokens(self, run: _Run) -> Iterator[int]:
+        """Yield chosen tokens, without the one that ends the text."""
+        try:
+            self._evaluate_prompt(run)
+            while run.n_generated < run.max_tokens:
+                token = self._next_token(run)
+                if token is None:
+                    return
+                yield token
+            run.stop_reason = "length"
+        except QsfCancelledError:
+            run.stop_reason = "cancelled"
+
+    def _evaluate_prompt(self, run: _Run) -> None:
+        run.start_seconds = time.perf_counter()
+        with self._lock:
+            n_before = self._session.stats().prompt_tokens
+            self._hold(run)
+            run.n_evaluated = self._session.stats().prompt_tokens - n_before
+        run.prompt_seconds = time.perf_counter() - run.start_seconds
+
+    def _hold(self, run: _Run) -> None:
+        """Make the session hold the run's tokens."""
+        self._holder = None
+        while self._session.sync_chunk(run.tokens) < len(run.tokens):
+            pass
+        self._holder = run
+
+    def _next_token(self, run: _Run) -> int | None:
+        """Evaluate the token chosen last, choose the next; None: the text has ended."""
+        started = time.perf_counter()
+        with self._lock:
+            if run.is_behind:
+                if len(run.tokens) > self._info.plan.ctx_tokens:
+                    run.stop_reason = "context"
+                    return None
+                if self._holder is run:
+                    self._holder = None
+                    self._session.step(run.tokens[-1])
+                    self._holder = run
+                run.is_behind = False
+                run.n_steps += 1
+            if self._holder is not run:  # another call has used the session in between
+                self._hold(run)
+            token = run.sampler.choose(self._session, run.tokens)
+        now = time.perf_counter()
+        run.n_generated += 1
+        if run.n_generated == 1:
+            run.first_token_seconds = now - run.start_seconds
+        else:
+            run.step_seconds += now - started
+        if token in self._end_ids:
+            run.stop_reason = "end"
+            return None
+        run.tokens.append(token)
+        run.is_behind = True
+        return token
+
+
+class _Run:
+    """The state of one ``generate``."""
+
+    def __init__(
+        self, tokens: array[int], max_tokens: int, params: SamplingParams, seed: int
+    ) -> None:
+        self.tokens = tokens
+        self.n_prompt = len(tokens)
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.sampler = _native.NativeSampler(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            seed=seed,
+        )
+        self.is_behind = False  # the last of tokens is not evaluated yet
+        self.stop_reason = "abandoned"
+        self.n_evaluated = 0
+        self.n_generated = 0
+        self.n_steps = 0
+        self.start_seconds = 0.0
+        self.prompt_seconds = 0.0
+        self.step_seconds = 0.0
+        self.first_token_seconds = 0.0
+
+    def stats(self) -> GenerationStats:
+        """Return what has happened so far."""
+        return GenerationStats(
+            prompt_tokens=self.n_prompt,
+            evaluated_tokens=self.n_evaluated,
+            prompt_seconds=self.prompt_seconds,
+            generated_tokens=self.n_generated,
+            step_tokens=self.n_steps,
+            step_seconds=self.step_seconds,
+            first_token_seconds=self.first_token_seconds,
+            stop_reason=self.stop_reason,
+            seed=self.seed,
+            peak_bytes=_native.describe_machine().peak_bytes,
+        )

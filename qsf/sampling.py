@@ -1,0 +1,176 @@
+"""How tokens are chosen and when to stop: parameters, their defaults, stop rules.
+
+The choice itself, which touches every logit, is made in C (``qsf_session_sample``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qsf.errors import QsfArgumentError, QsfFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_MAX_U32 = 2**32 - 1
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose the next token. Checked when made.
+
+    Attributes:
+        temperature: [0, 100]; 0 always takes the most probable token.
+        top_p: (0, 1]; the smallest set of tokens with this much probability. 1: off.
+        top_k: >= 0; only the most probable k tokens. 0: off.
+        min_p: [0, 1]; only tokens at least this probable relative to the first. 0: off.
+        repetition_penalty: [0.01, 100]; makes every token of the prompt and the text so far
+            less probable when above 1. 1: off.
+
+    Raises:
+        QsfArgumentError: a value is outside its range.
+
+    Example::
+
+        SamplingParams(temperature=0.0)    # greedy
+    """
+
+    temperature: float = 0.7
+    top_p: float = 0.9
+    top_k: int = 40
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        self._check("temperature", self.temperature, "between 0 and 100", lambda v: 0 <= v <= 100)
+        self._check("top_p", self.top_p, "above 0 and at most 1", lambda v: 0 < v <= 1)
+        self._check(
+            "top_k",
+            self.top_k,
+            "a whole number of at least 0",
+            lambda v: isinstance(v, int) and 0 <= v <= _MAX_U32,
+        )
+        self._check("min_p", self.min_p, "between 0 and 1", lambda v: 0 <= v <= 1)
+        self._check(
+            "repetition_penalty",
+            self.repetition_penalty,
+            "between 0.01 and 100",
+            lambda v: 0.01 <= v <= 100,
+        )
+
+    @staticmethod
+    def _check(name: str, value: Any, rule: str, is_fine: Any) -> None:
+        if not _is_number(value) or not is_fine(value):
+            raise QsfArgumentError(f"{name} must be {rule}, not {value!r}")
+
+
+_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def resolve_sampling(
+    generation: Mapping[str, Any] | None = None, **asked: float | None
+) -> SamplingParams:
+    """Return what is asked for, then what the file recommends, then the defaults.
+
+    Args:
+        generation: the ``generation`` object of the file's CHAT section (the checkpoint's
+            ``generation_config.json``). ``do_sample: false`` recommends temperature 0.
+        asked: fields of ``SamplingParams``; None is as good as absent.
+
+    Raises:
+        QsfArgumentError: a value asked for is outside its range.
+        QsfFormatError: one that the file recommends, and nobody overrides, is.
+    """
+    asked = {name: value for name, value in asked.items() if value is not None}
+    unknown = sorted(set(asked) - set(_NAMES))
+    if unknown:
+        raise QsfArgumentError(f"no such sampling parameter: {', '.join(unknown)}")
+    SamplingParams(**asked)  # type: ignore[arg-type]  # names the argument at fault
+    recommended = {
+        name: generation[name]
+        for name in _NAMES
+        if generation is not None and generation.get(name) is not None
+    }
+    if generation is not None and generation.get("do_sample") is False:
+        recommended["temperature"] = 0.0
+    try:
+        return SamplingParams(**{**recommended, **asked})
+    except QsfArgumentError as error:
+        raise QsfFormatError(f"the file's generation defaults: {error}") from error
+
+
+def end_ids(eos_id: int | None, generation: Mapping[str, Any] | None = None) -> frozenset[int]:
+    """Return the tokens that end a text: the file's EOS and those of its generation defaults.
+
+    Raises:
+        QsfFormatError: the generation defaults name something that is not a token id.
+    """
+    named = (generation or {}).get("eos_token_id")
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+            raise QsfFormatError(f"the file's generation defaults: eos_token_id is {named!r}")
+    return frozenset(ids if eos_id is None else [*ids, eos_id])
+
+
+class StopMatcher:
+    """Passes text through until a stop string is complete.
+
+    Text that may still become a stop string is held back, so that no part of one is ever
+    emitted, however the text is cut into pieces. Where two stop strings overlap, the one
+    that is complete first counts, of two at once the longer.
+
+    Example::
+
+        matcher = StopMatcher(["END"])
+        matcher.push("the E")    # "the "
+        matcher.push("ND of")    # "", and matcher.is_stopped
+    """
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        """Raise QsfArgumentError where one is empty."""
+        self._stops = tuple(stops)
+        for stop in self._stops:
+            if not isinstance(stop, str) or not stop:
+                raise QsfArgumentError(f"a stop string must be a text that is not empty: {stop!r}")
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, piece: str) -> str:
+        """Return the text that can be shown now. After a match: ""."""
+        if self.is_stopped:
+            return ""
+        text = self._held + piece
+        found = [
+            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
+        ]
+        if found:
+            self.is_stopped = True
+            self._held = ""
+            return text[: min(found)[1]]
+        n_held = max((_n_overlap(text, stop) for stop in self._stops), default=0)
+        n_shown = len(text) - n_held
+        self._held = text[n_shown:]
+        return text[:n_shown]
+
+    def flush(self) -> str:
+        """Return what was held back: the text ended before it became a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _n_overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of ``text`` that ``stop`` begins with."""
+    for n in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0

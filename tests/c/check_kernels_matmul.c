@@ -1,0 +1,338 @@
+/* check_kernels_matmul.c - matrix products: every level against scalar bit by bit, and scalar
+ * against the formula in double, on tiles read as docs/format.md describes them.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/half.h"
+#include "kernel_data.h"
+
+static const qsf_dtype dtypes[] = {QSF_DTYPE_4BIT, QSF_DTYPE_8BIT, QSF_DTYPE_F16, QSF_DTYPE_F32};
+
+static qsf_kernels scalar;
+static qsf_kernels levels[QSF_ISA_COUNT];
+static size_t n_levels;
+static uint64_t n_compared;
+
+typedef struct problem {
+    qsf_dtype dtype;
+    bool exact;
+    fill how;
+    size_t n_tokens;
+    size_t n_blocks;
+    size_t n_tile_rows;
+    unsigned char *tiles; /* [n_tile_rows, n_blocks] tiles */
+    float *f32;           /* [n_tokens, n_blocks * 64] */
+    int8_t *q;            /* [n_tokens, n_blocks * 64] */
+    float *scale;         /* [n_tokens, n_blocks] */
+    float *scaled_sum;    /* [n_tokens, n_blocks] */
+    int32_t *sum;         /* [n_tokens, n_blocks] */
+    qsf_acts acts;        /* of these only what the form may read, the others NULL */
+} problem;
+
+static uint16_t random_half(fill how, bool negative)
+{
+    const uint16_t sign = negative ? 0x8000 : 0;
+    switch (how) {
+    case FILL_RANDOM:
+    case FILL_EXTREMES:
+        return qsf_half_from_float(random_unit() * 0.1F);
+    case FILL_ZEROS:
+        return sign;
+    case FILL_LARGEST:
+        return 0x3C00;
+    case FILL_SMALLEST:
+        return 0xBC00;
+    case FILL_DENORMAL:
+        return (uint16_t)(sign | (random_u32() & 0x3FF));
+    case FILL_HUGE:
+        return (uint16_t)(sign | 0x7BFF);
+    case FILL_BITS:
+        return (uint16_t)(random_u32() | (random_u32() % 4 == 0 ? 0x7C00U : 0U));
+    case FILL_COUNT:
+        break;
+    }
+    return 0;
+}
+
+static unsigned char random_code(fill how)
+{
+    static const unsigned char edges[] = {0x00, 0x0F, 0xF0, 0xFF, 0x80, 0x7F, 0x01, 0x88};
+    if (how == FILL_LARGEST)
+        return 0xFF;
+    if (how == FILL_ZEROS || how == FILL_SMALLEST)
+        return 0x00;
+    if (how == FILL_EXTREMES)
+        return edges[random_u32() % COUNT_OF(edges)];
+    return (unsigned char)(random_u32() & 0xFF);
+}
+
+static void fill_tile(unsigned char *tile, qsf_dtype dtype, fill how)
+{
+    const size_t n_bytes = qsf_dtype_tile_bytes(dtype);
+    const size_t n_halves = dtype == QSF_DTYPE_4BIT ? 32 : dtype == QSF_DTYPE_8BIT ? 16 : 1024;
+    if (dtype == QSF_DTYPE_F32) {
+        float values[1024];
+        fill_floats(values, 1024, how);
+        memcpy(tile, values, sizeof values);
+        return;
+    }
+    for (size_t i = 0; i < n_halves; i++) {
+        const uint16_t h = random_half(how, (random_u32() & 1) != 0);
+        memcpy(tile + 2 * i, &h, 2);
+    }
+    for (size_t i = 2 * n_halves; i < n_bytes; i++)
+        tile[i] = random_code(how);
+}
+
+static int8_t random_q(fill how)
+{
+    const bool odd = (random_u32() & 1) != 0;
+    if (how == FILL_ZEROS)
+        return 0;
+    if (how == FILL_LARGEST || (how == FILL_EXTREMES && odd))
+        return 127;
+    if (how == FILL_SMALLEST || how == FILL_EXTREMES)
+        return -127;
+    return (int8_t)((int32_t)(random_u32() % 255) - 127);
+}
+
+static void fill_acts(problem *p)
+{
+    const size_t n_blocks = p->n_tokens * p->n_blocks;
+    fill_floats(p->f32, n_blocks * QSF_BLOCK, p->how);
+    fill_floats(p->scale, n_blocks, p->how);
+    for (size_t b = 0; b < n_blocks; b++) {
+        p->sum[b] = 0;
+        for (size_t c = 0; c < QSF_BLOCK; c++) {
+            p->q[b * QSF_BLOCK + c] = random_q(p->how);
+            p->sum[b] += p->q[b * QSF_BLOCK + c];
+        }
+        p->scaled_sum[b] = p->scale[b] * (float)p->sum[b];
+    }
+}
+
+static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_tokens, size_t n_blocks,
+                            size_t n_tile_rows)
+{
+    problem p = {.dtype = dtype,
+                 .exact = exact,
+                 .how = how,
+                 .n_tokens = n_tokens,
+                 .n_blocks = n_blocks,
+                 .n_tile_rows = n_tile_rows};
+    const size_t n_all = n_tokens * n_blocks;
+    const size_t tile_bytes = qsf_dtype_tile_bytes(dtype);
+    random_restart(((n_tokens * 64 + n_blocks) * 64 + n_tile_rows) * 64 + (size_t)how);
+    p.tiles = exact_alloc(n_tile_rows * n_blocks * tile_bytes);
+    for (size_t i = 0; i < n_tile_rows * n_blocks; i++)
+        fill_tile(p.tiles + i * tile_bytes, dtype, how);
+    p.f32 = exact_floats(n_all * QSF_BLOCK);
+    p.q = exact_alloc(n_all * QSF_BLOCK);
+    p.scale = exact_floats(n_all);
+    p.scaled_sum = exact_floats(n_all);
+    p.sum = exact_alloc(n_all * sizeof *p.sum);
+    fill_acts(&p);
+    p.acts = (qsf_acts){.n_tokens = n_tokens, .n_blocks = n_blocks};
+    if (exact || !qsf_dtype_is_quantised(dtype)) {
+        p.acts.f32 = p.f32;
+    } else {
+        p.acts.q = p.q;
+        p.acts.scale = p.scale;
+        p.acts.scaled_sum = p.scaled_sum;
+        p.acts.sum = p.sum;
+    }
+    return p;
+}
+
+static void problem_free(problem *p)
+{
+    free(p->tiles);
+    free(p->f32);
+    free(p->q);
+    free(p->scale);
+    free(p->scaled_sum);
+    free(p->sum);
+}
+
+static output run(const problem *p, const qsf_kernels *k)
+{
+    const size_t y_stride = p->n_tile_rows * QSF_TILE_ROWS + 5; /* 5: a gap nobody writes */
+    const output y = output_make(p->n_tokens * y_stride * sizeof(float));
+    qsf_matmul_fn *const matmul = p->exact ? k->matmul_exact[p->dtype] : k->matmul[p->dtype];
+    matmul(p->tiles, p->n_tile_rows, &p->acts, y.at, y_stride);
+    return y;
+}
+
+static void check_levels(const problem *p)
+{
+    char what[160];
+    snprintf(what, sizeof what, "matmul %s%s, fill %d, %zu tokens, %zu blocks, %zu tile rows",
+             qsf_dtype_name(p->dtype), p->exact ? " exact" : "", (int)p->how, p->n_tokens,
+             p->n_blocks, p->n_tile_rows);
+    const output want = run(p, &scalar);
+    for (size_t i = 0; i < n_levels; i++) {
+        const output have = run(p, &levels[i]);
+        check_outputs(&want, &have, levels[i].isa_name, what);
+        free(have.block);
+        n_compared++;
+    }
+    free(want.block);
+}
+
+/* The weight of row r, column c, with its two parts, read as section 5 of the format says:
+ * the value is code * scale + min, code already without its zero point. */
+typedef struct weight {
+    double code;
+    double scale;
+    double min;
+} weight;
+
+static double half_at(const unsigned char *tile, size_t idx)
+{
+    return (double)qsf_half_to_float((uint16_t)(tile[2 * idx] | tile[2 * idx + 1] << 8));
+}
+
+static weight weight_at(const unsigned char *tile, qsf_dtype dtype, size_t r, size_t c)
+{
+    if (dtype == QSF_DTYPE_4BIT) {
+        const size_t p = c < 32 ? c / 4 : (c - 32) / 4;
+        const unsigned byte = tile[64 + p * 64 + r * 4 + c % 4];
+        return (weight){c < 32 ? byte % 16 : byte / 16, half_at(tile, r), half_at(tile, 16 + r)};
+    }
+    if (dtype == QSF_DTYPE_8BIT)
+        return (weight){(double)tile[32 + (c / 4) * 64 + r * 4 + c % 4] - 128.0, half_at(tile, r),
+                        0.0};
+    if (dtype == QSF_DTYPE_F16)
+        return (weight){1.0, half_at(tile, c * 16 + r), 0.0};
+    float value;
+    memcpy(&value, tile + 4 * (c * 16 + r), sizeof value);
+    return (weight){1.0, (double)value, 0.0};
+}
+
+/* The exact output of row `row`, token t, and how far the float one may be off. With u = half
+ * of FLT_EPSILON, each fmaf loses at most u of a partial sum, and no partial sum exceeds the
+ * sum of the absolute terms. int8 form: two terms and two fmafs a block, each term with one
+ * rounding of its own (w_scale * x_scale; scaled_sum). f32 form: a term and an fmaf a column,
+ * the weight rounded once. One more u covers the products of these. */
+static double exact_output(const problem *p, size_t row, size_t t, double *tolerance)
+{
+    const bool int8_form = p->acts.q != NULL;
+    const size_t tile_bytes = qsf_dtype_tile_bytes(p->dtype);
+    double sum = 0.0;
+    double sum_abs = 0.0;
+    for (size_t b = 0; b < p->n_blocks; b++) {
+        const unsigned char *const tile = p->tiles + (row / 16 * p->n_blocks + b) * tile_bytes;
+        const size_t block = t * p->n_blocks + b;
+        double by_code = 0.0;
+        double by_min = 0.0;
+        for (size_t c = 0; c < QSF_BLOCK; c++) {
+            const weight w = weight_at(tile, p->dtype, row % 16, c);
+            const size_t i = block * QSF_BLOCK + c;
+            const double x =
+                int8_form ? (double)p->q[i] * (double)p->scale[block] : (double)p->f32[i];
+            by_code += w.code * w.scale * x;
+            by_min += w.min * x;
+            if (!int8_form)
+                sum_abs += fabs((w.code * w.scale + w.min) * x);
+        }
+        sum += by_code + by_min;
+        if (int8_form)
+            sum_abs += fabs(by_code) + fabs(by_min);
+    }
+    const size_t n_roundings = p->n_blocks * (int8_form ? 2 : QSF_BLOCK) + 2;
+    *tolerance = sum_abs * (double)n_roundings * (FLT_EPSILON / 2);
+    return sum;
+}
+
+static void check_scalar(const problem *p)
+{
+    const output y = run(p, &scalar);
+    const size_t n_rows = p->n_tile_rows * QSF_TILE_ROWS;
+    for (size_t t = 0; t < p->n_tokens; t++)
+        for (size_t row = 0; row < n_rows; row++) {
+            double tolerance;
+            const double want = exact_output(p, row, t, &tolerance);
+            const float have = ((const float *)y.at)[t * (n_rows + 5) + row];
+            if (!CHECK(fabs((double)have - want) <= tolerance)) {
+                printf("  scalar %s%s fill %d: token %zu row %zu is %.9g, not %.9g +- %.3g\n",
+                       qsf_dtype_name(p->dtype), p->exact ? " exact" : "", (int)p->how, t, row,
+                       (double)have, want, tolerance);
+                free(y.block);
+                return;
+            }
+        }
+    free(y.block);
+}
+
+static bool is_tame(fill how)
+{
+    return how <= FILL_EXTREMES;
+}
+
+static void check_problem(qsf_dtype dtype, bool exact, fill how, size_t n_tokens, size_t n_blocks,
+                          size_t n_tile_rows)
+{
+    problem p = problem_make(dtype, exact, how, n_tokens, n_blocks, n_tile_rows);
+    check_levels(&p);
+    if (is_tame(how) && n_tokens * n_blocks * n_tile_rows <= 12)
+        check_scalar(&p);
+    problem_free(&p);
+}
+
+static void check_sizes(qsf_dtype dtype, bool exact)
+{
+    static const size_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33};
+    static const size_t blocks[] = {1, 2, 3, 5, 43};
+    static const size_t tile_rows[] = {1, 2, 3, 5, 11};
+    size_t n_problems = 0;
+    for (size_t t = 0; t < COUNT_OF(tokens); t++)
+        for (size_t b = 0; b < COUNT_OF(blocks); b++)
+            for (size_t r = 0; r < COUNT_OF(tile_rows); r++) {
+                if (tokens[t] * blocks[b] * tile_rows[r] > 500) /* scalar is slow */
+                    continue;
+                check_problem(dtype, exact, FILL_RANDOM, tokens[t], blocks[b], tile_rows[r]);
+                const fill other = (fill)(1 + n_problems % (FILL_COUNT - 1));
+                check_problem(dtype, exact, other, tokens[t], blocks[b], tile_rows[r]);
+                n_problems++;
+            }
+    for (fill how = FILL_RANDOM; how < FILL_COUNT; how++)
+        check_problem(dtype, exact, how, 3, 2, 2);
+}
+
+/* The value of a weight is one rounding of the formula: c * scale + min is exact in double. */
+static void check_dequant_row(const qsf_kernels *k, qsf_dtype dtype, fill how, size_t n_blocks)
+{
+    problem p = problem_make(dtype, true, how, 1, n_blocks, 1);
+    for (size_t row = 0; row < QSF_TILE_ROWS; row++) {
+        const output want = output_make(n_blocks * QSF_BLOCK * sizeof(float));
+        const output have = output_make(n_blocks * QSF_BLOCK * sizeof(float));
+        for (size_t c = 0; c < n_blocks * QSF_BLOCK; c++) {
+            const unsigned char *const tile = p.tiles + c / QSF_BLOCK * qsf_dtype_tile_bytes(dtype);
+            const weight w = weight_at(tile, dtype, row, c % QSF_BLOCK);
+            const double product = w.code * w.scale;
+            ((float *)want.at)[c] = (float)(dtype == QSF_DTYPE_4BIT ? product + w.min : product);
+        }
+        k->dequant_row[dtype](p.tiles, n_blocks, row, have.at);
+        check_outputs(&want, &have, k->isa_name, "dequant_row (scalar: the formula)");
+        free(want.block);
+        free(have.block);
+    }
+    problem_free(&p);
+}
+
+int main(int argc, char **argv)
+{
+    test_seed(argc, argv, "check_kernels_matmul");
+    qsf_kernels_init(&scalar, QSF_ISA_SCALAR);
+    n_levels = levels_here(levels);
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++) {
+        check_sizes(dtypes[d], false);
+        check_sizes(dtypes[d], true);
+        for (fill how = FILL_RANDOM; how < FILL_COUNT; how++) {
+            check_dequant_row(&scalar, dtypes[d], how, 3);
+            for (size_t i = 0; i < n_levels; i++)
+                check_dequant_row(&levels[i], dtypes[d], how, 3);
+        }
+    }
+    CHECK(n_compared > 1000 * n_levels || n_levels == 0);
+    return check_report("check_kernels_matmul");
+}

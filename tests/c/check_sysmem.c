@@ -1,0 +1,253 @@
+/* check_sysmem.c - memory figures that move with what is touched, and the limits of
+ * control groups, read from small models of /proc and /sys. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+
+#include <ftw.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/asan.h"
+#include "platform/cgroup.h"
+#include "platform/heap.h"
+#include "platform/procfile.h"
+#include "platform/sysmem.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static void check_figures(void)
+{
+    qsf_sysmem now;
+    qsf_sysmem_read(&now);
+    CHECK(now.total_bytes > 0);
+    CHECK(now.available_bytes <= now.total_bytes);
+    CHECK(now.peak_bytes >= now.resident_bytes);
+#if defined(__linux__)
+    CHECK(now.available_bytes > 0);
+    CHECK(now.resident_bytes > 0);
+#endif
+}
+
+/* Within what the kernel's counters may lag behind: some pages on each processor. */
+static void check_touched_counts(void)
+{
+#if defined(__linux__)
+    const size_t n_bytes = 64 * MIB;
+    qsf_sysmem before;
+    qsf_sysmem after;
+    qsf_sysmem_read(&before);
+    unsigned char *const p = qsf_heap_alloc(n_bytes);
+    if (!CHECK(p != NULL))
+        return;
+    qsf_sysmem_read(&after);
+    if (!QSF_ASAN) /* under it, the block is cleared by hand */
+        CHECK(after.resident_bytes < before.resident_bytes + 8 * MIB);
+    memset(p, 1, n_bytes);
+    qsf_sysmem_read(&after);
+    CHECK(after.resident_bytes > before.resident_bytes + 56 * MIB);
+    CHECK(after.peak_bytes >= after.resident_bytes);
+    qsf_heap_free(p, n_bytes);
+    const uint64_t full_bytes = after.resident_bytes;
+    qsf_sysmem_read(&after);
+    if (!QSF_ASAN) /* under it, freed blocks are kept for a while */
+        CHECK(after.resident_bytes < full_bytes - 56 * MIB);
+    CHECK(after.peak_bytes > before.resident_bytes + 56 * MIB);
+#endif
+}
+
+static void check_fields(void)
+{
+    static const char text[] =
+        "MemTotal:  2048 kB\nMemFree: 7 kB\nAnonTotal: x\ninactive_file 55\n";
+    uint64_t n = 99;
+    CHECK(qsf_procfile_field(text, "MemTotal:", &n));
+    CHECK_EQ_U64(n, 2048);
+    CHECK(qsf_procfile_field(text, "inactive_file ", &n));
+    CHECK_EQ_U64(n, 55);
+    CHECK(!qsf_procfile_field(text, "Total:", &n)); /* not at the start of a line */
+    CHECK(!qsf_procfile_field(text, "AnonTotal:", &n));
+    CHECK(!qsf_procfile_field("", "MemTotal:", &n));
+    CHECK_EQ_U64(n, 55);
+    char none[8] = "xxxxxxx";
+    CHECK(!qsf_procfile_read("check_sysmem.missing", none, sizeof none));
+    CHECK_STR(none, "");
+}
+
+#if defined(__linux__)
+
+static char root[] = "check_sysmem.XXXXXX";
+
+static int remove_one(const char *path, const struct stat *about, int type, struct FTW *where)
+{
+    (void)about;
+    (void)type;
+    (void)where;
+    return remove(path);
+}
+
+/* Writes `text` into a file below the root, making the folders on the way. */
+static void put(const char *name, const char *text)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s%s", root, name);
+    for (char *slash = strchr(path, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        (void)mkdir(path, 0700);
+        *slash = '/';
+    }
+    FILE *const file = fopen(path, "w");
+    if (!CHECK(file != NULL))
+        return;
+    fputs(text, file);
+    fclose(file);
+}
+
+static void clear_root(void)
+{
+    CHECK_EQ(nftw(root, remove_one, 16, FTW_DEPTH | FTW_PHYS), 0);
+    CHECK_EQ(mkdir(root, 0700), 0);
+}
+
+static void expect(uint64_t limit_bytes, uint64_t left_bytes, uint32_t n_cpus)
+{
+    qsf_cgroup have;
+    qsf_cgroup_read(&have, root);
+    CHECK_EQ_U64(have.limit_bytes, limit_bytes);
+    CHECK_EQ_U64(have.left_bytes, left_bytes);
+    CHECK_EQ_U64(have.n_cpus, n_cpus);
+    clear_root();
+}
+
+#define V2_MOUNT "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n"
+#define OTHER_MOUNTS "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 22 0:5 / /proc rw - proc proc rw\n"
+
+static void check_version_2(void)
+{
+    expect(UINT64_MAX, UINT64_MAX, UINT32_MAX); /* nothing there at all */
+
+    /* The tightest is the group in the middle; the own group has no limit. */
+    put("/proc/self/mountinfo", OTHER_MOUNTS V2_MOUNT);
+    put("/proc/self/cgroup", "0::/user/session/app\n");
+    put("/sys/fs/cgroup/user/session/app/memory.max", "max\n");
+    put("/sys/fs/cgroup/user/session/app/memory.current", "500\n");
+    put("/sys/fs/cgroup/user/session/app/cpu.max", "max 100000\n");
+    put("/sys/fs/cgroup/user/session/memory.max", "10000\n");
+    put("/sys/fs/cgroup/user/session/memory.current", "7000\n");
+    put("/sys/fs/cgroup/user/session/memory.stat",
+        "anon 1\nfile 2600\ninactive_anon 9\nactive_file 600\ninactive_file 2000\n");
+    put("/sys/fs/cgroup/user/session/cpu.max", "250000 100000\n");
+    put("/sys/fs/cgroup/user/memory.max", "20000\n");
+    put("/sys/fs/cgroup/user/memory.current", "8000\n");
+    put("/sys/fs/cgroup/user/cpu.max", "400000 100000\n");
+    expect(10000, 5000, 3);
+
+    /* The lowest limit and the least that is left may belong to different groups. */
+    put("/proc/self/mountinfo", V2_MOUNT);
+    put("/proc/self/cgroup", "0::/a/b\n");
+    put("/sys/fs/cgroup/a/b/memory.max", "1000\n");
+    put("/sys/fs/cgroup/a/b/memory.current", "100\n");
+    put("/sys/fs/cgroup/a/memory.max", "2000\n");
+    put("/sys/fs/cgroup/a/memory.current", "2100\n");
+    put("/sys/fs/cgroup/a/cpu.max", "1000 100000\n");
+    expect(1000, 0, 1);
+
+    /* In a container's own namespace: the files lie at the mount point itself. */
+    put("/proc/self/mountinfo", V2_MOUNT);
+    put("/proc/self/cgroup", "0::/\n");
+    put("/sys/fs/cgroup/memory.max", "4096\n");
+    put("/sys/fs/cgroup/memory.current", "96\n");
+    put("/sys/fs/cgroup/cpu.max", "200000 100000\n");
+    expect(4096, 4000, 2);
+
+    /* A group outside of what is visible. */
+    put("/proc/self/mountinfo", V2_MOUNT);
+    put("/proc/self/cgroup", "0::/../other\n");
+    put("/sys/fs/cgroup/memory.max", "4096\n");
+    put("/sys/fs/cgroup/memory.current", "96\n");
+    put("/other/memory.max", "1\n");
+    put("/other/memory.current", "1\n");
+    expect(4096, 4000, UINT32_MAX);
+}
+
+#define V1_MOUNTS(from)                                                                  \
+    "31 25 0:27 " from " /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n" \
+    "32 25 0:28 " from " /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"           \
+    "33 25 0:29 " from " /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+#define V1_GROUPS(path) "9:name=systemd:/\n8:cpuset:/\n4:memory:" path "\n2:cpu,cpuacct:" path "\n"
+
+static void check_version_1(void)
+{
+    put("/proc/self/mountinfo", OTHER_MOUNTS V1_MOUNTS("/"));
+    put("/proc/self/cgroup", V1_GROUPS("/jobs/17"));
+    put("/sys/fs/cgroup/memory/jobs/17/memory.limit_in_bytes", "9223372036854771712\n");
+    put("/sys/fs/cgroup/memory/jobs/17/memory.usage_in_bytes", "50\n");
+    put("/sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "3000\n");
+    put("/sys/fs/cgroup/memory/jobs/memory.usage_in_bytes", "1500\n");
+    put("/sys/fs/cgroup/memory/jobs/memory.stat", "inactive_file 7\ntotal_inactive_file 600\n");
+    put("/sys/fs/cgroup/cpu,cpuacct/jobs/17/cpu.cfs_quota_us", "-1\n");
+    put("/sys/fs/cgroup/cpu,cpuacct/jobs/17/cpu.cfs_period_us", "100000\n");
+    put("/sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_quota_us", "150000\n");
+    put("/sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_period_us", "100000\n");
+    expect(3000, 2100, 2);
+
+    /* In a container that sees its own part only, while the group is named in full. */
+    put("/proc/self/mountinfo", V1_MOUNTS("/docker/abc"));
+    put("/proc/self/cgroup", V1_GROUPS("/docker/abc/job"));
+    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
+    put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
+    put("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "4000\n");
+    put("/sys/fs/cgroup/memory/job/memory.usage_in_bytes", "900\n");
+    expect(4000, 3100, UINT32_MAX);
+
+    /* Another container whose name begins alike is not this one. */
+    put("/proc/self/mountinfo", V1_MOUNTS("/docker/abc"));
+    put("/proc/self/cgroup", V1_GROUPS("/docker/abcdef"));
+    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
+    put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
+    expect(5000, 4000, UINT32_MAX);
+}
+
+/* Version 1 for memory, version 2 mounted beside it for the rest. */
+static void check_hybrid(void)
+{
+    put("/proc/self/mountinfo",
+        OTHER_MOUNTS V1_MOUNTS(
+            "/") "34 25 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+    put("/proc/self/cgroup", V1_GROUPS("/job") "0::/unit\n");
+    put("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "6000\n");
+    put("/sys/fs/cgroup/memory/job/memory.usage_in_bytes", "1000\n");
+    put("/sys/fs/cgroup/unified/unit/cpu.max", "100001 100000\n");
+    expect(6000, 5000, 2);
+}
+
+static void check_cgroups(void)
+{
+    if (!CHECK(mkdtemp(root) != NULL))
+        return;
+    check_version_2();
+    check_version_1();
+    check_hybrid();
+    CHECK_EQ(rmdir(root), 0);
+}
+
+#else
+
+static void check_cgroups(void)
+{
+    qsf_cgroup have;
+    qsf_cgroup_read(&have, "");
+    CHECK_EQ_U64(have.limit_bytes, UINT64_MAX);
+    CHECK_EQ_U64(have.n_cpus, UINT32_MAX);
+}
+
+#endif
+
+int main(void)
+{
+    check_figures();
+    check_touched_counts();
+    check_fields();
+    check_cgroups();
+    return check_report("check_sysmem");
+}

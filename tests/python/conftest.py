@@ -1,0 +1,81 @@
+"""Fixtures for all tests: the bundled models, their .qsf files, the shared folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def project_root() -> Path:
+    """The folder of the project."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """Third-party data that the project does not contain; tests that want it skip without."""
+    path = Path(os.environ.get("QSF_SHARED", ROOT.parent / "shared"))
+    if not path.is_dir():
+        pytest.skip(f"{path} is absent (QSF_SHARED names another place)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_dir() -> Path:
+    """The bundled LLaMA model, as HuggingFace stores it."""
+    return ROOT / "examples" / "tiny-llama"
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2_dir() -> Path:
+    """The bundled GPT-2 model, as HuggingFace stores it."""
+    return ROOT / "tests" / "models" / "tiny-gpt2"
+
+
+@pytest.fixture(scope="session")
+def converted(
+    tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path, tiny_gpt2_dir: Path
+) -> Callable[[str, str], Path]:
+    """``converted("tiny-llama", "4bit")``: the .qsf file, made once per test run."""
+    from qsf.converter.convert import convert
+
+    sources = {"tiny-llama": tiny_llama_dir, "tiny-gpt2": tiny_gpt2_dir}
+    folder = tmp_path_factory.mktemp("converted")
+
+    def get(model: str, quant_type: str) -> Path:
+        path = folder / f"{model}-{quant_type}.qsf"
+        if not path.exists():
+            convert(sources[model], path, quant_type=quant_type)
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_4bit(converted: Callable[[str, str], Path]) -> Path:
+    """The bundled LLaMA model with 4-bit weights."""
+    return converted("tiny-llama", "4bit")
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_8bit(converted: Callable[[str, str], Path]) -> Path:
+    """The bundled LLaMA model with 8-bit weights."""
+    return converted("tiny-llama", "8bit")
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_f16(converted: Callable[[str, str], Path]) -> Path:
+    """The bundled LLaMA model with f16 weights."""
+    return converted("tiny-llama", "f16")
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2_8bit(converted: Callable[[str, str], Path]) -> Path:
+    """The bundled GPT-2 model with 8-bit weights."""
+    return converted("tiny-gpt2", "8bit")

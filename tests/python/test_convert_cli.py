@@ -1,0 +1,220 @@
+"""qsf-convert as people use it: a process, its exit code and what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import hf_makers
+import pytest
+from safetensors.numpy import save_file
+
+from qsf.format import Reader
+
+COMMAND = [sys.executable, "-m", "qsf.converter.cli"]
+
+
+def command_after(setup: str) -> list[str]:
+    """The command in a process that first runs a line of Python."""
+    code = f"import resource, signal\n{setup}\nfrom qsf.converter.cli import main\nmain()"
+    return [sys.executable, "-c", code]
+
+
+# Away from the project, whose qsf/ has no converter and would be found before the installed one.
+ELSEWHERE = Path(tempfile.gettempdir())
+
+
+def run(
+    *arguments: object, command: list[str] = COMMAND, cwd: Path = ELSEWHERE
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, check=False, cwd=cwd
+    )
+
+
+def assert_one_error(done: subprocess.CompletedProcess[str], message: str, code: int = 1) -> None:
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if "warning:" not in line]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("qsf-convert: error: ")
+    assert message in lines[0]
+
+
+def sparse_llama(folder: Path, n_layers: int) -> int:
+    """A model of zeros that takes no room on the disk; returns its bytes."""
+    config = {
+        **hf_makers.LLAMA_CONFIG,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 64,
+        "vocab_size": 40000,
+        "num_hidden_layers": n_layers,
+    }
+    hf_makers.write_model(folder, config, None)
+    header: dict[str, Any] = {}
+    at = 0
+    for name, shape in hf_makers.llama_shapes(config).items():
+        n_bytes = 2 * (shape[0] * shape[1] if len(shape) == 2 else shape[0])
+        entry = {"dtype": "F16", "shape": shape, "data_offsets": [at, at + n_bytes]}
+        header[name] = entry
+        at += n_bytes
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    return at
+
+
+def test_conversion_reports_what_it_did(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    out = tmp_path / "model.bin"
+    done = run(folder, out)
+    assert done.returncode == 0, done.stderr
+    summary = done.stdout.splitlines()
+    assert summary[0].startswith(f"{out}: ")
+    assert "bits a weight" in summary[0]
+    assert sum("cosine" in line for line in summary) == 3
+    assert summary[-1].startswith("done in ")
+    assert "100%" in done.stderr
+    assert "qsf-convert: warning: no tokenizer.json" in done.stderr
+    with Reader(out) as reader:
+        reader.verify()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "model.bin"]
+
+
+def test_quiet_prints_nothing(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    (folder / "tokenizer.json").write_text("{}")
+    done = run(folder, tmp_path / "out.qsf", "--quiet", "--quant-type", "8bit")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_help_names_the_options() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for option in ("--quant-type", "--embed-type", "--force", "--quiet", "--threads"):
+        assert option in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        ((), "MODEL", 2),
+        (("m",), "OUT", 2),
+        (("m", "out.qsf", "--quant", "4bit"), "--quant", 2),
+        (("m", "out.qsf", "--threads", "0"), "--threads", 2),
+        (("m", "out.qsf", "--quant-type", "5bit"), "available: 4bit, 8bit, f16", 2),
+        (("m", "out.qsf", "--quant-type", "3bit"), "3bit is not available yet; available: ", 1),
+        (("m", "out.qsf", "--quant-type", "mixed"), "mixed is not available yet", 1),
+        (("m", "out.qsf", "--calibration", "text"), "--calibration is not available yet", 2),
+        (("m", "out.qsf", "--compress", "lz4"), "--compress is not available yet", 2),
+        (("m", "out.qsf", "--target-size", "3"), "--target-size is not available yet", 2),
+        (("gone", "out.qsf"), "gone: no such directory", 1),
+        (("m/config.json", "out.qsf"), "not a file", 1),
+        (("empty", "out.qsf"), "no config.json", 1),
+        (("m", "gone/out.qsf"), "gone: no such directory", 1),
+        (("m", "empty"), "is a directory", 1),
+        (("m", "m/config.json"), "exists; --force", 2),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], message: str, code: int
+) -> None:
+    hf_makers.llama(tmp_path / "m")
+    (tmp_path / "empty").mkdir()
+    assert_one_error(run(*arguments, cwd=tmp_path), message, code)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "m"]
+
+
+def test_wrong_models_are_one_line(tmp_path: Path) -> None:
+    folder, weights = hf_makers.llama(tmp_path / "m")
+    out = tmp_path / "out.qsf"
+    config = folder / "config.json"
+
+    config.write_text("{")
+    assert_one_error(run(folder, out), "config.json: not JSON")
+    config.write_text(json.dumps({**hf_makers.LLAMA_CONFIG, "architectures": ["BertModel"]}))
+    assert_one_error(run(folder, out), "BertModel is not supported; supported: GPT2LMHeadModel, L")
+    config.write_text(json.dumps(hf_makers.LLAMA_CONFIG))
+
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, folder / "model.safetensors")
+    done = run(folder, out, "--quiet")
+    assert_one_error(done, "tensor model.norm.weight at [3]: the value is nan")
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-7])
+    assert_one_error(run(folder, out), "truncated")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert_one_error(run(folder, out), "only safetensors weights are read")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_force_replaces(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    out = tmp_path / "out.qsf"
+    out.write_text("old")
+    assert_one_error(run(folder, out), "exists; --force", 2)
+    assert out.read_text() == "old"
+    assert run(folder, out, "--force").returncode == 0
+    with Reader(out) as reader:
+        reader.verify()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_unwritable_folder(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    assert_one_error(run(folder, locked / "out.qsf"), "not writable")
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    limited = command_after("resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))")
+    done = run(folder, tmp_path / "out.qsf", "--quiet", command=limited)
+    assert_one_error(done, "out.qsf: File too large")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+)
+def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
+    sparse_llama(tmp_path / "m", 24)
+    # A process started in the background may have inherited an ignored SIGINT.
+    command = command_after("signal.signal(signal.SIGINT, signal.default_int_handler)")
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "m"), str(tmp_path / "out.qsf"), "--quiet"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ELSEWHERE,
+    )
+    while process.poll() is None and len(list(tmp_path.iterdir())) < 2:
+        time.sleep(0.01)
+    process.send_signal(number)
+    stdout, stderr = process.communicate()
+    assert process.returncode == code, stderr
+    assert stdout == ""
+    assert len(stderr.splitlines()) == 1
+    assert "nothing was written" in stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
+    n_bytes = sparse_llama(tmp_path / "m", 3)
+    assert n_bytes > 250e6
+    done = run(tmp_path / "m", tmp_path / "out.qsf", "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    peak_mb = float(done.stdout.rsplit("peak memory ", 1)[1].split()[0])
+    (tmp_path / "out.qsf").unlink()
+    assert peak_mb < 200  # two pieces of 32 MB of f32, with their sources and results

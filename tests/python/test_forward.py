@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine against the plain numpy transformer, and both against the original implementation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from golden import MODELS, load_golden
+from numpy.typing import NDArray
+from reference import forward, load_qsf
+from tiny_checkpoints import LINEAR_SCALING, LLAMA3_SCALING, make_gpt2, make_llama, make_mistral
+
+import qsf
+from qsf.converter import convert
+
+VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llama": (make_llama, {}),
+    "llama biases": (make_llama, {"attention_bias": True, "mlp_bias": True}),
+    "llama tied": (make_llama, {"tied_head": True}),
+    "llama linear": (make_llama, {"rope_scaling": LINEAR_SCALING}),
+    "llama llama3": (make_llama, {"rope_scaling": LLAMA3_SCALING, "rope_theta": 500000.0}),
+    "llama multi-head": (make_llama, {"n_heads": 3, "n_kv_heads": 3, "head_dim": 8}),
+    "llama one KV head": (make_llama, {"n_heads": 5, "n_kv_heads": 1, "head_dim": 10}),
+    "llama bf16": (make_llama, {"storage": "bf16"}),
+    "llama shards": (make_llama, {"storage": "fp32", "n_shards": 3}),
+    "mistral window 8": (make_mistral, {}),
+    "mistral no window": (make_mistral, {"sliding_window": None}),
+    "gpt2": (make_gpt2, {}),
+    "gpt2 erf": (make_gpt2, {"hidden_act": "gelu", "tied_head": False}),
+    "gpt2 relu": (make_gpt2, {"hidden_act": "relu"}),
+}
+
+
+def tokens_for(n_vocab: int, n_tokens: int = 48) -> list[int]:
+    return np.random.default_rng(5).integers(0, n_vocab, n_tokens).tolist()
+
+
+def assert_near(got: NDArray[np.float32], want: NDArray[Any]) -> None:
+    """Equal up to the order of f32 sums.
+
+    Each logit passes through a few thousand roundings; the terms of its sums are no larger than
+    the largest logit, so 1e-4 of that is generous to rounding and far below any real difference.
+    """
+    scale = float(np.abs(want).max())
+    assert np.abs(got - want).max() <= 1e-4 * scale
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_layer_of_every_variant(name: str, tmp_path: Path) -> None:
+    """The exact path equals the reference; cut after each layer, so that the first wrong one shows."""
+    make, options = VARIANTS[name]
+    checkpoint = make(tmp_path / "whole", seed=11, n_layers=3, **options)
+    for n_layers in (1, 2, 3):
+        cut = tmp_path / f"cut-{n_layers}"
+        shutil.copytree(checkpoint, cut)
+        config = json.loads((cut / "config.json").read_text("utf-8"))
+        key = "n_layer" if config["model_type"] == "gpt2" else "num_hidden_layers"
+        config[key] = n_layers
+        (cut / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        path = tmp_path / f"{n_layers}.qsf"
+        convert(cut, path, quant_type="f16")
+        tokens = tokens_for(config["vocab_size"])
+        with qsf.Model(path, exact=True) as model:
+            got = model.logits(tokens)
+        assert_near(got, forward(load_qsf(path), tokens, dtype=np.float64).logits)
+
+
+@pytest.mark.parametrize("quant_type", ["4bit", "8bit"])
+@pytest.mark.parametrize("name", ["llama", "mistral window 8", "gpt2"])
+def test_quantised_weights_exact_path(name: str, quant_type: str, tmp_path: Path) -> None:
+    make, options = VARIANTS[name]
+    path = tmp_path / "model.qsf"
+    convert(make(tmp_path / "hf", seed=3, **options), path, quant_type=quant_type)
+    tokens = tokens_for(101)
+    with qsf.Model(path, exact=True) as model:
+        assert_near(model.logits(tokens), forward(load_qsf(path), tokens, dtype=np.float64).logits)
+
+
+@pytest.mark.parametrize("quant_type", ["4bit", "8bit"])
+@pytest.mark.parametrize("name", ["llama", "mistral window 8", "gpt2"])
+def test_default_path_rounds_as_the_reference_does(
+    name: str, quant_type: str, tmp_path: Path
+) -> None:
+    """int8 activations and f16 KV: near the reference that rounds alike, and not the exact path.
+
+    A value on the edge of two int8 codes may fall either way when sums are ordered differently, so
+    the bound is a fraction of what the rounding itself does.
+    """
+    make, options = VARIANTS[name]
+    path = tmp_path / "model.qsf"
+    convert(make(tmp_path / "hf", seed=3, **options), path, quant_type=quant_type)
+    tokens = tokens_for(101)
+    with qsf.Model(path) as model:
+        got = model.logits(tokens)
+    reference = load_qsf(path)
+    want = forward(reference, tokens, activations="int8", kv="f16").logits
+    unrounded = forward(reference, tokens).logits
+    rounding = np.abs(want - unrounded).mean()
+    assert rounding > 0
+    assert np.abs(got - want).mean() < 0.2 * rounding
+
+
+def kl_divergence(want: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64]:
+    """KL(want || got) of each row of logits, in nats."""
+    p = want.astype(np.float64) - want.max(-1, keepdims=True)
+    q = got.astype(np.float64) - got.max(-1, keepdims=True)
+    p -= np.log(np.exp(p).sum(-1, keepdims=True))
+    q -= np.log(np.exp(q).sum(-1, keepdims=True))
+    return (np.exp(p) * (p - q)).sum(-1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_path_equals_transformers(name: str, tmp_path: Path) -> None:
+    golden = load_golden(name)
+    convert(MODELS[name], tmp_path / "f16.qsf", quant_type="f16")
+    with qsf.Model(tmp_path / "f16.qsf", exact=True) as model:
+        got = model.logits(golden.tokens)
+    assert len(golden.tokens) == 256
+    difference = float(np.abs(got - golden.logits).max())
+    print(f"{name}: largest logit difference {difference:.3g}")
+    assert difference <= 2e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_default_path_is_close_to_transformers(name: str, tmp_path: Path) -> None:
+    golden = load_golden(name)
+    convert(MODELS[name], tmp_path / "8bit.qsf", quant_type="8bit")
+    with qsf.Model(tmp_path / "8bit.qsf") as model:
+        kl = float(kl_divergence(golden.logits, model.logits(golden.tokens)).mean())
+        n_same = 0
+        assert len(golden.prompts) == 10
+        for prompt_ids, continuation in zip(
+            golden.prompt_ids, golden.continuations, strict=True
+        ):
+            tokens = list(prompt_ids)
+            while len(tokens) < len(prompt_ids) + len(continuation):
+                tokens.append(int(model.logits(tokens)[-1].argmax()))
+            n_same += tokens[len(prompt_ids) :] == continuation
+    print(f"{name}: mean KL {kl:.3g}, {n_same} of 10 greedy continuations the same")
+    assert kl <= 2e-3
+    assert n_same >= 8
+
+
+def test_tokenizer_gives_the_ids_of_transformers(tmp_path: Path) -> None:
+    golden = load_golden("tiny-llama")
+    convert(MODELS["tiny-llama"], tmp_path / "m.qsf")
+    with qsf.Model(tmp_path / "m.qsf") as model:
+        for prompt, ids in zip(golden.prompts, golden.prompt_ids, strict=True):
+            assert model.tokenize(prompt) == ids

@@ -1,0 +1,318 @@
+"""``import qsf`` and ``Model``: what an application sees."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from qsf_files import write_tiny
+
+import qsf
+from qsf import errors
+
+PROMPT = "Once upon a time"
+
+# The budget counts the whole process, here one that runs many other tests.
+ANY_BUDGET: dict[str, Any] = {"ram_budget": None}
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama_8bit: Path) -> Iterator[qsf.Model]:
+    with qsf.Model(tiny_llama_8bit, **ANY_BUDGET) as opened:
+        yield opened
+
+
+def text(model: qsf.Model, prompt: str | list[int] = PROMPT, **options: Any) -> str:
+    return "".join(model.generate(prompt, **options))
+
+
+def last_stats(model: qsf.Model) -> qsf.GenerationStats:
+    assert model.stats is not None
+    return model.stats
+
+
+# ---- the package ----
+
+
+def test_all_names_exist_and_are_few() -> None:
+    assert len(qsf.__all__) <= 12
+    for name in qsf.__all__:
+        assert getattr(qsf, name) is not None
+    assert set(qsf.__all__) <= set(dir(qsf))
+    with pytest.raises(AttributeError, match="no attribute 'Modell'"):
+        qsf.Modell  # noqa: B018
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    heavy = ("numpy", "tokenizers", "minijinja", "_cffi_backend", "qsf.model", "typing_extensions")
+    code = f"import qsf, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_generating_does_not_import_numpy(tiny_llama_8bit: Path) -> None:
+    code = (
+        "import qsf, sys\n"
+        f"with qsf.Model({str(tiny_llama_8bit)!r}) as m: list(m.generate('Once', max_tokens=2))\n"
+        "print([name for name in ('numpy', 'lz4', 'typer') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# ---- generating ----
+
+
+def test_greedy_text_is_the_story_the_model_knows(model: qsf.Model) -> None:
+    story = text(model, temperature=0, max_tokens=12)
+    assert story.startswith(", there was a little girl named Lily.")
+
+
+def test_the_same_seed_gives_the_same_text(model: qsf.Model) -> None:
+    first = text(model, seed=7, max_tokens=40)
+    assert text(model, "Something else", seed=1, max_tokens=3)
+    assert text(model, seed=7, max_tokens=40) == first
+    assert len({text(model, seed=seed, max_tokens=40) for seed in range(5)}) > 1
+
+
+def test_a_seed_that_was_not_given_is_reported_and_repeats(model: qsf.Model) -> None:
+    first = text(model, max_tokens=30)
+    assert text(model, max_tokens=30, seed=last_stats(model).seed) == first
+
+
+def test_a_common_prefix_is_not_evaluated_again(model: qsf.Model) -> None:
+    story = text(model, temperature=0, max_tokens=10)
+    ids = model.tokenize(PROMPT + story)
+    text(model, ids, temperature=0, max_tokens=1)
+    stats = last_stats(model)
+    assert stats.prompt_tokens == len(ids)
+    assert stats.evaluated_tokens <= 2
+
+
+def test_statistics_describe_the_run(model: qsf.Model) -> None:
+    text(model, "A new prompt", temperature=0, max_tokens=8)
+    stats = last_stats(model)
+    assert stats.stop_reason == "length"
+    assert stats.generated_tokens == 8
+    assert stats.step_tokens == 7
+    assert stats.prompt_rate > 0
+    assert stats.step_rate > 0
+    assert stats.peak_bytes > 1 << 20
+
+
+def test_no_tokens_give_no_text(model: qsf.Model) -> None:
+    assert text(model, max_tokens=0) == ""
+    assert last_stats(model).stop_reason == "length"
+
+
+def test_a_stop_string_is_not_part_of_the_text(model: qsf.Model) -> None:
+    whole = text(model, temperature=0, max_tokens=30)
+    stopped = text(model, temperature=0, max_tokens=30, stop=["nobody", "girl named"])
+    assert last_stats(model).stop_reason == "stop"
+    assert stopped == whole[: whole.index("girl named")]
+    assert text(model, temperature=0, max_tokens=30, stop="girl named") == stopped
+
+
+def test_the_end_token_ends_the_text(model: qsf.Model) -> None:
+    original = model._end_ids
+    ids = model.tokenize(PROMPT)
+    logits = model.logits(ids)
+    model._end_ids = frozenset({int(np.argmax(logits[-1]))})
+    try:
+        assert text(model, temperature=0) == ""
+    finally:
+        model._end_ids = original
+    assert last_stats(model).stop_reason == "end"
+
+
+def test_a_repetition_penalty_changes_the_text(model: qsf.Model) -> None:
+    plain = text(model, temperature=0, max_tokens=60)
+    varied = text(model, temperature=0, max_tokens=60, repetition_penalty=1.5)
+    assert varied != plain
+
+
+def test_two_generations_may_alternate(model: qsf.Model) -> None:
+    prompts = (PROMPT, "The old man")
+    alone = [text(model, prompt, temperature=0, max_tokens=15) for prompt in prompts]
+    runs = [model.generate(prompt, temperature=0, max_tokens=15) for prompt in prompts]
+    together = ["", ""]
+    for _ in range(40):
+        for i, run in enumerate(runs):
+            together[i] += next(run, "")
+    assert together == alone
+
+
+def test_a_generation_that_is_abandoned_leaves_the_model_usable(model: qsf.Model) -> None:
+    whole = text(model, temperature=0, max_tokens=15)
+    run = model.generate(PROMPT, temperature=0)
+    next(run)
+    run.close()  # type: ignore[attr-defined]
+    assert last_stats(model).stop_reason == "abandoned"
+    assert text(model, temperature=0, max_tokens=15) == whole
+
+
+def test_cancel_ends_a_generation_from_another_thread(model: qsf.Model) -> None:
+    model.cancel()  # nothing runs: no effect on what comes
+    run = model.generate(PROMPT, temperature=0, max_tokens=400)
+    pieces = [next(run)]
+    thread = threading.Thread(target=model.cancel)
+    thread.start()
+    thread.join()
+    pieces += list(run)
+    assert last_stats(model).stop_reason == "cancelled"
+    assert last_stats(model).generated_tokens < 400
+    assert text(model, temperature=0, max_tokens=5)
+
+
+def test_threads_take_turns(model: qsf.Model) -> None:
+    prompts = [PROMPT, "The old man", "A red ball"]
+    alone = [text(model, prompt, temperature=0, max_tokens=12) for prompt in prompts]
+    together: dict[str, str] = {}
+
+    def work(prompt: str) -> None:
+        together[prompt] = text(model, prompt, temperature=0, max_tokens=12)
+
+    threads = [threading.Thread(target=work, args=(prompt,)) for prompt in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[prompt] for prompt in prompts] == alone
+
+
+def test_a_full_context_ends_the_text(tiny_llama_8bit: Path) -> None:
+    with qsf.Model(tiny_llama_8bit, max_seq_len=16, **ANY_BUDGET) as model:
+        text(model, temperature=0, max_tokens=100)
+        stats = last_stats(model)
+        assert stats.stop_reason == "context"
+        assert stats.prompt_tokens + stats.generated_tokens == 16 + 1
+        with pytest.raises(errors.QsfArgumentError, match="17 tokens, but the context holds 16"):
+            model.generate(list(range(2, 19)))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": [""]}, "stop string"),
+        ({"prompt": []}, "empty"),
+        ({"prompt": [-1]}, "token ids"),
+        ({"prompt": ["a"]}, "token ids"),
+        ({"prompt": "\ud800"}, "Unicode"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(
+    model: qsf.Model, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(errors.QsfArgumentError, match=said):
+        model.generate(**{"prompt": PROMPT, **options})  # type: ignore[arg-type]
+
+
+# ---- the rest of Model ----
+
+
+def test_text_and_tokens(model: qsf.Model) -> None:
+    ids = model.tokenize(PROMPT)
+    assert ids[0] == model.info.bos_id
+    assert model.detokenize(ids) == PROMPT
+
+
+def test_logits_have_a_row_for_each_token(model: qsf.Model) -> None:
+    ids = model.tokenize(PROMPT)
+    logits = model.logits(ids)
+    assert logits.shape == (len(ids), model.info.n_vocab)
+    assert logits.dtype == np.float32
+    assert np.array_equal(model.logits(ids[:3]), logits[:3])
+    first = model.detokenize([int(np.argmax(logits[-1]))])
+    assert text(model, temperature=0, max_tokens=1) == first
+    for bad in ([], [model.info.n_vocab], [-1]):
+        with pytest.raises(errors.QsfArgumentError):
+            model.logits(bad)
+
+
+def test_the_exact_path_is_close_to_the_default_one(tiny_llama_f16: Path) -> None:
+    results = []
+    for exact in (False, True):
+        with qsf.Model(tiny_llama_f16, exact=exact, **ANY_BUDGET) as model:
+            results.append(model.logits(model.tokenize(PROMPT)))
+    assert not np.array_equal(results[0], results[1])
+    assert float(np.abs(results[0] - results[1]).max()) < 1.0
+
+
+def test_a_chat_prompt_without_a_template_is_the_text(model: qsf.Model) -> None:
+    assert model.chat_template.is_plain
+    assert model.chat_tokens([{"role": "user", "content": PROMPT}]) == model.tokenize(PROMPT)
+
+
+def test_a_plan_says_what_opening_takes(tiny_llama_8bit: Path, model: qsf.Model) -> None:
+    plan = qsf.Model.plan(tiny_llama_8bit, ram_budget=2000)
+    assert plan.is_enough
+    assert plan.engine_bytes == model.info.plan.engine_bytes
+    assert plan.budget_bytes == 2000 * 2**20
+    small = qsf.Model.plan(tiny_llama_8bit, ram_budget=1)
+    assert not small.is_enough
+    assert small.min_budget_bytes > 2**20
+
+
+def test_a_budget_that_is_too_small_is_refused(tiny_llama_8bit: Path) -> None:
+    with pytest.raises(MemoryError, match=r"\d"):
+        qsf.Model(tiny_llama_8bit, ram_budget=1)
+
+
+def test_no_ceiling_is_possible(tiny_llama_8bit: Path) -> None:
+    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
+        assert model.info.plan.budget_bytes == 0
+
+
+@pytest.mark.parametrize("option", ["ram_budget", "threads", "max_seq_len"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "2", 2**32])
+def test_options_out_of_range_are_refused(
+    tiny_llama_8bit: Path, option: str, value: object
+) -> None:
+    with pytest.raises(ValueError, match=option):
+        qsf.Model(tiny_llama_8bit, **{option: value})  # type: ignore[arg-type]
+
+
+def test_a_closed_model_says_so(tiny_llama_8bit: Path) -> None:
+    model = qsf.Model(tiny_llama_8bit, **ANY_BUDGET)
+    run = model.generate(PROMPT)
+    next(run)
+    model.close()
+    model.close()
+    with pytest.raises(errors.QsfArgumentError, match="closed"):
+        next(run)
+    with pytest.raises(errors.QsfArgumentError, match="closed"):
+        model.logits([0])
+
+
+def test_a_file_without_a_tokenizer_has_logits_but_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "bare.qsf"
+    write_tiny(path)
+    with qsf.Model(path, **ANY_BUDGET) as model:
+        with pytest.raises(errors.QsfArgumentError, match="no tokenizer"):
+            model.generate("Hi")
+        with pytest.raises(errors.QsfArgumentError, match="no tokenizer"):
+            model.generate([1])
+
+
+def test_files_that_are_no_models(tmp_path: Path, tiny_llama_8bit: Path) -> None:
+    with pytest.raises(OSError, match=r"absent\.qsf"):
+        qsf.Model(tmp_path / "absent.qsf")
+    with pytest.raises(errors.QsfError):
+        qsf.Model(tmp_path)
+    damaged = tmp_path / "damaged.qsf"
+    shutil.copy(tiny_llama_8bit, damaged)
+    with damaged.open("r+b") as file:
+        file.truncate(damaged.stat().st_size - 1)
+    with pytest.raises(errors.QsfFormatError):
+        qsf.Model(damaged)

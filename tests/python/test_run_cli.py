@@ -1,0 +1,344 @@
+"""``qsf-run`` as a user types it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tokenizers
+from qsf_files import tiny_header, write_tiny
+
+from qsf import run_cli
+
+PROMPT = "Once upon a time"
+KNOWN = ", there was a little girl named Lily."
+COMMAND = [sys.executable, "-m", "qsf.run_cli"]
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[bytes]"]
+ENDLESS = ("-n", 100000, "--max-seq-len", 1 << 17, "--temperature", 1)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run the command in an empty folder, where only the installed package can be found."""
+
+    def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start the command; whatever happens, it does not outlive the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def call(*arguments: object) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        command = [*COMMAND, *map(str, arguments)]
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=tmp_path)
+        processes.append(process)
+        return process
+
+    yield call
+    for process in processes:
+        with process:  # closes the pipes and waits
+            process.kill()
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that never ends: more text than fits into a pipe that nobody reads."""
+    path = tmp_path_factory.mktemp("endless") / "endless.qsf"
+    letters = {chr(ord("a") + i): i for i in range(20)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=letters, merges=[]))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    header = tiny_header(max_tokens=1 << 17, bos_id=None, eos_id=None)
+    sections = {"TOKN": backend.to_str().encode()}
+    write_tiny(path, header=header, is_dull=True, sections=sections)
+    return path
+
+
+def check_refused(done: subprocess.CompletedProcess[str], code: int, said: str) -> None:
+    """One line on standard error, nothing on standard output, no traceback."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("qsf-run: error: ")
+    assert said in lines[0]
+
+
+# ---- generating ----
+
+
+def test_the_text_goes_to_stdout_and_the_statistics_to_stderr(
+    run: Run, tiny_llama_8bit: Path
+) -> None:
+    done = run(tiny_llama_8bit, "--prompt", PROMPT, "--temperature", 0, "--max-tokens", 20)
+    assert done.returncode == 0
+    assert done.stdout.startswith(KNOWN)
+    assert done.stdout.endswith("\n")
+    for said in ("prompt 5 tokens", "generated 20 tokens", "tok/s", "first token", "peak RSS"):
+        assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_quiet_says_nothing(run: Run, tiny_llama_8bit: Path) -> None:
+    done = run(tiny_llama_8bit, "-p", PROMPT, "-n", 3, "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_verbose_shows_the_memory_map_and_the_kernels(run: Run, tiny_llama_8bit: Path) -> None:
+    done = run(tiny_llama_8bit, "-p", PROMPT, "-n", 3, "--verbose", "--seed", 42)
+    for said in ("llama", "8bit", "kernels", "scalar", "i/o", "KV cache", "budget", "seed 42"):
+        assert said in done.stderr
+
+
+def test_the_same_seed_gives_the_same_text(run: Run, tiny_llama_8bit: Path) -> None:
+    texts = [run(tiny_llama_8bit, "-p", PROMPT, "--seed", 3, "-n", 30).stdout for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert run(tiny_llama_8bit, "-p", PROMPT, "--seed", 4, "-n", 30).stdout != texts[0]
+
+
+def test_every_stop_string_stops(run: Run, tiny_llama_8bit: Path) -> None:
+    done = run(
+        tiny_llama_8bit, "-p", PROMPT, "--temperature", 0, "--stop", "nobody", "--stop", " Lily"
+    )
+    assert done.stdout == ", there was a little girl named\n"
+
+
+def test_the_prompt_may_come_from_stdin_or_a_file(
+    run: Run, tiny_llama_8bit: Path, tmp_path: Path
+) -> None:
+    options = ("--temperature", 0, "-n", 12)
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT + "\n", "utf-8")
+    for done in (
+        run(tiny_llama_8bit, *options, stdin=PROMPT + "\n"),
+        run(tiny_llama_8bit, *options, "--prompt-file", "-", stdin=PROMPT),
+        run(tiny_llama_8bit, *options, "--prompt-file", file),
+    ):
+        assert done.stdout.startswith(KNOWN), done.stderr
+
+
+def test_special_tokens_can_be_kept_ordinary(run: Run, tiny_llama_8bit: Path) -> None:
+    prompt = "<|begin_of_text|>" + PROMPT
+    read = run(tiny_llama_8bit, "-p", prompt, "-n", 1)
+    kept = run(tiny_llama_8bit, "-p", prompt, "-n", 1, "--no-special")
+    assert "prompt 5 tokens" in read.stderr
+    assert "prompt 5 tokens" not in kept.stderr
+
+
+def test_a_full_context_is_said(run: Run, tiny_llama_8bit: Path) -> None:
+    done = run(tiny_llama_8bit, "-p", PROMPT, "--max-seq-len", 16)
+    assert done.returncode == 0
+    assert "the context of 16 tokens is full" in done.stderr
+
+
+def test_a_terminal_that_lacks_characters_is_no_error(
+    tiny_llama_8bit: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [
+            *COMMAND,
+            str(tiny_llama_8bit),
+            "-p",
+            "caf\u00e9 \U0001f600",
+            "-n",
+            "40",
+            "--temperature",
+            "5",
+        ],
+        capture_output=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---- the plan ----
+
+
+def test_the_plan_is_printed_without_running(run: Run, tiny_llama_8bit: Path) -> None:
+    done = run(tiny_llama_8bit, "--plan")
+    assert (done.returncode, done.stderr) == (0, "")
+    for said in ("weights, 8 of 8 units", "KV cache, 512 tokens", "total", "budget"):
+        assert said in done.stdout
+
+
+def test_a_plan_that_does_not_fit_says_what_would_and_it_does(
+    run: Run, tiny_llama_8bit: Path
+) -> None:
+    done = run(tiny_llama_8bit, "--plan", "--ram-budget", 5)
+    assert done.returncode == 1
+    assert "total" in done.stdout
+    assert "does not fit in 5.0 MB" in done.stderr
+    enough = int(done.stderr.split("--ram-budget ")[1].split()[0])
+    # One more for what differs from one process to the next.
+    assert run(tiny_llama_8bit, "--plan", "--ram-budget", enough + 1).returncode == 0
+    check_refused(run(tiny_llama_8bit, "-p", PROMPT, "--ram-budget", 5), 1, "--ram-budget")
+
+
+# ---- what a user gets wrong ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "MODEL"),
+        (["m.qsf", "--promt", "x"], "--promt"),
+        (["m.qsf", "--pro", "x"], "--pro"),
+        (["m.qsf", "more", "-p", "x"], "more"),
+        (["m.qsf", "-p", "x", "--ram-budget", "-5"], "--ram-budget"),
+        (["m.qsf", "-p", "x", "--ram-budget", "lots"], "'lots' is not a whole number"),
+        (["m.qsf", "-p", "x", "--threads", "0"], "--threads"),
+        (["m.qsf", "-p", "x", "--temperature", "hot"], "--temperature"),
+        (["m.qsf", "-p", "x", "--prompt-file", "y"], "exclude each other"),
+        (["m.qsf", "-p", "x", "--interactive"], "--interactive"),
+        (["m.qsf", "-p", "x", "--quality", "0.5"], "--quality is not available yet"),
+        (["m.qsf", "--bench"], "--bench is not available yet"),
+        (["m.qsf", "-p", "x", "--kv-type", "4bit"], "--kv-type is not available yet"),
+        (["m.qsf", "-p", "x", "--io", "mmap"], "--io is not available yet"),
+    ],
+)
+def test_wrong_options_are_one_line_and_code_2(run: Run, arguments: list[str], said: str) -> None:
+    check_refused(run(*arguments), 2, said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--temperature", "-1"], "temperature must be"),
+        (["--top-p", "0"], "top_p must be"),
+        (["--seed", str(2**64)], "seed must be"),
+        (["--stop", ""], "stop string"),
+        (["--ram-budget", "99999999999"], "ram_budget must be"),
+    ],
+)
+def test_values_out_of_range_are_one_line(
+    run: Run, tiny_llama_8bit: Path, arguments: list[str], said: str
+) -> None:
+    check_refused(run(tiny_llama_8bit, "-p", PROMPT, *arguments), 1, said)
+
+
+def test_files_that_are_not_models_are_one_line(
+    run: Run, tmp_path: Path, tiny_llama_8bit: Path
+) -> None:
+    check_refused(run("absent.qsf", "-p", "x"), 1, "absent.qsf")
+    check_refused(run(tmp_path, "-p", "x"), 1, str(tmp_path))
+    other = tmp_path / "other.qsf"
+    other.write_bytes(b"PK\x03\x04" * 100)
+    check_refused(run(other, "-p", "x"), 1, "other.qsf")
+    data = tiny_llama_8bit.read_bytes()
+    for n_bytes in (0, 3, 100, 5000, len(data) - 1):
+        other.write_bytes(data[:n_bytes])
+        check_refused(run(other, "-p", "x"), 1, "other.qsf")
+    write_tiny(other)
+    check_refused(run(other, "-p", "x"), 1, "tokenizer")
+
+
+def test_prompts_that_are_not_there_are_one_line(run: Run, tiny_llama_8bit: Path) -> None:
+    check_refused(run(tiny_llama_8bit, stdin=""), 1, "the prompt is empty")
+    check_refused(run(tiny_llama_8bit, "--prompt-file", "absent.txt"), 1, "absent.txt")
+
+
+def test_help_has_every_option_and_examples(run: Run) -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    options = "prompt max-tokens temperature top-p top-k ram-budget threads quality interactive"
+    options += " bench verbose min-p repetition-penalty seed stop max-seq-len exact plan quiet"
+    for option in options.split():
+        assert f"--{option}" in done.stdout
+    assert "examples:" in done.stdout
+    assert "not available yet" in done.stdout
+
+
+# ---- being interrupted ----
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_ends_quietly_with_130(endless: Path, start: Start) -> None:
+    process = start(endless, "-p", "abc", *ENDLESS)
+    assert process.stdout is not None
+    assert process.stdout.read(20)  # it is generating
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.strip() == b""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes")
+def test_a_reader_that_leaves_is_no_error(endless: Path, start: Start) -> None:
+    process = start(endless, "-p", "abc", *ENDLESS)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(5)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert process.stderr.read() == b""
+
+
+# ---- chat ----
+
+
+def test_a_conversation_is_remembered_until_reset(run: Run, tiny_llama_8bit: Path) -> None:
+    lines = f"{PROMPT}\n\nAnd then\n/reset\n{PROMPT}\n/exit\nnot reached\n"
+    done = run(
+        tiny_llama_8bit, "--interactive", "--temperature", 0, "-n", 10, "--verbose", stdin=lines
+    )
+    assert done.returncode == 0
+    answers = done.stdout.splitlines()
+    assert answers[0] == answers[-1]
+    assert answers[0].startswith(", there was a little girl")
+    assert "has no chat template" in done.stderr
+    assert "the conversation is forgotten" in done.stderr
+    assert done.stderr.count("stopped by") == 3
+
+
+def test_a_conversation_that_fills_the_context_says_so(run: Run, tiny_llama_8bit: Path) -> None:
+    lines = f"{PROMPT}\n{PROMPT}\n/reset\n{PROMPT}\n"
+    done = run(
+        tiny_llama_8bit, "--interactive", "--max-seq-len", 12, "--temperature", 0, stdin=lines
+    )
+    assert done.returncode == 0
+    assert "(the context of 12 tokens is full: /reset" in done.stderr
+    assert "(the context is full: the conversation has" in done.stderr
+    answers = done.stdout.splitlines()
+    assert answers[0] == answers[-1]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(endless: Path, start: Start) -> None:
+    process = start(endless, "--interactive", *ENDLESS)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"abc\n")
+    process.stdin.flush()
+    assert process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(b"/reset\n/exit\n", timeout=60)
+    assert process.returncode == 0, said
+    assert b"(stopped)" in said
+    assert b"(the conversation is forgotten)" in said
+    assert b"Traceback" not in said
+
+
+def test_the_parser_does_not_guess_abbreviations() -> None:
+    with pytest.raises(run_cli._UsageError):
+        run_cli._parse(["m.qsf", "--temp", "1"])

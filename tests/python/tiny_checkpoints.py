@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random HuggingFace checkpoints of a few kilobytes, made in milliseconds from a seed.
+
+The weights are small enough that activations stay near 1 and large enough that every part of the
+model changes the logits: a converter or an engine that drops a bias or a scaling is caught.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+Storage = Literal["fp32", "fp16", "bf16"]
+
+_STORED_NAMES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
+
+LLAMA3_SCALING: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+"""With 32 original tokens a head of 16 or more has pairs in all three of the ranges."""
+
+LINEAR_SCALING: dict[str, Any] = {"rope_type": "linear", "factor": 4.0}
+
+
+def make_llama(folder: Path, *, seed: int = 0, **options: Any) -> Path:
+    """Write a LLaMA checkpoint to `folder` (made if missing) and return it.
+
+    Options, beside those of `write_checkpoint`: n_layers, dim, n_heads, n_kv_heads, head_dim,
+    ffn_dim, n_vocab, max_tokens, rope_theta, rope_scaling (a dict as in config.json), tied_head,
+    attention_bias, mlp_bias, hidden_act, norm_epsilon.
+    """
+    return _make_gated(folder, "llama", seed, options)
+
+
+def make_mistral(folder: Path, *, seed: int = 0, **options: Any) -> Path:
+    """Like `make_llama`, plus the option sliding_window (tokens or None; 8 if not given)."""
+    return _make_gated(folder, "mistral", seed, {"sliding_window": 8, **options})
+
+
+def make_gpt2(folder: Path, *, seed: int = 0, **options: Any) -> Path:
+    """Write a GPT-2 checkpoint; by default with a width that is no multiple of 16 or 64.
+
+    Options, beside those of `write_checkpoint`: n_layers, dim, n_heads, ffn_dim, n_vocab,
+    max_tokens, hidden_act, tied_head, norm_epsilon.
+    """
+    rng = np.random.default_rng(seed)
+    dim, n_vocab = options.pop("dim", 78), options.pop("n_vocab", 101)
+    n_layers, ffn_dim = options.pop("n_layers", 2), options.pop("ffn_dim", 3 * dim + 1)
+    config = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_embd": dim,
+        "n_layer": n_layers,
+        "n_head": options.pop("n_heads", 3),
+        "n_inner": ffn_dim,
+        "vocab_size": n_vocab,
+        "n_positions": options.pop("max_tokens", 64),
+        "layer_norm_epsilon": options.pop("norm_epsilon", 1e-5),
+        "activation_function": options.pop("hidden_act", "gelu_new"),
+        "tie_word_embeddings": options.pop("tied_head", True),
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    tensors = {
+        "transformer.wte.weight": _table(rng, n_vocab, dim),
+        "transformer.wpe.weight": _table(rng, config["n_positions"], dim),
+        "transformer.ln_f.weight": _norm(rng, dim),
+        "transformer.ln_f.bias": _bias(rng, dim),
+    }
+    for layer in range(n_layers):
+        at = f"transformer.h.{layer}"
+        for norm in ("ln_1", "ln_2"):
+            tensors[f"{at}.{norm}.weight"] = _norm(rng, dim)
+            tensors[f"{at}.{norm}.bias"] = _bias(rng, dim)
+        sizes = {
+            "attn.c_attn": (3 * dim, dim),
+            "attn.c_proj": (dim, dim),
+            "mlp.c_fc": (ffn_dim, dim),
+            "mlp.c_proj": (dim, ffn_dim),
+        }
+        for name, (n_out, n_in) in sizes.items():
+            # GPT-2 stores these [inputs, outputs].
+            tensors[f"{at}.{name}.weight"] = np.ascontiguousarray(_matrix(rng, n_out, n_in).T)
+            tensors[f"{at}.{name}.bias"] = _bias(rng, n_out)
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = _matrix(rng, n_vocab, dim)
+    return write_checkpoint(folder, config, tensors, **options)
+
+
+def _make_gated(folder: Path, model_type: str, seed: int, options: dict[str, Any]) -> Path:
+    rng = np.random.default_rng(seed)
+    n_heads, n_kv_heads = options.pop("n_heads", 4), options.pop("n_kv_heads", 2)
+    head_dim, dim = options.pop("head_dim", 24), options.pop("dim", 80)
+    ffn_dim, n_vocab = options.pop("ffn_dim", 120), options.pop("n_vocab", 101)
+    n_layers = options.pop("n_layers", 2)
+    config = {
+        "architectures": [f"{model_type.capitalize()}ForCausalLM"],
+        "model_type": model_type,
+        "hidden_size": dim,
+        "intermediate_size": ffn_dim,
+        "num_hidden_layers": n_layers,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": n_vocab,
+        "max_position_embeddings": options.pop("max_tokens", 64),
+        "rms_norm_eps": options.pop("norm_epsilon", 1e-5),
+        "rope_theta": options.pop("rope_theta", 10000.0),
+        "rope_scaling": options.pop("rope_scaling", None),
+        "hidden_act": options.pop("hidden_act", "silu"),
+        "tie_word_embeddings": options.pop("tied_head", False),
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    attention_bias = mlp_bias = False
+    if model_type == "llama":
+        attention_bias = options.pop("attention_bias", False)
+        mlp_bias = options.pop("mlp_bias", False)
+        config |= {"attention_bias": attention_bias, "mlp_bias": mlp_bias}
+    else:
+        config["sliding_window"] = options.pop("sliding_window")
+    tensors = {"model.embed_tokens.weight": _table(rng, n_vocab, dim)}
+    for layer in range(n_layers):
+        at = f"model.layers.{layer}"
+        sizes = {
+            "self_attn.q_proj": (n_heads * head_dim, dim, attention_bias),
+            "self_attn.k_proj": (n_kv_heads * head_dim, dim, attention_bias),
+            "self_attn.v_proj": (n_kv_heads * head_dim, dim, attention_bias),
+            "self_attn.o_proj": (dim, n_heads * head_dim, attention_bias),
+            "mlp.gate_proj": (ffn_dim, dim, mlp_bias),
+            "mlp.up_proj": (ffn_dim, dim, mlp_bias),
+            "mlp.down_proj": (dim, ffn_dim, mlp_bias),
+        }
+        for name, (n_out, n_in, has_bias) in sizes.items():
+            tensors[f"{at}.{name}.weight"] = _matrix(rng, n_out, n_in)
+            if has_bias:
+                tensors[f"{at}.{name}.bias"] = _bias(rng, n_out)
+        tensors[f"{at}.input_layernorm.weight"] = _norm(rng, dim)
+        tensors[f"{at}.post_attention_layernorm.weight"] = _norm(rng, dim)
+    tensors["model.norm.weight"] = _norm(rng, dim)
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = _matrix(rng, n_vocab, dim)
+    return write_checkpoint(folder, config, tensors, **options)
+
+
+def write_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, NDArray[np.float32]],
+    *,
+    storage: Storage = "fp16",
+    n_shards: int = 1,
+    tokenizer_from: Path | None = None,
+) -> Path:
+    """Write config.json, generation_config.json and the weights in the HuggingFace layout.
+
+    With more than one shard the files are `model-00001-of-0000N.safetensors` with an index.
+    `tokenizer_from` is a folder whose tokenizer.json and tokenizer_config.json are copied; the
+    caller sees to it that n_vocab covers its ids.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    torch_dtype = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}[storage]
+    _write_json(folder / "config.json", {**config, "torch_dtype": torch_dtype})
+    ends = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
+    _write_json(folder / "generation_config.json", ends)
+    names = sorted(tensors)
+    weight_map: dict[str, str] = {}
+    for shard in range(n_shards):
+        file_name = f"model-{shard + 1:05}-of-{n_shards:05}.safetensors"
+        if n_shards == 1:
+            file_name = "model.safetensors"
+        part = {name: tensors[name] for name in names[shard::n_shards]}
+        (folder / file_name).write_bytes(safetensors_bytes(part, storage))
+        weight_map |= dict.fromkeys(part, file_name)
+    if n_shards > 1:
+        n_bytes = sum(array.size for array in tensors.values()) * (4 if storage == "fp32" else 2)
+        index = {"metadata": {"total_size": n_bytes}, "weight_map": weight_map}
+        _write_json(folder / "model.safetensors.index.json", index)
+    if tokenizer_from is not None:
+        for file_name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(tokenizer_from / file_name, folder / file_name)
+    return folder
+
+
+def safetensors_bytes(tensors: Mapping[str, NDArray[np.float32]], storage: Storage) -> bytes:
+    """The bytes of one safetensors file; bf16 is rounded to nearest, ties to even."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = bytearray()
+    for name, array in tensors.items():
+        start = len(data)
+        data += _stored(array, storage)
+        header[name] = {
+            "dtype": _STORED_NAMES[storage],
+            "shape": list(array.shape),
+            "data_offsets": [start, len(data)],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + bytes(data)
+
+
+def _stored(array: NDArray[np.float32], storage: Storage) -> bytes:
+    if storage == "fp32":
+        return array.astype("<f4").tobytes()
+    if storage == "fp16":
+        return array.astype("<f2").tobytes()
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    return np.asarray((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, "<u2").tobytes()
+
+
+def _table(rng: np.random.Generator, n_rows: int, dim: int) -> NDArray[np.float32]:
+    return rng.normal(0.0, 0.7, (n_rows, dim)).astype(np.float32)
+
+
+def _matrix(rng: np.random.Generator, n_out: int, n_in: int) -> NDArray[np.float32]:
+    return rng.normal(0.0, 1 / math.sqrt(n_in), (n_out, n_in)).astype(np.float32)
+
+
+def _norm(rng: np.random.Generator, dim: int) -> NDArray[np.float32]:
+    return rng.normal(1.0, 0.2, dim).astype(np.float32)
+
+
+def _bias(rng: np.random.Generator, dim: int) -> NDArray[np.float32]:
+    return rng.normal(0.0, 0.3, dim).astype(np.float32)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Installs the system packages that the build needs and that are missing, or prints how to.
+# Usage: tools/bootstrap.sh [arm]     (arm: also what `make check-arm` needs)
+set -euo pipefail
+
+has_header() { echo "#include <$1>" | "${CC:-cc}" -E - >/dev/null 2>&1; }
+
+python_has_venv() {
+    local python
+    for python in python3.13 python3.12 python3.11 python3.10 python3; do
+        if "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' \
+            >/dev/null 2>&1; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+missing=()
+command -v "${CC:-cc}" >/dev/null || missing+=(gcc libc6-dev)
+command -v make >/dev/null || missing+=(make)
+has_header lz4.h || missing+=(liblz4-dev)
+has_header zstd.h || missing+=(libzstd-dev)
+python_has_venv || missing+=(python3 python3-venv)
+if [ "${1:-}" = arm ]; then
+    command -v aarch64-linux-gnu-gcc >/dev/null ||
+        missing+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+    command -v qemu-aarch64 >/dev/null || command -v qemu-aarch64-static >/dev/null ||
+        missing+=(qemu-user)
+    [ -e /usr/lib/aarch64-linux-gnu/liblz4.a ] || missing+=(liblz4-dev:arm64)
+    [ -e /usr/lib/aarch64-linux-gnu/libzstd.a ] || missing+=(libzstd-dev:arm64)
+fi
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+sudo=()
+[ "$(id -u)" = 0 ] || sudo=(sudo)
+foreign=""
+case " ${missing[*]} " in *:arm64*) foreign="dpkg --add-architecture arm64" ;; esac
+if command -v apt-get >/dev/null &&
+    { [ ${#sudo[@]} = 0 ] || sudo -n true 2>/dev/null; }; then
+    echo "Installing: ${missing[*]}"
+    if [ -n "$foreign" ]; then "${sudo[@]}" dpkg --add-architecture arm64; fi
+    "${sudo[@]}" apt-get update -q
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -q --no-install-recommends "${missing[@]}"
+    exit 0
+fi
+echo "Some system packages are missing. Install them, then run make again:" >&2
+if [ -n "$foreign" ]; then echo "    sudo $foreign" >&2; fi
+echo "    sudo apt-get update && sudo apt-get install -y ${missing[*]}" >&2
+exit 1

@@ -1,0 +1,65 @@
+"""Compares the symbols of the built library with the public header.
+
+Every global symbol of libqsf_core.a starts with qsf_, every function that qsf.h
+declares with QSF_API is there, and the Python module (if given) exports its init
+function only. Prints one line per violation; exits with 1 if there is any.
+
+Usage: python tools/check_exports.py LIBRARY.a [MODULE.so]
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HEADER = Path(__file__).resolve().parents[1] / "csrc" / "include" / "qsf.h"
+MODULE_EXPORTS = {"PyInit__qsf", "_init", "_fini"}
+
+
+def declared(header: str) -> set[str]:
+    """Return the names of the QSF_API functions in the text of the header."""
+    return set(re.findall(r"^QSF_API\s[^;(]*?(\w+)\s*\(", header, re.MULTILINE))
+
+
+def defined(nm_output: str) -> set[str]:
+    """Return the names of the global definitions in what `nm -g -P` printed."""
+    rows = [line.split() for line in nm_output.splitlines()]
+    return {row[0] for row in rows if len(row) >= 2 and row[1] in set("TDBRVWGSC")}
+
+
+def nm(path: Path, *flags: str) -> set[str]:
+    """Return the global definitions of an archive or shared object."""
+    run = subprocess.run(
+        ["nm", "-g", "-P", *flags, str(path)], check=True, capture_output=True, text=True
+    )
+    return defined(run.stdout)
+
+
+def check(library: set[str], header: set[str], module: set[str] | None = None) -> list[str]:
+    """Return the violations, one line of text each."""
+    found = [f"{name} is global but does not start with qsf_"
+             for name in sorted(library) if not name.startswith("qsf_")]  # fmt: skip
+    found += [f"{name} is declared in qsf.h but not defined" for name in sorted(header - library)]
+    if module is not None:
+        found += [f"the module exports {name}" for name in sorted(module - MODULE_EXPORTS)]
+    return found
+
+
+def main() -> int:
+    """Print the violations; the exit code is 1 if there are any."""
+    if len(sys.argv) not in (2, 3):
+        print(__doc__, file=sys.stderr)
+        return 2
+    module = nm(Path(sys.argv[2]), "-D") if len(sys.argv) == 3 else None
+    header = declared(HEADER.read_text(encoding="ascii"))
+    found = check(nm(Path(sys.argv[1])), header, module)
+    for line in found:
+        print(line)
+    print(f"check_exports: {len(header)} functions, {len(found)} violations")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Checks the rules of the C sources that no compiler checks.
+
+Which room of csrc/ may include which, which calls are allowed where, and the form of
+every file. Prints one line per violation; exits with 1 if there is any.
+
+Usage: python tools/lint_c.py [PROJECT_ROOT]
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# A room may include itself, the public header and the rooms named here; nothing else.
+MAY_INCLUDE: dict[str, frozenset[str]] = {
+    "include": frozenset(),
+    "base": frozenset(),
+    "platform": frozenset({"base"}),
+    "memory": frozenset({"base", "platform"}),
+    "format": frozenset({"base", "platform", "memory"}),
+    "kernels": frozenset({"base", "platform"}),
+    "model": frozenset({"base", "platform", "memory", "format", "kernels"}),
+    "engine": frozenset({"base", "platform", "memory", "format", "kernels", "model"}),
+    "api": frozenset({"base", "engine"}),
+}
+BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are allowed
+    "malloc|calloc|realloc|aligned_alloc|posix_memalign|free": frozenset({"platform"}),
+    "printf|fprintf|puts|putchar|fputs|perror": frozenset(),
+    "exit|abort|_Exit|quick_exit": frozenset(),
+    "strcpy|strcat|sprintf|vsprintf|gets|strtok|atoi|alloca": frozenset(),
+    "fopen|fread|open|openat|pread|mmap": frozenset({"platform"}),
+    r"pthread_\w+": frozenset({"platform"}),
+}
+MAX_LINES = 600
+MAX_COLUMNS = 100
+MAX_FUNCTION_LINES = 80
+
+SPDX = "/* SPDX-License-Identifier: Apache-2.0 */"
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
+NOT_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+Violation = tuple[int, str]  # line number from 1, what is wrong
+
+
+def blank(match: re.Match[str]) -> str:
+    """Replace a comment or literal by spaces, keeping its line breaks."""
+    return re.sub(r"[^\n]", " ", match.group())
+
+
+def check_form(path: Path, text: str) -> Iterator[Violation]:
+    """Check what holds for every C file: head, length, width, characters."""
+    lines = text.splitlines()
+    if not lines or not lines[0].startswith(f"/* {path.name} - "):
+        yield 1, f"the first line is not `/* {path.name} - what it owns.`"
+    if SPDX not in lines[:40]:
+        yield 1, f"there is no line `{SPDX}` after the first comment"
+    if len(lines) > MAX_LINES and not path.stem.endswith("_tables"):
+        yield len(lines), f"{len(lines)} lines, at most {MAX_LINES}"
+    for line_idx, line in enumerate(lines, 1):
+        if not line.isascii():
+            yield line_idx, "a character that is not ASCII"
+        if len(line) > MAX_COLUMNS:
+            yield line_idx, f"{len(line)} columns, at most {MAX_COLUMNS}"
+        if line.rstrip() != line or "\t" in line:
+            yield line_idx, "a tab or a space at the end"
+
+
+def check_functions(code: str) -> Iterator[Violation]:
+    """Find functions that do not fit on a screen; `code` is without comments."""
+    start = 0
+    for line_idx, line in enumerate(code.splitlines(), 1):
+        if line.startswith("{"):
+            start = line_idx
+        elif line.startswith("}") and start:
+            if line_idx - start > MAX_FUNCTION_LINES:
+                yield start, f"a function of {line_idx - start} lines, at most {MAX_FUNCTION_LINES}"
+            start = 0
+
+
+def check_room(room: str, text: str, code: str) -> Iterator[Violation]:
+    """Check includes and calls of a file in csrc/`room`."""
+    if room not in MAY_INCLUDE:
+        yield 1, f"csrc/{room} is not a room; known: {', '.join(MAY_INCLUDE)}"
+        return
+    for line_idx, line in enumerate(text.splitlines(), 1):
+        match = INCLUDE.match(line)
+        if match is None:
+            continue
+        other = match.group(1).split("/", 1)[0]
+        if "/" not in match.group(1):
+            yield line_idx, f'"{match.group(1)}" is not written from csrc/ down'
+        elif other not in MAY_INCLUDE[room] | {room, "include"}:
+            yield line_idx, f"{room}/ may not include {match.group(1)}"
+    for names, rooms in BANNED.items():
+        if room in rooms:
+            continue
+        for call in re.finditer(rf"(?<![\w.>])({names})\s*\(", code):
+            where = f"only allowed in {', '.join(sorted(rooms))}/" if rooms else "not allowed"
+            yield code.count("\n", 0, call.start()) + 1, f"{call.group(1)}() is {where}"
+
+
+def check(root: Path) -> list[str]:
+    """Return the violations under the project folder `root`, one line of text each."""
+    found: list[str] = []
+    seen: dict[str, Path] = {}
+    for folder in ("csrc", "tests/c", "tests/fuzz", "bench", "examples"):
+        for path in sorted((root / folder).rglob("*.[ch]")):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            code = NOT_CODE.sub(blank, text)
+            name = path.relative_to(root)
+            violations = [*check_form(path, text), *check_functions(code)]
+            if folder == "csrc":
+                violations += check_room(name.parts[1], text, code)
+                if path.name in seen:
+                    violations.append((1, f"the name is taken by {seen[path.name]}"))
+                seen.setdefault(path.name, name)
+            found += [f"{name}:{line}: {what}" for line, what in sorted(violations)]
+    for folder in ("qsf", "converter", "tools", "tests/python"):
+        for path in sorted((root / folder).rglob("*.py")):
+            n_lines = len(path.read_text(encoding="utf-8").splitlines())
+            if n_lines > MAX_LINES:
+                found.append(f"{path.relative_to(root)}:{n_lines}: at most {MAX_LINES} lines")
+    return found
+
+
+def main() -> int:
+    """Print the violations; the exit code is 1 if there are any."""
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
+    found = check(root)
+    for line in found:
+        print(line)
+    print(f"lint_c: {len(found)} violations")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Write the small .qsf files of tests/golden, which the C tests run and which are kept for ever.
+
+A later release must open these files and compute the same logits, so they are made anew only
+when a version of the format is added, under new names.
+
+Usage: .venv/bin/python tools/make_golden_files.py
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "python"))
+
+from tiny_checkpoints import LLAMA3_SCALING, make_gpt2, make_llama  # noqa: E402
+
+from qsf.converter import convert  # noqa: E402
+
+
+def main() -> None:
+    """Make each checkpoint from its seed and convert it."""
+    golden = ROOT / "tests" / "golden"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        llama = make_llama(
+            folder / "llama",
+            seed=1,
+            n_layers=3,
+            max_tokens=128,
+            attention_bias=True,
+            rope_scaling=LLAMA3_SCALING,
+        )
+        gpt2 = make_gpt2(folder / "gpt2", seed=2, n_layers=3, max_tokens=128)
+        convert(llama, golden / "tiny-llama-4bit.qsf", quant_type="4bit", overwrite=True)
+        convert(gpt2, golden / "tiny-gpt2-8bit.qsf", quant_type="8bit", overwrite=True)
+
+
+if __name__ == "__main__":
+    main()
