@@ -1,6 +1,6 @@
 """Writes csrc/format/crc32_tables.c, the constants of the slicing-by-16 checksum.
 
-    python tools/make_crc32_tables.py csrc/format/crc32_tables.c
+python tools/make_crc32_tables.py csrc/format/crc32_tables.c
 """
 
 from __future__ import annotations

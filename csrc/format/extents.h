@@ -12,10 +12,10 @@
 typedef struct qsf_extent {
     uint64_t off;
     uint64_t n_bytes;
-    uint32_t crc32;     /* unused for the header and the directory */
-    bool is_checked;    /* does crc32 count? */
-    uint32_t unit_idx;  /* UINT32_MAX: not a unit */
-    char name[12];      /* "header", "directory" or the tag */
+    uint32_t crc32;    /* unused for the header and the directory */
+    bool is_checked;   /* does crc32 count? */
+    uint32_t unit_idx; /* UINT32_MAX: not a unit */
+    char name[12];     /* "header", "directory" or the tag */
 } qsf_extent;
 
 /* Takes an array from the reader's ledger and fills it, sorted by offset: the header, the

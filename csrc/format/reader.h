@@ -71,7 +71,7 @@ typedef struct qsf_tensor {
 } qsf_tensor;
 
 typedef struct qsf_unit {
-    uint64_t off;          /* in the file */
+    uint64_t off; /* in the file */
     uint64_t stored_bytes;
     uint64_t raw_bytes;
     uint32_t crc32;        /* of the stored bytes */
@@ -89,14 +89,14 @@ typedef struct qsf_reader {
     uint32_t n_units; /* layers + 2: embedding first, final last */
     uint32_t n_tensors;
     uint32_t n_sections;
-    uint32_t n_bands;            /* of 16 embedding rows */
-    uint64_t directory_off;      /* in the file */
-    qsf_unit *units;             /* [n_units] */
-    qsf_tensor *tensors;         /* [n_tensors], sorted by unit and offset */
-    qsf_section *sections;       /* [n_sections] */
-    uint32_t *band_crc32;        /* [n_bands] */
-    uint64_t tables_bytes;       /* what the four arrays take of the ledger */
-    qsf_ledger *ledger;          /* borrowed; outlives the reader */
+    uint32_t n_bands;       /* of 16 embedding rows */
+    uint64_t directory_off; /* in the file */
+    qsf_unit *units;        /* [n_units] */
+    qsf_tensor *tensors;    /* [n_tensors], sorted by unit and offset */
+    qsf_section *sections;  /* [n_sections] */
+    uint32_t *band_crc32;   /* [n_bands] */
+    uint64_t tables_bytes;  /* what the four arrays take of the ledger */
+    qsf_ledger *ledger;     /* borrowed; outlives the reader */
 } qsf_reader;
 
 /* On failure nothing is held and the reader is closed. reads_until_fault: as in

@@ -28,14 +28,14 @@ typedef struct qsf_stream {
     unsigned char **resident; /* [n_units]; NULL: streamed */
     unsigned char *window;    /* [window_bytes]; NULL when every unit is resident */
     size_t window_bytes;
-    unsigned char *stored;    /* codec workspace, then a block; NULL: none streamed needs it */
+    unsigned char *stored; /* codec workspace, then a block; NULL: none streamed needs it */
     size_t stored_bytes;
-    unsigned char *band;      /* a band of embedding rows; NULL when unit 0 is resident */
+    unsigned char *band; /* a band of embedding rows; NULL when unit 0 is resident */
     size_t band_bytes;
-    uint32_t band_idx;        /* which band is held; UINT32_MAX: none */
+    uint32_t band_idx; /* which band is held; UINT32_MAX: none */
     /* the unit being passed through; source.raw_done_bytes is the end of the window */
-    uint32_t unit_idx;        /* UINT32_MAX: none */
-    uint64_t window_off;      /* raw offset of the window's first byte, a multiple of 64 */
+    uint32_t unit_idx;   /* UINT32_MAX: none */
+    uint64_t window_off; /* raw offset of the window's first byte, a multiple of 64 */
     qsf_unit_source source;
     /* statistics since init */
     uint64_t read_bytes;

@@ -14,8 +14,8 @@
 #include "format/reader.h"
 
 typedef struct qsf_unit_source {
-    qsf_reader *reader;     /* borrowed */
-    unsigned char *stored;  /* borrowed [stored_bytes]: codec workspace, then one block */
+    qsf_reader *reader;    /* borrowed */
+    unsigned char *stored; /* borrowed [stored_bytes]: codec workspace, then one block */
     size_t stored_bytes;
     uint32_t unit_idx;
     uint64_t file_done_bytes; /* stored bytes read so far */

@@ -1,5 +1,7 @@
 /* check_reader.c - a good file is read as it was meant, every change of it is refused. */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <unistd.h>
+
 #include "check.h"
 #include "format/reader.h"
 #include "format/stream.h"
@@ -8,6 +10,7 @@
 
 #define CEILING_BYTES (UINT64_C(64) << 20)
 #define BUFFER_BYTES (64U << 10)
+#define MAX_EDITS 8
 
 static const char path[] = "check_reader.qsf";
 static const tiny_options plain = {{0, 0}, false, false};
@@ -215,14 +218,14 @@ typedef enum answer {
 } answer;
 
 typedef struct rule {
-    edit edits[3];
+    edit edits[MAX_EDITS];
     answer want;
     const char *text; /* part of the error */
 } rule;
 
 #define LAYER(idx, off) (uint32_t)((idx)*32 + (off))  /* in LAYR */
 #define TENSOR(idx, off) (uint32_t)((idx)*32 + (off)) /* in TENS */
-#define TAG(a, b, c, d)                                                                            \
+#define TAG(a, b, c, d) \
     ((uint64_t)(a) | (uint64_t)(b) << 8 | (uint64_t)(c) << 16 | (uint64_t)(d) << 24)
 
 #include "reader_rules.h"
@@ -246,7 +249,7 @@ static void check_rules(const tiny_options *o, const rule *rules, size_t n_rules
         bool is_open = false;
         tiny_build(&file, o);
         /* From the last to the first, so that an edit of a tag can come after others of it. */
-        for (size_t e = 3; e-- > 0;)
+        for (size_t e = MAX_EDITS; e-- > 0;)
             apply(&rules[i].edits[e]);
         repair_checksums(file.bytes, file.n_bytes);
         CHECK(tiny_write(path, file.bytes, file.n_bytes));
@@ -274,10 +277,48 @@ static void check_index_checksum(void)
     CHECK_CONTAINS(qsf_fail_text(), "in the header");
 }
 
+/* A band checksum that is wrong while all others are right is verify's to find. */
+static void check_band_checksum(void)
+{
+    bool is_open = false;
+    tiny_build(&file, &plain);
+    file.bytes[qsf_load_u64(repair_find(file.bytes, file.n_bytes, "EBND") + 8) + 4] ^= 1;
+    repair_sections(file.bytes, file.n_bytes);
+    CHECK(tiny_write(path, file.bytes, file.n_bytes));
+    CHECK_STATUS(open_and_verify(&is_open), QSF_ERR_FORMAT);
+    CHECK(is_open);
+    CHECK_CONTAINS(qsf_fail_text(), "embedding band 1");
+}
+
+/* A table may be no larger than its limit, even when the file is. */
+static void check_table_limit(void)
+{
+    const uint32_t off = 65536;
+    const uint32_t n_bytes = QSF_MAX_TABLE_BYTES + 32;
+    bool is_open = false;
+    tiny_build(&file, &plain);
+    unsigned char *const tens = repair_find(file.bytes, file.n_bytes, "TENS");
+    qsf_store_u64(tens + 8, off);
+    qsf_store_u64(tens + 16, n_bytes);
+    qsf_store_u32(file.bytes + 92, off + n_bytes);
+    qsf_store_u32(file.bytes + 96, qsf_crc32(0, file.bytes, 96));
+    qsf_store_u32(file.bytes + 112,
+                  qsf_crc32(0, file.bytes + TINY_TABLES_OFF, (size_t)file.n_sections * 32));
+    qsf_store_u32(file.bytes + 124, qsf_crc32(0, file.bytes + 100, 24));
+    CHECK(tiny_write(path, file.bytes, file.n_bytes));
+    CHECK(truncate(path, (off_t)off + n_bytes) == 0); /* longer, with a hole */
+    CHECK_STATUS(open_and_verify(&is_open), QSF_ERR_FORMAT);
+    CHECK_CONTAINS(qsf_fail_text(), "section TENS has 67108896 bytes, allowed: up to 67108864");
+}
+
 /* open and verify with the N-th read or the N-th grant failing. */
 static void check_faults(void)
 {
-    tiny_build(&file, &(tiny_options){{1, 3}, false, true});
+    tiny_build(&file, &(tiny_options){{0, 3}, false, true});
+    /* A tensor with an index, in the table and in its unit: open needs memory for those. */
+    apply(&(edit){"TENS", TENSOR(2, 18), 2, 5});
+    apply(&(edit){"head", 8192 + 64 + 256 + 14, 2, 5});
+    repair_checksums(file.bytes, file.n_bytes);
     CHECK(tiny_write(path, file.bytes, file.n_bytes));
     for (int kind = 0; kind < 2; kind++) {
         qsf_status status = QSF_ERR_ARG;
@@ -310,6 +351,8 @@ int main(void)
     check_rules(&(tiny_options){{1, 3}, false, false}, packed_rules,
                 sizeof packed_rules / sizeof packed_rules[0]);
     check_index_checksum();
+    check_band_checksum();
+    check_table_limit();
     check_faults();
     check_truncations();
     check_single_bytes(&plain, true);

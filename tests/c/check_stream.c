@@ -126,6 +126,8 @@ static void check_plan(void)
             for (uint32_t i = 0; i < o.reader.n_units; i++)
                 planned += is_resident[i] ? o.reader.units[i].raw_bytes : 0;
             CHECK(o.ledger.held_bytes <= planned);
+            const bool streams_layer = !is_resident[1] || !is_resident[2];
+            CHECK((o.stream.stored != NULL) == (c != QSF_COMPRESSION_NONE && streams_layer));
             close_stream(&o);
 
             qsf_ledger_init(&o.ledger, planned);
@@ -261,6 +263,12 @@ static void check_misuse(void)
         CHECK_STATUS(qsf_stream_acquire(s, raw_bytes, 1, &data), QSF_ERR_ARG);
         CHECK_OK(qsf_stream_begin_unit(s, 1));
         CHECK_STATUS(qsf_stream_acquire(s, UINT64_MAX, 2, &data), QSF_ERR_ARG);
+        CHECK_OK(qsf_stream_begin_unit(s, 1));
+        const uint64_t read_bytes = s->read_bytes;
+        CHECK_OK(qsf_stream_acquire(s, 64, 64, &data));
+        if (c == QSF_COMPRESSION_NONE) /* only what is asked, and what lies before it */
+            CHECK_EQ_U64(s->read_bytes - read_bytes, 128);
+        qsf_stream_abandon(s);
         CHECK_OK(qsf_stream_begin_unit(s, 1));
         CHECK_OK(qsf_stream_acquire(s, 63, span_bytes, &data)); /* all of a span, worst offset */
         CHECK_STATUS(qsf_stream_acquire(s, 64, span_bytes + 1, &data), QSF_ERR_ARG);

@@ -1,6 +1,6 @@
 /* reader_rules.h - every rule of docs/format.md, broken once; included by check_reader.c alone.
  *
- * Entries: up to three edits of the tiny file, the answer, part of its text.
+ * Entries: up to eight edits of the tiny file, the answer, part of its text.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
@@ -21,6 +21,7 @@ static const rule plain_rules[] = {
     {{{"head", 24, 4, 0}}, F, "number of attention heads is 0"},
     {{{"head", 24, 4, 4097}}, F, "number of attention heads"},
     {{{"head", 28, 4, 3}}, F, "number of KV heads is 3"},
+    {{{"head", 28, 4, 0}}, FINE, ""},
     {{{"head", 24, 4, 3}, {"head", 28, 4, 2}}, F, "do not divide"},
     {{{"head", 32, 4, 0}}, F, "vocabulary is 0"},
     {{{"head", 32, 4, (1U << 24) + 1}}, F, "vocabulary"},
@@ -112,6 +113,8 @@ static const rule plain_rules[] = {
     {{{"TENS", TENSOR(1, 0), 4, 2}}, F, "the 0 tensors of unit 1"},
     {{{"TENS", TENSOR(3, 0), 4, 2}}, F, "the 2 tensors of unit 1"},
     {{{"TENS", TENSOR(10, 0), 4, 0}}, F, "the 2 tensors of unit 3"},
+    {{{"TENS", TENSOR(10, 0), 4, 0}, {"dir:FINL", 16, 8, 512}}, F,
+     "entry 10 is of unit 0, allowed: sorted by unit"},
     {{{"TENS", TENSOR(2, 4), 4, 29}}, U, "tensor type 29"},
     {{{"TENS", TENSOR(2, 4), 4, 0xFFFFFFFF}}, U, "tensor type 4294967295"},
     {{{"TENS", TENSOR(2, 4), 4, 26}}, F, "of a layer has type 26"},
@@ -143,6 +146,10 @@ static const rule plain_rules[] = {
     {{{"TENS", TENSOR(0, 4), 4, 26}}, F, "where type 25"},
     {{{"TENS", TENSOR(0, 18), 2, 1}}, F, "index 1, layout 1"},
     {{{"TENS", TENSOR(0, 8), 4, 39}}, F, "[39, 64] where"},
+    {{{"dir:EMBD", 16, 8, 3584}, {"TENS", TENSOR(1, 0), 4, 0}, {"TENS", TENSOR(1, 24), 8, 3328},
+      {"LAYR", LAYER(0, 8), 4, 3392}, {"LAYR", LAYER(0, 12), 4, 3392}, {"LAYR", LAYER(0, 18), 2, 2},
+      {"TENS", TENSOR(2, 24), 8, 64}, {"TENS", TENSOR(3, 24), 8, 2240}},
+     F, "the embedding unit has 2 tensors"},
     {{{"TENS", TENSOR(8, 4), 4, 7}}, F, "where type 27"},
     {{{"TENS", TENSOR(8, 12), 4, 63}}, F, "[1, 63] where"},
     {{{"TENS", TENSOR(9, 4), 4, 14}}, F, "where type 26"},
@@ -199,6 +206,9 @@ static const rule plain_rules[] = {
     {{{"ARCH", 0, 2, 5}, {"ARCH", 4, 4, 0x3F800000}}, F, "llama3 high frequency factor is 1"},
     {{{"ARCH", 8, 2, 8}, {"ARCH", 12, 4, 1}}, FINE, ""},
     {{{"ARCH", 12, 4, 32}}, FINE, ""},
+    {{{"ARCH", 0, 2, 3}, {"ARCH", 4, 4, 0x40000000}}, FINE, ""},
+    {{{"ARCH", 0, 2, 5}, {"ARCH", 4, 4, 0x40000000}}, FINE, ""},
+    {{{"ARCH", 16, 2, 10}, {"ARCH", 20, 4, 0xFFFFFFFF}}, FINE, ""},
 };
 
 static const rule learned_rules[] = { /* learned positions, tied head */
@@ -224,6 +234,8 @@ static const rule packed_rules[] = {
     {{{"head", 8200, 4, 0xFFFFFFFF}}, V, "damaged LZ4 block"},
     {{{"head", 12288 + 4, 4, 1001}}, V, "damaged ZSTD block"},
     {{{"head", 12288 + 8, 4, 0xFFFFFFFF}}, V, "damaged ZSTD block"},
+    {{{"LAYR", LAYER(0, 8), 4, 0}}, F, "3712 raw, allowed: 1 or more"},
+    {{{"LAYR", LAYER(0, 12), 4, 0}}, F, "0 raw, allowed: 1 or more"},
     {{{"LAYR", LAYER(0, 12), 4, 0xFFFFFFC0}}, F, "the 3 tensors of unit 1 take 3712 bytes"},
     {{{"LAYR", LAYER(0, 12), 4, 3712 + 64}}, F, "the 3 tensors of unit 1 take 3712 bytes"},
     {{{"LAYR", LAYER(0, 8), 4, 1}}, V, "unit 1: 1 stored bytes left for 3712 raw ones"},

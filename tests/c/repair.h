@@ -76,13 +76,9 @@ static inline void repair_layers(unsigned char *file, size_t file_bytes)
     }
 }
 
-/* From the inside out: bands, layers, sections, directory, header. */
-static inline void repair_checksums(unsigned char *file, size_t file_bytes)
+/* Sections, directory and header. */
+static inline void repair_sections(unsigned char *file, size_t file_bytes)
 {
-    if (file_bytes < QSF_HEADER_BYTES)
-        return;
-    repair_bands(file, file_bytes);
-    repair_layers(file, file_bytes);
     const uint64_t off = qsf_load_u64(file + 100);
     const uint32_t n_sections = qsf_load_u32(file + 108);
     if (n_sections <= QSF_MAX_SECTIONS &&
@@ -101,6 +97,16 @@ static inline void repair_checksums(unsigned char *file, size_t file_bytes)
     qsf_store_u32(file + 92, (uint32_t)(file_bytes & 0xFFFFFFFF));
     qsf_store_u32(file + 96, qsf_crc32(0, file, 96));
     qsf_store_u32(file + 124, qsf_crc32(0, file + 100, 24));
+}
+
+/* From the inside out. */
+static inline void repair_checksums(unsigned char *file, size_t file_bytes)
+{
+    if (file_bytes < QSF_HEADER_BYTES)
+        return;
+    repair_bands(file, file_bytes);
+    repair_layers(file, file_bytes);
+    repair_sections(file, file_bytes);
 }
 
 #endif
