@@ -254,6 +254,16 @@ def test_a_chat_prompt_without_a_template_is_the_text(model: qsf.Model) -> None:
     assert model.chat_tokens([{"role": "user", "content": PROMPT}]) == model.tokenize(PROMPT)
 
 
+def test_the_file_alone_knows_template_defaults_and_end_tokens(tiny_chat_8bit: Path) -> None:
+    with qsf.Model(tiny_chat_8bit, **ANY_BUDGET) as model:
+        assert model.generation_defaults == qsf.SamplingParams(temperature=0.25, top_k=3)
+        ids = model.chat_tokens([{"role": "user", "content": "Hi <|end_of_text|>"}])
+        shown = model.tokenizer.decode(ids, skip_special=False)
+        assert shown == ("<|begin_of_text|><user>Hi <|end_of_text|><|end_of_text|><assistant>")
+        assert ids.count(1) == 1
+        assert model._end_ids == {1, 5}
+
+
 def test_a_plan_says_what_opening_takes(tiny_llama_8bit: Path, model: qsf.Model) -> None:
     plan = qsf.Model.plan(tiny_llama_8bit, ram_budget=2000)
     assert plan.is_enough

@@ -311,6 +311,17 @@ def test_a_conversation_is_remembered_until_reset(run: Run, tiny_llama_8bit: Pat
     assert done.stderr.count("stopped by") == 3
 
 
+def test_a_conversation_uses_the_files_template(run: Run, tiny_chat_8bit: Path) -> None:
+    done = run(tiny_chat_8bit, "--interactive", "-n", 5, "--verbose", stdin="Hi\nYou\n")
+    assert done.returncode == 0
+    assert "no chat template" not in done.stderr
+    assert "temperature 0.25" in done.stderr
+    # A turn: <user>Hi and its end, then <assistant>; more than the two tokens of a plain one.
+    first, second = (line for line in done.stderr.splitlines() if line.startswith("prompt "))
+    assert int(first.split()[1]) > 5
+    assert int(second.split()[1]) > 5
+
+
 def test_a_conversation_that_fills_the_context_says_so(run: Run, tiny_llama_8bit: Path) -> None:
     lines = f"{PROMPT}\n{PROMPT}\n/reset\n{PROMPT}\n"
     done = run(
