@@ -178,7 +178,7 @@ def _token_id(config: Config, name: str, n_vocab: int, warnings: list[str]) -> i
     return value
 
 
-def _rope(config: Config, max_tokens: int) -> tuple[float, dict[str, Any]]:
+def _rope(config: Config) -> tuple[float, dict[str, Any]]:
     """Return rope_theta and the scaling fields of ``Arch``, from either spelling."""
     modern = config.get("rope_parameters")
     name = "rope_parameters" if modern else "rope_scaling"
@@ -207,9 +207,7 @@ def _rope(config: Config, max_tokens: int) -> tuple[float, dict[str, Any]]:
                 f"config.json: {where}high_freq_factor = {high:g} "
                 f"is not above low_freq_factor = {low:g}"
             )
-        original = _count(
-            {**config, **scaling}, "original_max_position_embeddings", _MAX_TOKENS, max_tokens
-        )
+        original = _count({**config, **scaling}, "original_max_position_embeddings", _MAX_TOKENS)
         return theta, {
             "rope_scaling": RopeScaling.LLAMA3,
             "rope_factor": _positive(scaling, "factor", None, where),
@@ -233,7 +231,9 @@ def _read_llama_like(
     warnings: list[str] = []
     dim = _count(config, "hidden_size", _MAX_DIM)
     n_heads = _count(config, "num_attention_heads", _MAX_HEADS)
-    n_kv_heads = _count(config, "num_key_value_heads", n_heads, default_kv_heads or n_heads)
+    if "num_key_value_heads" in config or default_kv_heads is None:
+        default_kv_heads = n_heads
+    n_kv_heads = _count(config, "num_key_value_heads", n_heads, default_kv_heads)
     if n_heads % n_kv_heads:
         raise QsfConversionError(
             f"config.json: {n_heads} attention heads cannot share {n_kv_heads} key-value heads"
@@ -247,7 +247,7 @@ def _read_llama_like(
         raise QsfConversionError(f"config.json: RoPE needs an even head_dim, not {head_dim}")
     n_vocab = _count(config, "vocab_size", _MAX_VOCAB)
     max_tokens = _count(config, "max_position_embeddings", _MAX_TOKENS, default_tokens)
-    theta, scaling = _rope(config, max_tokens)
+    theta, scaling = _rope(config)
     tied = _boolean(config, "tie_word_embeddings", False)
     window_tokens = 0
     if config.get("sliding_window", default_window) is not None and default_window is not None:
@@ -285,7 +285,7 @@ def _read_llama_like(
         "ffn": header.ffn_dim,
         "vocab": n_vocab,
     }
-    flags = {"attention_bias"} if _boolean(config, "attention_bias", False) else set()
+    flags = {name for name in ("attention_bias", "mlp_bias") if _boolean(config, name, False)}
     return Facts(header, arch, dims, frozenset(flags), tuple(warnings))
 
 
@@ -431,8 +431,11 @@ _LLAMA_RULES = (
     _layer(TensorType.ATTN_OUT_BIAS, "self_attn.o_proj.bias", "hidden", flag="attention_bias"),
     _layer(TensorType.ATTN_OUT, "self_attn.o_proj.weight", "hidden", "q"),
     _layer(TensorType.FFN_NORM, "post_attention_layernorm.weight", "hidden"),
+    _layer(TensorType.FFN_GATE_BIAS, "mlp.gate_proj.bias", "ffn", flag="mlp_bias"),
+    _layer(TensorType.FFN_UP_BIAS, "mlp.up_proj.bias", "ffn", flag="mlp_bias"),
     _layer(TensorType.FFN_GATE, "mlp.gate_proj.weight", "ffn", "hidden"),
     _layer(TensorType.FFN_UP, "mlp.up_proj.weight", "ffn", "hidden"),
+    _layer(TensorType.FFN_DOWN_BIAS, "mlp.down_proj.bias", "hidden", flag="mlp_bias"),
     _layer(TensorType.FFN_DOWN, "mlp.down_proj.weight", "hidden", "ffn"),
     TensorRule(Place.FINAL, TensorType.FINAL_NORM, "norm.weight", ("hidden",)),
     TensorRule(
@@ -493,8 +496,6 @@ FAMILIES = {
             rules=_LLAMA_RULES,
             read_config=_read_llama,
             ignored_suffixes=("rotary_emb.inv_freq",),
-            # The file has no place for the gate's bias.
-            neutral_values={"mlp_bias": (None, False)},
         ),
         Family(
             name="MistralForCausalLM",

@@ -27,8 +27,17 @@ _REDRAW_S = 0.1
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-class _TerminatedError(BaseException):
-    """SIGTERM arrived; like KeyboardInterrupt, nothing on the way may swallow it."""
+class _StoppedError(BaseException):
+    """A signal arrived.
+
+    Not KeyboardInterrupt: typer would turn that into an exit code of its own, silently.
+    """
+
+    def __init__(self, number: int) -> None:
+        """Say which signal it was."""
+        super().__init__()
+        self.text = "interrupted" if number == signal.SIGINT else "terminated"
+        self.exit_code = 128 + number
 
 
 class ProgressLine:
@@ -142,23 +151,25 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run ``qsf-convert`` and return its exit code."""
-    previous = signal.signal(signal.SIGTERM, _on_terminate)
+    # A signal that our parent told us to ignore stays ignored.
+    previous = {
+        number: signal.signal(number, _on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         app(arguments, standalone_mode=False, prog_name=PROGRAM)
-    except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written", 130)
-    except _TerminatedError:
-        return _fail("terminated; nothing was written", 143)
+    except _StoppedError as stopped:
+        return _fail(f"{stopped.text}; nothing was written", stopped.exit_code)
     except QsfError as error:
         return _fail(str(error), 2 if isinstance(error, QsfArgumentError) else 1)
     except MemoryError:
         return _fail("out of memory; nothing was written", 1)
-    except typer.Abort:
-        return _fail("interrupted; nothing was written", 130)
     except Exception as error:
         return _fail(*_explain(error))
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     return 0
 
 
@@ -177,8 +188,8 @@ def _fail(text: str, exit_code: int) -> int:
     return exit_code
 
 
-def _on_terminate(_signal: int, _frame: FrameType | None) -> None:
-    raise _TerminatedError
+def _on_signal(number: int, _frame: FrameType | None) -> None:
+    raise _StoppedError(number)
 
 
 def _duration(seconds: float) -> str:

@@ -48,6 +48,7 @@ DEFAULT_EMBED_TYPE = "8bit"
 _PIECE_BYTES = 32 << 20  # of f32
 _IN_FLIGHT_BYTES = 128 << 20  # of f32; at least one piece
 _SLAB_BYTES = 16 << 20  # of source rows, when columns are gathered
+_MAX_POSITIONS_BYTES = 256 << 20  # the one tensor that is held whole
 _MAX_THREADS = 4
 _DTYPE_NAMES = {**{dtype: name for name, dtype in QUANT_TYPES.items()}, Dtype.F32: "f32"}
 
@@ -196,12 +197,13 @@ def convert(
     _check_output(out_path, overwrite=overwrite)
     config = _read_config(source_dir)
     family = family_of(config)
-    facts = read_facts(family, config)
+    ids = metadata.token_ids(metadata.generation_config(source_dir))
+    facts = read_facts(family, {**config, **ids, **metadata.token_ids(config)})
     with SafetensorsCheckpoint(source_dir) as checkpoint:
         _check_not_a_source(out_path, source_dir, checkpoint)
         plan = _plan(family, facts, checkpoint, policy)
         tokenizer = metadata.tokenizer_bytes(source_dir)
-        chat = metadata.chat_bytes(source_dir)
+        chat = metadata.chat_bytes(source_dir, config)
         warnings = list(plan.warnings)
         if tokenizer is None:
             warnings.append("no tokenizer.json: the file can only be run on token ids")
@@ -350,6 +352,10 @@ def _target(
     n_outputs = expected[1] if rule.transposed else expected[0]
     part_rows = n_outputs // rule.n_parts
     n_inputs = 0 if is_vector else expected[0] if rule.transposed else expected[1]
+    if rule.place is Place.POSITIONS and part_rows * n_inputs * 2 > _MAX_POSITIONS_BYTES:
+        raise QsfConversionError(
+            f"tensor {source.name}: {part_rows} x {n_inputs} positions are too many to convert"
+        )
     return _Target(
         rule=rule,
         source=source,

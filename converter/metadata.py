@@ -1,7 +1,7 @@
 """The sections that make a .qsf file enough on its own: TOKN, CHAT and META.
 
 TOKN is ``tokenizer.json`` byte for byte. CHAT is JSON with the chat template, the special
-tokens and all of ``generation_config.json``. META is JSON for people: where the weights came
+tokens and ``generation_config.json``. META is JSON for people: where the weights came
 from, what made the file and how well the stored weights match the source.
 
 None of them contains a time or a path, so that the same input gives the same file.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from importlib import metadata as package_metadata
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from qsf.errors import QsfConversionError, QsfIOError
 
 _MAX_JSON_BYTES = 256 << 20
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _LICENCE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
 
@@ -61,16 +63,28 @@ def tokenizer_bytes(model_dir: Path) -> bytes | None:
     return read_bytes(path)
 
 
-def chat_bytes(model_dir: Path) -> bytes:
+def generation_config(model_dir: Path) -> dict[str, Any]:
+    """Return ``generation_config.json`` without its nulls; empty when there is none."""
+    parsed = read_json_object(model_dir / "generation_config.json") or {}
+    return {name: value for name, value in parsed.items() if value is not None}
+
+
+def token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the BOS, EOS and PAD ids that a configuration states."""
+    return {name: config[name] for name in _TOKEN_IDS if config.get(name) is not None}
+
+
+def chat_bytes(model_dir: Path, config: Mapping[str, Any]) -> bytes:
     """Return the CHAT section: ``chat_template``, ``special_tokens``, ``generation``.
 
     ``chat_template`` is null when the model has none. When it has several, named ones, it is
-    the one called ``default``, and ``chat_templates`` holds them all.
+    the one called ``default``, and ``chat_templates`` holds them all. ``generation`` is
+    ``generation_config.json``, with the token ids of ``config`` where it has none.
     """
     tokenizer = read_json_object(model_dir / "tokenizer_config.json") or {}
     chat: dict[str, Any] = _chat_templates(model_dir, tokenizer)
     chat["special_tokens"] = _special_tokens(model_dir, tokenizer)
-    chat["generation"] = read_json_object(model_dir / "generation_config.json") or {}
+    chat["generation"] = {**token_ids(config), **generation_config(model_dir)}
     return json.dumps(chat, ensure_ascii=False).encode()
 
 

@@ -12,8 +12,8 @@ f16: the codes then always span the block, nothing is clipped by more than the r
 min, and a tiny range becomes the smallest f16 instead of vanishing. A block whose values are
 all equal has scale 0, codes 0 (8-bit: 128) and, with 4 bits, the value as its min.
 
-Everything here is pure, and works on cache-sized bands of rows so that the many small passes
-numpy needs run at cache speed.
+Everything here is pure, and works on cache-sized parts of the rows, so that the many small
+passes numpy needs run at cache speed and temporaries stay small.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -131,17 +131,19 @@ def quantise_rows(dtype: int, rows: Float32Array, errors: ErrorSums | None = Non
     n_blocks = -(-n_cols // BLOCK)
     tiles = np.zeros((-(-n_rows // TILE_ROWS), n_blocks), TILE_DTYPES[dtype])
     fill = _FILLS[dtype]
-    band_tiles = max(1, _BAND_VALUES // (TILE_ROWS * n_blocks * BLOCK))
-    for first in range(0, len(tiles), band_tiles):
-        start = first * TILE_ROWS
-        band = rows[start : start + band_tiles * TILE_ROWS]
-        with np.errstate(over="ignore", invalid="ignore"):
-            padded = _pad(band)
-            stored = fill(tiles[first : first + band_tiles], padded, len(band), n_cols)
-        if stored is None:
-            raise _unrepresentable(band, start, _LIMITS[dtype])
-        if errors is not None:
-            errors.observe(band, stored[: len(band), :n_cols])
+    band_blocks = min(n_blocks, _BAND_VALUES // (TILE_ROWS * BLOCK))
+    band_tiles = max(1, _BAND_VALUES // (TILE_ROWS * BLOCK * band_blocks))
+    for tile_row in range(0, len(tiles), band_tiles):
+        for block in range(0, n_blocks, band_blocks):
+            row, col = tile_row * TILE_ROWS, block * BLOCK
+            band = rows[row : row + band_tiles * TILE_ROWS, col : col + band_blocks * BLOCK]
+            part = tiles[tile_row : tile_row + band_tiles, block : block + band_blocks]
+            with np.errstate(over="ignore", invalid="ignore"):
+                stored = fill(part, _pad(band), *band.shape)
+            if stored is None:
+                raise _unrepresentable(rows[row : row + len(band)], row, _LIMITS[dtype])
+            if errors is not None:
+                errors.observe(band, stored[: band.shape[0], : band.shape[1]])
     return tiles.tobytes()
 
 

@@ -59,7 +59,7 @@ def unpack_block(compression: int, stored: bytes, raw_bytes: int) -> bytes:
     codec = load_codec(compression)
     try:
         if compression == Compression.ZSTD:
-            # The size in the frame is what would be allocated, so it is checked first.
+            # The size that the frame announces would be allocated, so it is checked first.
             announced = codec.frame_content_size(stored)
             if announced != raw_bytes:
                 raise QsfFormatError(

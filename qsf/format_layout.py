@@ -135,7 +135,7 @@ class TensorType(IntEnum):
     K_BIAS = 10
     V_BIAS = 11
     ATTN_OUT_BIAS = 12
-    FFN_BIASES = 13
+    FFN_GATE_BIAS = 13
     ATTN_NORM_BIAS = 14
     FFN_NORM_BIAS = 15
     FFN_UP_BIAS = 16
@@ -483,11 +483,12 @@ def parse_arch(data: bytes, header: Header) -> Arch:
         if key <= last_key:
             raise QsfFormatError(f"ARCH: key {key} after key {last_key}, allowed: ascending")
         last_key = key
+        # Before its value: a newer key may have a type that this release cannot measure.
+        if key < FIRST_OPTIONAL_KEY and not 1 <= key <= len(_KEYS):
+            raise QsfUnsupportedError(f"ARCH: key {key}, this release knows 1 .. {len(_KEYS)}")
         at += 4
         end = _value_end(data, at, key, kind)
         if key < FIRST_OPTIONAL_KEY:
-            if not 1 <= key <= len(_KEYS):
-                raise QsfUnsupportedError(f"ARCH: key {key}, this release knows 1 .. {len(_KEYS)}")
             name, expected, _, _ = _KEYS[key - 1]
             if kind != expected:
                 raise QsfFormatError(

@@ -455,7 +455,7 @@ class Reader:
             except OSError as e:
                 raise QsfIOError(f"{self.path}: read at {off}: {e.strerror}") from e
             if not part:
-                raise QsfIOError(f"{self.path}: the file became shorter, {off} bytes are left")
+                raise QsfFormatError(f"the file became shorter: it ends at {off}")
             parts.append(part)
             off += len(part)
             n_bytes -= len(part)

@@ -46,8 +46,8 @@ _T = TensorType
 _ORDER: Final = (  # inside a layer: every vector before the matrix that needs it
     _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
     _T.Q, _T.K, _T.V, _T.ATTN_SUB_NORM, _T.ATTN_OUT_BIAS, _T.ATTN_OUT, _T.POST_ATTN_NORM,
-    _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.EXPERT_ROUTER, _T.FFN_UP_BIAS, _T.FFN_GATE, _T.FFN_UP,
-    _T.FFN_SUB_NORM, _T.FFN_DOWN_BIAS, _T.FFN_DOWN, _T.POST_FFN_NORM,
+    _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.EXPERT_ROUTER, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
+    _T.FFN_GATE, _T.FFN_UP, _T.FFN_SUB_NORM, _T.FFN_DOWN_BIAS, _T.FFN_DOWN, _T.POST_FFN_NORM,
 )  # fmt: skip
 _FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD)
 _EXPERT_TYPES: Final = (_T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN)
@@ -72,6 +72,7 @@ def _shapes(h: Header) -> dict[int, tuple[int, int]]:
         _T.Q_BIAS: (1, q),
         _T.K_BIAS: (1, kv),
         _T.V_BIAS: (1, kv),
+        _T.FFN_GATE_BIAS: (1, h.ffn_dim),
         _T.FFN_UP_BIAS: (1, h.ffn_dim),
         _T.EMBEDDING: (h.n_vocab, h.dim),
         _T.HEAD: (h.n_vocab, h.dim),

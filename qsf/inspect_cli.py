@@ -228,8 +228,7 @@ def _report(reader: Reader, with_tensors: bool) -> Iterator[str]:
     yield from _report_units(reader)
     yield ""
     yield (
-        f"{'tensor type':<20} {'quantisation':<14} {'tensors':>7} {'parameters':>15}"
-        f" {'bytes':>15}"
+        f"{'tensor type':<20} {'quantisation':<14} {'tensors':>7} {'parameters':>15} {'bytes':>15}"
     )
     for g in _by_type(reader):
         yield (

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,10 +83,12 @@ def main() -> int:
 
 def write_golden(folder: Path, path: Path) -> None:
     """Evaluate the model in `folder` and write `path`."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    )
+    model.eval()
+    load_tokenizer: Any = transformers.PreTrainedTokenizerFast
+    tokenizer = load_tokenizer(tokenizer_file=str(folder / "tokenizer.json"))
     bos_id, eos_id = model.config.bos_token_id, model.config.eos_token_id
 
     def encode(text: str) -> list[int]:
@@ -123,7 +126,7 @@ def byte_planes(logits: NDArray[np.float32]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(units.view(np.uint8).reshape(-1, 4).T)
 
 
-def greedy(model: transformers.PreTrainedModel, prompt: list[int], eos_id: int) -> list[int]:
+def greedy(model: Any, prompt: list[int], eos_id: int) -> list[int]:
     """The likeliest continuation, evaluated afresh for every token so that no cache takes part."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + N_NEW_TOKENS:

@@ -33,6 +33,12 @@ static qsf_status decode_lz4(const unsigned char *src, size_t src_bytes, unsigne
 static qsf_status decode_zstd(void *workspace, size_t workspace_bytes, const unsigned char *src,
                               size_t src_bytes, unsigned char *dst, size_t dst_bytes)
 {
+    /* One frame that says its size: no second frame, no skippable one, nothing after it. */
+    if (ZSTD_getFrameContentSize(src, src_bytes) != dst_bytes ||
+        ZSTD_findFrameCompressedSize(src, src_bytes) != src_bytes)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "damaged ZSTD block: %zu bytes are not one frame of %zu bytes", src_bytes,
+                        dst_bytes);
     ZSTD_DCtx *const context = ZSTD_initStaticDCtx(workspace, workspace_bytes);
     if (context == NULL)
         return QSF_FAIL(QSF_ERR_NOMEM, "ZSTD: a workspace of %zu bytes is too small",

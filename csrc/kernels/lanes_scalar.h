@@ -10,7 +10,6 @@
 #define QSF_KERNELS_LANES_SCALAR_H
 
 #define QSF_LANES 16
-#define QSF_EACH_LANE for (size_t l = 0; l < QSF_LANES; l++)
 
 typedef struct lanes {
     float at[QSF_LANES];
@@ -19,8 +18,8 @@ typedef struct lanes {
 static inline lanes lanes_set(float value)
 {
     lanes v;
-    QSF_EACH_LANE
-    v.at[l] = value;
+    for (size_t l = 0; l < QSF_LANES; l++)
+        v.at[l] = value;
     return v;
 }
 
@@ -55,82 +54,82 @@ static inline void lanes_store_part(float *p, lanes v, size_t n)
 static inline lanes lanes_load_f16(const unsigned char *p)
 {
     lanes v;
-    QSF_EACH_LANE
-    v.at[l] = qsf_half_to_float(qsf_load_u16(p + 2 * l));
+    for (size_t l = 0; l < QSF_LANES; l++)
+        v.at[l] = qsf_half_to_float(qsf_load_u16(p + 2 * l));
     return v;
 }
 
 /* p: 16 halves; rounds to nearest even */
 static inline void lanes_store_f16(unsigned char *p, lanes v)
 {
-    QSF_EACH_LANE
-    qsf_store_u16(p + 2 * l, qsf_half_from_float(v.at[l]));
+    for (size_t l = 0; l < QSF_LANES; l++)
+        qsf_store_u16(p + 2 * l, qsf_half_from_float(v.at[l]));
 }
 
 static inline lanes lanes_add(lanes a, lanes b)
 {
-    QSF_EACH_LANE
-    a.at[l] = a.at[l] + b.at[l];
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] + b.at[l];
     return a;
 }
 
 static inline lanes lanes_sub(lanes a, lanes b)
 {
-    QSF_EACH_LANE
-    a.at[l] = a.at[l] - b.at[l];
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] - b.at[l];
     return a;
 }
 
 static inline lanes lanes_mul(lanes a, lanes b)
 {
-    QSF_EACH_LANE
-    a.at[l] = a.at[l] * b.at[l];
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] * b.at[l];
     return a;
 }
 
 static inline lanes lanes_div(lanes a, lanes b)
 {
-    QSF_EACH_LANE
-    a.at[l] = a.at[l] / b.at[l];
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] / b.at[l];
     return a;
 }
 
 /* a * b + c, rounded once */
 static inline lanes lanes_fma(lanes a, lanes b, lanes c)
 {
-    QSF_EACH_LANE
-    a.at[l] = fmaf(a.at[l], b.at[l], c.at[l]);
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = fmaf(a.at[l], b.at[l], c.at[l]);
     return a;
 }
 
 /* a > b ? a : b, so b where either is NaN */
 static inline lanes lanes_max(lanes a, lanes b)
 {
-    QSF_EACH_LANE
-    a.at[l] = a.at[l] > b.at[l] ? a.at[l] : b.at[l];
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] > b.at[l] ? a.at[l] : b.at[l];
     return a;
 }
 
 /* a < b ? a : b, so b where either is NaN */
 static inline lanes lanes_min(lanes a, lanes b)
 {
-    QSF_EACH_LANE
-    a.at[l] = a.at[l] < b.at[l] ? a.at[l] : b.at[l];
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] < b.at[l] ? a.at[l] : b.at[l];
     return a;
 }
 
 static inline lanes lanes_abs(lanes a)
 {
-    QSF_EACH_LANE
-    a.at[l] = fabsf(a.at[l]);
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = fabsf(a.at[l]);
     return a;
 }
 
 /* a < b ? yes : no */
 static inline lanes lanes_where_less(lanes a, lanes b, lanes yes, lanes no)
 {
-    QSF_EACH_LANE
-    a.at[l] = a.at[l] < b.at[l] ? yes.at[l] : no.at[l];
+    for (size_t l = 0; l < QSF_LANES; l++)
+        a.at[l] = a.at[l] < b.at[l] ? yes.at[l] : no.at[l];
     return a;
 }
 
@@ -146,8 +145,7 @@ static inline lanes lanes_between(size_t begin, size_t end, lanes in, lanes out)
  * of which the first is exact: 2^n alone may be outside the range of float. */
 static inline lanes lanes_times_pow2(lanes v, lanes shifted)
 {
-    QSF_EACH_LANE
-    {
+    for (size_t l = 0; l < QSF_LANES; l++) {
         uint32_t bits;
         memcpy(&bits, &shifted.at[l], sizeof bits);
         const int32_t n = (int32_t)(bits - 0x4B400000U);
@@ -182,8 +180,7 @@ static inline float lanes_top(lanes v)
 /* The larger of two magnitudes, NaN above infinity: no lane of a or b is negative. */
 static inline lanes lanes_larger_magnitude(lanes a, lanes b)
 {
-    QSF_EACH_LANE
-    {
+    for (size_t l = 0; l < QSF_LANES; l++) {
         int32_t bits_a;
         int32_t bits_b;
         memcpy(&bits_a, &a.at[l], sizeof bits_a);
@@ -197,8 +194,7 @@ static inline lanes lanes_larger_magnitude(lanes a, lanes b)
 static inline int32_t lanes_store_i8(int8_t *q, lanes v)
 {
     int32_t sum = 0;
-    QSF_EACH_LANE
-    {
+    for (size_t l = 0; l < QSF_LANES; l++) {
         q[l] = (int8_t)rintf(v.at[l]);
         sum += q[l];
     }
@@ -209,8 +205,8 @@ static inline int32_t lanes_store_i8(int8_t *q, lanes v)
 static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uint32_t mask)
 {
     lanes v;
-    QSF_EACH_LANE
-    v.at[l] = (float)(qsf_load_u32(p + 4 * l) >> shift & mask);
+    for (size_t l = 0; l < QSF_LANES; l++)
+        v.at[l] = (float)(qsf_load_u32(p + 4 * l) >> shift & mask);
     return v;
 }
 

@@ -15,6 +15,7 @@
 #include "kernels/forced_inline.h"
 
 #define QSF_NAME(op) op##_avx2
+#define QSF_FLOAT_SUMS 4 /* in 8 of 16 registers */
 
 QSF_TARGET_BEGIN("avx2,fma,f16c")
 

@@ -15,6 +15,7 @@
 #include "kernels/forced_inline.h"
 
 #define QSF_NAME(op) op##_avx512
+#define QSF_FLOAT_SUMS 8 /* in 8 of 32 registers */
 
 QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 

@@ -3,7 +3,8 @@
  * Lanes are the 16 rows of a tile row. f16 and f32 tiles are used as they lie; a quantised
  * tile is first decoded to f32 columns on the stack, once for all tokens. Each sum runs over
  * ascending columns, so speed comes from several independent sums at once: tile rows times
- * tokens. The including file provides lanes_*.h and QSF_NAME(op).
+ * tokens. The including file provides lanes_*.h, QSF_NAME(op) and QSF_FLOAT_SUMS (4 or
+ * 8): how many sums of 16 rows its registers hold.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
@@ -17,7 +18,7 @@ QSF_FORCED_INLINE lanes load_column(const unsigned char *tile, size_t col, bool 
     return lanes_load(column);
 }
 
-/* n_rows tile rows times n_tokens tokens, both literals, n_rows * n_tokens <= 8.
+/* n_rows tile rows times n_tokens tokens, both literals, together at most QSF_FLOAT_SUMS sums.
  * x [n_tokens, n_blocks * 64], y [n_tokens, y_stride] */
 QSF_FORCED_INLINE void float_group(const unsigned char *tiles, size_t n_blocks, const float *x,
                                    float *y, size_t y_stride, size_t n_rows, size_t n_tokens,
@@ -25,7 +26,7 @@ QSF_FORCED_INLINE void float_group(const unsigned char *tiles, size_t n_blocks, 
 {
     const size_t column_bytes = QSF_TILE_ROWS * (is_f16 ? 2U : 4U);
     const size_t n_cols = n_blocks * QSF_BLOCK;
-    lanes acc[8];
+    lanes acc[QSF_FLOAT_SUMS];
     for (size_t i = 0; i < n_rows * n_tokens; i++)
         acc[i] = lanes_set(0.0F);
     /* The tiles of a tile row follow each other, so its columns do too. */
@@ -42,29 +43,50 @@ QSF_FORCED_INLINE void float_group(const unsigned char *tiles, size_t n_blocks, 
             lanes_store(y + t * y_stride + r * QSF_TILE_ROWS, acc[r * n_tokens + t]);
 }
 
-/* All tokens times n_rows (a literal) tile rows, n_wide (a literal) tokens at a time. */
-QSF_FORCED_INLINE void float_tokens(const unsigned char *tiles, const qsf_acts *x, float *y,
-                                    size_t y_stride, size_t n_rows, size_t n_wide, bool is_f16)
+/* n_tile_rows tile rows times n_tokens (a literal) tokens, as many rows at a time as make
+ * QSF_FLOAT_SUMS sums. */
+QSF_FORCED_INLINE void float_rows(const unsigned char *tiles, size_t n_tile_rows, size_t n_blocks,
+                                  const float *x, float *y, size_t y_stride, size_t n_tokens,
+                                  bool is_f16)
 {
-    const size_t n_cols = x->n_blocks * QSF_BLOCK;
-    size_t t = 0;
-    for (; t + n_wide <= x->n_tokens; t += n_wide)
-        float_group(tiles, x->n_blocks, x->f32 + t * n_cols, y + t * y_stride, y_stride, n_rows,
-                    n_wide, is_f16);
-    for (; t < x->n_tokens; t++)
-        float_group(tiles, x->n_blocks, x->f32 + t * n_cols, y + t * y_stride, y_stride, n_rows, 1,
-                    is_f16);
+    const size_t n_rows = QSF_FLOAT_SUMS / n_tokens;
+    const size_t tile_row_bytes = n_blocks * QSF_BLOCK * QSF_TILE_ROWS * (is_f16 ? 2U : 4U);
+    size_t i = 0;
+    for (; i + n_rows <= n_tile_rows; i += n_rows)
+        float_group(tiles + i * tile_row_bytes, n_blocks, x, y + i * QSF_TILE_ROWS, y_stride,
+                    n_rows, n_tokens, is_f16);
+    for (; i < n_tile_rows; i++)
+        float_group(tiles + i * tile_row_bytes, n_blocks, x, y + i * QSF_TILE_ROWS, y_stride, 1,
+                    n_tokens, is_f16);
 }
 
+/* A few tile rows at a time, so that all tokens meet them while they are in the cache. */
 QSF_FORCED_INLINE void matmul_float(const unsigned char *tiles, size_t n_tile_rows,
                                     const qsf_acts *x, float *y, size_t y_stride, bool is_f16)
 {
-    const size_t tile_row_bytes = x->n_blocks * QSF_BLOCK * QSF_TILE_ROWS * (is_f16 ? 2U : 4U);
-    size_t i = 0;
-    for (; i + 4 <= n_tile_rows; i += 4)
-        float_tokens(tiles + i * tile_row_bytes, x, y + i * QSF_TILE_ROWS, y_stride, 4, 2, is_f16);
-    for (; i < n_tile_rows; i++)
-        float_tokens(tiles + i * tile_row_bytes, x, y + i * QSF_TILE_ROWS, y_stride, 1, 4, is_f16);
+    const size_t n_cols = x->n_blocks * QSF_BLOCK;
+    const size_t tile_row_bytes = n_cols * QSF_TILE_ROWS * (is_f16 ? 2U : 4U);
+    for (size_t i = 0; i < n_tile_rows; i += QSF_FLOAT_SUMS) {
+        const size_t n_left = n_tile_rows - i;
+        const size_t n = n_left < QSF_FLOAT_SUMS ? n_left : QSF_FLOAT_SUMS;
+        const unsigned char *const rows = tiles + i * tile_row_bytes;
+        float *const yi = y + i * QSF_TILE_ROWS;
+        size_t t = 0;
+#if QSF_FLOAT_SUMS >= 8
+        for (; t + 8 <= x->n_tokens; t += 8)
+            float_rows(rows, n, x->n_blocks, x->f32 + t * n_cols, yi + t * y_stride, y_stride, 8,
+                       is_f16);
+#endif
+        for (; t + 4 <= x->n_tokens; t += 4)
+            float_rows(rows, n, x->n_blocks, x->f32 + t * n_cols, yi + t * y_stride, y_stride, 4,
+                       is_f16);
+        for (; t + 2 <= x->n_tokens; t += 2)
+            float_rows(rows, n, x->n_blocks, x->f32 + t * n_cols, yi + t * y_stride, y_stride, 2,
+                       is_f16);
+        for (; t < x->n_tokens; t++)
+            float_rows(rows, n, x->n_blocks, x->f32 + t * n_cols, yi + t * y_stride, y_stride, 1,
+                       is_f16);
+    }
 }
 
 static void QSF_NAME(matmul_f16_f32)(const unsigned char *tiles, size_t n_tile_rows,

@@ -85,6 +85,7 @@ static qsf_status match_layers(const qsf_config *c, const qsf_reader *r, const q
         LAYER_MATRIX(QSF_TENSOR_ATTN_OUT, attn_out, true, c->dim, c->q_dim),
         LAYER_VECTOR(QSF_TENSOR_FFN_NORM, ffn_norm, true, c->dim),
         LAYER_VECTOR(QSF_TENSOR_FFN_NORM_BIAS, ffn_norm_bias, false, c->dim),
+        LAYER_VECTOR(QSF_TENSOR_FFN_GATE_BIAS, gate_bias, false, c->ffn_dim),
         LAYER_VECTOR(QSF_TENSOR_FFN_UP_BIAS, up_bias, false, c->ffn_dim),
         LAYER_MATRIX(QSF_TENSOR_FFN_GATE, gate, c->is_gated, c->ffn_dim, c->dim),
         LAYER_MATRIX(QSF_TENSOR_FFN_UP, up, true, c->ffn_dim, c->dim),
@@ -96,6 +97,8 @@ static qsf_status match_layers(const qsf_config *c, const qsf_reader *r, const q
         if ((layers[i].gate != NULL) != c->is_gated)
             return QSF_FAIL(QSF_ERR_FORMAT, "layer %u has %s, layer 0 has not", i,
                             c->is_gated ? "no gate" : "a gate");
+        if (layers[i].gate_bias != NULL && !c->is_gated)
+            return QSF_FAIL(QSF_ERR_FORMAT, "layer %u has the bias of a gate but no gate", i);
     }
     return QSF_OK;
 }

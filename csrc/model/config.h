@@ -50,6 +50,7 @@ typedef struct qsf_layer {
     const qsf_tensor *attn_out;       /* [dim, q_dim] */
     const qsf_tensor *ffn_norm;       /* [dim] */
     const qsf_tensor *ffn_norm_bias;  /* [dim], optional */
+    const qsf_tensor *gate_bias;      /* [ffn_dim], optional */
     const qsf_tensor *up_bias;        /* [ffn_dim], optional */
     const qsf_tensor *gate;           /* [ffn_dim, dim], gated models */
     const qsf_tensor *up;             /* [ffn_dim, dim] */

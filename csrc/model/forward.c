@@ -101,14 +101,16 @@ static qsf_status attention_block(qsf_ops *o, const qsf_layer *layer, uint32_t l
 static qsf_status ffn_block(qsf_ops *o, const qsf_layer *layer)
 {
     const qsf_scratch *const s = o->scratch;
+    bool has_gate_bias;
     bool has_up_bias;
     bool has_down_bias;
     QSF_TRY(norm(o, layer->ffn_norm, layer->ffn_norm_bias));
+    QSF_TRY(qsf_ops_load_vector(o, layer->gate_bias, s->vectors[1], &has_gate_bias));
     QSF_TRY(qsf_ops_load_vector(o, layer->up_bias, s->vectors[0], &has_up_bias));
 
     const qsf_acts in = qsf_ops_prepare(o, s->normed, s->dim_stride);
     if (layer->gate != NULL)
-        QSF_TRY(qsf_ops_linear(o, layer->gate, &in, NULL, s->gate, s->ffn_stride));
+        QSF_TRY(linear(o, layer->gate, &in, has_gate_bias, s->vectors[1], s->gate, s->ffn_stride));
     float *const up = layer->gate != NULL ? s->up : s->gate;
     QSF_TRY(linear(o, layer->up, &in, has_up_bias, s->vectors[0], up, s->ffn_stride));
     qsf_ops_activate(o);

@@ -282,7 +282,7 @@ static void check_sizes(qsf_dtype dtype, bool exact)
 {
     static const size_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33};
     static const size_t blocks[] = {1, 2, 3, 5, 43};
-    static const size_t tile_rows[] = {1, 2, 3, 5};
+    static const size_t tile_rows[] = {1, 2, 3, 5, 11};
     size_t n_problems = 0;
     for (size_t t = 0; t < COUNT_OF(tokens); t++)
         for (size_t b = 0; b < COUNT_OF(blocks); b++)

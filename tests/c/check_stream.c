@@ -1,6 +1,7 @@
 /* check_stream.c - the same bytes whatever is resident, compressed or small; damage is found. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
+#include "format/codec.h"
 #include "format/stream.h"
 #include "tiny_file.h"
 #include "unit_pass.h"
@@ -170,6 +171,45 @@ static void check_damage(void)
     }
 }
 
+/* A ZSTD block is one frame that says its size, whatever else libzstd would decode. */
+static void check_frames(void)
+{
+    unsigned char raw[500];
+    unsigned char packed[1000];
+    unsigned char have[500];
+    const size_t workspace_bytes = qsf_codec_workspace_bytes(QSF_COMPRESSION_ZSTD);
+    void *const workspace = aligned_alloc(64, workspace_bytes);
+    ZSTD_CCtx *const context = ZSTD_createCCtx();
+    memset(raw, 7, sizeof raw);
+    if (!CHECK(workspace != NULL && context != NULL))
+        return;
+    const size_t n_first = ZSTD_compressCCtx(context, packed, sizeof packed, raw, 300, 3);
+    CHECK_OK(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes, packed, n_first,
+                              have, 300));
+    CHECK_BYTES(have, raw, 300);
+    CHECK_STATUS(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes, packed,
+                                  n_first + 1, have, 300),
+                 QSF_ERR_FORMAT);
+    CHECK_STATUS(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes, packed, n_first,
+                                  have, 299),
+                 QSF_ERR_FORMAT);
+    CHECK_STATUS(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes, packed, n_first,
+                                  have, 301),
+                 QSF_ERR_FORMAT);
+    const size_t n_second =
+        ZSTD_compressCCtx(context, packed + n_first, sizeof packed - n_first, raw, 200, 3);
+    CHECK_STATUS(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes, packed,
+                                  n_first + n_second, have, 500),
+                 QSF_ERR_FORMAT);
+    ZSTD_CCtx_setParameter(context, ZSTD_c_contentSizeFlag, 0);
+    const size_t n_unsized = ZSTD_compress2(context, packed, sizeof packed, raw, 300);
+    CHECK_STATUS(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes, packed,
+                                  n_unsized, have, 300),
+                 QSF_ERR_FORMAT);
+    ZSTD_freeCCtx(context);
+    free(workspace);
+}
+
 static void check_bands(void)
 {
     build(QSF_COMPRESSION_NONE, QSF_COMPRESSION_NONE, true);
@@ -312,6 +352,7 @@ int main(void)
     check_same_bytes();
     check_plan();
     check_damage();
+    check_frames();
     check_bands();
     check_misuse();
     check_spans();

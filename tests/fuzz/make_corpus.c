@@ -1,6 +1,6 @@
 /* make_corpus.c - writes the seed files of fuzz_reader: whole ones of every kind, broken ones.
  *
- * Usage: make_corpus FOLDER (which exists).
+ * Usage: make_corpus tests/fuzz/corpus/reader
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
@@ -13,7 +13,7 @@ static tiny_file file;
 static bool write_seed(const char *folder, const char *name, size_t n_bytes)
 {
     char path[4096];
-    snprintf(path, sizeof path, "%s/%s.qsf", folder, name);
+    snprintf(path, sizeof path, "%s/%s", folder, name);
     return tiny_write(path, file.bytes, n_bytes);
 }
 

@@ -40,11 +40,11 @@ class Config:
     n_kv_heads: int
     head_dim: int
     norm: Literal["rms", "layer"]
-    activation: Literal["silu", "gelu_tanh", "gelu_erf", "relu", "relu_squared"]
+    activation: str  # a name that `activate` knows
     positions: Literal["rope", "learned"]
     norm_epsilon: float = 1e-5
     rope_theta: float = 10000.0
-    rope_scaling: Literal["none", "linear", "llama3"] = "none"
+    rope_scaling: str = "none"  # none, linear or llama3
     rope_factor: float = 1.0
     rope_low_freq_factor: float = 1.0
     rope_high_freq_factor: float = 4.0
@@ -100,6 +100,9 @@ def quantise_activations(x: Array) -> tuple[NDArray[np.int8], NDArray[np.float32
 
 def rope_frequencies(config: Config) -> NDArray[np.float32]:
     """Radians per position for every rotated pair, f32 [rope_dims / 2]."""
+    if config.rope_scaling not in ("none", "linear", "llama3"):
+        message = f"unknown RoPE scaling {config.rope_scaling!r}"
+        raise ValueError(message)
     n_dims = config.head_dim if config.rope_dims is None else config.rope_dims
     exponents = np.arange(0, n_dims, 2, dtype=np.float64) / n_dims
     frequencies = config.rope_theta**-exponents

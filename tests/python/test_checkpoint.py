@@ -233,9 +233,9 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     with SafetensorsCheckpoint(tmp_path) as checkpoint:
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size - 4)
+        last = list(checkpoint.tensors.values())[-1]  # in the order of the file
         with pytest.raises(QsfIOError, match="ends 4 bytes early"):
-            for tensor in checkpoint.tensors.values():
-                checkpoint.read_rows(tensor.name, 0, tensor.n_rows)
+            checkpoint.read_rows(last.name, 0, last.n_rows)
 
 
 def test_unreadable_weights_are_an_io_error(tmp_path: Path) -> None:

@@ -358,7 +358,7 @@ def test_the_file_brings_tokenizer_and_chat(tmp_path: Path) -> None:
             "unk_token": "<unk>",
             "add_bos_token": True,
         },
-        "generation": generation,
+        "generation": {"bos_token_id": 1, **generation},
     }
     with Reader(tmp_path / "out.qsf") as reader:
         meta = json.loads(reader.read_section("META"))
@@ -372,6 +372,18 @@ def test_the_file_brings_tokenizer_and_chat(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text("from jinja")
     convert(folder, tmp_path / "out.qsf", overwrite=True)
     assert chat()["chat_template"] == "from jinja"
+
+
+def test_token_ids_complete_each_other(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m", bos_token_id=None)
+    ids = {"bos_token_id": 7, "eos_token_id": None, "pad_token_id": 9}
+    (folder / "generation_config.json").write_text(json.dumps(ids))
+    convert(folder, tmp_path / "out.qsf")
+    with Reader(tmp_path / "out.qsf") as reader:
+        h = reader.header
+        assert (h.bos_id, h.eos_id, h.pad_id) == (7, 2, 9)
+        generation = json.loads(reader.read_section("CHAT"))["generation"]
+    assert generation == {"bos_token_id": 7, "eos_token_id": [2, 3], "pad_token_id": 9}
 
 
 def test_named_chat_templates(tmp_path: Path) -> None:
@@ -440,6 +452,10 @@ def refuse(folder: Path, message: str, error: type[QsfError] = QsfConversionErro
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "not a positive number"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1}}}, "differs between layers"),
         ({"rope_scaling": "linear"}, "not an object"),
+        (
+            {"rope_scaling": {**LLAMA3, "rope_type": "llama3", "high_freq_factor": 1}},
+            "is not above low_freq_factor",
+        ),
         ({"hidden_act": "gelu_10"}, "hidden_act = 'gelu_10' is not supported; supported: gelu_new"),
         ({"quantization_config": {"bits": 4}}, "quantization_config .* unquantised checkpoint"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not supported"),
@@ -610,8 +626,8 @@ def test_a_full_disk_at_any_write_leaves_nothing(
     monkeypatch.setattr(os, "pwrite", pwrite)
     convert(folder, tmp_path / "whole.qsf")
     assert n_writes > 20
-    for fail_at in range(1, n_writes + 1, 4):
-        n_writes = 0
+    for number in range(1, n_writes + 1, 4):
+        n_writes, fail_at = 0, number
         refuse(folder, "No space left on device", QsfIOError)
 
 

@@ -1,15 +1,14 @@
 """The writer and the reader against each other, and the writer under faults."""
 # SPDX-License-Identifier: Apache-2.0
+# mypy: disable-error-code="func-returns-value, no-untyped-call"
 
 from __future__ import annotations
 
-import builtins
 import errno
 import os
 import random
 import struct
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 
-from qsf import format_blocks
-from qsf.errors import QsfArgumentError, QsfError, QsfIOError, QsfUnsupportedError
+from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
 from qsf.format import (
     Arch,
     Compression,
@@ -214,7 +212,7 @@ def test_a_missing_package_is_named(
         assert name == module
         raise ImportError(name)
 
-    monkeypatch.setattr(format_blocks.importlib, "import_module", import_module)
+    monkeypatch.setattr("importlib.import_module", import_module)
     with Reader(path) as r:
         assert r.read_unit(0)
         with pytest.raises(QsfUnsupportedError, match=f"pip install {package}"):
@@ -262,9 +260,7 @@ def assert_untouched(path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, SystemExit])
-def test_an_exception_leaves_nothing_behind(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
+def test_an_exception_leaves_nothing_behind(tmp_path: Path, error: type[BaseException]) -> None:
     path = put_old(tmp_path)
 
     def stop_midway() -> None:
@@ -314,7 +310,7 @@ def test_every_call_may_fail(
     assert n_all >= 1
     # The last fsync and close are of the folder, when the new file is in place already.
     n_before = n_all - 1 if name in ("fsync", "close") else n_all
-    for fail_at in range(1, n_before + 1):  # noqa: B007
+    for fail_at in range(1, n_before + 1):
         expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else QsfIOError
         with pytest.raises(expected) as e:
             write(path)
@@ -451,15 +447,16 @@ MISTAKES: list[tuple[str, Callable[[Writer], object]]] = [
     ("index", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, TILES, 1)]),
     ("index", lambda w: [layer_1(w), w.begin_tensor(T.FFN_UP, 12, 8, 3, TILES, 65536)]),
     ("belong", lambda w: [layer_1(w), w.begin_tensor(T.EMBEDDING, 20, 8, 6, TILES)]),
-    ("belong", lambda w: [layer_1(w), w.begin_tensor(T.FFN_BIASES, 1, 8, 8, VECTOR)]),
     ("belong", lambda w: [layer_1(w), w.begin_tensor(29, 1, 8, 8, VECTOR)]),
     ("twice", lambda w: [layer_1(w), vector(w, T.ATTN_NORM), vector(w, T.ATTN_NORM)]),
     ("comes after", lambda w: [layer_1(w), vector(w, T.FFN_NORM), vector(w, T.ATTN_NORM)]),
     ("not ended", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, TILES), w.end_unit()]),
     ("not ended", lambda w: [layer_1(w), *(w.begin_tensor(t, 8, 8, 3, TILES)
         for t in (T.Q, T.ATTN_OUT))]),
-    ("0 bytes written", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, TILES), w.end_tensor()]),
-    ("only 576", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, TILES), w.write(bytes(577))]),
+    ("0 bytes written", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, TILES),
+        w.end_tensor()]),
+    ("only 576", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, TILES),
+        w.write(bytes(577))]),
     ("no final norm", lambda w: [final(w), w.begin_tensor(T.HEAD, 20, 8, 6, TILES),
         w.write(bytes(2112)), w.end_tensor(), w.end_unit()]),
     ("no output head", lambda w: [final(w), vector(w, T.FINAL_NORM), w.end_unit()]),

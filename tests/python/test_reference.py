@@ -27,7 +27,7 @@ CHECKPOINTS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "llama-llama3": (
         tiny_checkpoints.make_llama,
-        {"rope_scaling": tiny_checkpoints.LLAMA3_SCALING, "n_heads": 6, "head_dim": 40},
+        {"rope_scaling": tiny_checkpoints.LLAMA3_SCALING, "n_heads": 6, "head_dim": 40, "dim": 96},
     ),
     "mistral-window": (tiny_checkpoints.make_mistral, {"sliding_window": 8}),
     "mistral-no-window": (tiny_checkpoints.make_mistral, {"sliding_window": None}),

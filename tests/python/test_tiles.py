@@ -256,6 +256,20 @@ def test_error_sums_are_those_of_the_values(dtype: Dtype, shape: tuple[int, int]
     assert errors.cosine == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)), abs=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+def test_wide_rows_are_those_of_their_blocks(dtype: Dtype) -> None:
+    rows = random_rows(17, 16384 * 2 + 100)
+    whole = np.frombuffer(tiles.quantise_rows(dtype, rows), tiles.TILE_DTYPES[dtype])
+    grid = whole.reshape(2, -1)
+    for col in (0, 16320, 16384, 16448, 32768, 32832):
+        part = tiles.quantise_rows(dtype, rows[:, col : col + 64])
+        assert grid[:, col // 64].tobytes() == part
+    rows[16, 20000] = np.inf
+    with pytest.raises(tiles.UnrepresentableError) as caught:
+        tiles.quantise_rows(dtype, rows)
+    assert (caught.value.row, caught.value.col) == (16, 20000)
+
+
 def test_ranges_of_rows_join_to_the_whole() -> None:
     rows = random_rows(100, 130)
     for dtype in ALL_TYPES:

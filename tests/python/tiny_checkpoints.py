@@ -218,8 +218,7 @@ def _stored(array: NDArray[np.float32], storage: Storage) -> bytes:
     if storage == "fp16":
         return array.astype("<f2").tobytes()
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    rounded: NDArray[np.uint32] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return rounded.astype("<u2").tobytes()
+    return np.asarray((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, "<u2").tobytes()
 
 
 def _table(rng: np.random.Generator, n_rows: int, dim: int) -> NDArray[np.float32]:
