@@ -1,7 +1,9 @@
 """``Model``: a .qsf file opened inside a memory budget, and the text it generates."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -204,6 +206,7 @@ class Model:
         self._lock = threading.Lock()  # the session is used by one thread at a time
         self._holder: object = None  # whose tokens the session holds
         self._n_running = 0
+        self._is_cancelled = False
         self._stats: GenerationStats | None = None
 
     @staticmethod
@@ -271,6 +274,10 @@ class Model:
         """How tokens are chosen unless ``generate`` is told otherwise."""
         return resolve_sampling(self._generation)
 
+    def sampling_params(self, **asked: float | None) -> SamplingParams:
+        """Return how ``generate`` would choose tokens with these options; None: not given."""
+        return resolve_sampling(self._generation, **asked)
+
     @property
     def stats(self) -> GenerationStats | None:
         """What the last finished ``generate`` took."""
@@ -308,16 +315,19 @@ class Model:
         if not ids:
             raise QsfArgumentError("logits need at least one token")
         out = numpy.empty((len(ids), self._info.n_vocab), dtype=numpy.float32)
+        n_done = 0
         with self._lock:
             self._holder = None
-            n_done = 0
             while n_done < len(ids):
-                n_done = self._session.score_chunk(ids, out, n_done)
+                # A late cancel() was meant for a ``generate`` that had just ended.
+                with contextlib.suppress(QsfCancelledError):
+                    n_done = self._session.score_chunk(ids, out, n_done)
         return out
 
     def cancel(self) -> None:
         """End the running ``generate``, from any thread; it stops within one layer's time."""
         if self._n_running:
+            self._is_cancelled = True
             self._session.cancel()
 
     def generate(
@@ -387,6 +397,7 @@ class Model:
 
     def _pieces(self, run: _Run, matcher: StopMatcher, push: Any, flush: Any) -> Iterator[str]:
         self._n_running += 1
+        self._is_cancelled = False
         try:
             for token in self._tokens(run):
                 piece = matcher.push(push(token))
@@ -426,8 +437,14 @@ class Model:
     def _hold(self, run: _Run) -> None:
         """Make the session hold the run's tokens."""
         self._holder = None
-        while self._session.sync_chunk(run.tokens) < len(run.tokens):
-            pass
+        n_done = 0
+        while n_done < len(run.tokens):
+            try:
+                n_done = self._session.sync_chunk(run.tokens)
+            except QsfCancelledError:
+                if self._is_cancelled:
+                    raise
+                # It was meant for a run that had just ended: the engine remembers it.
         self._holder = run
 
     def _next_token(self, run: _Run) -> int | None:

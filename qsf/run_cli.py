@@ -4,6 +4,7 @@ The generated text goes to standard output, everything else to standard error.
 
 Exit codes: 0, 1 (it could not be done), 2 (wrong options), 130 (Ctrl-C).
 """
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
@@ -303,7 +304,7 @@ def _run(request: _Request) -> int:
     prompt = None if request.is_interactive else _prompt(request)
     with _open(request) as model:
         if request.is_verbose:
-            _say_facts(model)
+            _say_facts(model, request)
         if prompt is None:
             return _chat(model, request)
         return _complete(model, request, prompt)
@@ -466,12 +467,12 @@ def _say_stats(stats: GenerationStats, request: _Request) -> None:
         _say(f"stopped by {stats.stop_reason}, seed {stats.seed}")
 
 
-def _say_facts(model: Model) -> None:
+def _say_facts(model: Model, request: _Request) -> None:
     from qsf import _native
 
     info = model.info
     machine = _native.describe_machine()
-    params = model.generation_defaults
+    params = model.sampling_params(**request.sampling)
     rows = (
         ("model", f"{info.architecture}, {info.n_parameters:,} parameters, {info.quant_type}, "
                   f"file {_mb(info.file_bytes)} MB"),
@@ -484,7 +485,7 @@ def _say_facts(model: Model) -> None:
         ("i/o", info.io_name),
         ("sampling", f"temperature {params.temperature:g}, top-p {params.top_p:g}, "
                      f"top-k {params.top_k}, min-p {params.min_p:g}, repetition penalty "
-                     f"{params.repetition_penalty:g}, unless options say otherwise"),
+                     f"{params.repetition_penalty:g}"),
     )  # fmt: skip
     for name, text in rows:
         _say(f"{name:9} {text}")

@@ -4,6 +4,7 @@ Encoding is done by the ``tokenizers`` library. Decoding is done here, token by 
 bytes, because text is streamed: a character may be spread over several tokens, and the
 library can only decode a finished list.
 """
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

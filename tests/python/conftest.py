@@ -1,4 +1,5 @@
 """Fixtures for all tests: the bundled models, their .qsf files, the shared folder."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """The binding: statuses become exceptions, handles become objects, settings are obeyed."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

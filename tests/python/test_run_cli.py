@@ -1,4 +1,5 @@
 """``qsf-run`` as a user types it."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """The tokenizer: encoding rules, and decoding one token at a time."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
