@@ -322,10 +322,14 @@ def _open(request: _Request) -> Model:
         raise QsfMemoryError(_does_not_fit(plan)) from None
 
 
+def _valid(text: str) -> str:
+    """Return text from outside without lone surrogates, which stand for bytes not in UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def _prompt(request: _Request) -> str:
     if request.prompt is not None:
-        # The shell passes bytes; what is not UTF-8 in them arrives as lone surrogates.
-        return os.fsencode(request.prompt).decode("utf-8", "replace")
+        return _valid(request.prompt)
     if request.prompt_file is None and sys.stdin.isatty():
         raise _UsageError("no prompt: give --prompt, --prompt-file or --interactive")
     if request.prompt_file in (None, "-"):
@@ -411,7 +415,7 @@ def _read_line(is_terminal: bool) -> str | None:
     """Return the next line of the user; None at the end."""
     if is_terminal:
         try:
-            return os.fsencode(input("> ")).decode("utf-8", "replace")
+            return _valid(input("> "))
         except EOFError:
             _say("")
             return None

@@ -145,6 +145,13 @@ def test_special_tokens_can_be_kept_ordinary(run: Run, tiny_llama_8bit: Path) ->
     assert "prompt 5 tokens" not in kept.stderr
 
 
+@pytest.mark.skipif(os.name != "posix", reason="arguments are bytes")
+def test_a_prompt_that_is_not_utf8_is_no_error(tiny_llama_8bit: Path, tmp_path: Path) -> None:
+    command = [*map(os.fsencode, [*COMMAND, tiny_llama_8bit]), b"-n", b"2", b"-p", b"caf\xe9"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_full_context_is_said(run: Run, tiny_llama_8bit: Path) -> None:
     done = run(tiny_llama_8bit, "-p", PROMPT, "--max-seq-len", 16)
     assert done.returncode == 0
