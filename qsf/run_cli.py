@@ -343,7 +343,9 @@ def _prompt(request: _Request) -> str:
 
 
 def _complete(model: Model, request: _Request, prompt: str) -> int:
-    tokens = model.tokenizer.encode(prompt, parse_special=request.has_special)
+    tokens = model.tokenizer.encode(
+        prompt, parse_special=request.has_special, max_tokens=model.info.plan.ctx_tokens
+    )
     has_shown = False
     try:
         for piece in _generate(model, request, tokens):

@@ -266,6 +266,11 @@ def test_prompts_that_are_not_there_are_one_line(run: Run, tiny_llama_8bit: Path
     check_refused(run(tiny_llama_8bit, "--prompt-file", "absent.txt"), 1, "absent.txt")
 
 
+def test_a_prompt_that_is_too_long_is_one_line(run: Run, tiny_llama_8bit: Path) -> None:
+    check_refused(run(tiny_llama_8bit, stdin="a red ball " * 100000), 1, "too long")
+    check_refused(run(tiny_llama_8bit, stdin="a red ball " * 200), 1, "the context holds 512")
+
+
 def test_help_has_every_option_and_examples(run: Run) -> None:
     done = run("--help")
     assert done.returncode == 0
