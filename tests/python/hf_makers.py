@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,9 @@ def llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, dim)}
     for i in range(config["num_hidden_layers"]):
         layer = f"model.layers.{i}."
+        for name, rows in (("gate", ffn), ("up", ffn), ("down", dim)):
+            if config.get("mlp_bias"):
+                shapes[f"{layer}mlp.{name}_proj.bias"] = (rows,)
         for name, rows, cols in (("q", q, dim), ("k", kv, dim), ("v", kv, dim), ("o", dim, q)):
             shapes[f"{layer}self_attn.{name}_proj.weight"] = (rows, cols)
             if config.get("attention_bias"):
@@ -125,7 +129,7 @@ def write_shards(folder: Path, weights: Weights, n_shards: int) -> None:
 
 
 def write_raw_safetensors(
-    path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]]
+    path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]]
 ) -> None:
     """A safetensors file written by hand, for the types numpy does not know."""
     header: dict[str, Any] = {}

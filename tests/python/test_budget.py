@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from golden import MODELS
 from tiny_checkpoints import make_llama
 
 import qsf
@@ -39,8 +40,9 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         n_kv_heads=12,
         head_dim=64,
         ffn_dim=2048,
-        n_vocab=512,
+        n_vocab=2048,
         max_tokens=512,
+        tokenizer_from=MODELS["tiny-llama"],
     )
     convert(checkpoint, folder / "m.qsf", quant_type="8bit")
     return folder / "m.qsf"

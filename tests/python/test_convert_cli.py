@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,12 @@ def command_after(setup: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+# Away from the project, whose qsf/ has no converter and would be found before the installed one.
+ELSEWHERE = Path(tempfile.gettempdir())
+
+
 def run(
-    *arguments: object, command: list[str] = COMMAND, cwd: Path | None = None
+    *arguments: object, command: list[str] = COMMAND, cwd: Path = ELSEWHERE
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True, check=False, cwd=cwd
@@ -192,6 +197,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int) -> None
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=ELSEWHERE,
     )
     while process.poll() is None and len(list(tmp_path.iterdir())) < 2:
         time.sleep(0.01)
@@ -205,10 +211,10 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int) -> None
 
 
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
-    n_bytes = sparse_llama(tmp_path / "m", 8)
-    assert n_bytes > 400e6
-    done = run(tmp_path / "m", tmp_path / "out.qsf", "--threads", 2)
+    n_bytes = sparse_llama(tmp_path / "m", 3)
+    assert n_bytes > 250e6
+    done = run(tmp_path / "m", tmp_path / "out.qsf", "--threads", 1)
     assert done.returncode == 0, done.stderr
     peak_mb = float(done.stdout.rsplit("peak memory ", 1)[1].split()[0])
     (tmp_path / "out.qsf").unlink()
-    assert peak_mb < 300  # four pieces of 32 MB of f32, with their sources and results
+    assert peak_mb < 200  # two pieces of 32 MB of f32, with their sources and results

@@ -149,9 +149,9 @@ def test_types_follow_the_options(
                 in_layer = tensor.unit_idx in (1, 2)
                 assert tensor.dtype == (dtype if in_layer else embed_dtype)
         q = weights["model.layers.1.self_attn.q_proj.weight"].astype(np.float32)
-        tensor = reader.tensor(2, T.Q)
-        assert tensor is not None
-        assert reader.read_tensor(tensor) == quantise_rows(dtype, q)
+        stored_q = reader.tensor(2, T.Q)
+        assert stored_q is not None
+        assert reader.read_tensor(stored_q) == quantise_rows(dtype, q)
         meta = json.loads(reader.read_section("META"))
     assert meta["converter"]["options"]["quant_type"] == quant
     assert len(meta["quality"]["tensors"]) == len(report.tensors) == 21
@@ -226,13 +226,21 @@ def test_names_without_prefix(tmp_path: Path, make: Callable[[Path], Any]) -> No
         assert [a.read_unit(i) for i in range(4)] == [b.read_unit(i) for i in range(4)]
 
 
-def test_attention_bias(tmp_path: Path) -> None:
-    folder, weights = hf_makers.llama(tmp_path / "m", attention_bias=True)
+def test_biases(tmp_path: Path) -> None:
+    folder, weights = hf_makers.llama(tmp_path / "m", attention_bias=True, mlp_bias=True)
     convert(folder, tmp_path / "out.qsf")
-    names = {T.Q_BIAS: "q", T.K_BIAS: "k", T.V_BIAS: "v", T.ATTN_OUT_BIAS: "o"}
+    names = {
+        T.Q_BIAS: "self_attn.q",
+        T.K_BIAS: "self_attn.k",
+        T.V_BIAS: "self_attn.v",
+        T.ATTN_OUT_BIAS: "self_attn.o",
+        T.FFN_GATE_BIAS: "mlp.gate",
+        T.FFN_UP_BIAS: "mlp.up",
+        T.FFN_DOWN_BIAS: "mlp.down",
+    }
     with Reader(tmp_path / "out.qsf") as reader:
         for kind, name in names.items():
-            expected = weights[f"model.layers.1.self_attn.{name}_proj.bias"]
+            expected = weights[f"model.layers.1.{name}_proj.bias"]
             np.testing.assert_array_equal(stored(reader, 2, kind), expected)
 
 
@@ -304,7 +312,7 @@ def test_rope_in_both_spellings(
     ],
 )
 def test_mistral_window(tmp_path: Path, changes: dict[str, Any], window: int) -> None:
-    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    mistral: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
     folder, _ = hf_makers.llama(tmp_path / "m", **mistral, **changes)
     convert(folder, tmp_path / "out.qsf")
     with Reader(tmp_path / "out.qsf") as reader:
@@ -460,7 +468,7 @@ def refuse(folder: Path, message: str, error: type[QsfError] = QsfConversionErro
         ({"quantization_config": {"bits": 4}}, "quantization_config .* unquantised checkpoint"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"mlp_bias": True}, "mlp_bias = True is not supported"),
+        ({"mlp_bias": True}, "no tensor model.layers.0.mlp.gate_proj.bias"),
         ({"num_key_value_heads": 3}, "cannot share 3"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0 is not within"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers = '2'"),

@@ -66,7 +66,7 @@ def test_pieces(model_path: Path) -> None:
 @pytest.mark.parametrize("exact", [False, True])
 def test_instruction_sets(model_path: Path, tmp_path: Path, exact: bool) -> None:
     """Each level in a process of its own, and it says which one it used."""
-    available = _native.machine().isa_available
+    available = _native.describe_machine().isa_available
     results = []
     for isa in available:
         out = tmp_path / f"{isa}.npy"
