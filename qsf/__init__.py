@@ -8,6 +8,7 @@
 
 Everything is imported when it is first used, so that ``import qsf`` costs nothing.
 """
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """The binding to the C engine: status to exception, handle to object. No policy."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ loop controls, Python's string methods, ``raise_exception``, ``strftime_now`` an
 **Without a template** (a model that was not trained for chat) the turns are joined by line
 ends and the model continues the last one: plain text, no roles.
 """
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ The generated text goes to standard output, everything else to standard error.
 
 Exit codes: 0, 1 (it could not be done), 2 (wrong options), 130 (Ctrl-C).
 """
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
@@ -303,7 +304,7 @@ def _run(request: _Request) -> int:
     prompt = None if request.is_interactive else _prompt(request)
     with _open(request) as model:
         if request.is_verbose:
-            _say_facts(model)
+            _say_facts(model, request)
         if prompt is None:
             return _chat(model, request)
         return _complete(model, request, prompt)
@@ -321,10 +322,14 @@ def _open(request: _Request) -> Model:
         raise QsfMemoryError(_does_not_fit(plan)) from None
 
 
+def _valid(text: str) -> str:
+    """Return text from outside without lone surrogates, which stand for bytes not in UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def _prompt(request: _Request) -> str:
     if request.prompt is not None:
-        # The shell passes bytes; what is not UTF-8 in them arrives as lone surrogates.
-        return os.fsencode(request.prompt).decode("utf-8", "replace")
+        return _valid(request.prompt)
     if request.prompt_file is None and sys.stdin.isatty():
         raise _UsageError("no prompt: give --prompt, --prompt-file or --interactive")
     if request.prompt_file in (None, "-"):
@@ -338,7 +343,9 @@ def _prompt(request: _Request) -> str:
 
 
 def _complete(model: Model, request: _Request, prompt: str) -> int:
-    tokens = model.tokenizer.encode(prompt, parse_special=request.has_special)
+    tokens = model.tokenizer.encode(
+        prompt, parse_special=request.has_special, max_tokens=model.info.plan.ctx_tokens
+    )
     has_shown = False
     try:
         for piece in _generate(model, request, tokens):
@@ -410,7 +417,7 @@ def _read_line(is_terminal: bool) -> str | None:
     """Return the next line of the user; None at the end."""
     if is_terminal:
         try:
-            return os.fsencode(input("> ")).decode("utf-8", "replace")
+            return _valid(input("> "))
         except EOFError:
             _say("")
             return None
@@ -466,12 +473,12 @@ def _say_stats(stats: GenerationStats, request: _Request) -> None:
         _say(f"stopped by {stats.stop_reason}, seed {stats.seed}")
 
 
-def _say_facts(model: Model) -> None:
+def _say_facts(model: Model, request: _Request) -> None:
     from qsf import _native
 
     info = model.info
     machine = _native.describe_machine()
-    params = model.generation_defaults
+    params = model.sampling_params(**request.sampling)
     rows = (
         ("model", f"{info.architecture}, {info.n_parameters:,} parameters, {info.quant_type}, "
                   f"file {_mb(info.file_bytes)} MB"),
@@ -484,7 +491,7 @@ def _say_facts(model: Model) -> None:
         ("i/o", info.io_name),
         ("sampling", f"temperature {params.temperature:g}, top-p {params.top_p:g}, "
                      f"top-k {params.top_k}, min-p {params.min_p:g}, repetition penalty "
-                     f"{params.repetition_penalty:g}, unless options say otherwise"),
+                     f"{params.repetition_penalty:g}"),
     )  # fmt: skip
     for name, text in rows:
         _say(f"{name:9} {text}")

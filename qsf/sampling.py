@@ -2,6 +2,7 @@
 
 The choice itself, which touches every logit, is made in C (``qsf_session_sample``).
 """
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

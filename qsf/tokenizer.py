@@ -4,6 +4,7 @@ Encoding is done by the ``tokenizers`` library. Decoding is done here, token by 
 bytes, because text is streamed: a character may be spread over several tokens, and the
 library can only decode a finished list.
 """
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
@@ -156,7 +157,12 @@ class Tokenizer:
         return None if token_id is None else int(token_id)
 
     def encode(
-        self, text: str, *, add_prefix: bool = True, parse_special: bool = True
+        self,
+        text: str,
+        *,
+        add_prefix: bool = True,
+        parse_special: bool = True,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Return the token ids of ``text``, ready to be continued (no end token).
 
@@ -166,9 +172,13 @@ class Tokenizer:
                 begins with them.
             parse_special: text that reads like a special token, such as ``</s>``, becomes
                 that token. With False it is ordinary text: for text of unknown origin.
+            max_tokens: refuse a text of clearly more tokens. Encoding takes some 200 times
+                the text's own memory, so a text that is far too long is refused by its
+                beginning.
 
         Raises:
-            QsfArgumentError: the text has lone surrogates, so it is not Unicode.
+            QsfArgumentError: the text has lone surrogates, so it is not Unicode, or is too
+                long.
         """
         try:
             text.encode()
@@ -176,12 +186,25 @@ class Tokenizer:
             raise QsfArgumentError(
                 f"the text is not valid Unicode: character {error.start} is {text[error.start]!r}"
             ) from error
-        with self._lock:
-            self._backend.encode_special_tokens = not parse_special
-            ids = list(self._backend.encode(text, add_special_tokens=False).ids)
+        n_chars = len(text) if max_tokens is None else 8 * max_tokens
+        while max_tokens is not None and n_chars < len(text):
+            # The cut may change the tokens beside it, but never so many.
+            n_tokens = len(self._bare_ids(text[:n_chars], parse_special=parse_special))
+            if n_tokens > max_tokens + 64:
+                raise QsfArgumentError(
+                    f"the text is too long: the first {n_chars} of its {len(text)} characters "
+                    f"have {n_tokens} tokens already, and {max_tokens} is the limit"
+                )
+            n_chars *= 2
+        ids = self._bare_ids(text, parse_special=parse_special)
         if not add_prefix or (self._prefix and ids[: len(self._prefix)] == self._prefix):
             return ids
         return [*self._prefix, *ids]
+
+    def _bare_ids(self, text: str, *, parse_special: bool) -> list[int]:
+        with self._lock:
+            self._backend.encode_special_tokens = not parse_special
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
         """Return the bytes of one token: b"" for a special or an unknown one."""

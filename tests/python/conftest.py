@@ -1,8 +1,11 @@
 """Fixtures for all tests: the bundled models, their .qsf files, the shared folder."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +76,26 @@ def tiny_llama_8bit(converted: Callable[[str, str], Path]) -> Path:
 def tiny_llama_f16(converted: Callable[[str, str], Path]) -> Path:
     """The bundled LLaMA model with f16 weights."""
     return converted("tiny-llama", "f16")
+
+
+@pytest.fixture(scope="session")
+def tiny_chat_8bit(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
+    """The bundled LLaMA model with a chat template and generation defaults of its own."""
+    from qsf.converter.convert import convert
+
+    folder = tmp_path_factory.mktemp("chat")
+    source = folder / "tiny-chat"
+    shutil.copytree(tiny_llama_dir, source)
+    tokenizer = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
+    tokenizer["chat_template"] = (
+        "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    (source / "tokenizer_config.json").write_text(json.dumps(tokenizer), "utf-8")
+    generation = {"eos_token_id": [1, 5], "temperature": 0.25, "top_k": 3}
+    (source / "generation_config.json").write_text(json.dumps(generation), "utf-8")
+    convert(source, folder / "tiny-chat-8bit.qsf", quant_type="8bit")
+    return folder / "tiny-chat-8bit.qsf"
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
 """Chat templates: rendering as transformers does it, and what becomes of messages."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """The binding: statuses become exceptions, handles become objects, settings are obeyed."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from qsf._qsf import lib
 TOKENS = array("I", [0, 10, 20, 30, 40, 50, 60, 70])
 
 
-def options(**values: int) -> _native.Options:
+def options(**values: Any) -> _native.Options:
     """Return options without a budget, which would count what all other tests hold, too."""
     return _native.Options(budget_bytes=0, **values)
 

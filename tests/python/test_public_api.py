@@ -1,4 +1,5 @@
 """``import qsf`` and ``Model``: what an application sees."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
@@ -171,6 +172,14 @@ def test_cancel_ends_a_generation_from_another_thread(model: qsf.Model) -> None:
     assert text(model, temperature=0, max_tokens=5)
 
 
+def test_a_cancel_that_comes_too_late_cancels_nothing(model: qsf.Model) -> None:
+    whole = text(model, temperature=0, max_tokens=10)
+    model._session.cancel()  # what remains of a cancel() when the run has ended meanwhile
+    assert text(model, temperature=0, max_tokens=10) == whole
+    model._session.cancel()
+    assert model.logits([0, 1]).shape == (2, 2048)
+
+
 def test_threads_take_turns(model: qsf.Model) -> None:
     prompts = [PROMPT, "The old man", "A red ball"]
     alone = [text(model, prompt, temperature=0, max_tokens=12) for prompt in prompts]
@@ -252,6 +261,19 @@ def test_the_exact_path_is_close_to_the_default_one(tiny_llama_f16: Path) -> Non
 def test_a_chat_prompt_without_a_template_is_the_text(model: qsf.Model) -> None:
     assert model.chat_template.is_plain
     assert model.chat_tokens([{"role": "user", "content": PROMPT}]) == model.tokenize(PROMPT)
+
+
+def test_the_file_alone_knows_template_defaults_and_end_tokens(tiny_chat_8bit: Path) -> None:
+    with qsf.Model(tiny_chat_8bit, **ANY_BUDGET) as model:
+        assert model.generation_defaults == qsf.SamplingParams(temperature=0.25, top_k=3)
+        ids = model.chat_tokens([{"role": "user", "content": "Hi <|end_of_text|>"}])
+        shown = model.tokenizer.decode(ids, skip_special=False)
+        assert shown == ("<|begin_of_text|><user>Hi <|end_of_text|><|end_of_text|><assistant>")
+        assert ids.count(1) == 1
+        assert model._end_ids == {1, 5}
+        assert model.sampling_params(top_k=9, top_p=None) == qsf.SamplingParams(
+            temperature=0.25, top_k=9
+        )
 
 
 def test_a_plan_says_what_opening_takes(tiny_llama_8bit: Path, model: qsf.Model) -> None:

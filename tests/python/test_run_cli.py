@@ -1,4 +1,5 @@
 """``qsf-run`` as a user types it."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
@@ -144,6 +145,13 @@ def test_special_tokens_can_be_kept_ordinary(run: Run, tiny_llama_8bit: Path) ->
     assert "prompt 5 tokens" not in kept.stderr
 
 
+@pytest.mark.skipif(os.name != "posix", reason="arguments are bytes")
+def test_a_prompt_that_is_not_utf8_is_no_error(tiny_llama_8bit: Path, tmp_path: Path) -> None:
+    command = [*map(os.fsencode, [*COMMAND, tiny_llama_8bit]), b"-n", b"2", b"-p", b"caf\xe9"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_full_context_is_said(run: Run, tiny_llama_8bit: Path) -> None:
     done = run(tiny_llama_8bit, "-p", PROMPT, "--max-seq-len", 16)
     assert done.returncode == 0
@@ -258,6 +266,11 @@ def test_prompts_that_are_not_there_are_one_line(run: Run, tiny_llama_8bit: Path
     check_refused(run(tiny_llama_8bit, "--prompt-file", "absent.txt"), 1, "absent.txt")
 
 
+def test_a_prompt_that_is_too_long_is_one_line(run: Run, tiny_llama_8bit: Path) -> None:
+    check_refused(run(tiny_llama_8bit, stdin="a red ball " * 100000), 1, "too long")
+    check_refused(run(tiny_llama_8bit, stdin="a red ball " * 200), 1, "the context holds 512")
+
+
 def test_help_has_every_option_and_examples(run: Run) -> None:
     done = run("--help")
     assert done.returncode == 0
@@ -309,6 +322,17 @@ def test_a_conversation_is_remembered_until_reset(run: Run, tiny_llama_8bit: Pat
     assert "has no chat template" in done.stderr
     assert "the conversation is forgotten" in done.stderr
     assert done.stderr.count("stopped by") == 3
+
+
+def test_a_conversation_uses_the_files_template(run: Run, tiny_chat_8bit: Path) -> None:
+    done = run(tiny_chat_8bit, "--interactive", "-n", 5, "--verbose", stdin="Hi\nYou\n")
+    assert done.returncode == 0
+    assert "no chat template" not in done.stderr
+    assert "temperature 0.25" in done.stderr
+    # A turn: <user>Hi and its end, then <assistant>; more than the two tokens of a plain one.
+    first, second = (line for line in done.stderr.splitlines() if line.startswith("prompt "))
+    assert int(first.split()[1]) > 5
+    assert int(second.split()[1]) > 5
 
 
 def test_a_conversation_that_fills_the_context_says_so(run: Run, tiny_llama_8bit: Path) -> None:

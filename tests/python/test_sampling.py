@@ -1,4 +1,5 @@
 """Sampling parameters, their defaults, and stop rules."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """The tokenizer: encoding rules, and decoding one token at a time."""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
@@ -136,6 +137,14 @@ def test_seams_keep_special_tokens_from_being_read() -> None:
 def test_text_that_is_not_unicode_is_refused(bundled: Tokenizer) -> None:
     with pytest.raises(QsfArgumentError, match="character 2"):
         bundled.encode("ab\ud800")
+
+
+def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(bundled: Tokenizer) -> None:
+    text = "a red ball " * 1000
+    with pytest.raises(QsfArgumentError, match=r"too long: the first 800 of its 11000 characters"):
+        bundled.encode(text, max_tokens=100)
+    n_tokens = len(bundled.encode(text))
+    assert len(bundled.encode(text, max_tokens=n_tokens)) == n_tokens
 
 
 # ---- decoding ----
