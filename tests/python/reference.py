@@ -58,13 +58,14 @@ class Config:
 class Model:
     """A configuration with its weights, all f32.
 
-    Matrices are [outputs, inputs]. `integer` names the matrices that the engine multiplies with
-    int8 activations, those that a file stores quantised.
+    Matrices are [outputs, inputs]. `integer` names the matrices that a file stores quantised, with
+    the bits of the integer activations that the engine multiplies them with: 16 for 8-bit
+    weights, else 8.
     """
 
     config: Config
     weights: Mapping[str, Array]
-    integer: frozenset[str] = frozenset()
+    integer: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,11 @@ class Trace:
     values: dict[str, Array] = field(default_factory=dict)
 
 
-def quantise_activations(x: Array) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Round rows to int8 as the engine does before an integer matrix product.
+def quantise_activations(x: Array, bits: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Round rows to integers of 8 or 16 bits as the engine does before an integer product.
 
-    `x` is [n_rows, n_cols]; returned are int8 [n_rows, n_blocks, 64], padded with zeros, and
-    the f32 scales [n_rows, n_blocks].
+    `x` is [n_rows, n_cols]; returned are integers [n_rows, n_blocks, 64], padded with zeros, and
+    the f32 scales [n_rows, n_blocks]. The 8-bit ones are the high parts of the 16-bit ones.
     """
     n_rows, n_cols = x.shape
     n_blocks = -(-n_cols // BLOCK_COLS)
@@ -92,10 +93,11 @@ def quantise_activations(x: Array) -> tuple[NDArray[np.int8], NDArray[np.float32
     blocks = padded.reshape(n_rows, n_blocks, BLOCK_COLS)
     largest = np.abs(blocks).max(axis=2)
     inverse = np.divide(
-        np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0
+        np.float32(127 * 256), largest, out=np.zeros_like(largest), where=largest > 0
     ).astype(np.float32)
-    codes = np.rint(blocks * inverse[:, :, None]).astype(np.int8)
-    return codes, largest / np.float32(127)
+    codes = np.rint(blocks * inverse[:, :, None]).astype(np.int32)
+    scales = largest / np.float32(127)
+    return (codes, scales / np.float32(256)) if bits == 16 else ((codes + 128) >> 8, scales)
 
 
 def rope_frequencies(config: Config) -> NDArray[np.float32]:
@@ -196,8 +198,8 @@ class _Pass:
 
     def linear(self, x: Array, name: str) -> Array:
         """`x` [n_tokens, n_inputs] times the matrix, plus its bias if it has one."""
-        if self.activations == "int8" and name in self.model.integer:
-            codes, scales = quantise_activations(x)
+        if self.activations == "integer" and name in self.model.integer:
+            codes, scales = quantise_activations(x, self.model.integer[name])
             x = (codes * scales[:, :, None].astype(self.dtype)).reshape(len(x), -1)[:, : x.shape[1]]
         y = x @ self.weight(name).T
         if f"{name}_bias" in self.model.weights:
@@ -260,19 +262,19 @@ def forward(
     tokens: Sequence[int] | NDArray[np.integer[Any]],
     *,
     dtype: type[np.float32] | type[np.float64] = np.float32,
-    activations: Literal["float", "int8"] = "float",
+    activations: Literal["float", "integer"] = "float",
     kv: Literal["float", "f16"] = "float",
 ) -> Trace:
     """Evaluate `tokens` from position 0.
 
-    `activations="int8"` rounds the inputs of the quantised matrices as the engine's default
+    `activations="integer"` rounds the inputs of the quantised matrices as the engine's default
     path does, `kv="f16"` rounds K (after RoPE) and V as its cache does. The order of the sums is
     numpy's, so that the engine is near these numbers, not equal to them.
 
-    Raises ValueError for int8 on a model without quantised matrices.
+    Raises ValueError for integer activations on a model without quantised matrices.
     """
-    if activations == "int8" and not model.integer:
-        message = "int8 activations asked for, but no matrix of this model is quantised"
+    if activations == "integer" and not model.integer:
+        message = "integer activations asked for, but no matrix of this model is quantised"
         raise ValueError(message)
     return _Pass(model, dtype, activations, kv).run(tokens)
 
@@ -460,7 +462,7 @@ def load_qsf(path: Path) -> Model:
     from qsf.converter.tiles import dequantise_tiles
 
     weights: dict[str, Array] = {}
-    integer: set[str] = set()
+    integer: dict[str, int] = {}
     with qsf_format.Reader(path) as reader:
         header, arch = reader.header, reader.arch
         for tensor in reader.tensors:
@@ -475,7 +477,7 @@ def load_qsf(path: Path) -> Model:
                 continue
             weights[name] = dequantise_tiles(dtype, data, tensor.n_rows, tensor.n_cols)
             if dtype not in floats:
-                integer.add(name)
+                integer[name] = 16 if dtype == qsf_format.Dtype.Q8 else 8
         learned = header.positions == qsf_format.Positions.LEARNED
         if learned:
             table = np.frombuffer(reader.read_section("WPOS"), "<f2").astype(np.float32)
@@ -500,4 +502,4 @@ def load_qsf(path: Path) -> Model:
         rope_interleaved=arch.rope_interleaved,
         window_tokens=arch.window_tokens,
     )
-    return Model(config, weights, frozenset(integer))
+    return Model(config, weights, integer)

@@ -182,33 +182,36 @@ def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
 
 def test_activations_are_rounded_per_block() -> None:
     x = np.zeros((2, 70), np.float32)
-    x[0, :3] = [127.0, 0.5, -1.5]  # scale 1: ties go to the even neighbour
+    x[0, :3] = [127.0, 0.5, -1.5]  # scale 1: ties go up
     x[0, 64:66] = [-4.0, 1.0]
-    codes, scales = reference.quantise_activations(x)
+    codes, scales = reference.quantise_activations(x, 8)
     assert codes.shape == (2, 2, 64)
-    assert codes[0, 0, :4].tolist() == [127, 0, -2, 0]
+    assert codes[0, 0, :4].tolist() == [127, 1, -1, 0]
     assert codes[0, 1, :3].tolist() == [-127, 32, 0]
     np.testing.assert_array_equal(scales, np.array([[1, 4 / 127], [0, 0]], np.float32))
     assert not codes[1].any()
 
 
-def test_int8_activations_change_only_quantised_matrices(tmp_path: Path) -> None:
+def test_integer_activations_change_only_quantised_matrices(tmp_path: Path) -> None:
     model = reference.load_huggingface(tiny_checkpoints.make_llama(tmp_path))
     with pytest.raises(ValueError, match="no matrix"):
-        reference.forward(model, TOKENS, activations="int8")
+        reference.forward(model, TOKENS, activations="integer")
     plain = reference.forward(model, TOKENS)
-    only_up = dataclasses.replace(model, integer=frozenset({"layer.1.ffn_up"}))
-    rounded = reference.forward(only_up, TOKENS, activations="int8")
+    only_up = dataclasses.replace(model, integer={"layer.1.ffn_up": 8})
+    rounded = reference.forward(only_up, TOKENS, activations="integer")
     difference = reference.first_difference(rounded.values, plain.values, 0.0)
     assert difference is not None
     assert difference.startswith("layer.1.ffn_hidden:")
     assert 1e-4 < np.abs(rounded.logits - plain.logits).max() < 0.2
 
 
-def test_int8_product_equals_the_integer_form(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", [8, 16])
+def test_product_equals_the_integer_form(bits: int) -> None:
     # The engine sums integers per block and scales afterwards; the reference scales first.
     rng = np.random.default_rng(4)
-    codes, scales = reference.quantise_activations(rng.normal(size=(3, 128)).astype(np.float32))
+    codes, scales = reference.quantise_activations(
+        rng.normal(size=(3, 128)).astype(np.float32), bits
+    )
     weight_codes = rng.integers(0, 16, (5, 2, 64))
     weight_scales, mins = rng.uniform(0.1, 1, (5, 2)), rng.normal(size=(5, 2))
     dots = np.einsum("tbc,rbc->trb", codes.astype(np.int64), weight_codes)
@@ -315,9 +318,10 @@ def test_8bit_qsf_file_is_near_golden(name: str, tmp_path: Path) -> None:
     golden = load_golden(name)
     model = load_converted(MODELS[name], tmp_path / "8bit.qsf", "8bit")
     matrices = {"layer.5.q", "layer.5.attn_out", "layer.5.ffn_down", "embedding"}
-    assert matrices <= model.integer
+    assert matrices <= model.integer.keys()
+    assert set(model.integer.values()) == {16}
     assert not any("norm" in weight or "bias" in weight for weight in model.integer)
-    run = reference.forward(model, golden.tokens, activations="int8", kv="f16")
+    run = reference.forward(model, golden.tokens, activations="integer", kv="f16")
     wanted = log_softmax(golden.logits.astype(np.float64))
     got = log_softmax(run.logits.astype(np.float64))
     divergence = (np.exp(wanted) * (wanted - got)).sum(axis=1).mean()

@@ -37,7 +37,7 @@ def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def logits_with(path: Path, **options: object) -> NDArray[np.float32]:
-    with qsf.Model(path, **options) as model:  # type: ignore[arg-type]
+    with qsf.Model(path, **{"ram_budget": None, **options}) as model:  # type: ignore[arg-type]
         return model.logits(TOKENS)
 
 
@@ -57,7 +57,7 @@ def test_streamed_and_resident(model_path: Path) -> None:
 
 
 def test_pieces(model_path: Path) -> None:
-    with qsf.Model(model_path) as model:
+    with qsf.Model(model_path, ram_budget=None) as model:
         whole = model.logits(TOKENS)
         for n in (1, 2, 31, 32, 33, 59):
             assert np.array_equal(whole[:n], model.logits(TOKENS[:n]))
