@@ -108,7 +108,7 @@ lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_c
 	@$(VENV)/bin/ruff format --check .
 	@rm -rf build/typed; mkdir -p build/typed; cp -R qsf tools build/typed/; \
 	cp -R converter build/typed/qsf/converter; cd build/typed; \
-	"$(CURDIR)/$(VENV)/bin/mypy" --config-file ../../pyproject.toml qsf tools/*.py \
+	MYPYPATH="$(CURDIR)/tests/python" "$(CURDIR)/$(VENV)/bin/mypy" --config-file ../../pyproject.toml qsf tools/*.py \
 		| sed 's,^qsf/converter/,converter/,'
 	@$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	@$(PY) tools/lint_c.py

@@ -83,7 +83,7 @@ static int by_value(const void *a, const void *b)
 static double run_once(const bench *b, qsf_matmul_fn *matmul, size_t n_tokens, size_t n_stripes,
                        size_t stripe_bytes)
 {
-    const qsf_acts x = {n_tokens, N_BLOCKS,      b->f32,       b->q,
+    const qsf_acts x = {n_tokens, N_BLOCKS, b->f32,        b->q,
                         b->q_low, b->scale, b->scaled_sum, b->fine_sum};
     const uint64_t start_ns = qsf_clock_ns();
     for (size_t s = 0; s < n_stripes; s++)

@@ -10,9 +10,9 @@
 
 #define MAX_SESSIONS 1024
 
-#define REQUIRE_POINTER(p)                                         \
-    do {                                                           \
-        if ((p) == NULL)                                           \
+#define REQUIRE_POINTER(p)                                                \
+    do {                                                                  \
+        if ((p) == NULL)                                                  \
             return QSF_FAIL(QSF_ERR_ARG, "%s: %s is NULL", __func__, #p); \
     } while (0)
 
@@ -43,7 +43,8 @@ void qsf_options_default(qsf_options *out)
 static qsf_status check_options(const qsf_options *opt)
 {
     if (opt->n_threads > QSF_POOL_MAX_THREADS)
-        return QSF_FAIL(QSF_ERR_ARG, "%u threads: at most %u", opt->n_threads, QSF_POOL_MAX_THREADS);
+        return QSF_FAIL(QSF_ERR_ARG, "%u threads: at most %u", opt->n_threads,
+                        QSF_POOL_MAX_THREADS);
     if (opt->max_sessions < 1 || opt->max_sessions > MAX_SESSIONS)
         return QSF_FAIL(QSF_ERR_ARG, "max_sessions is %u: 1 to %u", opt->max_sessions,
                         MAX_SESSIONS);

@@ -8,7 +8,7 @@
 #include "engine/model_open.h"
 
 static const char *const architecture_names[QSF_ARCHITECTURE_COUNT] = {
-    [QSF_ARCHITECTURE_GPT2] = "gpt2",   [QSF_ARCHITECTURE_LLAMA] = "llama",
+    [QSF_ARCHITECTURE_GPT2] = "gpt2",       [QSF_ARCHITECTURE_LLAMA] = "llama",
     [QSF_ARCHITECTURE_MISTRAL] = "mistral", [QSF_ARCHITECTURE_PHI] = "phi",
     [QSF_ARCHITECTURE_OTHER] = "other",
 };
@@ -77,9 +77,8 @@ qsf_status qsf_model_verify_file(const char *path)
     QSF_TRY(qsf_reader_open(&reader, &ledger, path, -1));
     void *const buffer = qsf_ledger_acquire(&ledger, QSF_USE_WINDOW, VERIFY_BUFFER_BYTES);
     const qsf_status status =
-        buffer != NULL
-            ? qsf_reader_verify(&reader, buffer, VERIFY_BUFFER_BYTES)
-            : QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes to read through", VERIFY_BUFFER_BYTES);
+        buffer != NULL ? qsf_reader_verify(&reader, buffer, VERIFY_BUFFER_BYTES)
+                       : QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes to read through", VERIFY_BUFFER_BYTES);
     qsf_ledger_release(&ledger, QSF_USE_WINDOW, buffer, VERIFY_BUFFER_BYTES);
     qsf_reader_close(&reader);
     return status;

@@ -13,7 +13,7 @@
 
 /* What a model needs whatever the plan: kept for its life in one block. */
 typedef struct tables {
-    float *rope_frequencies; /* [rope_dims / 2] */
+    float *rope_frequencies;  /* [rope_dims / 2] */
     unsigned char *positions; /* f16 [max_tokens, dim], or nothing */
     void *pool;
 } tables;
@@ -22,8 +22,7 @@ static void layout_tables(tables *t, qsf_arena *a, const qsf_model *m)
 {
     const qsf_section *const positions =
         m->config.has_learned_positions ? qsf_reader_section(&m->reader, "WPOS") : NULL;
-    t->rope_frequencies =
-        qsf_arena_push(a, m->config.rope_dims / 2, sizeof *t->rope_frequencies);
+    t->rope_frequencies = qsf_arena_push(a, m->config.rope_dims / 2, sizeof *t->rope_frequencies);
     t->positions = positions != NULL ? qsf_arena_push(a, (size_t)positions->n_bytes, 1) : NULL;
     t->pool = qsf_arena_push(a, qsf_pool_bytes(m->options.n_threads), 1);
 }
@@ -158,8 +157,8 @@ static qsf_status create_empty(const qsf_options *opt, uint64_t process_bytes,
     uint64_t ceiling_bytes = UINT64_MAX;
     if (opt->budget_bytes != 0) /* the plan says what is missing; until then, a few tables */
         ceiling_bytes = opt->budget_bytes > spoken_for ? opt->budget_bytes - spoken_for : 0;
-    qsf_ledger_init(&ledger, ceiling_bytes > (UINT64_C(8) << 20) ? ceiling_bytes
-                                                                  : UINT64_C(8) << 20);
+    qsf_ledger_init(&ledger,
+                    ceiling_bytes > (UINT64_C(8) << 20) ? ceiling_bytes : UINT64_C(8) << 20);
     ledger.grants_until_fault = faults != NULL ? faults->grants_until_fault : -1;
     qsf_model *const m = qsf_ledger_acquire(&ledger, QSF_USE_HANDLE, sizeof *m);
     if (m == NULL)

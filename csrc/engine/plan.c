@@ -131,8 +131,8 @@ static bool shrink(const qsf_options *opt, choice *how)
     } else if (opt->chunk_tokens == 0 && how->chunk_tokens > 1) {
         how->chunk_tokens /= 2;
     } else if (opt->ctx_tokens == 0 && how->ctx_tokens > LEAST_CTX_TOKENS) {
-        how->ctx_tokens = how->ctx_tokens / 2 > LEAST_CTX_TOKENS ? how->ctx_tokens / 2
-                                                                   : LEAST_CTX_TOKENS;
+        how->ctx_tokens =
+            how->ctx_tokens / 2 > LEAST_CTX_TOKENS ? how->ctx_tokens / 2 : LEAST_CTX_TOKENS;
     } else {
         return false;
     }
@@ -180,15 +180,14 @@ qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resi
     add_up(in, least, is_resident, plan);
     plan->min_budget_bytes = needed_bytes(plan);
     if (!fits(plan))
-        return QSF_FAIL(QSF_ERR_NOMEM,
-                        "a budget of %llu bytes is too small: the process already uses %llu, %llu "
-                        "are kept for the caller, and the engine needs at least %llu; the smallest "
-                        "budget that would do is %llu",
-                        (unsigned long long)plan->budget_bytes,
-                        (unsigned long long)plan->process_bytes,
-                        (unsigned long long)plan->reserve_bytes,
-                        (unsigned long long)plan->engine_bytes,
-                        (unsigned long long)plan->min_budget_bytes);
+        return QSF_FAIL(
+            QSF_ERR_NOMEM,
+            "a budget of %llu bytes is too small: the process already uses %llu, %llu "
+            "are kept for the caller, and the engine needs at least %llu; the smallest "
+            "budget that would do is %llu",
+            (unsigned long long)plan->budget_bytes, (unsigned long long)plan->process_bytes,
+            (unsigned long long)plan->reserve_bytes, (unsigned long long)plan->engine_bytes,
+            (unsigned long long)plan->min_budget_bytes);
     for (add_up(in, how, is_resident, plan); !fits(plan); add_up(in, how, is_resident, plan))
         (void)shrink(opt, &how);
     choose_resident(in, how, plan, is_resident);

@@ -68,7 +68,8 @@ static qsf_status penalise(qsf_sampler *s, const float *logits, float penalty,
 {
     for (uint32_t i = 0; i < s->n_vocab; i++) {
         if (!isfinite(logits[i]))
-            return QSF_FAIL(QSF_ERR_NUMERIC, "the logit of token %u is %g: the weights are damaged "
+            return QSF_FAIL(QSF_ERR_NUMERIC,
+                            "the logit of token %u is %g: the weights are damaged "
                             "or the model overflows",
                             i, (double)logits[i]);
     }

@@ -49,8 +49,7 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     }
     qsf_arena arena;
     qsf_arena_init(&arena, s->block, s->block_bytes);
-    qsf_session_layout(&s->buffers, &arena, &m->config, m->plan.ctx_tokens,
-                       m->options.exact != 0);
+    qsf_session_layout(&s->buffers, &arena, &m->config, m->plan.ctx_tokens, m->options.exact != 0);
     qsf_kvcache_link(&s->buffers.kv, &m->config);
     atomic_init(&s->cancelled, false);
     m->n_sessions++;
@@ -147,8 +146,7 @@ qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_
         return QSF_OK;
 
     const size_t left = n_tokens - n_kept;
-    const uint32_t n =
-        left < m->plan.chunk_tokens ? (uint32_t)left : m->plan.chunk_tokens;
+    const uint32_t n = left < m->plan.chunk_tokens ? (uint32_t)left : m->plan.chunk_tokens;
     const bool is_last = n == left;
     float *const rows = scores == NULL ? NULL : scores + (size_t)n_kept * m->config.n_vocab;
     if (scores != NULL)

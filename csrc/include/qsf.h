@@ -93,7 +93,7 @@ typedef struct qsf_options {
     uint32_t ctx_tokens;    /* longest sequence a session may hold; 0: the model's, at most 4096 */
     uint32_t chunk_tokens;  /* most prompt tokens evaluated together; 0: chosen by the plan */
     uint32_t max_sessions;  /* sessions that may be open at once; their caches are in the plan */
-    uint32_t exact;         /* 1: f32 activations and f32 KV cache, plain kernels (slow, for reference) */
+    uint32_t exact; /* 1: f32 activations and f32 KV cache, plain kernels (slow, for reference) */
 } qsf_options;
 
 QSF_API void qsf_options_default(qsf_options *out);
@@ -101,20 +101,20 @@ QSF_API void qsf_options_default(qsf_options *out);
 /* Where the memory goes, decided before any of it is taken. Sums: engine_bytes is
  * the total of the parts named *_bytes below it. */
 typedef struct qsf_plan {
-    uint64_t budget_bytes;   /* as asked; 0: no ceiling */
-    uint64_t process_bytes;  /* resident before the model was opened */
-    uint64_t reserve_bytes;  /* kept for the caller */
-    uint64_t engine_bytes;   /* all that the engine will allocate */
-    uint64_t weights_bytes;  /* resident units, of model_bytes */
-    uint64_t window_bytes;   /* through which the other units pass */
-    uint64_t embedding_bytes; /* one band of embedding rows, where the table is not resident */
-    uint64_t kv_bytes;       /* KV pages of all sessions */
-    uint64_t scratch_bytes;  /* activations of one prompt chunk, logits, sampling */
-    uint64_t tables_bytes;   /* index, positions, session and thread records */
-    uint64_t stacks_bytes;   /* of the worker threads */
-    uint64_t model_bytes;    /* raw bytes of all units */
+    uint64_t budget_bytes;     /* as asked; 0: no ceiling */
+    uint64_t process_bytes;    /* resident before the model was opened */
+    uint64_t reserve_bytes;    /* kept for the caller */
+    uint64_t engine_bytes;     /* all that the engine will allocate */
+    uint64_t weights_bytes;    /* resident units, of model_bytes */
+    uint64_t window_bytes;     /* through which the other units pass */
+    uint64_t embedding_bytes;  /* one band of embedding rows, where the table is not resident */
+    uint64_t kv_bytes;         /* KV pages of all sessions */
+    uint64_t scratch_bytes;    /* activations of one prompt chunk, logits, sampling */
+    uint64_t tables_bytes;     /* index, positions, session and thread records */
+    uint64_t stacks_bytes;     /* of the worker threads */
+    uint64_t model_bytes;      /* raw bytes of all units */
     uint64_t min_budget_bytes; /* the smallest budget_bytes with which this call would succeed */
-    uint32_t n_units;        /* embedding, layers, final */
+    uint32_t n_units;          /* embedding, layers, final */
     uint32_t n_units_resident;
     uint32_t ctx_tokens;
     uint32_t chunk_tokens;
@@ -229,15 +229,15 @@ QSF_API qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how,
                                       uint64_t *random_state, uint32_t *token);
 
 typedef struct qsf_stats {
-    uint64_t prompt_tokens;    /* evaluated by sync and score */
+    uint64_t prompt_tokens; /* evaluated by sync and score */
     uint64_t prompt_ns;
-    uint64_t step_tokens;      /* evaluated by step */
+    uint64_t step_tokens; /* evaluated by step */
     uint64_t step_ns;
-    uint64_t read_bytes;       /* weights read from the file since open */
-    uint64_t read_ns;          /* time spent waiting for them */
-    uint64_t n_allocations;    /* requests to the allocator since open */
-    uint64_t allocated_bytes;  /* held now by the engine */
-    uint64_t kv_used_bytes;    /* of this session's pages */
+    uint64_t read_bytes;      /* weights read from the file since open */
+    uint64_t read_ns;         /* time spent waiting for them */
+    uint64_t n_allocations;   /* requests to the allocator since open */
+    uint64_t allocated_bytes; /* held now by the engine */
+    uint64_t kv_used_bytes;   /* of this session's pages */
 } qsf_stats;
 
 QSF_API void qsf_session_stats(const qsf_session *s, qsf_stats *out);

@@ -110,8 +110,8 @@ static void matmul_4bit_i8_scalar(const unsigned char *tiles, size_t n_tile_rows
                 dot_4bit(tiles + row / QSF_TILE_ROWS * tile_row_bytes, row % QSF_TILE_ROWS, x, t);
 }
 
-static void matmul_8bit_i16_scalar(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x,
-                                  float *y, size_t y_stride)
+static void matmul_8bit_i16_scalar(const unsigned char *tiles, size_t n_tile_rows,
+                                   const qsf_acts *x, float *y, size_t y_stride)
 {
     const size_t tile_row_bytes = x->n_blocks * qsf_dtype_tile_bytes(QSF_DTYPE_8BIT);
     for (size_t t = 0; t < x->n_tokens; t++)

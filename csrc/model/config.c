@@ -28,7 +28,8 @@ static qsf_status check_tensor(const tensor_rule *rule, const qsf_tensor *t, con
         return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s has layout %u", unit_idx, rule->name,
                         t->layout);
     if (rule->is_matrix && (k->matmul[t->dtype] == NULL || k->dequant_row[t->dtype] == NULL))
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "unit %u: %s is stored as %s, which this build does "
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                        "unit %u: %s is stored as %s, which this build does "
                         "not run yet (it runs 4bit, 8bit, f16, f32)",
                         unit_idx, rule->name, qsf_dtype_name(t->dtype));
     return QSF_OK;
@@ -64,10 +65,14 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
     return QSF_OK;
 }
 
-#define LAYER_VECTOR(type, field, required, n) \
-    {type, #field, offsetof(qsf_layer, field), false, required, 1, n}
-#define LAYER_MATRIX(type, field, required, rows, cols) \
-    {type, #field, offsetof(qsf_layer, field), true, required, rows, cols}
+#define LAYER_VECTOR(type, field, required, n)                          \
+    {                                                                   \
+        type, #field, offsetof(qsf_layer, field), false, required, 1, n \
+    }
+#define LAYER_MATRIX(type, field, required, rows, cols)                      \
+    {                                                                        \
+        type, #field, offsetof(qsf_layer, field), true, required, rows, cols \
+    }
 
 static qsf_status match_layers(const qsf_config *c, const qsf_reader *r, const qsf_kernels *k,
                                qsf_layer *layers)
@@ -128,7 +133,8 @@ static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, const qsf
 static qsf_status check_runnable(const qsf_header *h, const qsf_arch *arch, bool is_gated)
 {
     if (h->architecture > QSF_ARCHITECTURE_MISTRAL)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "architecture %u is not one this build runs "
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                        "architecture %u is not one this build runs "
                         "(it runs 0 GPT-2, 1 LLaMA, 2 Mistral)",
                         h->architecture);
     if (h->positions == QSF_POSITIONS_ALIBI)
@@ -184,9 +190,8 @@ static double scale_llama3(const qsf_arch *a, double frequency)
         return frequency / (double)a->rope_factor;
     if (wavelength < original / (double)a->rope_high_freq_factor)
         return frequency;
-    const double blend =
-        (original / wavelength - (double)a->rope_low_freq_factor) /
-        ((double)a->rope_high_freq_factor - (double)a->rope_low_freq_factor);
+    const double blend = (original / wavelength - (double)a->rope_low_freq_factor) /
+                         ((double)a->rope_high_freq_factor - (double)a->rope_low_freq_factor);
     return (1.0 - blend) * frequency / (double)a->rope_factor + blend * frequency;
 }
 

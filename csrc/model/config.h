@@ -22,14 +22,14 @@ typedef struct qsf_config {
     uint32_t head_dim;
     uint32_t ffn_dim;
     uint32_t n_vocab;
-    uint32_t max_tokens; /* the longest sequence the model was made for */
-    uint32_t q_dim;      /* n_heads * head_dim */
-    uint32_t kv_dim;     /* n_kv_heads * head_dim */
-    uint32_t rope_dims;  /* 0: no RoPE */
+    uint32_t max_tokens;    /* the longest sequence the model was made for */
+    uint32_t q_dim;         /* n_heads * head_dim */
+    uint32_t kv_dim;        /* n_kv_heads * head_dim */
+    uint32_t rope_dims;     /* 0: no RoPE */
     uint32_t window_tokens; /* 0: attends to everything before */
     uint8_t activation;     /* qsf_activation */
     bool is_rms_norm;
-    bool is_gated;           /* FFN: activation(gate) * up */
+    bool is_gated; /* FFN: activation(gate) * up */
     bool is_rope_interleaved;
     bool has_learned_positions;
     bool has_tied_head;

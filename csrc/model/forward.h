@@ -16,9 +16,9 @@
 
 typedef struct qsf_forward {
     qsf_ops ops;
-    const qsf_layer *layers;      /* [n_layers] */
+    const qsf_layer *layers; /* [n_layers] */
     const qsf_ends *ends;
-    const float *rope_frequencies; /* [rope_dims / 2] */
+    const float *rope_frequencies;  /* [rope_dims / 2] */
     const unsigned char *positions; /* f16 [max_tokens, dim], learned positions; or NULL */
 } qsf_forward;
 
@@ -26,9 +26,9 @@ typedef struct qsf_chunk {
     const uint32_t *tokens; /* [n_tokens], ids below n_vocab */
     uint32_t n_tokens;      /* 1 .. chunk_tokens of the scratch */
     uint32_t first_position;
-    uint32_t first_logits;  /* rows from here on get logits; n_tokens: none do */
-    float *logits;          /* [n_tokens - first_logits, n_vocab] */
-    qsf_kvcache *kv;        /* positions first_position .. are written */
+    uint32_t first_logits;        /* rows from here on get logits; n_tokens: none do */
+    float *logits;                /* [n_tokens - first_logits, n_vocab] */
+    qsf_kvcache *kv;              /* positions first_position .. are written */
     const atomic_bool *cancelled; /* looked at before each layer */
 } qsf_chunk;
 

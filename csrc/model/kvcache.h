@@ -22,12 +22,12 @@
 typedef struct qsf_kvcache {
     uint32_t n_kv_heads;
     uint32_t head_dim;
-    uint32_t n_pages;         /* per layer and KV head */
-    size_t page_bytes;        /* of one K or V page */
+    uint32_t n_pages;  /* per layer and KV head */
+    size_t page_bytes; /* of one K or V page */
     bool is_f32;
-    unsigned char *pages;     /* [layers, kv_heads, n_pages, 2, page_bytes] */
-    void **k_tables;          /* [layers, kv_heads, n_pages] */
-    void **v_tables;          /* [layers, kv_heads, n_pages] */
+    unsigned char *pages; /* [layers, kv_heads, n_pages, 2, page_bytes] */
+    void **k_tables;      /* [layers, kv_heads, n_pages] */
+    void **v_tables;      /* [layers, kv_heads, n_pages] */
 } qsf_kvcache;
 
 /* Layout code for a measuring and for a real arena; see qsf_kvcache_link. */

@@ -109,8 +109,7 @@ static void matmul_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
         matmul_tail(job, n_whole);
     if (job->bias == NULL)
         return;
-    const size_t row_end =
-        end * QSF_TILE_ROWS < job->n_rows ? end * QSF_TILE_ROWS : job->n_rows;
+    const size_t row_end = end * QSF_TILE_ROWS < job->n_rows ? end * QSF_TILE_ROWS : job->n_rows;
     for (size_t t = 0; t < job->x->n_tokens; t++)
         for (size_t r = begin * QSF_TILE_ROWS; r < row_end; r++)
             job->y[t * job->y_stride + r] += job->bias[r];
@@ -237,9 +236,8 @@ static void attend_items(void *arg, size_t begin, size_t end, size_t worker_idx)
         const size_t t = i / c->n_heads;
         const uint32_t head = (uint32_t)(i % c->n_heads);
         const size_t past_end = (size_t)job->first_position + t + 1;
-        const size_t first = c->window_tokens != 0 && past_end > c->window_tokens
-                                 ? past_end - c->window_tokens
-                                 : 0;
+        const size_t first =
+            c->window_tokens != 0 && past_end > c->window_tokens ? past_end - c->window_tokens : 0;
         const size_t off = (size_t)head * c->head_dim;
         attend(s->q + t * s->q_stride + off,
                qsf_kvcache_k_pages(job->kv, job->layer, head / heads_per_kv),

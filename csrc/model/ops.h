@@ -34,7 +34,8 @@ typedef struct qsf_ops {
  * gives *present = false and copies nothing. */
 qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *out, bool *present);
 
-/* Describes the rows of x [n_tokens, stride] as matmul input, quantised unless exact. Good until the next prepare. */
+/* Describes the rows of x [n_tokens, stride] as matmul input, quantised unless exact. Good until
+ * the next prepare. */
 qsf_acts qsf_ops_prepare(qsf_ops *o, const float *x, size_t stride);
 
 /* y [n_tokens, y_stride] = x @ w^T (+ bias [n_rows] unless NULL) for a matrix of the

@@ -19,21 +19,21 @@ typedef struct qsf_scratch {
     size_t q_stride;
     size_t kv_stride;
     size_t ffn_stride;
-    size_t score_stride; /* floats of attention scores a worker needs */
-    float *x;      /* [chunk, dim_stride] the residual stream */
-    float *normed; /* [chunk, dim_stride] */
-    float *q;      /* [chunk, q_stride] queries, then the attention's result */
-    float *k;      /* [chunk, kv_stride] */
-    float *v;      /* [chunk, kv_stride] */
-    float *attended; /* [chunk, q_stride] */
-    float *gate;   /* [chunk, ffn_stride] what goes into the down projection */
-    float *up;     /* [chunk, ffn_stride]; NULL when the FFN has no gate */
-    float *y;      /* [chunk, dim_stride] a block's output before the residual add */
-    float *rope_cos; /* [chunk, rope_dims / 2] */
-    float *rope_sin; /* [chunk, rope_dims / 2] */
-    float *scores; /* [threads, score_stride] */
-    float *tail;   /* [chunk, 16] rows of a last tile row that the output has no room for */
-    float *vectors[4]; /* [widest vector] norm weight, norm bias, and two more biases */
+    size_t score_stride;   /* floats of attention scores a worker needs */
+    float *x;              /* [chunk, dim_stride] the residual stream */
+    float *normed;         /* [chunk, dim_stride] */
+    float *q;              /* [chunk, q_stride] queries, then the attention's result */
+    float *k;              /* [chunk, kv_stride] */
+    float *v;              /* [chunk, kv_stride] */
+    float *attended;       /* [chunk, q_stride] */
+    float *gate;           /* [chunk, ffn_stride] what goes into the down projection */
+    float *up;             /* [chunk, ffn_stride]; NULL when the FFN has no gate */
+    float *y;              /* [chunk, dim_stride] a block's output before the residual add */
+    float *rope_cos;       /* [chunk, rope_dims / 2] */
+    float *rope_sin;       /* [chunk, rope_dims / 2] */
+    float *scores;         /* [threads, score_stride] */
+    float *tail;           /* [chunk, 16] rows of a last tile row that the output has no room for */
+    float *vectors[4];     /* [widest vector] norm weight, norm bias, and two more biases */
     int8_t *act_q;         /* [chunk, widest input] */
     int8_t *act_q_low;     /* [chunk, widest input] */
     float *act_scale;      /* [chunk, widest input / 64] */

@@ -403,11 +403,10 @@ static void check_quantise(size_t n_blocks, fill how)
         }
     quantised want = run_quantise(&scalar, x, n_blocks);
     for (size_t b = 0; b < n_blocks; b++)
-        check_quantised_block(x + b * QSF_BLOCK, (const int8_t *)want.q.at + b * QSF_BLOCK,
-                              (const int8_t *)want.q_low.at + b * QSF_BLOCK,
-                              ((const float *)want.scale.at)[b],
-                              ((const float *)want.scaled_sum.at)[b],
-                              ((const int32_t *)want.fine_sum.at)[b]);
+        check_quantised_block(
+            x + b * QSF_BLOCK, (const int8_t *)want.q.at + b * QSF_BLOCK,
+            (const int8_t *)want.q_low.at + b * QSF_BLOCK, ((const float *)want.scale.at)[b],
+            ((const float *)want.scaled_sum.at)[b], ((const int32_t *)want.fine_sum.at)[b]);
     for (size_t i = 0; i < n_levels; i++) {
         quantised have = run_quantise(&levels[i], x, n_blocks);
         CHECK_BYTES(want.q.at, have.q.at, want.q.n_bytes);

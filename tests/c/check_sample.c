@@ -43,8 +43,8 @@ static void plain_weights(const float *logits, const qsf_sampling *how, double *
     const uint32_t limit = how->top_k == 0 || how->top_k > N_VOCAB ? N_VOCAB : how->top_k;
     double total = 0.0;
     for (uint32_t i = 0; i < limit; i++) {
-        w[i] = exp(((double)logits[order[i]] - (double)logits[order[0]]) /
-                   (double)how->temperature);
+        w[i] =
+            exp(((double)logits[order[i]] - (double)logits[order[0]]) / (double)how->temperature);
         total += w[i];
     }
     double before = 0.0;

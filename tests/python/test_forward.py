@@ -52,7 +52,7 @@ def assert_near(got: NDArray[np.float32], want: NDArray[Any]) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_layer_of_every_variant(name: str, tmp_path: Path) -> None:
-    """The exact path equals the reference; cut after each layer, so that the first wrong one shows."""
+    """Exact path against the reference, cut after each layer: the first wrong one shows."""
     make, options = VARIANTS[name]
     checkpoint = make(tmp_path / "whole", seed=11, n_layers=3, **options)
     for n_layers in (1, 2, 3):
