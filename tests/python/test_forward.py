@@ -131,14 +131,20 @@ def test_exact_path_equals_transformers(name: str, tmp_path: Path) -> None:
     assert difference <= 2e-4
 
 
+# 8bit: what is asked of it. 4bit: above what was measured (0.022, 0.018), far below what one
+# wrongly packed tensor costs.
+KL_LIMITS = {"8bit": 2e-3, "4bit": 0.03}
+
+
+@pytest.mark.parametrize("quant_type", KL_LIMITS)
 @pytest.mark.parametrize("name", MODELS)
-def test_default_path_is_close_to_transformers(name: str, tmp_path: Path) -> None:
+def test_default_path_is_close_to_transformers(name: str, quant_type: str, tmp_path: Path) -> None:
     golden = load_golden(name)
-    convert(MODELS[name], tmp_path / "8bit.qsf", quant_type="8bit")
-    with qsf.Model(tmp_path / "8bit.qsf", ram_budget=None) as model:
+    convert(MODELS[name], tmp_path / "m.qsf", quant_type=quant_type)
+    with qsf.Model(tmp_path / "m.qsf", ram_budget=None) as model:
         kl = float(kl_divergence(golden.logits, model.logits(golden.tokens)).mean())
-    print(f"{name}: mean KL {kl:.3g}")
-    assert 0 < kl <= 2e-3
+    print(f"{name} {quant_type}: mean KL {kl:.3g}")
+    assert 0 < kl <= KL_LIMITS[quant_type]
 
 
 def n_same_continuations(name: str, quant_type: str, path: Path) -> int:
