@@ -109,10 +109,11 @@ check-arm: build/install.stamp ## the C tests for 64-bit ARM, under qemu
 lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_c.py
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@rm -rf build/typed; mkdir -p build/typed; cp -R qsf tools build/typed/; \
-	cp -R converter build/typed/qsf/converter; cd build/typed; \
-	MYPYPATH="$(CURDIR)/tests/python" "$(CURDIR)/$(VENV)/bin/mypy" --config-file ../../pyproject.toml qsf tools/*.py \
-		| sed 's,^qsf/converter/,converter/,'
+	@rm -rf build/typed; mkdir -p build/typed; cp -R qsf tools bench build/typed/; \
+	cp -R tests/python build/typed/tests; cp -R converter build/typed/qsf/converter; \
+	cd build/typed; MYPYPATH=tests "$(CURDIR)/$(VENV)/bin/mypy" \
+		--config-file ../../pyproject.toml qsf tools/*.py bench/*.py tests/*.py \
+		| sed 's,^qsf/converter/,converter/,; s,^tests/,tests/python/,'
 	@$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	@$(PY) tools/lint_c.py
 
