@@ -22,6 +22,9 @@ INPUTS := $(shell find csrc qsf converter -name '*.[ch]' -o -name '*.py' -o -nam
 	pyproject.toml CMakeLists.txt
 COMMA := ,
 FUZZ_SECONDS ?= 60
+# Of the exhaustive loops of the C tests, where a case is slow or was tried by another verb: see
+# tests/c/check.h. `make test-c` runs all cases.
+THINNED := export QSF_CHECK_STRIDE=7;
 PYTEST_ARGS ?=
 # A newer compiler than ours must not stop a user: its warnings are errors in CI only.
 WERROR ?= $(if $(CI),ON,OFF)
@@ -30,7 +33,7 @@ WERROR ?= $(if $(CI),ON,OFF)
 c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OFF \
 		-DQSF_WERROR=$(WERROR) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
 	$(CMAKE) --build build/$(1) -j $(JOBS) >>build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
-	$(CTEST) --test-dir build/$(1) --output-on-failure --no-tests=error
+	$(CTEST) --test-dir build/$(1) -j $(JOBS) --output-on-failure --no-tests=error
 
 .PHONY: help demo test test-c test-py check check-isa check-san check-arm check-slow lint format \
 	fuzz bench clean
@@ -90,26 +93,27 @@ check-isa: build/install.stamp ## the C and Python tests, once per instruction s
 	@levels=$$($(PY) -c 'from qsf._qsf import ffi, lib; m = ffi.new("qsf_machine *"); \
 		assert lib.qsf_machine_describe(m) == 0; print(ffi.string(m.isa_available).decode())'); \
 	for isa in $$levels; do \
-		echo "QSF_ISA=$$isa"; export QSF_ISA=$$isa; \
+		echo "QSF_ISA=$$isa"; export QSF_ISA=$$isa; $(THINNED) \
 		$(call c_tests,c,); \
 		$(PY) -m pytest -m "not slow and not golden" $(PYTEST_ARGS); \
 	done
 
 check-san: build/install.stamp ## the C tests with address, undefined and thread sanitizers
-	@$(call c_tests,asan,-DQSF_SANITIZE=address$(COMMA)undefined)
-	@$(call c_tests,tsan,-DQSF_SANITIZE=thread)
+	@$(THINNED) $(call c_tests,asan,-DQSF_SANITIZE=address$(COMMA)undefined)
+	@$(THINNED) $(call c_tests,tsan,-DQSF_SANITIZE=thread)
 
 check-arm: build/install.stamp ## the C tests for 64-bit ARM, under qemu
 	@tools/bootstrap.sh arm
-	@$(call c_tests,arm,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake)
+	@$(THINNED) $(call c_tests,arm,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake)
 
 lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_c.py
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@rm -rf build/typed; mkdir -p build/typed; cp -R qsf tools build/typed/; \
-	cp -R converter build/typed/qsf/converter; cd build/typed; \
-	MYPYPATH="$(CURDIR)/tests/python" "$(CURDIR)/$(VENV)/bin/mypy" --config-file ../../pyproject.toml qsf tools/*.py \
-		| sed 's,^qsf/converter/,converter/,'
+	@rm -rf build/typed; mkdir -p build/typed; cp -R qsf tools bench build/typed/; \
+	cp -R tests/python build/typed/tests; cp -R converter build/typed/qsf/converter; \
+	cd build/typed; MYPYPATH=tests "$(CURDIR)/$(VENV)/bin/mypy" \
+		--config-file ../../pyproject.toml qsf tools/*.py bench/*.py tests/*.py \
+		| sed 's,^qsf/converter/,converter/,; s,^tests/,tests/python/,'
 	@$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	@$(PY) tools/lint_c.py
 

@@ -4,6 +4,10 @@
  * both sides. Each test is one program: its main() ends in
  * `return check_report("check_name");`. A program that checked nothing fails.
  * Checks may be made from one thread only.
+ *
+ * QSF_CHECK_STRIDE=N in the environment thins the exhaustive loops of the tests that call
+ * check_stride(): they take every N-th case. It is for builds in which a case costs ten times
+ * as much (sanitizers, an emulator); a plain build runs all cases.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_TESTS_CHECK_H
@@ -13,6 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/status.h"
@@ -144,5 +149,19 @@ static inline int check_report(const char *name)
     check_bytes((a), (b), (n_bytes), #a " == " #b, __FILE__, __LINE__)
 #define CHECK_OK(expr) check_status((expr), QSF_OK, #expr, __FILE__, __LINE__)
 #define CHECK_STATUS(expr, want) check_status((expr), (want), #expr, __FILE__, __LINE__)
+
+/* From QSF_CHECK_STRIDE; 1 if there is none. What is no number above 0 is a failure. */
+static inline size_t check_stride(void)
+{
+    const char *const text = getenv("QSF_CHECK_STRIDE");
+    char *end = NULL;
+    if (text == NULL)
+        return 1;
+    const unsigned long stride = strtoul(text, &end, 10);
+    if (!CHECK(stride > 0 && *end == '\0'))
+        return 1;
+    printf("QSF_CHECK_STRIDE: every %lu-th case of the exhaustive loops\n", stride);
+    return (size_t)stride;
+}
 
 #endif

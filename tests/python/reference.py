@@ -131,7 +131,7 @@ def rotate(x: Array, config: Config, first_position: int = 0) -> Array:
         first, second = slice(0, 2 * n_pairs, 2), slice(1, 2 * n_pairs, 2)
     else:
         first, second = slice(0, n_pairs), slice(n_pairs, 2 * n_pairs)
-    out = x.copy()
+    out: Array = x.copy()
     out[..., first] = x[..., first] * cos - x[..., second] * sin
     out[..., second] = x[..., second] * cos + x[..., first] * sin
     return out

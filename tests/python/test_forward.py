@@ -37,7 +37,7 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def tokens_for(n_vocab: int, n_tokens: int = 48) -> list[int]:
-    return np.random.default_rng(5).integers(0, n_vocab, n_tokens).tolist()
+    return [int(token) for token in np.random.default_rng(5).integers(0, n_vocab, n_tokens)]
 
 
 def assert_near(got: NDArray[np.float32], want: NDArray[Any]) -> None:
@@ -116,7 +116,8 @@ def kl_divergence(want: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64]:
     q = got.astype(np.float64) - got.max(-1, keepdims=True)
     p -= np.log(np.exp(p).sum(-1, keepdims=True))
     q -= np.log(np.exp(q).sum(-1, keepdims=True))
-    return (np.exp(p) * (p - q)).sum(-1)
+    divergence: NDArray[np.float64] = (np.exp(p) * (p - q)).sum(-1)
+    return divergence
 
 
 @pytest.mark.parametrize("name", MODELS)

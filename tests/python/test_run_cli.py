@@ -147,7 +147,8 @@ def test_special_tokens_can_be_kept_ordinary(run: Run, tiny_llama_8bit: Path) ->
 
 @pytest.mark.skipif(os.name != "posix", reason="arguments are bytes")
 def test_a_prompt_that_is_not_utf8_is_no_error(tiny_llama_8bit: Path, tmp_path: Path) -> None:
-    command = [*map(os.fsencode, [*COMMAND, tiny_llama_8bit]), b"-n", b"2", b"-p", b"caf\xe9"]
+    command = [os.fsencode(part) for part in (*COMMAND, str(tiny_llama_8bit))]
+    command += [b"-n", b"2", b"-p", b"caf\xe9"]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -24,9 +24,10 @@ def random_rows(n_rows: int, n_cols: int, scale: float = 1.0, seed: int = 0) -> 
 
 
 def ceil_f16(value: np.float32) -> np.float16:
-    half = np.float16(value)
+    half: np.float16 = np.float16(value)
     if np.float32(half) < value:
-        half = np.frombuffer(np.uint16(half.view(np.uint16) + 1).tobytes(), np.float16)[0]
+        bits = int.from_bytes(half.tobytes(), "little") + 1
+        half = np.frombuffer(bits.to_bytes(2, "little"), np.float16)[0]
     return half
 
 
