@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 from qsf_files import tiny_header, write_tiny
 
-from qsf import run_cli
+from qsf import run_options
 
 PROMPT = "Once upon a time"
 KNOWN = ", there was a little girl named Lily."
@@ -364,5 +364,5 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(endless: Path, star
 
 
 def test_the_parser_does_not_guess_abbreviations() -> None:
-    with pytest.raises(run_cli._UsageError):
-        run_cli._parse(["m.qsf", "--temp", "1"])
+    with pytest.raises(run_options.UsageError):
+        run_options.parse(["m.qsf", "--temp", "1"])
