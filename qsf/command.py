@@ -191,6 +191,13 @@ def explain_format(error: QsfFormatError) -> str:
     return text
 
 
+def explain_folder(path: Path) -> str:
+    """Return why ``path``, a folder, is not what was meant."""
+    if (path / "config.json").exists():
+        return f"{path} is a HuggingFace model: convert it first: qsf-convert {path} model.qsf"
+    return f"{path} is a folder, not a .qsf file"
+
+
 def open_missing_streams() -> None:
     """Give the process the standard streams that its parent closed."""
     nowhere = Path(os.devnull)

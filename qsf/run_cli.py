@@ -90,7 +90,7 @@ def _run(request: Request) -> int:
         if reconfigure is not None:
             reconfigure(errors="replace")
     if request.path.is_dir():
-        raise QsfArgumentError(_is_a_folder(request.path))
+        raise QsfError(command.explain_folder(request.path))
     if request.is_plan:
         return _print_plan(request)
     prompt = None if request.is_interactive else _prompt(request)
@@ -100,12 +100,6 @@ def _run(request: Request) -> int:
         if prompt is None:
             return _chat(model, request)
         return _complete(model, request, prompt)
-
-
-def _is_a_folder(path: Path) -> str:
-    if (path / "config.json").exists():
-        return f"{path} is a HuggingFace model: convert it first: qsf-convert {path} model.qsf"
-    return f"{path} is a folder, not a .qsf file"
 
 
 def _open(request: Request) -> Model:
