@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -20,6 +20,7 @@ from qsf.errors import QsfArgumentError, QsfError
 
 PROGRAM = "qsf-convert"
 
+_MB = 2**20  # as qsf-run and system monitors count
 _BAR_WIDTH = 24
 _REDRAW_S = 0.1
 
@@ -68,8 +69,8 @@ class ProgressLine:
         fraction = done / total if total else 1.0
         left_s = elapsed_s * (1 - fraction) / fraction if fraction else 0.0
         numbers = (
-            f"{fraction:4.0%}  {done / 1e6:.0f} of {total / 1e6:.0f} MB, "
-            f"{done / elapsed_s / 1e6:.0f} MB/s, {_duration(left_s)} left"
+            f"{fraction:4.0%}  {done / _MB:.0f} of {total / _MB:.0f} MB, "
+            f"{done / elapsed_s / _MB:.0f} MB/s, {_duration(left_s)} left"
         )
         if self._is_terminal:
             if now - self._drawn >= _REDRAW_S or done == total:
@@ -157,9 +158,9 @@ def convert_command(
         _print_summary(report, out)
 
 
-def main() -> int:
-    """Run ``qsf-convert`` on the command line's arguments and return its exit code."""
-    return run(sys.argv[1:])
+def main() -> NoReturn:
+    """Run ``qsf-convert`` on the command line's arguments and exit."""
+    sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
@@ -171,8 +172,13 @@ def run(arguments: list[str]) -> int:
             sys.stdout.flush()
     except command.StoppedError as stopped:
         return _fail(f"{stopped.text}; nothing was written", stopped.exit_code)
+    except (BrokenPipeError, SystemExit):
+        # The reader of our summary has left: SystemExit is how typer puts it.
+        command.drop_output()
+        return 0
     except QsfError as error:
-        return _fail(str(error), command.EXIT_USAGE if isinstance(error, QsfArgumentError) else 1)
+        text = str(error).replace(" (overwrite=True)", "")  # what callers in Python would say
+        return _fail(text, command.EXIT_USAGE if isinstance(error, QsfArgumentError) else 1)
     except MemoryError:
         return _fail("out of memory; nothing was written")
     except Exception as error:
@@ -217,9 +223,9 @@ def _peak_bytes() -> int | None:
 
 def _print_summary(report: Report, out: Path) -> None:
     peak_bytes = _peak_bytes()
-    memory = "" if peak_bytes is None else f", peak memory {peak_bytes / 1e6:.0f} MB"
+    memory = "" if peak_bytes is None else f", peak memory {peak_bytes / _MB:.0f} MB"
     print(
-        f"{out}: {report.file_bytes / 1e6:.1f} MB from {report.source_bytes / 1e6:.1f} MB, "
+        f"{out}: {report.file_bytes / _MB:.1f} MB from {report.source_bytes / _MB:.1f} MB, "
         f"{report.bits_per_weight:.2f} bits a weight "
         f"({report.n_weights / 1e6:.1f} M weights)"
     )
@@ -233,4 +239,4 @@ def _print_summary(report: Report, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -40,17 +40,23 @@ app = typer.Typer(
 )
 
 
-def main() -> int:
-    """Run ``qsf-inspect`` on the command line's arguments and return its exit code."""
+def main() -> NoReturn:
+    """Run ``qsf-inspect`` on the command line's arguments and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run ``qsf-inspect`` and return its exit code."""
     command.open_missing_streams()
     try:
         with command.stopped_by_signals():
-            app(sys.argv[1:], standalone_mode=False, prog_name=PROGRAM)
+            app(arguments, standalone_mode=False, prog_name=PROGRAM)
             sys.stdout.flush()
     except command.StoppedError as stopped:
         return stopped.exit_code
-    except BrokenPipeError:
-        # The reader of our output has had enough. Nothing may be flushed into it at exit.
+    except (BrokenPipeError, SystemExit):
+        # The reader of our output has had enough: SystemExit is how typer puts it. Nothing
+        # may be flushed into it at exit.
         command.drop_output()
         return 0
     except QsfArgumentError as error:
@@ -336,4 +342,4 @@ def _report_meta(reader: Reader) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

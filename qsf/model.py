@@ -394,9 +394,13 @@ class Model:
         if not tokens:
             raise QsfArgumentError("the prompt is empty: there is no token to begin with")
         if len(tokens) > ctx_tokens:
+            why = (
+                "max_seq_len sets it"
+                if ctx_tokens < self._info.max_tokens
+                else "the model was made for no more"
+            )
             raise QsfArgumentError(
-                f"the prompt has {len(tokens)} tokens, but the context holds {ctx_tokens} "
-                "(max_seq_len sets it)"
+                f"the prompt has {len(tokens)} tokens, but the context holds {ctx_tokens} ({why})"
             )
         matcher = StopMatcher([stop] if isinstance(stop, str) else stop)
         decoder = self.tokenizer.incremental(at_start=begins_text)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryErro
 from qsf.run_options import Request, UsageError, parse, valid_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from qsf._native import MemoryPlan
     from qsf.model import GenerationStats, Model
@@ -146,9 +147,10 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
     )
     has_shown = False
     try:
-        for piece in _generate(model, request, tokens):
-            has_shown = True
-            _show(piece)
+        with closing(_generate(model, request, tokens)) as pieces:
+            for piece in pieces:
+                has_shown = True
+                _show(piece)
     except (QsfError, StoppedError):
         if has_shown:
             _show("\n")
@@ -164,8 +166,8 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
 
 def _generate(
     model: Model, request: Request, tokens: list[int], *, begins_text: bool = False
-) -> Iterator[str]:
-    """Yield the pieces of text; a signal stops the engine at once."""
+) -> Generator[str, None, None]:
+    """Yield the pieces of text; a signal stops the engine at once. To be closed."""
     progress = command.Progress(
         f"reading the prompt: {len(tokens)} tokens", is_wanted=not request.is_quiet
     )
@@ -191,7 +193,9 @@ def _generate(
 
 def _context_is_full(model: Model) -> str:
     n_tokens = model.info.plan.ctx_tokens
-    return f"(the context of {n_tokens} tokens is full; --max-seq-len sets its length)"
+    if n_tokens < model.info.max_tokens:
+        return f"(the context of {n_tokens} tokens is full; --max-seq-len sets its length)"
+    return f"(the context of {n_tokens} tokens is full; the model was made for no more)"
 
 
 # ---- chat ----
@@ -259,15 +263,16 @@ def _answer(model: Model, request: Request, messages: list[dict[str, str]], line
     if len(tokens) >= n_ctx:
         _say(
             f"(the context is full: the conversation has {len(tokens)} tokens with this line, "
-            f"of {n_ctx}. /reset forgets it; --max-seq-len sets the length)"
+            f"of {n_ctx}. /reset forgets it)"
         )
         return
-    pieces: list[str] = []
+    said: list[str] = []
     is_own_text = not model.chat_template.is_plain
     try:
-        for piece in _generate(model, request, tokens, begins_text=is_own_text):
-            _show(piece)
-            pieces.append(piece)
+        with closing(_generate(model, request, tokens, begins_text=is_own_text)) as pieces:
+            for piece in pieces:
+                said.append(piece)
+                _show(piece)
     except StoppedError as stopped:
         _show("\n")
         if stopped.exit_code != command.EXIT_INTERRUPTED:
@@ -275,7 +280,7 @@ def _answer(model: Model, request: Request, messages: list[dict[str, str]], line
         _say("(stopped)")
     else:
         _show("\n")
-    messages[:] = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+    messages[:] = [*asked, {"role": "assistant", "content": "".join(said)}]
     stats = model.stats
     if stats is not None and stats.stop_reason == "context":
         _say(f"(the context of {n_ctx} tokens is full: /reset forgets the conversation)")

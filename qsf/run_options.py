@@ -86,7 +86,7 @@ def _whole(least: int, most: int, unit: str = "") -> Callable[[str], int]:
 
 def _fraction(least: float, most: float, *, is_open: bool = False) -> Callable[[str], float]:
     """Return a parser for numbers from ``least``, with ``is_open`` above it, to ``most``."""
-    rule = f"{'above' if is_open else 'from'} {least:g} to {most:g}"
+    rule = f"above {least:g} and at most" if is_open else f"from {least:g} to"
 
     def parse(text: str) -> float:
         try:
@@ -94,7 +94,7 @@ def _fraction(least: float, most: float, *, is_open: bool = False) -> Callable[[
         except ValueError:
             number = float("nan")
         if not least <= number <= most or (is_open and number == least):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number {rule}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {rule} {most:g}")
         return number
 
     return parse
