@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 from qsf_files import tiny_header, write_tiny
 
-from qsf import run_cli
+from qsf import run_options
 
 PROMPT = "Once upon a time"
 KNOWN = ", there was a little girl named Lily."
@@ -233,17 +233,29 @@ def test_wrong_options_are_one_line_and_code_2(run: Run, arguments: list[str], s
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--temperature", "-1"], "temperature must be"),
-        (["--top-p", "0"], "top_p must be"),
-        (["--seed", str(2**64)], "seed must be"),
-        (["--stop", ""], "stop string"),
-        (["--ram-budget", "99999999999"], "ram_budget must be"),
+        (["--temperature", "-1"], "--temperature: '-1' is not a number from 0 to 100"),
+        (["--temperature", "nan"], "'nan' is not a number"),
+        (["--top-p", "0"], "--top-p: '0' is not a number above 0 and at most 1"),
+        (["--top-k", "1e3"], "--top-k: '1e3' is not a whole number"),
+        (["--min-p", "1.5"], "--min-p"),
+        (["--repetition-penalty", "0"], "--repetition-penalty"),
+        (["--seed", str(2**64)], "--seed"),
+        (["--stop", ""], "--stop: the text is empty"),
+        (["--threads", "1000"], "--threads: 1000 is too much: at most 256"),
+        (["--ram-budget", "200MB"], "not a whole number of at least 0, in MB"),
+        (["--ram-budget", "99999999999"], "--ram-budget: 99999999999 is too much"),
+        (["--max-tokens", "9" * 5000], "--max-tokens"),
+        (["--max-seq-len", "99999999999"], "--max-seq-len"),
+        (["--temprature", "1"], "there is no --temprature: did you mean --temperature?"),
+        (["--max-token=4"], "did you mean --max-tokens?"),
+        (["--xyzzy"], "there is no --xyzzy (see"),
+        (["a", "time"], "Texts with spaces need quotes"),
     ],
 )
 def test_values_out_of_range_are_one_line(
     run: Run, tiny_llama_8bit: Path, arguments: list[str], said: str
 ) -> None:
-    check_refused(run(tiny_llama_8bit, "-p", PROMPT, *arguments), 1, said)
+    check_refused(run(tiny_llama_8bit, "-p", PROMPT, *arguments), 2, said)
 
 
 def test_files_that_are_not_models_are_one_line(
@@ -365,5 +377,5 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(endless: Path, star
 
 
 def test_the_parser_does_not_guess_abbreviations() -> None:
-    with pytest.raises(run_cli._UsageError):
-        run_cli._parse(["m.qsf", "--temp", "1"])
+    with pytest.raises(run_options.UsageError):
+        run_options.parse(["m.qsf", "--temp", "1"])
