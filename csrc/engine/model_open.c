@@ -12,6 +12,9 @@
 #include "platform/cpu.h"
 #include "platform/sysmem.h"
 
+/* Sizes of units, sections and caches go from the plan's 64 bits into size_t. */
+_Static_assert(SIZE_MAX >= UINT64_MAX, "the engine needs a 64-bit system");
+
 /* What a model needs whatever the plan: kept for its life in one block. */
 typedef struct tables {
     float *rope_frequencies;  /* [rope_dims / 2] */
@@ -154,6 +157,8 @@ static void release_model(qsf_model *m)
 static uint32_t default_thread_count(void)
 {
     const uint32_t n_cores = qsf_cpu_core_count();
+    if (n_cores == 0)
+        return 1;
     return n_cores < QSF_POOL_MAX_THREADS ? n_cores : QSF_POOL_MAX_THREADS;
 }
 
