@@ -13,7 +13,6 @@
 #include "platform/pool.h"
 
 #define DEFAULT_CTX_TOKENS 4096
-#define LEAST_CTX_TOKENS 256 /* below this a shorter context is no longer useful */
 /* 64 tokens share one pass over the weights; more helps little once unpacking is shared. */
 #define DEFAULT_CHUNK_TOKENS 64
 /* Room for a few hundred rows, so that one read feeds all threads for a while. */
@@ -170,22 +169,44 @@ static void choose_resident(const qsf_plan_input *in, choice how, qsf_plan *plan
     try_resident(in, how, 0, plan, is_resident);
 }
 
+/* What is given up first when memory is short, and down to where. A chunk of 16 still shares a
+ * pass over the weights between many tokens, so it goes before the context; the window goes
+ * late, because a narrow one leaves the threads idle. */
+static const struct rung {
+    enum { RUNG_CHUNK, RUNG_CTX, RUNG_WINDOW } what;
+    uint32_t floor_tokens;
+} ladder[] = {
+    {RUNG_CHUNK, 16}, {RUNG_CTX, 512},  {RUNG_CHUNK, 4},
+    {RUNG_CTX, 256},  {RUNG_WINDOW, 0}, {RUNG_CHUNK, 1},
+};
+
+/* Halves *n_tokens towards the floor, unless the caller asked for a number. */
+static bool halve(uint32_t asked_tokens, uint32_t floor_tokens, uint32_t *n_tokens)
+{
+    if (asked_tokens != 0 || *n_tokens <= floor_tokens)
+        return false;
+    *n_tokens = *n_tokens / 2 > floor_tokens ? *n_tokens / 2 : floor_tokens;
+    return true;
+}
+
 /* The next smaller choice; false when this is the smallest. */
 static bool shrink(const qsf_options *opt, choice *how)
 {
-    if (how->wide_window) {
-        how->wide_window = false;
-    } else if (opt->chunk_tokens == 0 && how->chunk_tokens > 1) {
-        how->chunk_tokens /= 2;
-    } else if (opt->ctx_tokens == 0 && how->ctx_tokens > LEAST_CTX_TOKENS) {
-        how->ctx_tokens =
-            how->ctx_tokens / 2 > LEAST_CTX_TOKENS ? how->ctx_tokens / 2 : LEAST_CTX_TOKENS;
-    } else {
-        return false;
+    bool is_smaller = false;
+    for (size_t i = 0; !is_smaller && i < sizeof ladder / sizeof ladder[0]; i++) {
+        const struct rung *const r = &ladder[i];
+        if (r->what == RUNG_CHUNK) {
+            is_smaller = halve(opt->chunk_tokens, r->floor_tokens, &how->chunk_tokens);
+        } else if (r->what == RUNG_CTX) {
+            is_smaller = halve(opt->ctx_tokens, r->floor_tokens, &how->ctx_tokens);
+        } else {
+            is_smaller = how->wide_window;
+            how->wide_window = false;
+        }
     }
     if (how->chunk_tokens > how->ctx_tokens)
         how->chunk_tokens = how->ctx_tokens;
-    return true;
+    return is_smaller;
 }
 
 static qsf_status first_choice(const qsf_plan_input *in, choice *how)

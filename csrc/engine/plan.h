@@ -2,7 +2,7 @@
  *
  * Sizes come from the same layout functions that later lay the real blocks out, run on
  * a measuring arena, so the plan and the allocation cannot disagree. When the budget is
- * short, in this order: smaller prompt chunks, a shorter context (unless one was asked
+ * short: smaller prompt chunks and a shorter context by turns (unless they were asked
  * for), fewer resident units, a refusal that says what would do.
  */
 /* SPDX-License-Identifier: Apache-2.0 */

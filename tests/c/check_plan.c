@@ -1,5 +1,5 @@
 /* check_plan.c - the memory plan by itself: never more than the budget, from the least budget
- * upwards, giving up the window, the chunk, the context and residency in that order.
+ * upwards, giving up chunk, context and window by the ladder of plan.c, and residency.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
@@ -83,14 +83,10 @@ static void check_sums(const opened *o, const qsf_plan *p, const bool *is_reside
     CHECK(p->chunk_tokens >= 1 && p->chunk_tokens <= p->ctx_tokens);
 }
 
-/* What is kept grows with the budget: first the context, then the chunk, then the units. */
+/* More budget never means a shorter context or a smaller chunk. */
 static bool is_no_worse(const qsf_plan *less, const qsf_plan *more)
 {
-    if (less->ctx_tokens != more->ctx_tokens)
-        return less->ctx_tokens < more->ctx_tokens;
-    if (less->chunk_tokens != more->chunk_tokens)
-        return less->chunk_tokens < more->chunk_tokens;
-    return true;
+    return less->ctx_tokens <= more->ctx_tokens && less->chunk_tokens <= more->chunk_tokens;
 }
 
 /* Every budget from the least on, in steps, until everything is resident. */
@@ -163,8 +159,8 @@ static void check_least_is_least(const tiny_model *model)
     close_model(&o);
 }
 
-/* A longer context than the shortest useful one goes before the units do, but not before the
- * chunk; both stay when they were asked for. The file says that the model is long. */
+/* The rungs of the ladder, seen from outside; what was asked for stays. The file says that the
+ * model is long. */
 static void check_order(void)
 {
     opened o;
@@ -182,17 +178,20 @@ static void check_order(void)
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
     CHECK_EQ(plan.ctx_tokens, 256);
     CHECK_EQ(plan.chunk_tokens, 1);
-    bool saw_short_chunk = false;
+    bool saw_middle = false;
     for (opt.budget_bytes = plan.min_budget_bytes;; opt.budget_bytes += 1024) {
         if (!CHECK_OK(make(&o, &opt, &plan, is_resident)))
             break;
         CHECK(needed_bytes(&plan) <= opt.budget_bytes);
-        CHECK(plan.ctx_tokens == 4096 || plan.chunk_tokens == 1);
-        saw_short_chunk = saw_short_chunk || (plan.ctx_tokens == 4096 && plan.chunk_tokens < 64);
+        CHECK(plan.chunk_tokens <= 16 || plan.ctx_tokens == 4096);
+        CHECK(plan.ctx_tokens <= 512 || plan.chunk_tokens >= 16);
+        CHECK(plan.chunk_tokens <= 4 || plan.ctx_tokens >= 512);
+        CHECK(plan.ctx_tokens <= 256 || plan.chunk_tokens >= 4);
+        saw_middle = saw_middle || (plan.ctx_tokens == 1024 && plan.chunk_tokens == 16);
         if (plan.ctx_tokens == 4096 && plan.chunk_tokens == 64)
             break;
     }
-    CHECK(saw_short_chunk);
+    CHECK(saw_middle);
     opt.budget_bytes = 1;
     opt.chunk_tokens = 1000; /* asked for: it shrinks with the context only */
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
