@@ -179,9 +179,7 @@ def on_terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 @pytest.mark.filterwarnings("ignore:.*forkpty.*:DeprecationWarning")
-def test_a_chat_on_a_terminal(
-    on_terminal: Callable[..., Terminal], tiny_chat_8bit: Path
-) -> None:
+def test_a_chat_on_a_terminal(on_terminal: Callable[..., Terminal], tiny_chat_8bit: Path) -> None:
     chat = on_terminal(tiny_chat_8bit, "--interactive", "-n", 5)
     chat.read_until("> ")
     chat.type("/help\n")
