@@ -105,8 +105,13 @@ def _run(request: Request) -> int:
 
 def _open(request: Request) -> Model:
     progress = command.Progress(f"loading {request.path.name}", is_wanted=not request.is_quiet)
+
+    def leave(number: int) -> None:
+        progress.end()
+        command.leave_at_once(number)
+
     try:
-        with command.Watcher(command.leave_at_once, progress.tick):
+        with command.Watcher(leave, progress.tick):
             return _open_in_budget(request)
     finally:
         progress.end()
