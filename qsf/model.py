@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf import _native
 from qsf.chat import ChatTemplate
-from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError
+from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError, QsfMemoryError
 from qsf.format import Reader
 from qsf.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
 from qsf.tokenizer import Tokenizer
@@ -85,7 +85,7 @@ class _TextParts:
     """What the file says about text, read without the engine."""
 
     tokenizer: Tokenizer | None
-    template: ChatTemplate
+    template: ChatTemplate | QsfFormatError  # the error: it is broken, which only chat minds
     generation: Mapping[str, Any]
 
 
@@ -111,7 +111,11 @@ def _read_text_parts(path: str | os.PathLike[str]) -> _TextParts:
         tokenizer = Tokenizer(
             tokenizer_json, bos_id=bos_id, add_bos=add_bos if isinstance(add_bos, bool) else None
         )
-    template = ChatTemplate(chat.get("chat_template"), special)
+    template: ChatTemplate | QsfFormatError
+    try:
+        template = ChatTemplate(chat.get("chat_template"), special)
+    except QsfFormatError as error:
+        template = error
     return _TextParts(tokenizer, template, generation)
 
 
@@ -147,7 +151,19 @@ def _options(
     )
 
 
+def _does_not_fit(plan: _native.MemoryPlan) -> str:
+    """Return how much is needed and what would make it fit."""
+    taken = (plan.process_bytes + plan.reserve_bytes) / BYTES_PER_MB
+    needed = -(-plan.min_budget_bytes // BYTES_PER_MB)
+    return (
+        f"the model does not fit in {plan.budget_bytes / BYTES_PER_MB:.0f} MB, of which the "
+        f"process takes {taken:.0f} before it is opened: ram_budget={needed} would do"
+    )
+
+
 def _as_tokens(ids: Sequence[int]) -> array[int]:
+    if isinstance(ids, bytes | bytearray):
+        raise QsfArgumentError("tokens must be a sequence of token ids, not bytes: decode them")
     try:
         return array("I", ids)
     except (TypeError, OverflowError, ValueError) as error:
@@ -199,7 +215,7 @@ class Model:
         self._tokenizer = parts.tokenizer
         self._template = parts.template
         self._generation = parts.generation
-        self._native = _native.NativeModel(path, options)
+        self._native = self._open(path, options)
         self._info = self._native.info()
         self._session = self._native.create_session()
         self._end_ids = end_ids(self._info.eos_id, self._generation)
@@ -208,6 +224,16 @@ class Model:
         self._cancel_lock = threading.RLock()  # cancel() may meet close()
         self._running: list[_Run] = []
         self._stats: GenerationStats | None = None
+
+    @staticmethod
+    def _open(path: str | os.PathLike[str], options: _native.Options) -> _native.NativeModel:
+        try:
+            return _native.NativeModel(path, options)
+        except QsfMemoryError as error:
+            plan = _native.plan_model(path, options)
+            if plan.is_enough:
+                raise
+            raise QsfMemoryError(_does_not_fit(plan)) from error
 
     @staticmethod
     def plan(
@@ -266,7 +292,13 @@ class Model:
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The chat template; ``is_plain`` where the file has none."""
+        """The chat template; ``is_plain`` where the file has none.
+
+        Raises:
+            QsfFormatError: it is broken; all else works.
+        """
+        if isinstance(self._template, QsfFormatError):
+            raise self._template
         return self._template
 
     @property
@@ -299,7 +331,7 @@ class Model:
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the prompt for the answer to ``messages``: mappings with role and content."""
-        return self._template.encode(messages, self.tokenizer)
+        return self.chat_template.encode(messages, self.tokenizer)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return the logits after each token, [n_tokens, n_vocab].

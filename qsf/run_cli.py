@@ -105,8 +105,13 @@ def _run(request: Request) -> int:
 
 def _open(request: Request) -> Model:
     progress = command.Progress(f"loading {request.path.name}", is_wanted=not request.is_quiet)
+
+    def leave(number: int) -> None:
+        progress.end()
+        command.leave_at_once(number)
+
     try:
-        with command.Watcher(command.leave_at_once, progress.tick):
+        with command.Watcher(leave, progress.tick):
             return _open_in_budget(request)
     finally:
         progress.end()
@@ -171,15 +176,19 @@ def _generate(
     progress = command.Progress(
         f"reading the prompt: {len(tokens)} tokens", is_wanted=not request.is_quiet
     )
+
+    def show_progress(n_done: int, n_all: int) -> None:
+        progress.update(f"reading the prompt: {n_done} of {n_all} tokens")
+        if n_done == n_all:
+            progress.end()
+
     pieces = model.generate(
         tokens,
         max_tokens=request.max_tokens,
         seed=request.seed,
         stop=request.stop,
         begins_text=begins_text,
-        progress=lambda n_done, n_all: progress.update(
-            f"reading the prompt: {n_done} of {n_all} tokens"
-        ),
+        progress=show_progress,
         **request.sampling,
     )
     try:

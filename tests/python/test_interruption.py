@@ -133,29 +133,28 @@ class Terminal:
                 os.execv(sys.executable, words)
             os._exit(127)
         self.text = ""
+        self._rest = ""
 
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
     def read_until(self, wanted: str) -> None:
-        """Read on until ``wanted`` has appeared since the last call."""
+        """Read on to the end of the next ``wanted``."""
         import select
 
-        text = ""
         end = time.monotonic() + 60
-        while wanted not in text:
+        while wanted not in self._rest:
             ready, _, _ = select.select([self._descriptor], [], [], end - time.monotonic())
-            assert ready, f"{wanted!r} did not appear in {text!r}"
-            try:
-                text += os.read(self._descriptor, 4096).decode("utf-8", "replace")
-            except OSError:
-                raise AssertionError(f"it ended after {text!r}") from None
-        self.text += text
+            assert ready, f"{wanted!r} did not appear in {self._rest!r}"
+            self._rest += os.read(self._descriptor, 4096).decode("utf-8", "replace")
+        before, self._rest = self._rest.split(wanted, 1)
+        self.text += before + wanted
 
     def wait(self) -> int:
         with contextlib.suppress(OSError):
             while data := os.read(self._descriptor, 4096):
                 self.text += data.decode("utf-8", "replace")
+        self.text += self._rest
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def close(self) -> None:
@@ -179,19 +178,16 @@ def on_terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 @pytest.mark.filterwarnings("ignore:.*forkpty.*:DeprecationWarning")
-def test_a_chat_on_a_terminal(
-    on_terminal: Callable[..., Terminal], tiny_chat_8bit: Path
-) -> None:
+def test_a_chat_on_a_terminal(on_terminal: Callable[..., Terminal], tiny_chat_8bit: Path) -> None:
     chat = on_terminal(tiny_chat_8bit, "--interactive", "-n", 5)
-    chat.read_until("> ")
-    chat.type("/help\n")
-    chat.read_until("/reset forgets")
-    chat.type("/retry\n")
-    chat.read_until("(/retry is not known")
-    chat.type("Hi\n")
+    for line, answer in (("/help", "an answer"), ("/retry", "/retry is not known"), ("Hi", "\n")):
+        chat.read_until("> ")
+        chat.type(line + "\n")
+        chat.read_until(answer)
     chat.read_until("> ")
     chat.type("\x03")
     chat.read_until("(Ctrl-D or /exit ends)")
+    chat.read_until("> ")
     chat.type("/exit\n")
     assert chat.wait() == 0
     assert "Traceback" not in chat.text
