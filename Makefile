@@ -33,7 +33,7 @@ WERROR ?= $(if $(CI),ON,OFF)
 c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OFF \
 		-DQSF_WERROR=$(WERROR) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
 	$(CMAKE) --build build/$(1) -j $(JOBS) >>build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
-	$(CTEST) --test-dir build/$(1) -j $(JOBS) --output-on-failure --no-tests=error
+	$(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
 .PHONY: help demo test test-c test-py check check-isa check-san check-arm check-slow lint format \
 	fuzz bench clean

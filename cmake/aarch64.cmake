@@ -6,9 +6,10 @@ set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
 set(CMAKE_LIBRARY_ARCHITECTURE aarch64-linux-gnu)
 set(CMAKE_FIND_ROOT_PATH /usr/aarch64-linux-gnu)
 find_program(QSF_QEMU NAMES qemu-aarch64 qemu-aarch64-static REQUIRED)
-set(CMAKE_CROSSCOMPILING_EMULATOR ${QSF_QEMU} -L /usr/aarch64-linux-gnu)
-# Headers are shared between architectures. The static libraries, so that qemu need not
-# look for shared ones in a second folder.
+set(CMAKE_CROSSCOMPILING_EMULATOR ${QSF_QEMU})
+# Static: qemu 7.2 can hang in pthread_create() of a program with shared libraries.
+set(CMAKE_EXE_LINKER_FLAGS_INIT -static)
+# Headers are shared between architectures.
 set(LZ4_INCLUDE_DIR /usr/include CACHE PATH "")
 set(ZSTD_INCLUDE_DIR /usr/include CACHE PATH "")
 set(LZ4_LIBRARY /usr/lib/aarch64-linux-gnu/liblz4.a CACHE FILEPATH "")
