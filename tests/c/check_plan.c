@@ -1,5 +1,5 @@
 /* check_plan.c - the memory plan by itself: never more than the budget, from the least budget
- * upwards, giving up the window, the chunk, the context and residency in that order.
+ * upwards, with the context, then the chunk, then the units in memory growing with it.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
