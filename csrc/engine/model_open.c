@@ -193,11 +193,14 @@ qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_
 {
     qsf_sysmem memory;
     qsf_sysmem_read(&memory);
+    const uint64_t process_bytes = faults != NULL && faults->process_bytes != 0
+                                       ? faults->process_bytes
+                                       : memory.resident_bytes;
     qsf_model *m = NULL;
     *out = NULL;
-    qsf_status status = create_empty(opt, memory.resident_bytes, faults, &m);
+    qsf_status status = create_empty(opt, process_bytes, faults, &m);
     if (status == QSF_OK)
-        status = prepare(m, path, memory.resident_bytes, faults);
+        status = prepare(m, path, process_bytes, faults);
     if (status == QSF_OK)
         status = take_memory(m);
     if (status != QSF_OK) {

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/status.h"
+#include "engine/model_open.h"
 #include "include/qsf.h"
 #include "repair.h"
 
@@ -102,14 +103,14 @@ static float *run(qsf_model *m, uint32_t *n_vocab)
     return logits;
 }
 
-/* This process may have grown since the plan was made, hence the retries. */
-static float *open_and_run(const char *path, qsf_options *opt, uint32_t *n_vocab)
+/* In the process of the plan, so that its least budget is enough. */
+static float *open_and_run(const char *path, const qsf_options *opt, const qsf_plan *plan,
+                           uint32_t *n_vocab)
 {
-    qsf_model *m = NULL;
-    qsf_status status = QSF_ERR_NOMEM;
-    for (int i = 0; i < 4 && status == QSF_ERR_NOMEM; i++, opt->budget_bytes += 65536)
-        status = qsf_model_open(path, opt, &m);
-    require(status == QSF_OK || status == QSF_ERR_NOMEM || is_about_the_file(status), "open");
+    const qsf_faults known = {-1, -1, plan->process_bytes};
+    qsf_model *m;
+    const qsf_status status = qsf_model_create(path, opt, &known, &m);
+    require(status == QSF_OK || is_about_the_file(status), "open within the plan");
     require((m != NULL) == (status == QSF_OK), "a model and an error");
     float *const logits = m != NULL ? run(m, n_vocab) : NULL;
     qsf_model_close(m);
@@ -137,14 +138,14 @@ static void try_model(const char *path, const uint8_t *choices)
         return;
     uint32_t n_vocab = 0;
     opt.budget_bytes = plan.min_budget_bytes + MAX_MODEL_BYTES + MAX_ENGINE_BYTES;
-    float *const resident = open_and_run(path, &opt, &n_vocab);
+    float *const resident = open_and_run(path, &opt, &plan, &n_vocab);
 
     opt.n_threads = 1 + (choices[0] >> 1 & 1U);
     opt.chunk_tokens = choices[2] % 5U;
     opt.budget_bytes = 1;
     require(qsf_model_plan(path, &opt, &plan) == QSF_ERR_NOMEM, "plan again");
     opt.budget_bytes = plan.min_budget_bytes + choices[3] * UINT64_C(256);
-    float *const streamed = open_and_run(path, &opt, &n_vocab);
+    float *const streamed = open_and_run(path, &opt, &plan, &n_vocab);
     for (uint32_t i = 0; resident != NULL && streamed != NULL && i < n_vocab; i++)
         require(agree(resident[i], streamed[i]), "two ways, two answers");
     free(resident);
