@@ -162,13 +162,13 @@ class _Piece:
 def parse_quant_type(name: str, *, option: str = "quant type") -> Dtype:
     """Return the type called ``name``.
 
-    Raises QsfConversionError for a type that is planned, QsfArgumentError for any other name.
+    Raises QsfArgumentError for a type that is planned and for any other name.
     """
     if name in QUANT_TYPES:
         return QUANT_TYPES[name]
     available = f"available: {', '.join(QUANT_TYPES)}"
     if name in LATER_QUANT_TYPES:
-        raise QsfConversionError(f"{option} {name} is not available yet; {available}")
+        raise QsfArgumentError(f"{option} {name} is not available yet; {available}")
     raise QsfArgumentError(f"{option} {name} is unknown; {available}")
 
 
