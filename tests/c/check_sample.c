@@ -8,7 +8,7 @@
 
 #define N_VOCAB 50
 
-static unsigned char block[1 << 14];
+static _Alignas(QSF_ARENA_ALIGN) unsigned char block[1 << 14];
 
 static void make_sampler(qsf_sampler *s)
 {
