@@ -149,6 +149,37 @@ static void check_refused_kinds(void)
     }
 }
 
+/* The key that says that the head is tied, which it is not, becomes the rotary dimensions. */
+static void set_rope_dims(uint32_t n_dims)
+{
+    tiny_model_build(&file, &llama);
+    unsigned char *const arch = section("ARCH") + 8;
+    qsf_store_u16(arch, 7);
+    qsf_store_u32(arch + 4, n_dims);
+}
+
+static void check_rope_dims(void)
+{
+    const qsf_options opt = options_of(1, 0);
+    set_rope_dims(0);
+    refuse(QSF_ERR_FORMAT, "0 rotary dimensions");
+    set_rope_dims(7);
+    refuse(QSF_ERR_FORMAT, "rotary dimensions (key 7) is 7");
+    set_rope_dims(TINY_MODEL_HEAD_DIM + 2);
+    refuse(QSF_ERR_FORMAT, "rotary dimensions (key 7) is 18");
+    for (uint32_t n_dims = 2; n_dims <= TINY_MODEL_HEAD_DIM; n_dims += 2) {
+        set_rope_dims(n_dims);
+        qsf_model *const m = open_with(&opt);
+        qsf_session *s = NULL;
+        if (m == NULL || !CHECK_OK(qsf_session_create(m, &s)))
+            return;
+        CHECK_EQ(m->config.rope_dims, n_dims);
+        CHECK_OK(qsf_session_step(s, 1));
+        qsf_session_destroy(s);
+        qsf_model_close(m);
+    }
+}
+
 static void check_options(void)
 {
     qsf_model *m = NULL;
@@ -405,6 +436,7 @@ int main(void)
     check_refused_order();
     check_refused_tensors();
     check_refused_kinds();
+    check_rope_dims();
     check_options();
     check_sliding_window();
     check_numeric();

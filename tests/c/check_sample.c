@@ -8,7 +8,7 @@
 
 #define N_VOCAB 50
 
-static unsigned char block[1 << 14];
+static _Alignas(QSF_ARENA_ALIGN) unsigned char block[1 << 14];
 
 static void make_sampler(qsf_sampler *s)
 {
@@ -165,6 +165,29 @@ static void check_extremes(void)
     CHECK_EQ(token, 8);
 }
 
+/* A penalty near 0 drives the scores of recent tokens to infinity: one of them it is, always. */
+static void check_infinite_penalty(void)
+{
+    static const qsf_sampling ways[] = {
+        {1e-30f, 0.0f, 0, 1.0f, 0.0f}, {1e-30f, 1.0f, 0, 1.0f, 0.0f}, {1e-30f, 1.0f, 5, 1.0f, 0.0f},
+        {1e-30f, 1.0f, 0, 0.9f, 0.0f}, {1e-30f, 1.0f, 3, 0.5f, 0.1f}, {1e-30f, 1.0f, 0, 1.0f, 0.1f},
+    };
+    static const uint32_t recent[] = {20, 31};
+    qsf_sampler s;
+    make_sampler(&s);
+    float logits[N_VOCAB];
+    for (int i = 0; i < N_VOCAB; i++)
+        logits[i] = 1e20f;
+    for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
+        uint64_t state = w;
+        for (int draw = 0; draw < 20; draw++) {
+            uint32_t token = 99;
+            CHECK_OK(qsf_sampler_choose(&s, logits, &ways[w], recent, 2, &state, &token));
+            CHECK(token == 20 || token == 31);
+        }
+    }
+}
+
 /* splitmix64 from state 0: the published first outputs. */
 static void check_generator(void)
 {
@@ -181,5 +204,6 @@ int main(void)
     check_filters();
     check_not_finite();
     check_extremes();
+    check_infinite_penalty();
     return check_report("check_sample");
 }
