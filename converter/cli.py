@@ -7,37 +7,45 @@ Exit codes: 0 done, 1 the model cannot be converted or the system refused, 2 wro
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from qsf import command
 from qsf.converter.convert import Report, convert
 from qsf.errors import QsfArgumentError, QsfError
 
 PROGRAM = "qsf-convert"
 
+_MB = 2**20  # as qsf-run and system monitors count
 _BAR_WIDTH = 24
 _REDRAW_S = 0.1
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+# Typer joins the lines of a paragraph; a line with only \b keeps them apart.
+_EPILOG = """\b
+Examples:
+  qsf-convert examples/tiny-llama tiny.qsf
+  qsf-convert examples/tiny-llama tiny.qsf --quant-type 8bit --force
+
+\b
+Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
+"""
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
-class _StoppedError(BaseException):
-    """A signal arrived.
-
-    Not KeyboardInterrupt: typer would turn that into an exit code of its own, silently.
-    """
-
-    def __init__(self, number: int) -> None:
-        """Say which signal it was."""
-        super().__init__()
-        self.text = "interrupted" if number == signal.SIGINT else "terminated"
-        self.exit_code = 128 + number
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(command.version_line(PROGRAM))
+        raise typer.Exit
 
 
 class ProgressLine:
@@ -61,8 +69,8 @@ class ProgressLine:
         fraction = done / total if total else 1.0
         left_s = elapsed_s * (1 - fraction) / fraction if fraction else 0.0
         numbers = (
-            f"{fraction:4.0%}  {done / 1e6:.0f} of {total / 1e6:.0f} MB, "
-            f"{done / elapsed_s / 1e6:.0f} MB/s, {_duration(left_s)} left"
+            f"{fraction:4.0%}  {done / _MB:.0f} of {total / _MB:.0f} MB, "
+            f"{done / elapsed_s / _MB:.0f} MB/s, {_duration(left_s)} left"
         )
         if self._is_terminal:
             if now - self._drawn >= _REDRAW_S or done == total:
@@ -82,7 +90,7 @@ class ProgressLine:
             self._is_open = False
 
 
-@app.command(name=PROGRAM)
+@app.command(name=PROGRAM, epilog=_EPILOG)
 def convert_command(
     model_dir: Annotated[
         Path,
@@ -115,6 +123,12 @@ def convert_command(
     target_size: Annotated[
         str | None, typer.Option(help="Size of OUT in MB (not available yet).")
     ] = None,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
 ) -> None:
     """Convert a HuggingFace model to one .qsf file that holds all that is needed to run it."""
     later = {
@@ -144,32 +158,31 @@ def convert_command(
         _print_summary(report, out)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run ``qsf-convert`` on the command line's arguments and exit."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run ``qsf-convert`` and return its exit code."""
-    # A signal that our parent told us to ignore stays ignored.
-    previous = {
-        number: signal.signal(number, _on_signal)
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
+    command.open_missing_streams()
     try:
-        app(arguments, standalone_mode=False, prog_name=PROGRAM)
-    except _StoppedError as stopped:
+        with command.stopped_by_signals():
+            app(arguments, standalone_mode=False, prog_name=PROGRAM)
+            sys.stdout.flush()
+    except command.StoppedError as stopped:
         return _fail(f"{stopped.text}; nothing was written", stopped.exit_code)
+    except (BrokenPipeError, SystemExit):
+        # The reader of our summary has left: SystemExit is how typer puts it.
+        command.drop_output()
+        return 0
     except QsfError as error:
-        return _fail(str(error), 2 if isinstance(error, QsfArgumentError) else 1)
+        text = str(error).replace(" (overwrite=True)", "")  # what callers in Python would say
+        return _fail(text, command.EXIT_USAGE if isinstance(error, QsfArgumentError) else 1)
     except MemoryError:
-        return _fail("out of memory; nothing was written", 1)
+        return _fail("out of memory; nothing was written")
     except Exception as error:
         return _fail(*_explain(error))
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
     return 0
 
 
@@ -177,19 +190,18 @@ def _explain(error: Exception) -> tuple[str, int]:
     """Text and exit code of an error that is not one of ours."""
     explain_usage: Any = getattr(error, "format_message", None)
     if callable(explain_usage):
-        return f"{explain_usage()} See {PROGRAM} --help.", 2
+        return f"{explain_usage()} (see {PROGRAM} --help)", command.EXIT_USAGE
     if isinstance(error, OSError):
-        return f"{error.filename or 'system'}: {error.strerror or error}", 1
-    return f"internal error, please report it: {type(error).__name__}: {error}", 1
+        return command.explain_system(error), command.EXIT_FAILED
+    return (
+        f"internal error, please report it: {type(error).__name__}: {error}",
+        command.EXIT_FAILED,
+    )
 
 
-def _fail(text: str, exit_code: int) -> int:
-    print(f"{PROGRAM}: error: {' '.join(text.split())}", file=sys.stderr)
+def _fail(text: str, exit_code: int = command.EXIT_FAILED) -> int:
+    command.say_error(PROGRAM, text)
     return exit_code
-
-
-def _on_signal(number: int, _frame: FrameType | None) -> None:
-    raise _StoppedError(number)
 
 
 def _duration(seconds: float) -> str:
@@ -211,9 +223,9 @@ def _peak_bytes() -> int | None:
 
 def _print_summary(report: Report, out: Path) -> None:
     peak_bytes = _peak_bytes()
-    memory = "" if peak_bytes is None else f", peak memory {peak_bytes / 1e6:.0f} MB"
+    memory = "" if peak_bytes is None else f", peak memory {peak_bytes / _MB:.0f} MB"
     print(
-        f"{out}: {report.file_bytes / 1e6:.1f} MB from {report.source_bytes / 1e6:.1f} MB, "
+        f"{out}: {report.file_bytes / _MB:.1f} MB from {report.source_bytes / _MB:.1f} MB, "
         f"{report.bits_per_weight:.2f} bits a weight "
         f"({report.n_weights / 1e6:.1f} M weights)"
     )

@@ -285,8 +285,13 @@ class NativeSession:
 
     def _live_handle(self) -> Any:
         if self._handle is None:
-            raise errors.QsfArgumentError("the session is closed")
+            raise errors.QsfArgumentError("the model is closed")
         return self._handle
+
+    @property
+    def is_closed(self) -> bool:
+        """``close()`` was called."""
+        return self._handle is None
 
     def sync_chunk(self, tokens: array[int]) -> int:
         """Evaluate at most one chunk towards holding ``tokens``; return how many are done."""

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from qsf.errors import QsfError
+from qsf import command
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError
 
 if TYPE_CHECKING:
     from qsf.format import Reader, Tensor
+
+PROGRAM = "qsf-inspect"
 
 # Typer joins the lines of a paragraph; a line with only \b keeps them apart.
 _EPILOG = """\b
@@ -24,6 +27,9 @@ Examples:
   qsf-inspect model.qsf --tensors
   qsf-inspect model.qsf --json > model.json
   qsf-inspect model.qsf --verify
+
+\b
+Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
 """
 
 app = typer.Typer(
@@ -35,32 +41,57 @@ app = typer.Typer(
 
 
 def main() -> NoReturn:
-    """Run the command; a QsfError becomes one line and exit code 1."""
+    """Run ``qsf-inspect`` on the command line's arguments and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run ``qsf-inspect`` and return its exit code."""
+    command.open_missing_streams()
     try:
-        app()
-    except QsfError as e:
-        typer.echo(f"qsf-inspect: error: {_clean(str(e))}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    sys.exit(0)
+        with command.stopped_by_signals():
+            app(arguments, standalone_mode=False, prog_name=PROGRAM)
+            sys.stdout.flush()
+    except command.StoppedError as stopped:
+        return stopped.exit_code
+    except (BrokenPipeError, SystemExit):
+        # The reader of our output has had enough: SystemExit is how typer puts it. Nothing
+        # may be flushed into it at exit.
+        command.drop_output()
+        return 0
+    except QsfArgumentError as error:
+        return _fail(str(error), command.EXIT_USAGE)
+    except QsfFormatError as error:
+        return _fail(command.explain_format(error))
+    except QsfError as error:
+        return _fail(str(error))
+    except OSError as error:
+        command.drop_output()
+        return _fail(command.explain_system(error))
+    except Exception as error:
+        explain_usage: Any = getattr(error, "format_message", None)
+        if not callable(explain_usage):
+            raise
+        return _fail(f"{explain_usage()} (see {PROGRAM} --help)", command.EXIT_USAGE)
+    return 0
+
+
+def _fail(text: str, exit_code: int = command.EXIT_FAILED) -> int:
+    command.say_error(PROGRAM, text)
+    return exit_code
 
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            number = version("qsf")
-        except PackageNotFoundError:
-            number = "(not installed)"
-        typer.echo(f"qsf-inspect {number}")
+        typer.echo(command.version_line(PROGRAM))
         raise typer.Exit
 
 
 @app.command(epilog=_EPILOG)
 def inspect(
-    file: Annotated[Path, typer.Argument(help="The .qsf file.", show_default=False)],
+    model: Annotated[
+        Path, typer.Argument(help="A .qsf file.", show_default=False, metavar="MODEL")
+    ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
     verify: Annotated[
@@ -76,17 +107,16 @@ def inspect(
     """Show what is in a .qsf file: model, sections, layers, tensors, sizes."""
     from qsf.format import Reader
 
-    try:
-        with Reader(file) as reader:
-            if verify:
-                _verify(reader, as_json)
-            elif as_json:
-                typer.echo(json.dumps(describe(reader), indent=2))
-            else:
-                for line in _report(reader, tensors):
-                    typer.echo(_clean(line))
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    if model.is_dir():
+        raise QsfError(command.explain_folder(model))
+    with Reader(model) as reader:
+        if verify:
+            _verify(reader, as_json)
+        elif as_json:
+            typer.echo(json.dumps(describe(reader), indent=2))
+        else:
+            for line in _report(reader, tensors):
+                typer.echo(_clean(line))
 
 
 def _clean(text: str) -> str:
@@ -309,3 +339,7 @@ def _report_meta(reader: Reader) -> Iterator[str]:
         for key, v in inner:
             if isinstance(v, str | int | float):
                 yield f"  {(name + ' ' + key).strip():<22} {str(v)[:200]}"
+
+
+if __name__ == "__main__":
+    main()

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from qsf import _native
 from qsf.chat import ChatTemplate
-from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError
+from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError, QsfMemoryError
 from qsf.format import Reader
 from qsf.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
 from qsf.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     import numpy as np
@@ -85,7 +85,7 @@ class _TextParts:
     """What the file says about text, read without the engine."""
 
     tokenizer: Tokenizer | None
-    template: ChatTemplate
+    template: ChatTemplate | QsfFormatError  # the error: it is broken, which only chat minds
     generation: Mapping[str, Any]
 
 
@@ -111,7 +111,11 @@ def _read_text_parts(path: str | os.PathLike[str]) -> _TextParts:
         tokenizer = Tokenizer(
             tokenizer_json, bos_id=bos_id, add_bos=add_bos if isinstance(add_bos, bool) else None
         )
-    template = ChatTemplate(chat.get("chat_template"), special)
+    template: ChatTemplate | QsfFormatError
+    try:
+        template = ChatTemplate(chat.get("chat_template"), special)
+    except QsfFormatError as error:
+        template = error
     return _TextParts(tokenizer, template, generation)
 
 
@@ -147,7 +151,19 @@ def _options(
     )
 
 
+def _does_not_fit(plan: _native.MemoryPlan) -> str:
+    """Return how much is needed and what would make it fit."""
+    taken = (plan.process_bytes + plan.reserve_bytes) / BYTES_PER_MB
+    needed = -(-plan.min_budget_bytes // BYTES_PER_MB)
+    return (
+        f"the model does not fit in {plan.budget_bytes / BYTES_PER_MB:.0f} MB, of which the "
+        f"process takes {taken:.0f} before it is opened: ram_budget={needed} would do"
+    )
+
+
 def _as_tokens(ids: Sequence[int]) -> array[int]:
+    if isinstance(ids, bytes | bytearray):
+        raise QsfArgumentError("tokens must be a sequence of token ids, not bytes: decode them")
     try:
         return array("I", ids)
     except (TypeError, OverflowError, ValueError) as error:
@@ -199,15 +215,25 @@ class Model:
         self._tokenizer = parts.tokenizer
         self._template = parts.template
         self._generation = parts.generation
-        self._native = _native.NativeModel(path, options)
+        self._native = self._open(path, options)
         self._info = self._native.info()
         self._session = self._native.create_session()
         self._end_ids = end_ids(self._info.eos_id, self._generation)
         self._lock = threading.Lock()  # the session is used by one thread at a time
         self._holder: object = None  # whose tokens the session holds
-        self._n_running = 0
-        self._is_cancelled = False
+        self._cancel_lock = threading.RLock()  # cancel() may meet close()
+        self._running: list[_Run] = []
         self._stats: GenerationStats | None = None
+
+    @staticmethod
+    def _open(path: str | os.PathLike[str], options: _native.Options) -> _native.NativeModel:
+        try:
+            return _native.NativeModel(path, options)
+        except QsfMemoryError as error:
+            plan = _native.plan_model(path, options)
+            if plan.is_enough:
+                raise
+            raise QsfMemoryError(_does_not_fit(plan)) from error
 
     @staticmethod
     def plan(
@@ -231,7 +257,7 @@ class Model:
 
     def close(self) -> None:
         """Free the memory. Waits for a running call of another thread."""
-        with self._lock:
+        with self._lock, self._cancel_lock:
             self._session.close()
             self._native.close()
 
@@ -266,7 +292,13 @@ class Model:
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The chat template; ``is_plain`` where the file has none."""
+        """The chat template; ``is_plain`` where the file has none.
+
+        Raises:
+            QsfFormatError: it is broken; all else works.
+        """
+        if isinstance(self._template, QsfFormatError):
+            raise self._template
         return self._template
 
     @property
@@ -299,7 +331,7 @@ class Model:
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the prompt for the answer to ``messages``: mappings with role and content."""
-        return self._template.encode(messages, self.tokenizer)
+        return self.chat_template.encode(messages, self.tokenizer)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return the logits after each token, [n_tokens, n_vocab].
@@ -326,9 +358,12 @@ class Model:
 
     def cancel(self) -> None:
         """End the running ``generate``, from any thread; it stops within one layer's time."""
-        if self._n_running:
-            self._is_cancelled = True
-            self._session.cancel()
+        with self._cancel_lock:
+            runs = tuple(self._running)
+            for run in runs:
+                run.is_cancelled = True
+            if runs and not self._session.is_closed:
+                self._session.cancel()
 
     def generate(
         self,
@@ -343,6 +378,7 @@ class Model:
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         begins_text: bool = False,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[str]:
         """Continue ``prompt``; iterate for the pieces of text.
 
@@ -362,6 +398,8 @@ class Model:
             stop: a text, or several, at which to stop; it is not part of the output.
             begins_text: the output is a text of its own (an answer), not the rest of the
                 prompt's, so a SentencePiece vocabulary's leading space is dropped.
+            progress: called while a long prompt is read, with how many of its tokens are
+                done and how many there are.
 
         Raises:
             QsfArgumentError: an argument is out of range, or the prompt is longer than the
@@ -388,18 +426,21 @@ class Model:
         if not tokens:
             raise QsfArgumentError("the prompt is empty: there is no token to begin with")
         if len(tokens) > ctx_tokens:
+            why = (
+                "max_seq_len sets it"
+                if ctx_tokens < self._info.max_tokens
+                else "the model was made for no more"
+            )
             raise QsfArgumentError(
-                f"the prompt has {len(tokens)} tokens, but the context holds {ctx_tokens} "
-                "(max_seq_len sets it)"
+                f"the prompt has {len(tokens)} tokens, but the context holds {ctx_tokens} ({why})"
             )
         matcher = StopMatcher([stop] if isinstance(stop, str) else stop)
         decoder = self.tokenizer.incremental(at_start=begins_text)
-        run = _Run(tokens, max_tokens, params, seed)
+        run = _Run(tokens, max_tokens, params, seed, progress)
         return self._pieces(run, matcher, decoder.push, decoder.flush)
 
     def _pieces(self, run: _Run, matcher: StopMatcher, push: Any, flush: Any) -> Iterator[str]:
-        self._n_running += 1
-        self._is_cancelled = False
+        self._running.append(run)
         try:
             for token in self._tokens(run):
                 piece = matcher.push(push(token))
@@ -412,7 +453,7 @@ class Model:
             if rest:
                 yield rest
         finally:
-            self._n_running -= 1
+            self._running.remove(run)
             self._stats = run.stats()
 
     def _tokens(self, run: _Run) -> Iterator[int]:
@@ -444,23 +485,36 @@ class Model:
             try:
                 n_done = self._session.sync_chunk(run.tokens)
             except QsfCancelledError:
-                if self._is_cancelled:
+                if run.is_cancelled:
                     raise
                 # It was meant for a run that had just ended: the engine remembers it.
+            if run.progress is not None and run.n_generated == 0:
+                run.progress(n_done, run.n_prompt)
+        self._holder = run
+
+    def _step(self, run: _Run) -> None:
+        """Evaluate the last of the run's tokens, where the session holds all others."""
+        self._holder = None
+        try:
+            self._session.step(run.tokens[-1])
+        except QsfCancelledError:
+            if run.is_cancelled:
+                raise
+            return  # as above; _hold does it
         self._holder = run
 
     def _next_token(self, run: _Run) -> int | None:
         """Evaluate the token chosen last, choose the next; None: the text has ended."""
         started = time.perf_counter()
         with self._lock:
+            if run.is_cancelled:
+                raise QsfCancelledError("cancelled between two tokens")
             if run.is_behind:
                 if len(run.tokens) > self._info.plan.ctx_tokens:
                     run.stop_reason = "context"
                     return None
                 if self._holder is run:
-                    self._holder = None
-                    self._session.step(run.tokens[-1])
-                    self._holder = run
+                    self._step(run)
                 run.is_behind = False
                 run.n_steps += 1
             if self._holder is not run:  # another call has used the session in between
@@ -484,12 +538,19 @@ class _Run:
     """The state of one ``generate``."""
 
     def __init__(
-        self, tokens: array[int], max_tokens: int, params: SamplingParams, seed: int
+        self,
+        tokens: array[int],
+        max_tokens: int,
+        params: SamplingParams,
+        seed: int,
+        progress: Callable[[int, int], None] | None,
     ) -> None:
         self.tokens = tokens
         self.n_prompt = len(tokens)
         self.max_tokens = max_tokens
         self.seed = seed
+        self.progress = progress
+        self.is_cancelled = False
         self.sampler = _native.NativeSampler(
             temperature=params.temperature,
             top_p=params.top_p,

@@ -47,15 +47,21 @@ void qsf_model_describe(const qsf_model *m, qsf_model_facts *out)
     out->plan = m->plan;
 }
 
+/* A tag of another length than four is no section's. */
+static const qsf_section *find_section(const qsf_model *m, const char *tag)
+{
+    return strlen(tag) == 4 ? qsf_reader_section(&m->reader, tag) : NULL;
+}
+
 uint64_t qsf_model_find_section(const qsf_model *m, const char *tag)
 {
-    const qsf_section *const section = qsf_reader_section(&m->reader, tag);
+    const qsf_section *const section = find_section(m, tag);
     return section != NULL ? section->n_bytes : 0;
 }
 
 qsf_status qsf_model_read_section(qsf_model *m, const char *tag, void *dst, uint64_t cap_bytes)
 {
-    const qsf_section *const section = qsf_reader_section(&m->reader, tag);
+    const qsf_section *const section = find_section(m, tag);
     if (section == NULL)
         return QSF_FAIL(QSF_ERR_ARG, "the file has no section %s", tag);
     if (section->n_bytes > cap_bytes)

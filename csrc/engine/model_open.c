@@ -4,12 +4,16 @@
 
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/status.h"
 #include "engine/plan.h"
 #include "engine/session.h"
 #include "memory/arena.h"
 #include "platform/cpu.h"
 #include "platform/sysmem.h"
+
+/* Sizes of units, sections and caches go from the plan's 64 bits into size_t. */
+_Static_assert(SIZE_MAX >= UINT64_MAX, "the engine needs a 64-bit system");
 
 /* What a model needs whatever the plan: kept for its life in one block. */
 typedef struct tables {
@@ -149,12 +153,22 @@ static void release_model(qsf_model *m)
     qsf_ledger_release(&ledger, QSF_USE_HANDLE, m, sizeof *m);
 }
 
+/* One per core, as far as the pool goes. */
+static uint32_t default_thread_count(void)
+{
+    const uint32_t n_cores = qsf_cpu_core_count();
+    if (n_cores == 0)
+        return 1;
+    return n_cores < QSF_POOL_MAX_THREADS ? n_cores : QSF_POOL_MAX_THREADS;
+}
+
 static qsf_status create_empty(const qsf_options *opt, uint64_t process_bytes,
                                const qsf_faults *faults, qsf_model **out)
 {
     qsf_ledger ledger;
-    const uint64_t spoken_for = process_bytes + opt->reserve_bytes;
+    uint64_t spoken_for = UINT64_MAX;
     uint64_t ceiling_bytes = UINT64_MAX;
+    (void)qsf_add_u64(process_bytes, opt->reserve_bytes, &spoken_for);
     if (opt->budget_bytes != 0) /* the plan says what is missing; until then, a few tables */
         ceiling_bytes = opt->budget_bytes > spoken_for ? opt->budget_bytes - spoken_for : 0;
     qsf_ledger_init(&ledger,
@@ -167,7 +181,7 @@ static qsf_status create_empty(const qsf_options *opt, uint64_t process_bytes,
     m->reader.file.fd = -1;
     m->options = *opt;
     if (m->options.n_threads == 0)
-        m->options.n_threads = qsf_cpu_core_count();
+        m->options.n_threads = default_thread_count();
     *out = m;
     const qsf_status status = qsf_mutex_init(&m->lock);
     m->has_lock = status == QSF_OK;
@@ -179,11 +193,14 @@ qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_
 {
     qsf_sysmem memory;
     qsf_sysmem_read(&memory);
+    const uint64_t process_bytes = faults != NULL && faults->process_bytes != 0
+                                       ? faults->process_bytes
+                                       : memory.resident_bytes;
     qsf_model *m = NULL;
     *out = NULL;
-    qsf_status status = create_empty(opt, memory.resident_bytes, faults, &m);
+    qsf_status status = create_empty(opt, process_bytes, faults, &m);
     if (status == QSF_OK)
-        status = prepare(m, path, memory.resident_bytes, faults);
+        status = prepare(m, path, process_bytes, faults);
     if (status == QSF_OK)
         status = take_memory(m);
     if (status != QSF_OK) {

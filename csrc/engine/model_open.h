@@ -15,10 +15,12 @@
 #include "model/forward.h"
 #include "platform/thread.h"
 
-/* For tests: makes the N-th request or read from open fail; negative: never. */
+/* For tests: makes the N-th request or read from open fail (negative: never), and says what
+ * the process uses before the model instead of measuring it (0: measures). */
 typedef struct qsf_faults {
     int64_t grants_until_fault;
     int64_t reads_until_fault;
+    uint64_t process_bytes;
 } qsf_faults;
 
 struct qsf_model {

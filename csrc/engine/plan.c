@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/status.h"
 #include "engine/session.h"
 #include "format/stream.h"
@@ -12,11 +13,13 @@
 #include "platform/pool.h"
 
 #define DEFAULT_CTX_TOKENS 4096
-#define LEAST_CTX_TOKENS 256 /* below this a shorter context is no longer useful */
 /* 64 tokens share one pass over the weights; more helps little once unpacking is shared. */
 #define DEFAULT_CHUNK_TOKENS 64
 /* Room for a few hundred rows, so that one read feeds all threads for a while. */
 #define WINDOW_TARGET_BYTES ((size_t)2 << 20)
+
+/* More than anyone has: what a sum or product that does not fit becomes. */
+#define TOO_MANY_BYTES UINT64_MAX
 
 typedef struct choice {
     uint32_t ctx_tokens;
@@ -30,7 +33,7 @@ size_t qsf_plan_session_bytes(const qsf_config *c, uint32_t ctx_tokens, bool exa
     qsf_session_buffers buffers;
     qsf_arena_init_measuring(&measuring);
     qsf_session_layout(&buffers, &measuring, c, ctx_tokens, exact);
-    return measuring.used_bytes;
+    return measuring.failed ? SIZE_MAX : measuring.used_bytes;
 }
 
 size_t qsf_plan_scratch_bytes(const qsf_config *c, uint32_t chunk_tokens, uint32_t ctx_tokens,
@@ -40,7 +43,14 @@ size_t qsf_plan_scratch_bytes(const qsf_config *c, uint32_t chunk_tokens, uint32
     qsf_scratch scratch;
     qsf_arena_init_measuring(&measuring);
     qsf_scratch_layout(&scratch, &measuring, c, chunk_tokens, ctx_tokens, n_threads);
-    return measuring.used_bytes;
+    return measuring.failed ? SIZE_MAX : measuring.used_bytes;
+}
+
+static uint64_t sum_of(uint64_t a, uint64_t b)
+{
+    uint64_t sum = TOO_MANY_BYTES;
+    (void)qsf_add_u64(a, b, &sum);
+    return sum;
 }
 
 /* Sizes that depend on which units are resident. */
@@ -71,24 +81,61 @@ static void add_up(const qsf_plan_input *in, choice how, const bool *is_resident
     plan->ctx_tokens = how.ctx_tokens;
     plan->chunk_tokens = how.chunk_tokens;
     plan->tables_bytes = in->fixed_bytes;
-    plan->kv_bytes =
-        (uint64_t)qsf_plan_session_bytes(c, how.ctx_tokens, opt->exact != 0) * opt->max_sessions;
+    plan->kv_bytes = TOO_MANY_BYTES;
+    (void)qsf_mul_u64(qsf_plan_session_bytes(c, how.ctx_tokens, opt->exact != 0), opt->max_sessions,
+                      &plan->kv_bytes);
     plan->scratch_bytes =
         qsf_plan_scratch_bytes(c, how.chunk_tokens, how.ctx_tokens, opt->n_threads);
     add_weights(in, is_resident, how.wide_window, plan);
-    plan->engine_bytes = plan->tables_bytes + plan->kv_bytes + plan->scratch_bytes +
-                         plan->window_bytes + plan->embedding_bytes + plan->weights_bytes +
-                         plan->stacks_bytes;
+    const uint64_t parts[] = {plan->tables_bytes, plan->kv_bytes,        plan->scratch_bytes,
+                              plan->window_bytes, plan->embedding_bytes, plan->weights_bytes,
+                              plan->stacks_bytes};
+    plan->engine_bytes = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        plan->engine_bytes = sum_of(plan->engine_bytes, parts[i]);
 }
 
 static uint64_t needed_bytes(const qsf_plan *plan)
 {
-    return plan->process_bytes + plan->reserve_bytes + plan->engine_bytes;
+    return sum_of(sum_of(plan->process_bytes, plan->reserve_bytes), plan->engine_bytes);
 }
 
 static bool fits(const qsf_plan *plan)
 {
-    return plan->budget_bytes == 0 || needed_bytes(plan) <= plan->budget_bytes;
+    const uint64_t n_bytes = needed_bytes(plan);
+    return n_bytes != TOO_MANY_BYTES && (plan->budget_bytes == 0 || n_bytes <= plan->budget_bytes);
+}
+
+/* Chooses the units that take the least memory. That is none of them, unless the window for
+ * the most demanding takes more than they do themselves: the window for a compressed unit has
+ * room for a whole block, of a megabyte. */
+static void choose_least(const qsf_plan_input *in, choice how, qsf_plan *plan, bool *is_resident)
+{
+    const uint32_t n_units = in->reader->n_units;
+    memset(is_resident, 0, n_units * sizeof *is_resident);
+    add_up(in, how, is_resident, plan);
+    uint64_t least_bytes = plan->engine_bytes;
+    size_t limit_bytes = SIZE_MAX; /* units whose window is as wide as this are resident */
+    for (;;) {
+        size_t widest_bytes = 0;
+        for (uint32_t i = 0; i < n_units; i++) {
+            const size_t n_bytes = qsf_stream_unit_window_bytes(in->reader, i);
+            if (!is_resident[i] && n_bytes > widest_bytes)
+                widest_bytes = n_bytes;
+        }
+        if (widest_bytes == 0)
+            break;
+        for (uint32_t i = 0; i < n_units; i++)
+            is_resident[i] = qsf_stream_unit_window_bytes(in->reader, i) >= widest_bytes;
+        add_up(in, how, is_resident, plan);
+        if (plan->engine_bytes < least_bytes) {
+            least_bytes = plan->engine_bytes;
+            limit_bytes = widest_bytes;
+        }
+    }
+    for (uint32_t i = 0; i < n_units; i++)
+        is_resident[i] = qsf_stream_unit_window_bytes(in->reader, i) >= limit_bytes;
+    add_up(in, how, is_resident, plan);
 }
 
 /* Keeps unit i in memory if the plan still fits. */
@@ -113,8 +160,7 @@ static void choose_resident(const qsf_plan_input *in, choice how, qsf_plan *plan
     add_up(in, how, is_resident, plan);
     if (fits(plan))
         return;
-    memset(is_resident, 0, n_units * sizeof *is_resident);
-    add_up(in, how, is_resident, plan);
+    choose_least(in, how, plan, is_resident);
     try_resident(in, how, n_units - 1, plan, is_resident);
     if (in->config->has_tied_head)
         try_resident(in, how, 0, plan, is_resident);
@@ -123,20 +169,44 @@ static void choose_resident(const qsf_plan_input *in, choice how, qsf_plan *plan
     try_resident(in, how, 0, plan, is_resident);
 }
 
+/* What is given up first when memory is short, and down to where. A chunk of 16 still shares a
+ * pass over the weights between many tokens, so it goes before the context; the window goes
+ * late, because a narrow one leaves the threads idle. */
+static const struct rung {
+    enum { RUNG_CHUNK, RUNG_CTX, RUNG_WINDOW } what;
+    uint32_t floor_tokens;
+} ladder[] = {
+    {RUNG_CHUNK, 16}, {RUNG_CTX, 512},  {RUNG_CHUNK, 4},
+    {RUNG_CTX, 256},  {RUNG_WINDOW, 0}, {RUNG_CHUNK, 1},
+};
+
+/* Halves *n_tokens towards the floor, unless the caller asked for a number. */
+static bool halve(uint32_t asked_tokens, uint32_t floor_tokens, uint32_t *n_tokens)
+{
+    if (asked_tokens != 0 || *n_tokens <= floor_tokens)
+        return false;
+    *n_tokens = *n_tokens / 2 > floor_tokens ? *n_tokens / 2 : floor_tokens;
+    return true;
+}
+
 /* The next smaller choice; false when this is the smallest. */
 static bool shrink(const qsf_options *opt, choice *how)
 {
-    if (how->wide_window) {
-        how->wide_window = false;
-    } else if (opt->chunk_tokens == 0 && how->chunk_tokens > 1) {
-        how->chunk_tokens /= 2;
-    } else if (opt->ctx_tokens == 0 && how->ctx_tokens > LEAST_CTX_TOKENS) {
-        how->ctx_tokens =
-            how->ctx_tokens / 2 > LEAST_CTX_TOKENS ? how->ctx_tokens / 2 : LEAST_CTX_TOKENS;
-    } else {
-        return false;
+    bool is_smaller = false;
+    for (size_t i = 0; !is_smaller && i < sizeof ladder / sizeof ladder[0]; i++) {
+        const struct rung *const r = &ladder[i];
+        if (r->what == RUNG_CHUNK) {
+            is_smaller = halve(opt->chunk_tokens, r->floor_tokens, &how->chunk_tokens);
+        } else if (r->what == RUNG_CTX) {
+            is_smaller = halve(opt->ctx_tokens, r->floor_tokens, &how->ctx_tokens);
+        } else {
+            is_smaller = how->wide_window;
+            how->wide_window = false;
+        }
     }
-    return true;
+    if (how->chunk_tokens > how->ctx_tokens)
+        how->chunk_tokens = how->ctx_tokens;
+    return is_smaller;
 }
 
 static qsf_status first_choice(const qsf_plan_input *in, choice *how)
@@ -176,8 +246,7 @@ qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resi
     choice least = how;
     while (shrink(opt, &least)) {
     }
-    memset(is_resident, 0, in->reader->n_units * sizeof *is_resident);
-    add_up(in, least, is_resident, plan);
+    choose_least(in, least, plan, is_resident);
     plan->min_budget_bytes = needed_bytes(plan);
     if (!fits(plan))
         return QSF_FAIL(
@@ -188,7 +257,8 @@ qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resi
             (unsigned long long)plan->budget_bytes, (unsigned long long)plan->process_bytes,
             (unsigned long long)plan->reserve_bytes, (unsigned long long)plan->engine_bytes,
             (unsigned long long)plan->min_budget_bytes);
-    for (add_up(in, how, is_resident, plan); !fits(plan); add_up(in, how, is_resident, plan))
+    for (choose_least(in, how, plan, is_resident); !fits(plan);
+         choose_least(in, how, plan, is_resident))
         (void)shrink(opt, &how);
     choose_resident(in, how, plan, is_resident);
     return QSF_OK;

@@ -2,8 +2,9 @@
  *
  * Sizes come from the same layout functions that later lay the real blocks out, run on
  * a measuring arena, so the plan and the allocation cannot disagree. When the budget is
- * short, in this order: smaller prompt chunks, a shorter context (unless one was asked
- * for), fewer resident units, a refusal that says what would do.
+ * short: fewer resident units; then smaller prompt chunks and a shorter context by turns
+ * (unless they were asked for) and a narrower window; then a refusal that says what would
+ * do. A sum that does not fit 64 bits is UINT64_MAX, which no budget allows.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_PLAN_H

@@ -98,6 +98,8 @@ static uint32_t largest(const qsf_sampler *s)
 
 static double weight_of(const qsf_sampler *s, const qsf_sampling *how, uint32_t id, float best)
 {
+    if (s->scores[id] == best) /* also when the penalty has made both infinite */
+        return 1.0;
     return exp_of_negative(((double)s->scores[id] - (double)best) / (double)how->temperature);
 }
 

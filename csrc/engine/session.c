@@ -31,6 +31,9 @@ static void release_session(qsf_session *s)
 
 static qsf_status begin_locked(qsf_model *m, qsf_session **out)
 {
+    if (m->is_closed)
+        return QSF_FAIL(QSF_ERR_ARG, "the model is closed; only its %u open sessions still work",
+                        m->n_sessions);
     if (m->n_sessions == m->options.max_sessions)
         return QSF_FAIL(QSF_ERR_NOMEM,
                         "%u sessions are open, which is all that the plan has room for "

@@ -41,19 +41,11 @@ static const tag_row *find_tag(const char *tag)
     return NULL;
 }
 
-/* Error texts show tags of unknown bytes. */
-static void make_printable(const char *tag, char *text)
-{
-    for (int i = 0; i < 4; i++)
-        text[i] = tag[i] >= ' ' && tag[i] <= '~' ? tag[i] : '?';
-    text[4] = '\0';
-}
-
 static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_t flags,
                               uint32_t reserved)
 {
     char tag[5];
-    make_printable(s->tag, tag);
+    qsf_section_name(s->tag, tag);
     if ((flags & ~QSF_SECTION_REQUIRED) != 0 || reserved != 0)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "section %s: flags %08" PRIx32 " and reserved %08" PRIx32

@@ -48,7 +48,7 @@ qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_e
                         .crc32 = s->crc32,
                         .is_checked = true,
                         .unit_idx = section_unit(r, s)};
-        memcpy(e.name, s->tag, sizeof s->tag);
+        qsf_section_name(s->tag, e.name);
         insert(extents, &n, &e);
     }
     for (uint32_t i = 0; i < r->header.n_layers; i++) {

@@ -88,6 +88,13 @@ void qsf_reader_close(qsf_reader *r)
     r->file.fd = -1;
 }
 
+void qsf_section_name(const char tag[4], char name[5])
+{
+    for (int i = 0; i < 4; i++)
+        name[i] = tag[i] >= ' ' && tag[i] <= '~' ? tag[i] : '?';
+    name[4] = '\0';
+}
+
 const qsf_section *qsf_reader_section(const qsf_reader *r, const char *tag)
 {
     for (uint32_t i = 0; i < r->n_sections; i++)
@@ -100,12 +107,14 @@ qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *ds
 {
     QSF_TRY(qsf_file_read_at(&r->file, s->off, dst, (size_t)s->n_bytes));
     const uint32_t crc32 = qsf_crc32(0, dst, (size_t)s->n_bytes);
-    if (crc32 != s->crc32)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section %s (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08" PRIx32
-                        ", stored is %08" PRIx32,
-                        s->tag, s->n_bytes, s->off, crc32, s->crc32);
-    return QSF_OK;
+    if (crc32 == s->crc32)
+        return QSF_OK;
+    char name[5];
+    qsf_section_name(s->tag, name);
+    return QSF_FAIL(QSF_ERR_FORMAT,
+                    "section %s (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08" PRIx32
+                    ", stored is %08" PRIx32,
+                    name, s->n_bytes, s->off, crc32, s->crc32);
 }
 
 const qsf_tensor *qsf_reader_tensor(const qsf_reader *r, uint32_t unit_idx, uint32_t type)

@@ -106,7 +106,10 @@ qsf_status qsf_reader_open(qsf_reader *r, qsf_ledger *ledger, const char *path,
 /* Accepts a reader that is zeroed, closed or half-open. */
 void qsf_reader_close(qsf_reader *r);
 
-/* NULL when the file has no such section. */
+/* A section's tag as error texts show it: what is not printable ASCII becomes '?'. */
+void qsf_section_name(const char tag[4], char name[5]);
+
+/* NULL when the file has no such section. `tag` has four bytes. */
 const qsf_section *qsf_reader_section(const qsf_reader *r, const char *tag);
 
 /* Reads a whole section into dst [n_bytes] and verifies its checksum. */

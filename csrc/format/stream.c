@@ -36,8 +36,9 @@ static size_t slack_bytes(const qsf_unit *u)
            (u->compression == QSF_COMPRESSION_NONE ? 0 : QSF_COMPRESSED_BLOCK_BYTES);
 }
 
-static size_t unit_window_bytes(const qsf_reader *r, const qsf_unit *u)
+size_t qsf_stream_unit_window_bytes(const qsf_reader *r, uint32_t unit_idx)
 {
+    const qsf_unit *const u = &r->units[unit_idx];
     size_t span_bytes = 0;
     for (uint32_t i = 0; i < u->n_tensors; i++) {
         const size_t n = tensor_span_bytes(&r->tensors[u->first_tensor + i]);
@@ -54,7 +55,7 @@ void qsf_stream_least_bytes(const qsf_reader *r, const bool *is_resident, size_t
     *stored_bytes = 0;
     for (uint32_t i = 0; i < r->n_units; i++) {
         const qsf_unit *const u = &r->units[i];
-        const size_t window = is_resident[i] ? 0 : unit_window_bytes(r, u);
+        const size_t window = is_resident[i] ? 0 : qsf_stream_unit_window_bytes(r, i);
         const size_t stored = qsf_unit_source_stored_bytes(u->compression);
         if (window > *window_bytes)
             *window_bytes = window;

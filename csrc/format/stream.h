@@ -50,6 +50,9 @@ typedef struct qsf_stream {
 void qsf_stream_least_bytes(const qsf_reader *r, const bool *is_resident, size_t *window_bytes,
                             size_t *stored_bytes, size_t *band_bytes);
 
+/* The window that this unit alone would need when streamed; a multiple of 64, never 0. */
+size_t qsf_stream_unit_window_bytes(const qsf_reader *r, uint32_t unit_idx);
+
 /* Bytes of the stream's own tables, which it takes besides the buffers. */
 size_t qsf_stream_table_bytes(const qsf_reader *r);
 

@@ -90,7 +90,8 @@ typedef struct qsf_options {
     uint64_t budget_bytes;  /* ceiling for the whole process; 0: no ceiling */
     uint64_t reserve_bytes; /* part of the budget that the caller keeps for itself */
     uint32_t n_threads;     /* 0: one per physical core */
-    uint32_t ctx_tokens;    /* longest sequence a session may hold; 0: the model's, at most 4096 */
+    uint32_t ctx_tokens;    /* longest sequence a session may hold; 0: the model's, at most 4096,
+                             * less where the budget is small */
     uint32_t chunk_tokens;  /* most prompt tokens evaluated together; 0: chosen by the plan */
     uint32_t max_sessions;  /* sessions that may be open at once; their caches are in the plan */
     uint32_t exact; /* 1: f32 activations and f32 KV cache, plain kernels (slow, for reference) */

@@ -39,7 +39,7 @@ typedef struct tiny_file {
     unsigned char bytes[TINY_CAP_BYTES];
     size_t n_bytes;
     uint32_t n_sections;
-    unsigned char tens[32 * QSF_TENSOR_ENTRY_BYTES];
+    unsigned char tens[40 * QSF_TENSOR_ENTRY_BYTES];
     uint32_t n_tensors;
     unsigned char unit[TINY_CAP_BYTES]; /* raw bytes of the unit that is being built */
     size_t unit_bytes;

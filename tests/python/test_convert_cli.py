@@ -218,3 +218,38 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     peak_mb = float(done.stdout.rsplit("peak memory ", 1)[1].split()[0])
     (tmp_path / "out.qsf").unlink()
     assert peak_mb < 200  # two pieces of 32 MB of f32, with their sources and results
+
+
+def test_version_and_help_have_what_the_other_commands_have() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("qsf-convert ")
+    done = run("-h")
+    assert "Examples:" in done.stdout
+    assert "130 interrupted" in done.stdout
+
+
+def test_an_existing_file_is_said_in_the_words_of_the_command(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    out = tmp_path / "out.qsf"
+    out.write_bytes(b"mine")
+    done = run(folder, out)
+    assert_one_error(done, "out.qsf exists; --force replaces it", 2)
+    assert out.read_bytes() == b"mine"
+
+
+def test_a_reader_of_the_summary_that_leaves_is_no_error(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, str(folder), str(tmp_path / "out.qsf")],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=ELSEWHERE,
+    )
+    os.close(writer)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.qsf").exists()

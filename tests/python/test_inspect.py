@@ -113,7 +113,7 @@ def test_damage_is_one_line_and_exit_code_1(tiny: Path) -> None:
     ("args", "code", "text"),
     [
         (["missing.qsf"], 1, "No such file"),
-        (["."], 1, "not a regular file"),
+        (["."], 1, "is a folder, not a .qsf file"),
         ([], 2, "Missing argument"),
         (["--nonsense", "x"], 2, "No such option"),
         (["a", "b"], 2, "unexpected extra argument"),
@@ -154,7 +154,7 @@ def test_interrupt_is_130(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_main_prints_one_line_for_any_qsf_error(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail() -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
         raise error("what happened")
 
     monkeypatch.setattr(inspect_cli, "app", fail)
@@ -162,3 +162,40 @@ def test_main_prints_one_line_for_any_qsf_error(
         inspect_cli.main()
     assert exit_info.value.code == 1
     assert capsys.readouterr().err == "qsf-inspect: error: what happened\n"
+
+
+def test_the_version_is_the_one_of_the_package() -> None:
+    done = run_process("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("qsf-inspect ")
+
+
+def test_a_model_that_is_not_converted_is_said(tiny_llama_dir: Path) -> None:
+    done = run_process(tiny_llama_dir)
+    assert done.returncode == 1
+    assert f"convert it first: qsf-convert {tiny_llama_dir} model.qsf" in done.stderr
+
+
+def test_damage_says_what_to_do(tiny: Path) -> None:
+    data = bytearray(tiny.read_bytes())
+    data[16] ^= 1
+    tiny.write_bytes(data)
+    done = run_process(tiny)
+    assert done.returncode == 1
+    assert "checksum" in done.stderr
+    assert "copy it again, or convert the model again" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line(tiny: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from qsf.inspect_cli import main; main()", str(tiny)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        )
+    assert done.returncode == 1
+    assert done.stderr == "qsf-inspect: error: output: No space left on device\n"

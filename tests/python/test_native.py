@@ -214,7 +214,7 @@ def test_closed_handles_are_refused_and_a_session_outlives_its_model(
     sync(session, TOKENS)
     session.close()
     session.close()
-    with pytest.raises(errors.QsfArgumentError, match="the session is closed"):
+    with pytest.raises(errors.QsfArgumentError, match="the model is closed"):
         session.position()
 
 

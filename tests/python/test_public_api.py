@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -338,3 +339,56 @@ def test_files_that_are_no_models(tmp_path: Path, tiny_llama_8bit: Path) -> None
         file.truncate(damaged.stat().st_size - 1)
     with pytest.raises(errors.QsfFormatError):
         qsf.Model(damaged)
+
+
+def test_a_cancel_between_two_runs_of_the_same_prompt_cancels_nothing(model: qsf.Model) -> None:
+    whole = text(model, temperature=0, max_tokens=12)
+    text(model, temperature=0, max_tokens=0)  # the session holds the prompt, and its logits
+    model._session.cancel()  # as from a thread that was late
+    assert text(model, temperature=0, max_tokens=12) == whole
+    assert last_stats(model).stop_reason == "length"
+
+
+def test_a_cancel_ends_every_running_generation(model: qsf.Model) -> None:
+    runs = [model.generate(PROMPT, temperature=0, max_tokens=100) for _ in range(2)]
+    for run in runs:
+        next(run)
+    model.cancel()
+    for run in runs:
+        assert len("".join(run)) < 20
+        assert last_stats(model).stop_reason == "cancelled"
+
+
+def test_progress_counts_the_tokens_of_a_long_prompt(model: qsf.Model) -> None:
+    seen: list[tuple[int, int]] = []
+    ids = model.tokenize("one two " * 100)
+    model.logits([ids[0]])  # forget what is held
+    list(model.generate(ids, max_tokens=3, progress=lambda done, n: seen.append((done, n))))
+    assert len(seen) > 1
+    assert seen == sorted(seen)
+    assert seen[-1] == (len(ids), len(ids))
+
+
+def test_bytes_are_not_taken_for_token_ids(model: qsf.Model) -> None:
+    with pytest.raises(qsf.QsfError, match="not bytes"):
+        model.generate(b"Once upon a time")
+
+
+def test_a_budget_that_would_do_is_said_in_mb(tiny_llama_8bit: Path) -> None:
+    with pytest.raises(qsf.QsfError, match=r"does not fit in 5 MB.*ram_budget=\d+ would do"):
+        qsf.Model(tiny_llama_8bit, ram_budget=5)
+
+
+def test_a_broken_chat_template_hinders_only_chat(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    from qsf.converter.convert import convert
+
+    source = tmp_path / "broken"
+    shutil.copytree(tiny_llama_dir, source)
+    settings = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
+    settings["chat_template"] = "{% for m in messages %}{{ m.content }}"
+    (source / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    convert(source, tmp_path / "broken.qsf", quant_type="8bit")
+    with qsf.Model(tmp_path / "broken.qsf", ram_budget=None) as model:
+        assert text(model, max_tokens=5)
+        with pytest.raises(qsf.QsfError, match="cannot be rendered"):
+            model.chat_tokens([{"role": "user", "content": "Hi"}])

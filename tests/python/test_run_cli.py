@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pytest
 import tokenizers
 from qsf_files import tiny_header, write_tiny
 
-from qsf import run_cli
+from qsf import run_options
 
 PROMPT = "Once upon a time"
 KNOWN = ", there was a little girl named Lily."
@@ -233,17 +235,29 @@ def test_wrong_options_are_one_line_and_code_2(run: Run, arguments: list[str], s
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--temperature", "-1"], "temperature must be"),
-        (["--top-p", "0"], "top_p must be"),
-        (["--seed", str(2**64)], "seed must be"),
-        (["--stop", ""], "stop string"),
-        (["--ram-budget", "99999999999"], "ram_budget must be"),
+        (["--temperature", "-1"], "--temperature: '-1' is not a number from 0 to 100"),
+        (["--temperature", "nan"], "'nan' is not a number"),
+        (["--top-p", "0"], "--top-p: '0' is not a number above 0 and at most 1"),
+        (["--top-k", "1e3"], "--top-k: '1e3' is not a whole number"),
+        (["--min-p", "1.5"], "--min-p"),
+        (["--repetition-penalty", "0"], "--repetition-penalty"),
+        (["--seed", str(2**64)], "--seed"),
+        (["--stop", ""], "--stop: the text is empty"),
+        (["--threads", "1000"], "--threads: 1000 is too much: at most 256"),
+        (["--ram-budget", "200MB"], "not a whole number of at least 0, in MB"),
+        (["--ram-budget", "99999999999"], "--ram-budget: 99999999999 is too much"),
+        (["--max-tokens", "9" * 5000], "--max-tokens"),
+        (["--max-seq-len", "99999999999"], "--max-seq-len"),
+        (["--temprature", "1"], "there is no --temprature: did you mean --temperature?"),
+        (["--max-token=4"], "did you mean --max-tokens?"),
+        (["--xyzzy"], "there is no --xyzzy (see"),
+        (["a", "time"], "Texts with spaces need quotes"),
     ],
 )
 def test_values_out_of_range_are_one_line(
     run: Run, tiny_llama_8bit: Path, arguments: list[str], said: str
 ) -> None:
-    check_refused(run(tiny_llama_8bit, "-p", PROMPT, *arguments), 1, said)
+    check_refused(run(tiny_llama_8bit, "-p", PROMPT, *arguments), 2, said)
 
 
 def test_files_that_are_not_models_are_one_line(
@@ -283,7 +297,82 @@ def test_help_has_every_option_and_examples(run: Run) -> None:
     assert "not available yet" in done.stdout
 
 
+def test_the_examples_of_the_help_work(run: Run, tiny_llama_8bit: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny_llama_8bit, tmp_path / "model.qsf")
+    lines = run("--help").stdout.split("examples:")[1].split("exit codes")[0].splitlines()
+    examples = [shlex.split(line.split("|")[-1].split(">")[0]) for line in lines if line.strip()]
+    assert len(examples) == 5
+    for words in examples:
+        assert words[0] == "qsf-run"
+        done = run(*words[1:], stdin=PROMPT)
+        assert done.returncode == 0, (words, done.stderr)
+        assert done.stdout
+
+
+def test_a_model_that_is_not_converted_is_said(run: Run, tiny_llama_dir: Path) -> None:
+    check_refused(run(tiny_llama_dir, "-p", "x"), 1, f"qsf-convert {tiny_llama_dir} model.qsf")
+
+
+def test_a_damaged_file_says_what_to_do(run: Run, tmp_path: Path, tiny_llama_8bit: Path) -> None:
+    data = bytearray(tiny_llama_8bit.read_bytes())
+    data[5000] ^= 1
+    (tmp_path / "damaged.qsf").write_bytes(data)
+    check_refused(run("damaged.qsf", "-p", "x"), 1, "copy it again, or convert the model again")
+
+
+def test_the_statistics_of_few_tokens_claim_no_speed(run: Run, tiny_llama_8bit: Path) -> None:
+    none = run(tiny_llama_8bit, "-p", PROMPT, "-n", 0).stderr
+    assert "generated 0 tokens | peak RSS" in none
+    one = run(tiny_llama_8bit, "-p", PROMPT, "-n", 1).stderr
+    assert "generated 1 token | first token" in one
+
+
+@pytest.mark.skipif(os.name != "posix", reason="descriptors")
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-"])
+def test_closed_streams_are_no_traceback(
+    redirection: str, tiny_llama_8bit: Path, tmp_path: Path
+) -> None:
+    words = [*COMMAND, str(tiny_llama_8bit), "-p", PROMPT, "-n", "2"]
+    script = f"{shlex.join(words)} {redirection}"
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line(tiny_llama_8bit: Path, tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, str(tiny_llama_8bit), "-p", PROMPT, "-n", "2"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "qsf-run: error: output: No space left on device\n"
+
+
 # ---- being interrupted ----
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_terminating_ends_cleanly_with_143(endless: Path, start: Start) -> None:
+    for mode in (["-p", "abc"], ["--interactive"]):
+        process = start(endless, *mode, *ENDLESS)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"abc\n")
+        process.stdin.flush()
+        assert process.stdout.read(20)
+        process.send_signal(signal.SIGTERM)
+        shown, said = process.communicate(timeout=60)
+        assert process.returncode == 143
+        assert shown.endswith(b"\n")
+        assert b"Traceback" not in said
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -365,5 +454,5 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(endless: Path, star
 
 
 def test_the_parser_does_not_guess_abbreviations() -> None:
-    with pytest.raises(run_cli._UsageError):
-        run_cli._parse(["m.qsf", "--temp", "1"])
+    with pytest.raises(run_options.UsageError):
+        run_options.parse(["m.qsf", "--temp", "1"])

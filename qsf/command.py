@@ -1,0 +1,225 @@
+"""What the commands have in common: exit codes, signals, errors as one line.
+
+Only small modules are imported here: what ``qsf-run`` imports counts in its budget.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qsf.errors import QsfFormatError, QsfUnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from typing_extensions import Self
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_TICK_SECONDS = 0.5
+_PATIENCE_SECONDS = 2.0
+
+
+class StoppedError(BaseException):
+    """A signal asks the program to end.
+
+    Not an Exception, which code in between might take for a failure of its own.
+    """
+
+    def __init__(self, number: int) -> None:
+        """Say which signal it was."""
+        super().__init__()
+        self.text = "interrupted" if number == signal.SIGINT else "terminated"
+        self.exit_code = 128 + number
+
+
+def _raise_stopped(number: int, _frame: object) -> None:
+    raise StoppedError(number)
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Let SIGINT and SIGTERM raise StoppedError; one that our parent ignores stays ignored."""
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {
+            number: signal.signal(number, _raise_stopped)
+            for number in _STOPPING
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class Watcher:
+    """Does things while the main thread is inside one long call.
+
+    Python runs signal handlers in the main thread, between two of its instructions: while
+    that thread is in the engine, for seconds with a large model, Ctrl-C would do nothing.
+    The system's own handler, however, writes the number of the signal into a pipe at once,
+    and the thread here reads it.
+
+    Args:
+        on_signal: called in that thread for SIGINT and SIGTERM, as soon as they arrive. The
+            main thread gets its StoppedError all the same, when it is back.
+        on_tick: called in that thread twice a second.
+    """
+
+    def __init__(
+        self, on_signal: Callable[[int], None], on_tick: Callable[[], None] | None = None
+    ) -> None:
+        """Do nothing yet; see ``__enter__``."""
+        self._on_signal = on_signal
+        self._on_tick = on_tick
+        self._thread: threading.Thread | None = None
+        self._reader = self._writer = self._previous = -1
+
+    def __enter__(self) -> Self:
+        """Start; in another than the main thread, which gets no signals, there is no need."""
+        if threading.current_thread() is threading.main_thread():
+            self._reader, self._writer = os.pipe()
+            os.set_blocking(self._writer, False)
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+            self._previous = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Stop; ``on_signal`` is not called any more."""
+        if self._thread is not None:
+            signal.set_wakeup_fd(self._previous)
+            os.close(self._writer)
+            self._thread.join()
+            os.close(self._reader)
+
+    def _watch(self) -> None:
+        wait_seconds = None if self._on_tick is None else _TICK_SECONDS
+        while True:
+            ready, _, _ = select.select([self._reader], [], [], wait_seconds)
+            if not ready:
+                if self._on_tick is not None:
+                    self._on_tick()
+                continue
+            numbers = os.read(self._reader, 64)
+            if not numbers:
+                return
+            for number in _STOPPING:
+                if number in numbers:
+                    self._on_signal(number)
+
+
+def leave_at_once(number: int) -> None:
+    """End the process now, from any thread: for when there is nothing to clean up."""
+    os._exit(128 + number)
+
+
+class Progress:
+    """One line on the terminal about what takes longer than two seconds.
+
+    Nothing is shown where standard error is not a terminal.
+    """
+
+    def __init__(self, text: str, *, is_wanted: bool) -> None:
+        """Start the clock; ``text`` says what is going on."""
+        self._text = text
+        self._is_over = not is_wanted or sys.stderr is None or not sys.stderr.isatty()
+        self._is_shown = False
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+
+    def update(self, text: str) -> None:
+        """Say from now on that ``text`` is going on."""
+        self._text = text
+
+    def tick(self) -> None:
+        """Show the line where it is time to; from any thread."""
+        with self._lock:
+            seconds = time.monotonic() - self._started
+            if not self._is_over and seconds >= _PATIENCE_SECONDS:
+                self._is_shown = True
+                sys.stderr.write(f"\r{self._text} ({seconds:.0f} s)\x1b[K")
+                sys.stderr.flush()
+
+    def end(self) -> None:
+        """Remove the line; it does not come back."""
+        with self._lock:
+            self._is_over = True
+            if self._is_shown:
+                self._is_shown = False
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
+
+
+def one_line(text: str) -> str:
+    """Return the text on one line, without what could steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def say_error(program: str, text: str) -> None:
+    """Print an error as the commands do: one line on standard error."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{program}: error: {one_line(text)}\n")
+        sys.stderr.flush()
+
+
+def explain_system(error: OSError) -> str:
+    """Return what the system refused, and where."""
+    return f"{error.filename or 'output'}: {error.strerror or error}"
+
+
+def explain_format(error: QsfFormatError) -> str:
+    """Return the error's text, and what to do where bytes of the file have changed."""
+    text = str(error)
+    is_damage = any(word in text for word in ("checksum", "truncated", "padding:"))
+    if is_damage and not isinstance(error, QsfUnsupportedError):
+        return f"{text}. The file is damaged: copy it again, or convert the model again"
+    return text
+
+
+def explain_folder(path: Path) -> str:
+    """Return why ``path``, a folder, is not what was meant."""
+    if (path / "config.json").exists():
+        return f"{path} is a HuggingFace model: convert it first: qsf-convert {path} model.qsf"
+    return f"{path} is a folder, not a .qsf file"
+
+
+def open_missing_streams() -> None:
+    """Give the process the standard streams that its parent closed."""
+    nowhere = Path(os.devnull)
+    if sys.stdin is None:
+        sys.stdin = nowhere.open(encoding="utf-8")
+    if sys.stdout is None:
+        sys.stdout = nowhere.open("w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = nowhere.open("w", encoding="utf-8")
+
+
+def drop_output() -> None:
+    """Send what is still to be flushed to standard output nowhere: nobody can take it."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def version_line(program: str) -> str:
+    """Return what ``--version`` prints."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"{program} {version('qsf')}"
+    except PackageNotFoundError:
+        return f"{program} (not installed)"

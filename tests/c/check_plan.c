@@ -1,0 +1,305 @@
+/* check_plan.c - the memory plan by itself: never more than the budget, from the least budget
+ * upwards, giving up chunk, context and window by the ladder of plan.c, and residency.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "engine/plan.h"
+#include "format/stream.h"
+#include "platform/pool.h"
+#include "tiny_model.h"
+
+#define PROCESS_BYTES (UINT64_C(10) << 20)
+#define FIXED_BYTES 5000U
+#define MAX_UNITS (TINY_LAYERS + 2)
+
+typedef struct opened {
+    qsf_ledger ledger;
+    qsf_reader reader;
+    qsf_config config;
+    qsf_kernels kernels;
+    qsf_layer layers[TINY_LAYERS];
+    qsf_ends ends;
+} opened;
+
+static char path[64];
+static tiny_file file;
+
+static bool open_model(opened *o, const tiny_model *model)
+{
+    tiny_model_build(&file, model);
+    if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
+        return false;
+    qsf_ledger_init(&o->ledger, UINT64_MAX);
+    qsf_kernels_init(&o->kernels, QSF_ISA_SCALAR);
+    if (!CHECK_OK(qsf_reader_open(&o->reader, &o->ledger, path, -1)))
+        return false;
+    return CHECK_OK(qsf_config_init(&o->config, &o->reader, &o->kernels, o->layers, &o->ends));
+}
+
+static void close_model(opened *o)
+{
+    qsf_reader_close(&o->reader);
+    CHECK_EQ_U64(o->ledger.held_bytes, 0);
+}
+
+static qsf_options options_of(uint64_t budget_bytes)
+{
+    return (qsf_options){.budget_bytes = budget_bytes, .n_threads = 2, .max_sessions = 1};
+}
+
+static qsf_status make(const opened *o, const qsf_options *opt, qsf_plan *plan, bool *is_resident)
+{
+    const qsf_plan_input in = {
+        .reader = &o->reader,
+        .config = &o->config,
+        .options = opt,
+        .process_bytes = PROCESS_BYTES,
+        .fixed_bytes = FIXED_BYTES,
+    };
+    return qsf_plan_make(&in, plan, is_resident);
+}
+
+static uint64_t needed_bytes(const qsf_plan *p)
+{
+    return p->process_bytes + p->reserve_bytes + p->engine_bytes;
+}
+
+static void check_sums(const opened *o, const qsf_plan *p, const bool *is_resident)
+{
+    uint64_t weights_bytes = 0;
+    uint32_t n_resident = 0;
+    for (uint32_t i = 0; i < o->reader.n_units; i++) {
+        weights_bytes += is_resident[i] ? o->reader.units[i].raw_bytes : 0;
+        n_resident += is_resident[i];
+    }
+    CHECK_EQ_U64(p->weights_bytes, weights_bytes);
+    CHECK_EQ(p->n_units_resident, n_resident);
+    CHECK_EQ_U64(p->engine_bytes, p->weights_bytes + p->window_bytes + p->embedding_bytes +
+                                      p->kv_bytes + p->scratch_bytes + p->tables_bytes +
+                                      p->stacks_bytes);
+    CHECK(p->chunk_tokens >= 1 && p->chunk_tokens <= p->ctx_tokens);
+}
+
+/* More budget never means a shorter context or a smaller chunk. */
+static bool is_no_worse(const qsf_plan *less, const qsf_plan *more)
+{
+    return less->ctx_tokens <= more->ctx_tokens && less->chunk_tokens <= more->chunk_tokens;
+}
+
+/* Every budget from the least on, in steps, until everything is resident. */
+static void check_budgets(const tiny_model *model, qsf_options opt, uint64_t step_bytes)
+{
+    opened o;
+    bool is_resident[MAX_UNITS];
+    qsf_plan plan;
+    if (!open_model(&o, model))
+        return;
+    opt.budget_bytes = 1;
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    const uint64_t min_bytes = plan.min_budget_bytes;
+    CHECK_EQ_U64(min_bytes, needed_bytes(&plan));
+    opt.budget_bytes = min_bytes - 1;
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    CHECK_EQ_U64(plan.min_budget_bytes, min_bytes);
+
+    qsf_plan before = {0};
+    uint32_t n_steps = 0;
+    for (opt.budget_bytes = min_bytes; n_steps < 20000; opt.budget_bytes += step_bytes) {
+        if (!CHECK_OK(make(&o, &opt, &plan, is_resident)))
+            break;
+        CHECK(needed_bytes(&plan) <= opt.budget_bytes);
+        CHECK_EQ_U64(plan.min_budget_bytes, min_bytes);
+        check_sums(&o, &plan, is_resident);
+        CHECK(n_steps == 0 || is_no_worse(&before, &plan));
+        before = plan;
+        n_steps++;
+        if (plan.n_units_resident == plan.n_units && plan.chunk_tokens == plan.ctx_tokens)
+            break;
+    }
+    CHECK(n_steps < 20000);
+    opt.budget_bytes = 0;
+    CHECK_OK(make(&o, &opt, &plan, is_resident));
+    CHECK_EQ(plan.n_units_resident, plan.n_units);
+    CHECK_EQ(plan.ctx_tokens, opt.ctx_tokens != 0 ? opt.ctx_tokens : TINY_MODEL_TOKENS);
+    CHECK_EQ_U64(plan.window_bytes % 64, 0);
+    close_model(&o);
+}
+
+/* The least memory is that of the best set of units, by trying all of them. */
+static void check_least_is_least(const tiny_model *model)
+{
+    opened o;
+    bool is_resident[MAX_UNITS];
+    qsf_plan plan;
+    if (!open_model(&o, model))
+        return;
+    qsf_options opt = options_of(1);
+    opt.chunk_tokens = 1;
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    const uint64_t other_bytes =
+        plan.engine_bytes - plan.weights_bytes - plan.window_bytes - plan.embedding_bytes;
+    uint64_t least_bytes = UINT64_MAX;
+    for (uint32_t set = 0; set < 1U << o.reader.n_units; set++) {
+        size_t window_bytes;
+        size_t stored_bytes;
+        size_t band_bytes;
+        uint64_t n_bytes = other_bytes;
+        for (uint32_t i = 0; i < o.reader.n_units; i++) {
+            is_resident[i] = (set >> i & 1) != 0;
+            n_bytes += is_resident[i] ? o.reader.units[i].raw_bytes : 0;
+        }
+        qsf_stream_least_bytes(&o.reader, is_resident, &window_bytes, &stored_bytes, &band_bytes);
+        n_bytes += window_bytes + stored_bytes + band_bytes;
+        least_bytes = n_bytes < least_bytes ? n_bytes : least_bytes;
+    }
+    CHECK_EQ_U64(plan.engine_bytes, least_bytes);
+    close_model(&o);
+}
+
+/* The rungs of the ladder, seen from outside; what was asked for stays. The file says that the
+ * model is long. */
+static void check_order(void)
+{
+    opened o;
+    bool is_resident[MAX_UNITS];
+    qsf_plan plan;
+    const tiny_model model = {.n_layers = 2, .dtype = QSF_DTYPE_4BIT};
+    if (!open_model(&o, &model))
+        return;
+    o.config.max_tokens = 100000;
+    qsf_options opt = options_of(0);
+    CHECK_OK(make(&o, &opt, &plan, is_resident));
+    CHECK_EQ(plan.ctx_tokens, 4096);
+    CHECK_EQ(plan.chunk_tokens, 64);
+    opt.budget_bytes = 1;
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    CHECK_EQ(plan.ctx_tokens, 256);
+    CHECK_EQ(plan.chunk_tokens, 1);
+    bool saw_middle = false;
+    for (opt.budget_bytes = plan.min_budget_bytes;; opt.budget_bytes += 1024) {
+        if (!CHECK_OK(make(&o, &opt, &plan, is_resident)))
+            break;
+        CHECK(needed_bytes(&plan) <= opt.budget_bytes);
+        CHECK(plan.chunk_tokens <= 16 || plan.ctx_tokens == 4096);
+        CHECK(plan.ctx_tokens <= 512 || plan.chunk_tokens >= 16);
+        CHECK(plan.chunk_tokens <= 4 || plan.ctx_tokens >= 512);
+        CHECK(plan.ctx_tokens <= 256 || plan.chunk_tokens >= 4);
+        saw_middle = saw_middle || (plan.ctx_tokens == 1024 && plan.chunk_tokens == 16);
+        if (plan.ctx_tokens == 4096 && plan.chunk_tokens == 64)
+            break;
+    }
+    CHECK(saw_middle);
+    opt.budget_bytes = 1;
+    opt.chunk_tokens = 1000; /* asked for: it shrinks with the context only */
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    CHECK_EQ(plan.chunk_tokens, 256);
+    opt.ctx_tokens = 3000;
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    CHECK_EQ(plan.chunk_tokens, 1000);
+    CHECK_EQ(plan.ctx_tokens, 3000);
+    opt.ctx_tokens = 100001;
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_ARG);
+    close_model(&o);
+}
+
+/* The largest dimensions that a file may have, and more sessions of them than 2^64 bytes. */
+static void check_huge(void)
+{
+    opened o;
+    bool is_resident[MAX_UNITS];
+    qsf_plan plan;
+    const tiny_model model = {.n_layers = 2, .dtype = QSF_DTYPE_4BIT};
+    if (!open_model(&o, &model))
+        return;
+    o.config.n_layers = QSF_MAX_LAYERS;
+    o.config.dim = QSF_MAX_DIM;
+    o.config.n_heads = o.config.n_kv_heads = QSF_MAX_HEADS;
+    o.config.head_dim = QSF_MAX_HEAD_DIM;
+    o.config.q_dim = o.config.kv_dim = QSF_MAX_HEADS * QSF_MAX_HEAD_DIM;
+    o.config.ffn_dim = QSF_MAX_FFN_DIM;
+    o.config.n_vocab = QSF_MAX_VOCAB;
+    o.config.max_tokens = QSF_MAX_TOKENS;
+    o.config.rope_dims = QSF_MAX_HEAD_DIM;
+    const uint64_t budgets[] = {0, 1, UINT64_C(1) << 40, UINT64_MAX};
+    for (size_t i = 0; i < 4; i++) {
+        qsf_options opt = options_of(budgets[i]);
+        opt.ctx_tokens = QSF_MAX_TOKENS;
+        opt.chunk_tokens = UINT32_MAX;
+        opt.exact = 1;
+        opt.n_threads = QSF_POOL_MAX_THREADS;
+        opt.max_sessions = 1024;
+        CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+        CHECK_EQ_U64(plan.min_budget_bytes, UINT64_MAX);
+        CHECK_EQ_U64(plan.kv_bytes, UINT64_MAX);
+        opt.max_sessions = 1;
+        const bool is_enough = i == 0 || i == 3;
+        CHECK_STATUS(make(&o, &opt, &plan, is_resident), is_enough ? QSF_OK : QSF_ERR_NOMEM);
+        CHECK(plan.kv_bytes > UINT64_C(1) << 62 && plan.engine_bytes > plan.kv_bytes);
+        CHECK(plan.scratch_bytes > (UINT64_C(1) << 24) * QSF_MAX_FFN_DIM);
+    }
+    close_model(&o);
+}
+
+/* What the caller keeps for itself counts, also where the sum would wrap. */
+static void check_reserve(void)
+{
+    opened o;
+    bool is_resident[MAX_UNITS];
+    qsf_plan plan;
+    qsf_plan bare;
+    const tiny_model model = {.n_layers = 1, .dtype = QSF_DTYPE_8BIT, .is_gpt2 = true};
+    if (!open_model(&o, &model))
+        return;
+    qsf_options opt = options_of(1);
+    CHECK_STATUS(make(&o, &opt, &bare, is_resident), QSF_ERR_NOMEM);
+    opt.reserve_bytes = 12345;
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    CHECK_EQ_U64(plan.min_budget_bytes, bare.min_budget_bytes + 12345);
+    const uint64_t reserves[] = {UINT64_MAX, UINT64_MAX - PROCESS_BYTES,
+                                 UINT64_MAX - bare.min_budget_bytes + 1};
+    for (size_t i = 0; i < 3; i++) {
+        opt.reserve_bytes = reserves[i];
+        for (size_t b = 0; b < 3; b++) {
+            opt.budget_bytes = (const uint64_t[]){1, UINT64_C(1) << 30, UINT64_MAX}[b];
+            CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+            CHECK_EQ_U64(plan.min_budget_bytes, UINT64_MAX);
+        }
+    }
+    close_model(&o);
+}
+
+int main(void)
+{
+    static const tiny_model models[] = {
+        {.n_layers = 2, .dtype = QSF_DTYPE_4BIT},
+        {.n_layers = 2, .dtype = QSF_DTYPE_8BIT, .is_tied = true},
+        {.n_layers = 1, .dtype = QSF_DTYPE_F16, .is_gpt2 = true},
+        {.n_layers = 2, .dtype = QSF_DTYPE_4BIT, .compression = QSF_COMPRESSION_LZ4},
+        {.n_layers = 1,
+         .dtype = QSF_DTYPE_8BIT,
+         .compression = QSF_COMPRESSION_ZSTD,
+         .is_gpt2 = true,
+         .is_tied = true},
+    };
+    snprintf(path, sizeof path, "/tmp/check_plan_%ld.qsf", (long)getpid());
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        check_budgets(&models[i], options_of(0), 509);
+        qsf_options opt = options_of(0);
+        opt.ctx_tokens = TINY_MODEL_TOKENS - 1;
+        opt.chunk_tokens = TINY_MODEL_TOKENS; /* more than the context */
+        opt.max_sessions = 3;
+        opt.exact = 1;
+        opt.n_threads = 1;
+        opt.reserve_bytes = 777;
+        check_budgets(&models[i], opt, 1021);
+        check_least_is_least(&models[i]);
+    }
+    check_order();
+    check_huge();
+    check_reserve();
+    remove(path);
+    return check_report("check_plan");
+}

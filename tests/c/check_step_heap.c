@@ -1,0 +1,180 @@
+/* check_step_heap.c - a decode step asks the C library for no memory at all, on any thread.
+ *
+ * The program replaces the allocator's entry points by ones that count. Only with glibc, and
+ * not under a sanitizer, which has an allocator of its own; elsewhere it checks the ledger's
+ * count alone.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/asan.h"
+#include "check.h"
+#include "engine/model_open.h"
+#include "format/stream.h"
+#include "tiny_model.h"
+#include "unit_pass.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define IS_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define IS_TSAN 1
+#endif
+#endif
+#if defined(__GLIBC__) && !QSF_ASAN && !defined(IS_TSAN)
+#define COUNTS 1
+#else
+#define COUNTS 0
+#endif
+
+static _Atomic uint64_t n_calls;
+
+#if COUNTS
+void *__libc_malloc(size_t n_bytes);
+void *__libc_calloc(size_t n, size_t n_bytes);
+void *__libc_realloc(void *p, size_t n_bytes);
+void *__libc_memalign(size_t align, size_t n_bytes);
+
+void *malloc(size_t n_bytes)
+{
+    n_calls++;
+    return __libc_malloc(n_bytes);
+}
+
+void *calloc(size_t n, size_t n_bytes)
+{
+    n_calls++;
+    return __libc_calloc(n, n_bytes);
+}
+
+void *realloc(void *p, size_t n_bytes)
+{
+    n_calls++;
+    return __libc_realloc(p, n_bytes);
+}
+
+void *aligned_alloc(size_t align, size_t n_bytes)
+{
+    n_calls++;
+    return __libc_memalign(align, n_bytes);
+}
+#endif
+
+static char path[64];
+static tiny_file file;
+
+/* Prompt, steps, rewind, sampling: nothing after the session's creation allocates. */
+static void check_steps(qsf_model *m, const char *what)
+{
+    qsf_session *s;
+    if (!CHECK_OK(qsf_session_create(m, &s)))
+        return;
+    static const uint32_t prompt[3] = {1, 2, 3};
+    qsf_stats before;
+    qsf_stats after;
+    qsf_sampling how;
+    size_t n_done = 0;
+    uint64_t random_state = 1;
+    uint32_t token = 0;
+    qsf_sampling_default(&how);
+    qsf_session_stats(s, &before);
+    const uint64_t n_calls_before = n_calls;
+    qsf_status status = QSF_OK;
+    while (status == QSF_OK && n_done < 3)
+        status = qsf_session_sync(s, prompt, 3, &n_done);
+    for (int i = 0; status == QSF_OK && i < 30; i++) {
+        status = qsf_session_sample(s, &how, prompt, 3, &random_state, &token);
+        if (status == QSF_OK)
+            status = qsf_session_step(s, token);
+    }
+    if (status == QSF_OK)
+        status = qsf_session_rewind(s, 5);
+    const uint64_t n_new_calls = n_calls - n_calls_before;
+    CHECK_OK(status);
+    if (!CHECK_EQ_U64(n_new_calls, 0))
+        printf("%s\n", what);
+    qsf_session_stats(s, &after);
+    CHECK_EQ_U64(after.n_allocations, before.n_allocations);
+    CHECK_EQ(after.step_tokens, 30);
+    qsf_session_destroy(s);
+}
+
+/* With everything in memory, and with as little as will do. */
+static void check_model(const tiny_model *model, const char *what)
+{
+    tiny_model_build(&file, model);
+    if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
+        return;
+    for (int is_streamed = 0; is_streamed < 2; is_streamed++) {
+        qsf_options opt;
+        qsf_plan plan;
+        qsf_model *m = NULL;
+        qsf_options_default(&opt);
+        opt.n_threads = 2;
+        opt.budget_bytes = is_streamed ? 1 : 0;
+        const qsf_status status = qsf_model_plan(path, &opt, &plan);
+        CHECK_EQ(status, is_streamed ? QSF_ERR_NOMEM : QSF_OK);
+        const qsf_faults known = {-1, -1, plan.process_bytes};
+        opt.budget_bytes = is_streamed ? plan.min_budget_bytes : 0;
+        if (!CHECK_OK(qsf_model_create(path, &opt, &known, &m)))
+            return;
+        qsf_model_facts facts;
+        qsf_model_info(m, &facts);
+        CHECK((facts.plan.n_units_resident == facts.plan.n_units) == (is_streamed == 0));
+        check_steps(m, what);
+        qsf_model_close(m);
+    }
+}
+
+/* Compressed units that pass through the window, which so small a model is never made to do. */
+static void check_packed_stream(uint8_t compression)
+{
+    const tiny_model model = {.n_layers = 2, .dtype = QSF_DTYPE_4BIT, .compression = compression};
+    const bool is_resident[TINY_LAYERS + 2] = {false};
+    qsf_ledger ledger;
+    qsf_reader reader;
+    qsf_stream stream;
+    size_t window_bytes;
+    size_t stored_bytes;
+    size_t band_bytes;
+    tiny_model_build(&file, &model);
+    qsf_ledger_init(&ledger, UINT64_MAX);
+    if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)) ||
+        !CHECK_OK(qsf_reader_open(&reader, &ledger, path, -1)))
+        return;
+    qsf_stream_least_bytes(&reader, is_resident, &window_bytes, &stored_bytes, &band_bytes);
+    CHECK(stored_bytes > 0);
+    if (CHECK_OK(qsf_stream_init(&stream, &reader, &ledger, is_resident, window_bytes))) {
+        uint32_t digest = 0;
+        const uint64_t n_calls_before = n_calls;
+        const qsf_status status = pass_all(&stream, 1, &digest);
+        const uint64_t n_new_calls = n_calls - n_calls_before;
+        CHECK_OK(status);
+        CHECK_EQ_U64(n_new_calls, 0);
+        qsf_stream_destroy(&stream);
+    }
+    qsf_reader_close(&reader);
+}
+
+int main(void)
+{
+    snprintf(path, sizeof path, "/tmp/check_step_heap_%ld.qsf", (long)getpid());
+#if COUNTS
+    const uint64_t n_calls_before = n_calls;
+    free(malloc(1));
+    CHECK(n_calls > n_calls_before); /* the counting counts */
+#endif
+    check_model(&(tiny_model){.n_layers = 2, .dtype = QSF_DTYPE_4BIT}, "4bit");
+    check_model(&(tiny_model){.n_layers = 1, .dtype = QSF_DTYPE_F16, .is_gpt2 = true}, "f16");
+    check_model(&(tiny_model){.n_layers = 2,
+                              .dtype = QSF_DTYPE_8BIT,
+                              .is_tied = true,
+                              .compression = QSF_COMPRESSION_ZSTD},
+                "8bit, packed");
+    check_packed_stream(QSF_COMPRESSION_LZ4);
+    check_packed_stream(QSF_COMPRESSION_ZSTD);
+    remove(path);
+    return check_report("check_step_heap");
+}
