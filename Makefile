@@ -22,6 +22,9 @@ INPUTS := $(shell find csrc qsf converter -name '*.[ch]' -o -name '*.py' -o -nam
 	pyproject.toml CMakeLists.txt
 COMMA := ,
 FUZZ_SECONDS ?= 60
+# No model runs in these: one instruction set is enough.
+ISA_FREE := attacks build checkpoint converter converter_metadata converter_refusals docs format \
+	reference tiles tokenizer
 # Of the exhaustive loops of the C tests, where a case is slow or was tried by another verb: see
 # tests/c/check.h. `make test-c` runs all cases.
 THINNED := export QSF_CHECK_STRIDE=7;
@@ -95,7 +98,8 @@ check-isa: build/install.stamp ## the C and Python tests, once per instruction s
 	for isa in $$levels; do \
 		echo "QSF_ISA=$$isa"; export QSF_ISA=$$isa; $(THINNED) \
 		$(call c_tests,c,); \
-		$(PY) -m pytest -m "not slow and not golden" $(PYTEST_ARGS); \
+		$(PY) -m pytest -m "not slow and not golden" $(PYTEST_ARGS) \
+			$(ISA_FREE:%=--ignore=tests/python/test_%.py); \
 	done
 
 check-san: build/install.stamp ## the C tests with address, undefined and thread sanitizers

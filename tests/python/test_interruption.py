@@ -198,7 +198,7 @@ def test_progress_comes_after_two_seconds_and_goes(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     clock = [100.0]
-    monkeypatch.setattr("qsf.command.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     progress = command.Progress("reading", is_wanted=True)
     progress.tick()
     assert capsys.readouterr().err == ""
