@@ -8,7 +8,8 @@ set(CMAKE_FIND_ROOT_PATH /usr/aarch64-linux-gnu)
 find_program(QSF_QEMU NAMES qemu-aarch64 qemu-aarch64-static REQUIRED)
 set(CMAKE_CROSSCOMPILING_EMULATOR ${QSF_QEMU})
 # Static: qemu 7.2 can hang in pthread_create() of a program with shared libraries.
-set(CMAKE_EXE_LINKER_FLAGS_INIT -static)
+# muldefs: check_step_heap brings its own malloc, which a static C library also defines.
+set(CMAKE_EXE_LINKER_FLAGS_INIT "-static -Wl,-z,muldefs")
 # Headers are shared between architectures.
 set(LZ4_INCLUDE_DIR /usr/include CACHE PATH "")
 set(ZSTD_INCLUDE_DIR /usr/include CACHE PATH "")
