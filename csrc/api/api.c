@@ -79,7 +79,8 @@ void qsf_model_close(qsf_model *m)
 
 void qsf_model_info(const qsf_model *m, qsf_model_facts *out)
 {
-    qsf_model_describe(m, out);
+    if (m != NULL && out != NULL)
+        qsf_model_describe(m, out);
 }
 
 uint64_t qsf_model_section_bytes(const qsf_model *m, const char *tag)
@@ -212,5 +213,6 @@ qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how, const uin
 
 void qsf_session_stats(const qsf_session *s, qsf_stats *out)
 {
-    qsf_session_report(s, out);
+    if (s != NULL && out != NULL)
+        qsf_session_report(s, out);
 }

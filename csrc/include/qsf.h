@@ -153,6 +153,7 @@ typedef struct qsf_model_facts {
     qsf_plan plan; /* what was decided and is now held */
 } qsf_model_facts;
 
+/* Leaves *out alone when m is NULL. */
 QSF_API void qsf_model_info(const qsf_model *m, qsf_model_facts *out);
 
 /* Bytes of the section `tag` ("META", "TOKN", "CHAT"); 0 when the file has none. */
@@ -241,6 +242,7 @@ typedef struct qsf_stats {
     uint64_t kv_used_bytes;   /* of this session's pages */
 } qsf_stats;
 
+/* Leaves *out alone when s is NULL. */
 QSF_API void qsf_session_stats(const qsf_session *s, qsf_stats *out);
 
 /* ---- cdef end ---- */

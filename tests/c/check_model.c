@@ -347,6 +347,12 @@ static void check_arguments(const char *path)
     qsf_session *s = NULL;
     qsf_session *second = NULL;
     size_t n_done = 0;
+    qsf_model_facts facts = {.n_layers = 77};
+    qsf_model_info(NULL, &facts);
+    CHECK_EQ(facts.n_layers, 77);
+    qsf_stats stats = {.step_tokens = 77};
+    qsf_session_stats(NULL, &stats);
+    CHECK_EQ(stats.step_tokens, 77);
     CHECK_STATUS(qsf_model_open(NULL, &opt, &m), QSF_ERR_ARG);
     CHECK_STATUS(qsf_model_open("no such file.qsf", &opt, &m), QSF_ERR_IO);
     opt.ctx_tokens = 1 << 20;
