@@ -427,7 +427,7 @@ class Model:
             raise QsfArgumentError("the prompt is empty: there is no token to begin with")
         if len(tokens) > ctx_tokens:
             why = (
-                "max_seq_len sets it"
+                "max_seq_len asks for more, which a larger budget may take"
                 if ctx_tokens < self._info.max_tokens
                 else "the model was made for no more"
             )

@@ -203,7 +203,10 @@ def _generate(
 def _context_is_full(model: Model) -> str:
     n_tokens = model.info.plan.ctx_tokens
     if n_tokens < model.info.max_tokens:
-        return f"(the context of {n_tokens} tokens is full; --max-seq-len sets its length)"
+        return (
+            f"(the context of {n_tokens} tokens is full; --max-seq-len asks for a longer one, "
+            "which a larger --ram-budget may take)"
+        )
     return f"(the context of {n_tokens} tokens is full; the model was made for no more)"
 
 

@@ -242,7 +242,8 @@ def _add_machine_options(group: argparse._ArgumentGroup) -> None:
         "--max-seq-len",
         type=_whole(1, _MAX_U32),
         metavar="N",
-        help="longest sequence in tokens, prompt included (default: the model's, at most 4096)",
+        help="longest sequence in tokens, prompt included (default: the model's, at most 4096, "
+        "less where the budget is small)",
     )
     group.add_argument(
         "--exact", action="store_true", help="full-precision arithmetic: slow, for reference"
