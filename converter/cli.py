@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from qsf import command
+from qsf import command, typer_command
 from qsf.converter.convert import Report, convert
-from qsf.errors import QsfArgumentError, QsfError
+from qsf.errors import QsfArgumentError
 
 PROGRAM = "qsf-convert"
 
@@ -34,12 +34,7 @@ Examples:
 Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
 """
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer_command.create_app()
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -165,43 +160,7 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run ``qsf-convert`` and return its exit code."""
-    command.open_missing_streams()
-    try:
-        with command.stopped_by_signals():
-            app(arguments, standalone_mode=False, prog_name=PROGRAM)
-            sys.stdout.flush()
-    except command.StoppedError as stopped:
-        return _fail(f"{stopped.text}; nothing was written", stopped.exit_code)
-    except (BrokenPipeError, SystemExit):
-        # The reader of our summary has left: SystemExit is how typer puts it.
-        command.drop_output()
-        return 0
-    except QsfError as error:
-        text = str(error).replace(" (overwrite=True)", "")  # what callers in Python would say
-        return _fail(text, command.EXIT_USAGE if isinstance(error, QsfArgumentError) else 1)
-    except MemoryError:
-        return _fail("out of memory; nothing was written")
-    except Exception as error:
-        return _fail(*_explain(error))
-    return 0
-
-
-def _explain(error: Exception) -> tuple[str, int]:
-    """Text and exit code of an error that is not one of ours."""
-    explain_usage: Any = getattr(error, "format_message", None)
-    if callable(explain_usage):
-        return f"{explain_usage()} (see {PROGRAM} --help)", command.EXIT_USAGE
-    if isinstance(error, OSError):
-        return command.explain_system(error), command.EXIT_FAILED
-    return (
-        f"internal error, please report it: {type(error).__name__}: {error}",
-        command.EXIT_FAILED,
-    )
-
-
-def _fail(text: str, exit_code: int = command.EXIT_FAILED) -> int:
-    command.say_error(PROGRAM, text)
-    return exit_code
+    return typer_command.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
 
 
 def _duration(seconds: float) -> str:

@@ -254,7 +254,7 @@ def _check_output(out: Path, *, overwrite: bool) -> None:
         if out.is_dir():
             raise QsfIOError(f"{out}: is a directory")
         if out.exists() and not overwrite:
-            raise QsfArgumentError(f"{out} exists; --force (overwrite=True) replaces it")
+            raise QsfArgumentError(f"{out} exists; --force replaces it")
         if not out.parent.is_dir():
             raise QsfIOError(f"{out.parent}: no such directory")
         if not os.access(out.parent, os.W_OK | os.X_OK):

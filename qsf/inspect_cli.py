@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from qsf import command
-from qsf.errors import QsfArgumentError, QsfError, QsfFormatError
+from qsf import command, typer_command
+from qsf.errors import QsfError
 
 if TYPE_CHECKING:
     from qsf.format import Reader, Tensor
@@ -32,12 +32,7 @@ Examples:
 Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
 """
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer_command.create_app()
 
 
 def main() -> NoReturn:
@@ -47,38 +42,7 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run ``qsf-inspect`` and return its exit code."""
-    command.open_missing_streams()
-    try:
-        with command.stopped_by_signals():
-            app(arguments, standalone_mode=False, prog_name=PROGRAM)
-            sys.stdout.flush()
-    except command.StoppedError as stopped:
-        return stopped.exit_code
-    except (BrokenPipeError, SystemExit):
-        # The reader of our output has had enough: SystemExit is how typer puts it. Nothing
-        # may be flushed into it at exit.
-        command.drop_output()
-        return 0
-    except QsfArgumentError as error:
-        return _fail(str(error), command.EXIT_USAGE)
-    except QsfFormatError as error:
-        return _fail(command.explain_format(error))
-    except QsfError as error:
-        return _fail(str(error))
-    except OSError as error:
-        command.drop_output()
-        return _fail(command.explain_system(error))
-    except Exception as error:
-        explain_usage: Any = getattr(error, "format_message", None)
-        if not callable(explain_usage):
-            raise
-        return _fail(f"{explain_usage()} (see {PROGRAM} --help)", command.EXIT_USAGE)
-    return 0
-
-
-def _fail(text: str, exit_code: int = command.EXIT_FAILED) -> int:
-    command.say_error(PROGRAM, text)
-    return exit_code
+    return typer_command.run(app, arguments, program=PROGRAM)
 
 
 def _print_version(is_wanted: bool) -> None:
