@@ -30,6 +30,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _TICK_SECONDS = 0.5
 _PATIENCE_SECONDS = 2.0
+_NUDGE_SECONDS = 0.05
 
 
 class StoppedError(BaseException):
@@ -121,6 +122,32 @@ class Watcher:
             for number in _STOPPING:
                 if number in numbers:
                     self._on_signal(number)
+
+
+def _nudge_main_thread(_number: int) -> None:
+    time.sleep(_NUDGE_SECONDS)  # by now it has left the wait, or is in it for good
+    ident = threading.main_thread().ident
+    if ident is not None:
+        signal.pthread_kill(ident, signal.SIGURG)
+
+
+@contextlib.contextmanager
+def interruptible_wait() -> Iterator[None]:
+    """Let a signal end a wait for input also when it comes just before the wait begins.
+
+    The system's handler then only makes a note of it: the wait does not know, and lasts
+    until a key is pressed. So the signal is followed by another, of no meaning, which
+    interrupts the wait, and Python finds the note.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGURG, lambda *_: None)
+    try:
+        with Watcher(_nudge_main_thread):
+            yield
+    finally:
+        signal.signal(signal.SIGURG, previous)
 
 
 def leave_at_once(number: int) -> None:

@@ -259,12 +259,14 @@ def _read_line(is_terminal: bool) -> str | None:
     """Return the next line of the user; None at the end."""
     if is_terminal:
         try:
-            return valid_text(input("> "))
+            with command.interruptible_wait():
+                line = input("> ")
+            return valid_text(line)
         except EOFError:
             _say("")
             return None
-    line = sys.stdin.buffer.readline()
-    return line.decode("utf-8", "replace").rstrip("\r\n") if line else None
+    data = sys.stdin.buffer.readline()
+    return data.decode("utf-8", "replace").rstrip("\r\n") if data else None
 
 
 def _answer(model: Model, request: Request, messages: list[dict[str, str]], line: str) -> None:

@@ -67,6 +67,42 @@ def test_a_signal_is_seen_while_the_main_thread_is_in_a_long_call(
     assert process.returncode == code
 
 
+# Blocked in the main thread, the signal is noted by the watcher's, as one is noted that comes
+# just before a wait: nothing interrupts the wait itself.
+WAIT_FOR_INPUT = """
+import os, signal, sys
+from qsf import command
+
+try:
+    with command.stopped_by_signals(), command.interruptible_wait():
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        print("waiting", flush=True)
+        os.read(0, 1)
+except command.StoppedError as stopped:
+    print(stopped.text)
+    sys.exit(stopped.exit_code)
+"""
+
+
+def test_a_signal_that_comes_just_before_a_wait_for_input_ends_it() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAIT_FOR_INPUT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "waiting\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 130
+            assert process.stdout.read() == "interrupted\n"
+        finally:
+            process.kill()
+
+
 def test_a_watcher_ends_and_leaves_no_thread_and_no_descriptor() -> None:
     n_threads = threading.active_count()
     before = signal.set_wakeup_fd(-1)
