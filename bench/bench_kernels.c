@@ -25,6 +25,7 @@ typedef struct bench {
     int8_t *q;         /* [64, 2048] */
     int8_t *q_low;     /* [64, 2048] */
     float *scale;      /* [64, 32] */
+    int32_t *sum;      /* [64, 32] */
     float *scaled_sum; /* [64, 32] */
     int32_t *fine_sum; /* [64, 32] */
     float *y;          /* [64, 1024] */
@@ -56,7 +57,9 @@ static void bench_init(bench *b, const qsf_kernels *k, size_t n_bytes)
     b->scale = need(n_x / QSF_BLOCK * sizeof *b->scale);
     b->scaled_sum = need(n_x / QSF_BLOCK * sizeof *b->scaled_sum);
     b->fine_sum = need(n_x / QSF_BLOCK * sizeof *b->fine_sum);
-    k->quantise(b->f32, n_x / QSF_BLOCK, b->q, b->q_low, b->scale, b->scaled_sum, b->fine_sum);
+    b->sum = need(n_x / QSF_BLOCK * sizeof *b->sum);
+    const qsf_act_row out = {b->q, b->q_low, b->scale, b->sum, b->scaled_sum, b->fine_sum};
+    k->quantise(b->f32, n_x / QSF_BLOCK, &out);
     b->y = need((size_t)MAX_TOKENS * STRIPE_TILE_ROWS * QSF_TILE_ROWS * sizeof *b->y);
 }
 
@@ -68,6 +71,7 @@ static void bench_destroy(bench *b)
     free(b->q_low);
     free(b->scale);
     free(b->scaled_sum);
+    free(b->sum);
     free(b->fine_sum);
     free(b->y);
 }
@@ -83,8 +87,8 @@ static int by_value(const void *a, const void *b)
 static double run_once(const bench *b, qsf_matmul_fn *matmul, size_t n_tokens, size_t n_stripes,
                        size_t stripe_bytes)
 {
-    const qsf_acts x = {n_tokens, N_BLOCKS, b->f32,        b->q,
-                        b->q_low, b->scale, b->scaled_sum, b->fine_sum};
+    const qsf_acts x = {n_tokens, N_BLOCKS, b->f32,        b->q,       b->q_low,
+                        b->scale, b->sum,   b->scaled_sum, b->fine_sum};
     const uint64_t start_ns = qsf_clock_ns();
     for (size_t s = 0; s < n_stripes; s++)
         matmul(b->tiles + s * stripe_bytes, STRIPE_TILE_ROWS, &x, b->y,
@@ -130,7 +134,9 @@ int main(int argc, char **argv)
     qsf_kernels_init(&k, QSF_ISA_SCALAR);
     bench b;
     bench_init(&b, &k, (size_t)mib << 20);
-    for (int isa = (int)qsf_isa_detect(); isa >= (int)QSF_ISA_SCALAR; isa--) {
+    for (int isa = QSF_ISA_COUNT - 1; isa >= QSF_ISA_SCALAR; isa--) {
+        if (!qsf_isa_has((qsf_isa)isa))
+            continue;
         qsf_kernels_init(&k, (qsf_isa)isa);
         for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++)
             for (size_t t = 0; t < sizeof tokens / sizeof tokens[0]; t++)

@@ -14,11 +14,10 @@
 #define QSF_TILE_ROWS 16
 #define QSF_BLOCK 64 /* columns of a tile; values that share one scale */
 
-/* Where the parts of a tile lie. */
+/* Where the parts of a tile lie: 16 scales, 16 mins in the types that have one, codes. */
 #define QSF_TILE_SCALES_OFF 0
-#define QSF_TILE_MINS_OFF 32       /* types with a min */
-#define QSF_TILE_4BIT_CODES_OFF 64 /* after 16 scales and 16 mins */
-#define QSF_TILE_8BIT_CODES_OFF 32 /* after 16 scales */
+#define QSF_TILE_MINS_OFF 32
+#define QSF_TILE_CODES_OFF(has_min) ((has_min) ? 64 : 32)
 
 typedef enum qsf_dtype {
     QSF_DTYPE_2BIT_SYM = 0,
@@ -43,6 +42,9 @@ size_t qsf_dtype_tile_bytes(uint32_t dtype);
 
 /* Bytes of one value of a plain vector: f16 2, f32 4, everything else 0. */
 size_t qsf_dtype_scalar_bytes(uint32_t dtype);
+
+/* Is a weight of this type code * scale + min, rather than a multiple of its scale? */
+bool qsf_dtype_has_min(uint32_t dtype);
 
 /* Are activations quantised to int8 before they meet weights of this type? */
 bool qsf_dtype_is_quantised(uint32_t dtype);

@@ -15,12 +15,7 @@ qsf_status qsf_machine_look(qsf_machine *out)
     qsf_isa isa;
     QSF_TRY(qsf_isa_choose(&isa));
     snprintf(out->isa_name, sizeof out->isa_name, "%s", qsf_isa_name(isa));
-    size_t used = 0;
-    for (unsigned i = 0; i <= (unsigned)qsf_isa_detect(); i++) {
-        const int n = snprintf(out->isa_available + used, sizeof out->isa_available - used, "%s%s",
-                               i == 0 ? "" : " ", qsf_isa_name((qsf_isa)i));
-        used += n > 0 ? (size_t)n : 0;
-    }
+    qsf_isa_list(out->isa_available, sizeof out->isa_available);
     qsf_sysmem memory;
     qsf_sysmem_read(&memory);
     out->n_cores = qsf_cpu_core_count();

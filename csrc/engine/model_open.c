@@ -103,7 +103,7 @@ static qsf_status prepare(qsf_model *m, const char *path, uint64_t process_bytes
                           const qsf_faults *faults)
 {
     QSF_TRY(read_directory(m, path, faults));
-    QSF_TRY(qsf_config_init(&m->config, &m->reader, &m->kernels, m->layers, &m->ends));
+    QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
     return make_plan(m, process_bytes);
 }
 

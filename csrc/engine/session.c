@@ -98,13 +98,18 @@ static qsf_status evaluate(qsf_session *s, const uint32_t *tokens, uint32_t n_to
                            uint32_t first_logits, float *logits)
 {
     qsf_model *const m = s->model;
+    const qsf_segment segment = {
+        .kv = &s->buffers.kv,
+        .n_tokens = n_tokens,
+        .first_position = s->n_tokens,
+    };
     const qsf_chunk chunk = {
         .tokens = tokens,
         .n_tokens = n_tokens,
-        .first_position = s->n_tokens,
+        .segments = &segment,
+        .n_segments = 1,
         .first_logits = first_logits,
         .logits = logits,
-        .kv = &s->buffers.kv,
         .cancelled = &s->cancelled,
     };
     s->has_logits = false;

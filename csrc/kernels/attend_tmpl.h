@@ -159,8 +159,10 @@ static void QSF_NAME(fill)(qsf_kernels *k)
     k->relu_squared = QSF_NAME(relu_squared);
     k->silu_mul = QSF_NAME(silu_mul);
     k->add = QSF_NAME(add);
-    k->kv_store_f16 = QSF_NAME(kv_store_f16);
-    k->kv_store_f32 = QSF_NAME(kv_store_f32);
+    k->k_store_f16 = QSF_NAME(k_store_f16);
+    k->v_store_f16 = QSF_NAME(v_store_f16);
+    k->k_store_f32 = QSF_NAME(k_store_f32);
+    k->v_store_f32 = QSF_NAME(v_store_f32);
     k->attend_f16 = QSF_NAME(attend_f16);
     k->attend_f32 = QSF_NAME(attend_f32);
 }

@@ -32,26 +32,44 @@ typedef struct qsf_acts {
     const int8_t *q;         /* [n_tokens, n_blocks * 64], -127..127 */
     const int8_t *q_low;     /* [n_tokens, n_blocks * 64]: x is near scale * (q + q_low / 256) */
     const float *scale;      /* [n_tokens, n_blocks] */
-    const float *scaled_sum; /* [n_tokens, n_blocks], scale * (float)(sum of the block's q) */
+    const int32_t *sum;      /* [n_tokens, n_blocks], sum of the block's q */
+    const float *scaled_sum; /* [n_tokens, n_blocks], scale * (float)sum */
     const int32_t *fine_sum; /* [n_tokens, n_blocks], sum of the block's 256 * q + q_low */
 } qsf_acts;
+
+/* Where the integers of one token's activations go; as in qsf_acts, without n_tokens. */
+typedef struct qsf_act_row {
+    int8_t *q;
+    int8_t *q_low;
+    float *scale;
+    int32_t *sum;
+    float *scaled_sum;
+    int32_t *fine_sum;
+} qsf_act_row;
 
 /* y[t * y_stride + r] = sum over columns of w[r][c] * x[t][c], for the 16 rows r of
  * each of n_tile_rows consecutive tile rows (tile row i writes y + 16 * i). `tiles`
  * holds n_tile_rows * x->n_blocks tiles as they lie in the file.
  *
  * Integer form (quantised weights), per row and token, blocks b ascending, acc from +0:
- *   4-bit, with 8-bit activations:
+ *   with a min (2, 3, 4 bits), with 8-bit activations:
  *     dot = exact integer sum of code * q
  *     acc = fmaf((float)dot, w_scale * x_scale, acc)
  *     acc = fmaf(w_min, scaled_sum, acc)
+ *   symmetric, with 8-bit activations; value of a code in units of the scale: 2-bit
+ *   (2 code - 3) / 2, 4-bit code - 8, ternary and dense ternary code - 1:
+ *     dot = exact integer sum of value * q, of 2 * value * q for 2 bits
+ *     acc = fmaf((float)dot, w_scale * x_scale, acc), for 2 bits with w_scale / 2
  *   8-bit, with 16-bit activations (their rounding would otherwise exceed the weights'):
  *     dot = exact integer sum of (code - 128) * (256 * q + q_low), below 2^28
  *     acc = fmaf((float)dot, w_scale * (x_scale * 2^-8), acc)
  * f32 form (f16 and f32 weights, and every type when exact), columns c ascending:
  *     acc = fmaf(w[r][c], x[c], acc)
- * where a quantised w is fmaf((float)code, scale, min) with a min, and
- * (float)(code - 128) * scale for 8-bit. */
+ * where a quantised w is fmaf((float)code, scale, min) with a min, and the value of its code
+ * times the scale, rounded once, without.
+ *
+ * Any bytes are codes: a ternary code of 3 has value 2, and trit k = 0..4 of a dense byte is
+ * ((byte * 3^k mod 256) * 3) >> 8, whatever the byte. */
 typedef void qsf_matmul_fn(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x,
                            float *y, size_t y_stride);
 
@@ -67,8 +85,7 @@ typedef void qsf_dequant_row_fn(const unsigned char *tiles, size_t n_blocks, siz
  * zeros. */
 #define QSF_QUANTISE_MIN 0x1p-112F
 
-typedef void qsf_quantise_fn(const float *x, size_t n_blocks, int8_t *q, int8_t *q_low,
-                             float *scale, float *scaled_sum, int32_t *fine_sum);
+typedef void qsf_quantise_fn(const float *x, size_t n_blocks, const qsf_act_row *out);
 
 /* out[i] = x[i] * (1 / sqrt(mean + eps)) * w[i]: rounded after each multiplication;
  * mean = 16-lane sum of fmaf(x, x, lane) / n. out may be x. */
@@ -95,8 +112,7 @@ typedef void qsf_add_fn(float *x, const float *y, size_t n);
 
 /* Stores one position of K (column `slot` of a page [head_dim, 32]) or of V (row
  * `slot` of a page [32, head_dim]); pages hold f16 (round to nearest even) or f32. */
-typedef void qsf_kv_store_fn(const float *k, const float *v, size_t head_dim, size_t slot,
-                             void *k_page, void *v_page);
+typedef void qsf_kv_store_fn(const float *x, size_t head_dim, size_t slot, void *page);
 
 /* One query head against positions [first, end), first < end, of one KV head.
  * Position p lies in page p / 32, slot p % 32 of k_pages / v_pages (the arrays are
@@ -127,20 +143,28 @@ typedef struct qsf_kernels {
     qsf_activation_fn *relu_squared;
     qsf_silu_mul_fn *silu_mul;
     qsf_add_fn *add;
-    qsf_kv_store_fn *kv_store_f16;
-    qsf_kv_store_fn *kv_store_f32;
+    qsf_kv_store_fn *k_store_f16;
+    qsf_kv_store_fn *v_store_f16;
+    qsf_kv_store_fn *k_store_f32;
+    qsf_kv_store_fn *v_store_f32;
     qsf_attend_fn *attend_f16;
     qsf_attend_fn *attend_f32;
 } qsf_kernels;
 
-/* Fills the table: scalar first, then each level up to `isa`, best last. */
+/* Fills the table: scalar first, then each level that `isa` includes, best last. */
 void qsf_kernels_init(qsf_kernels *k, qsf_isa isa);
 
 /* Each of these sets only the pointers it has something better for. */
 void qsf_kernels_fill_scalar(qsf_kernels *k);
 #if QSF_ARCH_X86
 void qsf_kernels_fill_avx2(qsf_kernels *k);
+void qsf_kernels_fill_avxvnni(qsf_kernels *k);
 void qsf_kernels_fill_avx512(qsf_kernels *k);
+void qsf_kernels_fill_amx(qsf_kernels *k);
+#endif
+#if QSF_ARCH_ARM
+void qsf_kernels_fill_neon(qsf_kernels *k);
+void qsf_kernels_fill_dotprod(qsf_kernels *k);
 #endif
 
 #endif

@@ -56,7 +56,7 @@ QSF_FORCED_INLINE void dot_tile_4bit(const unsigned char *tile, const int8_t *q,
         }
         for (size_t p = p0; p < p0 + 4; p++) {
             for (size_t half = 0; half < 2; half++) {
-                const __m256i codes = load32(tile + QSF_TILE_4BIT_CODES_OFF + p * 64 + half * 32);
+                const __m256i codes = load32(tile + QSF_TILE_CODES_OFF(true) + p * 64 + half * 32);
                 const __m256i low = _mm256_and_si256(codes, low_nibbles);
                 const __m256i high = _mm256_and_si256(_mm256_srli_epi16(codes, 4), low_nibbles);
                 for (size_t t = 0; t < n_tokens; t++) {
@@ -98,8 +98,8 @@ QSF_FORCED_INLINE void dot_tile_8bit(const unsigned char *tile, const int8_t *q,
         dot[t][1] = _mm256_setzero_si256();
     }
     for (size_t g = 0; g < 16; g++) {
-        const __m256i codes[2] = {load32(tile + QSF_TILE_8BIT_CODES_OFF + g * 64),
-                                  load32(tile + QSF_TILE_8BIT_CODES_OFF + g * 64 + 32)};
+        const __m256i codes[2] = {load32(tile + QSF_TILE_CODES_OFF(false) + g * 64),
+                                  load32(tile + QSF_TILE_CODES_OFF(false) + g * 64 + 32)};
         for (size_t t = 0; t < n_tokens; t++) {
             const size_t i = t * q_stride + 4 * g;
             __m256i x_even;

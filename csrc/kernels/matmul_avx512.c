@@ -43,7 +43,7 @@ QSF_FORCED_INLINE void dot_tile_4bit(const unsigned char *tile, const int8_t *q,
     }
     for (size_t p = 0; p < 8; p++) {
         const __m512i codes =
-            _mm512_loadu_si512((const void *)(tile + QSF_TILE_4BIT_CODES_OFF + p * 64));
+            _mm512_loadu_si512((const void *)(tile + QSF_TILE_CODES_OFF(true) + p * 64));
         const __m512i low = _mm512_and_si512(codes, low_nibbles);
         const __m512i high = _mm512_and_si512(_mm512_srli_epi16(codes, 4), low_nibbles);
         for (size_t t = 0; t < n_tokens; t++) {
@@ -66,7 +66,7 @@ QSF_FORCED_INLINE void dot_tile_8bit(const unsigned char *tile, const int8_t *q,
     }
     for (size_t g = 0; g < 16; g++) {
         const __m512i codes =
-            _mm512_loadu_si512((const void *)(tile + QSF_TILE_8BIT_CODES_OFF + g * 64));
+            _mm512_loadu_si512((const void *)(tile + QSF_TILE_CODES_OFF(false) + g * 64));
         for (size_t t = 0; t < n_tokens; t++) {
             const size_t i = t * q_stride + 4 * g;
             dot[t][0] = _mm512_dpbusd_epi32(dot[t][0], codes, broadcast4(q + i));

@@ -107,7 +107,7 @@ static inline void decode_4bit(const unsigned char *tile, float *columns)
     const lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
     const lanes min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
     for (size_t p = 0; p < 8; p++) {
-        const unsigned char *const codes = tile + QSF_TILE_4BIT_CODES_OFF + p * 64;
+        const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(true) + p * 64;
         for (unsigned j = 0; j < 4; j++) {
             const lanes low = lanes_load_codes(codes, 8 * j, 15);
             const lanes high = lanes_load_codes(codes, 8 * j + 4, 15);
@@ -122,7 +122,7 @@ static inline void decode_8bit(const unsigned char *tile, float *columns)
 {
     const lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
     for (size_t g = 0; g < 16; g++) {
-        const unsigned char *const codes = tile + QSF_TILE_8BIT_CODES_OFF + g * 64;
+        const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(false) + g * 64;
         for (unsigned j = 0; j < 4; j++) {
             const lanes code = lanes_load_codes(codes, 8 * j, 255);
             lanes_store(columns + (4 * g + j) * QSF_TILE_ROWS,

@@ -3,24 +3,93 @@
  * Also the only dequant_row: an embedding lookup reads one row per token.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <assert.h>
 #include <math.h>
+#include <stdbool.h>
 
 #include "base/bytes.h"
 #include "base/half.h"
+#include "kernels/forced_inline.h"
 #include "kernels/vecops.h"
 
-/* The code of row r, column c of a 4-bit tile: 0..15. */
-static int32_t code_4bit(const unsigned char *tile, size_t r, size_t c)
+/* Bytes 0..63 of plane p of 64 bytes: row r, column c of a group of four columns. */
+static unsigned plane_byte(const unsigned char *codes, size_t p, size_t r, size_t c)
+{
+    return codes[p * 64 + r * 4 + c % 4];
+}
+
+/* Two bits of column c; the codes of 2- and 3-bit and ternary tiles begin with them. */
+static unsigned low_bits(const unsigned char *codes, size_t r, size_t c)
 {
     const size_t group = c / 4;
-    const unsigned char byte = tile[QSF_TILE_4BIT_CODES_OFF + group % 8 * 64 + r * 4 + c % 4];
+    return plane_byte(codes, group % 4, r, c) >> (2 * (group / 4)) & 3;
+}
+
+/* The third bit of a 3-bit code. */
+static unsigned high_bit(const unsigned char *codes, size_t r, size_t c)
+{
+    const size_t p = c / 4 % 4;
+    const size_t b = c / 4 / 4;
+    return plane_byte(codes, 4 + p / 2, r, c) >> (4 * (p % 2) + b) & 1;
+}
+
+static unsigned nibble(const unsigned char *codes, size_t r, size_t c)
+{
+    const size_t group = c / 4;
+    const unsigned byte = plane_byte(codes, group % 8, r, c);
     return group < 8 ? byte & 15 : byte >> 4;
 }
 
-/* The code of row r, column c of an 8-bit tile: 0..255. */
-static int32_t code_8bit(const unsigned char *tile, size_t r, size_t c)
+/* Trit of a dense ternary tile: five groups of columns in each of three planes, the last
+ * group in one byte per row. */
+static unsigned trit(const unsigned char *codes, size_t r, size_t c)
 {
-    return tile[QSF_TILE_8BIT_CODES_OFF + c / 4 * 64 + r * 4 + c % 4];
+    static const unsigned powers[] = {1, 3, 9, 27, 81};
+    const size_t group = c / 4;
+    const unsigned byte = group < 15 ? plane_byte(codes, group / 5, r, c) : codes[192 + r];
+    const unsigned power = powers[group < 15 ? group % 5 : c % 4];
+    return (byte * power & 255) * 3 >> 8;
+}
+
+/* The code of row r, column c of a tile. */
+QSF_FORCED_INLINE int32_t code_of(qsf_dtype dtype, const unsigned char *tile, size_t r, size_t c)
+{
+    const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(qsf_dtype_has_min(dtype));
+    switch (dtype) {
+    case QSF_DTYPE_2BIT_SYM:
+    case QSF_DTYPE_2BIT:
+    case QSF_DTYPE_TERNARY:
+        return (int32_t)low_bits(codes, r, c);
+    case QSF_DTYPE_3BIT:
+        return (int32_t)(low_bits(codes, r, c) | high_bit(codes, r, c) << 2);
+    case QSF_DTYPE_4BIT:
+    case QSF_DTYPE_4BIT_SYM:
+        return (int32_t)nibble(codes, r, c);
+    case QSF_DTYPE_8BIT:
+        return (int32_t)plane_byte(codes, c / 4, r, c);
+    case QSF_DTYPE_TERNARY_DENSE:
+        return (int32_t)trit(codes, r, c);
+    case QSF_DTYPE_MIXED:
+    case QSF_DTYPE_F16:
+    case QSF_DTYPE_F32:
+    case QSF_DTYPE_COUNT:
+        break;
+    }
+    assert(!"a type without codes");
+    return 0;
+}
+
+/* The value of a code of a symmetric type, an integer, and what it is a multiple of, in scales. */
+static int32_t value_of(qsf_dtype dtype, int32_t code)
+{
+    if (dtype == QSF_DTYPE_2BIT_SYM)
+        return 2 * code - 3;
+    return code - (dtype == QSF_DTYPE_4BIT_SYM ? 8 : dtype == QSF_DTYPE_8BIT ? 128 : 1);
+}
+
+static float unit_of(qsf_dtype dtype)
+{
+    return dtype == QSF_DTYPE_2BIT_SYM ? 0.5F : 1.0F;
 }
 
 static float scale_of(const unsigned char *tile, size_t r)
@@ -33,110 +102,85 @@ static float min_of(const unsigned char *tile, size_t r)
     return qsf_half_to_float(qsf_load_u16(tile + QSF_TILE_MINS_OFF + 2 * r));
 }
 
-typedef float weight_fn(const unsigned char *tile, size_t r, size_t c);
-
-static float weight_4bit(const unsigned char *tile, size_t r, size_t c)
+/* The weight of row r, column c of a tile of any type. */
+QSF_FORCED_INLINE float weight_of(qsf_dtype dtype, const unsigned char *tile, size_t r, size_t c)
 {
-    return fmaf((float)code_4bit(tile, r, c), scale_of(tile, r), min_of(tile, r));
+    if (dtype == QSF_DTYPE_F16)
+        return qsf_half_to_float(qsf_load_u16(tile + 2 * (c * QSF_TILE_ROWS + r)));
+    if (dtype == QSF_DTYPE_F32)
+        return qsf_load_f32(tile + 4 * (c * QSF_TILE_ROWS + r));
+    const int32_t code = code_of(dtype, tile, r, c);
+    if (qsf_dtype_has_min(dtype))
+        return fmaf((float)code, scale_of(tile, r), min_of(tile, r));
+    return (float)value_of(dtype, code) * (unit_of(dtype) * scale_of(tile, r));
 }
 
-static float weight_8bit(const unsigned char *tile, size_t r, size_t c)
+/* One block of the integer form, row r of a tile, times 8-bit activations. */
+QSF_FORCED_INLINE float add_block_i8(qsf_dtype dtype, const unsigned char *tile, size_t r,
+                                     const qsf_acts *x, size_t block, float acc)
 {
-    return (float)(code_8bit(tile, r, c) - 128) * scale_of(tile, r);
-}
-
-static float weight_f16(const unsigned char *tile, size_t r, size_t c)
-{
-    return qsf_half_to_float(qsf_load_u16(tile + 2 * (c * QSF_TILE_ROWS + r)));
-}
-
-static float weight_f32(const unsigned char *tile, size_t r, size_t c)
-{
-    return qsf_load_f32(tile + 4 * (c * QSF_TILE_ROWS + r));
-}
-
-/* One output of the integer form: the row of 4-bit tiles at `tiles`, times token t. */
-static float dot_4bit(const unsigned char *tiles, size_t r, const qsf_acts *x, size_t t)
-{
-    float acc = 0.0F;
-    for (size_t b = 0; b < x->n_blocks; b++) {
-        const unsigned char *const tile = tiles + b * qsf_dtype_tile_bytes(QSF_DTYPE_4BIT);
-        const size_t block = t * x->n_blocks + b;
-        int32_t dot = 0;
-        for (size_t c = 0; c < QSF_BLOCK; c++)
-            dot += code_4bit(tile, r, c) * x->q[block * QSF_BLOCK + c];
-        acc = fmaf((float)dot, scale_of(tile, r) * x->scale[block], acc);
-        acc = fmaf(min_of(tile, r), x->scaled_sum[block], acc);
+    const bool has_min = qsf_dtype_has_min(dtype);
+    int32_t dot = 0;
+    for (size_t c = 0; c < QSF_BLOCK; c++) {
+        const int32_t code = code_of(dtype, tile, r, c);
+        dot += (has_min ? code : value_of(dtype, code)) * x->q[block * QSF_BLOCK + c];
     }
-    return acc;
+    const float w_scale = unit_of(dtype) * scale_of(tile, r);
+    acc = fmaf((float)dot, w_scale * x->scale[block], acc);
+    return has_min ? fmaf(min_of(tile, r), x->scaled_sum[block], acc) : acc;
 }
 
-static float dot_8bit(const unsigned char *tiles, size_t r, const qsf_acts *x, size_t t)
+/* The same with 16-bit activations, for 8-bit weights. */
+static float add_block_i16(const unsigned char *tile, size_t r, const qsf_acts *x, size_t block,
+                           float acc)
+{
+    int32_t dot = 0;
+    for (size_t c = 0; c < QSF_BLOCK; c++) {
+        const size_t i = block * QSF_BLOCK + c;
+        const int32_t value = value_of(QSF_DTYPE_8BIT, code_of(QSF_DTYPE_8BIT, tile, r, c));
+        dot += value * (256 * x->q[i] + x->q_low[i]);
+    }
+    return fmaf((float)dot, scale_of(tile, r) * (x->scale[block] * 0x1p-8F), acc);
+}
+
+/* One output: the row of tiles at `tiles`, times token t. */
+QSF_FORCED_INLINE float dot_integer(qsf_dtype dtype, const unsigned char *tiles, size_t r,
+                                    const qsf_acts *x, size_t t)
 {
     float acc = 0.0F;
     for (size_t b = 0; b < x->n_blocks; b++) {
-        const unsigned char *const tile = tiles + b * qsf_dtype_tile_bytes(QSF_DTYPE_8BIT);
+        const unsigned char *const tile = tiles + b * qsf_dtype_tile_bytes(dtype);
         const size_t block = t * x->n_blocks + b;
-        int32_t dot = 0;
-        for (size_t c = 0; c < QSF_BLOCK; c++) {
-            const size_t i = block * QSF_BLOCK + c;
-            dot += (code_8bit(tile, r, c) - 128) * (256 * x->q[i] + x->q_low[i]);
-        }
-        acc = fmaf((float)dot, scale_of(tile, r) * (x->scale[block] * 0x1p-8F), acc);
+        acc = dtype == QSF_DTYPE_8BIT ? add_block_i16(tile, r, x, block, acc)
+                                      : add_block_i8(dtype, tile, r, x, block, acc);
     }
     return acc;
 }
 
 /* One output of the f32 form. */
-static float dot_float(weight_fn *weight, qsf_dtype dtype, const unsigned char *tiles, size_t r,
-                       const qsf_acts *x, size_t t)
+QSF_FORCED_INLINE float dot_float(qsf_dtype dtype, const unsigned char *tiles, size_t r,
+                                  const qsf_acts *x, size_t t)
 {
     const float *const xt = x->f32 + t * x->n_blocks * QSF_BLOCK;
     float acc = 0.0F;
     for (size_t c = 0; c < x->n_blocks * QSF_BLOCK; c++) {
         const unsigned char *const tile = tiles + c / QSF_BLOCK * qsf_dtype_tile_bytes(dtype);
-        acc = fmaf(weight(tile, r, c % QSF_BLOCK), xt[c], acc);
+        acc = fmaf(weight_of(dtype, tile, r, c % QSF_BLOCK), xt[c], acc);
     }
     return acc;
 }
 
-static void matmul_4bit_i8_scalar(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x,
-                                  float *y, size_t y_stride)
-{
-    const size_t tile_row_bytes = x->n_blocks * qsf_dtype_tile_bytes(QSF_DTYPE_4BIT);
-    for (size_t t = 0; t < x->n_tokens; t++)
-        for (size_t row = 0; row < n_tile_rows * QSF_TILE_ROWS; row++)
-            y[t * y_stride + row] =
-                dot_4bit(tiles + row / QSF_TILE_ROWS * tile_row_bytes, row % QSF_TILE_ROWS, x, t);
-}
-
-static void matmul_8bit_i16_scalar(const unsigned char *tiles, size_t n_tile_rows,
-                                   const qsf_acts *x, float *y, size_t y_stride)
-{
-    const size_t tile_row_bytes = x->n_blocks * qsf_dtype_tile_bytes(QSF_DTYPE_8BIT);
-    for (size_t t = 0; t < x->n_tokens; t++)
-        for (size_t row = 0; row < n_tile_rows * QSF_TILE_ROWS; row++)
-            y[t * y_stride + row] =
-                dot_8bit(tiles + row / QSF_TILE_ROWS * tile_row_bytes, row % QSF_TILE_ROWS, x, t);
-}
-
-static void matmul_float(weight_fn *weight, qsf_dtype dtype, const unsigned char *tiles,
-                         size_t n_tile_rows, const qsf_acts *x, float *y, size_t y_stride)
+QSF_FORCED_INLINE void matmul(qsf_dtype dtype, bool is_integer_form, const unsigned char *tiles,
+                              size_t n_tile_rows, const qsf_acts *x, float *y, size_t y_stride)
 {
     const size_t tile_row_bytes = x->n_blocks * qsf_dtype_tile_bytes(dtype);
     for (size_t t = 0; t < x->n_tokens; t++)
-        for (size_t row = 0; row < n_tile_rows * QSF_TILE_ROWS; row++)
-            y[t * y_stride + row] =
-                dot_float(weight, dtype, tiles + row / QSF_TILE_ROWS * tile_row_bytes,
-                          row % QSF_TILE_ROWS, x, t);
-}
-
-static void dequant_row(weight_fn *weight, qsf_dtype dtype, const unsigned char *tiles,
-                        size_t n_blocks, size_t row_in_tile, float *out)
-{
-    for (size_t c = 0; c < n_blocks * QSF_BLOCK; c++)
-        out[c] =
-            weight(tiles + c / QSF_BLOCK * qsf_dtype_tile_bytes(dtype), row_in_tile, c % QSF_BLOCK);
+        for (size_t row = 0; row < n_tile_rows * QSF_TILE_ROWS; row++) {
+            const unsigned char *const tile_row = tiles + row / QSF_TILE_ROWS * tile_row_bytes;
+            const size_t r = row % QSF_TILE_ROWS;
+            y[t * y_stride + row] = is_integer_form ? dot_integer(dtype, tile_row, r, x, t)
+                                                    : dot_float(dtype, tile_row, r, x, t);
+        }
 }
 
 /* The f32 product and the row decoder of one type. */
@@ -144,32 +188,59 @@ static void dequant_row(weight_fn *weight, qsf_dtype dtype, const unsigned char 
     static void matmul_##type##_f32_scalar(const unsigned char *tiles, size_t n_tile_rows, \
                                            const qsf_acts *x, float *y, size_t y_stride)   \
     {                                                                                      \
-        matmul_float(weight_##type, dtype, tiles, n_tile_rows, x, y, y_stride);            \
+        matmul(dtype, false, tiles, n_tile_rows, x, y, y_stride);                          \
     }                                                                                      \
     static void dequant_row_##type##_scalar(const unsigned char *tiles, size_t n_blocks,   \
                                             size_t row_in_tile, float *out)                \
     {                                                                                      \
-        dequant_row(weight_##type, dtype, tiles, n_blocks, row_in_tile, out);              \
+        for (size_t c = 0; c < n_blocks * QSF_BLOCK; c++)                                  \
+            out[c] = weight_of(dtype, tiles + c / QSF_BLOCK * qsf_dtype_tile_bytes(dtype), \
+                               row_in_tile, c % QSF_BLOCK);                                \
+    }                                                                                      \
+    static void fill_##type##_float(qsf_kernels *k)                                        \
+    {                                                                                      \
+        k->matmul_exact[dtype] = matmul_##type##_f32_scalar;                               \
+        k->dequant_row[dtype] = dequant_row_##type##_scalar;                               \
     }
 
-FLOAT_FORMS(4bit, QSF_DTYPE_4BIT)
-FLOAT_FORMS(8bit, QSF_DTYPE_8BIT)
+/* The integer product of one type besides. */
+#define ALL_FORMS(type, dtype)                                                         \
+    FLOAT_FORMS(type, dtype)                                                           \
+    static void matmul_##type##_scalar(const unsigned char *tiles, size_t n_tile_rows, \
+                                       const qsf_acts *x, float *y, size_t y_stride)   \
+    {                                                                                  \
+        matmul(dtype, true, tiles, n_tile_rows, x, y, y_stride);                       \
+    }                                                                                  \
+    static void fill_##type(qsf_kernels *k)                                            \
+    {                                                                                  \
+        fill_##type##_float(k);                                                        \
+        k->matmul[dtype] = matmul_##type##_scalar;                                     \
+    }
+
+ALL_FORMS(2bit_sym, QSF_DTYPE_2BIT_SYM)
+ALL_FORMS(2bit, QSF_DTYPE_2BIT)
+ALL_FORMS(3bit, QSF_DTYPE_3BIT)
+ALL_FORMS(4bit, QSF_DTYPE_4BIT)
+ALL_FORMS(4bit_sym, QSF_DTYPE_4BIT_SYM)
+ALL_FORMS(ternary, QSF_DTYPE_TERNARY)
+ALL_FORMS(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
+ALL_FORMS(8bit, QSF_DTYPE_8BIT)
 FLOAT_FORMS(f16, QSF_DTYPE_F16)
 FLOAT_FORMS(f32, QSF_DTYPE_F32)
 
 void qsf_kernels_fill_scalar(qsf_kernels *k)
 {
-    k->matmul[QSF_DTYPE_4BIT] = matmul_4bit_i8_scalar;
-    k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_i16_scalar;
-    k->matmul[QSF_DTYPE_F16] = matmul_f16_f32_scalar;
-    k->matmul[QSF_DTYPE_F32] = matmul_f32_f32_scalar;
-    k->matmul_exact[QSF_DTYPE_4BIT] = matmul_4bit_f32_scalar;
-    k->matmul_exact[QSF_DTYPE_8BIT] = matmul_8bit_f32_scalar;
-    k->matmul_exact[QSF_DTYPE_F16] = matmul_f16_f32_scalar;
-    k->matmul_exact[QSF_DTYPE_F32] = matmul_f32_f32_scalar;
-    k->dequant_row[QSF_DTYPE_4BIT] = dequant_row_4bit_scalar;
-    k->dequant_row[QSF_DTYPE_8BIT] = dequant_row_8bit_scalar;
-    k->dequant_row[QSF_DTYPE_F16] = dequant_row_f16_scalar;
-    k->dequant_row[QSF_DTYPE_F32] = dequant_row_f32_scalar;
+    fill_2bit_sym(k);
+    fill_2bit(k);
+    fill_3bit(k);
+    fill_4bit(k);
+    fill_4bit_sym(k);
+    fill_ternary(k);
+    fill_ternary_dense(k);
+    fill_8bit(k);
+    fill_f16_float(k);
+    fill_f32_float(k);
+    k->matmul[QSF_DTYPE_F16] = k->matmul_exact[QSF_DTYPE_F16];
+    k->matmul[QSF_DTYPE_F32] = k->matmul_exact[QSF_DTYPE_F32];
     qsf_vecops_fill_scalar(k);
 }

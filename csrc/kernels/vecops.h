@@ -14,5 +14,8 @@ void qsf_vecops_fill_scalar(qsf_kernels *k);
 void qsf_vecops_fill_avx2(qsf_kernels *k);
 void qsf_vecops_fill_avx512(qsf_kernels *k);
 #endif
+#if QSF_ARCH_ARM
+void qsf_vecops_fill_neon(qsf_kernels *k);
+#endif
 
 #endif

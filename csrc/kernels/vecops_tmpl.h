@@ -182,10 +182,11 @@ static void QSF_NAME(rope_interleaved)(float *x, const float *cos, const float *
     }
 }
 
-/* One block: x [64] to q [64] */
-static inline void quantise_block(const float *x, int8_t *q, int8_t *q_low, float *scale,
-                                  float *scaled_sum, int32_t *fine_sum)
+/* Block b of a row: x [64] */
+static inline void quantise_block(const float *x, size_t b, const qsf_act_row *out)
 {
+    int8_t *const q = out->q + b * QSF_BLOCK;
+    int8_t *const q_low = out->q_low + b * QSF_BLOCK;
     lanes magnitude = lanes_set(0.0F);
     for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES)
         magnitude = lanes_larger_magnitude(magnitude, lanes_abs(lanes_load(x + i)));
@@ -206,40 +207,49 @@ static inline void quantise_block(const float *x, int8_t *q, int8_t *q_low, floa
         memset(q, 0, QSF_BLOCK);
         memset(q_low, 0, QSF_BLOCK);
     }
-    *scale = amax / 127.0F;
-    *scaled_sum = *scale * (float)sum;
-    *fine_sum = 256 * sum + sum_low;
+    out->scale[b] = amax / 127.0F;
+    out->sum[b] = sum;
+    out->scaled_sum[b] = out->scale[b] * (float)sum;
+    out->fine_sum[b] = 256 * sum + sum_low;
 }
 
-static void QSF_NAME(quantise)(const float *x, size_t n_blocks, int8_t *q, int8_t *q_low,
-                               float *scale, float *scaled_sum, int32_t *fine_sum)
+static void QSF_NAME(quantise)(const float *x, size_t n_blocks, const qsf_act_row *out)
 {
     for (size_t b = 0; b < n_blocks; b++)
-        quantise_block(x + b * QSF_BLOCK, q + b * QSF_BLOCK, q_low + b * QSF_BLOCK, scale + b,
-                       scaled_sum + b, fine_sum + b);
+        quantise_block(x + b * QSF_BLOCK, b, out);
 }
 
-static void QSF_NAME(kv_store_f16)(const float *k, const float *v, size_t head_dim, size_t slot,
-                                   void *k_page, void *v_page)
+static void QSF_NAME(k_store_f16)(const float *x, size_t head_dim, size_t slot, void *page)
 {
-    unsigned char *const k_out = (unsigned char *)k_page + 2 * slot;
-    unsigned char *const v_out = (unsigned char *)v_page + 2 * head_dim * slot;
+    unsigned char *const out = (unsigned char *)page + 2 * slot;
     for (size_t d = 0; d < head_dim; d += QSF_LANES) {
         const size_t m = lanes_left(head_dim, d);
         unsigned char halves[2 * QSF_LANES];
-        lanes_store_f16(halves, lanes_load_part(k + d, m));
+        lanes_store_f16(halves, lanes_load_part(x + d, m));
         for (size_t i = 0; i < m; i++)
-            memcpy(k_out + (d + i) * (size_t)(2 * QSF_KV_PAGE_TOKENS), halves + 2 * i, 2);
-        lanes_store_f16(halves, lanes_load_part(v + d, m));
-        memcpy(v_out + 2 * d, halves, 2 * m);
+            memcpy(out + (d + i) * (size_t)(2 * QSF_KV_PAGE_TOKENS), halves + 2 * i, 2);
     }
 }
 
-static void QSF_NAME(kv_store_f32)(const float *k, const float *v, size_t head_dim, size_t slot,
-                                   void *k_page, void *v_page)
+static void QSF_NAME(v_store_f16)(const float *x, size_t head_dim, size_t slot, void *page)
 {
-    float *const k_out = (float *)k_page + slot;
+    unsigned char *const out = (unsigned char *)page + 2 * head_dim * slot;
+    for (size_t d = 0; d < head_dim; d += QSF_LANES) {
+        const size_t m = lanes_left(head_dim, d);
+        unsigned char halves[2 * QSF_LANES];
+        lanes_store_f16(halves, lanes_load_part(x + d, m));
+        memcpy(out + 2 * d, halves, 2 * m);
+    }
+}
+
+static void QSF_NAME(k_store_f32)(const float *x, size_t head_dim, size_t slot, void *page)
+{
+    float *const out = (float *)page + slot;
     for (size_t d = 0; d < head_dim; d++)
-        k_out[d * QSF_KV_PAGE_TOKENS] = k[d];
-    memcpy((float *)v_page + slot * head_dim, v, head_dim * sizeof *v);
+        out[d * QSF_KV_PAGE_TOKENS] = x[d];
+}
+
+static void QSF_NAME(v_store_f32)(const float *x, size_t head_dim, size_t slot, void *page)
+{
+    memcpy((float *)page + slot * head_dim, x, head_dim * sizeof *x);
 }

@@ -18,7 +18,7 @@ typedef struct tensor_rule {
     uint32_t n_cols;
 } tensor_rule;
 
-static qsf_status check_tensor(const tensor_rule *rule, const qsf_tensor *t, const qsf_kernels *k)
+static qsf_status check_tensor(const tensor_rule *rule, const qsf_tensor *t)
 {
     const unsigned unit_idx = t->unit_idx;
     if (t->n_rows != rule->n_rows || t->n_cols != rule->n_cols)
@@ -27,18 +27,13 @@ static qsf_status check_tensor(const tensor_rule *rule, const qsf_tensor *t, con
     if (t->layout != (rule->is_matrix ? QSF_LAYOUT_TILES : QSF_LAYOUT_VECTOR))
         return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s has layout %u", unit_idx, rule->name,
                         t->layout);
-    if (rule->is_matrix && (k->matmul[t->dtype] == NULL || k->dequant_row[t->dtype] == NULL))
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "unit %u: %s is stored as %s, which this build does "
-                        "not run yet (it runs 4bit, 8bit, f16, f32)",
-                        unit_idx, rule->name, qsf_dtype_name(t->dtype));
     return QSF_OK;
 }
 
 /* Fills the pointers of `record` from the unit's tensors by n_rules rules, which stand
  * in the order of the pass; the file must have them in that order, and no others. */
 static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tensor_rule *rules,
-                             size_t n_rules, const qsf_kernels *k, void *record)
+                             size_t n_rules, void *record)
 {
     uint32_t n_matched = 0;
     uint64_t last_off = 0;
@@ -51,7 +46,7 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
                 return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has no %s", unit_idx, rule->name);
             continue;
         }
-        QSF_TRY(check_tensor(rule, t, k));
+        QSF_TRY(check_tensor(rule, t));
         if (t->data_off < last_off)
             return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s comes too early in the unit", unit_idx,
                             rule->name);
@@ -74,8 +69,7 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
         type, #field, offsetof(qsf_layer, field), true, required, rows, cols \
     }
 
-static qsf_status match_layers(const qsf_config *c, const qsf_reader *r, const qsf_kernels *k,
-                               qsf_layer *layers)
+static qsf_status match_layers(const qsf_config *c, const qsf_reader *r, qsf_layer *layers)
 {
     const tensor_rule rules[] = {
         LAYER_VECTOR(QSF_TENSOR_ATTN_NORM, attn_norm, true, c->dim),
@@ -98,7 +92,7 @@ static qsf_status match_layers(const qsf_config *c, const qsf_reader *r, const q
         LAYER_MATRIX(QSF_TENSOR_FFN_DOWN, down, true, c->dim, c->ffn_dim),
     };
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        QSF_TRY(match_unit(r, i + 1, rules, sizeof rules / sizeof rules[0], k, &layers[i]));
+        QSF_TRY(match_unit(r, i + 1, rules, sizeof rules / sizeof rules[0], &layers[i]));
         if ((layers[i].gate != NULL) != c->is_gated)
             return QSF_FAIL(QSF_ERR_FORMAT, "layer %u has %s, layer 0 has not", i,
                             c->is_gated ? "no gate" : "a gate");
@@ -108,8 +102,7 @@ static qsf_status match_layers(const qsf_config *c, const qsf_reader *r, const q
     return QSF_OK;
 }
 
-static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, const qsf_kernels *k,
-                             qsf_ends *ends)
+static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends *ends)
 {
     const tensor_rule embedding[] = {
         {QSF_TENSOR_EMBEDDING, "embedding", offsetof(qsf_ends, embedding), true, true, c->n_vocab,
@@ -123,8 +116,8 @@ static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, const qsf
         {QSF_TENSOR_HEAD, "head", offsetof(qsf_ends, head), true, !c->has_tied_head, c->n_vocab,
          c->dim},
     };
-    QSF_TRY(match_unit(r, 0, embedding, 1, k, ends));
-    QSF_TRY(match_unit(r, r->n_units - 1, final, c->has_tied_head ? 2 : 3, k, ends));
+    QSF_TRY(match_unit(r, 0, embedding, 1, ends));
+    QSF_TRY(match_unit(r, r->n_units - 1, final, c->has_tied_head ? 2 : 3, ends));
     if (c->has_tied_head)
         ends->head = ends->embedding;
     return QSF_OK;
@@ -148,8 +141,7 @@ static qsf_status check_runnable(const qsf_header *h, const qsf_arch *arch, bool
     return QSF_OK;
 }
 
-qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, const qsf_kernels *k,
-                           qsf_layer *layers, qsf_ends *ends)
+qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers, qsf_ends *ends)
 {
     const qsf_header *const h = &r->header;
     const bool is_gated = qsf_reader_tensor(r, 1, QSF_TENSOR_FFN_GATE) != NULL;
@@ -175,8 +167,8 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, const qsf_kernels
         .has_tied_head = r->arch.tied_head,
         .norm_epsilon = r->arch.norm_epsilon,
     };
-    QSF_TRY(match_layers(c, r, k, layers));
-    return match_ends(c, r, k, ends);
+    QSF_TRY(match_layers(c, r, layers));
+    return match_ends(c, r, ends);
 }
 
 /* Llama 3: long wavelengths are divided by the factor, short ones kept, those between

@@ -12,7 +12,6 @@
 #include <stdint.h>
 
 #include "format/reader.h"
-#include "kernels/kernels.h"
 
 typedef struct qsf_config {
     uint32_t n_layers;
@@ -67,10 +66,9 @@ typedef struct qsf_ends {
 } qsf_ends;
 
 /* Fills *c and *ends, and layers [n_layers of the header]. QSF_ERR_UNSUPPORTED: an
- * architecture, option or type this build does not run; QSF_ERR_FORMAT: a tensor is
+ * architecture or option this build does not run; QSF_ERR_FORMAT: a tensor is
  * missing, misplaced or of the wrong shape. */
-qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, const qsf_kernels *k,
-                           qsf_layer *layers, qsf_ends *ends);
+qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers, qsf_ends *ends);
 
 /* Inverse frequencies of RoPE, scaling applied: out [rope_dims / 2]. */
 void qsf_config_rope_frequencies(const qsf_config *c, const qsf_reader *r, float *out);

@@ -9,6 +9,17 @@
 #include "base/checked.h"
 #include "base/half.h"
 #include "base/status.h"
+#include "model/attention.h"
+
+/* The position of each row in its sequence. */
+static void number_rows(const qsf_chunk *chunk, uint32_t *positions)
+{
+    for (uint32_t i = 0; i < chunk->n_segments; i++) {
+        const qsf_segment *const g = &chunk->segments[i];
+        for (uint32_t t = 0; t < g->n_tokens; t++)
+            positions[g->first_row + t] = g->first_position + t;
+    }
+}
 
 /* x[t] = embedding[token] (+ position[t]); x [n_tokens, dim_stride] */
 static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
@@ -25,7 +36,7 @@ static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
                                                   token % QSF_TILE_ROWS, x);
         if (f->positions == NULL)
             continue;
-        const size_t position = (size_t)chunk->first_position + t;
+        const size_t position = s->positions[t];
         const unsigned char *const row = f->positions + position * c->dim * 2;
         for (size_t i = 0; i < c->dim; i++)
             x[i] += qsf_half_to_float(qsf_load_u16(row + 2 * i));
@@ -42,7 +53,7 @@ static void fill_rope(qsf_forward *f, const qsf_chunk *chunk)
     const size_t n_pairs = f->ops.config->rope_dims / 2;
     for (uint32_t t = 0; t < chunk->n_tokens; t++) {
         for (size_t i = 0; i < n_pairs; i++) {
-            const float angle = (float)(chunk->first_position + t) * f->rope_frequencies[i];
+            const float angle = (float)s->positions[t] * f->rope_frequencies[i];
             s->rope_cos[t * n_pairs + i] = (float)cos((double)angle);
             s->rope_sin[t * n_pairs + i] = (float)sin((double)angle);
         }
@@ -87,8 +98,13 @@ static qsf_status attention_block(qsf_ops *o, const qsf_layer *layer, uint32_t l
     QSF_TRY(linear(o, layer->k, &in, has_k_bias, s->vectors[1], s->k, s->kv_stride));
     QSF_TRY(linear(o, layer->v, &in, has_v_bias, s->vectors[2], s->v, s->kv_stride));
 
-    qsf_ops_rope_and_store(o, chunk->kv, layer_idx, chunk->first_position);
-    qsf_ops_attend(o, chunk->kv, layer_idx, chunk->first_position);
+    for (uint32_t h = 0; h < o->config->n_heads; h++)
+        qsf_attention_finish_q(o, h);
+    for (uint32_t h = 0; h < o->config->n_kv_heads; h++) {
+        qsf_attention_finish_k(o, chunk, layer_idx, h);
+        qsf_attention_finish_v(o, chunk, layer_idx, h);
+    }
+    qsf_attention_run(o, chunk, layer_idx);
 
     QSF_TRY(qsf_ops_load_vector(o, layer->attn_out_bias, s->vectors[0], &has_out_bias));
     const qsf_acts out = qsf_ops_prepare(o, s->attended, s->q_stride);
@@ -155,6 +171,7 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
 static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
 {
     f->ops.n_tokens = chunk->n_tokens;
+    number_rows(chunk, f->ops.scratch->positions);
     QSF_TRY(embed(f, chunk));
     fill_rope(f, chunk);
     for (uint32_t i = 0; i < f->ops.config->n_layers; i++) {

@@ -8,10 +8,10 @@
 #ifndef QSF_MODEL_FORWARD_H
 #define QSF_MODEL_FORWARD_H
 
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "model/chunk.h"
 #include "model/ops.h"
 
 typedef struct qsf_forward {
@@ -21,16 +21,6 @@ typedef struct qsf_forward {
     const float *rope_frequencies;  /* [rope_dims / 2] */
     const unsigned char *positions; /* f16 [max_tokens, dim], learned positions; or NULL */
 } qsf_forward;
-
-typedef struct qsf_chunk {
-    const uint32_t *tokens; /* [n_tokens], ids below n_vocab */
-    uint32_t n_tokens;      /* 1 .. chunk_tokens of the scratch */
-    uint32_t first_position;
-    uint32_t first_logits;        /* rows from here on get logits; n_tokens: none do */
-    float *logits;                /* [n_tokens - first_logits, n_vocab] */
-    qsf_kvcache *kv;              /* positions first_position .. are written */
-    const atomic_bool *cancelled; /* looked at before each layer */
-} qsf_chunk;
 
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk);
 

@@ -45,13 +45,20 @@ const void *const *qsf_kvcache_v_pages(const qsf_kvcache *kv, uint32_t layer, ui
     return (const void *const *)(kv->v_tables + table_idx(kv, layer, kv_head));
 }
 
-void qsf_kvcache_store(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
-                       uint32_t position, const float *key, const float *value)
+void qsf_kvcache_store_k(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
+                         uint32_t position, const float *key)
 {
     const size_t page = table_idx(kv, layer, kv_head) + position / QSF_KV_PAGE_TOKENS;
-    qsf_kv_store_fn *const store = kv->is_f32 ? k->kv_store_f32 : k->kv_store_f16;
-    store(key, value, kv->head_dim, position % QSF_KV_PAGE_TOKENS, kv->k_tables[page],
-          kv->v_tables[page]);
+    qsf_kv_store_fn *const store = kv->is_f32 ? k->k_store_f32 : k->k_store_f16;
+    store(key, kv->head_dim, position % QSF_KV_PAGE_TOKENS, kv->k_tables[page]);
+}
+
+void qsf_kvcache_store_v(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
+                         uint32_t position, const float *value)
+{
+    const size_t page = table_idx(kv, layer, kv_head) + position / QSF_KV_PAGE_TOKENS;
+    qsf_kv_store_fn *const store = kv->is_f32 ? k->v_store_f32 : k->v_store_f16;
+    store(value, kv->head_dim, position % QSF_KV_PAGE_TOKENS, kv->v_tables[page]);
 }
 
 uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, const qsf_config *c, uint32_t n_tokens)

@@ -41,10 +41,12 @@ void qsf_kvcache_link(qsf_kvcache *kv, const qsf_config *c);
 const void *const *qsf_kvcache_k_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head);
 const void *const *qsf_kvcache_v_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head);
 
-/* Stores k and v [head_dim] of one position. Different positions or heads may be
- * stored from different threads. */
-void qsf_kvcache_store(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
-                       uint32_t position, const float *key, const float *value);
+/* Stores k or v [head_dim] of one position. Different heads may be stored from different
+ * threads. */
+void qsf_kvcache_store_k(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
+                         uint32_t position, const float *key);
+void qsf_kvcache_store_v(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
+                         uint32_t position, const float *value);
 
 /* Bytes of the pages that n_tokens positions touch. */
 uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, const qsf_config *c, uint32_t n_tokens);

@@ -3,18 +3,15 @@
 #include "model/ops.h"
 
 #include <assert.h>
-#include <math.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/half.h"
 
-/* A piece of a parallel loop should be worth its hand-over, which costs about a
- * microsecond: 16 KiB of weights or 16 Ki multiply-adds take about as long. */
 #define PIECE_WORK 16384
 
-static size_t piece_of(size_t work_per_item)
+size_t qsf_ops_piece(size_t work_per_item)
 {
     return work_per_item >= PIECE_WORK ? 1 : PIECE_WORK / (work_per_item + 1) + 1;
 }
@@ -47,11 +44,17 @@ static void quantise_rows(void *arg, size_t begin, size_t end, size_t worker_idx
     const qsf_scratch *const s = job->ops->scratch;
     const size_t n_blocks = job->stride / QSF_BLOCK;
     (void)worker_idx;
-    for (size_t t = begin; t < end; t++)
-        job->ops->kernels->quantise(job->x + t * job->stride, n_blocks, s->act_q + t * job->stride,
-                                    s->act_q_low + t * job->stride, s->act_scale + t * n_blocks,
-                                    s->act_scaled_sum + t * n_blocks,
-                                    s->act_fine_sum + t * n_blocks);
+    for (size_t t = begin; t < end; t++) {
+        const qsf_act_row out = {
+            .q = s->act_q + t * job->stride,
+            .q_low = s->act_q_low + t * job->stride,
+            .scale = s->act_scale + t * n_blocks,
+            .sum = s->act_sum + t * n_blocks,
+            .scaled_sum = s->act_scaled_sum + t * n_blocks,
+            .fine_sum = s->act_fine_sum + t * n_blocks,
+        };
+        job->ops->kernels->quantise(job->x + t * job->stride, n_blocks, &out);
+    }
 }
 
 qsf_acts qsf_ops_prepare(qsf_ops *o, const float *x, size_t stride)
@@ -59,7 +62,7 @@ qsf_acts qsf_ops_prepare(qsf_ops *o, const float *x, size_t stride)
     const qsf_scratch *const s = o->scratch;
     if (!o->exact) {
         quantise_job job = {o, x, stride};
-        qsf_pool_run(o->pool, o->n_tokens, piece_of(stride), quantise_rows, &job);
+        qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(stride), quantise_rows, &job);
     }
     return (qsf_acts){
         .n_tokens = o->n_tokens,
@@ -68,6 +71,7 @@ qsf_acts qsf_ops_prepare(qsf_ops *o, const float *x, size_t stride)
         .q = s->act_q,
         .q_low = s->act_q_low,
         .scale = s->act_scale,
+        .sum = s->act_sum,
         .scaled_sum = s->act_scaled_sum,
         .fine_sum = s->act_fine_sum,
     };
@@ -144,7 +148,7 @@ qsf_status qsf_ops_linear(qsf_ops *o, const qsf_tensor *w, const qsf_acts *x, co
             .n_rows = rows_left < n * QSF_TILE_ROWS ? rows_left : n * QSF_TILE_ROWS,
             .tail = o->scratch->tail,
         };
-        qsf_pool_run(o->pool, n, piece_of(tile_row_bytes * x->n_tokens), matmul_rows, &job);
+        qsf_pool_run(o->pool, n, qsf_ops_piece(tile_row_bytes * x->n_tokens), matmul_rows, &job);
     }
     return QSF_OK;
 }
@@ -178,82 +182,7 @@ void qsf_ops_norm(qsf_ops *o, const float *x, const float *weight, const float *
                   float *out)
 {
     norm_job job = {o, x, weight, bias, stride, out};
-    qsf_pool_run(o->pool, o->n_tokens, piece_of(stride), norm_rows, &job);
-}
-
-typedef struct attention_job {
-    qsf_ops *ops;
-    qsf_kvcache *kv; /* written by rope_and_store only */
-    uint32_t layer;
-    uint32_t first_position;
-} attention_job;
-
-static void rope_and_store_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
-{
-    const attention_job *const job = arg;
-    const qsf_config *const c = job->ops->config;
-    const qsf_kernels *const k = job->ops->kernels;
-    const qsf_scratch *const s = job->ops->scratch;
-    const size_t n_pairs = c->rope_dims / 2;
-    qsf_rope_fn *const rope = c->is_rope_interleaved ? k->rope_interleaved : k->rope_split;
-    (void)worker_idx;
-    for (size_t t = begin; t < end; t++) {
-        float *const q = s->q + t * s->q_stride;
-        float *const key = s->k + t * s->kv_stride;
-        const float *const value = s->v + t * s->kv_stride;
-        const float *const cosines = s->rope_cos + t * n_pairs;
-        const float *const sines = s->rope_sin + t * n_pairs;
-        for (uint32_t h = 0; n_pairs > 0 && h < c->n_heads; h++)
-            rope(q + (size_t)h * c->head_dim, cosines, sines, n_pairs);
-        for (uint32_t h = 0; h < c->n_kv_heads; h++) {
-            const size_t off = (size_t)h * c->head_dim;
-            if (n_pairs > 0)
-                rope(key + off, cosines, sines, n_pairs);
-            qsf_kvcache_store(job->kv, k, job->layer, h, job->first_position + (uint32_t)t,
-                              key + off, value + off);
-        }
-    }
-}
-
-void qsf_ops_rope_and_store(qsf_ops *o, qsf_kvcache *kv, uint32_t layer, uint32_t first_position)
-{
-    attention_job job = {o, kv, layer, first_position};
-    const size_t work = o->config->q_dim + 2 * (size_t)o->config->kv_dim;
-    qsf_pool_run(o->pool, o->n_tokens, piece_of(work), rope_and_store_rows, &job);
-}
-
-/* Item i is head i % n_heads of token i / n_heads. */
-static void attend_items(void *arg, size_t begin, size_t end, size_t worker_idx)
-{
-    const attention_job *const job = arg;
-    const qsf_config *const c = job->ops->config;
-    const qsf_scratch *const s = job->ops->scratch;
-    const uint32_t heads_per_kv = c->n_heads / c->n_kv_heads;
-    const float scale = 1.0f / sqrtf((float)c->head_dim);
-    qsf_attend_fn *const attend =
-        job->kv->is_f32 ? job->ops->kernels->attend_f32 : job->ops->kernels->attend_f16;
-    for (size_t i = begin; i < end; i++) {
-        const size_t t = i / c->n_heads;
-        const uint32_t head = (uint32_t)(i % c->n_heads);
-        const size_t past_end = (size_t)job->first_position + t + 1;
-        const size_t first =
-            c->window_tokens != 0 && past_end > c->window_tokens ? past_end - c->window_tokens : 0;
-        const size_t off = (size_t)head * c->head_dim;
-        attend(s->q + t * s->q_stride + off,
-               qsf_kvcache_k_pages(job->kv, job->layer, head / heads_per_kv),
-               qsf_kvcache_v_pages(job->kv, job->layer, head / heads_per_kv), c->head_dim, first,
-               past_end, scale, s->scores + worker_idx * s->score_stride,
-               s->attended + t * s->q_stride + off);
-    }
-}
-
-void qsf_ops_attend(qsf_ops *o, const qsf_kvcache *kv, uint32_t layer, uint32_t first_position)
-{
-    qsf_kvcache view = *kv;
-    attention_job job = {o, &view, layer, first_position};
-    const size_t work = ((size_t)first_position + o->n_tokens) * 2 * o->config->head_dim;
-    qsf_pool_run(o->pool, (size_t)o->n_tokens * o->config->n_heads, piece_of(work), attend_items,
-                 &job);
+    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(stride), norm_rows, &job);
 }
 
 static void activate_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
@@ -281,7 +210,8 @@ static void activate_rows(void *arg, size_t begin, size_t end, size_t worker_idx
 void qsf_ops_activate(qsf_ops *o)
 {
     /* An exponential costs about ten multiply-adds. */
-    qsf_pool_run(o->pool, o->n_tokens, piece_of(10 * o->scratch->ffn_stride), activate_rows, o);
+    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(10 * o->scratch->ffn_stride), activate_rows,
+                 o);
 }
 
 typedef struct add_job {
@@ -303,5 +233,5 @@ static void add_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 void qsf_ops_add(qsf_ops *o, float *x, const float *y, size_t stride)
 {
     add_job job = {o, x, y, stride};
-    qsf_pool_run(o->pool, o->n_tokens, piece_of(stride), add_rows, &job);
+    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(stride), add_rows, &job);
 }

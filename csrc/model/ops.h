@@ -16,7 +16,6 @@
 #include "format/stream.h"
 #include "kernels/kernels.h"
 #include "model/config.h"
-#include "model/kvcache.h"
 #include "model/scratch.h"
 #include "platform/pool.h"
 
@@ -29,6 +28,11 @@ typedef struct qsf_ops {
     bool exact;        /* f32 activations whatever the weights */
     uint32_t n_tokens; /* rows of the chunk in hand */
 } qsf_ops;
+
+/* The least number of items in a piece of a parallel loop, so that it is worth its
+ * hand-over, which costs about a microsecond: 16 KiB of weights or 16 Ki multiply-adds take
+ * about as long. */
+size_t qsf_ops_piece(size_t work_per_item);
 
 /* Copies a vector tensor of the begun unit to `out` as f32 [n_cols]; a NULL tensor
  * gives *present = false and copies nothing. */
@@ -46,12 +50,6 @@ qsf_status qsf_ops_linear(qsf_ops *o, const qsf_tensor *w, const qsf_acts *x, co
 /* out [n_tokens, stride] = norm(x [n_tokens, stride]) * weight (+ bias unless NULL). */
 void qsf_ops_norm(qsf_ops *o, const float *x, const float *weight, const float *bias, size_t stride,
                   float *out);
-
-/* Turns q and k of the chunk by their positions and stores k and v in the cache. */
-void qsf_ops_rope_and_store(qsf_ops *o, qsf_kvcache *kv, uint32_t layer, uint32_t first_position);
-
-/* attended = softmax(q . k / sqrt(head_dim)) . v for every token and head of the chunk. */
-void qsf_ops_attend(qsf_ops *o, const qsf_kvcache *kv, uint32_t layer, uint32_t first_position);
 
 /* gate = activation(gate) * up for gated models, else gate = activation(gate). */
 void qsf_ops_activate(qsf_ops *o);

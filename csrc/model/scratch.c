@@ -3,6 +3,8 @@
 #include "model/scratch.h"
 
 #include "base/checked.h"
+#include "base/dtype.h"
+#include "kernels/kernels.h"
 
 static size_t larger(size_t a, size_t b)
 {
@@ -34,6 +36,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, uint3
     s->gate = qsf_arena_push(a, n * s->ffn_stride, sizeof *s->gate);
     s->up = c->is_gated ? qsf_arena_push(a, n * s->ffn_stride, sizeof *s->up) : NULL;
     s->y = qsf_arena_push(a, n * s->dim_stride, sizeof *s->y);
+    s->positions = qsf_arena_push(a, n, sizeof *s->positions);
     s->rope_cos = qsf_arena_push(a, n * n_pairs, sizeof *s->rope_cos);
     s->rope_sin = qsf_arena_push(a, n * n_pairs, sizeof *s->rope_sin);
     s->scores = qsf_arena_push(a, n_threads * s->score_stride, sizeof *s->scores);
@@ -43,6 +46,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, uint3
     s->act_q = qsf_arena_push(a, n * widest, sizeof *s->act_q);
     s->act_q_low = qsf_arena_push(a, n * widest, sizeof *s->act_q_low);
     s->act_scale = qsf_arena_push(a, n * n_blocks, sizeof *s->act_scale);
+    s->act_sum = qsf_arena_push(a, n * n_blocks, sizeof *s->act_sum);
     s->act_scaled_sum = qsf_arena_push(a, n * n_blocks, sizeof *s->act_scaled_sum);
     s->act_fine_sum = qsf_arena_push(a, n * n_blocks, sizeof *s->act_fine_sum);
 }

@@ -29,6 +29,7 @@ typedef struct qsf_scratch {
     float *gate;           /* [chunk, ffn_stride] what goes into the down projection */
     float *up;             /* [chunk, ffn_stride]; NULL when the FFN has no gate */
     float *y;              /* [chunk, dim_stride] a block's output before the residual add */
+    uint32_t *positions;   /* [chunk] of the rows in their sequences */
     float *rope_cos;       /* [chunk, rope_dims / 2] */
     float *rope_sin;       /* [chunk, rope_dims / 2] */
     float *scores;         /* [threads, score_stride] */
@@ -37,6 +38,7 @@ typedef struct qsf_scratch {
     int8_t *act_q;         /* [chunk, widest input] */
     int8_t *act_q_low;     /* [chunk, widest input] */
     float *act_scale;      /* [chunk, widest input / 64] */
+    int32_t *act_sum;      /* [chunk, widest input / 64] */
     float *act_scaled_sum; /* [chunk, widest input / 64] */
     int32_t *act_fine_sum; /* [chunk, widest input / 64] */
 } qsf_scratch;

@@ -24,26 +24,43 @@ const char *qsf_isa_name(qsf_isa isa)
         return "scalar";
     case QSF_ISA_AVX2:
         return "avx2";
+    case QSF_ISA_AVXVNNI:
+        return "avxvnni";
     case QSF_ISA_AVX512:
         return "avx512";
+    case QSF_ISA_AMX:
+        return "amx";
+    case QSF_ISA_NEON:
+        return "neon";
+    case QSF_ISA_DOTPROD:
+        return "dotprod";
     case QSF_ISA_COUNT:
         break;
     }
     return "unknown";
 }
 
-#if !QSF_ARCH_X86
-qsf_isa qsf_isa_detect(void)
+#if !QSF_ARCH_X86 && !QSF_ARCH_ARM
+bool qsf_isa_has(qsf_isa isa)
 {
-    return QSF_ISA_SCALAR;
+    return isa == QSF_ISA_SCALAR;
 }
 #endif
 
-/* "scalar avx2": the levels up to `highest`. */
-static void list_levels(char *text, size_t cap_bytes, qsf_isa highest)
+qsf_isa qsf_isa_detect(void)
+{
+    int level = QSF_ISA_COUNT - 1;
+    while (!qsf_isa_has((qsf_isa)level))
+        level--;
+    return (qsf_isa)level;
+}
+
+void qsf_isa_list(char *text, size_t cap_bytes)
 {
     size_t used_bytes = 0;
-    for (int level = 0; level <= (int)highest && used_bytes < cap_bytes; level++) {
+    for (int level = 0; level < QSF_ISA_COUNT && used_bytes < cap_bytes; level++) {
+        if (!qsf_isa_has((qsf_isa)level))
+            continue;
         const int n_bytes = snprintf(text + used_bytes, cap_bytes - used_bytes, "%s%s",
                                      level > 0 ? " " : "", qsf_isa_name((qsf_isa)level));
         used_bytes += n_bytes > 0 ? (size_t)n_bytes : 0;
@@ -52,17 +69,16 @@ static void list_levels(char *text, size_t cap_bytes, qsf_isa highest)
 
 qsf_status qsf_isa_choose(qsf_isa *out)
 {
-    const qsf_isa highest = qsf_isa_detect();
     const char *const wanted = getenv("QSF_ISA");
-    *out = highest;
+    *out = qsf_isa_detect();
     if (wanted == NULL || *wanted == '\0')
         return QSF_OK;
     char available[64];
-    list_levels(available, sizeof available, highest);
+    qsf_isa_list(available, sizeof available);
     for (int level = 0; level < (int)QSF_ISA_COUNT; level++) {
         if (strcmp(wanted, qsf_isa_name((qsf_isa)level)) != 0)
             continue;
-        if (level > (int)highest)
+        if (!qsf_isa_has((qsf_isa)level))
             return QSF_FAIL(QSF_ERR_ARG, "QSF_ISA is \"%s\", which this machine lacks; it has: %s",
                             wanted, available);
         *out = (qsf_isa)level;

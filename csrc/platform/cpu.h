@@ -1,13 +1,17 @@
 /* cpu.h - which instruction sets this machine has, which one to use, and how to
  * compile a function for one of them.
  *
- * Levels exist in the world as bundles: avx2 is with FMA and F16C; avx512 is F, BW,
- * VL, DQ and VNNI. The environment variable QSF_ISA forces a level.
+ * Levels exist in the world as bundles: avx2 is with FMA and F16C; avxvnni is 256 bits
+ * wide; avx512 is F, BW, VL, DQ and VNNI; amx is tiles of int8, granted by the operating
+ * system; neon is every 64-bit ARM, dotprod its SDOT. The environment variable QSF_ISA
+ * forces a level.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_CPU_H
 #define QSF_PLATFORM_CPU_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "include/qsf.h"
@@ -37,19 +41,30 @@
 #define QSF_TARGET_END _Pragma("GCC pop_options")
 #endif
 
-/* Ascending: a level includes those below it on the same architecture. */
+/* Ascending in speed on each architecture. A level includes those below it, but avxvnni
+ * is only beside avx512: a machine may have either without the other. */
 typedef enum qsf_isa {
     QSF_ISA_SCALAR = 0,
     QSF_ISA_AVX2 = 1,
-    QSF_ISA_AVX512 = 2,
-    QSF_ISA_COUNT = 3
+    QSF_ISA_AVXVNNI = 2,
+    QSF_ISA_AVX512 = 3,
+    QSF_ISA_AMX = 4,
+    QSF_ISA_NEON = 5,
+    QSF_ISA_DOTPROD = 6,
+    QSF_ISA_COUNT = 7
 } qsf_isa;
 
-/* Never NULL: "scalar", "avx2", "avx512". */
+/* Never NULL: "scalar", "avx2", "avxvnni", "avx512", "amx", "neon", "dotprod". */
 const char *qsf_isa_name(qsf_isa isa);
 
-/* The highest level of this machine, operating system support included. */
+/* Does this machine have a level, operating system support included? */
+bool qsf_isa_has(qsf_isa isa);
+
+/* The highest level of this machine. */
 qsf_isa qsf_isa_detect(void);
+
+/* "scalar avx2 ...": the levels of this machine, cut short at cap_bytes. */
+void qsf_isa_list(char *text, size_t cap_bytes);
 
 /* The level to use: QSF_ISA if set, else the detected one. QSF_ERR_ARG when QSF_ISA
  * names an unknown level or one this machine lacks; the text lists those it has. */

@@ -7,21 +7,44 @@
 #include <cpuid.h>
 #include <stdbool.h>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 /* cpuid leaf 1, ecx */
 #define LEAF1_ECX_FMA (1U << 12)
 #define LEAF1_ECX_OSXSAVE (1U << 27)
 #define LEAF1_ECX_AVX (1U << 28)
 #define LEAF1_ECX_F16C (1U << 29)
-/* cpuid leaf 7, ebx and ecx */
+/* cpuid leaf 7, ebx, ecx and edx */
 #define LEAF7_EBX_AVX2 (1U << 5)
 #define LEAF7_EBX_AVX512F (1U << 16)
 #define LEAF7_EBX_AVX512DQ (1U << 17)
 #define LEAF7_EBX_AVX512BW (1U << 30)
 #define LEAF7_EBX_AVX512VL (1U << 31)
 #define LEAF7_ECX_AVX512VNNI (1U << 11)
-/* Registers that the operating system saves: xmm and ymm; those and k, zmm0-15, zmm16-31. */
+#define LEAF7_EDX_AMX_TILE (1U << 24)
+#define LEAF7_EDX_AMX_INT8 (1U << 25)
+/* cpuid leaf 7, subleaf 1, eax */
+#define LEAF7_1_EAX_AVXVNNI (1U << 4)
+/* Registers that the operating system saves: xmm and ymm; those and k, zmm0-15, zmm16-31; tiles. */
 #define XCR0_YMM 0x06U
 #define XCR0_ZMM 0xE6U
+#define XCR0_TILES 0x60000U
+/* Linux grants the state of the tiles to a process that asks for it. */
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+
+/* What cpuid and xgetbv say, in the registers they say it in. */
+typedef struct cpu_facts {
+    unsigned leaf1_ecx;
+    unsigned leaf7_ebx;
+    unsigned leaf7_ecx;
+    unsigned leaf7_edx;
+    unsigned leaf7_1_eax;
+    unsigned xcr0;
+} cpu_facts;
 
 static bool has_all(unsigned have, unsigned want)
 {
@@ -39,28 +62,71 @@ static unsigned read_xcr0(void)
     return low;
 }
 
-qsf_isa qsf_isa_detect(void)
+static cpu_facts look(void)
 {
-    unsigned eax;
-    unsigned ebx;
-    unsigned ecx;
-    unsigned edx;
-    if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0)
-        return QSF_ISA_SCALAR;
-    if (!has_all(ecx, LEAF1_ECX_OSXSAVE | LEAF1_ECX_AVX | LEAF1_ECX_FMA | LEAF1_ECX_F16C))
-        return QSF_ISA_SCALAR;
-    const unsigned xcr0 = read_xcr0();
-    if (!has_all(xcr0, XCR0_YMM))
-        return QSF_ISA_SCALAR;
-    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || !has_all(ebx, LEAF7_EBX_AVX2))
-        return QSF_ISA_SCALAR;
-    if (!has_all(xcr0, XCR0_ZMM))
-        return QSF_ISA_AVX2;
-    if (!has_all(ebx, LEAF7_EBX_AVX512F | LEAF7_EBX_AVX512DQ | LEAF7_EBX_AVX512BW |
-                          LEAF7_EBX_AVX512VL) ||
-        !has_all(ecx, LEAF7_ECX_AVX512VNNI))
-        return QSF_ISA_AVX2;
-    return QSF_ISA_AVX512;
+    cpu_facts f = {0};
+    unsigned eax = 0;
+    unsigned ebx = 0;
+    unsigned ecx = 0;
+    unsigned edx = 0;
+    if (__get_cpuid(1, &eax, &ebx, &f.leaf1_ecx, &edx) == 0)
+        return f;
+    if (has_all(f.leaf1_ecx, LEAF1_ECX_OSXSAVE))
+        f.xcr0 = read_xcr0();
+    if (__get_cpuid_count(7, 0, &eax, &f.leaf7_ebx, &f.leaf7_ecx, &f.leaf7_edx) != 0 && eax >= 1)
+        (void)__get_cpuid_count(7, 1, &f.leaf7_1_eax, &ebx, &ecx, &edx);
+    return f;
+}
+
+static bool has_avx2(const cpu_facts *f)
+{
+    return has_all(f->leaf1_ecx, LEAF1_ECX_AVX | LEAF1_ECX_FMA | LEAF1_ECX_F16C) &&
+           has_all(f->leaf7_ebx, LEAF7_EBX_AVX2) && has_all(f->xcr0, XCR0_YMM);
+}
+
+static bool has_avx512(const cpu_facts *f)
+{
+    return has_avx2(f) && has_all(f->xcr0, XCR0_ZMM) &&
+           has_all(f->leaf7_ebx, LEAF7_EBX_AVX512F | LEAF7_EBX_AVX512DQ | LEAF7_EBX_AVX512BW |
+                                     LEAF7_EBX_AVX512VL) &&
+           has_all(f->leaf7_ecx, LEAF7_ECX_AVX512VNNI);
+}
+
+static bool may_use_tiles(void)
+{
+#if defined(__linux__)
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+    return false;
+#endif
+}
+
+static bool has_amx(const cpu_facts *f)
+{
+    return has_avx512(f) && has_all(f->xcr0, XCR0_TILES) &&
+           has_all(f->leaf7_edx, LEAF7_EDX_AMX_TILE | LEAF7_EDX_AMX_INT8) && may_use_tiles();
+}
+
+bool qsf_isa_has(qsf_isa isa)
+{
+    const cpu_facts f = look();
+    switch (isa) {
+    case QSF_ISA_SCALAR:
+        return true;
+    case QSF_ISA_AVX2:
+        return has_avx2(&f);
+    case QSF_ISA_AVXVNNI:
+        return has_avx2(&f) && has_all(f.leaf7_1_eax, LEAF7_1_EAX_AVXVNNI);
+    case QSF_ISA_AVX512:
+        return has_avx512(&f);
+    case QSF_ISA_AMX:
+        return has_amx(&f);
+    case QSF_ISA_NEON:
+    case QSF_ISA_DOTPROD:
+    case QSF_ISA_COUNT:
+        break;
+    }
+    return false;
 }
 
 #endif

@@ -256,8 +256,8 @@ static void check_dtypes(void)
         CHECK(!qsf_dtype_is_quantised(unknown[i]));
     }
     CHECK_EQ(QSF_TILE_MINS_OFF, QSF_TILE_SCALES_OFF + 2 * QSF_TILE_ROWS);
-    CHECK_EQ(QSF_TILE_4BIT_CODES_OFF, QSF_TILE_MINS_OFF + 2 * QSF_TILE_ROWS);
-    CHECK_EQ(QSF_TILE_8BIT_CODES_OFF, QSF_TILE_SCALES_OFF + 2 * QSF_TILE_ROWS);
+    CHECK_EQ(QSF_TILE_CODES_OFF(true), QSF_TILE_MINS_OFF + 2 * QSF_TILE_ROWS);
+    CHECK_EQ(QSF_TILE_CODES_OFF(false), QSF_TILE_SCALES_OFF + 2 * QSF_TILE_ROWS);
 }
 
 static void *fail_elsewhere(void *arg)

@@ -34,16 +34,16 @@ static void dot_avx512(const int8_t *x, int32_t *sums)
 }
 QSF_TARGET_END
 
-static void check_targets(qsf_isa highest)
+static void check_targets(void)
 {
-    if (highest >= QSF_ISA_AVX2) {
+    if (qsf_isa_has(QSF_ISA_AVX2)) {
         const int32_t a[8] = {1, 2, 3, 4, 5, 6, 7, 8};
         int32_t sum[8];
         add_avx2(a, a, sum);
         for (int i = 0; i < 8; i++)
             CHECK_EQ(sum[i], 2 * (i + 1));
     }
-    if (highest >= QSF_ISA_AVX512) {
+    if (qsf_isa_has(QSF_ISA_AVX512)) {
         int8_t x[64];
         int32_t sums[16];
         for (int i = 0; i < 64; i++)
@@ -55,28 +55,31 @@ static void check_targets(qsf_isa highest)
 }
 
 /* The compiler's run-time library looks at the processor in its own way. */
-static qsf_isa level_by_compiler(void)
+static void check_by_compiler(void)
 {
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-        return QSF_ISA_SCALAR;
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                   __builtin_cpu_supports("avx512vnni")
-               ? QSF_ISA_AVX512
-               : QSF_ISA_AVX2;
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool has_avx512 =
+        has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vnni");
+    CHECK(qsf_isa_has(QSF_ISA_AVX2) == has_avx2);
+    CHECK(qsf_isa_has(QSF_ISA_AVX512) == has_avx512);
+    CHECK(has_avx2 || !qsf_isa_has(QSF_ISA_AVXVNNI));
+    CHECK(has_avx512 || !qsf_isa_has(QSF_ISA_AMX));
+    CHECK(!qsf_isa_has(QSF_ISA_NEON));
 }
 
 #else
 
-static void check_targets(qsf_isa highest)
+static void check_targets(void)
 {
-    CHECK_EQ(highest, QSF_ISA_SCALAR);
 }
 
-static qsf_isa level_by_compiler(void)
+static void check_by_compiler(void)
 {
-    return QSF_ISA_SCALAR;
+    CHECK(!qsf_isa_has(QSF_ISA_AVX2) && !qsf_isa_has(QSF_ISA_AMX));
+    CHECK(qsf_isa_has(QSF_ISA_NEON) == QSF_ARCH_ARM);
 }
 
 #endif
@@ -94,7 +97,7 @@ static void check_choice(qsf_isa highest)
     for (int level = 0; level < (int)QSF_ISA_COUNT; level++) {
         const char *const name = qsf_isa_name((qsf_isa)level);
         CHECK_EQ(setenv("QSF_ISA", name, 1), 0);
-        if (level <= (int)highest) {
+        if (qsf_isa_has((qsf_isa)level)) {
             isa = QSF_ISA_COUNT;
             CHECK_OK(qsf_isa_choose(&isa));
             CHECK_EQ(isa, level);
@@ -106,7 +109,17 @@ static void check_choice(qsf_isa highest)
     }
 }
 
-static void check_unknown(qsf_isa highest)
+/* Is `word` one of the words of `list`, which blanks separate? "avx2" is not in " avx512". */
+static bool has_word(const char *list, const char *word)
+{
+    const size_t n = strlen(word);
+    for (const char *at = strstr(list, word); at != NULL; at = strstr(at + 1, word))
+        if (at[-1] == ' ' && (at[n] == ' ' || at[n] == '\0'))
+            return true;
+    return false;
+}
+
+static void check_unknown(void)
 {
     static const char *const unknown[] = {
         "sse9",    "AVX2",        "avx",
@@ -121,7 +134,7 @@ static void check_unknown(qsf_isa highest)
         if (!CHECK(list != NULL))
             continue;
         for (int level = 0; level < (int)QSF_ISA_COUNT; level++)
-            CHECK((strstr(list, qsf_isa_name((qsf_isa)level)) != NULL) == (level <= (int)highest));
+            CHECK(has_word(list, qsf_isa_name((qsf_isa)level)) == qsf_isa_has((qsf_isa)level));
     }
     CHECK_EQ(unsetenv("QSF_ISA"), 0);
 }
@@ -130,7 +143,11 @@ static void check_names(void)
 {
     CHECK_STR(qsf_isa_name(QSF_ISA_SCALAR), "scalar");
     CHECK_STR(qsf_isa_name(QSF_ISA_AVX2), "avx2");
+    CHECK_STR(qsf_isa_name(QSF_ISA_AVXVNNI), "avxvnni");
     CHECK_STR(qsf_isa_name(QSF_ISA_AVX512), "avx512");
+    CHECK_STR(qsf_isa_name(QSF_ISA_AMX), "amx");
+    CHECK_STR(qsf_isa_name(QSF_ISA_NEON), "neon");
+    CHECK_STR(qsf_isa_name(QSF_ISA_DOTPROD), "dotprod");
     CHECK_STR(qsf_isa_name(QSF_ISA_COUNT), "unknown");
 }
 
@@ -161,11 +178,12 @@ static void check_core_count(void)
 int main(void)
 {
     const qsf_isa highest = qsf_isa_detect();
-    CHECK_EQ(highest, level_by_compiler());
+    CHECK(qsf_isa_has(highest) && qsf_isa_has(QSF_ISA_SCALAR) && !qsf_isa_has(QSF_ISA_COUNT));
+    check_by_compiler();
     check_names();
     check_choice(highest);
-    check_unknown(highest);
-    check_targets(highest);
+    check_unknown();
+    check_targets();
     check_core_count();
     return check_report("check_isa");
 }

@@ -344,17 +344,20 @@ typedef struct quantised {
     output q;
     output q_low;
     output scale;
+    output sum;
     output scaled_sum;
     output fine_sum;
 } quantised;
 
 static quantised run_quantise(const qsf_kernels *k, const float *x, size_t n_blocks)
 {
-    const quantised z = {output_make(n_blocks * QSF_BLOCK), output_make(n_blocks * QSF_BLOCK),
-                         output_make(n_blocks * sizeof(float)),
-                         output_make(n_blocks * sizeof(float)),
-                         output_make(n_blocks * sizeof(int32_t))};
-    k->quantise(x, n_blocks, z.q.at, z.q_low.at, z.scale.at, z.scaled_sum.at, z.fine_sum.at);
+    const quantised z = {
+        output_make(n_blocks * QSF_BLOCK),     output_make(n_blocks * QSF_BLOCK),
+        output_make(n_blocks * sizeof(float)), output_make(n_blocks * sizeof(int32_t)),
+        output_make(n_blocks * sizeof(float)), output_make(n_blocks * sizeof(int32_t))};
+    const qsf_act_row row = {z.q.at,   z.q_low.at,      z.scale.at,
+                             z.sum.at, z.scaled_sum.at, z.fine_sum.at};
+    k->quantise(x, n_blocks, &row);
     return z;
 }
 
@@ -363,13 +366,18 @@ static void quantised_free(quantised *z)
     free(z->q.block);
     free(z->q_low.block);
     free(z->scale.block);
+    free(z->sum.block);
     free(z->scaled_sum.block);
     free(z->fine_sum.block);
 }
 
-static void check_quantised_block(const float *x, const int8_t *q, const int8_t *q_low, float scale,
-                                  float scaled_sum, int32_t fine_sum)
+/* Block b of a row: x [64] */
+static void check_quantised_block(const float *x, const quantised *z, size_t b)
 {
+    const int8_t *const q = (const int8_t *)z->q.at + b * QSF_BLOCK;
+    const int8_t *const q_low = (const int8_t *)z->q_low.at + b * QSF_BLOCK;
+    const float scale = ((const float *)z->scale.at)[b];
+    const float scaled_sum = ((const float *)z->scaled_sum.at)[b];
     float amax = 0.0F;
     for (size_t i = 0; i < QSF_BLOCK; i++)
         amax = isnan(x[i]) || isnan(amax) ? NAN : fmaxf(amax, fabsf(x[i]));
@@ -386,7 +394,8 @@ static void check_quantised_block(const float *x, const int8_t *q, const int8_t 
         fine_total += fine;
     }
     CHECK(all_right);
-    CHECK(fine_sum == fine_total);
+    CHECK(((const int32_t *)z->sum.at)[b] == total);
+    CHECK(((const int32_t *)z->fine_sum.at)[b] == fine_total);
     CHECK(isnan(amax) ? isnan(scale) : scale == amax / 127.0F);
     CHECK(isnan(amax) || isinf(amax) ? isnan(scaled_sum) : scaled_sum == scale * (float)total);
 }
@@ -403,17 +412,15 @@ static void check_quantise(size_t n_blocks, fill how)
         }
     quantised want = run_quantise(&scalar, x, n_blocks);
     for (size_t b = 0; b < n_blocks; b++)
-        check_quantised_block(
-            x + b * QSF_BLOCK, (const int8_t *)want.q.at + b * QSF_BLOCK,
-            (const int8_t *)want.q_low.at + b * QSF_BLOCK, ((const float *)want.scale.at)[b],
-            ((const float *)want.scaled_sum.at)[b], ((const int32_t *)want.fine_sum.at)[b]);
+        check_quantised_block(x + b * QSF_BLOCK, &want, b);
     for (size_t i = 0; i < n_levels; i++) {
         quantised have = run_quantise(&levels[i], x, n_blocks);
         CHECK_BYTES(want.q.at, have.q.at, want.q.n_bytes);
         CHECK_BYTES(want.q_low.at, have.q_low.at, want.q_low.n_bytes);
+        CHECK_BYTES(want.sum.at, have.sum.at, want.sum.n_bytes);
         CHECK_BYTES(want.fine_sum.at, have.fine_sum.at, want.fine_sum.n_bytes);
         CHECK(output_guards_intact(&have.q) && output_guards_intact(&have.q_low));
-        CHECK(output_guards_intact(&have.fine_sum));
+        CHECK(output_guards_intact(&have.sum) && output_guards_intact(&have.fine_sum));
         check_outputs(&want.scale, &have.scale, levels[i].isa_name, "quantise: scale");
         check_outputs(&want.scaled_sum, &have.scaled_sum, levels[i].isa_name,
                       "quantise: scaled_sum");
@@ -445,7 +452,8 @@ static void check_kv_store(const qsf_kernels *k, bool is_f16, size_t head_dim, s
         memcpy((char *)k_want.at + (d * 32 + slot) * elem_bytes, k_from, elem_bytes);
         memcpy((char *)v_want.at + (slot * head_dim + d) * elem_bytes, v_from, elem_bytes);
     }
-    (is_f16 ? k->kv_store_f16 : k->kv_store_f32)(key, value, head_dim, slot, k_page.at, v_page.at);
+    (is_f16 ? k->k_store_f16 : k->k_store_f32)(key, head_dim, slot, k_page.at);
+    (is_f16 ? k->v_store_f16 : k->v_store_f32)(value, head_dim, slot, v_page.at);
     const bool same_k = CHECK_BYTES(k_want.at, k_page.at, k_page.n_bytes);
     const bool same_v = CHECK_BYTES(v_want.at, v_page.at, v_page.n_bytes);
     if (!CHECK(same_k && same_v && output_guards_intact(&k_page) && output_guards_intact(&v_page)))
@@ -485,7 +493,8 @@ static void check_every_half(const qsf_kernels *k)
         bool same = true;
         for (uint32_t i = 0; i < N; i++)
             value[i] = qsf_half_to_float((uint16_t)(first + i));
-        k->kv_store_f16(value, value, N, 0, key_page, page);
+        k->k_store_f16(value, N, 0, key_page);
+        k->v_store_f16(value, N, 0, page);
         for (uint32_t i = 0; i < N; i++) {
             const uint32_t half = first + i;
             const bool is_nan = (half & 0x7FFF) > 0x7C00; /* becomes quiet */

@@ -85,10 +85,14 @@ static cache cache_make(bool is_f16, size_t head_dim, size_t first, size_t end, 
             memset(c.v_pages[i], 0xFF, page_bytes);
         }
     }
-    for (size_t p = first; p < end; p++)
-        (is_f16 ? scalar.kv_store_f16 : scalar.kv_store_f32)(
-            c.k + p * head_dim, c.v + p * head_dim, head_dim, p % QSF_KV_PAGE_TOKENS,
-            c.k_pages[p / QSF_KV_PAGE_TOKENS], c.v_pages[p / QSF_KV_PAGE_TOKENS]);
+    for (size_t p = first; p < end; p++) {
+        const size_t page = p / QSF_KV_PAGE_TOKENS;
+        const size_t slot = p % QSF_KV_PAGE_TOKENS;
+        (is_f16 ? scalar.k_store_f16 : scalar.k_store_f32)(c.k + p * head_dim, head_dim, slot,
+                                                           c.k_pages[page]);
+        (is_f16 ? scalar.v_store_f16 : scalar.v_store_f32)(c.v + p * head_dim, head_dim, slot,
+                                                           c.v_pages[page]);
+    }
     return c;
 }
 

@@ -5,7 +5,9 @@
 #include "base/half.h"
 #include "kernel_data.h"
 
-static const qsf_dtype dtypes[] = {QSF_DTYPE_4BIT, QSF_DTYPE_8BIT, QSF_DTYPE_F16, QSF_DTYPE_F32};
+static const qsf_dtype dtypes[] = {
+    QSF_DTYPE_2BIT_SYM, QSF_DTYPE_2BIT,          QSF_DTYPE_3BIT, QSF_DTYPE_4BIT, QSF_DTYPE_4BIT_SYM,
+    QSF_DTYPE_TERNARY,  QSF_DTYPE_TERNARY_DENSE, QSF_DTYPE_8BIT, QSF_DTYPE_F16,  QSF_DTYPE_F32};
 
 static qsf_kernels scalar;
 static qsf_kernels levels[QSF_ISA_COUNT];
@@ -24,6 +26,7 @@ typedef struct problem {
     int8_t *q;            /* [n_tokens, n_blocks * 64] */
     int8_t *q_low;        /* [n_tokens, n_blocks * 64] */
     float *scale;         /* [n_tokens, n_blocks] */
+    int32_t *sum;         /* [n_tokens, n_blocks] */
     float *scaled_sum;    /* [n_tokens, n_blocks] */
     int32_t *fine_sum;    /* [n_tokens, n_blocks] */
     qsf_acts acts;        /* of these only what the form may read, the others NULL */
@@ -69,7 +72,7 @@ static unsigned char random_code(fill how)
 static void fill_tile(unsigned char *tile, qsf_dtype dtype, fill how)
 {
     const size_t n_bytes = qsf_dtype_tile_bytes(dtype);
-    const size_t n_halves = dtype == QSF_DTYPE_4BIT ? 32 : dtype == QSF_DTYPE_8BIT ? 16 : 1024;
+    const size_t n_halves = dtype == QSF_DTYPE_F16 ? 1024 : qsf_dtype_has_min(dtype) ? 32 : 16;
     if (dtype == QSF_DTYPE_F32) {
         float values[1024];
         fill_floats(values, 1024, how);
@@ -113,15 +116,15 @@ static void fill_acts(problem *p)
     fill_floats(p->f32, n_blocks * QSF_BLOCK, p->how);
     fill_floats(p->scale, n_blocks, p->how);
     for (size_t b = 0; b < n_blocks; b++) {
-        int32_t sum = 0;
+        p->sum[b] = 0;
         p->fine_sum[b] = 0;
         for (size_t i = b * QSF_BLOCK; i < (b + 1) * QSF_BLOCK; i++) {
             p->q[i] = random_q(p->how);
             p->q_low[i] = random_q_low(p->how, p->q[i]);
-            sum += p->q[i];
+            p->sum[b] += p->q[i];
             p->fine_sum[b] += 256 * p->q[i] + p->q_low[i];
         }
-        p->scaled_sum[b] = p->scale[b] * (float)sum;
+        p->scaled_sum[b] = p->scale[b] * (float)p->sum[b];
     }
 }
 
@@ -144,6 +147,7 @@ static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_toke
     p.q = exact_alloc(n_all * QSF_BLOCK);
     p.q_low = exact_alloc(n_all * QSF_BLOCK);
     p.scale = exact_floats(n_all);
+    p.sum = exact_alloc(n_all * sizeof *p.sum);
     p.scaled_sum = exact_floats(n_all);
     p.fine_sum = exact_alloc(n_all * sizeof *p.fine_sum);
     fill_acts(&p);
@@ -157,8 +161,10 @@ static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_toke
     if (p.acts.q != NULL && dtype == QSF_DTYPE_8BIT) {
         p.acts.q_low = p.q_low;
         p.acts.fine_sum = p.fine_sum;
-    } else if (p.acts.q != NULL) {
+    } else if (p.acts.q != NULL && qsf_dtype_has_min(dtype)) {
         p.acts.scaled_sum = p.scaled_sum;
+    } else if (p.acts.q != NULL) {
+        p.acts.sum = p.sum;
     }
     return p;
 }
@@ -170,6 +176,7 @@ static void problem_free(problem *p)
     free(p->q);
     free(p->q_low);
     free(p->scale);
+    free(p->sum);
     free(p->scaled_sum);
     free(p->fine_sum);
 }
@@ -212,21 +219,73 @@ static double half_at(const unsigned char *tile, size_t idx)
     return (double)qsf_half_to_float((uint16_t)(tile[2 * idx] | tile[2 * idx + 1] << 8));
 }
 
+static weight with_min(const unsigned char *tile, size_t r, double code)
+{
+    return (weight){code, half_at(tile, r), half_at(tile, 16 + r)};
+}
+
+static weight without_min(const unsigned char *tile, size_t r, double code)
+{
+    return (weight){code, half_at(tile, r), 0.0};
+}
+
+/* 4^b: what a byte is divided by to bring its b-th pair of bits to the end */
+static unsigned two_bits(size_t b)
+{
+    return 1U << 2 * b;
+}
+
+/* byte / 256 as a fraction in base 3: digit k after the point. Multiplying by 3 brings the
+ * next digit before the point, where it is cut off. */
+static unsigned trit_of(unsigned byte, size_t k)
+{
+    unsigned digit = 0;
+    for (size_t i = 0; i <= k; i++) {
+        digit = byte * 3 / 256;
+        byte = byte * 3 % 256;
+    }
+    return digit;
+}
+
 static weight weight_at(const unsigned char *tile, qsf_dtype dtype, size_t r, size_t c)
 {
-    if (dtype == QSF_DTYPE_4BIT) {
-        const size_t p = c < 32 ? c / 4 : (c - 32) / 4;
-        const unsigned byte = tile[64 + p * 64 + r * 4 + c % 4];
-        return (weight){c < 32 ? byte % 16 : byte / 16, half_at(tile, r), half_at(tile, 16 + r)};
+    const size_t g = c / 4; /* group of columns */
+    const size_t at = r * 4 + c % 4;
+    switch (dtype) {
+    case QSF_DTYPE_2BIT_SYM:
+        return without_min(tile, r, tile[32 + g % 4 * 64 + at] / two_bits(g / 4) % 4 - 1.5);
+    case QSF_DTYPE_2BIT:
+        return with_min(tile, r, tile[64 + g % 4 * 64 + at] / two_bits(g / 4) % 4);
+    case QSF_DTYPE_3BIT: {
+        const unsigned low = tile[64 + g % 4 * 64 + at] / two_bits(g / 4) % 4;
+        const unsigned high = tile[320 + g % 4 / 2 * 64 + at] >> (g % 2 * 4 + g / 4);
+        return with_min(tile, r, low + high % 2 * 4);
     }
-    if (dtype == QSF_DTYPE_8BIT)
-        return (weight){(double)tile[32 + (c / 4) * 64 + r * 4 + c % 4] - 128.0, half_at(tile, r),
-                        0.0};
-    if (dtype == QSF_DTYPE_F16)
+    case QSF_DTYPE_4BIT:
+        return with_min(tile, r, tile[64 + g % 8 * 64 + at] / (g < 8 ? 1 : 16) % 16);
+    case QSF_DTYPE_4BIT_SYM:
+        return without_min(tile, r, tile[32 + g % 8 * 64 + at] / (g < 8 ? 1 : 16) % 16 - 8.0);
+    case QSF_DTYPE_TERNARY:
+        return without_min(tile, r, tile[32 + g % 4 * 64 + at] / two_bits(g / 4) % 4 - 1.0);
+    case QSF_DTYPE_TERNARY_DENSE: {
+        const unsigned byte = g < 15 ? tile[32 + g / 5 * 64 + at] : tile[224 + r];
+        return without_min(tile, r, trit_of(byte, g < 15 ? g % 5 : c % 4) - 1.0);
+    }
+    case QSF_DTYPE_8BIT:
+        return without_min(tile, r, (double)tile[32 + g * 64 + at] - 128.0);
+    case QSF_DTYPE_F16:
         return (weight){1.0, half_at(tile, c * 16 + r), 0.0};
-    float value;
-    memcpy(&value, tile + 4 * (c * 16 + r), sizeof value);
-    return (weight){1.0, (double)value, 0.0};
+    case QSF_DTYPE_F32: {
+        float value;
+        memcpy(&value, tile + 4 * (c * 16 + r), sizeof value);
+        return (weight){1.0, (double)value, 0.0};
+    }
+    case QSF_DTYPE_MIXED:
+    case QSF_DTYPE_COUNT:
+        break;
+    }
+    CHECK(!"a type that no tensor has");
+    return (weight){0};
 }
 
 /* The exact output of row `row`, token t, and how far the float one may be off. With u = half
@@ -335,7 +394,7 @@ static void check_dequant_row(const qsf_kernels *k, qsf_dtype dtype, fill how, s
             const unsigned char *const tile = p.tiles + c / QSF_BLOCK * qsf_dtype_tile_bytes(dtype);
             const weight w = weight_at(tile, dtype, row, c % QSF_BLOCK);
             const double product = w.code * w.scale;
-            ((float *)want.at)[c] = (float)(dtype == QSF_DTYPE_4BIT ? product + w.min : product);
+            ((float *)want.at)[c] = (float)(qsf_dtype_has_min(dtype) ? product + w.min : product);
         }
         k->dequant_row[dtype](p.tiles, n_blocks, row, have.at);
         check_outputs(&want, &have, k->isa_name, "dequant_row (scalar: the formula)");

@@ -115,9 +115,6 @@ static void check_refused_tensors(void)
     tiny_model_build(&file, &llama);
     qsf_store_u16(entry_of(1, QSF_TENSOR_Q) + 18, 1); /* an expert's number */
     refuse(QSF_ERR_FORMAT, "unit 1 has no q");
-    tiny_model_build(&file, &llama);
-    entry_of(1, QSF_TENSOR_V)[16] = QSF_DTYPE_4BIT_SYM; /* 544 bytes: the unit's 576, padded */
-    refuse(QSF_ERR_UNSUPPORTED, "v is stored as 4bit-sym");
 }
 
 static void check_refused_kinds(void)

@@ -19,7 +19,6 @@ typedef struct opened {
     qsf_ledger ledger;
     qsf_reader reader;
     qsf_config config;
-    qsf_kernels kernels;
     qsf_layer layers[TINY_LAYERS];
     qsf_ends ends;
 } opened;
@@ -33,10 +32,9 @@ static bool open_model(opened *o, const tiny_model *model)
     if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
         return false;
     qsf_ledger_init(&o->ledger, UINT64_MAX);
-    qsf_kernels_init(&o->kernels, QSF_ISA_SCALAR);
     if (!CHECK_OK(qsf_reader_open(&o->reader, &o->ledger, path, -1)))
         return false;
-    return CHECK_OK(qsf_config_init(&o->config, &o->reader, &o->kernels, o->layers, &o->ends));
+    return CHECK_OK(qsf_config_init(&o->config, &o->reader, o->layers, &o->ends));
 }
 
 static void close_model(opened *o)

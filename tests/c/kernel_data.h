@@ -179,7 +179,7 @@ static inline size_t levels_here(qsf_kernels levels[QSF_ISA_COUNT])
 {
     size_t n = 0;
     for (int isa = QSF_ISA_SCALAR + 1; isa < QSF_ISA_COUNT; isa++) {
-        if (isa <= (int)qsf_isa_detect())
+        if (qsf_isa_has((qsf_isa)isa))
             qsf_kernels_init(&levels[n++], (qsf_isa)isa);
         else
             printf("SKIPPED: %s, which this machine lacks\n", qsf_isa_name((qsf_isa)isa));

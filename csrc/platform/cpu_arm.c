@@ -1,0 +1,30 @@
+/* cpu_arm.c - the instruction sets of a 64-bit ARM processor, as the system reports them. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "platform/cpu.h"
+
+#if QSF_ARCH_ARM
+
+#if defined(__linux__)
+#include <sys/auxv.h>
+#define HWCAP_BIT_ASIMDDP (1UL << 20)
+#endif
+
+static bool has_dotprod(void)
+{
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_BIT_ASIMDDP) != 0;
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return true; /* the compiler was told so: every Apple processor has it */
+#else
+    return false;
+#endif
+}
+
+bool qsf_isa_has(qsf_isa isa)
+{
+    if (isa == QSF_ISA_DOTPROD)
+        return has_dotprod();
+    return isa == QSF_ISA_SCALAR || isa == QSF_ISA_NEON;
+}
+
+#endif
