@@ -44,7 +44,7 @@ SCALES = {
     Type.Q5_K: ((0, 3.9e-5), (2, 6.0e-4)),
     Type.Q6_K: ((208, 1.5e-5),),
     Type.TQ1_0: ((52, 2.4e-2),),
-    Type.TQ2_0: ((64, 2.4e-2),),
+    Type.TQ2_0: ((64, 2.8e-2),),
 }
 
 
@@ -131,7 +131,7 @@ def random_data(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[np.g
         return np.full(tensor.dims, value, np.float32)
     data = random.integers(0, 256, n_values(tensor.byte_dims), np.uint8)
     if tensor.type == Type.TQ2_0:
-        data &= ~((data >> 1) & data & 0x55)  # of the four codes only three are in use
+        data &= ~(data & (data << 1) & 0xAA)  # of the four codes three are in use: 3 becomes 1
     blocks = data.reshape(-1, gguf.GGML_QUANT_SIZES[tensor.type][1])
     for offset, scale in SCALES[tensor.type]:
         blocks[:, offset : offset + 2] = np.array([scale], "<f2").view(np.uint8)
