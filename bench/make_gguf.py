@@ -126,7 +126,9 @@ def random_data(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[np.g
     """Return what is stored of one tensor."""
     if tensor.type == Type.F32:
         if len(tensor.dims) == 2:
-            return np.multiply(random.standard_normal(tensor.dims, np.float32), np.float32(0.02))
+            values: npt.NDArray[np.float32] = random.standard_normal(tensor.dims, np.float32)
+            values *= np.float32(0.02)
+            return values
         value = 0 if tensor.name.endswith(".bias") else 1
         return np.full(tensor.dims, value, np.float32)
     data = random.integers(0, 256, n_values(tensor.byte_dims), np.uint8)
