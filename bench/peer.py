@@ -195,8 +195,11 @@ def is_disturbed(pid: int, quiet: float, wait: Callable[[], object]) -> bool:
 
 def measure(plan: Plan, peer_python: str, quiet: float) -> Run | None:
     """Run one process; None: others disturbed it."""
+    n_waits = 0
     while quiet < 100 and is_disturbed(os.getpid(), quiet, lambda: time.sleep(0.5)):
-        pass
+        n_waits += 1
+        if n_waits % 120 == 0:
+            print(f"{plan.path}: waiting, others use the processors", file=sys.stderr)
     is_peer = plan.path.endswith(".gguf")
     command = [peer_python if is_peer else sys.executable, __file__, "--worker"]
     command.append(json.dumps(asdict(plan)))
