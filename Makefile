@@ -115,7 +115,7 @@ lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_c
 	@$(VENV)/bin/ruff format --check .
 	@rm -rf build/typed; mkdir -p build/typed; cp -R qsf tools bench build/typed/; \
 	cp -R tests/python build/typed/tests; cp -R converter build/typed/qsf/converter; \
-	cd build/typed; MYPYPATH=tests "$(CURDIR)/$(VENV)/bin/mypy" \
+	cd build/typed; MYPYPATH=tests:bench "$(CURDIR)/$(VENV)/bin/mypy" \
 		--config-file ../../pyproject.toml qsf tools/*.py bench/*.py tests/*.py \
 		| sed 's,^qsf/converter/,converter/,; s,^tests/,tests/python/,'
 	@$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
