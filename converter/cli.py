@@ -100,9 +100,7 @@ def convert_command(
     out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT")],
     quant_type: Annotated[
         str,
-        typer.Option(
-            help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}."
-        ),
+        typer.Option(help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}."),
     ] = DEFAULT_QUANT_TYPE,
     embed_type: Annotated[
         str | None,

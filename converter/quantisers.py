@@ -37,8 +37,8 @@ from qsf.converter.tiles import (
     BLOCK,
     TILE_DTYPES,
     TILE_ROWS,
-    Coded,
     CodeArray,
+    Coded,
     Float16Array,
     Float32Array,
     TileArray,
@@ -54,6 +54,7 @@ _BAND_VALUES = 1 << 18  # 1 MiB of f32: a band and its temporaries stay in a cor
 _ZERO = np.float32(0)
 # Of four even levels, in mean magnitudes: what loses least on weights of a bell shape.
 _LEVELS_APART = np.float32(1.25)
+
 
 class UnrepresentableError(ValueError):
     """A value that the type cannot hold: NaN, infinity, or too large for f16.
@@ -148,8 +149,7 @@ def quantise_rows(dtype: int, rows: Float32Array, errors: ErrorSums | None = Non
 
 
 def _fill(dtype: int, tiles: TileArray, band: Float32Array) -> Float32Array | None:
-    """Fill ``tiles`` from ``band``; return the stored values, padded, or None if one does not fit.
-    """
+    """Fill ``tiles``; return the stored values, padded, or None if one does not fit."""
     n_rows, n_cols = band.shape
     padded = _pad(band, with_copies=dtype in _SPANS)
     if dtype in (Dtype.F16, Dtype.F32):
@@ -375,6 +375,7 @@ def _code_ternary(
     values *= scales.astype(np.float32)
     return Coded(codes, scales, None), values
 
+
 def _unrepresentable(band: Float32Array, first_row: int, limit: float) -> UnrepresentableError:
     """Find what made a band fail: first what is not finite, else the largest value."""
     bad = np.argwhere(~np.isfinite(band))
@@ -387,7 +388,9 @@ def _unrepresentable(band: Float32Array, first_row: int, limit: float) -> Unrepr
 
 _SPANS: Final = {Dtype.Q3: 7, Dtype.Q4: 15}  # steps between first and last code
 
-_CODERS: Final[dict[int, Callable[[int, Float32Array, Float32Array], tuple[Coded, Float32Array]]]] = {
+_CODERS: Final[
+    dict[int, Callable[[int, Float32Array, Float32Array], tuple[Coded, Float32Array]]]
+] = {
     Dtype.Q2_SYM: _code_2bit_sym,
     Dtype.Q2: _code_2bit,
     Dtype.Q3: _code_asymmetric,
@@ -401,7 +404,7 @@ _CODERS: Final[dict[int, Callable[[int, Float32Array, Float32Array], tuple[Coded
 # What every value may be without a scale or a min that an f16 does not hold.
 _LIMITS: Final[dict[int, float]] = {
     Dtype.Q2_SYM: F16_MAX / 2,
-    Dtype.Q2: F16_MAX,
+    Dtype.Q2: F16_MAX / 4,
     Dtype.Q3: F16_MAX,
     Dtype.Q4: F16_MAX,
     Dtype.Q4_SYM: F16_MAX * 8,

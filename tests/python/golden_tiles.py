@@ -83,14 +83,14 @@ class Golden:
 _TWO_BITS = {
     "quarters": "e4e4e4e4" * 4,
     "neighbours": "0055aaff" * 4,
-    "groups": "00000000" "55555555" "aaaaaaaa" "ffffffff",
+    "groups": "0000000055555555aaaaaaaaffffffff",
 }
 
 # Codes 0, 5, 10, 15 by quarter: planes 0-3 hold the first (low) and the third, 4-7 the others.
 _FOUR_BITS = {
     "quarters": "a0a0a0a0" * 4 + "f5f5f5f5" * 4,
     "neighbours": "006699ff" * 8,  # codes 0, 6, 9, 15
-    "groups": ("ffffffff" "33333333" "cccccccc" "00000000") * 2,  # codes 15, 3, 12, 0
+    "groups": ("ffffffff33333333cccccccc00000000") * 2,  # codes 15, 3, 12, 0
 }
 
 _TERNARY = {  # values of the codes 0 1 2 0, 0 1 2 1, 2 0 1 0 with scale 3
