@@ -1,4 +1,4 @@
-"""Write a HuggingFace-style LLaMA checkpoint of a given shape with random weights.
+"""Write a HuggingFace-style LLaMA or GPT-2 checkpoint of a given shape with random weights.
 
 For measuring conversion, memory and speed on real sizes without downloading a model.
 Tensors are written one at a time, so any size fits in little memory.
@@ -23,7 +23,7 @@ MAX_SHARD_BYTES = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dimensions of a LLaMA model."""
+    """The dimensions of a model. ``family`` is the ``model_type``: llama or gpt2."""
 
     n_layers: int
     dim: int
@@ -32,17 +32,47 @@ class Shape:
     n_kv_heads: int
     n_vocab: int = 32000
     max_tokens: int = 2048
+    family: str = "llama"
 
 
 SHAPES = {
     "110m": Shape(12, 768, 2048, 12, 12),
     "1.1b": Shape(22, 2048, 5632, 32, 4),
     "7b": Shape(32, 4096, 11008, 32, 32, max_tokens=4096),
+    "gpt2": Shape(12, 768, 3072, 12, 12, n_vocab=50257, max_tokens=1024, family="gpt2"),
 }
 
 
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of every tensor, in file order."""
+    return gpt2_tensors(shape) if shape.family == "gpt2" else llama_tensors(shape)
+
+
+def gpt2_tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the tensors of GPT-2: matrices are [in, out], the head is the embedding."""
+    dim = shape.dim
+    yield "transformer.wte.weight", (shape.n_vocab, dim)
+    yield "transformer.wpe.weight", (shape.max_tokens, dim)
+    for layer in range(shape.n_layers):
+        prefix = f"transformer.h.{layer}."
+        yield prefix + "ln_1.weight", (dim,)
+        yield prefix + "ln_1.bias", (dim,)
+        yield prefix + "attn.c_attn.weight", (dim, 3 * dim)
+        yield prefix + "attn.c_attn.bias", (3 * dim,)
+        yield prefix + "attn.c_proj.weight", (dim, dim)
+        yield prefix + "attn.c_proj.bias", (dim,)
+        yield prefix + "ln_2.weight", (dim,)
+        yield prefix + "ln_2.bias", (dim,)
+        yield prefix + "mlp.c_fc.weight", (dim, shape.ffn_dim)
+        yield prefix + "mlp.c_fc.bias", (shape.ffn_dim,)
+        yield prefix + "mlp.c_proj.weight", (shape.ffn_dim, dim)
+        yield prefix + "mlp.c_proj.bias", (dim,)
+    yield "transformer.ln_f.weight", (dim,)
+    yield "transformer.ln_f.bias", (dim,)
+
+
+def llama_tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the tensors of LLaMA: matrices are [out, in]."""
     kv_dim = shape.dim // shape.n_heads * shape.n_kv_heads
     yield "model.embed_tokens.weight", (shape.n_vocab, shape.dim)
     for layer in range(shape.n_layers):
@@ -80,7 +110,7 @@ def shards(shape: Shape) -> list[list[tuple[str, tuple[int, ...]]]]:
 
 
 def write_shard(path: Path, group: list[tuple[str, tuple[int, ...]]], seed: int) -> None:
-    """Write one safetensors file of fp16 tensors: matrices normal, norms one."""
+    """Write one safetensors file of fp16 tensors: matrices normal, norms one, biases 0."""
     header: dict[str, object] = {}
     offset = 0
     for name, dims in group:
@@ -92,14 +122,47 @@ def write_shard(path: Path, group: list[tuple[str, tuple[int, ...]]], seed: int)
     random = np.random.default_rng(seed)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for _, dims in group:
+        for name, dims in group:
             if len(dims) == 1:
-                file.write(np.ones(dims, np.float16).tobytes())
+                value = 0 if name.endswith(".bias") else 1
+                file.write(np.full(dims, value, np.float16).tobytes())
                 continue
             for first in range(0, dims[0], 1024):
                 rows = min(1024, dims[0] - first)
                 values = random.standard_normal((rows, dims[1]), dtype=np.float32)
                 file.write((values * np.float32(0.02)).astype(np.float16).tobytes())
+
+
+def llama_config(shape: Shape) -> dict[str, object]:
+    """Return what ``config.json`` of a LLaMA model says."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": shape.dim,
+        "intermediate_size": shape.ffn_dim,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "max_position_embeddings": shape.max_tokens,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+
+
+def gpt2_config(shape: Shape) -> dict[str, object]:
+    """Return what ``config.json`` of a GPT-2 model says."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": shape.dim,
+        "n_inner": shape.ffn_dim,
+        "n_layer": shape.n_layers,
+        "n_head": shape.n_heads,
+        "n_positions": shape.max_tokens,
+        "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": True,
+    }
 
 
 def main() -> None:
@@ -111,20 +174,11 @@ def main() -> None:
     args = parser.parse_args()
     shape = SHAPES[args.shape]
     args.out_dir.mkdir(parents=True, exist_ok=True)
+    specific = gpt2_config(shape) if shape.family == "gpt2" else llama_config(shape)
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": shape.dim,
-        "intermediate_size": shape.ffn_dim,
-        "num_hidden_layers": shape.n_layers,
-        "num_attention_heads": shape.n_heads,
-        "num_key_value_heads": shape.n_kv_heads,
+        **specific,
+        "model_type": shape.family,
         "vocab_size": shape.n_vocab,
-        "max_position_embeddings": shape.max_tokens,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
         "bos_token_id": 0,
         "eos_token_id": 1,
         "torch_dtype": "float16",
