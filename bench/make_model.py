@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-from make_checkpoint import SHAPES as CHECKPOINT_SHAPES  # the same shapes as for other engines
-from make_checkpoint import Shape
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.make_checkpoint import (
+    SHAPES as CHECKPOINT_SHAPES,
+)  # the same shapes as for other engines
+from bench.make_checkpoint import Shape
 from qsf.converter import metadata
 from qsf.converter.convert import DEFAULT_EMBED_TYPE, QUANT_TYPES
 from qsf.converter.quantisers import quantise_rows
@@ -59,8 +60,9 @@ class Weights:
         self._pools: dict[Dtype, memoryview] = {}
 
     def _normal(self, n_rows: int, n_cols: int) -> np.ndarray:
-        values = self._random.standard_normal((n_rows, n_cols), dtype=np.float32)
-        return values * np.float32(WEIGHT_STD)
+        values: np.ndarray = self._random.standard_normal((n_rows, n_cols), dtype=np.float32)
+        values *= np.float32(WEIGHT_STD)
+        return values
 
     def positions(self, n_rows: int, n_cols: int) -> bytes:
         """Return plain rows of f16."""

@@ -269,7 +269,8 @@ def _round_symmetric(
     blocks: Float32Array, scales: Float16Array, *, centre: int, lowest: int, highest: int
 ) -> tuple[Coded, Float32Array]:
     scale32 = scales.astype(np.float32)
-    codes: Float32Array = blocks / np.where(scale32 == 0, np.float32(1), scale32)
+    divisor: Float32Array = np.where(scale32 == 0, np.float32(1), scale32)
+    codes = blocks / divisor
     np.rint(codes, out=codes)
     np.clip(codes, np.float32(lowest), np.float32(highest), out=codes)
     packed: CodeArray = np.empty(codes.shape, np.uint8)
@@ -297,7 +298,7 @@ def _code_2bit(
     the least squared error for these codes, and each value takes the nearest again.
     """
     n_padded = np.float32(BLOCK) - widths  # zeros at the end of the last block
-    mean: Float32Array = _reduce_blocks(np.add, blocks) / widths
+    mean = _reduce_blocks(np.add, blocks) / widths
     centred = blocks - mean
     if n_padded[-1] > 0:
         centred[:, -1, int(widths[-1, 0]) :] = 0
@@ -326,9 +327,9 @@ def _code_2bit(
 def _four_codes(is_negative: NDArray[np.bool_], is_far: NDArray[np.bool_]) -> CodeArray:
     """Codes 0 .. 3: far and near below zero, near and far above it."""
     below, far = is_negative.view(np.uint8), is_far.view(np.uint8)
-    codes: CodeArray = (below ^ 1) << 1
-    codes |= below ^ far
-    return codes
+    side: CodeArray = (below ^ np.uint8(1)) << np.uint8(1)
+    side |= below ^ far
+    return side
 
 
 def _code_2bit_sym(
@@ -336,9 +337,9 @@ def _code_2bit_sym(
 ) -> tuple[Coded, Float32Array]:
     """Fit the levels -1.5, -0.5, 0.5, 1.5 times the scale to a block.
 
-    As `_code_2bit`, with nothing but the scale to fit. A block that is made of such levels
-    is kept: the first guess is at most amax / 1.5, which puts the border between near and far
-    below the far ones, and above the near ones of any block that has both in a usual mix.
+    As `_code_2bit`, with nothing but the scale to fit. A block of such levels is kept if one of
+    its values is far: the border of the first guess is then at most one scale, two thirds of
+    amax, and at least 5 / 8 of one, the mean being half a scale or more.
     """
     magnitudes = np.abs(blocks)
     total = _reduce_blocks(np.add, magnitudes)
@@ -386,7 +387,7 @@ def _unrepresentable(band: Float32Array, first_row: int, limit: float) -> Unrepr
     return UnrepresentableError(first_row + row, col, float(band[row, col]), limit)
 
 
-_SPANS: Final = {Dtype.Q3: 7, Dtype.Q4: 15}  # steps between first and last code
+_SPANS: Final[dict[int, int]] = {Dtype.Q3: 7, Dtype.Q4: 15}  # steps between first and last code
 
 _CODERS: Final[
     dict[int, Callable[[int, Float32Array, Float32Array], tuple[Coded, Float32Array]]]

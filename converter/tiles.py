@@ -114,7 +114,7 @@ def _pack(dtype: int, tiles: TileArray, groups: NDArray[np.uint32]) -> None:
         for p in range(4):
             planes[:, :, p] = low[p] | low[p + 4] << 2 | low[p + 8] << 4 | low[p + 12] << 6
         if dtype == Dtype.Q3:
-            _pack_thirds(tiles["thirds"], groups >> 2 & 0x01010101)
+            _pack_thirds(tiles["thirds"], groups >> np.uint32(2) & np.uint32(0x01010101))
 
 
 def _pack_thirds(planes: NDArray[np.uint32], bits: NDArray[np.uint32]) -> None:
@@ -132,7 +132,8 @@ def _dense_words(trits: NDArray[np.uint32]) -> NDArray[np.uint32]:
     number = trits[0] * np.uint32(81)
     for k, power in ((1, 27), (2, 9), (3, 3), (4, 1)):
         number += trits[k] * np.uint32(power)
-    return _DENSE_BYTES[number.view(np.uint8)].view("<u4")
+    joined: NDArray[np.uint32] = _DENSE_BYTES[number.view(np.uint8)].view("<u4")
+    return joined
 
 
 def put_values(tiles: TileArray, values: NDArray[np.floating], n_cols: int) -> None:
@@ -192,4 +193,5 @@ def _unpack(dtype: int, tiles: TileArray) -> CodeArray:
 def _trit(dense: CodeArray, k: int) -> CodeArray:
     """Digit k, the first being 0, of the fraction that each byte is."""
     fraction = dense * np.uint8(3**k)  # modulo 256
-    return (fraction.astype(np.uint16) * 3 >> 8).astype(np.uint8)
+    digit: CodeArray = (fraction.astype(np.uint16) * 3 >> 8).astype(np.uint8)
+    return digit

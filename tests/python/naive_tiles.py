@@ -30,7 +30,7 @@ def ceil_f16(value: np.float32) -> np.float16:
 
 def tree_sum(values: Block) -> np.float32:
     """The sum in the order that is the same on every machine."""
-    work = [*values, *[F(0)] * (64 - len(values))]
+    work: list[np.float32] = [*values, *[F(0)] * (64 - len(values))]
     while len(work) > 1:
         half = len(work) // 2
         work = [work[i] + work[i + half] for i in range(half)]
@@ -40,7 +40,8 @@ def tree_sum(values: Block) -> np.float32:
 def sum_above(magnitudes: Block, limit: np.float32) -> tuple[np.float32, np.float32]:
     """Sum and number of the magnitudes above `limit`."""
     n_above = F(sum(bool(a > limit) for a in magnitudes))
-    return tree_sum([max(a - limit, F(0)) for a in magnitudes]) + n_above * limit, n_above
+    above: np.float32 = tree_sum([max(a - limit, F(0)) for a in magnitudes]) + n_above * limit
+    return above, n_above
 
 
 def from_min(block: Block, scale: np.float16, minimum: np.float16, n_steps: int) -> Codes:

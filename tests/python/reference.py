@@ -501,22 +501,25 @@ def decode_tiles(kind: str, data: bytes, n_rows: int, n_cols: int) -> Array:
 def _codes(kind: str, codes: NDArray[np.uint8], r: Array, c: Array) -> NDArray[np.int64]:
     """The codes [n_tiles, 16, 64] of rows `r` [16, 1] and columns `c` [1, 64] of tiles."""
     g, j = c // 4, c % 4
+    found: NDArray[np.int64]
     if kind == "8bit":
-        return codes[:, g * 64 + r * 4 + j].astype(np.int64)
+        found = codes[:, g * 64 + r * 4 + j].astype(np.int64)
+        return found
     if kind in ("4bit", "4bit-sym"):
-        return codes[:, g % 8 * 64 + r * 4 + j].astype(np.int64) >> (g // 8 * 4) & 15
+        found = codes[:, g % 8 * 64 + r * 4 + j].astype(np.int64) >> (g // 8 * 4) & 15
+        return found
     if kind == "ternary-dense":
         is_last = g == 15
         byte = np.where(is_last, 192 + r, g // 5 * 64 + r * 4 + j)
         power = 3 ** np.where(is_last, j, g % 5)
-        return codes[:, byte].astype(np.int64) * power % 256 * 3 >> 8
+        found = codes[:, byte].astype(np.int64) * power % 256 * 3 >> 8
+        return found
     p, b = g % 4, g // 4
-    low = codes[:, p * 64 + r * 4 + j].astype(np.int64) >> (2 * b) & 3
-    if kind != "3bit":
-        return low
-    h, i = p // 2, p % 2
-    third = codes[:, 256 + h * 64 + r * 4 + j].astype(np.int64) >> (4 * i + b) & 1
-    return low + 4 * third
+    found = codes[:, p * 64 + r * 4 + j].astype(np.int64) >> (2 * b) & 3
+    if kind == "3bit":
+        h, i = p // 2, p % 2
+        found += 4 * (codes[:, 256 + h * 64 + r * 4 + j].astype(np.int64) >> (4 * i + b) & 1)
+    return found
 
 
 def load_qsf(path: Path) -> Model:

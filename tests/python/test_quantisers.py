@@ -178,6 +178,16 @@ def test_ternary_weights_are_kept(dtype: Dtype, n_cols: int, density: float, see
     np.testing.assert_array_equal(round_trip(dtype, rows), rows)
 
 
+@given(n_far=st.integers(1, 64), n_cols=st.integers(1, 64), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=100)
+def test_symmetric_2bit_weights_are_kept(n_far: int, n_cols: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    units = np.where(np.arange(64) < n_far, 1.5, 0.5)[:n_cols] * rng.choice([-1, 1], (16, n_cols))
+    scales = np.exp(rng.uniform(np.log(2.0**-13), np.log(30000), (16, 1))).astype(np.float16)
+    rows = rng.permuted(units, axis=1).astype(np.float32) * scales.astype(np.float32)
+    np.testing.assert_array_equal(round_trip(Dtype.Q2_SYM, rows), rows)
+
+
 @given(dtype=st.sampled_from([Dtype.Q2, Dtype.Q2_SYM]), seed=st.integers(0, 2**32))
 @settings(deadline=None, max_examples=100)
 def test_four_levels_in_equal_parts_are_kept(dtype: Dtype, seed: int) -> None:

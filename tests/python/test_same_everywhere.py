@@ -22,7 +22,7 @@ MAKERS = {"llama": make_llama, "mistral": make_mistral, "gpt2": make_gpt2}
 TOKENS = np.random.default_rng(8).integers(0, 101, 60).tolist()
 
 # Every type once as the type of everything, and the three families with the usual mixtures.
-MODELS = [("llama", quant, quant) for quant in QUANT_TYPES]
+MODELS: list[tuple[str, str, str | None]] = [("llama", quant, quant) for quant in QUANT_TYPES]
 MODELS += [(maker, quant, None) for maker in MAKERS for quant in ("4bit", "8bit")]
 MODELS += [("mistral", "f16", None), ("gpt2", "f16", None), ("gpt2", "2bit", "ternary-dense")]
 

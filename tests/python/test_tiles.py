@@ -144,7 +144,8 @@ def naive_codes(dtype: Dtype, tile: np.void) -> np.ndarray:
         zero = 0.0
     else:
         zero = {Dtype.Q8: 128, Dtype.Q4_SYM: 8, Dtype.Q2_SYM: 1.5}.get(dtype, 1)
-    return decode_tiles(dtype_name(dtype), plain.tobytes(), 16, 64) + np.float32(zero)
+    codes: np.ndarray = decode_tiles(dtype_name(dtype), plain.tobytes(), 16, 64) + np.float32(zero)
+    return codes
 
 
 @given(
