@@ -195,10 +195,15 @@ def _reduce_blocks(operation: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
     The order of a sum is thereby the same on every machine.
     """
     width = BLOCK
-    while width > 1:
+    while width > 8:
         width //= 2
         values = operation(values[..., :width], values[..., width : 2 * width])
-    return values
+    # Short inner loops are slow; from here on those over all blocks are the inner ones.
+    columns = [values[..., i] for i in range(width)]
+    while len(columns) > 1:
+        half = len(columns) // 2
+        columns = [operation(columns[i], columns[i + half]) for i in range(half)]
+    return columns[0][..., None]
 
 
 def _ceil_f16(values: Float32Array) -> Float16Array:
@@ -279,9 +284,11 @@ def _round_symmetric(
     return Coded(packed, scales, None), codes
 
 
-def _sum_above(magnitudes: Float32Array, limit: Float32Array) -> tuple[Float32Array, Float32Array]:
-    """Per block, the sum and the number of magnitudes above ``limit``; NaN stays NaN."""
-    n_above = _reduce_blocks(np.add, (magnitudes > limit).view(np.uint8)).astype(np.float32)
+def _sum_above(
+    magnitudes: Float32Array, limit: Float32Array, is_above: NDArray[np.bool_]
+) -> tuple[Float32Array, Float32Array]:
+    """Per block, the sum and the number of the magnitudes above ``limit``; NaN stays NaN."""
+    n_above = _reduce_blocks(np.add, is_above.view(np.uint8)).astype(np.float32)
     excess = magnitudes - limit
     np.maximum(excess, _ZERO, out=excess)
     return _reduce_blocks(np.add, excess) + n_above * limit, n_above
@@ -293,9 +300,9 @@ def _code_2bit(
     """Fit four evenly spaced levels to a block.
 
     Spread from the smallest to the largest value, four levels would be too far apart for most
-    values (bench/LOG.md: twice the error). So levels are first laid around the mean, at most as
-    far apart as that, and each value takes the nearest; then scale and min become those with
-    the least squared error for these codes, and each value takes the nearest again.
+    values (bench/LOG.md: twice the error). So levels are first laid around the mean, and each
+    value takes the nearest; then scale and min become those with the least squared error for
+    these codes, and each value takes the nearest again.
     """
     n_padded = np.float32(BLOCK) - widths  # zeros at the end of the last block
     mean = _reduce_blocks(np.add, blocks) / widths
@@ -304,12 +311,13 @@ def _code_2bit(
         centred[:, -1, int(widths[-1, 0]) :] = 0
     magnitudes = np.abs(centred)
     total = _reduce_blocks(np.add, magnitudes)
-    spread = _reduce_blocks(np.maximum, centred) - _reduce_blocks(np.minimum, centred)
-    guess = np.minimum(_LEVELS_APART * (total / widths), spread / np.float32(3))
+    amax = _reduce_blocks(np.maximum, magnitudes)
+    guess = np.minimum(_LEVELS_APART * (total / widths), amax / np.float32(1.5))
 
     # Level numbers m = -1.5, -0.5, 0.5, 1.5 about the mean: w - mean ~ step * (m - mean of m).
-    above, n_above = _sum_above(magnitudes, guess)
-    codes = _four_codes(centred < 0, magnitudes > guess)
+    is_far = magnitudes > guess
+    above, n_above = _sum_above(magnitudes, guess, is_far)
+    codes = _four_codes(centred < 0, is_far)
     code_sum = _reduce_blocks(np.add, codes).astype(np.float32) - 2 * n_padded
     mean_code = code_sum / widths
     mean_m = mean_code - np.float32(1.5)
@@ -320,8 +328,16 @@ def _code_2bit(
     scales = step.astype(np.float16)
     mins = np.where(scales == 0, mean, mean - step * mean_code).astype(np.float16)
     mins += np.float16(0)  # -0 becomes 0
-    values: Float32Array = blocks - mins.astype(np.float32)
-    return _round_from_min(values, scales, mins, 3)
+    scale32, min32 = scales.astype(np.float32), mins.astype(np.float32)
+    values: Float32Array = blocks - min32
+    codes = (values > np.float32(0.5) * scale32).view(np.uint8)
+    for border in (1.5, 2.5):
+        codes += (values > np.float32(border) * scale32).view(np.uint8)
+    codes *= scales != 0
+    values = codes.astype(np.float32)
+    values *= scale32
+    values += min32
+    return Coded(codes, scales, mins), values
 
 
 def _four_codes(is_negative: NDArray[np.bool_], is_far: NDArray[np.bool_]) -> CodeArray:
@@ -345,7 +361,7 @@ def _code_2bit_sym(
     total = _reduce_blocks(np.add, magnitudes)
     amax = _reduce_blocks(np.maximum, magnitudes)
     guess = np.minimum(_LEVELS_APART * (total / widths), amax / np.float32(1.5))
-    above, n_above = _sum_above(magnitudes, guess)
+    above, n_above = _sum_above(magnitudes, guess, magnitudes > guess)
     product = np.float32(0.5) * total + above
     scales = (product / (np.float32(0.25) * widths + 2 * n_above)).astype(np.float16)
     scale32 = scales.astype(np.float32)
@@ -367,7 +383,7 @@ def _code_ternary(
     """
     magnitudes = np.abs(blocks)
     limit = np.float32(0.75) * (_reduce_blocks(np.add, magnitudes) / widths)
-    above, n_above = _sum_above(magnitudes, limit)
+    above, n_above = _sum_above(magnitudes, limit, magnitudes > limit)
     scales = (above / np.maximum(n_above, np.float32(1))).astype(np.float16)
     codes: CodeArray = (blocks > limit).view(np.uint8) + np.uint8(1)
     codes -= (blocks < -limit).view(np.uint8)

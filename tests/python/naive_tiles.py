@@ -69,8 +69,7 @@ def code_2bit(block: Block) -> Codes:
     mean = tree_sum(block) / width
     centred = [w - mean for w in block]
     a = [abs(w) for w in centred]
-    spread = max(*centred, F(0)) - min(*centred, F(0))
-    guess = min(F(1.25) * (tree_sum(a) / width), spread / F(3))
+    guess = min(F(1.25) * (tree_sum(a) / width), max(a) / F(1.5))
     above, n_above = sum_above(a, guess)
     codes = [four_code(bool(w < 0), bool(abs(w) > guess)) for w in centred]
     mean_code = F(sum(codes)) / width
@@ -79,7 +78,11 @@ def code_2bit(block: Block) -> Codes:
     step = (F(0.5) * tree_sum(a) + above) / energy if energy > 0 else F(0)
     scale = np.float16(step)
     minimum = np.float16(mean if scale == 0 else mean - step * mean_code) + np.float16(0)
-    return from_min(block, scale, minimum, 3)
+    found = [0] * len(block)
+    if scale != 0:
+        borders = [F(border) * F(scale) for border in (0.5, 1.5, 2.5)]
+        found = [sum(bool(w - F(minimum) > border) for border in borders) for w in block]
+    return found, scale, minimum
 
 
 def four_code(is_negative: bool, is_far: bool) -> int:
