@@ -20,12 +20,12 @@ Codes = tuple[list[int], np.float16, np.float16]  # codes, scale, min
 
 
 def ceil_f16(value: np.float32) -> np.float16:
-    """The smallest f16 that is not below `value`, which is not negative."""
+    """The smallest f16 that is not below `value`, which is not negative; never -0."""
     half: np.float16 = np.float16(value)
     if np.float32(half) < value:
         bits = int.from_bytes(half.tobytes(), "little") + 1
         half = np.frombuffer(bits.to_bytes(2, "little"), np.float16)[0]
-    return half
+    return half + np.float16(0)
 
 
 def tree_sum(values: Block) -> np.float32:
