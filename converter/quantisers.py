@@ -210,7 +210,9 @@ def _ceil_f16(values: Float32Array) -> Float16Array:
     """The smallest f16 that is not below the value (>= 0); never -0."""
     nearest = values.astype(np.float16)
     raised = np.nextafter(nearest, _F16_INFINITY)
-    return np.where(nearest.astype(np.float32) < values, raised, nearest) + np.float16(0)
+    ceiling: Float16Array = np.where(nearest.astype(np.float32) < values, raised, nearest)
+    ceiling += np.float16(0)
+    return ceiling
 
 
 def _code_asymmetric(
