@@ -25,7 +25,8 @@ def ceil_f16(value: np.float32) -> np.float16:
     if np.float32(half) < value:
         bits = int.from_bytes(half.tobytes(), "little") + 1
         half = np.frombuffer(bits.to_bytes(2, "little"), np.float16)[0]
-    return np.float16(half + np.float16(0))
+    half += np.float16(0)
+    return half
 
 
 def tree_sum(values: Block) -> np.float32:
