@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from qsf import command, typer_command
-from qsf.converter.convert import Report, convert
+from qsf.converter.convert import DEFAULT_QUANT_TYPE, QUANT_TYPES, Report, convert
 from qsf.errors import QsfArgumentError
 
 PROGRAM = "qsf-convert"
@@ -29,6 +29,12 @@ _EPILOG = """\b
 Examples:
   qsf-convert examples/tiny-llama tiny.qsf
   qsf-convert examples/tiny-llama tiny.qsf --quant-type 8bit --force
+  qsf-convert examples/tiny-llama tiny.qsf --quant-type 2bit --embed-type 4bit
+
+\b
+Bits a weight: 8bit 8.25, 4bit 4.5, 4bit-sym 4.25, 3bit 3.5, 2bit 2.5,
+2bit-sym 2.25, ternary 2.25, ternary-dense 1.875. The ternary types are for
+models trained so. Other models lose much below 4 bits.
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
@@ -93,12 +99,13 @@ def convert_command(
     ],
     out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT")],
     quant_type: Annotated[
-        str, typer.Option(help="Type of the layers' matrices: 4bit, 8bit or f16.")
-    ] = "4bit",
+        str,
+        typer.Option(help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}."),
+    ] = DEFAULT_QUANT_TYPE,
     embed_type: Annotated[
         str | None,
         typer.Option(
-            help="Type of the embeddings and the output head.",
+            help="Type of the embeddings and the output head: one of the same.",
             show_default="8bit, or f16 with --quant-type f16",
         ),
     ] = None,

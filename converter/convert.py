@@ -1,7 +1,7 @@
 """Turns a HuggingFace model directory into one .qsf file.
 
 Facts (what the checkpoint calls things) are in ``architectures``, mechanism (floats to tiles)
-in ``tiles``; here are the policy (which tensor gets which type) and the loop. The loop handles
+in ``quantisers``; here are the policy (which tensor gets which type) and the loop. The loop handles
 pieces of about 32 MB of f32: this thread reads them, a few workers quantise them, this thread
 writes them in order. What is under way at one time is bounded, so that memory does not grow
 with the checkpoint.
@@ -29,19 +29,31 @@ from qsf.converter import metadata
 from qsf.converter.architectures import Facts, Family, Place, TensorRule, family_of, read_facts
 from qsf.converter.checkpoint import Checkpoint, RawArray, SourceTensor, to_float32
 from qsf.converter.checkpoint_safetensors import SafetensorsCheckpoint
-from qsf.converter.tiles import (
+from qsf.converter.quantisers import (
     F16_MAX,
-    TILE_ROWS,
     ErrorSums,
     UnrepresentableError,
     quantise_rows,
-    tile_bytes,
 )
+from qsf.converter.tiles import TILE_ROWS, tile_bytes
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
-from qsf.format import Dtype, Layout, TensorType, Writer
+from qsf.format import Dtype, Layout, TensorType, Writer, dtype_name
 
-QUANT_TYPES: Mapping[str, Dtype] = {"4bit": Dtype.Q4, "8bit": Dtype.Q8, "f16": Dtype.F16}
-LATER_QUANT_TYPES = ("2bit", "3bit", "ternary", "mixed")
+QUANT_TYPES: Mapping[str, Dtype] = {
+    dtype_name(dtype): dtype
+    for dtype in (
+        Dtype.Q2,
+        Dtype.Q2_SYM,
+        Dtype.Q3,
+        Dtype.Q4,
+        Dtype.Q4_SYM,
+        Dtype.TERNARY,
+        Dtype.TERNARY_DENSE,
+        Dtype.Q8,
+        Dtype.F16,
+    )
+}
+LATER_QUANT_TYPES = ("mixed",)
 DEFAULT_QUANT_TYPE = "4bit"
 DEFAULT_EMBED_TYPE = "8bit"
 
@@ -50,7 +62,6 @@ _IN_FLIGHT_BYTES = 128 << 20  # of f32; at least one piece
 _SLAB_BYTES = 16 << 20  # of source rows, when columns are gathered
 _MAX_POSITIONS_BYTES = 256 << 20  # the one tensor that is held whole
 _MAX_THREADS = 4
-_DTYPE_NAMES = {**{dtype: name for name, dtype in QUANT_TYPES.items()}, Dtype.F32: "f32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +231,8 @@ def convert(
                     architecture=family.name,
                     weights_sha256=checkpoint.digest(),
                     options={
-                        "quant_type": _DTYPE_NAMES[policy.layers],
-                        "embed_type": _DTYPE_NAMES[policy.embeddings],
+                        "quant_type": dtype_name(policy.layers),
+                        "embed_type": dtype_name(policy.embeddings),
                     },
                     quality={"tensors": [_rounded(report) for report in reports]},
                 )
@@ -551,7 +562,7 @@ def _report(target: _Target, errors: ErrorSums) -> TensorReport:
     return TensorReport(
         name=f"{target.unit_idx - 1}.{kind}" if is_layer else kind,
         source=target.source.name,
-        type=_DTYPE_NAMES[target.dtype],
+        type=dtype_name(target.dtype),
         n_rows=target.n_rows,
         n_cols=target.n_cols,
         bits_per_weight=target.n_bytes * 8 / n_weights,

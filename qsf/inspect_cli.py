@@ -16,7 +16,7 @@ from qsf import command, typer_command
 from qsf.errors import QsfError
 
 if TYPE_CHECKING:
-    from qsf.format import Reader, Tensor
+    from qsf.format import Reader, Tensor, Unit
 
 PROGRAM = "qsf-inspect"
 
@@ -259,8 +259,18 @@ def _report_sections(reader: Reader) -> Iterator[str]:
         )
 
 
+def _matrix_types(unit: Unit) -> str:
+    """Return the type of the unit's matrices, which for embedding and head is not the file's."""
+    from qsf.format import Dtype, Layout, dtype_name
+
+    dtypes = {t.dtype for t in unit.tensors if t.layout == Layout.TILES}
+    if len(dtypes) > 1:
+        return dtype_name(Dtype.MIXED)
+    return dtype_name(dtypes.pop()) if dtypes else "-"
+
+
 def _report_units(reader: Reader) -> Iterator[str]:
-    from qsf.format import Compression, dtype_name
+    from qsf.format import Compression
 
     yield ""
     yield (
@@ -270,7 +280,7 @@ def _report_units(reader: Reader) -> Iterator[str]:
     for u in reader.units:
         name = {0: "embedding", len(reader.units) - 1: "final"}.get(u.idx, f"layer {u.idx - 1}")
         yield (
-            f"{name:<10} {u.stored_bytes:>15,} {u.raw_bytes:>15,} {dtype_name(u.dtype):<14}"
+            f"{name:<10} {u.stored_bytes:>15,} {u.raw_bytes:>15,} {_matrix_types(u):<14}"
             f" {Compression(u.compression).name.lower():<12} {len(u.tensors):>7}"
             f" {u.importance:>10.4g}"
         )

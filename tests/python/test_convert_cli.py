@@ -16,7 +16,13 @@ import hf_makers
 import pytest
 from safetensors.numpy import save_file
 
+from qsf.converter.convert import QUANT_TYPES
 from qsf.format import Reader
+
+BITS = {
+    "2bit": 2.5, "2bit-sym": 2.25, "3bit": 3.5, "4bit": 4.5, "4bit-sym": 4.25, "ternary": 2.25,
+    "ternary-dense": 1.875, "8bit": 8.25, "f16": 16,
+}  # fmt: skip
 
 COMMAND = [sys.executable, "-m", "qsf.converter.cli"]
 
@@ -99,6 +105,33 @@ def test_quiet_prints_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
+def test_each_type_from_checkpoint_to_text(
+    tmp_path: Path, project_root: Path, quant_type: str
+) -> None:
+    """The three commands one after another, as a person would type them."""
+    out = tmp_path / "m.qsf"
+    done = run(project_root / "examples" / "tiny-llama", out, "--quant-type", quant_type)
+    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
+    bits = float(done.stdout.split(" bits a weight")[0].split()[-1])
+    done = run(out, "--json", command=[sys.executable, "-m", "qsf.inspect_cli"])
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["header"]["dtype"] == quant_type
+    assert {unit["dtype"] for unit in said["units"][1:-1]} == {quant_type}
+    matrices = [t for t in said["tensors_by_type"] if t["type"] == "ffn_down"]
+    assert [t["dtype"] for t in matrices] == [quant_type]
+    assert matrices[0]["bytes"] * 8 / matrices[0]["parameters"] == BITS[quant_type]
+    assert said["file_bytes"] * 8 / said["parameters"] == pytest.approx(bits, abs=0.01)
+    done = run(out, command=[sys.executable, "-m", "qsf.inspect_cli"])
+    assert "layer 0 " in done.stdout
+    assert quant_type in done.stdout.split("layer 0")[1].split("\n")[0]
+    again = [sys.executable, "-m", "qsf.run_cli", out, "-p", "Once upon a time", "-n", "8"]
+    texts = {run("--temperature", "0", command=[*map(str, again)]).stdout for _ in range(2)}
+    assert len(texts) == 1
+    assert len(texts.pop().split()) >= 3
+
+
 def test_help_names_the_options() -> None:
     done = run("--help")
     assert done.returncode == 0
@@ -113,9 +146,8 @@ def test_help_names_the_options() -> None:
         (("m",), "OUT", 2),
         (("m", "out.qsf", "--quant", "4bit"), "--quant", 2),
         (("m", "out.qsf", "--threads", "0"), "--threads", 2),
-        (("m", "out.qsf", "--quant-type", "5bit"), "available: 4bit, 8bit, f16", 2),
-        (("m", "out.qsf", "--quant-type", "3bit"), "3bit is not available yet; available: ", 2),
-        (("m", "out.qsf", "--quant-type", "mixed"), "mixed is not available yet", 2),
+        (("m", "out.qsf", "--quant-type", "5bit"), "5bit is unknown; available: 2bit, 2bit-sym", 2),
+        (("m", "out.qsf", "--quant-type", "mixed"), "mixed is not available yet; available: ", 2),
         (("m", "out.qsf", "--calibration", "text"), "--calibration is not available yet", 2),
         (("m", "out.qsf", "--compress", "lz4"), "--compress is not available yet", 2),
         (("m", "out.qsf", "--target-size", "3"), "--target-size is not available yet", 2),

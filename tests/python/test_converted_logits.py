@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,43 @@ def test_f16_files_give_the_logits_of_the_checkpoint(
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("quant", "tolerance"), [("8bit", 0.05), ("4bit", 0.6)])
+def make_ternary(source: Path, folder: Path) -> Path:
+    """A checkpoint whose layers hold -s, 0 and s, with an s of its own for each matrix."""
+    tensors = reference.read_safetensors(source / "model.safetensors")
+    for name, values in tensors.items():
+        if values.ndim == 2 and ".layers." in name:
+            scale = np.float32(np.float16(np.abs(values).mean()))
+            tensors[name] = (np.rint(values / scale).clip(-1, 1) * scale).astype(np.float32)
+    shutil.copytree(source, folder)
+    (folder / "model.safetensors").write_bytes(tiny_checkpoints.safetensors_bytes(tensors, "fp16"))
+    return folder
+
+
+@pytest.mark.parametrize("quant", ["ternary", "ternary-dense"])
+def test_ternary_checkpoints_lose_nothing(tmp_path: Path, quant: str) -> None:
+    folder = make_ternary(tiny_checkpoints.make_llama(tmp_path / "source"), tmp_path / "ternary")
+    report = convert(folder, tmp_path / "out.qsf", quant_type=quant, embed_type="f16")
+    assert {tensor.max_error for tensor in report.tensors} == {0.0}
+    expected = reference.load_huggingface(folder).weights
+    found = reference.load_qsf(tmp_path / "out.qsf").weights
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("quant", "tolerance"),
+    [
+        ("8bit", 0.05),
+        ("4bit", 0.6),
+        ("4bit-sym", 0.6),
+        ("3bit", 0.9),
+        ("2bit", 1.2),
+        ("2bit-sym", 1.2),
+        ("ternary", 1.3),
+        ("ternary-dense", 1.3),
+    ],
+)
 def test_quantised_files_stay_near(tmp_path: Path, quant: str, tolerance: float) -> None:
     for make in (tiny_checkpoints.make_llama, tiny_checkpoints.make_gpt2):
         folder = make(tmp_path / f"{make.__name__}")

@@ -15,7 +15,9 @@ from safetensors.numpy import save_file
 
 from qsf.converter import convert
 from qsf.converter import convert as convert_function
-from qsf.converter.tiles import dequantise_tiles, quantise_rows
+from qsf.converter.convert import QUANT_TYPES
+from qsf.converter.quantisers import quantise_rows
+from qsf.converter.tiles import dequantise_tiles
 from qsf.format import Activation, Dtype, Layout, Reader, TensorType
 
 T = TensorType
@@ -124,10 +126,17 @@ def test_gpt2_arrives_split_and_transposed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quant", "embed", "dtype", "embed_dtype"),
     [
+        ("2bit", None, Dtype.Q2, Dtype.Q8),
+        ("2bit-sym", None, Dtype.Q2_SYM, Dtype.Q8),
+        ("3bit", None, Dtype.Q3, Dtype.Q8),
         ("4bit", None, Dtype.Q4, Dtype.Q8),
+        ("4bit-sym", None, Dtype.Q4_SYM, Dtype.Q8),
+        ("ternary", None, Dtype.TERNARY, Dtype.Q8),
+        ("ternary-dense", None, Dtype.TERNARY_DENSE, Dtype.Q8),
         ("8bit", None, Dtype.Q8, Dtype.Q8),
         ("f16", None, Dtype.F16, Dtype.F16),
         ("4bit", "4bit", Dtype.Q4, Dtype.Q4),
+        ("2bit", "3bit", Dtype.Q2, Dtype.Q3),
         ("4bit", "f16", Dtype.Q4, Dtype.F16),
     ],
 )
@@ -153,6 +162,7 @@ def test_types_follow_the_options(
     assert len(meta["quality"]["tensors"]) == len(report.tensors) == 21
     by_name = {tensor.name: tensor for tensor in report.tensors}
     again = dequantise_tiles(dtype, quantise_rows(dtype, q), *q.shape)
+    assert by_name["1.Q"].type == quant
     assert by_name["1.Q"].mse == pytest.approx(float(np.mean((q - again) ** 2)), rel=1e-3)
     assert report.worst(1)[0].cosine == min(tensor.cosine for tensor in report.tensors)
 
@@ -273,6 +283,10 @@ def test_progress_reaches_the_end(tmp_path: Path) -> None:
     )
     assert calls == sorted(calls)
     assert calls[-1] == (report.source_bytes, report.source_bytes)
+
+
+def test_every_type_but_f32_can_be_asked_for() -> None:
+    assert set(QUANT_TYPES.values()) == set(Dtype) - {Dtype.MIXED, Dtype.F32}
 
 
 def test_public_names() -> None:

@@ -154,9 +154,8 @@ def test_two_names_for_one_tensor(tmp_path: Path) -> None:
 
 def test_options_that_are_refused(tmp_path: Path) -> None:
     folder, _ = hf_makers.llama(tmp_path / "m")
-    for name in ("2bit", "3bit", "ternary", "mixed"):
-        with pytest.raises(QsfArgumentError, match=f"{name} is not available yet.*4bit, 8bit"):
-            convert(folder, tmp_path / "out.qsf", quant_type=name)
+    with pytest.raises(QsfArgumentError, match="mixed is not available yet; available: 2bit, "):
+        convert(folder, tmp_path / "out.qsf", quant_type="mixed")
     with pytest.raises(QsfArgumentError, match="embed type q5 is unknown"):
         convert(folder, tmp_path / "out.qsf", embed_type="q5")
 

@@ -17,6 +17,7 @@ from tiny_checkpoints import LINEAR_SCALING, LLAMA3_SCALING, make_gpt2, make_lla
 
 import qsf
 from qsf.converter import convert
+from qsf.converter.convert import QUANT_TYPES
 
 VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (make_llama, {}),
@@ -70,32 +71,49 @@ def test_every_layer_of_every_variant(name: str, tmp_path: Path) -> None:
         assert_near(got, forward(load_qsf(path), tokens, dtype=np.float64).logits)
 
 
-@pytest.mark.parametrize("quant_type", ["4bit", "8bit"])
-@pytest.mark.parametrize("name", ["llama", "mistral window 8", "gpt2"])
-def test_quantised_weights_exact_path(name: str, quant_type: str, tmp_path: Path) -> None:
+# The embeddings and the head have the type of the layers too, where they by default have 8 bits.
+QUANTISED = [
+    *(
+        (name, quant, quant)
+        for name in ("llama", "gpt2")
+        for quant in QUANT_TYPES
+        if quant != "f16"
+    ),
+    ("llama", "4bit", None),
+    ("mistral window 8", "4bit", None),
+    ("mistral window 8", "8bit", None),
+    ("gpt2", "4bit", None),
+]
+
+
+@pytest.mark.parametrize(("name", "quant_type", "embed_type"), QUANTISED)
+def test_quantised_weights_exact_path(
+    name: str, quant_type: str, embed_type: str | None, tmp_path: Path
+) -> None:
     make, options = VARIANTS[name]
     path = tmp_path / "model.qsf"
-    convert(make(tmp_path / "hf", seed=3, **options), path, quant_type=quant_type)
+    hf = make(tmp_path / "hf", seed=3, **options)
+    convert(hf, path, quant_type=quant_type, embed_type=embed_type)
     tokens = tokens_for(101)
     with qsf.Model(path, exact=True, ram_budget=None) as model:
         assert_near(model.logits(tokens), forward(load_qsf(path), tokens, dtype=np.float64).logits)
 
 
-@pytest.mark.parametrize("quant_type", ["4bit", "8bit"])
-@pytest.mark.parametrize("name", ["llama", "mistral window 8", "gpt2"])
+@pytest.mark.parametrize(("name", "quant_type", "embed_type"), QUANTISED)
 def test_default_path_rounds_as_the_reference_does(
-    name: str, quant_type: str, tmp_path: Path
+    name: str, quant_type: str, embed_type: str | None, tmp_path: Path
 ) -> None:
     """Integer activations and f16 KV give what the reference gives that rounds alike.
 
     Of short sequences: a value on the edge of two codes may fall either way when sums are ordered
     differently, and from there on everything differs a little. With 8-bit codes that is rare and
     large; with 16-bit ones one in a hundred values does, by little: a tenth of the rounding's
-    own noise. So most must be near, and none further off than what the rounding does.
+    own noise. So most must be near, and none further off than two ways of rounding are.
     """
     make, options = VARIANTS[name]
     path = tmp_path / "model.qsf"
-    convert(make(tmp_path / "hf", seed=3, **options), path, quant_type=quant_type)
+    hf = make(tmp_path / "hf", seed=3, **options)
+    convert(hf, path, quant_type=quant_type, embed_type=embed_type)
     reference = load_qsf(path)
     n_near = 0
     pairs = np.array(tokens_for(101, 80)).reshape(40, 2).tolist()
@@ -105,8 +123,8 @@ def test_default_path_rounds_as_the_reference_does(
             want = forward(reference, tokens, activations="integer", kv="f16").logits
             rounding = np.abs(want - forward(reference, tokens).logits).max()
             error = np.abs(got - want).max()
-            assert error <= rounding
-            n_near += error <= {"4bit": 0.01, "8bit": 0.3}[quant_type] * rounding
+            assert error <= 2 * rounding
+            n_near += error <= (0.3 if quant_type == "8bit" else 0.01) * rounding
     assert n_near >= 28
 
 
@@ -132,9 +150,18 @@ def test_exact_path_equals_transformers(name: str, tmp_path: Path) -> None:
     assert difference <= 2e-4
 
 
-# 8bit: what is asked of it. 4bit: above what was measured (0.022, 0.018), far below what one
-# wrongly packed tensor costs.
-KL_LIMITS = {"8bit": 2e-3, "4bit": 0.03}
+# 8bit: what is asked of it. The others: above what was measured for the two models (bench/LOG.md);
+# one wrongly packed tensor costs more.
+KL_LIMITS = {
+    "8bit": 2e-3,
+    "4bit": 0.03,
+    "4bit-sym": 0.03,
+    "3bit": 0.1,
+    "2bit": 0.55,
+    "2bit-sym": 0.55,
+    "ternary": 1.0,
+    "ternary-dense": 1.0,
+}
 
 
 @pytest.mark.parametrize("quant_type", KL_LIMITS)

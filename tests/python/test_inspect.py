@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from qsf_files import write_tiny
+from qsf_files import tiny_header, write_tiny
 from typer.testing import CliRunner
 
 from qsf import format_reader, inspect_cli
 from qsf.errors import QsfFormatError, QsfIOError
-from qsf.format import Reader
+from qsf.format import Dtype, Reader
 
 ROOT = Path(__file__).parents[2]
 META = {
@@ -58,6 +58,16 @@ def test_report_names_everything(tiny: Path) -> None:
     ):
         assert text in out
     assert "ffn_gate" in out
+
+
+def test_units_are_shown_with_the_type_of_their_matrices(tmp_path: Path) -> None:
+    """Embedding and head are 8-bit here, whatever the header's type is."""
+    path = tmp_path / "sym.qsf"
+    write_tiny(path, 1, header=tiny_header(dtype=Dtype.Q2_SYM), dtype=Dtype.Q2_SYM)
+    units = run(path).split("\nunit ")[1].split("\n\n")[0].splitlines()[1:]
+    assert [line.split("  ")[0] for line in units] == ["embedding", "layer 0", "layer 1", "final"]
+    types = [next(t for t in ("8bit", "2bit-sym") if f" {t} " in line) for line in units]
+    assert types == ["8bit", "2bit-sym", "2bit-sym", "8bit"]
 
 
 def test_text_of_the_file_cannot_steer_the_terminal(tiny: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from qsf_files import repair
+from qsf_files import repair, tiny_header, write_tiny
 from test_attacks import (
     ATTACKS,
     LEARNED,
@@ -31,7 +31,7 @@ from test_attacks import (
 
 from qsf import _native
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
-from qsf.format import Reader
+from qsf.format import Compression, Dtype, Reader
 
 BASES = [PLAIN, LEARNED, TIED, *PACKED.values(), *SMALL.values()]
 
@@ -82,6 +82,22 @@ def test_good_files(path: Path) -> None:
     for data in BASES:
         assert verdict(path, data) is None
         assert verdict(path, repair(data)) is None
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in Dtype if dtype != Dtype.MIXED])
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.LZ4])
+def test_every_type(path: Path, dtype: Dtype, compression: Compression) -> None:
+    """Both know the size of its tiles: a byte more or less is refused."""
+    header = tiny_header(dtype=dtype)
+    write_tiny(path, 2, header=header, dtype=dtype, compression=compression, is_dull=True)
+    data = path.read_bytes()
+    assert verdict(path, data) is None
+    for other in Dtype:
+        changed = bytearray(data)
+        at = section_at(changed, b"TENS") + 32  # entry 1, of layer 0: a vector; 2: attention Q
+        changed[at + 32 + 16] = other
+        if other != dtype:
+            assert verdict(path, repair(changed)) is QsfFormatError
 
 
 @pytest.mark.parametrize(("error", "change"), [a[1:] for a in ATTACKS], ids=[a[0] for a in ATTACKS])

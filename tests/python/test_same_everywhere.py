@@ -16,24 +16,46 @@ from tiny_checkpoints import make_gpt2, make_llama, make_mistral
 import qsf
 from qsf import _native
 from qsf.converter import convert
+from qsf.converter.convert import QUANT_TYPES
 
 MAKERS = {"llama": make_llama, "mistral": make_mistral, "gpt2": make_gpt2}
 TOKENS = np.random.default_rng(8).integers(0, 101, 60).tolist()
 
+# Every type once as the type of everything, and the three families with the usual mixtures.
+MODELS: list[tuple[str, str, str | None]] = [("llama", quant, quant) for quant in QUANT_TYPES]
+MODELS += [(maker, quant, None) for maker in MAKERS for quant in ("4bit", "8bit")]
+MODELS += [("mistral", "f16", None), ("gpt2", "f16", None), ("gpt2", "2bit", "ternary-dense")]
+
 DUMP = """
 import sys, qsf, numpy
-with qsf.Model(sys.argv[1], threads=int(sys.argv[2]), exact=sys.argv[3] == "1") as model:
-    assert model.info.isa_name == sys.argv[4], model.info.isa_name
-    numpy.save(sys.argv[5], model.logits([int(t) for t in sys.argv[6].split(",")]))
+isa, out, tokens, *paths = sys.argv[1:]
+for i, path in enumerate(paths):
+    for exact in (False, True):
+        with qsf.Model(path, threads=2, exact=exact, ram_budget=None) as model:
+            assert model.info.isa_name == isa, model.info.isa_name
+            logits = model.logits([int(t) for t in tokens.split(",")])
+        numpy.save(f"{out}-{i}-{exact}.npy", logits)
 """
 
 
-@pytest.fixture(scope="module", params=[(m, q) for m in MAKERS for q in ("4bit", "8bit", "f16")])
-def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    maker, quant_type = request.param
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("same")
-    convert(MAKERS[maker](folder / "hf", seed=21), folder / "m.qsf", quant_type=quant_type)
-    return folder / "m.qsf"
+    for name, make in MAKERS.items():
+        make(folder / name, seed=21)
+    return folder
+
+
+def converted(folder: Path, maker: str, quant_type: str, embed_type: str | None) -> Path:
+    path = folder / f"{maker}-{quant_type}-{embed_type}.qsf"
+    if not path.exists():
+        convert(folder / maker, path, quant_type=quant_type, embed_type=embed_type)
+    return path
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda model: "-".join(map(str, model)))
+def model_path(request: pytest.FixtureRequest, folder: Path) -> Path:
+    return converted(folder, *request.param)
 
 
 def logits_with(path: Path, **options: object) -> NDArray[np.float32]:
@@ -63,19 +85,20 @@ def test_pieces(model_path: Path) -> None:
             assert np.array_equal(whole[:n], model.logits(TOKENS[:n]))
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_instruction_sets(model_path: Path, tmp_path: Path, exact: bool) -> None:
-    """Each level in a process of its own, and it says which one it used."""
+def test_instruction_sets(folder: Path, tmp_path: Path) -> None:
+    """Each level in a process of its own, which says what it used and runs all models."""
     available = _native.describe_machine().isa_available
-    results = []
+    assert "scalar" in available
+    paths = [str(converted(folder, *model)) for model in MODELS]
+    tokens = ",".join(map(str, TOKENS))
     for isa in available:
-        out = tmp_path / f"{isa}.npy"
-        arguments = [str(model_path), "2", str(int(exact)), isa, str(out)]
-        arguments.append(",".join(map(str, TOKENS)))
+        arguments = [isa, str(tmp_path / isa), tokens, *paths]
         env = {**os.environ, "QSF_ISA": isa}
         subprocess.run([sys.executable, "-c", DUMP, *arguments], env=env, check=True)
-        results.append(np.load(out))
-    assert "scalar" in available
-    for other in results[1:]:
-        assert np.array_equal(results[0], other)
-    assert np.isfinite(results[0]).all()
+    for i, model in enumerate(MODELS):
+        for exact in (False, True):
+            first = np.load(tmp_path / f"scalar-{i}-{exact}.npy")
+            assert np.isfinite(first).all()
+            for isa in available:
+                other = np.load(tmp_path / f"{isa}-{i}-{exact}.npy")
+                assert np.array_equal(first, other), (isa, model, exact)
