@@ -8,12 +8,17 @@
  *   dot_tile(dtype, tile, q, q_stride, n_tokens, dots *dot)
  *                      dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride]
  *   dot_tile_fine(tile, q, q_low, q_stride, n_tokens, dots *dot)
- *                      the same for 8 bits: sums of code * (256 * q + q_low), below 2^30
+ *                      the same for 8 bits: sums of code * (256 * q + q_low), below 2^30,
+ *                      or of (code - 128 + QSF_FINE_ZERO) * ... where that is defined
  *   dots_to_lanes(dots, int32_t factor, int32_t start)
  *                      (float)(factor * sum + start) for each row
  * dtype, n_tokens and factor are literals once all is inlined.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
+
+#ifndef QSF_FINE_ZERO
+#define QSF_FINE_ZERO 128
+#endif
 
 /* What all blocks of a type have in common; literals. */
 typedef struct int_form {
@@ -106,7 +111,7 @@ INT_MATMUL(4bit, QSF_DTYPE_4BIT, true, 1, 0, 1.0F)
 INT_MATMUL(4bit_sym, QSF_DTYPE_4BIT_SYM, false, 1, 8, 1.0F)
 INT_MATMUL(ternary, QSF_DTYPE_TERNARY, false, 1, 1, 1.0F)
 INT_MATMUL(ternary_dense, QSF_DTYPE_TERNARY_DENSE, false, 1, 1, 1.0F)
-INT_MATMUL(8bit, QSF_DTYPE_8BIT, false, 1, 128, 1.0F)
+INT_MATMUL(8bit, QSF_DTYPE_8BIT, false, 1, QSF_FINE_ZERO, 1.0F)
 
 /* The fill function's part for the integer form. */
 static void QSF_NAME(fill_matmul_int)(qsf_kernels *k)
