@@ -3,11 +3,10 @@
  * A register holds the codes of 4 rows x 4 columns: quarter i = 0..3 is the rows 4i .. 4i + 3,
  * group g = 0..15 the columns 4g .. 4g + 3. Codes are below 16, so they are signed bytes as
  * well as unsigned ones. The including file provides
- *   partial             a type: the sums of one quarter, in whatever parts
- *   QSF_PARTIALS        how many of them its registers hold while a tile is multiplied
+ *   partial                a type: the sums of one quarter, in whatever parts
  *   partial_zero()
  *   partial_add(partial sums, int8x16_t codes, int8x16_t q, size_t lane)
- *                       adds codes * q, q being bytes 4 lane .. 4 lane + 3, for every row
+ *                          adds codes * q, q being bytes 4 lane .. 4 lane + 3, for every row
  *   partial_rows(partial)  the sums of the four rows
  * Arguments called literals are so once all is inlined: an instruction has them built in.
  */
@@ -15,8 +14,18 @@
 #ifndef QSF_KERNELS_DOT_TILE_NEON_H
 #define QSF_KERNELS_DOT_TILE_NEON_H
 
+#include <stdatomic.h>
+
 /* Sums indexed by a loop stay in registers only if the loop is gone. */
 #define QSF_UNROLL _Pragma("GCC unroll 8")
+#define QSF_ROLLED _Pragma("GCC unroll 1")
+
+/* Left to itself, gcc loads and unpacks a whole tile first and runs out of registers. This
+ * becomes no instruction; the compiler moves no load from behind it to before it. */
+static inline void keep_loads_here(void)
+{
+    atomic_signal_fence(memory_order_seq_cst);
+}
 
 /* The 16 row sums of a tile and a token */
 typedef struct dots {
@@ -104,7 +113,7 @@ QSF_FORCED_INLINE code_pair unpack_pair(qsf_dtype dtype, const unsigned char *ti
 }
 
 /* Adds groups g and g + 8 of n_quarters quarters: acc [n_tokens, n_quarters], q [n_tokens,
- * q_stride]; all but the pointers and the stride literals. */
+ * q_stride]; g and the counts literals. */
 QSF_FORCED_INLINE void add_groups(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
                                   size_t q_stride, size_t n_tokens, size_t first_quarter,
                                   size_t n_quarters, size_t g, partial *acc)
@@ -119,11 +128,14 @@ QSF_FORCED_INLINE void add_groups(qsf_dtype dtype, const unsigned char *tile, co
         for (size_t half = 0; half < 2; half++) {
             const int8x16_t q16 = vld1q_s8(q + t * q_stride + 32 * half + g / 4 * 16);
             QSF_UNROLL
-            for (size_t i = 0; i < n_quarters; i++)
-                acc[t * n_quarters + i] =
-                    partial_add(acc[t * n_quarters + i], codes[i].at[half], q16, g % 4);
+            for (size_t i = 0; i < n_quarters; i++) {
+                partial *const sums = acc + t * n_quarters + i;
+                *sums = partial_add(*sums, codes[i].at[half], q16, g % 4);
+            }
         }
     }
+    if (n_quarters > 1)
+        keep_loads_here();
 }
 
 /* The rows of n_quarters quarters of a tile. */
@@ -131,18 +143,13 @@ QSF_FORCED_INLINE void dot_quarters(qsf_dtype dtype, const unsigned char *tile, 
                                     size_t q_stride, size_t n_tokens, size_t first_quarter,
                                     size_t n_quarters, dots *dot)
 {
-    partial acc[QSF_PARTIALS];
+    partial acc[8];
     QSF_UNROLL
     for (size_t i = 0; i < n_tokens * n_quarters; i++)
         acc[i] = partial_zero();
-    add_groups(dtype, tile, q, q_stride, n_tokens, first_quarter, n_quarters, 0, acc);
-    add_groups(dtype, tile, q, q_stride, n_tokens, first_quarter, n_quarters, 1, acc);
-    add_groups(dtype, tile, q, q_stride, n_tokens, first_quarter, n_quarters, 2, acc);
-    add_groups(dtype, tile, q, q_stride, n_tokens, first_quarter, n_quarters, 3, acc);
-    add_groups(dtype, tile, q, q_stride, n_tokens, first_quarter, n_quarters, 4, acc);
-    add_groups(dtype, tile, q, q_stride, n_tokens, first_quarter, n_quarters, 5, acc);
-    add_groups(dtype, tile, q, q_stride, n_tokens, first_quarter, n_quarters, 6, acc);
-    add_groups(dtype, tile, q, q_stride, n_tokens, first_quarter, n_quarters, 7, acc);
+    QSF_UNROLL
+    for (size_t g = 0; g < 8; g++)
+        add_groups(dtype, tile, q, q_stride, n_tokens, first_quarter, n_quarters, g, acc);
     QSF_UNROLL
     for (size_t t = 0; t < n_tokens; t++)
         QSF_UNROLL
@@ -150,16 +157,16 @@ QSF_FORCED_INLINE void dot_quarters(qsf_dtype dtype, const unsigned char *tile, 
             dot[t].quarter[first_quarter + i] = partial_rows(acc[t * n_quarters + i]);
 }
 
-/* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride] */
+/* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride]. One or two tokens take the
+ * four quarters together, so that there are sums enough to work on while others wait; more
+ * take one quarter after the other, whose sums then fit the registers beside the codes. */
 QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
                                 size_t q_stride, size_t n_tokens, dots *dot)
 {
-    if (n_tokens * 4 <= QSF_PARTIALS) {
-        dot_quarters(dtype, tile, q, q_stride, n_tokens, 0, 4, dot);
-    } else {
-        dot_quarters(dtype, tile, q, q_stride, n_tokens, 0, 2, dot);
-        dot_quarters(dtype, tile, q, q_stride, n_tokens, 2, 2, dot);
-    }
+    const size_t n_quarters = n_tokens <= 2 ? 4 : 1;
+    QSF_ROLLED
+    for (size_t quarter = 0; quarter < 4; quarter += n_quarters)
+        dot_quarters(dtype, tile, q, q_stride, n_tokens, quarter, n_quarters, dot);
 }
 
 QSF_FORCED_INLINE float32x4_t quarter_to_f32(int32x4_t sums, int32_t factor, int32x4_t start)

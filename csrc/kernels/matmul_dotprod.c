@@ -6,7 +6,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vecops.h"
 
-#if QSF_ARCH_ARM
+/* Before version 16 clang offers the intrinsics only if the whole program is for a processor
+ * that has them, as Apple's are; without, the level has the kernels of neon. */
+#if QSF_ARCH_ARM && \
+    (defined(__ARM_FEATURE_DOTPROD) || !defined(__clang__) || __clang_major__ >= 16)
 
 #include <stdbool.h>
 #include <string.h>
@@ -28,8 +31,6 @@ QSF_TARGET_BEGIN("arch=armv8.2-a+dotprod")
 #endif
 
 #include "kernels/lanes_neon.h"
-
-#define QSF_PARTIALS 16
 
 typedef int32x4_t partial;
 
@@ -88,10 +89,11 @@ QSF_FORCED_INLINE void dot_quarters_fine(const unsigned char *tile, const int8_t
                                          const int8_t *q_low, size_t q_stride, size_t n_tokens,
                                          size_t first_quarter, size_t n_quarters, dots *dot)
 {
-    partial acc[QSF_PARTIALS];
+    partial acc[16];
     QSF_UNROLL
     for (size_t i = 0; i < n_tokens * n_quarters * 2; i++)
         acc[i] = partial_zero();
+    QSF_ROLLED
     for (size_t k = 0; k < 4; k++) {
         const unsigned char *const codes =
             tile + QSF_TILE_CODES_OFF(false) + 256 * k + 16 * first_quarter;
@@ -116,15 +118,10 @@ QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
                                      const int8_t *q_low, size_t q_stride, size_t n_tokens,
                                      dots *dot)
 {
-    if (n_tokens <= 2) {
-        dot_quarters_fine(tile, q, q_low, q_stride, n_tokens, 0, 4, dot);
-    } else if (n_tokens <= 4) {
-        dot_quarters_fine(tile, q, q_low, q_stride, n_tokens, 0, 2, dot);
-        dot_quarters_fine(tile, q, q_low, q_stride, n_tokens, 2, 2, dot);
-    } else {
-        for (size_t quarter = 0; quarter < 4; quarter++)
-            dot_quarters_fine(tile, q, q_low, q_stride, n_tokens, quarter, 1, dot);
-    }
+    const size_t n_quarters = n_tokens <= 2 ? 4 : n_tokens <= 4 ? 2 : 1;
+    QSF_ROLLED
+    for (size_t quarter = 0; quarter < 4; quarter += n_quarters)
+        dot_quarters_fine(tile, q, q_low, q_stride, n_tokens, quarter, n_quarters, dot);
 }
 
 #include "kernels/matmul_int_tmpl.h"
@@ -134,6 +131,13 @@ QSF_TARGET_END
 void qsf_kernels_fill_dotprod(qsf_kernels *k)
 {
     fill_matmul_int_dotprod(k);
+}
+
+#elif QSF_ARCH_ARM
+
+void qsf_kernels_fill_dotprod(qsf_kernels *k)
+{
+    (void)k;
 }
 
 #endif

@@ -3,7 +3,7 @@
  * Lanes are the 16 rows of a tile row. A tile is unpacked once for a group of tokens; its
  * dots are exact integers, and the float steps after them are those of kernels.h. The
  * including file provides lanes_*.h, QSF_NAME(op) and
- *   QSF_GROUP_TOKENS   most tokens that share an unpacked tile: 8 or 4
+ *   QSF_GROUP_TOKENS   most tokens that share an unpacked tile: 8, 4 or 2
  *   dots               a type: the 16 row sums of a tile and a token, in whatever parts
  *   dot_tile(dtype, tile, q, q_stride, n_tokens, dots *dot)
  *                      dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride]
@@ -87,8 +87,10 @@ QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, siz
         for (; t + 8 <= x->n_tokens; t += 8)
             int_group(form, row, tile_bytes, x, t, 8, yi + t * y_stride, y_stride);
 #endif
+#if QSF_GROUP_TOKENS >= 4
         for (; t + 4 <= x->n_tokens; t += 4)
             int_group(form, row, tile_bytes, x, t, 4, yi + t * y_stride, y_stride);
+#endif
         for (; t + 2 <= x->n_tokens; t += 2)
             int_group(form, row, tile_bytes, x, t, 2, yi + t * y_stride, y_stride);
         for (; t < x->n_tokens; t++)

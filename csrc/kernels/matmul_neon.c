@@ -18,14 +18,12 @@
 
 #define QSF_NAME(op) op##_neon
 #define QSF_FLOAT_SUMS 4 /* in 16 of 32 registers */
-#define QSF_GROUP_TOKENS 4
+#define QSF_GROUP_TOKENS 2
 #define QSF_FINE_ZERO 128
 
 #include "kernels/lanes_neon.h"
 
 #include "kernels/matmul_float_tmpl.h"
-
-#define QSF_PARTIALS 8 /* in 16 registers */
 
 /* Sums by row and column of a group, 4 rows x 4 columns */
 typedef struct partial {
