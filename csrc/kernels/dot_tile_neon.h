@@ -151,10 +151,11 @@ QSF_FORCED_INLINE void dot_quarters(qsf_dtype dtype, const unsigned char *tile, 
     for (size_t g = 0; g < 8; g++)
         add_groups(dtype, tile, q, q_stride, n_tokens, first_quarter, n_quarters, g, acc);
     QSF_UNROLL
-    for (size_t t = 0; t < n_tokens; t++)
+    for (size_t t = 0; t < n_tokens; t++) {
         QSF_UNROLL
         for (size_t i = 0; i < n_quarters; i++)
             dot[t].quarter[first_quarter + i] = partial_rows(acc[t * n_quarters + i]);
+    }
 }
 
 /* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride]. One or two tokens take the
@@ -177,10 +178,9 @@ QSF_FORCED_INLINE float32x4_t quarter_to_f32(int32x4_t sums, int32_t factor, int
 QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
 {
     const int32x4_t start4 = vdupq_n_s32(start);
-    return (lanes){quarter_to_f32(d.quarter[0], factor, start4),
-                   quarter_to_f32(d.quarter[1], factor, start4),
-                   quarter_to_f32(d.quarter[2], factor, start4),
-                   quarter_to_f32(d.quarter[3], factor, start4)};
+    return (lanes){
+        quarter_to_f32(d.quarter[0], factor, start4), quarter_to_f32(d.quarter[1], factor, start4),
+        quarter_to_f32(d.quarter[2], factor, start4), quarter_to_f32(d.quarter[3], factor, start4)};
 }
 
 #endif

@@ -17,14 +17,18 @@ typedef struct lanes {
     float32x4_t d; /* lanes 12..15 */
 } lanes;
 
+static inline lanes lanes_of(float32x4_t a, float32x4_t b, float32x4_t c, float32x4_t d)
+{
+    return (lanes){a, b, c, d};
+}
+
 /* The same for each of the four registers. */
-#define LANES_OF_1(op, x) \
-    (lanes){op((x).a), op((x).b), op((x).c), op((x).d)}
+#define LANES_OF_1(op, x) lanes_of(op((x).a), op((x).b), op((x).c), op((x).d))
 #define LANES_OF_2(op, x, y) \
-    (lanes){op((x).a, (y).a), op((x).b, (y).b), op((x).c, (y).c), op((x).d, (y).d)}
-#define LANES_OF_3(op, x, y, z)                                                        \
-    (lanes){op((x).a, (y).a, (z).a), op((x).b, (y).b, (z).b), op((x).c, (y).c, (z).c), \
-            op((x).d, (y).d, (z).d)}
+    lanes_of(op((x).a, (y).a), op((x).b, (y).b), op((x).c, (y).c), op((x).d, (y).d))
+#define LANES_OF_3(op, x, y, z)                                                         \
+    lanes_of(op((x).a, (y).a, (z).a), op((x).b, (y).b, (z).b), op((x).c, (y).c, (z).c), \
+             op((x).d, (y).d, (z).d))
 
 static inline lanes lanes_set(float value)
 {
@@ -134,10 +138,9 @@ static inline lanes lanes_abs(lanes a)
 
 static inline lanes lanes_where_less(lanes a, lanes b, lanes yes, lanes no)
 {
-    return (lanes){vbslq_f32(vcltq_f32(a.a, b.a), yes.a, no.a),
-                   vbslq_f32(vcltq_f32(a.b, b.b), yes.b, no.b),
-                   vbslq_f32(vcltq_f32(a.c, b.c), yes.c, no.c),
-                   vbslq_f32(vcltq_f32(a.d, b.d), yes.d, no.d)};
+    return (lanes){
+        vbslq_f32(vcltq_f32(a.a, b.a), yes.a, no.a), vbslq_f32(vcltq_f32(a.b, b.b), yes.b, no.b),
+        vbslq_f32(vcltq_f32(a.c, b.c), yes.c, no.c), vbslq_f32(vcltq_f32(a.d, b.d), yes.d, no.d)};
 }
 
 static inline float32x4_t between4(size_t begin, size_t end, uint32_t offset, float32x4_t in,
@@ -152,9 +155,8 @@ static inline float32x4_t between4(size_t begin, size_t end, uint32_t offset, fl
 
 static inline lanes lanes_between(size_t begin, size_t end, lanes in, lanes out)
 {
-    return (lanes){
-        between4(begin, end, 0, in.a, out.a), between4(begin, end, 4, in.b, out.b),
-        between4(begin, end, 8, in.c, out.c), between4(begin, end, 12, in.d, out.d)};
+    return (lanes){between4(begin, end, 0, in.a, out.a), between4(begin, end, 4, in.b, out.b),
+                   between4(begin, end, 8, in.c, out.c), between4(begin, end, 12, in.d, out.d)};
 }
 
 static inline float32x4_t times_pow2_4(float32x4_t v, float32x4_t shifted)
@@ -234,6 +236,44 @@ static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uin
 {
     return (lanes){load_codes4(p, shift, mask), load_codes4(p + 16, shift, mask),
                    load_codes4(p + 32, shift, mask), load_codes4(p + 48, shift, mask)};
+}
+
+static inline float32x4_t f32_of_codes(uint16x4_t codes)
+{
+    return vcvtq_f32_u32(vmovl_u16(codes));
+}
+
+static inline lanes lanes_load_bytes(const unsigned char *p, unsigned shift, unsigned mask)
+{
+    const uint8x16_t shifted = vshlq_u8(vld1q_u8(p), vdupq_n_s8((int8_t)(0 - (int)shift)));
+    const uint8x16_t codes = vandq_u8(shifted, vdupq_n_u8((uint8_t)mask));
+    const uint16x8_t lo = vmovl_u8(vget_low_u8(codes));
+    const uint16x8_t hi = vmovl_high_u8(codes);
+    return (lanes){f32_of_codes(vget_low_u16(lo)), f32_of_codes(vget_high_u16(lo)),
+                   f32_of_codes(vget_low_u16(hi)), f32_of_codes(vget_high_u16(hi))};
+}
+
+static inline float32x4_t butterfly2(float32x4_t v)
+{
+    const float32x4_t swapped = vextq_f32(v, v, 2);
+    return vcombine_f32(vget_low_f32(vaddq_f32(v, swapped)), vget_low_f32(vsubq_f32(v, swapped)));
+}
+
+static inline float32x4_t butterfly1(float32x4_t v)
+{
+    const float32x4_t swapped = vrev64q_f32(v);
+    return vtrn1q_f32(vaddq_f32(v, swapped), vsubq_f32(v, swapped));
+}
+
+static inline lanes lanes_butterfly(lanes v, size_t h)
+{
+    if (h == 8)
+        return (lanes){vaddq_f32(v.a, v.c), vaddq_f32(v.b, v.d), vsubq_f32(v.a, v.c),
+                       vsubq_f32(v.b, v.d)};
+    if (h == 4)
+        return (lanes){vaddq_f32(v.a, v.b), vsubq_f32(v.a, v.b), vaddq_f32(v.c, v.d),
+                       vsubq_f32(v.c, v.d)};
+    return h == 2 ? LANES_OF_1(butterfly2, v) : LANES_OF_1(butterfly1, v);
 }
 
 #endif

@@ -8,8 +8,7 @@
 
 /* Before version 16 clang offers the intrinsics only if the whole program is for a processor
  * that has them, as Apple's are; without, the level has the kernels of neon. */
-#if QSF_ARCH_ARM && \
-    (defined(__ARM_FEATURE_DOTPROD) || !defined(__clang__) || __clang_major__ >= 16)
+#if QSF_ARCH_ARM && (defined(__ARM_FEATURE_DOTPROD) || !defined(__clang__) || __clang_major__ >= 16)
 
 #include <stdbool.h>
 #include <string.h>
@@ -105,12 +104,13 @@ QSF_FORCED_INLINE void dot_quarters_fine(const unsigned char *tile, const int8_t
         add_group_fine(codes, qk, qk_low, q_stride, n_tokens, n_quarters, 3, acc);
     }
     QSF_UNROLL
-    for (size_t t = 0; t < n_tokens; t++)
+    for (size_t t = 0; t < n_tokens; t++) {
         QSF_UNROLL
         for (size_t i = 0; i < n_quarters; i++) {
             const partial *const sums = acc + (t * n_quarters + i) * 2;
             dot[t].quarter[first_quarter + i] = vaddq_s32(vshlq_n_s32(sums[0], 8), sums[1]);
         }
+    }
 }
 
 /* dot [n_tokens]: exact sums of (code - 128) * (256 q + q_low) of an 8-bit tile */
