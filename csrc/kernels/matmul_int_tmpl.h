@@ -91,12 +91,12 @@ QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, siz
     }
 }
 
-#define INT_MATMUL(type, dtype, has_min, factor, zero, unit)                            \
+#define INT_MATMUL(type, ...)                                                           \
+    static const int_form form_##type = {__VA_ARGS__};                                  \
     static void QSF_NAME(matmul_##type)(const unsigned char *tiles, size_t n_tile_rows, \
                                         const qsf_acts *x, float *y, size_t y_stride)   \
     {                                                                                   \
-        const int_form form = {dtype, has_min, factor, zero, unit};                     \
-        matmul_int(form, tiles, n_tile_rows, x, y, y_stride);                           \
+        matmul_int(form_##type, tiles, n_tile_rows, x, y, y_stride);                    \
     }
 
 INT_MATMUL(2bit_sym, QSF_DTYPE_2BIT_SYM, false, 2, 3, 0.5F)
