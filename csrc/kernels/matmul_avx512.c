@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "kernels/forced_inline.h"
+#include "kernels/matmul_avx512.h"
 
 #define QSF_NAME(op) op##_avx512
 #define QSF_FLOAT_SUMS 8 /* in 8 of 32 registers */
@@ -90,6 +91,10 @@ QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
 
 #include "kernels/matmul_int_tmpl.h"
 
+#define QSF_MANY_TOKENS 8
+
+#include "kernels/matmul_many_tmpl.h"
+
 /* codes [16, 64]; twice the code where weights are half units */
 QSF_FORCED_INLINE void unpack_codes(int_form form, const unsigned char *tile, unsigned char *codes)
 {
@@ -107,31 +112,10 @@ QSF_FORCED_INLINE void unpack_codes(int_form form, const unsigned char *tile, un
     }
 }
 
-#define QSF_MANY_TOKENS 8
-#define MANY_BLOCKS 8
-#define MANY_ROWS 2
-
-/* Of one block and MANY_ROWS tile rows */
-typedef struct many_codes {
-    _Alignas(64) unsigned char at[MANY_ROWS][QSF_TILE_ROWS * QSF_BLOCK];
-} many_codes;
-
-typedef struct many_dots {
-    _Alignas(64) int32_t at[MANY_ROWS][QSF_MANY_TOKENS][QSF_TILE_ROWS];
-} many_dots;
-
-/* MANY_BLOCKS blocks of MANY_ROWS tile rows */
-typedef struct many {
-    many_codes codes[MANY_BLOCKS];
-    many_dots dots[MANY_BLOCKS];
-    lanes scale[MANY_BLOCKS][MANY_ROWS];
-    lanes min[MANY_BLOCKS][MANY_ROWS];
-} many;
-
 /* One block of n_tokens tokens, side by side, so that their addresses are one register. */
 typedef struct token_block {
     _Alignas(64) int8_t q[QSF_MANY_TOKENS][QSF_BLOCK];
-    int32_t start[QSF_MANY_TOKENS]; /* -zero * sum(q) */
+    int32_t start[QSF_MANY_TOKENS];
 } token_block;
 
 QSF_FORCED_INLINE __m512i load_dots(const int32_t *p)
@@ -141,63 +125,66 @@ QSF_FORCED_INLINE __m512i load_dots(const int32_t *p)
 
 /* dots [n_rows, 8 tokens, 16] of one block: sum(code * q) + start, plus 256 times the dots that
  * are there if is_second. codes [n_rows, 16, 64]; n_rows, n_tokens, is_second literals */
-QSF_FORCED_INLINE void block_dots(const many_codes *codes, const token_block *x, size_t n_rows,
-                                  size_t n_tokens, bool is_second, many_dots *out)
+QSF_FORCED_INLINE void block_dots(const many_codes *codes, const token_block *x, size_t t0,
+                                  size_t n_rows, size_t n_tokens, bool is_second, many_dots *out)
 {
     __m512i dot[MANY_ROWS][QSF_MANY_TOKENS];
     for (size_t t = 0; t < n_tokens; t++)
         for (size_t r = 0; r < n_rows; r++)
-            dot[r][t] = is_second ? _mm512_add_epi32(_mm512_set1_epi32(x->start[t]),
-                                                     _mm512_slli_epi32(load_dots(out->at[r][t]), 8))
-                                  : _mm512_set1_epi32(x->start[t]);
+            dot[r][t] = is_second
+                            ? _mm512_add_epi32(_mm512_set1_epi32(x->start[t0 + t]),
+                                               _mm512_slli_epi32(load_dots(out->at[r][t0 + t]), 8))
+                            : _mm512_set1_epi32(x->start[t0 + t]);
 #pragma GCC unroll 16
     for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
         __m512i code[MANY_ROWS];
         for (size_t r = 0; r < n_rows; r++)
             code[r] = load64(codes->at[r] + g * 64);
         for (size_t t = 0; t < n_tokens; t++) {
-            const __m512i four = broadcast4(x->q[t] + 4 * g);
+            const __m512i four = broadcast4(x->q[t0 + t] + 4 * g);
             for (size_t r = 0; r < n_rows; r++)
                 dot[r][t] = _mm512_dpbusd_epi32(dot[r][t], code[r], four);
         }
     }
     for (size_t r = 0; r < n_rows; r++)
         for (size_t t = 0; t < n_tokens; t++)
-            _mm512_storeu_si512((void *)out->at[r][t], dot[r][t]);
+            _mm512_storeu_si512((void *)out->at[r][t0 + t], dot[r][t]);
 }
 
-/* One function for each number of rows and tokens: more of the body in one confuses compilers. */
-#define BLOCK_DOTS(n_rows, n_tokens)                                                   \
-    static __attribute__((noinline)) void block_dots_##n_rows##_##n_tokens(            \
-        const many_codes *codes, const token_block *x, bool is_second, many_dots *out) \
-    {                                                                                  \
-        if (is_second)                                                                 \
-            block_dots(codes, x, n_rows, n_tokens, true, out);                         \
-        else                                                                           \
-            block_dots(codes, x, n_rows, n_tokens, false, out);                        \
+/* Tokens t .. t + n_tokens - 1. One function for each number of rows and tokens: more of the
+ * body in one confuses compilers. */
+#define BLOCK_DOTS(n_rows, n_tokens)                                                             \
+    static __attribute__((noinline)) void block_dots_##n_rows##_##n_tokens(                      \
+        const many_codes *codes, const token_block *x, size_t t, bool is_second, many_dots *out) \
+    {                                                                                            \
+        if (is_second)                                                                           \
+            block_dots(codes, x, t, n_rows, n_tokens, true, out);                                \
+        else                                                                                     \
+            block_dots(codes, x, t, n_rows, n_tokens, false, out);                               \
     }
 
 BLOCK_DOTS(2, 8)
 BLOCK_DOTS(2, 4)
-BLOCK_DOTS(2, 2)
 BLOCK_DOTS(2, 1)
 BLOCK_DOTS(1, 8)
 BLOCK_DOTS(1, 4)
-BLOCK_DOTS(1, 2)
 BLOCK_DOTS(1, 1)
 
-typedef void block_dots_fn(const many_codes *codes, const token_block *x, bool is_second,
-                           many_dots *out);
+QSF_FORCED_INLINE void dots_of_tokens(const many_codes *codes, const token_block *x, size_t n_rows,
+                                      size_t n_tokens, bool is_second, many_dots *out)
+{
+    size_t t = 0;
+    for (; t + 8 <= n_tokens; t += 8)
+        (n_rows == 1 ? block_dots_1_8 : block_dots_2_8)(codes, x, t, is_second, out);
+    for (; t + 4 <= n_tokens; t += 4)
+        (n_rows == 1 ? block_dots_1_4 : block_dots_2_4)(codes, x, t, is_second, out);
+    for (; t < n_tokens; t++)
+        (n_rows == 1 ? block_dots_1_1 : block_dots_2_1)(codes, x, t, is_second, out);
+}
 
 QSF_FORCED_INLINE void compute_dots(int_form form, many *m, size_t n_blocks, size_t n_rows,
                                     const qsf_acts *x, size_t block, size_t n_tokens)
 {
-    static block_dots_fn *const by_size[2][4] = {
-        {block_dots_1_1, block_dots_1_2, block_dots_1_4, block_dots_1_8},
-        {block_dots_2_1, block_dots_2_2, block_dots_2_4, block_dots_2_8}};
-    block_dots_fn *const fn = by_size[n_rows - 1][n_tokens == 8   ? 3
-                                                  : n_tokens == 4 ? 2
-                                                                  : n_tokens - 1];
     const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
     for (size_t b = 0; b < n_blocks; b++) {
         token_block xb;
@@ -206,7 +193,7 @@ QSF_FORCED_INLINE void compute_dots(int_form form, many *m, size_t n_blocks, siz
             memcpy(xb.q[t], x->q + i * QSF_BLOCK, QSF_BLOCK);
             xb.start[t] = form.has_min || is_fine ? 0 : -form.zero * x->sum[i];
         }
-        fn(&m->codes[b], &xb, false, &m->dots[b]);
+        dots_of_tokens(&m->codes[b], &xb, n_rows, n_tokens, false, &m->dots[b]);
         if (!is_fine)
             continue;
         for (size_t t = 0; t < n_tokens; t++) {
@@ -214,48 +201,56 @@ QSF_FORCED_INLINE void compute_dots(int_form form, many *m, size_t n_blocks, siz
             memcpy(xb.q[t], x->q_low + i * QSF_BLOCK, QSF_BLOCK);
             xb.start[t] = -form.zero * x->fine_sum[i];
         }
-        fn(&m->codes[b], &xb, true, &m->dots[b]);
+        dots_of_tokens(&m->codes[b], &xb, n_rows, n_tokens, true, &m->dots[b]);
     }
 }
-
-#include "kernels/matmul_many_tmpl.h"
 
 #ifndef MANY_FROM
 #define MANY_FROM 8
 #endif
 
-#define BY_TOKENS(type)                                                                   \
-    static void matmul_##type##_by_tokens(const unsigned char *tiles, size_t n_tile_rows, \
-                                          const qsf_acts *x, float *y, size_t y_stride)   \
-    {                                                                                     \
-        if (x->n_tokens >= MANY_FROM)                                                     \
-            matmul_many(form_##type, tiles, n_tile_rows, x, y, y_stride);                 \
-        else                                                                              \
-            matmul_##type##_avx512(tiles, n_tile_rows, x, y, y_stride);                   \
+#define BY_TOKENS(type, dtype)                                                      \
+    static void matmul_##type##_any(const unsigned char *tiles, size_t n_tile_rows, \
+                                    const qsf_acts *x, float *y, size_t y_stride)   \
+    {                                                                               \
+        if (x->n_tokens >= MANY_FROM)                                               \
+            matmul_many(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);    \
+        else                                                                        \
+            matmul_##type##_avx512(tiles, n_tile_rows, x, y, y_stride);             \
     }
 
-BY_TOKENS(2bit_sym)
-BY_TOKENS(2bit)
-BY_TOKENS(3bit)
-BY_TOKENS(4bit)
-BY_TOKENS(4bit_sym)
-BY_TOKENS(ternary)
-BY_TOKENS(ternary_dense)
-BY_TOKENS(8bit)
+BY_TOKENS(2bit_sym, QSF_DTYPE_2BIT_SYM)
+BY_TOKENS(2bit, QSF_DTYPE_2BIT)
+BY_TOKENS(3bit, QSF_DTYPE_3BIT)
+BY_TOKENS(4bit, QSF_DTYPE_4BIT)
+BY_TOKENS(4bit_sym, QSF_DTYPE_4BIT_SYM)
+BY_TOKENS(ternary, QSF_DTYPE_TERNARY)
+BY_TOKENS(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
+BY_TOKENS(8bit, QSF_DTYPE_8BIT)
 
 QSF_TARGET_END
+
+qsf_matmul_fn *qsf_matmul_avx512(qsf_dtype dtype)
+{
+    static qsf_matmul_fn *const by_dtype[QSF_DTYPE_COUNT] = {
+        [QSF_DTYPE_2BIT_SYM] = matmul_2bit_sym_any,
+        [QSF_DTYPE_2BIT] = matmul_2bit_any,
+        [QSF_DTYPE_3BIT] = matmul_3bit_any,
+        [QSF_DTYPE_4BIT] = matmul_4bit_any,
+        [QSF_DTYPE_4BIT_SYM] = matmul_4bit_sym_any,
+        [QSF_DTYPE_TERNARY] = matmul_ternary_any,
+        [QSF_DTYPE_TERNARY_DENSE] = matmul_ternary_dense_any,
+        [QSF_DTYPE_8BIT] = matmul_8bit_any,
+    };
+    return by_dtype[dtype];
+}
 
 void qsf_kernels_fill_avx512(qsf_kernels *k)
 {
     fill_matmul_int_avx512(k);
-    k->matmul[QSF_DTYPE_2BIT_SYM] = matmul_2bit_sym_by_tokens;
-    k->matmul[QSF_DTYPE_2BIT] = matmul_2bit_by_tokens;
-    k->matmul[QSF_DTYPE_3BIT] = matmul_3bit_by_tokens;
-    k->matmul[QSF_DTYPE_4BIT] = matmul_4bit_by_tokens;
-    k->matmul[QSF_DTYPE_4BIT_SYM] = matmul_4bit_sym_by_tokens;
-    k->matmul[QSF_DTYPE_TERNARY] = matmul_ternary_by_tokens;
-    k->matmul[QSF_DTYPE_TERNARY_DENSE] = matmul_ternary_dense_by_tokens;
-    k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_by_tokens;
+    for (int d = 0; d < QSF_DTYPE_COUNT; d++)
+        if (qsf_matmul_avx512((qsf_dtype)d) != NULL)
+            k->matmul[d] = qsf_matmul_avx512((qsf_dtype)d);
     fill_matmul_float_avx512(k);
     qsf_vecops_fill_avx512(k);
 }
