@@ -16,9 +16,7 @@
 #include "kernels/matmul_avx512.h"
 
 #define QSF_MANY_TOKENS 16
-#ifndef AMX_FROM
 #define AMX_FROM 8 /* tokens; fewer are faster without tiles */
-#endif
 
 QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
@@ -65,6 +63,8 @@ QSF_FORCED_INLINE void configure_tiles(size_t n_tail)
         config.row_bytes[i] = 64;
         config.n_rows[i] = i < 5 ? 16 : (uint8_t)(n_tail > 0 ? n_tail : 1);
     }
+    /* gcc believes that ldtilecfg reads 8 bytes of it. */
+    __asm__ volatile("" : : "m"(config) : "memory");
     _tile_loadconfig(&config);
 }
 

@@ -96,6 +96,14 @@ QSF_FORCED_INLINE void many_group(int_form form, many *m, const qsf_acts *x, siz
                     y + (t0 + t) * y_stride, y_stride);
 }
 
+/* Asks for the tile that follows in the next round, to the second cache; beyond the end of the
+ * tiles nothing happens. */
+QSF_FORCED_INLINE void prefetch_next(const unsigned char *tile, size_t tile_bytes)
+{
+    for (size_t i = 0; i < tile_bytes; i += 64)
+        __builtin_prefetch((const void *)((uintptr_t)tile + MANY_BLOCKS * tile_bytes + i), 0, 2);
+}
+
 QSF_FORCED_INLINE void many_rows(int_form form, const unsigned char *tiles, size_t n_rows,
                                  const qsf_acts *x, float *y, size_t y_stride)
 {
@@ -105,8 +113,11 @@ QSF_FORCED_INLINE void many_rows(int_form form, const unsigned char *tiles, size
         const size_t left = x->n_blocks - b0;
         const size_t n_blocks = left < MANY_BLOCKS ? left : MANY_BLOCKS;
         for (size_t r = 0; r < n_rows; r++)
-            for (size_t b = 0; b < n_blocks; b++)
-                many_unpack(form, tiles + (r * x->n_blocks + b0 + b) * tile_bytes, b, r, &m);
+            for (size_t b = 0; b < n_blocks; b++) {
+                const unsigned char *const tile = tiles + (r * x->n_blocks + b0 + b) * tile_bytes;
+                prefetch_next(tile, tile_bytes);
+                many_unpack(form, tile, b, r, &m);
+            }
         for (size_t t = 0; t < x->n_tokens; t += QSF_MANY_TOKENS) {
             const size_t t_left = x->n_tokens - t;
             many_group(form, &m, x, b0, n_blocks, n_rows, t,
