@@ -16,18 +16,17 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include "kernels/int_form.h"
+
 #ifndef QSF_FINE_ZERO
 #define QSF_FINE_ZERO 128
 #endif
 
-/* What all blocks of a type have in common; literals. */
-typedef struct int_form {
-    qsf_dtype dtype;
-    bool has_min;
-    int32_t factor; /* a symmetric weight is (factor * code - zero) * unit * scale */
-    int32_t zero;
-    float unit;
-} int_form;
+/* How far ahead tiles are asked for: processors do not look beyond a page of 4 KiB on their
+ * own, and a tile is soon computed. It may be beyond the end; then nothing happens. */
+#ifndef QSF_AHEAD_BYTES
+#define QSF_AHEAD_BYTES 2048
+#endif
 
 /* Goes on with acc over one block: token t0 + t is at x->scale[i] and so on, i = block + t *
  * n_blocks. */
@@ -48,8 +47,8 @@ QSF_FORCED_INLINE void add_block(int_form form, const unsigned char *tile, const
     for (size_t t = 0; t < n_tokens; t++) {
         const size_t i = block + t * n_blocks;
         const float x_scale = is_fine ? x->scale[i] * 0x1p-8F : x->scale[i];
-        const int32_t start =
-            form.has_min ? 0 : -form.zero * (is_fine ? x->fine_sum[i] : x->sum[i]);
+        const int32_t zero = is_fine ? QSF_FINE_ZERO : form.zero;
+        const int32_t start = form.has_min ? 0 : -zero * (is_fine ? x->fine_sum[i] : x->sum[i]);
         const lanes dot_t = dots_to_lanes(dot[t], form.factor, start);
         acc[t] = lanes_fma(dot_t, lanes_mul(scale, lanes_set(x_scale)), acc[t]);
     }
@@ -69,8 +68,12 @@ QSF_FORCED_INLINE void int_group(int_form form, const unsigned char *tiles, size
     lanes acc[QSF_GROUP_TOKENS];
     for (size_t t = 0; t < n_tokens; t++)
         acc[t] = lanes_set(0.0F);
-    for (size_t b = 0; b < x->n_blocks; b++)
-        add_block(form, tiles + b * tile_bytes, x, t0 * x->n_blocks + b, n_tokens, acc);
+    for (size_t b = 0; b < x->n_blocks; b++) {
+        const unsigned char *const tile = tiles + b * tile_bytes;
+        for (size_t i = 0; i < tile_bytes; i += 64)
+            __builtin_prefetch((const void *)((uintptr_t)tile + QSF_AHEAD_BYTES + i));
+        add_block(form, tile, x, t0 * x->n_blocks + b, n_tokens, acc);
+    }
     for (size_t t = 0; t < n_tokens; t++)
         lanes_store(y + t * y_stride, acc[t]);
 }
@@ -98,22 +101,21 @@ QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, siz
     }
 }
 
-#define INT_MATMUL(type, dtype, has_min, factor, zero, unit)                            \
+#define INT_MATMUL(type, dtype)                                                         \
     static void QSF_NAME(matmul_##type)(const unsigned char *tiles, size_t n_tile_rows, \
                                         const qsf_acts *x, float *y, size_t y_stride)   \
     {                                                                                   \
-        const int_form form = {dtype, has_min, factor, zero, unit};                     \
-        matmul_int(form, tiles, n_tile_rows, x, y, y_stride);                           \
+        matmul_int(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);             \
     }
 
-INT_MATMUL(2bit_sym, QSF_DTYPE_2BIT_SYM, false, 2, 3, 0.5F)
-INT_MATMUL(2bit, QSF_DTYPE_2BIT, true, 1, 0, 1.0F)
-INT_MATMUL(3bit, QSF_DTYPE_3BIT, true, 1, 0, 1.0F)
-INT_MATMUL(4bit, QSF_DTYPE_4BIT, true, 1, 0, 1.0F)
-INT_MATMUL(4bit_sym, QSF_DTYPE_4BIT_SYM, false, 1, 8, 1.0F)
-INT_MATMUL(ternary, QSF_DTYPE_TERNARY, false, 1, 1, 1.0F)
-INT_MATMUL(ternary_dense, QSF_DTYPE_TERNARY_DENSE, false, 1, 1, 1.0F)
-INT_MATMUL(8bit, QSF_DTYPE_8BIT, false, 1, QSF_FINE_ZERO, 1.0F)
+INT_MATMUL(2bit_sym, QSF_DTYPE_2BIT_SYM)
+INT_MATMUL(2bit, QSF_DTYPE_2BIT)
+INT_MATMUL(3bit, QSF_DTYPE_3BIT)
+INT_MATMUL(4bit, QSF_DTYPE_4BIT)
+INT_MATMUL(4bit_sym, QSF_DTYPE_4BIT_SYM)
+INT_MATMUL(ternary, QSF_DTYPE_TERNARY)
+INT_MATMUL(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
+INT_MATMUL(8bit, QSF_DTYPE_8BIT)
 
 /* The fill function's part for the integer form. */
 static void QSF_NAME(fill_matmul_int)(qsf_kernels *k)
