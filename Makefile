@@ -36,7 +36,8 @@ WERROR ?= $(if $(CI),ON,OFF)
 c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OFF \
 		-DQSF_WERROR=$(WERROR) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
 	$(CMAKE) --build build/$(1) -j $(JOBS) >>build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
-	$(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
+	$(call ctest,$(1))
+ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
 .PHONY: help demo test test-c test-py check check-isa check-san check-arm check-slow lint format \
 	fuzz bench clean
@@ -106,9 +107,16 @@ check-san: build/install.stamp ## the C tests with address, undefined and thread
 	@$(THINNED) $(call c_tests,asan,-DQSF_SANITIZE=address$(COMMA)undefined)
 	@$(THINNED) $(call c_tests,tsan,-DQSF_SANITIZE=thread)
 
-check-arm: build/install.stamp ## the C tests for 64-bit ARM, under qemu
+# All tests on the newest processor that qemu can be; then those whose course depends on the
+# instruction set, on a processor without SDOT and with scalar forced.
+check-arm: build/install.stamp ## the C tests for 64-bit ARM under qemu, on each level
 	@tools/bootstrap.sh arm
-	@$(THINNED) $(call c_tests,arm,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake)
+	@$(THINNED) export QEMU_CPU=max QSF_CHECK_ISA=dotprod; \
+		$(call c_tests,arm,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake)
+	@$(THINNED) export QEMU_CPU=cortex-a53 QSF_CHECK_ISA=neon; \
+		$(call ctest,arm) -R '^check_(isa|kernels|model)'
+	@$(THINNED) export QEMU_CPU=max QSF_CHECK_ISA=dotprod QSF_ISA=scalar; \
+		$(call ctest,arm) -R '^check_(isa|model)'
 
 lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_c.py
 	@$(VENV)/bin/ruff check .

@@ -1,0 +1,31 @@
+/* vecops_neon.c - vector operations and attention, compiled for NEON. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/vecops.h"
+
+#if QSF_ARCH_ARM
+
+#include <float.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include <arm_neon.h>
+
+#include "kernels/forced_inline.h"
+
+#define QSF_NAME(op) op##_neon
+
+#include "kernels/lanes_neon.h"
+
+#include "kernels/exp_tmpl.h"
+
+#include "kernels/vecops_tmpl.h"
+
+#include "kernels/attend_tmpl.h"
+
+void qsf_vecops_fill_neon(qsf_kernels *k)
+{
+    fill_neon(k);
+}
+
+#endif
