@@ -228,6 +228,7 @@ void qsf_session_report(const qsf_session *s, qsf_stats *out)
 {
     qsf_model *const m = s->model;
     qsf_mutex_lock(&m->lock);
+    const qsf_pool_counts counts = qsf_pool_count(m->pool);
     *out = (qsf_stats){
         .prompt_tokens = s->prompt_tokens,
         .prompt_ns = s->prompt_ns,
@@ -238,6 +239,9 @@ void qsf_session_report(const qsf_session *s, qsf_stats *out)
         .n_allocations = m->ledger.n_acquired,
         .allocated_bytes = m->ledger.held_bytes,
         .kv_used_bytes = qsf_kvcache_used_bytes(&s->buffers.kv, &m->config, s->n_tokens),
+        .n_loops = counts.n_runs,
+        .n_parallel_regions = counts.n_shared_runs,
+        .parallel_ns = counts.shared_ns,
     };
     qsf_mutex_unlock(&m->lock);
 }

@@ -45,7 +45,7 @@ static started_pool start(uint32_t n_threads)
     if (!CHECK(s.block != NULL))
         return s;
     memset(s.block, 0, qsf_pool_bytes(n_threads));
-    CHECK_OK(qsf_pool_init(s.block, n_threads, &s.pool));
+    CHECK_OK(qsf_pool_init(s.block, n_threads, false, &s.pool));
     CHECK_EQ(qsf_pool_thread_count(s.pool), n_threads);
     return s;
 }
@@ -224,7 +224,7 @@ static void check_bad_counts(void)
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         alignas(64) unsigned char block[64];
         qsf_pool *pool = (qsf_pool *)(void *)block;
-        CHECK_STATUS(qsf_pool_init(block, counts[i], &pool), QSF_ERR_ARG);
+        CHECK_STATUS(qsf_pool_init(block, counts[i], false, &pool), QSF_ERR_ARG);
         CHECK(pool == NULL);
     }
 }
@@ -290,7 +290,7 @@ static int start_without_room(void)
     if (setrlimit(RLIMIT_AS, &limit) != 0 || mmap(NULL, 64 * QSF_POOL_STACK_BYTES, PROT_READ,
                                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED)
         return CHILD_NO_LIMIT;
-    const qsf_status status = qsf_pool_init(block, N_THREADS, &pool);
+    const qsf_status status = qsf_pool_init(block, N_THREADS, false, &pool);
     if (status == QSF_OK)
         return CHILD_STARTED;
     return status == QSF_ERR_NOMEM && pool == NULL &&
