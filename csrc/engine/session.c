@@ -220,8 +220,8 @@ qsf_status qsf_session_choose(qsf_session *s, const qsf_sampling *how, const uin
         if (recent[i] >= s->model->config.n_vocab)
             return QSF_FAIL(QSF_ERR_ARG, "recent token %u is outside the vocabulary of %u",
                             recent[i], s->model->config.n_vocab);
-    return qsf_sampler_choose(&s->buffers.sampler, s->buffers.logits, how, recent, n_recent,
-                              random_state, token);
+    return qsf_sampler_choose(&s->buffers.sampler, &s->model->kernels, s->buffers.logits, how,
+                              recent, n_recent, random_state, token);
 }
 
 void qsf_session_report(const qsf_session *s, qsf_stats *out)
