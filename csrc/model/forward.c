@@ -61,13 +61,10 @@ static void fill_rope(qsf_forward *f, const qsf_chunk *chunk)
     }
 }
 
-/* Loads an optional vector into place i; *out is NULL when there is none. */
-static qsf_status load_bias(qsf_ops *o, const qsf_tensor *t, size_t i, const float **out)
+/* An optional vector, with place i for it; *out is NULL when there is none. */
+static qsf_status load(qsf_ops *o, const qsf_tensor *t, size_t i, const float **out)
 {
-    bool is_present;
-    QSF_TRY(qsf_ops_load_vector(o, t, o->scratch->vectors[i], &is_present));
-    *out = is_present ? o->scratch->vectors[i] : NULL;
-    return QSF_OK;
+    return qsf_ops_load_vector(o, t, o->scratch->vectors[i], out);
 }
 
 /* *out = norm(x) with the weights of the begun unit, ready for a matmul. */
@@ -75,8 +72,8 @@ static qsf_status norm(qsf_ops *o, const qsf_tensor *weight, const qsf_tensor *b
 {
     const float *weight_row;
     const float *bias_row;
-    QSF_TRY(load_bias(o, weight, 0, &weight_row));
-    QSF_TRY(load_bias(o, bias, 1, &bias_row));
+    QSF_TRY(load(o, weight, 0, &weight_row));
+    QSF_TRY(load(o, bias, 1, &bias_row));
     *out = qsf_ops_prepare_normed(o, weight_row, bias_row);
     return QSF_OK;
 }
@@ -136,9 +133,9 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, const finish
         {layer->v, NULL, s->v, s->kv_stride, head_dim, finish_v, job},
     };
     QSF_TRY(norm(o, layer->attn_norm, layer->attn_norm_bias, &in));
-    QSF_TRY(load_bias(o, layer->q_bias, 0, &qkv[0].bias));
-    QSF_TRY(load_bias(o, layer->k_bias, 1, &qkv[1].bias));
-    QSF_TRY(load_bias(o, layer->v_bias, 2, &qkv[2].bias));
+    QSF_TRY(load(o, layer->q_bias, 0, &qkv[0].bias));
+    QSF_TRY(load(o, layer->k_bias, 1, &qkv[1].bias));
+    QSF_TRY(load(o, layer->v_bias, 2, &qkv[2].bias));
     return qsf_linear_run(o, qkv, sizeof qkv / sizeof qkv[0], &in);
 }
 
@@ -148,7 +145,7 @@ static qsf_status end_block(qsf_ops *o, const qsf_tensor *w, const qsf_tensor *b
 {
     const qsf_scratch *const s = o->scratch;
     qsf_linear out = {w, NULL, s->y, s->dim_stride, 1, finish_block, job};
-    QSF_TRY(load_bias(o, bias, 0, &out.bias));
+    QSF_TRY(load(o, bias, 0, &out.bias));
     return qsf_linear_run(o, &out, 1, in);
 }
 
@@ -170,8 +167,8 @@ static qsf_status ffn_block(qsf_ops *o, const qsf_layer *layer, const finish_job
     qsf_linear gate = {layer->gate, NULL, s->gate, s->ffn_stride, 1, NULL, NULL};
     qsf_linear up = {layer->up, NULL, s->up, s->ffn_stride, 1, finish_up, job};
     QSF_TRY(norm(o, layer->ffn_norm, layer->ffn_norm_bias, &in));
-    QSF_TRY(load_bias(o, layer->gate_bias, 1, &gate.bias));
-    QSF_TRY(load_bias(o, layer->up_bias, 0, &up.bias));
+    QSF_TRY(load(o, layer->gate_bias, 1, &gate.bias));
+    QSF_TRY(load(o, layer->up_bias, 0, &up.bias));
     if (layer->gate != NULL) {
         QSF_TRY(qsf_linear_run_pair(o, &gate, &up, &in));
     } else {

@@ -2,6 +2,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/ops.h"
 
+#include <string.h>
+
 #include "base/bytes.h"
 #include "base/half.h"
 #include "base/status.h"
@@ -13,16 +15,31 @@ size_t qsf_ops_piece(size_t work_per_item)
     return work_per_item >= PIECE_WORK ? 1 : PIECE_WORK / (work_per_item + 1) + 1;
 }
 
-qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *out, bool *present)
+/* Can f32 be read where it lies? (Every machine that the engine has kernels for.) */
+static bool is_little_endian(void)
 {
-    *present = t != NULL;
+    const uint32_t one = 1;
+    unsigned char first;
+    memcpy(&first, &one, 1);
+    return first == 1;
+}
+
+qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, const float **out)
+{
+    *out = NULL;
     if (t == NULL)
         return QSF_OK;
     const unsigned char *bytes;
     QSF_TRY(qsf_stream_acquire(o->stream, t->data_off, (size_t)t->data_bytes, &bytes));
+    const bool stays = qsf_stream_span_bytes(o->stream, t->unit_idx) == SIZE_MAX;
+    if (stays && t->dtype == QSF_DTYPE_F32 && is_little_endian()) {
+        *out = (const float *)(const void *)bytes; /* at a multiple of 64 */
+        return QSF_OK;
+    }
     for (size_t i = 0; i < t->n_cols; i++)
-        out[i] = t->dtype == QSF_DTYPE_F16 ? qsf_half_to_float(qsf_load_u16(bytes + 2 * i))
-                                           : qsf_load_f32(bytes + 4 * i);
+        space[i] = t->dtype == QSF_DTYPE_F16 ? qsf_half_to_float(qsf_load_u16(bytes + 2 * i))
+                                             : qsf_load_f32(bytes + 4 * i);
+    *out = space;
     return QSF_OK;
 }
 

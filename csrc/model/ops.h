@@ -34,9 +34,9 @@ typedef struct qsf_ops {
  * about as long. */
 size_t qsf_ops_piece(size_t work_per_item);
 
-/* Copies a vector tensor of the begun unit to `out` as f32 [n_cols]; a NULL tensor
- * gives *present = false and copies nothing. */
-qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *out, bool *present);
+/* *out = a vector tensor [n_cols] of the begun unit as f32, good until the unit ends: in its
+ * place when it is resident and f32, else copied to space [n_cols]. NULL for a NULL tensor. */
+qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, const float **out);
 
 /* Describes the rows of x [n_tokens, stride] as matmul input, quantised unless exact. Good until
  * the next prepare. */
