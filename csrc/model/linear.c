@@ -118,7 +118,8 @@ static void add_part(span *s, const qsf_linear *l, size_t first, size_t end)
     const size_t n_bytes = tile_row_bytes(l);
     s->parts[s->n_parts] = (part){
         .linear = l,
-        .matmul = o->exact ? o->kernels->matmul_exact[l->w->dtype] : o->kernels->matmul[l->w->dtype],
+        .matmul =
+            o->exact ? o->kernels->matmul_exact[l->w->dtype] : o->kernels->matmul[l->w->dtype],
         .off = l->w->data_off + first * n_bytes,
         .tile_row_bytes = n_bytes,
         .first = first,

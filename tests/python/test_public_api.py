@@ -361,7 +361,7 @@ def test_a_cancel_ends_every_running_generation(model: qsf.Model) -> None:
 
 def test_progress_counts_the_tokens_of_a_long_prompt(model: qsf.Model) -> None:
     seen: list[tuple[int, int]] = []
-    ids = model.tokenize("one two " * 100)
+    ids = model.tokenize("one two " * 150)  # more than a chunk
     model.logits([ids[0]])  # forget what is held
     list(model.generate(ids, max_tokens=3, progress=lambda done, n: seen.append((done, n))))
     assert len(seen) > 1
