@@ -1,8 +1,9 @@
 /* bench_pool.c - what a parallel region costs, and what a busy core does to it.
  *
- * One line of JSON each, with the median, best and 90th percentile:
- *   empty   a region with nothing to do, one after the other: the workers are spinning
- *   asleep  a region after a pause in which the workers have gone to sleep
+ * One line of JSON each, with the best, median, 90th percentile and mean:
+ *   empty   a region with nothing to do, one after the other: what it costs the caller
+ *   meet    one in which every thread waits for all others: to the last one's arrival and back
+ *   asleep  the same after a pause in which the workers have gone to sleep
  *   even    a region of equal items, all threads alone on their cores
  *   stolen  the same while another process's thread computes on a core (one per run)
  * For the last two `ideal_us` is the time of one thread divided by the threads.
@@ -10,6 +11,7 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -39,11 +41,14 @@ static int by_value(const void *a, const void *b)
 
 static void report(const char *what, uint32_t n_threads, size_t n, double ideal_us)
 {
+    double sum_ns = 0.0;
+    for (size_t i = 0; i < n; i++)
+        sum_ns += (double)times_ns[i];
     qsort(times_ns, n, sizeof *times_ns, by_value);
     printf("{\"what\": \"%s\", \"threads\": %" PRIu32 ", \"best_us\": %.2f, \"median_us\": %.2f, "
-           "\"p90_us\": %.2f",
+           "\"p90_us\": %.2f, \"mean_us\": %.2f",
            what, n_threads, (double)times_ns[0] / 1e3, (double)times_ns[n / 2] / 1e3,
-           (double)times_ns[n * 9 / 10] / 1e3);
+           (double)times_ns[n * 9 / 10] / 1e3, sum_ns / (double)n / 1e3);
     if (ideal_us > 0.0)
         printf(", \"ideal_us\": %.2f", ideal_us);
     printf("}\n");
@@ -56,6 +61,19 @@ static void do_nothing(void *arg, size_t begin, size_t end, size_t worker_idx)
     (void)begin;
     (void)end;
     (void)worker_idx;
+}
+
+static atomic_size_t n_arrived;
+
+/* An item ends when as many have arrived as there are items. */
+static void meet(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const size_t n_expected = *(const size_t *)arg;
+    (void)worker_idx;
+    atomic_fetch_add(&n_arrived, end - begin);
+    for (uint32_t i = 0; atomic_load(&n_arrived) < n_expected; i++)
+        if (i % 1024 == 1023)
+            sched_yield(); /* more threads than cores */
 }
 
 static uint64_t compute(uint64_t seed, size_t n_steps)
@@ -74,12 +92,14 @@ static void do_items(void *arg, size_t begin, size_t end, size_t worker_idx)
 static void measure(qsf_pool *p, const char *what, qsf_pool_fn *fn, size_t n_items, size_t n_runs,
                     bool pause_between, double ideal_us)
 {
+    size_t n_expected = n_items;
     const struct timespec pause = {0, 5000000};
     for (size_t i = 0; i < n_runs; i++) {
         if (pause_between)
             nanosleep(&pause, NULL);
+        atomic_store(&n_arrived, 0);
         const uint64_t start_ns = qsf_clock_ns();
-        qsf_pool_run(p, n_items, 1, fn, NULL);
+        qsf_pool_run(p, n_items, 1, fn, &n_expected);
         times_ns[i] = qsf_clock_ns() - start_ns;
     }
     report(what, qsf_pool_thread_count(p), n_runs, ideal_us);
@@ -104,7 +124,8 @@ static void bench_threads(uint32_t n_threads, double one_thread_us)
         exit(1);
     const double ideal_us = one_thread_us / n_threads;
     measure(p, "empty", do_nothing, n_threads, N_RUNS, false, 0.0);
-    measure(p, "asleep", do_nothing, n_threads, N_PAUSED_RUNS, true, 0.0);
+    measure(p, "meet", meet, n_threads, N_RUNS, false, 0.0);
+    measure(p, "asleep", meet, n_threads, N_PAUSED_RUNS, true, 0.0);
     measure(p, "even", do_items, N_ITEMS, N_RUNS, false, ideal_us);
     atomic_bool is_over;
     qsf_thread thief;

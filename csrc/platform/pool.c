@@ -24,6 +24,9 @@
 /* Longer than the gap between two regions of a step, and than it takes to wake somebody, which
  * is what one who sleeps too early costs. Counted in time: a pause has 10 to 150 cycles. */
 #define SPIN_NS 100000
+/* Who is waited for may want this very core: after so long it is offered, which costs less than
+ * sleeping if nobody takes it. */
+#define ALONE_NS 5000
 #define PAUSES_PER_LOOK 32 /* at the clock, which costs as much as one or a few of them */
 /* A piece is 1 / (SHARES * threads) of what is left: large at first, since each begins with
  * a stream of weights that nobody has prefetched, small in the end, since the last to end
@@ -87,6 +90,8 @@ static bool spin_on(spinning *s)
     const uint64_t now_ns = qsf_clock_ns();
     if (s->end_ns == 0)
         s->end_ns = now_ns + SPIN_NS;
+    else if (now_ns + SPIN_NS > s->end_ns + ALONE_NS)
+        qsf_thread_yield();
     return now_ns < s->end_ns;
 }
 

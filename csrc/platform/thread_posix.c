@@ -4,14 +4,11 @@
 
 #include <assert.h>
 #include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
-
-#if defined(__linux__)
-#include <sched.h>
-#endif
 
 #include "base/status.h"
 
@@ -112,6 +109,11 @@ qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void
 void qsf_thread_join(qsf_thread *t)
 {
     must_be_zero(pthread_join(t->system, NULL));
+}
+
+void qsf_thread_yield(void)
+{
+    (void)sched_yield();
 }
 
 qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)
