@@ -219,9 +219,7 @@ class Model:
         exact: bool = False,
     ) -> None:
         """Open the file; see the class."""
-        options = _options(
-            ram_budget, threads, max_seq_len, is_pinned=pin_threads, is_exact=exact
-        )
+        options = _options(ram_budget, threads, max_seq_len, is_pinned=pin_threads, is_exact=exact)
         parts = _read_text_parts(path)
         self._tokenizer = parts.tokenizer
         self._template = parts.template
@@ -261,9 +259,7 @@ class Model:
         Where the budget is too small, ``is_enough`` is False and ``min_budget_bytes`` says
         what would do.
         """
-        options = _options(
-            ram_budget, threads, max_seq_len, is_pinned=pin_threads, is_exact=exact
-        )
+        options = _options(ram_budget, threads, max_seq_len, is_pinned=pin_threads, is_exact=exact)
         parts = _read_text_parts(path)
         plan = _native.plan_model(path, options)
         del parts  # counted by the plan as part of the process, so it lives until here

@@ -30,8 +30,8 @@ void qsf_sampler_layout(qsf_sampler *s, qsf_arena *a, uint32_t n_vocab);
 /* logits [n_vocab]; recent [n_recent], ids below n_vocab. The parameters have been
  * checked. QSF_ERR_NUMERIC: a logit is not finite. */
 qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float *logits,
-                              const qsf_sampling *how, const uint32_t *recent, size_t n_recent, uint64_t *random_state,
-                              uint32_t *token);
+                              const qsf_sampling *how, const uint32_t *recent, size_t n_recent,
+                              uint64_t *random_state, uint32_t *token);
 
 /* The next of a splitmix64 sequence (Steele, Lea, Flood 2014), as a double in [0, 1). */
 double qsf_random_uniform(uint64_t *state);
