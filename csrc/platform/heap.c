@@ -49,6 +49,8 @@ void *qsf_heap_alloc(size_t n_bytes)
     return p;
 }
 
+#if defined(MADV_HUGEPAGE)
+
 /* Maps whole pages from a multiple of HUGE_PAGE_BYTES on: asks for more and gives back what
  * lies around them. NULL when there is no room for that. */
 static void *map_aligned(size_t n_bytes)
@@ -67,6 +69,8 @@ static void *map_aligned(size_t n_bytes)
     (void)munmap(kept + kept_bytes, HUGE_PAGE_BYTES - skipped_bytes);
     return kept;
 }
+
+#endif
 
 void *qsf_heap_alloc_huge(size_t n_bytes)
 {

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -357,6 +358,22 @@ def test_a_cancel_ends_every_running_generation(model: qsf.Model) -> None:
     for run in runs:
         assert len("".join(run)) < 20
         assert last_stats(model).stop_reason == "cancelled"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads can be pinned on Linux only")
+def test_pinned_threads_change_neither_text_nor_caller(
+    model: qsf.Model, tiny_llama_8bit: Path
+) -> None:
+    allowed = os.sched_getaffinity(0)
+    n_cores = qsf._native.describe_machine().n_cores
+    options = {**ANY_BUDGET, "pin_threads": True}
+    with qsf.Model(tiny_llama_8bit, threads=n_cores, **options) as pinned:
+        expected = text(model, temperature=0, max_tokens=12)
+        assert text(pinned, temperature=0, max_tokens=12) == expected
+        assert pinned.session_stats.n_loops > 0
+        assert os.sched_getaffinity(0) == allowed
+    with pytest.raises(errors.QsfArgumentError, match="cannot be pinned"):
+        qsf.Model(tiny_llama_8bit, threads=len(allowed) + 1, **options)
 
 
 def test_progress_counts_the_tokens_of_a_long_prompt(model: qsf.Model) -> None:
