@@ -88,6 +88,7 @@ class Options:
     ctx_tokens: int | None = None
     chunk_tokens: int | None = None
     max_sessions: int | None = None
+    is_pinned: bool = False
     is_exact: bool = False
 
     def as_struct(self) -> Any:
@@ -107,6 +108,7 @@ class Options:
                 setattr(out, name, value)
             except (OverflowError, TypeError) as error:
                 raise errors.QsfArgumentError(f"{name} cannot be {value!r}") from error
+        out.pin_threads = int(self.is_pinned)
         out.exact = int(self.is_exact)
         return out
 
@@ -269,6 +271,9 @@ class SessionStats:
     n_allocations: int
     allocated_bytes: int
     kv_used_bytes: int
+    n_loops: int
+    n_parallel_regions: int
+    parallel_ns: int
 
 
 class NativeSession:

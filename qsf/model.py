@@ -130,7 +130,12 @@ def _json_object(data: bytes) -> dict[str, Any]:
 
 
 def _options(
-    ram_budget: int | None, threads: int | None, max_seq_len: int | None, *, is_exact: bool
+    ram_budget: int | None,
+    threads: int | None,
+    max_seq_len: int | None,
+    *,
+    is_pinned: bool,
+    is_exact: bool,
 ) -> _native.Options:
     for name, value in (
         ("ram_budget", ram_budget),
@@ -147,6 +152,7 @@ def _options(
         n_threads=threads,
         ctx_tokens=max_seq_len,
         max_sessions=1,
+        is_pinned=is_pinned,
         is_exact=is_exact,
     )
 
@@ -179,6 +185,8 @@ class Model:
             process, Python and tokenizer included; None: no ceiling. What Python allocates
             for its caller counts too, up to 8 MB; arrays from ``logits`` come on top.
         threads: None: one per physical core.
+        pin_threads: each thread that the engine starts stays on a core of its own (Linux); the
+            calling thread, which works too, is left as it is.
         max_seq_len: the longest sequence, in tokens, prompt included; None: what the model
             was made for, at most 4096.
         exact: f32 activations and plain kernels: slow, for reference.
@@ -207,10 +215,11 @@ class Model:
         ram_budget: int | None = DEFAULT_RAM_BUDGET_MB,
         threads: int | None = None,
         max_seq_len: int | None = None,
+        pin_threads: bool = False,
         exact: bool = False,
     ) -> None:
         """Open the file; see the class."""
-        options = _options(ram_budget, threads, max_seq_len, is_exact=exact)
+        options = _options(ram_budget, threads, max_seq_len, is_pinned=pin_threads, is_exact=exact)
         parts = _read_text_parts(path)
         self._tokenizer = parts.tokenizer
         self._template = parts.template
@@ -242,6 +251,7 @@ class Model:
         ram_budget: int | None = DEFAULT_RAM_BUDGET_MB,
         threads: int | None = None,
         max_seq_len: int | None = None,
+        pin_threads: bool = False,
         exact: bool = False,
     ) -> _native.MemoryPlan:
         """Return where the memory of ``Model(path, ...)`` would go, without opening it.
@@ -249,7 +259,7 @@ class Model:
         Where the budget is too small, ``is_enough`` is False and ``min_budget_bytes`` says
         what would do.
         """
-        options = _options(ram_budget, threads, max_seq_len, is_exact=exact)
+        options = _options(ram_budget, threads, max_seq_len, is_pinned=pin_threads, is_exact=exact)
         parts = _read_text_parts(path)
         plan = _native.plan_model(path, options)
         del parts  # counted by the plan as part of the process, so it lives until here

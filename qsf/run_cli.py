@@ -165,7 +165,7 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
     if stats is not None and not request.is_quiet:
         if stats.stop_reason == "context":
             _say(_context_is_full(model))
-        _say_stats(stats, request)
+        _say_stats(model, stats, request)
     return 0
 
 
@@ -299,7 +299,7 @@ def _answer(model: Model, request: Request, messages: list[dict[str, str]], line
     if stats is not None and stats.stop_reason == "context":
         _say(f"(the context of {n_ctx} tokens is full: /reset forgets the conversation)")
     if stats is not None and request.is_verbose:
-        _say_stats(stats, request)
+        _say_stats(model, stats, request)
 
 
 # ---- reports ----
@@ -314,7 +314,7 @@ def _counted(n_tokens: int, rate: float) -> str:
     return f"{n_tokens} token{'' if n_tokens == 1 else 's'}{speed}"
 
 
-def _say_stats(stats: GenerationStats, request: Request) -> None:
+def _say_stats(model: Model, stats: GenerationStats, request: Request) -> None:
     parts = [f"prompt {_counted(stats.prompt_tokens, stats.prompt_rate)}"]
     if stats.evaluated_tokens < stats.prompt_tokens:
         parts[0] += f" ({stats.prompt_tokens - stats.evaluated_tokens} known from before)"
@@ -325,6 +325,11 @@ def _say_stats(stats: GenerationStats, request: Request) -> None:
     _say(" | ".join(parts))
     if request.is_verbose:
         _say(f"stopped by {stats.stop_reason}, seed {stats.seed}")
+        done = model.session_stats
+        _say(
+            f"since opening: {done.n_loops} loops, {done.n_parallel_regions} shared between "
+            f"threads, {done.parallel_ns / 1e9:.3f} s in those"
+        )
 
 
 def _say_facts(model: Model, request: Request) -> None:

@@ -239,6 +239,11 @@ def _add_machine_options(group: argparse._ArgumentGroup) -> None:
         help=f"at most {_MAX_THREADS} (default: one per physical core)",
     )
     group.add_argument(
+        "--pin-threads",
+        action="store_true",
+        help="keep each thread that the engine starts on a core of its own",
+    )
+    group.add_argument(
         "--max-seq-len",
         type=_whole(1, _MAX_U32),
         metavar="N",
@@ -283,6 +288,7 @@ def parse(arguments: list[str]) -> Request:
             "ram_budget": options.ram_budget or None,
             "threads": options.threads,
             "max_seq_len": options.max_seq_len,
+            "pin_threads": options.pin_threads,
             "exact": options.exact,
         },
         is_interactive=options.interactive,

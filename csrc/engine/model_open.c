@@ -60,7 +60,7 @@ static qsf_status take_tables(qsf_model *m)
         QSF_TRY(qsf_reader_read_section(&m->reader, section, t.positions));
         m->forward.positions = t.positions;
     }
-    return qsf_pool_init(t.pool, m->options.n_threads, &m->pool);
+    return qsf_pool_init(t.pool, m->options.n_threads, m->options.pin_threads != 0, &m->pool);
 }
 
 /* Opens and checks the file and makes the plan; takes only small tables. */

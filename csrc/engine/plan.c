@@ -13,8 +13,11 @@
 #include "platform/pool.h"
 
 #define DEFAULT_CTX_TOKENS 4096
-/* 64 tokens share one pass over the weights; more helps little once unpacking is shared. */
+/* Tokens that share one pass over the weights, and one hand-over of each matrix to the threads. */
 #define DEFAULT_CHUNK_TOKENS 64
+/* Where all weights stay resident all the same: more tokens per unpacked tile. A multiple of the
+ * default by a power of two. */
+#define LARGE_CHUNK_TOKENS 256
 /* Room for a few hundred rows, so that one read feeds all threads for a while. */
 #define WINDOW_TARGET_BYTES ((size_t)2 << 20)
 
@@ -226,6 +229,23 @@ static qsf_status first_choice(const qsf_plan_input *in, choice *how)
     return QSF_OK;
 }
 
+/* Lets the chunk grow as far as every unit is resident with it. */
+static void enlarge_chunk(const qsf_plan_input *in, choice how, qsf_plan *plan, bool *is_resident)
+{
+    const uint32_t n_units = in->reader->n_units;
+    if (in->options->chunk_tokens != 0 || how.chunk_tokens != DEFAULT_CHUNK_TOKENS ||
+        plan->n_units_resident != n_units)
+        return;
+    const qsf_plan small = *plan;
+    for (uint32_t n = LARGE_CHUNK_TOKENS; n > DEFAULT_CHUNK_TOKENS; n /= 2) {
+        how.chunk_tokens = n < how.ctx_tokens ? n : how.ctx_tokens;
+        add_up(in, how, is_resident, plan);
+        if (fits(plan))
+            return;
+    }
+    *plan = small;
+}
+
 qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resident)
 {
     const qsf_options *const opt = in->options;
@@ -261,5 +281,6 @@ qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resi
          choose_least(in, how, plan, is_resident))
         (void)shrink(opt, &how);
     choose_resident(in, how, plan, is_resident);
+    enlarge_chunk(in, how, plan, is_resident);
     return QSF_OK;
 }

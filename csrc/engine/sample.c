@@ -6,14 +6,33 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/status.h"
+
+/* With top-p and no top-k nobody knows how many candidates it takes: first so many, then more. */
+#define FIRST_CANDIDATES 256
+#define MORE_CANDIDATES 16
+
+/* What all steps of a choice look at. */
+typedef struct choosing {
+    qsf_sampler *s;
+    const qsf_kernels *k;
+    const qsf_sampling *how;
+    const float *scores; /* [n_vocab] logits after the penalty; perhaps infinite, never NaN */
+    float best;          /* the largest of them */
+} choosing;
 
 void qsf_sampler_layout(qsf_sampler *s, qsf_arena *a, uint32_t n_vocab)
 {
+    const size_t n_strips = qsf_ceil_div(n_vocab, QSF_STRIP);
     s->n_vocab = n_vocab;
-    s->scores = qsf_arena_push(a, n_vocab, sizeof *s->scores);
+    s->penalised = qsf_arena_push(a, n_vocab, sizeof *s->penalised);
     s->heap = qsf_arena_push(a, n_vocab, sizeof *s->heap);
-    s->weights = qsf_arena_push(a, n_vocab, sizeof *s->weights);
+    void *const shared = qsf_arena_push(a, n_vocab, sizeof *s->weights);
+    s->weights = shared;
+    s->odds = shared;
+    s->tops = qsf_arena_push(a, n_strips * QSF_STRIP_BUCKETS, sizeof *s->tops);
+    s->sums = qsf_arena_push(a, n_strips, sizeof *s->sums);
     s->is_seen = qsf_arena_push(a, n_vocab, sizeof *s->is_seen);
 }
 
@@ -61,130 +80,225 @@ static void sift_down(const float *scores, uint32_t *heap, size_t n, size_t at)
     heap[at] = id;
 }
 
-/* scores = logits with the repetition penalty (Keskar et al. 2019): every token that
- * occurred counts once. */
-static qsf_status penalise(qsf_sampler *s, const float *logits, float penalty,
-                           const uint32_t *recent, size_t n_recent)
+static qsf_status name_not_finite(const float *logits)
 {
-    for (uint32_t i = 0; i < s->n_vocab; i++) {
-        if (!isfinite(logits[i]))
-            return QSF_FAIL(QSF_ERR_NUMERIC,
-                            "the logit of token %u is %g: the weights are damaged "
-                            "or the model overflows",
-                            i, (double)logits[i]);
-    }
-    memcpy(s->scores, logits, s->n_vocab * sizeof *s->scores);
-    if (penalty == 1.0f)
-        return QSF_OK;
+    uint32_t i = 0;
+    while (isfinite(logits[i]))
+        i++;
+    return QSF_FAIL(QSF_ERR_NUMERIC,
+                    "the logit of token %u is %g: the weights are damaged "
+                    "or the model overflows",
+                    i, (double)logits[i]);
+}
+
+/* The logits with the repetition penalty (Keskar et al. 2019): every token that occurred
+ * counts once. */
+static const float *penalise(qsf_sampler *s, const float *logits, float penalty,
+                             const uint32_t *recent, size_t n_recent)
+{
+    if (penalty == 1.0f || n_recent == 0)
+        return logits;
+    memcpy(s->penalised, logits, s->n_vocab * sizeof *s->penalised);
     for (size_t i = 0; i < n_recent; i++) {
-        const uint32_t id = recent[i];
-        if (s->is_seen[id])
+        float *const score = &s->penalised[recent[i]];
+        if (s->is_seen[recent[i]])
             continue;
-        s->is_seen[id] = 1;
-        s->scores[id] = s->scores[id] > 0.0f ? s->scores[id] / penalty : s->scores[id] * penalty;
+        s->is_seen[recent[i]] = 1;
+        *score = *score > 0.0f ? *score / penalty : *score * penalty;
     }
     for (size_t i = 0; i < n_recent; i++)
         s->is_seen[recent[i]] = 0;
-    return QSF_OK;
+    return s->penalised;
 }
 
-static uint32_t largest(const qsf_sampler *s)
+/* The first id of the largest score. */
+static uint32_t find_best(const choosing *c)
 {
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < s->n_vocab; i++)
-        best = s->scores[i] > s->scores[best] ? i : best;
-    return best;
+    size_t bucket = 0;
+    while (c->s->tops[bucket] != c->best)
+        bucket++;
+    size_t id = bucket / QSF_STRIP_BUCKETS * QSF_STRIP;
+    while (c->scores[id] != c->best)
+        id++;
+    return (uint32_t)id;
 }
 
-static double weight_of(const qsf_sampler *s, const qsf_sampling *how, uint32_t id, float best)
+static double weight_of(const choosing *c, uint32_t id)
 {
-    if (s->scores[id] == best) /* also when the penalty has made both infinite */
+    if (c->scores[id] == c->best) /* also when the penalty has made both infinite */
         return 1.0;
-    return exp_of_negative(((double)s->scores[id] - (double)best) / (double)how->temperature);
+    return exp_of_negative(((double)c->scores[id] - (double)c->best) / (double)c->how->temperature);
 }
 
-/* Without top-k and top-p no order is needed: one pass to weigh, one to find. */
-static uint32_t choose_any(qsf_sampler *s, const qsf_sampling *how, double draw)
+/* Fills odds, 0 where below `least`, and the sums of its strips; returns their sum. */
+static double weigh_all(const choosing *c, float least)
 {
-    const float best = s->scores[largest(s)];
-    double sum = 0.0;
-    for (uint32_t i = 0; i < s->n_vocab; i++) {
-        const double weight = weight_of(s, how, i, best);
-        s->weights[i] = weight >= (double)how->min_p ? weight : 0.0;
-        sum += s->weights[i];
-    }
-    double left = draw * sum;
-    uint32_t chosen = 0;
-    for (uint32_t i = 0; i < s->n_vocab; i++) {
-        if (s->weights[i] == 0.0)
+    qsf_sampler *const s = c->s;
+    c->k->weigh(c->scores, s->n_vocab, c->best, 1.0f / c->how->temperature, least, s->odds,
+                s->sums);
+    double total = 0.0;
+    for (size_t i = 0; i < qsf_ceil_div(s->n_vocab, QSF_STRIP); i++)
+        total += (double)s->sums[i];
+    return total;
+}
+
+/* The item of values [n] at which their running sum exceeds *left, less what lies before it.
+ * Rounding may leave *left above the last one that is not 0: that one, then. */
+static size_t walk(const float *values, size_t n, double *left)
+{
+    size_t chosen = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (values[i] == 0.0f)
             continue;
-        chosen = i; /* rounding may leave `left` above the last weight */
-        if (left < s->weights[i])
+        chosen = i;
+        if (*left < (double)values[i])
             break;
-        left -= s->weights[i];
+        *left -= (double)values[i];
     }
     return chosen;
 }
 
-/* Takes the next best id off the heap of n ids and returns it; it then lies behind them. */
-static uint32_t pop_best(qsf_sampler *s, uint32_t n)
+/* Without top-k and top-p no order is needed: one pass to weigh, then first the strip. */
+static uint32_t choose_any(const choosing *c, double draw)
 {
-    const uint32_t id = s->heap[0];
-    s->heap[0] = s->heap[n - 1];
-    s->heap[n - 1] = id;
+    const qsf_sampler *const s = c->s;
+    double left = draw * weigh_all(c, c->how->min_p);
+    const size_t first = walk(s->sums, qsf_ceil_div(s->n_vocab, QSF_STRIP), &left) * QSF_STRIP;
+    const size_t n = s->n_vocab - first < QSF_STRIP ? s->n_vocab - first : QSF_STRIP;
+    return (uint32_t)(first + walk(s->odds + first, n, &left));
+}
+
+/* A score that at least n_wanted ids reach: the least of the largest n_wanted of `tops`,
+ * which a heap with the least on top collects. */
+static float find_floor(const choosing *c, size_t n_wanted)
+{
+    const size_t n_buckets = qsf_ceil_div(c->s->n_vocab, QSF_STRIP) * QSF_STRIP_BUCKETS;
+    float *const least = c->s->odds; /* [n_wanted] free until weights are needed */
+    if (n_wanted > n_buckets || n_wanted > c->s->n_vocab)
+        return -INFINITY;
+    for (size_t i = 0; i < n_wanted; i++)
+        least[i] = -INFINITY;
+    for (size_t b = 0; b < n_buckets; b++) {
+        const float top = c->s->tops[b];
+        if (!(top > least[0]))
+            continue;
+        size_t at = 0;
+        for (size_t child = 1; child < n_wanted; child = 2 * at + 1) {
+            if (child + 1 < n_wanted && least[child + 1] < least[child])
+                child++;
+            if (!(least[child] < top))
+                break;
+            least[at] = least[child];
+            at = child;
+        }
+        least[at] = top;
+    }
+    return least[0];
+}
+
+/* Makes a heap, best on top, of all ids whose score reaches that of the n_wanted best;
+ * returns how many. */
+static uint32_t gather(const choosing *c, size_t n_wanted)
+{
+    qsf_sampler *const s = c->s;
+    const float lowest = find_floor(c, n_wanted);
+    uint32_t n = 0;
+    for (size_t b = 0; b < qsf_ceil_div(s->n_vocab, QSF_STRIP) * QSF_STRIP_BUCKETS; b++) {
+        if (s->tops[b] < lowest)
+            continue;
+        const size_t first = b / QSF_STRIP_BUCKETS * QSF_STRIP + b % QSF_STRIP_BUCKETS;
+        for (size_t i = 0; i < QSF_STRIP; i += QSF_STRIP_BUCKETS)
+            if (first + i < s->n_vocab && c->scores[first + i] >= lowest)
+                s->heap[n++] = (uint32_t)(first + i);
+    }
+    for (size_t i = n / 2; i-- > 0;)
+        sift_down(c->scores, s->heap, n, i);
+    return n;
+}
+
+/* Takes the next best id off the heap of n ids and returns it; it then lies behind them. */
+static uint32_t pop_best(const choosing *c, uint32_t n)
+{
+    uint32_t *const heap = c->s->heap;
+    const uint32_t id = heap[0];
+    heap[0] = heap[n - 1];
+    heap[n - 1] = id;
     if (n > 1)
-        sift_down(s->scores, s->heap, n - 1, 0);
+        sift_down(c->scores, heap, n - 1, 0);
     return id;
 }
 
-/* Takes ids in falling order, as far as top-k, top-p and min-p let them. */
-static uint32_t choose_ordered(qsf_sampler *s, const qsf_sampling *how, double draw)
+/* Chooses among the n_kept first in order, which lie at the back of n ids. */
+static uint32_t choose_kept(const qsf_sampler *s, uint32_t n, uint32_t n_kept, double left)
 {
-    const uint32_t n = s->n_vocab;
-    const uint32_t limit = how->top_k == 0 || how->top_k > n ? n : how->top_k;
-    const float best = s->scores[largest(s)];
-    for (uint32_t i = 0; i < n; i++)
-        s->heap[i] = i;
-    for (size_t i = n / 2; i-- > 0;)
-        sift_down(s->scores, s->heap, n, i);
-
-    double total = 0.0; /* what top-p is a fraction of: the top-k, or everything */
-    for (uint32_t i = 0; limit == n && i < n; i++)
-        total += weight_of(s, how, i, best);
-    for (uint32_t i = 0; limit < n && i < limit; i++) {
-        s->weights[i] = weight_of(s, how, pop_best(s, n - i), best);
-        total += s->weights[i];
-    }
-    const double enough = how->top_p < 1.0f ? (double)how->top_p * total : total;
-    double sum = 0.0;
-    uint32_t n_kept = 0;
-    while (n_kept < limit && (n_kept == 0 || sum < enough)) {
-        if (limit == n)
-            s->weights[n_kept] = weight_of(s, how, pop_best(s, n - n_kept), best);
-        if (n_kept > 0 && s->weights[n_kept] < (double)how->min_p)
-            break;
-        sum += s->weights[n_kept++];
-    }
-    double left = draw * sum;
     uint32_t i = 0;
     while (i + 1 < n_kept && left >= s->weights[i])
         left -= s->weights[i++];
     return s->heap[n - 1 - i];
 }
 
-qsf_status qsf_sampler_choose(qsf_sampler *s, const float *logits, const qsf_sampling *how,
-                              const uint32_t *recent, size_t n_recent, uint64_t *random_state,
-                              uint32_t *token)
+/* Among the top_k best, as far as top-p and min-p let them. */
+static uint32_t choose_top_k(const choosing *c, double draw)
 {
-    const qsf_status status = penalise(s, logits, how->repetition_penalty, recent, n_recent);
-    if (status != QSF_OK)
-        return status;
+    qsf_sampler *const s = c->s;
+    const uint32_t limit = c->how->top_k;
+    const uint32_t n = gather(c, limit);
+    double total = 0.0; /* what top-p is a fraction of */
+    for (uint32_t i = 0; i < limit; i++) {
+        s->weights[i] = weight_of(c, pop_best(c, n - i));
+        total += s->weights[i];
+    }
+    const double enough = c->how->top_p < 1.0f ? (double)c->how->top_p * total : total;
+    double sum = 0.0;
+    uint32_t n_kept = 0;
+    while (n_kept < limit && (n_kept == 0 || sum < enough)) {
+        if (n_kept > 0 && s->weights[n_kept] < (double)c->how->min_p)
+            break;
+        sum += s->weights[n_kept++];
+    }
+    return choose_kept(s, n, n_kept, draw * sum);
+}
+
+/* Among all, as far as top-p and min-p let them. */
+static uint32_t choose_top_p(const choosing *c, double draw)
+{
+    qsf_sampler *const s = c->s;
+    const double enough = (double)c->how->top_p * weigh_all(c, 0.0f);
+    for (size_t limit = FIRST_CANDIDATES;; limit *= MORE_CANDIDATES) {
+        const uint32_t n = gather(c, limit);
+        const size_t n_ordered = limit < n ? limit : n;
+        double sum = 0.0;
+        uint32_t n_kept = 0;
+        bool is_last = false;
+        while (n_kept < n_ordered && (n_kept == 0 || sum < enough) && !is_last) {
+            s->weights[n_kept] = weight_of(c, pop_best(c, n - n_kept));
+            is_last = n_kept > 0 && s->weights[n_kept] < (double)c->how->min_p;
+            if (!is_last)
+                sum += s->weights[n_kept++];
+        }
+        if (is_last || sum >= enough || n_ordered == s->n_vocab)
+            return choose_kept(s, n, n_kept, draw * sum);
+    }
+}
+
+qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float *logits,
+                              const qsf_sampling *how, const uint32_t *recent, size_t n_recent,
+                              uint64_t *random_state, uint32_t *token)
+{
+    if (!k->all_finite(logits, s->n_vocab))
+        return name_not_finite(logits);
+    choosing c = {s, k, how, penalise(s, logits, how->repetition_penalty, recent, n_recent), 0.0f};
+    c.best = k->bucket_max(c.scores, s->n_vocab, s->tops);
     if (how->temperature == 0.0f) {
-        *token = largest(s);
+        *token = find_best(&c);
         return QSF_OK;
     }
-    const bool wants_order = (how->top_k != 0 && how->top_k < s->n_vocab) || how->top_p < 1.0f;
     const double draw = qsf_random_uniform(random_state);
-    *token = wants_order ? choose_ordered(s, how, draw) : choose_any(s, how, draw);
+    if (how->top_k != 0 && how->top_k < s->n_vocab)
+        *token = choose_top_k(&c, draw);
+    else if (how->top_p < 1.0f)
+        *token = choose_top_p(&c, draw);
+    else
+        *token = choose_any(&c, draw);
     return QSF_OK;
 }

@@ -1,6 +1,6 @@
 /* sample.h - from logits to a token: penalties, temperature, top-k, top-p, min-p.
  *
- * Deterministic: its own generator, its own exponential, ties broken by the lower id.
+ * Deterministic: its own generator, its own exponentials, ties broken by the lower id.
  * Knows nothing of models; allocates nothing.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -11,13 +11,17 @@
 #include <stdint.h>
 
 #include "include/qsf.h"
+#include "kernels/kernels.h"
 #include "memory/arena.h"
 
 typedef struct qsf_sampler {
     uint32_t n_vocab;
-    float *scores;    /* [n_vocab] penalised logits */
-    uint32_t *heap;   /* [n_vocab] ids; the chosen ones end up at the back */
-    double *weights;  /* [n_vocab] exp((score - largest) / temperature), by id or by rank */
+    float *penalised; /* [n_vocab] logits, where the repetition penalty changes any */
+    uint32_t *heap;   /* [n_vocab] ids of candidates; the chosen ones end up at the back */
+    double *weights;  /* [n_vocab] exp((score - largest) / temperature) by rank */
+    float *odds;      /* [n_vocab] the same by id, rounded, in the same memory */
+    float *tops;      /* [buckets] largest score of each; see kernels.h */
+    float *sums;      /* [strips] of the odds */
     uint8_t *is_seen; /* [n_vocab] marks, all zero between calls */
 } qsf_sampler;
 
@@ -25,9 +29,9 @@ void qsf_sampler_layout(qsf_sampler *s, qsf_arena *a, uint32_t n_vocab);
 
 /* logits [n_vocab]; recent [n_recent], ids below n_vocab. The parameters have been
  * checked. QSF_ERR_NUMERIC: a logit is not finite. */
-qsf_status qsf_sampler_choose(qsf_sampler *s, const float *logits, const qsf_sampling *how,
-                              const uint32_t *recent, size_t n_recent, uint64_t *random_state,
-                              uint32_t *token);
+qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float *logits,
+                              const qsf_sampling *how, const uint32_t *recent, size_t n_recent,
+                              uint64_t *random_state, uint32_t *token);
 
 /* The next of a splitmix64 sequence (Steele, Lea, Flood 2014), as a double in [0, 1). */
 double qsf_random_uniform(uint64_t *state);

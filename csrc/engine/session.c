@@ -220,14 +220,15 @@ qsf_status qsf_session_choose(qsf_session *s, const qsf_sampling *how, const uin
         if (recent[i] >= s->model->config.n_vocab)
             return QSF_FAIL(QSF_ERR_ARG, "recent token %u is outside the vocabulary of %u",
                             recent[i], s->model->config.n_vocab);
-    return qsf_sampler_choose(&s->buffers.sampler, s->buffers.logits, how, recent, n_recent,
-                              random_state, token);
+    return qsf_sampler_choose(&s->buffers.sampler, &s->model->kernels, s->buffers.logits, how,
+                              recent, n_recent, random_state, token);
 }
 
 void qsf_session_report(const qsf_session *s, qsf_stats *out)
 {
     qsf_model *const m = s->model;
     qsf_mutex_lock(&m->lock);
+    const qsf_pool_counts counts = qsf_pool_count(m->pool);
     *out = (qsf_stats){
         .prompt_tokens = s->prompt_tokens,
         .prompt_ns = s->prompt_ns,
@@ -238,6 +239,9 @@ void qsf_session_report(const qsf_session *s, qsf_stats *out)
         .n_allocations = m->ledger.n_acquired,
         .allocated_bytes = m->ledger.held_bytes,
         .kv_used_bytes = qsf_kvcache_used_bytes(&s->buffers.kv, &m->config, s->n_tokens),
+        .n_loops = counts.n_runs,
+        .n_parallel_regions = counts.n_shared_runs,
+        .parallel_ns = counts.shared_ns,
     };
     qsf_mutex_unlock(&m->lock);
 }

@@ -94,6 +94,9 @@ typedef struct qsf_options {
                              * less where the budget is small */
     uint32_t chunk_tokens;  /* most prompt tokens evaluated together; 0: chosen by the plan */
     uint32_t max_sessions;  /* sessions that may be open at once; their caches are in the plan */
+    uint32_t pin_threads;   /* 1: each thread that the engine starts stays on a physical core of
+                             * its own (Linux); QSF_ERR_ARG where there are not so many. Never
+                             * changes the calling thread */
     uint32_t exact; /* 1: f32 activations and f32 KV cache, plain kernels (slow, for reference) */
 } qsf_options;
 
@@ -240,6 +243,11 @@ typedef struct qsf_stats {
     uint64_t n_allocations;   /* requests to the allocator since open */
     uint64_t allocated_bytes; /* held now by the engine */
     uint64_t kv_used_bytes;   /* of this session's pages */
+    /* of the model since open: loops over rows or tokens, those of them that were shared
+     * between threads and so ended in waiting for the slowest, and the time in those */
+    uint64_t n_loops;
+    uint64_t n_parallel_regions;
+    uint64_t parallel_ns;
 } qsf_stats;
 
 /* Leaves *out alone when s is NULL. */

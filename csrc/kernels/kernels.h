@@ -15,6 +15,7 @@
 #ifndef QSF_KERNELS_KERNELS_H
 #define QSF_KERNELS_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -125,6 +126,24 @@ typedef void qsf_attend_fn(const float *q, const void *const *k_pages, const voi
                            size_t head_dim, size_t first, size_t end, float scale, float *scores,
                            float *out);
 
+/* The vocabulary, for sampling. x [n]; no x is NaN where not said otherwise. Strip s is
+ * elements 256 s .. 256 s + 255, and bucket 16 s + l those of them with index l modulo 16: to
+ * find the largest few of n, look into the buckets whose largest is large enough. */
+#define QSF_STRIP 256
+#define QSF_STRIP_BUCKETS 16
+
+/* Is no x infinite or NaN? */
+typedef bool qsf_all_finite_fn(const float *x, size_t n);
+
+/* out[b] = largest x of bucket b (-infinity when it has none), for all buckets of strips
+ * 0 .. ceil(n / 256) - 1. Returns the largest of all. Of -0 and +0 it may be either. */
+typedef float qsf_bucket_max_fn(const float *x, size_t n, float *out);
+
+/* e[i] = x[i] < max ? exp((x[i] - max) * factor) : 1, and 0 where that is below `least`;
+ * sums[s] = 16-lane sum of strip s of e. factor > 0, perhaps infinite. */
+typedef void qsf_weigh_fn(const float *x, size_t n, float max, float factor, float least, float *e,
+                          float *sums);
+
 typedef struct qsf_kernels {
     const char *isa_name;
     /* By dtype; NULL where there is no such kernel. */
@@ -149,6 +168,9 @@ typedef struct qsf_kernels {
     qsf_kv_store_fn *v_store_f32;
     qsf_attend_fn *attend_f16;
     qsf_attend_fn *attend_f32;
+    qsf_all_finite_fn *all_finite;
+    qsf_bucket_max_fn *bucket_max;
+    qsf_weigh_fn *weigh;
 } qsf_kernels;
 
 /* Fills the table: scalar first, then each level that `isa` includes, best last. */

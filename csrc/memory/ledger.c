@@ -18,7 +18,8 @@ void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes)
         return NULL;
     if (n_bytes > l->ceiling_bytes - l->held_bytes)
         return NULL;
-    void *const p = qsf_heap_alloc(n_bytes);
+    /* Weights are read in full again and again; KV and scratch may stay untouched. */
+    void *const p = use == QSF_USE_WEIGHTS ? qsf_heap_alloc_huge(n_bytes) : qsf_heap_alloc(n_bytes);
     if (p == NULL)
         return NULL;
     l->held_bytes += n_bytes;

@@ -10,6 +10,7 @@
 #include "base/half.h"
 #include "base/status.h"
 #include "model/attention.h"
+#include "model/linear.h"
 
 /* The position of each row in its sequence. */
 static void number_rows(const qsf_chunk *chunk, uint32_t *positions)
@@ -60,90 +61,131 @@ static void fill_rope(qsf_forward *f, const qsf_chunk *chunk)
     }
 }
 
-/* A linear layer with an optional bias, which lies before its matrix in the unit. */
-static qsf_status linear(qsf_ops *o, const qsf_tensor *w, const qsf_acts *x, bool has_bias,
-                         const float *bias, float *y, size_t y_stride)
+/* An optional vector, with place i for it; *out is NULL when there is none. */
+static qsf_status load(qsf_ops *o, const qsf_tensor *t, size_t i, const float **out)
 {
-    return qsf_ops_linear(o, w, x, has_bias ? bias : NULL, y, y_stride);
+    return qsf_ops_load_vector(o, t, o->scratch->vectors[i], out);
 }
 
-/* normed = norm(x) with the weights of the begun unit. */
-static qsf_status norm(qsf_ops *o, const qsf_tensor *weight, const qsf_tensor *bias)
+/* *out = norm(x) with the weights of the begun unit, ready for a matmul. */
+static qsf_status norm(qsf_ops *o, const qsf_tensor *weight, const qsf_tensor *bias, qsf_acts *out)
+{
+    const float *weight_row;
+    const float *bias_row;
+    QSF_TRY(load(o, weight, 0, &weight_row));
+    QSF_TRY(load(o, bias, 1, &bias_row));
+    *out = qsf_ops_prepare_normed(o, weight_row, bias_row);
+    return QSF_OK;
+}
+
+/* What the finish functions need to know. */
+typedef struct finish_job {
+    const qsf_ops *ops;
+    const qsf_chunk *chunk;
+    uint32_t layer_idx;
+} finish_job;
+
+static void finish_q(const void *arg, size_t begin, size_t end)
+{
+    const finish_job *const job = arg;
+    const size_t head_dim = job->ops->config->head_dim;
+    for (size_t h = begin / head_dim; h < end / head_dim; h++)
+        qsf_attention_finish_q(job->ops, (uint32_t)h);
+}
+
+static void finish_k(const void *arg, size_t begin, size_t end)
+{
+    const finish_job *const job = arg;
+    const size_t head_dim = job->ops->config->head_dim;
+    for (size_t h = begin / head_dim; h < end / head_dim; h++)
+        qsf_attention_finish_k(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
+}
+
+static void finish_v(const void *arg, size_t begin, size_t end)
+{
+    const finish_job *const job = arg;
+    const size_t head_dim = job->ops->config->head_dim;
+    for (size_t h = begin / head_dim; h < end / head_dim; h++)
+        qsf_attention_finish_v(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
+}
+
+static void finish_block(const void *arg, size_t begin, size_t end)
+{
+    const finish_job *const job = arg;
+    qsf_ops_add_residual(job->ops, begin, end);
+}
+
+static void finish_up(const void *arg, size_t begin, size_t end)
+{
+    const finish_job *const job = arg;
+    qsf_ops_activate(job->ops, begin, end);
+}
+
+/* q, k and v of norm(x), turned by their positions; k and v are in the cache. */
+static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, const finish_job *job)
 {
     const qsf_scratch *const s = o->scratch;
-    bool has_weight;
-    bool has_bias;
-    QSF_TRY(qsf_ops_load_vector(o, weight, s->vectors[0], &has_weight));
-    QSF_TRY(qsf_ops_load_vector(o, bias, s->vectors[1], &has_bias));
-    qsf_ops_norm(o, s->x, s->vectors[0], has_bias ? s->vectors[1] : NULL, s->dim_stride, s->normed);
-    return QSF_OK;
+    const size_t head_dim = o->config->head_dim;
+    qsf_acts in;
+    qsf_linear qkv[] = {
+        {layer->q, NULL, s->q, s->q_stride, head_dim, finish_q, job},
+        {layer->k, NULL, s->k, s->kv_stride, head_dim, finish_k, job},
+        {layer->v, NULL, s->v, s->kv_stride, head_dim, finish_v, job},
+    };
+    QSF_TRY(norm(o, layer->attn_norm, layer->attn_norm_bias, &in));
+    QSF_TRY(load(o, layer->q_bias, 0, &qkv[0].bias));
+    QSF_TRY(load(o, layer->k_bias, 1, &qkv[1].bias));
+    QSF_TRY(load(o, layer->v_bias, 2, &qkv[2].bias));
+    return qsf_linear_run(o, qkv, sizeof qkv / sizeof qkv[0], &in);
+}
+
+/* x += w @ in (+ bias): the end of a block */
+static qsf_status end_block(qsf_ops *o, const qsf_tensor *w, const qsf_tensor *bias,
+                            const qsf_acts *in, const finish_job *job)
+{
+    const qsf_scratch *const s = o->scratch;
+    qsf_linear out = {w, NULL, s->y, s->dim_stride, 1, finish_block, job};
+    QSF_TRY(load(o, bias, 0, &out.bias));
+    return qsf_linear_run(o, &out, 1, in);
 }
 
 /* x += attention(norm(x)) */
-static qsf_status attention_block(qsf_ops *o, const qsf_layer *layer, uint32_t layer_idx,
-                                  const qsf_chunk *chunk)
+static qsf_status attention_block(qsf_ops *o, const qsf_layer *layer, const finish_job *job)
 {
     const qsf_scratch *const s = o->scratch;
-    bool has_q_bias;
-    bool has_k_bias;
-    bool has_v_bias;
-    bool has_out_bias;
-    QSF_TRY(norm(o, layer->attn_norm, layer->attn_norm_bias));
-    QSF_TRY(qsf_ops_load_vector(o, layer->q_bias, s->vectors[0], &has_q_bias));
-    QSF_TRY(qsf_ops_load_vector(o, layer->k_bias, s->vectors[1], &has_k_bias));
-    QSF_TRY(qsf_ops_load_vector(o, layer->v_bias, s->vectors[2], &has_v_bias));
-
-    const qsf_acts in = qsf_ops_prepare(o, s->normed, s->dim_stride);
-    QSF_TRY(linear(o, layer->q, &in, has_q_bias, s->vectors[0], s->q, s->q_stride));
-    QSF_TRY(linear(o, layer->k, &in, has_k_bias, s->vectors[1], s->k, s->kv_stride));
-    QSF_TRY(linear(o, layer->v, &in, has_v_bias, s->vectors[2], s->v, s->kv_stride));
-
-    for (uint32_t h = 0; h < o->config->n_heads; h++)
-        qsf_attention_finish_q(o, h);
-    for (uint32_t h = 0; h < o->config->n_kv_heads; h++) {
-        qsf_attention_finish_k(o, chunk, layer_idx, h);
-        qsf_attention_finish_v(o, chunk, layer_idx, h);
-    }
-    qsf_attention_run(o, chunk, layer_idx);
-
-    QSF_TRY(qsf_ops_load_vector(o, layer->attn_out_bias, s->vectors[0], &has_out_bias));
-    const qsf_acts out = qsf_ops_prepare(o, s->attended, s->q_stride);
-    QSF_TRY(linear(o, layer->attn_out, &out, has_out_bias, s->vectors[0], s->y, s->dim_stride));
-    qsf_ops_add(o, s->x, s->y, s->dim_stride);
-    return QSF_OK;
+    QSF_TRY(project_heads(o, layer, job));
+    qsf_attention_run(o, job->chunk, job->layer_idx);
+    const qsf_acts attended = qsf_ops_prepare(o, s->attended, s->q_stride);
+    return end_block(o, layer->attn_out, layer->attn_out_bias, &attended, job);
 }
 
 /* x += ffn(norm(x)) */
-static qsf_status ffn_block(qsf_ops *o, const qsf_layer *layer)
+static qsf_status ffn_block(qsf_ops *o, const qsf_layer *layer, const finish_job *job)
 {
     const qsf_scratch *const s = o->scratch;
-    bool has_gate_bias;
-    bool has_up_bias;
-    bool has_down_bias;
-    QSF_TRY(norm(o, layer->ffn_norm, layer->ffn_norm_bias));
-    QSF_TRY(qsf_ops_load_vector(o, layer->gate_bias, s->vectors[1], &has_gate_bias));
-    QSF_TRY(qsf_ops_load_vector(o, layer->up_bias, s->vectors[0], &has_up_bias));
-
-    const qsf_acts in = qsf_ops_prepare(o, s->normed, s->dim_stride);
-    if (layer->gate != NULL)
-        QSF_TRY(linear(o, layer->gate, &in, has_gate_bias, s->vectors[1], s->gate, s->ffn_stride));
-    float *const up = layer->gate != NULL ? s->up : s->gate;
-    QSF_TRY(linear(o, layer->up, &in, has_up_bias, s->vectors[0], up, s->ffn_stride));
-    qsf_ops_activate(o);
-
-    QSF_TRY(qsf_ops_load_vector(o, layer->down_bias, s->vectors[0], &has_down_bias));
-    const qsf_acts out = qsf_ops_prepare(o, s->gate, s->ffn_stride);
-    QSF_TRY(linear(o, layer->down, &out, has_down_bias, s->vectors[0], s->y, s->dim_stride));
-    qsf_ops_add(o, s->x, s->y, s->dim_stride);
-    return QSF_OK;
+    qsf_acts in;
+    qsf_linear gate = {layer->gate, NULL, s->gate, s->ffn_stride, 1, NULL, NULL};
+    qsf_linear up = {layer->up, NULL, s->up, s->ffn_stride, 1, finish_up, job};
+    QSF_TRY(norm(o, layer->ffn_norm, layer->ffn_norm_bias, &in));
+    QSF_TRY(load(o, layer->gate_bias, 1, &gate.bias));
+    QSF_TRY(load(o, layer->up_bias, 0, &up.bias));
+    if (layer->gate != NULL) {
+        QSF_TRY(qsf_linear_run_pair(o, &gate, &up, &in));
+    } else {
+        up.y = s->gate;
+        QSF_TRY(qsf_linear_run(o, &up, 1, &in));
+    }
+    const qsf_acts activated = qsf_ops_prepare(o, s->gate, s->ffn_stride);
+    return end_block(o, layer->down, layer->down_bias, &activated, job);
 }
 
 static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t layer_idx)
 {
     qsf_ops *const o = &f->ops;
+    const finish_job job = {o, chunk, layer_idx};
     QSF_TRY(qsf_stream_begin_unit(o->stream, layer_idx + 1));
-    QSF_TRY(attention_block(o, &f->layers[layer_idx], layer_idx, chunk));
-    QSF_TRY(ffn_block(o, &f->layers[layer_idx]));
+    QSF_TRY(attention_block(o, &f->layers[layer_idx], &job));
+    QSF_TRY(ffn_block(o, &f->layers[layer_idx], &job));
     return qsf_stream_end_unit(o->stream);
 }
 
@@ -158,13 +200,14 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
             o->n_tokens * s->dim_stride * sizeof *s->x);
 
     QSF_TRY(qsf_stream_begin_unit(o->stream, c->n_layers + 1));
-    QSF_TRY(norm(o, f->ends->final_norm, f->ends->final_norm_bias));
+    qsf_acts in;
+    QSF_TRY(norm(o, f->ends->final_norm, f->ends->final_norm_bias, &in));
     if (c->has_tied_head) {
         QSF_TRY(qsf_stream_end_unit(o->stream));
         QSF_TRY(qsf_stream_begin_unit(o->stream, 0));
     }
-    const qsf_acts in = qsf_ops_prepare(o, s->normed, s->dim_stride);
-    QSF_TRY(qsf_ops_linear(o, f->ends->head, &in, NULL, chunk->logits, c->n_vocab));
+    const qsf_linear head = {f->ends->head, NULL, chunk->logits, c->n_vocab, 1, NULL, NULL};
+    QSF_TRY(qsf_linear_run(o, &head, 1, &in));
     return qsf_stream_end_unit(o->stream);
 }
 

@@ -2,8 +2,8 @@
  *
  * Everything is split over output rows or tokens, never inside a sum, so the number
  * of threads cannot change a bit. Weights are asked of the stream in the order of the
- * pass and span by span: no operation assumes that a tensor, let alone a layer, is in
- * memory as a whole.
+ * pass and span by span (linear.h): no operation assumes that a tensor, let alone a layer,
+ * is in memory as a whole.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_OPS_H
@@ -34,27 +34,23 @@ typedef struct qsf_ops {
  * about as long. */
 size_t qsf_ops_piece(size_t work_per_item);
 
-/* Copies a vector tensor of the begun unit to `out` as f32 [n_cols]; a NULL tensor
- * gives *present = false and copies nothing. */
-qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *out, bool *present);
+/* *out = a vector tensor [n_cols] of the begun unit as f32, good until the unit ends: in its
+ * place when it is resident and f32, else copied to space [n_cols]. NULL for a NULL tensor. */
+qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, const float **out);
 
 /* Describes the rows of x [n_tokens, stride] as matmul input, quantised unless exact. Good until
  * the next prepare. */
 qsf_acts qsf_ops_prepare(qsf_ops *o, const float *x, size_t stride);
 
-/* y [n_tokens, y_stride] = x @ w^T (+ bias [n_rows] unless NULL) for a matrix of the
- * begun unit. y_stride may be as small as n_rows. */
-qsf_status qsf_ops_linear(qsf_ops *o, const qsf_tensor *w, const qsf_acts *x, const float *bias,
-                          float *y, size_t y_stride);
+/* The same for norm(x) * weight [dim] (+ bias [dim] unless NULL) of the residual x, row by
+ * row in one pass. */
+qsf_acts qsf_ops_prepare_normed(qsf_ops *o, const float *weight, const float *bias);
 
-/* out [n_tokens, stride] = norm(x [n_tokens, stride]) * weight (+ bias unless NULL). */
-void qsf_ops_norm(qsf_ops *o, const float *x, const float *weight, const float *bias, size_t stride,
-                  float *out);
+/* gate[begin .. end) of every row of the chunk becomes activation(gate) * up for gated models,
+ * else activation(gate). */
+void qsf_ops_activate(const qsf_ops *o, size_t begin, size_t end);
 
-/* gate = activation(gate) * up for gated models, else gate = activation(gate). */
-void qsf_ops_activate(qsf_ops *o);
-
-/* x += y, row by row. */
-void qsf_ops_add(qsf_ops *o, float *x, const float *y, size_t stride);
+/* x[begin .. end) += y[begin .. end) for every row of the chunk. */
+void qsf_ops_add_residual(const qsf_ops *o, size_t begin, size_t end);
 
 #endif

@@ -40,7 +40,8 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, uint3
     s->rope_cos = qsf_arena_push(a, n * n_pairs, sizeof *s->rope_cos);
     s->rope_sin = qsf_arena_push(a, n * n_pairs, sizeof *s->rope_sin);
     s->scores = qsf_arena_push(a, n_threads * s->score_stride, sizeof *s->scores);
-    s->tail = qsf_arena_push(a, n * QSF_TILE_ROWS, sizeof *s->tail);
+    for (size_t i = 0; i < sizeof s->tails / sizeof s->tails[0]; i++)
+        s->tails[i] = qsf_arena_push(a, n * QSF_TILE_ROWS, sizeof *s->tails[i]);
     for (size_t i = 0; i < sizeof s->vectors / sizeof s->vectors[0]; i++)
         s->vectors[i] = qsf_arena_push(a, larger(widest, s->kv_stride), sizeof *s->vectors[i]);
     s->act_q = qsf_arena_push(a, n * widest, sizeof *s->act_q);

@@ -33,7 +33,8 @@ typedef struct qsf_scratch {
     float *rope_cos;       /* [chunk, rope_dims / 2] */
     float *rope_sin;       /* [chunk, rope_dims / 2] */
     float *scores;         /* [threads, score_stride] */
-    float *tail;           /* [chunk, 16] rows of a last tile row that the output has no room for */
+    float *tails[3];       /* [chunk, 16] rows of a last tile row that the output has no room for,
+                            * for each matrix that runs at the same time */
     float *vectors[4];     /* [widest vector] norm weight, norm bias, and two more biases */
     int8_t *act_q;         /* [chunk, widest input] */
     int8_t *act_q_low;     /* [chunk, widest input] */

@@ -123,31 +123,45 @@ static bool core_is_counted(const cpu_mask *mask, size_t cpu)
     return false;
 }
 
-/* 0 when the system does not say. */
-static uint32_t count_cores(void)
+/* How many cores there are; the first processor of each of the first `cap` goes to cpus. 0
+ * when the system does not say. */
+static uint32_t list_cores(uint32_t *cpus, uint32_t cap)
 {
     cpu_mask mask;
     memset(&mask, 0, sizeof mask);
     if (sched_getaffinity(0, sizeof mask.sets, mask.sets) != 0)
         return 0;
     uint32_t n_cores = 0;
-    for (size_t cpu = 0; cpu < MAX_CPUS; cpu++)
-        n_cores += mask_has(&mask, cpu) && !core_is_counted(&mask, cpu);
+    for (uint32_t cpu = 0; cpu < MAX_CPUS; cpu++) {
+        if (!mask_has(&mask, cpu) || core_is_counted(&mask, cpu))
+            continue;
+        if (n_cores < cap)
+            cpus[n_cores] = cpu;
+        n_cores++;
+    }
     return n_cores;
 }
 
 #else
 
-static uint32_t count_cores(void)
+static uint32_t list_cores(uint32_t *cpus, uint32_t cap)
 {
+    (void)cpus;
+    (void)cap;
     return 0;
 }
 
 #endif
 
+uint32_t qsf_cpu_list_cores(uint32_t *cpus, uint32_t cap)
+{
+    const uint32_t n_cores = list_cores(cpus, cap);
+    return n_cores < cap ? n_cores : cap;
+}
+
 uint32_t qsf_cpu_core_count(void)
 {
-    uint32_t n_cores = count_cores();
+    uint32_t n_cores = list_cores(NULL, 0);
     if (n_cores == 0) {
         const long n_online = sysconf(_SC_NPROCESSORS_ONLN);
         n_cores = n_online > 0 ? (uint32_t)n_online : 1;

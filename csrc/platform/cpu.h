@@ -73,4 +73,8 @@ qsf_status qsf_isa_choose(qsf_isa *out);
 /* Physical cores this process may run on; at least 1. */
 uint32_t qsf_cpu_core_count(void);
 
+/* Writes one processor of each of the first `cap` physical cores this process may run on and
+ * returns how many; 0 when the system does not say. */
+uint32_t qsf_cpu_list_cores(uint32_t *cpus, uint32_t cap);
+
 #endif

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/asan.h"
 
@@ -20,6 +21,8 @@
 /* No system has more, and rounding up cannot wrap; AddressSanitizer would end the
  * process from 2^40 on instead of returning NULL. */
 #define MAX_BYTES (QSF_ASAN ? (size_t)1 << 39 : SIZE_MAX / 2)
+
+#define HUGE_PAGE_BYTES ((size_t)2 << 20)
 
 static bool is_mapped(size_t n_bytes)
 {
@@ -44,6 +47,43 @@ void *qsf_heap_alloc(size_t n_bytes)
     memset(p, 0, n_bytes);
     QSF_ASAN_POISON((unsigned char *)p + n_bytes, rounded - n_bytes);
     return p;
+}
+
+#if defined(MADV_HUGEPAGE)
+
+/* Maps whole pages from a multiple of HUGE_PAGE_BYTES on: asks for more and gives back what
+ * lies around them. NULL when there is no room for that. */
+static void *map_aligned(size_t n_bytes)
+{
+    const long asked_bytes = sysconf(_SC_PAGESIZE);
+    const size_t page_bytes = asked_bytes > 0 ? (size_t)asked_bytes : 4096;
+    const size_t kept_bytes = (n_bytes + page_bytes - 1) / page_bytes * page_bytes;
+    unsigned char *const mapped = mmap(NULL, kept_bytes + HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED)
+        return NULL;
+    const size_t skipped_bytes = -(uintptr_t)mapped % HUGE_PAGE_BYTES;
+    if (skipped_bytes > 0)
+        (void)munmap(mapped, skipped_bytes);
+    unsigned char *const kept = mapped + skipped_bytes;
+    (void)munmap(kept + kept_bytes, HUGE_PAGE_BYTES - skipped_bytes);
+    return kept;
+}
+
+#endif
+
+void *qsf_heap_alloc_huge(size_t n_bytes)
+{
+#if defined(MADV_HUGEPAGE)
+    if (is_mapped(n_bytes) && n_bytes >= HUGE_PAGE_BYTES && n_bytes <= MAX_BYTES) {
+        void *const p = map_aligned(n_bytes);
+        if (p != NULL) {
+            (void)madvise(p, n_bytes, MADV_HUGEPAGE); /* a wish: kernels may be built without */
+            return p;
+        }
+    }
+#endif
+    return qsf_heap_alloc(n_bytes);
 }
 
 void qsf_heap_free(void *p, size_t n_bytes)

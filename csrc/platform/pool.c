@@ -14,16 +14,24 @@
 #include <assert.h>
 #include <stdalign.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 
 #include "base/status.h"
+#include "platform/clock.h"
 #include "platform/cpu.h"
 #include "platform/thread.h"
 
 #define CACHE_LINE 64
-#define N_SPINS 4000 /* about 50 us: longer than the gap between two matmuls of a step */
-/* More pieces even out cores of different speed, and each costs one atomic addition. */
-#define PIECES_PER_THREAD 8
+/* Longer than the gap between two regions of a step, and than it takes to wake somebody, which
+ * is what one who sleeps too early costs. Counted in time: a pause has 10 to 150 cycles. */
+#define SPIN_NS 100000
+/* Who is waited for may want this very core: after so long it is offered, which costs less than
+ * sleeping if nobody takes it. */
+#define ALONE_NS 5000
+#define PAUSES_PER_LOOK 32 /* at the clock, which costs as much as one or a few of them */
+/* A piece is 1 / (SHARES * threads) of what is left: large at first, since each begins with
+ * a stream of weights that nobody has prefetched, small in the end, since the last to end
+ * keeps all others waiting. */
+#define SHARES 2
 
 #define GATE_OPEN (UINT64_C(1) << 31)
 #define GATE_INSIDE (GATE_OPEN - 1)
@@ -46,14 +54,15 @@ struct qsf_pool {
     /* The job: written by the caller while the gate is closed and nobody is inside. */
     qsf_pool_fn *fn;
     void *arg;
-    size_t n_pieces;
-    size_t piece_items;   /* of each piece */
-    size_t longer_pieces; /* the first of them have one item more */
+    size_t n_items;
+    size_t least_items; /* of a piece */
+
+    qsf_pool_counts counts; /* the caller's */
 
     alignas(CACHE_LINE) _Atomic uint64_t gate;
     atomic_bool stopping;
     atomic_uint n_asleep;
-    alignas(CACHE_LINE) atomic_size_t next_piece;
+    alignas(CACHE_LINE) atomic_size_t next_item;
     alignas(CACHE_LINE) pool_worker workers[]; /* [n_threads - 1] */
 };
 
@@ -66,21 +75,53 @@ static inline void spin_pause(void)
 #endif
 }
 
-static size_t smaller(size_t a, size_t b)
+/* How long somebody has been spinning. */
+typedef struct spinning {
+    uint32_t n_pauses;
+    uint64_t end_ns;
+} spinning;
+
+/* False when it is time to sleep. */
+static bool spin_on(spinning *s)
 {
-    return a < b ? a : b;
+    spin_pause();
+    if (++s->n_pauses % PAUSES_PER_LOOK != 0)
+        return true;
+    const uint64_t now_ns = qsf_clock_ns();
+    if (s->end_ns == 0)
+        s->end_ns = now_ns + SPIN_NS;
+    else if (now_ns + SPIN_NS > s->end_ns + ALONE_NS)
+        qsf_thread_yield();
+    return now_ns < s->end_ns;
+}
+
+/* The next piece has *end - *begin items; false when all are taken. */
+static bool take_piece(qsf_pool *p, size_t *begin, size_t *end)
+{
+    size_t at = atomic_load_explicit(&p->next_item, memory_order_relaxed);
+    while (at < p->n_items) {
+        const size_t left = p->n_items - at;
+        size_t n = left / (SHARES * (size_t)p->n_threads);
+        if (n < p->least_items)
+            n = p->least_items;
+        if (left < n || left - n < p->least_items)
+            n = left;
+        if (atomic_compare_exchange_weak_explicit(&p->next_item, &at, at + n, memory_order_relaxed,
+                                                  memory_order_relaxed)) {
+            *begin = at;
+            *end = at + n;
+            return true;
+        }
+    }
+    return false;
 }
 
 static void work_on_pieces(qsf_pool *p, size_t worker_idx)
 {
-    for (;;) {
-        const size_t i = atomic_fetch_add_explicit(&p->next_piece, 1, memory_order_relaxed);
-        if (i >= p->n_pieces)
-            return;
-        const size_t begin = i * p->piece_items + smaller(i, p->longer_pieces);
-        const size_t end = begin + p->piece_items + (i < p->longer_pieces);
+    size_t begin;
+    size_t end;
+    while (take_piece(p, &begin, &end))
         p->fn(p->arg, begin, end, worker_idx);
-    }
 }
 
 static uint32_t generation_of(uint64_t gate)
@@ -117,11 +158,11 @@ static bool has_news(qsf_pool *p, uint32_t seen_generation)
 
 static void wait_for_news(qsf_pool *p, uint32_t seen_generation)
 {
-    for (uint32_t i = 0; i < N_SPINS; i++) {
+    spinning s = {0};
+    do {
         if (has_news(p, seen_generation))
             return;
-        spin_pause();
-    }
+    } while (spin_on(&s));
     /* First counted, then looked again; the caller first opens, then looks at the count.
      * One of the two sees the other. */
     qsf_mutex_lock(&p->lock);
@@ -165,35 +206,20 @@ static bool is_empty(qsf_pool *p)
 
 static void wait_until_empty(qsf_pool *p)
 {
-    for (uint32_t i = 0; i < N_SPINS; i++) {
+    spinning s = {0};
+    do {
         if (is_empty(p))
             return;
-        spin_pause();
-    }
+    } while (spin_on(&s));
     qsf_mutex_lock(&p->lock);
     while (!is_empty(p))
         qsf_condition_wait(&p->gate_empty, &p->lock);
     qsf_mutex_unlock(&p->lock);
 }
 
-void qsf_pool_run(qsf_pool *p, size_t n_items, size_t min_piece, qsf_pool_fn *fn, void *arg)
+/* The job is open to the workers from the gate's next generation on until all is done. */
+static void run_together(qsf_pool *p)
 {
-    if (n_items == 0)
-        return;
-    const size_t least_items = min_piece > 0 ? min_piece : 1;
-    const size_t n_pieces =
-        smaller(n_items / least_items, (size_t)p->n_threads * PIECES_PER_THREAD);
-    if (p->n_threads == 1 || n_pieces <= 1) {
-        fn(arg, 0, n_items, 0);
-        return;
-    }
-    p->fn = fn;
-    p->arg = arg;
-    p->n_pieces = n_pieces;
-    p->piece_items = n_items / n_pieces;
-    p->longer_pieces = n_items % n_pieces;
-    atomic_store_explicit(&p->next_piece, 0, memory_order_relaxed);
-
     const uint64_t closed = atomic_load(&p->gate);
     const uint32_t generation = generation_of(closed) + 1;
     assert((closed & (GATE_OPEN | GATE_INSIDE)) == 0);
@@ -202,6 +228,27 @@ void qsf_pool_run(qsf_pool *p, size_t n_items, size_t min_piece, qsf_pool_fn *fn
     work_on_pieces(p, 0);
     atomic_fetch_and(&p->gate, ~GATE_OPEN);
     wait_until_empty(p);
+}
+
+void qsf_pool_run(qsf_pool *p, size_t n_items, size_t min_piece, qsf_pool_fn *fn, void *arg)
+{
+    if (n_items == 0)
+        return;
+    const size_t least_items = min_piece > 0 ? min_piece : 1;
+    p->counts.n_runs++;
+    if (p->n_threads == 1 || n_items / 2 < least_items) {
+        fn(arg, 0, n_items, 0);
+        return;
+    }
+    const uint64_t start_ns = qsf_clock_ns();
+    p->fn = fn;
+    p->arg = arg;
+    p->n_items = n_items;
+    p->least_items = least_items;
+    atomic_store_explicit(&p->next_item, 0, memory_order_relaxed);
+    run_together(p);
+    p->counts.n_shared_runs++;
+    p->counts.shared_ns += qsf_clock_ns() - start_ns;
 }
 
 size_t qsf_pool_bytes(uint32_t n_threads)
@@ -236,7 +283,20 @@ static qsf_status init_signals(qsf_pool *p)
     return status;
 }
 
-qsf_status qsf_pool_init(void *block, uint32_t n_threads, qsf_pool **out)
+/* One processor of each core, the first for the caller. */
+static qsf_status choose_cpus(uint32_t n_threads, uint32_t *cpus)
+{
+    const uint32_t n_cores = qsf_cpu_list_cores(cpus, n_threads);
+    if (n_cores == 0)
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "threads cannot be pinned on this system");
+    if (n_cores < n_threads)
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "%u threads cannot be pinned: this process may run on %u physical cores",
+                        n_threads, n_cores);
+    return QSF_OK;
+}
+
+qsf_status qsf_pool_init(void *block, uint32_t n_threads, bool pin, qsf_pool **out)
 {
     *out = NULL;
     if (n_threads < 1 || n_threads > QSF_POOL_MAX_THREADS)
@@ -249,19 +309,26 @@ qsf_status qsf_pool_init(void *block, uint32_t n_threads, qsf_pool **out)
     atomic_init(&p->gate, 0);
     atomic_init(&p->stopping, false);
     atomic_init(&p->n_asleep, 0);
-    atomic_init(&p->next_piece, 0);
+    atomic_init(&p->next_item, 0);
+    p->counts = (qsf_pool_counts){0};
+    uint32_t cpus[QSF_POOL_MAX_THREADS];
+    if (pin)
+        QSF_TRY(choose_cpus(n_threads, cpus));
     QSF_TRY(init_signals(p));
     while (p->n_started < n_threads - 1) {
         pool_worker *const worker = &p->workers[p->n_started];
         worker->pool = p;
         worker->worker_idx = p->n_started + 1;
-        const qsf_status status =
+        qsf_status status =
             qsf_thread_start(&worker->thread, QSF_POOL_STACK_BYTES, run_worker, worker);
+        if (status == QSF_OK)
+            p->n_started++;
+        if (status == QSF_OK && pin)
+            status = qsf_thread_pin(&worker->thread, cpus[p->n_started]);
         if (status != QSF_OK) {
             qsf_pool_destroy(p);
             return status;
         }
-        p->n_started++;
     }
     *out = p;
     return QSF_OK;
@@ -275,6 +342,11 @@ void qsf_pool_destroy(qsf_pool *p)
     qsf_condition_destroy(&p->gate_empty);
     qsf_condition_destroy(&p->job_ready);
     qsf_mutex_destroy(&p->lock);
+}
+
+qsf_pool_counts qsf_pool_count(const qsf_pool *p)
+{
+    return p->counts;
 }
 
 uint32_t qsf_pool_thread_count(const qsf_pool *p)

@@ -1,13 +1,15 @@
 /* pool.h - a parallel for over a range, on a fixed set of workers.
  *
  * The calling thread is worker 0 and works too, so a pool of one starts no thread.
- * Pieces are handed out dynamically; which worker gets a piece never matters for the
- * result, because a piece writes only its own outputs. Workers spin briefly, then sleep.
+ * Pieces are handed out dynamically, large ones first, so that a core that is slow or busy
+ * elsewhere gets fewer; which worker gets a piece never matters for the result, because
+ * a piece writes only its own outputs. Workers spin briefly, then sleep.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_POOL_H
 #define QSF_PLATFORM_POOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,13 +27,26 @@ typedef void qsf_pool_fn(void *arg, size_t begin, size_t end, size_t worker_idx)
 size_t qsf_pool_bytes(uint32_t n_threads);
 
 /* Makes a pool in `block` (qsf_pool_bytes, zeroed, borrowed until destroy) and starts
- * n_threads - 1 workers. On failure nothing is running. */
-qsf_status qsf_pool_init(void *block, uint32_t n_threads, qsf_pool **out);
+ * n_threads - 1 workers. With `pin` each worker stays on a physical core of its own, other
+ * than the first that the process may use, which is left to the caller; the caller's thread
+ * is never pinned. QSF_ERR_ARG: there are not as many cores; QSF_ERR_UNSUPPORTED: not on this
+ * system. On failure nothing is running. */
+qsf_status qsf_pool_init(void *block, uint32_t n_threads, bool pin, qsf_pool **out);
 
 /* Stops and joins the workers; NULL is fine. */
 void qsf_pool_destroy(qsf_pool *p);
 
 uint32_t qsf_pool_thread_count(const qsf_pool *p);
+
+/* What the caller's runs were. */
+typedef struct qsf_pool_counts {
+    uint64_t n_runs;
+    uint64_t n_shared_runs; /* of them, with the workers: each ends in a barrier */
+    uint64_t shared_ns;     /* spent in those */
+} qsf_pool_counts;
+
+/* Since init. Not while it runs. */
+qsf_pool_counts qsf_pool_count(const qsf_pool *p);
 
 /* Runs fn over [0, n_items) in pieces of at least min_piece items and returns when
  * all are done; what is too little for two pieces runs in one call on the caller and

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "include/qsf.h"
 
@@ -36,5 +37,12 @@ void qsf_condition_wake_all(qsf_condition *c);
  * QSF_ERR_NOMEM when the system has no room for a thread. */
 qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void *), void *arg);
 void qsf_thread_join(qsf_thread *t);
+
+/* Lets another thread have this processor, if one wants it. */
+void qsf_thread_yield(void);
+
+/* Lets a started thread run on processor `cpu` alone. QSF_ERR_ARG: the system refuses;
+ * QSF_ERR_UNSUPPORTED: it cannot be asked. */
+qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu);
 
 #endif

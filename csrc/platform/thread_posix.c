@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
@@ -108,4 +109,27 @@ qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void
 void qsf_thread_join(qsf_thread *t)
 {
     must_be_zero(pthread_join(t->system, NULL));
+}
+
+void qsf_thread_yield(void)
+{
+    (void)sched_yield();
+}
+
+qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)
+{
+#if defined(__linux__)
+    cpu_set_t sets[8192 / CPU_SETSIZE]; /* the most that a Linux kernel can be built for */
+    CPU_ZERO_S(sizeof sets, sets);
+    CPU_SET_S(cpu, sizeof sets, sets);
+    const int error = pthread_setaffinity_np(t->system, sizeof sets, sets);
+    if (error != 0)
+        return QSF_FAIL(QSF_ERR_ARG, "cannot pin a thread to processor %u: %s", cpu,
+                        strerror(error));
+    return QSF_OK;
+#else
+    (void)t;
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                    "threads cannot be pinned on this system (to processor %u)", cpu);
+#endif
 }

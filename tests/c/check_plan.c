@@ -171,12 +171,13 @@ static void check_order(void)
     qsf_options opt = options_of(0);
     CHECK_OK(make(&o, &opt, &plan, is_resident));
     CHECK_EQ(plan.ctx_tokens, 4096);
-    CHECK_EQ(plan.chunk_tokens, 64);
+    CHECK_EQ(plan.chunk_tokens, 256);
     opt.budget_bytes = 1;
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
     CHECK_EQ(plan.ctx_tokens, 256);
     CHECK_EQ(plan.chunk_tokens, 1);
     bool saw_middle = false;
+    uint32_t sizes_seen = 0; /* of chunks: powers of two */
     for (opt.budget_bytes = plan.min_budget_bytes;; opt.budget_bytes += 1024) {
         if (!CHECK_OK(make(&o, &opt, &plan, is_resident)))
             break;
@@ -186,10 +187,15 @@ static void check_order(void)
         CHECK(plan.chunk_tokens <= 4 || plan.ctx_tokens >= 512);
         CHECK(plan.ctx_tokens <= 256 || plan.chunk_tokens >= 4);
         saw_middle = saw_middle || (plan.ctx_tokens == 1024 && plan.chunk_tokens == 16);
-        if (plan.ctx_tokens == 4096 && plan.chunk_tokens == 64)
+        /* No unit leaves memory for the sake of a chunk above 64, nor for the context of one. */
+        CHECK(plan.chunk_tokens <= 64 ||
+              (plan.ctx_tokens == 4096 && plan.n_units_resident == plan.n_units));
+        sizes_seen |= plan.chunk_tokens;
+        if (plan.chunk_tokens == 256)
             break;
     }
     CHECK(saw_middle);
+    CHECK_EQ(sizes_seen & (64 + 128 + 256), 64 + 128 + 256);
     opt.budget_bytes = 1;
     opt.chunk_tokens = 1000; /* asked for: it shrinks with the context only */
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);

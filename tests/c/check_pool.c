@@ -16,6 +16,7 @@
 
 #include "base/asan.h"
 #include "platform/clock.h"
+#include "platform/cpu.h"
 #include "platform/pool.h"
 #include "platform/procfile.h"
 
@@ -45,7 +46,7 @@ static started_pool start(uint32_t n_threads)
     if (!CHECK(s.block != NULL))
         return s;
     memset(s.block, 0, qsf_pool_bytes(n_threads));
-    CHECK_OK(qsf_pool_init(s.block, n_threads, &s.pool));
+    CHECK_OK(qsf_pool_init(s.block, n_threads, false, &s.pool));
     CHECK_EQ(qsf_pool_thread_count(s.pool), n_threads);
     return s;
 }
@@ -224,7 +225,7 @@ static void check_bad_counts(void)
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         alignas(64) unsigned char block[64];
         qsf_pool *pool = (qsf_pool *)(void *)block;
-        CHECK_STATUS(qsf_pool_init(block, counts[i], &pool), QSF_ERR_ARG);
+        CHECK_STATUS(qsf_pool_init(block, counts[i], false, &pool), QSF_ERR_ARG);
         CHECK(pool == NULL);
     }
 }
@@ -290,7 +291,7 @@ static int start_without_room(void)
     if (setrlimit(RLIMIT_AS, &limit) != 0 || mmap(NULL, 64 * QSF_POOL_STACK_BYTES, PROT_READ,
                                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED)
         return CHILD_NO_LIMIT;
-    const qsf_status status = qsf_pool_init(block, N_THREADS, &pool);
+    const qsf_status status = qsf_pool_init(block, N_THREADS, false, &pool);
     if (status == QSF_OK)
         return CHILD_STARTED;
     return status == QSF_ERR_NOMEM && pool == NULL &&
@@ -319,6 +320,113 @@ static void check_no_room_for_threads(void)
         CHECK_EQ(WEXITSTATUS(how), CHILD_REFUSED);
 }
 
+static void check_run_counts(void)
+{
+    started_pool s = start(3);
+    uint64_t sums[64] = {0};
+    const qsf_pool_counts before = qsf_pool_count(s.pool);
+    CHECK_EQ_U64(before.n_runs, 0);
+    qsf_pool_run(s.pool, 0, 1, add_to_sums, sums);   /* nothing to do is no run */
+    qsf_pool_run(s.pool, 1, 1, add_to_sums, sums);   /* too little to share */
+    qsf_pool_run(s.pool, 64, 33, add_to_sums, sums); /* not two pieces */
+    qsf_pool_run(s.pool, 64, 32, add_to_sums, sums);
+    qsf_pool_run(s.pool, 2, 1, add_to_sums, sums);
+    const qsf_pool_counts after = qsf_pool_count(s.pool);
+    CHECK_EQ_U64(after.n_runs, 4);
+    CHECK_EQ_U64(after.n_shared_runs, 2);
+    CHECK(after.shared_ns > 0);
+    stop(&s);
+}
+
+/* Alone, the caller takes the pieces in order: large ones first, none larger than a share. */
+typedef struct pieces {
+    size_t last_end;
+    size_t last_size;
+    size_t n_pieces;
+    size_t n_wrong;
+} pieces;
+
+static void watch_pieces(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    static const size_t smaller_share = 1000 / 4 + 1;
+    pieces *const p = arg;
+    if (worker_idx != 0)
+        return; /* looks at what the caller gets; a worker may take some in between */
+    p->n_wrong += begin < p->last_end || end - begin > smaller_share;
+    p->n_wrong += p->last_size != 0 && end - begin > p->last_size && end != 1000;
+    p->last_end = end;
+    p->last_size = end - begin;
+    p->n_pieces++;
+}
+
+static void check_guided_pieces(void)
+{
+    started_pool s = start(2);
+    for (int i = 0; i < 200; i++) {
+        pieces p = {0};
+        qsf_pool_run(s.pool, 1000, 10, watch_pieces, &p);
+        CHECK_EQ(p.n_wrong, 0);
+    }
+    stop(&s);
+}
+
+#if defined(__linux__)
+
+#define MAX_PINNED 16
+
+typedef struct placement {
+    meeting met;
+    cpu_set_t sets[MAX_PINNED];
+} placement;
+
+static void note_place(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    placement *const p = arg;
+    meet(&p->met, begin, end, worker_idx);
+    CPU_ZERO(&p->sets[worker_idx]);
+    sched_getaffinity(0, sizeof p->sets[worker_idx], &p->sets[worker_idx]);
+}
+
+/* Workers have a core each, which is not the first; the caller keeps what it had. */
+static void check_pinned(void)
+{
+    cpu_set_t before;
+    uint32_t cpus[MAX_PINNED];
+    if (!CHECK_EQ(sched_getaffinity(0, sizeof before, &before), 0))
+        return;
+    const uint32_t n_cores = qsf_cpu_list_cores(cpus, MAX_PINNED);
+    CHECK(n_cores >= 1);
+    for (uint32_t n_threads = 1; n_threads <= n_cores; n_threads++) {
+        static placement p;
+        memset(&p, 0, sizeof p);
+        p.met.n_expected = n_threads;
+        void *const block = aligned_alloc(64, qsf_pool_bytes(n_threads));
+        qsf_pool *pool;
+        memset(block, 0, qsf_pool_bytes(n_threads));
+        if (CHECK_OK(qsf_pool_init(block, n_threads, true, &pool))) {
+            qsf_pool_run(pool, n_threads, 1, note_place, &p);
+            CHECK(!p.met.missed);
+            for (uint32_t i = 1; i < n_threads; i++) {
+                CHECK_EQ(CPU_COUNT(&p.sets[i]), 1);
+                CHECK(CPU_ISSET(cpus[i], &p.sets[i]));
+            }
+            CHECK(CPU_EQUAL(&p.sets[0], &before));
+            qsf_pool_destroy(pool);
+        }
+        free(block);
+    }
+    if (n_cores < MAX_PINNED) {
+        void *const block = aligned_alloc(64, qsf_pool_bytes(n_cores + 1));
+        qsf_pool *pool = block;
+        memset(block, 0, qsf_pool_bytes(n_cores + 1));
+        CHECK_STATUS(qsf_pool_init(block, n_cores + 1, true, &pool), QSF_ERR_ARG);
+        CHECK(pool == NULL);
+        free(block);
+    }
+}
+
+#endif
+
 int main(void)
 {
     check_no_room_for_threads();
@@ -328,5 +436,10 @@ int main(void)
     check_start_and_stop();
     check_bad_counts();
     check_one_core();
+    check_run_counts();
+    check_guided_pieces();
+#if defined(__linux__)
+    check_pinned();
+#endif
     return check_report("check_pool");
 }

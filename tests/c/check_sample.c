@@ -8,15 +8,23 @@
 
 #define N_VOCAB 50
 
-static _Alignas(QSF_ARENA_ALIGN) unsigned char block[1 << 14];
+#define MAX_VOCAB 5000
 
-static void make_sampler(qsf_sampler *s)
+static _Alignas(QSF_ARENA_ALIGN) unsigned char block[1 << 18];
+static qsf_kernels kernels;
+
+static void make_sampler_of(qsf_sampler *s, uint32_t n_vocab)
 {
     qsf_arena arena;
     qsf_arena_init(&arena, block, sizeof block);
     memset(block, 0, sizeof block);
-    qsf_sampler_layout(s, &arena, N_VOCAB);
+    qsf_sampler_layout(s, &arena, n_vocab);
     CHECK(!arena.failed);
+}
+
+static void make_sampler(qsf_sampler *s)
+{
+    make_sampler_of(s, N_VOCAB);
 }
 
 static void random_logits(float *logits, uint64_t *state)
@@ -75,7 +83,7 @@ static void check_frequencies(const qsf_sampling *how, uint64_t seed)
         total += weight[i];
     for (int i = 0; i < N_DRAWS; i++) {
         uint32_t token = N_VOCAB;
-        CHECK_OK(qsf_sampler_choose(&s, logits, how, NULL, 0, &state, &token));
+        CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, how, NULL, 0, &state, &token));
         if (!CHECK(token < N_VOCAB))
             return;
         n_drawn[token]++;
@@ -114,7 +122,7 @@ static void check_greedy(void)
     uint32_t token = 99;
     logits[3] = 2.0f;
     logits[9] = 2.0f;
-    CHECK_OK(qsf_sampler_choose(&s, logits, &how, NULL, 0, &state, &token));
+    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, NULL, 0, &state, &token));
     CHECK_EQ(token, 3);
     CHECK_EQ(state, 7); /* greedy draws nothing */
 
@@ -122,15 +130,15 @@ static void check_greedy(void)
     const uint32_t recent[] = {3, 3, 3};
     how.repetition_penalty = 1.25f;
     logits[9] = 1.5f;
-    CHECK_OK(qsf_sampler_choose(&s, logits, &how, recent, 3, &state, &token));
+    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, recent, 3, &state, &token));
     CHECK_EQ(token, 3); /* 2 / 1.25 = 1.6 */
     how.repetition_penalty = 1.5f;
-    CHECK_OK(qsf_sampler_choose(&s, logits, &how, recent, 3, &state, &token));
+    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, recent, 3, &state, &token));
     CHECK_EQ(token, 9);
     for (int i = 0; i < N_VOCAB; i++)
         logits[i] = -1.0f;
     const uint32_t all_but_ten[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
-    CHECK_OK(qsf_sampler_choose(&s, logits, &how, all_but_ten, 10, &state, &token));
+    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, all_but_ten, 10, &state, &token));
     CHECK_EQ(token, 10); /* negative logits move down, not up */
 }
 
@@ -145,7 +153,7 @@ static void check_not_finite(void)
         uint64_t state = 0;
         uint32_t token;
         logits[N_VOCAB - 1] = bad[i];
-        CHECK_STATUS(qsf_sampler_choose(&s, logits, &how, NULL, 0, &state, &token),
+        CHECK_STATUS(qsf_sampler_choose(&s, &kernels, logits, &how, NULL, 0, &state, &token),
                      QSF_ERR_NUMERIC);
     }
 }
@@ -161,7 +169,7 @@ static void check_extremes(void)
     for (int i = 0; i < N_VOCAB; i++)
         logits[i] = i % 2 == 0 ? 3e38f : -3e38f;
     logits[8] = 3.1e38f;
-    CHECK_OK(qsf_sampler_choose(&s, logits, &how, NULL, 0, &state, &token));
+    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, NULL, 0, &state, &token));
     CHECK_EQ(token, 8);
 }
 
@@ -182,7 +190,7 @@ static void check_infinite_penalty(void)
         uint64_t state = w;
         for (int draw = 0; draw < 20; draw++) {
             uint32_t token = 99;
-            CHECK_OK(qsf_sampler_choose(&s, logits, &ways[w], recent, 2, &state, &token));
+            CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &ways[w], recent, 2, &state, &token));
             CHECK(token == 20 || token == 31);
         }
     }
@@ -197,8 +205,152 @@ static void check_generator(void)
     CHECK(qsf_random_uniform(&state) == (double)(UINT64_C(0x06C45D188009454F) >> 11) * 0x1p-53);
 }
 
+/* ---- large vocabularies: the very token, for every instruction set ---- */
+
+static const float *ordered_by;
+
+static int falling(const void *a, const void *b)
+{
+    const uint32_t *const i = a;
+    const uint32_t *const j = b;
+    if (ordered_by[*i] != ordered_by[*j])
+        return ordered_by[*i] > ordered_by[*j] ? -1 : 1;
+    return *i < *j ? -1 : 1;
+}
+
+/* The rules, step by step, on everything in order. */
+static uint32_t plain_choice(const float *logits, uint32_t n, const qsf_sampling *how, double draw)
+{
+    static uint32_t order[MAX_VOCAB];
+    static double w[MAX_VOCAB];
+    const bool is_cut = (how->top_k != 0 && how->top_k < n) || how->top_p < 1.0f;
+    const uint32_t limit = how->top_k == 0 || how->top_k > n ? n : how->top_k;
+    for (uint32_t i = 0; i < n; i++)
+        order[i] = i;
+    ordered_by = logits;
+    qsort(order, n, sizeof *order, falling);
+    const double best = (double)logits[order[0]];
+    if (how->temperature == 0.0f)
+        return order[0];
+    if (!is_cut) /* in the order of the ids, then */
+        for (uint32_t i = 0; i < n; i++)
+            order[i] = i;
+    double total = 0.0;
+    for (uint32_t i = 0; i < limit; i++) {
+        w[i] = exp(((double)logits[order[i]] - best) / (double)how->temperature);
+        total += w[i];
+    }
+    double sum = 0.0;
+    for (uint32_t i = 0; i < limit; i++) {
+        const bool is_in_p = !is_cut || i == 0 || sum < (double)how->top_p * total;
+        if (!is_in_p || w[i] < (double)how->min_p)
+            w[i] = 0.0;
+        sum += w[i];
+    }
+    double left = draw * sum;
+    uint32_t i = 0;
+    while (left >= w[i] && i + 1 < limit)
+        left -= w[i++];
+    return order[i];
+}
+
+static void check_large_one(uint32_t n, const qsf_sampling *how, int kind, uint64_t seed)
+{
+    static float logits[MAX_VOCAB];
+    qsf_sampler s;
+    make_sampler_of(&s, n);
+    uint64_t state = seed;
+    for (uint32_t i = 0; i < n; i++) {
+        const double u = qsf_random_uniform(&state);
+        logits[i] = kind == 0   ? (float)(12.0 * u - 6.0)
+                    : kind == 1 ? (float)floor(u * 30.0) /* with many ties */
+                                : (float)i * (how->top_k % 2 == 0 ? 0.01f : -0.01f);
+    }
+    for (int i = 0; i < 20; i++) {
+        uint64_t same_state = state;
+        uint32_t token = UINT32_MAX;
+        const double draw = how->temperature == 0.0f ? 0.0 : qsf_random_uniform(&same_state);
+        CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, how, NULL, 0, &state, &token));
+        CHECK_EQ_U64(state, same_state);
+        if (!CHECK_EQ(token, plain_choice(logits, n, how, draw)) && check_is_printed())
+            printf("    %s, %u logits of kind %d, temperature %g, top-k %u, top-p %g\n",
+                   kernels.isa_name, n, kind, (double)how->temperature, how->top_k,
+                   (double)how->top_p);
+    }
+}
+
+static void check_large(void)
+{
+    static const qsf_sampling ways[] = {
+        {1.0f, 0.0f, 0, 1.0f, 0.0f},   {1.0f, 0.7f, 40, 0.9f, 0.0f}, {1.0f, 1.0f, 0, 1.0f, 0.0f},
+        {1.0f, 0.8f, 0, 1.0f, 0.01f},  {1.0f, 1.0f, 1, 1.0f, 0.0f},  {1.0f, 1.3f, 257, 1.0f, 0.0f},
+        {1.0f, 3.0f, 0, 0.999f, 0.0f}, {1.0f, 0.5f, 0, 0.5f, 0.0f},  {1.0f, 9.0f, 0, 0.97f, 0.3f},
+        {1.0f, 1.0f, 999, 0.9f, 0.1f},
+    };
+    static const uint32_t sizes[] = {1, 2, 15, 17, 255, 256, 257, 1000, 4096, MAX_VOCAB};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++)
+            for (int kind = 0; kind < 3; kind++)
+                check_large_one(sizes[i], &ways[w], kind, 1 + 31 * w);
+}
+
+/* One value that is not finite, anywhere. */
+static void check_finite_everywhere(void)
+{
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    float x[300];
+    for (size_t n = 1; n <= 300; n += n < 70 ? 1 : 46) {
+        for (size_t i = 0; i < n; i++)
+            x[i] = i % 2 == 0 ? 3e38f : -3e38f;
+        CHECK(kernels.all_finite(x, n));
+        for (size_t i = 0; i < n; i++) {
+            const float kept = x[i];
+            x[i] = bad[i % 3];
+            CHECK(!kernels.all_finite(x, n));
+            x[i] = kept;
+        }
+    }
+}
+
+/* Every instruction set against plain C, bit by bit. */
+static void check_same_bits(const qsf_kernels *plain)
+{
+    static float x[MAX_VOCAB];
+    static float e[2][MAX_VOCAB + 1];
+    static float sums[2][MAX_VOCAB / QSF_STRIP + 2];
+    static float tops[2][(MAX_VOCAB / QSF_STRIP + 2) * QSF_STRIP_BUCKETS];
+    uint64_t state = 77;
+    for (uint32_t n = 1; n <= MAX_VOCAB; n += 1 + n / 3) {
+        for (uint32_t i = 0; i < n; i++)
+            x[i] = (float)(qsf_random_uniform(&state) * 60.0 - 30.0);
+        if (n > 20)
+            x[n / 2] = -INFINITY;
+        memset(e, 0x55, sizeof e);
+        memset(sums, 0x55, sizeof sums);
+        memset(tops, 0x55, sizeof tops);
+        const float best = plain->bucket_max(x, n, tops[0]);
+        CHECK(kernels.bucket_max(x, n, tops[1]) == best);
+        const float factor = n % 2 == 0 ? 1.4f : INFINITY;
+        plain->weigh(x, n, best, factor, n % 3 == 0 ? 0.01f : 0.0f, e[0], sums[0]);
+        kernels.weigh(x, n, best, factor, n % 3 == 0 ? 0.01f : 0.0f, e[1], sums[1]);
+        CHECK(memcmp(tops[0], tops[1], sizeof tops[0]) == 0);
+        CHECK(memcmp(e[0], e[1], sizeof e[0]) == 0); /* and nothing behind the last */
+        CHECK(memcmp(sums[0], sums[1], sizeof sums[0]) == 0);
+    }
+}
+
 int main(void)
 {
+    qsf_kernels plain;
+    qsf_kernels_init(&plain, QSF_ISA_SCALAR);
+    for (int isa = 0; isa < (int)QSF_ISA_COUNT; isa++) {
+        if (!qsf_isa_has((qsf_isa)isa))
+            continue;
+        qsf_kernels_init(&kernels, (qsf_isa)isa);
+        check_large();
+        check_finite_everywhere();
+        check_same_bits(&plain);
+    }
     check_generator();
     check_greedy();
     check_filters();

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -359,9 +360,25 @@ def test_a_cancel_ends_every_running_generation(model: qsf.Model) -> None:
         assert last_stats(model).stop_reason == "cancelled"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads can be pinned on Linux only")
+def test_pinned_threads_change_neither_text_nor_caller(
+    model: qsf.Model, tiny_llama_8bit: Path
+) -> None:
+    allowed = os.sched_getaffinity(0)
+    n_cores = qsf._native.describe_machine().n_cores
+    options = {**ANY_BUDGET, "pin_threads": True}
+    with qsf.Model(tiny_llama_8bit, threads=n_cores, **options) as pinned:
+        expected = text(model, temperature=0, max_tokens=12)
+        assert text(pinned, temperature=0, max_tokens=12) == expected
+        assert pinned.session_stats.n_loops > 0
+        assert os.sched_getaffinity(0) == allowed
+    with pytest.raises(errors.QsfArgumentError, match="cannot be pinned"):
+        qsf.Model(tiny_llama_8bit, threads=len(allowed) + 1, **options)
+
+
 def test_progress_counts_the_tokens_of_a_long_prompt(model: qsf.Model) -> None:
     seen: list[tuple[int, int]] = []
-    ids = model.tokenize("one two " * 100)
+    ids = model.tokenize("one two " * 150)  # more than a chunk
     model.logits([ids[0]])  # forget what is held
     list(model.generate(ids, max_tokens=3, progress=lambda done, n: seen.append((done, n))))
     assert len(seen) > 1

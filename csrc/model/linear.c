@@ -1,0 +1,211 @@
+/* linear.c - walks spans over the tile rows of several matrices. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/linear.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/status.h"
+
+/* Tile rows [first, end) of one matrix, all of which a span holds. */
+typedef struct part {
+    const qsf_linear *linear;
+    qsf_matmul_fn *matmul;
+    uint64_t off;               /* of tile row `first` in the unit */
+    const unsigned char *tiles; /* of tile row `first` */
+    size_t tile_row_bytes;
+    size_t first;
+    size_t end;
+    size_t item_tile_rows; /* so many tile rows hold whole groups */
+    size_t n_items;
+    float *tail; /* [n_tokens, 16] */
+} part;
+
+typedef struct span {
+    const qsf_ops *ops;
+    const qsf_acts *x;
+    part parts[QSF_LINEAR_MAX];
+    size_t n_parts;
+    size_t n_bytes;
+    bool is_paired; /* an item is the same tile rows of every part */
+} span;
+
+static size_t tile_row_bytes(const qsf_linear *l)
+{
+    return qsf_ceil_div(l->w->n_cols, QSF_BLOCK) * qsf_dtype_tile_bytes(l->w->dtype);
+}
+
+static size_t tile_row_count(const qsf_linear *l)
+{
+    return qsf_ceil_div(l->w->n_rows, QSF_TILE_ROWS);
+}
+
+/* The fewest tile rows that end where a group ends. */
+static size_t group_tile_rows(size_t group_rows)
+{
+    size_t n = 1;
+    while (n * QSF_TILE_ROWS % group_rows != 0 && n < group_rows)
+        n++;
+    return n;
+}
+
+/* The last rows of a matrix whose row count is no multiple of 16: computed aside, so
+ * that nothing beyond them is written. Only one item of a part meets them. */
+static void run_tail(const part *p, const qsf_acts *x, size_t tile_row)
+{
+    const qsf_linear *const l = p->linear;
+    const size_t row = tile_row * QSF_TILE_ROWS;
+    p->matmul(p->tiles + (tile_row - p->first) * p->tile_row_bytes, 1, x, p->tail, QSF_TILE_ROWS);
+    for (size_t t = 0; t < x->n_tokens; t++)
+        memcpy(l->y + t * l->y_stride + row, p->tail + t * QSF_TILE_ROWS,
+               (l->w->n_rows - row) * sizeof *l->y);
+}
+
+/* Tile rows [begin, end) of a part, with bias and finish. */
+static void run_tile_rows(const span *s, const part *p, size_t begin, size_t end)
+{
+    const qsf_linear *const l = p->linear;
+    const qsf_acts *const x = s->x;
+    const size_t n_whole = l->w->n_rows / QSF_TILE_ROWS;
+    const size_t whole_end = end < n_whole ? end : n_whole;
+    if (begin < whole_end)
+        p->matmul(p->tiles + (begin - p->first) * p->tile_row_bytes, whole_end - begin, x,
+                  l->y + begin * QSF_TILE_ROWS, l->y_stride);
+    if (end > n_whole)
+        run_tail(p, x, n_whole);
+    const size_t row = begin * QSF_TILE_ROWS;
+    const size_t row_end = end > n_whole ? l->w->n_rows : end * QSF_TILE_ROWS;
+    for (size_t t = 0; l->bias != NULL && t < x->n_tokens; t++)
+        s->ops->kernels->add(l->y + t * l->y_stride + row, l->bias + row, row_end - row);
+    /* A group that began in an earlier span ends here; one that is cut off ends in a later. */
+    const size_t done_begin = row - row % l->group_rows;
+    const size_t done_end = row_end - row_end % l->group_rows;
+    if (l->finish != NULL && done_begin < done_end)
+        l->finish(l->finish_arg, done_begin, done_end);
+}
+
+/* The first tile row of an item of a part; of the item behind the last, the end. */
+static size_t item_tile_row(const part *p, size_t item)
+{
+    if (item == 0)
+        return p->first;
+    return item >= p->n_items ? p->end : (p->first / p->item_tile_rows + item) * p->item_tile_rows;
+}
+
+static void run_items(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const span *const s = arg;
+    (void)worker_idx;
+    size_t part_begin = 0; /* its first item */
+    for (size_t i = 0; i < s->n_parts; i++) {
+        const part *const p = &s->parts[i];
+        const size_t part_end = part_begin + p->n_items;
+        const size_t from = begin > part_begin ? begin : part_begin;
+        const size_t to = end < part_end ? end : part_end;
+        if (from < to)
+            run_tile_rows(s, p, item_tile_row(p, from - part_begin),
+                          item_tile_row(p, to - part_begin));
+        if (!s->is_paired)
+            part_begin = part_end;
+    }
+}
+
+static void add_part(span *s, const qsf_linear *l, size_t first, size_t end)
+{
+    const qsf_ops *const o = s->ops;
+    const size_t item_tile_rows = group_tile_rows(l->group_rows);
+    const size_t n_bytes = tile_row_bytes(l);
+    s->parts[s->n_parts] = (part){
+        .linear = l,
+        .matmul =
+            o->exact ? o->kernels->matmul_exact[l->w->dtype] : o->kernels->matmul[l->w->dtype],
+        .off = l->w->data_off + first * n_bytes,
+        .tile_row_bytes = n_bytes,
+        .first = first,
+        .end = end,
+        .item_tile_rows = item_tile_rows,
+        .n_items = qsf_ceil_div(end, item_tile_rows) - first / item_tile_rows,
+        .tail = o->scratch->tails[s->n_parts],
+    };
+    s->n_bytes = (size_t)(s->parts[s->n_parts].off + (end - first) * n_bytes - s->parts[0].off);
+    s->n_parts++;
+}
+
+/* Asks for the span's bytes and runs its items on the pool. */
+static qsf_status run_span(qsf_ops *o, span *s)
+{
+    const unsigned char *bytes;
+    QSF_TRY(qsf_stream_acquire(o->stream, s->parts[0].off, s->n_bytes, &bytes));
+    size_t n_items = 0;
+    for (size_t i = 0; i < s->n_parts; i++) {
+        part *const p = &s->parts[i];
+        p->tiles = bytes + (p->off - s->parts[0].off);
+        n_items = s->is_paired ? p->n_items : n_items + p->n_items;
+    }
+    const size_t work_per_item = s->n_bytes / n_items * s->x->n_tokens;
+    qsf_pool_run(o->pool, n_items, qsf_ops_piece(work_per_item), run_items, s);
+    return QSF_OK;
+}
+
+/* Fills the span from tile row *tile_row of linears[*idx] on and moves both behind it. */
+static void fill_span(span *s, size_t cap_bytes, const qsf_linear *linears, size_t n_linears,
+                      size_t *idx, size_t *tile_row)
+{
+    s->n_parts = 0;
+    s->n_bytes = 0;
+    while (*idx < n_linears) {
+        const qsf_linear *const l = &linears[*idx];
+        const size_t n_bytes = tile_row_bytes(l);
+        const uint64_t off = l->w->data_off + *tile_row * n_bytes;
+        const uint64_t first_off = s->n_parts > 0 ? s->parts[0].off : off;
+        if (off < first_off + s->n_bytes || off - first_off > cap_bytes)
+            return;
+        const size_t n_fitting = (cap_bytes - (size_t)(off - first_off)) / n_bytes;
+        const size_t n_left = tile_row_count(l) - *tile_row;
+        if (n_fitting == 0)
+            return;
+        const size_t n = n_left < n_fitting ? n_left : n_fitting;
+        add_part(s, l, *tile_row, *tile_row + n);
+        *tile_row += n;
+        if (n < n_left)
+            return;
+        *tile_row = 0;
+        *idx += 1;
+    }
+}
+
+qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linears,
+                          const qsf_acts *x)
+{
+    assert(n_linears <= QSF_LINEAR_MAX);
+    span s = {.ops = o, .x = x};
+    size_t idx = 0;
+    size_t tile_row = 0;
+    while (idx < n_linears) {
+        const size_t cap_bytes = qsf_stream_span_bytes(o->stream, linears[idx].w->unit_idx);
+        fill_span(&s, cap_bytes, linears, n_linears, &idx, &tile_row);
+        assert(s.n_parts > 0);
+        QSF_TRY(run_span(o, &s));
+    }
+    return QSF_OK;
+}
+
+qsf_status qsf_linear_run_pair(qsf_ops *o, const qsf_linear *first, const qsf_linear *second,
+                               const qsf_acts *x)
+{
+    const size_t n_tile_rows = tile_row_count(first);
+    const uint64_t begin_off = first->w->data_off;
+    const uint64_t end_off = second->w->data_off + n_tile_rows * tile_row_bytes(second);
+    assert(first->w->n_rows == second->w->n_rows && first->finish == NULL);
+    if (end_off < begin_off ||
+        end_off - begin_off > qsf_stream_span_bytes(o->stream, first->w->unit_idx)) {
+        QSF_TRY(qsf_linear_run(o, first, 1, x));
+        return qsf_linear_run(o, second, 1, x);
+    }
+    span s = {.ops = o, .x = x, .is_paired = true};
+    add_part(&s, first, 0, n_tile_rows);
+    add_part(&s, second, 0, n_tile_rows);
+    assert(s.parts[0].n_items == s.parts[1].n_items);
+    return run_span(o, &s);
+}

@@ -1,0 +1,124 @@
+/* check_heap.c - blocks are aligned, zeroed, no larger in memory than asked for, and go back. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/asan.h"
+#include "platform/heap.h"
+#include "platform/procfile.h"
+
+#if QSF_ASAN || defined(__SANITIZE_THREAD__)
+#define IS_SANITIZED 1 /* which takes memory of its own */
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define IS_SANITIZED 1
+#endif
+#endif
+#ifndef IS_SANITIZED
+#define IS_SANITIZED 0
+#endif
+
+#define MIB ((size_t)1 << 20)
+#define HUGE_PAGE_BYTES (2 * MIB)
+/* Of the C library: what a block's size is compared with, loosely. */
+#define SLACK_KIB 1024
+
+static const size_t sizes[] = {
+    1,
+    63,
+    64,
+    65,
+    4096,
+    128 * 1024 - 1,
+    128 * 1024,
+    128 * 1024 + 1,
+    HUGE_PAGE_BYTES - 1,
+    HUGE_PAGE_BYTES,
+    HUGE_PAGE_BYTES + 1,
+    3 * MIB,
+    5 * MIB + 4097,
+    32 * MIB + 5,
+};
+
+static uint64_t status_kib(const char *name)
+{
+    char text[QSF_PROCFILE_BYTES];
+    uint64_t kib = 0;
+    if (qsf_procfile_read("/proc/self/status", text, sizeof text))
+        (void)qsf_procfile_field(text, name, &kib);
+    return kib;
+}
+
+static bool all_equal(const unsigned char *p, size_t n, unsigned char value)
+{
+    size_t n_wrong = 0;
+    for (size_t i = 0; i < n; i++)
+        n_wrong += p[i] != value;
+    return n_wrong == 0;
+}
+
+static void check_block(size_t n_bytes, void *alloc(size_t n_bytes), size_t align)
+{
+    unsigned char *const p = alloc(n_bytes);
+    if (!CHECK(p != NULL))
+        return;
+    CHECK_EQ((uintptr_t)p % align, 0);
+    CHECK(all_equal(p, n_bytes, 0));
+    memset(p, 0xA5, n_bytes);
+    CHECK(all_equal(p, n_bytes, 0xA5));
+    qsf_heap_free(p, n_bytes);
+}
+
+static void check_sizes(void)
+{
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const bool is_huge = !QSF_ASAN && sizes[i] >= HUGE_PAGE_BYTES;
+        check_block(sizes[i], qsf_heap_alloc, QSF_HEAP_ALIGN);
+#if defined(__linux__)
+        check_block(sizes[i], qsf_heap_alloc_huge, is_huge ? HUGE_PAGE_BYTES : QSF_HEAP_ALIGN);
+#else
+        (void)is_huge;
+        check_block(sizes[i], qsf_heap_alloc_huge, QSF_HEAP_ALIGN);
+#endif
+    }
+    CHECK(qsf_heap_alloc(SIZE_MAX) == NULL);
+    CHECK(qsf_heap_alloc_huge(SIZE_MAX) == NULL);
+    CHECK(qsf_heap_alloc_huge(SIZE_MAX / 2 - 1) == NULL);
+    qsf_heap_free(NULL, 5);
+}
+
+/* A block in huge pages takes no more memory than its size, and all of it, with the
+ * addresses around it, goes back. */
+static void check_footprint(void)
+{
+    if (IS_SANITIZED || status_kib("VmRSS:") == 0) {
+        printf("check_heap: skipped: the system does not say what the process uses\n");
+        return;
+    }
+    enum { N_BLOCKS = 6 };
+    static const size_t n_bytes = 3 * MIB + 4096;
+    unsigned char *blocks[N_BLOCKS];
+    const uint64_t size_kib = status_kib("VmSize:");
+    const uint64_t rss_kib = status_kib("VmRSS:");
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        blocks[i] = qsf_heap_alloc_huge(n_bytes);
+        if (CHECK(blocks[i] != NULL))
+            memset(blocks[i], 1, n_bytes);
+    }
+    const uint64_t asked_kib = N_BLOCKS * n_bytes / 1024;
+    CHECK(status_kib("VmRSS:") - rss_kib <= asked_kib + SLACK_KIB);
+    CHECK(status_kib("VmSize:") - size_kib <= asked_kib + SLACK_KIB);
+    for (size_t i = 0; i < N_BLOCKS; i++)
+        qsf_heap_free(blocks[i], n_bytes);
+    CHECK(status_kib("VmRSS:") <= rss_kib + SLACK_KIB);
+    CHECK(status_kib("VmSize:") <= size_kib + SLACK_KIB);
+}
+
+int main(void)
+{
+    check_sizes();
+    check_footprint();
+    return check_report("check_heap");
+}
