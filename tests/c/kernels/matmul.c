@@ -1,4 +1,4 @@
-/* check_kernels_matmul.c - matrix products: every level against scalar bit by bit, and scalar
+/* matmul.c - matrix products: every level against scalar bit by bit, and scalar
  * against the formula in double, on tiles read as docs/format.md describes them.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -9,9 +9,6 @@ static const qsf_dtype dtypes[] = {
     QSF_DTYPE_2BIT_SYM, QSF_DTYPE_2BIT,          QSF_DTYPE_3BIT, QSF_DTYPE_4BIT, QSF_DTYPE_4BIT_SYM,
     QSF_DTYPE_TERNARY,  QSF_DTYPE_TERNARY_DENSE, QSF_DTYPE_8BIT, QSF_DTYPE_F16,  QSF_DTYPE_F32};
 
-static qsf_kernels scalar;
-static qsf_kernels levels[QSF_ISA_COUNT];
-static size_t n_levels;
 static uint64_t n_compared;
 
 typedef struct problem {
@@ -384,7 +381,7 @@ static void check_sizes(qsf_dtype dtype, bool exact, size_t stride)
 }
 
 /* The value of a weight is one rounding of the formula: c * scale + min is exact in double. */
-static void check_dequant_row(const qsf_kernels *k, qsf_dtype dtype, fill how, size_t n_blocks)
+static void check_row(const qsf_kernels *k, qsf_dtype dtype, fill how, size_t n_blocks)
 {
     problem p = problem_make(dtype, true, how, 1, n_blocks, 1);
     for (size_t row = 0; row < QSF_TILE_ROWS; row++) {
@@ -404,21 +401,31 @@ static void check_dequant_row(const qsf_kernels *k, qsf_dtype dtype, fill how, s
     problem_free(&p);
 }
 
-int main(int argc, char **argv)
+int check_matmul(void)
 {
-    test_seed(argc, argv, "check_kernels_matmul");
-    qsf_kernels_init(&scalar, QSF_ISA_SCALAR);
-    n_levels = levels_here(levels);
     const size_t stride = check_stride();
-    for (size_t d = 0; d < COUNT_OF(dtypes); d++) {
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++)
         check_sizes(dtypes[d], false, stride);
+    CHECK(n_compared * stride > 500 * n_levels || n_levels == 0);
+    return check_report("matmul");
+}
+
+int check_matmul_exact(void)
+{
+    const size_t stride = check_stride();
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++)
         check_sizes(dtypes[d], true, stride);
+    CHECK(n_compared * stride > 500 * n_levels || n_levels == 0);
+    return check_report("matmul_exact");
+}
+
+int check_dequant_row(void)
+{
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++)
         for (fill how = FILL_RANDOM; how < FILL_COUNT; how++) {
-            check_dequant_row(&scalar, dtypes[d], how, 3);
+            check_row(&scalar, dtypes[d], how, 3);
             for (size_t i = 0; i < n_levels; i++)
-                check_dequant_row(&levels[i], dtypes[d], how, 3);
+                check_row(&levels[i], dtypes[d], how, 3);
         }
-    }
-    CHECK(n_compared * stride > 1000 * n_levels || n_levels == 0);
-    return check_report("check_kernels_matmul");
+    return check_report("dequant_row");
 }

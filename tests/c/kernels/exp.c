@@ -1,11 +1,11 @@
-/* check_kernels_exp.c - the exponential function against the C library's in double. */
+/* exp.c - the exponential function against the C library's in double. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/half.h"
-#include "check.h"
+#include "kernel_data.h"
 
 #include "kernels/lanes_scalar.h"
 
@@ -70,9 +70,9 @@ static void check_ends(void)
     CHECK(isnan(exp_of(-NAN)));
 }
 
-int main(void)
+int check_exp(void)
 {
     check_accuracy();
     check_ends();
-    return check_report("check_kernels_exp");
+    return check_report("exp");
 }
