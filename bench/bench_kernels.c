@@ -1,79 +1,199 @@
-/* bench_kernels.c - speed of the matrix products: weight bytes and multiply-adds per second.
+/* bench_kernels.c - speed of the matrix products, beside what the machine can do at most.
  *
- * One line of JSON per type, instruction set and number of tokens: the median, best and
- * worst of several runs on one thread. The weights (default 64 MiB, argument 1: MiB) are
- * read in stripes of 64 tile rows, as a thread of the engine takes them.
+ * usage: bench_kernels [--isa NAME] [--type NAME] [--tokens N] [--mib N] [--threads N]
+ *                      [--huge 0|1] [--runs N] [--json]
+ *
+ * One line per instruction set, type and number of tokens (all of them unless said): GB/s of
+ * weights read and G multiply-adds/s. Beside them, measured in turn with each run on the
+ * same threads: the GB/s of a loop that only reads the same weights, the multiply-adds/s of a
+ * loop of that instruction alone (vpdpbusd; tdpbsud; vpmaddubsw), and which part of each was
+ * reached. 8-bit weights meet two bytes of every activation: a multiply-add counts twice
+ * against the roof. All are medians of --runs (21).
+ *
+ * The weights, 2048 columns wide, fill --mib MiB (256), which is to exceed the caches, and
+ * lie in huge pages where the system has some (--huge 0: in small ones). --threads N threads (1)
+ * take stripes of 16 tile rows, as the engine's do. The scalar kernels only run when asked for.
+ * --json prints one object a line, for programs.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/mman.h>
+#endif
+
 #include "kernels/kernels.h"
 #include "platform/clock.h"
+#include "platform/pool.h"
+#include "roof.h"
 
 #define N_BLOCKS 32 /* rows of 2048 columns */
-#define STRIPE_TILE_ROWS 64
-#define MAX_TOKENS 64
-#define N_RUNS 9
+#define STRIPE_TILE_ROWS 16
+#define STRIPE_TILES ((size_t)STRIPE_TILE_ROWS * N_BLOCKS)
+#define MAX_TOKENS 512
+#define MAX_RUNS 99
+#define RUN_NS 2000000 /* about how long a run takes: less than a turn of the scheduler */
+#define ROOF_NS 300000 /* and one of multiply-adds alone */
+#define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
+
+static const qsf_dtype dtypes[] = {
+    QSF_DTYPE_4BIT,    QSF_DTYPE_4BIT_SYM,      QSF_DTYPE_3BIT, QSF_DTYPE_2BIT, QSF_DTYPE_2BIT_SYM,
+    QSF_DTYPE_TERNARY, QSF_DTYPE_TERNARY_DENSE, QSF_DTYPE_8BIT, QSF_DTYPE_F16,  QSF_DTYPE_F32};
+static const size_t token_counts[] = {1, 2, 4, 8, 16, 64, MAX_TOKENS};
+
+typedef struct options {
+    const char *isa;  /* NULL: all */
+    const char *type; /* NULL: all */
+    size_t n_tokens;  /* 0: all */
+    size_t mib;
+    size_t n_threads;
+    size_t n_runs;
+    bool huge;
+    bool json;
+} options;
 
 typedef struct bench {
-    unsigned char *tiles; /* [n_stripes, 64, 32] tiles of any type */
+    options opt;
+    unsigned char *tiles; /* [n_bytes], of any type */
     size_t n_bytes;
-    float *f32;        /* [64, 2048] */
-    int8_t *q;         /* [64, 2048] */
-    int8_t *q_low;     /* [64, 2048] */
-    float *scale;      /* [64, 32] */
-    int32_t *sum;      /* [64, 32] */
-    float *scaled_sum; /* [64, 32] */
-    int32_t *fine_sum; /* [64, 32] */
-    float *y;          /* [64, 1024] */
+    float *f32;        /* [512, 2048] */
+    int8_t *q;         /* [512, 2048] */
+    int8_t *q_low;     /* [512, 2048] */
+    float *scale;      /* [512, 32] */
+    int32_t *sum;      /* [512, 32] */
+    float *scaled_sum; /* [512, 32] */
+    int32_t *fine_sum; /* [512, 32] */
+    float *y;          /* [n_threads, 512, 256] */
+    void *pool_block;
+    qsf_pool *pool;
+    roof_read_fn *read;
 } bench;
 
-static void *need(size_t n_bytes)
+/* What is measured: `matmul` on some stripes, beside reading them. */
+typedef struct work {
+    const bench *b;
+    qsf_matmul_fn *matmul;
+    roof_madds_fn *madds; /* or NULL */
+    qsf_acts x;
+    size_t stripe_bytes;
+    size_t first; /* stripe */
+    size_t n_stripes;
+    size_t n_rounds; /* of madds */
+} work;
+
+/* Medians. */
+typedef struct result {
+    double gb_s;
+    double read_gb_s;
+    double gmadd_s;
+    double gmadd_s_best;
+    double gmadd_s_worst;
+    double roof_gmadd_s; /* 0: unknown */
+} result;
+
+static void *need(void *p)
 {
-    void *const p = malloc(n_bytes);
     if (p == NULL) {
-        fprintf(stderr, "bench_kernels: no memory for %zu bytes\n", n_bytes);
+        fprintf(stderr, "bench_kernels: not enough memory\n");
         exit(2);
     }
     return p;
 }
 
-static void bench_init(bench *b, const qsf_kernels *k, size_t n_bytes)
+/* Whole huge pages, or none; never given back. */
+static unsigned char *weights_alloc(size_t n_bytes, bool huge)
+{
+    void *const p = need(aligned_alloc((size_t)2 << 20, n_bytes));
+#if defined(MADV_HUGEPAGE)
+    (void)madvise(p, n_bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+#else
+    (void)huge;
+#endif
+    return p;
+}
+
+static void bench_init(bench *b)
 {
     const size_t n_x = (size_t)MAX_TOKENS * N_BLOCKS * QSF_BLOCK;
-    b->n_bytes = n_bytes;
-    b->tiles = need(n_bytes);
+    const size_t n_x_blocks = n_x / QSF_BLOCK;
+    b->n_bytes = b->opt.mib << 20;
+    b->tiles = weights_alloc(b->n_bytes, b->opt.huge);
     /* As halves these bytes are ordinary numbers, in every place of every type. */
-    for (size_t i = 0; i < n_bytes; i++)
+    for (size_t i = 0; i < b->n_bytes; i++)
         b->tiles[i] = (unsigned char)(i % 2 == 1 ? 0x20 + i / 2 % 16 : i * 37 % 256);
-    b->f32 = need(n_x * sizeof *b->f32);
+    b->f32 = need(malloc(n_x * sizeof *b->f32));
     for (size_t i = 0; i < n_x; i++)
         b->f32[i] = (float)(i * 7919 % 2001) / 1000.0F - 1.0F;
-    b->q = need(n_x);
-    b->q_low = need(n_x);
-    b->scale = need(n_x / QSF_BLOCK * sizeof *b->scale);
-    b->scaled_sum = need(n_x / QSF_BLOCK * sizeof *b->scaled_sum);
-    b->fine_sum = need(n_x / QSF_BLOCK * sizeof *b->fine_sum);
-    b->sum = need(n_x / QSF_BLOCK * sizeof *b->sum);
+    b->q = need(malloc(n_x));
+    b->q_low = need(malloc(n_x));
+    b->scale = need(malloc(n_x_blocks * sizeof *b->scale));
+    b->sum = need(malloc(n_x_blocks * sizeof *b->sum));
+    b->scaled_sum = need(malloc(n_x_blocks * sizeof *b->scaled_sum));
+    b->fine_sum = need(malloc(n_x_blocks * sizeof *b->fine_sum));
+    qsf_kernels k;
+    qsf_kernels_init(&k, QSF_ISA_SCALAR);
     const qsf_act_row out = {b->q, b->q_low, b->scale, b->sum, b->scaled_sum, b->fine_sum};
-    k->quantise(b->f32, n_x / QSF_BLOCK, &out);
-    b->y = need((size_t)MAX_TOKENS * STRIPE_TILE_ROWS * QSF_TILE_ROWS * sizeof *b->y);
+    k.quantise(b->f32, n_x_blocks, &out);
+    b->y = need(
+        calloc(b->opt.n_threads * MAX_TOKENS * STRIPE_TILE_ROWS * QSF_TILE_ROWS, sizeof *b->y));
+    b->pool_block = need(calloc(1, qsf_pool_bytes((uint32_t)b->opt.n_threads)));
+    if (qsf_pool_init(b->pool_block, (uint32_t)b->opt.n_threads, &b->pool) != QSF_OK) {
+        fprintf(stderr, "bench_kernels: cannot start %zu threads\n", b->opt.n_threads);
+        exit(2);
+    }
+    b->read = roof_reader();
 }
 
 static void bench_destroy(bench *b)
 {
+    qsf_pool_destroy(b->pool);
+    free(b->pool_block);
     free(b->tiles);
     free(b->f32);
     free(b->q);
     free(b->q_low);
     free(b->scale);
-    free(b->scaled_sum);
     free(b->sum);
+    free(b->scaled_sum);
     free(b->fine_sum);
     free(b->y);
+}
+
+static void multiply_stripes(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const work *const w = arg;
+    const size_t y_stride = (size_t)STRIPE_TILE_ROWS * QSF_TILE_ROWS;
+    for (size_t s = begin; s < end; s++)
+        w->matmul(w->b->tiles + (w->first + s) * w->stripe_bytes, STRIPE_TILE_ROWS, &w->x,
+                  w->b->y + worker_idx * MAX_TOKENS * y_stride, y_stride);
+}
+
+static void read_stripes(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const work *const w = arg;
+    (void)worker_idx;
+    w->b->read(w->b->tiles + (w->first + begin) * w->stripe_bytes, (end - begin) * w->stripe_bytes);
+}
+
+/* The same on every thread; items are threads. */
+static void multiply_alone(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const work *const w = arg;
+    (void)worker_idx;
+    for (size_t i = begin; i < end; i++)
+        (void)w->madds(w->n_rounds);
+}
+
+static double seconds_of(const work *w, size_t n_items, qsf_pool_fn *fn)
+{
+    work copy = *w;
+    const uint64_t start_ns = qsf_clock_ns();
+    qsf_pool_run(w->b->pool, n_items, 1, fn, &copy);
+    return (double)(qsf_clock_ns() - start_ns + 1) * 1e-9;
 }
 
 static int by_value(const void *a, const void *b)
@@ -83,66 +203,200 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Seconds for all stripes. */
-static double run_once(const bench *b, qsf_matmul_fn *matmul, size_t n_tokens, size_t n_stripes,
-                       size_t stripe_bytes)
+/* Sorts seconds [n]. */
+static double median(double *seconds, size_t n)
 {
-    const qsf_acts x = {n_tokens, N_BLOCKS, b->f32,        b->q,       b->q_low,
-                        b->scale, b->sum,   b->scaled_sum, b->fine_sum};
-    const uint64_t start_ns = qsf_clock_ns();
-    for (size_t s = 0; s < n_stripes; s++)
-        matmul(b->tiles + s * stripe_bytes, STRIPE_TILE_ROWS, &x, b->y,
-               (size_t)STRIPE_TILE_ROWS * QSF_TILE_ROWS);
-    return (double)(qsf_clock_ns() - start_ns) * 1e-9;
+    qsort(seconds, n, sizeof *seconds, by_value);
+    return seconds[n / 2];
 }
 
-static void measure(const bench *b, const qsf_kernels *k, qsf_dtype dtype, size_t n_tokens)
+/* As many stripes as take RUN_NS, but a few per thread and no more than there are; as many
+ * rounds of multiply-adds as take ROOF_NS. Warms up what is measured. */
+static void size_up(work *w)
 {
-    const size_t n_tiles = (size_t)STRIPE_TILE_ROWS * N_BLOCKS;
-    const size_t stripe_bytes = n_tiles * qsf_dtype_tile_bytes(dtype);
-    /* Few stripes where the kernel computes rather than reads, so that no run takes long. */
-    const size_t n_all = b->n_bytes / stripe_bytes;
-    const size_t n_some = n_all / n_tokens > 0 ? n_all / n_tokens : 1;
-    const size_t n_stripes = strcmp(k->isa_name, "scalar") == 0 ? 1 : n_some;
-    const int n_runs = strcmp(k->isa_name, "scalar") == 0 ? 1 : N_RUNS;
-    double seconds[N_RUNS];
-    for (int i = 0; i < n_runs; i++)
-        seconds[i] = run_once(b, k->matmul[dtype], n_tokens, n_stripes, stripe_bytes);
-    qsort(seconds, (size_t)n_runs, sizeof seconds[0], by_value);
-    const double gb = (double)(n_stripes * stripe_bytes) * 1e-9;
-    const double gmadds =
-        (double)(n_stripes * n_tiles * QSF_TILE_ROWS * QSF_BLOCK * n_tokens) * 1e-9;
-    const double median = seconds[n_runs / 2];
-    printf("{\"kernel\": \"matmul\", \"type\": \"%s\", \"isa\": \"%s\", \"tokens\": %zu, "
-           "\"weights_gb_s\": %.2f, \"gmadd_s\": %.1f, \"gmadd_s_best\": %.1f, "
-           "\"gmadd_s_worst\": %.1f, \"runs\": %d}\n",
-           qsf_dtype_name(dtype), k->isa_name, n_tokens, gb / median, gmadds / median,
-           gmadds / seconds[0], gmadds / seconds[n_runs - 1], n_runs);
+    const bench *const b = w->b;
+    const size_t n_all = b->n_bytes / w->stripe_bytes;
+    w->n_stripes = b->opt.n_threads < n_all ? b->opt.n_threads : n_all;
+    const double once = seconds_of(w, w->n_stripes, multiply_stripes);
+    const double wanted = (double)w->n_stripes * (RUN_NS * 1e-9 / once);
+    const size_t n = wanted < (double)n_all ? (size_t)wanted : n_all;
+    w->n_stripes = n < w->n_stripes ? w->n_stripes : n / b->opt.n_threads * b->opt.n_threads;
+    if (w->madds == NULL)
+        return;
+    w->n_rounds = 10000;
+    const double roof_once = seconds_of(w, 1, multiply_alone);
+    w->n_rounds = (size_t)(10000 * (ROOF_NS * 1e-9 / roof_once)) + 1;
+}
+
+static result measure(work *w)
+{
+    const bench *const b = w->b;
+    const size_t n_runs = b->opt.n_runs;
+    double seconds[3][MAX_RUNS]; /* of multiplying, of reading, of multiplying alone */
+    size_up(w);
+    const size_t n_all = b->n_bytes / w->stripe_bytes;
+    for (size_t i = 0; i < n_runs; i++) {
+        seconds[0][i] = seconds_of(w, w->n_stripes, multiply_stripes);
+        w->first = (w->first + w->n_stripes) % (n_all - w->n_stripes + 1);
+        seconds[1][i] = seconds_of(w, w->n_stripes, read_stripes);
+        w->first = (w->first + w->n_stripes) % (n_all - w->n_stripes + 1);
+        if (w->madds != NULL)
+            seconds[2][i] = seconds_of(w, b->opt.n_threads, multiply_alone);
+    }
+    const double gb = (double)(w->n_stripes * w->stripe_bytes) * 1e-9;
+    const double gmadds = (double)(w->n_stripes * STRIPE_TILES * QSF_TILE_ROWS * QSF_BLOCK) *
+                          (double)w->x.n_tokens * 1e-9;
+    const double at_median = median(seconds[0], n_runs);
+    result r = {.gb_s = gb / at_median,
+                .read_gb_s = gb / median(seconds[1], n_runs),
+                .gmadd_s = gmadds / at_median,
+                .gmadd_s_best = gmadds / seconds[0][0],
+                .gmadd_s_worst = gmadds / seconds[0][n_runs - 1]};
+    if (w->madds != NULL)
+        r.roof_gmadd_s =
+            w->madds(w->n_rounds) * (double)b->opt.n_threads * 1e-9 / median(seconds[2], n_runs);
+    return r;
+}
+
+static void print_head(const options *opt)
+{
+    if (opt->json)
+        return;
+    printf("%zu MiB of weights in %s pages, %zu thread%s, medians of %zu runs\n\n", opt->mib,
+           opt->huge ? "huge" : "small", opt->n_threads, opt->n_threads == 1 ? "" : "s",
+           opt->n_runs);
+    printf("%-8s %-14s %6s | %8s %8s %6s | %8s %8s %6s\n", "isa", "type", "tokens", "GB/s",
+           "reading", "part", "Gmadd/s", "roof", "part");
+}
+
+static void print_result(const options *opt, const char *isa, qsf_dtype dtype, size_t n_tokens,
+                         const result *r)
+{
+    const double per_madd = dtype == QSF_DTYPE_8BIT ? 2.0 : 1.0;
+    const double read_part = r->gb_s / r->read_gb_s;
+    const double roof_part = r->roof_gmadd_s > 0 ? per_madd * r->gmadd_s / r->roof_gmadd_s : 0;
+    if (opt->json) {
+        printf("{\"kernel\": \"matmul\", \"type\": \"%s\", \"isa\": \"%s\", \"tokens\": %zu, "
+               "\"threads\": %zu, \"huge\": %d, \"weights_gb_s\": %.2f, \"read_gb_s\": %.2f, "
+               "\"read_part\": %.3f, \"gmadd_s\": %.1f, \"gmadd_s_best\": %.1f, "
+               "\"gmadd_s_worst\": %.1f, \"roof_gmadd_s\": %.1f, \"roof_part\": %.3f, "
+               "\"runs\": %zu}\n",
+               qsf_dtype_name(dtype), isa, n_tokens, opt->n_threads, opt->huge, r->gb_s,
+               r->read_gb_s, read_part, r->gmadd_s, r->gmadd_s_best, r->gmadd_s_worst,
+               r->roof_gmadd_s, roof_part, opt->n_runs);
+    } else if (r->roof_gmadd_s > 0) {
+        printf("%-8s %-14s %6zu | %8.2f %8.2f %5.0f%% | %8.1f %8.1f %5.0f%%\n", isa,
+               qsf_dtype_name(dtype), n_tokens, r->gb_s, r->read_gb_s, 100 * read_part, r->gmadd_s,
+               r->roof_gmadd_s, 100 * roof_part);
+    } else {
+        printf("%-8s %-14s %6zu | %8.2f %8.2f %5.0f%% | %8.1f %8s %6s\n", isa,
+               qsf_dtype_name(dtype), n_tokens, r->gb_s, r->read_gb_s, 100 * read_part, r->gmadd_s,
+               "-", "-");
+    }
     fflush(stdout);
+}
+
+static void bench_isa(const bench *b, qsf_isa isa)
+{
+    qsf_kernels k;
+    qsf_kernels_init(&k, isa);
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++) {
+        if (b->opt.type != NULL && strcmp(b->opt.type, qsf_dtype_name(dtypes[d])) != 0)
+            continue;
+        for (size_t t = 0; t < COUNT_OF(token_counts); t++) {
+            const size_t n_tokens = b->opt.n_tokens != 0 ? b->opt.n_tokens : token_counts[t];
+            if ((b->opt.n_tokens != 0 && t > 0) || (isa == QSF_ISA_SCALAR && t > 0))
+                continue;
+            work w = {.b = b,
+                      .matmul = k.matmul[dtypes[d]],
+                      .madds = qsf_dtype_is_quantised(dtypes[d]) ? roof_madds(isa) : NULL,
+                      .x = {n_tokens, N_BLOCKS, b->f32, b->q, b->q_low, b->scale, b->sum,
+                            b->scaled_sum, b->fine_sum},
+                      .stripe_bytes = STRIPE_TILES * qsf_dtype_tile_bytes(dtypes[d])};
+            const result r = measure(&w);
+            print_result(&b->opt, k.isa_name, dtypes[d], n_tokens, &r);
+        }
+    }
+}
+
+static _Noreturn void usage(void)
+{
+    fprintf(stderr, "usage: bench_kernels [--isa NAME] [--type NAME] [--tokens 1..512]\n"
+                    "       [--mib 16..65536] [--threads 1..64] [--huge 0|1] [--runs 1..99] "
+                    "[--json]\n");
+    exit(2);
+}
+
+static size_t number(const char *text, size_t least, size_t most)
+{
+    char *end;
+    const unsigned long long value = text == NULL ? 0 : strtoull(text, &end, 10);
+    if (text == NULL || *text == '\0' || *end != '\0' || value < least || value > most)
+        usage();
+    return (size_t)value;
+}
+
+static options options_of(int argc, char **argv)
+{
+    options o = {.mib = 256, .n_threads = 1, .n_runs = 21, .huge = true};
+    for (int i = 1; i < argc; i++) {
+        const char *const name = argv[i];
+        if (strcmp(name, "--json") == 0) {
+            o.json = true;
+            continue;
+        }
+        const char *const value = ++i < argc ? argv[i] : NULL;
+        if (value == NULL)
+            usage();
+        if (strcmp(name, "--isa") == 0)
+            o.isa = value;
+        else if (strcmp(name, "--type") == 0)
+            o.type = value;
+        else if (strcmp(name, "--tokens") == 0)
+            o.n_tokens = number(value, 1, MAX_TOKENS);
+        else if (strcmp(name, "--mib") == 0)
+            o.mib = number(value, 16, 65536) / 2 * 2;
+        else if (strcmp(name, "--threads") == 0)
+            o.n_threads = number(value, 1, 64);
+        else if (strcmp(name, "--huge") == 0)
+            o.huge = number(value, 0, 1) != 0;
+        else if (strcmp(name, "--runs") == 0)
+            o.n_runs = number(value, 1, MAX_RUNS);
+        else
+            usage();
+    }
+    return o;
+}
+
+static bool is_chosen(const options *opt, qsf_isa isa)
+{
+    if (opt->isa == NULL)
+        return isa != QSF_ISA_SCALAR;
+    return strcmp(opt->isa, qsf_isa_name(isa)) == 0;
 }
 
 int main(int argc, char **argv)
 {
-    static const qsf_dtype dtypes[] = {QSF_DTYPE_4BIT, QSF_DTYPE_8BIT, QSF_DTYPE_F16};
-    static const size_t tokens[] = {1, 2, 4, 8, 16, MAX_TOKENS};
-    const unsigned long mib = argc > 1 ? strtoul(argv[1], NULL, 10) : 64;
-    if (mib < 8 || mib > 65536) { /* 8: one stripe of f16 is 4 MiB */
-        fprintf(stderr, "usage: bench_kernels [MiB of weights, 8..65536]\n");
+    bench b = {.opt = options_of(argc, argv)};
+    bool any = false;
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++)
+        any = any || b.opt.type == NULL || strcmp(b.opt.type, qsf_dtype_name(dtypes[d])) == 0;
+    if (!any) {
+        fprintf(stderr, "bench_kernels: no type of weights is called %s\n", b.opt.type);
         return 2;
     }
-    qsf_kernels k;
-    qsf_kernels_init(&k, QSF_ISA_SCALAR);
-    bench b;
-    bench_init(&b, &k, (size_t)mib << 20);
-    for (int isa = QSF_ISA_COUNT - 1; isa >= QSF_ISA_SCALAR; isa--) {
-        if (!qsf_isa_has((qsf_isa)isa))
-            continue;
-        qsf_kernels_init(&k, (qsf_isa)isa);
-        for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++)
-            for (size_t t = 0; t < sizeof tokens / sizeof tokens[0]; t++)
-                if (isa != (int)QSF_ISA_SCALAR || tokens[t] == 1)
-                    measure(&b, &k, dtypes[d], tokens[t]);
+    any = false;
+    for (int isa = 0; isa < QSF_ISA_COUNT; isa++)
+        any = any || (qsf_isa_has((qsf_isa)isa) && is_chosen(&b.opt, (qsf_isa)isa));
+    if (!any) {
+        fprintf(stderr, "bench_kernels: this machine lacks that instruction set\n");
+        return 2;
     }
+    bench_init(&b);
+    print_head(&b.opt);
+    for (int isa = QSF_ISA_COUNT - 1; isa >= 0; isa--)
+        if (qsf_isa_has((qsf_isa)isa) && is_chosen(&b.opt, (qsf_isa)isa))
+            bench_isa(&b, (qsf_isa)isa);
     bench_destroy(&b);
     return 0;
 }

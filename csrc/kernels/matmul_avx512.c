@@ -16,12 +16,23 @@
 
 #define QSF_NAME(op) op##_avx512
 #define QSF_FLOAT_SUMS 8 /* in 8 of 32 registers */
+#define QSF_GROUP_TOKENS 8
 
 QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
 #include "kernels/lanes_avx512.h"
 
 #include "kernels/matmul_float_tmpl.h"
+
+/* Two sums to be added, because the next vpdpbusd waits for the one before. */
+typedef struct dots {
+    __m512i part[2];
+} dots;
+
+QSF_FORCED_INLINE __m512i load64(const unsigned char *p)
+{
+    return _mm512_loadu_si512((const void *)p);
+}
 
 /* Activations q [4] in each of the 16 rows */
 static inline __m512i broadcast4(const int8_t *q)
@@ -31,137 +42,148 @@ static inline __m512i broadcast4(const int8_t *q)
     return _mm512_set1_epi32(four);
 }
 
-/* dot [n_tokens][2], the two to be added: codes of a 4-bit tile times q [n_tokens, q_stride].
- * Two sums per token, because the next vpdpbusd waits for the one before. */
-QSF_FORCED_INLINE void dot_tile_4bit(const unsigned char *tile, const int8_t *q, size_t q_stride,
-                                     size_t n_tokens, __m512i dot[][2])
+/* Adds code * q of one group of columns, codes [16, 4], q [n_tokens, q_stride]. */
+QSF_FORCED_INLINE void add_group(__m512i codes, const int8_t *q, size_t q_stride, size_t n_tokens,
+                                 size_t part, dots *dot)
+{
+    for (size_t t = 0; t < n_tokens; t++)
+        dot[t].part[part] =
+            _mm512_dpbusd_epi32(dot[t].part[part], codes, broadcast4(q + t * q_stride));
+}
+
+QSF_FORCED_INLINE void dot_tile_4bit(const unsigned char *codes, const int8_t *q, size_t q_stride,
+                                     size_t n_tokens, dots *dot)
 {
     const __m512i low_nibbles = _mm512_set1_epi8(15);
-    for (size_t t = 0; t < n_tokens; t++) {
-        dot[t][0] = _mm512_setzero_si512();
-        dot[t][1] = _mm512_setzero_si512();
-    }
     for (size_t p = 0; p < 8; p++) {
-        const __m512i codes =
-            _mm512_loadu_si512((const void *)(tile + QSF_TILE_CODES_OFF(true) + p * 64));
-        const __m512i low = _mm512_and_si512(codes, low_nibbles);
-        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(codes, 4), low_nibbles);
-        for (size_t t = 0; t < n_tokens; t++) {
-            const int8_t *const qt = q + t * q_stride + 4 * p;
-            dot[t][0] = _mm512_dpbusd_epi32(dot[t][0], low, broadcast4(qt));
-            dot[t][1] = _mm512_dpbusd_epi32(dot[t][1], high, broadcast4(qt + 32));
+        const __m512i bytes = load64(codes + p * 64);
+        const __m512i high = _mm512_srli_epi32(bytes, 4);
+        add_group(_mm512_and_si512(bytes, low_nibbles), q + 4 * p, q_stride, n_tokens, 0, dot);
+        add_group(_mm512_and_si512(high, low_nibbles), q + 4 * p + 32, q_stride, n_tokens, 1, dot);
+    }
+}
+
+/* 2- and 3-bit and ternary */
+QSF_FORCED_INLINE void dot_tile_2bit(const unsigned char *codes, bool has_third, const int8_t *q,
+                                     size_t q_stride, size_t n_tokens, dots *dot)
+{
+    const __m512i threes = _mm512_set1_epi8(3);
+    const __m512i fours = _mm512_set1_epi8(4);
+    for (size_t p = 0; p < 4; p++) {
+        const __m512i low = load64(codes + p * 64);
+        const __m512i high = has_third ? load64(codes + 256 + p / 2 * 64) : _mm512_setzero_si512();
+        for (unsigned b = 0; b < 4; b++) {
+            __m512i code = _mm512_and_si512(_mm512_srli_epi32(low, 2 * b), threes);
+            const int shift = (int)b - 2 + 4 * (int)(p % 2);
+            const __m512i third = shift >= 0 ? _mm512_srli_epi32(high, (unsigned)shift)
+                                             : _mm512_slli_epi32(high, (unsigned)-shift);
+            if (has_third) /* code | (third & fours) */
+                code = _mm512_ternarylogic_epi32(code, third, fours, 0xF8);
+            add_group(code, q + 4 * (p + 4 * b), q_stride, n_tokens, b % 2, dot);
         }
     }
 }
 
-/* dot [n_tokens][2]: codes of an 8-bit tile times q and times q_low [n_tokens, q_stride],
- * without the zero point. */
-QSF_FORCED_INLINE void dot_tile_8bit(const unsigned char *tile, const int8_t *q,
+/* Leaves 3 * bytes mod 256 and gives the digit before the point. */
+static inline __m512i next_trit(__m512i *bytes)
+{
+    const __m512i ones = _mm512_set1_epi8(1);
+    const __m512i above1 = _mm512_subs_epu8(*bytes, _mm512_set1_epi8(85));
+    const __m512i above2 = _mm512_subs_epu8(*bytes, _mm512_set1_epi8((char)170));
+    *bytes = _mm512_add_epi8(*bytes, _mm512_add_epi8(*bytes, *bytes));
+    return _mm512_add_epi8(_mm512_min_epu8(above1, ones), _mm512_min_epu8(above2, ones));
+}
+
+QSF_FORCED_INLINE void dot_tile_dense(const unsigned char *codes, const int8_t *q, size_t q_stride,
+                                      size_t n_tokens, dots *dot)
+{
+    for (size_t p = 0; p < 3; p++) {
+        __m512i bytes = load64(codes + p * 64);
+        for (size_t k = 0; k < 5; k++)
+            add_group(next_trit(&bytes), q + 4 * (5 * p + k), q_stride, n_tokens, k % 2, dot);
+    }
+    /* A byte per row: its digits 0 .. 3 are the last four columns. */
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(codes + 192)));
+    const __m512i powers = _mm512_set1_epi32(1 | 3 << 16);
+    const __m512i twice = _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
+    const __m512i first2 = _mm512_mullo_epi16(twice, powers);
+    const __m512i last2 = _mm512_mullo_epi16(first2, _mm512_set1_epi16(9));
+    const __m512i low_bytes = _mm512_set1_epi16(255);
+    const __m512i even = _mm512_packus_epi16(_mm512_and_si512(first2, low_bytes),
+                                             _mm512_and_si512(last2, low_bytes));
+    /* In each 128 bits: digits 0, 1 of four rows, then digits 2, 3 of them. */
+    const __m512i order =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+    __m512i last = _mm512_shuffle_epi8(even, order);
+    add_group(next_trit(&last), q + 60, q_stride, n_tokens, 1, dot);
+}
+
+/* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride] */
+QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
+                                size_t q_stride, size_t n_tokens, dots *dot)
+{
+    for (size_t t = 0; t < n_tokens; t++)
+        dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
+    switch (dtype) {
+    case QSF_DTYPE_2BIT_SYM:
+    case QSF_DTYPE_TERNARY:
+        dot_tile_2bit(tile + QSF_TILE_CODES_OFF(false), false, q, q_stride, n_tokens, dot);
+        break;
+    case QSF_DTYPE_2BIT:
+        dot_tile_2bit(tile + QSF_TILE_CODES_OFF(true), false, q, q_stride, n_tokens, dot);
+        break;
+    case QSF_DTYPE_3BIT:
+        dot_tile_2bit(tile + QSF_TILE_CODES_OFF(true), true, q, q_stride, n_tokens, dot);
+        break;
+    case QSF_DTYPE_4BIT:
+        dot_tile_4bit(tile + QSF_TILE_CODES_OFF(true), q, q_stride, n_tokens, dot);
+        break;
+    case QSF_DTYPE_4BIT_SYM:
+        dot_tile_4bit(tile + QSF_TILE_CODES_OFF(false), q, q_stride, n_tokens, dot);
+        break;
+    case QSF_DTYPE_TERNARY_DENSE:
+        dot_tile_dense(tile + QSF_TILE_CODES_OFF(false), q, q_stride, n_tokens, dot);
+        break;
+    case QSF_DTYPE_MIXED:
+    case QSF_DTYPE_8BIT:
+    case QSF_DTYPE_F16:
+    case QSF_DTYPE_F32:
+    case QSF_DTYPE_COUNT:
+        break;
+    }
+}
+
+/* dot [n_tokens]: exact sums of code * (256 q + q_low) of an 8-bit tile */
+QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
                                      const int8_t *q_low, size_t q_stride, size_t n_tokens,
-                                     __m512i dot[][2])
+                                     dots *dot)
 {
-    for (size_t t = 0; t < n_tokens; t++) {
-        dot[t][0] = _mm512_setzero_si512();
-        dot[t][1] = _mm512_setzero_si512();
-    }
+    for (size_t t = 0; t < n_tokens; t++)
+        dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
     for (size_t g = 0; g < 16; g++) {
-        const __m512i codes =
-            _mm512_loadu_si512((const void *)(tile + QSF_TILE_CODES_OFF(false) + g * 64));
-        for (size_t t = 0; t < n_tokens; t++) {
-            const size_t i = t * q_stride + 4 * g;
-            dot[t][0] = _mm512_dpbusd_epi32(dot[t][0], codes, broadcast4(q + i));
-            dot[t][1] = _mm512_dpbusd_epi32(dot[t][1], codes, broadcast4(q_low + i));
-        }
+        const __m512i codes = load64(tile + QSF_TILE_CODES_OFF(false) + g * 64);
+        add_group(codes, q + 4 * g, q_stride, n_tokens, 0, dot);
+        add_group(codes, q_low + 4 * g, q_stride, n_tokens, 1, dot);
     }
+    for (size_t t = 0; t < n_tokens; t++)
+        dot[t].part[0] = _mm512_slli_epi32(dot[t].part[0], 8);
 }
 
-/* One tile row times tokens t0 .. t0 + n_tokens - 1 (n_tokens a literal <= 8); y: the tile
- * row's first output of token t0 */
-QSF_FORCED_INLINE void group_4bit(const unsigned char *tiles, size_t tile_bytes, const qsf_acts *x,
-                                  size_t t0, size_t n_tokens, float *y, size_t y_stride)
+QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
 {
-    const size_t n_blocks = x->n_blocks;
-    __m512 acc[8];
-    for (size_t t = 0; t < n_tokens; t++)
-        acc[t] = _mm512_setzero_ps();
-    for (size_t b = 0; b < n_blocks; b++) {
-        const unsigned char *const tile = tiles + b * tile_bytes;
-        const size_t block = t0 * n_blocks + b;
-        __m512i dot[8][2];
-        dot_tile_4bit(tile, x->q + block * QSF_BLOCK, n_blocks * QSF_BLOCK, n_tokens, dot);
-        const __m512 scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
-        const __m512 min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
-        for (size_t t = 0; t < n_tokens; t++) {
-            const size_t i = block + t * n_blocks;
-            const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(dot[t][0], dot[t][1]));
-            acc[t] =
-                _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, _mm512_set1_ps(x->scale[i])), acc[t]);
-            acc[t] = _mm512_fmadd_ps(min, _mm512_set1_ps(x->scaled_sum[i]), acc[t]);
-        }
-    }
-    for (size_t t = 0; t < n_tokens; t++)
-        _mm512_storeu_ps(y + t * y_stride, acc[t]);
+    __m512i sum = _mm512_add_epi32(d.part[0], d.part[1]);
+    if (factor == 2)
+        sum = _mm512_add_epi32(sum, sum);
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(sum, _mm512_set1_epi32(start)));
 }
 
-/* As group_4bit. With f = 256 q + q_low, in exact integers below 2^30:
- * sum((code - 128) f) = 256 sum(code q) + sum(code q_low) - 128 sum(f). */
-QSF_FORCED_INLINE void group_8bit(const unsigned char *tiles, size_t tile_bytes, const qsf_acts *x,
-                                  size_t t0, size_t n_tokens, float *y, size_t y_stride)
-{
-    const size_t n_blocks = x->n_blocks;
-    __m512 acc[8];
-    for (size_t t = 0; t < n_tokens; t++)
-        acc[t] = _mm512_setzero_ps();
-    for (size_t b = 0; b < n_blocks; b++) {
-        const unsigned char *const tile = tiles + b * tile_bytes;
-        const size_t block = t0 * n_blocks + b;
-        __m512i dot[8][2];
-        dot_tile_8bit(tile, x->q + block * QSF_BLOCK, x->q_low + block * QSF_BLOCK,
-                      n_blocks * QSF_BLOCK, n_tokens, dot);
-        const __m512 scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
-        for (size_t t = 0; t < n_tokens; t++) {
-            const size_t i = block + t * n_blocks;
-            const __m512i zero_part = _mm512_set1_epi32(128 * x->fine_sum[i]);
-            const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(dot[t][0], 8), dot[t][1]);
-            const __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(both, zero_part));
-            const __m512 fine_scale = _mm512_set1_ps(x->scale[i] * 0x1p-8F);
-            acc[t] = _mm512_fmadd_ps(exact, _mm512_mul_ps(scale, fine_scale), acc[t]);
-        }
-    }
-    for (size_t t = 0; t < n_tokens; t++)
-        _mm512_storeu_ps(y + t * y_stride, acc[t]);
-}
-
-/* Defines a matmul that takes the tokens in groups of 8, 4, 2 and 1. */
-#define MATMUL_BY_GROUPS(name, group, dtype)                                                      \
-    static void name(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x, float *y, \
-                     size_t y_stride)                                                             \
-    {                                                                                             \
-        const size_t tile_bytes = qsf_dtype_tile_bytes(dtype);                                    \
-        for (size_t i = 0; i < n_tile_rows; i++) {                                                \
-            const unsigned char *const row = tiles + i * x->n_blocks * tile_bytes;                \
-            float *const yi = y + i * QSF_TILE_ROWS;                                              \
-            size_t t = 0;                                                                         \
-            for (; t + 8 <= x->n_tokens; t += 8)                                                  \
-                group(row, tile_bytes, x, t, 8, yi + t * y_stride, y_stride);                     \
-            for (; t + 4 <= x->n_tokens; t += 4)                                                  \
-                group(row, tile_bytes, x, t, 4, yi + t * y_stride, y_stride);                     \
-            for (; t + 2 <= x->n_tokens; t += 2)                                                  \
-                group(row, tile_bytes, x, t, 2, yi + t * y_stride, y_stride);                     \
-            for (; t < x->n_tokens; t++)                                                          \
-                group(row, tile_bytes, x, t, 1, yi + t * y_stride, y_stride);                     \
-        }                                                                                         \
-    }
-
-MATMUL_BY_GROUPS(matmul_4bit_i8_avx512, group_4bit, QSF_DTYPE_4BIT)
-MATMUL_BY_GROUPS(matmul_8bit_i16_avx512, group_8bit, QSF_DTYPE_8BIT)
+#include "kernels/matmul_int_tmpl.h"
 
 QSF_TARGET_END
 
 void qsf_kernels_fill_avx512(qsf_kernels *k)
 {
-    k->matmul[QSF_DTYPE_4BIT] = matmul_4bit_i8_avx512;
-    k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_i16_avx512;
+    fill_matmul_int_avx512(k);
     fill_matmul_float_avx512(k);
     qsf_vecops_fill_avx512(k);
 }

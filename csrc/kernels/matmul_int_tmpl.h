@@ -1,0 +1,122 @@
+/* matmul_int_tmpl.h - products in the integer form for every quantised type, over lanes.
+ *
+ * Lanes are the 16 rows of a tile row. A tile is unpacked once for a group of tokens; its
+ * dots are exact integers, and the float steps after them are those of kernels.h. The
+ * including file provides lanes_*.h, QSF_NAME(op) and
+ *   QSF_GROUP_TOKENS   most tokens that share an unpacked tile: 8 or 4
+ *   dots               a type: the 16 row sums of a tile and a token, in whatever parts
+ *   dot_tile(dtype, tile, q, q_stride, n_tokens, dots *dot)
+ *                      dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride]
+ *   dot_tile_fine(tile, q, q_low, q_stride, n_tokens, dots *dot)
+ *                      the same for 8 bits: sums of code * (256 * q + q_low), below 2^30
+ *   dots_to_lanes(dots, int32_t factor, int32_t start)
+ *                      (float)(factor * sum + start) for each row
+ * dtype, n_tokens and factor are literals once all is inlined.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What all blocks of a type have in common; literals. */
+typedef struct int_form {
+    qsf_dtype dtype;
+    bool has_min;
+    int32_t factor; /* a symmetric weight is (factor * code - zero) * unit * scale */
+    int32_t zero;
+    float unit;
+} int_form;
+
+/* Goes on with acc over one block: token t0 + t is at x->scale[i] and so on, i = block + t *
+ * n_blocks. */
+QSF_FORCED_INLINE void add_block(int_form form, const unsigned char *tile, const qsf_acts *x,
+                                 size_t block, size_t n_tokens, lanes *acc)
+{
+    const size_t n_blocks = x->n_blocks;
+    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
+    dots dot[QSF_GROUP_TOKENS];
+    if (is_fine)
+        dot_tile_fine(tile, x->q + block * QSF_BLOCK, x->q_low + block * QSF_BLOCK,
+                      n_blocks * QSF_BLOCK, n_tokens, dot);
+    else
+        dot_tile(form.dtype, tile, x->q + block * QSF_BLOCK, n_blocks * QSF_BLOCK, n_tokens, dot);
+    lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
+    if (form.unit != 1.0F)
+        scale = lanes_mul(scale, lanes_set(form.unit));
+    for (size_t t = 0; t < n_tokens; t++) {
+        const size_t i = block + t * n_blocks;
+        const float x_scale = is_fine ? x->scale[i] * 0x1p-8F : x->scale[i];
+        const int32_t start =
+            form.has_min ? 0 : -form.zero * (is_fine ? x->fine_sum[i] : x->sum[i]);
+        const lanes dot_t = dots_to_lanes(dot[t], form.factor, start);
+        acc[t] = lanes_fma(dot_t, lanes_mul(scale, lanes_set(x_scale)), acc[t]);
+    }
+    if (!form.has_min)
+        return;
+    const lanes min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
+    for (size_t t = 0; t < n_tokens; t++)
+        acc[t] = lanes_fma(min, lanes_set(x->scaled_sum[block + t * n_blocks]), acc[t]);
+}
+
+/* One tile row times tokens t0 .. t0 + n_tokens - 1 (n_tokens a literal <= QSF_GROUP_TOKENS);
+ * y: the tile row's first output of token t0 */
+QSF_FORCED_INLINE void int_group(int_form form, const unsigned char *tiles, size_t tile_bytes,
+                                 const qsf_acts *x, size_t t0, size_t n_tokens, float *y,
+                                 size_t y_stride)
+{
+    lanes acc[QSF_GROUP_TOKENS];
+    for (size_t t = 0; t < n_tokens; t++)
+        acc[t] = lanes_set(0.0F);
+    for (size_t b = 0; b < x->n_blocks; b++)
+        add_block(form, tiles + b * tile_bytes, x, t0 * x->n_blocks + b, n_tokens, acc);
+    for (size_t t = 0; t < n_tokens; t++)
+        lanes_store(y + t * y_stride, acc[t]);
+}
+
+QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, size_t n_tile_rows,
+                                  const qsf_acts *x, float *y, size_t y_stride)
+{
+    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    for (size_t i = 0; i < n_tile_rows; i++) {
+        const unsigned char *const row = tiles + i * x->n_blocks * tile_bytes;
+        float *const yi = y + i * QSF_TILE_ROWS;
+        size_t t = 0;
+#if QSF_GROUP_TOKENS >= 8
+        for (; t + 8 <= x->n_tokens; t += 8)
+            int_group(form, row, tile_bytes, x, t, 8, yi + t * y_stride, y_stride);
+#endif
+        for (; t + 4 <= x->n_tokens; t += 4)
+            int_group(form, row, tile_bytes, x, t, 4, yi + t * y_stride, y_stride);
+        for (; t + 2 <= x->n_tokens; t += 2)
+            int_group(form, row, tile_bytes, x, t, 2, yi + t * y_stride, y_stride);
+        for (; t < x->n_tokens; t++)
+            int_group(form, row, tile_bytes, x, t, 1, yi + t * y_stride, y_stride);
+    }
+}
+
+#define INT_MATMUL(type, dtype, has_min, factor, zero, unit)                            \
+    static void QSF_NAME(matmul_##type)(const unsigned char *tiles, size_t n_tile_rows, \
+                                        const qsf_acts *x, float *y, size_t y_stride)   \
+    {                                                                                   \
+        const int_form form = {dtype, has_min, factor, zero, unit};                     \
+        matmul_int(form, tiles, n_tile_rows, x, y, y_stride);                           \
+    }
+
+INT_MATMUL(2bit_sym, QSF_DTYPE_2BIT_SYM, false, 2, 3, 0.5F)
+INT_MATMUL(2bit, QSF_DTYPE_2BIT, true, 1, 0, 1.0F)
+INT_MATMUL(3bit, QSF_DTYPE_3BIT, true, 1, 0, 1.0F)
+INT_MATMUL(4bit, QSF_DTYPE_4BIT, true, 1, 0, 1.0F)
+INT_MATMUL(4bit_sym, QSF_DTYPE_4BIT_SYM, false, 1, 8, 1.0F)
+INT_MATMUL(ternary, QSF_DTYPE_TERNARY, false, 1, 1, 1.0F)
+INT_MATMUL(ternary_dense, QSF_DTYPE_TERNARY_DENSE, false, 1, 1, 1.0F)
+INT_MATMUL(8bit, QSF_DTYPE_8BIT, false, 1, 128, 1.0F)
+
+/* The fill function's part for the integer form. */
+static void QSF_NAME(fill_matmul_int)(qsf_kernels *k)
+{
+    k->matmul[QSF_DTYPE_2BIT_SYM] = QSF_NAME(matmul_2bit_sym);
+    k->matmul[QSF_DTYPE_2BIT] = QSF_NAME(matmul_2bit);
+    k->matmul[QSF_DTYPE_3BIT] = QSF_NAME(matmul_3bit);
+    k->matmul[QSF_DTYPE_4BIT] = QSF_NAME(matmul_4bit);
+    k->matmul[QSF_DTYPE_4BIT_SYM] = QSF_NAME(matmul_4bit_sym);
+    k->matmul[QSF_DTYPE_TERNARY] = QSF_NAME(matmul_ternary);
+    k->matmul[QSF_DTYPE_TERNARY_DENSE] = QSF_NAME(matmul_ternary_dense);
+    k->matmul[QSF_DTYPE_8BIT] = QSF_NAME(matmul_8bit);
+}
