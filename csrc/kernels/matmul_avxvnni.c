@@ -60,8 +60,7 @@ QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, cons
     for (size_t h = 0; h < 2; h++) {
         __m256i sum[QSF_GROUP_TOKENS];
         sums_begin(n_tokens, sum);
-        add_planes(dtype, codes + 32 * h, 0, layout_of(dtype).n_planes, q, q_stride, n_tokens,
-                   sum);
+        add_planes(dtype, codes + 32 * h, 0, layout_of(dtype).n_planes, q, q_stride, n_tokens, sum);
         if (dtype == QSF_DTYPE_TERNARY_DENSE)
             add_codes(load_dense_end(codes, h), q + 60, q_stride, n_tokens, sum);
         sums_end(sum, n_tokens, h, dot);
@@ -77,8 +76,8 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes,
         __m256i sum[QSF_GROUP_TOKENS];
         sums_begin(n_tokens, sum);
         for (size_t g = 0; g < QSF_TILE_GROUPS; g++)
-            add_codes(load32(codes + (h * QSF_TILE_GROUPS + g) * 32), q + 4 * g, q_stride,
-                      n_tokens, sum);
+            add_codes(load32(codes + (h * QSF_TILE_GROUPS + g) * 32), q + 4 * g, q_stride, n_tokens,
+                      sum);
         sums_end(sum, n_tokens, h, dot);
     }
 }
