@@ -231,3 +231,24 @@ int check_attend(void)
     CHECK(n_compared >= n_levels * COUNT_OF(head_dims) * COUNT_OF(ranges) * MOOD_COUNT);
     return check_report("attend");
 }
+
+static void run_attend(const qsf_kernels *k, const void *args)
+{
+    const cache *const c = args;
+    static float scores[32 * (512 / 32 + 1)];
+    static float out[64];
+    (c->is_f16 ? k->attend_f16 : k->attend_f32)(c->q, (const void *const *)c->k_pages,
+                                                (const void *const *)c->v_pages, c->head_dim,
+                                                c->first, c->end, 0.125F, scores, out);
+}
+
+/* An element is one of K or V. */
+void bench_attend(void)
+{
+    for (int is_f16 = 1; is_f16 >= 0; is_f16--) {
+        cache c = cache_make(is_f16, 64, 0, 512, MOOD_ORDINARY);
+        bench_line(is_f16 ? "attend_f16, 512 positions" : "attend_f32, 512 positions",
+                   2.0 * 512 * 64, run_attend, &c);
+        cache_free(&c);
+    }
+}

@@ -6,19 +6,25 @@
 #include "kernel_data.h"
 
 static const char usage[] =
-    "usage: check_kernels [--only GROUP] [--isa NAME] [--seed N]\n"
-    "groups: attend dequant_row exp kv_store matmul matmul_exact quantise vecops\n";
+    "usage: check_kernels [--only GROUP] [--isa NAME] [--seed N] [--bench]\n"
+    "groups: attend dequant_row exp kv_store matmul matmul_exact quantise vecops\n"
+    "--bench prints speeds (ns per 1000 elements, medians) instead of checking.\n";
 
 typedef struct group {
     const char *name;
     int (*check)(void);
+    void (*bench)(void); /* NULL: exp is no kernel of its own */
 } group;
 
 static const group groups[] = {
-    {"exp", check_exp},           {"vecops", check_vecops},
-    {"quantise", check_quantise}, {"kv_store", check_kv_store},
-    {"attend", check_attend},     {"dequant_row", check_dequant_row},
-    {"matmul", check_matmul},     {"matmul_exact", check_matmul_exact},
+    {"exp", check_exp, NULL},
+    {"vecops", check_vecops, bench_vecops},
+    {"quantise", check_quantise, bench_quantise},
+    {"kv_store", check_kv_store, bench_kv_store},
+    {"attend", check_attend, bench_attend},
+    {"dequant_row", check_dequant_row, bench_dequant_row},
+    {"matmul", check_matmul, bench_matmul},
+    {"matmul_exact", check_matmul_exact, bench_matmul_exact},
 };
 
 uint64_t random_seed = 20260;
@@ -30,23 +36,29 @@ size_t n_levels;
 typedef struct options {
     const char *only; /* NULL: all groups */
     const char *isa;  /* NULL: all levels */
+    bool bench;
 } options;
 
 static bool parse_options(int argc, char **argv, options *o)
 {
-    for (int i = 1; i < argc; i += 2) {
-        char *end = NULL;
-        if (i + 1 == argc)
+    for (int i = 1; i < argc; i++) {
+        const char *const name = argv[i];
+        if (strcmp(name, "--bench") == 0) {
+            o->bench = true;
+            continue;
+        }
+        if (++i == argc)
             return false;
-        if (strcmp(argv[i], "--only") == 0)
-            o->only = argv[i + 1];
-        else if (strcmp(argv[i], "--isa") == 0)
-            o->isa = argv[i + 1];
-        else if (strcmp(argv[i], "--seed") == 0)
-            random_seed = strtoull(argv[i + 1], &end, 10);
+        char *end = NULL;
+        if (strcmp(name, "--only") == 0)
+            o->only = argv[i];
+        else if (strcmp(name, "--isa") == 0)
+            o->isa = argv[i];
+        else if (strcmp(name, "--seed") == 0)
+            random_seed = strtoull(argv[i], &end, 10);
         else
             return false;
-        if (end != NULL && (*end != '\0' || end == argv[i + 1]))
+        if (end != NULL && (*end != '\0' || end == argv[i]))
             return false;
     }
     return true;
@@ -72,9 +84,27 @@ static bool init_levels(const char *only_isa)
     return found;
 }
 
+/* Runs the groups that were asked for; the number that failed, or -1 if there was none. */
+static int run_groups(const options *o)
+{
+    int n_run = 0;
+    int n_failed = 0;
+    for (size_t i = 0; i < COUNT_OF(groups); i++) {
+        if (o->only != NULL && strcmp(o->only, groups[i].name) != 0)
+            continue;
+        random_restart(0);
+        if (!o->bench)
+            n_failed += groups[i].check();
+        else if (groups[i].bench != NULL)
+            groups[i].bench();
+        n_run++;
+    }
+    return n_run > 0 ? n_failed : -1;
+}
+
 int main(int argc, char **argv)
 {
-    options o = {NULL, NULL};
+    options o = {NULL, NULL, false};
     if (!parse_options(argc, argv, &o)) {
         fputs(usage, stderr);
         return 2;
@@ -85,16 +115,14 @@ int main(int argc, char **argv)
     }
     printf("check_kernels: seed %" PRIu64 " (repeat: --seed %" PRIu64 ")\n", random_seed,
            random_seed);
-    int n_run = 0;
-    int n_failed = 0;
-    for (size_t i = 0; i < COUNT_OF(groups); i++) {
-        if (o.only != NULL && strcmp(o.only, groups[i].name) != 0)
-            continue;
-        random_restart(0);
-        n_failed += groups[i].check();
-        n_run++;
+    if (o.bench) {
+        printf("%-36s %10s", "ns per 1000 elements", "scalar");
+        for (size_t i = 0; i < n_levels; i++)
+            printf(" %10s", levels[i].isa_name);
+        printf("\n");
     }
-    if (n_run == 0)
+    const int n_failed = run_groups(&o);
+    if (n_failed < 0)
         fputs(usage, stderr);
-    return n_run == 0 ? 2 : n_failed > 0;
+    return n_failed < 0 ? 2 : n_failed > 0;
 }

@@ -35,6 +35,19 @@ int check_matmul_exact(void);
 int check_quantise(void);
 int check_vecops(void);
 
+/* Their speed, on the inputs that the checks make. */
+void bench_attend(void);
+void bench_dequant_row(void);
+void bench_kv_store(void);
+void bench_matmul(void);
+void bench_matmul_exact(void);
+void bench_quantise(void);
+void bench_vecops(void);
+
+/* Prints one line: how long `run` takes with each level's kernels, per element. */
+typedef void bench_run(const qsf_kernels *k, const void *args);
+void bench_line(const char *what, double n_elements, bench_run *run, const void *args);
+
 typedef enum fill {
     FILL_RANDOM, /* ordinary values */
     FILL_ZEROS,

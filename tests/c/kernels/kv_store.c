@@ -84,3 +84,30 @@ int check_kv_store(void)
     CHECK(n_compared > 100 * n_levels);
     return check_report("kv_store");
 }
+
+typedef struct store_args {
+    bool is_f16;
+    bool is_k;
+} store_args;
+
+static void run_store(const qsf_kernels *k, const void *args)
+{
+    enum { N = 128 };
+    static const float x[N];
+    static float page[N * QSF_KV_PAGE_TOKENS];
+    const store_args *const a = args;
+    qsf_kv_store_fn *const store = a->is_k ? (a->is_f16 ? k->k_store_f16 : k->k_store_f32)
+                                           : (a->is_f16 ? k->v_store_f16 : k->v_store_f32);
+    store(x, N, 7, page);
+}
+
+void bench_kv_store(void)
+{
+    for (int i = 0; i < 4; i++) {
+        const store_args args = {i % 2 == 0, i / 2 == 0};
+        char what[32];
+        snprintf(what, sizeof what, "%c_store_f%s", args.is_k ? 'k' : 'v',
+                 args.is_f16 ? "16" : "32");
+        bench_line(what, 128, run_store, &args);
+    }
+}

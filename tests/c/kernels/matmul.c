@@ -359,8 +359,9 @@ static void check_problem(qsf_dtype dtype, bool exact, fill how, size_t n_tokens
 
 static void check_sizes(qsf_dtype dtype, bool exact, size_t stride)
 {
-    static const size_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33};
-    static const size_t blocks[] = {1, 2, 3, 5, 43};
+    /* Around the groups of tokens, the unpacked panels of blocks, and the groups of rows. */
+    static const size_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 71};
+    static const size_t blocks[] = {1, 2, 3, 5, 8, 9, 43};
     static const size_t tile_rows[] = {1, 2, 3, 5, 11};
     size_t n_sizes = 0;
     size_t n_problems = 0;
@@ -428,4 +429,56 @@ int check_dequant_row(void)
                 check_row(&levels[i], dtypes[d], how, 3);
         }
     return check_report("dequant_row");
+}
+
+static void run_product(const qsf_kernels *k, const void *args)
+{
+    const problem *const p = args;
+    static float y[16 * 4 * QSF_TILE_ROWS];
+    (p->exact ? k->matmul_exact : k->matmul)[p->dtype](p->tiles, p->n_tile_rows, &p->acts, y,
+                                                       4 * QSF_TILE_ROWS);
+}
+
+/* An element is one multiply-add; 4 tile rows of 512 columns stay in the cache. */
+static void bench_products(bool exact)
+{
+    static const size_t tokens[] = {1, 4, 16};
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++)
+        for (size_t t = 0; t < COUNT_OF(tokens); t++) {
+            problem p = problem_make(dtypes[d], exact, FILL_RANDOM, tokens[t], 8, 4);
+            char what[64];
+            snprintf(what, sizeof what, "matmul%s %s, %zu tokens", exact ? "_exact" : "",
+                     qsf_dtype_name(dtypes[d]), tokens[t]);
+            bench_line(what, (double)(tokens[t] * 8 * 4 * QSF_BLOCK * QSF_TILE_ROWS), run_product,
+                       &p);
+            problem_free(&p);
+        }
+}
+
+void bench_matmul(void)
+{
+    bench_products(false);
+}
+
+void bench_matmul_exact(void)
+{
+    bench_products(true);
+}
+
+static void run_row(const qsf_kernels *k, const void *args)
+{
+    const problem *const p = args;
+    static float out[8 * QSF_BLOCK];
+    k->dequant_row[p->dtype](p->tiles, p->n_blocks, 5, out);
+}
+
+void bench_dequant_row(void)
+{
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++) {
+        problem p = problem_make(dtypes[d], true, FILL_RANDOM, 1, 8, 1);
+        char what[64];
+        snprintf(what, sizeof what, "dequant_row %s", qsf_dtype_name(dtypes[d]));
+        bench_line(what, 8 * QSF_BLOCK, run_row, &p);
+        problem_free(&p);
+    }
 }

@@ -105,3 +105,20 @@ int check_quantise(void)
     CHECK(n_compared >= 64 * n_levels);
     return check_report("quantise");
 }
+
+static void run_blocks(const qsf_kernels *k, const void *args)
+{
+    enum { N = 16 };
+    static int8_t planes[2][N * QSF_BLOCK];
+    static float scales[2][N];
+    static int32_t sums[2][N];
+    const qsf_act_row row = {planes[0], planes[1], scales[0], sums[0], scales[1], sums[1]};
+    k->quantise(args, N, &row);
+}
+
+void bench_quantise(void)
+{
+    static float x[16 * QSF_BLOCK];
+    fill_floats(x, COUNT_OF(x), FILL_RANDOM);
+    bench_line("quantise", (double)COUNT_OF(x), run_blocks, x);
+}

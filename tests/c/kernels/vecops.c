@@ -351,3 +351,71 @@ int check_vecops(void)
     CHECK(n_compared > 1000 * n_levels);
     return check_report("vecops");
 }
+
+/* ---- speed ---- */
+
+#define BENCH_N 1024
+
+static float bench_x[BENCH_N];
+static float bench_y[BENCH_N];
+
+/* args: the activation */
+static void run_bench_activation(const qsf_kernels *k, const void *args)
+{
+    const activation *const a = args;
+    qsf_activation_fn *op;
+    memcpy(&op, (const char *)k + a->offset, sizeof op);
+    memcpy(bench_x, bench_y, sizeof bench_x);
+    op(bench_x, BENCH_N);
+}
+
+static void run_bench_silu_mul(const qsf_kernels *k, const void *args)
+{
+    memcpy(bench_x, args, sizeof bench_x);
+    k->silu_mul(bench_x, bench_y, BENCH_N);
+}
+
+static void run_bench_add(const qsf_kernels *k, const void *args)
+{
+    memcpy(bench_x, args, sizeof bench_x);
+    k->add(bench_x, args, BENCH_N);
+}
+
+static void run_bench_rmsnorm(const qsf_kernels *k, const void *args)
+{
+    k->rmsnorm(args, args, 1e-5F, BENCH_N, bench_x);
+}
+
+static void run_bench_layernorm(const qsf_kernels *k, const void *args)
+{
+    k->layernorm(args, args, args, 1e-5F, BENCH_N, bench_x);
+}
+
+static void run_bench_rope_split(const qsf_kernels *k, const void *args)
+{
+    memcpy(bench_x, args, sizeof bench_x);
+    k->rope_split(bench_x, args, args, BENCH_N / 2);
+}
+
+static void run_bench_rope_interleaved(const qsf_kernels *k, const void *args)
+{
+    memcpy(bench_x, args, sizeof bench_x);
+    k->rope_interleaved(bench_x, args, args, BENCH_N / 2);
+}
+
+void bench_vecops(void)
+{
+    static const struct {
+        const char *name;
+        bench_run *run;
+    } others[] = {
+        {"silu_mul", run_bench_silu_mul},     {"add", run_bench_add},
+        {"rmsnorm", run_bench_rmsnorm},       {"layernorm", run_bench_layernorm},
+        {"rope_split", run_bench_rope_split}, {"rope_interleaved", run_bench_rope_interleaved},
+    };
+    fill_floats(bench_y, BENCH_N, FILL_RANDOM);
+    for (size_t i = 0; i < COUNT_OF(activations); i++)
+        bench_line(activations[i].name, BENCH_N, run_bench_activation, &activations[i]);
+    for (size_t i = 0; i < COUNT_OF(others); i++)
+        bench_line(others[i].name, BENCH_N, others[i].run, bench_y);
+}
