@@ -13,8 +13,7 @@ QSF_FORCED_INLINE lanes load_column(const unsigned char *tile, size_t col, bool 
 {
     if (is_f16)
         return lanes_load_f16(tile + col * (2 * QSF_TILE_ROWS));
-    float column[QSF_TILE_ROWS];
-    memcpy(column, tile + col * sizeof column, sizeof column);
+    const void *const column = tile + col * (sizeof(float) * QSF_TILE_ROWS);
     return lanes_load(column);
 }
 
@@ -55,6 +54,9 @@ QSF_FORCED_INLINE void float_rows(const unsigned char *tiles, size_t n_tile_rows
     for (; i + n_rows <= n_tile_rows; i += n_rows)
         float_group(tiles + i * tile_row_bytes, n_blocks, x, y + i * QSF_TILE_ROWS, y_stride,
                     n_rows, n_tokens, is_f16);
+    for (; n_rows > 2 && i + 2 <= n_tile_rows; i += 2)
+        float_group(tiles + i * tile_row_bytes, n_blocks, x, y + i * QSF_TILE_ROWS, y_stride, 2,
+                    n_tokens, is_f16);
     for (; i < n_tile_rows; i++)
         float_group(tiles + i * tile_row_bytes, n_blocks, x, y + i * QSF_TILE_ROWS, y_stride, 1,
                     n_tokens, is_f16);

@@ -368,7 +368,7 @@ static void check_sizes(qsf_dtype dtype, bool exact, size_t stride)
     for (size_t t = 0; t < COUNT_OF(tokens); t++)
         for (size_t b = 0; b < COUNT_OF(blocks); b++)
             for (size_t r = 0; r < COUNT_OF(tile_rows); r++) {
-                if (tokens[t] * blocks[b] * tile_rows[r] > 500) /* scalar is slow */
+                if (tokens[t] * blocks[b] * tile_rows[r] > (exact ? 150 : 400)) /* scalar is slow */
                     continue;
                 if (n_sizes++ % stride != 0)
                     continue;
