@@ -33,14 +33,14 @@ PYTEST_ARGS ?=
 # A newer compiler than ours must not stop a user: its warnings are errors in CI only.
 WERROR ?= $(if $(CI),ON,OFF)
 
-# $(call c_tests,folder,flags): configures, builds and runs the C tests.
+# $(call c_tests,folder,flags,ctest's flags): configures, builds and runs the C tests.
 c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OFF \
 		-DQSF_WERROR=$(WERROR) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
 	$(CMAKE) --build build/$(1) -j $(JOBS) >>build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
-	$(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
+	$(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error $(3)
 
-.PHONY: help demo test test-c test-py check check-isa check-san check-arm check-slow lint format \
-	fuzz bench clean
+.PHONY: help demo test test-c test-py check check-isa check-san check-arm check-old check-slow \
+	lint format fuzz bench clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -110,6 +110,10 @@ check-san: build/install.stamp ## the C tests with address, undefined and thread
 check-arm: build/install.stamp ## the C tests for 64-bit ARM, under qemu
 	@tools/bootstrap.sh arm
 	@$(THINNED) $(call c_tests,arm,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake)
+
+check-old: build/install.stamp ## kernels and models on an x86-64 processor without AVX, under qemu
+	@tools/bootstrap.sh old
+	@$(THINNED) $(call c_tests,old,-DCMAKE_TOOLCHAIN_FILE=cmake/old-x86.cmake,-R 'isa|kernels|check_model')
 
 lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_c.py
 	@$(VENV)/bin/ruff check .
