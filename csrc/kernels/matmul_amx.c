@@ -1,12 +1,154 @@
-/* matmul_amx.c - matrix products of many tokens with AMX tiles of int8. */
+/* matmul_amx.c - matrix products of many tokens with AMX tiles of int8.
+ *
+ * An unpacked tile of weights is an AMX tile as it lies: its 16 groups of 4 columns are the
+ * rows. With 16 tokens' blocks as the other operand, one tdpbssd is all 16 x 16 dots.
+ */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vecops.h"
 
 #if QSF_ARCH_X86
 
+#include <immintrin.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "kernels/forced_inline.h"
+#include "kernels/matmul_avx512.h"
+
+#define QSF_MANY_TOKENS 16
+#ifndef AMX_FROM
+#define AMX_FROM 8 /* tokens; fewer are faster without tiles */
+#endif
+
+QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
+
+#include "kernels/lanes_avx512.h"
+
+#include "kernels/unpack_avx512.h"
+
+#include "kernels/matmul_many_tmpl.h"
+
+/* codes [16, 64], signed: without their zero point */
+QSF_FORCED_INLINE void unpack_codes(int_form form, const unsigned char *tile, unsigned char *codes)
+{
+    const planes layout = planes_of(form.dtype);
+    for (size_t p = 0; p < layout.n_planes; p++) {
+        __m512i code[5];
+        unpack_plane(form.dtype, tile, p, code);
+        for (size_t k = 0; k < layout.n_in_plane; k++) {
+            const size_t g = group_of(form.dtype, p, k);
+            if (form.factor == 2)
+                code[k] = _mm512_add_epi8(code[k], code[k]);
+            if (form.zero != 0)
+                code[k] = _mm512_sub_epi8(code[k], _mm512_set1_epi8((char)form.zero));
+            if (g < QSF_TILE_GROUPS)
+                _mm512_storeu_si512((void *)(codes + g * 64), code[k]);
+        }
+    }
+}
+
+/* What ldtilecfg reads. */
+typedef struct tile_config {
+    uint8_t palette;
+    uint8_t start_row;
+    uint8_t reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t n_rows[16];
+} tile_config;
+
+/* Tiles 0, 1: dots of 16 tokens with two tile rows; 2: 16 tokens; 3, 4: codes of two tile
+ * rows; 5 .. 7 as 0 .. 2, of the n_tail tokens that are left. */
+QSF_FORCED_INLINE void configure_tiles(size_t n_tail)
+{
+    tile_config config = {.palette = 1};
+    for (size_t i = 0; i < 8; i++) {
+        config.row_bytes[i] = 64;
+        config.n_rows[i] = i < 5 ? 16 : (uint8_t)(n_tail > 0 ? n_tail : 1);
+    }
+    _tile_loadconfig(&config);
+}
+
+/* dots [n_rows, 16, 16] = codes [n_rows, 16, 64] times q [tokens, stride]; n_rows is a literal */
+#define TILE_DOTS(codes, q, stride, n_rows, dots, c0, c1, a) \
+    do {                                                     \
+        _tile_loadd(a, q, (int)(stride));                    \
+        _tile_zero(c0);                                      \
+        _tile_loadd(3, (codes)->at[0], 64);                  \
+        _tile_dpbssd(c0, a, 3);                              \
+        if ((n_rows) > 1) {                                  \
+            _tile_zero(c1);                                  \
+            _tile_loadd(4, (codes)->at[1], 64);              \
+            _tile_dpbssd(c1, a, 4);                          \
+            _tile_stored(c1, (dots)->at[1], 64);             \
+        }                                                    \
+        _tile_stored(c0, (dots)->at[0], 64);                 \
+    } while (0)
+
+QSF_FORCED_INLINE void tile_dots(const many_codes *codes, const int8_t *q, size_t stride,
+                                 size_t n_rows, size_t n_tokens, many_dots *out)
+{
+    if (n_tokens == 16)
+        TILE_DOTS(codes, q, stride, n_rows, out, 0, 1, 2);
+    else
+        TILE_DOTS(codes, q, stride, n_rows, out, 5, 6, 7);
+}
+
+QSF_FORCED_INLINE void compute_dots(int_form form, many *m, size_t n_blocks, size_t n_rows,
+                                    const qsf_acts *x, size_t block, size_t n_tokens)
+{
+    const size_t stride = x->n_blocks * QSF_BLOCK;
+    for (size_t b = 0; b < n_blocks; b++) {
+        const size_t i = (block + b) * QSF_BLOCK;
+        tile_dots(&m->codes[b], x->q + i, stride, n_rows, n_tokens, &m->dots[b]);
+        if (form.dtype != QSF_DTYPE_8BIT)
+            continue;
+        many_dots low;
+        tile_dots(&m->codes[b], x->q_low + i, stride, n_rows, n_tokens, &low);
+        for (size_t r = 0; r < n_rows; r++)
+            for (size_t t = 0; t < n_tokens; t++) {
+                int32_t *const dots = m->dots[b].at[r][t];
+                const __m512i high = _mm512_loadu_si512((const void *)dots);
+                _mm512_storeu_si512(
+                    (void *)dots, _mm512_add_epi32(_mm512_slli_epi32(high, 8),
+                                                   _mm512_loadu_si512((const void *)low.at[r][t])));
+            }
+    }
+}
+
+#define BY_TOKENS(type, dtype)                                                      \
+    static void matmul_##type##_amx(const unsigned char *tiles, size_t n_tile_rows, \
+                                    const qsf_acts *x, float *y, size_t y_stride)   \
+    {                                                                               \
+        if (x->n_tokens < AMX_FROM) {                                               \
+            qsf_matmul_avx512(dtype)(tiles, n_tile_rows, x, y, y_stride);           \
+            return;                                                                 \
+        }                                                                           \
+        configure_tiles(x->n_tokens % 16);                                          \
+        matmul_many(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);        \
+        _tile_release();                                                            \
+    }
+
+BY_TOKENS(2bit_sym, QSF_DTYPE_2BIT_SYM)
+BY_TOKENS(2bit, QSF_DTYPE_2BIT)
+BY_TOKENS(3bit, QSF_DTYPE_3BIT)
+BY_TOKENS(4bit, QSF_DTYPE_4BIT)
+BY_TOKENS(4bit_sym, QSF_DTYPE_4BIT_SYM)
+BY_TOKENS(ternary, QSF_DTYPE_TERNARY)
+BY_TOKENS(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
+BY_TOKENS(8bit, QSF_DTYPE_8BIT)
+
+QSF_TARGET_END
+
 void qsf_kernels_fill_amx(qsf_kernels *k)
 {
-    (void)k;
+    k->matmul[QSF_DTYPE_2BIT_SYM] = matmul_2bit_sym_amx;
+    k->matmul[QSF_DTYPE_2BIT] = matmul_2bit_amx;
+    k->matmul[QSF_DTYPE_3BIT] = matmul_3bit_amx;
+    k->matmul[QSF_DTYPE_4BIT] = matmul_4bit_amx;
+    k->matmul[QSF_DTYPE_4BIT_SYM] = matmul_4bit_sym_amx;
+    k->matmul[QSF_DTYPE_TERNARY] = matmul_ternary_amx;
+    k->matmul[QSF_DTYPE_TERNARY_DENSE] = matmul_ternary_dense_amx;
+    k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_amx;
 }
 
 #endif

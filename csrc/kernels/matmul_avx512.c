@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "kernels/forced_inline.h"
+#include "kernels/matmul_avx512.h"
 
 #define QSF_NAME(op) op##_avx512
 #define QSF_FLOAT_SUMS 8 /* in 8 of 32 registers */
@@ -22,17 +23,14 @@ QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
 #include "kernels/lanes_avx512.h"
 
+#include "kernels/unpack_avx512.h"
+
 #include "kernels/matmul_float_tmpl.h"
 
 /* Two sums to be added, because the next vpdpbusd waits for the one before. */
 typedef struct dots {
     __m512i part[2];
 } dots;
-
-QSF_FORCED_INLINE __m512i load64(const unsigned char *p)
-{
-    return _mm512_loadu_si512((const void *)p);
-}
 
 /* Activations q [4] in each of the 16 rows */
 static inline __m512i broadcast4(const int8_t *q)
@@ -51,105 +49,19 @@ QSF_FORCED_INLINE void add_group(__m512i codes, const int8_t *q, size_t q_stride
             _mm512_dpbusd_epi32(dot[t].part[part], codes, broadcast4(q + t * q_stride));
 }
 
-QSF_FORCED_INLINE void dot_tile_4bit(const unsigned char *codes, const int8_t *q, size_t q_stride,
-                                     size_t n_tokens, dots *dot)
-{
-    const __m512i low_nibbles = _mm512_set1_epi8(15);
-    for (size_t p = 0; p < 8; p++) {
-        const __m512i bytes = load64(codes + p * 64);
-        const __m512i high = _mm512_srli_epi32(bytes, 4);
-        add_group(_mm512_and_si512(bytes, low_nibbles), q + 4 * p, q_stride, n_tokens, 0, dot);
-        add_group(_mm512_and_si512(high, low_nibbles), q + 4 * p + 32, q_stride, n_tokens, 1, dot);
-    }
-}
-
-/* 2- and 3-bit and ternary */
-QSF_FORCED_INLINE void dot_tile_2bit(const unsigned char *codes, bool has_third, const int8_t *q,
-                                     size_t q_stride, size_t n_tokens, dots *dot)
-{
-    const __m512i threes = _mm512_set1_epi8(3);
-    const __m512i fours = _mm512_set1_epi8(4);
-    for (size_t p = 0; p < 4; p++) {
-        const __m512i low = load64(codes + p * 64);
-        const __m512i high = has_third ? load64(codes + 256 + p / 2 * 64) : _mm512_setzero_si512();
-        for (unsigned b = 0; b < 4; b++) {
-            __m512i code = _mm512_and_si512(_mm512_srli_epi32(low, 2 * b), threes);
-            const int shift = (int)b - 2 + 4 * (int)(p % 2);
-            const __m512i third = shift >= 0 ? _mm512_srli_epi32(high, (unsigned)shift)
-                                             : _mm512_slli_epi32(high, (unsigned)-shift);
-            if (has_third) /* code | (third & fours) */
-                code = _mm512_ternarylogic_epi32(code, third, fours, 0xF8);
-            add_group(code, q + 4 * (p + 4 * b), q_stride, n_tokens, b % 2, dot);
-        }
-    }
-}
-
-/* Leaves 3 * bytes mod 256 and gives the digit before the point. */
-static inline __m512i next_trit(__m512i *bytes)
-{
-    const __m512i ones = _mm512_set1_epi8(1);
-    const __m512i above1 = _mm512_subs_epu8(*bytes, _mm512_set1_epi8(85));
-    const __m512i above2 = _mm512_subs_epu8(*bytes, _mm512_set1_epi8((char)170));
-    *bytes = _mm512_add_epi8(*bytes, _mm512_add_epi8(*bytes, *bytes));
-    return _mm512_add_epi8(_mm512_min_epu8(above1, ones), _mm512_min_epu8(above2, ones));
-}
-
-QSF_FORCED_INLINE void dot_tile_dense(const unsigned char *codes, const int8_t *q, size_t q_stride,
-                                      size_t n_tokens, dots *dot)
-{
-    for (size_t p = 0; p < 3; p++) {
-        __m512i bytes = load64(codes + p * 64);
-        for (size_t k = 0; k < 5; k++)
-            add_group(next_trit(&bytes), q + 4 * (5 * p + k), q_stride, n_tokens, k % 2, dot);
-    }
-    /* A byte per row: its digits 0 .. 3 are the last four columns. */
-    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(codes + 192)));
-    const __m512i powers = _mm512_set1_epi32(1 | 3 << 16);
-    const __m512i twice = _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
-    const __m512i first2 = _mm512_mullo_epi16(twice, powers);
-    const __m512i last2 = _mm512_mullo_epi16(first2, _mm512_set1_epi16(9));
-    const __m512i low_bytes = _mm512_set1_epi16(255);
-    const __m512i even = _mm512_packus_epi16(_mm512_and_si512(first2, low_bytes),
-                                             _mm512_and_si512(last2, low_bytes));
-    /* In each 128 bits: digits 0, 1 of four rows, then digits 2, 3 of them. */
-    const __m512i order =
-        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
-    __m512i last = _mm512_shuffle_epi8(even, order);
-    add_group(next_trit(&last), q + 60, q_stride, n_tokens, 1, dot);
-}
-
 /* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride] */
 QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
                                 size_t q_stride, size_t n_tokens, dots *dot)
 {
+    const planes layout = planes_of(dtype);
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
-    switch (dtype) {
-    case QSF_DTYPE_2BIT_SYM:
-    case QSF_DTYPE_TERNARY:
-        dot_tile_2bit(tile + QSF_TILE_CODES_OFF(false), false, q, q_stride, n_tokens, dot);
-        break;
-    case QSF_DTYPE_2BIT:
-        dot_tile_2bit(tile + QSF_TILE_CODES_OFF(true), false, q, q_stride, n_tokens, dot);
-        break;
-    case QSF_DTYPE_3BIT:
-        dot_tile_2bit(tile + QSF_TILE_CODES_OFF(true), true, q, q_stride, n_tokens, dot);
-        break;
-    case QSF_DTYPE_4BIT:
-        dot_tile_4bit(tile + QSF_TILE_CODES_OFF(true), q, q_stride, n_tokens, dot);
-        break;
-    case QSF_DTYPE_4BIT_SYM:
-        dot_tile_4bit(tile + QSF_TILE_CODES_OFF(false), q, q_stride, n_tokens, dot);
-        break;
-    case QSF_DTYPE_TERNARY_DENSE:
-        dot_tile_dense(tile + QSF_TILE_CODES_OFF(false), q, q_stride, n_tokens, dot);
-        break;
-    case QSF_DTYPE_MIXED:
-    case QSF_DTYPE_8BIT:
-    case QSF_DTYPE_F16:
-    case QSF_DTYPE_F32:
-    case QSF_DTYPE_COUNT:
-        break;
+    for (size_t p = 0; p < layout.n_planes; p++) {
+        __m512i codes[5];
+        unpack_plane(dtype, tile, p, codes);
+        for (size_t k = 0; k < layout.n_in_plane; k++)
+            if (group_of(dtype, p, k) < QSF_TILE_GROUPS)
+                add_group(codes[k], q + 4 * group_of(dtype, p, k), q_stride, n_tokens, k % 2, dot);
     }
 }
 
@@ -179,11 +91,166 @@ QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
 
 #include "kernels/matmul_int_tmpl.h"
 
+#define QSF_MANY_TOKENS 8
+
+#include "kernels/matmul_many_tmpl.h"
+
+/* codes [16, 64]; twice the code where weights are half units */
+QSF_FORCED_INLINE void unpack_codes(int_form form, const unsigned char *tile, unsigned char *codes)
+{
+    const planes layout = planes_of(form.dtype);
+    for (size_t p = 0; p < layout.n_planes; p++) {
+        __m512i code[5];
+        unpack_plane(form.dtype, tile, p, code);
+        for (size_t k = 0; k < layout.n_in_plane; k++) {
+            const size_t g = group_of(form.dtype, p, k);
+            if (form.factor == 2)
+                code[k] = _mm512_add_epi8(code[k], code[k]);
+            if (g < QSF_TILE_GROUPS)
+                _mm512_storeu_si512((void *)(codes + g * 64), code[k]);
+        }
+    }
+}
+
+/* One block of n_tokens tokens, side by side, so that their addresses are one register. */
+typedef struct token_block {
+    _Alignas(64) int8_t q[QSF_MANY_TOKENS][QSF_BLOCK];
+    int32_t start[QSF_MANY_TOKENS];
+} token_block;
+
+QSF_FORCED_INLINE __m512i load_dots(const int32_t *p)
+{
+    return _mm512_loadu_si512((const void *)p);
+}
+
+/* dots [n_rows, 8 tokens, 16] of one block: sum(code * q) + start, plus 256 times the dots that
+ * are there if is_second. codes [n_rows, 16, 64]; n_rows, n_tokens, is_second literals */
+QSF_FORCED_INLINE void block_dots(const many_codes *codes, const token_block *x, size_t t0,
+                                  size_t n_rows, size_t n_tokens, bool is_second, many_dots *out)
+{
+    __m512i dot[MANY_ROWS][QSF_MANY_TOKENS];
+    for (size_t t = 0; t < n_tokens; t++)
+        for (size_t r = 0; r < n_rows; r++)
+            dot[r][t] = is_second
+                            ? _mm512_add_epi32(_mm512_set1_epi32(x->start[t0 + t]),
+                                               _mm512_slli_epi32(load_dots(out->at[r][t0 + t]), 8))
+                            : _mm512_set1_epi32(x->start[t0 + t]);
+#pragma GCC unroll 16
+    for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
+        __m512i code[MANY_ROWS];
+        for (size_t r = 0; r < n_rows; r++)
+            code[r] = load64(codes->at[r] + g * 64);
+        for (size_t t = 0; t < n_tokens; t++) {
+            const __m512i four = broadcast4(x->q[t0 + t] + 4 * g);
+            for (size_t r = 0; r < n_rows; r++)
+                dot[r][t] = _mm512_dpbusd_epi32(dot[r][t], code[r], four);
+        }
+    }
+    for (size_t r = 0; r < n_rows; r++)
+        for (size_t t = 0; t < n_tokens; t++)
+            _mm512_storeu_si512((void *)out->at[r][t0 + t], dot[r][t]);
+}
+
+/* Tokens t .. t + n_tokens - 1. One function for each number of rows and tokens: more of the
+ * body in one confuses compilers. */
+#define BLOCK_DOTS(n_rows, n_tokens)                                                             \
+    static __attribute__((noinline)) void block_dots_##n_rows##_##n_tokens(                      \
+        const many_codes *codes, const token_block *x, size_t t, bool is_second, many_dots *out) \
+    {                                                                                            \
+        if (is_second)                                                                           \
+            block_dots(codes, x, t, n_rows, n_tokens, true, out);                                \
+        else                                                                                     \
+            block_dots(codes, x, t, n_rows, n_tokens, false, out);                               \
+    }
+
+BLOCK_DOTS(2, 8)
+BLOCK_DOTS(2, 4)
+BLOCK_DOTS(2, 1)
+BLOCK_DOTS(1, 8)
+BLOCK_DOTS(1, 4)
+BLOCK_DOTS(1, 1)
+
+QSF_FORCED_INLINE void dots_of_tokens(const many_codes *codes, const token_block *x, size_t n_rows,
+                                      size_t n_tokens, bool is_second, many_dots *out)
+{
+    size_t t = 0;
+    for (; t + 8 <= n_tokens; t += 8)
+        (n_rows == 1 ? block_dots_1_8 : block_dots_2_8)(codes, x, t, is_second, out);
+    for (; t + 4 <= n_tokens; t += 4)
+        (n_rows == 1 ? block_dots_1_4 : block_dots_2_4)(codes, x, t, is_second, out);
+    for (; t < n_tokens; t++)
+        (n_rows == 1 ? block_dots_1_1 : block_dots_2_1)(codes, x, t, is_second, out);
+}
+
+QSF_FORCED_INLINE void compute_dots(int_form form, many *m, size_t n_blocks, size_t n_rows,
+                                    const qsf_acts *x, size_t block, size_t n_tokens)
+{
+    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
+    for (size_t b = 0; b < n_blocks; b++) {
+        token_block xb;
+        for (size_t t = 0; t < n_tokens; t++) {
+            const size_t i = block + t * x->n_blocks + b;
+            memcpy(xb.q[t], x->q + i * QSF_BLOCK, QSF_BLOCK);
+            xb.start[t] = form.has_min || is_fine ? 0 : -form.zero * x->sum[i];
+        }
+        dots_of_tokens(&m->codes[b], &xb, n_rows, n_tokens, false, &m->dots[b]);
+        if (!is_fine)
+            continue;
+        for (size_t t = 0; t < n_tokens; t++) {
+            const size_t i = block + t * x->n_blocks + b;
+            memcpy(xb.q[t], x->q_low + i * QSF_BLOCK, QSF_BLOCK);
+            xb.start[t] = -form.zero * x->fine_sum[i];
+        }
+        dots_of_tokens(&m->codes[b], &xb, n_rows, n_tokens, true, &m->dots[b]);
+    }
+}
+
+#ifndef MANY_FROM
+#define MANY_FROM 8
+#endif
+
+#define BY_TOKENS(type, dtype)                                                      \
+    static void matmul_##type##_any(const unsigned char *tiles, size_t n_tile_rows, \
+                                    const qsf_acts *x, float *y, size_t y_stride)   \
+    {                                                                               \
+        if (x->n_tokens >= MANY_FROM)                                               \
+            matmul_many(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);    \
+        else                                                                        \
+            matmul_##type##_avx512(tiles, n_tile_rows, x, y, y_stride);             \
+    }
+
+BY_TOKENS(2bit_sym, QSF_DTYPE_2BIT_SYM)
+BY_TOKENS(2bit, QSF_DTYPE_2BIT)
+BY_TOKENS(3bit, QSF_DTYPE_3BIT)
+BY_TOKENS(4bit, QSF_DTYPE_4BIT)
+BY_TOKENS(4bit_sym, QSF_DTYPE_4BIT_SYM)
+BY_TOKENS(ternary, QSF_DTYPE_TERNARY)
+BY_TOKENS(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
+BY_TOKENS(8bit, QSF_DTYPE_8BIT)
+
 QSF_TARGET_END
+
+qsf_matmul_fn *qsf_matmul_avx512(qsf_dtype dtype)
+{
+    static qsf_matmul_fn *const by_dtype[QSF_DTYPE_COUNT] = {
+        [QSF_DTYPE_2BIT_SYM] = matmul_2bit_sym_any,
+        [QSF_DTYPE_2BIT] = matmul_2bit_any,
+        [QSF_DTYPE_3BIT] = matmul_3bit_any,
+        [QSF_DTYPE_4BIT] = matmul_4bit_any,
+        [QSF_DTYPE_4BIT_SYM] = matmul_4bit_sym_any,
+        [QSF_DTYPE_TERNARY] = matmul_ternary_any,
+        [QSF_DTYPE_TERNARY_DENSE] = matmul_ternary_dense_any,
+        [QSF_DTYPE_8BIT] = matmul_8bit_any,
+    };
+    return by_dtype[dtype];
+}
 
 void qsf_kernels_fill_avx512(qsf_kernels *k)
 {
     fill_matmul_int_avx512(k);
+    for (int d = 0; d < QSF_DTYPE_COUNT; d++)
+        if (qsf_matmul_avx512((qsf_dtype)d) != NULL)
+            k->matmul[d] = qsf_matmul_avx512((qsf_dtype)d);
     fill_matmul_float_avx512(k);
     qsf_vecops_fill_avx512(k);
 }

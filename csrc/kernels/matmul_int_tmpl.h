@@ -18,14 +18,7 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What all blocks of a type have in common; literals. */
-typedef struct int_form {
-    qsf_dtype dtype;
-    bool has_min;
-    int32_t factor; /* a symmetric weight is (factor * code - zero) * unit * scale */
-    int32_t zero;
-    float unit;
-} int_form;
+#include "kernels/int_form.h"
 
 /* The float steps of one block, whose dots are dot [n_tokens]. */
 QSF_FORCED_INLINE void add_dots(int_form form, const unsigned char *tile, const dots *dot,
@@ -159,22 +152,21 @@ QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, siz
     }
 }
 
-#define INT_MATMUL(type, dtype, has_min, factor, zero, unit)                            \
+#define INT_MATMUL(type, dtype)                                                         \
     static void QSF_NAME(matmul_##type)(const unsigned char *tiles, size_t n_tile_rows, \
                                         const qsf_acts *x, float *y, size_t y_stride)   \
     {                                                                                   \
-        const int_form form = {dtype, has_min, factor, zero, unit};                     \
-        matmul_int(form, tiles, n_tile_rows, x, y, y_stride);                           \
+        matmul_int(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);             \
     }
 
-INT_MATMUL(2bit_sym, QSF_DTYPE_2BIT_SYM, false, 2, 3, 0.5F)
-INT_MATMUL(2bit, QSF_DTYPE_2BIT, true, 1, 0, 1.0F)
-INT_MATMUL(3bit, QSF_DTYPE_3BIT, true, 1, 0, 1.0F)
-INT_MATMUL(4bit, QSF_DTYPE_4BIT, true, 1, 0, 1.0F)
-INT_MATMUL(4bit_sym, QSF_DTYPE_4BIT_SYM, false, 1, 8, 1.0F)
-INT_MATMUL(ternary, QSF_DTYPE_TERNARY, false, 1, 1, 1.0F)
-INT_MATMUL(ternary_dense, QSF_DTYPE_TERNARY_DENSE, false, 1, 1, 1.0F)
-INT_MATMUL(8bit, QSF_DTYPE_8BIT, false, 1, 128, 1.0F)
+INT_MATMUL(2bit_sym, QSF_DTYPE_2BIT_SYM)
+INT_MATMUL(2bit, QSF_DTYPE_2BIT)
+INT_MATMUL(3bit, QSF_DTYPE_3BIT)
+INT_MATMUL(4bit, QSF_DTYPE_4BIT)
+INT_MATMUL(4bit_sym, QSF_DTYPE_4BIT_SYM)
+INT_MATMUL(ternary, QSF_DTYPE_TERNARY)
+INT_MATMUL(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
+INT_MATMUL(8bit, QSF_DTYPE_8BIT)
 
 /* The fill function's part for the integer form. */
 static void QSF_NAME(fill_matmul_int)(qsf_kernels *k)

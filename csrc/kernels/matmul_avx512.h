@@ -1,0 +1,11 @@
+/* matmul_avx512.h - the integer products of AVX-512, for the levels above it. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_KERNELS_MATMUL_AVX512_H
+#define QSF_KERNELS_MATMUL_AVX512_H
+
+#include "kernels/kernels.h"
+
+/* NULL for a type without an integer form. */
+qsf_matmul_fn *qsf_matmul_avx512(qsf_dtype dtype);
+
+#endif

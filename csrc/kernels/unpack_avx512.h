@@ -1,0 +1,133 @@
+/* unpack_avx512.h - the codes of a tile of any quantised type as bytes, in AVX-512 registers.
+ *
+ * Included inside a target region, after <immintrin.h>.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_KERNELS_UNPACK_AVX512_H
+#define QSF_KERNELS_UNPACK_AVX512_H
+
+#define QSF_TILE_GROUPS 16 /* of 4 columns: one register of codes each */
+
+QSF_FORCED_INLINE __m512i load64(const unsigned char *p)
+{
+    return _mm512_loadu_si512((const void *)p);
+}
+
+/* Each unpack_*: plane p of a tile, 64 bytes, to the codes of some groups of columns. */
+
+/* Groups p and p + 8 */
+QSF_FORCED_INLINE void unpack_4bit(const unsigned char *bytes, size_t p, __m512i *codes)
+{
+    const __m512i nibbles = _mm512_set1_epi8(15);
+    const __m512i both = load64(bytes + p * 64);
+    codes[0] = _mm512_and_si512(both, nibbles);
+    codes[1] = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
+}
+
+/* Groups p, p + 4, p + 8, p + 12 */
+QSF_FORCED_INLINE void unpack_2bit(const unsigned char *bytes, size_t p, __m512i *codes)
+{
+    const __m512i threes = _mm512_set1_epi8(3);
+    const __m512i four = load64(bytes + p * 64);
+    for (unsigned b = 0; b < 4; b++)
+        codes[b] = _mm512_and_si512(_mm512_srli_epi32(four, 2 * b), threes);
+}
+
+/* The same. The third bit of plane p = 2h + i and pair b is bit 4i + b of plane h. */
+QSF_FORCED_INLINE void unpack_3bit(const unsigned char *bytes, size_t p, __m512i *codes)
+{
+    const __m512i fours = _mm512_set1_epi8(4);
+    const __m512i thirds = load64(bytes + 256 + p / 2 * 64);
+    unpack_2bit(bytes, p, codes);
+    for (unsigned b = 0; b < 4; b++) {
+        const unsigned at = (p % 2 == 0 ? 0 : 4) + b;
+        const __m512i third =
+            at < 2 ? _mm512_slli_epi32(thirds, 2 - at) : _mm512_srli_epi32(thirds, at - 2);
+        /* codes | (third & fours) */
+        codes[b] = _mm512_ternarylogic_epi32(codes[b], third, fours, 0xF8);
+    }
+}
+
+/* 3 * bytes mod 256: what is left of the fractions after their next digit in base 3 */
+QSF_FORCED_INLINE __m512i after_trit(__m512i bytes)
+{
+    return _mm512_add_epi8(bytes, _mm512_add_epi8(bytes, bytes));
+}
+
+/* That digit, bytes * 3 >> 8: one more from 86 on and from 171 on. */
+QSF_FORCED_INLINE __m512i trit_of(__m512i bytes)
+{
+    const __m512i ones = _mm512_set1_epi8(1);
+    const __m512i from86 = _mm512_subs_epu8(bytes, _mm512_set1_epi8(85));
+    const __m512i from171 = _mm512_subs_epu8(bytes, _mm512_set1_epi8((char)170));
+    return _mm512_add_epi8(_mm512_min_epu8(from86, ones), _mm512_min_epu8(from171, ones));
+}
+
+/* bytes [16], a row each, times 1, 3, 9 and 27 mod 256: the next digits of each are those of
+ * columns 60 .. 63. */
+QSF_FORCED_INLINE __m512i last_trits(const unsigned char *bytes)
+{
+    const __m512i words = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)bytes));
+    const __m512i twice = _mm512_or_si512(words, _mm512_slli_epi32(words, 16));
+    const __m512i even = _mm512_mullo_epi16(twice, _mm512_set1_epi32(1 | 9 << 16));
+    const __m512i odd = _mm512_mullo_epi16(twice, _mm512_set1_epi32(3 | 27 << 16));
+    /* the low bytes of even, and those of odd above them */
+    return _mm512_ternarylogic_epi32(even, _mm512_slli_epi32(odd, 8), _mm512_set1_epi16(255), 0xE4);
+}
+
+/* Groups 5 p .. 5 p + 4, or the last one */
+QSF_FORCED_INLINE void unpack_dense(const unsigned char *bytes, size_t p, __m512i *codes)
+{
+    if (p == 3) {
+        codes[0] = trit_of(last_trits(bytes + 192));
+        return;
+    }
+    __m512i left = load64(bytes + p * 64);
+    for (size_t k = 0; k < 5; k++) {
+        codes[k] = trit_of(left);
+        left = after_trit(left);
+    }
+}
+
+/* How the groups of a tile lie in planes: group n_planes * k + p, k = 0 .. n_in_plane - 1, in
+ * plane p; of dense ternary 5 p + k. */
+typedef struct planes {
+    size_t n_planes;
+    size_t n_in_plane;
+} planes;
+
+QSF_FORCED_INLINE planes planes_of(qsf_dtype dtype)
+{
+    if (dtype == QSF_DTYPE_8BIT)
+        return (planes){16, 1};
+    if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM)
+        return (planes){8, 2};
+    return dtype == QSF_DTYPE_TERNARY_DENSE ? (planes){4, 5} : (planes){4, 4};
+}
+
+/* The group of columns that is k-th in plane p; 16 or more: none. */
+QSF_FORCED_INLINE size_t group_of(qsf_dtype dtype, size_t p, size_t k)
+{
+    return dtype == QSF_DTYPE_TERNARY_DENSE ? 5 * p + k : planes_of(dtype).n_planes * k + p;
+}
+
+/* codes [5]: of the groups in plane p, 16 rows of 4 columns, a byte each */
+QSF_FORCED_INLINE void unpack_plane(qsf_dtype dtype, const unsigned char *tile, size_t p,
+                                    __m512i *codes)
+{
+    const bool has_min =
+        dtype == QSF_DTYPE_2BIT || dtype == QSF_DTYPE_3BIT || dtype == QSF_DTYPE_4BIT;
+    const unsigned char *const bytes = tile + QSF_TILE_CODES_OFF(has_min);
+    if (dtype == QSF_DTYPE_8BIT)
+        codes[0] = load64(bytes + p * 64);
+    else if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM)
+        unpack_4bit(bytes, p, codes);
+    else if (dtype == QSF_DTYPE_3BIT)
+        unpack_3bit(bytes, p, codes);
+    else if (dtype == QSF_DTYPE_TERNARY_DENSE)
+        unpack_dense(bytes, p, codes);
+    else
+        unpack_2bit(bytes, p, codes);
+}
+
+#endif
