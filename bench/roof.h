@@ -143,6 +143,8 @@ static inline double roof_madds_amx(size_t n_rounds)
         config.row_bytes[i] = 64;
         config.n_rows[i] = 16;
     }
+    /* gcc believes that ldtilecfg reads 8 bytes of it. */
+    __asm__ volatile("" : : "m"(config) : "memory");
     _tile_loadconfig(&config);
     _tile_zero(0);
     _tile_zero(1);

@@ -56,21 +56,39 @@ QSF_FORCED_INLINE const unsigned char *codes_of(qsf_dtype dtype, const unsigned 
     return tile + QSF_TILE_CODES_OFF(has_min);
 }
 
-/* Leaves the bytes times 3, mod 256, and gives the digit before the point. Both sides are
- * lower by 128, which 3 * 128 = 384 mod 256 keeps so: AVX2 compares signed bytes. */
-QSF_FORCED_INLINE __m256i next_trit(__m256i *bytes)
+/* The five digits of each byte: code [5]. Bytes lie in the high halves of 16-bit words, even and
+ * odd ones apart: the high part of a product with 9 is two digits, 3 * t0 + t1 <= 8, the low
+ * part what is left. */
+QSF_FORCED_INLINE void load_trits(__m256i bytes, __m256i *code)
 {
-    const __m256i is_1 = _mm256_cmpgt_epi8(*bytes, _mm256_set1_epi8(85 - 128));
-    const __m256i is_2 = _mm256_cmpgt_epi8(*bytes, _mm256_set1_epi8(170 - 128));
-    *bytes = _mm256_add_epi8(*bytes, _mm256_add_epi8(*bytes, *bytes));
-    return _mm256_sub_epi8(_mm256_sub_epi8(_mm256_setzero_si256(), is_1), is_2);
+    const __m256i high_bytes = _mm256_set1_epi16(-256);
+    const __m256i first = _mm256_setr_epi8(0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                           1, 1, 1, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0);
+    const __m256i second = _mm256_setr_epi8(0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2,
+                                            0, 1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0);
+    __m256i even = _mm256_slli_epi16(bytes, 8);
+    __m256i odd = _mm256_and_si256(bytes, high_bytes);
+    for (size_t k = 0; k < 5; k += 2) {
+        const short power = k < 4 ? 9 : 3;
+        const __m256i of_even = _mm256_mulhi_epu16(even, _mm256_set1_epi16(power));
+        const __m256i of_odd = _mm256_mulhi_epu16(odd, _mm256_set1_epi16((short)(256 * power)));
+        const __m256i digits = _mm256_or_si256(of_even, _mm256_and_si256(of_odd, high_bytes));
+        if (k == 4) {
+            code[4] = digits;
+            return;
+        }
+        code[k] = _mm256_shuffle_epi8(first, digits);
+        code[k + 1] = _mm256_shuffle_epi8(second, digits);
+        even = _mm256_mullo_epi16(even, _mm256_set1_epi16(9));
+        odd = _mm256_mullo_epi16(odd, _mm256_set1_epi16(9));
+    }
 }
 
 /* The codes of plane p of half a tile: code [n_codes]. Literal is_odd: p % 2. */
 QSF_FORCED_INLINE void load_plane(qsf_dtype dtype, const unsigned char *half, size_t p, bool is_odd,
                                   __m256i *code)
 {
-    __m256i bytes = load32(half + p * 64);
+    const __m256i bytes = load32(half + p * 64);
     if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM) {
         const __m256i mask = _mm256_set1_epi8(15);
         code[0] = _mm256_and_si256(bytes, mask);
@@ -78,9 +96,7 @@ QSF_FORCED_INLINE void load_plane(qsf_dtype dtype, const unsigned char *half, si
         return;
     }
     if (dtype == QSF_DTYPE_TERNARY_DENSE) {
-        bytes = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
-        for (size_t k = 0; k < 5; k++)
-            code[k] = next_trit(&bytes);
+        load_trits(bytes, code);
         return;
     }
     const __m256i mask = _mm256_set1_epi8(3);
@@ -115,9 +131,10 @@ QSF_FORCED_INLINE __m256i load_dense_end(const unsigned char *codes, size_t half
         _mm256_mullo_epi16(_mm256_and_si256(bytes, low_bytes), _mm256_set1_epi32(1 | 9 << 16));
     const __m256i odd =
         _mm256_mullo_epi16(_mm256_andnot_si256(low_bytes, bytes), _mm256_set1_epi32(3 | 27 << 16));
-    __m256i last = _mm256_or_si256(_mm256_and_si256(even, low_bytes), odd);
-    last = _mm256_xor_si256(last, _mm256_set1_epi8(-128));
-    return next_trit(&last);
+    const __m256i last = _mm256_or_si256(_mm256_and_si256(even, low_bytes), odd);
+    __m256i code[5];
+    load_trits(last, code);
+    return code[0];
 }
 
 /* Adds the groups of planes begin .. begin + n_planes - 1 (begin even) of half a tile. */

@@ -13,11 +13,15 @@
 #include <string.h>
 
 #include "kernels/forced_inline.h"
+#include "kernels/int_form.h"
 #include "kernels/matmul_avx512.h"
 
 #define QSF_NAME(op) op##_avx512
-#define QSF_FLOAT_SUMS 8 /* in 8 of 32 registers */
-#define QSF_GROUP_TOKENS 8
+#define QSF_FLOAT_SUMS 8   /* in 8 of 32 registers */
+#define QSF_GROUP_TOKENS 4 /* of fewer than MANY_FROM */
+#define QSF_MANY_TOKENS 8
+#define MANY_FROM 8
+#define IN_PLACE_TOKENS 2 /* so few do without unpacking */
 
 QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
@@ -49,11 +53,77 @@ QSF_FORCED_INLINE void add_group(__m512i codes, const int8_t *q, size_t q_stride
             _mm512_dpbusd_epi32(dot[t].part[part], codes, broadcast4(q + t * q_stride));
 }
 
+/* As dot_tile for two-bit codes, which stay where they are in their bytes: sum b is of
+ * 4^b * code * q. Saves the shifts; more tokens would pay for it with more sums. */
+QSF_FORCED_INLINE void dot_2bit_in_place(const unsigned char *bytes, const int8_t *q,
+                                         size_t q_stride, size_t n_tokens, dots *dot)
+{
+    __m512i sum[2][4];
+    for (size_t t = 0; t < n_tokens; t++)
+        for (size_t b = 0; b < 4; b++)
+            sum[t][b] = _mm512_setzero_si512();
+    for (size_t p = 0; p < 4; p++) {
+        const __m512i four = load64(bytes + p * 64);
+        for (size_t b = 0; b < 4; b++) {
+            const __m512i code = _mm512_and_si512(four, _mm512_set1_epi8((char)(3U << 2 * b)));
+            for (size_t t = 0; t < n_tokens; t++)
+                sum[t][b] = _mm512_dpbusd_epi32(sum[t][b], code,
+                                                broadcast4(q + t * q_stride + 4 * (4 * b + p)));
+        }
+    }
+    for (size_t t = 0; t < n_tokens; t++) {
+        dot[t].part[0] = _mm512_add_epi32(sum[t][0], _mm512_srai_epi32(sum[t][1], 2));
+        dot[t].part[1] =
+            _mm512_add_epi32(_mm512_srai_epi32(sum[t][2], 4), _mm512_srai_epi32(sum[t][3], 6));
+    }
+}
+
+/* As dot_tile for dense ternary, without ever forming a digit. What is left of a fraction after
+ * its digit is left' = 3 left - 256 digit, so 256 * sum(digit * q) = 3 * sum(left * q) -
+ * sum(left' * q), where each is below 2^21. */
+QSF_FORCED_INLINE void dot_dense_in_place(const unsigned char *bytes, const int8_t *q,
+                                          size_t q_stride, size_t n_tokens, dots *dot)
+{
+    __m512i before[2][2];
+    __m512i after[2][2];
+    for (size_t t = 0; t < n_tokens; t++)
+        for (size_t i = 0; i < 2; i++)
+            before[t][i] = after[t][i] = _mm512_setzero_si512();
+    for (size_t p = 0; p < 4; p++) {
+        __m512i left = p < 3 ? load64(bytes + p * 64) : last_trits(bytes + 192);
+        for (size_t k = 0; k < (p < 3 ? 5 : 1); k++) {
+            const __m512i next = after_trit(left);
+            for (size_t t = 0; t < n_tokens; t++) {
+                const __m512i four = broadcast4(q + t * q_stride + 4 * (5 * p + k));
+                before[t][p % 2] = _mm512_dpbusd_epi32(before[t][p % 2], left, four);
+                after[t][p % 2] = _mm512_dpbusd_epi32(after[t][p % 2], next, four);
+            }
+            left = next;
+        }
+    }
+    for (size_t t = 0; t < n_tokens; t++) {
+        const __m512i sum = _mm512_add_epi32(before[t][0], before[t][1]);
+        const __m512i triple = _mm512_add_epi32(_mm512_add_epi32(sum, sum), sum);
+        const __m512i rest = _mm512_add_epi32(after[t][0], after[t][1]);
+        dot[t].part[0] = _mm512_srai_epi32(_mm512_sub_epi32(triple, rest), 8);
+        dot[t].part[1] = _mm512_setzero_si512();
+    }
+}
+
 /* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride] */
 QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
                                 size_t q_stride, size_t n_tokens, dots *dot)
 {
     const planes layout = planes_of(dtype);
+    const unsigned char *const bytes = tile + QSF_TILE_CODES_OFF(int_form_of(dtype).has_min);
+    if (layout.n_in_plane == 4 && dtype != QSF_DTYPE_3BIT && n_tokens <= IN_PLACE_TOKENS) {
+        dot_2bit_in_place(bytes, q, q_stride, n_tokens, dot);
+        return;
+    }
+    if (dtype == QSF_DTYPE_TERNARY_DENSE && n_tokens <= IN_PLACE_TOKENS) {
+        dot_dense_in_place(bytes, q, q_stride, n_tokens, dot);
+        return;
+    }
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
     for (size_t p = 0; p < layout.n_planes; p++) {
@@ -91,8 +161,6 @@ QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
 
 #include "kernels/matmul_int_tmpl.h"
 
-#define QSF_MANY_TOKENS 8
-
 #include "kernels/matmul_many_tmpl.h"
 
 /* codes [16, 64]; twice the code where weights are half units */
@@ -125,21 +193,23 @@ QSF_FORCED_INLINE __m512i load_dots(const int32_t *p)
 
 /* dots [n_rows, 8 tokens, 16] of one block: sum(code * q) + start, plus 256 times the dots that
  * are there if is_second. codes [n_rows, 16, 64]; n_rows, n_tokens, is_second literals */
-QSF_FORCED_INLINE void block_dots(const many_codes *codes, const token_block *x, size_t t0,
-                                  size_t n_rows, size_t n_tokens, bool is_second, many_dots *out)
+QSF_FORCED_INLINE void block_dots(const many_codes *codes, const token_block *x, size_t r0,
+                                  size_t t0, size_t n_rows, size_t n_tokens, bool is_second,
+                                  many_dots *out)
 {
-    __m512i dot[MANY_ROWS][QSF_MANY_TOKENS];
+    __m512i dot[2][QSF_MANY_TOKENS];
     for (size_t t = 0; t < n_tokens; t++)
         for (size_t r = 0; r < n_rows; r++)
-            dot[r][t] = is_second
-                            ? _mm512_add_epi32(_mm512_set1_epi32(x->start[t0 + t]),
-                                               _mm512_slli_epi32(load_dots(out->at[r][t0 + t]), 8))
-                            : _mm512_set1_epi32(x->start[t0 + t]);
+            dot[r][t] =
+                is_second
+                    ? _mm512_add_epi32(_mm512_set1_epi32(x->start[t0 + t]),
+                                       _mm512_slli_epi32(load_dots(out->at[r0 + r][t0 + t]), 8))
+                    : _mm512_set1_epi32(x->start[t0 + t]);
 #pragma GCC unroll 16
     for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
-        __m512i code[MANY_ROWS];
+        __m512i code[2];
         for (size_t r = 0; r < n_rows; r++)
-            code[r] = load64(codes->at[r] + g * 64);
+            code[r] = load64(codes->at[r0 + r] + g * 64);
         for (size_t t = 0; t < n_tokens; t++) {
             const __m512i four = broadcast4(x->q[t0 + t] + 4 * g);
             for (size_t r = 0; r < n_rows; r++)
@@ -148,19 +218,20 @@ QSF_FORCED_INLINE void block_dots(const many_codes *codes, const token_block *x,
     }
     for (size_t r = 0; r < n_rows; r++)
         for (size_t t = 0; t < n_tokens; t++)
-            _mm512_storeu_si512((void *)out->at[r][t0 + t], dot[r][t]);
+            _mm512_storeu_si512((void *)out->at[r0 + r][t0 + t], dot[r][t]);
 }
 
 /* Tokens t .. t + n_tokens - 1. One function for each number of rows and tokens: more of the
  * body in one confuses compilers. */
-#define BLOCK_DOTS(n_rows, n_tokens)                                                             \
-    static __attribute__((noinline)) void block_dots_##n_rows##_##n_tokens(                      \
-        const many_codes *codes, const token_block *x, size_t t, bool is_second, many_dots *out) \
-    {                                                                                            \
-        if (is_second)                                                                           \
-            block_dots(codes, x, t, n_rows, n_tokens, true, out);                                \
-        else                                                                                     \
-            block_dots(codes, x, t, n_rows, n_tokens, false, out);                               \
+#define BLOCK_DOTS(n_rows, n_tokens)                                                       \
+    static __attribute__((noinline)) void block_dots_##n_rows##_##n_tokens(                \
+        const many_codes *codes, const token_block *x, size_t r, size_t t, bool is_second, \
+        many_dots *out)                                                                    \
+    {                                                                                      \
+        if (is_second)                                                                     \
+            block_dots(codes, x, r, t, n_rows, n_tokens, true, out);                       \
+        else                                                                               \
+            block_dots(codes, x, r, t, n_rows, n_tokens, false, out);                      \
     }
 
 BLOCK_DOTS(2, 8)
@@ -173,13 +244,16 @@ BLOCK_DOTS(1, 1)
 QSF_FORCED_INLINE void dots_of_tokens(const many_codes *codes, const token_block *x, size_t n_rows,
                                       size_t n_tokens, bool is_second, many_dots *out)
 {
-    size_t t = 0;
-    for (; t + 8 <= n_tokens; t += 8)
-        (n_rows == 1 ? block_dots_1_8 : block_dots_2_8)(codes, x, t, is_second, out);
-    for (; t + 4 <= n_tokens; t += 4)
-        (n_rows == 1 ? block_dots_1_4 : block_dots_2_4)(codes, x, t, is_second, out);
-    for (; t < n_tokens; t++)
-        (n_rows == 1 ? block_dots_1_1 : block_dots_2_1)(codes, x, t, is_second, out);
+    const bool one = n_rows == 1;
+    for (size_t r = 0; r < n_rows; r += 2) {
+        size_t t = 0;
+        for (; t + 8 <= n_tokens; t += 8)
+            (one ? block_dots_1_8 : block_dots_2_8)(codes, x, r, t, is_second, out);
+        for (; t + 4 <= n_tokens; t += 4)
+            (one ? block_dots_1_4 : block_dots_2_4)(codes, x, r, t, is_second, out);
+        for (; t < n_tokens; t++)
+            (one ? block_dots_1_1 : block_dots_2_1)(codes, x, r, t, is_second, out);
+    }
 }
 
 QSF_FORCED_INLINE void compute_dots(int_form form, many *m, size_t n_blocks, size_t n_rows,
@@ -204,10 +278,6 @@ QSF_FORCED_INLINE void compute_dots(int_form form, many *m, size_t n_blocks, siz
         dots_of_tokens(&m->codes[b], &xb, n_rows, n_tokens, true, &m->dots[b]);
     }
 }
-
-#ifndef MANY_FROM
-#define MANY_FROM 8
-#endif
 
 #define BY_TOKENS(type, dtype)                                                      \
     static void matmul_##type##_any(const unsigned char *tiles, size_t n_tile_rows, \

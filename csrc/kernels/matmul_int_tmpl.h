@@ -20,6 +20,12 @@
 
 #include "kernels/int_form.h"
 
+/* How far ahead tiles are asked for: processors do not look beyond a page of 4 KiB on their
+ * own, and a tile is soon computed. It may be beyond the end; then nothing happens. */
+#ifndef QSF_AHEAD_BYTES
+#define QSF_AHEAD_BYTES 2048
+#endif
+
 /* The float steps of one block, whose dots are dot [n_tokens]. */
 QSF_FORCED_INLINE void add_dots(int_form form, const unsigned char *tile, const dots *dot,
                                 const qsf_acts *x, size_t block, size_t n_tokens, lanes *acc)
@@ -68,8 +74,12 @@ QSF_FORCED_INLINE void int_group(int_form form, const unsigned char *tiles, size
     lanes acc[QSF_GROUP_TOKENS];
     for (size_t t = 0; t < n_tokens; t++)
         acc[t] = lanes_set(0.0F);
-    for (size_t b = 0; b < x->n_blocks; b++)
-        add_block(form, tiles + b * tile_bytes, x, t0 * x->n_blocks + b, n_tokens, acc);
+    for (size_t b = 0; b < x->n_blocks; b++) {
+        const unsigned char *const tile = tiles + b * tile_bytes;
+        for (size_t i = 0; i < tile_bytes; i += 64)
+            __builtin_prefetch((const void *)((uintptr_t)tile + QSF_AHEAD_BYTES + i));
+        add_block(form, tile, x, t0 * x->n_blocks + b, n_tokens, acc);
+    }
     for (size_t t = 0; t < n_tokens; t++)
         lanes_store(y + t * y_stride, acc[t]);
 }
