@@ -16,7 +16,8 @@ CMAKE = $$(if cmake --version 2>/dev/null | awk 'NR == 1 { split($$3, v, "."); \
 CTEST = $$(dirname "$(CMAKE)")/ctest
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 CLANG_FORMAT = $(VENV)/bin/clang-format
-C_FILES = $(wildcard csrc/*/*.[ch] tests/c/*.[ch] tests/fuzz/*.[ch] bench/*.[ch] examples/*.[ch])
+C_FILES = $(wildcard csrc/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/fuzz/*.[ch] bench/*.[ch] \
+	examples/*.[ch])
 # What is installed: the environment is renewed when one of these changes.
 INPUTS := $(shell find csrc qsf converter -name '*.[ch]' -o -name '*.py' -o -name '*.pyi') \
 	pyproject.toml CMakeLists.txt
@@ -32,15 +33,15 @@ PYTEST_ARGS ?=
 # A newer compiler than ours must not stop a user: its warnings are errors in CI only.
 WERROR ?= $(if $(CI),ON,OFF)
 
-# $(call c_tests,folder,flags): configures, builds and runs the C tests.
+# $(call c_tests,folder,flags,ctest's flags): configures, builds and runs the C tests.
 c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OFF \
 		-DQSF_WERROR=$(WERROR) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
 	$(CMAKE) --build build/$(1) -j $(JOBS) >>build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
-	$(call ctest,$(1))
+	$(call ctest,$(1)) $(3)
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
-.PHONY: help demo test test-c test-py check check-isa check-san check-arm check-slow lint format \
-	fuzz bench clean
+.PHONY: help demo test test-c test-py check check-isa check-san check-arm check-old check-slow \
+	lint format fuzz bench clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -117,6 +118,10 @@ check-arm: build/install.stamp ## the C tests for 64-bit ARM under qemu, on each
 		$(call ctest,arm) -R '^check_(isa|kernels|model)'
 	@$(THINNED) export QEMU_CPU=max QSF_CHECK_ISA=dotprod QSF_ISA=scalar; \
 		$(call ctest,arm) -R '^check_(isa|model)'
+
+check-old: build/install.stamp ## kernels and models on an x86-64 processor without AVX, under qemu
+	@tools/bootstrap.sh old
+	@$(THINNED) $(call c_tests,old,-DCMAKE_TOOLCHAIN_FILE=cmake/old-x86.cmake,-R '^check_(isa|kernels|model$$)')
 
 lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_c.py
 	@$(VENV)/bin/ruff check .

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the system packages that the build needs and that are missing, or prints how to.
-# Usage: tools/bootstrap.sh [arm]     (arm: also what `make check-arm` needs)
+# Usage: tools/bootstrap.sh [arm|old]     (also what `make check-arm` or `make check-old` needs)
 set -euo pipefail
 
 has_header() { echo "#include <$1>" | "${CC:-cc}" -E - >/dev/null 2>&1; }
@@ -29,6 +29,10 @@ if [ "${1:-}" = arm ]; then
         missing+=(qemu-user)
     [ -e /usr/lib/aarch64-linux-gnu/liblz4.a ] || missing+=(liblz4-dev:arm64)
     [ -e /usr/lib/aarch64-linux-gnu/libzstd.a ] || missing+=(libzstd-dev:arm64)
+fi
+if [ "${1:-}" = old ]; then
+    command -v qemu-x86_64 >/dev/null || command -v qemu-x86_64-static >/dev/null ||
+        missing+=(qemu-user)
 fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 

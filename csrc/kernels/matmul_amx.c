@@ -68,29 +68,35 @@ QSF_FORCED_INLINE void configure_tiles(size_t n_tail)
     _tile_loadconfig(&config);
 }
 
-/* dots [n_rows, 16, 16] = codes [n_rows, 16, 64] times q [tokens, stride]; n_rows is a literal */
-#define TILE_DOTS(codes, q, stride, n_rows, dots, c0, c1, a) \
-    do {                                                     \
-        _tile_loadd(a, q, (int)(stride));                    \
-        _tile_zero(c0);                                      \
-        _tile_loadd(3, (codes)->at[0], 64);                  \
-        _tile_dpbssd(c0, a, 3);                              \
-        if ((n_rows) > 1) {                                  \
-            _tile_zero(c1);                                  \
-            _tile_loadd(4, (codes)->at[1], 64);              \
-            _tile_dpbssd(c1, a, 4);                          \
-            _tile_stored(c1, (dots)->at[1], 64);             \
-        }                                                    \
-        _tile_stored(c0, (dots)->at[0], 64);                 \
+/* dots [16 tokens, 16 rows] of one tile row: codes [16, 64] times the tokens in tile a, through
+ * tiles c and b */
+#define TILE_DOTS(c, a, b, codes, dots) \
+    do {                                \
+        _tile_zero(c);                  \
+        _tile_loadd(b, codes, 64);      \
+        _tile_dpbssd(c, a, b);          \
+        _tile_stored(c, dots, 64);      \
     } while (0)
 
+/* dots [n_rows, 16, 16] of one block: q [n_tokens, stride]. n_rows: 1 or even */
 QSF_FORCED_INLINE void tile_dots(const many_codes *codes, const int8_t *q, size_t stride,
                                  size_t n_rows, size_t n_tokens, many_dots *out)
 {
     if (n_tokens == 16)
-        TILE_DOTS(codes, q, stride, n_rows, out, 0, 1, 2);
+        _tile_loadd(2, q, (int)stride);
     else
-        TILE_DOTS(codes, q, stride, n_rows, out, 5, 6, 7);
+        _tile_loadd(7, q, (int)stride);
+    for (size_t r = 0; r < n_rows; r += 2) {
+        if (n_tokens == 16) {
+            TILE_DOTS(0, 2, 3, codes->at[r], out->at[r]);
+            if (r + 1 < n_rows)
+                TILE_DOTS(1, 2, 4, codes->at[r + 1], out->at[r + 1]);
+        } else {
+            TILE_DOTS(5, 7, 3, codes->at[r], out->at[r]);
+            if (r + 1 < n_rows)
+                TILE_DOTS(6, 7, 4, codes->at[r + 1], out->at[r + 1]);
+        }
+    }
 }
 
 QSF_FORCED_INLINE void compute_dots(int_form form, many *m, size_t n_blocks, size_t n_rows,

@@ -16,6 +16,9 @@
 
 #define QSF_NAME(op) op##_avx2
 #define QSF_FLOAT_SUMS 4 /* in 8 of 16 registers */
+#define QSF_GROUP_TOKENS 8
+#define QSF_UNPACKED_TOKENS 8
+#define QSF_UNPACKED_BYTES 1024
 
 QSF_TARGET_BEGIN("avx2,fma,f16c")
 
@@ -23,183 +26,149 @@ QSF_TARGET_BEGIN("avx2,fma,f16c")
 
 #include "kernels/matmul_float_tmpl.h"
 
-/* Activations q [4] in each of 8 rows */
-static inline __m256i broadcast4(const int8_t *q)
+/* Rows 0..7 and 8..15 */
+typedef struct dots {
+    __m256i half[2];
+} dots;
+
+QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride, size_t n_tokens,
+                                 __m256i *sum);
+
+#include "kernels/codes_avx2.h"
+
+/* sum [n_tokens]: 16-bit sums of two columns */
+QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride, size_t n_tokens,
+                                 __m256i *sum)
 {
-    int32_t four;
-    memcpy(&four, q, sizeof four);
-    return _mm256_set1_epi32(four);
+    for (size_t t = 0; t < n_tokens; t++) {
+        const __m256i pairs = _mm256_maddubs_epi16(codes, broadcast4(q + t * q_stride));
+        ADD_IN_ORDER("vpaddw", sum[t], pairs);
+    }
 }
 
-static inline __m256i load32(const unsigned char *p)
+/* How many groups of columns a 16-bit sum takes: g groups of codes up to c are at most
+ * g * 2 * c * 127 = 30480 for 8 groups of 4 bits, 28448 for 16 groups of 3 bits. */
+QSF_FORCED_INLINE size_t groups_per_sum(qsf_dtype dtype)
 {
-    return _mm256_loadu_si256((const void *)p);
+    return dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM ? 8 : 16;
 }
 
-/* dot [n_tokens][2], rows 0..7 and 8..15: codes of a 4-bit tile times q [n_tokens, q_stride].
- * A 16-bit lane takes 8 products of pairs before it is widened, at most
- * 8 * 2 * 15 * 127 = 30480 < 32768. */
-QSF_FORCED_INLINE void dot_tile_4bit(const unsigned char *tile, const int8_t *q, size_t q_stride,
-                                     size_t n_tokens, __m256i dot[][2])
+QSF_FORCED_INLINE void sums_begin(size_t n_tokens, __m256i *sum)
 {
-    const __m256i low_nibbles = _mm256_set1_epi8(15);
+    for (size_t t = 0; t < n_tokens; t++)
+        sum[t] = _mm256_setzero_si256();
+}
+
+/* Widens the 16-bit sums into a half of each dot. */
+QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half, bool is_first,
+                                dots *dot)
+{
     const __m256i ones = _mm256_set1_epi16(1);
     for (size_t t = 0; t < n_tokens; t++) {
-        dot[t][0] = _mm256_setzero_si256();
-        dot[t][1] = _mm256_setzero_si256();
+        const __m256i wide = _mm256_madd_epi16(sum[t], ones);
+        dot[t].half[half] = is_first ? wide : _mm256_add_epi32(dot[t].half[half], wide);
     }
-    for (size_t p0 = 0; p0 < 8; p0 += 4) {
-        __m256i pairs[4][2];
-        for (size_t t = 0; t < n_tokens; t++) {
-            pairs[t][0] = _mm256_setzero_si256();
-            pairs[t][1] = _mm256_setzero_si256();
+}
+
+/* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride]. Half by half, because the
+ * sums of 8 tokens and a half fill the registers. */
+QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
+                                size_t q_stride, size_t n_tokens, dots *dot)
+{
+    const code_layout at = layout_of(dtype);
+    const unsigned char *const codes = codes_of(dtype, tile);
+    const size_t n_planes = at.n_planes * groups_per_sum(dtype) / QSF_TILE_GROUPS;
+    for (size_t h = 0; h < 2; h++)
+        for (size_t p = 0; p < at.n_planes; p += n_planes) {
+            __m256i sum[QSF_GROUP_TOKENS];
+            sums_begin(n_tokens, sum);
+            add_planes(dtype, codes + 32 * h, p, n_planes, q, q_stride, n_tokens, sum);
+            if (dtype == QSF_DTYPE_TERNARY_DENSE)
+                add_codes(load_dense_end(codes, h), q + 60, q_stride, n_tokens, sum);
+            sums_end(sum, n_tokens, h, p == 0, dot);
         }
-        for (size_t p = p0; p < p0 + 4; p++) {
-            for (size_t half = 0; half < 2; half++) {
-                const __m256i codes = load32(tile + QSF_TILE_CODES_OFF(true) + p * 64 + half * 32);
-                const __m256i low = _mm256_and_si256(codes, low_nibbles);
-                const __m256i high = _mm256_and_si256(_mm256_srli_epi16(codes, 4), low_nibbles);
-                for (size_t t = 0; t < n_tokens; t++) {
-                    const int8_t *const qt = q + t * q_stride + 4 * p;
-                    const __m256i by_low = _mm256_maddubs_epi16(low, broadcast4(qt));
-                    const __m256i by_high = _mm256_maddubs_epi16(high, broadcast4(qt + 32));
-                    pairs[t][half] =
-                        _mm256_add_epi16(pairs[t][half], _mm256_add_epi16(by_low, by_high));
-                }
+}
+
+/* The same for a tile that unpack_tile() has unpacked */
+QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
+                                    size_t q_stride, size_t n_tokens, dots *dot)
+{
+    const size_t n_groups = groups_per_sum(dtype);
+    for (size_t h = 0; h < 2; h++)
+        for (size_t g0 = 0; g0 < QSF_TILE_GROUPS; g0 += n_groups) {
+            __m256i sum[QSF_GROUP_TOKENS];
+            sums_begin(n_tokens, sum);
+            for (size_t g = g0; g < g0 + n_groups; g++)
+                add_codes(load32(codes + (h * QSF_TILE_GROUPS + g) * 32), q + 4 * g, q_stride,
+                          n_tokens, sum);
+            sums_end(sum, n_tokens, h, g0 == 0, dot);
+        }
+}
+
+/* The 16-bit activations 256 * q + q_low of a block, columns 0, 2, 1, 3 of each four:
+ * fine [64] */
+QSF_FORCED_INLINE void join_planes(const int8_t *q, const int8_t *q_low, int16_t *fine)
+{
+    const __m256i even_first =
+        _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4, 5, 2, 3, 6,
+                         7, 8, 9, 12, 13, 10, 11, 14, 15);
+    for (size_t c = 0; c < QSF_BLOCK; c += 16) {
+        const __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(q + c)));
+        const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(q_low + c)));
+        const __m256i both = _mm256_add_epi16(_mm256_slli_epi16(high, 8), low);
+        _mm256_storeu_si256((void *)(fine + c), _mm256_shuffle_epi8(both, even_first));
+    }
+}
+
+/* dot [n_tokens]: exact sums of code * (256 q + q_low) of an 8-bit tile. Codes widen to 16
+ * bits where they lie, as columns 0, 2 and 1, 3. */
+QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
+                                     const int8_t *q_low, size_t q_stride, size_t n_tokens,
+                                     dots *dot)
+{
+    const __m256i low_bytes = _mm256_set1_epi16(255);
+    int16_t fine[QSF_GROUP_TOKENS][QSF_BLOCK];
+    for (size_t t = 0; t < n_tokens; t++)
+        join_planes(q + t * q_stride, q_low + t * q_stride, fine[t]);
+    for (size_t h = 0; h < 2; h++) {
+        __m256i sum[QSF_GROUP_TOKENS];
+        sums_begin(n_tokens, sum);
+        for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
+            const __m256i codes = load32(codes_of(QSF_DTYPE_8BIT, tile) + g * 64 + h * 32);
+            const __m256i even = _mm256_and_si256(codes, low_bytes);
+            const __m256i odd = _mm256_srli_epi16(codes, 8);
+            for (size_t t = 0; t < n_tokens; t++) {
+                const __m256i by_even = _mm256_madd_epi16(even, broadcast4(&fine[t][4 * g]));
+                const __m256i by_odd = _mm256_madd_epi16(odd, broadcast4(&fine[t][4 * g + 2]));
+                ADD_IN_ORDER("vpaddd", sum[t], by_even);
+                ADD_IN_ORDER("vpaddd", sum[t], by_odd);
             }
         }
         for (size_t t = 0; t < n_tokens; t++)
-            for (size_t half = 0; half < 2; half++)
-                dot[t][half] =
-                    _mm256_add_epi32(dot[t][half], _mm256_madd_epi16(pairs[t][half], ones));
+            dot[t].half[h] = sum[t];
     }
 }
 
-/* Columns 0, 2 and 1, 3 of four 16-bit activations 256 q + q_low, in each of 8 rows */
-static inline void broadcast_fine(const int8_t *q, const int8_t *q_low, __m256i *even, __m256i *odd)
+QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
 {
-    const __m256i high = broadcast4(q);
-    const __m256i low = broadcast4(q_low);
-    const __m256i low_even = _mm256_srai_epi16(_mm256_slli_epi16(low, 8), 8);
-    *even = _mm256_add_epi16(_mm256_slli_epi16(high, 8), low_even);
-    *odd = _mm256_add_epi16(_mm256_and_si256(high, _mm256_set1_epi16(-256)),
-                            _mm256_srai_epi16(low, 8));
+    const __m256i first = _mm256_set1_epi32(start);
+    lanes out;
+    if (factor == 2) {
+        d.half[0] = _mm256_add_epi32(d.half[0], d.half[0]);
+        d.half[1] = _mm256_add_epi32(d.half[1], d.half[1]);
+    }
+    out.lo = _mm256_cvtepi32_ps(_mm256_add_epi32(d.half[0], first));
+    out.hi = _mm256_cvtepi32_ps(_mm256_add_epi32(d.half[1], first));
+    return out;
 }
 
-/* dot [n_tokens][2], rows 0..7 and 8..15: codes of an 8-bit tile, without the zero point,
- * times 256 q + q_low. Codes widen to 16 bits where they lie, as columns 0, 2 and 1, 3. */
-QSF_FORCED_INLINE void dot_tile_8bit(const unsigned char *tile, const int8_t *q,
-                                     const int8_t *q_low, size_t q_stride, size_t n_tokens,
-                                     __m256i dot[][2])
-{
-    const __m256i low_bytes = _mm256_set1_epi16(255);
-    for (size_t t = 0; t < n_tokens; t++) {
-        dot[t][0] = _mm256_setzero_si256();
-        dot[t][1] = _mm256_setzero_si256();
-    }
-    for (size_t g = 0; g < 16; g++) {
-        const __m256i codes[2] = {load32(tile + QSF_TILE_CODES_OFF(false) + g * 64),
-                                  load32(tile + QSF_TILE_CODES_OFF(false) + g * 64 + 32)};
-        for (size_t t = 0; t < n_tokens; t++) {
-            const size_t i = t * q_stride + 4 * g;
-            __m256i x_even;
-            __m256i x_odd;
-            broadcast_fine(q + i, q_low + i, &x_even, &x_odd);
-            for (size_t half = 0; half < 2; half++) {
-                const __m256i w_even = _mm256_and_si256(codes[half], low_bytes);
-                const __m256i w_odd = _mm256_srli_epi16(codes[half], 8);
-                const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(w_even, x_even),
-                                                          _mm256_madd_epi16(w_odd, x_odd));
-                dot[t][half] = _mm256_add_epi32(dot[t][half], products);
-            }
-        }
-    }
-}
-
-/* One tile row times tokens t0 .. t0 + n_tokens - 1 (n_tokens a literal <= 4); y: the tile
- * row's first output of token t0 */
-QSF_FORCED_INLINE void group_4bit(const unsigned char *tiles, size_t tile_bytes, const qsf_acts *x,
-                                  size_t t0, size_t n_tokens, float *y, size_t y_stride)
-{
-    const size_t n_blocks = x->n_blocks;
-    lanes acc[4];
-    for (size_t t = 0; t < n_tokens; t++)
-        acc[t] = lanes_set(0.0F);
-    for (size_t b = 0; b < n_blocks; b++) {
-        const unsigned char *const tile = tiles + b * tile_bytes;
-        const size_t block = t0 * n_blocks + b;
-        __m256i dot[4][2];
-        dot_tile_4bit(tile, x->q + block * QSF_BLOCK, n_blocks * QSF_BLOCK, n_tokens, dot);
-        const lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
-        const lanes min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
-        for (size_t t = 0; t < n_tokens; t++) {
-            const size_t i = block + t * n_blocks;
-            const lanes sum = {_mm256_cvtepi32_ps(dot[t][0]), _mm256_cvtepi32_ps(dot[t][1])};
-            acc[t] = lanes_fma(sum, lanes_mul(scale, lanes_set(x->scale[i])), acc[t]);
-            acc[t] = lanes_fma(min, lanes_set(x->scaled_sum[i]), acc[t]);
-        }
-    }
-    for (size_t t = 0; t < n_tokens; t++)
-        lanes_store(y + t * y_stride, acc[t]);
-}
-
-/* As group_4bit. With f = 256 q + q_low, in exact integers below 2^30:
- * sum((code - 128) f) = sum(code f) - 128 sum(f). */
-QSF_FORCED_INLINE void group_8bit(const unsigned char *tiles, size_t tile_bytes, const qsf_acts *x,
-                                  size_t t0, size_t n_tokens, float *y, size_t y_stride)
-{
-    const size_t n_blocks = x->n_blocks;
-    lanes acc[4];
-    for (size_t t = 0; t < n_tokens; t++)
-        acc[t] = lanes_set(0.0F);
-    for (size_t b = 0; b < n_blocks; b++) {
-        const unsigned char *const tile = tiles + b * tile_bytes;
-        const size_t block = t0 * n_blocks + b;
-        __m256i dot[4][2];
-        dot_tile_8bit(tile, x->q + block * QSF_BLOCK, x->q_low + block * QSF_BLOCK,
-                      n_blocks * QSF_BLOCK, n_tokens, dot);
-        const lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
-        for (size_t t = 0; t < n_tokens; t++) {
-            const size_t i = block + t * n_blocks;
-            const __m256i zero_part = _mm256_set1_epi32(128 * x->fine_sum[i]);
-            const lanes exact = {_mm256_cvtepi32_ps(_mm256_sub_epi32(dot[t][0], zero_part)),
-                                 _mm256_cvtepi32_ps(_mm256_sub_epi32(dot[t][1], zero_part))};
-            const lanes fine_scale = lanes_set(x->scale[i] * 0x1p-8F);
-            acc[t] = lanes_fma(exact, lanes_mul(scale, fine_scale), acc[t]);
-        }
-    }
-    for (size_t t = 0; t < n_tokens; t++)
-        lanes_store(y + t * y_stride, acc[t]);
-}
-
-/* Defines a matmul that takes the tokens in groups of 4, 2 and 1. */
-#define MATMUL_BY_GROUPS(name, group, dtype)                                                      \
-    static void name(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x, float *y, \
-                     size_t y_stride)                                                             \
-    {                                                                                             \
-        const size_t tile_bytes = qsf_dtype_tile_bytes(dtype);                                    \
-        for (size_t i = 0; i < n_tile_rows; i++) {                                                \
-            const unsigned char *const row = tiles + i * x->n_blocks * tile_bytes;                \
-            float *const yi = y + i * QSF_TILE_ROWS;                                              \
-            size_t t = 0;                                                                         \
-            for (; t + 4 <= x->n_tokens; t += 4)                                                  \
-                group(row, tile_bytes, x, t, 4, yi + t * y_stride, y_stride);                     \
-            for (; t + 2 <= x->n_tokens; t += 2)                                                  \
-                group(row, tile_bytes, x, t, 2, yi + t * y_stride, y_stride);                     \
-            for (; t < x->n_tokens; t++)                                                          \
-                group(row, tile_bytes, x, t, 1, yi + t * y_stride, y_stride);                     \
-        }                                                                                         \
-    }
-
-MATMUL_BY_GROUPS(matmul_4bit_i8_avx2, group_4bit, QSF_DTYPE_4BIT)
-MATMUL_BY_GROUPS(matmul_8bit_i16_avx2, group_8bit, QSF_DTYPE_8BIT)
+#include "kernels/matmul_int_tmpl.h"
 
 QSF_TARGET_END
 
 void qsf_kernels_fill_avx2(qsf_kernels *k)
 {
-    k->matmul[QSF_DTYPE_4BIT] = matmul_4bit_i8_avx2;
-    k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_i16_avx2;
+    fill_matmul_int_avx2(k);
     fill_matmul_float_avx2(k);
     qsf_vecops_fill_avx2(k);
 }

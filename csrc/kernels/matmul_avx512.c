@@ -193,21 +193,23 @@ QSF_FORCED_INLINE __m512i load_dots(const int32_t *p)
 
 /* dots [n_rows, 8 tokens, 16] of one block: sum(code * q) + start, plus 256 times the dots that
  * are there if is_second. codes [n_rows, 16, 64]; n_rows, n_tokens, is_second literals */
-QSF_FORCED_INLINE void block_dots(const many_codes *codes, const token_block *x, size_t t0,
-                                  size_t n_rows, size_t n_tokens, bool is_second, many_dots *out)
+QSF_FORCED_INLINE void block_dots(const many_codes *codes, const token_block *x, size_t r0,
+                                  size_t t0, size_t n_rows, size_t n_tokens, bool is_second,
+                                  many_dots *out)
 {
-    __m512i dot[MANY_ROWS][QSF_MANY_TOKENS];
+    __m512i dot[2][QSF_MANY_TOKENS];
     for (size_t t = 0; t < n_tokens; t++)
         for (size_t r = 0; r < n_rows; r++)
-            dot[r][t] = is_second
-                            ? _mm512_add_epi32(_mm512_set1_epi32(x->start[t0 + t]),
-                                               _mm512_slli_epi32(load_dots(out->at[r][t0 + t]), 8))
-                            : _mm512_set1_epi32(x->start[t0 + t]);
+            dot[r][t] =
+                is_second
+                    ? _mm512_add_epi32(_mm512_set1_epi32(x->start[t0 + t]),
+                                       _mm512_slli_epi32(load_dots(out->at[r0 + r][t0 + t]), 8))
+                    : _mm512_set1_epi32(x->start[t0 + t]);
 #pragma GCC unroll 16
     for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
-        __m512i code[MANY_ROWS];
+        __m512i code[2];
         for (size_t r = 0; r < n_rows; r++)
-            code[r] = load64(codes->at[r] + g * 64);
+            code[r] = load64(codes->at[r0 + r] + g * 64);
         for (size_t t = 0; t < n_tokens; t++) {
             const __m512i four = broadcast4(x->q[t0 + t] + 4 * g);
             for (size_t r = 0; r < n_rows; r++)
@@ -216,19 +218,20 @@ QSF_FORCED_INLINE void block_dots(const many_codes *codes, const token_block *x,
     }
     for (size_t r = 0; r < n_rows; r++)
         for (size_t t = 0; t < n_tokens; t++)
-            _mm512_storeu_si512((void *)out->at[r][t0 + t], dot[r][t]);
+            _mm512_storeu_si512((void *)out->at[r0 + r][t0 + t], dot[r][t]);
 }
 
 /* Tokens t .. t + n_tokens - 1. One function for each number of rows and tokens: more of the
  * body in one confuses compilers. */
-#define BLOCK_DOTS(n_rows, n_tokens)                                                             \
-    static __attribute__((noinline)) void block_dots_##n_rows##_##n_tokens(                      \
-        const many_codes *codes, const token_block *x, size_t t, bool is_second, many_dots *out) \
-    {                                                                                            \
-        if (is_second)                                                                           \
-            block_dots(codes, x, t, n_rows, n_tokens, true, out);                                \
-        else                                                                                     \
-            block_dots(codes, x, t, n_rows, n_tokens, false, out);                               \
+#define BLOCK_DOTS(n_rows, n_tokens)                                                       \
+    static __attribute__((noinline)) void block_dots_##n_rows##_##n_tokens(                \
+        const many_codes *codes, const token_block *x, size_t r, size_t t, bool is_second, \
+        many_dots *out)                                                                    \
+    {                                                                                      \
+        if (is_second)                                                                     \
+            block_dots(codes, x, r, t, n_rows, n_tokens, true, out);                       \
+        else                                                                               \
+            block_dots(codes, x, r, t, n_rows, n_tokens, false, out);                      \
     }
 
 BLOCK_DOTS(2, 8)
@@ -241,13 +244,16 @@ BLOCK_DOTS(1, 1)
 QSF_FORCED_INLINE void dots_of_tokens(const many_codes *codes, const token_block *x, size_t n_rows,
                                       size_t n_tokens, bool is_second, many_dots *out)
 {
-    size_t t = 0;
-    for (; t + 8 <= n_tokens; t += 8)
-        (n_rows == 1 ? block_dots_1_8 : block_dots_2_8)(codes, x, t, is_second, out);
-    for (; t + 4 <= n_tokens; t += 4)
-        (n_rows == 1 ? block_dots_1_4 : block_dots_2_4)(codes, x, t, is_second, out);
-    for (; t < n_tokens; t++)
-        (n_rows == 1 ? block_dots_1_1 : block_dots_2_1)(codes, x, t, is_second, out);
+    const bool one = n_rows == 1;
+    for (size_t r = 0; r < n_rows; r += 2) {
+        size_t t = 0;
+        for (; t + 8 <= n_tokens; t += 8)
+            (one ? block_dots_1_8 : block_dots_2_8)(codes, x, r, t, is_second, out);
+        for (; t + 4 <= n_tokens; t += 4)
+            (one ? block_dots_1_4 : block_dots_2_4)(codes, x, r, t, is_second, out);
+        for (; t < n_tokens; t++)
+            (one ? block_dots_1_1 : block_dots_2_1)(codes, x, r, t, is_second, out);
+    }
 }
 
 QSF_FORCED_INLINE void compute_dots(int_form form, many *m, size_t n_blocks, size_t n_rows,

@@ -1,12 +1,130 @@
-/* matmul_avxvnni.c - matrix products with 256-bit vpdpbusd, for processors without AVX-512. */
+/* matmul_avxvnni.c - matrix products with 256-bit vpdpbusd, for processors without AVX-512.
+ *
+ * As matmul_avx2.c, but products of four columns are added to 32-bit sums at once.
+ */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vecops.h"
 
 #if QSF_ARCH_X86
 
+#include <immintrin.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "kernels/forced_inline.h"
+
+#define QSF_NAME(op) op##_avxvnni
+#define QSF_GROUP_TOKENS 8
+#define QSF_UNPACKED_TOKENS 8
+#define QSF_UNPACKED_BYTES 1024
+
+QSF_TARGET_BEGIN("avxvnni,avx2,fma,f16c")
+
+#include "kernels/lanes_avx2.h"
+
+/* Rows 0..7 and 8..15 */
+typedef struct dots {
+    __m256i half[2];
+} dots;
+
+QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride, size_t n_tokens,
+                                 __m256i *sum);
+
+#include "kernels/codes_avx2.h"
+
+/* sum [n_tokens]: sums of four columns */
+QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride, size_t n_tokens,
+                                 __m256i *sum)
+{
+    for (size_t t = 0; t < n_tokens; t++)
+        sum[t] = _mm256_dpbusd_avx_epi32(sum[t], codes, broadcast4(q + t * q_stride));
+}
+
+QSF_FORCED_INLINE void sums_begin(size_t n_tokens, __m256i *sum)
+{
+    for (size_t t = 0; t < n_tokens; t++)
+        sum[t] = _mm256_setzero_si256();
+}
+
+QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half, dots *dot)
+{
+    for (size_t t = 0; t < n_tokens; t++)
+        dot[t].half[half] = sum[t];
+}
+
+/* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride] */
+QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
+                                size_t q_stride, size_t n_tokens, dots *dot)
+{
+    const unsigned char *const codes = codes_of(dtype, tile);
+    for (size_t h = 0; h < 2; h++) {
+        __m256i sum[QSF_GROUP_TOKENS];
+        sums_begin(n_tokens, sum);
+        add_planes(dtype, codes + 32 * h, 0, layout_of(dtype).n_planes, q, q_stride, n_tokens, sum);
+        if (dtype == QSF_DTYPE_TERNARY_DENSE)
+            add_codes(load_dense_end(codes, h), q + 60, q_stride, n_tokens, sum);
+        sums_end(sum, n_tokens, h, dot);
+    }
+}
+
+/* The same for a tile that unpack_tile() has unpacked */
+QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
+                                    size_t q_stride, size_t n_tokens, dots *dot)
+{
+    (void)dtype;
+    for (size_t h = 0; h < 2; h++) {
+        __m256i sum[QSF_GROUP_TOKENS];
+        sums_begin(n_tokens, sum);
+        for (size_t g = 0; g < QSF_TILE_GROUPS; g++)
+            add_codes(load32(codes + (h * QSF_TILE_GROUPS + g) * 32), q + 4 * g, q_stride, n_tokens,
+                      sum);
+        sums_end(sum, n_tokens, h, dot);
+    }
+}
+
+/* One plane of the activations of an 8-bit tile: codes * q */
+QSF_FORCED_INLINE void dot_plane(const unsigned char *codes, const int8_t *q, size_t q_stride,
+                                 size_t n_tokens, __m256i *sum)
+{
+    sums_begin(n_tokens, sum);
+    for (size_t g = 0; g < QSF_TILE_GROUPS; g++)
+        add_codes(load32(codes + g * 64), q + 4 * g, q_stride, n_tokens, sum);
+}
+
+/* dot [n_tokens]: exact sums of code * (256 q + q_low) of an 8-bit tile */
+QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
+                                     const int8_t *q_low, size_t q_stride, size_t n_tokens,
+                                     dots *dot)
+{
+    const unsigned char *const codes = codes_of(QSF_DTYPE_8BIT, tile);
+    for (size_t h = 0; h < 2; h++) {
+        __m256i high[QSF_GROUP_TOKENS];
+        __m256i low[QSF_GROUP_TOKENS];
+        dot_plane(codes + 32 * h, q, q_stride, n_tokens, high);
+        dot_plane(codes + 32 * h, q_low, q_stride, n_tokens, low);
+        for (size_t t = 0; t < n_tokens; t++)
+            dot[t].half[h] = _mm256_add_epi32(_mm256_slli_epi32(high[t], 8), low[t]);
+    }
+}
+
+QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
+{
+    const __m256i first = _mm256_set1_epi32(start);
+    if (factor == 2) {
+        d.half[0] = _mm256_add_epi32(d.half[0], d.half[0]);
+        d.half[1] = _mm256_add_epi32(d.half[1], d.half[1]);
+    }
+    return (lanes){_mm256_cvtepi32_ps(_mm256_add_epi32(d.half[0], first)),
+                   _mm256_cvtepi32_ps(_mm256_add_epi32(d.half[1], first))};
+}
+
+#include "kernels/matmul_int_tmpl.h"
+
+QSF_TARGET_END
+
 void qsf_kernels_fill_avxvnni(qsf_kernels *k)
 {
-    (void)k;
+    fill_matmul_int_avxvnni(k);
 }
 
 #endif

@@ -13,8 +13,7 @@ QSF_FORCED_INLINE lanes load_column(const unsigned char *tile, size_t col, bool 
 {
     if (is_f16)
         return lanes_load_f16(tile + col * (2 * QSF_TILE_ROWS));
-    float column[QSF_TILE_ROWS];
-    memcpy(column, tile + col * sizeof column, sizeof column);
+    const void *const column = tile + col * (sizeof(float) * QSF_TILE_ROWS);
     return lanes_load(column);
 }
 
@@ -55,6 +54,9 @@ QSF_FORCED_INLINE void float_rows(const unsigned char *tiles, size_t n_tile_rows
     for (; i + n_rows <= n_tile_rows; i += n_rows)
         float_group(tiles + i * tile_row_bytes, n_blocks, x, y + i * QSF_TILE_ROWS, y_stride,
                     n_rows, n_tokens, is_f16);
+    for (; n_rows > 2 && i + 2 <= n_tile_rows; i += 2)
+        float_group(tiles + i * tile_row_bytes, n_blocks, x, y + i * QSF_TILE_ROWS, y_stride, 2,
+                    n_tokens, is_f16);
     for (; i < n_tile_rows; i++)
         float_group(tiles + i * tile_row_bytes, n_blocks, x, y + i * QSF_TILE_ROWS, y_stride, 1,
                     n_tokens, is_f16);
@@ -101,97 +103,227 @@ static void QSF_NAME(matmul_f32_f32)(const unsigned char *tiles, size_t n_tile_r
     matmul_float(tiles, n_tile_rows, x, y, y_stride, false);
 }
 
-/* columns [64, 16]: the tile's weights, fmaf(code, scale, min) */
+/* How a code becomes a weight: fmaf(code, scale, min), or (code - zero) * scale, rounded once. */
+typedef struct decoder {
+    lanes scale;
+    lanes min;
+    lanes zero;
+    bool has_min;
+} decoder;
+
+QSF_FORCED_INLINE decoder decoder_of(const unsigned char *tile, bool has_min, float zero)
+{
+    decoder d = {lanes_load_f16(tile + QSF_TILE_SCALES_OFF), lanes_set(0.0F), lanes_set(zero),
+                 has_min};
+    if (has_min)
+        d.min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
+    return d;
+}
+
+/* Column `col` of columns [64, 16] */
+QSF_FORCED_INLINE void decode_column(decoder d, lanes code, float *columns, size_t col)
+{
+    const lanes w =
+        d.has_min ? lanes_fma(code, d.scale, d.min) : lanes_mul(lanes_sub(code, d.zero), d.scale);
+    lanes_store(columns + col * QSF_TILE_ROWS, w);
+}
+
+/* The decode functions: the weights of a tile as columns [64, 16]; the places of codes are
+ * those of docs/format.md, section 5. */
+QSF_FORCED_INLINE void decode_2bit_codes(decoder d, const unsigned char *codes, bool has_third,
+                                         float *columns)
+{
+    for (unsigned p = 0; p < 4; p++)
+        for (unsigned b = 0; b < 4; b++)
+            for (unsigned j = 0; j < 4; j++) {
+                lanes code = lanes_load_codes(codes + p * 64, 8 * j + 2 * b, 3);
+                if (has_third) {
+                    const lanes third =
+                        lanes_load_codes(codes + 256 + p / 2 * 64, 8 * j + 4 * (p % 2) + b, 1);
+                    code = lanes_fma(third, lanes_set(4.0F), code); /* exact */
+                }
+                decode_column(d, code, columns, 4 * (p + 4 * b) + j);
+            }
+}
+
+static inline void decode_2bit_sym(const unsigned char *tile, float *columns)
+{
+    decode_2bit_codes(decoder_of(tile, false, 1.5F), tile + QSF_TILE_CODES_OFF(false), false,
+                      columns);
+}
+
+static inline void decode_2bit(const unsigned char *tile, float *columns)
+{
+    decode_2bit_codes(decoder_of(tile, true, 0.0F), tile + QSF_TILE_CODES_OFF(true), false,
+                      columns);
+}
+
+static inline void decode_3bit(const unsigned char *tile, float *columns)
+{
+    decode_2bit_codes(decoder_of(tile, true, 0.0F), tile + QSF_TILE_CODES_OFF(true), true, columns);
+}
+
+static inline void decode_ternary(const unsigned char *tile, float *columns)
+{
+    decode_2bit_codes(decoder_of(tile, false, 1.0F), tile + QSF_TILE_CODES_OFF(false), false,
+                      columns);
+}
+
+QSF_FORCED_INLINE void decode_4bit_codes(decoder d, const unsigned char *codes, float *columns)
+{
+    for (unsigned p = 0; p < 8; p++)
+        for (unsigned j = 0; j < 4; j++) {
+            const lanes low = lanes_load_codes(codes + p * 64, 8 * j, 15);
+            const lanes high = lanes_load_codes(codes + p * 64, 8 * j + 4, 15);
+            decode_column(d, low, columns, 4 * p + j);
+            decode_column(d, high, columns, 4 * (p + 8) + j);
+        }
+}
+
 static inline void decode_4bit(const unsigned char *tile, float *columns)
 {
-    const lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
-    const lanes min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
-    for (size_t p = 0; p < 8; p++) {
-        const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(true) + p * 64;
-        for (unsigned j = 0; j < 4; j++) {
-            const lanes low = lanes_load_codes(codes, 8 * j, 15);
-            const lanes high = lanes_load_codes(codes, 8 * j + 4, 15);
-            lanes_store(columns + (4 * p + j) * QSF_TILE_ROWS, lanes_fma(low, scale, min));
-            lanes_store(columns + (4 * (p + 8) + j) * QSF_TILE_ROWS, lanes_fma(high, scale, min));
-        }
-    }
+    decode_4bit_codes(decoder_of(tile, true, 0.0F), tile + QSF_TILE_CODES_OFF(true), columns);
 }
 
-/* columns [64, 16]: the tile's weights, (code - 128) * scale */
+static inline void decode_4bit_sym(const unsigned char *tile, float *columns)
+{
+    decode_4bit_codes(decoder_of(tile, false, 8.0F), tile + QSF_TILE_CODES_OFF(false), columns);
+}
+
 static inline void decode_8bit(const unsigned char *tile, float *columns)
 {
-    const lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
-    for (size_t g = 0; g < 16; g++) {
-        const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(false) + g * 64;
-        for (unsigned j = 0; j < 4; j++) {
-            const lanes code = lanes_load_codes(codes, 8 * j, 255);
-            lanes_store(columns + (4 * g + j) * QSF_TILE_ROWS,
-                        lanes_mul(lanes_sub(code, lanes_set(128.0F)), scale));
-        }
-    }
+    const decoder d = decoder_of(tile, false, 128.0F);
+    for (unsigned g = 0; g < 16; g++)
+        for (unsigned j = 0; j < 4; j++)
+            decode_column(d,
+                          lanes_load_codes(tile + QSF_TILE_CODES_OFF(false) + g * 64, 8 * j, 255),
+                          columns, 4 * g + j);
 }
 
-/* Goes on with the sums in y [n_tokens, y_stride], over one decoded tile:
- * columns [64, 16], x [n_tokens, x_stride] */
-QSF_FORCED_INLINE void add_columns(const float *columns, const float *x, size_t x_stride, float *y,
-                                   size_t y_stride, size_t n_tokens)
+/* Leaves byte * 3 mod 256 and gives the digit before the point; all exact. */
+QSF_FORCED_INLINE lanes next_digit(lanes *byte)
+{
+    const lanes one_or_two = lanes_where_less(*byte, lanes_set(171.0F), lanes_set(1.0F),
+                                              lanes_set(2.0F)); /* 3 * 171 = 513 */
+    const lanes digit = lanes_where_less(*byte, lanes_set(86.0F), lanes_set(0.0F), one_or_two);
+    *byte = lanes_fma(digit, lanes_set(-256.0F), lanes_mul(*byte, lanes_set(3.0F)));
+    return digit;
+}
+
+static inline void decode_ternary_dense(const unsigned char *tile, float *columns)
+{
+    const decoder d = decoder_of(tile, false, 1.0F);
+    const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(false);
+    for (unsigned p = 0; p < 3; p++)
+        for (unsigned j = 0; j < 4; j++) {
+            lanes byte = lanes_load_codes(codes + p * 64, 8 * j, 255);
+            for (unsigned k = 0; k < 5; k++)
+                decode_column(d, next_digit(&byte), columns, 4 * (5 * p + k) + j);
+        }
+    unsigned char words[4 * QSF_TILE_ROWS] = {0};
+    for (size_t r = 0; r < QSF_TILE_ROWS; r++)
+        words[4 * r] = codes[192 + r];
+    lanes byte = lanes_load_codes(words, 0, 255);
+    for (unsigned j = 0; j < 4; j++)
+        decode_column(d, next_digit(&byte), columns, 60 + j);
+}
+
+#define QSF_DECODED_ROWS 4 /* tile rows at a time: as many sums when there is one token */
+
+/* Goes on with the sums in y over n_rows (a literal, as n_tokens) decoded tiles:
+ * columns [n_rows, 64, 16], x [n_tokens, x_stride], y [n_tokens, y_stride] */
+QSF_FORCED_INLINE void add_columns(const float *columns, size_t n_rows, const float *x,
+                                   size_t x_stride, float *y, size_t y_stride, size_t n_tokens)
 {
     lanes acc[4];
-    for (size_t t = 0; t < n_tokens; t++)
-        acc[t] = lanes_load(y + t * y_stride);
-    for (size_t c = 0; c < QSF_BLOCK; c++) {
-        const lanes w = lanes_load(columns + c * QSF_TILE_ROWS);
+    for (size_t r = 0; r < n_rows; r++)
         for (size_t t = 0; t < n_tokens; t++)
-            acc[t] = lanes_fma(w, lanes_set(x[t * x_stride + c]), acc[t]);
+            acc[r * n_tokens + t] = lanes_load(y + t * y_stride + r * QSF_TILE_ROWS);
+    for (size_t c = 0; c < QSF_BLOCK; c++)
+        for (size_t r = 0; r < n_rows; r++) {
+            const lanes w = lanes_load(columns + (r * QSF_BLOCK + c) * QSF_TILE_ROWS);
+            for (size_t t = 0; t < n_tokens; t++)
+                acc[r * n_tokens + t] =
+                    lanes_fma(w, lanes_set(x[t * x_stride + c]), acc[r * n_tokens + t]);
+        }
+    for (size_t r = 0; r < n_rows; r++)
+        for (size_t t = 0; t < n_tokens; t++)
+            lanes_store(y + t * y_stride + r * QSF_TILE_ROWS, acc[r * n_tokens + t]);
+}
+
+/* All tokens over n_rows <= QSF_DECODED_ROWS decoded tiles of one block. */
+QSF_FORCED_INLINE void add_decoded(const float *columns, size_t n_rows, const float *x,
+                                   size_t n_tokens, size_t x_stride, float *y, size_t y_stride)
+{
+    size_t t = 0;
+    for (; t + 4 <= n_tokens; t += 4)
+        for (size_t r = 0; r < n_rows; r++)
+            add_columns(columns + r * QSF_BLOCK * QSF_TILE_ROWS, 1, x + t * x_stride, x_stride,
+                        y + t * y_stride + r * QSF_TILE_ROWS, y_stride, 4);
+    for (; t < n_tokens; t++) {
+        size_t r = 0;
+        for (; r + 4 <= n_rows; r += 4)
+            add_columns(columns + r * QSF_BLOCK * QSF_TILE_ROWS, 4, x + t * x_stride, x_stride,
+                        y + t * y_stride + r * QSF_TILE_ROWS, y_stride, 1);
+        for (; r < n_rows; r++)
+            add_columns(columns + r * QSF_BLOCK * QSF_TILE_ROWS, 1, x + t * x_stride, x_stride,
+                        y + t * y_stride + r * QSF_TILE_ROWS, y_stride, 1);
     }
-    for (size_t t = 0; t < n_tokens; t++)
-        lanes_store(y + t * y_stride, acc[t]);
 }
 
 typedef void decode_fn(const unsigned char *tile, float *columns);
 
-QSF_FORCED_INLINE void matmul_decoded(decode_fn *decode, size_t tile_bytes,
-                                      const unsigned char *tiles, size_t n_tile_rows,
-                                      const qsf_acts *x, float *y, size_t y_stride)
+/* Not inlined: one copy for all types, which costs a call of `decode` per tile. */
+static void matmul_decoded(decode_fn *decode, size_t tile_bytes, const unsigned char *tiles,
+                           size_t n_tile_rows, const qsf_acts *x, float *y, size_t y_stride)
 {
     const size_t n_cols = x->n_blocks * QSF_BLOCK;
-    for (size_t i = 0; i < n_tile_rows; i++) {
+    for (size_t i = 0; i < n_tile_rows; i += QSF_DECODED_ROWS) {
+        const size_t n_left = n_tile_rows - i;
+        const size_t n_rows = n_left < QSF_DECODED_ROWS ? n_left : QSF_DECODED_ROWS;
         float *const yi = y + i * QSF_TILE_ROWS;
         for (size_t t = 0; t < x->n_tokens; t++)
-            lanes_store(yi + t * y_stride, lanes_set(0.0F));
+            for (size_t r = 0; r < n_rows; r++)
+                lanes_store(yi + t * y_stride + r * QSF_TILE_ROWS, lanes_set(0.0F));
         for (size_t b = 0; b < x->n_blocks; b++) {
-            float columns[QSF_BLOCK * QSF_TILE_ROWS];
-            decode(tiles + (i * x->n_blocks + b) * tile_bytes, columns);
-            const float *const xb = x->f32 + b * QSF_BLOCK;
-            size_t t = 0;
-            for (; t + 4 <= x->n_tokens; t += 4)
-                add_columns(columns, xb + t * n_cols, n_cols, yi + t * y_stride, y_stride, 4);
-            for (; t < x->n_tokens; t++)
-                add_columns(columns, xb + t * n_cols, n_cols, yi + t * y_stride, y_stride, 1);
+            float columns[QSF_DECODED_ROWS * QSF_BLOCK * QSF_TILE_ROWS];
+            for (size_t r = 0; r < n_rows; r++)
+                decode(tiles + ((i + r) * x->n_blocks + b) * tile_bytes,
+                       columns + r * QSF_BLOCK * QSF_TILE_ROWS);
+            add_decoded(columns, n_rows, x->f32 + b * QSF_BLOCK, x->n_tokens, n_cols, yi, y_stride);
         }
     }
 }
 
-static void QSF_NAME(matmul_4bit_f32)(const unsigned char *tiles, size_t n_tile_rows,
-                                      const qsf_acts *x, float *y, size_t y_stride)
-{
-    matmul_decoded(decode_4bit, qsf_dtype_tile_bytes(QSF_DTYPE_4BIT), tiles, n_tile_rows, x, y,
-                   y_stride);
-}
+#define DECODED_MATMUL(type, dtype)                                                           \
+    static void QSF_NAME(matmul_##type##_f32)(const unsigned char *tiles, size_t n_tile_rows, \
+                                              const qsf_acts *x, float *y, size_t y_stride)   \
+    {                                                                                         \
+        matmul_decoded(decode_##type, qsf_dtype_tile_bytes(dtype), tiles, n_tile_rows, x, y,  \
+                       y_stride);                                                             \
+    }
 
-static void QSF_NAME(matmul_8bit_f32)(const unsigned char *tiles, size_t n_tile_rows,
-                                      const qsf_acts *x, float *y, size_t y_stride)
-{
-    matmul_decoded(decode_8bit, qsf_dtype_tile_bytes(QSF_DTYPE_8BIT), tiles, n_tile_rows, x, y,
-                   y_stride);
-}
+DECODED_MATMUL(2bit_sym, QSF_DTYPE_2BIT_SYM)
+DECODED_MATMUL(2bit, QSF_DTYPE_2BIT)
+DECODED_MATMUL(3bit, QSF_DTYPE_3BIT)
+DECODED_MATMUL(4bit, QSF_DTYPE_4BIT)
+DECODED_MATMUL(4bit_sym, QSF_DTYPE_4BIT_SYM)
+DECODED_MATMUL(ternary, QSF_DTYPE_TERNARY)
+DECODED_MATMUL(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
+DECODED_MATMUL(8bit, QSF_DTYPE_8BIT)
 
 /* The fill function's part for the f32 form. */
 static void QSF_NAME(fill_matmul_float)(qsf_kernels *k)
 {
     k->matmul[QSF_DTYPE_F16] = QSF_NAME(matmul_f16_f32);
     k->matmul[QSF_DTYPE_F32] = QSF_NAME(matmul_f32_f32);
+    k->matmul_exact[QSF_DTYPE_2BIT_SYM] = QSF_NAME(matmul_2bit_sym_f32);
+    k->matmul_exact[QSF_DTYPE_2BIT] = QSF_NAME(matmul_2bit_f32);
+    k->matmul_exact[QSF_DTYPE_3BIT] = QSF_NAME(matmul_3bit_f32);
     k->matmul_exact[QSF_DTYPE_4BIT] = QSF_NAME(matmul_4bit_f32);
+    k->matmul_exact[QSF_DTYPE_4BIT_SYM] = QSF_NAME(matmul_4bit_sym_f32);
+    k->matmul_exact[QSF_DTYPE_TERNARY] = QSF_NAME(matmul_ternary_f32);
+    k->matmul_exact[QSF_DTYPE_TERNARY_DENSE] = QSF_NAME(matmul_ternary_dense_f32);
     k->matmul_exact[QSF_DTYPE_8BIT] = QSF_NAME(matmul_8bit_f32);
     k->matmul_exact[QSF_DTYPE_F16] = QSF_NAME(matmul_f16_f32);
     k->matmul_exact[QSF_DTYPE_F32] = QSF_NAME(matmul_f32_f32);

@@ -12,7 +12,10 @@
  *                      or of (code - 128 + QSF_FINE_ZERO) * ... where that is defined
  *   dots_to_lanes(dots, int32_t factor, int32_t start)
  *                      (float)(factor * sum + start) for each row
- * dtype, n_tokens and factor are literals once all is inlined.
+ * dtype, n_tokens and factor are literals once all is inlined. Where registers are few, also
+ *   QSF_UNPACKED_TOKENS   from so many tokens on, tiles are unpacked to memory, once for all
+ *   QSF_UNPACKED_BYTES    of a tile
+ *   unpack_tile(dtype, tile, to), dot_unpacked(dtype, codes, ...)   as dot_tile; not for 8 bits
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
@@ -28,19 +31,12 @@
 #define QSF_AHEAD_BYTES 2048
 #endif
 
-/* Goes on with acc over one block: token t0 + t is at x->scale[i] and so on, i = block + t *
- * n_blocks. */
-QSF_FORCED_INLINE void add_block(int_form form, const unsigned char *tile, const qsf_acts *x,
-                                 size_t block, size_t n_tokens, lanes *acc)
+/* The float steps of one block, whose dots are dot [n_tokens]. */
+QSF_FORCED_INLINE void add_dots(int_form form, const unsigned char *tile, const dots *dot,
+                                const qsf_acts *x, size_t block, size_t n_tokens, lanes *acc)
 {
     const size_t n_blocks = x->n_blocks;
     const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
-    dots dot[QSF_GROUP_TOKENS];
-    if (is_fine)
-        dot_tile_fine(tile, x->q + block * QSF_BLOCK, x->q_low + block * QSF_BLOCK,
-                      n_blocks * QSF_BLOCK, n_tokens, dot);
-    else
-        dot_tile(form.dtype, tile, x->q + block * QSF_BLOCK, n_blocks * QSF_BLOCK, n_tokens, dot);
     lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
     if (form.unit != 1.0F)
         scale = lanes_mul(scale, lanes_set(form.unit));
@@ -57,6 +53,21 @@ QSF_FORCED_INLINE void add_block(int_form form, const unsigned char *tile, const
     const lanes min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
     for (size_t t = 0; t < n_tokens; t++)
         acc[t] = lanes_fma(min, lanes_set(x->scaled_sum[block + t * n_blocks]), acc[t]);
+}
+
+/* Goes on with acc over one block: token t0 + t is at x->scale[i] and so on, i = block + t *
+ * n_blocks. */
+QSF_FORCED_INLINE void add_block(int_form form, const unsigned char *tile, const qsf_acts *x,
+                                 size_t block, size_t n_tokens, lanes *acc)
+{
+    const size_t q_stride = x->n_blocks * QSF_BLOCK;
+    const int8_t *const q = x->q + block * QSF_BLOCK;
+    dots dot[QSF_GROUP_TOKENS];
+    if (form.dtype == QSF_DTYPE_8BIT)
+        dot_tile_fine(tile, q, x->q_low + block * QSF_BLOCK, q_stride, n_tokens, dot);
+    else
+        dot_tile(form.dtype, tile, q, q_stride, n_tokens, dot);
+    add_dots(form, tile, dot, x, block, n_tokens, acc);
 }
 
 /* One tile row times tokens t0 .. t0 + n_tokens - 1 (n_tokens a literal <= QSF_GROUP_TOKENS);
@@ -78,10 +89,67 @@ QSF_FORCED_INLINE void int_group(int_form form, const unsigned char *tiles, size
         lanes_store(y + t * y_stride, acc[t]);
 }
 
+#ifdef QSF_UNPACKED_TOKENS
+
+#define QSF_PANEL_BLOCKS 8 /* unpacked at a time: 8 KiB of codes, to stay in the first cache */
+
+/* As int_group, for blocks b0 .. b0 + n_panel - 1, whose codes are unpacked; goes on with y
+ * unless b0 is 0. */
+QSF_FORCED_INLINE void panel_group(int_form form, const unsigned char *tiles, size_t tile_bytes,
+                                   const unsigned char *codes, size_t b0, size_t n_panel,
+                                   const qsf_acts *x, size_t t0, size_t n_tokens, float *y,
+                                   size_t y_stride)
+{
+    lanes acc[QSF_GROUP_TOKENS];
+    for (size_t t = 0; t < n_tokens; t++)
+        acc[t] = b0 == 0 ? lanes_set(0.0F) : lanes_load(y + t * y_stride);
+    for (size_t b = 0; b < n_panel; b++) {
+        const size_t block = t0 * x->n_blocks + b0 + b;
+        dots dot[QSF_GROUP_TOKENS];
+        dot_unpacked(form.dtype, codes + b * QSF_UNPACKED_BYTES, x->q + block * QSF_BLOCK,
+                     x->n_blocks * QSF_BLOCK, n_tokens, dot);
+        add_dots(form, tiles + (b0 + b) * tile_bytes, dot, x, block, n_tokens, acc);
+    }
+    for (size_t t = 0; t < n_tokens; t++)
+        lanes_store(y + t * y_stride, acc[t]);
+}
+
+/* One tile row */
+QSF_FORCED_INLINE void int_row_by_panels(int_form form, const unsigned char *tiles,
+                                         size_t tile_bytes, const qsf_acts *x, float *y,
+                                         size_t y_stride)
+{
+    unsigned char codes[QSF_PANEL_BLOCKS * QSF_UNPACKED_BYTES];
+    for (size_t b0 = 0; b0 < x->n_blocks; b0 += QSF_PANEL_BLOCKS) {
+        const size_t n_left = x->n_blocks - b0;
+        const size_t n = n_left < QSF_PANEL_BLOCKS ? n_left : QSF_PANEL_BLOCKS;
+        for (size_t b = 0; b < n; b++)
+            unpack_tile(form.dtype, tiles + (b0 + b) * tile_bytes, codes + b * QSF_UNPACKED_BYTES);
+        size_t t = 0;
+        for (; t + QSF_GROUP_TOKENS <= x->n_tokens; t += QSF_GROUP_TOKENS)
+            panel_group(form, tiles, tile_bytes, codes, b0, n, x, t, QSF_GROUP_TOKENS,
+                        y + t * y_stride, y_stride);
+        for (; t + 2 <= x->n_tokens; t += 2)
+            panel_group(form, tiles, tile_bytes, codes, b0, n, x, t, 2, y + t * y_stride, y_stride);
+        if (t < x->n_tokens)
+            panel_group(form, tiles, tile_bytes, codes, b0, n, x, t, 1, y + t * y_stride, y_stride);
+    }
+}
+
+#endif
+
 QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, size_t n_tile_rows,
                                   const qsf_acts *x, float *y, size_t y_stride)
 {
     const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+#ifdef QSF_UNPACKED_TOKENS
+    if (x->n_tokens >= QSF_UNPACKED_TOKENS && form.dtype != QSF_DTYPE_8BIT) {
+        for (size_t i = 0; i < n_tile_rows; i++)
+            int_row_by_panels(form, tiles + i * x->n_blocks * tile_bytes, tile_bytes, x,
+                              y + i * QSF_TILE_ROWS, y_stride);
+        return;
+    }
+#endif
     for (size_t i = 0; i < n_tile_rows; i++) {
         const unsigned char *const row = tiles + i * x->n_blocks * tile_bytes;
         float *const yi = y + i * QSF_TILE_ROWS;

@@ -1,6 +1,6 @@
 /* matmul_many_tmpl.h - products in the integer form, of many tokens, for every quantised type.
  *
- * Two tile rows at a time: some of their tiles are unpacked to bytes in the first cache, then
+ * Four tile rows at a time: some of their tiles are unpacked to bytes in the first cache, then
  * all tokens meet them, a group at a time, so that every type runs at the speed of plain
  * bytes. The dots of a group go to memory, and the float steps of kernels.h follow for all of
  * them. The including file provides lanes_*.h, QSF_MANY_TOKENS (most tokens of a group, 8 or
@@ -10,8 +10,8 @@
 
 #include "kernels/int_form.h"
 
-#define MANY_BLOCKS 8
-#define MANY_ROWS 2
+#define MANY_BLOCKS 4
+#define MANY_ROWS 4
 
 /* Of one block and MANY_ROWS tile rows: 16 groups of 16 rows of 4 columns. */
 typedef struct many_codes {
@@ -51,11 +51,11 @@ QSF_FORCED_INLINE void many_unpack(int_form form, const unsigned char *tile, siz
 /* The float steps of tokens t .. t + n_tokens - 1 of a group, over n_blocks blocks; `block` is
  * the first of token t, y its output of the first tile row. n_rows, n_tokens are literals. */
 QSF_FORCED_INLINE void many_finish(int_form form, const many *m, const qsf_acts *x, size_t block,
-                                   bool is_first, size_t n_blocks, size_t n_rows, size_t t,
-                                   size_t n_tokens, float *y, size_t y_stride)
+                                   bool is_first, size_t n_blocks, size_t r0, size_t n_rows,
+                                   size_t t, size_t n_tokens, float *y, size_t y_stride)
 {
     const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
-    lanes acc[MANY_ROWS][8];
+    lanes acc[2][8];
     for (size_t k = 0; k < n_tokens; k++)
         for (size_t r = 0; r < n_rows; r++)
             acc[r][k] =
@@ -65,35 +65,48 @@ QSF_FORCED_INLINE void many_finish(int_form form, const many *m, const qsf_acts 
             const size_t i = block + k * x->n_blocks + b;
             const lanes x_scale = lanes_set(is_fine ? x->scale[i] * 0x1p-8F : x->scale[i]);
             for (size_t r = 0; r < n_rows; r++)
-                acc[r][k] = lanes_fma(lanes_load_i32(m->dots[b].at[r][t + k]),
-                                      lanes_mul(m->scale[b][r], x_scale), acc[r][k]);
+                acc[r][k] = lanes_fma(lanes_load_i32(m->dots[b].at[r0 + r][t + k]),
+                                      lanes_mul(m->scale[b][r0 + r], x_scale), acc[r][k]);
             for (size_t r = 0; r < n_rows && form.has_min; r++)
-                acc[r][k] = lanes_fma(m->min[b][r], lanes_set(x->scaled_sum[i]), acc[r][k]);
+                acc[r][k] = lanes_fma(m->min[b][r0 + r], lanes_set(x->scaled_sum[i]), acc[r][k]);
         }
     for (size_t k = 0; k < n_tokens; k++)
         for (size_t r = 0; r < n_rows; r++)
             lanes_store(y + k * y_stride + r * QSF_TILE_ROWS, acc[r][k]);
 }
 
+/* The float steps of n_rows tile rows from r0 on, 1 or 2, and all tokens of a group */
+QSF_FORCED_INLINE void many_finish_rows(int_form form, const many *m, const qsf_acts *x,
+                                        size_t block, bool is_first, size_t n_blocks, size_t r0,
+                                        size_t n_rows, size_t n_tokens, float *y, size_t y_stride)
+{
+    size_t t = 0;
+    for (; t + 8 <= n_tokens; t += 8)
+        many_finish(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 8,
+                    y + t * y_stride, y_stride);
+    for (; t + 4 <= n_tokens; t += 4)
+        many_finish(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 4,
+                    y + t * y_stride, y_stride);
+    for (; t < n_tokens; t++)
+        many_finish(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 1,
+                    y + t * y_stride, y_stride);
+}
+
 /* Blocks b0 .. b0 + n_blocks - 1 of n_rows (a literal) tile rows, unpacked, times n_tokens
- * tokens from t0 on; y: the first tile row's output of token 0 */
+ * tokens from t0 on; y: the first tile row's output of token t0 */
 QSF_FORCED_INLINE void many_group(int_form form, many *m, const qsf_acts *x, size_t b0,
                                   size_t n_blocks, size_t n_rows, size_t t0, size_t n_tokens,
                                   float *y, size_t y_stride)
 {
     const size_t block = t0 * x->n_blocks + b0;
-    const bool is_first = b0 == 0;
     compute_dots(form, m, n_blocks, n_rows, x, block, n_tokens);
-    size_t t = 0;
-    for (; t + 8 <= n_tokens; t += 8)
-        many_finish(form, m, x, block + t * x->n_blocks, is_first, n_blocks, n_rows, t, 8,
-                    y + (t0 + t) * y_stride, y_stride);
-    for (; t + 4 <= n_tokens; t += 4)
-        many_finish(form, m, x, block + t * x->n_blocks, is_first, n_blocks, n_rows, t, 4,
-                    y + (t0 + t) * y_stride, y_stride);
-    for (; t < n_tokens; t++)
-        many_finish(form, m, x, block + t * x->n_blocks, is_first, n_blocks, n_rows, t, 1,
-                    y + (t0 + t) * y_stride, y_stride);
+    if (n_rows == 1) {
+        many_finish_rows(form, m, x, block, b0 == 0, n_blocks, 0, 1, n_tokens, y, y_stride);
+        return;
+    }
+    for (size_t r = 0; r < n_rows; r += 2)
+        many_finish_rows(form, m, x, block, b0 == 0, n_blocks, r, 2, n_tokens,
+                         y + r * QSF_TILE_ROWS, y_stride);
 }
 
 /* Asks for the tile that follows in the next round, to the second cache; beyond the end of the
@@ -121,7 +134,8 @@ QSF_FORCED_INLINE void many_rows(int_form form, const unsigned char *tiles, size
         for (size_t t = 0; t < x->n_tokens; t += QSF_MANY_TOKENS) {
             const size_t t_left = x->n_tokens - t;
             many_group(form, &m, x, b0, n_blocks, n_rows, t,
-                       t_left < QSF_MANY_TOKENS ? t_left : QSF_MANY_TOKENS, y, y_stride);
+                       t_left < QSF_MANY_TOKENS ? t_left : QSF_MANY_TOKENS, y + t * y_stride,
+                       y_stride);
         }
     }
 }

@@ -1,4 +1,4 @@
-/* check_kernels_matmul.c - matrix products: every level against scalar bit by bit, and scalar
+/* matmul.c - matrix products: every level against scalar bit by bit, and scalar
  * against the formula in double, on tiles read as docs/format.md describes them.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -9,9 +9,6 @@ static const qsf_dtype dtypes[] = {
     QSF_DTYPE_2BIT_SYM, QSF_DTYPE_2BIT,          QSF_DTYPE_3BIT, QSF_DTYPE_4BIT, QSF_DTYPE_4BIT_SYM,
     QSF_DTYPE_TERNARY,  QSF_DTYPE_TERNARY_DENSE, QSF_DTYPE_8BIT, QSF_DTYPE_F16,  QSF_DTYPE_F32};
 
-static qsf_kernels scalar;
-static qsf_kernels levels[QSF_ISA_COUNT];
-static size_t n_levels;
 static uint64_t n_compared;
 
 typedef struct problem {
@@ -362,15 +359,16 @@ static void check_problem(qsf_dtype dtype, bool exact, fill how, size_t n_tokens
 
 static void check_sizes(qsf_dtype dtype, bool exact, size_t stride)
 {
-    static const size_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33};
-    static const size_t blocks[] = {1, 2, 3, 5, 43};
+    /* Around the groups of tokens, the unpacked panels of blocks, and the groups of rows. */
+    static const size_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 71};
+    static const size_t blocks[] = {1, 2, 3, 5, 8, 9, 43};
     static const size_t tile_rows[] = {1, 2, 3, 5, 11};
     size_t n_sizes = 0;
     size_t n_problems = 0;
     for (size_t t = 0; t < COUNT_OF(tokens); t++)
         for (size_t b = 0; b < COUNT_OF(blocks); b++)
             for (size_t r = 0; r < COUNT_OF(tile_rows); r++) {
-                if (tokens[t] * blocks[b] * tile_rows[r] > 500) /* scalar is slow */
+                if (tokens[t] * blocks[b] * tile_rows[r] > (exact ? 150 : 400)) /* scalar is slow */
                     continue;
                 if (n_sizes++ % stride != 0)
                     continue;
@@ -384,7 +382,7 @@ static void check_sizes(qsf_dtype dtype, bool exact, size_t stride)
 }
 
 /* The value of a weight is one rounding of the formula: c * scale + min is exact in double. */
-static void check_dequant_row(const qsf_kernels *k, qsf_dtype dtype, fill how, size_t n_blocks)
+static void check_row(const qsf_kernels *k, qsf_dtype dtype, fill how, size_t n_blocks)
 {
     problem p = problem_make(dtype, true, how, 1, n_blocks, 1);
     for (size_t row = 0; row < QSF_TILE_ROWS; row++) {
@@ -404,21 +402,83 @@ static void check_dequant_row(const qsf_kernels *k, qsf_dtype dtype, fill how, s
     problem_free(&p);
 }
 
-int main(int argc, char **argv)
+int check_matmul(void)
 {
-    test_seed(argc, argv, "check_kernels_matmul");
-    qsf_kernels_init(&scalar, QSF_ISA_SCALAR);
-    n_levels = levels_here(levels);
     const size_t stride = check_stride();
-    for (size_t d = 0; d < COUNT_OF(dtypes); d++) {
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++)
         check_sizes(dtypes[d], false, stride);
+    CHECK(n_compared * stride > 500 * n_levels || n_levels == 0);
+    return check_report("matmul");
+}
+
+int check_matmul_exact(void)
+{
+    const size_t stride = check_stride();
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++)
         check_sizes(dtypes[d], true, stride);
+    CHECK(n_compared * stride > 500 * n_levels || n_levels == 0);
+    return check_report("matmul_exact");
+}
+
+int check_dequant_row(void)
+{
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++)
         for (fill how = FILL_RANDOM; how < FILL_COUNT; how++) {
-            check_dequant_row(&scalar, dtypes[d], how, 3);
+            check_row(&scalar, dtypes[d], how, 3);
             for (size_t i = 0; i < n_levels; i++)
-                check_dequant_row(&levels[i], dtypes[d], how, 3);
+                check_row(&levels[i], dtypes[d], how, 3);
         }
+    return check_report("dequant_row");
+}
+
+static void run_product(const qsf_kernels *k, const void *args)
+{
+    const problem *const p = args;
+    static float y[16 * 4 * QSF_TILE_ROWS];
+    (p->exact ? k->matmul_exact : k->matmul)[p->dtype](p->tiles, p->n_tile_rows, &p->acts, y,
+                                                       4 * QSF_TILE_ROWS);
+}
+
+/* An element is one multiply-add; 4 tile rows of 512 columns stay in the cache. */
+static void bench_products(bool exact)
+{
+    static const size_t tokens[] = {1, 4, 16};
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++)
+        for (size_t t = 0; t < COUNT_OF(tokens); t++) {
+            problem p = problem_make(dtypes[d], exact, FILL_RANDOM, tokens[t], 8, 4);
+            char what[64];
+            snprintf(what, sizeof what, "matmul%s %s, %zu tokens", exact ? "_exact" : "",
+                     qsf_dtype_name(dtypes[d]), tokens[t]);
+            bench_line(what, (double)(tokens[t] * 8 * 4 * QSF_BLOCK * QSF_TILE_ROWS), run_product,
+                       &p);
+            problem_free(&p);
+        }
+}
+
+void bench_matmul(void)
+{
+    bench_products(false);
+}
+
+void bench_matmul_exact(void)
+{
+    bench_products(true);
+}
+
+static void run_row(const qsf_kernels *k, const void *args)
+{
+    const problem *const p = args;
+    static float out[8 * QSF_BLOCK];
+    k->dequant_row[p->dtype](p->tiles, p->n_blocks, 5, out);
+}
+
+void bench_dequant_row(void)
+{
+    for (size_t d = 0; d < COUNT_OF(dtypes); d++) {
+        problem p = problem_make(dtypes[d], true, FILL_RANDOM, 1, 8, 1);
+        char what[64];
+        snprintf(what, sizeof what, "dequant_row %s", qsf_dtype_name(dtypes[d]));
+        bench_line(what, 8 * QSF_BLOCK, run_row, &p);
+        problem_free(&p);
     }
-    CHECK(n_compared * stride > 1000 * n_levels || n_levels == 0);
-    return check_report("check_kernels_matmul");
 }

@@ -1,4 +1,4 @@
-/* check_kernels_attend.c - attention over pages: every level against scalar bit by bit, and scalar
+/* attend.c - attention over pages: every level against scalar bit by bit, and scalar
  * against the formula in double. Slots that no position uses hold NaN; pages that none uses
  * are NULL.
  */
@@ -11,9 +11,6 @@ static const size_t ranges[][2] = {{0, 1},   {0, 2},   {0, 15},   {0, 16},   {0,
                                    {0, 32},  {0, 33},  {5, 6},    {31, 33},  {31, 32},  {32, 33},
                                    {32, 64}, {20, 50}, {33, 130}, {63, 128}, {64, 192}, {0, 300}};
 
-static qsf_kernels scalar;
-static qsf_kernels levels[QSF_ISA_COUNT];
-static size_t n_levels;
 static uint64_t n_compared;
 
 typedef enum mood {
@@ -170,7 +167,7 @@ static void check_values(const cache *c, float scale, const float *have)
     free(score);
 }
 
-static void check_attend(bool is_f16, size_t head_dim, size_t first, size_t end, mood how)
+static void check_range(bool is_f16, size_t head_dim, size_t first, size_t end, mood how)
 {
     cache c = cache_make(is_f16, head_dim, first, end, how);
     const float scale = how == MOOD_WIDE ? 1.0F : 1.0F / sqrtf((float)head_dim);
@@ -221,19 +218,37 @@ static void check_exp_bits(void)
     }
 }
 
-int main(int argc, char **argv)
+int check_attend(void)
 {
-    test_seed(argc, argv, "check_kernels_attend");
     random_restart(1);
-    qsf_kernels_init(&scalar, QSF_ISA_SCALAR);
-    n_levels = levels_here(levels);
     for (size_t d = 0; d < COUNT_OF(head_dims); d++)
         for (size_t r = 0; r < COUNT_OF(ranges); r++)
             for (mood how = MOOD_ORDINARY; how < MOOD_COUNT; how++) {
-                check_attend(true, head_dims[d], ranges[r][0], ranges[r][1], how);
-                check_attend(false, head_dims[d], ranges[r][0], ranges[r][1], how);
+                check_range(true, head_dims[d], ranges[r][0], ranges[r][1], how);
+                check_range(false, head_dims[d], ranges[r][0], ranges[r][1], how);
             }
     check_exp_bits();
     CHECK(n_compared >= n_levels * COUNT_OF(head_dims) * COUNT_OF(ranges) * MOOD_COUNT);
-    return check_report("check_kernels_attend");
+    return check_report("attend");
+}
+
+static void run_attend(const qsf_kernels *k, const void *args)
+{
+    const cache *const c = args;
+    static float scores[32 * (512 / 32 + 1)];
+    static float out[64];
+    (c->is_f16 ? k->attend_f16 : k->attend_f32)(c->q, (const void *const *)c->k_pages,
+                                                (const void *const *)c->v_pages, c->head_dim,
+                                                c->first, c->end, 0.125F, scores, out);
+}
+
+/* An element is one of K or V. */
+void bench_attend(void)
+{
+    for (int is_f16 = 1; is_f16 >= 0; is_f16--) {
+        cache c = cache_make(is_f16, 64, 0, 512, MOOD_ORDINARY);
+        bench_line(is_f16 ? "attend_f16, 512 positions" : "attend_f32, 512 positions",
+                   2.0 * 512 * 64, run_attend, &c);
+        cache_free(&c);
+    }
 }

@@ -1,20 +1,16 @@
-/* check_kernels.c - vector operations and KV stores: every level against scalar bit by bit, and
- * scalar against the formula in double.
+/* vecops.c - vector operations: every level against scalar bit by bit, and scalar against the
+ * formula in double.
  *
  * Tolerances are sums of roundings; EPS is the distance of floats at 1, so that one
  * operation loses at most EPS / 2 of its result.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "base/half.h"
 #include "kernel_data.h"
 
 #define EPS ((double)FLT_EPSILON)
 
 static const size_t sizes[] = {1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 192, 1000};
 
-static qsf_kernels scalar;
-static qsf_kernels levels[QSF_ISA_COUNT];
-static size_t n_levels;
 static uint64_t n_compared;
 
 static void compare_and_free(const output *want, output *have, const char *isa, const char *op,
@@ -338,178 +334,8 @@ static void check_rope(bool interleaved, size_t n_pairs, fill how)
     free(s);
 }
 
-/* ---- quantisation of activations ---- */
-
-typedef struct quantised {
-    output q;
-    output q_low;
-    output scale;
-    output sum;
-    output scaled_sum;
-    output fine_sum;
-} quantised;
-
-static quantised run_quantise(const qsf_kernels *k, const float *x, size_t n_blocks)
+int check_vecops(void)
 {
-    const quantised z = {
-        output_make(n_blocks * QSF_BLOCK),     output_make(n_blocks * QSF_BLOCK),
-        output_make(n_blocks * sizeof(float)), output_make(n_blocks * sizeof(int32_t)),
-        output_make(n_blocks * sizeof(float)), output_make(n_blocks * sizeof(int32_t))};
-    const qsf_act_row row = {z.q.at,   z.q_low.at,      z.scale.at,
-                             z.sum.at, z.scaled_sum.at, z.fine_sum.at};
-    k->quantise(x, n_blocks, &row);
-    return z;
-}
-
-static void quantised_free(quantised *z)
-{
-    free(z->q.block);
-    free(z->q_low.block);
-    free(z->scale.block);
-    free(z->sum.block);
-    free(z->scaled_sum.block);
-    free(z->fine_sum.block);
-}
-
-/* Block b of a row: x [64] */
-static void check_quantised_block(const float *x, const quantised *z, size_t b)
-{
-    const int8_t *const q = (const int8_t *)z->q.at + b * QSF_BLOCK;
-    const int8_t *const q_low = (const int8_t *)z->q_low.at + b * QSF_BLOCK;
-    const float scale = ((const float *)z->scale.at)[b];
-    const float scaled_sum = ((const float *)z->scaled_sum.at)[b];
-    float amax = 0.0F;
-    for (size_t i = 0; i < QSF_BLOCK; i++)
-        amax = isnan(x[i]) || isnan(amax) ? NAN : fmaxf(amax, fabsf(x[i]));
-    const bool is_zero = !(amax >= 0x1p-112F) || isinf(amax);
-    int32_t total = 0;
-    int32_t fine_total = 0;
-    bool all_right = true;
-    for (size_t i = 0; i < QSF_BLOCK; i++) {
-        const double scaled = is_zero ? 0.0 : (double)(x[i] * (32512.0F / amax));
-        const int32_t fine = 256 * q[i] + q_low[i];
-        all_right = all_right && (double)fine == nearbyint(scaled);
-        all_right = all_right && (double)q[i] == floor((double)fine / 256.0 + 0.5);
-        total += q[i];
-        fine_total += fine;
-    }
-    CHECK(all_right);
-    CHECK(((const int32_t *)z->sum.at)[b] == total);
-    CHECK(((const int32_t *)z->fine_sum.at)[b] == fine_total);
-    CHECK(isnan(amax) ? isnan(scale) : scale == amax / 127.0F);
-    CHECK(isnan(amax) || isinf(amax) ? isnan(scaled_sum) : scaled_sum == scale * (float)total);
-}
-
-static void check_quantise(size_t n_blocks, fill how)
-{
-    float *const x = exact_floats(n_blocks * QSF_BLOCK);
-    fill_floats(x, n_blocks * QSF_BLOCK, how);
-    if (how == FILL_BITS) /* one special value in an ordinary block, at each place */
-        for (size_t b = 0; b < n_blocks; b++) {
-            const float special = b % 3 == 0 ? NAN : b % 3 == 1 ? -INFINITY : 0x1.8p-113F;
-            fill_floats(x + b * QSF_BLOCK, QSF_BLOCK, b % 3 == 2 ? FILL_ZEROS : FILL_RANDOM);
-            x[b * QSF_BLOCK + (b * 7 + 3) % QSF_BLOCK] = special;
-        }
-    quantised want = run_quantise(&scalar, x, n_blocks);
-    for (size_t b = 0; b < n_blocks; b++)
-        check_quantised_block(x + b * QSF_BLOCK, &want, b);
-    for (size_t i = 0; i < n_levels; i++) {
-        quantised have = run_quantise(&levels[i], x, n_blocks);
-        CHECK_BYTES(want.q.at, have.q.at, want.q.n_bytes);
-        CHECK_BYTES(want.q_low.at, have.q_low.at, want.q_low.n_bytes);
-        CHECK_BYTES(want.sum.at, have.sum.at, want.sum.n_bytes);
-        CHECK_BYTES(want.fine_sum.at, have.fine_sum.at, want.fine_sum.n_bytes);
-        CHECK(output_guards_intact(&have.q) && output_guards_intact(&have.q_low));
-        CHECK(output_guards_intact(&have.sum) && output_guards_intact(&have.fine_sum));
-        check_outputs(&want.scale, &have.scale, levels[i].isa_name, "quantise: scale");
-        check_outputs(&want.scaled_sum, &have.scaled_sum, levels[i].isa_name,
-                      "quantise: scaled_sum");
-        quantised_free(&have);
-        n_compared++;
-    }
-    quantised_free(&want);
-    free(x);
-}
-
-/* ---- KV stores ---- */
-
-static void check_kv_store(const qsf_kernels *k, bool is_f16, size_t head_dim, size_t slot,
-                           fill how)
-{
-    const size_t elem_bytes = is_f16 ? 2 : 4;
-    float *const key = exact_floats(head_dim);
-    float *const value = exact_floats(head_dim);
-    fill_floats(key, head_dim, how);
-    fill_floats(value, head_dim, how);
-    const output k_page = output_make(head_dim * QSF_KV_PAGE_TOKENS * elem_bytes);
-    const output v_page = output_make(head_dim * QSF_KV_PAGE_TOKENS * elem_bytes);
-    const output k_want = output_make(k_page.n_bytes);
-    const output v_want = output_make(v_page.n_bytes);
-    for (size_t d = 0; d < head_dim; d++) {
-        const uint16_t halves[2] = {qsf_half_from_float(key[d]), qsf_half_from_float(value[d])};
-        const void *const k_from = is_f16 ? (const void *)&halves[0] : (const void *)&key[d];
-        const void *const v_from = is_f16 ? (const void *)&halves[1] : (const void *)&value[d];
-        memcpy((char *)k_want.at + (d * 32 + slot) * elem_bytes, k_from, elem_bytes);
-        memcpy((char *)v_want.at + (slot * head_dim + d) * elem_bytes, v_from, elem_bytes);
-    }
-    (is_f16 ? k->k_store_f16 : k->k_store_f32)(key, head_dim, slot, k_page.at);
-    (is_f16 ? k->v_store_f16 : k->v_store_f32)(value, head_dim, slot, v_page.at);
-    const bool same_k = CHECK_BYTES(k_want.at, k_page.at, k_page.n_bytes);
-    const bool same_v = CHECK_BYTES(v_want.at, v_page.at, v_page.n_bytes);
-    if (!CHECK(same_k && same_v && output_guards_intact(&k_page) && output_guards_intact(&v_page)))
-        printf("  kv_store on %s: f16 %d, head_dim %zu, slot %zu, fill %d\n", k->isa_name,
-               (int)is_f16, head_dim, slot, (int)how);
-    free(k_page.block);
-    free(v_page.block);
-    free(k_want.block);
-    free(v_want.block);
-    free(key);
-    free(value);
-    n_compared++;
-}
-
-static void check_kv_stores(void)
-{
-    static const size_t head_dims[] = {1, 2, 16, 32, 64, 80, 128};
-    static const size_t slots[] = {0, 1, 15, 16, 31};
-    for (size_t d = 0; d < COUNT_OF(head_dims); d++)
-        for (size_t s = 0; s < COUNT_OF(slots); s++)
-            for (fill how = FILL_RANDOM; how < FILL_COUNT; how++)
-                for (int is_f16 = 0; is_f16 < 2; is_f16++) {
-                    check_kv_store(&scalar, is_f16, head_dims[d], slots[s], how);
-                    for (size_t i = 0; i < n_levels; i++)
-                        check_kv_store(&levels[i], is_f16, head_dims[d], slots[s], how);
-                }
-}
-
-/* Every half goes up and comes back, through each level's loads and stores. */
-static void check_every_half(const qsf_kernels *k)
-{
-    enum { N = 64 };
-    for (uint32_t first = 0; first < 0x10000; first += N) {
-        float value[N];
-        uint16_t page[N * QSF_KV_PAGE_TOKENS];
-        uint16_t key_page[N * QSF_KV_PAGE_TOKENS];
-        bool same = true;
-        for (uint32_t i = 0; i < N; i++)
-            value[i] = qsf_half_to_float((uint16_t)(first + i));
-        k->k_store_f16(value, N, 0, key_page);
-        k->v_store_f16(value, N, 0, page);
-        for (uint32_t i = 0; i < N; i++) {
-            const uint32_t half = first + i;
-            const bool is_nan = (half & 0x7FFF) > 0x7C00; /* becomes quiet */
-            same = same && page[i] == (is_nan ? half | 0x200 : half);
-        }
-        CHECK(same);
-    }
-}
-
-int main(int argc, char **argv)
-{
-    test_seed(argc, argv, "check_kernels");
-    random_restart(0);
-    qsf_kernels_init(&scalar, QSF_ISA_SCALAR);
-    n_levels = levels_here(levels);
     for (size_t s = 0; s < COUNT_OF(sizes); s++)
         for (fill how = FILL_RANDOM; how < FILL_COUNT; how++) {
             for (size_t a = 0; a < COUNT_OF(activations); a++)
@@ -522,13 +348,74 @@ int main(int argc, char **argv)
         }
     for (size_t a = 0; a < COUNT_OF(activations); a++)
         check_activation_sweep(&activations[a]);
-    for (size_t n_blocks = 1; n_blocks <= 43; n_blocks += 6)
-        for (fill how = FILL_RANDOM; how < FILL_COUNT; how++)
-            check_quantise(n_blocks, how);
-    check_kv_stores();
-    check_every_half(&scalar);
-    for (size_t i = 0; i < n_levels; i++)
-        check_every_half(&levels[i]);
     CHECK(n_compared > 1000 * n_levels);
-    return check_report("check_kernels");
+    return check_report("vecops");
+}
+
+/* ---- speed ---- */
+
+#define BENCH_N 1024
+
+static float bench_x[BENCH_N];
+static float bench_y[BENCH_N];
+
+/* args: the activation */
+static void run_bench_activation(const qsf_kernels *k, const void *args)
+{
+    const activation *const a = args;
+    qsf_activation_fn *op;
+    memcpy(&op, (const char *)k + a->offset, sizeof op);
+    memcpy(bench_x, bench_y, sizeof bench_x);
+    op(bench_x, BENCH_N);
+}
+
+static void run_bench_silu_mul(const qsf_kernels *k, const void *args)
+{
+    memcpy(bench_x, args, sizeof bench_x);
+    k->silu_mul(bench_x, bench_y, BENCH_N);
+}
+
+static void run_bench_add(const qsf_kernels *k, const void *args)
+{
+    memcpy(bench_x, args, sizeof bench_x);
+    k->add(bench_x, args, BENCH_N);
+}
+
+static void run_bench_rmsnorm(const qsf_kernels *k, const void *args)
+{
+    k->rmsnorm(args, args, 1e-5F, BENCH_N, bench_x);
+}
+
+static void run_bench_layernorm(const qsf_kernels *k, const void *args)
+{
+    k->layernorm(args, args, args, 1e-5F, BENCH_N, bench_x);
+}
+
+static void run_bench_rope_split(const qsf_kernels *k, const void *args)
+{
+    memcpy(bench_x, args, sizeof bench_x);
+    k->rope_split(bench_x, args, args, BENCH_N / 2);
+}
+
+static void run_bench_rope_interleaved(const qsf_kernels *k, const void *args)
+{
+    memcpy(bench_x, args, sizeof bench_x);
+    k->rope_interleaved(bench_x, args, args, BENCH_N / 2);
+}
+
+void bench_vecops(void)
+{
+    static const struct {
+        const char *name;
+        bench_run *run;
+    } others[] = {
+        {"silu_mul", run_bench_silu_mul},     {"add", run_bench_add},
+        {"rmsnorm", run_bench_rmsnorm},       {"layernorm", run_bench_layernorm},
+        {"rope_split", run_bench_rope_split}, {"rope_interleaved", run_bench_rope_interleaved},
+    };
+    fill_floats(bench_y, BENCH_N, FILL_RANDOM);
+    for (size_t i = 0; i < COUNT_OF(activations); i++)
+        bench_line(activations[i].name, BENCH_N, run_bench_activation, &activations[i]);
+    for (size_t i = 0; i < COUNT_OF(others); i++)
+        bench_line(others[i].name, BENCH_N, others[i].run, bench_y);
 }

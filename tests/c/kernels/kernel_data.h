@@ -19,6 +19,35 @@
 
 #define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
 
+/* What is compared: `scalar`, the specification, with the levels that this machine has besides
+ * (or the one that --isa names). */
+extern qsf_kernels scalar;
+extern qsf_kernels levels[QSF_ISA_COUNT];
+extern size_t n_levels;
+
+/* The groups of kernels: each checks its kernels on all levels and returns check_report(). */
+int check_attend(void);
+int check_dequant_row(void);
+int check_exp(void);
+int check_kv_store(void);
+int check_matmul(void);
+int check_matmul_exact(void);
+int check_quantise(void);
+int check_vecops(void);
+
+/* Their speed, on the inputs that the checks make. */
+void bench_attend(void);
+void bench_dequant_row(void);
+void bench_kv_store(void);
+void bench_matmul(void);
+void bench_matmul_exact(void);
+void bench_quantise(void);
+void bench_vecops(void);
+
+/* Prints one line: how long `run` takes with each level's kernels, per element. */
+typedef void bench_run(const qsf_kernels *k, const void *args);
+void bench_line(const char *what, double n_elements, bench_run *run, const void *args);
+
 typedef enum fill {
     FILL_RANDOM, /* ordinary values */
     FILL_ZEROS,
@@ -31,8 +60,8 @@ typedef enum fill {
     FILL_COUNT
 } fill;
 
-static uint64_t random_seed = 20260; /* argv[1] overrides */
-static uint64_t random_state;
+extern uint64_t random_seed; /* of the whole program: --seed */
+extern uint64_t random_state;
 
 static inline void random_restart(uint64_t salt)
 {
@@ -60,13 +89,6 @@ static inline float float_of_bits(uint32_t bits)
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
-}
-
-static inline void test_seed(int argc, char **argv, const char *name)
-{
-    if (argc > 1)
-        random_seed = strtoull(argv[1], NULL, 10);
-    printf("%s: seed %" PRIu64 " (repeat: %s %" PRIu64 ")\n", name, random_seed, name, random_seed);
 }
 
 /* Exactly n_bytes, to be given to free(); stops the test when there is no memory. */
@@ -172,19 +194,6 @@ static inline void fill_floats(float *x, size_t n, fill how)
             break;
         }
     }
-}
-
-/* The levels that this machine can run beside scalar; says which it cannot. */
-static inline size_t levels_here(qsf_kernels levels[QSF_ISA_COUNT])
-{
-    size_t n = 0;
-    for (int isa = QSF_ISA_SCALAR + 1; isa < QSF_ISA_COUNT; isa++) {
-        if (qsf_isa_has((qsf_isa)isa))
-            qsf_kernels_init(&levels[n++], (qsf_isa)isa);
-        else
-            printf("SKIPPED: %s, which this machine lacks\n", qsf_isa_name((qsf_isa)isa));
-    }
-    return n;
 }
 
 #endif

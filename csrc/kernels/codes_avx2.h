@@ -1,0 +1,185 @@
+/* codes_avx2.h - the codes of a tile in 256-bit registers: 8 rows x 4 columns each.
+ *
+ * Included inside a target region, after <immintrin.h>, by files that provide
+ *   add_codes(codes, q, q_stride, n_tokens, sum)
+ *       adds codes * q to sum [n_tokens], q [n_tokens, q_stride] of those four columns
+ * A half of a tile is rows 0..7 or 8..15: bytes 0..31 or 32..63 of each 64.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_KERNELS_CODES_AVX2_H
+#define QSF_KERNELS_CODES_AVX2_H
+
+/* sum += addend. Compilers know that integer sums may be reordered, and would keep every
+ * product alive, in memory, to add them up at the end. */
+#define ADD_IN_ORDER(instruction, sum, addend) \
+    __asm__(instruction " %1, %0, %0" : "+x"(sum) : "x"(addend))
+
+#define QSF_TILE_GROUPS (QSF_BLOCK / 4) /* groups of four columns */
+
+QSF_FORCED_INLINE __m256i load32(const unsigned char *p)
+{
+    return _mm256_loadu_si256((const void *)p);
+}
+
+/* Activations q [4] in each of 8 rows */
+QSF_FORCED_INLINE __m256i broadcast4(const void *q)
+{
+    int32_t four;
+    memcpy(&four, q, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+/* How the groups of columns lie: in n_planes planes of 64 bytes with n_codes codes in a byte,
+ * code k of plane p belonging to group p * plane_step + k * code_step. What dense ternary
+ * has after its planes is not counted. */
+typedef struct code_layout {
+    size_t n_planes;
+    size_t n_codes;
+    size_t plane_step;
+    size_t code_step;
+} code_layout;
+
+QSF_FORCED_INLINE code_layout layout_of(qsf_dtype dtype)
+{
+    if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM)
+        return (code_layout){8, 2, 1, 8};
+    if (dtype == QSF_DTYPE_TERNARY_DENSE)
+        return (code_layout){3, 5, 5, 1};
+    return (code_layout){4, 4, 1, 4};
+}
+
+/* A literal, once inlined; qsf_dtype_has_min() is not. */
+QSF_FORCED_INLINE const unsigned char *codes_of(qsf_dtype dtype, const unsigned char *tile)
+{
+    const bool has_min =
+        dtype == QSF_DTYPE_2BIT || dtype == QSF_DTYPE_3BIT || dtype == QSF_DTYPE_4BIT;
+    return tile + QSF_TILE_CODES_OFF(has_min);
+}
+
+/* The five digits of each byte: code [5]. Bytes lie in the high halves of 16-bit words, even and
+ * odd ones apart: the high part of a product with 9 is two digits, 3 * t0 + t1 <= 8, the low
+ * part what is left. */
+QSF_FORCED_INLINE void load_trits(__m256i bytes, __m256i *code)
+{
+    const __m256i high_bytes = _mm256_set1_epi16(-256);
+    const __m256i first = _mm256_setr_epi8(0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                           1, 1, 1, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0);
+    const __m256i second = _mm256_setr_epi8(0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2,
+                                            0, 1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0);
+    __m256i even = _mm256_slli_epi16(bytes, 8);
+    __m256i odd = _mm256_and_si256(bytes, high_bytes);
+    for (size_t k = 0; k < 5; k += 2) {
+        const short power = k < 4 ? 9 : 3;
+        const __m256i of_even = _mm256_mulhi_epu16(even, _mm256_set1_epi16(power));
+        const __m256i of_odd = _mm256_mulhi_epu16(odd, _mm256_set1_epi16((short)(256 * power)));
+        const __m256i digits = _mm256_or_si256(of_even, _mm256_and_si256(of_odd, high_bytes));
+        if (k == 4) {
+            code[4] = digits;
+            return;
+        }
+        code[k] = _mm256_shuffle_epi8(first, digits);
+        code[k + 1] = _mm256_shuffle_epi8(second, digits);
+        even = _mm256_mullo_epi16(even, _mm256_set1_epi16(9));
+        odd = _mm256_mullo_epi16(odd, _mm256_set1_epi16(9));
+    }
+}
+
+/* The codes of plane p of half a tile: code [n_codes]. Literal is_odd: p % 2. */
+QSF_FORCED_INLINE void load_plane(qsf_dtype dtype, const unsigned char *half, size_t p, bool is_odd,
+                                  __m256i *code)
+{
+    const __m256i bytes = load32(half + p * 64);
+    if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM) {
+        const __m256i mask = _mm256_set1_epi8(15);
+        code[0] = _mm256_and_si256(bytes, mask);
+        code[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+        return;
+    }
+    if (dtype == QSF_DTYPE_TERNARY_DENSE) {
+        load_trits(bytes, code);
+        return;
+    }
+    const __m256i mask = _mm256_set1_epi8(3);
+    code[0] = _mm256_and_si256(bytes, mask);
+    code[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 2), mask);
+    code[2] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+    code[3] = _mm256_and_si256(_mm256_srli_epi16(bytes, 6), mask);
+    if (dtype != QSF_DTYPE_3BIT)
+        return;
+    /* Bit 4 * is_odd + k is the third of code k. */
+    __m256i third = load32(half + 256 + p / 2 * 64);
+    if (is_odd)
+        third = _mm256_srli_epi16(third, 4);
+    const __m256i fours = _mm256_set1_epi8(4);
+    code[0] = _mm256_or_si256(code[0], _mm256_and_si256(_mm256_slli_epi16(third, 2), fours));
+    code[1] = _mm256_or_si256(code[1], _mm256_and_si256(_mm256_slli_epi16(third, 1), fours));
+    code[2] = _mm256_or_si256(code[2], _mm256_and_si256(third, fours));
+    code[3] = _mm256_or_si256(code[3], _mm256_and_si256(_mm256_srli_epi16(third, 1), fours));
+}
+
+/* The last four columns of half a dense ternary tile, one byte per row. */
+QSF_FORCED_INLINE __m256i load_dense_end(const unsigned char *codes, size_t half_idx)
+{
+    const __m256i rows =
+        _mm256_broadcastsi128_si256(_mm_loadl_epi64((const void *)(codes + 192 + 8 * half_idx)));
+    const __m256i each4 = _mm256_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4,
+                                           4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7);
+    const __m256i bytes = _mm256_shuffle_epi8(rows, each4);
+    /* Times 1, 3, 9, 27 mod 256: the even bytes as they are, the odd ones 8 bits higher. */
+    const __m256i low_bytes = _mm256_set1_epi16(255);
+    const __m256i even =
+        _mm256_mullo_epi16(_mm256_and_si256(bytes, low_bytes), _mm256_set1_epi32(1 | 9 << 16));
+    const __m256i odd =
+        _mm256_mullo_epi16(_mm256_andnot_si256(low_bytes, bytes), _mm256_set1_epi32(3 | 27 << 16));
+    const __m256i last = _mm256_or_si256(_mm256_and_si256(even, low_bytes), odd);
+    __m256i code[5];
+    load_trits(last, code);
+    return code[0];
+}
+
+/* Adds the groups of planes begin .. begin + n_planes - 1 (begin even) of half a tile. */
+QSF_FORCED_INLINE void add_planes(qsf_dtype dtype, const unsigned char *half, size_t begin,
+                                  size_t n_planes, const int8_t *q, size_t q_stride,
+                                  size_t n_tokens, __m256i *sum)
+{
+    const code_layout at = layout_of(dtype);
+    for (size_t i = 0; i < n_planes / 2 * 2; i += 2) {
+        __m256i code[5];
+        const int8_t *const qp = q + 4 * (begin + i) * at.plane_step;
+        load_plane(dtype, half, begin + i, false, code);
+        for (size_t k = 0; k < at.n_codes; k++)
+            add_codes(code[k], qp + 4 * k * at.code_step, q_stride, n_tokens, sum);
+        load_plane(dtype, half, begin + i + 1, true, code);
+        for (size_t k = 0; k < at.n_codes; k++)
+            add_codes(code[k], qp + 4 * (at.plane_step + k * at.code_step), q_stride, n_tokens,
+                      sum);
+    }
+    if (n_planes % 2 == 0)
+        return;
+    __m256i code[5];
+    load_plane(dtype, half, begin + n_planes - 1, false, code);
+    for (size_t k = 0; k < at.n_codes; k++)
+        add_codes(code[k], q + 4 * ((begin + n_planes - 1) * at.plane_step + k * at.code_step),
+                  q_stride, n_tokens, sum);
+}
+
+/* to [2, 16, 32]: the codes of each group of columns, half after half */
+QSF_FORCED_INLINE void unpack_tile(qsf_dtype dtype, const unsigned char *tile, unsigned char *to)
+{
+    const code_layout at = layout_of(dtype);
+    const unsigned char *const codes = codes_of(dtype, tile);
+    for (size_t h = 0; h < 2; h++) {
+        unsigned char *const to_half = to + h * QSF_TILE_GROUPS * 32;
+        for (size_t p = 0; p < at.n_planes; p++) {
+            __m256i code[5];
+            load_plane(dtype, codes + 32 * h, p, p % 2 == 1, code);
+            for (size_t k = 0; k < at.n_codes; k++)
+                _mm256_storeu_si256((void *)(to_half + 32 * (p * at.plane_step + k * at.code_step)),
+                                    code[k]);
+        }
+        if (dtype == QSF_DTYPE_TERNARY_DENSE)
+            _mm256_storeu_si256((void *)(to_half + 32 * 15), load_dense_end(codes, h));
+    }
+}
+
+#endif

@@ -1,0 +1,124 @@
+/* quantise.c - activations to integers: scalar against the contract of kernels.h, every level
+ * against scalar byte by byte.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernel_data.h"
+
+static uint64_t n_compared;
+
+typedef struct quantised {
+    output q;
+    output q_low;
+    output scale;
+    output sum;
+    output scaled_sum;
+    output fine_sum;
+} quantised;
+
+static quantised run_quantise(const qsf_kernels *k, const float *x, size_t n_blocks)
+{
+    const quantised z = {
+        output_make(n_blocks * QSF_BLOCK),     output_make(n_blocks * QSF_BLOCK),
+        output_make(n_blocks * sizeof(float)), output_make(n_blocks * sizeof(int32_t)),
+        output_make(n_blocks * sizeof(float)), output_make(n_blocks * sizeof(int32_t))};
+    const qsf_act_row row = {z.q.at,   z.q_low.at,      z.scale.at,
+                             z.sum.at, z.scaled_sum.at, z.fine_sum.at};
+    k->quantise(x, n_blocks, &row);
+    return z;
+}
+
+static void quantised_free(quantised *z)
+{
+    free(z->q.block);
+    free(z->q_low.block);
+    free(z->scale.block);
+    free(z->sum.block);
+    free(z->scaled_sum.block);
+    free(z->fine_sum.block);
+}
+
+/* Block b of a row: x [64] */
+static void check_quantised_block(const float *x, const quantised *z, size_t b)
+{
+    const int8_t *const q = (const int8_t *)z->q.at + b * QSF_BLOCK;
+    const int8_t *const q_low = (const int8_t *)z->q_low.at + b * QSF_BLOCK;
+    const float scale = ((const float *)z->scale.at)[b];
+    const float scaled_sum = ((const float *)z->scaled_sum.at)[b];
+    float amax = 0.0F;
+    for (size_t i = 0; i < QSF_BLOCK; i++)
+        amax = isnan(x[i]) || isnan(amax) ? NAN : fmaxf(amax, fabsf(x[i]));
+    const bool is_zero = !(amax >= 0x1p-112F) || isinf(amax);
+    int32_t total = 0;
+    int32_t fine_total = 0;
+    bool all_right = true;
+    for (size_t i = 0; i < QSF_BLOCK; i++) {
+        const double scaled = is_zero ? 0.0 : (double)(x[i] * (32512.0F / amax));
+        const int32_t fine = 256 * q[i] + q_low[i];
+        all_right = all_right && (double)fine == nearbyint(scaled);
+        all_right = all_right && (double)q[i] == floor((double)fine / 256.0 + 0.5);
+        total += q[i];
+        fine_total += fine;
+    }
+    CHECK(all_right);
+    CHECK(((const int32_t *)z->sum.at)[b] == total);
+    CHECK(((const int32_t *)z->fine_sum.at)[b] == fine_total);
+    CHECK(isnan(amax) ? isnan(scale) : scale == amax / 127.0F);
+    CHECK(isnan(amax) || isinf(amax) ? isnan(scaled_sum) : scaled_sum == scale * (float)total);
+}
+
+static void check_rows(size_t n_blocks, fill how)
+{
+    float *const x = exact_floats(n_blocks * QSF_BLOCK);
+    fill_floats(x, n_blocks * QSF_BLOCK, how);
+    if (how == FILL_BITS) /* one special value in an ordinary block, at each place */
+        for (size_t b = 0; b < n_blocks; b++) {
+            const float special = b % 3 == 0 ? NAN : b % 3 == 1 ? -INFINITY : 0x1.8p-113F;
+            fill_floats(x + b * QSF_BLOCK, QSF_BLOCK, b % 3 == 2 ? FILL_ZEROS : FILL_RANDOM);
+            x[b * QSF_BLOCK + (b * 7 + 3) % QSF_BLOCK] = special;
+        }
+    quantised want = run_quantise(&scalar, x, n_blocks);
+    for (size_t b = 0; b < n_blocks; b++)
+        check_quantised_block(x + b * QSF_BLOCK, &want, b);
+    for (size_t i = 0; i < n_levels; i++) {
+        quantised have = run_quantise(&levels[i], x, n_blocks);
+        CHECK_BYTES(want.q.at, have.q.at, want.q.n_bytes);
+        CHECK_BYTES(want.q_low.at, have.q_low.at, want.q_low.n_bytes);
+        CHECK_BYTES(want.sum.at, have.sum.at, want.sum.n_bytes);
+        CHECK_BYTES(want.fine_sum.at, have.fine_sum.at, want.fine_sum.n_bytes);
+        CHECK(output_guards_intact(&have.q) && output_guards_intact(&have.q_low));
+        CHECK(output_guards_intact(&have.sum) && output_guards_intact(&have.fine_sum));
+        check_outputs(&want.scale, &have.scale, levels[i].isa_name, "quantise: scale");
+        check_outputs(&want.scaled_sum, &have.scaled_sum, levels[i].isa_name,
+                      "quantise: scaled_sum");
+        quantised_free(&have);
+        n_compared++;
+    }
+    quantised_free(&want);
+    free(x);
+}
+
+int check_quantise(void)
+{
+    for (size_t n_blocks = 1; n_blocks <= 43; n_blocks += 6)
+        for (fill how = FILL_RANDOM; how < FILL_COUNT; how++)
+            check_rows(n_blocks, how);
+    CHECK(n_compared >= 64 * n_levels);
+    return check_report("quantise");
+}
+
+static void run_blocks(const qsf_kernels *k, const void *args)
+{
+    enum { N = 16 };
+    static int8_t planes[2][N * QSF_BLOCK];
+    static float scales[2][N];
+    static int32_t sums[2][N];
+    const qsf_act_row row = {planes[0], planes[1], scales[0], sums[0], scales[1], sums[1]};
+    k->quantise(args, N, &row);
+}
+
+void bench_quantise(void)
+{
+    static float x[16 * QSF_BLOCK];
+    fill_floats(x, COUNT_OF(x), FILL_RANDOM);
+    bench_line("quantise", (double)COUNT_OF(x), run_blocks, x);
+}
