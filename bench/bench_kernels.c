@@ -141,7 +141,7 @@ static void bench_init(bench *b)
     b->y = need(
         calloc(b->opt.n_threads * MAX_TOKENS * STRIPE_TILE_ROWS * QSF_TILE_ROWS, sizeof *b->y));
     b->pool_block = need(calloc(1, qsf_pool_bytes((uint32_t)b->opt.n_threads)));
-    if (qsf_pool_init(b->pool_block, (uint32_t)b->opt.n_threads, &b->pool) != QSF_OK) {
+    if (qsf_pool_init(b->pool_block, (uint32_t)b->opt.n_threads, false, &b->pool) != QSF_OK) {
         fprintf(stderr, "bench_kernels: cannot start %zu threads\n", b->opt.n_threads);
         exit(2);
     }
