@@ -16,6 +16,8 @@
 #include "kernels/matmul_avx512.h"
 
 #define QSF_MANY_TOKENS 16
+#define QSF_MANY_ROWS 2
+#define QSF_MANY_BLOCKS 8
 #define AMX_FROM 8 /* tokens; fewer are faster without tiles */
 
 QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")

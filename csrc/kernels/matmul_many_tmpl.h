@@ -1,32 +1,32 @@
 /* matmul_many_tmpl.h - products in the integer form, of many tokens, for every quantised type.
  *
- * Four tile rows at a time: some of their tiles are unpacked to bytes in the first cache, then
+ * A few tile rows at a time: some of their tiles are unpacked to bytes in the first cache, then
  * all tokens meet them, a group at a time, so that every type runs at the speed of plain
  * bytes. The dots of a group go to memory, and the float steps of kernels.h follow for all of
- * them. The including file provides lanes_*.h, QSF_MANY_TOKENS (most tokens of a group, 8 or
- * 16) and, after including this, the two functions declared here.
+ * them. The including file provides lanes_*.h, these sizes, such that a `many` fits into the
+ * first cache beside activations, and after including this the two functions declared here.
+ *   QSF_MANY_TOKENS   most tokens of a group, 8 or 16
+ *   QSF_MANY_ROWS     tile rows, 2 or 4
+ *   QSF_MANY_BLOCKS   blocks that are unpacked at once
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include "kernels/int_form.h"
 
-#define MANY_BLOCKS 4
-#define MANY_ROWS 4
-
-/* Of one block and MANY_ROWS tile rows: 16 groups of 16 rows of 4 columns. */
+/* Of one block and QSF_MANY_ROWS tile rows: 16 groups of 16 rows of 4 columns. */
 typedef struct many_codes {
-    _Alignas(64) unsigned char at[MANY_ROWS][QSF_TILE_ROWS * QSF_BLOCK];
+    _Alignas(64) unsigned char at[QSF_MANY_ROWS][QSF_TILE_ROWS * QSF_BLOCK];
 } many_codes;
 
 typedef struct many_dots {
-    _Alignas(64) int32_t at[MANY_ROWS][QSF_MANY_TOKENS][QSF_TILE_ROWS];
+    _Alignas(64) int32_t at[QSF_MANY_ROWS][QSF_MANY_TOKENS][QSF_TILE_ROWS];
 } many_dots;
 
 typedef struct many {
-    many_codes codes[MANY_BLOCKS];
-    many_dots dots[MANY_BLOCKS];
-    lanes scale[MANY_BLOCKS][MANY_ROWS];
-    lanes min[MANY_BLOCKS][MANY_ROWS];
+    many_codes codes[QSF_MANY_BLOCKS];
+    many_dots dots[QSF_MANY_BLOCKS];
+    lanes scale[QSF_MANY_BLOCKS][QSF_MANY_ROWS];
+    lanes min[QSF_MANY_BLOCKS][QSF_MANY_ROWS];
 } many;
 
 /* codes [16, 64], a byte each, as compute_dots wants them */
@@ -114,7 +114,8 @@ QSF_FORCED_INLINE void many_group(int_form form, many *m, const qsf_acts *x, siz
 QSF_FORCED_INLINE void prefetch_next(const unsigned char *tile, size_t tile_bytes)
 {
     for (size_t i = 0; i < tile_bytes; i += 64)
-        __builtin_prefetch((const void *)((uintptr_t)tile + MANY_BLOCKS * tile_bytes + i), 0, 2);
+        __builtin_prefetch((const void *)((uintptr_t)tile + QSF_MANY_BLOCKS * tile_bytes + i), 0,
+                           2);
 }
 
 QSF_FORCED_INLINE void many_rows(int_form form, const unsigned char *tiles, size_t n_rows,
@@ -122,9 +123,9 @@ QSF_FORCED_INLINE void many_rows(int_form form, const unsigned char *tiles, size
 {
     const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
     many m;
-    for (size_t b0 = 0; b0 < x->n_blocks; b0 += MANY_BLOCKS) {
+    for (size_t b0 = 0; b0 < x->n_blocks; b0 += QSF_MANY_BLOCKS) {
         const size_t left = x->n_blocks - b0;
-        const size_t n_blocks = left < MANY_BLOCKS ? left : MANY_BLOCKS;
+        const size_t n_blocks = left < QSF_MANY_BLOCKS ? left : QSF_MANY_BLOCKS;
         for (size_t r = 0; r < n_rows; r++)
             for (size_t b = 0; b < n_blocks; b++) {
                 const unsigned char *const tile = tiles + (r * x->n_blocks + b0 + b) * tile_bytes;
@@ -145,8 +146,10 @@ QSF_FORCED_INLINE void matmul_many(int_form form, const unsigned char *tiles, si
 {
     const size_t row_bytes = x->n_blocks * qsf_dtype_tile_bytes(form.dtype);
     size_t i = 0;
-    for (; i + MANY_ROWS <= n_tile_rows; i += MANY_ROWS)
-        many_rows(form, tiles + i * row_bytes, MANY_ROWS, x, y + i * QSF_TILE_ROWS, y_stride);
+    for (; i + QSF_MANY_ROWS <= n_tile_rows; i += QSF_MANY_ROWS)
+        many_rows(form, tiles + i * row_bytes, QSF_MANY_ROWS, x, y + i * QSF_TILE_ROWS, y_stride);
+    for (; QSF_MANY_ROWS > 2 && i + 2 <= n_tile_rows; i += 2)
+        many_rows(form, tiles + i * row_bytes, 2, x, y + i * QSF_TILE_ROWS, y_stride);
     for (; i < n_tile_rows; i++)
         many_rows(form, tiles + i * row_bytes, 1, x, y + i * QSF_TILE_ROWS, y_stride);
 }
