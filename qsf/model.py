@@ -16,6 +16,7 @@ from qsf import _native
 from qsf.chat import ChatTemplate
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError, QsfMemoryError
 from qsf.format import Reader
+from qsf.kv_type import parse_kv_type
 from qsf.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
 from qsf.tokenizer import Tokenizer
 
@@ -130,7 +131,13 @@ def _json_object(data: bytes) -> dict[str, Any]:
 
 
 def _options(
-    ram_budget: int | None, threads: int | None, max_seq_len: int | None, *, is_exact: bool
+    ram_budget: int | None,
+    threads: int | None,
+    max_seq_len: int | None,
+    *,
+    is_exact: bool,
+    kv_type: str | None,
+    kv_rotation: bool | None,
 ) -> _native.Options:
     for name, value in (
         ("ram_budget", ram_budget),
@@ -141,6 +148,12 @@ def _options(
             not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**32
         ):
             raise QsfArgumentError(f"{name} must be a whole number of at least 1, not {value!r}")
+    kv_bits: tuple[int, int] | tuple[None, None] = (None, None)
+    if kv_type is not None:
+        try:
+            kv_bits = parse_kv_type(kv_type)
+        except ValueError as error:
+            raise QsfArgumentError(str(error)) from None
     return _native.Options(
         budget_bytes=0 if ram_budget is None else ram_budget * BYTES_PER_MB,
         reserve_bytes=_RESERVE_BYTES,
@@ -148,6 +161,9 @@ def _options(
         ctx_tokens=max_seq_len,
         max_sessions=1,
         is_exact=is_exact,
+        kv_k_type=kv_bits[0],
+        kv_v_type=kv_bits[1],
+        kv_rotation=kv_rotation,
     )
 
 
@@ -182,6 +198,10 @@ class Model:
         max_seq_len: the longest sequence, in tokens, prompt included; None: what the model
             was made for, at most 4096.
         exact: f32 activations and plain kernels: slow, for reference.
+        kv_type: precision of the KV cache: "f16", "8bit", "4bit", "2bit", or keys and values
+            apart, as "k8v4"; None: 4 bits, 2 where memory is too short for that.
+        kv_rotation: turn keys and values by a Hadamard matrix, which is good for few bits;
+            None: with 4 bits or fewer where the heads allow it.
 
     Raises:
         QsfMemoryError: the budget is too small; the text says what would do.
@@ -208,9 +228,18 @@ class Model:
         threads: int | None = None,
         max_seq_len: int | None = None,
         exact: bool = False,
+        kv_type: str | None = None,
+        kv_rotation: bool | None = None,
     ) -> None:
         """Open the file; see the class."""
-        options = _options(ram_budget, threads, max_seq_len, is_exact=exact)
+        options = _options(
+            ram_budget,
+            threads,
+            max_seq_len,
+            is_exact=exact,
+            kv_type=kv_type,
+            kv_rotation=kv_rotation,
+        )
         parts = _read_text_parts(path)
         self._tokenizer = parts.tokenizer
         self._template = parts.template
@@ -243,13 +272,22 @@ class Model:
         threads: int | None = None,
         max_seq_len: int | None = None,
         exact: bool = False,
+        kv_type: str | None = None,
+        kv_rotation: bool | None = None,
     ) -> _native.MemoryPlan:
         """Return where the memory of ``Model(path, ...)`` would go, without opening it.
 
         Where the budget is too small, ``is_enough`` is False and ``min_budget_bytes`` says
         what would do.
         """
-        options = _options(ram_budget, threads, max_seq_len, is_exact=exact)
+        options = _options(
+            ram_budget,
+            threads,
+            max_seq_len,
+            is_exact=exact,
+            kv_type=kv_type,
+            kv_rotation=kv_rotation,
+        )
         parts = _read_text_parts(path)
         plan = _native.plan_model(path, options)
         del parts  # counted by the plan as part of the process, so it lives until here

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from qsf import command
 from qsf.command import EXIT_FAILED, EXIT_USAGE, StoppedError
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
+from qsf.kv_type import kv_type_name
 from qsf.run_options import Request, UsageError, parse, valid_text
 
 if TYPE_CHECKING:
@@ -342,6 +343,7 @@ def _say_facts(model: Model, request: Request) -> None:
                    f"{info.max_tokens}, prompt in chunks of {info.plan.chunk_tokens}"),
         ("kernels", f"{info.isa_name} (here: {' '.join(machine.isa_available)}), "
                     f"{info.plan.n_threads} threads"),
+        ("KV cache", _kv_text(info.plan) + (", rotated" if info.plan.kv_is_rotated else "")),
         ("i/o", info.io_name),
         ("sampling", f"temperature {params.temperature:g}, top-p {params.top_p:g}, "
                      f"top-k {params.top_k}, min-p {params.min_p:g}, repetition penalty "
@@ -353,6 +355,10 @@ def _say_facts(model: Model, request: Request) -> None:
         _say(line)
 
 
+def _kv_text(plan: MemoryPlan) -> str:
+    return kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
+
+
 def _plan_lines(plan: MemoryPlan) -> list[str]:
     """Return the memory map as a table."""
     rows = [
@@ -361,7 +367,7 @@ def _plan_lines(plan: MemoryPlan) -> list[str]:
         (f"weights, {plan.n_units_resident} of {plan.n_units} units", plan.weights_bytes),
         ("window for streamed weights", plan.window_bytes),
         ("embedding rows", plan.embedding_bytes),
-        (f"KV cache, {plan.ctx_tokens} tokens", plan.kv_bytes),
+        (f"KV cache, {plan.ctx_tokens} tokens, {_kv_text(plan)}", plan.kv_bytes),
         (f"activations, chunks of {plan.chunk_tokens}", plan.scratch_bytes),
         ("tables", plan.tables_bytes),
         (f"stacks, {plan.n_threads} threads", plan.stacks_bytes),

@@ -224,7 +224,8 @@ def test_a_plan_that_does_not_fit_says_what_would_and_it_does(
         (["m.qsf", "-p", "x", "--interactive"], "--interactive"),
         (["m.qsf", "-p", "x", "--quality", "0.5"], "--quality is not available yet"),
         (["m.qsf", "--bench"], "--bench is not available yet"),
-        (["m.qsf", "-p", "x", "--kv-type", "4bit"], "--kv-type is not available yet"),
+        (["m.qsf", "-p", "x", "--kv-type", "k4"], "--kv-type: 'k4' is not a type of KV cache: f32"),
+        (["m.qsf", "-p", "x", "--kv-rotation", "no"], "--kv-rotation: invalid choice: 'no'"),
         (["m.qsf", "-p", "x", "--io", "mmap"], "--io is not available yet"),
     ],
 )
