@@ -48,30 +48,24 @@ static qsf_span_sums QSF_NAME(span_softmax)(float *scores, qsf_span_range range,
     return (qsf_span_sums){max, lanes_sum(total)};
 }
 
-/* Dims 16 i .. 16 i + 15 of one slot of a block of a V page */
-QSF_FORCED_INLINE lanes load_values(qsf_dtype dtype, const unsigned char *block, size_t slot,
-                                    size_t i)
+/* Are values codes with scales? */
+static inline bool is_coded(qsf_dtype dtype)
 {
-    const unsigned char *const codes = block + (dtype == QSF_DTYPE_8BIT ? 2 : 4) * 32;
-    if (dtype == QSF_DTYPE_F32) {
-        float values[QSF_LANES];
-        memcpy(values, block + (slot * QSF_BLOCK + i * QSF_LANES) * sizeof(float), sizeof values);
-        return lanes_load(values);
-    }
-    if (dtype == QSF_DTYPE_F16)
-        return lanes_load_f16(block + (slot * QSF_BLOCK + i * QSF_LANES) * 2);
-    if (dtype == QSF_DTYPE_8BIT)
-        return lanes_load_bytes(codes + slot * 64 + i * QSF_LANES, 0, 255);
-    if (dtype == QSF_DTYPE_4BIT)
-        return lanes_load_bytes(codes + slot * 32 + i % 2 * QSF_LANES, i < 2 ? 0 : 4, 15);
-    return lanes_load_bytes(codes + slot * 16, 2 * (unsigned)i, 3);
+    return dtype != QSF_DTYPE_F32 && dtype != QSF_DTYPE_F16;
 }
+
+/* A slot of a block of a V page. */
+typedef struct value_slot {
+    const unsigned char *codes; /* or values */
+    lanes scale;
+    lanes min;
+} value_slot;
 
 /* scales [32], and mins [32] of the types that have them, of a block of a V page */
 QSF_FORCED_INLINE void load_scales(qsf_dtype dtype, const unsigned char *block, float *scales,
                                    float *mins)
 {
-    if (dtype == QSF_DTYPE_F32 || dtype == QSF_DTYPE_F16)
+    if (!is_coded(dtype))
         return;
     for (size_t i = 0; i < QSF_KV_PAGE_TOKENS; i += QSF_LANES) {
         lanes_store(scales + i, lanes_load_f16(block + 2 * i));
@@ -80,35 +74,69 @@ QSF_FORCED_INLINE void load_scales(qsf_dtype dtype, const unsigned char *block, 
     }
 }
 
-/* The values behind what load_values gives. */
-QSF_FORCED_INLINE lanes decode_values(qsf_dtype dtype, lanes codes, float scale, float min)
+QSF_FORCED_INLINE value_slot slot_at(qsf_dtype dtype, const unsigned char *block,
+                                     const float *scales, const float *mins, size_t slot)
 {
-    if (dtype == QSF_DTYPE_F32 || dtype == QSF_DTYPE_F16)
-        return codes;
-    if (dtype == QSF_DTYPE_8BIT)
-        return lanes_mul(lanes_sub(codes, lanes_set(128.0F)), lanes_set(scale));
-    return lanes_fma(codes, lanes_set(scale), lanes_set(min));
+    const bool has_min = dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_2BIT;
+    const size_t bits = dtype == QSF_DTYPE_F32    ? 32
+                        : dtype == QSF_DTYPE_F16  ? 16
+                        : dtype == QSF_DTYPE_8BIT ? 8
+                        : dtype == QSF_DTYPE_4BIT ? 4
+                                                  : 2;
+    const size_t codes_off = is_coded(dtype) ? (size_t)(has_min ? 4 : 2) * QSF_KV_PAGE_TOKENS : 0;
+    value_slot s = {.codes = block + codes_off + slot * (QSF_BLOCK / 8) * bits};
+    s.scale = lanes_set(is_coded(dtype) ? scales[slot] : 0.0F);
+    s.min = lanes_set(has_min ? mins[slot] : 0.0F);
+#ifdef QSF_LANES_HAVE_LOOKUP
+    /* The few values that this slot has: those of lane l are for code l, l % 4 for 2 bits. */
+    static const float codes[2][QSF_LANES] = {
+        {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+        {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3},
+    };
+    if (has_min)
+        s.scale = lanes_fma(lanes_load(codes[dtype == QSF_DTYPE_2BIT]), s.scale, s.min);
+#endif
+    return s;
 }
 
-/* values [16 * n_groups] of one row go on with slots begin .. end - 1 of a block, from dim
- * 16 * first_group on */
+/* Dims 16 i .. 16 i + 15 of a slot */
+QSF_FORCED_INLINE lanes values_at(qsf_dtype dtype, const value_slot *s, size_t i)
+{
+    if (dtype == QSF_DTYPE_F32) {
+        float values[QSF_LANES];
+        memcpy(values, s->codes + i * sizeof values, sizeof values);
+        return lanes_load(values);
+    }
+    if (dtype == QSF_DTYPE_F16)
+        return lanes_load_f16(s->codes + i * QSF_LANES * 2);
+    if (dtype == QSF_DTYPE_8BIT)
+        return lanes_mul(
+            lanes_sub(lanes_load_bytes(s->codes + i * QSF_LANES, 0, 255), lanes_set(128.0F)),
+            s->scale);
+    const bool is_4bit = dtype == QSF_DTYPE_4BIT;
+    const unsigned char *const codes = s->codes + (is_4bit ? i % 2 * QSF_LANES : 0);
+    const unsigned shift = is_4bit ? 4 * (unsigned)(i / 2) : 2 * (unsigned)i;
+#ifdef QSF_LANES_HAVE_LOOKUP
+    return lanes_lookup(s->scale, codes, shift);
+#else
+    return lanes_fma(lanes_load_bytes(codes, shift, is_4bit ? 15 : 3), s->scale, s->min);
+#endif
+}
+
+/* values [64] of one row go on with slots begin .. end - 1 of a block */
 QSF_FORCED_INLINE void add_slots(qsf_dtype dtype, const unsigned char *block, const float *scales,
                                  const float *mins, const float *e, size_t begin, size_t end,
                                  float *values)
 {
-    const size_t n_groups = QSF_BLOCK / QSF_LANES;
     lanes acc[QSF_BLOCK / QSF_LANES];
-    for (size_t i = 0; i < n_groups; i++)
+    for (size_t i = 0; i < QSF_BLOCK / QSF_LANES; i++)
         acc[i] = lanes_load(values + i * QSF_LANES);
-    for (size_t slot = begin; slot < end; slot++)
-        for (size_t i = 0; i < n_groups; i++) {
-            const lanes codes = load_values(dtype, block, slot, i);
-            const float scale = dtype == QSF_DTYPE_F32 || dtype == QSF_DTYPE_F16 ? 0 : scales[slot];
-            const float min =
-                dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_2BIT ? mins[slot] : 0.0F;
-            acc[i] = lanes_fma(lanes_set(e[slot]), decode_values(dtype, codes, scale, min), acc[i]);
-        }
-    for (size_t i = 0; i < n_groups; i++)
+    for (size_t slot = begin; slot < end; slot++) {
+        const value_slot s = slot_at(dtype, block, scales, mins, slot);
+        for (size_t i = 0; i < QSF_BLOCK / QSF_LANES; i++)
+            acc[i] = lanes_fma(lanes_set(e[slot]), values_at(dtype, &s, i), acc[i]);
+    }
+    for (size_t i = 0; i < QSF_BLOCK / QSF_LANES; i++)
         lanes_store(values + i * QSF_LANES, acc[i]);
 }
 
@@ -202,16 +230,11 @@ QSF_FORCED_INLINE void decode_slots(qsf_dtype dtype, const unsigned char *block,
     float scales[QSF_KV_PAGE_TOKENS];
     float mins[QSF_KV_PAGE_TOKENS];
     load_scales(dtype, block, scales, mins);
-    for (size_t slot = range.begin; slot < range.end; slot++)
-        for (size_t i = 0; i < QSF_BLOCK / QSF_LANES; i++) {
-            const lanes codes = load_values(dtype, block, slot, i);
-            const float scale =
-                dtype == QSF_DTYPE_F32 || dtype == QSF_DTYPE_F16 ? 0.0F : scales[slot];
-            const float min =
-                dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_2BIT ? mins[slot] : 0.0F;
-            lanes_store(decoded + slot * QSF_BLOCK + i * QSF_LANES,
-                        decode_values(dtype, codes, scale, min));
-        }
+    for (size_t slot = range.begin; slot < range.end; slot++) {
+        const value_slot s = slot_at(dtype, block, scales, mins, slot);
+        for (size_t i = 0; i < QSF_BLOCK / QSF_LANES; i++)
+            lanes_store(decoded + slot * QSF_BLOCK + i * QSF_LANES, values_at(dtype, &s, i));
+    }
 }
 
 /* All rows go on with one page's block of 64 dims, `all` being the slots that any attends to. */

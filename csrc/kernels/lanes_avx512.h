@@ -152,6 +152,14 @@ static inline lanes lanes_load_bytes(const unsigned char *p, unsigned shift, uns
         _mm512_and_si512(_mm512_srli_epi32(bytes, shift), _mm512_set1_epi32((int)mask)));
 }
 
+/* table[code] for codes of 4 bits from bit `shift` of 16 bytes on: bits above do not matter. */
+#define QSF_LANES_HAVE_LOOKUP
+static inline lanes lanes_lookup(lanes table, const unsigned char *p, unsigned shift)
+{
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, shift), table);
+}
+
 static inline lanes lanes_butterfly(lanes v, size_t h)
 {
     const __m512 swapped = h == 8   ? _mm512_shuffle_f32x4(v, v, 0x4E)

@@ -2,8 +2,8 @@
  *
  * A tile is up to 16 query rows of one segment and KV head: row i is head i % heads_per_kv of
  * the group, of token i / heads_per_kv. It either walks its spans one after another, merging as
- * it goes, or, where tiles are too few for the threads, each span is an item of its own and a
- * second loop merges; the bits are the same (kernels.h).
+ * it goes, or, where tiles are too few for the threads, a few spans are an item of their own and
+ * a second loop merges; the bits are the same (kernels.h).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/attention.h"
@@ -71,7 +71,7 @@ typedef struct attention_job {
     const qsf_ops *ops;
     const qsf_chunk *chunk;
     uint32_t layer;
-    bool is_split; /* an item is one span of a tile, not a whole tile */
+    size_t item_spans; /* of a tile make an item; 0: a whole tile does */
 } attention_job;
 
 /* Positions first .. end - 1 */
@@ -124,24 +124,30 @@ static size_t spans_of(const qsf_config *c, const qsf_segment *g)
     return end_span(seen_by(c, g, g->n_tokens - 1)) - first_span(seen_by(c, g, 0));
 }
 
+/* How many items a tile of segment g makes. */
+static size_t parts_of(const attention_job *job, const qsf_segment *g)
+{
+    return job->item_spans != 0 ? qsf_ceil_div(spans_of(job->ops->config, g), job->item_spans) : 1;
+}
+
 static size_t items_of(const attention_job *job, const qsf_segment *g)
 {
     const qsf_config *const c = job->ops->config;
-    return tiles_of(c, g) * c->n_kv_heads * (job->is_split ? spans_of(c, g) : 1);
+    return tiles_of(c, g) * c->n_kv_heads * parts_of(job, g);
 }
 
-/* Item `item` of segment g; *span is its number when split. */
+/* Item `item` of segment g; *span is its first one when split. */
 static tile tile_of(const attention_job *job, const qsf_segment *g, size_t item, size_t *span)
 {
     const qsf_config *const c = job->ops->config;
-    const size_t n_spans = job->is_split ? spans_of(c, g) : 1;
+    const size_t n_parts = parts_of(job, g);
     const size_t n_tiles = tiles_of(c, g);
-    *span = first_span(seen_by(c, g, 0)) + item % n_spans;
-    const size_t first_row = item / n_spans % n_tiles * QSF_ATTEND_ROWS;
+    *span = first_span(seen_by(c, g, 0)) + item % n_parts * job->item_spans;
+    const size_t first_row = item / n_parts % n_tiles * QSF_ATTEND_ROWS;
     const size_t left = (size_t)g->n_tokens * heads_per_kv(c) - first_row;
     tile t = {
         .segment = g,
-        .kv_head = (uint32_t)(item / n_spans / n_tiles),
+        .kv_head = (uint32_t)(item / n_parts / n_tiles),
         .first_row = first_row,
         .n_rows = left < QSF_ATTEND_ROWS ? left : QSF_ATTEND_ROWS,
     };
@@ -298,25 +304,30 @@ static void attend_tile(const attention_job *job, const tile *t, size_t worker_i
                    s->values + worker_off + r * s->head_stride);
 }
 
-/* One span of a tile, kept for merge_rows. */
-static void attend_part(const attention_job *job, const tile *t, size_t span, size_t worker_idx)
+/* Spans first .. of a tile, as many as make an item, kept for merge_rows. */
+static void attend_part(const attention_job *job, const tile *t, size_t first, size_t worker_idx)
 {
     const qsf_ops *const o = job->ops;
     const qsf_attend_scratch *const s = &o->scratch->attend;
-    qsf_span_range ranges[QSF_ATTEND_ROWS];
-    qsf_span_sums sums[QSF_ATTEND_ROWS];
-    if (span < first_span(t->seen_by_any) || span >= end_span(t->seen_by_any))
+    const size_t item_end = first + job->item_spans;
+    const size_t tile_end = end_span(t->seen_by_any);
+    const size_t end = item_end < tile_end ? item_end : tile_end;
+    if (first >= end)
         return;
     const qsf_acts x = gather_queries(o, t, worker_idx);
-    attend_span(job, t, &x, span, worker_idx, ranges, sums);
-    for (size_t r = 0; r < t->n_rows; r++) {
-        if (ranges[r].begin == ranges[r].end)
-            continue;
-        const size_t part = chunk_row(o->config, t, r) * s->n_spans + span;
-        s->partial_sums[part] = sums[r];
-        memcpy(s->partial_values + part * s->head_stride,
-               s->span_values + (worker_idx * QSF_ATTEND_ROWS + r) * s->head_stride,
-               s->head_stride * sizeof *s->partial_values);
+    for (size_t span = first; span < end; span++) {
+        qsf_span_range ranges[QSF_ATTEND_ROWS];
+        qsf_span_sums sums[QSF_ATTEND_ROWS];
+        attend_span(job, t, &x, span, worker_idx, ranges, sums);
+        for (size_t r = 0; r < t->n_rows; r++) {
+            if (ranges[r].begin == ranges[r].end)
+                continue;
+            const size_t part = chunk_row(o->config, t, r) * s->n_spans + span;
+            s->partial_sums[part] = sums[r];
+            memcpy(s->partial_values + part * s->head_stride,
+                   s->span_values + (worker_idx * QSF_ATTEND_ROWS + r) * s->head_stride,
+                   s->head_stride * sizeof *s->partial_values);
+        }
     }
 }
 
@@ -330,7 +341,7 @@ static void attend_items(void *arg, size_t begin, size_t end, size_t worker_idx)
         for (; begin < end && begin < end_item; begin++) {
             size_t span;
             const tile t = tile_of(job, g, begin - first_item, &span);
-            if (job->is_split)
+            if (job->item_spans != 0)
                 attend_part(job, &t, span, worker_idx);
             else
                 attend_tile(job, &t, worker_idx);
@@ -363,16 +374,33 @@ static void merge_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
     }
 }
 
+/* Enough items for all threads to find some, however fast each is. */
+#define ITEMS_PER_THREAD 4
+
+/* Decides how many spans make an item: few tiles are split, so that all threads have work. */
+static size_t choose_item_spans(const qsf_ops *o, const qsf_chunk *chunk, size_t most_spans)
+{
+    const size_t wanted = (size_t)ITEMS_PER_THREAD * qsf_pool_thread_count(o->pool);
+    size_t n_tiles = 0;
+    for (uint32_t i = 0; i < chunk->n_segments; i++)
+        n_tiles += tiles_of(o->config, &chunk->segments[i]) * o->config->n_kv_heads;
+    if (most_spans < 2 || qsf_pool_thread_count(o->pool) == 1 || n_tiles >= wanted ||
+        chunk->n_tokens > o->scratch->attend.split_tokens)
+        return 0;
+    const size_t n_spans = most_spans * n_tiles / wanted; /* rounded down: rather more items */
+    return n_spans > 0 ? n_spans : 1;
+}
+
 void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer)
 {
     const qsf_config *const c = o->config;
     attention_job job = {.ops = o, .chunk = chunk, .layer = layer};
-    size_t n_spans = 0; /* of the segment that has most */
+    size_t most_spans = 0;
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
         const size_t n = spans_of(c, &chunk->segments[i]);
-        n_spans = n > n_spans ? n : n_spans;
+        most_spans = n > most_spans ? n : most_spans;
     }
-    job.is_split = n_spans > 1 && chunk->n_tokens <= o->scratch->attend.split_tokens;
+    job.item_spans = choose_item_spans(o, chunk, most_spans);
     size_t n_items = 0;
     size_t n_scores = 0; /* about */
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
@@ -383,7 +411,7 @@ void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer)
     }
     qsf_pool_run(o->pool, n_items, qsf_ops_piece(n_scores * 2 * c->head_dim / n_items),
                  attend_items, &job);
-    if (job.is_split)
+    if (job.item_spans != 0)
         qsf_pool_run(o->pool, (size_t)chunk->n_tokens * c->n_heads,
-                     qsf_ops_piece(2 * n_spans * c->head_dim), merge_rows, &job);
+                     qsf_ops_piece(2 * most_spans * c->head_dim), merge_rows, &job);
 }
