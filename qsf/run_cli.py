@@ -99,6 +99,8 @@ def _run(request: Request) -> int:
     with _open(request) as model:
         if request.is_verbose:
             _say_facts(model, request)
+        if request.opening["kv_type"] is None and not request.is_quiet:
+            _warn_of_few_bits(model.info.plan)
         if prompt is None:
             return _chat(model, request)
         return _complete(model, request, prompt)
@@ -357,6 +359,15 @@ def _say_facts(model: Model, request: Request) -> None:
 
 def _kv_text(plan: MemoryPlan) -> str:
     return kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
+
+
+def _warn_of_few_bits(plan: MemoryPlan) -> None:
+    """The planner took 2 bits to stay in the budget, and the text will be the worse for it."""
+    if plan.kv_k_bits == 2 or plan.kv_v_bits == 2:
+        _say(
+            f"the budget of {_mb(plan.budget_bytes)} MB leaves 2 bits for the KV cache, which "
+            "costs quality: a larger --ram-budget, or --kv-type 4bit to be sure of more"
+        )
 
 
 def _plan_lines(plan: MemoryPlan) -> list[str]:
