@@ -156,9 +156,7 @@ _PLAN_FIELDS = tuple(
 
 def _plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
     numbers = {name: getattr(struct, name) for name in _PLAN_FIELDS}
-    return MemoryPlan(
-        **numbers, kv_is_rotated=struct.kv_is_rotated != 0, is_enough=is_enough
-    )
+    return MemoryPlan(**numbers, kv_is_rotated=struct.kv_is_rotated != 0, is_enough=is_enough)
 
 
 def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:

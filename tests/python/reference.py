@@ -263,7 +263,9 @@ class _Pass:
         v = self.linear(x, f"{at}.v").reshape(n_tokens, config.n_kv_heads, config.head_dim)
         if config.positions == "rope":
             q, k = rotate(q, config), rotate(k, config)
-        turned = hadamard(config.head_dim).astype(self.dtype) if self.is_rotated else None
+        turned: Array | None = None
+        if self.is_rotated:
+            turned = hadamard(config.head_dim).astype(self.dtype)
         if turned is not None:
             q, k, v = q @ turned, k @ turned, v @ turned
         q = self.round_queries(q)

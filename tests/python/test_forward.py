@@ -137,8 +137,8 @@ def test_exact_path_equals_transformers(name: str, tmp_path: Path) -> None:
 KL_LIMITS = {
     ("8bit", "f16"): 2e-3,
     ("4bit", "f16"): 0.03,
-    ("8bit", None): 0.01,
-    ("4bit", None): 0.035,
+    ("8bit", None): 0.02,
+    ("4bit", None): 0.05,
 }
 
 
@@ -155,21 +155,19 @@ def test_default_path_is_close_to_transformers(
     assert 0 < kl <= KL_LIMITS[quant_type, kv_type]
 
 
-def n_same_continuations(
-    name: str, quant_type: str, path: Path, kv_type: str | None = "f16"
-) -> int:
-    """How many of the ten greedy continuations of 32 tokens equal the original's."""
+def n_same_continuations(name: str, quant_type: str, path: Path) -> int:
+    """How many of the ten greedy continuations of 32 tokens equal the original's, f16 KV."""
     golden = load_golden(name)
     convert(MODELS[name], path, quant_type=quant_type)
     assert len(golden.prompts) == 10
     n_same = 0
-    with qsf.Model(path, ram_budget=None, kv_type=kv_type) as model:
+    with qsf.Model(path, ram_budget=None, kv_type="f16") as model:
         for prompt, continuation in zip(golden.prompt_ids, golden.continuations, strict=True):
             tokens = list(prompt)
             while len(tokens) < len(prompt) + len(continuation):
                 tokens.append(int(model.logits(tokens)[-1].argmax()))
             n_same += tokens[len(prompt) :] == continuation
-    print(f"{name} {quant_type}, KV {kv_type or 'default'}: {n_same} of 10 greedy continuations the same")
+    print(f"{name} {quant_type}: {n_same} of 10 greedy continuations the same")
     return n_same
 
 
@@ -194,11 +192,6 @@ def test_f16_greedy_text_is_the_originals(name: str, tmp_path: Path) -> None:
 )
 def test_8bit_greedy_text_is_the_originals(name: str, tmp_path: Path) -> None:
     assert n_same_continuations(name, "8bit", tmp_path / "m.qsf") >= 8
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_default_kv_keeps_most_greedy_text(name: str, tmp_path: Path) -> None:
-    assert n_same_continuations(name, "f16", tmp_path / "m.qsf", None) >= 4
 
 
 def test_tokenizer_gives_the_ids_of_transformers(tmp_path: Path) -> None:
