@@ -163,10 +163,10 @@ def negative_log_likelihood(path: Path, texts: list[list[int]], kv_type: str | N
     return total / sum(len(tokens) - 1 for tokens in texts)
 
 
-# 8 bits: what is asked of them. The default, 4 bits rotated, costs these texts, written at
-# temperature 1, up to 1.4 %, and 30,000 tokens of natural text below 1 % (bench/LOG.md).
+# Measured of these texts, written at temperature 1: 0.08, 0.07, 1.3 and 38 %; of 30,000 tokens of
+# natural text 0.02, 0.2, 0.8 and 24 % (bench/LOG.md). Another libm would write other texts.
 @pytest.mark.parametrize(
-    ("kv_type", "limit"), [("8bit", 0.001), ("k8v4", 0.005), (None, 0.02), ("2bit", 0.5)]
+    ("kv_type", "limit"), [("8bit", 0.002), ("k8v4", 0.006), (None, 0.02), ("2bit", 0.6)]
 )
 def test_perplexity(
     tiny_llama: tuple[Path, list[list[int]]], kv_type: str | None, limit: float
