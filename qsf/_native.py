@@ -90,6 +90,9 @@ class Options:
     max_sessions: int | None = None
     is_pinned: bool = False
     is_exact: bool = False
+    kv_k_type: int | None = None
+    kv_v_type: int | None = None
+    kv_rotation: bool | None = None
 
     def as_struct(self) -> Any:
         """Return a new ``qsf_options *``.
@@ -100,7 +103,7 @@ class Options:
         out = ffi.new("qsf_options *")
         lib.qsf_options_default(out)
         for name in ("budget_bytes", "reserve_bytes", "n_threads", "ctx_tokens", "chunk_tokens",
-                     "max_sessions"):  # fmt: skip
+                     "max_sessions", "kv_k_type", "kv_v_type"):  # fmt: skip
             value = getattr(self, name)
             if value is None:
                 continue
@@ -110,6 +113,9 @@ class Options:
                 raise errors.QsfArgumentError(f"{name} cannot be {value!r}") from error
         out.pin_threads = int(self.is_pinned)
         out.exact = int(self.is_exact)
+        if self.kv_rotation is not None:
+            on, off = lib.QSF_KV_ROTATION_ON, lib.QSF_KV_ROTATION_OFF
+            out.kv_rotation = on if self.kv_rotation else off
         return out
 
 
@@ -139,15 +145,20 @@ class MemoryPlan:
     chunk_tokens: int
     n_threads: int
     max_sessions: int
+    kv_k_bits: int
+    kv_v_bits: int
+    kv_is_rotated: bool
     is_enough: bool
 
 
-_PLAN_FIELDS = tuple(name for name in MemoryPlan.__slots__ if name != "is_enough")
+_PLAN_FIELDS = tuple(
+    name for name in MemoryPlan.__slots__ if name not in ("is_enough", "kv_is_rotated")
+)
 
 
 def _plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
     numbers = {name: getattr(struct, name) for name in _PLAN_FIELDS}
-    return MemoryPlan(**numbers, is_enough=is_enough)
+    return MemoryPlan(**numbers, kv_is_rotated=struct.kv_is_rotated != 0, is_enough=is_enough)
 
 
 def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:

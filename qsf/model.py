@@ -16,6 +16,7 @@ from qsf import _native
 from qsf.chat import ChatTemplate
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError, QsfMemoryError
 from qsf.format import Reader
+from qsf.opening import does_not_fit, options_of
 from qsf.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
 from qsf.tokenizer import Tokenizer
 
@@ -27,14 +28,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
-BYTES_PER_MB = 2**20
 DEFAULT_RAM_BUDGET_MB = 200
 DEFAULT_MAX_TOKENS = 256
-
-# What Python itself still takes after the engine was opened: the growing text and token
-# lists, encoder caches. Measured: generating takes below 1 MiB, encoding a prompt of 16 KB
-# (4000 tokens) up to 6.
-_RESERVE_BYTES = 8 * BYTES_PER_MB
 
 _MAX_SEED = 2**64 - 1
 
@@ -129,44 +124,6 @@ def _json_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _options(
-    ram_budget: int | None,
-    threads: int | None,
-    max_seq_len: int | None,
-    *,
-    is_pinned: bool,
-    is_exact: bool,
-) -> _native.Options:
-    for name, value in (
-        ("ram_budget", ram_budget),
-        ("threads", threads),
-        ("max_seq_len", max_seq_len),
-    ):
-        if value is not None and (
-            not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**32
-        ):
-            raise QsfArgumentError(f"{name} must be a whole number of at least 1, not {value!r}")
-    return _native.Options(
-        budget_bytes=0 if ram_budget is None else ram_budget * BYTES_PER_MB,
-        reserve_bytes=_RESERVE_BYTES,
-        n_threads=threads,
-        ctx_tokens=max_seq_len,
-        max_sessions=1,
-        is_pinned=is_pinned,
-        is_exact=is_exact,
-    )
-
-
-def _does_not_fit(plan: _native.MemoryPlan) -> str:
-    """Return how much is needed and what would make it fit."""
-    taken = (plan.process_bytes + plan.reserve_bytes) / BYTES_PER_MB
-    needed = -(-plan.min_budget_bytes // BYTES_PER_MB)
-    return (
-        f"the model does not fit in {plan.budget_bytes / BYTES_PER_MB:.0f} MB, of which the "
-        f"process takes {taken:.0f} before it is opened: ram_budget={needed} would do"
-    )
-
-
 def _as_tokens(ids: Sequence[int]) -> array[int]:
     if isinstance(ids, bytes | bytearray):
         raise QsfArgumentError("tokens must be a sequence of token ids, not bytes: decode them")
@@ -190,6 +147,10 @@ class Model:
         max_seq_len: the longest sequence, in tokens, prompt included; None: what the model
             was made for, at most 4096.
         exact: f32 activations and plain kernels: slow, for reference.
+        kv_type: precision of the KV cache: "f16", "8bit", "4bit", "2bit", or keys and values
+            apart, as "k8v4"; None: 4 bits, 2 where memory is too short for that.
+        kv_rotation: turn keys and values by a Hadamard matrix, which is good for few bits;
+            None: with 4 bits or fewer where the heads allow it.
 
     Raises:
         QsfMemoryError: the budget is too small; the text says what would do.
@@ -217,9 +178,19 @@ class Model:
         max_seq_len: int | None = None,
         pin_threads: bool = False,
         exact: bool = False,
+        kv_type: str | None = None,
+        kv_rotation: bool | None = None,
     ) -> None:
         """Open the file; see the class."""
-        options = _options(ram_budget, threads, max_seq_len, is_pinned=pin_threads, is_exact=exact)
+        options = options_of(
+            ram_budget,
+            threads,
+            max_seq_len,
+            is_pinned=pin_threads,
+            is_exact=exact,
+            kv_type=kv_type,
+            kv_rotation=kv_rotation,
+        )
         parts = _read_text_parts(path)
         self._tokenizer = parts.tokenizer
         self._template = parts.template
@@ -242,7 +213,7 @@ class Model:
             plan = _native.plan_model(path, options)
             if plan.is_enough:
                 raise
-            raise QsfMemoryError(_does_not_fit(plan)) from error
+            raise QsfMemoryError(does_not_fit(plan)) from error
 
     @staticmethod
     def plan(
@@ -253,13 +224,23 @@ class Model:
         max_seq_len: int | None = None,
         pin_threads: bool = False,
         exact: bool = False,
+        kv_type: str | None = None,
+        kv_rotation: bool | None = None,
     ) -> _native.MemoryPlan:
         """Return where the memory of ``Model(path, ...)`` would go, without opening it.
 
         Where the budget is too small, ``is_enough`` is False and ``min_budget_bytes`` says
         what would do.
         """
-        options = _options(ram_budget, threads, max_seq_len, is_pinned=pin_threads, is_exact=exact)
+        options = options_of(
+            ram_budget,
+            threads,
+            max_seq_len,
+            is_pinned=pin_threads,
+            is_exact=exact,
+            kv_type=kv_type,
+            kv_rotation=kv_rotation,
+        )
         parts = _read_text_parts(path)
         plan = _native.plan_model(path, options)
         del parts  # counted by the plan as part of the process, so it lives until here

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from qsf import command
 from qsf.command import EXIT_FAILED, EXIT_USAGE, StoppedError
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
+from qsf.kv_type import kv_type_name
 from qsf.run_options import Request, UsageError, parse, valid_text
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def _run(request: Request) -> int:
     with _open(request) as model:
         if request.is_verbose:
             _say_facts(model, request)
+        if request.opening["kv_type"] is None and not request.is_quiet:
+            _warn_of_few_bits(model.info.plan)
         if prompt is None:
             return _chat(model, request)
         return _complete(model, request, prompt)
@@ -347,6 +350,7 @@ def _say_facts(model: Model, request: Request) -> None:
                    f"{info.max_tokens}, prompt in chunks of {info.plan.chunk_tokens}"),
         ("kernels", f"{info.isa_name} (here: {' '.join(machine.isa_available)}), "
                     f"{info.plan.n_threads} threads"),
+        ("KV cache", _kv_text(info.plan) + (", rotated" if info.plan.kv_is_rotated else "")),
         ("i/o", info.io_name),
         ("sampling", f"temperature {params.temperature:g}, top-p {params.top_p:g}, "
                      f"top-k {params.top_k}, min-p {params.min_p:g}, repetition penalty "
@@ -358,6 +362,19 @@ def _say_facts(model: Model, request: Request) -> None:
         _say(line)
 
 
+def _kv_text(plan: MemoryPlan) -> str:
+    return kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
+
+
+def _warn_of_few_bits(plan: MemoryPlan) -> None:
+    """The planner took 2 bits to stay in the budget, and the text will be the worse for it."""
+    if plan.kv_k_bits == 2 or plan.kv_v_bits == 2:
+        _say(
+            f"the budget of {_mb(plan.budget_bytes)} MB leaves 2 bits for the KV cache, which "
+            "costs quality: a larger --ram-budget, or --kv-type 4bit to be sure of more"
+        )
+
+
 def _plan_lines(plan: MemoryPlan) -> list[str]:
     """Return the memory map as a table."""
     rows = [
@@ -366,7 +383,7 @@ def _plan_lines(plan: MemoryPlan) -> list[str]:
         (f"weights, {plan.n_units_resident} of {plan.n_units} units", plan.weights_bytes),
         ("window for streamed weights", plan.window_bytes),
         ("embedding rows", plan.embedding_bytes),
-        (f"KV cache, {plan.ctx_tokens} tokens", plan.kv_bytes),
+        (f"KV cache, {plan.ctx_tokens} tokens, {_kv_text(plan)}", plan.kv_bytes),
         (f"activations, chunks of {plan.chunk_tokens}", plan.scratch_bytes),
         ("tables", plan.tables_bytes),
         (f"stacks, {plan.n_threads} threads", plan.stacks_bytes),

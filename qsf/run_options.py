@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from qsf.kv_type import parse_kv_type
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,6 +23,7 @@ examples:
   qsf-run model.qsf --prompt "Once upon a time" --temperature 0 --max-tokens 50
   qsf-run model.qsf --ram-budget 100 --plan
   qsf-run model.qsf --interactive
+  qsf-run model.qsf --prompt "Once upon a time" --kv-type k8v4
   echo "Once upon a time" | qsf-run model.qsf > story.txt
 
 exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated
@@ -100,6 +103,14 @@ def _fraction(least: float, most: float, *, is_open: bool = False) -> Callable[[
     return parse
 
 
+def _kv_type(text: str) -> str:
+    try:
+        parse_kv_type(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def _stop(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("the text is empty")
@@ -137,7 +148,6 @@ def _parser() -> _Parser:
     group.add_argument(
         "--bench", action="store_const", const=True, help="measure the speed and exit"
     )
-    group.add_argument("--kv-type", metavar="TYPE", help="precision of the KV cache")
     group.add_argument("--io", metavar="METHOD", help="how weights are read")
     return parser
 
@@ -251,6 +261,20 @@ def _add_machine_options(group: argparse._ArgumentGroup) -> None:
         "less where the budget is small)",
     )
     group.add_argument(
+        "--kv-type",
+        type=_kv_type,
+        metavar="TYPE",
+        help="precision of the KV cache: f16, 8bit, 4bit, 2bit, or keys and values apart, as "
+        "k8v4 (default: 4bit; 2bit where the budget is too small for that)",
+    )
+    group.add_argument(
+        "--kv-rotation",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="turn keys and values by a Hadamard matrix, which makes few bits enough (default: "
+        "auto: with 4 bits or fewer, where the size of the heads is a power of two)",
+    )
+    group.add_argument(
         "--exact", action="store_true", help="full-precision arithmetic: slow, for reference"
     )
     group.add_argument(
@@ -263,7 +287,7 @@ def parse(arguments: list[str]) -> Request:
     options = _parser().parse_args(arguments)
     if not options.model:
         raise UsageError("the name of MODEL is empty")
-    for name in ("quality", "bench", "kv_type", "io"):
+    for name in ("quality", "bench", "io"):
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not available yet")
     if options.prompt is not None and options.prompt_file is not None:
@@ -290,6 +314,8 @@ def parse(arguments: list[str]) -> Request:
             "max_seq_len": options.max_seq_len,
             "pin_threads": options.pin_threads,
             "exact": options.exact,
+            "kv_type": options.kv_type,
+            "kv_rotation": {"auto": None, "on": True, "off": False}[options.kv_rotation],
         },
         is_interactive=options.interactive,
         is_plan=options.plan,

@@ -40,6 +40,16 @@ void qsf_options_default(qsf_options *out)
     };
 }
 
+static qsf_status check_kv_type(const char *name, uint32_t type, bool is_exact)
+{
+    if (type != QSF_KV_DEFAULT && type != QSF_KV_2BIT && type != QSF_KV_4BIT &&
+        type != QSF_KV_8BIT && type != QSF_KV_F16 && type != QSF_KV_F32)
+        return QSF_FAIL(QSF_ERR_ARG, "%s is %u: 2, 4, 8, 16 or 32 bits, or 0", name, type);
+    if (is_exact && type != QSF_KV_DEFAULT && type != QSF_KV_F32)
+        return QSF_FAIL(QSF_ERR_ARG, "%s is %u, but exact arithmetic keeps 32 bits", name, type);
+    return QSF_OK;
+}
+
 static qsf_status check_options(const qsf_options *opt)
 {
     if (opt->n_threads > QSF_POOL_MAX_THREADS)
@@ -50,6 +60,10 @@ static qsf_status check_options(const qsf_options *opt)
                         MAX_SESSIONS);
     if (opt->exact > 1)
         return QSF_FAIL(QSF_ERR_ARG, "exact is %u: 0 or 1", opt->exact);
+    QSF_TRY(check_kv_type("kv_k_type", opt->kv_k_type, opt->exact != 0));
+    QSF_TRY(check_kv_type("kv_v_type", opt->kv_v_type, opt->exact != 0));
+    if (opt->kv_rotation > QSF_KV_ROTATION_ON)
+        return QSF_FAIL(QSF_ERR_ARG, "kv_rotation is %u: 0, 1 or 2", opt->kv_rotation);
     return QSF_OK;
 }
 

@@ -123,8 +123,9 @@ static qsf_status take_memory(qsf_model *m)
     QSF_TRY(acquire_block(m, QSF_USE_SCRATCH, m->scratch_block_bytes, &m->scratch_block));
     qsf_arena arena;
     qsf_arena_init(&arena, m->scratch_block, m->scratch_block_bytes);
-    qsf_scratch_layout(&m->scratch, &arena, &m->config, plan->chunk_tokens, plan->ctx_tokens,
-                       plan->n_threads);
+    const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
+    qsf_scratch_layout(&m->scratch, &arena, &m->config, &kv_form, plan->chunk_tokens,
+                       plan->ctx_tokens, plan->n_threads);
     m->forward.ops = (qsf_ops){
         .config = &m->config,
         .kernels = &m->kernels,

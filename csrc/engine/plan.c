@@ -21,6 +21,9 @@
 /* Room for a few hundred rows, so that one read feeds all threads for a while. */
 #define WINDOW_TARGET_BYTES ((size_t)2 << 20)
 
+/* Heads up to here are turned unless something else is asked for. */
+#define MAX_DEFAULT_ROTATION 256
+
 /* More than anyone has: what a sum or product that does not fit becomes. */
 #define TOO_MANY_BYTES UINT64_MAX
 
@@ -28,24 +31,48 @@ typedef struct choice {
     uint32_t ctx_tokens;
     uint32_t chunk_tokens;
     bool wide_window;
+    uint32_t kv_k_bits;
+    uint32_t kv_v_bits;
 } choice;
 
-size_t qsf_plan_session_bytes(const qsf_config *c, uint32_t ctx_tokens, bool exact)
+static qsf_dtype dtype_of_bits(uint32_t bits)
 {
+    return bits == QSF_KV_2BIT   ? QSF_DTYPE_2BIT
+           : bits == QSF_KV_4BIT ? QSF_DTYPE_4BIT
+           : bits == QSF_KV_8BIT ? QSF_DTYPE_8BIT
+           : bits == QSF_KV_F16  ? QSF_DTYPE_F16
+                                 : QSF_DTYPE_F32;
+}
+
+qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan)
+{
+    return (qsf_kv_form){
+        .k_type = dtype_of_bits(plan->kv_k_bits),
+        .v_type = dtype_of_bits(plan->kv_v_bits),
+        .is_rotated = plan->kv_is_rotated != 0,
+    };
+}
+
+/* Bytes of a session's block, by measuring. */
+static size_t session_bytes(const qsf_config *c, const qsf_plan *plan)
+{
+    const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
     qsf_arena measuring;
     qsf_session_buffers buffers;
     qsf_arena_init_measuring(&measuring);
-    qsf_session_layout(&buffers, &measuring, c, ctx_tokens, exact);
+    qsf_session_layout(&buffers, &measuring, c, plan->ctx_tokens, &kv_form);
     return measuring.failed ? SIZE_MAX : measuring.used_bytes;
 }
 
-size_t qsf_plan_scratch_bytes(const qsf_config *c, uint32_t chunk_tokens, uint32_t ctx_tokens,
-                              uint32_t n_threads)
+/* Bytes of a chunk's scratch, by measuring. */
+static size_t scratch_bytes(const qsf_config *c, const qsf_plan *plan)
 {
+    const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
     qsf_arena measuring;
     qsf_scratch scratch;
     qsf_arena_init_measuring(&measuring);
-    qsf_scratch_layout(&scratch, &measuring, c, chunk_tokens, ctx_tokens, n_threads);
+    qsf_scratch_layout(&scratch, &measuring, c, &kv_form, plan->chunk_tokens, plan->ctx_tokens,
+                       plan->n_threads);
     return measuring.failed ? SIZE_MAX : measuring.used_bytes;
 }
 
@@ -76,6 +103,15 @@ static void add_weights(const qsf_plan_input *in, const bool *is_resident, bool 
     }
 }
 
+/* Turning pays with few bits; a very wide head averages its outliers in any case. */
+static bool is_rotated(const qsf_config *c, const qsf_options *opt, choice how)
+{
+    if (opt->kv_rotation != QSF_KV_ROTATION_AUTO)
+        return opt->kv_rotation == QSF_KV_ROTATION_ON;
+    return (how.kv_k_bits <= QSF_KV_4BIT || how.kv_v_bits <= QSF_KV_4BIT) &&
+           qsf_kvcache_can_rotate(c) && c->head_dim <= MAX_DEFAULT_ROTATION;
+}
+
 /* The plan of one choice with these units resident; engine_bytes is its total. */
 static void add_up(const qsf_plan_input *in, choice how, const bool *is_resident, qsf_plan *plan)
 {
@@ -83,12 +119,13 @@ static void add_up(const qsf_plan_input *in, choice how, const bool *is_resident
     const qsf_options *const opt = in->options;
     plan->ctx_tokens = how.ctx_tokens;
     plan->chunk_tokens = how.chunk_tokens;
+    plan->kv_k_bits = how.kv_k_bits;
+    plan->kv_v_bits = how.kv_v_bits;
+    plan->kv_is_rotated = is_rotated(c, opt, how);
     plan->tables_bytes = in->fixed_bytes;
     plan->kv_bytes = TOO_MANY_BYTES;
-    (void)qsf_mul_u64(qsf_plan_session_bytes(c, how.ctx_tokens, opt->exact != 0), opt->max_sessions,
-                      &plan->kv_bytes);
-    plan->scratch_bytes =
-        qsf_plan_scratch_bytes(c, how.chunk_tokens, how.ctx_tokens, opt->n_threads);
+    (void)qsf_mul_u64(session_bytes(c, plan), opt->max_sessions, &plan->kv_bytes);
+    plan->scratch_bytes = scratch_bytes(c, plan);
     add_weights(in, is_resident, how.wide_window, plan);
     const uint64_t parts[] = {plan->tables_bytes, plan->kv_bytes,        plan->scratch_bytes,
                               plan->window_bytes, plan->embedding_bytes, plan->weights_bytes,
@@ -174,14 +211,32 @@ static void choose_resident(const qsf_plan_input *in, choice how, qsf_plan *plan
 
 /* What is given up first when memory is short, and down to where. A chunk of 16 still shares a
  * pass over the weights between many tokens, so it goes before the context; the window goes
- * late, because a narrow one leaves the threads idle. */
+ * late, because a narrow one leaves the threads idle. A cache of 2 bits goes last of all: the
+ * other rungs cost time or length, this one the quality of every word (bench/LOG.md). */
 static const struct rung {
-    enum { RUNG_CHUNK, RUNG_CTX, RUNG_WINDOW } what;
+    enum { RUNG_CHUNK, RUNG_CTX, RUNG_WINDOW, RUNG_KV } what;
     uint32_t floor_tokens;
 } ladder[] = {
-    {RUNG_CHUNK, 16}, {RUNG_CTX, 512},  {RUNG_CHUNK, 4},
-    {RUNG_CTX, 256},  {RUNG_WINDOW, 0}, {RUNG_CHUNK, 1},
+    {RUNG_CHUNK, 16}, {RUNG_CTX, 512}, {RUNG_CHUNK, 4}, {RUNG_CTX, 256},
+    {RUNG_WINDOW, 0}, {RUNG_CHUNK, 1}, {RUNG_KV, 0},
 };
+
+/* Two bits for keys or values, unless the caller chose. */
+static bool narrow_kv(const qsf_options *opt, choice *how)
+{
+    bool is_smaller = false;
+    if (opt->exact != 0)
+        return false;
+    if (opt->kv_k_type == QSF_KV_DEFAULT && how->kv_k_bits > QSF_KV_2BIT) {
+        how->kv_k_bits = QSF_KV_2BIT;
+        is_smaller = true;
+    }
+    if (opt->kv_v_type == QSF_KV_DEFAULT && how->kv_v_bits > QSF_KV_2BIT) {
+        how->kv_v_bits = QSF_KV_2BIT;
+        is_smaller = true;
+    }
+    return is_smaller;
+}
 
 /* Halves *n_tokens towards the floor, unless the caller asked for a number. */
 static bool halve(uint32_t asked_tokens, uint32_t floor_tokens, uint32_t *n_tokens)
@@ -202,9 +257,11 @@ static bool shrink(const qsf_options *opt, choice *how)
             is_smaller = halve(opt->chunk_tokens, r->floor_tokens, &how->chunk_tokens);
         } else if (r->what == RUNG_CTX) {
             is_smaller = halve(opt->ctx_tokens, r->floor_tokens, &how->ctx_tokens);
-        } else {
+        } else if (r->what == RUNG_WINDOW) {
             is_smaller = how->wide_window;
             how->wide_window = false;
+        } else {
+            is_smaller = narrow_kv(opt, how);
         }
     }
     if (how->chunk_tokens > how->ctx_tokens)
@@ -219,6 +276,13 @@ static qsf_status first_choice(const qsf_plan_input *in, choice *how)
     if (opt->ctx_tokens > max_tokens)
         return QSF_FAIL(QSF_ERR_ARG, "a context of %u tokens: this model was made for at most %u",
                         opt->ctx_tokens, max_tokens);
+    if (opt->kv_rotation == QSF_KV_ROTATION_ON && !qsf_kvcache_can_rotate(in->config))
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "heads of %u dimensions cannot be rotated: only of 16, 32, .. 4096",
+                        in->config->head_dim);
+    const uint32_t default_bits = opt->exact != 0 ? QSF_KV_F32 : QSF_KV_4BIT;
+    how->kv_k_bits = opt->kv_k_type != QSF_KV_DEFAULT ? opt->kv_k_type : default_bits;
+    how->kv_v_bits = opt->kv_v_type != QSF_KV_DEFAULT ? opt->kv_v_type : default_bits;
     how->ctx_tokens = opt->ctx_tokens;
     if (how->ctx_tokens == 0)
         how->ctx_tokens = max_tokens < DEFAULT_CTX_TOKENS ? max_tokens : DEFAULT_CTX_TOKENS;

@@ -3,8 +3,9 @@
  * Sizes come from the same layout functions that later lay the real blocks out, run on
  * a measuring arena, so the plan and the allocation cannot disagree. When the budget is
  * short: fewer resident units; then smaller prompt chunks and a shorter context by turns
- * (unless they were asked for) and a narrower window; then a refusal that says what would
- * do. A sum that does not fit 64 bits is UINT64_MAX, which no budget allows.
+ * (unless they were asked for) and a narrower window; then 2 bits in the KV cache (unless its
+ * type was asked for); then a refusal that says what would do. A sum that does not fit 64 bits is
+ * UINT64_MAX, which no budget allows.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_PLAN_H
@@ -16,6 +17,7 @@
 
 #include "format/reader.h"
 #include "model/config.h"
+#include "model/kvcache.h"
 
 /* What the plan must know; all sizes are looked up, nothing is allocated. */
 typedef struct qsf_plan_input {
@@ -30,9 +32,7 @@ typedef struct qsf_plan_input {
  * memory that would do. QSF_ERR_ARG: a context longer than the model's. */
 qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resident);
 
-/* Bytes of a session's block and of a chunk's scratch, by measuring. */
-size_t qsf_plan_session_bytes(const qsf_config *c, uint32_t ctx_tokens, bool exact);
-size_t qsf_plan_scratch_bytes(const qsf_config *c, uint32_t chunk_tokens, uint32_t ctx_tokens,
-                              uint32_t n_threads);
+/* How a plan keeps keys and values. */
+qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan);
 
 #endif

@@ -9,9 +9,9 @@
 #include "platform/clock.h"
 
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
-                        uint32_t ctx_tokens, bool exact)
+                        uint32_t ctx_tokens, const qsf_kv_form *kv_form)
 {
-    qsf_kvcache_layout(&b->kv, a, c, ctx_tokens, exact);
+    qsf_kvcache_layout(&b->kv, a, c, ctx_tokens, kv_form);
     b->tokens = qsf_arena_push(a, ctx_tokens, sizeof *b->tokens);
     b->logits = qsf_arena_push(a, c->n_vocab, sizeof *b->logits);
     qsf_sampler_layout(&b->sampler, a, c->n_vocab);
@@ -52,7 +52,7 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     }
     qsf_arena arena;
     qsf_arena_init(&arena, s->block, s->block_bytes);
-    qsf_session_layout(&s->buffers, &arena, &m->config, m->plan.ctx_tokens, m->options.exact != 0);
+    qsf_session_layout(&s->buffers, &arena, &m->config, m->plan.ctx_tokens, &m->scratch.kv_form);
     qsf_kvcache_link(&s->buffers.kv, &m->config);
     atomic_init(&s->cancelled, false);
     m->n_sessions++;

@@ -40,7 +40,7 @@ struct qsf_session {
 
 /* Called once on a measuring arena and once on the real one, whose block is zeroed. */
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
-                        uint32_t ctx_tokens, bool exact);
+                        uint32_t ctx_tokens, const qsf_kv_form *kv_form);
 
 /* Bytes of the session's own record, which the plan counts among the tables. */
 size_t qsf_session_record_bytes(void);

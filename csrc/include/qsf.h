@@ -85,6 +85,24 @@ QSF_API qsf_status qsf_machine_describe(qsf_machine *out);
 
 /* ---- model ---- */
 
+/* Bits of a number in the KV cache. 2, 4 and 8: in blocks of 64 with a scale. */
+typedef enum qsf_kv_type {
+    QSF_KV_DEFAULT = 0, /* 4 bits; 32 when exact; 2 where memory is too short for 4 */
+    QSF_KV_2BIT = 2,
+    QSF_KV_4BIT = 4,
+    QSF_KV_8BIT = 8,
+    QSF_KV_F16 = 16,
+    QSF_KV_F32 = 32
+} qsf_kv_type;
+
+/* Turning keys and values by a Hadamard matrix spreads outliers over the head, for the good of
+ * types of few bits. Heads of 16, 32, .. 4096 dimensions can be turned. */
+typedef enum qsf_kv_rotation {
+    QSF_KV_ROTATION_AUTO = 0, /* with 4 bits or fewer and heads of 16 to 256 dimensions */
+    QSF_KV_ROTATION_OFF = 1,
+    QSF_KV_ROTATION_ON = 2 /* QSF_ERR_ARG where the heads cannot be turned */
+} qsf_kv_rotation;
+
 /* Starts from qsf_options_default(), never from an uninitialised struct. */
 typedef struct qsf_options {
     uint64_t budget_bytes;  /* ceiling for the whole process; 0: no ceiling */
@@ -98,6 +116,9 @@ typedef struct qsf_options {
                              * its own (Linux); QSF_ERR_ARG where there are not so many. Never
                              * changes the calling thread */
     uint32_t exact; /* 1: f32 activations and f32 KV cache, plain kernels (slow, for reference) */
+    uint32_t kv_k_type;   /* a qsf_kv_type, of the keys; exact takes no other than 32 bits */
+    uint32_t kv_v_type;   /* of the values */
+    uint32_t kv_rotation; /* a qsf_kv_rotation */
 } qsf_options;
 
 QSF_API void qsf_options_default(qsf_options *out);
@@ -124,6 +145,9 @@ typedef struct qsf_plan {
     uint32_t chunk_tokens;
     uint32_t n_threads;
     uint32_t max_sessions;
+    uint32_t kv_k_bits; /* of a key in the KV cache, a qsf_kv_type; 32 and 16 are floats */
+    uint32_t kv_v_bits;
+    uint32_t kv_is_rotated; /* 0 or 1 */
 } qsf_plan;
 
 /* What opening would take, without taking it. Where the budget is too small it

@@ -1,39 +1,23 @@
-/* attend_tmpl.h - one query head against the pages of one KV head, over lanes.
+/* attend_tmpl.h - the steps of attention over one span of pages, and the fill function, over lanes.
  *
- * Included after exp_tmpl.h and vecops_tmpl.h. Contract at qsf_attend_fn in kernels.h.
+ * Included after exp_tmpl.h and vecops_tmpl.h. Contracts at "KV pages and attention" in kernels.h;
+ * the scores themselves are matrix products.
  *
- * Slots outside [first, end) are loaded with their page but selected away before they can
- * meet a sum: they may hold anything. Pages wholly outside are never touched.
+ * Quantised values are decoded once for all query rows: a page's block becomes [32, 64] floats,
+ * which is what a page of f32 holds. One row alone decodes as it goes.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* 16 elements from `idx` on of a page of halves or floats */
-QSF_FORCED_INLINE lanes load_page(const void *page, size_t idx, bool is_f16)
-{
-    return is_f16 ? lanes_load_f16((const unsigned char *)page + 2 * idx)
-                  : lanes_load((const float *)page + idx);
-}
+#include "kernels/kv_tmpl.h"
 
-/* scores [n_pages, 32] = scale * (q [head_dim] . k), for n_pages (a literal) pages
- * [head_dim, 32]: two independent sums per page hide the latency of the multiply-adds. */
-QSF_FORCED_INLINE void score_pages(const float *q, const void *const *k_pages, size_t n_pages,
-                                   size_t head_dim, float scale, float *scores, bool is_f16)
-{
-    lanes acc[8];
-    for (size_t i = 0; i < 2 * n_pages; i++)
-        acc[i] = lanes_set(0.0F);
-    for (size_t d = 0; d < head_dim; d++) {
-        const lanes qd = lanes_set(q[d]);
-        for (size_t i = 0; i < 2 * n_pages; i++) {
-            const size_t idx = d * QSF_KV_PAGE_TOKENS + (i & 1) * QSF_LANES;
-            acc[i] = lanes_fma(qd, load_page(k_pages[i / 2], idx, is_f16), acc[i]);
-        }
-    }
-    for (size_t i = 0; i < 2 * n_pages; i++)
-        lanes_store(scores + i * QSF_LANES, lanes_mul(acc[i], lanes_set(scale)));
-}
+/* Rows whose sums are held in registers together, and groups of 16 dims: QSF_VALUE_ROWS *
+ * QSF_VALUE_GROUPS lanes of sums beside one of values and one of e. */
+#define QSF_VALUE_ROWS 4
+#ifndef QSF_VALUE_GROUPS
+#define QSF_VALUE_GROUPS 1
+#endif
 
-/* The lanes of positions p .. p + 15 that lie in [first, end), as begin and end. */
+/* The lanes of positions p .. p + 15 that lie below `position`. */
 static inline size_t lane_of(size_t position, size_t p)
 {
     if (position <= p)
@@ -41,107 +25,334 @@ static inline size_t lane_of(size_t position, size_t p)
     return position - p < QSF_LANES ? position - p : QSF_LANES;
 }
 
-/* scores [p] becomes e^(scores[p] - max), for positions outside [first, end) 0. Returns 1 / total.
- */
-static inline float softmax(float *scores, size_t first, size_t end)
+static qsf_span_sums QSF_NAME(span_softmax)(float *scores, qsf_span_range range, float scale)
 {
-    const size_t begin = first / QSF_LANES * QSF_LANES;
+    const size_t begin = range.begin / QSF_LANES * QSF_LANES;
     const lanes lowest = lanes_set(-INFINITY);
+    const lanes zero = lanes_set(0.0F);
     lanes largest = lowest;
-    for (size_t p = begin; p < end; p += QSF_LANES) {
-        const lanes s = lanes_load(scores + p);
-        largest = lanes_max(lanes_between(lane_of(first, p), lane_of(end, p), s, lowest), largest);
+    for (size_t p = begin; p < range.end; p += QSF_LANES) {
+        const lanes s = lanes_mul(lanes_load(scores + p), lanes_set(scale));
+        lanes_store(scores + p, s);
+        largest = lanes_max(
+            lanes_between(lane_of(range.begin, p), lane_of(range.end, p), s, lowest), largest);
     }
-    const lanes max = lanes_set(lanes_top(largest));
-    lanes total = lanes_set(0.0F);
-    for (size_t p = begin; p < end; p += QSF_LANES) {
-        const lanes e = lanes_exp(lanes_sub(lanes_load(scores + p), max));
-        const lanes present = lanes_between(lane_of(first, p), lane_of(end, p), e, lanes_set(0.0F));
-        total = lanes_add(total, present);
-        lanes_store(scores + p, present);
+    const float max = lanes_top(largest);
+    lanes total = zero;
+    for (size_t p = begin; p < range.end; p += QSF_LANES) {
+        const lanes e = lanes_exp(lanes_sub(lanes_load(scores + p), lanes_set(max)));
+        lanes_store(scores + p, e);
+        total = lanes_add(total,
+                          lanes_between(lane_of(range.begin, p), lane_of(range.end, p), e, zero));
     }
-    return 1.0F / lanes_sum(total);
+    return (qsf_span_sums){max, lanes_sum(total)};
 }
 
-/* out [16 * n] = factor * sum of e[p] v[p][d], for the n (a literal) groups of 16 columns
- * from d on; v pages are [32, head_dim]. */
-QSF_FORCED_INLINE void sum_values(const float *e, const void *const *v_pages, size_t head_dim,
-                                  size_t d, size_t n, size_t first, size_t end, float factor,
-                                  float *out, bool is_f16)
+/* Are values codes with scales? */
+static inline bool is_coded(qsf_dtype dtype)
 {
-    lanes acc[4];
-    for (size_t i = 0; i < n; i++)
-        acc[i] = lanes_set(0.0F);
-    for (size_t p = first; p < end; p++) {
-        const void *const page = v_pages[p / QSF_KV_PAGE_TOKENS];
-        const size_t row = p % QSF_KV_PAGE_TOKENS * head_dim + d;
-        for (size_t i = 0; i < n; i++)
-            acc[i] =
-                lanes_fma(lanes_set(e[p]), load_page(page, row + i * QSF_LANES, is_f16), acc[i]);
-    }
-    for (size_t i = 0; i < n; i++)
-        lanes_store(out + i * QSF_LANES, lanes_mul(acc[i], lanes_set(factor)));
+    return dtype != QSF_DTYPE_F32 && dtype != QSF_DTYPE_F16;
 }
 
-/* The same for the last head_dim % 16 columns, from d on. */
-QSF_FORCED_INLINE void sum_values_part(const float *e, const void *const *v_pages, size_t head_dim,
-                                       size_t d, size_t first, size_t end, float factor, float *out,
-                                       bool is_f16)
+/* A slot of a block of a V page. */
+typedef struct value_slot {
+    const unsigned char *codes; /* or values */
+    lanes scale;
+    lanes min;
+} value_slot;
+
+/* scales [32], and mins [32] of the types that have them, of a block of a V page */
+QSF_FORCED_INLINE void load_scales(qsf_dtype dtype, const unsigned char *block, float *scales,
+                                   float *mins)
 {
-    const size_t n = head_dim - d;
-    lanes acc = lanes_set(0.0F);
-    for (size_t p = first; p < end; p++) {
-        const size_t row = p % QSF_KV_PAGE_TOKENS * head_dim + d;
-        const void *const page = v_pages[p / QSF_KV_PAGE_TOKENS];
-        lanes v;
-        if (is_f16) {
-            unsigned char halves[2 * QSF_LANES] = {0};
-            memcpy(halves, (const unsigned char *)page + 2 * row, 2 * n);
-            v = lanes_load_f16(halves);
-        } else {
-            v = lanes_load_part((const float *)page + row, n);
+    if (!is_coded(dtype))
+        return;
+    for (size_t i = 0; i < QSF_KV_PAGE_TOKENS; i += QSF_LANES) {
+        lanes_store(scales + i, lanes_load_f16(block + 2 * i));
+        if (dtype != QSF_DTYPE_8BIT)
+            lanes_store(mins + i, lanes_load_f16(block + 2 * (QSF_KV_PAGE_TOKENS + i)));
+    }
+}
+
+QSF_FORCED_INLINE value_slot slot_at(qsf_dtype dtype, const unsigned char *block,
+                                     const float *scales, const float *mins, size_t slot)
+{
+    const bool has_min = dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_2BIT;
+    const size_t bits = dtype == QSF_DTYPE_F32    ? 32
+                        : dtype == QSF_DTYPE_F16  ? 16
+                        : dtype == QSF_DTYPE_8BIT ? 8
+                        : dtype == QSF_DTYPE_4BIT ? 4
+                                                  : 2;
+    const size_t codes_off = is_coded(dtype) ? (size_t)(has_min ? 4 : 2) * QSF_KV_PAGE_TOKENS : 0;
+    value_slot s = {.codes = block + codes_off + slot * (QSF_BLOCK / 8) * bits};
+    s.scale = lanes_set(is_coded(dtype) ? scales[slot] : 0.0F);
+    s.min = lanes_set(has_min ? mins[slot] : 0.0F);
+#ifdef QSF_LANES_HAVE_LOOKUP
+    /* The few values that this slot has: those of lane l are for code l, l % 4 for 2 bits. */
+    static const float codes[2][QSF_LANES] = {
+        {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+        {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3},
+    };
+    if (has_min)
+        s.scale = lanes_fma(lanes_load(codes[dtype == QSF_DTYPE_2BIT]), s.scale, s.min);
+#endif
+    return s;
+}
+
+/* Dims 16 i .. 16 i + 15 of a slot */
+QSF_FORCED_INLINE lanes values_at(qsf_dtype dtype, const value_slot *s, size_t i)
+{
+    if (dtype == QSF_DTYPE_F32) {
+        float values[QSF_LANES];
+        memcpy(values, s->codes + i * sizeof values, sizeof values);
+        return lanes_load(values);
+    }
+    if (dtype == QSF_DTYPE_F16)
+        return lanes_load_f16(s->codes + i * QSF_LANES * 2);
+    if (dtype == QSF_DTYPE_8BIT)
+        return lanes_mul(
+            lanes_sub(lanes_load_bytes(s->codes + i * QSF_LANES, 0, 255), lanes_set(128.0F)),
+            s->scale);
+    const bool is_4bit = dtype == QSF_DTYPE_4BIT;
+    const unsigned char *const codes = s->codes + (is_4bit ? i % 2 * QSF_LANES : 0);
+    const unsigned shift = is_4bit ? 4 * (unsigned)(i / 2) : 2 * (unsigned)i;
+#ifdef QSF_LANES_HAVE_LOOKUP
+    return lanes_lookup(s->scale, codes, shift);
+#else
+    return lanes_fma(lanes_load_bytes(codes, shift, is_4bit ? 15 : 3), s->scale, s->min);
+#endif
+}
+
+/* values [64] of one row go on with slots begin .. end - 1 of a block */
+QSF_FORCED_INLINE void add_slots(qsf_dtype dtype, const unsigned char *block, const float *scales,
+                                 const float *mins, const float *e, size_t begin, size_t end,
+                                 float *values)
+{
+    lanes acc[QSF_BLOCK / QSF_LANES];
+    for (size_t i = 0; i < QSF_BLOCK / QSF_LANES; i++)
+        acc[i] = lanes_load(values + i * QSF_LANES);
+    for (size_t slot = begin; slot < end; slot++) {
+        const value_slot s = slot_at(dtype, block, scales, mins, slot);
+        for (size_t i = 0; i < QSF_BLOCK / QSF_LANES; i++)
+            acc[i] = lanes_fma(lanes_set(e[slot]), values_at(dtype, &s, i), acc[i]);
+    }
+    for (size_t i = 0; i < QSF_BLOCK / QSF_LANES; i++)
+        lanes_store(values + i * QSF_LANES, acc[i]);
+}
+
+/* n (a literal) rows go on with the same slots of decoded values [32, 64];
+ * values [n, stride], e [n, 256] */
+QSF_FORCED_INLINE void add_slots_of_rows(const float *decoded, const float *e, size_t n,
+                                         size_t begin, size_t end, float *values, size_t stride)
+{
+    for (size_t d = 0; d < QSF_BLOCK; d += QSF_VALUE_GROUPS * QSF_LANES) {
+        lanes acc[QSF_VALUE_ROWS][QSF_VALUE_GROUPS];
+        for (size_t r = 0; r < n; r++)
+            for (size_t i = 0; i < QSF_VALUE_GROUPS; i++)
+                acc[r][i] = lanes_load(values + r * stride + d + i * QSF_LANES);
+        for (size_t slot = begin; slot < end; slot++) {
+            lanes v[QSF_VALUE_GROUPS];
+            for (size_t i = 0; i < QSF_VALUE_GROUPS; i++)
+                v[i] = lanes_load(decoded + slot * QSF_BLOCK + d + i * QSF_LANES);
+            for (size_t r = 0; r < n; r++) {
+                const lanes er = lanes_set(e[r * QSF_KV_SPAN_TOKENS + slot]);
+                for (size_t i = 0; i < QSF_VALUE_GROUPS; i++)
+                    acc[r][i] = lanes_fma(er, v[i], acc[r][i]);
+            }
         }
-        acc = lanes_fma(lanes_set(e[p]), v, acc);
+        for (size_t r = 0; r < n; r++)
+            for (size_t i = 0; i < QSF_VALUE_GROUPS; i++)
+                lanes_store(values + r * stride + d + i * QSF_LANES, acc[r][i]);
     }
-    lanes_store_part(out, lanes_mul(acc, lanes_set(factor)), n);
 }
 
-QSF_FORCED_INLINE void attend(const float *q, const void *const *k_pages,
-                              const void *const *v_pages, size_t head_dim, size_t first, size_t end,
-                              float scale, float *scores, float *out, bool is_f16)
+/* What a range says of the page whose first slot in the span is `first`, as slots of the page. */
+static inline qsf_span_range range_in_page(qsf_span_range range, size_t first)
 {
-    const size_t end_page = (end + QSF_KV_PAGE_TOKENS - 1) / QSF_KV_PAGE_TOKENS;
-    size_t page = first / QSF_KV_PAGE_TOKENS;
-    for (; page + 4 <= end_page; page += 4)
-        score_pages(q, k_pages + page, 4, head_dim, scale, scores + page * QSF_KV_PAGE_TOKENS,
-                    is_f16);
-    for (; page < end_page; page++)
-        score_pages(q, k_pages + page, 1, head_dim, scale, scores + page * QSF_KV_PAGE_TOKENS,
-                    is_f16);
-
-    const float factor = softmax(scores, first, end);
-
-    size_t d = 0;
-    for (; d + 4 * QSF_LANES <= head_dim; d += 4 * QSF_LANES)
-        sum_values(scores, v_pages, head_dim, d, 4, first, end, factor, out + d, is_f16);
-    for (; d + QSF_LANES <= head_dim; d += QSF_LANES)
-        sum_values(scores, v_pages, head_dim, d, 1, first, end, factor, out + d, is_f16);
-    if (d < head_dim)
-        sum_values_part(scores, v_pages, head_dim, d, first, end, factor, out + d, is_f16);
+    const uint32_t at = (uint32_t)first;
+    const uint32_t begin = range.begin > at ? range.begin - at : 0;
+    const uint32_t end = range.end > at ? range.end - at : 0;
+    return (qsf_span_range){
+        begin < QSF_KV_PAGE_TOKENS ? begin : QSF_KV_PAGE_TOKENS,
+        end < QSF_KV_PAGE_TOKENS ? end : QSF_KV_PAGE_TOKENS,
+    };
 }
 
-static void QSF_NAME(attend_f16)(const float *q, const void *const *k_pages,
-                                 const void *const *v_pages, size_t head_dim, size_t first,
-                                 size_t end, float scale, float *scores, float *out)
+static inline uint32_t smaller_u32(uint32_t a, uint32_t b)
 {
-    attend(q, k_pages, v_pages, head_dim, first, end, scale, scores, out, true);
+    return a < b ? a : b;
 }
 
-static void QSF_NAME(attend_f32)(const float *q, const void *const *k_pages,
-                                 const void *const *v_pages, size_t head_dim, size_t first,
-                                 size_t end, float scale, float *scores, float *out)
+static inline uint32_t larger_u32(uint32_t a, uint32_t b)
 {
-    attend(q, k_pages, v_pages, head_dim, first, end, scale, scores, out, false);
+    return a > b ? a : b;
+}
+
+static inline void add_slots_of_row(const float *decoded, const float *e, size_t begin, size_t end,
+                                    float *values)
+{
+    if (begin < end)
+        add_slots(QSF_DTYPE_F32, (const unsigned char *)decoded, NULL, NULL, e, begin, end, values);
+}
+
+/* n (a literal) rows with a range each, of a page whose first slot in the span is `first`:
+ * together where all attend, one by one before and after. */
+QSF_FORCED_INLINE void add_page_of_rows(const float *decoded, const float *e,
+                                        const qsf_span_range *ranges, size_t first, size_t n,
+                                        float *values, size_t stride)
+{
+    uint32_t begin = 0;
+    uint32_t end = QSF_KV_PAGE_TOKENS;
+    for (size_t r = 0; r < n; r++) {
+        const qsf_span_range range = range_in_page(ranges[r], first);
+        begin = larger_u32(begin, range.begin);
+        end = smaller_u32(end, range.end);
+    }
+    if (begin >= end) /* nowhere together */
+        begin = end = QSF_KV_PAGE_TOKENS;
+    for (size_t r = 0; r < n; r++) {
+        const qsf_span_range range = range_in_page(ranges[r], first);
+        add_slots_of_row(decoded, e + r * QSF_KV_SPAN_TOKENS, range.begin,
+                         smaller_u32(begin, range.end), values + r * stride);
+    }
+    if (begin < end)
+        add_slots_of_rows(decoded, e, n, begin, end, values, stride);
+    for (size_t r = 0; r < n; r++) {
+        const qsf_span_range range = range_in_page(ranges[r], first);
+        add_slots_of_row(decoded, e + r * QSF_KV_SPAN_TOKENS, end, range.end, values + r * stride);
+    }
+}
+
+/* The slots of a page's block that `range` names, as floats [32, 64]; f32 pages are that. */
+QSF_FORCED_INLINE void decode_slots(qsf_dtype dtype, const unsigned char *block,
+                                    qsf_span_range range, float *decoded)
+{
+    float scales[QSF_KV_PAGE_TOKENS];
+    float mins[QSF_KV_PAGE_TOKENS];
+    load_scales(dtype, block, scales, mins);
+    for (size_t slot = range.begin; slot < range.end; slot++) {
+        const value_slot s = slot_at(dtype, block, scales, mins, slot);
+        for (size_t i = 0; i < QSF_BLOCK / QSF_LANES; i++)
+            lanes_store(decoded + slot * QSF_BLOCK + i * QSF_LANES, values_at(dtype, &s, i));
+    }
+}
+
+/* All rows go on with one page's block of 64 dims, `all` being the slots that any attends to. */
+QSF_FORCED_INLINE void add_block(qsf_dtype dtype, const unsigned char *block, const float *e,
+                                 const qsf_span_range *ranges, qsf_span_range all, size_t first,
+                                 size_t n_rows, float *values, size_t stride)
+{
+    if (n_rows == 1) {
+        float scales[QSF_KV_PAGE_TOKENS];
+        float mins[QSF_KV_PAGE_TOKENS];
+        load_scales(dtype, block, scales, mins);
+        add_slots(dtype, block, scales, mins, e, all.begin, all.end, values);
+        return;
+    }
+    float decoded[QSF_KV_PAGE_TOKENS * QSF_BLOCK];
+    decode_slots(dtype, block, all, decoded);
+    size_t r = 0;
+    for (; r + 4 <= n_rows; r += 4)
+        add_page_of_rows(decoded, e + r * QSF_KV_SPAN_TOKENS, ranges + r, first, 4,
+                         values + r * stride, stride);
+    for (; r + 2 <= n_rows; r += 2)
+        add_page_of_rows(decoded, e + r * QSF_KV_SPAN_TOKENS, ranges + r, first, 2,
+                         values + r * stride, stride);
+    for (; r < n_rows; r++)
+        add_page_of_rows(decoded, e + r * QSF_KV_SPAN_TOKENS, ranges + r, first, 1,
+                         values + r * stride, stride);
+}
+
+QSF_FORCED_INLINE void span_values(qsf_dtype dtype, size_t block_bytes, const void *const *v_pages,
+                                   size_t n_blocks, const float *e, const qsf_span_range *ranges,
+                                   size_t n_rows, float *values)
+{
+    const size_t stride = n_blocks * QSF_BLOCK;
+    memset(values, 0, n_rows * stride * sizeof *values);
+    for (size_t page = 0; page < QSF_KV_SPAN_PAGES; page++) {
+        const size_t first = page * QSF_KV_PAGE_TOKENS;
+        qsf_span_range all = {QSF_KV_PAGE_TOKENS, 0};
+        for (size_t r = 0; r < n_rows; r++) {
+            const qsf_span_range range = range_in_page(ranges[r], first);
+            if (range.begin >= range.end)
+                continue;
+            all.begin = smaller_u32(all.begin, range.begin);
+            all.end = larger_u32(all.end, range.end);
+        }
+        for (size_t b = 0; all.begin < all.end && b < n_blocks; b++)
+            add_block(dtype, (const unsigned char *)v_pages[page] + b * block_bytes, e + first,
+                      ranges, all, first, n_rows, values + b * QSF_BLOCK, stride);
+    }
+}
+
+#define SPAN_VALUES(type, dtype)                                                                  \
+    static void QSF_NAME(span_values_##type)(const void *const *v_pages, size_t n_blocks,         \
+                                             const float *e, const qsf_span_range *ranges,        \
+                                             size_t n_rows, float *values)                        \
+    {                                                                                             \
+        span_values(dtype, qsf_kv_value_block_bytes(dtype), v_pages, n_blocks, e, ranges, n_rows, \
+                    values);                                                                      \
+    }
+
+SPAN_VALUES(f32, QSF_DTYPE_F32)
+SPAN_VALUES(f16, QSF_DTYPE_F16)
+SPAN_VALUES(8bit, QSF_DTYPE_8BIT)
+SPAN_VALUES(4bit, QSF_DTYPE_4BIT)
+SPAN_VALUES(2bit, QSF_DTYPE_2BIT)
+
+/* e^x of one number, with the bits of the lanes' */
+static inline float exp_of(float x)
+{
+    float by_lane[QSF_LANES];
+    lanes_store(by_lane, lanes_exp(lanes_set(x)));
+    return by_lane[0];
+}
+
+static void QSF_NAME(span_merge)(qsf_span_sums *sums, float *values, const qsf_span_sums *next_sums,
+                                 const float *next_values, size_t n)
+{
+    const float max = next_sums->max > sums->max ? next_sums->max : sums->max;
+    const float a = exp_of(sums->max - max);
+    const float b = exp_of(next_sums->max - max);
+    sums->max = max;
+    sums->total = fmaf(next_sums->total, b, sums->total * a);
+    for (size_t d = 0; d < n; d += QSF_LANES) {
+        const lanes before = lanes_mul(lanes_load(values + d), lanes_set(a));
+        lanes_store(values + d, lanes_fma(lanes_load(next_values + d), lanes_set(b), before));
+    }
+}
+
+static void QSF_NAME(span_finish)(const qsf_span_sums *sums, const float *values, size_t n,
+                                  float *out)
+{
+    const lanes factor = lanes_set(1.0F / sums->total);
+    for (size_t d = 0; d < n; d += QSF_LANES) {
+        const size_t m = lanes_left(n, d);
+        lanes_store_part(out + d, lanes_mul(lanes_load_part(values + d, m), factor), m);
+    }
+}
+
+static void QSF_NAME(fill_kv)(qsf_kernels *k)
+{
+    k->k_store[QSF_DTYPE_F32] = QSF_NAME(k_store_f32);
+    k->k_store[QSF_DTYPE_F16] = QSF_NAME(k_store_f16);
+    k->k_store[QSF_DTYPE_8BIT] = QSF_NAME(k_store_8bit);
+    k->k_store[QSF_DTYPE_4BIT] = QSF_NAME(k_store_4bit);
+    k->k_store[QSF_DTYPE_2BIT] = QSF_NAME(k_store_2bit);
+    k->v_store[QSF_DTYPE_F32] = QSF_NAME(v_store_f32);
+    k->v_store[QSF_DTYPE_F16] = QSF_NAME(v_store_f16);
+    k->v_store[QSF_DTYPE_8BIT] = QSF_NAME(v_store_8bit);
+    k->v_store[QSF_DTYPE_4BIT] = QSF_NAME(v_store_4bit);
+    k->v_store[QSF_DTYPE_2BIT] = QSF_NAME(v_store_2bit);
+    k->span_values[QSF_DTYPE_F32] = QSF_NAME(span_values_f32);
+    k->span_values[QSF_DTYPE_F16] = QSF_NAME(span_values_f16);
+    k->span_values[QSF_DTYPE_8BIT] = QSF_NAME(span_values_8bit);
+    k->span_values[QSF_DTYPE_4BIT] = QSF_NAME(span_values_4bit);
+    k->span_values[QSF_DTYPE_2BIT] = QSF_NAME(span_values_2bit);
+    k->span_softmax = QSF_NAME(span_softmax);
+    k->span_merge = QSF_NAME(span_merge);
+    k->span_finish = QSF_NAME(span_finish);
+    k->hadamard = QSF_NAME(hadamard);
 }
 
 /* The fill function's body. */
@@ -159,10 +370,5 @@ static void QSF_NAME(fill)(qsf_kernels *k)
     k->relu_squared = QSF_NAME(relu_squared);
     k->silu_mul = QSF_NAME(silu_mul);
     k->add = QSF_NAME(add);
-    k->k_store_f16 = QSF_NAME(k_store_f16);
-    k->v_store_f16 = QSF_NAME(v_store_f16);
-    k->k_store_f32 = QSF_NAME(k_store_f32);
-    k->v_store_f32 = QSF_NAME(v_store_f32);
-    k->attend_f16 = QSF_NAME(attend_f16);
-    k->attend_f32 = QSF_NAME(attend_f32);
+    QSF_NAME(fill_kv)(k);
 }

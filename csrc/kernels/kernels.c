@@ -2,6 +2,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/kernels.h"
 
+size_t qsf_kv_value_block_bytes(qsf_dtype dtype)
+{
+    const size_t n_values = (size_t)QSF_KV_PAGE_TOKENS * QSF_BLOCK;
+    if (!qsf_dtype_is_quantised(dtype))
+        return n_values * qsf_dtype_scalar_bytes(dtype);
+    if (dtype != QSF_DTYPE_8BIT && dtype != QSF_DTYPE_4BIT && dtype != QSF_DTYPE_2BIT)
+        return 0;
+    /* As many scales, mins and codes as two tiles have. */
+    return 2 * qsf_dtype_tile_bytes(dtype);
+}
+
 void qsf_kernels_init(qsf_kernels *k, qsf_isa isa)
 {
     *k = (qsf_kernels){0};

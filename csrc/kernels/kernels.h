@@ -111,20 +111,81 @@ typedef void qsf_silu_mul_fn(float *gate, const float *up, size_t n);
 /* x[i] += y[i]. */
 typedef void qsf_add_fn(float *x, const float *y, size_t n);
 
-/* Stores one position of K (column `slot` of a page [head_dim, 32]) or of V (row
- * `slot` of a page [32, head_dim]); pages hold f16 (round to nearest even) or f32. */
+/* ---- KV pages and attention ----
+ *
+ * A page holds 32 positions ("slots") of one KV head, head_dim padded to n_blocks * 64; types
+ * f32, f16, 8bit, 4bit and 2bit.
+ *   K page: the tiles of docs/format.md, section 5, positions as rows: [2, n_blocks] tiles. So
+ *     scores are a matmul with 2 tile rows a page, and the query heads that share a KV head
+ *     are its "tokens".
+ *   V page: n_blocks blocks of 64 dims. f32, f16: [32, 64] values. Else 32 scales f16, 32 mins
+ *     f16 if the type has them, [32, bytes of 64 codes]; 8 bits: byte i is dim i; 4 bits: the
+ *     nibbles of byte i are dims i, i + 32, low first; 2 bits: bits 2b, 2b + 1 of byte i are
+ *     dim i + 16 b.
+ * Values of codes as of weights: fmaf((float)code, scale, min), or (code - 128) * scale.
+ *
+ * Attention goes by spans of 256 positions, position p in span p / 256 whatever else is asked.
+ * A query row attends to positions [first, end). In each span that has some of them:
+ *   s[p] = (matmul of the query row and K) * scale
+ *   max = largest s[p]; e[p] = exp(s[p] - max)
+ *   total = 16-lane sum of e by p (lane p % 16)
+ *   values[d] = over p ascending, from +0: fmaf(e[p], v[p][d], acc)
+ * Spans are merged in ascending order; the first as it is, then, with new = the larger max:
+ *   a = exp(max - new), b = exp(next max - new)
+ *   total = fmaf(next total, b, total * a), values[d] = fmaf(next values[d], b, values[d] * a)
+ * and at the end out[d] = values[d] * (1 / total). No operation depends on what other rows,
+ * spans or threads do, so neither do the bits. What lies in slots outside [first, end) never
+ * meets a sum. */
+#define QSF_KV_SPAN_TOKENS 256
+#define QSF_KV_SPAN_PAGES (QSF_KV_SPAN_TOKENS / QSF_KV_PAGE_TOKENS)
+
+/* Bytes of a block of 64 dims of a V page; 0 for a type that pages cannot have. */
+size_t qsf_kv_value_block_bytes(qsf_dtype dtype);
+
+/* Stores x [head_dim] of one position into slot `slot` of a K page or a V page. f16: rounded
+ * to nearest even. Else per block of 64, from the values that are not padding:
+ *   4, 2 bits: min = f16(lowest); scale = (highest - min) / 15 or 3, not below 0, to the next
+ *     f16 that is not smaller; code = rint((x - min) / scale), 0 when the scale is, at most 15
+ *     or 3, at least 0
+ *   8 bits: scale = largest |x| / 127, to the next f16 not smaller; code = 128 + rint(x / scale)
+ *     (128 when the scale is 0)
+ * A block with a NaN or an infinity, or whose scale or min does not fit f16, gets the scale NaN,
+ * min 0 and codes 0. Padding is stored as codes 0, or zeros. Other slots are left alone. */
 typedef void qsf_kv_store_fn(const float *x, size_t head_dim, size_t slot, void *page);
 
-/* One query head against positions [first, end), first < end, of one KV head.
- * Position p lies in page p / 32, slot p % 32 of k_pages / v_pages (the arrays are
- * indexed from page 0).
- *   score[p] = (over d ascending, from +0: fmaf(q[d], k[p][d], acc)) * scale
- *   e[p] = exp(score[p] - max); total = 16-lane sum of e by p (lane p % 16)
- *   out[d] = (over p ascending, from +0: fmaf(e[p], v[p][d], acc)) * (1 / total)
- * scores: scratch of at least 32 * (end / 32 + 1) floats. */
-typedef void qsf_attend_fn(const float *q, const void *const *k_pages, const void *const *v_pages,
-                           size_t head_dim, size_t first, size_t end, float scale, float *scores,
-                           float *out);
+/* Orthonormal Walsh-Hadamard transform of x [n] in place, n a power of two, 16 .. 4096:
+ * for h = 1, 2, 4 .. n / 2, pairs (i, i + h) with i & h == 0: (a + b, a - b); then each value
+ * times 1 / sqrtf(n). */
+typedef void qsf_hadamard_fn(float *x, size_t n);
+
+/* The slots of a span that a query row attends to, 0 <= begin < end <= 256; or none,
+ * begin == end. */
+typedef struct qsf_span_range {
+    uint32_t begin;
+    uint32_t end;
+} qsf_span_range;
+
+typedef struct qsf_span_sums {
+    float max;
+    float total;
+} qsf_span_sums;
+
+/* scores [256] of one query row: those in the range, which is not empty, become e; others
+ * become anything. */
+typedef qsf_span_sums qsf_span_softmax_fn(float *scores, qsf_span_range range, float scale);
+
+/* values [n_rows, n_blocks * 64], e [n_rows, 256], ranges [n_rows], v_pages [8] of the span; pages
+ * without a slot in any range are not touched. A row with an empty range gets zeros. */
+typedef void qsf_span_values_fn(const void *const *v_pages, size_t n_blocks, const float *e,
+                                const qsf_span_range *ranges, size_t n_rows, float *values);
+
+/* Merges the next span of a row into those before. n: a multiple of 16 */
+typedef void qsf_span_merge_fn(qsf_span_sums *sums, float *values, const qsf_span_sums *next_sums,
+                               const float *next_values, size_t n);
+
+/* out [n] = values [n] * (1 / total) */
+typedef void qsf_span_finish_fn(const qsf_span_sums *sums, const float *values, size_t n,
+                                float *out);
 
 /* The vocabulary, for sampling. x [n]; no x is NaN where not said otherwise. Strip s is
  * elements 256 s .. 256 s + 255, and bucket 16 s + l those of them with index l modulo 16: to
@@ -162,12 +223,13 @@ typedef struct qsf_kernels {
     qsf_activation_fn *relu_squared;
     qsf_silu_mul_fn *silu_mul;
     qsf_add_fn *add;
-    qsf_kv_store_fn *k_store_f16;
-    qsf_kv_store_fn *v_store_f16;
-    qsf_kv_store_fn *k_store_f32;
-    qsf_kv_store_fn *v_store_f32;
-    qsf_attend_fn *attend_f16;
-    qsf_attend_fn *attend_f32;
+    qsf_kv_store_fn *k_store[QSF_DTYPE_COUNT]; /* NULL where pages have no such type */
+    qsf_kv_store_fn *v_store[QSF_DTYPE_COUNT];
+    qsf_span_values_fn *span_values[QSF_DTYPE_COUNT];
+    qsf_span_softmax_fn *span_softmax;
+    qsf_span_merge_fn *span_merge;
+    qsf_span_finish_fn *span_finish;
+    qsf_hadamard_fn *hadamard;
     qsf_all_finite_fn *all_finite;
     qsf_bucket_max_fn *bucket_max;
     qsf_weigh_fn *weigh;

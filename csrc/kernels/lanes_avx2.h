@@ -208,4 +208,35 @@ static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uin
     return (lanes){load_codes8(p, shift, mask), load_codes8(p + 32, shift, mask)};
 }
 
+static inline __m256 load_bytes8(const unsigned char *p, unsigned shift, unsigned mask)
+{
+    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p));
+    return _mm256_cvtepi32_ps(
+        _mm256_and_si256(_mm256_srli_epi32(bytes, (int)shift), _mm256_set1_epi32((int)mask)));
+}
+
+static inline lanes lanes_load_bytes(const unsigned char *p, unsigned shift, unsigned mask)
+{
+    return (lanes){load_bytes8(p, shift, mask), load_bytes8(p + 8, shift, mask)};
+}
+
+static inline __m256 butterfly8(__m256 v, size_t h)
+{
+    const __m256 swapped = h == 4   ? _mm256_permute2f128_ps(v, v, 1)
+                           : h == 2 ? _mm256_permute_ps(v, 0x4E)
+                                    : _mm256_permute_ps(v, 0xB1);
+    const __m256 sum = _mm256_add_ps(v, swapped);
+    const __m256 difference = _mm256_sub_ps(swapped, v);
+    return h == 4   ? _mm256_blend_ps(sum, difference, 0xF0)
+           : h == 2 ? _mm256_blend_ps(sum, difference, 0xCC)
+                    : _mm256_blend_ps(sum, difference, 0xAA);
+}
+
+static inline lanes lanes_butterfly(lanes v, size_t h)
+{
+    if (h == 8)
+        return (lanes){_mm256_add_ps(v.lo, v.hi), _mm256_sub_ps(v.lo, v.hi)};
+    return (lanes){butterfly8(v.lo, h), butterfly8(v.hi, h)};
+}
+
 #endif

@@ -151,4 +151,29 @@ static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uin
         _mm512_and_si512(_mm512_srli_epi32(words, shift), _mm512_set1_epi32((int)mask)));
 }
 
+static inline lanes lanes_load_bytes(const unsigned char *p, unsigned shift, unsigned mask)
+{
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
+    return _mm512_cvtepi32_ps(
+        _mm512_and_si512(_mm512_srli_epi32(bytes, shift), _mm512_set1_epi32((int)mask)));
+}
+
+/* table[code] for codes of 4 bits from bit `shift` of 16 bytes on: bits above do not matter. */
+#define QSF_LANES_HAVE_LOOKUP
+static inline lanes lanes_lookup(lanes table, const unsigned char *p, unsigned shift)
+{
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, shift), table);
+}
+
+static inline lanes lanes_butterfly(lanes v, size_t h)
+{
+    const __m512 swapped = h == 8   ? _mm512_shuffle_f32x4(v, v, 0x4E)
+                           : h == 4 ? _mm512_shuffle_f32x4(v, v, 0xB1)
+                           : h == 2 ? _mm512_permute_ps(v, 0x4E)
+                                    : _mm512_permute_ps(v, 0xB1);
+    const __mmask16 second = h == 8 ? 0xFF00 : h == 4 ? 0xF0F0 : h == 2 ? 0xCCCC : 0xAAAA;
+    return _mm512_mask_sub_ps(_mm512_add_ps(v, swapped), second, swapped, v);
+}
+
 #endif

@@ -214,4 +214,22 @@ static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uin
     return v;
 }
 
+/* Bits shift .. under `mask` of 16 bytes. */
+static inline lanes lanes_load_bytes(const unsigned char *p, unsigned shift, unsigned mask)
+{
+    lanes v;
+    for (size_t l = 0; l < QSF_LANES; l++)
+        v.at[l] = (float)(p[l] >> shift & mask);
+    return v;
+}
+
+/* Lanes l and l + h, for l & h == 0, become their sum and difference; h is 1, 2, 4 or 8. */
+static inline lanes lanes_butterfly(lanes v, size_t h)
+{
+    lanes out;
+    for (size_t l = 0; l < QSF_LANES; l++)
+        out.at[l] = (l & h) == 0 ? v.at[l] + v.at[l + h] : v.at[l - h] - v.at[l];
+    return out;
+}
+
 #endif

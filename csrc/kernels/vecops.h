@@ -1,12 +1,14 @@
 /* vecops.h - the vector operations and attention of each instruction set, for the fill functions.
  *
- * One body (exp_tmpl.h, vecops_tmpl.h, attend_tmpl.h) is compiled per set over the lane operations
- * of lanes_*.h, so all sets are bit-identical by construction.
+ * One body (exp_tmpl.h, vecops_tmpl.h, kv_tmpl.h, attend_tmpl.h) is compiled per set over the lane
+ * operations of lanes_*.h, so all sets are bit-identical by construction.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_KERNELS_VECOPS_H
 #define QSF_KERNELS_VECOPS_H
 
+#include "base/bytes.h" /* for the templates, outside of any target region */
+#include "base/half.h"
 #include "kernels/kernels.h"
 
 void qsf_vecops_fill_scalar(qsf_kernels *k);

@@ -7,8 +7,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "base/bytes.h"
-#include "base/half.h"
 #include "kernels/forced_inline.h"
 
 #define QSF_NAME(op) op##_scalar

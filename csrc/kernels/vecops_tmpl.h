@@ -1,4 +1,4 @@
-/* vecops_tmpl.h - norms, rope, activation functions, int8 quantisation and KV stores, over lanes.
+/* vecops_tmpl.h - norms, rope, activation functions and int8 quantisation, over lanes.
  *
  * The including file provides the lane operations (lanes_*.h), lanes_exp (exp_tmpl.h) and
  * QSF_NAME(op), which adds the instruction set to a name. Contracts in kernels.h.
@@ -217,39 +217,4 @@ static void QSF_NAME(quantise)(const float *x, size_t n_blocks, const qsf_act_ro
 {
     for (size_t b = 0; b < n_blocks; b++)
         quantise_block(x + b * QSF_BLOCK, b, out);
-}
-
-static void QSF_NAME(k_store_f16)(const float *x, size_t head_dim, size_t slot, void *page)
-{
-    unsigned char *const out = (unsigned char *)page + 2 * slot;
-    for (size_t d = 0; d < head_dim; d += QSF_LANES) {
-        const size_t m = lanes_left(head_dim, d);
-        unsigned char halves[2 * QSF_LANES];
-        lanes_store_f16(halves, lanes_load_part(x + d, m));
-        for (size_t i = 0; i < m; i++)
-            memcpy(out + (d + i) * (size_t)(2 * QSF_KV_PAGE_TOKENS), halves + 2 * i, 2);
-    }
-}
-
-static void QSF_NAME(v_store_f16)(const float *x, size_t head_dim, size_t slot, void *page)
-{
-    unsigned char *const out = (unsigned char *)page + 2 * head_dim * slot;
-    for (size_t d = 0; d < head_dim; d += QSF_LANES) {
-        const size_t m = lanes_left(head_dim, d);
-        unsigned char halves[2 * QSF_LANES];
-        lanes_store_f16(halves, lanes_load_part(x + d, m));
-        memcpy(out + 2 * d, halves, 2 * m);
-    }
-}
-
-static void QSF_NAME(k_store_f32)(const float *x, size_t head_dim, size_t slot, void *page)
-{
-    float *const out = (float *)page + slot;
-    for (size_t d = 0; d < head_dim; d++)
-        out[d * QSF_KV_PAGE_TOKENS] = x[d];
-}
-
-static void QSF_NAME(v_store_f32)(const float *x, size_t head_dim, size_t slot, void *page)
-{
-    memcpy((float *)page + slot * head_dim, x, head_dim * sizeof *x);
 }

@@ -1,11 +1,13 @@
 /* kvcache.h - the pages that hold keys and values of one session.
  *
- * A page holds 32 positions of one KV head of one layer:
- *     K page [head_dim, 32]   positions lie in lanes, so scores need no horizontal sum
- *     V page [32, head_dim]
- * as f16, or f32 when exact. Logical position p lies in page p / 32, slot p % 32 of its
- * (layer, head) row of the page tables; which memory a page is, only the tables know.
- * Untouched pages cost no memory.
+ * A page holds 32 positions of the keys, or of the values, of one KV head of one layer, in the
+ * layouts of kernels.h ("KV pages and attention"). Logical position p lies in page p / 32,
+ * slot p % 32 of its (layer, head) row of the page tables; which memory a page is, only the
+ * tables know. Untouched pages cost no memory.
+ *
+ * Keys and values may be turned by a Hadamard matrix before they are stored (and then queries
+ * are turned likewise, and what is attended is turned back): it spreads outliers over the head,
+ * so that a block's few codes reach further.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_KVCACHE_H
@@ -19,23 +21,34 @@
 #include "memory/arena.h"
 #include "model/config.h"
 
+/* How keys and values are kept; the same for all sessions of a model. */
+typedef struct qsf_kv_form {
+    qsf_dtype k_type; /* f32, f16, 8bit, 4bit or 2bit, as below */
+    qsf_dtype v_type;
+    bool is_rotated; /* the head's dimension is a power of two, 16 .. 4096 */
+} qsf_kv_form;
+
 typedef struct qsf_kvcache {
+    qsf_kv_form form;
     uint32_t n_kv_heads;
     uint32_t head_dim;
-    uint32_t n_pages;  /* per layer and KV head */
-    size_t page_bytes; /* of one K or V page */
-    bool is_f32;
-    unsigned char *pages; /* [layers, kv_heads, n_pages, 2, page_bytes] */
+    uint32_t n_pages; /* per layer and KV head */
+    size_t k_page_bytes;
+    size_t v_page_bytes;
+    unsigned char *pages; /* [layers, kv_heads]: n_pages of K, then as many of V */
     void **k_tables;      /* [layers, kv_heads, n_pages] */
     void **v_tables;      /* [layers, kv_heads, n_pages] */
 } qsf_kvcache;
 
 /* Layout code for a measuring and for a real arena; see qsf_kvcache_link. */
 void qsf_kvcache_layout(qsf_kvcache *kv, qsf_arena *a, const qsf_config *c, uint32_t ctx_tokens,
-                        bool is_f32);
+                        const qsf_kv_form *form);
 
 /* Fills the page tables after the real layout. */
 void qsf_kvcache_link(qsf_kvcache *kv, const qsf_config *c);
+
+/* Can heads of this model be turned? */
+bool qsf_kvcache_can_rotate(const qsf_config *c);
 
 /* The page tables [n_pages] of one layer and KV head. */
 const void *const *qsf_kvcache_k_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head);

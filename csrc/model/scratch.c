@@ -11,8 +11,44 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, uint32_t chunk_tokens,
-                        uint32_t ctx_tokens, uint32_t n_threads)
+/* Splitting over spans pays while there are fewer tiles of query rows, one per KV head, than a
+ * few for each thread. */
+static uint32_t split_tokens(const qsf_config *c, uint32_t chunk_tokens, uint32_t n_threads)
+{
+    const size_t n = qsf_ceil_div(4 * (size_t)n_threads, c->n_kv_heads);
+    return n < chunk_tokens ? (uint32_t)n : chunk_tokens;
+}
+
+static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_config *c,
+                             uint32_t chunk_tokens, uint32_t ctx_tokens, uint32_t n_threads)
+{
+    *s = (qsf_attend_scratch){
+        .head_stride = qsf_round_up(c->head_dim, QSF_BLOCK),
+        .n_spans = (uint32_t)qsf_ceil_div(ctx_tokens, QSF_KV_SPAN_TOKENS),
+        .split_tokens = split_tokens(c, chunk_tokens, n_threads),
+    };
+    const size_t n_rows = (size_t)n_threads * QSF_ATTEND_ROWS;
+    const size_t n_values = n_rows * s->head_stride;
+    const size_t n_blocks = n_values / QSF_BLOCK;
+    const size_t n_partials =
+        s->n_spans > 1 ? (size_t)s->split_tokens * c->n_heads * s->n_spans : 0;
+    s->q = qsf_arena_push(a, n_values, sizeof *s->q);
+    s->act_q = qsf_arena_push(a, n_values, sizeof *s->act_q);
+    s->act_q_low = qsf_arena_push(a, n_values, sizeof *s->act_q_low);
+    s->act_scale = qsf_arena_push(a, n_blocks, sizeof *s->act_scale);
+    s->act_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_sum);
+    s->act_scaled_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_scaled_sum);
+    s->act_fine_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_fine_sum);
+    s->scores = qsf_arena_push(a, n_rows * QSF_KV_SPAN_TOKENS, sizeof *s->scores);
+    s->span_values = qsf_arena_push(a, n_values, sizeof *s->span_values);
+    s->values = qsf_arena_push(a, n_values, sizeof *s->values);
+    s->partial_values = qsf_arena_push(a, n_partials * s->head_stride, sizeof *s->partial_values);
+    s->partial_sums = qsf_arena_push(a, n_partials, sizeof *s->partial_sums);
+}
+
+void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
+                        const qsf_kv_form *kv_form, uint32_t chunk_tokens, uint32_t ctx_tokens,
+                        uint32_t n_threads)
 {
     const size_t n = chunk_tokens;
     *s = (qsf_scratch){
@@ -21,7 +57,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, uint3
         .q_stride = qsf_round_up(c->q_dim, QSF_BLOCK),
         .kv_stride = qsf_round_up(c->kv_dim, QSF_BLOCK),
         .ffn_stride = qsf_round_up(c->ffn_dim, QSF_BLOCK),
-        .score_stride = (ctx_tokens / QSF_KV_PAGE_TOKENS + 1) * (size_t)QSF_KV_PAGE_TOKENS,
+        .kv_form = *kv_form,
     };
     const size_t widest = larger(larger(s->dim_stride, s->q_stride), s->ffn_stride);
     const size_t n_blocks = widest / QSF_BLOCK;
@@ -39,7 +75,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, uint3
     s->positions = qsf_arena_push(a, n, sizeof *s->positions);
     s->rope_cos = qsf_arena_push(a, n * n_pairs, sizeof *s->rope_cos);
     s->rope_sin = qsf_arena_push(a, n * n_pairs, sizeof *s->rope_sin);
-    s->scores = qsf_arena_push(a, n_threads * s->score_stride, sizeof *s->scores);
+    layout_attention(&s->attend, a, c, chunk_tokens, ctx_tokens, n_threads);
     for (size_t i = 0; i < sizeof s->tails / sizeof s->tails[0]; i++)
         s->tails[i] = qsf_arena_push(a, n * QSF_TILE_ROWS, sizeof *s->tails[i]);
     for (size_t i = 0; i < sizeof s->vectors / sizeof s->vectors[0]; i++)

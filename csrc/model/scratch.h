@@ -12,6 +12,30 @@
 
 #include "memory/arena.h"
 #include "model/config.h"
+#include "model/kvcache.h"
+
+/* Query rows that share a pass over the pages: query heads of one KV head, times tokens. */
+#define QSF_ATTEND_ROWS 16
+
+/* What attention needs beside q, k and v. A worker's share begins at its index. */
+typedef struct qsf_attend_scratch {
+    size_t head_stride; /* head_dim, padded to 64 */
+    uint32_t n_spans;   /* of the longest sequence */
+    /* Chunks of so few tokens are split over spans too, into the partial results. */
+    uint32_t split_tokens;
+    float *q;                    /* [threads, 16, head_stride] the query rows in hand */
+    int8_t *act_q;               /* [threads, 16, head_stride] their integers, as in qsf_acts */
+    int8_t *act_q_low;           /* [threads, 16, head_stride] */
+    float *act_scale;            /* [threads, 16, head_stride / 64] */
+    int32_t *act_sum;            /* [threads, 16, head_stride / 64] */
+    float *act_scaled_sum;       /* [threads, 16, head_stride / 64] */
+    int32_t *act_fine_sum;       /* [threads, 16, head_stride / 64] */
+    float *scores;               /* [threads, 16, 256] */
+    float *span_values;          /* [threads, 16, head_stride] of one span */
+    float *values;               /* [threads, 16, head_stride] of the spans so far */
+    float *partial_values;       /* [split_tokens, heads, n_spans, head_stride] */
+    qsf_span_sums *partial_sums; /* [split_tokens, heads, n_spans] */
+} qsf_attend_scratch;
 
 typedef struct qsf_scratch {
     uint32_t chunk_tokens;
@@ -19,20 +43,20 @@ typedef struct qsf_scratch {
     size_t q_stride;
     size_t kv_stride;
     size_t ffn_stride;
-    size_t score_stride;   /* floats of attention scores a worker needs */
-    float *x;              /* [chunk, dim_stride] the residual stream */
-    float *normed;         /* [chunk, dim_stride] */
-    float *q;              /* [chunk, q_stride] queries, then the attention's result */
-    float *k;              /* [chunk, kv_stride] */
-    float *v;              /* [chunk, kv_stride] */
-    float *attended;       /* [chunk, q_stride] */
-    float *gate;           /* [chunk, ffn_stride] what goes into the down projection */
-    float *up;             /* [chunk, ffn_stride]; NULL when the FFN has no gate */
-    float *y;              /* [chunk, dim_stride] a block's output before the residual add */
-    uint32_t *positions;   /* [chunk] of the rows in their sequences */
-    float *rope_cos;       /* [chunk, rope_dims / 2] */
-    float *rope_sin;       /* [chunk, rope_dims / 2] */
-    float *scores;         /* [threads, score_stride] */
+    float *x;            /* [chunk, dim_stride] the residual stream */
+    float *normed;       /* [chunk, dim_stride] */
+    float *q;            /* [chunk, q_stride] queries, then the attention's result */
+    float *k;            /* [chunk, kv_stride] */
+    float *v;            /* [chunk, kv_stride] */
+    float *attended;     /* [chunk, q_stride] */
+    float *gate;         /* [chunk, ffn_stride] what goes into the down projection */
+    float *up;           /* [chunk, ffn_stride]; NULL when the FFN has no gate */
+    float *y;            /* [chunk, dim_stride] a block's output before the residual add */
+    uint32_t *positions; /* [chunk] of the rows in their sequences */
+    float *rope_cos;     /* [chunk, rope_dims / 2] */
+    float *rope_sin;     /* [chunk, rope_dims / 2] */
+    qsf_kv_form kv_form; /* of the model's sessions */
+    qsf_attend_scratch attend;
     float *tails[3];       /* [chunk, 16] rows of a last tile row that the output has no room for,
                             * for each matrix that runs at the same time */
     float *vectors[4];     /* [widest vector] norm weight, norm bias, and two more biases */
@@ -45,7 +69,8 @@ typedef struct qsf_scratch {
 } qsf_scratch;
 
 /* Called once on a measuring arena and once on the real one, whose block is zeroed. */
-void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, uint32_t chunk_tokens,
-                        uint32_t ctx_tokens, uint32_t n_threads);
+void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
+                        const qsf_kv_form *kv_form, uint32_t chunk_tokens, uint32_t ctx_tokens,
+                        uint32_t n_threads);
 
 #endif

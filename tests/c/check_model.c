@@ -31,6 +31,8 @@ static qsf_options options_of(uint32_t n_threads, uint64_t budget_bytes)
     opt.budget_bytes = budget_bytes;
     opt.n_threads = n_threads;
     opt.ctx_tokens = 96;
+    opt.kv_k_type = QSF_KV_4BIT; /* by name, so that no budget makes it 2 bits */
+    opt.kv_v_type = QSF_KV_4BIT;
     return opt;
 }
 
@@ -361,6 +363,15 @@ static void check_arguments(const char *path)
     opt.n_threads = 100000;
     CHECK_STATUS(qsf_model_open(path, &opt, &m), QSF_ERR_ARG);
     opt.n_threads = 1;
+    opt.kv_k_type = 3;
+    CHECK_STATUS(qsf_model_open(path, &opt, &m), QSF_ERR_ARG);
+    opt.kv_k_type = QSF_KV_8BIT;
+    opt.exact = 1;
+    CHECK_STATUS(qsf_model_open(path, &opt, &m), QSF_ERR_ARG);
+    opt.exact = 0;
+    opt.kv_rotation = 3;
+    CHECK_STATUS(qsf_model_open(path, &opt, &m), QSF_ERR_ARG);
+    opt.kv_rotation = QSF_KV_ROTATION_OFF;
     opt.max_sessions = 0;
     CHECK_STATUS(qsf_model_open(path, &opt, &m), QSF_ERR_ARG);
     opt.max_sessions = 1;

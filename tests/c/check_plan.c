@@ -209,6 +209,59 @@ static void check_order(void)
     close_model(&o);
 }
 
+/* Keys and values: 4 bits unless asked for otherwise, 2 as the very last rung, and what each
+ * takes. */
+static void check_kv(void)
+{
+    opened o;
+    bool is_resident[MAX_UNITS];
+    qsf_plan plan;
+    const tiny_model model = {.n_layers = 2, .dtype = QSF_DTYPE_4BIT};
+    if (!open_model(&o, &model))
+        return;
+    qsf_options opt = options_of(1);
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    CHECK(plan.kv_k_bits == 2 && plan.kv_v_bits == 2 && plan.kv_is_rotated == 1);
+    const uint64_t least_bytes = plan.min_budget_bytes;
+    opt.kv_k_type = QSF_KV_4BIT;
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    CHECK(plan.kv_k_bits == 4 && plan.kv_v_bits == 2);
+    opt.kv_v_type = QSF_KV_4BIT;
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    CHECK(plan.kv_k_bits == 4 && plan.kv_v_bits == 4);
+    CHECK_EQ(plan.chunk_tokens, 1);
+    /* As long as anything else can be given up, there are 4 bits. */
+    const uint64_t four_bits_bytes = plan.min_budget_bytes;
+    CHECK(four_bits_bytes > least_bytes);
+    opt = options_of(0);
+    for (opt.budget_bytes = least_bytes; opt.budget_bytes < four_bits_bytes + 4096;
+         opt.budget_bytes += 64) {
+        CHECK_OK(make(&o, &opt, &plan, is_resident));
+        CHECK_EQ(plan.kv_k_bits, opt.budget_bytes < four_bits_bytes ? 2 : 4);
+        CHECK_EQ(plan.kv_v_bits, plan.kv_k_bits);
+    }
+
+    opt = options_of(0);
+    uint64_t less_bytes = 0;
+    for (uint32_t bits = 2; bits <= 32; bits *= 2) {
+        opt.kv_k_type = opt.kv_v_type = bits;
+        CHECK_OK(make(&o, &opt, &plan, is_resident));
+        CHECK(plan.kv_bytes > less_bytes);
+        CHECK_EQ(plan.kv_is_rotated, bits <= 4);
+        less_bytes = plan.kv_bytes;
+    }
+    opt.kv_rotation = QSF_KV_ROTATION_ON;
+    CHECK_OK(make(&o, &opt, &plan, is_resident));
+    CHECK_EQ(plan.kv_is_rotated, 1);
+    o.config.head_dim = 24;
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_ARG);
+    opt.kv_rotation = QSF_KV_ROTATION_AUTO;
+    opt.kv_k_type = QSF_KV_2BIT;
+    CHECK_OK(make(&o, &opt, &plan, is_resident));
+    CHECK_EQ(plan.kv_is_rotated, 0);
+    close_model(&o);
+}
+
 /* The largest dimensions that a file may have, and more sessions of them than 2^64 bytes. */
 static void check_huge(void)
 {
@@ -302,6 +355,7 @@ int main(void)
         check_least_is_least(&models[i]);
     }
     check_order();
+    check_kv();
     check_huge();
     check_reserve();
     remove(path);

@@ -129,6 +129,10 @@ static void try_model(const char *path, const uint8_t *choices)
     opt.exact = choices[0] & 1U;
     opt.n_threads = 1;
     opt.ctx_tokens = 1 + choices[1] % 40U;
+    /* By name, so that no budget makes it another. */
+    static const uint32_t kv_types[] = {QSF_KV_2BIT, QSF_KV_4BIT, QSF_KV_8BIT, QSF_KV_F16};
+    opt.kv_k_type = opt.exact != 0 ? QSF_KV_F32 : kv_types[choices[1] >> 6];
+    opt.kv_v_type = opt.exact != 0 ? QSF_KV_F32 : kv_types[choices[2] >> 6];
     opt.budget_bytes = 1;
     qsf_plan plan;
     const qsf_status status = qsf_model_plan(path, &opt, &plan);

@@ -100,6 +100,43 @@ def quantise_activations(x: Array, bits: int) -> tuple[NDArray[np.int32], NDArra
     return (codes, scales / np.float32(256)) if bits == 16 else ((codes + 128) >> 8, scales)
 
 
+def quantise_kv(x: Array, kind: str) -> NDArray[np.float32]:
+    """Round heads `x` [..., head_dim] as the cache's pages do, in blocks of 64 dimensions.
+
+    `kind` is f32, f16, 8bit, 4bit or 2bit; a block has one f16 scale, and with 4 and 2 bits an f16
+    minimum.
+    """
+    x = np.asarray(x, np.float32)
+    if kind in ("f32", "f16"):
+        return x.astype({"f32": np.float32, "f16": np.float16}[kind]).astype(np.float32)
+    out = np.empty_like(x)
+    for begin in range(0, x.shape[-1], BLOCK_COLS):
+        block = x[..., begin : begin + BLOCK_COLS]
+        if kind == "8bit":
+            low = np.zeros((*x.shape[:-1], 1), np.float32)
+            step = np.abs(block).max(axis=-1, keepdims=True) / np.float32(127)
+            first, last = -127, 127
+        else:
+            low = block.min(axis=-1, keepdims=True).astype(np.float16).astype(np.float32)
+            first, last = 0, {"4bit": 15, "2bit": 3}[kind]
+            step = np.maximum(block.max(axis=-1, keepdims=True) - low, 0) / np.float32(last)
+        scale = step.astype(np.float16)
+        too_small = scale.astype(np.float32) < step
+        scale = np.where(too_small, np.nextafter(scale, np.float16(np.inf)), scale)
+        scale32 = scale.astype(np.float32)
+        steps = np.divide(block - low, scale32, out=np.zeros_like(block), where=scale32 > 0)
+        out[..., begin : begin + BLOCK_COLS] = np.clip(np.rint(steps), first, last) * scale32 + low
+    return out
+
+
+def hadamard(n: int) -> NDArray[np.float64]:
+    """The orthonormal Walsh-Hadamard matrix of size n, a power of two."""
+    matrix = np.ones((1, 1))
+    while len(matrix) < n:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix / math.sqrt(n)
+
+
 def rope_frequencies(config: Config) -> NDArray[np.float32]:
     """Radians per position for every rotated pair, f32 [rope_dims / 2]."""
     if config.rope_scaling not in ("none", "linear", "llama3"):
@@ -181,12 +218,15 @@ def attend(q: Array, k: Array, v: Array, window_tokens: int = 0) -> Array:
 class _Pass:
     """One run of `forward`: the weights in the chosen precision and what was computed so far."""
 
-    def __init__(self, model: Model, dtype: type, activations: str, kv: str) -> None:
+    def __init__(
+        self, model: Model, dtype: type, activations: str, kv: tuple[str, str], is_rotated: bool
+    ) -> None:
         self.config = model.config
         self.model = model
         self.dtype = dtype
         self.activations = activations
         self.kv = kv
+        self.is_rotated = is_rotated
         self.values: dict[str, Array] = {}
 
     def weight(self, name: str) -> Array:
@@ -223,13 +263,31 @@ class _Pass:
         v = self.linear(x, f"{at}.v").reshape(n_tokens, config.n_kv_heads, config.head_dim)
         if config.positions == "rope":
             q, k = rotate(q, config), rotate(k, config)
-        if self.kv == "f16":
-            k, v = k.astype(np.float16).astype(self.dtype), v.astype(np.float16).astype(self.dtype)
+        turned: Array | None = None
+        if self.is_rotated:
+            turned = hadamard(config.head_dim).astype(self.dtype)
+        if turned is not None:
+            q, k, v = q @ turned, k @ turned, v @ turned
+        q = self.round_queries(q)
+        k = k if self.kv[0] == "float" else quantise_kv(k, self.kv[0]).astype(self.dtype)
+        v = v if self.kv[1] == "float" else quantise_kv(v, self.kv[1]).astype(self.dtype)
         self.keep(f"{at}.q_rope", q.reshape(n_tokens, -1))
         self.keep(f"{at}.k_rope", k.reshape(n_tokens, -1))
         self.keep(f"{at}.v", v.reshape(n_tokens, -1))
-        mixed = self.keep(f"{at}.heads", attend(q, k, v, config.window_tokens))
+        mixed = attend(q, k, v, config.window_tokens)
+        if turned is not None:
+            mixed = (mixed.reshape(q.shape) @ turned).reshape(n_tokens, -1)
+        self.keep(f"{at}.heads", mixed)
         return self.keep(f"{at}.attn_out", self.linear(mixed, f"{at}.attn_out"))
+
+    def round_queries(self, q: Array) -> Array:
+        """Queries [n_tokens, n_heads, head_dim] as they meet keys of few bits."""
+        if self.kv[0] in ("float", "f32", "f16"):
+            return q
+        rows = q.reshape(-1, self.config.head_dim)
+        codes, scales = quantise_activations(rows, 16 if self.kv[0] == "8bit" else 8)
+        rounded = (codes * scales[:, :, None]).reshape(len(rows), -1)[:, : rows.shape[1]]
+        return np.asarray(rounded.reshape(q.shape), self.dtype)
 
     def ffn(self, x: Array, at: str) -> Array:
         up = self.linear(x, f"{at}.ffn_up")
@@ -263,20 +321,23 @@ def forward(
     *,
     dtype: type[np.float32] | type[np.float64] = np.float32,
     activations: Literal["float", "integer"] = "float",
-    kv: Literal["float", "f16"] = "float",
+    kv: str | tuple[str, str] = "float",
+    is_kv_rotated: bool = False,
 ) -> Trace:
     """Evaluate `tokens` from position 0.
 
     `activations="integer"` rounds the inputs of the quantised matrices as the engine's default
-    path does, `kv="f16"` rounds K (after RoPE) and V as its cache does. The order of the sums is
-    numpy's, so that the engine is near these numbers, not equal to them.
+    path does, `kv`, for keys and values or for each, rounds K (after RoPE) and V as its cache does:
+    f32, f16, 8bit, 4bit or 2bit, with `is_kv_rotated` after a Hadamard transform. The order of the
+    sums is numpy's, so that the engine is near these numbers, not equal to them.
 
     Raises ValueError for integer activations on a model without quantised matrices.
     """
     if activations == "integer" and not model.integer:
         message = "integer activations asked for, but no matrix of this model is quantised"
         raise ValueError(message)
-    return _Pass(model, dtype, activations, kv).run(tokens)
+    kinds = (kv, kv) if isinstance(kv, str) else kv
+    return _Pass(model, dtype, activations, kinds, is_kv_rotated).run(tokens)
 
 
 def greedy(

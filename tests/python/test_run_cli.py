@@ -224,7 +224,8 @@ def test_a_plan_that_does_not_fit_says_what_would_and_it_does(
         (["m.qsf", "-p", "x", "--interactive"], "--interactive"),
         (["m.qsf", "-p", "x", "--quality", "0.5"], "--quality is not available yet"),
         (["m.qsf", "--bench"], "--bench is not available yet"),
-        (["m.qsf", "-p", "x", "--kv-type", "4bit"], "--kv-type is not available yet"),
+        (["m.qsf", "-p", "x", "--kv-type", "k4"], "--kv-type: 'k4' is not a type of KV cache: f32"),
+        (["m.qsf", "-p", "x", "--kv-rotation", "no"], "--kv-rotation: invalid choice: 'no'"),
         (["m.qsf", "-p", "x", "--io", "mmap"], "--io is not available yet"),
     ],
 )
@@ -286,11 +287,36 @@ def test_a_prompt_that_is_too_long_is_one_line(run: Run, tiny_llama_8bit: Path) 
     check_refused(run(tiny_llama_8bit, stdin="a red ball " * 200), 1, "the context holds 512")
 
 
+def test_the_kv_cache_is_chosen_and_shown(run: Run, tiny_llama_8bit: Path) -> None:
+    kept = "--verbose", "-n", 3, "-p", PROMPT
+    default = run(tiny_llama_8bit, *kept).stderr
+    assert "KV cache  4bit, rotated" in default
+    assert "KV cache, 512 tokens, 4bit" in default
+    chosen = run(tiny_llama_8bit, *kept, "--kv-type", "k8v4", "--kv-rotation", "off").stderr
+    assert "KV cache  k8v4\n" in chosen
+    check_refused(
+        run(tiny_llama_8bit, "-p", "x", "--exact", "--kv-type", "f16"), 1, "keeps 32 bits"
+    )
+
+
+def test_two_bits_for_want_of_memory_are_said(run: Run, tiny_llama_8bit: Path) -> None:
+    """Of budgets in MB only the least may do; whoever chose 2 bits hears nothing."""
+    plan = run(tiny_llama_8bit, "--plan", "--ram-budget", 5)
+    least = int(plan.stderr.split("--ram-budget ")[1].split()[0])
+    done = run(tiny_llama_8bit, "-p", PROMPT, "-n", 3, "--ram-budget", least)
+    has_two_bits = "2bit" in run(tiny_llama_8bit, "--plan", "--ram-budget", least).stdout
+    assert ("leaves 2 bits for the KV cache" in done.stderr) == has_two_bits
+    chosen = run(tiny_llama_8bit, "-p", PROMPT, "-n", 3, "--kv-type", "2bit")
+    assert chosen.returncode == 0
+    assert "2 bits" not in chosen.stderr
+
+
 def test_help_has_every_option_and_examples(run: Run) -> None:
     done = run("--help")
     assert done.returncode == 0
     options = "prompt max-tokens temperature top-p top-k ram-budget threads quality interactive"
     options += " bench verbose min-p repetition-penalty seed stop max-seq-len exact plan quiet"
+    options += " kv-type kv-rotation"
     for option in options.split():
         assert f"--{option}" in done.stdout
     assert "examples:" in done.stdout
@@ -301,7 +327,7 @@ def test_the_examples_of_the_help_work(run: Run, tiny_llama_8bit: Path, tmp_path
     shutil.copy(tiny_llama_8bit, tmp_path / "model.qsf")
     lines = run("--help").stdout.split("examples:")[1].split("exit codes")[0].splitlines()
     examples = [shlex.split(line.split("|")[-1].split(">")[0]) for line in lines if line.strip()]
-    assert len(examples) == 5
+    assert len(examples) == 6
     for words in examples:
         assert words[0] == "qsf-run"
         done = run(*words[1:], stdin=PROMPT)

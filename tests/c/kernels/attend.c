@@ -1,254 +1,515 @@
-/* attend.c - attention over pages: every level against scalar bit by bit, and scalar
- * against the formula in double. Slots that no position uses hold NaN; pages that none uses
- * are NULL.
+/* attend.c - KV pages and the steps of attention over a span: every level against
+ * scalar bit by bit, and scalar against the formulas in double. Slots that no row attends to hold
+ * NaN; pages that none attends to are NULL.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/half.h"
 #include "kernel_data.h"
 
-static const size_t head_dims[] = {1, 2, 15, 16, 32, 64, 80, 128};
-static const size_t ranges[][2] = {{0, 1},   {0, 2},   {0, 15},   {0, 16},   {0, 17},   {0, 31},
-                                   {0, 32},  {0, 33},  {5, 6},    {31, 33},  {31, 32},  {32, 33},
-                                   {32, 64}, {20, 50}, {33, 130}, {63, 128}, {64, 192}, {0, 300}};
+#define PAGE QSF_KV_PAGE_TOKENS
+#define SPAN QSF_KV_SPAN_TOKENS
+#define MAX_ROWS 16
+#define MAX_HEAD_DIM 160
+
+static const qsf_dtype types[] = {QSF_DTYPE_F32, QSF_DTYPE_F16, QSF_DTYPE_8BIT, QSF_DTYPE_4BIT,
+                                  QSF_DTYPE_2BIT};
+static const size_t head_dims[] = {1, 2, 15, 16, 17, 63, 64, 80, 128, MAX_HEAD_DIM};
+static const qsf_span_range ranges[] = {
+    {0, 1},   {0, 2},    {0, 15},   {0, 16},    {0, 17},    {0, 31},   {0, 32},   {0, 33},
+    {5, 6},   {31, 33},  {31, 32},  {32, 33},   {32, 64},   {20, 50},  {33, 130}, {63, 128},
+    {64, 64}, {64, 192}, {0, SPAN}, {255, 256}, {100, 256}, {240, 250}};
 
 static uint64_t n_compared;
 
-typedef enum mood {
-    MOOD_ORDINARY,
-    MOOD_WIDE,  /* scores over 300 apart, huge values: exp down to its subnormals shows */
-    MOOD_EQUAL, /* all scores zero */
-    MOOD_BITS,  /* infinities and NaNs in q, K and V */
-    MOOD_COUNT
-} mood;
-
-typedef struct cache {
-    bool is_f16;
-    size_t head_dim;
-    size_t first;
-    size_t end;
-    size_t n_pages;
-    float *q;       /* [head_dim] */
-    float *k;       /* [end, head_dim], what was stored */
-    float *v;       /* [end, head_dim] */
-    void **k_pages; /* [n_pages] */
-    void **v_pages; /* [n_pages] */
-} cache;
-
-static float as_stored(float x, bool is_f16)
+static size_t blocks_of(size_t head_dim)
 {
-    return is_f16 ? qsf_half_to_float(qsf_half_from_float(x)) : x;
+    return (head_dim + QSF_BLOCK - 1) / QSF_BLOCK;
 }
 
-static void fill_cache(cache *c, mood how)
+static size_t key_page_bytes(qsf_dtype type, size_t head_dim)
 {
-    const fill plain = how == MOOD_BITS ? FILL_BITS : FILL_RANDOM;
-    fill_floats(c->q, c->head_dim, plain);
-    if (how == MOOD_EQUAL)
-        fill_floats(c->q, c->head_dim, FILL_ZEROS);
-    fill_floats(c->k, c->end * c->head_dim, plain);
-    fill_floats(c->v, c->end * c->head_dim, plain);
-    if (how == MOOD_WIDE) {
-        for (size_t i = 0; i < c->end * c->head_dim; i++)
-            c->v[i] *= c->is_f16 ? 20000.0F : 1e37F;
-        /* One key direction decides, over -90 .. 90 for unit scale. */
-        for (size_t p = c->first; p < c->end; p++)
-            c->k[p * c->head_dim] = random_unit() * 90.0F;
-        fill_floats(c->q, c->head_dim, FILL_ZEROS);
-        c->q[0] = 1.0F;
-    }
-    for (size_t i = 0; i < c->end * c->head_dim; i++) {
-        c->k[i] = as_stored(c->k[i], c->is_f16);
-        c->v[i] = as_stored(c->v[i], c->is_f16);
-    }
+    return PAGE / QSF_TILE_ROWS * blocks_of(head_dim) * qsf_dtype_tile_bytes(type);
 }
 
-static cache cache_make(bool is_f16, size_t head_dim, size_t first, size_t end, mood how)
+static size_t value_page_bytes(qsf_dtype type, size_t head_dim)
 {
-    cache c = {.is_f16 = is_f16, .head_dim = head_dim, .first = first, .end = end};
-    const size_t page_bytes = head_dim * QSF_KV_PAGE_TOKENS * (is_f16 ? 2 : 4);
-    c.n_pages = (end + QSF_KV_PAGE_TOKENS - 1) / QSF_KV_PAGE_TOKENS;
-    c.q = exact_floats(head_dim);
-    c.k = exact_floats(end * head_dim);
-    c.v = exact_floats(end * head_dim);
-    c.k_pages = exact_alloc(c.n_pages * sizeof(void *));
-    c.v_pages = exact_alloc(c.n_pages * sizeof(void *));
-    fill_cache(&c, how);
-    for (size_t i = 0; i < c.n_pages; i++) {
-        const bool is_used = (i + 1) * QSF_KV_PAGE_TOKENS > first;
-        c.k_pages[i] = is_used ? exact_alloc(page_bytes) : NULL;
-        c.v_pages[i] = is_used ? exact_alloc(page_bytes) : NULL;
-        if (is_used) {
-            memset(c.k_pages[i], 0xFF, page_bytes); /* NaN, as f16 and as f32 */
-            memset(c.v_pages[i], 0xFF, page_bytes);
+    return blocks_of(head_dim) * qsf_kv_value_block_bytes(type);
+}
+
+/* ---- stores ---- */
+
+static void check_same_page(const output *want, const output *have, const char *isa,
+                            const char *what, qsf_dtype type, size_t head_dim, fill how)
+{
+    n_compared++;
+    if (!CHECK(memcmp(want->at, have->at, want->n_bytes) == 0 && output_guards_intact(want) &&
+               output_guards_intact(have)))
+        printf("  %s page of %s on %s: head_dim %zu, fill %d\n", what, qsf_dtype_name(type), isa,
+               head_dim, (int)how);
+}
+
+/* What a page says of one slot, out [n_blocks * 64]; the values by a sum of one slot. */
+static void read_key(qsf_dtype type, const void *page, size_t head_dim, size_t slot, float *out)
+{
+    const size_t n_blocks = blocks_of(head_dim);
+    const unsigned char *const tiles = page;
+    scalar.dequant_row[type](tiles + slot / QSF_TILE_ROWS * n_blocks * qsf_dtype_tile_bytes(type),
+                             n_blocks, slot % QSF_TILE_ROWS, out);
+}
+
+static void read_value(qsf_dtype type, const void *page, size_t head_dim, size_t slot, float *out)
+{
+    const void *pages[QSF_KV_SPAN_PAGES] = {page};
+    float e[SPAN] = {0};
+    e[slot] = 1.0F;
+    const qsf_span_range one = {(uint32_t)slot, (uint32_t)slot + 1};
+    scalar.span_values[type](pages, blocks_of(head_dim), e, &one, 1, out);
+}
+
+/* Half a step off at most, and at the lower end what the f16 minimum is off; a step is at most
+ * 2^-10 or the least half larger than the block's range asks for. */
+static void check_stored_block(qsf_dtype type, const float *x, size_t n, const float *stored)
+{
+    double lowest = (double)x[0];
+    double highest = (double)x[0];
+    bool is_finite = true;
+    for (size_t i = 0; i < n; i++) {
+        is_finite = is_finite && isfinite(x[i]);
+        lowest = fmin(lowest, (double)x[i]);
+        highest = fmax(highest, (double)x[i]);
+    }
+    const double largest = fmax(fabs(lowest), fabs(highest));
+    const double u = (double)FLT_EPSILON;
+    double tolerance = 0.0;
+    if (type == QSF_DTYPE_F16) {
+        tolerance = largest * 0x1p-11 + 0x1p-25;
+    } else if (type == QSF_DTYPE_8BIT) {
+        const double step = largest / 127.0 * (1.0 + 0x1p-10 + u) + 0x1p-24;
+        tolerance = step * (0.5 + 256.0 * u) + largest * u;
+        is_finite = is_finite && largest / 127.0 <= 65000.0;
+    } else if (type != QSF_DTYPE_F32) {
+        const double steps = type == QSF_DTYPE_4BIT ? 15.0 : 3.0;
+        const double min_error = fabs(lowest) * 0x1p-11 + 0x1p-25;
+        const double step =
+            (highest - lowest + min_error) / steps * (1.0 + 0x1p-10 + 2.0 * u) + 0x1p-24;
+        tolerance = step * (0.5 + 16.0 * u) + min_error + 2.0 * largest * u;
+        is_finite = is_finite && highest - lowest <= 65000.0 * steps && fabs(lowest) <= 65000.0;
+    }
+    const bool may_overflow = type != QSF_DTYPE_F32 && largest > 65000.0;
+    for (size_t i = 0; i < n; i++) {
+        if (is_finite && (type != QSF_DTYPE_F16 || !may_overflow)) {
+            if (!CHECK(fabs((double)stored[i] - (double)x[i]) <= tolerance))
+                printf("  %s: %a is stored as %a\n", qsf_dtype_name(type), (double)x[i],
+                       (double)stored[i]);
+        } else if (!may_overflow && type != QSF_DTYPE_F16 && type != QSF_DTYPE_F32) {
+            CHECK(isnan(stored[i]));
         }
     }
-    for (size_t p = first; p < end; p++) {
-        const size_t page = p / QSF_KV_PAGE_TOKENS;
-        const size_t slot = p % QSF_KV_PAGE_TOKENS;
-        (is_f16 ? scalar.k_store_f16 : scalar.k_store_f32)(c.k + p * head_dim, head_dim, slot,
-                                                           c.k_pages[page]);
-        (is_f16 ? scalar.v_store_f16 : scalar.v_store_f32)(c.v + p * head_dim, head_dim, slot,
-                                                           c.v_pages[page]);
-    }
-    return c;
 }
 
-static void cache_free(cache *c)
+static void check_slot(qsf_dtype type, size_t head_dim, const float *x, const output *k,
+                       const output *v, size_t slot)
 {
-    for (size_t i = 0; i < c->n_pages; i++) {
-        free(c->k_pages[i]);
-        free(c->v_pages[i]);
-    }
-    free(c->q);
-    free(c->k);
-    free(c->v);
-    free(c->k_pages);
-    free(c->v_pages);
+    float key[MAX_HEAD_DIM + QSF_BLOCK];
+    float value[MAX_HEAD_DIM + QSF_BLOCK];
+    read_key(type, k->at, head_dim, slot, key);
+    read_value(type, v->at, head_dim, slot, value);
+    for (size_t d = 0; d < head_dim; d++) /* a sum from +0 has no -0 */
+        CHECK((isnan(key[d]) && isnan(value[d])) || key[d] + 0.0F == value[d]);
+    for (size_t d = 0; d < head_dim; d += QSF_BLOCK)
+        check_stored_block(type, x + d, head_dim - d < QSF_BLOCK ? head_dim - d : QSF_BLOCK,
+                           key + d);
 }
 
-static output run(const qsf_kernels *k, const cache *c, float scale)
+/* Fills a page slot by slot in a scattered order, each slot once before with something else. */
+static void fill_page(const qsf_kernels *k, qsf_dtype type, size_t head_dim, const float *rows,
+                      bool is_key, const output *page)
 {
-    const output out = output_make(c->head_dim * sizeof(float));
-    const size_t n_scores = 32 * (c->end / 32 + 1);
-    const output scores = output_make(n_scores * sizeof(float));
-    memset(scores.at, 0xFF, scores.n_bytes);
-    (c->is_f16 ? k->attend_f16 : k->attend_f32)(c->q, (const void *const *)c->k_pages,
-                                                (const void *const *)c->v_pages, c->head_dim,
-                                                c->first, c->end, scale, scores.at, out.at);
-    CHECK(output_guards_intact(&scores));
-    free(scores.block);
+    qsf_kv_store_fn *const store = is_key ? k->k_store[type] : k->v_store[type];
+    for (size_t i = 0; i < PAGE; i++)
+        store(rows + (i + 1) % PAGE * head_dim, head_dim, i, page->at);
+    for (size_t i = 0; i < PAGE; i++)
+        store(rows + i * 7 % PAGE * head_dim, head_dim, i * 7 % PAGE, page->at);
+}
+
+static void check_stores(qsf_dtype type, size_t head_dim, fill how)
+{
+    float *const rows = exact_floats(PAGE * head_dim);
+    fill_floats(rows, PAGE * head_dim, how);
+    if (how == FILL_RANDOM) /* blocks of one value, and one that is off */
+        for (size_t d = 0; d < head_dim; d++) {
+            rows[d] = 0.7F;
+            rows[head_dim + d] = -1e-3F;
+            rows[2 * head_dim + d] += d == head_dim / 2 ? 1000.0F : 0.0F;
+            rows[3 * head_dim + d] *= 1e-7F;
+        }
+    for (int is_key = 0; is_key < 2; is_key++) {
+        const size_t n_bytes =
+            is_key ? key_page_bytes(type, head_dim) : value_page_bytes(type, head_dim);
+        const output want = output_make(n_bytes);
+        fill_page(&scalar, type, head_dim, rows, is_key, &want);
+        for (size_t i = 0; i < n_levels; i++) {
+            const output have = output_make(n_bytes);
+            fill_page(&levels[i], type, head_dim, rows, is_key, &have);
+            check_same_page(&want, &have, levels[i].isa_name, is_key ? "K" : "V", type, head_dim,
+                            how);
+            free(have.block);
+        }
+        free(want.block);
+    }
+    const output k = output_make(key_page_bytes(type, head_dim));
+    const output v = output_make(value_page_bytes(type, head_dim));
+    fill_page(&scalar, type, head_dim, rows, true, &k);
+    fill_page(&scalar, type, head_dim, rows, false, &v);
+    for (size_t slot = 0; slot < PAGE; slot++)
+        check_slot(type, head_dim, rows + slot * head_dim, &k, &v, slot);
+    free(k.block);
+    free(v.block);
+    free(rows);
+}
+
+/* ---- hadamard ---- */
+
+static double sign_of(size_t i, size_t j)
+{
+    size_t bits = i & j;
+    int sign = 1;
+    for (; bits != 0; bits &= bits - 1)
+        sign = -sign;
+    return sign;
+}
+
+static void check_hadamard(size_t n, fill how)
+{
+    float *const x = exact_floats(n);
+    fill_floats(x, n, how);
+    const output want = output_make(n * sizeof *x);
+    memcpy(want.at, x, n * sizeof *x);
+    scalar.hadamard(want.at, n);
+    for (size_t i = 0; i < n_levels; i++) {
+        const output have = output_make(n * sizeof *x);
+        memcpy(have.at, x, n * sizeof *x);
+        levels[i].hadamard(have.at, n);
+        check_outputs(&want, &have, levels[i].isa_name, "hadamard");
+        free(have.block);
+    }
+    const float *const y = want.at;
+    double sum_abs = 0.0;
+    for (size_t i = 0; i < n; i++)
+        sum_abs += fabs((double)x[i]);
+    for (size_t i = 0; how == FILL_RANDOM && i < n; i++) {
+        double sum = 0.0;
+        for (size_t j = 0; j < n; j++)
+            sum += sign_of(i, j) * (double)x[j];
+        /* log2 n additions, a quotient, a root and a product, each off by half an ulp */
+        CHECK(fabs((double)y[i] - sum / sqrt((double)n)) <=
+              16.0 * (double)FLT_EPSILON * sum_abs / sqrt((double)n));
+    }
+    free(want.block);
+    free(x);
+}
+
+/* ---- softmax ---- */
+
+/* The score of the largest and e as the formula has them; products round once, differences once. */
+static void check_softmax_values(const float *scores, qsf_span_range range, float scale,
+                                 const float *e, qsf_span_sums sums)
+{
+    double max = -HUGE_VAL;
+    for (size_t p = range.begin; p < range.end; p++)
+        max = fmax(max, (double)(scores[p] * scale));
+    CHECK((double)sums.max == max);
+    double total = 0.0;
+    const double u = (double)FLT_EPSILON / 2.0;
+    for (size_t p = range.begin; p < range.end; p++) {
+        const double distance = (double)(scores[p] * scale) - max;
+        const double want = exp(distance);
+        total += want;
+        if (!CHECK(fabs((double)e[p] - want) <= want * u * (5.0 - distance) + 0x1p-149))
+            printf("  e of %zu: %a, not %a\n", p, (double)e[p], want);
+    }
+    CHECK(fabs((double)sums.total - total) <= total * u * (5.0 + 200.0 + SPAN / 16.0 + 4.0));
+}
+
+static void check_softmax(qsf_span_range range, fill how, float spread)
+{
+    if (range.begin == range.end)
+        return;
+    float *const scores = exact_floats(SPAN);
+    memset(scores, 0xFF, SPAN * sizeof *scores); /* NaN */
+    fill_floats(scores + range.begin, range.end - range.begin, how);
+    for (size_t p = range.begin; how == FILL_RANDOM && p < range.end; p++)
+        scores[p] *= spread;
+    const float scale = 0.125F;
+    const output want = output_make(SPAN * sizeof *scores);
+    memcpy(want.at, scores, want.n_bytes);
+    const qsf_span_sums sums = scalar.span_softmax(want.at, range, scale);
+    for (size_t i = 0; i < n_levels; i++) {
+        const output have = output_make(SPAN * sizeof *scores);
+        memcpy(have.at, scores, want.n_bytes);
+        const qsf_span_sums other = levels[i].span_softmax(have.at, range, scale);
+        check_outputs(&want, &have, levels[i].isa_name, "span_softmax");
+        CHECK_EQ(first_difference(&sums.max, &other.max, 1), 1);
+        CHECK_EQ(first_difference(&sums.total, &other.total, 1), 1);
+        free(have.block);
+        n_compared++;
+    }
+    if (how == FILL_RANDOM || how == FILL_ZEROS)
+        check_softmax_values(scores, range, scale, want.at, sums);
+    free(want.block);
+    free(scores);
+}
+
+/* ---- values ---- */
+
+typedef struct span {
+    qsf_dtype type;
+    size_t head_dim;
+    size_t n_rows;
+    qsf_span_range ranges[MAX_ROWS];
+    float *stored; /* [256, head_dim], as decoded; of slots in use */
+    float *e;      /* [n_rows, 256], NaN outside the ranges */
+    void *pages[QSF_KV_SPAN_PAGES];
+} span;
+
+static span span_make(qsf_dtype type, size_t head_dim, size_t n_rows, size_t range_idx, fill how)
+{
+    span s = {.type = type, .head_dim = head_dim, .n_rows = n_rows};
+    bool is_used[SPAN] = {false};
+    s.stored = exact_floats(SPAN * head_dim);
+    s.e = exact_floats(n_rows * SPAN);
+    memset(s.e, 0xFF, n_rows * SPAN * sizeof *s.e);
+    for (size_t r = 0; r < n_rows; r++) {
+        s.ranges[r] = ranges[range_idx];
+        /* Causal rows end later and later, windows begin so; others are where they are. */
+        const uint32_t shift = (uint32_t)(range_idx % 3 == 2 ? random_u32() % 100 : r / 2);
+        s.ranges[r].begin += range_idx % 3 != 0 ? shift : 0;
+        s.ranges[r].end += shift;
+        if (s.ranges[r].end > SPAN || s.ranges[r].begin >= s.ranges[r].end)
+            s.ranges[r] = ranges[range_idx];
+        for (size_t p = s.ranges[r].begin; p < s.ranges[r].end; p++) {
+            is_used[p] = true;
+            s.e[r * SPAN + p] =
+                how == FILL_BITS ? float_of_bits(random_u32()) : (random_unit() + 1.0F) / 2.0F;
+        }
+    }
+    for (size_t p = 0; p < SPAN; p++) {
+        void **const page = &s.pages[p / PAGE];
+        if (!is_used[p])
+            continue;
+        if (*page == NULL) {
+            *page = exact_alloc(value_page_bytes(type, head_dim));
+            memset(*page, 0xFF, value_page_bytes(type, head_dim)); /* NaNs */
+        }
+        float row[MAX_HEAD_DIM];
+        float decoded[MAX_HEAD_DIM + QSF_BLOCK];
+        fill_floats(row, head_dim, how);
+        scalar.v_store[type](row, head_dim, p % PAGE, *page);
+        read_value(type, *page, head_dim, p % PAGE, decoded);
+        memcpy(s.stored + p * head_dim, decoded, head_dim * sizeof *decoded);
+    }
+    return s;
+}
+
+static void span_free(span *s)
+{
+    for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
+        free(s->pages[i]);
+    free(s->stored);
+    free(s->e);
+}
+
+static output sum_values(const qsf_kernels *k, const span *s, size_t first_row, size_t n_rows)
+{
+    const size_t n_blocks = blocks_of(s->head_dim);
+    const output out = output_make(n_rows * n_blocks * QSF_BLOCK * sizeof(float));
+    k->span_values[s->type]((const void *const *)s->pages, n_blocks, s->e + first_row * SPAN,
+                            s->ranges + first_row, n_rows, out.at);
     return out;
 }
 
-/* A score is off by (head_dim + 1) roundings of its absolute terms; the largest one too, and
- * their difference rounds once. e is off by as much, relatively, and by exp's 2 ulp. The sums
- * over positions round n (values) and n / 16 + 5 (total) times, the quotient and the last
- * product twice; with positive e, a relative error of e is one of the sums of |e v|. */
-static void check_values(const cache *c, float scale, const float *have)
+static void check_sums(const span *s, const float *have)
 {
-    const size_t n = c->end - c->first;
-    double *const score = exact_alloc(n * sizeof *score);
-    double largest = -HUGE_VAL;
-    double score_abs = 0.0;
-    double spread = 0.0;
-    for (size_t i = 0; i < n; i++) {
-        const float *const key = c->k + (c->first + i) * c->head_dim;
-        double sum_abs = 0.0;
-        score[i] = 0.0;
-        for (size_t d = 0; d < c->head_dim; d++) {
-            score[i] += (double)c->q[d] * (double)key[d] * (double)scale;
-            sum_abs += fabs((double)c->q[d] * (double)key[d] * (double)scale);
+    const size_t stride = blocks_of(s->head_dim) * QSF_BLOCK;
+    for (size_t r = 0; r < s->n_rows; r++)
+        for (size_t d = 0; d < s->head_dim; d++) {
+            double sum = 0.0;
+            double sum_abs = 0.0;
+            for (size_t p = s->ranges[r].begin; p < s->ranges[r].end; p++) {
+                const double product =
+                    (double)s->e[r * SPAN + p] * (double)s->stored[p * s->head_dim + d];
+                sum += product;
+                sum_abs += fabs(product);
+            }
+            const double n = (double)s->ranges[r].end - (double)s->ranges[r].begin;
+            if (!CHECK(fabs((double)have[r * stride + d] - sum) <=
+                       n * (double)FLT_EPSILON / 2.0 * 1.01 * sum_abs))
+                printf("  values of %s: row %zu, dim %zu of %zu: %a, not %a\n",
+                       qsf_dtype_name(s->type), r, d, s->head_dim, (double)have[r * stride + d],
+                       sum);
         }
-        largest = fmax(largest, score[i]);
-        score_abs = fmax(score_abs, sum_abs);
-    }
-    double total = 0.0;
-    for (size_t i = 0; i < n; i++) {
-        spread = fmax(spread, largest - score[i]);
-        score[i] = exp(score[i] - largest);
-        total += score[i];
-    }
-    const double u = (double)FLT_EPSILON / 2.0;
-    const double e_error = (2.0 * (double)(c->head_dim + 1) * score_abs + spread + 4.0) * u;
-    const double relative = 2.0 * e_error + ((double)n * 17.0 / 16.0 + 7.0) * u;
-    for (size_t d = 0; d < c->head_dim; d++) {
-        double want = 0.0;
-        double sum_abs = 0.0;
-        for (size_t i = 0; i < n; i++) {
-            const double v = (double)c->v[(c->first + i) * c->head_dim + d];
-            want += score[i] / total * v;
-            sum_abs += score[i] / total * fabs(v);
-        }
-        if (!CHECK(fabs((double)have[d] - want) <= 1.01 * relative * sum_abs))
-            printf("  scalar attend: f16 %d, head_dim %zu, positions %zu..%zu: [%zu] is %.9g, not "
-                   "%.9g\n",
-                   (int)c->is_f16, c->head_dim, c->first, c->end - 1, d, (double)have[d], want);
-    }
-    free(score);
 }
 
-static void check_range(bool is_f16, size_t head_dim, size_t first, size_t end, mood how)
+static void check_values(qsf_dtype type, size_t head_dim, size_t n_rows, size_t range_idx, fill how)
 {
-    cache c = cache_make(is_f16, head_dim, first, end, how);
-    const float scale = how == MOOD_WIDE ? 1.0F : 1.0F / sqrtf((float)head_dim);
+    span s = span_make(type, head_dim, n_rows, range_idx, how);
     char what[128];
-    snprintf(what, sizeof what, "attend f16 %d, head_dim %zu, positions %zu..%zu, mood %d",
-             (int)is_f16, head_dim, first, end - 1, (int)how);
-    const output want = run(&scalar, &c, scale);
+    snprintf(what, sizeof what, "values %s, head_dim %zu, %zu rows, range %zu, fill %d",
+             qsf_dtype_name(type), head_dim, n_rows, range_idx, (int)how);
+    const output want = sum_values(&scalar, &s, 0, n_rows);
     for (size_t i = 0; i < n_levels; i++) {
-        const output have = run(&levels[i], &c, scale);
+        const output have = sum_values(&levels[i], &s, 0, n_rows);
         check_outputs(&want, &have, levels[i].isa_name, what);
         free(have.block);
         n_compared++;
     }
-    if (how == MOOD_ORDINARY || how == MOOD_EQUAL)
-        check_values(&c, scale, want.at);
-    if (how == MOOD_WIDE) /* NaN from an unused slot would show */
-        for (size_t d = 0; d < head_dim; d++)
-            CHECK(isfinite(((const float *)want.at)[d]));
+    const size_t stride = blocks_of(head_dim) * QSF_BLOCK;
+    for (size_t r = 0; r < n_rows; r++) { /* each row as if it were alone */
+        const output alone = sum_values(&scalar, &s, r, 1);
+        if (!CHECK_EQ(first_difference((float *)want.at + r * stride, alone.at, stride), stride))
+            printf("  row %zu of %s\n", r, what);
+        free(alone.block);
+    }
+    if (how == FILL_RANDOM)
+        check_sums(&s, want.at);
     free(want.block);
-    cache_free(&c);
+    span_free(&s);
 }
 
-/* Only one position counts, the others are e^-x below: its value comes out scaled by e^-x
- * exactly as the levels' exp gives it, down to subnormals of e. */
-static void check_exp_bits(void)
+/* ---- merge ---- */
+
+static void check_merge(size_t n, fill how)
 {
-    for (int step = 0; step < 2200; step++) {
-        cache c = cache_make(false, 1, 0, 2, MOOD_EQUAL);
-        float *const keys = c.k_pages[0];
-        float *const values = c.v_pages[0];
-        c.q[0] = 1.0F;
-        keys[0] = 0.0F;
-        keys[1] = -0.05F * (float)step;
-        values[0] = 0.0F;
-        values[1] = 0x1p120F;
-        const output want = run(&scalar, &c, 1.0F);
-        const double e = exp((double)keys[1]);
-        const double exact = e / (1.0 + e) * 0x1p120;
-        CHECK(fabs((double)*(const float *)want.at - exact) <=
-              exact * 4.0 * (double)FLT_EPSILON + 0x1p-30);
-        for (size_t i = 0; i < n_levels; i++) {
-            const output have = run(&levels[i], &c, 1.0F);
-            check_outputs(&want, &have, levels[i].isa_name, "attend of two positions");
-            free(have.block);
+    float *const before = exact_floats(n);
+    float *const next = exact_floats(n);
+    fill_floats(before, n, how);
+    fill_floats(next, n, how);
+    float maxima[4];
+    fill_floats(maxima, 4, how);
+    const qsf_span_sums first = {maxima[0] * 10.0F, fabsf(maxima[1]) + 1.0F};
+    const qsf_span_sums second = {maxima[2] * 10.0F, fabsf(maxima[3]) + 1.0F};
+    const size_t n_out = n - n / 3; /* finish takes any number */
+    for (size_t i = 0; i <= n_levels; i++) {
+        const qsf_kernels *const k = i == 0 ? &scalar : &levels[i - 1];
+        static qsf_span_sums want_sums;
+        static output want[2];
+        qsf_span_sums sums = first;
+        const output merged = output_make(n * sizeof *before);
+        const output out = output_make(n_out * sizeof *before);
+        memcpy(merged.at, before, n * sizeof *before);
+        k->span_merge(&sums, merged.at, &second, next, n);
+        k->span_finish(&sums, merged.at, n_out, out.at);
+        if (i == 0) {
+            want_sums = sums;
+            want[0] = merged;
+            want[1] = out;
+            continue;
         }
-        free(want.block);
-        cache_free(&c);
+        check_outputs(&want[0], &merged, k->isa_name, "span_merge");
+        check_outputs(&want[1], &out, k->isa_name, "span_finish");
+        CHECK_EQ(first_difference(&want_sums.max, &sums.max, 1), 1);
+        CHECK_EQ(first_difference(&want_sums.total, &sums.total, 1), 1);
+        free(merged.block);
+        free(out.block);
+        if (i < n_levels)
+            continue;
+        const double max = fmax((double)first.max, (double)second.max);
+        const double a = exp((double)first.max - max);
+        const double b = exp((double)second.max - max);
+        const double total = (double)first.total * a + (double)second.total * b;
+        for (size_t d = 0; how == FILL_RANDOM && d < n_out; d++) {
+            const double p = (double)before[d] * a / total;
+            const double q = (double)next[d] * b / total;
+            /* exp of a difference near 60 that rounded once, and six roundings more */
+            CHECK(fabs((double)((float *)want[1].at)[d] - p - q) <=
+                  80.0 * (double)FLT_EPSILON * (fabs(p) + fabs(q)));
+        }
+        free(want[0].block);
+        free(want[1].block);
     }
+    free(before);
+    free(next);
+}
+
+static void check_types(void)
+{
+    size_t n_types = 0;
+    for (qsf_dtype type = 0; type < QSF_DTYPE_COUNT; type++) {
+        const bool is_page_type = qsf_kv_value_block_bytes(type) != 0;
+        n_types += is_page_type;
+        CHECK((scalar.k_store[type] != NULL) == is_page_type);
+        CHECK((scalar.v_store[type] != NULL) == is_page_type);
+        CHECK((scalar.span_values[type] != NULL) == is_page_type);
+    }
+    CHECK_EQ(n_types, COUNT_OF(types));
 }
 
 int check_attend(void)
 {
     random_restart(1);
-    for (size_t d = 0; d < COUNT_OF(head_dims); d++)
-        for (size_t r = 0; r < COUNT_OF(ranges); r++)
-            for (mood how = MOOD_ORDINARY; how < MOOD_COUNT; how++) {
-                check_range(true, head_dims[d], ranges[r][0], ranges[r][1], how);
-                check_range(false, head_dims[d], ranges[r][0], ranges[r][1], how);
+    check_types();
+    for (size_t n = 16; n <= 4096; n *= 2)
+        for (fill how = 0; how < FILL_COUNT; how++)
+            check_hadamard(n, how);
+    for (size_t r = 0; r < COUNT_OF(ranges); r++)
+        for (fill how = 0; how < FILL_COUNT; how++) {
+            check_softmax(ranges[r], how, 1.0F);
+            check_softmax(ranges[r], FILL_RANDOM, 40.0F * (float)how); /* exp to its subnormals */
+        }
+    for (size_t n = 16; n <= 256; n += 16)
+        for (fill how = 0; how < FILL_COUNT; how++)
+            check_merge(n, how);
+    for (size_t t = 0; t < COUNT_OF(types); t++)
+        for (size_t d = 0; d < COUNT_OF(head_dims); d++) {
+            for (fill how = 0; how < FILL_COUNT; how++)
+                check_stores(types[t], head_dims[d], how);
+            for (size_t r = 0; r < COUNT_OF(ranges); r++) {
+                const size_t n_rows = 1 + (r * 5 + d * 3 + t) % MAX_ROWS;
+                check_values(types[t], head_dims[d], n_rows, r, FILL_RANDOM);
+                check_values(types[t], head_dims[d], 1 + r % 5, r, (fill)((r + d) % FILL_COUNT));
             }
-    check_exp_bits();
-    CHECK(n_compared >= n_levels * COUNT_OF(head_dims) * COUNT_OF(ranges) * MOOD_COUNT);
+        }
+    CHECK(n_compared >= n_levels * COUNT_OF(types) * COUNT_OF(head_dims) * 60);
     return check_report("attend");
 }
 
-static void run_attend(const qsf_kernels *k, const void *args)
+/* ---- speed ---- */
+
+static void run_values(const qsf_kernels *k, const void *args)
 {
-    const cache *const c = args;
-    static float scores[32 * (512 / 32 + 1)];
-    static float out[64];
-    (c->is_f16 ? k->attend_f16 : k->attend_f32)(c->q, (const void *const *)c->k_pages,
-                                                (const void *const *)c->v_pages, c->head_dim,
-                                                c->first, c->end, 0.125F, scores, out);
+    const span *const s = args;
+    static float out[MAX_ROWS * 64];
+    k->span_values[s->type]((const void *const *)s->pages, 1, s->e, s->ranges, s->n_rows, out);
 }
 
-/* An element is one of K or V. */
+static void run_softmax(const qsf_kernels *k, const void *args)
+{
+    float scores[SPAN];
+    memcpy(scores, args, sizeof scores);
+    (void)k->span_softmax(scores, (qsf_span_range){0, SPAN}, 0.125F);
+}
+
+static void run_hadamard(const qsf_kernels *k, const void *args)
+{
+    float x[128];
+    memcpy(x, args, sizeof x);
+    k->hadamard(x, 128);
+}
+
+/* An element of values is one of V, whatever the number of rows that meet it. */
 void bench_attend(void)
 {
-    for (int is_f16 = 1; is_f16 >= 0; is_f16--) {
-        cache c = cache_make(is_f16, 64, 0, 512, MOOD_ORDINARY);
-        bench_line(is_f16 ? "attend_f16, 512 positions" : "attend_f32, 512 positions",
-                   2.0 * 512 * 64, run_attend, &c);
-        cache_free(&c);
-    }
+    for (size_t t = 0; t < COUNT_OF(types); t++)
+        for (size_t n_rows = 1; n_rows <= 8; n_rows += 7) {
+            span s = span_make(types[t], 64, n_rows, 18, FILL_RANDOM);
+            char what[64];
+            snprintf(what, sizeof what, "span_values %s, %zu rows", qsf_dtype_name(types[t]),
+                     n_rows);
+            bench_line(what, (double)SPAN * 64, run_values, &s);
+            span_free(&s);
+        }
+    float scores[SPAN];
+    fill_floats(scores, SPAN, FILL_RANDOM);
+    bench_line("span_softmax", SPAN, run_softmax, scores);
+    bench_line("hadamard of 128", 128, run_hadamard, scores);
 }

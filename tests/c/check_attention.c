@@ -1,0 +1,288 @@
+/* check_attention.c - attention without the rest of a model: the same bits for any number of
+ * threads, any split of a sequence into chunks, and sequences alone or together; and near the
+ * formula in double. Contexts of several spans.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/kernel_data.h"
+#include "memory/arena.h"
+#include "model/attention.h"
+
+#define CTX_TOKENS 700
+#define MAX_SEQUENCES 3
+
+uint64_t random_seed = 20260; /* argv[1] overrides */
+uint64_t random_state;
+static qsf_isa best;
+
+typedef struct shape {
+    uint32_t n_heads;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+    uint32_t window_tokens;
+} shape;
+
+typedef struct rig {
+    qsf_config config;
+    qsf_kernels kernels;
+    qsf_scratch scratch;
+    qsf_kvcache caches[MAX_SEQUENCES];
+    qsf_pool *pool;
+    qsf_ops ops;
+    void *blocks[2 + MAX_SEQUENCES];
+} rig;
+
+static void *zeroed(size_t n_bytes)
+{
+    void *const p = aligned_alloc(64, (n_bytes + 63) / 64 * 64);
+    if (p == NULL)
+        exit(2);
+    memset(p, 0, n_bytes);
+    return p;
+}
+
+static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint32_t n_threads,
+                     uint32_t chunk_tokens)
+{
+    *g = (rig){.config = {.n_layers = 1,
+                          .dim = 16,
+                          .n_heads = s->n_heads,
+                          .n_kv_heads = s->n_kv_heads,
+                          .head_dim = s->head_dim,
+                          .ffn_dim = 16,
+                          .q_dim = s->n_heads * s->head_dim,
+                          .kv_dim = s->n_kv_heads * s->head_dim,
+                          .rope_dims = s->head_dim / 2 * 2,
+                          .window_tokens = s->window_tokens}};
+    qsf_kernels_init(&g->kernels, isa);
+    qsf_arena a;
+    qsf_arena_init_measuring(&a);
+    qsf_scratch_layout(&g->scratch, &a, &g->config, &form, chunk_tokens, CTX_TOKENS, n_threads);
+    g->blocks[0] = zeroed(a.used_bytes);
+    qsf_arena_init(&a, g->blocks[0], a.used_bytes);
+    qsf_scratch_layout(&g->scratch, &a, &g->config, &form, chunk_tokens, CTX_TOKENS, n_threads);
+    CHECK(!a.failed);
+    g->blocks[1] = zeroed(qsf_pool_bytes(n_threads));
+    CHECK_OK(qsf_pool_init(g->blocks[1], n_threads, false, &g->pool));
+    for (size_t i = 0; i < MAX_SEQUENCES; i++) {
+        qsf_arena_init_measuring(&a);
+        qsf_kvcache_layout(&g->caches[i], &a, &g->config, CTX_TOKENS, &form);
+        g->blocks[2 + i] = zeroed(a.used_bytes);
+        /* What no token has written may be anything. */
+        memset(g->blocks[2 + i], 0xFF, a.used_bytes);
+        qsf_arena_init(&a, g->blocks[2 + i], a.used_bytes);
+        qsf_kvcache_layout(&g->caches[i], &a, &g->config, CTX_TOKENS, &form);
+        qsf_kvcache_link(&g->caches[i], &g->config);
+    }
+    g->ops = (qsf_ops){
+        .config = &g->config, .kernels = &g->kernels, .pool = g->pool, .scratch = &g->scratch};
+}
+
+static void rig_free(rig *g)
+{
+    qsf_pool_destroy(g->pool);
+    for (size_t i = 0; i < COUNT_OF(g->blocks); i++)
+        free(g->blocks[i]);
+}
+
+/* q, k or v of a position of a sequence: anything, but always the same. */
+static void fill_row(uint64_t which, uint32_t sequence, uint32_t position, float *row, size_t n)
+{
+    random_restart(1000 * which + sequence + ((uint64_t)position << 20));
+    fill_floats(row, n, FILL_RANDOM);
+}
+
+/* Evaluates the segments as one chunk. */
+static void run_chunk(rig *g, qsf_segment *segments, const uint32_t *sequences, uint32_t n_segments)
+{
+    const qsf_config *const c = &g->config;
+    const qsf_scratch *const s = &g->scratch;
+    qsf_chunk chunk = {.segments = segments, .n_segments = n_segments};
+    for (uint32_t i = 0; i < n_segments; i++) {
+        segments[i].kv = &g->caches[sequences[i]];
+        segments[i].first_row = chunk.n_tokens;
+        for (uint32_t t = 0; t < segments[i].n_tokens; t++) {
+            const uint32_t row = chunk.n_tokens + t;
+            const uint32_t position = segments[i].first_position + t;
+            const size_t n_pairs = c->rope_dims / 2;
+            fill_row(1, sequences[i], position, s->q + row * s->q_stride, c->q_dim);
+            fill_row(2, sequences[i], position, s->k + row * s->kv_stride, c->kv_dim);
+            fill_row(3, sequences[i], position, s->v + row * s->kv_stride, c->kv_dim);
+            for (size_t p = 0; p < n_pairs; p++) {
+                s->rope_cos[row * n_pairs + p] = (float)cos((double)position / (double)(p + 1));
+                s->rope_sin[row * n_pairs + p] = (float)sin((double)position / (double)(p + 1));
+            }
+        }
+        chunk.n_tokens += segments[i].n_tokens;
+    }
+    g->ops.n_tokens = chunk.n_tokens;
+    for (uint32_t h = 0; h < c->n_heads; h++)
+        qsf_attention_finish_q(&g->ops, h);
+    for (uint32_t h = 0; h < c->n_kv_heads; h++) {
+        qsf_attention_finish_k(&g->ops, &chunk, 0, h);
+        qsf_attention_finish_v(&g->ops, &chunk, 0, h);
+    }
+    qsf_attention_run(&g->ops, &chunk, 0);
+}
+
+/* Evaluates n_tokens of a sequence in chunks; out [n_tokens, q_dim] */
+static void run_sequence(rig *g, uint32_t sequence, uint32_t n_tokens, uint32_t chunk_tokens,
+                         float *out)
+{
+    const size_t q_dim = g->config.q_dim;
+    for (uint32_t at = 0; at < n_tokens; at += chunk_tokens) {
+        const uint32_t left = n_tokens - at;
+        qsf_segment segment = {.n_tokens = left < chunk_tokens ? left : chunk_tokens,
+                               .first_position = at};
+        run_chunk(g, &segment, &sequence, 1);
+        for (uint32_t t = 0; t < segment.n_tokens; t++)
+            memcpy(out + (at + t) * q_dim, g->scratch.attended + t * g->scratch.q_stride,
+                   q_dim * sizeof *out);
+    }
+}
+
+/* The formula for one token, f32 keys and values; rope and rotation taken from what is stored. */
+static void check_formula(const rig *g, uint32_t n_tokens, const float *attended)
+{
+    const qsf_config *const c = &g->config;
+    const uint32_t t = n_tokens - 1;
+    const size_t n_pairs = c->rope_dims / 2;
+    float *const row = exact_floats(c->q_dim);
+    double *const e = exact_alloc(n_tokens * sizeof *e);
+    fill_row(1, 0, t, row, c->q_dim);
+    for (uint32_t h = 0; h < c->n_heads; h++) {
+        float *const q = row + (size_t)h * c->head_dim;
+        float angles[2][64];
+        for (size_t p = 0; p < n_pairs; p++) {
+            angles[0][p] = (float)cos((double)t / (double)(p + 1));
+            angles[1][p] = (float)sin((double)t / (double)(p + 1));
+        }
+        g->kernels.rope_split(q, angles[0], angles[1], n_pairs);
+        const uint32_t kv_head = h / (c->n_heads / c->n_kv_heads);
+        const void *const *const k_pages = qsf_kvcache_k_pages(&g->caches[0], 0, kv_head);
+        const void *const *const v_pages = qsf_kvcache_v_pages(&g->caches[0], 0, kv_head);
+        const uint32_t first =
+            c->window_tokens != 0 && n_tokens > c->window_tokens ? n_tokens - c->window_tokens : 0;
+        const size_t n_cols = g->scratch.attend.head_stride;
+        double max = -HUGE_VAL;
+        double total = 0.0;
+        for (uint32_t p = first; p < n_tokens; p++) {
+            const float *const page = k_pages[p / 32];
+            e[p] = 0.0;
+            for (size_t d = 0; d < c->head_dim; d++)
+                e[p] += (double)q[d] * (double)page[(p % 32 / 16 * n_cols + d) * 16 + p % 16];
+            e[p] /= sqrt((double)c->head_dim);
+            max = fmax(max, e[p]);
+        }
+        for (uint32_t p = first; p < n_tokens; p++)
+            total += e[p] = exp(e[p] - max);
+        for (size_t d = 0; d < c->head_dim; d++) {
+            double want = 0.0;
+            for (uint32_t p = first; p < n_tokens; p++)
+                want +=
+                    e[p] *
+                    (double)((const float *)v_pages[p / 32])[(d / 64 * 32 + p % 32) * 64 + d % 64];
+            /* |v| <= 3 and |score| <= 9 sqrt(head_dim): far above what rounding does, far below
+             * what a wrong position does */
+            CHECK(fabs((double)attended[(size_t)h * c->head_dim + d] - want / total) <= 1e-4);
+        }
+    }
+    free(row);
+    free(e);
+}
+
+static void check_bits(const float *want, const float *have, size_t n, const char *what,
+                       const shape *s, qsf_kv_form form)
+{
+    const size_t i = first_difference(want, have, n);
+    if (!CHECK_EQ(i, n))
+        printf("  %s: %u heads of %u, %u KV heads, window %u, K %s, V %s: [%zu] is %a, not %a\n",
+               what, s->n_heads, s->head_dim, s->n_kv_heads, s->window_tokens,
+               qsf_dtype_name(form.k_type), qsf_dtype_name(form.v_type), i, (double)have[i],
+               (double)want[i]);
+}
+
+/* Last tokens of several sequences of different lengths in one chunk, and a longer segment. */
+static void check_batch(const shape *s, qsf_kv_form form, uint32_t n_threads)
+{
+    static const uint32_t lengths[MAX_SEQUENCES] = {600, 31, 300};
+    static const uint32_t last[MAX_SEQUENCES] = {1, 5, 2};
+    const size_t q_dim = (size_t)s->n_heads * s->head_dim;
+    float *const want = exact_floats(CTX_TOKENS * q_dim);
+    rig g;
+    rig_make(&g, s, form, best, n_threads, 64);
+    qsf_segment segments[MAX_SEQUENCES];
+    const uint32_t sequences[MAX_SEQUENCES] = {0, 1, 2};
+    for (uint32_t i = 0; i < MAX_SEQUENCES; i++) {
+        run_sequence(&g, i, lengths[i] - last[i], 64, want);
+        segments[i] = (qsf_segment){.n_tokens = last[i], .first_position = lengths[i] - last[i]};
+    }
+    run_chunk(&g, segments, sequences, MAX_SEQUENCES);
+    float *const together = exact_floats(8 * q_dim);
+    for (size_t row = 0; row < 8; row++)
+        memcpy(together + row * q_dim, g.scratch.attended + row * g.scratch.q_stride,
+               q_dim * sizeof *together);
+    for (uint32_t i = 0; i < MAX_SEQUENCES; i++) {
+        run_sequence(&g, i, lengths[i], 64, want);
+        check_bits(want + (lengths[i] - last[i]) * q_dim, together + segments[i].first_row * q_dim,
+                   last[i] * q_dim, "in a batch", s, form);
+    }
+    rig_free(&g);
+    free(want);
+    free(together);
+}
+
+static void check_shape(const shape *s, qsf_kv_form form)
+{
+    static const uint32_t n_tokens = 600;
+    const size_t n = (size_t)n_tokens * s->n_heads * s->head_dim;
+    float *const want = exact_floats(n);
+    float *const have = exact_floats(n);
+    rig g;
+    rig_make(&g, s, form, best, 1, 64);
+    run_sequence(&g, 0, n_tokens, 64, want);
+    if (form.k_type == QSF_DTYPE_F32 && form.v_type == QSF_DTYPE_F32 && !form.is_rotated)
+        check_formula(&g, n_tokens, want + (n_tokens - 1) * (size_t)s->n_heads * s->head_dim);
+    for (size_t i = 0; i < n; i++)
+        if (!CHECK(isfinite(want[i])))
+            break;
+    rig_free(&g);
+    static const struct {
+        uint32_t n_threads;
+        uint32_t chunk_tokens;
+    } splits[] = {{1, 1}, {3, 64}, {2, 3}, {3, 50}};
+    for (size_t i = 0; i < COUNT_OF(splits); i++) {
+        /* Small shapes also on every instruction set; of others, the kernels' checks tell. */
+        const bool is_small = n < 100000;
+        const qsf_isa isa = is_small && qsf_isa_has((qsf_isa)i) ? (qsf_isa)i : best;
+        rig_make(&g, s, form, isa, splits[i].n_threads, splits[i].chunk_tokens);
+        run_sequence(&g, 0, n_tokens, splits[i].chunk_tokens, have);
+        check_bits(want, have, n, qsf_isa_name(isa), s, form);
+        rig_free(&g);
+    }
+    check_batch(s, form, 2);
+    free(want);
+    free(have);
+}
+
+int main(int argc, char **argv)
+{
+    static const shape shapes[] = {
+        {2, 2, 16, 0}, {8, 1, 64, 0}, {6, 2, 80, 0}, {3, 1, 128, 300}, {4, 4, 32, 20},
+    };
+    static const qsf_kv_form forms[] = {
+        {QSF_DTYPE_F32, QSF_DTYPE_F32, false},   {QSF_DTYPE_F16, QSF_DTYPE_F16, false},
+        {QSF_DTYPE_8BIT, QSF_DTYPE_8BIT, false}, {QSF_DTYPE_4BIT, QSF_DTYPE_4BIT, true},
+        {QSF_DTYPE_2BIT, QSF_DTYPE_F16, true},   {QSF_DTYPE_8BIT, QSF_DTYPE_2BIT, false},
+    };
+    if (argc > 1)
+        random_seed = strtoull(argv[1], NULL, 10);
+    printf("check_attention: seed %" PRIu64 "\n", random_seed);
+    best = qsf_isa_detect();
+    for (size_t i = 0; i < COUNT_OF(shapes); i++)
+        for (size_t f = 0; f < COUNT_OF(forms); f++) {
+            qsf_kv_form form = forms[f];
+            form.is_rotated = form.is_rotated && shapes[i].head_dim != 80;
+            check_shape(&shapes[i], form);
+        }
+    return check_report("check_attention");
+}
