@@ -300,12 +300,19 @@ def test_the_kv_cache_is_chosen_and_shown(run: Run, tiny_llama_8bit: Path) -> No
 
 
 def test_two_bits_for_want_of_memory_are_said(run: Run, tiny_llama_8bit: Path) -> None:
-    """Of budgets in MB only the least may do; whoever chose 2 bits hears nothing."""
+    """Whoever chose 2 bits hears nothing. Of budgets in MB only the least that does may give them,
+    and what a process takes varies by a megabyte: each run is compared with its own plan."""
     plan = run(tiny_llama_8bit, "--plan", "--ram-budget", 5)
     least = int(plan.stderr.split("--ram-budget ")[1].split()[0])
-    done = run(tiny_llama_8bit, "-p", PROMPT, "-n", 3, "--ram-budget", least)
-    has_two_bits = "2bit" in run(tiny_llama_8bit, "--plan", "--ram-budget", least).stdout
-    assert ("leaves 2 bits for the KV cache" in done.stderr) == has_two_bits
+    n_run = 0
+    for budget in range(least, least + 4):
+        done = run(tiny_llama_8bit, "-v", "-p", PROMPT, "-n", 3, "--ram-budget", budget)
+        if done.returncode != 0:
+            continue
+        n_run += 1
+        has_two_bits = "KV cache  2bit" in done.stderr
+        assert ("leaves 2 bits for the KV cache" in done.stderr) == has_two_bits
+    assert n_run > 0
     chosen = run(tiny_llama_8bit, "-p", PROMPT, "-n", 3, "--kv-type", "2bit")
     assert chosen.returncode == 0
     assert "2 bits" not in chosen.stderr
