@@ -31,6 +31,13 @@
 #define QSF_AHEAD_BYTES 2048
 #endif
 
+/* Tile rows that one token meets side by side. Narrower types compute more than they read. */
+static inline size_t row_streams_of(qsf_dtype dtype)
+{
+    return dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM || dtype == QSF_DTYPE_8BIT ? 2
+                                                                                             : 1;
+}
+
 /* The float steps of one block, whose dots are dot [n_tokens]. */
 QSF_FORCED_INLINE void add_dots(int_form form, const unsigned char *tile, const dots *dot,
                                 const qsf_acts *x, size_t block, size_t n_tokens, lanes *acc)
@@ -87,6 +94,25 @@ QSF_FORCED_INLINE void int_group(int_form form, const unsigned char *tiles, size
     }
     for (size_t t = 0; t < n_tokens; t++)
         lanes_store(y + t * y_stride, acc[t]);
+}
+
+/* Several tile rows (n_rows a literal) times one token, side by side: memory answers several
+ * streams of reads sooner than one. */
+QSF_FORCED_INLINE void int_rows(int_form form, const unsigned char *tiles, size_t tile_bytes,
+                                const qsf_acts *x, size_t n_rows, float *y)
+{
+    lanes acc[2];
+    for (size_t r = 0; r < n_rows; r++)
+        acc[r] = lanes_set(0.0F);
+    for (size_t b = 0; b < x->n_blocks; b++)
+        for (size_t r = 0; r < n_rows; r++) {
+            const unsigned char *const tile = tiles + (r * x->n_blocks + b) * tile_bytes;
+            for (size_t i = 0; i < tile_bytes; i += 64)
+                __builtin_prefetch((const void *)((uintptr_t)tile + QSF_AHEAD_BYTES + i));
+            add_block(form, tile, x, b, 1, &acc[r]);
+        }
+    for (size_t r = 0; r < n_rows; r++)
+        lanes_store(y + r * QSF_TILE_ROWS, acc[r]);
 }
 
 #ifdef QSF_UNPACKED_TOKENS
@@ -150,7 +176,12 @@ QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, siz
         return;
     }
 #endif
-    for (size_t i = 0; i < n_tile_rows; i++) {
+    size_t i = 0;
+    const size_t n_streams = row_streams_of(form.dtype);
+    for (; n_streams > 1 && x->n_tokens == 1 && i + n_streams <= n_tile_rows; i += n_streams)
+        int_rows(form, tiles + i * x->n_blocks * tile_bytes, tile_bytes, x, n_streams,
+                 y + i * QSF_TILE_ROWS);
+    for (; i < n_tile_rows; i++) {
         const unsigned char *const row = tiles + i * x->n_blocks * tile_bytes;
         float *const yi = y + i * QSF_TILE_ROWS;
         size_t t = 0;
