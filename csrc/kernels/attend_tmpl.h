@@ -102,11 +102,8 @@ QSF_FORCED_INLINE value_slot slot_at(qsf_dtype dtype, const unsigned char *block
 /* Dims 16 i .. 16 i + 15 of a slot */
 QSF_FORCED_INLINE lanes values_at(qsf_dtype dtype, const value_slot *s, size_t i)
 {
-    if (dtype == QSF_DTYPE_F32) {
-        float values[QSF_LANES];
-        memcpy(values, s->codes + i * sizeof values, sizeof values);
-        return lanes_load(values);
-    }
+    if (dtype == QSF_DTYPE_F32)
+        return lanes_load((const float *)(const void *)s->codes + i * QSF_LANES);
     if (dtype == QSF_DTYPE_F16)
         return lanes_load_f16(s->codes + i * QSF_LANES * 2);
     if (dtype == QSF_DTYPE_8BIT)

@@ -226,6 +226,16 @@ static void score_pages(const qsf_kernels *k, const qsf_kvcache *kv, const void 
     }
 }
 
+#define CACHE_LINE_BYTES 64
+
+/* Asks for pages that will be read soon: each is too short for a processor to read ahead in. */
+static void prefetch_pages(const void *const *pages, size_t first, size_t end, size_t page_bytes)
+{
+    for (size_t i = first; i < end; i++)
+        for (size_t off = 0; off < page_bytes; off += CACHE_LINE_BYTES)
+            __builtin_prefetch((const unsigned char *)pages[i] + off);
+}
+
 /* The sums and values of all rows of a tile over one span, into the worker's span_values;
  * ranges say which rows have a part in it. */
 static void attend_span(const attention_job *job, const tile *t, const qsf_acts *x, size_t span,
@@ -254,14 +264,17 @@ static void attend_span(const attention_job *job, const tile *t, const qsf_acts 
     if (first_slot >= end_slot)
         return;
     const size_t page = span * QSF_KV_SPAN_PAGES;
-    score_pages(k, kv, qsf_kvcache_k_pages(kv, job->layer, t->kv_head) + page,
-                first_slot / QSF_KV_PAGE_TOKENS, qsf_ceil_div(end_slot, QSF_KV_PAGE_TOKENS), x,
-                scores);
+    const void *const *const k_pages = qsf_kvcache_k_pages(kv, job->layer, t->kv_head) + page;
+    const void *const *const v_pages = qsf_kvcache_v_pages(kv, job->layer, t->kv_head) + page;
+    const size_t first_page = first_slot / QSF_KV_PAGE_TOKENS;
+    const size_t end_page = qsf_ceil_div(end_slot, QSF_KV_PAGE_TOKENS);
+    prefetch_pages(k_pages, first_page, end_page, kv->k_page_bytes);
+    prefetch_pages(v_pages, first_page, end_page, kv->v_page_bytes);
+    score_pages(k, kv, k_pages, first_page, end_page, x, scores);
     for (size_t r = 0; r < t->n_rows; r++)
         if (ranges[r].begin < ranges[r].end)
             sums[r] = k->span_softmax(scores + r * QSF_KV_SPAN_TOKENS, ranges[r], scale);
-    k->span_values[kv->form.v_type](qsf_kvcache_v_pages(kv, job->layer, t->kv_head) + page,
-                                    x->n_blocks, scores, ranges, t->n_rows,
+    k->span_values[kv->form.v_type](v_pages, x->n_blocks, scores, ranges, t->n_rows,
                                     s->span_values + worker_idx * QSF_ATTEND_ROWS * s->head_stride);
 }
 
