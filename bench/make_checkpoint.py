@@ -37,7 +37,7 @@ class Shape:
 
 SHAPES = {
     "110m": Shape(12, 768, 2048, 12, 12),
-    "1.1b": Shape(22, 2048, 5632, 32, 4),
+    "1.1b": Shape(22, 2048, 5632, 32, 4, max_tokens=4096),
     "7b": Shape(32, 4096, 11008, 32, 32, max_tokens=4096),
     "gpt2": Shape(12, 768, 3072, 12, 12, n_vocab=50257, max_tokens=1024, family="gpt2"),
 }

@@ -19,6 +19,7 @@
 #define QSF_NAME(op) op##_avx512
 #define QSF_FLOAT_SUMS 8   /* in 8 of 32 registers */
 #define QSF_GROUP_TOKENS 4 /* of fewer than MANY_FROM */
+#define QSF_PAIRED_TOKENS 4
 #define QSF_MANY_TOKENS 8
 #define QSF_MANY_ROWS 4
 #define QSF_MANY_BLOCKS 4

@@ -31,11 +31,15 @@
 #define QSF_AHEAD_BYTES 2048
 #endif
 
-/* Tile rows that one token meets side by side. Narrower types compute more than they read. */
-static inline size_t row_streams_of(qsf_dtype dtype)
+/* So few tokens meet two tile rows at a time. */
+#ifndef QSF_PAIRED_TOKENS
+#define QSF_PAIRED_TOKENS 1
+#endif
+
+/* Types that gain by it: narrower ones compute more than they read. */
+static inline bool is_paired(qsf_dtype dtype)
 {
-    return dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM || dtype == QSF_DTYPE_8BIT ? 2
-                                                                                             : 1;
+    return dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM || dtype == QSF_DTYPE_8BIT;
 }
 
 /* The float steps of one block, whose dots are dot [n_tokens]. */
@@ -96,23 +100,48 @@ QSF_FORCED_INLINE void int_group(int_form form, const unsigned char *tiles, size
         lanes_store(y + t * y_stride, acc[t]);
 }
 
-/* Several tile rows (n_rows a literal) times one token, side by side: memory answers several
- * streams of reads sooner than one. */
-QSF_FORCED_INLINE void int_rows(int_form form, const unsigned char *tiles, size_t tile_bytes,
-                                const qsf_acts *x, size_t n_rows, float *y)
+/* As int_group for two tile rows side by side: memory answers two streams of reads sooner than
+ * one. */
+QSF_FORCED_INLINE void int_group_of_two(int_form form, const unsigned char *tiles,
+                                        size_t tile_bytes, const qsf_acts *x, size_t t0,
+                                        size_t n_tokens, float *y, size_t y_stride)
 {
-    lanes acc[2];
-    for (size_t r = 0; r < n_rows; r++)
-        acc[r] = lanes_set(0.0F);
+    lanes acc[2][QSF_GROUP_TOKENS];
+    for (size_t r = 0; r < 2; r++)
+        for (size_t t = 0; t < n_tokens; t++)
+            acc[r][t] = lanes_set(0.0F);
     for (size_t b = 0; b < x->n_blocks; b++)
-        for (size_t r = 0; r < n_rows; r++) {
+        for (size_t r = 0; r < 2; r++) {
             const unsigned char *const tile = tiles + (r * x->n_blocks + b) * tile_bytes;
             for (size_t i = 0; i < tile_bytes; i += 64)
                 __builtin_prefetch((const void *)((uintptr_t)tile + QSF_AHEAD_BYTES + i));
-            add_block(form, tile, x, b, 1, &acc[r]);
+            add_block(form, tile, x, t0 * x->n_blocks + b, n_tokens, acc[r]);
         }
-    for (size_t r = 0; r < n_rows; r++)
-        lanes_store(y + r * QSF_TILE_ROWS, acc[r]);
+    for (size_t r = 0; r < 2; r++)
+        for (size_t t = 0; t < n_tokens; t++)
+            lanes_store(y + t * y_stride + r * QSF_TILE_ROWS, acc[r][t]);
+}
+
+/* Pairs of tile rows times few tokens; returns how many tile rows are done. */
+QSF_FORCED_INLINE size_t int_pairs(int_form form, const unsigned char *tiles, size_t n_tile_rows,
+                                   const qsf_acts *x, float *y, size_t y_stride)
+{
+    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    size_t i = 0;
+    for (; i + 2 <= n_tile_rows; i += 2) {
+        const unsigned char *const rows = tiles + i * x->n_blocks * tile_bytes;
+        float *const yi = y + i * QSF_TILE_ROWS;
+        size_t t = 0;
+#if QSF_PAIRED_TOKENS >= 4
+        for (; t + 4 <= x->n_tokens; t += 4)
+            int_group_of_two(form, rows, tile_bytes, x, t, 4, yi + t * y_stride, y_stride);
+        for (; t + 2 <= x->n_tokens; t += 2)
+            int_group_of_two(form, rows, tile_bytes, x, t, 2, yi + t * y_stride, y_stride);
+#endif
+        for (; t < x->n_tokens; t++)
+            int_group_of_two(form, rows, tile_bytes, x, t, 1, yi + t * y_stride, y_stride);
+    }
+    return i;
 }
 
 #ifdef QSF_UNPACKED_TOKENS
@@ -177,10 +206,8 @@ QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, siz
     }
 #endif
     size_t i = 0;
-    const size_t n_streams = row_streams_of(form.dtype);
-    for (; n_streams > 1 && x->n_tokens == 1 && i + n_streams <= n_tile_rows; i += n_streams)
-        int_rows(form, tiles + i * x->n_blocks * tile_bytes, tile_bytes, x, n_streams,
-                 y + i * QSF_TILE_ROWS);
+    if (is_paired(form.dtype) && x->n_tokens <= QSF_PAIRED_TOKENS)
+        i = int_pairs(form, tiles, n_tile_rows, x, y, y_stride);
     for (; i < n_tile_rows; i++) {
         const unsigned char *const row = tiles + i * x->n_blocks * tile_bytes;
         float *const yi = y + i * QSF_TILE_ROWS;
