@@ -11,7 +11,7 @@ from golden_tiles import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_tiles import WITH_MIN, naive_tiles, pack
-from reference import TILE_BYTES, decode_tiles
+from reference_tiles import TILE_BYTES, decode_tiles
 
 from qsf.converter.quantisers import quantise_rows
 from qsf.converter.tiles import TILE_DTYPES, Coded, dequantise_tiles, put_coded, tile_bytes
