@@ -39,6 +39,7 @@ SHAPES = {
     "110m": Shape(12, 768, 2048, 12, 12),
     "1.1b": Shape(22, 2048, 5632, 32, 4, max_tokens=4096),
     "7b": Shape(32, 4096, 11008, 32, 32, max_tokens=4096),
+    "70b": Shape(80, 8192, 28672, 64, 8, max_tokens=4096),
     "gpt2": Shape(12, 768, 3072, 12, 12, n_vocab=50257, max_tokens=1024, family="gpt2"),
 }
 

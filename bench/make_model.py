@@ -13,17 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from make_checkpoint import SHAPES, Shape
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.make_checkpoint import (
-    SHAPES as CHECKPOINT_SHAPES,
-)  # the same shapes as for other engines
-from bench.make_checkpoint import Shape
 from qsf.converter import metadata
 from qsf.converter.convert import DEFAULT_EMBED_TYPE, QUANT_TYPES
 from qsf.converter.quantisers import quantise_rows
@@ -43,7 +38,6 @@ from qsf.format import (
     tensor_bytes,
 )
 
-SHAPES = {**CHECKPOINT_SHAPES, "70b": Shape(80, 8192, 28672, 64, 8, max_tokens=4096)}
 WEIGHT_STD = 0.02
 POOL_TILES = 4096
 

@@ -25,6 +25,7 @@ def make_model(project_root: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["make_model"] = module
+    sys.path.append(str(path.parent))  # for the other scripts that it uses
     spec.loader.exec_module(module)
     return module
 
