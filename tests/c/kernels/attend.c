@@ -215,10 +215,13 @@ static void check_hadamard(size_t n, fill how)
 static void check_softmax_values(const float *scores, qsf_span_range range, float scale,
                                  const float *e, qsf_span_sums sums)
 {
-    double max = -HUGE_VAL;
-    for (size_t p = range.begin; p < range.end; p++)
-        max = fmax(max, (double)(scores[p] * scale));
-    CHECK((double)sums.max == max);
+    float largest = -INFINITY;
+    for (size_t p = range.begin; p < range.end; p++) {
+        const float score = scores[p] * scale;
+        largest = score > largest ? score : largest;
+    }
+    CHECK(sums.max == largest);
+    const double max = (double)largest;
     double total = 0.0;
     const double u = (double)FLT_EPSILON / 2.0;
     for (size_t p = range.begin; p < range.end; p++) {
