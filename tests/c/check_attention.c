@@ -280,6 +280,8 @@ int main(int argc, char **argv)
     best = qsf_isa_detect();
     for (size_t i = 0; i < COUNT_OF(shapes); i++)
         for (size_t f = 0; f < COUNT_OF(forms); f++) {
+            if ((i * COUNT_OF(forms) + f) % check_stride() != 0)
+                continue;
             qsf_kv_form form = forms[f];
             form.is_rotated = form.is_rotated && shapes[i].head_dim != 80;
             check_shape(&shapes[i], form);
