@@ -278,9 +278,10 @@ int main(int argc, char **argv)
         random_seed = strtoull(argv[1], NULL, 10);
     printf("check_attention: seed %" PRIu64 "\n", random_seed);
     best = qsf_isa_detect();
+    const size_t stride = check_stride();
     for (size_t i = 0; i < COUNT_OF(shapes); i++)
         for (size_t f = 0; f < COUNT_OF(forms); f++) {
-            if ((i * COUNT_OF(forms) + f) % check_stride() != 0)
+            if ((i * COUNT_OF(forms) + f) % stride != 0)
                 continue;
             qsf_kv_form form = forms[f];
             form.is_rotated = form.is_rotated && shapes[i].head_dim != 80;
