@@ -28,23 +28,10 @@ QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnn
 
 #include "kernels/matmul_many_tmpl.h"
 
-/* codes [16, 64], signed: without their zero point */
+/* Signed: without their zero point */
 QSF_FORCED_INLINE void unpack_codes(int_form form, const unsigned char *tile, unsigned char *codes)
 {
-    const planes layout = planes_of(form.dtype);
-    for (size_t p = 0; p < layout.n_planes; p++) {
-        __m512i code[5];
-        unpack_plane(form.dtype, tile, p, code);
-        for (size_t k = 0; k < layout.n_in_plane; k++) {
-            const size_t g = group_of(form.dtype, p, k);
-            if (form.factor == 2)
-                code[k] = _mm512_add_epi8(code[k], code[k]);
-            if (form.zero != 0)
-                code[k] = _mm512_sub_epi8(code[k], _mm512_set1_epi8((char)form.zero));
-            if (g < QSF_TILE_GROUPS)
-                _mm512_storeu_si512((void *)(codes + g * 64), code[k]);
-        }
-    }
+    unpack_scaled(form, tile, form.zero, codes);
 }
 
 /* What ldtilecfg reads. */

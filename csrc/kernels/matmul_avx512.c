@@ -166,21 +166,9 @@ QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
 
 #include "kernels/matmul_many_tmpl.h"
 
-/* codes [16, 64]; twice the code where weights are half units */
 QSF_FORCED_INLINE void unpack_codes(int_form form, const unsigned char *tile, unsigned char *codes)
 {
-    const planes layout = planes_of(form.dtype);
-    for (size_t p = 0; p < layout.n_planes; p++) {
-        __m512i code[5];
-        unpack_plane(form.dtype, tile, p, code);
-        for (size_t k = 0; k < layout.n_in_plane; k++) {
-            const size_t g = group_of(form.dtype, p, k);
-            if (form.factor == 2)
-                code[k] = _mm512_add_epi8(code[k], code[k]);
-            if (g < QSF_TILE_GROUPS)
-                _mm512_storeu_si512((void *)(codes + g * 64), code[k]);
-        }
-    }
+    unpack_scaled(form, tile, 0, codes);
 }
 
 /* One block of n_tokens tokens, side by side, so that their addresses are one register. */

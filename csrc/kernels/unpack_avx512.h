@@ -6,6 +6,8 @@
 #ifndef QSF_KERNELS_UNPACK_AVX512_H
 #define QSF_KERNELS_UNPACK_AVX512_H
 
+#include "kernels/int_form.h"
+
 #define QSF_TILE_GROUPS 16 /* of 4 columns: one register of codes each */
 
 QSF_FORCED_INLINE __m512i load64(const unsigned char *p)
@@ -128,6 +130,26 @@ QSF_FORCED_INLINE void unpack_plane(qsf_dtype dtype, const unsigned char *tile, 
         unpack_dense(bytes, p, codes);
     else
         unpack_2bit(bytes, p, codes);
+}
+
+/* codes [16 groups, 16 rows, 4]: factor * code - zero; a literal 0 costs nothing */
+QSF_FORCED_INLINE void unpack_scaled(int_form form, const unsigned char *tile, int32_t zero,
+                                     unsigned char *codes)
+{
+    const planes layout = planes_of(form.dtype);
+    for (size_t p = 0; p < layout.n_planes; p++) {
+        __m512i code[5];
+        unpack_plane(form.dtype, tile, p, code);
+        for (size_t k = 0; k < layout.n_in_plane; k++) {
+            const size_t g = group_of(form.dtype, p, k);
+            if (form.factor == 2)
+                code[k] = _mm512_add_epi8(code[k], code[k]);
+            if (zero != 0)
+                code[k] = _mm512_sub_epi8(code[k], _mm512_set1_epi8((char)zero));
+            if (g < QSF_TILE_GROUPS)
+                _mm512_storeu_si512((void *)(codes + g * 64), code[k]);
+        }
+    }
 }
 
 #endif

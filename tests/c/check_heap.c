@@ -6,19 +6,9 @@
 #include <stdint.h>
 
 #include "base/asan.h"
+#include "sanitized.h"
 #include "platform/heap.h"
 #include "platform/procfile.h"
-
-#if QSF_ASAN || defined(__SANITIZE_THREAD__)
-#define IS_SANITIZED 1 /* which takes memory of its own */
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define IS_SANITIZED 1
-#endif
-#endif
-#ifndef IS_SANITIZED
-#define IS_SANITIZED 0
-#endif
 
 #define MIB ((size_t)1 << 20)
 #define HUGE_PAGE_BYTES (2 * MIB)

@@ -14,22 +14,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/asan.h"
+#include "sanitized.h"
 #include "platform/clock.h"
 #include "platform/cpu.h"
 #include "platform/pool.h"
 #include "platform/procfile.h"
-
-#if QSF_ASAN || defined(__SANITIZE_THREAD__)
-#define IS_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define IS_SANITIZED 1
-#endif
-#endif
-#ifndef IS_SANITIZED
-#define IS_SANITIZED 0
-#endif
 
 #define MAX_ITEMS 2000
 #define MEETING_NS (UINT64_C(15) * 1000000000) /* only a broken pool waits so long */
