@@ -19,6 +19,12 @@ static inline bool qsf_add_u64(uint64_t a, uint64_t b, uint64_t *out)
     return true;
 }
 
+/* For sums that are only compared: UINT64_MAX where the result does not fit. */
+static inline uint64_t qsf_add_capped(uint64_t a, uint64_t b)
+{
+    return b > UINT64_MAX - a ? UINT64_MAX : a + b;
+}
+
 static inline bool qsf_mul_u64(uint64_t a, uint64_t b, uint64_t *out)
 {
     if (a != 0 && b > UINT64_MAX / a)

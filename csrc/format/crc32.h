@@ -11,4 +11,7 @@
 
 uint32_t qsf_crc32(uint32_t crc, const void *data, size_t n_bytes);
 
+/* The checksum of a followed by b, from that of a and that of b alone [n_bytes_b]. */
+uint32_t qsf_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t n_bytes_b);
+
 #endif

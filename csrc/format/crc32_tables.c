@@ -1,6 +1,6 @@
 /* crc32_tables.c - the constants of crc32.c; written by tools/make_crc32_tables.py.
  *
- * Table k holds the checksum of byte i followed by k zero bytes.
+ * Table k holds the checksum of byte i followed by k zero bytes; power k is x^(2^k).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/crc32_tables.h"
@@ -551,5 +551,12 @@ const uint32_t qsf_crc32_tables[QSF_CRC32_TABLES][256] = {
     0x839B5EED, 0x2DF3CF7C, 0x043B7B8E, 0xAA53EA1F, 0x57AA126A, 0xF9C283FB, 0xD00A3709, 0x7E62A698,
     0xF088C1A2, 0x5EE05033, 0x7728E4C1, 0xD9407550, 0x24B98D25, 0x8AD11CB4, 0xA319A846, 0x0D7139D7,
     },
+};
+
+const uint32_t qsf_crc32_powers[QSF_CRC32_POWERS] = {
+    0x40000000, 0x20000000, 0x08000000, 0x00800000, 0x00008000, 0xEDB88320, 0xB1E6B092, 0xA06A2517,
+    0xED627DAE, 0x88D14467, 0xD7BBFE6A, 0xEC447F11, 0x8E7EA170, 0x6427800E, 0x4D47BAE0, 0x09FE548F,
+    0x83852D0F, 0x30362F1A, 0x7B5A9CC3, 0x31FEC169, 0x9FEC022A, 0x6C8DEDC4, 0x15D6874D, 0x5FDE7A4E,
+    0xBAD90E37, 0x2E4E5EEF, 0x4EABA214, 0xA8A472C0, 0x429A969E, 0x148D302A, 0xC40BA6D0, 0xC4E22C3C,
 };
 /* clang-format on */

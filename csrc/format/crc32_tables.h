@@ -1,4 +1,4 @@
-/* crc32_tables.h - the constants of crc32.c. */
+/* crc32_tables.h - the constants of the checksum. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_FORMAT_CRC32_TABLES_H
 #define QSF_FORMAT_CRC32_TABLES_H
@@ -6,7 +6,9 @@
 #include <stdint.h>
 
 #define QSF_CRC32_TABLES 16
+#define QSF_CRC32_POWERS 32
 
 extern const uint32_t qsf_crc32_tables[QSF_CRC32_TABLES][256];
+extern const uint32_t qsf_crc32_powers[QSF_CRC32_POWERS];
 
 #endif

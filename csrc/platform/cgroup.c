@@ -9,14 +9,12 @@
 
 #if defined(__linux__)
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "platform/procfile.h"
 
 #define PATH_BYTES 1024
-#define LINE_BYTES 4096
 
 typedef struct group_mount {
     char visible_from[PATH_BYTES];
@@ -57,21 +55,24 @@ static bool parse_mount(const char *line, const char *controller, group_mount *o
     return is_it && sscanf(line, "%*s %*s %*s %1023s %1023s", out->visible_from, out->point) == 2;
 }
 
+typedef struct mount_search {
+    const char *controller;
+    group_mount *out;
+} mount_search;
+
+static bool is_wanted_mount(void *arg, const char *line)
+{
+    const mount_search *const search = arg;
+    return parse_mount(line, search->controller, search->out);
+}
+
 /* `controller`: of version 1; "" for the one hierarchy of version 2. */
 static bool find_mount(const char *root, const char *controller, group_mount *out)
 {
     char path[PATH_BYTES];
-    if (!join(path, sizeof path, root, "/proc/self/mountinfo", ""))
-        return false;
-    FILE *const file = fopen(path, "re");
-    if (file == NULL)
-        return false;
-    bool found = false;
-    char line[LINE_BYTES]; /* of a longer line, the rest looks like a line and is no mount */
-    while (!found && fgets(line, sizeof line, file) != NULL)
-        found = parse_mount(line, controller, out);
-    fclose(file);
-    return found;
+    mount_search search = {controller, out};
+    return join(path, sizeof path, root, "/proc/self/mountinfo", "") &&
+           qsf_procfile_find_line(path, is_wanted_mount, &search);
 }
 
 /* The group's path in /proc/self/cgroup, which starts with '/'. */
@@ -109,22 +110,40 @@ static const char *below_mount(const char *group, const char *visible_from)
     return rest;
 }
 
-/* Visits the group and then those above it, up to the mount point. */
-static void walk_up(const char *root, const char *controller, visit_fn *visit, qsf_cgroup *out)
+/* The group's folder, which begins with the mount point: *top_bytes of it. */
+static bool find_folder(const char *root, const char *controller, char *folder, size_t cap_bytes,
+                        size_t *top_bytes)
 {
     group_mount mount;
     char group[PATH_BYTES];
-    char folder[2 * PATH_BYTES];
     if (!find_mount(root, controller, &mount) ||
         !find_group(root, controller, group, sizeof group) ||
-        !join(folder, sizeof folder, root, mount.point, below_mount(group, mount.visible_from)))
+        !join(folder, cap_bytes, root, mount.point, below_mount(group, mount.visible_from)))
+        return false;
+    *top_bytes = strlen(root) + strlen(mount.point);
+    return true;
+}
+
+/* Visits the group and then those above it, up to the mount point. */
+static void walk_up(const char *root, const char *controller, visit_fn *visit, qsf_cgroup *out)
+{
+    char folder[2 * PATH_BYTES];
+    size_t top_bytes;
+    if (!find_folder(root, controller, folder, sizeof folder, &top_bytes))
         return;
-    const size_t top_bytes = strlen(root) + strlen(mount.point);
     visit(folder, out);
     while (strlen(folder) > top_bytes) {
         *strrchr(folder, '/') = '\0';
         visit(folder, out);
     }
+}
+
+bool qsf_cgroup_path(const char *name, const char *root, char *path, size_t cap_bytes)
+{
+    char folder[2 * PATH_BYTES];
+    size_t top_bytes;
+    return find_folder(root, "", folder, sizeof folder, &top_bytes) &&
+           join(path, cap_bytes, folder, "/", name);
 }
 
 static bool read_number(const char *folder, const char *name, uint64_t *out)
@@ -138,7 +157,7 @@ static void lower_memory(qsf_cgroup *out, uint64_t limit_bytes, uint64_t used_by
 {
     if (limit_bytes < out->limit_bytes)
         out->limit_bytes = limit_bytes;
-    /* File pages that nobody used lately are given back before anybody is refused. */
+    /* File pages are given back before anybody is refused, also those in use lately. */
     const uint64_t fixed_bytes = used_bytes > cache_bytes ? used_bytes - cache_bytes : 0;
     const uint64_t left_bytes = limit_bytes > fixed_bytes ? limit_bytes - fixed_bytes : 0;
     if (left_bytes < out->left_bytes)
@@ -146,7 +165,7 @@ static void lower_memory(qsf_cgroup *out, uint64_t limit_bytes, uint64_t used_by
 }
 
 static void visit_memory(const char *folder, qsf_cgroup *out, const char *limit_name,
-                         const char *used_name, const char *cache_key)
+                         const char *used_name, const char *const cache_keys[2])
 {
     uint64_t limit_bytes;
     uint64_t used_bytes;
@@ -157,8 +176,13 @@ static void visit_memory(const char *folder, qsf_cgroup *out, const char *limit_
     char path[2 * PATH_BYTES];
     char text[QSF_PROCFILE_BYTES];
     if (join(path, sizeof path, folder, "/memory.stat", "") &&
-        qsf_procfile_read(path, text, sizeof text))
-        (void)qsf_procfile_field(text, cache_key, &cache_bytes);
+        qsf_procfile_read(path, text, sizeof text)) {
+        for (size_t i = 0; i < 2; i++) {
+            uint64_t n_bytes = 0;
+            (void)qsf_procfile_field(text, cache_keys[i], &n_bytes);
+            cache_bytes += n_bytes;
+        }
+    }
     lower_memory(out, limit_bytes, used_bytes, cache_bytes);
 }
 
@@ -173,8 +197,8 @@ static void lower_cpus(qsf_cgroup *out, uint64_t quota_us, uint64_t period_us)
 
 static void visit_memory_v1(const char *folder, qsf_cgroup *out)
 {
-    visit_memory(folder, out, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                 "total_inactive_file ");
+    static const char *const cache_keys[] = {"total_inactive_file ", "total_active_file "};
+    visit_memory(folder, out, "memory.limit_in_bytes", "memory.usage_in_bytes", cache_keys);
 }
 
 static void visit_cpu_v1(const char *folder, qsf_cgroup *out)
@@ -188,7 +212,10 @@ static void visit_cpu_v1(const char *folder, qsf_cgroup *out)
 
 static void visit_v2(const char *folder, qsf_cgroup *out)
 {
-    visit_memory(folder, out, "memory.max", "memory.current", "inactive_file ");
+    static const char *const cache_keys[] = {"inactive_file ", "active_file "};
+    visit_memory(folder, out, "memory.max", "memory.current", cache_keys);
+    /* Above it nobody is killed, but everybody is slowed down without end. */
+    visit_memory(folder, out, "memory.high", "memory.current", cache_keys);
 
     char path[2 * PATH_BYTES];
     char text[64]; /* "quota period", or "max period" */
@@ -209,6 +236,15 @@ void qsf_cgroup_read(qsf_cgroup *out, const char *root)
 }
 
 #else
+
+bool qsf_cgroup_path(const char *name, const char *root, char *path, size_t cap_bytes)
+{
+    (void)name;
+    (void)root;
+    (void)path;
+    (void)cap_bytes;
+    return false;
+}
 
 void qsf_cgroup_read(qsf_cgroup *out, const char *root)
 {

@@ -7,6 +7,8 @@
 #ifndef QSF_PLATFORM_CGROUP_H
 #define QSF_PLATFORM_CGROUP_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct qsf_cgroup {
@@ -18,5 +20,9 @@ typedef struct qsf_cgroup {
 /* `root` stands before every path: "" for this machine; tests give a folder that
  * holds a proc/ and a sys/ of their own. Never fails: what is not found is no limit. */
 void qsf_cgroup_read(qsf_cgroup *out, const char *root);
+
+/* Where the file `name` of this process's own group of version 2 would lie; false where there is
+ * no such group. */
+bool qsf_cgroup_path(const char *name, const char *root, char *path, size_t cap_bytes);
 
 #endif

@@ -47,6 +47,25 @@ bool qsf_isa_has(qsf_isa isa)
 }
 #endif
 
+#if !QSF_ARCH_X86
+bool qsf_cpu_has_clmul(void)
+{
+    return false;
+}
+
+bool qsf_cpu_has_clmul512(void)
+{
+    return false;
+}
+#endif
+
+#if !QSF_ARCH_ARM
+bool qsf_cpu_has_crc32(void)
+{
+    return false;
+}
+#endif
+
 qsf_isa qsf_isa_detect(void)
 {
     int level = QSF_ISA_COUNT - 1;
@@ -65,6 +84,16 @@ void qsf_isa_list(char *text, size_t cap_bytes)
                                      level > 0 ? " " : "", qsf_isa_name((qsf_isa)level));
         used_bytes += n_bytes > 0 ? (size_t)n_bytes : 0;
     }
+}
+
+qsf_isa qsf_isa_limit(void)
+{
+    const char *const wanted = getenv("QSF_ISA");
+    int level = 0;
+    while (level < (int)QSF_ISA_COUNT &&
+           (wanted == NULL || strcmp(wanted, qsf_isa_name((qsf_isa)level)) != 0))
+        level++;
+    return (qsf_isa)level;
 }
 
 qsf_status qsf_isa_choose(qsf_isa *out)

@@ -70,6 +70,16 @@ void qsf_isa_list(char *text, size_t cap_bytes);
  * names an unknown level or one this machine lacks; the text lists those it has. */
 qsf_status qsf_isa_choose(qsf_isa *out);
 
+/* The level that QSF_ISA names, whether or not this machine has it; QSF_ISA_COUNT, above all, when
+ * it is not set or names none. Asks the system for nothing, unlike choose(). */
+qsf_isa qsf_isa_limit(void);
+
+/* What no level includes, and only the checksum needs: carry-less products of 128 bits (with
+ * SSE4.1); of 512 bits (with all of avx512); the CRC32 instructions of ARM. */
+bool qsf_cpu_has_clmul(void);
+bool qsf_cpu_has_clmul512(void);
+bool qsf_cpu_has_crc32(void);
+
 /* Physical cores this process may run on; at least 1. */
 uint32_t qsf_cpu_core_count(void);
 

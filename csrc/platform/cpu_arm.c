@@ -6,6 +6,7 @@
 
 #if defined(__linux__)
 #include <sys/auxv.h>
+#define HWCAP_BIT_CRC32 (1UL << 7)
 #define HWCAP_BIT_ASIMDDP (1UL << 20)
 #endif
 
@@ -15,6 +16,17 @@ static bool has_dotprod(void)
     return (getauxval(AT_HWCAP) & HWCAP_BIT_ASIMDDP) != 0;
 #elif defined(__ARM_FEATURE_DOTPROD)
     return true; /* the compiler was told so: every Apple processor has it */
+#else
+    return false;
+#endif
+}
+
+bool qsf_cpu_has_crc32(void)
+{
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_BIT_CRC32) != 0;
+#elif defined(__ARM_FEATURE_CRC32)
+    return true;
 #else
     return false;
 #endif

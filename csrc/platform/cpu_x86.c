@@ -13,7 +13,9 @@
 #endif
 
 /* cpuid leaf 1, ecx */
+#define LEAF1_ECX_PCLMUL (1U << 1)
 #define LEAF1_ECX_FMA (1U << 12)
+#define LEAF1_ECX_SSE41 (1U << 19)
 #define LEAF1_ECX_OSXSAVE (1U << 27)
 #define LEAF1_ECX_AVX (1U << 28)
 #define LEAF1_ECX_F16C (1U << 29)
@@ -23,6 +25,7 @@
 #define LEAF7_EBX_AVX512DQ (1U << 17)
 #define LEAF7_EBX_AVX512BW (1U << 30)
 #define LEAF7_EBX_AVX512VL (1U << 31)
+#define LEAF7_ECX_VPCLMULQDQ (1U << 10)
 #define LEAF7_ECX_AVX512VNNI (1U << 11)
 #define LEAF7_EDX_AMX_TILE (1U << 24)
 #define LEAF7_EDX_AMX_INT8 (1U << 25)
@@ -90,6 +93,23 @@ static bool has_avx512(const cpu_facts *f)
            has_all(f->leaf7_ebx, LEAF7_EBX_AVX512F | LEAF7_EBX_AVX512DQ | LEAF7_EBX_AVX512BW |
                                      LEAF7_EBX_AVX512VL) &&
            has_all(f->leaf7_ecx, LEAF7_ECX_AVX512VNNI);
+}
+
+static bool has_clmul(const cpu_facts *f)
+{
+    return has_all(f->leaf1_ecx, LEAF1_ECX_PCLMUL | LEAF1_ECX_SSE41);
+}
+
+bool qsf_cpu_has_clmul(void)
+{
+    const cpu_facts f = look();
+    return has_clmul(&f);
+}
+
+bool qsf_cpu_has_clmul512(void)
+{
+    const cpu_facts f = look();
+    return has_clmul(&f) && has_avx512(&f) && has_all(f.leaf7_ecx, LEAF7_ECX_VPCLMULQDQ);
 }
 
 static bool may_use_tiles(void)

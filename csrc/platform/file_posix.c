@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -28,6 +29,7 @@ qsf_status qsf_file_open(qsf_file *f, const char *path)
     f->fd = -1;
     f->n_bytes = 0;
     f->reads_until_fault = -1;
+    f->fault_kind = QSF_FAULT_FAIL;
 
     /* Without O_NONBLOCK, opening a pipe would wait for its other end. */
     int fd;
@@ -60,19 +62,47 @@ void qsf_file_close(qsf_file *f)
     f->fd = -1;
 }
 
-/* Counts this read down; true when it is the one that has to fail. */
-static bool fault_is_due(qsf_file *f)
+/* Counts this read down, and says what is to go wrong with it. */
+static qsf_fault_kind next_fault(qsf_file *f)
 {
     if (atomic_load_explicit(&f->reads_until_fault, memory_order_relaxed) < 0)
-        return false;
-    return atomic_fetch_sub_explicit(&f->reads_until_fault, 1, memory_order_relaxed) == 0;
+        return QSF_FAULT_NONE;
+    if (atomic_fetch_sub_explicit(&f->reads_until_fault, 1, memory_order_relaxed) != 0)
+        return QSF_FAULT_NONE;
+    return atomic_load_explicit(&f->fault_kind, memory_order_relaxed);
+}
+
+static void sleep_ms(uint32_t n_ms)
+{
+    struct timespec left = {.tv_sec = n_ms / 1000, .tv_nsec = (long)(n_ms % 1000) * 1000000};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR)
+        continue;
+}
+
+qsf_status qsf_file_end_read(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes)
+{
+    switch (next_fault(f)) {
+    case QSF_FAULT_FAIL:
+        return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": failed on request", n_bytes,
+                        offset);
+    case QSF_FAULT_SHORT:
+        return QSF_FAIL(QSF_ERR_FORMAT, "file ends early on request: wanted %zu bytes at %" PRIu64,
+                        n_bytes, offset);
+    case QSF_FAULT_SLOW:
+        sleep_ms(QSF_FAULT_SLOW_MS);
+        break;
+    case QSF_FAULT_CORRUPT:
+        if (n_bytes > 0)
+            ((unsigned char *)dst)[n_bytes / 2] ^= 1;
+        break;
+    case QSF_FAULT_NONE:
+        break;
+    }
+    return QSF_OK;
 }
 
 qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes)
 {
-    if (fault_is_due(f))
-        return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": failed on request", n_bytes,
-                        offset);
     if (!qsf_extent_inside(offset, n_bytes, INT64_MAX)) /* off_t is signed */
         return QSF_FAIL(QSF_ERR_FORMAT, "read of %zu bytes at %" PRIu64 " is beyond any file",
                         n_bytes, offset);
@@ -95,5 +125,5 @@ qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_by
         left_bytes -= (size_t)got;
         from += (uint64_t)got;
     }
-    return QSF_OK;
+    return qsf_file_end_read(f, offset, dst, n_bytes);
 }

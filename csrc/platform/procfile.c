@@ -8,6 +8,16 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Bytes that came, 0 at the end or where the system refuses. */
+static size_t read_some(int fd, char *to, size_t cap_bytes)
+{
+    ssize_t got;
+    do {
+        got = read(fd, to, cap_bytes);
+    } while (got < 0 && errno == EINTR);
+    return got > 0 ? (size_t)got : 0;
+}
+
 bool qsf_procfile_read(const char *path, char *text, size_t cap_bytes)
 {
     text[0] = '\0';
@@ -15,17 +25,50 @@ bool qsf_procfile_read(const char *path, char *text, size_t cap_bytes)
     if (fd < 0)
         return false;
     size_t n_bytes = 0;
-    while (n_bytes < cap_bytes - 1) {
-        const ssize_t got = read(fd, text + n_bytes, cap_bytes - 1 - n_bytes);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            break;
-        n_bytes += (size_t)got;
-    }
+    for (size_t got = 1; got > 0 && n_bytes < cap_bytes - 1; n_bytes += got)
+        got = read_some(fd, text + n_bytes, cap_bytes - 1 - n_bytes);
     text[n_bytes] = '\0';
     close(fd);
     return n_bytes > 0;
+}
+
+/* Gives the lines that text [*n_bytes] holds whole, and moves the rest to its front. */
+static bool give_lines(char *text, size_t *n_bytes, qsf_procfile_line_fn *wants, void *arg)
+{
+    char *line = text;
+    bool found = false;
+    for (char *end = strchr(line, '\n'); !found && end != NULL; end = strchr(line, '\n')) {
+        *end = '\0';
+        found = wants(arg, line);
+        line = end + 1;
+    }
+    *n_bytes -= (size_t)(line - text);
+    memmove(text, line, *n_bytes + 1);
+    return found;
+}
+
+bool qsf_procfile_find_line(const char *path, qsf_procfile_line_fn *wants, void *arg)
+{
+    char text[QSF_PROCFILE_LINE_BYTES];
+    size_t n_bytes = 0;
+    bool found = false;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    while (!found) {
+        const size_t got = read_some(fd, text + n_bytes, sizeof text - 1 - n_bytes);
+        if (got == 0)
+            break;
+        n_bytes += got;
+        text[n_bytes] = '\0';
+        found = give_lines(text, &n_bytes, wants, arg);
+        if (!found && n_bytes == sizeof text - 1) {
+            found = wants(arg, text);
+            n_bytes = 0;
+        }
+    }
+    close(fd);
+    return found || (n_bytes > 0 && wants(arg, text));
 }
 
 /* strtoull alone would take a sign and turn it into a huge number. */

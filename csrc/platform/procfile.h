@@ -13,6 +13,12 @@
  * an empty string, when there is no such file. cap_bytes >= 1. */
 bool qsf_procfile_read(const char *path, char *text, size_t cap_bytes);
 
+/* Gives the lines of `path` to `wants`, without their ends, until it says true. Allocates nothing;
+ * of a line that is too long, the pieces come as lines. False when none was wanted. */
+#define QSF_PROCFILE_LINE_BYTES 4096
+typedef bool qsf_procfile_line_fn(void *arg, const char *line);
+bool qsf_procfile_find_line(const char *path, qsf_procfile_line_fn *wants, void *arg);
+
 /* The number that follows `key` at the start of a line ("MemTotal:" in "MemTotal:
  * 2048 kB"). False, and *out as it was, when there is none. */
 bool qsf_procfile_field(const char *text, const char *key, uint64_t *out);

@@ -65,8 +65,10 @@ void qsf_sysmem_read(qsf_sysmem *out)
     qsf_cgroup_read(&group, "");
     if (group.limit_bytes < out->total_bytes)
         out->total_bytes = group.limit_bytes;
-    if (group.left_bytes < out->available_bytes)
+    if (group.left_bytes < out->available_bytes) {
         out->available_bytes = group.left_bytes;
+        out->limit_bytes = group.limit_bytes;
+    }
     /* The kernel raises the mark only now and then. */
     if (out->peak_bytes < out->resident_bytes)
         out->peak_bytes = out->resident_bytes;

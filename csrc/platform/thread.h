@@ -29,6 +29,8 @@ void qsf_mutex_unlock(qsf_mutex *m);
 qsf_status qsf_condition_init(qsf_condition *c);
 void qsf_condition_destroy(qsf_condition *c);
 void qsf_condition_wait(qsf_condition *c, qsf_mutex *m);
+/* Returns after timeout_ns at the latest; as after any wait, look at what was waited for. */
+void qsf_condition_wait_for(qsf_condition *c, qsf_mutex *m, uint64_t timeout_ns);
 void qsf_condition_wake_all(qsf_condition *c);
 
 /* Starts `run(arg)` with a stack of stack_bytes (more where the system's least is

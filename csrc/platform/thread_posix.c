@@ -3,11 +3,13 @@
 #include "platform/thread.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <limits.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/status.h"
@@ -44,7 +46,15 @@ void qsf_mutex_unlock(qsf_mutex *m)
 
 qsf_status qsf_condition_init(qsf_condition *c)
 {
+#if defined(__APPLE__)
     const int error = pthread_cond_init(&c->system, NULL);
+#else
+    pthread_condattr_t attributes;
+    must_be_zero(pthread_condattr_init(&attributes));
+    must_be_zero(pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC)); /* for wait_for */
+    const int error = pthread_cond_init(&c->system, &attributes);
+    must_be_zero(pthread_condattr_destroy(&attributes));
+#endif
     if (error != 0)
         return QSF_FAIL(QSF_ERR_NOMEM, "cannot create a condition: %s", strerror(error));
     return QSF_OK;
@@ -58,6 +68,24 @@ void qsf_condition_destroy(qsf_condition *c)
 void qsf_condition_wait(qsf_condition *c, qsf_mutex *m)
 {
     must_be_zero(pthread_cond_wait(&c->system, &m->system));
+}
+
+void qsf_condition_wait_for(qsf_condition *c, qsf_mutex *m, uint64_t timeout_ns)
+{
+    const uint64_t second_ns = 1000000000;
+    struct timespec until;
+#if defined(__APPLE__)
+    until.tv_sec = (time_t)(timeout_ns / second_ns);
+    until.tv_nsec = (long)(timeout_ns % second_ns);
+    const int error = pthread_cond_timedwait_relative_np(&c->system, &m->system, &until);
+#else
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    const uint64_t total_ns = (uint64_t)until.tv_nsec + timeout_ns;
+    until.tv_sec += (time_t)(total_ns / second_ns);
+    until.tv_nsec = (long)(total_ns % second_ns);
+    const int error = pthread_cond_timedwait(&c->system, &m->system, &until);
+#endif
+    must_be_zero(error == ETIMEDOUT ? 0 : error);
 }
 
 void qsf_condition_wake_all(qsf_condition *c)

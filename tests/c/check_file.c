@@ -12,32 +12,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "fake_pread.h"
+#include "platform/clock.h"
 #include "platform/file.h"
-
-static struct {
-    int n_interrupts;  /* so many calls fail with EINTR first */
-    size_t most_bytes; /* that one call delivers; 0: as many as wanted */
-    int fail_errno;    /* 0: none */
-    int n_calls;
-} fake;
-
-ssize_t pread(int fd, void *dst, size_t n_bytes, off_t offset)
-{
-    fake.n_calls++;
-    if (fake.n_interrupts > 0) {
-        fake.n_interrupts--;
-        errno = EINTR;
-        return -1;
-    }
-    if (fake.fail_errno != 0) {
-        errno = fake.fail_errno;
-        return -1;
-    }
-    const size_t most_bytes = fake.most_bytes != 0 ? fake.most_bytes : n_bytes;
-    if (lseek(fd, offset, SEEK_SET) < 0)
-        return -1;
-    return read(fd, dst, n_bytes < most_bytes ? n_bytes : most_bytes);
-}
 
 #define FILE_BYTES 10000
 
@@ -127,18 +104,48 @@ static void check_beyond_the_end(void)
     CHECK(write_file());
 }
 
+/* So many reads go well, then one does not, then all do. */
+static void check_fault(qsf_file *f, qsf_fault_kind kind, qsf_status want)
+{
+    unsigned char have[9];
+    for (int n_good = 0; n_good < 4; n_good++) {
+        f->reads_until_fault = n_good;
+        f->fault_kind = kind;
+        for (int i = 0; i < 6; i++) {
+            const bool is_faulty = i == n_good;
+            memset(have, 0xEE, sizeof have);
+            const uint64_t start_ns = qsf_clock_ns();
+            CHECK_STATUS(qsf_file_read_at(f, 40, have, 8), is_faulty ? want : QSF_OK);
+            if (is_faulty && kind == QSF_FAULT_SLOW)
+                CHECK(qsf_clock_ns() - start_ns >= (uint64_t)QSF_FAULT_SLOW_MS * 1000000);
+            int n_other = 0;
+            for (int j = 0; j < 8; j++)
+                n_other += have[j] != contents[40 + j];
+            if (!is_faulty || want == QSF_OK)
+                CHECK_EQ(n_other, is_faulty && kind == QSF_FAULT_CORRUPT ? 1 : 0);
+            CHECK_EQ(have[8], 0xEE);
+        }
+        CHECK_EQ(f->reads_until_fault, -1);
+    }
+}
+
 static void check_faults(void)
 {
     qsf_file f;
     if (!CHECK_OK(qsf_file_open(&f, path)))
         return;
-    unsigned char have[8];
-    for (int n_good = 0; n_good < 4; n_good++) {
-        f.reads_until_fault = n_good;
-        for (int i = 0; i < 6; i++)
-            CHECK_STATUS(qsf_file_read_at(&f, 0, have, 8), i == n_good ? QSF_ERR_IO : QSF_OK);
-        CHECK_EQ(f.reads_until_fault, -1);
-    }
+    CHECK_EQ(f.fault_kind, QSF_FAULT_FAIL); /* the one that those get who ask for no kind */
+    check_fault(&f, QSF_FAULT_FAIL, QSF_ERR_IO);
+    check_fault(&f, QSF_FAULT_SHORT, QSF_ERR_FORMAT);
+    check_fault(&f, QSF_FAULT_SLOW, QSF_OK);
+    check_fault(&f, QSF_FAULT_CORRUPT, QSF_OK);
+    /* Nothing is there to be corrupted, and reads that fail by themselves are not counted. */
+    f.reads_until_fault = 1;
+    CHECK_OK(qsf_file_read_at(&f, 0, NULL, 0));
+    CHECK_STATUS(qsf_file_read_at(&f, FILE_BYTES, contents, 1), QSF_ERR_FORMAT);
+    CHECK_EQ(f.reads_until_fault, 0);
+    CHECK_OK(qsf_file_read_at(&f, 0, NULL, 0));
+    CHECK_EQ(f.reads_until_fault, -1);
     qsf_file_close(&f);
 }
 

@@ -1,5 +1,5 @@
 /* check_sysmem.c - memory figures that move with what is touched, and the limits of
- * control groups, read from small models of /proc and /sys. */
+ * control groups and stalls, read from small models of /proc and /sys. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
 
@@ -12,6 +12,7 @@
 #include "platform/cgroup.h"
 #include "platform/heap.h"
 #include "platform/procfile.h"
+#include "platform/psi.h"
 #include "platform/sysmem.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -140,7 +141,7 @@ static void check_version_2(void)
     put("/sys/fs/cgroup/user/memory.max", "20000\n");
     put("/sys/fs/cgroup/user/memory.current", "8000\n");
     put("/sys/fs/cgroup/user/cpu.max", "400000 100000\n");
-    expect(10000, 5000, 3);
+    expect(10000, 5600, 3);
 
     /* The lowest limit and the least that is left may belong to different groups. */
     put("/proc/self/mountinfo", V2_MOUNT);
@@ -151,6 +152,14 @@ static void check_version_2(void)
     put("/sys/fs/cgroup/a/memory.current", "2100\n");
     put("/sys/fs/cgroup/a/cpu.max", "1000 100000\n");
     expect(1000, 0, 1);
+
+    /* What slows down for good binds like what kills. */
+    put("/proc/self/mountinfo", V2_MOUNT);
+    put("/proc/self/cgroup", "0::/a\n");
+    put("/sys/fs/cgroup/a/memory.max", "2000\n");
+    put("/sys/fs/cgroup/a/memory.high", "1500\n");
+    put("/sys/fs/cgroup/a/memory.current", "1200\n");
+    expect(1500, 300, UINT32_MAX);
 
     /* In a container's own namespace: the files lie at the mount point itself. */
     put("/proc/self/mountinfo", V2_MOUNT);
@@ -184,7 +193,8 @@ static void check_version_1(void)
     put("/sys/fs/cgroup/memory/jobs/17/memory.usage_in_bytes", "50\n");
     put("/sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "3000\n");
     put("/sys/fs/cgroup/memory/jobs/memory.usage_in_bytes", "1500\n");
-    put("/sys/fs/cgroup/memory/jobs/memory.stat", "inactive_file 7\ntotal_inactive_file 600\n");
+    put("/sys/fs/cgroup/memory/jobs/memory.stat",
+        "inactive_file 7\ntotal_inactive_file 500\ntotal_active_file 100\n");
     put("/sys/fs/cgroup/cpu,cpuacct/jobs/17/cpu.cfs_quota_us", "-1\n");
     put("/sys/fs/cgroup/cpu,cpuacct/jobs/17/cpu.cfs_period_us", "100000\n");
     put("/sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_quota_us", "150000\n");
@@ -221,10 +231,66 @@ static void check_hybrid(void)
     expect(6000, 5000, 2);
 }
 
+#define PSI(full)                                               \
+    "some avg10=77.00 avg60=66.00 avg300=55.00 total=9000000\n" \
+    "full avg10=" full " avg60=44.00 avg300=33.00 total=8000000\n"
+
+static void expect_percent(double percent)
+{
+    CHECK_NEAR(qsf_psi_memory_percent(root), percent, 1e-9);
+    clear_root();
+}
+
+static void check_psi(void)
+{
+    expect_percent(0.0);
+    put("/proc/pressure/memory", PSI("12.34"));
+    expect_percent(12.34);
+    put("/proc/pressure/memory", "some avg10=5.00 avg60=0.00 avg300=0.00 total=1\n");
+    expect_percent(0.0);
+
+    /* The own group says more about this process than the machine, */
+    put("/proc/self/mountinfo", V2_MOUNT);
+    put("/proc/self/cgroup", "0::/a/b\n");
+    put("/proc/pressure/memory", PSI("12.34"));
+    put("/sys/fs/cgroup/a/b/memory.pressure", PSI("0.50"));
+    put("/sys/fs/cgroup/a/memory.pressure", PSI("99.00"));
+    expect_percent(0.5);
+
+    /* where it has the file. */
+    put("/proc/self/mountinfo", V2_MOUNT);
+    put("/proc/self/cgroup", "0::/\n");
+    put("/proc/pressure/memory", PSI("100.00"));
+    expect_percent(100.0);
+}
+
+/* Mounts beyond the first buffer, and a line that no buffer holds, hide nothing. */
+static void check_many_mounts(void)
+{
+    static char text[5 * QSF_PROCFILE_LINE_BYTES];
+    size_t at = 0;
+    while (at < 2 * QSF_PROCFILE_LINE_BYTES)
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s", OTHER_MOUNTS);
+    memset(text + at, 'x', QSF_PROCFILE_LINE_BYTES + 100);
+    at += QSF_PROCFILE_LINE_BYTES + 100;
+    snprintf(text + at, sizeof text - at, "\n%s", V2_MOUNT);
+    for (int has_end = 1; has_end >= 0; has_end--) {
+        if (!has_end)
+            text[strlen(text) - 1] = '\0';
+        put("/proc/self/mountinfo", text);
+        put("/proc/self/cgroup", "0::/a\n");
+        put("/sys/fs/cgroup/a/memory.max", "2000\n");
+        put("/sys/fs/cgroup/a/memory.current", "1200\n");
+        expect(2000, 800, UINT32_MAX);
+    }
+}
+
 static void check_cgroups(void)
 {
     if (!CHECK(mkdtemp(root) != NULL))
         return;
+    check_psi();
+    check_many_mounts();
     check_version_2();
     check_version_1();
     check_hybrid();
@@ -239,6 +305,7 @@ static void check_cgroups(void)
     qsf_cgroup_read(&have, "");
     CHECK_EQ_U64(have.limit_bytes, UINT64_MAX);
     CHECK_EQ_U64(have.n_cpus, UINT32_MAX);
+    CHECK_NEAR(qsf_psi_memory_percent(""), 0.0, 0.0);
 }
 
 #endif

@@ -1,0 +1,497 @@
+/* check_io.c - each way of reading: the same bytes, the same failures, however many at a time.
+ *
+ * Ways that this machine does not have are named in a line of output. This program's own pread
+ * stands in for the system's, so that interruptions and short reads come when asked for.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fake_pread.h"
+#include "platform/clock.h"
+#include "platform/io.h"
+
+#define PIECE_BYTES ((size_t)64 * 1024)
+#define FILE_BYTES ((uint64_t)23 * PIECE_BYTES + 5 * QSF_IO_ALIGN + 1234) /* an odd end */
+#define N_PIECES 24
+#define MAX_DEPTH 8
+
+static const uint32_t methods[] = {QSF_IO_BUFFERED, QSF_IO_DIRECT, QSF_IO_URING, QSF_IO_MMAP};
+#define N_METHODS (sizeof methods / sizeof methods[0])
+
+static char folder[] = "check_io.XXXXXX";
+static char path[64];
+static unsigned char *contents; /* and room up to the end of the last piece */
+static unsigned char *buffers;  /* MAX_DEPTH pieces */
+
+static bool write_file(void)
+{
+    FILE *const file = fopen(path, "wb");
+    if (file == NULL)
+        return false;
+    const bool ok = fwrite(contents, 1, FILE_BYTES, file) == FILE_BYTES;
+    return fclose(file) == 0 && ok;
+}
+
+static bool open_io(qsf_file *f, qsf_io *io, uint32_t method)
+{
+    if (!CHECK_OK(qsf_file_open(f, path)))
+        return false;
+    if (CHECK_OK(qsf_io_open(io, f, method)))
+        return true;
+    qsf_file_close(f);
+    return false;
+}
+
+/* False, with a line of output, where the method cannot be had. */
+static bool is_supported(uint32_t method)
+{
+    qsf_file f;
+    qsf_io io;
+    if (!CHECK_OK(qsf_file_open(&f, path)))
+        return false;
+    const qsf_status status = qsf_io_open(&io, &f, method);
+    if (status != QSF_OK) {
+        CHECK_STATUS(status, QSF_ERR_UNSUPPORTED);
+        printf("skipped: %s: %s\n", qsf_io_method_name(method), qsf_fail_text());
+    }
+    qsf_io_close(&io);
+    qsf_file_close(&f);
+    return status == QSF_OK;
+}
+
+static void close_io(qsf_file *f, qsf_io *io)
+{
+    qsf_io_close(io);
+    qsf_file_close(f);
+}
+
+/* Piece `idx` of the file; tag and place are those of the buffer. */
+static qsf_io_read piece(uint32_t idx, uint32_t buffer_idx)
+{
+    const uint64_t off = (uint64_t)idx * PIECE_BYTES;
+    const uint64_t left_bytes = FILE_BYTES - off;
+    return (qsf_io_read){.off = off,
+                         .dst = buffers + buffer_idx * PIECE_BYTES,
+                         .n_bytes = PIECE_BYTES,
+                         .need_bytes = left_bytes < PIECE_BYTES ? (size_t)left_bytes : PIECE_BYTES,
+                         .tag = buffer_idx};
+}
+
+static bool is_same(const qsf_io_read *read)
+{
+    return memcmp(read->dst, contents + read->off, read->need_bytes) == 0;
+}
+
+/* What is expected of the read that is done as number `idx`. */
+typedef struct fault {
+    qsf_fault_kind kind;
+    uint32_t idx;
+} fault;
+
+static void check_one(qsf_status status, const qsf_io_read *had, bool is_faulty,
+                      qsf_fault_kind kind)
+{
+    qsf_status want = QSF_OK;
+    if (is_faulty && kind == QSF_FAULT_FAIL)
+        want = QSF_ERR_IO;
+    if (is_faulty && kind == QSF_FAULT_SHORT)
+        want = QSF_ERR_FORMAT;
+    CHECK_STATUS(status, want);
+    if (status == QSF_OK)
+        CHECK_EQ(is_same(had), !(is_faulty && kind == QSF_FAULT_CORRUPT));
+}
+
+/* The last piece, which is short, comes first. */
+static void start_next(qsf_io_lane *lane, uint32_t n_begun, uint32_t buffer_idx)
+{
+    const qsf_io_read next = piece((n_begun + N_PIECES - 1) % N_PIECES, buffer_idx);
+    memset(next.dst, 0xEE, PIECE_BYTES);
+    CHECK_OK(qsf_io_start(lane, &next));
+}
+
+/* Reads the whole file with `depth` reads under way; each piece comes once, in any order. */
+static void read_all(qsf_io *io, uint32_t depth, fault expected)
+{
+    qsf_io_lane lane;
+    if (!CHECK_OK(qsf_io_lane_open(&lane, io, depth)))
+        return;
+    io->file->fault_kind = expected.kind;
+    io->file->reads_until_fault = expected.kind == QSF_FAULT_NONE ? -1 : (int64_t)expected.idx;
+    const uint64_t start_ns = qsf_clock_ns();
+    bool is_read[N_PIECES] = {false};
+    uint32_t n_begun = 0;
+    while (n_begun < depth) {
+        start_next(&lane, n_begun, n_begun);
+        n_begun++;
+    }
+    for (uint32_t n_done = 0; n_done < N_PIECES; n_done++) {
+        qsf_io_read had;
+        const qsf_status status = qsf_io_finish(&lane, &had);
+        const uint64_t idx = had.off / PIECE_BYTES;
+        if (!CHECK(had.tag < depth && idx < N_PIECES && !is_read[idx]))
+            break;
+        is_read[idx] = true;
+        const qsf_io_read same = piece((uint32_t)idx, (uint32_t)had.tag);
+        CHECK(had.dst == same.dst && had.need_bytes == same.need_bytes);
+        check_one(status, &had, n_done == expected.idx, expected.kind);
+        if (n_begun < N_PIECES)
+            start_next(&lane, n_begun++, (uint32_t)had.tag);
+    }
+    CHECK_EQ(lane.n_started, 0);
+    if (expected.kind == QSF_FAULT_SLOW)
+        CHECK(qsf_clock_ns() - start_ns >= (uint64_t)QSF_FAULT_SLOW_MS * 1000000);
+    CHECK_EQ(io->file->reads_until_fault, -1);
+    qsf_io_lane_close(&lane);
+    qsf_io_lane_close(&lane); /* twice is fine */
+}
+
+static void check_all_depths(uint32_t method)
+{
+    qsf_file f;
+    qsf_io io;
+    if (!open_io(&f, &io, method))
+        return;
+    for (uint32_t depth = 1; depth <= MAX_DEPTH; depth++)
+        read_all(&io, depth, (fault){QSF_FAULT_NONE, 0});
+    close_io(&f, &io);
+    qsf_io_close(&io); /* twice is fine */
+}
+
+static void check_faults(uint32_t method)
+{
+    static const qsf_fault_kind kinds[] = {QSF_FAULT_FAIL, QSF_FAULT_SHORT, QSF_FAULT_CORRUPT};
+    qsf_file f;
+    qsf_io io;
+    if (!open_io(&f, &io, method))
+        return;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        for (uint32_t n = 0; n < N_PIECES; n++) {
+            read_all(&io, 1, (fault){kinds[i], n});
+            read_all(&io, 4, (fault){kinds[i], n});
+        }
+    read_all(&io, 1, (fault){QSF_FAULT_SLOW, 0});
+    read_all(&io, 4, (fault){QSF_FAULT_SLOW, 13});
+    close_io(&f, &io);
+}
+
+static qsf_status read_one(qsf_io_lane *lane, uint64_t off, size_t n_bytes, size_t need_bytes)
+{
+    const qsf_io_read wanted = {
+        .off = off, .dst = buffers, .n_bytes = n_bytes, .need_bytes = need_bytes, .tag = 42};
+    qsf_io_read had = {0};
+    memset(buffers, 0xEE, n_bytes);
+    QSF_TRY(qsf_io_start(lane, &wanted));
+    const qsf_status status = qsf_io_finish(lane, &had);
+    CHECK_EQ_U64(had.tag, 42);
+    CHECK_EQ_U64(had.off, off);
+    if (status == QSF_OK)
+        CHECK(is_same(&had));
+    return status;
+}
+
+/* Sizes and places; what lies behind the end may be asked for, but not needed. */
+static void check_sizes(uint32_t method)
+{
+    qsf_file f;
+    qsf_io io;
+    qsf_io_lane lane;
+    if (!open_io(&f, &io, method))
+        return;
+    if (!CHECK_OK(qsf_io_lane_open(&lane, &io, 1)))
+        return;
+    const uint64_t last_off = FILE_BYTES / QSF_IO_ALIGN * QSF_IO_ALIGN;
+    const size_t last_bytes = (size_t)(FILE_BYTES - last_off);
+    for (size_t n_blocks = 1; n_blocks <= 9; n_blocks += 4)
+        for (uint64_t block = 0; block < 40; block += 13)
+            CHECK_OK(read_one(&lane, block * QSF_IO_ALIGN, n_blocks * QSF_IO_ALIGN,
+                              n_blocks * QSF_IO_ALIGN));
+    CHECK_OK(read_one(&lane, last_off, QSF_IO_ALIGN, last_bytes));
+    CHECK_OK(read_one(&lane, last_off, QSF_IO_ALIGN, 1));
+    CHECK_OK(read_one(&lane, last_off - QSF_IO_ALIGN, (size_t)8 * QSF_IO_ALIGN,
+                      QSF_IO_ALIGN + last_bytes));
+    CHECK_STATUS(read_one(&lane, last_off, QSF_IO_ALIGN, last_bytes + 1), QSF_ERR_FORMAT);
+    CHECK_CONTAINS(qsf_fail_text(), "ends 1 bytes early");
+    CHECK_STATUS(read_one(&lane, last_off + QSF_IO_ALIGN, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
+    CHECK_STATUS(read_one(&lane, UINT64_C(1) << 40, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
+    CHECK_STATUS(read_one(&lane, UINT64_MAX - QSF_IO_ALIGN + 1, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
+    CHECK_OK(read_one(&lane, 0, PIECE_BYTES, PIECE_BYTES)); /* none of it did harm */
+    qsf_io_lane_close(&lane);
+    close_io(&f, &io);
+}
+
+/* A file that is cut while it is open is an error that says so; nothing is raised. */
+static void check_truncated(uint32_t method)
+{
+    qsf_file f;
+    qsf_io io;
+    qsf_io_lane lane;
+    if (!open_io(&f, &io, method))
+        return;
+    if (CHECK_OK(qsf_io_lane_open(&lane, &io, 2))) {
+        const size_t kept_bytes = 2 * PIECE_BYTES + QSF_IO_ALIGN + 100;
+        CHECK_OK(read_one(&lane, 2 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
+        CHECK_EQ(truncate(path, (off_t)kept_bytes), 0);
+        CHECK_OK(read_one(&lane, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
+        CHECK_OK(read_one(&lane, 2 * PIECE_BYTES, PIECE_BYTES, QSF_IO_ALIGN + 100));
+        CHECK_STATUS(read_one(&lane, 2 * PIECE_BYTES, PIECE_BYTES, QSF_IO_ALIGN + 101),
+                     QSF_ERR_FORMAT);
+        CHECK_CONTAINS(qsf_fail_text(), "ends 1 bytes early");
+        CHECK_STATUS(read_one(&lane, 2 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
+        CHECK_STATUS(read_one(&lane, 9 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
+        CHECK_EQ(truncate(path, 0), 0);
+        CHECK_STATUS(read_one(&lane, 0, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
+        CHECK(write_file());
+        CHECK_OK(read_one(&lane, 0, PIECE_BYTES, PIECE_BYTES));
+    }
+    qsf_io_lane_close(&lane);
+    close_io(&f, &io);
+}
+
+/* The file is opened by what is open, not by its name. */
+static void check_replaced(uint32_t method)
+{
+    qsf_file f;
+    qsf_io io;
+    qsf_io_lane lane;
+    if (!CHECK_OK(qsf_file_open(&f, path)))
+        return;
+    unlink(path);
+    FILE *const other = fopen(path, "wb");
+    if (CHECK(other != NULL)) {
+        CHECK(fputs("another file", other) >= 0);
+        CHECK_EQ(fclose(other), 0);
+    }
+    if (CHECK_OK(qsf_io_open(&io, &f, method))) {
+        CHECK_OK(qsf_io_lane_open(&lane, &io, 1));
+        CHECK_OK(read_one(&lane, 3 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
+        qsf_io_lane_close(&lane);
+    }
+    close_io(&f, &io);
+    unlink(path);
+    CHECK(write_file());
+}
+
+/* After a lane is closed nobody writes to its reads' memory: it can be unmapped and used anew. */
+static void check_close_under_way(uint32_t method)
+{
+    qsf_file f;
+    qsf_io io;
+    if (!open_io(&f, &io, method))
+        return;
+    for (uint32_t i = 0; i < 20; i++) {
+        qsf_io_lane lane;
+        if (!CHECK_OK(qsf_io_lane_open(&lane, &io, MAX_DEPTH)))
+            break;
+        for (uint32_t n = 0; n < MAX_DEPTH; n++)
+            start_next(&lane, n + i, n);
+        if (i % 2 == 1) { /* and with one of them taken */
+            qsf_io_read had;
+            CHECK_OK(qsf_io_finish(&lane, &had));
+            CHECK(is_same(&had));
+        }
+        qsf_io_lane_close(&lane);
+        CHECK_EQ(lane.n_started, 0);
+        memset(buffers, 0x55, MAX_DEPTH * PIECE_BYTES);
+        const struct timespec pause = {.tv_nsec = 2000000};
+        nanosleep(&pause, NULL);
+        size_t n_same = 0;
+        while (n_same < MAX_DEPTH * PIECE_BYTES && buffers[n_same] == 0x55)
+            n_same++;
+        CHECK_EQ_U64(n_same, MAX_DEPTH * PIECE_BYTES);
+    }
+    close_io(&f, &io);
+}
+
+/* Calls that bring a part, or nothing yet, are gone on with; from where a block begins. */
+static void check_short_calls(uint32_t method)
+{
+    qsf_file f;
+    qsf_io io;
+    qsf_io_lane lane;
+    if (!open_io(&f, &io, method))
+        return;
+    if (CHECK_OK(qsf_io_lane_open(&lane, &io, 1))) {
+        static const size_t mosts[] = {QSF_IO_ALIGN, QSF_IO_ALIGN + 512, (size_t)9 * QSF_IO_ALIGN};
+        for (size_t i = 0; i < sizeof mosts / sizeof mosts[0]; i++) {
+            memset(&fake, 0, sizeof fake);
+            fake.n_interrupts = 3;
+            fake.most_bytes = mosts[i];
+            CHECK_OK(read_one(&lane, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
+            CHECK(fake.n_calls > 3 && !fake.is_odd);
+        }
+        memset(&fake, 0, sizeof fake);
+        fake.fail_errno = EIO;
+        CHECK_STATUS(read_one(&lane, QSF_IO_ALIGN, PIECE_BYTES, PIECE_BYTES), QSF_ERR_IO);
+        CHECK_CONTAINS(qsf_fail_text(), strerror(EIO));
+        CHECK_CONTAINS(qsf_fail_text(), qsf_io_method_name(method));
+        CHECK_CONTAINS(qsf_fail_text(), "65536 bytes at 4096");
+        memset(&fake, 0, sizeof fake);
+    }
+    qsf_io_lane_close(&lane);
+    close_io(&f, &io);
+}
+
+static int count_open(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < 256; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+/* File systems that let a file be opened for direct reads and then refuse them, as those with
+ * larger blocks do, are found when it is opened. */
+static void check_refused_blocks(uint32_t method)
+{
+    qsf_file f;
+    qsf_io io;
+    if (!CHECK_OK(qsf_file_open(&f, path)))
+        return;
+    const int n_open = count_open();
+    fake.fail_errno = EINVAL;
+    CHECK_STATUS(qsf_io_open(&io, &f, method), QSF_ERR_UNSUPPORTED);
+    CHECK_CONTAINS(qsf_fail_text(), "4096");
+    fake.fail_errno = EIO;
+    CHECK_STATUS(qsf_io_open(&io, &f, method), QSF_ERR_IO);
+    fake.fail_errno = 0;
+    CHECK_EQ(io.direct_fd, -1);
+    CHECK_EQ(count_open(), n_open);
+    qsf_file_close(&f);
+}
+
+/* Kilobytes of the mapping of the test's file that count as ours; -1: no mapping is found. */
+static long mapped_kib(void)
+{
+    char line[512];
+    long found = -1;
+    bool is_file = false;
+    FILE *const smaps = fopen("/proc/self/smaps", "r");
+    while (smaps != NULL && found < 0 && fgets(line, sizeof line, smaps) != NULL) {
+        is_file |= strstr(line, "model.qsf") != NULL;
+        if (is_file && strncmp(line, "Rss:", 4) == 0)
+            found = strtol(line + 4, NULL, 10);
+    }
+    if (smaps != NULL)
+        fclose(smaps);
+    return found;
+}
+
+/* What has been read from a mapping is not kept in it: it would count against the budget. */
+static void check_mapping_is_empty(void)
+{
+    qsf_file f;
+    qsf_io io;
+    if (!open_io(&f, &io, QSF_IO_MMAP))
+        return;
+    CHECK_EQ(mapped_kib(), 0);
+    for (uint32_t depth = 1; depth <= 4; depth += 3) {
+        read_all(&io, depth, (fault){QSF_FAULT_NONE, 0});
+        CHECK_EQ(mapped_kib(), 0);
+    }
+    close_io(&f, &io);
+}
+
+/* Descriptors are given back by every way out. */
+static void check_descriptors(uint32_t method)
+{
+    const int n_open = count_open();
+    qsf_file f;
+    qsf_io io;
+    if (open_io(&f, &io, method)) {
+        qsf_io_lane lanes[3];
+        for (size_t i = 0; i < 3; i++)
+            CHECK_OK(qsf_io_lane_open(&lanes[i], &io, 3));
+        for (size_t i = 0; i < 3; i++)
+            qsf_io_lane_close(&lanes[i]);
+        close_io(&f, &io);
+    }
+    CHECK_EQ(count_open(), n_open);
+    if (!CHECK_OK(qsf_file_open(&f, path)))
+        return;
+    CHECK_STATUS(qsf_io_open(&io, &f, QSF_IO_AUTO), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_io_open(&io, &f, 99), QSF_ERR_ARG);
+    qsf_io_close(&io);
+    CHECK_OK(qsf_io_open(&io, &f, QSF_IO_BUFFERED));
+    qsf_io_lane lane;
+    CHECK_STATUS(qsf_io_lane_open(&lane, &io, 0), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_io_lane_open(&lane, &io, QSF_IO_MAX_DEPTH + 1), QSF_ERR_ARG);
+    CHECK_OK(qsf_io_lane_open(&lane, &io, QSF_IO_MAX_DEPTH));
+    qsf_io_lane_close(&lane);
+    close_io(&f, &io);
+    qsf_io zeroed = {0};
+    qsf_io_close(&zeroed);
+    CHECK_EQ(count_open(), n_open);
+}
+
+static void check_empty_file(uint32_t method)
+{
+    CHECK_EQ(truncate(path, 0), 0);
+    qsf_file f;
+    qsf_io io;
+    qsf_io_lane lane;
+    if (open_io(&f, &io, method)) {
+        if (CHECK_OK(qsf_io_lane_open(&lane, &io, 1)))
+            CHECK_STATUS(read_one(&lane, 0, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
+        qsf_io_lane_close(&lane);
+        close_io(&f, &io);
+    }
+    CHECK(write_file());
+}
+
+static void check_setups(void)
+{
+    for (uint32_t method = QSF_IO_BUFFERED; method <= QSF_IO_MMAP; method++) {
+        const qsf_io_setup setup = {.method = method, .depth = 5};
+        CHECK_EQ(qsf_io_lane_count(&setup) * qsf_io_lane_depth(&setup), 5);
+        CHECK_EQ(qsf_io_lane_count(&setup) == 1, method == QSF_IO_URING);
+    }
+    CHECK_STR(qsf_io_method_name(QSF_IO_AUTO), "auto");
+    CHECK_STR(qsf_io_method_name(QSF_IO_BUFFERED), "buffered");
+    CHECK_STR(qsf_io_method_name(QSF_IO_DIRECT), "direct");
+    CHECK_STR(qsf_io_method_name(QSF_IO_URING), "uring");
+    CHECK_STR(qsf_io_method_name(QSF_IO_MMAP), "mmap");
+    CHECK_STR(qsf_io_method_name(99), "unknown");
+}
+
+int main(void)
+{
+    const size_t room_bytes = N_PIECES * PIECE_BYTES;
+    contents = aligned_alloc(QSF_IO_ALIGN, room_bytes);
+    buffers = aligned_alloc(QSF_IO_ALIGN, MAX_DEPTH * PIECE_BYTES);
+    if (!CHECK(contents != NULL && buffers != NULL && mkdtemp(folder) != NULL))
+        return check_report("check_io");
+    for (size_t i = 0; i < room_bytes; i++)
+        contents[i] = (unsigned char)(i * 7 + i / 251 + i / PIECE_BYTES);
+    snprintf(path, sizeof path, "%s/model.qsf", folder);
+    check_setups();
+    for (size_t i = 0; i < N_METHODS && CHECK(write_file()); i++) {
+        const uint32_t method = methods[i];
+        if (!is_supported(method))
+            continue;
+        check_all_depths(method);
+        check_sizes(method);
+        check_faults(method);
+        check_truncated(method);
+        check_replaced(method);
+        check_close_under_way(method);
+        check_descriptors(method);
+        check_empty_file(method);
+        if (method == QSF_IO_BUFFERED || method == QSF_IO_DIRECT)
+            check_short_calls(method);
+        if (method == QSF_IO_DIRECT || method == QSF_IO_URING)
+            check_refused_blocks(method);
+        if (method == QSF_IO_MMAP)
+            check_mapping_is_empty();
+    }
+    unlink(path);
+    rmdir(folder);
+    free(contents);
+    free(buffers);
+    return check_report("check_io");
+}

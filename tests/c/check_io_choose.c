@@ -1,0 +1,334 @@
+/* check_io_choose.c - which way of reading is taken, and what is said where one is forbidden.
+ *
+ * The forbidding is done by system call filters, as sandboxes do; it comes last, since a filter
+ * stays. What this machine cannot do is named in a line of output.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "platform/io_cached.h"
+#include "platform/io_choose.h"
+
+#if defined(__linux__)
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
+
+#define SMALL_BYTES ((size_t)3 << 20)
+#define LARGE_BYTES                                                              \
+    ((off_t)80 << 20) /* large enough for a probe; a hole, but for its beginning \
+                       */
+
+static char folder[] = "check_io_choose.XXXXXX";
+static char small_path[64];
+static char large_path[64];
+static unsigned char *buffer; /* QSF_IO_PROBE_BYTES */
+static bool has_direct;
+static bool has_uring;
+
+static bool write_files(void)
+{
+    FILE *const small = fopen(small_path, "wb");
+    FILE *const large = fopen(large_path, "wb");
+    bool ok = small != NULL && large != NULL;
+    for (size_t i = 0; ok && i < SMALL_BYTES; i++)
+        ok = fputc((int)(i * 7 + i / 251) & 0xFF, small) != EOF;
+    ok = ok && fputs("the beginning", large) >= 0;
+    ok = ok && fflush(small) == 0 && fsync(fileno(small)) == 0;
+    ok = ok && fflush(large) == 0 && ftruncate(fileno(large), LARGE_BYTES) == 0;
+    ok = ok && fsync(fileno(large)) == 0;
+    if (small != NULL)
+        ok = fclose(small) == 0 && ok;
+    if (large != NULL)
+        ok = fclose(large) == 0 && ok;
+    return ok;
+}
+
+/* Takes the file out of the page cache; false where that cannot be done. */
+static bool drop(const qsf_file *f)
+{
+#if defined(POSIX_FADV_DONTNEED)
+    if (posix_fadvise(f->fd, 0, 0, POSIX_FADV_DONTNEED) != 0)
+        return false;
+#endif
+    return !qsf_io_is_cached(f);
+}
+
+/* What nothing is known of, and what no cache can hold. */
+static qsf_io_wish wish_auto(void)
+{
+    return (qsf_io_wish){.max_threads = QSF_IO_MAX_DEPTH, .cache_bytes = 1000, .read_bytes = 1001};
+}
+
+typedef struct choice {
+    qsf_status status;
+    qsf_io_setup setup;
+    bool is_probed;
+} choice;
+
+/* Chooses for a file, reads a block that way, and closes. */
+static choice choose(qsf_file *f, const qsf_io_wish *wish, size_t buffer_bytes)
+{
+    qsf_io io;
+    choice c = {0};
+    c.status = qsf_io_choose(&io, f, wish, buffer_bytes > 0 ? buffer : NULL, buffer_bytes, &c.setup,
+                             &c.is_probed);
+    if (c.status != QSF_OK) {
+        CHECK_EQ(io.direct_fd, -1);
+        return c;
+    }
+    CHECK_EQ(io.method, c.setup.method);
+    CHECK(c.setup.depth >= 1 && qsf_io_lane_count(&c.setup) <= wish->max_threads);
+    qsf_io_lane lane;
+    if (CHECK_OK(qsf_io_lane_open(&lane, &io, qsf_io_lane_depth(&c.setup)))) {
+        const qsf_io_read wanted = {
+            .dst = buffer, .n_bytes = QSF_IO_ALIGN, .need_bytes = QSF_IO_ALIGN};
+        qsf_io_read had;
+        memset(buffer, 0xEE, QSF_IO_ALIGN);
+        CHECK_OK(qsf_io_start(&lane, &wanted));
+        CHECK_OK(qsf_io_finish(&lane, &had));
+        unsigned char want[16];
+        CHECK_OK(qsf_file_read_at(f, 0, want, sizeof want));
+        CHECK_BYTES(buffer, want, sizeof want);
+    }
+    qsf_io_lane_close(&lane);
+    qsf_io_close(&io);
+    return c;
+}
+
+static void check_named(qsf_file *f)
+{
+    for (uint32_t method = QSF_IO_BUFFERED; method <= QSF_IO_MMAP; method++) {
+        qsf_io_wish wish = {.method = method, .max_threads = 16, .cache_bytes = UINT64_MAX};
+        const choice c = choose(f, &wish, QSF_IO_PROBE_BYTES);
+        if (c.status == QSF_ERR_UNSUPPORTED) {
+            printf("skipped: %s: %s\n", qsf_io_method_name(method), qsf_fail_text());
+            continue;
+        }
+        has_direct |= method == QSF_IO_DIRECT;
+        has_uring |= method == QSF_IO_URING;
+        CHECK_STATUS(c.status, QSF_OK);
+        CHECK_EQ(c.setup.method, method);
+        CHECK(!c.is_probed);
+        for (wish.depth = 1; wish.depth <= 16; wish.depth++)
+            CHECK_EQ(choose(f, &wish, 0).setup.depth, wish.depth);
+        wish.max_threads = 3; /* there is memory for no more */
+        wish.depth = 5;
+        CHECK_EQ(choose(f, &wish, 0).setup.depth, method == QSF_IO_URING ? 5 : 3);
+    }
+    qsf_io_wish wish = {.method = QSF_IO_MMAP + 1, .max_threads = 1};
+    CHECK_STATUS(choose(f, &wish, 0).status, QSF_ERR_ARG);
+    wish = (qsf_io_wish){.depth = QSF_IO_MAX_DEPTH + 1, .max_threads = QSF_IO_MAX_DEPTH + 1};
+    CHECK_STATUS(choose(f, &wish, 0).status, QSF_ERR_ARG);
+    wish = (qsf_io_wish){.depth = 1};
+    CHECK_STATUS(choose(f, &wish, 0).status, QSF_ERR_ARG);
+}
+
+/* What fits the cache, or is there already, is read through it. */
+static void check_cached(qsf_file *f)
+{
+    qsf_io_wish wish = wish_auto();
+    const size_t n_bytes = (size_t)f->n_bytes;
+    unsigned char *const all = malloc(n_bytes);
+    if (!CHECK(all != NULL) || !CHECK_OK(qsf_file_read_at(f, 0, all, n_bytes)))
+        return;
+#if defined(__linux__)
+    CHECK(qsf_io_is_cached(f));
+    CHECK_EQ(choose(f, &wish, 0).setup.method, QSF_IO_BUFFERED);
+#else
+    printf("skipped: this system does not say what it has cached\n");
+    free(all);
+    return;
+#endif
+    if (!drop(f)) {
+        printf("skipped: this file system keeps what it is asked to drop\n");
+    } else {
+        const uint32_t want = has_direct ? QSF_IO_DIRECT : QSF_IO_BUFFERED;
+        CHECK_EQ(choose(f, &wish, 0).setup.method, want);
+        CHECK(!qsf_io_is_cached(f)); /* asking brought nothing in */
+        /* A tenth of it is not most of it, three quarters are; however far the system reads on
+         * behind what it is asked for. */
+        CHECK_OK(qsf_file_read_at(f, 0, all, n_bytes / 10));
+        CHECK(!qsf_io_is_cached(f));
+        CHECK_OK(qsf_file_read_at(f, 0, all, n_bytes / 4 * 3));
+        CHECK(qsf_io_is_cached(f));
+    }
+    free(all);
+}
+
+static void check_known(qsf_file *f)
+{
+    qsf_io_wish wish = wish_auto();
+    if (!has_direct || !drop(f))
+        return;
+    wish.known = (qsf_io_setup){QSF_IO_DIRECT, 7};
+    choice c = choose(f, &wish, QSF_IO_PROBE_BYTES);
+    CHECK(c.setup.method == QSF_IO_DIRECT && c.setup.depth == 7 && !c.is_probed);
+    wish.max_threads = 5;
+    CHECK_EQ(choose(f, &wish, 0).setup.depth, 5);
+    wish.depth = 2;
+    CHECK_EQ(choose(f, &wish, 0).setup.depth, 2);
+    wish = wish_auto();
+    wish.known = (qsf_io_setup){QSF_IO_MMAP + 1, 3}; /* from another version, say */
+    c = choose(f, &wish, 0);
+    CHECK(c.setup.method == QSF_IO_DIRECT && c.setup.depth == 4);
+    wish.known = (qsf_io_setup){QSF_IO_DIRECT, QSF_IO_MAX_DEPTH + 1};
+    CHECK_EQ(choose(f, &wish, 0).setup.depth, 4);
+}
+
+static void check_probe(qsf_file *small, qsf_file *large)
+{
+    if (!has_direct || !drop(small))
+        return;
+    qsf_io_wish wish = wish_auto();
+    choice c = choose(small, &wish, QSF_IO_PROBE_BYTES);
+    CHECK(c.setup.method == QSF_IO_DIRECT && c.setup.depth == 4 && !c.is_probed);
+    wish.max_threads = 2;
+    CHECK_EQ(choose(small, &wish, QSF_IO_PROBE_BYTES).setup.depth, 2);
+
+    if (!drop(large))
+        return;
+    wish = wish_auto();
+    wish.cache_bytes = wish.read_bytes;
+    c = choose(large, &wish, QSF_IO_PROBE_BYTES);
+    CHECK(c.setup.method == QSF_IO_BUFFERED && !c.is_probed);
+    wish = wish_auto();
+    CHECK(!choose(large, &wish, 0).is_probed);
+    CHECK(!choose(large, &wish, QSF_IO_PROBE_READ_BYTES).is_probed); /* nothing to compare */
+    for (wish.max_threads = 4; wish.max_threads <= 8; wish.max_threads *= 2) {
+        c = choose(large, &wish, QSF_IO_PROBE_BYTES);
+        CHECK(c.is_probed);
+        CHECK(c.setup.method == QSF_IO_DIRECT || c.setup.method == QSF_IO_URING);
+    }
+    wish = wish_auto();
+    c = choose(large, &wish, 4 * QSF_IO_PROBE_READ_BYTES);
+    CHECK(c.is_probed && c.setup.depth <= 4);
+    wish.depth = 3;
+    c = choose(large, &wish, QSF_IO_PROBE_BYTES);
+    CHECK(c.is_probed == has_uring && c.setup.depth == 3);
+    /* A probe that meets a bad place is no failure: the reads that count will meet it. */
+    wish = wish_auto();
+    large->fault_kind = QSF_FAULT_FAIL;
+    large->reads_until_fault = 0;
+    c = choose(large, &wish, QSF_IO_PROBE_BYTES);
+    CHECK_STATUS(c.status, QSF_OK);
+    CHECK(c.is_probed);
+    large->reads_until_fault = -1;
+}
+
+static int count_open(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < 256; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+#if defined(__linux__) && defined(SECCOMP_RET_ERRNO)
+
+/* From now on system call `number` fails with `error`; if bits != 0, only where its third
+ * argument has one of them. False where filters cannot be had. */
+static bool forbid(long number, uint32_t bits, int error)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, bits, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    if (bits == 0) /* whatever the argument is */
+        code[3] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JA, 0, 0, 0);
+    const struct sock_fprog filter = {.len = sizeof code / sizeof code[0], .filter = code};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+static void refuse(qsf_file *f, uint32_t method, int error)
+{
+    const int n_open = count_open();
+    const qsf_io_wish wish = {.method = method, .max_threads = 1};
+    CHECK_STATUS(choose(f, &wish, 0).status, QSF_ERR_UNSUPPORTED);
+    CHECK_CONTAINS(qsf_fail_text(), strerror(error));
+    CHECK_EQ(count_open(), n_open);
+}
+
+static void check_forbidden(qsf_file *f, qsf_file *large)
+{
+    qsf_io_wish wish = wish_auto();
+    static const int errors[] = {EPERM, ENOSYS};
+    for (size_t i = 0; has_uring && i < 2; i++) {
+        /* A ring that can be made, but not used; then one that cannot be made. */
+        const long number = i == 0 ? __NR_io_uring_enter : __NR_io_uring_setup;
+        if (!forbid(number, 0, errors[i])) {
+            printf("skipped: what is forbidden: no filters for system calls here\n");
+            return;
+        }
+        refuse(f, QSF_IO_URING, errors[i]);
+    }
+    if (has_direct && drop(large)) { /* what was known cannot be had any more: try */
+        wish.known = (qsf_io_setup){QSF_IO_URING, 8};
+        const choice c = choose(large, &wish, QSF_IO_PROBE_BYTES);
+        CHECK(c.is_probed && c.setup.method == QSF_IO_DIRECT);
+    }
+    if (!forbid(__NR_process_vm_readv, 0, EPERM)) {
+        printf("skipped: what is forbidden: no filters for system calls here\n");
+        return;
+    }
+    refuse(f, QSF_IO_MMAP, EPERM);
+    CHECK(forbid(__NR_openat, O_DIRECT, EINVAL));
+    refuse(f, QSF_IO_DIRECT, EINVAL);
+    CHECK_CONTAINS(qsf_fail_text(), "file system");
+    const choice c = choose(large, &wish, QSF_IO_PROBE_BYTES);
+    CHECK_STATUS(c.status, QSF_OK);
+    CHECK(c.setup.method == QSF_IO_BUFFERED && !c.is_probed);
+}
+
+#else
+
+static void check_forbidden(qsf_file *f, qsf_file *large)
+{
+    (void)f;
+    (void)large;
+    printf("skipped: what is forbidden: no filters for system calls here\n");
+}
+
+#endif
+
+int main(void)
+{
+    buffer = aligned_alloc(QSF_IO_ALIGN, QSF_IO_PROBE_BYTES);
+    if (!CHECK(buffer != NULL && mkdtemp(folder) != NULL))
+        return check_report("check_io_choose");
+    snprintf(small_path, sizeof small_path, "%s/small.qsf", folder);
+    snprintf(large_path, sizeof large_path, "%s/large.qsf", folder);
+    qsf_file small = {.fd = -1};
+    qsf_file large = {.fd = -1};
+    if (CHECK(write_files()) && CHECK_OK(qsf_file_open(&small, small_path)) &&
+        CHECK_OK(qsf_file_open(&large, large_path))) {
+        const int n_open = count_open();
+        check_named(&small);
+        check_cached(&small);
+        check_known(&small);
+        check_probe(&small, &large);
+        check_forbidden(&small, &large);
+        CHECK_EQ(count_open(), n_open);
+    }
+    qsf_file_close(&small);
+    qsf_file_close(&large);
+    unlink(small_path);
+    unlink(large_path);
+    rmdir(folder);
+    free(buffer);
+    return check_report("check_io_choose");
+}
