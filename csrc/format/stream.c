@@ -1,6 +1,6 @@
-/* stream.c - resident units answered from memory, the others passed through a window.
+/* stream.c - resident units answered from memory, the others from the ring.
  *
- * Invariants while a unit passes: window_off is a multiple of 64 and
+ * Invariants while a compressed unit passes: window_off is a multiple of 64 and
  * window_off <= source.raw_done_bytes <= window_off + window_bytes; the window holds the raw
  * bytes between the two.
  */
@@ -12,145 +12,225 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/dtype.h"
 #include "base/status.h"
 #include "format/crc32.h"
 #include "platform/clock.h"
 
 #define NONE UINT32_MAX
-#define LOAD_PIECE_BYTES (1U << 20) /* small enough to be checksummed while still in cache */
+#define LOAD_RING_BYTES ((size_t)8 << 20) /* more would not load faster */
 
-/* What must be in the window at once: a row of tiles, or a vector. */
-static size_t tensor_span_bytes(const qsf_tensor *t)
-{
-    return t->layout == QSF_LAYOUT_VECTOR
-               ? (size_t)t->data_bytes
-               : qsf_ceil_div(t->n_cols, QSF_BLOCK) * qsf_dtype_tile_bytes(t->dtype);
-}
+/* ---- memory ---- */
 
-/* Of the window, what a span cannot use: it begins at a multiple of 64, and a block is decoded
- * whole even when only its first byte is wanted. */
-static size_t slack_bytes(const qsf_unit *u)
+static qsf_status acquire(qsf_stream *s, qsf_use use, size_t n_bytes, void *out)
 {
-    return QSF_DATA_ALIGN +
-           (u->compression == QSF_COMPRESSION_NONE ? 0 : QSF_COMPRESSED_BLOCK_BYTES);
-}
-
-size_t qsf_stream_unit_window_bytes(const qsf_reader *r, uint32_t unit_idx)
-{
-    const qsf_unit *const u = &r->units[unit_idx];
-    size_t span_bytes = 0;
-    for (uint32_t i = 0; i < u->n_tensors; i++) {
-        const size_t n = tensor_span_bytes(&r->tensors[u->first_tensor + i]);
-        if (n > span_bytes)
-            span_bytes = n;
-    }
-    return qsf_round_up(span_bytes, QSF_DATA_ALIGN) + slack_bytes(u);
-}
-
-void qsf_stream_least_bytes(const qsf_reader *r, const bool *is_resident, size_t *window_bytes,
-                            size_t *stored_bytes, size_t *band_bytes)
-{
-    *window_bytes = 0;
-    *stored_bytes = 0;
-    for (uint32_t i = 0; i < r->n_units; i++) {
-        const qsf_unit *const u = &r->units[i];
-        const size_t window = is_resident[i] ? 0 : qsf_stream_unit_window_bytes(r, i);
-        const size_t stored = qsf_unit_source_stored_bytes(u->compression);
-        if (window > *window_bytes)
-            *window_bytes = window;
-        if (stored > *stored_bytes)
-            *stored_bytes = stored;
-    }
-    *band_bytes =
-        is_resident[0] ? 0 : qsf_round_up(tensor_span_bytes(&r->tensors[0]), QSF_DATA_ALIGN);
-}
-
-size_t qsf_stream_table_bytes(const qsf_reader *r)
-{
-    return r->n_units * sizeof(unsigned char *);
-}
-
-/* Reads a whole unit to its place in memory and verifies it. */
-static qsf_status load_unit(qsf_stream *s, uint32_t unit_idx)
-{
-    const qsf_unit *const u = &s->reader->units[unit_idx];
-    if (u->raw_bytes > SIZE_MAX)
-        return QSF_FAIL(QSF_ERR_NOMEM, "unit %" PRIu32 ": %" PRIu64 " bytes", unit_idx,
-                        u->raw_bytes);
-    unsigned char *const to = qsf_ledger_acquire(s->ledger, QSF_USE_WEIGHTS, (size_t)u->raw_bytes);
-    if (to == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM,
-                        "resident unit %" PRIu32 ": %" PRIu64 " bytes do not fit, %" PRIu64
-                        " of %" PRIu64 " are taken",
-                        unit_idx, u->raw_bytes, s->ledger->held_bytes, s->ledger->ceiling_bytes);
-    s->resident[unit_idx] = to;
-    qsf_unit_source_begin(&s->source, unit_idx);
-    while (qsf_unit_source_left_bytes(&s->source) > 0) {
-        const uint64_t left_bytes = qsf_unit_source_left_bytes(&s->source);
-        const size_t cap_bytes =
-            left_bytes < LOAD_PIECE_BYTES ? (size_t)left_bytes : LOAD_PIECE_BYTES;
-        size_t n_bytes;
-        QSF_TRY(
-            qsf_unit_source_next(&s->source, to + s->source.raw_done_bytes, cap_bytes, &n_bytes));
-    }
-    return qsf_unit_source_finish(&s->source);
-}
-
-static qsf_status acquire_buffer(qsf_stream *s, qsf_use use, size_t n_bytes, unsigned char **out)
-{
+    void **const to = out;
+    *to = NULL;
     if (n_bytes == 0)
         return QSF_OK;
-    *out = qsf_ledger_acquire(s->ledger, use, n_bytes);
-    if (*out == NULL)
+    *to = qsf_ledger_acquire(s->ledger, use, n_bytes);
+    if (*to == NULL)
         return QSF_FAIL(
             QSF_ERR_NOMEM, "%s: %zu bytes do not fit, %" PRIu64 " of %" PRIu64 " are taken",
             qsf_use_name(use), n_bytes, s->ledger->held_bytes, s->ledger->ceiling_bytes);
     return QSF_OK;
 }
 
-static void release_stored(qsf_stream *s)
+static void add_counts(qsf_ring_counts *sum, const qsf_ring_counts *a, const qsf_ring_counts *b)
 {
-    qsf_ledger_release(s->ledger, QSF_USE_WINDOW, s->stored, s->stored_bytes);
-    s->stored = NULL;
-    s->stored_bytes = 0;
+    sum->read_bytes += a->read_bytes - b->read_bytes;
+    sum->busy_ns += a->busy_ns - b->busy_ns;
+    sum->checksum_ns += a->checksum_ns - b->checksum_ns;
 }
 
-static qsf_status fill(qsf_stream *s, const bool *is_resident)
+static void release_buffers(qsf_stream *s)
+{
+    if (s->ring != NULL) {
+        const qsf_ring_counts counts = qsf_ring_count(s->ring);
+        add_counts(&s->counts, &counts, &s->load_counts);
+        s->load_counts = (qsf_ring_counts){0};
+    }
+    qsf_ring_destroy(s->ring);
+    qsf_ledger_release(s->ledger, QSF_USE_WINDOW, s->codec, s->sizes.codec_bytes);
+    qsf_ledger_release(s->ledger, QSF_USE_WINDOW, s->window, s->sizes.window_bytes);
+    s->ring = NULL;
+    s->codec = NULL;
+    s->window = NULL;
+    s->ring_bytes = 0;
+}
+
+static qsf_status take_from_ring(void *arg, uint64_t off, size_t n_bytes, const unsigned char **out)
+{
+    qsf_stream *const s = arg;
+    return qsf_ring_take(s->ring, off, n_bytes, &s->unit_wait_ns, out);
+}
+
+/* Takes ring, window and workspace; on failure none of them. */
+static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, size_t ring_bytes)
+{
+    s->sizes.window_bytes = sizes->window_bytes;
+    s->sizes.codec_bytes = sizes->codec_bytes;
+    s->sizes.span_bytes = sizes->span_bytes;
+    if (sizes->ring_bytes == 0)
+        return QSF_OK;
+    qsf_status status = acquire(s, QSF_USE_WINDOW, sizes->window_bytes, &s->window);
+    if (status == QSF_OK)
+        status = acquire(s, QSF_USE_WINDOW, sizes->codec_bytes, &s->codec);
+    if (status == QSF_OK)
+        status = qsf_ring_create(&s->ring, s->reader, s->ledger, s->io, &s->setup, ring_bytes,
+                                 sizes->span_bytes);
+    if (status != QSF_OK) {
+        release_buffers(s);
+        return status;
+    }
+    s->ring_bytes = ring_bytes;
+    s->source = (qsf_unit_source){
+        .reader = s->reader,
+        .take = take_from_ring,
+        .take_arg = s,
+        .codec = s->codec,
+        .codec_bytes = sizes->codec_bytes,
+        .decompress_ns = s->source.decompress_ns,
+    };
+    return QSF_OK;
+}
+
+/* Tells the ring what is streamed: layers in their order, then what makes the logits. */
+static void set_order(qsf_stream *s)
+{
+    const uint32_t n_units = s->reader->n_units;
+    uint32_t n = 0;
+    for (uint32_t i = 1; i + 1 < n_units; i++)
+        if (s->resident[i] == NULL)
+            s->order[n++] = i;
+    const uint32_t n_always = n;
+    if (s->resident[n_units - 1] == NULL)
+        s->order[n++] = n_units - 1;
+    if (s->resident[0] == NULL && qsf_stream_passes_ring(s->reader, 0))
+        s->order[n++] = 0;
+    if (n == 0)
+        release_buffers(s);
+    else if (s->ring != NULL)
+        qsf_ring_set_order(s->ring, s->order, n, n_always);
+}
+
+/* ---- loading ---- */
+
+static bool is_compressed(const qsf_stream *s, uint32_t unit_idx)
+{
+    return s->reader->units[unit_idx].compression != QSF_COMPRESSION_NONE;
+}
+
+/* Copies a whole unit out of the ring to its place in memory. */
+static qsf_status copy_unit(qsf_stream *s, uint32_t unit_idx, unsigned char *to)
+{
+    uint64_t read_ns;
+    QSF_TRY(qsf_ring_begin_unit(s->ring, unit_idx));
+    qsf_unit_source_begin(&s->source, unit_idx);
+    while (qsf_unit_source_left_bytes(&s->source) > 0) {
+        const size_t cap_bytes = is_compressed(s, unit_idx)
+                                     ? QSF_COMPRESSED_BLOCK_BYTES
+                                     : qsf_ring_span_bytes(s->ring, s->source.stored_done_bytes);
+        size_t n_bytes;
+        QSF_TRY(
+            qsf_unit_source_next(&s->source, to + s->source.raw_done_bytes, cap_bytes, &n_bytes));
+    }
+    QSF_TRY(qsf_unit_source_finish(&s->source));
+    return qsf_ring_end_unit(s->ring, &s->unit_wait_ns, &read_ns);
+}
+
+/* Loads the units of order [n_units], which are not resident yet. The ring is there. */
+static qsf_status load_units(qsf_stream *s, uint32_t n_units)
+{
+    const uint32_t n_ahead = 0; /* there is no next pass to read for */
+    qsf_ring_set_order(s->ring, s->order, n_units, n_ahead);
+    qsf_ring_begin_pass(s->ring, true, NULL);
+    for (uint32_t i = 0; i < n_units; i++) {
+        const uint32_t unit_idx = s->order[i];
+        const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
+        if (raw_bytes > SIZE_MAX)
+            return QSF_FAIL(QSF_ERR_NOMEM, "unit %" PRIu32 ": %" PRIu64 " bytes", unit_idx,
+                            raw_bytes);
+        unsigned char *to;
+        QSF_TRY(acquire(s, QSF_USE_WEIGHTS, (size_t)raw_bytes, &to));
+        s->resident[unit_idx] = to;
+        QSF_TRY(copy_unit(s, unit_idx, to));
+    }
+    return QSF_OK;
+}
+
+/* A ring for loading alone: as large as what is not spoken for allows. */
+static size_t load_ring_bytes(const qsf_stream *s, const qsf_stream_sizes *sizes,
+                              uint64_t load_bytes)
+{
+    const uint64_t free_bytes = s->ledger->ceiling_bytes - s->ledger->held_bytes;
+    const uint64_t other_bytes =
+        load_bytes + qsf_stream_buffer_bytes(s->reader, sizes, sizes->ring_bytes);
+    uint64_t room_bytes = free_bytes > other_bytes ? (free_bytes - other_bytes) / 8 * 7 : 0;
+    if (room_bytes > LOAD_RING_BYTES)
+        room_bytes = LOAD_RING_BYTES;
+    if (room_bytes > load_bytes + sizes->ring_bytes)
+        room_bytes = load_bytes + sizes->ring_bytes;
+    const size_t ring_bytes = (size_t)room_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN;
+    return ring_bytes > sizes->ring_bytes ? ring_bytes : sizes->ring_bytes;
+}
+
+/* Loads the resident units and takes the buffers that streaming needs. */
+static qsf_status fill(qsf_stream *s, const qsf_stream_options *options)
 {
     const qsf_reader *const r = s->reader;
-    s->resident = qsf_ledger_acquire(s->ledger, QSF_USE_TABLES, qsf_stream_table_bytes(r));
-    if (s->resident == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "table of resident units: %zu bytes",
-                        qsf_stream_table_bytes(r));
-    QSF_TRY(acquire_buffer(s, QSF_USE_WINDOW, s->window_bytes, &s->window));
-    QSF_TRY(acquire_buffer(s, QSF_USE_WINDOW, s->stored_bytes, &s->stored));
-    QSF_TRY(acquire_buffer(s, QSF_USE_EMBEDDING, s->band_bytes, &s->band));
-    qsf_unit_source_init(&s->source, s->reader, s->stored, s->stored_bytes);
-    bool streams_compressed = false;
+    qsf_stream_sizes sizes;
+    qsf_stream_sizes load;
+    qsf_stream_least(r, options->is_resident, &sizes);
+    qsf_stream_load_sizes(r, options->is_resident, &load);
+    QSF_TRY(acquire(s, QSF_USE_EMBEDDING, sizes.band_bytes, &s->band));
+    s->sizes.band_bytes = sizes.band_bytes;
+    uint32_t n_load = 0;
+    uint64_t load_bytes = 0;
     for (uint32_t i = 0; i < r->n_units; i++) {
-        if (is_resident[i])
-            QSF_TRY(load_unit(s, i));
-        else
-            streams_compressed |= r->units[i].compression != QSF_COMPRESSION_NONE;
+        if (options->is_resident[i]) {
+            s->order[n_load++] = i;
+            load_bytes += r->units[i].raw_bytes;
+        }
     }
-    if (!streams_compressed)
-        release_stored(s);
-    qsf_unit_source_init(&s->source, s->reader, s->stored, s->stored_bytes);
+    const bool is_streaming = sizes.ring_bytes != 0;
+    if (is_streaming)
+        QSF_TRY(take_buffers(s, &sizes, options->ring_bytes));
+    else
+        QSF_TRY(take_buffers(s, &load, load_ring_bytes(s, &load, load_bytes)));
+    if (n_load > 0)
+        QSF_TRY(load_units(s, n_load));
+    if (s->ring != NULL)
+        s->load_counts = qsf_ring_count(s->ring);
+    s->source.decompress_ns = 0;
+    set_order(s);
     return QSF_OK;
 }
 
 qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
-                           const bool *is_resident, size_t window_bytes)
+                           const qsf_stream_options *options)
 {
-    *s = (qsf_stream){.reader = r, .ledger = ledger, .band_idx = NONE, .unit_idx = NONE};
-    size_t least_bytes;
-    qsf_stream_least_bytes(r, is_resident, &least_bytes, &s->stored_bytes, &s->band_bytes);
-    if (window_bytes < least_bytes)
-        return QSF_FAIL(QSF_ERR_ARG, "a window of %zu bytes, these units need %zu", window_bytes,
-                        least_bytes);
-    s->window_bytes = least_bytes == 0 ? 0 : window_bytes;
-    const qsf_status status = fill(s, is_resident);
+    *s = (qsf_stream){
+        .reader = r,
+        .ledger = ledger,
+        .io = options->io,
+        .setup = options->setup,
+        .band_idx = NONE,
+        .unit_idx = NONE,
+    };
+    qsf_stream_sizes sizes;
+    qsf_stream_least(r, options->is_resident, &sizes);
+    if (options->ring_bytes < sizes.ring_bytes || options->ring_bytes % QSF_IO_ALIGN != 0)
+        return QSF_FAIL(QSF_ERR_ARG, "a ring of %zu bytes, these units need %zu",
+                        options->ring_bytes, sizes.ring_bytes);
+    qsf_status status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->resident, &s->resident);
+    if (status == QSF_OK)
+        status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->times, &s->times);
+    if (status == QSF_OK)
+        status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->order, &s->order);
+    if (status == QSF_OK)
+        status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->mask, &s->mask);
+    if (status == QSF_OK)
+        status = fill(s, options);
     if (status != QSF_OK)
         qsf_stream_destroy(s);
     return status;
@@ -160,14 +240,31 @@ void qsf_stream_destroy(qsf_stream *s)
 {
     if (s->ledger == NULL)
         return;
-    for (uint32_t i = 0; s->resident != NULL && i < s->reader->n_units; i++)
+    const uint32_t n_units = s->reader->n_units;
+    release_buffers(s); /* first: its readers may be busy */
+    for (uint32_t i = 0; s->resident != NULL && i < n_units; i++)
         qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[i],
                            (size_t)s->reader->units[i].raw_bytes);
-    qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band, s->band_bytes);
-    release_stored(s);
-    qsf_ledger_release(s->ledger, QSF_USE_WINDOW, s->window, s->window_bytes);
-    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->resident, qsf_stream_table_bytes(s->reader));
+    qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band, s->sizes.band_bytes);
+    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->mask, n_units * sizeof *s->mask);
+    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->order, n_units * sizeof *s->order);
+    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->times, n_units * sizeof *s->times);
+    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->resident, n_units * sizeof *s->resident);
     *s = (qsf_stream){.band_idx = NONE, .unit_idx = NONE};
+}
+
+/* ---- a pass ---- */
+
+void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const atomic_bool *cancelled)
+{
+    if (s->ring != NULL)
+        qsf_ring_begin_pass(s->ring, wants_logits, cancelled);
+}
+
+bool qsf_stream_is_resident(const qsf_stream *s, uint32_t unit_idx)
+{
+    assert(unit_idx < s->reader->n_units);
+    return s->resident[unit_idx] != NULL;
 }
 
 qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
@@ -176,12 +273,29 @@ qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
         return QSF_FAIL(QSF_ERR_ARG,
                         "unit %" PRIu32 " of %" PRIu32 " begun while unit %" PRIu32 " passes",
                         unit_idx, s->reader->n_units, s->unit_idx);
-    s->unit_idx = unit_idx;
+    s->begin_ns = qsf_clock_ns();
+    s->unit_wait_ns = 0;
     if (s->resident[unit_idx] == NULL) {
+        if (s->ring == NULL)
+            return QSF_FAIL(QSF_ERR_NOMEM, "unit %" PRIu32 " is not in memory, nor is a ring",
+                            unit_idx);
+        QSF_TRY(qsf_ring_begin_unit(s->ring, unit_idx));
         s->window_off = 0;
-        qsf_unit_source_begin(&s->source, unit_idx);
+        if (is_compressed(s, unit_idx))
+            qsf_unit_source_begin(&s->source, unit_idx);
     }
+    s->unit_idx = unit_idx;
     return QSF_OK;
+}
+
+size_t qsf_stream_span_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t off)
+{
+    assert(unit_idx < s->reader->n_units);
+    if (s->resident[unit_idx] != NULL)
+        return SIZE_MAX;
+    if (is_compressed(s, unit_idx))
+        return s->sizes.window_bytes - QSF_COMPRESSED_BLOCK_BYTES - QSF_DATA_ALIGN;
+    return qsf_ring_span_bytes(s->ring, off);
 }
 
 /* Gives up the window's bytes before off, but for the rest of a group of 64, so that offsets
@@ -196,32 +310,21 @@ static void drop_before(qsf_stream *s, uint64_t off)
     s->window_off = keep_off;
 }
 
-/* Moves the window on until it holds raw bytes [off, end_off), at least one of them to come.
- * Bytes between the window and off are read, because they count for the checksum. */
+/* Moves the window on until it holds raw bytes [off, end_off), at least one of them to come. */
 static qsf_status advance(qsf_stream *s, uint64_t off, uint64_t end_off)
 {
-    const bool is_compressed = s->reader->units[s->unit_idx].compression != QSF_COMPRESSION_NONE;
     while (s->source.raw_done_bytes < end_off) {
         drop_before(s, off);
-        const uint64_t done_off = s->source.raw_done_bytes;
-        const size_t used_bytes = (size_t)(done_off - s->window_off);
-        size_t cap_bytes = s->window_bytes - used_bytes;
-        /* Stop where the caller's span begins or ends: what comes next is not needed yet. */
-        const uint64_t stop_off = done_off < off ? off : end_off;
-        if (!is_compressed && stop_off - done_off < cap_bytes)
-            cap_bytes = (size_t)(stop_off - done_off);
+        const size_t used_bytes = (size_t)(s->source.raw_done_bytes - s->window_off);
         size_t n_bytes;
-        const qsf_status status =
-            qsf_unit_source_next(&s->source, s->window + used_bytes, cap_bytes, &n_bytes);
-        s->read_bytes = s->source.read_bytes;
-        s->read_ns = s->source.read_ns;
-        QSF_TRY(status);
+        QSF_TRY(qsf_unit_source_next(&s->source, s->window + used_bytes,
+                                     s->sizes.window_bytes - used_bytes, &n_bytes));
     }
     return QSF_OK;
 }
 
-qsf_status qsf_stream_acquire(qsf_stream *s, uint64_t off, size_t n_bytes,
-                              const unsigned char **out)
+/* Checks a request for bytes of the begun unit. */
+static qsf_status check_span(const qsf_stream *s, uint64_t off, size_t n_bytes)
 {
     const uint32_t unit_idx = s->unit_idx;
     if (unit_idx == NONE)
@@ -229,23 +332,52 @@ qsf_status qsf_stream_acquire(qsf_stream *s, uint64_t off, size_t n_bytes,
     const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
     const uint64_t first_off = s->resident[unit_idx] != NULL ? 0 : s->window_off;
     if (!qsf_extent_inside(off, n_bytes, raw_bytes) || off < first_off ||
-        n_bytes > qsf_stream_span_bytes(s, unit_idx)) {
-        qsf_stream_abandon(s);
+        n_bytes > qsf_stream_span_bytes(s, unit_idx, off))
         return QSF_FAIL(QSF_ERR_ARG,
                         "unit %" PRIu32 ": %zu bytes at %" PRIu64 ", allowed: from %" PRIu64
-                        " on, inside %" PRIu64 " bytes, and no more than the window holds",
+                        " on, inside %" PRIu64 " bytes, and no more than the ring gives",
                         unit_idx, n_bytes, off, first_off, raw_bytes);
+    return QSF_OK;
+}
+
+/* As acquire, of a streamed unit, inside what is allowed. */
+static qsf_status take_span(qsf_stream *s, uint64_t off, size_t n_bytes, const unsigned char **out)
+{
+    if (!is_compressed(s, s->unit_idx)) {
+        s->window_off = off & ~(uint64_t)(QSF_DATA_ALIGN - 1); /* offsets ascend from here */
+        return qsf_ring_take(s->ring, off, n_bytes, &s->unit_wait_ns, out);
     }
-    if (s->resident[unit_idx] != NULL) {
-        *out = s->resident[unit_idx] + off;
-        return QSF_OK;
-    }
-    const qsf_status status = advance(s, off, off + n_bytes);
-    if (status != QSF_OK) {
-        qsf_stream_abandon(s);
-        return status;
-    }
+    QSF_TRY(advance(s, off, off + n_bytes));
     *out = s->window + (off - s->window_off);
+    return QSF_OK;
+}
+
+qsf_status qsf_stream_acquire(qsf_stream *s, uint64_t off, size_t n_bytes,
+                              const unsigned char **out)
+{
+    qsf_status status = check_span(s, off, n_bytes);
+    if (status == QSF_OK && s->resident[s->unit_idx] != NULL)
+        *out = s->resident[s->unit_idx] + off;
+    else if (status == QSF_OK)
+        status = take_span(s, off, n_bytes, out);
+    if (status != QSF_OK)
+        qsf_stream_abandon(s);
+    return status;
+}
+
+/* Waits for the rest of a streamed unit, which may be wrong in its end too. */
+static qsf_status pass_rest(qsf_stream *s)
+{
+    const uint32_t unit_idx = s->unit_idx;
+    const qsf_unit *const u = &s->reader->units[unit_idx];
+    if (is_compressed(s, unit_idx)) {
+        QSF_TRY(advance(s, u->raw_bytes, u->raw_bytes));
+        QSF_TRY(qsf_unit_source_finish(&s->source));
+    }
+    uint64_t read_ns;
+    QSF_TRY(qsf_ring_end_unit(s->ring, &s->unit_wait_ns, &read_ns));
+    s->times[unit_idx].read_bytes += u->stored_bytes;
+    s->times[unit_idx].read_ns += read_ns;
     return QSF_OK;
 }
 
@@ -254,38 +386,37 @@ qsf_status qsf_stream_end_unit(qsf_stream *s)
     const uint32_t unit_idx = s->unit_idx;
     if (unit_idx == NONE)
         return QSF_FAIL(QSF_ERR_ARG, "no unit is begun");
-    qsf_status status = QSF_OK;
     if (s->resident[unit_idx] == NULL) {
-        const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
-        status = advance(s, raw_bytes, raw_bytes);
-        if (status == QSF_OK)
-            status = qsf_unit_source_finish(&s->source);
+        const qsf_status status = pass_rest(s);
+        if (status != QSF_OK) {
+            qsf_stream_abandon(s);
+            return status;
+        }
     }
+    qsf_unit_time *const time = &s->times[unit_idx];
+    time->n_passes++;
+    time->wait_ns += s->unit_wait_ns;
+    time->compute_ns += qsf_clock_ns() - s->begin_ns - s->unit_wait_ns;
+    s->wait_ns += s->unit_wait_ns;
     s->unit_idx = NONE;
-    return status;
+    return QSF_OK;
 }
 
 void qsf_stream_abandon(qsf_stream *s)
 {
     s->unit_idx = NONE;
-}
-
-size_t qsf_stream_span_bytes(const qsf_stream *s, uint32_t unit_idx)
-{
-    assert(unit_idx < s->reader->n_units);
-    if (s->resident[unit_idx] != NULL)
-        return SIZE_MAX;
-    return s->window_bytes - slack_bytes(&s->reader->units[unit_idx]);
+    if (s->ring != NULL)
+        qsf_ring_abandon(s->ring);
 }
 
 qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const unsigned char **out)
 {
     const qsf_reader *const r = s->reader;
     const qsf_tensor *const t = &r->tensors[0]; /* [vocab, dim] */
-    const size_t row_bytes = tensor_span_bytes(t);
     if (band_idx >= r->n_bands)
         return QSF_FAIL(QSF_ERR_ARG, "embedding band %" PRIu32 " of %" PRIu32, band_idx,
                         r->n_bands);
+    const size_t row_bytes = (size_t)(t->data_bytes / r->n_bands);
     const uint64_t raw_off = t->data_off + (uint64_t)band_idx * row_bytes;
     if (s->resident[0] != NULL) {
         *out = s->resident[0] + raw_off;
@@ -295,12 +426,8 @@ qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const uns
     if (s->band_idx == band_idx)
         return QSF_OK;
     s->band_idx = NONE;
-    const uint64_t start_ns = qsf_clock_ns();
     QSF_TRY(qsf_file_read_at(&s->reader->file, r->units[0].off + raw_off, s->band, row_bytes));
-    s->source.read_ns += qsf_clock_ns() - start_ns;
-    s->source.read_bytes += row_bytes;
-    s->read_ns = s->source.read_ns;
-    s->read_bytes = s->source.read_bytes;
+    s->band_bytes_read += row_bytes;
     const uint32_t crc32 = qsf_crc32(0, s->band, row_bytes);
     if (crc32 != r->band_crc32[band_idx])
         return QSF_FAIL(QSF_ERR_FORMAT,
@@ -309,4 +436,122 @@ qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const uns
                         band_idx, crc32, r->band_crc32[band_idx]);
     s->band_idx = band_idx;
     return QSF_OK;
+}
+
+/* ---- memory pressure ---- */
+
+/* The sizes if unit_idx (NONE: nothing more) were not resident. */
+static void sizes_without(const qsf_stream *s, uint32_t unit_idx, qsf_stream_sizes *out)
+{
+    for (uint32_t i = 0; i < s->reader->n_units; i++)
+        s->mask[i] = s->resident[i] != NULL && i != unit_idx;
+    qsf_stream_least(s->reader, s->mask, out);
+}
+
+static bool holds(const qsf_stream *s, const qsf_stream_sizes *sizes)
+{
+    return s->ring != NULL && s->ring_bytes >= sizes->ring_bytes &&
+           s->sizes.span_bytes >= sizes->span_bytes &&
+           s->sizes.window_bytes >= sizes->window_bytes &&
+           s->sizes.codec_bytes >= sizes->codec_bytes;
+}
+
+qsf_status qsf_stream_drop(qsf_stream *s, uint32_t unit_idx, size_t ring_bytes)
+{
+    const qsf_reader *const r = s->reader;
+    assert(s->unit_idx == NONE && s->resident[unit_idx] != NULL);
+    qsf_stream_sizes sizes;
+    sizes_without(s, unit_idx, &sizes);
+    const uint64_t raw_bytes = r->units[unit_idx].raw_bytes;
+    const bool takes_buffers = sizes.ring_bytes != 0 && !holds(s, &sizes);
+    const bool takes_band = s->band == NULL && sizes.band_bytes != 0;
+    if (ring_bytes < s->ring_bytes)
+        ring_bytes = s->ring_bytes;
+    if (ring_bytes < sizes.ring_bytes)
+        ring_bytes = sizes.ring_bytes;
+    uint64_t needed_bytes = takes_band ? sizes.band_bytes : 0;
+    if (takes_buffers)
+        needed_bytes += qsf_stream_buffer_bytes(r, &sizes, ring_bytes);
+    const uint64_t free_bytes = s->ledger->ceiling_bytes - s->ledger->held_bytes;
+    const uint64_t old_bytes =
+        s->ring == NULL ? 0 : qsf_stream_buffer_bytes(r, &s->sizes, s->ring_bytes);
+    if (needed_bytes > free_bytes && needed_bytes - free_bytes > raw_bytes + old_bytes)
+        return QSF_FAIL(QSF_ERR_NOMEM,
+                        "giving back unit %" PRIu32 " frees %" PRIu64
+                        " bytes, streaming it takes %" PRIu64,
+                        unit_idx, raw_bytes, needed_bytes);
+    if (takes_buffers)
+        release_buffers(s);
+    qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[unit_idx], (size_t)raw_bytes);
+    s->resident[unit_idx] = NULL;
+    qsf_status status = QSF_OK;
+    if (takes_band) {
+        s->sizes.band_bytes = sizes.band_bytes;
+        status = acquire(s, QSF_USE_EMBEDDING, sizes.band_bytes, &s->band);
+    }
+    if (status == QSF_OK && takes_buffers)
+        status = take_buffers(s, &sizes, ring_bytes);
+    set_order(s);
+    return status;
+}
+
+qsf_status qsf_stream_resize_ring(qsf_stream *s, size_t ring_bytes)
+{
+    assert(s->unit_idx == NONE && s->ring != NULL);
+    qsf_stream_sizes sizes;
+    sizes_without(s, NONE, &sizes);
+    const size_t old_bytes = s->ring_bytes;
+    release_buffers(s);
+    qsf_status status =
+        take_buffers(s, &sizes, ring_bytes > sizes.ring_bytes ? ring_bytes : sizes.ring_bytes);
+    if (status != QSF_OK && take_buffers(s, &sizes, old_bytes) != QSF_OK)
+        status = QSF_ERR_NOMEM;
+    set_order(s);
+    return status;
+}
+
+qsf_status qsf_stream_keep(qsf_stream *s, uint32_t unit_idx)
+{
+    assert(s->unit_idx == NONE && s->resident[unit_idx] == NULL && s->ring != NULL);
+    const qsf_ring_counts before = qsf_ring_count(s->ring);
+    s->order[0] = unit_idx;
+    const qsf_status status = load_units(s, 1);
+    const qsf_ring_counts after = qsf_ring_count(s->ring);
+    add_counts(&s->load_counts, &after, &before);
+    if (status != QSF_OK) {
+        qsf_ring_abandon(s->ring);
+        qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[unit_idx],
+                           (size_t)s->reader->units[unit_idx].raw_bytes);
+        s->resident[unit_idx] = NULL;
+    } else if (unit_idx == 0) {
+        qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band, s->sizes.band_bytes);
+        s->band = NULL;
+        s->band_idx = NONE;
+    }
+    set_order(s);
+    return status;
+}
+
+/* ---- statistics ---- */
+
+void qsf_stream_report(const qsf_stream *s, qsf_stats *out)
+{
+    qsf_ring_counts sum = s->counts;
+    if (s->ring != NULL) {
+        const qsf_ring_counts counts = qsf_ring_count(s->ring);
+        add_counts(&sum, &counts, &s->load_counts);
+    }
+    out->read_bytes = sum.read_bytes + s->band_bytes_read;
+    out->read_ns = sum.busy_ns;
+    out->checksum_ns = sum.checksum_ns;
+    out->wait_ns = s->wait_ns;
+    out->decompress_ns = s->source.decompress_ns;
+}
+
+void qsf_stream_timeline(const qsf_stream *s, qsf_unit_time *out, size_t cap_units)
+{
+    for (size_t i = 0; i < cap_units && i < s->reader->n_units; i++) {
+        out[i] = s->times[i];
+        out[i].is_resident = s->resident[i] != NULL;
+    }
 }

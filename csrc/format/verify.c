@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "format/codec.h"
 #include "format/crc32.h"
 #include "format/extents.h"
 #include "format/reader.h"
@@ -114,40 +115,70 @@ static qsf_status walk(unit_walk *w, const unsigned char *p, size_t n_bytes)
     return QSF_OK;
 }
 
-/* stored: for compressed units, codec workspace and block; then cap_bytes holds a block. */
-static qsf_status verify_unit(qsf_reader *r, uint32_t unit_idx, unsigned char *stored,
-                              size_t stored_bytes, unsigned char *buffer, size_t cap_bytes)
+/* The stored bytes of a unit as the file has them. */
+typedef struct unit_bytes {
+    qsf_reader *reader;
+    uint64_t off; /* of the unit in the file */
+    unsigned char *buffer;
+    uint32_t running_crc32;
+} unit_bytes;
+
+static qsf_status take_from_file(void *arg, uint64_t off, size_t n_bytes, const unsigned char **out)
 {
+    unit_bytes *const b = arg;
+    QSF_TRY(qsf_file_read_at(&b->reader->file, b->off + off, b->buffer, n_bytes));
+    b->running_crc32 = qsf_crc32(b->running_crc32, b->buffer, n_bytes);
+    *out = b->buffer;
+    return QSF_OK;
+}
+
+/* buffers: one for stored bytes, one for raw ones, of cap_bytes each (at least a block where
+ * the unit is compressed), then the codec's workspace. */
+static qsf_status verify_unit(qsf_reader *r, uint32_t unit_idx, unsigned char *buffers,
+                              size_t cap_bytes)
+{
+    const qsf_unit *const u = &r->units[unit_idx];
     unit_walk w = {.reader = r, .unit_idx = unit_idx};
-    w.tensor_idx = r->units[unit_idx].first_tensor;
-    qsf_unit_source source;
-    qsf_unit_source_init(&source, r, stored, stored_bytes);
+    w.tensor_idx = u->first_tensor;
+    unit_bytes bytes = {.reader = r, .off = u->off, .buffer = buffers};
+    qsf_unit_source source = {
+        .reader = r,
+        .take = take_from_file,
+        .take_arg = &bytes,
+        .codec = buffers + 2 * cap_bytes,
+        .codec_bytes = qsf_codec_workspace_bytes(u->compression),
+    };
+    unsigned char *const raw = buffers + cap_bytes;
     qsf_unit_source_begin(&source, unit_idx);
     /* What the bytes say is believed only when the checksum of all of them is right, so
      * that a flipped bit is reported as what it is. */
     qsf_status walked = QSF_OK;
     while (qsf_unit_source_left_bytes(&source) > 0) {
         size_t n_bytes;
-        QSF_TRY(qsf_unit_source_next(&source, buffer, cap_bytes, &n_bytes));
+        QSF_TRY(qsf_unit_source_next(&source, raw, cap_bytes, &n_bytes));
         if (walked == QSF_OK)
-            walked = walk(&w, buffer, n_bytes);
+            walked = walk(&w, raw, n_bytes);
     }
     QSF_TRY(qsf_unit_source_finish(&source));
+    if (bytes.running_crc32 != u->crc32)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "unit %" PRIu32 " (%" PRIu64 " bytes at %" PRIu64
+                        "): checksum is %08" PRIx32 ", stored is %08" PRIx32,
+                        unit_idx, u->stored_bytes, u->off, bytes.running_crc32, u->crc32);
     return walked;
 }
 
 /* Takes what decoding needs from the ledger, for the time of one unit. */
 static qsf_status verify_compressed(qsf_reader *r, uint32_t unit_idx)
 {
-    const size_t stored_bytes = qsf_unit_source_stored_bytes(r->units[unit_idx].compression);
-    const size_t all_bytes = stored_bytes + QSF_COMPRESSED_BLOCK_BYTES;
-    unsigned char *const stored = qsf_ledger_acquire(r->ledger, QSF_USE_WINDOW, all_bytes);
-    if (stored == NULL)
+    const size_t all_bytes = 2 * (size_t)QSF_COMPRESSED_BLOCK_BYTES +
+                             qsf_codec_workspace_bytes(r->units[unit_idx].compression);
+    unsigned char *const buffers = qsf_ledger_acquire(r->ledger, QSF_USE_WINDOW, all_bytes);
+    if (buffers == NULL)
         return QSF_FAIL(QSF_ERR_NOMEM, "buffers to decode unit %" PRIu32 ": %zu bytes", unit_idx,
                         all_bytes);
-    const qsf_status status = verify_unit(r, unit_idx, stored, stored_bytes, stored + stored_bytes,
-                                          QSF_COMPRESSED_BLOCK_BYTES);
-    qsf_ledger_release(r->ledger, QSF_USE_WINDOW, stored, all_bytes);
+    const qsf_status status = verify_unit(r, unit_idx, buffers, QSF_COMPRESSED_BLOCK_BYTES);
+    qsf_ledger_release(r->ledger, QSF_USE_WINDOW, buffers, all_bytes);
     return status;
 }
 
@@ -193,7 +224,7 @@ static qsf_status verify_extent(qsf_reader *r, const qsf_extent *e, unsigned cha
         return verify_section(r, e, buffer, buffer_bytes);
     if (r->units[e->unit_idx].compression != QSF_COMPRESSION_NONE)
         return verify_compressed(r, e->unit_idx);
-    return verify_unit(r, e->unit_idx, NULL, 0, buffer, buffer_bytes);
+    return verify_unit(r, e->unit_idx, buffer, buffer_bytes / 2);
 }
 
 qsf_status qsf_reader_verify(qsf_reader *r, void *buffer, size_t buffer_bytes)

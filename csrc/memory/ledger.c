@@ -3,6 +3,7 @@
 #include "memory/ledger.h"
 
 #include <assert.h>
+#include <stdbool.h>
 
 #include "platform/heap.h"
 
@@ -18,8 +19,11 @@ void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes)
         return NULL;
     if (n_bytes > l->ceiling_bytes - l->held_bytes)
         return NULL;
-    /* Weights are read in full again and again; KV and scratch may stay untouched. */
-    void *const p = use == QSF_USE_WEIGHTS ? qsf_heap_alloc_huge(n_bytes) : qsf_heap_alloc(n_bytes);
+    /* Weights are touched in full again and again, as is the ring that they pass through, and where
+     * the disk writes: a read into one large page is one piece for it, into small ones hundreds.
+     * KV and scratch may stay untouched. */
+    const bool is_all_used = use == QSF_USE_WEIGHTS || use == QSF_USE_WINDOW;
+    void *const p = is_all_used ? qsf_heap_alloc_huge(n_bytes) : qsf_heap_alloc(n_bytes);
     if (p == NULL)
         return NULL;
     l->held_bytes += n_bytes;

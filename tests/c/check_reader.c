@@ -42,17 +42,14 @@ static uint32_t digest_all(void)
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, CEILING_BYTES);
     qsf_reader r;
-    qsf_stream s;
-    size_t window;
-    size_t stored;
-    size_t band;
+    pass_stream p;
     uint32_t digest = 0;
     if (!CHECK_OK(qsf_reader_open(&r, &ledger, path, -1)))
         return 0;
-    qsf_stream_least_bytes(&r, is_resident, &window, &stored, &band);
-    if (CHECK_OK(qsf_stream_init(&s, &r, &ledger, is_resident, window)))
-        CHECK_OK(pass_all(&s, 1, &digest));
-    qsf_stream_destroy(&s);
+    if (CHECK_OK(pass_open(&p, &r, &ledger, is_resident, 0))) {
+        CHECK_OK(pass_all(&p.stream, 1, &digest));
+        pass_close(&p);
+    }
     for (uint32_t i = 0; i < r.n_sections; i++) {
         CHECK_OK(qsf_reader_read_section(&r, &r.sections[i], buffer));
         digest = qsf_crc32(digest, buffer, (size_t)r.sections[i].n_bytes);

@@ -14,7 +14,7 @@ static tiny_file file;
 typedef struct opened {
     qsf_ledger ledger;
     qsf_reader reader;
-    qsf_stream stream;
+    pass_stream pass;
 } opened;
 
 static void set_resident(bool *is_resident, unsigned bits)
@@ -28,14 +28,9 @@ static qsf_status open_stream(opened *o, unsigned bits, size_t extra_bytes)
 {
     bool is_resident[TINY_LAYERS + 2];
     set_resident(is_resident, bits);
-    size_t window;
-    size_t stored;
-    size_t band;
     qsf_ledger_init(&o->ledger, CEILING_BYTES);
     QSF_TRY(qsf_reader_open(&o->reader, &o->ledger, path, -1));
-    qsf_stream_least_bytes(&o->reader, is_resident, &window, &stored, &band);
-    const qsf_status status =
-        qsf_stream_init(&o->stream, &o->reader, &o->ledger, is_resident, window + extra_bytes);
+    const qsf_status status = pass_open(&o->pass, &o->reader, &o->ledger, is_resident, extra_bytes);
     if (status != QSF_OK)
         qsf_reader_close(&o->reader);
     return status;
@@ -43,9 +38,16 @@ static qsf_status open_stream(opened *o, unsigned bits, size_t extra_bytes)
 
 static void close_stream(opened *o)
 {
-    qsf_stream_destroy(&o->stream);
+    pass_close(&o->pass);
     qsf_reader_close(&o->reader);
     CHECK_EQ_U64(o->ledger.held_bytes, 0);
+}
+
+static uint64_t read_bytes(const opened *o)
+{
+    qsf_stats stats = {0};
+    qsf_stream_report(&o->pass.stream, &stats);
+    return stats.read_bytes;
 }
 
 static void build(uint8_t first, uint8_t second, bool is_tied)
@@ -72,7 +74,9 @@ static uint32_t digest_of_file(bool is_tied)
         }
         crc = qsf_crc32(crc, &of_unit, sizeof of_unit);
     }
-    crc = qsf_crc32(crc, file.bytes + r->units[0].off + 64, (size_t)r->tensors[0].data_bytes);
+    const uint32_t of_bands =
+        qsf_crc32(0, file.bytes + r->units[0].off + 64, (size_t)r->tensors[0].data_bytes);
+    crc = qsf_crc32(crc, &of_bands, sizeof of_bands);
     close_stream(&o);
     return crc;
 }
@@ -92,21 +96,21 @@ static void check_same_bytes(void)
             for (size_t max_rows = 1; max_rows <= 3; max_rows++) {
                 const uint64_t n_acquired = o.ledger.n_acquired;
                 uint32_t have = 0;
-                CHECK_OK(pass_all(&o.stream, max_rows, &have));
+                CHECK_OK(pass_all(&o.pass.stream, max_rows, &have));
                 CHECK_EQ_U64(have, want);
                 CHECK_EQ_U64(o.ledger.n_acquired, n_acquired);
             }
             if (bits == 0)
-                CHECK(o.stream.read_bytes >= 3 * o.reader.units[1].stored_bytes);
+                CHECK(read_bytes(&o) >= 3 * o.reader.units[1].stored_bytes);
             if (bits == 15)
-                CHECK_EQ_U64(o.stream.read_bytes, 0);
+                CHECK_EQ_U64(read_bytes(&o), 0);
             close_stream(&o);
         }
     }
 }
 
-/* init takes what least_bytes says, and no more at any time. */
-static void check_plan(void)
+/* init takes what the sizes say, and no more at any time. */
+static void check_sizes(void)
 {
     for (uint8_t c = 0; c < QSF_COMPRESSION_COUNT; c++) {
         build(c, c, false);
@@ -116,31 +120,41 @@ static void check_plan(void)
             opened o;
             if (!CHECK_OK(open_stream(&o, bits, 0)))
                 continue;
-            size_t window;
-            size_t stored;
-            size_t band;
-            qsf_stream_least_bytes(&o.reader, is_resident, &window, &stored, &band);
-            CHECK_EQ_U64((window | stored | band) % 64, 0);
-            uint64_t planned = o.reader.tables_bytes + window + stored + band;
-            planned += o.reader.n_units * sizeof(void *);
-            for (uint32_t i = 0; i < o.reader.n_units; i++)
-                planned += is_resident[i] ? o.reader.units[i].raw_bytes : 0;
-            CHECK(o.ledger.held_bytes <= planned);
+            const qsf_reader *const r = &o.reader;
+            qsf_stream_sizes sizes;
+            qsf_stream_least(r, is_resident, &sizes);
+            const bool streams =
+                (bits & 14) != 14; /* unit 0 is not tied: only its bands are read */
+            CHECK((sizes.ring_bytes != 0) == streams &&
+                  (sizes.load_bytes != 0) == (bits == 15 || bits == 14));
+            const uint64_t buffer_bytes = qsf_stream_buffer_bytes(r, &sizes, sizes.ring_bytes);
+            uint64_t planned = r->tables_bytes + sizes.band_bytes + buffer_bytes;
+            planned += qsf_stream_table_bytes(r);
+            for (uint32_t i = 0; i < r->n_units; i++)
+                planned += is_resident[i] ? r->units[i].raw_bytes : 0;
+            CHECK_EQ_U64(o.ledger.held_bytes, planned);
+            CHECK((o.pass.stream.ring != NULL) == streams);
             const bool streams_layer = !is_resident[1] || !is_resident[2];
-            CHECK((o.stream.stored != NULL) == (c != QSF_COMPRESSION_NONE && streams_layer));
+            CHECK((o.pass.stream.window != NULL) == (c != QSF_COMPRESSION_NONE && streams_layer));
             close_stream(&o);
 
-            qsf_ledger_init(&o.ledger, planned);
-            o.ledger.ceiling_bytes = CEILING_BYTES;
+            qsf_ledger_init(&o.ledger, CEILING_BYTES);
             CHECK_OK(qsf_reader_open(&o.reader, &o.ledger, path, -1));
-            o.ledger.ceiling_bytes = planned;
-            CHECK_OK(qsf_stream_init(&o.stream, &o.reader, &o.ledger, is_resident, window));
-            qsf_stream_destroy(&o.stream);
-            if (window > 0)
-                CHECK_STATUS(
-                    qsf_stream_init(&o.stream, &o.reader, &o.ledger, is_resident, window - 1),
-                    QSF_ERR_ARG);
-            close_stream(&o);
+            o.ledger.ceiling_bytes = planned + sizes.load_bytes;
+            CHECK_OK(pass_open(&o.pass, &o.reader, &o.ledger, is_resident, 0));
+            pass_close(&o.pass);
+            o.ledger.ceiling_bytes--;
+            CHECK_STATUS(pass_open(&o.pass, &o.reader, &o.ledger, is_resident, 0), QSF_ERR_NOMEM);
+            o.ledger.ceiling_bytes = CEILING_BYTES;
+            const qsf_stream_options narrow = {
+                .is_resident = is_resident,
+                .ring_bytes = sizes.ring_bytes - QSF_IO_ALIGN,
+            };
+            if (streams)
+                CHECK_STATUS(qsf_stream_init(&o.pass.stream, &o.reader, &o.ledger, &narrow),
+                             QSF_ERR_ARG);
+            qsf_reader_close(&o.reader);
+            CHECK_EQ_U64(o.ledger.held_bytes, 0);
         }
     }
 }
@@ -161,9 +175,9 @@ static void check_damage(void)
             opened o;
             uint32_t digest = 0;
             if (CHECK_OK(open_stream(&o, 0, 0))) {
-                CHECK_STATUS(pass_unit(&o.stream, 1, 1, &digest), QSF_ERR_FORMAT);
-                CHECK_OK(pass_unit(&o.stream, 2, 1, &digest));
-                CHECK_STATUS(pass_unit(&o.stream, 1, 2, &digest), QSF_ERR_FORMAT);
+                CHECK_STATUS(pass_unit(&o.pass.stream, 1, 1, &digest), QSF_ERR_FORMAT);
+                CHECK_OK(pass_unit(&o.pass.stream, 2, 1, &digest));
+                CHECK_STATUS(pass_unit(&o.pass.stream, 1, 2, &digest), QSF_ERR_FORMAT);
                 close_stream(&o);
             }
             CHECK_STATUS(open_stream(&o, 2, 0), QSF_ERR_FORMAT);
@@ -224,16 +238,16 @@ static void check_bands(void)
     CHECK_STATUS(open_stream(&o, 1, 0), QSF_ERR_FORMAT);
     if (!CHECK_OK(open_stream(&o, 0, 0)))
         return;
-    CHECK_OK(qsf_stream_embedding_band(&o.stream, 0, &band));
+    CHECK_OK(qsf_stream_embedding_band(&o.pass.stream, 0, &band));
     CHECK_BYTES(band, file.bytes + first, 1056);
-    const uint64_t read_bytes = o.stream.read_bytes;
-    CHECK_OK(qsf_stream_embedding_band(&o.stream, 0, &band));
-    CHECK_EQ_U64(o.stream.read_bytes, read_bytes); /* the last band is kept */
-    CHECK_STATUS(qsf_stream_embedding_band(&o.stream, 1, &band), QSF_ERR_FORMAT);
-    CHECK_STATUS(qsf_stream_embedding_band(&o.stream, 1, &band), QSF_ERR_FORMAT);
-    CHECK_OK(qsf_stream_embedding_band(&o.stream, 2, &band));
+    const uint64_t before_bytes = read_bytes(&o);
+    CHECK_OK(qsf_stream_embedding_band(&o.pass.stream, 0, &band));
+    CHECK_EQ_U64(read_bytes(&o), before_bytes); /* the last band is kept */
+    CHECK_STATUS(qsf_stream_embedding_band(&o.pass.stream, 1, &band), QSF_ERR_FORMAT);
+    CHECK_STATUS(qsf_stream_embedding_band(&o.pass.stream, 1, &band), QSF_ERR_FORMAT);
+    CHECK_OK(qsf_stream_embedding_band(&o.pass.stream, 2, &band));
     CHECK_BYTES(band, file.bytes + first + 2112, 1056);
-    CHECK_STATUS(qsf_stream_embedding_band(&o.stream, 3, &band), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_stream_embedding_band(&o.pass.stream, 3, &band), QSF_ERR_ARG);
     close_stream(&o);
 }
 
@@ -245,12 +259,11 @@ static void check_misuse(void)
         opened o;
         if (!CHECK_OK(open_stream(&o, 4, 0)))
             return;
-        qsf_stream *const s = &o.stream;
-        const size_t span_bytes = qsf_stream_span_bytes(s, 1);
+        qsf_stream *const s = &o.pass.stream;
         const uint64_t raw_bytes = o.reader.units[1].raw_bytes;
         const unsigned char *data = NULL;
         uint32_t digest = 0;
-        CHECK_EQ_U64(qsf_stream_span_bytes(s, 2), SIZE_MAX);
+        CHECK_EQ_U64(qsf_stream_span_bytes(s, 2, 0), SIZE_MAX);
         CHECK_STATUS(qsf_stream_acquire(s, 0, 1, &data), QSF_ERR_ARG);
         CHECK_STATUS(qsf_stream_end_unit(s), QSF_ERR_ARG);
         CHECK_STATUS(qsf_stream_begin_unit(s, TINY_LAYERS + 2), QSF_ERR_ARG);
@@ -264,13 +277,15 @@ static void check_misuse(void)
         CHECK_OK(qsf_stream_begin_unit(s, 1));
         CHECK_STATUS(qsf_stream_acquire(s, UINT64_MAX, 2, &data), QSF_ERR_ARG);
         CHECK_OK(qsf_stream_begin_unit(s, 1));
-        const uint64_t read_bytes = s->read_bytes;
         CHECK_OK(qsf_stream_acquire(s, 64, 64, &data));
-        if (c == QSF_COMPRESSION_NONE) /* only what is asked, and what lies before it */
-            CHECK_EQ_U64(s->read_bytes - read_bytes, 128);
         qsf_stream_abandon(s);
         CHECK_OK(qsf_stream_begin_unit(s, 1));
-        CHECK_OK(qsf_stream_acquire(s, 63, span_bytes, &data)); /* all of a span, worst offset */
+        /* All of a span, worst offset. */
+        size_t span_bytes = qsf_stream_span_bytes(s, 1, 63);
+        if (span_bytes > raw_bytes - 64)
+            span_bytes = (size_t)raw_bytes - 64;
+        CHECK_OK(qsf_stream_acquire(s, 63, span_bytes, &data));
+        span_bytes = qsf_stream_span_bytes(s, 1, 64);
         CHECK_STATUS(qsf_stream_acquire(s, 64, span_bytes + 1, &data), QSF_ERR_ARG);
         CHECK_OK(qsf_stream_begin_unit(s, 1));
         qsf_stream_abandon(s);
@@ -290,17 +305,17 @@ static void check_spans(void)
         if (!CHECK_OK(open_stream(&resident, 15, 0)) || !CHECK_OK(open_stream(&streamed, 0, 0)))
             return;
         const size_t raw_bytes = (size_t)resident.reader.units[1].raw_bytes;
-        const size_t n_bytes = qsf_stream_span_bytes(&streamed.stream, 1) / 2;
         for (size_t step = 1; step <= 997; step += 83) {
-            CHECK_OK(qsf_stream_begin_unit(&streamed.stream, 1));
+            CHECK_OK(qsf_stream_begin_unit(&streamed.pass.stream, 1));
             for (size_t off = 0; off < raw_bytes; off += step) {
+                const size_t n_bytes = qsf_stream_span_bytes(&streamed.pass.stream, 1, off) / 2;
                 const size_t n = raw_bytes - off < n_bytes ? raw_bytes - off : n_bytes;
                 const unsigned char *data = NULL;
-                if (!CHECK_OK(qsf_stream_acquire(&streamed.stream, off, n, &data)))
+                if (!CHECK_OK(qsf_stream_acquire(&streamed.pass.stream, off, n, &data)))
                     break;
-                CHECK_BYTES(data, resident.stream.resident[1] + off, n);
+                CHECK_BYTES(data, resident.pass.stream.resident[1] + off, n);
             }
-            CHECK_OK(qsf_stream_end_unit(&streamed.stream));
+            CHECK_OK(qsf_stream_end_unit(&streamed.pass.stream));
         }
         close_stream(&streamed);
         close_stream(&resident);
@@ -312,23 +327,19 @@ static qsf_status live(opened *o, unsigned bits, int64_t reads, int64_t grants)
 {
     bool is_resident[TINY_LAYERS + 2];
     set_resident(is_resident, bits);
-    size_t window;
-    size_t stored;
-    size_t band;
     qsf_ledger_init(&o->ledger, CEILING_BYTES);
     o->ledger.grants_until_fault = grants;
     QSF_TRY(qsf_reader_open(&o->reader, &o->ledger, path, reads));
-    qsf_stream_least_bytes(&o->reader, is_resident, &window, &stored, &band);
-    qsf_status status = qsf_stream_init(&o->stream, &o->reader, &o->ledger, is_resident, window);
+    qsf_status status = pass_open(&o->pass, &o->reader, &o->ledger, is_resident, 0);
     if (status == QSF_OK) {
         uint32_t digest = 0;
-        status = pass_all(&o->stream, 1, &digest);
+        status = pass_all(&o->pass.stream, 1, &digest);
         if (status != QSF_OK) { /* the fault is over: the failed unit can be begun again */
             o->reader.file.reads_until_fault = -1;
-            qsf_stream_abandon(&o->stream);
-            CHECK_OK(pass_all(&o->stream, 1, &digest));
+            qsf_stream_abandon(&o->pass.stream);
+            CHECK_OK(pass_all(&o->pass.stream, 1, &digest));
         }
-        qsf_stream_destroy(&o->stream);
+        pass_close(&o->pass);
     }
     qsf_reader_close(&o->reader);
     return status;
@@ -358,7 +369,7 @@ static void check_faults(void)
 int main(void)
 {
     check_same_bytes();
-    check_plan();
+    check_sizes();
     check_damage();
     check_frames();
     check_bands();

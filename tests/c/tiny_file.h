@@ -21,10 +21,14 @@
 #include "format/layout.h"
 #include "repair.h"
 
+#ifndef TINY_CAP_BYTES /* a test that includes this file may ask for other sizes */
 #define TINY_CAP_BYTES 65536
+#endif
 #define TINY_DIM 64
 #define TINY_VOCAB 40
+#ifndef TINY_LAYERS
 #define TINY_LAYERS 2
+#endif
 #define TINY_TOKENS 4
 #define TINY_BLOCK_BYTES 1000 /* raw bytes of a compressed block: no multiple of 64 */
 #define TINY_TABLES_OFF 128   /* where the directory is */
@@ -39,7 +43,7 @@ typedef struct tiny_file {
     unsigned char bytes[TINY_CAP_BYTES];
     size_t n_bytes;
     uint32_t n_sections;
-    unsigned char tens[40 * QSF_TENSOR_ENTRY_BYTES];
+    unsigned char tens[20 * TINY_LAYERS * QSF_TENSOR_ENTRY_BYTES];
     uint32_t n_tensors;
     unsigned char unit[TINY_CAP_BYTES]; /* raw bytes of the unit that is being built */
     size_t unit_bytes;

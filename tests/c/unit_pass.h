@@ -19,6 +19,20 @@ static inline size_t pass_row_bytes(const qsf_tensor *t)
     return ((size_t)t->n_cols + 63) / 64 * qsf_dtype_tile_bytes(t->dtype);
 }
 
+/* The checksum of all embedding bands, each read by itself. */
+static inline qsf_status pass_bands(qsf_stream *s, uint32_t *digest)
+{
+    const size_t row_bytes = pass_row_bytes(&s->reader->tensors[0]);
+    uint32_t crc = 0;
+    for (uint32_t b = 0; b < s->reader->n_bands; b++) {
+        const unsigned char *band = NULL;
+        QSF_TRY(qsf_stream_embedding_band(s, b, &band));
+        crc = qsf_crc32(crc, band, row_bytes);
+    }
+    *digest = crc;
+    return QSF_OK;
+}
+
 /* The checksum of all tensor data of a unit goes to *digest; max_rows tile rows at once. */
 static inline qsf_status pass_unit(qsf_stream *s, uint32_t unit_idx, size_t max_rows,
                                    uint32_t *digest)
@@ -26,20 +40,22 @@ static inline qsf_status pass_unit(qsf_stream *s, uint32_t unit_idx, size_t max_
     const qsf_reader *const r = s->reader;
     const qsf_unit *const u = &r->units[unit_idx];
     uint32_t crc = 0;
+    if (!qsf_stream_is_resident(s, unit_idx) && !qsf_stream_passes_ring(r, unit_idx))
+        return pass_bands(s, digest);
     QSF_TRY(qsf_stream_begin_unit(s, unit_idx));
-    const size_t span_bytes = qsf_stream_span_bytes(s, unit_idx);
     for (uint32_t i = 0; i < u->n_tensors; i++) {
         const qsf_tensor *const t = &r->tensors[u->first_tensor + i];
         const size_t row_bytes = pass_row_bytes(t);
         uint64_t left_bytes = t->data_bytes;
         while (left_bytes > 0) {
+            const uint64_t off = t->data_off + t->data_bytes - left_bytes;
+            const size_t span_bytes = qsf_stream_span_bytes(s, unit_idx, off);
             uint64_t n_bytes = row_bytes * (uint64_t)max_rows;
             if (n_bytes > span_bytes)
                 n_bytes = span_bytes / row_bytes * row_bytes;
             if (n_bytes > left_bytes)
                 n_bytes = left_bytes;
             const unsigned char *data = NULL;
-            const uint64_t off = t->data_off + t->data_bytes - left_bytes;
             QSF_TRY(qsf_stream_acquire(s, off, (size_t)n_bytes, &data));
             if ((uintptr_t)data % 64 != off % 64)
                 return QSF_FAIL(QSF_ERR_ARG, "a span lies otherwise in memory than in its unit");
@@ -55,20 +71,49 @@ static inline qsf_status pass_unit(qsf_stream *s, uint32_t unit_idx, size_t max_
 /* All units and all embedding bands. */
 static inline qsf_status pass_all(qsf_stream *s, size_t max_rows, uint32_t *digest)
 {
+    static const atomic_bool never;
     uint32_t crc = 0;
+    qsf_stream_begin_pass(s, true, &never);
     for (uint32_t u = 0; u < s->reader->n_units; u++) {
         uint32_t of_unit = 0;
         QSF_TRY(pass_unit(s, u, max_rows, &of_unit));
         crc = qsf_crc32(crc, &of_unit, sizeof of_unit);
     }
-    const size_t row_bytes = pass_row_bytes(&s->reader->tensors[0]);
-    for (uint32_t b = 0; b < s->reader->n_bands; b++) {
-        const unsigned char *band = NULL;
-        QSF_TRY(qsf_stream_embedding_band(s, b, &band));
-        crc = qsf_crc32(crc, band, row_bytes);
-    }
+    uint32_t of_bands = 0;
+    QSF_TRY(pass_bands(s, &of_bands));
+    crc = qsf_crc32(crc, &of_bands, sizeof of_bands);
     *digest = crc;
     return QSF_OK;
+}
+
+/* A stream over an open file with the least buffers and extra_bytes more in the ring. */
+typedef struct pass_stream {
+    qsf_io io;
+    qsf_stream stream;
+} pass_stream;
+
+static inline qsf_status pass_open(pass_stream *p, qsf_reader *r, qsf_ledger *ledger,
+                                   const bool *is_resident, size_t extra_bytes)
+{
+    qsf_stream_sizes sizes;
+    qsf_stream_least(r, is_resident, &sizes);
+    QSF_TRY(qsf_io_open(&p->io, &r->file, QSF_IO_BUFFERED));
+    const qsf_stream_options options = {
+        .is_resident = is_resident,
+        .ring_bytes = sizes.ring_bytes + extra_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN,
+        .io = &p->io,
+        .setup = {QSF_IO_BUFFERED, 2},
+    };
+    const qsf_status status = qsf_stream_init(&p->stream, r, ledger, &options);
+    if (status != QSF_OK)
+        qsf_io_close(&p->io);
+    return status;
+}
+
+static inline void pass_close(pass_stream *p)
+{
+    qsf_stream_destroy(&p->stream);
+    qsf_io_close(&p->io);
 }
 
 #endif

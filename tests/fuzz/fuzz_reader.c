@@ -63,16 +63,12 @@ static int stream(qsf_reader *r, qsf_ledger *ledger, unsigned resident_bits, siz
     static bool is_resident[QSF_MAX_LAYERS + 2];
     for (uint32_t i = 0; i < r->n_units; i++)
         is_resident[i] = (resident_bits >> i % 8 & 1) != 0;
-    size_t window_bytes;
-    size_t stored_bytes;
-    size_t band_bytes;
-    qsf_stream_least_bytes(r, is_resident, &window_bytes, &stored_bytes, &band_bytes);
-    qsf_stream s;
-    if (qsf_stream_init(&s, r, ledger, is_resident, window_bytes + extra_bytes) != QSF_OK)
+    pass_stream p;
+    if (pass_open(&p, r, ledger, is_resident, extra_bytes) != QSF_OK)
         return 0;
-    const qsf_status status = pass_all(&s, max_rows, digest);
+    const qsf_status status = pass_all(&p.stream, max_rows, digest);
     require(status == QSF_OK || status == QSF_ERR_FORMAT, "the stream broke a rule");
-    qsf_stream_destroy(&s);
+    pass_close(&p);
     return status == QSF_OK;
 }
 

@@ -1,0 +1,43 @@
+/* synthetic_units.h - the index of a model that exists nowhere: units of any size, for plans. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_TESTS_SYNTHETIC_UNITS_H
+#define QSF_TESTS_SYNTHETIC_UNITS_H
+
+#include <assert.h>
+
+#include "base/dtype.h"
+#include "format/reader.h"
+
+#define SYNTHETIC_MAX_UNITS (4096 + 2)
+
+typedef struct synthetic_units {
+    qsf_reader reader;
+    qsf_unit units[SYNTHETIC_MAX_UNITS];
+    qsf_tensor tensors[SYNTHETIC_MAX_UNITS];
+} synthetic_units;
+
+/* All of unit_bytes, uncompressed, with one matrix of rows of 4096 each. */
+static inline void synthetic_make(synthetic_units *s, uint32_t n_layers, uint64_t unit_bytes,
+                                  bool is_tied)
+{
+    assert(n_layers + 2 <= SYNTHETIC_MAX_UNITS);
+    const uint32_t n_units = n_layers + 2;
+    for (uint32_t i = 0; i < n_units; i++) {
+        s->units[i] = (qsf_unit){
+            .stored_bytes = unit_bytes, .raw_bytes = unit_bytes, .first_tensor = i, .n_tensors = 1};
+        s->tensors[i] = (qsf_tensor){.unit_idx = i,
+                                     .n_rows = 4096,
+                                     .n_cols = 4096,
+                                     .dtype = QSF_DTYPE_4BIT,
+                                     .layout = QSF_LAYOUT_TILES,
+                                     .data_off = 64};
+    }
+    s->reader = (qsf_reader){.n_units = n_units,
+                             .n_tensors = n_units,
+                             .units = s->units,
+                             .tensors = s->tensors,
+                             .arch = {.tied_head = is_tied},
+                             .header = {.n_layers = n_layers}};
+}
+
+#endif
