@@ -50,6 +50,15 @@ static qsf_status check_kv_type(const char *name, uint32_t type, bool is_exact)
     return QSF_OK;
 }
 
+static qsf_status check_io(const char *name, uint32_t method, uint32_t depth)
+{
+    if (method > QSF_IO_MMAP)
+        return QSF_FAIL(QSF_ERR_ARG, "%s_method is %u: 0 to %d", name, method, QSF_IO_MMAP);
+    if (depth > QSF_IO_MAX_DEPTH)
+        return QSF_FAIL(QSF_ERR_ARG, "%s_depth is %u: at most %d", name, depth, QSF_IO_MAX_DEPTH);
+    return QSF_OK;
+}
+
 static qsf_status check_options(const qsf_options *opt)
 {
     if (opt->n_threads > QSF_POOL_MAX_THREADS)
@@ -64,7 +73,8 @@ static qsf_status check_options(const qsf_options *opt)
     QSF_TRY(check_kv_type("kv_v_type", opt->kv_v_type, opt->exact != 0));
     if (opt->kv_rotation > QSF_KV_ROTATION_ON)
         return QSF_FAIL(QSF_ERR_ARG, "kv_rotation is %u: 0, 1 or 2", opt->kv_rotation);
-    return QSF_OK;
+    QSF_TRY(check_io("io", opt->io_method, opt->io_depth));
+    return check_io("io_known", opt->io_known_method, opt->io_known_depth);
 }
 
 qsf_status qsf_model_plan(const char *path, const qsf_options *opt, qsf_plan *out)
@@ -229,4 +239,14 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
 {
     if (s != NULL && out != NULL)
         qsf_session_report(s, out);
+}
+
+size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_units)
+{
+    return m == NULL || out == NULL ? 0 : qsf_model_list_times(m, out, cap_units);
+}
+
+size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size_t cap_events)
+{
+    return m == NULL || out == NULL ? 0 : qsf_model_list_events(m, out, cap_events);
 }

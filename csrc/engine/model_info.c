@@ -30,7 +30,10 @@ void qsf_model_describe(const qsf_model *m, qsf_model_facts *out)
              architecture_names[h->architecture]);
     snprintf(out->quant_type, sizeof out->quant_type, "%s", qsf_dtype_name(h->dtype));
     snprintf(out->isa_name, sizeof out->isa_name, "%s", m->kernels.isa_name);
-    snprintf(out->io_name, sizeof out->io_name, "pread");
+    snprintf(out->io_name, sizeof out->io_name, "%s", qsf_io_method_name(m->io_setup.method));
+    out->io_method = m->io_setup.method;
+    out->io_depth = m->io_setup.depth;
+    out->io_is_probed = m->io_is_probed;
     out->n_layers = h->n_layers;
     out->dim = h->dim;
     out->n_heads = h->n_heads;
@@ -44,7 +47,27 @@ void qsf_model_describe(const qsf_model *m, qsf_model_facts *out)
     out->pad_id = h->pad_id;
     out->n_parameters = count_parameters(&m->reader);
     out->file_bytes = m->reader.file.n_bytes;
+    qsf_mutex *const lock = (qsf_mutex *)&m->lock; /* memory pressure changes the plan */
+    qsf_mutex_lock(lock);
     out->plan = m->plan;
+    qsf_mutex_unlock(lock);
+}
+
+size_t qsf_model_list_times(qsf_model *m, qsf_unit_time *out, size_t cap_units)
+{
+    qsf_mutex_lock(&m->lock);
+    const uint32_t n_units = m->reader.n_units;
+    qsf_stream_timeline(&m->stream, out, cap_units);
+    qsf_mutex_unlock(&m->lock);
+    return n_units;
+}
+
+size_t qsf_model_list_events(qsf_model *m, qsf_memory_event *out, size_t cap_events)
+{
+    qsf_mutex_lock(&m->lock);
+    const size_t n_events = qsf_pressure_list_events(&m->pressure, out, cap_events);
+    qsf_mutex_unlock(&m->lock);
+    return n_events;
 }
 
 /* A tag of another length than four is no section's. */

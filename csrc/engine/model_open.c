@@ -10,6 +10,7 @@
 #include "engine/session.h"
 #include "memory/arena.h"
 #include "platform/cpu.h"
+#include "platform/io_choose.h"
 #include "platform/sysmem.h"
 
 /* Sizes of units, sections and caches go from the plan's 64 bits into size_t. */
@@ -81,7 +82,7 @@ static qsf_status read_directory(qsf_model *m, const char *path, const qsf_fault
     return QSF_OK;
 }
 
-static qsf_status make_plan(qsf_model *m, uint64_t process_bytes)
+static qsf_status make_plan(qsf_model *m)
 {
     qsf_arena measuring;
     tables t;
@@ -91,7 +92,9 @@ static qsf_status make_plan(qsf_model *m, uint64_t process_bytes)
         .reader = &m->reader,
         .config = &m->config,
         .options = &m->options,
-        .process_bytes = process_bytes,
+        .process_bytes = m->memory.resident_bytes,
+        .available_bytes = m->memory.available_bytes,
+        .limit_bytes = m->memory.limit_bytes,
         .fixed_bytes = m->ledger.held_bytes + measuring.used_bytes +
                        qsf_stream_table_bytes(&m->reader) +
                        qsf_session_record_bytes() * m->options.max_sessions,
@@ -99,12 +102,66 @@ static qsf_status make_plan(qsf_model *m, uint64_t process_bytes)
     return qsf_plan_make(&input, &m->plan, m->is_resident);
 }
 
-static qsf_status prepare(qsf_model *m, const char *path, uint64_t process_bytes,
-                          const qsf_faults *faults)
+static qsf_status prepare(qsf_model *m, const char *path, const qsf_faults *faults)
 {
     QSF_TRY(read_directory(m, path, faults));
     QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
-    return make_plan(m, process_bytes);
+    return make_plan(m);
+}
+
+/* What is read again and again; where nothing is, what is read once. */
+static uint64_t io_read_bytes(const qsf_model *m)
+{
+    uint64_t n_bytes = 0;
+    for (uint32_t i = 0; i < m->reader.n_units; i++)
+        n_bytes +=
+            m->plan.ring_bytes == 0 || !m->is_resident[i] ? m->reader.units[i].stored_bytes : 0;
+    return n_bytes;
+}
+
+/* Decides how to read and opens the file for it. A probe reads into memory of the plan that is
+ * not taken for its own purpose yet. */
+static qsf_status choose_io(qsf_model *m)
+{
+    const qsf_options *const opt = &m->options;
+    const uint64_t free_bytes = m->ledger.ceiling_bytes - m->ledger.held_bytes;
+    const uint64_t available_bytes = m->memory.available_bytes;
+    const qsf_io_wish wish = {
+        .method = opt->io_method,
+        .depth = opt->io_depth,
+        .max_threads = m->plan.io_depth != 0 ? m->plan.io_depth : 4,
+        .known = {opt->io_known_method, opt->io_known_depth},
+        .cache_bytes = available_bytes > free_bytes ? available_bytes - free_bytes : 0,
+        .read_bytes = io_read_bytes(m),
+    };
+    const size_t block_bytes = QSF_IO_PROBE_BYTES + QSF_IO_ALIGN;
+    unsigned char *const block = free_bytes < block_bytes
+                                     ? NULL
+                                     : qsf_ledger_acquire(&m->ledger, QSF_USE_WINDOW, block_bytes);
+    unsigned char *const buffer = block != NULL ? block + -(uintptr_t)block % QSF_IO_ALIGN : NULL;
+    const qsf_status status =
+        qsf_io_choose(&m->io, &m->reader.file, &wish, buffer,
+                      buffer != NULL ? QSF_IO_PROBE_BYTES : 0, &m->io_setup, &m->io_is_probed);
+    qsf_ledger_release(&m->ledger, QSF_USE_WINDOW, block, block_bytes);
+    if (m->plan.io_depth != 0)
+        m->plan.io_depth = m->io_setup.depth;
+    return status;
+}
+
+static qsf_status take_embedding_cache(qsf_model *m)
+{
+    qsf_embedding *const e = &m->forward.embedding;
+    qsf_arena measuring;
+    qsf_arena_init_measuring(&measuring);
+    qsf_embedding_layout(e, &measuring, &m->config, m->plan.embedding_rows);
+    m->embedding_block_bytes = measuring.used_bytes;
+    if (m->embedding_block_bytes == 0)
+        return QSF_OK;
+    QSF_TRY(acquire_block(m, QSF_USE_EMBEDDING, m->embedding_block_bytes, &m->embedding_block));
+    qsf_arena arena;
+    qsf_arena_init(&arena, m->embedding_block, m->embedding_block_bytes);
+    qsf_embedding_layout(e, &arena, &m->config, m->plan.embedding_rows);
+    return QSF_OK;
 }
 
 static qsf_status take_memory(qsf_model *m)
@@ -112,13 +169,15 @@ static qsf_status take_memory(qsf_model *m)
     const qsf_plan *const plan = &m->plan;
     m->ledger.ceiling_bytes = plan->engine_bytes - plan->stacks_bytes;
     QSF_TRY(take_tables(m));
-    size_t least_window_bytes;
-    size_t stored_bytes;
-    size_t band_bytes;
-    qsf_stream_least_bytes(&m->reader, m->is_resident, &least_window_bytes, &stored_bytes,
-                           &band_bytes);
-    QSF_TRY(qsf_stream_init(&m->stream, &m->reader, &m->ledger, m->is_resident,
-                            (size_t)plan->window_bytes - stored_bytes));
+    QSF_TRY(choose_io(m));
+    const qsf_stream_options streaming = {
+        .is_resident = m->is_resident,
+        .ring_bytes = (size_t)plan->ring_bytes,
+        .io = &m->io,
+        .setup = m->io_setup,
+    };
+    QSF_TRY(qsf_stream_init(&m->stream, &m->reader, &m->ledger, &streaming));
+    QSF_TRY(take_embedding_cache(m));
     m->scratch_block_bytes = (size_t)plan->scratch_bytes;
     QSF_TRY(acquire_block(m, QSF_USE_SCRATCH, m->scratch_block_bytes, &m->scratch_block));
     qsf_arena arena;
@@ -142,7 +201,9 @@ static qsf_status take_memory(qsf_model *m)
 static void release_model(qsf_model *m)
 {
     qsf_ledger_release(&m->ledger, QSF_USE_SCRATCH, m->scratch_block, m->scratch_block_bytes);
+    qsf_ledger_release(&m->ledger, QSF_USE_EMBEDDING, m->embedding_block, m->embedding_block_bytes);
     qsf_stream_destroy(&m->stream);
+    qsf_io_close(&m->io);
     qsf_pool_destroy(m->pool);
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->tables_block, m->tables_block_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->is_resident, m->is_resident_bytes);
@@ -163,13 +224,16 @@ static uint32_t default_thread_count(void)
     return n_cores < QSF_POOL_MAX_THREADS ? n_cores : QSF_POOL_MAX_THREADS;
 }
 
-static qsf_status create_empty(const qsf_options *opt, uint64_t process_bytes,
-                               const qsf_faults *faults, qsf_model **out)
+static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults, qsf_model **out)
 {
+    qsf_sysmem memory;
+    qsf_sysmem_read(&memory);
+    if (faults != NULL && faults->process_bytes != 0)
+        memory.resident_bytes = faults->process_bytes;
     qsf_ledger ledger;
     uint64_t spoken_for = UINT64_MAX;
     uint64_t ceiling_bytes = UINT64_MAX;
-    (void)qsf_add_u64(process_bytes, opt->reserve_bytes, &spoken_for);
+    (void)qsf_add_u64(memory.resident_bytes, opt->reserve_bytes, &spoken_for);
     if (opt->budget_bytes != 0) /* the plan says what is missing; until then, a few tables */
         ceiling_bytes = opt->budget_bytes > spoken_for ? opt->budget_bytes - spoken_for : 0;
     qsf_ledger_init(&ledger,
@@ -179,7 +243,9 @@ static qsf_status create_empty(const qsf_options *opt, uint64_t process_bytes,
     if (m == NULL)
         return QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes for the model's record", sizeof *m);
     m->ledger = ledger;
+    m->memory = memory;
     m->reader.file.fd = -1;
+    m->io.direct_fd = -1;
     m->options = *opt;
     if (m->options.n_threads == 0)
         m->options.n_threads = default_thread_count();
@@ -192,16 +258,11 @@ static qsf_status create_empty(const qsf_options *opt, uint64_t process_bytes,
 qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_faults *faults,
                             qsf_model **out)
 {
-    qsf_sysmem memory;
-    qsf_sysmem_read(&memory);
-    const uint64_t process_bytes = faults != NULL && faults->process_bytes != 0
-                                       ? faults->process_bytes
-                                       : memory.resident_bytes;
     qsf_model *m = NULL;
     *out = NULL;
-    qsf_status status = create_empty(opt, process_bytes, faults, &m);
+    qsf_status status = create_empty(opt, faults, &m);
     if (status == QSF_OK)
-        status = prepare(m, path, process_bytes, faults);
+        status = prepare(m, path, faults);
     if (status == QSF_OK)
         status = take_memory(m);
     if (status != QSF_OK) {
@@ -209,19 +270,18 @@ qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_
             release_model(m);
         return status;
     }
+    qsf_pressure_begin(m);
     *out = m;
     return QSF_OK;
 }
 
 qsf_status qsf_model_measure(const char *path, const qsf_options *opt, qsf_plan *out)
 {
-    qsf_sysmem memory;
-    qsf_sysmem_read(&memory);
     qsf_model *m = NULL;
     memset(out, 0, sizeof *out);
-    qsf_status status = create_empty(opt, memory.resident_bytes, NULL, &m);
+    qsf_status status = create_empty(opt, NULL, &m);
     if (status == QSF_OK)
-        status = prepare(m, path, memory.resident_bytes, NULL);
+        status = prepare(m, path, NULL);
     if (m != NULL) {
         *out = m->plan;
         release_model(m);

@@ -10,9 +10,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/pressure.h"
 #include "format/stream.h"
 #include "memory/ledger.h"
 #include "model/forward.h"
+#include "platform/sysmem.h"
 #include "platform/thread.h"
 
 /* For tests: makes the N-th request or read from open fail (negative: never), and says what
@@ -30,19 +32,26 @@ struct qsf_model {
     qsf_ends ends;
     qsf_kernels kernels;
     qsf_options options; /* resolved: nothing is 0 that means "choose" */
-    qsf_plan plan;
+    qsf_plan plan;       /* what of it depends on resident units changes under lock */
+    qsf_sysmem memory;   /* of the system and this process, before anything was taken */
     qsf_pool *pool;
     qsf_forward forward;
+    qsf_io io;
+    qsf_io_setup io_setup;
+    bool io_is_probed;
     /* under lock */
     qsf_mutex lock;
     qsf_ledger ledger;
     qsf_stream stream;
     qsf_scratch scratch;
+    qsf_pressure pressure;
     uint32_t n_sessions;
     bool is_closed;
     /* blocks of the ledger, with their sizes in the plan or beside them */
     void *tables_block;
     size_t tables_block_bytes;
+    void *embedding_block;
+    size_t embedding_block_bytes;
     void *scratch_block;
     size_t scratch_block_bytes;
     qsf_layer *layers; /* [n_layers] */
@@ -66,6 +75,9 @@ void qsf_model_destroy(qsf_model *m);
 void qsf_model_forget_session(qsf_model *m);
 
 void qsf_model_describe(const qsf_model *m, qsf_model_facts *out);
+/* As qsf_model_timeline and qsf_model_memory_events of the public API. */
+size_t qsf_model_list_times(qsf_model *m, qsf_unit_time *out, size_t cap_units);
+size_t qsf_model_list_events(qsf_model *m, qsf_memory_event *out, size_t cap_events);
 uint64_t qsf_model_find_section(const qsf_model *m, const char *tag);
 qsf_status qsf_model_read_section(qsf_model *m, const char *tag, void *dst, uint64_t cap_bytes);
 qsf_status qsf_model_verify_file(const char *path);

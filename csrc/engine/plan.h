@@ -1,11 +1,11 @@
 /* plan.h - decides, before anything is allocated, where the memory of a model goes.
  *
  * Sizes come from the same layout functions that later lay the real blocks out, run on
- * a measuring arena, so the plan and the allocation cannot disagree. When the budget is
- * short: fewer resident units; then smaller prompt chunks and a shorter context by turns
- * (unless they were asked for) and a narrower window; then 2 bits in the KV cache (unless its
- * type was asked for); then a refusal that says what would do. A sum that does not fit 64 bits is
- * UINT64_MAX, which no budget allows.
+ * a measuring arena, so the plan and the allocation cannot disagree (draft.h). When memory is
+ * short (ceiling.h): fewer resident units (residence.h); then smaller prompt chunks, a shorter
+ * context and a smaller ring by turns, what was asked for apart; then 2 bits in the KV cache
+ * (unless its type was asked for); then a refusal that says what would do. docs/memory.md has
+ * the reasons.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_PLAN_H
@@ -25,6 +25,9 @@ typedef struct qsf_plan_input {
     const qsf_config *config;
     const qsf_options *options; /* threads and sessions resolved; ctx and chunk may be 0 */
     uint64_t process_bytes;     /* resident before the model */
+    uint64_t available_bytes;   /* what the system may still give to this process; 0 without a
+                                 * limit: unknown */
+    uint64_t limit_bytes;       /* of a control group, where it is what binds; 0: none */
     uint64_t fixed_bytes;       /* tables that any plan needs */
 } qsf_plan_input;
 

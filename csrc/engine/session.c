@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "engine/model_open.h"
+#include "engine/pressure.h"
 #include "platform/clock.h"
 
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
@@ -93,6 +94,11 @@ static qsf_status check_tokens(const qsf_session *s, const uint32_t *tokens, siz
     return QSF_OK;
 }
 
+static bool watch_memory(void *arg)
+{
+    return qsf_pressure_watch(arg);
+}
+
 /* Evaluates tokens [n_tokens] after those held. Takes them over only if all went well. */
 static qsf_status evaluate(qsf_session *s, const uint32_t *tokens, uint32_t n_tokens,
                            uint32_t first_logits, float *logits)
@@ -111,6 +117,8 @@ static qsf_status evaluate(qsf_session *s, const uint32_t *tokens, uint32_t n_to
         .first_logits = first_logits,
         .logits = logits,
         .cancelled = &s->cancelled,
+        .before_layer = watch_memory,
+        .before_layer_arg = m,
     };
     s->has_logits = false;
     qsf_mutex_lock(&m->lock);
@@ -234,14 +242,19 @@ void qsf_session_report(const qsf_session *s, qsf_stats *out)
         .prompt_ns = s->prompt_ns,
         .step_tokens = s->step_tokens,
         .step_ns = s->step_ns,
-        .read_bytes = m->stream.read_bytes,
-        .read_ns = m->stream.read_ns,
         .n_allocations = m->ledger.n_acquired,
         .allocated_bytes = m->ledger.held_bytes,
         .kv_used_bytes = qsf_kvcache_used_bytes(&s->buffers.kv, &m->config, s->n_tokens),
         .n_loops = counts.n_runs,
         .n_parallel_regions = counts.n_shared_runs,
         .parallel_ns = counts.shared_ns,
+        .n_embedding_rows = m->forward.embedding.n_asked,
+        .n_embedding_hits = m->forward.embedding.n_found,
+        .n_given_back = m->pressure.n_given_back,
+        .n_taken_again = m->pressure.n_taken_again,
+        .given_back_bytes = m->pressure.given_back_bytes,
+        .taken_again_bytes = m->pressure.taken_again_bytes,
     };
+    qsf_stream_report(&m->stream, out);
     qsf_mutex_unlock(&m->lock);
 }

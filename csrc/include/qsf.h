@@ -40,7 +40,8 @@ extern "C" {
  * integer #defines only, no #if, no inline functions) */
 
 #define QSF_API_VERSION 1
-#define QSF_TOKEN_NONE 0xFFFFFFFF /* "no such token" in qsf_model_info */
+#define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF /* a budget of what the machine can well give */
+#define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
 
 typedef enum qsf_status {
     QSF_OK = 0,
@@ -103,9 +104,20 @@ typedef enum qsf_kv_rotation {
     QSF_KV_ROTATION_ON = 2 /* QSF_ERR_ARG where the heads cannot be turned */
 } qsf_kv_rotation;
 
+/* How weights are read from the file. */
+typedef enum qsf_io_method {
+    QSF_IO_AUTO = 0,     /* buffered where the page cache holds, or can come to hold, what is read;
+                          * else direct or uring, whichever a short probe finds faster */
+    QSF_IO_BUFFERED = 1, /* pread through the page cache */
+    QSF_IO_DIRECT = 2,   /* pread past the page cache */
+    QSF_IO_URING = 3,    /* io_uring past the page cache */
+    QSF_IO_MMAP = 4      /* copied from a mapping of the file, with advice to the page cache */
+} qsf_io_method;
+
 /* Starts from qsf_options_default(), never from an uninitialised struct. */
 typedef struct qsf_options {
-    uint64_t budget_bytes;  /* ceiling for the whole process; 0: no ceiling */
+    uint64_t budget_bytes;  /* ceiling for the whole process; 0: what the machine has left;
+                             * QSF_BUDGET_AUTO: that, less a share for others */
     uint64_t reserve_bytes; /* part of the budget that the caller keeps for itself */
     uint32_t n_threads;     /* 0: one per physical core */
     uint32_t ctx_tokens;    /* longest sequence a session may hold; 0: the model's, at most 4096,
@@ -119,6 +131,12 @@ typedef struct qsf_options {
     uint32_t kv_k_type;   /* a qsf_kv_type, of the keys; exact takes no other than 32 bits */
     uint32_t kv_v_type;   /* of the values */
     uint32_t kv_rotation; /* a qsf_kv_rotation */
+    uint32_t io_method;   /* a qsf_io_method; QSF_ERR_UNSUPPORTED where it cannot be had */
+    uint32_t io_depth;    /* reads under way at the same time, at most 32; 0: chosen */
+    /* What the probe of QSF_IO_AUTO found earlier on the same disk (qsf_model_facts), so that it
+     * need not be made again; 0: nothing is known. */
+    uint32_t io_known_method;
+    uint32_t io_known_depth;
 } qsf_options;
 
 QSF_API void qsf_options_default(qsf_options *out);
@@ -126,18 +144,23 @@ QSF_API void qsf_options_default(qsf_options *out);
 /* Where the memory goes, decided before any of it is taken. Sums: engine_bytes is
  * the total of the parts named *_bytes below it. */
 typedef struct qsf_plan {
-    uint64_t budget_bytes;     /* as asked; 0: no ceiling */
+    uint64_t budget_bytes;     /* as asked, or what was found for QSF_BUDGET_AUTO; 0: none */
+    uint64_t ceiling_bytes;    /* what the plan stays below: the budget, or less where the machine
+                                * or a control group has no more to give; 0: no ceiling */
     uint64_t process_bytes;    /* resident before the model was opened */
     uint64_t reserve_bytes;    /* kept for the caller */
     uint64_t engine_bytes;     /* all that the engine will allocate */
     uint64_t weights_bytes;    /* resident units, of model_bytes */
     uint64_t window_bytes;     /* through which the other units pass */
-    uint64_t embedding_bytes;  /* one band of embedding rows, where the table is not resident */
+    uint64_t ring_bytes;       /* of window_bytes: how far reading runs ahead of computing */
+    uint64_t embedding_bytes;  /* where the embedding table is not resident: one band of it, and
+                                * the cache of rows */
     uint64_t kv_bytes;         /* KV pages of all sessions */
     uint64_t scratch_bytes;    /* activations of one prompt chunk, logits, sampling */
     uint64_t tables_bytes;     /* index, positions, session and thread records */
     uint64_t stacks_bytes;     /* of the worker threads */
     uint64_t model_bytes;      /* raw bytes of all units */
+    uint64_t streamed_bytes;   /* read from the file for every token */
     uint64_t min_budget_bytes; /* the smallest budget_bytes with which this call would succeed */
     uint32_t n_units;          /* embedding, layers, final */
     uint32_t n_units_resident;
@@ -147,7 +170,9 @@ typedef struct qsf_plan {
     uint32_t max_sessions;
     uint32_t kv_k_bits; /* of a key in the KV cache, a qsf_kv_type; 32 and 16 are floats */
     uint32_t kv_v_bits;
-    uint32_t kv_is_rotated; /* 0 or 1 */
+    uint32_t kv_is_rotated;  /* 0 or 1 */
+    uint32_t io_depth;       /* reads under way at the same time; 0: nothing is streamed */
+    uint32_t embedding_rows; /* in the cache; 0: there is none */
 } qsf_plan;
 
 /* What opening would take, without taking it. Where the budget is too small it
@@ -163,7 +188,10 @@ typedef struct qsf_model_facts {
     char architecture[16]; /* "gpt2", "llama", "mistral" */
     char quant_type[16];   /* default type of the file, such as "4bit" */
     char isa_name[16];     /* kernels in use */
-    char io_name[16];      /* how weights are read */
+    char io_name[16];      /* how weights are read, such as "direct" */
+    uint32_t io_method;    /* the same, a qsf_io_method */
+    uint32_t io_depth;     /* reads under way at the same time */
+    uint32_t io_is_probed; /* 1: found by a probe, good for io_known_method */
     uint32_t n_layers;
     uint32_t dim;
     uint32_t n_heads;
@@ -263,7 +291,10 @@ typedef struct qsf_stats {
     uint64_t step_tokens; /* evaluated by step */
     uint64_t step_ns;
     uint64_t read_bytes;      /* weights read from the file since open */
-    uint64_t read_ns;         /* time spent waiting for them */
+    uint64_t read_ns;         /* during which at least one read of streamed weights was under way */
+    uint64_t wait_ns;         /* computing waited for streamed weights */
+    uint64_t checksum_ns;     /* spent on checksums, in the reading threads */
+    uint64_t decompress_ns;   /* spent on decompressing */
     uint64_t n_allocations;   /* requests to the allocator since open */
     uint64_t allocated_bytes; /* held now by the engine */
     uint64_t kv_used_bytes;   /* of this session's pages */
@@ -272,10 +303,44 @@ typedef struct qsf_stats {
     uint64_t n_loops;
     uint64_t n_parallel_regions;
     uint64_t parallel_ns;
+    /* rows of an embedding table that is not resident: asked for, and found in the cache */
+    uint64_t n_embedding_rows;
+    uint64_t n_embedding_hits;
+    /* under memory pressure: times and bytes given back to the system, and taken again */
+    uint64_t n_given_back;
+    uint64_t n_taken_again;
+    uint64_t given_back_bytes;
+    uint64_t taken_again_bytes;
 } qsf_stats;
 
 /* Leaves *out alone when s is NULL. */
 QSF_API void qsf_session_stats(const qsf_session *s, qsf_stats *out);
+
+/* One unit's share of the passes since open. Reading runs ahead of computing, so the times of
+ * neighbours overlap. */
+typedef struct qsf_unit_time {
+    uint64_t n_passes;   /* how often it was used */
+    uint64_t read_bytes; /* from the file, in those */
+    uint64_t read_ns;    /* from the start of its first read to the end of its last */
+    uint64_t wait_ns;    /* computing waited for it */
+    uint64_t compute_ns; /* the rest of the time from its beginning to its end */
+    uint32_t is_resident;
+} qsf_unit_time;
+
+/* Fills out [cap_units] for the units (embedding, layers, final) and returns how many there are. */
+QSF_API size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_units);
+
+/* Memory that was given back under pressure, or taken again. */
+typedef struct qsf_memory_event {
+    uint64_t seconds;          /* since open */
+    uint64_t bytes;            /* how much */
+    uint64_t available_bytes;  /* what the system had left before */
+    uint32_t is_given_back;    /* 0: taken again */
+    uint32_t n_units_resident; /* afterwards */
+} qsf_memory_event;
+
+/* Fills out [cap_events] with the latest events, oldest first; returns how many are filled. */
+QSF_API size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size_t cap_events);
 
 /* ---- cdef end ---- */
 

@@ -8,6 +8,7 @@
 #define QSF_MODEL_CHUNK_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "model/kvcache.h"
@@ -28,6 +29,10 @@ typedef struct qsf_chunk {
     uint32_t first_logits;        /* rows from here on get logits; n_tokens: none do */
     float *logits;                /* [n_tokens - first_logits, n_vocab] */
     const atomic_bool *cancelled; /* looked at before each layer */
+    /* Called before each layer, or NULL. It may make resident units streamed ones or the reverse,
+     * and then says true. */
+    bool (*before_layer)(void *arg);
+    void *before_layer_arg;
 } qsf_chunk;
 
 #endif

@@ -27,14 +27,10 @@ static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
 {
     const qsf_config *const c = f->ops.config;
     const qsf_scratch *const s = f->ops.scratch;
-    const qsf_tensor *const table = f->ends->embedding;
     for (uint32_t t = 0; t < chunk->n_tokens; t++) {
-        const uint32_t token = chunk->tokens[t];
         float *const x = s->x + t * s->dim_stride;
-        const unsigned char *band;
-        QSF_TRY(qsf_stream_embedding_band(f->ops.stream, token / QSF_TILE_ROWS, &band));
-        f->ops.kernels->dequant_row[table->dtype](band, s->dim_stride / QSF_BLOCK,
-                                                  token % QSF_TILE_ROWS, x);
+        QSF_TRY(qsf_embedding_row(&f->embedding, f->ops.stream, f->ops.kernels, f->ends->embedding,
+                                  chunk->tokens[t], x));
         if (f->positions == NULL)
             continue;
         const size_t position = s->positions[t];
@@ -211,6 +207,11 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
     return qsf_stream_end_unit(o->stream);
 }
 
+static void begin_pass(qsf_forward *f, const qsf_chunk *chunk)
+{
+    qsf_stream_begin_pass(f->ops.stream, chunk->first_logits < chunk->n_tokens, chunk->cancelled);
+}
+
 static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
 {
     f->ops.n_tokens = chunk->n_tokens;
@@ -220,6 +221,8 @@ static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
     for (uint32_t i = 0; i < f->ops.config->n_layers; i++) {
         if (atomic_load_explicit(chunk->cancelled, memory_order_relaxed))
             return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before layer %u", i);
+        if (chunk->before_layer != NULL && chunk->before_layer(chunk->before_layer_arg))
+            begin_pass(f, chunk); /* the ring may be another one */
         QSF_TRY(run_layer(f, chunk, i));
     }
     return chunk->first_logits < chunk->n_tokens ? run_head(f, chunk) : QSF_OK;
@@ -227,6 +230,7 @@ static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
 
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)
 {
+    begin_pass(f, chunk);
     const qsf_status status = run_units(f, chunk);
     if (status != QSF_OK)
         qsf_stream_abandon(f->ops.stream);

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "model/chunk.h"
+#include "model/embedding.h"
 #include "model/ops.h"
 
 typedef struct qsf_forward {
@@ -20,6 +21,7 @@ typedef struct qsf_forward {
     const qsf_ends *ends;
     const float *rope_frequencies;  /* [rope_dims / 2] */
     const unsigned char *positions; /* f16 [max_tokens, dim], learned positions; or NULL */
+    qsf_embedding embedding;        /* zeroed: without a cache */
 } qsf_forward;
 
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk);

@@ -31,7 +31,7 @@ qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, co
         return QSF_OK;
     const unsigned char *bytes;
     QSF_TRY(qsf_stream_acquire(o->stream, t->data_off, (size_t)t->data_bytes, &bytes));
-    const bool stays = qsf_stream_span_bytes(o->stream, t->unit_idx) == SIZE_MAX;
+    const bool stays = qsf_stream_is_resident(o->stream, t->unit_idx);
     if (stays && t->dtype == QSF_DTYPE_F32 && is_little_endian()) {
         *out = (const float *)(const void *)bytes; /* at a multiple of 64 */
         return QSF_OK;

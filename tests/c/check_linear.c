@@ -13,6 +13,7 @@
 #include "format/stream.h"
 #include "model/linear.h"
 #include "tiny_file.h"
+#include "unit_pass.h"
 
 #define N_TOKENS 40 /* enough work for several pieces */
 #define Y_STRIDE 96
@@ -242,17 +243,12 @@ static void check_windows(uint32_t n_threads)
     for (size_t extra_bytes = 0; extra_bytes <= 24576; extra_bytes += 448) {
         const bool everything = extra_bytes > 24000;
         bool is_resident[TINY_LAYERS + 2];
-        size_t window_bytes;
-        size_t stored_bytes;
-        size_t band_bytes;
-        qsf_stream stream;
+        pass_stream pass;
         for (size_t i = 0; i < TINY_LAYERS + 2; i++)
             is_resident[i] = everything;
-        qsf_stream_least_bytes(&reader, is_resident, &window_bytes, &stored_bytes, &band_bytes);
-        if (CHECK_OK(qsf_stream_init(&stream, &reader, &ledger, is_resident,
-                                     window_bytes + extra_bytes))) {
-            run_all(&stream, &reader, n_threads);
-            qsf_stream_destroy(&stream);
+        if (CHECK_OK(pass_open(&pass, &reader, &ledger, is_resident, extra_bytes))) {
+            run_all(&pass.stream, &reader, n_threads);
+            pass_close(&pass);
         }
     }
     qsf_reader_close(&reader);

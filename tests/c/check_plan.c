@@ -1,11 +1,13 @@
-/* check_plan.c - the memory plan by itself: never more than the budget, from the least budget
- * upwards, giving up chunk, context and window by the ladder of plan.c, and residency.
+/* check_plan.c - the memory plan of small models: never more than the budget, from the least
+ * budget upwards, giving up chunk, context and bits by the ladder of plan.c. They take less than a
+ * ring, so all of their units stay; check_plan_streaming.c has the plans of large ones.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "check.h"
+#include "engine/draft.h"
 #include "engine/plan.h"
 #include "format/stream.h"
 #include "platform/pool.h"
@@ -81,10 +83,11 @@ static void check_sums(const opened *o, const qsf_plan *p, const bool *is_reside
     CHECK(p->chunk_tokens >= 1 && p->chunk_tokens <= p->ctx_tokens);
 }
 
-/* More budget never means a shorter context or a smaller chunk. */
+/* More budget never means a shorter context, nor a smaller chunk with the same one. */
 static bool is_no_worse(const qsf_plan *less, const qsf_plan *more)
 {
-    return less->ctx_tokens <= more->ctx_tokens && less->chunk_tokens <= more->chunk_tokens;
+    return less->ctx_tokens < more->ctx_tokens ||
+           (less->ctx_tokens == more->ctx_tokens && less->chunk_tokens <= more->chunk_tokens);
 }
 
 /* Every budget from the least on, in steps, until everything is resident. */
@@ -137,24 +140,41 @@ static void check_least_is_least(const tiny_model *model)
     qsf_options opt = options_of(1);
     opt.chunk_tokens = 1;
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
-    const uint64_t other_bytes =
-        plan.engine_bytes - plan.weights_bytes - plan.window_bytes - plan.embedding_bytes;
+    const qsf_plan_input in = {
+        .reader = &o.reader, .config = &o.config, .options = &opt, .fixed_bytes = FIXED_BYTES};
+    qsf_plan other = plan;
+    qsf_draft d = {
+        .in = &in,
+        .plan = &other,
+        .is_resident = is_resident,
+        .how = {.ctx_tokens = plan.ctx_tokens,
+                .chunk_tokens = 1,
+                .kv_k_bits = plan.kv_k_bits,
+                .kv_v_bits = plan.kv_v_bits,
+                .io_depth = 1},
+    };
     uint64_t least_bytes = UINT64_MAX;
     for (uint32_t set = 0; set < 1U << o.reader.n_units; set++) {
-        size_t window_bytes;
-        size_t stored_bytes;
-        size_t band_bytes;
-        uint64_t n_bytes = other_bytes;
-        for (uint32_t i = 0; i < o.reader.n_units; i++) {
+        for (uint32_t i = 0; i < o.reader.n_units; i++)
             is_resident[i] = (set >> i & 1) != 0;
-            n_bytes += is_resident[i] ? o.reader.units[i].raw_bytes : 0;
-        }
-        qsf_stream_least_bytes(&o.reader, is_resident, &window_bytes, &stored_bytes, &band_bytes);
-        n_bytes += window_bytes + stored_bytes + band_bytes;
-        least_bytes = n_bytes < least_bytes ? n_bytes : least_bytes;
+        qsf_draft_add_up(&d);
+        least_bytes = other.engine_bytes < least_bytes ? other.engine_bytes : least_bytes;
     }
     CHECK_EQ_U64(plan.engine_bytes, least_bytes);
     close_model(&o);
+}
+
+/* Could the context have been twice as long, by the chunk that the ladder has there? */
+static bool is_enough_for_longer(const opened *o, const qsf_options *opt, const qsf_plan *plan)
+{
+    bool is_resident[MAX_UNITS];
+    qsf_plan longer;
+    qsf_options wish = *opt;
+    wish.ctx_tokens = 2 * plan->ctx_tokens;
+    wish.budget_bytes -= 4096; /* the table of this model: the least plan streams it */
+    wish.chunk_tokens = plan->ctx_tokens < 512 ? 4 : 16;
+    wish.kv_k_type = wish.kv_v_type = QSF_KV_4BIT;
+    return make(o, &wish, &longer, is_resident) == QSF_OK;
 }
 
 /* The rungs of the ladder, seen from outside; what was asked for stays. The file says that the
@@ -169,6 +189,7 @@ static void check_order(void)
         return;
     o.config.max_tokens = 100000;
     qsf_options opt = options_of(0);
+    opt.max_sessions = 64; /* that take more than loading does */
     CHECK_OK(make(&o, &opt, &plan, is_resident));
     CHECK_EQ(plan.ctx_tokens, 4096);
     CHECK_EQ(plan.chunk_tokens, 256);
@@ -178,20 +199,16 @@ static void check_order(void)
     CHECK_EQ(plan.chunk_tokens, 1);
     bool saw_middle = false;
     uint32_t sizes_seen = 0; /* of chunks: powers of two */
-    for (opt.budget_bytes = plan.min_budget_bytes;; opt.budget_bytes += 1024) {
+    for (opt.budget_bytes = plan.min_budget_bytes;; opt.budget_bytes += 8192) {
         if (!CHECK_OK(make(&o, &opt, &plan, is_resident)))
             break;
         CHECK(needed_bytes(&plan) <= opt.budget_bytes);
-        CHECK(plan.chunk_tokens <= 16 || plan.ctx_tokens == 4096);
-        CHECK(plan.ctx_tokens <= 512 || plan.chunk_tokens >= 16);
-        CHECK(plan.chunk_tokens <= 4 || plan.ctx_tokens >= 512);
-        CHECK(plan.ctx_tokens <= 256 || plan.chunk_tokens >= 4);
-        saw_middle = saw_middle || (plan.ctx_tokens == 1024 && plan.chunk_tokens == 16);
-        /* No unit leaves memory for the sake of a chunk above 64, nor for the context of one. */
-        CHECK(plan.chunk_tokens <= 64 ||
-              (plan.ctx_tokens == 4096 && plan.n_units_resident == plan.n_units));
+        if (plan.ctx_tokens < 4096)
+            CHECK(!is_enough_for_longer(&o, &opt, &plan));
+        saw_middle = saw_middle || plan.ctx_tokens == 1024;
+        CHECK(plan.streamed_bytes == 0 && plan.n_units_resident >= plan.n_units - 1);
         sizes_seen |= plan.chunk_tokens;
-        if (plan.chunk_tokens == 256)
+        if (plan.chunk_tokens == 256 && plan.ctx_tokens == 4096)
             break;
     }
     CHECK(saw_middle);
@@ -220,6 +237,7 @@ static void check_kv(void)
     if (!open_model(&o, &model))
         return;
     qsf_options opt = options_of(1);
+    opt.max_sessions = 64; /* that take more than loading does */
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
     CHECK(plan.kv_k_bits == 2 && plan.kv_v_bits == 2 && plan.kv_is_rotated == 1);
     const uint64_t least_bytes = plan.min_budget_bytes;
@@ -233,9 +251,9 @@ static void check_kv(void)
     /* As long as anything else can be given up, there are 4 bits. */
     const uint64_t four_bits_bytes = plan.min_budget_bytes;
     CHECK(four_bits_bytes > least_bytes);
-    opt = options_of(0);
+    opt.kv_k_type = opt.kv_v_type = QSF_KV_DEFAULT;
     for (opt.budget_bytes = least_bytes; opt.budget_bytes < four_bits_bytes + 4096;
-         opt.budget_bytes += 64) {
+         opt.budget_bytes += 4096) {
         CHECK_OK(make(&o, &opt, &plan, is_resident));
         CHECK_EQ(plan.kv_k_bits, opt.budget_bytes < four_bits_bytes ? 2 : 4);
         CHECK_EQ(plan.kv_v_bits, plan.kv_k_bits);
@@ -280,7 +298,7 @@ static void check_huge(void)
     o.config.n_vocab = QSF_MAX_VOCAB;
     o.config.max_tokens = QSF_MAX_TOKENS;
     o.config.rope_dims = QSF_MAX_HEAD_DIM;
-    const uint64_t budgets[] = {0, 1, UINT64_C(1) << 40, UINT64_MAX};
+    const uint64_t budgets[] = {0, 1, UINT64_C(1) << 40, UINT64_MAX - 1};
     for (size_t i = 0; i < 4; i++) {
         qsf_options opt = options_of(budgets[i]);
         opt.ctx_tokens = QSF_MAX_TOKENS;
@@ -320,7 +338,7 @@ static void check_reserve(void)
     for (size_t i = 0; i < 3; i++) {
         opt.reserve_bytes = reserves[i];
         for (size_t b = 0; b < 3; b++) {
-            opt.budget_bytes = (const uint64_t[]){1, UINT64_C(1) << 30, UINT64_MAX}[b];
+            opt.budget_bytes = (const uint64_t[]){1, UINT64_C(1) << 30, UINT64_MAX - 1}[b];
             CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
             CHECK_EQ_U64(plan.min_budget_bytes, UINT64_MAX);
         }

@@ -8,11 +8,15 @@
 
 #include "tiny_file.h"
 
+#ifndef TINY_MODEL_DIM
 #define TINY_MODEL_DIM 32
+#endif
 #define TINY_MODEL_HEADS 2
 #define TINY_MODEL_KV_HEADS 1
 #define TINY_MODEL_HEAD_DIM 16
+#ifndef TINY_MODEL_FFN
 #define TINY_MODEL_FFN 40
+#endif
 #define TINY_MODEL_VOCAB 24
 #define TINY_MODEL_TOKENS 40 /* more than a page of the KV cache */
 

@@ -1,0 +1,49 @@
+/* ceiling.c - the arithmetic of ceiling.h. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/ceiling.h"
+
+#include <stdbool.h>
+
+#include "base/checked.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static bool is_known(const qsf_supply *s)
+{
+    return s->available_bytes != 0 || s->limit_bytes != 0;
+}
+
+/* What the process has and may take, but for `kept_bytes`; not 0, which would mean anything. */
+static uint64_t supply_without(const qsf_supply *s, uint64_t kept_bytes)
+{
+    const uint64_t taken_bytes =
+        s->available_bytes > kept_bytes ? s->available_bytes - kept_bytes : 0;
+    const uint64_t sum = qsf_add_capped(s->process_bytes, taken_bytes);
+    return sum > 0 ? sum : 1;
+}
+
+uint64_t qsf_ceiling_margin_bytes(const qsf_supply *s)
+{
+    if (s->limit_bytes != 0) {
+        const uint64_t share_bytes = s->limit_bytes / 100;
+        return share_bytes > 2 * MIB ? share_bytes : 2 * MIB;
+    }
+    const uint64_t share_bytes = s->available_bytes / 16;
+    return share_bytes < 256 * MIB ? share_bytes : 256 * MIB;
+}
+
+uint64_t qsf_ceiling_bytes(const qsf_supply *s, uint64_t budget_bytes)
+{
+    if (!is_known(s))
+        return budget_bytes;
+    const uint64_t supply_bytes = supply_without(s, qsf_ceiling_margin_bytes(s));
+    return budget_bytes == 0 || budget_bytes > supply_bytes ? supply_bytes : budget_bytes;
+}
+
+uint64_t qsf_ceiling_auto_budget_bytes(const qsf_supply *s)
+{
+    if (!is_known(s))
+        return 200 * MIB;
+    return supply_without(s, s->limit_bytes != 0 ? qsf_ceiling_margin_bytes(s)
+                                                 : s->available_bytes / 4);
+}

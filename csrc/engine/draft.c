@@ -1,0 +1,234 @@
+/* draft.c - adds a plan up. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/draft.h"
+
+#include <string.h>
+
+#include "base/checked.h"
+#include "engine/session.h"
+#include "format/stream.h"
+#include "memory/arena.h"
+#include "model/embedding.h"
+#include "model/scratch.h"
+#include "platform/io.h"
+#include "platform/pool.h"
+
+/* Heads up to here are turned unless something else is asked for. */
+#define MAX_DEFAULT_ROTATION 256
+
+/* More than anyone has: what a sum or product that does not fit becomes. */
+#define TOO_MANY_BYTES UINT64_MAX
+
+static qsf_dtype dtype_of_bits(uint32_t bits)
+{
+    return bits == QSF_KV_2BIT   ? QSF_DTYPE_2BIT
+           : bits == QSF_KV_4BIT ? QSF_DTYPE_4BIT
+           : bits == QSF_KV_8BIT ? QSF_DTYPE_8BIT
+           : bits == QSF_KV_F16  ? QSF_DTYPE_F16
+                                 : QSF_DTYPE_F32;
+}
+
+qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan)
+{
+    return (qsf_kv_form){
+        .k_type = dtype_of_bits(plan->kv_k_bits),
+        .v_type = dtype_of_bits(plan->kv_v_bits),
+        .is_rotated = plan->kv_is_rotated != 0,
+    };
+}
+
+/* Bytes of a session's block, by measuring. */
+static size_t session_bytes(const qsf_config *c, const qsf_plan *plan)
+{
+    const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
+    qsf_arena measuring;
+    qsf_session_buffers buffers;
+    qsf_arena_init_measuring(&measuring);
+    qsf_session_layout(&buffers, &measuring, c, plan->ctx_tokens, &kv_form);
+    return measuring.failed ? SIZE_MAX : measuring.used_bytes;
+}
+
+/* Bytes of a chunk's scratch, by measuring. */
+static size_t scratch_bytes(const qsf_config *c, const qsf_plan *plan)
+{
+    const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
+    qsf_arena measuring;
+    qsf_scratch scratch;
+    qsf_arena_init_measuring(&measuring);
+    qsf_scratch_layout(&scratch, &measuring, c, &kv_form, plan->chunk_tokens, plan->ctx_tokens,
+                       plan->n_threads);
+    return measuring.failed ? SIZE_MAX : measuring.used_bytes;
+}
+
+/* Turning pays with few bits; a very wide head averages its outliers in any case. */
+static bool is_rotated(const qsf_config *c, const qsf_options *opt, const qsf_choice *how)
+{
+    if (opt->kv_rotation != QSF_KV_ROTATION_AUTO)
+        return opt->kv_rotation == QSF_KV_ROTATION_ON;
+    return (how->kv_k_bits <= QSF_KV_4BIT || how->kv_v_bits <= QSF_KV_4BIT) &&
+           qsf_kvcache_can_rotate(c) && c->head_dim <= MAX_DEFAULT_ROTATION;
+}
+
+static uint64_t pool_stacks_bytes(const qsf_plan *plan)
+{
+    return (uint64_t)(plan->n_threads - 1) * QSF_POOL_STACK_BYTES;
+}
+
+/* Of the threads that read; io_uring needs one, the other methods one for each read. */
+static uint64_t reader_stacks_bytes(const qsf_options *opt, uint32_t io_depth)
+{
+    const qsf_io_setup setup = {opt->io_method, io_depth};
+    return io_depth == 0 ? 0 : (uint64_t)qsf_io_lane_count(&setup) * QSF_RING_STACK_BYTES;
+}
+
+uint64_t qsf_plan_embedding_bytes(const qsf_config *c, uint32_t n_rows)
+{
+    qsf_arena measuring;
+    qsf_embedding cache;
+    qsf_arena_init_measuring(&measuring);
+    qsf_embedding_layout(&cache, &measuring, c, n_rows);
+    return measuring.failed ? UINT64_MAX : measuring.used_bytes;
+}
+
+/* Sizes that depend on which units are resident. */
+static void add_units(qsf_draft *d)
+{
+    const qsf_reader *const r = d->in->reader;
+    qsf_plan *const plan = d->plan;
+    qsf_stream_sizes sizes;
+    qsf_stream_least(r, d->is_resident, &sizes);
+    const bool is_streaming = sizes.ring_bytes != 0;
+    plan->ring_bytes = !is_streaming                          ? 0
+                       : d->how.ring_bytes > sizes.ring_bytes ? d->how.ring_bytes
+                                                              : sizes.ring_bytes;
+    plan->io_depth = is_streaming ? d->how.io_depth : 0;
+    plan->window_bytes = qsf_stream_buffer_bytes(r, &sizes, (size_t)plan->ring_bytes);
+    plan->stacks_bytes =
+        pool_stacks_bytes(plan) + reader_stacks_bytes(d->in->options, plan->io_depth);
+    if (sizes.load_bytes != 0) {
+        /* What loading takes lies where sessions and activations will lie later. */
+        const uint64_t later_bytes = qsf_add_capped(plan->kv_bytes, plan->scratch_bytes);
+        const uint64_t load_bytes =
+            sizes.load_bytes + reader_stacks_bytes(d->in->options, d->how.io_depth);
+        plan->window_bytes += load_bytes > later_bytes ? load_bytes - later_bytes : 0;
+    }
+    plan->embedding_rows = d->is_resident[0] ? 0 : d->how.n_embedding_rows;
+    plan->embedding_bytes = qsf_add_capped(
+        sizes.band_bytes, qsf_plan_embedding_bytes(d->in->config, plan->embedding_rows));
+    plan->weights_bytes = 0;
+    plan->streamed_bytes = 0;
+    plan->n_units_resident = 0;
+    for (uint32_t i = 0; i < r->n_units; i++) {
+        const qsf_unit *const u = &r->units[i];
+        if (d->is_resident[i])
+            plan->weights_bytes = qsf_add_capped(plan->weights_bytes, u->raw_bytes);
+        else if (qsf_stream_passes_ring(r, i))
+            plan->streamed_bytes = qsf_add_capped(plan->streamed_bytes, u->stored_bytes);
+        plan->n_units_resident += d->is_resident[i];
+    }
+}
+
+void qsf_draft_add_up(qsf_draft *d)
+{
+    const qsf_config *const c = d->in->config;
+    qsf_plan *const plan = d->plan;
+    plan->ctx_tokens = d->how.ctx_tokens;
+    plan->chunk_tokens = d->how.chunk_tokens;
+    plan->kv_k_bits = d->how.kv_k_bits;
+    plan->kv_v_bits = d->how.kv_v_bits;
+    plan->kv_is_rotated = is_rotated(c, d->in->options, &d->how);
+    plan->tables_bytes = d->in->fixed_bytes;
+    plan->kv_bytes = TOO_MANY_BYTES;
+    (void)qsf_mul_u64(session_bytes(c, plan), d->in->options->max_sessions, &plan->kv_bytes);
+    plan->scratch_bytes = scratch_bytes(c, plan);
+    add_units(d);
+    const uint64_t parts[] = {plan->tables_bytes, plan->kv_bytes,        plan->scratch_bytes,
+                              plan->window_bytes, plan->embedding_bytes, plan->weights_bytes,
+                              plan->stacks_bytes};
+    plan->engine_bytes = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        plan->engine_bytes = qsf_add_capped(plan->engine_bytes, parts[i]);
+}
+
+uint64_t qsf_draft_needed_bytes(const qsf_plan *plan)
+{
+    return qsf_add_capped(qsf_add_capped(plan->process_bytes, plan->reserve_bytes),
+                          plan->engine_bytes);
+}
+
+bool qsf_draft_fits(const qsf_plan *plan)
+{
+    const uint64_t n_bytes = qsf_draft_needed_bytes(plan);
+    return n_bytes != TOO_MANY_BYTES &&
+           (plan->ceiling_bytes == 0 || n_bytes <= plan->ceiling_bytes);
+}
+
+uint64_t qsf_draft_room_bytes(const qsf_plan *plan)
+{
+    return (plan->ceiling_bytes == 0 ? TOO_MANY_BYTES : plan->ceiling_bytes) -
+           qsf_draft_needed_bytes(plan);
+}
+
+void qsf_draft_find_levels(qsf_draft *d)
+{
+    const qsf_reader *const r = d->in->reader;
+    d->n_levels = 0;
+    for (uint32_t i = 0; i < r->n_units; i++) {
+        const size_t n_bytes = qsf_stream_unit_buffer_bytes(r, i);
+        uint32_t at = 0;
+        while (at < d->n_levels && d->levels[at].buffer_bytes > n_bytes)
+            at++;
+        if (n_bytes == 0 || at == QSF_DRAFT_LEVELS)
+            continue;
+        if (at == d->n_levels || d->levels[at].buffer_bytes != n_bytes) {
+            d->n_levels += d->n_levels < QSF_DRAFT_LEVELS;
+            memmove(d->levels + at + 1, d->levels + at,
+                    (d->n_levels - at - 1) * sizeof d->levels[0]);
+            d->levels[at] = (qsf_level){.buffer_bytes = n_bytes};
+        }
+        d->levels[at].raw_bytes = qsf_add_capped(d->levels[at].raw_bytes, r->units[i].raw_bytes);
+    }
+}
+
+static void keep_from(qsf_draft *d, size_t buffer_bytes)
+{
+    for (uint32_t i = 0; i < d->in->reader->n_units; i++)
+        d->is_resident[i] = qsf_stream_unit_buffer_bytes(d->in->reader, i) >= buffer_bytes;
+    qsf_draft_add_up(d);
+}
+
+void qsf_draft_choose_least(qsf_draft *d)
+{
+    qsf_plan *const plan = d->plan;
+    memset(d->is_resident, 0, d->in->reader->n_units * sizeof *d->is_resident);
+    qsf_draft_add_up(d);
+    const uint64_t buffers_bytes = qsf_add_capped(
+        qsf_add_capped(plan->window_bytes, plan->stacks_bytes), plan->embedding_bytes);
+    uint64_t least_bytes = plan->engine_bytes;
+    uint64_t raw_bytes = 0;
+    size_t best_bytes = SIZE_MAX;
+    size_t tried_bytes = SIZE_MAX;
+    for (uint32_t i = 0; i < d->n_levels; i++) {
+        raw_bytes = qsf_add_capped(raw_bytes, d->levels[i].raw_bytes);
+        if (raw_bytes > buffers_bytes) /* more than could be saved */
+            break;
+        tried_bytes = d->levels[i].buffer_bytes;
+        keep_from(d, tried_bytes);
+        if (plan->engine_bytes < least_bytes) {
+            least_bytes = plan->engine_bytes;
+            best_bytes = tried_bytes;
+        }
+    }
+    if (tried_bytes != best_bytes)
+        keep_from(d, best_bytes);
+    /* A small table may take less than a band of it with a cache of rows. */
+    if (d->is_resident[0] || d->in->reader->units[0].raw_bytes > plan->embedding_bytes)
+        return;
+    least_bytes = plan->engine_bytes;
+    d->is_resident[0] = true;
+    qsf_draft_add_up(d);
+    if (plan->engine_bytes > least_bytes) {
+        d->is_resident[0] = false;
+        qsf_draft_add_up(d);
+    }
+}

@@ -1,0 +1,96 @@
+/* residence.c - spreads what is streamed among what is kept. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/residence.h"
+
+#include "base/checked.h"
+#include "format/stream.h"
+
+/* a * b / c for a <= c; may be a few parts in 2^32 of c less. */
+static uint64_t share_of(uint64_t a, uint64_t b, uint64_t c)
+{
+    unsigned shift = 0;
+    while ((b | c) >> shift > UINT32_MAX)
+        shift++;
+    const uint64_t part = c >> shift;
+    return part == 0 ? 0 : ((a >> shift) * (b >> shift) / part) << shift;
+}
+
+/* Keeps the unit where there is room. */
+static uint64_t keep(const qsf_reader *r, uint32_t unit_idx, uint64_t room_bytes, bool *is_resident)
+{
+    const uint64_t n_bytes = r->units[unit_idx].raw_bytes;
+    if (is_resident[unit_idx] || n_bytes > room_bytes)
+        return 0;
+    is_resident[unit_idx] = true;
+    return n_bytes;
+}
+
+/* What a pass reads at its end: the final norm with the head, and a table that is the head too. */
+static uint64_t keep_head(const qsf_reader *r, uint64_t room_bytes, bool *is_resident)
+{
+    uint64_t kept_bytes = keep(r, r->n_units - 1, room_bytes, is_resident);
+    if (qsf_stream_passes_ring(r, 0))
+        kept_bytes += keep(r, 0, room_bytes - kept_bytes, is_resident);
+    return kept_bytes;
+}
+
+/* Of the pass so far, the same share is kept as of the whole; that makes all runs equal, by the
+ * bytes, to within a layer. The head, kept already, is the last of the pass and counts in both.
+ * is_trial: only says how much would be kept. */
+static uint64_t spread(const qsf_reader *r, uint64_t head_bytes, uint64_t room_bytes, bool is_trial,
+                       bool *is_resident)
+{
+    uint64_t total_bytes = head_bytes;
+    for (uint32_t i = 1; i < r->n_units - 1; i++)
+        total_bytes = qsf_add_capped(total_bytes, is_resident[i] ? 0 : r->units[i].raw_bytes);
+    uint64_t wanted_bytes = qsf_add_capped(head_bytes, room_bytes);
+    wanted_bytes = wanted_bytes < total_bytes ? wanted_bytes : total_bytes;
+    uint64_t passed_bytes = 0;
+    uint64_t kept_bytes = 0;
+    for (uint32_t i = 1; i < r->n_units - 1; i++) {
+        const uint64_t n_bytes = r->units[i].raw_bytes;
+        if (is_resident[i])
+            continue;
+        passed_bytes = qsf_add_capped(passed_bytes, n_bytes);
+        const uint64_t inexact_bytes = (n_bytes >> 16) + 1;
+        const uint64_t share_bytes =
+            qsf_add_capped(share_of(passed_bytes, wanted_bytes, total_bytes), inexact_bytes);
+        if (n_bytes > room_bytes - kept_bytes || qsf_add_capped(kept_bytes, n_bytes) > share_bytes)
+            continue;
+        kept_bytes += n_bytes;
+        is_resident[i] = !is_trial;
+    }
+    return kept_bytes;
+}
+
+uint64_t qsf_residence_add(const qsf_reader *r, uint64_t room_bytes, bool *is_resident)
+{
+    const uint64_t head_bytes = keep_head(r, room_bytes, is_resident);
+    /* Room for 9.7 layers keeps 9, and these lie most evenly when there is room for just 9. */
+    const uint64_t layers_bytes = spread(r, head_bytes, room_bytes - head_bytes, true, is_resident);
+    uint64_t kept_bytes = head_bytes + spread(r, head_bytes, layers_bytes, false, is_resident);
+    for (uint32_t i = 1; i < r->n_units - 1; i++)
+        kept_bytes += keep(r, i, room_bytes - kept_bytes, is_resident);
+    return kept_bytes;
+}
+
+uint64_t qsf_residence_longest_run_bytes(const qsf_reader *r, const bool *is_resident)
+{
+    uint64_t longest_bytes = 0;
+    uint64_t run_bytes = 0;
+    bool is_streaming = false;
+    /* Two passes: the second begins inside the run that reaches around the end. */
+    for (uint64_t step = 0; step < 2 * (uint64_t)r->n_units; step++) {
+        const uint32_t i = (uint32_t)((step + 1) % r->n_units); /* unit 0 is last, as the head */
+        if (!qsf_stream_passes_ring(r, i))
+            continue;
+        if (is_resident[i]) {
+            run_bytes = qsf_add_capped(run_bytes, r->units[i].raw_bytes);
+            longest_bytes = run_bytes > longest_bytes ? run_bytes : longest_bytes;
+        } else {
+            run_bytes = 0;
+            is_streaming = true;
+        }
+    }
+    return is_streaming ? longest_bytes : 0;
+}

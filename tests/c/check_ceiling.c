@@ -1,0 +1,64 @@
+/* check_ceiling.c - how much of what a machine or a control group has left a plan may use. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+#include "engine/ceiling.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define GIB (UINT64_C(1) << 30)
+
+static void check_unknown(void)
+{
+    const qsf_supply s = {.process_bytes = 40 * MIB};
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), 0);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 5 * GIB), 5 * GIB);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 200 * MIB);
+}
+
+/* Outside of groups a sixteenth stays free, at most 256 MiB; of an automatic budget a quarter. */
+static void check_machine(void)
+{
+    qsf_supply s = {.process_bytes = 40 * MIB, .available_bytes = 1600 * MIB};
+    CHECK_EQ_U64(qsf_ceiling_margin_bytes(&s), 100 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), 1540 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 200 * MIB), 200 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 1540 * MIB + 1), 1540 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 1240 * MIB);
+    s.available_bytes = 64 * GIB;
+    CHECK_EQ_U64(qsf_ceiling_margin_bytes(&s), 256 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 48 * GIB + 40 * MIB);
+}
+
+/* In a group: a hundredth of the limit, at least 2 MiB, and nothing for others. */
+static void check_group(void)
+{
+    qsf_supply s = {40 * MIB, 250 * MIB, 300 * MIB};
+    CHECK_EQ_U64(qsf_ceiling_margin_bytes(&s), 3 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 300 * MIB), 287 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 200 * MIB), 200 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 287 * MIB);
+    s.limit_bytes = 150 * MIB;
+    s.available_bytes = 50 * MIB;
+    CHECK_EQ_U64(qsf_ceiling_margin_bytes(&s), 2 * MIB);
+    s.available_bytes = 0; /* a full group is known to be full */
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), 40 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, GIB), 40 * MIB);
+    s.process_bytes = 0; /* never 0, which would mean no ceiling */
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), 1);
+}
+
+static void check_huge(void)
+{
+    const qsf_supply s = {UINT64_MAX - 5, UINT64_MAX - 5, 0};
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), UINT64_MAX);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, UINT64_MAX - 1), UINT64_MAX - 1);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), UINT64_MAX);
+}
+
+int main(void)
+{
+    check_unknown();
+    check_machine();
+    check_group();
+    check_huge();
+    return check_report("check_ceiling");
+}

@@ -1,0 +1,329 @@
+/* check_embedding.c - the cache of embedding rows against a plain list; failures; whole models. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/asan.h"
+#include "check.h"
+#include "engine/model_open.h"
+#include "engine/session.h"
+#include "model/embedding.h"
+#include "tiny_file.h"
+#include "unit_pass.h"
+
+#define CEILING_BYTES (UINT64_C(64) << 20)
+#define N_STEPS 3000
+#define MODEL_TOKENS 40
+#define MAX_VOCAB 512
+
+static const char path[] = "check_embedding.qsf";
+static const uint32_t capacities[] = {0, 1, 2, 3, 7, 8, 64};
+#define N_CAPACITIES (sizeof capacities / sizeof capacities[0])
+
+static tiny_file file;
+static float reference[TINY_VOCAB][TINY_DIM]; /* by a resident table */
+static uint32_t noise = 1;
+
+static uint32_t draw(uint32_t below)
+{
+    noise = noise * 1664525U + 1013904223U;
+    return (uint32_t)((uint64_t)noise * below >> 32);
+}
+
+typedef struct opened {
+    qsf_ledger ledger;
+    qsf_reader reader;
+    pass_stream pass;
+    qsf_kernels kernels;
+} opened;
+
+/* The stored file, its layers resident. */
+static bool open_stream(opened *o, bool is_table_resident)
+{
+    const bool is_resident[TINY_LAYERS + 2] = {is_table_resident, true, true, true};
+    qsf_isa isa;
+    qsf_ledger_init(&o->ledger, CEILING_BYTES);
+    if (!CHECK_OK(qsf_isa_choose(&isa)) ||
+        !CHECK_OK(qsf_reader_open(&o->reader, &o->ledger, path, -1)))
+        return false;
+    qsf_kernels_init(&o->kernels, isa);
+    return CHECK_OK(pass_open(&o->pass, &o->reader, &o->ledger, is_resident, 0));
+}
+
+static void close_stream(opened *o)
+{
+    pass_close(&o->pass);
+    qsf_reader_close(&o->reader);
+    CHECK_EQ_U64(o->ledger.held_bytes, 0);
+}
+
+static qsf_status ask(opened *o, qsf_embedding *e, uint32_t token, float *x)
+{
+    return qsf_embedding_row(e, &o->pass.stream, &o->kernels, &o->reader.tensors[0], token, x);
+}
+
+typedef struct cache_block {
+    void *at;
+    size_t n_bytes;
+} cache_block;
+
+/* A cache with a block of its own, for free_block(). */
+static qsf_embedding make_cache(uint32_t n_rows, uint32_t n_vocab, uint32_t dim, cache_block *block)
+{
+    const qsf_config config = {.n_vocab = n_vocab, .dim = dim};
+    qsf_embedding e;
+    qsf_arena arena;
+    qsf_arena_init_measuring(&arena);
+    qsf_embedding_layout(&e, &arena, &config, n_rows);
+    const size_t n_bytes = arena.used_bytes;
+    CHECK((n_bytes == 0) == (n_rows == 0) && n_bytes % QSF_ARENA_ALIGN == 0);
+    block->n_bytes = n_bytes > 0 ? n_bytes : QSF_ARENA_ALIGN; /* an arena wants a block */
+    block->at = aligned_alloc(QSF_ARENA_ALIGN, block->n_bytes);
+    if (!CHECK(block->at != NULL))
+        exit(check_report("check_embedding"));
+    memset(block->at, 0, block->n_bytes);
+    qsf_arena_init(&arena, block->at, n_bytes);
+    qsf_embedding_layout(&e, &arena, &config, n_rows);
+    CHECK(!arena.failed);
+    CHECK_EQ_U64(arena.used_bytes, n_bytes);
+    CHECK_EQ_U64(e.n_rows, n_rows < n_vocab ? n_rows : n_vocab);
+    return e;
+}
+
+static void free_block(const cache_block *block)
+{
+    QSF_ASAN_UNPOISON(block->at, block->n_bytes);
+    free(block->at);
+}
+
+/* What a cache should hold, newest first. */
+typedef struct plain_list {
+    uint32_t tokens[TINY_VOCAB];
+    uint32_t n_used;
+    uint32_t cap;
+} plain_list;
+
+/* Where the token is; n_used: nowhere. */
+static uint32_t list_find(const plain_list *l, uint32_t token)
+{
+    uint32_t i = 0;
+    while (i < l->n_used && l->tokens[i] != token)
+        i++;
+    return i;
+}
+
+/* A token found at `at`, or not, becomes the newest. */
+static void list_use(plain_list *l, uint32_t token, uint32_t at)
+{
+    if (l->cap == 0)
+        return;
+    if (at == l->n_used && l->n_used < l->cap)
+        l->n_used++;
+    const uint32_t n_moved = at < l->n_used ? at : l->n_used - 1;
+    memmove(l->tokens + 1, l->tokens, n_moved * sizeof *l->tokens);
+    l->tokens[0] = token;
+}
+
+/* Both ways along the order of use. */
+static void check_order(const qsf_embedding *e, const plain_list *l)
+{
+    CHECK_EQ_U64(e->n_used, l->n_used);
+    if (e->n_rows == 0)
+        return;
+    uint32_t down = 0;
+    uint32_t up = 0;
+    for (uint32_t i = 0; i < l->n_used; i++) {
+        down = e->older[down];
+        up = e->newer[up];
+        if (!CHECK(down != 0 && up != 0))
+            return;
+        CHECK_EQ_U64(e->tokens[down], l->tokens[i]);
+        CHECK_EQ_U64(e->tokens[up], l->tokens[l->n_used - 1 - i]);
+    }
+    CHECK(e->older[down] == 0 && e->newer[up] == 0);
+}
+
+/* Every word, a few that come often, and words that share a bucket. */
+static uint32_t draw_token(int step)
+{
+    const uint32_t kind = draw(3);
+    if (step < N_STEPS / 3 || kind == 0)
+        return draw(TINY_VOCAB);
+    return kind == 1 ? draw(5) * 7 : draw(TINY_VOCAB / 8) * 8 + 3;
+}
+
+/* Some reads fail, where there are any: at a step in eight the next read would. */
+static void check_sequence(opened *o, uint32_t n_rows)
+{
+    cache_block block;
+    qsf_embedding e = make_cache(n_rows, TINY_VOCAB, TINY_DIM, &block);
+    plain_list list = {.cap = e.n_rows};
+    uint64_t n_asked = 0;
+    uint64_t n_found = 0;
+    uint32_t n_failed = 0;
+    for (int step = 0; step < N_STEPS; step++) {
+        float x[TINY_DIM];
+        const uint32_t token = draw_token(step);
+        const uint32_t at = list_find(&list, token);
+        const bool is_kept = at < list.n_used;
+        const uint64_t before_bytes = o->pass.stream.band_bytes_read;
+        o->reader.file.reads_until_fault = draw(8) == 0 ? 0 : -1;
+        const bool may_fail = o->reader.file.reads_until_fault == 0 && !is_kept;
+        const qsf_status status = ask(o, &e, token, x);
+        o->reader.file.reads_until_fault = -1;
+        if (status != QSF_OK) {
+            CHECK(may_fail);
+            CHECK_EQ(status, QSF_ERR_IO);
+            n_failed++;
+        } else {
+            CHECK_BYTES(x, reference[token], sizeof x);
+            CHECK(!is_kept || o->pass.stream.band_bytes_read == before_bytes);
+            list_use(&list, token, at);
+            n_asked++;
+            n_found += is_kept;
+        }
+        check_order(&e, &list);
+        CHECK_EQ_U64(e.n_asked, n_asked);
+        CHECK_EQ_U64(e.n_found, n_found);
+    }
+    CHECK(n_rows >= TINY_VOCAB || n_failed > 0);
+    CHECK((n_found > 0) == (n_rows > 0));
+    CHECK_EQ_U64(e.n_used, e.n_rows);
+    free_block(&block);
+}
+
+/* The band that is asked for is damaged in the file: no row of it is kept. */
+static void check_damage(void)
+{
+    opened o;
+    cache_block block;
+    float x[TINY_DIM];
+    if (!open_stream(&o, false))
+        return;
+    qsf_embedding e = make_cache(7, TINY_VOCAB, TINY_DIM, &block);
+    CHECK_OK(ask(&o, &e, 20, x));
+    unsigned char *const band =
+        file.bytes + o.reader.units[0].off + o.reader.tensors[0].data_off; /* the first */
+    band[5] ^= 1;
+    CHECK(tiny_write(path, file.bytes, file.n_bytes));
+    for (int i = 0; i < 3; i++)
+        CHECK_STATUS(ask(&o, &e, 3, x), QSF_ERR_FORMAT);
+    CHECK_OK(ask(&o, &e, 20, x));
+    CHECK_BYTES(x, reference[20], sizeof x);
+    CHECK(e.n_used == 1 && e.n_asked == 2 && e.n_found == 1);
+    band[5] ^= 1;
+    CHECK(tiny_write(path, file.bytes, file.n_bytes));
+    CHECK_OK(ask(&o, &e, 3, x));
+    CHECK_BYTES(x, reference[3], sizeof x);
+    free_block(&block);
+    close_stream(&o);
+}
+
+/* Its rows by the definition, and nothing counted or kept. */
+static void check_resident(void)
+{
+    opened o;
+    cache_block block;
+    if (!open_stream(&o, true))
+        return;
+    qsf_embedding e = make_cache(7, TINY_VOCAB, TINY_DIM, &block);
+    const qsf_tensor *const t = &o.reader.tensors[0];
+    const unsigned char *const table = file.bytes + o.reader.units[0].off + t->data_off;
+    for (uint32_t token = 0; token < TINY_VOCAB; token++) {
+        float want[TINY_DIM];
+        CHECK_OK(ask(&o, &e, token, reference[token]));
+        const size_t band_bytes = TINY_DIM / QSF_BLOCK * qsf_dtype_tile_bytes(t->dtype);
+        o.kernels.dequant_row[t->dtype](table + token / QSF_TILE_ROWS * band_bytes,
+                                        TINY_DIM / QSF_BLOCK, token % QSF_TILE_ROWS, want);
+        CHECK_BYTES(reference[token], want, sizeof want);
+    }
+    CHECK(e.n_used == 0 && e.n_asked == 0 && e.n_found == 0);
+    free_block(&block);
+    close_stream(&o);
+}
+
+/* The least budget with which the model opens, for a process that uses next to nothing. */
+static qsf_model *open_streamed(const char *model_path, uint64_t budget_bytes)
+{
+    qsf_options opt;
+    qsf_plan plan;
+    qsf_model *m = NULL;
+    const qsf_faults faults = {-1, -1, 1};
+    qsf_options_default(&opt);
+    opt.n_threads = 1;
+    opt.ctx_tokens = MODEL_TOKENS + 1;
+    opt.chunk_tokens = 8;
+    opt.kv_k_type = QSF_KV_4BIT; /* by name, so that no budget makes it 2 bits */
+    opt.kv_v_type = QSF_KV_4BIT;
+    if (!CHECK_OK(qsf_model_plan(model_path, &opt, &plan)))
+        return NULL;
+    opt.budget_bytes =
+        budget_bytes > 0 ? budget_bytes : plan.min_budget_bytes - plan.process_bytes + 1;
+    CHECK_OK(qsf_model_create(model_path, &opt, &faults, &m));
+    return m;
+}
+
+static bool logits_of(qsf_model *m, float *logits)
+{
+    qsf_session *s = NULL;
+    uint32_t tokens[MODEL_TOKENS];
+    size_t n_done = 0;
+    for (uint32_t i = 0; i < MODEL_TOKENS; i++)
+        tokens[i] = i * i * 31 % m->config.n_vocab / (i % 2 == 0 ? 16 : 1);
+    if (!CHECK(m->config.n_vocab <= MAX_VOCAB) || !CHECK_OK(qsf_session_create(m, &s)))
+        return false;
+    bool ok = true;
+    while (ok && n_done < MODEL_TOKENS)
+        ok = CHECK_OK(qsf_session_sync(s, tokens, MODEL_TOKENS, &n_done));
+    ok = ok && CHECK_OK(qsf_session_logits(s, logits, MAX_VOCAB));
+    qsf_session_destroy(s);
+    return ok;
+}
+
+/* A whole model gives the same bits with any cache and with a resident table. */
+static void check_model(const char *model_path)
+{
+    float want[MAX_VOCAB];
+    qsf_model *m = open_streamed(model_path, UINT64_C(1) << 30);
+    if (m == NULL)
+        return;
+    const size_t n_bytes = m->config.n_vocab * sizeof *want;
+    CHECK(m->stream.resident[0] != NULL && logits_of(m, want));
+    CHECK_EQ_U64(m->forward.embedding.n_asked, 0);
+    qsf_model_close(m);
+    m = open_streamed(model_path, 0);
+    if (m == NULL)
+        return;
+    CHECK(m->stream.resident[0] == NULL);
+    const qsf_embedding own = m->forward.embedding;
+    for (size_t i = 0; i < N_CAPACITIES; i++) {
+        float got[MAX_VOCAB];
+        cache_block block;
+        m->forward.embedding = make_cache(capacities[i], m->config.n_vocab, m->config.dim, &block);
+        for (int round = 0; round < 2; round++)
+            if (CHECK(logits_of(m, got)))
+                CHECK_BYTES(got, want, n_bytes);
+        CHECK_EQ_U64(m->forward.embedding.n_asked, 2 * MODEL_TOKENS);
+        CHECK(capacities[i] < 7 || m->forward.embedding.n_found > 0);
+        free_block(&block);
+    }
+    m->forward.embedding = own;
+    qsf_model_close(m);
+}
+
+int main(void)
+{
+    tiny_build(&file, &(tiny_options){{0, 0}, false, false});
+    if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
+        return check_report("check_embedding");
+    check_resident();
+    for (size_t i = 0; i < N_CAPACITIES; i++) {
+        opened o;
+        if (!open_stream(&o, false))
+            continue;
+        check_sequence(&o, capacities[i]);
+        close_stream(&o);
+    }
+    check_damage();
+    remove(path);
+    check_model(QSF_GOLDEN_DIR "/tiny-llama-4bit.qsf");
+    check_model(QSF_GOLDEN_DIR "/tiny-gpt2-8bit.qsf");
+    return check_report("check_embedding");
+}
