@@ -16,8 +16,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qsf._native import MemoryEvent as MemoryEvent
     from qsf._native import MemoryPlan as MemoryPlan
     from qsf._native import ModelInfo as ModelInfo
+    from qsf._native import UnitTime as UnitTime
     from qsf.chat import ChatTemplate as ChatTemplate
     from qsf.errors import QsfError as QsfError
     from qsf.model import GenerationStats as GenerationStats
@@ -30,23 +32,27 @@ if TYPE_CHECKING:
 _HOME = {
     "ChatTemplate": "qsf.chat",
     "GenerationStats": "qsf.model",
+    "MemoryEvent": "qsf._native",
     "MemoryPlan": "qsf._native",
     "Model": "qsf.model",
     "ModelInfo": "qsf._native",
     "QsfError": "qsf.errors",
     "SamplingParams": "qsf.sampling",
     "Tokenizer": "qsf.tokenizer",
+    "UnitTime": "qsf._native",
 }
 
 __all__ = [
     "ChatTemplate",
     "GenerationStats",
+    "MemoryEvent",
     "MemoryPlan",
     "Model",
     "ModelInfo",
     "QsfError",
     "SamplingParams",
     "Tokenizer",
+    "UnitTime",
     "__version__",
 ]
 

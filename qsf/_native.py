@@ -27,6 +27,12 @@ _ERROR_OF_STATUS: dict[int, type[errors.QsfError]] = {
 }
 
 
+BUDGET_AUTO: int = lib.QSF_BUDGET_AUTO
+"""As ``budget_bytes``: what the machine can well give."""
+
+_MAX_EVENTS = 64  # more than the engine keeps
+
+
 def _error(status: int) -> errors.QsfError:
     detail = ffi.string(lib.qsf_error_detail()).decode("utf-8", "replace")
     return _ERROR_OF_STATUS.get(status, errors.QsfError)(detail)
@@ -93,6 +99,10 @@ class Options:
     kv_k_type: int | None = None
     kv_v_type: int | None = None
     kv_rotation: bool | None = None
+    io_method: int | None = None
+    io_depth: int | None = None
+    io_known_method: int | None = None
+    io_known_depth: int | None = None
 
     def as_struct(self) -> Any:
         """Return a new ``qsf_options *``.
@@ -102,8 +112,7 @@ class Options:
         """
         out = ffi.new("qsf_options *")
         lib.qsf_options_default(out)
-        for name in ("budget_bytes", "reserve_bytes", "n_threads", "ctx_tokens", "chunk_tokens",
-                     "max_sessions", "kv_k_type", "kv_v_type"):  # fmt: skip
+        for name in _OPTION_NUMBERS:
             value = getattr(self, name)
             if value is None:
                 continue
@@ -119,25 +128,34 @@ class Options:
         return out
 
 
+_OPTION_NUMBERS = tuple(
+    name for name in Options.__slots__ if name not in ("is_pinned", "is_exact", "kv_rotation")
+)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Where the memory goes; fields as ``qsf_plan`` in qsf.h.
 
-    ``is_enough`` is False where the budget is too small; ``min_budget_bytes`` would do.
+    ``is_enough`` is False where the budget, or what the machine has to give, is too small;
+    ``min_budget_bytes`` would do.
     """
 
     budget_bytes: int
+    ceiling_bytes: int
     process_bytes: int
     reserve_bytes: int
     engine_bytes: int
     weights_bytes: int
     window_bytes: int
+    ring_bytes: int
     embedding_bytes: int
     kv_bytes: int
     scratch_bytes: int
     tables_bytes: int
     stacks_bytes: int
     model_bytes: int
+    streamed_bytes: int
     min_budget_bytes: int
     n_units: int
     n_units_resident: int
@@ -148,6 +166,8 @@ class MemoryPlan:
     kv_k_bits: int
     kv_v_bits: int
     kv_is_rotated: bool
+    io_depth: int
+    embedding_rows: int
     is_enough: bool
 
 
@@ -191,6 +211,9 @@ class ModelInfo:
     quant_type: str
     isa_name: str
     io_name: str
+    io_method: int
+    io_depth: int
+    io_is_probed: bool
     n_layers: int
     dim: int
     n_heads: int
@@ -235,6 +258,9 @@ class NativeModel:
             quant_type=_text(out.quant_type),
             isa_name=_text(out.isa_name),
             io_name=_text(out.io_name),
+            io_method=out.io_method,
+            io_depth=out.io_depth,
+            io_is_probed=out.io_is_probed != 0,
             n_layers=out.n_layers,
             dim=out.dim,
             n_heads=out.n_heads,
@@ -262,6 +288,22 @@ class NativeModel:
         )
         return bytes(out)
 
+    def timeline(self) -> list[UnitTime]:
+        """Return what each unit has taken since the model was opened."""
+        facts = ffi.new("qsf_model_facts *")
+        lib.qsf_model_info(self._live_handle(), facts)
+        n_units = facts.plan.n_units
+        out = ffi.new("qsf_unit_time[]", n_units)
+        lib.qsf_model_timeline(self._live_handle(), out, n_units)
+        names = ["embedding", *(f"layer {i}" for i in range(facts.n_layers)), "final"]
+        return [_unit_time(name, time) for name, time in zip(names, out, strict=True)]
+
+    def memory_events(self) -> list[MemoryEvent]:
+        """Return the latest events of memory given back or taken again, oldest first."""
+        out = ffi.new("qsf_memory_event[]", _MAX_EVENTS)
+        n_events = lib.qsf_model_memory_events(self._live_handle(), out, _MAX_EVENTS)
+        return [_memory_event(event) for event in out[0:n_events]]
+
     def create_session(self) -> NativeSession:
         """Return a new session, which has its own tokens and cache."""
         out = ffi.new("qsf_session **")
@@ -270,8 +312,72 @@ class NativeModel:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitTime:
+    """One unit's share of all passes since the model was opened.
+
+    Reading runs ahead of computing, so the times of neighbours overlap.
+
+    Attributes:
+        name: "embedding", "layer 0" and so on, "final".
+        is_resident: it is in memory now. Under memory pressure that changes.
+        n_passes: how often it was used.
+        read_bytes: from the file, in those.
+        read_ns: from the start of its first read to the end of its last, in nanoseconds.
+        wait_ns: nanoseconds for which computing waited for it.
+        compute_ns: the rest of the nanoseconds from its beginning to its end.
+    """
+
+    name: str
+    is_resident: bool
+    n_passes: int
+    read_bytes: int
+    read_ns: int
+    wait_ns: int
+    compute_ns: int
+
+
+def _unit_time(name: str, struct: Any) -> UnitTime:
+    numbers = {field: getattr(struct, field) for field in UnitTime.__slots__[2:]}
+    return UnitTime(name=name, is_resident=struct.is_resident != 0, **numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvent:
+    """Memory that was given back under pressure, or taken again.
+
+    Attributes:
+        seconds: since the model was opened.
+        bytes: how much.
+        available_bytes: what the system had left before.
+        is_given_back: False: it was taken again.
+        n_units_resident: units in memory afterwards.
+    """
+
+    seconds: int
+    bytes: int
+    available_bytes: int
+    is_given_back: bool
+    n_units_resident: int
+
+
+def _memory_event(struct: Any) -> MemoryEvent:
+    return MemoryEvent(
+        seconds=struct.seconds,
+        bytes=struct.bytes,
+        available_bytes=struct.available_bytes,
+        is_given_back=struct.is_given_back != 0,
+        n_units_resident=struct.n_units_resident,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class SessionStats:
-    """What a session has done; fields as ``qsf_stats`` in qsf.h."""
+    """What a session has done; fields as ``qsf_stats`` in qsf.h.
+
+    Names tell the units: ``_ns`` are nanoseconds, ``_bytes`` bytes, ``_tokens`` tokens, ``n_``
+    counts. ``read_ns`` is time in which at least one read was under way, ``wait_ns`` time in which
+    computing waited for one; checksums and decompression are sums over threads.
+    """
 
     prompt_tokens: int
     prompt_ns: int
@@ -279,12 +385,21 @@ class SessionStats:
     step_ns: int
     read_bytes: int
     read_ns: int
+    wait_ns: int
+    checksum_ns: int
+    decompress_ns: int
     n_allocations: int
     allocated_bytes: int
     kv_used_bytes: int
     n_loops: int
     n_parallel_regions: int
     parallel_ns: int
+    n_embedding_rows: int
+    n_embedding_hits: int
+    n_given_back: int
+    n_taken_again: int
+    given_back_bytes: int
+    taken_again_bytes: int
 
 
 class NativeSession:

@@ -12,6 +12,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qsf._native import MemoryPlan
+
 
 class QsfError(Exception):
     """Any failure reported by QSF."""
@@ -22,7 +27,17 @@ class QsfArgumentError(QsfError, ValueError):
 
 
 class QsfMemoryError(QsfError, MemoryError):
-    """The request does not fit in the memory budget."""
+    """The request does not fit in the memory budget.
+
+    Attributes:
+        plan: where the memory of a model would have gone, and the smallest budget that would do;
+            None where the error is not about opening one.
+    """
+
+    def __init__(self, text: str, plan: MemoryPlan | None = None) -> None:
+        """Say what does not fit."""
+        super().__init__(text)
+        self.plan = plan
 
 
 class QsfIOError(QsfError, OSError):

@@ -36,7 +36,7 @@ from qsf.format_layout import (
     tensor_bytes,
 )
 from qsf.format_reader import Reader
-from qsf.format_writer import Writer
+from qsf.format_writer import Stored, Writer
 
 __all__ = [
     "BLOCK",
@@ -53,6 +53,7 @@ __all__ = [
     "Reader",
     "RopeScaling",
     "Section",
+    "Stored",
     "Tensor",
     "TensorType",
     "Unit",

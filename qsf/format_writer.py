@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
 from qsf import format_layout as lay
 from qsf.errors import QsfArgumentError, QsfIOError
-from qsf.format_blocks import load_codec, pack_block
+from qsf.format_blocks import load_codec, pack_blocks
+from qsf.format_crc32 import crc32_of_zeros
 from qsf.format_layout import (
     Arch,
     Compression,
@@ -34,50 +35,16 @@ from qsf.format_layout import (
     Tensor,
     TensorType,
 )
+from qsf.format_units import EXPERT_TYPES, check_order, shapes, unit_order
 
 Data = bytes | bytearray | memoryview
 
 LEAST_SAVING: Final = 0.03  # what compression must save to be worth its decoding
 _COPY_BYTES: Final = 1 << 20
+_MAX_THREADS: Final = 4
+_FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 _RESERVED_TAGS: Final = frozenset(("LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND"))
 _KNOWN_FLAGS: Final = {"WPOS": lay.SECTION_REQUIRED, "META": 0, "TOKN": 0, "CHAT": 0}
-
-_T = TensorType
-_ORDER: Final = (  # inside a layer: every vector before the matrix that needs it
-    _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
-    _T.Q, _T.K, _T.V, _T.ATTN_SUB_NORM, _T.ATTN_OUT_BIAS, _T.ATTN_OUT, _T.POST_ATTN_NORM,
-    _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.EXPERT_ROUTER, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
-    _T.FFN_GATE, _T.FFN_UP, _T.FFN_SUB_NORM, _T.FFN_DOWN_BIAS, _T.FFN_DOWN, _T.POST_FFN_NORM,
-)  # fmt: skip
-_FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD)
-_EXPERT_TYPES: Final = (_T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN)
-
-
-def _shapes(h: Header) -> dict[int, tuple[int, int]]:
-    """Return [rows, cols] of the tensors whose shape follows from the header."""
-    q = h.n_heads * h.head_dim
-    kv = (h.n_kv_heads or h.n_heads) * h.head_dim
-    hidden = (
-        _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ATTN_OUT_BIAS,
-        _T.FFN_DOWN_BIAS, _T.POST_ATTN_NORM, _T.POST_FFN_NORM, _T.FINAL_NORM, _T.FINAL_NORM_BIAS,
-    )  # fmt: skip
-    return {
-        _T.Q: (q, h.dim),
-        _T.K: (kv, h.dim),
-        _T.V: (kv, h.dim),
-        _T.ATTN_OUT: (h.dim, q),
-        _T.FFN_GATE: (h.ffn_dim, h.dim),
-        _T.FFN_UP: (h.ffn_dim, h.dim),
-        _T.FFN_DOWN: (h.dim, h.ffn_dim),
-        _T.Q_BIAS: (1, q),
-        _T.K_BIAS: (1, kv),
-        _T.V_BIAS: (1, kv),
-        _T.FFN_GATE_BIAS: (1, h.ffn_dim),
-        _T.FFN_UP_BIAS: (1, h.ffn_dim),
-        _T.EMBEDDING: (h.n_vocab, h.dim),
-        _T.HEAD: (h.n_vocab, h.dim),
-        **dict.fromkeys(hidden, (1, h.dim)),
-    }
 
 
 @dataclass(slots=True)
@@ -103,6 +70,14 @@ class _Entry:
     crc32: int
 
 
+class Stored(NamedTuple):
+    """How a unit lies in the file."""
+
+    compression: Compression
+    stored_bytes: int
+    raw_bytes: int
+
+
 class Writer:
     """Writes one .qsf file, front to back; a context manager.
 
@@ -121,6 +96,8 @@ class Writer:
         arch: Arch,
         *,
         progress: Callable[[int], None] | None = None,
+        needed_bytes: int | None = None,
+        n_threads: int | None = None,
     ) -> None:
         """Check the arguments and create the temporary.
 
@@ -129,6 +106,8 @@ class Writer:
             header: the model's numbers.
             arch: the ``ARCH`` section.
             progress: called with the bytes written so far.
+            needed_bytes: about what the disk must hold, for the error when it is full.
+            n_threads: that compress; default: one per core, at most 4.
         """
         self.path = Path(path)
         self.header = header
@@ -140,7 +119,9 @@ class Writer:
         self._arch_data = lay.pack_arch(arch, header, QsfArgumentError)
         self._is_tied = arch.tied_head
         self._progress = progress
-        self._shapes = _shapes(header)
+        self._needed_bytes = needed_bytes
+        self._n_threads = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
+        self._shapes = shapes(header)
         self._entries: list[_Entry] = []
         self._layers: list[bytes] = []
         self._tensors: list[Tensor] = []
@@ -222,7 +203,10 @@ class Writer:
             yield
         except OSError as e:
             self.abort()
-            raise QsfIOError(f"{self.path}: {e.strerror} after {self._at} bytes") from e
+            text = f"{self.path}: {e.strerror} after {self._at} bytes"
+            if e.errno in _FULL and self._needed_bytes is not None:
+                text += f", about {self._needed_bytes} are needed"
+            raise QsfIOError(text) from e
 
     def _put_at(self, off: int, data: Data) -> None:
         view = memoryview(data).cast("B")
@@ -281,16 +265,19 @@ class Writer:
             )
         if dtype not in tuple(Dtype):
             raise QsfArgumentError(f"quantisation type {dtype}, allowed: 0 .. {max(Dtype)}")
+        self._check_compression(unit_idx, compression)
+        if not 0.0 <= importance <= lay.F32_MAX:
+            raise QsfArgumentError(f"importance {importance:g}, allowed: finite, 0 or more")
+        self._align(lay.UNIT_ALIGN)
+        self._unit = _OpenUnit(unit_idx, self._at, dtype, compression, importance)
+
+    def _check_compression(self, unit_idx: int, compression: int) -> None:
         if compression not in tuple(Compression):
             raise QsfArgumentError(f"compression {compression}, allowed: 0 .. {max(Compression)}")
         if compression != Compression.NONE:
             if not self._is_layer(unit_idx):
                 raise QsfArgumentError("only layers can be compressed")
             load_codec(compression)
-        if not 0.0 <= importance <= lay.F32_MAX:
-            raise QsfArgumentError(f"importance {importance:g}, allowed: finite, 0 or more")
-        self._align(lay.UNIT_ALIGN)
-        self._unit = _OpenUnit(unit_idx, self._at, dtype, compression, importance)
 
     def _is_layer(self, unit_idx: int) -> bool:
         return 1 <= unit_idx <= self.header.n_layers
@@ -323,11 +310,12 @@ class Writer:
         shape = self._shapes.get(type)
         if shape is not None and index == 0 and shape != (n_rows, n_cols):
             raise QsfArgumentError(f"{name}: the header makes it [{shape[0]}, {shape[1]}]")
-        if not 0 <= index <= 0xFFFF or (index and type not in _EXPERT_TYPES):
+        if not 0 <= index <= 0xFFFF or (index and type not in EXPERT_TYPES):
             raise QsfArgumentError(f"{name}: index {index}, allowed: 0, or an expert's number")
-        if type in (_T.EMBEDDING, _T.HEAD) and layout != Layout.TILES:
+        if type in (TensorType.EMBEDDING, TensorType.HEAD) and layout != Layout.TILES:
             raise QsfArgumentError(f"{name}: allowed: layout tiles")
-        self._check_order(unit, type, index, name)
+        kinds = unit_order(unit.idx, self.header.n_layers, is_tied=self._is_tied)
+        check_order(kinds, [(t.type, t.index) for t in unit.tensors], type, index, name)
         n_bytes = lay.tensor_bytes(n_rows, n_cols, dtype, layout)
         if self._is_layer(unit.idx) and unit.raw_bytes + n_bytes > 0xFFFFFFFF - 2 * lay.DATA_ALIGN:
             raise QsfArgumentError(f"{name}: the layer would reach 4 GiB")
@@ -344,22 +332,6 @@ class Writer:
             raise QsfArgumentError("no unit has begun")
         return self._unit
 
-    def _check_order(self, unit: _OpenUnit, kind: int, index: int, name: str) -> None:
-        """May this tensor come now? Experts repeat gate, up and down, so only types count."""
-        if unit.idx == 0:
-            order: tuple[int, ...] = (_T.EMBEDDING,)
-        elif self._is_layer(unit.idx):
-            order = _ORDER
-        else:
-            order = _FINAL_ORDER[: 2 if self._is_tied else 3]
-        if kind not in order:
-            raise QsfArgumentError(f"{name}: does not belong in this unit")
-        earlier = [(t.type, t.index) for t in unit.tensors]
-        if (kind, index) in earlier:
-            raise QsfArgumentError(f"{name}: index {index} is written twice")
-        if index == 0 and any(order.index(t) > order.index(kind) for t, _ in earlier):
-            raise QsfArgumentError(f"{name}: comes after type {earlier[-1][0]}, allowed: before it")
-
     def write(self, data: Data) -> None:
         """Write the next bytes of the tensor that has begun."""
         unit = self._open_unit()
@@ -372,9 +344,25 @@ class Writer:
                 f" its {tensor.data_bytes} are left"
             )
         self._put_raw(unit, view)
-        if tensor.type == _T.EMBEDDING:
+        if tensor.type == TensorType.EMBEDDING:
             self._add_bands(tensor, view)
         self._tensor_done_bytes += len(view)
+
+    def write_zeros(self, n_bytes: int) -> None:
+        """Write zeros, as a hole where the file system has holes; not in the embedding."""
+        unit = self._open_unit()
+        tensor = self._open_tensor()
+        if tensor.type == TensorType.EMBEDDING:
+            raise QsfArgumentError("the embedding has no holes")
+        left = tensor.data_bytes - self._tensor_done_bytes
+        if not 0 <= n_bytes <= left:
+            raise QsfArgumentError(
+                f"unit {unit.idx}, tensor type {tensor.type}: {n_bytes} zeros, allowed: 0 .. {left}"
+            )
+        self._truncate(self._at + n_bytes)
+        unit.crc32 = crc32_of_zeros(n_bytes, unit.crc32)
+        unit.raw_bytes += n_bytes
+        self._tensor_done_bytes += n_bytes
 
     def _open_tensor(self) -> Tensor:
         if self._tensor is None:
@@ -407,16 +395,39 @@ class Writer:
         unit.tensors.append(tensor)
         self._tensor = None
 
-    def end_unit(self) -> None:
-        """End the unit; a compressed layer is packed now."""
+    def sample(self, n_blocks: int) -> list[bytes]:
+        """Return up to ``n_blocks`` blocks of the complete unit, evenly spread, read back."""
+        unit = self._complete_unit()
+        n_all = math.ceil(unit.raw_bytes / lay.COMPRESSED_BLOCK_BYTES)
+        n = min(n_all, n_blocks)
+        return [self._get_block(unit, (2 * i + 1) * n_all // (2 * n)) for i in range(n)]
+
+    def _get_block(self, unit: _OpenUnit, idx: int) -> bytes:
+        done = idx * lay.COMPRESSED_BLOCK_BYTES
+        n_bytes = min(lay.COMPRESSED_BLOCK_BYTES, unit.raw_bytes - done)
+        return self._get_at(unit.off + done, n_bytes)
+
+    def _complete_unit(self) -> _OpenUnit:
         unit = self._open_unit()
         if self._tensor is not None:
             raise QsfArgumentError(f"tensor type {self._tensor.type} has not ended")
         if not unit.tensors:
             raise QsfArgumentError(f"unit {unit.idx} has no tensor")
+        return unit
+
+    def end_unit(self, *, compression: int | None = None) -> Stored:
+        """End the unit; a compressed layer is packed now. Return how it is stored.
+
+        Args:
+            compression: instead of what ``begin_unit`` was told, as after ``sample``.
+        """
+        unit = self._complete_unit()
+        if compression is not None:
+            self._check_compression(unit.idx, compression)
+            unit.compression = compression
+        compression = Compression.NONE
         stored_bytes = unit.raw_bytes
         if self._is_layer(unit.idx):
-            compression = Compression.NONE
             if unit.compression != Compression.NONE:
                 compression, stored_bytes = self._compress(unit)
             entry = lay.LAYER_ENTRY.pack(
@@ -433,13 +444,14 @@ class Writer:
         self._tensors += unit.tensors
         self._n_units += 1
         self._unit = None
+        return Stored(Compression(compression), stored_bytes, unit.raw_bytes)
 
     def _check_fixed(self, unit: _OpenUnit) -> None:
         """Has the final unit its norm, and its head unless that is tied?"""
         types = [t.type for t in unit.tensors]
-        if unit.idx > 0 and types[0] != _T.FINAL_NORM:
+        if unit.idx > 0 and types[0] != TensorType.FINAL_NORM:
             raise QsfArgumentError("the final unit has no final norm")
-        if unit.idx > 0 and not self._is_tied and types[-1] != _T.HEAD:
+        if unit.idx > 0 and not self._is_tied and types[-1] != TensorType.HEAD:
             raise QsfArgumentError("the final unit has no output head, and it is not tied")
 
     def _compress(self, unit: _OpenUnit) -> tuple[Compression, int]:
@@ -452,16 +464,17 @@ class Writer:
         most = math.floor(unit.raw_bytes * (1.0 - LEAST_SAVING))
         crc32 = 0
         n_stored = 0
-        for at in range(unit.off, raw_end, lay.COMPRESSED_BLOCK_BYTES):
-            raw = self._get_at(at, min(lay.COMPRESSED_BLOCK_BYTES, raw_end - at))
-            packed = pack_block(compression, raw)
-            block = lay.BLOCK_HEADER.pack(len(packed), len(raw)) + packed
-            n_stored += len(block)
-            if n_stored > most:
-                self._truncate(raw_end)
-                return Compression.NONE, unit.raw_bytes
-            self._append(block)
-            crc32 = zlib.crc32(block, crc32)
+        n_blocks = math.ceil(unit.raw_bytes / lay.COMPRESSED_BLOCK_BYTES)
+        raw_blocks = (self._get_block(unit, idx) for idx in range(n_blocks))
+        with contextlib.closing(pack_blocks(compression, raw_blocks, self._n_threads)) as blocks:
+            for n_raw, packed in blocks:
+                block = lay.BLOCK_HEADER.pack(len(packed), n_raw) + packed
+                n_stored += len(block)
+                if n_stored > most:
+                    self._truncate(raw_end)
+                    return Compression.NONE, unit.raw_bytes
+                self._append(block)
+                crc32 = zlib.crc32(block, crc32)
         for done in range(0, n_stored, _COPY_BYTES):
             piece = self._get_at(raw_end + done, min(_COPY_BYTES, n_stored - done))
             self._put_at(unit.off + done, piece)
@@ -470,7 +483,7 @@ class Writer:
         return compression, n_stored
 
     def _truncate(self, n_bytes: int) -> None:
-        """Drop what lies behind, so that padding passed over later reads as zero."""
+        """Drop what lies behind, so that what is passed over later reads as zero; or add zeros."""
         with self._system_calls():
             os.ftruncate(self._fd, n_bytes)
         self._at = n_bytes

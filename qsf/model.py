@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from qsf import _native
-from qsf.chat import ChatTemplate
-from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError, QsfMemoryError
-from qsf.format import Reader
-from qsf.opening import does_not_fit, options_of
+from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError
+from qsf.opening import io_origin, open_native, options_of, with_known_io
 from qsf.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
-from qsf.tokenizer import Tokenizer
+from qsf.text_parts import read_text_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +24,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Self
+
+    from qsf.chat import ChatTemplate
+    from qsf.tokenizer import Tokenizer
 
 DEFAULT_RAM_BUDGET_MB = 200
 DEFAULT_MAX_TOKENS = 256
@@ -75,55 +75,6 @@ class GenerationStats:
         return self.step_tokens / self.step_seconds if self.step_seconds else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _TextParts:
-    """What the file says about text, read without the engine."""
-
-    tokenizer: Tokenizer | None
-    template: ChatTemplate | QsfFormatError  # the error: it is broken, which only chat minds
-    generation: Mapping[str, Any]
-
-
-def _read_text_parts(path: str | os.PathLike[str]) -> _TextParts:
-    """Read the sections TOKN and CHAT.
-
-    This happens before the engine is opened, because the engine measures the process at
-    that moment and gives the model what the budget leaves: the tokenizer, 4 MiB for small
-    vocabularies and over 100 for large ones, must already be there.
-    """
-    with Reader(path) as reader:
-        has_tokenizer = "TOKN" in reader.sections
-        tokenizer_json = reader.read_section("TOKN") if has_tokenizer else b""
-        chat = _json_object(reader.read_section("CHAT") if "CHAT" in reader.sections else b"{}")
-        bos_id = reader.header.bos_id
-    special = chat.get("special_tokens") or {}
-    generation = chat.get("generation") or {}
-    if not isinstance(special, dict) or not isinstance(generation, dict):
-        raise QsfFormatError("the section CHAT is not of the form that it should have")
-    tokenizer = None
-    if has_tokenizer:
-        add_bos = special.get("add_bos_token")
-        tokenizer = Tokenizer(
-            tokenizer_json, bos_id=bos_id, add_bos=add_bos if isinstance(add_bos, bool) else None
-        )
-    template: ChatTemplate | QsfFormatError
-    try:
-        template = ChatTemplate(chat.get("chat_template"), special)
-    except QsfFormatError as error:
-        template = error
-    return _TextParts(tokenizer, template, generation)
-
-
-def _json_object(data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data.decode())
-    except ValueError as error:
-        raise QsfFormatError(f"the section CHAT is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise QsfFormatError("the section CHAT is not a JSON object")
-    return value
-
-
 def _as_tokens(ids: Sequence[int]) -> array[int]:
     if isinstance(ids, bytes | bytearray):
         raise QsfArgumentError("tokens must be a sequence of token ids, not bytes: decode them")
@@ -139,8 +90,9 @@ class Model:
     Args:
         path: the file.
         ram_budget: ceiling in MB (of 2^20 bytes, as system monitors count) for the whole
-            process, Python and tokenizer included; None: no ceiling. What Python allocates
-            for its caller counts too, up to 8 MB; arrays from ``logits`` come on top.
+            process, Python and tokenizer included; "auto": what the machine or its control
+            group has to give now; None: no ceiling. What Python allocates for its caller counts
+            too, up to 8 MB; arrays from ``logits`` come on top.
         threads: None: one per physical core.
         pin_threads: each thread that the engine starts stays on a core of its own (Linux); the
             calling thread, which works too, is left as it is.
@@ -151,9 +103,15 @@ class Model:
             apart, as "k8v4"; None: 4 bits, 2 where memory is too short for that.
         kv_rotation: turn keys and values by a Hadamard matrix, which is good for few bits;
             None: with 4 bits or fewer where the heads allow it.
+        io: how weights that are not in memory are read: "buffered", "direct" (past the page
+            cache), "uring" or "mmap"; None or "auto": what suits the file and the memory, else
+            what a short probe finds fastest, which is remembered in the user's cache folder.
+        io_depth: reads under way at the same time, 1 to 32; None: chosen with the method.
 
     Raises:
-        QsfMemoryError: the budget is too small; the text says what would do.
+        QsfMemoryError: the budget, or what the machine has to give, is too small; the text
+            says what would do.
+        QsfUnsupportedError: ``io`` cannot be had here, or the file needs another release.
         QsfFormatError: the file is damaged or is no .qsf file.
         QsfIOError: it cannot be read.
         QsfArgumentError: an argument is out of range.
@@ -173,13 +131,15 @@ class Model:
         self,
         path: str | os.PathLike[str],
         *,
-        ram_budget: int | None = DEFAULT_RAM_BUDGET_MB,
+        ram_budget: int | Literal["auto"] | None = DEFAULT_RAM_BUDGET_MB,
         threads: int | None = None,
         max_seq_len: int | None = None,
         pin_threads: bool = False,
         exact: bool = False,
         kv_type: str | None = None,
         kv_rotation: bool | None = None,
+        io: str | None = None,
+        io_depth: int | None = None,
     ) -> None:
         """Open the file; see the class."""
         options = options_of(
@@ -190,13 +150,17 @@ class Model:
             is_exact=exact,
             kv_type=kv_type,
             kv_rotation=kv_rotation,
+            io=io,
+            io_depth=io_depth,
         )
-        parts = _read_text_parts(path)
+        parts = read_text_parts(path)
         self._tokenizer = parts.tokenizer
         self._template = parts.template
         self._generation = parts.generation
-        self._native = self._open(path, options)
+        options = with_known_io(path, options)
+        self._native = open_native(path, options)
         self._info = self._native.info()
+        self._io_origin = io_origin(options, self._info)
         self._session = self._native.create_session()
         self._end_ids = end_ids(self._info.eos_id, self._generation)
         self._lock = threading.Lock()  # the session is used by one thread at a time
@@ -206,31 +170,23 @@ class Model:
         self._stats: GenerationStats | None = None
 
     @staticmethod
-    def _open(path: str | os.PathLike[str], options: _native.Options) -> _native.NativeModel:
-        try:
-            return _native.NativeModel(path, options)
-        except QsfMemoryError as error:
-            plan = _native.plan_model(path, options)
-            if plan.is_enough:
-                raise
-            raise QsfMemoryError(does_not_fit(plan)) from error
-
-    @staticmethod
     def plan(
         path: str | os.PathLike[str],
         *,
-        ram_budget: int | None = DEFAULT_RAM_BUDGET_MB,
+        ram_budget: int | Literal["auto"] | None = DEFAULT_RAM_BUDGET_MB,
         threads: int | None = None,
         max_seq_len: int | None = None,
         pin_threads: bool = False,
         exact: bool = False,
         kv_type: str | None = None,
         kv_rotation: bool | None = None,
+        io: str | None = None,
+        io_depth: int | None = None,
     ) -> _native.MemoryPlan:
         """Return where the memory of ``Model(path, ...)`` would go, without opening it.
 
-        Where the budget is too small, ``is_enough`` is False and ``min_budget_bytes`` says
-        what would do.
+        Where the budget, or the machine, is too small, ``is_enough`` is False and
+        ``min_budget_bytes`` says what would do.
         """
         options = options_of(
             ram_budget,
@@ -240,9 +196,11 @@ class Model:
             is_exact=exact,
             kv_type=kv_type,
             kv_rotation=kv_rotation,
+            io=io,
+            io_depth=io_depth,
         )
-        parts = _read_text_parts(path)
-        plan = _native.plan_model(path, options)
+        parts = read_text_parts(path)
+        plan = _native.plan_model(path, with_known_io(path, options))
         del parts  # counted by the plan as part of the process, so it lives until here
         return plan
 
@@ -308,9 +266,30 @@ class Model:
 
     @property
     def session_stats(self) -> _native.SessionStats:
-        """What the engine has counted since the model was opened."""
+        """What the engine has counted since the model was opened; units in its description."""
         with self._lock:
             return self._session.stats()
+
+    @property
+    def timeline(self) -> list[_native.UnitTime]:
+        """What each unit (embedding, layers, final) has taken since the model was opened.
+
+        Bytes read from the file and nanoseconds of reading, of waiting for it and of computing,
+        over all passes. ``session_stats`` has the sums.
+        """
+        with self._lock:
+            return self._native.timeline()
+
+    @property
+    def memory_events(self) -> list[_native.MemoryEvent]:
+        """When memory was given back because the system ran short, and taken again: the latest."""
+        with self._lock:
+            return self._native.memory_events()
+
+    @property
+    def io_origin(self) -> str:
+        """Where the way of reading (``info.io_name``) comes from, such as "found by a probe"."""
+        return self._io_origin
 
     def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a prompt, begun with BOS where the model wants it."""

@@ -14,23 +14,23 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qsf import command
+from qsf import command, run_report
 from qsf.command import EXIT_FAILED, EXIT_USAGE, StoppedError
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
-from qsf.kv_type import kv_type_name
 from qsf.run_options import Request, UsageError, parse, valid_text
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from qsf._native import MemoryPlan
-    from qsf.model import GenerationStats, Model
+    from qsf.model import Model
 
 # What the library calls by the names of its arguments, people here know as options.
 _ARGUMENT_NAMES = re.compile(
     r"\b(ram_budget|threads|max_seq_len|max_tokens|temperature|top_p|top_k|min_p"
-    r"|repetition_penalty|seed)(?= (?:must be|sets|cannot))"
+    r"|repetition_penalty|seed|io_depth)(?= (?:must be|sets|cannot))"
 )
+_IO_ARGUMENT = re.compile(r"^io=(\w+): ")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,6 +61,9 @@ def _main(arguments: list[str]) -> int:
     except UsageError as error:
         return _fail(f"{error} (see qsf-run --help)", EXIT_USAGE)
     except QsfFormatError as error:
+        asked = _IO_ARGUMENT.match(str(error))
+        if asked:  # the file is as it should be: the way of reading cannot be had
+            return _fail(f"--io {asked[1]}: {str(error)[asked.end() :]}")
         path = "" if request is None or str(request.path) in str(error) else f"{request.path}: "
         return _fail(path + command.explain_format(error))
     except QsfError as error:
@@ -98,12 +101,13 @@ def _run(request: Request) -> int:
     prompt = None if request.is_interactive else _prompt(request)
     with _open(request) as model:
         if request.is_verbose:
-            _say_facts(model, request)
+            _say_lines(run_report.facts_lines(model, model.sampling_params(**request.sampling)))
         if request.opening["kv_type"] is None and not request.is_quiet:
-            _warn_of_few_bits(model.info.plan)
-        if prompt is None:
-            return _chat(model, request)
-        return _complete(model, request, prompt)
+            _say_lines(run_report.few_bits_lines(model.info.plan))
+        code = _chat(model, request) if prompt is None else _complete(model, request, prompt)
+        if request.is_verbose:
+            _say_lines(run_report.timeline_lines(model))
+        return code
 
 
 def _open(request: Request) -> Model:
@@ -125,11 +129,10 @@ def _open_in_budget(request: Request) -> Model:
 
     try:
         return Model(request.path, **request.opening)
-    except QsfMemoryError:
-        plan = Model.plan(request.path, **request.opening)
-        if plan.is_enough:
+    except QsfMemoryError as error:
+        if error.plan is None:
             raise
-        raise QsfMemoryError(_does_not_fit(plan)) from None
+        raise QsfMemoryError(_does_not_fit(error.plan)) from None
 
 
 def _prompt(request: Request) -> str:
@@ -168,7 +171,7 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
     if stats is not None and not request.is_quiet:
         if stats.stop_reason == "context":
             _say(_context_is_full(model))
-        _say_stats(model, stats, request)
+        _say_lines(run_report.stats_lines(model, stats, is_verbose=request.is_verbose))
     return 0
 
 
@@ -302,99 +305,15 @@ def _answer(model: Model, request: Request, messages: list[dict[str, str]], line
     if stats is not None and stats.stop_reason == "context":
         _say(f"(the context of {n_ctx} tokens is full: /reset forgets the conversation)")
     if stats is not None and request.is_verbose:
-        _say_stats(model, stats, request)
+        _say_lines(run_report.stats_lines(model, stats, is_verbose=request.is_verbose))
 
 
 # ---- reports ----
 
 
-def _mb(n_bytes: int) -> str:
-    return f"{n_bytes / 2**20:,.1f}"
-
-
-def _counted(n_tokens: int, rate: float) -> str:
-    speed = f", {rate:.1f} tok/s" if rate else ""
-    return f"{n_tokens} token{'' if n_tokens == 1 else 's'}{speed}"
-
-
-def _say_stats(model: Model, stats: GenerationStats, request: Request) -> None:
-    parts = [f"prompt {_counted(stats.prompt_tokens, stats.prompt_rate)}"]
-    if stats.evaluated_tokens < stats.prompt_tokens:
-        parts[0] += f" ({stats.prompt_tokens - stats.evaluated_tokens} known from before)"
-    parts.append(f"generated {_counted(stats.generated_tokens, stats.step_rate)}")
-    if stats.generated_tokens:
-        parts.append(f"first token {stats.first_token_seconds:.3f} s")
-    parts.append(f"peak RSS {_mb(stats.peak_bytes)} MB")
-    _say(" | ".join(parts))
-    if request.is_verbose:
-        _say(f"stopped by {stats.stop_reason}, seed {stats.seed}")
-        done = model.session_stats
-        _say(
-            f"since opening: {done.n_loops} loops, {done.n_parallel_regions} shared between "
-            f"threads, {done.parallel_ns / 1e9:.3f} s in those"
-        )
-
-
-def _say_facts(model: Model, request: Request) -> None:
-    from qsf import _native
-
-    info = model.info
-    machine = _native.describe_machine()
-    params = model.sampling_params(**request.sampling)
-    rows = (
-        ("model", f"{info.architecture}, {info.n_parameters:,} parameters, {info.quant_type}, "
-                  f"file {_mb(info.file_bytes)} MB"),
-        ("shape", f"{info.n_layers} layers of {info.dim}, FFN {info.ffn_dim}, {info.n_heads} heads "
-                  f"and {info.n_kv_heads} KV heads of {info.head_dim}"),
-        ("tokens", f"{info.n_vocab:,} in the vocabulary, context {info.plan.ctx_tokens} of "
-                   f"{info.max_tokens}, prompt in chunks of {info.plan.chunk_tokens}"),
-        ("kernels", f"{info.isa_name} (here: {' '.join(machine.isa_available)}), "
-                    f"{info.plan.n_threads} threads"),
-        ("KV cache", _kv_text(info.plan) + (", rotated" if info.plan.kv_is_rotated else "")),
-        ("i/o", info.io_name),
-        ("sampling", f"temperature {params.temperature:g}, top-p {params.top_p:g}, "
-                     f"top-k {params.top_k}, min-p {params.min_p:g}, repetition penalty "
-                     f"{params.repetition_penalty:g}"),
-    )  # fmt: skip
-    for name, text in rows:
-        _say(f"{name:9} {text}")
-    for line in _plan_lines(info.plan):
+def _say_lines(lines: list[str]) -> None:
+    for line in lines:
         _say(line)
-
-
-def _kv_text(plan: MemoryPlan) -> str:
-    return kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
-
-
-def _warn_of_few_bits(plan: MemoryPlan) -> None:
-    """The planner took 2 bits to stay in the budget, and the text will be the worse for it."""
-    if plan.kv_k_bits == 2 or plan.kv_v_bits == 2:
-        _say(
-            f"the budget of {_mb(plan.budget_bytes)} MB leaves 2 bits for the KV cache, which "
-            "costs quality: a larger --ram-budget, or --kv-type 4bit to be sure of more"
-        )
-
-
-def _plan_lines(plan: MemoryPlan) -> list[str]:
-    """Return the memory map as a table."""
-    rows = [
-        ("process before opening", plan.process_bytes),
-        ("reserved for Python", plan.reserve_bytes),
-        (f"weights, {plan.n_units_resident} of {plan.n_units} units", plan.weights_bytes),
-        ("window for streamed weights", plan.window_bytes),
-        ("embedding rows", plan.embedding_bytes),
-        (f"KV cache, {plan.ctx_tokens} tokens, {_kv_text(plan)}", plan.kv_bytes),
-        (f"activations, chunks of {plan.chunk_tokens}", plan.scratch_bytes),
-        ("tables", plan.tables_bytes),
-        (f"stacks, {plan.n_threads} threads", plan.stacks_bytes),
-    ]
-    total = plan.process_bytes + plan.reserve_bytes + plan.engine_bytes
-    lines = ["memory, MB of 2^20 bytes"]
-    lines += [f"  {name:32}{_mb(n_bytes):>12}" for name, n_bytes in rows if n_bytes]
-    lines.append(f"  {'total':32}{_mb(total):>12}")
-    budget = _mb(plan.budget_bytes) if plan.budget_bytes else "none"
-    lines.append(f"  {'budget':32}{budget:>12}")
-    return lines
 
 
 def _print_plan(request: Request) -> int:
@@ -402,7 +321,7 @@ def _print_plan(request: Request) -> int:
 
     with command.Watcher(command.leave_at_once):
         plan = Model.plan(request.path, **request.opening)
-    for line in _plan_lines(plan):
+    for line in run_report.plan_lines(plan):
         print(line)
     sys.stdout.flush()
     if plan.is_enough:
@@ -411,14 +330,9 @@ def _print_plan(request: Request) -> int:
 
 
 def _does_not_fit(plan: MemoryPlan) -> str:
-    """Return how much is needed and which option would make it fit."""
-    needed = -(-plan.min_budget_bytes // 2**20)
-    shorter = ", or --max-seq-len with a shorter context" if plan.kv_bytes >= 2**20 else ""
-    return (
-        f"the model does not fit in {_mb(plan.budget_bytes)} MB, of which Python and the "
-        f"tokenizer take {_mb(plan.process_bytes + plan.reserve_bytes)}: "
-        f"--ram-budget {needed} would do{shorter}"
-    )
+    from qsf.opening import does_not_fit
+
+    return does_not_fit(plan, is_command=True)
 
 
 if __name__ == "__main__":

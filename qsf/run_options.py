@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from qsf.io_known import MAX_DEPTH, METHODS
 from qsf.kv_type import parse_kv_type
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ examples:
   qsf-run model.qsf --ram-budget 100 --plan
   qsf-run model.qsf --interactive
   qsf-run model.qsf --prompt "Once upon a time" --kv-type k8v4
+  qsf-run model.qsf --prompt "Once upon a time" --io direct --io-depth 4 --verbose
   echo "Once upon a time" | qsf-run model.qsf > story.txt
 
 exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated
@@ -103,6 +105,10 @@ def _fraction(least: float, most: float, *, is_open: bool = False) -> Callable[[
     return parse
 
 
+def _budget(text: str) -> int | str:
+    return text if text == "auto" else _whole(0, _MAX_U32, "MB, or auto")(text)
+
+
 def _kv_type(text: str) -> str:
     try:
         parse_kv_type(text)
@@ -137,7 +143,8 @@ def _parser() -> _Parser:
         "-v",
         "--verbose",
         action="store_true",
-        help="say what the file is, what runs, and where the memory goes",
+        help="say what the file is, what runs, where the memory goes, and at the end where the "
+        "time went: reading, waiting for it, computing",
     )
     group.add_argument(
         "-q", "--quiet", action="store_true", help="no progress, no statistics at the end"
@@ -148,7 +155,6 @@ def _parser() -> _Parser:
     group.add_argument(
         "--bench", action="store_const", const=True, help="measure the speed and exit"
     )
-    group.add_argument("--io", metavar="METHOD", help="how weights are read")
     return parser
 
 
@@ -236,11 +242,11 @@ def _add_sampling_options(group: argparse._ArgumentGroup) -> None:
 def _add_machine_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--ram-budget",
-        type=_whole(0, _MAX_U32, "MB"),
+        type=_budget,
         default=200,
         metavar="MB",
-        help="ceiling for the memory of the whole process, in MB of 2^20 bytes; 0: none "
-        "(default: 200)",
+        help="ceiling for the memory of the whole process, in MB of 2^20 bytes; auto: what the "
+        "machine, or its control group, has to give; 0: none (default: 200)",
     )
     group.add_argument(
         "--threads",
@@ -275,6 +281,21 @@ def _add_machine_options(group: argparse._ArgumentGroup) -> None:
         "auto: with 4 bits or fewer, where the size of the heads is a power of two)",
     )
     group.add_argument(
+        "--io",
+        choices=tuple(METHODS),
+        default="auto",
+        help="how weights that do not fit in memory are read: buffered, direct (past the page "
+        "cache), uring (io_uring, past it too) or mmap (default: auto: what suits the memory, "
+        "else what a short probe of the disk finds fastest, once in 30 days)",
+    )
+    group.add_argument(
+        "--io-depth",
+        type=_whole(1, MAX_DEPTH),
+        metavar="N",
+        help=f"reads under way at the same time, at most {MAX_DEPTH} (default: chosen with the "
+        "method)",
+    )
+    group.add_argument(
         "--exact", action="store_true", help="full-precision arithmetic: slow, for reference"
     )
     group.add_argument(
@@ -287,7 +308,7 @@ def parse(arguments: list[str]) -> Request:
     options = _parser().parse_args(arguments)
     if not options.model:
         raise UsageError("the name of MODEL is empty")
-    for name in ("quality", "bench", "io"):
+    for name in ("quality", "bench"):
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not available yet")
     if options.prompt is not None and options.prompt_file is not None:
@@ -316,6 +337,8 @@ def parse(arguments: list[str]) -> Request:
             "exact": options.exact,
             "kv_type": options.kv_type,
             "kv_rotation": {"auto": None, "on": True, "off": False}[options.kv_rotation],
+            "io": None if options.io == "auto" else options.io,
+            "io_depth": options.io_depth,
         },
         is_interactive=options.interactive,
         is_plan=options.plan,

@@ -98,6 +98,34 @@ def test_numbers_that_do_not_fit_are_refused_by_name() -> None:
             _native.Options(n_threads=bad).as_struct()  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("field", "most"),
+    [("io_method", 4), ("io_depth", 32), ("io_known_method", 4), ("io_known_depth", 32)],
+)
+def test_ways_of_reading_have_ranges(tiny_llama_8bit: Path, field: str, most: int) -> None:
+    with pytest.raises(errors.QsfArgumentError, match=f"{field} is {most + 1}: .*{most}"):
+        _native.NativeModel(tiny_llama_8bit, options(**{field: most + 1}))
+    with pytest.raises(errors.QsfArgumentError, match=f"{field} is {most + 1}: .*{most}"):
+        _native.plan_model(tiny_llama_8bit, options(**{field: most + 1}))
+
+
+def test_units_and_events_are_listed(model: _native.NativeModel) -> None:
+    session = model.create_session()
+    sync(session, TOKENS)
+    session.close()
+    units = model.timeline()
+    assert [unit.name for unit in units][:2] == ["embedding", "layer 0"]
+    assert [unit.name for unit in units][-2:] == ["layer 5", "final"]
+    assert all(unit.is_resident for unit in units)
+    assert {unit.n_passes for unit in units[1:-1]} == {3}  # chunks of 3 tokens of 8
+    assert model.memory_events() == []
+    model.close()
+    with pytest.raises(errors.QsfArgumentError, match="the model is closed"):
+        model.timeline()
+    with pytest.raises(errors.QsfArgumentError, match="the model is closed"):
+        model.memory_events()
+
+
 def test_files_that_are_not_there_or_not_qsf(tmp_path: Path, tiny_llama_8bit: Path) -> None:
     with pytest.raises(errors.QsfIOError):
         _native.NativeModel(tmp_path / "absent.qsf", options())

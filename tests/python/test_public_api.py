@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 from qsf_files import write_tiny
 
 import qsf
-from qsf import errors
+from qsf import _native, errors
 
 PROMPT = "Once upon a time"
 
@@ -392,7 +394,7 @@ def test_bytes_are_not_taken_for_token_ids(model: qsf.Model) -> None:
 
 
 def test_a_budget_that_would_do_is_said_in_mb(tiny_llama_8bit: Path) -> None:
-    with pytest.raises(qsf.QsfError, match=r"does not fit in 5 MB.*ram_budget=\d+ would do"):
+    with pytest.raises(qsf.QsfError, match=r"does not fit in 5.0 MB.*ram_budget=\d+ would do"):
         qsf.Model(tiny_llama_8bit, ram_budget=5)
 
 
@@ -409,3 +411,77 @@ def test_a_broken_chat_template_hinders_only_chat(tmp_path: Path, tiny_llama_dir
         assert text(model, max_tokens=5)
         with pytest.raises(qsf.QsfError, match="cannot be rendered"):
             model.chat_tokens([{"role": "user", "content": "Hi"}])
+
+
+def test_ways_of_reading_are_checked(tiny_llama_8bit: Path) -> None:
+    for bad in ("fast", "", 2, b"direct", True):
+        with pytest.raises(
+            errors.QsfArgumentError, match=r"io must be one of auto, buffered, direct"
+        ):
+            qsf.Model(tiny_llama_8bit, io=bad)  # type: ignore[arg-type]
+    for depth in (0, -1, 33, 1.5, True, "4"):
+        with pytest.raises(errors.QsfArgumentError, match=r"io_depth must be"):
+            qsf.Model(tiny_llama_8bit, io_depth=depth)  # type: ignore[arg-type]
+    for budget in ("much", "AUTO", 0, True):
+        with pytest.raises(errors.QsfArgumentError, match=r'ram_budget must be .* or "auto"'):
+            qsf.Model(tiny_llama_8bit, ram_budget=budget)  # type: ignore[arg-type]
+
+
+def test_the_budget_may_be_the_machines(tiny_llama_8bit: Path) -> None:
+    plan = qsf.Model.plan(tiny_llama_8bit, ram_budget="auto")
+    assert plan.is_enough
+    assert 0 < plan.budget_bytes < 2**63
+    with qsf.Model(tiny_llama_8bit, ram_budget="auto") as model:
+        assert model.logits([1, 2]).shape[0] == 2
+
+
+def test_a_way_of_reading_that_cannot_be_had_is_named(
+    tiny_llama_8bit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise errors.QsfUnsupportedError("the kernel has no io_uring")
+
+    monkeypatch.setattr(_native, "NativeModel", refuse)
+    with pytest.raises(errors.QsfUnsupportedError, match=r"^io=uring: the kernel has no io_uring"):
+        qsf.Model(tiny_llama_8bit, io="uring")
+    with pytest.raises(errors.QsfUnsupportedError, match=r"^the kernel"):
+        qsf.Model(tiny_llama_8bit)
+    damaged = bytearray(tiny_llama_8bit.read_bytes())
+    struct.pack_into("<I", damaged, 4, 99)  # the version: then it is the file's fault
+    (tmp_path / "new.qsf").write_bytes(damaged)
+    with pytest.raises(errors.QsfUnsupportedError, match=r"version 99"):
+        qsf.Model(tmp_path / "new.qsf", io="uring")
+
+
+def test_what_a_probe_found_is_used_the_next_time(
+    tiny_llama_8bit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    real_info, real_struct = _native.NativeModel.info, _native.Options.as_struct
+    used: list[tuple[int | None, int | None]] = []
+
+    def info(self: _native.NativeModel) -> _native.ModelInfo:
+        return replace(real_info(self), io_method=3, io_depth=7, io_is_probed=len(used) == 1)
+
+    def as_struct(self: _native.Options) -> object:
+        used.append((self.io_known_method, self.io_known_depth))
+        return real_struct(self)
+
+    monkeypatch.setattr(_native.NativeModel, "info", info)
+    monkeypatch.setattr(_native.Options, "as_struct", as_struct)
+    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
+        assert model.io_origin == "found by a probe"
+    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
+        assert model.io_origin == "known from an earlier probe"
+    with qsf.Model(tiny_llama_8bit, ram_budget=None, io="buffered") as model:
+        assert model.io_origin == "as asked"
+    assert used == [(None, None), (3, 7), (None, None)]
+
+
+def test_the_timeline_has_a_line_for_every_unit(tiny_llama_8bit: Path) -> None:
+    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
+        list(model.generate([1, 2, 3], max_tokens=4, temperature=0))
+        assert model.timeline[0].name == "embedding"
+        assert len(model.timeline) == model.info.plan.n_units
+        assert model.memory_events == []
+        assert model.session_stats.wait_ns == 0

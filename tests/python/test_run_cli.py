@@ -226,7 +226,10 @@ def test_a_plan_that_does_not_fit_says_what_would_and_it_does(
         (["m.qsf", "--bench"], "--bench is not available yet"),
         (["m.qsf", "-p", "x", "--kv-type", "k4"], "--kv-type: 'k4' is not a type of KV cache: f32"),
         (["m.qsf", "-p", "x", "--kv-rotation", "no"], "--kv-rotation: invalid choice: 'no'"),
-        (["m.qsf", "-p", "x", "--io", "mmap"], "--io is not available yet"),
+        (["m.qsf", "-p", "x", "--io", "fast"], "--io: invalid choice: 'fast'"),
+        (["m.qsf", "-p", "x", "--io-depth", "0"], "--io-depth: '0' is not a whole number"),
+        (["m.qsf", "-p", "x", "--io-depth", "33"], "--io-depth: 33 is too much: at most 32"),
+        (["m.qsf", "-p", "x", "--ram-budget", "Auto"], "'Auto' is not a whole number"),
     ],
 )
 def test_wrong_options_are_one_line_and_code_2(run: Run, arguments: list[str], said: str) -> None:
@@ -245,7 +248,7 @@ def test_wrong_options_are_one_line_and_code_2(run: Run, arguments: list[str], s
         (["--seed", str(2**64)], "--seed"),
         (["--stop", ""], "--stop: the text is empty"),
         (["--threads", "1000"], "--threads: 1000 is too much: at most 256"),
-        (["--ram-budget", "200MB"], "not a whole number of at least 0, in MB"),
+        (["--ram-budget", "200MB"], "not a whole number of at least 0, in MB, or auto"),
         (["--ram-budget", "99999999999"], "--ram-budget: 99999999999 is too much"),
         (["--max-tokens", "9" * 5000], "--max-tokens"),
         (["--max-seq-len", "99999999999"], "--max-seq-len"),
@@ -323,7 +326,7 @@ def test_help_has_every_option_and_examples(run: Run) -> None:
     assert done.returncode == 0
     options = "prompt max-tokens temperature top-p top-k ram-budget threads quality interactive"
     options += " bench verbose min-p repetition-penalty seed stop max-seq-len exact plan quiet"
-    options += " kv-type kv-rotation"
+    options += " kv-type kv-rotation io io-depth"
     for option in options.split():
         assert f"--{option}" in done.stdout
     assert "examples:" in done.stdout
@@ -334,7 +337,7 @@ def test_the_examples_of_the_help_work(run: Run, tiny_llama_8bit: Path, tmp_path
     shutil.copy(tiny_llama_8bit, tmp_path / "model.qsf")
     lines = run("--help").stdout.split("examples:")[1].split("exit codes")[0].splitlines()
     examples = [shlex.split(line.split("|")[-1].split(">")[0]) for line in lines if line.strip()]
-    assert len(examples) == 6
+    assert len(examples) == 7
     for words in examples:
         assert words[0] == "qsf-run"
         done = run(*words[1:], stdin=PROMPT)

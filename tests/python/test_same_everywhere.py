@@ -11,6 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from streamed_models import (
+    IO_METHODS,
+    least_options,
+    make_streamed_gpt2,
+    make_streamed_llama,
+    require_method,
+)
 from tiny_checkpoints import make_gpt2, make_llama, make_mistral
 
 import qsf
@@ -102,3 +109,48 @@ def test_instruction_sets(folder: Path, tmp_path: Path) -> None:
             for isa in available:
                 other = np.load(tmp_path / f"{isa}-{i}-{exact}.npy")
                 assert np.array_equal(first, other), (isa, model, exact)
+
+
+# ---- reading ----
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def streamed(request: pytest.FixtureRequest, folder: Path) -> tuple[Path, NDArray[np.float32]]:
+    """A model too large for the least budget, and its logits with all weights in memory."""
+    make = {"llama": make_streamed_llama, "gpt2": make_streamed_gpt2}[request.param]
+    path = make(folder / "streamed")
+    logits = logits_with(path, kv_type="8bit", max_seq_len=128)
+    assert np.isfinite(logits).all()
+    return path, logits
+
+
+@pytest.mark.parametrize("method", IO_METHODS)
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_ways_of_reading(
+    streamed: tuple[Path, NDArray[np.float32]], method: str, depth: int, n_threads: int
+) -> None:
+    path, resident = streamed
+    require_method(path, method)
+    options = least_options(path, io=method, io_depth=depth, threads=n_threads)
+    with qsf.Model(path, **options) as model:
+        info = model.info
+        assert (info.io_name, info.io_depth) == (method, depth)
+        assert info.plan.n_units_resident < info.plan.n_units
+        assert np.array_equal(resident, model.logits(TOKENS))
+        assert np.array_equal(resident[:1], model.logits(TOKENS[:1]))
+        assert np.array_equal(resident, model.logits(TOKENS))
+        assert sum(unit.read_bytes for unit in model.timeline) > 0
+
+
+def test_budgets_between(streamed: tuple[Path, NDArray[np.float32]]) -> None:
+    """From almost nothing in memory to everything: rings of all sizes, units in any mixture."""
+    path, resident = streamed
+    counts = set()
+    options = least_options(path)
+    for more_mb in (0, 1, 2, 3, 5, 8, 13, 21, 34, 55):
+        budget = options["ram_budget"] + more_mb
+        with qsf.Model(path, **{**options, "ram_budget": budget}) as model:
+            counts.add(model.info.plan.n_units_resident)
+            assert np.array_equal(resident, model.logits(TOKENS))
+    assert len(counts) > 2
