@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -29,6 +29,9 @@ from qsf.converter import metadata
 from qsf.converter.architectures import Facts, Family, Place, TensorRule, family_of, read_facts
 from qsf.converter.checkpoint import Checkpoint, RawArray, SourceTensor, to_float32
 from qsf.converter.checkpoint_safetensors import SafetensorsCheckpoint
+from qsf.converter.compression import AUTO, DEFAULT_COMPRESSION, Chooser, parse_compression
+from qsf.converter.disk import read_bytes_per_s
+from qsf.converter.output import check_not_a_source, check_output, check_space
 from qsf.converter.quantisers import (
     F16_MAX,
     ErrorSums,
@@ -89,6 +92,7 @@ class Report:
     source_bytes: int
     file_bytes: int
     elapsed_s: float
+    compression: str | None = None  # one line: what the layers got, if something was asked for
 
     @property
     def bits_per_weight(self) -> float:
@@ -155,6 +159,18 @@ class _Plan:
     def source_bytes(self) -> int:
         return sum(target.source_bytes for target in self.targets)
 
+    @property
+    def n_bytes(self) -> int:
+        return sum(target.n_bytes for target in self.targets)
+
+    @property
+    def largest_layer_bytes(self) -> int:
+        layers: dict[int, int] = {}
+        for target in self.targets:
+            if target.rule.place is Place.LAYER:
+                layers[target.unit_idx] = layers.get(target.unit_idx, 0) + target.n_bytes
+        return max(layers.values())
+
 
 @dataclass(slots=True)
 class _Piece:
@@ -189,6 +205,8 @@ def convert(
     *,
     quant_type: str = DEFAULT_QUANT_TYPE,
     embed_type: str | None = None,
+    compress: str = DEFAULT_COMPRESSION,
+    disk_bytes_per_s: float | None = None,
     overwrite: bool = False,
     n_threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -196,33 +214,51 @@ def convert(
     """Convert the model in ``model_dir`` to the file ``out``; return what was done.
 
     ``quant_type`` is for the matrices of the layers, ``embed_type`` for the embeddings and the
-    head (default 8bit, or f16 if ``quant_type`` is). ``progress`` is called with the source
-    bytes done and in all. ``out`` appears complete or not at all.
+    head (default 8bit, or f16 if ``quant_type`` is). ``compress`` is for the layers: none, lz4,
+    lz4hc, zstd, or auto, which compresses those that are read faster so, on a disk of
+    ``disk_bytes_per_s`` (default: measured where ``out`` will be). ``progress`` is called with
+    the source bytes done and in all. ``out`` appears complete or not at all.
 
     Raises QsfConversionError when the model cannot be converted, QsfIOError when the system
-    refuses to read or write, QsfArgumentError when ``out`` exists and ``overwrite`` is false.
+    refuses to read or write, QsfArgumentError when ``out`` exists and ``overwrite`` is false,
+    QsfUnsupportedError when the package for the compression is not installed.
     """
     started = time.monotonic()
     source_dir, out_path = Path(model_dir), Path(out)
     policy = _policy(quant_type, embed_type)
-    _check_output(out_path, overwrite=overwrite)
+    parse_compression(compress)
+    if disk_bytes_per_s is not None and not (compress == AUTO and 0 < disk_bytes_per_s < math.inf):
+        raise QsfArgumentError("the disk's speed is for compression auto, and above zero")
+    check_output(out_path, overwrite=overwrite)
     config = _read_config(source_dir)
     family = family_of(config)
     ids = metadata.token_ids(metadata.generation_config(source_dir))
     facts = read_facts(family, {**config, **ids, **metadata.token_ids(config)})
     with SafetensorsCheckpoint(source_dir) as checkpoint:
-        _check_not_a_source(out_path, source_dir, checkpoint)
+        check_not_a_source(out_path, (*checkpoint.paths, *source_dir.glob("*.json")))
         plan = _plan(family, facts, checkpoint, policy)
         tokenizer = metadata.tokenizer_bytes(source_dir)
         chat = metadata.chat_bytes(source_dir, config)
         warnings = list(plan.warnings)
         if tokenizer is None:
             warnings.append("no tokenizer.json: the file can only be run on token ids")
-        _check_space(out_path, plan)
+        # A layer is compressed behind itself.
+        is_packing = compress != DEFAULT_COMPRESSION
+        needed_bytes = plan.n_bytes + (plan.largest_layer_bytes if is_packing else 0)
+        check_space(out_path, _least_bytes(plan) if is_packing else needed_bytes)
+        chooser = _chooser(compress, disk_bytes_per_s, out_path, checkpoint)
         header = dataclasses.replace(facts.header, dtype=policy.layers)
         try:
-            with Writer(out_path, header, plan.facts.arch) as writer:
-                reports = _write_tensors(writer, plan, checkpoint, policy, n_threads, progress)
+            with Writer(
+                out_path,
+                header,
+                plan.facts.arch,
+                needed_bytes=needed_bytes,
+                n_threads=n_threads,
+            ) as writer:
+                pieces = _quantised_pieces(plan, checkpoint, n_threads)
+                with contextlib.closing(pieces):
+                    reports = _write_pieces(writer, plan, pieces, policy, chooser, progress)
                 if tokenizer is not None:
                     writer.add_section("TOKN", tokenizer)
                 writer.add_section("CHAT", chat)
@@ -235,6 +271,7 @@ def convert(
                         "embed_type": dtype_name(policy.embeddings),
                     },
                     quality={"tensors": [_rounded(report) for report in reports]},
+                    compression=chooser.meta(),
                 )
                 writer.add_section("META", meta)
             file_bytes = out_path.stat().st_size
@@ -244,12 +281,22 @@ def convert(
             raise QsfIOError(f"{out_path}: {error.strerror or error}") from error
     return Report(
         tensors=tuple(reports),
-        warnings=tuple(warnings),
+        warnings=(*warnings, *chooser.warnings),
         n_weights=sum(target.n_rows * target.n_cols for target in plan.targets),
         source_bytes=plan.source_bytes,
         file_bytes=file_bytes,
         elapsed_s=time.monotonic() - started,
+        compression=chooser.summary(),
     )
+
+
+def _chooser(
+    compress: str, disk_bytes_per_s: float | None, out: Path, checkpoint: Checkpoint
+) -> Chooser:
+    is_given = disk_bytes_per_s is not None
+    if compress == AUTO and not is_given:
+        disk_bytes_per_s = read_bytes_per_s(out.absolute().parent, checkpoint.paths)
+    return Chooser(compress, disk_bytes_per_s, is_given=is_given)
 
 
 def _policy(quant_type: str, embed_type: str | None) -> Policy:
@@ -259,39 +306,10 @@ def _policy(quant_type: str, embed_type: str | None) -> Policy:
     return Policy(layers, parse_quant_type(embed_type, option="embed type"))
 
 
-def _check_output(out: Path, *, overwrite: bool) -> None:
-    """Refuse early what would fail, or destroy something, at the end."""
-    try:
-        if out.is_dir():
-            raise QsfIOError(f"{out}: is a directory")
-        if out.exists() and not overwrite:
-            raise QsfArgumentError(f"{out} exists; --force replaces it")
-        if not out.parent.is_dir():
-            raise QsfIOError(f"{out.parent}: no such directory")
-        if not os.access(out.parent, os.W_OK | os.X_OK):
-            raise QsfIOError(f"{out.parent}: the directory is not writable")
-    except QsfIOError:
-        raise
-    except OSError as error:
-        raise QsfIOError(f"{out}: {error.strerror}") from error
-
-
-def _check_not_a_source(out: Path, model_dir: Path, checkpoint: Checkpoint) -> None:
-    """Refuse to replace a file of the model that is being read."""
-    if not out.exists():
-        return
-    for path in (*checkpoint.paths, *model_dir.glob("*.json")):
-        if path.exists() and out.samefile(path):
-            raise QsfArgumentError(f"{out} is a file of the model itself")
-
-
-def _check_space(out: Path, plan: _Plan) -> None:
-    needed = sum(target.n_bytes for target in plan.targets)
-    free = shutil.disk_usage(out.parent).free
-    if needed > free:
-        raise QsfIOError(
-            f"{out}: needs about {needed / 1e6:.0f} MB, only {free / 1e6:.0f} MB are free there"
-        )
+def _least_bytes(plan: _Plan) -> int:
+    """Return what a compressed file needs at least: how far its layers shrink is not known."""
+    layers = sum(target.n_bytes for target in plan.targets if target.rule.place is Place.LAYER)
+    return plan.n_bytes - layers + plan.largest_layer_bytes
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
@@ -392,27 +410,18 @@ def _unused_warnings(family: Family, unused: set[str], *, tied: bool) -> list[st
     return [f"{len(unknown)} tensors are not used: {', '.join(unknown[:8])}{more}"]
 
 
-def _write_tensors(
-    writer: Writer,
-    plan: _Plan,
-    checkpoint: Checkpoint,
-    policy: Policy,
-    n_threads: int | None,
-    progress: Callable[[int, int], None] | None,
-) -> list[TensorReport]:
-    """Write all units and the WPOS section; report every tensor."""
-    with contextlib.closing(_quantised_pieces(plan, checkpoint, n_threads)) as pieces:
-        return _write_pieces(writer, plan, pieces, policy, progress)
-
-
 def _write_pieces(
     writer: Writer,
     plan: _Plan,
     pieces: Iterable[tuple[_Piece, bytes]],
     policy: Policy,
+    chooser: Chooser,
     progress: Callable[[int, int], None] | None,
 ) -> list[TensorReport]:
-    """Write ``pieces``, which come in file order; the tensors begin and end with them."""
+    """Write all units and the WPOS section from ``pieces``; report every tensor.
+
+    ``pieces`` come in file order; the tensors begin and end with them.
+    """
     reports: list[TensorReport] = []
     positions = bytearray()
     errors = ErrorSums()
@@ -425,7 +434,10 @@ def _write_pieces(
         if piece.start == 0:
             errors = ErrorSums()
             if in_unit and target.unit_idx != unit_idx:
-                if unit_idx >= 0:
+                if unit_idx > 0:
+                    compression = chooser.for_layer(writer.sample)
+                    chooser.note(writer.end_unit(compression=compression))
+                elif unit_idx == 0:
                     writer.end_unit()
                 unit_idx = target.unit_idx
                 is_layer = target.rule.place is Place.LAYER

@@ -95,8 +95,9 @@ def meta_bytes(
     weights_sha256: str,
     options: dict[str, str],
     quality: dict[str, Any],
+    compression: dict[str, Any] | None = None,
 ) -> bytes:
-    """Return the META section.
+    """Return the META section; without ``compression`` it says nothing of it.
 
     ``weights_sha256`` is the digest of the tensors as they were read: see
     ``Checkpoint.digest``. It costs no second read and does not depend on the sharding.
@@ -113,6 +114,8 @@ def meta_bytes(
         "quality": quality,
         "licence": _licence(model_dir),
     }
+    if compression is not None:
+        meta["compression"] = compression
     return json.dumps(meta, ensure_ascii=False).encode()
 
 

@@ -137,6 +137,29 @@ def test_help_names_the_options() -> None:
     assert done.returncode == 0
     for option in ("--quant-type", "--embed-type", "--force", "--quiet", "--threads"):
         assert option in done.stdout
+    assert "none, lz4, lz4hc, zstd, auto" in " ".join(done.stdout.split())
+    assert "measured on OUT's disk" in " ".join(done.stdout.split())
+
+
+def test_compression_is_reported(tmp_path: Path, project_root: Path) -> None:
+    source = project_root / "examples" / "tiny-llama"
+    for arguments, expected in [
+        (("--compress", "zstd"), "layers: 6, compressed with zstd, stored at 95 %"),
+        (("--compress", "lz4hc"), "layers: 6, compression saves less than 3 %: stored as they are"),
+        (
+            ("--compress", "auto", "--disk-speed", "1"),
+            "layers: 6, compressed with zstd, stored at 95 % (disk 1 MB/s, given)",
+        ),
+        (
+            ("--compress", "auto", "--disk-speed", "1e9"),
+            "layers: 6, no compression reads 3 % faster: stored as they are "
+            "(disk 1000000000 MB/s, given)",
+        ),
+    ]:
+        done = run(source, tmp_path / "m.qsf", "--force", *arguments)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[1] == expected
+        assert "warning" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -149,7 +172,9 @@ def test_help_names_the_options() -> None:
         (("m", "out.qsf", "--quant-type", "5bit"), "5bit is unknown; available: 2bit, 2bit-sym", 2),
         (("m", "out.qsf", "--quant-type", "mixed"), "mixed is not available yet; available: ", 2),
         (("m", "out.qsf", "--calibration", "text"), "--calibration is not available yet", 2),
-        (("m", "out.qsf", "--compress", "lz4"), "--compress is not available yet", 2),
+        (("m", "out.qsf", "--compress", "gzip"), "gzip is unknown; available: none, lz4, lz4h", 2),
+        (("m", "out.qsf", "--compress", "auto", "--disk-speed", "0"), "--disk-speed", 2),
+        (("m", "out.qsf", "--disk-speed", "5"), "--disk-speed is only for --compress auto", 2),
         (("m", "out.qsf", "--target-size", "3"), "--target-size is not available yet", 2),
         (("gone", "out.qsf"), "gone: no such directory", 1),
         (("m/config.json", "out.qsf"), "not a file", 1),
@@ -217,15 +242,19 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.mark.parametrize("compress", ["none", "zstd"])
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
 )
-def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
+def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int, compress: str) -> None:
     sparse_llama(tmp_path / "m", 24)
     # A process started in the background may have inherited an ignored SIGINT.
     command = command_after("signal.signal(signal.SIGINT, signal.default_int_handler)")
     process = subprocess.Popen(
-        [*command, str(tmp_path / "m"), str(tmp_path / "out.qsf"), "--quiet"],
+        [
+            *(*command, str(tmp_path / "m"), str(tmp_path / "out.qsf"), "--quiet"),
+            *("--compress", compress),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -242,10 +271,11 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compress", ["none", "zstd"])
+def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path, compress: str) -> None:
     n_bytes = sparse_llama(tmp_path / "m", 3)
     assert n_bytes > 250e6
-    done = run(tmp_path / "m", tmp_path / "out.qsf", "--threads", 1)
+    done = run(tmp_path / "m", tmp_path / "out.qsf", "--threads", 1, "--compress", compress)
     assert done.returncode == 0, done.stderr
     peak_mb = float(done.stdout.rsplit("peak memory ", 1)[1].split()[0])
     (tmp_path / "out.qsf").unlink()

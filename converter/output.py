@@ -1,0 +1,47 @@
+"""The place that a conversion writes to: refuses early what would fail at the end."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from qsf.errors import QsfArgumentError, QsfIOError
+
+
+def check_output(out: Path, *, overwrite: bool) -> None:
+    """Refuse early what would fail, or destroy something, at the end."""
+    try:
+        if out.is_dir():
+            raise QsfIOError(f"{out}: is a directory")
+        if out.exists() and not overwrite:
+            raise QsfArgumentError(f"{out} exists; --force replaces it")
+        if not out.parent.is_dir():
+            raise QsfIOError(f"{out.parent}: no such directory")
+        if not os.access(out.parent, os.W_OK | os.X_OK):
+            raise QsfIOError(f"{out.parent}: the directory is not writable")
+    except QsfIOError:
+        raise
+    except OSError as error:
+        raise QsfIOError(f"{out}: {error.strerror}") from error
+
+
+def check_not_a_source(out: Path, sources: Iterable[Path]) -> None:
+    """Refuse to replace a file of the model that is being read."""
+    if not out.exists():
+        return
+    for path in sources:
+        if path.exists() and out.samefile(path):
+            raise QsfArgumentError(f"{out} is a file of the model itself")
+
+
+def check_space(out: Path, needed_bytes: int) -> None:
+    """Refuse when the disk has less than ``needed_bytes``."""
+    free_bytes = shutil.disk_usage(out.parent).free
+    if needed_bytes > free_bytes:
+        raise QsfIOError(
+            f"{out}: needs about {needed_bytes / 1e6:.0f} MB, only {free_bytes / 1e6:.0f} MB are"
+            " free there"
+        )
