@@ -5,8 +5,14 @@ is quantised once from normally distributed weights, and every matrix takes its 
 there, beginning at a random place; so codes and scales look like those of a model, activations
 stay finite, and any size fits in little memory. The text such a model writes means nothing.
 
+With --sparse N only the first N layers have weights. The matrices of the others are holes in the
+file, zeros that take no room on the disk, so that a model of 70 B parameters is made in seconds:
+for seeing that it opens and runs in little memory, not for speed, since a hole is read faster
+than a disk.
+
 Usage: python bench/make_model.py OUT.qsf --shape 1.1b --quant-type 2bit
            [--embed-type 8bit] [--tokenizer-from examples/tiny-llama] [--seed 0]
+           [--compress zstd | --sparse 1]
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import numpy as np
 from make_checkpoint import SHAPES, Shape
 
 from qsf.converter import metadata
+from qsf.converter.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION, parse_compression
 from qsf.converter.convert import DEFAULT_EMBED_TYPE, QUANT_TYPES
 from qsf.converter.quantisers import quantise_rows
 from qsf.format import (
@@ -28,6 +35,7 @@ from qsf.format import (
     Activation,
     Arch,
     Architecture,
+    Compression,
     Dtype,
     Header,
     Layout,
@@ -136,14 +144,23 @@ def layer_entries(shape: Shape) -> list[Entry]:
 
 
 def write_unit(
-    writer: Writer, weights: Weights, unit_idx: int, dtype: Dtype, entries: list[Entry]
+    writer: Writer,
+    weights: Weights | None,
+    unit_idx: int,
+    dtype: Dtype,
+    entries: list[Entry],
+    *,
+    compression: Compression = Compression.NONE,
 ) -> None:
-    """Write one unit: norms are one, biases zero, matrices random."""
-    writer.begin_unit(unit_idx, dtype=dtype)
+    """Write one unit: norms are one, biases zero, matrices random, or holes without weights."""
+    writer.begin_unit(unit_idx, dtype=dtype, compression=compression)
     for kind, n_rows, n_cols in entries:
         if n_rows:
             writer.begin_tensor(kind, n_rows, n_cols, dtype, Layout.TILES)
-            weights.write_matrix(writer, dtype, n_rows, n_cols)
+            if weights is None:
+                writer.write_zeros(tensor_bytes(n_rows, n_cols, dtype, Layout.TILES))
+            else:
+                weights.write_matrix(writer, dtype, n_rows, n_cols)
         else:
             value = 0 if kind.name.endswith("BIAS") else 1
             writer.begin_tensor(kind, 1, n_cols, Dtype.F32, Layout.VECTOR)
@@ -160,8 +177,10 @@ def write_model(
     *,
     tokenizer_from: Path | None = None,
     seed: int = 0,
+    compression: Compression = Compression.NONE,
+    n_real_layers: int | None = None,
 ) -> None:
-    """Write the file ``out``."""
+    """Write the file ``out``; the layers from ``n_real_layers`` on are holes."""
     is_gpt2 = shape.family == "gpt2"
     weights = Weights(seed)
     final: list[Entry] = [(T.FINAL_NORM, 0, shape.dim)]
@@ -172,7 +191,15 @@ def write_model(
         embedding: list[Entry] = [(T.EMBEDDING, shape.n_vocab, shape.dim)]
         write_unit(writer, weights, 0, embed_type, embedding)
         for layer in range(shape.n_layers):
-            write_unit(writer, weights, layer + 1, quant_type, layer_entries(shape))
+            is_real = n_real_layers is None or layer < n_real_layers
+            write_unit(
+                writer,
+                weights if is_real else None,
+                layer + 1,
+                quant_type,
+                layer_entries(shape),
+                compression=compression,
+            )
         write_unit(writer, weights, shape.n_layers + 1, embed_type, final)
         if is_gpt2:
             writer.add_section("WPOS", weights.positions(shape.max_tokens, shape.dim))
@@ -194,6 +221,10 @@ def main() -> None:
     )
     parser.add_argument("--tokenizer-from", type=Path, help="folder with a tokenizer.json")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--compress", choices=[c for c in COMPRESSIONS if c != AUTO], default=DEFAULT_COMPRESSION
+    )
+    parser.add_argument("--sparse", type=int, metavar="N", help="only N layers, the rest are holes")
     args = parser.parse_args()
     started = time.monotonic()
     quant_type = QUANT_TYPES[args.quant_type]
@@ -206,10 +237,15 @@ def main() -> None:
         embed_type,
         tokenizer_from=args.tokenizer_from,
         seed=args.seed,
+        compression=parse_compression(args.compress) or Compression.NONE,
+        n_real_layers=args.sparse,
     )
     elapsed_s = time.monotonic() - started
-    n_bytes = args.out.stat().st_size
-    print(f"{args.out}: {n_bytes / 1e6:.0f} MB, {n_bytes / 1e6 / elapsed_s:.0f} MB/s")
+    file = args.out.stat()
+    print(
+        f"{args.out}: {file.st_size / 1e6:.0f} MB, {file.st_blocks * 512 / 1e6:.0f} MB on the disk,"
+        f" {elapsed_s:.1f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 import qsf
 from qsf import _native
 from qsf.converter.convert import QUANT_TYPES
-from qsf.format import Dtype, Reader
+from qsf.format import Compression, Dtype, Layout, Reader
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,48 @@ def test_models_of_every_type_run(
     with Reader(path) as reader:
         reader.verify()
     _native.verify_file(path)
+    with qsf.Model(path, ram_budget=None) as model:
+        logits = model.logits([3, 260, 7])
+    assert np.isfinite(logits).all()
+    assert logits.std() > 0.01
+
+
+@pytest.mark.parametrize("compression", [c for c in Compression if c])
+def test_compressed_models_compute_the_same(
+    make_model: ModuleType, tmp_path: Path, compression: Compression
+) -> None:
+    shape = make_model.Shape(2, 128, 200, 4, 2, 261, 32)
+    logits = []
+    for used in (Compression.NONE, compression):
+        path = tmp_path / f"{used.name}.qsf"
+        make_model.write_model(
+            path, shape, Dtype.TERNARY, Dtype.Q8, compression=used, n_real_layers=1
+        )
+        with Reader(path) as reader:
+            assert reader.units[2].compression == used  # the one without weights
+        _native.verify_file(path)
+        with qsf.Model(path, ram_budget=None) as model:
+            logits.append(model.logits([3, 260, 7]).tobytes())
+    assert logits[0] == logits[1]
+
+
+@pytest.mark.parametrize("n_real_layers", [0, 1])
+def test_a_sparse_model_is_whole_and_takes_little_of_the_disk(
+    make_model: ModuleType, tmp_path: Path, n_real_layers: int
+) -> None:
+    shape = make_model.Shape(6, 256, 1024, 4, 2, 261, 32)
+    path = tmp_path / "m.qsf"
+    make_model.write_model(path, shape, Dtype.Q8, Dtype.Q8, n_real_layers=n_real_layers)
+    with Reader(path) as reader:
+        layer_bytes = reader.units[1].stored_bytes
+        for unit in reader.units[1:-1]:
+            matrices = [t for t in unit.tensors if t.layout == Layout.TILES]
+            is_real = unit.idx <= n_real_layers
+            assert all(any(reader.read_tensor(t)) == is_real for t in matrices)
+        reader.verify()
+    _native.verify_file(path)
+    file = path.stat()
+    assert file.st_blocks * 512 < file.st_size - (5 - n_real_layers) * layer_bytes
     with qsf.Model(path, ram_budget=None) as model:
         logits = model.logits([3, 260, 7])
     assert np.isfinite(logits).all()
