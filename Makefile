@@ -23,9 +23,8 @@ INPUTS := $(shell find csrc qsf converter -name '*.[ch]' -o -name '*.py' -o -nam
 	pyproject.toml CMakeLists.txt
 COMMA := ,
 FUZZ_SECONDS ?= 60
-# No model runs in these: one instruction set is enough.
-ISA_FREE := attacks build checkpoint converter converter_metadata converter_refusals docs format \
-	reference tiles tokenizer
+# In these the arithmetic of models is looked at; for the others one instruction set is enough.
+ISA_TESTS := converted_logits forward kv_cache native public_api same_everywhere
 # Of the exhaustive loops of the C tests, where a case is slow or was tried by another verb: see
 # tests/c/check.h. `make test-c` runs all cases.
 THINNED := export QSF_CHECK_STRIDE=7;
@@ -94,14 +93,14 @@ check-slow: build/install.stamp ## the slow Python tests
 
 check: lint check-isa check-san check-slow test ## everything that this machine can run
 
-check-isa: build/install.stamp ## the C and Python tests, once per instruction set
+check-isa: build/install.stamp ## the C tests and those of models, once per instruction set
 	@levels=$$($(PY) -c 'from qsf._qsf import ffi, lib; m = ffi.new("qsf_machine *"); \
 		assert lib.qsf_machine_describe(m) == 0; print(ffi.string(m.isa_available).decode())'); \
 	for isa in $$levels; do \
 		echo "QSF_ISA=$$isa"; export QSF_ISA=$$isa; $(THINNED) \
 		$(call c_tests,c,); \
 		$(PY) -m pytest -m "not slow and not golden" $(PYTEST_ARGS) \
-			$(ISA_FREE:%=--ignore=tests/python/test_%.py); \
+			$(ISA_TESTS:%=tests/python/test_%.py); \
 	done
 
 check-san: build/install.stamp ## the C tests with address, undefined and thread sanitizers
