@@ -19,7 +19,7 @@ from pathlib import Path
 
 from qsf.converter import convert
 from qsf.converter.compression import LEAST_GAIN, Measured, measure
-from qsf.converter.convert import QUANT_TYPES
+from qsf.converter.plan import QUANT_TYPES
 from qsf.format import Compression, Reader
 from qsf.format_blocks import LZ4HC_LEVEL, ZSTD_LEVEL, pack_block
 from qsf.format_layout import COMPRESSED_BLOCK_BYTES

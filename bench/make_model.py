@@ -27,7 +27,7 @@ from make_checkpoint import SHAPES, Shape
 
 from qsf.converter import metadata
 from qsf.converter.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION, parse_compression
-from qsf.converter.convert import DEFAULT_EMBED_TYPE, QUANT_TYPES
+from qsf.converter.plan import DEFAULT_EMBED_TYPE, QUANT_TYPES
 from qsf.converter.quantisers import quantise_rows
 from qsf.format import (
     BLOCK,

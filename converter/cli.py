@@ -16,7 +16,8 @@ import typer
 
 from qsf import command, typer_command
 from qsf.converter.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION
-from qsf.converter.convert import DEFAULT_QUANT_TYPE, QUANT_TYPES, Report, convert
+from qsf.converter.convert import Report, convert
+from qsf.converter.plan import DEFAULT_QUANT_TYPE, QUANT_TYPES
 from qsf.errors import QsfArgumentError
 
 PROGRAM = "qsf-convert"

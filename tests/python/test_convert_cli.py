@@ -16,7 +16,7 @@ import hf_makers
 import pytest
 from safetensors.numpy import save_file
 
-from qsf.converter.convert import QUANT_TYPES
+from qsf.converter.plan import QUANT_TYPES
 from qsf.format import Reader
 
 BITS = {

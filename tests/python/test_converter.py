@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from qsf.converter import convert
 from qsf.converter import convert as convert_function
-from qsf.converter.convert import QUANT_TYPES
+from qsf.converter.plan import QUANT_TYPES
 from qsf.converter.quantisers import quantise_rows
 from qsf.converter.tiles import dequantise_tiles
 from qsf.format import Activation, Dtype, Layout, Reader, TensorType
@@ -201,7 +201,7 @@ def test_sharded_is_single_and_threads_do_not_matter(tmp_path: Path) -> None:
 
 def test_pieces_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row ranges, gathered columns and a small memory bound give the same bytes."""
-    module = importlib.import_module("qsf.converter.convert")
+    module = importlib.import_module("qsf.converter.pieces")
     for make in (hf_makers.llama, hf_makers.gpt2):
         folder, _ = make(tmp_path / make.__name__)
         convert(folder, tmp_path / "whole.qsf", overwrite=True)

@@ -17,7 +17,7 @@ from tiny_checkpoints import LINEAR_SCALING, LLAMA3_SCALING, make_gpt2, make_lla
 
 import qsf
 from qsf.converter import convert
-from qsf.converter.convert import QUANT_TYPES
+from qsf.converter.plan import QUANT_TYPES
 
 VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (make_llama, {}),

@@ -13,7 +13,7 @@ import pytest
 
 import qsf
 from qsf import _native
-from qsf.converter.convert import QUANT_TYPES
+from qsf.converter.plan import QUANT_TYPES
 from qsf.format import Compression, Dtype, Layout, Reader
 
 

@@ -23,7 +23,7 @@ from tiny_checkpoints import make_gpt2, make_llama, make_mistral
 import qsf
 from qsf import _native
 from qsf.converter import convert
-from qsf.converter.convert import QUANT_TYPES
+from qsf.converter.plan import QUANT_TYPES
 
 MAKERS = {"llama": make_llama, "mistral": make_mistral, "gpt2": make_gpt2}
 TOKENS = np.random.default_rng(8).integers(0, 101, 60).tolist()

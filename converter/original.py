@@ -1,0 +1,250 @@
+"""The original model in full precision, one layer at a time.
+
+Calibration and evaluation need what the unrounded model computes. Here a layer's weights are read
+as f32 matrices when its turn comes and dropped after it, so that memory holds one layer and the
+activations of the texts, whatever the model's size. Layers have the shapes of docs/format.md;
+products are numpy's, so sums are those of the machine's BLAS, not of the engine.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.converter.architectures import Place
+from qsf.converter.checkpoint import Checkpoint, Float32Array
+from qsf.converter.pieces import Piece, read_target
+from qsf.converter.plan import Plan, Target
+from qsf.format import Activation, Arch, Header, Norm, Positions, RopeScaling, TensorType
+
+T = TensorType
+Weights = dict[TensorType, Float32Array]
+# Called with the matrices that read an input, and the input [n_tokens, n_inputs].
+Observer = Callable[[tuple[TensorType, ...], Float32Array], None]
+
+# The matrices of a layer by what they read, in the order of the forward pass.
+INPUT_GROUPS: Final = ((T.Q, T.K, T.V), (T.ATTN_OUT,), (T.FFN_GATE, T.FFN_UP), (T.FFN_DOWN,))
+_BIASES: Final = {
+    T.Q: T.Q_BIAS,
+    T.K: T.K_BIAS,
+    T.V: T.V_BIAS,
+    T.ATTN_OUT: T.ATTN_OUT_BIAS,
+    T.FFN_GATE: T.FFN_GATE_BIAS,
+    T.FFN_UP: T.FFN_UP_BIAS,
+    T.FFN_DOWN: T.FFN_DOWN_BIAS,
+    T.ATTN_NORM: T.ATTN_NORM_BIAS,
+    T.FFN_NORM: T.FFN_NORM_BIAS,
+    T.FINAL_NORM: T.FINAL_NORM_BIAS,
+}
+_HEAD_ROWS: Final = 16384  # of the head at once
+
+
+class Original:
+    """A checkpoint as a function, layer by layer; windows of tokens are independent texts."""
+
+    def __init__(self, plan: Plan, checkpoint: Checkpoint) -> None:
+        """Take what ``make_plan`` found; reads nothing yet."""
+        self.header: Header = plan.facts.header
+        self.arch: Arch = plan.facts.arch
+        self._checkpoint = checkpoint
+        self._by_unit: dict[int, list[Target]] = {}
+        for target in plan.targets:
+            self._by_unit.setdefault(target.unit_idx, []).append(target)
+        self._frequencies = _rope_frequencies(self.header, self.arch)
+
+    def targets(self, unit_idx: int) -> list[Target]:
+        """The tensors of a unit: 0 embedding, 1 .. n_layers, n_layers + 1 final."""
+        return self._by_unit[unit_idx]
+
+    def weights(self, unit_idx: int) -> Weights:
+        """Read all tensors of a unit as f32: matrices [n_rows, n_cols], vectors [n]."""
+        found: Weights = {}
+        for target in self._by_unit[unit_idx]:
+            if target.rule.target is None:  # learned positions
+                continue
+            values = read_target(target, self._checkpoint)
+            found[target.rule.target] = values[0] if target.is_vector else values
+        return found
+
+    def embed(self, tokens: NDArray[np.integer]) -> Float32Array:
+        """Return the residual stream [n_windows, n_tokens, dim] of token ids [n_windows, n_tokens].
+
+        Reads the rows of the embedding that occur, and the positions.
+        """
+        x = np.empty((*tokens.shape, self.header.dim), np.float32)
+        for target in self._by_unit[0]:
+            if target.rule.place is Place.EMBEDDING:
+                for start, rows in _row_ranges(target, self._checkpoint):
+                    here = (tokens >= start) & (tokens < start + len(rows))
+                    x[here] = rows[tokens[here] - start]
+        for target in self._by_unit[0]:
+            if target.rule.place is Place.POSITIONS:
+                x += read_target(target, self._checkpoint)[: tokens.shape[1]]
+        return x
+
+    def layer(
+        self, weights: Weights, x: Float32Array, observe: Observer | None = None
+    ) -> Float32Array:
+        """Return the residual stream behind a layer; ``x`` [n_windows, n_tokens, dim] is kept.
+
+        ``observe`` is told the input of every matrix, all tokens of a window at once.
+        """
+        out = np.empty_like(x)
+        for i in range(len(x)):
+            out[i] = self._layer_of_window(weights, x[i], observe)
+        return out
+
+    def final_norm(self, weights: Weights, x: Float32Array) -> Float32Array:
+        """Return what the head reads, of ``x`` [..., dim]; ``weights`` are the final unit's."""
+        return self._normalise(weights, T.FINAL_NORM, x)
+
+    def head_rows(self) -> Iterator[tuple[int, Float32Array]]:
+        """Yield the rows of the head as (first row, [n_rows, dim])."""
+        place = Place.EMBEDDING if self.arch.tied_head else Place.FINAL
+        for target in self._by_unit[0] + self._by_unit[self.header.n_layers + 1]:
+            if target.is_matrix and target.rule.place is place:
+                yield from _row_ranges(target, self._checkpoint)
+
+    def logits(self, x: Float32Array) -> Float32Array:
+        """Return logits [n_tokens, n_vocab] of the residual stream [n_tokens, dim]."""
+        x = self.final_norm(self.weights(self.header.n_layers + 1), x)
+        out = np.empty((len(x), self.header.n_vocab), np.float32)
+        for start, rows in self.head_rows():
+            np.matmul(x, rows.T, out=out[:, start : start + len(rows)])
+        return out
+
+    # ---- parts of a layer ----
+
+    def _layer_of_window(
+        self, w: Weights, x: Float32Array, observe: Observer | None
+    ) -> Float32Array:
+        heads = self._attend(w, self._normalise(w, T.ATTN_NORM, x), observe)
+        if observe is not None:
+            observe((T.ATTN_OUT,), heads)
+        x = x + _linear(w, T.ATTN_OUT, heads)
+        hidden = self._ffn_hidden(w, self._normalise(w, T.FFN_NORM, x), observe)
+        if observe is not None:
+            observe((T.FFN_DOWN,), hidden)
+        return np.asarray(x + _linear(w, T.FFN_DOWN, hidden))
+
+    def _attend(self, w: Weights, y: Float32Array, observe: Observer | None) -> Float32Array:
+        """Return the mixed values of all heads, [n_tokens, n_heads * head_dim]."""
+        if observe is not None:
+            observe((T.Q, T.K, T.V), y)
+        header, n_tokens = self.header, len(y)
+        n_kv_heads = header.n_kv_heads or header.n_heads
+        n_shared = header.n_heads // n_kv_heads
+        # [heads, tokens, head_dim]
+        q, k, v = (
+            _linear(w, kind, y).reshape(n_tokens, -1, header.head_dim).transpose(1, 0, 2)
+            for kind in (T.Q, T.K, T.V)
+        )
+        if header.positions == Positions.ROPE:
+            angles = np.arange(n_tokens)[:, None] * self._frequencies
+            cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+            is_interleaved = self.arch.rope_interleaved
+            q, k = _rotate(q, cos, sin, is_interleaved), _rotate(k, cos, sin, is_interleaved)
+        out = np.empty((n_tokens, header.n_heads, header.head_dim), np.float32)
+        hidden = _hidden_positions(n_tokens, self.arch.window_tokens)
+        for head in range(header.n_heads):
+            scores = q[head] @ k[head // n_shared].T
+            scores *= np.float32(1 / math.sqrt(header.head_dim))
+            scores[hidden] = -np.inf
+            scores -= scores.max(axis=1, keepdims=True)
+            np.exp(scores, out=scores)
+            scores /= scores.sum(axis=1, keepdims=True)
+            out[:, head] = scores @ v[head // n_shared]
+        return out.reshape(n_tokens, -1)
+
+    def _ffn_hidden(self, w: Weights, y: Float32Array, observe: Observer | None) -> Float32Array:
+        kinds = tuple(kind for kind in (T.FFN_GATE, T.FFN_UP) if kind in w)
+        if observe is not None:
+            observe(kinds, y)
+        up = _linear(w, T.FFN_UP, y)
+        if T.FFN_GATE not in w:
+            return _activate(self.header.activation, up)
+        gate = _activate(self.header.activation, _linear(w, T.FFN_GATE, y))
+        gate *= up
+        return gate
+
+    def _normalise(self, w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:
+        if self.header.norm == Norm.LAYER:
+            x = x - x.mean(axis=-1, keepdims=True)
+        square = np.mean(x * x, axis=-1, keepdims=True)
+        y = x / np.sqrt(square + np.float32(self.arch.norm_epsilon)) * w[kind]
+        if _BIASES[kind] in w:
+            y += w[_BIASES[kind]]
+        return np.asarray(y, np.float32)
+
+
+def _linear(w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:
+    y: Float32Array = x @ w[kind].T
+    if _BIASES[kind] in w:
+        y += w[_BIASES[kind]]
+    return y
+
+
+def _row_ranges(target: Target, checkpoint: Checkpoint) -> Iterator[tuple[int, Float32Array]]:
+    for start in range(0, target.n_rows, _HEAD_ROWS):
+        piece = Piece(target, start, min(start + _HEAD_ROWS, target.n_rows))
+        yield start, read_target(target, checkpoint, piece)
+
+
+def _hidden_positions(n_tokens: int, window_tokens: int) -> NDArray[np.bool_]:
+    """Which keys [columns] a query [rows] does not see: later ones, and those out of the window."""
+    behind = np.arange(n_tokens)[:, None] - np.arange(n_tokens)
+    hidden: NDArray[np.bool_] = behind < 0
+    if window_tokens:
+        hidden |= behind >= window_tokens
+    return hidden
+
+
+def _rotate(
+    x: Float32Array, cos: Float32Array, sin: Float32Array, is_interleaved: bool
+) -> Float32Array:
+    """RoPE on the first 2 * n angles of each head; x [heads, tokens, head_dim]."""
+    n = cos.shape[1]
+    out = x.copy()
+    first, second = (
+        (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
+        if is_interleaved
+        else (slice(0, n), slice(n, 2 * n))
+    )
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., second] * cos + x[..., first] * sin
+    return out
+
+
+def _rope_frequencies(header: Header, arch: Arch) -> NDArray[np.float64]:
+    """Angles per position, one for each pair of dimensions; scaled as LLaMA 3 does if so asked."""
+    if header.positions != Positions.ROPE:
+        return np.empty(0)
+    n_dims = arch.rope_dims or header.head_dim
+    frequencies = header.rope_theta ** -(np.arange(0, n_dims, 2) / n_dims)
+    if arch.rope_scaling == RopeScaling.LINEAR:
+        return np.asarray(frequencies / arch.rope_factor)
+    if arch.rope_scaling == RopeScaling.LLAMA3:
+        turns = arch.rope_original_tokens * frequencies / (2 * math.pi)
+        low, high = arch.rope_low_freq_factor, arch.rope_high_freq_factor
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        return np.asarray(frequencies * (kept + (1 - kept) / arch.rope_factor))
+    return np.asarray(frequencies)
+
+
+def _activate(kind: int, x: Float32Array) -> Float32Array:
+    if kind == Activation.SILU:
+        with np.errstate(over="ignore"):
+            return np.asarray(x / (1 + np.exp(-x)))
+    if kind == Activation.GELU_TANH:
+        inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+        return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)))
+    if kind == Activation.GELU_ERF:
+        erf = np.frompyfunc(math.erf, 1, 1)(x * np.float32(math.sqrt(0.5)))
+        return np.asarray(np.float32(0.5) * x * (1 + erf.astype(np.float32)))
+    positive: Float32Array = np.maximum(x, 0)
+    return positive * positive if kind == Activation.RELU_SQUARED else positive
