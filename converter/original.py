@@ -247,4 +247,6 @@ def _activate(kind: int, x: Float32Array) -> Float32Array:
         erf = np.frompyfunc(math.erf, 1, 1)(x * np.float32(math.sqrt(0.5)))
         return np.asarray(np.float32(0.5) * x * (1 + erf.astype(np.float32)))
     positive: Float32Array = np.maximum(x, 0)
-    return positive * positive if kind == Activation.RELU_SQUARED else positive
+    if kind == Activation.RELU_SQUARED:
+        positive *= positive
+    return positive
