@@ -209,7 +209,7 @@ def _rotate(
 ) -> Float32Array:
     """RoPE on the first 2 * n angles of each head; x [heads, tokens, head_dim]."""
     n = cos.shape[1]
-    out = x.copy()
+    out: Float32Array = x.copy()
     first, second = (
         (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
         if is_interleaved
