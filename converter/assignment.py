@@ -51,18 +51,25 @@ _MIXED: Final[Mapping[int, Dtype]] = {
 }
 _MIXED_EMBEDDING: Final = Dtype.Q4
 
-# How much an error in a matrix weighs, when nothing was measured; 1 if it is not here.
+# What an error in a matrix of a layer weighs, when nothing was measured: medians of what
+# `sensitivity` found in a small LLaMA (bench/LOG.md).
 _WEIGHTS: Final[Mapping[int, float]] = {
-    TensorType.V: 1.5,
+    TensorType.Q: 0.5,
+    TensorType.K: 0.6,
+    TensorType.V: 1.0,
+    TensorType.ATTN_OUT: 0.7,
+    TensorType.FFN_GATE: 1.4,
+    TensorType.FFN_UP: 1.0,
     TensorType.FFN_DOWN: 1.5,
-    TensorType.EMBEDDING: 10.0,
-    TensorType.HEAD: 10.0,
 }
+_FIRST_LAYER: Final = 3.0  # times as much as the others
+_TABLES: Final = 5.0  # embedding and head together, times the number of layers
 
 _EXACT: Final = 1e-9  # costs that are relatively closer than this are the same
 _NEGLIGIBLE: Final = 1e-4  # of a file
 _MB: Final = 1e6
 _MOST_STATES: Final = 1 << 23  # partial choices that are remembered, over all matrices
+_LEAST_STATES: Final = 256  # after each matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,14 +242,13 @@ def _n_weights(plan: Plan) -> int:
 
 
 def guessed_costs(
-    targets: Iterable[Target], types: Mapping[str, Collection[Dtype]]
+    plan: Plan, types: Mapping[str, Collection[Dtype]]
 ) -> dict[str, dict[Dtype, float]]:
-    """Return costs for `assign` from nothing but the shapes and the types of matrices.
+    """Return costs for `fit_to_size` without any measurement, by ``Target.name``.
 
     A matrix costs what its type does to weights of a bell shape, relative to their energy, times
-    what such a matrix weighs: rounding a large matrix and a small one does about the same to the
-    residual stream, down and V somewhat more than the others, the embedding ten times as much.
-    The weights are rough means of what `sensitivity` measured (bench/LOG.md).
+    what such a matrix weighs. Its size does not matter: rounding a large matrix and a small one
+    disturbs the residual stream about as much. Measured costs are much better.
     """
     bell = np.random.default_rng(0).standard_normal((64, 1024)).astype(np.float32)
     losses: dict[Dtype, float] = {}
@@ -250,14 +256,20 @@ def guessed_costs(
         errors = ErrorSums()
         quantise_rows(dtype, bell, errors)
         losses[dtype] = errors.squared_error / errors.source_energy
-    return {
-        target.name: {
-            dtype: losses[dtype] * _WEIGHTS.get(target.rule.target or 0, 1.0)
-            for dtype in types[target.name]
-        }
-        for target in targets
-        if target.name in types
-    }
+    costs = {}
+    for target in plan.targets:
+        if target.name in types:
+            weight = _weight(target, plan)
+            costs[target.name] = {dtype: losses[dtype] * weight for dtype in types[target.name]}
+    return costs
+
+
+def _weight(target: Target, plan: Plan) -> float:
+    if target.rule.place is not Place.LAYER:
+        n_tables = 1 if plan.facts.arch.tied_head else 2
+        return _TABLES * plan.facts.header.n_layers / n_tables
+    assert target.rule.target is not None  # only learned positions have no type
+    return _WEIGHTS.get(target.rule.target, 1.0) * (_FIRST_LAYER if target.unit_idx == 1 else 1.0)
 
 
 # ---- the knapsack ----
@@ -392,7 +404,7 @@ class _Search:
         self.bound = math.fsum(float(v.min()) for v in priced) - price * budget_bytes
         # The items that weigh most first: the small ones fill up what is left.
         self.order = sorted(range(len(items)), key=lambda i: (-int(items[i].n_bytes[-1]), i))
-        self.most_states = max(256, _MOST_STATES // max(1, len(items)))
+        self.most_states = max(_LEAST_STATES, _MOST_STATES // max(1, len(items)))
 
     def run(self) -> tuple[list[int], float]:
         """Return the best choice found, and a bound of what any choice costs."""
@@ -425,7 +437,7 @@ class _Search:
         n_bytes = (states.n_bytes[:, None] + item.n_bytes).ravel()
         costs = (states.costs[:, None] + item.costs).ravel()
         regret = (states.regrets[:, None] + regrets).ravel()
-        kept = np.flatnonzero((n_bytes <= most_bytes) & (regret <= gap * (1 + _EXACT)))
+        kept = np.flatnonzero((n_bytes <= most_bytes) & (regret <= gap + _EXACT * abs(self.cost)))
         kept = kept[np.lexsort((costs[kept], n_bytes[kept]))]
         least = np.minimum.accumulate(costs[kept])
         is_better = np.ones(len(kept), bool)

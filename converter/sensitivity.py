@@ -30,9 +30,10 @@ from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.format import Dtype, TensorType, dtype_name
 
 # What is measured in a layer; the other types follow from their output errors, see `measure`.
-MEASURED: Final = (Dtype.Q2,)
+MEASURED: Final = (Dtype.Q2, Dtype.Q3)
 DEFAULT_MEMORY_BYTES: Final = 1 << 30  # for all residual streams together
 MOST_TOKENS: Final = 2048
+_FEW_TOKENS: Final = 512
 
 _HEAD: Final = "HEAD"
 
@@ -101,19 +102,35 @@ def round_matrix(dtype: Dtype, rows: Float32Array) -> Float32Array:
     return dequantise_tiles(dtype, quantise_rows(dtype, rows), *rows.shape)
 
 
-def most_tokens(
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much `measure` does: the types it measures in layers, and the tokens it takes."""
+
+    measured: tuple[Dtype, ...]
+    n_tokens: int
+
+
+def choose_effort(
     original: Original,
     candidates: Mapping[str, Collection[Dtype]],
     *,
-    measured: Collection[Dtype] = MEASURED,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
-) -> int:
-    """Return how many tokens ``measure`` can take: all streams stay below ``memory_bytes``.
+) -> Effort:
+    """Return the most that keeps all residual streams together below ``memory_bytes``.
 
-    At most 2048, which is enough to rank matrices, and at least 1.
+    Up to 2048 tokens, which ranks matrices well enough, at least 1. 2-bit and 3-bit are measured
+    if 512 tokens fit, otherwise 2-bit alone with twice as many: a model of 1.1 G weights (22 layers, 2048
+    wide) gets 700 tokens, one of 7 G weights (32 layers, 4096 wide) 260, which take some 5e14
+    operations: one to two hours on two cores.
     """
-    n_streams = 2 + original.header.n_layers + len(_jobs(original, candidates, measured))
-    return max(1, min(MOST_TOKENS, memory_bytes // (n_streams * original.header.dim * 4)))
+    for measured in (MEASURED, MEASURED[:1]):
+        n_streams = len(_jobs(original, candidates, measured)) + original.header.n_layers
+        # Beside them the original's, and the ones that come out of a layer while those that
+        # went in are still there.
+        n_tokens = memory_bytes // ((n_streams + 3) * original.header.dim * 4)
+        if n_tokens >= _FEW_TOKENS:
+            break
+    return Effort(measured, max(1, min(MOST_TOKENS, n_tokens)))
 
 
 def measure(
@@ -136,7 +153,8 @@ def measure(
 
     Args:
         original: the model.
-        windows: token ids, [n_windows, n_tokens]; independent texts. See ``most_tokens``.
+        windows: token ids, [n_windows, n_tokens]; independent texts; as many as
+            ``choose_effort`` says.
         candidates: types by ``Target.name``; matrices that are missing are not measured.
         measured: the types of which KL is measured in layers.
         progress: called with the passes done and in all; a pass is one stream in one layer, or
@@ -197,7 +215,8 @@ class _Measurement:
         for layer in range(original.header.n_layers):
             x = self._pass_layer(layer, x)
         self._start_heads(x)
-        found = self._divergences(x)
+        with np.errstate(all="ignore"):  # the result is looked at
+            found = self._divergences(x)
         if not np.isfinite(found).all():
             raise QsfConversionError("the model computes NaN or infinity on the calibration texts")
         return self._result([max(0.0, float(value)) for value in found])
