@@ -119,9 +119,9 @@ def choose_effort(
     """Return the most that keeps all residual streams together below ``memory_bytes``.
 
     Up to 2048 tokens, which ranks matrices well enough, at least 1. 2-bit and 3-bit are measured
-    if 512 tokens fit, otherwise 2-bit alone with twice as many: a model of 1.1 G weights (22 layers, 2048
-    wide) gets 700 tokens, one of 7 G weights (32 layers, 4096 wide) 260, which take some 5e14
-    operations: one to two hours on two cores.
+    if 512 tokens fit, otherwise 2-bit alone with twice as many. A model of 1.1 G weights (22
+    layers, 2048 wide) gets 700 tokens; one of 7 G weights (32 layers, 4096 wide) 260, which take
+    some 5e14 operations: one to two hours on two cores.
     """
     for measured in (MEASURED, MEASURED[:1]):
         n_streams = len(_jobs(original, candidates, measured)) + original.header.n_layers
@@ -399,7 +399,9 @@ def _check(
     original: Original, windows: NDArray[np.integer], candidates: Mapping[str, Collection[Dtype]]
 ) -> None:
     if windows.ndim != 2 or not windows.size:
-        raise QsfArgumentError(f"calibration windows of shape {list(windows.shape)}: two axes needed")
+        raise QsfArgumentError(
+            f"calibration windows of shape {list(windows.shape)}: two axes needed"
+        )
     n_vocab = original.header.n_vocab
     least, most = int(windows.min()), int(windows.max())
     if least < 0 or most >= n_vocab:
@@ -448,15 +450,11 @@ def _tile_bytes(dtype: Dtype) -> int:
     return TILE_DTYPES[dtype].itemsize
 
 
-def _measured_types(
-    types: tuple[Dtype, ...], measured: Collection[Dtype]
-) -> tuple[Dtype, ...]:
+def _measured_types(types: tuple[Dtype, ...], measured: Collection[Dtype]) -> tuple[Dtype, ...]:
     return tuple(dtype for dtype in types if dtype in measured) or types
 
 
-def _scaled(
-    measured: Mapping[Dtype, float], errors: Mapping[Dtype, float]
-) -> dict[Dtype, float]:
+def _scaled(measured: Mapping[Dtype, float], errors: Mapping[Dtype, float]) -> dict[Dtype, float]:
     """Costs of all types: measured, or scaled from the measured type next in size."""
     costs = {}
     for dtype in errors:

@@ -117,7 +117,7 @@ def budget_at(targets: list[Target], bits_per_weight: float) -> int:
     return int(sum(t.n_rows * t.n_cols for t in targets) * bits_per_weight / 8)
 
 
-@pytest.mark.parametrize("bits_per_weight", [2.26, 2.6, 3.5, 4.85, 9.0])
+@pytest.mark.parametrize("bits_per_weight", [2.26, 3.5, 4.85, 9.0])
 def test_large_models_are_solved_exactly(
     large: tuple[list[Target], Costs], bits_per_weight: float
 ) -> None:
@@ -127,13 +127,12 @@ def test_large_models_are_solved_exactly(
     assert found.n_bytes <= budget_bytes
     assert found.bound == found.cost
     # A price of a byte, whichever, proves a bound of all choices; the best price is near.
-    bounds = []
-    for price in np.geomspace(1e-14, 1e-8, 400):
-        priced = [
-            min(cost + price * data_bytes(t, dtype) for dtype, cost in costs[t.name].items())
-            for t in targets
-        ]
-        bounds.append(sum(priced) - price * budget_bytes)
+    n_bytes = np.array([[data_bytes(t, dtype) for dtype in TYPES] for t in targets])
+    values = np.array([[costs[t.name][dtype] for dtype in TYPES] for t in targets])
+    bounds = [
+        (values + price * n_bytes).min(axis=1).sum() - price * budget_bytes
+        for price in np.geomspace(1e-14, 1e-8, 400)
+    ]
     assert max(bounds) <= found.cost * (1 + 1e-9)
     if bits_per_weight < 8.25:
         assert found.cost <= max(bounds) * 1.01
@@ -160,9 +159,7 @@ def test_the_bound_is_true_when_states_are_dropped(
 
 def test_the_order_of_the_costs_does_not_matter(large: tuple[list[Target], Costs]) -> None:
     targets, costs = large
-    turned = {
-        name: dict(reversed(by_type.items())) for name, by_type in reversed(costs.items())
-    }
+    turned = {name: dict(reversed(by_type.items())) for name, by_type in reversed(costs.items())}
     budget_bytes = budget_at(targets, 3.3)
     assert assign(targets, costs, budget_bytes) == assign(targets, turned, budget_bytes)
 

@@ -43,9 +43,7 @@ def llama(tmp_path: Path) -> Iterator[Original]:
 
 def open_original(folder: Path) -> Iterator[Original]:
     with open_source(folder) as source:
-        plan = make_plan(
-            source.family, source.facts, source.checkpoint, Policy(Dtype.Q4, Dtype.Q8)
-        )
+        plan = make_plan(source.family, source.facts, source.checkpoint, Policy(Dtype.Q4, Dtype.Q8))
         yield Original(plan, source.checkpoint)
 
 
@@ -53,7 +51,9 @@ def some_windows(n_windows: int = 2, n_tokens: int = 24) -> NDArray[np.int32]:
     return np.random.default_rng(3).integers(0, 101, (n_windows, n_tokens)).astype(np.int32)
 
 
-def all_candidates(model: Original, types: tuple[Dtype, ...] = TYPES) -> dict[str, tuple[Dtype, ...]]:
+def all_candidates(
+    model: Original, types: tuple[Dtype, ...] = TYPES
+) -> dict[str, tuple[Dtype, ...]]:
     units = range(model.header.n_layers + 2)
     return {t.name: types for unit in units for t in model.targets(unit) if t.is_matrix}
 
