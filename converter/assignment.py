@@ -215,8 +215,8 @@ def fit_to_size(
             f" ({least_bytes * 8 / _n_weights(plan):.2f} bits a weight, {others_bytes / _MB:.2f} MB"
             " of them tokenizer and metadata); ask for that or more, or convert a smaller model"
         )
-    # Beside the matrices there is padding between units that depends on them. So first as if
-    # there were as little of it as in the smallest file, then with what was too much taken off.
+    # Between units is padding that depends on what the matrices get. So first as if there were
+    # none, then with what was too much taken off.
     matrix_bytes = sum(_data_bytes(t, smallest[t.name]) for t in plan.targets if t.is_matrix)
     budget_bytes = (
         most_bytes - (least_bytes - matrix_bytes) + UNIT_ALIGN * (plan.facts.header.n_layers + 2)
@@ -305,8 +305,7 @@ def assign(
         )
     price = _price(items, budget_bytes)
     chosen = _fill(items, price, budget_bytes)
-    open_items = _Search(items, price, budget_bytes, chosen)
-    chosen, bound = open_items.run()
+    chosen, bound = _Search(items, price, budget_bytes, chosen).run()
     cost = _cost(items, chosen)
     return Assignment(
         dtypes={item.name: item.dtypes[k] for item, k in zip(items, chosen, strict=True)},
