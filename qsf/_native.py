@@ -38,7 +38,7 @@ def _error(status: int) -> errors.QsfError:
     return _ERROR_OF_STATUS.get(status, errors.QsfError)(detail)
 
 
-def _check(status: int) -> None:
+def check_status(status: int) -> None:
     if status != lib.QSF_OK:
         raise _error(status)
 
@@ -72,7 +72,7 @@ class Machine:
 def describe_machine() -> Machine:
     """Return what the engine would run with; the two last fields describe this process now."""
     out = ffi.new("qsf_machine *")
-    _check(lib.qsf_machine_describe(out))
+    check_status(lib.qsf_machine_describe(out))
     return Machine(
         isa_name=_text(out.isa_name),
         isa_available=tuple(_text(out.isa_available).split()),
@@ -187,13 +187,13 @@ def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
     status = lib.qsf_model_plan(_path(path), options.as_struct(), out)
     if status == lib.QSF_ERR_NOMEM and out.min_budget_bytes:
         return _plan(out, is_enough=False)
-    _check(status)
+    check_status(status)
     return _plan(out, is_enough=True)
 
 
 def verify_file(path: str | os.PathLike[str]) -> None:
     """Check every stored byte of the file."""
-    _check(lib.qsf_file_verify(_path(path)))
+    check_status(lib.qsf_file_verify(_path(path)))
 
 
 def _path(path: str | os.PathLike[str]) -> bytes:
@@ -235,7 +235,7 @@ class NativeModel:
 
     def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
         out = ffi.new("qsf_model **")
-        _check(lib.qsf_model_open(_path(path), options.as_struct(), out))
+        check_status(lib.qsf_model_open(_path(path), options.as_struct(), out))
         self._handle: Any = ffi.gc(out[0], lib.qsf_model_close)
 
     def close(self) -> None:
@@ -283,7 +283,7 @@ class NativeModel:
         if n_bytes == 0:
             return None
         out = bytearray(n_bytes)
-        _check(
+        check_status(
             lib.qsf_model_section(self._live_handle(), tag.encode(), ffi.from_buffer(out), n_bytes)
         )
         return bytes(out)
@@ -307,7 +307,7 @@ class NativeModel:
     def create_session(self) -> NativeSession:
         """Return a new session, which has its own tokens and cache."""
         out = ffi.new("qsf_session **")
-        _check(lib.qsf_session_create(self._live_handle(), out))
+        check_status(lib.qsf_session_create(self._live_handle(), out))
         return NativeSession(out[0])
 
 
@@ -427,14 +427,14 @@ class NativeSession:
     def sync_chunk(self, tokens: array[int]) -> int:
         """Evaluate at most one chunk towards holding ``tokens``; return how many are done."""
         n_done = ffi.new("size_t *")
-        _check(lib.qsf_session_sync(self._live_handle(), _tokens(tokens), len(tokens), n_done))
+        check_status(lib.qsf_session_sync(self._live_handle(), _tokens(tokens), len(tokens), n_done))
         return int(n_done[0])
 
     def score_chunk(self, tokens: array[int], logits: npt.NDArray[np.float32], n_done: int) -> int:
         """Fill rows of ``logits`` [n_tokens, n_vocab] from ``n_done`` on; return the new n_done."""
         done = ffi.new("size_t *", n_done)
         floats = ffi.from_buffer("float[]", logits, require_writable=True)
-        _check(
+        check_status(
             lib.qsf_session_score(
                 self._live_handle(), _tokens(tokens), len(tokens), floats, len(floats), done
             )
@@ -443,7 +443,7 @@ class NativeSession:
 
     def step(self, token: int) -> None:
         """Evaluate one token after those the session holds."""
-        _check(lib.qsf_session_step(self._live_handle(), token))
+        check_status(lib.qsf_session_step(self._live_handle(), token))
 
     def position(self) -> int:
         """Return how many tokens the session holds."""
@@ -451,7 +451,7 @@ class NativeSession:
 
     def rewind(self, n_tokens: int) -> None:
         """Forget all but the first ``n_tokens``."""
-        _check(lib.qsf_session_rewind(self._live_handle(), n_tokens))
+        check_status(lib.qsf_session_rewind(self._live_handle(), n_tokens))
 
     def cancel(self) -> None:
         """Stop the running call, or the next; from any thread."""
@@ -460,7 +460,7 @@ class NativeSession:
     def read_logits(self, out: npt.NDArray[np.float32]) -> None:
         """Copy the logits [n_vocab] after the last token."""
         floats = ffi.from_buffer("float[]", out, require_writable=True)
-        _check(lib.qsf_session_logits(self._live_handle(), floats, len(floats)))
+        check_status(lib.qsf_session_logits(self._live_handle(), floats, len(floats)))
 
     def stats(self) -> SessionStats:
         """Return what the session has done so far."""
@@ -494,7 +494,7 @@ class NativeSampler:
 
     def choose(self, session: NativeSession, recent: array[int]) -> int:
         """Return the next token; the repetition penalty applies to ``recent``."""
-        _check(
+        check_status(
             lib.qsf_session_sample(
                 session._live_handle(),
                 self._how,
