@@ -5,7 +5,8 @@ Runs in a Python of its own, with
 (bench/peer.py says what to mind on processors with AMX), without QSF and without torch. Every
 command prints one line of JSON at the end.
 
-Usage: python bench/llama_quantiser.py gguf MODEL_DIR OUT.gguf
+Usage: python bench/llama_quantiser.py version
+       python bench/llama_quantiser.py gguf MODEL_DIR OUT.gguf
        python bench/llama_quantiser.py quantise IN.gguf OUT.gguf Q4_K_M [--imatrix SQUARES.npz]
        python bench/llama_quantiser.py logits FILE.gguf TOKENS.npy OUT.npy [--threads 2]
 """
@@ -136,6 +137,14 @@ def tensor_facts(path: Path) -> dict[str, Any]:
 # ---- llama.cpp ----
 
 
+def version() -> dict[str, Any]:
+    """Return what will quantise and run; an ImportError says what is missing."""
+    import gguf
+    import llama_cpp
+
+    return {"engine": f"llama-cpp-python {llama_cpp.__version__}", "writer": gguf.__name__}
+
+
 def quiet_api() -> tuple[Any, list[str]]:
     """Return the library, and the list that its messages are put on."""
     import llama_cpp as api
@@ -208,7 +217,7 @@ def write_logits(path: Path, tokens_path: Path, out: Path, n_threads: int) -> di
         logits = np.ctypeslib.as_array(api.llama_get_logits(context), (n_tokens, n_vocab))
         found[i] = logits[:-1]
     found.flush()
-    return {"engine": f"llama-cpp-python {api.__version__}", **tensor_facts(path)}
+    return {"engine": f"llama-cpp-python {api.__version__}"} | tensor_facts(path)
 
 
 def main() -> None:
@@ -216,6 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, words in (
+        ("version", ()),
         ("gguf", ("source", "out")),
         ("quantise", ("source", "out", "mixture")),
         ("logits", ("source", "tokens", "out")),
@@ -228,7 +238,9 @@ def main() -> None:
         if name == "logits":
             command.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    if args.command == "gguf":
+    if args.command == "version":
+        facts = version()
+    elif args.command == "gguf":
         facts = write_gguf(args.source, args.out)
     elif args.command == "quantise":
         facts = quantise(args.source, args.out, args.mixture, args.imatrix)

@@ -41,13 +41,17 @@ import numpy.typing as npt
 from qsf.converter.original import Original
 from qsf.converter.plan import Policy, make_plan
 from qsf.converter.source import Source, open_source
+from qsf.converter.texts import read_texts, windows
 from qsf.format import Dtype, TensorType
 from qsf.format_reader import Reader
 from qsf.model import Model
 from qsf.tokenizer import Tokenizer
 
-TYPES = ("Q8_0", "Q5_K_M", "Q4_K_M", "Q4_K_S", "Q4_0", "Q3_K_M", "Q3_K_S", "Q2_K", "Q2_K_S")
-NEEDS_IMATRIX = ("Q2_K_S", "IQ1", "IQ2_X", "IQ2_S", "IQ3_XXS")  # llama.cpp refuses otherwise
+TYPES = (
+    *("Q8_0", "Q5_K_M", "Q4_K_M", "Q4_K_S", "IQ4_XS", "Q4_0"),
+    *("Q3_K_M", "Q3_K_S", "IQ3_S", "Q2_K", "Q2_K_S", "IQ2_M"),
+)
+NEEDS_IMATRIX = ("Q2_K_S", "IQ1", "IQ2", "IQ3_X")  # llama.cpp refuses them without
 WORKER = Path(__file__).with_name("llama_quantiser.py")
 SANE_KL = 1e-4
 
@@ -127,7 +131,14 @@ def cut_windows(ids: list[int], bos_id: int, n_tokens: int) -> Tokens:
 def open_original(source: Source) -> Original:
     """Return the model as numpy computes it."""
     policy = Policy(Dtype.F32, Dtype.F32)
-    return Original(make_plan(source.family, source.facts, source.checkpoint, policy), source.checkpoint)
+    plan = make_plan(source.family, source.facts, source.checkpoint, policy)
+    return Original(plan, source.checkpoint)
+
+
+def count_weights(original: Original) -> int:
+    """Return how many weights the model has."""
+    units = range(original.header.n_layers + 2)
+    return sum(t.n_rows * t.n_cols for unit in units for t in original.targets(unit))
 
 
 def streams(original: Original, tokens: Tokens, observe: Any = None) -> npt.NDArray[np.float32]:
@@ -137,6 +148,15 @@ def streams(original: Original, tokens: Tokens, observe: Any = None) -> npt.NDAr
         told = None if observe is None else lambda kinds, y, at=layer: observe(at, kinds, y)
         x = original.layer(original.weights(layer + 1), x, told)
     return x
+
+
+def write_logits(original: Original, tokens: Tokens, out: Path) -> Logits:
+    """Write the logits after each token but a window's last; return them, mapped."""
+    shape = (*tokens[:, 1:].shape, original.header.n_vocab)
+    logits = np.lib.format.open_memmap(out, "w+", np.float32, shape)
+    for i, x in enumerate(streams(original, tokens)):
+        logits[i] = original.logits(x[:-1])
+    return logits
 
 
 def mean_squares(original: Original, tokens: Tokens) -> dict[str, npt.NDArray[np.float32]]:
@@ -166,8 +186,8 @@ def ask_peer(python: str, *words: object) -> dict[str, Any]:
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise SystemExit(
-            f"{python} {WORKER.name} {words[0]} failed: {last[0]}\n"
-            "It needs llama-cpp-python and gguf; see the first lines of that file."
+            f"{python} {WORKER.name} {words[0]}: {last[0]}\n--peer-python must name a Python "
+            f"with llama-cpp-python and gguf: see the first lines of bench/{WORKER.name}"
         )
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return facts
@@ -243,37 +263,37 @@ def line_of(row: Row, base: float) -> str:
 
 def measure(args: argparse.Namespace, work: Path) -> Iterator[Row]:
     """Yield all rows, the original first."""
+    if args.types:
+        ask_peer(args.peer_python, "version")  # before what takes long
     with open_source(args.model_dir) as source:
-        facts = source.facts
-        if source.tokenizer is None or facts.header.bos_id is None:
+        header = source.facts.header
+        if source.tokenizer is None or header.bos_id is None:
             raise SystemExit(f"{args.model_dir}: a tokenizer.json and a BOS token are needed")
-        tokenizer = Tokenizer(source.tokenizer, bos_id=facts.header.bos_id)
-
-        def windows(path: Path) -> Tokens:
-            text = path.read_bytes()[: args.bytes].decode("utf-8", "ignore")
-            ids = tokenizer.encode(text, add_prefix=False, parse_special=False)
-            return cut_windows(ids, facts.header.bos_id, args.ctx)[: args.windows]
-
-        tokens = windows(args.text)
+        text = args.text.read_bytes()[: args.bytes].decode("utf-8", "ignore")
+        tokenizer = Tokenizer(source.tokenizer, bos_id=header.bos_id)
+        ids = tokenizer.encode(text, add_prefix=False, parse_special=False)
+        tokens = cut_windows(ids, header.bos_id, args.ctx)[: args.windows]
         original = open_original(source)
-        x = streams(original, tokens)
-        n_vocab = facts.header.n_vocab
-        shape = (*tokens[:, 1:].shape, n_vocab)
-        logits = np.lib.format.open_memmap(work / "original.npy", "w+", np.float32, shape)
-        for i, window in enumerate(x):
-            logits[i] = original.logits(window[:-1])
+        logits = write_logits(original, tokens, work / "original.npy")
         squares = None
         if args.calibration:
             squares = work / "squares.npz"
-            np.savez(squares, **mean_squares(original, windows(args.calibration)))
-        n_weights = sum(
-            t.n_rows * t.n_cols for unit in range(facts.header.n_layers + 2) for t in original.targets(unit)
-        )
+            calibration = windows(
+                source.tokenizer,
+                read_texts(args.calibration),
+                n_tokens=args.ctx,
+                max_windows=args.calibration_windows,
+                bos_id=header.bos_id,
+                eos_id=header.eos_id,
+            )
+            np.savez(squares, **mean_squares(original, calibration))
+        n_weights = count_weights(original)
     plain = {"engine": "numpy", "tensor_bytes": 4 * n_weights, "n_weights": n_weights}
     yield make_row("original", plain | {"types": {"F32": n_weights}}, score(logits, logits, tokens))
     for path in args.qsf:
-        found, facts_of_file = qsf_logits(path, tokens)
-        yield make_row(path.name, facts_of_file | {"n_weights": n_weights}, score(logits, found, tokens))
+        found, facts = qsf_logits(path, tokens)
+        facts["n_weights"] = n_weights
+        yield make_row(path.name, facts, score(logits, found, tokens))
     if args.types:
         yield from peer_rows(args, work, logits, tokens, squares)
 
@@ -286,9 +306,10 @@ def main() -> None:
     parser.add_argument("--types", nargs="*", default=TYPES, help="of llama.cpp; none: only QSF")
     parser.add_argument("--qsf", nargs="*", type=Path, default=[], metavar="FILE")
     parser.add_argument("--calibration", type=Path, help="text of the importance matrix")
+    parser.add_argument("--calibration-windows", type=int, default=128, help="at most")
     parser.add_argument("--ctx", type=int, default=256, help="tokens of a window, BOS included")
-    parser.add_argument("--bytes", type=int, help="read only so many of each text")
-    parser.add_argument("--windows", type=int, help="at most so many of each text")
+    parser.add_argument("--bytes", type=int, help="of TEXT, from its beginning")
+    parser.add_argument("--windows", type=int, help="score at most so many")
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="also write every number there")
