@@ -198,9 +198,7 @@ def convert_command(
 def _check_report(report_out: Path, out: Path, model_dir: Path, *, is_forced: bool) -> None:
     """Refuse before the long work what would fail, or destroy something, after it."""
     check_output(report_out, overwrite=is_forced)
-    if report_out.absolute() == out.absolute() or (
-        out.exists() and report_out.exists() and report_out.samefile(out)
-    ):
+    if report_out.resolve() == out.resolve():
         raise QsfArgumentError(f"the report and the model are the same file: {out}")
     if report_out.exists() and report_out.resolve().parent == model_dir.resolve():
         raise QsfArgumentError(f"{report_out} is a file of the model itself")

@@ -290,9 +290,7 @@ class _Fields:
             raise _UnreadableError
         return value
 
-    def optional(
-        self, key: str, *, low: float = 0.0, high: float = _MAX_NUMBER
-    ) -> float | None:
+    def optional(self, key: str, *, low: float = 0.0, high: float = _MAX_NUMBER) -> float | None:
         value = self._entry.get(key)
         if value is None:
             return None
@@ -323,7 +321,7 @@ def _read_tensor(fields: _Fields) -> TensorReport:
         type=fields.text("type"),
         n_rows=fields.count("n_rows", least=1),
         n_cols=fields.count("n_cols", least=1),
-        bits_per_weight=fields.number("bits_per_weight", high=1024),
+        bits_per_weight=fields.number("bits_per_weight", low=0.01, high=1024),
         mse=fields.number("mse"),
         max_error=fields.number("max_error"),
         cosine=fields.number("cosine", low=-1, high=1),

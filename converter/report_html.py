@@ -25,6 +25,7 @@ from qsf.converter.report_svg import (
     heat_map,
     is_log_scale,
     legend,
+    scale_ends,
     shades,
     stacked_bar,
     text,
@@ -144,7 +145,15 @@ def page(facts: FileFacts, quality: Quality) -> str:
 
 
 def _percent(fraction: float) -> str:
-    return "0 %" if fraction == 0 else f"{100 * fraction:.3g} %"
+    """Three digits, also when they are zeros: figures stand below each other."""
+    value = 100 * fraction
+    if value == 0:
+        return "0 %"
+    return f"{value:#.3g} %" if value < 100 else f"{value:.5g} %"
+
+
+def _share(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %" if fraction >= 0.001 else "< 0.1 %"
 
 
 def _size(n_bytes: float) -> str:
@@ -162,7 +171,8 @@ def _figures(facts: FileFacts, quality: Quality) -> str:
     n_weights = quality.n_weights
     worst = quality.worst(1)[0]
     figures = [
-        ("Size of the file", _size(facts.file_bytes), f"{n_weights / 1e6:,.1f} M weights"),
+        ("Size of the file", _size(facts.file_bytes), f"{facts.file_bytes:,} bytes"),
+        ("Weights", f"{n_weights / 1e6:,.1f} M", _count(len(quality.tensors), "tensor")),
         ("Bits a weight", f"{facts.file_bytes * 8 / n_weights:.2f}", "whole file"),
     ]
     if quality.evaluation is not None:
@@ -188,7 +198,11 @@ def _evaluation_figures(e: Evaluation) -> list[tuple[str, str, str]]:
         figures.append(("KL divergence, 99 %", f"{e.kl_p99:.3g}", "of the tokens are below"))
     if e.top1_agreement is not None:
         figures.append(
-            ("Same first choice", f"{100 * e.top1_agreement:.1f} %", "of the tokens, as the original")
+            (
+                "Same first choice",
+                f"{100 * e.top1_agreement:.1f} %",
+                "of the tokens, as the original",
+            )
         )
     return figures
 
@@ -223,12 +237,12 @@ def _sizes(facts: FileFacts, quality: Quality) -> str:
         bits = rest_bytes * 8 / sum(one.n_weights for one in rest)
         named.append(("others", rest_bytes, bits))
     pieces = [
-        (n_bytes / total, idx, f"{name}: {_size(n_bytes)}, {_percent(n_bytes / total)}")
+        (n_bytes / total, idx, f"{name}: {_size(n_bytes)}, {_share(n_bytes / total)}")
         for idx, (name, n_bytes, _) in enumerate(named)
     ]
     keys = "".join(
         f'<li><i class="c{idx}"></i>{text(name)} <span class="soft">{bits:.2f} bits, '
-        f"{_size(n_bytes)} ({_percent(n_bytes / total)})</span></li>"
+        f"{_size(n_bytes)} ({_share(n_bytes / total)})</span></li>"
         for idx, (name, n_bytes, bits) in enumerate(named)
     )
     stack = stacked_bar("bytes by type: " + "; ".join(p[2] for p in pieces), pieces)
@@ -253,13 +267,13 @@ def _kind_bars(tensors: Sequence[TensorReport], category: dict[str, int]) -> str
     total, largest = sum(n_bytes.values()), ordered[0][1]
     rows = [
         (kind, size / largest, category.get(types[kind].most_common(1)[0][0], N_CATEGORIES - 1),
-         _size(size), _percent(size / total))
+         _size(size), _share(size / total))
         for kind, size in ordered[:_N_BARS]
     ]  # fmt: skip
     rest = sum(size for _, size in ordered[_N_BARS:])
     if rest:
         name = f"{len(ordered) - _N_BARS} others"
-        rows.append((name, rest / largest, N_CATEGORIES - 1, _size(rest), _percent(rest / total)))
+        rows.append((name, rest / largest, N_CATEGORIES - 1, _size(rest), _share(rest / total)))
     return _bars(rows)
 
 
@@ -286,29 +300,30 @@ def _maps(quality: Quality) -> Iterator[str]:
     if not matrices:
         return
     errors = [t.error for t in matrices]
-    lossy = [error for error in errors if error > 0]
     note = (
         "Relative error of each matrix: the root of its squared error over its squared weights. "
-        "Layers from left to right; the colours follow the logarithm. Norms and biases are left out."
+        "Layers from left to right; colours follow the logarithm. Norms and biases are left out."
     )
-    if lossy:
+    if max(errors) > 0:
         yield _section(
             "Error by layer and matrix",
             note,
             _map("error by layer and matrix", kinds, layers, matrices, "e", errors, _percent)
-            + legend("e", _percent(min(lossy)), _percent(max(lossy))),
+            + legend("e", *map(_percent, scale_ends(errors, is_log=True))),
         )
     else:
         yield _section("Error by layer and matrix", "All matrices are stored without loss.", "")
     bits = [t.bits_per_weight for t in matrices]
+    bits_note = "Bits a weight of each matrix, with its scales: more where they matter more."
     if max(bits) - min(bits) < 1e-6:
         bits_note = f"All matrices of the layers are stored with {bits[0]:.4g} bits a weight."
-        bits_legend = ""
-    else:
-        bits_note = "Bits a weight of each matrix, with its scales: more where they matter more."
-        bits_legend = legend("b", f"{min(bits):.4g} bits", f"{max(bits):.4g} bits")
-    grid = _map("bits by layer and matrix", kinds, layers, matrices, "b", bits, _bits)
-    yield _section("Bits by layer and matrix", bits_note, grid + bits_legend)
+    low, high = scale_ends(bits, is_log=False)
+    yield _section(
+        "Bits by layer and matrix",
+        bits_note,
+        _map("bits by layer and matrix", kinds, layers, matrices, "b", bits, _bits)
+        + legend("b", f"{_bits(low)} bits", f"{_bits(high)} bits"),
+    )
 
 
 def _bits(bits: float) -> str:
@@ -347,12 +362,8 @@ def _worst(quality: Quality) -> str:
     ordered = [t for t in ordered if t.error > 0]
     if not ordered:
         return ""
-    rows = [
-        (t.name, t.error / ordered[0].error, 1, _percent(t.error), t.type) for t in ordered
-    ]
-    return _section(
-        "Largest errors", "The tensors that are least like their source.", _bars(rows)
-    )
+    rows = [(t.name, t.error / ordered[0].error, 1, _percent(t.error), t.type) for t in ordered]
+    return _section("Largest errors", "The tensors that are least like their source.", _bars(rows))
 
 
 def _importance(layers: Sequence[LayerReport]) -> str:
@@ -365,13 +376,12 @@ def _importance(layers: Sequence[LayerReport]) -> str:
     scale = " The axis is logarithmic." if is_log_scale(values) else ""
     titles = [_layer_title(layer) for layer in ordered]
     label = "importance by layer"
-    chart = columns_chart(
-        label, [one.layer for one in ordered], values, titles, frozenset(marked)
-    )
+    chart = columns_chart(label, [one.layer for one in ordered], values, titles, frozenset(marked))
     return _section(
         "Layer importance",
         f"What the model loses without a layer, measured on the calibration text.{scale} "
-        f"The {n_marked} least important are marked.",
+        f"The {n_marked} least important are marked. Cosine: of what goes into the layer and what "
+        "comes out. KL skipped: mean divergence without it, in nats.",
         _scroll(label, chart) + _layer_table(ordered),
     )
 
@@ -386,7 +396,7 @@ def _layer_title(one: LayerReport) -> str:
 
 
 def _layer_table(layers: Sequence[LayerReport]) -> str:
-    heads = ("Layer", "Importance", "Cosine in, out", "KL when skipped")
+    heads = ("Layer", "Importance", "Cosine", "KL skipped")
     rows = [
         (
             str(one.layer),
@@ -424,7 +434,8 @@ def _table(tensors: Sequence[TensorReport]) -> str:
         ("Tensor", lambda t: t.name),
         ("Type", lambda t: t.type),
         ("Done", lambda t: t.action),
-        ("Rows × columns", lambda t: f"{t.n_rows:,} × {t.n_cols:,}"),
+        ("Rows", lambda t: f"{t.n_rows:,}"),
+        ("Columns", lambda t: f"{t.n_cols:,}"),
         ("Bits", lambda t: f"{t.bits_per_weight:.4g}"),
         ("Error", lambda t: _percent(t.error)),
         ("Cosine", lambda t: f"{t.cosine:.5g}"),

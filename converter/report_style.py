@@ -48,15 +48,14 @@ color:var(--soft);margin:0 0 6px}}
 .note{{font-size:.9rem;max-width:68ch;margin-bottom:14px}}
 section{{background:var(--card);border:1px solid var(--line);border-radius:12px;
 padding:22px 24px;margin:18px 0}}
-.figures{{display:grid;grid-template-columns:repeat(auto-fit,minmax(158px,1fr));gap:12px;
+.figures{{display:grid;grid-template-columns:repeat(auto-fit,minmax(190px,1fr));gap:12px;
 margin:24px 0 18px;padding:0}}
 .figures div{{background:var(--card);border:1px solid var(--line);border-radius:12px;
 padding:14px 16px}}
 .figures dt{{font-size:.82rem;color:var(--soft)}}
-.figures dd{{margin:0;font-size:1.75rem;font-weight:650;line-height:1.25;letter-spacing:-.02em;
-overflow-wrap:anywhere}}
-.figures dd small{{display:block;font-size:.82rem;font-weight:400;letter-spacing:0;
-color:var(--soft)}}
+.figures dd{{margin:0;font-size:1.75rem;font-weight:650;line-height:1.25;letter-spacing:-.02em}}
+.figures dd small{{display:block;overflow-wrap:anywhere;font-size:.82rem;font-weight:400;
+letter-spacing:0;color:var(--soft)}}
 .scroll{{overflow-x:auto;margin:0 -24px;padding:2px 24px}}
 .scroll:focus-visible{{outline:2px solid var(--c0);outline-offset:-2px}}
 svg{{display:block}}
@@ -76,7 +75,9 @@ font-size:.9rem}}
 gap:7px 14px;align-items:center;margin:0;font-size:.9rem}}
 .bars dt,.bars dd{{margin:0}}
 .bars dt{{max-width:38vw;overflow-wrap:anywhere}}
-.bars .v{{text-align:right}} .soft{{color:var(--soft)}}
+.bars .v{{text-align:right;white-space:nowrap}}
+.v .soft{{display:inline-block;min-width:4.6em}}
+.soft{{color:var(--soft)}}
 table{{border-collapse:separate;border-spacing:0;font-size:.86rem;width:100%}}
 th,td{{padding:6px 12px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}}
 th{{font-weight:600;color:var(--soft);background:var(--card)}}

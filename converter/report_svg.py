@@ -19,9 +19,14 @@ N_SHADES = 9
 N_CATEGORIES = 6
 
 _FIRST_LIGHT_ON_DARK = 6  # shades from here on carry text of the other brightness
-_CHAR = 7.3  # width of a digit or capital at 12 pixels, generously
+_DIGIT = 7.7  # widths at 12 pixels in the wider of the usual fonts
+_CAPITAL = 8.7
 _CELL_HEIGHT = 28
-_WIDTH = 760  # what a plot is laid out for; the page scales it down
+_LEAST_CELL = 24.0  # a layer's number fits above it
+_LABELLED_COLUMN = 40.0  # a value fits above it
+_WIDTH = 870  # what a plot is laid out for; the page scales it down
+_MAX_LABEL = 24  # characters
+_NEGLIGIBLE = 1e-12  # no logarithm is taken of less
 _LOG_SPAN = 30  # largest / smallest from which a linear axis would hide the small
 
 
@@ -39,16 +44,28 @@ class Cell:
     title: str
 
 
+def scale_ends(values: Sequence[float], *, is_log: bool) -> tuple[float, float]:
+    """Return the ends of a colour scale: the least and largest value, or somewhat further apart.
+
+    Values that hardly differ shall look so: a logarithmic scale spans a factor of 4 at least, a
+    linear one 4. Zeros are below a logarithmic scale.
+    """
+    if not is_log:
+        low, high = min(values), max(values)
+        missing = max(0.0, 4.0 - (high - low)) / 2
+        return low - min(missing, low), high + missing
+    positive = [value for value in values if value > _NEGLIGIBLE]
+    low, high = min(positive, default=1.0), max(positive, default=1.0)
+    missing = math.sqrt(max(1.0, 4.0 / (high / low)))
+    return low / missing, high * missing
+
+
 def shades(values: Sequence[float], *, is_log: bool) -> list[int]:
-    """Return a shade for each value, spread evenly (in the logarithm) from least to largest."""
-    if not values:
-        return []
+    """Return a shade for each value, from 0 at the low end of the scale; zeros get 0 as well."""
+    low, high = scale_ends(values, is_log=is_log)
     if is_log:
-        least = min((value for value in values if value > 0), default=1.0)
-        values = [math.log(max(value, least)) for value in values]
-    low, high = min(values), max(values)
-    if high - low <= 1e-9 * max(1.0, abs(high)):
-        return [N_SHADES // 2] * len(values)
+        values = [math.log(max(value, low)) for value in values]
+        low, high = math.log(low), math.log(high)
     return [min(N_SHADES - 1, int((v - low) / (high - low) * N_SHADES)) for v in values]
 
 
@@ -61,17 +78,19 @@ def heat_map(
     palette: str,
 ) -> str:
     """Return a grid: kinds of tensors down, layers across; what has no cell stays empty."""
-    left = _CHAR * max(len(row) for row in rows) + 12
-    cell_width = min(72.0, max(24.0, (_WIDTH - left) / len(columns)))
-    is_labelled = cell_width >= _CHAR * max((len(c.label) for c in cells.values()), default=0) + 4
+    left = _CAPITAL * min(_MAX_LABEL, max(len(row) for row in rows)) + 12
+    wanted = _DIGIT * max(5, *(len(cell.label) for cell in cells.values())) + 8
+    is_labelled = left + wanted * len(columns) <= _WIDTH
+    cell_width = wanted if is_labelled else max(_LEAST_CELL, (_WIDTH - left) / len(columns))
     width, height = left + cell_width * len(columns), _CELL_HEIGHT * len(rows) + 22
-    parts = [_open(label, width, height, left + 24 * len(columns) if not is_labelled else width)]
+    parts = [_open(label, width, height)]
     parts += _column_labels(columns, left, cell_width, 14)
     column_idx = {column: idx for idx, column in enumerate(columns)}
     for row_idx, row in enumerate(rows):
         y = 22 + row_idx * _CELL_HEIGHT
         parts.append(
-            f'<text class="ax" x="{left - 8:.0f}" y="{y + 18}" text-anchor="end">{text(row)}</text>'
+            f'<text class="ax" x="{left - 8:.0f}" y="{y + 18}" text-anchor="end">'
+            f"{text(row[:_MAX_LABEL])}</text>"
         )
         for column, idx in column_idx.items():
             cell = cells.get((row, column))
@@ -102,10 +121,10 @@ def columns_chart(
 ) -> str:
     """Return vertical bars over layers; those of ``marked`` are drawn in the other colour."""
     plot_height, top, left = 150.0, 18.0, 12.0
-    width_each = min(72.0, max(24.0, (_WIDTH - left) / len(columns)))
+    width_each = min(46.0, max(_LEAST_CELL, (_WIDTH - left) / len(columns)))
     width, height = left + width_each * len(columns), plot_height + top + 24
     heights = _bar_heights(values, plot_height)
-    parts = [_open(label, width, height, width if width_each > 40 else left + 24 * len(columns))]
+    parts = [_open(label, width, height)]
     base = top + plot_height
     for idx, (column, value, bar, title) in enumerate(
         zip(columns, values, heights, titles, strict=True)
@@ -116,7 +135,7 @@ def columns_chart(
             f'<g><title>{text(title)}</title><rect class="{shade}" x="{x:.1f}" '
             f'y="{base - bar:.1f}" width="{width_each - 4:.1f}" height="{bar:.1f}" rx="2"/>'
         )
-        if width_each >= 40:
+        if width_each >= _LABELLED_COLUMN:
             parts.append(
                 f'<text class="ax" x="{x + width_each / 2 - 2:.1f}" y="{base - bar - 5:.1f}" '
                 f'text-anchor="middle">{value:.3g}</text>'
@@ -129,7 +148,7 @@ def columns_chart(
 
 def is_log_scale(values: Sequence[float]) -> bool:
     """Would a linear axis hide the small of these values?"""
-    return min(values) > 0 and max(values) / min(values) > _LOG_SPAN
+    return min(values) > _NEGLIGIBLE and max(values) / min(values) > _LOG_SPAN
 
 
 def _bar_heights(values: Sequence[float], full: float) -> list[float]:
@@ -184,18 +203,18 @@ def legend(palette: str, low: str, high: str) -> str:
     )
 
 
-def _open(label: str, width: float, height: float, least_width: float) -> str:
+def _open(label: str, width: float, height: float) -> str:
     """Begin a plot that shrinks with the page as far as it stays readable, then scrolls."""
-    least = min(width, max(300.0, least_width * 0.8))
+    least, most = 0.85 * width, max(width, min(_WIDTH, 1.25 * width))
     return (
         f'<svg class="plot" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
-        f'aria-label="{text(label)}" style="min-width:{least:.0f}px;max-width:{width:.0f}px">'
+        f'aria-label="{text(label)}" style="min-width:{least:.0f}px;max-width:{most:.0f}px">'
     )
 
 
 def _column_labels(columns: Sequence[int], left: float, each: float, y: float) -> list[str]:
     longest = max(len(str(column)) for column in columns)
-    step = math.ceil((longest * _CHAR + 2) / each)
+    step = math.ceil((longest * _DIGIT + 2) / each)
     return [
         f'<text class="ax" x="{left + idx * each + each / 2 - 1:.1f}" y="{y:.0f}" '
         f'text-anchor="middle">{column}</text>'

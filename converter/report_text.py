@@ -88,9 +88,7 @@ def full_lines(quality: Quality) -> Iterator[str]:
 
 
 def _type_lines(types: Sequence[TypeSum]) -> Iterator[str]:
-    yield (
-        f"{'type':<14} {'tensors':>7} {'weights':>13} {'MB':>9} {'bits':>6} {'mean cosine':>12}"
-    )
+    yield (f"{'type':<14} {'tensors':>7} {'weights':>13} {'MB':>9} {'bits':>6} {'mean cosine':>12}")
     for one in types[:_MAX_TYPES]:
         yield (
             f"{one.type:<14} {one.n_tensors:>7} {one.n_weights:>13,} {one.n_bytes / _MB:>9.2f} "

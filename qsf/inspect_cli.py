@@ -102,7 +102,7 @@ def inspect(
         elif as_json:
             typer.echo(json.dumps(describe(reader), indent=2))
         else:
-            for line in _report(reader, tensors):
+            for line in report_lines(reader, with_tensors=tensors):
                 typer.echo(clean(line))
 
 
@@ -220,8 +220,8 @@ def describe(reader: Reader) -> dict[str, Any]:
     }
 
 
-def _report(reader: Reader, with_tensors: bool) -> Iterator[str]:
-    """Yield the lines for people."""
+def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
+    """Yield the lines for people; texts of the file are in them as they are."""
     yield f"{reader.path}: {reader.file_bytes:,} bytes"
     yield from _fields("model", _header_fields(reader))
     yield from _fields("architecture", _arch_fields(reader))

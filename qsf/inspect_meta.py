@@ -15,6 +15,8 @@ _MAX_DEPTH = 64  # writing JSON again takes a Python frame for each level
 
 def clean(text: str) -> str:
     """Return the text without what could steer a terminal or turn text around."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
