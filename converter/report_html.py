@@ -406,7 +406,7 @@ def _layer_table(layers: Sequence[LayerReport]) -> str:
         )
         for one in layers
     ]
-    return _scroll("layers", _table_of(heads, rows, n_texts=1), tall=len(rows) > 12)
+    return _scroll("layers", _table_of(heads, rows, n_texts=1), kind="table tall")
 
 
 def _calibration(quality: Quality) -> str:
@@ -453,7 +453,9 @@ def _table(tensors: Sequence[TensorReport]) -> str:
     more = f" The first {_MAX_ROWS:,} are shown." if len(tensors) > _MAX_ROWS else ""
     table = _table_of([name for name, _ in columns], rows, n_texts=3)
     note = f"{_count(len(tensors), 'tensor')} in the order of the file.{more}"
-    return _section("All tensors", note, _scroll("all tensors", table, tall=True), is_long=True)
+    return _section(
+        "All tensors", note, _scroll("all tensors", table, kind="table tall"), is_long=True
+    )
 
 
 def _table_of(heads: Sequence[str], rows: Sequence[Sequence[str]], *, n_texts: int) -> str:
@@ -474,12 +476,10 @@ def _table_of(heads: Sequence[str], rows: Sequence[Sequence[str]], *, n_texts: i
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _scroll(label: str, content: str, *, tall: bool = False) -> str:
+def _scroll(label: str, content: str, *, kind: str = "wide") -> str:
     """Wrap what may be wider than the page; a keyboard can scroll it too."""
-    kind = "scroll tall" if tall else "scroll"
-    return (
-        f'<div class="{kind}" role="region" tabindex="0" aria-label="{text(label)}">{content}</div>'
-    )
+    attributes = f'class="scroll {kind}" role="region" tabindex="0" aria-label="{text(label)}"'
+    return f"<div {attributes}>{content}</div>"
 
 
 def _section(title: str, note: str, content: str, *, is_long: bool = False) -> str:

@@ -83,10 +83,12 @@ th,td{{padding:6px 12px;text-align:right;white-space:nowrap;border-bottom:1px so
 th{{font-weight:600;color:var(--soft);background:var(--card)}}
 thead th{{position:sticky;top:0;z-index:1}}
 tbody th{{color:var(--ink);font-weight:500}}
-tr>:first-child{{text-align:left;position:sticky;left:0;padding-left:0;background:var(--card)}}
+tr>:first-child{{text-align:left;position:sticky;left:0;padding-left:24px;background:var(--card)}}
 thead tr>:first-child{{z-index:2}}
+tr>:last-child{{padding-right:24px}}
 .t{{text-align:left}}
-.tall{{max-height:80vh;overflow:auto;padding-top:0}}
+.table{{padding:0}}
+.tall{{max-height:80vh;overflow:auto}}
 tbody tr:hover>*{{background:var(--page)}}
 .facts{{display:grid;grid-template-columns:max-content 1fr;gap:4px 18px;margin:0;font-size:.9rem}}
 .facts dt{{color:var(--soft)}} .facts dd{{margin:0;overflow-wrap:anywhere}}
@@ -97,10 +99,13 @@ main,header,footer{{padding-left:14px;padding-right:14px}}
 header{{padding-top:24px}}
 section{{padding:18px 16px}}
 .scroll{{margin:0 -16px;padding:2px 16px}}
+.table{{padding:0}}
 .tall{{max-height:none}}
 .figures{{grid-template-columns:1fr 1fr;gap:10px}}
 .figures dd{{font-size:1.45rem}}
 th,td{{padding:6px 9px}}
+tr>:first-child{{padding-left:16px}}
+tr>:last-child{{padding-right:16px}}
 }}
 @media print{{body{{background:#fff}} section{{break-inside:avoid}}
 .tall{{max-height:none;overflow:visible}} section.long{{break-inside:auto}}}}
