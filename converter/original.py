@@ -77,11 +77,9 @@ class Original:
         Reads the rows of the embedding that occur, and the positions.
         """
         x = np.empty((*tokens.shape, self.header.dim), np.float32)
-        for target in self._by_unit[0]:
-            if target.rule.place is Place.EMBEDDING:
-                for start, rows in _row_ranges(target, self._checkpoint):
-                    here = (tokens >= start) & (tokens < start + len(rows))
-                    x[here] = rows[tokens[here] - start]
+        for start, rows in self.embedding_rows():
+            here = (tokens >= start) & (tokens < start + len(rows))
+            x[here] = rows[tokens[here] - start]
         for target in self._by_unit[0]:
             if target.rule.place is Place.POSITIONS:
                 x += read_target(target, self._checkpoint)[: tokens.shape[1]]
@@ -102,6 +100,12 @@ class Original:
     def final_norm(self, weights: Weights, x: Float32Array) -> Float32Array:
         """Return what the head reads, of ``x`` [..., dim]; ``weights`` are the final unit's."""
         return self._normalise(weights, T.FINAL_NORM, x)
+
+    def embedding_rows(self) -> Iterator[tuple[int, Float32Array]]:
+        """Yield the rows of the embedding as (first row, [n_rows, dim])."""
+        for target in self._by_unit[0]:
+            if target.rule.place is Place.EMBEDDING:
+                yield from _row_ranges(target, self._checkpoint)
 
     def head_rows(self) -> Iterator[tuple[int, Float32Array]]:
         """Yield the rows of the head as (first row, [n_rows, dim])."""
