@@ -218,7 +218,9 @@ def fit_to_size(
     # Beside the matrices there is padding between units that depends on them. So first as if
     # there were as little of it as in the smallest file, then with what was too much taken off.
     matrix_bytes = sum(_data_bytes(t, smallest[t.name]) for t in plan.targets if t.is_matrix)
-    budget_bytes = most_bytes - (least_bytes - matrix_bytes) + UNIT_ALIGN * (plan.facts.header.n_layers + 2)
+    budget_bytes = (
+        most_bytes - (least_bytes - matrix_bytes) + UNIT_ALIGN * (plan.facts.header.n_layers + 2)
+    )
     while budget_bytes >= matrix_bytes:
         found = assign(plan.targets, costs, budget_bytes)
         excess_bytes = n_bytes_with(found.dtypes) - most_bytes
@@ -336,7 +338,9 @@ def _steps(item: _Item) -> list[tuple[float, int, int]]:
     steps = []
     at, last = 0, len(item.dtypes) - 1
     while at < last:
-        gains = (item.costs[at] - item.costs[at + 1 :]) / (item.n_bytes[at + 1 :] - item.n_bytes[at])
+        gains = (item.costs[at] - item.costs[at + 1 :]) / (
+            item.n_bytes[at + 1 :] - item.n_bytes[at]
+        )
         to = at + 1 + int(np.argmax(gains))
         steps.append((float(gains.max()), at, to))
         at = to
@@ -346,8 +350,11 @@ def _steps(item: _Item) -> list[tuple[float, int, int]]:
 def _price(items: Sequence[_Item], budget_bytes: int) -> float:
     """What a byte is worth where the budget ends: Lagrange's multiplier; 0 if all fits."""
     left = budget_bytes - sum(int(item.n_bytes[0]) for item in items)
-    steps = [(gain, int(item.n_bytes[to] - item.n_bytes[at]))
-             for item in items for gain, at, to in _steps(item)]
+    steps = [
+        (gain, int(item.n_bytes[to] - item.n_bytes[at]))
+        for item in items
+        for gain, at, to in _steps(item)
+    ]
     for gain, n_bytes in sorted(steps, reverse=True):
         left -= n_bytes
         if left < 0:
@@ -416,7 +423,9 @@ class _Search:
         tolerance = _EXACT * abs(self.cost)
         for n, i in enumerate(self.order):
             gap = self.cost - self.bound
-            states, came_from, option = self._extend(states, i, self.budget_bytes - int(needed[n + 1]), gap)
+            states, came_from, option = self._extend(
+                states, i, self.budget_bytes - int(needed[n + 1]), gap
+            )
             if len(states.costs) > self.most_states:
                 kept = np.sort(np.argsort(states.regrets, kind="stable")[: self.most_states])
                 dropped = min(dropped, float(np.delete(states.regrets, kept).min()))

@@ -399,7 +399,9 @@ def _check(
     original: Original, windows: NDArray[np.integer], candidates: Mapping[str, Collection[Dtype]]
 ) -> None:
     if windows.ndim != 2 or not windows.size:
-        raise QsfArgumentError(f"calibration windows of shape {list(windows.shape)}: two axes needed")
+        raise QsfArgumentError(
+            f"calibration windows of shape {list(windows.shape)}: two axes needed"
+        )
     n_vocab = original.header.n_vocab
     least, most = int(windows.min()), int(windows.max())
     if least < 0 or most >= n_vocab:
@@ -448,15 +450,11 @@ def _tile_bytes(dtype: Dtype) -> int:
     return TILE_DTYPES[dtype].itemsize
 
 
-def _measured_types(
-    types: tuple[Dtype, ...], measured: Collection[Dtype]
-) -> tuple[Dtype, ...]:
+def _measured_types(types: tuple[Dtype, ...], measured: Collection[Dtype]) -> tuple[Dtype, ...]:
     return tuple(dtype for dtype in types if dtype in measured) or types
 
 
-def _scaled(
-    measured: Mapping[Dtype, float], errors: Mapping[Dtype, float]
-) -> dict[Dtype, float]:
+def _scaled(measured: Mapping[Dtype, float], errors: Mapping[Dtype, float]) -> dict[Dtype, float]:
     """Costs of all types: measured, or scaled from the measured type next in size."""
     costs = {}
     for dtype in errors:
