@@ -189,9 +189,7 @@ def _plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
     return MemoryPlan(
         **numbers,
         kv_is_rotated=struct.kv_is_rotated != 0,
-        skipped_layers=tuple(
-            i for i in range(struct.n_layers) if words[i // 64] >> (i % 64) & 1
-        ),
+        skipped_layers=tuple(i for i in range(struct.n_layers) if words[i // 64] >> (i % 64) & 1),
         is_enough=is_enough,
     )
 

@@ -11,7 +11,7 @@
 
 _Static_assert(QSF_SKIP_WORDS * 64 >= QSF_MAX_LAYERS, "a bit for every layer");
 
-/* 1 - 0.55 is a little less than 0.45, whose half layers are to be rounded up too. */
+/* 1 - 0.9 is a little less than 0.1; half a layer of five is to be rounded up all the same. */
 #define ROUNDING_SLACK 1e-9
 
 static uint32_t count_asked(uint32_t n_layers, double quality)

@@ -42,7 +42,7 @@ extern "C" {
 #define QSF_API_VERSION 1
 #define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF /* a budget of what the machine can well give */
 #define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
-#define QSF_SKIP_WORDS 64                  /* of 64 bits: one for every layer that a file may have */
+#define QSF_SKIP_WORDS 64 /* of 64 bits: one for every layer that a file may have */
 
 typedef enum qsf_status {
     QSF_OK = 0,
@@ -180,10 +180,10 @@ typedef struct qsf_plan {
     uint32_t io_depth;       /* reads under way at the same time; 0: nothing is streamed */
     uint32_t embedding_rows; /* in the cache; 0: there is none */
     /* Skipped layers (qsf_options.quality) count in none of the above. */
-    uint32_t n_layers;         /* of the file */
+    uint32_t n_layers; /* of the file */
     uint32_t n_layers_skipped;
-    uint32_t n_skips_asked;    /* what the quality asked for; more than n_layers_skipped where the
-                                * layers that are always kept did not allow it */
+    uint32_t n_skips_asked; /* what the quality asked for; more than n_layers_skipped where the
+                             * layers that are always kept did not allow it */
     uint64_t skipped_layers[QSF_SKIP_WORDS]; /* layer i: bit i % 64 of word i / 64 */
 } qsf_plan;
 

@@ -1,5 +1,6 @@
 /* check_skip.c - a model with skipped layers is the model of a file that does not have them: the
- * same bits, the same memory, whatever the settings. Which layers those are is worked out by hand. */
+ * same bits, the same memory, whatever the settings. Which layers those are is worked out by hand.
+ */
 /* SPDX-License-Identifier: Apache-2.0 */
 #define TINY_CAP_BYTES (16 << 20)
 #define TINY_LAYERS 10
@@ -156,7 +157,7 @@ static void check_choices(void)
     check_choice(0.9, importances, 1, "rrrrrr-rrr");
     check_choice(0.8, importances, 2, "rrr-rr-rrr");
     check_choice(0.7, importances, 3, "rrr-rr--rr");
-    check_choice(0.55, importances, 5, "rr--r---rr"); /* 1 - 0.55 is less than 0.45 */
+    check_choice(0.55, importances, 5, "rr--r---rr");
     check_choice(0.4, importances, 6, "rr------rr");
     check_choice(0.2, importances, 8, "rr------rr"); /* more than may be */
     check_choice(0.0, importances, 10, "rr------rr");
@@ -169,7 +170,26 @@ static void check_choices(void)
     check_choice(0.77, odd, 2, "rrr--rrrr");
     static const float five[5] = {1, 2, 3, 4, 5};
     check_choice(0.0, five, 5, "rr-rr");
-    check_choice(0.8, five, 1, "rr-rr");
+    check_choice(0.9, five, 1, "rr-rr"); /* 1 - 0.9 is a little less than 0.1 */
+}
+
+/* What the reader took at open it gives back, shorter as its index has become. */
+static void check_closing(void)
+{
+    tiny_model_build(&file, &llama);
+    set_importances(importances, TINY_LAYERS);
+    if (!write_to(path))
+        return;
+    qsf_ledger ledger;
+    qsf_reader r;
+    qsf_ledger_init(&ledger, UINT64_MAX);
+    if (!CHECK_OK(qsf_reader_open(&r, &ledger, path, -1)))
+        return;
+    CHECK_OK(qsf_skip_layers(&r, 0.7));
+    CHECK_EQ(r.n_units, TINY_LAYERS + 2 - 3);
+    CHECK_EQ(r.n_units_file, TINY_LAYERS + 2);
+    qsf_reader_close(&r);
+    CHECK_EQ_U64(ledger.held_bytes, 0);
 }
 
 static void refuse(const tiny_model *shape, double quality, const char *text)
@@ -234,8 +254,7 @@ static void check_timeline(qsf_model *m)
     CHECK_EQ(qsf_model_timeline(m, times, TINY_LAYERS + 2), TINY_LAYERS + 2);
     for (uint32_t i = 0; i < TINY_LAYERS + 2; i++) {
         const bool is_layer = i > 0 && i <= TINY_LAYERS;
-        const uint32_t is_skipped =
-            is_layer && (m->plan.skipped_layers[0] >> (i - 1) & 1) ? 1 : 0;
+        const uint32_t is_skipped = is_layer && (m->plan.skipped_layers[0] >> (i - 1) & 1) ? 1 : 0;
         CHECK_EQ(times[i].is_skipped, is_skipped);
         CHECK_EQ(times[i].n_passes != 0, is_layer ? !is_skipped : i > 0 || m->config.has_tied_head);
         CHECK(!is_skipped || (times[i].compute_ns == 0 && times[i].is_resident == 0));
@@ -296,7 +315,7 @@ static void check_same(const tiny_model *shape, double quality)
     if (m != NULL && all != NULL && CHECK_OK(logits_of(m, want)) &&
         CHECK_OK(logits_of(all, with_all))) {
         CHECK_EQ(m->config.n_layers, TINY_LAYERS - skipped.n_layers_skipped);
-        CHECK(memcmp(want, with_all, sizeof want) != 0); /* else this shows nothing */
+        CHECK(memcmp(want, with_all, sizeof want) != 0);    /* else this shows nothing */
         const uint64_t process_bytes = whole.process_bytes; /* it grows as plans are made */
         skipped.min_budget_bytes -= skipped.process_bytes - process_bytes;
         qsf_plan without = m->plan;
@@ -352,9 +371,8 @@ static void look_in_plenty(void *arg, qsf_pressure_signs *out)
 {
     uint64_t *const now_ns = arg;
     *now_ns += UINT64_C(400000000000); /* calm for longer than it ever waits */
-    *out = (qsf_pressure_signs){.now_ns = *now_ns,
-                                .available_bytes = UINT64_C(1) << 34,
-                                .total_bytes = UINT64_C(1) << 34};
+    *out = (qsf_pressure_signs){
+        .now_ns = *now_ns, .available_bytes = UINT64_C(1) << 34, .total_bytes = UINT64_C(1) << 34};
 }
 
 /* All that runs is given back and taken again; what is skipped stays away. */
@@ -405,6 +423,7 @@ int main(void)
     snprintf(cut_path, sizeof cut_path, "check_skip.%ld.cut.qsf", (long)getpid());
     check_choices();
     check_refusals();
+    check_closing();
     check_same(&llama, 0.8);
     check_same(&llama, 0.0);
     tiny_model shape = llama;

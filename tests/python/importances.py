@@ -48,7 +48,7 @@ def rewrite(
                     writer.write(reader.read_tensor(tensor))
                     writer.end_tensor()
                 writer.end_unit()
-            for section in reader.sections:
+            for section in reader.sections.values():
                 if section.tag in _OPTIONAL:
                     writer.add_section(section.tag, reader.read_section(section.tag))
     return out
