@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from qsf import run_report
@@ -65,12 +65,15 @@ def test_skipped_layers_have_lines_of_their_own() -> None:
     units += [unit(f"layer {i}", is_skipped=True, compute_ms=0) for i in range(3, 6)]
     units += [unit(f"layer {i}", read_mb=7) for i in range(6, 8)]
     units += [unit("layer 8", is_skipped=True, compute_ms=0)]
+    # Streamed, and not used yet.
+    units += [replace(unit("layer 9", compute_ms=0), is_resident=False, n_passes=0)]
     lines = [" ".join(line.split()) for line in run_report.table_lines(units)[1:]]
     assert lines == [
         "layers 0-2 memory - - - 1.00",
         "layers 3-5 skipped - - - -",
         "layers 6-7 streamed 7.0 2.00 - 1.00",
         "layer 8 skipped - - - -",
+        "layer 9 streamed - - - -",
     ]
 
 
