@@ -8,7 +8,7 @@ not overlap and begin with the BOS token; every token but that is scored, and a 
 not full is left out. Both engines keep K and V as f16; llama.cpp's flash attention is off.
 
 All are compared with the original in f32, computed by numpy:
-  perplexity  e to the mean of -log q(next token), and by how many percent it is above the original's
+  perplexity  e to the mean of -log q(next token), and how many percent above the original's
   KL          mean and 99th percentile of sum over the vocabulary of p (log p - log q), in nats
   top-1       percent of tokens where both think the same next token the likeliest
 Bits per weight are those of all tensors, embeddings and norms included. The row F32 shows how

@@ -113,8 +113,7 @@ def windows(
             text.encode()
         except UnicodeEncodeError as error:
             raise QsfConversionError(
-                f"text {at} is not valid Unicode: character {error.start} is "
-                f"{text[error.start]!r}"
+                f"text {at} is not valid Unicode: character {error.start} is {text[error.start]!r}"
             ) from error
     tokenizer = Tokenizer(tokenizer_json, bos_id=bos_id)
     wanted_chars = _CHARS_PER_TOKEN * max_windows * n_body
