@@ -286,14 +286,15 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[Row]:
                 bos_id=header.bos_id,
                 eos_id=header.eos_id,
             )
-            np.savez(squares, **mean_squares(original, calibration))
+            found: dict[str, Any] = {**mean_squares(original, calibration)}
+            np.savez(squares, **found)
         n_weights = count_weights(original)
     plain = {"engine": "numpy", "tensor_bytes": 4 * n_weights, "n_weights": n_weights}
     yield make_row("original", plain | {"types": {"F32": n_weights}}, score(logits, logits, tokens))
     for path in args.qsf:
-        found, facts = qsf_logits(path, tokens)
+        of_file, facts = qsf_logits(path, tokens)
         facts["n_weights"] = n_weights
-        yield make_row(path.name, facts, score(logits, found, tokens))
+        yield make_row(path.name, facts, score(logits, of_file, tokens))
     if args.types:
         yield from peer_rows(args, work, logits, tokens, squares)
 
