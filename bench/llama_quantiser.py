@@ -80,7 +80,7 @@ def interleave(rows: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.fl
     """
     n_rows, n_cols = rows.shape
     halves = rows.reshape(n_heads, 2, n_rows // n_heads // 2, n_cols)
-    return halves.swapaxes(1, 2).reshape(n_rows, n_cols)
+    return np.asarray(halves.swapaxes(1, 2).reshape(n_rows, n_cols))
 
 
 def write_gguf(model_dir: Path, out: Path) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def quantise(source: Path, out: Path, mixture: str, squares: Path | None) -> dic
     params.ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{mixture}")
     kept = []
     if squares is not None:
-        entries = []
+        entries: list[tuple[bytes | None, Any, int]] = []
         for name, values in np.load(squares).items():
             kept.append(np.ascontiguousarray(values, np.float32))
             pointer = kept[-1].ctypes.data_as(ctypes.POINTER(ctypes.c_float))

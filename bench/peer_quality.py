@@ -8,7 +8,7 @@ not overlap and begin with the BOS token; every token but that is scored, and a 
 not full is left out. Both engines keep K and V as f16; llama.cpp's flash attention is off.
 
 All are compared with the original in f32, computed by numpy:
-  perplexity  e to the mean of -log q(next token), and by how many percent it is above the original's
+  perplexity  e to the mean of -log q(next token), and how many percent above the original's
   KL          mean and 99th percentile of sum over the vocabulary of p (log p - log q), in nats
   top-1       percent of tokens where both think the same next token the likeliest
 Bits per weight are those of all tensors, embeddings and norms included. The row F32 shows how
@@ -286,14 +286,15 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[Row]:
                 bos_id=header.bos_id,
                 eos_id=header.eos_id,
             )
-            np.savez(squares, **mean_squares(original, calibration))
+            found: dict[str, Any] = {**mean_squares(original, calibration)}
+            np.savez(squares, **found)
         n_weights = count_weights(original)
     plain = {"engine": "numpy", "tensor_bytes": 4 * n_weights, "n_weights": n_weights}
     yield make_row("original", plain | {"types": {"F32": n_weights}}, score(logits, logits, tokens))
     for path in args.qsf:
-        found, facts = qsf_logits(path, tokens)
+        of_file, facts = qsf_logits(path, tokens)
         facts["n_weights"] = n_weights
-        yield make_row(path.name, facts, score(logits, found, tokens))
+        yield make_row(path.name, facts, score(logits, of_file, tokens))
     if args.types:
         yield from peer_rows(args, work, logits, tokens, squares)
 

@@ -33,18 +33,18 @@ def test_score(quality: ModuleType) -> None:
     """Two windows of two scored tokens over three words, by hand."""
     p = np.log(np.array([[[0.5, 0.25, 0.25]] * 2] * 2, np.float32))
     q = p.copy()
-    q[1, 1] = np.log([0.25, 0.5, 0.25])
+    q[1, 1] = np.log([0.125, 0.5, 0.375])
     tokens = np.array([[2, 0, 0], [2, 1, 0]], np.int32)
     same = quality.score(p + 7, p - 3, tokens)  # logits, not logarithms of probabilities
     assert same["kl_mean"] == pytest.approx(0, abs=1e-7)
     assert same["top1_agreement"] == 1
     assert same["perplexity"] == pytest.approx((1 / (0.5 * 0.5 * 0.25 * 0.5)) ** 0.25)
     other = quality.score(p, q, tokens)
-    kl = 0.5 * math.log(2) - 0.25 * math.log(2)
+    kl = 0.5 * math.log(4) + 0.25 * math.log(0.5) + 0.25 * math.log(2 / 3)  # of p || q
     assert other["kl_mean"] == pytest.approx(kl / 4)
     assert other["kl_p99"] == pytest.approx(0.97 * kl)  # linear between the last two of four
     assert other["top1_agreement"] == 0.75
-    assert other["perplexity"] == pytest.approx((1 / (0.5 * 0.5 * 0.25 * 0.25)) ** 0.25)
+    assert other["perplexity"] == pytest.approx((1 / (0.5 * 0.5 * 0.25 * 0.125)) ** 0.25)
 
 
 def test_cut_windows(quality: ModuleType) -> None:

@@ -41,7 +41,7 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
     [
         ("a.txt", "One.\n\n\nTwo.\n", ["One.\n\n\nTwo.\n"]),
         ("a.txt", b"\xef\xbb\xbfmark", ["mark"]),
-        ("a", "One\n<|endoftext|>\nTwo <|endoftext|>\r\n<|endoftext|>\r\n  \n", ["One\n", 
+        ("a", "One\n<|endoftext|>\nTwo <|endoftext|>\r\n<|endoftext|>\r\n  \n", ["One\n",
             "Two <|endoftext|>\r\n"]),
         ("a.jsonl", '"x"\n\n{"text": "y", "prompt": "no"}\r\n{"content": "z"}', ["x", "y", "z"]),
         ("a.jsonl", '{"text": null, "prompt": "p"}\n{"text": " "}\n"\u2028"\n"a\u2028b"\n',
@@ -92,9 +92,7 @@ def test_files_that_the_system_refuses(tmp_path: Path) -> None:
 def test_windows_hold_the_texts_in_order(tokenizer_json: bytes) -> None:
     both = ["A cat sat on a mat, and it was happy. " * 30, "Dogs <|end_of_text|> bark. " * 30]
     expected = [*ids_of(tokenizer_json, both[0]), EOS, *ids_of(tokenizer_json, both[1])]
-    found = windows(
-        tokenizer_json, both, n_tokens=65, max_windows=1000, bos_id=BOS, eos_id=EOS
-    )
+    found = windows(tokenizer_json, both, n_tokens=65, max_windows=1000, bos_id=BOS, eos_id=EOS)
     assert found.dtype == np.int32
     assert found.shape == (len(expected) // 64, 65)
     assert (found[:, 0] == BOS).all()
