@@ -91,7 +91,7 @@ def convert(
                 needed_bytes=needed_bytes,
                 n_threads=n_threads,
             ) as writer:
-                pieces = quantised_pieces(plan, checkpoint, n_threads)
+                pieces = quantised_pieces(plan.targets, checkpoint, n_threads)
                 with contextlib.closing(pieces):
                     reports = _write_pieces(writer, plan, pieces, policy, chooser, progress)
                 quality = Quality(tensors=tuple(reports))

@@ -71,6 +71,14 @@ class Original:
             found[target.rule.target] = values[0] if target.is_vector else values
         return found
 
+    def vectors(self, unit_idx: int) -> Weights:
+        """Read the norms and biases of a unit, [n] each."""
+        return {
+            target.rule.target: read_target(target, self._checkpoint)[0]
+            for target in self._by_unit[unit_idx]
+            if target.is_vector and target.rule.target is not None
+        }
+
     def embed(self, tokens: NDArray[np.integer]) -> Float32Array:
         """Return the residual stream [n_windows, n_tokens, dim] of token ids [n_windows, n_tokens].
 
@@ -116,7 +124,7 @@ class Original:
 
     def logits(self, x: Float32Array) -> Float32Array:
         """Return logits [n_tokens, n_vocab] of the residual stream [n_tokens, dim]."""
-        x = self.final_norm(self.weights(self.header.n_layers + 1), x)
+        x = self.final_norm(self.vectors(self.header.n_layers + 1), x)
         out = np.empty((len(x), self.header.n_vocab), np.float32)
         for start, rows in self.head_rows():
             np.matmul(x, rows.T, out=out[:, start : start + len(rows)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from qsf.converter.architectures import Place
 from qsf.converter.checkpoint import Checkpoint, RawArray, to_float32
-from qsf.converter.plan import Plan, Target
+from qsf.converter.plan import Target
 from qsf.converter.quantisers import (
     F16_MAX,
     ErrorSums,
@@ -42,6 +42,8 @@ class Piece:
     start: int
     stop: int
     errors: ErrorSums = field(default_factory=ErrorSums)
+    action: str | None = None  # what the report says was done, if not plain rounding
+    output_error: float | None = None  # see ``TensorReport``
 
     @property
     def float_bytes(self) -> int:
@@ -50,7 +52,7 @@ class Piece:
 
 
 def quantised_pieces(
-    plan: Plan, checkpoint: Checkpoint, n_threads: int | None
+    targets: Sequence[Target], checkpoint: Checkpoint, n_threads: int | None
 ) -> Generator[tuple[Piece, bytes], None, None]:
     """Yield all pieces in file order with their bytes, a bounded number of them under way."""
     n_workers = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
@@ -58,7 +60,7 @@ def quantised_pieces(
     in_flight_bytes = 0
     pool = ThreadPoolExecutor(n_workers, thread_name_prefix="quantise")
     try:
-        for piece in pieces_of(plan):
+        for piece in pieces_of(targets):
             while under_way and (
                 len(under_way) > n_workers or in_flight_bytes + piece.float_bytes > _IN_FLIGHT_BYTES
             ):
@@ -76,9 +78,9 @@ def quantised_pieces(
         pool.shutdown(cancel_futures=True)
 
 
-def pieces_of(plan: Plan) -> Iterator[Piece]:
+def pieces_of(targets: Sequence[Target]) -> Iterator[Piece]:
     """Yield the pieces of all targets in file order; each but a last one is whole tile rows."""
-    for target in plan.targets:
+    for target in targets:
         band_bytes = TILE_ROWS * target.n_cols * 4
         step = max(1, _PIECE_BYTES // band_bytes) * TILE_ROWS
         for start in range(0, target.n_rows, step):
