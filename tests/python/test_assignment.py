@@ -200,8 +200,13 @@ def plan_of(source: Source, policy: Policy | None = None) -> Plan:
     return make_plan(source.family, source.facts, source.checkpoint, policy)
 
 
-def write(source: Source, plan: Plan, path: Path) -> int:
-    """Write the file of a plan, with SECTIONS; return its size."""
+def write(
+    source: Source, plan: Plan, path: Path, side_bytes: Mapping[str, int] | None = None
+) -> int:
+    """Write the file of a plan, with SECTIONS; return its size.
+
+    In place of side tables, tensors of as many bytes are put before the matrix.
+    """
     header = dataclasses.replace(plan.facts.header, dtype=Dtype.MIXED)
     positions = b""
     unit_idx = -1
@@ -216,6 +221,11 @@ def write(source: Source, plan: Plan, path: Path) -> int:
                     writer.end_unit()
                 unit_idx = target.unit_idx
                 writer.begin_unit(unit_idx, dtype=Dtype.MIXED)
+            if target.name in (side_bytes or {}):
+                n = (side_bytes or {})[target.name]
+                writer.begin_tensor(TensorType.Q_NORM, 1, n // 4, Dtype.F32, Layout.VECTOR)
+                writer.write(bytes(n))
+                writer.end_tensor()
             layout = Layout.VECTOR if target.is_vector else Layout.TILES
             writer.begin_tensor(
                 target.rule.target, target.n_rows, target.n_cols, target.dtype, layout
@@ -258,6 +268,17 @@ def test_predicted_sizes_are_those_of_the_files(source: Source, tmp_path: Path) 
         changed = with_policy(plan, policy)
         assert changed == plan_of(source, policy)
         assert file_bytes(changed, SECTIONS) == write(source, changed, tmp_path / "out.qsf")
+
+
+def test_tensors_beside_a_matrix_count(source: Source, tmp_path: Path) -> None:
+    plan = plan_of(source)
+    side_bytes = {"0.Q": 5000, "1.Q": 12}
+    n_bytes = file_bytes(plan, SECTIONS, side_bytes)
+    assert n_bytes == write(source, plan, tmp_path / "out.qsf", side_bytes)
+    costs = shuffled_costs(plan, 0)
+    found = fit_to_size(plan, costs, n_bytes, SECTIONS, side_bytes)
+    fitted = with_policy(plan, policy_of(plan.targets, found.dtypes))
+    assert write(source, fitted, tmp_path / "out.qsf", side_bytes) <= n_bytes
 
 
 def test_the_size_of_a_whole_conversion_is_predicted(
