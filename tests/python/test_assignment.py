@@ -38,6 +38,7 @@ from qsf.format import Dtype, Layout, Reader, TensorType, Writer
 
 TYPES = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q8)
 SECTIONS = {"TOKN": 12345, "CHAT": 77, "META": 1001}
+_BESIDE = {TensorType.V: TensorType.ATTN_SUB_NORM, TensorType.FFN_DOWN: TensorType.POST_FFN_NORM}
 Costs = dict[str, dict[Dtype, float]]
 
 
@@ -205,7 +206,7 @@ def write(
 ) -> int:
     """Write the file of a plan, with SECTIONS; return its size.
 
-    In place of side tables, tensors of as many bytes are put before the matrix.
+    In place of side tables, tensors of as many bytes are put behind the matrix.
     """
     header = dataclasses.replace(plan.facts.header, dtype=Dtype.MIXED)
     positions = b""
@@ -221,17 +222,18 @@ def write(
                     writer.end_unit()
                 unit_idx = target.unit_idx
                 writer.begin_unit(unit_idx, dtype=Dtype.MIXED)
-            if target.name in (side_bytes or {}):
-                n = (side_bytes or {})[target.name]
-                writer.begin_tensor(TensorType.Q_NORM, 1, n // 4, Dtype.F32, Layout.VECTOR)
-                writer.write(bytes(n))
-                writer.end_tensor()
             layout = Layout.VECTOR if target.is_vector else Layout.TILES
             writer.begin_tensor(
                 target.rule.target, target.n_rows, target.n_cols, target.dtype, layout
             )
             writer.write(data)
             writer.end_tensor()
+            beside = (side_bytes or {}).get(target.name)
+            if beside is not None:
+                kind = _BESIDE[target.rule.target]
+                writer.begin_tensor(kind, 1, beside // 4, Dtype.F32, Layout.VECTOR)
+                writer.write(bytes(beside))
+                writer.end_tensor()
         writer.end_unit()
         if positions:
             writer.add_section("WPOS", positions, required=True)
@@ -272,13 +274,19 @@ def test_predicted_sizes_are_those_of_the_files(source: Source, tmp_path: Path) 
 
 def test_tensors_beside_a_matrix_count(source: Source, tmp_path: Path) -> None:
     plan = plan_of(source)
-    side_bytes = {"0.Q": 5000, "1.Q": 12}
-    n_bytes = file_bytes(plan, SECTIONS, side_bytes)
-    assert n_bytes == write(source, plan, tmp_path / "out.qsf", side_bytes)
-    costs = shuffled_costs(plan, 0)
-    found = fit_to_size(plan, costs, n_bytes, SECTIONS, side_bytes)
+    norm_bytes = plan.facts.header.dim * 4
+
+    def predicted(n: int) -> int:
+        return file_bytes(plan, SECTIONS, {"0.V": n, "0.FFN_DOWN": norm_bytes})
+
+    # Where four bytes more take the file over the next page, paddings inside the unit count.
+    page = next(n for n in range(4, 8192, 4) if predicted(n + 4) >= predicted(n) + 4096)
+    for n in (page, page + 4):
+        side_bytes = {"0.V": n, "0.FFN_DOWN": norm_bytes}
+        assert predicted(n) == write(source, plan, tmp_path / "out.qsf", side_bytes)
+    found = fit_to_size(plan, shuffled_costs(plan, 0), predicted(page), SECTIONS, side_bytes)
     fitted = with_policy(plan, policy_of(plan.targets, found.dtypes))
-    assert write(source, fitted, tmp_path / "out.qsf", side_bytes) <= n_bytes
+    assert write(source, fitted, tmp_path / "out.qsf", side_bytes) <= predicted(page)
 
 
 def test_the_size_of_a_whole_conversion_is_predicted(
