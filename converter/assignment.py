@@ -13,6 +13,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -145,11 +146,17 @@ def candidates(
 # ---- sizes ----
 
 
-def file_bytes(plan: Plan, section_bytes: Mapping[str, int]) -> int:
+def file_bytes(
+    plan: Plan,
+    section_bytes: Mapping[str, int],
+    side_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> int:
     """Return the size of the file that ``Writer`` makes of a plan, without compression.
 
     ``section_bytes`` has the sizes of ``TOKN``, ``CHAT``, ``META`` in the order in which they are
-    written; those of all others follow from the plan. An upper bound of them gives one of the file.
+    written; those of all others follow from the plan. ``side_bytes`` has those of tensors that a
+    matrix gets besides, such as a side table, by its ``Target.name``. Upper bounds of them give
+    one of the file.
     """
     header = plan.facts.header
     at = HEADER_BYTES
@@ -164,6 +171,9 @@ def file_bytes(plan: Plan, section_bytes: Mapping[str, int]) -> int:
             at = padded(at, UNIT_ALIGN)
         at += TENSOR_HEADER_BYTES + padded(target.n_bytes, DATA_ALIGN)
         n_tensors += 1
+        if target.name in side_bytes:
+            at += TENSOR_HEADER_BYTES + padded(side_bytes[target.name], DATA_ALIGN)
+            n_tensors += 1
         if target.rule.place is Place.EMBEDDING:
             n_bands = -(-target.n_rows // TILE_ROWS)
     sizes = [
@@ -190,16 +200,19 @@ def fit_to_size(
     costs: Mapping[str, Mapping[Dtype, float]],
     most_bytes: int,
     section_bytes: Mapping[str, int],
+    side_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> Assignment:
     """Return the cheapest types with which the file has at most ``most_bytes``.
 
     ``costs`` names every matrix, with the types it may get; see ``file_bytes`` for
-    ``section_bytes``. Raises QsfConversionError with the smallest possible size when that is
-    larger.
+    ``section_bytes`` and ``side_bytes``. Raises QsfConversionError with the smallest possible size
+    when that is larger.
     """
 
     def n_bytes_with(dtypes: Mapping[str, Dtype]) -> int:
-        return file_bytes(with_policy(plan, policy_of(plan.targets, dtypes)), section_bytes)
+        return file_bytes(
+            with_policy(plan, policy_of(plan.targets, dtypes)), section_bytes, side_bytes
+        )
 
     smallest = {
         target.name: min(costs[target.name], key=lambda dtype: _data_bytes(target, dtype))

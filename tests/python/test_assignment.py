@@ -38,6 +38,7 @@ from qsf.format import Dtype, Layout, Reader, TensorType, Writer
 
 TYPES = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q8)
 SECTIONS = {"TOKN": 12345, "CHAT": 77, "META": 1001}
+_BESIDE = {TensorType.V: TensorType.ATTN_SUB_NORM, TensorType.FFN_DOWN: TensorType.POST_FFN_NORM}
 Costs = dict[str, dict[Dtype, float]]
 
 
@@ -200,8 +201,13 @@ def plan_of(source: Source, policy: Policy | None = None) -> Plan:
     return make_plan(source.family, source.facts, source.checkpoint, policy)
 
 
-def write(source: Source, plan: Plan, path: Path) -> int:
-    """Write the file of a plan, with SECTIONS; return its size."""
+def write(
+    source: Source, plan: Plan, path: Path, side_bytes: Mapping[str, int] | None = None
+) -> int:
+    """Write the file of a plan, with SECTIONS; return its size.
+
+    In place of side tables, tensors of as many bytes are put behind the matrix.
+    """
     header = dataclasses.replace(plan.facts.header, dtype=Dtype.MIXED)
     positions = b""
     unit_idx = -1
@@ -222,6 +228,12 @@ def write(source: Source, plan: Plan, path: Path) -> int:
             )
             writer.write(data)
             writer.end_tensor()
+            beside = (side_bytes or {}).get(target.name)
+            if beside is not None:
+                kind = _BESIDE[target.rule.target]
+                writer.begin_tensor(kind, 1, beside // 4, Dtype.F32, Layout.VECTOR)
+                writer.write(bytes(beside))
+                writer.end_tensor()
         writer.end_unit()
         if positions:
             writer.add_section("WPOS", positions, required=True)
@@ -258,6 +270,23 @@ def test_predicted_sizes_are_those_of_the_files(source: Source, tmp_path: Path) 
         changed = with_policy(plan, policy)
         assert changed == plan_of(source, policy)
         assert file_bytes(changed, SECTIONS) == write(source, changed, tmp_path / "out.qsf")
+
+
+def test_tensors_beside_a_matrix_count(source: Source, tmp_path: Path) -> None:
+    plan = plan_of(source)
+    norm_bytes = plan.facts.header.dim * 4
+
+    def predicted(n: int) -> int:
+        return file_bytes(plan, SECTIONS, {"0.V": n, "0.FFN_DOWN": norm_bytes})
+
+    # Where four bytes more take the file over the next page, paddings inside the unit count.
+    page = next(n for n in range(4, 8192, 4) if predicted(n + 4) >= predicted(n) + 4096)
+    for n in (page, page + 4):
+        side_bytes = {"0.V": n, "0.FFN_DOWN": norm_bytes}
+        assert predicted(n) == write(source, plan, tmp_path / "out.qsf", side_bytes)
+    found = fit_to_size(plan, shuffled_costs(plan, 0), predicted(page), SECTIONS, side_bytes)
+    fitted = with_policy(plan, policy_of(plan.targets, found.dtypes))
+    assert write(source, fitted, tmp_path / "out.qsf", side_bytes) <= predicted(page)
 
 
 def test_the_size_of_a_whole_conversion_is_predicted(
