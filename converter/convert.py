@@ -136,7 +136,7 @@ def convert(
                     writer.add_section("TOKN", source.tokenizer)
                 writer.add_section("CHAT", source.chat)
                 meta = metadata.meta_bytes(
-                    source_dir,
+                    source.origin,
                     architecture=source.family.name,
                     weights_sha256=checkpoint.digest(),
                     options={
