@@ -220,7 +220,7 @@ def config_of(
 
 def name_there(dialect: Dialect, name: str) -> str:
     """Return what HuggingFace calls a tensor; its own name if the architecture has none such."""
-    match = re.fullmatch(r"blk\.(\d{1,6})\.(.*)", name)
+    match = re.fullmatch(r"blk\.(0|[1-9]\d{0,5})\.(.*)", name)
     if match is None:
         return dialect.tensors.get(name, name)
     there = dialect.tensors.get(f"blk.{{layer}}.{match[2]}")

@@ -114,7 +114,8 @@ def _tokenizer(metadata: Metadata) -> dict[str, Any]:
         "padding": None,
         "added_tokens": [
             _added(idx, words[idx], kinds[idx] != _USER_DEFINED)
-            for idx in np.flatnonzero(np.isin(kinds, (_UNKNOWN, _CONTROL, _USER_DEFINED))).tolist()
+            for idx in range(len(words))
+            if kinds[idx] in (_UNKNOWN, _CONTROL, _USER_DEFINED)
         ],
         **parts,
         "post_processor": _prefix(metadata, words, model),
@@ -185,7 +186,7 @@ def _byte_level(metadata: Metadata, ids: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _sentence_piece(
-    metadata: Metadata, ids: Mapping[str, int], words: list[str], kinds: Any
+    metadata: Metadata, ids: Mapping[str, int], words: list[str], kinds: list[float]
 ) -> dict[str, Any]:
     """SentencePiece's BPE: two pieces are merged if they make a word, the best score first."""
     scores = _numbers(metadata, "scores", len(words))
@@ -201,7 +202,7 @@ def _sentence_piece(
         for at in range(1, len(word)):
             left, right = ids.get(word[:at]), ids.get(word[at:])
             if left is not None and right is not None:
-                merges.append((-float(scores[idx]), left, right))
+                merges.append((-scores[idx], left, right))
     # Of two ways to the same word the first ones in the vocabulary: as transformers has it.
     merges.sort()
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
@@ -256,13 +257,14 @@ def _prefix(metadata: Metadata, words: list[str], model: str) -> dict[str, Any] 
 
 def _numbers(
     metadata: Metadata, name: str, n_words: int, default: int | None = None
-) -> np.ndarray[Any, Any]:
+) -> list[float]:
     """A list with a number for each word."""
     values = metadata.get(f"tokenizer.ggml.{name}")
     if values is None and default is not None:
-        return np.full(n_words, default)
+        return [default] * n_words
     if not isinstance(values, np.ndarray) or len(values) != n_words:
         raise _LeftOutError(f"tokenizer.ggml.{name} has no number for each of {n_words} words")
-    if not all(map(math.isfinite, values.tolist())):
+    numbers: list[float] = values.tolist()
+    if not all(map(math.isfinite, numbers)):
         raise _LeftOutError(f"tokenizer.ggml.{name} has values that are no numbers")
-    return values
+    return numbers

@@ -353,13 +353,13 @@ def test_every_truncation_and_any_flipped_byte_of_the_directory(tmp_path: Path) 
             TorchCheckpoint(tmp_path)
     n_refused = 0
     for at in range(content.index(b"PK\x01\x02"), len(content)):
-        for value in (0, 0xFF):
+        for value in (0xFF,):
             path.write_bytes(content[:at] + bytes([value]) + content[at + 1 :])
             try:
                 TorchCheckpoint(tmp_path).close()
             except QsfConversionError:
                 n_refused += 1
-    assert n_refused > 200  # versions, times and attributes are not looked at
+    assert n_refused > 100  # versions, times and attributes are not looked at
 
 
 def change(content: bytes, signature: bytes, at: int, value: bytes) -> bytes:
