@@ -1,4 +1,4 @@
-"""Turns a HuggingFace model directory into one .qsf file.
+"""Turns a HuggingFace model directory, or a GGUF file, into one .qsf file.
 
 Facts (what the checkpoint calls things) are in ``architectures``, which tensor gets which type in
 ``plan``, floats to tiles in ``quantisers``, and how they get there in ``pieces``. Here it comes
@@ -89,7 +89,7 @@ def convert(
     n_threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Convert the model in ``model_dir`` to the file ``out``; return what was done.
+    """Convert the model in ``model_dir``, or in that GGUF file, to the file ``out``; return what was done.
 
     ``quant_type`` is for the matrices of the layers, ``embed_type`` for the embeddings and the
     head (default 8bit, or f16 if ``quant_type`` is). ``compress`` is for the layers: none, lz4,

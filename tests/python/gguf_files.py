@@ -8,6 +8,7 @@ with something.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -126,16 +127,22 @@ def byte_level_vocabulary(folder: Path) -> dict[str, Any]:
     return said
 
 
-def sentence_piece_vocabulary(tokenizer_json: Path) -> dict[str, Any]:
-    """The vocabulary of LLaMA 2's tokenizer.json; its scores are the order of its words."""
-    vocab = json.loads(tokenizer_json.read_text("utf-8"))["model"]["vocab"]
+def sentence_piece_vocabulary(folder: Path) -> dict[str, Any]:
+    """The vocabulary of LLaMA 2: words of tokenizer.json, scores of llama2.c's tokenizer.bin."""
+    vocab = json.loads((folder / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     words = sorted(vocab, key=lambda word: vocab[word])
-    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(words) - 259)]
+    data = (folder / "tokenizer.bin").read_bytes()
+    scores, at = [], 4
+    while at < len(data):
+        score, n_bytes = struct.unpack_from("<fi", data, at)
+        scores.append(score)
+        at += 8 + n_bytes
+    assert len(scores) == len(words)
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": words,
-        "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(len(words) - 259)],
-        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(words) - 259)],
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
