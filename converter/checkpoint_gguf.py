@@ -11,9 +11,9 @@ type, so that this is done with the stored bytes.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -39,9 +39,7 @@ _N_ROPE_FACTORS = 4096  # half the largest head_dim
 class _Stored(Located):
     """A tensor; if ``n_heads`` is not 0, the rows of each head are interleaved in the file."""
 
-    type: str
-    block_items: int
-    n_heads: int
+    n_heads: int = 0
 
 
 class GgufCheckpoint(FileCheckpoint[_Stored]):
@@ -91,16 +89,10 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
                         f"tensor {tensor.name} has {n_rows} rows, which are not {n_heads} heads "
                         "of an even size"
                     )
+                if len(tensor.shape) == 1 and tensor.block_items > 1:
+                    raise QsfConversionError(f"tensor {tensor.name}, a bias, is {tensor.type}")
         source = SourceTensor(name, tensor.shape, tensor.type, tensor.n_bytes)
-        return _Stored(
-            tensor=source,
-            file=self._files[0],
-            path=place,
-            file_off=tensor.offset,
-            type=tensor.type,
-            block_items=tensor.block_items,
-            n_heads=n_heads,
-        )
+        return _Stored(source, self._files[0], place, tensor.offset, n_heads=n_heads)
 
     def _rope_factors(self, place: Path, tensor: GgufTensor) -> NDArray[np.float32]:
         if tensor.type != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _N_ROPE_FACTORS:
@@ -109,11 +101,11 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
                 "which is not a list of RoPE factors"
             )
         source = SourceTensor(tensor.name, tensor.shape, tensor.type, tensor.n_bytes)
-        located = Located(source, self._files[0], place, tensor.offset)
+        located = _Stored(source, self._files[0], place, tensor.offset)
         return np.frombuffer(self._read_at(located, 0, tensor.n_bytes), "<f4")
 
     def _check_readable(self, located: _Stored) -> None:
-        if located.type not in READABLE:
+        if located.tensor.dtype not in READABLE:
             _dequantiser(located.tensor)
 
     def _stored_rows(self, located: _Stored, start: int, stop: int) -> bytearray:
@@ -139,11 +131,10 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
 
     def _values(self, located: _Stored, stored: bytearray, n_rows: int) -> RawArray:
         tensor = located.tensor
-        if located.type in READABLE:
+        if tensor.dtype in READABLE:
             return super()._values(located, stored, n_rows)
         n_cols = tensor.shape[-1] if len(tensor.shape) < 3 else int(np.prod(tensor.shape[1:]))
-        gguf = _dequantiser(tensor)
-        kind = gguf.GGMLQuantizationType[located.type]
+        package, kind = _dequantiser(tensor)
         rows = np.frombuffer(stored, np.uint8).reshape(n_rows, tensor.row_bytes)
         values = np.empty((n_rows, n_cols), np.float32)
         step = max(1, _SLAB_BYTES // max(1, n_cols * 4))
@@ -151,27 +142,29 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
             slab = rows[start : start + step]
             # A damaged file may hold scales that are no numbers: they are refused when rounded.
             with np.errstate(all="ignore"):
-                values[start : start + step] = gguf.quants.dequantize(slab, kind)
+                values[start : start + step] = package.quants.dequantize(slab, kind)
         return values
 
 
-def _dequantiser(tensor: SourceTensor) -> ModuleType:
-    """Return the ``gguf`` package; raises QsfConversionError where it cannot read ``tensor``."""
+def _dequantiser(tensor: SourceTensor) -> tuple[Any, Any]:
+    """Return the ``gguf`` package and its number of the type.
+
+    Raises QsfConversionError where the package is absent or cannot dequantise ``tensor``.
+    """
     try:
-        import gguf
-        import gguf.quants
+        package: Any = importlib.import_module("gguf")
     except ImportError as error:
         raise QsfConversionError(
             f"tensor {tensor.name} is stored as {tensor.dtype}, which needs the package gguf: "
             "pip install 'qsf[gguf]'"
         ) from error
-    kind = getattr(gguf.GGMLQuantizationType, tensor.dtype, None)
+    kind = getattr(package.GGMLQuantizationType, tensor.dtype, None)
     try:
-        block_items, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        gguf.quants.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+        _, block_bytes = package.GGML_QUANT_SIZES[kind]
+        package.quants.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
     except (KeyError, NotImplementedError) as error:
         raise QsfConversionError(
             f"tensor {tensor.name} is stored as {tensor.dtype}, which the installed package gguf "
             "cannot dequantise; convert the original model, or try a newer gguf"
         ) from error
-    return gguf
+    return package, kind

@@ -98,7 +98,9 @@ class ProgressLine:
 def convert_command(
     model_dir: Annotated[
         Path,
-        typer.Argument(help="Directory with config.json and weights, or a .gguf file.", metavar="MODEL"),
+        typer.Argument(
+            help="Directory with config.json and weights, or a .gguf file.", metavar="MODEL"
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT")],
     quant_type: Annotated[
@@ -147,7 +149,7 @@ def convert_command(
         ),
     ] = False,
 ) -> None:
-    """Convert a HuggingFace or GGUF model to one .qsf file that holds all that is needed to run it."""
+    """Convert a HuggingFace or GGUF model to one .qsf file with all that is needed to run it."""
     if disk_speed is not None and compress != AUTO:
         raise QsfArgumentError("--disk-speed is only for --compress auto")
     later = {

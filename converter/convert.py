@@ -89,8 +89,9 @@ def convert(
     n_threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Convert the model in ``model_dir``, or in that GGUF file, to the file ``out``; return what was done.
+    """Convert the model in ``model_dir`` to the file ``out``; return what was done.
 
+    ``model_dir`` is a HuggingFace directory or a GGUF file.
     ``quant_type`` is for the matrices of the layers, ``embed_type`` for the embeddings and the
     head (default 8bit, or f16 if ``quant_type`` is). ``compress`` is for the layers: none, lz4,
     lz4hc, zstd, or auto, which compresses those that are read faster so, on a disk of

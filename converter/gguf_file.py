@@ -216,7 +216,7 @@ class _Reader:
         self._check_count(count, dtype.itemsize, f"numbers in {key[:200]!r}")
         data = self._take(count * dtype.itemsize, what)
         if dtype.kind == "b":
-            return np.frombuffer(data, np.uint8) != 0
+            return np.asarray(np.frombuffer(data, np.uint8) != 0)
         return np.frombuffer(data, dtype)
 
     # ---- tensors ----

@@ -139,12 +139,11 @@ def _byte_level(metadata: Metadata, ids: Mapping[str, int]) -> dict[str, Any]:
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
         raise _LeftOutError("the file has no merges")
-    rule = metadata.get("tokenizer.ggml.pre", "default")
-    rule = _SAME_SPLIT.get(rule, rule) if isinstance(rule, str) else None
+    rule = str(metadata.get("tokenizer.ggml.pre", "default"))
+    rule = _SAME_SPLIT.get(rule, rule)
     if rule not in _SPLITS:
         raise _LeftOutError(
-            f"tokenizer.ggml.pre {str(metadata.get('tokenizer.ggml.pre'))[:40]!r} is not "
-            f"supported; supported: {', '.join(_SPLITS)}"
+            f"tokenizer.ggml.pre {rule[:40]!r} is not supported; supported: {', '.join(_SPLITS)}"
         )
     pairs = [merge.split(" ") for merge in merges]
     if any(len(pair) != 2 for pair in pairs):

@@ -331,7 +331,9 @@ def _tensor(arguments: tuple[Any, ...]) -> TorchTensor:
         raise _RefusedError(
             "its pickle has a tensor that is a conjugated or negated view, which is not supported"
         )
-    last = 0 if 0 in shape else 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    last = (
+        0 if 0 in shape else 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    )
     if offset + last > storage.n_items:
         raise _RefusedError(
             f"its pickle has a tensor that reaches item {offset + last} of storage "

@@ -18,7 +18,7 @@ import numpy as np
 import reference
 from numpy.typing import NDArray
 
-Type = gguf.GGMLQuantizationType
+Type: Any = gguf.GGMLQuantizationType
 
 
 def interleave(values: NDArray[Any], n_heads: int) -> NDArray[Any]:
@@ -111,7 +111,7 @@ def byte_level_vocabulary(folder: Path) -> dict[str, Any]:
     assert [vocab[word] for word in words] == list(range(len(words)))
     merges = [m if isinstance(m, str) else " ".join(m) for m in parsed["model"]["merges"]]
     kinds = [(3 if added[word]["special"] else 4) if word in added else 1 for word in words]
-    said = {
+    said: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": words,

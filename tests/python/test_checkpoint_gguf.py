@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import math
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,9 @@ def test_any_range_of_rows_is_put_in_order(tmp_path: Path) -> None:
 PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
 NOT_IN_THE_PACKAGE = ("Q8_1", "Q8_K", "Q1_0")
 SUPPORTED = [
-    name for name, _, _ in TYPES.values() if name not in (*PLAIN[:2], *PLAIN[3:], *NOT_IN_THE_PACKAGE)
+    name
+    for name, _, _ in TYPES.values()
+    if name not in (*PLAIN[:2], *PLAIN[3:], *NOT_IN_THE_PACKAGE)
 ]
 
 
@@ -161,7 +163,9 @@ def test_each_type_gives_the_numbers_of_the_package(tmp_path: Path, kind_name: s
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     config = {
         **hf_makers.LLAMA_CONFIG,
-        **{"hidden_size": dim, "num_attention_heads": n_heads, "num_key_value_heads": n_kv_heads},
+        "hidden_size": dim,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
         "head_dim": dim // n_heads,
     }
     for key, value in gguf_files._llama(config).items():
@@ -203,14 +207,7 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     folder = tiny_checkpoints.make_llama(tmp_path / "m", dim=96, head_dim=32, ffn_dim=128)
     plain = gguf_files.write(folder, tmp_path / "plain.gguf")
     quantised = gguf_files.write(folder, tmp_path / "quantised.gguf", kind=Type.Q8_0)
-    load = builtins.__import__
-
-    def without(name: str, *rest: Any, **named: Any) -> Any:
-        if name.split(".")[0] == "gguf":
-            raise ImportError(name)
-        return load(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "gguf", None)
     convert(plain, tmp_path / "plain.qsf", quant_type="8bit")
     with pytest.raises(QsfConversionError, match=r"Q8_0, which needs .*pip install 'qsf\[gguf\]'"):
         convert(quantised, tmp_path / "quantised.qsf", quant_type="8bit")
@@ -282,12 +279,26 @@ def test_models_that_cannot_be_represented(
 def test_other_architectures_and_types_are_refused(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma2")
     gguf_files.close(writer)
-    with pytest.raises(QsfConversionError, match="'gemma2' of a GGUF file .* supported: llama, g"):
+    with pytest.raises(QsfConversionError, match=r"'gemma2' of a GGUF file .* supported: llama, g"):
         GgufCheckpoint(tmp_path / "m.gguf")
     folder = tiny_checkpoints.make_llama(tmp_path / "m")
     tensors = {"model.norm.weight": np.zeros(80, np.float32)}
     path = gguf_files.write(folder, tmp_path / "two.gguf", tensors=tensors)
-    with pytest.raises(QsfConversionError, match="two of its tensors are model.norm.weight"):
+    with pytest.raises(QsfConversionError, match=r"two of its tensors are model.norm.weight"):
+        GgufCheckpoint(path)
+
+
+def test_a_quantised_bias_is_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoints.make_llama(
+        tmp_path / "m", attention_bias=True, n_heads=1, head_dim=64
+    )
+    path = gguf_files.write(folder, tmp_path / "m.gguf")
+    content = bytearray(path.read_bytes())
+    at = content.index(b"blk.0.attn_q.bias") + len(b"blk.0.attn_q.bias") + 4 + 8
+    assert content[at - 8 : at + 4] == struct.pack("<QI", 64, 0)
+    struct.pack_into("<I", content, at, 8)
+    path.write_bytes(content)
+    with pytest.raises(QsfConversionError, match=r"blk.0.attn_q.bias, a bias, is Q8_0"):
         GgufCheckpoint(path)
 
 
@@ -428,7 +439,7 @@ def test_a_file_that_shrinks_and_one_that_is_none(tmp_path: Path) -> None:
     with GgufCheckpoint(path) as checkpoint:
         with path.open("r+b") as file:
             file.truncate(9000)
-        with pytest.raises(QsfIOError, match="bytes early in tensor model.embed_tokens.weight"):
+        with pytest.raises(QsfIOError, match=r"bytes early in tensor model.embed_tokens.weight"):
             checkpoint.read_rows("model.embed_tokens.weight", 0, 101)
     with pytest.raises(QsfIOError, match=r"gone\.gguf"):
         GgufCheckpoint(tmp_path / "gone.gguf")

@@ -62,7 +62,7 @@ class _Rebuilt:
         return getattr(sys.modules["torch._utils"], self.name), self.arguments
 
 
-class _Pickler(pickle._Pickler):  # type: ignore[name-defined,misc]
+class _Pickler(pickle._Pickler):
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, _Storage):
             kind = getattr(sys.modules["torch"], value.name)
@@ -129,9 +129,7 @@ def _described(tensor: StoredTensor, archive: _Archive) -> _Rebuilt:
     return rebuilt
 
 
-def state_dict_pickle(
-    tensors: Mapping[str, Any], archive: _Archive, protocol: int = 2
-) -> bytes:
+def state_dict_pickle(tensors: Mapping[str, Any], archive: _Archive, protocol: int = 2) -> bytes:
     """The pickle of a state dict; values that are no arrays or tensors stay as they are."""
     state: collections.OrderedDict[str, Any] = collections.OrderedDict()
     for name, value in tensors.items():
