@@ -127,6 +127,23 @@ def byte_level_vocabulary(folder: Path) -> dict[str, Any]:
     return said
 
 
+def with_runs(said: dict[str, Any]) -> dict[str, Any]:
+    """A byte-level vocabulary with runs of digits and signs, which splitting rules cut apart."""
+    words, merges = list(said["tokenizer.ggml.tokens"]), list(said["tokenizer.ggml.merges"])
+    for sign in "159!^":
+        for run in (sign * 2, sign * 3, sign * 4):
+            if run not in words:
+                words.append(run)
+                merges.append(f"{run[1:]} {sign}")
+    kinds = [*said["tokenizer.ggml.token_type"], *[1] * (len(words) - 2048)]
+    return {
+        **said,
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.token_type": kinds,
+    }
+
+
 def sentence_piece_vocabulary(folder: Path) -> dict[str, Any]:
     """The vocabulary of LLaMA 2: words of tokenizer.json, scores of llama2.c's tokenizer.bin."""
     vocab = json.loads((folder / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]

@@ -95,7 +95,7 @@ def test_each_splitting_rule_gives_the_ids_of_llama_cpp(
     rule: str, tiny_llama_dir: Path, project_root: Path
 ) -> None:
     golden = json.loads((project_root / "tests" / "golden" / "gguf_encodings.json").read_text())
-    said = gguf_files.byte_level_vocabulary(tiny_llama_dir)
+    said = gguf_files.with_runs(gguf_files.byte_level_vocabulary(tiny_llama_dir))
     tokenizer = rebuilt({**said, "tokenizer.ggml.pre": rule})
     for text, ids in zip(golden["texts"], golden["ids"][rule], strict=True):
         assert tokenizer.encode(text, add_prefix=False, parse_special=False) == ids, text
