@@ -27,6 +27,7 @@ from qsf.converter.gguf_config import (
     config_of,
     dialect_of,
     name_there,
+    shown,
 )
 from qsf.converter.gguf_file import GgufHead, GgufTensor, read_head
 from qsf.errors import QsfConversionError
@@ -86,8 +87,8 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
                 n_rows = tensor.shape[0]
                 if not isinstance(n_heads, int) or n_heads < 1 or n_rows % (2 * n_heads):
                     raise QsfConversionError(
-                        f"tensor {tensor.name} has {n_rows} rows, which are not {n_heads} heads "
-                        "of an even size"
+                        f"tensor {tensor.name} has {n_rows} rows, which are not "
+                        f"{shown(n_heads)} heads of an even size"
                     )
                 if len(tensor.shape) == 1 and tensor.block_items > 1:
                     raise QsfConversionError(f"tensor {tensor.name}, a bias, is {tensor.type}")

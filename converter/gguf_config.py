@@ -164,7 +164,7 @@ def dialect_of(metadata: Metadata) -> Dialect:
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in DIALECTS:
         raise QsfConversionError(
-            f"architecture {name!r} of a GGUF file is not supported; "
+            f"architecture {shown(name)} of a GGUF file is not supported; "
             f"supported: {', '.join(DIALECTS)}"
         )
     n_parts = metadata.get("split.count", 0)
@@ -218,6 +218,12 @@ def config_of(
     return config, tuple(warnings[:8])
 
 
+def shown(value: Any) -> str:
+    """A value of a stranger's file for one line of an error."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def name_there(dialect: Dialect, name: str) -> str:
     """Return what HuggingFace calls a tensor; its own name if the architecture has none such."""
     match = re.fullmatch(r"blk\.(0|[1-9]\d{0,5})\.(.*)", name)
@@ -248,9 +254,12 @@ def _plain(key: str, value: Any) -> Any:
                 f"its metadata's {key} differs between layers, which is not supported"
             )
         value = values[0]
-    if isinstance(value, float) and value == float(np.float32(value)):
-        # An f32 in the file: 1e-5 is meant, not 9.999999747378752e-06.
-        return float(np.format_float_scientific(np.float32(value), unique=True))
+    if isinstance(value, float):
+        with np.errstate(over="ignore"):
+            narrow = np.float32(value)
+        if narrow == value:
+            # An f32 in the file: 1e-5 is meant, not 9.999999747378752e-06.
+            return float(np.format_float_scientific(narrow, unique=True))
     return value
 
 
@@ -258,7 +267,7 @@ def _check_neutral(name: str, fields: Mapping[str, Any]) -> None:
     for key, neutral in _NEUTRAL.items():
         if key in fields and fields[key] not in neutral:
             raise QsfConversionError(
-                f"its metadata's {name}.{key} = {str(fields[key])[:60]} is not supported"
+                f"its metadata's {name}.{key} = {shown(fields[key])} is not supported"
             )
 
 
@@ -280,14 +289,16 @@ def _llama_fields(
     if head_dim is None:
         dim, n_heads = config["hidden_size"], config["num_attention_heads"]
         if not isinstance(dim, int) or not isinstance(n_heads, int) or not n_heads:
-            raise QsfConversionError(f"its metadata has {n_heads!r} heads for {dim!r} dimensions")
+            raise QsfConversionError(
+                f"its metadata has {shown(n_heads)} heads for {shown(dim)} dimensions"
+            )
         head_dim = dim // n_heads
         more["head_dim"] = head_dim
     for key in ("attention.value_length", "rope.dimension_count"):
         if fields.get(key, head_dim) != head_dim:
             raise QsfConversionError(
-                f"its metadata's llama.{key} = {fields[key]!r} is not supported with heads of "
-                f"{head_dim}"
+                f"its metadata's llama.{key} = {shown(fields[key])} is not supported with heads of "
+                f"{shown(head_dim)}"
             )
     if "num_key_value_heads" not in config:
         more["num_key_value_heads"] = config["num_attention_heads"]
@@ -309,7 +320,7 @@ def _rope_scaling(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     raise QsfConversionError(
-        f"its RoPE scaling {str(kind)[:60]!r} is not supported; supported: none, linear, llama3"
+        f"its RoPE scaling {shown(kind)} is not supported; supported: none, linear, llama3"
     )
 
 
@@ -323,8 +334,10 @@ def llama3_scaling(factors: Any, theta: Any, head_dim: int) -> dict[str, Any] | 
     factors = np.asarray(factors, np.float64).reshape(-1)
     if len(factors) * 2 != head_dim or not isinstance(theta, (int, float)) or not theta > 0:
         raise QsfConversionError(
-            f"its {len(factors)} RoPE factors do not fit to heads of {head_dim}"
+            f"its {len(factors)} RoPE factors do not fit to heads of {shown(head_dim)}"
         )
+    if not np.all((factors > 0) & np.isfinite(factors)):
+        raise QsfConversionError("its RoPE factors are not positive numbers")
     if np.all(factors == 1):
         return None
     frequencies = float(theta) ** -(np.arange(0, head_dim, 2) / head_dim)

@@ -160,7 +160,7 @@ class _Reader:
         for _ in range(n_keys):
             key = self._text("a key", _MAX_NAME_BYTES)
             if key in metadata:
-                raise self._damaged(f"key {key!r} occurs twice")
+                raise self._damaged(f"key {key[:200]!r} occurs twice")
             metadata[key] = self._value(key)
         metadata_sha256 = self._sha256.hexdigest()
         self._check_count(n_tensors, 32, "tensors")
@@ -224,7 +224,7 @@ class _Reader:
     def _alignment(self, metadata: Mapping[str, Any]) -> int:
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-            raise self._damaged(f"general.alignment is {alignment!r}, not a power of two")
+            raise self._damaged(f"general.alignment is {str(alignment)[:40]!r}, not a power of two")
         return alignment
 
     def _tensor_entry(self) -> GgufTensor:

@@ -23,7 +23,7 @@ from qsf.errors import QsfError
 Metadata = Mapping[str, Any]
 
 _WORD = "\u2581"  # SentencePiece's space
-_MAX_WORD_CHARS = 512  # merges are looked for at every place within a word
+_MAX_WORD_CHARS = 256  # merges are looked for at every place within a word
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # of tokenizer.ggml.token_type; 1 is normal
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -191,7 +191,9 @@ def _sentence_piece(
     scores = _numbers(metadata, "scores", len(words))
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     if not isinstance(unknown, int) or not 0 <= unknown < len(words):
-        raise _LeftOutError(f"tokenizer.ggml.unknown_token_id {unknown!r} is not in the vocabulary")
+        raise _LeftOutError(
+            f"tokenizer.ggml.unknown_token_id {str(unknown)[:40]} is not in the vocabulary"
+        )
     merges: list[tuple[float, int, int]] = []
     for idx, word in enumerate(words):
         if kinds[idx] in (_UNKNOWN, _CONTROL, _BYTE):

@@ -111,6 +111,10 @@ def test_the_scalings_of_published_models(factor: float, original: int) -> None:
     factors[20] *= 1.01
     with pytest.raises(QsfConversionError, match="not those of LLaMA 3"):
         llama3_scaling(factors, 500000.0, 128)
+    for wrong in (0.0, -1.0, np.nan, np.inf):
+        factors[20] = wrong
+        with pytest.raises(QsfConversionError, match="not positive numbers"):
+            llama3_scaling(factors, 500000.0, 128)
     assert llama3_scaling(np.ones(64), 500000.0, 128) is None
     with pytest.raises(QsfConversionError, match="64 RoPE factors do not fit to heads of 64"):
         llama3_scaling(np.ones(64), 500000.0, 64)
@@ -257,8 +261,15 @@ def test_what_the_file_says_of_itself(tmp_path: Path) -> None:
         ({"llama.attention.head_count_kv": [2, 1]}, "head_count_kv differs between layers"),
         ({"llama.attention.head_count_kv": 5}, "48 rows, which are not 5 heads"),
         ({"llama.attention.head_count_kv": 3}, "4 attention heads cannot share 3"),
-        ({"llama.attention.head_count": 0}, "0 heads|0 attention heads"),
+        ({"llama.attention.head_count": 0}, "96 rows, which are not 0 heads"),
         ({"llama.block_count": None}, "no llama.block_count"),
+        (
+            {"llama.attention.head_count": ["4"] * 99},
+            r"96 rows, which are not \['4', '4'.{30,60}\.\.\. heads",
+        ),
+        ({"llama.rope.freq_base": "x"}, "as config.json: rope_theta = 'x'"),
+        ({"llama.attention.sliding_window": ["x"]}, "sliding_window = "),
+        ({"general.alignment": 32, "tokenizer.ggml.bos_token_id": "x"}, "bos_token_id = 'x' is"),
         ({"llama.block_count": 3}, "no tensor model.layers.2.input_layernorm.weight"),
         ({"llama.context_length": 0}, "as config.json: max_position_embeddings = 0"),
         ({"llama.embedding_length": "x"}, "as config.json: hidden_size = 'x'"),
