@@ -38,7 +38,7 @@ def _error(status: int) -> errors.QsfError:
     return _ERROR_OF_STATUS.get(status, errors.QsfError)(detail)
 
 
-def _check(status: int) -> None:
+def check_status(status: int) -> None:
     if status != lib.QSF_OK:
         raise _error(status)
 
@@ -72,7 +72,7 @@ class Machine:
 def describe_machine() -> Machine:
     """Return what the engine would run with; the two last fields describe this process now."""
     out = ffi.new("qsf_machine *")
-    _check(lib.qsf_machine_describe(out))
+    check_status(lib.qsf_machine_describe(out))
     return Machine(
         isa_name=_text(out.isa_name),
         isa_available=tuple(_text(out.isa_available).split()),
@@ -103,6 +103,7 @@ class Options:
     io_depth: int | None = None
     io_known_method: int | None = None
     io_known_depth: int | None = None
+    quality: float | None = None
 
     def as_struct(self) -> Any:
         """Return a new ``qsf_options *``.
@@ -138,7 +139,7 @@ class MemoryPlan:
     """Where the memory goes; fields as ``qsf_plan`` in qsf.h.
 
     ``is_enough`` is False where the budget, or what the machine has to give, is too small;
-    ``min_budget_bytes`` would do.
+    ``min_budget_bytes`` would do. ``skipped_layers`` ascend.
     """
 
     budget_bytes: int
@@ -168,17 +169,29 @@ class MemoryPlan:
     kv_is_rotated: bool
     io_depth: int
     embedding_rows: int
+    n_layers: int
+    n_layers_skipped: int
+    n_skips_asked: int
+    skipped_layers: tuple[int, ...]
     is_enough: bool
 
 
 _PLAN_FIELDS = tuple(
-    name for name in MemoryPlan.__slots__ if name not in ("is_enough", "kv_is_rotated")
+    name
+    for name in MemoryPlan.__slots__
+    if name not in ("is_enough", "kv_is_rotated", "skipped_layers")
 )
 
 
 def _plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
     numbers = {name: getattr(struct, name) for name in _PLAN_FIELDS}
-    return MemoryPlan(**numbers, kv_is_rotated=struct.kv_is_rotated != 0, is_enough=is_enough)
+    words = struct.skipped_layers
+    return MemoryPlan(
+        **numbers,
+        kv_is_rotated=struct.kv_is_rotated != 0,
+        skipped_layers=tuple(i for i in range(struct.n_layers) if words[i // 64] >> (i % 64) & 1),
+        is_enough=is_enough,
+    )
 
 
 def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
@@ -187,13 +200,13 @@ def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
     status = lib.qsf_model_plan(_path(path), options.as_struct(), out)
     if status == lib.QSF_ERR_NOMEM and out.min_budget_bytes:
         return _plan(out, is_enough=False)
-    _check(status)
+    check_status(status)
     return _plan(out, is_enough=True)
 
 
 def verify_file(path: str | os.PathLike[str]) -> None:
     """Check every stored byte of the file."""
-    _check(lib.qsf_file_verify(_path(path)))
+    check_status(lib.qsf_file_verify(_path(path)))
 
 
 def _path(path: str | os.PathLike[str]) -> bytes:
@@ -235,7 +248,7 @@ class NativeModel:
 
     def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
         out = ffi.new("qsf_model **")
-        _check(lib.qsf_model_open(_path(path), options.as_struct(), out))
+        check_status(lib.qsf_model_open(_path(path), options.as_struct(), out))
         self._handle: Any = ffi.gc(out[0], lib.qsf_model_close)
 
     def close(self) -> None:
@@ -283,7 +296,7 @@ class NativeModel:
         if n_bytes == 0:
             return None
         out = bytearray(n_bytes)
-        _check(
+        check_status(
             lib.qsf_model_section(self._live_handle(), tag.encode(), ffi.from_buffer(out), n_bytes)
         )
         return bytes(out)
@@ -292,7 +305,7 @@ class NativeModel:
         """Return what each unit has taken since the model was opened."""
         facts = ffi.new("qsf_model_facts *")
         lib.qsf_model_info(self._live_handle(), facts)
-        n_units = facts.plan.n_units
+        n_units = facts.n_layers + 2
         out = ffi.new("qsf_unit_time[]", n_units)
         lib.qsf_model_timeline(self._live_handle(), out, n_units)
         names = ["embedding", *(f"layer {i}" for i in range(facts.n_layers)), "final"]
@@ -307,7 +320,7 @@ class NativeModel:
     def create_session(self) -> NativeSession:
         """Return a new session, which has its own tokens and cache."""
         out = ffi.new("qsf_session **")
-        _check(lib.qsf_session_create(self._live_handle(), out))
+        check_status(lib.qsf_session_create(self._live_handle(), out))
         return NativeSession(out[0])
 
 
@@ -320,6 +333,7 @@ class UnitTime:
     Attributes:
         name: "embedding", "layer 0" and so on, "final".
         is_resident: it is in memory now. Under memory pressure that changes.
+        is_skipped: a layer that is not run, by the quality asked for; all else is 0.
         n_passes: how often it was used.
         read_bytes: from the file, in those.
         read_ns: from the start of its first read to the end of its last, in nanoseconds.
@@ -329,6 +343,7 @@ class UnitTime:
 
     name: str
     is_resident: bool
+    is_skipped: bool
     n_passes: int
     read_bytes: int
     read_ns: int
@@ -337,8 +352,13 @@ class UnitTime:
 
 
 def _unit_time(name: str, struct: Any) -> UnitTime:
-    numbers = {field: getattr(struct, field) for field in UnitTime.__slots__[2:]}
-    return UnitTime(name=name, is_resident=struct.is_resident != 0, **numbers)
+    numbers = {field: getattr(struct, field) for field in UnitTime.__slots__[3:]}
+    return UnitTime(
+        name=name,
+        is_resident=struct.is_resident != 0,
+        is_skipped=struct.is_skipped != 0,
+        **numbers,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,14 +447,14 @@ class NativeSession:
     def sync_chunk(self, tokens: array[int]) -> int:
         """Evaluate at most one chunk towards holding ``tokens``; return how many are done."""
         n_done = ffi.new("size_t *")
-        _check(lib.qsf_session_sync(self._live_handle(), _tokens(tokens), len(tokens), n_done))
+        check_status(lib.qsf_session_sync(self._live_handle(), _tokens(tokens), len(tokens), n_done))
         return int(n_done[0])
 
     def score_chunk(self, tokens: array[int], logits: npt.NDArray[np.float32], n_done: int) -> int:
         """Fill rows of ``logits`` [n_tokens, n_vocab] from ``n_done`` on; return the new n_done."""
         done = ffi.new("size_t *", n_done)
         floats = ffi.from_buffer("float[]", logits, require_writable=True)
-        _check(
+        check_status(
             lib.qsf_session_score(
                 self._live_handle(), _tokens(tokens), len(tokens), floats, len(floats), done
             )
@@ -443,7 +463,7 @@ class NativeSession:
 
     def step(self, token: int) -> None:
         """Evaluate one token after those the session holds."""
-        _check(lib.qsf_session_step(self._live_handle(), token))
+        check_status(lib.qsf_session_step(self._live_handle(), token))
 
     def position(self) -> int:
         """Return how many tokens the session holds."""
@@ -451,7 +471,7 @@ class NativeSession:
 
     def rewind(self, n_tokens: int) -> None:
         """Forget all but the first ``n_tokens``."""
-        _check(lib.qsf_session_rewind(self._live_handle(), n_tokens))
+        check_status(lib.qsf_session_rewind(self._live_handle(), n_tokens))
 
     def cancel(self) -> None:
         """Stop the running call, or the next; from any thread."""
@@ -460,7 +480,7 @@ class NativeSession:
     def read_logits(self, out: npt.NDArray[np.float32]) -> None:
         """Copy the logits [n_vocab] after the last token."""
         floats = ffi.from_buffer("float[]", out, require_writable=True)
-        _check(lib.qsf_session_logits(self._live_handle(), floats, len(floats)))
+        check_status(lib.qsf_session_logits(self._live_handle(), floats, len(floats)))
 
     def stats(self) -> SessionStats:
         """Return what the session has done so far."""
@@ -494,7 +514,7 @@ class NativeSampler:
 
     def choose(self, session: NativeSession, recent: array[int]) -> int:
         """Return the next token; the repetition penalty applies to ``recent``."""
-        _check(
+        check_status(
             lib.qsf_session_sample(
                 session._live_handle(),
                 self._how,

@@ -21,9 +21,10 @@ MAY_INCLUDE: dict[str, frozenset[str]] = {
     "memory": frozenset({"base", "platform"}),
     "format": frozenset({"base", "platform", "memory"}),
     "kernels": frozenset({"base", "platform"}),
+    "quantise": frozenset({"base", "platform", "kernels"}),
     "model": frozenset({"base", "platform", "memory", "format", "kernels"}),
     "engine": frozenset({"base", "platform", "memory", "format", "kernels", "model"}),
-    "api": frozenset({"base", "engine"}),
+    "api": frozenset({"base", "engine", "quantise"}),
 }
 BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are allowed
     "malloc|calloc|realloc|aligned_alloc|posix_memalign|free": frozenset({"platform"}),

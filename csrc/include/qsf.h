@@ -42,6 +42,7 @@ extern "C" {
 #define QSF_API_VERSION 1
 #define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF /* a budget of what the machine can well give */
 #define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
+#define QSF_SKIP_WORDS 64 /* of 64 bits: one for every layer that a file may have */
 
 typedef enum qsf_status {
     QSF_OK = 0,
@@ -137,6 +138,11 @@ typedef struct qsf_options {
      * need not be made again; 0: nothing is known. */
     uint32_t io_known_method;
     uint32_t io_known_depth;
+    /* Below 1, layers are skipped, the least important first: (1 - quality) * n_layers of them,
+     * rounded to the nearest, but never the first two or the last two. They are neither read nor
+     * kept in memory and have no KV cache. QSF_ERR_ARG where the file has no importance of layers
+     * (all are equal), or no more than four layers. */
+    double quality;
 } qsf_options;
 
 QSF_API void qsf_options_default(qsf_options *out);
@@ -159,10 +165,10 @@ typedef struct qsf_plan {
     uint64_t scratch_bytes;    /* activations of one prompt chunk, logits, sampling */
     uint64_t tables_bytes;     /* index, positions, session and thread records */
     uint64_t stacks_bytes;     /* of the worker threads */
-    uint64_t model_bytes;      /* raw bytes of all units */
+    uint64_t model_bytes;      /* raw bytes of all n_units */
     uint64_t streamed_bytes;   /* read from the file for every token */
     uint64_t min_budget_bytes; /* the smallest budget_bytes with which this call would succeed */
-    uint32_t n_units;          /* embedding, layers, final */
+    uint32_t n_units;          /* embedding, layers that are not skipped, final */
     uint32_t n_units_resident;
     uint32_t ctx_tokens;
     uint32_t chunk_tokens;
@@ -173,6 +179,12 @@ typedef struct qsf_plan {
     uint32_t kv_is_rotated;  /* 0 or 1 */
     uint32_t io_depth;       /* reads under way at the same time; 0: nothing is streamed */
     uint32_t embedding_rows; /* in the cache; 0: there is none */
+    /* Skipped layers (qsf_options.quality) count in none of the above. */
+    uint32_t n_layers; /* of the file */
+    uint32_t n_layers_skipped;
+    uint32_t n_skips_asked; /* what the quality asked for; more than n_layers_skipped where the
+                             * layers that are always kept did not allow it */
+    uint64_t skipped_layers[QSF_SKIP_WORDS]; /* layer i: bit i % 64 of word i / 64 */
 } qsf_plan;
 
 /* What opening would take, without taking it. Where the budget is too small it
@@ -325,9 +337,11 @@ typedef struct qsf_unit_time {
     uint64_t wait_ns;    /* computing waited for it */
     uint64_t compute_ns; /* the rest of the time from its beginning to its end */
     uint32_t is_resident;
+    uint32_t is_skipped; /* and so all the rest is 0 */
 } qsf_unit_time;
 
-/* Fills out [cap_units] for the units (embedding, layers, final) and returns how many there are. */
+/* Fills out [cap_units] for the units of the file (embedding, layers, final), skipped ones too, and
+ * returns how many there are. */
 QSF_API size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_units);
 
 /* Memory that was given back under pressure, or taken again. */
@@ -341,6 +355,56 @@ typedef struct qsf_memory_event {
 
 /* Fills out [cap_events] with the latest events, oldest first; returns how many are filled. */
 QSF_API size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size_t cap_events);
+
+/* ---- for converters: matrices to the tiles of a file ---- */
+
+#define QSF_RULE_SEARCH 0  /* the scale and min of least weighted squared error that a search finds */
+#define QSF_RULE_NEAREST 1 /* plain: from the least to the largest value, or to the largest magnitude */
+#define QSF_RULE_SCALE 2   /* ternary types: one given scale for all blocks */
+
+/* How a matrix is rounded (docs/format.md, section 5). */
+typedef struct qsf_rounding {
+    uint32_t dtype;       /* the id of a type that tensors have */
+    uint32_t rule;        /* QSF_RULE_*; f16 and f32 have no use for it */
+    float scale;          /* of QSF_RULE_SCALE, 0 .. 65504; rounded to f16 */
+    const float *weights; /* [n_cols]: how much the squared error of a column counts, finite and
+                           * >= 0; NULL: all alike. Blocks with none but 0 count all alike too. */
+} qsf_rounding;
+
+/* What rounding did, summed over all values. */
+typedef struct qsf_rounding_sums {
+    uint64_t n_values;
+    uint64_t bad_row; /* after QSF_ERR_NUMERIC: first of the 16 rows with a value that cannot be */
+    double squared_error; /* (source - stored)^2 */
+    double source_energy; /* source^2 */
+    double stored_energy; /* stored^2 */
+    double inner_product; /* source * stored */
+    double max_error;     /* largest |source - stored| */
+} qsf_rounding_sums;
+
+/* Writes the tiles of rows [n_rows, n_cols], cap_bytes at least ceil(n_rows / 16) *
+ * ceil(n_cols / 64) times the bytes of a tile; stored [n_rows, n_cols], unless NULL, gets the values
+ * they stand for. The bits do not depend on the instruction set, nor on how a matrix is cut into
+ * calls (between multiples of 16 rows). Any number of threads may call at once.
+ * QSF_ERR_NUMERIC: a value is not finite, or too large for a scale or min of the type. */
+QSF_API qsf_status qsf_quantise_rows(const qsf_rounding *how, const float *rows, size_t n_rows,
+                                     size_t n_cols, void *tiles, size_t cap_bytes, float *stored,
+                                     qsf_rounding_sums *sums);
+
+/* Floats that qsf_feedback_rows() works in. */
+QSF_API size_t qsf_feedback_work_floats(size_t n_cols);
+
+/* As quantise, but column by column: what rounding a column loses is made up for by those that come
+ * after it (GPTQ, Frantar et al. 2022). order [n_cols] says which column comes k-th: each once, those
+ * of a block of 64 one after the other. factor [n_cols, n_cols], in that order, is the upper
+ * triangular U with U^T U = the inverse of the (damped) second moments of the inputs; below its
+ * diagonal nothing is read. work [cap_floats] is scratch. The sums compare with `rows`.
+ * QSF_ERR_ARG: an order that is none, a diagonal not above 0, a type without codes.
+ * QSF_ERR_NUMERIC: as quantise, or the values grew out of bounds: more damping is needed. */
+QSF_API qsf_status qsf_feedback_rows(const qsf_rounding *how, const float *rows, size_t n_rows,
+                                     size_t n_cols, const float *factor, const int32_t *order,
+                                     float *work, size_t cap_floats, void *tiles, size_t cap_bytes,
+                                     float *stored, qsf_rounding_sums *sums);
 
 /* ---- cdef end ---- */
 

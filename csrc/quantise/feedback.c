@@ -1,0 +1,122 @@
+/* feedback.c - rounding column by column, each making up for the errors of those before it.
+ *
+ * GPTQ: Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training Quantization for
+ * Generative Pre-trained Transformers" (2022), with an order of blocks that the caller chooses.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
+#include "base/status.h"
+#include "quantise/quantise.h"
+
+/* The columns of one block, as they come in the order. */
+typedef struct block_run {
+    size_t first; /* place in the order */
+    size_t col;   /* of the tile */
+    size_t width;
+    uint8_t places[QSF_BLOCK]; /* column in the tile of each */
+} block_run;
+
+/* Reads the block that begins at `first`; false if its columns do not come one after the other. */
+static bool read_run(const int32_t *order, size_t n_cols, size_t first, block_run *run)
+{
+    uint64_t seen = 0;
+    if (order[first] < 0 || (size_t)order[first] >= n_cols)
+        return false;
+    run->first = first;
+    run->col = (size_t)order[first] / QSF_BLOCK * QSF_BLOCK;
+    run->width = qsf_block_width(n_cols, run->col);
+    if (run->width > n_cols - first)
+        return false;
+    for (size_t i = 0; i < run->width; i++) {
+        const int32_t col = order[first + i];
+        if (col < 0 || (size_t)col < run->col || (size_t)col >= run->col + run->width)
+            return false;
+        run->places[i] = (uint8_t)((size_t)col - run->col);
+        seen |= UINT64_C(1) << run->places[i];
+    }
+    /* Each once: as many different bits as columns. */
+    return seen == (run->width == QSF_BLOCK ? UINT64_MAX : (UINT64_C(1) << run->width) - 1);
+}
+
+static qsf_status check_order(const int32_t *order, const float *factor, size_t n_cols)
+{
+    block_run run;
+    for (size_t k = 0; k < n_cols; k += run.width) {
+        if (!read_run(order, n_cols, k, &run))
+            return QSF_FAIL(QSF_ERR_ARG, "order: the columns of the block at place %zu of %zu do "
+                                         "not follow each other, or are not all there",
+                            k, n_cols);
+        block_run other;
+        for (size_t before = 0; before < k; before += other.width) {
+            read_run(order, n_cols, before, &other);
+            if (other.col == run.col)
+                return QSF_FAIL(QSF_ERR_ARG, "order: column %zu comes at places %zu and %zu",
+                                run.col, before, k);
+        }
+    }
+    for (size_t k = 0; k < n_cols; k++) {
+        const float diagonal = factor[k * n_cols + k];
+        if (!(diagonal > 0.0F && diagonal - diagonal == 0.0F))
+            return QSF_FAIL(QSF_ERR_ARG, "factor [%zu, %zu] is %g: the diagonal is above 0", k, k,
+                            (double)diagonal);
+    }
+    return QSF_OK;
+}
+
+static void load_work(const qsf_rounding_job *job, size_t row, const int32_t *order, float *work)
+{
+    for (size_t k = 0; k < job->n_cols; k++) {
+        float *const to = work + k * QSF_FEEDBACK_ROWS;
+        const float *const from = job->rows + row * job->n_cols + (size_t)order[k];
+        for (size_t r = 0; r < QSF_FEEDBACK_ROWS; r++)
+            to[r] = row + r < job->n_rows ? from[r * job->n_cols] : 0.0F;
+    }
+}
+
+/* Rounds one block of 16 rows; `work` points at their first. */
+static bool round_block(const qsf_rounding_job *job, size_t row, const block_run *run,
+                        const float *factor, float *work)
+{
+    const qsf_levels *const levels = qsf_levels_of(job->how->dtype);
+    qsf_tile_floats x;
+    qsf_tile_floats source;
+    qsf_tile_floats codes;
+    qsf_fit_input in;
+    qsf_fit fit;
+    bool is_sane = qsf_load_tile(job, row, run->col, &source);
+    for (size_t i = 0; i < run->width; i++) {
+        const float *const from = work + (run->first + i) * QSF_FEEDBACK_ROWS;
+        memcpy(x.at[run->places[i]], from, sizeof x.at[0]);
+        for (size_t r = 0; r < QSF_TILE_ROWS; r++)
+            is_sane &= from[r] - from[r] == 0.0F; /* finite */
+    }
+    in.x = &x;
+    if (!is_sane || !qsf_fit_block(job, run->col, &in, &fit))
+        return false;
+    /* The values are no longer needed once they are rounded: they make room for the stored. */
+    job->rounder->feedback_block(levels, &fit, factor, job->n_cols, run->first, run->width,
+                                 run->places, work, &codes, &x);
+    qsf_put_tile(job, row, run->col, &fit, &source, &codes, &x);
+    return true;
+}
+
+qsf_status qsf_feedback_job(const qsf_rounding_job *job, const float *factor, const int32_t *order,
+                            float *work)
+{
+    const size_t n_cols = job->n_cols;
+    QSF_TRY(check_order(order, factor, n_cols));
+    for (size_t row = 0; row < job->n_rows; row += QSF_FEEDBACK_ROWS) {
+        block_run run;
+        load_work(job, row, order, work);
+        for (size_t k = 0; k < n_cols; k += run.width) {
+            read_run(order, n_cols, k, &run);
+            job->rounder->feedback_catch_up(factor, n_cols, k, run.width, work);
+            for (size_t t = 0; t < QSF_FEEDBACK_ROWS; t += QSF_TILE_ROWS) {
+                if (row + t < job->n_rows && !round_block(job, row + t, &run, factor, work + t))
+                    return qsf_fail_at_row(job, row + t);
+            }
+        }
+    }
+    return QSF_OK;
+}

@@ -1,0 +1,83 @@
+/* feedback_tmpl.h - the loops of error-feedback rounding; over the lanes of kernels/.
+ *
+ * Included after fit_tmpl.h. What earlier columns owe to a block is added when the block's turn
+ * comes, as a product of matrices (Frantar et al. 2022, "lazy batch updates"), so that the factor
+ * is read once for 64 rows.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_QUANTISE_FEEDBACK_TMPL_H
+#define QSF_QUANTISE_FEEDBACK_TMPL_H
+
+#define CATCH_UP_DEPTH 128 /* errors of so many columns, and their factors, fit the caches */
+
+/* Adds what columns begin .. end - 1 owe to n_cols_here columns from `m` of n_tiles tiles. */
+QSF_FORCED_INLINE void catch_up_part(const float *factor, size_t n_cols, size_t begin, size_t end,
+                                     size_t m, size_t n_cols_here, size_t n_tiles, float *work)
+{
+    lanes acc[QSF_CATCH_UP_COLS][QSF_CATCH_UP_TILES];
+    for (size_t j = 0; j < n_cols_here; j++) {
+        for (size_t t = 0; t < n_tiles; t++)
+            acc[j][t] = lanes_load(work + (m + j) * QSF_FEEDBACK_ROWS + t * QSF_TILE_ROWS);
+    }
+    for (size_t k = begin; k < end; k++) {
+        const float *const errors = work + k * QSF_FEEDBACK_ROWS;
+        const float *const row = factor + k * n_cols + m;
+        lanes error[QSF_CATCH_UP_TILES];
+        for (size_t t = 0; t < n_tiles; t++)
+            error[t] = lanes_load(errors + t * QSF_TILE_ROWS);
+        for (size_t j = 0; j < n_cols_here; j++) {
+            const lanes minus = lanes_set(-row[j]);
+            for (size_t t = 0; t < n_tiles; t++)
+                acc[j][t] = lanes_fma(minus, error[t], acc[j][t]);
+        }
+    }
+    for (size_t j = 0; j < n_cols_here; j++) {
+        for (size_t t = 0; t < n_tiles; t++)
+            lanes_store(work + (m + j) * QSF_FEEDBACK_ROWS + t * QSF_TILE_ROWS, acc[j][t]);
+    }
+}
+
+static void feedback_catch_up(const float *factor, size_t n_cols, size_t first, size_t width,
+                              float *work)
+{
+    for (size_t begin = 0; begin < first; begin += CATCH_UP_DEPTH) {
+        const size_t end = begin + CATCH_UP_DEPTH < first ? begin + CATCH_UP_DEPTH : first;
+        for (size_t t = 0; t < QSF_FEEDBACK_TILES; t += QSF_CATCH_UP_TILES) {
+            float *const part = work + t * QSF_TILE_ROWS;
+            size_t m = first;
+            for (; m + QSF_CATCH_UP_COLS <= first + width; m += QSF_CATCH_UP_COLS)
+                catch_up_part(factor, n_cols, begin, end, m, QSF_CATCH_UP_COLS, QSF_CATCH_UP_TILES,
+                              part);
+            for (; m < first + width; m++)
+                catch_up_part(factor, n_cols, begin, end, m, 1, QSF_CATCH_UP_TILES, part);
+        }
+    }
+}
+
+static void feedback_block(const qsf_levels *levels, const qsf_fit *fit, const float *factor,
+                           size_t n_cols, size_t first, size_t width, const uint8_t *places,
+                           float *work, qsf_tile_floats *codes, qsf_tile_floats *stored)
+{
+    const lanes scale = lanes_load(fit->scales);
+    const lanes off = offset_of(levels, fit);
+    const lanes low = lanes_set(levels->low);
+    const lanes high = lanes_set(levels->high);
+    const lanes zero_code = lanes_set(levels->zero);
+    for (size_t k = first; k < first + width; k++) {
+        const float *const row = factor + k * n_cols;
+        const size_t place = places[k - first];
+        const lanes value = lanes_load(work + k * QSF_FEEDBACK_ROWS);
+        const lanes q = level_of(value, scale, off, low, high);
+        const lanes kept = lanes_fma(q, scale, off);
+        const lanes error = lanes_div(lanes_sub(value, kept), lanes_set(row[k]));
+        lanes_store(codes->at[place], lanes_add(q, zero_code));
+        lanes_store(stored->at[place], kept);
+        lanes_store(work + k * QSF_FEEDBACK_ROWS, error);
+        for (size_t m = k + 1; m < first + width; m++) {
+            float *const later = work + m * QSF_FEEDBACK_ROWS;
+            lanes_store(later, lanes_fma(lanes_set(-row[m]), error, lanes_load(later)));
+        }
+    }
+}
+
+#endif

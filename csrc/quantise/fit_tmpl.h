@@ -1,0 +1,373 @@
+/* fit_tmpl.h - which scale and min a block gets, and its codes; over the lanes of kernels/.
+ *
+ * Included inside a target region, after a lanes_*.h. Rows are lanes.
+ *
+ * The search is that of least squares in turns (as k-means with evenly spaced centres; llama.cpp's
+ * make_qkx2_quants is of this family): levels give codes, codes give the best scale and min in
+ * closed form, and these, as the f16 that will be stored, give levels again. It begins at several
+ * narrowed ranges, because it ends in the nearest of many valleys, and keeps the best levels it met.
+ * Of types with two magnitudes (ternary; 2 bits around zero) the best scale is found outright: the
+ * larger magnitude belongs to the k largest values for some k, so all k are tried after sorting.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_QUANTISE_FIT_TMPL_H
+#define QSF_QUANTISE_FIT_TMPL_H
+
+#define ROUND_MAGIC 12582912.0F /* 1.5 * 2^23: added and taken away, rounds to nearest even */
+
+static inline lanes lanes_round_f16(lanes v)
+{
+    unsigned char halves[2 * QSF_LANES];
+    lanes_store_f16(halves, v);
+    return lanes_load_f16(halves);
+}
+
+/* Nearest integer of low .. high; NaN becomes low. */
+static inline lanes nearest_level(lanes v, lanes low, lanes high)
+{
+    v = lanes_min(lanes_max(v, low), high);
+    return lanes_sub(lanes_add(v, lanes_set(ROUND_MAGIC)), lanes_set(ROUND_MAGIC));
+}
+
+/* The smallest f16 that is not below the value (>= 0); never -0. */
+static inline float ceil_f16(float value)
+{
+    const uint16_t half = qsf_half_from_float(value);
+    const uint16_t up = qsf_half_to_float(half) < value;
+    return qsf_half_to_float((uint16_t)(half + up)) + 0.0F;
+}
+
+static inline void find_range(const qsf_fit_input *in, lanes *low, lanes *high)
+{
+    *low = *high = lanes_load(in->x->at[0]);
+    for (size_t c = 1; c < in->width; c++) {
+        const lanes x = lanes_load(in->x->at[c]);
+        *low = lanes_min(*low, x);
+        *high = lanes_max(*high, x);
+    }
+}
+
+static void fit_nearest(const qsf_levels *levels, const qsf_fit_input *in, qsf_fit *fit)
+{
+    lanes low;
+    lanes high;
+    float lows[QSF_LANES];
+    float highs[QSF_LANES];
+    find_range(in, &low, &high);
+    lanes_store(lows, low);
+    lanes_store(highs, high);
+    for (size_t r = 0; r < QSF_LANES; r++) {
+        fit->mins[r] = 0.0F;
+        if (levels->has_min) {
+            fit->mins[r] = qsf_half_to_float(qsf_half_from_float(lows[r])) + 0.0F;
+            const float step = (highs[r] - fit->mins[r]) / levels->high;
+            fit->scales[r] = lows[r] == highs[r] ? 0.0F : ceil_f16(step > 0.0F ? step : 0.0F);
+            continue;
+        }
+        const bool is_high = highs[r] >= -lows[r];
+        const float amax = fabsf(is_high ? highs[r] : lows[r]);
+        fit->scales[r] = ceil_f16(amax / levels->reach);
+        /* Only one end has a level of the largest magnitude: the sign turns it to the value. */
+        if (!levels->is_even && is_high && fit->scales[r] != 0.0F)
+            fit->scales[r] = -fit->scales[r];
+    }
+}
+
+/* A block as the search sees it. */
+typedef struct search {
+    const qsf_levels *levels;
+    const qsf_fit_input *in;
+    qsf_tile_floats x; /* less the centre */
+    lanes centre;
+    lanes sum_w;
+    lanes sum_wx;
+    /* the best so far */
+    lanes scale;
+    lanes min;
+    lanes loss;
+    /* least squares for the codes of the latest trial */
+    lanes next_scale;
+    lanes next_min;
+    lanes next_scale_here; /* with the min as it was */
+} search;
+
+/* Tries levels (rounded to what f16 holds), keeps them where they lose less than the best. */
+static inline void try_levels(search *s, lanes scale, lanes min)
+{
+    const qsf_levels *const levels = s->levels;
+    const lanes zero = lanes_set(0.0F);
+    scale = lanes_round_f16(scale);
+    lanes off;
+    if (levels->has_min) {
+        min = lanes_round_f16(min);
+        off = lanes_sub(min, s->centre);
+    } else {
+        off = lanes_mul(scale, lanes_set(levels->half));
+    }
+    const lanes inverse =
+        lanes_where_less(zero, lanes_abs(scale), lanes_div(lanes_set(1.0F), scale), zero);
+    const lanes bias = lanes_mul(lanes_sub(zero, off), inverse);
+    const lanes minus_scale = lanes_sub(zero, scale);
+    const lanes low = lanes_set(levels->low);
+    const lanes high = lanes_set(levels->high);
+    lanes loss = zero;
+    lanes sum_q = zero;
+    lanes sum_qq = zero;
+    lanes sum_qx = zero;
+    for (size_t c = 0; c < s->in->width; c++) {
+        const lanes x = lanes_load(s->x.at[c]);
+        const lanes w = lanes_set(s->in->weights[c]);
+        const lanes q = nearest_level(lanes_fma(x, inverse, bias), low, high);
+        const lanes d = lanes_fma(q, minus_scale, lanes_sub(x, off));
+        const lanes wq = lanes_mul(w, q);
+        loss = lanes_fma(lanes_mul(w, d), d, loss);
+        sum_q = lanes_add(sum_q, wq);
+        sum_qq = lanes_fma(wq, q, sum_qq);
+        sum_qx = lanes_fma(wq, x, sum_qx);
+    }
+    s->scale = lanes_where_less(loss, s->loss, scale, s->scale);
+    s->min = lanes_where_less(loss, s->loss, min, s->min);
+    s->loss = lanes_where_less(loss, s->loss, loss, s->loss);
+    s->next_scale_here = lanes_div(lanes_sub(sum_qx, lanes_mul(off, sum_q)), sum_qq);
+    s->next_scale = s->next_scale_here;
+    if (levels->has_min) {
+        const lanes det = lanes_sub(lanes_mul(s->sum_w, sum_qq), lanes_mul(sum_q, sum_q));
+        const lanes num = lanes_sub(lanes_mul(s->sum_w, sum_qx), lanes_mul(sum_q, s->sum_wx));
+        s->next_scale = lanes_div(num, det);
+        const lanes rest = lanes_sub(s->sum_wx, lanes_mul(s->next_scale, sum_q));
+        s->next_min = lanes_add(lanes_div(rest, s->sum_w), s->centre);
+    }
+}
+
+static inline void try_in_turns(search *s, lanes scale, lanes min, unsigned n_turns)
+{
+    try_levels(s, scale, min);
+    for (unsigned i = 0; i < n_turns; i++)
+        try_levels(s, s->next_scale, s->next_min);
+}
+
+/* Where the search for types with a min begins: parts of the range that are cut off at the low and
+ * the high end, in steps (of the scale of the whole range). */
+typedef struct search_start {
+    float low;
+    float high;
+} search_start;
+
+static const search_start starts_4bit[] = {
+    {0.0F, 0.0F}, {0.5F, 0.5F}, {1.0F, 1.0F}, {1.5F, 1.5F}, {2.0F, 2.0F}, {2.7F, 2.7F}, {0.0F, 1.0F},
+    {1.0F, 0.0F}, {0.0F, 2.0F}, {2.0F, 0.0F}, {3.5F, 0.5F}, {0.5F, 3.5F},
+};
+
+static const search_start starts_3bit[] = {
+    {0.0F, 0.0F}, {0.3F, 0.3F}, {0.6F, 0.6F}, {0.9F, 0.9F}, {1.2F, 1.2F}, {1.5F, 1.5F}, {0.0F, 0.7F},
+    {0.7F, 0.0F}, {0.3F, 1.2F}, {1.2F, 0.3F}, {0.3F, 2.0F}, {2.0F, 0.3F},
+};
+
+static const search_start starts_2bit[] = {
+    {0.0F, 0.0F}, {0.2F, 0.2F}, {0.4F, 0.4F}, {0.6F, 0.6F}, {0.8F, 0.8F}, {1.0F, 1.0F}, {0.0F, 0.5F},
+    {0.5F, 0.0F}, {0.2F, 0.8F}, {0.8F, 0.2F}, {0.4F, 1.2F}, {1.2F, 0.4F}, {0.1F, 1.6F}, {1.6F, 0.1F},
+};
+
+#define N_STARTS(table) (sizeof(table) / sizeof(table)[0])
+
+static void search_min(search *s, lanes low, lanes high)
+{
+    const float n_steps = s->levels->high;
+    const search_start *const starts = n_steps > 7 ? starts_4bit
+                                       : n_steps > 3 ? starts_3bit
+                                                     : starts_2bit;
+    const size_t n_starts = n_steps > 7 ? N_STARTS(starts_4bit)
+                            : n_steps > 3 ? N_STARTS(starts_3bit)
+                                          : N_STARTS(starts_2bit);
+    const lanes step = lanes_div(lanes_sub(high, low), lanes_set(n_steps));
+    for (size_t i = 0; i < n_starts; i++) {
+        const float cut = (starts[i].low + starts[i].high) / n_steps;
+        const lanes scale = lanes_mul(step, lanes_set(1.0F - cut));
+        try_in_turns(s, scale, lanes_fma(step, lanes_set(starts[i].low), low), 2);
+    }
+    /* Once more around the best, then with its min as it is stored. */
+    try_in_turns(s, s->scale, s->min, 2);
+    try_levels(s, s->scale, s->min);
+    try_levels(s, s->next_scale_here, s->min);
+}
+
+static void search_symmetric(search *s, lanes amax)
+{
+    const float reach = s->levels->reach;
+    const unsigned n_starts = reach > 100.0F ? 5 : 8;
+    const float narrowing = reach > 100.0F ? 0.012F : 0.06F;
+    const lanes zero = lanes_set(0.0F);
+    for (unsigned i = 0; i < n_starts; i++) {
+        const float part = 1.06F - narrowing * (float)i - (reach > 100.0F ? 0.05F : 0.0F);
+        const lanes scale = lanes_mul(amax, lanes_set(part / reach));
+        try_in_turns(s, scale, zero, 1);
+        if (!s->levels->is_even)
+            try_in_turns(s, lanes_sub(zero, scale), zero, 1);
+    }
+    try_in_turns(s, s->scale, zero, 1);
+}
+
+static inline void order_pair(float (*a)[QSF_LANES], float (*w)[QSF_LANES], size_t i, size_t j)
+{
+    const lanes a0 = lanes_load(a[i]);
+    const lanes a1 = lanes_load(a[j]);
+    const lanes w0 = lanes_load(w[i]);
+    const lanes w1 = lanes_load(w[j]);
+    lanes_store(a[i], lanes_where_less(a0, a1, a1, a0));
+    lanes_store(a[j], lanes_where_less(a0, a1, a0, a1));
+    lanes_store(w[i], lanes_where_less(a0, a1, w1, w0));
+    lanes_store(w[j], lanes_where_less(a0, a1, w0, w1));
+}
+
+/* Batcher's odd-even merge sort, descending, of 64 magnitudes and their weights. */
+static void sort_magnitudes(float (*a)[QSF_LANES], float (*w)[QSF_LANES])
+{
+    for (size_t p = 1; p < QSF_BLOCK; p *= 2) {
+        for (size_t k = p; k >= 1; k /= 2) {
+            for (size_t j = k % p; j + k < QSF_BLOCK; j += 2 * k) {
+                for (size_t i = j; i < j + k && i + k < QSF_BLOCK; i++) {
+                    if (i / (2 * p) == (i + k) / (2 * p))
+                        order_pair(a, w, i, i + k);
+                }
+            }
+        }
+    }
+}
+
+/* With the larger magnitude for the k largest values, the best scale is sum(w a m) / sum(w m m), m
+ * being the value's magnitude in scales, and it gains sum(w a m)^2 / sum(w m m). */
+static void search_exact(search *s)
+{
+    float a[QSF_BLOCK][QSF_LANES] = {{0}};
+    float weights[QSF_BLOCK][QSF_LANES] = {{0}};
+    const float half = s->levels->half;
+    const lanes zero = lanes_set(0.0F);
+    lanes product = zero;
+    lanes energy = zero;
+    for (size_t c = 0; c < s->in->width; c++) {
+        const lanes x = lanes_abs(lanes_load(s->x.at[c]));
+        const lanes w = lanes_set(s->in->weights[c]);
+        lanes_store(a[c], x);
+        lanes_store(weights[c], w);
+        product = lanes_fma(lanes_mul(w, lanes_set(half)), x, product);
+        energy = lanes_fma(w, lanes_set(half * half), energy);
+    }
+    sort_magnitudes(a, weights);
+    /* One more than `half`: the step between the magnitudes is one scale. */
+    const lanes more = lanes_set((1.0F + half) * (1.0F + half) - half * half);
+    lanes scale = half > 0.0F ? lanes_div(product, energy) : zero;
+    lanes gain = lanes_mul(product, scale);
+    for (size_t k = 0; k < s->in->width; k++) {
+        const lanes w = lanes_load(weights[k]);
+        product = lanes_fma(w, lanes_load(a[k]), product);
+        energy = lanes_fma(w, more, energy);
+        const lanes here = lanes_div(product, energy);
+        const lanes gained = lanes_mul(product, here);
+        scale = lanes_where_less(gain, gained, here, scale);
+        gain = lanes_where_less(gain, gained, gained, gain);
+    }
+    try_levels(s, scale, zero);
+}
+
+static void fit_search(const qsf_levels *levels, const qsf_fit_input *in, qsf_fit *fit)
+{
+    search s;
+    lanes low;
+    lanes high;
+    const lanes zero = lanes_set(0.0F);
+    fit_nearest(levels, in, fit);
+    find_range(in, &low, &high);
+    s.levels = levels;
+    s.in = in;
+    s.centre = levels->has_min ? lanes_mul(lanes_add(low, high), lanes_set(0.5F)) : zero;
+    s.sum_w = s.sum_wx = zero;
+    for (size_t c = 0; c < in->width; c++) {
+        const lanes w = lanes_set(in->weights[c]);
+        const lanes x = lanes_sub(lanes_load(in->x->at[c]), s.centre);
+        lanes_store(s.x.at[c], x);
+        s.sum_w = lanes_add(s.sum_w, w);
+        s.sum_wx = lanes_fma(w, x, s.sum_wx);
+    }
+    s.scale = s.min = zero;
+    s.next_min = zero;
+    s.loss = lanes_set(FLT_MAX);
+    try_levels(&s, lanes_load(fit->scales), lanes_load(fit->mins));
+    if (levels->has_min) {
+        /* A block of equal values is its min, and has no scale. */
+        s.loss = lanes_where_less(low, high, s.loss, lanes_set(-1.0F));
+        search_min(&s, low, high);
+    } else if (levels->is_exact) {
+        search_exact(&s);
+    } else {
+        search_symmetric(&s, lanes_max(high, lanes_sub(zero, low)));
+    }
+    /* + 0: no -0 */
+    lanes_store(fit->scales, lanes_add(s.scale, zero));
+    lanes_store(fit->mins, lanes_add(s.min, zero));
+}
+
+/* The level nearest to x; 0 where the scale is. */
+static inline lanes level_of(lanes x, lanes scale, lanes off, lanes low, lanes high)
+{
+    const lanes zero = lanes_set(0.0F);
+    const lanes is_scaled =
+        lanes_where_less(zero, lanes_abs(scale), lanes_set(1.0F), lanes_set(0.0F));
+    const lanes divisor = lanes_where_less(zero, is_scaled, scale, lanes_set(1.0F));
+    const lanes q = nearest_level(lanes_div(lanes_sub(x, off), divisor), low, high);
+    return lanes_where_less(zero, is_scaled, q, zero);
+}
+
+static inline lanes offset_of(const qsf_levels *levels, const qsf_fit *fit)
+{
+    return levels->has_min ? lanes_load(fit->mins)
+                           : lanes_mul(lanes_load(fit->scales), lanes_set(levels->half));
+}
+
+static void encode(const qsf_levels *levels, const qsf_tile_floats *x, size_t width,
+                   const qsf_fit *fit, qsf_tile_floats *codes, qsf_tile_floats *stored)
+{
+    const lanes scale = lanes_load(fit->scales);
+    const lanes off = offset_of(levels, fit);
+    const lanes low = lanes_set(levels->low);
+    const lanes high = lanes_set(levels->high);
+    const lanes zero_code = lanes_set(levels->zero);
+    for (size_t c = 0; c < width; c++) {
+        const lanes q = level_of(lanes_load(x->at[c]), scale, off, low, high);
+        lanes_store(codes->at[c], lanes_add(q, zero_code));
+        lanes_store(stored->at[c], lanes_fma(q, scale, off));
+    }
+}
+
+static void to_halves(const qsf_tile_floats *x, unsigned char *halves)
+{
+    for (size_t c = 0; c < QSF_BLOCK; c++)
+        lanes_store_f16(halves + 2 * QSF_LANES * c, lanes_load(x->at[c]));
+}
+
+static void measure(const qsf_tile_floats *x, const qsf_tile_floats *stored, size_t width,
+                    qsf_row_losses *losses)
+{
+    const lanes zero = lanes_set(0.0F);
+    lanes squared = zero;
+    lanes source = zero;
+    lanes kept = zero;
+    lanes product = zero;
+    lanes largest = zero;
+    for (size_t c = 0; c < width; c++) {
+        const lanes a = lanes_load(x->at[c]);
+        const lanes b = lanes_load(stored->at[c]);
+        const lanes d = lanes_sub(a, b);
+        squared = lanes_fma(d, d, squared);
+        source = lanes_fma(a, a, source);
+        kept = lanes_fma(b, b, kept);
+        product = lanes_fma(a, b, product);
+        largest = lanes_max(largest, lanes_abs(d));
+    }
+    lanes_store(losses->squared_error, squared);
+    lanes_store(losses->source_energy, source);
+    lanes_store(losses->stored_energy, kept);
+    lanes_store(losses->inner_product, product);
+    lanes_store(losses->max_error, largest);
+}
+
+#endif

@@ -1,0 +1,190 @@
+/* quantise.c - matrices to tiles, each block by itself. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "quantise/quantise.h"
+
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/half.h"
+#include "base/status.h"
+#include "quantise/pack.h"
+
+#define EXPONENT_BITS 0x7F800000U
+
+static inline uint32_t bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline bool is_finite(float value)
+{
+    return (bits_of(value) & EXPONENT_BITS) != EXPONENT_BITS;
+}
+
+size_t qsf_block_width(size_t n_cols, size_t col)
+{
+    return n_cols - col < QSF_BLOCK ? n_cols - col : QSF_BLOCK;
+}
+
+static size_t n_rows_here(const qsf_rounding_job *job, size_t row)
+{
+    return job->n_rows - row < QSF_TILE_ROWS ? job->n_rows - row : QSF_TILE_ROWS;
+}
+
+bool qsf_load_tile(const qsf_rounding_job *job, size_t row, size_t col, qsf_tile_floats *x)
+{
+    const size_t n_rows = n_rows_here(job, row);
+    const size_t width = qsf_block_width(job->n_cols, col);
+    if (n_rows < QSF_TILE_ROWS || width < QSF_BLOCK)
+        memset(x, 0, sizeof *x);
+    uint32_t largest = 0;
+    for (size_t r = 0; r < n_rows; r++) {
+        const float *const from = job->rows + (row + r) * job->n_cols + col;
+        for (size_t c = 0; c < width; c++) {
+            const uint32_t magnitude = bits_of(from[c]) & 0x7FFFFFFFU;
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        for (size_t c = 0; c < width; c++)
+            x->at[c][r] = from[c];
+    }
+    return largest < EXPONENT_BITS;
+}
+
+/* Relative to the largest of the block, so that no sum over- or underflows. */
+static void set_weights(const float *weights, size_t width, float *out)
+{
+    float largest = 0.0F;
+    for (size_t c = 0; weights != NULL && c < width; c++)
+        largest = weights[c] > largest ? weights[c] : largest;
+    for (size_t c = 0; c < width; c++)
+        out[c] = largest > 0.0F ? weights[c] / largest : 1.0F;
+}
+
+bool qsf_fit_block(const qsf_rounding_job *job, size_t col, qsf_fit_input *in, qsf_fit *fit)
+{
+    const qsf_levels *const levels = qsf_levels_of(job->how->dtype);
+    in->width = qsf_block_width(job->n_cols, col);
+    if (job->how->rule == QSF_RULE_SCALE) {
+        const float scale = qsf_half_to_float(qsf_half_from_float(job->how->scale));
+        for (size_t r = 0; r < QSF_TILE_ROWS; r++) {
+            fit->scales[r] = scale;
+            fit->mins[r] = 0.0F;
+        }
+        return true; /* of the scale, checked by the caller */
+    }
+    const float *const weights = job->how->weights;
+    set_weights(weights != NULL ? weights + col : NULL, in->width, in->weights);
+    (job->how->rule == QSF_RULE_SEARCH ? job->rounder->fit_search : job->rounder->fit_nearest)(
+        levels, in, fit);
+    for (size_t r = 0; r < QSF_TILE_ROWS; r++) {
+        if (!is_finite(fit->scales[r]) || !is_finite(fit->mins[r]))
+            return false;
+    }
+    return true;
+}
+
+qsf_status qsf_fail_at_row(const qsf_rounding_job *job, size_t row)
+{
+    job->sums->bad_row = row;
+    return QSF_FAIL(QSF_ERR_NUMERIC, "rows %zu to %zu: a value is not finite or too large for %s",
+                    row, row + n_rows_here(job, row) - 1, qsf_dtype_name(job->how->dtype));
+}
+
+static void add_losses(const qsf_rounding_job *job, const qsf_tile_floats *source,
+                       const qsf_tile_floats *stored, size_t n_rows, size_t width)
+{
+    qsf_rounding_sums *const sums = job->sums;
+    qsf_row_losses losses;
+    job->rounder->measure(source, stored, width, &losses);
+    sums->n_values += n_rows * width;
+    for (size_t r = 0; r < n_rows; r++) {
+        sums->squared_error += (double)losses.squared_error[r];
+        sums->source_energy += (double)losses.source_energy[r];
+        sums->stored_energy += (double)losses.stored_energy[r];
+        sums->inner_product += (double)losses.inner_product[r];
+        if ((double)losses.max_error[r] > sums->max_error)
+            sums->max_error = (double)losses.max_error[r];
+    }
+}
+
+static unsigned char *tile_at(const qsf_rounding_job *job, size_t row, size_t col)
+{
+    const size_t n_blocks = (job->n_cols + QSF_BLOCK - 1) / QSF_BLOCK;
+    const size_t tile_idx = row / QSF_TILE_ROWS * n_blocks + col / QSF_BLOCK;
+    return job->tiles + tile_idx * qsf_dtype_tile_bytes(job->how->dtype);
+}
+
+static void put_stored(const qsf_rounding_job *job, size_t row, size_t col, size_t n_rows,
+                       size_t width, const qsf_tile_floats *stored)
+{
+    for (size_t r = 0; job->stored != NULL && r < n_rows; r++) {
+        float *const to = job->stored + (row + r) * job->n_cols + col;
+        for (size_t c = 0; c < width; c++)
+            to[c] = stored->at[c][r];
+    }
+}
+
+void qsf_put_tile(const qsf_rounding_job *job, size_t row, size_t col, const qsf_fit *fit,
+                  const qsf_tile_floats *source, const qsf_tile_floats *codes,
+                  const qsf_tile_floats *stored)
+{
+    const size_t n_rows = n_rows_here(job, row);
+    const size_t width = qsf_block_width(job->n_cols, col);
+    qsf_pack_tile(job->how->dtype, codes, fit, n_rows, width, tile_at(job, row, col));
+    put_stored(job, row, col, n_rows, width, stored);
+    add_losses(job, source, stored, n_rows, width);
+}
+
+/* f16 and f32: the values themselves. */
+static bool put_floats(const qsf_rounding_job *job, size_t row, size_t col,
+                       const qsf_tile_floats *x)
+{
+    unsigned char *const tile = tile_at(job, row, col);
+    qsf_tile_floats stored = *x;
+    bool ok = true;
+    if (job->how->dtype == QSF_DTYPE_F16) {
+        job->rounder->to_halves(x, tile);
+        for (size_t i = 0; i < QSF_BLOCK * QSF_TILE_ROWS; i++) {
+            const uint16_t half = qsf_load_u16(tile + 2 * i);
+            ok &= (half & 0x7C00) != 0x7C00;
+            stored.at[i / QSF_TILE_ROWS][i % QSF_TILE_ROWS] = qsf_half_to_float(half);
+        }
+    } else {
+        for (size_t i = 0; i < QSF_BLOCK * QSF_TILE_ROWS; i++)
+            qsf_store_u32(tile + 4 * i, bits_of(x->at[i / QSF_TILE_ROWS][i % QSF_TILE_ROWS]));
+    }
+    const size_t n_rows = n_rows_here(job, row);
+    const size_t width = qsf_block_width(job->n_cols, col);
+    put_stored(job, row, col, n_rows, width, &stored);
+    add_losses(job, x, &stored, n_rows, width);
+    return ok;
+}
+
+qsf_status qsf_quantise_job(const qsf_rounding_job *job)
+{
+    const qsf_levels *const levels = qsf_levels_of(job->how->dtype);
+    qsf_tile_floats x;
+    qsf_tile_floats codes;
+    qsf_tile_floats stored;
+    qsf_fit_input in;
+    qsf_fit fit;
+    in.x = &x;
+    for (size_t row = 0; row < job->n_rows; row += QSF_TILE_ROWS) {
+        for (size_t col = 0; col < job->n_cols; col += QSF_BLOCK) {
+            if (!qsf_load_tile(job, row, col, &x))
+                return qsf_fail_at_row(job, row);
+            if (levels == NULL) {
+                if (!put_floats(job, row, col, &x))
+                    return qsf_fail_at_row(job, row);
+                continue;
+            }
+            if (!qsf_fit_block(job, col, &in, &fit))
+                return qsf_fail_at_row(job, row);
+            job->rounder->encode(levels, &x, in.width, &fit, &codes, &stored);
+            qsf_put_tile(job, row, col, &fit, &x, &codes, &stored);
+        }
+    }
+    return QSF_OK;
+}

@@ -1,0 +1,40 @@
+/* rounder_avx2.c - fitting and rounding, compiled for AVX2. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "quantise/rounder.h"
+
+#if QSF_ARCH_X86
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include <immintrin.h>
+
+#include "base/half.h"
+#include "kernels/forced_inline.h"
+
+/* Columns x tiles of 16 rows whose sums stay in registers. */
+#define QSF_CATCH_UP_COLS 2
+#define QSF_CATCH_UP_TILES 2
+
+QSF_TARGET_BEGIN("avx2,fma,f16c")
+
+#include "kernels/lanes_avx2.h"
+
+#include "quantise/fit_tmpl.h"
+
+#include "quantise/feedback_tmpl.h"
+
+QSF_TARGET_END
+
+const qsf_rounder qsf_rounder_avx2 = {
+    .fit_nearest = fit_nearest,
+    .fit_search = fit_search,
+    .encode = encode,
+    .to_halves = to_halves,
+    .measure = measure,
+    .feedback_catch_up = feedback_catch_up,
+    .feedback_block = feedback_block,
+};
+
+#endif

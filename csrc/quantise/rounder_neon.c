@@ -1,0 +1,36 @@
+/* rounder_neon.c - fitting and rounding, compiled for NEON. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "quantise/rounder.h"
+
+#if QSF_ARCH_ARM
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include <arm_neon.h>
+
+#include "base/half.h"
+#include "kernels/forced_inline.h"
+
+/* Columns x tiles of 16 rows whose sums stay in registers. */
+#define QSF_CATCH_UP_COLS 3
+#define QSF_CATCH_UP_TILES 2
+
+#include "kernels/lanes_neon.h"
+
+#include "quantise/fit_tmpl.h"
+
+#include "quantise/feedback_tmpl.h"
+
+const qsf_rounder qsf_rounder_neon = {
+    .fit_nearest = fit_nearest,
+    .fit_search = fit_search,
+    .encode = encode,
+    .to_halves = to_halves,
+    .measure = measure,
+    .feedback_catch_up = feedback_catch_up,
+    .feedback_block = feedback_block,
+};
+
+#endif

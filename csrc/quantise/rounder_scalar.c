@@ -1,0 +1,31 @@
+/* rounder_scalar.c - fitting and rounding, compiled for plain C. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "quantise/rounder.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/half.h"
+#include "kernels/forced_inline.h"
+
+/* Columns x tiles of 16 rows whose sums stay in registers. */
+#define QSF_CATCH_UP_COLS 2
+#define QSF_CATCH_UP_TILES 1
+
+#include "kernels/lanes_scalar.h"
+
+#include "quantise/fit_tmpl.h"
+
+#include "quantise/feedback_tmpl.h"
+
+const qsf_rounder qsf_rounder_scalar = {
+    .fit_nearest = fit_nearest,
+    .fit_search = fit_search,
+    .encode = encode,
+    .to_halves = to_halves,
+    .measure = measure,
+    .feedback_catch_up = feedback_catch_up,
+    .feedback_block = feedback_block,
+};
