@@ -1,4 +1,4 @@
-"""``qsf-convert``: a HuggingFace model directory becomes one .qsf file.
+"""``qsf-convert``: a HuggingFace model directory, or a GGUF file, becomes one .qsf file.
 
 Exit codes: 0 done, 1 the model cannot be converted or the system refused, 2 wrong usage,
 130 interrupted, 143 terminated. Every error is one line on stderr.
@@ -103,7 +103,9 @@ class ProgressLine:
 def convert_command(
     model_dir: Annotated[
         Path,
-        typer.Argument(help="Directory with config.json and safetensors weights.", metavar="MODEL"),
+        typer.Argument(
+            help="Directory with config.json and weights, or a .gguf file.", metavar="MODEL"
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT")],
     quant_type: Annotated[
@@ -160,7 +162,7 @@ def convert_command(
         ),
     ] = False,
 ) -> None:
-    """Convert a HuggingFace model to one .qsf file that holds all that is needed to run it."""
+    """Convert a HuggingFace or GGUF model to one .qsf file with all that is needed to run it."""
     if disk_speed is not None and compress != AUTO:
         raise QsfArgumentError("--disk-speed is only for --compress auto")
     later = {

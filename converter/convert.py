@@ -1,4 +1,4 @@
-"""Turns a HuggingFace model directory into one .qsf file.
+"""Turns a HuggingFace model directory, or a GGUF file, into one .qsf file.
 
 Facts (what the checkpoint calls things) are in ``architectures``, which tensor gets which type in
 ``plan``, floats to tiles in ``quantisers``, and how they get there in ``pieces``. Here it comes
@@ -53,6 +53,7 @@ def convert(
 ) -> Report:
     """Convert the model in ``model_dir`` to the file ``out``; return what was done.
 
+    ``model_dir`` is a HuggingFace directory or a GGUF file.
     ``quant_type`` is for the matrices of the layers, ``embed_type`` for the embeddings and the
     head (default 8bit, or f16 if ``quant_type`` is). ``compress`` is for the layers: none, lz4,
     lz4hc, zstd, or auto, which compresses those that are read faster so, on a disk of
@@ -99,7 +100,7 @@ def convert(
                     writer.add_section("TOKN", source.tokenizer)
                 writer.add_section("CHAT", source.chat)
                 meta = metadata.meta_bytes(
-                    source_dir,
+                    source.origin,
                     architecture=source.family.name,
                     weights_sha256=checkpoint.digest(),
                     options={

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata as package_metadata
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,25 @@ _MAX_JSON_BYTES = 256 << 20
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _LICENCE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a model comes from, as META tells it."""
+
+    name: str
+    config_sha256: str  # of config.json, or of the metadata of a GGUF file
+    licence: str | None
+
+
+def origin_of(model_dir: Path) -> Origin:
+    """Return what a model directory says of itself. Raises QsfIOError."""
+    config = read_bytes(model_dir / "config.json") or b""
+    return Origin(
+        name=model_dir.resolve().name,
+        config_sha256=hashlib.sha256(config).hexdigest(),
+        licence=_licence(model_dir),
+    )
 
 
 def read_bytes(path: Path) -> bytes | None:
@@ -89,7 +109,7 @@ def chat_bytes(model_dir: Path, config: Mapping[str, Any]) -> bytes:
 
 
 def meta_bytes(
-    model_dir: Path,
+    origin: Origin,
     *,
     architecture: str,
     weights_sha256: str,
@@ -102,17 +122,16 @@ def meta_bytes(
     ``weights_sha256`` is the digest of the tensors as they were read: see
     ``Checkpoint.digest``. It costs no second read and does not depend on the sharding.
     """
-    config = read_bytes(model_dir / "config.json") or b""
     meta = {
         "source": {
-            "name": model_dir.resolve().name,
+            "name": origin.name,
             "architecture": architecture,
-            "config_sha256": hashlib.sha256(config).hexdigest(),
+            "config_sha256": origin.config_sha256,
             "weights_sha256": weights_sha256,
         },
         "converter": {"name": "qsf-convert", "version": _version(), "options": options},
         "quality": quality,
-        "licence": _licence(model_dir),
+        "licence": origin.licence,
     }
     if compression is not None:
         meta["compression"] = compression

@@ -219,9 +219,6 @@ def test_an_index_that_is_none(tmp_path: Path, text: str) -> None:
 def test_absence_is_explained(tmp_path: Path) -> None:
     with pytest.raises(QsfConversionError, match="no safetensors weights"):
         SafetensorsCheckpoint(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(QsfConversionError, match=r"not pytorch_model\.bin.*save_pretrained"):
-        SafetensorsCheckpoint(tmp_path)
     (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"")
     with pytest.raises(QsfConversionError, match="only model-00001-of-00002"):
         SafetensorsCheckpoint(tmp_path)

@@ -1,0 +1,310 @@
+"""The head of a GGUF file: its metadata and its table of tensors.
+
+Read here and not through the ``gguf`` package, whose reader maps the file (so that pages of the
+weights count as ours), keeps two numpy arrays for each word of the vocabulary, and believes every
+count that a file states. Here each count and length is checked against what the file holds before
+memory is taken. Source: docs/gguf.md of ggml, versions 2 and 3.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from qsf.errors import QsfConversionError
+
+MAGIC: Final = b"GGUF"
+
+_VERSIONS = (2, 3)
+# The largest vocabularies (260 000 words and as many merges) take 15 MB.
+_MAX_HEAD_BYTES = 64 << 20
+_MAX_TENSORS = 1 << 17
+_MAX_NAME_BYTES = 1 << 16
+_MAX_DIMS = 4
+_DEFAULT_ALIGNMENT = 32
+_BUFFER_BYTES = 1 << 20
+
+# Number of the type -> its name, numbers in a block, bytes of a block.
+TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}
+
+_SCALARS: Mapping[int, np.dtype[Any]] = {
+    0: np.dtype("u1"),
+    1: np.dtype("i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    7: np.dtype("?"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+_STRING = 8
+_ARRAY = 9
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One tensor: ``shape`` as numpy has it, the last axis contiguous; bytes from ``offset``."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    block_items: int
+    block_bytes: int
+    offset: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHead:
+    """What a file says before its weights.
+
+    ``metadata`` holds numbers, bools and texts, lists of texts, and numpy arrays of the others.
+    """
+
+    metadata: Mapping[str, Any]
+    metadata_sha256: str
+    tensors: Mapping[str, GgufTensor]
+
+
+def read_head(path: Path, raw: io.FileIO) -> GgufHead:
+    """Return the head of the file, which is left open.
+
+    Raises QsfConversionError when it is no GGUF file, of another version, or damaged.
+    """
+    n_file_bytes = raw.seek(0, io.SEEK_END)
+    raw.seek(0)
+    reader = _Reader(path, raw, n_file_bytes)
+    try:
+        return reader.head()
+    finally:
+        reader.detach()
+
+
+class _Reader:
+    """Takes numbers and texts from the start of a file, never more than there are."""
+
+    def __init__(self, path: Path, raw: io.FileIO, n_file_bytes: int) -> None:
+        self._path = path
+        self._file = io.BufferedReader(raw, _BUFFER_BYTES)
+        self._n_file_bytes = n_file_bytes
+        self._end = min(n_file_bytes, _MAX_HEAD_BYTES)
+        self._at = 0
+        self._sha256 = hashlib.sha256()
+
+    def detach(self) -> None:
+        self._file.detach()
+
+    def head(self) -> GgufHead:
+        magic = self._file.peek(4)[:4]
+        if magic != MAGIC:
+            raise QsfConversionError(f"{self._path}: not a GGUF file: it begins with {magic!r}")
+        self._take(4, "the magic number")
+        version = self._number(4, "the version")
+        if version not in _VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "big"), "little")
+            what = "big-endian" if swapped in _VERSIONS else f"GGUF version {version}"
+            raise QsfConversionError(
+                f"{self._path}: {what} is not supported (little-endian version 2 and 3 are); "
+                "convert the original model again"
+            )
+        n_tensors = self._number(8, "the number of tensors")
+        n_keys = self._number(8, "the number of keys")
+        self._check_count(n_keys, 13, "keys")
+        metadata: dict[str, Any] = {}
+        for _ in range(n_keys):
+            key = self._text("a key", _MAX_NAME_BYTES)
+            if key in metadata:
+                raise self._damaged(f"key {key[:200]!r} occurs twice")
+            metadata[key] = self._value(key)
+        metadata_sha256 = self._sha256.hexdigest()
+        self._check_count(n_tensors, 32, "tensors")
+        if n_tensors > _MAX_TENSORS:
+            raise self._damaged(f"{n_tensors} tensors are too many")
+        entries = [self._tensor_entry() for _ in range(n_tensors)]
+        data_off = _aligned(self._at, self._alignment(metadata))
+        return GgufHead(metadata, metadata_sha256, self._located(entries, data_off, metadata))
+
+    # ---- values ----
+
+    def _take(self, n_bytes: int, what: str) -> bytes:
+        if self._at + n_bytes > self._end:
+            raise self._short(n_bytes, what)
+        data = self._file.read(n_bytes)
+        if len(data) != n_bytes:
+            raise self._short(n_bytes, what)
+        self._at += n_bytes
+        self._sha256.update(data)
+        return data
+
+    def _number(self, n_bytes: int, what: str) -> int:
+        return int.from_bytes(self._take(n_bytes, what), "little")
+
+    def _text(self, what: str, max_bytes: int = _MAX_HEAD_BYTES) -> str:
+        n_bytes = self._number(8, what)
+        if n_bytes > max_bytes:
+            raise self._damaged(f"{what} of {n_bytes} bytes at byte {self._at}")
+        # Some files hold words that are no whole characters.
+        return self._take(n_bytes, what).decode("utf-8", "replace")
+
+    def _value(self, key: str) -> Any:
+        kind = self._number(4, f"the type of {key!r}")
+        what = f"the value of {key[:200]!r}"
+        if kind == _STRING:
+            return self._text(what)
+        if kind == _ARRAY:
+            return self._array(key, what)
+        return self._scalars(kind, 1, key, what)[0].item()
+
+    def _array(self, key: str, what: str) -> Any:
+        kind = self._number(4, what)
+        count = self._number(8, what)
+        if kind == _STRING:
+            self._check_count(count, 8, f"texts in {key[:200]!r}")
+            return [self._text(what) for _ in range(count)]
+        return self._scalars(kind, count, key, what)
+
+    def _scalars(self, kind: int, count: int, key: str, what: str) -> np.ndarray[Any, Any]:
+        dtype = _SCALARS.get(kind)
+        if dtype is None:
+            raise self._damaged(f"key {key[:200]!r} has a value of type {kind}, which is unknown")
+        self._check_count(count, dtype.itemsize, f"numbers in {key[:200]!r}")
+        data = self._take(count * dtype.itemsize, what)
+        if dtype.kind == "b":
+            return np.asarray(np.frombuffer(data, np.uint8) != 0)
+        return np.frombuffer(data, dtype)
+
+    # ---- tensors ----
+
+    def _alignment(self, metadata: Mapping[str, Any]) -> int:
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            raise self._damaged(f"general.alignment is {str(alignment)[:40]!r}, not a power of two")
+        return alignment
+
+    def _tensor_entry(self) -> GgufTensor:
+        """Read one entry; its offset counts from where the data begin."""
+        name = self._text("a tensor's name", _MAX_NAME_BYTES)
+        what = f"the entry of tensor {name[:200]!r}"
+        n_dims = self._number(4, what)
+        if not 1 <= n_dims <= _MAX_DIMS:
+            raise self._damaged(f"tensor {name[:200]!r} has {n_dims} dimensions")
+        shape = tuple(self._number(8, what) for _ in range(n_dims))[::-1]
+        type_number = self._number(4, what)
+        offset = self._number(8, what)
+        if type_number not in TYPES:
+            raise QsfConversionError(
+                f"{self._path}: tensor {name[:200]!r} has type {type_number}, which is unknown; "
+                f"supported: {', '.join(kind for kind, _, _ in TYPES.values())}"
+            )
+        kind, block_items, block_bytes = TYPES[type_number]
+        if shape[-1] % block_items:
+            raise self._damaged(
+                f"tensor {name[:200]!r}: rows of {shape[-1]} are no whole blocks of {kind}, "
+                f"which have {block_items}"
+            )
+        n_bytes = math.prod(shape) // block_items * block_bytes
+        return GgufTensor(name, shape, kind, block_items, block_bytes, offset, n_bytes)
+
+    def _located(
+        self, entries: list[GgufTensor], data_off: int, metadata: Mapping[str, Any]
+    ) -> dict[str, GgufTensor]:
+        """Return the tensors with offsets in the file, which they must lie in side by side."""
+        n_data_bytes = max(0, self._n_file_bytes - data_off)
+        alignment = self._alignment(metadata)
+        tensors: dict[str, GgufTensor] = {}
+        end = 0
+        for entry in sorted(entries, key=lambda entry: (entry.offset, entry.n_bytes)):
+            name = entry.name[:200]
+            if entry.name in tensors:
+                raise self._damaged(f"tensor {name!r} occurs twice")
+            if entry.offset % alignment:
+                raise self._damaged(
+                    f"tensor {name!r} at {entry.offset}, which is no multiple of {alignment}"
+                )
+            if entry.offset < end:
+                raise self._damaged(f"tensor {name!r} overlaps the one before it")
+            end = entry.offset + entry.n_bytes
+            if end > n_data_bytes:
+                raise QsfConversionError(
+                    f"{self._path}: truncated: tensor {name!r} ends at {end} of "
+                    f"{n_data_bytes} bytes of tensors"
+                )
+            tensors[entry.name] = GgufTensor(
+                entry.name,
+                entry.shape,
+                entry.type,
+                entry.block_items,
+                entry.block_bytes,
+                data_off + entry.offset,
+                entry.n_bytes,
+            )
+        return tensors
+
+    # ---- refusals ----
+
+    def _check_count(self, count: int, least_bytes: int, what: str) -> None:
+        if count * least_bytes > self._end - self._at:
+            raise self._damaged(
+                f"{count} {what} do not fit in the {self._end - self._at} bytes behind {self._at}"
+            )
+
+    def _short(self, n_bytes: int, what: str) -> QsfConversionError:
+        if self._end < self._n_file_bytes:
+            return self._damaged(f"{what} ends behind {_MAX_HEAD_BYTES} bytes of metadata")
+        return QsfConversionError(
+            f"{self._path}: truncated: {what}, {n_bytes} bytes at {self._at}, "
+            f"ends behind the file's {self._n_file_bytes} bytes"
+        )
+
+    def _damaged(self, what: str) -> QsfConversionError:
+        return QsfConversionError(f"{self._path}: damaged GGUF file: {what}")
+
+
+def _aligned(value: int, alignment: int) -> int:
+    return -(-value // alignment) * alignment
