@@ -98,9 +98,7 @@ class OriginalLogits:
             end += 1
         return end
 
-    def _states(
-        self, windows: Sequence[Window], advance: Callable[[float], None]
-    ) -> Float32Array:
+    def _states(self, windows: Sequence[Window], advance: Callable[[float], None]) -> Float32Array:
         """Return what the head reads, [n_windows, n_tokens - 1, dim]."""
         original, n_layers = self._original, self._original.header.n_layers
         tokens = np.stack([window.tokens[:-1] for window in windows])

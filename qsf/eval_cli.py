@@ -21,6 +21,7 @@ import typer
 from qsf import command, typer_command
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 from qsf.eval_windows import DEFAULT_PROTOCOL, PROTOCOLS
+from qsf.kv_type import parse_kv_type
 from qsf.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from qsf.model import Model
 
 PROGRAM = "qsf-eval"
-DEFAULT_KV_TYPE = "f16"
 
 _MB = 2**20
 _MAGIC = b"QSF1"
@@ -134,12 +134,13 @@ def evaluate_command(
         ),
     ] = None,
     kv_type: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Precision of the KV cache: f16, so that the weights are judged; 8bit, 4bit, "
-            "2bit or keys and values apart, as k8v4."
+            help="Precision of the KV cache: f16, 8bit, 4bit, 2bit, or keys and values apart, as "
+            "k8v4. The default lets the weights alone be judged.",
+            show_default="f16; f32 with --exact",
         ),
-    ] = DEFAULT_KV_TYPE,
+    ] = None,
     exact: Annotated[
         bool,
         typer.Option("--exact", help="Full-precision arithmetic instead of what qsf-run does."),
@@ -187,7 +188,7 @@ def evaluate_command(
             "threads": threads,
             "max_seq_len": ctx_tokens,
             "exact": exact,
-            "kv_type": kv_type,
+            "kv_type": checked_kv_type(kv_type, is_exact=exact),
         },
         budget_mb=budget_mb,
     )
@@ -216,6 +217,21 @@ def _budget_mb(text: str) -> int | str | None:
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise QsfArgumentError(f"--ram-budget {text!r} is neither a number of MB nor auto")
     return int(text) or None
+
+
+def checked_kv_type(asked: str | None, *, is_exact: bool) -> str:
+    """Return the type of the KV cache: the best that the arithmetic takes unless one is asked for.
+
+    Raises QsfArgumentError for what is no type, and for one that exact arithmetic cannot have.
+    """
+    best = "f32" if is_exact else "f16"
+    try:
+        parse_kv_type(asked or best)
+    except ValueError as error:
+        raise QsfArgumentError(f"--kv-type: {error}") from None
+    if is_exact and asked not in (None, best):
+        raise QsfArgumentError(f"--kv-type {asked} cannot be had with --exact, which keeps f32")
+    return asked or best
 
 
 def _ctx_tokens(model: Path, asked: int | None) -> int:

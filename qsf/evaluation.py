@@ -197,12 +197,12 @@ def evaluate(
     started = time.perf_counter()
     source = as_source(model)
     reference = None if against is None else as_source(against)
-    ctx_tokens = _checked_ctx(ctx_tokens, source, reference)
     if reference is not None and reference.n_vocab != source.n_vocab:
         raise QsfArgumentError(
             f"the vocabularies differ: {source.n_vocab} tokens here, {reference.n_vocab} in what "
             "it is compared with"
         )
+    ctx_tokens = _checked_ctx(ctx_tokens, source, reference)
     tokens = _tokens_of(text, source, max_tokens)
     if reference is not None and isinstance(text, str):
         _check_same_tokens(text, tokens, source, reference, max_tokens)
@@ -237,9 +237,7 @@ def default_ctx_tokens(max_tokens: int) -> int:
 # ---- the tokens ----
 
 
-def _checked_ctx(
-    ctx_tokens: int | None, source: LogitSource, reference: LogitSource | None
-) -> int:
+def _checked_ctx(ctx_tokens: int | None, source: LogitSource, reference: LogitSource | None) -> int:
     limit = source.max_tokens
     if ctx_tokens is None:
         ctx_tokens = default_ctx_tokens(limit)

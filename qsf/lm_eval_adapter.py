@@ -37,7 +37,7 @@ class HarnessModel:
             own HuggingFace models do so only when they are asked to.
         ram_budget: as ``qsf.Model``.
         threads: as there.
-        kv_type: as there.
+        kv_type: as there; None: f16, f32 with ``exact``.
         exact: as there.
         batch_size: the harness's; texts are evaluated one after another, so 1 or "auto".
         max_batch_size: not used: there are no batches.
@@ -55,7 +55,7 @@ class HarnessModel:
         add_bos_token: bool | None = None,
         ram_budget: Any = "auto",
         threads: int | None = None,
-        kv_type: str = "f16",
+        kv_type: str | None = None,
         exact: bool = False,
         batch_size: int | str | None = 1,
         max_batch_size: int | None = None,
@@ -75,7 +75,7 @@ class HarnessModel:
             ram_budget=ram_budget or None,
             threads=threads,
             max_seq_len=max_length,
-            kv_type=kv_type,
+            kv_type=kv_type or ("f32" if exact else "f16"),
             exact=exact,
         )
         self._path = path

@@ -144,8 +144,7 @@ static qsf_status score_chunk(qsf_session *s, const uint32_t *tokens, uint32_t n
         return evaluate(s, tokens, n_tokens, n_tokens, s->buffers.logits);
     float *const rows = scores + (position + n_skipped - first_row) * n_vocab;
     QSF_TRY(evaluate(s, tokens, n_tokens, (uint32_t)n_skipped, rows));
-    memcpy(s->buffers.logits, rows + (n_tokens - n_skipped - 1) * n_vocab,
-           n_vocab * sizeof *rows);
+    memcpy(s->buffers.logits, rows + (n_tokens - n_skipped - 1) * n_vocab, n_vocab * sizeof *rows);
     return QSF_OK;
 }
 
