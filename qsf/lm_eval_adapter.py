@@ -41,7 +41,7 @@ class HarnessModel:
         exact: as there.
         batch_size: the harness's; texts are evaluated one after another, so 1 or "auto".
         max_batch_size: not used: there are no batches.
-        device: the harness's; "cpu" only.
+        device: not used: the harness names one ("cuda:0") when nobody has asked for it.
 
     Raises:
         QsfArgumentError: something was asked for that cannot be had.
@@ -63,13 +63,11 @@ class HarnessModel:
     ) -> None:
         """Open the file; see the class."""
         super().__init__()
-        del max_batch_size
+        del max_batch_size, device
         if not path:
             raise QsfArgumentError("which model? Say --model_args path=model.qsf")
         if str(batch_size) not in ("None", "1", "auto"):
             raise QsfArgumentError(f"a batch size of {batch_size} cannot be had: only 1")
-        if device not in (None, "cpu"):
-            raise QsfArgumentError(f"the device {device} cannot be had: only cpu")
         self.model = Model(
             path,
             ram_budget=ram_budget or None,

@@ -224,7 +224,7 @@ def test_a_signal_ends_it_without_a_word(
     tmp_path: Path, tiny_llama_4bit: Path, number: signal.Signals
 ) -> None:
     path = tmp_path / "long.txt"
-    path.write_text(TEXT * 400, "utf-8")
+    path.write_text(TEXT * 200, "utf-8")
     command = [sys.executable, "-m", "qsf", "eval", tiny_llama_4bit, "--text", path]
     with subprocess.Popen(
         [*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
@@ -364,7 +364,6 @@ def test_the_adapter_refuses_what_it_cannot_do(harness: dict[str, Any], tmp_path
     for options, said in (
         ({}, "path=model.qsf"),
         ({"path": "x", "batch_size": 8}, "a batch size of 8"),
-        ({"path": "x", "device": "cuda"}, "the device cuda"),
     ):
         with pytest.raises(QsfArgumentError, match=said):
             made(**options)
