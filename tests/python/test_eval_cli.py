@@ -21,6 +21,7 @@ from qsf_files import write_tiny
 
 from qsf import eval_cli, lm_eval_adapter
 from qsf.errors import QsfArgumentError, QsfError
+from qsf.evaluation import evaluate
 from qsf.model import Model
 
 TEXT = (
@@ -119,9 +120,15 @@ def test_options_reach_the_model(call: Call, tiny_llama_4bit: Path, story: Path)
         found: dict[str, Any] = json.loads(out)
         return found
 
+    def expected(**options: Any) -> float:
+        with Model(tiny_llama_4bit, ram_budget=None, **options) as model:
+            return evaluate(model, TEXT).perplexity
+
     plain = figures()
-    assert plain["perplexity"] != figures("--kv-type", "2bit")["perplexity"]
-    assert plain["perplexity"] != figures("--exact")["perplexity"]
+    assert plain["perplexity"] == expected(kv_type="f16")
+    assert figures("--kv-type", "2bit")["perplexity"] == expected(kv_type="2bit")
+    assert figures("--exact")["perplexity"] == expected(kv_type="f32", exact=True)
+    assert len({expected(kv_type="f16"), expected(kv_type="2bit"), expected(exact=True)}) == 3
     sliding = figures("--protocol", "sliding", "--ctx", 16, "--stride", 4)
     assert (sliding["tokens"], sliding["stride_tokens"]) == (plain["tokens"], 4)
     short = figures("--max-tokens", 20)
@@ -168,6 +175,12 @@ def test_what_cannot_be_is_one_line(
     assert err.startswith("qsf-eval: error: ")
     assert err.count("\n") == 1
     assert said in err
+
+
+def test_options_are_looked_at_before_the_text(call: Call, tiny_llama_4bit: Path) -> None:
+    code, _, err = call(tiny_llama_4bit, "--text", "nowhere.txt", "--stride", "8")
+    assert code == 2
+    assert "for protocol sliding only" in err
 
 
 @pytest.mark.parametrize(

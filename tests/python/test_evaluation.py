@@ -88,6 +88,9 @@ def test_llama_cpp_scores_the_second_half_behind_bos() -> None:
         [1, 19, 20, 21, 22, 23, 24, 25],
     ]
     assert windows[0].n_rows == 3
+    mine = np.arange(10, 31)
+    cut_windows(mine, "llama.cpp", 8, bos_id=1)
+    assert mine.tolist() == list(range(10, 31))  # the caller's tokens stay as they are
     kept = cut_windows(list(range(10, 31)), "llama.cpp", 8)
     assert [int(window.tokens[0]) for window in kept] == [10, 18]
     with pytest.raises(QsfArgumentError, match=r"7 tokens, less than one window of 8"):
@@ -338,11 +341,22 @@ def test_sliding_by_whole_windows_measures_as_windows(q4: Model) -> None:
     assert [one.tokens for one in found] == [45, 45, 47]
 
 
+class LongTokens:
+    """A tokenizer of which each token has 16 characters, and says how many."""
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        assert not parse_special
+        return [len(text[i : i + 16]) for i in range(0, len(text), 16)]
+
+
 def test_the_beginning_of_a_text(q4: Model) -> None:
     text = TEXT * 40
     ids = q4.tokenizer.encode(text, parse_special=False)
     for n_tokens in (2, 77, 500):
         assert evaluation.encode_text(q4.tokenizer, text, n_tokens) == ids[:n_tokens]
+    long_words: Any = LongTokens()
+    assert evaluation.encode_text(long_words, "x" * 16 * 1000, 100) == [16] * 100
+    assert evaluation.encode_text(long_words, "x" * 100, 100) == [16] * 6 + [4]
     found = evaluate(q4, text, ctx_tokens=16, max_tokens=40)
     assert (found.text_tokens, found.windows) == (40, 2)
     assert found.perplexity == evaluate(q4, ids[:40], ctx_tokens=16).perplexity
