@@ -152,9 +152,9 @@ def evaluate_command(
     ram_budget: Annotated[
         str,
         typer.Option(
-            help="Ceiling in MB of 2^20 bytes for the process with its .qsf files, as qsf-run's; "
-            "auto: what the machine has to give; 0: none. An original comes on top: one layer "
-            "as f32 and 512 MB.",
+            help="Ceiling in MB of 2^20 bytes for the whole process; auto: what the machine has "
+            "to give to the .qsf files; 0: none. An original comes on top: one layer as f32, and "
+            "at most 512 MB.",
             metavar="MB|auto",
         ),
     ] = "auto",
@@ -296,12 +296,14 @@ def _opened(request: _Request) -> Iterator[tuple[Model, Model | LogitSource | No
     """Open the model and what it is compared with, both inside the budget."""
     with contextlib.ExitStack() as stack:
         budget_mb = request.budget_mb
+        if isinstance(budget_mb, int):
+            budget_mb = max(1, budget_mb - _working_mb(request))
         reference: Model | LogitSource | None = None
         if request.against is not None and _is_qsf(request.against):
             # The second one finds the first in the process, so it may have the whole budget.
-            half_mb = _half_budget(request)
-            reference = stack.enter_context(_open(request.against, half_mb, request.opening))
-        model = stack.enter_context(_open(request.model, budget_mb, request.opening))
+            half_mb = _half_budget(request, budget_mb)
+            reference = stack.enter_context(_open(request, request.against, half_mb))
+        model = stack.enter_context(_open(request, request.model, budget_mb))
         if request.against is not None and reference is None:
             from qsf.converter.original_logits import open_original
 
@@ -316,34 +318,51 @@ def _is_qsf(path: Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC or path.suffix == ".qsf"
 
 
-def _half_budget(request: _Request) -> int | None:
+def _working_mb(request: _Request) -> int:
+    """Return the MB that measuring takes after the models have been opened: an upper bound."""
+    from qsf.evaluation import working_bytes
+    from qsf.format import Reader
+
+    with Reader(request.model) as reader:
+        n_vocab = reader.header.n_vocab
+    n_sources = 1 if request.against is None else 2
+    return -(-working_bytes(n_vocab, n_sources, request.text, request.max_tokens) // _MB)
+
+
+def _half_budget(request: _Request, budget_mb: int | str | None) -> int | None:
     """Return a budget in MB that leaves as much again for the other model."""
     from qsf import _native
     from qsf.model import Model
 
-    if request.budget_mb is None:
+    if budget_mb is None:
         return None
-    if isinstance(request.budget_mb, int):
-        budget_mb = request.budget_mb
-    else:
+    if isinstance(budget_mb, str):
         plan = Model.plan(str(request.against), ram_budget="auto", **request.opening)
         budget_mb = (plan.budget_bytes or plan.ceiling_bytes) // _MB
     process_mb = _native.describe_machine().resident_bytes // _MB
     return max(1, process_mb + (budget_mb - process_mb) // 2)
 
 
-def _open(path: Path, budget_mb: Any, opening: dict[str, Any]) -> Model:
+def _open(request: _Request, path: Path, budget_mb: Any) -> Model:
     from qsf.model import Model
+    from qsf.opening import does_not_fit
 
     try:
-        return Model(path, ram_budget=budget_mb, **opening)
+        return Model(path, ram_budget=budget_mb, **request.opening)
     except QsfMemoryError as error:
         if error.plan is None:
             raise
-        from qsf.opening import does_not_fit
-
-        text = does_not_fit(error.plan, is_command=True).replace("--max-seq-len", "--ctx")
-        raise QsfMemoryError(f"{path}: {text}") from None
+        if not isinstance(request.budget_mb, int):
+            text = does_not_fit(error.plan, is_command=True).replace("--max-seq-len", "--ctx")
+            raise QsfMemoryError(f"{path}: {text}") from None
+        least_mb = -(-error.plan.min_budget_bytes // _MB)
+        working_mb = _working_mb(request)
+        both = " for each of the two models" if budget_mb + working_mb < request.budget_mb else ""
+        raise QsfMemoryError(
+            f"{path} does not fit: of --ram-budget {request.budget_mb}, encoding the text and "
+            f"comparing take {working_mb} MB (less with --max-tokens), which leaves {budget_mb}"
+            f"{both}, and {least_mb} are needed (less with --ctx)"
+        ) from None
     except QsfFormatError as error:
         if str(path) in str(error):
             raise

@@ -34,6 +34,8 @@ DEFAULT_CTX_TOKENS: Final = 2048
 _BLOCK_BYTES: Final = 128 << 20  # of logits at once
 _BLOCK_ROWS: Final = 256  # as many as the engine evaluates at once
 _COMPARED_BYTES: Final = 4 << 20  # of float64 at once, so that it stays in the cache
+_ENCODING_FACTOR: Final = 200  # memory that encoding takes, in sizes of the text: measured
+_SPARE_BYTES: Final = 8 << 20  # scores, tokens, windows, libraries loaded late
 
 
 class LogitSource(Protocol):
@@ -345,6 +347,14 @@ class _Scores:
 def block_rows(n_vocab: int) -> int:
     """Return how many rows of logits are asked for at once."""
     return max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * n_vocab)))
+
+
+def working_bytes(n_vocab: int, n_sources: int, text: str, max_tokens: int | None) -> int:
+    """Return what ``evaluate`` takes at most on top of its models, .qsf files, of a text."""
+    n_chars = len(text) if max_tokens is None else min(len(text), 16 * max_tokens)
+    logits_bytes = 4 * n_vocab * block_rows(n_vocab) * n_sources
+    compared_bytes = 4 * max(_COMPARED_BYTES, 8 * n_vocab)
+    return logits_bytes + compared_bytes + _ENCODING_FACTOR * n_chars + _SPARE_BYTES
 
 
 def _score(

@@ -227,9 +227,28 @@ def test_a_budget_that_is_too_small_says_what_would_do(
     code = eval_cli.run([str(tiny_llama_4bit), "--text", str(story), "--ram-budget", "10"])
     _, err = capfd.readouterr()
     assert code == 1
-    assert re.search(r"does not fit in 10.0 MB.*--ram-budget \d+ would do", err)
+    said = r"of --ram-budget 10, .* take \d+ MB .*, which leaves 1, and \d+ are needed"
+    assert re.search(said, err), err
     assert eval_cli.run([str(tiny_llama_4bit), "--text", str(story), "--ram-budget", "x"]) == 2
     assert "neither a number of MB nor auto" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc: peak unknown")
+def test_the_whole_process_stays_in_its_budget(tiny_llama_f16: Path, tmp_path: Path) -> None:
+    """With a text whose encoding takes what the models leave."""
+    (tmp_path / "text.txt").write_text(TEXT * 500, "utf-8")  # 91 KB
+    code = (
+        "import sys; from pathlib import Path; from qsf import eval_cli\n"
+        "code = eval_cli.run(sys.argv[1:])\n"
+        "status = Path('/proc/self/status').read_text()\n"
+        "print(code, int(status.split('VmHWM:')[1].split()[0]) // 1024, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, tiny_llama_f16, "--text", tmp_path / "text.txt", "-q"]
+    command += ["--against", tiny_llama_f16, "--ram-budget", "160", "--max-tokens", "3000"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    code_text, peak_mb = done.stderr.split()[-2:]
+    assert code_text == "0", done.stderr
+    assert int(peak_mb) <= 160
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
