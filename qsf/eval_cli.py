@@ -420,10 +420,10 @@ def _comparison_lines(request: _Request, e: Evaluation) -> Iterator[tuple[str, s
         "  difference",
         f"{e.perplexity_change_percent:+.3f} % +- {e.perplexity_change_error:.3f}",
     )
-    yield "  KL mean", f"{e.kl_mean:.6f} +- {e.kl_mean_error:.6f} nats"
-    yield "  KL median", f"{e.kl_median:.6f}"
-    yield "  KL 99 %", f"{e.kl_p99:.6f}"
-    yield "  KL max", f"{e.kl_max:.6f}"
+    yield "  KL mean", f"{e.kl_mean:.4g} +- {e.kl_mean_error:.2g} nats"
+    yield "  KL median", f"{e.kl_median:.4g}"
+    yield "  KL 99 %", f"{e.kl_p99:.4g}"
+    yield "  KL max", f"{e.kl_max:.4g}"
     same, error = 100 * (e.top1_agreement or 0), 100 * (e.top1_agreement_error or 0)
     yield "  same top token", f"{same:.2f} % +- {error:.2f}"
 
