@@ -8,7 +8,6 @@ Exit codes: 0 done, 1 the model cannot be converted or the system refused, 2 wro
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -23,12 +22,11 @@ from qsf.converter.report import Report
 from qsf.converter.report_html import write_page
 from qsf.converter.report_text import summary_lines
 from qsf.errors import QsfArgumentError
+from qsf.progress import ProgressLine, duration_text
 
 PROGRAM = "qsf-convert"
 
 _MB = 2**20  # as qsf-run and system monitors count
-_BAR_WIDTH = 24
-_REDRAW_S = 0.1
 
 # Typer joins the lines of a paragraph; a line with only \b keeps them apart.
 _EPILOG = """\b
@@ -55,48 +53,6 @@ def _print_version(is_wanted: bool) -> None:
     if is_wanted:
         print(command.version_line(PROGRAM))
         raise typer.Exit
-
-
-class ProgressLine:
-    """Shows how far a conversion is: a bar on a terminal, else a line at every 10 %."""
-
-    def __init__(self, *, enabled: bool) -> None:
-        """Start the clock; show nothing at all unless ``enabled``."""
-        self._enabled = enabled
-        self._is_terminal = sys.stderr.isatty()
-        self._started = time.monotonic()
-        self._drawn = 0.0
-        self._shown_tenths = 0
-        self._is_open = False
-
-    def update(self, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` source bytes are converted."""
-        if not self._enabled:
-            return
-        now = time.monotonic()
-        elapsed_s = max(now - self._started, 1e-3)
-        fraction = done / total if total else 1.0
-        left_s = elapsed_s * (1 - fraction) / fraction if fraction else 0.0
-        numbers = (
-            f"{fraction:4.0%}  {done / _MB:.0f} of {total / _MB:.0f} MB, "
-            f"{done / elapsed_s / _MB:.0f} MB/s, {_duration(left_s)} left"
-        )
-        if self._is_terminal:
-            if now - self._drawn >= _REDRAW_S or done == total:
-                bar = "#" * int(fraction * _BAR_WIDTH)
-                print(f"\r[{bar:<{_BAR_WIDTH}}] {numbers}\x1b[K", end="", file=sys.stderr)
-                sys.stderr.flush()
-                self._drawn = now
-                self._is_open = True
-        elif int(fraction * 10) > self._shown_tenths:
-            self._shown_tenths = int(fraction * 10)
-            print(numbers.strip(), file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Leave the terminal's cursor at the start of a fresh line."""
-        if self._is_open:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-            self._is_open = False
 
 
 @app.command(name=PROGRAM, epilog=_EPILOG)
@@ -174,7 +130,7 @@ def convert_command(
             raise QsfArgumentError(f"{option} is not available yet")
     if report_out is not None:
         _check_report(report_out, out, model_dir, is_forced=force)
-    line = ProgressLine(enabled=not quiet)
+    line = ProgressLine(enabled=not quiet, unit="MB", scale=_MB)
     try:
         report = convert(
             model_dir,
@@ -216,14 +172,6 @@ def run(arguments: list[str]) -> int:
     return typer_command.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
 def _peak_bytes() -> int | None:
     """Peak resident memory of this process, where the system tells."""
     try:
@@ -240,7 +188,7 @@ def _print_summary(report: Report, out: Path, report_out: Path | None) -> None:
         print(line)
     if report_out is not None:
         print(f"report: {report_out}")
-    print(f"done in {_duration(report.elapsed_s)}{memory}")
+    print(f"done in {duration_text(report.elapsed_s)}{memory}")
 
 
 if __name__ == "__main__":

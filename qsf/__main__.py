@@ -7,7 +7,12 @@ import sys
 
 from qsf import entry
 
-_COMMANDS = {"run": entry.run, "convert": entry.convert, "inspect": entry.inspect}
+_COMMANDS = {
+    "run": entry.run,
+    "convert": entry.convert,
+    "inspect": entry.inspect,
+    "eval": entry.evaluate,
+}
 
 _USAGE = """\
 usage: python -m qsf COMMAND ...
@@ -15,6 +20,7 @@ usage: python -m qsf COMMAND ...
   run       generate text from a .qsf file            (the same as qsf-run)
   convert   make one from a HuggingFace model         (the same as qsf-convert)
   inspect   say what is in one, and check it          (the same as qsf-inspect)
+  eval      measure how well it predicts a text       (the same as qsf-eval)
 
 python -m qsf COMMAND --help says more.
 """

@@ -450,13 +450,24 @@ class NativeSession:
         check_status(lib.qsf_session_sync(self._live_handle(), _tokens(tokens), len(tokens), n_done))
         return int(n_done[0])
 
-    def score_chunk(self, tokens: array[int], logits: npt.NDArray[np.float32], n_done: int) -> int:
-        """Fill rows of ``logits`` [n_tokens, n_vocab] from ``n_done`` on; return the new n_done."""
+    def score_chunk(
+        self, tokens: array[int], logits: npt.NDArray[np.float32], n_done: int, first_row: int = 0
+    ) -> int:
+        """Fill rows of ``logits`` [n_tokens - first_row, n_vocab]; return the new ``n_done``.
+
+        Row i is for token ``first_row + i``; those before ``n_done`` are filled already.
+        """
         done = ffi.new("size_t *", n_done)
         floats = ffi.from_buffer("float[]", logits, require_writable=True)
         check_status(
             lib.qsf_session_score(
-                self._live_handle(), _tokens(tokens), len(tokens), floats, len(floats), done
+                self._live_handle(),
+                _tokens(tokens),
+                len(tokens),
+                first_row,
+                floats,
+                len(floats),
+                done,
             )
         )
         return int(done[0])

@@ -39,3 +39,8 @@ def convert() -> NoReturn:
 def inspect() -> NoReturn:
     """Start ``qsf-inspect``."""
     start("qsf.inspect_cli")
+
+
+def evaluate() -> NoReturn:
+    """Start ``qsf-eval``."""
+    start("qsf.eval_cli")

@@ -316,27 +316,57 @@ class Model:
         """Return the prompt for the answer to ``messages``: mappings with role and content."""
         return self.chat_template.encode(messages, self.tokenizer)
 
-    def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Return the logits after each token, [n_tokens, n_vocab].
+    def logits(
+        self,
+        tokens: Sequence[int],
+        *,
+        first_row: int = 0,
+        out: npt.NDArray[np.float32] | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """Return the logits after each token from ``first_row`` on, [n_rows, n_vocab].
+
+        Tokens before ``first_row`` cost no head, and nothing at all where the last call ended
+        with them, so that a long text can be asked for block by block::
+
+            for start in range(0, len(tokens), 256):
+                rows = model.logits(tokens[: start + 256], first_row=start)
 
         Needs numpy, which takes about 16 MiB, and the array: neither is in the budget.
 
+        Args:
+            tokens: the token ids, from position 0.
+            first_row: logits after ``tokens[first_row]`` are the first row.
+            out: C-contiguous f32 [at least n_rows, n_vocab], filled and returned; None: a new one.
+
         Raises:
-            QsfArgumentError: no tokens, too many, or one outside the vocabulary.
+            QsfArgumentError: no tokens, too many, one outside the vocabulary, no such row, or
+                ``out`` has another form.
         """
         import numpy
 
         ids = _as_tokens(tokens)
         if not ids:
             raise QsfArgumentError("logits need at least one token")
-        out = numpy.empty((len(ids), self._info.n_vocab), dtype=numpy.float32)
+        n_rows, n_vocab = len(ids) - first_row, self._info.n_vocab
+        if not 0 <= first_row < len(ids):
+            raise QsfArgumentError(f"first_row is {first_row}, but there are {len(ids)} tokens")
+        if out is None:
+            out = numpy.empty((n_rows, n_vocab), dtype=numpy.float32)
+        elif out.dtype != numpy.float32 or not out.flags.c_contiguous:
+            raise QsfArgumentError("out must be a C-contiguous array of float32")
+        elif out.ndim != 2 or len(out) < n_rows or out.shape[1] != n_vocab:
+            raise QsfArgumentError(
+                f"out has the shape {list(out.shape)}: at least {n_rows} rows of {n_vocab} are "
+                "needed"
+            )
+        out = out[:n_rows]
         n_done = 0
         with self._lock:
             self._holder = None
             while n_done < len(ids):
                 # A late cancel() was meant for a ``generate`` that had just ended.
                 with contextlib.suppress(QsfCancelledError):
-                    n_done = self._session.score_chunk(ids, out, n_done)
+                    n_done = self._session.score_chunk(ids, out, n_done, first_row)
         return out
 
     def cancel(self) -> None:

@@ -149,11 +149,11 @@ qsf_status qsf_session_sync(qsf_session *s, const uint32_t *tokens, size_t n_tok
     REQUIRE_POINTER(n_done);
     if (n_tokens == 0)
         return QSF_FAIL(QSF_ERR_ARG, "a session is synchronised to at least one token");
-    return qsf_session_advance(s, tokens, n_tokens, NULL, n_done);
+    return qsf_session_advance(s, tokens, n_tokens, n_tokens, NULL, n_done);
 }
 
-qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, size_t n_tokens, float *logits,
-                             size_t cap_floats, size_t *n_done)
+qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
+                             size_t first_row, float *logits, size_t cap_floats, size_t *n_done)
 {
     REQUIRE_POINTER(s);
     REQUIRE_POINTER(tokens);
@@ -161,12 +161,14 @@ qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, size_t n_to
     REQUIRE_POINTER(n_done);
     if (n_tokens == 0)
         return QSF_FAIL(QSF_ERR_ARG, "a session is synchronised to at least one token");
-    if (cap_floats / s->model->config.n_vocab < n_tokens)
+    if (first_row >= n_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "the first row is %zu of %zu tokens", first_row, n_tokens);
+    if (cap_floats / s->model->config.n_vocab < n_tokens - first_row)
         return QSF_FAIL(QSF_ERR_ARG, "the buffer holds %zu floats, %zu rows of %u are needed",
-                        cap_floats, n_tokens, s->model->config.n_vocab);
+                        cap_floats, n_tokens - first_row, s->model->config.n_vocab);
     if (*n_done > n_tokens)
         return QSF_FAIL(QSF_ERR_ARG, "n_done is %zu of %zu tokens", *n_done, n_tokens);
-    return qsf_session_advance(s, tokens, n_tokens, logits, n_done);
+    return qsf_session_advance(s, tokens, n_tokens, first_row, logits, n_done);
 }
 
 qsf_status qsf_session_step(qsf_session *s, uint32_t token)

@@ -132,6 +132,22 @@ static qsf_status evaluate(qsf_session *s, const uint32_t *tokens, uint32_t n_to
     return QSF_OK;
 }
 
+/* Evaluates a chunk after the tokens held, with logits from position first_row on: the row of
+ * position p goes to scores + (p - first_row) * n_vocab, the last one to the session too. */
+static qsf_status score_chunk(qsf_session *s, const uint32_t *tokens, uint32_t n_tokens,
+                              size_t first_row, float *scores)
+{
+    const size_t n_vocab = s->model->config.n_vocab;
+    const size_t position = s->n_tokens;
+    const size_t n_skipped = first_row > position ? first_row - position : 0;
+    if (n_skipped >= n_tokens)
+        return evaluate(s, tokens, n_tokens, n_tokens, s->buffers.logits);
+    float *const rows = scores + (position + n_skipped - first_row) * n_vocab;
+    QSF_TRY(evaluate(s, tokens, n_tokens, (uint32_t)n_skipped, rows));
+    memcpy(s->buffers.logits, rows + (n_tokens - n_skipped - 1) * n_vocab, n_vocab * sizeof *rows);
+    return QSF_OK;
+}
+
 /* How many of the tokens the session holds already, in the same places. */
 static uint32_t common_prefix(const qsf_session *s, const uint32_t *tokens, size_t n_tokens)
 {
@@ -142,7 +158,7 @@ static uint32_t common_prefix(const qsf_session *s, const uint32_t *tokens, size
 }
 
 qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
-                               float *scores, size_t *n_done)
+                               size_t first_row, float *scores, size_t *n_done)
 {
     const qsf_model *const m = s->model;
     const uint64_t start_ns = qsf_clock_ns();
@@ -150,8 +166,9 @@ qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_
     /* Scoring begins at its first row; otherwise all held but the last may be kept, and
      * the last too if its logits are there. */
     uint32_t n_kept = common_prefix(s, tokens, n_tokens);
+    const size_t n_wanted = *n_done < first_row ? first_row : *n_done; /* to be kept if held */
     if (scores != NULL)
-        n_kept = *n_done < n_kept ? (uint32_t)*n_done : n_kept;
+        n_kept = n_wanted < n_kept ? (uint32_t)n_wanted : n_kept;
     else if (n_kept == n_tokens && !(s->has_logits && s->n_tokens == n_kept))
         n_kept--;
     if (n_kept < s->n_tokens)
@@ -164,15 +181,11 @@ qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_
     const size_t left = n_tokens - n_kept;
     const uint32_t n = left < m->plan.chunk_tokens ? (uint32_t)left : m->plan.chunk_tokens;
     const bool is_last = n == left;
-    float *const rows = scores == NULL ? NULL : scores + (size_t)n_kept * m->config.n_vocab;
     if (scores != NULL)
-        QSF_TRY(evaluate(s, tokens + n_kept, n, 0, rows));
+        QSF_TRY(score_chunk(s, tokens + n_kept, n, first_row, scores));
     else
         QSF_TRY(evaluate(s, tokens + n_kept, n, is_last ? n - 1 : n, s->buffers.logits));
-    if (scores != NULL)
-        memcpy(s->buffers.logits, rows + (size_t)(n - 1) * m->config.n_vocab,
-               m->config.n_vocab * sizeof *rows);
-    s->has_logits = is_last || scores != NULL;
+    s->has_logits = is_last || (scores != NULL && n_kept + n > first_row);
     *n_done = s->n_tokens;
     s->prompt_tokens += n;
     s->prompt_ns += qsf_clock_ns() - start_ns;

@@ -48,9 +48,9 @@ size_t qsf_session_record_bytes(void);
 qsf_status qsf_session_begin(qsf_model *m, qsf_session **out);
 void qsf_session_end(qsf_session *s);
 
-/* scores: [n_tokens, n_vocab] or NULL. See qsf_session_sync and qsf_session_score. */
+/* scores: [n_tokens - first_row, n_vocab] or NULL. See qsf_session_sync and qsf_session_score. */
 qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
-                               float *scores, size_t *n_done);
+                               size_t first_row, float *scores, size_t *n_done);
 qsf_status qsf_session_append(qsf_session *s, uint32_t token);
 qsf_status qsf_session_truncate(qsf_session *s, size_t n_tokens);
 qsf_status qsf_session_copy_logits(const qsf_session *s, float *out, size_t cap_floats);

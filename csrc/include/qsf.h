@@ -251,10 +251,12 @@ QSF_API qsf_status qsf_session_sync(qsf_session *s, const uint32_t *tokens, size
                                     size_t *n_done);
 
 /* As sync, and writes the logits after each token evaluated by this call to
- * `logits` [n_tokens, n_vocab], row i for tokens[i]. Starts at the first row not
- * yet scored: call with *n_done = 0 first, then again until it equals n_tokens. */
+ * `logits` [n_tokens - first_row, n_vocab], row i for tokens[first_row + i]: tokens before
+ * first_row cost no head, and none at all where the session holds them. Starts at the first
+ * row not yet scored: call with *n_done = 0 first, then again until it equals n_tokens. */
 QSF_API qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
-                                     float *logits, size_t cap_floats, size_t *n_done);
+                                     size_t first_row, float *logits, size_t cap_floats,
+                                     size_t *n_done);
 
 /* Evaluates one token after those the session holds. Allocates nothing. */
 QSF_API qsf_status qsf_session_step(qsf_session *s, uint32_t token);

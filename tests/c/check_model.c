@@ -314,6 +314,34 @@ static void check_cancel_and_rewind(const char *path, const float *want)
     qsf_model_close(m);
 }
 
+/* Scoring from a later row on gives the same rows, whatever the session holds before it: the row
+ * may lie in the first chunk of 16, begin one, or lie in a later one. */
+static void check_later_rows(qsf_session *s, const float *want)
+{
+    static const size_t first_rows[] = {0, 1, 15, 16, 17, 33, N_TOKENS - 1};
+    const size_t n_vocab = s->model->config.n_vocab;
+    float *const rows = malloc(N_TOKENS * n_vocab * sizeof *rows);
+    if (!CHECK(rows != NULL))
+        return;
+    for (size_t f = 0; f < 2 * sizeof first_rows / sizeof first_rows[0]; f++) {
+        const size_t first_row = first_rows[f / 2];
+        const size_t n_rows = N_TOKENS - first_row;
+        if (f % 2 == 0) /* nothing is held, else all is */
+            CHECK_OK(qsf_session_rewind(s, 0));
+        size_t n_done = 0;
+        while (n_done < N_TOKENS)
+            if (!CHECK_OK(qsf_session_score(s, tokens, N_TOKENS, first_row, rows, n_rows * n_vocab,
+                                            &n_done)))
+                break;
+        for (size_t i = 0; i < n_rows; i++)
+            check_same(want + (first_row + i) * n_vocab, rows + i * n_vocab, (uint32_t)n_vocab);
+        float last[MAX_VOCAB];
+        CHECK_OK(qsf_session_logits(s, last, MAX_VOCAB));
+        check_same(rows + (n_rows - 1) * n_vocab, last, (uint32_t)n_vocab);
+    }
+    free(rows);
+}
+
 /* Scoring gives, row by row, what evaluating one token at a time gives. */
 static void check_score(const char *path)
 {
@@ -331,12 +359,17 @@ static void check_score(const char *path)
         !CHECK_OK(qsf_session_create(m, &stepped)))
         return;
     size_t n_done = 0;
-    CHECK_STATUS(qsf_session_score(scored, tokens, N_TOKENS, rows, N_TOKENS * n_vocab - 1, &n_done),
-                 QSF_ERR_ARG);
+    CHECK_STATUS(
+        qsf_session_score(scored, tokens, N_TOKENS, 0, rows, N_TOKENS * n_vocab - 1, &n_done),
+        QSF_ERR_ARG);
+    CHECK_STATUS(
+        qsf_session_score(scored, tokens, N_TOKENS, N_TOKENS, rows, N_TOKENS * n_vocab, &n_done),
+        QSF_ERR_ARG);
     while (n_done < N_TOKENS)
         if (!CHECK_OK(
-                qsf_session_score(scored, tokens, N_TOKENS, rows, N_TOKENS * n_vocab, &n_done)))
+                qsf_session_score(scored, tokens, N_TOKENS, 0, rows, N_TOKENS * n_vocab, &n_done)))
             break;
+    check_later_rows(scored, rows);
     for (size_t i = 0; i < N_TOKENS; i++) {
         float got[MAX_VOCAB];
         CHECK_OK(qsf_session_step(stepped, tokens[i]));

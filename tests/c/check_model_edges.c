@@ -213,7 +213,7 @@ static bool score(const qsf_options *opt, float *rows)
         tokens[i] = token_at(i);
     bool ok = m != NULL && CHECK_OK(qsf_session_create(m, &s));
     for (size_t n_done = 0; ok && n_done < N_TOKENS;)
-        ok = CHECK_OK(qsf_session_score(s, tokens, N_TOKENS, rows,
+        ok = CHECK_OK(qsf_session_score(s, tokens, N_TOKENS, 0, rows,
                                         (size_t)N_TOKENS * TINY_MODEL_VOCAB, &n_done));
     qsf_session_destroy(s);
     qsf_model_close(m);

@@ -16,6 +16,7 @@ MODULES = {
     "qsf-convert": "qsf.converter.cli",
     "qsf-run": "qsf.run_cli",
     "qsf-inspect": "qsf.inspect_cli",
+    "qsf-eval": "qsf.eval_cli",
 }
 
 
