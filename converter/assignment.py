@@ -68,7 +68,7 @@ _TABLES: Final = 5.0  # embedding and head together, times the number of layers
 
 _EXACT: Final = 1e-9  # costs that are relatively closer than this are the same
 _NEGLIGIBLE: Final = 1e-4  # of a file
-_MB: Final = 1e6
+_MB: Final = 2**20  # as the commands count
 _MOST_STATES: Final = 1 << 23  # partial choices that are remembered, over all matrices
 _LEAST_STATES: Final = 256  # after each matrix
 

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,9 @@ from qsf.converter.checkpoint import Float32Array
 from qsf.converter.pieces import Piece
 from qsf.converter.plan import Target
 from qsf.converter.quantisers import ErrorSums
+from qsf.converter.sensitivity import LayerImportance, Sensitivity
 from qsf.errors import QsfIOError
+from qsf.format import Dtype
 
 _KEY: Final = "key"
 _BAD: Final = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
@@ -136,6 +138,41 @@ class CalibrationState:
                 partial.unlink()
             raise QsfIOError(f"{path}: {error.strerror or error}") from error
 
+    def sensitivity(self, measure: Callable[[], Sensitivity]) -> Sensitivity:
+        """Return what was measured before, or measure it now and keep it. Raises QsfIOError."""
+        path = self._folder / "sensitivity.json"
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return _sensitivity_of(json.loads(path.read_text(encoding="utf-8")))
+        found = measure()
+        partial = path.with_suffix(".partial")
+        try:
+            partial.write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            raise QsfIOError(f"{path}: {error.strerror or error}") from error
+        return found
+
     def remove(self) -> None:
         """Delete the folder: the file is made."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _sensitivity_of(fields: dict[str, Any]) -> Sensitivity:
+    """Undo ``dataclasses.asdict`` and JSON, which writes the types' numbers as text."""
+
+    def by_type(table: dict[str, dict[str, float]]) -> dict[str, dict[Dtype, float]]:
+        return {
+            name: {Dtype(int(dtype)): value for dtype, value in row.items()}
+            for name, row in table.items()
+        }
+
+    return Sensitivity(
+        kl=by_type(fields["kl"]),
+        output_error=by_type(fields["output_error"]),
+        measured={
+            name: tuple(Dtype(dtype) for dtype in types)
+            for name, types in fields["measured"].items()
+        },
+        layers=tuple(LayerImportance(**layer) for layer in fields["layers"]),
+        n_tokens=fields["n_tokens"],
+    )

@@ -8,6 +8,7 @@ Exit codes: 0 done, 1 the model cannot be converted or the system refused, 2 wro
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -18,6 +19,7 @@ from qsf.converter.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION
 from qsf.converter.convert import convert
 from qsf.converter.output import check_output
 from qsf.converter.plan import DEFAULT_QUANT_TYPE, QUANT_TYPES
+from qsf.converter.recipe import DEFAULT_CALIBRATION_TOKENS, MIXED
 from qsf.converter.report import Report
 from qsf.converter.report_html import write_page
 from qsf.converter.report_text import summary_lines
@@ -27,6 +29,7 @@ from qsf.progress import ProgressLine, duration_text
 PROGRAM = "qsf-convert"
 
 _MB = 2**20  # as qsf-run and system monitors count
+_TOKENS = DEFAULT_CALIBRATION_TOKENS
 
 # Typer joins the lines of a paragraph; a line with only \b keeps them apart.
 _EPILOG = """\b
@@ -36,11 +39,13 @@ Examples:
   qsf-convert examples/tiny-llama tiny.qsf --quant-type 2bit --embed-type 4bit
   qsf-convert examples/tiny-llama tiny.qsf --compress auto --disk-speed 200
   qsf-convert examples/tiny-llama tiny.qsf --report tiny.html
+  qsf-convert examples/tiny-llama tiny.qsf --quant-type 3bit --calibration bundled
+  qsf-convert examples/tiny-llama tiny.qsf --target-size 1.5 --calibration my.txt
 
 \b
 Bits a weight: 8bit 8.25, 4bit 4.5, 4bit-sym 4.25, 3bit 3.5, 2bit 2.5,
 2bit-sym 2.25, ternary 2.25, ternary-dense 1.875. The ternary types are for
-models trained so. Other models lose much below 4 bits.
+models trained so. Other models lose much below 4 bits, less if calibrated.
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
@@ -65,14 +70,18 @@ def convert_command(
     ],
     out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT")],
     quant_type: Annotated[
-        str,
-        typer.Option(help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}."),
-    ] = DEFAULT_QUANT_TYPE,
+        str | None,
+        typer.Option(
+            help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}, or mixed, which chooses "
+            "for each.",
+            show_default=f"{DEFAULT_QUANT_TYPE}, or {MIXED} with a target size",
+        ),
+    ] = None,
     embed_type: Annotated[
         str | None,
         typer.Option(
             help="Type of the embeddings and the output head: one of the same.",
-            show_default="8bit, or f16 with --quant-type f16",
+            show_default="8bit, f16 with --quant-type f16, chosen with mixed",
         ),
     ] = None,
     compress: Annotated[
@@ -106,10 +115,27 @@ def convert_command(
         bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")
     ] = False,
     calibration: Annotated[
-        Path | None, typer.Option(help="Calibration text (not available yet).")
+        str | None,
+        typer.Option(
+            help="Round by what the model computes on this text: a file of text or JSONL, or "
+            "'bundled' for our own. Much closer to the original, and takes minutes to hours; an "
+            "interrupted run is continued by the same command.",
+            metavar="FILE",
+        ),
+    ] = None,
+    calibration_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens of that text.", min=512, show_default=str(_TOKENS)),
     ] = None,
     target_size: Annotated[
-        str | None, typer.Option(help="Size of OUT in MB (not available yet).")
+        float | None,
+        typer.Option(
+            help="Largest size of OUT; a type is chosen for each tensor.", metavar="MB", min=0.01
+        ),
+    ] = None,
+    target_bpw: Annotated[
+        float | None,
+        typer.Option(help="The same as bits of OUT for each weight.", min=0.01, max=32),
     ] = None,
     version: Annotated[
         bool,
@@ -121,36 +147,67 @@ def convert_command(
     """Convert a HuggingFace or GGUF model to one .qsf file with all that is needed to run it."""
     if disk_speed is not None and compress != AUTO:
         raise QsfArgumentError("--disk-speed is only for --compress auto")
-    later = {
-        "--calibration": calibration,
-        "--target-size": target_size,
-    }
-    for option, value in later.items():
-        if value is not None:
-            raise QsfArgumentError(f"{option} is not available yet")
+    if calibration is None and calibration_tokens is not None:
+        raise QsfArgumentError("--calibration-tokens is only for --calibration")
+    if quant_type is None:
+        has_target = target_size is not None or target_bpw is not None
+        quant_type = MIXED if has_target else DEFAULT_QUANT_TYPE
     if report_out is not None:
         _check_report(report_out, out, model_dir, is_forced=force)
-    line = ProgressLine(enabled=not quiet, unit="MB", scale=_MB)
+    progress = _Progress(enabled=not quiet)
     try:
         report = convert(
             model_dir,
             out,
             quant_type=quant_type,
             embed_type=embed_type,
+            calibration=calibration,
+            calibration_tokens=calibration_tokens or _TOKENS,
+            target_bytes=None if target_size is None else int(target_size * _MB),
+            target_bpw=target_bpw,
             compress=compress,
             disk_bytes_per_s=None if disk_speed is None else disk_speed * 1e6,
             overwrite=force,
             n_threads=threads,
-            progress=line.update,
+            progress=progress.update,
+            phase=progress.begin,
         )
     finally:
-        line.close()
+        progress.close()
     for warning in report.warnings:
         print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
     if report_out is not None:
         write_page(out, report_out, overwrite=force)
     if not quiet:
         _print_summary(report, out, report_out)
+
+
+class _Progress:
+    """One line of progress after another: what is measured first, then the conversion."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._line: ProgressLine | None = None
+
+    def begin(self, name: str) -> Callable[[int, int], None]:
+        """Say what begins; return what shows its progress."""
+        self.close()
+        if self._enabled:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+        self._line = ProgressLine(enabled=self._enabled, unit="passes")
+        return self._line.update
+
+    def update(self, done: int, total: int) -> None:
+        """Show how many bytes of the source are converted."""
+        if self._line is None or self._line.unit != "MB":
+            self.close()
+            self._line = ProgressLine(enabled=self._enabled, unit="MB", scale=_MB)
+        self._line.update(done, total)
+
+    def close(self) -> None:
+        """Leave the cursor at the start of a line."""
+        if self._line is not None:
+            self._line.close()
 
 
 def _check_report(report_out: Path, out: Path, model_dir: Path, *, is_forced: bool) -> None:

@@ -14,29 +14,53 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from qsf.converter import metadata
 from qsf.converter.architectures import Place
+from qsf.converter.assignment import common_dtype
+from qsf.converter.calibration import FEEDBACK, Calibration
+from qsf.converter.calibration_state import CalibrationState, folder_of
 from qsf.converter.checkpoint import Checkpoint
 from qsf.converter.compression import AUTO, DEFAULT_COMPRESSION, Chooser, parse_compression
 from qsf.converter.disk import read_bytes_per_s
+from qsf.converter.divergence import Divergence
 from qsf.converter.output import check_not_a_source, check_output, check_space
 from qsf.converter.pieces import Piece, quantised_pieces
-from qsf.converter.plan import (
-    DEFAULT_EMBED_TYPE,
-    DEFAULT_QUANT_TYPE,
-    Plan,
-    Policy,
-    Target,
-    make_plan,
-    parse_quant_type,
-)
+from qsf.converter.plan import DEFAULT_QUANT_TYPE, Plan, Policy, make_plan
 from qsf.converter.quantisers import ErrorSums
-from qsf.converter.report import EXACT, ROUNDED, Quality, Report, TensorReport
-from qsf.converter.source import open_source
+from qsf.converter.recipe import (
+    DEFAULT_CALIBRATION_TOKENS,
+    CalibrationText,
+    Phase,
+    Recipe,
+    Wish,
+    choose_types,
+    read_calibration_text,
+    state_key,
+)
+from qsf.converter.report import (
+    EXACT,
+    ROUNDED,
+    Evaluation,
+    LayerReport,
+    Quality,
+    Report,
+    TensorReport,
+)
+from qsf.converter.sensitivity import Sensitivity
+from qsf.converter.source import Source, open_source
+from qsf.converter.transforms import ROTATED, SCALED
 from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.format import Dtype, Layout, Writer, dtype_name
+
+# For an upper bound of META's size.
+_LONGEST_TYPE = dtype_name(Dtype.TERNARY_DENSE)
+_LONGEST_ACTION = f"{ROTATED}, {SCALED}, {FEEDBACK}"
+_OTHER_META_BYTES = 2048  # evaluation, calibration, compression
 
 
 def convert(
@@ -45,77 +69,84 @@ def convert(
     *,
     quant_type: str = DEFAULT_QUANT_TYPE,
     embed_type: str | None = None,
+    calibration: str | os.PathLike[str] | None = None,
+    calibration_tokens: int = DEFAULT_CALIBRATION_TOKENS,
+    target_bytes: int | None = None,
+    target_bpw: float | None = None,
     compress: str = DEFAULT_COMPRESSION,
     disk_bytes_per_s: float | None = None,
     overwrite: bool = False,
     n_threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    phase: Phase | None = None,
 ) -> Report:
     """Convert the model in ``model_dir`` to the file ``out``; return what was done.
 
-    ``model_dir`` is a HuggingFace directory or a GGUF file.
-    ``quant_type`` is for the matrices of the layers, ``embed_type`` for the embeddings and the
-    head (default 8bit, or f16 if ``quant_type`` is). ``compress`` is for the layers: none, lz4,
-    lz4hc, zstd, or auto, which compresses those that are read faster so, on a disk of
-    ``disk_bytes_per_s`` (default: measured where ``out`` will be). ``progress`` is called with
-    the source bytes done and in all. ``out`` appears complete or not at all.
+    Args:
+        model_dir: a HuggingFace model's folder, or a GGUF file.
+        out: the file to write; it appears complete or not at all.
+        quant_type: of the matrices of the layers; ``mixed`` chooses for each.
+        embed_type: of the embeddings and the head; default 8bit, f16 if ``quant_type`` is, or with
+            ``mixed`` chosen.
+        calibration: a file of text or JSONL to round by, or ``bundled`` for our own. What is done
+            is kept in the folder OUT.calibration until the file is there: the same call goes on
+            after an interruption, and makes the same file.
+        calibration_tokens: how many of its tokens.
+        target_bytes: the most that the file may have; with ``mixed``.
+        target_bpw: the same, in bits for each weight.
+        compress: the layers: none, lz4, lz4hc, zstd, or auto, which compresses those that are
+            read faster so, on a disk of ``disk_bytes_per_s`` (default: measured where ``out`` is).
+        disk_bytes_per_s: see there.
+        overwrite: replace ``out``.
+        n_threads: that round; default: one per core.
+        progress: called with the source bytes done and in all.
+        phase: called with the name of what begins before that; returns its progress function.
 
     Raises QsfConversionError when the model cannot be converted, QsfIOError when the system
-    refuses to read or write, QsfArgumentError when ``out`` exists and ``overwrite`` is false,
-    QsfUnsupportedError when the package for the compression is not installed.
+    refuses to read or write, QsfArgumentError when ``out`` exists and ``overwrite`` is false or
+    for arguments that do not go together, QsfUnsupportedError when the package for the
+    compression is not installed.
     """
     started = time.monotonic()
     source_dir, out_path = Path(model_dir), Path(out)
-    policy = _policy(quant_type, embed_type)
+    text_of = None if calibration is None else os.fspath(calibration)
+    wish = Wish(quant_type, embed_type, text_of, calibration_tokens, target_bytes, target_bpw)
+    wish.check()
     parse_compression(compress)
     if disk_bytes_per_s is not None and not (compress == AUTO and 0 < disk_bytes_per_s < math.inf):
         raise QsfArgumentError("the disk's speed is for compression auto, and above zero")
     check_output(out_path, overwrite=overwrite)
     with open_source(source_dir) as source:
         check_not_a_source(out_path, source.files)
-        checkpoint = source.checkpoint
-        plan = make_plan(source.family, source.facts, checkpoint, policy)
-        warnings = list(plan.warnings)
-        if source.tokenizer is None:
-            warnings.append("no tokenizer.json: the file can only be run on token ids")
-        # A layer is compressed behind itself.
-        is_packing = compress != DEFAULT_COMPRESSION
-        needed_bytes = plan.n_bytes + (plan.largest_layer_bytes if is_packing else 0)
-        check_space(out_path, _least_bytes(plan) if is_packing else needed_bytes)
-        chooser = _chooser(compress, disk_bytes_per_s, out_path, checkpoint)
-        header = dataclasses.replace(plan.facts.header, dtype=policy.layers)
+        text = read_calibration_text(source, wish)
+        plan = make_plan(source.family, source.facts, source.checkpoint, wish.first_policy())
+        state = None
+        if text is not None:
+            state = CalibrationState(folder_of(out_path), state_key(source, wish, text))
+        recipe = choose_types(
+            plan,
+            source.checkpoint,
+            wish,
+            text,
+            _section_bytes(source, plan),
+            phase or _silent,
+            state,
+        )
+        chooser = _chooser(compress, disk_bytes_per_s, out_path, source.checkpoint)
+        job = _Job(source, recipe, text, state, chooser, out_path, n_threads, progress)
         try:
-            with Writer(
-                out_path,
-                header,
-                plan.facts.arch,
-                needed_bytes=needed_bytes,
-                n_threads=n_threads,
-            ) as writer:
-                pieces = quantised_pieces(plan.targets, checkpoint, n_threads)
-                with contextlib.closing(pieces):
-                    reports = _write_pieces(writer, plan, pieces, policy, chooser, progress)
-                quality = Quality(tensors=tuple(reports))
-                if source.tokenizer is not None:
-                    writer.add_section("TOKN", source.tokenizer)
-                writer.add_section("CHAT", source.chat)
-                meta = metadata.meta_bytes(
-                    source.origin,
-                    architecture=source.family.name,
-                    weights_sha256=checkpoint.digest(),
-                    options={
-                        "quant_type": dtype_name(policy.layers),
-                        "embed_type": dtype_name(policy.embeddings),
-                    },
-                    quality=quality.meta(),
-                    compression=chooser.meta(),
-                )
-                writer.add_section("META", meta)
+            quality = job.write(is_packing=compress != DEFAULT_COMPRESSION)
             file_bytes = out_path.stat().st_size
         except QsfIOError:
             raise
         except OSError as error:
             raise QsfIOError(f"{out_path}: {error.strerror or error}") from error
+        if state is not None:
+            state.remove()
+        plan = recipe.plan
+        warnings = list(plan.warnings)
+        if source.tokenizer is None:
+            warnings.append("no tokenizer.json: the file can only be run on token ids")
     return Report(
         quality=quality,
         warnings=(*warnings, *chooser.warnings),
@@ -124,6 +155,139 @@ def convert(
         file_bytes=file_bytes,
         elapsed_s=time.monotonic() - started,
         compression=chooser.summary(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One file to be written."""
+
+    source: Source
+    recipe: Recipe
+    text: CalibrationText | None
+    state: CalibrationState | None
+    chooser: Chooser
+    out: Path
+    n_threads: int | None
+    progress: Callable[[int, int], None] | None
+
+    def write(self, *, is_packing: bool) -> Quality:
+        """Write the file; return what META says of it."""
+        plan, policy = self.recipe.plan, self.recipe.policy
+        # A layer is compressed behind itself.
+        needed_bytes = plan.n_bytes + (plan.largest_layer_bytes if is_packing else 0)
+        check_space(self.out, _least_bytes(plan) if is_packing else needed_bytes)
+        with Writer(
+            self.out,
+            dataclasses.replace(plan.facts.header, dtype=policy.layers),
+            plan.facts.arch,
+            needed_bytes=needed_bytes,
+            n_threads=self.n_threads,
+        ) as writer:
+            quality = self._write_weights(writer)
+            if self.source.tokenizer is not None:
+                writer.add_section("TOKN", self.source.tokenizer)
+            writer.add_section("CHAT", self.source.chat)
+            writer.add_section("META", _meta(self.source, self.recipe, quality, self.chooser))
+        return quality
+
+    def _write_weights(self, writer: Writer) -> Quality:
+        plan, checkpoint = self.recipe.plan, self.source.checkpoint
+        if self.text is None:
+            pieces = quantised_pieces(plan.targets, checkpoint, self.n_threads)
+            with contextlib.closing(pieces):
+                tensors = _write_pieces(writer, self.recipe, pieces, self.chooser, self.progress)
+            return Quality(tensors=tuple(tensors))
+        report = self.progress or (lambda _done, _total: None)
+        calibration = Calibration(
+            plan,
+            checkpoint,
+            self.text.fitted,
+            self.text.held_out,
+            n_threads=self.n_threads,
+            state=self.state,
+            progress=lambda n_bytes: report(n_bytes, plan.source_bytes),
+        )
+        tensors = _write_pieces(writer, self.recipe, calibration.pieces(), self.chooser, None)
+        assert calibration.divergence is not None  # all pieces were written
+        return Quality(
+            tensors=tuple(tensors),
+            layers=_layers(self.recipe.sensitivity),
+            evaluation=_evaluation(self.text, calibration.divergence),
+            calibration=self.text.facts(),
+        )
+
+
+def _silent(_name: str) -> Callable[[int, int], None]:
+    return lambda _done, _total: None
+
+
+def _section_bytes(source: Source, plan: Plan) -> dict[str, int]:
+    """Upper bounds of the sections that do not follow from the plan, in the order of the file."""
+    sizes = {} if source.tokenizer is None else {"TOKN": len(source.tokenizer)}
+    longest = -1.2345e-100  # of what five digits print as
+    tensors = tuple(
+        TensorReport(
+            name=target.name,
+            source=target.source.name,
+            type=_LONGEST_TYPE,
+            n_rows=target.n_rows,
+            n_cols=target.n_cols,
+            bits_per_weight=12.345,
+            mse=longest,
+            max_error=longest,
+            cosine=longest,
+            relative_error=longest,
+            action=_LONGEST_ACTION,
+            output_error=longest,
+        )
+        for target in plan.targets
+    )
+    layers = tuple(
+        LayerReport(layer, longest, longest, longest) for layer in range(plan.facts.header.n_layers)
+    )
+    recipe = Recipe(plan, Policy(Dtype.TERNARY_DENSE, Dtype.TERNARY_DENSE))
+    meta = _meta(source, recipe, Quality(tensors, layers), None)
+    return {**sizes, "CHAT": len(source.chat), "META": len(meta) + _OTHER_META_BYTES}
+
+
+def _meta(source: Source, recipe: Recipe, quality: Quality, chooser: Chooser | None) -> bytes:
+    return metadata.meta_bytes(
+        source.origin,
+        architecture=source.family.name,
+        weights_sha256="0" * 64 if chooser is None else source.checkpoint.digest(),
+        options={
+            "quant_type": dtype_name(recipe.policy.layers),
+            "embed_type": dtype_name(recipe.policy.embeddings),
+        },
+        quality=quality.meta(),
+        compression=None if chooser is None else chooser.meta(),
+    )
+
+
+def _layers(sensitivity: Sensitivity | None) -> tuple[LayerReport, ...]:
+    if sensitivity is None:
+        return ()
+    return tuple(
+        LayerReport(one.layer, sensitivity.importance(one.layer), one.cosine, one.kl_skipped)
+        for one in sensitivity.layers
+    )
+
+
+def _evaluation(text: CalibrationText, divergence: Divergence) -> Evaluation:
+    """What the held-out windows say of the rounded weights."""
+    original, rounded = divergence.perplexities
+    kl = divergence.kl
+    return Evaluation(
+        text=f"{text.name}, held out",
+        tokens=divergence.n_tokens,
+        ctx_tokens=text.held_out.shape[1],
+        protocol="windows",
+        perplexity=rounded,
+        perplexity_original=original,
+        kl_mean=float(kl.mean()),
+        kl_p99=float(np.quantile(kl, 0.99)),
+        top1_agreement=divergence.top1_agreement,
     )
 
 
@@ -136,13 +300,6 @@ def _chooser(
     return Chooser(compress, disk_bytes_per_s, is_given=is_given)
 
 
-def _policy(quant_type: str, embed_type: str | None) -> Policy:
-    layers = parse_quant_type(quant_type)
-    if embed_type is None:
-        embed_type = "f16" if layers is Dtype.F16 else DEFAULT_EMBED_TYPE
-    return Policy(layers, parse_quant_type(embed_type, option="embed type"))
-
-
 def _least_bytes(plan: Plan) -> int:
     """Return what a compressed file needs at least: how far its layers shrink is not known."""
     layers = sum(target.n_bytes for target in plan.targets if target.rule.place is Place.LAYER)
@@ -151,9 +308,8 @@ def _least_bytes(plan: Plan) -> int:
 
 def _write_pieces(
     writer: Writer,
-    plan: Plan,
+    recipe: Recipe,
     pieces: Iterable[tuple[Piece, bytes]],
-    policy: Policy,
     chooser: Chooser,
     progress: Callable[[int, int], None] | None,
 ) -> list[TensorReport]:
@@ -161,11 +317,12 @@ def _write_pieces(
 
     ``pieces`` come in file order; the tensors begin and end with them.
     """
+    policy, sensitivity = recipe.policy, recipe.sensitivity
     reports: list[TensorReport] = []
     positions = bytearray()
     errors = ErrorSums()
     unit_idx = -1
-    total = plan.source_bytes
+    total = recipe.plan.source_bytes
     done = 0
     for piece, data in pieces:
         target = piece.target
@@ -180,7 +337,13 @@ def _write_pieces(
                     writer.end_unit()
                 unit_idx = target.unit_idx
                 is_layer = target.rule.place is Place.LAYER
-                writer.begin_unit(unit_idx, dtype=policy.layers if is_layer else policy.embeddings)
+                writer.begin_unit(
+                    unit_idx,
+                    dtype=_layer_dtype(recipe, unit_idx) if is_layer else policy.embeddings,
+                    importance=sensitivity.importance(unit_idx - 1)
+                    if is_layer and sensitivity is not None
+                    else 1.0,
+                )
             if in_unit and target.rule.target is not None:
                 writer.begin_tensor(
                     target.rule.target,
@@ -197,7 +360,7 @@ def _write_pieces(
         if piece.stop == target.n_rows:
             if in_unit:
                 writer.end_tensor()
-            reports.append(_report(target, errors))
+            reports.append(_report(piece, errors))
         done += target.source_bytes * (piece.stop - piece.start) // target.n_rows
         if progress is not None:
             progress(min(done, total), total)
@@ -207,7 +370,17 @@ def _write_pieces(
     return reports
 
 
-def _report(target: Target, errors: ErrorSums) -> TensorReport:
+def _layer_dtype(recipe: Recipe, unit_idx: int) -> Dtype:
+    """What the layer index says of a layer: the type of its matrices, or mixed."""
+    return common_dtype(
+        target.dtype
+        for target in recipe.plan.targets
+        if target.unit_idx == unit_idx and target.is_matrix
+    )
+
+
+def _report(piece: Piece, errors: ErrorSums) -> TensorReport:
+    target = piece.target
     n_weights = target.n_rows * target.n_cols
     return TensorReport(
         name=target.name,
@@ -220,7 +393,8 @@ def _report(target: Target, errors: ErrorSums) -> TensorReport:
         max_error=errors.max_error,
         cosine=errors.cosine,
         relative_error=_relative_error(errors),
-        action=EXACT if errors.max_error == 0 else ROUNDED,
+        action=piece.action or (EXACT if errors.max_error == 0 else ROUNDED),
+        output_error=piece.output_error,
     )
 
 

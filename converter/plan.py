@@ -31,7 +31,6 @@ QUANT_TYPES: Mapping[str, Dtype] = {
         Dtype.F16,
     )
 }
-LATER_QUANT_TYPES = ("mixed",)
 DEFAULT_QUANT_TYPE = "4bit"
 DEFAULT_EMBED_TYPE = "8bit"
 
@@ -129,16 +128,10 @@ def target_name(rule: TensorRule, unit_idx: int) -> str:
 
 
 def parse_quant_type(name: str, *, option: str = "quant type") -> Dtype:
-    """Return the type called ``name``.
-
-    Raises QsfArgumentError for a type that is planned and for any other name.
-    """
+    """Return the type of a tensor called ``name``. Raises QsfArgumentError for any other name."""
     if name in QUANT_TYPES:
         return QUANT_TYPES[name]
-    available = f"available: {', '.join(QUANT_TYPES)}"
-    if name in LATER_QUANT_TYPES:
-        raise QsfArgumentError(f"{option} {name} is not available yet; {available}")
-    raise QsfArgumentError(f"{option} {name} is unknown; {available}")
+    raise QsfArgumentError(f"{option} {name} is unknown; available: {', '.join(QUANT_TYPES)}")
 
 
 def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Policy) -> Plan:

@@ -22,7 +22,7 @@ class ProgressLine:
     def __init__(self, *, enabled: bool, unit: str, scale: float = 1) -> None:
         """Start the clock; see the class."""
         self._enabled = enabled
-        self._unit = unit
+        self.unit = unit
         self._scale = scale
         self._is_terminal = sys.stderr.isatty()
         self._started = time.monotonic()
@@ -39,8 +39,8 @@ class ProgressLine:
         fraction = done / total if total else 1.0
         left_s = elapsed_s * (1 - fraction) / fraction if fraction else 0.0
         numbers = (
-            f"{fraction:4.0%}  {done / self._scale:.0f} of {total / self._scale:.0f} {self._unit}, "
-            f"{done / elapsed_s / self._scale:.0f} {self._unit}/s, {duration_text(left_s)} left"
+            f"{fraction:4.0%}  {done / self._scale:.0f} of {total / self._scale:.0f} {self.unit}, "
+            f"{done / elapsed_s / self._scale:.0f} {self.unit}/s, {duration_text(left_s)} left"
         )
         if self._is_terminal:
             if now - self._drawn >= _REDRAW_S or done == total:
