@@ -290,7 +290,6 @@ static void fit_search(const qsf_levels *levels, const qsf_fit_input *in, qsf_fi
     lanes low;
     lanes high;
     const lanes zero = lanes_set(0.0F);
-    fit_nearest(levels, in, fit);
     find_range(in, &low, &high);
     s.levels = levels;
     s.in = in;
