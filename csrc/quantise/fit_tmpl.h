@@ -179,8 +179,8 @@ typedef struct search_move {
 } search_move;
 
 static const search_move moves[] = {
-    {0.98F, 0.0F}, {1.02F, 0.0F}, {1.0F, 0.33F}, {1.0F, -0.33F}, {0.96F, 0.0F}, {1.04F, 0.0F},
-    {0.98F, 0.4F}, {1.02F, -0.4F}, {1.0F, 0.5F},
+    {0.98F, 0.0F}, {1.02F, 0.0F}, {1.0F, 0.33F},  {1.0F, -0.33F}, {0.96F, 0.0F},
+    {1.04F, 0.0F}, {0.98F, 0.4F}, {1.02F, -0.4F}, {1.0F, 0.5F},
 };
 
 static void search_min(search *s, lanes low, lanes high)

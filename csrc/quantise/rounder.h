@@ -21,8 +21,8 @@ typedef struct qsf_levels {
     float low;
     float high;
     float zero;
-    float half;    /* off in scales, of a type without a min */
-    float reach;   /* largest magnitude in scales that is rounded by no more than half a scale */
+    float half;  /* off in scales, of a type without a min */
+    float reach; /* largest magnitude in scales that is rounded by no more than half a scale */
     bool has_min;
     bool is_even;  /* with every level v also -v, so that the sign of a scale is free */
     bool is_exact; /* so few magnitudes that the best scale is found by sorting */
