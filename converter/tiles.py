@@ -58,6 +58,7 @@ CENTRES: Final[dict[int, float]] = {
     Dtype.Q8: 128,
 }
 
+
 def tile_bytes(dtype: int, n_rows: int, n_cols: int) -> int:
     """Bytes of a matrix in tiles."""
     return -(-n_rows // TILE_ROWS) * -(-n_cols // BLOCK) * TILE_DTYPES[dtype].itemsize

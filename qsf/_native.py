@@ -427,7 +427,9 @@ class NativeSession:
     def sync_chunk(self, tokens: array[int]) -> int:
         """Evaluate at most one chunk towards holding ``tokens``; return how many are done."""
         n_done = ffi.new("size_t *")
-        check_status(lib.qsf_session_sync(self._live_handle(), _tokens(tokens), len(tokens), n_done))
+        check_status(
+            lib.qsf_session_sync(self._live_handle(), _tokens(tokens), len(tokens), n_done)
+        )
         return int(n_done[0])
 
     def score_chunk(self, tokens: array[int], logits: npt.NDArray[np.float32], n_done: int) -> int:

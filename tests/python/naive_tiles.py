@@ -141,7 +141,7 @@ def pack_dense(codes: list[list[int]], plane: int, r: int, j: int) -> int:
 
 
 def naive_tiles(dtype: Dtype, rows: np.ndarray) -> bytes:
-    """The tiles of a matrix by rule ``nearest``: docs/format.md, section 5, one element at a time."""
+    """The tiles of a matrix by rule ``nearest``: docs/format.md, section 5, value by value."""
     n_rows, n_cols = rows.shape
     out = bytearray()
     for row0 in range(0, n_rows, 16):

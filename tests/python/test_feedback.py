@@ -109,9 +109,10 @@ def test_it_is_gptq(dtype: Dtype, n_rows: int, n_cols: int, seed: int) -> None:
     # A value half way between two levels may go either way, and the rest of its row with it.
     is_same = np.isclose(stored, want, rtol=1e-6, atol=1e-6).all(axis=1)
     assert is_same.mean() >= 0.8 or n_rows - is_same.sum() <= 2
-    assert output_error(moments, rows, stored).sum() <= 1.1 * output_error(
-        moments, rows, want
-    ).sum() + 1e-9
+    assert (
+        output_error(moments, rows, stored).sum()
+        <= 1.1 * output_error(moments, rows, want).sum() + 1e-9
+    )
 
 
 @pytest.mark.parametrize("dtype", QUANTISED)

@@ -138,16 +138,15 @@ def weighted_losses(rows: np.ndarray, stored: np.ndarray, weights: np.ndarray) -
 
 
 def spread_rows(kind: str, n_rows: int, n_cols: int, rng: np.random.Generator) -> np.ndarray:
+    normal = rng.standard_normal((n_rows, n_cols))
     rows = {
-        "normal": lambda: rng.standard_normal((n_rows, n_cols)),
-        "laplace": lambda: rng.laplace(size=(n_rows, n_cols)),
-        "t": lambda: rng.standard_t(2, (n_rows, n_cols)).clip(-50, 50),
-        "two": lambda: rng.choice([-1.0, 3.0], (n_rows, n_cols)),
-        "shifted": lambda: rng.standard_normal((n_rows, n_cols)) + 9,
-        "outlier": lambda: np.where(
-            rng.random((n_rows, n_cols)) < 0.02, 40.0, rng.standard_normal((n_rows, n_cols))
-        ),
-    }[kind]()
+        "normal": normal,
+        "laplace": rng.laplace(size=(n_rows, n_cols)),
+        "t": rng.standard_t(2, (n_rows, n_cols)).clip(-50, 50),
+        "two": rng.choice([-1.0, 3.0], (n_rows, n_cols)),
+        "shifted": normal + 9,
+        "outlier": np.where(rng.random((n_rows, n_cols)) < 0.02, 40.0, normal),
+    }[kind]
     return rows.astype(np.float32)
 
 
@@ -176,18 +175,19 @@ def test_search_never_loses_more_than_nearest(
         "holes": rng.random(n_cols) * (rng.random(n_cols) < 0.5),
     }[weighting].astype(np.float32)
     found = {}
-    for rule in ("search", "nearest"):
+    rules: tuple[Rule, ...] = ("search", "nearest")
+    for rule in rules:
         stored = np.empty_like(rows)
         tiles = quantise_rows(
-            dtype, rows, rule=cast("Rule", rule), stored=stored,
+            dtype, rows, rule=rule, stored=stored,
             weights=None if weighting == "none" else weights,
         )  # fmt: skip
         np.testing.assert_array_equal(
             stored, decode_tiles(dtype_name(dtype), tiles, n_rows, n_cols)
         )
+        blocks = [slice(c, c + 64) for c in range(0, n_cols, 64)]
         found[rule] = [
-            weighted_losses(rows[:, c : c + 64], stored[:, c : c + 64], relative(weights[c : c + 64]))
-            for c in range(0, n_cols, 64)
+            weighted_losses(rows[:, b], stored[:, b], relative(weights[b])) for b in blocks
         ]
     for search, nearest in zip(found["search"], found["nearest"], strict=True):
         assert (search <= nearest * (1 + 1e-4) + 1e-30).all()
@@ -267,9 +267,7 @@ def test_search_is_near_the_best_of_tiny_blocks(
     assert (found - best).sum() < left * (plain - best).sum()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "most"), [(Dtype.Q2, 1.01), (Dtype.Q3, 1.02), (Dtype.Q4, 1.035)]
-)
+@pytest.mark.parametrize(("dtype", "most"), [(Dtype.Q2, 1.01), (Dtype.Q3, 1.02), (Dtype.Q4, 1.035)])
 def test_search_is_near_what_many_beginnings_find(dtype: Dtype, most: float) -> None:
     """Whole blocks: against 300 random beginnings, each improved in turns in f64."""
     rng = np.random.default_rng(8)
