@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
-from qsf.converter.convert import Report, convert
+from qsf.converter.convert import convert
+from qsf.converter.report import Report
 
 __all__ = ["Report", "convert"]

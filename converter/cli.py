@@ -16,8 +16,12 @@ import typer
 
 from qsf import command, typer_command
 from qsf.converter.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION
-from qsf.converter.convert import Report, convert
+from qsf.converter.convert import convert
+from qsf.converter.output import check_output
 from qsf.converter.plan import DEFAULT_QUANT_TYPE, QUANT_TYPES
+from qsf.converter.report import Report
+from qsf.converter.report_html import write_page
+from qsf.converter.report_text import summary_lines
 from qsf.errors import QsfArgumentError
 
 PROGRAM = "qsf-convert"
@@ -33,6 +37,7 @@ Examples:
   qsf-convert examples/tiny-llama tiny.qsf --quant-type 8bit --force
   qsf-convert examples/tiny-llama tiny.qsf --quant-type 2bit --embed-type 4bit
   qsf-convert examples/tiny-llama tiny.qsf --compress auto --disk-speed 200
+  qsf-convert examples/tiny-llama tiny.qsf --report tiny.html
 
 \b
 Bits a weight: 8bit 8.25, 4bit 4.5, 4bit-sym 4.25, 3bit 3.5, 2bit 2.5,
@@ -127,7 +132,15 @@ def convert_command(
             show_default="measured on OUT's disk",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    report_out: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", help="Write the quality report as a web page too.", metavar="FILE.html"
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace OUT, and the report, if they exist.")
+    ] = False,
     threads: Annotated[
         int | None, typer.Option(help="Threads that quantise.", min=1, show_default="one per core")
     ] = None,
@@ -157,6 +170,8 @@ def convert_command(
     for option, value in later.items():
         if value is not None:
             raise QsfArgumentError(f"{option} is not available yet")
+    if report_out is not None:
+        _check_report(report_out, out, model_dir, is_forced=force)
     line = ProgressLine(enabled=not quiet)
     try:
         report = convert(
@@ -174,8 +189,19 @@ def convert_command(
         line.close()
     for warning in report.warnings:
         print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
+    if report_out is not None:
+        write_page(out, report_out, overwrite=force)
     if not quiet:
-        _print_summary(report, out)
+        _print_summary(report, out, report_out)
+
+
+def _check_report(report_out: Path, out: Path, model_dir: Path, *, is_forced: bool) -> None:
+    """Refuse before the long work what would fail, or destroy something, after it."""
+    check_output(report_out, overwrite=is_forced)
+    if report_out.resolve() == out.resolve():
+        raise QsfArgumentError(f"the report and the model are the same file: {out}")
+    if report_out.exists() and report_out.resolve().parent == model_dir.resolve():
+        raise QsfArgumentError(f"{report_out} is a file of the model itself")
 
 
 def main() -> NoReturn:
@@ -205,22 +231,13 @@ def _peak_bytes() -> int | None:
         return None
 
 
-def _print_summary(report: Report, out: Path) -> None:
+def _print_summary(report: Report, out: Path, report_out: Path | None) -> None:
     peak_bytes = _peak_bytes()
     memory = "" if peak_bytes is None else f", peak memory {peak_bytes / _MB:.0f} MB"
-    print(
-        f"{out}: {report.file_bytes / _MB:.1f} MB from {report.source_bytes / _MB:.1f} MB, "
-        f"{report.bits_per_weight:.2f} bits a weight "
-        f"({report.n_weights / 1e6:.1f} M weights)"
-    )
-    if report.compression is not None:
-        print(report.compression)
-    print("least like their source:")
-    for tensor in report.worst(3):
-        print(
-            f"  {tensor.name:<16} {tensor.type:<4} cosine {tensor.cosine:.6f}  "
-            f"mse {tensor.mse:.3g}  max error {tensor.max_error:.3g}"
-        )
+    for line in summary_lines(report, str(out)):
+        print(line)
+    if report_out is not None:
+        print(f"report: {report_out}")
     print(f"done in {_duration(report.elapsed_s)}{memory}")
 
 

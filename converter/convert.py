@@ -14,9 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from qsf.converter import metadata
 from qsf.converter.architectures import Place
@@ -35,46 +33,10 @@ from qsf.converter.plan import (
     parse_quant_type,
 )
 from qsf.converter.quantisers import ErrorSums
+from qsf.converter.report import EXACT, ROUNDED, Quality, Report, TensorReport
 from qsf.converter.source import open_source
 from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.format import Dtype, Layout, Writer, dtype_name
-
-
-@dataclass(frozen=True, slots=True)
-class TensorReport:
-    """What became of one tensor."""
-
-    name: str
-    source: str
-    type: str
-    n_rows: int
-    n_cols: int
-    bits_per_weight: float
-    mse: float
-    max_error: float
-    cosine: float
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a conversion did."""
-
-    tensors: tuple[TensorReport, ...]
-    warnings: tuple[str, ...]
-    n_weights: int
-    source_bytes: int
-    file_bytes: int
-    elapsed_s: float
-    compression: str | None = None  # one line: what the layers got, if something was asked for
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits of the whole file for each weight."""
-        return self.file_bytes * 8 / self.n_weights
-
-    def worst(self, n: int) -> tuple[TensorReport, ...]:
-        """The ``n`` quantised matrices that are least like their source."""
-        return tuple(sorted(self.tensors, key=lambda tensor: tensor.cosine)[:n])
 
 
 def convert(
@@ -132,6 +94,7 @@ def convert(
                 pieces = quantised_pieces(plan, checkpoint, n_threads)
                 with contextlib.closing(pieces):
                     reports = _write_pieces(writer, plan, pieces, policy, chooser, progress)
+                quality = Quality(tensors=tuple(reports))
                 if source.tokenizer is not None:
                     writer.add_section("TOKN", source.tokenizer)
                 writer.add_section("CHAT", source.chat)
@@ -143,7 +106,7 @@ def convert(
                         "quant_type": dtype_name(policy.layers),
                         "embed_type": dtype_name(policy.embeddings),
                     },
-                    quality={"tensors": [_rounded(report) for report in reports]},
+                    quality=quality.meta(),
                     compression=chooser.meta(),
                 )
                 writer.add_section("META", meta)
@@ -153,7 +116,7 @@ def convert(
         except OSError as error:
             raise QsfIOError(f"{out_path}: {error.strerror or error}") from error
     return Report(
-        tensors=tuple(reports),
+        quality=quality,
         warnings=(*warnings, *chooser.warnings),
         n_weights=sum(target.n_rows * target.n_cols for target in plan.targets),
         source_bytes=plan.source_bytes,
@@ -255,13 +218,15 @@ def _report(target: Target, errors: ErrorSums) -> TensorReport:
         mse=errors.mse,
         max_error=errors.max_error,
         cosine=errors.cosine,
+        relative_error=_relative_error(errors),
+        action=EXACT if errors.max_error == 0 else ROUNDED,
     )
 
 
-def _rounded(report: TensorReport) -> dict[str, Any]:
-    """A report for META; rounded, because the last digits depend on the machine."""
-    fields = dataclasses.asdict(report)
-    return {
-        name: float(f"{value:.5g}") if isinstance(value, float) else value
-        for name, value in fields.items()
-    }
+def _relative_error(errors: ErrorSums) -> float | None:
+    """The root of (squared error / squared weights); weights that are all 0 may have none."""
+    if errors.squared_error == 0:
+        return 0.0
+    if errors.source_energy == 0:
+        return None
+    return math.sqrt(errors.squared_error / errors.source_energy)

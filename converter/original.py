@@ -29,7 +29,7 @@ Observer = Callable[[tuple[TensorType, ...], Float32Array], None]
 
 # The matrices of a layer by what they read, in the order of the forward pass.
 INPUT_GROUPS: Final = ((T.Q, T.K, T.V), (T.ATTN_OUT,), (T.FFN_GATE, T.FFN_UP), (T.FFN_DOWN,))
-_BIASES: Final = {
+BIASES: Final = {
     T.Q: T.Q_BIAS,
     T.K: T.K_BIAS,
     T.V: T.V_BIAS,
@@ -77,11 +77,9 @@ class Original:
         Reads the rows of the embedding that occur, and the positions.
         """
         x = np.empty((*tokens.shape, self.header.dim), np.float32)
-        for target in self._by_unit[0]:
-            if target.rule.place is Place.EMBEDDING:
-                for start, rows in _row_ranges(target, self._checkpoint):
-                    here = (tokens >= start) & (tokens < start + len(rows))
-                    x[here] = rows[tokens[here] - start]
+        for start, rows in self.embedding_rows():
+            here = (tokens >= start) & (tokens < start + len(rows))
+            x[here] = rows[tokens[here] - start]
         for target in self._by_unit[0]:
             if target.rule.place is Place.POSITIONS:
                 x += read_target(target, self._checkpoint)[: tokens.shape[1]]
@@ -103,6 +101,12 @@ class Original:
         """Return what the head reads, of ``x`` [..., dim]; ``weights`` are the final unit's."""
         return self._normalise(weights, T.FINAL_NORM, x)
 
+    def embedding_rows(self) -> Iterator[tuple[int, Float32Array]]:
+        """Yield the rows of the embedding as (first row, [n_rows, dim])."""
+        for target in self._by_unit[0]:
+            if target.rule.place is Place.EMBEDDING:
+                yield from _row_ranges(target, self._checkpoint)
+
     def head_rows(self) -> Iterator[tuple[int, Float32Array]]:
         """Yield the rows of the head as (first row, [n_rows, dim])."""
         place = Place.EMBEDDING if self.arch.tied_head else Place.FINAL
@@ -118,30 +122,20 @@ class Original:
             np.matmul(x, rows.T, out=out[:, start : start + len(rows)])
         return out
 
-    # ---- parts of a layer ----
+    # ---- parts of a layer; x, y: [n_tokens, ...] of one window ----
 
-    def _layer_of_window(
-        self, w: Weights, x: Float32Array, observe: Observer | None
-    ) -> Float32Array:
-        heads = self._attend(w, self._normalise(w, T.ATTN_NORM, x), observe)
-        if observe is not None:
-            observe((T.ATTN_OUT,), heads)
-        x = x + _linear(w, T.ATTN_OUT, heads)
-        hidden = self._ffn_hidden(w, self._normalise(w, T.FFN_NORM, x), observe)
-        if observe is not None:
-            observe((T.FFN_DOWN,), hidden)
-        return np.asarray(x + _linear(w, T.FFN_DOWN, hidden))
+    def attention_input(self, w: Weights, x: Float32Array) -> Float32Array:
+        """Return what Q, K and V read, [n_tokens, dim]."""
+        return self._normalise(w, T.ATTN_NORM, x)
 
-    def _attend(self, w: Weights, y: Float32Array, observe: Observer | None) -> Float32Array:
-        """Return the mixed values of all heads, [n_tokens, n_heads * head_dim]."""
-        if observe is not None:
-            observe((T.Q, T.K, T.V), y)
+    def heads(self, w: Weights, y: Float32Array) -> Float32Array:
+        """Return what the attention's output matrix reads, [n_tokens, n_heads * head_dim]."""
         header, n_tokens = self.header, len(y)
         n_kv_heads = header.n_kv_heads or header.n_heads
         n_shared = header.n_heads // n_kv_heads
         # [heads, tokens, head_dim]
         q, k, v = (
-            _linear(w, kind, y).reshape(n_tokens, -1, header.head_dim).transpose(1, 0, 2)
+            linear(w, kind, y).reshape(n_tokens, -1, header.head_dim).transpose(1, 0, 2)
             for kind in (T.Q, T.K, T.V)
         )
         if header.positions == Positions.ROPE:
@@ -161,31 +155,48 @@ class Original:
             out[:, head] = scores @ v[head // n_shared]
         return out.reshape(n_tokens, -1)
 
-    def _ffn_hidden(self, w: Weights, y: Float32Array, observe: Observer | None) -> Float32Array:
-        kinds = tuple(kind for kind in (T.FFN_GATE, T.FFN_UP) if kind in w)
-        if observe is not None:
-            observe(kinds, y)
-        up = _linear(w, T.FFN_UP, y)
+    def ffn_input(self, w: Weights, x: Float32Array) -> Float32Array:
+        """Return what gate and up read, [n_tokens, dim]; ``x`` is the stream behind attention."""
+        return self._normalise(w, T.FFN_NORM, x)
+
+    def ffn_hidden(self, w: Weights, y: Float32Array) -> Float32Array:
+        """Return what the down matrix reads, [n_tokens, ffn_dim]."""
+        up = linear(w, T.FFN_UP, y)
         if T.FFN_GATE not in w:
             return _activate(self.header.activation, up)
-        gate = _activate(self.header.activation, _linear(w, T.FFN_GATE, y))
+        gate = _activate(self.header.activation, linear(w, T.FFN_GATE, y))
         gate *= up
         return gate
+
+    def _layer_of_window(
+        self, w: Weights, x: Float32Array, observe: Observer | None
+    ) -> Float32Array:
+        def told(kinds: tuple[TensorType, ...], y: Float32Array) -> Float32Array:
+            if observe is not None:
+                observe(tuple(kind for kind in kinds if kind in w), y)
+            return y
+
+        of_qkv, of_out, of_gate, of_down = INPUT_GROUPS
+        heads = told(of_out, self.heads(w, told(of_qkv, self.attention_input(w, x))))
+        x = x + linear(w, T.ATTN_OUT, heads)
+        hidden = told(of_down, self.ffn_hidden(w, told(of_gate, self.ffn_input(w, x))))
+        return np.asarray(x + linear(w, T.FFN_DOWN, hidden))
 
     def _normalise(self, w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:
         if self.header.norm == Norm.LAYER:
             x = x - x.mean(axis=-1, keepdims=True)
         square = np.mean(x * x, axis=-1, keepdims=True)
         y = x / np.sqrt(square + np.float32(self.arch.norm_epsilon)) * w[kind]
-        if _BIASES[kind] in w:
-            y += w[_BIASES[kind]]
+        if BIASES[kind] in w:
+            y += w[BIASES[kind]]
         return np.asarray(y, np.float32)
 
 
-def _linear(w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:
+def linear(w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:
+    """Return x [n_tokens, n_inputs] times the matrix, plus its bias if there is one."""
     y: Float32Array = x @ w[kind].T
-    if _BIASES[kind] in w:
-        y += w[_BIASES[kind]]
+    if BIASES[kind] in w:
+        y += w[BIASES[kind]]
     return y
 
 

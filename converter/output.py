@@ -45,3 +45,25 @@ def check_space(out: Path, needed_bytes: int) -> None:
             f"{out}: needs about {needed_bytes / 1e6:.0f} MB, only {free_bytes / 1e6:.0f} MB are"
             " free there"
         )
+
+
+def write_text(out: Path, text: str, *, overwrite: bool) -> None:
+    """Write a file as UTF-8, complete or not at all.
+
+    Raises QsfArgumentError when it exists and ``overwrite`` is false, QsfIOError when the system
+    refuses.
+    """
+    check_output(out, overwrite=overwrite)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        try:
+            temporary.unlink(missing_ok=True)  # left by a killed process that had our number
+            with temporary.open("x", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(out)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise QsfIOError(f"{out}: {error.strerror or error}") from error

@@ -103,6 +103,7 @@ class Options:
     io_depth: int | None = None
     io_known_method: int | None = None
     io_known_depth: int | None = None
+    quality: float | None = None
 
     def as_struct(self) -> Any:
         """Return a new ``qsf_options *``.
@@ -138,7 +139,7 @@ class MemoryPlan:
     """Where the memory goes; fields as ``qsf_plan`` in qsf.h.
 
     ``is_enough`` is False where the budget, or what the machine has to give, is too small;
-    ``min_budget_bytes`` would do.
+    ``min_budget_bytes`` would do. ``skipped_layers`` ascend.
     """
 
     budget_bytes: int
@@ -168,17 +169,29 @@ class MemoryPlan:
     kv_is_rotated: bool
     io_depth: int
     embedding_rows: int
+    n_layers: int
+    n_layers_skipped: int
+    n_skips_asked: int
+    skipped_layers: tuple[int, ...]
     is_enough: bool
 
 
 _PLAN_FIELDS = tuple(
-    name for name in MemoryPlan.__slots__ if name not in ("is_enough", "kv_is_rotated")
+    name
+    for name in MemoryPlan.__slots__
+    if name not in ("is_enough", "kv_is_rotated", "skipped_layers")
 )
 
 
 def _plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
     numbers = {name: getattr(struct, name) for name in _PLAN_FIELDS}
-    return MemoryPlan(**numbers, kv_is_rotated=struct.kv_is_rotated != 0, is_enough=is_enough)
+    words = struct.skipped_layers
+    return MemoryPlan(
+        **numbers,
+        kv_is_rotated=struct.kv_is_rotated != 0,
+        skipped_layers=tuple(i for i in range(struct.n_layers) if words[i // 64] >> (i % 64) & 1),
+        is_enough=is_enough,
+    )
 
 
 def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
@@ -292,7 +305,7 @@ class NativeModel:
         """Return what each unit has taken since the model was opened."""
         facts = ffi.new("qsf_model_facts *")
         lib.qsf_model_info(self._live_handle(), facts)
-        n_units = facts.plan.n_units
+        n_units = facts.n_layers + 2
         out = ffi.new("qsf_unit_time[]", n_units)
         lib.qsf_model_timeline(self._live_handle(), out, n_units)
         names = ["embedding", *(f"layer {i}" for i in range(facts.n_layers)), "final"]
@@ -320,6 +333,7 @@ class UnitTime:
     Attributes:
         name: "embedding", "layer 0" and so on, "final".
         is_resident: it is in memory now. Under memory pressure that changes.
+        is_skipped: a layer that is not run, by the quality asked for; all else is 0.
         n_passes: how often it was used.
         read_bytes: from the file, in those.
         read_ns: from the start of its first read to the end of its last, in nanoseconds.
@@ -329,6 +343,7 @@ class UnitTime:
 
     name: str
     is_resident: bool
+    is_skipped: bool
     n_passes: int
     read_bytes: int
     read_ns: int
@@ -337,8 +352,13 @@ class UnitTime:
 
 
 def _unit_time(name: str, struct: Any) -> UnitTime:
-    numbers = {field: getattr(struct, field) for field in UnitTime.__slots__[2:]}
-    return UnitTime(name=name, is_resident=struct.is_resident != 0, **numbers)
+    numbers = {field: getattr(struct, field) for field in UnitTime.__slots__[3:]}
+    return UnitTime(
+        name=name,
+        is_resident=struct.is_resident != 0,
+        is_skipped=struct.is_skipped != 0,
+        **numbers,
+    )
 
 
 @dataclass(frozen=True, slots=True)

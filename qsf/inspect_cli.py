@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from qsf import command, typer_command
-from qsf.errors import QsfError
+from qsf import command, inspect_quality, typer_command
+from qsf.errors import QsfArgumentError, QsfError
+from qsf.inspect_meta import clean, read_meta
 
 if TYPE_CHECKING:
     from qsf.format import Reader, Tensor, Unit
@@ -27,6 +28,8 @@ Examples:
   qsf-inspect model.qsf --tensors
   qsf-inspect model.qsf --json > model.json
   qsf-inspect model.qsf --verify
+  qsf-inspect model.qsf --quality
+  qsf-inspect model.qsf --report model.html
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
@@ -61,6 +64,14 @@ def inspect(
     verify: Annotated[
         bool, typer.Option("--verify", help="Check the checksum of every byte.")
     ] = False,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Show how well each tensor matches its source.")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write the quality report as a web page.", metavar="FILE.html"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE.html if it exists.")] = False,
     version: Annotated[
         bool,
         typer.Option(
@@ -73,19 +84,26 @@ def inspect(
 
     if model.is_dir():
         raise QsfError(command.explain_folder(model))
+    if quality and (verify or tensors):
+        raise QsfArgumentError("--quality goes with --json and --report only")
+    if report is not None:
+        inspect_quality.write_report(model, report, overwrite=force)
+        if not (verify or quality or tensors or as_json):
+            typer.echo(f"{clean(str(report))}: written")
+            return
     with Reader(model) as reader:
         if verify:
             _verify(reader, as_json)
+        elif quality and as_json:
+            typer.echo(json.dumps(inspect_quality.describe_quality(reader), indent=2))
+        elif quality:
+            for line in inspect_quality.quality_lines(reader):
+                typer.echo(clean(line))
         elif as_json:
             typer.echo(json.dumps(describe(reader), indent=2))
         else:
-            for line in _report(reader, tensors):
-                typer.echo(_clean(line))
-
-
-def _clean(text: str) -> str:
-    """Return the text without what could steer a terminal; texts of a file are not trusted."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+            for line in report_lines(reader, with_tensors=tensors):
+                typer.echo(clean(line))
 
 
 def _verify(reader: Reader, as_json: bool) -> None:
@@ -110,17 +128,6 @@ def _verify(reader: Reader, as_json: bool) -> None:
         typer.echo(json.dumps({"ok": True, "bytes": n_bytes, "extents": n_extents}))
     else:
         typer.echo(f"ok: {n_bytes} bytes verified in {n_extents} extents")
-
-
-def _read_meta(reader: Reader) -> dict[str, Any] | None:
-    """Return the META object; None when there is none or it is not what it should be."""
-    if "META" not in reader.sections:
-        return None
-    try:
-        meta = json.loads(reader.read_section("META"))
-    except (ValueError, RecursionError):
-        return None
-    return meta if isinstance(meta, dict) else None
 
 
 def _parameters(tensors: tuple[Tensor, ...]) -> int:
@@ -209,12 +216,12 @@ def describe(reader: Reader) -> dict[str, Any]:
         "bits_per_weight": _bits_per_weight(reader),
         "has_tokenizer": "TOKN" in reader.sections,
         "has_chat_template": "CHAT" in reader.sections,
-        "meta": _read_meta(reader),
+        "meta": read_meta(reader),
     }
 
 
-def _report(reader: Reader, with_tensors: bool) -> Iterator[str]:
-    """Yield the lines for people."""
+def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
+    """Yield the lines for people; texts of the file are in them as they are."""
     yield f"{reader.path}: {reader.file_bytes:,} bytes"
     yield from _fields("model", _header_fields(reader))
     yield from _fields("architecture", _arch_fields(reader))
@@ -303,7 +310,7 @@ def _report_tensors(reader: Reader) -> Iterator[str]:
 
 def _report_meta(reader: Reader) -> Iterator[str]:
     """Yield the short values of META; the long ones, such as a report, are for ``--json``."""
-    meta = _read_meta(reader)
+    meta = read_meta(reader)
     if meta is None:
         yield "provenance: " + ("not readable" if "META" in reader.sections else "none")
         return

@@ -107,6 +107,9 @@ class Model:
             cache), "uring" or "mmap"; None or "auto": what suits the file and the memory, else
             what a short probe finds fastest, which is remembered in the user's cache folder.
         io_depth: reads under way at the same time, 1 to 32; None: chosen with the method.
+        quality: 0 to 1. Below 1, the share ``1 - quality`` of the layers is skipped, the least
+            important first, never the first two or the last two: faster, less memory, worse
+            text. Needs a file that says how important its layers are.
 
     Raises:
         QsfMemoryError: the budget, or what the machine has to give, is too small; the text
@@ -114,7 +117,8 @@ class Model:
         QsfUnsupportedError: ``io`` cannot be had here, or the file needs another release.
         QsfFormatError: the file is damaged or is no .qsf file.
         QsfIOError: it cannot be read.
-        QsfArgumentError: an argument is out of range.
+        QsfArgumentError: an argument is out of range, or ``quality`` is below 1 and the file
+            has no layer importance or no more than four layers.
 
     A model holds one sequence of tokens. A call that begins with the tokens that are held
     evaluates only the rest, so that a conversation costs what is new in it. Calls from
@@ -140,6 +144,7 @@ class Model:
         kv_rotation: bool | None = None,
         io: str | None = None,
         io_depth: int | None = None,
+        quality: float = 1.0,
     ) -> None:
         """Open the file; see the class."""
         options = options_of(
@@ -152,6 +157,7 @@ class Model:
             kv_rotation=kv_rotation,
             io=io,
             io_depth=io_depth,
+            quality=quality,
         )
         parts = read_text_parts(path)
         self._tokenizer = parts.tokenizer
@@ -182,6 +188,7 @@ class Model:
         kv_rotation: bool | None = None,
         io: str | None = None,
         io_depth: int | None = None,
+        quality: float = 1.0,
     ) -> _native.MemoryPlan:
         """Return where the memory of ``Model(path, ...)`` would go, without opening it.
 
@@ -198,6 +205,7 @@ class Model:
             kv_rotation=kv_rotation,
             io=io,
             io_depth=io_depth,
+            quality=quality,
         )
         parts = read_text_parts(path)
         plan = _native.plan_model(path, with_known_io(path, options))
@@ -227,6 +235,11 @@ class Model:
     def info(self) -> _native.ModelInfo:
         """What the model is and how it was opened, memory plan included."""
         return self._info
+
+    @property
+    def skipped_layers(self) -> tuple[int, ...]:
+        """The layers that are not run, by the ``quality`` asked for, ascending; the first is 0."""
+        return self._info.plan.skipped_layers
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -35,6 +35,7 @@ def options_of(
     kv_rotation: bool | None,
     io: str | None,
     io_depth: int | None,
+    quality: float,
 ) -> _native.Options:
     """Return the options, all sizes in bytes. Raises QsfArgumentError."""
     for name, value in (
@@ -50,6 +51,8 @@ def options_of(
             raise QsfArgumentError(
                 f"{name} must be a whole number of at least 1{also}, not {value!r}"
             )
+    if isinstance(quality, bool) or not isinstance(quality, int | float) or not 0 <= quality <= 1:
+        raise QsfArgumentError(f"quality must be a number from 0 to 1, not {quality!r}")
     if io_depth is not None and io_depth > io_known.MAX_DEPTH:
         raise QsfArgumentError(f"io_depth must be at most {io_known.MAX_DEPTH}, not {io_depth}")
     if io is not None and (not isinstance(io, str) or io not in io_known.METHODS):
@@ -74,6 +77,7 @@ def options_of(
         kv_rotation=kv_rotation,
         io_method=None if io is None else io_known.METHODS[io],
         io_depth=io_depth,
+        quality=quality,
     )
 
 

@@ -102,6 +102,8 @@ def _run(request: Request) -> int:
     with _open(request) as model:
         if request.is_verbose:
             _say_lines(run_report.facts_lines(model, model.sampling_params(**request.sampling)))
+        elif not request.is_quiet:
+            _say_lines(run_report.fewer_skips_lines(model.info.plan))
         if request.opening["kv_type"] is None and not request.is_quiet:
             _say_lines(run_report.few_bits_lines(model.info.plan))
         code = _chat(model, request) if prompt is None else _complete(model, request, prompt)

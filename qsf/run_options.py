@@ -151,7 +151,6 @@ def _parser() -> _Parser:
     )
     group.add_argument("--version", action="store_true", help="print the version and exit")
     group = parser.add_argument_group("not available yet")
-    group.add_argument("--quality", metavar="F", help="quality against speed, 0 to 1")
     group.add_argument(
         "--bench", action="store_const", const=True, help="measure the speed and exit"
     )
@@ -296,6 +295,15 @@ def _add_machine_options(group: argparse._ArgumentGroup) -> None:
         "method)",
     )
     group.add_argument(
+        "--quality",
+        type=_fraction(0, 1),
+        default=1.0,
+        metavar="F",
+        help="below 1: skip the share 1 - F of the layers, the least important first, but never "
+        "the first two or the last two: faster, less memory, worse text (0.8 skips a fifth; the "
+        "file must say how important its layers are; default: 1, all run)",
+    )
+    group.add_argument(
         "--exact", action="store_true", help="full-precision arithmetic: slow, for reference"
     )
     group.add_argument(
@@ -308,9 +316,8 @@ def parse(arguments: list[str]) -> Request:
     options = _parser().parse_args(arguments)
     if not options.model:
         raise UsageError("the name of MODEL is empty")
-    for name in ("quality", "bench"):
-        if getattr(options, name) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} is not available yet")
+    if options.bench is not None:
+        raise UsageError("--bench is not available yet")
     if options.prompt is not None and options.prompt_file is not None:
         raise UsageError("--prompt and --prompt-file exclude each other")
     if options.interactive and (options.prompt is not None or options.prompt_file is not None):
@@ -339,6 +346,7 @@ def parse(arguments: list[str]) -> Request:
             "kv_rotation": {"auto": None, "on": True, "off": False}[options.kv_rotation],
             "io": None if options.io == "auto" else options.io,
             "io_depth": options.io_depth,
+            "quality": options.quality,
         },
         is_interactive=options.interactive,
         is_plan=options.plan,

@@ -62,6 +62,33 @@ def facts_lines(model: Model, params: SamplingParams) -> list[str]:
     return [f"{name:9} {text}" for name, text in rows] + plan_lines(info.plan)
 
 
+def skip_lines(plan: MemoryPlan) -> list[str]:
+    """Return which layers are skipped, and whether more were asked for; nothing where all run."""
+    if plan.n_skips_asked == 0:
+        return []
+    n_skipped, n_asked = plan.n_layers_skipped, plan.n_skips_asked
+    line = f"layers skipped: {n_skipped} of {plan.n_layers}, {_ranges(plan.skipped_layers)}"
+    if n_asked > n_skipped:
+        line += f" ({n_asked} were asked for, but the first two and the last two always run)"
+    return [line]
+
+
+def fewer_skips_lines(plan: MemoryPlan) -> list[str]:
+    """Return what to say, unasked, where not as many layers could be skipped as were asked for."""
+    return skip_lines(plan) if plan.n_layers_skipped < plan.n_skips_asked else []
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers in few words, as "3, 5-8"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
 def _io_text(model: Model) -> str:
     info = model.info
     is_streamed = info.plan.n_units_resident < info.plan.n_units
@@ -111,7 +138,7 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         lines.append(_map_line("ceiling: what the machine gives", mb(plan.ceiling_bytes)))
     if plan.streamed_bytes:
         lines.append(_map_line("read from the file per token", mb(plan.streamed_bytes)))
-    return lines
+    return lines + skip_lines(plan)
 
 
 def _embedding_text(plan: MemoryPlan) -> str:
@@ -230,6 +257,8 @@ class _Row:
             return False
         if self.first.is_resident != other.first.is_resident:
             return False
+        if self.first.is_skipped != other.first.is_skipped:
+            return False
         mine, theirs = self.read_bytes / self.n_units, other.read_bytes / other.n_units
         if abs(mine - theirs) > 0.05 * max(mine, theirs):
             return False
@@ -258,6 +287,8 @@ class _Row:
 
     def line(self) -> str:
         where = "memory" if self.first.is_resident else "streamed"
+        if self.first.is_skipped:
+            where = "skipped"
         if where == "streamed" and self.first.name == "embedding" and not self.read_bytes:
             where = "rows"  # only those that are wanted are read, and counted elsewhere
         n = self.n_units

@@ -37,6 +37,7 @@ void qsf_options_default(qsf_options *out)
     *out = (qsf_options){
         .budget_bytes = UINT64_C(200) << 20,
         .max_sessions = 1,
+        .quality = 1.0,
     };
 }
 
@@ -69,6 +70,8 @@ static qsf_status check_options(const qsf_options *opt)
                         MAX_SESSIONS);
     if (opt->exact > 1)
         return QSF_FAIL(QSF_ERR_ARG, "exact is %u: 0 or 1", opt->exact);
+    if (!(opt->quality >= 0.0 && opt->quality <= 1.0))
+        return QSF_FAIL(QSF_ERR_ARG, "quality is %g: 0 to 1", opt->quality);
     QSF_TRY(check_kv_type("kv_k_type", opt->kv_k_type, opt->exact != 0));
     QSF_TRY(check_kv_type("kv_v_type", opt->kv_v_type, opt->exact != 0));
     if (opt->kv_rotation > QSF_KV_ROTATION_ON)

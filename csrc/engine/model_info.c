@@ -34,7 +34,7 @@ void qsf_model_describe(const qsf_model *m, qsf_model_facts *out)
     out->io_method = m->io_setup.method;
     out->io_depth = m->io_setup.depth;
     out->io_is_probed = m->io_is_probed;
-    out->n_layers = h->n_layers;
+    out->n_layers = m->reader.n_units_file - 2;
     out->dim = h->dim;
     out->n_heads = h->n_heads;
     out->n_kv_heads = h->n_kv_heads;
@@ -53,13 +53,28 @@ void qsf_model_describe(const qsf_model *m, qsf_model_facts *out)
     qsf_mutex_unlock(lock);
 }
 
+/* Moves the times of the units that run to the places that these have in the file. */
+static void spread_times(const qsf_reader *r, qsf_unit_time *out, size_t cap_units)
+{
+    size_t end = cap_units < r->n_units_file ? cap_units : r->n_units_file;
+    for (uint32_t i = r->n_units; i-- > 0;) { /* from behind: none moves forward */
+        const size_t at = qsf_reader_file_idx(r, i);
+        if (at >= end)
+            continue;
+        out[at] = out[i];
+        while (end > at + 1)
+            out[--end] = (qsf_unit_time){.is_skipped = 1};
+        end = at;
+    }
+}
+
 size_t qsf_model_list_times(qsf_model *m, qsf_unit_time *out, size_t cap_units)
 {
     qsf_mutex_lock(&m->lock);
-    const uint32_t n_units = m->reader.n_units;
     qsf_stream_timeline(&m->stream, out, cap_units);
     qsf_mutex_unlock(&m->lock);
-    return n_units;
+    spread_times(&m->reader, out, cap_units);
+    return m->reader.n_units_file;
 }
 
 size_t qsf_model_list_events(qsf_model *m, qsf_memory_event *out, size_t cap_events)

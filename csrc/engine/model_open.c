@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "engine/plan.h"
 #include "engine/session.h"
+#include "engine/skip.h"
 #include "memory/arena.h"
 #include "platform/cpu.h"
 #include "platform/io_choose.h"
@@ -99,13 +100,18 @@ static qsf_status make_plan(qsf_model *m)
                        qsf_stream_table_bytes(&m->reader) +
                        qsf_session_record_bytes() * m->options.max_sessions,
     };
-    return qsf_plan_make(&input, &m->plan, m->is_resident);
+    const qsf_status status = qsf_plan_make(&input, &m->plan, m->is_resident);
+    qsf_skip_describe(&m->reader, m->options.quality, &m->plan);
+    return status;
 }
 
 static qsf_status prepare(qsf_model *m, const char *path, const qsf_faults *faults)
 {
     QSF_TRY(read_directory(m, path, faults));
     QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
+    QSF_TRY(qsf_skip_layers(&m->reader, m->options.quality));
+    if (m->reader.n_units < m->reader.n_units_file) /* once more, with those that run */
+        QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
     return make_plan(m);
 }
 

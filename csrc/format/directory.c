@@ -226,6 +226,7 @@ qsf_status qsf_directory_read_units(qsf_reader *r)
     const qsf_section *const layr = qsf_reader_section(r, "LAYR");
     const size_t n_bytes = (size_t)layr->n_bytes;
     r->n_units = r->header.n_layers + 2;
+    r->n_units_file = r->n_units;
     r->units = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_units * sizeof *r->units);
     if (r->units == NULL)
         return QSF_FAIL(QSF_ERR_NOMEM, "list of units: %zu bytes", r->n_units * sizeof *r->units);

@@ -2,6 +2,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/reader.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -81,11 +82,31 @@ void qsf_reader_close(qsf_reader *r)
     qsf_ledger *const l = r->ledger;
     qsf_ledger_release(l, QSF_USE_TABLES, r->band_crc32, r->n_bands * sizeof *r->band_crc32);
     qsf_ledger_release(l, QSF_USE_TABLES, r->tensors, r->n_tensors * sizeof *r->tensors);
-    qsf_ledger_release(l, QSF_USE_TABLES, r->units, r->n_units * sizeof *r->units);
+    qsf_ledger_release(l, QSF_USE_TABLES, r->units, r->n_units_file * sizeof *r->units);
     qsf_ledger_release(l, QSF_USE_TABLES, r->sections, r->n_sections * sizeof *r->sections);
     qsf_file_close(&r->file);
     memset(r, 0, sizeof *r);
     r->file.fd = -1;
+}
+
+void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out)
+{
+    uint32_t n_kept = 1; /* the embedding */
+    for (uint32_t i = 1; i < r->n_units; i++) {
+        const bool is_layer = i + 1 < r->n_units;
+        const qsf_unit u = r->units[i];
+        const bool stays = !is_layer || !is_left_out[i - 1];
+        for (uint32_t k = 0; k < u.n_tensors; k++)
+            r->tensors[u.first_tensor + k].unit_idx = stays ? n_kept : UINT32_MAX;
+        if (!stays)
+            continue;
+        r->units[n_kept] = u;
+        r->units[n_kept].n_left_out = u.n_left_out + i - n_kept;
+        n_kept++;
+    }
+    assert(n_kept > 2);
+    r->n_units = n_kept;
+    r->header.n_layers = n_kept - 2;
 }
 
 void qsf_section_name(const char tag[4], char name[5])

@@ -80,13 +80,15 @@ typedef struct qsf_unit {
     uint32_t first_tensor; /* in qsf_reader.tensors */
     uint32_t n_tensors;
     float importance;
+    uint32_t n_left_out; /* units of the file before it that qsf_reader_leave_out took away */
 } qsf_unit;
 
 typedef struct qsf_reader {
     qsf_file file;
     qsf_header header;
     qsf_arch arch;
-    uint32_t n_units; /* layers + 2: embedding first, final last */
+    uint32_t n_units;      /* layers + 2: embedding first, final last */
+    uint32_t n_units_file; /* the same with those that were left out */
     uint32_t n_tensors;
     uint32_t n_sections;
     uint32_t n_bands;       /* of 16 embedding rows */
@@ -108,6 +110,18 @@ void qsf_reader_close(qsf_reader *r);
 
 /* A section's tag as error texts show it: what is not printable ASCII becomes '?'. */
 void qsf_section_name(const char tag[4], char name[5]);
+
+/* Takes layers away, as if the file did not have them: units and the header's number of layers
+ * close up, and nothing that uses the reader afterwards comes to see or read them. Tensors stay
+ * where they are; what names a unit by its number asks for the tensors anew. Not for a reader that
+ * is to be verified. is_left_out [n_layers]: at least one stays. */
+void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out);
+
+/* The number that a unit has in the file, as error texts and people name it. */
+static inline uint32_t qsf_reader_file_idx(const qsf_reader *r, uint32_t unit_idx)
+{
+    return unit_idx + r->units[unit_idx].n_left_out;
+}
 
 /* NULL when the file has no such section. `tag` has four bytes. */
 const qsf_section *qsf_reader_section(const qsf_reader *r, const char *tag);

@@ -314,7 +314,8 @@ qsf_status qsf_ring_end_unit(qsf_ring *ring, uint64_t *wait_ns, uint64_t *read_n
         status = QSF_FAIL(QSF_ERR_FORMAT,
                           "unit %" PRIu32 " (%" PRIu64 " bytes at %" PRIu64
                           "): checksum is %08" PRIx32 ", stored is %08" PRIx32,
-                          unit_idx, u->stored_bytes, u->off, crc32, u->crc32);
+                          qsf_reader_file_idx(ring->reader, unit_idx), u->stored_bytes, u->off,
+                          crc32, u->crc32);
     }
     *read_ns = ring->unit_last_ns - ring->unit_first_ns;
     qsf_mutex_unlock(&ring->lock);

@@ -75,8 +75,8 @@ static void end_piece(qsf_ring *ring, qsf_piece *p, qsf_status status)
     p->state = status == QSF_OK ? PIECE_READY : PIECE_FAILED;
     if (status != QSF_OK && ring->failure_status == QSF_OK) {
         ring->failure_status = status;
-        snprintf(ring->failure, sizeof ring->failure, "unit %" PRIu32 ": %s", p->unit_idx,
-                 qsf_fail_text());
+        snprintf(ring->failure, sizeof ring->failure, "unit %" PRIu32 ": %s",
+                 qsf_reader_file_idx(ring->reader, p->unit_idx), qsf_fail_text());
     }
     ring->n_reading--;
     qsf_condition_wake_all(&ring->has_data);

@@ -42,6 +42,7 @@ extern "C" {
 #define QSF_API_VERSION 1
 #define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF /* a budget of what the machine can well give */
 #define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
+#define QSF_SKIP_WORDS 64 /* of 64 bits: one for every layer that a file may have */
 
 typedef enum qsf_status {
     QSF_OK = 0,
@@ -137,6 +138,11 @@ typedef struct qsf_options {
      * need not be made again; 0: nothing is known. */
     uint32_t io_known_method;
     uint32_t io_known_depth;
+    /* Below 1, layers are skipped, the least important first: (1 - quality) * n_layers of them,
+     * rounded to the nearest, but never the first two or the last two. They are neither read nor
+     * kept in memory and have no KV cache. QSF_ERR_ARG where the file has no importance of layers
+     * (all are equal), or no more than four layers. */
+    double quality;
 } qsf_options;
 
 QSF_API void qsf_options_default(qsf_options *out);
@@ -159,10 +165,10 @@ typedef struct qsf_plan {
     uint64_t scratch_bytes;    /* activations of one prompt chunk, logits, sampling */
     uint64_t tables_bytes;     /* index, positions, session and thread records */
     uint64_t stacks_bytes;     /* of the worker threads */
-    uint64_t model_bytes;      /* raw bytes of all units */
+    uint64_t model_bytes;      /* raw bytes of all n_units */
     uint64_t streamed_bytes;   /* read from the file for every token */
     uint64_t min_budget_bytes; /* the smallest budget_bytes with which this call would succeed */
-    uint32_t n_units;          /* embedding, layers, final */
+    uint32_t n_units;          /* embedding, layers that are not skipped, final */
     uint32_t n_units_resident;
     uint32_t ctx_tokens;
     uint32_t chunk_tokens;
@@ -173,6 +179,12 @@ typedef struct qsf_plan {
     uint32_t kv_is_rotated;  /* 0 or 1 */
     uint32_t io_depth;       /* reads under way at the same time; 0: nothing is streamed */
     uint32_t embedding_rows; /* in the cache; 0: there is none */
+    /* Skipped layers (qsf_options.quality) count in none of the above. */
+    uint32_t n_layers; /* of the file */
+    uint32_t n_layers_skipped;
+    uint32_t n_skips_asked; /* what the quality asked for; more than n_layers_skipped where the
+                             * layers that are always kept did not allow it */
+    uint64_t skipped_layers[QSF_SKIP_WORDS]; /* layer i: bit i % 64 of word i / 64 */
 } qsf_plan;
 
 /* What opening would take, without taking it. Where the budget is too small it
@@ -325,9 +337,11 @@ typedef struct qsf_unit_time {
     uint64_t wait_ns;    /* computing waited for it */
     uint64_t compute_ns; /* the rest of the time from its beginning to its end */
     uint32_t is_resident;
+    uint32_t is_skipped; /* and so all the rest is 0 */
 } qsf_unit_time;
 
-/* Fills out [cap_units] for the units (embedding, layers, final) and returns how many there are. */
+/* Fills out [cap_units] for the units of the file (embedding, layers, final), skipped ones too, and
+ * returns how many there are. */
 QSF_API size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_units);
 
 /* Memory that was given back under pressure, or taken again. */

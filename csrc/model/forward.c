@@ -220,7 +220,7 @@ static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
     fill_rope(f, chunk);
     for (uint32_t i = 0; i < f->ops.config->n_layers; i++) {
         if (atomic_load_explicit(chunk->cancelled, memory_order_relaxed))
-            return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before layer %u", i);
+            return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before layer %u of those that run", i);
         if (chunk->before_layer != NULL && chunk->before_layer(chunk->before_layer_arg))
             begin_pass(f, chunk); /* the ring may be another one */
         QSF_TRY(run_layer(f, chunk, i));

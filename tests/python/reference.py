@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from reference_tiles import decode_tiles
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
 Array = NDArray[Any]
@@ -300,12 +300,12 @@ class _Pass:
         self.keep(f"{at}.ffn_hidden", hidden)
         return self.keep(f"{at}.ffn_out", self.linear(hidden, f"{at}.ffn_down"))
 
-    def run(self, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> Trace:
+    def run(self, tokens: Sequence[int] | NDArray[np.integer[Any]], skip: Collection[int]) -> Trace:
         x = self.weight("embedding")[np.asarray(tokens)]
         if self.config.positions == "learned":
             x = x + self.weight("positions")[: len(x)]
         self.keep("embedded", x)
-        for layer in range(self.config.n_layers):
+        for layer in sorted(set(range(self.config.n_layers)) - set(skip)):
             at = f"layer.{layer}"
             y = self.keep(f"{at}.attn_norm", self.normalise(x, f"{at}.attn_norm"))
             x = self.keep(f"{at}.residual_attn", x + self.attention(y, at))
@@ -324,13 +324,15 @@ def forward(
     activations: Literal["float", "integer"] = "float",
     kv: str | tuple[str, str] = "float",
     is_kv_rotated: bool = False,
+    skip: Collection[int] = (),
 ) -> Trace:
     """Evaluate `tokens` from position 0.
 
     `activations="integer"` rounds the inputs of the quantised matrices as the engine's default
     path does, `kv`, for keys and values or for each, rounds K (after RoPE) and V as its cache does:
     f32, f16, 8bit, 4bit or 2bit, with `is_kv_rotated` after a Hadamard transform. The order of the
-    sums is numpy's, so that the engine is near these numbers, not equal to them.
+    sums is numpy's, so that the engine is near these numbers, not equal to them. The layers of
+    `skip` are not run: what goes into one comes out of it.
 
     Raises ValueError for integer activations on a model without quantised matrices.
     """
@@ -338,7 +340,7 @@ def forward(
         message = "integer activations asked for, but no matrix of this model is quantised"
         raise ValueError(message)
     kinds = (kv, kv) if isinstance(kv, str) else kv
-    return _Pass(model, dtype, activations, kinds, is_kv_rotated).run(tokens)
+    return _Pass(model, dtype, activations, kinds, is_kv_rotated).run(tokens, skip)
 
 
 def greedy(

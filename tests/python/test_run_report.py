@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from qsf import run_report
@@ -14,12 +14,20 @@ MB = 2**20
 MS = 1_000_000
 
 
-def unit(name: str, *, read_mb: int = 0, wait_ms: float = 0, compute_ms: float = 1) -> UnitTime:
+def unit(
+    name: str,
+    *,
+    read_mb: int = 0,
+    wait_ms: float = 0,
+    compute_ms: float = 1,
+    is_skipped: bool = False,
+) -> UnitTime:
     """Return what ten passes took, given what one takes."""
     return UnitTime(
         name=name,
-        is_resident=read_mb == 0,
-        n_passes=10,
+        is_resident=read_mb == 0 and not is_skipped,
+        is_skipped=is_skipped,
+        n_passes=0 if is_skipped else 10,
         read_bytes=10 * read_mb * MB,
         read_ns=10 * 2 * MS if read_mb else 0,
         wait_ns=int(10 * wait_ms * MS),
@@ -36,6 +44,7 @@ def stats(**changes: int) -> SessionStats:
 def plan(**changes: Any) -> MemoryPlan:
     values: dict[str, Any] = {field.name: 0 for field in fields(MemoryPlan)}
     values |= {"kv_k_bits": 4, "kv_v_bits": 4, "is_enough": False, "kv_is_rotated": False}
+    values["skipped_layers"] = ()
     return MemoryPlan(**{**values, **changes})
 
 
@@ -49,6 +58,35 @@ def test_alike_neighbours_are_one_line() -> None:
     assert names == ["embedding", "layers 0-2", "layers 3-9", "layer 10", "layer 11", "final"]
     assert lines[3].split()[2:] == ["streamed", "7.0", "2.00", "3.00", "1.00"]
     assert lines[2].split()[2:] == ["memory", "-", "-", "-", "1.00"]
+
+
+def test_skipped_layers_have_lines_of_their_own() -> None:
+    units = [unit(f"layer {i}") for i in range(3)]
+    units += [unit(f"layer {i}", is_skipped=True, compute_ms=0) for i in range(3, 6)]
+    units += [unit(f"layer {i}", read_mb=7) for i in range(6, 8)]
+    units += [unit("layer 8", is_skipped=True, compute_ms=0)]
+    # Streamed, and not used yet.
+    units += [replace(unit("layer 9", compute_ms=0), is_resident=False, n_passes=0)]
+    lines = [" ".join(line.split()) for line in run_report.table_lines(units)[1:]]
+    assert lines == [
+        "layers 0-2 memory - - - 1.00",
+        "layers 3-5 skipped - - - -",
+        "layers 6-7 streamed 7.0 2.00 - 1.00",
+        "layer 8 skipped - - - -",
+        "layer 9 streamed - - - -",
+    ]
+
+
+def test_the_plan_says_which_layers_are_skipped() -> None:
+    def said(**changes: Any) -> str:
+        return run_report.plan_lines(plan(n_layers=22, **changes))[-1]
+
+    some = {"n_layers_skipped": 6, "skipped_layers": (3, 5, 6, 7, 8, 11)}
+    assert said(n_skips_asked=6, **some) == "layers skipped: 6 of 22, 3, 5-8, 11"
+    assert said(n_skips_asked=9, **some).endswith(
+        "11 (9 were asked for, but the first two and the last two always run)"
+    )
+    assert "skipped" not in said()
 
 
 def test_a_long_table_is_folded_whatever_its_times() -> None:

@@ -1,0 +1,370 @@
+"""The quality report of a file: what became of each tensor, and what was measured of the model.
+
+It is the object "quality" of META (docs/quality.md, "The report in the file"). `Quality.meta`
+writes it, `Quality.from_meta` reads it: of a file, so whatever it finds there, it neither raises
+nor returns a number that is not finite or a count that is absurd.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ROUNDED = "rounded"  # to the nearest that its type can hold
+EXACT = "exact"  # stored without any loss
+
+_MAX_TENSORS = 20_000  # of a file; a model of 126 layers with 16 tensors each has 2,000
+_MAX_LAYERS = 2_000
+_MAX_FACTS = 32
+_MAX_TEXT = 200  # characters
+_MAX_COUNT = 1 << 48
+_MAX_NUMBER = 1e30
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """What became of one tensor, [n_rows, n_cols]; None is what was not measured.
+
+    ``relative_error`` is the root of (squared error / squared weights), ``outliers`` the fraction
+    of the weights more than three standard deviations from their mean, ``output_error`` the
+    squared error of its outputs on the calibration text, relative to the squared outputs.
+    """
+
+    name: str
+    source: str
+    type: str
+    n_rows: int
+    n_cols: int
+    bits_per_weight: float
+    mse: float
+    max_error: float
+    cosine: float
+    relative_error: float | None = None
+    outliers: float | None = None
+    action: str = ROUNDED
+    output_error: float | None = None
+
+    @property
+    def n_weights(self) -> int:
+        """Weights in it."""
+        return self.n_rows * self.n_cols
+
+    @property
+    def n_bytes(self) -> float:
+        """Bytes of its data, uncompressed."""
+        return self.bits_per_weight * self.n_weights / 8
+
+    @property
+    def error(self) -> float:
+        """The relative error; of files that do not state it, from the cosine."""
+        if self.relative_error is not None:
+            return self.relative_error
+        return math.sqrt(max(0.0, 1.0 - self.cosine * self.cosine))
+
+    @property
+    def layer(self) -> int | None:
+        """The layer it belongs to, from its name: 3 of ``3.FFN_DOWN``, None of ``EMBEDDING``."""
+        head, dot, _ = self.name.partition(".")
+        is_number = dot and head.isascii() and head.isdigit() and len(head) < 9
+        return int(head) if is_number else None
+
+    @property
+    def kind(self) -> str:
+        """What it is in its layer: ``FFN_DOWN``."""
+        return self.name if self.layer is None else self.name.partition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """What a layer does on the calibration text; None is what was not measured.
+
+    ``importance`` is what the layer index of the file holds, ``cosine`` that of the hidden
+    states before and after the layer, ``kl_skipped`` the mean KL divergence, in nats, of the
+    model without it.
+    """
+
+    layer: int
+    importance: float
+    cosine: float | None = None
+    kl_skipped: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The file against its original on a text that was not calibrated on; KL in nats."""
+
+    text: str
+    tokens: int
+    ctx_tokens: int
+    protocol: str
+    perplexity: float
+    perplexity_original: float | None = None
+    kl_mean: float | None = None
+    kl_p99: float | None = None
+    top1_agreement: float | None = None
+
+    @property
+    def increase(self) -> float | None:
+        """How much larger than the original's the perplexity is: 0.01 is 1 %."""
+        if self.perplexity_original is None or self.perplexity_original <= 0:
+            return None
+        return self.perplexity / self.perplexity_original - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TypeSum:
+    """The tensors of one type; ``cosine`` is the mean, by weights."""
+
+    type: str
+    n_tensors: int
+    n_weights: int
+    n_bytes: float
+    cosine: float
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits for each weight."""
+        return self.n_bytes * 8 / self.n_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Everything that is known of how well a file matches its original.
+
+    ``calibration`` holds texts and numbers: text, sha256, tokens, windows and so on.
+    ``n_unreadable`` counts the entries of a file's report that were not what they should be.
+    """
+
+    tensors: tuple[TensorReport, ...]
+    layers: tuple[LayerReport, ...] = ()
+    evaluation: Evaluation | None = None
+    calibration: Mapping[str, Any] | None = None
+    n_unreadable: int = 0
+
+    def meta(self) -> dict[str, Any]:
+        """Return the object for META; numbers are rounded, the last digits are the machine's."""
+        meta: dict[str, Any] = {"tensors": [_rounded(dataclasses.asdict(t)) for t in self.tensors]}
+        if self.layers:
+            meta["layers"] = [_rounded(dataclasses.asdict(layer)) for layer in self.layers]
+        if self.evaluation is not None:
+            meta["evaluation"] = _rounded(dataclasses.asdict(self.evaluation))
+        if self.calibration is not None:
+            meta["calibration"] = _rounded(self.calibration)
+        return meta
+
+    @classmethod
+    def from_meta(cls, meta: object) -> Quality | None:
+        """Return the report that ``meta`` holds, or None when it holds none."""
+        if not isinstance(meta, dict):
+            return None
+        tensors, n_bad_tensors = _read_list(meta.get("tensors"), _read_tensor, _MAX_TENSORS)
+        layers, n_bad_layers = _read_list(meta.get("layers"), _read_layer, _MAX_LAYERS)
+        if not tensors:
+            return None
+        n_unreadable = n_bad_tensors + n_bad_layers
+        evaluation = None
+        if meta.get("evaluation") is not None:
+            evaluation = _read_evaluation(meta["evaluation"])
+            n_unreadable += evaluation is None
+        facts = meta.get("calibration")
+        return cls(
+            tensors=tuple(tensors),
+            layers=tuple(layers),
+            evaluation=evaluation,
+            calibration=_read_facts(facts) if isinstance(facts, dict) else None,
+            n_unreadable=n_unreadable,
+        )
+
+    @property
+    def n_weights(self) -> int:
+        """Weights of all tensors."""
+        return sum(tensor.n_weights for tensor in self.tensors)
+
+    def worst(self, n: int) -> tuple[TensorReport, ...]:
+        """The ``n`` tensors that are least like their source."""
+        return tuple(sorted(self.tensors, key=lambda tensor: tensor.cosine)[:n])
+
+    def least_important(self, n: int) -> tuple[LayerReport, ...]:
+        """The ``n`` layers whose loss matters least."""
+        return tuple(sorted(self.layers, key=lambda layer: layer.importance)[:n])
+
+    def actions(self) -> tuple[tuple[str, int], ...]:
+        """What was done and to how many tensors, most frequent first."""
+        counts = Counter(tensor.action for tensor in self.tensors)
+        return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    def by_type(self) -> tuple[TypeSum, ...]:
+        """The sums of each type, most bytes first."""
+        groups: dict[str, list[TensorReport]] = {}
+        for tensor in self.tensors:
+            groups.setdefault(tensor.type, []).append(tensor)
+        sums = [
+            TypeSum(
+                type=name,
+                n_tensors=len(group),
+                n_weights=(n_weights := sum(t.n_weights for t in group)),
+                n_bytes=math.fsum(t.n_bytes for t in group),
+                cosine=math.fsum(t.cosine * (t.n_weights / n_weights) for t in group),
+            )
+            for name, group in groups.items()
+        ]
+        return tuple(sorted(sums, key=lambda one: (-one.n_bytes, one.type)))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a conversion did."""
+
+    quality: Quality
+    warnings: tuple[str, ...]
+    n_weights: int
+    source_bytes: int
+    file_bytes: int
+    elapsed_s: float
+    compression: str | None = None  # one line: what the layers got, if something was asked for
+
+    @property
+    def tensors(self) -> tuple[TensorReport, ...]:
+        """What became of each tensor, in file order."""
+        return self.quality.tensors
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of the whole file for each weight."""
+        return self.file_bytes * 8 / self.n_weights
+
+    def worst(self, n: int) -> tuple[TensorReport, ...]:
+        """The ``n`` tensors that are least like their source."""
+        return self.quality.worst(n)
+
+
+# ---- META: numbers in ----
+
+
+def _rounded(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Five digits, so that machines agree; what is not finite is not JSON and becomes null."""
+    return {name: _round(value) for name, value in fields.items()}
+
+
+def _round(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+# ---- META: numbers out, of a file that may hold anything ----
+
+
+class _UnreadableError(ValueError):
+    """An entry is not what it should be."""
+
+
+class _Fields:
+    """A JSON object whose values are checked as they are read."""
+
+    def __init__(self, entry: object) -> None:
+        if not isinstance(entry, dict):
+            raise _UnreadableError
+        self._entry: dict[str, Any] = entry
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._entry.get(key, default)
+        if not isinstance(value, str):
+            raise _UnreadableError
+        return value[:_MAX_TEXT]
+
+    def count(self, key: str, *, least: int = 0) -> int:
+        value = self._entry.get(key)
+        if type(value) is not int or not least <= value <= _MAX_COUNT:  # True is an int
+            raise _UnreadableError
+        return value
+
+    def number(self, key: str, *, low: float = 0.0, high: float = _MAX_NUMBER) -> float:
+        value = self.optional(key, low=low, high=high)
+        if value is None:
+            raise _UnreadableError
+        return value
+
+    def optional(self, key: str, *, low: float = 0.0, high: float = _MAX_NUMBER) -> float | None:
+        value = self._entry.get(key)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not low <= value <= high:  # NaN is not either
+            raise _UnreadableError
+        return float(value)
+
+
+def _read_list(entries: object, read: Any, most: int) -> tuple[list[Any], int]:
+    """Return what ``read`` makes of the entries, and how many it could not read."""
+    if entries is None:
+        return [], 0
+    if not isinstance(entries, list):
+        return [], 1
+    done = []
+    for entry in entries[:most]:
+        try:
+            done.append(read(_Fields(entry)))
+        except _UnreadableError:
+            continue
+    return done, len(entries) - len(done)
+
+
+def _read_tensor(fields: _Fields) -> TensorReport:
+    return TensorReport(
+        name=fields.text("name"),
+        source=fields.text("source", ""),
+        type=fields.text("type"),
+        n_rows=fields.count("n_rows", least=1),
+        n_cols=fields.count("n_cols", least=1),
+        bits_per_weight=fields.number("bits_per_weight", low=0.01, high=1024),
+        mse=fields.number("mse"),
+        max_error=fields.number("max_error"),
+        cosine=fields.number("cosine", low=-1, high=1),
+        relative_error=fields.optional("relative_error"),
+        outliers=fields.optional("outliers", high=1),
+        action=fields.text("action", ROUNDED),
+        output_error=fields.optional("output_error"),
+    )
+
+
+def _read_layer(fields: _Fields) -> LayerReport:
+    return LayerReport(
+        layer=fields.count("layer"),
+        importance=fields.number("importance", low=-_MAX_NUMBER),
+        cosine=fields.optional("cosine", low=-1, high=1),
+        kl_skipped=fields.optional("kl_skipped", low=-_MAX_NUMBER),
+    )
+
+
+def _read_evaluation(entry: object) -> Evaluation | None:
+    try:
+        fields = _Fields(entry)
+        return Evaluation(
+            text=fields.text("text", ""),
+            tokens=fields.count("tokens"),
+            ctx_tokens=fields.count("ctx_tokens"),
+            protocol=fields.text("protocol", ""),
+            perplexity=fields.number("perplexity"),
+            perplexity_original=fields.optional("perplexity_original"),
+            kl_mean=fields.optional("kl_mean", low=-1),
+            kl_p99=fields.optional("kl_p99", low=-1),
+            top1_agreement=fields.optional("top1_agreement", high=1),
+        )
+    except _UnreadableError:
+        return None
+
+
+def _read_facts(entry: dict[str, Any]) -> dict[str, Any]:
+    """Keep the texts and numbers of a calibration, shortened."""
+    facts: dict[str, Any] = {}
+    for name, value in list(entry.items())[:_MAX_FACTS]:
+        if isinstance(value, str):
+            facts[name[:_MAX_TEXT]] = value[:_MAX_TEXT]
+        elif type(value) in (int, float) and abs(value) <= _MAX_NUMBER:
+            facts[name[:_MAX_TEXT]] = value
+    return facts

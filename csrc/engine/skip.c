@@ -1,0 +1,98 @@
+/* skip.c - chooses the layers of skip.h. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/skip.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/status.h"
+
+#define N_KEPT_AT_AN_END 2
+
+_Static_assert(QSF_SKIP_WORDS * 64 >= QSF_MAX_LAYERS, "a bit for every layer");
+
+/* 1 - 0.9 is a little less than 0.1; half a layer of five is to be rounded up all the same. */
+#define ROUNDING_SLACK 1e-9
+
+static uint32_t count_asked(uint32_t n_layers, double quality)
+{
+    return (uint32_t)floor((1.0 - quality) * n_layers + 0.5 + ROUNDING_SLACK);
+}
+
+static float importance_of(const qsf_reader *r, uint32_t layer)
+{
+    return r->units[layer + 1].importance;
+}
+
+static bool has_importances(const qsf_reader *r)
+{
+    for (uint32_t i = 1; i < r->header.n_layers; i++)
+        if (importance_of(r, i) != importance_of(r, 0))
+            return true;
+    return false;
+}
+
+/* In half layers. */
+static uint32_t distance_to_middle(const qsf_reader *r, uint32_t layer)
+{
+    const uint32_t last = r->header.n_layers - 1;
+    return 2 * layer > last ? 2 * layer - last : last - 2 * layer;
+}
+
+static bool goes_before(const qsf_reader *r, uint32_t a, uint32_t b)
+{
+    if (importance_of(r, a) != importance_of(r, b))
+        return importance_of(r, a) < importance_of(r, b);
+    if (distance_to_middle(r, a) != distance_to_middle(r, b))
+        return distance_to_middle(r, a) < distance_to_middle(r, b);
+    return a < b;
+}
+
+/* Marks one more. */
+static void skip_next(const qsf_reader *r, bool *is_skipped)
+{
+    uint32_t next = UINT32_MAX;
+    for (uint32_t i = N_KEPT_AT_AN_END; i + N_KEPT_AT_AN_END < r->header.n_layers; i++)
+        if (!is_skipped[i] && (next == UINT32_MAX || goes_before(r, i, next)))
+            next = i;
+    is_skipped[next] = true;
+}
+
+qsf_status qsf_skip_layers(qsf_reader *r, double quality)
+{
+    const uint32_t n_layers = r->header.n_layers;
+    if (quality >= 1.0)
+        return QSF_OK;
+    if (n_layers <= 2 * N_KEPT_AT_AN_END)
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "quality %g: no layer can be skipped, as the first two and the last two "
+                        "always run and this model has %u",
+                        quality, n_layers);
+    if (!has_importances(r))
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "quality %g: the file does not say which of its %u layers matter least "
+                        "(the importance of all is %g); qsf-convert --calibration makes a file "
+                        "that does",
+                        quality, n_layers, (double)importance_of(r, 0));
+    const uint32_t n_skippable = n_layers - 2 * N_KEPT_AT_AN_END;
+    uint32_t n_skips = count_asked(n_layers, quality);
+    if (n_skips > n_skippable)
+        n_skips = n_skippable;
+    bool is_skipped[QSF_MAX_LAYERS] = {false};
+    for (uint32_t i = 0; i < n_skips; i++)
+        skip_next(r, is_skipped);
+    qsf_reader_leave_out(r, is_skipped);
+    return QSF_OK;
+}
+
+void qsf_skip_describe(const qsf_reader *r, double quality, qsf_plan *plan)
+{
+    plan->n_layers = r->n_units_file - 2;
+    plan->n_layers_skipped = plan->n_layers - r->header.n_layers;
+    plan->n_skips_asked = count_asked(plan->n_layers, quality);
+    memset(plan->skipped_layers, 0, sizeof plan->skipped_layers);
+    uint32_t layer = 0;
+    for (uint32_t i = 1; i + 1 < r->n_units; i++, layer++) /* the gaps in what is left */
+        for (; layer + 1 < qsf_reader_file_idx(r, i); layer++)
+            plan->skipped_layers[layer / 64] |= UINT64_C(1) << layer % 64;
+}

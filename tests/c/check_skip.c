@@ -1,0 +1,440 @@
+/* check_skip.c - a model with skipped layers is the model of a file that does not have them: the
+ * same bits, the same memory, whatever the settings. Which layers those are is worked out by hand.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#define TINY_CAP_BYTES (16 << 20)
+#define TINY_LAYERS 10
+#define TINY_MODEL_DIM 256
+#define TINY_MODEL_FFN 1024
+
+#include <math.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "engine/model_open.h"
+#include "engine/pressure.h"
+#include "engine/skip.h"
+#include "tiny_model.h"
+
+#define PROCESS_BYTES (UINT64_C(10) << 20) /* whatever this process uses, sanitizers and all */
+
+static char path[64];
+static char cut_path[64];
+static tiny_file file;
+
+static const tiny_model llama = {.n_layers = TINY_LAYERS, .dtype = QSF_DTYPE_4BIT};
+
+/* The ends matter least, so that only a rule keeps them; then layers 6, 3, 7, 2, 5, 4. */
+static const float importances[TINY_LAYERS] = {0, 0.01F, 0.5F, 0.2F, 0.9F, 0.8F, 0.1F, 0.4F, 0, 0};
+
+static unsigned char *section(const char *tag)
+{
+    return file.bytes + qsf_load_u64(repair_find(file.bytes, file.n_bytes, tag) + 8);
+}
+
+static void set_importances(const float *values, uint32_t n_layers)
+{
+    for (uint32_t i = 0; i < n_layers; i++)
+        qsf_store_f32(section("LAYR") + (size_t)i * QSF_LAYER_ENTRY_BYTES + 24, values[i]);
+}
+
+static bool write_to(const char *to)
+{
+    repair_checksums(file.bytes, file.n_bytes);
+    return CHECK(tiny_write(to, file.bytes, file.n_bytes));
+}
+
+static void set_section_bytes(const char *tag, uint64_t n_bytes)
+{
+    qsf_store_u64(repair_find(file.bytes, file.n_bytes, tag) + 16, n_bytes);
+}
+
+/* Takes layers out of both indexes; their weights stay behind, unknown to anyone. */
+static void cut(const bool *is_cut, uint32_t n_layers)
+{
+    unsigned char *const layr = section("LAYR");
+    unsigned char *const tens = section("TENS");
+    uint32_t new_idx[TINY_LAYERS + 2] = {0};
+    uint32_t n_kept = 0;
+    for (uint32_t i = 0; i < n_layers; i++) {
+        if (is_cut[i])
+            continue;
+        memmove(layr + (size_t)n_kept * QSF_LAYER_ENTRY_BYTES,
+                layr + (size_t)i * QSF_LAYER_ENTRY_BYTES, QSF_LAYER_ENTRY_BYTES);
+        new_idx[i + 1] = ++n_kept;
+    }
+    new_idx[n_layers + 1] = n_kept + 1;
+    uint32_t n_tensors = 0;
+    for (uint32_t i = 0; i < file.n_tensors; i++) {
+        unsigned char *const entry = tens + (size_t)i * QSF_TENSOR_ENTRY_BYTES;
+        const uint32_t unit_idx = qsf_load_u32(entry);
+        if (unit_idx != 0 && new_idx[unit_idx] == 0)
+            continue;
+        qsf_store_u32(entry, new_idx[unit_idx]);
+        memmove(tens + (size_t)n_tensors++ * QSF_TENSOR_ENTRY_BYTES, entry, QSF_TENSOR_ENTRY_BYTES);
+    }
+    set_section_bytes("LAYR", (uint64_t)n_kept * QSF_LAYER_ENTRY_BYTES);
+    set_section_bytes("TENS", (uint64_t)n_tensors * QSF_TENSOR_ENTRY_BYTES);
+    qsf_store_u32(file.bytes + 16, n_kept);
+}
+
+static qsf_options options_of(double quality, uint64_t budget_bytes, uint32_t n_threads)
+{
+    qsf_options opt;
+    qsf_options_default(&opt);
+    opt.budget_bytes = budget_bytes;
+    opt.n_threads = n_threads;
+    opt.io_depth = 1;
+    opt.io_method = QSF_IO_BUFFERED;
+    opt.kv_k_type = opt.kv_v_type = QSF_KV_4BIT; /* by name, so that no budget makes it 2 bits */
+    opt.quality = quality;
+    return opt;
+}
+
+static qsf_model *open_as(const char *from, const qsf_options *opt)
+{
+    const qsf_faults known = {-1, -1, PROCESS_BYTES};
+    qsf_model *m = NULL;
+    CHECK_OK(qsf_model_create(from, opt, &known, &m));
+    return m;
+}
+
+static qsf_status logits_of(qsf_model *m, float *logits)
+{
+    static const uint32_t tokens[6] = {3, 1, 4, 1, 5, 9};
+    qsf_session *s;
+    size_t n_done = 0;
+    QSF_TRY(qsf_session_create(m, &s));
+    qsf_status status = QSF_OK;
+    while (status == QSF_OK && n_done < 5)
+        status = qsf_session_sync(s, tokens, 5, &n_done);
+    if (status == QSF_OK)
+        status = qsf_session_step(s, tokens[5]);
+    if (status == QSF_OK)
+        status = qsf_session_logits(s, logits, TINY_MODEL_VOCAB);
+    qsf_session_destroy(s);
+    return status;
+}
+
+/* ---- which layers ---- */
+
+/* `want`: a letter for each layer, '-' for one that is skipped. */
+static void check_chosen(const qsf_plan *plan, const char *want)
+{
+    char have[TINY_LAYERS + 1] = "";
+    uint32_t n_skipped = 0;
+    for (uint32_t i = 0; i < plan->n_layers; i++) {
+        const bool is_skipped = plan->skipped_layers[i / 64] >> i % 64 & 1;
+        have[i] = is_skipped ? '-' : 'r';
+        n_skipped += is_skipped;
+    }
+    CHECK_STR(have, want);
+    CHECK_EQ(plan->n_layers_skipped, n_skipped);
+    CHECK_EQ(plan->n_units, plan->n_layers + 2 - n_skipped);
+}
+
+static void check_choice(double quality, const float *values, uint32_t n_asked, const char *want)
+{
+    const uint32_t n_layers = (uint32_t)strlen(want);
+    tiny_model shape = llama;
+    shape.n_layers = n_layers;
+    tiny_model_build(&file, &shape);
+    set_importances(values, n_layers);
+    if (!write_to(path))
+        return;
+    const qsf_options opt = options_of(quality, 0, 1);
+    qsf_plan plan;
+    CHECK_OK(qsf_model_plan(path, &opt, &plan));
+    check_chosen(&plan, want);
+    CHECK_EQ(plan.n_skips_asked, n_asked);
+}
+
+static void check_choices(void)
+{
+    check_choice(1.0, importances, 0, "rrrrrrrrrr");
+    check_choice(0.96, importances, 0, "rrrrrrrrrr");
+    check_choice(0.95, importances, 1, "rrrrrr-rrr"); /* half a layer counts as one */
+    check_choice(0.9, importances, 1, "rrrrrr-rrr");
+    check_choice(0.8, importances, 2, "rrr-rr-rrr");
+    check_choice(0.7, importances, 3, "rrr-rr--rr");
+    check_choice(0.55, importances, 5, "rr--r---rr");
+    check_choice(0.4, importances, 6, "rr------rr");
+    check_choice(0.2, importances, 8, "rr------rr"); /* more than may be */
+    check_choice(0.0, importances, 10, "rr------rr");
+    static const float alike[TINY_LAYERS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 2};
+    check_choice(0.9, alike, 1, "rrrr-rrrrr"); /* the middle first, the earlier of two */
+    check_choice(0.8, alike, 2, "rrrr--rrrr");
+    check_choice(0.7, alike, 3, "rrr---rrrr");
+    static const float odd[9] = {1, 1, 1, 1, 1, 1, 1, 1, 2};
+    check_choice(0.88, odd, 1, "rrrr-rrrr");
+    check_choice(0.77, odd, 2, "rrr--rrrr");
+    static const float five[5] = {1, 2, 3, 4, 5};
+    check_choice(0.0, five, 5, "rr-rr");
+    check_choice(0.9, five, 1, "rr-rr"); /* 1 - 0.9 is a little less than 0.1 */
+}
+
+/* What the reader took at open it gives back, shorter as its index has become. */
+static void check_closing(void)
+{
+    tiny_model_build(&file, &llama);
+    set_importances(importances, TINY_LAYERS);
+    if (!write_to(path))
+        return;
+    qsf_ledger ledger;
+    qsf_reader r;
+    qsf_ledger_init(&ledger, UINT64_MAX);
+    if (!CHECK_OK(qsf_reader_open(&r, &ledger, path, -1)))
+        return;
+    CHECK_OK(qsf_skip_layers(&r, 0.7));
+    CHECK_EQ(r.n_units, TINY_LAYERS + 2 - 3);
+    CHECK_EQ(r.n_units_file, TINY_LAYERS + 2);
+    qsf_reader_close(&r);
+    CHECK_EQ_U64(ledger.held_bytes, 0);
+}
+
+static void refuse(const tiny_model *shape, double quality, const char *text)
+{
+    const qsf_options opt = options_of(quality, 0, 1);
+    qsf_model *m = NULL;
+    qsf_plan plan;
+    tiny_model_build(&file, shape); /* all importances are 0.5 */
+    if (!write_to(path))
+        return;
+    CHECK_STATUS(qsf_model_open(path, &opt, &m), QSF_ERR_ARG);
+    CHECK_CONTAINS(qsf_error_detail(), text);
+    CHECK(m == NULL);
+    CHECK_STATUS(qsf_model_plan(path, &opt, &plan), QSF_ERR_ARG);
+}
+
+static void check_refusals(void)
+{
+    tiny_model four = llama;
+    four.n_layers = 4;
+    refuse(&llama, 0.99, "which of its 10 layers matter least (the importance of all is 0.5)");
+    refuse(&four, 0.5, "no layer can be skipped");
+    refuse(&llama, -0.01, "quality is -0.01: 0 to 1");
+    refuse(&llama, 1.01, "quality is 1.01: 0 to 1");
+    refuse(&llama, (double)NAN, "0 to 1");
+}
+
+/* ---- the same as without them ---- */
+
+static void check_plans(const qsf_plan *whole, const qsf_plan *skipped, const qsf_plan *without)
+{
+    CHECK_EQ_U64(skipped->weights_bytes, without->weights_bytes);
+    CHECK_EQ_U64(skipped->kv_bytes, without->kv_bytes);
+    CHECK_EQ_U64(skipped->scratch_bytes, without->scratch_bytes);
+    CHECK_EQ_U64(skipped->window_bytes, without->window_bytes);
+    CHECK_EQ_U64(skipped->model_bytes, without->model_bytes);
+    CHECK_EQ_U64(skipped->streamed_bytes, without->streamed_bytes);
+    CHECK_EQ(skipped->n_units, without->n_units);
+    CHECK_EQ(skipped->n_units_resident, without->n_units_resident);
+    CHECK(skipped->kv_bytes < whole->kv_bytes);
+    CHECK(skipped->model_bytes < whole->model_bytes);
+    CHECK(skipped->min_budget_bytes < whole->min_budget_bytes);
+    /* The index of the file is longer. */
+    CHECK_EQ_U64(skipped->min_budget_bytes - without->min_budget_bytes,
+                 skipped->tables_bytes - without->tables_bytes);
+    CHECK(skipped->tables_bytes - without->tables_bytes < 1024 * skipped->n_layers_skipped);
+}
+
+static uint64_t least_budget_bytes(const char *from, double quality)
+{
+    const qsf_options opt = options_of(quality, 1, 2);
+    qsf_plan plan;
+    CHECK_STATUS(qsf_model_plan(from, &opt, &plan), QSF_ERR_NOMEM);
+    return plan.min_budget_bytes - plan.process_bytes + PROCESS_BYTES;
+}
+
+/* The file's layers [n_layers] all have a line; those that are skipped were never used. */
+static void check_timeline(qsf_model *m)
+{
+    qsf_unit_time times[TINY_LAYERS + 2];
+    memset(times, 0xFF, sizeof times);
+    CHECK_EQ(qsf_model_timeline(m, times, TINY_LAYERS + 2), TINY_LAYERS + 2);
+    for (uint32_t i = 0; i < TINY_LAYERS + 2; i++) {
+        const bool is_layer = i > 0 && i <= TINY_LAYERS;
+        const uint32_t is_skipped = is_layer && (m->plan.skipped_layers[0] >> (i - 1) & 1) ? 1 : 0;
+        CHECK_EQ(times[i].is_skipped, is_skipped);
+        CHECK_EQ(times[i].n_passes != 0, is_layer ? !is_skipped : i > 0 || m->config.has_tied_head);
+        CHECK(!is_skipped || (times[i].compute_ns == 0 && times[i].is_resident == 0));
+    }
+    for (uint32_t cap = 0; cap < TINY_LAYERS + 2; cap++) {
+        qsf_unit_time fewer[TINY_LAYERS + 2];
+        memset(fewer, 0xFF, sizeof fewer);
+        CHECK_EQ(qsf_model_timeline(m, fewer, cap), TINY_LAYERS + 2);
+        CHECK_BYTES(fewer, times, cap * sizeof *times);
+        CHECK(cap == 0 || fewer[cap].n_passes == UINT64_MAX);
+    }
+    qsf_model_facts facts;
+    qsf_model_info(m, &facts);
+    CHECK_EQ(facts.n_layers, TINY_LAYERS);
+}
+
+static void check_runs(double quality, const float *want, bool is_streamed)
+{
+    const uint64_t budget_bytes = is_streamed ? least_budget_bytes(path, quality) : 0;
+    for (uint32_t n_threads = 1; n_threads <= 2; n_threads++) {
+        const qsf_options opt = options_of(quality, budget_bytes, n_threads);
+        qsf_model *const m = open_as(path, &opt);
+        if (m == NULL)
+            return;
+        float got[TINY_MODEL_VOCAB] = {0};
+        CHECK_EQ(m->plan.streamed_bytes > 0, is_streamed);
+        if (CHECK_OK(logits_of(m, got)))
+            CHECK_BYTES(got, want, sizeof got);
+        CHECK(m->ledger.peak_bytes + m->plan.stacks_bytes <= m->plan.engine_bytes);
+        check_timeline(m);
+        qsf_model_close(m);
+    }
+}
+
+/* One shape, one quality: against the file without those layers. */
+static void check_same(const tiny_model *shape, double quality)
+{
+    tiny_model_build(&file, shape);
+    set_importances(importances, TINY_LAYERS);
+    if (!write_to(path))
+        return;
+    const qsf_options of_whole = options_of(1.0, 0, 1);
+    const qsf_options of_skipped = options_of(quality, 0, 1);
+    qsf_plan whole;
+    qsf_plan skipped;
+    CHECK_OK(qsf_model_plan(path, &of_whole, &whole));
+    CHECK_OK(qsf_model_plan(path, &of_skipped, &skipped));
+    bool is_cut[TINY_LAYERS];
+    for (uint32_t i = 0; i < TINY_LAYERS; i++)
+        is_cut[i] = skipped.skipped_layers[0] >> i & 1;
+    cut(is_cut, TINY_LAYERS);
+    if (!write_to(cut_path))
+        return;
+    qsf_model *const m = open_as(cut_path, &of_whole);
+    qsf_model *const all = open_as(path, &of_whole);
+    float want[TINY_MODEL_VOCAB] = {0};
+    float with_all[TINY_MODEL_VOCAB] = {0};
+    if (m != NULL && all != NULL && CHECK_OK(logits_of(m, want)) &&
+        CHECK_OK(logits_of(all, with_all))) {
+        CHECK_EQ(m->config.n_layers, TINY_LAYERS - skipped.n_layers_skipped);
+        CHECK(memcmp(want, with_all, sizeof want) != 0);    /* else this shows nothing */
+        const uint64_t process_bytes = whole.process_bytes; /* it grows as plans are made */
+        skipped.min_budget_bytes -= skipped.process_bytes - process_bytes;
+        qsf_plan without = m->plan;
+        without.min_budget_bytes = without.min_budget_bytes - PROCESS_BYTES + process_bytes;
+        check_plans(&whole, &skipped, &without);
+        check_runs(quality, want, false);
+        check_runs(quality, want, true);
+    }
+    qsf_model_close(all);
+    qsf_model_close(m);
+}
+
+/* ---- what happens to skipped layers ---- */
+
+static void flip_byte_of_layer(uint32_t layer)
+{
+    const unsigned char *const entry = section("LAYR") + (size_t)layer * QSF_LAYER_ENTRY_BYTES;
+    file.bytes[qsf_load_u64(entry) + 5000] ^= 1;
+}
+
+/* Nobody reads a skipped layer: damage there goes unseen, and elsewhere is named as in the file. */
+static void check_damage(void)
+{
+    tiny_model_build(&file, &llama);
+    set_importances(importances, TINY_LAYERS);
+    if (!write_to(path))
+        return;
+    flip_byte_of_layer(3);
+    CHECK(tiny_write(path, file.bytes, file.n_bytes));
+    float logits[TINY_MODEL_VOCAB];
+    const qsf_options less = options_of(0.8, 0, 1);
+    qsf_model *const m = open_as(path, &less);
+    if (m != NULL)
+        CHECK_OK(logits_of(m, logits));
+    qsf_model_close(m);
+
+    flip_byte_of_layer(5);
+    CHECK(tiny_write(path, file.bytes, file.n_bytes));
+    qsf_model *none = NULL;
+    CHECK_STATUS(qsf_model_open(path, &less, &none), QSF_ERR_FORMAT);
+    CHECK_CONTAINS(qsf_error_detail(), "unit 6 ");
+    CHECK_STATUS(qsf_file_verify(path), QSF_ERR_FORMAT);
+    CHECK_CONTAINS(qsf_error_detail(), "unit 4 "); /* of the whole file, layer 3 is the first */
+}
+
+static void look_in_need(void *arg, qsf_pressure_signs *out)
+{
+    uint64_t *const now_ns = arg;
+    *out = (qsf_pressure_signs){.now_ns = *now_ns, .total_bytes = UINT64_C(1) << 30};
+}
+
+static void look_in_plenty(void *arg, qsf_pressure_signs *out)
+{
+    uint64_t *const now_ns = arg;
+    *now_ns += UINT64_C(400000000000); /* calm for longer than it ever waits */
+    *out = (qsf_pressure_signs){
+        .now_ns = *now_ns, .available_bytes = UINT64_C(1) << 34, .total_bytes = UINT64_C(1) << 34};
+}
+
+/* All that runs is given back and taken again; what is skipped stays away. */
+static void check_pressure(void)
+{
+    tiny_model_build(&file, &llama);
+    set_importances(importances, TINY_LAYERS);
+    if (!write_to(path))
+        return;
+    const qsf_options opt = options_of(0.7, 0, 2);
+    qsf_model *const m = open_as(path, &opt);
+    float before[TINY_MODEL_VOCAB];
+    float after[TINY_MODEL_VOCAB];
+    if (m == NULL)
+        return;
+    m->pressure.look = NULL; /* this machine's memory is not the subject */
+    CHECK_OK(logits_of(m, before));
+    const qsf_plan plan = m->plan;
+    uint64_t now_ns = UINT64_C(1000000000000);
+    qsf_pressure_init(&m->pressure, &(qsf_pressure_signs){now_ns, 60 << 20, 60 << 20, 0.0});
+    m->pressure.pause_ns = m->pressure.next_look_ns = 0;
+    m->pressure.look_arg = &now_ns;
+    m->pressure.look = look_in_need;
+    while (qsf_pressure_watch(m))
+        ;
+    CHECK_EQ(m->plan.n_units_resident, 0);
+    CHECK(m->ledger.held_by_use[QSF_USE_WEIGHTS] == 0);
+    CHECK(m->plan.streamed_bytes < plan.model_bytes + 1);
+    m->pressure.look = NULL;
+    if (CHECK_OK(logits_of(m, after)))
+        CHECK_BYTES(after, before, sizeof after);
+    m->pressure.look = look_in_plenty;
+    for (int i = 0; i < 100; i++)
+        (void)qsf_pressure_watch(m);
+    CHECK_EQ(m->plan.n_units_resident, TINY_LAYERS + 2 - 3);
+    CHECK_EQ_U64(m->plan.weights_bytes, plan.weights_bytes);
+    m->pressure.look = NULL;
+    if (CHECK_OK(logits_of(m, after)))
+        CHECK_BYTES(after, before, sizeof after);
+    check_chosen(&m->plan, "rrr-rr--rr");
+    check_timeline(m);
+    qsf_model_close(m);
+}
+
+int main(void)
+{
+    snprintf(path, sizeof path, "check_skip.%ld.qsf", (long)getpid());
+    snprintf(cut_path, sizeof cut_path, "check_skip.%ld.cut.qsf", (long)getpid());
+    check_choices();
+    check_refusals();
+    check_closing();
+    check_same(&llama, 0.8);
+    check_same(&llama, 0.0);
+    tiny_model shape = llama;
+    shape.compression = QSF_COMPRESSION_LZ4;
+    check_same(&shape, 0.7);
+    shape = (tiny_model){.n_layers = TINY_LAYERS, .dtype = QSF_DTYPE_8BIT, .is_gpt2 = true};
+    shape.is_tied = true;
+    check_same(&shape, 0.5);
+    check_damage();
+    check_pressure();
+    unlink(path);
+    unlink(cut_path);
+    return check_report("check_skip");
+}
