@@ -2,13 +2,13 @@
 
 A tile is 16 rows x 64 columns. Its columns are 16 groups of four neighbours; the four codes of a
 row and group are the bytes of one u32, so that the codes of a plane are shifted and joined four
-at a time. Which codes, scales and mins a matrix gets is the business of ``quantisers``.
+at a time. Tiles are written by the C library (csrc/quantise/pack.c); here they are read. Which
+codes, scales and mins a matrix gets is the business of ``quantisers``.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from qsf.format import Dtype
 
-Float16Array = NDArray[np.float16]
 Float32Array = NDArray[np.float32]
 CodeArray = NDArray[np.uint8]
 TileArray = NDArray[np.void]
@@ -59,89 +58,10 @@ CENTRES: Final[dict[int, float]] = {
     Dtype.Q8: 128,
 }
 
-# Five trits as one byte: the number n of base 3 becomes the fraction n / 243 of 256, rounded up.
-_DENSE_BYTES: Final[CodeArray] = np.array([-(-256 * n // 243) for n in range(243)], np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class Coded:
-    """A band of a matrix, rows and columns padded to whole tiles, as codes."""
-
-    codes: CodeArray  # [n_rows, n_blocks, 64]
-    scales: Float16Array  # [n_rows, n_blocks, 1]
-    mins: Float16Array | None  # as scales; only of types that have them
-
 
 def tile_bytes(dtype: int, n_rows: int, n_cols: int) -> int:
     """Bytes of a matrix in tiles."""
     return -(-n_rows // TILE_ROWS) * -(-n_cols // BLOCK) * TILE_DTYPES[dtype].itemsize
-
-
-def put_coded(dtype: int, tiles: TileArray, coded: Coded, n_rows: int, n_cols: int) -> None:
-    """Fill ``tiles``; the codes behind row ``n_rows`` or column ``n_cols`` become zero."""
-    n_tile_rows, n_blocks = tiles.shape
-    codes = coded.codes
-    codes.reshape(len(codes), -1)[:, n_cols:] = 0
-    codes[n_rows:] = 0
-    # [tile row, row, block, group] -> [group, tile row, block, row]
-    words = codes.view("<u4").reshape(n_tile_rows, TILE_ROWS, n_blocks, BLOCK // 4)
-    _pack(dtype, tiles, np.ascontiguousarray(words.transpose(3, 0, 2, 1)))
-    grid = (n_tile_rows, TILE_ROWS, n_blocks)
-    tiles["scales"] = coded.scales.reshape(grid).transpose(0, 2, 1)
-    if coded.mins is not None:
-        tiles["mins"] = coded.mins.reshape(grid).transpose(0, 2, 1)
-
-
-def _pack(dtype: int, tiles: TileArray, groups: NDArray[np.uint32]) -> None:
-    """Put the codes [16 groups, tile rows, blocks, 16 rows], four in each u32, into ``tiles``."""
-    planes = tiles["codes"]  # [tile rows, blocks, planes, 16 rows]
-    if dtype == Dtype.Q8:
-        for g in range(16):
-            planes[:, :, g] = groups[g]
-    elif dtype in (Dtype.Q4, Dtype.Q4_SYM):
-        for p in range(8):
-            planes[:, :, p] = groups[p] | groups[p + 8] << 4
-    elif dtype == Dtype.TERNARY_DENSE:
-        for p in range(3):
-            planes[:, :, p] = _dense_words(groups[5 * p : 5 * p + 5])
-        trits = groups[15:].view(np.uint8).reshape(*groups.shape[1:], 4)
-        number = trits[..., 0] * np.uint8(81)
-        for k, power in ((1, 27), (2, 9), (3, 3)):
-            number += trits[..., k] * np.uint8(power)
-        tiles["last"] = _DENSE_BYTES[number]
-    else:
-        low = groups & 0x03030303 if dtype == Dtype.Q3 else groups
-        for p in range(4):
-            planes[:, :, p] = low[p] | low[p + 4] << 2 | low[p + 8] << 4 | low[p + 12] << 6
-        if dtype == Dtype.Q3:
-            _pack_thirds(tiles["thirds"], groups >> np.uint32(2) & np.uint32(0x01010101))
-
-
-def _pack_thirds(planes: NDArray[np.uint32], bits: NDArray[np.uint32]) -> None:
-    """Bit 4 i + b of plane h is that of group 2 h + i + 4 b."""
-    for h in range(2):
-        joined = bits[2 * h].copy()
-        for i in range(2):
-            for b in range(4):
-                joined |= bits[2 * h + i + 4 * b] << (4 * i + b)
-        planes[:, :, h] = joined
-
-
-def _dense_words(trits: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Join five words of trits; the four bytes of a word never carry, 242 being the largest."""
-    number = trits[0] * np.uint32(81)
-    for k, power in ((1, 27), (2, 9), (3, 3), (4, 1)):
-        number += trits[k] * np.uint32(power)
-    joined: NDArray[np.uint32] = _DENSE_BYTES[number.view(np.uint8)].view("<u4")
-    return joined
-
-
-def put_values(tiles: TileArray, values: NDArray[np.floating], n_cols: int) -> None:
-    """Fill f16 or f32 ``tiles`` with padded ``values``; those behind ``n_cols`` become zero."""
-    n_tile_rows, n_blocks = tiles.shape
-    values[:, n_cols:] = 0
-    grid = values.reshape(n_tile_rows, TILE_ROWS, n_blocks, BLOCK)
-    tiles["values"] = grid.transpose(0, 2, 3, 1)
 
 
 def dequantise_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Float32Array:

@@ -360,8 +360,8 @@ QSF_API size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size
 
 /* ---- for converters: matrices to the tiles of a file ---- */
 
-#define QSF_RULE_SEARCH 0  /* the scale and min of least weighted squared error that a search finds */
-#define QSF_RULE_NEAREST 1 /* plain: from the least to the largest value, or to the largest magnitude */
+#define QSF_RULE_SEARCH 0  /* scales and mins of the least squared error that a search finds */
+#define QSF_RULE_NEAREST 1 /* plain: spread over the range, or up to the largest magnitude */
 #define QSF_RULE_SCALE 2   /* ternary types: one given scale for all blocks */
 
 /* How a matrix is rounded (docs/format.md, section 5). */
@@ -384,23 +384,23 @@ typedef struct qsf_rounding_sums {
     double max_error;     /* largest |source - stored| */
 } qsf_rounding_sums;
 
-/* Writes the tiles of rows [n_rows, n_cols], cap_bytes at least ceil(n_rows / 16) *
- * ceil(n_cols / 64) times the bytes of a tile; stored [n_rows, n_cols], unless NULL, gets the values
- * they stand for. The bits do not depend on the instruction set, nor on how a matrix is cut into
- * calls (between multiples of 16 rows). Any number of threads may call at once.
+/* Writes the tiles of rows [n_rows, n_cols]; cap_bytes is at least ceil(n_rows / 16) *
+ * ceil(n_cols / 64) times the bytes of a tile. stored [n_rows, n_cols], unless NULL, gets the
+ * values they stand for. The bits do not depend on the instruction set, nor on how a matrix is
+ * cut into calls (between multiples of 16 rows). Any number of threads may call at once.
  * QSF_ERR_NUMERIC: a value is not finite, or too large for a scale or min of the type. */
 QSF_API qsf_status qsf_quantise_rows(const qsf_rounding *how, const float *rows, size_t n_rows,
                                      size_t n_cols, void *tiles, size_t cap_bytes, float *stored,
                                      qsf_rounding_sums *sums);
 
-/* Floats that qsf_feedback_rows() works in. */
+/* Floats that qsf_feedback_rows() works in; 0 for more columns than a matrix may have. */
 QSF_API size_t qsf_feedback_work_floats(size_t n_cols);
 
-/* As quantise, but column by column: what rounding a column loses is made up for by those that come
- * after it (GPTQ, Frantar et al. 2022). order [n_cols] says which column comes k-th: each once, those
- * of a block of 64 one after the other. factor [n_cols, n_cols], in that order, is the upper
- * triangular U with U^T U = the inverse of the (damped) second moments of the inputs; below its
- * diagonal nothing is read. work [cap_floats] is scratch. The sums compare with `rows`.
+/* As quantise, but column by column: what rounding a column loses is made up for by those that
+ * come after it (GPTQ, Frantar et al. 2022). order [n_cols] says which column comes k-th: each
+ * once, those of a block of 64 one after the other. factor [n_cols, n_cols], in that order, is
+ * the upper triangular U with U^T U = the inverse of the (damped) second moments of the inputs;
+ * below its diagonal nothing is read. work [cap_floats] is scratch. The sums compare with `rows`.
  * QSF_ERR_ARG: an order that is none, a diagonal not above 0, a type without codes.
  * QSF_ERR_NUMERIC: as quantise, or the values grew out of bounds: more damping is needed. */
 QSF_API qsf_status qsf_feedback_rows(const qsf_rounding *how, const float *rows, size_t n_rows,

@@ -44,8 +44,9 @@ static qsf_status check_order(const int32_t *order, const float *factor, size_t 
     block_run run;
     for (size_t k = 0; k < n_cols; k += run.width) {
         if (!read_run(order, n_cols, k, &run))
-            return QSF_FAIL(QSF_ERR_ARG, "order: the columns of the block at place %zu of %zu do "
-                                         "not follow each other, or are not all there",
+            return QSF_FAIL(QSF_ERR_ARG,
+                            "order: the columns of the block at place %zu of %zu do "
+                            "not follow each other, or are not all there",
                             k, n_cols);
         block_run other;
         for (size_t before = 0; before < k; before += other.width) {

@@ -10,46 +10,56 @@
 
 #define CATCH_UP_DEPTH 128 /* errors of so many columns, and their factors, fit the caches */
 
-/* Adds what columns begin .. end - 1 owe to n_cols_here columns from `m` of n_tiles tiles. */
-QSF_FORCED_INLINE void catch_up_part(const float *factor, size_t n_cols, size_t begin, size_t end,
-                                     size_t m, size_t n_cols_here, size_t n_tiles, float *work)
+/* The factors of what some columns owe to those of a block. Copied together: in the matrix they
+ * lie whole rows apart, which is hard on caches of few ways. */
+typedef struct owed {
+    float at[CATCH_UP_DEPTH][QSF_BLOCK];
+} owed;
+
+/* Adds what `depth` columns owe to columns j .. j + n_cols_here - 1 of the block, of n_tiles tiles.
+ * errors and values: the first of the columns that owe, and of the block. */
+QSF_FORCED_INLINE void catch_up_part(const owed *factors, size_t depth, size_t j0,
+                                     size_t n_cols_here, size_t n_tiles, const float *errors,
+                                     float *values)
 {
     lanes acc[QSF_CATCH_UP_COLS][QSF_CATCH_UP_TILES];
     for (size_t j = 0; j < n_cols_here; j++) {
         for (size_t t = 0; t < n_tiles; t++)
-            acc[j][t] = lanes_load(work + (m + j) * QSF_FEEDBACK_ROWS + t * QSF_TILE_ROWS);
+            acc[j][t] = lanes_load(values + (j0 + j) * QSF_FEEDBACK_ROWS + t * QSF_TILE_ROWS);
     }
-    for (size_t k = begin; k < end; k++) {
-        const float *const errors = work + k * QSF_FEEDBACK_ROWS;
-        const float *const row = factor + k * n_cols + m;
+    for (size_t k = 0; k < depth; k++) {
         lanes error[QSF_CATCH_UP_TILES];
         for (size_t t = 0; t < n_tiles; t++)
-            error[t] = lanes_load(errors + t * QSF_TILE_ROWS);
+            error[t] = lanes_load(errors + k * QSF_FEEDBACK_ROWS + t * QSF_TILE_ROWS);
         for (size_t j = 0; j < n_cols_here; j++) {
-            const lanes minus = lanes_set(-row[j]);
+            const lanes minus = lanes_set(-factors->at[k][j0 + j]);
             for (size_t t = 0; t < n_tiles; t++)
                 acc[j][t] = lanes_fma(minus, error[t], acc[j][t]);
         }
     }
     for (size_t j = 0; j < n_cols_here; j++) {
         for (size_t t = 0; t < n_tiles; t++)
-            lanes_store(work + (m + j) * QSF_FEEDBACK_ROWS + t * QSF_TILE_ROWS, acc[j][t]);
+            lanes_store(values + (j0 + j) * QSF_FEEDBACK_ROWS + t * QSF_TILE_ROWS, acc[j][t]);
     }
 }
 
 static void feedback_catch_up(const float *factor, size_t n_cols, size_t first, size_t width,
                               float *work)
 {
+    owed factors;
     for (size_t begin = 0; begin < first; begin += CATCH_UP_DEPTH) {
-        const size_t end = begin + CATCH_UP_DEPTH < first ? begin + CATCH_UP_DEPTH : first;
+        const size_t depth = first - begin < CATCH_UP_DEPTH ? first - begin : CATCH_UP_DEPTH;
+        for (size_t k = 0; k < depth; k++)
+            memcpy(factors.at[k], factor + (begin + k) * n_cols + first, width * sizeof *factor);
         for (size_t t = 0; t < QSF_FEEDBACK_TILES; t += QSF_CATCH_UP_TILES) {
-            float *const part = work + t * QSF_TILE_ROWS;
-            size_t m = first;
-            for (; m + QSF_CATCH_UP_COLS <= first + width; m += QSF_CATCH_UP_COLS)
-                catch_up_part(factor, n_cols, begin, end, m, QSF_CATCH_UP_COLS, QSF_CATCH_UP_TILES,
-                              part);
-            for (; m < first + width; m++)
-                catch_up_part(factor, n_cols, begin, end, m, 1, QSF_CATCH_UP_TILES, part);
+            const float *const errors = work + begin * QSF_FEEDBACK_ROWS + t * QSF_TILE_ROWS;
+            float *const values = work + first * QSF_FEEDBACK_ROWS + t * QSF_TILE_ROWS;
+            size_t j = 0;
+            for (; j + QSF_CATCH_UP_COLS <= width; j += QSF_CATCH_UP_COLS)
+                catch_up_part(&factors, depth, j, QSF_CATCH_UP_COLS, QSF_CATCH_UP_TILES, errors,
+                              values);
+            for (; j < width; j++)
+                catch_up_part(&factors, depth, j, 1, QSF_CATCH_UP_TILES, errors, values);
         }
     }
 }

@@ -5,7 +5,7 @@
  * The search is that of least squares in turns (as k-means with evenly spaced centres; llama.cpp's
  * make_qkx2_quants is of this family): levels give codes, codes give the best scale and min in
  * closed form, and these, as the f16 that will be stored, give levels again. It begins at several
- * narrowed ranges, because it ends in the nearest of many valleys, and keeps the best levels it met.
+ * narrowed ranges, because it ends in the nearest of many valleys, and keeps the best it met.
  * Of types with two magnitudes (ternary; 2 bits around zero) the best scale is found outright: the
  * larger magnitude belongs to the k largest values for some k, so all k are tried after sorting.
  */
@@ -146,60 +146,75 @@ static inline void try_in_turns(search *s, lanes scale, lanes min, unsigned n_tu
         try_levels(s, s->next_scale, s->next_min);
 }
 
-/* Where the search for types with a min begins: parts of the range that are cut off at the low and
- * the high end, in steps (of the scale of the whole range). */
-typedef struct search_start {
+/* Parts of the range that are cut off at the low and the high end, in steps (the scale of the whole
+ * range): where the search for types with a min begins. Measured against a thousand random
+ * beginnings, the result has 0.3 % (2 bits), 0.6 % (3) and 1.6 % (4) more squared error. */
+typedef struct search_cut {
     float low;
     float high;
-} search_start;
+} search_cut;
 
-static const search_start starts_4bit[] = {
-    {0.0F, 0.0F}, {0.5F, 0.5F}, {1.0F, 1.0F}, {1.5F, 1.5F}, {2.0F, 2.0F}, {2.7F, 2.7F}, {0.0F, 1.0F},
-    {1.0F, 0.0F}, {0.0F, 2.0F}, {2.0F, 0.0F}, {3.5F, 0.5F}, {0.5F, 3.5F},
+#define N_CUTS 12
+
+static const search_cut cuts_4bit[N_CUTS] = {
+    {0.0F, 0.0F}, {0.5F, 0.5F}, {1.0F, 1.0F}, {1.5F, 1.5F}, {2.0F, 2.0F}, {2.7F, 2.7F},
+    {0.0F, 1.0F}, {1.0F, 0.0F}, {0.0F, 2.0F}, {2.0F, 0.0F}, {3.5F, 0.5F}, {0.5F, 3.5F},
 };
 
-static const search_start starts_3bit[] = {
-    {0.0F, 0.0F}, {0.3F, 0.3F}, {0.6F, 0.6F}, {0.9F, 0.9F}, {1.2F, 1.2F}, {1.5F, 1.5F}, {0.0F, 0.7F},
-    {0.7F, 0.0F}, {0.3F, 1.2F}, {1.2F, 0.3F}, {0.3F, 2.0F}, {2.0F, 0.3F},
+static const search_cut cuts_3bit[N_CUTS] = {
+    {0.0F, 0.0F}, {0.3F, 0.3F}, {0.6F, 0.6F}, {0.9F, 0.9F}, {1.2F, 1.2F}, {1.5F, 1.5F},
+    {0.0F, 0.7F}, {0.7F, 0.0F}, {0.3F, 1.2F}, {1.2F, 0.3F}, {0.3F, 2.0F}, {2.0F, 0.3F},
 };
 
-static const search_start starts_2bit[] = {
-    {0.0F, 0.0F}, {0.2F, 0.2F}, {0.4F, 0.4F}, {0.6F, 0.6F}, {0.8F, 0.8F}, {1.0F, 1.0F}, {0.0F, 0.5F},
-    {0.5F, 0.0F}, {0.2F, 0.8F}, {0.8F, 0.2F}, {0.4F, 1.2F}, {1.2F, 0.4F}, {0.1F, 1.6F}, {1.6F, 0.1F},
+static const search_cut cuts_2bit[N_CUTS] = {
+    {0.0F, 0.0F}, {0.3F, 0.3F}, {0.6F, 0.6F}, {0.8F, 0.8F}, {0.0F, 0.5F}, {0.5F, 0.0F},
+    {0.2F, 0.8F}, {0.8F, 0.2F}, {0.4F, 1.2F}, {1.2F, 0.4F}, {0.1F, 1.6F}, {1.6F, 0.1F},
 };
 
-#define N_STARTS(table) (sizeof(table) / sizeof(table)[0])
+/* Valleys are close together, so the search looks around the best: the scale times `scale`, about
+ * the middle of the levels, which move by `shift` scales. */
+typedef struct search_move {
+    float scale;
+    float shift;
+} search_move;
+
+static const search_move moves[] = {
+    {0.98F, 0.0F}, {1.02F, 0.0F}, {1.0F, 0.33F},  {1.0F, -0.33F}, {0.96F, 0.0F},
+    {1.04F, 0.0F}, {0.98F, 0.4F}, {1.02F, -0.4F}, {1.0F, 0.5F},
+};
 
 static void search_min(search *s, lanes low, lanes high)
 {
     const float n_steps = s->levels->high;
-    const search_start *const starts = n_steps > 7 ? starts_4bit
-                                       : n_steps > 3 ? starts_3bit
-                                                     : starts_2bit;
-    const size_t n_starts = n_steps > 7 ? N_STARTS(starts_4bit)
-                            : n_steps > 3 ? N_STARTS(starts_3bit)
-                                          : N_STARTS(starts_2bit);
+    const search_cut *const cuts = n_steps > 7 ? cuts_4bit : n_steps > 3 ? cuts_3bit : cuts_2bit;
     const lanes step = lanes_div(lanes_sub(high, low), lanes_set(n_steps));
-    for (size_t i = 0; i < n_starts; i++) {
-        const float cut = (starts[i].low + starts[i].high) / n_steps;
-        const lanes scale = lanes_mul(step, lanes_set(1.0F - cut));
-        try_in_turns(s, scale, lanes_fma(step, lanes_set(starts[i].low), low), 2);
+    for (size_t i = 0; i < N_CUTS; i++) {
+        const float rest = 1.0F - (cuts[i].low + cuts[i].high) / n_steps;
+        const lanes min = lanes_fma(step, lanes_set(cuts[i].low), low);
+        try_in_turns(s, lanes_mul(step, lanes_set(rest)), min, 2);
     }
-    /* Once more around the best, then with its min as it is stored. */
-    try_in_turns(s, s->scale, s->min, 2);
+    for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
+        const float shift = 0.5F * n_steps * (1.0F - moves[i].scale) + moves[i].shift;
+        const lanes min = lanes_fma(s->scale, lanes_set(shift), s->min);
+        try_in_turns(s, lanes_mul(s->scale, lanes_set(moves[i].scale)), min, 1);
+    }
+    /* With the best min as it is stored. */
     try_levels(s, s->scale, s->min);
     try_levels(s, s->next_scale_here, s->min);
 }
 
+/* Where the search for 4 and 8 bits around zero begins: scales that reach over, or not up to, the
+ * largest magnitude, evenly spaced. With many levels the best ones hardly clip. */
 static void search_symmetric(search *s, lanes amax)
 {
     const float reach = s->levels->reach;
-    const unsigned n_starts = reach > 100.0F ? 5 : 8;
-    const float narrowing = reach > 100.0F ? 0.012F : 0.06F;
+    const bool has_many = reach > 100.0F;
+    const unsigned n_starts = has_many ? 12 : 9;
+    const float first = has_many ? 1.024F : 1.06F;
+    const float narrowing = has_many ? 0.003F : 0.055F;
     const lanes zero = lanes_set(0.0F);
     for (unsigned i = 0; i < n_starts; i++) {
-        const float part = 1.06F - narrowing * (float)i - (reach > 100.0F ? 0.05F : 0.0F);
-        const lanes scale = lanes_mul(amax, lanes_set(part / reach));
+        const lanes scale = lanes_mul(amax, lanes_set((first - narrowing * (float)i) / reach));
         try_in_turns(s, scale, zero, 1);
         if (!s->levels->is_even)
             try_in_turns(s, lanes_sub(zero, scale), zero, 1);
@@ -275,7 +290,6 @@ static void fit_search(const qsf_levels *levels, const qsf_fit_input *in, qsf_fi
     lanes low;
     lanes high;
     const lanes zero = lanes_set(0.0F);
-    fit_nearest(levels, in, fit);
     find_range(in, &low, &high);
     s.levels = levels;
     s.in = in;

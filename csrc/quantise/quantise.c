@@ -76,12 +76,13 @@ bool qsf_fit_block(const qsf_rounding_job *job, size_t col, qsf_fit_input *in, q
     }
     const float *const weights = job->how->weights;
     set_weights(weights != NULL ? weights + col : NULL, in->width, in->weights);
-    (job->how->rule == QSF_RULE_SEARCH ? job->rounder->fit_search : job->rounder->fit_nearest)(
-        levels, in, fit);
+    job->rounder->fit_nearest(levels, in, fit);
     for (size_t r = 0; r < QSF_TILE_ROWS; r++) {
         if (!is_finite(fit->scales[r]) || !is_finite(fit->mins[r]))
             return false;
     }
+    if (job->how->rule == QSF_RULE_SEARCH)
+        job->rounder->fit_search(levels, in, fit);
     return true;
 }
 

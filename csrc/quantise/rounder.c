@@ -2,8 +2,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "quantise/rounder.h"
 
-static const qsf_levels levels_2bit_sym = {
-    .low = -2, .high = 1, .zero = 2, .half = 0.5F, .reach = 1.5F, .is_even = true, .is_exact = true};
+static const qsf_levels levels_2bit_sym = {.low = -2,
+                                           .high = 1,
+                                           .zero = 2,
+                                           .half = 0.5F,
+                                           .reach = 1.5F,
+                                           .is_even = true,
+                                           .is_exact = true};
 static const qsf_levels levels_2bit = {.high = 3, .has_min = true};
 static const qsf_levels levels_3bit = {.high = 7, .has_min = true};
 static const qsf_levels levels_4bit = {.high = 15, .has_min = true};

@@ -21,8 +21,8 @@ typedef struct qsf_levels {
     float low;
     float high;
     float zero;
-    float half;    /* off in scales, of a type without a min */
-    float reach;   /* largest magnitude in scales that is rounded by no more than half a scale */
+    float half;  /* off in scales, of a type without a min */
+    float reach; /* largest magnitude in scales that is rounded by no more than half a scale */
     bool has_min;
     bool is_even;  /* with every level v also -v, so that the sign of a scale is free */
     bool is_exact; /* so few magnitudes that the best scale is found by sorting */
@@ -59,7 +59,11 @@ typedef struct qsf_row_losses {
 } qsf_row_losses;
 
 /* Plain rounding: from the least to the largest value, or to the largest magnitude. */
-typedef void qsf_fit_fn(const qsf_levels *levels, const qsf_fit_input *in, qsf_fit *fit);
+typedef void qsf_fit_nearest_fn(const qsf_levels *levels, const qsf_fit_input *in, qsf_fit *fit);
+
+/* Makes a fit that is finite, plain rounding's, the one of the least weighted squared error that
+ * is found: it never loses more. */
+typedef void qsf_fit_search_fn(const qsf_levels *levels, const qsf_fit_input *in, qsf_fit *fit);
 
 /* Codes, and the values they stand for, of the levels nearest to x. Columns from `width` on are
  * left alone. */
@@ -94,9 +98,8 @@ typedef void qsf_feedback_block_fn(const qsf_levels *levels, const qsf_fit *fit,
 typedef void qsf_to_halves_fn(const qsf_tile_floats *x, unsigned char *halves);
 
 typedef struct qsf_rounder {
-    qsf_fit_fn *fit_nearest;
-    qsf_fit_fn *fit_search; /* the least weighted squared error that is found; never more than
-                             * fit_nearest's */
+    qsf_fit_nearest_fn *fit_nearest;
+    qsf_fit_search_fn *fit_search;
     qsf_encode_fn *encode;
     qsf_to_halves_fn *to_halves;
     qsf_measure_fn *measure;

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantisation and packing one value at a time: what the vectorised code must equal to the bit.
+"""Plain rounding (rule ``nearest``) and packing one value at a time: what C must equal to the bit.
 
-Arithmetic is f32 in the same order. Sums of a block add halves: value i to value i + 32, then
-i to i + 16, and so on; missing values count as zero.
+Arithmetic is f32 in the same order.
 """
 
 from __future__ import annotations
@@ -29,22 +28,6 @@ def ceil_f16(value: np.float32) -> np.float16:
     return half
 
 
-def tree_sum(values: Block) -> np.float32:
-    """The sum in the order that is the same on every machine."""
-    work: list[np.float32] = [*values, *[F(0)] * (64 - len(values))]
-    while len(work) > 1:
-        half = len(work) // 2
-        work = [work[i] + work[i + half] for i in range(half)]
-    return work[0]
-
-
-def sum_above(magnitudes: Block, limit: np.float32) -> tuple[np.float32, np.float32]:
-    """Sum and number of the magnitudes above `limit`."""
-    n_above = F(sum(bool(a > limit) for a in magnitudes))
-    above: np.float32 = tree_sum([max(a - limit, F(0)) for a in magnitudes]) + n_above * limit
-    return above, n_above
-
-
 def from_min(block: Block, scale: np.float16, minimum: np.float16, n_steps: int) -> Codes:
     """Codes of the nearest of evenly spaced levels that begin at `minimum`."""
     codes = [0] * len(block)
@@ -55,7 +38,7 @@ def from_min(block: Block, scale: np.float16, minimum: np.float16, n_steps: int)
 
 
 def code_asymmetric(block: Block, n_steps: int) -> Codes:
-    """3 and 4 bits: from the smallest to the largest value."""
+    """2, 3 and 4 bits: from the smallest to the largest value."""
     low, high = min(block), max(block)
     minimum = np.float16(low) + np.float16(0)
     if low == high:
@@ -64,52 +47,19 @@ def code_asymmetric(block: Block, n_steps: int) -> Codes:
     return from_min(block, ceil_f16(step), minimum, n_steps)
 
 
-def code_2bit(block: Block) -> Codes:
-    """Four levels fitted to the block by one step of least squares."""
-    width = F(len(block))
-    mean = tree_sum(block) / width
-    centred = [w - mean for w in block]
-    a = [abs(w) for w in centred]
-    guess = min(F(1.25) * (tree_sum(a) / width), max(a) / F(1.5))
-    above, n_above = sum_above(a, guess)
-    codes = [four_code(bool(w < 0), bool(abs(w) > guess)) for w in centred]
-    mean_code = F(sum(codes)) / width
-    mean_m = mean_code - F(1.5)
-    energy = F(0.25) * width + F(2) * n_above - mean_m * mean_m * width
-    step = (F(0.5) * tree_sum(a) + above) / energy if energy > 0 else F(0)
-    scale = np.float16(step)
-    minimum = np.float16(mean if scale == 0 else mean - step * mean_code) + np.float16(0)
-    found = [0] * len(block)
-    if scale != 0:
-        borders = [F(border) * F(scale) for border in (0.5, 1.5, 2.5)]
-        found = [sum(bool(w - F(minimum) > border) for border in borders) for w in block]
-    return found, scale, minimum
-
-
-def four_code(is_negative: bool, is_far: bool) -> int:
-    """The place of a level among -1.5, -0.5, 0.5, 1.5."""
-    if is_negative:
-        return 0 if is_far else 1
-    return 3 if is_far else 2
-
-
 def code_2bit_sym(block: Block) -> Codes:
-    """As `code_2bit` about zero."""
-    a = [abs(w) for w in block]
-    guess = min(F(1.25) * (tree_sum(a) / F(len(a))), max(a) / F(1.5))
-    above, n_above = sum_above(a, guess)
-    energy = F(0.25) * F(len(a)) + F(2) * n_above
-    scale = np.float16((F(0.5) * tree_sum(a) + above) / energy)
-    return [four_code(bool(w < 0), bool(abs(w) > F(scale))) for w in block], scale, np.float16(0)
+    """Levels -1.5, -0.5, 0.5 and 1.5: the outer ones reach amax."""
+    scale = ceil_f16(max(abs(w) for w in block) / F(1.5))
+    codes = [2] * len(block)
+    if scale != 0:
+        off = F(scale) * F(0.5)
+        codes = [int(np.clip(np.rint((w - off) / F(scale)), -2, 1)) + 2 for w in block]
+    return codes, scale, np.float16(0)
 
 
 def code_ternary(block: Block) -> Codes:
-    """Zero below three quarters of the mean magnitude, else the mean magnitude of the rest."""
-    a = [abs(w) for w in block]
-    limit = F(0.75) * (tree_sum(a) / F(len(a)))
-    above, n_above = sum_above(a, limit)
-    scale = np.float16(above / max(n_above, F(1)))
-    return [1 + int(w > limit) - int(w < -limit) for w in block], scale, np.float16(0)
+    """From -amax to amax."""
+    return symmetric(block, ceil_f16(max(abs(w) for w in block)), 1, -1, 1)
 
 
 def code_4bit_sym(block: Block) -> Codes:
@@ -136,7 +86,7 @@ def symmetric(block: Block, scale: np.float16, zero: int, low: int, high: int) -
 
 
 CODERS: dict[Dtype, Callable[[Block], Codes]] = {
-    Dtype.Q2: code_2bit,
+    Dtype.Q2: lambda block: code_asymmetric(block, 3),
     Dtype.Q2_SYM: code_2bit_sym,
     Dtype.Q3: lambda block: code_asymmetric(block, 7),
     Dtype.Q4: lambda block: code_asymmetric(block, 15),
@@ -191,7 +141,7 @@ def pack_dense(codes: list[list[int]], plane: int, r: int, j: int) -> int:
 
 
 def naive_tiles(dtype: Dtype, rows: np.ndarray) -> bytes:
-    """The tiles of a matrix: docs/format.md, section 5, one element at a time."""
+    """The tiles of a matrix by rule ``nearest``: docs/format.md, section 5, value by value."""
     n_rows, n_cols = rows.shape
     out = bytearray()
     for row0 in range(0, n_rows, 16):

@@ -144,11 +144,11 @@ def test_help_names_the_options() -> None:
 def test_compression_is_reported(tmp_path: Path, project_root: Path) -> None:
     source = project_root / "examples" / "tiny-llama"
     for arguments, expected in [
-        (("--compress", "zstd"), "layers: 6, compressed with zstd, stored at 95 %"),
+        (("--compress", "zstd"), "layers: 6, compressed with zstd, stored at 96 %"),
         (("--compress", "lz4hc"), "layers: 6, compression saves less than 3 %: stored as they are"),
         (
             ("--compress", "auto", "--disk-speed", "1"),
-            "layers: 6, compressed with zstd, stored at 95 % (disk 1 MB/s, given)",
+            "layers: 6, compressed with zstd, stored at 96 % (disk 1 MB/s, given)",
         ),
         (
             ("--compress", "auto", "--disk-speed", "1e9"),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from naive_tiles import WITH_MIN, naive_tiles, pack
 from reference_tiles import TILE_BYTES, decode_tiles
 
-from qsf.converter.quantisers import quantise_rows
-from qsf.converter.tiles import TILE_DTYPES, Coded, dequantise_tiles, put_coded, tile_bytes
+from qsf.converter.quantisers import Rule, quantise_rows
+from qsf.converter.tiles import TILE_DTYPES, dequantise_tiles, tile_bytes
 from qsf.format import Dtype, Layout, dtype_name, tensor_bytes
 
 ALL_TYPES = [dtype for dtype in Dtype if dtype != Dtype.MIXED]
@@ -35,9 +35,10 @@ def test_every_type_has_a_tile_worked_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize("dtype", GOLDEN)
-def test_tile_worked_out_by_hand(dtype: Dtype) -> None:
+@pytest.mark.parametrize("rule", ["search", "nearest"])
+def test_tile_worked_out_by_hand(dtype: Dtype, rule: Rule) -> None:
     values, tile = GOLDEN[dtype].values(), GOLDEN[dtype].tile()
-    assert quantise_rows(dtype, values) == tile
+    assert quantise_rows(dtype, values, rule=rule) == tile
     np.testing.assert_array_equal(dequantise_tiles(dtype, tile, 16, 64), values)
     np.testing.assert_array_equal(decode_tiles(dtype_name(dtype), tile, 16, 64), values)
 
@@ -59,7 +60,7 @@ def test_float_tile_worked_out_by_hand(dtype: Dtype, n_bytes: int) -> None:
 @pytest.mark.parametrize("n_cols", EDGE_COLS)
 def test_layout_is_the_documented_one(dtype: Dtype, n_rows: int, n_cols: int) -> None:
     rows = random_rows(n_rows, n_cols)
-    tiles = quantise_rows(dtype, rows)
+    tiles = quantise_rows(dtype, rows, rule="nearest")
     assert tiles == naive_tiles(dtype, rows)
     np.testing.assert_array_equal(
         decode_tiles(dtype_name(dtype), tiles, n_rows, n_cols),
@@ -72,18 +73,23 @@ def test_layout_is_the_documented_one(dtype: Dtype, n_rows: int, n_cols: int) ->
 def test_any_codes_come_back(dtype: Dtype, n_tiles: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, N_CODES[dtype], (16, n_tiles, 64)).astype(np.uint8)
-    ones = np.ones((16, n_tiles, 1), np.float16)
-    mins = np.zeros_like(ones) if dtype in WITH_MIN else None
-    tiles = np.zeros((1, n_tiles), TILE_DTYPES[dtype])
-    put_coded(dtype, tiles, Coded(codes.copy(), ones, mins), 16, n_tiles * 64)
-    values = decode_tiles(dtype_name(dtype), tiles.tobytes(), 16, n_tiles * 64)
+    # The first and the last code of each block, in any columns, so that the scale is 1.
+    ends = np.array([0, N_CODES[dtype] - 1], np.uint8)
+    if dtype == Dtype.Q8:
+        codes, ends = np.maximum(codes, 1), np.array([1, 255], np.uint8)
+    if dtype == Dtype.Q4_SYM:
+        ends = ends[:1]
+    for block in codes.reshape(-1, 64):
+        block[rng.permutation(64)[: len(ends)]] = ends
     zero = {Dtype.Q8: 128, Dtype.Q4_SYM: 8, Dtype.Q2_SYM: 1.5}.get(dtype, 1)
     if dtype in WITH_MIN:
         zero = 0
-    np.testing.assert_array_equal(values + np.float32(zero), codes.reshape(16, -1))
+    rows = codes.reshape(16, -1).astype(np.float32) - np.float32(zero)
+    tiles = quantise_rows(dtype, rows, rule="nearest")
+    np.testing.assert_array_equal(decode_tiles(dtype_name(dtype), tiles, *rows.shape), rows)
+    size, head = TILE_BYTES[dtype_name(dtype)], 64 if dtype in WITH_MIN else 32
     for t in range(n_tiles):
-        head = 64 if dtype in WITH_MIN else 32
-        assert tiles[0, t].tobytes()[head:] == pack(dtype, codes[:, t].tolist())
+        assert tiles[t * size + head : (t + 1) * size] == pack(dtype, codes[:, t].tolist())
 
 
 @given(dtype=st.sampled_from(QUANTISED), seed=st.integers(0, 2**32))
