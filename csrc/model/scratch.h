@@ -60,6 +60,7 @@ typedef struct qsf_scratch {
     float *tails[3];       /* [chunk, 16] rows of a last tile row that the output has no room for,
                             * for each matrix that runs at the same time */
     float *vectors[4];     /* [widest vector] norm weight, norm bias, and two more biases */
+    unsigned char *outliers; /* [config's outliers_bytes] side tables of what runs at one time */
     int8_t *act_q;         /* [chunk, widest input] */
     int8_t *act_q_low;     /* [chunk, widest input] */
     float *act_scale;      /* [chunk, widest input / 64] */

@@ -1,0 +1,92 @@
+/* outliers.c - reads and checks a side table.
+ *
+ *     u32 first [tile rows + 1]   entries before each tile row, and all
+ *     entries                     u16 step, f16 delta
+ *
+ * Position p = 16 * column + row of the tile row. The first entry is at step - 1, each other one
+ * step after the one before it.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "format/outliers.h"
+
+#include <inttypes.h>
+
+#include "base/bytes.h"
+#include "base/checked.h"
+#include "base/dtype.h"
+#include "base/status.h"
+
+#define F16_EXPONENT 0x7C00U /* all ones: infinite or NaN */
+
+static size_t tile_row_count(const qsf_tensor *t)
+{
+    return qsf_ceil_div(t->n_rows, QSF_TILE_ROWS);
+}
+
+bool qsf_outliers_measure(const qsf_tensor *t, uint64_t *data_bytes)
+{
+    const uint64_t n_weights = (uint64_t)t->n_rows * t->n_cols; /* at most 2^48 */
+    if (t->dtype != QSF_DTYPE_F16 || t->n_entries < 1 || t->n_entries > QSF_MAX_OUTLIERS ||
+        (uint64_t)t->n_entries * QSF_LEAST_WEIGHTS_PER_OUTLIER > n_weights)
+        return false;
+    *data_bytes = 4 * ((uint64_t)tile_row_count(t) + 1) +
+                  (uint64_t)t->n_entries * QSF_OUTLIER_ENTRY_BYTES;
+    return true;
+}
+
+/* Are the positions those of weights? The sum of 2^24 steps does not wrap. */
+static bool are_inside(const unsigned char *entries, size_t n_entries, size_t n_rows, size_t n_cols)
+{
+    uint64_t end = 0; /* behind the last position */
+    bool ok = true;
+    for (size_t i = 0; i < n_entries; i++) {
+        const uint16_t step = qsf_load_u16(entries + i * QSF_OUTLIER_ENTRY_BYTES);
+        end += step;
+        ok &= step != 0;
+        ok &= ((end - 1) % QSF_TILE_ROWS) < n_rows;
+    }
+    return ok && end <= (uint64_t)n_cols * QSF_TILE_ROWS;
+}
+
+static bool are_finite(const unsigned char *entries, size_t n_entries)
+{
+    bool ok = true;
+    for (size_t i = 0; i < n_entries; i++) {
+        const uint16_t delta = qsf_load_u16(entries + i * QSF_OUTLIER_ENTRY_BYTES + 2);
+        ok &= (delta & F16_EXPONENT) != F16_EXPONENT;
+    }
+    return ok;
+}
+
+bool qsf_outliers_find(const qsf_outliers *o, size_t tile_row, const unsigned char **entries,
+                       size_t *n_entries)
+{
+    const qsf_tensor *const t = o->tensor;
+    const size_t n_tile_rows = tile_row_count(t);
+    const uint32_t first = qsf_load_u32(o->bytes + 4 * tile_row);
+    const uint32_t end = qsf_load_u32(o->bytes + 4 * tile_row + 4);
+    if (first > end || end > t->n_entries || (tile_row == 0 && first != 0) ||
+        (tile_row + 1 == n_tile_rows && end != t->n_entries))
+        return false;
+    const size_t rows_left = t->n_rows - tile_row * QSF_TILE_ROWS;
+    *n_entries = end - first;
+    *entries = o->bytes + 4 * (n_tile_rows + 1) + (size_t)first * QSF_OUTLIER_ENTRY_BYTES;
+    return are_inside(*entries, *n_entries, rows_left < QSF_TILE_ROWS ? rows_left : QSF_TILE_ROWS,
+                      t->n_cols) &&
+           are_finite(*entries, *n_entries);
+}
+
+qsf_status qsf_outliers_check(const qsf_outliers *o)
+{
+    const qsf_tensor *const t = o->tensor;
+    const unsigned char *entries;
+    size_t n_entries;
+    for (size_t i = 0; i < tile_row_count(t); i++)
+        if (!qsf_outliers_find(o, i, &entries, &n_entries))
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "unit %" PRIu32 ": the outliers of tensor type %" PRIu32
+                            " in tile row %zu are not in order, inside [%" PRIu32 ", %" PRIu32
+                            "] and finite",
+                            t->unit_idx, t->type, i, t->n_rows, t->n_cols);
+    return QSF_OK;
+}

@@ -1,0 +1,138 @@
+"""The side table of a matrix: weights that its few bits do not span (docs/format.md, section 5).
+
+    u32 first [tile rows + 1]   entries before each tile row, and all
+    entries                     u16 step, f16 delta
+
+The position of a weight is 16 * column + row in its tile row. The first entry of a tile row is at
+step - 1, each other one step after the one before it. Plain Python: reading a file needs no numpy.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from qsf.errors import QsfArgumentError, QsfFormatError
+from qsf.format_layout import LEAST_WEIGHTS_PER_OUTLIER, MAX_OUTLIERS, TILE_ROWS
+
+MAX_STEP: Final = 0xFFFF
+_FINITE: Final = bytes(byte for byte in range(256) if byte & 0x7C != 0x7C)  # high bytes of an f16
+
+
+class Outlier(NamedTuple):
+    """One entry: what the stored weight of this place lacks."""
+
+    row: int
+    col: int
+    delta: float
+
+
+class PackedOutliers(NamedTuple):
+    """A side table as a file has it; ``n_entries`` is for ``Writer.begin_tensor``."""
+
+    data: bytes
+    n_entries: int
+
+
+def _numbers(kind: str, data: bytes | bytearray) -> array[int]:
+    """Return little-endian numbers of type ``kind`` of the array module."""
+    out = array(kind, bytes(data))
+    if sys.byteorder == "big":
+        out.byteswap()
+    return out
+
+
+def outliers_fault(
+    data: bytes | bytearray, n_rows: int, n_cols: int, n_entries: int
+) -> str | None:
+    """Return what is wrong with the bytes of a side table of [n_rows, n_cols]; None: nothing.
+
+    The rules are those of csrc/format/outliers.c.
+    """
+    n_tile_rows = -(-n_rows // TILE_ROWS)
+    split = 4 * (n_tile_rows + 1)
+    first = _numbers("I", data[:split])
+    if first[0] != 0 or first[-1] != n_entries:
+        return f"entries {first[0]} .. {first[-1]}, allowed: 0 .. {n_entries}"
+    steps = _numbers("H", data[split:])[::2]
+    if 0 in steps:
+        return f"entry {steps.index(0)} has step 0, allowed: 1 or more"
+    if bytes(data[split + 3 :: 4]).translate(None, _FINITE):
+        return "a delta that is not finite"
+    for i in range(n_tile_rows):
+        begin, end = first[i], first[i + 1]
+        if not begin <= end <= n_entries:
+            return f"tile row {i} has entries {begin} .. {end}, allowed: ascending"
+        if sum(steps[begin:end]) > TILE_ROWS * n_cols:
+            return f"tile row {i} has outliers behind its {n_cols} columns"
+    rows_left = n_rows - (n_tile_rows - 1) * TILE_ROWS
+    position = -1
+    for step in steps[first[-2] :] if rows_left < TILE_ROWS else ():
+        position += step
+        if position % TILE_ROWS >= rows_left:
+            return f"tile row {n_tile_rows - 1} has outliers behind its {rows_left} rows"
+    return None
+
+
+def unpack_outliers(
+    data: bytes, n_rows: int, n_cols: int, n_entries: int
+) -> Iterator[Outlier]:
+    """Yield the entries of a side table in their order: by tile row, column, row.
+
+    Raises:
+        QsfFormatError: the table is malformed.
+    """
+    fault = outliers_fault(data, n_rows, n_cols, n_entries)
+    if fault is not None:
+        raise QsfFormatError(f"side table: {fault}")
+    n_tile_rows = -(-n_rows // TILE_ROWS)
+    first = _numbers("I", data[: 4 * (n_tile_rows + 1)])
+    entries = list(struct.iter_unpack("<He", data[4 * (n_tile_rows + 1) :]))
+    for i in range(n_tile_rows):
+        position = -1
+        for step, delta in entries[first[i] : first[i + 1]]:
+            position += step
+            yield Outlier(TILE_ROWS * i + position % TILE_ROWS, position // TILE_ROWS, delta)
+
+
+def pack_outliers(outliers: Iterable[Outlier], n_rows: int, n_cols: int) -> PackedOutliers:
+    """Return the side table of a matrix [n_rows, n_cols], for entries in any order.
+
+    A delta is rounded to f16. Where two entries of a tile row are further apart than a step can
+    say, entries of delta 0 stand between them.
+
+    Raises:
+        QsfArgumentError: an entry is outside the matrix, twice there or not finite as an f16; or
+            there are none, or more than a file allows.
+    """
+    n_tile_rows = -(-n_rows // TILE_ROWS)
+    by_tile_row: list[list[tuple[int, float]]] = [[] for _ in range(n_tile_rows)]
+    for row, col, delta in outliers:
+        if not (0 <= row < n_rows and 0 <= col < n_cols):
+            raise QsfArgumentError(f"outlier at [{row}, {col}], the matrix is [{n_rows}, {n_cols}]")
+        by_tile_row[row // TILE_ROWS].append((TILE_ROWS * col + row % TILE_ROWS, delta))
+    first, entries = [0], bytearray()
+    for i, places in enumerate(by_tile_row):
+        last = -1
+        for position, delta in sorted(places):
+            if position == last:
+                raise QsfArgumentError(f"two outliers at position {position} of tile row {i}")
+            while position - last > MAX_STEP:
+                entries += struct.pack("<He", MAX_STEP, 0.0)
+                last += MAX_STEP
+            try:
+                entries += struct.pack("<He", position - last, delta)
+            except OverflowError:
+                entries += b"\0\0\0\x7c"
+            last = position
+        first.append(len(entries) // 4)
+    most = min(MAX_OUTLIERS, n_rows * n_cols // LEAST_WEIGHTS_PER_OUTLIER)
+    if not 1 <= first[-1] <= most:
+        raise QsfArgumentError(f"{first[-1]} outliers, allowed: 1 .. {most}")
+    if bytes(entries[3::4]).translate(None, _FINITE):
+        raise QsfArgumentError("the delta of an outlier is not finite as an f16")
+    return PackedOutliers(struct.pack(f"<{len(first)}I", *first) + entries, first[-1])
