@@ -37,7 +37,7 @@ from qsf.format_layout import (
     dtype_name,
     tensor_bytes,
 )
-from qsf.format_outliers import Outlier, PackedOutliers, pack_outliers, unpack_outliers
+from qsf.format_outliers import Outlier, PackedOutliers, unpack_outliers
 from qsf.format_reader import Reader
 from qsf.format_writer import Writer
 
@@ -65,7 +65,6 @@ __all__ = [
     "Unit",
     "Writer",
     "dtype_name",
-    "pack_outliers",
     "tensor_bytes",
     "unpack_outliers",
 ]

@@ -13,11 +13,11 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from qsf.errors import QsfArgumentError, QsfFormatError
-from qsf.format_layout import LEAST_WEIGHTS_PER_OUTLIER, MAX_OUTLIERS, TILE_ROWS
+from qsf.errors import QsfFormatError
+from qsf.format_layout import TILE_ROWS
 
 MAX_STEP: Final = 0xFFFF
 _FINITE: Final = bytes(byte for byte in range(256) if byte & 0x7C != 0x7C)  # high bytes of an f16
@@ -97,42 +97,3 @@ def unpack_outliers(
         for step, delta in entries[first[i] : first[i + 1]]:
             position += step
             yield Outlier(TILE_ROWS * i + position % TILE_ROWS, position // TILE_ROWS, delta)
-
-
-def pack_outliers(outliers: Iterable[Outlier], n_rows: int, n_cols: int) -> PackedOutliers:
-    """Return the side table of a matrix [n_rows, n_cols], for entries in any order.
-
-    A delta is rounded to f16. Where two entries of a tile row are further apart than a step can
-    say, entries of delta 0 stand between them.
-
-    Raises:
-        QsfArgumentError: an entry is outside the matrix, twice there or not finite as an f16; or
-            there are none, or more than a file allows.
-    """
-    n_tile_rows = -(-n_rows // TILE_ROWS)
-    by_tile_row: list[list[tuple[int, float]]] = [[] for _ in range(n_tile_rows)]
-    for row, col, delta in outliers:
-        if not (0 <= row < n_rows and 0 <= col < n_cols):
-            raise QsfArgumentError(f"outlier at [{row}, {col}], the matrix is [{n_rows}, {n_cols}]")
-        by_tile_row[row // TILE_ROWS].append((TILE_ROWS * col + row % TILE_ROWS, delta))
-    first, entries = [0], bytearray()
-    for i, places in enumerate(by_tile_row):
-        last = -1
-        for position, delta in sorted(places):
-            if position == last:
-                raise QsfArgumentError(f"two outliers at position {position} of tile row {i}")
-            while position - last > MAX_STEP:
-                entries += struct.pack("<He", MAX_STEP, 0.0)
-                last += MAX_STEP
-            try:
-                entries += struct.pack("<He", position - last, delta)
-            except OverflowError:
-                entries += b"\0\0\0\x7c"
-            last = position
-        first.append(len(entries) // 4)
-    most = min(MAX_OUTLIERS, n_rows * n_cols // LEAST_WEIGHTS_PER_OUTLIER)
-    if not 1 <= first[-1] <= most:
-        raise QsfArgumentError(f"{first[-1]} outliers, allowed: 1 .. {most}")
-    if bytes(entries[3::4]).translate(None, _FINITE):
-        raise QsfArgumentError("the delta of an outlier is not finite as an f16")
-    return PackedOutliers(struct.pack(f"<{len(first)}I", *first) + entries, first[-1])
