@@ -46,9 +46,7 @@ def _numbers(kind: str, data: bytes | bytearray) -> array[int]:
     return out
 
 
-def outliers_fault(
-    data: bytes | bytearray, n_rows: int, n_cols: int, n_entries: int
-) -> str | None:
+def outliers_fault(data: bytes | bytearray, n_rows: int, n_cols: int, n_entries: int) -> str | None:
     """Return what is wrong with the bytes of a side table of [n_rows, n_cols]; None: nothing.
 
     The rules are those of csrc/format/outliers.c.
@@ -78,9 +76,7 @@ def outliers_fault(
     return None
 
 
-def unpack_outliers(
-    data: bytes, n_rows: int, n_cols: int, n_entries: int
-) -> Iterator[Outlier]:
+def unpack_outliers(data: bytes, n_rows: int, n_cols: int, n_entries: int) -> Iterator[Outlier]:
     """Yield the entries of a side table in their order: by tile row, column, row.
 
     Raises:
