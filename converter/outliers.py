@@ -258,14 +258,15 @@ def _codes_at(
     group, lane = c // 4, (c % 4).astype(np.uint32)
 
     def byte(planes: NDArray[np.uint32], plane: IndexArray) -> NDArray[np.uint32]:
-        found: NDArray[np.uint32] = planes[at, plane, r] >> (8 * lane) & 0xFF
+        found: NDArray[np.uint32] = (planes[at, plane, r] >> (8 * lane) & 0xFF).astype(np.uint32)
         return found
 
     codes = records["codes"]
     if dtype == Dtype.Q8:
         return byte(codes, group)
     if dtype in (Dtype.Q4, Dtype.Q4_SYM):
-        return byte(codes, group % 8) >> (group // 8 * 4).astype(np.uint32) & 15
+        nibbles: NDArray[np.uint32] = byte(codes, group % 8) >> (group // 8 * 4).astype(np.uint32)
+        return (nibbles & 15).astype(np.uint32)
     if dtype == Dtype.TERNARY_DENSE:
         is_last = group == BLOCK // 4 - 1
         dense = np.where(is_last, records["last"][at, r], byte(codes, np.minimum(group // 5, 2)))
@@ -277,7 +278,7 @@ def _codes_at(
         p = group % 4
         third = byte(records["thirds"], p // 2) >> (p % 2 * 4 + group // 4).astype(np.uint32) & 1
         low = low | third << np.uint32(2)
-    return low
+    return low.astype(np.uint32)
 
 
 def with_deltas(entries: Entries, dtype: int, tiles: bytes, n_cols: int) -> Entries:

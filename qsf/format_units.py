@@ -34,7 +34,7 @@ def shapes(h: Header) -> dict[int, tuple[int, int]]:
         _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ATTN_OUT_BIAS,
         _T.FFN_DOWN_BIAS, _T.POST_ATTN_NORM, _T.POST_FFN_NORM, _T.FINAL_NORM, _T.FINAL_NORM_BIAS,
     )  # fmt: skip
-    matrices = {
+    matrices: dict[int, tuple[int, int]] = {
         _T.Q: (q, h.dim),
         _T.K: (kv, h.dim),
         _T.V: (kv, h.dim),

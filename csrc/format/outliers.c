@@ -29,8 +29,8 @@ bool qsf_outliers_measure(const qsf_tensor *t, uint64_t *data_bytes)
     if (t->dtype != QSF_DTYPE_F16 || t->n_entries < 1 || t->n_entries > QSF_MAX_OUTLIERS ||
         (uint64_t)t->n_entries * QSF_LEAST_WEIGHTS_PER_OUTLIER > n_weights)
         return false;
-    *data_bytes = 4 * ((uint64_t)tile_row_count(t) + 1) +
-                  (uint64_t)t->n_entries * QSF_OUTLIER_ENTRY_BYTES;
+    *data_bytes =
+        4 * ((uint64_t)tile_row_count(t) + 1) + (uint64_t)t->n_entries * QSF_OUTLIER_ENTRY_BYTES;
     return true;
 }
 

@@ -28,7 +28,7 @@ typedef struct unit_walk {
     uint32_t tensor_idx; /* in reader->tensors */
     uint64_t raw_off;
     unsigned char header[QSF_TENSOR_HEADER_BYTES];
-    uint32_t band_crc32; /* of the embedding band that is passing */
+    uint32_t band_crc32;  /* of the embedding band that is passing */
     unsigned char *table; /* [its data_bytes] the side table that is passing, or NULL */
 } unit_walk;
 

@@ -61,16 +61,16 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
     return QSF_OK;
 }
 
-#define LAYER_VECTOR(type, field, required, n)                          \
-    {                                                                   \
+#define LAYER_VECTOR(type, field, required, n)                                      \
+    {                                                                               \
         type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_VECTOR, required, 1, n \
     }
-#define LAYER_MATRIX(type, field, required, rows, cols)                      \
-    {                                                                        \
+#define LAYER_MATRIX(type, field, required, rows, cols)                                  \
+    {                                                                                    \
         type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_TILES, required, rows, cols \
     }
-#define LAYER_OUTLIERS(type, field, rows, cols) \
-    { \
+#define LAYER_OUTLIERS(type, field, rows, cols)                                          \
+    {                                                                                    \
         type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_OUTLIERS, false, rows, cols \
     }
 

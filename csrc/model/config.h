@@ -46,23 +46,23 @@ typedef struct qsf_layer {
     const qsf_tensor *q_outliers;     /* side table of q, optional; likewise the others */
     const qsf_tensor *k_outliers;
     const qsf_tensor *v_outliers;
-    const qsf_tensor *q;              /* [q_dim, dim] */
-    const qsf_tensor *k;              /* [kv_dim, dim] */
-    const qsf_tensor *v;              /* [kv_dim, dim] */
-    const qsf_tensor *attn_out_bias;  /* [dim], optional */
+    const qsf_tensor *q;             /* [q_dim, dim] */
+    const qsf_tensor *k;             /* [kv_dim, dim] */
+    const qsf_tensor *v;             /* [kv_dim, dim] */
+    const qsf_tensor *attn_out_bias; /* [dim], optional */
     const qsf_tensor *attn_out_outliers;
-    const qsf_tensor *attn_out;       /* [dim, q_dim] */
-    const qsf_tensor *ffn_norm;       /* [dim] */
-    const qsf_tensor *ffn_norm_bias;  /* [dim], optional */
-    const qsf_tensor *gate_bias;      /* [ffn_dim], optional */
-    const qsf_tensor *up_bias;        /* [ffn_dim], optional */
+    const qsf_tensor *attn_out;      /* [dim, q_dim] */
+    const qsf_tensor *ffn_norm;      /* [dim] */
+    const qsf_tensor *ffn_norm_bias; /* [dim], optional */
+    const qsf_tensor *gate_bias;     /* [ffn_dim], optional */
+    const qsf_tensor *up_bias;       /* [ffn_dim], optional */
     const qsf_tensor *gate_outliers;
     const qsf_tensor *up_outliers;
-    const qsf_tensor *gate;           /* [ffn_dim, dim], gated models */
-    const qsf_tensor *up;             /* [ffn_dim, dim] */
-    const qsf_tensor *down_bias;      /* [dim], optional */
+    const qsf_tensor *gate;      /* [ffn_dim, dim], gated models */
+    const qsf_tensor *up;        /* [ffn_dim, dim] */
+    const qsf_tensor *down_bias; /* [dim], optional */
     const qsf_tensor *down_outliers;
-    const qsf_tensor *down;           /* [dim, ffn_dim] */
+    const qsf_tensor *down; /* [dim, ffn_dim] */
 } qsf_layer;
 
 /* What lies outside the layers. */

@@ -29,7 +29,7 @@ typedef struct span {
     part parts[QSF_LINEAR_MAX];
     size_t n_parts;
     size_t n_bytes;
-    bool is_paired; /* an item is the same tile rows of every part */
+    bool is_paired;           /* an item is the same tile rows of every part */
     atomic_bool is_malformed; /* a side table of one of the parts */
 } span;
 
@@ -172,7 +172,8 @@ static qsf_status run_span(qsf_ops *o, span *s)
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].linear->outliers.bytes != NULL)
             QSF_TRY(qsf_outliers_check(&s->parts[i].linear->outliers));
-    return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: a side table changed", s->parts[0].linear->w->unit_idx);
+    return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: a side table changed",
+                    s->parts[0].linear->w->unit_idx);
 }
 
 /* Fills the span from tile row *tile_row of linears[*idx] on and moves both behind it. */

@@ -1,5 +1,5 @@
-/* check_outliers.c - side tables: what a reader refuses, and that what they add is added, once and in
- * its order, whatever the instruction set, the window and the threads.
+/* check_outliers.c - side tables: what a reader refuses, and that what they add is added, once and
+ * in its order, whatever the instruction set, the window and the threads.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>

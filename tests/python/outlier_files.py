@@ -43,6 +43,10 @@ def random_entries(seed: int, one_in: int = 100) -> Choose:
     return choose
 
 
+def _fields(t: Tensor, kind: int, dtype: int, layout: int) -> tuple[int, ...]:
+    return kind, t.n_rows, t.n_cols, dtype, layout, t.index
+
+
 def add_outliers(
     source: Path, out: Path, choose: Choose, compression: Compression | None = None
 ) -> dict[tuple[int, int], list[Entry]]:
@@ -57,16 +61,14 @@ def add_outliers(
             packing = u.compression if compression is None or not is_layer else compression
             w.begin_unit(u.idx, dtype=u.dtype, compression=packing, importance=u.importance)
             tensors = [
-                ((t.type, t.n_rows, t.n_cols, t.dtype, t.layout, t.index), 0, r.read_tensor(t))
-                for t in u.tensors
+                (_fields(t, t.type, t.dtype, t.layout), 0, r.read_tensor(t)) for t in u.tensors
             ]
             for t in u.tensors if is_layer else ():
                 entries = choose(t) if t.type in OUTLIERS_OF else []
                 if entries:
                     data, n = naive_table(entries, t.n_rows)
                     kind = OUTLIERS_OF[t.type]
-                    fields = (kind, t.n_rows, t.n_cols, Dtype.F16, Layout.OUTLIERS, t.index)
-                    tensors.append((fields, n, data))
+                    tensors.append((_fields(t, kind, Dtype.F16, Layout.OUTLIERS), n, data))
                     chosen[u.idx, t.type] = entries
             order = unit_order(u.idx, r.header.n_layers, is_tied=r.arch.tied_head)
             for fields, n, data in sorted(tensors, key=lambda t: order.index(t[0][0])):

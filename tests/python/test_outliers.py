@@ -310,8 +310,8 @@ def test_same_everywhere(folder: Path, quant_type: str, compress: str, exact: bo
     for n_threads in (2, 3):
         assert np.array_equal(whole, logits_with(path, threads=n_threads, exact=exact))
     for n_threads in (1, 2):
-        options = {"ram_budget": least_budget(path), "threads": n_threads, "exact": exact}
-        with qsf.Model(path, **options) as model:
+        budget = least_budget(path, exact=exact)
+        with qsf.Model(path, ram_budget=budget, threads=n_threads, exact=exact) as model:
             assert model.info.plan.n_units_resident < model.info.plan.n_units
             assert np.array_equal(whole, model.logits(TOKENS))
             assert np.array_equal(whole[:1], model.logits(TOKENS[:1]))
