@@ -72,7 +72,7 @@ def add_outliers(
                     chosen[u.idx, t.type] = entries
             order = unit_order(u.idx, r.header.n_layers, is_tied=r.arch.tied_head)
             for fields, n, data in sorted(tensors, key=lambda t: order.index(t[0][0])):
-                w.begin_tensor(*fields, n_entries=n)
+                w.begin_tensor(*fields, n)
                 w.write(data)
                 w.end_tensor()
             w.end_unit()
