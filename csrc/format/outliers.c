@@ -16,7 +16,8 @@
 #include "base/dtype.h"
 #include "base/status.h"
 
-#define F16_EXPONENT 0x7C00U /* all ones: infinite or NaN */
+#define F16_EXPONENT 0x7C00U       /* all ones: infinite or NaN */
+#define SUM_ENTRIES ((size_t)4096) /* whose steps have a sum below 2^32 */
 
 static size_t tile_row_count(const qsf_tensor *t)
 {
@@ -34,26 +35,35 @@ bool qsf_outliers_measure(const qsf_tensor *t, uint64_t *data_bytes)
     return true;
 }
 
-/* Are the positions those of weights? The sum of 2^24 steps does not wrap. */
-static bool are_inside(const unsigned char *entries, size_t n_entries, size_t n_rows, size_t n_cols)
+/* Are all steps 1 or more and all deltas finite? *end becomes what is behind the last position.
+ * The sum of 2^24 steps does not wrap in 64 bits; blocks of them do not in 32, which is faster. */
+static bool are_plain(const unsigned char *entries, size_t n_entries, uint64_t *end)
 {
-    uint64_t end = 0; /* behind the last position */
-    bool ok = true;
-    for (size_t i = 0; i < n_entries; i++) {
-        const uint16_t step = qsf_load_u16(entries + i * QSF_OUTLIER_ENTRY_BYTES);
-        end += step;
-        ok &= step != 0;
-        ok &= ((end - 1) % QSF_TILE_ROWS) < n_rows;
+    uint32_t n_bad = 0;
+    *end = 0;
+    for (size_t begin = 0; begin < n_entries; begin += SUM_ENTRIES) {
+        const size_t left = n_entries - begin;
+        const size_t n = left < SUM_ENTRIES ? left : SUM_ENTRIES;
+        uint32_t sum = 0;
+        for (size_t i = begin; i < begin + n; i++) {
+            const uint32_t entry = qsf_load_u32(entries + i * QSF_OUTLIER_ENTRY_BYTES);
+            const uint32_t exponent = entry >> 16 & F16_EXPONENT;
+            sum += entry & 0xFFFF;
+            n_bad += (uint32_t)((entry & 0xFFFF) == 0) | (uint32_t)(exponent == F16_EXPONENT);
+        }
+        *end += sum;
     }
-    return ok && end <= (uint64_t)n_cols * QSF_TILE_ROWS;
+    return n_bad == 0;
 }
 
-static bool are_finite(const unsigned char *entries, size_t n_entries)
+/* Are the rows of all entries, in a tile row that is cut off, below n_rows? */
+static bool are_above(const unsigned char *entries, size_t n_entries, size_t n_rows)
 {
+    uint64_t end = 0;
     bool ok = true;
     for (size_t i = 0; i < n_entries; i++) {
-        const uint16_t delta = qsf_load_u16(entries + i * QSF_OUTLIER_ENTRY_BYTES + 2);
-        ok &= (delta & F16_EXPONENT) != F16_EXPONENT;
+        end += qsf_load_u16(entries + i * QSF_OUTLIER_ENTRY_BYTES);
+        ok &= (end - 1) % QSF_TILE_ROWS < n_rows;
     }
     return ok;
 }
@@ -71,9 +81,10 @@ bool qsf_outliers_find(const qsf_outliers *o, size_t tile_row, const unsigned ch
     const size_t rows_left = t->n_rows - tile_row * QSF_TILE_ROWS;
     *n_entries = end - first;
     *entries = o->bytes + 4 * (n_tile_rows + 1) + (size_t)first * QSF_OUTLIER_ENTRY_BYTES;
-    return are_inside(*entries, *n_entries, rows_left < QSF_TILE_ROWS ? rows_left : QSF_TILE_ROWS,
-                      t->n_cols) &&
-           are_finite(*entries, *n_entries);
+    uint64_t position_end;
+    return are_plain(*entries, *n_entries, &position_end) &&
+           position_end <= (uint64_t)t->n_cols * QSF_TILE_ROWS &&
+           (rows_left >= QSF_TILE_ROWS || are_above(*entries, *n_entries, rows_left));
 }
 
 qsf_status qsf_outliers_check(const qsf_outliers *o)

@@ -219,23 +219,43 @@ static void QSF_NAME(quantise)(const float *x, size_t n_blocks, const qsf_act_ro
         quantise_block(x + b * QSF_BLOCK, b, out);
 }
 
+#define OUTLIERS_AT_ONCE 64
+
+/* The deltas of n entries, finite, as f32. The product by 2^112 is exact: it moves the exponent
+ * from where an f16 has it to where an f32 has it, for subnormal ones too. */
+static inline void decode_deltas(const unsigned char *entries, size_t n, float *deltas)
+{
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t entry = qsf_load_u32(entries + 4 * i);
+        const uint32_t bits = (entry & 0x80000000U) | (entry >> 3 & 0x0FFFE000U);
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        deltas[i] = value * 0x1p112F;
+    }
+}
+
 /* The entries are decoded once for all n_tokens, a literal, whose sums stay close together. */
 QSF_FORCED_INLINE void add_outliers_of(size_t n_tokens, const unsigned char *entries,
                                        size_t n_entries, size_t n_rows, const float *x,
                                        size_t x_stride, float *y, size_t y_stride)
 {
     float acc[QSF_TILE_ROWS][4];
+    float deltas[OUTLIERS_AT_ONCE];
     for (size_t r = 0; r < QSF_TILE_ROWS; r++)
         for (size_t t = 0; t < n_tokens; t++)
             acc[r][t] = r < n_rows ? y[t * y_stride + r] : 0.0F;
     size_t end = 0; /* behind the position of the last entry */
-    for (size_t i = 0; i < n_entries; i++) {
-        end += qsf_load_u16(entries + 4 * i);
-        const float delta = qsf_half_to_float(qsf_load_u16(entries + 4 * i + 2));
-        const size_t r = (end - 1) % QSF_TILE_ROWS;
-        const float *const xc = x + (end - 1) / QSF_TILE_ROWS;
-        for (size_t t = 0; t < n_tokens; t++)
-            acc[r][t] = fmaf(delta, xc[t * x_stride], acc[r][t]);
+    for (size_t begin = 0; begin < n_entries; begin += OUTLIERS_AT_ONCE) {
+        const size_t left = n_entries - begin;
+        const size_t n = left < OUTLIERS_AT_ONCE ? left : OUTLIERS_AT_ONCE;
+        decode_deltas(entries + 4 * begin, n, deltas);
+        for (size_t i = 0; i < n; i++) {
+            end += qsf_load_u16(entries + 4 * (begin + i));
+            const size_t r = (end - 1) % QSF_TILE_ROWS;
+            const float *const xc = x + (end - 1) / QSF_TILE_ROWS;
+            for (size_t t = 0; t < n_tokens; t++)
+                acc[r][t] = fmaf(deltas[i], xc[t * x_stride], acc[r][t]);
+        }
     }
     for (size_t r = 0; r < n_rows; r++)
         for (size_t t = 0; t < n_tokens; t++)

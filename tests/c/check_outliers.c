@@ -92,17 +92,19 @@ static void check_kernel(qsf_isa isa)
     qsf_kernels kernels;
     qsf_kernels_init(&kernels, isa);
     for (size_t n_rows = 1; n_rows <= 16; n_rows++)
-        for (uint32_t n_entries = 0; n_entries <= 40; n_entries += 8) {
-            unsigned char table[8 + 4 * 40] = {0};
+        for (uint32_t n_entries = 0; n_entries <= 117; n_entries += 13) {
+            unsigned char table[8 + 4 * 117] = {0};
             uint32_t position = 0;
             qsf_store_u32(table + 4, n_entries);
             for (uint32_t i = 0; i < n_entries; i++) {
-                uint32_t step = 1 + (i * 7 + n_entries) % 30;
+                uint32_t step = 1 + (i * 7 + n_entries) % 8;
                 while ((position + step - 1) % 16 >= n_rows)
                     step++;
                 position += step;
                 qsf_store_u16(table + 8 + 4 * i, (uint16_t)step);
-                qsf_store_u16(table + 10 + 4 * i, qsf_half_from_float(noise(i + 1)));
+                const uint16_t subnormal = (uint16_t)(0x8000 + 37 * i + 1);
+                qsf_store_u16(table + 10 + 4 * i,
+                              i % 5 == 1 ? subnormal : qsf_half_from_float(noise(i + 1)));
             }
             float y[N_TOKENS * Y_STRIDE];
             float expected[N_TOKENS * Y_STRIDE];
