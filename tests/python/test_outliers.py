@@ -138,6 +138,20 @@ def test_hostile_tables(path: Path, tabled: dict[Compression, bytes], name: str)
 
 
 @pytest.mark.parametrize(
+    ("n_rows", "more", "text"),
+    [(40, 1, "behind its 8 rows"), (40, 9, "behind its 24 columns"), (32, 1, "behind its 24 col")],
+)
+def test_the_first_place_outside_is_outside(n_rows: int, more: int, text: str) -> None:
+    """One entry, of the last weight; then some positions further."""
+    data, n = naive_table([(n_rows - 1, 23, 1.5)], n_rows)
+    assert list(unpack_outliers(data, n_rows, 24, n)) == [(n_rows - 1, 23, 1.5)]
+    (step,) = struct.unpack_from("<H", data, len(data) - 4)
+    outside = data[:-4] + struct.pack("<H", step + more) + data[-2:]
+    with pytest.raises(QsfFormatError, match=text):
+        list(unpack_outliers(outside, n_rows, 24, n))
+
+
+@pytest.mark.parametrize(
     ("at", "fmt", "value", "error"),
     [
         (4, "I", 36, QsfUnsupportedError),
