@@ -12,6 +12,7 @@ from qsf.format import OUTLIERS_OF, Compression, Dtype, Layout, Reader, Tensor, 
 from qsf.format_units import unit_order
 
 Entry = tuple[int, int, float]  # row, column, delta
+Fields = tuple[int, int, int, int, int, int]  # of `Writer.begin_tensor`
 Choose = Callable[[Tensor], list[Entry]]
 
 
@@ -43,7 +44,7 @@ def random_entries(seed: int, one_in: int = 100) -> Choose:
     return choose
 
 
-def _fields(t: Tensor, kind: int, dtype: int, layout: int) -> tuple[int, ...]:
+def _fields(t: Tensor, kind: int, dtype: int, layout: int) -> Fields:
     return kind, t.n_rows, t.n_cols, dtype, layout, t.index
 
 
