@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from qsf.format_layout import (
     BLOCK,
+    OUTLIERS_OF,
     TILE_ROWS,
     Activation,
     Arch,
@@ -29,17 +30,20 @@ from qsf.format_layout import (
     Positions,
     RopeScaling,
     Section,
+    Stored,
     Tensor,
     TensorType,
     Unit,
     dtype_name,
     tensor_bytes,
 )
+from qsf.format_outliers import Outlier, PackedOutliers, unpack_outliers
 from qsf.format_reader import Reader
-from qsf.format_writer import Stored, Writer
+from qsf.format_writer import Writer
 
 __all__ = [
     "BLOCK",
+    "OUTLIERS_OF",
     "TILE_ROWS",
     "Activation",
     "Arch",
@@ -49,6 +53,8 @@ __all__ = [
     "Header",
     "Layout",
     "Norm",
+    "Outlier",
+    "PackedOutliers",
     "Positions",
     "Reader",
     "RopeScaling",
@@ -60,4 +66,5 @@ __all__ = [
     "Writer",
     "dtype_name",
     "tensor_bytes",
+    "unpack_outliers",
 ]

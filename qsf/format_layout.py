@@ -11,7 +11,7 @@ import math
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from qsf.errors import QsfError, QsfFormatError, QsfUnsupportedError
 
@@ -34,13 +34,15 @@ MAX_LAYERS: Final = 4096
 MAX_VOCAB: Final = 1 << 24
 MAX_EXTENT_ROWS: Final = 1 << 24  # rows or columns of a tensor
 MAX_ARRAY_VALUES: Final = 65536
+MAX_OUTLIERS: Final = 1 << 24  # of a side table
+LEAST_WEIGHTS_PER_OUTLIER: Final = 100
 FIRST_OPTIONAL_KEY: Final = 0x8000
 F32_MAX: Final = 3.4028234663852886e38
 
 DIRECTORY_ENTRY: Final = struct.Struct("<4sIQQII")
 LAYER_ENTRY: Final = struct.Struct("<QIIBBHIfI")
 TENSOR_ENTRY: Final = struct.Struct("<IIIIBBHIQ")
-TENSOR_HEADER: Final = struct.Struct("<IIIBBH48s")
+TENSOR_HEADER: Final = struct.Struct("<IIIBBHI44s")
 BLOCK_HEADER: Final = struct.Struct("<II")
 
 
@@ -100,6 +102,7 @@ class Layout(IntEnum):
 
     VECTOR = 0
     TILES = 1
+    OUTLIERS = 2
 
 
 class Compression(IntEnum):
@@ -151,6 +154,24 @@ class TensorType(IntEnum):
     HEAD = 26
     FINAL_NORM = 27
     FINAL_NORM_BIAS = 28
+    Q_OUTLIERS = 29
+    K_OUTLIERS = 30
+    V_OUTLIERS = 31
+    ATTN_OUT_OUTLIERS = 32
+    FFN_GATE_OUTLIERS = 33
+    FFN_UP_OUTLIERS = 34
+    FFN_DOWN_OUTLIERS = 35
+
+
+OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its side table
+    TensorType.Q: TensorType.Q_OUTLIERS,
+    TensorType.K: TensorType.K_OUTLIERS,
+    TensorType.V: TensorType.V_OUTLIERS,
+    TensorType.ATTN_OUT: TensorType.ATTN_OUT_OUTLIERS,
+    TensorType.FFN_GATE: TensorType.FFN_GATE_OUTLIERS,
+    TensorType.FFN_UP: TensorType.FFN_UP_OUTLIERS,
+    TensorType.FFN_DOWN: TensorType.FFN_DOWN_OUTLIERS,
+}
 
 
 _DTYPES: Final[dict[int, tuple[str, int, int]]] = {  # name, bytes of a tile, bytes of a scalar
@@ -183,11 +204,25 @@ def band_bytes(n_cols: int, dtype: int) -> int:
     return -(-n_cols // BLOCK) * _DTYPES[dtype][1]
 
 
-def tensor_fault(n_rows: int, n_cols: int, dtype: int, layout: int) -> str | None:
-    """Return what is wrong with a tensor's shape, type or layout; None when nothing is."""
+def tensor_fault(
+    type: int, n_rows: int, n_cols: int, dtype: int, layout: int, n_entries: int
+) -> str | None:
+    """Return what is wrong with a tensor's shape, types or layout; None when nothing is."""
+    is_table = layout == Layout.OUTLIERS
+    if n_entries and not is_table:
+        return f"{n_entries} outliers (reserved) in layout {layout}, allowed: 0"
     for name, value in (("rows", n_rows), ("columns", n_cols)):
         if not 1 <= value <= MAX_EXTENT_ROWS:
             return f"{value} {name}, allowed: 1 .. {MAX_EXTENT_ROWS}"
+    if is_table != (TensorType.Q_OUTLIERS <= type <= TensorType.FFN_DOWN_OUTLIERS):
+        return f"tensor type {type} in layout {layout}, allowed: types 29 .. 35 in layout 2 alone"
+    if is_table:
+        if dtype != Dtype.F16:
+            return f"outliers of type {dtype} ({dtype_name(dtype)}), allowed: f16"
+        most = min(MAX_OUTLIERS, n_rows * n_cols // LEAST_WEIGHTS_PER_OUTLIER)
+        if not 1 <= n_entries <= most:
+            return f"{n_entries} outliers, allowed: 1 .. {most}"
+        return None
     if layout == Layout.VECTOR:
         if n_rows != 1:
             return f"a vector with {n_rows} rows, allowed: 1"
@@ -197,12 +232,14 @@ def tensor_fault(n_rows: int, n_cols: int, dtype: int, layout: int) -> str | Non
         if dtype not in _DTYPES or dtype == Dtype.MIXED:
             return f"tiles of type {dtype} ({dtype_name(dtype)}), allowed: 0 .. 4, 6 .. 10"
     else:
-        return f"layout {layout}, allowed: 0, 1"
+        return f"layout {layout}, allowed: 0, 1, 2"
     return None
 
 
-def tensor_bytes(n_rows: int, n_cols: int, dtype: int, layout: int) -> int:
+def tensor_bytes(n_rows: int, n_cols: int, dtype: int, layout: int, n_entries: int = 0) -> int:
     """Return the bytes of a tensor's data without padding, for a shape without fault."""
+    if layout == Layout.OUTLIERS:
+        return 4 * (-(-n_rows // TILE_ROWS) + 1 + n_entries)
     if layout == Layout.VECTOR:
         return n_cols * _DTYPES[dtype][2]
     return -(-n_rows // TILE_ROWS) * band_bytes(n_cols, dtype)
@@ -274,6 +311,7 @@ class Tensor:
     index: int
     data_off: int  # in the unit's raw bytes
     data_bytes: int  # without padding
+    n_entries: int = 0  # of a side table
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +327,14 @@ class Unit:
     compression: int
     importance: float
     tensors: tuple[Tensor, ...]
+
+
+class Stored(NamedTuple):
+    """How a unit that was written lies in the file."""
+
+    compression: Compression
+    stored_bytes: int
+    raw_bytes: int
 
 
 _RANGES: Final = (

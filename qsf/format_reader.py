@@ -39,6 +39,7 @@ from qsf.format_layout import (
     TensorType,
     Unit,
 )
+from qsf.format_units import parse_tensor
 
 READ_BYTES: Final = 1 << 20
 _NEEDED: Final = ("LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND")
@@ -338,28 +339,8 @@ class Reader:
             raise QsfFormatError(
                 f"section TENS has {len(data)} bytes, allowed: multiples of {lay.ENTRY_BYTES}"
             )
-        tensors = []
-        for i, entry in enumerate(lay.TENSOR_ENTRY.iter_unpack(data)):
-            unit_idx, kind, n_rows, n_cols, dtype, layout, index, reserved, data_off = entry
-            name = f"tensor table: entry {i}"
-            if unit_idx >= len(self.units):
-                raise QsfFormatError(
-                    f"{name} is of unit {unit_idx}, allowed: 0 .. {len(self.units) - 1}"
-                )
-            if kind > max(TensorType):
-                raise QsfUnsupportedError(
-                    f"{name} has tensor type {kind}, this release knows 0 .. {max(TensorType)}"
-                )
-            if reserved:
-                raise QsfFormatError(f"{name}: reserved is {reserved:08x}, allowed: 0")
-            fault = lay.tensor_fault(n_rows, n_cols, dtype, layout)
-            if fault is not None:
-                raise QsfFormatError(f"{name}: {fault}")
-            n_bytes = lay.tensor_bytes(n_rows, n_cols, dtype, layout)
-            tensors.append(
-                Tensor(unit_idx, kind, n_rows, n_cols, dtype, layout, index, data_off, n_bytes)
-            )
-        return tuple(tensors)
+        entries = enumerate(lay.TENSOR_ENTRY.iter_unpack(data))
+        return tuple(parse_tensor(i, entry, len(self.units)) for i, entry in entries)
 
     def _place_tensors(self) -> None:
         """Give every unit its tensors, which must fill it exactly."""
@@ -423,10 +404,10 @@ class Reader:
         _check_is(embd[0], TensorType.EMBEDDING, table)
         for u in self.units[1:-1]:
             for t in u.tensors:
-                if t.type >= TensorType.EMBEDDING:
+                if TensorType.EMBEDDING <= t.type <= TensorType.FINAL_NORM_BIAS:
                     raise QsfFormatError(
                         f"tensor table: layer {u.idx - 1} has type {t.type}, allowed in layers:"
-                        f" 0 .. {TensorType.EMBEDDING - 1}"
+                        " all but 25 .. 28"
                     )
         wanted = [(TensorType.FINAL_NORM, norm)]
         if len(finl) > 1 and finl[1].type == TensorType.FINAL_NORM_BIAS:

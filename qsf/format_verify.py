@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from qsf import format_layout as lay
 from qsf.errors import QsfFormatError
-from qsf.format_layout import Tensor, TensorType, Unit
+from qsf.format_layout import Layout, Tensor, TensorType, Unit
+from qsf.format_outliers import outliers_fault
 
 if TYPE_CHECKING:
     from qsf.format_reader import Extent, Reader
@@ -94,6 +95,7 @@ class UnitCheck:
         self._left = 0
         self._take: Callable[[memoryview], None] = self._take_data
         self._head = bytearray()
+        self._table = bytearray()
         self._tensor = unit.tensors[0]
         self._band_crc32 = 0
         self._band_done_bytes = 0
@@ -131,16 +133,17 @@ class UnitCheck:
         if len(self._head) < lay.TENSOR_HEADER_BYTES:
             return
         t = self._tensor
-        kind, n_rows, n_cols, dtype, layout, index, reserved = lay.TENSOR_HEADER.unpack(self._head)
+        *fields, reserved = lay.TENSOR_HEADER.unpack(self._head)
+        kind, n_rows, n_cols, dtype, layout, index, n_entries = fields
         if dtype == lay.LAYER_DTYPE:
             dtype = self._unit.dtype
         name = f"header at {t.data_off - lay.TENSOR_HEADER_BYTES}"
-        real = (kind, n_rows, n_cols, dtype, layout, index)
-        table = (t.type, t.n_rows, t.n_cols, t.dtype, t.layout, t.index)
+        real = (kind, n_rows, n_cols, dtype, layout, index, n_entries)
+        table = (t.type, t.n_rows, t.n_cols, t.dtype, t.layout, t.index, t.n_entries)
         if real != table:
             self._note(
-                f"{name}: (type, rows, columns, quantisation type, layout, index) is {real}, the"
-                f" tensor table says {table}"
+                f"{name}: (type, rows, columns, quantisation type, layout, index, outliers) is"
+                f" {real}, the tensor table says {table}"
             )
         if any(reserved):
             self._note(f"{name}: reserved bytes are not zero")
@@ -148,6 +151,17 @@ class UnitCheck:
     def _take_data(self, part: memoryview) -> None:
         if self._tensor.type == TensorType.EMBEDDING:
             self._follow_bands(self._tensor, part)
+        elif self._tensor.layout == Layout.OUTLIERS:
+            self._gather_table(self._tensor, part)
+
+    def _gather_table(self, tensor: Tensor, part: memoryview) -> None:
+        """Take a part of a side table, which is checked when all of it is there."""
+        self._table += part
+        if len(self._table) == tensor.data_bytes:
+            fault = outliers_fault(self._table, tensor.n_rows, tensor.n_cols, tensor.n_entries)
+            if fault is not None:
+                self._note(f"tensor type {tensor.type}: {fault}")
+            self._table.clear()
 
     def _follow_bands(self, tensor: Tensor, part: memoryview) -> None:
         n_bytes = lay.band_bytes(tensor.n_cols, tensor.dtype)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final
 
 from qsf import format_layout as lay
 from qsf.errors import QsfArgumentError, QsfIOError
@@ -32,10 +32,11 @@ from qsf.format_layout import (
     Header,
     Layout,
     Positions,
+    Stored,
     Tensor,
     TensorType,
 )
-from qsf.format_units import EXPERT_TYPES, check_order, shapes, unit_order
+from qsf.format_units import EXPERT_TYPES, check_order, pack_tensor, shapes, unit_order
 
 Data = bytes | bytearray | memoryview
 
@@ -68,14 +69,6 @@ class _Entry:
     off: int
     n_bytes: int
     crc32: int
-
-
-class Stored(NamedTuple):
-    """How a unit lies in the file."""
-
-    compression: Compression
-    stored_bytes: int
-    raw_bytes: int
 
 
 class Writer:
@@ -288,7 +281,14 @@ class Writer:
         unit.raw_bytes += memoryview(data).nbytes
 
     def begin_tensor(
-        self, type: int, n_rows: int, n_cols: int, dtype: int, layout: int, index: int = 0
+        self,
+        type: int,
+        n_rows: int,
+        n_cols: int,
+        dtype: int,
+        layout: int,
+        index: int = 0,
+        n_entries: int = 0,
     ) -> None:
         """Begin the unit's next tensor, in the order of docs/format.md, section 4.
 
@@ -297,14 +297,15 @@ class Writer:
             n_rows: 1 for a vector.
             n_cols: values in a row.
             dtype: its quantisation type; f16 or f32 for a vector.
-            layout: vector or tiles.
+            layout: vector, tiles, or outliers, which have the shape of their matrix.
             index: expert number, else 0.
+            n_entries: of a side table, else 0.
         """
         unit = self._open_unit()
         if self._tensor is not None:
             raise QsfArgumentError(f"tensor type {self._tensor.type} has not ended")
         name = f"unit {unit.idx}, tensor type {type} [{n_rows}, {n_cols}]"
-        fault = lay.tensor_fault(n_rows, n_cols, dtype, layout)
+        fault = lay.tensor_fault(type, n_rows, n_cols, dtype, layout, n_entries)
         if fault is not None:
             raise QsfArgumentError(f"{name}: {fault}")
         shape = self._shapes.get(type)
@@ -316,13 +317,12 @@ class Writer:
             raise QsfArgumentError(f"{name}: allowed: layout tiles")
         kinds = unit_order(unit.idx, self.header.n_layers, is_tied=self._is_tied)
         check_order(kinds, [(t.type, t.index) for t in unit.tensors], type, index, name)
-        n_bytes = lay.tensor_bytes(n_rows, n_cols, dtype, layout)
+        n_bytes = lay.tensor_bytes(n_rows, n_cols, dtype, layout, n_entries)
         if self._is_layer(unit.idx) and unit.raw_bytes + n_bytes > 0xFFFFFFFF - 2 * lay.DATA_ALIGN:
             raise QsfArgumentError(f"{name}: the layer would reach 4 GiB")
-        self._put_raw(unit, lay.TENSOR_HEADER.pack(type, n_rows, n_cols, dtype, layout, index, b""))
-        self._tensor = Tensor(
-            unit.idx, type, n_rows, n_cols, dtype, layout, index, unit.raw_bytes, n_bytes
-        )
+        fields = (type, n_rows, n_cols, dtype, layout, index)
+        self._put_raw(unit, lay.TENSOR_HEADER.pack(*fields, n_entries, b""))
+        self._tensor = Tensor(unit.idx, *fields, unit.raw_bytes, n_bytes, n_entries)
         self._tensor_done_bytes = 0
         self._band_crc32 = 0
 
@@ -564,12 +564,7 @@ class Writer:
             raise QsfArgumentError(f"{self._n_units} units written, the model has {h.n_layers + 2}")
         if h.positions == Positions.LEARNED and all(e.tag != "WPOS" for e in self._entries):
             raise QsfArgumentError("the positions are learned, but there is no section WPOS")
-        tensors = b"".join(
-            lay.TENSOR_ENTRY.pack(
-                t.unit_idx, t.type, t.n_rows, t.n_cols, t.dtype, t.layout, t.index, 0, t.data_off
-            )
-            for t in self._tensors
-        )
+        tensors = b"".join(pack_tensor(t) for t in self._tensors)
         layr = self._put_section("LAYR", lay.SECTION_REQUIRED, b"".join(self._layers))
         self._put_section("ARCH", lay.SECTION_REQUIRED, self._arch_data)
         self._put_section("TENS", lay.SECTION_REQUIRED, tensors)

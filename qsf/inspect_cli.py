@@ -131,7 +131,10 @@ def _verify(reader: Reader, as_json: bool) -> None:
 
 
 def _parameters(tensors: tuple[Tensor, ...]) -> int:
-    return sum(t.n_rows * t.n_cols for t in tensors)
+    from qsf.format import Layout
+
+    # A side table holds no weights of its own.
+    return sum(t.n_rows * t.n_cols for t in tensors if t.layout != Layout.OUTLIERS)
 
 
 def _bits_per_weight(reader: Reader) -> float:

@@ -17,7 +17,8 @@ static uint64_t count_parameters(const qsf_reader *r)
 {
     uint64_t n = 0;
     for (uint32_t i = 0; i < r->n_tensors; i++)
-        n += (uint64_t)r->tensors[i].n_rows * r->tensors[i].n_cols;
+        if (r->tensors[i].layout != QSF_LAYOUT_OUTLIERS) /* those are of a matrix's weights */
+            n += (uint64_t)r->tensors[i].n_rows * r->tensors[i].n_cols;
     const qsf_section *const positions = qsf_reader_section(r, "WPOS");
     return positions != NULL ? n + positions->n_bytes / 2 : n;
 }

@@ -24,6 +24,8 @@
 #define QSF_MAX_FFN_DIM (1U << 22)
 #define QSF_MAX_EXTENT_ROWS (1U << 24) /* rows or columns of a tensor */
 #define QSF_MAX_SECTIONS 256U
+#define QSF_MAX_OUTLIERS (1U << 24) /* entries of a side table */
+#define QSF_LEAST_WEIGHTS_PER_OUTLIER 100U
 #define QSF_MAX_TABLE_BYTES (64U << 20) /* ARCH, TENS, EBND, LAYR */
 
 typedef enum qsf_architecture {
@@ -61,7 +63,11 @@ typedef enum qsf_compression {
     QSF_COMPRESSION_COUNT = 4
 } qsf_compression;
 
-typedef enum qsf_layout { QSF_LAYOUT_VECTOR = 0, QSF_LAYOUT_TILES = 1 } qsf_layout;
+typedef enum qsf_layout {
+    QSF_LAYOUT_VECTOR = 0,
+    QSF_LAYOUT_TILES = 1,
+    QSF_LAYOUT_OUTLIERS = 2
+} qsf_layout;
 
 typedef enum qsf_rope_scaling {
     QSF_ROPE_SCALING_NONE = 0,
@@ -99,7 +105,14 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_HEAD = 26,
     QSF_TENSOR_FINAL_NORM = 27,
     QSF_TENSOR_FINAL_NORM_BIAS = 28,
-    QSF_TENSOR_TYPE_COUNT = 29
+    QSF_TENSOR_Q_OUTLIERS = 29, /* side tables of types 0 .. 6 */
+    QSF_TENSOR_K_OUTLIERS = 30,
+    QSF_TENSOR_V_OUTLIERS = 31,
+    QSF_TENSOR_ATTN_OUT_OUTLIERS = 32,
+    QSF_TENSOR_FFN_GATE_OUTLIERS = 33,
+    QSF_TENSOR_FFN_UP_OUTLIERS = 34,
+    QSF_TENSOR_FFN_DOWN_OUTLIERS = 35,
+    QSF_TENSOR_TYPE_COUNT = 36
 } qsf_tensor_type;
 
 #endif

@@ -66,6 +66,7 @@ typedef struct qsf_tensor {
     uint8_t dtype;
     uint8_t layout; /* qsf_layout */
     uint16_t index;
+    uint32_t n_entries;  /* of a side table (outliers.h), else 0 */
     uint64_t data_off;   /* in the unit's raw bytes */
     uint64_t data_bytes; /* without padding */
 } qsf_tensor;

@@ -5,9 +5,11 @@
 #include "format/codec.h"
 #include "format/stream.h"
 
-/* What must be takeable at once: a row of tiles, or a vector. */
+/* What must be takeable at once: a row of tiles, or a vector; a side table is copied in pieces. */
 static size_t tensor_span_bytes(const qsf_tensor *t)
 {
+    if (t->layout == QSF_LAYOUT_OUTLIERS)
+        return QSF_DATA_ALIGN;
     return t->layout == QSF_LAYOUT_VECTOR
                ? (size_t)t->data_bytes
                : qsf_ceil_div(t->n_cols, QSF_BLOCK) * qsf_dtype_tile_bytes(t->dtype);

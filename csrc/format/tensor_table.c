@@ -16,6 +16,7 @@
 #include "base/checked.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "format/outliers.h"
 
 #define N_INDICES 65536U /* values of qsf_tensor.index */
 #define SEEN_BYTES (QSF_TENSOR_TYPE_COUNT * N_INDICES / 8)
@@ -23,7 +24,7 @@
 /* Which (type, index) occurred in one unit. Nearly every index is 0, so the bitmap for the
  * others is taken only when the first of them comes. */
 typedef struct seen_set {
-    uint32_t zero_types;   /* bit t: (type t, index 0) */
+    uint64_t zero_types;   /* bit t: (type t, index 0) */
     unsigned char *others; /* [SEEN_BYTES]; NULL until needed */
 } seen_set;
 
@@ -32,7 +33,7 @@ static qsf_status add_seen(qsf_reader *r, seen_set *seen, const qsf_tensor *t)
     bool was_seen;
     if (t->index == 0) {
         was_seen = (seen->zero_types >> t->type & 1) != 0;
-        seen->zero_types |= UINT32_C(1) << t->type;
+        seen->zero_types |= UINT64_C(1) << t->type;
     } else {
         if (seen->others == NULL)
             seen->others = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, SEEN_BYTES);
@@ -64,6 +65,10 @@ static bool measure(const qsf_tensor *t, uint64_t *data_bytes)
     if (t->n_rows < 1 || t->n_rows > QSF_MAX_EXTENT_ROWS || t->n_cols < 1 ||
         t->n_cols > QSF_MAX_EXTENT_ROWS)
         return false;
+    if ((t->layout == QSF_LAYOUT_OUTLIERS) != (t->type >= QSF_TENSOR_Q_OUTLIERS))
+        return false;
+    if (t->layout == QSF_LAYOUT_OUTLIERS)
+        return qsf_outliers_measure(t, data_bytes);
     if (t->layout == QSF_LAYOUT_VECTOR) {
         *data_bytes = (uint64_t)t->n_cols * qsf_dtype_scalar_bytes(t->dtype);
         return t->n_rows == 1 && *data_bytes != 0;
@@ -86,8 +91,8 @@ static qsf_status parse_tensor(const qsf_reader *r, const unsigned char *entry, 
     t->dtype = entry[16];
     t->layout = entry[17];
     t->index = qsf_load_u16(entry + 18);
+    t->n_entries = qsf_load_u32(entry + 20);
     t->data_off = qsf_load_u64(entry + 24);
-    const uint32_t reserved = qsf_load_u32(entry + 20);
     if (t->unit_idx >= r->n_units)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: entry %" PRIu32 " is of unit %" PRIu32
@@ -98,17 +103,21 @@ static qsf_status parse_tensor(const qsf_reader *r, const unsigned char *entry, 
                         "tensor table: entry %" PRIu32 " has tensor type %" PRIu32
                         ", this build knows 0 .. %d",
                         entry_idx, t->type, QSF_TENSOR_TYPE_COUNT - 1);
-    if (reserved != 0)
+    if (t->n_entries != 0 && t->layout != QSF_LAYOUT_OUTLIERS)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: reserved of entry %" PRIu32 " is %08" PRIx32 ", allowed: 0",
-                        entry_idx, reserved);
+                        entry_idx, t->n_entries);
     if (!measure(t, &t->data_bytes))
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: entry %" PRIu32 " is [%" PRIu32 ", %" PRIu32
-                        "] of layout %d in type %d (%s), allowed: layout 0, 1 row, f16 or f32; or "
-                        "layout 1, a tile type; each dimension 1 .. %u",
+                        "] of layout %d in type %d (%s) with %" PRIu32
+                        " outliers, allowed: layout 0, 1 row, f16 or f32; layout 1, a tile type; "
+                        "or, for types %d .. %d alone, layout 2, f16, an outlier or more, at most "
+                        "one in %u weights; each dimension 1 .. %u",
                         entry_idx, t->n_rows, t->n_cols, t->layout, t->dtype,
-                        qsf_dtype_name(t->dtype), QSF_MAX_EXTENT_ROWS);
+                        qsf_dtype_name(t->dtype), t->n_entries, QSF_TENSOR_Q_OUTLIERS,
+                        QSF_TENSOR_FFN_DOWN_OUTLIERS, QSF_LEAST_WEIGHTS_PER_OUTLIER,
+                        QSF_MAX_EXTENT_ROWS);
     return QSF_OK;
 }
 
@@ -175,11 +184,13 @@ static qsf_status check_contents(const qsf_reader *r)
                         embd->n_tensors);
     QSF_TRY(check_is(&r->tensors[0], QSF_TENSOR_EMBEDDING, QSF_LAYOUT_TILES, h->n_vocab, h->dim));
     for (uint32_t i = 1; i < finl->first_tensor; i++)
-        if (r->tensors[i].type >= QSF_TENSOR_EMBEDDING)
+        if (r->tensors[i].type >= QSF_TENSOR_EMBEDDING &&
+            r->tensors[i].type <= QSF_TENSOR_FINAL_NORM_BIAS)
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "tensor table: entry %" PRIu32 " of a layer has type %" PRIu32
-                            ", allowed in layers: 0 .. %d",
-                            i, r->tensors[i].type, QSF_TENSOR_EMBEDDING - 1);
+                            ", allowed in layers: all but %d .. %d",
+                            i, r->tensors[i].type, QSF_TENSOR_EMBEDDING,
+                            QSF_TENSOR_FINAL_NORM_BIAS);
 
     /* In the order of use: norm, its bias if it has one, the head unless it is tied. */
     const qsf_tensor *const t = &r->tensors[finl->first_tensor];

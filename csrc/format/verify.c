@@ -14,6 +14,7 @@
 #include "format/codec.h"
 #include "format/crc32.h"
 #include "format/extents.h"
+#include "format/outliers.h"
 #include "format/reader.h"
 #include "format/unit_source.h"
 
@@ -27,7 +28,8 @@ typedef struct unit_walk {
     uint32_t tensor_idx; /* in reader->tensors */
     uint64_t raw_off;
     unsigned char header[QSF_TENSOR_HEADER_BYTES];
-    uint32_t band_crc32; /* of the embedding band that is passing */
+    uint32_t band_crc32;  /* of the embedding band that is passing */
+    unsigned char *table; /* [its data_bytes] the side table that is passing, or NULL */
 } unit_walk;
 
 static bool is_zero(const unsigned char *p, size_t n_bytes)
@@ -46,7 +48,8 @@ static qsf_status check_tensor_header(const unit_walk *w, const qsf_tensor *t)
     const uint32_t dtype = p[12] == DTYPE_OF_LAYER ? u->dtype : p[12];
     if (qsf_load_u32(p) != t->type || qsf_load_u32(p + 4) != t->n_rows ||
         qsf_load_u32(p + 8) != t->n_cols || dtype != t->dtype || p[13] != t->layout ||
-        qsf_load_u16(p + 14) != t->index || !is_zero(p + 16, sizeof w->header - 16))
+        qsf_load_u16(p + 14) != t->index || qsf_load_u32(p + 16) != t->n_entries ||
+        !is_zero(p + 20, sizeof w->header - 20))
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "unit %" PRIu32 ": the tensor header at %" PRIu64
                         " differs from the tensor table",
@@ -68,6 +71,34 @@ static qsf_status walk_band(unit_walk *w, const qsf_tensor *t, const unsigned ch
                         ", stored is %08" PRIx32,
                         band_idx, w->band_crc32, w->reader->band_crc32[band_idx]);
     return QSF_OK;
+}
+
+static void release_table(unit_walk *w)
+{
+    if (w->table != NULL)
+        qsf_ledger_release(w->reader->ledger, QSF_USE_TABLES, w->table,
+                           (size_t)w->reader->tensors[w->tensor_idx].data_bytes);
+    w->table = NULL;
+}
+
+/* Takes data bytes of a side table, which is checked when all of it is there: its entries say
+ * nothing without the counts before them. */
+static qsf_status walk_table(unit_walk *w, const qsf_tensor *t, const unsigned char *p,
+                             size_t n_bytes)
+{
+    const size_t at = (size_t)(w->raw_off - t->data_off);
+    const size_t data_bytes = (size_t)t->data_bytes;
+    if (w->table == NULL)
+        w->table = qsf_ledger_acquire(w->reader->ledger, QSF_USE_TABLES, data_bytes);
+    if (w->table == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "side table of unit %" PRIu32 ": %zu bytes", w->unit_idx,
+                        data_bytes);
+    memcpy(w->table + at, p, n_bytes);
+    if (at + n_bytes < data_bytes)
+        return QSF_OK;
+    const qsf_status status = qsf_outliers_check(&(qsf_outliers){t, w->table});
+    release_table(w);
+    return status;
 }
 
 /* Takes the next bytes up to the end of the header, band, data or padding they are in;
@@ -93,6 +124,8 @@ static qsf_status walk_part(unit_walk *w, const unsigned char *p, size_t *n_byte
             QSF_TRY(check_tensor_header(w, t));
     } else if (is_band) {
         QSF_TRY(walk_band(w, t, p, *n_bytes));
+    } else if (off < data_end && t->layout == QSF_LAYOUT_OUTLIERS) {
+        QSF_TRY(walk_table(w, t, p, *n_bytes));
     } else if (off >= data_end && !is_zero(p, *n_bytes)) {
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "unit %" PRIu32 ": the padding at %" PRIu64 " is not all zero", w->unit_idx,
@@ -150,15 +183,18 @@ static qsf_status verify_unit(qsf_reader *r, uint32_t unit_idx, unsigned char *b
     };
     unsigned char *const raw = buffers + cap_bytes;
     qsf_unit_source_begin(&source, unit_idx);
+    qsf_status status = QSF_OK;
     /* What the bytes say is believed only when the checksum of all of them is right, so
      * that a flipped bit is reported as what it is. */
     qsf_status walked = QSF_OK;
-    while (qsf_unit_source_left_bytes(&source) > 0) {
+    while (status == QSF_OK && qsf_unit_source_left_bytes(&source) > 0) {
         size_t n_bytes;
-        QSF_TRY(qsf_unit_source_next(&source, raw, cap_bytes, &n_bytes));
-        if (walked == QSF_OK)
+        status = qsf_unit_source_next(&source, raw, cap_bytes, &n_bytes);
+        if (status == QSF_OK && walked == QSF_OK)
             walked = walk(&w, raw, n_bytes);
     }
+    release_table(&w);
+    QSF_TRY(status);
     QSF_TRY(qsf_unit_source_finish(&source));
     if (bytes.running_crc32 != u->crc32)
         return QSF_FAIL(QSF_ERR_FORMAT,

@@ -356,6 +356,7 @@ static void QSF_NAME(fill_kv)(qsf_kernels *k)
 static void QSF_NAME(fill)(qsf_kernels *k)
 {
     k->quantise = QSF_NAME(quantise);
+    k->add_outliers = QSF_NAME(add_outliers);
     k->rmsnorm = QSF_NAME(rmsnorm);
     k->layernorm = QSF_NAME(layernorm);
     k->rope_split = QSF_NAME(rope_split);

@@ -74,6 +74,14 @@ typedef struct qsf_act_row {
 typedef void qsf_matmul_fn(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x,
                            float *y, size_t y_stride);
 
+/* Adds the side table of a tile row to its products: for each token t and each entry in its
+ * order, of row r, column c and delta d,
+ *   y[t * y_stride + r] = fmaf(d, x->f32[t][c], y[t * y_stride + r])
+ * The entries are as in the file (docs/format.md, section 5) and have been checked against
+ * n_rows (1 .. 16) and the columns of x. */
+typedef void qsf_add_outliers_fn(const unsigned char *entries, size_t n_entries, size_t n_rows,
+                                 const qsf_acts *x, float *y, size_t y_stride);
+
 /* Row `row_in_tile` of a tile row, as f32: out [n_blocks * 64]. Values as in the f32 form. */
 typedef void qsf_dequant_row_fn(const unsigned char *tiles, size_t n_blocks, size_t row_in_tile,
                                 float *out);
@@ -211,6 +219,7 @@ typedef struct qsf_kernels {
     qsf_matmul_fn *matmul[QSF_DTYPE_COUNT];       /* integer form; f32 form for f16 and f32 */
     qsf_matmul_fn *matmul_exact[QSF_DTYPE_COUNT]; /* f32 form */
     qsf_dequant_row_fn *dequant_row[QSF_DTYPE_COUNT];
+    qsf_add_outliers_fn *add_outliers;
     qsf_quantise_fn *quantise;
     qsf_rmsnorm_fn *rmsnorm;
     qsf_layernorm_fn *layernorm;

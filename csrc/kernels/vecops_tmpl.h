@@ -1,4 +1,4 @@
-/* vecops_tmpl.h - norms, rope, activation functions and int8 quantisation, over lanes.
+/* vecops_tmpl.h - norms, rope, activation functions, int8 quantisation, over lanes; outliers.
  *
  * The including file provides the lane operations (lanes_*.h), lanes_exp (exp_tmpl.h) and
  * QSF_NAME(op), which adds the instruction set to a name. Contracts in kernels.h.
@@ -217,4 +217,60 @@ static void QSF_NAME(quantise)(const float *x, size_t n_blocks, const qsf_act_ro
 {
     for (size_t b = 0; b < n_blocks; b++)
         quantise_block(x + b * QSF_BLOCK, b, out);
+}
+
+#define OUTLIERS_AT_ONCE 64
+
+/* The deltas of n entries, finite, as f32. The product by 2^112 is exact: it moves the exponent
+ * from where an f16 has it to where an f32 has it, for subnormal ones too. */
+static inline void decode_deltas(const unsigned char *entries, size_t n, float *deltas)
+{
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t entry = qsf_load_u32(entries + 4 * i);
+        const uint32_t bits = (entry & 0x80000000U) | (entry >> 3 & 0x0FFFE000U);
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        deltas[i] = value * 0x1p112F;
+    }
+}
+
+/* The entries are decoded once for all n_tokens, a literal, whose sums stay close together. */
+QSF_FORCED_INLINE void add_outliers_of(size_t n_tokens, const unsigned char *entries,
+                                       size_t n_entries, size_t n_rows, const float *x,
+                                       size_t x_stride, float *y, size_t y_stride)
+{
+    float acc[QSF_TILE_ROWS][4];
+    float deltas[OUTLIERS_AT_ONCE];
+    for (size_t r = 0; r < QSF_TILE_ROWS; r++)
+        for (size_t t = 0; t < n_tokens; t++)
+            acc[r][t] = r < n_rows ? y[t * y_stride + r] : 0.0F;
+    size_t end = 0; /* behind the position of the last entry */
+    for (size_t begin = 0; begin < n_entries; begin += OUTLIERS_AT_ONCE) {
+        const size_t left = n_entries - begin;
+        const size_t n = left < OUTLIERS_AT_ONCE ? left : OUTLIERS_AT_ONCE;
+        decode_deltas(entries + 4 * begin, n, deltas);
+        for (size_t i = 0; i < n; i++) {
+            end += qsf_load_u16(entries + 4 * (begin + i));
+            const size_t r = (end - 1) % QSF_TILE_ROWS;
+            const float *const xc = x + (end - 1) / QSF_TILE_ROWS;
+            for (size_t t = 0; t < n_tokens; t++)
+                acc[r][t] = fmaf(deltas[i], xc[t * x_stride], acc[r][t]);
+        }
+    }
+    for (size_t r = 0; r < n_rows; r++)
+        for (size_t t = 0; t < n_tokens; t++)
+            y[t * y_stride + r] = acc[r][t];
+}
+
+static void QSF_NAME(add_outliers)(const unsigned char *entries, size_t n_entries, size_t n_rows,
+                                   const qsf_acts *x, float *y, size_t y_stride)
+{
+    const size_t x_stride = x->n_blocks * QSF_BLOCK;
+    size_t t = 0;
+    for (; t + 4 <= x->n_tokens; t += 4)
+        add_outliers_of(4, entries, n_entries, n_rows, x->f32 + t * x_stride, x_stride,
+                        y + t * y_stride, y_stride);
+    for (; t < x->n_tokens; t++)
+        add_outliers_of(1, entries, n_entries, n_rows, x->f32 + t * x_stride, x_stride,
+                        y + t * y_stride, y_stride);
 }

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/status.h"
 
 /* One tensor that a unit may have: where its pointer goes and what shape it must be. */
@@ -12,7 +13,7 @@ typedef struct tensor_rule {
     qsf_tensor_type type;
     const char *name;
     size_t pointer_off; /* of the `const qsf_tensor *` in the record */
-    bool is_matrix;
+    qsf_layout layout;
     bool is_required;
     uint32_t n_rows;
     uint32_t n_cols;
@@ -24,7 +25,7 @@ static qsf_status check_tensor(const tensor_rule *rule, const qsf_tensor *t)
     if (t->n_rows != rule->n_rows || t->n_cols != rule->n_cols)
         return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s is %u x %u, expected %u x %u", unit_idx,
                         rule->name, t->n_rows, t->n_cols, rule->n_rows, rule->n_cols);
-    if (t->layout != (rule->is_matrix ? QSF_LAYOUT_TILES : QSF_LAYOUT_VECTOR))
+    if (t->layout != rule->layout)
         return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s has layout %u", unit_idx, rule->name,
                         t->layout);
     return QSF_OK;
@@ -60,16 +61,39 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
     return QSF_OK;
 }
 
-#define LAYER_VECTOR(type, field, required, n)                          \
-    {                                                                   \
-        type, #field, offsetof(qsf_layer, field), false, required, 1, n \
+#define LAYER_VECTOR(type, field, required, n)                                      \
+    {                                                                               \
+        type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_VECTOR, required, 1, n \
     }
-#define LAYER_MATRIX(type, field, required, rows, cols)                      \
-    {                                                                        \
-        type, #field, offsetof(qsf_layer, field), true, required, rows, cols \
+#define LAYER_MATRIX(type, field, required, rows, cols)                                  \
+    {                                                                                    \
+        type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_TILES, required, rows, cols \
+    }
+#define LAYER_OUTLIERS(type, field, rows, cols)                                          \
+    {                                                                                    \
+        type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_OUTLIERS, false, rows, cols \
     }
 
-static qsf_status match_layers(const qsf_config *c, const qsf_reader *r, qsf_layer *layers)
+static size_t table_bytes(const qsf_tensor *t)
+{
+    return t != NULL ? qsf_round_up((size_t)t->data_bytes, QSF_DATA_ALIGN) : 0;
+}
+
+/* Matrices that run together have their side tables in memory together. */
+static void raise_outliers_bytes(qsf_config *c, const qsf_layer *l)
+{
+    const size_t wanted_bytes[] = {
+        table_bytes(l->q_outliers) + table_bytes(l->k_outliers) + table_bytes(l->v_outliers),
+        table_bytes(l->attn_out_outliers),
+        table_bytes(l->gate_outliers) + table_bytes(l->up_outliers),
+        table_bytes(l->down_outliers),
+    };
+    for (size_t i = 0; i < sizeof wanted_bytes / sizeof wanted_bytes[0]; i++)
+        if (wanted_bytes[i] > c->outliers_bytes)
+            c->outliers_bytes = wanted_bytes[i];
+}
+
+static qsf_status match_layers(qsf_config *c, const qsf_reader *r, qsf_layer *layers)
 {
     const tensor_rule rules[] = {
         LAYER_VECTOR(QSF_TENSOR_ATTN_NORM, attn_norm, true, c->dim),
@@ -77,18 +101,25 @@ static qsf_status match_layers(const qsf_config *c, const qsf_reader *r, qsf_lay
         LAYER_VECTOR(QSF_TENSOR_Q_BIAS, q_bias, false, c->q_dim),
         LAYER_VECTOR(QSF_TENSOR_K_BIAS, k_bias, false, c->kv_dim),
         LAYER_VECTOR(QSF_TENSOR_V_BIAS, v_bias, false, c->kv_dim),
+        LAYER_OUTLIERS(QSF_TENSOR_Q_OUTLIERS, q_outliers, c->q_dim, c->dim),
+        LAYER_OUTLIERS(QSF_TENSOR_K_OUTLIERS, k_outliers, c->kv_dim, c->dim),
+        LAYER_OUTLIERS(QSF_TENSOR_V_OUTLIERS, v_outliers, c->kv_dim, c->dim),
         LAYER_MATRIX(QSF_TENSOR_Q, q, true, c->q_dim, c->dim),
         LAYER_MATRIX(QSF_TENSOR_K, k, true, c->kv_dim, c->dim),
         LAYER_MATRIX(QSF_TENSOR_V, v, true, c->kv_dim, c->dim),
         LAYER_VECTOR(QSF_TENSOR_ATTN_OUT_BIAS, attn_out_bias, false, c->dim),
+        LAYER_OUTLIERS(QSF_TENSOR_ATTN_OUT_OUTLIERS, attn_out_outliers, c->dim, c->q_dim),
         LAYER_MATRIX(QSF_TENSOR_ATTN_OUT, attn_out, true, c->dim, c->q_dim),
         LAYER_VECTOR(QSF_TENSOR_FFN_NORM, ffn_norm, true, c->dim),
         LAYER_VECTOR(QSF_TENSOR_FFN_NORM_BIAS, ffn_norm_bias, false, c->dim),
         LAYER_VECTOR(QSF_TENSOR_FFN_GATE_BIAS, gate_bias, false, c->ffn_dim),
         LAYER_VECTOR(QSF_TENSOR_FFN_UP_BIAS, up_bias, false, c->ffn_dim),
+        LAYER_OUTLIERS(QSF_TENSOR_FFN_GATE_OUTLIERS, gate_outliers, c->ffn_dim, c->dim),
+        LAYER_OUTLIERS(QSF_TENSOR_FFN_UP_OUTLIERS, up_outliers, c->ffn_dim, c->dim),
         LAYER_MATRIX(QSF_TENSOR_FFN_GATE, gate, c->is_gated, c->ffn_dim, c->dim),
         LAYER_MATRIX(QSF_TENSOR_FFN_UP, up, true, c->ffn_dim, c->dim),
         LAYER_VECTOR(QSF_TENSOR_FFN_DOWN_BIAS, down_bias, false, c->dim),
+        LAYER_OUTLIERS(QSF_TENSOR_FFN_DOWN_OUTLIERS, down_outliers, c->dim, c->ffn_dim),
         LAYER_MATRIX(QSF_TENSOR_FFN_DOWN, down, true, c->dim, c->ffn_dim),
     };
     for (uint32_t i = 0; i < c->n_layers; i++) {
@@ -98,6 +129,9 @@ static qsf_status match_layers(const qsf_config *c, const qsf_reader *r, qsf_lay
                             c->is_gated ? "no gate" : "a gate");
         if (layers[i].gate_bias != NULL && !c->is_gated)
             return QSF_FAIL(QSF_ERR_FORMAT, "layer %u has the bias of a gate but no gate", i);
+        if (layers[i].gate_outliers != NULL && !c->is_gated)
+            return QSF_FAIL(QSF_ERR_FORMAT, "layer %u has outliers of a gate but no gate", i);
+        raise_outliers_bytes(c, &layers[i]);
     }
     return QSF_OK;
 }
@@ -105,16 +139,16 @@ static qsf_status match_layers(const qsf_config *c, const qsf_reader *r, qsf_lay
 static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends *ends)
 {
     const tensor_rule embedding[] = {
-        {QSF_TENSOR_EMBEDDING, "embedding", offsetof(qsf_ends, embedding), true, true, c->n_vocab,
-         c->dim},
+        {QSF_TENSOR_EMBEDDING, "embedding", offsetof(qsf_ends, embedding), QSF_LAYOUT_TILES, true,
+         c->n_vocab, c->dim},
     };
     const tensor_rule final[] = {
-        {QSF_TENSOR_FINAL_NORM, "final_norm", offsetof(qsf_ends, final_norm), false, true, 1,
-         c->dim},
-        {QSF_TENSOR_FINAL_NORM_BIAS, "final_norm_bias", offsetof(qsf_ends, final_norm_bias), false,
-         false, 1, c->dim},
-        {QSF_TENSOR_HEAD, "head", offsetof(qsf_ends, head), true, !c->has_tied_head, c->n_vocab,
-         c->dim},
+        {QSF_TENSOR_FINAL_NORM, "final_norm", offsetof(qsf_ends, final_norm), QSF_LAYOUT_VECTOR,
+         true, 1, c->dim},
+        {QSF_TENSOR_FINAL_NORM_BIAS, "final_norm_bias", offsetof(qsf_ends, final_norm_bias),
+         QSF_LAYOUT_VECTOR, false, 1, c->dim},
+        {QSF_TENSOR_HEAD, "head", offsetof(qsf_ends, head), QSF_LAYOUT_TILES, !c->has_tied_head,
+         c->n_vocab, c->dim},
     };
     QSF_TRY(match_unit(r, 0, embedding, 1, ends));
     QSF_TRY(match_unit(r, r->n_units - 1, final, c->has_tied_head ? 2 : 3, ends));

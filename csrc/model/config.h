@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "format/reader.h"
+#include "format/outliers.h"
 
 typedef struct qsf_config {
     uint32_t n_layers;
@@ -33,6 +33,7 @@ typedef struct qsf_config {
     bool has_learned_positions;
     bool has_tied_head;
     float norm_epsilon;
+    size_t outliers_bytes; /* of the side tables that are wanted at one time, at most */
 } qsf_config;
 
 /* The tensors of one layer in the order of the pass; optional ones may be NULL. */
@@ -42,19 +43,26 @@ typedef struct qsf_layer {
     const qsf_tensor *q_bias;         /* [q_dim], optional */
     const qsf_tensor *k_bias;         /* [kv_dim], optional */
     const qsf_tensor *v_bias;         /* [kv_dim], optional */
-    const qsf_tensor *q;              /* [q_dim, dim] */
-    const qsf_tensor *k;              /* [kv_dim, dim] */
-    const qsf_tensor *v;              /* [kv_dim, dim] */
-    const qsf_tensor *attn_out_bias;  /* [dim], optional */
-    const qsf_tensor *attn_out;       /* [dim, q_dim] */
-    const qsf_tensor *ffn_norm;       /* [dim] */
-    const qsf_tensor *ffn_norm_bias;  /* [dim], optional */
-    const qsf_tensor *gate_bias;      /* [ffn_dim], optional */
-    const qsf_tensor *up_bias;        /* [ffn_dim], optional */
-    const qsf_tensor *gate;           /* [ffn_dim, dim], gated models */
-    const qsf_tensor *up;             /* [ffn_dim, dim] */
-    const qsf_tensor *down_bias;      /* [dim], optional */
-    const qsf_tensor *down;           /* [dim, ffn_dim] */
+    const qsf_tensor *q_outliers;     /* side table of q, optional; likewise the others */
+    const qsf_tensor *k_outliers;
+    const qsf_tensor *v_outliers;
+    const qsf_tensor *q;             /* [q_dim, dim] */
+    const qsf_tensor *k;             /* [kv_dim, dim] */
+    const qsf_tensor *v;             /* [kv_dim, dim] */
+    const qsf_tensor *attn_out_bias; /* [dim], optional */
+    const qsf_tensor *attn_out_outliers;
+    const qsf_tensor *attn_out;      /* [dim, q_dim] */
+    const qsf_tensor *ffn_norm;      /* [dim] */
+    const qsf_tensor *ffn_norm_bias; /* [dim], optional */
+    const qsf_tensor *gate_bias;     /* [ffn_dim], optional */
+    const qsf_tensor *up_bias;       /* [ffn_dim], optional */
+    const qsf_tensor *gate_outliers;
+    const qsf_tensor *up_outliers;
+    const qsf_tensor *gate;      /* [ffn_dim, dim], gated models */
+    const qsf_tensor *up;        /* [ffn_dim, dim] */
+    const qsf_tensor *down_bias; /* [dim], optional */
+    const qsf_tensor *down_outliers;
+    const qsf_tensor *down; /* [dim, ffn_dim] */
 } qsf_layer;
 
 /* What lies outside the layers. */

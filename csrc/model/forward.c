@@ -122,26 +122,32 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, const finish
 {
     const qsf_scratch *const s = o->scratch;
     const size_t head_dim = o->config->head_dim;
+    size_t n_used = 0;
     qsf_acts in;
     qsf_linear qkv[] = {
-        {layer->q, NULL, s->q, s->q_stride, head_dim, finish_q, job},
-        {layer->k, NULL, s->k, s->kv_stride, head_dim, finish_k, job},
-        {layer->v, NULL, s->v, s->kv_stride, head_dim, finish_v, job},
+        {layer->q, NULL, s->q, s->q_stride, head_dim, finish_q, job, {0}},
+        {layer->k, NULL, s->k, s->kv_stride, head_dim, finish_k, job, {0}},
+        {layer->v, NULL, s->v, s->kv_stride, head_dim, finish_v, job, {0}},
     };
     QSF_TRY(norm(o, layer->attn_norm, layer->attn_norm_bias, &in));
     QSF_TRY(load(o, layer->q_bias, 0, &qkv[0].bias));
     QSF_TRY(load(o, layer->k_bias, 1, &qkv[1].bias));
     QSF_TRY(load(o, layer->v_bias, 2, &qkv[2].bias));
+    QSF_TRY(qsf_ops_load_outliers(o, layer->q_outliers, &n_used, &qkv[0].outliers));
+    QSF_TRY(qsf_ops_load_outliers(o, layer->k_outliers, &n_used, &qkv[1].outliers));
+    QSF_TRY(qsf_ops_load_outliers(o, layer->v_outliers, &n_used, &qkv[2].outliers));
     return qsf_linear_run(o, qkv, sizeof qkv / sizeof qkv[0], &in);
 }
 
 /* x += w @ in (+ bias): the end of a block */
 static qsf_status end_block(qsf_ops *o, const qsf_tensor *w, const qsf_tensor *bias,
-                            const qsf_acts *in, const finish_job *job)
+                            const qsf_tensor *outliers, const qsf_acts *in, const finish_job *job)
 {
     const qsf_scratch *const s = o->scratch;
-    qsf_linear out = {w, NULL, s->y, s->dim_stride, 1, finish_block, job};
+    size_t n_used = 0;
+    qsf_linear out = {w, NULL, s->y, s->dim_stride, 1, finish_block, job, {0}};
     QSF_TRY(load(o, bias, 0, &out.bias));
+    QSF_TRY(qsf_ops_load_outliers(o, outliers, &n_used, &out.outliers));
     return qsf_linear_run(o, &out, 1, in);
 }
 
@@ -152,19 +158,23 @@ static qsf_status attention_block(qsf_ops *o, const qsf_layer *layer, const fini
     QSF_TRY(project_heads(o, layer, job));
     qsf_attention_run(o, job->chunk, job->layer_idx);
     const qsf_acts attended = qsf_ops_prepare(o, s->attended, s->q_stride);
-    return end_block(o, layer->attn_out, layer->attn_out_bias, &attended, job);
+    return end_block(o, layer->attn_out, layer->attn_out_bias, layer->attn_out_outliers, &attended,
+                     job);
 }
 
 /* x += ffn(norm(x)) */
 static qsf_status ffn_block(qsf_ops *o, const qsf_layer *layer, const finish_job *job)
 {
     const qsf_scratch *const s = o->scratch;
+    size_t n_used = 0;
     qsf_acts in;
-    qsf_linear gate = {layer->gate, NULL, s->gate, s->ffn_stride, 1, NULL, NULL};
-    qsf_linear up = {layer->up, NULL, s->up, s->ffn_stride, 1, finish_up, job};
+    qsf_linear gate = {layer->gate, NULL, s->gate, s->ffn_stride, 1, NULL, NULL, {0}};
+    qsf_linear up = {layer->up, NULL, s->up, s->ffn_stride, 1, finish_up, job, {0}};
     QSF_TRY(norm(o, layer->ffn_norm, layer->ffn_norm_bias, &in));
     QSF_TRY(load(o, layer->gate_bias, 1, &gate.bias));
     QSF_TRY(load(o, layer->up_bias, 0, &up.bias));
+    QSF_TRY(qsf_ops_load_outliers(o, layer->gate_outliers, &n_used, &gate.outliers));
+    QSF_TRY(qsf_ops_load_outliers(o, layer->up_outliers, &n_used, &up.outliers));
     if (layer->gate != NULL) {
         QSF_TRY(qsf_linear_run_pair(o, &gate, &up, &in));
     } else {
@@ -172,7 +182,7 @@ static qsf_status ffn_block(qsf_ops *o, const qsf_layer *layer, const finish_job
         QSF_TRY(qsf_linear_run(o, &up, 1, &in));
     }
     const qsf_acts activated = qsf_ops_prepare(o, s->gate, s->ffn_stride);
-    return end_block(o, layer->down, layer->down_bias, &activated, job);
+    return end_block(o, layer->down, layer->down_bias, layer->down_outliers, &activated, job);
 }
 
 static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t layer_idx)
@@ -202,7 +212,7 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
         QSF_TRY(qsf_stream_end_unit(o->stream));
         QSF_TRY(qsf_stream_begin_unit(o->stream, 0));
     }
-    const qsf_linear head = {f->ends->head, NULL, chunk->logits, c->n_vocab, 1, NULL, NULL};
+    const qsf_linear head = {f->ends->head, NULL, chunk->logits, c->n_vocab, 1, NULL, NULL, {0}};
     QSF_TRY(qsf_linear_run(o, &head, 1, &in));
     return qsf_stream_end_unit(o->stream);
 }

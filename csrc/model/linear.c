@@ -3,6 +3,7 @@
 #include "model/linear.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -28,7 +29,8 @@ typedef struct span {
     part parts[QSF_LINEAR_MAX];
     size_t n_parts;
     size_t n_bytes;
-    bool is_paired; /* an item is the same tile rows of every part */
+    bool is_paired;           /* an item is the same tile rows of every part */
+    atomic_bool is_malformed; /* a side table of one of the parts */
 } span;
 
 static size_t tile_row_bytes(const qsf_linear *l)
@@ -62,8 +64,26 @@ static void run_tail(const part *p, const qsf_acts *x, size_t tile_row)
                (l->w->n_rows - row) * sizeof *l->y);
 }
 
-/* Tile rows [begin, end) of a part, with bias and finish. */
-static void run_tile_rows(const span *s, const part *p, size_t begin, size_t end)
+/* After the products of tile rows [begin, end), before anything else. Each tile row of a table is
+ * checked here, by the thread that wants it; a pass that met a malformed one fails. */
+static void add_outliers(span *s, const qsf_linear *l, size_t begin, size_t end)
+{
+    for (size_t i = begin; i < end; i++) {
+        const size_t row = i * QSF_TILE_ROWS;
+        const size_t rows_left = l->w->n_rows - row;
+        const unsigned char *entries;
+        size_t n_entries;
+        if (!qsf_outliers_find(&l->outliers, i, &entries, &n_entries))
+            atomic_store_explicit(&s->is_malformed, true, memory_order_relaxed);
+        else if (n_entries > 0)
+            s->ops->kernels->add_outliers(entries, n_entries,
+                                          rows_left < QSF_TILE_ROWS ? rows_left : QSF_TILE_ROWS,
+                                          s->x, l->y + row, l->y_stride);
+    }
+}
+
+/* Tile rows [begin, end) of a part, with side table, bias and finish. */
+static void run_tile_rows(span *s, const part *p, size_t begin, size_t end)
 {
     const qsf_linear *const l = p->linear;
     const qsf_acts *const x = s->x;
@@ -74,6 +94,8 @@ static void run_tile_rows(const span *s, const part *p, size_t begin, size_t end
                   l->y + begin * QSF_TILE_ROWS, l->y_stride);
     if (end > n_whole)
         run_tail(p, x, n_whole);
+    if (l->outliers.bytes != NULL)
+        add_outliers(s, l, begin, end);
     const size_t row = begin * QSF_TILE_ROWS;
     const size_t row_end = end > n_whole ? l->w->n_rows : end * QSF_TILE_ROWS;
     for (size_t t = 0; l->bias != NULL && t < x->n_tokens; t++)
@@ -95,7 +117,7 @@ static size_t item_tile_row(const part *p, size_t item)
 
 static void run_items(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
-    const span *const s = arg;
+    span *const s = arg;
     (void)worker_idx;
     size_t part_begin = 0; /* its first item */
     for (size_t i = 0; i < s->n_parts; i++) {
@@ -145,7 +167,13 @@ static qsf_status run_span(qsf_ops *o, span *s)
     }
     const size_t work_per_item = s->n_bytes / n_items * s->x->n_tokens;
     qsf_pool_run(o->pool, n_items, qsf_ops_piece(work_per_item), run_items, s);
-    return QSF_OK;
+    if (!atomic_load_explicit(&s->is_malformed, memory_order_relaxed))
+        return QSF_OK;
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].linear->outliers.bytes != NULL)
+            QSF_TRY(qsf_outliers_check(&s->parts[i].linear->outliers));
+    return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: a side table changed",
+                    s->parts[0].linear->w->unit_idx);
 }
 
 /* Fills the span from tile row *tile_row of linears[*idx] on and moves both behind it. */

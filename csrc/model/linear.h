@@ -18,7 +18,8 @@
  * chunk. Different rows may be finished by different threads. */
 typedef void qsf_finish_fn(const void *arg, size_t begin, size_t end);
 
-/* y [n_tokens, y_stride] = x @ w^T (+ bias [n_rows] unless NULL), then finish unless NULL */
+/* y [n_tokens, y_stride] = x @ w^T, plus what the side table adds, if there is one (+ bias [n_rows]
+ * unless NULL), then finish unless NULL */
 typedef struct qsf_linear {
     const qsf_tensor *w; /* [n_rows, n_cols] of the begun unit */
     const float *bias;
@@ -27,10 +28,11 @@ typedef struct qsf_linear {
     size_t group_rows; /* finish gets whole groups of so many rows; divides n_rows */
     qsf_finish_fn *finish;
     const void *finish_arg;
+    qsf_outliers outliers;
 } qsf_linear;
 
 /* Runs up to QSF_LINEAR_MAX matrices of the begun unit on x, in the order in which they lie
- * there. */
+ * there. QSF_ERR_FORMAT: a side table is malformed. */
 #define QSF_LINEAR_MAX 3
 qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linears,
                           const qsf_acts *x);

@@ -2,9 +2,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/ops.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/checked.h"
 #include "base/half.h"
 #include "base/status.h"
 
@@ -40,6 +42,30 @@ qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, co
         space[i] = t->dtype == QSF_DTYPE_F16 ? qsf_half_to_float(qsf_load_u16(bytes + 2 * i))
                                              : qsf_load_f32(bytes + 4 * i);
     *out = space;
+    return QSF_OK;
+}
+
+qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used, qsf_outliers *out)
+{
+    *out = (qsf_outliers){t, NULL};
+    if (t == NULL)
+        return QSF_OK;
+    const size_t n_bytes = (size_t)t->data_bytes;
+    if (qsf_stream_is_resident(o->stream, t->unit_idx))
+        return qsf_stream_acquire(o->stream, t->data_off, n_bytes, &out->bytes);
+    unsigned char *const to = o->scratch->outliers + *n_used;
+    assert(*n_used + n_bytes <= o->config->outliers_bytes);
+    for (size_t done = 0; done < n_bytes;) {
+        const uint64_t off = t->data_off + done;
+        const size_t cap_bytes = qsf_stream_span_bytes(o->stream, t->unit_idx, off);
+        const size_t n = n_bytes - done < cap_bytes ? n_bytes - done : cap_bytes;
+        const unsigned char *bytes;
+        QSF_TRY(qsf_stream_acquire(o->stream, off, n, &bytes));
+        memcpy(to + done, bytes, n);
+        done += n;
+    }
+    *n_used += qsf_round_up(n_bytes, QSF_DATA_ALIGN);
+    out->bytes = to;
     return QSF_OK;
 }
 

@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "format/outliers.h"
 #include "format/stream.h"
 #include "kernels/kernels.h"
 #include "model/config.h"
@@ -37,6 +38,12 @@ size_t qsf_ops_piece(size_t work_per_item);
 /* *out = a vector tensor [n_cols] of the begun unit as f32, good until the unit ends: in its
  * place when it is resident and f32, else copied to space [n_cols]. NULL for a NULL tensor. */
 qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, const float **out);
+
+/* *out = the side table `t` of the begun unit, or none for NULL, good until the unit ends: in its
+ * place when it is resident, else copied to the scratch from *n_used bytes on, which move behind
+ * it. */
+qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used,
+                                 qsf_outliers *out);
 
 /* Describes the rows of x [n_tokens, stride] as matmul input, quantised unless exact. Good until
  * the next prepare. */

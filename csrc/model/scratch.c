@@ -80,6 +80,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
         s->tails[i] = qsf_arena_push(a, n * QSF_TILE_ROWS, sizeof *s->tails[i]);
     for (size_t i = 0; i < sizeof s->vectors / sizeof s->vectors[0]; i++)
         s->vectors[i] = qsf_arena_push(a, larger(widest, s->kv_stride), sizeof *s->vectors[i]);
+    s->outliers = qsf_arena_push(a, c->outliers_bytes, 1);
     s->act_q = qsf_arena_push(a, n * widest, sizeof *s->act_q);
     s->act_q_low = qsf_arena_push(a, n * widest, sizeof *s->act_q_low);
     s->act_scale = qsf_arena_push(a, n * n_blocks, sizeof *s->act_scale);

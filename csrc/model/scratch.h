@@ -57,15 +57,16 @@ typedef struct qsf_scratch {
     float *rope_sin;     /* [chunk, rope_dims / 2] */
     qsf_kv_form kv_form; /* of the model's sessions */
     qsf_attend_scratch attend;
-    float *tails[3];       /* [chunk, 16] rows of a last tile row that the output has no room for,
-                            * for each matrix that runs at the same time */
-    float *vectors[4];     /* [widest vector] norm weight, norm bias, and two more biases */
-    int8_t *act_q;         /* [chunk, widest input] */
-    int8_t *act_q_low;     /* [chunk, widest input] */
-    float *act_scale;      /* [chunk, widest input / 64] */
-    int32_t *act_sum;      /* [chunk, widest input / 64] */
-    float *act_scaled_sum; /* [chunk, widest input / 64] */
-    int32_t *act_fine_sum; /* [chunk, widest input / 64] */
+    float *tails[3];         /* [chunk, 16] rows of a last tile row that the output has no room for,
+                              * for each matrix that runs at the same time */
+    float *vectors[4];       /* [widest vector] norm weight, norm bias, and two more biases */
+    unsigned char *outliers; /* [config's outliers_bytes] side tables of what runs at one time */
+    int8_t *act_q;           /* [chunk, widest input] */
+    int8_t *act_q_low;       /* [chunk, widest input] */
+    float *act_scale;        /* [chunk, widest input / 64] */
+    int32_t *act_sum;        /* [chunk, widest input / 64] */
+    float *act_scaled_sum;   /* [chunk, widest input / 64] */
+    int32_t *act_fine_sum;   /* [chunk, widest input / 64] */
 } qsf_scratch;
 
 /* Called once on a measuring arena and once on the real one, whose block is zeroed. */

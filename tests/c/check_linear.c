@@ -161,7 +161,7 @@ static void check_result(result *r)
 static qsf_linear describe(const qsf_tensor *w, result **r, bool has_bias)
 {
     return (qsf_linear){
-        w, has_bias ? (*r)->bias : NULL, (*r)->y, Y_STRIDE, (*r)->group_rows, finish, r};
+        w, has_bias ? (*r)->bias : NULL, (*r)->y, Y_STRIDE, (*r)->group_rows, finish, r, {0}};
 }
 
 static result results[N_MATRICES];

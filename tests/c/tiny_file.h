@@ -81,6 +81,42 @@ static inline void tiny_add_tensor(tiny_file *f, uint32_t unit_idx, uint32_t typ
     f->unit_bytes += 64 + tiny_align(n_data, 64);
 }
 
+/* A side table of an entry in every `stride` positions (100 or more) of each tile row. Returns
+ * the number of entries. */
+static inline uint32_t tiny_add_outliers(tiny_file *f, uint32_t unit_idx, uint32_t type,
+                                         uint32_t n_rows, uint32_t n_cols, uint32_t stride)
+{
+    const uint32_t n_tile_rows = (n_rows + 15) / 16;
+    unsigned char *const header = f->unit + f->unit_bytes;
+    unsigned char *const first = header + 64;
+    unsigned char *const entries = first + 4 * (size_t)(n_tile_rows + 1);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < n_tile_rows; i++) {
+        uint32_t end = 0; /* behind the last position */
+        for (uint32_t p = 3 + i; p < 16 * n_cols; p += stride) {
+            if (i * 16 + p % 16 >= n_rows)
+                continue;
+            qsf_store_u16(entries + 4 * (size_t)n, (uint16_t)(p + 1 - end));
+            qsf_store_u16(entries + 4 * (size_t)n + 2, (uint16_t)(0x3400 + 37 * n)); /* 2^-2 .. */
+            end = p + 1;
+            n++;
+        }
+        qsf_store_u32(first + 4 * (size_t)(i + 1), n);
+    }
+    qsf_store_u32(header, type);
+    qsf_store_u32(header + 4, n_rows);
+    qsf_store_u32(header + 8, n_cols);
+    header[12] = QSF_DTYPE_F16;
+    header[13] = QSF_LAYOUT_OUTLIERS;
+    qsf_store_u32(header + 16, n);
+    unsigned char *const entry = f->tens + (size_t)f->n_tensors++ * QSF_TENSOR_ENTRY_BYTES;
+    qsf_store_u32(entry, unit_idx);
+    memcpy(entry + 4, header, 20);
+    qsf_store_u64(entry + 24, f->unit_bytes + 64);
+    f->unit_bytes += 64 + tiny_align(4 * (size_t)(n_tile_rows + 1 + n), 64);
+    return n;
+}
+
 static inline void tiny_add_section(tiny_file *f, const char *tag, size_t align, const void *data,
                                     size_t n_bytes)
 {

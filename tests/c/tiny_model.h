@@ -28,6 +28,7 @@ typedef struct tiny_model {
     bool is_tied;
     uint32_t window_tokens;
     bool is_k_before_q; /* against the order of the pass */
+    bool has_outliers;  /* side tables of the matrices that have 100 weights */
 } tiny_model;
 
 /* Scales of 2^-7 and mins that centre 4-bit codes; vectors near 1 or of 2^-7. */
@@ -78,28 +79,42 @@ static inline uint32_t tiny_build_layer(tiny_file *f, const tiny_model *m, uint3
         {QSF_TENSOR_Q_BIAS, 0, q_dim, true, false},
         {QSF_TENSOR_K_BIAS, 0, kv_dim, true, false},
         {QSF_TENSOR_V_BIAS, 0, kv_dim, true, false},
+        {QSF_TENSOR_Q_OUTLIERS, q_dim, dim, m->has_outliers, m->has_outliers},
+        {QSF_TENSOR_K_OUTLIERS, kv_dim, dim, m->has_outliers, m->has_outliers},
+        {QSF_TENSOR_V_OUTLIERS, kv_dim, dim, m->has_outliers, m->has_outliers},
         {m->is_k_before_q ? QSF_TENSOR_K : QSF_TENSOR_Q, m->is_k_before_q ? kv_dim : q_dim, dim,
          true, true},
         {m->is_k_before_q ? QSF_TENSOR_Q : QSF_TENSOR_K, m->is_k_before_q ? q_dim : kv_dim, dim,
          true, true},
         {QSF_TENSOR_V, kv_dim, dim, true, true},
         {QSF_TENSOR_ATTN_OUT_BIAS, 0, dim, true, false},
+        {QSF_TENSOR_ATTN_OUT_OUTLIERS, dim, q_dim, m->has_outliers, m->has_outliers},
         {QSF_TENSOR_ATTN_OUT, dim, q_dim, true, true},
         {QSF_TENSOR_FFN_NORM, 0, dim, true, true},
         {QSF_TENSOR_FFN_NORM_BIAS, 0, dim, true, false},
         {QSF_TENSOR_FFN_UP_BIAS, 0, TINY_MODEL_FFN, true, false},
+        {QSF_TENSOR_FFN_GATE_OUTLIERS, TINY_MODEL_FFN, dim, false, m->has_outliers},
+        {QSF_TENSOR_FFN_UP_OUTLIERS, TINY_MODEL_FFN, dim, m->has_outliers, m->has_outliers},
         {QSF_TENSOR_FFN_GATE, TINY_MODEL_FFN, dim, false, true},
         {QSF_TENSOR_FFN_UP, TINY_MODEL_FFN, dim, true, true},
         {QSF_TENSOR_FFN_DOWN_BIAS, 0, dim, true, false},
+        {QSF_TENSOR_FFN_DOWN_OUTLIERS, dim, TINY_MODEL_FFN, m->has_outliers, m->has_outliers},
         {QSF_TENSOR_FFN_DOWN, dim, TINY_MODEL_FFN, true, true},
     };
+    size_t n_plain = SIZE_MAX; /* the index among those that are no side tables */
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
+        n_plain += tensors[i].type < QSF_TENSOR_Q_OUTLIERS;
         if (!(m->is_gpt2 ? tensors[i].is_gpt2 : tensors[i].is_llama))
             continue;
+        if (tensors[i].type >= QSF_TENSOR_Q_OUTLIERS) {
+            tiny_add_outliers(f, unit_idx, tensors[i].type, tensors[i].n_rows, tensors[i].n_cols,
+                              101);
+            continue;
+        }
         const bool is_vector = tensors[i].n_rows == 0;
         tiny_add_tame(f, unit_idx, tensors[i].type, is_vector ? 1 : tensors[i].n_rows,
                       tensors[i].n_cols,
-                      is_vector ? (i % 2 == 0 ? QSF_DTYPE_F32 : QSF_DTYPE_F16) : m->dtype,
+                      is_vector ? (n_plain % 2 == 0 ? QSF_DTYPE_F32 : QSF_DTYPE_F16) : m->dtype,
                       is_vector ? QSF_LAYOUT_VECTOR : QSF_LAYOUT_TILES);
     }
     return f->n_tensors - before;

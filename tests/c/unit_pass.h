@@ -16,6 +16,8 @@ static inline size_t pass_row_bytes(const qsf_tensor *t)
 {
     if (t->layout == QSF_LAYOUT_VECTOR)
         return (size_t)t->data_bytes;
+    if (t->layout == QSF_LAYOUT_OUTLIERS)
+        return QSF_DATA_ALIGN;
     return ((size_t)t->n_cols + 63) / 64 * qsf_dtype_tile_bytes(t->dtype);
 }
 

@@ -33,6 +33,12 @@ static bool write_reader_seeds(const char *folder)
         tiny_build(&file, &whole[i].options);
         ok = write_seed(folder, whole[i].name, file.n_bytes) && ok;
     }
+    tiny_model_build(&file, &(tiny_model){.n_layers = 1,
+                                          .dtype = QSF_DTYPE_4BIT,
+                                          .compression = QSF_COMPRESSION_LZ4,
+                                          .has_outliers = true});
+    ok = write_seed(folder, "outliers_lz4", file.n_bytes) && ok;
+    tiny_build(&file, &whole[2].options);
     /* Broken: cut off, damaged inside a compressed block, damaged with its checksums unrepaired. */
     ok = write_seed(folder, "cut_in_tables", 300) && ok;
     ok = write_seed(folder, "cut_in_layer", 9000) && ok;
@@ -66,6 +72,9 @@ static bool write_model_seeds(const char *folder)
         {"llama_lz4",
          "\x00\x02\x01\x00",
          {.n_layers = 2, .dtype = QSF_DTYPE_4BIT, .compression = QSF_COMPRESSION_LZ4}},
+        {"llama_outliers",
+         "\x02\x0A\x02\x00",
+         {.n_layers = 2, .dtype = QSF_DTYPE_4BIT, .has_outliers = true}},
         {"gpt2_8bit",
          "\x02\x0A\x03\x20",
          {.n_layers = 1, .dtype = QSF_DTYPE_8BIT, .is_gpt2 = true}},

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from reference_tiles import decode_tiles
+from reference_tiles import decode_outliers, decode_tiles
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -61,12 +61,14 @@ class Model:
 
     Matrices are [outputs, inputs]. `integer` names the matrices that a file stores quantised, with
     the bits of the integer activations that the engine multiplies them with: 16 for 8-bit
-    weights, else 8.
+    weights, else 8. `outliers` has what the side table of a matrix adds to it, [outputs, inputs]:
+    that part meets the activations before they are rounded.
     """
 
     config: Config
     weights: Mapping[str, Array]
     integer: Mapping[str, int] = field(default_factory=dict)
+    outliers: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +241,13 @@ class _Pass:
 
     def linear(self, x: Array, name: str) -> Array:
         """`x` [n_tokens, n_inputs] times the matrix, plus its bias if it has one."""
+        far: Array | float = 0.0
+        if name in self.model.outliers:
+            far = x @ np.asarray(self.model.outliers[name], self.dtype).T
         if self.activations == "integer" and name in self.model.integer:
             codes, scales = quantise_activations(x, self.model.integer[name])
             x = (codes * scales[:, :, None].astype(self.dtype)).reshape(len(x), -1)[:, : x.shape[1]]
-        y = x @ self.weight(name).T
+        y = x @ self.weight(name).T + far
         if f"{name}_bias" in self.model.weights:
             y = y + self.weight(f"{name}_bias")
         return np.asarray(y)
@@ -526,6 +531,7 @@ def load_qsf(path: Path) -> Model:
 
     weights: dict[str, Array] = {}
     integer: dict[str, int] = {}
+    outliers: dict[str, Array] = {}
     with qsf_format.Reader(path) as reader:
         header, arch = reader.header, reader.arch
         for tensor in reader.tensors:
@@ -538,6 +544,10 @@ def load_qsf(path: Path) -> Model:
             floats = {qsf_format.Dtype.F16: "<f2", qsf_format.Dtype.F32: "<f4"}
             if tensor.layout == qsf_format.Layout.VECTOR:
                 weights[name] = np.frombuffer(data, floats[dtype], tensor.n_cols).astype(np.float32)
+                continue
+            if tensor.layout == qsf_format.Layout.OUTLIERS:
+                table = decode_outliers(data, tensor.n_rows, tensor.n_cols)
+                outliers[name.removesuffix("_outliers")] = table
                 continue
             kind = qsf_format.dtype_name(dtype)
             weights[name] = decode_tiles(kind, data, tensor.n_rows, tensor.n_cols)
@@ -567,4 +577,4 @@ def load_qsf(path: Path) -> Model:
         rope_interleaved=arch.rope_interleaved,
         window_tokens=arch.window_tokens,
     )
-    return Model(config, weights, integer)
+    return Model(config, weights, integer, outliers)

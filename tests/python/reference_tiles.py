@@ -79,3 +79,20 @@ def _codes(kind: str, codes: NDArray[np.uint8], r: Array, c: Array) -> NDArray[n
         h, i = p // 2, p % 2
         found += 4 * (codes[:, 256 + h * 64 + r * 4 + j].astype(np.int64) >> (4 * i + b) & 1)
     return found
+
+
+def decode_outliers(data: bytes, n_rows: int, n_cols: int) -> Array:
+    """What a side table adds to a matrix: f32 values [n_rows, n_cols], most of them zero.
+
+    Written from docs/format.md, section 5, and sharing no line with the package.
+    """
+    out = np.zeros((n_rows, n_cols), np.float32)
+    n_tile_rows = -(-n_rows // 16)
+    first = np.frombuffer(data, "<u4", n_tile_rows + 1).astype(int)
+    entries = np.frombuffer(data, [("step", "<u2"), ("delta", "<f2")], offset=first.nbytes // 2)
+    for tile_row in range(n_tile_rows):
+        position = -1
+        for step, delta in entries[first[tile_row] : first[tile_row + 1]]:
+            position += int(step)
+            out[tile_row * 16 + position % 16, position // 16] += np.float32(delta)
+    return out
