@@ -212,7 +212,7 @@ def write(
     positions = b""
     unit_idx = -1
     with Writer(path, header, plan.facts.arch) as writer:
-        for piece, data in quantised_pieces(plan, source.checkpoint, 1):
+        for piece, data in quantised_pieces(plan.targets, source.checkpoint, 1):
             target = piece.target
             if target.rule.target is None:
                 positions += data
