@@ -60,7 +60,8 @@ class InputSums:
         self.inputs += products[0]
         self.original += products[1]
         if lacking is not None:
-            self.lacking = products[2] + (0 if self.lacking is None else self.lacking)
+            product = products[2].astype(np.float64)
+            self.lacking = product if self.lacking is None else self.lacking + product
 
 
 @dataclass(frozen=True, slots=True)
