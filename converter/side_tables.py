@@ -7,6 +7,7 @@ which weights are outliers is found row by row when they are rounded (`outliers`
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Final
@@ -18,6 +19,7 @@ from qsf.converter.checkpoint import Checkpoint, Float32Array
 from qsf.converter.original import INPUT_GROUPS
 from qsf.converter.outliers import (
     MOST_FRACTION,
+    Action,
     OutlierStats,
     choose_action,
     find_outliers,
@@ -27,6 +29,7 @@ from qsf.converter.outliers import (
 )
 from qsf.converter.pieces import Piece, read_target
 from qsf.converter.plan import OutlierPlan, Plan, Target
+from qsf.converter.quantisers import UnrepresentableError
 from qsf.converter.tiles import TILE_ROWS
 from qsf.format import Dtype, TensorType
 
@@ -53,12 +56,15 @@ def examine(plan: Plan, checkpoint: Checkpoint, *, is_free: bool) -> Plan:
 
 def _examined(target: Target, checkpoint: Checkpoint, *, is_free: bool) -> Target:
     rows = _sample(target, checkpoint)
+    if not np.isfinite(rows).all():
+        return target  # rounding will say so, and where
     stats = OutlierStats(float(rows.mean(dtype=np.float64)), float(rows.std(dtype=np.float64)), 0.0)
     stats.count(rows)
-    action = "none"
-    if is_free and np.isfinite(stats.sigma) and stats.n_far:
+    action: Action = "none"
+    if is_free and stats.n_far:
         mask = find_outliers(rows, stats.mean, stats.sigma)
-        action = choose_action(stats, target.dtype, gain(target.dtype, rows, mask))
+        with contextlib.suppress(UnrepresentableError):  # again: rounding will say so
+            action = choose_action(stats, target.dtype, gain(target.dtype, rows, mask))
         if action == "side table" and stats.far_fraction > _MOST_SAMPLED:
             action = "more bits" if target.dtype not in (Dtype.Q4, Dtype.Q4_SYM) else "clamp"
     has_table = action == "side table"
