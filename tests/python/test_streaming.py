@@ -92,6 +92,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            bufsize=0,  # what a buffer holds, communicate() does not see
         )
         self.shown = b""
 
@@ -100,7 +101,8 @@ class Child:
         assert self.process.stdout is not None
         watchdog = threading.Timer(HANG_SECONDS, self.process.kill)
         watchdog.start()
-        self.shown = self.process.stdout.read(20)
+        while len(self.shown) < 20 and (more := self.process.stdout.read(20 - len(self.shown))):
+            self.shown += more
         watchdog.cancel()
         assert len(self.shown) == 20, self.end()
 
