@@ -33,7 +33,7 @@ from qsf.converter.plan import Plan, Target
 from qsf.converter.quantisers import UnrepresentableError
 from qsf.converter.tiles import dequantise_tiles
 from qsf.errors import QsfConversionError
-from qsf.format import TensorType
+from qsf.format import Dtype, TensorType
 
 T = TensorType
 Group = tuple[TensorType, ...]
@@ -152,6 +152,8 @@ class Calibration:
         }
         dtypes = {kind: target.dtype for kind, target in targets.items()}
         plain = original.weights(unit_idx)
+        for kind, target in targets.items():
+            _check_finite(target, plain[kind])
         energies = self._energies(plain, streams.exact)
         exact, actions = transforms.choose(plain, dtypes, energies, original.header)
         del plain, energies
@@ -288,6 +290,19 @@ class Calibration:
             self._progress(self._done_bytes)
 
 
+def _check_finite(target: Target, values: Float32Array) -> None:
+    """Refuse a tensor of a layer by its name, before what it does to the activations."""
+    bad = np.argwhere(~np.isfinite(values))
+    if len(bad):
+        at = [int(idx) for idx in bad[0]]
+        at[0] += target.first_row
+        if target.rule.transposed:
+            at.reverse()
+        raise QsfConversionError(
+            f"tensor {target.source.name} at {at}: the value is {values[tuple(bad[0])]:g}"
+        )
+
+
 def _vector(target: Target, values: Float32Array) -> Written:
     """A norm or bias as it will lie in the file."""
     piece = Piece(target, 0, 1)
@@ -301,6 +316,7 @@ def _vector(target: Target, values: Float32Array) -> Written:
 
 def _matrix(piece: Piece, rounded: Rounded, transform: str) -> Written:
     piece.errors = rounded.errors
-    piece.action = ", ".join(filter(None, (transform, FEEDBACK)))
+    feedback = "" if piece.target.dtype in (Dtype.F16, Dtype.F32) else FEEDBACK
+    piece.action = ", ".join(filter(None, (transform, feedback)))
     piece.output_error = rounded.output_error
     return piece, rounded.tiles

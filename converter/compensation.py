@@ -51,8 +51,9 @@ class InputSums:
         self.inputs += y.T @ y
         self.original += z.T @ y
         if lacking is not None:
-            product = lacking.T @ y
-            self.lacking = product if self.lacking is None else self.lacking + product
+            if self.lacking is None:
+                self.lacking = np.zeros((lacking.shape[1], y.shape[1]))
+            self.lacking += lacking.T @ y
 
 
 @dataclass(frozen=True, slots=True)
