@@ -152,8 +152,6 @@ class Calibration:
         }
         dtypes = {kind: target.dtype for kind, target in targets.items()}
         plain = original.weights(unit_idx)
-        for kind, target in targets.items():
-            _check_finite(target, plain[kind])
         energies = self._energies(plain, streams.exact)
         exact, actions = transforms.choose(plain, dtypes, energies, original.header)
         del plain, energies
@@ -288,19 +286,6 @@ class Calibration:
         self._done_bytes += n_bytes
         if self._progress is not None:
             self._progress(self._done_bytes)
-
-
-def _check_finite(target: Target, values: Float32Array) -> None:
-    """Refuse a tensor of a layer by its name, before what it does to the activations."""
-    bad = np.argwhere(~np.isfinite(values))
-    if len(bad):
-        at = [int(idx) for idx in bad[0]]
-        at[0] += target.first_row
-        if target.rule.transposed:
-            at.reverse()
-        raise QsfConversionError(
-            f"tensor {target.source.name} at {at}: the value is {values[tuple(bad[0])]:g}"
-        )
 
 
 def _vector(target: Target, values: Float32Array) -> Written:
