@@ -14,7 +14,7 @@ the rounded model is from the original.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -121,7 +121,7 @@ class Calibration:
 
     # ---- units ----
 
-    def _embed(self) -> Iterator[Written]:
+    def _embed(self) -> Generator[Written, None, Streams]:
         """Write the embedding unit; the streams begin with its rows."""
         targets = tuple(self._original.targets(0))
         shape = (*self._tokens.shape, self._plan.facts.header.dim)
@@ -270,7 +270,8 @@ class Calibration:
 
     def _round(self, rounding: Rounding, target: Target, rows: Float32Array) -> Rounded:
         try:
-            return rounding.round(target.dtype, rows)
+            has_table = target.outliers is not None and target.outliers.has_table
+            return rounding.round(target.dtype, rows, has_table=has_table)
         except UnrepresentableError as error:
             raise QsfConversionError(
                 f"tensor {target.source.name}, row {error.row}, column {error.col} of "
@@ -304,4 +305,5 @@ def _matrix(piece: Piece, rounded: Rounded, transform: str) -> Written:
     feedback = "" if piece.target.dtype in (Dtype.F16, Dtype.F32) else FEEDBACK
     piece.action = ", ".join(filter(None, (transform, feedback)))
     piece.output_error = rounded.output_error
+    piece.entries = rounded.entries
     return piece, rounded.tiles

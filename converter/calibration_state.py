@@ -23,6 +23,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from qsf.converter.checkpoint import Float32Array
+from qsf.converter.outliers import Entries
 from qsf.converter.pieces import Piece
 from qsf.converter.plan import Target
 from qsf.converter.quantisers import ErrorSums
@@ -128,6 +129,8 @@ class CalibrationState:
             piece.errors = ErrorSums(**facts[i]["errors"])
             piece.action = facts[i]["action"]
             piece.output_error = facts[i]["output_error"]
+            if f"rows{i}" in arrays:
+                piece.entries = Entries(arrays[f"rows{i}"], arrays[f"cols{i}"], arrays[f"values{i}"])
             yield piece, arrays[f"data{i}"].tobytes()
 
     def save(
@@ -148,6 +151,11 @@ class CalibrationState:
         arrays: dict[str, Any] = {
             f"data{i}": np.frombuffer(data, np.uint8) for i, (_, data) in enumerate(written)
         }
+        for i, (piece, _) in enumerate(written):
+            if piece.entries is not None:
+                arrays[f"rows{i}"] = piece.entries.rows
+                arrays[f"cols{i}"] = piece.entries.cols
+                arrays[f"values{i}"] = piece.entries.values
         arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         self._put(
             self._streams(unit_idx),

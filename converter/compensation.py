@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.converter.checkpoint import Float32Array
+from qsf.converter.outliers import Entries, split, table_mask
 from qsf.converter.quantisers import ErrorSums, feedback_rows, quantise_rows
 from qsf.converter.tiles import BLOCK, TILE_ROWS
 from qsf.errors import QsfConversionError
@@ -64,6 +65,7 @@ class Rounded:
     stored: Float32Array  # [n_rows, n_cols], what the tiles stand for
     errors: ErrorSums  # against the original's weights
     output_error: float  # squared error of the outputs that rounding made, relative
+    entries: Entries | None = None  # of a side table, included in ``stored``
 
 
 class Rounding:
@@ -85,8 +87,10 @@ class Rounding:
         damped[np.diag_indices(len(damped))] += damping * diagonal.mean() or 1.0
         self._factor = inverse_factor(damped)
 
-    def round(self, dtype: Dtype, weights: Float32Array) -> Rounded:
+    def round(self, dtype: Dtype, weights: Float32Array, *, has_table: bool = False) -> Rounded:
         """Round ``weights`` [n_rows, n_cols] of the original to ``dtype``.
+
+        With ``has_table`` outliers are kept apart, in ``Rounded.entries``.
 
         Raises UnrepresentableError for a value that the type cannot hold.
         """
@@ -94,24 +98,28 @@ class Rounding:
             return self._plain(dtype, weights)
         for damping in _DAMPINGS[1:]:
             try:
-                return self._feedback(dtype, weights)
+                return self._feedback(dtype, weights, has_table)
             except QsfConversionError:  # the feedback left the range of numbers
                 self._prepare(damping)
-        return self._feedback(dtype, weights)
+        return self._feedback(dtype, weights, has_table)
 
     def _plain(self, dtype: Dtype, weights: Float32Array) -> Rounded:
         errors, stored = ErrorSums(), np.empty_like(weights)
         tiles = quantise_rows(dtype, weights, errors, stored=stored)
         return Rounded(tiles, stored, errors, self._output_error(weights, stored))
 
-    def _feedback(self, dtype: Dtype, weights: Float32Array) -> Rounded:
-        wanted = self._corrected(weights)
+    def _feedback(self, dtype: Dtype, weights: Float32Array, has_table: bool) -> Rounded:
+        wanted = plain = self._corrected(weights)
+        entries = None
+        if has_table:
+            mean, sigma = float(weights.mean()), float(weights.std())
+            plain, entries = split(wanted, table_mask(wanted, mean, sigma))
         stored = np.empty_like(wanted)
 
         def part(rows: slice) -> bytes:
             return feedback_rows(
                 dtype,
-                wanted[rows],
+                plain[rows],
                 self._factor,
                 self._order,
                 weights=self.energies,
@@ -120,9 +128,15 @@ class Rounding:
 
         with ThreadPoolExecutor(self._n_threads) as pool:
             tiles = b"".join(pool.map(part, _row_ranges(len(weights))))
+        if entries is not None:
+            # What was taken away, not what the tiles lack: feedback has seen to their error.
+            at = (entries.rows, entries.cols)
+            deltas = (wanted[at] - plain[at]).astype(np.float16).astype(np.float32)
+            stored[at] += deltas
+            entries = Entries(entries.rows, entries.cols, deltas)
         errors = ErrorSums()
         errors.observe(weights, stored.copy())
-        return Rounded(tiles, stored, errors, self._output_error(wanted, stored))
+        return Rounded(tiles, stored, errors, self._output_error(wanted, stored), entries)
 
     def _corrected(self, weights: Float32Array) -> Float32Array:
         """Return W', see the module."""
@@ -130,7 +144,7 @@ class Rounding:
         if self._sums.lacking is not None:
             gap += self._sums.lacking
         solved = gap[:, self._order] @ self._factor.T @ self._factor
-        wanted = weights.copy()
+        wanted: Float32Array = weights.copy()
         wanted[:, self._order] += solved
         return wanted
 
@@ -167,7 +181,7 @@ def inverse_factor(matrix: Float64Array) -> Float32Array:
     matrix = R R^T with R upper triangular, which is Cholesky's factor of the matrix turned about;
     then U = R^-1.
     """
-    lower = np.linalg.cholesky(matrix[::-1, ::-1])
+    lower: Float64Array = np.linalg.cholesky(matrix[::-1, ::-1]).astype(np.float64, copy=False)
     return _inverse_of_upper(lower[::-1, ::-1]).astype(np.float32)
 
 

@@ -30,7 +30,7 @@ from qsf.converter.disk import read_bytes_per_s
 from qsf.converter.divergence import Divergence
 from qsf.converter.output import check_not_a_source, check_output, check_space
 from qsf.converter.pieces import Piece, quantised_pieces
-from qsf.converter.plan import DEFAULT_QUANT_TYPE, Plan, Policy, make_plan
+from qsf.converter.plan import DEFAULT_QUANT_TYPE, Plan, Policy, Target, make_plan
 from qsf.converter.quantisers import ErrorSums
 from qsf.converter.recipe import (
     DEFAULT_CALIBRATION_TOKENS,
@@ -52,10 +52,12 @@ from qsf.converter.report import (
     TensorReport,
 )
 from qsf.converter.sensitivity import Sensitivity
+from qsf.converter.side_tables import examine, with_tables
 from qsf.converter.source import Source, open_source
 from qsf.converter.transforms import ROTATED, SCALED
 from qsf.errors import QsfArgumentError, QsfIOError
-from qsf.format import Dtype, Layout, Writer, dtype_name
+from qsf.format import OUTLIERS_OF, Dtype, Layout, Writer, dtype_name
+from qsf.format_outliers import PackedOutliers
 
 # For an upper bound of META's size.
 _LONGEST_TYPE = dtype_name(Dtype.TERNARY_DENSE)
@@ -132,6 +134,9 @@ def convert(
             phase or _silent,
             state,
         )
+        is_free = target_bytes is None and target_bpw is None
+        examined = examine(recipe.plan, source.checkpoint, is_free=is_free)
+        recipe = dataclasses.replace(recipe, plan=examined, policy=_settled(recipe, examined))
         chooser = _chooser(compress, disk_bytes_per_s, out_path, source.checkpoint)
         job = _Job(source, recipe, text, state, chooser, out_path, n_threads, progress)
         try:
@@ -196,7 +201,8 @@ class _Job:
         if self.text is None:
             pieces = quantised_pieces(plan.targets, checkpoint, self.n_threads)
             with contextlib.closing(pieces):
-                tensors = _write_pieces(writer, self.recipe, pieces, self.chooser, self.progress)
+                written = with_tables(plan, pieces)
+                tensors = _write_pieces(writer, self.recipe, written, self.chooser, self.progress)
             return Quality(tensors=tuple(tensors))
         report = self.progress or (lambda _done, _total: None)
         calibration = Calibration(
@@ -208,7 +214,8 @@ class _Job:
             state=self.state,
             progress=lambda n_bytes: report(n_bytes, plan.source_bytes),
         )
-        tensors = _write_pieces(writer, self.recipe, calibration.pieces(), self.chooser, None)
+        written = with_tables(plan, calibration.pieces())
+        tensors = _write_pieces(writer, self.recipe, written, self.chooser, None)
         assert calibration.divergence is not None  # all pieces were written
         return Quality(
             tensors=tuple(tensors),
@@ -216,6 +223,12 @@ class _Job:
             evaluation=_evaluation(self.text, calibration.divergence),
             calibration=self.text.facts(),
         )
+
+
+def _settled(recipe: Recipe, plan: Plan) -> Policy:
+    """The policy after outliers may have given some matrices more bits."""
+    layers = (t.dtype for t in plan.targets if t.is_matrix and t.rule.place is Place.LAYER)
+    return dataclasses.replace(recipe.policy, layers=common_dtype(layers))
 
 
 def _silent(_name: str) -> Callable[[int, int], None]:
@@ -238,6 +251,7 @@ def _section_bytes(source: Source, plan: Plan, text: CalibrationText | None) -> 
             max_error=longest,
             cosine=longest,
             relative_error=longest,
+            outliers=longest,
             action=_LONGEST_ACTION,
             output_error=longest,
         )
@@ -331,6 +345,9 @@ def _write_pieces(
     done = 0
     for piece, data in pieces:
         target = piece.target
+        if piece.table is not None:
+            _write_table(writer, target, piece.table)
+            continue
         in_unit = target.rule.place is not Place.POSITIONS
         if piece.start == 0:
             errors = ErrorSums()
@@ -375,6 +392,16 @@ def _write_pieces(
     return reports
 
 
+def _write_table(writer: Writer, target: Target, table: PackedOutliers) -> None:
+    """Write the side table of a matrix; the unit is begun, for a norm comes before any matrix."""
+    assert target.rule.target is not None  # only learned positions have no type
+    kind = OUTLIERS_OF[target.rule.target]
+    n_rows, n_cols = target.n_rows, target.n_cols
+    writer.begin_tensor(kind, n_rows, n_cols, Dtype.F16, Layout.OUTLIERS, n_entries=table.n_entries)
+    writer.write(table.data)
+    writer.end_tensor()
+
+
 def _layer_dtype(recipe: Recipe, unit_idx: int) -> Dtype:
     """What the layer index says of a layer: the type of its matrices, or mixed."""
     return common_dtype(
@@ -398,9 +425,19 @@ def _report(piece: Piece, errors: ErrorSums) -> TensorReport:
         max_error=errors.max_error,
         cosine=errors.cosine,
         relative_error=_relative_error(errors),
-        action=piece.action or (EXACT if errors.max_error == 0 else ROUNDED),
+        outliers=None if target.outliers is None else target.outliers.near_fraction,
+        action=_action(piece, errors),
         output_error=piece.output_error,
     )
+
+
+def _action(piece: Piece, errors: ErrorSums) -> str:
+    """What was done to a tensor, in the words of the report."""
+    found = piece.target.outliers
+    done = [piece.action or (EXACT if errors.max_error == 0 else ROUNDED)]
+    if found is not None and found.action in ("side table", "more bits"):
+        done.append(found.action)
+    return ", ".join(done)
 
 
 def _relative_error(errors: ErrorSums) -> float | None:

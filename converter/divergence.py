@@ -33,7 +33,8 @@ class Divergence:
         """Add logits [n_tokens, n_rows] of the vocabulary from ``start`` on, of one window."""
         wanted = self._next[window]
         at = np.flatnonzero((wanted >= start) & (wanted < start + original.shape[1]))
-        for i, logits in enumerate((original[:-1].astype(np.float64), changed[:-1])):
+        models: tuple[NDArray[np.floating], ...] = (original[:-1].astype(np.float64), changed[:-1])
+        for i, logits in enumerate(models):
             best = logits.argmax(axis=1)
             largest = logits[np.arange(len(logits)), best]
             before = self._largest[i, window]
@@ -57,7 +58,8 @@ class Divergence:
     def kl(self) -> _Float64Array:
         """KL(original || changed) in nats, [n_windows, n_tokens - 1]."""
         log_sums = np.log(self._sums) + self._largest
-        return self._product / self._sums[0] - log_sums[0] + log_sums[1]
+        found: _Float64Array = self._product / self._sums[0] - log_sums[0] + log_sums[1]
+        return found
 
     @property
     def perplexities(self) -> tuple[float, float]:

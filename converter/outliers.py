@@ -164,6 +164,21 @@ def find_outliers(
     return found
 
 
+def table_mask(rows: Float32Array, mean: float, sigma: float) -> NDArray[np.bool_]:
+    """Return which of ``rows`` go to a side table: the outliers, or the farthest if too many.
+
+    A file has room for one in a hundred; a tenth of it is left for gaps in the table.
+    """
+    mask = find_outliers(rows, mean, sigma)
+    most = int(rows.size * MOST_FRACTION * 0.9)
+    if int(mask.sum()) > most:
+        far = np.abs(rows - np.float32(mean)).ravel()
+        mask = np.zeros(rows.size, np.bool_)
+        mask[np.argsort(-far, kind="stable")[:most]] = True
+        mask = mask.reshape(rows.shape)
+    return mask
+
+
 def split(rows: Float32Array, mask: NDArray[np.bool_]) -> tuple[Float32Array, Entries]:
     """Return ``rows`` [n_rows, n_cols] without the outliers of ``mask``, and these.
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from qsf.converter.architectures import Place
 from qsf.converter.checkpoint import Checkpoint, RawArray, to_float32
-from qsf.converter.plan import Target
+from qsf.converter.outliers import Entries, split, table_mask
+from qsf.converter.plan import OutlierPlan, Target
 from qsf.converter.quantisers import (
     F16_MAX,
     ErrorSums,
@@ -28,6 +29,7 @@ from qsf.converter.quantisers import (
 )
 from qsf.converter.tiles import TILE_ROWS
 from qsf.errors import QsfConversionError
+from qsf.format_outliers import PackedOutliers
 
 _PIECE_BYTES = 32 << 20  # of f32
 _IN_FLIGHT_BYTES = 128 << 20  # of f32; at least one piece
@@ -45,6 +47,8 @@ class Piece:
     errors: ErrorSums = field(default_factory=ErrorSums)
     action: str | None = None  # what the report says was done, if not plain rounding
     output_error: float | None = None  # see ``TensorReport``
+    entries: Entries | None = None  # of a side table: what the tiles lack
+    table: PackedOutliers | None = None  # this is no piece, but the side table of the matrix
 
     @property
     def float_bytes(self) -> int:
@@ -141,11 +145,27 @@ def _quantise(piece: Piece, raw: RawArray) -> bytes:
             return plain_rows(rows, np.dtype("<f2"), F16_MAX, piece.errors)
         if target.is_vector:
             return plain_rows(rows, np.dtype("<f4"), np.inf, piece.errors)
+        if target.outliers is not None and target.outliers.has_table:
+            return _with_entries(piece, rows, target.outliers)
         return quantise_rows(target.dtype, rows, piece.errors)
     except UnrepresentableError as error:
         raise QsfConversionError(
             f"tensor {target.source.name} at {source_position(piece, error)}: {error.reason}"
         ) from error
+
+
+def _with_entries(piece: Piece, rows: NDArray[np.float32], found: OutlierPlan) -> bytes:
+    """Round a piece without its outliers, and note these."""
+    mask = table_mask(rows, found.mean, found.sigma)
+    plain, entries = split(rows, mask)
+    stored = np.empty_like(plain)
+    tiles = quantise_rows(piece.target.dtype, plain, stored=stored)
+    lacking = (entries.values - stored[entries.rows, entries.cols]).astype(np.float16)
+    deltas = lacking.astype(np.float32)
+    stored[entries.rows, entries.cols] += deltas
+    piece.entries = Entries(entries.rows, entries.cols, deltas).below(piece.start)
+    piece.errors.observe(rows, stored)
+    return tiles
 
 
 def plain_rows(

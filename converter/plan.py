@@ -55,6 +55,17 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
+class OutlierPlan:
+    """What is known of the outliers of a matrix, and what is done about them (`side_tables`)."""
+
+    mean: float
+    sigma: float
+    near_fraction: float  # beyond three sigmas
+    action: str
+    has_table: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """One tensor of the file: [n_rows, n_cols], made of source rows (or columns) from first_row."""
 
@@ -66,6 +77,7 @@ class Target:
     first_row: int
     dtype: Dtype
     is_vector: bool
+    outliers: OutlierPlan | None = None
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import reference
 import tiny_checkpoints
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from qsf.converter.original import Original
 from qsf.converter.plan import Plan, Policy, make_plan
@@ -55,6 +56,18 @@ def small_gpt2(folder: Path, tokenizer_from: Path, **options: Any) -> Path:
         tokenizer_from=tokenizer_from,
         **{"n_layers": 2, "dim": 40, "n_heads": 2, "ffn_dim": 70, "n_vocab": N_VOCAB, **options},
     )
+
+
+def with_outliers(folder: Path) -> Path:
+    """The same model with a few weights that are far from all others, in each layer."""
+    weights = load_file(folder / "model.safetensors")
+    rng = np.random.default_rng(9)
+    for name, values in weights.items():
+        if name.startswith("model.layers.") and values.ndim == 2:
+            flat = values.reshape(-1)
+            flat[rng.choice(flat.size, flat.size // 1500 + 1, replace=False)] = 3.5
+    save_file(weights, folder / "model.safetensors")
+    return folder
 
 
 def write_text(path: Path, n_words: int = 2000, seed: int = 5) -> Path:

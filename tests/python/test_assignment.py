@@ -212,7 +212,7 @@ def write(
     positions = b""
     unit_idx = -1
     with Writer(path, header, plan.facts.arch) as writer:
-        for piece, data in quantised_pieces(plan, source.checkpoint, 1):
+        for piece, data in quantised_pieces(plan.targets, source.checkpoint, 1):
             target = piece.target
             if target.rule.target is None:
                 positions += data
@@ -336,7 +336,7 @@ def test_a_size_that_is_impossible_is_refused_with_the_smallest(source: Source) 
     smallest = re.search(r"smallest has (\d+\.\d+) MB", str(raised.value))
     assert smallest is not None
     # What the message names can be asked for.
-    fit_to_size(plan, costs, round(float(smallest[1]) * 1e6), SECTIONS)
+    fit_to_size(plan, costs, round(float(smallest[1]) * 2**20), SECTIONS)
 
 
 def test_bits_per_weight_count_the_whole_file(source: Source) -> None:

@@ -29,6 +29,7 @@ MODELS: dict[str, Callable[[Path, Path], Path]] = {
     ),
     "gpt2": calibrated_models.small_gpt2,
     "gpt2-untied": lambda f, t: calibrated_models.small_gpt2(f, t, tied_head=False),
+    "outliers": lambda f, t: calibrated_models.with_outliers(calibrated_models.small_llama(f, t)),
 }
 
 
