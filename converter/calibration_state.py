@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +67,8 @@ class CalibrationState:
         if self._folder.is_symlink() or self._folder.is_file():
             what = "it is no folder"
         elif self._folder.is_dir():
-            others = [name for name in os.listdir(self._folder) if not _OUR_NAMES.fullmatch(name)]
+            names = [path.name for path in self._folder.iterdir()]
+            others = [name for name in names if not _OUR_NAMES.fullmatch(name)]
             what = f"it holds {min(others)}" if others else ""
         if what:
             raise QsfIOError(
@@ -130,7 +130,9 @@ class CalibrationState:
             piece.action = facts[i]["action"]
             piece.output_error = facts[i]["output_error"]
             if f"rows{i}" in arrays:
-                piece.entries = Entries(arrays[f"rows{i}"], arrays[f"cols{i}"], arrays[f"values{i}"])
+                piece.entries = Entries(
+                    arrays[f"rows{i}"], arrays[f"cols{i}"], arrays[f"values{i}"]
+                )
             yield piece, arrays[f"data{i}"].tobytes()
 
     def save(

@@ -34,9 +34,7 @@ MODELS: dict[str, Callable[[Path, Path], Path]] = {
 
 
 @pytest.fixture(scope="module")
-def made(
-    tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path
-) -> Callable[[str], Path]:
+def made(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Callable[[str], Path]:
     """A model's folder by its name, with text.txt beside it."""
     folder = tmp_path_factory.mktemp("models")
 
@@ -98,15 +96,11 @@ def test_the_file_is_as_far_from_its_original_as_it_says(
 ) -> None:
     folder, out = made(name), tmp_path / "out.qsf"
     text = folder.parent / "text.txt"
-    report = convert(
-        folder, out, quant_type="2bit", calibration=text, calibration_tokens=1024
-    )
+    report = convert(folder, out, quant_type="2bit", calibration=text, calibration_tokens=1024)
     said = report.quality.evaluation
     assert said is not None
     held_out = text_of(folder, text, 1024).held_out
-    assert said.kl_mean == pytest.approx(
-        calibrated_models.mean_kl(folder, out, held_out), rel=1e-3
-    )
+    assert said.kl_mean == pytest.approx(calibrated_models.mean_kl(folder, out, held_out), rel=1e-3)
     models = reference.load_qsf(out), reference.load_huggingface(folder)
     losses: tuple[list[Any], list[Any]] = [], []
     best: tuple[list[Any], list[Any]] = [], []

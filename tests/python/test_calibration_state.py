@@ -15,7 +15,6 @@ import calibrated_models
 import numpy as np
 import pytest
 
-from qsf.converter import calibration_state
 from qsf.converter.calibration_state import CalibrationState, folder_of
 from qsf.converter.convert import convert
 from qsf.converter.sensitivity import LayerImportance, Sensitivity
@@ -169,7 +168,7 @@ def flip(path: Path, at: float) -> None:
     path.write_bytes(data)
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-7]),
     "cut to nothing": lambda path: path.write_bytes(b""),
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
@@ -248,7 +247,7 @@ def test_every_type_of_what_was_measured_comes_back(tmp_path: Path) -> None:
         {"quant_type": "4bit"},
         {"embed_type": "4bit"},
         {"calibration_tokens": 640},
-        {"quant_type": "mixed"},
+        pytest.param({"quant_type": "mixed"}, marks=pytest.mark.slow),
     ],
 )
 def test_other_options_are_another_calibration(
@@ -340,7 +339,7 @@ def test_a_full_disk_ends_the_run_and_the_next_goes_on(
         savez(file, **arrays)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibration_state.np, "savez", full)
+        patch.setattr(np, "savez", full)
         with pytest.raises(QsfIOError, match=rf"{kind}-0002.npz: No space left"):
             run(model, out)
     assert not [path for path in folder_of(out).iterdir() if path.suffix == ".partial"]

@@ -28,7 +28,8 @@ def inputs(n_tokens: int, n_cols: int, seed: int = 0) -> Array:
     rng = np.random.default_rng(seed)
     mix = rng.standard_normal((n_cols, n_cols)) / np.sqrt(n_cols) + np.eye(n_cols)
     sizes = np.exp(rng.standard_normal(n_cols))
-    return (rng.standard_normal((n_tokens, n_cols)) @ mix * sizes).astype(np.float32)
+    values: Array = (rng.standard_normal((n_tokens, n_cols)) @ mix * sizes).astype(np.float32)
+    return values
 
 
 def matrix(n_rows: int, n_cols: int, seed: int = 1) -> Array:
@@ -88,9 +89,7 @@ def test_where_nothing_is_to_be_made_up_for_it_is_gptq(dtype: Dtype) -> None:
     upper = np.linalg.cholesky(np.linalg.inv(moments[np.ix_(order, order)])).T
     stored = np.empty_like(weights)
     energies = np.diag(sums.inputs).astype(np.float32)
-    feedback_rows(
-        dtype, weights, upper.astype(np.float32), order, weights=energies, stored=stored
-    )
+    feedback_rows(dtype, weights, upper.astype(np.float32), order, weights=energies, stored=stored)
     # The factor is computed in another way: some near ties fall to the other side.
     assert (found.stored != stored).mean() < 0.02
     lost, wanted = (output_error(weights, y, q, y) for q in (found.stored, stored))
@@ -100,7 +99,9 @@ def test_where_nothing_is_to_be_made_up_for_it_is_gptq(dtype: Dtype) -> None:
     assert lost < 0.8 * output_error(weights, y, plain, y)
 
 
-def output_error(weights: Array, z: Array, stored: Array, y: Array, lacking: Array | float = 0.0):  # type: ignore[no-untyped-def]
+def output_error(
+    weights: Array, z: Array, stored: Array, y: Array, lacking: Array | float = 0.0
+) -> float:
     error = y @ stored.T - (z @ weights.T + lacking)
     return float((error.astype(np.float64) ** 2).sum())
 

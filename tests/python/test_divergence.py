@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from calibrated_models import log_softmax
@@ -11,10 +13,10 @@ from numpy.typing import NDArray
 from qsf.converter.divergence import Divergence
 
 N_VOCAB = 61
-LOGITS = {
+LOGITS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "normal": lambda x: x,
-    "ascending": lambda x: np.sort(x, axis=-1),
-    "descending": lambda x: -np.sort(-x, axis=-1),
+    "ascending": lambda x: np.asarray(np.sort(x, axis=-1)),
+    "descending": lambda x: np.asarray(-np.sort(-x, axis=-1)),
     "large": lambda x: x * 1e4,
     "large, all negative": lambda x: x * 10 - 1e4,
     "small": lambda x: x * 1e-3,

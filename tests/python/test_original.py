@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import calibrated_models
 import numpy as np
@@ -15,7 +16,7 @@ import tiny_checkpoints
 from numpy.typing import NDArray
 
 from qsf.converter import original as original_module
-from qsf.converter.original import INPUT_GROUPS, Original
+from qsf.converter.original import INPUT_GROUPS, Observer, Original
 from qsf.format import Activation, TensorType
 
 T = TensorType
@@ -37,8 +38,19 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "gpt2-erf": lambda f: tiny_checkpoints.make_gpt2(f, hidden_act="gelu"),
     "gpt2-relu": lambda f: tiny_checkpoints.make_gpt2(f, hidden_act="relu"),
 }
-# Values of about 1 to 10, sums of some hundred f32 products.
-NEAR = {"rtol": 1e-4, "atol": 2e-5}
+
+
+def assert_near(found: NDArray[np.float32], wanted: NDArray[Any]) -> None:
+    """Values of about 1 to 10, sums of some hundred f32 products."""
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-5)
+
+
+Seen = list[tuple[tuple[TensorType, ...], NDArray[np.float32]]]
+
+
+def observer(seen: Seen) -> Observer:
+    """Note what matrices are told to read."""
+    return lambda kinds, values: seen.append((kinds, values))
 
 
 def some_windows() -> NDArray[np.int32]:
@@ -58,20 +70,20 @@ def test_every_value_is_the_references(name: str, tmp_path: Path) -> None:
     inputs = ("attn_norm", "heads", "ffn_norm", "ffn_hidden")
     with calibrated_models.original(folder) as original:
         x = original.embed(windows)
-        np.testing.assert_allclose(x, wanted("embedded"), **NEAR)
+        assert_near(x, wanted("embedded"))
         for layer in range(original.header.n_layers):
-            seen: list[tuple[tuple[TensorType, ...], NDArray[np.float32]]] = []
+            seen: Seen = []
             before = x.copy()
             weights = original.weights(layer + 1)
-            x = original.layer(weights, before, lambda k, y, seen=seen: seen.append((k, y)))
-            np.testing.assert_allclose(x, wanted(f"layer.{layer}.residual_ffn"), **NEAR)
+            x = original.layer(weights, before, observer(seen))
+            assert_near(x, wanted(f"layer.{layer}.residual_ffn"))
             groups = [tuple(k for k in group if k in weights) for group in INPUT_GROUPS]
             assert [kinds for kinds, _ in seen] == groups * len(windows)
             for n, value in enumerate(inputs):
                 told = np.stack([y for _, y in seen[n :: len(groups)]])
-                np.testing.assert_allclose(told, wanted(f"layer.{layer}.{value}"), **NEAR)
+                assert_near(told, wanted(f"layer.{layer}.{value}"))
         for i, trace in enumerate(traces):
-            np.testing.assert_allclose(original.logits(x[i]), trace.logits, **NEAR)
+            assert_near(original.logits(x[i]), trace.logits)
 
 
 def test_a_layer_leaves_what_it_is_given(tmp_path: Path) -> None:
@@ -93,11 +105,9 @@ def test_squared_relu_that_only_files_name(tmp_path: Path) -> None:
     windows = some_windows()
     trace = reference.forward(reference.Model(squared, model.weights), windows[0])
     with calibrated_models.original(folder) as original:
-        original.header = dataclasses.replace(
-            original.header, activation=Activation.RELU_SQUARED
-        )
+        original.header = dataclasses.replace(original.header, activation=Activation.RELU_SQUARED)
         x = original.layer(original.weights(1), original.embed(windows))
-    np.testing.assert_allclose(x[0], trace.values["layer.0.residual_ffn"], **NEAR)
+    assert_near(x[0], trace.values["layer.0.residual_ffn"])
 
 
 def test_vectors_are_those_of_the_weights(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_bits_a_weight_are_those_of_the_file(model: Path, tmp_path: Path) -> Non
         convert(model, out, quant_type="mixed", target_bpw=2, overwrite=True)
 
 
-@pytest.mark.parametrize("embed_type", [None, "8bit"])
+@pytest.mark.parametrize("embed_type", [pytest.param(None, marks=pytest.mark.slow), "8bit"])
 def test_a_size_is_kept_with_a_text_of_a_long_name(
     embed_type: str | None, model: Path, tmp_path: Path
 ) -> None:
@@ -183,9 +183,7 @@ def test_a_size_is_kept_with_a_text_of_a_long_name(
     least = bounds(model, folder, **wish)
     out = folder / "out.qsf"
     for more in (0, 9000):
-        convert(
-            model, out, quant_type="mixed", target_bytes=least + more, overwrite=True, **wish
-        )
+        convert(model, out, quant_type="mixed", target_bytes=least + more, overwrite=True, **wish)
         assert out.stat().st_size <= least + more
 
 

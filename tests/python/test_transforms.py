@@ -24,7 +24,7 @@ Array = NDArray[np.float32]
 OF_QKV, OF_OUT, OF_GATE, OF_DOWN = INPUT_GROUPS
 
 MODELS: dict[str, Callable[[Path], Path]] = {
-    f"llama-{n_kv_heads}": lambda f, n=n_kv_heads: tiny_checkpoints.make_llama(  # type: ignore[misc]
+    f"llama-{n_kv_heads}": lambda f, n=n_kv_heads: tiny_checkpoints.make_llama(
         f, n_heads=4, n_kv_heads=n, head_dim=16, attention_bias=n == 2, mlp_bias=n == 2
     )
     for n_kv_heads in (4, 2, 1)
@@ -178,7 +178,7 @@ def test_what_gains_nothing_is_left_as_it_is(tmp_path: Path) -> None:
         weights = original.weights(1)
         header = original.header
         # Inputs that are all alike: no column is worth more than another.
-        alike = {
+        alike: dict[tuple[TensorType, ...], NDArray[np.float64]] = {
             group: np.eye(weights[group[0]].shape[1]) * 7.0 for group in INPUT_GROUPS
         }
         dtypes = {kind: Dtype.F32 if w.ndim == 1 else Dtype.Q3 for kind, w in weights.items()}
@@ -187,7 +187,9 @@ def test_what_gains_nothing_is_left_as_it_is(tmp_path: Path) -> None:
         assert all(changed[kind] is values for kind, values in weights.items())
         # Nor are floats changed, whatever the inputs.
         floats = dict.fromkeys(weights, Dtype.F16)
-        changed, actions = choose(weights, floats, energies_of(original, weights, stream(original)), header)
+        changed, actions = choose(
+            weights, floats, energies_of(original, weights, stream(original)), header
+        )
         assert actions == {}
         assert all(changed[kind] is values for kind, values in weights.items())
 
@@ -219,9 +221,7 @@ def test_the_measured_error_is_that_of_the_outputs() -> None:
         wanted = 0.0
         for kind, values in scaled.items():
             stored = np.empty_like(values)
-            quantise_rows(
-                dtypes[kind], values, weights=weighed.astype(np.float32), stored=stored
-            )
+            quantise_rows(dtypes[kind], values, weights=weighed.astype(np.float32), stored=stored)
             outputs = (y / scales) @ (stored - values).T
             wanted += float(np.square(outputs, dtype=np.float64).sum())
         found = transforms._error(scaled, OF_GATE, dtypes, weighed)
