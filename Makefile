@@ -25,6 +25,9 @@ COMMA := ,
 FUZZ_SECONDS ?= 60
 # In these the arithmetic of models is looked at; for the others one instruction set is enough.
 ISA_TESTS := converted_logits forward kv_cache native public_api same_everywhere
+# Of these on scalar, which takes ten times as long; that it gives the same bits as the others,
+# check_kernels and test_same_everywhere see on each of them.
+SCALAR_TESTS := converted_logits native public_api
 # Of the exhaustive loops of the C tests, where a case is slow or was tried by another verb: see
 # tests/c/check.h. `make test-c` runs all cases.
 THINNED := export QSF_CHECK_STRIDE=7;
@@ -99,8 +102,9 @@ check-isa: build/install.stamp ## the C tests and those of models, once per inst
 	for isa in $$levels; do \
 		echo "QSF_ISA=$$isa"; export QSF_ISA=$$isa; $(THINNED) \
 		$(call c_tests,c,); \
+		if [ $$isa = scalar ]; then tests="$(SCALAR_TESTS)"; else tests="$(ISA_TESTS)"; fi; \
 		$(PY) -m pytest -m "not slow and not golden" $(PYTEST_ARGS) \
-			$(ISA_TESTS:%=tests/python/test_%.py); \
+			$$(printf 'tests/python/test_%s.py ' $$tests); \
 	done
 
 check-san: build/install.stamp ## the C tests with address, undefined and thread sanitizers

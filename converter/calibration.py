@@ -27,7 +27,7 @@ from qsf.converter.calibration_state import CalibrationState
 from qsf.converter.checkpoint import Checkpoint, Float32Array
 from qsf.converter.compensation import InputSums, Rounded, Rounding
 from qsf.converter.divergence import Divergence
-from qsf.converter.original import INPUT_GROUPS, Original, Weights, linear
+from qsf.converter.original import INPUT_GROUPS, Original, Weights, for_each, linear
 from qsf.converter.pieces import Piece, plain_rows, quantised_pieces, read_target
 from qsf.converter.plan import Plan, Target
 from qsf.converter.quantisers import UnrepresentableError
@@ -40,6 +40,7 @@ Group = tuple[TensorType, ...]
 Written = tuple[Piece, bytes]
 
 _HEAD_ROWS: Final = 16384  # of the head at once
+_WINDOWS_AT_ONCE: Final = 8  # in sums
 _WINDOWS_TO_CHOOSE: Final = 16  # transforms by: they need no more
 
 FEEDBACK: Final = "feedback"
@@ -242,14 +243,38 @@ class Calibration:
     ) -> InputSums:
         is_adding = T.ATTN_OUT in group or T.FFN_DOWN in group
         sums: InputSums | None = None
-        for i in range(self._n_fitted):
-            z = self._inputs(group, exact, streams.exact[i], heads.exact.get(i))
-            y = self._inputs(group, stored, streams.rounded[i], heads.rounded.get(i))
-            lacking = streams.exact[i] - streams.rounded[i] if is_adding else None
+        for start in range(0, self._n_fitted, _WINDOWS_AT_ONCE):
+            here = range(start, min(start + _WINDOWS_AT_ONCE, self._n_fitted))
+            inputs = self._inputs_of_both(group, exact, stored, streams, heads, here)
+            z, y = (np.concatenate(of) for of in inputs)
+            lacking = None
+            if is_adding:
+                at = slice(here.start, here.stop)
+                lacking = (streams.exact[at] - streams.rounded[at]).reshape(len(y), -1)
             sums = sums or InputSums(y.shape[1])
             sums.add(z, y, lacking)
         assert sums is not None  # there is at least one window
         return sums
+
+    def _inputs_of_both(
+        self,
+        group: Group,
+        exact: Weights,
+        stored: Weights,
+        streams: Streams,
+        heads: _Heads,
+        here: range,
+    ) -> tuple[list[Float32Array], list[Float32Array]]:
+        """What a group reads in some windows, in the original and in the rounded model."""
+        of_exact, of_rounded = ([streams.exact[0]] * len(here) for _ in range(2))
+
+        def compute(i: int) -> None:
+            at = here[i]
+            of_exact[i] = self._inputs(group, exact, streams.exact[at], heads.exact.get(at))
+            of_rounded[i] = self._inputs(group, stored, streams.rounded[at], heads.rounded.get(at))
+
+        for_each(len(here), compute)
+        return of_exact, of_rounded
 
     def _pass(
         self, group: Group, exact: Weights, stored: Weights, streams: Streams, heads: _Heads
@@ -260,13 +285,18 @@ class Calibration:
             (exact, streams.exact, heads.exact),
             (stored, streams.rounded, heads.rounded),
         ):
-            for i in range(len(xs)):
+
+            def advance(
+                i: int, w: Weights = w, xs: Float32Array = xs, of: dict[int, Float32Array] = of
+            ) -> None:
                 if T.Q in group:
                     of[i] = original.heads(w, original.attention_input(w, xs[i]))
                 elif T.ATTN_OUT in group:
                     xs[i] += linear(w, T.ATTN_OUT, of.pop(i))
                 elif T.FFN_DOWN in group:
                     xs[i] += linear(w, T.FFN_DOWN, self._inputs(group, w, xs[i], None))
+
+            for_each(len(xs), advance)
 
     def _round(self, rounding: Rounding, target: Target, rows: Float32Array) -> Rounded:
         try:

@@ -86,6 +86,13 @@ def convert_command(
             show_default="8bit, f16 with --quant-type f16, chosen with mixed",
         ),
     ] = None,
+    ternary_rule: Annotated[
+        str,
+        typer.Option(
+            help="How ternary types round: search, the best scale of each block, or absmean, "
+            "BitNet's one scale for each matrix. Weights that are ternary already stay exact."
+        ),
+    ] = "search",
     compress: Annotated[
         str,
         typer.Option(
@@ -169,6 +176,7 @@ def convert_command(
             calibration_tokens=calibration_tokens or _TOKENS,
             target_bytes=None if target_size is None else int(target_size * _MB),
             target_bpw=target_bpw,
+            ternary_rule=ternary_rule,
             compress=compress,
             disk_bytes_per_s=None if disk_speed is None else disk_speed * 1e6,
             overwrite=force,

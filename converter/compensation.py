@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.converter.checkpoint import Float32Array
+from qsf.converter.original import for_each
 from qsf.converter.outliers import Entries, split, table_mask
 from qsf.converter.quantisers import ErrorSums, feedback_rows, quantise_rows
 from qsf.converter.tiles import BLOCK, TILE_ROWS
@@ -49,12 +50,18 @@ class InputSums:
 
     def add(self, z: Float32Array, y: Float32Array, lacking: Float32Array | None) -> None:
         """Add tokens: inputs [n_tokens, n_inputs] of the original and of the rounded model."""
-        self.inputs += y.T @ y
-        self.original += z.T @ y
+        factors = [y, z] if lacking is None else [y, z, lacking]
+        products = [y] * len(factors)
+
+        def multiply(i: int) -> None:
+            products[i] = factors[i].T @ y
+
+        for_each(len(factors), multiply)
+        self.inputs += products[0]
+        self.original += products[1]
         if lacking is not None:
-            if self.lacking is None:
-                self.lacking = np.zeros((lacking.shape[1], y.shape[1]))
-            self.lacking += lacking.T @ y
+            product = products[2].astype(np.float64)
+            self.lacking = product if self.lacking is None else self.lacking + product
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from qsf.converter.disk import read_bytes_per_s
 from qsf.converter.divergence import Divergence
 from qsf.converter.output import check_not_a_source, check_output, check_space
 from qsf.converter.pieces import Piece, quantised_pieces
-from qsf.converter.plan import DEFAULT_QUANT_TYPE, Plan, Policy, Target, make_plan
+from qsf.converter.plan import DEFAULT_QUANT_TYPE, TERNARY_TYPES, Plan, Policy, Target, make_plan
 from qsf.converter.quantisers import ErrorSums
 from qsf.converter.recipe import (
     DEFAULT_CALIBRATION_TOKENS,
@@ -41,6 +41,7 @@ from qsf.converter.recipe import (
     choose_types,
     read_calibration_text,
     state_key,
+    with_tensor_scales,
 )
 from qsf.converter.report import (
     EXACT,
@@ -62,6 +63,7 @@ from qsf.format_outliers import PackedOutliers
 # For an upper bound of META's size.
 _LONGEST_TYPE = dtype_name(Dtype.TERNARY_DENSE)
 _LONGEST_ACTION = f"{ROTATED}, {SCALED}, {FEEDBACK}"
+LOSSLESS = "lossless ternary"
 _OTHER_META_BYTES = 2048  # compression
 
 
@@ -75,6 +77,7 @@ def convert(
     calibration_tokens: int = DEFAULT_CALIBRATION_TOKENS,
     target_bytes: int | None = None,
     target_bpw: float | None = None,
+    ternary_rule: str = "search",
     compress: str = DEFAULT_COMPRESSION,
     disk_bytes_per_s: float | None = None,
     overwrite: bool = False,
@@ -96,6 +99,8 @@ def convert(
         calibration_tokens: how many of its tokens.
         target_bytes: the most that the file may have; with ``mixed``.
         target_bpw: the same, in bits for each weight.
+        ternary_rule: how ternary types round: search finds the best scale of each block; absmean
+            is BitNet b1.58's, one scale for each matrix.
         compress: the layers: none, lz4, lz4hc, zstd, or auto, which compresses those that are
             read faster so, on a disk of ``disk_bytes_per_s`` (default: measured where ``out`` is).
         disk_bytes_per_s: see there.
@@ -112,7 +117,9 @@ def convert(
     started = time.monotonic()
     source_dir, out_path = Path(model_dir), Path(out)
     text_of = None if calibration is None else os.fspath(calibration)
-    wish = Wish(quant_type, embed_type, text_of, calibration_tokens, target_bytes, target_bpw)
+    wish = Wish(
+        quant_type, embed_type, text_of, calibration_tokens, target_bytes, target_bpw, ternary_rule
+    )
     wish.check()
     parse_compression(compress)
     if disk_bytes_per_s is not None and not (compress == AUTO and 0 < disk_bytes_per_s < math.inf):
@@ -134,8 +141,9 @@ def convert(
             phase or _silent,
             state,
         )
-        is_free = target_bytes is None and target_bpw is None
+        is_free = target_bytes is None and target_bpw is None and ternary_rule == "search"
         examined = examine(recipe.plan, source.checkpoint, is_free=is_free)
+        examined = with_tensor_scales(examined, source.checkpoint, wish)
         recipe = dataclasses.replace(recipe, plan=examined, policy=_settled(recipe, examined))
         chooser = _chooser(compress, disk_bytes_per_s, out_path, source.checkpoint)
         job = _Job(source, recipe, text, state, chooser, out_path, n_threads, progress)
@@ -435,6 +443,8 @@ def _action(piece: Piece, errors: ErrorSums) -> str:
     """What was done to a tensor, in the words of the report."""
     found = piece.target.outliers
     done = [piece.action or (EXACT if errors.max_error == 0 else ROUNDED)]
+    if done == [EXACT] and piece.target.dtype in TERNARY_TYPES:
+        done = [LOSSLESS]
     if found is not None and found.action in ("side table", "more bits"):
         done.append(found.action)
     return ", ".join(done)

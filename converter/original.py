@@ -10,7 +10,9 @@ products are numpy's, so sums are those of the machine's BLAS, not of the engine
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
@@ -98,11 +100,15 @@ class Original:
     ) -> Float32Array:
         """Return the residual stream behind a layer; ``x`` [n_windows, n_tokens, dim] is kept.
 
-        ``observe`` is told the input of every matrix, all tokens of a window at once.
+        ``observe`` is told the input of every matrix, all tokens of a window at once, one window
+        after another.
         """
         out = np.empty_like(x)
-        for i in range(len(x)):
+
+        def pass_window(i: int) -> None:
             out[i] = self._layer_of_window(weights, x[i], observe)
+
+        for_each(len(x), pass_window, n_threads=1 if observe is not None else None)
         return out
 
     def final_norm(self, weights: Weights, x: Float32Array) -> Float32Array:
@@ -198,6 +204,21 @@ class Original:
         if BIASES[kind] in w:
             y += w[BIASES[kind]]
         return np.asarray(y, np.float32)
+
+
+def for_each(n: int, act: Callable[[int], None], *, n_threads: int | None = None) -> None:
+    """Call ``act`` with 0 .. n - 1, which do not depend on each other, on several threads.
+
+    Raises what the first that fails raises.
+    """
+    n_threads = min(n, n_threads or os.cpu_count() or 1)
+    if n_threads <= 1:
+        for i in range(n):
+            act(i)
+        return
+    with ThreadPoolExecutor(n_threads, thread_name_prefix="compute") as pool:
+        for _ in pool.map(act, range(n)):
+            pass
 
 
 def linear(w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:

@@ -147,7 +147,13 @@ def _quantise(piece: Piece, raw: RawArray) -> bytes:
             return plain_rows(rows, np.dtype("<f4"), np.inf, piece.errors)
         if target.outliers is not None and target.outliers.has_table:
             return _with_entries(piece, rows, target.outliers)
-        return quantise_rows(target.dtype, rows, piece.errors)
+        return quantise_rows(
+            target.dtype,
+            rows,
+            piece.errors,
+            rule="search" if target.tensor_scale is None else "absmean",
+            tensor_scale=target.tensor_scale,
+        )
     except UnrepresentableError as error:
         raise QsfConversionError(
             f"tensor {target.source.name} at {source_position(piece, error)}: {error.reason}"

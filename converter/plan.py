@@ -31,6 +31,7 @@ QUANT_TYPES: Mapping[str, Dtype] = {
         Dtype.F16,
     )
 }
+TERNARY_TYPES = (Dtype.TERNARY, Dtype.TERNARY_DENSE)
 DEFAULT_QUANT_TYPE = "4bit"
 DEFAULT_EMBED_TYPE = "8bit"
 
@@ -78,6 +79,7 @@ class Target:
     dtype: Dtype
     is_vector: bool
     outliers: OutlierPlan | None = None
+    tensor_scale: float | None = None  # of rule absmean: one scale for the whole matrix
 
     @property
     def name(self) -> str:

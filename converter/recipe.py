@@ -23,7 +23,16 @@ from qsf.converter import assignment
 from qsf.converter.calibration_state import CalibrationState
 from qsf.converter.checkpoint import Checkpoint
 from qsf.converter.original import Original
-from qsf.converter.plan import DEFAULT_EMBED_TYPE, Plan, Policy, parse_quant_type
+from qsf.converter.pieces import pieces_of, read_target
+from qsf.converter.plan import (
+    DEFAULT_EMBED_TYPE,
+    QUANT_TYPES,
+    TERNARY_TYPES,
+    Plan,
+    Policy,
+    parse_quant_type,
+)
+from qsf.converter.quantisers import absmean
 from qsf.converter.sensitivity import Sensitivity, choose_effort, measure, measure_layers
 from qsf.converter.source import Source
 from qsf.converter.texts import bundled_text, read_texts, windows
@@ -33,6 +42,7 @@ from qsf.format import Dtype
 MIXED: Final = "mixed"
 BUNDLED: Final = "bundled"  # as a calibration text: our own
 DEFAULT_CALIBRATION_TOKENS: Final = 65536
+TERNARY_RULES: Final = ("search", "absmean")
 
 _WINDOW_TOKENS: Final = 256
 _MOST_HELD_OUT: Final = 16  # windows
@@ -54,6 +64,7 @@ class Wish:
     calibration_tokens: int = DEFAULT_CALIBRATION_TOKENS
     target_bytes: int | None = None  # of the file
     target_bpw: float | None = None  # bits of the file for each weight
+    ternary_rule: str = "search"  # or absmean
 
     def check(self) -> None:
         """Raise QsfArgumentError for what does not go together."""
@@ -62,6 +73,21 @@ class Wish:
             if self.target_bytes is not None or self.target_bpw is not None:
                 raise QsfArgumentError(
                     f"a target size chooses the types: quant type mixed, not {self.quant_type}"
+                )
+        if self.ternary_rule not in TERNARY_RULES:
+            raise QsfArgumentError(
+                f"ternary rule {self.ternary_rule} is unknown; "
+                f"available: {', '.join(TERNARY_RULES)}"
+            )
+        if self.ternary_rule != "search":
+            if QUANT_TYPES.get(self.quant_type) not in TERNARY_TYPES:
+                raise QsfArgumentError(
+                    f"the ternary rule {self.ternary_rule} is for ternary types, "
+                    f"not {self.quant_type}"
+                )
+            if self.calibration is not None:
+                raise QsfArgumentError(
+                    f"the ternary rule {self.ternary_rule} leaves nothing to calibrate"
                 )
         if self.embed_type is not None:
             parse_quant_type(self.embed_type, option="embed type")
@@ -163,6 +189,22 @@ class Recipe:
     plan: Plan
     policy: Policy
     sensitivity: Sensitivity | None = None
+
+
+def with_tensor_scales(plan: Plan, checkpoint: Checkpoint, wish: Wish) -> Plan:
+    """Return the plan with the scale that rule absmean (BitNet b1.58) gives each ternary matrix.
+
+    Reads these matrices once.
+    """
+    if wish.ternary_rule != "absmean":
+        return plan
+    targets = []
+    for target in plan.targets:
+        if target.is_matrix and target.dtype in TERNARY_TYPES:
+            parts = (read_target(target, checkpoint, piece) for piece in pieces_of([target]))
+            target = dataclasses.replace(target, tensor_scale=absmean(parts))
+        targets.append(target)
+    return dataclasses.replace(plan, targets=tuple(targets))
 
 
 def choose_types(

@@ -145,6 +145,15 @@ def evaluate_command(
         bool,
         typer.Option("--exact", help="Full-precision arithmetic instead of what qsf-run does."),
     ] = False,
+    quality: Annotated[
+        float,
+        typer.Option(
+            help="Skip the share 1 - F of the layers of MODEL, as qsf-run --quality does.",
+            min=0,
+            max=1,
+            metavar="F",
+        ),
+    ] = 1.0,
     threads: Annotated[
         int | None,
         typer.Option(help="At most 256.", min=1, max=256, show_default="one per physical core"),
@@ -188,6 +197,7 @@ def evaluate_command(
             "threads": threads,
             "max_seq_len": ctx_tokens,
             "exact": exact,
+            "quality": quality,
             "kv_type": checked_kv_type(kv_type, is_exact=exact),
         },
         budget_mb=budget_mb,
@@ -337,7 +347,8 @@ def _half_budget(request: _Request, budget_mb: int | str | None) -> int | None:
     if budget_mb is None:
         return None
     if isinstance(budget_mb, str):
-        plan = Model.plan(str(request.against), ram_budget="auto", **request.opening)
+        opening = {**request.opening, "quality": 1.0}
+        plan = Model.plan(str(request.against), ram_budget="auto", **opening)
         budget_mb = (plan.budget_bytes or plan.ceiling_bytes) // _MB
     process_mb = _native.describe_machine().resident_bytes // _MB
     return max(1, process_mb + (budget_mb - process_mb) // 2)
@@ -347,8 +358,9 @@ def _open(request: _Request, path: Path, budget_mb: Any) -> Model:
     from qsf.model import Model
     from qsf.opening import does_not_fit
 
+    opening = request.opening if path == request.model else {**request.opening, "quality": 1.0}
     try:
-        return Model(path, ram_budget=budget_mb, **request.opening)
+        return Model(path, ram_budget=budget_mb, **opening)
     except QsfMemoryError as error:
         if error.plan is None:
             raise
@@ -383,6 +395,7 @@ def _publish(
             "text": str(text_path),
             "text_bytes": len(request.text.encode()),
             "kv_type": request.opening["kv_type"],
+            "quality": request.opening["quality"],
             "arithmetic": "f32" if request.opening["exact"] else "integer",
         }
         data = json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -400,7 +413,8 @@ def report_lines(
     """Yield the table for people: names and values."""
     e, opening = evaluation, request.opening
     arithmetic = "full-precision arithmetic" if opening["exact"] else "integer activations"
-    yield "model", f"{request.model}: KV cache {opening['kv_type']}, {arithmetic}"
+    skipping = f", quality {opening['quality']:g}" if opening["quality"] < 1 else ""
+    yield "model", f"{request.model}: KV cache {opening['kv_type']}, {arithmetic}{skipping}"
     yield "text", f"{text_path}: {len(request.text.encode()):,} bytes, {e.text_tokens:,} tokens"
     yield "protocol", protocol_text(e)
     yield "tokens scored", f"{e.tokens:,} in {e.windows:,} window{'' if e.windows == 1 else 's'}"
