@@ -7,6 +7,7 @@ which weights are outliers is found row by row when they are rounded (`outliers`
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Final
@@ -27,6 +28,7 @@ from qsf.converter.outliers import (
 )
 from qsf.converter.pieces import Piece, read_target
 from qsf.converter.plan import OutlierPlan, Plan, Target
+from qsf.converter.quantisers import UnrepresentableError
 from qsf.converter.tiles import TILE_ROWS
 from qsf.format import Dtype, TensorType
 
@@ -58,7 +60,8 @@ def _examined(target: Target, checkpoint: Checkpoint, *, is_free: bool) -> Targe
     action = "none"
     if is_free and np.isfinite(stats.sigma) and stats.n_far:
         mask = find_outliers(rows, stats.mean, stats.sigma)
-        action = choose_action(stats, target.dtype, gain(target.dtype, rows, mask))
+        with contextlib.suppress(UnrepresentableError):  # rounding will say which tensor it is
+            action = choose_action(stats, target.dtype, gain(target.dtype, rows, mask))
         if action == "side table" and stats.far_fraction > _MOST_SAMPLED:
             action = "more bits" if target.dtype not in (Dtype.Q4, Dtype.Q4_SYM) else "clamp"
     has_table = action == "side table"

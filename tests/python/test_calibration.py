@@ -127,6 +127,7 @@ def text_of(folder: Path, text: Path | str, n_tokens: int) -> CalibrationText:
     return found
 
 
+@pytest.mark.slow
 def test_the_bundled_model_is_nearer_with_calibration(
     tiny_llama_dir: Path, converted: Callable[[str, str], Path]
 ) -> None:

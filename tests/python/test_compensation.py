@@ -161,12 +161,11 @@ def test_inputs_that_are_always_zero_do_no_harm(dtype: Dtype) -> None:
     assert nothing.errors.cosine > 0.7
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_activations_out_of_range_are_an_error(value: float) -> None:
     y = inputs(50, 70)
-    y[3, 5] = value
-    with np.errstate(all="ignore"):
-        sums = sums_of(y, y)
+    sums = sums_of(y, y)
+    sums.inputs[5, 5] = value  # a large activation's square
     with pytest.raises(QsfConversionError, match="activations on the calibration text are not"):
         Rounding(sums, 1)
 

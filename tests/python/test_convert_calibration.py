@@ -183,7 +183,7 @@ def test_the_bundled_text_and_a_page(model: Path, tmp_path: Path) -> None:
     assert "bundled, held out" in page.read_text("utf-8")
 
 
-@pytest.mark.parametrize("with_text", [False, True])
+@pytest.mark.parametrize("with_text", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_size_in_mb_is_the_largest(with_text: bool, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.qsf"
     extra = asked(model) if with_text else ()
