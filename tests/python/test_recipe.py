@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import qsf.converter.convert as convert_module
 from qsf.converter.assignment import mixed_policy
 from qsf.converter.convert import convert
 from qsf.converter.recipe import CalibrationText, Wish, read_calibration_text
@@ -169,22 +170,29 @@ def test_bits_a_weight_are_those_of_the_file(model: Path, tmp_path: Path) -> Non
         convert(model, out, quant_type="mixed", target_bpw=2, overwrite=True)
 
 
-@pytest.mark.parametrize("embed_type", [pytest.param(None, marks=pytest.mark.slow), "8bit"])
-def test_a_size_is_kept_with_a_text_of_a_long_name(
-    embed_type: str | None, model: Path, tmp_path: Path
+def test_what_meta_will_say_of_the_text_is_in_the_size(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The name stands in META twice, and every one of its characters takes six there.
     text = calibrated_models.write_text(tmp_path / ("\x01" * 250 + ".txt"))
-    folder = tmp_path / "out"
-    folder.mkdir()
-    wish: dict[str, Any] = {
-        "embed_type": embed_type, "calibration": text, "calibration_tokens": 512
-    }  # fmt: skip
-    least = bounds(model, folder, **wish)
-    out = folder / "out.qsf"
-    for more in (0, 9000):
-        convert(model, out, quant_type="mixed", target_bytes=least + more, overwrite=True, **wish)
-        assert out.stat().st_size <= least + more
+    out = tmp_path / "out.qsf"
+    foreseen: list[int] = []
+    section_bytes = convert_module._section_bytes
+
+    def noted(*arguments: Any) -> dict[str, int]:
+        sizes = section_bytes(*arguments)
+        foreseen.append(sizes["META"] - convert_module._OTHER_META_BYTES)
+        return sizes
+
+    monkeypatch.setattr(convert_module, "_section_bytes", noted)
+    most = 1 << 20
+    convert(
+        model, out, quant_type="mixed", target_bytes=most, calibration=text,
+        calibration_tokens=512, embed_type="8bit",
+    )  # fmt: skip
+    assert out.stat().st_size <= most
+    with Reader(out) as reader:
+        assert len(reader.read_section("META")) <= foreseen[0]
 
 
 def test_an_impossible_size_is_refused_before_the_work(model: Path, tmp_path: Path) -> None:

@@ -203,6 +203,29 @@ def test_inputs_that_are_always_zero_are_not_scaled(tmp_path: Path) -> None:
         assert np.isfinite(original.layer(changed, x)).all()
 
 
+@pytest.mark.parametrize("name", ["llama-2", "gpt2"])
+def test_changes_are_judged_by_the_inputs_that_they_make(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compared with each change are the energies that the changed layer really has."""
+    error = transforms._error
+    with calibrated_models.original(MODELS[name](tmp_path / "m")) as original:
+        x = stream(original)
+        judged: list[tuple[TensorType, ...]] = []
+
+        def checked(
+            weights: Weights, group: tuple[TensorType, ...], dtypes: Any, energies: Any
+        ) -> float:
+            real = np.diag(energies_of(original, weights, x)[group])
+            np.testing.assert_allclose(energies, real, rtol=1e-3, atol=1e-5 * real.max())
+            judged.append(group)
+            return error(weights, group, dtypes, energies)
+
+        monkeypatch.setattr(transforms, "_error", checked)
+        chosen(original, original.weights(1), x, Dtype.Q4_SYM)
+        assert len(judged) >= 3 * 3
+
+
 def test_the_measured_error_is_that_of_the_outputs() -> None:
     """With inputs that do not hang together, scaled weights and energies belong together."""
     rng = np.random.default_rng(8)
