@@ -19,6 +19,7 @@ from qsf.converter.checkpoint import Checkpoint, Float32Array
 from qsf.converter.original import INPUT_GROUPS
 from qsf.converter.outliers import (
     MOST_FRACTION,
+    Action,
     OutlierStats,
     choose_action,
     find_outliers,
@@ -55,12 +56,14 @@ def examine(plan: Plan, checkpoint: Checkpoint, *, is_free: bool) -> Plan:
 
 def _examined(target: Target, checkpoint: Checkpoint, *, is_free: bool) -> Target:
     rows = _sample(target, checkpoint)
+    if not np.isfinite(rows).all():
+        return target  # rounding will say so, and where
     stats = OutlierStats(float(rows.mean(dtype=np.float64)), float(rows.std(dtype=np.float64)), 0.0)
     stats.count(rows)
-    action = "none"
-    if is_free and np.isfinite(stats.sigma) and stats.n_far:
+    action: Action = "none"
+    if is_free and stats.n_far:
         mask = find_outliers(rows, stats.mean, stats.sigma)
-        with contextlib.suppress(UnrepresentableError):  # rounding will say which tensor it is
+        with contextlib.suppress(UnrepresentableError):  # again: rounding will say so
             action = choose_action(stats, target.dtype, gain(target.dtype, rows, mask))
         if action == "side table" and stats.far_fraction > _MOST_SAMPLED:
             action = "more bits" if target.dtype not in (Dtype.Q4, Dtype.Q4_SYM) else "clamp"

@@ -127,7 +127,7 @@ def test_a_side_table_gives_the_outliers_back(dtype: Dtype) -> None:
     assert np.abs(stored - rows)[mask].max() <= 30 * 2**-10
     plain = decode_tiles(dtype_name(dtype), quantise_rows(dtype, rows), 80, 300)
     if dtype not in (Dtype.F16, Dtype.F32):
-        assert np.square(stored - rows).sum() < 0.5 * np.square(plain - rows).sum()
+        assert np.square(stored - rows).sum() < 0.6 * np.square(plain - rows).sum()
 
 
 # ---- what to do ----
@@ -145,7 +145,9 @@ def test_the_four_answers(dtype: Dtype) -> None:
     shape = (128, 1024)
     assert action(gaussian(shape), dtype) == "none"
     assert action(spiked(shape, 0.0001, 6), dtype) == "clamp"  # not far enough to matter
-    assert action(spiked(shape, 0.0001, 20), dtype) == "side table"
+    # The best scale of a ternary block leaves so few outliers aside by itself.
+    few = "clamp" if dtype == Dtype.TERNARY else "side table"
+    assert action(spiked(shape, 0.0001, 20), dtype) == few
     assert action(spiked(shape, 0.005, 10), dtype) == "side table"
     more = "clamp" if dtype == Dtype.Q4 else "more bits"
     assert action(spiked(shape, 0.02, 20), dtype) == more

@@ -154,8 +154,8 @@ def test_two_names_for_one_tensor(tmp_path: Path) -> None:
 
 def test_options_that_are_refused(tmp_path: Path) -> None:
     folder, _ = hf_makers.llama(tmp_path / "m")
-    with pytest.raises(QsfArgumentError, match="mixed is not available yet; available: 2bit, "):
-        convert(folder, tmp_path / "out.qsf", quant_type="mixed")
+    with pytest.raises(QsfArgumentError, match="quant type q4 is unknown; available: 2bit, "):
+        convert(folder, tmp_path / "out.qsf", quant_type="q4")
     with pytest.raises(QsfArgumentError, match="embed type q5 is unknown"):
         convert(folder, tmp_path / "out.qsf", embed_type="q5")
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Callable
@@ -14,7 +15,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import qsf.converter.convert as convert_module
 from qsf.converter.assignment import mixed_policy
 from qsf.converter.convert import convert
 from qsf.converter.recipe import CalibrationText, Wish, read_calibration_text
@@ -23,6 +23,8 @@ from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.format import Dtype, Reader, TensorType
 
 MB = 2**20
+# The package has a function of that name.
+convert_module = importlib.import_module("qsf.converter.convert")
 
 
 @pytest.fixture(scope="module")
