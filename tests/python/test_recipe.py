@@ -182,7 +182,7 @@ def test_what_meta_will_say_of_the_text_is_in_the_size(
     section_bytes = convert_module._section_bytes
 
     def noted(*arguments: Any) -> dict[str, int]:
-        sizes = section_bytes(*arguments)
+        sizes: dict[str, int] = section_bytes(*arguments)
         foreseen.append(sizes["META"] - convert_module._OTHER_META_BYTES)
         return sizes
 
