@@ -214,20 +214,8 @@ def fit_to_size(
             with_policy(plan, policy_of(plan.targets, dtypes)), section_bytes, side_bytes
         )
 
-    smallest = {
-        target.name: min(costs[target.name], key=lambda dtype: _data_bytes(target, dtype))
-        for target in plan.targets
-        if target.is_matrix
-    }
+    smallest = smallest_types(plan, costs, most_bytes, section_bytes, side_bytes)
     least_bytes = n_bytes_with(smallest)
-    if least_bytes > most_bytes:
-        others_bytes = sum(section_bytes.values())
-        raise QsfConversionError(
-            f"a file of {most_bytes / _MB:.2f} MB is too small for this model: the smallest has"
-            f" {math.ceil(least_bytes / _MB * 100) / 100:.2f} MB"
-            f" ({least_bytes * 8 / _n_weights(plan):.2f} bits a weight, {others_bytes / _MB:.2f} MB"
-            " of them tokenizer and metadata); ask for that or more, or convert a smaller model"
-        )
     # Between units is padding that depends on what the matrices get. So first as if there were
     # none, then with what was too much taken off.
     matrix_bytes = sum(_data_bytes(t, smallest[t.name]) for t in plan.targets if t.is_matrix)
@@ -243,6 +231,36 @@ def fit_to_size(
         step_bytes = excess_bytes if excess_bytes < most_bytes * _NEGLIGIBLE else excess_bytes // 4
         budget_bytes = min(budget_bytes, found.n_bytes) - max(step_bytes, DATA_ALIGN)
     return assign(plan.targets, costs, matrix_bytes)
+
+
+def smallest_types(
+    plan: Plan,
+    types: Mapping[str, Collection[Dtype]],
+    most_bytes: int,
+    section_bytes: Mapping[str, int],
+    side_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Dtype]:
+    """Return the smallest of the types of every matrix, by ``Target.name``.
+
+    For the others see `fit_to_size`. Raises QsfConversionError with the size when even with them
+    the file has more than ``most_bytes``.
+    """
+    smallest = {
+        target.name: min(types[target.name], key=lambda dtype: _data_bytes(target, dtype))
+        for target in plan.targets
+        if target.is_matrix
+    }
+    smallest_plan = with_policy(plan, policy_of(plan.targets, smallest))
+    least_bytes = file_bytes(smallest_plan, section_bytes, side_bytes)
+    if least_bytes > most_bytes:
+        others_bytes = sum(section_bytes.values())
+        raise QsfConversionError(
+            f"a file of {most_bytes / _MB:.2f} MB is too small for this model: the smallest has"
+            f" {math.ceil(least_bytes / _MB * 100) / 100:.2f} MB"
+            f" ({least_bytes * 8 / _n_weights(plan):.2f} bits a weight, {others_bytes / _MB:.2f} MB"
+            " of them tokenizer and metadata); ask for that or more, or convert a smaller model"
+        )
+    return smallest
 
 
 def _data_bytes(target: Target, dtype: Dtype) -> int:

@@ -33,7 +33,7 @@ from qsf.converter.plan import Plan, Target
 from qsf.converter.quantisers import UnrepresentableError
 from qsf.converter.tiles import dequantise_tiles
 from qsf.errors import QsfConversionError
-from qsf.format import TensorType
+from qsf.format import Dtype, TensorType
 
 T = TensorType
 Group = tuple[TensorType, ...]
@@ -332,7 +332,8 @@ def _vector(target: Target, values: Float32Array) -> Written:
 
 def _matrix(piece: Piece, rounded: Rounded, transform: str) -> Written:
     piece.errors = rounded.errors
-    piece.action = ", ".join(filter(None, (transform, FEEDBACK)))
+    feedback = "" if piece.target.dtype in (Dtype.F16, Dtype.F32) else FEEDBACK
+    piece.action = ", ".join(filter(None, (transform, feedback)))
     piece.output_error = rounded.output_error
     piece.entries = rounded.entries
     return piece, rounded.tiles

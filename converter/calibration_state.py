@@ -2,7 +2,8 @@
 
 After each layer its tensors and both residual streams are saved; a later call with the same
 model, text and options goes on from there and makes the same file, bit for bit. Each file
-appears complete or not at all; one that cannot be read ends what can be continued.
+appears complete or not at all, and begins with the SHA-256 of the rest: one that a power cut or
+a disk has damaged is not believed, and the calibration goes on from what is in front of it.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -10,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
+import re
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -29,7 +31,10 @@ from qsf.errors import QsfIOError
 from qsf.format import Dtype
 
 _KEY: Final = "key"
-_BAD: Final = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+_OUR_NAMES: Final = re.compile(
+    r"key|sensitivity\.(json|partial)|(layer|streams)-\d{4,}\.(npz|partial)"
+)
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 
 def folder_of(out: Path) -> Path:
@@ -38,22 +43,38 @@ def folder_of(out: Path) -> Path:
 
 
 class CalibrationState:
-    """The saved layers of one calibration."""
+    """The saved layers of one calibration. Its folder is there once something is saved."""
 
     def __init__(self, folder: Path, key: str) -> None:
-        """Open the folder, or begin an empty one. ``key`` says what the state is of.
+        """Find what is saved. ``key`` says what the state is of.
 
-        A folder with another key is of another calibration and is emptied. Raises QsfIOError.
+        A folder with another key is of another calibration and is removed. Raises QsfIOError,
+        also when the folder is something else than a calibration's state.
         """
         self._folder = folder
+        self._key = key
         try:
-            if self._read_key() != key:
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir()
-                (folder / _KEY).write_text(key, encoding="utf-8")
+            self._check_ours()
+            if folder.is_dir() and self._read_key() != key:
+                shutil.rmtree(folder)
         except OSError as error:
             raise QsfIOError(f"{folder}: {error.strerror or error}") from error
         self.n_layers = self._count()
+
+    def _check_ours(self) -> None:
+        """Refuse what a user may have put there: a folder of another key is removed."""
+        what = ""
+        if self._folder.is_symlink() or self._folder.is_file():
+            what = "it is no folder"
+        elif self._folder.is_dir():
+            names = [path.name for path in self._folder.iterdir()]
+            others = [name for name in names if not _OUR_NAMES.fullmatch(name)]
+            what = f"it holds {min(others)}" if others else ""
+        if what:
+            raise QsfIOError(
+                f"{self._folder}: the calibration's state would lie there, but {what}; move it, or"
+                " choose another name for the output"
+            )
 
     def _read_key(self) -> str | None:
         try:
@@ -64,22 +85,19 @@ class CalibrationState:
     def _count(self) -> int:
         """The last layer with streams and all layers up to it; 0 if there is none."""
         n = 0
-        while self._layer(n + 1).exists():
+        while self._is_whole(self._layer(n + 1)):
             n += 1
-        while n > 0 and not self._is_whole(n):
+        while n > 0 and not self._is_whole(self._streams(n)):
             n -= 1
         return n
 
-    def _is_whole(self, n: int) -> bool:
+    def _is_whole(self, path: Path) -> bool:
         try:
-            self.streams(n)
-            for unit_idx in range(1, n + 1):
-                with zipfile.ZipFile(self._layer(unit_idx)) as file:
-                    if file.testzip() is not None:
-                        return False
-        except _BAD:
+            with path.open("rb") as file:
+                wanted = file.read(_DIGEST_BYTES)
+                return _digest_of_rest(file) == wanted
+        except OSError:
             return False
-        return True
 
     def _layer(self, unit_idx: int) -> Path:
         return self._folder / f"layer-{unit_idx:04}.npz"
@@ -87,25 +105,35 @@ class CalibrationState:
     def _streams(self, unit_idx: int) -> Path:
         return self._folder / f"streams-{unit_idx:04}.npz"
 
-    def streams(self, unit_idx: int | None = None) -> tuple[Float32Array, Float32Array]:
+    def _load(self, path: Path) -> dict[str, Any]:
+        """Read a file that was whole. Raises QsfIOError."""
+        try:
+            with path.open("rb") as file:
+                file.seek(_DIGEST_BYTES)
+                with np.load(file, allow_pickle=False) as arrays:
+                    return dict(arrays)
+        except OSError as error:
+            raise QsfIOError(f"{path}: {error.strerror or error}") from error
+
+    def streams(self) -> tuple[Float32Array, Float32Array]:
         """Return the residual streams behind the last layer that is done."""
-        with np.load(self._streams(unit_idx or self.n_layers), allow_pickle=False) as arrays:
-            return arrays["exact"], arrays["rounded"]
+        arrays = self._load(self._streams(self.n_layers))
+        return arrays["exact"], arrays["rounded"]
 
     def pieces(self, unit_idx: int, targets: Sequence[Target]) -> Iterator[tuple[Piece, bytes]]:
         """Yield the tensors of a layer as they were saved."""
-        with np.load(self._layer(unit_idx), allow_pickle=False) as arrays:
-            facts = json.loads(arrays["facts"].tobytes())
-            for i, target in enumerate(targets):
-                piece = Piece(target, 0, target.n_rows)
-                piece.errors = ErrorSums(**facts[i]["errors"])
-                piece.action = facts[i]["action"]
-                piece.output_error = facts[i]["output_error"]
-                if f"rows{i}" in arrays:
-                    piece.entries = Entries(
-                        arrays[f"rows{i}"], arrays[f"cols{i}"], arrays[f"values{i}"]
-                    )
-                yield piece, arrays[f"data{i}"].tobytes()
+        arrays = self._load(self._layer(unit_idx))
+        facts = json.loads(arrays["facts"].tobytes())
+        for i, target in enumerate(targets):
+            piece = Piece(target, 0, target.n_rows)
+            piece.errors = ErrorSums(**facts[i]["errors"])
+            piece.action = facts[i]["action"]
+            piece.output_error = facts[i]["output_error"]
+            if f"rows{i}" in arrays:
+                piece.entries = Entries(
+                    arrays[f"rows{i}"], arrays[f"cols{i}"], arrays[f"values{i}"]
+                )
+            yield piece, arrays[f"data{i}"].tobytes()
 
     def save(
         self,
@@ -131,17 +159,30 @@ class CalibrationState:
                 arrays[f"cols{i}"] = piece.entries.cols
                 arrays[f"values{i}"] = piece.entries.values
         arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-        self._put(self._streams(unit_idx), {"exact": streams[0], "rounded": streams[1]})
-        self._put(self._layer(unit_idx), arrays)
+        self._put(
+            self._streams(unit_idx),
+            lambda file: np.savez(file, exact=streams[0], rounded=streams[1]),
+        )
+        self._put(self._layer(unit_idx), lambda file: np.savez(file, **arrays))
         with contextlib.suppress(OSError):
             self._streams(unit_idx - 1).unlink()
         self.n_layers = unit_idx
 
-    def _put(self, path: Path, arrays: dict[str, Any]) -> None:
+    def _put(self, path: Path, write: Callable[[IO[bytes]], object]) -> None:
+        """Make a file of what ``write`` writes, with its digest in front."""
         partial = path.with_suffix(".partial")
         try:
-            with partial.open("wb") as file:
-                np.savez(file, **arrays)
+            if not self._folder.is_dir():
+                self._folder.mkdir()
+            if self._read_key() != self._key:
+                (self._folder / _KEY).write_text(self._key, encoding="utf-8")
+            with partial.open("w+b") as file:
+                file.write(bytes(_DIGEST_BYTES))
+                write(file)
+                file.seek(_DIGEST_BYTES)
+                digest = _digest_of_rest(file)
+                file.seek(0)
+                file.write(digest)
             partial.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -151,20 +192,24 @@ class CalibrationState:
     def sensitivity(self, measure: Callable[[], Sensitivity]) -> Sensitivity:
         """Return what was measured before, or measure it now and keep it. Raises QsfIOError."""
         path = self._folder / "sensitivity.json"
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return _sensitivity_of(json.loads(path.read_text(encoding="utf-8")))
+        if self._is_whole(path):
+            return _sensitivity_of(json.loads(path.read_bytes()[_DIGEST_BYTES:]))
         found = measure()
-        partial = path.with_suffix(".partial")
-        try:
-            partial.write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
-            partial.replace(path)
-        except OSError as error:
-            raise QsfIOError(f"{path}: {error.strerror or error}") from error
-        return found
+        text = json.dumps(dataclasses.asdict(found))
+        self._put(path, lambda file: file.write(text.encode()))
+        # As a later call will read it.
+        return _sensitivity_of(json.loads(text))
 
     def remove(self) -> None:
         """Delete the folder: the file is made."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _digest_of_rest(file: IO[bytes]) -> bytes:
+    digest = hashlib.sha256()
+    while part := file.read(1 << 20):
+        digest.update(part)
+    return digest.digest()
 
 
 def _sensitivity_of(fields: dict[str, Any]) -> Sensitivity:

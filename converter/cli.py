@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 the model cannot be converted or the system refused, 2 wro
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from qsf import command, typer_command
+from qsf.converter.calibration_state import folder_of
 from qsf.converter.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION
 from qsf.converter.convert import convert
 from qsf.converter.output import check_output
@@ -159,6 +161,8 @@ def convert_command(
     if quant_type is None:
         has_target = target_size is not None or target_bpw is not None
         quant_type = MIXED if has_target else DEFAULT_QUANT_TYPE
+    if target_size is not None and not math.isfinite(target_size):
+        raise QsfArgumentError(f"--target-size is {target_size}, not a number of MB")
     if report_out is not None:
         _check_report(report_out, out, model_dir, is_forced=force)
     progress = _Progress(enabled=not quiet)
@@ -180,6 +184,11 @@ def convert_command(
             progress=progress.update,
             phase=progress.begin,
         )
+    except command.StoppedError as stopped:
+        kept = folder_of(out)
+        if calibration is not None and kept.is_dir():
+            stopped.outcome = f"the same command goes on from where it was ({kept})"
+        raise
     finally:
         progress.close()
     for warning in report.warnings:

@@ -64,7 +64,7 @@ from qsf.format_outliers import PackedOutliers
 _LONGEST_TYPE = dtype_name(Dtype.TERNARY_DENSE)
 _LONGEST_ACTION = f"{ROTATED}, {SCALED}, {FEEDBACK}"
 LOSSLESS = "lossless ternary"
-_OTHER_META_BYTES = 2048  # evaluation, calibration, compression
+_OTHER_META_BYTES = 2048  # compression
 
 
 def convert(
@@ -137,7 +137,7 @@ def convert(
             source.checkpoint,
             wish,
             text,
-            _section_bytes(source, plan),
+            _section_bytes(source, plan, text),
             phase or _silent,
             state,
         )
@@ -243,7 +243,7 @@ def _silent(_name: str) -> Callable[[int, int], None]:
     return lambda _done, _total: None
 
 
-def _section_bytes(source: Source, plan: Plan) -> dict[str, int]:
+def _section_bytes(source: Source, plan: Plan, text: CalibrationText | None) -> dict[str, int]:
     """Upper bounds of the sections that do not follow from the plan, in the order of the file."""
     sizes = {} if source.tokenizer is None else {"TOKN": len(source.tokenizer)}
     longest = -1.2345e-100  # of what five digits print as
@@ -269,7 +269,12 @@ def _section_bytes(source: Source, plan: Plan) -> dict[str, int]:
         LayerReport(layer, longest, longest, longest) for layer in range(plan.facts.header.n_layers)
     )
     recipe = Recipe(plan, Policy(Dtype.TERNARY_DENSE, Dtype.TERNARY_DENSE))
-    meta = _meta(source, recipe, Quality(tensors, layers), None)
+    quality = Quality(tensors, layers)
+    if text is not None:
+        numbers = (longest,) * 5
+        said = Evaluation(text.judged_by, 1 << 48, 1 << 48, "windows", *numbers)
+        quality = Quality(tensors, layers, said, text.facts())
+    meta = _meta(source, recipe, quality, None)
     return {**sizes, "CHAT": len(source.chat), "META": len(meta) + _OTHER_META_BYTES}
 
 
@@ -301,7 +306,7 @@ def _evaluation(text: CalibrationText, divergence: Divergence) -> Evaluation:
     original, rounded = divergence.perplexities
     kl = divergence.kl
     return Evaluation(
-        text=f"{text.name}, held out",
+        text=text.judged_by,
         tokens=divergence.n_tokens,
         ctx_tokens=text.held_out.shape[1],
         protocol="windows",

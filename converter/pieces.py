@@ -6,6 +6,7 @@ What is under way at one time is bounded, so that memory does not grow with the 
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -116,10 +117,20 @@ def read_piece(piece: Piece, checkpoint: Checkpoint) -> RawArray:
 def read_target(
     target: Target, checkpoint: Checkpoint, piece: Piece | None = None
 ) -> NDArray[np.float32]:
-    """Return a tensor, or a piece of it, as f32 [n_rows, n_cols] in the orientation of the file."""
+    """Return a tensor, or a piece of it, as f32 [n_rows, n_cols] in the orientation of the file.
+
+    Raises QsfConversionError for a value that is not finite, before it spreads.
+    """
     piece = piece or Piece(target, 0, target.n_rows)
     raw = read_piece(piece, checkpoint)
-    return to_float32(np.ascontiguousarray(raw.T) if target.rule.transposed else raw)
+    rows = to_float32(np.ascontiguousarray(raw.T) if target.rule.transposed else raw)
+    if not np.isfinite(rows).all():
+        row, col = (int(idx) for idx in np.argwhere(~np.isfinite(rows))[0])
+        error = UnrepresentableError(row, col, float(rows[row, col]), math.inf)
+        raise QsfConversionError(
+            f"tensor {target.source.name} at {source_position(piece, error)}: {error.reason}"
+        )
+    return rows
 
 
 def _quantise(piece: Piece, raw: RawArray) -> bytes:

@@ -123,6 +123,11 @@ class CalibrationText:
     name: str
     sha256: str
 
+    @property
+    def judged_by(self) -> str:
+        """What the report calls the held-out windows."""
+        return f"{self.name}, held out"
+
     def facts(self) -> dict[str, Any]:
         """What META says of it."""
         return {
@@ -232,18 +237,19 @@ def choose_types(
         only = parse_quant_type(wish.embed_type)
         layers = {t.name for t in plan.targets if t.unit_idx in range(1, _final_unit(plan))}
         types = {name: some if name in layers else (only,) for name, some in types.items()}
-    sensitivity = None
-    if text is not None:
-        sensitivity = _measured(Original(plan, checkpoint), text, types, phase, state)
-        costs: Mapping[str, Mapping[Dtype, float]] = sensitivity.kl
-    else:
-        costs = assignment.guessed_costs(plan, types)
     most_bytes = wish.target_bytes
     if wish.target_bpw is not None:
         most_bytes = assignment.bytes_at(plan, wish.target_bpw)
     if most_bytes is None:
         policy = _with_embed_type(plan, table, wish)
         most_bytes = assignment.file_bytes(assignment.with_policy(plan, policy), section_bytes)
+    assignment.smallest_types(plan, types, most_bytes, section_bytes)  # refuses before the work
+    sensitivity = None
+    if text is not None:
+        sensitivity = _measured(Original(plan, checkpoint), text, types, phase, state)
+        costs: Mapping[str, Mapping[Dtype, float]] = sensitivity.kl
+    else:
+        costs = assignment.guessed_costs(plan, types)
     fit = assignment.fit_to_size(plan, costs, most_bytes, section_bytes)
     policy = assignment.policy_of(plan.targets, fit.dtypes)
     return Recipe(assignment.with_policy(plan, policy), policy, sensitivity)

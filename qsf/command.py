@@ -44,6 +44,7 @@ class StoppedError(BaseException):
         super().__init__()
         self.text = "interrupted" if number == signal.SIGINT else "terminated"
         self.exit_code = 128 + number
+        self.outcome = ""  # what became of the work, for who knows it better than the command
 
 
 def _raise_stopped(number: int, _frame: object) -> None:

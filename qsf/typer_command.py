@@ -29,7 +29,7 @@ def run(app: typer.Typer, arguments: list[str], *, program: str, when_cut_off: s
     """Run the application and return its exit code.
 
     ``when_cut_off`` is what to say after "interrupted", such as what became of the output;
-    without it nothing is said.
+    without it nothing is said. What the exception knows of it goes before.
     """
     command.open_missing_streams()
     try:
@@ -37,8 +37,9 @@ def run(app: typer.Typer, arguments: list[str], *, program: str, when_cut_off: s
             app(arguments, standalone_mode=False, prog_name=program)
             sys.stdout.flush()
     except command.StoppedError as stopped:
-        if when_cut_off:
-            command.say_error(program, f"{stopped.text}; {when_cut_off}")
+        outcome = stopped.outcome or when_cut_off
+        if outcome:
+            command.say_error(program, f"{stopped.text}; {outcome}")
         return stopped.exit_code
     except (BrokenPipeError, SystemExit):
         # The reader of our output has left: SystemExit is how typer puts it.

@@ -342,7 +342,7 @@ def test_a_size_that_is_impossible_is_refused_with_the_smallest(source: Source) 
     smallest = re.search(r"smallest has (\d+\.\d+) MB", str(raised.value))
     assert smallest is not None
     # What the message names can be asked for.
-    fit_to_size(plan, costs, round(float(smallest[1]) * 1e6), SECTIONS)
+    fit_to_size(plan, costs, round(float(smallest[1]) * 2**20), SECTIONS)
 
 
 def test_bits_per_weight_count_the_whole_file(source: Source) -> None:

@@ -244,10 +244,15 @@ def test_weights_that_cannot_be_rounded_are_named(tmp_path: Path, tensor: str, n
 
 
 @pytest.mark.parametrize("tensor", ["model.norm.weight", "model.layers.0.mlp.down_proj.weight"])
-def test_a_model_that_computes_nan_is_refused(tmp_path: Path, tensor: str) -> None:
-    folder = spoil(tiny_checkpoints.make_llama(tmp_path / "m", storage="fp32"), tensor, np.nan)
+@pytest.mark.parametrize(
+    ("value", "message"), [(np.nan, "the value is nan"), (3e38, "NaN or infinity")]
+)
+def test_a_model_that_computes_nan_is_refused(
+    tmp_path: Path, tensor: str, value: float, message: str
+) -> None:
+    folder = spoil(tiny_checkpoints.make_llama(tmp_path / "m", storage="fp32"), tensor, value)
     for model in open_original(folder):
-        with pytest.raises(QsfConversionError, match="NaN or infinity"):
+        with np.errstate(all="ignore"), pytest.raises(QsfConversionError, match=message):
             measure_layers(model, some_windows())
 
 
