@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+# As the commands do (qsf/entry.py), before anything imports numpy, and for all children.
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
