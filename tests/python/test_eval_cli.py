@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from importances import rewrite
 from qsf_files import write_tiny
 
 from qsf import eval_cli, lm_eval_adapter
@@ -135,6 +136,23 @@ def test_options_reach_the_model(call: Call, tiny_llama_4bit: Path, story: Path)
     assert (short["text_tokens"], short["tokens"]) == (20, 19)
     half = figures("--protocol", "llama.cpp", "--ctx", 20)
     assert half["tokens"] == 9 * (plain["text_tokens"] // 20)
+
+
+def test_quality_skips_layers_of_the_model_alone(
+    call: Call, tiny_llama_4bit: Path, story: Path, tmp_path: Path
+) -> None:
+    path = rewrite(tiny_llama_4bit, tmp_path / "m.qsf", importances=[9, 8, 1, 2, 7, 6])
+    options = ("--text", story, "-q", "--quality", "0.8", "--against", tiny_llama_4bit)
+    code, out, err = call(path, *options, "--json", "-")
+    assert code == 0, err
+    found = json.loads(out)
+    with Model(path, ram_budget=None, kv_type="f16", quality=0.8) as model:
+        assert model.skipped_layers == (2,)
+        assert found["perplexity"] == evaluate(model, TEXT).perplexity
+    with Model(tiny_llama_4bit, ram_budget=None, kv_type="f16") as model:
+        assert found["against_perplexity"] == evaluate(model, TEXT).perplexity
+    assert (found["quality"], found["kl_mean"] > 0.01) == (0.8, True)
+    assert "quality 0.8" in call(path, *options)[1]
 
 
 def test_the_installed_command_reads_standard_input(tiny_llama_4bit: Path, tmp_path: Path) -> None:
