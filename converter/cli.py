@@ -89,8 +89,8 @@ def convert_command(
     ternary_rule: Annotated[
         str,
         typer.Option(
-            help="How ternary types round: search, the best scale of each block, which keeps weights "
-            "exact that are ternary already; or absmean, BitNet's one scale for each matrix."
+            help="How ternary types round: search, the best scale of each block, which keeps "
+            "ternary weights exact; or absmean, BitNet's one scale for each matrix."
         ),
     ] = "search",
     compress: Annotated[
