@@ -167,7 +167,7 @@ def test_a_file_without_importances(unmeasured: Path, folder: Path) -> None:
     alike = rewrite(unmeasured, folder / "alike.qsf", importances=[0.25] * 10)
     with pytest.raises(QsfArgumentError, match=r"importance of all is 0\.25"):
         qsf.Model(alike, quality=0.9)
-    with qsf.Model(alike, quality=1) as model:
+    with qsf.Model(alike, quality=1, ram_budget=None) as model:
         assert model.skipped_layers == ()
 
 
