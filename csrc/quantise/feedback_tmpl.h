@@ -90,4 +90,12 @@ static void feedback_block(const qsf_levels *levels, const qsf_fit *fit, const f
     }
 }
 
+/* What this and fit_tmpl.h have made. */
+#define QSF_ROUNDER                                                                         \
+    {                                                                                       \
+        .fit_nearest = fit_nearest, .fit_search = fit_search, .encode = encode,             \
+        .to_halves = to_halves, .measure = measure, .feedback_catch_up = feedback_catch_up, \
+        .feedback_block = feedback_block,                                                   \
+    }
+
 #endif

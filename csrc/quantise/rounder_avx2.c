@@ -27,14 +27,6 @@ QSF_TARGET_BEGIN("avx2,fma,f16c")
 
 QSF_TARGET_END
 
-const qsf_rounder qsf_rounder_avx2 = {
-    .fit_nearest = fit_nearest,
-    .fit_search = fit_search,
-    .encode = encode,
-    .to_halves = to_halves,
-    .measure = measure,
-    .feedback_catch_up = feedback_catch_up,
-    .feedback_block = feedback_block,
-};
+const qsf_rounder qsf_rounder_avx2 = QSF_ROUNDER;
 
 #endif

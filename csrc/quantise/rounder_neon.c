@@ -23,14 +23,6 @@
 
 #include "quantise/feedback_tmpl.h"
 
-const qsf_rounder qsf_rounder_neon = {
-    .fit_nearest = fit_nearest,
-    .fit_search = fit_search,
-    .encode = encode,
-    .to_halves = to_halves,
-    .measure = measure,
-    .feedback_catch_up = feedback_catch_up,
-    .feedback_block = feedback_block,
-};
+const qsf_rounder qsf_rounder_neon = QSF_ROUNDER;
 
 #endif

@@ -391,7 +391,7 @@ CALLS = [(os, "pwrite"), (os, "pread"), (os, "ftruncate"), (format_blocks, "pack
 
 
 @pytest.mark.parametrize(("place", "name"), CALLS, ids=[name for _, name in CALLS])
-@pytest.mark.parametrize("kind", ["full", "interrupt"])
+@pytest.mark.parametrize("kind", ["full", pytest.param("interrupt", marks=pytest.mark.slow)])
 def test_a_failure_anywhere_leaves_the_old_file_and_no_thread(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
