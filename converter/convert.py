@@ -137,7 +137,7 @@ def convert(
             source.checkpoint,
             wish,
             text,
-            _section_bytes(source, plan, text),
+            _section_bytes(source, plan, wish, text),
             phase or _silent,
             state,
         )
@@ -146,7 +146,7 @@ def convert(
         examined = with_tensor_scales(examined, source.checkpoint, wish)
         recipe = dataclasses.replace(recipe, plan=examined, policy=_settled(recipe, examined))
         chooser = _chooser(compress, disk_bytes_per_s, out_path, source.checkpoint)
-        job = _Job(source, recipe, text, state, chooser, out_path, n_threads, progress)
+        job = _Job(source, wish, recipe, text, state, chooser, out_path, n_threads, progress)
         try:
             quality = job.write(is_packing=compress != DEFAULT_COMPRESSION)
             file_bytes = out_path.stat().st_size
@@ -176,6 +176,7 @@ class _Job:
     """One file to be written."""
 
     source: Source
+    wish: Wish
     recipe: Recipe
     text: CalibrationText | None
     state: CalibrationState | None
@@ -201,7 +202,8 @@ class _Job:
             if self.source.tokenizer is not None:
                 writer.add_section("TOKN", self.source.tokenizer)
             writer.add_section("CHAT", self.source.chat)
-            writer.add_section("META", _meta(self.source, self.recipe, quality, self.chooser))
+            meta = _meta(self.source, self.wish, self.recipe.policy, quality, self.chooser)
+            writer.add_section("META", meta)
         return quality
 
     def _write_weights(self, writer: Writer) -> Quality:
@@ -243,7 +245,9 @@ def _silent(_name: str) -> Callable[[int, int], None]:
     return lambda _done, _total: None
 
 
-def _section_bytes(source: Source, plan: Plan, text: CalibrationText | None) -> dict[str, int]:
+def _section_bytes(
+    source: Source, plan: Plan, wish: Wish, text: CalibrationText | None
+) -> dict[str, int]:
     """Upper bounds of the sections that do not follow from the plan, in the order of the file."""
     sizes = {} if source.tokenizer is None else {"TOKN": len(source.tokenizer)}
     longest = -1.2345e-100  # of what five digits print as
@@ -268,24 +272,27 @@ def _section_bytes(source: Source, plan: Plan, text: CalibrationText | None) -> 
     layers = tuple(
         LayerReport(layer, longest, longest, longest) for layer in range(plan.facts.header.n_layers)
     )
-    recipe = Recipe(plan, Policy(Dtype.TERNARY_DENSE, Dtype.TERNARY_DENSE))
+    policy = Policy(Dtype.TERNARY_DENSE, Dtype.TERNARY_DENSE)
     quality = Quality(tensors, layers)
     if text is not None:
         numbers = (longest,) * 5
         said = Evaluation(text.judged_by, 1 << 48, 1 << 48, "windows", *numbers)
         quality = Quality(tensors, layers, said, text.facts())
-    meta = _meta(source, recipe, quality, None)
+    meta = _meta(source, wish, policy, quality, None)
     return {**sizes, "CHAT": len(source.chat), "META": len(meta) + _OTHER_META_BYTES}
 
 
-def _meta(source: Source, recipe: Recipe, quality: Quality, chooser: Chooser | None) -> bytes:
+def _meta(
+    source: Source, wish: Wish, policy: Policy, quality: Quality, chooser: Chooser | None
+) -> bytes:
     return metadata.meta_bytes(
         source.origin,
         architecture=source.family.name,
         weights_sha256="0" * 64 if chooser is None else source.checkpoint.digest(),
         options={
-            "quant_type": dtype_name(recipe.policy.layers),
-            "embed_type": dtype_name(recipe.policy.embeddings),
+            **wish.options(),
+            "quant_type": dtype_name(policy.layers),
+            "embed_type": dtype_name(policy.embeddings),
         },
         quality=quality.meta(),
         compression=None if chooser is None else chooser.meta(),

@@ -102,6 +102,19 @@ class Wish:
                 f"{self.calibration_tokens} calibration tokens are too few: at least 512"
             )
 
+    def options(self) -> dict[str, str]:
+        """What META says was asked for, beside the types that came of it; no paths."""
+        options = {}
+        if self.calibration is not None:
+            options["calibration_tokens"] = str(self.calibration_tokens)
+        if self.target_bytes is not None:
+            options["target_bytes"] = str(self.target_bytes)
+        if self.target_bpw is not None:
+            options["target_bpw"] = f"{self.target_bpw:g}"
+        if self.ternary_rule != "search":
+            options["ternary_rule"] = self.ternary_rule
+        return options
+
     def first_policy(self) -> Policy:
         """The types before anything is measured."""
         embed_type = self.embed_type

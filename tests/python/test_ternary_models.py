@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import hf_makers
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from qsf.converter import convert
 from qsf.errors import QsfArgumentError
+from qsf.format import Reader
 
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -43,6 +45,10 @@ def test_ternary_weights_are_kept_bit_for_bit(tmp_path: Path, quant_type: str) -
 def test_absmean_has_one_scale_for_each_matrix(tmp_path: Path) -> None:
     folder, _ = hf_makers.llama(tmp_path / "m")
     convert(folder, tmp_path / "m.qsf", quant_type="ternary", ternary_rule="absmean")
+    with Reader(tmp_path / "m.qsf") as reader:
+        options = json.loads(reader.read_section("META"))["converter"]["options"]
+    wanted_options = {"ternary_rule": "absmean", "quant_type": "ternary", "embed_type": "8bit"}
+    assert options == wanted_options
     source, stored = reference.load_huggingface(folder), reference.load_qsf(tmp_path / "m.qsf")
     for name, values in source.weights.items():
         if name.startswith("layer.") and values.ndim == 2:
