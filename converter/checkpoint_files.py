@@ -117,7 +117,26 @@ class FileCheckpoint(Generic[LocatedT]):
                 total.update(json.dumps([*line, located.sha256.hexdigest()]).encode() + b"\n")
         return total.hexdigest()
 
+    def _open_named(self, model_dir: Path, single_name: str, index_name: str) -> bool:
+        """Open the one file of a model, or else the shards that its index names, if either exists.
+
+        A format that has such files opens each with ``_open_file``.
+        """
+        single, index = model_dir / single_name, model_dir / index_name
+        if single.exists():
+            self._paths = (single,)
+            self._located = self._open_file(single)
+        elif index.exists():
+            self._open_shards(index, self._open_file)
+        else:
+            return False
+        return True
+
     # ---- what a file format says ----
+
+    def _open_file(self, path: Path) -> dict[str, LocatedT]:
+        """Open one file and return its tensors."""
+        raise NotImplementedError
 
     def _open(self, place: Path) -> None:
         """Open the files; fill ``_located`` and ``_paths``."""

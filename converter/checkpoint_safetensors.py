@@ -51,14 +51,7 @@ class SafetensorsCheckpoint(FileCheckpoint[Located]):
     """
 
     def _open(self, model_dir: Path) -> None:
-        single = model_dir / SINGLE_NAME
-        index = model_dir / INDEX_NAME
-        if single.exists():
-            self._paths = (single,)
-            self._located = self._open_file(single)
-        elif index.exists():
-            self._open_shards(index, self._open_file)
-        else:
+        if not self._open_named(model_dir, SINGLE_NAME, INDEX_NAME):
             raise QsfConversionError(_describe_absence(model_dir))
 
     def _open_file(self, path: Path) -> dict[str, Located]:

@@ -4,16 +4,15 @@ A block of 64 weights has few codes. One weight far from the others makes the st
 them coarse, or is itself cut off. A side table keeps such weights apart (docs/format.md, section
 5), for 32 bits each: the block is fitted to the others, and the table has what its code lacks.
 
-In short, for each matrix: `Moments` of all its pieces; `OutlierStats` by `count`; then `gain` of a
-sample and `choose_action`. For a side table, of each piece: `find_outliers`, `split`, tiles of the
-rows without them, `with_deltas`; at the end `join` and `pack_outliers`.
+In short, for each matrix: `OutlierStats` and `gain` of a sample, and `choose_action`. For a side
+table, of each piece: `table_mask` and `round_apart`; at the end `join` and `pack_outliers`.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.converter.quantisers import quantise_rows
-from qsf.converter.tiles import BLOCK, CENTRES, TILE_DTYPES, TILE_ROWS, Float32Array
+from qsf.converter.tiles import BLOCK, TILE_ROWS, Float32Array
 from qsf.errors import QsfArgumentError
 from qsf.format import Dtype
 from qsf.format_layout import LEAST_WEIGHTS_PER_OUTLIER, MAX_OUTLIERS
@@ -50,67 +49,21 @@ _BELOW_4_BITS: Final = _COARSE - {Dtype.Q4, Dtype.Q4_SYM}
 
 
 @dataclass(slots=True)
-class Moments:
-    """Power sums of the weights of a matrix, gathered piece by piece in f64."""
-
-    n: int = 0
-    sums: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-
-    def add(self, rows: Float32Array) -> None:
-        """Include ``rows``, [n_rows, n_cols]."""
-        self.n += rows.size
-        sums = np.zeros(4)
-        for row in rows:  # one at a time, so that f64 copies stay small
-            w = row.astype(np.float64)
-            squares = w * w
-            sums += (w.sum(), squares.sum(), np.dot(squares, w), np.dot(squares, squares))
-        a, b, c, d = (have + float(more) for have, more in zip(self.sums, sums, strict=True))
-        self.sums = (a, b, c, d)
-
-    @property
-    def mean(self) -> float:
-        """Mean weight; 0 of none."""
-        return self.sums[0] / self.n if self.n else 0.0
-
-    @property
-    def sigma(self) -> float:
-        """Standard deviation; 0 of none."""
-        if not self.n:
-            return 0.0
-        return math.sqrt(max(0.0, self.sums[1] / self.n - self.mean * self.mean))
-
-    @property
-    def kurtosis(self) -> float:
-        """Fourth moment in fourth powers of sigma: 3 of Gaussian weights, 6 of Laplacian ones."""
-        variance = self.sigma * self.sigma
-        if variance == 0.0:
-            return 0.0
-        m = self.mean
-        _, s2, s3, s4 = (total / self.n for total in self.sums)
-        return (s4 - 4 * m * s3 + 6 * m * m * s2 - 3 * m**4) / (variance * variance)
-
-
-@dataclass(slots=True)
 class OutlierStats:
-    """How far out the weights of a matrix are, counted piece by piece with ``count``."""
+    """How far out the weights of a matrix, or of a sample of it, are."""
 
     mean: float
     sigma: float
-    kurtosis: float
     n: int = 0
     n_near: int = 0  # beyond NEAR_SIGMAS, the far ones included
     n_far: int = 0  # beyond FAR_SIGMAS
 
     @classmethod
-    def of(cls, moments: Moments) -> OutlierStats:
-        """Return statistics that have counted nothing yet."""
-        return cls(moments.mean, moments.sigma, moments.kurtosis)
-
-    def count(self, rows: Float32Array) -> None:
-        """Include ``rows``, [n_rows, n_cols]."""
-        self.n += rows.size
-        self.n_near += int(find_outliers(rows, self.mean, self.sigma, NEAR_SIGMAS).sum())
-        self.n_far += int(find_outliers(rows, self.mean, self.sigma).sum())
+    def of(cls, rows: Float32Array) -> OutlierStats:
+        """Return the statistics of ``rows``, [n_rows, n_cols], one at least."""
+        mean, sigma = float(rows.mean(dtype=np.float64)), float(rows.std(dtype=np.float64))
+        n_near = int(find_outliers(rows, mean, sigma, NEAR_SIGMAS).sum())
+        return cls(mean, sigma, rows.size, n_near, int(find_outliers(rows, mean, sigma).sum()))
 
     @property
     def near_fraction(self) -> float:
@@ -145,7 +98,7 @@ class Entries:
 
     rows: IndexArray  # [n]
     cols: IndexArray  # [n]
-    values: Float32Array  # [n]; after `with_deltas`: what the stored weights lack
+    values: Float32Array  # [n]; in a side table: what the stored weights lack
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -204,26 +157,32 @@ def split(rows: Float32Array, mask: NDArray[np.bool_]) -> tuple[Float32Array, En
     return plain, entries
 
 
-def gain(
-    dtype: int,
-    rows: Float32Array,
-    mask: NDArray[np.bool_],
-    rounded: Callable[[int, Float32Array], bytes] = quantise_rows,
-) -> Gain:
+def round_apart(
+    dtype: int, rows: Float32Array, mask: NDArray[np.bool_]
+) -> tuple[bytes, Float32Array, Entries]:
+    """Round ``rows`` [n_rows, n_cols] without the outliers of ``mask``.
+
+    Returns the tiles, what tiles and side table together stand for [n_rows, n_cols], and the
+    table's entries: what the tiles lack, as far as an f16 can say it.
+    """
+    plain, entries = split(rows, mask)
+    stored = np.empty_like(plain)
+    tiles = quantise_rows(dtype, plain, stored=stored)
+    at = (entries.rows, entries.cols)
+    deltas = (entries.values - stored[at]).astype(np.float16).astype(np.float32)
+    stored[at] += deltas
+    return tiles, stored, Entries(entries.rows, entries.cols, deltas)
+
+
+def gain(dtype: int, rows: Float32Array, mask: NDArray[np.bool_]) -> Gain:
     """Return what a side table of the outliers of ``mask`` saves in ``rows``, [n_rows, n_cols].
 
-    ``rounded`` makes tiles of a type, as the matrix would be rounded. Of a large matrix a few tile
-    rows, evenly spread, are sample enough.
+    Of a large matrix a few tile rows, evenly spread, are sample enough.
     """
-    every_row, every_col = (grid.ravel() for grid in np.indices(rows.shape))
-
-    def errors(source: Float32Array) -> Float32Array:
-        stored = values_at(dtype, rounded(dtype, source), rows.shape[1], every_row, every_col)
-        lost: Float32Array = rows - stored.reshape(rows.shape)
-        return lost
-
-    plain, _ = split(rows, mask)
-    before, after = errors(rows), errors(plain)
+    stored = np.empty_like(rows)
+    quantise_rows(dtype, rows, stored=stored)
+    before = rows - stored
+    after = rows - round_apart(dtype, rows, mask)[1]
     after[mask] = 0
     return Gain(*(float(np.dot(e.ravel(), e.ravel())) for e in (before, after)))
 
@@ -243,63 +202,6 @@ def choose_action(stats: OutlierStats, dtype: int, measured: Gain) -> Action:
     cost_bits = ENTRY_BITS * stats.far_fraction
     is_worth_it = measured.bits > max(2 * cost_bits, LEAST_GAIN_BITS)
     return "side table" if is_worth_it else "clamp"
-
-
-def values_at(
-    dtype: int, tiles: bytes, n_cols: int, rows: IndexArray, cols: IndexArray
-) -> Float32Array:
-    """Return the stored weights [n] of a matrix in tiles at ``rows`` [n] and ``cols`` [n]."""
-    records = np.frombuffer(tiles, TILE_DTYPES[dtype])
-    at = rows // TILE_ROWS * -(-n_cols // BLOCK) + cols // BLOCK
-    r, c = rows % TILE_ROWS, cols % BLOCK
-    if dtype in (Dtype.F16, Dtype.F32):
-        plain: Float32Array = records["values"][at, c, r].astype(np.float32)
-        return plain
-    scales = records["scales"][at, r].astype(np.float32)
-    codes = _codes_at(dtype, records, at, r, c).astype(np.float32)
-    if "mins" in (TILE_DTYPES[dtype].names or ()):
-        # In f64 the sum is exact or rounded once more: as near as an f16 delta could tell.
-        mins = records["mins"][at, r].astype(np.float64)
-        out: Float32Array = (codes.astype(np.float64) * scales + mins).astype(np.float32)
-        return out
-    symmetric: Float32Array = (codes - np.float32(CENTRES[dtype])) * scales
-    return symmetric
-
-
-def _codes_at(
-    dtype: int, records: NDArray[np.void], at: IndexArray, r: IndexArray, c: IndexArray
-) -> NDArray[np.uint32]:
-    """Codes [n] of tiles ``at``, rows ``r`` and columns ``c`` of a tile."""
-    group, lane = c // 4, (c % 4).astype(np.uint32)
-
-    def byte(planes: NDArray[np.uint32], plane: IndexArray) -> NDArray[np.uint32]:
-        found: NDArray[np.uint32] = (planes[at, plane, r] >> (8 * lane) & 0xFF).astype(np.uint32)
-        return found
-
-    codes = records["codes"]
-    if dtype == Dtype.Q8:
-        return byte(codes, group)
-    if dtype in (Dtype.Q4, Dtype.Q4_SYM):
-        nibbles: NDArray[np.uint32] = byte(codes, group % 8) >> (group // 8 * 4).astype(np.uint32)
-        return (nibbles & 15).astype(np.uint32)
-    if dtype == Dtype.TERNARY_DENSE:
-        is_last = group == BLOCK // 4 - 1
-        dense = np.where(is_last, records["last"][at, r], byte(codes, np.minimum(group // 5, 2)))
-        power = 3 ** np.where(is_last, c % 4, group % 5).astype(np.uint32)
-        found: NDArray[np.uint32] = (dense * power % 256 * 3 >> 8).astype(np.uint32)
-        return found
-    low = byte(codes, group % 4) >> (group // 4 * 2).astype(np.uint32) & 3
-    if dtype == Dtype.Q3:
-        p = group % 4
-        third = byte(records["thirds"], p // 2) >> (p % 2 * 4 + group // 4).astype(np.uint32) & 1
-        low = low | third << np.uint32(2)
-    return low.astype(np.uint32)
-
-
-def with_deltas(entries: Entries, dtype: int, tiles: bytes, n_cols: int) -> Entries:
-    """Return the entries of a piece with what its ``tiles`` lack, as far as an f16 can say it."""
-    stored = values_at(dtype, tiles, n_cols, entries.rows, entries.cols)
-    return Entries(entries.rows, entries.cols, entries.values - stored)
 
 
 def join(parts: Sequence[Entries]) -> Entries:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from qsf.converter.architectures import Place
 from qsf.converter.checkpoint import Checkpoint, RawArray, to_float32
-from qsf.converter.outliers import Entries, split, table_mask
+from qsf.converter.outliers import Entries, round_apart, table_mask
 from qsf.converter.plan import OutlierPlan, Target
 from qsf.converter.quantisers import (
     F16_MAX,
@@ -163,13 +163,8 @@ def _quantise(piece: Piece, raw: RawArray) -> bytes:
 def _with_entries(piece: Piece, rows: NDArray[np.float32], found: OutlierPlan) -> bytes:
     """Round a piece without its outliers, and note these."""
     mask = table_mask(rows, found.mean, found.sigma)
-    plain, entries = split(rows, mask)
-    stored = np.empty_like(plain)
-    tiles = quantise_rows(piece.target.dtype, plain, stored=stored)
-    lacking = (entries.values - stored[entries.rows, entries.cols]).astype(np.float16)
-    deltas = lacking.astype(np.float32)
-    stored[entries.rows, entries.cols] += deltas
-    piece.entries = Entries(entries.rows, entries.cols, deltas).below(piece.start)
+    tiles, stored, entries = round_apart(piece.target.dtype, rows, mask)
+    piece.entries = entries.below(piece.start)
     piece.errors.observe(rows, stored)
     return tiles
 

@@ -58,8 +58,7 @@ def _examined(target: Target, checkpoint: Checkpoint, *, is_free: bool) -> Targe
     rows = _sample(target, checkpoint)
     if not np.isfinite(rows).all():
         return target  # rounding will say so, and where
-    stats = OutlierStats(float(rows.mean(dtype=np.float64)), float(rows.std(dtype=np.float64)), 0.0)
-    stats.count(rows)
+    stats = OutlierStats.of(rows)
     action: Action = "none"
     if is_free and stats.n_far:
         mask = find_outliers(rows, stats.mean, stats.sigma)

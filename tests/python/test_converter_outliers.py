@@ -14,16 +14,14 @@ from reference_tiles import decode_outliers, decode_tiles
 from qsf.converter.outliers import (
     FAR_SIGMAS,
     Gain,
-    Moments,
     OutlierStats,
     choose_action,
     find_outliers,
     gain,
     join,
     pack_outliers,
+    round_apart,
     split,
-    values_at,
-    with_deltas,
 )
 from qsf.converter.quantisers import quantise_rows
 from qsf.errors import QsfArgumentError
@@ -45,25 +43,13 @@ def spiked(shape: tuple[int, int], fraction: float, sigmas: float) -> Rows:
     return rows
 
 
-def stats_of(rows: Rows, n_pieces: int = 3) -> OutlierStats:
-    """Return statistics gathered piece by piece."""
-    moments = Moments()
-    for piece in np.array_split(rows, n_pieces):
-        moments.add(piece)
-    stats = OutlierStats.of(moments)
-    for piece in np.array_split(rows, n_pieces):
-        stats.count(piece)
-    return stats
-
-
 def test_statistics_are_those_of_the_whole() -> None:
     rows = spiked((64, 200), 0.002, 9) * np.float32(0.03) + np.float32(0.01)
-    stats = stats_of(rows)
+    stats = OutlierStats.of(rows)
     w = rows.astype(np.float64)
     centred = (w - w.mean()) / w.std()
     assert stats.mean == pytest.approx(w.mean(), rel=1e-9)
     assert stats.sigma == pytest.approx(w.std(), rel=1e-9)
-    assert stats.kurtosis == pytest.approx((centred**4).mean(), rel=1e-6)
     assert stats.n == w.size
     assert stats.n_near == (np.abs(centred) > 3).sum()
     assert stats.n_far == (np.abs(centred) > FAR_SIGMAS).sum() == round(0.002 * w.size)
@@ -72,20 +58,20 @@ def test_statistics_are_those_of_the_whole() -> None:
 
 
 def test_statistics_of_constants_and_of_nothing() -> None:
-    constant = stats_of(np.full((4, 64), 0.1, np.float32))
-    assert (constant.kurtosis, constant.n_far) == (0, 0)
+    constant = OutlierStats.of(np.full((4, 64), 0.1, np.float32))
+    assert constant.n_far == 0
     assert constant.sigma <= 1e-8
-    empty = OutlierStats.of(Moments())
-    assert (empty.mean, empty.sigma, empty.near_fraction, empty.far_fraction) == (0, 0, 0, 0)
+    empty = OutlierStats(0, 0)
+    assert (empty.near_fraction, empty.far_fraction) == (0, 0)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_stored_weights_are_found_in_their_tiles(dtype: Dtype) -> None:
     """As the independent decoder has them, for every place of a matrix with padding."""
     rows = gaussian((37, 130), seed=2)
-    tiles = quantise_rows(dtype, rows)
-    every_row, every_col = (grid.ravel() for grid in np.indices(rows.shape))
-    found = values_at(dtype, tiles, 130, every_row, every_col).reshape(rows.shape)
+    tiles, found, entries = round_apart(dtype, rows, np.zeros(rows.shape, np.bool_))
+    assert len(entries) == 0
+    assert tiles == quantise_rows(dtype, rows)
     assert np.array_equal(found, decode_tiles(dtype_name(dtype), tiles, 37, 130))
 
 
@@ -111,19 +97,21 @@ def test_split_leaves_the_mean_of_the_others() -> None:
 def test_a_side_table_gives_the_outliers_back(dtype: Dtype) -> None:
     """In pieces, as a converter goes: what is stored and the deltas are the source's outliers."""
     rows = spiked((80, 300), 0.004, 30)
-    stats = stats_of(rows)
+    stats = OutlierStats.of(rows)
     mask = find_outliers(rows, stats.mean, stats.sigma)
-    parts, tiles = [], b""
+    parts, tiles, both = [], b"", []
     for start in (0, 32, 64):
-        others, entries = split(rows[start : start + 32], mask[start : start + 32])
-        piece = quantise_rows(dtype, others)
+        here = slice(start, start + 32)
+        piece, together, entries = round_apart(dtype, rows[here], mask[here])
         tiles += piece
-        parts.append(with_deltas(entries, dtype, piece, 300).below(start))
+        both.append(together)
+        parts.append(entries.below(start))
     all_of = join(parts)
     table = pack_outliers(all_of.rows, all_of.cols, all_of.values, (80, 300))
     deltas = decode_outliers(table.data, 80, 300)
     assert table.n_entries == stats.n_far == (deltas != 0).sum()
     stored = decode_tiles(dtype_name(dtype), tiles, 80, 300) + deltas
+    assert np.array_equal(stored, np.concatenate(both))
     assert np.abs(stored - rows)[mask].max() <= 30 * 2**-10
     plain = decode_tiles(dtype_name(dtype), quantise_rows(dtype, rows), 80, 300)
     if dtype not in (Dtype.F16, Dtype.F32):
@@ -134,7 +122,7 @@ def test_a_side_table_gives_the_outliers_back(dtype: Dtype) -> None:
 
 
 def action(rows: Rows, dtype: int = Dtype.Q4) -> str:
-    stats = stats_of(rows)
+    stats = OutlierStats.of(rows)
     mask = find_outliers(rows, stats.mean, stats.sigma)
     return choose_action(stats, dtype, gain(dtype, rows, mask))
 
@@ -159,7 +147,7 @@ def test_types_that_span_their_outliers_need_nothing(dtype: Dtype) -> None:
 
 
 def test_an_entry_must_be_worth_its_bytes() -> None:
-    stats = OutlierStats(0.0, 1.0, 6.0, n=10000, n_near=100, n_far=50)  # 0.16 bits a weight
+    stats = OutlierStats(0.0, 1.0, n=10000, n_near=100, n_far=50)  # 0.16 bits a weight
     assert choose_action(stats, Dtype.Q4, Gain(1.0, 4**-0.33)) == "side table"
     assert choose_action(stats, Dtype.Q4, Gain(1.0, 4**-0.31)) == "clamp"
     assert choose_action(stats, Dtype.Q4, Gain(0.0, 0.0)) == "clamp"
