@@ -5,6 +5,7 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
+#include "count_open.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -335,14 +336,6 @@ static void check_short_calls(uint32_t method)
     }
     qsf_io_lane_close(&lane);
     close_io(&f, &io);
-}
-
-static int count_open(void)
-{
-    int n = 0;
-    for (int fd = 0; fd < 256; fd++)
-        n += fcntl(fd, F_GETFD) >= 0;
-    return n;
 }
 
 /* File systems that let a file be opened for direct reads and then refuse them, as those with

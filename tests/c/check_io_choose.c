@@ -5,6 +5,7 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
+#include "count_open.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -223,14 +224,6 @@ static void check_probe(qsf_file *small, qsf_file *large)
     CHECK_STATUS(c.status, QSF_OK);
     CHECK(c.is_probed);
     large->reads_until_fault = -1;
-}
-
-static int count_open(void)
-{
-    int n = 0;
-    for (int fd = 0; fd < 256; fd++)
-        n += fcntl(fd, F_GETFD) >= 0;
-    return n;
 }
 
 #if defined(__linux__) && defined(SECCOMP_RET_ERRNO)

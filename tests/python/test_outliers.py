@@ -20,7 +20,7 @@ from outlier_files import Entry, add_outliers, naive_table, random_entries
 from qsf_files import repair, tiny_header, write_tiny
 from reference import forward, load_qsf
 from reference_tiles import decode_outliers
-from test_forward import assert_near, tokens_for
+from test_forward import assert_near, count_near, tokens_for
 from test_readers_agree import agree, verdict
 from tiny_checkpoints import make_gpt2, make_llama
 
@@ -282,18 +282,7 @@ def test_default_path_rounds_as_the_reference_does(
 ) -> None:
     """The deltas meet activations that are not rounded. As in test_forward, most are near."""
     path = tabled_model(folder, maker, quant_type)
-    reference = load_qsf(path)
-    n_near = 0
-    pairs = np.array(tokens_for(101, 40)).reshape(20, 2).tolist()
-    with qsf.Model(path, ram_budget=None, kv_type="f16") as model:
-        for tokens in pairs:
-            got = model.logits(tokens)
-            want = forward(reference, tokens, activations="integer", kv="f16").logits
-            rounding = np.abs(want - forward(reference, tokens).logits).max()
-            error = np.abs(got - want).max()
-            assert error <= 2 * rounding
-            n_near += error <= (0.3 if quant_type == "8bit" else 0.01) * rounding
-    assert n_near >= 14
+    assert count_near(path, quant_type, n_pairs=20) >= 14
 
 
 def logits_with(path: Path, **options: Any) -> NDArray[np.float32]:
