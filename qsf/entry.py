@@ -57,3 +57,9 @@ def evaluate() -> NoReturn:
     """Start ``qsf-eval``."""
     _one_blas_thread()
     start("qsf.eval_cli")
+
+
+def bench() -> NoReturn:
+    """Start ``python -m qsf.bench``."""
+    _one_blas_thread()
+    start("qsf.bench.cli")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _MAX_THREADS = 256
 _MAX_U32 = 2**32 - 1
 _MAX_SEED = 2**64 - 1
+_BENCH_OPTIONS = ("--ram-budget", "--threads", "--kv-type", "--io", "--quiet")
 _EPILOG = """\
 examples:
   qsf-run model.qsf --prompt "Once upon a time"
@@ -72,6 +73,7 @@ class Request:
     is_verbose: bool
     is_quiet: bool
     has_special: bool
+    bench_arguments: list[str] | None  # of python -m qsf.bench; None: generate text
 
 
 def _whole(least: int, most: int, unit: str = "") -> Callable[[str], int]:
@@ -150,9 +152,11 @@ def _parser() -> _Parser:
         "-q", "--quiet", action="store_true", help="no progress, no statistics at the end"
     )
     group.add_argument("--version", action="store_true", help="print the version and exit")
-    group = parser.add_argument_group("not available yet")
     group.add_argument(
-        "--bench", action="store_const", const=True, help="measure the speed and exit"
+        "--bench",
+        action="store_true",
+        help="measure the speed and exit: python -m qsf.bench MODEL, without llama.cpp, with the "
+        f"options for memory and speed that it has too ({', '.join(_BENCH_OPTIONS)})",
     )
     return parser
 
@@ -313,11 +317,11 @@ def _add_machine_options(group: argparse._ArgumentGroup) -> None:
 
 def parse(arguments: list[str]) -> Request:
     """Return the command line, parsed. Raises UsageError with what is wrong."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     if not options.model:
         raise UsageError("the name of MODEL is empty")
-    if options.bench is not None:
-        raise UsageError("--bench is not available yet")
+    bench_arguments = _bench_arguments(parser, options) if options.bench else None
     if options.prompt is not None and options.prompt_file is not None:
         raise UsageError("--prompt and --prompt-file exclude each other")
     if options.interactive and (options.prompt is not None or options.prompt_file is not None):
@@ -353,7 +357,25 @@ def parse(arguments: list[str]) -> Request:
         is_verbose=options.verbose,
         is_quiet=options.quiet,
         has_special=not options.no_special,
+        bench_arguments=bench_arguments,
     )
+
+
+def _bench_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
+    """Return what ``python -m qsf.bench`` is called with. Raises UsageError for what it lacks."""
+    for action in parser._actions:
+        known = {"--bench", "-h", *_BENCH_OPTIONS}
+        if not action.option_strings or known.intersection(action.option_strings):
+            continue
+        if getattr(options, action.dest, None) != action.default:
+            name = action.option_strings[-1]
+            raise UsageError(f"--bench and {name} exclude each other: python -m qsf.bench has none")
+    if options.ram_budget == "auto":
+        raise UsageError("--bench needs --ram-budget as a number of MB, or 0 for none")
+    found = [options.model, "--peer", "none", "--ram-budget", str(options.ram_budget or "none")]
+    for name, value in (("--threads", options.threads), ("--kv-type", options.kv_type)):
+        found += [] if value is None else [name, str(value)]
+    return [*found, "--io", options.io, *(["--quiet"] if options.quiet else [])]
 
 
 def valid_text(text: str) -> str:

@@ -1,7 +1,8 @@
 """``python -m qsf.bench``: QSF held against the machine's limits and llama.cpp.
 
 =================  ================================================================================
-`cli`              the command line; the only module here that prints
+`cli`, `request`   the command line, the only module here that prints; its options, checked
+`campaign`         a run from its options to its results
 `shapes`           dimensions of well-known models
 `random_qsf`       a .qsf file of a shape with random weights
 `random_gguf`      the same as GGUF, with the types llama.cpp's quantiser would choose

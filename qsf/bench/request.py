@@ -144,8 +144,8 @@ def make_request(
         raise QsfArgumentError(f"--rounds is {rounds}: at least 1 is needed")
     if kv_type is not None:
         _checked_kv_type(kv_type)
-    if io is not None and io not in (*METHODS, "auto"):
-        raise QsfArgumentError(f"--io {io} is unknown; available: auto, {', '.join(METHODS)}")
+    if io is not None and io not in METHODS:
+        raise QsfArgumentError(f"--io {io} is unknown; available: {', '.join(METHODS)}")
     return Request(
         models=tuple(models),
         peer_models=tuple(peer_models),
