@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 Engine = Literal["qsf", "llama.cpp"]
 ENGINES: tuple[Engine, ...] = ("qsf", "llama.cpp")
@@ -21,6 +21,8 @@ class Test:
     wanted. ``tg``: ``n_tokens`` one at a time after ``depth`` others, and a token is chosen
     (greedily) after each; the tokens that are fed are given, so both engines get the same.
     """
+
+    __test__: ClassVar[bool] = False  # pytest takes names that begin with Test for its own
 
     kind: Literal["pp", "tg"]
     n_tokens: int
@@ -81,6 +83,8 @@ class TestRun:
     (``qsf_phase``), ``sample`` choosing tokens, ``python`` what passed between calls of the engine.
     ``beside`` is work of other threads at the same time: ``read``, ``checksum``.
     """
+
+    __test__: ClassVar[bool] = False
 
     name: str
     depth: int
