@@ -259,20 +259,45 @@ def bench_command(
     found = _measure(request, wants_trace=trace_out is not None, is_quiet=quiet)
     comparison = compare.compare(old, found.results) if old is not None else None
     # What took minutes is shown before anything is written: a full disk must not lose it.
-    width = shutil.get_terminal_size((120, 24)).columns
-    print(table.render(found.results, comparison, width=width))
+    _print_report(found.results, comparison)
     if json_out is not None:
         results.write(found.results, json_out, overwrite=force)
     if html_out is not None:
-        page.write_page(found.results, html_out, overwrite=force, comparison=comparison)
-    if trace_out is not None:
-        trace.write_trace(trace_out, found.trace, overwrite=force)
-    if outputs and not quiet:
-        print(f"written: {', '.join(map(str, outputs))}", file=sys.stderr)
+        changes, notes = page.changes_of(comparison)
+        page.write_page(
+            found.results, html_out, overwrite=force, changes=changes, change_notes=notes
+        )
+    if trace_out is not None and found.trace is not None:
+        _write_trace(found.trace, trace_out, overwrite=force)
+    written = [path for path in outputs if path != trace_out or found.trace is not None]
+    if written and not quiet:
+        print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
+    if found.stopped is not None:
+        found.stopped.outcome = "the report has what was measured until then"
+        raise found.stopped
     if found.is_incomplete:
         _exit_code[0] = command.EXIT_FAILED
     elif comparison is not None and comparison.is_regression:
         _exit_code[0] = EXIT_SLOWER
+
+
+def _print_report(found: results.Results, comparison: compare.Comparison | None) -> None:
+    width = shutil.get_terminal_size((120, 24)).columns
+    print(table.as_text(table.report(found), width), end="")
+    if comparison is not None:
+        print("\n" + table.as_text(table.comparison_report(comparison), width), end="")
+    sys.stdout.flush()
+
+
+def _write_trace(found: campaign.Trace, out: Path, *, overwrite: bool) -> None:
+    trace.write_trace(
+        out,
+        found.rows,
+        found.kinds,
+        n_layers=found.n_layers,
+        name=found.name,
+        overwrite=overwrite,
+    )
 
 
 def _checked_outputs(
