@@ -1,4 +1,4 @@
-"""A run of ``python -m qsf.bench``, from its request to its results: files, limits, rounds, rows."""
+"""A run of ``python -m qsf.bench``, from request to results: files, limits, rounds, rows."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
