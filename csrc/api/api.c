@@ -251,6 +251,22 @@ size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_units)
     return m == NULL || out == NULL ? 0 : qsf_model_list_times(m, out, cap_units);
 }
 
+qsf_status qsf_model_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events)
+{
+    REQUIRE_POINTER(m);
+    if (events != NULL && cap_events == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "a trace of 0 events: at least 1");
+    qsf_model_set_trace(m, events, cap_events);
+    return QSF_OK;
+}
+
+size_t qsf_model_trace_count(qsf_model *m, uint64_t *n_dropped)
+{
+    if (n_dropped != NULL)
+        *n_dropped = 0;
+    return m == NULL ? 0 : qsf_model_count_trace(m, n_dropped);
+}
+
 size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size_t cap_events)
 {
     return m == NULL || out == NULL ? 0 : qsf_model_list_events(m, out, cap_events);
