@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from qsf import errors
 from qsf._native_records import (
     MemoryEvent as MemoryEvent,
+    Roof as Roof,
     SessionStats as SessionStats,
-    Trace as Trace,
     TraceEvent as TraceEvent,
     UnitTime as UnitTime,
     memory_event,
@@ -95,6 +95,24 @@ def describe_machine() -> Machine:
         resident_bytes=out.resident_bytes,
         peak_bytes=out.peak_bytes,
     )
+
+
+def measure_roof(n_threads: int, n_bytes: int, n_ms: int) -> Roof:
+    """Measure what this machine can do at most on ``n_threads``, each limit for about ``n_ms``.
+
+    ``n_bytes`` of memory (from 64 MiB, better several times the last cache) are read from.
+
+    Raises:
+        QsfArgumentError: a number is out of bounds.
+        QsfMemoryError: the system has not so much memory.
+    """
+    out = ffi.new("qsf_roof *")
+    try:
+        status = lib.qsf_machine_roof(n_threads, n_bytes, n_ms, out)
+    except (OverflowError, TypeError) as error:
+        raise errors.QsfArgumentError(f"{n_threads}, {n_bytes}, {n_ms}: {error}") from error
+    check_status(status)
+    return Roof(out.read_bytes_per_s / 1e9, out.madds_per_s / 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,16 +378,25 @@ class NativeModel:
         check_status(lib.qsf_model_trace(self._live_handle(), events, n_events))
         self._closer.events = events  # the one before is freed: nobody writes to it any more
 
-    def stop_trace(self) -> Trace:
-        """End the trace and return it; an empty one where none is running."""
+    def stop_trace(self) -> list[TraceEvent]:
+        """End the trace and return its events, in the order in which they ended.
+
+        They are as many as there was room for; ``n_trace_dropped`` says how many more there were.
+        """
         handle, events = self._live_handle(), self._closer.events
         check_status(lib.qsf_model_trace(handle, ffi.NULL, 0))
         self._closer.events = None
         if events is None:
-            return Trace([], 0)
+            return []
+        n_events = lib.qsf_model_trace_count(handle, ffi.NULL)
+        return [trace_event(events[i]) for i in range(n_events)]
+
+    @property
+    def n_trace_dropped(self) -> int:
+        """Events for which the present trace, or the latest, had no room."""
         n_dropped = ffi.new("uint64_t *")
-        n_events = lib.qsf_model_trace_count(handle, n_dropped)
-        return Trace([trace_event(events[i]) for i in range(n_events)], n_dropped[0])
+        lib.qsf_model_trace_count(self._live_handle(), n_dropped)
+        return int(n_dropped[0])
 
     def create_session(self) -> NativeSession:
         """Return a new session, which has its own tokens and cache."""

@@ -138,6 +138,19 @@ def session_stats(struct: Any) -> SessionStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Roof:
+    """A machine's limits; fields as ``qsf_roof`` in qsf.h, in billions of 10^9.
+
+    Attributes:
+        read_gb_per_s: GB/s read from memory, by all threads together.
+        gmadds_per_s: 10^9 8-bit multiply-adds a second of all threads; 0: there is no loop for it.
+    """
+
+    read_gb_per_s: float
+    gmadds_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TraceEvent:
     """Something that a thread of the engine did; fields as ``qsf_trace_event`` in qsf.h.
 
@@ -146,7 +159,7 @@ class TraceEvent:
         end_ns: when it ended.
         n_bytes: read, checked, waited for or decompressed; else 0.
         kind: what it was; ``trace_kind_name()`` has its name.
-        unit_idx: place in ``NativeModel.timeline()``; 0 for passes and samples.
+        unit_idx: place in ``NativeModel.timeline()``; 2**32 - 1: none, of passes and samples.
         thread_idx: 0: whoever called; from 1 on: the threads that read. One of these may have
             several reads under way at the same time.
         n_tokens: of the chunk that was computed; 0 in threads that read.
@@ -172,16 +185,3 @@ def trace_event(struct: Any) -> TraceEvent:
         thread_idx=struct.thread_idx,
         n_tokens=struct.n_tokens,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """What was recorded: events in the order in which they ended.
-
-    Attributes:
-        events: as many as there was room for.
-        n_dropped: how many came when there was none left.
-    """
-
-    events: list[TraceEvent]
-    n_dropped: int

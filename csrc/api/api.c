@@ -9,6 +9,8 @@
 #include "include/qsf.h"
 
 #define MAX_SESSIONS 1024
+#define ROOF_MIN_BYTES (64ULL << 20)
+#define ROOF_MAX_MS 60000U
 
 #define REQUIRE_POINTER(p)                                                \
     do {                                                                  \
@@ -30,6 +32,20 @@ qsf_status qsf_machine_describe(qsf_machine *out)
 {
     REQUIRE_POINTER(out);
     return qsf_machine_look(out);
+}
+
+qsf_status qsf_machine_roof(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, qsf_roof *out)
+{
+    REQUIRE_POINTER(out);
+    *out = (qsf_roof){0};
+    if (n_threads < 1 || n_threads > QSF_POOL_MAX_THREADS)
+        return QSF_FAIL(QSF_ERR_ARG, "%u threads: 1 to %u", n_threads, QSF_POOL_MAX_THREADS);
+    if (n_ms < 1 || n_ms > ROOF_MAX_MS)
+        return QSF_FAIL(QSF_ERR_ARG, "%u ms: 1 to %u", n_ms, ROOF_MAX_MS);
+    if (n_bytes < ROOF_MIN_BYTES || n_bytes >> 20 < n_threads)
+        return QSF_FAIL(QSF_ERR_ARG, "%llu bytes for %u threads: at least %llu, and 1 MiB a thread",
+                        (unsigned long long)n_bytes, n_threads, ROOF_MIN_BYTES);
+    return qsf_machine_measure(n_threads, n_bytes, n_ms, out);
 }
 
 void qsf_options_default(qsf_options *out)

@@ -120,6 +120,7 @@ static qsf_status run_pass(qsf_session *s, const qsf_chunk *chunk)
                                         .begin_ns = begin_ns,
                                         .end_ns = w->last_ns,
                                         .kind = QSF_TRACE_PASS,
+                                        .unit_idx = QSF_UNIT_NONE,
                                         .n_tokens = chunk->n_tokens,
                                     });
     }
@@ -130,6 +131,7 @@ static qsf_status run_pass(qsf_session *s, const qsf_chunk *chunk)
 /* A call went well: the time since its last lap is its own, and its phases count. */
 static void count_phases(qsf_session *s)
 {
+    s->stopwatch.unit_idx = QSF_UNIT_NONE;
     qsf_stopwatch_lap(&s->stopwatch, QSF_PHASE_OTHER);
     for (uint32_t i = 0; i < QSF_N_PHASES; i++)
         s->phase_ns[i] += s->stopwatch.phase_ns[i];
@@ -290,6 +292,7 @@ qsf_status qsf_session_choose(qsf_session *s, const qsf_sampling *how, const uin
     qsf_trace_record(&m->trace, &(qsf_trace_event){.begin_ns = start_ns,
                                                    .end_ns = end_ns,
                                                    .kind = QSF_TRACE_SAMPLE,
+                                                   .unit_idx = QSF_UNIT_NONE,
                                                    .n_tokens = 1});
     return QSF_OK;
 }

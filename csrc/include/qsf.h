@@ -44,6 +44,7 @@ extern "C" {
 #define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
 #define QSF_SKIP_WORDS 64 /* of 64 bits: one for every layer that a file may have */
 #define QSF_N_PHASES 11   /* of qsf_phase */
+#define QSF_UNIT_NONE 0xFFFFFFFF /* "no unit of the file" in qsf_trace_event */
 
 typedef enum qsf_status {
     QSF_OK = 0,
@@ -85,6 +86,21 @@ typedef struct qsf_machine {
 /* Fails with QSF_ERR_ARG when the environment variable QSF_ISA names an
  * instruction set that does not exist or that this machine lacks. */
 QSF_API qsf_status qsf_machine_describe(qsf_machine *out);
+
+/* The machine's limits, as far as a program can measure them. */
+typedef struct qsf_roof {
+    double read_bytes_per_s; /* from memory, of all threads together */
+    double madds_per_s;      /* 8-bit multiply-adds of all threads, with the instruction set that
+                              * would be used; 0 where that has no such loop (scalar, neon) */
+} qsf_roof;
+
+/* Measures each of the two for about n_ms (1 .. 60000), best of many passes, on n_threads (1 ..
+ * 256; the caller's is one). n_bytes of memory are taken for it, in huge pages where the system
+ * has some: at least 64 MiB and at least 1 MiB a thread, and several times the last cache for the
+ * result to mean anything; each thread reads a part of its own. QSF_ERR_NOMEM when the system
+ * has less. Computing beside it makes both results smaller. */
+QSF_API qsf_status qsf_machine_roof(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms,
+                                    qsf_roof *out);
 
 /* ---- model ---- */
 
@@ -406,7 +422,7 @@ typedef struct qsf_trace_event {
     uint64_t end_ns;
     uint64_t n_bytes;    /* read, checked, waited for or decompressed; else 0 */
     uint32_t kind;       /* a qsf_phase or a qsf_trace_kind */
-    uint32_t unit_idx;   /* as in qsf_model_timeline; 0 for passes and samples */
+    uint32_t unit_idx;   /* as in qsf_model_timeline, or QSF_UNIT_NONE: passes and samples have none */
     uint32_t thread_idx; /* 0: whoever calls; from 1 on: the threads that read */
     uint32_t n_tokens;   /* of the chunk; 0 in threads that read */
 } qsf_trace_event;

@@ -266,6 +266,8 @@ static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)
 {
     f->ops.stopwatch = chunk->stopwatch;
+    if (chunk->stopwatch != NULL)
+        chunk->stopwatch->unit_idx = 0; /* the embedding */
     begin_pass(f, chunk);
     const qsf_status status = run_units(f, chunk);
     if (status != QSF_OK)

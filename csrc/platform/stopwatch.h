@@ -20,7 +20,7 @@ typedef struct qsf_stopwatch {
     uint64_t last_ns;                /* when the latest lap ended */
     uint64_t aside_ns;               /* set aside since then */
     qsf_trace *trace;                /* borrowed, or NULL */
-    uint32_t unit_idx;               /* for events: the unit that passes, as in the file */
+    uint32_t unit_idx;               /* for events: the unit that passes, as in the file, or NONE */
     uint32_t n_tokens;               /* for events: of the chunk */
 } qsf_stopwatch;
 
