@@ -13,7 +13,7 @@
 #include "format/crc32.h"
 #include "format/crc32_ways.h"
 #include "platform/clock.h"
-#include "roof.h"
+#include "platform/roof.h"
 
 #define SMALL_BYTES ((size_t)64 << 10)
 #define LARGE_BYTES ((size_t)64 << 20)
@@ -31,27 +31,17 @@ static int by_value(const void *a, const void *b)
     return (*x > *y) - (*x < *y);
 }
 
-/* Asked for once: in a virtual machine the question costs as much as many kilobytes. */
-static roof_read_fn *choose_read(void)
-{
-#if QSF_ARCH_X86
-    if (qsf_isa_has(QSF_ISA_AVX2))
-        return roof_read_avx2;
-#endif
-    return roof_read_words;
-}
-
 /* Bytes per ns of n_passes passes. */
 static double measure(int way, const unsigned char *p, size_t n_bytes, size_t n_passes)
 {
     qsf_crc32_fn *const fn = way == READ ? NULL : qsf_crc32_way_fn((qsf_crc32_way)way);
-    roof_read_fn *const read_fn = choose_read();
+    qsf_roof_read_fn *const read_fn = qsf_roof_reader();
     const uint64_t start_ns = qsf_clock_ns();
     for (size_t i = 0; i < n_passes; i++) {
         if (fn != NULL)
             sink = fn(sink, p, n_bytes);
         else
-            read_fn(p, n_bytes);
+            sink ^= (uint32_t)read_fn(p, n_bytes);
     }
     return (double)(n_bytes * n_passes) / (double)(qsf_clock_ns() - start_ns);
 }

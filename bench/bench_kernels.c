@@ -29,7 +29,7 @@
 #include "kernels/kernels.h"
 #include "platform/clock.h"
 #include "platform/pool.h"
-#include "roof.h"
+#include "platform/roof.h"
 
 #define N_BLOCKS 32 /* rows of 2048 columns */
 #define STRIPE_TILE_ROWS 16
@@ -70,14 +70,14 @@ typedef struct bench {
     float *y;          /* [n_threads, 512, 256] */
     void *pool_block;
     qsf_pool *pool;
-    roof_read_fn *read;
+    qsf_roof_read_fn *read;
 } bench;
 
 /* What is measured: `matmul` on some stripes, beside reading them. */
 typedef struct work {
     const bench *b;
     qsf_matmul_fn *matmul;
-    roof_madds_fn *madds; /* or NULL */
+    qsf_roof_madds_fn *madds; /* or NULL */
     qsf_acts x;
     size_t stripe_bytes;
     size_t first; /* stripe */
@@ -145,7 +145,7 @@ static void bench_init(bench *b)
         fprintf(stderr, "bench_kernels: cannot start %zu threads\n", b->opt.n_threads);
         exit(2);
     }
-    b->read = roof_reader();
+    b->read = qsf_roof_reader();
 }
 
 static void bench_destroy(bench *b)
@@ -176,7 +176,7 @@ static void read_stripes(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const work *const w = arg;
     (void)worker_idx;
-    w->b->read(w->b->tiles + (w->first + begin) * w->stripe_bytes, (end - begin) * w->stripe_bytes);
+    (void)w->b->read(w->b->tiles + (w->first + begin) * w->stripe_bytes, (end - begin) * w->stripe_bytes);
 }
 
 /* The same on every thread; items are threads. */
@@ -313,7 +313,7 @@ static void bench_isa(const bench *b, qsf_isa isa)
                 continue;
             work w = {.b = b,
                       .matmul = k.matmul[dtypes[d]],
-                      .madds = qsf_dtype_is_quantised(dtypes[d]) ? roof_madds(isa) : NULL,
+                      .madds = qsf_dtype_is_quantised(dtypes[d]) ? qsf_roof_madds(isa) : NULL,
                       .x = {n_tokens, N_BLOCKS, b->f32, b->q, b->q_low, b->scale, b->sum,
                             b->scaled_sum, b->fine_sum},
                       .stripe_bytes = STRIPE_TILES * qsf_dtype_tile_bytes(dtypes[d])};

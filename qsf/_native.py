@@ -8,6 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qsf import errors
+from qsf._native_records import (
+    MemoryEvent as MemoryEvent,
+    Roof as Roof,
+    SessionStats as SessionStats,
+    TraceEvent as TraceEvent,
+    UnitTime as UnitTime,
+    memory_event,
+    phase_names as phase_names,
+    session_stats,
+    trace_event,
+    trace_kind_name as trace_kind_name,
+    unit_time,
+)
 from qsf._qsf import ffi, lib
 
 if TYPE_CHECKING:
@@ -82,6 +95,24 @@ def describe_machine() -> Machine:
         resident_bytes=out.resident_bytes,
         peak_bytes=out.peak_bytes,
     )
+
+
+def measure_roof(n_threads: int, n_bytes: int, n_ms: int) -> Roof:
+    """Measure what this machine can do at most on ``n_threads``, each limit for about ``n_ms``.
+
+    ``n_bytes`` of memory (from 64 MiB, better several times the last cache) are read from.
+
+    Raises:
+        QsfArgumentError: a number is out of bounds.
+        QsfMemoryError: the system has not so much memory.
+    """
+    out = ffi.new("qsf_roof *")
+    try:
+        status = lib.qsf_machine_roof(n_threads, n_bytes, n_ms, out)
+    except (OverflowError, TypeError) as error:
+        raise errors.QsfArgumentError(f"{n_threads}, {n_bytes}, {n_ms}: {error}") from error
+    check_status(status)
+    return Roof(out.read_bytes_per_s / 1e9, out.madds_per_s / 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +274,28 @@ class ModelInfo:
     plan: MemoryPlan
 
 
+class _ModelCloser:
+    """Closes a ``qsf_model``; only then lets go of the memory that a trace is written to.
+
+    The handle holds it, so it outlives the handle however the collector orders things.
+    """
+
+    def __init__(self) -> None:
+        self.events: Any = None  # qsf_trace_event[]
+
+    def __call__(self, handle: Any) -> None:
+        lib.qsf_model_close(handle)
+        self.events = None
+
+
 class NativeModel:
     """Owns one ``qsf_model``; closed by ``close()`` or when collected."""
 
     def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
         out = ffi.new("qsf_model **")
         check_status(lib.qsf_model_open(_path(path), options.as_struct(), out))
-        self._handle: Any = ffi.gc(out[0], lib.qsf_model_close)
+        self._closer = _ModelCloser()
+        self._handle: Any = ffi.gc(out[0], self._closer)
 
     def close(self) -> None:
         """Let go of the model; its memory is freed with its last session."""
@@ -309,117 +355,54 @@ class NativeModel:
         out = ffi.new("qsf_unit_time[]", n_units)
         lib.qsf_model_timeline(self._live_handle(), out, n_units)
         names = ["embedding", *(f"layer {i}" for i in range(facts.n_layers)), "final"]
-        return [_unit_time(name, time) for name, time in zip(names, out, strict=True)]
+        return [unit_time(name, time) for name, time in zip(names, out, strict=True)]
 
     def memory_events(self) -> list[MemoryEvent]:
         """Return the latest events of memory given back or taken again, oldest first."""
         out = ffi.new("qsf_memory_event[]", _MAX_EVENTS)
         n_events = lib.qsf_model_memory_events(self._live_handle(), out, _MAX_EVENTS)
-        return [_memory_event(event) for event in out[0:n_events]]
+        return [memory_event(event) for event in out[0:n_events]]
+
+    def start_trace(self, n_events: int) -> None:
+        """Record what the engine's threads do from now on, up to ``n_events`` of 40 bytes each.
+
+        A trace that is running is dropped.
+
+        Raises:
+            QsfArgumentError: ``n_events`` is below 1, or there is not so much memory.
+        """
+        try:
+            events = ffi.new("qsf_trace_event[]", n_events)
+        except (OverflowError, ValueError, MemoryError) as error:
+            raise errors.QsfArgumentError(f"a trace of {n_events} events: {error}") from error
+        check_status(lib.qsf_model_trace(self._live_handle(), events, n_events))
+        self._closer.events = events  # the one before is freed: nobody writes to it any more
+
+    def stop_trace(self) -> list[TraceEvent]:
+        """End the trace and return its events, in the order in which they ended.
+
+        They are as many as there was room for; ``n_trace_dropped`` says how many more there were.
+        """
+        handle, events = self._live_handle(), self._closer.events
+        check_status(lib.qsf_model_trace(handle, ffi.NULL, 0))
+        self._closer.events = None
+        if events is None:
+            return []
+        n_events = lib.qsf_model_trace_count(handle, ffi.NULL)
+        return [trace_event(events[i]) for i in range(n_events)]
+
+    @property
+    def n_trace_dropped(self) -> int:
+        """Events for which the present trace, or the latest, had no room."""
+        n_dropped = ffi.new("uint64_t *")
+        lib.qsf_model_trace_count(self._live_handle(), n_dropped)
+        return int(n_dropped[0])
 
     def create_session(self) -> NativeSession:
         """Return a new session, which has its own tokens and cache."""
         out = ffi.new("qsf_session **")
         check_status(lib.qsf_session_create(self._live_handle(), out))
         return NativeSession(out[0])
-
-
-@dataclass(frozen=True, slots=True)
-class UnitTime:
-    """One unit's share of all passes since the model was opened.
-
-    Reading runs ahead of computing, so the times of neighbours overlap.
-
-    Attributes:
-        name: "embedding", "layer 0" and so on, "final".
-        is_resident: it is in memory now. Under memory pressure that changes.
-        is_skipped: a layer that is not run, by the quality asked for; all else is 0.
-        n_passes: how often it was used.
-        read_bytes: from the file, in those.
-        read_ns: from the start of its first read to the end of its last, in nanoseconds.
-        wait_ns: nanoseconds for which computing waited for it.
-        compute_ns: the rest of the nanoseconds from its beginning to its end.
-    """
-
-    name: str
-    is_resident: bool
-    is_skipped: bool
-    n_passes: int
-    read_bytes: int
-    read_ns: int
-    wait_ns: int
-    compute_ns: int
-
-
-def _unit_time(name: str, struct: Any) -> UnitTime:
-    numbers = {field: getattr(struct, field) for field in UnitTime.__slots__[3:]}
-    return UnitTime(
-        name=name,
-        is_resident=struct.is_resident != 0,
-        is_skipped=struct.is_skipped != 0,
-        **numbers,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryEvent:
-    """Memory that was given back under pressure, or taken again.
-
-    Attributes:
-        seconds: since the model was opened.
-        bytes: how much.
-        available_bytes: what the system had left before.
-        is_given_back: False: it was taken again.
-        n_units_resident: units in memory afterwards.
-    """
-
-    seconds: int
-    bytes: int
-    available_bytes: int
-    is_given_back: bool
-    n_units_resident: int
-
-
-def _memory_event(struct: Any) -> MemoryEvent:
-    return MemoryEvent(
-        seconds=struct.seconds,
-        bytes=struct.bytes,
-        available_bytes=struct.available_bytes,
-        is_given_back=struct.is_given_back != 0,
-        n_units_resident=struct.n_units_resident,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SessionStats:
-    """What a session has done; fields as ``qsf_stats`` in qsf.h.
-
-    Names tell the units: ``_ns`` are nanoseconds, ``_bytes`` bytes, ``_tokens`` tokens, ``n_``
-    counts. ``read_ns`` is time in which at least one read was under way, ``wait_ns`` time in which
-    computing waited for one; checksums and decompression are sums over threads.
-    """
-
-    prompt_tokens: int
-    prompt_ns: int
-    step_tokens: int
-    step_ns: int
-    read_bytes: int
-    read_ns: int
-    wait_ns: int
-    checksum_ns: int
-    decompress_ns: int
-    n_allocations: int
-    allocated_bytes: int
-    kv_used_bytes: int
-    n_loops: int
-    n_parallel_regions: int
-    parallel_ns: int
-    n_embedding_rows: int
-    n_embedding_hits: int
-    n_given_back: int
-    n_taken_again: int
-    given_back_bytes: int
-    taken_again_bytes: int
 
 
 class NativeSession:
@@ -499,7 +482,7 @@ class NativeSession:
         """Return what the session has done so far."""
         out = ffi.new("qsf_stats *")
         lib.qsf_session_stats(self._live_handle(), out)
-        return SessionStats(**{name: getattr(out, name) for name in SessionStats.__slots__})
+        return session_stats(out)
 
 
 class NativeSampler:

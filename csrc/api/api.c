@@ -9,6 +9,8 @@
 #include "include/qsf.h"
 
 #define MAX_SESSIONS 1024
+#define ROOF_MIN_BYTES (64ULL << 20)
+#define ROOF_MAX_MS 60000U
 
 #define REQUIRE_POINTER(p)                                                \
     do {                                                                  \
@@ -30,6 +32,20 @@ qsf_status qsf_machine_describe(qsf_machine *out)
 {
     REQUIRE_POINTER(out);
     return qsf_machine_look(out);
+}
+
+qsf_status qsf_machine_roof(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, qsf_roof *out)
+{
+    REQUIRE_POINTER(out);
+    *out = (qsf_roof){0};
+    if (n_threads < 1 || n_threads > QSF_POOL_MAX_THREADS)
+        return QSF_FAIL(QSF_ERR_ARG, "%u threads: 1 to %u", n_threads, QSF_POOL_MAX_THREADS);
+    if (n_ms < 1 || n_ms > ROOF_MAX_MS)
+        return QSF_FAIL(QSF_ERR_ARG, "%u ms: 1 to %u", n_ms, ROOF_MAX_MS);
+    if (n_bytes < ROOF_MIN_BYTES || n_bytes >> 20 < n_threads)
+        return QSF_FAIL(QSF_ERR_ARG, "%llu bytes for %u threads: at least %llu, and 1 MiB a thread",
+                        (unsigned long long)n_bytes, n_threads, ROOF_MIN_BYTES);
+    return qsf_machine_measure(n_threads, n_bytes, n_ms, out);
 }
 
 void qsf_options_default(qsf_options *out)
@@ -249,6 +265,22 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
 size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_units)
 {
     return m == NULL || out == NULL ? 0 : qsf_model_list_times(m, out, cap_units);
+}
+
+qsf_status qsf_model_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events)
+{
+    REQUIRE_POINTER(m);
+    if (events != NULL && cap_events == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "a trace of 0 events: at least 1");
+    qsf_model_set_trace(m, events, cap_events);
+    return QSF_OK;
+}
+
+size_t qsf_model_trace_count(qsf_model *m, uint64_t *n_dropped)
+{
+    if (n_dropped != NULL)
+        *n_dropped = 0;
+    return m == NULL ? 0 : qsf_model_count_trace(m, n_dropped);
 }
 
 size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size_t cap_events)

@@ -7,4 +7,7 @@
 
 qsf_status qsf_machine_look(qsf_machine *out);
 
+/* As qsf_machine_roof of the public API, with arguments that were checked. */
+qsf_status qsf_machine_measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, qsf_roof *out);
+
 #endif

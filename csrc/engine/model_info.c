@@ -112,6 +112,16 @@ qsf_status qsf_model_read_section(qsf_model *m, const char *tag, void *dst, uint
     return status;
 }
 
+void qsf_model_set_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events)
+{
+    qsf_trace_set(&m->trace, events, cap_events);
+}
+
+size_t qsf_model_count_trace(qsf_model *m, uint64_t *n_dropped)
+{
+    return qsf_trace_count(&m->trace, n_dropped);
+}
+
 #define VERIFY_BUFFER_BYTES ((size_t)1 << 20)
 
 qsf_status qsf_model_verify_file(const char *path)

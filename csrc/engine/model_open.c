@@ -181,6 +181,7 @@ static qsf_status take_memory(qsf_model *m)
         .ring_bytes = (size_t)plan->ring_bytes,
         .io = &m->io,
         .setup = m->io_setup,
+        .trace = &m->trace,
     };
     QSF_TRY(qsf_stream_init(&m->stream, &m->reader, &m->ledger, &streaming));
     QSF_TRY(take_embedding_cache(m));
@@ -217,6 +218,8 @@ static void release_model(qsf_model *m)
     qsf_reader_close(&m->reader);
     if (m->has_lock)
         qsf_mutex_destroy(&m->lock);
+    if (m->has_trace)
+        qsf_trace_destroy(&m->trace);
     qsf_ledger ledger = m->ledger; /* its last entry is the block it lives in */
     qsf_ledger_release(&ledger, QSF_USE_HANDLE, m, sizeof *m);
 }
@@ -256,9 +259,11 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
     if (m->options.n_threads == 0)
         m->options.n_threads = default_thread_count();
     *out = m;
-    const qsf_status status = qsf_mutex_init(&m->lock);
-    m->has_lock = status == QSF_OK;
-    return status;
+    QSF_TRY(qsf_mutex_init(&m->lock));
+    m->has_lock = true;
+    QSF_TRY(qsf_trace_init(&m->trace));
+    m->has_trace = true;
+    return QSF_OK;
 }
 
 qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_faults *faults,
@@ -299,6 +304,7 @@ void qsf_model_destroy(qsf_model *m)
 {
     if (m == NULL)
         return;
+    qsf_trace_set(&m->trace, NULL, 0); /* sessions may live on, the caller's memory need not */
     qsf_mutex_lock(&m->lock);
     m->is_closed = true;
     const bool is_last = m->n_sessions == 0;

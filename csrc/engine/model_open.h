@@ -16,6 +16,7 @@
 #include "model/forward.h"
 #include "platform/sysmem.h"
 #include "platform/thread.h"
+#include "platform/trace.h"
 
 /* For tests: makes the N-th request or read from open fail (negative: never), and says what
  * the process uses before the model instead of measuring it (0: measures). */
@@ -59,6 +60,8 @@ struct qsf_model {
     bool *is_resident; /* [n_units] */
     size_t is_resident_bytes;
     bool has_lock;
+    bool has_trace;
+    qsf_trace trace; /* under its own lock */
 };
 
 /* faults may be NULL. */
@@ -78,6 +81,9 @@ void qsf_model_describe(const qsf_model *m, qsf_model_facts *out);
 /* As qsf_model_timeline and qsf_model_memory_events of the public API. */
 size_t qsf_model_list_times(qsf_model *m, qsf_unit_time *out, size_t cap_units);
 size_t qsf_model_list_events(qsf_model *m, qsf_memory_event *out, size_t cap_events);
+/* As qsf_model_trace and qsf_model_trace_count of the public API. */
+void qsf_model_set_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events);
+size_t qsf_model_count_trace(qsf_model *m, uint64_t *n_dropped);
 uint64_t qsf_model_find_section(const qsf_model *m, const char *tag);
 qsf_status qsf_model_read_section(qsf_model *m, const char *tag, void *dst, uint64_t cap_bytes);
 qsf_status qsf_model_verify_file(const char *path);

@@ -349,11 +349,16 @@ void qsf_pressure_begin(qsf_model *m)
     m->pressure.look = look_at_system;
 }
 
+bool qsf_pressure_is_due(const qsf_model *m, uint64_t now_ns)
+{
+    return m->pressure.look != NULL && now_ns >= m->pressure.next_look_ns;
+}
+
 bool qsf_pressure_watch(qsf_model *m)
 {
     qsf_pressure *const p = &m->pressure;
     const uint64_t now_ns = qsf_clock_ns();
-    if (p->look == NULL || now_ns < p->next_look_ns)
+    if (!qsf_pressure_is_due(m, now_ns))
         return false;
     p->next_look_ns = now_ns + p->pause_ns;
     qsf_pressure_signs signs;

@@ -63,6 +63,9 @@ void qsf_pressure_begin(qsf_model *m);
  * between units. True: units of the stream moved. */
 bool qsf_pressure_watch(qsf_model *m);
 
+/* Would it look, at now_ns? */
+bool qsf_pressure_is_due(const qsf_model *m, uint64_t now_ns);
+
 size_t qsf_pressure_list_events(const qsf_pressure *p, qsf_memory_event *out, size_t cap_events);
 
 #endif

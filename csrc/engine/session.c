@@ -94,16 +94,53 @@ static qsf_status check_tokens(const qsf_session *s, const uint32_t *tokens, siz
     return QSF_OK;
 }
 
+/* Most times it is not time to look, which the latest lap tells well enough. */
 static bool watch_memory(void *arg)
 {
-    return qsf_pressure_watch(arg);
+    qsf_session *const s = arg;
+    if (!qsf_pressure_is_due(s->model, s->stopwatch.last_ns))
+        return false;
+    const bool has_moved = qsf_pressure_watch(s->model);
+    qsf_stopwatch_lap(&s->stopwatch, QSF_PHASE_OTHER);
+    return has_moved;
+}
+
+/* The turn of this session: a pass, and its event. */
+static qsf_status run_pass(qsf_session *s, const qsf_chunk *chunk)
+{
+    qsf_model *const m = s->model;
+    qsf_stopwatch *const w = &s->stopwatch;
+    qsf_mutex_lock(&m->lock);
+    qsf_stopwatch_lap(w, QSF_PHASE_OTHER);
+    const uint64_t begin_ns = w->last_ns;
+    const qsf_status status = qsf_forward_run(&m->forward, chunk);
+    if (qsf_trace_is_on(&m->trace)) {
+        qsf_stopwatch_lap(w, QSF_PHASE_OTHER); /* where it failed, in the middle of a lap */
+        qsf_trace_record(&m->trace, &(qsf_trace_event){
+                                        .begin_ns = begin_ns,
+                                        .end_ns = w->last_ns,
+                                        .kind = QSF_TRACE_PASS,
+                                        .unit_idx = QSF_UNIT_NONE,
+                                        .n_tokens = chunk->n_tokens,
+                                    });
+    }
+    qsf_mutex_unlock(&m->lock);
+    return status;
+}
+
+/* A call went well: the time since its last lap is its own, and its phases count. */
+static void count_phases(qsf_session *s)
+{
+    s->stopwatch.unit_idx = QSF_UNIT_NONE;
+    qsf_stopwatch_lap(&s->stopwatch, QSF_PHASE_OTHER);
+    for (uint32_t i = 0; i < QSF_N_PHASES; i++)
+        s->phase_ns[i] += s->stopwatch.phase_ns[i];
 }
 
 /* Evaluates tokens [n_tokens] after those held. Takes them over only if all went well. */
 static qsf_status evaluate(qsf_session *s, const uint32_t *tokens, uint32_t n_tokens,
                            uint32_t first_logits, float *logits)
 {
-    qsf_model *const m = s->model;
     const qsf_segment segment = {
         .kv = &s->buffers.kv,
         .n_tokens = n_tokens,
@@ -117,13 +154,13 @@ static qsf_status evaluate(qsf_session *s, const uint32_t *tokens, uint32_t n_to
         .first_logits = first_logits,
         .logits = logits,
         .cancelled = &s->cancelled,
+        .stopwatch = &s->stopwatch,
         .before_layer = watch_memory,
-        .before_layer_arg = m,
+        .before_layer_arg = s,
     };
     s->has_logits = false;
-    qsf_mutex_lock(&m->lock);
-    const qsf_status status = qsf_forward_run(&m->forward, &chunk);
-    qsf_mutex_unlock(&m->lock);
+    s->stopwatch.n_tokens = n_tokens;
+    const qsf_status status = run_pass(s, &chunk);
     if (status == QSF_ERR_CANCELLED)
         atomic_store(&s->cancelled, false);
     QSF_TRY(status);
@@ -160,8 +197,9 @@ static uint32_t common_prefix(const qsf_session *s, const uint32_t *tokens, size
 qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
                                size_t first_row, float *scores, size_t *n_done)
 {
-    const qsf_model *const m = s->model;
+    qsf_model *const m = s->model;
     const uint64_t start_ns = qsf_clock_ns();
+    qsf_stopwatch_start(&s->stopwatch, &m->trace, 0);
     QSF_TRY(check_tokens(s, tokens, n_tokens));
     /* Scoring begins at its first row; otherwise all held but the last may be kept, and
      * the last too if its logits are there. */
@@ -188,6 +226,7 @@ qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_
     s->has_logits = is_last || (scores != NULL && n_kept + n > first_row);
     *n_done = s->n_tokens;
     s->prompt_tokens += n;
+    count_phases(s);
     s->prompt_ns += qsf_clock_ns() - start_ns;
     return QSF_OK;
 }
@@ -195,12 +234,14 @@ qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_
 qsf_status qsf_session_append(qsf_session *s, uint32_t token)
 {
     const uint64_t start_ns = qsf_clock_ns();
+    qsf_stopwatch_start(&s->stopwatch, &s->model->trace, 0);
     QSF_TRY(check_tokens(s, &token, 1));
     if (s->n_tokens == s->model->plan.ctx_tokens)
         return QSF_FAIL(QSF_ERR_ARG, "the context of %u tokens is full", s->n_tokens);
     QSF_TRY(evaluate(s, &token, 1, 0, s->buffers.logits));
     s->has_logits = true;
     s->step_tokens++;
+    count_phases(s);
     s->step_ns += qsf_clock_ns() - start_ns;
     return QSF_OK;
 }
@@ -236,13 +277,24 @@ qsf_status qsf_session_copy_logits(const qsf_session *s, float *out, size_t cap_
 qsf_status qsf_session_choose(qsf_session *s, const qsf_sampling *how, const uint32_t *recent,
                               size_t n_recent, uint64_t *random_state, uint32_t *token)
 {
+    qsf_model *const m = s->model;
+    const uint64_t start_ns = qsf_clock_ns();
     QSF_TRY(check_logits(s));
     for (size_t i = 0; i < n_recent; i++)
-        if (recent[i] >= s->model->config.n_vocab)
+        if (recent[i] >= m->config.n_vocab)
             return QSF_FAIL(QSF_ERR_ARG, "recent token %u is outside the vocabulary of %u",
-                            recent[i], s->model->config.n_vocab);
-    return qsf_sampler_choose(&s->buffers.sampler, &s->model->kernels, s->buffers.logits, how,
-                              recent, n_recent, random_state, token);
+                            recent[i], m->config.n_vocab);
+    QSF_TRY(qsf_sampler_choose(&s->buffers.sampler, &m->kernels, s->buffers.logits, how, recent,
+                               n_recent, random_state, token));
+    const uint64_t end_ns = qsf_clock_ns();
+    s->sample_ns += end_ns - start_ns;
+    s->n_samples++;
+    qsf_trace_record(&m->trace, &(qsf_trace_event){.begin_ns = start_ns,
+                                                   .end_ns = end_ns,
+                                                   .kind = QSF_TRACE_SAMPLE,
+                                                   .unit_idx = QSF_UNIT_NONE,
+                                                   .n_tokens = 1});
+    return QSF_OK;
 }
 
 void qsf_session_report(const qsf_session *s, qsf_stats *out)
@@ -267,7 +319,10 @@ void qsf_session_report(const qsf_session *s, qsf_stats *out)
         .n_taken_again = m->pressure.n_taken_again,
         .given_back_bytes = m->pressure.given_back_bytes,
         .taken_again_bytes = m->pressure.taken_again_bytes,
+        .sample_ns = s->sample_ns,
+        .n_samples = s->n_samples,
     };
+    memcpy(out->phase_ns, s->phase_ns, sizeof out->phase_ns);
     qsf_stream_report(&m->stream, out);
     qsf_mutex_unlock(&m->lock);
 }

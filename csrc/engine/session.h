@@ -16,6 +16,7 @@
 #include "include/qsf.h"
 #include "memory/arena.h"
 #include "model/kvcache.h"
+#include "platform/stopwatch.h"
 
 typedef struct qsf_session_buffers {
     qsf_kvcache kv;
@@ -34,6 +35,10 @@ struct qsf_session {
     uint64_t prompt_ns;
     uint64_t step_tokens;
     uint64_t step_ns;
+    qsf_stopwatch stopwatch;         /* of the running call, and the latest */
+    uint64_t phase_ns[QSF_N_PHASES]; /* of the calls that went well */
+    uint64_t sample_ns;
+    uint64_t n_samples;
     void *block; /* of the buffers */
     size_t block_bytes;
 };

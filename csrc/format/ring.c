@@ -75,7 +75,8 @@ size_t qsf_ring_bytes(size_t ring_bytes, size_t span_bytes, const qsf_reader *r)
 /* ---- life ---- */
 
 qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qsf_io *io,
-                           const qsf_io_setup *setup, size_t ring_bytes, size_t span_bytes)
+                           const qsf_io_setup *setup, size_t ring_bytes, size_t span_bytes,
+                           qsf_trace *trace)
 {
     assert(ring_bytes % QSF_IO_ALIGN == 0 && ring_bytes >= qsf_ring_least_bytes(span_bytes));
     *out = NULL;
@@ -94,6 +95,7 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
         .reader = r,
         .ledger = ledger,
         .io = io,
+        .trace = trace,
         .block = block,
         .block_bytes = block_bytes,
         .bytes = l.bytes + -(uintptr_t)l.bytes % QSF_IO_ALIGN,
@@ -159,13 +161,15 @@ void qsf_ring_set_order(qsf_ring *ring, const uint32_t *units, uint32_t n_units,
     qsf_mutex_unlock(&ring->lock);
 }
 
-void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const atomic_bool *cancelled)
+void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const atomic_bool *cancelled,
+                         qsf_stopwatch *stopwatch)
 {
     qsf_mutex_lock(&ring->lock);
     (void)qsf_ring_is_next_wanted(ring); /* brings the cursor over the end of the last pass */
     ring->pass++;
     ring->is_whole = is_whole;
     ring->cancelled = cancelled;
+    ring->stopwatch = stopwatch;
     qsf_condition_wake_all(&ring->has_room);
     qsf_mutex_unlock(&ring->lock);
 }
@@ -272,7 +276,9 @@ static qsf_status move_timed(qsf_ring *ring, uint64_t off, uint64_t end_off, uin
 {
     const uint64_t start_ns = qsf_clock_ns();
     const qsf_status status = move_to(ring, off, end_off);
-    *wait_ns += qsf_clock_ns() - start_ns;
+    const uint64_t end_ns = qsf_clock_ns();
+    *wait_ns += end_ns - start_ns;
+    qsf_stopwatch_set_aside(ring->stopwatch, QSF_PHASE_WAIT, start_ns, end_ns, end_off - off);
     if (status != QSF_OK) {
         ring->unit_idx = NONE;
         ring->is_paused = true;

@@ -23,6 +23,7 @@
 
 #include "format/reader.h"
 #include "platform/io.h"
+#include "platform/stopwatch.h"
 
 #define QSF_RING_STACK_BYTES (64 * 1024) /* of a reading thread */
 
@@ -40,9 +41,11 @@ size_t qsf_ring_least_bytes(size_t span_bytes);
 /* All that init takes from the ledger for such a ring. */
 size_t qsf_ring_bytes(size_t ring_bytes, size_t span_bytes, const qsf_reader *r);
 
-/* Starts the readers. ring_bytes: at least the least for span_bytes. On failure nothing is held. */
+/* Starts the readers, whose reads and checks go to `trace` (borrowed, or NULL). ring_bytes: at
+ * least the least for span_bytes. On failure nothing is held. */
 qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qsf_io *io,
-                           const qsf_io_setup *setup, size_t ring_bytes, size_t span_bytes);
+                           const qsf_io_setup *setup, size_t ring_bytes, size_t span_bytes,
+                           qsf_trace *trace);
 void qsf_ring_destroy(qsf_ring *ring); /* NULL is fine */
 
 /* units [n_units] are what is streamed, in the order of use. The first n_always of them are used
@@ -51,8 +54,10 @@ void qsf_ring_destroy(qsf_ring *ring); /* NULL is fine */
 void qsf_ring_set_order(qsf_ring *ring, const uint32_t *units, uint32_t n_units, uint32_t n_always);
 
 /* A pass begins; it uses all units, or only the first n_always. A wait ends with
- * QSF_ERR_CANCELLED soon after *cancelled is set. */
-void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const atomic_bool *cancelled);
+ * QSF_ERR_CANCELLED soon after *cancelled is set. Waits are set aside on the stopwatch
+ * (borrowed until the pass ends, or NULL). */
+void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const atomic_bool *cancelled,
+                         qsf_stopwatch *stopwatch);
 
 /* Usually the next of the order; another one makes reading begin anew there. */
 qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx);

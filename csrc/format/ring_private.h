@@ -34,6 +34,7 @@ struct qsf_ring {
     qsf_reader *reader; /* borrowed */
     qsf_ledger *ledger; /* borrowed */
     qsf_io *io;         /* borrowed */
+    qsf_trace *trace;   /* borrowed, or NULL */
     void *block;        /* all memory of the ring, this record included */
     size_t block_bytes;
     unsigned char *bytes; /* [ring_bytes], aligned to 4096 */
@@ -43,6 +44,7 @@ struct qsf_ring {
     unsigned char *seam; /* [span_bytes + 64] */
     uint32_t lane_depth;
     uint32_t n_threads;
+    uint32_t n_begun; /* of them, under lock: gives each its number */
     qsf_thread threads[QSF_IO_MAX_DEPTH];
 
     qsf_mutex lock;
@@ -69,6 +71,7 @@ struct qsf_ring {
     uint64_t pass;
     bool is_whole;
     const atomic_bool *cancelled;
+    qsf_stopwatch *stopwatch; /* of the pass, or NULL */
     uint32_t unit_idx;   /* NONE: none is begun */
     size_t unit_start;   /* in the ring, of stored byte 0 */
     uint64_t unit_off;   /* its pieces before are removed */

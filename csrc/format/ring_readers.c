@@ -107,8 +107,23 @@ static void start_reads(qsf_ring *ring, qsf_io_lane *lane)
     }
 }
 
+static void record(const qsf_ring *ring, const qsf_piece *p, qsf_trace_kind kind,
+                   uint32_t thread_idx, uint64_t begin_ns, uint64_t end_ns)
+{
+    if (!qsf_trace_is_on(ring->trace))
+        return;
+    qsf_trace_record(ring->trace, &(qsf_trace_event){
+                                      .begin_ns = begin_ns,
+                                      .end_ns = end_ns,
+                                      .n_bytes = p->data_bytes,
+                                      .kind = (uint32_t)kind,
+                                      .unit_idx = qsf_reader_file_idx(ring->reader, p->unit_idx),
+                                      .thread_idx = thread_idx,
+                                  });
+}
+
 /* Waits for one read and checks it. Called and left with the lock. */
-static void finish_read(qsf_ring *ring, qsf_io_lane *lane)
+static void finish_read(qsf_ring *ring, qsf_io_lane *lane, uint32_t thread_idx)
 {
     qsf_io_read read;
     qsf_mutex_unlock(&ring->lock);
@@ -116,14 +131,16 @@ static void finish_read(qsf_ring *ring, qsf_io_lane *lane)
     qsf_mutex_lock(&ring->lock);
     qsf_piece *const p = &ring->pieces[read.tag % ring->cap_pieces];
     end_read(ring, p);
+    record(ring, p, QSF_TRACE_READ, thread_idx, p->start_ns, p->end_ns);
     if (status == QSF_OK) {
         qsf_mutex_unlock(&ring->lock);
         const uint64_t start_ns = qsf_clock_ns();
         const uint32_t crc32 = qsf_crc32(0, p->bytes, p->data_bytes);
-        const uint64_t checksum_ns = qsf_clock_ns() - start_ns;
+        const uint64_t end_ns = qsf_clock_ns();
+        record(ring, p, QSF_TRACE_CHECKSUM, thread_idx, start_ns, end_ns);
         qsf_mutex_lock(&ring->lock);
         p->crc32 = crc32;
-        ring->counts.checksum_ns += checksum_ns;
+        ring->counts.checksum_ns += end_ns - start_ns;
     }
     end_piece(ring, p, status);
 }
@@ -142,15 +159,16 @@ static void *run_reader(void *arg)
         qsf_mutex_unlock(&ring->lock);
         return NULL;
     }
+    const uint32_t thread_idx = ++ring->n_begun;
     while (!ring->is_stopping) {
         start_reads(ring, &lane);
         if (lane.n_started > 0)
-            finish_read(ring, &lane);
+            finish_read(ring, &lane, thread_idx);
         else if (!ring->is_stopping)
             qsf_condition_wait(&ring->has_room, &ring->lock);
     }
     while (lane.n_started > 0)
-        finish_read(ring, &lane);
+        finish_read(ring, &lane, thread_idx);
     qsf_mutex_unlock(&ring->lock);
     qsf_io_lane_close(&lane);
     return NULL;

@@ -77,7 +77,7 @@ static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, siz
         status = acquire(s, QSF_USE_WINDOW, sizes->codec_bytes, &s->codec);
     if (status == QSF_OK)
         status = qsf_ring_create(&s->ring, s->reader, s->ledger, s->io, &s->setup, ring_bytes,
-                                 sizes->span_bytes);
+                                 sizes->span_bytes, s->trace);
     if (status != QSF_OK) {
         release_buffers(s);
         return status;
@@ -90,6 +90,7 @@ static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, siz
         .codec = s->codec,
         .codec_bytes = sizes->codec_bytes,
         .decompress_ns = s->source.decompress_ns,
+        .stopwatch = s->stopwatch,
     };
     return QSF_OK;
 }
@@ -143,7 +144,7 @@ static qsf_status load_units(qsf_stream *s, uint32_t n_units)
 {
     const uint32_t n_ahead = 0; /* there is no next pass to read for */
     qsf_ring_set_order(s->ring, s->order, n_units, n_ahead);
-    qsf_ring_begin_pass(s->ring, true, NULL);
+    qsf_ring_begin_pass(s->ring, true, NULL, s->stopwatch);
     for (uint32_t i = 0; i < n_units; i++) {
         const uint32_t unit_idx = s->order[i];
         const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
@@ -214,6 +215,7 @@ qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
         .ledger = ledger,
         .io = options->io,
         .setup = options->setup,
+        .trace = options->trace,
         .band_idx = NONE,
         .unit_idx = NONE,
     };
@@ -255,10 +257,13 @@ void qsf_stream_destroy(qsf_stream *s)
 
 /* ---- a pass ---- */
 
-void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const atomic_bool *cancelled)
+void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const atomic_bool *cancelled,
+                           qsf_stopwatch *stopwatch)
 {
+    s->stopwatch = stopwatch;
+    s->source.stopwatch = stopwatch;
     if (s->ring != NULL)
-        qsf_ring_begin_pass(s->ring, wants_logits, cancelled);
+        qsf_ring_begin_pass(s->ring, wants_logits, cancelled, stopwatch);
 }
 
 bool qsf_stream_is_resident(const qsf_stream *s, uint32_t unit_idx)
@@ -273,7 +278,9 @@ qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
         return QSF_FAIL(QSF_ERR_ARG,
                         "unit %" PRIu32 " of %" PRIu32 " begun while unit %" PRIu32 " passes",
                         unit_idx, s->reader->n_units, s->unit_idx);
-    s->begin_ns = qsf_clock_ns();
+    if (s->stopwatch != NULL)
+        s->stopwatch->unit_idx = qsf_reader_file_idx(s->reader, unit_idx);
+    s->begin_ns = s->stopwatch != NULL ? s->stopwatch->last_ns : qsf_clock_ns();
     s->unit_wait_ns = 0;
     if (s->resident[unit_idx] == NULL) {
         if (s->ring == NULL)
@@ -396,7 +403,8 @@ qsf_status qsf_stream_end_unit(qsf_stream *s)
     qsf_unit_time *const time = &s->times[unit_idx];
     time->n_passes++;
     time->wait_ns += s->unit_wait_ns;
-    time->compute_ns += qsf_clock_ns() - s->begin_ns - s->unit_wait_ns;
+    s->end_ns = qsf_clock_ns();
+    time->compute_ns += s->end_ns - s->begin_ns - s->unit_wait_ns;
     s->wait_ns += s->unit_wait_ns;
     s->unit_idx = NONE;
     return QSF_OK;
@@ -426,7 +434,9 @@ qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const uns
     if (s->band_idx == band_idx)
         return QSF_OK;
     s->band_idx = NONE;
+    const uint64_t start_ns = qsf_clock_ns();
     QSF_TRY(qsf_file_read_at(&s->reader->file, r->units[0].off + raw_off, s->band, row_bytes));
+    qsf_stopwatch_set_aside(s->stopwatch, QSF_PHASE_WAIT, start_ns, qsf_clock_ns(), row_bytes);
     s->band_bytes_read += row_bytes;
     const uint32_t crc32 = qsf_crc32(0, s->band, row_bytes);
     if (crc32 != r->band_crc32[band_idx])

@@ -42,6 +42,7 @@ typedef struct qsf_stream_options {
     const bool *is_resident; /* [n_units] */
     size_t ring_bytes;       /* at least the least */
     qsf_io *io;              /* borrowed, open */
+    qsf_trace *trace;        /* borrowed, or NULL: of reads */
     qsf_io_setup setup;
 } qsf_stream_options;
 
@@ -50,6 +51,8 @@ typedef struct qsf_stream {
     qsf_ledger *ledger;       /* borrowed */
     qsf_io *io;               /* borrowed */
     qsf_io_setup setup;       /* how the ring reads */
+    qsf_trace *trace;         /* borrowed, or NULL */
+    qsf_stopwatch *stopwatch; /* borrowed, of the pass; or NULL */
     unsigned char **resident; /* [n_units]; NULL: streamed */
     qsf_unit_time *times;     /* [n_units] */
     uint32_t *order;          /* [n_units] those that are streamed, in the order of the pass */
@@ -65,6 +68,7 @@ typedef struct qsf_stream {
     uint32_t unit_idx;   /* UINT32_MAX: none */
     uint64_t window_off; /* compressed: raw offset of the window's first byte, a multiple of 64 */
     uint64_t begin_ns;
+    uint64_t end_ns; /* of the latest unit that ended well */
     uint64_t unit_wait_ns;
     qsf_unit_source source; /* compressed; raw_done_bytes is the end of the window */
     /* statistics since init; the ring has its own, of which those of loading do not count */
@@ -100,9 +104,13 @@ qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
 void qsf_stream_destroy(qsf_stream *s);
 
 /* A pass over the units begins, which ends with the logits or without. A wait for the disk
- * ends with QSF_ERR_CANCELLED soon after *cancelled is set. */
-void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const atomic_bool *cancelled);
+ * ends with QSF_ERR_CANCELLED soon after *cancelled is set. Waiting and decompressing are set aside
+ * on the stopwatch (borrowed until the pass ends, or NULL). */
+void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const atomic_bool *cancelled,
+                           qsf_stopwatch *stopwatch);
 
+/* The unit's time begins when the stopwatch's latest lap ended, or without one now: looking at
+ * the clock is a part of what a small unit takes. */
 qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx);
 
 /* The most raw bytes that one acquire of this unit at `off` may ask for (SIZE_MAX when it is

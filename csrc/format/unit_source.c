@@ -57,7 +57,9 @@ static qsf_status decode(qsf_unit_source *s, const unsigned char *block, size_t 
     const uint32_t compression = s->reader->units[s->unit_idx].compression;
     const qsf_status status = qsf_codec_decode(compression, s->codec, s->codec_bytes, block,
                                                stored_bytes, dst, raw_bytes);
-    s->decompress_ns += qsf_clock_ns() - start_ns;
+    const uint64_t end_ns = qsf_clock_ns();
+    s->decompress_ns += end_ns - start_ns;
+    qsf_stopwatch_set_aside(s->stopwatch, QSF_PHASE_DECOMPRESS, start_ns, end_ns, raw_bytes);
     return status;
 }
 

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "format/reader.h"
+#include "platform/stopwatch.h"
 
 /* Makes stored bytes [off, off + n_bytes) of the unit readable until the next call. Offsets
  * ascend without gaps; n_bytes is at most a block, or what was asked of the source. */
@@ -27,6 +28,7 @@ typedef struct qsf_unit_source {
     uint64_t stored_done_bytes; /* taken so far */
     uint64_t raw_done_bytes;    /* produced so far */
     uint64_t decompress_ns;     /* of all units, for statistics */
+    qsf_stopwatch *stopwatch;   /* borrowed, or NULL: gets the same */
 } qsf_unit_source;
 
 void qsf_unit_source_begin(qsf_unit_source *s, uint32_t unit_idx);

@@ -43,6 +43,8 @@ extern "C" {
 #define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF /* a budget of what the machine can well give */
 #define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
 #define QSF_SKIP_WORDS 64 /* of 64 bits: one for every layer that a file may have */
+#define QSF_N_PHASES 11   /* of qsf_phase */
+#define QSF_UNIT_NONE 0xFFFFFFFF /* "no unit of the file" in qsf_trace_event */
 
 typedef enum qsf_status {
     QSF_OK = 0,
@@ -84,6 +86,21 @@ typedef struct qsf_machine {
 /* Fails with QSF_ERR_ARG when the environment variable QSF_ISA names an
  * instruction set that does not exist or that this machine lacks. */
 QSF_API qsf_status qsf_machine_describe(qsf_machine *out);
+
+/* The machine's limits, as far as a program can measure them. */
+typedef struct qsf_roof {
+    double read_bytes_per_s; /* from memory, of all threads together */
+    double madds_per_s;      /* 8-bit multiply-adds of all threads, with the instruction set that
+                              * would be used; 0 where that has no such loop (scalar, neon) */
+} qsf_roof;
+
+/* Measures each of the two for about n_ms (1 .. 60000), best of many passes, on n_threads (1 ..
+ * 256; the caller's is one). n_bytes of memory are taken for it, in huge pages where the system
+ * has some: at least 64 MiB and at least 1 MiB a thread, and several times the last cache for the
+ * result to mean anything; each thread reads a part of its own. QSF_ERR_NOMEM when the system
+ * has less. Computing beside it makes both results smaller. */
+QSF_API qsf_status qsf_machine_roof(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms,
+                                    qsf_roof *out);
 
 /* ---- model ---- */
 
@@ -299,6 +316,28 @@ QSF_API qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how,
                                       const uint32_t *recent, size_t n_recent,
                                       uint64_t *random_state, uint32_t *token);
 
+/* What the computing thread does in a call of sync, score or step: each nanosecond of it belongs
+ * to exactly one of these. */
+typedef enum qsf_phase {
+    QSF_PHASE_EMBEDDING = 0, /* rows of the embedding, positions, RoPE tables */
+    QSF_PHASE_NORM = 1,      /* norms, and rounding what they give to integers */
+    QSF_PHASE_QKV = 2,       /* Q, K, V with bias, RoPE and the KV store. As the other products:
+                              * with their side tables, and up to when the slowest thread is done */
+    QSF_PHASE_ATTENTION = 3,
+    QSF_PHASE_ATTN_OUT = 4,    /* rounding of the attended, its matrix, the residual */
+    QSF_PHASE_GATE_UP = 5,     /* gate and up, or up alone, with the activation */
+    QSF_PHASE_DOWN = 6,        /* rounding of the activated, down, the residual, the layer's end */
+    QSF_PHASE_HEAD = 7,        /* logits */
+    QSF_PHASE_WAIT = 8,        /* for the disk, in whichever of the above it falls */
+    QSF_PHASE_DECOMPRESS = 9,  /* likewise, of compressed units */
+    QSF_PHASE_OTHER = 10       /* checking arguments, other sessions' turns, watching memory,
+                                * beginning streamed units */
+} qsf_phase;
+
+/* The short name of a phase, such as "qkv"; "unknown" from QSF_N_PHASES on. Never NULL; a static
+ * string. */
+QSF_API const char *qsf_phase_name(uint32_t phase);
+
 typedef struct qsf_stats {
     uint64_t prompt_tokens; /* evaluated by sync and score */
     uint64_t prompt_ns;
@@ -325,6 +364,11 @@ typedef struct qsf_stats {
     uint64_t n_taken_again;
     uint64_t given_back_bytes;
     uint64_t taken_again_bytes;
+    /* of this session's calls that are in prompt_ns and step_ns (those that failed are in
+     * neither), by qsf_phase; their sum is the sum of those two */
+    uint64_t phase_ns[QSF_N_PHASES];
+    uint64_t sample_ns; /* in qsf_session_sample */
+    uint64_t n_samples; /* tokens that it chose */
 } qsf_stats;
 
 /* Leaves *out alone when s is NULL. */
@@ -357,6 +401,43 @@ typedef struct qsf_memory_event {
 
 /* Fills out [cap_events] with the latest events, oldest first; returns how many are filled. */
 QSF_API size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size_t cap_events);
+
+/* ---- tracing ---- */
+
+/* Kinds of events: a qsf_phase, or one of these. */
+typedef enum qsf_trace_kind {
+    QSF_TRACE_PASS = 11,     /* a whole forward pass, from when it is this session's turn */
+    QSF_TRACE_READ = 12,     /* one read of a reading thread, which may have several under way */
+    QSF_TRACE_CHECKSUM = 13, /* of what was read */
+    QSF_TRACE_SAMPLE = 14    /* choosing a token */
+} qsf_trace_kind;
+
+/* The name of a kind, such as "qkv" or "read"; "unknown" where there is none. Never NULL; a
+ * static string. */
+QSF_API const char *qsf_trace_kind_name(uint32_t kind);
+
+/* Times are those of the system's monotonic clock (CLOCK_MONOTONIC). */
+typedef struct qsf_trace_event {
+    uint64_t begin_ns;
+    uint64_t end_ns;
+    uint64_t n_bytes;    /* read, checked, waited for or decompressed; else 0 */
+    uint32_t kind;       /* a qsf_phase or a qsf_trace_kind */
+    uint32_t unit_idx;   /* as in qsf_model_timeline, or QSF_UNIT_NONE: passes and samples have none */
+    uint32_t thread_idx; /* 0: whoever calls; from 1 on: the threads that read */
+    uint32_t n_tokens;   /* of the chunk; 0 in threads that read */
+} qsf_trace_event;
+
+/* From now on the events of the model and its sessions are written to events [cap_events], in
+ * the order in which they end, until it is full; those that come then are dropped. Waits and
+ * decompressing lie inside events of other phases, all phases inside a pass; waits of less than
+ * a microsecond are left out. The memory stays in use until the next call, which begins anew, or
+ * ends the trace if events is NULL, or until qsf_model_close: after that no thread touches it.
+ * QSF_ERR_ARG: no room for an event. */
+QSF_API qsf_status qsf_model_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events);
+
+/* How many events were written by the trace, or when it has ended by the latest one;
+ * *n_dropped, unless NULL: how many were not, because the memory was full. */
+QSF_API size_t qsf_model_trace_count(qsf_model *m, uint64_t *n_dropped);
 
 /* ---- for converters: matrices to the tiles of a file ---- */
 

@@ -71,6 +71,7 @@ static qsf_status norm(qsf_ops *o, const qsf_tensor *weight, const qsf_tensor *b
     QSF_TRY(load(o, weight, 0, &weight_row));
     QSF_TRY(load(o, bias, 1, &bias_row));
     *out = qsf_ops_prepare_normed(o, weight_row, bias_row);
+    qsf_ops_lap(o, QSF_PHASE_NORM);
     return QSF_OK;
 }
 
@@ -156,10 +157,14 @@ static qsf_status attention_block(qsf_ops *o, const qsf_layer *layer, const fini
 {
     const qsf_scratch *const s = o->scratch;
     QSF_TRY(project_heads(o, layer, job));
+    qsf_ops_lap(o, QSF_PHASE_QKV);
     qsf_attention_run(o, job->chunk, job->layer_idx);
+    qsf_ops_lap(o, QSF_PHASE_ATTENTION);
     const qsf_acts attended = qsf_ops_prepare(o, s->attended, s->q_stride);
-    return end_block(o, layer->attn_out, layer->attn_out_bias, layer->attn_out_outliers, &attended,
-                     job);
+    QSF_TRY(end_block(o, layer->attn_out, layer->attn_out_bias, layer->attn_out_outliers, &attended,
+                      job));
+    qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
+    return QSF_OK;
 }
 
 /* x += ffn(norm(x)) */
@@ -181,18 +186,36 @@ static qsf_status ffn_block(qsf_ops *o, const qsf_layer *layer, const finish_job
         up.y = s->gate;
         QSF_TRY(qsf_linear_run(o, &up, 1, &in));
     }
+    qsf_ops_lap(o, QSF_PHASE_GATE_UP);
     const qsf_acts activated = qsf_ops_prepare(o, s->gate, s->ffn_stride);
     return end_block(o, layer->down, layer->down_bias, layer->down_outliers, &activated, job);
+}
+
+/* Of a resident unit this takes too little to look at the clock for. */
+static qsf_status begin_unit(qsf_ops *o, uint32_t unit_idx)
+{
+    QSF_TRY(qsf_stream_begin_unit(o->stream, unit_idx));
+    if (!qsf_stream_is_resident(o->stream, unit_idx))
+        qsf_stopwatch_lap(o->stopwatch, QSF_PHASE_OTHER);
+    return QSF_OK;
+}
+
+/* Ends the unit and the phase with which it ends. */
+static qsf_status end_unit(qsf_ops *o, qsf_phase phase)
+{
+    QSF_TRY(qsf_stream_end_unit(o->stream));
+    qsf_stopwatch_lap_at(o->stopwatch, phase, o->stream->end_ns);
+    return QSF_OK;
 }
 
 static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t layer_idx)
 {
     qsf_ops *const o = &f->ops;
     const finish_job job = {o, chunk, layer_idx};
-    QSF_TRY(qsf_stream_begin_unit(o->stream, layer_idx + 1));
+    QSF_TRY(begin_unit(o, layer_idx + 1));
     QSF_TRY(attention_block(o, &f->layers[layer_idx], &job));
     QSF_TRY(ffn_block(o, &f->layers[layer_idx], &job));
-    return qsf_stream_end_unit(o->stream);
+    return end_unit(o, QSF_PHASE_DOWN);
 }
 
 /* logits = head(norm(x)) for the rows that want them, which move to the front of x. */
@@ -205,21 +228,22 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
     memmove(s->x, s->x + chunk->first_logits * s->dim_stride,
             o->n_tokens * s->dim_stride * sizeof *s->x);
 
-    QSF_TRY(qsf_stream_begin_unit(o->stream, c->n_layers + 1));
+    QSF_TRY(begin_unit(o, c->n_layers + 1));
     qsf_acts in;
     QSF_TRY(norm(o, f->ends->final_norm, f->ends->final_norm_bias, &in));
     if (c->has_tied_head) {
-        QSF_TRY(qsf_stream_end_unit(o->stream));
-        QSF_TRY(qsf_stream_begin_unit(o->stream, 0));
+        QSF_TRY(end_unit(o, QSF_PHASE_NORM));
+        QSF_TRY(begin_unit(o, 0));
     }
     const qsf_linear head = {f->ends->head, NULL, chunk->logits, c->n_vocab, 1, NULL, NULL, {0}};
     QSF_TRY(qsf_linear_run(o, &head, 1, &in));
-    return qsf_stream_end_unit(o->stream);
+    return end_unit(o, QSF_PHASE_HEAD);
 }
 
 static void begin_pass(qsf_forward *f, const qsf_chunk *chunk)
 {
-    qsf_stream_begin_pass(f->ops.stream, chunk->first_logits < chunk->n_tokens, chunk->cancelled);
+    qsf_stream_begin_pass(f->ops.stream, chunk->first_logits < chunk->n_tokens, chunk->cancelled,
+                          chunk->stopwatch);
 }
 
 static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
@@ -228,6 +252,7 @@ static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
     number_rows(chunk, f->ops.scratch->positions);
     QSF_TRY(embed(f, chunk));
     fill_rope(f, chunk);
+    qsf_stopwatch_lap(chunk->stopwatch, QSF_PHASE_EMBEDDING);
     for (uint32_t i = 0; i < f->ops.config->n_layers; i++) {
         if (atomic_load_explicit(chunk->cancelled, memory_order_relaxed))
             return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before layer %u of those that run", i);
@@ -240,6 +265,9 @@ static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
 
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)
 {
+    f->ops.stopwatch = chunk->stopwatch;
+    if (chunk->stopwatch != NULL)
+        chunk->stopwatch->unit_idx = 0; /* the embedding */
     begin_pass(f, chunk);
     const qsf_status status = run_units(f, chunk);
     if (status != QSF_OK)

@@ -9,8 +9,16 @@
 #include "base/checked.h"
 #include "base/half.h"
 #include "base/status.h"
+#include "platform/clock.h"
 
 #define PIECE_WORK 16384
+
+void qsf_ops_lap(const qsf_ops *o, qsf_phase phase)
+{
+    const uint64_t known_ns = qsf_pool_end_ns(o->pool);
+    if (o->stopwatch != NULL)
+        qsf_stopwatch_lap_at(o->stopwatch, phase, known_ns != 0 ? known_ns : qsf_clock_ns());
+}
 
 size_t qsf_ops_piece(size_t work_per_item)
 {

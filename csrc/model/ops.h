@@ -19,6 +19,7 @@
 #include "model/config.h"
 #include "model/scratch.h"
 #include "platform/pool.h"
+#include "platform/stopwatch.h"
 
 typedef struct qsf_ops {
     const qsf_config *config;
@@ -28,7 +29,12 @@ typedef struct qsf_ops {
     qsf_scratch *scratch;
     bool exact;        /* f32 activations whatever the weights */
     uint32_t n_tokens; /* rows of the chunk in hand */
+    qsf_stopwatch *stopwatch; /* of the chunk, or NULL */
 } qsf_ops;
+
+/* What came since the latest lap was `phase`. After a shared run that is when the run ended, which
+ * the pool knows; the clock is looked at only where it does not. */
+void qsf_ops_lap(const qsf_ops *o, qsf_phase phase);
 
 /* The least number of items in a piece of a parallel loop, so that it is worth its
  * hand-over, which costs about a microsecond: 16 KiB of weights or 16 Ki multiply-adds take

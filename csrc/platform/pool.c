@@ -58,6 +58,7 @@ struct qsf_pool {
     size_t least_items; /* of a piece */
 
     qsf_pool_counts counts; /* the caller's */
+    uint64_t end_ns;        /* the caller's: of the latest run, 0 unless it was shared */
 
     alignas(CACHE_LINE) _Atomic uint64_t gate;
     atomic_bool stopping;
@@ -236,6 +237,7 @@ void qsf_pool_run(qsf_pool *p, size_t n_items, size_t min_piece, qsf_pool_fn *fn
         return;
     const size_t least_items = min_piece > 0 ? min_piece : 1;
     p->counts.n_runs++;
+    p->end_ns = 0;
     if (p->n_threads == 1 || n_items / 2 < least_items) {
         fn(arg, 0, n_items, 0);
         return;
@@ -248,7 +250,8 @@ void qsf_pool_run(qsf_pool *p, size_t n_items, size_t min_piece, qsf_pool_fn *fn
     atomic_store_explicit(&p->next_item, 0, memory_order_relaxed);
     run_together(p);
     p->counts.n_shared_runs++;
-    p->counts.shared_ns += qsf_clock_ns() - start_ns;
+    p->end_ns = qsf_clock_ns();
+    p->counts.shared_ns += p->end_ns - start_ns;
 }
 
 size_t qsf_pool_bytes(uint32_t n_threads)
@@ -311,6 +314,7 @@ qsf_status qsf_pool_init(void *block, uint32_t n_threads, bool pin, qsf_pool **o
     atomic_init(&p->n_asleep, 0);
     atomic_init(&p->next_item, 0);
     p->counts = (qsf_pool_counts){0};
+    p->end_ns = 0;
     uint32_t cpus[QSF_POOL_MAX_THREADS];
     if (pin)
         QSF_TRY(choose_cpus(n_threads, cpus));
@@ -347,6 +351,11 @@ void qsf_pool_destroy(qsf_pool *p)
 qsf_pool_counts qsf_pool_count(const qsf_pool *p)
 {
     return p->counts;
+}
+
+uint64_t qsf_pool_end_ns(const qsf_pool *p)
+{
+    return p->end_ns;
 }
 
 uint32_t qsf_pool_thread_count(const qsf_pool *p)

@@ -48,6 +48,9 @@ typedef struct qsf_pool_counts {
 /* Since init. Not while it runs. */
 qsf_pool_counts qsf_pool_count(const qsf_pool *p);
 
+/* When the latest run ended, if it was shared and so was timed; else 0. */
+uint64_t qsf_pool_end_ns(const qsf_pool *p);
+
 /* Runs fn over [0, n_items) in pieces of at least min_piece items and returns when
  * all are done; what is too little for two pieces runs in one call on the caller and
  * wakes nobody. One caller at a time, and fn must not run the pool again. */

@@ -292,13 +292,13 @@ static void run_all(qsf_stream *stream, const qsf_reader *reader, const tiny_fil
     memset(block, 0, qsf_pool_bytes(n_threads));
     CHECK_OK(qsf_pool_init(block, n_threads, false, &pool));
     qsf_kernels_init(&kernels, QSF_ISA_SCALAR);
-    qsf_ops o = {&config, &kernels, pool, stream, &scratch, false, N_TOKENS};
+    qsf_ops o = {&config, &kernels, pool, stream, &scratch, false, N_TOKENS, NULL};
     const qsf_acts x = {.n_tokens = N_TOKENS, .n_blocks = X_STRIDE / QSF_BLOCK, .f32 = acts};
     const run r = {&o, &x, reader};
-    qsf_stream_begin_pass(stream, true, &never);
+    qsf_stream_begin_pass(stream, true, &never, NULL);
     run_unit(&r, 1, plain[0]);
     run_unit(&r, 2, plain[1]);
-    qsf_stream_begin_pass(stream, true, &never);
+    qsf_stream_begin_pass(stream, true, &never, NULL);
     run_malformed(&r);
     qsf_pool_destroy(pool);
     free(block);
@@ -322,7 +322,7 @@ static void check_windows(void)
         if (!CHECK_OK(pass_open(&pass, &reader, &ledger, is_resident, extra_bytes)))
             continue;
         static const atomic_bool never;
-        qsf_stream_begin_pass(&pass.stream, true, &never);
+        qsf_stream_begin_pass(&pass.stream, true, &never, NULL);
         load_unit(&reader, &pass.stream, 1, &units[0]);
         load_unit(&reader, &pass.stream, 2, &units[1]);
         for (uint32_t n_threads = 1; n_threads <= 3; n_threads++)

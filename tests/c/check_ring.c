@@ -78,7 +78,7 @@ static qsf_status open_ring(opened *o, qsf_io_setup setup, size_t span_bytes, si
     qsf_status status = qsf_io_open(&o->io, &o->reader.file, setup.method);
     if (status == QSF_OK)
         status = qsf_ring_create(&o->ring, &o->reader, &o->ledger, &o->io, &setup,
-                                 qsf_ring_least_bytes(span_bytes) + extra_bytes, span_bytes);
+                                 qsf_ring_least_bytes(span_bytes) + extra_bytes, span_bytes, NULL);
     if (status != QSF_OK) {
         qsf_io_close(&o->io);
         qsf_file_close(&o->reader.file);
@@ -123,7 +123,7 @@ static qsf_status pass_unit(opened *o, uint32_t unit_idx)
 
 static qsf_status pass(opened *o, bool is_whole, const atomic_bool *cancelled)
 {
-    qsf_ring_begin_pass(o->ring, is_whole, cancelled);
+    qsf_ring_begin_pass(o->ring, is_whole, cancelled, NULL);
     for (uint32_t i = 0; i < (is_whole ? N_UNITS : N_ALWAYS); i++)
         QSF_TRY(pass_unit(o, order[i]));
     return QSF_OK;
@@ -178,7 +178,7 @@ static void check_orders(qsf_io_setup setup)
     static const uint32_t others[] = {4};
     qsf_ring_set_order(o.ring, others, 1, 1);
     for (int i = 0; i < 3; i++) {
-        qsf_ring_begin_pass(o.ring, false, NULL);
+        qsf_ring_begin_pass(o.ring, false, NULL, NULL);
         CHECK_OK(pass_unit(&o, 4));
     }
     CHECK_STATUS(qsf_ring_begin_unit(o.ring, 1), QSF_ERR_ARG);
@@ -206,7 +206,7 @@ static void check_faults(qsf_io_setup setup)
             o.reader.file.fault_kind = kinds[k];
             o.reader.file.reads_until_fault = n;
             qsf_status status = QSF_OK;
-            qsf_ring_begin_pass(o.ring, true, NULL);
+            qsf_ring_begin_pass(o.ring, true, NULL, NULL);
             for (uint32_t i = 0; i < N_UNITS && status == QSF_OK; i++) {
                 status = qsf_ring_begin_unit(o.ring, order[i]);
                 if (status == QSF_OK)
@@ -314,7 +314,7 @@ static void check_no_lane(qsf_io_setup setup)
         return;
     CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
     const bool is_made = CHECK_OK(qsf_ring_create(&o.ring, &o.reader, &o.ledger, &o.io, &setup,
-                                                  qsf_ring_least_bytes(64), 64));
+                                                  qsf_ring_least_bytes(64), 64, NULL));
     for (int i = 0; i < 3 && is_made; i++) {
         qsf_ring_set_order(o.ring, order, N_UNITS, N_ALWAYS);
         CHECK_STATUS(pass(&o, true, NULL), QSF_ERR_UNSUPPORTED);
@@ -333,11 +333,11 @@ static void check_create(qsf_io_setup setup)
     if (!CHECK_OK(qsf_file_open(&o.reader.file, path)) ||
         !CHECK_OK(qsf_io_open(&o.io, &o.reader.file, setup.method)))
         return;
-    CHECK_OK(qsf_ring_create(&o.ring, &o.reader, &o.ledger, &o.io, &setup, ring_bytes, 5000));
+    CHECK_OK(qsf_ring_create(&o.ring, &o.reader, &o.ledger, &o.io, &setup, ring_bytes, 5000, NULL));
     CHECK_EQ_U64(o.ledger.held_bytes, o.ledger.ceiling_bytes);
     qsf_ring_destroy(o.ring);
     o.ledger.ceiling_bytes--;
-    CHECK_STATUS(qsf_ring_create(&o.ring, &o.reader, &o.ledger, &o.io, &setup, ring_bytes, 5000),
+    CHECK_STATUS(qsf_ring_create(&o.ring, &o.reader, &o.ledger, &o.io, &setup, ring_bytes, 5000, NULL),
                  QSF_ERR_NOMEM);
     CHECK(o.ring == NULL);
     qsf_ring_destroy(o.ring);

@@ -1,0 +1,74 @@
+/* stopwatch.c - adds laps up and makes events of them. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "platform/stopwatch.h"
+
+#include <stddef.h>
+
+#include "platform/clock.h"
+
+#define LEAST_EVENT_NS 1000 /* set aside for less: what was wanted was there */
+
+_Static_assert((int)QSF_PHASE_OTHER + 1 == QSF_N_PHASES, "QSF_N_PHASES counts the phases");
+
+const char *qsf_phase_name(uint32_t phase)
+{
+    static const char *const names[QSF_N_PHASES] = {
+        [QSF_PHASE_EMBEDDING] = "embedding",   [QSF_PHASE_NORM] = "norm",
+        [QSF_PHASE_QKV] = "qkv",               [QSF_PHASE_ATTENTION] = "attention",
+        [QSF_PHASE_ATTN_OUT] = "attn_out",     [QSF_PHASE_GATE_UP] = "gate_up",
+        [QSF_PHASE_DOWN] = "down",             [QSF_PHASE_HEAD] = "head",
+        [QSF_PHASE_WAIT] = "wait",             [QSF_PHASE_DECOMPRESS] = "decompress",
+        [QSF_PHASE_OTHER] = "other",
+    };
+    return phase < QSF_N_PHASES ? names[phase] : "unknown";
+}
+
+static void record(const qsf_stopwatch *w, qsf_phase phase, uint64_t begin_ns, uint64_t end_ns,
+                   uint64_t n_bytes)
+{
+    if (!qsf_trace_is_on(w->trace))
+        return;
+    qsf_trace_record(w->trace, &(qsf_trace_event){
+                                   .begin_ns = begin_ns,
+                                   .end_ns = end_ns,
+                                   .n_bytes = n_bytes,
+                                   .kind = (uint32_t)phase,
+                                   .unit_idx = w->unit_idx,
+                                   .n_tokens = w->n_tokens,
+                               });
+}
+
+void qsf_stopwatch_start(qsf_stopwatch *w, qsf_trace *trace, uint32_t n_tokens)
+{
+    *w = (qsf_stopwatch){
+        .last_ns = qsf_clock_ns(), .trace = trace, .unit_idx = QSF_UNIT_NONE, .n_tokens = n_tokens};
+}
+
+void qsf_stopwatch_lap(qsf_stopwatch *w, qsf_phase phase)
+{
+    if (w != NULL)
+        qsf_stopwatch_lap_at(w, phase, qsf_clock_ns());
+}
+
+void qsf_stopwatch_lap_at(qsf_stopwatch *w, qsf_phase phase, uint64_t now_ns)
+{
+    if (w == NULL || now_ns <= w->last_ns)
+        return;
+    const uint64_t lap_ns = now_ns - w->last_ns;
+    const uint64_t aside_ns = w->aside_ns < lap_ns ? w->aside_ns : lap_ns;
+    w->phase_ns[phase] += lap_ns - aside_ns;
+    w->aside_ns -= aside_ns;
+    record(w, phase, w->last_ns, now_ns, 0);
+    w->last_ns = now_ns;
+}
+
+void qsf_stopwatch_set_aside(qsf_stopwatch *w, qsf_phase phase, uint64_t begin_ns, uint64_t end_ns,
+                             uint64_t n_bytes)
+{
+    if (w == NULL)
+        return;
+    w->phase_ns[phase] += end_ns - begin_ns;
+    w->aside_ns += end_ns - begin_ns;
+    if (end_ns - begin_ns >= LEAST_EVENT_NS)
+        record(w, phase, begin_ns, end_ns, n_bytes);
+}
