@@ -54,8 +54,7 @@ _BLOCKS: Final = {name: (n_values, n_bytes) for name, n_values, n_bytes in TYPES
 
 # What llama-quantize takes where rows are no whole blocks; F16 where those do not fit either.
 _FALLBACKS: Final = {
-    **dict.fromkeys(("TQ1_0", "TQ2_0"), "Q4_0"),
-    **dict.fromkeys(("Q2_K", "Q3_K"), "IQ4_NL"),
+    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_K", "Q3_K"), "Q4_0"),
     "Q4_K": "Q5_0",
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
@@ -68,7 +67,6 @@ _SCALES: Final[Mapping[str, tuple[tuple[int, float], ...]]] = {
     "Q5_0": ((0, 2.2e-3),),
     "Q5_1": ((0, 2.2e-3), (2, -3.4e-2)),
     "Q8_0": ((0, 2.7e-4),),
-    "IQ4_NL": ((0, 2.8e-4),),
     "Q2_K": ((80, 1.4e-3), (82, 2.1e-3)),
     "Q3_K": ((108, 4.6e-4),),
     "Q4_K": ((0, 7.8e-5), (2, 5.9e-4)),
@@ -183,6 +181,13 @@ def _gets_more_bits(layer: int, n_layers: int) -> bool:
 
 def _layer_type(mixture: str, kind: str, layer: int, shape: Shape) -> str:
     """Return what llama-quantize makes of one matrix of a layer, without importance matrix."""
+    found = _mixed_type(mixture, kind, layer, shape)
+    # What llama.cpp takes for LLaMA 70B: so many heads share a V that its bits cost little.
+    is_70b = shape.family == "llama" and shape.n_layers == 80 and shape.n_heads > shape.n_kv_heads
+    return "Q5_K" if is_70b and kind == "attn_v" and found in ("Q3_K", "Q4_K") else found
+
+
+def _mixed_type(mixture: str, kind: str, layer: int, shape: Shape) -> str:
     base = FILE_TYPES[mixture][0]
     is_v = kind in ("attn_v", "attn_qkv")
     if mixture == "Q4_K_M" and (is_v or kind == "ffn_down"):
