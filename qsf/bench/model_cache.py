@@ -15,7 +15,7 @@ from typing import Final
 from qsf.bench import random_gguf, random_qsf
 from qsf.bench.file_facts import MOST_BITS_APART, FileFacts, read_facts
 from qsf.bench.random_gguf import PEER_TYPES, gguf_bits_per_weight, gguf_bytes
-from qsf.bench.random_qsf import embed_type_of, qsf_bytes
+from qsf.bench.random_qsf import embed_type_of, qsf_bits_per_weight, qsf_bytes
 from qsf.bench.shapes import Shape, name_of
 from qsf.bench.tasks import Engine
 from qsf.converter.plan import DEFAULT_EMBED_TYPE, parse_quant_type
@@ -46,11 +46,10 @@ def embed_type_beside_peer(shape: Shape, quant_type: str) -> str:
     usual = dtype_name(embed_type_of(quant_type))
     if quant_type not in PEER_TYPES or usual != DEFAULT_EMBED_TYPE:
         return usual
-    n_weights = sum(tensor.n_values for tensor in random_gguf.tensors(shape, "F16"))
     peer_bits = gguf_bits_per_weight(shape, PEER_TYPES[quant_type])
 
     def bits_apart(embed_type: str) -> float:
-        bits = 8 * qsf_bytes(shape, quant_type, embed_type=embed_type) / n_weights
+        bits = qsf_bits_per_weight(shape, quant_type, embed_type=embed_type)
         return max(bits, peer_bits) / min(bits, peer_bits) - 1
 
     if bits_apart(usual) <= MOST_BITS_APART or bits_apart(usual) <= bits_apart(_SMALL_EMBED_TYPE):

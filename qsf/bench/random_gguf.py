@@ -109,12 +109,15 @@ def gguf_bits_per_weight(shape: Shape, mixture: str) -> float:
 
 
 def gguf_bytes(shape: Shape, mixture: str) -> int:
-    """Return the size of the file that `write_model` makes."""
+    """Return the size of the file that `write_model` makes.
+
+    Raises QsfArgumentError for an unknown type.
+    """
+    all_tensors = list(tensors(shape, mixture))
     head_bytes = 4 + 4 + 8 + 8
     for key, value in _metadata(shape, mixture).items():
         value_bytes = 8 + len(value) if isinstance(value, str) else 4
         head_bytes += 8 + len(key) + 4 + value_bytes
-    all_tensors = list(tensors(shape, mixture))
     head_bytes += sum(8 + len(t.name) + 4 + 8 * len(t.dims) + 4 + 8 for t in all_tensors)
     return _aligned(head_bytes) + sum(_aligned(t.n_bytes) for t in all_tensors)
 

@@ -136,6 +136,22 @@ def _meta(seed: int) -> bytes:
     return json.dumps(meta).encode()
 
 
+def _data_bytes(entry: Entry, dtype: Dtype) -> int:
+    _, n_rows, n_cols = entry
+    return tensor_bytes(n_rows, n_cols, dtype, Layout.TILES) if n_rows else 4 * n_cols
+
+
+def qsf_bits_per_weight(shape: Shape, quant_type: str, *, embed_type: str | None = None) -> float:
+    """Return the bits that a weight takes on average, all tensors counted."""
+    n_positions = shape.max_tokens * shape.dim if shape.family == "gpt2" else 0
+    n_values, n_bytes = n_positions, 2 * n_positions
+    dtype = parse_quant_type(quant_type)
+    for unit_dtype, entries in _units(shape, dtype, embed_type_of(quant_type, embed_type)):
+        n_values += sum(max(1, n_rows) * n_cols for _, n_rows, n_cols in entries)
+        n_bytes += sum(_data_bytes(entry, unit_dtype) for entry in entries)
+    return 8 * n_bytes / n_values
+
+
 def qsf_bytes(
     shape: Shape, quant_type: str, *, embed_type: str | None = None, seed: int = 0
 ) -> int:
@@ -145,10 +161,9 @@ def qsf_bytes(
     for unit_dtype, entries in _units(shape, dtype, embed_type_of(quant_type, embed_type)):
         at = lay.padded(at, lay.UNIT_ALIGN)
         n_tensors += len(entries)
-        for _, n_rows, n_cols in entries:
+        for entry in entries:
             at += lay.TENSOR_HEADER_BYTES + lay.padded(
-                tensor_bytes(n_rows, n_cols, unit_dtype, Layout.TILES) if n_rows else 4 * n_cols,
-                lay.DATA_ALIGN,
+                _data_bytes(entry, unit_dtype), lay.DATA_ALIGN
             )
     n_sections = _N_SECTIONS
     sections = [len(_meta(seed)), shape.n_layers * lay.ENTRY_BYTES]
@@ -246,6 +261,7 @@ __all__ = [
     "QUANT_TYPES",
     "embed_type_of",
     "header_of",
+    "qsf_bits_per_weight",
     "qsf_bytes",
     "write_model",
 ]
