@@ -148,7 +148,7 @@ class PeerLogits:
             n_done = 0
             for first, end in blocks:
                 rows = out[: end - first]
-                self._fill(memoryview(rows.reshape(-1)).cast("B"))
+                self._fill(rows.data.cast("B"))
                 advance(end - n_done)
                 n_done = end
                 yield rows

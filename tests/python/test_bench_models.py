@@ -556,6 +556,7 @@ def test_without_the_package_it_is_said_what_to_install(
 # ---- the scripts ----
 
 
+@pytest.mark.slow
 def test_the_scripts_of_bench_make_the_same(project_root: Path, tmp_path: Path) -> None:
     def run(script: str, *words: str) -> str:
         command = [sys.executable, str(project_root / "bench" / script), *words]
