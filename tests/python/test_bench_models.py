@@ -225,6 +225,20 @@ def test_types_are_those_of_the_real_quantiser(
         assert found == {t.name: t.type for t in random_gguf.tensors(shape, mixture)}, mixture
 
 
+@pytest.mark.parametrize(
+    ("name", "mixture", "published_gb"),
+    [
+        *(("llama2-7b", *one) for one in (("Q4_0", 3.83), ("Q3_K_M", 3.30), ("Q8_0", 7.16))),
+        *(("llama2-7b", "Q4_K_M", 4.08), ("llama2-13b", "Q4_K_M", 7.87)),
+        *(("mistral-7b", "Q4_K_M", 4.37), ("tinyllama-1.1b", "Q4_K_M", 0.669)),
+        *(("llama2-70b", *one) for one in (("Q4_0", 38.87), ("Q3_K_M", 33.19), ("Q4_K_M", 41.42))),
+    ],
+)
+def test_sizes_are_those_of_published_files(name: str, mixture: str, published_gb: float) -> None:
+    """They hold a tokenizer too, at most 2 MB, and are given with three digits."""
+    assert gguf_bytes(SHAPES[name], mixture) / 1e9 == pytest.approx(published_gb, rel=3e-3)
+
+
 def test_files_do_not_depend_on_the_day(tmp_path: Path) -> None:
     for write, suffix, kind in ((write_qsf, "qsf", "3bit"), (write_gguf, "gguf", "Q3_K_M")):
         paths = [write(tmp_path / f"{name}.{suffix}", LLAMA, kind) for name in "ab"]

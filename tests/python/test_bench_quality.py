@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import bench_peers
+import gguf_files
 import numpy as np
 import pytest
 
@@ -356,6 +357,24 @@ def test_llama_and_qsf_agree_on_what_is_not_quantised(
     assert theirs.perplexity == pytest.approx(ours.perplexity, rel=1e-3)
     assert theirs.mean_kl is not None
     assert theirs.mean_kl < 1e-5
+
+
+@pytest.mark.slow
+def test_llama_and_qsf_agree_on_gpt2(tmp_path: Path, text: Path, tiny_gpt2_dir: Path) -> None:
+    from qsf.converter.convert import convert
+
+    theirs = gguf_files.write(tiny_gpt2_dir, tmp_path / "F16.gguf", tokenizer=True)
+    ours = tmp_path / "f16.qsf"
+    convert(tiny_gpt2_dir, ours, quant_type="f16")
+    found = measure(
+        [ours, theirs],
+        text,
+        against=tiny_gpt2_dir,
+        peer_python=bench_peers.peer_python(),
+        n_threads=1,
+    )
+    assert found[theirs].perplexity == pytest.approx(found[ours].perplexity, rel=1e-3)
+    assert (found[theirs].mean_kl or 1) < 1e-5
 
 
 @pytest.mark.slow
