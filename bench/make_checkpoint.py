@@ -13,35 +13,13 @@ import json
 import shutil
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from qsf.bench.shapes import ALIASES, SHAPES, Shape, find_shape
+
 MAX_SHARD_BYTES = 2 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The dimensions of a model. ``family`` is the ``model_type``: llama or gpt2."""
-
-    n_layers: int
-    dim: int
-    ffn_dim: int
-    n_heads: int
-    n_kv_heads: int
-    n_vocab: int = 32000
-    max_tokens: int = 2048
-    family: str = "llama"
-
-
-SHAPES = {
-    "110m": Shape(12, 768, 2048, 12, 12),
-    "1.1b": Shape(22, 2048, 5632, 32, 4, max_tokens=4096),
-    "7b": Shape(32, 4096, 11008, 32, 32, max_tokens=4096),
-    "70b": Shape(80, 8192, 28672, 64, 8, max_tokens=4096),
-    "gpt2": Shape(12, 768, 3072, 12, 12, n_vocab=50257, max_tokens=1024, family="gpt2"),
-}
 
 
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -170,10 +148,10 @@ def main() -> None:
     """Parse the command line and write the checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out_dir", type=Path)
-    parser.add_argument("--shape", choices=SHAPES, default="1.1b")
+    parser.add_argument("--shape", choices=(*SHAPES, *ALIASES), default="1.1b")
     parser.add_argument("--tokenizer-from", type=Path, help="folder to copy tokenizer files from")
     args = parser.parse_args()
-    shape = SHAPES[args.shape]
+    shape = find_shape(args.shape)
     args.out_dir.mkdir(parents=True, exist_ok=True)
     specific = gpt2_config(shape) if shape.family == "gpt2" else llama_config(shape)
     config = {

@@ -1,44 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that benches run on: bench/make_model.py."""
+"""The models that benches run on (qsf.bench.random_qsf): they open, run and are whole."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 import qsf
 from qsf import _native
+from qsf.bench import random_qsf
+from qsf.bench.shapes import Shape
 from qsf.converter.plan import QUANT_TYPES
 from qsf.format import Compression, Dtype, Layout, Reader
 
 
-@pytest.fixture(scope="module")
-def make_model(project_root: Path) -> ModuleType:
-    path = project_root / "bench" / "make_model.py"
-    spec = importlib.util.spec_from_file_location("make_model", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_model"] = module
-    sys.path.append(str(path.parent))  # for the other scripts that it uses
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(autouse=True)
+def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_qsf, "POOL_TILES", 128)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("quant_type", QUANT_TYPES.values(), ids=QUANT_TYPES.keys())
-def test_models_of_every_type_run(
-    make_model: ModuleType, tmp_path: Path, family: str, quant_type: Dtype
-) -> None:
+def test_models_of_every_type_run(tmp_path: Path, family: str, quant_type: Dtype) -> None:
     n_kv_heads = 4 if family == "gpt2" else 2
-    shape = make_model.Shape(2, 128, 200, 4, n_kv_heads, 261, 32, family=family)
+    shape = Shape(2, 128, 200, 4, n_kv_heads, 261, 32, family=family)
     path = tmp_path / "m.qsf"
-    make_model.write_model(path, shape, quant_type, Dtype.Q8)
+    random_qsf.write_model(path, shape, quant_type, Dtype.Q8)
     with Reader(path) as reader:
         reader.verify()
     _native.verify_file(path)
@@ -49,14 +38,12 @@ def test_models_of_every_type_run(
 
 
 @pytest.mark.parametrize("compression", [c for c in Compression if c])
-def test_compressed_models_compute_the_same(
-    make_model: ModuleType, tmp_path: Path, compression: Compression
-) -> None:
-    shape = make_model.Shape(2, 128, 200, 4, 2, 261, 32)
+def test_compressed_models_compute_the_same(tmp_path: Path, compression: Compression) -> None:
+    shape = Shape(2, 128, 200, 4, 2, 261, 32)
     logits = []
     for used in (Compression.NONE, compression):
         path = tmp_path / f"{used.name}.qsf"
-        make_model.write_model(
+        random_qsf.write_model(
             path, shape, Dtype.TERNARY, Dtype.Q8, compression=used, n_real_layers=1
         )
         with Reader(path) as reader:
@@ -69,11 +56,11 @@ def test_compressed_models_compute_the_same(
 
 @pytest.mark.parametrize("n_real_layers", [0, 1])
 def test_a_sparse_model_is_whole_and_takes_little_of_the_disk(
-    make_model: ModuleType, tmp_path: Path, n_real_layers: int
+    tmp_path: Path, n_real_layers: int
 ) -> None:
-    shape = make_model.Shape(6, 256, 1024, 4, 2, 261, 32)
+    shape = Shape(6, 256, 1024, 4, 2, 261, 32)
     path = tmp_path / "m.qsf"
-    make_model.write_model(path, shape, Dtype.Q8, Dtype.Q8, n_real_layers=n_real_layers)
+    random_qsf.write_model(path, shape, Dtype.Q8, Dtype.Q8, n_real_layers=n_real_layers)
     with Reader(path) as reader:
         layer_bytes = reader.units[1].stored_bytes
         for unit in reader.units[1:-1]:
