@@ -109,6 +109,7 @@ class Answer:
     plan: dict[str, Any] = field(default_factory=dict)  # QSF's memory plan of the last test
     io: str = ""  # QSF: how weights are read, such as "direct x4"
     trace: list[list[int]] = field(default_factory=list)  # see worker_qsf
+    trace_kinds: list[str] = field(default_factory=list)  # names of the kinds in it
     failure: str = ""  # why tests are missing
 
     def as_json(self) -> dict[str, Any]:
