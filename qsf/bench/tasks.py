@@ -12,6 +12,9 @@ from typing import Any, Literal
 Engine = Literal["qsf", "llama.cpp"]
 ENGINES: tuple[Engine, ...] = ("qsf", "llama.cpp")
 
+ANSWER_VARIABLE = "QSF_BENCH_ANSWER"
+"""The environment variable that names the file for the answer: stdout is anybody's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Test:

@@ -23,7 +23,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-ANSWER_VARIABLE = "QSF_BENCH_ANSWER"
+ANSWER_VARIABLE = "QSF_BENCH_ANSWER"  # as in `tasks`
 BATCH_TOKENS = 2048
 UBATCH_TOKENS = 512
 KV_TYPES = {"f16": "GGML_TYPE_F16", "8bit": "GGML_TYPE_Q8_0", "4bit": "GGML_TYPE_Q4_0"}

@@ -29,15 +29,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsf import _native
-from qsf.bench.tasks import Answer, Task, Test, TestRun, parse_task
+from qsf.bench.tasks import ANSWER_VARIABLE, Answer, Task, Test, TestRun, parse_task
 from qsf.errors import QsfError
 from qsf.kv_type import kv_type_name
 from qsf.opening import open_native, options_of, with_known_io
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-ANSWER_VARIABLE = "QSF_BENCH_ANSWER"
 
 NO_UNIT = -1
 _COMPUTING_THREAD = 0
