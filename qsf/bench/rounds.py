@@ -117,11 +117,15 @@ def _run_once(one: TaskRuns, run: Run) -> None:
 
 def reasons(tasks: Sequence[Task]) -> list[str]:
     """Return for each task why it cannot be run at all; empty: it can, as far as is known."""
-    caps = {task.cap_mb: _reason_of_cap(task.cap_mb) for task in tasks if task.cap_mb is not None}
+    caps: dict[int, str] = {}
     found = []
     for task in tasks:
         why = "" if Path(task.path).is_file() else f"{task.path} does not exist, or is no file"
-        found.append(why or (caps[task.cap_mb] if task.cap_mb is not None else ""))
+        if not why and task.cap_mb is not None:
+            if task.cap_mb not in caps:
+                caps[task.cap_mb] = _reason_of_cap(task.cap_mb)
+            why = caps[task.cap_mb]
+        found.append(why)
     return found
 
 
