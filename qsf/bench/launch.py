@@ -210,12 +210,15 @@ def run_task(
 ) -> Outcome:
     """Run one task with the interpreter ``python``; nothing of it is cached if it ``is_cold``.
 
+    In a memory group it always is: pages that others have read are not charged to the group, and
+    a model that is in the cache would be read from there in spite of the limit.
+
     Raises:
         CapError: the task's memory group cannot be had.
     """
     try:
         note = ""
-        if is_cold:
+        if is_cold or task.cap_mb is not None:
             forget_file(task.path)
             if why := drop_caches():
                 note = f"only the model was dropped from the caches before a run ({why})"

@@ -7,6 +7,7 @@ over the whole run, and what is compared was measured at nearly the same time.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from qsf.bench.tasks import Task
 from qsf.errors import QsfError
 
 N_TRIES = 2  # of a task that never succeeds
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 Run = Callable[[Task], Outcome]
 Progress = Callable[[int, int, str], None]  # how many are done, of how many, what comes now
@@ -34,7 +37,7 @@ class TaskRuns:
 
     task: Task
     outcomes: list[Outcome | None] = field(default_factory=list)
-    whys: Counter[str] = field(default_factory=Counter)  # what failed, and how often
+    whys: list[str] = field(default_factory=list)  # what failed, in order
     skipped_why: str = ""  # it is not tried at all
 
     @property
@@ -45,15 +48,21 @@ class TaskRuns:
     @property
     def is_left_out(self) -> bool:
         """Whether it is not tried any more."""
-        has_failed = self.whys.total() >= N_TRIES and not self.has_figures
+        has_failed = len(self.whys) >= N_TRIES and not self.has_figures
         return bool(self.skipped_why) or has_failed
 
     @property
     def failures(self) -> list[Failure]:
-        """All that failed; ``n_times`` is 0 where nothing was tried."""
-        counts = {self.skipped_why: 0} if self.skipped_why else dict(self.whys)
-        name, setting = Path(self.task.path).name, setting_of(self.task)
-        return [Failure(self.task.engine, name, setting, why, n) for why, n in counts.items()]
+        """All that failed; ``n_times`` is 0 where nothing was tried.
+
+        What differs in its numbers alone, such as bytes that were free, has failed alike.
+        """
+        engine, name, setting = self.task.engine, Path(self.task.path).name, setting_of(self.task)
+        if self.skipped_why:
+            return [Failure(engine, name, setting, self.skipped_why, 0)]
+        counts = Counter(_NUMBER.sub("", why) for why in self.whys)
+        texts = {_NUMBER.sub("", why): why for why in self.whys}  # the latest of each
+        return [Failure(engine, name, setting, texts[kind], n) for kind, n in counts.items()]
 
 
 def setting_of(task: Task) -> str:
@@ -107,11 +116,11 @@ def _run_once(one: TaskRuns, run: Run) -> None:
     try:
         outcome = run(one.task)
     except CapError as error:
-        one.whys[str(error)] += 1
+        one.whys.append(str(error))
         one.outcomes.append(None)
         return
     if outcome.why:
-        one.whys[outcome.why] += 1
+        one.whys.append(outcome.why)
     one.outcomes.append(outcome if outcome.has_figures else None)
 
 

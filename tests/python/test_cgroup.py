@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +52,12 @@ def make_model(project_root: Path) -> Iterator[ModuleType]:
     sys.path.append(str(project_root / "bench"))
     yield importlib.import_module("make_model")
     sys.path.remove(str(project_root / "bench"))
+
+
+@pytest.fixture(autouse=True)
+def _caches_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others use the machine, too; the model alone is dropped from the cache."""
+    monkeypatch.setattr(launch, "_DROP_CACHES", tmp_path / "drop")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -147,6 +155,15 @@ def test_a_limit_ends_a_process_that_takes_more() -> None:
     assert not list(Path("/sys/fs/cgroup").glob(f"**/qsf-cap-{os.getpid()}-*"))
 
 
+def test_an_interruption_removes_the_group() -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_command(sleep, limit_mb=100)
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/qsf-cap-{os.getpid()}-*"))
+
+
 @pytest.mark.parametrize("more_mb", [0, 20])
 def test_a_limit_that_is_the_budget_is_kept(run: Run, least_mb: int, more_mb: int) -> None:
     budget_mb = least_mb + more_mb
@@ -182,15 +199,12 @@ def is_on_a_disk(path: Path) -> bool:
     return before is not None and (disk_bytes() or 0) > before
 
 
-def test_a_measured_process_stays_in_its_group(
-    model: Path, least_mb: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "_DROP_CACHES", tmp_path / "drop")  # others use the machine, too
+def test_a_measured_process_stays_in_its_group(model: Path, least_mb: int) -> None:
     is_counted = is_on_a_disk(model)
     budget_mb = least_mb + 10
     test = tasks.Test("tg", 4)
     task = tasks.Task("qsf", str(model), 1, (test,), budget_mb=budget_mb, cap_mb=budget_mb)
-    outcome = run_task(task, sys.executable, is_cold=True)
+    outcome = run_task(task, sys.executable)
     assert outcome.why == ""
     assert outcome.answer is not None
     assert outcome.cap is not None
