@@ -210,15 +210,15 @@ def run_task(
 ) -> Outcome:
     """Run one task with the interpreter ``python``; nothing of it is cached if it ``is_cold``.
 
-    In a memory group it always is: pages that others have read are not charged to the group, and
-    a model that is in the cache would be read from there in spite of the limit.
+    In a memory group smaller than the file it should be: pages that others have read are not
+    charged to the group, and so are used in spite of its limit.
 
     Raises:
         CapError: the task's memory group cannot be had.
     """
     try:
         note = ""
-        if is_cold or task.cap_mb is not None:
+        if is_cold:
             forget_file(task.path)
             if why := drop_caches():
                 note = f"only the model was dropped from the caches before a run ({why})"

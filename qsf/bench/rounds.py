@@ -37,7 +37,7 @@ class TaskRuns:
 
     task: Task
     outcomes: list[Outcome | None] = field(default_factory=list)
-    whys: list[str] = field(default_factory=list)  # what failed, in order
+    whys: Counter[str] = field(default_factory=Counter)  # what failed, and how often
     skipped_why: str = ""  # it is not tried at all
 
     @property
@@ -48,21 +48,20 @@ class TaskRuns:
     @property
     def is_left_out(self) -> bool:
         """Whether it is not tried any more."""
-        has_failed = len(self.whys) >= N_TRIES and not self.has_figures
+        has_failed = self.whys.total() >= N_TRIES and not self.has_figures
         return bool(self.skipped_why) or has_failed
 
     @property
     def failures(self) -> list[Failure]:
-        """All that failed; ``n_times`` is 0 where nothing was tried.
+        """All that failed; ``n_times`` is 0 where nothing was tried."""
+        counts = {self.skipped_why: 0} if self.skipped_why else dict(self.whys)
+        name, setting = Path(self.task.path).name, setting_of(self.task)
+        return [Failure(self.task.engine, name, setting, why, n) for why, n in counts.items()]
 
-        What differs in its numbers alone, such as bytes that were free, has failed alike.
-        """
-        engine, name, setting = self.task.engine, Path(self.task.path).name, setting_of(self.task)
-        if self.skipped_why:
-            return [Failure(engine, name, setting, self.skipped_why, 0)]
-        counts = Counter(_NUMBER.sub("", why) for why in self.whys)
-        texts = {_NUMBER.sub("", why): why for why in self.whys}  # the latest of each
-        return [Failure(engine, name, setting, texts[kind], n) for kind, n in counts.items()]
+    def add_failure(self, why: str) -> None:
+        """Count a failure; one that differs in its numbers alone, such as free bytes, is alike."""
+        kind = _NUMBER.sub("", why)
+        self.whys[next((known for known in self.whys if _NUMBER.sub("", known) == kind), why)] += 1
 
 
 def setting_of(task: Task) -> str:
@@ -116,11 +115,11 @@ def _run_once(one: TaskRuns, run: Run) -> None:
     try:
         outcome = run(one.task)
     except CapError as error:
-        one.whys.append(str(error))
+        one.add_failure(str(error))
         one.outcomes.append(None)
         return
     if outcome.why:
-        one.whys.append(outcome.why)
+        one.add_failure(outcome.why)
     one.outcomes.append(outcome if outcome.has_figures else None)
 
 

@@ -54,12 +54,6 @@ def make_model(project_root: Path) -> Iterator[ModuleType]:
     sys.path.remove(str(project_root / "bench"))
 
 
-@pytest.fixture(autouse=True)
-def _caches_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others use the machine, too; the model alone is dropped from the cache."""
-    monkeypatch.setattr(launch, "_DROP_CACHES", tmp_path / "drop")
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _groups_can_be_made() -> None:
     try:
@@ -199,12 +193,15 @@ def is_on_a_disk(path: Path) -> bool:
     return before is not None and (disk_bytes() or 0) > before
 
 
-def test_a_measured_process_stays_in_its_group(model: Path, least_mb: int) -> None:
+def test_a_measured_process_stays_in_its_group(
+    model: Path, least_mb: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_DROP_CACHES", tmp_path / "drop")  # others use the machine, too
     is_counted = is_on_a_disk(model)
     budget_mb = least_mb + 10
     test = tasks.Test("tg", 4)
     task = tasks.Task("qsf", str(model), 1, (test,), budget_mb=budget_mb, cap_mb=budget_mb)
-    outcome = run_task(task, sys.executable)
+    outcome = run_task(task, sys.executable, is_cold=True)
     assert outcome.why == ""
     assert outcome.answer is not None
     assert outcome.cap is not None
