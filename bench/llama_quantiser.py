@@ -2,7 +2,7 @@
 
 Runs in a Python of its own, with
     CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python gguf
-(bench/peer.py says what to mind on processors with AMX), without QSF and without torch. Every
+(on processors with AMX see qsf/bench/peer.py), without QSF and without torch. Every
 command prints one line of JSON at the end.
 
 Usage: python bench/llama_quantiser.py version

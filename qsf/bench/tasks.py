@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Literal
 Engine = Literal["qsf", "llama.cpp"]
 ENGINES: tuple[Engine, ...] = ("qsf", "llama.cpp")
 
+ANSWER_VARIABLE = "QSF_BENCH_ANSWER"
+"""The environment variable that names the file for the answer: stdout is anybody's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Test:
@@ -113,6 +116,7 @@ class Answer:
     plan: dict[str, Any] = field(default_factory=dict)  # QSF's memory plan of the last test
     io: str = ""  # QSF: how weights are read, such as "direct x4"
     trace: list[list[int]] = field(default_factory=list)  # see worker_qsf
+    trace_kinds: list[str] = field(default_factory=list)  # names of the kinds in it
     failure: str = ""  # why tests are missing
 
     def as_json(self) -> dict[str, Any]:

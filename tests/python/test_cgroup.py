@@ -8,17 +8,21 @@ is larger than the budget.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
-import subprocess
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
+
+from qsf.bench import launch, tasks
+from qsf.bench.launch import Ended, run_command, run_task
+from qsf.bench.memory_group import CapError, memory_group
+from qsf.bench.worker_qsf import disk_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -39,37 +43,33 @@ atexit.register(say_peak)
 run()
 """
 
-Run = Callable[..., Any]
+Run = Callable[..., Ended]
 
 
 @pytest.fixture(scope="module")
-def bench(project_root: Path) -> Iterator[Callable[[str], ModuleType]]:
-    """Import a program of bench/."""
+def make_model(project_root: Path) -> Iterator[ModuleType]:
+    """The program of bench/ that writes random models."""
     sys.path.append(str(project_root / "bench"))
-    yield importlib.import_module
+    yield importlib.import_module("make_model")
     sys.path.remove(str(project_root / "bench"))
 
 
-@pytest.fixture(scope="module")
-def memory_group(bench: Callable[[str], ModuleType]) -> ModuleType:
-    """The control groups, where this process may make some."""
-    module = bench("memory_group")
+@pytest.fixture(scope="module", autouse=True)
+def _groups_can_be_made() -> None:
     try:
-        with module.memory_group(32 * MB):
+        with memory_group(32 * MB):
             pass
-    except module.CapError as error:
+    except CapError as error:
         pytest.skip(str(error))
-    return module
 
 
 @pytest.fixture(scope="module")
 def model(
-    bench: Callable[[str], ModuleType],
+    make_model: ModuleType,
     tmp_path_factory: pytest.TempPathFactory,
     tiny_llama_dir: Path,
 ) -> Path:
     """About 130 MB: more than twice of what the smallest budget here is."""
-    make_model = bench("make_model")
     shape = make_model.Shape(12, 1024, 2816, 16, 16, n_vocab=2048, max_tokens=1024)
     path = tmp_path_factory.mktemp("cgroup") / "m.qsf"
     dtypes = make_model.QUANT_TYPES
@@ -81,13 +81,13 @@ def model(
 
 
 @pytest.fixture(scope="module")
-def run(memory_group: ModuleType, model: Path) -> Run:
+def run(model: Path) -> Run:
     """Run the model with a budget in MB, in a group with that limit or another one."""
 
-    def call(budget_mb: int, *options: str, limit_mb: int = 0) -> Any:
+    def call(budget_mb: int, *options: str, limit_mb: int = 0) -> Ended:
         command = [sys.executable, "-c", RUN, str(model), "--ram-budget", str(budget_mb)]
         command += ["--prompt", PROMPT, "--temperature", "0", "--max-tokens", str(N_TOKENS)]
-        return memory_group.run_capped([*command, *options], (limit_mb or budget_mb) * MB)
+        return run_command([*command, *options], limit_mb=limit_mb or budget_mb)
 
     return call
 
@@ -106,42 +106,55 @@ def least_mb(run: Run) -> int:
     return int(found[1]) + 1
 
 
-def check_refused(done: Any) -> None:
+def check_refused(done: Ended) -> None:
     """It said that the model does not fit, and did nothing."""
     assert done.exit_code == 1, done.errors
     assert "the model does not fit in" in done.errors
     assert done.output.startswith("\npeak ")
-    assert done.group["n_oom_kills"] == 0
+    assert done.cap is not None
+    assert done.cap.n_oom_kills == 0
 
 
-def check_inside(done: Any, budget_mb: int) -> str:
+def check_inside(done: Ended, budget_mb: int) -> str:
     """It ran to the end below the limit; returns the text."""
     assert done.exit_code == 0, done.errors
     text, _, peak_kb = done.output.rpartition("\npeak ")
     assert f"generated {N_TOKENS} tokens" in done.errors
-    assert done.group["n_oom_kills"] == 0
-    assert 0 < done.group["peak_bytes"] <= budget_mb * MB
+    assert done.cap is not None
+    assert done.cap.n_oom_kills == 0
+    assert 0 < (done.cap.peak_bytes or 0) <= budget_mb * MB
     assert 0 < int(peak_kb) * 1024 <= budget_mb * MB
     return str(text)
 
 
-def resident_units(done: Any) -> int:
+def resident_units(done: Ended) -> int:
     """The units of weights in the printed memory map; a map without them has none."""
     found = re.search(r"weights, (\d+) of \d+ units", done.errors)
     return int(found[1]) if found else 0
 
 
-def test_a_limit_ends_a_process_that_takes_more(memory_group: ModuleType) -> None:
+def test_a_limit_ends_a_process_that_takes_more() -> None:
     """Otherwise the tests below prove nothing."""
     hold = "held = b'x' * (200 << 20); print(len(held))"
     command = [sys.executable, "-c", hold]
-    killed = memory_group.run_capped(command, 100 * MB)
+    killed = run_command(command, limit_mb=100)
     assert killed.exit_code == -9
-    assert killed.group["n_oom_kills"] == 1
+    assert killed.cap is not None
+    assert (killed.cap.limit_mb, killed.cap.n_oom_kills) == (100, 1)
     assert killed.output == ""
-    done = memory_group.run_capped(command, 300 * MB)
+    done = run_command(command, limit_mb=300)
     assert (done.exit_code, done.output.strip()) == (0, str(200 << 20))
-    assert done.group["peak_bytes"] > 200 * MB
+    assert done.cap is not None
+    assert (done.cap.peak_bytes or 0) > 200 * MB
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/qsf-cap-{os.getpid()}-*"))
+
+
+def test_an_interruption_removes_the_group() -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_command(sleep, limit_mb=100)
     assert not list(Path("/sys/fs/cgroup").glob(f"**/qsf-cap-{os.getpid()}-*"))
 
 
@@ -172,25 +185,41 @@ def test_a_limit_below_what_would_do_is_refused(run: Run, least_mb: int, less_mb
     assert "would do" in done.errors
 
 
-def test_the_bench_measures_what_it_says(
-    memory_group: ModuleType, project_root: Path, model: Path, tmp_path: Path
+def is_on_a_disk(path: Path) -> bool:
+    """Whether the kernel counts what is read of it."""
+    launch.forget_file(path)
+    before = disk_bytes()
+    path.read_bytes()
+    return before is not None and (disk_bytes() or 0) > before
+
+
+def test_a_measured_process_stays_in_its_group(
+    model: Path, least_mb: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """bench/under_cap.py as a user types it; what is measured depends on the machine."""
-    command = [sys.executable, str(project_root / "bench" / "under_cap.py"), str(model), "--warm"]
-    command += ["--limit", "70M", "--tokens", "4", "--rounds", "2", "--read", "16M"]
-    command += ["--json", str(tmp_path / "out.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "past the page cache" in done.stderr:
-        pytest.skip(done.stderr)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("| 70M |")
-    rounds = json.loads((tmp_path / "out.json").read_text())["rounds"]
-    assert len(rounds) == 2
-    for known in rounds:
-        assert known["qsf"]["facts"]["rate"] > 0
-        assert known["qsf"]["facts"]["stats"]["step_tokens"] == 3
-        assert 0 < known["qsf"]["facts"]["peak_bytes"] <= 70 * MB
-        assert model.stat().st_size / 2 < known["streamed_bytes"] < model.stat().st_size
-        assert known["fraction"] * known["disk_limit"] == pytest.approx(
-            known["qsf"]["facts"]["rate"]
-        )
+    monkeypatch.setattr(launch, "_DROP_CACHES", tmp_path / "drop")  # others use the machine, too
+    is_counted = is_on_a_disk(model)
+    budget_mb = least_mb + 10
+    test = tasks.Test("tg", 4)
+    task = tasks.Task("qsf", str(model), 1, (test,), budget_mb=budget_mb, cap_mb=budget_mb)
+    outcome = run_task(task, sys.executable, is_cold=True)
+    assert outcome.why == ""
+    assert outcome.answer is not None
+    assert outcome.cap is not None
+    assert (outcome.cap.limit_mb, outcome.cap.n_oom_kills) == (budget_mb, 0)
+    assert 0 < outcome.peak_rss_bytes <= budget_mb * MB
+    run = outcome.answer.tests[0]
+    n_bytes = model.stat().st_size
+    assert n_bytes / 2 < (run.read_bytes or 0) / run.n_passes < n_bytes
+    assert outcome.answer.plan["streamed_bytes"] > 0
+    if is_counted:
+        assert (run.disk_bytes or 0) > n_bytes / 2
+
+
+def test_a_measured_process_that_is_killed_says_so(model: Path, tmp_path: Path) -> None:
+    greedy = tmp_path / "python"
+    greedy.write_text(f"#!/bin/sh\nexec {sys.executable} -c \"held = b'x' * (200 << 20)\"\n")
+    greedy.chmod(0o755)
+    task = tasks.Task("qsf", str(model), 1, (tasks.Test("tg", 4),), cap_mb=100)
+    outcome = run_task(task, str(greedy))
+    assert outcome.answer is None
+    assert outcome.why == "killed by SIGKILL: out of memory in its group of 100 MB"

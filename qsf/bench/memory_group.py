@@ -1,4 +1,4 @@
-"""Run a command under a limit on memory that the kernel enforces: in a memory control group.
+"""A limit on memory that the kernel enforces: a memory control group for one process.
 
 The group is made for one command, which enters it before it starts, and removed afterwards, also
 when this process is interrupted. Swap is not allowed. What the command reads into the page cache
@@ -7,49 +7,40 @@ that the kernel cannot take back gets it killed.
 
 Linux, version 1 or 2 of control groups, as root or where a group is delegated to the user.
 """
-
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import tempfile
 import time
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-FACTS_NAME = "CAPPED_FACTS"  # the environment variable that says where a command writes facts
+from qsf.errors import QsfArgumentError, QsfError
 
-
-class CapError(Exception):
-    """The control group cannot be had."""
+_REMOVE_TRIES = 100
+_REMOVE_WAIT_SECONDS = 0.1
 
 
-# ---- the control group ----
+class CapError(QsfError):
+    """The control group cannot be had; the text says who can have one."""
 
 
 def parse_limit(text: str) -> int:
-    """Return the bytes of "300M" or "1.5G"."""
+    """Return the bytes of "300M" or "1.5G". Raises QsfArgumentError."""
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([MG])", text)
     n_mb = float(found[1]) * (1024 if found[2] == "G" else 1) if found else 0.0
     if n_mb < 1 or n_mb != int(n_mb):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of MB, as 300M or 1.5G")
+        raise QsfArgumentError(
+            f"{text!r} is not a limit of memory: it must be a whole number of MB, as 300M or 1.5G"
+        )
     return int(n_mb) << 20
-
-
-def limit_name(n_bytes: int) -> str:
-    """Return what parse_limit reads."""
-    return f"{n_bytes >> 30}G" if n_bytes % (1 << 30) == 0 else f"{n_bytes >> 20}M"
 
 
 def group_folders(mountinfo: str, own_groups: str) -> list[tuple[int, Path]]:
@@ -130,24 +121,19 @@ class Group:
         except OSError:
             return ""
 
-    def peaks(self) -> dict[str, int]:
-        """Return what the kernel counted; what it does not count is absent."""
-        v1 = self.version == 1
-        files = {
-            "peak_bytes": "memory.max_usage_in_bytes" if v1 else "memory.peak",
-            "kernel_peak_bytes": "memory.kmem.max_usage_in_bytes",
-            "n_at_limit": "memory.failcnt",
-        }
-        found = {key: int(text) for key, name in files.items() if (text := self._read(name))}
-        events = self._read("memory.oom_control" if v1 else "memory.events")
-        found["n_oom_kills"] = number_after(events, "oom_kill")
-        if not v1:
-            found["n_at_limit"] = number_after(events, "max")
-        return found
+    def peak_bytes(self) -> int | None:
+        """Return the most that the group has had, page cache included; None: it is not counted."""
+        text = self._read("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak")
+        return int(text) if text else None
+
+    def n_oom_kills(self) -> int:
+        """Return how many processes the kernel has killed for the limit."""
+        events = self._read("memory.oom_control" if self.version == 1 else "memory.events")
+        return number_after(events, "oom_kill")
 
     def remove(self) -> None:
         """Remove it, with whatever still runs inside."""
-        for _ in range(100):
+        for _ in range(_REMOVE_TRIES):
             for pid in self._read("cgroup.procs").split():
                 with contextlib.suppress(OSError):
                     os.kill(int(pid), signal.SIGKILL)
@@ -156,10 +142,15 @@ class Group:
             except FileNotFoundError:
                 return
             except OSError:
-                time.sleep(0.1)
+                time.sleep(_REMOVE_WAIT_SECONDS)
             else:
                 return
-        print(f"{self.folder} could not be removed", file=sys.stderr)
+        warnings.warn(
+            f"{self.folder} could not be removed in {_REMOVE_TRIES * _REMOVE_WAIT_SECONDS:g} s: "
+            "rmdir it when its processes have ended",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 _group_numbers = count()
@@ -197,67 +188,3 @@ def memory_group(limit_bytes: int) -> Iterator[Group]:
         "no memory control group can be made: run this as root, or in a delegated group "
         f"(systemd-run --user --scope -p Delegate=yes ...). Tried: {tried}"
     )
-
-
-def drop_caches() -> str:
-    """Let the system forget what it has read. Returns why it did not, or nothing."""
-    os.sync()
-    try:
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-    except OSError as error:
-        return str(error)
-    return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a process inside a group ended, and what it took."""
-
-    exit_code: int  # negative: the signal that ended it
-    wall_seconds: float
-    max_rss_bytes: int  # of it, or of this process if that had more when it started it
-    group: dict[str, int]
-    output: str
-    errors: str
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most memory that the process itself has had."""
-        return int(self.facts.get("peak_bytes", self.max_rss_bytes))
-
-
-def run_capped(command: list[str], limit_bytes: int) -> Outcome:
-    """Run a command inside a new group. Raises CapError."""
-    with tempfile.TemporaryDirectory(prefix="qsf-cap-") as folder, contextlib.ExitStack() as stack:
-        facts_path = Path(folder, "facts")
-        group = stack.enter_context(memory_group(limit_bytes))
-        output = stack.enter_context(Path(folder, "output").open("w+", errors="replace"))
-        errors = stack.enter_context(Path(folder, "errors").open("w+", errors="replace"))
-        began = time.perf_counter()
-        process = subprocess.Popen(
-            group.enter_and_run(command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            env=os.environ | {FACTS_NAME: str(facts_path)},
-        )
-        try:
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        wall_seconds = time.perf_counter() - began
-        output.seek(0)
-        errors.seek(0)
-        return Outcome(
-            exit_code=process.returncode,
-            wall_seconds=wall_seconds,
-            max_rss_bytes=usage.ru_maxrss * 1024,
-            group=group.peaks(),
-            output=output.read(),
-            errors=errors.read(),
-            facts=json.loads(facts_path.read_text()) if facts_path.exists() else {},
-        )

@@ -1,0 +1,310 @@
+"""Starts measured processes, waits for them, and says how they ended and what they took.
+
+A process has a group of its own, so that it and all that it has started can be ended; what it
+writes goes into temporary files, of which only the last lines are read. Whatever ends this process
+in the meantime ends the measured one too, and removes its files and its memory group.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qsf.bench.memory_group import memory_group
+from qsf.bench.results import Cap
+from qsf.bench.tasks import ANSWER_VARIABLE, Answer, Task, parse_answer
+from qsf.errors import QsfError
+
+TIMEOUT_SECONDS = 3600.0
+
+_DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+_LLAMA_WORKER = Path(__file__).with_name("worker_llama.py")
+_KEPT_BYTES = 1 << 16  # of what a process writes
+_SHOWN_LINES = 5
+_SHOWN_CHARS = 800
+
+
+class WorkerError(QsfError):
+    """A measured process has given no answer, or none that can be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended, and what it took.
+
+    ``max_rss_bytes`` is the kernel's count, which begins with the most that this process has had:
+    a child is its parent's copy at first. Below that, it is not known: None.
+    """
+
+    exit_code: int  # negative: the signal that ended it
+    is_late: bool  # it was ended because its time was over
+    wall_seconds: float
+    max_rss_bytes: int | None
+    cap: Cap | None
+    output: str  # the last of it
+    errors: str  # the last of it
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a task.
+
+    Where ``why`` is not empty, the process failed, and ``answer`` has the tests before that, if
+    any.
+    """
+
+    task: Task
+    answer: Answer | None
+    why: str
+    wall_seconds: float  # of the whole process
+    peak_rss_bytes: int  # the process alone, by the kernel's count; 0: not known
+    cap: Cap | None
+    note: str = ""  # what a reader of the figures must know
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether a test at least was done."""
+        return self.answer is not None and bool(self.answer.tests)
+
+
+# ---- any command ----
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    limit_mb: int | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    environment: Mapping[str, str] | None = None,
+) -> Ended:
+    """Run a command, in a new memory group if there is a limit.
+
+    Raises:
+        CapError: the group cannot be had.
+        WorkerError: the command cannot be started.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="qsf-bench-"))
+        paths = [Path(folder, name) for name in ("output", "errors")]
+        output, errors = (stack.enter_context(path.open("wb")) for path in paths)
+        group = None
+        if limit_mb is not None:
+            group = stack.enter_context(memory_group(limit_mb << 20))
+            command = group.enter_and_run(list(command))
+        own_peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began = time.perf_counter()
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env=os.environ | dict(environment or {}),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise WorkerError(f"{command[0]} cannot be started: {error.strerror}") from error
+        is_late, wall_seconds, usage = _wait(process, began, timeout_seconds)
+        cap = None
+        if group is not None and limit_mb is not None:
+            cap = Cap(limit_mb, group.peak_bytes(), group.n_oom_kills())
+        return Ended(
+            exit_code=process.returncode,
+            is_late=is_late,
+            wall_seconds=wall_seconds,
+            max_rss_bytes=usage.ru_maxrss * 1024 if usage.ru_maxrss > own_peak_kb else None,
+            cap=cap,
+            output=_tail(paths[0]),
+            errors=_tail(paths[1]),
+        )
+
+
+def _wait(
+    process: subprocess.Popen[bytes], began: float, timeout_seconds: float
+) -> tuple[bool, float, resource.struct_rusage]:
+    """Wait for the end; returns whether it was forced, the seconds, and what the kernel counted.
+
+    A thread sleeps until the time is over: to look again and again would disturb what is measured.
+    """
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        _kill(process.pid)
+
+    timer = threading.Timer(timeout_seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        # It stays a zombie for now, so that its number is its own when the timer kills it.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        wall_seconds = time.perf_counter() - began
+    finally:
+        timer.cancel()
+        timer.join()
+        _kill(process.pid)  # after an interruption itself, and always what it has left behind
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return is_late.is_set(), wall_seconds, usage
+
+
+def _kill(group_id: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group_id, signal.SIGKILL)
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        n_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, n_bytes - _KEPT_BYTES))
+        return file.read().decode("utf-8", "replace")
+
+
+# ---- caches ----
+
+
+def forget_file(path: str | os.PathLike[str]) -> None:
+    """Let the system drop the file's pages from its cache. Raises WorkerError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)  # what is not written yet cannot be dropped
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise WorkerError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def drop_caches() -> str:
+    """Let the system forget all that it has read. Returns why it did not, or nothing."""
+    try:
+        if os.access(_DROP_CACHES, os.W_OK):
+            os.sync()
+        _DROP_CACHES.write_text("3")
+    except OSError as error:
+        return f"{_DROP_CACHES}: {error.strerror}"
+    return ""
+
+
+# ---- tasks ----
+
+
+def run_task(
+    task: Task,
+    python: str,
+    *,
+    is_cold: bool = False,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Outcome:
+    """Run one task with the interpreter ``python``; nothing of it is cached if it ``is_cold``.
+
+    In a memory group smaller than the file it should be: pages that others have read are not
+    charged to the group, and so are used in spite of its limit.
+
+    Raises:
+        CapError: the task's memory group cannot be had.
+    """
+    try:
+        note = ""
+        if is_cold:
+            forget_file(task.path)
+            if why := drop_caches():
+                note = f"only the model was dropped from the caches before a run ({why})"
+        with tempfile.TemporaryDirectory(prefix="qsf-bench-") as folder:
+            answer_path = Path(folder, "answer.json")
+            ended = run_command(
+                [python, *worker_of(task), json.dumps(task.as_json())],
+                limit_mb=task.cap_mb,
+                timeout_seconds=timeout_seconds,
+                environment={ANSWER_VARIABLE: str(answer_path)},
+            )
+            return _outcome(task, ended, answer_path, timeout_seconds, note)
+    except WorkerError as error:
+        return Outcome(task, None, str(error), 0.0, 0, None)
+
+
+def worker_of(task: Task) -> list[str]:
+    """Return the arguments of a Python that make it the task's worker."""
+    return ["-m", "qsf.bench.worker_qsf"] if task.engine == "qsf" else [str(_LLAMA_WORKER)]
+
+
+def _outcome(
+    task: Task, ended: Ended, answer_path: Path, timeout_seconds: float, note: str
+) -> Outcome:
+    why = f"did not end within {timeout_seconds:g} s" if ended.is_late else signal_text(ended)
+    answer = None
+    try:
+        answer = read_answer(answer_path, task, ended)
+    except WorkerError as error:
+        why = why or str(error)
+    else:
+        why = why or answer.failure
+        if not why and ended.exit_code:
+            why = f"ended with {ended.exit_code} after it had answered{last_lines(ended.errors)}"
+    peak_bytes = ended.max_rss_bytes or (answer.peak_rss_bytes if answer else 0)
+    return Outcome(task, answer, why, ended.wall_seconds, peak_bytes, ended.cap, note)
+
+
+def read_answer(path: Path, task: Task, ended: Ended) -> Answer:
+    """Return what the process answered. Raises WorkerError, with its last lines."""
+    said = last_lines(ended.errors)
+    try:
+        answer = parse_answer(json.loads(path.read_bytes()))
+        _check_tests(answer, task)
+    except OSError:
+        raise WorkerError(f"ended with {ended.exit_code} and gave no answer{said}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise WorkerError(f"gave an answer that cannot be read ({what}){said}") from error
+    return answer
+
+
+def _check_tests(answer: Answer, task: Task) -> None:
+    """Raise ValueError if these are not the task's tests, or all of them without a failure."""
+    asked = [(test.name, test.depth) for test in task.tests]
+    done = [(run.name, run.depth) for run in answer.tests]
+    if done != asked[: len(done)] or (len(done) < len(asked) and not answer.failure):
+        raise ValueError(f"tests {done}, asked for {asked}")
+    for run in answer.tests:
+        if type(run.wall_ns) is not int or run.wall_ns <= 0:
+            raise ValueError(f"{run.name} took {run.wall_ns!r} ns")
+    if type(answer.peak_rss_bytes) is not int:
+        raise ValueError(f"a peak of {answer.peak_rss_bytes!r} bytes")
+
+
+def last_lines(text: str) -> str:
+    """Return the last lines of what a process has written, as the end of a sentence."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return ": " + " / ".join(lines[-_SHOWN_LINES:])[-_SHOWN_CHARS:] if lines else ""
+
+
+def signal_text(ended: Ended) -> str:
+    """Return in words which signal ended a process; nothing if none did."""
+    if ended.exit_code >= 0:
+        return ""
+    try:
+        name = signal.Signals(-ended.exit_code).name
+    except ValueError:
+        name = f"signal {-ended.exit_code}"
+    if name == "SIGKILL":
+        if ended.cap is not None and ended.cap.n_oom_kills:
+            return f"killed by {name}: out of memory in its group of {ended.cap.limit_mb} MB"
+        return f"killed by {name}: the system was out of memory, or somebody did it"
+    if name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        return f"ended by {name}"
+    said = last_lines(ended.errors)
+    if name == "SIGILL":
+        said = ": an instruction that this processor lacks: built for another processor?" + said
+    return f"crashed with {name}{said}"

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where memory groups are looked for, what is written to them and what the kernel counts.
+
+The groups here are folders; test_cgroup.py has real ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qsf.bench import memory_group
+from qsf.errors import QsfArgumentError, QsfError
+
+MB = 1 << 20
+
+
+def test_limits() -> None:
+    known = {"300M": 300 * MB, "1G": 1 << 30, "1.5G": 1536 * MB, "1M": MB}
+    assert {text: memory_group.parse_limit(text) for text in known} == known
+    wrong = ["", "300", "300m", "0M", "0.5M", "1.5M", "1.001G", "-1M", "1.0001G", "1T", "300 M"]
+    for text in [*wrong, "M", "1e3M"]:
+        with pytest.raises(QsfArgumentError, match="whole number of MB"):
+            memory_group.parse_limit(text)
+
+
+V1 = """\
+24 1 0:21 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+30 24 0:27 / /sys/fs/cgroup/cpu rw,relatime shared:5 - cgroup cgroup rw,cpu
+31 24 0:28 {root} /sys/fs/cgroup/memory rw,relatime shared:6 master:1 - cgroup cgroup rw,memory
+40 24 0:29 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+"""
+V2 = "30 24 0:27 {root} /sys/fs/cgroup rw,nosuid shared:5 - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
+def test_groups_of_version_1_are_beside_all_others_or_inside_of_the_own() -> None:
+    own = "4:memory:/jobs/7\n3:cpu:/other\n0::/\n"
+    top = Path("/sys/fs/cgroup/memory")
+    found = memory_group.group_folders(V1.format(root="/"), own)
+    assert found == [(1, top), (1, top / "jobs/7"), (2, Path("/sys/fs/cgroup/unified"))]
+    # A container sees a part of the tree, and its own group by its name outside of that.
+    found = memory_group.group_folders(V1.format(root="/jobs"), own)
+    assert found[:2] == [(1, top), (1, top / "7")]
+
+
+def test_groups_of_version_2_are_beside_the_own() -> None:
+    top = Path("/sys/fs/cgroup")
+    own = "0::/user.slice/user-7.slice/app.scope\n"
+    found = memory_group.group_folders(V2.format(root="/"), own)
+    assert found == [(2, top / "user.slice/user-7.slice"), (2, top / "user.slice"), (2, top)]
+    found = memory_group.group_folders(V2.format(root="/user.slice"), own)
+    assert found == [(2, top / "user-7.slice"), (2, top)]
+    assert memory_group.group_folders(V2.format(root="/"), "0::/\n") == [(2, top)]
+    assert memory_group.group_folders(V2.format(root="/"), "0::/../other\n") == [(2, top)]
+    assert memory_group.group_folders("", own) == []
+
+
+def test_what_the_kernel_counts_is_read(tmp_path: Path) -> None:
+    folders = {version: tmp_path / str(version) for version in (1, 2)}
+    for folder in folders.values():
+        folder.mkdir()
+    (folders[1] / "memory.max_usage_in_bytes").write_text("314572800\n")
+    (folders[1] / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    (folders[2] / "memory.peak").write_text("4096\n")
+    (folders[2] / "memory.events").write_text("low 0\nhigh 5\nmax 6\noom 7\noom_kill 8\n")
+    groups = [memory_group.Group(version, folder) for version, folder in folders.items()]
+    assert [group.peak_bytes() for group in groups] == [314572800, 4096]
+    assert [group.n_oom_kills() for group in groups] == [3, 8]
+    (folders[2] / "memory.peak").unlink()  # as kernels before 5.19
+    (folders[2] / "memory.events").unlink()
+    assert (groups[1].peak_bytes(), groups[1].n_oom_kills()) == (None, 0)
+    assert memory_group.number_after("rchar: 5\nread_bytes: 17\n", "read_bytes") == 17
+    assert memory_group.number_after("cancelled_read_bytes: 17\n", "read_bytes") == 0
+
+
+def test_the_limit_is_of_memory_and_of_swap(tmp_path: Path) -> None:
+    """Here, because where a limit cannot be set the tests in groups are skipped."""
+    wanted = {
+        1: {"memory.limit_in_bytes": str(MB), "memory.memsw.limit_in_bytes": str(MB)},
+        2: {"memory.max": str(MB), "memory.swap.max": "0"},
+    }
+    for version, files in wanted.items():
+        folder = tmp_path / str(version)
+        folder.mkdir()
+        group = memory_group.Group(version, folder)
+        with pytest.raises(FileNotFoundError, match="no memory controller"):
+            group.set_limit(MB)
+        for name in (*files, "cgroup.procs"):
+            (folder / name).write_text("max")
+        group.set_limit(MB)
+        assert {name: (folder / name).read_text() for name in files} == files
+        (folder / list(files)[1]).unlink()  # a kernel without accounting of swap
+        group.set_limit(MB)
+
+
+def test_a_group_that_cannot_be_had_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_controller = tmp_path / "no-controller"
+    no_controller.mkdir()
+    places = [(1, tmp_path / "absent"), (1, no_controller)]
+    monkeypatch.setattr(memory_group, "group_folders", lambda *_: places)
+    with (
+        pytest.raises(memory_group.CapError, match=r"run this as root.*absent.*memory\.limit"),
+        memory_group.memory_group(300 * MB),
+    ):
+        pass
+    assert list(no_controller.iterdir()) == []
+
+
+def test_a_limit_that_cannot_be_kept_is_a_qsf_error() -> None:
+    assert issubclass(memory_group.CapError, QsfError)
+
+
+def test_a_group_that_stays_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "held").write_text("")  # a folder that is not empty stands for a busy group
+    monkeypatch.setattr(memory_group, "_REMOVE_WAIT_SECONDS", 0.0)
+    with pytest.warns(RuntimeWarning, match="could not be removed"):
+        memory_group.Group(2, tmp_path).remove()
+    (tmp_path / "held").unlink()
+    memory_group.Group(2, tmp_path).remove()
+    assert not tmp_path.exists()
