@@ -273,8 +273,8 @@ def _check_parts(draft: _Draft, runs: Sequence[TestRun]) -> None:
     part, run = max(off, key=lambda found: abs(found[0]))
     draft.notes.append(
         f"{draft.row.label}: the parts sum to {sum(run.parts.values()) / 1e6:.1f} ms where "
-        f"{run.wall_ns / 1e6:.1f} ms passed ({100 * part:+.1f} %); {len(off)} of {len(runs)} rounds "
-        f"are off by more than {100 * PARTS_TOLERANCE:.0f} %"
+        f"{run.wall_ns / 1e6:.1f} ms passed ({100 * part:+.1f} %); {len(off)} of {len(runs)} "
+        f"rounds are off by more than {100 * PARTS_TOLERANCE:.0f} %"
     )
 
 
