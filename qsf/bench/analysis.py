@@ -28,6 +28,11 @@ from qsf.bench.results import (
 from qsf.bench.tasks import Answer, Task, Test, TestRun
 from qsf.kv_type import parse_kv_type
 
+_MORE_THAN_POSSIBLE = {
+    "disk": "the page cache answered, or the disk became faster",
+    "memory": "the weights lie in the processor's caches, or memory became faster",
+    "arithmetic": "the processor became faster",
+}
 AGREEMENT = 0.03  # of our clock with the engine's own
 _SAME_WEIGHTS = 0.01  # one format may store a small table that the other computes
 _FROM_CACHE = 0.5  # less of what is streamed comes from the disk: the page cache answered
@@ -128,9 +133,10 @@ def analyse(
         if (draft := _draft(one, test, limits)) is not None
     ]
     ratios, ratio_notes = _ratios(drafts, list(pairs))
-    notes = _notes_on_limits(limits) + [note for draft in drafts for note in draft.notes]
+    rows = [draft.row for draft in drafts]
+    notes = [note for draft in drafts for note in draft.notes] + _notes_on_limits(limits, rows)
     return Analysis(
-        rows=[draft.row for draft in drafts],
+        rows=rows,
         ratios=ratios,
         failures=[failure for one in measured for failure in _failures(one)],
         notes=list(dict.fromkeys(notes + ratio_notes)),
@@ -291,14 +297,28 @@ def _check_agreement(draft: _Draft, engine: Sequence[float]) -> None:
         )
 
 
-def _notes_on_limits(limits: Limits) -> list[str]:
+def _notes_on_limits(limits: Limits, rows: Sequence[Row]) -> list[str]:
+    notes = []
     ways = limits.disk_gb_per_s
     if ways and not any(way.startswith("direct") for way in ways):
-        return [
+        notes.append(
             "the disk was read through the page cache only, because the filesystem of the model "
             "has no direct reads: its limit may be that of memory"
+        )
+    for limited_by, why in _MORE_THAN_POSSIBLE.items():
+        above = [
+            f"{row.label} {100 * row.fraction_of_limit:.0f} %"
+            for row in rows
+            if row.limited_by == limited_by
+            and row.fraction_of_limit is not None
+            and row.fraction_of_limit > 1
         ]
-    return []
+        if above:
+            notes.append(
+                f"more than the limit of {limited_by} as it was measured at the start, so {why}: "
+                + "; ".join(above)
+            )
+    return notes
 
 
 # ---- what is possible ----
@@ -420,24 +440,13 @@ def _bound(
     if bound is None:
         return
     reached = row.tok_per_s.median
-    fraction = reached / bound.tok_per_s
     draft.row = replace(
         row,
-        fraction_of_limit=fraction,
+        fraction_of_limit=reached / bound.tok_per_s,
         limited_by=bound.limited_by,
         limit_tok_per_s=bound.tok_per_s,
         gb_per_s=None if bound.binding_bytes is None else reached * bound.binding_bytes / 1e9,
     )
-    if fraction > 1:
-        why = {
-            "disk": "the page cache answered, or the disk became faster",
-            "memory": "the weights lie in the processor's caches, or memory became faster",
-            "arithmetic": "the processor became faster",
-        }[bound.limited_by]
-        draft.notes.append(
-            f"{row.label}: {100 * fraction:.0f} % of the limit of the {bound.limited_by} as it was "
-            f"measured before: {why}"
-        )
 
 
 def _without_cached(draft: _Draft, test: Test, streamed: float, n_passes: int) -> float:
