@@ -5,9 +5,9 @@ In README.md a table stands between two comments, of which the first says what i
     <!-- in-memory: python bench/readme_table.py bench/results/1.1b.json -->
     <!-- end -->
 
-Tables are ``in-memory``, QSF beside llama.cpp where the model fits, and ``capped``, both in a memory
-cgroup. Without files all tables of README.md are written anew; with files, both tables of these
-are printed.
+Tables are ``in-memory``, QSF beside llama.cpp where the model fits, and ``capped``, both in a
+memory cgroup. Without files all tables of README.md are written anew; with files, both tables of
+these are printed.
 
 Usage: .venv/bin/python bench/readme_table.py [--check] [--readme README.md] [RESULT.json ...]
 """
@@ -30,7 +30,7 @@ from qsf.errors import QsfError
 ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(
     r"(<!-- (?P<name>[\w-]+): python bench/readme_table\.py(?P<files>(?: \S+)+) -->\n)"
-    r".*?(<!-- end -->)",
+    r"(?:(?!<!-- ).)*(<!-- end -->)",
     re.DOTALL,
 )
 NOTHING = "-"
@@ -152,7 +152,8 @@ def in_memory(all_results: Sequence[Results]) -> str:
         *(f"{step_name}, tok/s", "llama.cpp", "ratio"),
         *("peak memory", "of memory's limit"),
     ]
-    return markdown(headings, cells) + "\n" + origins(all_results, threads)
+    shown = [found for rows in files.values() for found in rows]
+    return markdown(headings, cells) + "\n" + origins(shown)
 
 
 def capped(all_results: Sequence[Results]) -> str:
@@ -178,19 +179,20 @@ def capped(all_results: Sequence[Results]) -> str:
         *("shape", "type", "limit", "peak memory", "tok/s", "of what the disk allows"),
         *("llama.cpp", "ratio"),
     ]
-    return markdown(headings, cells) + "\n" + origins(all_results)
+    return markdown(headings, cells) + "\n" + origins(rows)
 
 
-def origins(all_results: Sequence[Results], threads: int | None = None) -> str:
-    """Return where the figures come from, a line for each result that differs."""
+def origins(rows: Sequence[Found]) -> str:
+    """Return where the figures come from, a line for each run that they come from."""
     lines = []
-    for results in all_results:
-        n_rounds = max((len(row.tok_per_s.values) for row in results.rows), default=0)
-        own = sorted({row.threads for row in results.rows}) if threads is None else [threads]
+    for results in {id(found.results): found.results for found in rows}.values():
+        own = [found.row for found in rows if found.results is results]
+        n_rounds = max(len(row.tok_per_s.values) for row in own)
+        threads = sorted({row.threads for row in own})
         known = results.machine
         words = [
-            f"Median (least-most) of {n_rounds} rounds",
-            f"{' and '.join(map(str, own))} thread{'' if own == [1] else 's'}",
+            f"Median (least-most) of {n_rounds} round{'' if n_rounds == 1 else 's'}",
+            f"{' and '.join(map(str, threads))} thread{'' if threads == [1] else 's'}",
             f"{known.get('cpu', 'unknown processor')} with {known.get('n_cores', '?')} cores",
             *(str(known[key]) for key in ("peer",) if known.get(key)),
             *(f"commit {known[key]}" for key in ("commit",) if known.get(key)),

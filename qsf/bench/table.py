@@ -61,6 +61,8 @@ def comparison_report(comparison: Comparison) -> RenderableType:
     }
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     parts.append(Text(f"{len(comparison.changes)} figures compared: {said}"))
+    if any(not change.is_sure and change.verdict == "slower" for change in comparison.changes):
+        parts.append(Text("slower?: beyond its noise, but among so many figures that is chance"))
     return Group(*parts)
 
 
@@ -398,7 +400,8 @@ def _changes(name: str, changes: Sequence[Change]) -> RenderableType:
         if is_corrected:
             cells.append(f"{100 * change.corrected:+.1f} %")
         noise = f"{100 * change.noise:.1f} %" if change.noise < 10 else "unknown"
-        verdict = Text(change.verdict, style=_STYLES[change.verdict])
+        is_sure = change.is_sure or change.verdict in ("same", "noisy")
+        verdict = Text(change.verdict + ("" if is_sure else "?"), _STYLES[change.verdict])
         what = part_name(change.what) if change.unit == "ms" else change.what
         table.add_row(Text(what), *cells, noise, verdict)
     n_same = len(changes) - len(shown)
