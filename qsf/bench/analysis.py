@@ -315,7 +315,7 @@ def _notes_on_limits(limits: Limits, rows: Sequence[Row]) -> list[str]:
         ]
         if above:
             notes.append(
-                f"more than the limit of {limited_by} as it was measured at the start, so {why}: "
+                f"more than the {limited_by} limit as it was measured at the start, so {why}: "
                 + "; ".join(above)
             )
     return notes
