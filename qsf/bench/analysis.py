@@ -36,8 +36,9 @@ _MORE_THAN_POSSIBLE = {
 AGREEMENT = 0.03  # of our clock with the engine's own
 _SAME_WEIGHTS = 0.01  # one format may store a small table that the other computes
 _FROM_CACHE = 0.5  # less of what is streamed comes from the disk: the page cache answered
-_LLAMA_KV_BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0}
-_QSF_KV_BITS = {2: 2.5, 4: 4.5, 8: 8.25, 16: 16.0, 32: 32.0}  # scales and least values included
+# Bits a value with its share of scales and least values.
+_LLAMA_KV_BITS = {"f16": 16.0, "8bit": 8.5, "4bit": 4.5}  # as `worker_llama` names them
+_QSF_KV_BITS = {2: 2.5, 4: 4.5, 8: 8.25, 16: 16.0, 32: 32.0}
 _QSF_KV_BLOCK = 64  # a head takes a whole number of these
 
 
@@ -63,6 +64,8 @@ class Facts(Protocol):
     @property
     def n_layers(self) -> int: ...  # noqa: D102
     @property
+    def n_heads(self) -> int: ...  # noqa: D102
+    @property
     def n_kv_heads(self) -> int: ...  # noqa: D102
     @property
     def head_dim(self) -> int: ...  # noqa: D102
@@ -81,7 +84,7 @@ class Measured:
     answers: Sequence[Answer | None]
     peak_rss_bytes: int  # the most of all rounds, by the kernel's count
     caps: Sequence[Cap] = ()  # of the rounds; empty: no group
-    reasons: Sequence[str] = ()  # why answers are missing, one of each failed process
+    reasons: Sequence[str] = ()  # why processes failed, one of each; empty: see the answers
 
     @property
     def file(self) -> str:
@@ -197,6 +200,7 @@ def _draft(one: Measured, test: Test, limits: Limits) -> _Draft | None:
         breakdown=_breakdown(tests),
         engine_tok_per_s=_median(engine),
         load_seconds=_median(answer.load_seconds for answer in answers),
+        madds_per_token=madds_per_token(test, facts),
     )
     draft = _Draft(row, task, first.n_vocab, by_round)
     _check_other_work(draft, n_other)
@@ -245,8 +249,8 @@ def _breakdown(runs: Sequence[TestRun]) -> Breakdown | None:
 
 def _failures(one: Measured) -> list[Failure]:
     """Return what went wrong, the same thing once."""
-    said = [reason for reason in one.reasons if reason]
-    said += [answer.failure for answer in one.answers if answer is not None and answer.failure]
+    answers = [answer for answer in one.answers if answer is not None]
+    said = [reason for reason in one.reasons or [answer.failure for answer in answers] if reason]
     task = one.task
     what = f"{task.n_threads} thread{'' if task.n_threads == 1 else 's'}"
     what += f", budget {task.budget_mb} MB" if task.budget_mb is not None else ""
@@ -340,6 +344,19 @@ def kv_bytes_per_position(facts: Facts, kv_type: str, engine: str) -> float | No
     return facts.n_layers * facts.n_kv_heads * n_values * bits / 8
 
 
+def madds_per_token(test: Test, facts: Facts) -> float:
+    """Return multiply-adds of a token in the mean: layers, head where it is wanted, attention."""
+    of_head = facts.head_madds / (test.n_tokens if test.kind == "pp" else 1)
+    # For each position before it, and itself, a token multiplies with a key and a value.
+    of_position = 2 * facts.n_layers * facts.n_heads * facts.head_dim
+    return facts.token_madds + of_head + of_position * _mean_positions(test)
+
+
+def _mean_positions(test: Test) -> float:
+    """Return how many positions a token of the test looks at in the mean, its own included."""
+    return test.depth + (test.n_tokens + 1) / 2
+
+
 def streamed_bytes_at_best(task: Task, facts: Facts, plan: Mapping[str, object]) -> float:
     """Return bytes of weights that cannot stay in memory from one pass to the next.
 
@@ -422,8 +439,7 @@ def _bound(
     position_bytes = kv_bytes_per_position(facts, row.kv_type, row.engine)
     kv_token_bytes = None
     if position_bytes is not None:
-        # Token i of n reads what lies before it, and itself.
-        kv_token_bytes = position_bytes * (test.depth + (test.n_tokens + 1) / 2)
+        kv_token_bytes = position_bytes * _mean_positions(test)
     streamed = streamed_bytes_at_best(one.task, facts, runs[-1][0].plan)
     streamed = _without_cached(draft, test, streamed, n_passes)
     bound = bound_of(

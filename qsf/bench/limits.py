@@ -23,7 +23,8 @@ from qsf.errors import QsfIOError
 
 READ_BYTES = 1 << 20
 _HUGE_PAGE_BYTES = 2 << 20
-_MEMORY_BYTES = 512 << 20  # beyond the caches of any one processor that a thread can see
+_MEMORY_BYTES = 1 << 30  # several times the caches of a processor,
+_LEAST_MEMORY_BYTES = 64 << 20  # but a small machine has not so much to give
 _MEMORY_MS = 400
 _DISK_SECONDS = 0.5  # for each way of reading: six of them
 _DIRECT_READERS = (1, 2, 4, 8)
@@ -40,14 +41,19 @@ def measure_memory(
     """Return GB/s read from memory and 10^9 8-bit multiply-adds a second, by number of threads.
 
     A figure that the engine has no loop for on this processor is left out.
+
+    Raises:
+        QsfMemoryError: the system has not the memory to read from.
     """
     from qsf import _native
 
     gb_per_s: dict[str, float] = {}
     gmadds_per_s: dict[str, float] = {}
+    available_mb = _native.describe_machine().available_bytes >> 20
+    n_bytes = max(_LEAST_MEMORY_BYTES, min(_MEMORY_BYTES, available_mb // 4 << 20))
     for n_threads in sorted(set(thread_counts)):
         progress(f"memory and arithmetic, {n_threads} thread{'' if n_threads == 1 else 's'}")
-        roof = _native.measure_roof(n_threads, _MEMORY_BYTES, _MEMORY_MS)
+        roof = _native.measure_roof(n_threads, n_bytes, _MEMORY_MS)
         for known, rate in (
             (gb_per_s, roof.read_gb_per_s),
             (gmadds_per_s, roof.gmadds_per_s),

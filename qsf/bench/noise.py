@@ -8,7 +8,7 @@ compared as means, with Student's t.
 Three or five rounds say little of their own noise, and what looks quiet by chance gives false
 alarms. But figures of one run share the machine, so the noise of a figure is mixed with the median
 of all of them, weighted as `_COMMON_FREE` degrees of freedom; what is plainly noisier than the rest
-is judged by itself. At noise of 3 % and five rounds this finds 10 % in 97 of 100 cases, with one
+is judged by itself. At noise of 3 % and five rounds this finds 10 % in 96 of 100 cases, with one
 false alarm (either way) among 100 figures. By itself each figure needs two for the same. Ranks
 cannot tell three rounds from three others at any change; of the median of absolute deviations so
 little is known from five rounds that it misses 10 % in every third case.

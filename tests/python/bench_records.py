@@ -34,6 +34,7 @@ class Facts:
     token_madds: int = 1_000_000_000
     head_madds: int = 51_200_000
     n_layers: int = 10
+    n_heads: int = 8
     n_kv_heads: int = 4
     head_dim: int = 64
     shape_name: str = "small"

@@ -82,6 +82,13 @@ def test_the_same_failure_is_said_once_with_its_number() -> None:
     assert (failure.why, failure.file) == ("killed by signal 9", "small-4bit.qsf")
 
 
+def test_what_a_process_and_its_answer_say_is_one_failure() -> None:
+    answer = {"failure": "the budget of 10 MB is too small"}
+    one = measured_of("qsf", tg_runs(20.0), tests=[PP, TG], answer=answer)
+    one = replace(one, reasons=[answer["failure"]])
+    assert [failure.n_times for failure in analyse([one], LIMITS).failures] == [1]
+
+
 def test_what_an_answer_says_of_missing_tests_is_a_failure() -> None:
     answer = {"failure": "the budget of 10 MB is too small"}
     one = measured_of("qsf", tg_runs(20.0), tests=[PP, TG], answer=answer)
@@ -116,8 +123,8 @@ def test_depth_adds_positions() -> None:
         ("qsf", "k8v4", 10 * 4 * 64 * (8.25 + 4.5) / 8),
         ("qsf", "2bit", 10 * 4 * 64 * 2 * 2.5 / 8),
         ("llama.cpp", "f16", 10 * 4 * 64 * 2 * 2),
-        ("llama.cpp", "q8_0", 10 * 4 * 64 * 2 * 34 / 32),
-        ("llama.cpp", "4bit", None),
+        ("llama.cpp", "8bit", 10 * 4 * 64 * 2 * 34 / 32),
+        ("llama.cpp", "2bit", None),
         ("qsf", "q8_0", None),
     ],
 )
@@ -129,6 +136,15 @@ def test_small_heads_take_whole_blocks_in_qsf_alone() -> None:
     small = Facts(head_dim=32)
     assert kv_bytes_per_position(small, "f16", "qsf") == 10 * 4 * 64 * 4
     assert kv_bytes_per_position(small, "f16", "llama.cpp") == 10 * 4 * 32 * 4
+
+
+def test_multiply_adds_of_weights_and_attention() -> None:
+    deep = tasks.Test("tg", 128, 1000)
+    one = measured_of("qsf", [[run_of(deep, 20.0), run_of(PP, 500.0)]], tests=[deep, PP])
+    generating, prompt = analyse([one], LIMITS).rows
+    of_position = 2 * 10 * 8 * 64
+    assert generating.madds_per_token == 1_051_200_000 + of_position * 1064.5
+    assert prompt.madds_per_token == 1_000_000_000 + 100_000 + of_position * 256.5
 
 
 def test_a_prompt_is_held_against_arithmetic_without_most_of_the_head() -> None:
