@@ -1,134 +1,258 @@
-"""Measure what README.md's table shows and print its rows.
+"""Write README's tables of speed from results of `python -m qsf.bench` in bench/results/.
 
-Each run is a process of its own, seen from outside: peak memory is what the kernel reports for it.
-The 1.1B model has random weights of TinyLlama's shape, made here; nothing is downloaded. Its
-weights are in the page cache when streamed runs begin, so those rows say what the engine costs,
-not the disk.
+In README.md a table stands between two comments, of which the first says what it is made of:
 
-Usage: .venv/bin/python bench/readme_table.py [--runs 3] [--folder build/bench]
+    <!-- in-memory: python bench/readme_table.py bench/results/1.1b.json -->
+    <!-- end -->
+
+Tables are ``in-memory``, QSF beside llama.cpp where the model fits, and ``capped``, both in a
+memory cgroup. Without files all tables of README.md are written anew; with files, both tables of
+these are printed.
+
+Usage: .venv/bin/python bench/readme_table.py [--check] [--readme README.md] [RESULT.json ...]
 """
+
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import re
-import statistics
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qsf.bench.results import Ratio, Results, Row, read
+from qsf.bench.table import mb_text, ratio_text, spread_text
+from qsf.errors import QsfError
+
 ROOT = Path(__file__).resolve().parents[1]
-BIN = Path(sys.executable).parent
-PROMPT = "Once upon a time there was a little girl who lived near the sea. " * 12
+MARKED = re.compile(
+    r"(<!-- (?P<name>[\w-]+): python bench/readme_table\.py(?P<files>(?: \S+)+) -->\n)"
+    r"(?:(?!<!-- ).)*(<!-- end -->)",
+    re.DOTALL,
+)
+NOTHING = "-"
+
+
+class TableError(Exception):
+    """README.md, or a result, is not what a table can be made of."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One row: a file, how it is run, and what to call it."""
+class Found:
+    """A row of QSF, with that of llama.cpp beside it if they were compared."""
 
-    label: str
-    path: Path
-    budget_mb: int
-    max_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one process reported of itself, and the kernel of it."""
-
-    prompt_rate: float
-    step_rate: float
-    peak_bytes: int
+    results: Results
+    row: Row
+    peer: Row | None = None
+    ratio: Ratio | None = None
 
 
-def convert(source: Path, out: Path, quant_type: str) -> None:
-    """Convert unless the file is there already."""
-    if out.exists():
-        return
-    command = [str(BIN / "qsf-convert"), str(source), str(out), "--quant-type", quant_type]
-    subprocess.run([*command, "--quiet"], check=True)
+def found_rows(all_results: Sequence[Results]) -> list[Found]:
+    """Return QSF's rows, each with the peer's."""
+    found = []
+    for results in all_results:
+        for i, row in enumerate(results.rows):
+            if row.engine != "qsf":
+                continue
+            ratio = next((ratio for ratio in results.ratios if ratio.row == i), None)
+            peer = None if ratio is None else results.rows[ratio.vs]
+            found.append(Found(results, row, peer, ratio))
+    return found
 
 
-def prepare(folder: Path) -> list[Case]:
-    """Make the files and list the rows."""
-    folder.mkdir(parents=True, exist_ok=True)
-    cases = []
-    tiny = ROOT / "examples" / "tiny-llama"
-    for quant_type in ("4bit", "8bit", "f16"):
-        path = folder / f"tiny-llama-{quant_type}.qsf"
-        convert(tiny, path, quant_type)
-        cases.append(Case(f"tiny-llama 2.8M, {quant_type}", path, 200, 256))
-    large = folder / "1.1b"
-    if not (large / "model.safetensors.index.json").exists():
-        script = str(ROOT / "bench" / "make_checkpoint.py")
-        command = [sys.executable, script, str(large), "--shape", "1.1b"]
-        subprocess.run([*command, "--tokenizer-from", str(tiny)], check=True)
-    path = folder / "1.1b-4bit.qsf"
-    convert(large, path, "4bit")
-    for budget_mb in (800, 400, 200, 120):
-        cases.append(Case("1.1B shape, 4bit", path, budget_mb, 32))
-    return cases
+# ---- cells ----
 
 
-def run(case: Case) -> Run:
-    """Run one process to its end."""
-    command = [str(BIN / "qsf-run"), str(case.path), "--prompt", PROMPT, "--temperature", "0"]
-    command += ["--max-tokens", str(case.max_tokens), "--ram-budget", str(case.budget_mb)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    report = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    rates = re.search(r"prompt .*? ([\d.]+) tok/s \| generated .*? ([\d.]+) tok/s", report)
-    if status != 0 or rates is None:
-        raise SystemExit(f"{' '.join(command[:2])} failed:\n{report}")
-    return Run(float(rates[1]), float(rates[2]), usage.ru_maxrss * 1024)
+def rate(found: Found | None) -> str:
+    """Return QSF's tok/s."""
+    return NOTHING if found is None else spread_text(found.row.tok_per_s)
 
 
-def spread(runs: list[Run], value: Callable[[Run], float]) -> str:
-    """Median, with least and most behind it."""
-    values = sorted(value(r) for r in runs)
-    digits = 0 if values[0] >= 100 else 1
-    middle = f"{statistics.median(values):,.{digits}f}"
-    return f"{middle} ({values[0]:,.{digits}f}-{values[-1]:,.{digits}f})"
+def peer_rate(found: Found | None) -> str:
+    """Return llama.cpp's tok/s."""
+    if found is None or found.peer is None:
+        return NOTHING
+    return spread_text(found.peer.tok_per_s)
 
 
-def cpu_name() -> str:
-    """Return the processor's name as Linux tells it."""
-    info = Path("/proc/cpuinfo")
-    text = info.read_text(encoding="utf-8") if info.exists() else ""
-    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return found[1] if found else platform.processor()
+def times(found: Found | None) -> str:
+    """Return the ratio, in bold: it is what a reader looks for."""
+    if found is None or found.ratio is None:
+        return NOTHING
+    return f"**{ratio_text(found.ratio).replace('x', 'x**', 1)}"
 
 
-def main() -> None:
-    """Measure every case and print Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
-    args = parser.parse_args()
-    cases = prepare(args.folder)
-    print(f"{cpu_name()}, {os.cpu_count()} cores, median (least-most) of {args.runs} runs\n")
-    print("| model | file | `--ram-budget` | peak memory | prompt tok/s | generated tok/s |")
-    print("|---|---|---|---|---|---|")
-    for case in cases:
-        run(case)  # warm-up
-        runs = [run(case) for _ in range(args.runs)]
-        file_mb = case.path.stat().st_size / 2**20
-        peak_mb = max(r.peak_bytes for r in runs) / 2**20
-        prompt = spread(runs, lambda r: r.prompt_rate)
-        step = spread(runs, lambda r: r.step_rate)
-        print(
-            f"| {case.label} | {file_mb:,.1f} MB | {case.budget_mb} MB | {peak_mb:.0f} MB "
-            f"| {prompt} | {step} |",
-            flush=True,
+def of_limit(found: Found | None, limited_by: str) -> str:
+    """Return the part of a limit that is reached; nothing where another one binds."""
+    if found is None or found.row.limited_by != limited_by:
+        return NOTHING
+    fraction = found.row.fraction_of_limit
+    return NOTHING if fraction is None else f"{100 * fraction:.0f} %"
+
+
+def type_name(rows: Sequence[Found]) -> str:
+    """Return the type, with that of llama.cpp behind it."""
+    peer = next((found.peer for found in rows if found.peer is not None), None)
+    return rows[0].row.type + (f" ({peer.type})" if peer else "")
+
+
+def bits(rows: Sequence[Found]) -> str:
+    """Return bits per weight of QSF's file, then of llama.cpp's."""
+    peer = next((found.peer for found in rows if found.peer is not None), None)
+    own = f"{rows[0].row.bits_per_weight:.2f}"
+    return own + (f" ({peer.bits_per_weight:.2f})" if peer else "")
+
+
+# ---- tables ----
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
+    lines = [list(headings), ["---"] * len(headings), *map(list, rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def in_memory(all_results: Sequence[Results]) -> str:
+    """Return the comparison where nothing is capped, on the most threads that were measured."""
+    free = [
+        found
+        for found in found_rows(all_results)
+        if found.row.cap is None and found.row.budget_mb is None and found.row.depth == 0
+    ]
+    if not free:
+        raise TableError("no row of QSF without a limit on memory and without depth")
+    threads = max(found.row.threads for found in free)
+    files: dict[tuple[str, str, str], list[Found]] = {}
+    for found in free:
+        if found.row.threads == threads:
+            row = found.row
+            files.setdefault((row.shape, row.type, row.file), []).append(found)
+    cells = []
+    for (shape, _, _), rows in files.items():
+        prompt = next((found for found in rows if found.row.test.startswith("pp")), None)
+        generation = next((found for found in rows if found.row.test.startswith("tg")), None)
+        peak = max(found.row.peak_rss_bytes for found in rows)
+        cells.append(
+            [
+                *(shape, type_name(rows), bits(rows)),
+                *(rate(prompt), peer_rate(prompt), times(prompt)),
+                *(rate(generation), peer_rate(generation), times(generation)),
+                *(f"{mb_text(peak)} MB", of_limit(generation, "memory")),
+            ]
         )
+    tests = [found.row.test for rows in files.values() for found in rows]
+    prompt_name = next((test for test in tests if test.startswith("pp")), "prompt")
+    step_name = next((test for test in tests if test.startswith("tg")), "generation")
+    headings = [
+        *("shape", "type", "bits per weight"),
+        *(f"{prompt_name}, tok/s", "llama.cpp", "ratio"),
+        *(f"{step_name}, tok/s", "llama.cpp", "ratio"),
+        *("peak memory", "of memory's limit"),
+    ]
+    shown = [found for rows in files.values() for found in rows]
+    return markdown(headings, cells) + "\n" + origins(shown)
+
+
+def capped(all_results: Sequence[Results]) -> str:
+    """Return generation in a memory cgroup, by shape, type and limit."""
+    rows = [
+        found
+        for found in found_rows(all_results)
+        if found.row.cap is not None and found.row.test.startswith("tg")
+    ]
+    if not rows:
+        raise TableError("no row of QSF that generates in a memory cgroup")
+    cells = [
+        [
+            found.row.shape,
+            type_name([found]),
+            f"{found.row.cap.limit_mb:,} MB" if found.row.cap else NOTHING,
+            f"{mb_text(found.row.peak_rss_bytes)} MB",
+            *(rate(found), of_limit(found, "disk"), peer_rate(found), times(found)),
+        ]
+        for found in rows
+    ]
+    headings = [
+        *("shape", "type", "limit", "peak memory", "tok/s", "of what the disk allows"),
+        *("llama.cpp", "ratio"),
+    ]
+    return markdown(headings, cells) + "\n" + origins(rows)
+
+
+def origins(rows: Sequence[Found]) -> str:
+    """Return where the figures come from, a line for each run that they come from."""
+    lines = []
+    for results in {id(found.results): found.results for found in rows}.values():
+        own = [found.row for found in rows if found.results is results]
+        n_rounds = max(len(row.tok_per_s.values) for row in own)
+        threads = sorted({row.threads for row in own})
+        known = results.machine
+        words = [
+            f"Median (least-most) of {n_rounds} round{'' if n_rounds == 1 else 's'}",
+            f"{' and '.join(map(str, threads))} thread{'' if threads == [1] else 's'}",
+            f"{known.get('cpu', 'unknown processor')} with {known.get('n_cores', '?')} cores",
+            *(str(known[key]) for key in ("peer",) if known.get(key)),
+            *(f"commit {known[key]}" for key in ("commit",) if known.get(key)),
+            *(str(known[key])[:10] for key in ("date",) if known.get(key)),
+        ]
+        lines.append(", ".join(words) + ".\n")
+    return "".join(dict.fromkeys(lines))
+
+
+TABLES: dict[str, Callable[[Sequence[Results]], str]] = {"in-memory": in_memory, "capped": capped}
+
+
+# ---- README.md ----
+
+
+def rewritten(text: str, root: Path) -> str:
+    """Return the text with its tables made anew from the files that their comments name."""
+
+    def anew(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name not in TABLES:
+            raise TableError(f"there is no table {name!r}, only {', '.join(TABLES)}")
+        results = [read(root / file) for file in found["files"].split()]
+        return found[1] + TABLES[name](results) + found[4]
+
+    new, n_tables = MARKED.subn(anew, text)
+    if n_tables == 0:
+        raise TableError("there is no comment that begins a table, or none that ends it")
+    return new
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write, check or print; 1: README.md is not what the results say."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("results", metavar="RESULT.json", type=Path, nargs="*")
+    parser.add_argument("--readme", metavar="FILE", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    args = parser.parse_args(arguments)
+    try:
+        if args.results:
+            all_results = [read(path) for path in args.results]
+            for name, table in TABLES.items():
+                try:
+                    print(f"{name}:\n\n{table(all_results)}")
+                except TableError as error:
+                    print(f"{name}: {error}\n")
+            return 0
+        text = args.readme.read_text("utf-8")
+        new = rewritten(text, args.readme.parent)
+    except (QsfError, TableError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if new == text:
+        return 0
+    if args.check:
+        print(f"{args.readme.name} differs: python bench/readme_table.py", file=sys.stderr)
+        return 1
+    args.readme.write_text(new, "utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -17,7 +17,8 @@
 `machine`          what the machine is; `limits`: what it can do at most
 `analysis`         from answers to rows: spreads, fractions of the limits, ratios, breakdowns
 `results`          the rows, and their JSON
-`compare`          two results, and whether their differences are more than noise
+`compare`          two results, and what the machine has to do with their differences
+`noise`            whether a figure of a few rounds has changed
 `quality`          perplexity and KL of the files, where a text is given
 `table`            the terminal's report
 `page`, `plots`    the HTML report

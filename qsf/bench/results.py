@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
+import types
+import typing
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qsf.errors import QsfFormatError, QsfIOError
 
 FORMAT = 1  # of the JSON; files of another are refused
+_MOST_BYTES = 64 << 20  # of a file that is read; a result has some ten thousand
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class Row:
     engine_tok_per_s: float | None = None  # by the engine's own count; median
     quality: Quality | None = None
     load_seconds: float | None = None
+    madds_per_token: float | None = None  # multiply-adds, of weights and attention
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -193,54 +198,83 @@ def write(results: Results, path: Path, *, overwrite: bool) -> None:
 def read(path: Path) -> Results:
     """Return what `write` wrote. Raises QsfIOError, or QsfFormatError for anything else."""
     try:
-        text = path.read_text("utf-8")
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise QsfIOError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise QsfFormatError(f"{path} is not a result of python -m qsf.bench: {error}") from error
     try:
-        known = json.loads(text)
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES:,} bytes")
+        known = json.loads(raw.decode("utf-8"))
         if not isinstance(known, dict) or known.pop("format", None) != FORMAT:
             raise ValueError(f'"format" is not {FORMAT}')
         return _results(known)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise QsfFormatError(f"{path} is not a result of python -m qsf.bench: {error}") from error
 
 
 def _results(known: dict[str, Any]) -> Results:
-    rows = [_row(row) for row in known["rows"]]
-    ratios = [_record(Ratio, ratio) for ratio in known["ratios"]]
-    for ratio in ratios:
-        if not (0 <= ratio.row < len(rows) and 0 <= ratio.vs < len(rows)):
-            raise ValueError(f"a ratio of rows {ratio.row} and {ratio.vs}, there are {len(rows)}")
-    return Results(
-        machine=dict(known["machine"]),
-        limits=_record(Limits, known["limits"]),
-        rows=rows,
-        ratios=ratios,
-        failures=[_record(Failure, failure) for failure in known.get("failures", [])],
-        notes=[str(note) for note in known.get("notes", [])],
-        settings=dict(known.get("settings", {})),
-    )
+    results: Results = _record(Results, known, "")
+    n_rows = len(results.rows)
+    for i, ratio in enumerate(results.ratios):
+        if not (0 <= ratio.row < n_rows and 0 <= ratio.vs < n_rows):
+            raise ValueError(
+                f"ratios[{i}] is of rows {ratio.row} and {ratio.vs}, there are {n_rows}"
+            )
+    return results
 
 
-def _record(kind: type[Any], known: dict[str, Any]) -> Any:
-    """Return a record of ``kind``; keys of a later version are left out."""
-    names = {f.name for f in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in known.items() if name in names})
+def _record(kind: type[Any], known: object, where: str) -> Any:
+    """Return a record of ``kind``; keys of a later version are left out. Raises ValueError."""
+    if not isinstance(known, dict):
+        raise _unlike(known, where, "an object")
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(kind):
+        place = f"{where}.{item.name}" if where else item.name
+        if item.name in known:
+            values[item.name] = _value(hints[item.name], known[item.name], place)
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise ValueError(f"{place} is missing")
+    return kind(**values)
 
 
-def _row(known: dict[str, Any]) -> Row:
-    parts: dict[str, Any] = {"tok_per_s": _record(Spread, known["tok_per_s"])}
-    for name, kind in (("cap", Cap), ("quality", Quality)):
-        if known.get(name) is not None:
-            parts[name] = _record(kind, known[name])
-    if known.get("breakdown") is not None:
-        given = known["breakdown"]
-        parts["breakdown"] = Breakdown(
-            wall_ms=given["wall_ms"],
-            parts={name: _record(Spread, s) for name, s in given["parts"].items()},
-            beside={name: _record(Spread, s) for name, s in given.get("beside", {}).items()},
-        )
-    row: Row = _record(Row, known | parts)
-    return row
+def _value(hint: Any, known: object, where: str) -> Any:
+    """Return what JSON holds as the type of a record's field. Raises ValueError."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:  # always of something and None
+        return None if known is None else _value(arguments[0], known, where)
+    if dataclasses.is_dataclass(hint):
+        return _record(typing.cast("type[Any]", hint), known, where)
+    if origin is list:
+        if not isinstance(known, list):
+            raise _unlike(known, where, "a list")
+        return [_value(arguments[0], one, f"{where}[{i}]") for i, one in enumerate(known)]
+    if origin is dict:
+        if not isinstance(known, dict):
+            raise _unlike(known, where, "an object")
+        return {key: _value(arguments[1], one, f"{where}.{key}") for key, one in known.items()}
+    if hint is float:
+        return _number(known, where)
+    if hint is Any:
+        return known
+    if not isinstance(known, hint) or isinstance(known, bool):
+        raise _unlike(known, where, {int: "a whole number", str: "a text"}[hint])
+    return known
+
+
+def _number(known: object, where: str) -> float:
+    if isinstance(known, bool) or not isinstance(known, int | float):
+        raise _unlike(known, where, "a number")
+    try:
+        number = float(known)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise _unlike(number, where, "a number")
+    return number
+
+
+def _unlike(known: object, where: str, wanted: str) -> ValueError:
+    shown = type(known).__name__ if isinstance(known, dict | list) else repr(known)[:40]
+    return ValueError(f"{where or 'the whole'} is {shown}, expected {wanted}")

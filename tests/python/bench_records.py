@@ -1,0 +1,196 @@
+"""Makes records of qsf.bench: what processes would answer, and results of it."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qsf.bench.analysis import Measured, analyse
+from qsf.bench.results import Breakdown, Cap, Limits, Ratio, Results, Row, Spread, spread_of
+from qsf.bench.tasks import Answer, Engine, Task, Test, TestRun
+
+PP = Test("pp", 512)
+TG = Test("tg", 128)
+QSF_FILE = "/models/small-4bit.qsf"
+PEER_FILE = "/models/small-Q4_K_M.gguf"
+LIMITS = Limits(
+    memory_gb_per_s={"1": 10.0, "2": 20.0},
+    disk_gb_per_s={"direct x1": 1.0, "direct x4": 2.0, "buffered x1": 1.5},
+    gmadds_per_s={"1": 1000.0, "2": 2000.0},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a file of 600 MB for each token costs, and a billion multiply-adds."""
+
+    n_weights: int = 1_000_000_000
+    file_bytes: int = 700_000_000
+    bits_per_weight: float = 4.6
+    token_bytes: int = 600_000_000
+    token_madds: int = 1_000_000_000
+    head_madds: int = 51_200_000
+    n_layers: int = 10
+    n_heads: int = 8
+    n_kv_heads: int = 4
+    head_dim: int = 64
+    shape_name: str = "small"
+    type: str = "4bit"
+
+
+def run_of(test: Test, rate: float, **changes: Any) -> TestRun:
+    """Return a run at ``rate`` tok/s."""
+    wall_ns = round(test.n_tokens / rate * 1e9)
+    known: dict[str, Any] = {
+        "name": test.name,
+        "depth": test.depth,
+        "n_tokens": test.n_tokens,
+        "wall_ns": wall_ns,
+        "engine_ns": wall_ns,
+        "n_passes": 2 if test.kind == "pp" else test.n_tokens,
+    }
+    return TestRun(**(known | changes))
+
+
+def answer_of(runs: Sequence[TestRun], **changes: Any) -> Answer:
+    """Return the answer of a QSF that holds its weights in memory."""
+    answer = Answer(
+        version="QSF 0.1.0",
+        kernels="avx2",
+        kv_type="4bit",
+        n_vocab=32000,
+        n_weights=1_000_000_000,
+        load_seconds=1.0,
+        peak_rss_bytes=700 << 20,
+        tests=list(runs),
+        plan={"streamed_bytes": 0},
+    )
+    return replace(answer, **changes)
+
+
+def measured_of(
+    engine: Engine,
+    rounds: Sequence[Sequence[TestRun] | None],
+    *,
+    tests: Sequence[Test] = (PP, TG),
+    facts: Facts | None = None,
+    answer: Mapping[str, Any] | None = None,
+    caps: Sequence[Cap] = (),
+    **task: Any,
+) -> Measured:
+    """Return what rounds gave; None: the process of that round gave nothing."""
+    is_qsf = engine == "qsf"
+    changes: dict[str, Any] = {} if is_qsf else {"version": "llama.cpp 1", "kv_type": "f16"}
+    changes |= dict(answer or {})
+    path = QSF_FILE if is_qsf else PEER_FILE
+    known: dict[str, Any] = {"n_threads": 2, "tests": tuple(tests), "path": path} | task
+    return Measured(
+        Task(engine, **known),
+        facts or Facts(type="4bit" if is_qsf else "Q4_K_M"),
+        [None if runs is None else answer_of(runs, **changes) for runs in rounds],
+        peak_rss_bytes=720 << 20,
+        caps=caps,
+    )
+
+
+def small_results(**machine: Any) -> Results:
+    """Return a whole result: both engines, in memory and in a group, one failure."""
+    parts = {"phase_attention": 0.3, "phase_ffn": 0.6, "sample": 0.1}
+
+    def qsf_runs(scale: float) -> list[TestRun]:
+        runs = [run_of(PP, 500 * scale), run_of(TG, 25 * scale)]
+        return [
+            replace(run, parts={name: round(part * run.wall_ns) for name, part in parts.items()})
+            for run in runs
+        ]
+
+    def peer_runs(scale: float) -> list[TestRun]:
+        return [run_of(PP, 125 * scale), run_of(TG, 10 * scale)]
+
+    scales = (1.0, 0.98, 1.02)
+    streamed = {"plan": {"streamed_bytes": 500_000_000}, "io": "direct x4"}
+    capped: dict[str, Any] = {"tests": [TG], "cap_mb": 300, "caps": [Cap(300, 290 << 20, 0)]}
+    measured = [
+        measured_of("qsf", [qsf_runs(scale) for scale in scales]),
+        measured_of("llama.cpp", [peer_runs(scale) for scale in scales]),
+        measured_of(
+            "qsf", [[run_of(TG, 3 * s)] for s in scales], answer=streamed, budget_mb=300, **capped
+        ),
+        measured_of("llama.cpp", [[run_of(TG, 0.5 * s)] for s in scales], **capped),
+    ]
+    measured[1] = replace(measured[1], reasons=["killed by signal 9"])
+    found = analyse(measured, LIMITS, [(QSF_FILE, PEER_FILE)])
+    known = {"cpu": "Processor X", "n_cores": 2, "isa": "avx2", "isa_available": ["avx2"]}
+    known |= {"commit": "abc1234", "date": "2026-01-02T03:04:05+00:00", "peer": "llama.cpp 1"}
+    return Results(
+        known | machine,
+        LIMITS,
+        found.rows,
+        found.ratios,
+        found.failures,
+        found.notes,
+        {"rounds": 3},
+    )
+
+
+# ---- noisy results, for comparing ----
+
+
+@dataclass(frozen=True, slots=True)
+class Noisy:
+    """A machine whose rounds have ``noise``, as a fraction of each figure, from a seed."""
+
+    chance: random.Random
+    noise: float = 0.03
+    n_rounds: int = 5
+
+    def spread(self, value: float) -> Spread:
+        """Return rounds around a value."""
+        return spread_of(
+            [value * (1 + self.chance.gauss(0, self.noise)) for _ in range(self.n_rounds)]
+        )
+
+    def row(self, rate: float, parts_ms: Mapping[str, float] | None = None, **changes: Any) -> Row:
+        """Return a row of generation, whose parts have noise of their own."""
+        breakdown = None
+        if parts_ms is not None:
+            spreads = {name: self.spread(ms) for name, ms in parts_ms.items()}
+            breakdown = Breakdown(sum(s.median for s in spreads.values()), spreads)
+        known: dict[str, Any] = {
+            "engine": "qsf",
+            "shape": "small",
+            "type": "4bit",
+            "bits_per_weight": 4.6,
+            "file_bytes": 700_000_000,
+            "threads": 2,
+            "test": "tg128",
+            "depth": 0,
+            "budget_mb": None,
+            "tok_per_s": self.spread(rate),
+            "peak_rss_bytes": 700 << 20,
+            "fraction_of_limit": 0.8,
+            "limited_by": "memory",
+            "n_weights": 1_000_000_000,
+            "breakdown": breakdown,
+        }
+        return Row(**(known | changes))
+
+    def peer(self, rate: float, **changes: Any) -> Row:
+        """Return a row of llama.cpp."""
+        known = {"engine": "llama.cpp", "type": "Q4_K_M", "version": "llama.cpp 1"}
+        return self.row(rate, **(known | changes))
+
+
+def results_of(
+    rows: Sequence[Row],
+    *,
+    memory_gb_per_s: float = 20.0,
+    ratios: Sequence[Ratio] = (),
+    **machine: Any,
+) -> Results:
+    """Return a result of these rows."""
+    known = {"cpu": "Processor X", "n_cores": 2, "isa": "avx2", "isa_available": ["avx2"]}
+    return Results(known | machine, Limits({"2": memory_gb_per_s}), list(rows), list(ratios))
