@@ -101,6 +101,7 @@ class Row:
     engine_tok_per_s: float | None = None  # by the engine's own count; median
     quality: Quality | None = None
     load_seconds: float | None = None
+    madds_per_token: float | None = None  # multiply-adds, of weights and attention
 
     @property
     def key(self) -> tuple[object, ...]:
