@@ -34,22 +34,31 @@ class Change(NamedTuple):
 
 
 def write_page(
-    results: Results, path: Path, *, overwrite: bool, changes: Sequence[Change] = ()
+    results: Results,
+    path: Path,
+    *,
+    overwrite: bool,
+    changes: Sequence[Change] = (),
+    change_notes: Sequence[str] = (),
 ) -> None:
     """Write the page, complete or not at all.
 
     Raises QsfArgumentError when ``path`` exists and ``overwrite`` is false, QsfIOError when the
     system refuses.
     """
-    write_text(path, page(results, changes), overwrite=overwrite)
+    write_text(path, page(results, changes, change_notes), overwrite=overwrite)
 
 
-def page(results: Results, changes: Sequence[Change] = ()) -> str:
-    """Return the page. ``changes``: of these results since others, if they were compared."""
+def page(results: Results, changes: Sequence[Change] = (), change_notes: Sequence[str] = ()) -> str:
+    """Return the page.
+
+    ``changes``: of these results since earlier ones, if they were compared; ``change_notes``: what
+    a reader must know of them.
+    """
     sections = [
         tables.headline(results),
         tables.note_section(results.notes),
-        _change_section(changes),
+        _change_section(changes, change_notes),
         tables.limit_section(results.limits),
         *_plot_sections(results),
         tables.ratio_section(results),
@@ -81,8 +90,13 @@ def _compared(rows: Sequence[Row]) -> str:
 def machine_line(results: Results) -> str:
     """Return the machine in a line, of what `machine.describe` knows of it."""
     known = tables.flat(results.machine)
-    said = [known[name] for name in ("cpu", "isa", "kernel") if name in known]
-    return ", ".join(said)
+    said = [known.get("cpu", "")]
+    if "n cores" in known:
+        said.append(f"{known['n cores']} core{'' if known['n cores'] == '1' else 's'}")
+    if "memory bytes" in known:
+        said.append(f"{known['memory bytes']} of memory")
+    said += [known.get("isa", ""), known.get("date", "")[:10]]
+    return ", ".join(part for part in said if part)
 
 
 def _plot_sections(results: Results) -> Iterator[str]:
@@ -92,40 +106,46 @@ def _plot_sections(results: Results) -> Iterator[str]:
     first = plots.least_depth(unlimited)
     bars = "Bars around points go from the least to the most of all rounds."
     yield _plotted(
-        plots.BY_BITS, first, look, "Speed and bits per weight", "bits",
+        [(plots.BY_BITS, first)], look, "Speed and bits per weight", "bits",
         f"Generated or prompt tokens in a second. {bars}",
     )  # fmt: skip
     yield _plotted(
-        plots.BY_BUDGET, [row for row in rows if row.cap is None], look,
-        "Speed and memory budget", "budget",
-        "Weights that do not fit into the budget are read from the disk for every token.",
+        [(plots.BY_BUDGET, [row for row in rows if row.cap is None]),
+         (plots.BY_CAP, [row for row in rows if row.cap is not None])],
+        look, "Speed in little memory", "memory",
+        "What does not fit into its budget QSF reads from the disk for every token. A control "
+        "group limits all memory of a process, page cache included.",
     )  # fmt: skip
     yield _plotted(
-        plots.BY_CAP, [row for row in rows if row.cap is not None], look,
-        "Speed under a limit of the kernel", "cap",
-        "The process runs in a control group that has no more memory than this, page cache "
-        "included.",
-    )  # fmt: skip
-    yield _plotted(
-        plots.BY_DEPTH, unlimited, look, "Speed and context depth", "depth",
+        [(plots.BY_DEPTH, unlimited)], look, "Speed and context depth", "depth",
         "Each test after so many tokens, which attention has to look at.",
     )  # fmt: skip
     yield time_section(results.rows)
     yield _roofline(unlimited or rows, results, look)
     yield _plotted(
-        plots.BY_QUALITY, first, look, "Speed and quality", "quality",
+        [(plots.BY_QUALITY, first)], look, "Speed and quality", "quality",
         "Upwards is faster, to the left is better.",
     )  # fmt: skip
 
 
 def _plotted(
-    plan: plots.Plan, rows: Sequence[Row], look: plots.Look, title: str, anchor: str, note: str
+    planned: Sequence[tuple[plots.Plan, Sequence[Row]]],
+    look: plots.Look,
+    title: str,
+    anchor: str,
+    note: str,
 ) -> str:
-    drawn, shown = plots.panels(plan, rows, look, name=title)
+    drawn: list[str] = []
+    shown: list[Row] = []
+    for plan, rows in planned:
+        panels, kept = plots.panels(plan, rows, look, name=title)
+        drawn += panels
+        shown += kept
     if not drawn:
         return ""
-    legend = look.legend(shown, by_type=plan.by_type)
-    return parts.section(title, note, legend + drawn, anchor=anchor)
+    legend = look.legend(shown, by_type=planned[0][0].by_type)
+    content = f'{legend}<div class="panels">{"".join(drawn)}</div>'
+    return parts.section(title, note, content, anchor=anchor)
 
 
 def _roofline(rows: Sequence[Row], results: Results, look: plots.Look) -> str:
@@ -146,7 +166,7 @@ def _roofline(rows: Sequence[Row], results: Results, look: plots.Look) -> str:
 
 
 def _roof_table(placed: Sequence[plots.OnRoofline]) -> str:
-    heads = ("Point", "per byte", "10^9/s", "of the limit")
+    heads = ("Point", "per byte", "billion/s", "of limit")
     rows = [
         (
             f"{one.row.type}, {tables.setting_words(one.row)}",
@@ -159,12 +179,11 @@ def _roof_table(placed: Sequence[plots.OnRoofline]) -> str:
     return parts.scroll("points of the roofline", parts.table(heads, rows, {0}), kind="table")
 
 
-def _change_section(changes: Sequence[Change]) -> str:
-    if not changes:
+def _change_section(changes: Sequence[Change], notes: Sequence[str]) -> str:
+    if not changes and not notes:
         return ""
-    heads = ("What", "Before, tok/s", "Now, tok/s", "Change", "Verdict")
-    table = parts.scroll("changes", parts.table(heads, changes, {0, 4}), kind="table tall")
-    note = (
-        "These results and earlier ones; what is within the noise of both is not called a change."
-    )
-    return parts.section("Since the earlier results", note, table, anchor="changes")
+    heads = ("What", "Before", "Now", "Change", "Verdict")
+    table = parts.scroll("changes", parts.table(heads, changes, {0, 4}), kind="table")
+    note = "These results and earlier ones: what is within the noise of both is no change."
+    content = (table if changes else "") + tables.sentences(notes)
+    return parts.section("Since the earlier results", note, content, anchor="changes")

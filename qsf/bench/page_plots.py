@@ -14,6 +14,7 @@ from qsf.converter.report_svg import text
 _COLOURS = {"qsf": (0, 2, 3), "llama.cpp": (1, 4, 5)}
 _LAST_COLOUR = 5
 _LOG_SPAN = 30  # fastest / slowest from which the slow would lie on a linear axis' bottom
+_ROOFLINE_HEIGHT = 380
 _SPEED = "tok/s"
 _TEST = re.compile(r"(pp|tg)(\d{1,9})")
 _ENGINES = {"qsf": "QSF"}
@@ -43,7 +44,7 @@ def test_words(test: str) -> str:
     noun = "token" if int(match[2]) == 1 else "tokens"
     if match[1] == "pp":
         return f"a prompt of {int(match[2]):,} {noun}"
-    return f"generating {int(match[2]):,} {noun}, one by one"
+    return f"{int(match[2]):,} {noun}, one by one"
 
 
 def threads_words(threads: int) -> str:
@@ -135,7 +136,7 @@ BY_BITS = Plan(
 )
 BY_BUDGET = Plan(
     _limit_mb,
-    "memory budget in MB, log scale",
+    "QSF's memory budget in MB, log scale",
     lambda row: (row.depth,),
     by_type=True,
     caption=_depth_words,
@@ -144,7 +145,7 @@ BY_BUDGET = Plan(
 )
 BY_CAP = Plan(
     _limit_mb,
-    "memory the kernel allows in MB, log scale",
+    "memory of the control group in MB, log scale",
     lambda row: (row.depth,),
     by_type=True,
     caption=_depth_words,
@@ -169,7 +170,9 @@ BY_QUALITY = Plan(
 )
 
 
-def panels(plan: Plan, rows: Sequence[Row], look: Look, *, name: str) -> tuple[str, list[Row]]:
+def panels(
+    plan: Plan, rows: Sequence[Row], look: Look, *, name: str
+) -> tuple[list[str], list[Row]]:
     """Return the panels of a plan, as HTML, and the rows that are in one of them."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
@@ -186,7 +189,7 @@ def panels(plan: Plan, rows: Sequence[Row], look: Look, *, name: str) -> tuple[s
             title = f"{first.shape}, {first.test}" if several else first.test
             drawn.append(_figure(title, ", ".join(word for word in words if word), svg))
             kept += group
-    return (f'<div class="panels">{"".join(drawn)}</div>' if drawn else ""), kept
+    return drawn, kept
 
 
 def _figure(title: str, words: str, svg: str) -> str:
@@ -295,7 +298,7 @@ def roofline(placed: Sequence[OnRoofline], limits: Limits, look: Look) -> str:
     for one in placed:
         scale = one.gmadds_per_s / one.row.tok_per_s.median if one.row.tok_per_s.median else 0.0
         title = (
-            f"{one.row.label}: {figure(one.gmadds_per_s)} * 10^9 multiply-adds/s, "
+            f"{one.row.label}: {figure(one.gmadds_per_s)} billion multiply-adds/s, "
             f"{figure(one.madds_per_byte)} a byte"
         )
         spread = one.row.tok_per_s
@@ -308,8 +311,8 @@ def roofline(placed: Sequence[OnRoofline], limits: Limits, look: Look) -> str:
         for (engine, kind, threads), points in series.items()
     ]
     x = Axis("multiply-adds per byte, log scale", is_log=True)
-    y = Axis("10^9 multiply-adds/s, log scale", is_log=True)
-    return plot("roofline", drawn, x, y, roofs)
+    y = Axis("billion multiply-adds/s, log scale", is_log=True)
+    return plot("roofline", drawn, x, y, roofs, height=_ROOFLINE_HEIGHT)
 
 
 def least_depth(rows: Iterable[Row]) -> list[Row]:

@@ -30,7 +30,7 @@ PAGE_STYLE = f"""
 {_CLASSES}
 h3{{font-size:.95rem;font-weight:600;margin:0 0 8px;overflow-wrap:anywhere}}
 h3 span{{font-weight:400;color:var(--soft)}}
-.panels{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));
+.panels{{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr));
 gap:26px 24px}}
 .panels figure{{margin:0;min-width:0}}
 .panels svg.plot{{max-width:520px;overflow:visible}}
@@ -57,10 +57,21 @@ gap:6px 16px;align-items:center;margin:0;font-size:.9rem}}
 .range{{width:100%;height:16px}}
 .range .one{{fill:var(--soft)}}
 .says{{margin:0;padding-left:1.2em;font-size:.95rem}}
+.table+.says{{margin-top:16px}}
 .says li{{margin:0 0 6px;overflow-wrap:anywhere}}
-.limits{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));
-gap:20px 40px}}
+.limits{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,230px),1fr));
+gap:20px 36px}}
+.figures{{grid-template-columns:repeat(auto-fit,minmax(250px,1fr))}}
+.panels .table{{margin:0}}
+.panels .table :is(th,td){{padding:5px 7px;font-size:.82rem}}
+.panels .table tr>:last-child{{padding-right:2px}}
+.limits .v .soft{{display:none}}
+.panels .table tr>:first-child{{padding-left:0}}
+.lo{{paint-order:stroke;stroke:var(--card);stroke-width:3;stroke-linejoin:round}}
 @media (max-width:560px){{
+.figures{{grid-template-columns:1fr}}
+svg.plot text{{font-size:13px}}
+.table:not(.tall) tbody th{{white-space:normal;min-width:8.5em}}
 .ratios{{grid-template-columns:1fr max-content;gap:3px 12px}}
 .ratios dt{{grid-column:1/-1;margin-top:7px}}
 }}

@@ -164,7 +164,7 @@ def limit_section(limits: Limits) -> str:
     kinds = (
         ("Memory, read", limits.memory_gb_per_s, "GB/s", 0, _threads),
         ("Disk, read", limits.disk_gb_per_s, "GB/s", 1, str),
-        ("Arithmetic", limits.gmadds_per_s, "10^9 8-bit multiply-adds/s", 2, _threads),
+        ("Arithmetic", limits.gmadds_per_s, "billion multiply-adds/s", 2, _threads),
     )
     blocks = [
         f"<div><h3>{text(title)} <span>{text(unit)}</span></h3>"
@@ -274,8 +274,14 @@ def note_section(notes: Sequence[str]) -> str:
     """Return what a reader must know."""
     if not notes:
         return ""
-    items = "".join(f"<li>{text(note)}</li>" for note in notes)
-    return parts.section("To know", "", f'<ul class="says">{items}</ul>', anchor="notes")
+    note = "What these figures do and do not say."
+    return parts.section("To know", note, sentences(notes), anchor="notes")
+
+
+def sentences(said: Sequence[str]) -> str:
+    """Return a list of sentences; nothing when there are none."""
+    items = "".join(f"<li>{text(one)}</li>" for one in said)
+    return f'<ul class="says">{items}</ul>' if items else ""
 
 
 def flat(known: Mapping[str, Any], before: str = "") -> dict[str, str]:
@@ -320,5 +326,5 @@ def method_section(results: Results) -> str:
         "Engines take turns, each in processes of its own, and each test is run after a warm-up; "
         "ratios are those of runs next to each other."
     )
-    content = f'<div class="limits">{"".join(blocks)}</div>'
+    content = f'<div class="panels">{"".join(blocks)}</div>'
     return parts.section("How it was measured", note, content, anchor="method")

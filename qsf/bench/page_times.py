@@ -110,7 +110,7 @@ def _table(timed: Sequence[tuple[Row, Breakdown]], names: Sequence[str]) -> str:
     rows = [
         [
             _label(row),
-            figure(known.wall_ms),
+            _fixed(known.wall_ms),
             *(_cell(known.parts.get(name)) for name in names),
             *(_cell(known.beside.get(name)) for name in beside),
         ]
@@ -120,4 +120,9 @@ def _table(timed: Sequence[tuple[Row, Breakdown]], names: Sequence[str]) -> str:
 
 
 def _cell(part: Spread | None) -> str:
-    return "" if part is None else figure(part.median)
+    return "" if part is None else _fixed(part.median)
+
+
+def _fixed(value: float) -> str:
+    """Two digits after the point, so that columns can be compared."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}"

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from qsf.converter.report_svg import text
 
-WIDTH, HEIGHT = 360, 262
+WIDTH = 360
+_HEIGHT = 262
 _TOP, _RIGHT, _BOTTOM = 24, 14, 42
 _LETTER = 7.2  # mean width at 12 pixels in the wider of the usual fonts
 _LEAST, _MOST = 1e-9, 1e15  # what an axis shows; a speed beyond them is no speed
@@ -75,7 +76,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """A line that no point should be above, and its name, written along its beginning."""
+    """A line that no point should be above, and its name, written along it."""
 
     ends: tuple[tuple[float, float], tuple[float, float]]
     name: str
@@ -142,7 +143,15 @@ def _ends(point: Point, axis: Axis) -> tuple[float, float]:
     return min(low, point.y), max(high, point.y)
 
 
-def plot(label: str, series: Sequence[Series], x: Axis, y: Axis, roofs: Sequence[Roof] = ()) -> str:
+def plot(
+    label: str,
+    series: Sequence[Series],
+    x: Axis,
+    y: Axis,
+    roofs: Sequence[Roof] = (),
+    *,
+    height: int = _HEIGHT,
+) -> str:
     """Return the plot; nothing unless two points at least are at different places across."""
     series = shown(series, x, y)
     points = [point for one in series for point in one.points]
@@ -151,15 +160,15 @@ def plot(label: str, series: Sequence[Series], x: Axis, y: Axis, roofs: Sequence
     roof_ends = [end for roof in roofs for end in roof.ends]
     ys = [v for p in points for v in (p.low, p.y, p.high)] + [end[1] for end in roof_ends]
     y_ends = _range(ys, y)
-    left = 14 + _LETTER * max(len(tick_text(tick)) for tick in y_ends[2])
-    y_scale = _Scale(*y_ends[:2], HEIGHT - _BOTTOM, _TOP, y.is_log, y_ends[2])
+    left = 14 + _LETTER * max(len(label) for label in tick_texts(y_ends[2], is_log=y.is_log))
+    y_scale = _Scale(*y_ends[:2], height - _BOTTOM, _TOP, y.is_log, y_ends[2])
     x_ends = _range([p.x for p in points] + [end[0] for end in roof_ends], x)
     x_scale = _Scale(*x_ends[:2], left, WIDTH - _RIGHT, x.is_log, x_ends[2])
     boxes = _Boxes()
     parts = [
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(label)}">',
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{text(label)}">',
         *_axes(x_scale, y_scale, x.title, y.title),
-        *_roofs(roofs, x_scale, y_scale, boxes),
+        *_roofs(roofs, x_scale, y_scale),
         *(_line(one, x_scale, y_scale) for one in series if one.is_joined),
         *(_error_bar(one.colour, p, x_scale, y_scale) for one in series for p in one.points),
         *(_marker(one, p, x_scale, y_scale, boxes) for one in series for p in one.points),
@@ -182,11 +191,20 @@ def key(marker: int | None, colour: int | None) -> str:
 # ---- axes ----
 
 
-def tick_text(value: float) -> str:
-    """Return a tick's number as short as it goes: 0, 0.5, 20, 2,000, 1e+07."""
+def tick_texts(ticks: Sequence[float], *, is_log: bool = False) -> list[str]:
+    """Return the numbers of ticks as short as they go; those of a linear axis are alike."""
+    if is_log or max(ticks) >= 1e6 or max(ticks) < 1e-3:
+        return [_tick_text(tick) for tick in ticks]
+    n_digits = next(
+        (n for n in range(7) if all(math.isclose(t, round(t, n), rel_tol=1e-6) for t in ticks)), 7
+    )
+    return [f"{tick:,.{n_digits}f}" for tick in ticks]
+
+
+def _tick_text(value: float) -> str:
     if value == 0:
         return "0"
-    if abs(value) >= 1e6 or abs(value) < 1e-3:
+    if not 1e-3 <= value < 1e6:
         return f"{value:.4g}"
     return f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
 
@@ -231,17 +249,17 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 def _axes(x: _Scale, y: _Scale, x_title: str, y_title: str) -> Iterable[str]:
     yield f'<text class="ax" x="0" y="12">{text(y_title)}</text>'
-    for tick in y.ticks:
+    for tick, label in zip(y.ticks, tick_texts(y.ticks, is_log=y.is_log), strict=True):
         height = y.at(tick)
         kind = "base" if tick == 0 else "grid"
         yield f'<path class="{kind}" d="M{x.first:.1f} {height:.1f}H{x.last:.1f}"/>'
         yield (
             f'<text class="ax" x="{x.first - 7:.1f}" y="{height + 4:.1f}" text-anchor="end">'
-            f"{tick_text(tick)}</text>"
+            f"{label}</text>"
         )
     end = -math.inf
-    for tick in x.ticks:
-        label, middle = tick_text(tick), x.at(tick)
+    for tick, label in zip(x.ticks, tick_texts(x.ticks, is_log=x.is_log), strict=True):
+        middle = x.at(tick)
         half = _LETTER * len(label) / 2
         yield f'<path class="grid" d="M{middle:.1f} {y.first:.1f}v5"/>'
         if middle - half < end + 8:
@@ -253,7 +271,7 @@ def _axes(x: _Scale, y: _Scale, x_title: str, y_title: str) -> Iterable[str]:
             f"{label}</text>"
         )
     yield (
-        f'<text class="ax" x="{x.last:.1f}" y="{HEIGHT - 5}" text-anchor="end">'
+        f'<text class="ax" x="{x.last:.1f}" y="{y.first + _BOTTOM - 5:.1f}" text-anchor="end">'
         f"{text(x_title)}</text>"
     )
     yield f'<path class="base" d="M{x.first:.1f} {y.first:.1f}H{x.last:.1f}"/>'
@@ -262,18 +280,17 @@ def _axes(x: _Scale, y: _Scale, x_title: str, y_title: str) -> Iterable[str]:
 # ---- what is drawn on them ----
 
 
-def _roofs(roofs: Sequence[Roof], x: _Scale, y: _Scale, boxes: _Boxes) -> Iterable[str]:
+def _roofs(roofs: Sequence[Roof], x: _Scale, y: _Scale) -> Iterable[str]:
     for roof in roofs:
         (x0, y0), (x1, y1) = ((x.at(px), y.at(py)) for px, py in roof.ends)
         yield f'<path class="roof" d="M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}"/>'
-        width = _LETTER * len(roof.name)
         if y0 == y1:  # level: above its end, where no roof goes down
-            boxes.add(x1 - width, y1 - 17, width, 14)
             place, anchor = f'x="{x1:.1f}" y="{y1 - 6:.1f}"', "end"
         else:
             angle = math.degrees(math.atan2(y1 - y0, x1 - x0))
-            place = f'transform="translate({x0 + 5:.1f} {y0 - 9:.1f}) rotate({angle:.1f})"'
-            anchor = "start"
+            middle = f"{(x0 + x1) / 2:.1f} {(y0 + y1) / 2:.1f}"
+            place = f'transform="translate({middle}) rotate({angle:.1f}) translate(0 -6)"'
+            anchor = "middle"
         yield f'<text class="ax" {place} text-anchor="{anchor}">{text(roof.name)}</text>'
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from qsf.errors import QsfFormatError
 
-NO_UNIT = 2**32 - 1  # an event that is of no unit of the file
 _PID = 1
+_COMPUTING = 0  # the thread
 _N_FIELDS = 7  # begin_ns, end_ns, kind_idx, unit_idx, thread_idx, n_bytes, n_tokens
 _BESIDE = {"read": "disk", "checksum": "check"}  # categories of what other threads do
-_AROUND = {"pass": "pass", "sample": "python", "python": "python"}
+_AROUND = {"pass": "pass", "sample": "python", "python": "python"}  # of no unit of the file
 
 
 def chrome_trace(
@@ -32,18 +32,26 @@ def chrome_trace(
     """Return the trace of ``rows``: (begin_ns, end_ns, kind, unit, thread, n_bytes, n_tokens).
 
     ``kinds`` names the kinds. Unit 0 is the embedding, 1 .. ``n_layers`` are the layers, the next
-    is what follows them, `NO_UNIT` none. Thread 0 computes, the others read. ``about`` goes to
-    ``otherData``. Times count from the first event. Raises QsfFormatError for rows of another form.
+    is what follows them, any other none. Thread 0 computes, the others read; one that has several
+    reads under way gets a line for each. ``about`` goes to ``otherData``. Times count from the
+    first event. Raises QsfFormatError for rows of another form.
     """
     for row in rows:
         _check(row, len(kinds))
     origin_ns = min((row[0] for row in rows), default=0)
     # A pass begins with its first phase: what contains the other comes first.
     ordered = sorted(rows, key=lambda row: (row[0], -row[1], kinds[row[2]] != "pass"))
-    events = _names(name, sorted({row[4] for row in rows}))
-    events += [_event(row, kinds, n_layers, origin_ns) for row in ordered]
-    other = {key: value if isinstance(value, str) else json.dumps(value)
-             for key, value in (about or {}).items()}  # fmt: skip
+    placed = _placed(ordered)
+    lines = sorted(set(placed))
+    events = _names(name, lines)
+    events += [
+        _event(row, kinds, n_layers, origin_ns) | {"tid": lines.index(line)}
+        for row, line in zip(ordered, placed, strict=True)
+    ]
+    other = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in (about or {}).items()
+    }
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
 
 
@@ -76,27 +84,50 @@ def _check(row: Sequence[int], n_kinds: int) -> None:
         raise QsfFormatError(f"an event of the trace is of kind {kind_idx}, there are {n_kinds}")
 
 
-def _names(process: str, threads: Sequence[int]) -> list[dict[str, Any]]:
+def _placed(ordered: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Return the thread of each row and its line there.
+
+    Events of one line follow or contain each other: viewers draw nothing sensible otherwise. What
+    computes is nested; reads of one thread are beside each other.
+    """
+    open_ends: dict[int, list[list[int]]] = {}  # of each thread and line, the ends of what is open
+    placed = []
+    for begin_ns, end_ns, _, _, thread_idx, *_ in ordered:
+        lines = open_ends.setdefault(thread_idx, [])
+        for line_idx, ends in enumerate([*lines, []]):
+            while ends and ends[-1] <= begin_ns:
+                ends.pop()
+            if not ends or (thread_idx == _COMPUTING and end_ns <= ends[-1]):
+                break
+        if line_idx == len(lines):
+            lines.append([])
+        lines[line_idx].append(end_ns)
+        placed.append((thread_idx, line_idx))
+    return placed
+
+
+def _names(process: str, lines: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     """The metadata: names, and that the computing thread is shown first."""
     events = [_metadata("process_name", 0, {"name": process})]
-    for thread_idx in threads:
-        label = "computing" if thread_idx == 0 else f"reading {thread_idx}"
-        events.append(_metadata("thread_name", thread_idx, {"name": label}))
-        events.append(_metadata("thread_sort_index", thread_idx, {"sort_index": thread_idx}))
+    for tid, (thread_idx, line_idx) in enumerate(lines):
+        label = "computing" if thread_idx == _COMPUTING else f"reading {thread_idx}"
+        label += f" ({line_idx + 1})" if line_idx else ""
+        events.append(_metadata("thread_name", tid, {"name": label}))
+        events.append(_metadata("thread_sort_index", tid, {"sort_index": tid}))
     return events
 
 
-def _metadata(name: str, thread_idx: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "ph": "M", "ts": 0, "pid": _PID, "tid": thread_idx, "args": args}
+def _metadata(name: str, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "ph": "M", "ts": 0, "pid": _PID, "tid": tid, "args": args}
 
 
 def _event(
     row: Sequence[int], kinds: Sequence[str], n_layers: int, origin_ns: int
 ) -> dict[str, Any]:
-    begin_ns, end_ns, kind_idx, unit_idx, thread_idx, n_bytes, n_tokens = row
+    begin_ns, end_ns, kind_idx, unit_idx, _, n_bytes, n_tokens = row
     kind = kinds[kind_idx]
     args: dict[str, Any] = {}
-    if unit_idx != NO_UNIT:
+    if kind not in _AROUND and 0 <= unit_idx <= n_layers + 1:
         args["unit"] = _unit(unit_idx, n_layers)
     if n_tokens:
         args["tokens"] = n_tokens
@@ -111,7 +142,6 @@ def _event(
         "ts": (begin_ns - origin_ns) / 1000,
         "dur": (end_ns - begin_ns) / 1000,
         "pid": _PID,
-        "tid": thread_idx,
         "args": args,
     }
 

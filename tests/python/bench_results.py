@@ -164,11 +164,16 @@ def full_results(seed: int = 7) -> Results:
     return Results(
         machine={
             "cpu": "Example CPU @ 2.80 GHz",
-            "cores": 2,
-            "memory_bytes": 8_323_000_000,
+            "n_cores": 2,
             "isa": "amx",
-            "kernel": "Linux 6.1.0",
-            "disk": {"device": "vda", "file system": "ext4"},
+            "isa_available": ["scalar", "avx2", "amx"],
+            "memory_bytes": 8_323_000_000,
+            "system": "Linux-6.1.0-x86_64-with-glibc2.36",
+            "qsf": "0.1.0",
+            "commit": "0123abc",
+            "peer": "0.3.36",
+            "date": "2025-01-02T03:04:05+00:00",
+            "command": "python -m qsf.bench 1.1b --types 4bit,2bit --threads 1,2",
         },
         limits=Limits(
             {str(threads): gb for threads, gb in _MEMORY.items()},
@@ -191,10 +196,9 @@ def full_results(seed: int = 7) -> Results:
             "The governor of the processor could not be read; speeds may follow its temperature.",
         ],
         settings={
-            "command line": "python -m qsf.bench 1.1b --types 4bit,2bit --threads 1,2",
             "rounds": _N_ROUNDS,
-            "qsf version": "0.1.0",
-            "commit": "0123abc",
+            "warm_up": True,
+            "plan": {"ctx_tokens": 2176, "kv_type": "8bit"},
             "tests": ["pp512", "tg128"],
             "depths": [0, 2048],
         },
