@@ -94,16 +94,23 @@ def _placed(ordered: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     placed = []
     for begin_ns, end_ns, _, _, thread_idx, *_ in ordered:
         lines = open_ends.setdefault(thread_idx, [])
-        for line_idx, ends in enumerate([*lines, []]):
-            while ends and ends[-1] <= begin_ns:
-                ends.pop()
-            if not ends or (thread_idx == _COMPUTING and end_ns <= ends[-1]):
-                break
+        nests = thread_idx == _COMPUTING
+        line_idx = next(
+            (idx for idx, ends in enumerate(lines) if _has_room(ends, begin_ns, end_ns, nests)),
+            len(lines),
+        )
         if line_idx == len(lines):
             lines.append([])
         lines[line_idx].append(end_ns)
         placed.append((thread_idx, line_idx))
     return placed
+
+
+def _has_room(open_ends: list[int], begin_ns: int, end_ns: int, nests: bool) -> bool:
+    """Does an event fit, also into the one that is open if it ``nests``? Closes what has ended."""
+    while open_ends and open_ends[-1] <= begin_ns:
+        open_ends.pop()
+    return not open_ends or (nests and end_ns <= open_ends[-1])
 
 
 def _names(process: str, lines: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
