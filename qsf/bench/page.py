@@ -21,6 +21,7 @@ from qsf.converter.output import write_text
 
 _MAX_PLOTTED = 600  # rows
 _MAX_NAMED = 6
+_MAX_CHANGES = 500
 
 
 class Change(NamedTuple):
@@ -183,7 +184,9 @@ def _change_section(changes: Sequence[Change], notes: Sequence[str]) -> str:
     if not changes and not notes:
         return ""
     heads = ("What", "Before", "Now", "Change", "Verdict")
-    table = parts.scroll("changes", parts.table(heads, changes, {0, 4}), kind="table")
+    table = parts.scroll(
+        "changes", parts.table(heads, changes[:_MAX_CHANGES], {0, 4}), kind="table"
+    )
     note = "These results and earlier ones: what is within the noise of both is no change."
     content = (table if changes else "") + tables.sentences(notes)
     return parts.section("Since the earlier results", note, content, anchor="changes")

@@ -7,14 +7,15 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from qsf.bench.plots import Axis, Point, Roof, Series, figure, key, plot
+from qsf.bench.plots import Axis, Point, Roof, Series, figure, is_shown, key, plot
 from qsf.bench.results import Limits, Row
 from qsf.converter.report_svg import text
 
-_COLOURS = {"qsf": (0, 2, 3), "llama.cpp": (1, 4, 5)}
+_COLOURS = {"qsf": (0, 2, 3, 4, 1), "llama.cpp": (1, 4, 3, 2, 0)}  # in the order of choice
 _LAST_COLOUR = 5
 _LOG_SPAN = 30  # fastest / slowest from which the slow would lie on a linear axis' bottom
 _ROOFLINE_HEIGHT = 380
+_MAX_KEYS = 24  # of a legend
 _SPEED = "tok/s"
 _TEST = re.compile(r"(pp|tg)(\d{1,9})")
 _ENGINES = {"qsf": "QSF"}
@@ -73,14 +74,18 @@ class Look:
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Look:
         """Return that of these rows."""
-        colours: dict[tuple[str, str], int] = {}
-        used: dict[str, int] = {}
+        types: dict[str, list[str]] = {}
         for row in rows:
-            if (row.engine, row.type) not in colours:
-                idx = used.get(row.engine, 0)
-                used[row.engine] = idx + 1
-                own = _COLOURS.get(row.engine, ())
-                colours[row.engine, row.type] = own[idx] if idx < len(own) else _LAST_COLOUR
+            known = types.setdefault(row.engine, [])
+            if row.type not in known:
+                known.append(row.type)
+        # The first types of all engines choose first: those are the colours of the engines.
+        pairs = [(idx, engine, kind) for engine, kinds in types.items()
+                 for idx, kind in enumerate(kinds)]  # fmt: skip
+        colours: dict[tuple[str, str], int] = {}
+        for _, engine, kind in sorted(pairs, key=lambda pair: pair[0]):
+            free = [c for c in _COLOURS.get(engine, ()) if c not in colours.values()]
+            colours[engine, kind] = free[0] if free else _LAST_COLOUR
         threads = sorted({row.threads for row in rows})
         return cls(colours, {n: idx for idx, n in enumerate(threads)})
 
@@ -97,8 +102,9 @@ class Look:
                 entries.setdefault(name, self.colours[row.engine, row.type])
             else:
                 entries.setdefault(engine_name(row.engine), self.of_engine(row.engine))
-        items = [f"<li>{key(None, colour)}{text(name)}</li>" for name, colour in entries.items()]
-        threads = sorted({row.threads for row in rows})
+        shown = list(entries.items())[:_MAX_KEYS]
+        items = [f"<li>{key(None, colour)}{text(name)}</li>" for name, colour in shown]
+        threads = sorted({row.threads for row in rows})[:_MAX_KEYS]
         items += [f"<li>{key(self.markers[n], None)}{threads_words(n)}</li>" for n in threads]
         return f'<ul class="keys">{"".join(items)}</ul>'
 
@@ -279,6 +285,11 @@ def most_threads(limits: dict[str, float]) -> tuple[str, float] | None:
 def roofline(placed: Sequence[OnRoofline], limits: Limits, look: Look) -> str:
     """Return the plot of rows under the limits of the machine; nothing without limits."""
     memory, arithmetic = most_threads(limits.memory_gb_per_s), most_threads(limits.gmadds_per_s)
+    placed = [
+        one
+        for one in placed
+        if is_shown(one.madds_per_byte, is_log=True) and is_shown(one.gmadds_per_s, is_log=True)
+    ]
     if memory is None or arithmetic is None or not placed:
         return ""
     ridge = arithmetic[1] / memory[1]
@@ -294,6 +305,8 @@ def roofline(placed: Sequence[OnRoofline], limits: Limits, look: Look) -> str:
         foot = arithmetic[1] / disk
         end = (last, last * disk) if last < foot else (foot, arithmetic[1])
         roofs.append(Roof(((first, first * disk), end), f"disk, {figure(disk)} GB/s"))
+    if not all(is_shown(v, is_log=True) for roof in roofs for end in roof.ends for v in end):
+        return ""
     series: dict[tuple[str, str, int], list[Point]] = {}
     for one in placed:
         scale = one.gmadds_per_s / one.row.tok_per_s.median if one.row.tok_per_s.median else 0.0

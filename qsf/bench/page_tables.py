@@ -18,6 +18,8 @@ _MAX_ROWS = 2_000
 _MAX_RATIOS = 80
 _MAX_RATIO_BOXES = 4
 _MAX_TEXT = 400  # characters of a setting
+_MAX_SAID = 200  # notes, settings
+_MOST = 1e18  # bytes; what is more is no size
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _COLOUR_FASTER, _COLOUR_SLOWER, _COLOUR_EQUAL = 0, 1, 5
 
@@ -105,10 +107,10 @@ def verdict(ratio: Ratio) -> str:
 
 def ratio_section(results: Results) -> str:
     """Return all ratios, each as a range around the line where both are equally fast."""
-    shown = [r for r in results.ratios[:_MAX_RATIOS] if 0 < r.min <= r.max < math.inf]
+    shown = [r for r in results.ratios[:_MAX_RATIOS] if 0 < r.min <= r.median <= r.max < math.inf]
     if not shown:
         return ""
-    ends = [abs(math.log(value)) for r in shown for value in (r.min, r.median, r.max) if value > 0]
+    ends = [abs(math.log(value)) for r in shown for value in (r.min, r.max)]
     span = max(0.1, *ends) * 1.04
     items = []
     for ratio in shown:
@@ -280,7 +282,7 @@ def note_section(notes: Sequence[str]) -> str:
 
 def sentences(said: Sequence[str]) -> str:
     """Return a list of sentences; nothing when there are none."""
-    items = "".join(f"<li>{text(one)}</li>" for one in said)
+    items = "".join(f"<li>{text(one)}</li>" for one in said[:_MAX_SAID])
     return f'<ul class="says">{items}</ul>' if items else ""
 
 
@@ -292,20 +294,23 @@ def flat(known: Mapping[str, Any], before: str = "") -> dict[str, str]:
             found |= flat(value, f"{name}: ")
         elif value not in (None, "", [], {}):
             found[f"{before}{name}".replace("_", " ")] = _setting(name, value)
-    return found
+    return dict(list(found.items())[:_MAX_SAID])
 
 
 def _setting(name: str, value: Any) -> str:
     if isinstance(value, bool):
         said = "yes" if value else "no"
-    elif isinstance(value, int | float) and name.endswith("_bytes"):
+    elif isinstance(value, int | float) and name.endswith("_bytes") and abs(value) < _MOST:
         said = size_words(value)
     elif isinstance(value, str | int | float):
         said = str(value)
     elif isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
         said = ", ".join(map(str, value))
     else:
-        said = json.dumps(value)
+        try:
+            said = json.dumps(value)
+        except RecursionError:  # of somebody else's file
+            said = "..."
     return said if len(said) <= _MAX_TEXT else f"{said[:_MAX_TEXT]} ..."
 
 

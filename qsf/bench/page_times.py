@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from qsf.bench.page_plots import engine_name, is_generating
@@ -36,9 +37,10 @@ _BESIDE = {"read": "reading", "checksum": "checksums"}
 def time_section(rows: Sequence[Row]) -> str:
     """Return the section; nothing when no row of a generation has a breakdown."""
     timed = [(row, row.breakdown) for row in rows if row.breakdown and is_generating(row.test)]
-    timed = [(row, known) for row, known in timed if _total(known) > 0][:_MAX_BARS]
+    timed = [(row, known) for row, known in timed if 0 < _total(known) < math.inf]
     if not timed:
         return ""
+    timed = timed[:_MAX_BARS]
     names = _ordered(name for _, known in timed for name in known.parts)
     legend = "".join(
         f'<li><i class="p{_colour(name)}"></i>{text(_word(name))}</li>' for name in names
@@ -66,7 +68,8 @@ def _colour(name: str) -> int:
 
 
 def _total(known: Breakdown) -> float:
-    return sum(part.median for part in known.parts.values())
+    """What is less than nothing, by noise, takes no room."""
+    return sum(max(0.0, part.median) for part in known.parts.values())
 
 
 def _label(row: Row) -> str:
@@ -82,8 +85,7 @@ def _range(part: Spread) -> str:
 
 
 def _bar(row: Row, known: Breakdown, names: Sequence[str]) -> str:
-    """Parts of which noise made less than nothing take no room."""
-    total = sum(max(0.0, part.median) for part in known.parts.values())
+    total = _total(known)
     pieces = [
         (part.median / total, _colour(name), f"{_word(name)}: {_range(part)}, "
          f"{100 * part.median / total:.1f} %")

@@ -216,7 +216,7 @@ def _range(values: Sequence[float], axis: Axis) -> tuple[float, float, list[floa
         room = max(1.25, (high / low) ** 0.06)
         low, high = low / room, high * room
         ticks = [t for t in axis.ticks if low <= t <= high] or _log_ticks(low, high)
-        return low, high, ticks
+        return low, high, ticks if len(ticks) > 1 else _round_ticks(low, high)
     if axis.from_zero:
         high = max(high, _LEAST)
         step = _step(high)
@@ -224,10 +224,12 @@ def _range(values: Sequence[float], axis: Axis) -> tuple[float, float, list[floa
         return 0.0, n_steps * step, [idx * step for idx in range(n_steps + 1)]
     room = 0.08 * (high - low) or max(high * 0.1, _LEAST)
     low, high = low - room, high + room
+    return low, high, [t for t in axis.ticks if low <= t <= high] or _round_ticks(low, high)
+
+
+def _round_ticks(low: float, high: float) -> list[float]:
     step = _step(high - low)
-    first = math.ceil(low / step)
-    round_ones = [idx * step for idx in range(first, math.floor(high / step) + 1)]
-    return low, high, [t for t in axis.ticks if low <= t <= high] or round_ones
+    return [idx * step for idx in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _step(span: float) -> float:
