@@ -15,6 +15,7 @@ from qsf.bench import page_plots as plots
 from qsf.bench import page_tables as tables
 from qsf.bench.page_style import PAGE_STYLE
 from qsf.bench.page_times import time_section
+from qsf.bench.plots import figure
 from qsf.bench.results import Results, Row
 from qsf.converter import report_parts as parts
 from qsf.converter.output import write_text
@@ -171,8 +172,8 @@ def _roof_table(placed: Sequence[plots.OnRoofline]) -> str:
     rows = [
         (
             f"{one.row.type}, {tables.setting_words(one.row)}",
-            plots.figure(one.madds_per_byte),
-            plots.figure(one.gmadds_per_s),
+            figure(one.madds_per_byte),
+            figure(one.gmadds_per_s),
             "" if one.row.fraction_of_limit is None else f"{100 * one.row.fraction_of_limit:.0f} %",
         )
         for one in placed

@@ -410,7 +410,9 @@ def test_error_bars_are_the_spread_around_their_point(
                 for row in (row_of(full, p[2]) for p in inside)
                 for scale in [(row.madds_per_token or 0) / 1e9 if anchor == "roofline" else 1.0]
             ]
-            tolerance = {"rel": 0.03} if one.is_log_y else {"abs": 0.006 * one.y_ticks[-1][1]}
+            tolerance: dict[str, Any] = (
+                {"rel": 0.03} if one.is_log_y else {"abs": 0.006 * one.y_ticks[-1][1]}
+            )
             assert any(ends == pytest.approx(fit, **tolerance) for fit in fits)
     assert n_bars >= 2
 
