@@ -28,7 +28,7 @@ def size_words(n_bytes: float) -> str:
     """Return bytes in MB or GB of powers of ten, as memory budgets and disks are counted."""
     if n_bytes < 1e6:
         return f"{figure(n_bytes / 1e3)} kB"
-    return f"{figure(n_bytes / 1e9)} GB" if n_bytes >= 1e10 else f"{figure(n_bytes / 1e6)} MB"
+    return f"{figure(n_bytes / 1e9)} GB" if n_bytes >= 4e9 else f"{figure(n_bytes / 1e6)} MB"
 
 
 def setting_words(row: Row) -> str:
@@ -45,13 +45,13 @@ def headline(results: Results) -> str:
     own = [row for row in results.rows if row.engine == "qsf"]
     near = [row for row in own if row.fraction_of_limit is not None and is_generating(row.test)]
     if near:
-        best = max(near, key=lambda row: row.fraction_of_limit or 0.0)
+        best = max(near, key=lambda row: (is_unlimited(row), row.fraction_of_limit or 0.0))
         boxes.append(
             (
                 "Of what the machine allows",
                 f"{100 * (best.fraction_of_limit or 0.0):.0f} %",
-                f"{best.type}, {setting_words(best)}: {figure(best.tok_per_s.median)} tok/s, "
-                f"limited by {best.limited_by or 'nothing known'}",
+                f"At best: {best.type}, {setting_words(best)}, {figure(best.tok_per_s.median)} "
+                f"tok/s; limited by {best.limited_by or 'nothing known'}",
             )
         )
     limited = [row for row in own if not is_unlimited(row) and is_generating(row.test)]
@@ -84,12 +84,15 @@ def _ratio_box(rows: Sequence[Row], ratio: Ratio) -> tuple[str, str, str]:
     row, other = rows[ratio.row], rows[ratio.vs]
     what = "Generating" if is_generating(row.test) else "Reading a prompt"
     rounds = f" in {len(ratio.values)} rounds" if len(ratio.values) > 1 else ""
-    against = f"{engine_name(other.engine)} {other.type}"
+    speeds = ", ".join(
+        f"{engine_name(one.engine)} {one.type} {figure(one.tok_per_s.median)} tok/s"
+        for one in (row, other)
+    )
     return (
         f"{what}, {threads_words(row.threads)}",
         f"{figure(ratio.median)} {_TIMES}",
-        f"{engine_name(row.engine)} {row.type} against {against}, {row.test}: {verdict(ratio)}, "
-        f"{figure(ratio.min)} to {figure(ratio.max)} {_TIMES}{rounds}",
+        f"{row.test}: {speeds}; {verdict(ratio)}, {figure(ratio.min)} to {figure(ratio.max)} "
+        f"{_TIMES}{rounds}",
     )
 
 
