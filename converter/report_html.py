@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qsf.converter import report_parts as parts
 from qsf.converter.output import write_text
 from qsf.converter.report import Evaluation, LayerReport, Quality, TensorReport
-from qsf.converter.report_style import STYLE
 from qsf.converter.report_svg import (
     N_CATEGORIES,
     Cell,
-    bar,
     columns_chart,
     heat_map,
     is_log_scale,
@@ -40,7 +39,6 @@ _MAX_KINDS = 32
 _MAX_COLUMNS = 400
 _N_BARS = 12
 _N_WORST = 8
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,30 +113,14 @@ def page(facts: FileFacts, quality: Quality) -> str:
         _table(quality.tensors),
     ]
     body = "\n".join(section for section in sections if section)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="referrer" content="no-referrer">
-<title>{text(facts.name)}: quality report</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<header>
-<p class="over">Quality report</p>
-<h1>{text(facts.name)}</h1>
-<p class="sub">{text(f"{facts.architecture}, {facts.n_layers} layers, {facts.dtype}{origin}")}</p>
-</header>
-<main>
-{_figures(facts, quality)}
-{body}
-</main>
-<footer>{_facts(facts.provenance)}</footer>
-</body>
-</html>
-"""
+    return parts.document(
+        "Quality report",
+        facts.name,
+        f"{facts.architecture}, {facts.n_layers} layers, {facts.dtype}{origin}",
+        f"{_figures(facts, quality)}\n{body}",
+        parts.facts(facts.provenance),
+        title=f"{facts.name}: quality report",
+    )
 
 
 # ---- numbers ----
@@ -178,11 +160,7 @@ def _figures(facts: FileFacts, quality: Quality) -> str:
     if quality.evaluation is not None:
         figures += _evaluation_figures(quality.evaluation)
     figures.append(("Least cosine of a tensor", f"{worst.cosine:.5g}", worst.name))
-    boxes = "".join(
-        f"<div><dt>{text(name)}</dt><dd>{text(value)}<small>{text(more)}</small></dd></div>"
-        for name, value, more in figures
-    )
-    return f'<dl class="figures">{boxes}</dl>{_measured(quality)}'
+    return parts.figures(figures) + _measured(quality)
 
 
 def _evaluation_figures(e: Evaluation) -> list[tuple[str, str, str]]:
@@ -249,7 +227,7 @@ def _sizes(facts: FileFacts, quality: Quality) -> str:
     note = f"{_size(total)} of tensors by type, and by what they are in the model."
     if total > facts.file_bytes:
         note += f" Compressed, the whole file takes {_size(facts.file_bytes)}."
-    return _section(
+    return parts.section(
         "Where the bytes are",
         note,
         f'{stack}<ul class="keys">{keys}</ul>{_kind_bars(quality.tensors, category)}',
@@ -274,19 +252,7 @@ def _kind_bars(tensors: Sequence[TensorReport], category: dict[str, int]) -> str
     if rest:
         name = f"{len(ordered) - _N_BARS} others"
         rows.append((name, rest / largest, N_CATEGORIES - 1, _size(rest), _share(rest / total)))
-    return _bars(rows)
-
-
-def _bars(rows: Sequence[tuple[str, float, int, str, str]]) -> str:
-    return (
-        '<dl class="bars">'
-        + "".join(
-            f'<dt>{text(name)}</dt><dd>{bar(fraction, category)}</dd><dd class="v">{text(value)} '
-            f'<span class="soft">{text(more)}</span></dd>'
-            for name, fraction, category, value, more in rows
-        )
-        + "</dl>"
-    )
+    return parts.bars(rows)
 
 
 # ---- heat maps ----
@@ -305,20 +271,22 @@ def _maps(quality: Quality) -> Iterator[str]:
         "Layers from left to right; colours follow the logarithm. Norms and biases are left out."
     )
     if max(errors) > 0:
-        yield _section(
+        yield parts.section(
             "Error by layer and matrix",
             note,
             _map("error by layer and matrix", kinds, layers, matrices, "e", errors, _percent)
             + legend("e", *map(_percent, scale_ends(errors, is_log=True))),
         )
     else:
-        yield _section("Error by layer and matrix", "All matrices are stored without loss.", "")
+        yield parts.section(
+            "Error by layer and matrix", "All matrices are stored without loss.", ""
+        )
     bits = [t.bits_per_weight for t in matrices]
     bits_note = "Bits a weight of each matrix, with its scales: more where they matter more."
     if max(bits) - min(bits) < 1e-6:
         bits_note = f"All matrices of the layers are stored with {bits[0]:.4g} bits a weight."
     low, high = scale_ends(bits, is_log=False)
-    yield _section(
+    yield parts.section(
         "Bits by layer and matrix",
         bits_note,
         _map("bits by layer and matrix", kinds, layers, matrices, "b", bits, _bits)
@@ -351,7 +319,7 @@ def _map(
         )
         if t.layer is not None
     }
-    return _scroll(label, heat_map(label, kinds, layers, cells, palette=palette))
+    return parts.scroll(label, heat_map(label, kinds, layers, cells, palette=palette))
 
 
 # ---- the rest ----
@@ -363,7 +331,9 @@ def _worst(quality: Quality) -> str:
     if not ordered:
         return ""
     rows = [(t.name, t.error / ordered[0].error, 1, _percent(t.error), t.type) for t in ordered]
-    return _section("Largest errors", "The tensors that are least like their source.", _bars(rows))
+    return parts.section(
+        "Largest errors", "The tensors that are least like their source.", parts.bars(rows)
+    )
 
 
 def _importance(layers: Sequence[LayerReport]) -> str:
@@ -377,12 +347,12 @@ def _importance(layers: Sequence[LayerReport]) -> str:
     titles = [_layer_title(layer) for layer in ordered]
     label = "importance by layer"
     chart = columns_chart(label, [one.layer for one in ordered], values, titles, frozenset(marked))
-    return _section(
+    return parts.section(
         "Layer importance",
         f"What the model loses without a layer, measured on the calibration text.{scale} "
         f"The {n_marked} least important are marked. Cosine: of what goes into the layer and what "
         "comes out. KL skipped: mean divergence without it, in nats.",
-        _scroll(label, chart) + _layer_table(ordered),
+        parts.scroll(label, chart) + _layer_table(ordered),
     )
 
 
@@ -406,12 +376,12 @@ def _layer_table(layers: Sequence[LayerReport]) -> str:
         )
         for one in layers
     ]
-    return _scroll("layers", _table_of(heads, rows, n_texts=1), kind="table tall")
+    return parts.scroll("layers", parts.table(heads, rows, {0}), kind="table tall")
 
 
 def _calibration(quality: Quality) -> str:
     actions = {action: _count(n, "tensor") for action, n in quality.actions()[:24]}
-    done = _section("What was done", "How the tensors got their values.", _facts(actions))
+    done = parts.section("What was done", "How the tensors got their values.", parts.facts(actions))
     if not quality.calibration:
         return done
     facts = {
@@ -420,12 +390,7 @@ def _calibration(quality: Quality) -> str:
         for name, value in quality.calibration.items()
     }  # fmt: skip
     note = "The text that errors and importance were measured on."
-    return done + _section("Calibration", note, _facts(facts))
-
-
-def _facts(facts: dict[str, str]) -> str:
-    rows = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in facts.items())
-    return f'<dl class="facts">{rows}</dl>' if rows else ""
+    return done + parts.section("Calibration", note, parts.facts(facts))
 
 
 def _table(tensors: Sequence[TensorReport]) -> str:
@@ -451,39 +416,9 @@ def _table(tensors: Sequence[TensorReport]) -> str:
     columns.append(("Source", lambda t: t.source))
     rows = [tuple(show(t) for _, show in columns) for t in tensors[:_MAX_ROWS]]
     more = f" The first {_MAX_ROWS:,} are shown." if len(tensors) > _MAX_ROWS else ""
-    table = _table_of([name for name, _ in columns], rows, n_texts=3)
+    heads = [name for name, _ in columns]
+    table = parts.table(heads, rows, {0, 1, 2, heads.index("Source")})
     note = f"{_count(len(tensors), 'tensor')} in the order of the file.{more}"
-    return _section(
-        "All tensors", note, _scroll("all tensors", table, kind="table tall"), is_long=True
-    )
-
-
-def _table_of(heads: Sequence[str], rows: Sequence[Sequence[str]], *, n_texts: int) -> str:
-    """Return a table whose first ``n_texts`` columns, and the one of sources, are texts."""
-    is_text = [idx < n_texts or name == "Source" for idx, name in enumerate(heads)]
-    style = [' class="t"' if one else "" for one in is_text]
-    head = "".join(
-        f'<th scope="col"{cls}>{text(name)}</th>' for name, cls in zip(heads, style, strict=True)
-    )
-    body = "".join(
-        f'<tr><th scope="row">{text(row[0])}</th>'
-        + "".join(
-            f"<td{cls}>{text(value)}</td>" for value, cls in zip(row[1:], style[1:], strict=True)
-        )
-        + "</tr>\n"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _scroll(label: str, content: str, *, kind: str = "wide") -> str:
-    """Wrap what may be wider than the page; a keyboard can scroll it too."""
-    attributes = f'class="scroll {kind}" role="region" tabindex="0" aria-label="{text(label)}"'
-    return f"<div {attributes}>{content}</div>"
-
-
-def _section(title: str, note: str, content: str, *, is_long: bool = False) -> str:
-    kind = ' class="long"' if is_long else ""
-    return (
-        f'<section{kind}><h2>{text(title)}</h2><p class="note">{text(note)}</p>{content}</section>'
+    return parts.section(
+        "All tensors", note, parts.scroll("all tensors", table, kind="table tall"), is_long=True
     )

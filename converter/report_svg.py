@@ -173,14 +173,14 @@ def bar(fraction: float, category: int) -> str:
     )
 
 
-def stacked_bar(label: str, parts: Sequence[tuple[float, int, str]]) -> str:
-    """Return one bar of (fraction, category, title) beside each other."""
+def stacked_bar(label: str, parts: Sequence[tuple[float, int, str]], *, palette: str = "c") -> str:
+    """Return one bar of (fraction, category of the palette, title) beside each other."""
     pieces = []
     x = 0.0
     for fraction, category, title in parts:
         width = 100 * fraction
         pieces.append(
-            f'<rect class="c{category % N_CATEGORIES}" x="{x:.3f}" width="{width:.3f}" '
+            f'<rect class="{palette}{category}" x="{x:.3f}" width="{width:.3f}" '
             f'height="10"><title>{text(title)}</title></rect>'
         )
         x += width

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the system packages that the build needs and that are missing, or prints how to.
-# Usage: tools/bootstrap.sh [arm|old]     (also what `make check-arm` or `make check-old` needs)
+# Usage: tools/bootstrap.sh [arm|old|page]     (also what `make check-arm`, `make check-old` or
+# `make check-slow` needs)
 set -euo pipefail
 
 has_header() { echo "#include <$1>" | "${CC:-cc}" -E - >/dev/null 2>&1; }
@@ -33,6 +34,10 @@ fi
 if [ "${1:-}" = old ]; then
     command -v qemu-x86_64 >/dev/null || command -v qemu-x86_64-static >/dev/null ||
         missing+=(qemu-user)
+fi
+if [ "${1:-}" = page ]; then # a browser, for the test that looks at the HTML reports
+    command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||
+        command -v google-chrome >/dev/null || missing+=(chromium)
 fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from page_parser import PageParser
 from qsf_files import write_tiny
 from quality_reports import full_quality
 from safetensors.numpy import load_file
@@ -323,40 +323,6 @@ def test_what_a_file_can_make_us_print_is_bounded(
 
 
 # ---- the page ----
-
-
-class PageParser(HTMLParser):
-    """Reads a page strictly: what is opened is closed, in order; keeps what it met."""
-
-    VOID = ("meta", "br", "link", "img", "input")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-
-    def read(self, text: str) -> PageParser:
-        self.feed(text)
-        self.close()
-        assert self.open == []
-        return self
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        assert len(dict(attrs)) == len(attrs), attrs
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if data.strip() and "style" not in self.open:
-            self.texts.append(data.strip())
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,159 @@
+"""What a model did and when, as Chrome's trace events: for chrome://tracing and ui.perfetto.dev.
+
+The object form of the Trace Event Format: complete events ("X") with times in microseconds, and
+metadata events ("M") that name the process and its threads.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qsf.errors import QsfFormatError
+
+_PID = 1
+_COMPUTING = 0  # the thread
+_N_FIELDS = 7  # begin_ns, end_ns, kind_idx, unit_idx, thread_idx, n_bytes, n_tokens
+_BESIDE = {"read": "disk", "checksum": "check"}  # categories of what other threads do
+_AROUND = {"pass": "pass", "sample": "python", "python": "python"}  # of no unit of the file
+
+
+def chrome_trace(
+    rows: Sequence[Sequence[int]],
+    kinds: Sequence[str],
+    *,
+    n_layers: int,
+    name: str = "qsf",
+    about: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the trace of ``rows``: (begin_ns, end_ns, kind, unit, thread, n_bytes, n_tokens).
+
+    ``kinds`` names the kinds. Unit 0 is the embedding, 1 .. ``n_layers`` are the layers, the next
+    is what follows them, any other none. Thread 0 computes, the others read; one that has several
+    reads under way gets a line for each. ``about`` goes to ``otherData``. Times count from the
+    first event. Raises QsfFormatError for rows of another form.
+    """
+    for row in rows:
+        _check(row, len(kinds))
+    origin_ns = min((row[0] for row in rows), default=0)
+    # A pass begins with its first phase: what contains the other comes first.
+    ordered = sorted(rows, key=lambda row: (row[0], -row[1], kinds[row[2]] != "pass"))
+    placed = _placed(ordered)
+    lines = sorted(set(placed))
+    events = _names(name, lines)
+    events += [
+        _event(row, kinds, n_layers, origin_ns) | {"tid": lines.index(line)}
+        for row, line in zip(ordered, placed, strict=True)
+    ]
+    other = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in (about or {}).items()
+    }
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+
+
+def write_trace(
+    path: Path,
+    rows: Sequence[Sequence[int]],
+    kinds: Sequence[str],
+    *,
+    n_layers: int,
+    name: str = "qsf",
+    about: Mapping[str, Any] | None = None,
+    overwrite: bool,
+) -> None:
+    """Write `chrome_trace` as a file, complete or not at all. Raises QsfError."""
+    from qsf.converter.output import write_text
+
+    trace = chrome_trace(rows, kinds, n_layers=n_layers, name=name, about=about)
+    events = ",\n".join(json.dumps(event) for event in trace.pop("traceEvents"))
+    rest = json.dumps(trace)[1:]
+    write_text(path, f'{{"traceEvents": [\n{events}\n], {rest}\n', overwrite=overwrite)
+
+
+def _check(row: Sequence[int], n_kinds: int) -> None:
+    if len(row) != _N_FIELDS:
+        raise QsfFormatError(f"an event of the trace has {len(row)} fields, not {_N_FIELDS}")
+    begin_ns, end_ns, kind_idx = row[:3]
+    if end_ns < begin_ns:
+        raise QsfFormatError(f"an event of the trace ends {begin_ns - end_ns} ns before it begins")
+    if not 0 <= kind_idx < n_kinds:
+        raise QsfFormatError(f"an event of the trace is of kind {kind_idx}, there are {n_kinds}")
+
+
+def _placed(ordered: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Return the thread of each row and its line there.
+
+    Events of one line follow or contain each other: viewers draw nothing sensible otherwise. What
+    computes is nested; reads of one thread are beside each other.
+    """
+    open_ends: dict[int, list[list[int]]] = {}  # of each thread and line, the ends of what is open
+    placed = []
+    for begin_ns, end_ns, _, _, thread_idx, *_ in ordered:
+        lines = open_ends.setdefault(thread_idx, [])
+        nests = thread_idx == _COMPUTING
+        line_idx = next(
+            (idx for idx, ends in enumerate(lines) if _has_room(ends, begin_ns, end_ns, nests)),
+            len(lines),
+        )
+        if line_idx == len(lines):
+            lines.append([])
+        lines[line_idx].append(end_ns)
+        placed.append((thread_idx, line_idx))
+    return placed
+
+
+def _has_room(open_ends: list[int], begin_ns: int, end_ns: int, nests: bool) -> bool:
+    """Does an event fit, also into the one that is open if it ``nests``? Closes what has ended."""
+    while open_ends and open_ends[-1] <= begin_ns:
+        open_ends.pop()
+    return not open_ends or (nests and end_ns <= open_ends[-1])
+
+
+def _names(process: str, lines: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """The metadata: names, and that the computing thread is shown first."""
+    events = [_metadata("process_name", 0, {"name": process})]
+    for tid, (thread_idx, line_idx) in enumerate(lines):
+        label = "computing" if thread_idx == _COMPUTING else f"reading {thread_idx}"
+        label += f" ({line_idx + 1})" if line_idx else ""
+        events.append(_metadata("thread_name", tid, {"name": label}))
+        events.append(_metadata("thread_sort_index", tid, {"sort_index": tid}))
+    return events
+
+
+def _metadata(name: str, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "ph": "M", "ts": 0, "pid": _PID, "tid": tid, "args": args}
+
+
+def _event(
+    row: Sequence[int], kinds: Sequence[str], n_layers: int, origin_ns: int
+) -> dict[str, Any]:
+    begin_ns, end_ns, kind_idx, unit_idx, _, n_bytes, n_tokens = row
+    kind = kinds[kind_idx]
+    args: dict[str, Any] = {}
+    if kind not in _AROUND and 0 <= unit_idx <= n_layers + 1:
+        args["unit"] = _unit(unit_idx, n_layers)
+    if n_tokens:
+        args["tokens"] = n_tokens
+    if n_bytes:
+        args["bytes"] = n_bytes
+        if end_ns > begin_ns:
+            args["GB/s"] = round(n_bytes / (end_ns - begin_ns), 3)
+    return {
+        "name": kind,
+        "cat": _BESIDE.get(kind) or _AROUND.get(kind) or "compute",
+        "ph": "X",
+        "ts": (begin_ns - origin_ns) / 1000,
+        "dur": (end_ns - begin_ns) / 1000,
+        "pid": _PID,
+        "args": args,
+    }
+
+
+def _unit(unit_idx: int, n_layers: int) -> str:
+    if unit_idx == 0:
+        return "embedding"
+    return f"layer {unit_idx - 1}" if unit_idx <= n_layers else "final"
