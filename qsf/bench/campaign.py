@@ -103,7 +103,7 @@ def run(request: Request, watcher: Watcher, *, wants_trace: bool = False) -> Fou
     one.peer = _find_peer(one)
     one.pairs = _pairs(one)
     _check_contexts(request, one.pairs)
-    known = machine.describe(one.peer.version if one.peer else None)  # the load before ours
+    known = machine.describe(f"llama.cpp {one.peer.version}" if one.peer else None)  # the load before ours
     bounds = _measure_limits(one)
     runs: list[TaskRuns] = []
     stopped = None
@@ -195,7 +195,7 @@ def _random_peer(one: _Run, facts: FileFacts, shape: shapes.Shape) -> FileFacts 
         return None
     type_name = peer_type(facts.type, shape, facts.bits_per_weight)
     try:
-        found = _random_file(one, PEER, shape, type_name)
+        found = _random_file(one, "llama.cpp", shape, type_name)
         check_same_work(facts, found)
     except (QsfUnsupportedError, QsfArgumentError) as error:
         one.miss(PEER, "", facts.path.name, f"is left out: {error}")

@@ -19,7 +19,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from qsf import _native, command, typer_command
-from qsf.bench import campaign, compare, page, results, shapes, table, trace
+from qsf.bench import campaign, compare, page, page_changes, results, shapes, table, trace
 from qsf.bench.request import (
     DEFAULT_ROUNDS,
     DEFAULT_SHAPE,
@@ -263,7 +263,7 @@ def bench_command(
     if json_out is not None:
         results.write(found.results, json_out, overwrite=force)
     if html_out is not None:
-        changes, notes = page.changes_of(comparison)
+        changes, notes = page_changes.changes_of(comparison)
         page.write_page(
             found.results, html_out, overwrite=force, changes=changes, change_notes=notes
         )

@@ -66,6 +66,13 @@ def comparison_report(comparison: Comparison) -> RenderableType:
     return Group(*parts)
 
 
+def comparison_notes(comparison: Comparison) -> list[str]:
+    """Return what a reader of the changes must know, a sentence each."""
+    missing = [f"only in the older result: {name}" for name in comparison.only_old]
+    missing += [f"only in the newer result: {name}" for name in comparison.only_new]
+    return [_drift_text(drift) for drift in comparison.drifts] + comparison.notes + missing
+
+
 def as_text(what: RenderableType, width: int = 80) -> str:
     """Return lines without colours or trailing blanks, at most ``width`` columns wide."""
     out = io.StringIO()

@@ -1,0 +1,35 @@
+"""A comparison in the words of the page."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from qsf.bench import table
+from qsf.bench.compare import Comparison
+from qsf.bench.page import Change
+
+_UNITS = {"ms": " ms", "x": "x"}
+
+
+def changes_of(comparison: Comparison | None) -> tuple[list[Change], list[str]]:
+    """Return the changes, without parts of a token that are the same, and what must be known."""
+    if comparison is None:
+        return [], []
+    changes = []
+    for change in comparison.changes:
+        if change.unit == "ms" and change.verdict == "same":
+            continue
+        what = table.part_name(change.what) if change.unit == "ms" else change.what
+        unit = _UNITS.get(change.unit, "")
+        words = f"{100 * change.change:+.1f} %"
+        if change.corrected != change.change:
+            words += f", {100 * change.corrected:+.1f} % without the machine's drift"
+        changes.append(
+            Change(
+                label=f"{change.row}: {what}",
+                old=f"{table.rate_text(change.old.median)}{unit}",
+                new=f"{table.rate_text(change.new.median)}{unit}",
+                change=words,
+                verdict=change.verdict,
+            )
+        )
+    return changes, table.comparison_notes(comparison)
