@@ -102,6 +102,13 @@ def test_the_folder_is_where_caches_belong(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
         assert model_cache.default_folder() == Path("/home/someone/.cache/qsf/bench")
 
+    def no_home() -> NoReturn:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(QsfIOError, match=r"no home folder .*--cache FOLDER"):
+        model_cache.default_folder()
+
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_a_full_disk_is_seen_before_anything_is_written(
