@@ -296,6 +296,7 @@ def check_same_work(a: FileFacts, b: FileFacts) -> None:
         raise QsfArgumentError(
             f"{describe_size(a)} and {describe_size(b)} are not the same work: "
             + "; ".join(differences)
+            + ". Compare files of one model that have nearly the same bits per weight"
         )
 
 

@@ -30,10 +30,18 @@ _ABANDONED_SECONDS: Final = 600
 
 
 def default_folder() -> Path:
-    """Return ``$XDG_CACHE_HOME/qsf/bench`` or ``~/.cache/qsf/bench``."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification has relative paths ignored.
-    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    """Return ``$XDG_CACHE_HOME/qsf/bench`` or ``~/.cache/qsf/bench``.
+
+    Raises QsfIOError where the user has no home.
+    """
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not root.is_absolute():  # as its specification wants it
+        try:
+            root = Path.home() / ".cache"
+        except RuntimeError as error:
+            raise QsfIOError(
+                f"there is no home folder to keep models in ({error}): --cache FOLDER names a place"
+            ) from error
     return root / "qsf" / "bench"
 
 

@@ -41,6 +41,7 @@ DEFAULT_TEXT_TOKENS: Final = 4096
 
 _N_ERROR_BYTES: Final = 2000
 _N_ERROR_LINES: Final = 6
+_PATIENCE_SECONDS: Final = 5.0
 _ROOM_FACTOR: Final = 2  # free bytes for each that reference logits take
 
 
@@ -194,8 +195,16 @@ class PeerLogits:
             view = view[n_bytes:]
 
     def _died(self) -> QsfError:
-        """Return what to say when the process has ended before its work."""
-        code = self._running().wait()
+        """Return what to say when the process has ended before its work, or speaks nonsense."""
+        process = self._running()
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # one that still lives sees that there is no more to do
+        try:
+            code = process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
         text = ""
         if self._errors is not None:
             n_bytes = self._errors.seek(0, os.SEEK_END)

@@ -123,6 +123,7 @@ def script(folder: Path, text: str) -> str:
          r"ended with exit code 3; its last lines:\n  line 4\n.*\n  line 9$"),
         ("kill -9 $$", QsfError, "was killed by signal 9 and said nothing$"),
         ("echo nonsense", QsfError, "ended with exit code 0 and said nothing$"),
+        ("echo nonsense; cat >&2; echo end >&2", QsfError, r"exit code 0; its last lines:\n  end$"),
         ("""echo '{"missing": "No module named x"}'""", QsfUnsupportedError,
          r"python has no llama-cpp-python that works \(No module named x\): pip install 'qsf\["),
     ],
