@@ -19,7 +19,7 @@
 `compare`          two results, and whether their differences are more than noise
 `quality`          perplexity and KL of the files, where a text is given
 `table`            the terminal's report
-`page`, `plots`    the HTML report
+`page*`, `plots`   the HTML report
 `trace`            Chrome's trace events
 =================  ================================================================================
 """
