@@ -21,7 +21,7 @@
 `noise`            whether a figure of a few rounds has changed
 `quality`          perplexity and KL of the files, where a text is given
 `table`            the terminal's report
-`page`, `plots`    the HTML report
+`page*`, `plots`   the HTML report
 `trace`            Chrome's trace events
 =================  ================================================================================
 """

@@ -93,8 +93,8 @@ def machine_line(results: Results) -> str:
     """Return the machine in a line, of what `machine.describe` knows of it."""
     known = tables.flat(results.machine)
     said = [known.get("cpu", "")]
-    if "n cores" in known:
-        said.append(f"{known['n cores']} core{'' if known['n cores'] == '1' else 's'}")
+    if "cores" in known:
+        said.append(f"{known['cores']} core{'' if known['cores'] == '1' else 's'}")
     if "memory bytes" in known:
         said.append(f"{known['memory bytes']} of memory")
     said += [known.get("isa", ""), known.get("date", "")[:10]]
@@ -158,9 +158,10 @@ def _roofline(rows: Sequence[Row], results: Results, look: plots.Look) -> str:
     n_threads = plots.most_threads(results.limits.memory_gb_per_s)
     said = plots.threads_words(int(n_threads[0])) if n_threads else ""
     note = (
-        "A token needs each weight once, a prompt uses a weight it has read for many tokens: so "
-        "generating is under the slope, where memory is the limit, and a prompt under the level "
-        f"roof, where arithmetic is. The roofs are those of {said}."
+        "A token needs each weight once, a prompt uses what it has read for all its tokens (it is "
+        "shown as one pass over the weights): so generating is under the slope, where memory is "
+        "the limit, and a prompt under the level roof, where arithmetic is. The roofs are those "
+        f"of {said}."
     )
     legend = look.legend([one.row for one in placed], by_type=True)
     content = f'{legend}<div class="panels"><figure>{drawn}</figure>{_roof_table(placed)}</div>'

@@ -294,9 +294,9 @@ def flat(known: Mapping[str, Any], before: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in known.items():
         if isinstance(value, dict) and value and not before:
-            found |= flat(value, f"{name}: ")
+            found |= flat(value, f"{name.replace('_', ' ')}: ")
         elif value not in (None, "", [], {}):
-            found[f"{before}{name}".replace("_", " ")] = _setting(name, value)
+            found[before + name.removeprefix("n_").replace("_", " ")] = _setting(name, value)
     return dict(list(found.items())[:_MAX_SAID])
 
 

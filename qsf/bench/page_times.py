@@ -14,7 +14,6 @@ from qsf.converter import report_parts as parts
 from qsf.converter.report_svg import stacked_bar, text
 
 _MAX_BARS = 40
-_OTHER = "other"
 # In the order of a token's way, the rest at the end; the place is the colour.
 _NAMES = {
     "embedding": "embedding",
@@ -29,7 +28,7 @@ _NAMES = {
     "decompress": "decompressing",
     "sample": "choosing a token",
     "python": "Python",
-    _OTHER: "the rest",
+    "other": "the rest",
 }
 _BESIDE = {"read": "reading", "checksum": "checksums"}
 
@@ -55,16 +54,26 @@ def time_section(rows: Sequence[Row]) -> str:
 
 
 def _ordered(found: Iterable[str]) -> list[str]:
-    names = list(dict.fromkeys(found))
-    return [name for name in _NAMES if name in names] + [n for n in names if n not in _NAMES]
+    """Return each name once: those that are known in their order, then the others."""
+    return sorted(dict.fromkeys(found), key=_place)
+
+
+def _place(name: str) -> int:
+    names = list(_NAMES)
+    short = _short(name)
+    return names.index(short) if short in names else len(names)
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("phase_")  # of the engine; the others are measured outside
 
 
 def _word(name: str) -> str:
-    return _NAMES.get(name, name)
+    return _NAMES.get(_short(name), _short(name))
 
 
 def _colour(name: str) -> int:
-    return list(_NAMES).index(name) if name in _NAMES else N_PART_COLOURS - 1
+    return min(_place(name), N_PART_COLOURS - 1)
 
 
 def _total(known: Breakdown) -> float:

@@ -182,7 +182,8 @@ def test_headline_ratios_are_plain_ones_of_the_most_threads(full: Results, full_
     ("values", "said", "colour"),
     [
         ([0.5, 0.6, 0.7], "slower in every round", "c1"),
-        ([0.9, 1.0, 1.2], "not told apart by the rounds", "c5"),
+        ([0.9, 1.1, 1.2], "not told apart by the rounds", "c5"),
+        ([0.8, 0.9, 1.2], "not told apart by the rounds", "c5"),
         ([1.01, 1.2, 1.3], "faster in every round", "c0"),
     ],
 )
@@ -204,7 +205,7 @@ def test_a_ratio_is_called_what_all_rounds_say(
     middle = float(found[2][1]) + 0.5
     assert ends[0] <= middle <= ends[1]
     for place, value in zip((*ends, middle), (spread.min, spread.max, spread.median), strict=True):
-        assert (place > 50) == (value > 1) or value == 1
+        assert (place > 50) == (value > 1)
     scale = [(p - 50) / math.log(v) for p, v in zip(ends, (spread.min, spread.max), strict=True)]
     assert scale[0] == pytest.approx(scale[1], rel=0.05)
 
@@ -253,7 +254,10 @@ def test_bars_are_the_parts_of_a_token(full: Results, full_page: str) -> None:
     table = cells(shown)
     assert len(stacks) == len(table) == len(timed) == 17
     names = list(table[0])[2:]
-    words = {"qkv": "Q, K, V", "wait": "waiting for the disk", "other": "the rest"}
+    words = {
+        "phase_qkv": "Q, K, V", "phase_wait": "waiting for the disk",
+        "phase_other": "the rest", "python": "Python",
+    }  # fmt: skip
     assert set(words.values()) <= set(names)
     for row, stack, said in zip(timed, stacks, table, strict=True):
         known = row.breakdown
