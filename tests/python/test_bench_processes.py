@@ -248,7 +248,7 @@ def test_an_interruption_ends_the_process(script: Script, tmp_path: Path) -> Non
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        run(python)
+        run(python, timeout_seconds=30)
     thread.join()
     assert not is_alive(int(pid_path.read_text()))
 
@@ -269,13 +269,20 @@ def test_an_interruption_while_a_process_starts_ends_it(
     monkeypatch.setattr(launch, "_start", interrupted)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run(script("sleep 1000"))
+        run(script("sleep 1000"), timeout_seconds=10)
     assert not is_alive(started[0])
     assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_nothing_can_be_asked_of_the_user(script: Script) -> None:
-    assert run(script("cat", ANSWER.as_json())).why == ""
+    own, (reader, writer) = os.dup(0), os.pipe()
+    try:
+        os.dup2(reader, 0)  # a user who says nothing
+        assert run(script("cat", ANSWER.as_json()), timeout_seconds=10).why == ""
+    finally:
+        os.dup2(own, 0)
+        for fd in (own, reader, writer):
+            os.close(fd)
 
 
 # ---- groups and caches ----
