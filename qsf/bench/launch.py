@@ -17,9 +17,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from qsf.bench.memory_group import memory_group
 from qsf.bench.results import Cap
@@ -104,18 +105,12 @@ def run_command(
             command = group.enter_and_run(list(command))
         own_peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.perf_counter()
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                env=os.environ | dict(environment or {}),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise WorkerError(f"{command[0]} cannot be started: {error.strerror}") from error
-        is_late, wall_seconds, usage = _wait(process, began, timeout_seconds)
+        with _signals_later():
+            process = _start(command, output, errors, environment or {})
+            stack.callback(_end, process)
+        is_late = _wait(process, timeout_seconds)
+        wall_seconds = time.perf_counter() - began
+        peak_kb = _end(process)
         cap = None
         if group is not None and limit_mb is not None:
             cap = Cap(limit_mb, group.peak_bytes(), group.n_oom_kills())
@@ -123,17 +118,50 @@ def run_command(
             exit_code=process.returncode,
             is_late=is_late,
             wall_seconds=wall_seconds,
-            max_rss_bytes=usage.ru_maxrss * 1024 if usage.ru_maxrss > own_peak_kb else None,
+            max_rss_bytes=peak_kb * 1024 if peak_kb > own_peak_kb else None,
             cap=cap,
             output=_tail(paths[0]),
             errors=_tail(paths[1]),
         )
 
 
-def _wait(
-    process: subprocess.Popen[bytes], began: float, timeout_seconds: float
-) -> tuple[bool, float, resource.struct_rusage]:
-    """Wait for the end; returns whether it was forced, the seconds, and what the kernel counted.
+def _start(
+    command: Sequence[str], output: IO[bytes], errors: IO[bytes], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env=os.environ | dict(environment),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise WorkerError(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """Let what Ctrl-C does wait until the end: nobody would know of a process half started."""
+    arrived: list[int] = []
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(handler := signal.getsignal(number)):
+                signal.signal(number, lambda number, _frame: arrived.append(number))
+                previous[number] = handler
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for arrived_number in arrived:
+            signal.raise_signal(arrived_number)
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_seconds: float) -> bool:
+    """Wait until it has ended; returns whether it was forced to.
 
     A thread sleeps until the time is over: to look again and again would disturb what is measured.
     """
@@ -149,14 +177,20 @@ def _wait(
     try:
         # It stays a zombie for now, so that its number is its own when the timer kills it.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        wall_seconds = time.perf_counter() - began
     finally:
         timer.cancel()
         timer.join()
-        _kill(process.pid)  # after an interruption itself, and always what it has left behind
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return is_late.is_set(), wall_seconds, usage
+    return is_late.is_set()
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """End it if need be, and what it has left behind; returns the kernel's ru_maxrss, once."""
+    if process.returncode is not None:
+        return 0
+    _kill(process.pid)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_maxrss
 
 
 def _kill(group_id: int) -> None:

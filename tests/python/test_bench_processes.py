@@ -248,13 +248,41 @@ def test_an_interruption_ends_the_process(script: Script, tmp_path: Path) -> Non
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        run(python)
+        run(python, timeout_seconds=30)
     thread.join()
     assert not is_alive(int(pid_path.read_text()))
 
 
+def test_an_interruption_while_a_process_starts_ends_it(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after the fork, when nobody has its number yet."""
+    started: list[int] = []
+    start = launch._start
+
+    def interrupted(*arguments: Any) -> Any:
+        process = start(*arguments)
+        started.append(process.pid)
+        signal.raise_signal(signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(launch, "_start", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(script("sleep 1000"), timeout_seconds=10)
+    assert not is_alive(started[0])
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 def test_nothing_can_be_asked_of_the_user(script: Script) -> None:
-    assert run(script("cat", ANSWER.as_json())).why == ""
+    own, (reader, writer) = os.dup(0), os.pipe()
+    try:
+        os.dup2(reader, 0)  # a user who says nothing
+        assert run(script("cat", ANSWER.as_json()), timeout_seconds=10).why == ""
+    finally:
+        os.dup2(own, 0)
+        for fd in (own, reader, writer):
+            os.close(fd)
 
 
 # ---- groups and caches ----
@@ -289,6 +317,13 @@ def test_a_process_that_outgrows_its_group_is_said(script: Script, group_folder:
     outcome = run(script("kill -KILL $$"), task(cap_mb=300))
     assert outcome.why == "killed by SIGKILL: out of memory in its group of 300 MB"
     assert outcome.cap == Cap(300, None, 1)
+
+
+def test_a_process_that_somebody_kills_has_not_outgrown_its_group(
+    script: Script, group_folder: Path
+) -> None:
+    (group_folder / "memory.events").write_text("oom_kill 0\n")
+    assert run(script("kill -KILL $$"), task(cap_mb=300)).why.endswith("or somebody did it")
 
 
 def test_a_cold_task_has_no_caches(
