@@ -123,9 +123,8 @@ class Opened:
         if before:
             self._hold(before)
         self._warm_up(test, before, tokens, is_slow=is_slow)
-        native: Any = self.model
         if trace_events:
-            native.start_trace(trace_events)
+            self.model.start_trace(trace_events)
         stats, n_disk_bytes = self.session.stats(), disk_bytes()
         loop = Loop(keeps_gaps=trace_events > 0)
         if test.kind == "pp":
@@ -136,7 +135,7 @@ class Opened:
         run = test_run(test, loop, stats, self.session.stats(), n_passes)
         if n_disk_bytes is not None:
             run = replace(run, disk_bytes=(disk_bytes() or 0) - n_disk_bytes)
-        return run, trace_rows(native, loop) if trace_events else []
+        return run, trace_rows(self.model, loop) if trace_events else []
 
     def _warm_up(
         self, test: Test, before: array[int], tokens: array[int], *, is_slow: bool
@@ -177,9 +176,9 @@ def test_run(
     def grown(name: str) -> int:
         return int(getattr(after, name) - getattr(before, name))
 
-    phases = zip(phase_names(), phases_ns(before), phases_ns(after), strict=True)
+    phases = zip(_native.phase_names(), before.phase_ns, after.phase_ns, strict=True)
     parts = {f"phase_{name}": end_ns - begin_ns for name, begin_ns, end_ns in phases}
-    parts |= {"sample": sample_ns(after) - sample_ns(before), "python": loop.python_ns}
+    parts |= {"sample": grown("sample_ns"), "python": loop.python_ns}
     return TestRun(
         name=test.name,
         depth=test.depth,
@@ -193,28 +192,11 @@ def test_run(
     )
 
 
-def phase_names() -> tuple[str, ...]:
-    """Return the names of the engine's phases."""
-    names = getattr(_native, "phase_names", tuple)
-    return tuple(names())
-
-
-def phases_ns(stats: _native.SessionStats) -> tuple[int, ...]:
-    """Return the time in each phase."""
-    return tuple(getattr(stats, "phase_ns", ()))
-
-
-def sample_ns(stats: _native.SessionStats) -> int:
-    """Return the time that tokens were chosen for."""
-    return int(getattr(stats, "sample_ns", 0))
-
-
-def trace_rows(model: Any, loop: Loop) -> list[Any]:
+def trace_rows(model: _native.NativeModel, loop: Loop) -> list[Any]:
     """Return the names of kinds and the rows: see above."""
-    native: Any = _native
     events = model.stop_trace()
     n_kinds = max((event.kind for event in events), default=-1) + 1
-    kinds = [native.trace_kind_name(kind) for kind in range(n_kinds)]
+    kinds = [_native.trace_kind_name(kind) for kind in range(n_kinds)]
     rows = [
         [e.begin_ns, e.end_ns, e.kind, e.unit_idx, e.thread_idx, e.n_bytes, e.n_tokens]
         for e in events

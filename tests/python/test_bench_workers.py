@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from qsf import _native
-from qsf.bench import launch, tasks, worker_llama, worker_qsf
+from qsf.bench import launch, random_gguf, shapes, tasks, worker_llama, worker_qsf
 from qsf.kv_type import parse_kv_type
 
 CHUNK_TOKENS = 4
@@ -119,8 +119,8 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[FakeModel]:
     monkeypatch.setattr(worker_qsf, "open_native", open_fake)
     monkeypatch.setattr(worker_qsf, "with_known_io", lambda _path, options: options)
     monkeypatch.setattr(_native, "NativeSampler", sampler)
-    monkeypatch.setattr(_native, "phase_names", lambda: ("embed", "mlp"), raising=False)
-    monkeypatch.setattr(_native, "trace_kind_name", lambda i: f"kind {i}", raising=False)
+    monkeypatch.setattr(_native, "phase_names", lambda: ("embed", "mlp"))
+    monkeypatch.setattr(_native, "trace_kind_name", lambda i: f"kind {i}")
     return opened
 
 
@@ -253,11 +253,23 @@ def test_a_real_model_is_measured(tiny_llama_4bit: Path, tmp_path: Path) -> None
         assert run.engine_ns is not None
         assert run.engine_ns > 0
         assert run.engine_ns + run.parts["python"] <= run.wall_ns
+        phases_ns = sum(ns for part, ns in run.parts.items() if part.startswith("phase_"))
+        assert 0 < phases_ns <= run.engine_ns
     assert answer.version == f"QSF {_native.version()}"
     assert answer.plan["ctx_tokens"] == 21
     assert answer.peak_rss_bytes > 1 << 20
     assert answer.load_seconds > 0
     assert answer.failure == ""
+
+
+def test_a_real_model_is_traced(tiny_llama_4bit: Path) -> None:
+    task = qsf_task(tasks.Test("tg", 3), path=str(tiny_llama_4bit), trace_events=10000)
+    answer = worker_qsf.measure(task)
+    kinds = [answer.trace_kinds[row[2]] for row in answer.trace]
+    assert kinds.count("pass") == kinds.count("sample") == 3
+    assert kinds.count("python") == 7  # around six calls
+    begin_ns, end_ns = min(row[0] for row in answer.trace), max(row[1] for row in answer.trace)
+    assert end_ns - begin_ns <= answer.tests[0].wall_ns  # one clock: events lie inside the loop
 
 
 def test_what_fails_is_answered_with_what_was_done_before(
@@ -450,19 +462,13 @@ def test_the_peer_finds_no_modules_of_ours(tmp_path: Path, monkeypatch: pytest.M
     assert "No module named 'tasks'" in outcome.why
 
 
-def test_a_real_peer_is_measured(
-    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_peer_is_measured(tmp_path: Path) -> None:
     python = os.environ.get("QSF_PEER_PYTHON")
     if not python:
         pytest.skip("QSF_PEER_PYTHON names no interpreter that has llama-cpp-python")
-    monkeypatch.syspath_prepend(str(project_root / "bench"))
-    import make_checkpoint
-    import make_gguf
-
     path = tmp_path / "m.gguf"
-    shape = make_checkpoint.Shape(2, 256, 512, 4, 2, n_vocab=512, max_tokens=512)
-    make_gguf.write(path, shape, "Q8_0")
+    shape = shapes.Shape(2, 256, 512, 4, 2, n_vocab=512, max_tokens=512)
+    random_gguf.write_model(path, shape, "Q8_0")
     tests = (tasks.Test("pp", 40, depth=3), tasks.Test("tg", 4), tasks.Test("tg", 2, depth=9))
     for kv_type in (None, "8bit"):
         task = tasks.Task("llama.cpp", str(path), 1, tests, kv_type=kv_type)

@@ -7,21 +7,21 @@ is larger than the budget.
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from qsf.bench import launch, tasks
 from qsf.bench.launch import Ended, run_command, run_task
 from qsf.bench.memory_group import CapError, memory_group
+from qsf.bench.random_qsf import QUANT_TYPES, write_model
+from qsf.bench.shapes import Shape
 from qsf.bench.worker_qsf import disk_bytes
 
 pytestmark = pytest.mark.slow
@@ -46,14 +46,6 @@ run()
 Run = Callable[..., Ended]
 
 
-@pytest.fixture(scope="module")
-def make_model(project_root: Path) -> Iterator[ModuleType]:
-    """The program of bench/ that writes random models."""
-    sys.path.append(str(project_root / "bench"))
-    yield importlib.import_module("make_model")
-    sys.path.remove(str(project_root / "bench"))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _groups_can_be_made() -> None:
     try:
@@ -64,18 +56,12 @@ def _groups_can_be_made() -> None:
 
 
 @pytest.fixture(scope="module")
-def model(
-    make_model: ModuleType,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_llama_dir: Path,
-) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
     """About 130 MB: more than twice of what the smallest budget here is."""
-    shape = make_model.Shape(12, 1024, 2816, 16, 16, n_vocab=2048, max_tokens=1024)
+    shape = Shape(12, 1024, 2816, 16, 16, n_vocab=2048, max_tokens=1024)
     path = tmp_path_factory.mktemp("cgroup") / "m.qsf"
-    dtypes = make_model.QUANT_TYPES
-    make_model.write_model(
-        path, shape, dtypes["8bit"], dtypes["8bit"], tokenizer_from=tiny_llama_dir
-    )
+    dtype = QUANT_TYPES["8bit"]
+    write_model(path, shape, dtype, dtype, tokenizer_from=tiny_llama_dir)
     assert path.stat().st_size > 120 * MB
     return path
 
