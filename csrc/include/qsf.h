@@ -42,8 +42,8 @@ extern "C" {
 #define QSF_API_VERSION 1
 #define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF /* a budget of what the machine can well give */
 #define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
-#define QSF_SKIP_WORDS 64 /* of 64 bits: one for every layer that a file may have */
-#define QSF_N_PHASES 11   /* of qsf_phase */
+#define QSF_SKIP_WORDS 64        /* of 64 bits: one for every layer that a file may have */
+#define QSF_N_PHASES 11          /* of qsf_phase */
 #define QSF_UNIT_NONE 0xFFFFFFFF /* "no unit of the file" in qsf_trace_event */
 
 typedef enum qsf_status {
@@ -324,14 +324,14 @@ typedef enum qsf_phase {
     QSF_PHASE_QKV = 2,       /* Q, K, V with bias, RoPE and the KV store. As the other products:
                               * with their side tables, and up to when the slowest thread is done */
     QSF_PHASE_ATTENTION = 3,
-    QSF_PHASE_ATTN_OUT = 4,    /* rounding of the attended, its matrix, the residual */
-    QSF_PHASE_GATE_UP = 5,     /* gate and up, or up alone, with the activation */
-    QSF_PHASE_DOWN = 6,        /* rounding of the activated, down, the residual, the layer's end */
-    QSF_PHASE_HEAD = 7,        /* logits */
-    QSF_PHASE_WAIT = 8,        /* for the disk, in whichever of the above it falls */
-    QSF_PHASE_DECOMPRESS = 9,  /* likewise, of compressed units */
-    QSF_PHASE_OTHER = 10       /* checking arguments, other sessions' turns, watching memory,
-                                * beginning streamed units */
+    QSF_PHASE_ATTN_OUT = 4,   /* rounding of the attended, its matrix, the residual */
+    QSF_PHASE_GATE_UP = 5,    /* gate and up, or up alone, with the activation */
+    QSF_PHASE_DOWN = 6,       /* rounding of the activated, down, the residual, the layer's end */
+    QSF_PHASE_HEAD = 7,       /* logits */
+    QSF_PHASE_WAIT = 8,       /* for the disk, in whichever of the above it falls */
+    QSF_PHASE_DECOMPRESS = 9, /* likewise, of compressed units */
+    QSF_PHASE_OTHER = 10      /* checking arguments, other sessions' turns, watching memory,
+                               * beginning streamed units */
 } qsf_phase;
 
 /* The short name of a phase, such as "qkv"; "unknown" from QSF_N_PHASES on. Never NULL; a static
@@ -420,9 +420,10 @@ QSF_API const char *qsf_trace_kind_name(uint32_t kind);
 typedef struct qsf_trace_event {
     uint64_t begin_ns;
     uint64_t end_ns;
-    uint64_t n_bytes;    /* read, checked, waited for or decompressed; else 0 */
-    uint32_t kind;       /* a qsf_phase or a qsf_trace_kind */
-    uint32_t unit_idx;   /* as in qsf_model_timeline, or QSF_UNIT_NONE: passes and samples have none */
+    uint64_t n_bytes; /* read, checked, waited for or decompressed; else 0 */
+    uint32_t kind;    /* a qsf_phase or a qsf_trace_kind */
+    uint32_t
+        unit_idx; /* as in qsf_model_timeline, or QSF_UNIT_NONE: passes and samples have none */
     uint32_t thread_idx; /* 0: whoever calls; from 1 on: the threads that read */
     uint32_t n_tokens;   /* of the chunk; 0 in threads that read */
 } qsf_trace_event;

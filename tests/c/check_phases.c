@@ -11,9 +11,9 @@
 
 static void check_names(void)
 {
-    static const char *const names[] = {"embedding", "norm", "qkv",  "attention",  "attn_out",
-                                        "gate_up",   "down", "head", "wait",       "decompress",
-                                        "other",     "pass", "read", "checksum",   "sample"};
+    static const char *const names[] = {"embedding", "norm", "qkv",  "attention", "attn_out",
+                                        "gate_up",   "down", "head", "wait",      "decompress",
+                                        "other",     "pass", "read", "checksum",  "sample"};
     for (uint32_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         CHECK_STR(qsf_phase_name(i), i < QSF_N_PHASES ? names[i] : "unknown");
         CHECK_STR(qsf_trace_kind_name(i), names[i]);
