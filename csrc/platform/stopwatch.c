@@ -43,10 +43,9 @@ static void record(const qsf_stopwatch *w, qsf_phase phase, uint64_t begin_ns, u
                                });
 }
 
-void qsf_stopwatch_start(qsf_stopwatch *w, qsf_trace *trace, uint32_t n_tokens)
+void qsf_stopwatch_start(qsf_stopwatch *w, qsf_trace *trace, uint64_t now_ns)
 {
-    *w = (qsf_stopwatch){
-        .last_ns = qsf_clock_ns(), .trace = trace, .unit_idx = QSF_UNIT_NONE, .n_tokens = n_tokens};
+    *w = (qsf_stopwatch){.last_ns = now_ns, .trace = trace, .unit_idx = QSF_UNIT_NONE};
 }
 
 void qsf_stopwatch_lap(qsf_stopwatch *w, qsf_phase phase)
