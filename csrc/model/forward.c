@@ -275,5 +275,7 @@ qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)
     const qsf_status status = run_units(f, chunk);
     if (status != QSF_OK)
         qsf_stream_abandon(f->ops.stream);
+    qsf_stream_end_pass(f->ops.stream);
+    f->ops.stopwatch = NULL;
     return status;
 }
