@@ -10,7 +10,7 @@
  *   - *_open and *_create give the caller ownership; the matching *_close or
  *     *_destroy takes it back, accepts NULL and cannot fail.
  *   - Handles may be closed in any order: a model lives until its last session is gone.
- *   - Pointers passed in are borrowed until the call returns, never kept.
+ *   - Pointers passed in are borrowed until the call returns, never kept (but for a trace's).
  *   - Sizes are bytes unless the name says tokens, rows, floats or layers.
  *   - A qsf_model may be shared between threads; its sessions take turns inside.
  *     A qsf_session may be used by one thread at a time, except for
@@ -420,19 +420,19 @@ QSF_API const char *qsf_trace_kind_name(uint32_t kind);
 typedef struct qsf_trace_event {
     uint64_t begin_ns;
     uint64_t end_ns;
-    uint64_t n_bytes; /* read, checked, waited for or decompressed; else 0 */
-    uint32_t kind;    /* a qsf_phase or a qsf_trace_kind */
-    uint32_t
-        unit_idx; /* as in qsf_model_timeline, or QSF_UNIT_NONE: passes and samples have none */
+    uint64_t n_bytes;    /* read, checked, waited for or decompressed; else 0 */
+    uint32_t kind;       /* a qsf_phase or a qsf_trace_kind */
+    uint32_t unit_idx;   /* as in qsf_model_timeline; QSF_UNIT_NONE for what is of no unit */
     uint32_t thread_idx; /* 0: whoever calls; from 1 on: the threads that read */
     uint32_t n_tokens;   /* of the chunk; 0 in threads that read */
 } qsf_trace_event;
 
 /* From now on the events of the model and its sessions are written to events [cap_events], in
- * the order in which they end, until it is full; those that come then are dropped. Waits and
- * decompressing lie inside events of other phases, all phases inside a pass; waits of less than
- * a microsecond are left out. The memory stays in use until the next call, which begins anew, or
- * ends the trace if events is NULL, or until qsf_model_close: after that no thread touches it.
+ * the order in which each thread ends them, until it is full; those that come then are dropped.
+ * Waits and decompressing lie inside events of other phases, and these inside a pass, but for
+ * QSF_PHASE_OTHER before and after it; waits of less than a microsecond are left out. The memory
+ * is the one thing that is kept when a call returns: until the next call, which begins anew, or
+ * ends the trace if events is NULL, or until qsf_model_close. After that no thread touches it.
  * QSF_ERR_ARG: no room for an event. */
 QSF_API qsf_status qsf_model_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events);
 
