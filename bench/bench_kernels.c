@@ -176,7 +176,8 @@ static void read_stripes(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const work *const w = arg;
     (void)worker_idx;
-    (void)w->b->read(w->b->tiles + (w->first + begin) * w->stripe_bytes, (end - begin) * w->stripe_bytes);
+    (void)w->b->read(w->b->tiles + (w->first + begin) * w->stripe_bytes,
+                     (end - begin) * w->stripe_bytes);
 }
 
 /* The same on every thread; items are threads. */

@@ -1,4 +1,7 @@
-"""The binding to the C engine: status to exception, handle to object. No policy."""
+"""The binding to the C engine: status to exception, handle to object. No policy.
+
+Its records of what was measured are in ``_native_records.py``, but belong to this module's names.
+"""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -8,19 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qsf import errors
-from qsf._native_records import (
-    MemoryEvent as MemoryEvent,
-    Roof as Roof,
-    SessionStats as SessionStats,
-    TraceEvent as TraceEvent,
-    UnitTime as UnitTime,
-    memory_event,
-    phase_names as phase_names,
-    session_stats,
-    trace_event,
-    trace_kind_name as trace_kind_name,
-    unit_time,
-)
+from qsf._native_records import MemoryEvent as MemoryEvent
+from qsf._native_records import Roof as Roof
+from qsf._native_records import SessionStats as SessionStats
+from qsf._native_records import TraceEvent as TraceEvent
+from qsf._native_records import UnitTime as UnitTime
+from qsf._native_records import memory_event, session_stats, trace_event, unit_time
+from qsf._native_records import phase_names as phase_names
+from qsf._native_records import trace_kind_name as trace_kind_name
 from qsf._qsf import ffi, lib
 
 if TYPE_CHECKING:

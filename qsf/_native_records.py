@@ -101,8 +101,8 @@ class SessionStats:
 
     Names tell the units: ``_ns`` are nanoseconds, ``_bytes`` bytes, ``_tokens`` tokens, ``n_``
     counts. ``read_ns`` is time in which at least one read was under way, ``wait_ns`` time in which
-    computing waited for one; checksums and decompression are sums over threads. ``phase_ns`` has one
-    number for each of ``phase_names()``; their sum is that of ``prompt_ns`` and ``step_ns``.
+    computing waited for one; checksums and decompression are sums over threads. ``phase_ns`` has
+    one number for each of ``phase_names()``; their sum is that of ``prompt_ns`` and ``step_ns``.
     """
 
     prompt_tokens: int

@@ -181,7 +181,31 @@ def stats_lines(model: Model, stats: GenerationStats, *, is_verbose: bool) -> li
             f"since opening: {done.n_loops} loops, {done.n_parallel_regions} shared between "
             f"threads, {done.parallel_ns / 1e9:.3f} s in those"
         )
+        lines += phase_lines(done)
     return lines
+
+
+def phase_lines(stats: SessionStats) -> list[str]:
+    """Return which parts of the work the time went to, largest first; nothing where none did.
+
+    Choosing tokens is not evaluating them: it comes on top, and last.
+    """
+    from qsf import _native
+
+    total_ns = sum(stats.phase_ns)
+    n_tokens = stats.prompt_tokens + stats.step_tokens
+    if total_ns == 0 or n_tokens == 0:
+        return []
+    phases = sorted(zip(stats.phase_ns, _native.phase_names(), strict=True), reverse=True)
+    parts = [
+        f"{name} {100 * ns / total_ns:.0f} %"
+        for ns, name in phases
+        if 200 * ns >= total_ns  # half of a percent
+    ]
+    line = f"time per token: {total_ns / n_tokens / 1e6:.3g} ms: " + ", ".join(parts)
+    if stats.n_samples:
+        line += f"; choosing {stats.sample_ns / stats.n_samples / 1e6:.3f} ms"
+    return [line]
 
 
 def timeline_lines(model: Model) -> list[str]:

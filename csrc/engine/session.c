@@ -199,7 +199,7 @@ qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_
 {
     qsf_model *const m = s->model;
     const uint64_t start_ns = qsf_clock_ns();
-    qsf_stopwatch_start(&s->stopwatch, &m->trace, 0);
+    qsf_stopwatch_start(&s->stopwatch, &m->trace, start_ns);
     QSF_TRY(check_tokens(s, tokens, n_tokens));
     /* Scoring begins at its first row; otherwise all held but the last may be kept, and
      * the last too if its logits are there. */
@@ -234,7 +234,7 @@ qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_
 qsf_status qsf_session_append(qsf_session *s, uint32_t token)
 {
     const uint64_t start_ns = qsf_clock_ns();
-    qsf_stopwatch_start(&s->stopwatch, &s->model->trace, 0);
+    qsf_stopwatch_start(&s->stopwatch, &s->model->trace, start_ns);
     QSF_TRY(check_tokens(s, &token, 1));
     if (s->n_tokens == s->model->plan.ctx_tokens)
         return QSF_FAIL(QSF_ERR_ARG, "the context of %u tokens is full", s->n_tokens);

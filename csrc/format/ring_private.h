@@ -72,10 +72,10 @@ struct qsf_ring {
     bool is_whole;
     const atomic_bool *cancelled;
     qsf_stopwatch *stopwatch; /* of the pass, or NULL */
-    uint32_t unit_idx;   /* NONE: none is begun */
-    size_t unit_start;   /* in the ring, of stored byte 0 */
-    uint64_t unit_off;   /* its pieces before are removed */
-    uint32_t unit_crc32; /* of those */
+    uint32_t unit_idx;        /* NONE: none is begun */
+    size_t unit_start;        /* in the ring, of stored byte 0 */
+    uint64_t unit_off;        /* its pieces before are removed */
+    uint32_t unit_crc32;      /* of those */
     uint64_t unit_first_ns;
     uint64_t unit_last_ns;
     bool is_broken; /* a reader could not even begin: its failure stays */

@@ -90,7 +90,6 @@ static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, siz
         .codec = s->codec,
         .codec_bytes = sizes->codec_bytes,
         .decompress_ns = s->source.decompress_ns,
-        .stopwatch = s->stopwatch,
     };
     return QSF_OK;
 }
@@ -264,6 +263,12 @@ void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const atomic_bool *
     s->source.stopwatch = stopwatch;
     if (s->ring != NULL)
         qsf_ring_begin_pass(s->ring, wants_logits, cancelled, stopwatch);
+}
+
+void qsf_stream_end_pass(qsf_stream *s)
+{
+    s->stopwatch = NULL;
+    s->source.stopwatch = NULL;
 }
 
 bool qsf_stream_is_resident(const qsf_stream *s, uint32_t unit_idx)

@@ -109,6 +109,9 @@ void qsf_stream_destroy(qsf_stream *s);
 void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const atomic_bool *cancelled,
                            qsf_stopwatch *stopwatch);
 
+/* The stopwatch is given back. Not needed before another pass begins. */
+void qsf_stream_end_pass(qsf_stream *s);
+
 /* The unit's time begins when the stopwatch's latest lap ended, or without one now: looking at
  * the clock is a part of what a small unit takes. */
 qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx);

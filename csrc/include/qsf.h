@@ -10,7 +10,7 @@
  *   - *_open and *_create give the caller ownership; the matching *_close or
  *     *_destroy takes it back, accepts NULL and cannot fail.
  *   - Handles may be closed in any order: a model lives until its last session is gone.
- *   - Pointers passed in are borrowed until the call returns, never kept.
+ *   - Pointers passed in are borrowed until the call returns, never kept (but for a trace's).
  *   - Sizes are bytes unless the name says tokens, rows, floats or layers.
  *   - A qsf_model may be shared between threads; its sessions take turns inside.
  *     A qsf_session may be used by one thread at a time, except for
@@ -42,8 +42,8 @@ extern "C" {
 #define QSF_API_VERSION 1
 #define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF /* a budget of what the machine can well give */
 #define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
-#define QSF_SKIP_WORDS 64 /* of 64 bits: one for every layer that a file may have */
-#define QSF_N_PHASES 11   /* of qsf_phase */
+#define QSF_SKIP_WORDS 64        /* of 64 bits: one for every layer that a file may have */
+#define QSF_N_PHASES 11          /* of qsf_phase */
 #define QSF_UNIT_NONE 0xFFFFFFFF /* "no unit of the file" in qsf_trace_event */
 
 typedef enum qsf_status {
@@ -324,14 +324,14 @@ typedef enum qsf_phase {
     QSF_PHASE_QKV = 2,       /* Q, K, V with bias, RoPE and the KV store. As the other products:
                               * with their side tables, and up to when the slowest thread is done */
     QSF_PHASE_ATTENTION = 3,
-    QSF_PHASE_ATTN_OUT = 4,    /* rounding of the attended, its matrix, the residual */
-    QSF_PHASE_GATE_UP = 5,     /* gate and up, or up alone, with the activation */
-    QSF_PHASE_DOWN = 6,        /* rounding of the activated, down, the residual, the layer's end */
-    QSF_PHASE_HEAD = 7,        /* logits */
-    QSF_PHASE_WAIT = 8,        /* for the disk, in whichever of the above it falls */
-    QSF_PHASE_DECOMPRESS = 9,  /* likewise, of compressed units */
-    QSF_PHASE_OTHER = 10       /* checking arguments, other sessions' turns, watching memory,
-                                * beginning streamed units */
+    QSF_PHASE_ATTN_OUT = 4,   /* rounding of the attended, its matrix, the residual */
+    QSF_PHASE_GATE_UP = 5,    /* gate and up, or up alone, with the activation */
+    QSF_PHASE_DOWN = 6,       /* rounding of the activated, down, the residual, the layer's end */
+    QSF_PHASE_HEAD = 7,       /* logits */
+    QSF_PHASE_WAIT = 8,       /* for the disk, in whichever of the above it falls */
+    QSF_PHASE_DECOMPRESS = 9, /* likewise, of compressed units */
+    QSF_PHASE_OTHER = 10      /* checking arguments, other sessions' turns, watching memory,
+                               * beginning streamed units */
 } qsf_phase;
 
 /* The short name of a phase, such as "qkv"; "unknown" from QSF_N_PHASES on. Never NULL; a static
@@ -422,16 +422,17 @@ typedef struct qsf_trace_event {
     uint64_t end_ns;
     uint64_t n_bytes;    /* read, checked, waited for or decompressed; else 0 */
     uint32_t kind;       /* a qsf_phase or a qsf_trace_kind */
-    uint32_t unit_idx;   /* as in qsf_model_timeline, or QSF_UNIT_NONE: passes and samples have none */
+    uint32_t unit_idx;   /* as in qsf_model_timeline; QSF_UNIT_NONE for what is of no unit */
     uint32_t thread_idx; /* 0: whoever calls; from 1 on: the threads that read */
     uint32_t n_tokens;   /* of the chunk; 0 in threads that read */
 } qsf_trace_event;
 
 /* From now on the events of the model and its sessions are written to events [cap_events], in
- * the order in which they end, until it is full; those that come then are dropped. Waits and
- * decompressing lie inside events of other phases, all phases inside a pass; waits of less than
- * a microsecond are left out. The memory stays in use until the next call, which begins anew, or
- * ends the trace if events is NULL, or until qsf_model_close: after that no thread touches it.
+ * the order in which each thread ends them, until it is full; those that come then are dropped.
+ * Waits and decompressing lie inside events of other phases, and these inside a pass, but for
+ * QSF_PHASE_OTHER before and after it; waits of less than a microsecond are left out. The memory
+ * is the one thing that is kept when a call returns: until the next call, which begins anew, or
+ * ends the trace if events is NULL, or until qsf_model_close. After that no thread touches it.
  * QSF_ERR_ARG: no room for an event. */
 QSF_API qsf_status qsf_model_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events);
 

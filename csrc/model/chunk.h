@@ -30,7 +30,7 @@ typedef struct qsf_chunk {
     uint32_t first_logits;        /* rows from here on get logits; n_tokens: none do */
     float *logits;                /* [n_tokens - first_logits, n_vocab] */
     const atomic_bool *cancelled; /* looked at before each layer */
-    qsf_stopwatch *stopwatch;     /* started; gets a lap for each phase. NULL: nobody wants to know */
+    qsf_stopwatch *stopwatch; /* started; gets a lap for each phase. NULL: nobody wants to know */
     /* Called before each layer, or NULL. It may make resident units streamed ones or the reverse,
      * and then says true. */
     bool (*before_layer)(void *arg);

@@ -71,7 +71,6 @@ static qsf_status norm(qsf_ops *o, const qsf_tensor *weight, const qsf_tensor *b
     QSF_TRY(load(o, weight, 0, &weight_row));
     QSF_TRY(load(o, bias, 1, &bias_row));
     *out = qsf_ops_prepare_normed(o, weight_row, bias_row);
-    qsf_ops_lap(o, QSF_PHASE_NORM);
     return QSF_OK;
 }
 
@@ -131,6 +130,7 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, const finish
         {layer->v, NULL, s->v, s->kv_stride, head_dim, finish_v, job, {0}},
     };
     QSF_TRY(norm(o, layer->attn_norm, layer->attn_norm_bias, &in));
+    qsf_ops_lap(o, QSF_PHASE_NORM);
     QSF_TRY(load(o, layer->q_bias, 0, &qkv[0].bias));
     QSF_TRY(load(o, layer->k_bias, 1, &qkv[1].bias));
     QSF_TRY(load(o, layer->v_bias, 2, &qkv[2].bias));
@@ -176,6 +176,7 @@ static qsf_status ffn_block(qsf_ops *o, const qsf_layer *layer, const finish_job
     qsf_linear gate = {layer->gate, NULL, s->gate, s->ffn_stride, 1, NULL, NULL, {0}};
     qsf_linear up = {layer->up, NULL, s->up, s->ffn_stride, 1, finish_up, job, {0}};
     QSF_TRY(norm(o, layer->ffn_norm, layer->ffn_norm_bias, &in));
+    qsf_ops_lap(o, QSF_PHASE_NORM);
     QSF_TRY(load(o, layer->gate_bias, 1, &gate.bias));
     QSF_TRY(load(o, layer->up_bias, 0, &up.bias));
     QSF_TRY(qsf_ops_load_outliers(o, layer->gate_outliers, &n_used, &gate.outliers));
@@ -234,6 +235,8 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
     if (c->has_tied_head) {
         QSF_TRY(end_unit(o, QSF_PHASE_NORM));
         QSF_TRY(begin_unit(o, 0));
+    } else {
+        qsf_ops_lap(o, QSF_PHASE_NORM);
     }
     const qsf_linear head = {f->ends->head, NULL, chunk->logits, c->n_vocab, 1, NULL, NULL, {0}};
     QSF_TRY(qsf_linear_run(o, &head, 1, &in));
@@ -272,5 +275,7 @@ qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)
     const qsf_status status = run_units(f, chunk);
     if (status != QSF_OK)
         qsf_stream_abandon(f->ops.stream);
+    qsf_stream_end_pass(f->ops.stream);
+    f->ops.stopwatch = NULL;
     return status;
 }

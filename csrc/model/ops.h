@@ -27,8 +27,8 @@ typedef struct qsf_ops {
     qsf_pool *pool;
     qsf_stream *stream;
     qsf_scratch *scratch;
-    bool exact;        /* f32 activations whatever the weights */
-    uint32_t n_tokens; /* rows of the chunk in hand */
+    bool exact;               /* f32 activations whatever the weights */
+    uint32_t n_tokens;        /* rows of the chunk in hand */
     qsf_stopwatch *stopwatch; /* of the chunk, or NULL */
 } qsf_ops;
 

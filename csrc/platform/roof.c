@@ -226,7 +226,7 @@ qsf_roof_madds_fn *qsf_roof_madds(qsf_isa isa)
 /* ---- on all threads ---- */
 
 #define STRETCH_BYTES ((size_t)512) /* of a stream, before the next one has its turn */
-#define AHEAD_BYTES ((size_t)1024)  /* memory is asked so early (bench/LOG.md has what that gives) */
+#define AHEAD_BYTES ((size_t)1024)  /* memory is asked so early; see bench/LOG.md */
 #define LINE_BYTES 64
 #define PART_ALIGN ((size_t)16384) /* divides into streams and stretches */
 #define MADD_PASS_NS 2000000

@@ -13,11 +13,16 @@ _Static_assert((int)QSF_PHASE_OTHER + 1 == QSF_N_PHASES, "QSF_N_PHASES counts th
 const char *qsf_phase_name(uint32_t phase)
 {
     static const char *const names[QSF_N_PHASES] = {
-        [QSF_PHASE_EMBEDDING] = "embedding",   [QSF_PHASE_NORM] = "norm",
-        [QSF_PHASE_QKV] = "qkv",               [QSF_PHASE_ATTENTION] = "attention",
-        [QSF_PHASE_ATTN_OUT] = "attn_out",     [QSF_PHASE_GATE_UP] = "gate_up",
-        [QSF_PHASE_DOWN] = "down",             [QSF_PHASE_HEAD] = "head",
-        [QSF_PHASE_WAIT] = "wait",             [QSF_PHASE_DECOMPRESS] = "decompress",
+        [QSF_PHASE_EMBEDDING] = "embedding",
+        [QSF_PHASE_NORM] = "norm",
+        [QSF_PHASE_QKV] = "qkv",
+        [QSF_PHASE_ATTENTION] = "attention",
+        [QSF_PHASE_ATTN_OUT] = "attn_out",
+        [QSF_PHASE_GATE_UP] = "gate_up",
+        [QSF_PHASE_DOWN] = "down",
+        [QSF_PHASE_HEAD] = "head",
+        [QSF_PHASE_WAIT] = "wait",
+        [QSF_PHASE_DECOMPRESS] = "decompress",
         [QSF_PHASE_OTHER] = "other",
     };
     return phase < QSF_N_PHASES ? names[phase] : "unknown";
@@ -38,10 +43,9 @@ static void record(const qsf_stopwatch *w, qsf_phase phase, uint64_t begin_ns, u
                                });
 }
 
-void qsf_stopwatch_start(qsf_stopwatch *w, qsf_trace *trace, uint32_t n_tokens)
+void qsf_stopwatch_start(qsf_stopwatch *w, qsf_trace *trace, uint64_t now_ns)
 {
-    *w = (qsf_stopwatch){
-        .last_ns = qsf_clock_ns(), .trace = trace, .unit_idx = QSF_UNIT_NONE, .n_tokens = n_tokens};
+    *w = (qsf_stopwatch){.last_ns = now_ns, .trace = trace, .unit_idx = QSF_UNIT_NONE};
 }
 
 void qsf_stopwatch_lap(qsf_stopwatch *w, qsf_phase phase)

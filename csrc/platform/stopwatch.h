@@ -24,8 +24,8 @@ typedef struct qsf_stopwatch {
     uint32_t n_tokens;               /* for events: of the chunk */
 } qsf_stopwatch;
 
-/* All phases are 0, and a lap begins. */
-void qsf_stopwatch_start(qsf_stopwatch *w, qsf_trace *trace, uint32_t n_tokens);
+/* All phases are 0, and a lap begins now. */
+void qsf_stopwatch_start(qsf_stopwatch *w, qsf_trace *trace, uint64_t now_ns);
 
 /* The time since the latest lap belongs to `phase`. */
 void qsf_stopwatch_lap(qsf_stopwatch *w, qsf_phase phase);

@@ -18,7 +18,7 @@
 
 typedef struct qsf_trace {
     atomic_bool is_on;
-    qsf_mutex lock; /* of the rest */
+    qsf_mutex lock;          /* of the rest */
     qsf_trace_event *events; /* the caller's [cap_events]; NULL: there is no trace */
     size_t cap_events;
     size_t n_events;    /* these two stay when a trace ends, until the next */

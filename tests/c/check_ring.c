@@ -337,8 +337,9 @@ static void check_create(qsf_io_setup setup)
     CHECK_EQ_U64(o.ledger.held_bytes, o.ledger.ceiling_bytes);
     qsf_ring_destroy(o.ring);
     o.ledger.ceiling_bytes--;
-    CHECK_STATUS(qsf_ring_create(&o.ring, &o.reader, &o.ledger, &o.io, &setup, ring_bytes, 5000, NULL),
-                 QSF_ERR_NOMEM);
+    CHECK_STATUS(
+        qsf_ring_create(&o.ring, &o.reader, &o.ledger, &o.io, &setup, ring_bytes, 5000, NULL),
+        QSF_ERR_NOMEM);
     CHECK(o.ring == NULL);
     qsf_ring_destroy(o.ring);
     CHECK_EQ_U64(o.ledger.held_bytes, 0);

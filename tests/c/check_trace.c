@@ -140,9 +140,7 @@ static void check_order(const qsf_trace_event *from, size_t n, const timed_kind 
         }
         place++;
     }
-    /* The norm of a tied head may be two laps: its unit ends in between. */
-    CHECK(place == 3 + n_layers * n_of_layer || (place == 4 + n_layers * n_of_layer &&
-                                                 kind->model.is_tied));
+    CHECK_EQ(place, 3 + n_layers * n_of_layer);
 }
 
 /* Reads, each followed by its check: of all bytes that were streamed, by threads of their own. */

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from qsf import run_report
-from qsf._native import MemoryEvent, MemoryPlan, SessionStats, UnitTime
+from qsf._native import MemoryEvent, MemoryPlan, SessionStats, UnitTime, phase_names
 from qsf.opening import does_not_fit
 
 MB = 2**20
@@ -35,10 +35,9 @@ def unit(
     )
 
 
-def stats(**changes: int) -> SessionStats:
-    return SessionStats(
-        **{field.name: changes.get(field.name, 0) for field in fields(SessionStats)}
-    )
+def stats(phase_ns: tuple[int, ...] = (), **changes: int) -> SessionStats:
+    numbers = {field.name: 0 for field in fields(SessionStats) if field.name != "phase_ns"}
+    return SessionStats(phase_ns=phase_ns, **{**numbers, **changes})
 
 
 def plan(**changes: Any) -> MemoryPlan:
@@ -111,6 +110,17 @@ def test_the_total_says_what_was_hidden_behind_what() -> None:
     assert line.endswith("; 0 % of reading was hidden behind computing")
     idle = run_report.total_line(stats(), [unit("layer 0")])
     assert "nothing to read" in idle
+
+
+def test_the_phases_of_a_token_are_one_line() -> None:
+    phases = dict.fromkeys(phase_names(), 0)
+    phases |= {"qkv": 120 * MS, "wait": 790 * MS, "down": 86 * MS, "other": 4 * MS}
+    spent = tuple(phases.values())
+    lines = run_report.phase_lines(stats(spent, prompt_tokens=2, step_tokens=3))
+    assert lines == ["time per token: 200 ms: wait 79 %, qkv 12 %, down 9 %"]
+    (line,) = run_report.phase_lines(stats(spent, step_tokens=4, sample_ns=MS, n_samples=4))
+    assert line == "time per token: 250 ms: wait 79 %, qkv 12 %, down 9 %; choosing 0.250 ms"
+    assert run_report.phase_lines(stats((0,) * len(phases))) == []
 
 
 def test_the_map_says_what_limits_it() -> None:
