@@ -170,8 +170,8 @@ def _limits(limits: Limits) -> RenderableType | None:
                 table.add_row(name, *(_rate_or_dash(rates.get(n)) for n in threads))
         tables.append(table)
     if ways := limits.disk_gb_per_s:
-        kinds = dict.fromkeys(way.split()[0] for way in ways)
-        counts = dict.fromkeys(way.split()[-1] for way in ways)
+        kinds = dict.fromkeys(way.partition(" ")[0] for way in ways)
+        counts = dict.fromkeys(way.partition(" ")[2] for way in ways)
         table = _table([("disk, GB/s read", False), *((count, True) for count in counts)])
         for kind in kinds:
             cells = (_rate_or_dash(ways.get(f"{kind} {count}")) for count in counts)
