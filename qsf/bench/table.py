@@ -21,6 +21,7 @@ from qsf.bench.compare import Change, Comparison, Drift
 from qsf.bench.results import Failure, Limits, Ratio, Results, Row, Spread
 
 _WIDE = 100  # columns for all in one table
+_FILE_COLUMN = 20
 _PART_COLUMN = 18  # of a breakdown
 _TEST_COLUMN = 19
 _LEAST_SHARE = 0.0005  # of a token: parts below it show as zeros
@@ -143,6 +144,9 @@ def _filled(
     table = _table([(heading, is_number) for heading, is_number, _ in shown])
     for row in rows:
         table.add_row(*(Text(cell(row)) for _, _, cell in shown))
+    for column, (_, is_number, cell) in zip(table.columns, shown, strict=True):
+        if is_number:  # never cut off, however long the names
+            column.min_width = max(len(cell(row)) for row in rows)
     return table
 
 
@@ -251,7 +255,7 @@ def _rows(rows: Sequence[Row], *, is_wide: bool) -> Table:
     table = _filled(
         rows,
         [
-            ("file", False, lambda row: f"{row.engine} {row.type}"),
+            ("file", False, _file_text),
             ("thr", True, lambda row: str(row.threads) if is_wide else ""),
             ("test", False, test_text),
             ("MB at most", False, lambda row: memory_text(row) if is_wide else ""),
@@ -261,8 +265,13 @@ def _rows(rows: Sequence[Row], *, is_wide: bool) -> Table:
             ("peak MB", True, lambda row: mb_text(row.peak_rss_bytes)),
         ],
     )
-    table.columns[0].no_wrap = True
+    table.columns[0].max_width = _FILE_COLUMN
+    table.columns[0].min_width = min(_FILE_COLUMN, max(len(_file_text(row)) for row in rows))
     return table
+
+
+def _file_text(row: Row) -> str:
+    return f"{row.engine} {row.type}"
 
 
 def _threads_text(n_threads: int) -> str:
@@ -307,7 +316,7 @@ class _Breakdowns:
         headings = [(_breakdown_heading(row), True) for row in rows]
         table = _table([("", False), *headings])
         for column in table.columns[1:]:
-            column.no_wrap = False
+            column.no_wrap, column.max_width = False, _TEST_COLUMN - 2
         breakdowns = [row.breakdown for row in rows if row.breakdown is not None]
         table.add_row("all of it", *(f"{found.wall_ms:.3f} 100 %" for found in breakdowns))
         for name in dict.fromkeys(name for found in breakdowns for name in found.parts):

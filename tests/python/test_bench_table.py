@@ -136,6 +136,17 @@ def test_names_are_whole_on_80_columns() -> None:
     assert "12,346 (12,001-13,000)" in text
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_long_names_do_not_cut_figures_off(width: int) -> None:
+    results = small_results()
+    long = "a-long-name-of-a-model-4bit-calibrated"
+    rows = [replace(row, type=f"{row.type} {long}") for row in results.rows]
+    text = as_text(report(replace(results, rows=rows)), width)
+    assert max(map(len, text.splitlines())) <= width
+    for figure in ("0.500 (0.480-0.520)", "25.0 (24.0-26.0)", "75 % memory", "4.00x (4.00-4.00)"):
+        assert figure in text
+
+
 def test_a_pipe_gets_no_colours() -> None:
     assert "\x1b" not in as_text(report(small_results()))
 
