@@ -144,9 +144,6 @@ def _filled(
     table = _table([(heading, is_number) for heading, is_number, _ in shown])
     for row in rows:
         table.add_row(*(Text(cell(row)) for _, _, cell in shown))
-    for column, (_, is_number, cell) in zip(table.columns, shown, strict=True):
-        if is_number:  # never cut off, however long the names
-            column.min_width = max(len(cell(row)) for row in rows)
     return table
 
 

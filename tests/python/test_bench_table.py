@@ -140,10 +140,24 @@ def test_names_are_whole_on_80_columns() -> None:
 def test_long_names_do_not_cut_figures_off(width: int) -> None:
     results = small_results()
     long = "a-long-name-of-a-model-4bit-calibrated"
-    rows = [replace(row, type=f"{row.type} {long}") for row in results.rows]
+    quality = Quality(12.345, 0.0123, 0.91, 100)
+    rows = [
+        replace(
+            row, type=f"{row.type} {long}", kernels=f"CPU_REPACK:604.45 {long}", quality=quality
+        )
+        for row in results.rows
+    ]
     text = as_text(report(replace(results, rows=rows)), width)
     assert max(map(len, text.splitlines())) <= width
-    for figure in ("0.500 (0.480-0.520)", "25.0 (24.0-26.0)", "75 % memory", "4.00x (4.00-4.00)"):
+    for figure in (
+        "12.345",
+        "0.0123",
+        "91.0%",
+        "0.500 (0.480-0.520)",
+        "25.0 (24.0-26.0)",
+        "75 % memory",
+        "4.00x (4.00-4.00)",
+    ):
         assert figure in text
 
 
@@ -310,6 +324,14 @@ def test_writing_twice_changes_nothing_and_check_sees_a_change(
     assert readme_table.main(check) == 0
     readme.write_text(readme.read_text().replace("**4.00x**", "**5.00x**"))
     assert readme_table.main(check) == 1
+
+
+def test_a_table_without_an_end_does_not_swallow_the_next(
+    readme: Path, readme_table: ModuleType
+) -> None:
+    readme.write_text(BEFORE + "mine\n" + SECOND + AFTER)
+    assert readme_table.main(["--readme", str(readme)]) == 0
+    assert readme.read_text().startswith(BEFORE + "mine\n" + SECOND + "| shape | type | limit |")
 
 
 def test_results_can_be_printed(
