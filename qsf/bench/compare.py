@@ -27,6 +27,7 @@ from qsf.bench.noise import (
     CommonNoise,
     Shift,
     Verdict,
+    change_of,
     common_noise,
     shift_of,
     threshold,
@@ -227,9 +228,9 @@ class _Judge:
             unit=figure.unit,
             old=figure.old,
             new=figure.new,
-            change=math.expm1(figure.shift.log),
-            corrected=math.expm1(log if figure.is_time else -log),
-            noise=math.expm1(threshold(error, n_free)),
+            change=change_of(figure.shift.log),
+            corrected=change_of(log if figure.is_time else -log),
+            noise=change_of(threshold(error, n_free)),
             verdict=verdict,
             is_sure=abs(log) > threshold(error, n_free, self.n_figures),
             old_fraction=figure.fractions[0],
@@ -312,7 +313,7 @@ def _correction_of_peer(
         between = statistics.stdev(shift.log for shift in shifts) / math.sqrt(len(shifts))
         error = max(error, between)
     is_applied = abs(log) > threshold(error, max(n_free for _, n_free in errors))
-    drift = Drift(*setting, math.expm1(log), "llama.cpp", len(shifts), is_applied)
+    drift = Drift(*setting, change_of(log), "llama.cpp", len(shifts), is_applied)
     return _Correction(drift, log, error)
 
 

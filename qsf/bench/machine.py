@@ -74,7 +74,7 @@ def cpu_flags(cpuinfo: str) -> list[str]:
 
 def command_line(argv: Sequence[str]) -> str:
     """Return what was asked for, with files by their names: folders are nobody's business."""
-    words = [re.sub(r"[^\s=,:]*/(?=[^/\s=,:])", "", word.rstrip("/")) for word in argv[1:]]
+    words = [re.sub(r"[^=,]*/(?=[^/=,])", "", word.rstrip("/")) for word in argv[1:]]
     return " ".join(["python -m qsf.bench", *words])
 
 

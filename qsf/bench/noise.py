@@ -33,6 +33,7 @@ _FAR = 4.0
 _ROUNDS_TO_LEAVE_ONE_OUT = 5
 _COMMON_FREE = 8
 _NOISIER = 4.0  # in variance
+_LARGEST_LOG = 700.0  # e to this is still a float
 
 Verdict = Literal["slower", "faster", "same", "noisy"]
 
@@ -130,6 +131,11 @@ def _student_t(probability: float, n_free: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return z + sum(term / float(n_free) ** (i + 1) for i, term in enumerate(terms))
+
+
+def change_of(log: float) -> float:
+    """Return what a logarithm means: 0.1 for 10 % more. What no float can hold is infinite."""
+    return math.expm1(log) if log < _LARGEST_LOG else math.inf
 
 
 def verdict_of(slowdown: float, limit: float) -> Verdict:

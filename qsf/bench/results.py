@@ -224,11 +224,17 @@ def _results(known: dict[str, Any]) -> Results:
     return results
 
 
+_HINTS = {
+    kind: typing.get_type_hints(kind)
+    for kind in (Spread, Breakdown, Cap, Quality, Row, Ratio, Failure, Limits, Results)
+}
+
+
 def _record(kind: type[Any], known: object, where: str) -> Any:
     """Return a record of ``kind``; keys of a later version are left out. Raises ValueError."""
     if not isinstance(known, dict):
         raise _unlike(known, where, "an object")
-    hints = typing.get_type_hints(kind)
+    hints = _HINTS[kind]
     values: dict[str, Any] = {}
     for item in dataclasses.fields(kind):
         place = f"{where}.{item.name}" if where else item.name

@@ -21,6 +21,7 @@ from qsf.bench.compare import Change, Comparison, Drift
 from qsf.bench.results import Failure, Limits, Ratio, Results, Row, Spread
 
 _WIDE = 100  # columns for all in one table
+_FILE_COLUMN = 20
 _PART_COLUMN = 18  # of a breakdown
 _TEST_COLUMN = 19
 _LEAST_SHARE = 0.0005  # of a token: parts below it show as zeros
@@ -177,8 +178,8 @@ def _limits(limits: Limits) -> RenderableType | None:
                 table.add_row(name, *(_rate_or_dash(rates.get(n)) for n in threads))
         tables.append(table)
     if ways := limits.disk_gb_per_s:
-        kinds = dict.fromkeys(way.split()[0] for way in ways)
-        counts = dict.fromkeys(way.split()[-1] for way in ways)
+        kinds = dict.fromkeys(way.partition(" ")[0] for way in ways)
+        counts = dict.fromkeys(way.partition(" ")[2] for way in ways)
         table = _table([("disk, GB/s read", False), *((count, True) for count in counts)])
         for kind in kinds:
             cells = (_rate_or_dash(ways.get(f"{kind} {count}")) for count in counts)
@@ -258,7 +259,7 @@ def _rows(rows: Sequence[Row], *, is_wide: bool) -> Table:
     table = _filled(
         rows,
         [
-            ("file", False, lambda row: f"{row.engine} {row.type}"),
+            ("file", False, _file_text),
             ("thr", True, lambda row: str(row.threads) if is_wide else ""),
             ("test", False, test_text),
             ("MB at most", False, lambda row: memory_text(row) if is_wide else ""),
@@ -268,8 +269,13 @@ def _rows(rows: Sequence[Row], *, is_wide: bool) -> Table:
             ("peak MB", True, lambda row: mb_text(row.peak_rss_bytes)),
         ],
     )
-    table.columns[0].no_wrap = True
+    table.columns[0].max_width = _FILE_COLUMN
+    table.columns[0].min_width = min(_FILE_COLUMN, max(len(_file_text(row)) for row in rows))
     return table
+
+
+def _file_text(row: Row) -> str:
+    return f"{row.engine} {row.type}"
 
 
 def _threads_text(n_threads: int) -> str:
@@ -314,7 +320,7 @@ class _Breakdowns:
         headings = [(_breakdown_heading(row), True) for row in rows]
         table = _table([("", False), *headings])
         for column in table.columns[1:]:
-            column.no_wrap = False
+            column.no_wrap, column.max_width = False, _TEST_COLUMN - 2
         breakdowns = [row.breakdown for row in rows if row.breakdown is not None]
         table.add_row("all of it", *(f"{found.wall_ms:.3f} 100 %" for found in breakdowns))
         for name in dict.fromkeys(name for found in breakdowns for name in found.parts):
