@@ -103,7 +103,7 @@ def run(request: Request, watcher: Watcher, *, wants_trace: bool = False) -> Fou
     one.peer = _find_peer(one)
     one.pairs = _pairs(one)
     _check_contexts(request, one.pairs)
-    known = machine.describe(f"llama.cpp {one.peer.version}" if one.peer else None)  # the load before ours
+    known = machine.describe(f"llama.cpp {one.peer.version}" if one.peer else None)
     bounds = _measure_limits(one)
     runs: list[TaskRuns] = []
     stopped = None
