@@ -39,6 +39,7 @@ PART_SHARE = 0.02  # of the token, in either result: smaller parts are not judge
 LIMIT_MOVED = 0.10
 _PEAK_GREW = 0.05
 _SAME_FILE = 0.01
+_BUSY = 0.5  # processes that want to run for each core
 _EVERYWHERE = 0.75  # so many of all changes in one direction look like the machine
 
 Kind = Literal["arithmetic", "memory", "disk"]
@@ -113,6 +114,7 @@ def compare(old: Results, new: Results) -> Comparison:
     changes += [judge.change(figure, common_of_ratios, None) for figure in ratios]
     notes = [
         *machine_notes,
+        *_load_notes(old, new),
         *_limit_notes(old, new),
         *peer_notes,
         *(_difference_note(*pair) for pair in pairs if not _is_same_work(*pair)),
@@ -392,6 +394,20 @@ def _machine_notes(old: Results, new: Results) -> list[str]:
         for key, what in names.items()
         if old.machine.get(key) != new.machine.get(key)
     ]
+
+
+def _load_notes(old: Results, new: Results) -> list[str]:
+    """Return which of the results began on a busy machine."""
+    notes = []
+    for when, results in (("older", old), ("newer", new)):
+        load, n_cores = results.machine.get("load"), results.machine.get("n_cores")
+        if not (isinstance(load, int | float) and isinstance(n_cores, int) and n_cores > 0):
+            continue
+        if load > _BUSY * n_cores:
+            notes.append(
+                f"the machine was busy when the {when} result began: load {load} on {n_cores} cores"
+            )
+    return notes
 
 
 def _words(value: object) -> str:

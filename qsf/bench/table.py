@@ -62,6 +62,8 @@ def comparison_report(comparison: Comparison) -> RenderableType:
     }
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     parts.append(Text(f"{len(comparison.changes)} figures compared: {said}"))
+    if comparison.changes:
+        parts.append(Text("before, now: medians; change: of the means of the rounds' logarithms"))
     if any(not change.is_sure and change.verdict == "slower" for change in comparison.changes):
         parts.append(Text("slower?: beyond its noise, but among so many figures that is chance"))
     return Group(*parts)
@@ -159,7 +161,7 @@ def _machine(results: Results) -> RenderableType:
     first = f"{known.get('cpu', 'unknown processor')}, {known.get('n_cores', '?')} cores"
     if known.get("isa"):
         first += f", {known['isa']} kernels"
-    names = (("qsf", "QSF"), ("commit", "commit"), ("peer", ""), ("date", ""))
+    names = (("qsf", "QSF"), ("commit", "commit"), ("peer", ""), ("date", ""), ("load", "load"))
     second = [f"{label} {known[key]}".strip() for key, label in names if known.get(key)]
     lines = [first, ", ".join(second)] if second else [first]
     return Group(*map(Text, lines), Text())

@@ -296,6 +296,16 @@ def test_another_machine_is_said_and_judged_by_the_peer_alone() -> None:
     assert {change.verdict for change in done.changes} == {"noisy"}
 
 
+def test_a_busy_machine_is_said() -> None:
+    machine = Noisy(random.Random(30))
+    old, new = (results_of([machine.row(50)], load=load) for load in (0.9, 1.5))
+    assert compare(old, new).notes == [
+        "the machine was busy when the newer result began: load 1.5 on 2 cores"
+    ]
+    odd = compare(results_of([], load="x"), results_of([], load=9, n_cores=None)).notes
+    assert not any("busy" in note for note in odd)
+
+
 def test_kernels_that_are_no_longer_used_are_a_regression_of_the_same_machine() -> None:
     machine = Noisy(random.Random(20), noise=0.01)
     new = results_of(one_row(machine, dict.fromkeys(PARTS_MS, 2.0)).rows, isa="scalar")
@@ -390,7 +400,8 @@ def test_memory_that_grew_and_new_failures_are_said() -> None:
 
 def test_a_result_is_the_same_as_itself() -> None:
     done = compare(small_results(), small_results())
-    assert {change.verdict for change in done.changes} == {"same"}
+    assert {change.change for change in done.changes} == {0.0}
+    assert not {change.verdict for change in done.changes} & {"slower", "faster"}
     assert (done.only_old, done.only_new, done.notes) == ([], [], [])
 
 

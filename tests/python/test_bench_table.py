@@ -217,7 +217,7 @@ def test_changes_are_shown_under_their_row() -> None:
     assert "- only in the older result: an old row" in lines
     assert "- only in the newer result: a new row" in lines
     assert "- a note" in lines
-    assert lines[-1] == "3 figures compared: 1 slower, 0 faster, 1 noisy, 1 same"
+    assert lines[-2] == "3 figures compared: 1 slower, 0 faster, 1 noisy, 1 same"
 
 
 def test_drift_is_said_and_what_is_left_is_shown() -> None:
