@@ -31,6 +31,8 @@ SCALAR_TESTS := converted_logits native public_api
 # Of the exhaustive loops of the C tests, where a case is slow or was tried by another verb: see
 # tests/c/check.h. `make test-c` runs all cases.
 THINNED := export QSF_CHECK_STRIDE=7;
+# Quick tests share the cores; slow ones want them for themselves.
+QUICK_ARGS ?= -n auto
 PYTEST_ARGS ?=
 # A newer compiler than ours must not stop a user: its warnings are errors in CI only.
 WERROR ?= $(if $(CI),ON,OFF)
@@ -89,7 +91,7 @@ test-c: build/install.stamp ## the C tests
 		"$$($(PY) -c 'import qsf._qsf as m; print(m.__file__)')"
 
 test-py: build/install.stamp ## the quick Python tests
-	@$(PY) -m pytest -m "not slow and not golden" $(PYTEST_ARGS)
+	@$(PY) -m pytest -m "not slow and not golden" $(QUICK_ARGS) $(PYTEST_ARGS)
 
 check-slow: build/install.stamp ## the slow Python tests; in CI, with a browser for the reports
 	@if [ -n "$(CI)" ]; then tools/bootstrap.sh page; fi
@@ -104,7 +106,7 @@ check-isa: build/install.stamp ## the C tests and those of models, once per inst
 		echo "QSF_ISA=$$isa"; export QSF_ISA=$$isa; $(THINNED) \
 		$(call c_tests,c,); \
 		if [ $$isa = scalar ]; then tests="$(SCALAR_TESTS)"; else tests="$(ISA_TESTS)"; fi; \
-		$(PY) -m pytest -m "not slow and not golden" $(PYTEST_ARGS) \
+		$(PY) -m pytest -m "not slow and not golden" $(QUICK_ARGS) $(PYTEST_ARGS) \
 			$$(printf 'tests/python/test_%s.py ' $$tests); \
 	done
 
