@@ -165,7 +165,8 @@ def test_streaming_is_traced(tiny_llama_8bit: Path) -> None:
     checks = [e for e, name in zip(events, names, strict=True) if name == "checksum"]
     assert reads
     assert all(e.thread_idx >= 1 for e in reads + checks)
-    assert len(checks) <= len(reads)
+    n_begun_before = model.info().io_depth  # reads whose checks alone are in the trace, at most
+    assert len(checks) <= len(reads) + n_begun_before
     assert sum(e.n_bytes for e in reads) <= session.stats().read_bytes
     assert dict(zip(_native.phase_names(), session.stats().phase_ns, strict=True))["wait"] > 0
     session.close()
