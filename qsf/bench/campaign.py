@@ -114,6 +114,8 @@ def run(request: Request, watcher: Watcher, *, wants_trace: bool = False) -> Fou
             raise
         stopped = error
         one.notes.append(f"{error.text} before all {request.n_rounds} rounds were done")
+    if stopped is None:
+        bounds = _best(bounds, _measure_limits(one))
     found = analysis.analyse(
         [_measured(task_runs, _facts_by_path(one)) for task_runs in runs],
         bounds,
@@ -264,6 +266,19 @@ def _measure_limits(one: _Run) -> Limits:
     memory, madds = limits.measure_memory(thread_counts, progress)
     disk = limits.measure_disk(one.pairs[0].qsf.path, progress)
     return Limits(memory_gb_per_s=memory, disk_gb_per_s=disk, gmadds_per_s=madds)
+
+
+def _best(before: Limits, after: Limits) -> Limits:
+    """Return the larger of each: others may have been busy during one of the two."""
+
+    def larger(a: dict[str, float], b: dict[str, float]) -> dict[str, float]:
+        return {name: max(known.get(name, 0.0) for known in (a, b)) for name in {**a, **b}}
+
+    return Limits(
+        memory_gb_per_s=larger(before.memory_gb_per_s, after.memory_gb_per_s),
+        disk_gb_per_s=larger(before.disk_gb_per_s, after.disk_gb_per_s),
+        gmadds_per_s=larger(before.gmadds_per_s, after.gmadds_per_s),
+    )
 
 
 def _tasks(one: _Run) -> list[Task]:
