@@ -319,7 +319,7 @@ def _notes_on_limits(limits: Limits, rows: Sequence[Row]) -> list[str]:
         ]
         if above:
             notes.append(
-                f"more than the {limited_by} limit as it was measured at the start, so {why}: "
+                f"more than the {limited_by} limit as it was measured, so {why}: "
                 + "; ".join(above)
             )
     return notes

@@ -6,7 +6,7 @@ Whether a figure has changed is for `noise` to say.
 shows that is what no change of QSF can alter: llama.cpp of the same version and file, measured in
 turns with QSF. By kind of work (arithmetic, memory, disk) and number of threads the median of its
 changes is taken out of QSF's, if it is beyond its own noise; that noise adds to the threshold.
-Without llama.cpp there are the limits, measured once, at the start: they can cast doubt on a
+Without llama.cpp there are the limits, measured at both ends of a run: they can cast doubt on a
 change but not make one. A limit counts where it moved by more than `LIMIT_MOVED` and most of QSF's
 figures moved with it; what then looks different with and without the drift is "noisy". Ratios to
 llama.cpp round by round need no correction and are judged as they are.
