@@ -155,7 +155,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the machine can do at most, measured before the rounds and after them: the better of both.
+    """What the machine can do at most, measured before the rounds and after; the better counts.
 
     Keys of the first and last are numbers of threads, of the second how the disk was read, such
     as "direct x4" and "buffered x1".
