@@ -5,9 +5,9 @@ In README.md a table stands between two comments, of which the first says what i
     <!-- in-memory: python bench/readme_table.py bench/results/1.1b.json -->
     <!-- end -->
 
-Tables are ``in-memory``, QSF beside llama.cpp where the model fits, and ``capped``, both in a
-memory cgroup. Without files all tables of README.md are written anew; with files, both tables of
-these are printed.
+Tables are ``in-memory``, QSF beside llama.cpp where the model fits, ``budgets``, QSF alone by
+--ram-budget, and ``capped``, both in a memory cgroup. Without files all tables of README.md are
+written anew; with files, all tables that these make are printed.
 
 Usage: .venv/bin/python bench/readme_table.py [--check] [--readme README.md] [RESULT.json ...]
 """
@@ -115,44 +115,72 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def in_memory(all_results: Sequence[Results]) -> str:
-    """Return the comparison where nothing is capped, on the most threads that were measured."""
+def uncapped(all_results: Sequence[Results]) -> list[Found]:
+    """Return the rows in no cgroup and without depth, on the most threads that were measured."""
     free = [
-        found
-        for found in found_rows(all_results)
-        if found.row.cap is None and found.row.budget_mb is None and found.row.depth == 0
+        found for found in found_rows(all_results) if found.row.cap is None and found.row.depth == 0
     ]
-    if not free:
+    threads = max((found.row.threads for found in free), default=0)
+    return [found for found in free if found.row.threads == threads]
+
+
+def grouped(rows: Sequence[Found], key: Callable[[Row], object]) -> list[list[Found]]:
+    """Return rows of one key together, in their order."""
+    groups: dict[object, list[Found]] = {}
+    for found in rows:
+        groups.setdefault(key(found.row), []).append(found)
+    return list(groups.values())
+
+
+def first(rows: Sequence[Found], kind: str) -> Found | None:
+    """Return the first row of a kind of test, "pp" or "tg"."""
+    return next((found for found in rows if found.row.test.startswith(kind)), None)
+
+
+def in_memory(all_results: Sequence[Results]) -> str:
+    """Return the comparison where memory has no limit."""
+    shown = [found for found in uncapped(all_results) if found.row.budget_mb is None]
+    if not shown:
         raise TableError("no row of QSF without a limit on memory and without depth")
-    threads = max(found.row.threads for found in free)
-    files: dict[tuple[str, str, str], list[Found]] = {}
-    for found in free:
-        if found.row.threads == threads:
-            row = found.row
-            files.setdefault((row.shape, row.type, row.file), []).append(found)
     cells = []
-    for (shape, _, _), rows in files.items():
-        prompt = next((found for found in rows if found.row.test.startswith("pp")), None)
-        generation = next((found for found in rows if found.row.test.startswith("tg")), None)
+    for rows in grouped(shown, lambda row: (row.shape, row.type, row.file)):
+        prompt, generation = first(rows, "pp"), first(rows, "tg")
         peak = max(found.row.peak_rss_bytes for found in rows)
         cells.append(
             [
-                *(shape, type_name(rows), bits(rows)),
+                *(rows[0].row.shape, type_name(rows), bits(rows)),
                 *(rate(prompt), peer_rate(prompt), times(prompt)),
                 *(rate(generation), peer_rate(generation), times(generation)),
                 *(f"{mb_text(peak)} MB", of_limit(generation, "memory")),
             ]
         )
-    tests = [found.row.test for rows in files.values() for found in rows]
-    prompt_name = next((test for test in tests if test.startswith("pp")), "prompt")
-    step_name = next((test for test in tests if test.startswith("tg")), "generation")
+    prompt, generation = first(shown, "pp"), first(shown, "tg")
     headings = [
         *("shape", "type", "bits per weight"),
-        *(f"{prompt_name}, tok/s", "llama.cpp", "ratio"),
-        *(f"{step_name}, tok/s", "llama.cpp", "ratio"),
+        *(f"{prompt.row.test if prompt else 'prompt'}, tok/s", "llama.cpp", "ratio"),
+        *(f"{generation.row.test if generation else 'generation'}, tok/s", "llama.cpp", "ratio"),
         *("peak memory", "of memory's limit"),
     ]
-    shown = [found for rows in files.values() for found in rows]
+    return markdown(headings, cells) + "\n" + origins(shown)
+
+
+def budgets(all_results: Sequence[Results]) -> str:
+    """Return what each budget costs, and none."""
+    shown = uncapped(all_results)
+    if all(found.row.budget_mb is None for found in shown):
+        raise TableError("no row of QSF with a budget")
+    cells = []
+    for rows in grouped(shown, lambda row: (row.shape, row.type, row.file, row.budget_mb)):
+        row = rows[0].row
+        peak = max(found.row.peak_rss_bytes for found in rows)
+        cells.append(
+            [
+                *(f"{row.shape}, {row.type}", f"{mb_text(row.file_bytes)} MB"),
+                "none" if row.budget_mb is None else f"{row.budget_mb:,} MB",
+                *(f"{mb_text(peak)} MB", rate(first(rows, "pp")), rate(first(rows, "tg"))),
+            ]
+        )
+    headings = ["model", "file", "`--ram-budget`", "peak memory", "prompt tok/s", "generated tok/s"]
     return markdown(headings, cells) + "\n" + origins(shown)
 
 
@@ -202,7 +230,11 @@ def origins(rows: Sequence[Found]) -> str:
     return "".join(dict.fromkeys(lines))
 
 
-TABLES: dict[str, Callable[[Sequence[Results]], str]] = {"in-memory": in_memory, "capped": capped}
+TABLES: dict[str, Callable[[Sequence[Results]], str]] = {
+    "in-memory": in_memory,
+    "budgets": budgets,
+    "capped": capped,
+}
 
 
 # ---- README.md ----

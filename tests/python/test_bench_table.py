@@ -394,6 +394,23 @@ def test_the_table_of_memory_has_the_most_threads_and_no_depth(readme_table: Mod
     assert "2 threads" in readme_table.in_memory([only(rows)])
 
 
+def test_the_table_of_budgets_has_a_line_for_each(readme_table: ModuleType) -> None:
+    prompt, generation = small_results().rows[:2]
+    rows = [
+        prompt,
+        generation,
+        replace(prompt, budget_mb=300, tok_per_s=spread_of([30.0])),
+        replace(generation, budget_mb=300, tok_per_s=spread_of([3.0]), peak_rss_bytes=290 << 20),
+        replace(generation, budget_mb=200, threads=1),
+        replace(generation, budget_mb=200, depth=64),
+    ]
+    found = table_rows(readme_table.budgets([only(rows)]), "small, 4bit")
+    assert [row[2:4] for row in found] == [["none", "720 MB"], ["300 MB", "720 MB"]]
+    assert found[1][4:] == ["30.0", "3.00"]
+    with pytest.raises(readme_table.TableError, match="no row of QSF with a budget"):
+        readme_table.budgets([only([generation])])
+
+
 @pytest.mark.parametrize("name", ["in_memory", "capped"])
 def test_results_without_such_rows_are_refused(readme_table: ModuleType, name: str) -> None:
     with pytest.raises(readme_table.TableError, match="no row of QSF"):
