@@ -122,6 +122,8 @@ def test_a_full_trace_counts_what_is_lost(
     run(session)
     assert len(model.stop_trace()) == 7
     assert model.n_trace_dropped == n_events - 7
+    run(session)  # has ended: nothing is even lost any more
+    assert model.n_trace_dropped == n_events - 7
     model.start_trace(3)
     model.start_trace(10_000)  # in its place
     run(session)
