@@ -309,7 +309,6 @@ def test_the_timeline_adds_up(model_path: Path, method: str) -> None:
     with Reader(model_path) as reader:
         stored_bytes = [unit.stored_bytes for unit in reader.units]
     with qsf.Model(model_path, **least_options(model_path, io=method)) as model:
-        before = model.session_stats
         list(model.generate([3, 1, 4, 1, 5, 9, 2, 6], max_tokens=9, temperature=0))
         stats, units, plan = model.session_stats, model.timeline, model.info.plan
     names = [unit.name for unit in units]
@@ -334,7 +333,7 @@ def test_the_timeline_adds_up(model_path: Path, method: str) -> None:
     assert 0 < sum(unit.wait_ns + unit.compute_ns for unit in units) <= total_ns
     assert sum(unit.wait_ns for unit in units) <= stats.wait_ns <= total_ns
     read_bytes = sum(unit.read_bytes for unit in units)
-    assert stats.read_bytes - before.read_bytes >= read_bytes > 0
+    assert stats.read_bytes >= read_bytes > 0  # reading ahead began when the model was opened
     assert stats.read_ns > 0
     assert stats.checksum_ns > 0
     assert stats.decompress_ns == 0
