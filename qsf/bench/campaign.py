@@ -96,9 +96,12 @@ class _Run:
     qualities: dict[str, Quality] = field(default_factory=dict)  # by the file's name
     trace: Trace | None = None
 
-    def miss(self, engine: str, file: str, what: str, why: str) -> None:
-        """Something that was asked for cannot be had; all else goes on."""
-        self.watcher.warn(f"{engine}, {what}: {why}")
+    def miss(self, engine: str, file: str, what: str, why: str, *, how: str = "") -> None:
+        """Something that was asked for cannot be had; all else goes on.
+
+        ``how`` it could be had is for the user alone, not for the results.
+        """
+        self.watcher.warn(f"{engine}, {what}: {how or why}")
         self.failures.append(Failure(engine, file, what, why))
 
     @property
@@ -126,6 +129,7 @@ def run(request: Request, watcher: Watcher, *, wants_trace: bool = False) -> Fou
     stopped = None
     try:
         _run_rounds(one)
+        bounds = _best(bounds, _measure_limits(one))
         _measure_quality(one)
         if wants_trace:
             _record_trace(one)
@@ -234,14 +238,14 @@ def _find_peer(one: _Run) -> Peer | None:
         found = find_peer(str(request.peer_python) if request.peer_python else None)
     except PeerMissingError as error:
         if is_wanted:
-            one.miss(PEER, "", "all of it", str(error))
+            one.miss(PEER, "", "all of it", error.why, how=str(error))
             return None
-        why = str(error)
+        why, told = error.why, str(error)
     else:
         if request.kv_type is None or request.kv_type in PEER_KV_TYPES:
             return found
-        why = f"it has no KV cache of {request.kv_type}"
-    one.watcher.warn(f"llama.cpp is left out: {why}")
+        why = told = f"it has no KV cache of {request.kv_type}"
+    one.watcher.warn(f"llama.cpp is left out: {told}")
     one.notes.append(f"llama.cpp is left out: {why}")
     return None
 
@@ -338,6 +342,19 @@ def _measure_limits(one: _Run) -> Limits:
     memory, madds = limits.measure_memory(thread_counts, progress)
     disk = limits.measure_disk(one.pairs[0].qsf.path, progress)
     return Limits(memory_gb_per_s=memory, disk_gb_per_s=disk, gmadds_per_s=madds)
+
+
+def _best(before: Limits, after: Limits) -> Limits:
+    """Return the larger of each: others may have been busy during one of the two."""
+
+    def larger(a: dict[str, float], b: dict[str, float]) -> dict[str, float]:
+        return {name: max(known.get(name, 0.0) for known in (a, b)) for name in {**a, **b}}
+
+    return Limits(
+        memory_gb_per_s=larger(before.memory_gb_per_s, after.memory_gb_per_s),
+        disk_gb_per_s=larger(before.disk_gb_per_s, after.disk_gb_per_s),
+        gmadds_per_s=larger(before.gmadds_per_s, after.gmadds_per_s),
+    )
 
 
 def _tasks(one: _Run) -> list[Task]:

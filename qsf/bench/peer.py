@@ -31,7 +31,16 @@ _GCC_WITH_AMX = 13  # gcc 12 loses stores before _tile_loadconfig, and its llama
 
 
 class PeerMissingError(QsfError):
-    """There is no llama.cpp that works; the text says what is missing and how to install it."""
+    """There is no llama.cpp that works; the text says what is missing and how to install it.
+
+    Attributes:
+        why: what is missing alone.
+    """
+
+    def __init__(self, why: str, how: str) -> None:
+        """Say what is missing, and what to do."""
+        super().__init__(f"{why}{how}")
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ def find_peer(peer_python: str | None = None) -> Peer:
     try:
         ended = run_command([python, "-c", _ASK], timeout_seconds=_TIMEOUT_SECONDS)
     except WorkerError as error:
-        raise PeerMissingError(f"{error}: --peer-python must name a Python") from error
+        raise PeerMissingError(str(error), ": --peer-python must name a Python") from error
     found = re.findall(rf"^{re.escape(_MARK)}(.+)$", ended.output, re.MULTILINE)
     if ended.exit_code == 0 and found:
         return Peer(python, found[-1].strip())
@@ -63,7 +72,8 @@ def find_peer(peer_python: str | None = None) -> Peer:
     else:
         said = signal_text(ended) or f"ended with {ended.exit_code}{last_lines(ended.errors)}"
         why = f"llama-cpp-python of {python} does not work here: {said}"
-    raise PeerMissingError(f"{why}. This builds it for this machine: {install_command(python)}")
+    how = f". This builds it for this machine: {install_command(python)}"
+    raise PeerMissingError(why, how)
 
 
 def install_command(python: str = sys.executable) -> str:
