@@ -28,6 +28,7 @@ _CACHES = {
     True: "dropped before runs that stream or are in a cgroup",
     False: "left as they were",
 }
+_PROCESS_MB = 48  # Python, KV cache, buffers
 _TRACED_TOKENS = 8
 _TRACED_EVENTS = 1 << 18
 # From so many bytes a token on, a streamed prompt is warmed up by one token instead of all.
@@ -383,9 +384,9 @@ def _task(request: Request, setting: Setting, facts: FileFacts) -> Task:
 
 
 def _is_streamed(setting: Setting, facts: FileFacts) -> bool:
-    """Is there less memory than weights that a token needs?"""
+    """Is there less memory than a token needs, of weights and about so much of all else?"""
     room_mb = min(mb for mb in (setting.budget_mb, setting.cap_mb, 1 << 40) if mb is not None)
-    return facts.token_bytes > room_mb << 20
+    return facts.token_bytes > (room_mb - _PROCESS_MB) << 20
 
 
 def _run_rounds(one: _Run) -> None:

@@ -56,7 +56,7 @@ Examples:
   python -m qsf.bench
   python -m qsf.bench model.qsf --threads 2 --depth 0,2048
   python -m qsf.bench --shape llama2-7b --quant 4bit --cgroup 300M
-  python -m qsf.bench --quant 4bit --ram-budget none,400,200 --html report.html
+  python -m qsf.bench --quant 4bit --ram-budget none,400,200 --html page.html
   python -m qsf.bench --json new.json --compare old.json
   python -m qsf.bench model.qsf --peer-model model-Q4_K_M.gguf --text test.txt
   python -m qsf.bench model.qsf --peer none --trace trace.json

@@ -14,7 +14,8 @@ SECONDS = 60  # until a test that waits gives up
 
 # Measuring the limits takes seconds, and says nothing about the rest.
 QUICK = """
-import sys
+from qsf.bench import limits
+
 limits.measure_memory = lambda counts, progress: (progress("memory"), (
     {str(n): 10.0 for n in counts}, {str(n): 1000.0 for n in counts}))[1]
 limits.measure_disk = lambda path, progress: {"direct x1": 1.0}
@@ -32,9 +33,7 @@ def command(*arguments: str | Path, patch: str = "") -> list[str]:
     return [sys.executable, "-c", QUICK.replace("PATCH", patch), *map(str, arguments)]
 
 
-def bench(
-    *arguments: str | Path, patch: str = "", environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str | Path, patch: str = "") -> subprocess.CompletedProcess[str]:
     """Run it to its end."""
     return subprocess.run(
         command(*arguments, patch=patch),
@@ -42,7 +41,6 @@ def bench(
         encoding="utf-8",
         timeout=SECONDS,
         check=False,
-        env=os.environ | (environment or {}),
     )
 
 
@@ -64,6 +62,18 @@ class Running:
         self._timer.start()
         self.said = ""
 
+    def __enter__(self) -> Running:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """End it, whatever has happened."""
+        self.process.kill()
+        self.process.wait()
+        self._timer.cancel()
+        self._errors().close()
+        self._out.close()
+
     def wait_for(self, text: str) -> None:
         """Read what it says until a line has ``text`` in it."""
         for line in self._errors():
@@ -75,10 +85,7 @@ class Running:
     def end(self) -> int:
         """Wait for its end and return the exit code."""
         self.said += "".join(self._errors())
-        code = self.process.wait()
-        self._timer.cancel()
-        self._errors().close()
-        return code
+        return self.process.wait()
 
     @property
     def output(self) -> str:
