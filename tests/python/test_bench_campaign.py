@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qsf.bench import campaign, limits, rounds
+from qsf.bench import campaign, limits, quality, rounds
 from qsf.bench.campaign import Found
 from qsf.bench.file_facts import read_facts
 from qsf.bench.launch import Outcome
@@ -76,7 +76,8 @@ class Machine:
         self.said.append(f"warning: {text}")
 
     def run(self, *models: Path, wants_trace: bool = False, **options: Any) -> Found:
-        given = {"threads": "1", "prompt": "8", "gen": "4", "rounds": 2} | options
+        usual: dict[str, Any] = {"threads": "1", "prompt": "8", "gen": "4", "rounds": 2}
+        given = usual | options
         request = make_request(models, n_cores=2, **given)
         return campaign.run(request, self, wants_trace=wants_trace)
 
@@ -161,7 +162,7 @@ def test_the_peer_has_no_part_in_budgets(
     machine: Machine, tiny_llama_8bit: Path, peer_file: Path
 ) -> None:
     machine.peer = Peer("p", "2")
-    options = {"peer_models": [peer_file], "ram_budget": "none,100", "rounds": 1, "io": "mmap"}
+    options: Any = {"peer_models": [peer_file], "ram_budget": "none,100", "rounds": 1, "io": "mmap"}
     machine.run(tiny_llama_8bit, kv_type="8bit", **options)
     tasks = [task for task, _, _ in machine.ran]
     assert [(task.engine, task.budget_mb) for task in tasks] == [
@@ -190,7 +191,7 @@ def test_a_group_begins_without_anything_cached(
 
 def test_random_files_are_made_once(machine: Machine, tmp_path: Path) -> None:
     machine.peer = Peer("p", "2")
-    options = {"shape": "tiny", "quant": "4bit", "cache": tmp_path / "new", "rounds": 1}
+    options: Any = {"shape": "tiny", "quant": "4bit", "cache": tmp_path / "new", "rounds": 1}
     found = machine.run(**options)
     making = [line for line in machine.said if line.startswith("making")]
     assert making == [
@@ -245,7 +246,7 @@ def test_files_of_the_wrong_kind_are_refused(
     text = tmp_path / "a.txt"
     text.write_text("once upon a time")
     model = tiny_llama_8bit
-    for models, options, kind, said in [
+    wrong: list[tuple[list[Path], dict[str, Any], type[Exception], str]] = [
         ([peer_file], {}, QsfArgumentError, "is a GGUF file, not a .qsf file: convert it with"),
         ([tiny_llama_dir], {}, QsfArgumentError, "convert it first: qsf-convert"),
         ([cut], {}, QsfFormatError, "has 5000 bytes, but its header"),
@@ -255,7 +256,8 @@ def test_files_of_the_wrong_kind_are_refused(
         ([model], {"depth": "5000"}, QsfArgumentError, "was made for"),
         ([model], {"text": no_text}, QsfIOError, "absent.txt: No such file"),
         ([model], {"text": text, "against": no_text}, QsfIOError, "no such file"),
-    ]:
+    ]
+    for models, options, kind, said in wrong:
         with pytest.raises(kind, match=said):
             machine.run(*models, **options)
     other = tmp_path / "b.qsf"
@@ -411,9 +413,9 @@ def test_an_interruption_after_the_rounds_costs_nothing_of_them(
     text = tmp_path / "a.txt"
     text.write_text("once upon a time")
     known = {tiny_llama_8bit: Quality(5.0)}
-    monkeypatch.setattr(campaign.quality, "measure", lambda *_, **__: known)
+    monkeypatch.setattr(quality, "measure", lambda *_, **__: known)
     if what == "quality":
-        monkeypatch.setattr(campaign.quality, "measure", stop)
+        monkeypatch.setattr(quality, "measure", stop)
     elif what == "limits":
         calls = iter([lambda *_: {"direct x1": 1.0}, stop])
         monkeypatch.setattr(limits, "measure_disk", lambda *_: next(calls)())
@@ -441,7 +443,7 @@ def test_quality_that_cannot_be_had_costs_no_figures(
     def fail(*_: Any, **__: Any) -> Any:
         raise kind("/home/me/m.gguf: the tokenizers differ")
 
-    monkeypatch.setattr(campaign.quality, "measure", fail)
+    monkeypatch.setattr(quality, "measure", fail)
     text = tmp_path / "a.txt"
     text.write_text("once upon a time")
     found = machine.run(tiny_llama_8bit, peer="none", text=text)

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_commands import SMALL, Running, bench, command
+from bench_commands import SMALL, bench
 from bench_peers import peer_python
 from bench_results import full_results
 
 from qsf import __main__ as command_of_all
+from qsf import entry
 from qsf.bench import campaign, cli, limits, results
 from qsf.bench.campaign import Found, Trace
 from qsf.bench.memory_group import CapError, memory_group
@@ -106,19 +107,19 @@ def test_a_run_as_a_user_types_it(cache: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_with_nothing_put_aside(cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.json"
-    command = [sys.executable, "-m", "qsf.bench", *ONE, "--peer", "none", "--cache", cache]
-    done = subprocess.run([*command, "--json", out, "-q"], capture_output=True, check=False)
+    options = ["--peer", "none", "--cache", str(cache), "--json", str(out), "-q"]
+    command = [sys.executable, "-m", "qsf.bench", *ONE, *options]
+    done = subprocess.run(command, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     found = results.read(out)
     assert found.limits.memory_gb_per_s["1"] > 0
     assert [row.test for row in found.rows] == ["pp8", "tg4"]
 
 
-def test_the_command_has_two_names() -> None:
-    for name in (["qsf.bench"], ["qsf", "bench"]):
-        command = [sys.executable, "-m", *name, "--version"]
-        said = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
-        assert said.startswith("python -m qsf.bench ")
+def test_the_command_starts_by_its_other_name() -> None:
+    command = [sys.executable, "-m", "qsf", "bench", "--version"]
+    said = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
+    assert said.startswith("python -m qsf.bench ")
 
 
 def test_bench_is_in_the_list_of_commands(
@@ -128,7 +129,7 @@ def test_bench_is_in_the_list_of_commands(
     assert command_of_all.main() == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
     assert listed == list(command_of_all._COMMANDS)
-    assert "bench" in listed
+    assert command_of_all._COMMANDS["bench"] is entry.bench
 
 
 def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +158,7 @@ def test_the_examples_of_the_help_are_understood(
         return Found(full_results(), None, False)
 
     monkeypatch.setattr(campaign, "run", note)
+    monkeypatch.setattr(cli, "_print_report", lambda *_: None)
     monkeypatch.setattr(cli._Outputs, "check", lambda *_: None)
     monkeypatch.setattr(cli._Outputs, "write", lambda *_: [])
     monkeypatch.setattr(results, "read", lambda _path: full_results())
@@ -286,17 +288,24 @@ def test_an_older_result_that_is_none_is_refused_before_the_work(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-def test_a_report_that_nobody_takes_is_written_all_the_same(cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("where", "code"), [("pipe", 0), ("full disk", 1)])
+def test_a_report_that_nobody_takes_is_written_all_the_same(
+    ran: Ran,
+    tmp_path: Path,
+    where: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Into a pipe whose reader has left, and onto a full disk."""
-    options = [*ONE, "--peer", "none", "--cache", str(cache)]
-    for name, code in (("pipe", 0), ("full", 1)):
-        out = tmp_path / f"{name}.json"
-        nowhere = "| true" if name == "pipe" else "> /dev/full"
-        script = f'"$@" {nowhere}; exit ${{PIPESTATUS[0]}}'
-        words = ["bash", "-c", script, "bash", *command(*options, "--json", out)]
-        done = subprocess.run(words, capture_output=True, encoding="utf-8", check=False)
-        assert (done.returncode, results.read(out).rows != []) == (code, True), done.stderr
-    assert "No space left on device" in done.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = tmp_path / "a.json"
+    with os.fdopen(writer, "w") as pipe, Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", pipe if where == "pipe" else full)
+        assert ran("--json", out) == code
+    assert results.read(out).rows
+    assert ("No space left on device" in capsys.readouterr().err) == (code == 1)
 
 
 def test_a_terminal_without_our_lines_shows_others(
@@ -416,87 +425,12 @@ def test_a_peer_that_is_not_installed(
 @pytest.mark.slow
 def test_the_real_peer_beside_a_model(tiny_llama_8bit: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.json"
-    options = ["--peer-python", peer_python(), "--cache", tmp_path, "--json", out]
+    options: list[str | Path] = ["--peer-python", peer_python(), "--cache", tmp_path, "--json", out]
     done = bench(tiny_llama_8bit, *SMALL, *options, "--peer", "llama.cpp")
     assert done.returncode == 0, done.stderr
     found = results.read(out)
     assert [row.engine for row in found.rows] == ["qsf", "qsf", "llama.cpp", "llama.cpp"]
     assert len(found.ratios) == 2
-
-
-# ---- signals ----
-
-
-def left_behind(*folders: Path) -> list[str]:
-    """Names of temporary files."""
-    names = [path.name for folder in folders if folder.exists() for path in folder.iterdir()]
-    return [name for name in names if "partial" in name or name.startswith("qsf-bench-")]
-
-
-def test_ctrl_c_while_a_model_is_made_leaves_no_half_of_it(tmp_path: Path) -> None:
-    options = ["--shape", "llama-110m", "--quant", "8bit", *SMALL, "--peer", "none"]
-    with Running(*options, "--cache", tmp_path / "cache", folder=tmp_path) as running:
-        running.wait_for("making random weights")
-        running.process.send_signal(signal.SIGINT)
-        assert running.end() == 130
-        assert running.said.endswith("error: interrupted; nothing was written\n")
-    assert list((tmp_path / "cache").iterdir()) == []
-    assert left_behind(tmp_path) == []
-
-
-def test_sigterm_while_limits_are_measured(tiny_llama_8bit: Path, tmp_path: Path) -> None:
-    patch = "limits.measure_memory = lambda *_: __import__('time').sleep(100)"
-    out = tmp_path / "a.json"
-    options = [tiny_llama_8bit, *SMALL, "--peer", "none", "--json", out]
-    with Running(*options, patch=patch, folder=tmp_path) as running:
-        running.wait_for("measuring what")
-        running.process.send_signal(signal.SIGTERM)
-        assert running.end() == 143
-        assert running.said.endswith("error: terminated; nothing was written\n")
-    assert not out.exists()
-
-
-# The second process of a run hangs, and says who it is.
-HANGS = """
-from qsf.bench import launch
-n_started = 0
-real = launch.worker_of
-def worker_of(task):
-    global n_started
-    n_started += 1
-    return real(task) if n_started == 1 else ["-c", '''
-import os, pathlib, time
-pathlib.Path("PIDFILE.new").write_text(str(os.getpid()))
-os.replace("PIDFILE.new", "PIDFILE")
-time.sleep(100)
-''']
-launch.worker_of = worker_of
-"""
-
-
-@pytest.mark.parametrize(
-    ("numbers", "code"), [([signal.SIGTERM], 143), ([signal.SIGINT, signal.SIGINT], 130)]
-)
-def test_a_signal_in_the_rounds_keeps_what_was_measured(
-    tiny_llama_8bit: Path, tmp_path: Path, numbers: list[signal.Signals], code: int
-) -> None:
-    pid_file, out = tmp_path / "pid", tmp_path / "a.json"
-    options = [tiny_llama_8bit, *SMALL[:-1], "10"]
-    patch = HANGS.replace("PIDFILE", str(pid_file))
-    options += ["--peer", "none", "--json", out]
-    with Running(*options, patch=patch, folder=tmp_path) as running:
-        running.wait_for("10%")
-        while not pid_file.exists():
-            assert running.process.poll() is None
-        for number in numbers:
-            running.process.send_signal(number)
-        assert running.end() == code
-        assert "the report has what was measured until then" in running.said
-        assert "before all 10 rounds were done" in running.output
-    assert [len(row.tok_per_s.values) for row in results.read(out).rows] == [1, 1]
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid_file.read_text()), 0)
-    assert left_behind(tmp_path) == []
 
 
 # ---- what takes longer ----
@@ -566,8 +500,8 @@ def test_a_run_in_a_control_group(tmp_path: Path, cache: Path) -> None:
     except CapError as error:
         pytest.skip(str(error))
     out = tmp_path / "a.json"
-    options = [*ONE, "--peer", "none", "--cache", cache, "--cgroup", "100M", "--json", out]
-    done = bench(*options)
+    options: list[str | Path] = [*ONE, "--peer", "none", "--cache", cache]
+    done = bench(*options, "--cgroup", "100M", "--json", out)
     assert done.returncode == 0, done.stderr
     found: Results = results.read(out)
     for row in found.rows:
@@ -577,5 +511,5 @@ def test_a_run_in_a_control_group(tmp_path: Path, cache: Path) -> None:
         # What was cached before the run is not charged: the file must have been read in the group.
         assert row.file_bytes < row.cap.peak_bytes <= 100 << 20
     assert found.settings["caches"] == "dropped before runs that stream or are in a cgroup"
-    done = bench(*options[:-1], tmp_path / "b.json", "--cgroup", "3M")
+    done = bench(*options, "--cgroup", "3M")
     check_refused(done, 1, "out of memory in its group of 3 MB")
