@@ -12,6 +12,7 @@ _COMMANDS = {
     "convert": entry.convert,
     "inspect": entry.inspect,
     "eval": entry.evaluate,
+    "bench": entry.bench,
 }
 
 _USAGE = """\
@@ -21,6 +22,7 @@ usage: python -m qsf COMMAND ...
   convert   make one from a HuggingFace model         (the same as qsf-convert)
   inspect   say what is in one, and check it          (the same as qsf-inspect)
   eval      measure how well it predicts a text       (the same as qsf-eval)
+  bench     measure how fast it is, beside llama.cpp  (the same as python -m qsf.bench)
 
 python -m qsf COMMAND --help says more.
 """

@@ -372,10 +372,11 @@ def _bench_arguments(parser: argparse.ArgumentParser, options: argparse.Namespac
             raise UsageError(f"--bench and {name} exclude each other: python -m qsf.bench has none")
     if options.ram_budget == "auto":
         raise UsageError("--bench needs --ram-budget as a number of MB, or 0 for none")
-    found = [options.model, "--peer", "none", "--ram-budget", str(options.ram_budget or "none")]
+    found = ["--peer", "none", "--ram-budget", str(options.ram_budget or "none")]
     for name, value in (("--threads", options.threads), ("--kv-type", options.kv_type)):
         found += [] if value is None else [name, str(value)]
-    return [*found, "--io", options.io, *(["--quiet"] if options.quiet else [])]
+    found += ["--io", options.io, *(["--quiet"] if options.quiet else [])]
+    return [*found, "--", options.model]
 
 
 def valid_text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What ``qsf-convert`` and ``qsf-inspect`` share: a typer application whose errors are one line.
+"""What the commands but ``qsf-run`` share: a typer application whose errors are one line.
 
 ``qsf-run`` has no part in this: typer takes 22 MB, which would count in its budget.
 """
@@ -26,7 +26,7 @@ def create_app() -> typer.Typer:
 
 
 def run(app: typer.Typer, arguments: list[str], *, program: str, when_cut_off: str = "") -> int:
-    """Run the application and return its exit code.
+    """Run the application and return its exit code: 0, or the number that its command returns.
 
     ``when_cut_off`` is what to say after "interrupted", such as what became of the output;
     without it nothing is said. What the exception knows of it goes before.
@@ -34,7 +34,7 @@ def run(app: typer.Typer, arguments: list[str], *, program: str, when_cut_off: s
     command.open_missing_streams()
     try:
         with command.stopped_by_signals():
-            app(arguments, standalone_mode=False, prog_name=program)
+            code: object = app(arguments, standalone_mode=False, prog_name=program)
             sys.stdout.flush()
     except command.StoppedError as stopped:
         outcome = stopped.outcome or when_cut_off
@@ -51,7 +51,7 @@ def run(app: typer.Typer, arguments: list[str], *, program: str, when_cut_off: s
         text, exit_code = _explain(error, program)
         command.say_error(program, text)
         return exit_code
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _explain(error: Exception, program: str) -> tuple[str, int]:

@@ -3,24 +3,32 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from qsf.bench import analysis, limits, machine, model_cache, quality, shapes
 from qsf.bench.file_facts import FileFacts, check_same_work, peer_type, read_facts
 from qsf.bench.launch import Outcome, run_task
+from qsf.bench.memory_group import memory_group
 from qsf.bench.peer import Peer, PeerMissingError, find_peer
 from qsf.bench.request import NO_PEER, PEER, Request, Setting
-from qsf.bench.results import Failure, Limits, Results, Row
+from qsf.bench.results import Failure, Limits, Quality, Results
 from qsf.bench.rounds import TaskRuns, run_rounds
 from qsf.bench.tasks import Engine, Task
-from qsf.command import StoppedError
+from qsf.bench.worker_llama import KV_TYPES as PEER_KV_TYPES
+from qsf.command import StoppedError, explain_folder
 from qsf.errors import QsfArgumentError, QsfError, QsfUnsupportedError
 
+_CACHES = {
+    True: "dropped before runs that stream or are in a cgroup",
+    False: "left as they were",
+}
+_PROCESS_MB = 48  # Python, KV cache, buffers
 _TRACED_TOKENS = 8
 _TRACED_EVENTS = 1 << 18
 # From so many bytes a token on, a streamed prompt is warmed up by one token instead of all.
@@ -85,11 +93,24 @@ class _Run:
     pairs: list[_Pair] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    runs: list[TaskRuns] = field(default_factory=list)
+    qualities: dict[str, Quality] = field(default_factory=dict)  # by the file's name
+    trace: Trace | None = None
 
-    def miss(self, engine: str, file: str, what: str, why: str) -> None:
-        """Something that was asked for cannot be had; all else goes on."""
-        self.watcher.warn(f"{engine}: {why}")
+    def miss(self, engine: str, file: str, what: str, why: str, *, how: str = "") -> None:
+        """Something that was asked for cannot be had; all else goes on.
+
+        ``how`` it could be had is for the user alone, not for the results.
+        """
+        self.watcher.warn(f"{engine}, {what}: {how or why}")
         self.failures.append(Failure(engine, file, what, why))
+
+    @property
+    def has_all_rounds(self) -> bool:
+        """Whether all that was to be timed was tried."""
+        return bool(self.runs) and all(
+            len(task_runs.outcomes) == self.request.n_rounds for task_runs in self.runs
+        )
 
 
 def run(request: Request, watcher: Watcher, *, wants_trace: bool = False) -> Found:
@@ -98,63 +119,136 @@ def run(request: Request, watcher: Watcher, *, wants_trace: bool = False) -> Fou
     Raises:
         QsfArgumentError: the request cannot be met, such as files that are not the same work.
         QsfError: there is nothing to measure, or nothing could be measured.
+        StoppedError: by a signal before there were any figures; after that, see `Found.stopped`.
     """
+    _check_request(request)
     one = _Run(request, watcher)
     one.peer = _find_peer(one)
     one.pairs = _pairs(one)
-    _check_contexts(request, one.pairs)
     known = machine.describe(f"llama.cpp {one.peer.version}" if one.peer else None)
     bounds = _measure_limits(one)
-    runs: list[TaskRuns] = []
     stopped = None
     try:
-        _run_rounds(one, _tasks(one), runs)
+        _run_rounds(one)
+        bounds = _best(bounds, _measure_limits(one))
+        _measure_quality(one)
+        if wants_trace:
+            _record_trace(one)
     except StoppedError as error:
-        if not any(task_runs.has_figures for task_runs in runs):
+        if not any(task_runs.has_figures for task_runs in one.runs):
             raise
         stopped = error
-        one.notes.append(f"{error.text} before all {request.n_rounds} rounds were done")
-    if stopped is None:
-        bounds = _best(bounds, _measure_limits(one))
+        rounds = f"all {request.n_rounds} rounds" if request.n_rounds > 1 else "all"
+        what = "what comes after the rounds" if one.has_all_rounds else rounds
+        one.notes.append(f"{error.text} before {what} {'were' if what == rounds else 'was'} done")
+    return _found(one, known, bounds, stopped, wants_trace=wants_trace)
+
+
+def _found(
+    one: _Run,
+    known: dict[str, Any],
+    bounds: Limits,
+    stopped: StoppedError | None,
+    *,
+    wants_trace: bool,
+) -> Found:
+    """Make results of what has been gathered."""
+    facts_by_path = _facts_by_path(one)
     found = analysis.analyse(
-        [_measured(task_runs, _facts_by_path(one)) for task_runs in runs],
+        [_measured(task_runs, facts_by_path) for task_runs in one.runs],
         bounds,
         [(str(pair.qsf.path), str(pair.peer.path)) for pair in one.pairs if pair.peer],
     )
-    rows = found.rows
-    trace = None
-    if stopped is None:
-        rows = _with_quality(one, rows)
-        trace = _trace(one) if wants_trace else None
+    told = [outcome.note for task_runs in one.runs for outcome in task_runs.outcomes if outcome]
+    notes = [*one.notes, *(note for note in told if note), *found.notes]
+    failures = [
+        replace(failure, why=_without_folders(failure.why))
+        for failure in one.failures + found.failures
+    ]
     results = Results(
         machine=known,
         limits=bounds,
-        rows=rows,
+        rows=[replace(row, quality=one.qualities.get(row.file)) for row in found.rows],
         ratios=found.ratios,
-        failures=one.failures + found.failures,
-        notes=one.notes + found.notes,
-        settings=_settings(request),
+        failures=failures,
+        notes=list(dict.fromkeys(map(_without_folders, notes))),
+        settings=_settings(one.request),
     )
-    is_incomplete = bool(results.failures) or (wants_trace and trace is None)
-    return Found(results, trace, is_incomplete, stopped)
+    is_incomplete = bool(results.failures) or (wants_trace and one.trace is None)
+    return Found(results, one.trace, is_incomplete, stopped)
+
+
+def _without_folders(text: str) -> str:
+    """Return the text with files by their names: results are published, folders are not."""
+    return re.sub(r"(?<![^\s'\"(=])/[^\s'\":;,()]*/(?=[^/\s])", "", text)
 
 
 # ---- files ----
+
+
+def _check_request(request: Request) -> None:
+    """Refuse what cannot be met before anything is made or measured, which may take minutes."""
+    for path in request.models:
+        _check_context(request, path.name, _read_model(path).max_tokens)
+    for path in request.peer_models:
+        _read_peer_model(path)
+    for name in request.shapes:
+        _check_context(request, name, shapes.find_shape(name).max_tokens)
+    if request.text is not None:
+        quality.check([*request.models, *request.peer_models], request.text, request.against)
+    for cap_mb in dict.fromkeys(setting.cap_mb for setting in request.settings):
+        if cap_mb is not None:
+            with memory_group(cap_mb << 20):
+                pass
+
+
+def _read_model(path: Path) -> FileFacts:
+    if path.is_dir():
+        raise QsfArgumentError(explain_folder(path))
+    facts = read_facts(path)
+    if facts.engine != "qsf":
+        raise QsfArgumentError(
+            f"{path} is a GGUF file, not a .qsf file: convert it with qsf-convert, and give it as "
+            "--peer-model beside that"
+        )
+    return facts
+
+
+def _read_peer_model(path: Path) -> FileFacts:
+    facts = read_facts(path)
+    if facts.engine != PEER:
+        raise QsfArgumentError(f"--peer-model {path} is a .qsf file, not a GGUF file")
+    return facts
+
+
+def _check_context(request: Request, name: str, max_tokens: int) -> None:
+    for test in request.tests:
+        if test.ctx_tokens > max_tokens:
+            raise QsfArgumentError(
+                f"{test.name} after {test.depth} tokens needs a context of {test.ctx_tokens}: "
+                f"{name} was made for {max_tokens}"
+            )
 
 
 def _find_peer(one: _Run) -> Peer | None:
     request = one.request
     if request.peer == NO_PEER:
         return None
+    is_wanted = request.peer == PEER or request.peer_python or request.peer_models
     try:
-        return find_peer(str(request.peer_python) if request.peer_python else None)
+        found = find_peer(str(request.peer_python) if request.peer_python else None)
     except PeerMissingError as error:
-        if request.peer == PEER or request.peer_python or request.peer_models:
-            one.miss(PEER, "", "all tests", f"is left out: {error}")
-        else:
-            one.watcher.warn(f"llama.cpp is left out: {error}")
-            one.notes.append(f"llama.cpp is left out: {error}")
-        return None
+        if is_wanted:
+            one.miss(PEER, "", "all of it", error.why, how=str(error))
+            return None
+        why, told = error.why, str(error)
+    else:
+        if request.kv_type is None or request.kv_type in PEER_KV_TYPES:
+            return found
+        why = told = f"it has no KV cache of {request.kv_type}"
+    one.watcher.warn(f"llama.cpp is left out: {told}")
+    one.notes.append(f"llama.cpp is left out: {why}")
+    return None
 
 
 def _pairs(one: _Run) -> list[_Pair]:
@@ -162,9 +256,7 @@ def _pairs(one: _Run) -> list[_Pair]:
     pairs = []
     peer_models: Sequence[Path | None] = request.peer_models or [None] * len(request.models)
     for path, peer_path in zip(request.models, peer_models, strict=True):
-        facts = read_facts(path)
-        if facts.engine != "qsf":
-            raise QsfArgumentError(f"{path} is no .qsf file: give it as --peer-model beside one")
+        facts = _read_model(path)
         pairs.append(_Pair(facts, _peer_of_model(one, facts, peer_path)))
     for name in request.shapes:
         shape = shapes.find_shape(name)
@@ -181,12 +273,10 @@ def _peer_of_model(one: _Run, facts: FileFacts, path: Path | None) -> FileFacts 
         try:
             shape = shapes.shape_of_file(facts.path)
         except QsfUnsupportedError as error:
-            one.miss(PEER, "", facts.path.name, f"has no random weights of its shape: {error}")
+            one.miss(PEER, "", f"beside {facts.path.name}", str(error))
             return None
         return _random_peer(one, facts, shape)
-    found = read_facts(path)
-    if found.engine != PEER:
-        raise QsfArgumentError(f"--peer-model {path} is no GGUF file")
+    found = _read_peer_model(path)
     check_same_work(facts, found)
     return found
 
@@ -200,7 +290,7 @@ def _random_peer(one: _Run, facts: FileFacts, shape: shapes.Shape) -> FileFacts 
         found = _random_file(one, "llama.cpp", shape, type_name)
         check_same_work(facts, found)
     except (QsfUnsupportedError, QsfArgumentError) as error:
-        one.miss(PEER, "", facts.path.name, f"is left out: {error}")
+        one.miss(PEER, "", f"beside {facts.path.name}", str(error))
         return None
     return found
 
@@ -223,29 +313,16 @@ def _random_file(one: _Run, engine: Engine, shape: shapes.Shape, type_name: str)
 
 
 def _told_apart(pairs: list[_Pair]) -> list[_Pair]:
-    """Put the file's name into the type where two files have the same shape and type."""
-    counts = Counter((pair.qsf.shape_name, pair.qsf.type) for pair in pairs)
+    """Put the file's name into the type where files have the same shape and type."""
+    both = {facts.path: facts for pair in pairs for facts in (pair.qsf, pair.peer) if facts}
+    counts = Counter((facts.engine, facts.shape_name, facts.type) for facts in both.values())
 
     def named(facts: FileFacts) -> FileFacts:
+        if counts[facts.engine, facts.shape_name, facts.type] == 1:
+            return facts
         return replace(facts, type=f"{facts.type} {facts.path.stem}")
 
-    return [
-        pair
-        if counts[pair.qsf.shape_name, pair.qsf.type] == 1
-        else _Pair(named(pair.qsf), pair.peer and named(pair.peer))
-        for pair in pairs
-    ]
-
-
-def _check_contexts(request: Request, pairs: Sequence[_Pair]) -> None:
-    """Refuse before the work tests that are longer than a model's context."""
-    for pair in pairs:
-        for test in request.tests:
-            if test.ctx_tokens > pair.qsf.max_tokens:
-                raise QsfArgumentError(
-                    f"{test.name} after {test.depth} tokens needs a context of {test.ctx_tokens}: "
-                    f"{pair.qsf.path.name} was made for {pair.qsf.max_tokens}"
-                )
+    return [_Pair(named(pair.qsf), pair.peer and named(pair.peer)) for pair in pairs]
 
 
 # ---- measuring ----
@@ -282,12 +359,12 @@ def _best(before: Limits, after: Limits) -> Limits:
 
 
 def _tasks(one: _Run) -> list[Task]:
+    """Return what is run in a round; a file that is the peer of two is run once."""
     return [
         _task(one.request, setting, facts)
         for setting in one.request.settings
-        for pair in one.pairs
-        for facts in (pair.qsf, pair.peer)
-        if facts is not None and (facts.engine == "qsf" or setting.has_peer)
+        for facts in _facts_by_path(one).values()
+        if facts.engine == "qsf" or setting.has_peer
     ]
 
 
@@ -307,23 +384,23 @@ def _task(request: Request, setting: Setting, facts: FileFacts) -> Task:
 
 
 def _is_streamed(setting: Setting, facts: FileFacts) -> bool:
-    """Is there less memory than weights that a token needs?"""
+    """Is there less memory than a token needs, of weights and about so much of all else?"""
     room_mb = min(mb for mb in (setting.budget_mb, setting.cap_mb, 1 << 40) if mb is not None)
-    return facts.token_bytes > room_mb << 20
+    return facts.token_bytes > (room_mb - _PROCESS_MB) << 20
 
 
-def _run_rounds(one: _Run, tasks: Sequence[Task], runs: list[TaskRuns]) -> None:
-    watcher = one.watcher
-    watcher.begin(f"measuring, {one.request.n_rounds} rounds of {len(tasks)} runs")
+def _run_rounds(one: _Run) -> None:
+    tasks, n_rounds = _tasks(one), one.request.n_rounds
+    one.watcher.begin(f"measuring, {_times(n_rounds, 'round')} of {_times(len(tasks), 'run')}")
 
     def progress(n_done: int, n_all: int, text: str) -> None:
-        watcher.update(n_done / n_all, text)
+        one.watcher.update(n_done / n_all, text)
 
-    run_rounds(tasks, one.request.n_rounds, _runner(one), runs=runs, progress=progress)
-    notes = [
-        outcome.note for task_runs in runs for outcome in task_runs.outcomes if outcome is not None
-    ]
-    one.notes += dict.fromkeys(note for note in notes if note)
+    run_rounds(tasks, n_rounds, _runner(one), runs=one.runs, progress=progress)
+
+
+def _times(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _runner(one: _Run) -> Callable[[Task], Outcome]:
@@ -331,8 +408,9 @@ def _runner(one: _Run) -> Callable[[Task], Outcome]:
 
     def run_one(task: Task) -> Outcome:
         setting = Setting(task.n_threads, task.budget_mb, task.cap_mb)
-        is_streamed = _is_streamed(setting, facts_by_path[task.path])
-        return run_task(task, _python_of(one, task), is_cold=one.request.is_cold and is_streamed)
+        # A group is not charged with pages that others have read: nothing may be there before.
+        is_bound = task.cap_mb is not None or _is_streamed(setting, facts_by_path[task.path])
+        return run_task(task, _python_of(one, task), is_cold=one.request.is_cold and is_bound)
 
     return run_one
 
@@ -361,13 +439,13 @@ def _measured(runs: TaskRuns, facts_by_path: dict[str, FileFacts]) -> analysis.M
 # ---- beside the rounds ----
 
 
-def _with_quality(one: _Run, rows: list[Row]) -> list[Row]:
-    """Add how well the files predict the text, where one is given."""
+def _measure_quality(one: _Run) -> None:
+    """See how well the files predict the text, where one is given."""
     request = one.request
     if request.text is None:
-        return rows
+        return
     files = list(request.models)
-    files += list(request.peer_models) if one.peer is not None else []
+    files += dict.fromkeys(request.peer_models) if one.peer is not None else []
     one.watcher.begin("measuring quality")
 
     def progress(name: str, n_done: float, n_all: float) -> None:
@@ -382,16 +460,13 @@ def _with_quality(one: _Run, rows: list[Row]) -> list[Row]:
             n_threads=max(setting.n_threads for setting in request.settings),
             progress=progress,
         )
-    except QsfArgumentError:
-        raise
     except QsfError as error:
-        one.miss("quality", "", str(request.text.name), str(error))
-        return rows
-    by_name = {path.name: known for path, known in found.items()}
-    return [replace(row, quality=by_name.get(row.file)) for row in rows]
+        one.miss("quality", "", request.text.name, str(error))
+        return
+    one.qualities = {path.name: known for path, known in found.items()}
 
 
-def _trace(one: _Run) -> Trace | None:
+def _record_trace(one: _Run) -> None:
     """Record a few tokens, generated if possible, of the first file in the last setting."""
     request = one.request
     facts = one.pairs[0].qsf
@@ -400,12 +475,15 @@ def _trace(one: _Run) -> Trace | None:
         test = replace(test, n_tokens=min(test.n_tokens, _TRACED_TOKENS))
     one.watcher.begin("tracing")
     task = _task(request, request.settings[-1], facts)
-    outcome = _runner(one)(replace(task, tests=(test,), trace_events=_TRACED_EVENTS))
-    if outcome.why or outcome.answer is None:
-        one.miss("qsf", facts.path.name, "trace", outcome.why)
-        return None
-    answer = outcome.answer
-    return Trace(answer.trace, answer.trace_kinds, facts.n_layers, facts.path.name)
+    try:
+        outcome = _runner(one)(replace(task, tests=(test,), trace_events=_TRACED_EVENTS))
+        why, answer = outcome.why, outcome.answer
+    except QsfError as error:
+        why, answer = str(error), None
+    if why or answer is None:
+        one.miss("qsf", facts.path.name, "trace", why)
+        return
+    one.trace = Trace(answer.trace, answer.trace_kinds, facts.n_layers, facts.path.name)
 
 
 def _settings(request: Request) -> dict[str, object]:
@@ -414,7 +492,7 @@ def _settings(request: Request) -> dict[str, object]:
         "tests": [f"{t.name} @ {t.depth}" if t.depth else t.name for t in request.tests],
         "kv_type": request.kv_type or "each engine's default",
         "io": request.io or "auto",
-        "caches": "dropped before streamed runs" if request.is_cold else "left as they were",
+        "caches": _CACHES[request.is_cold],
     }
     if request.text is not None:
         known["text"] = request.text.name

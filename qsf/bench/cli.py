@@ -9,10 +9,13 @@ terminated.
 
 from __future__ import annotations
 
+import io as io_streams
 import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -40,28 +43,35 @@ EXIT_SLOWER = 3
 
 _REDRAW_S = 0.1
 
+
+def _words(names: Iterable[str]) -> str:
+    """Return names as lines of the help, which are indented by two."""
+    lines = textwrap.wrap(", ".join(names), 66, break_on_hyphens=False)
+    return "\n  ".join(lines)
+
+
 # Typer joins the lines of a paragraph; a line with only \b keeps them apart.
-_EPILOG = f"""\\b
+_EPILOG = f"""\b
 Examples:
   python -m qsf.bench
   python -m qsf.bench model.qsf --threads 2 --depth 0,2048
   python -m qsf.bench --shape llama2-7b --quant 4bit --cgroup 300M
-  python -m qsf.bench --quant 4bit --ram-budget none,400,200 --html report.html
+  python -m qsf.bench --quant 4bit --ram-budget none,400,200 --html page.html
   python -m qsf.bench --json new.json --compare old.json
   python -m qsf.bench model.qsf --peer-model model-Q4_K_M.gguf --text test.txt
   python -m qsf.bench model.qsf --peer none --trace trace.json
 
-\\b
-Shapes: {", ".join(shapes.SHAPES)}
-Types: {", ".join(QUANT_TYPES)}
+\b
+Shapes: {_words(shapes.SHAPES)}
+Types: {_words(QUANT_TYPES)}
 
-Without a MODEL, files of random weights are made and kept in ~/.cache/qsf/bench. llama.cpp comes
-with pip install 'qsf[bench]'; docs/benchmarks.md says how to build it for this processor, and what
-is measured.
+Without a MODEL, files of random weights are made and kept in ~/.cache/qsf/bench. python -m
+qsf.bench.peer prints the line that installs llama.cpp, built for this processor;
+docs/benchmarks.md says what is measured.
 
-\\b
+\b
 Exit codes: 0 done, 1 failed, 2 wrong options, {EXIT_SLOWER} slower than --compare,
-130 interrupted, 143 terminated.
+  130 interrupted, 143 terminated.
 """
 
 app = typer_command.create_app()
@@ -74,12 +84,7 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run ``python -m qsf.bench`` and return its exit code."""
-    _exit_code[0] = 0
-    code = typer_command.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
-    return code or _exit_code[0]
-
-
-_exit_code = [0]  # of a run without an error: typer has no way to hand it through
+    return typer_command.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -93,39 +98,54 @@ def bench_command(
     models: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Files to measure.", show_default="random weights", metavar="[MODEL.qsf]..."
+            help="Files to measure.", show_default="random weights", metavar="MODEL.qsf"
         ),
     ] = None,
     shape: Annotated[
         str | None,
         typer.Option(
-            help="Shape of random weights, or several: see below.", show_default=DEFAULT_SHAPE
+            help="Shapes of random weights: see below.",
+            show_default=DEFAULT_SHAPE,
+            metavar="NAME,...",
         ),
     ] = None,
     quant: Annotated[
         str | None,
-        typer.Option(help="Their types: see below.", show_default=",".join(DEFAULT_TYPES)),
+        typer.Option(
+            help="Their types: see below.",
+            show_default=",".join(DEFAULT_TYPES),
+            metavar="TYPE,...",
+        ),
     ] = None,
     threads: Annotated[
         str | None,
         typer.Option(
-            help="Numbers of threads.", show_default="1 and all cores, in a cgroup all cores"
+            help="Numbers of threads.",
+            show_default="1 and all cores, in a cgroup all cores",
+            metavar="N,...",
         ),
     ] = None,
     prompt: Annotated[
         str | None,
         typer.Option(
-            help="Prompts of so many tokens; 0: none.", show_default="512, in a cgroup 32"
+            help="Prompts of so many tokens; 0: none.",
+            show_default="512, in a cgroup 32",
+            metavar="N,...",
         ),
     ] = None,
     gen: Annotated[
         str | None,
         typer.Option(
-            help="So many tokens one at a time; 0: none.", show_default="128, in a cgroup 16"
+            help="So many tokens one at a time; 0: none.",
+            show_default="128, in a cgroup 16",
+            metavar="N,...",
         ),
     ] = None,
     depth: Annotated[
-        str, typer.Option(help="Each test after so many tokens that are there already.")
+        str,
+        typer.Option(
+            help="Each test after so many tokens that are there already.", metavar="N,..."
+        ),
     ] = "0",
     ram_budget: Annotated[
         str | None,
@@ -133,6 +153,7 @@ def bench_command(
             help="Budgets of QSF in MB, or none. llama.cpp has no such thing and runs only "
             "beside none, or in a cgroup.",
             show_default="none, in a cgroup its limit",
+            metavar="MB|none,...",
         ),
     ] = None,
     cgroup: Annotated[
@@ -141,6 +162,7 @@ def bench_command(
             help="Run everything in memory control groups of these limits, as 300M,1G. Linux, as "
             "root or in a delegated group.",
             show_default=False,
+            metavar="300M,...",
         ),
     ] = None,
     rounds: Annotated[
@@ -148,12 +170,18 @@ def bench_command(
     ] = DEFAULT_ROUNDS,
     peer: Annotated[
         str | None,
-        typer.Option(help=f"{PEER}, or {NO_PEER}.", show_default=f"{PEER} where it is installed"),
+        typer.Option(
+            help="What to put beside QSF.",
+            show_default=f"{PEER} where it is installed",
+            metavar=f"{PEER}|{NO_PEER}",
+        ),
     ] = None,
     peer_python: Annotated[
         Path | None,
         typer.Option(
-            help="The Python that has llama-cpp-python.", show_default="the one that runs this"
+            help="The Python that has llama-cpp-python.",
+            show_default="the one that runs this",
+            metavar="PYTHON",
         ),
     ] = None,
     peer_model: Annotated[
@@ -161,6 +189,7 @@ def bench_command(
         typer.Option(
             help="A .gguf file to put beside a MODEL; once for each, in their order.",
             show_default="random weights of its shape",
+            metavar="MODEL.gguf",
         ),
     ] = None,
     kv_type: Annotated[
@@ -168,6 +197,7 @@ def bench_command(
         typer.Option(
             help="Precision of both KV caches: f16, 8bit, 4bit; see qsf-run.",
             show_default="QSF 4bit, llama.cpp f16, their defaults",
+            metavar="TYPE",
         ),
     ] = None,
     io: Annotated[
@@ -175,26 +205,36 @@ def bench_command(
         typer.Option(
             help=f"How QSF reads streamed weights: {', '.join(METHODS)}.",
             show_default="auto",
+            metavar="HOW",
         ),
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="Measure how well the files predict this text.", show_default=False),
+        typer.Option(
+            help="Measure how well the files predict this text too.",
+            show_default=False,
+            metavar="FILE",
+        ),
     ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
             help="With --text: KL divergence to this original, a HuggingFace folder or .qsf file.",
             show_default=False,
+            metavar="MODEL",
         ),
     ] = None,
     json_out: Annotated[
         Path | None,
-        typer.Option("--json", help="Write the results as JSON.", show_default=False),
+        typer.Option(
+            "--json", help="Write the results as JSON.", show_default=False, metavar="FILE"
+        ),
     ] = None,
     html_out: Annotated[
         Path | None,
-        typer.Option("--html", help="Write the report as one web page.", show_default=False),
+        typer.Option(
+            "--html", help="Write the report as one web page.", show_default=False, metavar="FILE"
+        ),
     ] = None,
     trace_out: Annotated[
         Path | None,
@@ -202,6 +242,7 @@ def bench_command(
             "--trace",
             help="Write what QSF did in a few tokens as Chrome trace events.",
             show_default=False,
+            metavar="FILE",
         ),
     ] = None,
     compare_to: Annotated[
@@ -214,11 +255,16 @@ def bench_command(
         ),
     ] = None,
     warm: Annotated[
-        bool, typer.Option("--warm", help="Leave files in the page cache before streamed runs.")
+        bool,
+        typer.Option(
+            "--warm", help="Leave files in the page cache before runs that stream or in a cgroup."
+        ),
     ] = False,
     cache: Annotated[
         Path | None,
-        typer.Option(help="Folder for random weights.", show_default="~/.cache/qsf/bench"),
+        typer.Option(
+            help="Folder for random weights.", show_default="~/.cache/qsf/bench", metavar="FOLDER"
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace output files.")] = False,
     quiet: Annotated[
@@ -230,7 +276,7 @@ def bench_command(
             "--version", help="Print the version.", callback=_print_version, is_eager=True
         ),
     ] = False,
-) -> None:
+) -> int:
     """Measure how fast models run here, against the machine's limits and llama.cpp."""
     request = make_request(
         models or [],
@@ -254,64 +300,84 @@ def bench_command(
         text=text,
         against=against,
     )
-    outputs = _checked_outputs([json_out, html_out, trace_out], compare_to, overwrite=force)
+    out = _Outputs(json_out, html_out, trace_out, is_forced=force)
+    out.check(request, compare_to)
     old = results.read(compare_to) if compare_to is not None else None
     found = _measure(request, wants_trace=trace_out is not None, is_quiet=quiet)
     comparison = compare.compare(old, found.results) if old is not None else None
-    # What took minutes is shown before anything is written: a full disk must not lose it.
-    _print_report(found.results, comparison)
-    if json_out is not None:
-        results.write(found.results, json_out, overwrite=force)
-    if html_out is not None:
-        changes, notes = page_changes.changes_of(comparison)
-        page.write_page(
-            found.results, html_out, overwrite=force, changes=changes, change_notes=notes
-        )
-    if trace_out is not None and found.trace is not None:
-        _write_trace(found.trace, trace_out, overwrite=force)
-    written = [path for path in outputs if path != trace_out or found.trace is not None]
+    # What took minutes is shown before anything is written, and written although nobody reads it:
+    # neither a full disk nor a pipe that is closed may lose it.
+    try:
+        _print_report(found.results, comparison)
+    finally:
+        written = out.write(found, comparison)
     if written and not quiet:
         print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
     if found.stopped is not None:
         found.stopped.outcome = "the report has what was measured until then"
         raise found.stopped
     if found.is_incomplete:
-        _exit_code[0] = command.EXIT_FAILED
-    elif comparison is not None and comparison.is_regression:
-        _exit_code[0] = EXIT_SLOWER
+        return command.EXIT_FAILED
+    return EXIT_SLOWER if comparison is not None and comparison.is_regression else 0
 
 
 def _print_report(found: results.Results, comparison: compare.Comparison | None) -> None:
     width = shutil.get_terminal_size((120, 24)).columns
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks our lines shows others
+        if isinstance(stream, io_streams.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     print(table.as_text(table.report(found), width), end="")
     if comparison is not None:
         print("\n" + table.as_text(table.comparison_report(comparison), width), end="")
     sys.stdout.flush()
 
 
-def _write_trace(found: campaign.Trace, out: Path, *, overwrite: bool) -> None:
-    trace.write_trace(
-        out,
-        found.rows,
-        found.kinds,
-        n_layers=found.n_layers,
-        name=found.name,
-        overwrite=overwrite,
-    )
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """The files that are asked for."""
 
+    json: Path | None
+    html: Path | None
+    trace: Path | None
+    is_forced: bool
 
-def _checked_outputs(
-    paths: Sequence[Path | None], compare_to: Path | None, *, overwrite: bool
-) -> list[Path]:
-    """Refuse before the work what would fail, or destroy something, after it."""
-    outputs = [path for path in paths if path is not None]
-    if len({path.absolute() for path in outputs}) < len(outputs):
-        raise QsfArgumentError("--json, --html and --trace need names of their own")
-    if compare_to is not None and compare_to.absolute() in {path.absolute() for path in outputs}:
-        raise QsfArgumentError(f"--compare {compare_to} would be replaced by the new results")
-    for path in outputs:
-        check_output(path, overwrite=overwrite)
-    return outputs
+    def check(self, request: Request, compare_to: Path | None) -> None:
+        """Refuse before the work what would fail, or destroy something, after it."""
+        paths = [path for path in (self.json, self.html, self.trace) if path is not None]
+        if len({path.resolve() for path in paths}) < len(paths):
+            raise QsfArgumentError("--json, --html and --trace need names of their own")
+        sources = [compare_to, request.text, *request.models, *request.peer_models]
+        taken = {path.resolve() for path in sources if path is not None}
+        for path in paths:
+            if path.resolve() in taken:
+                raise QsfArgumentError(f"{path} is read as well: give the output another name")
+            check_output(path, overwrite=self.is_forced)
+
+    def write(self, found: campaign.Found, comparison: compare.Comparison | None) -> list[Path]:
+        """Write what there is; returns what was written. Raises QsfError."""
+        if self.json is not None:
+            results.write(found.results, self.json, overwrite=self.is_forced)
+        if self.html is not None:
+            changes, notes = page_changes.changes_of(comparison)
+            page.write_page(
+                found.results,
+                self.html,
+                overwrite=self.is_forced,
+                changes=changes,
+                change_notes=notes,
+            )
+        traced = found.trace
+        if self.trace is not None and traced is not None:
+            trace.write_trace(
+                self.trace,
+                traced.rows,
+                traced.kinds,
+                n_layers=traced.n_layers,
+                name=traced.name,
+                overwrite=self.is_forced,
+            )
+        written = [self.json, self.html, self.trace if traced is not None else None]
+        return [path for path in written if path is not None]
 
 
 def _measure(request: Request, *, wants_trace: bool, is_quiet: bool) -> campaign.Found:
@@ -365,7 +431,7 @@ class _Lines(campaign.Watcher):
 
     def warn(self, text: str) -> None:
         self._wipe()
-        print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
+        print(f"{PROGRAM}: {command.one_line(text)}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Leave a clean line; nothing is shown after it."""

@@ -105,9 +105,13 @@ def run_command(
             command = group.enter_and_run(list(command))
         own_peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.perf_counter()
+        later = contextlib.ExitStack()
+        stack.callback(later.close)
         with _signals_later():
             process = _start(command, output, errors, environment or {})
             stack.callback(_end, process)
+            # A second Ctrl-C must not keep us from removing what the first one left.
+            stack.callback(later.enter_context, _signals_later())
         is_late = _wait(process, timeout_seconds)
         wall_seconds = time.perf_counter() - began
         peak_kb = _end(process)

@@ -8,6 +8,7 @@ for another processor crashes.
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -24,13 +25,22 @@ llama_cpp.llama_backend_init()
 print({_MARK!r} + llama_cpp.__version__)
 """
 
-_PACKAGE = "llama-cpp-python 'qsf[bench]'"
+_PACKAGES = "llama-cpp-python gguf"
 _NO_AMX = "-mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
 _GCC_WITH_AMX = 13  # gcc 12 loses stores before _tile_loadconfig, and its llama.cpp crashes
 
 
 class PeerMissingError(QsfError):
-    """There is no llama.cpp that works; the text says what is missing and how to install it."""
+    """There is no llama.cpp that works; the text says what is missing and how to install it.
+
+    Attributes:
+        why: what is missing alone.
+    """
+
+    def __init__(self, why: str, how: str) -> None:
+        """Say what is missing, and what to do."""
+        super().__init__(f"{why}{how}")
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +61,7 @@ def find_peer(peer_python: str | None = None) -> Peer:
     try:
         ended = run_command([python, "-c", _ASK], timeout_seconds=_TIMEOUT_SECONDS)
     except WorkerError as error:
-        raise PeerMissingError(f"{error}: --peer-python must name a Python") from error
+        raise PeerMissingError(str(error), ": --peer-python must name a Python") from error
     found = re.findall(rf"^{re.escape(_MARK)}(.+)$", ended.output, re.MULTILINE)
     if ended.exit_code == 0 and found:
         return Peer(python, found[-1].strip())
@@ -62,18 +72,24 @@ def find_peer(peer_python: str | None = None) -> Peer:
     else:
         said = signal_text(ended) or f"ended with {ended.exit_code}{last_lines(ended.errors)}"
         why = f"llama-cpp-python of {python} does not work here: {said}"
-    raise PeerMissingError(f"{why}. This builds it for this machine: {install_command()}")
+    how = f". This builds it for this machine: {install_command(python)}"
+    raise PeerMissingError(why, how)
 
 
-def install_command() -> str:
-    """Return the line that installs the peer, built for this processor."""
+def install_command(python: str = sys.executable) -> str:
+    """Return the line for a shell that installs the peer, built for this processor.
+
+    gguf, which makes files of random weights, comes with it: ``qsf[bench]`` would be the same, but
+    only where QSF is installed already.
+    """
     flags = "-DGGML_NATIVE=ON"
     has_amx = re.search(r"^flags\s*:.*\bamx_tile\b", _cpuinfo(), re.MULTILINE) is not None
     gcc = _gcc_major()
     if has_amx and gcc is not None and gcc < _GCC_WITH_AMX:
         flags += f" -DCMAKE_C_FLAGS='{_NO_AMX}' -DCMAKE_CXX_FLAGS='{_NO_AMX}'"
         flags = f'"{flags}"'
-    return f"CMAKE_ARGS={flags} pip install --no-binary {_PACKAGE}"
+    pip = f"{shlex.quote(python)} -m pip install"
+    return f"CMAKE_ARGS={flags} {pip} --no-binary llama-cpp-python {_PACKAGES}"
 
 
 def _cpuinfo() -> str:
@@ -93,3 +109,7 @@ def _gcc_major() -> int | None:
         return None
     found = re.match(r"\d+", done.stdout)
     return int(found[0]) if found else None
+
+
+if __name__ == "__main__":  # for a shell: eval "$(python -m qsf.bench.peer)"
+    sys.stdout.write(install_command() + "\n")

@@ -293,6 +293,17 @@ class RememberedLogits:
 # ---- measuring ----
 
 
+def check(files: Sequence[Path], text: Path, against: Path | None) -> None:
+    """Refuse what can be refused before anything is computed. Raises as `measure`."""
+    facts = [read_facts(path) for path in files]
+    _read_text(text)
+    _check_vocabulary(facts, None, None)
+    if against is not None and not against.exists():
+        raise QsfIOError(f"{against}: no such file or directory")
+    if against is None or _is_qsf(against):
+        _find_tokenizer(facts, None)
+
+
 def measure(
     files: Sequence[Path],
     text: Path,

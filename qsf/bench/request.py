@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from qsf.bench.memory_group import parse_limit
+from qsf.bench.shapes import find_shape, name_of
 from qsf.bench.tasks import Test
+from qsf.bench.worker_llama import KV_TYPES as PEER_KV_TYPES
 from qsf.converter.plan import QUANT_TYPES
 from qsf.errors import QsfArgumentError
 from qsf.io_known import METHODS
@@ -58,7 +62,7 @@ class Setting:
 class Request:
     """The options, checked. MB are 2^20 bytes."""
 
-    models: tuple[Path, ...]  # .qsf files; none: random weights of `shapes` in `types`
+    models: tuple[Path, ...]  # .qsf files of different names; none: `shapes` in `types`
     peer_models: tuple[Path, ...]  # .gguf files, one for each model; none: random weights
     shapes: tuple[str, ...]
     types: tuple[str, ...]
@@ -109,7 +113,7 @@ def make_request(
     Raises:
         QsfArgumentError: an option is wrong, or cannot be honoured beside another.
     """
-    _refuse_conflicts(models, shape, quant, peer, peer_models, text, against)
+    _refuse_conflicts(models, shape, quant, peer, peer_python, peer_models, text, against)
     caps = _list_of(cgroup, "--cgroup", _cap) if cgroup is not None else (None,)
     is_capped = caps != (None,)
     if ram_budget is None:
@@ -124,7 +128,9 @@ def make_request(
                 "be killed there"
             )
     all_cores = str(n_cores) if is_capped or n_cores == 1 else f"1,{n_cores}"
-    n_threads = _list_of(threads or all_cores, "--threads", _whole(1, _MAX_THREADS))
+    n_threads = _list_of(
+        threads if threads is not None else all_cores, "--threads", _whole(1, _MAX_THREADS)
+    )
     prompts = _list_of(
         prompt if prompt is not None else str(_CAPPED_PROMPT if is_capped else _DEFAULT_PROMPT),
         "--prompt",
@@ -143,13 +149,15 @@ def make_request(
     if rounds < 1:
         raise QsfArgumentError(f"--rounds is {rounds}: at least 1 is needed")
     if kv_type is not None:
-        _checked_kv_type(kv_type)
+        _check_kv_type(kv_type, peer, peer_models)
     if io is not None and io not in METHODS:
         raise QsfArgumentError(f"--io {io} is unknown; available: {', '.join(METHODS)}")
     return Request(
         models=tuple(models),
         peer_models=tuple(peer_models),
-        shapes=() if models else _list_of(shape or DEFAULT_SHAPE, "--shape", str),
+        shapes=()
+        if models
+        else _list_of(DEFAULT_SHAPE if shape is None else shape, "--shape", _shape_name),
         types=() if models else _types(quant),
         settings=tuple(Setting(n, budget, cap) for budget, cap in memory for n in n_threads),
         tests=tuple(tests),
@@ -170,6 +178,7 @@ def _refuse_conflicts(
     shape: str | None,
     quant: str | None,
     peer: str | None,
+    peer_python: Path | None,
     peer_models: Sequence[Path],
     text: Path | None,
     against: Path | None,
@@ -178,10 +187,18 @@ def _refuse_conflicts(
     if models and (shape is not None or quant is not None):
         name = "--shape" if shape is not None else "--quant"
         raise QsfArgumentError(f"{name} is for random weights: leave it out beside MODEL")
+    names = Counter(path.name for path in [*models, *dict.fromkeys(peer_models)])
+    for name in names:
+        if names[name] > 1:
+            raise QsfArgumentError(
+                f"{names[name]} files are called {name}: results are told apart by names, so give "
+                "each file once, with one of its own"
+            )
     if peer not in (None, PEER, NO_PEER):
         raise QsfArgumentError(f"--peer {peer} is unknown; available: {PEER}, {NO_PEER}")
-    if peer_models and peer == NO_PEER:
-        raise QsfArgumentError("--peer-model is of no use with --peer none")
+    if (peer_models or peer_python is not None) and peer == NO_PEER:
+        name = "--peer-model" if peer_models else "--peer-python"
+        raise QsfArgumentError(f"{name} is of no use with --peer none")
     if peer_models and len(peer_models) != len(models):
         raise QsfArgumentError(
             f"there are {len(models)} MODELs and {len(peer_models)} --peer-model: each MODEL needs "
@@ -232,11 +249,7 @@ def _budget(text: str) -> int | None:
 
 def _cap(text: str) -> int:
     """Return the MB of "300M" or "1.5G"."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([MG])", text)
-    n_mb = float(found[1]) * (1024 if found[2] == "G" else 1) if found else 0.0
-    if n_mb < 1 or n_mb != int(n_mb):
-        raise ValueError(f"{text!r} is not a whole number of MB, as 300M or 1.5G")
-    return int(n_mb)
+    return parse_limit(text) >> 20
 
 
 def _types(quant: str | None) -> tuple[str, ...]:
@@ -249,8 +262,17 @@ def _types(quant: str | None) -> tuple[str, ...]:
     return types
 
 
-def _checked_kv_type(text: str) -> None:
+def _shape_name(text: str) -> str:
+    return name_of(find_shape(text))
+
+
+def _check_kv_type(text: str, peer: str | None, peer_models: Sequence[Path]) -> None:
     try:
         parse_kv_type(text)
     except ValueError as error:
         raise QsfArgumentError(f"--kv-type: {error}") from None
+    if text not in PEER_KV_TYPES and (peer == PEER or peer_models):
+        raise QsfArgumentError(
+            f"--kv-type {text} is QSF's alone: llama.cpp has {', '.join(PEER_KV_TYPES)}, or leave "
+            f"it out with --peer {NO_PEER}"
+        )

@@ -371,7 +371,8 @@ def _failures(failures: Sequence[Failure]) -> RenderableType | None:
     lines = []
     for failure in failures:
         times = f" ({failure.n_times} times)" if failure.n_times > 1 else ""
-        lines.append(f"{failure.engine} {failure.file}, {failure.what}{times}: {failure.why}")
+        who = f"{failure.engine} {failure.file}".rstrip()
+        lines.append(f"{who}, {failure.what}{times}: {failure.why}")
     return _titled("Failed", *map(_item, lines))
 
 

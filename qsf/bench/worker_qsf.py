@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 from qsf import _native
 from qsf.bench.tasks import ANSWER_VARIABLE, Answer, Task, Test, TestRun, parse_task
-from qsf.errors import QsfError
+from qsf.errors import QsfError, QsfMemoryError
 from qsf.kv_type import kv_type_name
-from qsf.opening import open_native, options_of, with_known_io
+from qsf.opening import does_not_fit, open_native, options_of, with_known_io
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -244,6 +244,9 @@ def measure(task: Task) -> Answer:
             answer = with_run(answer, opened, run)
             if trace:
                 answer = replace(answer, trace_kinds=trace[0], trace=trace[1])
+    except QsfMemoryError as error:
+        why = str(error) if error.plan is None else does_not_fit(error.plan, is_command=True)
+        answer = replace(answer, failure=why)
     except QsfError as error:
         answer = replace(answer, failure=str(error))
     return replace(answer, peak_rss_bytes=_native.describe_machine().peak_bytes)

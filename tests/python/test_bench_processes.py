@@ -274,6 +274,40 @@ def test_an_interruption_while_a_process_starts_ends_it(
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_a_second_interruption_does_not_stop_the_cleaning(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = launch._end
+    n_interruptions = 0
+
+    def slowly(process: Any) -> int:
+        signal.raise_signal(signal.SIGINT)  # the user's second Ctrl-C
+        return ended(process)
+
+    def interrupt() -> None:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def note(_number: int, _frame: object) -> None:
+        nonlocal n_interruptions
+        n_interruptions += 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "_end", slowly)
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            run(script(f"echo $$ > {tmp_path}/pid; exec sleep 1000"))
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert n_interruptions == 2
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
 def test_nothing_can_be_asked_of_the_user(script: Script) -> None:
     own, (reader, writer) = os.dup(0), os.pipe()
     try:
@@ -377,27 +411,10 @@ def test_a_peer_that_does_not_work_is_said(script: Script, monkeypatch: pytest.M
     assert "this processor lacks" in why(script("kill -ILL $$"))
     assert "ended with 2: no libgomp" in why(script("echo no libgomp >&2; exit 2"))
     assert "--peer-python must name a Python" in why("/absent/python")
-    assert peer.install_command() in why(script("exit 2"))
+    python = script("exit 2")
+    assert peer.install_command(python) in why(python)
     monkeypatch.setattr(peer, "_TIMEOUT_SECONDS", 0.2)
     assert "does not answer within 0.2 s" in why(script("sleep 1000"))
-
-
-def test_the_peer_is_built_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def command(flags: str, gcc: int | None) -> str:
-        monkeypatch.setattr(peer, "_cpuinfo", lambda: f"processor : 0\nflags\t\t: {flags}\n")
-        monkeypatch.setattr(peer, "_gcc_major", lambda: gcc)
-        return peer.install_command()
-
-    plain = "CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python 'qsf[bench]'"
-    without = "-mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
-    assert command("fpu avx2", 12) == plain
-    assert command("fpu amx_tile_x", 12) == plain
-    assert command("fpu amx_bf16 amx_tile amx_int8", 13) == plain
-    assert command("fpu amx_tile", None) == plain
-    assert command("fpu amx_bf16 amx_tile amx_int8", 12) == (
-        f"CMAKE_ARGS=\"-DGGML_NATIVE=ON -DCMAKE_C_FLAGS='{without}' "
-        f"-DCMAKE_CXX_FLAGS='{without}'\" pip install --no-binary llama-cpp-python 'qsf[bench]'"
-    )
 
 
 # ---- turns ----

@@ -67,11 +67,14 @@ def test_lists_are_every_combination_once() -> None:
         ({"prompt": "x"}, "--prompt: 'x' is not a whole number"),
         ({"gen": "-1"}, "--gen: '-1' is not a whole number"),
         ({"prompt": "0", "gen": "0"}, "leave nothing to measure"),
-        ({"cgroup": "300"}, "--cgroup: '300' is not a whole number of MB, as 300M or 1.5G"),
+        ({"cgroup": "300"}, "--cgroup: '300' is not a limit of memory: it must be a whole"),
         ({"cgroup": "0.5M"}, "--cgroup: '0.5M'"),
         ({"ram_budget": "lots"}, "--ram-budget: 'lots' is not a number of MB, or none"),
         ({"ram_budget": "none", "cgroup": "300M"}, "--ram-budget none is more than --cgroup 300M"),
         ({"ram_budget": "400", "cgroup": "300M"}, "--ram-budget 400 is more than --cgroup 300M"),
+        ({"threads": ""}, "--threads '' is not a list"),
+        ({"shape": ""}, "--shape '' is not a list"),
+        ({"shape": "tiny,7a"}, "--shape: shape '7a' is unknown; known: tiny, gpt2"),
         ({"quant": "5bit"}, "--quant 5bit is unknown; available: 2bit"),
         ({"rounds": 0}, "--rounds is 0"),
         ({"peer": "vllm"}, "--peer vllm is unknown; available: llama.cpp, none"),
@@ -94,13 +97,34 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
         ({"quant": "4bit"}, "--quant is for random weights"),
         ({"against": Path("o")}, "--against needs --text"),
         ({"peer": "none", "peer_models": [Path("a.gguf")]}, "of no use with --peer none"),
+        ({"peer": "none", "peer_python": Path("p")}, "--peer-python is of no use with --peer none"),
         ({"peer": "llama.cpp", "text": Path("t")}, "needs --peer-model"),
+        ({"peer": "llama.cpp", "kv_type": "k8v4"}, "k8v4 is QSF's alone: llama.cpp has f16, 8bit"),
+        ({"peer_models": [Path("a.gguf")], "kv_type": "2bit"}, "--kv-type 2bit is QSF's alone"),
+        ({"peer_models": [Path("x/m.qsf")]}, "2 files are called m.qsf"),
     ],
 )
 def test_options_that_exclude_each_other(options: dict[str, Any], said: str) -> None:
     with pytest.raises(QsfArgumentError) as error:
         request(*MODEL, **options)
     assert said in str(error.value)
+
+
+def test_rows_are_told_apart_by_names() -> None:
+    with pytest.raises(QsfArgumentError, match=r"2 files are called m\.qsf: results are told"):
+        request(Path("a/m.qsf"), Path("b/m.qsf"))
+    same = [Path("a.gguf")] * 2  # two models beside one peer
+    assert request(Path("a.qsf"), Path("b.qsf"), peer_models=same).peer_models == tuple(same)
+
+
+def test_shapes_have_one_name() -> None:
+    assert request(shape="7b,llama2-7b,tiny").shapes == ("llama2-7b", "tiny")
+
+
+def test_what_qsf_alone_has_may_be_measured_without_the_peer() -> None:
+    assert request(*MODEL, kv_type="k8v4").kv_type == "k8v4"
+    assert request(*MODEL, kv_type="k8v4", peer="none").peer == "none"
+    assert request(*MODEL, kv_type="8bit", peer="llama.cpp").kv_type == "8bit"
 
 
 def test_a_task_survives_its_json() -> None:
