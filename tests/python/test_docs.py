@@ -17,6 +17,7 @@ MODULES = {
     "qsf-run": "qsf.run_cli",
     "qsf-inspect": "qsf.inspect_cli",
     "qsf-eval": "qsf.eval_cli",
+    "qsf.bench": "qsf.bench.cli",
 }
 
 
@@ -29,7 +30,7 @@ def commands() -> tuple[tuple[str, tuple[str, ...]], ...]:
         blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         indented = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
         for line in [*"\n".join(blocks).replace("\\\n", " ").splitlines(), *indented]:
-            words = line.split("#")[0].split()
+            words = re.sub(r"^\S*python -m qsf", "qsf", line.split("#")[0]).split()
             if words and (words[0] == "make" or Path(words[0]).name in MODULES):
                 found.append((path.name, (Path(words[0]).name, *words[1:])))
     return tuple(found)
@@ -76,3 +77,9 @@ def test_options_named_in_the_readme_exist() -> None:
     named = re.findall(r"`(--[a-z][a-z-]*)", (ROOT / "README.md").read_text("utf-8"))
     assert named
     assert set(named) <= known
+
+
+def test_the_tables_of_the_readme_are_those_of_the_results() -> None:
+    command = [sys.executable, str(ROOT / "bench" / "readme_table.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
