@@ -185,7 +185,7 @@ def limit_section(limits: Limits) -> str:
     ]
     if not blocks:
         return ""
-    note = "Measured on this machine before anything else; no engine can be faster than these."
+    note = "The best of two measurements, before and after; no engine can be faster than these."
     content = f'<div class="limits">{"".join(blocks)}</div>'
     return parts.section("Limits of the machine", note, content, anchor="limits")
 

@@ -103,9 +103,10 @@ def _bar(row: Row, known: Breakdown, names: Sequence[str]) -> str:
     ]  # fmt: skip
     said = "; ".join(title for _, _, title in pieces)
     beside = ""
-    if known.beside:
+    busy = {name: part for name, part in known.beside.items() if part.median > 0}
+    if busy:
         works = ", ".join(
-            f"{_BESIDE.get(name, name)} {_ms(part.median)}" for name, part in known.beside.items()
+            f"{_BESIDE.get(name, name)} {_ms(part.median)}" for name, part in busy.items()
         )
         beside = f'<p class="soft">Meanwhile on other threads: {text(works)}</p>'
     return (
