@@ -130,7 +130,7 @@ def run(request: Request, watcher: Watcher, *, wants_trace: bool = False) -> Fou
     stopped = None
     try:
         _run_rounds(one)
-        bounds = _best(bounds, _measure_limits(one))
+        bounds = _best(bounds, _measure_limits(one, "once more "))
         _measure_quality(one)
         if wants_trace:
             _record_trace(one)
@@ -328,9 +328,9 @@ def _told_apart(pairs: list[_Pair]) -> list[_Pair]:
 # ---- measuring ----
 
 
-def _measure_limits(one: _Run) -> Limits:
+def _measure_limits(one: _Run, when: str = "") -> Limits:
     watcher = one.watcher
-    watcher.begin("measuring what the machine can do")
+    watcher.begin(f"measuring {when}what the machine can do")
     thread_counts = sorted({setting.n_threads for setting in one.request.settings})
     n_steps = len(thread_counts) + 6  # about, of the disk
     n_done = 0

@@ -216,6 +216,12 @@ def test_exit_codes(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran() == 1
     assert ran("--compare", slower) == 1
     assert ran("--threads", "0") == 2
+    known = json.loads(slower.read_text())
+    slower.write_text(json.dumps(known | {"rows": [], "ratios": []}))
+    ran.found = replace(ran.found, is_incomplete=False)
+    capsys.readouterr()
+    assert ran("--compare", slower) == 1
+    assert "old.json was measured now: none is compared" in capsys.readouterr().err
 
 
 def test_the_page_has_the_changes(ran: Ran, tmp_path: Path) -> None:
