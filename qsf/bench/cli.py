@@ -309,6 +309,9 @@ def bench_command(
     # neither a full disk nor a pipe that is closed may lose it.
     try:
         _print_report(found.results, comparison)
+    except command.StoppedError as stopped:
+        stopped.outcome = "the report is cut off"
+        raise
     finally:
         written = out.write(found, comparison)
     if written and not quiet:

@@ -242,6 +242,18 @@ def test_an_interrupted_run_reports_and_writes(
     assert results.read(out).rows
 
 
+def test_an_interruption_of_the_report_does_not_lose_the_results(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: Any) -> None:
+        raise StoppedError(signal.SIGINT)
+
+    monkeypatch.setattr(cli, "_print_report", stop)
+    assert ran("--json", tmp_path / "a.json") == 130
+    assert "interrupted; the report is cut off" in capsys.readouterr().err
+    assert results.read(tmp_path / "a.json").rows
+
+
 @pytest.mark.parametrize("option", ["--json", "--html", "--trace"])
 def test_an_output_that_exists_is_refused_before_the_work(
     ran: Ran, tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
