@@ -234,6 +234,9 @@ def _find_peer(one: _Run) -> Peer | None:
     request = one.request
     if request.peer == NO_PEER:
         return None
+    if not any(setting.has_peer for setting in request.settings):
+        one.notes.append("llama.cpp is left out: it has no --ram-budget, --cgroup binds both")
+        return None
     is_wanted = request.peer == PEER or request.peer_python or request.peer_models
     try:
         found = find_peer(str(request.peer_python) if request.peer_python else None)
