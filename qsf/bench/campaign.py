@@ -224,9 +224,10 @@ def _read_peer_model(path: Path) -> FileFacts:
 def _check_context(request: Request, name: str, max_tokens: int) -> None:
     for test in request.tests:
         if test.ctx_tokens > max_tokens:
+            after = f" after {test.depth}" if test.depth else ""
             raise QsfArgumentError(
-                f"{test.name} after {test.depth} tokens needs a context of {test.ctx_tokens}: "
-                f"{name} was made for {max_tokens}"
+                f"{test.name}{after} needs a context of {test.ctx_tokens} tokens, {name} was made "
+                f"for {max_tokens}: --prompt, --gen and --depth ask for less"
             )
 
 

@@ -235,7 +235,10 @@ def test_limits_are_the_better_of_before_and_after(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"shape": "tiny", "depth": "0,2045"}, "pp8 after 2045 tokens needs a context of 2053"),
+        (
+            {"shape": "tiny", "depth": "0,2045"},
+            "pp8 after 2045 needs a context of 2053 tokens, tiny was",
+        ),
         ({"shape": "tiny,nothing"}, "'nothing' is unknown; known: tiny, gpt2"),
     ],
 )
