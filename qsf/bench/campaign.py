@@ -130,7 +130,7 @@ def run(request: Request, watcher: Watcher, *, wants_trace: bool = False) -> Fou
     stopped = None
     try:
         _run_rounds(one)
-        bounds = _best(bounds, _measure_limits(one))
+        bounds = _best(bounds, _measure_limits(one, "once more "))
         _measure_quality(one)
         if wants_trace:
             _record_trace(one)
@@ -224,15 +224,19 @@ def _read_peer_model(path: Path) -> FileFacts:
 def _check_context(request: Request, name: str, max_tokens: int) -> None:
     for test in request.tests:
         if test.ctx_tokens > max_tokens:
+            after = f" after {test.depth}" if test.depth else ""
             raise QsfArgumentError(
-                f"{test.name} after {test.depth} tokens needs a context of {test.ctx_tokens}: "
-                f"{name} was made for {max_tokens}"
+                f"{test.name}{after} needs a context of {test.ctx_tokens} tokens, {name} was made "
+                f"for {max_tokens}: --prompt, --gen and --depth ask for less"
             )
 
 
 def _find_peer(one: _Run) -> Peer | None:
     request = one.request
     if request.peer == NO_PEER:
+        return None
+    if not any(setting.has_peer for setting in request.settings):
+        one.notes.append("llama.cpp is left out: it has no --ram-budget, --cgroup binds both")
         return None
     is_wanted = request.peer == PEER or request.peer_python or request.peer_models
     try:
@@ -328,9 +332,9 @@ def _told_apart(pairs: list[_Pair]) -> list[_Pair]:
 # ---- measuring ----
 
 
-def _measure_limits(one: _Run) -> Limits:
+def _measure_limits(one: _Run, when: str = "") -> Limits:
     watcher = one.watcher
-    watcher.begin("measuring what the machine can do")
+    watcher.begin(f"measuring {when}what the machine can do")
     thread_counts = sorted({setting.n_threads for setting in one.request.settings})
     n_steps = len(thread_counts) + 6  # about, of the disk
     n_done = 0

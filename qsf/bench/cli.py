@@ -309,6 +309,9 @@ def bench_command(
     # neither a full disk nor a pipe that is closed may lose it.
     try:
         _print_report(found.results, comparison)
+    except command.StoppedError as stopped:
+        stopped.outcome = "the report is cut off"
+        raise
     finally:
         written = out.write(found, comparison)
     if written and not quiet:
@@ -316,6 +319,9 @@ def bench_command(
     if found.stopped is not None:
         found.stopped.outcome = "the report has what was measured until then"
         raise found.stopped
+    if comparison is not None and not comparison.changes:
+        command.say_error(PROGRAM, f"no figure of {compare_to} was measured now: none is compared")
+        return command.EXIT_FAILED
     if found.is_incomplete:
         return command.EXIT_FAILED
     return EXIT_SLOWER if comparison is not None and comparison.is_regression else 0

@@ -60,16 +60,11 @@ def _ordered(found: Iterable[str]) -> list[str]:
 
 def _place(name: str) -> int:
     names = list(_NAMES)
-    short = _short(name)
-    return names.index(short) if short in names else len(names)
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("phase_")  # of the engine; the others are measured outside
+    return names.index(name) if name in names else len(names)
 
 
 def _word(name: str) -> str:
-    return _NAMES.get(_short(name), _short(name))
+    return _NAMES.get(name, name)
 
 
 def _colour(name: str) -> int:

@@ -127,6 +127,12 @@ def make_request(
                 f"--ram-budget {budget or 'none'} is more than --cgroup {cap}M allows: QSF would "
                 "be killed there"
             )
+    is_peer_wanted = peer == PEER or peer_python is not None or bool(peer_models)
+    if is_peer_wanted and not any(Setting(1, budget, cap).has_peer for budget, cap in memory):
+        raise QsfArgumentError(
+            f"llama.cpp cannot be put beside --ram-budget {ram_budget}, for it has no such thing: "
+            "--ram-budget none measures both, --cgroup binds both"
+        )
     all_cores = str(n_cores) if is_capped or n_cores == 1 else f"1,{n_cores}"
     n_threads = _list_of(
         threads if threads is not None else all_cores, "--threads", _whole(1, _MAX_THREADS)

@@ -342,7 +342,7 @@ class _Breakdowns:
 
 def part_name(name: str) -> str:
     """Return a part's name for people."""
-    return name.removeprefix("phase_").replace("_", " ")
+    return name.replace("_", " ")
 
 
 def _part_text(spread: Spread | None, wall_ms: float) -> str:

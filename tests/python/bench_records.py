@@ -98,7 +98,7 @@ def measured_of(
 
 def small_results(**machine: Any) -> Results:
     """Return a whole result: both engines, in memory and in a group, one failure."""
-    parts = {"phase_attention": 0.3, "phase_ffn": 0.6, "sample": 0.1}
+    parts = {"attention": 0.3, "ffn": 0.6, "sample": 0.1}
 
     def qsf_runs(scale: float) -> list[TestRun]:
         runs = [run_of(PP, 500 * scale), run_of(TG, 25 * scale)]

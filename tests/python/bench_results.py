@@ -29,9 +29,9 @@ _TYPES = {
 }
 _PEERS = {"4bit": "Q4_K_M", "2bit": "Q2_K"}
 _SHARES = {
-    "phase_embedding": 0.001, "phase_norm": 0.009, "phase_qkv": 0.11, "phase_attention": 0.02,
-    "phase_attn_out": 0.08, "phase_gate_up": 0.42, "phase_down": 0.21, "phase_head": 0.12,
-    "phase_wait": 0.0, "phase_decompress": 0.0, "phase_other": 0.02, "sample": 0.004,
+    "embedding": 0.001, "norm": 0.009, "qkv": 0.11, "attention": 0.02,
+    "attn_out": 0.08, "gate_up": 0.42, "down": 0.21, "head": 0.12,
+    "wait": 0.0, "decompress": 0.0, "other": 0.02, "sample": 0.004,
     "python": 0.006,
 }  # fmt: skip
 _KV_BYTES = {"qsf": 25_000, "llama.cpp": 45_056}  # a token of the context, all layers
@@ -51,10 +51,10 @@ def _breakdown(wall_ms: float, wait: float, rng: random.Random) -> Breakdown:
     """Parts of a token of which the share ``wait`` is spent waiting for the disk."""
     shares = {name: share * (1 - wait) for name, share in _SHARES.items()}
     if wait:
-        shares |= {"phase_wait": wait * 0.9, "phase_decompress": wait * 0.1}
+        shares |= {"wait": wait * 0.9, "decompress": wait * 0.1}
     parts = {name: _around(wall_ms * share, rng, 0.03) for name, share in shares.items()}
-    rest = wall_ms - sum(s.median for name, s in parts.items() if name != "phase_other")
-    parts["phase_other"] = spread_of([rest] * _N_ROUNDS)
+    rest = wall_ms - sum(s.median for name, s in parts.items() if name != "other")
+    parts["other"] = spread_of([rest] * _N_ROUNDS)
     beside = {"read": _around(wall_ms * 0.85, rng), "checksum": _around(wall_ms * 0.09, rng)}
     return Breakdown(wall_ms, parts, beside if wait else {})
 

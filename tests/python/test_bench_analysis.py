@@ -258,7 +258,8 @@ def test_the_breakdown_is_in_milliseconds_a_token() -> None:
     breakdown = found.rows[0].breakdown
     assert breakdown is not None
     assert breakdown.wall_ms == pytest.approx(40.0, rel=1e-6)
-    assert breakdown.parts["phase_ffn"].values == pytest.approx([35.0, 28.0, 17.5], rel=1e-6)
+    assert breakdown.parts["ffn"].values == pytest.approx([35.0, 28.0, 17.5], rel=1e-6)
+    assert list(breakdown.parts) == ["attention", "ffn", "sample"]
     assert breakdown.beside["read"].median == pytest.approx(20.0, rel=1e-6)
     assert not any("parts" in note for note in found.notes)
 
@@ -279,6 +280,16 @@ def test_parts_that_do_not_sum_to_the_time_are_said_and_not_stretched() -> None:
     breakdown = found.rows[0].breakdown
     assert breakdown is not None
     assert sum(part.values[1] for part in breakdown.parts.values()) == pytest.approx(45.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(("microseconds", "is_said"), [(19, False), (21, True)])
+def test_microseconds_a_token_are_not_worth_a_word(microseconds: int, *, is_said: bool) -> None:
+    wall_ns, off_ns = TG.n_tokens * 100_000, TG.n_tokens * microseconds * 1000
+    parts = {"phase_ffn": wall_ns - off_ns}
+    run = replace(run_of(TG, 10_000.0), parts=parts, engine_ns=wall_ns - off_ns)
+    notes = analyse([measured_of("qsf", [[run]], tests=[TG])], LIMITS).notes
+    assert any("the parts sum to" in note for note in notes) == is_said
+    assert any("by the engine's own count" in note for note in notes) == is_said
 
 
 def test_an_engine_without_parts_has_no_breakdown() -> None:

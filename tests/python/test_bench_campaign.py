@@ -174,6 +174,17 @@ def test_the_peer_has_no_part_in_budgets(
     assert [task.kv_type for task in tasks] == ["8bit"] * 3
 
 
+def test_a_peer_that_has_nothing_to_do_is_not_looked_for(
+    machine: Machine, tiny_llama_8bit: Path
+) -> None:
+    found = machine.run(tiny_llama_8bit, ram_budget="100,200")
+    assert not any(line.startswith("asked") for line in machine.said)
+    assert found.results.notes == [
+        "llama.cpp is left out: it has no --ram-budget, --cgroup binds both"
+    ]
+    assert not found.is_incomplete
+
+
 def test_a_group_begins_without_anything_cached(
     machine: Machine, groups: list[int], tiny_llama_8bit: Path
 ) -> None:
@@ -224,7 +235,10 @@ def test_limits_are_the_better_of_before_and_after(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"shape": "tiny", "depth": "0,2045"}, "pp8 after 2045 tokens needs a context of 2053"),
+        (
+            {"shape": "tiny", "depth": "0,2045"},
+            "pp8 after 2045 needs a context of 2053 tokens, tiny was",
+        ),
         ({"shape": "tiny,nothing"}, "'nothing' is unknown; known: tiny, gpt2"),
     ],
 )

@@ -26,8 +26,10 @@ from qsf import entry
 from qsf.bench import campaign, cli, limits, results
 from qsf.bench.campaign import Found, Trace
 from qsf.bench.memory_group import CapError, memory_group
+from qsf.bench.random_gguf import write_model as write_gguf
 from qsf.bench.request import Request
 from qsf.bench.results import Results
+from qsf.bench.shapes import shape_of_file
 from qsf.command import StoppedError
 
 ONE = ("--shape", "tiny", "--quant", "4bit", *SMALL)
@@ -216,6 +218,12 @@ def test_exit_codes(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran() == 1
     assert ran("--compare", slower) == 1
     assert ran("--threads", "0") == 2
+    known = json.loads(slower.read_text())
+    slower.write_text(json.dumps(known | {"rows": [], "ratios": []}))
+    ran.found = replace(ran.found, is_incomplete=False)
+    capsys.readouterr()
+    assert ran("--compare", slower) == 1
+    assert "old.json was measured now: none is compared" in capsys.readouterr().err
 
 
 def test_the_page_has_the_changes(ran: Ran, tmp_path: Path) -> None:
@@ -234,6 +242,18 @@ def test_an_interrupted_run_reports_and_writes(
     assert "terminated; the report has what was measured until then" in said.err
     assert "tok/s" in said.out
     assert results.read(out).rows
+
+
+def test_an_interruption_of_the_report_does_not_lose_the_results(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: Any) -> None:
+        raise StoppedError(signal.SIGINT)
+
+    monkeypatch.setattr(cli, "_print_report", stop)
+    assert ran("--json", tmp_path / "a.json") == 130
+    assert "interrupted; the report is cut off" in capsys.readouterr().err
+    assert results.read(tmp_path / "a.json").rows
 
 
 @pytest.mark.parametrize("option", ["--json", "--html", "--trace"])
@@ -423,14 +443,29 @@ def test_a_peer_that_is_not_installed(
 
 
 @pytest.mark.slow
-def test_the_real_peer_beside_a_model(tiny_llama_8bit: Path, tmp_path: Path) -> None:
-    out = tmp_path / "a.json"
-    options: list[str | Path] = ["--peer-python", peer_python(), "--cache", tmp_path, "--json", out]
-    done = bench(tiny_llama_8bit, *SMALL, *options, "--peer", "llama.cpp")
+@pytest.mark.parametrize("has_text", [False, True])
+def test_the_real_peer_beside_a_model(
+    tiny_llama_8bit: Path, tmp_path: Path, *, has_text: bool
+) -> None:
+    out, text, gguf = (tmp_path / name for name in ("a.json", "a.txt", "peer.gguf"))
+    options: list[str | Path] = ["--peer-python", peer_python(), "--cache", tmp_path]
+    if has_text:
+        text.write_text("Once upon a time there was a little girl named Lily. " * 3)
+        write_gguf(gguf, shape_of_file(tiny_llama_8bit), "Q8_0", seed=0)
+        options += ["--peer-model", gguf, "--text", text]
+    done = bench(tiny_llama_8bit, *SMALL, *options, "--peer", "llama.cpp", "--json", out)
     assert done.returncode == 0, done.stderr
     found = results.read(out)
     assert [row.engine for row in found.rows] == ["qsf", "qsf", "llama.cpp", "llama.cpp"]
     assert len(found.ratios) == 2
+    if has_text:
+        mine, peer = found.rows[0].quality, found.rows[2].quality
+        assert mine is not None
+        assert peer is not None
+        assert mine.n_tokens == peer.n_tokens > 0
+        assert mine.perplexity < peer.perplexity  # of random weights
+    else:
+        assert [row.quality for row in found.rows] == [None] * 4
 
 
 # ---- what takes longer ----

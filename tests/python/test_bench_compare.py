@@ -17,10 +17,10 @@ from qsf.bench.noise import CommonNoise, common_noise, shift_of, threshold, verd
 from qsf.bench.results import Failure, Ratio, Results, Row, Spread, spread_of
 
 PARTS_MS = {
-    "phase_attention": 4.0,
-    "phase_ffn": 10.0,
-    "phase_qkv": 3.0,
-    "phase_head": 2.0,
+    "attention": 4.0,
+    "ffn": 10.0,
+    "qkv": 3.0,
+    "head": 2.0,
     "sample": 0.8,
     "python": 0.6,
 }
@@ -67,8 +67,8 @@ def test_ten_percent_in_one_part_is_seen() -> None:
     n_pairs = 300
     n_seen = sum(
         of(
-            compare(one_row(machine), one_row(machine, {"phase_attention": 1.1})),
-            "phase_attention",
+            compare(one_row(machine), one_row(machine, {"attention": 1.1})),
+            "attention",
         ).verdict
         == "slower"
         for _ in range(n_pairs)
@@ -78,18 +78,18 @@ def test_ten_percent_in_one_part_is_seen() -> None:
 
 def test_one_disturbed_round_does_not_hide_it() -> None:
     machine = Noisy(random.Random(4))
-    old, new = one_row(machine), one_row(machine, {"phase_ffn": 1.12})
+    old, new = one_row(machine), one_row(machine, {"ffn": 1.12})
     breakdown = old.rows[0].breakdown
     assert breakdown is not None
-    values = breakdown.parts["phase_ffn"].values
+    values = breakdown.parts["ffn"].values
     values[2] *= 1.6
-    assert of(compare(old, new), "phase_ffn").verdict == "slower"
+    assert of(compare(old, new), "ffn").verdict == "slower"
 
 
 def test_a_part_that_became_faster_is_no_regression() -> None:
     machine = Noisy(random.Random(5))
-    done = compare(one_row(machine), one_row(machine, {"phase_ffn": 0.8}))
-    assert of(done, "phase_ffn").verdict == "faster"
+    done = compare(one_row(machine), one_row(machine, {"ffn": 0.8}))
+    assert of(done, "ffn").verdict == "faster"
     assert of(done, "tok/s").verdict == "faster"
     assert not done.is_regression
 
@@ -99,7 +99,7 @@ def test_fewer_tokens_are_slower_and_more_milliseconds_too() -> None:
     done = compare(one_row(quiet), one_row(quiet, dict.fromkeys(PARTS_MS, 1.25)))
     assert {change.verdict for change in done.changes} == {"slower"}
     assert of(done, "tok/s").change == pytest.approx(-0.2, abs=0.01)
-    assert of(done, "phase_ffn").change == pytest.approx(0.25, abs=0.01)
+    assert of(done, "ffn").change == pytest.approx(0.25, abs=0.01)
     assert done.is_regression
 
 
@@ -141,8 +141,8 @@ def test_figures_that_no_logarithm_can_be_taken_of_are_left_out() -> None:
     old, new = one_row(quiet), one_row(quiet)
     breakdown = new.rows[0].breakdown
     assert breakdown is not None
-    breakdown.parts["phase_qkv"].values[0] = 0.0
-    assert "phase_qkv" not in [change.what for change in compare(old, new).changes]
+    breakdown.parts["qkv"].values[0] = 0.0
+    assert "qkv" not in [change.what for change in compare(old, new).changes]
 
 
 # ---- the arithmetic of noise ----
@@ -212,7 +212,7 @@ Make = Callable[[Noisy, float, float], list[Row]]
 def with_peer(machine: Noisy, slow: float, drift: float) -> list[Row]:
     """Return a row of each engine; ``drift`` slows both, ``slow`` QSF's attention."""
     parts = {name: ms * drift for name, ms in PARTS_MS.items()}
-    parts["phase_attention"] *= slow
+    parts["attention"] *= slow
     return [machine.row(1000 / sum(parts.values()), parts), machine.peer(20 / drift)]
 
 
@@ -228,8 +228,8 @@ def test_the_peer_shows_what_is_the_machine(drift: float) -> None:
     assert not same.is_regression
     assert of(same, "tok/s").corrected == pytest.approx(0, abs=0.03)
     slower = drifted(13, 1.15, drift)
-    assert of(slower, "phase_attention").verdict == "slower"
-    assert of(slower, "phase_ffn").verdict == "same"
+    assert of(slower, "attention").verdict == "slower"
+    assert of(slower, "ffn").verdict == "same"
     assert slower.is_regression
     (found,) = slower.drifts
     assert (found.kind, found.threads, found.source) == ("memory", 2, "llama.cpp")

@@ -11,6 +11,7 @@ import pytest
 from bench_commands import SMALL, Running
 
 from qsf.bench import results
+from qsf.bench.memory_group import CapError, memory_group
 
 
 def left_behind(*folders: Path) -> list[str]:
@@ -84,6 +85,33 @@ def test_a_signal_in_the_rounds_keeps_what_was_measured(
         assert "the report has what was measured until then" in running.said
         assert "before all 10 rounds were done" in running.output
     assert [len(row.tok_per_s.values) for row in results.read(out).rows] == [1, 1]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_an_interruption_in_a_control_group_removes_it(
+    tiny_llama_8bit: Path, tmp_path: Path
+) -> None:
+    try:
+        with memory_group(32 << 20) as group:
+            parent = group.folder.parent
+    except CapError as error:
+        pytest.skip(str(error))
+    pid_file = tmp_path / "pid"
+    options: list[str | Path] = [tiny_llama_8bit, *SMALL[:-1], "10", "--peer", "none"]
+    patch = HANGS.replace("PIDFILE", str(pid_file))
+    with Running(*options, "--cgroup", "100M", patch=patch, folder=tmp_path) as running:
+        running.wait_for("10%")
+        while not pid_file.exists():
+            assert running.process.poll() is None
+        pattern = f"qsf-cap-{running.process.pid}-*"
+        assert len(list(parent.glob(pattern))) == 1
+        running.process.send_signal(signal.SIGINT)
+        running.process.send_signal(signal.SIGINT)
+        assert running.end() == 130
+    assert list(parent.glob(pattern)) == []
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
     assert left_behind(tmp_path) == []

@@ -255,8 +255,8 @@ def test_bars_are_the_parts_of_a_token(full: Results, full_page: str) -> None:
     assert len(stacks) == len(table) == len(timed) == 17
     names = list(table[0])[2:]
     words = {
-        "phase_qkv": "Q, K, V", "phase_wait": "waiting for the disk",
-        "phase_other": "the rest", "python": "Python",
+        "qkv": "Q, K, V", "wait": "waiting for the disk",
+        "other": "the rest", "python": "Python",
     }  # fmt: skip
     assert set(words.values()) <= set(names)
     for row, stack, said in zip(timed, stacks, table, strict=True):

@@ -99,6 +99,8 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
         ({"peer": "none", "peer_models": [Path("a.gguf")]}, "of no use with --peer none"),
         ({"peer": "none", "peer_python": Path("p")}, "--peer-python is of no use with --peer none"),
         ({"peer": "llama.cpp", "text": Path("t")}, "needs --peer-model"),
+        ({"peer": "llama.cpp", "ram_budget": "200,400"}, "beside --ram-budget 200,400, for it has"),
+        ({"peer_models": [Path("a.gguf")], "ram_budget": "200"}, "beside --ram-budget 200, for"),
         ({"peer": "llama.cpp", "kv_type": "k8v4"}, "k8v4 is QSF's alone: llama.cpp has f16, 8bit"),
         ({"peer_models": [Path("a.gguf")], "kv_type": "2bit"}, "--kv-type 2bit is QSF's alone"),
         ({"peer_models": [Path("x/m.qsf")]}, "2 files are called m.qsf"),
@@ -115,6 +117,16 @@ def test_rows_are_told_apart_by_names() -> None:
         request(Path("a/m.qsf"), Path("b/m.qsf"))
     same = [Path("a.gguf")] * 2  # two models beside one peer
     assert request(Path("a.qsf"), Path("b.qsf"), peer_models=same).peer_models == tuple(same)
+
+
+def test_the_peer_may_be_asked_for_beside_some_budgets() -> None:
+    asked = {"peer": "llama.cpp", "ram_budget": "200,none"}
+    assert [setting.has_peer for setting in request(*MODEL, threads="1", **asked).settings] == [
+        False,
+        True,
+    ]
+    asked = {"peer": "llama.cpp", "ram_budget": "200", "cgroup": "300M"}
+    assert request(*MODEL, **asked).settings[0].has_peer
 
 
 def test_shapes_have_one_name() -> None:

@@ -205,7 +205,7 @@ def comparison(*changes: Change, drifts: tuple[Drift, ...] = ()) -> Comparison:
 
 
 def test_changes_are_shown_under_their_row() -> None:
-    part = change("phase_attention", "ms", verdict="noisy", noise=float("inf"))
+    part = change("attention", "ms", verdict="noisy", noise=float("inf"))
     same = change("sample", "ms", verdict="same")
     lines = as_text(comparison_report(comparison(change(), part, same))).splitlines()
     assert lines[0] == "small, qsf, 4bit, tg128, 2 threads"
