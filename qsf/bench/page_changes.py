@@ -29,7 +29,7 @@ def changes_of(comparison: Comparison | None) -> tuple[list[Change], list[str]]:
                 old=f"{table.rate_text(change.old.median)}{unit}",
                 new=f"{table.rate_text(change.new.median)}{unit}",
                 change=words,
-                verdict=change.verdict,
+                verdict=table.verdict_text(change),
             )
         )
     return changes, table.comparison_notes(comparison)

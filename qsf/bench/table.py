@@ -62,8 +62,7 @@ def comparison_report(comparison: Comparison) -> RenderableType:
     }
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     parts.append(Text(f"{len(comparison.changes)} figures compared: {said}"))
-    if any(not change.is_sure and change.verdict == "slower" for change in comparison.changes):
-        parts.append(Text("slower?: beyond its noise, but among so many figures that is chance"))
+    parts += [Text(note) for note in _notes_on_doubt(comparison)]
     return Group(*parts)
 
 
@@ -71,7 +70,14 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     """Return what a reader of the changes must know, a sentence each."""
     missing = [f"only in the older result: {name}" for name in comparison.only_old]
     missing += [f"only in the newer result: {name}" for name in comparison.only_new]
-    return [_drift_text(drift) for drift in comparison.drifts] + comparison.notes + missing
+    drifts = [_drift_text(drift) for drift in comparison.drifts]
+    return drifts + comparison.notes + _notes_on_doubt(comparison) + missing
+
+
+def _notes_on_doubt(comparison: Comparison) -> list[str]:
+    if any(verdict_text(change) == "slower?" for change in comparison.changes):
+        return ["slower?: beyond its noise, but among so many figures that is chance"]
+    return []
 
 
 def as_text(what: RenderableType, width: int = 80) -> str:
@@ -98,6 +104,12 @@ def spread_text(spread: Spread, suffix: str = "") -> str:
     if len(spread.values) == 1 or spread.min == spread.max:
         return middle
     return f"{middle} ({rate_text(spread.min)}-{rate_text(spread.max)})"
+
+
+def verdict_text(change: Change) -> str:
+    """Return the verdict, with a question mark where so many figures change by chance."""
+    is_sure = change.is_sure or change.verdict in ("same", "noisy")
+    return change.verdict + ("" if is_sure else "?")
 
 
 def ratio_text(ratio: Ratio) -> str:
@@ -414,8 +426,7 @@ def _changes(name: str, changes: Sequence[Change]) -> RenderableType:
         if is_corrected:
             cells.append(f"{100 * change.corrected:+.1f} %")
         noise = f"{100 * change.noise:.1f} %" if change.noise < 10 else "unknown"
-        is_sure = change.is_sure or change.verdict in ("same", "noisy")
-        verdict = Text(change.verdict + ("" if is_sure else "?"), _STYLES[change.verdict])
+        verdict = Text(verdict_text(change), _STYLES[change.verdict])
         what = part_name(change.what) if change.unit == "ms" else change.what
         table.add_row(Text(what), *cells, noise, verdict)
     n_same = len(changes) - len(shown)
