@@ -62,7 +62,8 @@ def comparison_report(comparison: Comparison) -> RenderableType:
     }
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     parts.append(Text(f"{len(comparison.changes)} figures compared: {said}"))
-    parts += [Text(note) for note in _notes_on_doubt(comparison)]
+    if any(not change.is_sure and change.verdict == "slower" for change in comparison.changes):
+        parts.append(Text("slower?: beyond its noise, but among so many figures that is chance"))
     return Group(*parts)
 
 
@@ -70,14 +71,7 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     """Return what a reader of the changes must know, a sentence each."""
     missing = [f"only in the older result: {name}" for name in comparison.only_old]
     missing += [f"only in the newer result: {name}" for name in comparison.only_new]
-    drifts = [_drift_text(drift) for drift in comparison.drifts]
-    return drifts + comparison.notes + _notes_on_doubt(comparison) + missing
-
-
-def _notes_on_doubt(comparison: Comparison) -> list[str]:
-    if any(verdict_text(change) == "slower?" for change in comparison.changes):
-        return ["slower?: beyond its noise, but among so many figures that is chance"]
-    return []
+    return [_drift_text(drift) for drift in comparison.drifts] + comparison.notes + missing
 
 
 def as_text(what: RenderableType, width: int = 80) -> str:

@@ -55,6 +55,6 @@ def test_changes_are_in_words() -> None:
     ]
     assert notes == [
         "a note",
-        "slower?: beyond its noise, but among so many figures that is chance",
         "only in the older result: an old row",
+        "a question mark: beyond its noise, but among so many figures that is chance",
     ]
