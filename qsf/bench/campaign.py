@@ -130,7 +130,7 @@ def run(request: Request, watcher: Watcher, *, wants_trace: bool = False) -> Fou
     stopped = None
     try:
         _run_rounds(one)
-        bounds = _best(bounds, _measure_limits(one, "once more "))
+        bounds = _limits_again(one, bounds)
         _measure_quality(one)
         if wants_trace:
             _record_trace(one)
@@ -347,6 +347,15 @@ def _measure_limits(one: _Run, when: str = "") -> Limits:
     memory, madds = limits.measure_memory(thread_counts, progress)
     disk = limits.measure_disk(one.pairs[0].qsf.path, progress)
     return Limits(memory_gb_per_s=memory, disk_gb_per_s=disk, gmadds_per_s=madds)
+
+
+def _limits_again(one: _Run, before: Limits) -> Limits:
+    """Return the better of both; a failure, so late, costs no more than a note."""
+    try:
+        return _best(before, _measure_limits(one, "once more "))
+    except QsfError as error:
+        one.notes.append(f"the machine's limits were measured only before the rounds: {error}")
+        return before
 
 
 def _best(before: Limits, after: Limits) -> Limits:

@@ -9,12 +9,15 @@ terminated.
 
 from __future__ import annotations
 
+import contextlib
 import io as io_streams
 import shutil
+import signal
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -84,7 +87,25 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run ``python -m qsf.bench`` and return its exit code."""
-    return typer_command.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
+    with _hangup_terminates():
+        return typer_command.run(
+            app, arguments, program=PROGRAM, when_cut_off="nothing was written"
+        )
+
+
+@contextlib.contextmanager
+def _hangup_terminates() -> Iterator[None]:
+    """Let the end of the terminal be as SIGTERM: what is measured has a session of its own."""
+    hangup = getattr(signal, "SIGHUP", None)  # not on every system
+    is_main = threading.current_thread() is threading.main_thread()
+    if hangup is None or not is_main or signal.getsignal(hangup) is signal.SIG_IGN:  # as nohup does
+        yield
+        return
+    previous = signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(hangup, previous)
 
 
 def _print_version(is_wanted: bool) -> None:

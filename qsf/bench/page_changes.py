@@ -29,7 +29,10 @@ def changes_of(comparison: Comparison | None) -> tuple[list[Change], list[str]]:
                 old=f"{table.rate_text(change.old.median)}{unit}",
                 new=f"{table.rate_text(change.new.median)}{unit}",
                 change=words,
-                verdict=change.verdict,
+                verdict=table.verdict_text(change),
             )
         )
-    return changes, table.comparison_notes(comparison)
+    notes = table.comparison_notes(comparison)
+    if any(change.verdict.endswith("?") for change in changes):
+        notes.append("a question mark: beyond its noise, but among so many figures that is chance")
+    return changes, notes

@@ -171,7 +171,7 @@ class PeerLogits:
         if "missing" in said:
             raise QsfUnsupportedError(
                 f"{self._command[0]} has no llama-cpp-python that works ({said['missing']}): "
-                "pip install 'qsf[bench]'"
+                "python -m qsf.bench.peer prints the line that installs it"
             )
         if "failure" in said:
             raise QsfFormatError(f"llama.cpp: {said['failure']}")

@@ -282,7 +282,7 @@ def _library() -> tuple[Any, Any]:
         import gguf
     except ImportError as error:
         raise QsfUnsupportedError(
-            f"making a GGUF file needs the package gguf ({error}): pip install 'qsf[bench]'"
+            f"making a GGUF file needs the package gguf ({error}): pip install gguf"
         ) from None
     return gguf.GGUFWriter, gguf.GGMLQuantizationType
 

@@ -102,6 +102,12 @@ def spread_text(spread: Spread, suffix: str = "") -> str:
     return f"{middle} ({rate_text(spread.min)}-{rate_text(spread.max)})"
 
 
+def verdict_text(change: Change) -> str:
+    """Return the verdict, with a question mark where so many figures change by chance."""
+    is_sure = change.is_sure or change.verdict in ("same", "noisy")
+    return change.verdict + ("" if is_sure else "?")
+
+
 def ratio_text(ratio: Ratio) -> str:
     """Return a ratio such as "1.90x (1.85-1.98)"."""
     return spread_text(Spread(ratio.median, ratio.min, ratio.max, ratio.values), "x")
@@ -416,8 +422,7 @@ def _changes(name: str, changes: Sequence[Change]) -> RenderableType:
         if is_corrected:
             cells.append(f"{100 * change.corrected:+.1f} %")
         noise = f"{100 * change.noise:.1f} %" if change.noise < 10 else "unknown"
-        is_sure = change.is_sure or change.verdict in ("same", "noisy")
-        verdict = Text(change.verdict + ("" if is_sure else "?"), _STYLES[change.verdict])
+        verdict = Text(verdict_text(change), _STYLES[change.verdict])
         what = part_name(change.what) if change.unit == "ms" else change.what
         table.add_row(Text(what), *cells, noise, verdict)
     n_same = len(changes) - len(shown)

@@ -229,6 +229,25 @@ def test_limits_are_the_better_of_before_and_after(
     assert found.disk_gb_per_s == {"direct x1": 1.0, "buffered x1": 3.0}
 
 
+def test_limits_that_cannot_be_measured_again_cost_no_figures(
+    machine: Machine, tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_measured = 0
+
+    def measure(*_: Any) -> dict[str, float]:
+        nonlocal n_measured
+        n_measured += 1
+        if n_measured == 2:
+            raise QsfIOError("/mnt/m.qsf: Input/output error")
+        return {"direct x1": 1.0}
+
+    monkeypatch.setattr(limits, "measure_disk", measure)
+    found = machine.run(tiny_llama_8bit, peer="none").results
+    assert found.limits.disk_gb_per_s == {"direct x1": 1.0}
+    assert found.notes[0].endswith("only before the rounds: m.qsf: Input/output error")
+    assert len(found.rows) == 2
+
+
 # ---- what is refused, and when ----
 
 

@@ -66,6 +66,7 @@ launch.worker_of = worker_of
     [
         ([signal.SIGINT, signal.SIGINT], 130),
         pytest.param([signal.SIGTERM], 143, marks=pytest.mark.slow),
+        pytest.param([signal.SIGHUP], 143, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_in_the_rounds_keeps_what_was_measured(

@@ -125,7 +125,7 @@ def script(folder: Path, text: str) -> str:
         ("echo nonsense", QsfError, "ended with exit code 0 and said nothing$"),
         ("echo nonsense; cat >&2; echo end >&2", QsfError, r"exit code 0; its last lines:\n  end$"),
         ("""echo '{"missing": "No module named x"}'""", QsfUnsupportedError,
-         r"python has no llama-cpp-python that works \(No module named x\): pip install 'qsf\["),
+         r"no llama-cpp-python that works \(No module named x\): python -m qsf.bench"),
     ],
 )  # fmt: skip
 def test_a_death_at_the_start(
