@@ -19,6 +19,7 @@
 `results`          the rows, and their JSON
 `compare`          two results, and what the machine has to do with their differences
 `noise`            whether a figure of a few rounds has changed
+`mixture`          parts of a token beside each other, where the machine cancels out
 `quality`          perplexity and KL of the files, where a text is given
 `table`            the terminal's report
 `page*`, `plots`   the HTML report

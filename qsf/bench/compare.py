@@ -12,6 +12,7 @@ figures moved with it; what then looks different with and without the drift is "
 llama.cpp round by round need no correction and are judged as they are.
 
 Parts of a token are judged apart: a kernel that became 10 % slower may be a tenth of the token.
+And they are judged beside each other (`mixture`), which needs no drift to be known.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -23,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from qsf.bench.mixture import relatives
 from qsf.bench.noise import (
     CommonNoise,
     Shift,
@@ -57,7 +59,7 @@ class Change:
 
     row: str  # shape and label
     what: str  # "tok/s", "ratio to llama.cpp Q4_K_M", or the name of a part
-    unit: str  # "tok/s", "x", "ms"
+    unit: str  # "tok/s", "x", "ms", or "of" a family: see `mixture`
     old: Spread
     new: Spread
     change: float
@@ -108,10 +110,13 @@ def compare(old: Results, new: Results) -> Comparison:
     common = common_noise([f.shift for f in figures] + [shift for _, shift in peers])
     corrections = _corrections(figures, peers, common, old, new)
     ratios = _ratio_figures(old, new)
-    judge = _Judge(len(figures) + len(ratios), is_other_machine=bool(machine_notes))
+    relative = [figure for pair in own for figure in _relative_figures(*pair)]
+    n_figures = len(figures) + len(ratios) + len(relative)
+    judge = _Judge(n_figures, is_other_machine=bool(machine_notes))
     changes = [judge.change(f, common, corrections.get((f.kind, f.threads))) for f in figures]
-    common_of_ratios = common_noise(figure.shift for figure in ratios)
-    changes += [judge.change(figure, common_of_ratios, None) for figure in ratios]
+    for alike in (ratios, relative):
+        common_of_them = common_noise(figure.shift for figure in alike)
+        changes += [judge.change(figure, common_of_them, None) for figure in alike]
     notes = [
         *machine_notes,
         *_load_notes(old, new),
@@ -145,7 +150,7 @@ class _Figure:
 
     @property
     def is_time(self) -> bool:
-        return self.unit == "ms"
+        return self.unit in ("ms", "of")
 
     @property
     def slowdown(self) -> float:
@@ -175,6 +180,17 @@ def _figures(before: Row, after: Row) -> list[_Figure]:
             share = max(_share(then, before.breakdown), _share(now, after.breakdown))
             if share >= PART_SHARE:
                 found.append(_figure(after, part, "ms", then, now))
+    return [figure for figure in found if figure is not None]
+
+
+def _relative_figures(before: Row, after: Row) -> list[_Figure]:
+    """Return the parts of a row in terms of each other."""
+    if before.breakdown is None or after.breakdown is None:
+        return []
+    found = [
+        _figure(after, f"{one.part} beside {one.family}", "of", one.old, one.new)
+        for one in relatives(before.breakdown, after.breakdown, PART_SHARE)
+    ]
     return [figure for figure in found if figure is not None]
 
 

@@ -182,10 +182,18 @@ class _Reading:
                 self.failures.append(error)
 
 
+def _private_mapping(n_bytes: int) -> mmap.mmap:
+    """Return memory; a shared mapping, which is Python's default, gets no huge pages."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, n_bytes)
+    return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 @contextlib.contextmanager
 def _buffers(n_buffers: int) -> Iterator[list[memoryview]]:
     """A megabyte for each reader, each in a huge page of its own where the system grants them."""
-    with mmap.mmap(-1, (n_buffers + 1) * _HUGE_PAGE_BYTES) as block:
+    n_bytes = (n_buffers + 1) * _HUGE_PAGE_BYTES
+    with _private_mapping(n_bytes) as block:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel built without them
                 block.madvise(mmap.MADV_HUGEPAGE)

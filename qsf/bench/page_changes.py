@@ -16,9 +16,9 @@ def changes_of(comparison: Comparison | None) -> tuple[list[Change], list[str]]:
         return [], []
     changes = []
     for change in comparison.changes:
-        if change.unit == "ms" and change.verdict == "same":
+        if not table.is_worth_a_line(change):
             continue
-        what = table.part_name(change.what) if change.unit == "ms" else change.what
+        what = table.part_name(change.what) if change.unit in ("ms", "of") else change.what
         unit = _UNITS.get(change.unit, "")
         words = f"{100 * change.change:+.1f} %"
         if change.corrected != change.change:

@@ -48,14 +48,7 @@ def comparison_report(comparison: Comparison) -> RenderableType:
     parts: list[RenderableType] = []
     for name in dict.fromkeys(change.row for change in comparison.changes):
         parts.append(_changes(name, [c for c in comparison.changes if c.row == name]))
-    missing = [f"only in the older result: {name}" for name in comparison.only_old]
-    missing += [f"only in the newer result: {name}" for name in comparison.only_new]
-    drifts = [
-        _drift_text(drift)
-        for drift in comparison.drifts
-        if drift.is_applied or drift.source == "llama.cpp"
-    ]
-    parts.append(_notes(drifts + comparison.notes + missing) or Text())
+    parts.append(_notes(comparison_notes(comparison)) or Text())
     counts = {
         verdict: sum(change.verdict == verdict for change in comparison.changes)
         for verdict in _STYLES
@@ -73,7 +66,12 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     """Return what a reader of the changes must know, a sentence each."""
     missing = [f"only in the older result: {name}" for name in comparison.only_old]
     missing += [f"only in the newer result: {name}" for name in comparison.only_new]
-    return [_drift_text(drift) for drift in comparison.drifts] + comparison.notes + missing
+    drifts = [
+        _drift_text(drift)
+        for drift in comparison.drifts
+        if drift.is_applied or drift.source == "llama.cpp"
+    ]
+    return drifts + comparison.notes + missing
 
 
 def as_text(what: RenderableType, width: int = 80) -> str:
@@ -411,7 +409,7 @@ def _drift_text(drift: Drift) -> str:
 
 def _changes(name: str, changes: Sequence[Change]) -> RenderableType:
     """Return one row's changes: its speed and ratios, and those parts that are not the same."""
-    shown = [change for change in changes if change.unit != "ms" or change.verdict != "same"]
+    shown = [change for change in changes if is_worth_a_line(change)]
     is_corrected = any(change.change != change.corrected for change in shown)
     figures = ["before", "now", "change", *(["less drift"] if is_corrected else []), "noise"]
     table = _table([("", False), *((heading, True) for heading in figures), ("", False)])
@@ -423,10 +421,17 @@ def _changes(name: str, changes: Sequence[Change]) -> RenderableType:
             cells.append(f"{100 * change.corrected:+.1f} %")
         noise = f"{100 * change.noise:.1f} %" if change.noise < 10 else "unknown"
         verdict = Text(verdict_text(change), _STYLES[change.verdict])
-        what = part_name(change.what) if change.unit == "ms" else change.what
+        what = part_name(change.what) if change.unit in ("ms", "of") else change.what
         table.add_row(Text(what), *cells, noise, verdict)
     n_same = len(changes) - len(shown)
     if not n_same:
         return _titled(name, table)
-    parts = "1 part" if n_same == 1 else f"{n_same} parts"
-    return _titled(name, table, Text(f"{parts} of the token: the same"))
+    figures_text = "1 figure" if n_same == 1 else f"{n_same} figures"
+    return _titled(name, table, Text(f"{figures_text} of parts of the token: nothing to see"))
+
+
+def is_worth_a_line(change: Change) -> bool:
+    """Whether a change is to be shown: of parts, those that are not the same."""
+    if change.unit == "of":
+        return change.verdict in ("slower", "faster")
+    return change.unit != "ms" or change.verdict != "same"
