@@ -26,6 +26,7 @@ from typing import Literal
 
 from qsf.bench.mixture import relatives
 from qsf.bench.noise import (
+    LEAST,
     CommonNoise,
     Shift,
     Verdict,
@@ -38,6 +39,7 @@ from qsf.bench.noise import (
 from qsf.bench.results import Breakdown, Results, Row, Spread
 
 PART_SHARE = 0.02  # of the token, in either result: smaller parts are not judged
+LEAST_BESIDE = 0.05  # kernels that wait for memory and those that do not feel a machine unlike
 LIMIT_MOVED = 0.10
 _PEAK_GREW = 0.05
 _SAME_FILE = 0.01
@@ -227,8 +229,9 @@ class _Judge:
     ) -> Change:
         """Judge one figure."""
         error, n_free = common.error_of(figure.shift)
+        least = LEAST_BESIDE if figure.unit == "of" else LEAST
         log = figure.slowdown
-        verdict = verdict_of(log, threshold(error, n_free))
+        verdict = verdict_of(log, threshold(error, n_free, least=least))
         is_of_peer = correction is not None and correction.is_of_peer
         if correction is not None and (
             correction.drift.is_applied or (self.is_other_machine and is_of_peer)
@@ -248,9 +251,9 @@ class _Judge:
             new=figure.new,
             change=change_of(figure.shift.log),
             corrected=change_of(log if figure.is_time else -log),
-            noise=change_of(threshold(error, n_free)),
+            noise=change_of(threshold(error, n_free, least=least)),
             verdict=verdict,
-            is_sure=abs(log) > threshold(error, n_free, self.n_figures),
+            is_sure=abs(log) > threshold(error, n_free, self.n_figures, least=least),
             old_fraction=figure.fractions[0],
             new_fraction=figure.fractions[1],
         )

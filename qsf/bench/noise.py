@@ -100,16 +100,18 @@ def common_noise(shifts: Iterable[Shift]) -> CommonNoise:
     return CommonNoise(statistics.median(variances), min(_COMMON_FREE, len(variances) - 1))
 
 
-def threshold(error: float, n_free: int, n_figures: int | None = None) -> float:
+def threshold(
+    error: float, n_free: int, n_figures: int | None = None, *, least: float = LEAST
+) -> float:
     """Return how far a logarithm must be from zero to be a change; infinite: nothing is known.
 
     Of ``n_figures`` that are looked at together, with so few false alarms that one among them is
-    worth raising; None: of one alone.
+    worth raising; None: of one alone. ``least`` is never called a change, however sure.
     """
     if n_free < 1:
         return math.inf
     alarms = _ONE_SIDED if n_figures is None else min(_ONE_SIDED, _OF_ALL / max(n_figures, 1))
-    return max(math.log1p(LEAST), _student_t(1 - alarms, n_free) * error)
+    return max(math.log1p(least), _student_t(1 - alarms, n_free) * error)
 
 
 def _student_t(probability: float, n_free: int) -> float:

@@ -423,11 +423,11 @@ def _changes(name: str, changes: Sequence[Change]) -> RenderableType:
         verdict = Text(verdict_text(change), _STYLES[change.verdict])
         what = part_name(change.what) if change.unit in ("ms", "of") else change.what
         table.add_row(Text(what), *cells, noise, verdict)
-    n_same = len(changes) - len(shown)
+    n_same = sum(change.unit == "ms" and change.verdict == "same" for change in changes)
     if not n_same:
         return _titled(name, table)
-    figures_text = "1 figure" if n_same == 1 else f"{n_same} figures"
-    return _titled(name, table, Text(f"{figures_text} of parts of the token: nothing to see"))
+    parts = "1 part" if n_same == 1 else f"{n_same} parts"
+    return _titled(name, table, Text(f"{parts} of the token: the same"))
 
 
 def is_worth_a_line(change: Change) -> bool:
