@@ -37,6 +37,13 @@ def of(comparison: Comparison, what: str) -> Change:
     return change
 
 
+def verdicts(comparison: Comparison) -> set[str]:
+    """Of all figures but those of parts beside each other, which all of this leaves alone."""
+    beside = {change.verdict for change in comparison.changes if change.unit == "of"}
+    assert not beside & {"slower", "faster"}
+    return {change.verdict for change in comparison.changes if change.unit != "of"}
+
+
 # ---- noise ----
 
 
@@ -97,7 +104,7 @@ def test_a_part_that_became_faster_is_no_regression() -> None:
 def test_fewer_tokens_are_slower_and_more_milliseconds_too() -> None:
     quiet = Noisy(random.Random(6), noise=0.002)
     done = compare(one_row(quiet), one_row(quiet, dict.fromkeys(PARTS_MS, 1.25)))
-    assert {change.verdict for change in done.changes} == {"slower"}
+    assert verdicts(done) == {"slower"}
     assert of(done, "tok/s").change == pytest.approx(-0.2, abs=0.01)
     assert of(done, "ffn").change == pytest.approx(0.25, abs=0.01)
     assert done.is_regression
@@ -106,7 +113,7 @@ def test_fewer_tokens_are_slower_and_more_milliseconds_too() -> None:
 def test_less_than_three_percent_is_never_a_change() -> None:
     exact = Noisy(random.Random(7), noise=0.0001)
     done = compare(one_row(exact), one_row(exact, dict.fromkeys(PARTS_MS, 1.025)))
-    assert {change.verdict for change in done.changes} == {"same"}
+    assert verdicts(done) == {"same"}
     assert of(done, "tok/s").noise == pytest.approx(0.03)
 
 
@@ -266,7 +273,7 @@ def alone(seed: int, slowdown: float, memory_gb_per_s: float) -> Comparison:
 
 def test_a_limit_that_moved_as_much_casts_doubt() -> None:
     done = alone(16, 1.15, 20.0 / 1.15)
-    assert {change.verdict for change in done.changes} == {"noisy"}
+    assert verdicts(done) == {"noisy"}
     assert not done.is_regression
     assert any("the limit of memory moved by -13 %" in note for note in done.notes)
     assert done.drifts[0].is_applied
@@ -275,13 +282,13 @@ def test_a_limit_that_moved_as_much_casts_doubt() -> None:
 @pytest.mark.parametrize("memory_gb_per_s", [20.0, 19.0, 25.0])
 def test_a_limit_that_did_not_move_so_excuses_nothing(memory_gb_per_s: float) -> None:
     done = alone(17, 1.15, memory_gb_per_s)
-    assert {change.verdict for change in done.changes} == {"slower"}
+    assert verdicts(done) == {"slower"}
     assert any("may be the machine" in note for note in done.notes)
 
 
 def test_a_limit_that_moved_alone_makes_no_change() -> None:
     done = alone(18, 1.0, 16.0)
-    assert {change.verdict for change in done.changes} == {"same"}
+    assert verdicts(done) == {"same"}
 
 
 def test_another_machine_is_said_and_judged_by_the_peer_alone() -> None:
@@ -290,10 +297,10 @@ def test_another_machine_is_said_and_judged_by_the_peer_alone() -> None:
     new = results_of(with_peer(machine, 1.0, 0.5), cpu="Processor Y")
     done = compare(old, new)
     assert "the processors differ: Processor X, then Processor Y" in done.notes
-    assert {change.verdict for change in done.changes} == {"same"}
+    assert verdicts(done) == {"same"}
     lonely = [replace(results, rows=results.rows[:1]) for results in (old, new)]
     done = compare(lonely[0], lonely[1])
-    assert {change.verdict for change in done.changes} == {"noisy"}
+    assert verdicts(done) == {"noisy"}
 
 
 def test_a_busy_machine_is_said() -> None:
@@ -369,7 +376,7 @@ def test_two_files_of_one_kind_are_matched_in_their_order() -> None:
     quiet = Noisy(random.Random(24), noise=0.001)
     old = results_of([quiet.row(50), quiet.row(80)])
     done = compare(old, results_of([quiet.row(50), quiet.row(80), quiet.row(90)]))
-    assert {change.verdict for change in done.changes} == {"same"}
+    assert verdicts(done) == {"same"}
     assert len(done.only_new) == 1
 
 
