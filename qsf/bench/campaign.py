@@ -15,7 +15,7 @@ from qsf.bench import analysis, limits, machine, model_cache, quality, shapes
 from qsf.bench.file_facts import FileFacts, check_same_work, peer_type, read_facts
 from qsf.bench.launch import Outcome, run_task
 from qsf.bench.memory_group import memory_group
-from qsf.bench.peer import Peer, PeerMissingError, find_peer
+from qsf.bench.peer import Peer, PeerMissingError, find_peer, install_command
 from qsf.bench.request import NO_PEER, PEER, Request, Setting
 from qsf.bench.results import Failure, Limits, Quality, Results
 from qsf.bench.rounds import TaskRuns, run_rounds
@@ -410,6 +410,10 @@ def _run_rounds(one: _Run) -> None:
         one.watcher.update(n_done / n_all, text)
 
     run_rounds(tasks, n_rounds, _runner(one), runs=one.runs, progress=progress)
+    crashes = [why for r in one.runs if r.task.engine == PEER for why in r.whys if "crash" in why]
+    if crashes and one.peer is not None:
+        how = install_command(one.peer.python)
+        one.watcher.warn(f"llama.cpp {crashes[0]}. This builds it for this machine: {how}")
 
 
 def _times(number: int, what: str) -> str:

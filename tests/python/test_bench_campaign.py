@@ -400,6 +400,24 @@ def test_a_peer_that_is_killed_costs_nothing_but_its_rounds(
     assert [len(ratio.values) for ratio in found.results.ratios] == [2, 2]
 
 
+def test_a_peer_that_crashes_is_said_how_to_build(
+    machine: Machine, tiny_llama_8bit: Path, peer_file: Path
+) -> None:
+    machine.peer = Peer("p", "2")
+
+    def answer(task: Task) -> Outcome:
+        if task.engine == "qsf":
+            return answered(task)
+        return Outcome(task, None, "crashed with SIGSEGV", 1.0, 0, None)
+
+    machine.answer = answer
+    found = machine.run(tiny_llama_8bit, peer_models=[peer_file])
+    (said,) = [line for line in machine.said if "builds it" in line]
+    assert said.startswith("warning: llama.cpp crashed with SIGSEGV. This builds it for this")
+    assert "GGML_NATIVE=ON" in said
+    assert [row.engine for row in found.results.rows] == ["qsf", "qsf"]
+
+
 # ---- interruptions ----
 
 
