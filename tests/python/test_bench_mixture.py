@@ -17,10 +17,10 @@ PRODUCTS_MS = {"qkv": 2.0, "attn_out": 2.0, "gate_up": 8.0, "down": 4.0}
 PARTS_MS = PRODUCTS_MS | {"head": 0.05, "attention": 3.0, "norm": 0.6, "other": 0.3}
 
 
-def breakdown(n_rounds: int = 3, **factors: float) -> Breakdown:
+def breakdown(**factors: float) -> Breakdown:
     """Every round is 10 % slower than the one before, in all its parts."""
     parts = {
-        name: spread_of([ms * factors.get(name, 1.0) * 1.1**i for i in range(n_rounds)])
+        name: spread_of([ms * factors.get(name, 1.0) * 1.1**i for i in range(3)])
         for name, ms in PARTS_MS.items()
     }
     return Breakdown(sum(part.median for part in parts.values()), parts)
