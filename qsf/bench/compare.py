@@ -69,8 +69,6 @@ class Change:
     noise: float
     verdict: Verdict
     is_sure: bool = False
-    old_fraction: float | None = None  # of the limit, for tok/s
-    new_fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,6 @@ class _Figure:
     shift: Shift
     kind: Kind
     threads: int
-    fractions: tuple[float | None, float | None] = (None, None)
 
     @property
     def is_time(self) -> bool:
@@ -171,9 +168,7 @@ def _figure(row: Row, what: str, unit: str, old: Spread, new: Spread) -> _Figure
 
 def _figures(before: Row, after: Row) -> list[_Figure]:
     """Return what is judged of a row: its speed, then those of its parts that matter."""
-    speed = _figure(after, "tok/s", "tok/s", before.tok_per_s, after.tok_per_s)
-    fractions = (before.fraction_of_limit, after.fraction_of_limit)
-    found = [speed and replace(speed, fractions=fractions)]
+    found = [_figure(after, "tok/s", "tok/s", before.tok_per_s, after.tok_per_s)]
     if before.breakdown is not None and after.breakdown is not None:
         for part, now in after.breakdown.parts.items():
             then = before.breakdown.parts.get(part)
@@ -254,8 +249,6 @@ class _Judge:
             noise=change_of(threshold(error, n_free, least=least)),
             verdict=verdict,
             is_sure=abs(log) > threshold(error, n_free, self.n_figures, least=least),
-            old_fraction=figure.fractions[0],
-            new_fraction=figure.fractions[1],
         )
 
 

@@ -86,11 +86,6 @@ class FileFacts:
     n_vocab: int
     max_tokens: int
 
-    def kv_bytes_per_token(self, bits: float) -> int:
-        """Return what K and V of one token take in all layers, at ``bits`` per value."""
-        values = 2 * self.n_layers * self.n_kv_heads * self.head_dim
-        return math.ceil(values * bits / 8)
-
 
 @dataclass(frozen=True, slots=True)
 class _Table:

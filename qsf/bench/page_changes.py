@@ -7,8 +7,6 @@ from qsf.bench import table
 from qsf.bench.compare import Comparison
 from qsf.bench.page import Change
 
-_UNITS = {"ms": " ms", "x": "x"}
-
 
 def changes_of(comparison: Comparison | None) -> tuple[list[Change], list[str]]:
     """Return the changes, without parts of a token that are the same, and what must be known."""
@@ -18,16 +16,15 @@ def changes_of(comparison: Comparison | None) -> tuple[list[Change], list[str]]:
     for change in comparison.changes:
         if not table.is_worth_a_line(change):
             continue
-        what = table.part_name(change.what) if change.unit in ("ms", "of") else change.what
-        unit = _UNITS.get(change.unit, "")
+        what, before, now = table.change_words(change)
         words = f"{100 * change.change:+.1f} %"
         if change.corrected != change.change:
             words += f", {100 * change.corrected:+.1f} % without the machine's drift"
         changes.append(
             Change(
                 label=f"{change.row}: {what}",
-                old=f"{table.rate_text(change.old.median)}{unit}",
-                new=f"{table.rate_text(change.new.median)}{unit}",
+                old=before,
+                new=now,
                 change=words,
                 verdict=table.verdict_text(change),
             )

@@ -414,20 +414,26 @@ def _changes(name: str, changes: Sequence[Change]) -> RenderableType:
     figures = ["before", "now", "change", *(["less drift"] if is_corrected else []), "noise"]
     table = _table([("", False), *((heading, True) for heading in figures), ("", False)])
     for change in shown:
-        suffix = {"ms": " ms", "x": "x"}.get(change.unit, "")
-        cells = [f"{rate_text(spread.median)}{suffix}" for spread in (change.old, change.new)]
+        what, *cells = change_words(change)
         cells.append(f"{100 * change.change:+.1f} %")
         if is_corrected:
             cells.append(f"{100 * change.corrected:+.1f} %")
         noise = f"{100 * change.noise:.1f} %" if change.noise < 10 else "unknown"
         verdict = Text(verdict_text(change), _STYLES[change.verdict])
-        what = part_name(change.what) if change.unit in ("ms", "of") else change.what
         table.add_row(Text(what), *cells, noise, verdict)
     n_same = sum(change.unit == "ms" and change.verdict == "same" for change in changes)
     if not n_same:
         return _titled(name, table)
     parts = "1 part" if n_same == 1 else f"{n_same} parts"
     return _titled(name, table, Text(f"{parts} of the token: the same"))
+
+
+def change_words(change: Change) -> tuple[str, str, str]:
+    """Return what a change is of, and its medians before and now, with their unit."""
+    what = part_name(change.what) if change.unit in ("ms", "of") else change.what
+    unit = {"ms": " ms", "x": "x"}.get(change.unit, "")
+    before, now = (f"{rate_text(spread.median)}{unit}" for spread in (change.old, change.new))
+    return what, before, now
 
 
 def is_worth_a_line(change: Change) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from qsf.bench import file_facts, model_cache, random_gguf, random_qsf
+from qsf.bench.analysis import kv_bytes_per_position
 from qsf.bench.file_facts import check_same_work, peer_type, read_facts
 from qsf.bench.random_gguf import FILE_TYPES, PEER_TYPES, gguf_bits_per_weight, gguf_bytes
 from qsf.bench.random_qsf import QUANT_TYPES, embed_type_of, qsf_bits_per_weight, qsf_bytes
@@ -134,8 +135,8 @@ def test_facts_by_hand(tmp_path: Path) -> None:
     head = table * 34 // 32
     assert b.tensor_bytes == matrices * 34 // 32 + 2 * head + 4 * norms
     assert b.token_bytes == matrices * 34 // 32 + head + 272 + 4 * norms
-    assert a.kv_bytes_per_token(16) == 2 * 2 * 128 * 2
-    assert a.kv_bytes_per_token(4.5) == 288
+    assert kv_bytes_per_position(a, "f16", "llama.cpp") == 2 * 2 * 128 * 2
+    assert kv_bytes_per_position(a, "4bit", "llama.cpp") == 288
 
 
 def test_a_tied_head_and_positions_by_hand(tmp_path: Path) -> None:
