@@ -506,7 +506,7 @@ def _record_trace(one: _Run) -> None:
 def _settings(request: Request) -> dict[str, object]:
     known: dict[str, object] = {
         "rounds": request.n_rounds,
-        "tests": [f"{t.name} @ {t.depth}" if t.depth else t.name for t in request.tests],
+        "tests": [test.words for test in request.tests],
         "kv_type": request.kv_type or "each engine's default",
         "io": request.io or "auto",
         "caches": _CACHES[request.is_cold],

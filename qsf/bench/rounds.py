@@ -70,8 +70,7 @@ def setting_of(task: Task) -> str:
     parts += [f"budget {task.budget_mb} MB"] if task.budget_mb is not None else []
     parts += [f"cgroup {task.cap_mb} MB"] if task.cap_mb is not None else []
     parts += [f"KV cache {task.kv_type}"] if task.kv_type is not None else []
-    tests = [f"{test.name} @ {test.depth}" if test.depth else test.name for test in task.tests]
-    return ", ".join([*parts, *tests])
+    return ", ".join([*parts, *(test.words for test in task.tests)])
 
 
 def run_rounds(

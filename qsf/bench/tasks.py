@@ -37,6 +37,11 @@ class Test:
         return f"{self.kind}{self.n_tokens}"
 
     @property
+    def words(self) -> str:
+        """The name, with the depth if there is one: ``tg128 @ 2048``."""
+        return f"{self.name} @ {self.depth}" if self.depth else self.name
+
+    @property
     def ctx_tokens(self) -> int:
         """The least context in which it fits: a warm-up of ``tg`` is one token more."""
         return self.depth + self.n_tokens + (1 if self.kind == "tg" else 0)
