@@ -14,10 +14,6 @@ SECONDS = 60  # until a test that waits gives up
 
 # Measuring the limits takes seconds, and says nothing about the rest.
 QUICK = """
-import signal
-
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # nohup has some ignored
-    signal.signal(number, signal.SIG_DFL)
 from qsf.bench import limits
 
 limits.measure_memory = lambda counts, progress: (progress("memory"), (

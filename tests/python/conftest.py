@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +16,14 @@ import pytest
 # As the commands do (qsf/entry.py), before anything imports numpy, and for all children.
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# A shell starts what runs in the background with SIGINT ignored, nohup with SIGHUP, and children
+# inherit that: tests of signals would fail, or hang, by where they were started from.
+for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(_number) is signal.SIG_IGN:
+        is_interrupt = _number == signal.SIGINT
+        signal.signal(_number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parents[2]
 
