@@ -88,7 +88,7 @@ test: test-c test-py ## the C tests and the quick Python tests
 test-c: build/install.stamp ## the C tests
 	@$(call c_tests,c,)
 	@$(PY) tools/check_exports.py build/c/libqsf_core.a \
-		"$$($(PY) -c 'import qsf._qsf as m; print(m.__file__)')"
+		"$$($(PY) -c 'import qsf.native._qsf as m; print(m.__file__)')"
 
 test-py: build/install.stamp ## the quick Python tests
 	@$(PY) -m pytest -m "not slow and not golden" $(QUICK_ARGS) $(PYTEST_ARGS)
@@ -100,14 +100,14 @@ check-slow: build/install.stamp ## the slow Python tests; in CI, with a browser 
 check: lint check-isa check-san check-slow test ## everything that this machine can run
 
 check-isa: build/install.stamp ## the C tests and those of models, once per instruction set
-	@levels=$$($(PY) -c 'from qsf._qsf import ffi, lib; m = ffi.new("qsf_machine *"); \
+	@levels=$$($(PY) -c 'from qsf.native._qsf import ffi, lib; m = ffi.new("qsf_machine *"); \
 		assert lib.qsf_machine_describe(m) == 0; print(ffi.string(m.isa_available).decode())'); \
 	for isa in $$levels; do \
 		echo "QSF_ISA=$$isa"; export QSF_ISA=$$isa; $(THINNED) \
 		$(call c_tests,c,); \
 		if [ $$isa = scalar ]; then tests="$(SCALAR_TESTS)"; else tests="$(ISA_TESTS)"; fi; \
 		$(PY) -m pytest -m "not slow and not golden" $(QUICK_ARGS) $(PYTEST_ARGS) \
-			$$(printf 'tests/python/test_%s.py ' $$tests); \
+			$$(printf 'tests/python/api/test_%s.py ' $$tests); \
 	done
 
 check-san: build/install.stamp ## the C tests with address, undefined and thread sanitizers
@@ -132,11 +132,7 @@ check-old: build/install.stamp ## kernels and models on an x86-64 processor with
 lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_c.py
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@rm -rf build/typed; mkdir -p build/typed; cp -R qsf tools bench build/typed/; \
-	cp -R tests/python build/typed/tests; cp -R converter build/typed/qsf/converter; \
-	cd build/typed; MYPYPATH=tests:bench "$(CURDIR)/$(VENV)/bin/mypy" \
-		--config-file ../../pyproject.toml qsf tools/*.py bench/*.py tests/*.py \
-		| sed 's,^qsf/converter/,converter/,; s,^tests/,tests/python/,'
+	@$(VENV)/bin/mypy qsf converter/qsf_converter tools/*.py bench/*.py tests/python
 	@$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	@$(PY) tools/lint_c.py
 

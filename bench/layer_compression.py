@@ -17,12 +17,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from qsf.converter import convert
-from qsf.converter.compression import LEAST_GAIN, Measured, measure
-from qsf.converter.plan import QUANT_TYPES
-from qsf.format import Compression, Reader
-from qsf.format_blocks import LZ4HC_LEVEL, ZSTD_LEVEL, pack_block
-from qsf.format_layout import COMPRESSED_BLOCK_BYTES
+from qsf.file.blocks import LZ4HC_LEVEL, ZSTD_LEVEL, pack_block
+from qsf.file.layout import COMPRESSED_BLOCK_BYTES, Compression
+from qsf.file.reader import Reader
+from qsf_converter import convert
+from qsf_converter.rounding.compression import LEAST_GAIN, Measured, measure
+from qsf_converter.rounding.plan import QUANT_TYPES
 
 CODECS = (  # name, compression, level
     ("lz4", Compression.LZ4, None),

@@ -16,9 +16,14 @@ from pathlib import Path
 
 from qsf.bench.random_qsf import QUANT_TYPES, embed_type_of, write_model
 from qsf.bench.shapes import ALIASES, SHAPES, Shape, find_shape
-from qsf.converter.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION, parse_compression
 from qsf.errors import QsfError
-from qsf.format import Compression
+from qsf.file.layout import Compression
+from qsf_converter.rounding.compression import (
+    AUTO,
+    COMPRESSIONS,
+    DEFAULT_COMPRESSION,
+    parse_compression,
+)
 
 __all__ = ["QUANT_TYPES", "Shape", "main", "write_model"]
 

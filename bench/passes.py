@@ -17,7 +17,7 @@ import statistics
 import time
 from array import array
 
-from qsf import _native
+from qsf.native import binding
 
 
 def random_tokens(n_tokens: int, n_vocab: int) -> array[int]:
@@ -26,13 +26,13 @@ def random_tokens(n_tokens: int, n_vocab: int) -> array[int]:
     return array("I", (chosen.randrange(n_vocab) for _ in range(n_tokens)))
 
 
-def sync(session: _native.NativeSession, tokens: array[int]) -> None:
+def sync(session: binding.NativeSession, tokens: array[int]) -> None:
     """Make the session hold exactly ``tokens``."""
     while session.sync_chunk(tokens) < len(tokens):
         pass
 
 
-def seconds_of_pass(session: _native.NativeSession, before: array[int], new: array[int]) -> float:
+def seconds_of_pass(session: binding.NativeSession, before: array[int], new: array[int]) -> float:
     """Return the time of one pass of ``new`` after ``before``, which the session holds."""
     session.rewind(len(before))
     began = time.perf_counter()
@@ -41,7 +41,7 @@ def seconds_of_pass(session: _native.NativeSession, before: array[int], new: arr
 
 
 def measure(
-    session: _native.NativeSession, n_vocab: int, cases: list[tuple[int, int]], rounds: int
+    session: binding.NativeSession, n_vocab: int, cases: list[tuple[int, int]], rounds: int
 ) -> dict[tuple[int, int], list[float]]:
     """Return the seconds of every round of each case (depth, tokens of the pass)."""
     seconds: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
@@ -69,9 +69,9 @@ def main() -> None:
     if (0, 1) not in cases:
         cases.insert(0, (0, 1))
     ctx_tokens = max(depth + n for depth, n in cases) + 1
-    model = _native.NativeModel(
+    model = binding.NativeModel(
         args.model,
-        _native.Options(budget_bytes=0, n_threads=args.threads, ctx_tokens=ctx_tokens),
+        binding.Options(budget_bytes=0, n_threads=args.threads, ctx_tokens=ctx_tokens),
     )
     info = model.info()
     seconds = measure(model.create_session(), info.n_vocab, cases, args.rounds)

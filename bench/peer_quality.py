@@ -38,14 +38,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qsf.converter.original import Original
-from qsf.converter.plan import Policy, make_plan
-from qsf.converter.source import Source, open_source
-from qsf.converter.texts import read_texts, windows
-from qsf.format import Dtype, TensorType
-from qsf.format_reader import Reader
+from qsf.file.layout import Dtype, TensorType
+from qsf.file.reader import Reader
 from qsf.model import Model
-from qsf.tokenizer import Tokenizer
+from qsf.text.tokenizer import Tokenizer
+from qsf_converter.calibrate.texts import read_texts, windows
+from qsf_converter.original.layers import Original
+from qsf_converter.rounding.plan import Policy, make_plan
+from qsf_converter.sources.source import Source, open_source
 
 TYPES = (
     *("Q8_0", "Q5_K_M", "Q4_K_M", "Q4_K_S", "IQ4_XS", "Q4_0"),

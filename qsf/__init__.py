@@ -16,30 +16,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qsf._native import MemoryEvent as MemoryEvent
-    from qsf._native import MemoryPlan as MemoryPlan
-    from qsf._native import ModelInfo as ModelInfo
-    from qsf._native import UnitTime as UnitTime
-    from qsf.chat import ChatTemplate as ChatTemplate
     from qsf.errors import QsfError as QsfError
     from qsf.model import GenerationStats as GenerationStats
     from qsf.model import Model as Model
-    from qsf.sampling import SamplingParams as SamplingParams
-    from qsf.tokenizer import Tokenizer as Tokenizer
+    from qsf.native.binding import MemoryEvent as MemoryEvent
+    from qsf.native.binding import MemoryPlan as MemoryPlan
+    from qsf.native.binding import ModelInfo as ModelInfo
+    from qsf.native.binding import UnitTime as UnitTime
+    from qsf.text.chat import ChatTemplate as ChatTemplate
+    from qsf.text.sampling import SamplingParams as SamplingParams
+    from qsf.text.tokenizer import Tokenizer as Tokenizer
 
     __version__: str
 
 _HOME = {
-    "ChatTemplate": "qsf.chat",
+    "ChatTemplate": "qsf.text.chat",
     "GenerationStats": "qsf.model",
-    "MemoryEvent": "qsf._native",
-    "MemoryPlan": "qsf._native",
+    "MemoryEvent": "qsf.native.binding",
+    "MemoryPlan": "qsf.native.binding",
     "Model": "qsf.model",
-    "ModelInfo": "qsf._native",
+    "ModelInfo": "qsf.native.binding",
     "QsfError": "qsf.errors",
-    "SamplingParams": "qsf.sampling",
-    "Tokenizer": "qsf.tokenizer",
-    "UnitTime": "qsf._native",
+    "SamplingParams": "qsf.text.sampling",
+    "Tokenizer": "qsf.text.tokenizer",
+    "UnitTime": "qsf.native.binding",
 }
 
 __all__ = [
@@ -59,7 +59,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return import_module("qsf._native").version()
+        return import_module("qsf.native.binding").version()
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'qsf' has no attribute {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from qsf import entry
+from qsf.shell import entry
 
 _COMMANDS = {
     "run": entry.run,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qsf._native import MemoryPlan
+    from qsf.native.binding import MemoryPlan
 
 
 class QsfError(Exception):

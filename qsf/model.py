@@ -11,11 +11,11 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from qsf import _native
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError
-from qsf.opening import io_origin, open_native, options_of, with_known_io
-from qsf.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
-from qsf.text_parts import read_text_parts
+from qsf.native import binding
+from qsf.native.opening import io_origin, open_native, options_of, with_known_io
+from qsf.text.parts import read_text_parts
+from qsf.text.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
-    from qsf.chat import ChatTemplate
-    from qsf.tokenizer import Tokenizer
+    from qsf.text.chat import ChatTemplate
+    from qsf.text.tokenizer import Tokenizer
 
 DEFAULT_RAM_BUDGET_MB = 200
 DEFAULT_MAX_TOKENS = 256
@@ -189,7 +189,7 @@ class Model:
         io: str | None = None,
         io_depth: int | None = None,
         quality: float = 1.0,
-    ) -> _native.MemoryPlan:
+    ) -> binding.MemoryPlan:
         """Return where the memory of ``Model(path, ...)`` would go, without opening it.
 
         Where the budget, or the machine, is too small, ``is_enough`` is False and
@@ -208,7 +208,7 @@ class Model:
             quality=quality,
         )
         parts = read_text_parts(path)
-        plan = _native.plan_model(path, with_known_io(path, options))
+        plan = binding.plan_model(path, with_known_io(path, options))
         del parts  # counted by the plan as part of the process, so it lives until here
         return plan
 
@@ -232,7 +232,7 @@ class Model:
         self.close()
 
     @property
-    def info(self) -> _native.ModelInfo:
+    def info(self) -> binding.ModelInfo:
         """What the model is and how it was opened, memory plan included."""
         return self._info
 
@@ -278,13 +278,13 @@ class Model:
         return self._stats
 
     @property
-    def session_stats(self) -> _native.SessionStats:
+    def session_stats(self) -> binding.SessionStats:
         """What the engine has counted since the model was opened; units in its description."""
         with self._lock:
             return self._session.stats()
 
     @property
-    def timeline(self) -> list[_native.UnitTime]:
+    def timeline(self) -> list[binding.UnitTime]:
         """What each unit (embedding, layers, final) has taken since the model was opened.
 
         Bytes read from the file and nanoseconds of reading, of waiting for it and of computing,
@@ -294,7 +294,7 @@ class Model:
             return self._native.timeline()
 
     @property
-    def memory_events(self) -> list[_native.MemoryEvent]:
+    def memory_events(self) -> list[binding.MemoryEvent]:
         """When memory was given back because the system ran short, and taken again: the latest."""
         with self._lock:
             return self._native.memory_events()
@@ -564,7 +564,7 @@ class _Run:
         self.seed = seed
         self.progress = progress
         self.is_cancelled = False
-        self.sampler = _native.NativeSampler(
+        self.sampler = binding.NativeSampler(
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
@@ -594,5 +594,5 @@ class _Run:
             first_token_seconds=self.first_token_seconds,
             stop_reason=self.stop_reason,
             seed=self.seed,
-            peak_bytes=_native.describe_machine().peak_bytes,
+            peak_bytes=binding.describe_machine().peak_bytes,
         )

@@ -14,8 +14,8 @@ The arithmetic is fp32 on the stored fp16 weights, eager attention, CPU. Each fi
     continuations [10, 32]       the greedy continuations, -1 after an end-of-text token
     versions                     of torch and transformers
 
-tests/python/golden.py reads them. The rounding is at most 7.7e-6; transformers itself is 2.8e-5
-from the same sums in f64.
+tests/python/make/golden.py reads them. The rounding is at most 7.7e-6; transformers itself is
+2.8e-5 from the same sums in f64.
 """
 
 from __future__ import annotations

@@ -15,9 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
-from tiny_checkpoints import LLAMA3_SCALING, make_gpt2, make_llama  # noqa: E402
-
-from qsf.converter import convert  # noqa: E402
+from make.tiny_checkpoints import LLAMA3_SCALING, make_gpt2, make_llama  # noqa: E402
+from qsf_converter import convert  # noqa: E402
 
 
 def main() -> None:

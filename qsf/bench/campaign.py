@@ -21,8 +21,8 @@ from qsf.bench.results import Failure, Limits, Quality, Results
 from qsf.bench.rounds import TaskRuns, run_rounds
 from qsf.bench.tasks import Engine, Task
 from qsf.bench.worker_llama import KV_TYPES as PEER_KV_TYPES
-from qsf.command import StoppedError, explain_folder
 from qsf.errors import QsfArgumentError, QsfError, QsfUnsupportedError
+from qsf.shell.command import StoppedError, explain_folder
 
 _CACHES = {
     True: "dropped before runs that stream or are in a cgroup",

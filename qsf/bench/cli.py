@@ -24,7 +24,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from qsf import _native, command, typer_command
 from qsf.bench import campaign, compare, page, page_changes, results, shapes, table, trace
 from qsf.bench.request import (
     DEFAULT_ROUNDS,
@@ -35,11 +34,13 @@ from qsf.bench.request import (
     Request,
     make_request,
 )
-from qsf.converter.output import check_output
-from qsf.converter.plan import QUANT_TYPES
 from qsf.errors import QsfArgumentError
-from qsf.io_known import METHODS
-from qsf.progress import duration_text
+from qsf.native import binding
+from qsf.native.io_known import METHODS
+from qsf.shell import command, typer_app
+from qsf.shell.output import check_output
+from qsf.shell.progress import duration_text
+from qsf_converter.rounding.plan import QUANT_TYPES
 
 PROGRAM = "python -m qsf.bench"
 EXIT_SLOWER = 3
@@ -77,7 +78,7 @@ Exit codes: 0 done, 1 failed, 2 wrong options, {EXIT_SLOWER} slower than --compa
   130 interrupted, 143 terminated.
 """
 
-app = typer_command.create_app()
+app = typer_app.create_app()
 
 
 def main() -> NoReturn:
@@ -88,9 +89,7 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run ``python -m qsf.bench`` and return its exit code."""
     with _hangup_terminates():
-        return typer_command.run(
-            app, arguments, program=PROGRAM, when_cut_off="nothing was written"
-        )
+        return typer_app.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
 
 
 @contextlib.contextmanager
@@ -301,7 +300,7 @@ def bench_command(
     """Measure how fast models run here, against the machine's limits and llama.cpp."""
     request = make_request(
         models or [],
-        n_cores=_native.describe_machine().n_cores,
+        n_cores=binding.describe_machine().n_cores,
         shape=shape,
         quant=quant,
         threads=threads,

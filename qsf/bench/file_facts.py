@@ -16,7 +16,6 @@ from typing import Any, Final
 from qsf.bench.random_gguf import FILE_TYPES, PEER_TYPES, gguf_bits_per_weight
 from qsf.bench.shapes import SHAPES, Shape
 from qsf.bench.tasks import Engine
-from qsf.converter.gguf_file import MAGIC, GgufHead, GgufTensor, read_head
 from qsf.errors import (
     QsfArgumentError,
     QsfConversionError,
@@ -24,7 +23,9 @@ from qsf.errors import (
     QsfIOError,
     QsfUnsupportedError,
 )
-from qsf.format import Layout, Reader, dtype_name
+from qsf.file.layout import Layout, dtype_name
+from qsf.file.reader import Reader
+from qsf_converter.sources.gguf_file import MAGIC, GgufHead, GgufTensor, read_head
 
 MOST_WEIGHTS_APART: Final = 0.01
 MOST_BITS_APART: Final = 0.25

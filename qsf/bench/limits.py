@@ -45,15 +45,15 @@ def measure_memory(
     Raises:
         QsfMemoryError: the system has not the memory to read from.
     """
-    from qsf import _native
+    from qsf.native import binding
 
     gb_per_s: dict[str, float] = {}
     gmadds_per_s: dict[str, float] = {}
-    available_mb = _native.describe_machine().available_bytes >> 20
+    available_mb = binding.describe_machine().available_bytes >> 20
     n_bytes = max(_LEAST_MEMORY_BYTES, min(_MEMORY_BYTES, available_mb // 4 << 20))
     for n_threads in sorted(set(thread_counts)):
         progress(f"memory and arithmetic, {n_threads} thread{'' if n_threads == 1 else 's'}")
-        roof = _native.measure_roof(n_threads, n_bytes, _MEMORY_MS)
+        roof = binding.measure_roof(n_threads, n_bytes, _MEMORY_MS)
         for known, rate in (
             (gb_per_s, roof.read_gb_per_s),
             (gmadds_per_s, roof.gmadds_per_s),

@@ -34,9 +34,9 @@ def describe(peer_version: str | None = None) -> dict[str, Any]:
     Keys of what is not known are left out: ``commit`` where QSF does not run from a checkout,
     ``peer`` where there is none, ``compiler`` where the extension does not say.
     """
-    from qsf import _native
+    from qsf.native import binding
 
-    machine = _native.describe_machine()
+    machine = binding.describe_machine()
     info = _CPUINFO.read_text("utf-8", "replace") if _CPUINFO.exists() else ""
     known: dict[str, Any] = {
         "cpu": cpu_name(info),
@@ -115,7 +115,7 @@ def _version() -> str:
 
 def _compiler() -> str | None:
     """Return what made the engine, which compilers write into what they make."""
-    from qsf import _qsf
+    from qsf.native import _qsf
 
     try:
         made = Path(str(_qsf.__file__)).read_bytes()

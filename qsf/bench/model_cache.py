@@ -18,9 +18,9 @@ from qsf.bench.random_gguf import PEER_TYPES, gguf_bits_per_weight, gguf_bytes
 from qsf.bench.random_qsf import embed_type_of, qsf_bits_per_weight, qsf_bytes
 from qsf.bench.shapes import Shape, name_of
 from qsf.bench.tasks import Engine
-from qsf.converter.plan import DEFAULT_EMBED_TYPE, parse_quant_type
 from qsf.errors import QsfError, QsfIOError
-from qsf.format import dtype_name
+from qsf.file.layout import dtype_name
+from qsf_converter.rounding.plan import DEFAULT_EMBED_TYPE, parse_quant_type
 
 Progress = Callable[[int, int], None]
 

@@ -17,8 +17,8 @@ from qsf.bench.page_style import PAGE_STYLE
 from qsf.bench.page_times import time_section
 from qsf.bench.plots import figure
 from qsf.bench.results import Results, Row
-from qsf.converter import report_parts as parts
-from qsf.converter.output import write_text
+from qsf.shell.output import write_text
+from qsf_converter.report import parts as parts
 
 _MAX_PLOTTED = 600  # rows
 _MAX_NAMED = 6

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from qsf.bench.plots import Axis, Point, Roof, Series, figure, is_shown, key, plot
 from qsf.bench.results import Limits, Row
-from qsf.converter.report_svg import text
+from qsf_converter.report.svg import text
 
 _COLOURS = {"qsf": (0, 2, 3, 4, 1), "llama.cpp": (1, 4, 3, 2, 0)}  # in the order of choice
 _LAST_COLOUR = 5

@@ -11,8 +11,8 @@ from typing import Any
 from qsf.bench.page_plots import engine_name, is_generating, is_unlimited, threads_words
 from qsf.bench.plots import figure
 from qsf.bench.results import Limits, Ratio, Results, Row
-from qsf.converter import report_parts as parts
-from qsf.converter.report_svg import text
+from qsf_converter.report import parts as parts
+from qsf_converter.report.svg import text
 
 _MAX_ROWS = 2_000
 _MAX_RATIOS = 80

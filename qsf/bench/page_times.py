@@ -10,8 +10,8 @@ from qsf.bench.page_plots import engine_name, is_generating
 from qsf.bench.page_style import N_PART_COLOURS
 from qsf.bench.plots import figure
 from qsf.bench.results import Breakdown, Row, Spread
-from qsf.converter import report_parts as parts
-from qsf.converter.report_svg import stacked_bar, text
+from qsf_converter.report import parts as parts
+from qsf_converter.report.svg import stacked_bar, text
 
 _MAX_BARS = 40
 # In the order of a token's way, the rest at the end; the place is the colour.

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from qsf.converter.report_svg import text
+from qsf_converter.report.svg import text
 
 WIDTH = 360
 _HEIGHT = 262

@@ -23,15 +23,15 @@ import numpy as np
 from qsf.bench.file_facts import FileFacts, read_facts
 from qsf.bench.results import Quality
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfUnsupportedError
-from qsf.eval_windows import Window
-from qsf.evaluation import Logits, LogitSource, ModelLogits, encode_text, evaluate
-from qsf.format_layout import MAGIC as _MAGIC
+from qsf.evaluate.evaluation import Logits, LogitSource, ModelLogits, encode_text, evaluate
+from qsf.evaluate.windows import Window
+from qsf.file.layout import MAGIC as _MAGIC
 from qsf.model import Model
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from qsf.tokenizer import Tokenizer
+    from qsf.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, float, float], None]
 
@@ -46,7 +46,7 @@ _ROOM_FACTOR: Final = 2  # free bytes for each that reference logits take
 
 
 class PeerLogits:
-    """A GGUF file, as llama.cpp computes it, as ``qsf.evaluation.LogitSource``.
+    """A GGUF file, as llama.cpp computes it, as ``qsf.evaluate.evaluation.LogitSource``.
 
     Owns a process, from entering the context to leaving it.
 
@@ -432,7 +432,7 @@ def _opened_reference(
         with _open_model(against, n_threads, longest_tokens) as model:
             yield ModelLogits(model)
         return
-    from qsf.converter.original_logits import open_original
+    from qsf_converter.original.logits import open_original
 
     with open_original(against) as original:
         yield original
@@ -468,7 +468,7 @@ def _check_vocabulary(
 
 
 def _tokenizer_of(facts: FileFacts) -> Tokenizer | None:
-    from qsf.text_parts import read_text_parts
+    from qsf.text.parts import read_text_parts
 
     return read_text_parts(facts.path).tokenizer if facts.engine == "qsf" else None
 

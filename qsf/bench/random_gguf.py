@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qsf.bench.shapes import Shape
-from qsf.converter.gguf_file import TYPES
 from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
+from qsf_converter.sources.gguf_file import TYPES
 
 GENERATOR: Final = 1  # counted up when the same arguments give another file
 

@@ -21,12 +21,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf import format_layout as lay
 from qsf.bench.shapes import Entry, Shape, T, layer_entries
-from qsf.converter.plan import DEFAULT_EMBED_TYPE, QUANT_TYPES, parse_quant_type
-from qsf.converter.quantisers import quantise_rows
 from qsf.errors import QsfArgumentError
-from qsf.format import (
+from qsf.file import layout as lay
+from qsf.file.layout import (
     BLOCK,
     TILE_ROWS,
     Activation,
@@ -38,9 +36,11 @@ from qsf.format import (
     Layout,
     Norm,
     Positions,
-    Writer,
     tensor_bytes,
 )
+from qsf.file.writer import Writer
+from qsf_converter.rounding.plan import DEFAULT_EMBED_TYPE, QUANT_TYPES, parse_quant_type
+from qsf_converter.rounding.quantisers import quantise_rows
 
 GENERATOR: Final = 1  # counted up when the same arguments give another file
 WEIGHT_STD: Final = 0.02
@@ -222,7 +222,7 @@ def write_model(
         if shape.family == "gpt2":
             writer.add_section("WPOS", weights.positions(shape.max_tokens, shape.dim))
         if tokenizer_from is not None:
-            from qsf.converter import metadata
+            from qsf_converter.sources import metadata
 
             tokenizer = metadata.tokenizer_bytes(tokenizer_from)
             if tokenizer is not None:

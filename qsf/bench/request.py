@@ -14,10 +14,10 @@ from qsf.bench.memory_group import parse_limit
 from qsf.bench.shapes import find_shape, name_of
 from qsf.bench.tasks import Test
 from qsf.bench.worker_llama import KV_TYPES as PEER_KV_TYPES
-from qsf.converter.plan import QUANT_TYPES
 from qsf.errors import QsfArgumentError
-from qsf.io_known import METHODS
-from qsf.kv_type import parse_kv_type
+from qsf.native.io_known import METHODS
+from qsf.native.kv_type import parse_kv_type
+from qsf_converter.rounding.plan import QUANT_TYPES
 
 DEFAULT_SHAPE = "tinyllama-1.1b"
 DEFAULT_TYPES = ("4bit", "2bit")

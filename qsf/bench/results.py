@@ -190,7 +190,7 @@ class Results:
 
 def write(results: Results, path: Path, *, overwrite: bool) -> None:
     """Write the JSON, complete or not at all. Raises QsfError."""
-    from qsf.converter.output import write_text
+    from qsf.shell.output import write_text
 
     write_text(path, json.dumps(results.as_json(), indent=1) + "\n", overwrite=overwrite)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from qsf.errors import QsfArgumentError, QsfUnsupportedError
-from qsf.format import (
+from qsf.file.layout import (
     OUTLIERS_OF,
     Activation,
     Arch,
@@ -17,9 +17,9 @@ from qsf.format import (
     Header,
     Norm,
     Positions,
-    Reader,
     TensorType,
 )
+from qsf.file.reader import Reader
 
 T = TensorType
 Entry = tuple[TensorType, int, int]  # a matrix [n_rows, n_cols], or a vector: n_rows is 0

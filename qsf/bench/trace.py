@@ -66,7 +66,7 @@ def write_trace(
     overwrite: bool,
 ) -> None:
     """Write `chrome_trace` as a file, complete or not at all. Raises QsfError."""
-    from qsf.converter.output import write_text
+    from qsf.shell.output import write_text
 
     trace = chrome_trace(rows, kinds, n_layers=n_layers, name=name, about=about)
     events = ",\n".join(json.dumps(event) for event in trace.pop("traceEvents"))

@@ -28,11 +28,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsf import _native
 from qsf.bench.tasks import ANSWER_VARIABLE, Answer, Task, Test, TestRun, parse_task
 from qsf.errors import QsfError, QsfMemoryError
-from qsf.kv_type import kv_type_name
-from qsf.opening import does_not_fit, open_native, options_of, with_known_io
+from qsf.native import binding
+from qsf.native.kv_type import kv_type_name
+from qsf.native.opening import does_not_fit, open_native, options_of, with_known_io
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ class Opened:
         self.session = self.model.create_session()
         self.load_seconds = (time.perf_counter_ns() - began_ns) / 1e9
         self.info = self.model.info()
-        self._sampler = _native.NativeSampler(
+        self._sampler = binding.NativeSampler(
             temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, seed=0
         )
 
@@ -167,8 +167,8 @@ class Opened:
 def test_run(
     test: Test,
     loop: Loop,
-    before: _native.SessionStats,
-    after: _native.SessionStats,
+    before: binding.SessionStats,
+    after: binding.SessionStats,
     n_passes: int,
 ) -> TestRun:
     """Return what the session did between two readings of its counters."""
@@ -176,7 +176,7 @@ def test_run(
     def grown(name: str) -> int:
         return int(getattr(after, name) - getattr(before, name))
 
-    phases = zip(_native.phase_names(), before.phase_ns, after.phase_ns, strict=True)
+    phases = zip(binding.phase_names(), before.phase_ns, after.phase_ns, strict=True)
     parts = {f"phase_{name}": end_ns - begin_ns for name, begin_ns, end_ns in phases}
     parts |= {"sample": grown("sample_ns"), "python": loop.python_ns}
     return TestRun(
@@ -192,11 +192,11 @@ def test_run(
     )
 
 
-def trace_rows(model: _native.NativeModel, loop: Loop) -> list[Any]:
+def trace_rows(model: binding.NativeModel, loop: Loop) -> list[Any]:
     """Return the names of kinds and the rows: see above."""
     events = model.stop_trace()
     n_kinds = max((event.kind for event in events), default=-1) + 1
-    kinds = [_native.trace_kind_name(kind) for kind in range(n_kinds)]
+    kinds = [binding.trace_kind_name(kind) for kind in range(n_kinds)]
     rows = [
         [e.begin_ns, e.end_ns, e.kind, e.unit_idx, e.thread_idx, e.n_bytes, e.n_tokens]
         for e in events
@@ -220,7 +220,7 @@ def disk_bytes() -> int | None:
 def measure(task: Task) -> Answer:
     """Run the tests in order. What went wrong is in the answer, with the tests before it."""
     answer = Answer(
-        version=f"QSF {_native.version()}",
+        version=f"QSF {binding.version()}",
         kernels="",
         kv_type="",
         n_vocab=0,
@@ -249,7 +249,7 @@ def measure(task: Task) -> Answer:
         answer = replace(answer, failure=why)
     except QsfError as error:
         answer = replace(answer, failure=str(error))
-    return replace(answer, peak_rss_bytes=_native.describe_machine().peak_bytes)
+    return replace(answer, peak_rss_bytes=binding.describe_machine().peak_bytes)
 
 
 def with_run(answer: Answer, opened: Opened, run: TestRun) -> Answer:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-# As the commands do (qsf/entry.py), before anything imports numpy, and for all children.
+# As the commands do (qsf/shell/entry.py), before anything imports numpy, and for all children.
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
@@ -69,7 +69,7 @@ def converted(
     tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path, tiny_gpt2_dir: Path
 ) -> Callable[[str, str], Path]:
     """``converted("tiny-llama", "4bit")``: the .qsf file, made once per test run."""
-    from qsf.converter.convert import convert
+    from qsf_converter.convert import convert
 
     sources = {"tiny-llama": tiny_llama_dir, "tiny-gpt2": tiny_gpt2_dir}
     folder = tmp_path_factory.mktemp("converted")
@@ -104,7 +104,7 @@ def tiny_llama_f16(converted: Callable[[str, str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def tiny_chat_8bit(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
     """The bundled LLaMA model with a chat template and generation defaults of its own."""
-    from qsf.converter.convert import convert
+    from qsf_converter.convert import convert
 
     folder = tmp_path_factory.mktemp("chat")
     source = folder / "tiny-chat"

@@ -1,0 +1,14 @@
+"""Converts HuggingFace checkpoints to .qsf files.
+
+>>> from qsf_converter import convert
+>>> report = convert("path/to/hf-model", "model.qsf", quant_type="4bit")  # doctest: +SKIP
+>>> print(f"{report.bits_per_weight:.2f} bits a weight")  # doctest: +SKIP
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from qsf_converter.convert import convert
+from qsf_converter.report.record import Report
+
+__all__ = ["Report", "convert"]

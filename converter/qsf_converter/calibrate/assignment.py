@@ -1,0 +1,500 @@
+"""Which matrix gets which type, so that a file of a given size loses least.
+
+A multiple-choice knapsack: every matrix takes one of its types, the costs add up, the bytes stay
+within a budget. `assign` bounds the best by Lagrange's multiplier and then looks at all choices
+that the bound leaves open; what it returns says how far from the best it can be. The bytes of a
+file are known before it is written, to the byte: `file_bytes`.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.errors import QsfConversionError
+from qsf.file.layout import (
+    DATA_ALIGN,
+    DIRECTORY_ENTRY,
+    HEADER_BYTES,
+    LAYER_ENTRY,
+    TENSOR_ENTRY,
+    TENSOR_HEADER_BYTES,
+    TILE_ROWS,
+    UNIT_ALIGN,
+    Dtype,
+    TensorType,
+    pack_arch,
+    padded,
+)
+from qsf_converter.rounding.plan import Plan, Policy, Target
+from qsf_converter.rounding.quantisers import ErrorSums, quantise_rows
+from qsf_converter.rounding.tiles import tile_bytes
+from qsf_converter.sources.architectures import Place
+
+LAYER_CANDIDATES: Final = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4_SYM, Dtype.Q4, Dtype.Q8)
+EMBEDDING_CANDIDATES: Final = (Dtype.Q3, Dtype.Q4_SYM, Dtype.Q4, Dtype.Q8, Dtype.F16)
+
+# Of a layer, when nothing was measured; the others get _MIXED_FALLBACK.
+_MIXED: Final[Mapping[int, Dtype]] = {
+    TensorType.Q: Dtype.Q2,
+    TensorType.K: Dtype.Q2,
+    TensorType.V: Dtype.Q2,
+    TensorType.ATTN_OUT: Dtype.Q3,
+    TensorType.FFN_GATE: Dtype.Q2,
+    TensorType.FFN_UP: Dtype.Q2,
+    TensorType.FFN_DOWN: Dtype.Q4,
+}
+_MIXED_EMBEDDING: Final = Dtype.Q4
+
+# What an error in a matrix of a layer weighs, when nothing was measured: medians of what
+# `sensitivity` found in a small LLaMA (bench/LOG.md).
+_WEIGHTS: Final[Mapping[int, float]] = {
+    TensorType.Q: 0.5,
+    TensorType.K: 0.6,
+    TensorType.V: 1.0,
+    TensorType.ATTN_OUT: 0.7,
+    TensorType.FFN_GATE: 1.4,
+    TensorType.FFN_UP: 1.0,
+    TensorType.FFN_DOWN: 1.5,
+}
+_FIRST_LAYER: Final = 3.0  # times as much as the others
+_TABLES: Final = 5.0  # embedding and head together, times the number of layers
+
+_EXACT: Final = 1e-9  # costs that are relatively closer than this are the same
+_NEGLIGIBLE: Final = 1e-4  # of a file
+_MB: Final = 2**20  # as the commands count
+_MOST_STATES: Final = 1 << 23  # partial choices that are remembered, over all matrices
+_LEAST_STATES: Final = 256  # after each matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A type for every matrix, by ``Target.name``."""
+
+    dtypes: Mapping[str, Dtype]
+    n_bytes: int  # of the data of all matrices, each padded to 64
+    cost: float
+    bound: float  # no assignment within the budget costs less; ``cost`` if this one is the best
+
+
+# ---- types as a policy ----
+
+
+def mixed_policy(targets: Sequence[Target]) -> Policy:
+    """Return the types of ``mixed`` when nothing was measured.
+
+    Attention Q, K, V and FFN gate and up 2-bit, attention out 3-bit (few weights, and it writes
+    to the residual stream), FFN down 4-bit, embedding and head 4-bit.
+    """
+    by_name = {}
+    for target in targets:
+        if target.is_matrix:
+            in_layer = target.rule.place is Place.LAYER
+            kind = target.rule.target
+            assert kind is not None  # only learned positions have no type
+            by_name[target.name] = _MIXED.get(kind, Dtype.Q4) if in_layer else _MIXED_EMBEDDING
+    return policy_of(targets, by_name)
+
+
+def policy_of(targets: Sequence[Target], dtypes: Mapping[str, Dtype]) -> Policy:
+    """Return the policy that gives every matrix of ``targets`` its type in ``dtypes``.
+
+    What the header says of the layers, ``Policy.layers``, is their common type or mixed.
+    """
+    matrices = [target for target in targets if target.is_matrix]
+    in_layers = [dtypes[t.name] for t in matrices if t.rule.place is Place.LAYER]
+    others = [dtypes[t.name] for t in matrices if t.rule.place is not Place.LAYER]
+    return Policy(common_dtype(in_layers), common_dtype(others), dict(dtypes))
+
+
+def common_dtype(dtypes: Iterable[Dtype]) -> Dtype:
+    """Return the type if they are all the same, else mixed."""
+    found = set(dtypes)
+    return found.pop() if len(found) == 1 else Dtype.MIXED
+
+
+def with_policy(plan: Plan, policy: Policy) -> Plan:
+    """Return the same plan with other types."""
+    targets = tuple(
+        dataclasses.replace(
+            target, dtype=policy.dtype_of(target.rule, target.name, is_vector=target.is_vector)
+        )
+        for target in plan.targets
+    )
+    return dataclasses.replace(plan, targets=targets)
+
+
+def candidates(
+    targets: Iterable[Target],
+    layers: Collection[Dtype] = LAYER_CANDIDATES,
+    embeddings: Collection[Dtype] = EMBEDDING_CANDIDATES,
+) -> dict[str, tuple[Dtype, ...]]:
+    """Return the types that each matrix may get, by ``Target.name``."""
+    return {
+        target.name: tuple(layers if target.rule.place is Place.LAYER else embeddings)
+        for target in targets
+        if target.is_matrix
+    }
+
+
+# ---- sizes ----
+
+
+def file_bytes(
+    plan: Plan,
+    section_bytes: Mapping[str, int],
+    side_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> int:
+    """Return the size of the file that ``Writer`` makes of a plan, without compression.
+
+    ``section_bytes`` has the sizes of ``TOKN``, ``CHAT``, ``META`` in the order in which they are
+    written; those of all others follow from the plan. ``side_bytes`` has those of tensors that a
+    matrix gets besides, such as a side table, by its ``Target.name``. Upper bounds of them give
+    one of the file.
+    """
+    header = plan.facts.header
+    at = HEADER_BYTES
+    unit_idx = -1
+    positions_bytes = n_tensors = n_bands = 0
+    for target in plan.targets:
+        if target.rule.place is Place.POSITIONS:
+            positions_bytes += target.n_bytes
+            continue
+        if target.unit_idx != unit_idx:
+            unit_idx = target.unit_idx
+            at = padded(at, UNIT_ALIGN)
+        at += TENSOR_HEADER_BYTES + padded(target.n_bytes, DATA_ALIGN)
+        n_tensors += 1
+        if target.name in side_bytes:
+            at += TENSOR_HEADER_BYTES + padded(side_bytes[target.name], DATA_ALIGN)
+            n_tensors += 1
+        if target.rule.place is Place.EMBEDDING:
+            n_bands = -(-target.n_rows // TILE_ROWS)
+    sizes = [
+        *([positions_bytes] if positions_bytes else []),
+        *section_bytes.values(),
+        header.n_layers * LAYER_ENTRY.size,
+        len(pack_arch(plan.facts.arch, header, QsfConversionError)),
+        n_tensors * TENSOR_ENTRY.size,
+        n_bands * 4,
+    ]
+    for n_bytes in sizes:
+        at = padded(at, DATA_ALIGN) + n_bytes
+    n_sections = len(sizes) + 2  # and the units of embedding and head
+    return padded(at, DATA_ALIGN) + n_sections * DIRECTORY_ENTRY.size
+
+
+def bytes_at(plan: Plan, bits_per_weight: float) -> int:
+    """Return the size of a file that has so many bits, all in all, for each weight."""
+    return math.floor(bits_per_weight * _n_weights(plan) / 8)
+
+
+def fit_to_size(
+    plan: Plan,
+    costs: Mapping[str, Mapping[Dtype, float]],
+    most_bytes: int,
+    section_bytes: Mapping[str, int],
+    side_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> Assignment:
+    """Return the cheapest types with which the file has at most ``most_bytes``.
+
+    ``costs`` names every matrix, with the types it may get; see ``file_bytes`` for
+    ``section_bytes`` and ``side_bytes``. Raises QsfConversionError with the smallest possible size
+    when that is larger.
+    """
+
+    def n_bytes_with(dtypes: Mapping[str, Dtype]) -> int:
+        return file_bytes(
+            with_policy(plan, policy_of(plan.targets, dtypes)), section_bytes, side_bytes
+        )
+
+    smallest = smallest_types(plan, costs, most_bytes, section_bytes, side_bytes)
+    least_bytes = n_bytes_with(smallest)
+    # Between units is padding that depends on what the matrices get. So first as if there were
+    # none, then with what was too much taken off.
+    matrix_bytes = sum(_data_bytes(t, smallest[t.name]) for t in plan.targets if t.is_matrix)
+    budget_bytes = (
+        most_bytes - (least_bytes - matrix_bytes) + UNIT_ALIGN * (plan.facts.header.n_layers + 2)
+    )
+    while budget_bytes >= matrix_bytes:
+        found = assign(plan.targets, costs, budget_bytes)
+        excess_bytes = n_bytes_with(found.dtypes) - most_bytes
+        if excess_bytes <= 0:
+            return found
+        # A full step may pass a better choice by, which matters in small files only.
+        step_bytes = excess_bytes if excess_bytes < most_bytes * _NEGLIGIBLE else excess_bytes // 4
+        budget_bytes = min(budget_bytes, found.n_bytes) - max(step_bytes, DATA_ALIGN)
+    return assign(plan.targets, costs, matrix_bytes)
+
+
+def smallest_types(
+    plan: Plan,
+    types: Mapping[str, Collection[Dtype]],
+    most_bytes: int,
+    section_bytes: Mapping[str, int],
+    side_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Dtype]:
+    """Return the smallest of the types of every matrix, by ``Target.name``.
+
+    For the others see `fit_to_size`. Raises QsfConversionError with the size when even with them
+    the file has more than ``most_bytes``.
+    """
+    smallest = {
+        target.name: min(types[target.name], key=lambda dtype: _data_bytes(target, dtype))
+        for target in plan.targets
+        if target.is_matrix
+    }
+    smallest_plan = with_policy(plan, policy_of(plan.targets, smallest))
+    least_bytes = file_bytes(smallest_plan, section_bytes, side_bytes)
+    if least_bytes > most_bytes:
+        others_bytes = sum(section_bytes.values())
+        raise QsfConversionError(
+            f"a file of {most_bytes / _MB:.2f} MB is too small for this model: the smallest has"
+            f" {math.ceil(least_bytes / _MB * 100) / 100:.2f} MB"
+            f" ({least_bytes * 8 / _n_weights(plan):.2f} bits a weight, {others_bytes / _MB:.2f} MB"
+            " of them tokenizer and metadata); ask for that or more, or convert a smaller model"
+        )
+    return smallest
+
+
+def _data_bytes(target: Target, dtype: Dtype) -> int:
+    return padded(tile_bytes(dtype, target.n_rows, target.n_cols), DATA_ALIGN)
+
+
+def _n_weights(plan: Plan) -> int:
+    return sum(target.n_rows * target.n_cols for target in plan.targets)
+
+
+# ---- costs when nothing was measured ----
+
+
+def guessed_costs(
+    plan: Plan, types: Mapping[str, Collection[Dtype]]
+) -> dict[str, dict[Dtype, float]]:
+    """Return costs for `fit_to_size` without any measurement, by ``Target.name``.
+
+    A matrix costs what its type does to weights of a bell shape, relative to their energy, times
+    what such a matrix weighs. Its size does not matter: rounding a large matrix and a small one
+    disturbs the residual stream about as much. Measured costs are much better.
+    """
+    bell = np.random.default_rng(0).standard_normal((64, 1024)).astype(np.float32)
+    losses: dict[Dtype, float] = {}
+    for dtype in {dtype for some in types.values() for dtype in some}:
+        errors = ErrorSums()
+        quantise_rows(dtype, bell, errors)
+        losses[dtype] = errors.squared_error / errors.source_energy
+    costs = {}
+    for target in plan.targets:
+        if target.name in types:
+            weight = _weight(target, plan)
+            costs[target.name] = {dtype: losses[dtype] * weight for dtype in types[target.name]}
+    return costs
+
+
+def _weight(target: Target, plan: Plan) -> float:
+    if target.rule.place is not Place.LAYER:
+        n_tables = 1 if plan.facts.arch.tied_head else 2
+        return _TABLES * plan.facts.header.n_layers / n_tables
+    assert target.rule.target is not None  # only learned positions have no type
+    return _WEIGHTS.get(target.rule.target, 1.0) * (_FIRST_LAYER if target.unit_idx == 1 else 1.0)
+
+
+# ---- the knapsack ----
+
+
+@dataclass(slots=True)
+class _Item:
+    """What is open for one matrix: options by ascending bytes and descending cost."""
+
+    name: str
+    dtypes: list[Dtype]
+    n_bytes: NDArray[np.int64]
+    costs: NDArray[np.float64]
+
+
+def assign(
+    targets: Iterable[Target], costs: Mapping[str, Mapping[Dtype, float]], budget_bytes: int
+) -> Assignment:
+    """Return a type for every matrix of ``targets``: least cost within ``budget_bytes`` of data.
+
+    The result is the best one, or within ``cost - bound`` of it; the gap is at most what one
+    step of one matrix is worth. Of the same cost the smaller is taken. Deterministic.
+
+    Raises QsfConversionError when no types fit, or a cost is not finite.
+    """
+    items = [_item(target, costs[target.name]) for target in targets if target.is_matrix]
+    least_bytes = sum(int(item.n_bytes[0]) for item in items)
+    if least_bytes > budget_bytes:
+        raise QsfConversionError(
+            f"the matrices take at least {least_bytes} bytes, {budget_bytes} are left for them"
+        )
+    price = _price(items, budget_bytes)
+    chosen = _fill(items, price, budget_bytes)
+    chosen, bound = _Search(items, price, budget_bytes, chosen).run()
+    cost = _cost(items, chosen)
+    return Assignment(
+        dtypes={item.name: item.dtypes[k] for item, k in zip(items, chosen, strict=True)},
+        n_bytes=sum(int(item.n_bytes[k]) for item, k in zip(items, chosen, strict=True)),
+        cost=cost,
+        bound=min(bound, cost),
+    )
+
+
+def _item(target: Target, costs: Mapping[Dtype, float]) -> _Item:
+    """Drop the types that are no smaller than a better one."""
+    if not costs or not all(math.isfinite(cost) for cost in costs.values()):
+        raise QsfConversionError(f"{target.name}: costs {dict(costs)}, they must be finite")
+    options = sorted((_data_bytes(target, dtype), cost, dtype) for dtype, cost in costs.items())
+    kept = options[:1]
+    for option in options[1:]:
+        if option[1] < kept[-1][1]:
+            kept.append(option)
+    return _Item(
+        target.name,
+        [dtype for _, _, dtype in kept],
+        np.array([n_bytes for n_bytes, _, _ in kept], np.int64),
+        np.array([cost for _, cost, _ in kept], np.float64),
+    )
+
+
+def _steps(item: _Item) -> list[tuple[float, int, int]]:
+    """The lower convex hull of the options as steps (cost saved a byte, from, to), best first."""
+    steps = []
+    at, last = 0, len(item.dtypes) - 1
+    while at < last:
+        gains = (item.costs[at] - item.costs[at + 1 :]) / (
+            item.n_bytes[at + 1 :] - item.n_bytes[at]
+        )
+        to = at + 1 + int(np.argmax(gains))
+        steps.append((float(gains.max()), at, to))
+        at = to
+    return steps
+
+
+def _price(items: Sequence[_Item], budget_bytes: int) -> float:
+    """What a byte is worth where the budget ends: Lagrange's multiplier; 0 if all fits."""
+    left = budget_bytes - sum(int(item.n_bytes[0]) for item in items)
+    steps = [
+        (gain, int(item.n_bytes[to] - item.n_bytes[at]))
+        for item in items
+        for gain, at, to in _steps(item)
+    ]
+    for gain, n_bytes in sorted(steps, reverse=True):
+        left -= n_bytes
+        if left < 0:
+            return gain
+    return 0.0
+
+
+def _fill(items: Sequence[_Item], price: float, budget_bytes: int) -> list[int]:
+    """A good choice to start from: steps of the hulls, best first, as long as they fit."""
+    chosen = [0] * len(items)
+    left = budget_bytes - sum(int(item.n_bytes[0]) for item in items)
+    steps = [(-gain, i, at, to) for i, item in enumerate(items) for gain, at, to in _steps(item)]
+    for _, i, at, to in sorted(steps):
+        n_bytes = int(items[i].n_bytes[to] - items[i].n_bytes[at])
+        if chosen[i] == at and n_bytes <= left:
+            chosen[i] = to
+            left -= n_bytes
+    return chosen
+
+
+def _cost(items: Sequence[_Item], chosen: Iterable[int]) -> float:
+    return math.fsum(float(item.costs[k]) for item, k in zip(items, chosen, strict=True))
+
+
+@dataclass(slots=True)
+class _States:
+    """Choices for the items so far, by ascending bytes and descending cost."""
+
+    n_bytes: NDArray[np.int64]
+    costs: NDArray[np.float64]
+    regrets: NDArray[np.float64]  # what they lost so far against the multiplier's choice
+
+
+class _Search:
+    """Goes through all choices that can be better than a known one.
+
+    With the multiplier as the price of a byte, an option's regret is how much more it costs than
+    the item's cheapest, price included. The regrets of a choice, and the price of what it leaves
+    of the budget, add up to its distance from Lagrange's bound: one that has more regret than the
+    best known choice cannot be better. Of two partial choices, one that is neither cheaper nor
+    smaller is dropped. (Kellerer, Pferschy, Pisinger: Knapsack Problems, 2004, chapter 11.)
+    """
+
+    def __init__(
+        self, items: Sequence[_Item], price: float, budget_bytes: int, chosen: Sequence[int]
+    ) -> None:
+        """Take a choice to start from, which fits."""
+        self.items = items
+        self.budget_bytes = budget_bytes
+        self.chosen = list(chosen)
+        self.cost = _cost(items, chosen)
+        priced = [item.costs + price * item.n_bytes for item in items]
+        self.regrets = [values - values.min() for values in priced]
+        self.bound = math.fsum(float(v.min()) for v in priced) - price * budget_bytes
+        # The items that weigh most first: the small ones fill up what is left.
+        self.order = sorted(range(len(items)), key=lambda i: (-int(items[i].n_bytes[-1]), i))
+        self.most_states = max(_LEAST_STATES, _MOST_STATES // max(1, len(items)))
+
+    def run(self) -> tuple[list[int], float]:
+        """Return the best choice found, and a bound of what any choice costs."""
+        least_bytes = np.array([int(self.items[i].n_bytes[0]) for i in self.order], np.int64)
+        needed = np.append(np.cumsum(least_bytes[::-1])[::-1], 0)
+        states = _States(np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
+        trail: list[tuple[NDArray[np.int32], NDArray[np.int8]]] = []
+        dropped = math.inf  # least regret among states that were dropped for their number
+        tolerance = _EXACT * abs(self.cost)
+        for n, i in enumerate(self.order):
+            gap = self.cost - self.bound
+            states, came_from, option = self._extend(
+                states, i, self.budget_bytes - int(needed[n + 1]), gap
+            )
+            if len(states.costs) > self.most_states:
+                kept = np.sort(np.argsort(states.regrets, kind="stable")[: self.most_states])
+                dropped = min(dropped, float(np.delete(states.regrets, kept).min()))
+                states, came_from, option = _select(states, kept), came_from[kept], option[kept]
+            trail.append((came_from, option))
+        if len(states.costs):
+            best = len(states.costs) - 1  # costs descend
+            if states.costs[best] < self.cost - tolerance:
+                self._take(trail, best)
+        bound = min(self.cost, self.bound + dropped)
+        return self.chosen, bound
+
+    def _extend(
+        self, states: _States, i: int, most_bytes: int, gap: float
+    ) -> tuple[_States, NDArray[np.int32], NDArray[np.int8]]:
+        """Add the options of item ``i``; keep what fits, may be the best, and is not dominated."""
+        item, regrets = self.items[i], self.regrets[i]
+        n_bytes = (states.n_bytes[:, None] + item.n_bytes).ravel()
+        costs = (states.costs[:, None] + item.costs).ravel()
+        regret = (states.regrets[:, None] + regrets).ravel()
+        kept = np.flatnonzero((n_bytes <= most_bytes) & (regret <= gap + _EXACT * abs(self.cost)))
+        kept = kept[np.lexsort((costs[kept], n_bytes[kept]))]
+        least = np.minimum.accumulate(costs[kept])
+        is_better = np.ones(len(kept), bool)
+        is_better[1:] = least[1:] < least[:-1]
+        kept = kept[is_better]
+        n_options = len(item.dtypes)
+        extended = _States(n_bytes[kept], costs[kept], regret[kept])
+        return extended, (kept // n_options).astype(np.int32), (kept % n_options).astype(np.int8)
+
+    def _take(self, trail: Sequence[tuple[NDArray[np.int32], NDArray[np.int8]]], at: int) -> None:
+        """Read a state's choice back."""
+        for i, (came_from, option) in zip(reversed(self.order), reversed(trail), strict=True):
+            self.chosen[i] = int(option[at])
+            at = int(came_from[at])
+        self.cost = _cost(self.items, self.chosen)
+
+
+def _select(states: _States, kept: NDArray[np.intp]) -> _States:
+    return _States(states.n_bytes[kept], states.costs[kept], states.regrets[kept])

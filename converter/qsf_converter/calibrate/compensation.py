@@ -1,0 +1,205 @@
+"""Rounding a matrix so that what it computes stays, not the weights: the sums and the solution.
+
+A matrix W reads y where the original reads z, because everything before it is rounded already.
+Of texts, these sums are kept, all over tokens:
+
+    H = sum y^T y    C = sum z^T y    D = sum d^T y
+
+d is what the residual stream lacks so far, for matrices that add to it. First the weights become
+those that come nearest to the original's output, and to what the stream lacks: they minimise
+sum |W' y - (W z + d)|^2, which is W' = W + (W (C - H) + D) H^-1. Then they are rounded with error
+feedback under H (GPTQ, Frantar et al. 2022). Correcting for z is GPTAQ's idea (Li et al. 2025).
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.errors import QsfConversionError
+from qsf.file.layout import Dtype
+from qsf_converter.original.layers import for_each
+from qsf_converter.rounding.outliers import Entries, split, table_mask
+from qsf_converter.rounding.quantisers import ErrorSums, feedback_rows, quantise_rows
+from qsf_converter.rounding.tiles import BLOCK, TILE_ROWS
+from qsf_converter.sources.checkpoint import Float32Array
+
+Float64Array = NDArray[np.float64]
+
+# Of the mean of H's diagonal, added to it: what few tokens say is not believed blindly.
+DAMPING: Final = 0.05
+_DAMPINGS: Final = (DAMPING, 10 * DAMPING, 100 * DAMPING)  # should feedback not stay finite
+_ROWS_AT_ONCE: Final = 512  # a share of a thread
+_LEAST_SPLIT: Final = 256  # below that, numpy's own inverse is as fast
+
+
+class InputSums:
+    """The sums of one group of matrices that read the same input."""
+
+    def __init__(self, n_inputs: int) -> None:
+        """Begin with no token."""
+        self.inputs = np.zeros((n_inputs, n_inputs))  # H
+        self.original = np.zeros((n_inputs, n_inputs))  # C
+        self.lacking: Float64Array | None = None  # D, [dim, n_inputs]
+
+    def add(self, z: Float32Array, y: Float32Array, lacking: Float32Array | None) -> None:
+        """Add tokens: inputs [n_tokens, n_inputs] of the original and of the rounded model."""
+        factors = [y, z] if lacking is None else [y, z, lacking]
+        products = [y] * len(factors)
+
+        def multiply(i: int) -> None:
+            products[i] = factors[i].T @ y
+
+        for_each(len(factors), multiply)
+        self.inputs += products[0]
+        self.original += products[1]
+        if lacking is not None:
+            product = products[2].astype(np.float64)
+            self.lacking = product if self.lacking is None else self.lacking + product
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A matrix as it will lie in the file."""
+
+    tiles: bytes
+    stored: Float32Array  # [n_rows, n_cols], what the tiles stand for
+    errors: ErrorSums  # against the original's weights
+    output_error: float  # squared error of the outputs that rounding made, relative
+    entries: Entries | None = None  # of a side table, included in ``stored``
+
+
+class Rounding:
+    """The solution for one group of matrices: what is common to them is computed once."""
+
+    def __init__(self, sums: InputSums, n_threads: int, damping: float = DAMPING) -> None:
+        """Factorise. Raises QsfConversionError when the sums are not finite."""
+        self._sums = sums
+        self._n_threads = n_threads
+        self._prepare(damping)
+
+    def _prepare(self, damping: float) -> None:
+        diagonal = np.diag(self._sums.inputs).copy()
+        if not np.isfinite(diagonal).all():
+            raise QsfConversionError("the activations on the calibration text are not finite")
+        self.energies = diagonal.astype(np.float32)
+        self._order = activation_order(diagonal)
+        damped = self._sums.inputs[np.ix_(self._order, self._order)]
+        damped[np.diag_indices(len(damped))] += damping * diagonal.mean() or 1.0
+        self._factor = inverse_factor(damped)
+
+    def round(self, dtype: Dtype, weights: Float32Array, *, has_table: bool = False) -> Rounded:
+        """Round ``weights`` [n_rows, n_cols] of the original to ``dtype``.
+
+        With ``has_table`` outliers are kept apart, in ``Rounded.entries``.
+
+        Raises UnrepresentableError for a value that the type cannot hold.
+        """
+        if dtype in (Dtype.F16, Dtype.F32):
+            return self._plain(dtype, weights)
+        for damping in _DAMPINGS[1:]:
+            try:
+                return self._feedback(dtype, weights, has_table)
+            except QsfConversionError:  # the feedback left the range of numbers
+                self._prepare(damping)
+        return self._feedback(dtype, weights, has_table)
+
+    def _plain(self, dtype: Dtype, weights: Float32Array) -> Rounded:
+        errors, stored = ErrorSums(), np.empty_like(weights)
+        tiles = quantise_rows(dtype, weights, errors, stored=stored)
+        return Rounded(tiles, stored, errors, self._output_error(weights, stored))
+
+    def _feedback(self, dtype: Dtype, weights: Float32Array, has_table: bool) -> Rounded:
+        wanted = plain = self._corrected(weights)
+        entries = None
+        if has_table:
+            mean, sigma = float(weights.mean()), float(weights.std())
+            plain, entries = split(wanted, table_mask(wanted, mean, sigma))
+        stored = np.empty_like(wanted)
+
+        def part(rows: slice) -> bytes:
+            return feedback_rows(
+                dtype,
+                plain[rows],
+                self._factor,
+                self._order,
+                weights=self.energies,
+                stored=stored[rows],
+            )
+
+        with ThreadPoolExecutor(self._n_threads) as pool:
+            tiles = b"".join(pool.map(part, _row_ranges(len(weights))))
+        if entries is not None:
+            # What was taken away, not what the tiles lack: feedback has seen to their error.
+            at = (entries.rows, entries.cols)
+            deltas = (wanted[at] - plain[at]).astype(np.float16).astype(np.float32)
+            stored[at] += deltas
+            entries = Entries(entries.rows, entries.cols, deltas)
+        errors = ErrorSums()
+        errors.observe(weights, stored.copy())
+        return Rounded(tiles, stored, errors, self._output_error(wanted, stored), entries)
+
+    def _corrected(self, weights: Float32Array) -> Float32Array:
+        """Return W', see the module."""
+        gap = weights @ (self._sums.original - self._sums.inputs).astype(np.float32)
+        if self._sums.lacking is not None:
+            gap += self._sums.lacking
+        solved = gap[:, self._order] @ self._factor.T @ self._factor
+        wanted: Float32Array = weights.copy()
+        wanted[:, self._order] += solved
+        return wanted
+
+    def _output_error(self, wanted: Float32Array, stored: Float32Array) -> float:
+        inputs = self._sums.inputs.astype(np.float32)
+        error = wanted - stored
+        energy = float(np.vdot(wanted @ inputs, wanted))
+        return max(0.0, float(np.vdot(error @ inputs, error))) / energy if energy > 0 else 0.0
+
+
+def _row_ranges(n_rows: int) -> Iterator[slice]:
+    step = _ROWS_AT_ONCE // TILE_ROWS * TILE_ROWS
+    return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
+
+
+def activation_order(energies: Float64Array) -> NDArray[np.int32]:
+    """Return columns by falling energy, blocks first and then those within a block.
+
+    What comes first is rounded with the most columns left to make up for it.
+    """
+    n_cols = len(energies)
+    starts = range(0, n_cols, BLOCK)
+    of_blocks = np.array([energies[start : start + BLOCK].sum() for start in starts])
+    parts = []
+    for block in np.argsort(-of_blocks, kind="stable"):
+        start = int(block) * BLOCK
+        parts.append(start + np.argsort(-energies[start : start + BLOCK], kind="stable"))
+    return np.concatenate(parts).astype(np.int32)
+
+
+def inverse_factor(matrix: Float64Array) -> Float32Array:
+    """Return the upper triangular U with U^T U = matrix^-1, of a positive definite matrix.
+
+    matrix = R R^T with R upper triangular, which is Cholesky's factor of the matrix turned about;
+    then U = R^-1.
+    """
+    lower: Float64Array = np.linalg.cholesky(matrix[::-1, ::-1]).astype(np.float64, copy=False)
+    return _inverse_of_upper(lower[::-1, ::-1]).astype(np.float32)
+
+
+def _inverse_of_upper(matrix: Float64Array) -> Float64Array:
+    """By halves, [[A, B], [0, C]]: a third of the operations of a general inverse."""
+    n = len(matrix)
+    if n <= _LEAST_SPLIT:
+        return np.triu(np.linalg.inv(matrix))
+    half = n // 2
+    out = np.zeros_like(matrix)
+    out[:half, :half] = _inverse_of_upper(matrix[:half, :half])
+    out[half:, half:] = _inverse_of_upper(matrix[half:, half:])
+    out[:half, half:] = -out[:half, :half] @ matrix[:half, half:] @ out[half:, half:]
+    return out

@@ -1,0 +1,484 @@
+"""How much each matrix and each layer matters, measured on texts.
+
+A matrix matters as much as the model's predictions change when it alone is rounded: the mean
+Kullback-Leibler divergence KL(original || changed) over the tokens of the texts, in nats. A layer
+matters as much as they change when it is skipped. Both are measured in one pass over the layers:
+beside the residual stream of the original goes one for every change so far, each through the same
+layer while its weights are in memory.
+
+Changes that are measured in one pass do not see each other. `assignment` adds their costs up;
+that this predicts which of two files is better is measured in bench/LOG.md, not assumed.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.errors import QsfArgumentError, QsfConversionError
+from qsf.file.layout import Dtype, TensorType, dtype_name
+from qsf_converter.original.layers import Original, Weights
+from qsf_converter.rounding.plan import Target
+from qsf_converter.rounding.quantisers import UnrepresentableError, quantise_rows
+from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles
+from qsf_converter.sources.architectures import Place
+from qsf_converter.sources.checkpoint import Float32Array
+
+# What is measured in a layer; the other types follow from their output errors, see `measure`.
+MEASURED: Final = (Dtype.Q2, Dtype.Q3)
+DEFAULT_MEMORY_BYTES: Final = 1 << 30  # for all residual streams together
+MOST_TOKENS: Final = 2048
+_FEW_TOKENS: Final = 512
+
+_HEAD: Final = "HEAD"
+
+# Rounds a matrix [n_rows, n_cols] to a type; what the file would give back, in the same shape.
+Rounder = Callable[[Dtype, Float32Array], Float32Array]
+Progress = Callable[[int, int], None]
+_Job = tuple[int, str, Dtype]  # a stream that a rounded matrix gets: its unit, name and type
+
+
+@dataclass(frozen=True, slots=True)
+class LayerImportance:
+    """What a layer does to the residual stream and to the predictions."""
+
+    layer: int  # the first is 0
+    cosine: float  # of its input and output, mean over tokens (ShortGPT, arXiv:2403.03853)
+    kl_skipped: float  # nats a token, when the layer hands on what it gets
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """What ``measure`` found.
+
+    ``kl`` has, by ``Target.name`` and type, the nats a token that rounding this matrix alone
+    costs. ``output_error`` has the squared error of the matrix' output relative to the output's
+    energy; empty for embedding and head. ``measured`` says which types of a matrix were measured;
+    the others are scaled.
+    """
+
+    kl: Mapping[str, Mapping[Dtype, float]]
+    output_error: Mapping[str, Mapping[Dtype, float]]
+    measured: Mapping[str, tuple[Dtype, ...]]
+    layers: tuple[LayerImportance, ...]
+    n_tokens: int  # that predictions were compared at
+
+    def importance(self, layer: int) -> float:
+        """What the layer index says of a layer: ``kl_skipped``, finite and >= 0.
+
+        Unlike the cosine, which is nearly the same for most layers and says nothing of what
+        later layers make of the change, it is the very loss that skipping the layer causes.
+        """
+        return self.layers[layer].kl_skipped
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for META; rounded, because the last digits depend on the machine."""
+        return {
+            "tokens": self.n_tokens,
+            "tensors": {
+                name: {
+                    "kl": {dtype_name(t): _rounded(value) for t, value in by_type.items()},
+                    "measured": [dtype_name(t) for t in self.measured[name]],
+                }
+                for name, by_type in self.kl.items()
+            },
+            "layers": [
+                {"cosine": _rounded(layer.cosine), "kl_skipped": _rounded(layer.kl_skipped)}
+                for layer in self.layers
+            ],
+        }
+
+
+def round_matrix(dtype: Dtype, rows: Float32Array) -> Float32Array:
+    """Return what a file would give back for ``rows`` [n_rows, n_cols].
+
+    Raises UnrepresentableError for a value that the type cannot hold.
+    """
+    return dequantise_tiles(dtype, quantise_rows(dtype, rows), *rows.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much `measure` does: the types it measures in layers, and the tokens it takes."""
+
+    measured: tuple[Dtype, ...]
+    n_tokens: int
+
+
+def choose_effort(
+    original: Original,
+    candidates: Mapping[str, Collection[Dtype]],
+    *,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+) -> Effort:
+    """Return the most that keeps all residual streams together below ``memory_bytes``.
+
+    Up to 2048 tokens, which ranks matrices well enough, at least 1. 2-bit and 3-bit are measured
+    if 512 tokens fit, otherwise 2-bit alone with twice as many. A model of 1.1 G weights (22
+    layers, 2048 wide) gets 700 tokens; one of 7 G weights (32 layers, 4096 wide) 260, which take
+    some 5e14 operations: one to two hours on two cores.
+    """
+    for measured in (MEASURED, MEASURED[:1]):
+        n_streams = len(_jobs(original, candidates, measured)) + original.header.n_layers
+        # Beside them the original's, and the ones that come out of a layer while those that
+        # went in are still there.
+        n_tokens = memory_bytes // ((n_streams + 3) * original.header.dim * 4)
+        if n_tokens >= _FEW_TOKENS:
+            break
+    return Effort(measured, max(1, min(MOST_TOKENS, n_tokens)))
+
+
+def measure(
+    original: Original,
+    windows: NDArray[np.integer],
+    candidates: Mapping[str, Collection[Dtype]],
+    *,
+    measured: Collection[Dtype] = MEASURED,
+    progress: Progress | None = None,
+    round_to: Rounder = round_matrix,
+) -> Sensitivity:
+    """Measure what rounding each matrix to each of its candidate types costs.
+
+    A stream goes through all later layers, so time and memory grow with the number of matrices
+    and measured types. In a layer only the types of ``measured`` get a stream (all, if a matrix
+    has none of them among its candidates); the cost of another type is that of the measured one
+    next to it in size, times the ratio of the squared errors that the two types make in the
+    output of the matrix on these texts: KL is quadratic in a small change. Embedding and head
+    are few: all their types are measured.
+
+    Args:
+        original: the model.
+        windows: token ids, [n_windows, n_tokens]; independent texts; as many as
+            ``choose_effort`` says.
+        candidates: types by ``Target.name``; matrices that are missing are not measured.
+        measured: the types of which KL is measured in layers.
+        progress: called with the passes done and in all; a pass is one stream in one layer, or
+            its predictions.
+        round_to: the rounding.
+
+    Raises QsfArgumentError for token ids or candidates that the model does not have,
+    QsfConversionError when a weight cannot be rounded or the model computes no finite numbers.
+    """
+    _check(original, windows, candidates)
+    return _Measurement(original, windows, candidates, measured, progress, round_to).run()
+
+
+def measure_layers(
+    original: Original, windows: NDArray[np.integer], *, progress: Progress | None = None
+) -> tuple[LayerImportance, ...]:
+    """Measure only what the layers matter: one stream for each of them.
+
+    Arguments and errors are those of ``measure``.
+    """
+    return measure(original, windows, {}, progress=progress).layers
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The residual stream of a changed model."""
+
+    name: str  # of the matrix; of a skipped layer its number
+    dtype: Dtype | None  # None: skipped
+    x: Float32Array  # [n_windows, n_tokens, dim]
+    head: Dtype | None = None  # what the head is rounded to
+
+
+@dataclass(slots=True)
+class _Measurement:
+    """The pass over the layers: the streams, and what was found so far."""
+
+    original: Original
+    windows: NDArray[np.integer]
+    candidates: Mapping[str, Collection[Dtype]]
+    measured: Collection[Dtype]
+    progress: Progress | None
+    round_to: Rounder
+    streams: list[_Stream] = field(default_factory=list)
+    errors: dict[str, dict[Dtype, float]] = field(default_factory=dict)
+    cosines: list[float] = field(default_factory=list)
+    jobs: list[_Job] = field(default_factory=list)
+    n_done: int = 0
+    n_all: int = 0
+
+    def run(self) -> Sensitivity:
+        """Take all streams through all layers, then compare what they predict."""
+        original = self.original
+        self.jobs = _jobs(original, self.candidates, self.measured)
+        self._count()
+        x = original.embed(self.windows)
+        self._start_embeddings(x)
+        for layer in range(original.header.n_layers):
+            x = self._pass_layer(layer, x)
+        self._start_heads(x)
+        with np.errstate(all="ignore"):  # the result is looked at
+            found = self._divergences(x)
+        if not np.isfinite(found).all():
+            raise QsfConversionError("the model computes NaN or infinity on the calibration texts")
+        return self._result([max(0.0, float(value)) for value in found])
+
+    def _count(self) -> None:
+        """Count the passes: those of the original, and of each stream from where it starts."""
+        n_layers = self.original.header.n_layers
+        self.n_all = n_layers + n_layers * (n_layers - 1) // 2 + n_layers  # base, skipped ones
+        for unit_idx, _, _ in self.jobs:
+            self.n_all += 1 + n_layers + (0 if unit_idx == 0 else 1 - unit_idx)
+
+    def _advance(self) -> None:
+        self.n_done += 1
+        if self.progress is not None:
+            self.progress(self.n_done, self.n_all)
+
+    def _start_embeddings(self, x: Float32Array) -> None:
+        """Start a stream for each type of the embedding; a tied head is rounded with it."""
+        for unit_idx, name, dtype in self.jobs:
+            if unit_idx != 0:
+                continue
+            changed = x.copy()
+            for start, rows in self.original.embedding_rows():
+                here = (self.windows >= start) & (self.windows < start + len(rows))
+                ids, places = np.unique(self.windows[here] - start, return_inverse=True)
+                if len(ids):
+                    used = rows[ids]
+                    changed[here] += (self._round(name, dtype, used) - used)[places]
+            head = dtype if self.original.arch.tied_head else None
+            self.streams.append(_Stream(name, dtype, changed, head))
+
+    def _pass_layer(self, layer: int, x: Float32Array) -> Float32Array:
+        """Take all streams through a layer, start those that begin here, return the original's."""
+        original = self.original
+        weights = original.weights(layer + 1)
+        inputs: dict[TensorType, list[Float32Array]] = {}
+
+        def observe(kinds: tuple[TensorType, ...], values: Float32Array) -> None:
+            for kind in kinds:
+                inputs.setdefault(kind, []).append(values)
+
+        out = original.layer(weights, x, observe)
+        self._advance()
+        self.cosines.append(_mean_cosine(x, out))
+        for stream in self.streams:
+            stream.x = original.layer(weights, stream.x)
+            self._advance()
+        for target in original.targets(layer + 1):
+            if target.name in self.candidates:
+                self._start_matrix(target, weights, x, inputs)
+        self.streams.append(_Stream(str(layer), None, x))
+        return out
+
+    def _start_matrix(
+        self,
+        target: Target,
+        weights: Weights,
+        x: Float32Array,
+        inputs: Mapping[TensorType, list[Float32Array]],
+    ) -> None:
+        """Measure the output errors of a matrix' types, and start the streams of some."""
+        kind = target.rule.target
+        assert kind is not None  # learned positions are in no layer
+        exact = weights[kind]
+        types = _types(self.candidates[target.name])
+        energy = sum(_energy(values @ exact.T) for values in inputs[kind])
+        by_type: dict[Dtype, float] = {}
+        for dtype in types:
+            rounded = self._round(target.name, dtype, exact)
+            lost = sum(_energy(values @ (rounded - exact).T) for values in inputs[kind])
+            by_type[dtype] = lost / energy if energy else 0.0
+            if dtype in _measured_types(types, self.measured):
+                changed = self.original.layer({**weights, kind: rounded}, x)
+                self.streams.append(_Stream(target.name, dtype, changed))
+                self._advance()
+        self.errors[target.name] = by_type
+
+    def _start_heads(self, x: Float32Array) -> None:
+        for unit_idx, name, dtype in self.jobs:
+            if unit_idx > self.original.header.n_layers:
+                self.streams.append(_Stream(name, dtype, x, dtype))
+
+    def _round(self, name: str, dtype: Dtype, rows: Float32Array) -> Float32Array:
+        try:
+            return self.round_to(dtype, rows)
+        except UnrepresentableError as error:
+            raise QsfConversionError(
+                f"tensor {name} as {dtype_name(dtype)}: {error.reason}"
+            ) from error
+
+    # ---- the predictions ----
+
+    def _divergences(self, x: Float32Array) -> NDArray[np.float64]:
+        """Return the mean KL of every stream. The head is read twice, a range of rows at a time.
+
+        With z the logits of the original and y those of a stream, it is E_p[z - y] - log sum
+        exp z + log sum exp y, p being the softmax of z; the sums go over the ranges.
+        """
+        original = self.original
+        weights = original.weights(original.header.n_layers + 1)
+        weights.pop(TensorType.HEAD, None)
+        base = original.final_norm(weights, x)
+        for stream in self.streams:
+            stream.x = original.final_norm(weights, stream.x)
+        log_sum = _LogSum(base.shape[:2])
+        for _, rows in original.head_rows():
+            for i in range(len(base)):
+                log_sum.add(i, base[i] @ rows.T)
+        log_sums = [_LogSum(base.shape[:2]) for _ in self.streams]
+        gaps = np.zeros((len(self.streams), *base.shape[:2]))
+        for _, rows in original.head_rows():
+            heads = {
+                dtype: rows if dtype is None else self._round(_HEAD, dtype, rows)
+                for dtype in dict.fromkeys(stream.head for stream in self.streams)
+            }
+            for i in range(len(base)):
+                z = base[i] @ rows.T
+                p = np.exp(z - log_sum.value(i)[:, None].astype(np.float32))
+                for k, stream in enumerate(self.streams):
+                    y = stream.x[i] @ heads[stream.head].T
+                    log_sums[k].add(i, y)
+                    gaps[k, i] += np.einsum("tv,tv->t", p, z - y, dtype=np.float64)
+        for _ in self.streams:
+            self._advance()
+        total = log_sum.all()
+        return np.array(
+            [np.mean(gaps[k] - total + log_sums[k].all()) for k in range(len(self.streams))]
+        )
+
+    def _result(self, divergences: Sequence[float]) -> Sensitivity:
+        kl: dict[str, dict[Dtype, float]] = {}
+        skipped: dict[int, float] = {}
+        for stream, value in zip(self.streams, divergences, strict=True):
+            if stream.dtype is None:
+                skipped[int(stream.name)] = value
+            else:
+                kl.setdefault(stream.name, {})[stream.dtype] = value
+        measured = {name: tuple(by_type) for name, by_type in kl.items()}
+        for name, errors in self.errors.items():
+            kl[name] = _scaled(kl[name], errors)
+        return Sensitivity(
+            kl=kl,
+            output_error=self.errors,
+            measured=measured,
+            layers=tuple(
+                LayerImportance(layer, cosine, skipped[layer])
+                for layer, cosine in enumerate(self.cosines)
+            ),
+            n_tokens=self.windows.size,
+        )
+
+
+class _LogSum:
+    """log sum exp over ranges of logits, for [n_windows, n_tokens]."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._most = np.full(shape, -np.inf)
+        self._sum = np.zeros(shape)
+
+    def add(self, window: int, logits: Float32Array) -> None:
+        """Include logits [n_tokens, n_rows] of a window."""
+        before = self._most[window]
+        most = np.maximum(before, logits.max(axis=1))
+        shifted = np.exp(logits - most[:, None].astype(np.float32))
+        with np.errstate(invalid="ignore"):
+            kept = np.where(self._sum[window] > 0, np.exp(before - most), 0.0)
+        self._sum[window] = self._sum[window] * kept + shifted.sum(axis=1, dtype=np.float64)
+        self._most[window] = most
+
+    def value(self, window: int) -> NDArray[np.float64]:
+        """The result of a window, [n_tokens]."""
+        return np.asarray(self._most[window] + np.log(self._sum[window]))
+
+    def all(self) -> NDArray[np.float64]:
+        """The result of all windows."""
+        return np.asarray(self._most + np.log(self._sum))
+
+
+def _check(
+    original: Original, windows: NDArray[np.integer], candidates: Mapping[str, Collection[Dtype]]
+) -> None:
+    if windows.ndim != 2 or not windows.size:
+        raise QsfArgumentError(
+            f"calibration windows of shape {list(windows.shape)}: two axes needed"
+        )
+    n_vocab = original.header.n_vocab
+    least, most = int(windows.min()), int(windows.max())
+    if least < 0 or most >= n_vocab:
+        raise QsfArgumentError(
+            f"calibration tokens {least} .. {most}, the vocabulary is 0 .. {n_vocab - 1}"
+        )
+    if windows.shape[1] > original.header.max_tokens:
+        raise QsfArgumentError(
+            f"calibration windows of {windows.shape[1]} tokens, the model takes at most"
+            f" {original.header.max_tokens}"
+        )
+    known = {target.name for target in _matrices(original)}
+    for name, types in candidates.items():
+        if name not in known:
+            raise QsfArgumentError(f"the model has no matrix {name} to measure")
+        if not types or any(dtype not in TILE_DTYPES for dtype in types):
+            raise QsfArgumentError(f"the types of {name} are {list(types)}, not of matrices")
+
+
+def _matrices(original: Original) -> list[Target]:
+    units = range(original.header.n_layers + 2)
+    return [target for unit in units for target in original.targets(unit) if target.is_matrix]
+
+
+def _jobs(
+    original: Original,
+    candidates: Mapping[str, Collection[Dtype]],
+    measured: Collection[Dtype],
+) -> list[_Job]:
+    """All streams of rounded matrices in file order."""
+    jobs = []
+    for target in _matrices(original):
+        types = _types(candidates.get(target.name, ()))
+        if target.rule.place is Place.LAYER:
+            types = _measured_types(types, measured)
+        jobs += [(target.unit_idx, target.name, dtype) for dtype in types]
+    return jobs
+
+
+def _types(types: Collection[Dtype]) -> tuple[Dtype, ...]:
+    """Each once, the smallest first."""
+    return tuple(sorted(set(types), key=_tile_bytes))
+
+
+def _tile_bytes(dtype: Dtype) -> int:
+    return TILE_DTYPES[dtype].itemsize
+
+
+def _measured_types(types: tuple[Dtype, ...], measured: Collection[Dtype]) -> tuple[Dtype, ...]:
+    return tuple(dtype for dtype in types if dtype in measured) or types
+
+
+def _scaled(measured: Mapping[Dtype, float], errors: Mapping[Dtype, float]) -> dict[Dtype, float]:
+    """Costs of all types: measured, or scaled from the measured type next in size."""
+    costs = {}
+    for dtype in errors:
+        nearest = min(measured, key=lambda m: abs(_tile_bytes(m) - _tile_bytes(dtype)))
+        if dtype in measured:
+            costs[dtype] = measured[dtype]
+        elif errors[nearest] > 0:
+            costs[dtype] = measured[nearest] * errors[dtype] / errors[nearest]
+        else:  # a matrix of zeros: nothing was lost
+            costs[dtype] = 0.0
+    return costs
+
+
+def _energy(values: Float32Array) -> float:
+    return float(np.sum(values * values, dtype=np.float64))
+
+
+def _mean_cosine(x: Float32Array, y: Float32Array) -> float:
+    """Mean over tokens; of [n_windows, n_tokens, dim]."""
+    products = np.einsum("wtd,wtd->wt", x, y, dtype=np.float64)
+    norms = np.sqrt(np.sum(x * x, axis=-1, dtype=np.float64))
+    norms *= np.sqrt(np.sum(y * y, axis=-1, dtype=np.float64))
+    return float(np.mean(products / np.where(norms == 0, 1.0, norms)))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")

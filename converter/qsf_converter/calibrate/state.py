@@ -1,0 +1,233 @@
+"""What a calibration has done so far, in a folder beside the file that it makes.
+
+After each layer its tensors and both residual streams are saved; a later call with the same
+model, text and options goes on from there and makes the same file, bit for bit. Each file
+appears complete or not at all, and begins with the SHA-256 of the rest: one that a power cut or
+a disk has damaged is not believed, and the calibration goes on from what is in front of it.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+
+from qsf.errors import QsfIOError
+from qsf.file.layout import Dtype
+from qsf_converter.calibrate.sensitivity import LayerImportance, Sensitivity
+from qsf_converter.rounding.outliers import Entries
+from qsf_converter.rounding.pieces import Piece
+from qsf_converter.rounding.plan import Target
+from qsf_converter.rounding.quantisers import ErrorSums
+from qsf_converter.sources.checkpoint import Float32Array
+
+_KEY: Final = "key"
+_OUR_NAMES: Final = re.compile(
+    r"key|sensitivity\.(json|partial)|(layer|streams)-\d{4,}\.(npz|partial)"
+)
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
+
+
+def folder_of(out: Path) -> Path:
+    """Return where the state of the file ``out`` lies."""
+    return out.with_name(f"{out.name}.calibration")
+
+
+class CalibrationState:
+    """The saved layers of one calibration. Its folder is there once something is saved."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        """Find what is saved. ``key`` says what the state is of.
+
+        A folder with another key is of another calibration and is removed. Raises QsfIOError,
+        also when the folder is something else than a calibration's state.
+        """
+        self._folder = folder
+        self._key = key
+        try:
+            self._check_ours()
+            if folder.is_dir() and self._read_key() != key:
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise QsfIOError(f"{folder}: {error.strerror or error}") from error
+        self.n_layers = self._count()
+
+    def _check_ours(self) -> None:
+        """Refuse what a user may have put there: a folder of another key is removed."""
+        what = ""
+        if self._folder.is_symlink() or self._folder.is_file():
+            what = "it is no folder"
+        elif self._folder.is_dir():
+            names = [path.name for path in self._folder.iterdir()]
+            others = [name for name in names if not _OUR_NAMES.fullmatch(name)]
+            what = f"it holds {min(others)}" if others else ""
+        if what:
+            raise QsfIOError(
+                f"{self._folder}: the calibration's state would lie there, but {what}; move it, or"
+                " choose another name for the output"
+            )
+
+    def _read_key(self) -> str | None:
+        try:
+            return (self._folder / _KEY).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def _count(self) -> int:
+        """The last layer with streams and all layers up to it; 0 if there is none."""
+        n = 0
+        while self._is_whole(self._layer(n + 1)):
+            n += 1
+        while n > 0 and not self._is_whole(self._streams(n)):
+            n -= 1
+        return n
+
+    def _is_whole(self, path: Path) -> bool:
+        try:
+            with path.open("rb") as file:
+                wanted = file.read(_DIGEST_BYTES)
+                return _digest_of_rest(file) == wanted
+        except OSError:
+            return False
+
+    def _layer(self, unit_idx: int) -> Path:
+        return self._folder / f"layer-{unit_idx:04}.npz"
+
+    def _streams(self, unit_idx: int) -> Path:
+        return self._folder / f"streams-{unit_idx:04}.npz"
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        """Read a file that was whole. Raises QsfIOError."""
+        try:
+            with path.open("rb") as file:
+                file.seek(_DIGEST_BYTES)
+                with np.load(file, allow_pickle=False) as arrays:
+                    return dict(arrays)
+        except OSError as error:
+            raise QsfIOError(f"{path}: {error.strerror or error}") from error
+
+    def streams(self) -> tuple[Float32Array, Float32Array]:
+        """Return the residual streams behind the last layer that is done."""
+        arrays = self._load(self._streams(self.n_layers))
+        return arrays["exact"], arrays["rounded"]
+
+    def pieces(self, unit_idx: int, targets: Sequence[Target]) -> Iterator[tuple[Piece, bytes]]:
+        """Yield the tensors of a layer as they were saved."""
+        arrays = self._load(self._layer(unit_idx))
+        facts = json.loads(arrays["facts"].tobytes())
+        for i, target in enumerate(targets):
+            piece = Piece(target, 0, target.n_rows)
+            piece.errors = ErrorSums(**facts[i]["errors"])
+            piece.action = facts[i]["action"]
+            piece.output_error = facts[i]["output_error"]
+            if f"rows{i}" in arrays:
+                piece.entries = Entries(
+                    arrays[f"rows{i}"], arrays[f"cols{i}"], arrays[f"values{i}"]
+                )
+            yield piece, arrays[f"data{i}"].tobytes()
+
+    def save(
+        self,
+        unit_idx: int,
+        written: Sequence[tuple[Piece, bytes]],
+        streams: tuple[Float32Array, Float32Array],
+    ) -> None:
+        """Save a layer and the streams behind it. Raises QsfIOError, also when the disk is full."""
+        facts = [
+            {
+                "errors": dataclasses.asdict(piece.errors),
+                "action": piece.action,
+                "output_error": piece.output_error,
+            }
+            for piece, _ in written
+        ]
+        arrays: dict[str, Any] = {
+            f"data{i}": np.frombuffer(data, np.uint8) for i, (_, data) in enumerate(written)
+        }
+        for i, (piece, _) in enumerate(written):
+            if piece.entries is not None:
+                arrays[f"rows{i}"] = piece.entries.rows
+                arrays[f"cols{i}"] = piece.entries.cols
+                arrays[f"values{i}"] = piece.entries.values
+        arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        self._put(
+            self._streams(unit_idx),
+            lambda file: np.savez(file, exact=streams[0], rounded=streams[1]),
+        )
+        self._put(self._layer(unit_idx), lambda file: np.savez(file, **arrays))
+        with contextlib.suppress(OSError):
+            self._streams(unit_idx - 1).unlink()
+        self.n_layers = unit_idx
+
+    def _put(self, path: Path, write: Callable[[IO[bytes]], object]) -> None:
+        """Make a file of what ``write`` writes, with its digest in front."""
+        partial = path.with_suffix(".partial")
+        try:
+            if not self._folder.is_dir():
+                self._folder.mkdir()
+            if self._read_key() != self._key:
+                (self._folder / _KEY).write_text(self._key, encoding="utf-8")
+            with partial.open("w+b") as file:
+                file.write(bytes(_DIGEST_BYTES))
+                write(file)
+                file.seek(_DIGEST_BYTES)
+                digest = _digest_of_rest(file)
+                file.seek(0)
+                file.write(digest)
+            partial.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise QsfIOError(f"{path}: {error.strerror or error}") from error
+
+    def sensitivity(self, measure: Callable[[], Sensitivity]) -> Sensitivity:
+        """Return what was measured before, or measure it now and keep it. Raises QsfIOError."""
+        path = self._folder / "sensitivity.json"
+        if self._is_whole(path):
+            return _sensitivity_of(json.loads(path.read_bytes()[_DIGEST_BYTES:]))
+        found = measure()
+        text = json.dumps(dataclasses.asdict(found))
+        self._put(path, lambda file: file.write(text.encode()))
+        # As a later call will read it.
+        return _sensitivity_of(json.loads(text))
+
+    def remove(self) -> None:
+        """Delete the folder: the file is made."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _digest_of_rest(file: IO[bytes]) -> bytes:
+    digest = hashlib.sha256()
+    while part := file.read(1 << 20):
+        digest.update(part)
+    return digest.digest()
+
+
+def _sensitivity_of(fields: dict[str, Any]) -> Sensitivity:
+    """Undo ``dataclasses.asdict`` and JSON, which writes the types' numbers as text."""
+
+    def by_type(table: dict[str, dict[str, float]]) -> dict[str, dict[Dtype, float]]:
+        return {
+            name: {Dtype(int(dtype)): value for dtype, value in row.items()}
+            for name, row in table.items()
+        }
+
+    return Sensitivity(
+        kl=by_type(fields["kl"]),
+        output_error=by_type(fields["output_error"]),
+        measured={
+            name: tuple(Dtype(dtype) for dtype in types)
+            for name, types in fields["measured"].items()
+        },
+        layers=tuple(LayerImportance(**layer) for layer in fields["layers"]),
+        n_tokens=fields["n_tokens"],
+    )

@@ -1,0 +1,218 @@
+"""Texts for calibration and evaluation: read from files, and cut into windows of tokens."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.errors import QsfConversionError, QsfIOError
+from qsf.text.tokenizer import Tokenizer
+from qsf_converter.sources.metadata import read_bytes
+
+MIN_WINDOW_TOKENS: Final = 64  # statistics of less would be those of a few words
+
+_END_LINE: Final = re.compile(r"^<\|endoftext\|>\r?\n?", re.MULTILINE)
+_TEXT_KEYS: Final = ("text", "content", "prompt")
+_BUNDLED: Final = Path(__file__).with_name("calibration_text.txt")
+# Encoding takes some 200 times the memory of its text, so texts are encoded in pieces.
+_PIECE_CHARS: Final = 16384
+# Of a text that is far longer than the windows need, only some pieces are encoded. Few
+# vocabularies have more characters per token, in any language.
+_CHARS_PER_TOKEN: Final = 16
+
+
+def read_texts(path: Path) -> list[str]:
+    """Return the texts of a file, in its order; texts of white space only are left out.
+
+    ``.jsonl`` and ``.ndjson`` have one JSON value per line, ``.json`` an array of them: a string,
+    or an object whose text is called "text", "content" or "prompt". Anything else is UTF-8 text:
+    one, or several with lines of ``<|endoftext|>`` between them, as training texts have.
+
+    Raises QsfIOError when the system refuses to read, QsfConversionError when the file is not
+    what its name says (with the number of the line or value) or holds no text.
+    """
+    data = read_bytes(path)
+    if data is None:
+        raise QsfIOError(f"{path}: no such file")
+    try:
+        whole = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise QsfConversionError(
+            f"{path}: line {line} is not UTF-8 (byte 0x{data[error.start]:02x} at offset "
+            f"{error.start}); save the text as UTF-8"
+        ) from error
+    suffix = path.suffix.lower()
+    if suffix in (".jsonl", ".ndjson"):
+        # Not splitlines(): U+2028 and the like may stand in a JSON string as they are.
+        lines = enumerate(whole.split("\n"), 1)
+        texts = [
+            _text_of(_parse(line, f"{path}: line {at}"), f"{path}: line {at}")
+            for at, line in lines
+            if line.strip()
+        ]
+    elif suffix == ".json":
+        values = _parse(whole, str(path)) if whole.strip() else []
+        if not isinstance(values, list):
+            raise QsfConversionError(
+                f"{path}: a JSON array of texts is expected, not {type(values).__name__}; "
+                "one value per line is called .jsonl"
+            )
+        texts = [_text_of(value, f"{path}: value {at}") for at, value in enumerate(values, 1)]
+    else:
+        texts = _END_LINE.split(whole)
+    texts = [text for text in texts if text.strip()]
+    if not texts:
+        raise QsfConversionError(f"{path}: no text in its {len(data)} bytes")
+    return texts
+
+
+def bundled_text() -> str:
+    """Return the text that is calibrated with when none is given.
+
+    CALIBRATION_TEXT_SOURCES.md names the sources and licences of its parts.
+    """
+    return _BUNDLED.read_text(encoding="utf-8")
+
+
+def windows(
+    tokenizer_json: bytes,
+    texts: Sequence[str],
+    *,
+    n_tokens: int,
+    max_windows: int,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+) -> NDArray[np.int32]:
+    """Return token ids [n_windows, n_tokens] of the texts; the same for the same arguments.
+
+    The texts are one sequence with ``eos_id`` between them, if the model has one. It is cut
+    into windows without overlap, of which ``max_windows`` are taken, evenly spread, and every
+    window begins with ``bos_id``, if the model has one. What does not fill a window is left
+    out; where even the first is not full, the only window is as long as the sequence.
+
+    Raises QsfConversionError when there are fewer than 64 tokens (or than a window, if that is
+    shorter), and when the texts are not Unicode; QsfFormatError and QsfUnsupportedError when the
+    tokenizer cannot be used.
+    """
+    n_bos = 0 if bos_id is None else 1
+    n_body = n_tokens - n_bos
+    if n_body < 1 or max_windows < 1:
+        raise QsfConversionError(
+            f"{max_windows} windows of {n_tokens} tokens hold no text; ask for at least 1 of 2"
+        )
+    for at, text in enumerate(texts, 1):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise QsfConversionError(
+                f"text {at} is not valid Unicode: character {error.start} is {text[error.start]!r}"
+            ) from error
+    tokenizer = Tokenizer(tokenizer_json, bos_id=bos_id)
+    wanted_chars = _CHARS_PER_TOKEN * max_windows * n_body
+    ids = _sequence(tokenizer, _spread(texts, wanted_chars), eos_id)
+    n_least = min(n_tokens, MIN_WINDOW_TOKENS) - n_bos
+    if len(ids) < n_least:
+        raise QsfConversionError(
+            f"the text has {len(ids)} tokens; at least {n_least} are needed, and "
+            f"{max_windows * n_body} for {max_windows} windows of {n_tokens}"
+        )
+    n_body = min(n_body, len(ids))
+    n_full = len(ids) // n_body
+    n_windows = min(n_full, max_windows)
+    chosen = np.arange(n_windows) * n_full // n_windows
+    out = np.empty((n_windows, n_bos + n_body), np.int32)
+    out[:, :n_bos] = bos_id if bos_id is not None else 0
+    out[:, n_bos:] = ids[: n_full * n_body].reshape(n_full, n_body)[chosen]
+    return out
+
+
+# ---- of read_texts ----
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise QsfConversionError(f"{where}: not JSON: {error}") from error
+
+
+def _text_of(value: Any, where: str) -> str:
+    if isinstance(value, dict):
+        key = next((key for key in _TEXT_KEYS if isinstance(value.get(key), str)), None)
+        if key is None:
+            keys = ", ".join(f'"{name}"' for name in list(value)[:8]) or "none"
+            raise QsfConversionError(
+                f'{where}: no string called "text", "content" or "prompt"; its keys are {keys}'
+            )
+        value = value[key]
+    if not isinstance(value, str):
+        raise QsfConversionError(
+            f"{where}: a string or an object is expected, not {type(value).__name__}"
+        )
+    return value
+
+
+# ---- of windows ----
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a text behind a line, else before a space, where no token goes across."""
+    start = 0
+    while len(text) - start > _PIECE_CHARS:
+        end = start + _PIECE_CHARS
+        cut = text.rfind("\n", start, end) + 1 or text.rfind(" ", start + 1, end)
+        cut = cut if cut > start else end
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def _spread(texts: Sequence[str], wanted_chars: int) -> list[list[str]]:
+    """Return texts as lists of pieces: all of them, or about ``wanted_chars`` evenly spread.
+
+    A text of which something is left out becomes several, for what follows a gap is not a
+    continuation.
+    """
+    cut = [list(_pieces(text)) for text in texts if text]
+    n_chars = sum(map(len, texts))
+    wanted_chars = max(wanted_chars, 64 * _PIECE_CHARS)
+    if n_chars <= wanted_chars:
+        return cut
+    found: list[list[str]] = []
+    credit = 0  # of characters, times n_chars
+    for pieces in cut:
+        is_continued = False
+        for piece in pieces:
+            credit += len(piece) * wanted_chars
+            is_taken = credit >= len(piece) * n_chars
+            if is_taken:
+                credit -= len(piece) * n_chars
+                if is_continued:
+                    found[-1].append(piece)
+                else:
+                    found.append([piece])
+            is_continued = is_taken
+    return found
+
+
+def _sequence(
+    tokenizer: Tokenizer, texts: Sequence[Sequence[str]], eos_id: int | None
+) -> NDArray[np.int32]:
+    """Return the ids of all texts, with ``eos_id`` between them."""
+    parts: list[NDArray[np.int32]] = []
+    for pieces in texts:
+        if parts and eos_id is not None:
+            parts.append(np.array([eos_id], np.int32))
+        for piece in pieces:
+            # Text of unknown origin: what reads like a special token is text.
+            ids = tokenizer.encode(piece, add_prefix=False, parse_special=False)
+            parts.append(np.array(ids, np.int32))
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)

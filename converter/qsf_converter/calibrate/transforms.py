@@ -1,0 +1,197 @@
+"""Changes of a layer's weights that leave its output as it is, and make it easier to round.
+
+- Scaling (AWQ, Lin et al. 2023): a matrix' columns are multiplied with s, what it reads is divided
+  by s. The division costs nothing: it goes into the norm in front of Q, K, V and of gate and up,
+  into the rows of V in front of the attention's output, into those of up in front of down.
+- Rotation of the heads (as R2 of SpinQuant, Liu et al. 2024): the values of a head are turned by
+  a Hadamard matrix, and the attention's output matrix turns them back.
+
+Which of them a layer gets is measured: what serves the weighted error of plain rounding.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.file.layout import Dtype, Header, TensorType
+from qsf_converter.original.layers import BIASES, Weights
+from qsf_converter.rounding.quantisers import UnrepresentableError, quantise_rows
+from qsf_converter.sources.checkpoint import Float32Array
+
+T = TensorType
+
+ROTATED: Final = "rotated"
+SCALED: Final = "scaled"
+
+_EXPONENTS: Final = (0.25, 0.5)  # of the root mean square of an input, to become its scale
+_LARGEST_LOG: Final = math.log(16)
+_MOST_ROWS: Final = 1024  # of a matrix, to measure with
+_LEAST_GAIN: Final = 0.02  # of the error; less is chance
+_PLAIN: Final = (Dtype.F16, Dtype.F32)
+
+Energies = Mapping[tuple[TensorType, ...], NDArray[np.float64]]
+
+
+def choose(
+    weights: Weights,
+    dtypes: Mapping[TensorType, Dtype],
+    energies: Energies,
+    header: Header,
+) -> tuple[Weights, dict[TensorType, str]]:
+    """Return equivalent weights of a layer, and what was done to which matrix.
+
+    ``energies`` has, by the matrices that read an input (those of ``INPUT_GROUPS`` that exist),
+    the sum over tokens of input x input, [n_inputs, n_inputs], in the unchanged layer.
+    """
+    chosen, actions = dict(weights), dict[TensorType, str]()
+    for group, inputs in energies.items():
+        if all(dtypes[kind] in _PLAIN for kind in group):
+            continue
+        action = ""
+        best_error = _error(chosen, group, dtypes, np.diag(inputs))
+        turned = rotate_heads(chosen, header) if group == (T.ATTN_OUT,) else None
+        if turned is not None:
+            rotated = _rotated(inputs, header.head_dim)
+            error = _error(turned, group, dtypes, np.diag(rotated))
+            if error < best_error * (1 - _LEAST_GAIN):
+                chosen, inputs, best_error, action = turned, rotated, error, ROTATED
+        unscaled = chosen
+        for exponent in _EXPONENTS:
+            scales = _scales(np.diag(inputs), exponent, group, header)
+            scaled = scale_inputs(unscaled, group, scales, header)
+            if scaled is None:
+                break
+            error = _error(scaled, group, dtypes, np.diag(inputs) / scales.astype(np.float64) ** 2)
+            if error < best_error * (1 - _LEAST_GAIN):
+                chosen, best_error = scaled, error
+                action = f"{ROTATED}, {SCALED}" if action.startswith(ROTATED) else SCALED
+        if action:
+            actions.update(dict.fromkeys(group, action))
+    return chosen, actions
+
+
+def scale_inputs(
+    weights: Weights, group: tuple[TensorType, ...], scales: Float32Array, header: Header
+) -> Weights | None:
+    """Multiply the columns of a group with ``scales`` [n_inputs] and divide what they read.
+
+    None where nothing in front of the group can take the division. The scales of attention's
+    output are the same for all heads that share values.
+    """
+    out = dict(weights)
+    for kind in group:
+        out[kind] = weights[kind] * scales
+    if group == (T.ATTN_OUT,):
+        n_shared = _n_shared(header)
+        of_values = scales.reshape(-1, n_shared, header.head_dim)[:, 0].ravel()
+        _divide(out, T.V, of_values)
+    elif group != (T.FFN_DOWN,):
+        _divide(out, T.ATTN_NORM if T.Q in group else T.FFN_NORM, scales)
+    elif T.FFN_GATE in weights:
+        _divide(out, T.FFN_UP, scales)
+    else:
+        return None  # down reads what the activation made, which a factor does not pass
+    return out
+
+
+def rotate_heads(weights: Weights, header: Header) -> Weights | None:
+    """Turn the values of each head, and turn them back in the attention's output matrix.
+
+    None when the head dimension is not a power of two.
+    """
+    n = header.head_dim
+    if n < 2 or n & (n - 1):
+        return None
+    turn = _hadamard(n)
+    out = dict(weights)
+    values = weights[T.V]
+    out[T.V] = np.ascontiguousarray(
+        np.einsum("ij,hjc->hic", turn, values.reshape(-1, n, values.shape[1])).reshape(values.shape)
+    )
+    if T.V_BIAS in weights:
+        out[T.V_BIAS] = (weights[T.V_BIAS].reshape(-1, n) @ turn.T).ravel()
+    output = weights[T.ATTN_OUT]
+    out[T.ATTN_OUT] = (output.reshape(len(output), -1, n) @ turn.T).reshape(output.shape)
+    return out
+
+
+def _divide(weights: Weights, kind: TensorType, scales: Float32Array) -> None:
+    """Divide rows of a matrix, or a vector, and its bias by ``scales``."""
+    values = weights[kind]
+    weights[kind] = values / (scales if values.ndim == 1 else scales[:, None])
+    if BIASES[kind] in weights:
+        weights[BIASES[kind]] = weights[BIASES[kind]] / scales
+
+
+def _n_shared(header: Header) -> int:
+    """Heads that share the values of one KV head."""
+    return header.n_heads // (header.n_kv_heads or header.n_heads)
+
+
+def _scales(
+    energies: NDArray[np.float64], exponent: float, group: tuple[TensorType, ...], header: Header
+) -> Float32Array:
+    """Return rms ^ exponent of each input, around 1."""
+    if group == (T.ATTN_OUT,):
+        shared = energies.reshape(-1, _n_shared(header), header.head_dim).mean(axis=1)
+        energies = np.repeat(
+            shared.reshape(-1, 1, header.head_dim), _n_shared(header), axis=1
+        ).ravel()
+    floor = energies.max() * 1e-8
+    if floor <= 0:
+        return np.ones(len(energies), np.float32)
+    logs = 0.5 * exponent * np.log(np.maximum(energies, floor))
+    logs -= (logs.max() + logs.min()) / 2
+    return np.asarray(np.exp(np.clip(logs, -_LARGEST_LOG, _LARGEST_LOG)), np.float32)
+
+
+def _error(
+    weights: Weights,
+    group: tuple[TensorType, ...],
+    dtypes: Mapping[TensorType, Dtype],
+    energies: NDArray[np.float64],
+) -> float:
+    """Squared error of plainly rounded matrices, each column's weighted with its input's energy."""
+    total = 0.0
+    of_columns = energies.astype(np.float32)
+    for kind in group:
+        rows = weights[kind][:: max(1, len(weights[kind]) // _MOST_ROWS)]
+        stored = np.empty_like(rows)
+        try:
+            quantise_rows(
+                dtypes[kind],
+                np.ascontiguousarray(rows),
+                weights=of_columns if dtypes[kind] not in _PLAIN else None,
+                stored=stored,
+            )
+        except UnrepresentableError:
+            return math.inf
+        stored -= rows
+        stored *= stored
+        total += (
+            float(stored.sum(axis=0, dtype=np.float64) @ energies) * len(weights[kind]) / len(rows)
+        )
+    return total
+
+
+def _rotated(inputs: NDArray[np.float64], head_dim: int) -> NDArray[np.float64]:
+    """The sums of input x input, with the inputs of each head turned."""
+    turn = _hadamard(head_dim).astype(np.float64)
+    n_heads = len(inputs) // head_dim
+    grid = inputs.reshape(n_heads, head_dim, n_heads, head_dim)
+    turned: NDArray[np.float64] = np.einsum("ij,hjgk,lk->higl", turn, grid, turn, optimize=True)
+    return turned.reshape(inputs.shape)
+
+
+def _hadamard(n: int) -> Float32Array:
+    """Sylvester's matrix of n rows, scaled to be orthogonal."""
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < n:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return np.asarray(matrix / math.sqrt(n), np.float32)

@@ -1,0 +1,269 @@
+"""``qsf-convert``: a HuggingFace model directory, or a GGUF file, becomes one .qsf file.
+
+Exit codes: 0 done, 1 the model cannot be converted or the system refused, 2 wrong usage,
+130 interrupted, 143 terminated. Every error is one line on stderr.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from qsf.errors import QsfArgumentError
+from qsf.shell import command, typer_app
+from qsf.shell.output import check_output
+from qsf.shell.progress import ProgressLine, duration_text
+from qsf_converter.calibrate.recipe import DEFAULT_CALIBRATION_TOKENS, MIXED
+from qsf_converter.calibrate.state import folder_of
+from qsf_converter.convert import convert
+from qsf_converter.report.html import write_page
+from qsf_converter.report.record import Report
+from qsf_converter.report.text import summary_lines
+from qsf_converter.rounding.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION
+from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, QUANT_TYPES
+
+PROGRAM = "qsf-convert"
+
+_MB = 2**20  # as qsf-run and system monitors count
+_TOKENS = DEFAULT_CALIBRATION_TOKENS
+
+# Typer joins the lines of a paragraph; a line with only \b keeps them apart.
+_EPILOG = """\b
+Examples:
+  qsf-convert examples/tiny-llama tiny.qsf
+  qsf-convert examples/tiny-llama tiny.qsf --quant-type 8bit --force
+  qsf-convert examples/tiny-llama tiny.qsf --quant-type 2bit --embed-type 4bit
+  qsf-convert examples/tiny-llama tiny.qsf --compress auto --disk-speed 200
+  qsf-convert examples/tiny-llama tiny.qsf --report tiny.html
+  qsf-convert examples/tiny-llama tiny.qsf --quant-type 3bit --calibration bundled
+  qsf-convert examples/tiny-llama tiny.qsf --target-size 1.5 --calibration my.txt
+
+\b
+Bits a weight: 8bit 8.25, 4bit 4.5, 4bit-sym 4.25, 3bit 3.5, 2bit 2.5,
+2bit-sym 2.25, ternary 2.25, ternary-dense 1.875. The ternary types are for
+models trained so. Other models lose much below 4 bits, less if calibrated.
+
+\b
+Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
+"""
+
+app = typer_app.create_app()
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(command.version_line(PROGRAM))
+        raise typer.Exit
+
+
+@app.command(name=PROGRAM, epilog=_EPILOG)
+def convert_command(
+    model_dir: Annotated[
+        Path,
+        typer.Argument(
+            help="Directory with config.json and weights, or a .gguf file.", metavar="MODEL"
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT")],
+    quant_type: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}, or mixed, which chooses "
+            "for each.",
+            show_default=f"{DEFAULT_QUANT_TYPE}, or {MIXED} with a target size",
+        ),
+    ] = None,
+    embed_type: Annotated[
+        str | None,
+        typer.Option(
+            help="Type of the embeddings and the output head: one of the same.",
+            show_default="8bit, f16 with --quant-type f16, chosen with mixed",
+        ),
+    ] = None,
+    ternary_rule: Annotated[
+        str,
+        typer.Option(
+            help="How ternary types round: search, the best scale of each block, which keeps "
+            "ternary weights exact; or absmean, BitNet's one scale for each matrix."
+        ),
+    ] = "search",
+    compress: Annotated[
+        str,
+        typer.Option(
+            help=f"Compression of the layers: {', '.join(COMPRESSIONS)}; auto compresses those "
+            "that the disk and the processor deliver at least 3 % faster so."
+        ),
+    ] = DEFAULT_COMPRESSION,
+    disk_speed: Annotated[
+        float | None,
+        typer.Option(
+            help="For --compress auto: MB/s of the disk that the model will be read from.",
+            min=0.001,
+            show_default="measured on OUT's disk",
+        ),
+    ] = None,
+    report_out: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", help="Write the quality report as a web page too.", metavar="FILE.html"
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace OUT, and the report, if they exist.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads that quantise.", min=1, show_default="one per core")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")
+    ] = False,
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            help="Round by what the model computes on this text: a file of text or JSONL, or "
+            "'bundled' for our own. Much closer to the original, and takes minutes to hours; an "
+            "interrupted run is continued by the same command.",
+            metavar="FILE",
+        ),
+    ] = None,
+    calibration_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens of that text.", min=512, show_default=str(_TOKENS)),
+    ] = None,
+    target_size: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest size of OUT; a type is chosen for each tensor.", metavar="MB", min=0.01
+        ),
+    ] = None,
+    target_bpw: Annotated[
+        float | None,
+        typer.Option(help="The same as bits of OUT for each weight.", min=0.01, max=32),
+    ] = None,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Convert a HuggingFace or GGUF model to one .qsf file with all that is needed to run it."""
+    if disk_speed is not None and compress != AUTO:
+        raise QsfArgumentError("--disk-speed is only for --compress auto")
+    if calibration is None and calibration_tokens is not None:
+        raise QsfArgumentError("--calibration-tokens is only for --calibration")
+    if quant_type is None:
+        has_target = target_size is not None or target_bpw is not None
+        quant_type = MIXED if has_target else DEFAULT_QUANT_TYPE
+    if target_size is not None and not math.isfinite(target_size):
+        raise QsfArgumentError(f"--target-size is {target_size}, not a number of MB")
+    if report_out is not None:
+        _check_report(report_out, out, model_dir, is_forced=force)
+    progress = _Progress(enabled=not quiet)
+    try:
+        report = convert(
+            model_dir,
+            out,
+            quant_type=quant_type,
+            embed_type=embed_type,
+            calibration=calibration,
+            calibration_tokens=calibration_tokens or _TOKENS,
+            target_bytes=None if target_size is None else int(target_size * _MB),
+            target_bpw=target_bpw,
+            ternary_rule=ternary_rule,
+            compress=compress,
+            disk_bytes_per_s=None if disk_speed is None else disk_speed * 1e6,
+            overwrite=force,
+            n_threads=threads,
+            progress=progress.update,
+            phase=progress.begin,
+        )
+    except command.StoppedError as stopped:
+        kept = folder_of(out)
+        if calibration is not None and kept.is_dir():
+            stopped.outcome = f"the same command goes on from where it was ({kept})"
+        raise
+    finally:
+        progress.close()
+    for warning in report.warnings:
+        print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
+    if report_out is not None:
+        write_page(out, report_out, overwrite=force)
+    if not quiet:
+        _print_summary(report, out, report_out)
+
+
+class _Progress:
+    """One line of progress after another: what is measured first, then the conversion."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._line: ProgressLine | None = None
+
+    def begin(self, name: str) -> Callable[[int, int], None]:
+        """Say what begins; return what shows its progress."""
+        self.close()
+        if self._enabled:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+        self._line = ProgressLine(enabled=self._enabled, unit="passes")
+        return self._line.update
+
+    def update(self, done: int, total: int) -> None:
+        """Show how many bytes of the source are converted."""
+        if self._line is None or self._line.unit != "MB":
+            self.close()
+            self._line = ProgressLine(enabled=self._enabled, unit="MB", scale=_MB)
+        self._line.update(done, total)
+
+    def close(self) -> None:
+        """Leave the cursor at the start of a line."""
+        if self._line is not None:
+            self._line.close()
+
+
+def _check_report(report_out: Path, out: Path, model_dir: Path, *, is_forced: bool) -> None:
+    """Refuse before the long work what would fail, or destroy something, after it."""
+    check_output(report_out, overwrite=is_forced)
+    if report_out.resolve() == out.resolve():
+        raise QsfArgumentError(f"the report and the model are the same file: {out}")
+    if report_out.exists() and report_out.resolve().parent == model_dir.resolve():
+        raise QsfArgumentError(f"{report_out} is a file of the model itself")
+
+
+def main() -> NoReturn:
+    """Run ``qsf-convert`` on the command line's arguments and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run ``qsf-convert`` and return its exit code."""
+    return typer_app.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
+
+
+def _peak_bytes() -> int | None:
+    """Peak resident memory of this process, where the system tells."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        return int(status.split("VmHWM:", 1)[1].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _print_summary(report: Report, out: Path, report_out: Path | None) -> None:
+    peak_bytes = _peak_bytes()
+    memory = "" if peak_bytes is None else f", peak memory {peak_bytes / _MB:.0f} MB"
+    for line in summary_lines(report, str(out)):
+        print(line)
+    if report_out is not None:
+        print(f"report: {report_out}")
+    print(f"done in {duration_text(report.elapsed_s)}{memory}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""How far two models' predictions are apart, from logits that come in parts of the vocabulary.
+
+KL(p || q) needs the sums of exp(logit) of both and the sum of p * (difference of the logits); all
+three grow with the vocabulary, each relative to the largest logit so far. So no row of logits is
+ever held whole.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf_converter.sources.checkpoint import Float32Array
+
+_Float64Array = NDArray[np.float64]
+
+
+class Divergence:
+    """An original and a changed model on windows of tokens: all but the first are predicted."""
+
+    def __init__(self, tokens: NDArray[np.integer]) -> None:
+        """Take the token ids [n_windows, n_tokens]."""
+        self._next = tokens[:, 1:]
+        shape = self._next.shape
+        self._largest = np.full((2, *shape), -np.inf)
+        self._sums = np.zeros((2, *shape))  # of exp(logit - largest)
+        self._product = np.zeros(shape)  # of exp(original - its largest) * (original - changed)
+        self._chosen = np.zeros((2, *shape))  # logits of the token that came
+        self._likeliest = np.zeros((2, *shape), np.int64)
+
+    def add(self, window: int, start: int, original: Float32Array, changed: Float32Array) -> None:
+        """Add logits [n_tokens, n_rows] of the vocabulary from ``start`` on, of one window."""
+        wanted = self._next[window]
+        at = np.flatnonzero((wanted >= start) & (wanted < start + original.shape[1]))
+        models: tuple[NDArray[np.floating], ...] = (original[:-1].astype(np.float64), changed[:-1])
+        for i, logits in enumerate(models):
+            best = logits.argmax(axis=1)
+            largest = logits[np.arange(len(logits)), best]
+            before = self._largest[i, window]
+            self._likeliest[i, window][largest > before] = start + best[largest > before]
+            now = np.maximum(before, largest)
+            shrink = np.exp(before - now)
+            grown = np.exp(logits - now[:, None])
+            self._sums[i, window] = self._sums[i, window] * shrink + grown.sum(axis=1)
+            self._largest[i, window] = now
+            self._chosen[i, window][at] = logits[at, wanted[at] - start]
+            if i == 0:
+                gained = (grown * (original[:-1] - changed[:-1])).sum(axis=1)
+                self._product[window] = self._product[window] * shrink + gained
+
+    @property
+    def n_tokens(self) -> int:
+        """Predictions that were compared."""
+        return self._next.size
+
+    @property
+    def kl(self) -> _Float64Array:
+        """KL(original || changed) in nats, [n_windows, n_tokens - 1]."""
+        log_sums = np.log(self._sums) + self._largest
+        found: _Float64Array = self._product / self._sums[0] - log_sums[0] + log_sums[1]
+        return found
+
+    @property
+    def perplexities(self) -> tuple[float, float]:
+        """Of the original and of the changed model."""
+        losses = np.log(self._sums) + self._largest - self._chosen
+        original, changed = np.exp(losses.mean(axis=(1, 2)))
+        return float(original), float(changed)
+
+    @property
+    def top1_agreement(self) -> float:
+        """The share of positions where both find the same token likeliest."""
+        return float((self._likeliest[0] == self._likeliest[1]).mean())

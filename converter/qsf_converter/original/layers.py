@@ -1,0 +1,292 @@
+"""The original model in full precision, one layer at a time.
+
+Calibration and evaluation need what the unrounded model computes. Here a layer's weights are read
+as f32 matrices when its turn comes and dropped after it, so that memory holds one layer and the
+activations of the texts, whatever the model's size. Layers have the shapes of docs/format.md;
+products are numpy's, so sums are those of the machine's BLAS, not of the engine.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.file.layout import Activation, Arch, Header, Norm, Positions, RopeScaling, TensorType
+from qsf_converter.rounding.pieces import Piece, read_target
+from qsf_converter.rounding.plan import Plan, Target
+from qsf_converter.sources.architectures import Place
+from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
+
+T = TensorType
+Weights = dict[TensorType, Float32Array]
+# Called with the matrices that read an input, and the input [n_tokens, n_inputs].
+Observer = Callable[[tuple[TensorType, ...], Float32Array], None]
+
+# The matrices of a layer by what they read, in the order of the forward pass.
+INPUT_GROUPS: Final = ((T.Q, T.K, T.V), (T.ATTN_OUT,), (T.FFN_GATE, T.FFN_UP), (T.FFN_DOWN,))
+BIASES: Final = {
+    T.Q: T.Q_BIAS,
+    T.K: T.K_BIAS,
+    T.V: T.V_BIAS,
+    T.ATTN_OUT: T.ATTN_OUT_BIAS,
+    T.FFN_GATE: T.FFN_GATE_BIAS,
+    T.FFN_UP: T.FFN_UP_BIAS,
+    T.FFN_DOWN: T.FFN_DOWN_BIAS,
+    T.ATTN_NORM: T.ATTN_NORM_BIAS,
+    T.FFN_NORM: T.FFN_NORM_BIAS,
+    T.FINAL_NORM: T.FINAL_NORM_BIAS,
+}
+_HEAD_ROWS: Final = 16384  # of the head at once
+
+
+class Original:
+    """A checkpoint as a function, layer by layer; windows of tokens are independent texts."""
+
+    def __init__(self, plan: Plan, checkpoint: Checkpoint) -> None:
+        """Take what ``make_plan`` found; reads nothing yet."""
+        self.header: Header = plan.facts.header
+        self.arch: Arch = plan.facts.arch
+        self._checkpoint = checkpoint
+        self._by_unit: dict[int, list[Target]] = {}
+        for target in plan.targets:
+            self._by_unit.setdefault(target.unit_idx, []).append(target)
+        self._frequencies = _rope_frequencies(self.header, self.arch)
+
+    def targets(self, unit_idx: int) -> list[Target]:
+        """The tensors of a unit: 0 embedding, 1 .. n_layers, n_layers + 1 final."""
+        return self._by_unit[unit_idx]
+
+    def weights(self, unit_idx: int) -> Weights:
+        """Read all tensors of a unit as f32: matrices [n_rows, n_cols], vectors [n]."""
+        found: Weights = {}
+        for target in self._by_unit[unit_idx]:
+            if target.rule.target is None:  # learned positions
+                continue
+            values = read_target(target, self._checkpoint)
+            found[target.rule.target] = values[0] if target.is_vector else values
+        return found
+
+    def vectors(self, unit_idx: int) -> Weights:
+        """Read the norms and biases of a unit, [n] each."""
+        return {
+            target.rule.target: read_target(target, self._checkpoint)[0]
+            for target in self._by_unit[unit_idx]
+            if target.is_vector and target.rule.target is not None
+        }
+
+    def embed(self, tokens: NDArray[np.integer]) -> Float32Array:
+        """Return the residual stream [n_windows, n_tokens, dim] of token ids [n_windows, n_tokens].
+
+        Reads the rows of the embedding that occur, and the positions.
+        """
+        x = np.empty((*tokens.shape, self.header.dim), np.float32)
+        for start, rows in self.embedding_rows():
+            here = (tokens >= start) & (tokens < start + len(rows))
+            x[here] = rows[tokens[here] - start]
+        for target in self._by_unit[0]:
+            if target.rule.place is Place.POSITIONS:
+                x += read_target(target, self._checkpoint)[: tokens.shape[1]]
+        return x
+
+    def layer(
+        self, weights: Weights, x: Float32Array, observe: Observer | None = None
+    ) -> Float32Array:
+        """Return the residual stream behind a layer; ``x`` [n_windows, n_tokens, dim] is kept.
+
+        ``observe`` is told the input of every matrix, all tokens of a window at once, one window
+        after another.
+        """
+        out = np.empty_like(x)
+
+        def pass_window(i: int) -> None:
+            out[i] = self._layer_of_window(weights, x[i], observe)
+
+        for_each(len(x), pass_window, n_threads=1 if observe is not None else None)
+        return out
+
+    def final_norm(self, weights: Weights, x: Float32Array) -> Float32Array:
+        """Return what the head reads, of ``x`` [..., dim]; ``weights`` are the final unit's."""
+        return self._normalise(weights, T.FINAL_NORM, x)
+
+    def embedding_rows(self) -> Iterator[tuple[int, Float32Array]]:
+        """Yield the rows of the embedding as (first row, [n_rows, dim])."""
+        for target in self._by_unit[0]:
+            if target.rule.place is Place.EMBEDDING:
+                yield from _row_ranges(target, self._checkpoint)
+
+    def head_rows(self) -> Iterator[tuple[int, Float32Array]]:
+        """Yield the rows of the head as (first row, [n_rows, dim])."""
+        place = Place.EMBEDDING if self.arch.tied_head else Place.FINAL
+        for target in self._by_unit[0] + self._by_unit[self.header.n_layers + 1]:
+            if target.is_matrix and target.rule.place is place:
+                yield from _row_ranges(target, self._checkpoint)
+
+    def logits(self, x: Float32Array) -> Float32Array:
+        """Return logits [n_tokens, n_vocab] of the residual stream [n_tokens, dim]."""
+        x = self.final_norm(self.vectors(self.header.n_layers + 1), x)
+        out = np.empty((len(x), self.header.n_vocab), np.float32)
+        for start, rows in self.head_rows():
+            np.matmul(x, rows.T, out=out[:, start : start + len(rows)])
+        return out
+
+    # ---- parts of a layer; x, y: [n_tokens, ...] of one window ----
+
+    def attention_input(self, w: Weights, x: Float32Array) -> Float32Array:
+        """Return what Q, K and V read, [n_tokens, dim]."""
+        return self._normalise(w, T.ATTN_NORM, x)
+
+    def heads(self, w: Weights, y: Float32Array) -> Float32Array:
+        """Return what the attention's output matrix reads, [n_tokens, n_heads * head_dim]."""
+        header, n_tokens = self.header, len(y)
+        n_kv_heads = header.n_kv_heads or header.n_heads
+        n_shared = header.n_heads // n_kv_heads
+        # [heads, tokens, head_dim]
+        q, k, v = (
+            linear(w, kind, y).reshape(n_tokens, -1, header.head_dim).transpose(1, 0, 2)
+            for kind in (T.Q, T.K, T.V)
+        )
+        if header.positions == Positions.ROPE:
+            angles = np.arange(n_tokens)[:, None] * self._frequencies
+            cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+            is_interleaved = self.arch.rope_interleaved
+            q, k = _rotate(q, cos, sin, is_interleaved), _rotate(k, cos, sin, is_interleaved)
+        out = np.empty((n_tokens, header.n_heads, header.head_dim), np.float32)
+        hidden = _hidden_positions(n_tokens, self.arch.window_tokens)
+        for head in range(header.n_heads):
+            scores = q[head] @ k[head // n_shared].T
+            scores *= np.float32(1 / math.sqrt(header.head_dim))
+            scores[hidden] = -np.inf
+            scores -= scores.max(axis=1, keepdims=True)
+            np.exp(scores, out=scores)
+            scores /= scores.sum(axis=1, keepdims=True)
+            out[:, head] = scores @ v[head // n_shared]
+        return out.reshape(n_tokens, -1)
+
+    def ffn_input(self, w: Weights, x: Float32Array) -> Float32Array:
+        """Return what gate and up read, [n_tokens, dim]; ``x`` is the stream behind attention."""
+        return self._normalise(w, T.FFN_NORM, x)
+
+    def ffn_hidden(self, w: Weights, y: Float32Array) -> Float32Array:
+        """Return what the down matrix reads, [n_tokens, ffn_dim]."""
+        up = linear(w, T.FFN_UP, y)
+        if T.FFN_GATE not in w:
+            return _activate(self.header.activation, up)
+        gate = _activate(self.header.activation, linear(w, T.FFN_GATE, y))
+        gate *= up
+        return gate
+
+    def _layer_of_window(
+        self, w: Weights, x: Float32Array, observe: Observer | None
+    ) -> Float32Array:
+        def told(kinds: tuple[TensorType, ...], y: Float32Array) -> Float32Array:
+            if observe is not None:
+                observe(tuple(kind for kind in kinds if kind in w), y)
+            return y
+
+        of_qkv, of_out, of_gate, of_down = INPUT_GROUPS
+        heads = told(of_out, self.heads(w, told(of_qkv, self.attention_input(w, x))))
+        x = x + linear(w, T.ATTN_OUT, heads)
+        hidden = told(of_down, self.ffn_hidden(w, told(of_gate, self.ffn_input(w, x))))
+        return np.asarray(x + linear(w, T.FFN_DOWN, hidden))
+
+    def _normalise(self, w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:
+        if self.header.norm == Norm.LAYER:
+            x = x - x.mean(axis=-1, keepdims=True)
+        square = np.mean(x * x, axis=-1, keepdims=True)
+        y = x / np.sqrt(square + np.float32(self.arch.norm_epsilon)) * w[kind]
+        if BIASES[kind] in w:
+            y += w[BIASES[kind]]
+        return np.asarray(y, np.float32)
+
+
+def for_each(n: int, act: Callable[[int], None], *, n_threads: int | None = None) -> None:
+    """Call ``act`` with 0 .. n - 1, which do not depend on each other, on several threads.
+
+    Raises what the first that fails raises.
+    """
+    n_threads = min(n, n_threads or os.cpu_count() or 1)
+    if n_threads <= 1:
+        for i in range(n):
+            act(i)
+        return
+    with ThreadPoolExecutor(n_threads, thread_name_prefix="compute") as pool:
+        for _ in pool.map(act, range(n)):
+            pass
+
+
+def linear(w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:
+    """Return x [n_tokens, n_inputs] times the matrix, plus its bias if there is one."""
+    y: Float32Array = x @ w[kind].T
+    if BIASES[kind] in w:
+        y += w[BIASES[kind]]
+    return y
+
+
+def _row_ranges(target: Target, checkpoint: Checkpoint) -> Iterator[tuple[int, Float32Array]]:
+    for start in range(0, target.n_rows, _HEAD_ROWS):
+        piece = Piece(target, start, min(start + _HEAD_ROWS, target.n_rows))
+        yield start, read_target(target, checkpoint, piece)
+
+
+def _hidden_positions(n_tokens: int, window_tokens: int) -> NDArray[np.bool_]:
+    """Which keys [columns] a query [rows] does not see: later ones, and those out of the window."""
+    behind = np.arange(n_tokens)[:, None] - np.arange(n_tokens)
+    hidden: NDArray[np.bool_] = behind < 0
+    if window_tokens:
+        hidden |= behind >= window_tokens
+    return hidden
+
+
+def _rotate(
+    x: Float32Array, cos: Float32Array, sin: Float32Array, is_interleaved: bool
+) -> Float32Array:
+    """RoPE on the first 2 * n angles of each head; x [heads, tokens, head_dim]."""
+    n = cos.shape[1]
+    out: Float32Array = x.copy()
+    first, second = (
+        (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
+        if is_interleaved
+        else (slice(0, n), slice(n, 2 * n))
+    )
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., second] * cos + x[..., first] * sin
+    return out
+
+
+def _rope_frequencies(header: Header, arch: Arch) -> NDArray[np.float64]:
+    """Angles per position, one for each pair of dimensions; scaled as LLaMA 3 does if so asked."""
+    if header.positions != Positions.ROPE:
+        return np.empty(0)
+    n_dims = arch.rope_dims or header.head_dim
+    frequencies = header.rope_theta ** -(np.arange(0, n_dims, 2) / n_dims)
+    if arch.rope_scaling == RopeScaling.LINEAR:
+        return np.asarray(frequencies / arch.rope_factor)
+    if arch.rope_scaling == RopeScaling.LLAMA3:
+        turns = arch.rope_original_tokens * frequencies / (2 * math.pi)
+        low, high = arch.rope_low_freq_factor, arch.rope_high_freq_factor
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        return np.asarray(frequencies * (kept + (1 - kept) / arch.rope_factor))
+    return np.asarray(frequencies)
+
+
+def _activate(kind: int, x: Float32Array) -> Float32Array:
+    if kind == Activation.SILU:
+        with np.errstate(over="ignore"):
+            return np.asarray(x / (1 + np.exp(-x)))
+    if kind == Activation.GELU_TANH:
+        inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+        return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)))
+    if kind == Activation.GELU_ERF:
+        erf = np.frompyfunc(math.erf, 1, 1)(x * np.float32(math.sqrt(0.5)))
+        return np.asarray(np.float32(0.5) * x * (1 + erf.astype(np.float32)))
+    positive: Float32Array = np.maximum(x, 0)
+    if kind == Activation.RELU_SQUARED:
+        positive *= positive
+    return positive

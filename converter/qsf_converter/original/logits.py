@@ -1,0 +1,161 @@
+"""A checkpoint in full precision as a source of logits, for evaluating what was made of it.
+
+The windows go through the model layer by layer, in batches whose activations fit in a given
+amount of memory; a layer's weights are read once for each batch, or once altogether where all of
+them fit in that amount too.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from qsf.evaluate.windows import Window
+from qsf.file.layout import Dtype
+from qsf.text.tokenizer import Tokenizer
+from qsf_converter.original.layers import Original, Weights
+from qsf_converter.rounding.plan import Policy, make_plan
+from qsf_converter.sources.checkpoint import Float32Array
+from qsf_converter.sources.source import Source, open_source
+
+DEFAULT_MEMORY_BYTES: Final = 256 << 20
+
+
+class OriginalLogits:
+    """An original as ``qsf.evaluate.evaluation.LogitSource``.
+
+    Args:
+        original: the model.
+        tokenizer: what makes tokens of text, if it has one.
+        memory_bytes: for the activations of a batch of windows, at least of one window, and as
+            much again for weights that are kept. A layer's weights, as f32, come on top.
+    """
+
+    def __init__(
+        self,
+        original: Original,
+        tokenizer: Tokenizer | None,
+        *,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    ) -> None:
+        """Read nothing yet; see the class."""
+        self._original = original
+        self._tokenizer = tokenizer
+        self._memory_bytes = memory_bytes
+        header = original.header
+        n_weights = sum(
+            target.n_rows * target.n_cols
+            for unit_idx in range(1, header.n_layers + 2)
+            for target in original.targets(unit_idx)
+        )
+        if original.arch.tied_head:
+            n_weights += header.n_vocab * header.dim
+        self._has_room = 4 * n_weights <= memory_bytes
+        self._kept: dict[int, Weights] = {}
+        self._kept_head: list[tuple[int, Float32Array]] = []
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens in the vocabulary."""
+        return self._original.header.n_vocab
+
+    @property
+    def max_tokens(self) -> int:
+        """What the model was made for."""
+        return self._original.header.max_tokens
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the checkpoint."""
+        return self._tokenizer
+
+    def logits(
+        self, windows: Sequence[Window], max_rows: int, advance: Callable[[float], None]
+    ) -> Iterator[Float32Array]:
+        """See ``LogitSource``."""
+        start = 0
+        while start < len(windows):
+            end = self._batch_end(windows, start)
+            states = self._states(windows[start:end], advance)
+            for window, state in zip(windows[start:end], states, strict=True):
+                for first, last in window.blocks(max_rows):
+                    yield self._head(state[first:last])
+            start = end
+
+    def _batch_end(self, windows: Sequence[Window], start: int) -> int:
+        """Return the end of the windows that go through the layers together, all of a length."""
+        n_tokens = len(windows[start].tokens)
+        window_bytes = 4 * n_tokens * self._original.header.dim
+        most = max(1, self._memory_bytes // window_bytes)
+        end = start + 1
+        while end < len(windows) and end - start < most and len(windows[end].tokens) == n_tokens:
+            end += 1
+        return end
+
+    def _states(self, windows: Sequence[Window], advance: Callable[[float], None]) -> Float32Array:
+        """Return what the head reads, [n_windows, n_tokens - 1, dim]."""
+        original, n_layers = self._original, self._original.header.n_layers
+        tokens = np.stack([window.tokens[:-1] for window in windows])
+        x = original.embed(tokens)
+        for unit_idx in range(1, n_layers + 1):
+            weights = self._weights(unit_idx)
+            for i in range(len(x)):
+                x[i : i + 1] = original.layer(weights, x[i : i + 1])
+                advance(tokens.shape[1] / n_layers)
+        final = self._weights(n_layers + 1)
+        for i in range(len(x)):
+            x[i] = original.final_norm(final, x[i])
+        return x
+
+    def _weights(self, unit_idx: int) -> Weights:
+        if unit_idx in self._kept:
+            return self._kept[unit_idx]
+        weights = self._original.weights(unit_idx)
+        if self._has_room:
+            self._kept[unit_idx] = weights
+        return weights
+
+    def _head_rows(self) -> Iterator[tuple[int, Float32Array]]:
+        if not self._has_room:
+            yield from self._original.head_rows()
+            return
+        if not self._kept_head:
+            self._kept_head = list(self._original.head_rows())
+        yield from self._kept_head
+
+    def _head(self, states: Float32Array) -> Float32Array:
+        """Return logits [n_rows, n_vocab] of ``states`` [n_rows, dim]."""
+        out = np.empty((len(states), self.n_vocab), np.float32)
+        for start, rows in self._head_rows():
+            np.matmul(states, rows.T, out=out[:, start : start + len(rows)])
+        return out
+
+
+@contextlib.contextmanager
+def open_original(
+    path: Path, *, memory_bytes: int = DEFAULT_MEMORY_BYTES
+) -> Iterator[OriginalLogits]:
+    """Open a checkpoint as a source of logits, for as long as the context lasts.
+
+    Raises QsfConversionError when it holds no model that can be converted, QsfIOError when the
+    system refuses to read.
+    """
+    with open_source(path) as source:
+        policy = Policy(Dtype.F16, Dtype.F16)  # of the plan only names and shapes are used
+        plan = make_plan(source.family, source.facts, source.checkpoint, policy)
+        yield OriginalLogits(
+            Original(plan, source.checkpoint), _tokenizer_of(source), memory_bytes=memory_bytes
+        )
+
+
+def _tokenizer_of(source: Source) -> Tokenizer | None:
+    if source.tokenizer is None:
+        return None
+    add_bos = json.loads(source.chat)["special_tokens"].get("add_bos_token")
+    return Tokenizer(source.tokenizer, bos_id=source.facts.header.bos_id, add_bos=add_bos)

@@ -1,0 +1,130 @@
+"""The quality report for a terminal: in short after a conversion, whole for ``qsf-inspect``."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from qsf_converter.report.record import Evaluation, Quality, Report, TensorReport, TypeSum
+
+_MB = 2**20  # as qsf-run and system monitors count
+_MAX_TYPES = 5  # lines of the short table
+_MAX_ACTIONS = 5
+_N_WORST = 3
+_N_LEAST = 5
+
+
+def summary_lines(report: Report, name: str) -> Iterator[str]:
+    """Yield what is said at the end of a conversion to the file ``name``: about 15 lines."""
+    yield (
+        f"{name}: {report.file_bytes / _MB:.1f} MB from {report.source_bytes / _MB:.1f} MB, "
+        f"{report.bits_per_weight:.2f} bits a weight ({report.n_weights / 1e6:.1f} M weights)"
+    )
+    if report.compression is not None:
+        yield report.compression
+    yield from quality_lines(report.quality)
+
+
+def quality_lines(quality: Quality) -> Iterator[str]:
+    """Yield the short report: types, the worst tensors, and what was measured of the model."""
+    yield from _type_lines(quality.by_type())
+    yield "least like their source:"
+    for t in quality.worst(_N_WORST):
+        yield (
+            f"  {t.name:<16} {t.type:<8} cosine {t.cosine:.6f}  error {_percent(t.error):>7}  "
+            f"mse {t.mse:.3g}  max error {t.max_error:.3g}"
+        )
+    actions = quality.actions()
+    shown = [f"{n} {action}" for action, n in actions[:_MAX_ACTIONS]]
+    if len(actions) > _MAX_ACTIONS:
+        shown.append(f"{sum(n for _, n in actions[_MAX_ACTIONS:])} otherwise")
+    yield f"tensors: {', '.join(shown)}"
+    if quality.layers:
+        least = (f"{x.layer} ({x.importance:.3g})" for x in quality.least_important(_N_LEAST))
+        yield f"least important layers: {', '.join(least)}"
+    if quality.evaluation is not None:
+        yield from evaluation_lines(quality.evaluation)
+
+
+def evaluation_lines(e: Evaluation) -> Iterator[str]:
+    """Yield the file against its original: perplexity, and how far the predictions are apart."""
+    against = ""
+    if e.perplexity_original is not None:
+        against = f", original {e.perplexity_original:.5g}"
+    if e.increase is not None:
+        against += f" ({100 * e.increase:+.2f} %)"
+    where = f"{e.tokens} tokens of {e.text or 'a text'}, context {e.ctx_tokens}"
+    protocol = f", {e.protocol}" if e.protocol else ""
+    yield f"perplexity {e.perplexity:.5g}{against}  [{where}{protocol}]"
+    parts = [
+        *([] if e.kl_mean is None else [f"KL mean {e.kl_mean:.4g}"]),
+        *([] if e.kl_p99 is None else [f"KL 99 % {e.kl_p99:.4g}"]),
+        *([] if e.top1_agreement is None else [f"same first choice {_percent(e.top1_agreement)}"]),
+    ]
+    if parts:
+        yield ", ".join(parts)
+
+
+def full_lines(quality: Quality) -> Iterator[str]:
+    """Yield the whole report: the short one, then every tensor, every layer, the calibration."""
+    yield from quality_lines(quality)
+    if quality.n_unreadable:
+        yield f"{quality.n_unreadable} entries of the report could not be read"
+    yield ""
+    yield from _tensor_lines(quality.tensors)
+    if quality.layers:
+        yield ""
+        yield f"{'layer':>5} {'importance':>11} {'cosine':>9} {'KL skipped':>11}"
+        for layer in quality.layers:
+            yield (
+                f"{layer.layer:>5} {layer.importance:>11.4g} {_optional(layer.cosine, 9)} "
+                f"{_optional(layer.kl_skipped, 11)}"
+            )
+    if quality.calibration:
+        yield ""
+        yield "calibration"
+        for name, value in quality.calibration.items():
+            yield f"  {name:<22} {value}"
+
+
+def _type_lines(types: Sequence[TypeSum]) -> Iterator[str]:
+    yield (f"{'type':<14} {'tensors':>7} {'weights':>13} {'MB':>9} {'bits':>6} {'mean cosine':>12}")
+    for one in types[:_MAX_TYPES]:
+        yield (
+            f"{one.type:<14} {one.n_tensors:>7} {one.n_weights:>13,} {one.n_bytes / _MB:>9.2f} "
+            f"{one.bits_per_weight:>6.2f} {one.cosine:>12.6f}"
+        )
+    if len(types) > _MAX_TYPES:
+        rest = types[_MAX_TYPES:]
+        n_bytes = sum(one.n_bytes for one in rest)
+        yield f"and {len(rest)} other types, {n_bytes / _MB:.2f} MB"
+
+
+def _tensor_lines(tensors: Sequence[TensorReport]) -> Iterator[str]:
+    has_outliers = any(t.outliers is not None for t in tensors)
+    has_output = any(t.output_error is not None for t in tensors)
+    more = f" {'outliers':>9}" * has_outliers + f" {'output err.':>11}" * has_output
+    yield (
+        f"{'tensor':<20} {'type':<14} {'rows':>8} {'columns':>8} {'bits':>6} {'cosine':>9} "
+        f"{'error':>8} {'mse':>9} {'max error':>9}{more}  action"
+    )
+    for t in tensors:
+        more = f" {_share(t.outliers, 9)}" * has_outliers
+        more += f" {_share(t.output_error, 11)}" * has_output
+        yield (
+            f"{t.name:<20} {t.type:<14} {t.n_rows:>8} {t.n_cols:>8} {t.bits_per_weight:>6.2f} "
+            f"{t.cosine:>9.6f} {_percent(t.error):>8} {t.mse:>9.3g} {t.max_error:>9.3g}{more}"
+            f"  {t.action}"
+        )
+
+
+def _percent(fraction: float) -> str:
+    return "0 %" if fraction == 0 else f"{100 * fraction:.3g} %"
+
+
+def _share(value: float | None, width: int) -> str:
+    return f"{'-' if value is None else _percent(value):>{width}}"
+
+
+def _optional(value: float | None, width: int) -> str:
+    return f"{'-' if value is None else f'{value:.4g}':>{width}}"

@@ -1,0 +1,256 @@
+"""Weights that are far out: who they are, what is done about them, and the side table of a matrix.
+
+A block of 64 weights has few codes. One weight far from the others makes the steps between all of
+them coarse, or is itself cut off. A side table keeps such weights apart (docs/format.md, section
+5), for 32 bits each: the block is fitted to the others, and the table has what its code lacks.
+
+In short, for each matrix: `OutlierStats` and `gain` of a sample, and `choose_action`. For a side
+table, of each piece: `table_mask` and `round_apart`; at the end `join` and `pack_outliers`.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.errors import QsfArgumentError
+from qsf.file.layout import LEAST_WEIGHTS_PER_OUTLIER, MAX_OUTLIERS, Dtype
+from qsf.file.outliers import MAX_STEP, PackedOutliers
+from qsf_converter.rounding.quantisers import quantise_rows
+from qsf_converter.rounding.tiles import BLOCK, TILE_ROWS, Float32Array
+
+Action = Literal["none", "clamp", "side table", "more bits"]
+IndexArray = NDArray[np.int64]
+
+NEAR_SIGMAS: Final = 3.0
+"""The source plan's border, for reports: 0.27 % of Gaussian weights lie beyond it."""
+FAR_SIGMAS: Final = 5.0
+"""Beyond it a weight is an outlier: 6 of ten million Gaussian weights are.
+
+A weight k sigmas out makes the span of a block of 64 Gaussian ones (k + 2.4) / 4.8 as wide. The
+32 bits of an entry would instead give each of the 64 half a bit, which divides the squared error
+by two: the entry is worth its bytes from k = 4.4 on."""
+MOST_FRACTION: Final = 1 / LEAST_WEIGHTS_PER_OUTLIER
+"""More outliers than that are no exceptions: the matrix needs more bits."""
+ENTRY_BITS: Final = 32
+LEAST_GAIN_BITS: Final = 0.02
+"""A side table must be worth that many bits a weight: 2.7 % of the squared error."""
+_COARSE: Final = frozenset(  # types whose error outliers can change by much
+    (Dtype.Q2, Dtype.Q2_SYM, Dtype.Q3, Dtype.Q4, Dtype.Q4_SYM, Dtype.TERNARY, Dtype.TERNARY_DENSE)
+)
+_BELOW_4_BITS: Final = _COARSE - {Dtype.Q4, Dtype.Q4_SYM}
+
+
+@dataclass(slots=True)
+class OutlierStats:
+    """How far out the weights of a matrix, or of a sample of it, are."""
+
+    mean: float
+    sigma: float
+    n: int = 0
+    n_near: int = 0  # beyond NEAR_SIGMAS, the far ones included
+    n_far: int = 0  # beyond FAR_SIGMAS
+
+    @classmethod
+    def of(cls, rows: Float32Array) -> OutlierStats:
+        """Return the statistics of ``rows``, [n_rows, n_cols], one at least."""
+        mean, sigma = float(rows.mean(dtype=np.float64)), float(rows.std(dtype=np.float64))
+        n_near = int(find_outliers(rows, mean, sigma, NEAR_SIGMAS).sum())
+        return cls(mean, sigma, rows.size, n_near, int(find_outliers(rows, mean, sigma).sum()))
+
+    @property
+    def near_fraction(self) -> float:
+        """Share of the weights beyond three sigmas."""
+        return self.n_near / self.n if self.n else 0.0
+
+    @property
+    def far_fraction(self) -> float:
+        """Share of the weights that are outliers."""
+        return self.n_far / self.n if self.n else 0.0
+
+
+class Gain(NamedTuple):
+    """Squared error of a sample of a matrix without and with a side table."""
+
+    squared_error: float
+    squared_error_with: float
+
+    @property
+    def bits(self) -> float:
+        """How many more bits for each weight would lower the error as much: one quarters it."""
+        if self.squared_error <= 0.0:
+            return 0.0
+        if self.squared_error_with <= 0.0:
+            return math.inf
+        return 0.5 * math.log2(self.squared_error / self.squared_error_with)
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Outliers of a matrix or a piece of it, by row and column; ``values`` as in the source."""
+
+    rows: IndexArray  # [n]
+    cols: IndexArray  # [n]
+    values: Float32Array  # [n]; in a side table: what the stored weights lack
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.values)
+
+    def below(self, first_row: int) -> Entries:
+        """Return the entries of a piece with row numbers of the matrix it begins at."""
+        return Entries(self.rows + first_row, self.cols, self.values)
+
+
+def find_outliers(
+    rows: Float32Array, mean: float, sigma: float, sigmas: float = FAR_SIGMAS
+) -> NDArray[np.bool_]:
+    """Return which of ``rows`` [n_rows, n_cols] are more than ``sigmas`` sigmas from the mean."""
+    found: NDArray[np.bool_] = np.abs(rows - np.float32(mean)) > np.float32(sigmas * sigma)
+    return found
+
+
+def table_mask(rows: Float32Array, mean: float, sigma: float) -> NDArray[np.bool_]:
+    """Return which of ``rows`` go to a side table: the outliers, or the farthest if too many.
+
+    A file has room for one in a hundred; a tenth of it is left for gaps in the table.
+    """
+    mask = find_outliers(rows, mean, sigma)
+    most = int(rows.size * MOST_FRACTION * 0.9)
+    if int(mask.sum()) > most:
+        far = np.abs(rows - np.float32(mean)).ravel()
+        mask = np.zeros(rows.size, np.bool_)
+        mask[np.argsort(-far, kind="stable")[:most]] = True
+        mask = mask.reshape(rows.shape)
+    return mask
+
+
+def split(rows: Float32Array, mask: NDArray[np.bool_]) -> tuple[Float32Array, Entries]:
+    """Return ``rows`` [n_rows, n_cols] without the outliers of ``mask``, and these.
+
+    In its place each leaves the mean of its block's other weights, which a block's fit can take
+    for a weight like them: the code there may stand for anything, since the delta is exact.
+    """
+    at, cols = np.nonzero(mask)
+    entries = Entries(at, cols, rows[at, cols])
+    if not len(entries):
+        return rows, entries
+    plain = rows.copy()
+    plain[at, cols] = 0
+    blocks = cols // BLOCK
+    keys, first = np.unique(at * -(-rows.shape[1] // BLOCK) + blocks, return_inverse=True)
+    block_rows, block_cols = np.divmod(keys, -(-rows.shape[1] // BLOCK))
+    cells = block_cols[:, None] * BLOCK + np.arange(BLOCK)
+    is_other = cells < rows.shape[1]
+    cells = np.minimum(cells, rows.shape[1] - 1)
+    is_other &= ~mask[block_rows[:, None], cells]
+    others = np.where(is_other, plain[block_rows[:, None], cells], np.float32(0))
+    means = others.sum(axis=1) / np.maximum(1, is_other.sum(axis=1)).astype(np.float32)
+    plain[at, cols] = means[first].astype(np.float32)
+    return plain, entries
+
+
+def round_apart(
+    dtype: int, rows: Float32Array, mask: NDArray[np.bool_]
+) -> tuple[bytes, Float32Array, Entries]:
+    """Round ``rows`` [n_rows, n_cols] without the outliers of ``mask``.
+
+    Returns the tiles, what tiles and side table together stand for [n_rows, n_cols], and the
+    table's entries: what the tiles lack, as far as an f16 can say it.
+    """
+    plain, entries = split(rows, mask)
+    stored = np.empty_like(plain)
+    tiles = quantise_rows(dtype, plain, stored=stored)
+    at = (entries.rows, entries.cols)
+    deltas = (entries.values - stored[at]).astype(np.float16).astype(np.float32)
+    stored[at] += deltas
+    return tiles, stored, Entries(entries.rows, entries.cols, deltas)
+
+
+def gain(dtype: int, rows: Float32Array, mask: NDArray[np.bool_]) -> Gain:
+    """Return what a side table of the outliers of ``mask`` saves in ``rows``, [n_rows, n_cols].
+
+    Of a large matrix a few tile rows, evenly spread, are sample enough.
+    """
+    stored = np.empty_like(rows)
+    quantise_rows(dtype, rows, stored=stored)
+    before = rows - stored
+    after = rows - round_apart(dtype, rows, mask)[1]
+    after[mask] = 0
+    return Gain(*(float(np.dot(e.ravel(), e.ravel())) for e in (before, after)))
+
+
+def choose_action(stats: OutlierStats, dtype: int, measured: Gain) -> Action:
+    """Return what to do about the outliers of a matrix that would be stored as ``dtype``.
+
+    The source plan's three cases, with FAR_SIGMAS for its three sigmas and what is gained for its
+    lower border (0.1 %): a table of few weights costs little too, and is worth it if they are
+    far enough out. With ``none`` and ``clamp`` nothing is done here: the fit of a block decides
+    whether it spans a weight or cuts it off; ``clamp`` says that there were some.
+    """
+    if not stats.n_far or dtype not in _COARSE:
+        return "none"
+    if stats.far_fraction > MOST_FRACTION:
+        return "more bits" if dtype in _BELOW_4_BITS else "clamp"
+    cost_bits = ENTRY_BITS * stats.far_fraction
+    is_worth_it = measured.bits > max(2 * cost_bits, LEAST_GAIN_BITS)
+    return "side table" if is_worth_it else "clamp"
+
+
+def join(parts: Sequence[Entries]) -> Entries:
+    """Return the entries of all parts."""
+    return Entries(
+        np.concatenate([p.rows for p in parts]),
+        np.concatenate([p.cols for p in parts]),
+        np.concatenate([p.values for p in parts]),
+    )
+
+
+def pack_outliers(
+    rows: IndexArray, cols: IndexArray, deltas: Float32Array, shape: tuple[int, int]
+) -> PackedOutliers:
+    """Return the side table of a matrix of ``shape`` [n_rows, n_cols], entries in any order.
+
+    ``rows``, ``cols`` and ``deltas`` are [n]. Deltas are rounded to f16. Where two entries of a
+    tile row are further apart than a step can say, entries of delta 0 stand between them.
+
+    Raises QsfArgumentError for an entry that is outside the matrix, twice there or not finite as
+    an f16, for none, and for more than a file allows.
+    """
+    n_rows, n_cols = shape
+    if len(rows) and not (
+        0 <= rows.min() <= rows.max() < n_rows and 0 <= cols.min() <= cols.max() < n_cols
+    ):
+        raise QsfArgumentError(f"an outlier is outside its matrix [{n_rows}, {n_cols}]")
+    with np.errstate(over="ignore"):
+        halves = np.asarray(deltas).astype("<f2")
+    if not np.isfinite(halves).all():
+        raise QsfArgumentError("the delta of an outlier is not finite as an f16")
+    tile_rows = rows // TILE_ROWS
+    places = cols * TILE_ROWS + rows % TILE_ROWS
+    order = np.lexsort((places, tile_rows))
+    tile_rows, places, halves = tile_rows[order], places[order], halves[order]
+    is_first = np.ones(len(places), np.bool_)
+    is_first[1:] = tile_rows[1:] != tile_rows[:-1]
+    steps = places - np.where(is_first, -1, np.roll(places, 1))
+    if (steps <= 0).any():
+        raise QsfArgumentError("two outliers are at one place")
+    n_bridges = (steps - 1) // MAX_STEP
+    ends = np.cumsum(n_bridges + 1) if len(steps) else np.zeros(0, np.int64)
+    n = int(ends[-1]) if len(ends) else 0
+    most = min(MAX_OUTLIERS, n_rows * n_cols // LEAST_WEIGHTS_PER_OUTLIER)
+    if not 1 <= n <= most:
+        raise QsfArgumentError(f"{n} outliers, allowed for [{n_rows}, {n_cols}]: 1 .. {most}")
+    table = np.zeros(n, [("step", "<u2"), ("delta", "<f2")])
+    table["step"] = MAX_STEP
+    table["step"][ends - 1] = steps - n_bridges * MAX_STEP
+    table["delta"][ends - 1] = halves
+    first = np.zeros(-(-n_rows // TILE_ROWS) + 1, "<u4")
+    np.add.at(first, tile_rows + 1, (n_bridges + 1).astype(np.uint32))
+    return PackedOutliers(np.cumsum(first, dtype="<u4").tobytes() + table.tobytes(), n)

@@ -1,0 +1,238 @@
+"""What becomes of every tensor, decided before the first weight is read.
+
+Rules of an architecture meet the names and shapes of a checkpoint here, and each tensor gets the
+type that it is stored in.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from qsf.errors import QsfArgumentError, QsfConversionError
+from qsf.file.layout import Dtype, TensorType, dtype_name
+from qsf_converter.rounding.tiles import tile_bytes
+from qsf_converter.sources.architectures import Facts, Family, Place, TensorRule
+from qsf_converter.sources.checkpoint import Checkpoint, SourceTensor
+
+QUANT_TYPES: Mapping[str, Dtype] = {
+    dtype_name(dtype): dtype
+    for dtype in (
+        Dtype.Q2,
+        Dtype.Q2_SYM,
+        Dtype.Q3,
+        Dtype.Q4,
+        Dtype.Q4_SYM,
+        Dtype.TERNARY,
+        Dtype.TERNARY_DENSE,
+        Dtype.Q8,
+        Dtype.F16,
+    )
+}
+TERNARY_TYPES = (Dtype.TERNARY, Dtype.TERNARY_DENSE)
+DEFAULT_QUANT_TYPE = "4bit"
+DEFAULT_EMBED_TYPE = "8bit"
+
+_MAX_POSITIONS_BYTES = 256 << 20  # the one tensor that is held whole
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which type a tensor gets: what ``by_name`` says of it, else what its place says."""
+
+    layers: Dtype
+    embeddings: Dtype
+    by_name: Mapping[str, Dtype] = field(default_factory=dict)  # ``Target.name`` -> type
+
+    def dtype_of(self, rule: TensorRule, name: str, *, is_vector: bool) -> Dtype:
+        """Vectors are f32, position rows f16; the head counts as an embedding."""
+        if rule.place is Place.POSITIONS:
+            return Dtype.F16
+        if is_vector:
+            return Dtype.F32
+        return self.by_name.get(name, self.layers if rule.place is Place.LAYER else self.embeddings)
+
+
+@dataclass(frozen=True, slots=True)
+class OutlierPlan:
+    """What is known of the outliers of a matrix, and what is done about them (`side_tables`)."""
+
+    mean: float
+    sigma: float
+    near_fraction: float  # beyond three sigmas
+    action: str
+    has_table: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One tensor of the file: [n_rows, n_cols], made of source rows (or columns) from first_row."""
+
+    rule: TensorRule
+    source: SourceTensor
+    unit_idx: int
+    n_rows: int
+    n_cols: int
+    first_row: int
+    dtype: Dtype
+    is_vector: bool
+    outliers: OutlierPlan | None = None
+    tensor_scale: float | None = None  # of rule absmean: one scale for the whole matrix
+
+    @property
+    def name(self) -> str:
+        """What reports call it: ``3.FFN_DOWN``, ``EMBEDDING``."""
+        return target_name(self.rule, self.unit_idx)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Is it stored in tiles, as a matrix of some quantisation type?"""
+        return not self.is_vector and self.rule.place is not Place.POSITIONS
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its data in the file."""
+        if self.rule.place is Place.POSITIONS:
+            return self.n_rows * self.n_cols * 2
+        if self.is_vector:
+            return self.n_cols * 4
+        return tile_bytes(self.dtype, self.n_rows, self.n_cols)
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes that are read for it."""
+        return self.source.n_bytes // self.rule.n_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that was decided before the first weight is read."""
+
+    facts: Facts
+    family: Family
+    targets: tuple[Target, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes that are read."""
+        return sum(target.source_bytes for target in self.targets)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all tensors in the file."""
+        return sum(target.n_bytes for target in self.targets)
+
+    @property
+    def largest_layer_bytes(self) -> int:
+        """Bytes of the largest layer in the file."""
+        layers: dict[int, int] = {}
+        for target in self.targets:
+            if target.rule.place is Place.LAYER:
+                layers[target.unit_idx] = layers.get(target.unit_idx, 0) + target.n_bytes
+        return max(layers.values())
+
+
+def target_name(rule: TensorRule, unit_idx: int) -> str:
+    """What reports call a tensor: ``3.FFN_DOWN`` in layer 3, ``EMBEDDING``, ``WPOS``."""
+    kind = "WPOS" if rule.target is None else TensorType(rule.target).name
+    return f"{unit_idx - 1}.{kind}" if rule.place is Place.LAYER else kind
+
+
+def parse_quant_type(name: str, *, option: str = "quant type") -> Dtype:
+    """Return the type of a tensor called ``name``. Raises QsfArgumentError for any other name."""
+    if name in QUANT_TYPES:
+        return QUANT_TYPES[name]
+    raise QsfArgumentError(f"{option} {name} is unknown; available: {', '.join(QUANT_TYPES)}")
+
+
+def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Policy) -> Plan:
+    """Match rules with tensors; check every name and shape before any weight is read.
+
+    Raises QsfConversionError when a tensor is missing or has another shape than it should.
+    """
+    by_name: dict[str, SourceTensor] = {}
+    for tensor in checkpoint.tensors.values():
+        name = tensor.name.removeprefix(family.prefix)
+        if name in by_name:
+            raise QsfConversionError(f"both {by_name[name].name} and {tensor.name} are there")
+        by_name[name] = tensor
+    warnings = list(facts.warnings)
+    flags = set(facts.flags)
+    if not facts.arch.tied_head:
+        if "lm_head.weight" in by_name:
+            flags.add("separate_head")
+        else:
+            facts = dataclasses.replace(facts, arch=dataclasses.replace(facts.arch, tied_head=True))
+            warnings.append("no lm_head.weight: the embeddings are used as the head")
+    used: set[str] = set()
+    targets = []
+    for unit_idx, layer_idx, rule in rules_in_order(family, facts.header.n_layers):
+        if rule.flag is not None and rule.flag not in flags:
+            continue
+        name = rule.source.format(layer=layer_idx)
+        if name not in by_name:
+            raise QsfConversionError(f"the checkpoint has no tensor {family.prefix}{name}")
+        used.add(name)
+        targets.append(_target(rule, by_name[name], unit_idx, facts.dims, policy))
+    warnings += _unused_warnings(family, set(by_name) - used, tied=facts.arch.tied_head)
+    return Plan(facts, family, tuple(targets), tuple(warnings))
+
+
+def rules_in_order(family: Family, n_layers: int) -> Iterator[tuple[int, int, TensorRule]]:
+    """Yield (unit, layer, rule): positions first, then the units in file order."""
+    for place, unit_idx in ((Place.POSITIONS, 0), (Place.EMBEDDING, 0)):
+        yield from ((unit_idx, 0, rule) for rule in family.rules if rule.place is place)
+    for layer_idx in range(n_layers):
+        for rule in family.rules:
+            if rule.place is Place.LAYER:
+                yield layer_idx + 1, layer_idx, rule
+    yield from ((n_layers + 1, 0, rule) for rule in family.rules if rule.place is Place.FINAL)
+
+
+def _target(
+    rule: TensorRule,
+    source: SourceTensor,
+    unit_idx: int,
+    dims: Mapping[str, int],
+    policy: Policy,
+) -> Target:
+    expected = tuple(dims[dim] for dim in rule.shape)
+    if source.shape != expected:
+        raise QsfConversionError(
+            f"tensor {source.name} has shape {list(source.shape)}, "
+            f"config.json asks for {list(expected)}"
+        )
+    is_vector = len(expected) == 1
+    n_outputs = expected[1] if rule.transposed else expected[0]
+    part_rows = n_outputs // rule.n_parts
+    n_inputs = 0 if is_vector else expected[0] if rule.transposed else expected[1]
+    if rule.place is Place.POSITIONS and part_rows * n_inputs * 2 > _MAX_POSITIONS_BYTES:
+        raise QsfConversionError(
+            f"tensor {source.name}: {part_rows} x {n_inputs} positions are too many to convert"
+        )
+    return Target(
+        rule=rule,
+        source=source,
+        unit_idx=unit_idx,
+        n_rows=1 if is_vector else part_rows,
+        n_cols=part_rows if is_vector else n_inputs,
+        first_row=rule.part * part_rows,
+        dtype=policy.dtype_of(rule, target_name(rule, unit_idx), is_vector=is_vector),
+        is_vector=is_vector,
+    )
+
+
+def _unused_warnings(family: Family, unused: set[str], *, tied: bool) -> list[str]:
+    """Name the tensors that nothing needs, apart from those known to hold no weights."""
+    unknown = sorted(
+        name
+        for name in unused
+        if not name.endswith(family.ignored_suffixes) and not (tied and name == "lm_head.weight")
+    )
+    if not unknown:
+        return []
+    more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+    return [f"{len(unknown)} tensors are not used: {', '.join(unknown[:8])}{more}"]

@@ -1,0 +1,117 @@
+"""The bytes of a tile: where codes, scales and mins lie (docs/format.md, section 5).
+
+A tile is 16 rows x 64 columns. Its columns are 16 groups of four neighbours; the four codes of a
+row and group are the bytes of one u32, so that the codes of a plane are shifted and joined four
+at a time. Tiles are written by the C library (csrc/quantise/pack.c); here they are read. Which
+codes, scales and mins a matrix gets is the business of ``quantisers``.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.file.layout import Dtype
+
+Float32Array = NDArray[np.float32]
+CodeArray = NDArray[np.uint8]
+TileArray = NDArray[np.void]
+
+TILE_ROWS: Final = 16
+BLOCK: Final = 64
+
+_HALVES = ("<f2", (TILE_ROWS,))
+
+
+def _plane(n: int) -> tuple[str, tuple[int, int]]:
+    """The type of n planes of 64 bytes: the codes of 16 rows and one group are 16 u32."""
+    return "<u4", (n, TILE_ROWS)
+
+
+# The bytes of one tile.
+TILE_DTYPES: Final[dict[int, np.dtype[np.void]]] = {
+    Dtype.Q2_SYM: np.dtype([("scales", *_HALVES), ("codes", *_plane(4))]),
+    Dtype.Q2: np.dtype([("scales", *_HALVES), ("mins", *_HALVES), ("codes", *_plane(4))]),
+    Dtype.Q3: np.dtype(
+        [("scales", *_HALVES), ("mins", *_HALVES), ("codes", *_plane(4)), ("thirds", *_plane(2))]
+    ),
+    Dtype.Q4: np.dtype([("scales", *_HALVES), ("mins", *_HALVES), ("codes", *_plane(8))]),
+    Dtype.Q4_SYM: np.dtype([("scales", *_HALVES), ("codes", *_plane(8))]),
+    Dtype.TERNARY: np.dtype([("scales", *_HALVES), ("codes", *_plane(4))]),
+    Dtype.TERNARY_DENSE: np.dtype(
+        [("scales", *_HALVES), ("codes", *_plane(3)), ("last", "u1", (TILE_ROWS,))]
+    ),
+    Dtype.Q8: np.dtype([("scales", *_HALVES), ("codes", *_plane(16))]),
+    Dtype.F16: np.dtype([("values", "<f2", (BLOCK, TILE_ROWS))]),
+    Dtype.F32: np.dtype([("values", "<f4", (BLOCK, TILE_ROWS))]),
+}
+
+# A code c of a symmetric type stands for (c - centre) * scale.
+CENTRES: Final[dict[int, float]] = {
+    Dtype.Q2_SYM: 1.5,
+    Dtype.Q4_SYM: 8,
+    Dtype.TERNARY: 1,
+    Dtype.TERNARY_DENSE: 1,
+    Dtype.Q8: 128,
+}
+
+
+def tile_bytes(dtype: int, n_rows: int, n_cols: int) -> int:
+    """Bytes of a matrix in tiles."""
+    return -(-n_rows // TILE_ROWS) * -(-n_cols // BLOCK) * TILE_DTYPES[dtype].itemsize
+
+
+def dequantise_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Float32Array:
+    """Return the f32 values [n_rows, n_cols] of tiles."""
+    n_tile_rows, n_blocks = -(-n_rows // TILE_ROWS), -(-n_cols // BLOCK)
+    tiles = np.frombuffer(data, TILE_DTYPES[dtype]).reshape(n_tile_rows, n_blocks)
+    if dtype in (Dtype.F16, Dtype.F32):
+        # [tile row, block, col, row] -> [tile row, row, block, col]
+        values = tiles["values"].transpose(0, 3, 1, 2).astype(np.float32)
+    else:
+        codes = _unpack(dtype, tiles).astype(np.float32)
+        scales = tiles["scales"].transpose(0, 2, 1)[..., None].astype(np.float32)
+        if dtype in CENTRES:
+            values = (codes - np.float32(CENTRES[dtype])) * scales
+        else:
+            mins = tiles["mins"].transpose(0, 2, 1)[..., None].astype(np.float32)
+            values = codes * scales + mins
+    shape = (n_tile_rows * TILE_ROWS, n_blocks * BLOCK)
+    return np.ascontiguousarray(values.reshape(shape)[:n_rows, :n_cols])
+
+
+def _unpack(dtype: int, tiles: TileArray) -> CodeArray:
+    """The codes of ``tiles`` [tile rows, blocks], as [tile row, row, block, 64]."""
+    n_tile_rows, n_blocks = tiles.shape
+    planes = tiles["codes"].transpose(2, 0, 1, 3)  # [planes, tile rows, blocks, 16 rows]
+    groups = np.empty((16, n_tile_rows, n_blocks, TILE_ROWS), "<u4")
+    if dtype == Dtype.Q8:
+        groups[:] = planes
+    elif dtype in (Dtype.Q4, Dtype.Q4_SYM):
+        groups[:8] = planes & 0x0F0F0F0F
+        groups[8:] = planes >> 4 & 0x0F0F0F0F
+    elif dtype == Dtype.TERNARY_DENSE:
+        trits = np.ascontiguousarray(planes).view(np.uint8)
+        for k in range(5):
+            groups[k:15:5] = _trit(trits, k).view("<u4")
+        last = [_trit(tiles["last"], k) for k in range(4)]
+        groups[15] = np.ascontiguousarray(np.stack(last, axis=-1)).view("<u4")[..., 0]
+    else:
+        for b in range(4):
+            groups[4 * b : 4 * b + 4] = planes >> (2 * b) & 0x03030303
+        if dtype == Dtype.Q3:
+            thirds = tiles["thirds"].transpose(2, 0, 1, 3)
+            for g in range(16):
+                h, i, b = g // 2 % 2, g % 2, g // 4
+                groups[g] |= (thirds[h] >> (4 * i + b) & 0x01010101) << 2
+    return np.ascontiguousarray(groups.transpose(1, 3, 2, 0)).view(np.uint8)
+
+
+def _trit(dense: CodeArray, k: int) -> CodeArray:
+    """Digit k, the first being 0, of the fraction that each byte is."""
+    fraction = dense * np.uint8(3**k)  # modulo 256
+    digit: CodeArray = (fraction.astype(np.uint16) * 3 >> 8).astype(np.uint8)
+    return digit

@@ -1,0 +1,239 @@
+"""What checkpoints in files have in common: tensors at offsets, shard indexes, the digest.
+
+Files are read at offsets and never mapped, so that pages of the weights do not count as ours.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from qsf.errors import QsfConversionError, QsfIOError
+from qsf_converter.sources.checkpoint import RawArray, SourceTensor
+
+# The types that are converted as they are stored.
+READABLE: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+
+_MAX_INDEX_BYTES = 100 << 20
+
+
+@dataclass(slots=True)
+class Located:
+    """A tensor, where it lies, and the hash of the part of it that has been read in order."""
+
+    tensor: SourceTensor
+    file: io.FileIO
+    path: Path
+    file_off: int
+    n_hashed: int = 0
+    sha256: Any = field(default_factory=hashlib.sha256)
+
+
+LocatedT = TypeVar("LocatedT", bound=Located)
+SelfT = TypeVar("SelfT", bound="FileCheckpoint[Any]")
+
+
+class FileCheckpoint(Generic[LocatedT]):
+    """A ``Checkpoint`` in one file or several; a file format says how they are opened.
+
+    Use it as a context manager. Raises QsfConversionError when the files are absent or damaged,
+    QsfIOError when the system refuses to read.
+    """
+
+    def __init__(self, place: Path) -> None:
+        """Open the files at ``place`` and check what they say of themselves."""
+        self._files: list[io.FileIO] = []
+        self._located: dict[str, LocatedT] = {}
+        self._paths: tuple[Path, ...] = ()
+        try:
+            self._open(place)
+        except QsfIOError:
+            self.close()
+            raise
+        except OSError as error:
+            self.close()
+            raise QsfIOError(f"{error.filename or place}: {error.strerror}") from error
+        except BaseException:
+            self.close()
+            raise
+        self._tensors = {name: located.tensor for name, located in self._located.items()}
+
+    def __enter__(self: SelfT) -> SelfT:
+        """Return the open checkpoint."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close the files."""
+        self.close()
+
+    @property
+    def tensors(self) -> Mapping[str, SourceTensor]:
+        """All tensors by name."""
+        return self._tensors
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that hold the weights."""
+        return self._paths
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+    def read_rows(self, name: str, start: int, stop: int) -> RawArray:
+        """Read rows [start, stop); see ``Checkpoint.read_rows``."""
+        located = self._located[name]
+        tensor = located.tensor
+        self._check_readable(located)
+        if not 0 <= start <= stop <= tensor.n_rows:
+            raise IndexError(f"rows [{start}, {stop}) of {name}, which has {tensor.n_rows}")
+        stored = self._stored_rows(located, start, stop)
+        if start * tensor.row_bytes == located.n_hashed:
+            located.sha256.update(stored)
+            located.n_hashed += len(stored)
+        return self._values(located, stored, stop - start)
+
+    def digest(self) -> str:
+        """SHA-256 of all tensors read completely; see ``Checkpoint.digest``."""
+        total = hashlib.sha256()
+        for name in sorted(self._located):
+            located = self._located[name]
+            if located.n_hashed == located.tensor.n_bytes:
+                line = [name, located.tensor.dtype, located.tensor.shape]
+                total.update(json.dumps([*line, located.sha256.hexdigest()]).encode() + b"\n")
+        return total.hexdigest()
+
+    def _open_named(self, model_dir: Path, single_name: str, index_name: str) -> bool:
+        """Open the one file of a model, or else the shards that its index names, if either exists.
+
+        A format that has such files opens each with ``_open_file``.
+        """
+        single, index = model_dir / single_name, model_dir / index_name
+        if single.exists():
+            self._paths = (single,)
+            self._located = self._open_file(single)
+        elif index.exists():
+            self._open_shards(index, self._open_file)
+        else:
+            return False
+        return True
+
+    # ---- what a file format says ----
+
+    def _open_file(self, path: Path) -> dict[str, LocatedT]:
+        """Open one file and return its tensors."""
+        raise NotImplementedError
+
+    def _open(self, place: Path) -> None:
+        """Open the files; fill ``_located`` and ``_paths``."""
+        raise NotImplementedError
+
+    def _check_readable(self, located: LocatedT) -> None:
+        """Raise QsfConversionError when the tensor cannot be read as numbers."""
+        tensor = located.tensor
+        if tensor.dtype not in READABLE:
+            raise QsfConversionError(
+                f"tensor {tensor.name} is stored as {tensor.dtype}; "
+                f"only {', '.join(READABLE)} weights can be converted"
+            )
+
+    def _stored_rows(self, located: LocatedT, start: int, stop: int) -> bytearray:
+        """Return the bytes of rows [start, stop), one row after another."""
+        row_bytes = located.tensor.row_bytes
+        return self._read_at(located, start * row_bytes, (stop - start) * row_bytes)
+
+    def _values(self, located: LocatedT, stored: bytearray, n_rows: int) -> RawArray:
+        """Return the numbers in ``stored``, [n_rows, n_cols]."""
+        dtype = READABLE[located.tensor.dtype]
+        raw: RawArray = np.frombuffer(stored, dtype)
+        return raw.reshape(n_rows, located.tensor.row_bytes // dtype.itemsize)
+
+    # ---- for its use ----
+
+    def _open_raw(self, path: Path) -> io.FileIO:
+        """Open a file that is closed with the checkpoint."""
+        file = io.FileIO(path, "rb")
+        self._files.append(file)
+        return file
+
+    def _read_at(self, located: LocatedT, begin: int, n_bytes: int) -> bytearray:
+        """Return ``n_bytes`` from byte ``begin`` behind the tensor's place in its file."""
+        buffer = bytearray(n_bytes)
+        view = memoryview(buffer)
+        try:
+            located.file.seek(located.file_off + begin)
+            n_done = 0
+            while n_done < n_bytes:
+                n_read = located.file.readinto(view[n_done:])
+                if not n_read:
+                    raise QsfIOError(
+                        f"{located.path}: the file ends {n_bytes - n_done} bytes early "
+                        f"in tensor {located.tensor.name}; it shrank while it was read"
+                    )
+                n_done += n_read
+        except QsfIOError:
+            raise
+        except OSError as error:
+            raise QsfIOError(f"{located.path}: {error.strerror}") from error
+        return buffer
+
+    def _open_shards(
+        self, index: Path, open_file: Callable[[Path], Mapping[str, LocatedT]]
+    ) -> None:
+        """Open the files that ``index`` names; take the tensors that it says are there."""
+        folder = index.parent
+        names_of_shard: dict[str, list[str]] = {}
+        for name, shard in _read_index(index).items():
+            names_of_shard.setdefault(shard, []).append(name)
+        missing = [shard for shard in sorted(names_of_shard) if not (folder / shard).exists()]
+        if missing:
+            raise QsfConversionError(
+                f"{folder}: {len(missing)} of {len(names_of_shard)} shards are missing: "
+                f"{', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}"
+            )
+        paths = []
+        for shard, names in sorted(names_of_shard.items()):
+            paths.append(folder / shard)
+            content = open_file(folder / shard)
+            for name in names:
+                if name not in content:
+                    raise QsfConversionError(
+                        f"{folder / shard}: no tensor {name}, which {index.name} says is there"
+                    )
+                self._located[name] = content[name]
+        self._paths = tuple(paths)
+
+
+def is_count(value: Any) -> bool:
+    """Is it a number that a size or an offset can be, small enough to be printed?"""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """Return ``weight_map`` of a shard index: tensor name -> file name."""
+    if index.stat().st_size > _MAX_INDEX_BYTES:
+        raise QsfConversionError(f"{index}: {index.stat().st_size} bytes is too large for an index")
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise QsfConversionError(f"{index}: not a shard index: {error!r}") from error
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise QsfConversionError(f"{index}: weight_map is not an object with entries")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".", ".."):
+            raise QsfConversionError(f"{index}: {name}: {shard!r} is not a plain file name")
+    return weight_map

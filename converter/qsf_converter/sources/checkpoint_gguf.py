@@ -1,0 +1,171 @@
+"""The weights of a GGUF file, under the names and in the order of HuggingFace's checkpoints.
+
+F32, F16 and BF16 are handed over as they are stored; quantised types become f32 through the
+``gguf`` package, a range of rows at a time.
+
+llama.cpp's converter reorders the rows of LLaMA's Q and K so that the two halves of each head,
+which RoPE turns together, lie interleaved; here they are put back. Rows are whole blocks in every
+type, so that this is done with the stored bytes.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.errors import QsfConversionError
+from qsf_converter.sources.checkpoint import RawArray, SourceTensor
+from qsf_converter.sources.checkpoint_files import READABLE, FileCheckpoint, Located
+from qsf_converter.sources.gguf_config import (
+    ROPE_FACTORS,
+    Dialect,
+    config_of,
+    dialect_of,
+    name_there,
+    shown,
+)
+from qsf_converter.sources.gguf_file import GgufHead, GgufTensor, read_head
+
+_SLAB_BYTES = 4 << 20  # of f32, dequantised at once
+_N_ROPE_FACTORS = 4096  # half the largest head_dim
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stored(Located):
+    """A tensor; if ``n_heads`` is not 0, the rows of each head are interleaved in the file."""
+
+    n_heads: int = 0
+
+
+class GgufCheckpoint(FileCheckpoint[_Stored]):
+    """The weights and the configuration of one GGUF file; a ``Checkpoint``.
+
+    ``head`` is what the file says of itself, ``config`` the same as config.json would say it, and
+    ``warnings`` what of it was left out. Raises QsfConversionError when the file is damaged or
+    holds a model that cannot be converted, QsfIOError when the system refuses to read.
+    """
+
+    head: GgufHead
+    config: dict[str, Any]
+    warnings: tuple[str, ...]
+
+    def _open(self, place: Path) -> None:
+        file = self._open_raw(place)
+        self._paths = (place,)
+        self.head = read_head(place, file)
+        try:
+            self._open_tensors(place)
+        except QsfConversionError as error:
+            raise QsfConversionError(f"{place}: {error}") from error
+
+    def _open_tensors(self, place: Path) -> None:
+        """Name and locate the tensors; read the configuration, to which one may belong."""
+        dialect = dialect_of(self.head.metadata)
+        tensors = dict(self.head.tensors)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        factors = None
+        if ROPE_FACTORS in tensors:
+            factors = self._rope_factors(place, tensors.pop(ROPE_FACTORS))
+        self.config, self.warnings = config_of(self.head.metadata, shapes, factors)
+        for tensor in tensors.values():
+            name = name_there(dialect, tensor.name)
+            if name in self._located:
+                raise QsfConversionError(f"two of its tensors are {name}")
+            self._located[name] = self._locate(place, dialect, name, tensor)
+
+    def _locate(self, place: Path, dialect: Dialect, name: str, tensor: GgufTensor) -> _Stored:
+        n_heads = 0
+        for part, field in dialect.permuted.items():
+            if f".{part}." in name:
+                n_heads = self.config[field]
+                n_rows = tensor.shape[0]
+                if not isinstance(n_heads, int) or n_heads < 1 or n_rows % (2 * n_heads):
+                    raise QsfConversionError(
+                        f"tensor {tensor.name} has {n_rows} rows, which are not "
+                        f"{shown(n_heads)} heads of an even size"
+                    )
+                if len(tensor.shape) == 1 and tensor.block_items > 1:
+                    raise QsfConversionError(f"tensor {tensor.name}, a bias, is {tensor.type}")
+        source = SourceTensor(name, tensor.shape, tensor.type, tensor.n_bytes)
+        return _Stored(source, self._files[0], place, tensor.offset, n_heads=n_heads)
+
+    def _rope_factors(self, place: Path, tensor: GgufTensor) -> NDArray[np.float32]:
+        if tensor.type != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _N_ROPE_FACTORS:
+            raise QsfConversionError(
+                f"tensor {tensor.name} is {tensor.type} of shape {list(tensor.shape)}, "
+                "which is not a list of RoPE factors"
+            )
+        source = SourceTensor(tensor.name, tensor.shape, tensor.type, tensor.n_bytes)
+        located = _Stored(source, self._files[0], place, tensor.offset)
+        return np.frombuffer(self._read_at(located, 0, tensor.n_bytes), "<f4")
+
+    def _check_readable(self, located: _Stored) -> None:
+        if located.tensor.dtype not in READABLE:
+            _dequantiser(located.tensor)
+
+    def _stored_rows(self, located: _Stored, start: int, stop: int) -> bytearray:
+        tensor = located.tensor
+        if not located.n_heads or not tensor.n_bytes:
+            return super()._stored_rows(located, start, stop)
+        if len(tensor.shape) == 1:  # the rows of a bias are its columns
+            item_bytes = tensor.n_bytes // tensor.shape[0]
+            return self._split_heads(located, 0, tensor.shape[0], item_bytes)[: tensor.n_bytes]
+        head_dim = tensor.n_rows // located.n_heads
+        first = start // head_dim * head_dim
+        rows = self._split_heads(located, first, -(-stop // head_dim) * head_dim, tensor.row_bytes)
+        return rows[(start - first) * tensor.row_bytes : (stop - first) * tensor.row_bytes]
+
+    def _split_heads(self, located: _Stored, first: int, last: int, row_bytes: int) -> bytearray:
+        """Rows [first, last), which are whole heads, with the halves of each head apart again."""
+        n_rows = located.tensor.shape[0]
+        stored = self._read_at(located, first * row_bytes, (last - first) * row_bytes)
+        # [heads, pairs, halves, row] as it is stored -> [heads, halves, pairs, row]
+        pairs = n_rows // located.n_heads // 2
+        rows = np.frombuffer(stored, np.uint8).reshape(-1, pairs, 2, row_bytes)
+        return bytearray(np.ascontiguousarray(rows.swapaxes(1, 2)))
+
+    def _values(self, located: _Stored, stored: bytearray, n_rows: int) -> RawArray:
+        tensor = located.tensor
+        if tensor.dtype in READABLE:
+            return super()._values(located, stored, n_rows)
+        n_cols = tensor.shape[-1] if len(tensor.shape) < 3 else int(np.prod(tensor.shape[1:]))
+        package, kind = _dequantiser(tensor)
+        rows = np.frombuffer(stored, np.uint8).reshape(n_rows, tensor.row_bytes)
+        values = np.empty((n_rows, n_cols), np.float32)
+        step = max(1, _SLAB_BYTES // max(1, n_cols * 4))
+        for start in range(0, n_rows, step):
+            slab = rows[start : start + step]
+            # A damaged file may hold scales that are no numbers: they are refused when rounded.
+            with np.errstate(all="ignore"):
+                values[start : start + step] = package.quants.dequantize(slab, kind)
+        return values
+
+
+def _dequantiser(tensor: SourceTensor) -> tuple[Any, Any]:
+    """Return the ``gguf`` package and its number of the type.
+
+    Raises QsfConversionError where the package is absent or cannot dequantise ``tensor``.
+    """
+    try:
+        package: Any = importlib.import_module("gguf")
+    except ImportError as error:
+        raise QsfConversionError(
+            f"tensor {tensor.name} is stored as {tensor.dtype}, which needs the package gguf: "
+            "pip install 'qsf[gguf]'"
+        ) from error
+    kind = getattr(package.GGMLQuantizationType, tensor.dtype, None)
+    try:
+        _, block_bytes = package.GGML_QUANT_SIZES[kind]
+        package.quants.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+    except (KeyError, NotImplementedError) as error:
+        raise QsfConversionError(
+            f"tensor {tensor.name} is stored as {tensor.dtype}, which the installed package gguf "
+            "cannot dequantise; convert the original model, or try a newer gguf"
+        ) from error
+    return package, kind

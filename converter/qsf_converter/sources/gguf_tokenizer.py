@@ -1,0 +1,271 @@
+"""A tokenizer.json from the vocabulary in a GGUF file, and what belongs to it.
+
+Two kinds are rebuilt: byte-level BPE (model "gpt2" in GGUF: words, merges and the name of a
+splitting rule) and SentencePiece's BPE (model "llama": words with scores, of which the merges
+follow). Any other kind is left out, which is said.
+
+Sources: src/llama-vocab.cpp of llama.cpp for the splitting rules and defaults;
+convert_slow_tokenizer.py of transformers for merges from scores.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from qsf.errors import QsfError
+
+Metadata = Mapping[str, Any]
+
+_WORD = "\u2581"  # SentencePiece's space
+_MAX_WORD_CHARS = 256  # merges are looked for at every place within a word
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # of tokenizer.ggml.token_type; 1 is normal
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SYMBOLS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Name of the rule -> the expressions that split a text, one after another, before BPE.
+_SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
+    "gpt-2": (),  # that of ByteLevel itself
+    "llama-bpe": (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SPACES}",
+    ),
+    "qwen2": (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_SYMBOLS_AND_SPACES}",),
+    "default": (
+        r"[\p{P}\$\+<=>\^~\|]+",
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+        r"\p{N}+",
+        "[0-9][0-9][0-9]",
+    ),
+}
+_SAME_SPLIT = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}
+
+
+class _LeftOutError(Exception):
+    """Says why there is no tokenizer."""
+
+
+def tokenizer_of(metadata: Metadata) -> tuple[bytes | None, str | None]:
+    """Return tokenizer.json, or None and the reason why it cannot be made."""
+    from qsf.text.tokenizer import Tokenizer
+
+    try:
+        data = json.dumps(_tokenizer(metadata), ensure_ascii=False).encode("utf-8", "replace")
+        Tokenizer(data)
+    except _LeftOutError as error:
+        return None, f"the tokenizer is left out: {error}"
+    except QsfError as error:
+        return None, f"the tokenizer is left out: {str(error)[:300]}"
+    return data, None
+
+
+def chat_of(metadata: Metadata, token_ids: Mapping[str, Any]) -> bytes:
+    """Return the CHAT section: template, special tokens, token ids; see ``metadata.chat_bytes``."""
+    template = metadata.get("tokenizer.chat_template")
+    chat: dict[str, Any] = {"chat_template": template if isinstance(template, str) else None}
+    prefix = "tokenizer.chat_template."
+    named = {
+        key.removeprefix(prefix): value
+        for key, value in metadata.items()
+        if key.startswith(prefix) and isinstance(value, str)
+    }
+    if named:
+        if chat["chat_template"] is not None:
+            named.setdefault("default", chat["chat_template"])
+        chat["chat_template"] = named.get("default")
+        chat["chat_templates"] = named
+    words = metadata.get("tokenizer.ggml.tokens")
+    tokens: dict[str, Any] = {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        idx = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if isinstance(words, list) and isinstance(idx, int) and 0 <= idx < len(words):
+            tokens[f"{name}_token"] = words[idx]
+    for name in ("add_bos_token", "add_eos_token"):
+        value = metadata.get(f"tokenizer.ggml.{name}")
+        if isinstance(value, bool):
+            tokens[name] = value
+    chat["special_tokens"] = tokens
+    chat["generation"] = dict(token_ids)
+    return json.dumps(chat, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _tokenizer(metadata: Metadata) -> dict[str, Any]:
+    model = metadata.get("tokenizer.ggml.model")
+    words = metadata.get("tokenizer.ggml.tokens")
+    if model is None or not isinstance(words, list) or not words:
+        raise _LeftOutError("the file has no vocabulary")
+    ids = {word: idx for idx, word in enumerate(words)}
+    if len(ids) != len(words):
+        raise _LeftOutError(f"{len(words) - len(ids)} of its {len(words)} words occur twice")
+    kinds = _numbers(metadata, "token_type", len(words), default=1)
+    if model == "gpt2":
+        parts = _byte_level(metadata, ids)
+    elif model == "llama":
+        parts = _sentence_piece(metadata, ids, words, kinds)
+    else:
+        raise _LeftOutError(f"tokenizer.ggml.model {str(model)[:40]!r} is not supported")
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            _added(idx, words[idx], kinds[idx] != _USER_DEFINED)
+            for idx in range(len(words))
+            if kinds[idx] in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        ],
+        **parts,
+        "post_processor": _prefix(metadata, words, model),
+    }
+
+
+def _added(idx: int, word: str, is_special: bool) -> dict[str, Any]:
+    return {
+        "id": idx,
+        "content": word,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": is_special,
+    }
+
+
+def _byte_level(metadata: Metadata, ids: Mapping[str, int]) -> dict[str, Any]:
+    """Byte-level BPE: the merges are in the file, the splitting rule has a name there."""
+    merges = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list):
+        raise _LeftOutError("the file has no merges")
+    rule = str(metadata.get("tokenizer.ggml.pre", "default"))
+    rule = _SAME_SPLIT.get(rule, rule)
+    if rule not in _SPLITS:
+        raise _LeftOutError(
+            f"tokenizer.ggml.pre {rule[:40]!r} is not supported; supported: {', '.join(_SPLITS)}"
+        )
+    pairs = [merge.split(" ") for merge in merges]
+    if any(len(pair) != 2 for pair in pairs):
+        raise _LeftOutError("one of its merges is not of two words")
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": rule == "gpt-2",
+    }
+    splits = [
+        {
+            "type": "Split",
+            "pattern": {"Regex": expression},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        for expression in _SPLITS[rule]
+    ]
+    return {
+        "normalizer": {"type": "NFC"} if rule == "qwen2" else None,
+        "pre_tokenizer": (
+            {"type": "Sequence", "pretokenizers": [*splits, byte_level]} if splits else byte_level
+        ),
+        "decoder": {**byte_level, "add_prefix_space": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": rule == "llama-bpe",
+            "vocab": dict(ids),
+            "merges": pairs,
+        },
+    }
+
+
+def _sentence_piece(
+    metadata: Metadata, ids: Mapping[str, int], words: list[str], kinds: list[float]
+) -> dict[str, Any]:
+    """SentencePiece's BPE: two pieces are merged if they make a word, the best score first."""
+    scores = _numbers(metadata, "scores", len(words))
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    if not isinstance(unknown, int) or not 0 <= unknown < len(words):
+        raise _LeftOutError(
+            f"tokenizer.ggml.unknown_token_id {str(unknown)[:40]} is not in the vocabulary"
+        )
+    merges: list[tuple[float, int, int]] = []
+    for idx, word in enumerate(words):
+        if kinds[idx] in (_UNKNOWN, _CONTROL, _BYTE):
+            continue
+        if len(word) > _MAX_WORD_CHARS:
+            raise _LeftOutError(f"word {idx} has {len(word)} characters")
+        for at in range(1, len(word)):
+            left, right = ids.get(word[:at]), ids.get(word[at:])
+            if left is not None and right is not None:
+                merges.append((-scores[idx], left, right))
+    # Of two ways to the same word the first ones in the vocabulary: as transformers has it.
+    merges.sort()
+    has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _WORD}
+    prepend = [{"type": "Prepend", "prepend": _WORD}] if has_prefix else []
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": _WORD}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *strip,
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": words[unknown],
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": dict(ids),
+            "merges": [[words[left], words[right]] for _, left, right in merges],
+        },
+    }
+
+
+def _prefix(metadata: Metadata, words: list[str], model: str) -> dict[str, Any] | None:
+    """The rule that a text begins with BOS, if it does; llama.cpp's defaults."""
+    rule = metadata.get("tokenizer.ggml.pre")
+    is_llama3 = isinstance(rule, str) and _SAME_SPLIT.get(rule, rule) == "llama-bpe"
+    is_wanted = metadata.get("tokenizer.ggml.add_bos_token", model == "llama" or is_llama3)
+    bos = metadata.get("tokenizer.ggml.bos_token_id", 1 if model == "llama" else None)
+    if is_wanted is not True or not isinstance(bos, int) or not 0 <= bos < len(words):
+        return None
+    word = words[bos]
+    first = {"SpecialToken": {"id": word, "type_id": 0}}
+    text = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, text[0]],
+        "pair": [first, *text],
+        "special_tokens": {word: {"id": word, "ids": [bos], "tokens": [word]}},
+    }
+
+
+def _numbers(
+    metadata: Metadata, name: str, n_words: int, default: int | None = None
+) -> list[float]:
+    """A list with a number for each word."""
+    values = metadata.get(f"tokenizer.ggml.{name}")
+    if values is None and default is not None:
+        return [default] * n_words
+    if not isinstance(values, np.ndarray) or len(values) != n_words:
+        raise _LeftOutError(f"tokenizer.ggml.{name} has no number for each of {n_words} words")
+    numbers: list[float] = values.tolist()
+    if not all(map(math.isfinite, numbers)):
+        raise _LeftOutError(f"tokenizer.ggml.{name} has values that are no numbers")
+    return numbers

@@ -1,0 +1,156 @@
+"""A model as it is handed to the converter: configuration, weights, tokenizer, chat template."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qsf.errors import QsfConversionError, QsfIOError
+from qsf_converter.sources import checkpoint_safetensors, checkpoint_torch, gguf_config, metadata
+from qsf_converter.sources.architectures import Facts, Family, family_of, read_facts
+from qsf_converter.sources.checkpoint import Checkpoint
+from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint
+from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
+from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
+from qsf_converter.sources.gguf_file import MAGIC
+from qsf_converter.sources.gguf_tokenizer import chat_of, tokenizer_of
+from qsf_converter.sources.metadata import Origin
+
+_MAX_NAME_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Everything that a file is made of. The checkpoint is open as long as its context."""
+
+    path: Path
+    config: dict[str, Any]  # as config.json has it
+    family: Family
+    facts: Facts
+    checkpoint: Checkpoint
+    tokenizer: bytes | None  # tokenizer.json
+    chat: bytes  # the CHAT section
+    origin: Origin  # for the META section
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that belong to it: none of them may be overwritten."""
+        return (*self.checkpoint.paths, *self.path.glob("*.json"))
+
+
+@contextlib.contextmanager
+def open_source(path: Path) -> Iterator[Source]:
+    """Open a HuggingFace model directory, or a GGUF file.
+
+    Of a directory's weights safetensors are preferred to those of torch.save. Raises
+    QsfConversionError when there is no model that can be converted, QsfIOError when the system
+    refuses to read.
+    """
+    try:
+        if not path.exists():
+            raise QsfIOError(f"{path}: no such directory")
+        is_dir = path.is_dir()
+    except PermissionError as error:
+        raise QsfIOError(f"{path}: {error.strerror}") from error
+    with _open_directory(path) if is_dir else _open_gguf(path) as source:
+        yield source
+
+
+@contextlib.contextmanager
+def _open_directory(path: Path) -> Iterator[Source]:
+    config = metadata.read_json_object(path / "config.json")
+    if config is None:
+        raise QsfConversionError(
+            f"{path}: no config.json; is it a HuggingFace model?{_gguf_hint(path)}"
+        )
+    family = family_of(config)
+    ids = metadata.token_ids(metadata.generation_config(path))
+    facts = read_facts(family, {**config, **ids, **metadata.token_ids(config)})
+    with _open_weights(path) as checkpoint:
+        yield Source(
+            path=path,
+            config=config,
+            family=family,
+            facts=facts,
+            checkpoint=checkpoint,
+            tokenizer=metadata.tokenizer_bytes(path),
+            chat=metadata.chat_bytes(path, config),
+            origin=metadata.origin_of(path),
+        )
+
+
+def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
+    """Open the weights of a directory, of whichever format they are."""
+    formats: list[tuple[Any, tuple[str, str]]] = [
+        (
+            SafetensorsCheckpoint,
+            (checkpoint_safetensors.SINGLE_NAME, checkpoint_safetensors.INDEX_NAME),
+        ),
+        (TorchCheckpoint, (checkpoint_torch.SINGLE_NAME, checkpoint_torch.INDEX_NAME)),
+    ]
+    for opener, names in formats:
+        if any((path / name).exists() for name in names):
+            checkpoint: SafetensorsCheckpoint | TorchCheckpoint = opener(path)
+            return checkpoint
+    wanted = ", ".join(name for _, names in formats for name in names)
+    others = sorted(
+        found.name
+        for pattern in ("*.safetensors", "*.bin", "*.pth", "*.pt", "*.gguf")
+        for found in path.glob(pattern)
+    )
+    there = f"; there are {', '.join(others[:4])}" if others else ""
+    raise QsfConversionError(f"{path}: no weights: none of {wanted}{there}{_gguf_hint(path)}")
+
+
+def _gguf_hint(path: Path) -> str:
+    found = sorted(found.name for found in path.glob("*.gguf"))
+    return f"; to convert {found[0]}, name the file itself" if found else ""
+
+
+@contextlib.contextmanager
+def _open_gguf(path: Path) -> Iterator[Source]:
+    if path.suffix.lower() != ".gguf" and not _is_gguf(path):
+        raise QsfConversionError(
+            f"{path}: a model directory or a GGUF file is expected, not a file of another kind"
+        )
+    with GgufCheckpoint(path) as checkpoint:
+        said = checkpoint.head.metadata
+        try:
+            family = gguf_config.family_of(checkpoint.config)
+            facts = read_facts(family, checkpoint.config)
+        except QsfConversionError as error:
+            raise QsfConversionError(f"{path}: its metadata, as {error}") from error
+        tokenizer, reason = tokenizer_of(said)
+        warnings = (*facts.warnings, *checkpoint.warnings, *([reason] if reason else []))
+        yield Source(
+            path=path,
+            config=checkpoint.config,
+            family=family,
+            facts=dataclasses.replace(facts, warnings=warnings),
+            checkpoint=checkpoint,
+            tokenizer=tokenizer,
+            chat=chat_of(said, metadata.token_ids(checkpoint.config)),
+            origin=Origin(
+                name=_text(said, "general.name") or path.stem,
+                config_sha256=checkpoint.head.metadata_sha256,
+                licence=_text(said, "general.license"),
+            ),
+        )
+
+
+def _is_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise QsfIOError(f"{path}: {error.strerror}") from error
+
+
+def _text(said: gguf_config.Metadata, key: str) -> str | None:
+    value = said.get(key)
+    return value[:_MAX_NAME_CHARS] if isinstance(value, str) and value else None

@@ -1,0 +1,455 @@
+"""``qsf-eval``: how well a .qsf file predicts a text, and how far it is from its original.
+
+Results go to standard output, progress and errors to standard error.
+
+Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
+from qsf.evaluate.windows import DEFAULT_PROTOCOL, PROTOCOLS
+from qsf.native.kv_type import parse_kv_type
+from qsf.shell import command, typer_app
+from qsf.shell.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from qsf.evaluate.evaluation import Evaluation, LogitSource
+    from qsf.model import Model
+
+PROGRAM = "qsf-eval"
+
+_MB = 2**20
+_MAGIC = b"QSF1"
+
+# Typer joins the lines of a paragraph; a line with only \b keeps them apart.
+_EPILOG = """\b
+Examples:
+  qsf-eval model.qsf --text test.txt
+  qsf-eval model.qsf --text test.txt --against tiny-llama
+  qsf-eval model.qsf --text test.txt --against other.qsf --max-tokens 20000
+  qsf-eval model.qsf --text test.txt --protocol llama.cpp --ctx 512
+  qsf-eval model.qsf --text test.txt --protocol sliding --ctx 1024 --stride 512
+  qsf-eval model.qsf --text test.txt --json - > figures.json
+
+\b
+Protocols: which tokens are scored. Compare figures of one protocol and --ctx.
+  windows    windows side by side, all tokens but the first of each (the papers')
+  llama.cpp  the same windows, begun with BOS, the second half (llama-perplexity)
+  sliding    windows that overlap, what is new in each (HuggingFace, --stride)
+
+\b
+Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
+"""
+
+app = typer_app.create_app()
+
+
+def main() -> NoReturn:
+    """Run ``qsf-eval`` on the command line's arguments and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run ``qsf-eval`` and return its exit code."""
+    return typer_app.run(app, arguments, program=PROGRAM)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(command.version_line(PROGRAM))
+        raise typer.Exit
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The command line, checked."""
+
+    model: Path
+    text: str
+    ctx_tokens: int
+    protocol: str
+    stride_tokens: int | None
+    max_tokens: int | None
+    against: Path | None
+    opening: dict[str, Any]  # of both models, but for the budget
+    budget_mb: int | str | None
+
+
+@app.command(name=PROGRAM, epilog=_EPILOG)
+def evaluate_command(
+    model: Annotated[
+        Path, typer.Argument(help="A .qsf file.", show_default=False, metavar="MODEL")
+    ],
+    text: Annotated[
+        Path, typer.Option("--text", help='Text to predict, UTF-8; "-" is standard input.')
+    ],
+    ctx: Annotated[
+        int | None,
+        typer.Option(
+            "--ctx", help="Tokens of a window.", min=2, show_default="the model's, at most 2048"
+        ),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens from one window to the next, with --protocol sliding only.",
+            min=1,
+            show_default="half of --ctx",
+        ),
+    ] = None,
+    protocol: Annotated[
+        str, typer.Option(help=f"Which tokens are scored: {', '.join(PROTOCOLS)}; see below.")
+    ] = DEFAULT_PROTOCOL,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Compare with the original, a HuggingFace model directory, which is computed in "
+            "full precision, or with another .qsf file.",
+            show_default=False,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Only so many tokens of the text.", min=2, show_default="all"),
+    ] = None,
+    json_out: Annotated[
+        str | None,
+        typer.Option(
+            "--json",
+            help='Write the figures as JSON; "-" prints nothing else on standard output.',
+            metavar="FILE|-",
+            show_default=False,
+        ),
+    ] = None,
+    kv_type: Annotated[
+        str | None,
+        typer.Option(
+            help="Precision of the KV cache: f16, 8bit, 4bit, 2bit, or keys and values apart, as "
+            "k8v4. The default lets the weights alone be judged.",
+            show_default="f16; f32 with --exact",
+        ),
+    ] = None,
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Full-precision arithmetic instead of what qsf-run does."),
+    ] = False,
+    quality: Annotated[
+        float,
+        typer.Option(
+            help="Skip the share 1 - F of the layers of MODEL, as qsf-run --quality does.",
+            min=0,
+            max=1,
+            metavar="F",
+        ),
+    ] = 1.0,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="At most 256.", min=1, max=256, show_default="one per physical core"),
+    ] = None,
+    ram_budget: Annotated[
+        str,
+        typer.Option(
+            help="Ceiling in MB of 2^20 bytes for the whole process; auto: what the machine has "
+            "to give to the .qsf files; 0: none. An original comes on top: one layer as f32, and "
+            "at most 512 MB.",
+            metavar="MB|auto",
+        ),
+    ] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Measure how well a .qsf file predicts a text: perplexity and bits per byte.
+
+    With --against also how far it is from another model, above all from the one it was made of.
+    """
+    from qsf.evaluate.windows import checked_stride
+
+    _check_paths(model, against, json_out)
+    budget_mb = _budget_mb(ram_budget)
+    ctx_tokens = _ctx_tokens(model, ctx)
+    checked_stride(protocol, ctx_tokens, stride)
+    request = _Request(
+        model=model,
+        text=_read_text(text),
+        ctx_tokens=ctx_tokens,
+        protocol=protocol,
+        stride_tokens=stride,
+        max_tokens=max_tokens,
+        against=against,
+        opening={
+            "threads": threads,
+            "max_seq_len": ctx_tokens,
+            "exact": exact,
+            "quality": quality,
+            "kv_type": checked_kv_type(kv_type, is_exact=exact),
+        },
+        budget_mb=budget_mb,
+    )
+    evaluation = _measure(request, is_quiet=quiet)
+    _publish(request, evaluation, text, json_out)
+
+
+# ---- what was asked for ----
+
+
+def _check_paths(model: Path, against: Path | None, json_out: str | None) -> None:
+    """Refuse at once what could only fail after minutes of work."""
+    if model.is_dir():
+        raise QsfError(command.explain_folder(model))
+    if against is not None and not against.exists():
+        raise QsfError(f"{against}: no such file or directory")
+    if json_out is None or json_out == "-":
+        return
+    if Path(json_out).is_dir() or not Path(json_out).resolve().parent.is_dir():
+        raise QsfError(f"--json {json_out}: no file can be written there")
+
+
+def _budget_mb(text: str) -> int | str | None:
+    if text == "auto":
+        return text
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise QsfArgumentError(f"--ram-budget {text!r} is neither a number of MB nor auto")
+    return int(text) or None
+
+
+def checked_kv_type(asked: str | None, *, is_exact: bool) -> str:
+    """Return the type of the KV cache: the best that the arithmetic takes unless one is asked for.
+
+    Raises QsfArgumentError for what is no type, and for one that exact arithmetic cannot have.
+    """
+    best = "f32" if is_exact else "f16"
+    try:
+        parse_kv_type(asked or best)
+    except ValueError as error:
+        raise QsfArgumentError(f"--kv-type: {error}") from None
+    if is_exact and asked not in (None, best):
+        raise QsfArgumentError(f"--kv-type {asked} cannot be had with --exact, which keeps f32")
+    return asked or best
+
+
+def _ctx_tokens(model: Path, asked: int | None) -> int:
+    """Return the context to open the model with."""
+    from qsf.evaluate.evaluation import default_ctx_tokens
+    from qsf.file.reader import Reader
+
+    with Reader(model) as reader:
+        limit = reader.header.max_tokens
+    if asked is not None and asked > limit:
+        raise QsfArgumentError(f"--ctx {asked} is longer than the model's context of {limit}")
+    return default_ctx_tokens(limit) if asked is None else asked
+
+
+def _read_text(path: Path) -> str:
+    """Return the text as it is: no line end is changed."""
+    is_stdin = str(path) == "-"
+    data = sys.stdin.buffer.read() if is_stdin else path.read_bytes()
+    name = "standard input" if is_stdin else str(path)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise QsfError(
+            f"{name} is not UTF-8: byte 0x{data[error.start]:02x} at position {error.start} of "
+            f"{len(data)} ({error.reason})"
+        ) from None
+    if not text:
+        raise QsfError(f"{name} is empty: there is no text to predict")
+    return text
+
+
+# ---- measuring ----
+
+
+def _measure(request: _Request, *, is_quiet: bool) -> Evaluation:
+    from qsf.evaluate.evaluation import evaluate
+
+    line = ProgressLine(enabled=not is_quiet, unit="tokens")
+
+    def leave(number: int) -> None:
+        line.close()
+        command.leave_at_once(number)  # nothing has been written
+
+    try:
+        with command.Watcher(leave), _opened(request) as (model, reference):
+            return evaluate(
+                model,
+                request.text,
+                ctx_tokens=request.ctx_tokens,
+                protocol=request.protocol,
+                stride_tokens=request.stride_tokens,
+                max_tokens=request.max_tokens,
+                against=reference,
+                progress=line.update,
+            )
+    finally:
+        line.close()
+
+
+@contextlib.contextmanager
+def _opened(request: _Request) -> Iterator[tuple[Model, Model | LogitSource | None]]:
+    """Open the model and what it is compared with, both inside the budget."""
+    with contextlib.ExitStack() as stack:
+        budget_mb = request.budget_mb
+        if isinstance(budget_mb, int):
+            budget_mb = max(1, budget_mb - _working_mb(request))
+        reference: Model | LogitSource | None = None
+        if request.against is not None and _is_qsf(request.against):
+            # The second one finds the first in the process, so it may have the whole budget.
+            half_mb = _half_budget(request, budget_mb)
+            reference = stack.enter_context(_open(request, request.against, half_mb))
+        model = stack.enter_context(_open(request, request.model, budget_mb))
+        if request.against is not None and reference is None:
+            from qsf_converter.original.logits import open_original
+
+            reference = stack.enter_context(open_original(request.against))
+        yield model, reference
+
+
+def _is_qsf(path: Path) -> bool:
+    if path.is_dir():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC or path.suffix == ".qsf"
+
+
+def _working_mb(request: _Request) -> int:
+    """Return the MB that measuring takes after the models have been opened: an upper bound."""
+    from qsf.evaluate.evaluation import working_bytes
+    from qsf.file.reader import Reader
+
+    with Reader(request.model) as reader:
+        n_vocab = reader.header.n_vocab
+    n_sources = 1 if request.against is None else 2
+    return -(-working_bytes(n_vocab, n_sources, request.text, request.max_tokens) // _MB)
+
+
+def _half_budget(request: _Request, budget_mb: int | str | None) -> int | None:
+    """Return a budget in MB that leaves as much again for the other model."""
+    from qsf.model import Model
+    from qsf.native import binding
+
+    if budget_mb is None:
+        return None
+    if isinstance(budget_mb, str):
+        opening = {**request.opening, "quality": 1.0}
+        plan = Model.plan(str(request.against), ram_budget="auto", **opening)
+        budget_mb = (plan.budget_bytes or plan.ceiling_bytes) // _MB
+    process_mb = binding.describe_machine().resident_bytes // _MB
+    return max(1, process_mb + (budget_mb - process_mb) // 2)
+
+
+def _open(request: _Request, path: Path, budget_mb: Any) -> Model:
+    from qsf.model import Model
+    from qsf.native.opening import does_not_fit
+
+    opening = request.opening if path == request.model else {**request.opening, "quality": 1.0}
+    try:
+        return Model(path, ram_budget=budget_mb, **opening)
+    except QsfMemoryError as error:
+        if error.plan is None:
+            raise
+        if not isinstance(request.budget_mb, int):
+            text = does_not_fit(error.plan, is_command=True).replace("--max-seq-len", "--ctx")
+            raise QsfMemoryError(f"{path}: {text}") from None
+        least_mb = -(-error.plan.min_budget_bytes // _MB)
+        working_mb = _working_mb(request)
+        both = " for each of the two models" if budget_mb + working_mb < request.budget_mb else ""
+        raise QsfMemoryError(
+            f"{path} does not fit: of --ram-budget {request.budget_mb}, encoding the text and "
+            f"comparing take {working_mb} MB (less with --max-tokens), which leaves {budget_mb}"
+            f"{both}, and {least_mb} are needed (less with --ctx)"
+        ) from None
+    except QsfFormatError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+
+
+# ---- what comes out ----
+
+
+def _publish(
+    request: _Request, evaluation: Evaluation, text_path: Path, json_out: str | None
+) -> None:
+    if json_out is not None:
+        document = {
+            **evaluation.as_json(),
+            "model": str(request.model),
+            "against": None if request.against is None else str(request.against),
+            "text": str(text_path),
+            "text_bytes": len(request.text.encode()),
+            "kv_type": request.opening["kv_type"],
+            "quality": request.opening["quality"],
+            "arithmetic": "f32" if request.opening["exact"] else "integer",
+        }
+        data = json.dumps(document, indent=2, allow_nan=False) + "\n"
+        if json_out == "-":
+            typer.echo(data, nl=False)
+            return
+        Path(json_out).write_text(data, encoding="utf-8")
+    for name, value in report_lines(request, evaluation, text_path):
+        typer.echo(f"{name:<18} {command.one_line(value)}")
+
+
+def report_lines(
+    request: _Request, evaluation: Evaluation, text_path: Path
+) -> Iterator[tuple[str, str]]:
+    """Yield the table for people: names and values."""
+    e, opening = evaluation, request.opening
+    arithmetic = "full-precision arithmetic" if opening["exact"] else "integer activations"
+    skipping = f", quality {opening['quality']:g}" if opening["quality"] < 1 else ""
+    yield "model", f"{request.model}: KV cache {opening['kv_type']}, {arithmetic}{skipping}"
+    yield "text", f"{text_path}: {len(request.text.encode()):,} bytes, {e.text_tokens:,} tokens"
+    yield "protocol", protocol_text(e)
+    yield "tokens scored", f"{e.tokens:,} in {e.windows:,} window{'' if e.windows == 1 else 's'}"
+    yield "perplexity", f"{e.perplexity:.4f} +- {e.perplexity_error:.4f}"
+    if e.bits_per_byte is not None:
+        yield "bits per byte", f"{e.bits_per_byte:.4f}"
+    if e.kl_mean is not None:
+        yield from _comparison_lines(request, e)
+    yield "time", f"{e.seconds:.1f} s; the model took {e.tokens_per_second:,.0f} tokens/s"
+
+
+def _comparison_lines(request: _Request, e: Evaluation) -> Iterator[tuple[str, str]]:
+    kind = "" if request.against is None or _is_qsf(request.against) else ", in full precision"
+    yield "against", f"{request.against}{kind}"
+    yield "  its perplexity", f"{e.against_perplexity:.4f} +- {e.against_perplexity_error:.4f}"
+    yield (
+        "  difference",
+        f"{e.perplexity_change_percent:+.3f} % +- {e.perplexity_change_error:.3f}",
+    )
+    yield "  KL mean", f"{e.kl_mean:.4g} +- {e.kl_mean_error:.2g} nats"
+    yield "  KL median", f"{e.kl_median:.4g}"
+    yield "  KL 99 %", f"{e.kl_p99:.4g}"
+    yield "  KL max", f"{e.kl_max:.4g}"
+    same, error = 100 * (e.top1_agreement or 0), 100 * (e.top1_agreement_error or 0)
+    yield "  same top token", f"{same:.2f} % +- {error:.2f}"
+
+
+def protocol_text(evaluation: Evaluation) -> str:
+    """Say what was scored, for people."""
+    e = evaluation
+    if e.protocol == "sliding":
+        return f"sliding: windows of {e.ctx_tokens} tokens, every {e.stride_tokens}, what is new"
+    what = "all but the first" if e.protocol == "windows" else "the second half, behind BOS"
+    return f"{e.protocol}: windows of {e.ctx_tokens} tokens, {what} of each"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,514 @@
+"""How well a model predicts a text, and how far it is from another: perplexity and KL divergence.
+
+Pure measuring: a text is cut into windows, each token of a window is predicted from those before
+it, and the logits are compared with what came and with the logits of a reference. Nothing larger
+than a block of rows is held, whatever the vocabulary; sums are of float64.
+
+Which tokens are scored is the protocol: see ``qsf.evaluate.windows``.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.errors import QsfArgumentError, QsfNumericError
+from qsf.evaluate.windows import DEFAULT_PROTOCOL, Tokens, Window, checked_stride, cut_windows
+from qsf.model import Model
+
+if TYPE_CHECKING:
+    from qsf.text.tokenizer import Tokenizer
+
+Logits = NDArray[np.float32]
+Floats = NDArray[np.float64]
+
+DEFAULT_CTX_TOKENS: Final = 2048
+
+_BLOCK_BYTES: Final = 128 << 20  # of logits at once
+_BLOCK_ROWS: Final = 256  # as many as the engine evaluates at once
+_COMPARED_BYTES: Final = 4 << 20  # of float64 at once, so that it stays in the cache
+_ENCODING_FACTOR: Final = 200  # memory that encoding takes, in sizes of the text: measured
+_SPARE_BYTES: Final = 8 << 20  # scores, tokens, windows, libraries loaded late
+
+
+class LogitSource(Protocol):
+    """Something that predicts tokens: a .qsf file, a checkpoint, whatever a caller has."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens in the vocabulary."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest window that can be asked for."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """What makes tokens of text; None: there is none, only tokens can be evaluated."""
+
+    def logits(
+        self, windows: Sequence[Window], max_rows: int, advance: Callable[[float], None]
+    ) -> Iterator[Logits]:
+        """Yield logits, or log-probabilities, [n_rows, n_vocab] of ``Window.blocks(max_rows)``.
+
+        Of one window after another. An array need be valid only until the next is asked for.
+        ``advance`` is told how many more tokens have been evaluated, for progress; over all
+        windows the sum is the sum of ``len(tokens) - 1``.
+        """
+
+
+class ModelLogits:
+    """A .qsf file as a source of logits."""
+
+    def __init__(self, model: Model) -> None:
+        """Take an open model; closing it stays the caller's."""
+        self._model = model
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens in the vocabulary."""
+        return self._model.info.n_vocab
+
+    @property
+    def max_tokens(self) -> int:
+        """The context that the model was opened with."""
+        return self._model.info.plan.ctx_tokens
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the file."""
+        try:
+            return self._model.tokenizer
+        except QsfArgumentError:
+            return None
+
+    def logits(
+        self, windows: Sequence[Window], max_rows: int, advance: Callable[[float], None]
+    ) -> Iterator[Logits]:
+        """See ``LogitSource``; one array is filled again and again."""
+        n_rows = min(max_rows, max((window.n_rows for window in windows), default=0))
+        out = np.empty((n_rows, self.n_vocab), np.float32)
+        for window in windows:
+            tokens = window.tokens.tolist()
+            n_done = 0
+            for first, end in window.blocks(max_rows):
+                rows = self._model.logits(tokens[:end], first_row=first, out=out)
+                advance(end - n_done)
+                n_done = end
+                yield rows
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was measured. None: not measured, for want of a reference or of a tokenizer.
+
+    Attributes:
+        protocol: one of ``PROTOCOLS``.
+        ctx_tokens: tokens of a window.
+        stride_tokens: from one window to the next; with ``sliding`` only.
+        windows: how many there were.
+        tokens: how many were scored: all means are over these.
+        text_tokens: how many the text has, BOS included; with ``max_tokens`` at most that.
+        scored_bytes: bytes that the scored tokens stand for.
+        perplexity: exp of the mean negative log-likelihood in nats.
+        perplexity_error: its standard error, as if the tokens were independent.
+        bits_per_byte: bits of information per byte of scored text.
+        against_perplexity: the reference's perplexity of the same tokens.
+        against_perplexity_error: its standard error.
+        perplexity_change_percent: how much larger ours is, in % of the reference's.
+        perplexity_change_error: standard error of that; of pairs, so much less than of each.
+        kl_mean: mean of KL(reference || model) in nats.
+        kl_mean_error: its standard error.
+        kl_median: of the scored positions, as the next two.
+        kl_p99: 99 % of them are below.
+        kl_max: the largest.
+        top1_agreement: share (0 to 1) of positions where both think the same token likeliest.
+        top1_agreement_error: its standard error.
+        seconds: for everything, the reference included.
+        tokens_per_second: tokens that the model evaluated, per second of its own time.
+    """
+
+    protocol: str
+    ctx_tokens: int
+    stride_tokens: int | None
+    windows: int
+    tokens: int
+    text_tokens: int
+    scored_bytes: int | None
+    perplexity: float
+    perplexity_error: float
+    bits_per_byte: float | None
+    against_perplexity: float | None
+    against_perplexity_error: float | None
+    perplexity_change_percent: float | None
+    perplexity_change_error: float | None
+    kl_mean: float | None
+    kl_mean_error: float | None
+    kl_median: float | None
+    kl_p99: float | None
+    kl_max: float | None
+    top1_agreement: float | None
+    top1_agreement_error: float | None
+    seconds: float
+    tokens_per_second: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields by name; numbers that JSON does not have are None."""
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
+
+
+def evaluate(
+    model: Model | LogitSource,
+    text: str | Sequence[int],
+    *,
+    ctx_tokens: int | None = None,
+    protocol: str = DEFAULT_PROTOCOL,
+    stride_tokens: int | None = None,
+    max_tokens: int | None = None,
+    against: Model | LogitSource | None = None,
+    progress: Callable[[float, float], None] | None = None,
+) -> Evaluation:
+    """Measure how well ``model`` predicts a text, and how far it is from ``against``.
+
+    Args:
+        model: an open .qsf file, or any source of logits.
+        text: the text, which is encoded as the model's tokenizer does it, BOS included where that
+            adds one, or its tokens, which are used as they are.
+        ctx_tokens: tokens of a window; None: the model's longest, at most 2048.
+        protocol: one of ``PROTOCOLS``; see ``qsf.evaluate.windows``.
+        stride_tokens: for ``sliding``, 1 .. ctx_tokens; None: half of ctx_tokens.
+        max_tokens: only so many tokens from the beginning of the text.
+        against: what is compared with, position by position; None: nothing is.
+        progress: called with tokens evaluated and to be evaluated, those of ``against`` included.
+
+    Raises:
+        QsfArgumentError: an argument is out of range, the text is too short, there is no
+            tokenizer, or the two models do not have the same vocabulary.
+        QsfNumericError: a logit is NaN or infinite; the text says where.
+    """
+    started = time.perf_counter()
+    source = as_source(model)
+    reference = None if against is None else as_source(against)
+    if reference is not None and reference.n_vocab != source.n_vocab:
+        raise QsfArgumentError(
+            f"the vocabularies differ: {source.n_vocab} tokens here, {reference.n_vocab} in what "
+            "it is compared with"
+        )
+    ctx_tokens = _checked_ctx(ctx_tokens, source, reference)
+    tokens = _tokens_of(text, source, max_tokens)
+    if reference is not None and isinstance(text, str):
+        _check_same_tokens(text, tokens, source, reference, max_tokens)
+    windows = cut_windows(
+        tokens, protocol, ctx_tokens, stride_tokens=stride_tokens, bos_id=_bos_id(source)
+    )
+    scores = _Scores()
+    model_seconds = _score(source, reference, windows, scores, progress)
+    return _summary(
+        scores,
+        protocol=protocol,
+        ctx_tokens=ctx_tokens,
+        stride_tokens=checked_stride(protocol, ctx_tokens, stride_tokens),
+        n_windows=len(windows),
+        text_tokens=len(tokens),
+        scored_bytes=_scored_bytes(windows, source.tokenizer),
+        seconds=time.perf_counter() - started,
+        tokens_per_second=sum(len(w.tokens) - 1 for w in windows) / max(model_seconds, 1e-9),
+    )
+
+
+def as_source(model: Model | LogitSource) -> LogitSource:
+    """Return ``model`` as a source of logits."""
+    return ModelLogits(model) if isinstance(model, Model) else model
+
+
+def default_ctx_tokens(max_tokens: int) -> int:
+    """Return the context that is evaluated with where none is asked for."""
+    return min(max_tokens, DEFAULT_CTX_TOKENS)
+
+
+# ---- the tokens ----
+
+
+def _checked_ctx(ctx_tokens: int | None, source: LogitSource, reference: LogitSource | None) -> int:
+    limit = source.max_tokens
+    if ctx_tokens is None:
+        ctx_tokens = default_ctx_tokens(limit)
+    elif ctx_tokens > limit:
+        raise QsfArgumentError(
+            f"a context of {ctx_tokens} tokens is longer than the model's, which is {limit}"
+        )
+    if reference is not None and ctx_tokens > reference.max_tokens:
+        raise QsfArgumentError(
+            f"a context of {ctx_tokens} tokens is longer than what it is compared with takes, "
+            f"which is {reference.max_tokens}"
+        )
+    return ctx_tokens
+
+
+def encode_text(tokenizer: Tokenizer, text: str, max_tokens: int | None) -> list[int]:
+    """Return the tokens of a text, at most ``max_tokens`` of them.
+
+    BOS comes first where the tokenizer adds it; what reads like a special token is ordinary text.
+    Of a long text only as much is encoded as is needed: encoding takes some 200 times its memory.
+    """
+    n_chars = len(text) if max_tokens is None else 8 * max_tokens
+    while True:
+        ids = tokenizer.encode(text[:n_chars], parse_special=False)
+        # A cut inside the text may change the tokens beside it, but not that many.
+        if n_chars >= len(text) or (max_tokens is not None and len(ids) > max_tokens + 64):
+            return ids[:max_tokens]
+        n_chars *= 2
+
+
+def _tokens_of(text: str | Sequence[int], source: LogitSource, max_tokens: int | None) -> Tokens:
+    if max_tokens is not None and max_tokens < 2:
+        raise QsfArgumentError(f"at least 2 tokens are needed, not {max_tokens}")
+    if not isinstance(text, str):
+        return _in_vocabulary(np.asarray(text, np.int64)[:max_tokens], source.n_vocab)
+    if not text:
+        raise QsfArgumentError("the text is empty: there is nothing to predict")
+    if source.tokenizer is None:
+        raise QsfArgumentError("the model has no tokenizer: give tokens instead of text")
+    ids = np.asarray(encode_text(source.tokenizer, text, max_tokens), np.int64)
+    return _in_vocabulary(ids, source.n_vocab)
+
+
+def _in_vocabulary(ids: Tokens, n_vocab: int) -> Tokens:
+    wrong = ids[(ids < 0) | (ids >= n_vocab)]
+    if len(wrong):
+        raise QsfArgumentError(
+            f"the token {wrong[0]} is outside the vocabulary, which has {n_vocab}"
+        )
+    return ids
+
+
+def _bos_id(source: LogitSource) -> int | None:
+    """What the tokenizer begins every text with."""
+    prefix = [] if source.tokenizer is None else source.tokenizer.encode("")
+    return prefix[0] if prefix else None
+
+
+def _check_same_tokens(
+    text: str,
+    tokens: Tokens,
+    source: LogitSource,
+    reference: LogitSource,
+    max_tokens: int | None,
+) -> None:
+    ours, theirs = source.tokenizer, reference.tokenizer
+    if ours is None or theirs is None:
+        return
+    others = np.asarray(encode_text(theirs, text, max_tokens), np.int64)
+    if len(others) == len(tokens) and (others == tokens).all():
+        return
+    n_common = min(len(others), len(tokens))
+    differ = np.flatnonzero(others[:n_common] != tokens[:n_common])
+    at = int(differ[0]) if len(differ) else n_common
+    raise QsfArgumentError(
+        f"the tokenizers differ ({ours.n_vocab} tokens here, {theirs.n_vocab} in what it is "
+        f"compared with): the text has {len(tokens)} tokens here and {len(others)} there, and the "
+        f"first that differs is number {at}"
+    )
+
+
+def _scored_bytes(windows: Sequence[Window], tokenizer: Tokenizer | None) -> int | None:
+    if tokenizer is None:
+        return None
+    ids, counts = np.unique(np.concatenate([w.scored for w in windows]), return_counts=True)
+    return sum(
+        len(tokenizer.token_bytes(int(token_id))) * int(count)
+        for token_id, count in zip(ids, counts, strict=True)
+    )
+
+
+# ---- scoring ----
+
+
+@dataclass(slots=True)
+class _Scores:
+    """What is kept of each scored position: arrays [n_rows] of the blocks so far."""
+
+    nll: list[Floats] = field(default_factory=list)  # nats
+    reference_nll: list[Floats] = field(default_factory=list)
+    kl: list[Floats] = field(default_factory=list)
+    is_same_top: list[NDArray[np.bool_]] = field(default_factory=list)
+
+
+def block_rows(n_vocab: int) -> int:
+    """Return how many rows of logits are asked for at once."""
+    return max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * n_vocab)))
+
+
+def working_bytes(n_vocab: int, n_sources: int, text: str, max_tokens: int | None) -> int:
+    """Return what ``evaluate`` takes at most on top of its models, .qsf files, of a text."""
+    n_chars = len(text) if max_tokens is None else min(len(text), 16 * max_tokens)
+    logits_bytes = 4 * n_vocab * block_rows(n_vocab) * n_sources
+    compared_bytes = 4 * max(_COMPARED_BYTES, 8 * n_vocab)
+    return logits_bytes + compared_bytes + _ENCODING_FACTOR * n_chars + _SPARE_BYTES
+
+
+def _score(
+    source: LogitSource,
+    reference: LogitSource | None,
+    windows: Sequence[Window],
+    scores: _Scores,
+    progress: Callable[[float, float], None] | None,
+) -> float:
+    """Fill ``scores``; return the seconds that the model itself took."""
+    n_sources = 1 if reference is None else 2
+    n_all = n_sources * sum(len(window.tokens) - 1 for window in windows)
+    n_done = 0.0
+
+    def advance(n_tokens: float) -> None:
+        nonlocal n_done
+        n_done += n_tokens
+        if progress is not None:
+            progress(min(n_done, n_all), n_all)
+
+    max_rows = block_rows(source.n_vocab)
+    theirs = None if reference is None else reference.logits(windows, max_rows, advance)
+    ours = source.logits(windows, max_rows, advance)
+    model_seconds = 0.0
+    for window_idx, window in enumerate(windows):
+        for first, end in window.blocks(max_rows):
+            reference_rows = None if theirs is None else next(theirs)
+            started = time.perf_counter()
+            rows = next(ours)
+            model_seconds += time.perf_counter() - started
+            try:
+                _score_block(scores, window.tokens[first + 1 : end + 1], rows, reference_rows)
+            except QsfNumericError as error:
+                raise QsfNumericError(
+                    f"{error} in window {window_idx}, positions {first} to {end - 1}"
+                ) from None
+    return model_seconds
+
+
+def _score_block(
+    scores: _Scores, targets: Tokens, rows: Logits, reference_rows: Logits | None
+) -> None:
+    """Score rows [n_rows, n_vocab] that predict ``targets`` [n_rows]."""
+    n_at_once = max(1, _COMPARED_BYTES // (8 * rows.shape[1]))
+    for first in range(0, len(targets), n_at_once):
+        part = slice(first, first + n_at_once)
+        ours = log_probabilities(rows[part], "the model")
+        each = np.arange(len(ours))
+        scores.nll.append(-ours[each, targets[part]])
+        if reference_rows is None:
+            continue
+        theirs = log_probabilities(reference_rows[part], "what it is compared with")
+        scores.reference_nll.append(-theirs[each, targets[part]])
+        scores.is_same_top.append(rows[part].argmax(axis=1) == reference_rows[part].argmax(axis=1))
+        np.subtract(theirs, ours, out=ours)
+        np.exp(theirs, out=theirs)
+        # Never below 0 but for rounding.
+        scores.kl.append(np.maximum(np.einsum("rv,rv->r", theirs, ours), 0))
+
+
+def log_probabilities(rows: Logits, name: str = "the model") -> Floats:
+    """Return the log-softmax of logits [n_rows, n_vocab] in float64.
+
+    Raises QsfNumericError where one is NaN or infinite, naming whose it is.
+    """
+    values = rows.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise QsfNumericError(f"{name} computes NaN or infinity")
+    values -= values.max(axis=1, keepdims=True)
+    values -= np.log(np.exp(values).sum(axis=1, keepdims=True))
+    return values
+
+
+# ---- the figures ----
+
+
+def _mean_error(values: Floats | NDArray[np.bool_]) -> float:
+    """Standard error of the mean; 0 of a single value."""
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+def _exp(nats: float) -> float:
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
+
+
+def _summary(
+    scores: _Scores,
+    *,
+    protocol: str,
+    ctx_tokens: int,
+    stride_tokens: int | None,
+    n_windows: int,
+    text_tokens: int,
+    scored_bytes: int | None,
+    seconds: float,
+    tokens_per_second: float,
+) -> Evaluation:
+    nll = np.concatenate(scores.nll)
+    perplexity = _exp(float(nll.mean()))
+    bits = float(nll.sum()) / math.log(2)
+    return Evaluation(
+        protocol=protocol,
+        ctx_tokens=ctx_tokens,
+        stride_tokens=stride_tokens,
+        windows=n_windows,
+        tokens=len(nll),
+        text_tokens=text_tokens,
+        scored_bytes=scored_bytes,
+        perplexity=perplexity,
+        perplexity_error=perplexity * _mean_error(nll),
+        bits_per_byte=bits / scored_bytes if scored_bytes else None,
+        **_comparison(scores, nll),
+        seconds=seconds,
+        tokens_per_second=tokens_per_second,
+    )
+
+
+def _comparison(scores: _Scores, nll: Floats) -> dict[str, float | None]:
+    """The fields that a reference is needed for."""
+    if not scores.kl:
+        return dict.fromkeys(_COMPARED)
+    reference_nll, kl = np.concatenate(scores.reference_nll), np.concatenate(scores.kl)
+    is_same_top = np.concatenate(scores.is_same_top)
+    reference_perplexity = _exp(float(reference_nll.mean()))
+    ratio = _exp(float((nll - reference_nll).mean()))
+    values = (
+        reference_perplexity,
+        reference_perplexity * _mean_error(reference_nll),
+        100 * (ratio - 1),
+        100 * ratio * _mean_error(nll - reference_nll),
+        float(kl.mean()),
+        _mean_error(kl),
+        float(np.median(kl)),
+        float(np.quantile(kl, 0.99)),
+        float(kl.max()),
+        float(is_same_top.mean()),
+        _mean_error(is_same_top),
+    )
+    return dict(zip(_COMPARED, values, strict=True))
+
+
+_COMPARED: Final = (
+    "against_perplexity",
+    "against_perplexity_error",
+    "perplexity_change_percent",
+    "perplexity_change_error",
+    "kl_mean",
+    "kl_mean_error",
+    "kl_median",
+    "kl_p99",
+    "kl_max",
+    "top1_agreement",
+    "top1_agreement_error",
+)

@@ -1,0 +1,595 @@
+"""Writes a .qsf file under a temporary name and puts it in place when it is complete.
+
+    header (zeros at first) | units, ascending, each at a multiple of 4096 | sections |
+    layer index, ARCH, TENS, EBND | directory
+
+The last step writes the real header. Nothing is kept in memory but the tables.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from qsf.errors import QsfArgumentError, QsfIOError
+from qsf.file import layout as lay
+from qsf.file.blocks import load_codec, pack_blocks
+from qsf.file.crc32 import crc32_of_zeros
+from qsf.file.layout import (
+    Arch,
+    Compression,
+    Dtype,
+    Header,
+    Layout,
+    Positions,
+    Stored,
+    Tensor,
+    TensorType,
+)
+from qsf.file.units import EXPERT_TYPES, check_order, pack_tensor, shapes, unit_order
+
+Data = bytes | bytearray | memoryview
+
+LEAST_SAVING: Final = 0.03  # what compression must save to be worth its decoding
+_COPY_BYTES: Final = 1 << 20
+_MAX_THREADS: Final = 4
+_FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+_RESERVED_TAGS: Final = frozenset(("LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND"))
+_KNOWN_FLAGS: Final = {"WPOS": lay.SECTION_REQUIRED, "META": 0, "TOKN": 0, "CHAT": 0}
+
+
+@dataclass(slots=True)
+class _OpenUnit:
+    idx: int
+    off: int
+    dtype: int
+    compression: int
+    importance: float
+    crc32: int = 0
+    raw_bytes: int = 0
+    tensors: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What the directory will say."""
+
+    tag: str
+    flags: int
+    off: int
+    n_bytes: int
+    crc32: int
+
+
+class Writer:
+    """Writes one .qsf file, front to back; a context manager.
+
+    Units are written in ascending order, 0 (embedding) to ``n_layers + 1`` (final); sections
+    before, between or after them. Leaving the context completes the file and renames it to
+    its path; leaving it with an exception removes the temporary and keeps what was there.
+
+    Every method raises QsfArgumentError for what no reader would accept and QsfIOError, with
+    the path and the bytes written, for what the system refused.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        header: Header,
+        arch: Arch,
+        *,
+        progress: Callable[[int], None] | None = None,
+        needed_bytes: int | None = None,
+        n_threads: int | None = None,
+    ) -> None:
+        """Check the arguments and create the temporary.
+
+        Args:
+            path: where the file shall be; an older file is replaced at the end.
+            header: the model's numbers.
+            arch: the ``ARCH`` section.
+            progress: called with the bytes written so far.
+            needed_bytes: about what the disk must hold, for the error when it is full.
+            n_threads: that compress; default: one per core, at most 4.
+        """
+        self.path = Path(path)
+        self.header = header
+        if header.architecture not in tuple(lay.Architecture):
+            raise QsfArgumentError(
+                f"architecture {header.architecture}, allowed: 0 .. {max(lay.Architecture)}"
+            )
+        lay.check_header(header, QsfArgumentError)
+        self._arch_data = lay.pack_arch(arch, header, QsfArgumentError)
+        self._is_tied = arch.tied_head
+        self._progress = progress
+        self._needed_bytes = needed_bytes
+        self._n_threads = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
+        self._shapes = shapes(header)
+        self._entries: list[_Entry] = []
+        self._layers: list[bytes] = []
+        self._tensors: list[Tensor] = []
+        self._bands: list[int] = []
+        self._n_units = 0
+        self._unit: _OpenUnit | None = None
+        self._tensor: Tensor | None = None
+        self._tensor_done_bytes = 0
+        self._band_crc32 = 0
+        self._at = lay.HEADER_BYTES  # where the next byte goes
+        self._fd = -1
+        self._is_finished = False
+        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+        self._create()
+
+    def __enter__(self) -> Writer:
+        """Return self."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Complete the file, or remove the temporary after an exception."""
+        if error is not None:
+            self.abort()
+        elif not self._is_finished:
+            self.finish()
+
+    # ---- the temporary ----
+
+    def _create(self) -> None:
+        folder = self.path.parent
+        try:
+            if not self.path.name or self.path.is_dir():
+                raise QsfIOError(f"{self.path}: is a directory, not a file to write")
+            if self.path.exists() and not self.path.is_file():
+                raise QsfIOError(f"{self.path}: exists and is not a regular file")
+            if not folder.is_dir():
+                raise QsfIOError(f"{self.path}: there is no folder {folder}")
+            # Left by a killed process that had our number.
+            self._temporary.unlink(missing_ok=True)
+            self._fd = os.open(
+                self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
+            )
+            self._put_at(0, bytes(lay.HEADER_BYTES))
+        except QsfIOError:
+            raise
+        except OSError as e:
+            raise QsfIOError(f"{self.path}: cannot write here: {e.strerror}") from e
+        except ValueError as e:  # a path with a zero byte
+            raise QsfIOError(f"{self.path}: {e}") from e
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Remove the temporary; the file at the path stays as it was. May be called again."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            with contextlib.suppress(OSError):
+                os.close(fd)
+            self._unlink()
+
+    def _unlink(self) -> None:
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+    def _require_open(self) -> None:
+        if self._fd < 0:
+            raise QsfArgumentError(f"{self.path}: the writer is finished or was aborted")
+
+    @contextlib.contextmanager
+    def _system_calls(self) -> Iterator[None]:
+        """Turn what the system refuses into QsfIOError; there is no going on after that."""
+        try:
+            yield
+        except OSError as e:
+            self.abort()
+            text = f"{self.path}: {e.strerror} after {self._at} bytes"
+            if e.errno in _FULL and self._needed_bytes is not None:
+                text += f", about {self._needed_bytes} are needed"
+            raise QsfIOError(text) from e
+
+    def _put_at(self, off: int, data: Data) -> None:
+        view = memoryview(data).cast("B")
+        with self._system_calls():
+            while view:
+                n = os.pwrite(self._fd, view, off)
+                view = view[n:]
+                off += n
+
+    def _get_at(self, off: int, n_bytes: int) -> bytes:
+        """Read back what was written, all of it."""
+        data = bytearray()
+        with self._system_calls():
+            while len(data) < n_bytes:
+                part = os.pread(self._fd, n_bytes - len(data), off + len(data))
+                if not part:
+                    raise OSError(errno.EIO, "the temporary became shorter")
+                data += part
+        return bytes(data)
+
+    def _append(self, data: Data) -> None:
+        self._put_at(self._at, data)
+        self._at += memoryview(data).nbytes
+        if self._progress is not None:
+            self._progress(self._at)
+
+    def _align(self, align: int) -> None:
+        """Move to a multiple of ``align``; what is passed over reads as zero."""
+        self._at = lay.padded(self._at, align)
+
+    # ---- units ----
+
+    def begin_unit(
+        self,
+        unit_idx: int,
+        *,
+        dtype: int,
+        compression: int = Compression.NONE,
+        importance: float = 1.0,
+    ) -> None:
+        """Begin the next unit.
+
+        Args:
+            unit_idx: 0 embedding, 1 .. n_layers the layers, n_layers + 1 the final unit.
+            dtype: the layer's quantisation type, ``Dtype.MIXED`` when its tensors differ.
+            compression: of a layer; stored plainly all the same when it saves less than 3 %.
+            importance: how much the layer matters, finite and >= 0.
+        """
+        self._require_open()
+        if self._unit is not None:
+            raise QsfArgumentError(f"unit {self._unit.idx} has not ended")
+        if unit_idx != self._n_units or unit_idx > self.header.n_layers + 1:
+            raise QsfArgumentError(
+                f"unit {unit_idx} after {self._n_units} units, allowed: ascending, 0 .. "
+                f"{self.header.n_layers + 1}"
+            )
+        if dtype not in tuple(Dtype):
+            raise QsfArgumentError(f"quantisation type {dtype}, allowed: 0 .. {max(Dtype)}")
+        self._check_compression(unit_idx, compression)
+        if not 0.0 <= importance <= lay.F32_MAX:
+            raise QsfArgumentError(f"importance {importance:g}, allowed: finite, 0 or more")
+        self._align(lay.UNIT_ALIGN)
+        self._unit = _OpenUnit(unit_idx, self._at, dtype, compression, importance)
+
+    def _check_compression(self, unit_idx: int, compression: int) -> None:
+        if compression not in tuple(Compression):
+            raise QsfArgumentError(f"compression {compression}, allowed: 0 .. {max(Compression)}")
+        if compression != Compression.NONE:
+            if not self._is_layer(unit_idx):
+                raise QsfArgumentError("only layers can be compressed")
+            load_codec(compression)
+
+    def _is_layer(self, unit_idx: int) -> bool:
+        return 1 <= unit_idx <= self.header.n_layers
+
+    def _put_raw(self, unit: _OpenUnit, data: Data) -> None:
+        self._append(data)
+        unit.crc32 = zlib.crc32(data, unit.crc32)
+        unit.raw_bytes += memoryview(data).nbytes
+
+    def begin_tensor(
+        self,
+        type: int,
+        n_rows: int,
+        n_cols: int,
+        dtype: int,
+        layout: int,
+        index: int = 0,
+        n_entries: int = 0,
+    ) -> None:
+        """Begin the unit's next tensor, in the order of docs/format.md, section 4.
+
+        Args:
+            type: what it is, a TensorType.
+            n_rows: 1 for a vector.
+            n_cols: values in a row.
+            dtype: its quantisation type; f16 or f32 for a vector.
+            layout: vector, tiles, or outliers, which have the shape of their matrix.
+            index: expert number, else 0.
+            n_entries: of a side table, else 0.
+        """
+        unit = self._open_unit()
+        if self._tensor is not None:
+            raise QsfArgumentError(f"tensor type {self._tensor.type} has not ended")
+        name = f"unit {unit.idx}, tensor type {type} [{n_rows}, {n_cols}]"
+        fault = lay.tensor_fault(type, n_rows, n_cols, dtype, layout, n_entries)
+        if fault is not None:
+            raise QsfArgumentError(f"{name}: {fault}")
+        shape = self._shapes.get(type)
+        if shape is not None and index == 0 and shape != (n_rows, n_cols):
+            raise QsfArgumentError(f"{name}: the header makes it [{shape[0]}, {shape[1]}]")
+        if not 0 <= index <= 0xFFFF or (index and type not in EXPERT_TYPES):
+            raise QsfArgumentError(f"{name}: index {index}, allowed: 0, or an expert's number")
+        if type in (TensorType.EMBEDDING, TensorType.HEAD) and layout != Layout.TILES:
+            raise QsfArgumentError(f"{name}: allowed: layout tiles")
+        kinds = unit_order(unit.idx, self.header.n_layers, is_tied=self._is_tied)
+        check_order(kinds, [(t.type, t.index) for t in unit.tensors], type, index, name)
+        n_bytes = lay.tensor_bytes(n_rows, n_cols, dtype, layout, n_entries)
+        if self._is_layer(unit.idx) and unit.raw_bytes + n_bytes > 0xFFFFFFFF - 2 * lay.DATA_ALIGN:
+            raise QsfArgumentError(f"{name}: the layer would reach 4 GiB")
+        fields = (type, n_rows, n_cols, dtype, layout, index)
+        self._put_raw(unit, lay.TENSOR_HEADER.pack(*fields, n_entries, b""))
+        self._tensor = Tensor(unit.idx, *fields, unit.raw_bytes, n_bytes, n_entries)
+        self._tensor_done_bytes = 0
+        self._band_crc32 = 0
+
+    def _open_unit(self) -> _OpenUnit:
+        self._require_open()
+        if self._unit is None:
+            raise QsfArgumentError("no unit has begun")
+        return self._unit
+
+    def write(self, data: Data) -> None:
+        """Write the next bytes of the tensor that has begun."""
+        unit = self._open_unit()
+        tensor = self._open_tensor()
+        view = memoryview(data).cast("B")
+        left = tensor.data_bytes - self._tensor_done_bytes
+        if len(view) > left:
+            raise QsfArgumentError(
+                f"unit {unit.idx}, tensor type {tensor.type}: {len(view)} bytes, only {left} of"
+                f" its {tensor.data_bytes} are left"
+            )
+        self._put_raw(unit, view)
+        if tensor.type == TensorType.EMBEDDING:
+            self._add_bands(tensor, view)
+        self._tensor_done_bytes += len(view)
+
+    def write_zeros(self, n_bytes: int) -> None:
+        """Write zeros, as a hole where the file system has holes; not in the embedding."""
+        unit = self._open_unit()
+        tensor = self._open_tensor()
+        if tensor.type == TensorType.EMBEDDING:
+            raise QsfArgumentError("the embedding has no holes")
+        left = tensor.data_bytes - self._tensor_done_bytes
+        if not 0 <= n_bytes <= left:
+            raise QsfArgumentError(
+                f"unit {unit.idx}, tensor type {tensor.type}: {n_bytes} zeros, allowed: 0 .. {left}"
+            )
+        self._truncate(self._at + n_bytes)
+        unit.crc32 = crc32_of_zeros(n_bytes, unit.crc32)
+        unit.raw_bytes += n_bytes
+        self._tensor_done_bytes += n_bytes
+
+    def _open_tensor(self) -> Tensor:
+        if self._tensor is None:
+            raise QsfArgumentError("no tensor has begun")
+        return self._tensor
+
+    def _add_bands(self, tensor: Tensor, view: memoryview) -> None:
+        """Carry the running checksum of the band of 16 embedding rows over ``view``."""
+        n_bytes = lay.band_bytes(tensor.n_cols, tensor.dtype)
+        done = self._tensor_done_bytes
+        while view:
+            part = view[: n_bytes - done % n_bytes]
+            self._band_crc32 = zlib.crc32(part, self._band_crc32)
+            done += len(part)
+            view = view[len(part) :]
+            if done % n_bytes == 0:
+                self._bands.append(self._band_crc32)
+                self._band_crc32 = 0
+
+    def end_tensor(self) -> None:
+        """End the tensor, all of whose bytes must have been written."""
+        unit = self._open_unit()
+        tensor = self._open_tensor()
+        if self._tensor_done_bytes != tensor.data_bytes:
+            raise QsfArgumentError(
+                f"unit {unit.idx}, tensor type {tensor.type}: {self._tensor_done_bytes} bytes"
+                f" written, it has {tensor.data_bytes}"
+            )
+        self._put_raw(unit, bytes(-tensor.data_bytes % lay.DATA_ALIGN))
+        unit.tensors.append(tensor)
+        self._tensor = None
+
+    def sample(self, n_blocks: int) -> list[bytes]:
+        """Return up to ``n_blocks`` blocks of the complete unit, evenly spread, read back."""
+        unit = self._complete_unit()
+        n_all = math.ceil(unit.raw_bytes / lay.COMPRESSED_BLOCK_BYTES)
+        n = min(n_all, n_blocks)
+        return [self._get_block(unit, (2 * i + 1) * n_all // (2 * n)) for i in range(n)]
+
+    def _get_block(self, unit: _OpenUnit, idx: int) -> bytes:
+        done = idx * lay.COMPRESSED_BLOCK_BYTES
+        n_bytes = min(lay.COMPRESSED_BLOCK_BYTES, unit.raw_bytes - done)
+        return self._get_at(unit.off + done, n_bytes)
+
+    def _complete_unit(self) -> _OpenUnit:
+        unit = self._open_unit()
+        if self._tensor is not None:
+            raise QsfArgumentError(f"tensor type {self._tensor.type} has not ended")
+        if not unit.tensors:
+            raise QsfArgumentError(f"unit {unit.idx} has no tensor")
+        return unit
+
+    def end_unit(self, *, compression: int | None = None) -> Stored:
+        """End the unit; a compressed layer is packed now. Return how it is stored.
+
+        Args:
+            compression: instead of what ``begin_unit`` was told, as after ``sample``.
+        """
+        unit = self._complete_unit()
+        if compression is not None:
+            self._check_compression(unit.idx, compression)
+            unit.compression = compression
+        compression = Compression.NONE
+        stored_bytes = unit.raw_bytes
+        if self._is_layer(unit.idx):
+            if unit.compression != Compression.NONE:
+                compression, stored_bytes = self._compress(unit)
+            entry = lay.LAYER_ENTRY.pack(
+                unit.off, stored_bytes, unit.raw_bytes, unit.dtype, compression,
+                len(unit.tensors), unit.crc32, unit.importance, 0,
+            )  # fmt: skip
+            self._layers.append(entry)
+        else:
+            self._check_fixed(unit)
+            tag = "EMBD" if unit.idx == 0 else "FINL"
+            self._entries.append(
+                _Entry(tag, lay.SECTION_REQUIRED, unit.off, stored_bytes, unit.crc32)
+            )
+        self._tensors += unit.tensors
+        self._n_units += 1
+        self._unit = None
+        return Stored(Compression(compression), stored_bytes, unit.raw_bytes)
+
+    def _check_fixed(self, unit: _OpenUnit) -> None:
+        """Has the final unit its norm, and its head unless that is tied?"""
+        types = [t.type for t in unit.tensors]
+        if unit.idx > 0 and types[0] != TensorType.FINAL_NORM:
+            raise QsfArgumentError("the final unit has no final norm")
+        if unit.idx > 0 and not self._is_tied and types[-1] != TensorType.HEAD:
+            raise QsfArgumentError("the final unit has no output head, and it is not tied")
+
+    def _compress(self, unit: _OpenUnit) -> tuple[Compression, int]:
+        """Pack the layer behind itself, then move it over its raw bytes if that saves enough.
+
+        Returns the compression and the stored bytes that the index shall say.
+        """
+        compression = Compression(unit.compression)
+        raw_end = self._at
+        most = math.floor(unit.raw_bytes * (1.0 - LEAST_SAVING))
+        crc32 = 0
+        n_stored = 0
+        n_blocks = math.ceil(unit.raw_bytes / lay.COMPRESSED_BLOCK_BYTES)
+        raw_blocks = (self._get_block(unit, idx) for idx in range(n_blocks))
+        with contextlib.closing(pack_blocks(compression, raw_blocks, self._n_threads)) as blocks:
+            for n_raw, packed in blocks:
+                block = lay.BLOCK_HEADER.pack(len(packed), n_raw) + packed
+                n_stored += len(block)
+                if n_stored > most:
+                    self._truncate(raw_end)
+                    return Compression.NONE, unit.raw_bytes
+                self._append(block)
+                crc32 = zlib.crc32(block, crc32)
+        for done in range(0, n_stored, _COPY_BYTES):
+            piece = self._get_at(raw_end + done, min(_COPY_BYTES, n_stored - done))
+            self._put_at(unit.off + done, piece)
+        self._truncate(unit.off + n_stored)
+        unit.crc32 = crc32
+        return compression, n_stored
+
+    def _truncate(self, n_bytes: int) -> None:
+        """Drop what lies behind, so that what is passed over later reads as zero; or add zeros."""
+        with self._system_calls():
+            os.ftruncate(self._fd, n_bytes)
+        self._at = n_bytes
+
+    # ---- sections and the end ----
+
+    def add_section(self, tag: str, data: bytes, *, required: bool = False) -> None:
+        """Write a section, such as ``META``; not while a unit is open.
+
+        Args:
+            tag: four printable ASCII characters.
+            data: at least one byte.
+            required: a reader that does not know the tag shall refuse the file.
+        """
+        self._require_open()
+        if self._unit is not None:
+            raise QsfArgumentError(f"section {tag}: unit {self._unit.idx} has not ended")
+        if len(tag) != 4 or not all(" " <= c <= "~" for c in tag):
+            raise QsfArgumentError(f"section {tag!r}: allowed: four printable ASCII characters")
+        if tag in _RESERVED_TAGS:
+            raise QsfArgumentError(f"section {tag}: the writer writes it itself")
+        flags = _KNOWN_FLAGS.get(tag, lay.SECTION_REQUIRED if required else 0)
+        h = self.header
+        if tag == "WPOS" and h.positions == Positions.LEARNED:
+            n_bytes = h.max_tokens * h.dim * 2
+            if len(data) != n_bytes:
+                raise QsfArgumentError(
+                    f"section WPOS: {len(data)} bytes, the header makes it {n_bytes}"
+                )
+        self._put_section(tag, flags, data)
+
+    def _put_section(self, tag: str, flags: int, data: Data) -> _Entry:
+        n_bytes = memoryview(data).nbytes
+        if n_bytes == 0:
+            raise QsfArgumentError(f"section {tag} is empty, allowed: 1 byte or more")
+        if any(e.tag == tag for e in self._entries):
+            raise QsfArgumentError(f"section {tag} is written twice")
+        if len(self._entries) == lay.MAX_SECTIONS - (0 if tag in _RESERVED_TAGS else 6):
+            raise QsfArgumentError(f"section {tag}: the directory is full")
+        self._align(lay.DATA_ALIGN)
+        entry = _Entry(tag, flags, self._at, n_bytes, zlib.crc32(data))
+        self._append(data)
+        self._entries.append(entry)
+        return entry
+
+    def finish(self) -> None:
+        """Write the tables and the header, sync, and rename to the path.
+
+        The context manager calls this. On failure the temporary is removed.
+        """
+        self._require_open()
+        try:
+            self._put_tables()
+            with self._system_calls():
+                os.fsync(self._fd)
+                fd, self._fd = self._fd, -1
+                os.close(fd)
+                self._rename()
+            self._is_finished = True
+        finally:
+            self.abort()
+            if not self._is_finished:
+                self._unlink()
+
+    def _rename(self) -> None:
+        self._temporary.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _put_tables(self) -> None:
+        h = self.header
+        if self._unit is not None:
+            raise QsfArgumentError(f"unit {self._unit.idx} has not ended")
+        if self._n_units != h.n_layers + 2:
+            raise QsfArgumentError(f"{self._n_units} units written, the model has {h.n_layers + 2}")
+        if h.positions == Positions.LEARNED and all(e.tag != "WPOS" for e in self._entries):
+            raise QsfArgumentError("the positions are learned, but there is no section WPOS")
+        tensors = b"".join(pack_tensor(t) for t in self._tensors)
+        layr = self._put_section("LAYR", lay.SECTION_REQUIRED, b"".join(self._layers))
+        self._put_section("ARCH", lay.SECTION_REQUIRED, self._arch_data)
+        self._put_section("TENS", lay.SECTION_REQUIRED, tensors)
+        bands = struct.pack(f"<{len(self._bands)}I", *self._bands)
+        self._put_section("EBND", lay.SECTION_REQUIRED, bands)
+        self._align(lay.DATA_ALIGN)
+        directory_off = self._at
+        directory = b"".join(
+            lay.DIRECTORY_ENTRY.pack(e.tag.encode(), e.flags, e.off, e.n_bytes, e.crc32, 0)
+            for e in self._entries
+        )
+        self._append(directory)
+        self._put_at(0, self._pack_header(layr, directory_off, zlib.crc32(directory)))
+
+    def _pack_header(self, layr: _Entry, directory_off: int, directory_crc32: int) -> bytes:
+        offs = {e.tag: e.off for e in self._entries}
+        first = (
+            lay.pack_model(self.header)
+            + struct.pack("<QQQ", layr.off, offs["EMBD"], offs["FINL"])
+            + lay.pack_tokens(self.header)
+            + struct.pack("<I", self._at & 0xFFFFFFFF)
+        )
+        second = struct.pack(
+            "<QIIHBBI", directory_off, len(self._entries), directory_crc32, lay.BLOCK,
+            lay.TILE_ROWS, 0, layr.crc32,
+        )  # fmt: skip
+        crcs = [struct.pack("<I", zlib.crc32(part)) for part in (first, second)]
+        return first + crcs[0] + second + crcs[1]

@@ -1,0 +1,2 @@
+"""qsf-inspect: what is in a file."""
+# SPDX-License-Identifier: Apache-2.0

@@ -1,0 +1,331 @@
+"""``qsf-inspect``: says what is in a .qsf file, and checks it."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from qsf.errors import QsfArgumentError, QsfError
+from qsf.inspect import quality as quality_report
+from qsf.inspect.meta import clean, read_meta
+from qsf.shell import command, typer_app
+
+if TYPE_CHECKING:
+    from qsf.file.layout import Tensor, Unit
+    from qsf.file.reader import Reader
+
+PROGRAM = "qsf-inspect"
+
+# Typer joins the lines of a paragraph; a line with only \b keeps them apart.
+_EPILOG = """\b
+Examples:
+  qsf-inspect model.qsf
+  qsf-inspect model.qsf --tensors
+  qsf-inspect model.qsf --json > model.json
+  qsf-inspect model.qsf --verify
+  qsf-inspect model.qsf --quality
+  qsf-inspect model.qsf --report model.html
+
+\b
+Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
+"""
+
+app = typer_app.create_app()
+
+
+def main() -> NoReturn:
+    """Run ``qsf-inspect`` on the command line's arguments and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run ``qsf-inspect`` and return its exit code."""
+    return typer_app.run(app, arguments, program=PROGRAM)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(command.version_line(PROGRAM))
+        raise typer.Exit
+
+
+@app.command(epilog=_EPILOG)
+def inspect(
+    model: Annotated[
+        Path, typer.Argument(help="A .qsf file.", show_default=False, metavar="MODEL")
+    ],
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check the checksum of every byte.")
+    ] = False,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Show how well each tensor matches its source.")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write the quality report as a web page.", metavar="FILE.html"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE.html if it exists.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Show what is in a .qsf file: model, sections, layers, tensors, sizes."""
+    from qsf.file.reader import Reader
+
+    if model.is_dir():
+        raise QsfError(command.explain_folder(model))
+    if quality and (verify or tensors):
+        raise QsfArgumentError("--quality goes with --json and --report only")
+    if report is not None:
+        quality_report.write_report(model, report, overwrite=force)
+        if not (verify or quality or tensors or as_json):
+            typer.echo(f"{clean(str(report))}: written")
+            return
+    with Reader(model) as reader:
+        if verify:
+            _verify(reader, as_json)
+        elif quality and as_json:
+            typer.echo(json.dumps(quality_report.describe_quality(reader), indent=2))
+        elif quality:
+            for line in quality_report.quality_lines(reader):
+                typer.echo(clean(line))
+        elif as_json:
+            typer.echo(json.dumps(describe(reader), indent=2))
+        else:
+            for line in report_lines(reader, with_tensors=tensors):
+                typer.echo(clean(line))
+
+
+def _verify(reader: Reader, as_json: bool) -> None:
+    is_shown = sys.stderr.isatty()
+    last = -1
+
+    def progress(done_bytes: int, total_bytes: int) -> None:
+        nonlocal last
+        percent = 100 * done_bytes // total_bytes
+        if is_shown and percent != last:
+            last = percent
+            bar = "#" * (percent * 40 // 100)
+            typer.echo(f"\rverifying [{bar:<40}] {percent:3} %", err=True, nl=False)
+
+    try:
+        reader.verify(progress)
+    finally:
+        if is_shown:
+            typer.echo(f"\r{'':62}\r", err=True, nl=False)
+    n_bytes, n_extents = reader.file_bytes, len(reader.extents)
+    if as_json:
+        typer.echo(json.dumps({"ok": True, "bytes": n_bytes, "extents": n_extents}))
+    else:
+        typer.echo(f"ok: {n_bytes} bytes verified in {n_extents} extents")
+
+
+def _parameters(tensors: tuple[Tensor, ...]) -> int:
+    from qsf.file.layout import Layout
+
+    # A side table holds no weights of its own.
+    return sum(t.n_rows * t.n_cols for t in tensors if t.layout != Layout.OUTLIERS)
+
+
+def _bits_per_weight(reader: Reader) -> float:
+    return 8 * sum(t.data_bytes for t in reader.tensors) / _parameters(reader.tensors)
+
+
+def _by_type(reader: Reader) -> list[dict[str, Any]]:
+    """Return number, parameters and bytes of the tensors of each type and quantisation."""
+    from qsf.file.layout import TensorType, dtype_name
+
+    groups: dict[tuple[int, int], list[Tensor]] = {}
+    for t in reader.tensors:
+        groups.setdefault((t.type, t.dtype), []).append(t)
+    return [
+        {
+            "type": TensorType(kind).name.lower(),
+            "dtype": dtype_name(dtype),
+            "tensors": len(group),
+            "parameters": _parameters(tuple(group)),
+            "bytes": sum(t.data_bytes for t in group),
+        }
+        for (kind, dtype), group in sorted(groups.items())
+    ]
+
+
+def _header_fields(reader: Reader) -> dict[str, Any]:
+    from qsf.file.layout import Activation, Architecture, Norm, Positions, dtype_name
+
+    h = reader.header
+    return {
+        **asdict(h),
+        "architecture": Architecture(h.architecture).name.lower(),
+        "dtype": dtype_name(h.dtype),
+        "activation": Activation(h.activation).name.lower(),
+        "norm": Norm(h.norm).name.lower(),
+        "positions": Positions(h.positions).name.lower(),
+    }
+
+
+def _arch_fields(reader: Reader) -> dict[str, Any]:
+    from qsf.file.layout import RopeScaling
+
+    scaling = RopeScaling(reader.arch.rope_scaling).name.lower()
+    return {**asdict(reader.arch), "rope_scaling": scaling}
+
+
+def describe(reader: Reader) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    from qsf.file.layout import Compression, Layout, TensorType, dtype_name
+
+    return {
+        "path": str(reader.path),
+        "file_bytes": reader.file_bytes,
+        "header": _header_fields(reader),
+        "arch": _arch_fields(reader),
+        "sections": [asdict(s) for s in reader.sections.values()],
+        "units": [
+            {
+                "idx": u.idx,
+                "off": u.off,
+                "stored_bytes": u.stored_bytes,
+                "raw_bytes": u.raw_bytes,
+                "crc32": u.crc32,
+                "dtype": dtype_name(u.dtype),
+                "compression": Compression(u.compression).name.lower(),
+                "importance": u.importance,
+                "tensors": len(u.tensors),
+            }
+            for u in reader.units
+        ],
+        "tensors": [
+            {
+                **asdict(t),
+                "type": TensorType(t.type).name.lower(),
+                "dtype": dtype_name(t.dtype),
+                "layout": Layout(t.layout).name.lower(),
+            }
+            for t in reader.tensors
+        ],
+        "tensors_by_type": _by_type(reader),
+        "parameters": _parameters(reader.tensors),
+        "bits_per_weight": _bits_per_weight(reader),
+        "has_tokenizer": "TOKN" in reader.sections,
+        "has_chat_template": "CHAT" in reader.sections,
+        "meta": read_meta(reader),
+    }
+
+
+def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
+    """Yield the lines for people; texts of the file are in them as they are."""
+    yield f"{reader.path}: {reader.file_bytes:,} bytes"
+    yield from _fields("model", _header_fields(reader))
+    yield from _fields("architecture", _arch_fields(reader))
+    yield from _report_sections(reader)
+    yield from _report_units(reader)
+    yield ""
+    yield (
+        f"{'tensor type':<20} {'quantisation':<14} {'tensors':>7} {'parameters':>15} {'bytes':>15}"
+    )
+    for g in _by_type(reader):
+        yield (
+            f"{g['type']:<20} {g['dtype']:<14} {g['tensors']:>7} {g['parameters']:>15,}"
+            f" {g['bytes']:>15,}"
+        )
+    if with_tensors:
+        yield from _report_tensors(reader)
+    yield ""
+    yield (
+        f"{_parameters(reader.tensors):,} parameters, {_bits_per_weight(reader):.2f} bits per"
+        " weight"
+    )
+    for tag, what in (("TOKN", "tokenizer"), ("CHAT", "chat template")):
+        yield f"{what}: {'yes' if tag in reader.sections else 'no'}"
+    yield from _report_meta(reader)
+
+
+def _fields(title: str, fields: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    yield title
+    for name, value in fields.items():
+        shown = f"{value:.7g}" if isinstance(value, float) else value
+        yield f"  {name:<22} {'none' if value is None else shown}"
+
+
+def _report_sections(reader: Reader) -> Iterator[str]:
+    yield ""
+    yield f"{'section':<8} {'offset':>15} {'bytes':>15} {'crc32':>9} required"
+    for s in reader.sections.values():
+        yield (
+            f"{s.tag:<8} {s.off:>15,} {s.n_bytes:>15,} {s.crc32:>9x}"
+            f" {'yes' if s.is_required else 'no'}"
+        )
+
+
+def _matrix_types(unit: Unit) -> str:
+    """Return the type of the unit's matrices, which for embedding and head is not the file's."""
+    from qsf.file.layout import Dtype, Layout, dtype_name
+
+    dtypes = {t.dtype for t in unit.tensors if t.layout == Layout.TILES}
+    if len(dtypes) > 1:
+        return dtype_name(Dtype.MIXED)
+    return dtype_name(dtypes.pop()) if dtypes else "-"
+
+
+def _report_units(reader: Reader) -> Iterator[str]:
+    from qsf.file.layout import Compression
+
+    yield ""
+    yield (
+        f"{'unit':<10} {'stored bytes':>15} {'raw bytes':>15} {'type':<14} {'compression':<12}"
+        f" {'tensors':>7} {'importance':>10}"
+    )
+    for u in reader.units:
+        name = {0: "embedding", len(reader.units) - 1: "final"}.get(u.idx, f"layer {u.idx - 1}")
+        yield (
+            f"{name:<10} {u.stored_bytes:>15,} {u.raw_bytes:>15,} {_matrix_types(u):<14}"
+            f" {Compression(u.compression).name.lower():<12} {len(u.tensors):>7}"
+            f" {u.importance:>10.4g}"
+        )
+
+
+def _report_tensors(reader: Reader) -> Iterator[str]:
+    from qsf.file.layout import TensorType, dtype_name
+
+    yield ""
+    yield (
+        f"{'unit':>5} {'tensor':<20} {'index':>5} {'rows':>9} {'columns':>9} {'quantisation':<14}"
+        f" {'offset':>13} {'bytes':>13}"
+    )
+    for t in reader.tensors:
+        yield (
+            f"{t.unit_idx:>5} {TensorType(t.type).name.lower():<20} {t.index:>5} {t.n_rows:>9}"
+            f" {t.n_cols:>9} {dtype_name(t.dtype):<14} {t.data_off:>13,} {t.data_bytes:>13,}"
+        )
+
+
+def _report_meta(reader: Reader) -> Iterator[str]:
+    """Yield the short values of META; the long ones, such as a report, are for ``--json``."""
+    meta = read_meta(reader)
+    if meta is None:
+        yield "provenance: " + ("not readable" if "META" in reader.sections else "none")
+        return
+    yield "provenance"
+    for name, value in meta.items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        for key, v in inner:
+            if isinstance(v, str | int | float):
+                yield f"  {(name + ' ' + key).strip():<22} {str(v)[:200]}"
+
+
+if __name__ == "__main__":
+    main()

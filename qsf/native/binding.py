@@ -1,0 +1,529 @@
+"""The binding to the C engine: status to exception, handle to object. No policy.
+
+Its records of what was measured are in ``records.py``, but belong to this module's names.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qsf import errors
+from qsf.native._qsf import ffi, lib
+from qsf.native.records import MemoryEvent as MemoryEvent
+from qsf.native.records import Roof as Roof
+from qsf.native.records import SessionStats as SessionStats
+from qsf.native.records import TraceEvent as TraceEvent
+from qsf.native.records import UnitTime as UnitTime
+from qsf.native.records import memory_event, session_stats, trace_event, unit_time
+from qsf.native.records import phase_names as phase_names
+from qsf.native.records import trace_kind_name as trace_kind_name
+
+if TYPE_CHECKING:
+    from array import array
+
+    import numpy as np
+    import numpy.typing as npt
+
+_ERROR_OF_STATUS: dict[int, type[errors.QsfError]] = {
+    lib.QSF_ERR_ARG: errors.QsfArgumentError,
+    lib.QSF_ERR_NOMEM: errors.QsfMemoryError,
+    lib.QSF_ERR_IO: errors.QsfIOError,
+    lib.QSF_ERR_FORMAT: errors.QsfFormatError,
+    lib.QSF_ERR_UNSUPPORTED: errors.QsfUnsupportedError,
+    lib.QSF_ERR_CANCELLED: errors.QsfCancelledError,
+    lib.QSF_ERR_NUMERIC: errors.QsfNumericError,
+}
+
+
+BUDGET_AUTO: int = lib.QSF_BUDGET_AUTO
+"""As ``budget_bytes``: what the machine can well give."""
+
+_MAX_EVENTS = 64  # more than the engine keeps
+
+
+def _error(status: int) -> errors.QsfError:
+    detail = ffi.string(lib.qsf_error_detail()).decode("utf-8", "replace")
+    return _ERROR_OF_STATUS.get(status, errors.QsfError)(detail)
+
+
+def check_status(status: int) -> None:
+    """Raise the exception that belongs to ``status``, a ``qsf_status``, unless it is ``QSF_OK``."""
+    if status != lib.QSF_OK:
+        raise _error(status)
+
+
+def _text(chars: Any) -> str:
+    return str(ffi.string(chars).decode("utf-8", "replace"))
+
+
+def _id(token: int) -> int | None:
+    return None if token == lib.QSF_TOKEN_NONE else token
+
+
+def version() -> str:
+    """Return the version of the C library."""
+    return _text(lib.qsf_version())
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the engine would run with here; fields as ``qsf_machine`` in qsf.h."""
+
+    isa_name: str
+    isa_available: tuple[str, ...]
+    n_cores: int
+    memory_bytes: int
+    available_bytes: int
+    resident_bytes: int
+    peak_bytes: int
+
+
+def describe_machine() -> Machine:
+    """Return what the engine would run with; the two last fields describe this process now."""
+    out = ffi.new("qsf_machine *")
+    check_status(lib.qsf_machine_describe(out))
+    return Machine(
+        isa_name=_text(out.isa_name),
+        isa_available=tuple(_text(out.isa_available).split()),
+        n_cores=out.n_cores,
+        memory_bytes=out.memory_bytes,
+        available_bytes=out.available_bytes,
+        resident_bytes=out.resident_bytes,
+        peak_bytes=out.peak_bytes,
+    )
+
+
+def measure_roof(n_threads: int, n_bytes: int, n_ms: int) -> Roof:
+    """Measure what this machine can do at most on ``n_threads``, each limit for about ``n_ms``.
+
+    ``n_bytes`` of memory (from 64 MiB, better several times the last cache) are read from.
+
+    Raises:
+        QsfArgumentError: a number is out of bounds.
+        QsfMemoryError: the system has not so much memory.
+    """
+    out = ffi.new("qsf_roof *")
+    try:
+        status = lib.qsf_machine_roof(n_threads, n_bytes, n_ms, out)
+    except (OverflowError, TypeError) as error:
+        raise errors.QsfArgumentError(f"{n_threads}, {n_bytes}, {n_ms}: {error}") from error
+    check_status(status)
+    return Roof(out.read_bytes_per_s / 1e9, out.madds_per_s / 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to open a model; fields as ``qsf_options`` in qsf.h. None: the engine's default."""
+
+    budget_bytes: int | None = None
+    reserve_bytes: int | None = None
+    n_threads: int | None = None
+    ctx_tokens: int | None = None
+    chunk_tokens: int | None = None
+    max_sessions: int | None = None
+    is_pinned: bool = False
+    is_exact: bool = False
+    kv_k_type: int | None = None
+    kv_v_type: int | None = None
+    kv_rotation: bool | None = None
+    io_method: int | None = None
+    io_depth: int | None = None
+    io_known_method: int | None = None
+    io_known_depth: int | None = None
+    quality: float | None = None
+
+    def as_struct(self) -> Any:
+        """Return a new ``qsf_options *``.
+
+        Raises:
+            QsfArgumentError: a number does not fit its field.
+        """
+        out = ffi.new("qsf_options *")
+        lib.qsf_options_default(out)
+        for name in _OPTION_NUMBERS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            try:
+                setattr(out, name, value)
+            except (OverflowError, TypeError) as error:
+                raise errors.QsfArgumentError(f"{name} cannot be {value!r}") from error
+        out.pin_threads = int(self.is_pinned)
+        out.exact = int(self.is_exact)
+        if self.kv_rotation is not None:
+            on, off = lib.QSF_KV_ROTATION_ON, lib.QSF_KV_ROTATION_OFF
+            out.kv_rotation = on if self.kv_rotation else off
+        return out
+
+
+_OPTION_NUMBERS = tuple(
+    name for name in Options.__slots__ if name not in ("is_pinned", "is_exact", "kv_rotation")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the memory goes; fields as ``qsf_plan`` in qsf.h.
+
+    ``is_enough`` is False where the budget, or what the machine has to give, is too small;
+    ``min_budget_bytes`` would do. ``skipped_layers`` ascend.
+    """
+
+    budget_bytes: int
+    ceiling_bytes: int
+    process_bytes: int
+    reserve_bytes: int
+    engine_bytes: int
+    weights_bytes: int
+    window_bytes: int
+    ring_bytes: int
+    embedding_bytes: int
+    kv_bytes: int
+    scratch_bytes: int
+    tables_bytes: int
+    stacks_bytes: int
+    model_bytes: int
+    streamed_bytes: int
+    min_budget_bytes: int
+    n_units: int
+    n_units_resident: int
+    ctx_tokens: int
+    chunk_tokens: int
+    n_threads: int
+    max_sessions: int
+    kv_k_bits: int
+    kv_v_bits: int
+    kv_is_rotated: bool
+    io_depth: int
+    embedding_rows: int
+    n_layers: int
+    n_layers_skipped: int
+    n_skips_asked: int
+    skipped_layers: tuple[int, ...]
+    is_enough: bool
+
+
+_PLAN_FIELDS = tuple(
+    name
+    for name in MemoryPlan.__slots__
+    if name not in ("is_enough", "kv_is_rotated", "skipped_layers")
+)
+
+
+def _plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
+    numbers = {name: getattr(struct, name) for name in _PLAN_FIELDS}
+    words = struct.skipped_layers
+    return MemoryPlan(
+        **numbers,
+        kv_is_rotated=struct.kv_is_rotated != 0,
+        skipped_layers=tuple(i for i in range(struct.n_layers) if words[i // 64] >> (i % 64) & 1),
+        is_enough=is_enough,
+    )
+
+
+def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
+    """Return what opening would take, also where that does not fit the budget."""
+    out = ffi.new("qsf_plan *")
+    status = lib.qsf_model_plan(_path(path), options.as_struct(), out)
+    if status == lib.QSF_ERR_NOMEM and out.min_budget_bytes:
+        return _plan(out, is_enough=False)
+    check_status(status)
+    return _plan(out, is_enough=True)
+
+
+def verify_file(path: str | os.PathLike[str]) -> None:
+    """Check every stored byte of the file."""
+    check_status(lib.qsf_file_verify(_path(path)))
+
+
+def _path(path: str | os.PathLike[str]) -> bytes:
+    raw = os.fsencode(path)
+    if b"\0" in raw:
+        raise errors.QsfArgumentError(f"a path cannot contain a zero byte: {path!r}")
+    return raw
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a model is and how it was opened; fields as ``qsf_model_facts`` in qsf.h."""
+
+    architecture: str
+    quant_type: str
+    isa_name: str
+    io_name: str
+    io_method: int
+    io_depth: int
+    io_is_probed: bool
+    n_layers: int
+    dim: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    n_vocab: int
+    max_tokens: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    n_parameters: int
+    file_bytes: int
+    plan: MemoryPlan
+
+
+class _ModelCloser:
+    """Closes a ``qsf_model``; only then lets go of the memory that a trace is written to.
+
+    The handle holds it, so it outlives the handle however the collector orders things.
+    """
+
+    def __init__(self) -> None:
+        self.events: Any = None  # qsf_trace_event[]
+
+    def __call__(self, handle: Any) -> None:
+        lib.qsf_model_close(handle)
+        self.events = None
+
+
+class NativeModel:
+    """Owns one ``qsf_model``; closed by ``close()`` or when collected."""
+
+    def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
+        """Open the file at ``path``; raises ``QsfError``."""
+        out = ffi.new("qsf_model **")
+        check_status(lib.qsf_model_open(_path(path), options.as_struct(), out))
+        self._closer = _ModelCloser()
+        self._handle: Any = ffi.gc(out[0], self._closer)
+
+    def close(self) -> None:
+        """Let go of the model; its memory is freed with its last session."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            ffi.release(handle)
+
+    def _live_handle(self) -> Any:
+        if self._handle is None:
+            raise errors.QsfArgumentError("the model is closed")
+        return self._handle
+
+    def info(self) -> ModelInfo:
+        """Return the facts about the model and the plan it was opened with."""
+        out = ffi.new("qsf_model_facts *")
+        lib.qsf_model_info(self._live_handle(), out)
+        return ModelInfo(
+            architecture=_text(out.architecture),
+            quant_type=_text(out.quant_type),
+            isa_name=_text(out.isa_name),
+            io_name=_text(out.io_name),
+            io_method=out.io_method,
+            io_depth=out.io_depth,
+            io_is_probed=out.io_is_probed != 0,
+            n_layers=out.n_layers,
+            dim=out.dim,
+            n_heads=out.n_heads,
+            n_kv_heads=out.n_kv_heads,
+            head_dim=out.head_dim,
+            ffn_dim=out.ffn_dim,
+            n_vocab=out.n_vocab,
+            max_tokens=out.max_tokens,
+            bos_id=_id(out.bos_id),
+            eos_id=_id(out.eos_id),
+            pad_id=_id(out.pad_id),
+            n_parameters=out.n_parameters,
+            file_bytes=out.file_bytes,
+            plan=_plan(out.plan, is_enough=True),
+        )
+
+    def section(self, tag: str) -> bytes | None:
+        """Return the bytes of the section ``tag``; None: the file has none."""
+        n_bytes = lib.qsf_model_section_bytes(self._live_handle(), tag.encode())
+        if n_bytes == 0:
+            return None
+        out = bytearray(n_bytes)
+        check_status(
+            lib.qsf_model_section(self._live_handle(), tag.encode(), ffi.from_buffer(out), n_bytes)
+        )
+        return bytes(out)
+
+    def timeline(self) -> list[UnitTime]:
+        """Return what each unit has taken since the model was opened."""
+        facts = ffi.new("qsf_model_facts *")
+        lib.qsf_model_info(self._live_handle(), facts)
+        n_units = facts.n_layers + 2
+        out = ffi.new("qsf_unit_time[]", n_units)
+        lib.qsf_model_timeline(self._live_handle(), out, n_units)
+        names = ["embedding", *(f"layer {i}" for i in range(facts.n_layers)), "final"]
+        return [unit_time(name, time) for name, time in zip(names, out, strict=True)]
+
+    def memory_events(self) -> list[MemoryEvent]:
+        """Return the latest events of memory given back or taken again, oldest first."""
+        out = ffi.new("qsf_memory_event[]", _MAX_EVENTS)
+        n_events = lib.qsf_model_memory_events(self._live_handle(), out, _MAX_EVENTS)
+        return [memory_event(event) for event in out[0:n_events]]
+
+    def start_trace(self, n_events: int) -> None:
+        """Record what the engine's threads do from now on, up to ``n_events`` of 40 bytes each.
+
+        A trace that is running is dropped.
+
+        Raises:
+            QsfArgumentError: ``n_events`` is below 1, or there is not so much memory.
+        """
+        try:
+            events = ffi.new("qsf_trace_event[]", n_events)
+        except (OverflowError, ValueError, MemoryError) as error:
+            raise errors.QsfArgumentError(f"a trace of {n_events} events: {error}") from error
+        check_status(lib.qsf_model_trace(self._live_handle(), events, n_events))
+        self._closer.events = events  # the one before is freed: nobody writes to it any more
+
+    def stop_trace(self) -> list[TraceEvent]:
+        """End the trace and return its events, in the order in which they ended.
+
+        They are as many as there was room for; ``n_trace_dropped`` says how many more there were.
+        """
+        handle, events = self._live_handle(), self._closer.events
+        check_status(lib.qsf_model_trace(handle, ffi.NULL, 0))
+        self._closer.events = None
+        if events is None:
+            return []
+        n_events = lib.qsf_model_trace_count(handle, ffi.NULL)
+        return [trace_event(events[i]) for i in range(n_events)]
+
+    @property
+    def n_trace_dropped(self) -> int:
+        """Events for which the present trace, or the latest, had no room."""
+        n_dropped = ffi.new("uint64_t *")
+        lib.qsf_model_trace_count(self._live_handle(), n_dropped)
+        return int(n_dropped[0])
+
+    def create_session(self) -> NativeSession:
+        """Return a new session, which has its own tokens and cache."""
+        out = ffi.new("qsf_session **")
+        check_status(lib.qsf_session_create(self._live_handle(), out))
+        return NativeSession(out[0])
+
+
+class NativeSession:
+    """Owns one ``qsf_session``. Tokens are arrays of unsigned ints, so that nothing is copied."""
+
+    def __init__(self, handle: Any) -> None:
+        """Take ownership of ``handle``, a ``qsf_session *``."""
+        self._handle: Any = ffi.gc(handle, lib.qsf_session_destroy)
+
+    def close(self) -> None:
+        """Free the session."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            ffi.release(handle)
+
+    def _live_handle(self) -> Any:
+        if self._handle is None:
+            raise errors.QsfArgumentError("the model is closed")
+        return self._handle
+
+    @property
+    def is_closed(self) -> bool:
+        """``close()`` was called."""
+        return self._handle is None
+
+    def sync_chunk(self, tokens: array[int]) -> int:
+        """Evaluate at most one chunk towards holding ``tokens``; return how many are done."""
+        n_done = ffi.new("size_t *")
+        check_status(
+            lib.qsf_session_sync(self._live_handle(), _tokens(tokens), len(tokens), n_done)
+        )
+        return int(n_done[0])
+
+    def score_chunk(
+        self, tokens: array[int], logits: npt.NDArray[np.float32], n_done: int, first_row: int = 0
+    ) -> int:
+        """Fill rows of ``logits`` [n_tokens - first_row, n_vocab]; return the new ``n_done``.
+
+        Row i is for token ``first_row + i``; those before ``n_done`` are filled already.
+        """
+        done = ffi.new("size_t *", n_done)
+        floats = ffi.from_buffer("float[]", logits, require_writable=True)
+        check_status(
+            lib.qsf_session_score(
+                self._live_handle(),
+                _tokens(tokens),
+                len(tokens),
+                first_row,
+                floats,
+                len(floats),
+                done,
+            )
+        )
+        return int(done[0])
+
+    def step(self, token: int) -> None:
+        """Evaluate one token after those the session holds."""
+        check_status(lib.qsf_session_step(self._live_handle(), token))
+
+    def position(self) -> int:
+        """Return how many tokens the session holds."""
+        return int(lib.qsf_session_position(self._live_handle()))
+
+    def rewind(self, n_tokens: int) -> None:
+        """Forget all but the first ``n_tokens``."""
+        check_status(lib.qsf_session_rewind(self._live_handle(), n_tokens))
+
+    def cancel(self) -> None:
+        """Stop the running call, or the next; from any thread."""
+        lib.qsf_session_cancel(self._live_handle())
+
+    def read_logits(self, out: npt.NDArray[np.float32]) -> None:
+        """Copy the logits [n_vocab] after the last token."""
+        floats = ffi.from_buffer("float[]", out, require_writable=True)
+        check_status(lib.qsf_session_logits(self._live_handle(), floats, len(floats)))
+
+    def stats(self) -> SessionStats:
+        """Return what the session has done so far."""
+        out = ffi.new("qsf_stats *")
+        lib.qsf_session_stats(self._live_handle(), out)
+        return session_stats(out)
+
+
+class NativeSampler:
+    """Chooses tokens: parameters and the state of one random generator."""
+
+    def __init__(
+        self,
+        *,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        min_p: float,
+        repetition_penalty: float,
+        seed: int,
+    ) -> None:
+        """Take parameters that ``SamplingParams`` has checked."""
+        self._how = ffi.new("qsf_sampling *")
+        lib.qsf_sampling_default(self._how)
+        self._how.temperature = temperature
+        self._how.top_p = top_p
+        self._how.top_k = top_k
+        self._how.min_p = min_p
+        self._how.repetition_penalty = repetition_penalty
+        self._random_state = ffi.new("uint64_t *", seed)
+        self._token = ffi.new("uint32_t *")
+
+    def choose(self, session: NativeSession, recent: array[int]) -> int:
+        """Return the next token; the repetition penalty applies to ``recent``."""
+        check_status(
+            lib.qsf_session_sample(
+                session._live_handle(),
+                self._how,
+                _tokens(recent),
+                len(recent),
+                self._random_state,
+                self._token,
+            )
+        )
+        return int(self._token[0])
+
+
+def _tokens(tokens: array[int]) -> Any:
+    return ffi.from_buffer("uint32_t[]", tokens)

@@ -1,0 +1,187 @@
+"""Records of what the C engine has measured, and from its structs to them. No policy."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from qsf.native._qsf import ffi, lib
+
+
+def phase_names() -> tuple[str, ...]:
+    """Return the short names of what the computing thread does, in the order of ``phase_ns``.
+
+    "embedding", "norm", "qkv", "attention", "attn_out", "gate_up", "down", "head", "wait",
+    "decompress", "other": see ``qsf_phase`` in qsf.h.
+    """
+    return tuple(_text(lib.qsf_phase_name(i)) for i in range(lib.QSF_N_PHASES))
+
+
+def trace_kind_name(kind: int) -> str:
+    """Return the name of ``TraceEvent.kind``: of a phase, or pass, read, checksum, sample."""
+    return _text(lib.qsf_trace_kind_name(kind))
+
+
+def _text(chars: Any) -> str:
+    return str(ffi.string(chars).decode("ascii"))
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTime:
+    """One unit's share of all passes since the model was opened.
+
+    Reading runs ahead of computing, so the times of neighbours overlap.
+
+    Attributes:
+        name: "embedding", "layer 0" and so on, "final".
+        is_resident: it is in memory now. Under memory pressure that changes.
+        is_skipped: a layer that is not run, by the quality asked for; all else is 0.
+        n_passes: how often it was used.
+        read_bytes: from the file, in those.
+        read_ns: from the start of its first read to the end of its last, in nanoseconds.
+        wait_ns: nanoseconds for which computing waited for it.
+        compute_ns: the rest of the nanoseconds from its beginning to its end.
+    """
+
+    name: str
+    is_resident: bool
+    is_skipped: bool
+    n_passes: int
+    read_bytes: int
+    read_ns: int
+    wait_ns: int
+    compute_ns: int
+
+
+def unit_time(name: str, struct: Any) -> UnitTime:
+    """Return a ``qsf_unit_time`` as a record."""
+    numbers = {field: getattr(struct, field) for field in UnitTime.__slots__[3:]}
+    return UnitTime(
+        name=name,
+        is_resident=struct.is_resident != 0,
+        is_skipped=struct.is_skipped != 0,
+        **numbers,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvent:
+    """Memory that was given back under pressure, or taken again.
+
+    Attributes:
+        seconds: since the model was opened.
+        bytes: how much.
+        available_bytes: what the system had left before.
+        is_given_back: False: it was taken again.
+        n_units_resident: units in memory afterwards.
+    """
+
+    seconds: int
+    bytes: int
+    available_bytes: int
+    is_given_back: bool
+    n_units_resident: int
+
+
+def memory_event(struct: Any) -> MemoryEvent:
+    """Return a ``qsf_memory_event`` as a record."""
+    return MemoryEvent(
+        seconds=struct.seconds,
+        bytes=struct.bytes,
+        available_bytes=struct.available_bytes,
+        is_given_back=struct.is_given_back != 0,
+        n_units_resident=struct.n_units_resident,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStats:
+    """What a session has done; fields as ``qsf_stats`` in qsf.h.
+
+    Names tell the units: ``_ns`` are nanoseconds, ``_bytes`` bytes, ``_tokens`` tokens, ``n_``
+    counts. ``read_ns`` is time in which at least one read was under way, ``wait_ns`` time in which
+    computing waited for one; checksums and decompression are sums over threads. ``phase_ns`` has
+    one number for each of ``phase_names()``; their sum is that of ``prompt_ns`` and ``step_ns``.
+    """
+
+    prompt_tokens: int
+    prompt_ns: int
+    step_tokens: int
+    step_ns: int
+    read_bytes: int
+    read_ns: int
+    wait_ns: int
+    checksum_ns: int
+    decompress_ns: int
+    n_allocations: int
+    allocated_bytes: int
+    kv_used_bytes: int
+    n_loops: int
+    n_parallel_regions: int
+    parallel_ns: int
+    n_embedding_rows: int
+    n_embedding_hits: int
+    n_given_back: int
+    n_taken_again: int
+    given_back_bytes: int
+    taken_again_bytes: int
+    phase_ns: tuple[int, ...]
+    sample_ns: int
+    n_samples: int
+
+
+def session_stats(struct: Any) -> SessionStats:
+    """Return a ``qsf_stats`` as a record."""
+    numbers = {name: getattr(struct, name) for name in SessionStats.__slots__ if name != "phase_ns"}
+    return SessionStats(phase_ns=tuple(struct.phase_ns), **numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """A machine's limits; fields as ``qsf_roof`` in qsf.h, in billions of 10^9.
+
+    Attributes:
+        read_gb_per_s: GB/s read from memory, by all threads together.
+        gmadds_per_s: 10^9 8-bit multiply-adds a second of all threads; 0: there is no loop for it.
+    """
+
+    read_gb_per_s: float
+    gmadds_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """Something that a thread of the engine did; fields as ``qsf_trace_event`` in qsf.h.
+
+    Attributes:
+        begin_ns: when it began, as ``time.monotonic_ns()`` counts.
+        end_ns: when it ended.
+        n_bytes: read, checked, waited for or decompressed; else 0.
+        kind: what it was; ``trace_kind_name()`` has its name.
+        unit_idx: place in ``NativeModel.timeline()``; 2**32 - 1: none, of passes and samples.
+        thread_idx: 0: whoever called; from 1 on: the threads that read. One of these may have
+            several reads under way at the same time.
+        n_tokens: of the chunk that was computed; 0 in threads that read.
+    """
+
+    begin_ns: int
+    end_ns: int
+    n_bytes: int
+    kind: int
+    unit_idx: int
+    thread_idx: int
+    n_tokens: int
+
+
+def trace_event(struct: Any) -> TraceEvent:
+    """Return a ``qsf_trace_event`` as a record."""
+    return TraceEvent(
+        begin_ns=struct.begin_ns,
+        end_ns=struct.end_ns,
+        n_bytes=struct.n_bytes,
+        kind=struct.kind,
+        unit_idx=struct.unit_idx,
+        thread_idx=struct.thread_idx,
+        n_tokens=struct.n_tokens,
+    )

@@ -1,0 +1,362 @@
+"""What ``qsf-run`` says about a model: facts, memory map, statistics, timeline.
+
+Functions from records to lines of text; nothing here prints.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qsf.native.kv_type import kv_type_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qsf.model import GenerationStats, Model
+    from qsf.native.binding import MemoryEvent, MemoryPlan, SessionStats, UnitTime
+    from qsf.text.sampling import SamplingParams
+
+_SHOWN_BYTES = 2**20 // 20  # less is 0.0 MB
+_MANY_ROWS = 24  # of the timeline: more are folded harder
+
+
+def mb(n_bytes: int) -> str:
+    """Return bytes in MB of 2^20, as everywhere."""
+    return f"{n_bytes / 2**20:,.1f}"
+
+
+def _seconds(ns: int) -> str:
+    return f"{ns / 1e9:.2f} s"
+
+
+def _kv_text(plan: MemoryPlan) -> str:
+    return kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
+
+
+# ---- before ----
+
+
+def facts_lines(model: Model, params: SamplingParams) -> list[str]:
+    """Return what the file is and what runs, then the memory map."""
+    from qsf.native import binding
+
+    info = model.info
+    machine = binding.describe_machine()
+    rows = (
+        ("model", f"{info.architecture}, {info.n_parameters:,} parameters, {info.quant_type}, "
+                  f"file {mb(info.file_bytes)} MB"),
+        ("shape", f"{info.n_layers} layers of {info.dim}, FFN {info.ffn_dim}, {info.n_heads} heads "
+                  f"and {info.n_kv_heads} KV heads of {info.head_dim}"),
+        ("tokens", f"{info.n_vocab:,} in the vocabulary, context {info.plan.ctx_tokens} of "
+                   f"{info.max_tokens}, prompt in chunks of {info.plan.chunk_tokens}"),
+        ("kernels", f"{info.isa_name} (here: {' '.join(machine.isa_available)}), "
+                    f"{info.plan.n_threads} threads"),
+        ("KV cache", _kv_text(info.plan) + (", rotated" if info.plan.kv_is_rotated else "")),
+        ("i/o", _io_text(model)),
+        ("sampling", f"temperature {params.temperature:g}, top-p {params.top_p:g}, "
+                     f"top-k {params.top_k}, min-p {params.min_p:g}, repetition penalty "
+                     f"{params.repetition_penalty:g}"),
+    )  # fmt: skip
+    return [f"{name:9} {text}" for name, text in rows] + plan_lines(info.plan)
+
+
+def skip_lines(plan: MemoryPlan) -> list[str]:
+    """Return which layers are skipped, and whether more were asked for; nothing where all run."""
+    if plan.n_skips_asked == 0:
+        return []
+    n_skipped, n_asked = plan.n_layers_skipped, plan.n_skips_asked
+    line = f"layers skipped: {n_skipped} of {plan.n_layers}, {_ranges(plan.skipped_layers)}"
+    if n_asked > n_skipped:
+        line += f" ({n_asked} were asked for, but the first two and the last two always run)"
+    return [line]
+
+
+def fewer_skips_lines(plan: MemoryPlan) -> list[str]:
+    """Return what to say, unasked, where not as many layers could be skipped as were asked for."""
+    return skip_lines(plan) if plan.n_layers_skipped < plan.n_skips_asked else []
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers in few words, as "3, 5-8"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def _io_text(model: Model) -> str:
+    info = model.info
+    is_streamed = info.plan.n_units_resident < info.plan.n_units
+    rest = "" if is_streamed else "; all weights are in memory"
+    return f"{info.io_name} x{max(info.io_depth, 1)}, {model.io_origin}{rest}"
+
+
+def few_bits_lines(plan: MemoryPlan) -> list[str]:
+    """Return what to say where 2 bits were taken for want of memory: the text is the worse for it.
+
+    Not to be said to whom asked for them.
+    """
+    if plan.kv_k_bits > 2 and plan.kv_v_bits > 2:
+        return []
+    room = f"budget of {mb(plan.budget_bytes)} MB" if plan.budget_bytes else "memory there is"
+    return [
+        f"the {room} leaves 2 bits for the KV cache, which costs quality: a larger --ram-budget, "
+        "or --kv-type 4bit to be sure of more"
+    ]
+
+
+def plan_lines(plan: MemoryPlan) -> list[str]:
+    """Return the memory map as a table."""
+    reads = "1 read" if plan.io_depth == 1 else f"{plan.io_depth} reads"
+    rows = [
+        ("process before opening", plan.process_bytes),
+        ("reserved for Python", plan.reserve_bytes),
+        (f"weights, {plan.n_units_resident} of {plan.n_units} units", plan.weights_bytes),
+        (f"ring for the others, filled by {reads}", plan.ring_bytes),
+        ("window for decompressing", plan.window_bytes - plan.ring_bytes),
+        (_embedding_text(plan), plan.embedding_bytes),
+        (f"KV cache, {plan.ctx_tokens} tokens, {_kv_text(plan)}", plan.kv_bytes),
+        (f"activations, chunks of {plan.chunk_tokens}", plan.scratch_bytes),
+        ("tables", plan.tables_bytes),
+        (f"stacks, {_stacks_text(plan)}", plan.stacks_bytes),
+    ]
+    total = plan.process_bytes + plan.reserve_bytes + plan.engine_bytes
+    lines = ["memory, MB of 2^20 bytes"]
+    lines += [
+        _map_line(name, mb(n_bytes))
+        for name, n_bytes in rows
+        if n_bytes >= _SHOWN_BYTES or name.startswith("weights")
+    ]
+    lines.append(_map_line("total", mb(total)))
+    lines.append(_map_line("budget", mb(plan.budget_bytes) if plan.budget_bytes else "none"))
+    if plan.ceiling_bytes and plan.ceiling_bytes != plan.budget_bytes:
+        lines.append(_map_line("ceiling: what the machine gives", mb(plan.ceiling_bytes)))
+    if plan.streamed_bytes:
+        lines.append(_map_line("read from the file per token", mb(plan.streamed_bytes)))
+    return lines + skip_lines(plan)
+
+
+def _embedding_text(plan: MemoryPlan) -> str:
+    rows = f" and {plan.embedding_rows:,} rows" if plan.embedding_rows else ""
+    return f"embedding, a band{rows}"
+
+
+def _stacks_text(plan: MemoryPlan) -> str:
+    threads = f"{plan.n_threads} threads"
+    return f"{threads} and readers" if plan.io_depth else threads
+
+
+def _map_line(name: str, value: str) -> str:
+    return f"  {name:40}{value:>10}"
+
+
+# ---- afterwards ----
+
+
+def _counted(n_tokens: int, rate: float) -> str:
+    # Far below one token a second one decimal would say nothing.
+    speed = f", {rate:.1f} tok/s" if rate >= 1 else f", {rate:.3f} tok/s" if rate else ""
+    return f"{n_tokens} token{'' if n_tokens == 1 else 's'}{speed}"
+
+
+def stats_lines(model: Model, stats: GenerationStats, *, is_verbose: bool) -> list[str]:
+    """Return what one generation took."""
+    parts = [f"prompt {_counted(stats.prompt_tokens, stats.prompt_rate)}"]
+    if stats.evaluated_tokens < stats.prompt_tokens:
+        parts[0] += f" ({stats.prompt_tokens - stats.evaluated_tokens} known from before)"
+    parts.append(f"generated {_counted(stats.generated_tokens, stats.step_rate)}")
+    if stats.generated_tokens:
+        parts.append(f"first token {stats.first_token_seconds:.3f} s")
+    parts.append(f"peak RSS {mb(stats.peak_bytes)} MB")
+    lines = [" | ".join(parts)]
+    if is_verbose:
+        done = model.session_stats
+        lines.append(f"stopped by {stats.stop_reason}, seed {stats.seed}")
+        lines.append(
+            f"since opening: {done.n_loops} loops, {done.n_parallel_regions} shared between "
+            f"threads, {done.parallel_ns / 1e9:.3f} s in those"
+        )
+        lines += phase_lines(done)
+    return lines
+
+
+def phase_lines(stats: SessionStats) -> list[str]:
+    """Return which parts of the work the time went to, largest first; nothing where none did.
+
+    Choosing tokens is not evaluating them: it comes on top, and last.
+    """
+    from qsf.native import binding
+
+    total_ns = sum(stats.phase_ns)
+    n_tokens = stats.prompt_tokens + stats.step_tokens
+    if total_ns == 0 or n_tokens == 0:
+        return []
+    phases = sorted(zip(stats.phase_ns, binding.phase_names(), strict=True), reverse=True)
+    parts = [
+        f"{name} {100 * ns / total_ns:.0f} %"
+        for ns, name in phases
+        if 200 * ns >= total_ns  # half of a percent
+    ]
+    line = f"time per token: {total_ns / n_tokens / 1e6:.3g} ms: " + ", ".join(parts)
+    if stats.n_samples:
+        line += f"; choosing {stats.sample_ns / stats.n_samples / 1e6:.3f} ms"
+    return [line]
+
+
+def timeline_lines(model: Model) -> list[str]:
+    """Return where the time since opening went, by unit, and what memory pressure did."""
+    stats, units = model.session_stats, model.timeline
+    lines = [total_line(stats, units)]
+    lines += table_lines(units)
+    if stats.n_embedding_rows:
+        rate = 100 * stats.n_embedding_hits / stats.n_embedding_rows
+        lines.append(
+            f"embedding rows: {stats.n_embedding_rows} asked for, {stats.n_embedding_hits} found "
+            f"in the cache ({rate:.0f} %)"
+        )
+    events = model.memory_events
+    if events:
+        lines.append("memory: " + "; ".join(_event_text(event) for event in events))
+    return lines
+
+
+def total_line(stats: SessionStats, units: Sequence[UnitTime]) -> str:
+    """Return the sums over all units, and what was hidden behind what."""
+    n_tokens = stats.prompt_tokens + stats.step_tokens
+    tokens = f"{n_tokens} token{'' if n_tokens == 1 else 's'}"
+    read_bytes = sum(unit.read_bytes for unit in units)
+    compute_ns = sum(unit.compute_ns for unit in units)
+    if read_bytes == 0:
+        return f"time: computing {_seconds(compute_ns)}, nothing to read, {tokens}"
+    rate = f", {read_bytes / stats.read_ns:.2f} GB/s" if stats.read_ns else ""
+    parts = [
+        f"time: reading {_seconds(stats.read_ns)} ({read_bytes / 1e9:.2f} GB{rate})",
+        f"waiting for it {_seconds(stats.wait_ns)}",
+        f"computing {_seconds(compute_ns)}",
+        f"checksums {_seconds(stats.checksum_ns)} of the readers",
+    ]
+    if stats.decompress_ns:
+        parts.append(f"decompressing {_seconds(stats.decompress_ns)}")
+    parts.append(tokens)
+    return ", ".join(parts) + _hidden_text(stats.read_ns, stats.wait_ns, compute_ns)
+
+
+def _hidden_text(read_ns: int, wait_ns: int, compute_ns: int) -> str:
+    """Return how much of the shorter of the two, reading and computing, cost no time.
+
+    While computing waits a read is under way, or its checksum is computed; the rest of the reading
+    ran beside computing. An estimate: reading between two tokens counts too.
+    """
+    shorter_ns = min(read_ns, compute_ns)
+    if shorter_ns == 0:
+        return ""
+    percent = 100 * min(max(read_ns - wait_ns, 0), shorter_ns) / shorter_ns
+    if read_ns >= compute_ns:
+        return f"; {percent:.0f} % of computing was hidden behind reading"
+    return f"; {percent:.0f} % of reading was hidden behind computing"
+
+
+# ---- the timeline by unit ----
+
+
+@dataclass(slots=True)
+class _Row:
+    """Neighbouring units that look alike; sums over them."""
+
+    first: UnitTime
+    last: UnitTime
+    n_units: int
+    read_bytes: float  # per pass, as the next three
+    read_ms: float
+    wait_ms: float
+    compute_ms: float
+
+    def looks_like(self, other: _Row, *, minds_times: bool) -> bool:
+        if self.first.name.split()[0] != "layer" or other.first.name.split()[0] != "layer":
+            return False
+        if self.first.is_resident != other.first.is_resident:
+            return False
+        if self.first.is_skipped != other.first.is_skipped:
+            return False
+        mine, theirs = self.read_bytes / self.n_units, other.read_bytes / other.n_units
+        if abs(mine - theirs) > 0.05 * max(mine, theirs):
+            return False
+        if not minds_times:
+            return True
+        return all(
+            _are_alike(my_ms / self.n_units, their_ms / other.n_units)
+            for my_ms, their_ms in (
+                (self.wait_ms, other.wait_ms),
+                (self.compute_ms, other.compute_ms),
+            )
+        )
+
+    def add(self, other: _Row) -> None:
+        self.last = other.last
+        self.n_units += other.n_units
+        self.read_bytes += other.read_bytes
+        self.read_ms += other.read_ms
+        self.wait_ms += other.wait_ms
+        self.compute_ms += other.compute_ms
+
+    def name(self) -> str:
+        if self.n_units == 1:
+            return self.first.name
+        return f"layers {self.first.name.split()[1]}-{self.last.name.split()[1]}"
+
+    def line(self) -> str:
+        where = "memory" if self.first.is_resident else "streamed"
+        if self.first.is_skipped:
+            where = "skipped"
+        if where == "streamed" and self.first.name == "embedding" and not self.read_bytes:
+            where = "rows"  # only those that are wanted are read, and counted elsewhere
+        n = self.n_units
+        size = f"{self.read_bytes / n / 2**20:.1f}" if self.read_bytes else "-"
+        times = (self.read_ms, self.wait_ms, self.compute_ms)
+        columns = "".join(f"{f'{ms / n:.2f}' if ms else '-':>10}" for ms in times)
+        return f"  {self.name():14}{where:10}{size:>9}{columns}"
+
+
+def _are_alike(a_ms: float, b_ms: float) -> bool:
+    """Return whether two times differ by too little to be told apart."""
+    return abs(a_ms - b_ms) <= max(0.5, 0.3 * max(a_ms, b_ms))
+
+
+def table_lines(units: Sequence[UnitTime]) -> list[str]:
+    """Return the timeline as a table: per unit and pass, alike neighbours on one line."""
+    rows = [_row(unit) for unit in units]
+    folded = _fold(rows, minds_times=True)
+    if len(folded) > _MANY_ROWS:
+        folded = _fold(folded, minds_times=False)
+    head = "".join(f"{name:>10}" for name in ("read ms", "wait ms", "compute"))
+    return [f"  {'unit, each':14}{'where':10}{'MB':>9}{head}", *(row.line() for row in folded)]
+
+
+def _row(unit: UnitTime) -> _Row:
+    n_passes = max(unit.n_passes, 1)
+    ms = [ns / n_passes / 1e6 for ns in (unit.read_ns, unit.wait_ns, unit.compute_ns)]
+    return _Row(unit, unit, 1, unit.read_bytes / n_passes, *ms)
+
+
+def _fold(rows: Sequence[_Row], *, minds_times: bool) -> list[_Row]:
+    out: list[_Row] = []
+    for row in rows:
+        if out and out[-1].looks_like(row, minds_times=minds_times):
+            out[-1].add(row)
+        else:
+            out.append(row)
+    return out
+
+
+def _event_text(event: MemoryEvent) -> str:
+    verb = "gave back" if event.is_given_back else "took again"
+    units = f"{event.n_units_resident} unit{'' if event.n_units_resident == 1 else 's'}"
+    return (
+        f"at {event.seconds} s: {verb} {mb(event.bytes)} MB, {mb(event.available_bytes)} MB were "
+        f"available, {units} in memory since"
+    )

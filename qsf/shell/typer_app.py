@@ -1,0 +1,73 @@
+"""What the commands but ``qsf-run`` share: a typer application whose errors are one line.
+
+``qsf-run`` has no part in this: typer takes 22 MB, which would count in its budget.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError
+from qsf.shell import command
+
+
+def create_app() -> typer.Typer:
+    """Return an application without colours, boxes and tracebacks of its own."""
+    return typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def run(app: typer.Typer, arguments: list[str], *, program: str, when_cut_off: str = "") -> int:
+    """Run the application and return its exit code: 0, or the number that its command returns.
+
+    ``when_cut_off`` is what to say after "interrupted", such as what became of the output;
+    without it nothing is said. What the exception knows of it goes before.
+    """
+    command.open_missing_streams()
+    try:
+        with command.stopped_by_signals():
+            code: object = app(arguments, standalone_mode=False, prog_name=program)
+            sys.stdout.flush()
+    except command.StoppedError as stopped:
+        outcome = stopped.outcome or when_cut_off
+        if outcome:
+            command.say_error(program, f"{stopped.text}; {outcome}")
+        return stopped.exit_code
+    except (BrokenPipeError, SystemExit):
+        # The reader of our output has left: SystemExit is how typer puts it.
+        command.drop_output()
+        return 0
+    except Exception as error:
+        if isinstance(error, OSError) and not isinstance(error, QsfError):
+            command.drop_output()
+        text, exit_code = _explain(error, program)
+        command.say_error(program, text)
+        return exit_code
+    return code if isinstance(code, int) else 0
+
+
+def _explain(error: Exception, program: str) -> tuple[str, int]:
+    """Return the text and the exit code of an error."""
+    explain_usage: Any = getattr(error, "format_message", None)
+    if callable(explain_usage):
+        return f"{explain_usage()} (see {program} --help)", command.EXIT_USAGE
+    if isinstance(error, QsfArgumentError):
+        return str(error), command.EXIT_USAGE
+    if isinstance(error, QsfFormatError):
+        return command.explain_format(error), command.EXIT_FAILED
+    if isinstance(error, QsfError):
+        return str(error), command.EXIT_FAILED
+    if isinstance(error, OSError):
+        return command.explain_system(error), command.EXIT_FAILED
+    if isinstance(error, MemoryError):
+        return "out of memory", command.EXIT_FAILED
+    text = f"internal error, please report it: {type(error).__name__}: {error}"
+    return text, command.EXIT_FAILED

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The budget is a law for the whole process, or the run is refused before it starts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qsf
+from make.streamed_models import make_large_llama
+from qsf.errors import QsfMemoryError
+from qsf.native._qsf import ffi, lib
+from qsf_converter import convert
+
+RUN = """
+import sys, qsf
+budget_mb = int(sys.argv[2])
+with qsf.Model(sys.argv[1], ram_budget=budget_mb) as model:
+    list(model.generate([1, 2, 3] * 40, max_tokens=60, temperature=0))
+    plan = model.info.plan
+    print(plan.n_units_resident, plan.n_units)
+status = open("/proc/self/status").read()
+print(int(status.split("VmHWM:")[1].split()[0]) * 1024)
+"""
+
+
+@pytest.fixture(scope="module")
+def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 40 MB of weights: more than the least budget leaves."""
+    folder = tmp_path_factory.mktemp("budget")
+    checkpoint = make_large_llama(folder / "hf")
+    convert(checkpoint, folder / "m.qsf", quant_type="8bit")
+    return folder / "m.qsf"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_stays_below_the_budget(large_model: Path) -> None:
+    resident_counts = set()
+    probe = "import sys, qsf; print(qsf.Model.plan(sys.argv[1], ram_budget=1).min_budget_bytes)"
+    command = [sys.executable, "-c", probe, str(large_model)]
+    least = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    least_mb = -(-least // 2**20) + 1
+    for budget_mb in (least_mb, least_mb + 8, least_mb + 20, least_mb + 60):
+        command = [sys.executable, "-c", RUN, str(large_model), str(budget_mb)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        counts, peak = done.stdout.splitlines()
+        resident_counts.add(counts)
+        assert int(peak) <= budget_mb * 2**20
+    assert len(resident_counts) > 1, "every budget gave the same plan"
+    n_resident = sorted(int(counts.split()[0]) for counts in resident_counts)
+    assert n_resident[0] < 4, "the least budget streams most of the layers"
+    assert n_resident[-1] >= 7, "the largest keeps all that a token reads"
+
+
+def test_too_small_is_refused_with_what_would_do(large_model: Path) -> None:
+    plan = qsf.Model.plan(large_model, ram_budget=10)
+    assert not plan.is_enough
+    with pytest.raises(QsfMemoryError) as caught:
+        qsf.Model(large_model, ram_budget=10)
+    assert re.search(r"ram_budget=\d+ would do", str(caught.value))
+
+
+def plan_of(path: Path, budget_bytes: int) -> tuple[int, Any]:
+    """Return the status and the plan as the engine fills it, by the C API itself."""
+    options = ffi.new("qsf_options *")
+    lib.qsf_options_default(options)
+    options.budget_bytes = budget_bytes
+    plan = ffi.new("qsf_plan *")
+    return lib.qsf_model_plan(str(path).encode(), options, plan), plan
+
+
+def test_automatic_budget_is_what_the_machine_can_give(large_model: Path) -> None:
+    machine = ffi.new("qsf_machine *")
+    assert lib.qsf_machine_describe(machine) == lib.QSF_OK
+    status, plan = plan_of(large_model, lib.QSF_BUDGET_AUTO)
+    assert status == lib.QSF_OK
+    assert plan.process_bytes < plan.budget_bytes < plan.process_bytes + machine.memory_bytes
+    assert plan.engine_bytes <= plan.budget_bytes - plan.process_bytes
+    if machine.available_bytes > 2**30:
+        assert plan.n_units_resident == plan.n_units
+
+
+def test_a_budget_beyond_the_machine_is_cut(large_model: Path) -> None:
+    machine = ffi.new("qsf_machine *")
+    assert lib.qsf_machine_describe(machine) == lib.QSF_OK
+    if machine.available_bytes == 0:
+        pytest.skip("this system does not say what is available")
+    for budget_bytes in (0, 2**60):
+        _status, plan = plan_of(large_model, budget_bytes)
+        assert plan.budget_bytes == budget_bytes
+        assert 0 < plan.ceiling_bytes < plan.process_bytes + machine.memory_bytes
+
+
+def test_the_smallest_budget_is_exact(large_model: Path) -> None:
+    """The process grows a little between two calls, so the engine's part is what is compared."""
+    status, least = plan_of(large_model, 1)
+    assert status == lib.QSF_ERR_NOMEM
+    status, plan = plan_of(large_model, least.min_budget_bytes + 2**20)
+    assert status == lib.QSF_OK
+    assert plan.min_budget_bytes - plan.process_bytes == (
+        least.min_budget_bytes - least.process_bytes
+    )
+    assert plan.io_depth >= 1
+    assert plan.streamed_bytes > 0

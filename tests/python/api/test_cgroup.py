@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The budget where it is real: ``qsf-run`` in a memory control group with the budget as its limit.
+
+A process that takes more than it says is killed here, and what it reads counts as well: the model
+is larger than the budget.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qsf.bench import launch, tasks
+from qsf.bench.launch import Ended, run_command, run_task
+from qsf.bench.memory_group import CapError, memory_group
+from qsf.bench.random_qsf import QUANT_TYPES, write_model
+from qsf.bench.shapes import Shape
+from qsf.bench.worker_qsf import disk_bytes
+
+pytestmark = pytest.mark.slow
+
+MB = 1 << 20
+PROMPT = "Once upon a time there was a little girl"
+N_TOKENS = 12
+
+# Prints what the process has had at most, after all that qsf-run did.
+RUN = """
+import atexit
+from qsf.shell.entry import run
+
+def say_peak():
+    with open("/proc/self/status") as file:
+        print("\\npeak", next(line.split()[1] for line in file if line.startswith("VmHWM")))
+
+atexit.register(say_peak)
+run()
+"""
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _groups_can_be_made() -> None:
+    try:
+        with memory_group(32 * MB):
+            pass
+    except CapError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
+    """About 130 MB: more than twice of what the smallest budget here is."""
+    shape = Shape(12, 1024, 2816, 16, 16, n_vocab=2048, max_tokens=1024)
+    path = tmp_path_factory.mktemp("cgroup") / "m.qsf"
+    dtype = QUANT_TYPES["8bit"]
+    write_model(path, shape, dtype, dtype, tokenizer_from=tiny_llama_dir)
+    assert path.stat().st_size > 120 * MB
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(model: Path) -> Run:
+    """Run the model with a budget in MB, in a group with that limit or another one."""
+
+    def call(budget_mb: int, *options: str, limit_mb: int = 0) -> Ended:
+        command = [sys.executable, "-c", RUN, str(model), "--ram-budget", str(budget_mb)]
+        command += ["--prompt", PROMPT, "--temperature", "0", "--max-tokens", str(N_TOKENS)]
+        return run_command([*command, *options], limit_mb=limit_mb or budget_mb)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def least_mb(run: Run) -> int:
+    """What a budget that is too small is told would do, and one more.
+
+    A process takes a megabyte more or less, by how much of its libraries the system holds. In a
+    group that is too small for it, it is given less of them, so the group is a larger one.
+    """
+    done = run(20, limit_mb=200)
+    check_refused(done)
+    found = re.search(r"--ram-budget (\d+) would do", done.errors)
+    assert found is not None, done.errors
+    return int(found[1]) + 1
+
+
+def check_refused(done: Ended) -> None:
+    """It said that the model does not fit, and did nothing."""
+    assert done.exit_code == 1, done.errors
+    assert "the model does not fit in" in done.errors
+    assert done.output.startswith("\npeak ")
+    assert done.cap is not None
+    assert done.cap.n_oom_kills == 0
+
+
+def check_inside(done: Ended, budget_mb: int) -> str:
+    """It ran to the end below the limit; returns the text."""
+    assert done.exit_code == 0, done.errors
+    text, _, peak_kb = done.output.rpartition("\npeak ")
+    assert f"generated {N_TOKENS} tokens" in done.errors
+    assert done.cap is not None
+    assert done.cap.n_oom_kills == 0
+    assert 0 < (done.cap.peak_bytes or 0) <= budget_mb * MB
+    assert 0 < int(peak_kb) * 1024 <= budget_mb * MB
+    return str(text)
+
+
+def resident_units(done: Ended) -> int:
+    """The units of weights in the printed memory map; a map without them has none."""
+    found = re.search(r"weights, (\d+) of \d+ units", done.errors)
+    return int(found[1]) if found else 0
+
+
+def test_a_limit_ends_a_process_that_takes_more() -> None:
+    """Otherwise the tests below prove nothing."""
+    hold = "held = b'x' * (200 << 20); print(len(held))"
+    command = [sys.executable, "-c", hold]
+    killed = run_command(command, limit_mb=100)
+    assert killed.exit_code == -9
+    assert killed.cap is not None
+    assert (killed.cap.limit_mb, killed.cap.n_oom_kills) == (100, 1)
+    assert killed.output == ""
+    done = run_command(command, limit_mb=300)
+    assert (done.exit_code, done.output.strip()) == (0, str(200 << 20))
+    assert done.cap is not None
+    assert (done.cap.peak_bytes or 0) > 200 * MB
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/qsf-cap-{os.getpid()}-*"))
+
+
+def test_an_interruption_removes_the_group() -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_command(sleep, limit_mb=100)
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/qsf-cap-{os.getpid()}-*"))
+
+
+@pytest.mark.parametrize("more_mb", [0, 20])
+def test_a_limit_that_is_the_budget_is_kept(run: Run, least_mb: int, more_mb: int) -> None:
+    budget_mb = least_mb + more_mb
+    assert budget_mb < 100, "the model would not be streamed"
+    done = run(budget_mb, "--verbose")
+    check_inside(done, budget_mb)
+    assert resident_units(done) < 12
+
+
+def test_the_text_does_not_depend_on_the_limit(run: Run, least_mb: int) -> None:
+    # The KV cache is said, because the least budget of all might leave less for it.
+    texts = {}
+    for budget_mb in (least_mb + 10, least_mb + 60, least_mb + 200):
+        done = run(budget_mb, "--kv-type", "4bit", "--verbose")
+        texts[resident_units(done)] = check_inside(done, budget_mb)
+        assert texts[resident_units(done)].strip()
+    assert len(texts) == 3, "two limits gave the same plan"
+    assert len(set(texts.values())) == 1
+
+
+@pytest.mark.parametrize("less_mb", [3, 10])
+def test_a_limit_below_what_would_do_is_refused(run: Run, least_mb: int, less_mb: int) -> None:
+    done = run(least_mb - less_mb)
+    check_refused(done)
+    assert "would do" in done.errors
+
+
+def is_on_a_disk(path: Path) -> bool:
+    """Whether the kernel counts what is read of it."""
+    launch.forget_file(path)
+    before = disk_bytes()
+    path.read_bytes()
+    return before is not None and (disk_bytes() or 0) > before
+
+
+def test_a_measured_process_stays_in_its_group(
+    model: Path, least_mb: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_DROP_CACHES", tmp_path / "drop")  # others use the machine, too
+    is_counted = is_on_a_disk(model)
+    budget_mb = least_mb + 10
+    test = tasks.Test("tg", 4)
+    task = tasks.Task("qsf", str(model), 1, (test,), budget_mb=budget_mb, cap_mb=budget_mb)
+    outcome = run_task(task, sys.executable, is_cold=True)
+    assert outcome.why == ""
+    assert outcome.answer is not None
+    assert outcome.cap is not None
+    assert (outcome.cap.limit_mb, outcome.cap.n_oom_kills) == (budget_mb, 0)
+    assert 0 < outcome.peak_rss_bytes <= budget_mb * MB
+    run = outcome.answer.tests[0]
+    n_bytes = model.stat().st_size
+    assert n_bytes / 2 < (run.read_bytes or 0) / run.n_passes < n_bytes
+    assert outcome.answer.plan["streamed_bytes"] > 0
+    if is_counted:
+        assert (run.disk_bytes or 0) > n_bytes / 2
+
+
+def test_a_measured_process_that_is_killed_says_so(model: Path, tmp_path: Path) -> None:
+    greedy = tmp_path / "python"
+    greedy.write_text(f"#!/bin/sh\nexec {sys.executable} -c \"held = b'x' * (200 << 20)\"\n")
+    greedy.chmod(0o755)
+    task = tasks.Task("qsf", str(model), 1, (tasks.Test("tg", 4),), cap_mb=100)
+    outcome = run_task(task, str(greedy))
+    assert outcome.answer is None
+    assert outcome.why == "killed by SIGKILL: out of memory in its group of 100 MB"

@@ -1,0 +1,488 @@
+"""``import qsf`` and ``Model``: what an application sees."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qsf
+from make.qsf_files import write_tiny
+from qsf import errors
+from qsf.native import binding
+
+PROMPT = "Once upon a time"
+
+# The budget counts the whole process, here one that runs many other tests.
+ANY_BUDGET: dict[str, Any] = {"ram_budget": None}
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama_8bit: Path) -> Iterator[qsf.Model]:
+    with qsf.Model(tiny_llama_8bit, **ANY_BUDGET) as opened:
+        yield opened
+
+
+def text(model: qsf.Model, prompt: str | list[int] = PROMPT, **options: Any) -> str:
+    return "".join(model.generate(prompt, **options))
+
+
+def last_stats(model: qsf.Model) -> qsf.GenerationStats:
+    assert model.stats is not None
+    return model.stats
+
+
+# ---- the package ----
+
+
+def test_all_names_exist_and_are_few() -> None:
+    assert len(qsf.__all__) <= 12
+    for name in qsf.__all__:
+        assert getattr(qsf, name) is not None
+    assert set(qsf.__all__) <= set(dir(qsf))
+    with pytest.raises(AttributeError, match="no attribute 'Modell'"):
+        qsf.Modell  # noqa: B018
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    heavy = ("numpy", "tokenizers", "minijinja", "_cffi_backend", "qsf.model", "typing_extensions")
+    code = f"import qsf, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_generating_does_not_import_numpy(tiny_llama_8bit: Path) -> None:
+    code = (
+        "import qsf, sys\n"
+        f"with qsf.Model({str(tiny_llama_8bit)!r}) as m: list(m.generate('Once', max_tokens=2))\n"
+        "print([name for name in ('numpy', 'lz4', 'typer') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# ---- generating ----
+
+
+def test_greedy_text_is_the_story_the_model_knows(model: qsf.Model) -> None:
+    story = text(model, temperature=0, max_tokens=12)
+    assert story.startswith(", there was a little girl named Lily.")
+
+
+def test_the_same_seed_gives_the_same_text(model: qsf.Model) -> None:
+    first = text(model, seed=7, max_tokens=40)
+    assert text(model, "Something else", seed=1, max_tokens=3)
+    assert text(model, seed=7, max_tokens=40) == first
+    assert len({text(model, seed=seed, max_tokens=40) for seed in range(5)}) > 1
+
+
+def test_a_seed_that_was_not_given_is_reported_and_repeats(model: qsf.Model) -> None:
+    first = text(model, max_tokens=30)
+    assert text(model, max_tokens=30, seed=last_stats(model).seed) == first
+
+
+def test_a_common_prefix_is_not_evaluated_again(model: qsf.Model) -> None:
+    story = text(model, temperature=0, max_tokens=10)
+    ids = model.tokenize(PROMPT + story)
+    text(model, ids, temperature=0, max_tokens=1)
+    stats = last_stats(model)
+    assert stats.prompt_tokens == len(ids)
+    assert stats.evaluated_tokens <= 2
+
+
+def test_statistics_describe_the_run(model: qsf.Model) -> None:
+    text(model, "A new prompt", temperature=0, max_tokens=8)
+    stats = last_stats(model)
+    assert stats.stop_reason == "length"
+    assert stats.generated_tokens == 8
+    assert stats.step_tokens == 7
+    assert stats.prompt_rate > 0
+    assert stats.step_rate > 0
+    assert stats.peak_bytes > 1 << 20
+
+
+def test_no_tokens_give_no_text(model: qsf.Model) -> None:
+    assert text(model, max_tokens=0) == ""
+    assert last_stats(model).stop_reason == "length"
+
+
+def test_a_stop_string_is_not_part_of_the_text(model: qsf.Model) -> None:
+    whole = text(model, temperature=0, max_tokens=30)
+    stopped = text(model, temperature=0, max_tokens=30, stop=["nobody", "girl named"])
+    assert last_stats(model).stop_reason == "stop"
+    assert stopped == whole[: whole.index("girl named")]
+    assert text(model, temperature=0, max_tokens=30, stop="girl named") == stopped
+
+
+def test_the_end_token_ends_the_text(model: qsf.Model) -> None:
+    original = model._end_ids
+    ids = model.tokenize(PROMPT)
+    logits = model.logits(ids)
+    model._end_ids = frozenset({int(np.argmax(logits[-1]))})
+    try:
+        assert text(model, temperature=0) == ""
+    finally:
+        model._end_ids = original
+    assert last_stats(model).stop_reason == "end"
+
+
+def test_a_repetition_penalty_changes_the_text(model: qsf.Model) -> None:
+    plain = text(model, temperature=0, max_tokens=60)
+    varied = text(model, temperature=0, max_tokens=60, repetition_penalty=1.5)
+    assert varied != plain
+
+
+def test_two_generations_may_alternate(model: qsf.Model) -> None:
+    prompts = (PROMPT, "The old man")
+    alone = [text(model, prompt, temperature=0, max_tokens=15) for prompt in prompts]
+    runs = [model.generate(prompt, temperature=0, max_tokens=15) for prompt in prompts]
+    together = ["", ""]
+    for _ in range(40):
+        for i, run in enumerate(runs):
+            together[i] += next(run, "")
+    assert together == alone
+
+
+def test_a_generation_that_is_abandoned_leaves_the_model_usable(model: qsf.Model) -> None:
+    whole = text(model, temperature=0, max_tokens=15)
+    run = model.generate(PROMPT, temperature=0)
+    next(run)
+    run.close()  # type: ignore[attr-defined]
+    assert last_stats(model).stop_reason == "abandoned"
+    assert text(model, temperature=0, max_tokens=15) == whole
+
+
+def test_cancel_ends_a_generation_from_another_thread(model: qsf.Model) -> None:
+    model.cancel()  # nothing runs: no effect on what comes
+    run = model.generate(PROMPT, temperature=0, max_tokens=400)
+    pieces = [next(run)]
+    thread = threading.Thread(target=model.cancel)
+    thread.start()
+    thread.join()
+    pieces += list(run)
+    assert last_stats(model).stop_reason == "cancelled"
+    assert last_stats(model).generated_tokens < 400
+    assert text(model, temperature=0, max_tokens=5)
+
+
+def test_a_cancel_that_comes_too_late_cancels_nothing(model: qsf.Model) -> None:
+    whole = text(model, temperature=0, max_tokens=10)
+    model._session.cancel()  # what remains of a cancel() when the run has ended meanwhile
+    assert text(model, temperature=0, max_tokens=10) == whole
+    model._session.cancel()
+    assert model.logits([0, 1]).shape == (2, 2048)
+
+
+def test_threads_take_turns(model: qsf.Model) -> None:
+    prompts = [PROMPT, "The old man", "A red ball"]
+    alone = [text(model, prompt, temperature=0, max_tokens=12) for prompt in prompts]
+    together: dict[str, str] = {}
+
+    def work(prompt: str) -> None:
+        together[prompt] = text(model, prompt, temperature=0, max_tokens=12)
+
+    threads = [threading.Thread(target=work, args=(prompt,)) for prompt in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[prompt] for prompt in prompts] == alone
+
+
+def test_a_full_context_ends_the_text(tiny_llama_8bit: Path) -> None:
+    with qsf.Model(tiny_llama_8bit, max_seq_len=16, **ANY_BUDGET) as model:
+        text(model, temperature=0, max_tokens=100)
+        stats = last_stats(model)
+        assert stats.stop_reason == "context"
+        assert stats.prompt_tokens + stats.generated_tokens == 16 + 1
+        with pytest.raises(errors.QsfArgumentError, match="17 tokens, but the context holds 16"):
+            model.generate(list(range(2, 19)))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": [""]}, "stop string"),
+        ({"prompt": []}, "empty"),
+        ({"prompt": [-1]}, "token ids"),
+        ({"prompt": ["a"]}, "token ids"),
+        ({"prompt": "\ud800"}, "Unicode"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(
+    model: qsf.Model, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(errors.QsfArgumentError, match=said):
+        model.generate(**{"prompt": PROMPT, **options})  # type: ignore[arg-type]
+
+
+# ---- the rest of Model ----
+
+
+def test_text_and_tokens(model: qsf.Model) -> None:
+    ids = model.tokenize(PROMPT)
+    assert ids[0] == model.info.bos_id
+    assert model.detokenize(ids) == PROMPT
+
+
+def test_logits_have_a_row_for_each_token(model: qsf.Model) -> None:
+    ids = model.tokenize(PROMPT)
+    logits = model.logits(ids)
+    assert logits.shape == (len(ids), model.info.n_vocab)
+    assert logits.dtype == np.float32
+    assert np.array_equal(model.logits(ids[:3]), logits[:3])
+    first = model.detokenize([int(np.argmax(logits[-1]))])
+    assert text(model, temperature=0, max_tokens=1) == first
+    for bad in ([], [model.info.n_vocab], [-1]):
+        with pytest.raises(errors.QsfArgumentError):
+            model.logits(bad)
+
+
+def test_the_exact_path_is_close_to_the_default_one(tiny_llama_f16: Path) -> None:
+    results = []
+    for exact in (False, True):
+        with qsf.Model(tiny_llama_f16, exact=exact, **ANY_BUDGET) as model:
+            results.append(model.logits(model.tokenize(PROMPT)))
+    assert not np.array_equal(results[0], results[1])
+    assert float(np.abs(results[0] - results[1]).max()) < 1.0
+
+
+def test_a_chat_prompt_without_a_template_is_the_text(model: qsf.Model) -> None:
+    assert model.chat_template.is_plain
+    assert model.chat_tokens([{"role": "user", "content": PROMPT}]) == model.tokenize(PROMPT)
+
+
+def test_the_file_alone_knows_template_defaults_and_end_tokens(tiny_chat_8bit: Path) -> None:
+    with qsf.Model(tiny_chat_8bit, **ANY_BUDGET) as model:
+        assert model.generation_defaults == qsf.SamplingParams(temperature=0.25, top_k=3)
+        ids = model.chat_tokens([{"role": "user", "content": "Hi <|end_of_text|>"}])
+        shown = model.tokenizer.decode(ids, skip_special=False)
+        assert shown == ("<|begin_of_text|><user>Hi <|end_of_text|><|end_of_text|><assistant>")
+        assert ids.count(1) == 1
+        assert model._end_ids == {1, 5}
+        assert model.sampling_params(top_k=9, top_p=None) == qsf.SamplingParams(
+            temperature=0.25, top_k=9
+        )
+
+
+def test_a_plan_says_what_opening_takes(tiny_llama_8bit: Path, model: qsf.Model) -> None:
+    plan = qsf.Model.plan(tiny_llama_8bit, ram_budget=2000)
+    assert plan.is_enough
+    assert plan.engine_bytes == model.info.plan.engine_bytes
+    assert plan.budget_bytes == 2000 * 2**20
+    small = qsf.Model.plan(tiny_llama_8bit, ram_budget=1)
+    assert not small.is_enough
+    assert small.min_budget_bytes > 2**20
+
+
+def test_a_budget_that_is_too_small_is_refused(tiny_llama_8bit: Path) -> None:
+    with pytest.raises(MemoryError, match=r"\d"):
+        qsf.Model(tiny_llama_8bit, ram_budget=1)
+
+
+def test_no_ceiling_is_possible(tiny_llama_8bit: Path) -> None:
+    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
+        assert model.info.plan.budget_bytes == 0
+
+
+@pytest.mark.parametrize("option", ["ram_budget", "threads", "max_seq_len"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "2", 2**32])
+def test_options_out_of_range_are_refused(
+    tiny_llama_8bit: Path, option: str, value: object
+) -> None:
+    with pytest.raises(ValueError, match=option):
+        qsf.Model(tiny_llama_8bit, **{option: value})  # type: ignore[arg-type]
+
+
+def test_a_closed_model_says_so(tiny_llama_8bit: Path) -> None:
+    model = qsf.Model(tiny_llama_8bit, **ANY_BUDGET)
+    run = model.generate(PROMPT)
+    next(run)
+    model.close()
+    model.close()
+    with pytest.raises(errors.QsfArgumentError, match="closed"):
+        next(run)
+    with pytest.raises(errors.QsfArgumentError, match="closed"):
+        model.logits([0])
+
+
+def test_a_file_without_a_tokenizer_has_logits_but_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "bare.qsf"
+    write_tiny(path)
+    with qsf.Model(path, **ANY_BUDGET) as model:
+        with pytest.raises(errors.QsfArgumentError, match="no tokenizer"):
+            model.generate("Hi")
+        with pytest.raises(errors.QsfArgumentError, match="no tokenizer"):
+            model.generate([1])
+
+
+def test_files_that_are_no_models(tmp_path: Path, tiny_llama_8bit: Path) -> None:
+    with pytest.raises(OSError, match=r"absent\.qsf"):
+        qsf.Model(tmp_path / "absent.qsf")
+    with pytest.raises(errors.QsfError):
+        qsf.Model(tmp_path)
+    damaged = tmp_path / "damaged.qsf"
+    shutil.copy(tiny_llama_8bit, damaged)
+    with damaged.open("r+b") as file:
+        file.truncate(damaged.stat().st_size - 1)
+    with pytest.raises(errors.QsfFormatError):
+        qsf.Model(damaged)
+
+
+def test_a_cancel_between_two_runs_of_the_same_prompt_cancels_nothing(model: qsf.Model) -> None:
+    whole = text(model, temperature=0, max_tokens=12)
+    text(model, temperature=0, max_tokens=0)  # the session holds the prompt, and its logits
+    model._session.cancel()  # as from a thread that was late
+    assert text(model, temperature=0, max_tokens=12) == whole
+    assert last_stats(model).stop_reason == "length"
+
+
+def test_a_cancel_ends_every_running_generation(model: qsf.Model) -> None:
+    runs = [model.generate(PROMPT, temperature=0, max_tokens=100) for _ in range(2)]
+    for run in runs:
+        next(run)
+    model.cancel()
+    for run in runs:
+        assert len("".join(run)) < 20
+        assert last_stats(model).stop_reason == "cancelled"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads can be pinned on Linux only")
+def test_pinned_threads_change_neither_text_nor_caller(
+    model: qsf.Model, tiny_llama_8bit: Path
+) -> None:
+    allowed = os.sched_getaffinity(0)
+    n_cores = qsf.native.binding.describe_machine().n_cores
+    options = {**ANY_BUDGET, "pin_threads": True}
+    with qsf.Model(tiny_llama_8bit, threads=n_cores, **options) as pinned:
+        expected = text(model, temperature=0, max_tokens=12)
+        assert text(pinned, temperature=0, max_tokens=12) == expected
+        assert pinned.session_stats.n_loops > 0
+        assert os.sched_getaffinity(0) == allowed
+    with pytest.raises(errors.QsfArgumentError, match="cannot be pinned"):
+        qsf.Model(tiny_llama_8bit, threads=len(allowed) + 1, **options)
+
+
+def test_progress_counts_the_tokens_of_a_long_prompt(model: qsf.Model) -> None:
+    seen: list[tuple[int, int]] = []
+    ids = model.tokenize("one two " * 150)  # more than a chunk
+    model.logits([ids[0]])  # forget what is held
+    list(model.generate(ids, max_tokens=3, progress=lambda done, n: seen.append((done, n))))
+    assert len(seen) > 1
+    assert seen == sorted(seen)
+    assert seen[-1] == (len(ids), len(ids))
+
+
+def test_bytes_are_not_taken_for_token_ids(model: qsf.Model) -> None:
+    with pytest.raises(qsf.QsfError, match="not bytes"):
+        model.generate(b"Once upon a time")
+
+
+def test_a_budget_that_would_do_is_said_in_mb(tiny_llama_8bit: Path) -> None:
+    with pytest.raises(qsf.QsfError, match=r"does not fit in 5.0 MB.*ram_budget=\d+ would do"):
+        qsf.Model(tiny_llama_8bit, ram_budget=5)
+
+
+def test_a_broken_chat_template_hinders_only_chat(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    from qsf_converter.convert import convert
+
+    source = tmp_path / "broken"
+    shutil.copytree(tiny_llama_dir, source)
+    settings = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
+    settings["chat_template"] = "{% for m in messages %}{{ m.content }}"
+    (source / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    convert(source, tmp_path / "broken.qsf", quant_type="8bit")
+    with qsf.Model(tmp_path / "broken.qsf", ram_budget=None) as model:
+        assert text(model, max_tokens=5)
+        with pytest.raises(qsf.QsfError, match="cannot be rendered"):
+            model.chat_tokens([{"role": "user", "content": "Hi"}])
+
+
+def test_ways_of_reading_are_checked(tiny_llama_8bit: Path) -> None:
+    for bad in ("fast", "", 2, b"direct", True):
+        with pytest.raises(
+            errors.QsfArgumentError, match=r"io must be one of auto, buffered, direct"
+        ):
+            qsf.Model(tiny_llama_8bit, io=bad)  # type: ignore[arg-type]
+    for depth in (0, -1, 33, 1.5, True, "4"):
+        with pytest.raises(errors.QsfArgumentError, match=r"io_depth must be"):
+            qsf.Model(tiny_llama_8bit, io_depth=depth)  # type: ignore[arg-type]
+    for budget in ("much", "AUTO", 0, True):
+        with pytest.raises(errors.QsfArgumentError, match=r'ram_budget must be .* or "auto"'):
+            qsf.Model(tiny_llama_8bit, ram_budget=budget)  # type: ignore[arg-type]
+
+
+def test_the_budget_may_be_the_machines(tiny_llama_8bit: Path) -> None:
+    plan = qsf.Model.plan(tiny_llama_8bit, ram_budget="auto")
+    assert plan.is_enough
+    assert 0 < plan.budget_bytes < 2**63
+    with qsf.Model(tiny_llama_8bit, ram_budget="auto") as model:
+        assert model.logits([1, 2]).shape[0] == 2
+
+
+def test_a_way_of_reading_that_cannot_be_had_is_named(
+    tiny_llama_8bit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise errors.QsfUnsupportedError("the kernel has no io_uring")
+
+    monkeypatch.setattr(binding, "NativeModel", refuse)
+    with pytest.raises(errors.QsfUnsupportedError, match=r"^io=uring: the kernel has no io_uring"):
+        qsf.Model(tiny_llama_8bit, io="uring")
+    with pytest.raises(errors.QsfUnsupportedError, match=r"^the kernel"):
+        qsf.Model(tiny_llama_8bit)
+    damaged = bytearray(tiny_llama_8bit.read_bytes())
+    struct.pack_into("<I", damaged, 4, 99)  # the version: then it is the file's fault
+    (tmp_path / "new.qsf").write_bytes(damaged)
+    with pytest.raises(errors.QsfUnsupportedError, match=r"version 99"):
+        qsf.Model(tmp_path / "new.qsf", io="uring")
+
+
+def test_what_a_probe_found_is_used_the_next_time(
+    tiny_llama_8bit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    real_info, real_struct = binding.NativeModel.info, binding.Options.as_struct
+    used: list[tuple[int | None, int | None]] = []
+
+    def info(self: binding.NativeModel) -> binding.ModelInfo:
+        return replace(real_info(self), io_method=3, io_depth=7, io_is_probed=len(used) == 1)
+
+    def as_struct(self: binding.Options) -> object:
+        used.append((self.io_known_method, self.io_known_depth))
+        return real_struct(self)
+
+    monkeypatch.setattr(binding.NativeModel, "info", info)
+    monkeypatch.setattr(binding.Options, "as_struct", as_struct)
+    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
+        assert model.io_origin == "found by a probe"
+    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
+        assert model.io_origin == "known from an earlier probe"
+    with qsf.Model(tiny_llama_8bit, ram_budget=None, io="buffered") as model:
+        assert model.io_origin == "as asked"
+    assert used == [(None, None), (3, 7), (None, None)]
+
+
+def test_the_timeline_has_a_line_for_every_unit(tiny_llama_8bit: Path) -> None:
+    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
+        list(model.generate([1, 2, 3], max_tokens=4, temperature=0))
+        assert model.timeline[0].name == "embedding"
+        assert len(model.timeline) == model.info.plan.n_units
+        assert model.memory_events == []
+        assert model.session_stats.wait_ns == 0

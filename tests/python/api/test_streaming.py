@@ -1,0 +1,397 @@
+"""Faults and signals while weights are streamed: typed errors, no hang, no wrong token.
+
+The model is larger than the least budget, so nearly all of it is read for every token. Every
+child has a timeout: a hang is a failure. No test depends on how fast the disk is: a child is
+stopped while its file is changed.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qsf
+from make.streamed_models import IO_METHODS, least_options, make_streamed_llama, require_method
+from qsf.errors import QsfFormatError
+from qsf.file.layout import TensorType
+from qsf.file.reader import Reader
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
+
+HANG_SECONDS = 60
+N_TOKENS = 48
+COMMAND = [sys.executable, "-m", "qsf.run.cli"]
+OPTIONS = ["--kv-type", "8bit", "--max-seq-len", "512", "-p", "Once upon a time", "--seed", "7"]
+OPTIONS += ["--temperature", "1", "-n", str(N_TOKENS)]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_streamed_llama(tmp_path_factory.mktemp("streaming"))
+
+
+@pytest.fixture
+def copy(model_path: Path, tmp_path: Path) -> Path:
+    """A copy that the test may damage."""
+    return Path(shutil.copy(model_path, tmp_path / "copy.qsf"))
+
+
+@pytest.fixture(scope="module")
+def right_text(model_path: Path) -> str:
+    """What the options give with all weights in memory."""
+    done = subprocess.run(
+        [*COMMAND, str(model_path), *OPTIONS, "--ram-budget", "0", "-q"],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=HANG_SECONDS,
+        check=True,
+    )
+    assert len(done.stdout) > 2 * N_TOKENS
+    return done.stdout.removesuffix("\n")
+
+
+_least_budgets: dict[tuple[str, ...], int] = {}
+
+
+def least_budget(path: Path, *io: str) -> int:
+    """Return MB in which ``qsf-run`` streams, with room in the ring for reads to overlap."""
+    if io not in _least_budgets:  # all files are copies of one
+        _least_budgets[io] = _find_least_budget(path, *io)
+    return _least_budgets[io]
+
+
+def _find_least_budget(path: Path, *io: str) -> int:
+    done = subprocess.run(
+        [*COMMAND, str(path), *OPTIONS, *io, "--plan", "--ram-budget", "1"],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=HANG_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    return int(done.stderr.split("--ram-budget ")[1].split()[0]) + 5
+
+
+class Child:
+    """``qsf-run``, streaming."""
+
+    def __init__(self, path: Path, *io: str) -> None:
+        budget = str(least_budget(path, *io))
+        self.process = subprocess.Popen(
+            [*COMMAND, str(path), *OPTIONS, *io, "--ram-budget", budget, "--verbose"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,  # what a buffer holds, communicate() does not see
+        )
+        self.shown = b""
+
+    def wait_for_text(self) -> None:
+        """Return when it is generating."""
+        assert self.process.stdout is not None
+        watchdog = threading.Timer(HANG_SECONDS, self.process.kill)
+        watchdog.start()
+        while len(self.shown) < 20 and (more := self.process.stdout.read(20 - len(self.shown))):
+            self.shown += more
+        watchdog.cancel()
+        assert len(self.shown) == 20, self.end()
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Keep it from going on meanwhile; it is in the midst of its text."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            assert self.process.poll() is None
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def end(self) -> tuple[int, str, str]:
+        """Return code, text and what was said; raises where it hangs."""
+        shown, said = self.process.communicate(timeout=HANG_SECONDS)
+        text = (self.shown + shown).decode("utf-8", "replace").removesuffix("\n")
+        said_text = said.decode("utf-8", "replace")
+        assert "Traceback" not in said_text
+        return self.process.returncode, text, said_text
+
+
+@pytest.fixture
+def children() -> Iterator[list[Child]]:
+    """Those that are here do not outlive the test."""
+    started: list[Child] = []
+    yield started
+    for child in started:
+        with child.process:
+            child.process.kill()
+
+
+def start(children: list[Child], path: Path, *io: str) -> Child:
+    """Return a child that is generating, from weights of which most are streamed."""
+    child = Child(path, *io)
+    children.append(child)
+    child.wait_for_text()
+    return child
+
+
+def last_line(said: str) -> str:
+    """Return the error, which is one line after the facts."""
+    line = said.splitlines()[-1]
+    assert line.startswith("qsf-run: error: "), said
+    return line
+
+
+# ---- signals ----
+
+
+@pytest.mark.parametrize("method", IO_METHODS)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_it(
+    model_path: Path, children: list[Child], method: str, number: int, code: int
+) -> None:
+    require_method(model_path, method)
+    child = start(children, model_path, "--io", method)
+    child.process.send_signal(number)
+    ended, _, said = child.end()
+    assert ended == code
+    assert "error" not in said
+
+
+def test_it_really_streams(model_path: Path, children: list[Child], right_text: str) -> None:
+    child = start(children, model_path)
+    code, text, said = child.end()
+    assert (code, text) == (0, right_text)
+    (line,) = (line for line in said.splitlines() if line.startswith("  weights, "))
+    n_resident, n_units = (int(word) for word in line.split()[1:4:2])
+    assert n_resident <= n_units // 2
+    for part in ("time: reading", "waiting for it", "computing", "checksums", " streamed "):
+        assert part in said, said
+
+
+# ---- the file changes under way ----
+
+
+@pytest.mark.parametrize("method", IO_METHODS)
+@pytest.mark.parametrize("keep", [0, 30_000_000])
+def test_a_file_that_is_truncated_is_an_error(
+    copy: Path, children: list[Child], right_text: str, method: str, keep: int
+) -> None:
+    require_method(copy, method)
+    child = start(children, copy, "--io", method)
+    with child.stopped():
+        os.truncate(copy, keep)
+    code, text, said = child.end()
+    assert code == 1, said
+    assert right_text.startswith(text)
+    line = last_line(said)
+    assert any(word in line for word in ("truncated", "ends", "checksum")), line
+
+
+@pytest.mark.parametrize("method", IO_METHODS)
+def test_a_file_that_is_overwritten_is_an_error(
+    copy: Path, children: list[Child], right_text: str, method: str
+) -> None:
+    require_method(copy, method)
+    child = start(children, copy, "--io", method)
+    with child.stopped(), copy.open("r+b") as file:
+        file.seek(2 << 20)  # behind the embedding, whose bands have checksums of their own
+        file.write(os.urandom(4096) * (40 << 8))
+    code, text, said = child.end()
+    assert code == 1, said
+    # What had been verified before may still be computed with, never what is there now.
+    assert right_text.startswith(text)
+    assert len(text) < len(right_text)
+    assert "checksum" in last_line(said)
+
+
+@pytest.mark.parametrize("method", IO_METHODS)
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_file_that_is_replaced_or_removed_is_read_on(
+    copy: Path, children: list[Child], right_text: str, method: str, is_replaced: bool
+) -> None:
+    require_method(copy, method)
+    other = copy.with_name("other.qsf")
+    other.write_bytes(os.urandom(1 << 20))
+    child = start(children, copy, "--io", method)
+    with child.stopped():
+        if is_replaced:
+            other.replace(copy)
+        else:
+            copy.unlink()
+    code, text, said = child.end()
+    assert code == 0, said
+    assert text == right_text
+
+
+# ---- damage ----
+
+
+def places(path: Path) -> dict[str, tuple[int, str]]:
+    """Return a byte of each region of the file, and the word by which an error names it."""
+    with Reader(path) as reader:
+        sections, units = reader.sections, reader.units
+        directory_off = max(s.off + s.n_bytes for s in sections.values())
+        embedding = next(t for t in reader.tensors if t.type == TensorType.EMBEDDING)
+        out = {
+            "header, first part": (20, "header"),
+            "header, second part": (101, "header"),
+            "directory": (directory_off + 40, "directory"),
+        }
+        for tag in ("LAYR", "ARCH", "TENS", "EBND", "TOKN", "CHAT"):
+            out[tag] = (sections[tag].off + sections[tag].n_bytes // 2, tag)
+        for idx, name in ((1, "layer 0"), (3, "layer 2"), (6, "layer 5"), (7, "final")):
+            unit = units[idx]
+            for part, at in (
+                ("first", 0),
+                ("middle", unit.stored_bytes // 2),
+                ("last", unit.stored_bytes - 1),
+            ):
+                out[f"{name}, {part} byte"] = (unit.off + at, f"unit {idx} ")
+        band = units[0].off + embedding.data_off + embedding.data_bytes // 2
+        out["embedding, a band"] = (band, "embedding")
+    return out
+
+
+def generated(
+    path: Path, prompt: list[int], options: dict[str, Any]
+) -> tuple[list[str], str | None]:
+    """Return what was generated, and the text of the error that ended it."""
+    pieces: list[str] = []
+    try:
+        with qsf.Model(path, **options) as model:
+            for piece in model.generate(prompt, max_tokens=3, temperature=0):
+                pieces.append(piece)
+    except QsfFormatError as error:
+        return pieces, str(error)
+    return pieces, None
+
+
+@pytest.mark.parametrize("method", IO_METHODS)
+def test_one_wrong_byte_anywhere_is_an_error_before_any_token(copy: Path, method: str) -> None:
+    require_method(copy, method)
+    options = least_options(copy, io=method)
+    with Reader(copy) as reader:
+        n_vocab = reader.header.n_vocab
+    for place, (at, word) in places(copy).items():
+        with copy.open("r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 0x10]))
+        # The prompt names the row in the middle, whose band is the damaged one.
+        pieces, why = generated(copy, [0, n_vocab // 2, 5], options)
+        assert pieces == [], place
+        assert why is not None, place
+        assert word in why, (place, why)
+        with copy.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes([byte]))
+    pieces, why = generated(copy, [0, n_vocab // 2, 5], options)
+    assert pieces, "nothing else was wrong with it"
+    assert why is None
+
+
+# ---- what is counted ----
+
+
+@pytest.mark.parametrize("method", IO_METHODS)
+def test_the_timeline_adds_up(model_path: Path, method: str) -> None:
+    require_method(model_path, method)
+    with Reader(model_path) as reader:
+        stored_bytes = [unit.stored_bytes for unit in reader.units]
+    with qsf.Model(model_path, **least_options(model_path, io=method)) as model:
+        list(model.generate([3, 1, 4, 1, 5, 9, 2, 6], max_tokens=9, temperature=0))
+        stats, units, plan = model.session_stats, model.timeline, model.info.plan
+    names = [unit.name for unit in units]
+    assert names == ["embedding", *(f"layer {i}" for i in range(6)), "final"]
+    assert (stats.prompt_tokens, stats.step_tokens) == (8, 8)
+    layers = [unit for unit in units[1:-1] if not unit.is_resident]
+    assert layers
+    n_passes = layers[0].n_passes
+    assert 8 + 1 <= n_passes <= 8 + 8  # as many chunks of the prompt as the plan makes of it
+    assert n_passes == 8 + -(-8 // plan.chunk_tokens)
+    for unit, n_bytes in zip(units, stored_bytes, strict=True):
+        if unit.is_resident:
+            assert (unit.read_bytes, unit.read_ns, unit.wait_ns) == (0, 0, 0), unit
+        elif unit.name != "embedding":  # of which only rows are read
+            assert unit.n_passes > 0, unit
+            assert unit.read_bytes == unit.n_passes * n_bytes, unit
+            assert unit.read_ns > 0
+            assert unit.compute_ns > 0
+    assert sum(not unit.is_resident for unit in units) == plan.n_units - plan.n_units_resident
+    # Times are parts of others: a sum that is larger has counted something twice.
+    total_ns = stats.prompt_ns + stats.step_ns
+    assert 0 < sum(unit.wait_ns + unit.compute_ns for unit in units) <= total_ns
+    assert sum(unit.wait_ns for unit in units) <= stats.wait_ns <= total_ns
+    read_bytes = sum(unit.read_bytes for unit in units)
+    assert stats.read_bytes >= read_bytes > 0  # reading ahead began when the model was opened
+    assert stats.read_ns > 0
+    assert stats.checksum_ns > 0
+    assert stats.decompress_ns == 0
+    assert plan.streamed_bytes <= sum(stored_bytes)
+    assert plan.streamed_bytes == sum(
+        n_bytes
+        for unit, n_bytes in zip(units, stored_bytes, strict=True)
+        if not unit.is_resident and unit.name != "embedding"
+    )
+
+
+def test_a_model_in_memory_reads_nothing(model_path: Path) -> None:
+    with qsf.Model(model_path, ram_budget=None) as model:
+        before = model.session_stats
+        assert before.read_bytes >= sum(unit.read_bytes for unit in model.timeline)
+        list(model.generate([3, 1, 4], max_tokens=5, temperature=0))
+        stats = model.session_stats
+        assert (stats.read_bytes, stats.read_ns) == (before.read_bytes, before.read_ns)
+        assert (stats.wait_ns, stats.n_embedding_rows) == (0, 0)
+        for unit in model.timeline:
+            assert unit.is_resident
+            assert (unit.read_bytes, unit.wait_ns) == (0, 0)
+        assert model.info.plan.streamed_bytes == 0
+        assert model.info.plan.io_depth == 0
+
+
+def test_rows_of_the_embedding_are_found_again(model_path: Path) -> None:
+    least = least_options(model_path)
+    for more_mb in range(30):  # until there is room for a cache
+        options = {**least, "ram_budget": least["ram_budget"] + more_mb}
+        if qsf.Model.plan(model_path, **options).embedding_rows >= 16:
+            break
+    with qsf.Model(model_path, **options) as model:
+        assert model.info.plan.embedding_rows >= 8
+        assert not model.timeline[0].is_resident
+        list(model.generate([7, 8, 7, 8, 7, 8, 7, 8], max_tokens=1, temperature=0))
+        stats = model.session_stats
+        assert (stats.n_embedding_rows, stats.n_embedding_hits) == (8, 6)
+        list(model.generate([9, 9], max_tokens=1, temperature=0))
+        stats = model.session_stats
+        assert (stats.n_embedding_rows, stats.n_embedding_hits) == (10, 7)
+
+
+def test_without_room_rows_are_read_each_time(model_path: Path) -> None:
+    with qsf.Model(model_path, **least_options(model_path)) as model:
+        if model.info.plan.embedding_rows:
+            pytest.skip("this least plan has a cache")
+        list(model.generate([7, 7, 7], max_tokens=1, temperature=0))
+        stats = model.session_stats
+        assert (stats.n_embedding_rows, stats.n_embedding_hits) == (3, 0)
+
+
+def test_memory_events_agree_with_the_counts(model_path: Path) -> None:
+    with qsf.Model(model_path, **least_options(model_path)) as model:
+        list(model.generate([7, 8], max_tokens=20, temperature=0))
+        stats, events = model.session_stats, model.memory_events
+    assert len(events) <= stats.n_given_back + stats.n_taken_again
+    given = [event.bytes for event in events if event.is_given_back]
+    assert sum(given) <= stats.given_back_bytes
+    assert all(event.bytes > 0 for event in events)

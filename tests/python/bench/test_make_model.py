@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models that benches run on (qsf.bench.random_qsf): they open, run and are whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qsf
+from qsf.bench import random_qsf
+from qsf.bench.shapes import Shape
+from qsf.file.layout import Compression, Dtype, Layout
+from qsf.file.reader import Reader
+from qsf.native import binding
+from qsf_converter.rounding.plan import QUANT_TYPES
+
+
+@pytest.fixture(autouse=True)
+def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_qsf, "POOL_TILES", 128)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("quant_type", QUANT_TYPES.values(), ids=QUANT_TYPES.keys())
+def test_models_of_every_type_run(tmp_path: Path, family: str, quant_type: Dtype) -> None:
+    n_kv_heads = 4 if family == "gpt2" else 2
+    shape = Shape(2, 128, 200, 4, n_kv_heads, 261, 32, family=family)
+    path = tmp_path / "m.qsf"
+    random_qsf.write_model(path, shape, quant_type, Dtype.Q8)
+    with Reader(path) as reader:
+        reader.verify()
+    binding.verify_file(path)
+    with qsf.Model(path, ram_budget=None) as model:
+        logits = model.logits([3, 260, 7])
+    assert np.isfinite(logits).all()
+    assert logits.std() > 0.01
+
+
+@pytest.mark.parametrize("compression", [c for c in Compression if c])
+def test_compressed_models_compute_the_same(tmp_path: Path, compression: Compression) -> None:
+    shape = Shape(2, 128, 200, 4, 2, 261, 32)
+    logits = []
+    for used in (Compression.NONE, compression):
+        path = tmp_path / f"{used.name}.qsf"
+        random_qsf.write_model(
+            path, shape, Dtype.TERNARY, Dtype.Q8, compression=used, n_real_layers=1
+        )
+        with Reader(path) as reader:
+            assert reader.units[2].compression == used  # the one without weights
+        binding.verify_file(path)
+        with qsf.Model(path, ram_budget=None) as model:
+            logits.append(model.logits([3, 260, 7]).tobytes())
+    assert logits[0] == logits[1]
+
+
+@pytest.mark.parametrize("n_real_layers", [0, 1])
+def test_a_sparse_model_is_whole_and_takes_little_of_the_disk(
+    tmp_path: Path, n_real_layers: int
+) -> None:
+    shape = Shape(6, 256, 1024, 4, 2, 261, 32)
+    path = tmp_path / "m.qsf"
+    random_qsf.write_model(path, shape, Dtype.Q8, Dtype.Q8, n_real_layers=n_real_layers)
+    with Reader(path) as reader:
+        layer_bytes = reader.units[1].stored_bytes
+        for unit in reader.units[1:-1]:
+            matrices = [t for t in unit.tensors if t.layout == Layout.TILES]
+            is_real = unit.idx <= n_real_layers
+            assert all(any(reader.read_tensor(t)) == is_real for t in matrices)
+        reader.verify()
+    binding.verify_file(path)
+    file = path.stat()
+    assert file.st_blocks * 512 < file.st_size - (5 - n_real_layers) * layer_bytes
+    with qsf.Model(path, ram_budget=None) as model:
+        logits = model.logits([3, 260, 7])
+    assert np.isfinite(logits).all()
+    assert logits.std() > 0.01

@@ -1,0 +1,317 @@
+"""qsf-convert as people use it: a process, its exit code and what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import save_file
+
+from make import hf_makers
+from qsf.file.reader import Reader
+from qsf_converter.rounding.plan import QUANT_TYPES
+
+BITS = {
+    "2bit": 2.5, "2bit-sym": 2.25, "3bit": 3.5, "4bit": 4.5, "4bit-sym": 4.25, "ternary": 2.25,
+    "ternary-dense": 1.875, "8bit": 8.25, "f16": 16,
+}  # fmt: skip
+
+COMMAND = [sys.executable, "-m", "qsf_converter.cli"]
+
+
+def command_after(setup: str) -> list[str]:
+    """The command in a process that first runs a line of Python."""
+    code = f"import resource, signal\n{setup}\nfrom qsf_converter.cli import main\nmain()"
+    return [sys.executable, "-c", code]
+
+
+# Away from the project, whose qsf/ has no converter and would be found before the installed one.
+ELSEWHERE = Path(tempfile.gettempdir())
+
+
+def run(
+    *arguments: object, command: list[str] = COMMAND, cwd: Path = ELSEWHERE
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, check=False, cwd=cwd
+    )
+
+
+def assert_one_error(done: subprocess.CompletedProcess[str], message: str, code: int = 1) -> None:
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if "warning:" not in line]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("qsf-convert: error: ")
+    assert message in lines[0]
+
+
+def sparse_llama(folder: Path, n_layers: int) -> int:
+    """A model of zeros that takes no room on the disk; returns its bytes."""
+    config = {
+        **hf_makers.LLAMA_CONFIG,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 64,
+        "vocab_size": 40000,
+        "num_hidden_layers": n_layers,
+    }
+    hf_makers.write_model(folder, config, None)
+    header: dict[str, Any] = {}
+    at = 0
+    for name, shape in hf_makers.llama_shapes(config).items():
+        n_bytes = 2 * (shape[0] * shape[1] if len(shape) == 2 else shape[0])
+        entry = {"dtype": "F16", "shape": shape, "data_offsets": [at, at + n_bytes]}
+        header[name] = entry
+        at += n_bytes
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    return at
+
+
+def test_conversion_reports_what_it_did(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    out = tmp_path / "model.bin"
+    done = run(folder, out)
+    assert done.returncode == 0, done.stderr
+    summary = done.stdout.splitlines()
+    assert summary[0].startswith(f"{out}: ")
+    assert "bits a weight" in summary[0]
+    assert sum(" mse " in line for line in summary) == 3  # the worst tensors
+    assert summary[-1].startswith("done in ")
+    assert "100%" in done.stderr
+    assert "qsf-convert: warning: no tokenizer.json" in done.stderr
+    with Reader(out) as reader:
+        reader.verify()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "model.bin"]
+
+
+def test_quiet_prints_nothing(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    (folder / "tokenizer.json").write_text("{}")
+    done = run(folder, tmp_path / "out.qsf", "--quiet", "--quant-type", "8bit")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
+def test_each_type_from_checkpoint_to_text(
+    tmp_path: Path, project_root: Path, quant_type: str
+) -> None:
+    """The three commands one after another, as a person would type them."""
+    out = tmp_path / "m.qsf"
+    done = run(project_root / "examples" / "tiny-llama", out, "--quant-type", quant_type)
+    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
+    bits = float(done.stdout.split(" bits a weight")[0].split()[-1])
+    done = run(out, "--json", command=[sys.executable, "-m", "qsf.inspect.cli"])
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["header"]["dtype"] == quant_type
+    assert {unit["dtype"] for unit in said["units"][1:-1]} == {quant_type}
+    matrices = [t for t in said["tensors_by_type"] if t["type"] == "ffn_down"]
+    assert [t["dtype"] for t in matrices] == [quant_type]
+    assert matrices[0]["bytes"] * 8 / matrices[0]["parameters"] == BITS[quant_type]
+    assert said["file_bytes"] * 8 / said["parameters"] == pytest.approx(bits, abs=0.01)
+    done = run(out, command=[sys.executable, "-m", "qsf.inspect.cli"])
+    assert "layer 0 " in done.stdout
+    assert quant_type in done.stdout.split("layer 0")[1].split("\n")[0]
+    again = [sys.executable, "-m", "qsf.run.cli", out, "-p", "Once upon a time", "-n", "8"]
+    texts = {run("--temperature", "0", command=[*map(str, again)]).stdout for _ in range(2)}
+    assert len(texts) == 1
+    assert len(texts.pop().split()) >= 3
+
+
+def test_help_names_the_options() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for option in ("--quant-type", "--embed-type", "--force", "--quiet", "--threads"):
+        assert option in done.stdout
+    assert "none, lz4, lz4hc, zstd, auto" in " ".join(done.stdout.split())
+    assert "measured on OUT's disk" in " ".join(done.stdout.split())
+
+
+def test_compression_is_reported(tmp_path: Path, project_root: Path) -> None:
+    source = project_root / "examples" / "tiny-llama"
+    for arguments, expected in [
+        (("--compress", "zstd"), "layers: 6, compressed with zstd, stored at 96 %"),
+        (("--compress", "lz4hc"), "layers: 6, compression saves less than 3 %: stored as they are"),
+        (
+            ("--compress", "auto", "--disk-speed", "1"),
+            "layers: 6, compressed with zstd, stored at 96 % (disk 1 MB/s, given)",
+        ),
+        (
+            ("--compress", "auto", "--disk-speed", "1e9"),
+            "layers: 6, no compression reads 3 % faster: stored as they are "
+            "(disk 1000000000 MB/s, given)",
+        ),
+    ]:
+        done = run(source, tmp_path / "m.qsf", "--force", *arguments)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[1] == expected
+        assert "warning" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        ((), "MODEL", 2),
+        (("m",), "OUT", 2),
+        (("m", "out.qsf", "--quant", "4bit"), "--quant", 2),
+        (("m", "out.qsf", "--threads", "0"), "--threads", 2),
+        (("m", "out.qsf", "--quant-type", "5bit"), "5bit is unknown; available: 2bit, 2bit-sym", 2),
+        (("m", "out.qsf", "--embed-type", "mixed"), "mixed is unknown; available: 2bit", 2),
+        (("m", "out.qsf", "--calibration-tokens", "900"), "is only for --calibration", 2),
+        (("m", "out.qsf", "--compress", "gzip"), "gzip is unknown; available: none, lz4, lz4h", 2),
+        (("m", "out.qsf", "--compress", "auto", "--disk-speed", "0"), "--disk-speed", 2),
+        (("m", "out.qsf", "--disk-speed", "5"), "--disk-speed is only for --compress auto", 2),
+        (("m", "out.qsf", "--quant-type", "4bit", "--target-size", "3"), "chooses the types", 2),
+        (("gone", "out.qsf"), "gone: no such directory", 1),
+        (("m/config.json", "out.qsf"), "not a file", 1),
+        (("empty", "out.qsf"), "no config.json", 1),
+        (("m", "gone/out.qsf"), "gone: no such directory", 1),
+        (("m", "empty"), "is a directory", 1),
+        (("m", "m/config.json"), "exists; --force", 2),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], message: str, code: int
+) -> None:
+    hf_makers.llama(tmp_path / "m")
+    (tmp_path / "empty").mkdir()
+    assert_one_error(run(*arguments, cwd=tmp_path), message, code)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "m"]
+
+
+def test_wrong_models_are_one_line(tmp_path: Path) -> None:
+    folder, weights = hf_makers.llama(tmp_path / "m")
+    out = tmp_path / "out.qsf"
+    config = folder / "config.json"
+
+    config.write_text("{")
+    assert_one_error(run(folder, out), "config.json: not JSON")
+    config.write_text(json.dumps({**hf_makers.LLAMA_CONFIG, "architectures": ["BertModel"]}))
+    assert_one_error(run(folder, out), "BertModel is not supported; supported: GPT2LMHeadModel, L")
+    config.write_text(json.dumps(hf_makers.LLAMA_CONFIG))
+
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, folder / "model.safetensors")
+    done = run(folder, out, "--quiet")
+    assert_one_error(done, "tensor model.norm.weight at [3]: the value is nan")
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-7])
+    assert_one_error(run(folder, out), "truncated")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert_one_error(run(folder, out), "pytorch_model.bin: not a file of torch.save")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_force_replaces(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    out = tmp_path / "out.qsf"
+    out.write_text("old")
+    assert_one_error(run(folder, out), "exists; --force", 2)
+    assert out.read_text() == "old"
+    assert run(folder, out, "--force").returncode == 0
+    with Reader(out) as reader:
+        reader.verify()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_unwritable_folder(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    assert_one_error(run(folder, locked / "out.qsf"), "not writable")
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    limited = command_after("resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))")
+    done = run(folder, tmp_path / "out.qsf", "--quiet", command=limited)
+    assert_one_error(done, "out.qsf: File too large")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("compress", ["none", "zstd"])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+)
+def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int, compress: str) -> None:
+    sparse_llama(tmp_path / "m", 24)
+    # A process started in the background may have inherited an ignored SIGINT.
+    command = command_after("signal.signal(signal.SIGINT, signal.default_int_handler)")
+    process = subprocess.Popen(
+        [
+            *(*command, str(tmp_path / "m"), str(tmp_path / "out.qsf"), "--quiet"),
+            *("--compress", compress),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ELSEWHERE,
+    )
+    while process.poll() is None and len(list(tmp_path.iterdir())) < 2:
+        time.sleep(0.01)
+    process.send_signal(number)
+    stdout, stderr = process.communicate()
+    assert process.returncode == code, stderr
+    assert stdout == ""
+    assert len(stderr.splitlines()) == 1
+    assert "nothing was written" in stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("compress", ["none", "zstd"])
+def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path, compress: str) -> None:
+    n_bytes = sparse_llama(tmp_path / "m", 3)
+    assert n_bytes > 250e6
+    done = run(tmp_path / "m", tmp_path / "out.qsf", "--threads", 1, "--compress", compress)
+    assert done.returncode == 0, done.stderr
+    peak_mb = float(done.stdout.rsplit("peak memory ", 1)[1].split()[0])
+    (tmp_path / "out.qsf").unlink()
+    assert peak_mb < 200  # two pieces of 32 MB of f32, with their sources and results
+
+
+def test_version_and_help_have_what_the_other_commands_have() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("qsf-convert ")
+    done = run("-h")
+    assert "Examples:" in done.stdout
+    assert "130 interrupted" in done.stdout
+
+
+def test_an_existing_file_is_said_in_the_words_of_the_command(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    out = tmp_path / "out.qsf"
+    out.write_bytes(b"mine")
+    done = run(folder, out)
+    assert_one_error(done, "out.qsf exists; --force replaces it", 2)
+    assert out.read_bytes() == b"mine"
+
+
+def test_a_reader_of_the_summary_that_leaves_is_no_error(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, str(folder), str(tmp_path / "out.qsf")],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=ELSEWHERE,
+    )
+    os.close(writer)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.qsf").exists()

@@ -1,0 +1,433 @@
+"""``qsf-eval`` as a user types it, and the adapter for lm-evaluation-harness."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import abc
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from make.importances import rewrite
+from make.qsf_files import write_tiny
+from qsf.errors import QsfArgumentError, QsfError
+from qsf.evaluate import cli, lm_eval
+from qsf.evaluate.evaluation import evaluate
+from qsf.model import Model
+
+TEXT = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside. One day, "
+    "she saw a big red ball. The ball belonged to a boy called Tom, who was very sad that day. "
+)
+KEYS = ("perplexity", "bits_per_byte", "kl_mean", "kl_p99", "top1_agreement", "tokens", "protocol")
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Call:
+    """Run the command in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = cli.run([*map(str, arguments), "--ram-budget", "0", "--threads", "1"])
+        return (code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Path:
+    path = tmp_path / "story.txt"
+    path.write_text(TEXT, "utf-8")
+    return path
+
+
+def numbers(line: str) -> list[float]:
+    return [float(word) for word in re.findall(r"[-+]?\d+\.\d+", line)]
+
+
+# ---- figures ----
+
+
+def test_the_table_says_what_was_measured(call: Call, tiny_llama_4bit: Path, story: Path) -> None:
+    code, out, err = call(tiny_llama_4bit, "--text", story, "--ctx", 32)
+    assert code == 0, err
+    lines = {line[:18].strip(): line[18:].strip() for line in out.splitlines()}
+    assert list(lines) == [
+        *("model", "text", "protocol", "tokens scored", "perplexity", "bits per byte", "time")
+    ]
+    assert lines["model"].endswith("KV cache f16, integer activations")
+    assert f"{len(TEXT)} bytes" in lines["text"]
+    assert lines["protocol"] == "windows: windows of 32 tokens, all but the first of each"
+    assert lines["tokens scored"] == "31 in 1 window"
+    assert 1 < numbers(lines["perplexity"])[0] < 100
+    assert "100%" in err
+
+
+def test_json_alone_on_standard_output(call: Call, tiny_llama_4bit: Path, story: Path) -> None:
+    code, out, _ = call(tiny_llama_4bit, "--text", story, "--json", "-")
+    assert code == 0
+    found = json.loads(out)
+    assert set(KEYS) <= set(found)
+    assert found["protocol"] == "windows"
+    assert found["kl_mean"] is None
+    assert (found["kv_type"], found["arithmetic"]) == ("f16", "integer")
+    bits = math.log2(found["perplexity"]) * found["tokens"]
+    assert found["bits_per_byte"] == pytest.approx(bits / found["scored_bytes"])
+
+
+def test_against_the_original_and_against_a_file(
+    call: Call,
+    tmp_path: Path,
+    tiny_llama_4bit: Path,
+    tiny_llama_f16: Path,
+    tiny_llama_dir: Path,
+    story: Path,
+) -> None:
+    options = ("--text", story, "--exact", "--quiet", "--json")
+    found = []
+    for against in (tiny_llama_dir, tiny_llama_f16):
+        path = tmp_path / "figures.json"
+        code, out, err = call(tiny_llama_4bit, *options, path, "--against", against)
+        assert (code, err) == (0, "")
+        found.append(json.loads(path.read_text("utf-8")))
+        lines = {line[:18].strip(): line[18:] for line in out.splitlines()}
+        assert ("full precision" in lines["against"]) == (against == tiny_llama_dir)
+        assert numbers(lines["KL mean"])[0] == pytest.approx(found[-1]["kl_mean"], rel=1e-3)
+        top = found[-1]["top1_agreement"]
+        assert numbers(lines["same top token"])[0] == pytest.approx(100 * top, abs=0.01)
+        change = found[-1]["perplexity"] / found[-1]["against_perplexity"] - 1
+        assert numbers(lines["difference"])[0] == pytest.approx(100 * change, abs=1e-3)
+        assert found[-1]["against"] == str(against)
+    assert found[0]["kl_mean"] > 1e-4
+    assert found[0]["kl_mean"] == pytest.approx(found[1]["kl_mean"], rel=1e-3)
+    assert (found[0]["kv_type"], found[0]["arithmetic"]) == ("f32", "f32")
+
+
+def test_options_reach_the_model(call: Call, tiny_llama_4bit: Path, story: Path) -> None:
+    def figures(*options: object) -> dict[str, Any]:
+        code, out, err = call(tiny_llama_4bit, "--text", story, "-q", "--json", "-", *options)
+        assert code == 0, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def expected(**options: Any) -> float:
+        with Model(tiny_llama_4bit, ram_budget=None, **options) as model:
+            return evaluate(model, TEXT).perplexity
+
+    plain = figures()
+    assert plain["perplexity"] == expected(kv_type="f16")
+    assert figures("--kv-type", "2bit")["perplexity"] == expected(kv_type="2bit")
+    assert figures("--exact")["perplexity"] == expected(kv_type="f32", exact=True)
+    assert len({expected(kv_type="f16"), expected(kv_type="2bit"), expected(exact=True)}) == 3
+    sliding = figures("--protocol", "sliding", "--ctx", 16, "--stride", 4)
+    assert (sliding["tokens"], sliding["stride_tokens"]) == (plain["tokens"], 4)
+    short = figures("--max-tokens", 20)
+    assert (short["text_tokens"], short["tokens"]) == (20, 19)
+    half = figures("--protocol", "llama.cpp", "--ctx", 20)
+    assert half["tokens"] == 9 * (plain["text_tokens"] // 20)
+
+
+def test_quality_skips_layers_of_the_model_alone(
+    call: Call, tiny_llama_4bit: Path, story: Path, tmp_path: Path
+) -> None:
+    path = rewrite(tiny_llama_4bit, tmp_path / "m.qsf", importances=[9, 8, 1, 2, 7, 6])
+    options = ("--text", story, "-q", "--quality", "0.8", "--against", tiny_llama_4bit)
+    code, out, err = call(path, *options, "--json", "-")
+    assert code == 0, err
+    found = json.loads(out)
+    with Model(path, ram_budget=None, kv_type="f16", quality=0.8) as model:
+        assert model.skipped_layers == (2,)
+        assert found["perplexity"] == evaluate(model, TEXT).perplexity
+    with Model(tiny_llama_4bit, ram_budget=None, kv_type="f16") as model:
+        assert found["against_perplexity"] == evaluate(model, TEXT).perplexity
+    assert (found["quality"], found["kl_mean"] > 0.01) == (0.8, True)
+    assert "quality 0.8" in call(path, *options)[1]
+
+
+def test_the_installed_command_reads_standard_input(tiny_llama_4bit: Path, tmp_path: Path) -> None:
+    """Both models fit in a budget together; --ram-budget is the whole process's."""
+    command = [sys.executable, "-m", "qsf", "eval", tiny_llama_4bit, "--text", "-", "--json", "-"]
+    command += ["--ram-budget", "400", "--against", tiny_llama_4bit]
+    done = subprocess.run(
+        [*map(str, command)], input=TEXT.encode(), capture_output=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["kl_max"] == 0
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--stride", "8"], 2, "a stride of 8 is for protocol sliding only"),
+        (["--protocol", "sliding", "--stride", "600"], 2, "from 1 to the context's 512 tokens"),
+        (["--protocol", "gptq"], 2, "no protocol 'gptq': windows, llama.cpp, sliding"),
+        (["--ctx", "513"], 2, "--ctx 513 is longer than the model's context of 512"),
+        (["--ctx", "1"], 2, "--ctx"),
+        (["--kv-type", "5bit"], 2, "--kv-type: '5bit' is not a type"),
+        (["--kv-type", "f16", "--exact"], 2, "f16 cannot be had with --exact"),
+        (["--against", "nowhere"], 1, "nowhere: no such file"),
+        (["--json", "no/such/folder.json"], 1, "no file can be written there"),
+        (["--max-tokens", "1"], 2, "--max-tokens"),
+        (["--protocol", "llama.cpp"], 2, "less than one window of 512"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    call: Call, tiny_llama_4bit: Path, story: Path, arguments: list[str], code: int, said: str
+) -> None:
+    found, out, err = call(tiny_llama_4bit, "--text", story, *arguments)
+    assert (found, out) == (code, ""), err
+    assert err.startswith("qsf-eval: error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_options_are_looked_at_before_the_text(call: Call, tiny_llama_4bit: Path) -> None:
+    code, _, err = call(tiny_llama_4bit, "--text", "nowhere.txt", "--stride", "8")
+    assert code == 2
+    assert "for protocol sliding only" in err
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is empty: there is no text"),
+        (b"Once \xff upon", "not UTF-8: byte 0xff at position 5 of 11"),
+        (None, "No such file"),
+    ],
+)
+def test_texts_that_are_none(
+    call: Call, tiny_llama_4bit: Path, tmp_path: Path, data: bytes | None, said: str
+) -> None:
+    path = tmp_path / "text.txt"
+    if data is not None:
+        path.write_bytes(data)
+    code, out, err = call(tiny_llama_4bit, "--text", path)
+    assert (code, out) == (1, "")
+    assert said in err
+
+
+def test_files_that_are_none(
+    call: Call, tmp_path: Path, tiny_llama_4bit: Path, tiny_llama_dir: Path, story: Path
+) -> None:
+    write_tiny(tmp_path / "mute.qsf", 1)
+    for model, against, said in (
+        (tiny_llama_dir, None, "is a HuggingFace model: convert it first"),
+        (tmp_path / "mute.qsf", None, "the model has no tokenizer"),
+        (story, None, "story.txt"),
+        (tmp_path / "none.qsf", None, "none.qsf"),
+        (tiny_llama_4bit, tmp_path / "mute.qsf", "the vocabularies differ: 2048 tokens here, 20"),
+        (tiny_llama_4bit, story, "story.txt"),
+    ):
+        options = [] if against is None else ["--against", against]
+        code, out, err = call(model, "--text", story, "--ctx", 16, *options)
+        assert (out, err.count("\n")) == ("", 1), err
+        assert code in (1, 2)
+        assert said in err
+
+
+def test_a_budget_that_is_too_small_says_what_would_do(
+    capfd: pytest.CaptureFixture[str], tiny_llama_4bit: Path, story: Path
+) -> None:
+    code = cli.run([str(tiny_llama_4bit), "--text", str(story), "--ram-budget", "10"])
+    _, err = capfd.readouterr()
+    assert code == 1
+    said = r"of --ram-budget 10, .* take \d+ MB .*, which leaves 1, and \d+ are needed"
+    assert re.search(said, err), err
+    assert cli.run([str(tiny_llama_4bit), "--text", str(story), "--ram-budget", "x"]) == 2
+    assert "neither a number of MB nor auto" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc: peak unknown")
+def test_the_whole_process_stays_in_its_budget(tiny_llama_f16: Path, tmp_path: Path) -> None:
+    """With a text whose encoding takes what the models leave."""
+    (tmp_path / "text.txt").write_text(TEXT * 500, "utf-8")  # 91 KB
+    code = (
+        "import sys; from pathlib import Path; from qsf import eval_cli\n"
+        "code = cli.run(sys.argv[1:])\n"
+        "status = Path('/proc/self/status').read_text()\n"
+        "print(code, int(status.split('VmHWM:')[1].split()[0]) // 1024, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, tiny_llama_f16, "--text", tmp_path / "text.txt", "-q"]
+    command += ["--against", tiny_llama_f16, "--ram-budget", "160", "--max-tokens", "3000"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    code_text, peak_mb = done.stderr.split()[-2:]
+    assert code_text == "0", done.stderr
+    assert int(peak_mb) <= 160
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_without_a_word(
+    tmp_path: Path, tiny_llama_4bit: Path, number: signal.Signals
+) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text(TEXT * 200, "utf-8")
+    command = [sys.executable, "-m", "qsf", "eval", tiny_llama_4bit, "--text", path]
+    with subprocess.Popen(
+        [*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    ) as process:
+        assert process.stderr is not None
+        assert b" left" in process.stderr.readline()  # after a tenth
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert out == b""
+    assert b"Traceback" not in err
+
+
+def test_help_names_options_and_protocols(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--help"]) == 0
+    out = capfd.readouterr().out
+    for word in ("--against", "--kv-type", "--stride", "--json FILE|-", "windows ", "sliding "):
+        assert word in out
+
+
+# ---- lm-evaluation-harness ----
+
+
+class Instance:
+    """What the harness hands over."""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """As much of ``lm_eval`` as the adapter uses; the models that were registered."""
+    models: dict[str, Any] = {}
+
+    class LM(abc.ABC):
+        def __init__(self) -> None:
+            self.cache_hook = types.SimpleNamespace(add_partial=lambda *_: None)
+
+        @abc.abstractmethod
+        def loglikelihood(self, requests: Any) -> Any: ...
+
+        @abc.abstractmethod
+        def loglikelihood_rolling(self, requests: Any) -> Any: ...
+
+        @abc.abstractmethod
+        def generate_until(self, requests: Any) -> Any: ...
+
+    def register_model(name: str) -> Any:
+        return lambda cls: models.setdefault(name, cls)
+
+    contents: dict[str, dict[str, Any]] = {
+        "lm_eval": {},
+        "lm_eval.api": {},
+        "lm_eval.api.model": {"LM": LM},
+        "lm_eval.api.registry": {"register_model": register_model},
+    }
+    for name, content in contents.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    return models
+
+
+@pytest.fixture
+def adapter(harness: dict[str, Any], tiny_llama_8bit: Path) -> Iterator[Any]:
+    lm_eval.register()
+    made = harness["qsf"](str(tiny_llama_8bit), ram_budget=0, threads=1, max_length=64)
+    yield made
+    made.model.close()
+
+
+def log_softmax(rows: Any) -> Any:
+    rows = np.asarray(rows, np.float64)
+    return rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
+
+
+def test_loglikelihood_is_that_of_the_logits(adapter: Any) -> None:
+    model: Model = adapter.model
+    context, right, wrong = "Once upon a", " time", " spoon"
+    (good, is_greedy), (bad, is_greedy_too) = adapter.loglikelihood(
+        [Instance(context, right), Instance(context + " ", wrong[1:])]
+    )
+    assert (is_greedy, is_greedy_too) == (True, False)
+    for found, word in ((good, right), (bad, wrong)):
+        ids, n_context = model.tokenize(context + word), len(model.tokenize(context))
+        rows = log_softmax(model.logits(ids))
+        expected = sum(rows[i - 1, ids[i]] for i in range(n_context, len(ids)))
+        assert found == pytest.approx(expected, rel=1e-9)
+    ((alone, _),) = adapter.loglikelihood([Instance("", "Once upon")])
+    ids = model.tokenize("Once upon")
+    rows = log_softmax(model.logits(ids))
+    assert alone == pytest.approx(sum(rows[i - 1, ids[i]] for i in range(1, len(ids))), rel=1e-9)
+    assert adapter.loglikelihood([Instance("Once", "")]) == [(0.0, True)]
+    long = adapter.loglikelihood([Instance(TEXT * 3, " time")])[0][0]  # its end is what counts
+    assert math.isfinite(long)
+    with pytest.raises(QsfArgumentError, match="but the context holds 64"):
+        adapter.loglikelihood([Instance("Once", TEXT * 3)])
+
+
+def test_rolling_windows_score_each_token_once() -> None:
+    # The example in the harness's own description of loglikelihood_rolling.
+    windows = list(lm_eval.rolling_windows([99, *range(10)], 4))
+    assert [window.tokens[:-1].tolist() for window in windows] == [
+        *([99, 0, 1, 2], [3, 4, 5, 6], [5, 6, 7, 8])
+    ]
+    assert [window.scored.tolist() for window in windows] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_rolling_loglikelihood_is_the_sum_over_the_text(adapter: Any) -> None:
+    model: Model = adapter.model
+    ids = model.tokenize(TEXT)
+    assert len(ids) - 1 <= 64
+    rows = log_softmax(model.logits(ids[:-1]))
+    expected = sum(rows[i, ids[i + 1]] for i in range(len(ids) - 1))
+    found, empty = adapter.loglikelihood_rolling([Instance(TEXT), Instance("")])
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert empty == 0
+
+
+def test_generating_is_greedy_until_a_stop_string(adapter: Any) -> None:
+    options = {"until": ["girl named", "\n\n"], "max_gen_toks": 20}
+    (text,) = adapter.generate_until([Instance("Once upon a time", options)])
+    assert text == ", there was a little "
+    assert options == {"until": ["girl named", "\n\n"], "max_gen_toks": 20}
+    sampled = {"until": [], "max_gen_toks": 5, "do_sample": True, "temperature": 5.0}
+    assert adapter.generate_until([Instance("Once", sampled)])[0] != text
+    with pytest.raises(QsfArgumentError, match="num_beams"):
+        adapter.generate_until([Instance("Once", {"num_beams": 4})])
+    with pytest.raises(QsfArgumentError, match="64 new tokens leave no room"):
+        adapter.generate_until([Instance("Once", {"max_gen_toks": 64})])
+
+
+def test_the_adapter_refuses_what_it_cannot_do(harness: dict[str, Any], tmp_path: Path) -> None:
+    made = lm_eval.register()
+    assert made is harness["qsf"]
+    for options, said in (
+        ({}, "path=model.qsf"),
+        ({"path": "x", "batch_size": 8}, "a batch size of 8"),
+    ):
+        with pytest.raises(QsfArgumentError, match=said):
+            made(**options)
+
+
+def test_without_the_harness_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(QsfError, match=r"pip install 'qsf\[eval\]'"):
+        lm_eval.register()
+
+
+def test_bos_is_put_where_it_is_asked_for(adapter: Any, tiny_llama_8bit: Path) -> None:
+    bos = adapter.model.info.bos_id
+    assert adapter.tok_encode("Once")[0] == bos
+    made = type(adapter)(str(tiny_llama_8bit), ram_budget=0, add_bos_token=False)
+    assert made.tok_encode("Once") == adapter.tok_encode("Once")[1:]
+    made.model.close()

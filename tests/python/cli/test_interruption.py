@@ -1,0 +1,260 @@
+"""Ctrl-C and SIGTERM as a user sends them, progress on a terminal, and how commands start."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qsf.shell import command
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals, pseudo-terminals")
+
+# Stands for a call into the engine: the main thread is in C for a minute, and Python's own
+# handlers wait that long.
+LONG_CALL = """
+import ctypes, os, signal, sys
+from qsf.shell import command
+
+woken_reader, woken_writer = os.pipe()
+
+def on_signal(number):
+    print("woken by", number, flush=True)
+    os.write(woken_writer, b"x")
+
+def block():
+    print("blocking", flush=True)
+    one = (ctypes.c_char * 1)()
+    # ctypes lets go of the GIL, and unlike os.read starts no handler in between.
+    while ctypes.CDLL(None).read(woken_reader, one, 1) < 1:
+        pass
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    with command.stopped_by_signals(), command.Watcher(on_signal):
+        block()
+except command.StoppedError as stopped:
+    print(stopped.text)
+    sys.exit(stopped.exit_code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_is_seen_while_the_main_thread_is_in_a_long_call(
+    number: int, code: int, text: str
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LONG_CALL], stdout=subprocess.PIPE, encoding="utf-8"
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "blocking\n"
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=60)
+    assert said == f"woken by {int(number)}\n{text}\n"
+    assert process.returncode == code
+
+
+# Blocked in the main thread, the signal is noted by the watcher's, as one is noted that comes
+# just before a wait: nothing interrupts the wait itself.
+WAIT_FOR_INPUT = """
+import os, signal, sys
+from qsf.shell import command
+
+try:
+    with command.stopped_by_signals(), command.interruptible_wait():
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        print("waiting", flush=True)
+        os.read(0, 1)
+except command.StoppedError as stopped:
+    print(stopped.text)
+    sys.exit(stopped.exit_code)
+"""
+
+
+def test_a_signal_that_comes_just_before_a_wait_for_input_ends_it() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAIT_FOR_INPUT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "waiting\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 130
+            assert process.stdout.read() == "interrupted\n"
+        finally:
+            process.kill()
+
+
+def test_a_watcher_ends_and_leaves_no_thread_and_no_descriptor() -> None:
+    n_threads = threading.active_count()
+    before = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(before)
+    for _ in range(20):
+        with command.Watcher(lambda _: None, lambda: None):
+            assert threading.active_count() == n_threads + 1
+    assert threading.active_count() == n_threads
+    after = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(after)
+    assert after == before
+
+
+@pytest.mark.parametrize("name", ["run", "convert", "inspect"])
+def test_ctrl_c_while_python_imports_is_no_traceback(name: str) -> None:
+    # Importing is cut short by a signal to itself, at a place that all of them pass.
+    code = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from qsf import entry\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"entry.{name}()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_the_package_is_a_command_too() -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "qsf", *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            cwd="/",
+            check=False,
+        )
+
+    assert run().returncode == 2
+    assert "convert" in run("--help").stdout
+    for name in ("run", "convert", "inspect"):
+        done = run(name, "--version")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"qsf-{name} ")
+
+
+# ---- on a terminal ----
+
+
+class Terminal:
+    """A command on a pseudo-terminal."""
+
+    def __init__(self, *arguments: object) -> None:
+        import pty
+
+        self.pid, self._descriptor = pty.fork()
+        if self.pid == 0:
+            with contextlib.suppress(BaseException):
+                words = [sys.executable, "-m", "qsf.run.cli", *map(str, arguments)]
+                os.execv(sys.executable, words)
+            os._exit(127)
+        self.text = ""
+        self._rest = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+    def read_until(self, wanted: str) -> None:
+        """Read on to the end of the next ``wanted``."""
+        import select
+
+        end = time.monotonic() + 60
+        while wanted not in self._rest:
+            ready, _, _ = select.select([self._descriptor], [], [], end - time.monotonic())
+            assert ready, f"{wanted!r} did not appear in {self._rest!r}"
+            self._rest += os.read(self._descriptor, 4096).decode("utf-8", "replace")
+        before, self._rest = self._rest.split(wanted, 1)
+        self.text += before + wanted
+
+    def wait(self) -> int:
+        with contextlib.suppress(OSError):
+            while data := os.read(self._descriptor, 4096):
+                self.text += data.decode("utf-8", "replace")
+        self.text += self._rest
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self._descriptor)
+
+
+@pytest.fixture
+def on_terminal() -> Iterator[Callable[..., Terminal]]:
+    terminals: list[Terminal] = []
+
+    def start(*arguments: object) -> Terminal:
+        terminals.append(Terminal(*arguments))
+        return terminals[-1]
+
+    yield start
+    for terminal in terminals:
+        terminal.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*forkpty.*:DeprecationWarning")
+def test_a_chat_on_a_terminal(on_terminal: Callable[..., Terminal], tiny_chat_8bit: Path) -> None:
+    chat = on_terminal(tiny_chat_8bit, "--interactive", "-n", 5)
+    for line, answer in (("/help", "an answer"), ("/retry", "/retry is not known"), ("Hi", "\n")):
+        chat.read_until("> ")
+        chat.type(line + "\n")
+        chat.read_until(answer)
+    chat.read_until("> ")
+    chat.type("\x03")
+    chat.read_until("(Ctrl-D or /exit ends)")
+    chat.read_until("> ")
+    chat.type("/exit\n")
+    assert chat.wait() == 0
+    assert "Traceback" not in chat.text
+
+
+def test_progress_comes_after_two_seconds_and_goes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    progress = command.Progress("reading", is_wanted=True)
+    progress.tick()
+    assert capsys.readouterr().err == ""
+    clock[0] += 3
+    progress.update("reading: 3 of 9 tokens")
+    progress.tick()
+    assert capsys.readouterr().err == "\rreading: 3 of 9 tokens (3 s)\x1b[K"
+    progress.end()
+    assert capsys.readouterr().err == "\r\x1b[K"
+    progress.tick()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_no_progress_where_it_is_not_wanted_or_no_terminal(
+    is_wanted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: not is_wanted)
+    monkeypatch.setattr(command, "_PATIENCE_SECONDS", 0)
+    progress = command.Progress("reading", is_wanted=is_wanted)
+    progress.tick()
+    progress.end()
+    assert capsys.readouterr().err == ""

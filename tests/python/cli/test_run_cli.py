@@ -1,0 +1,468 @@
+"""``qsf-run`` as a user types it."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from make.commands import COMMAND, PROMPT, Run, Start, check_refused
+from make.qsf_files import tiny_header, write_tiny
+from qsf.run import options as run_options
+
+KNOWN = ", there was a little girl named Lily."
+
+ENDLESS = ("-n", 100000, "--max-seq-len", 1 << 17, "--temperature", 1)
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that never ends: more text than fits into a pipe that nobody reads."""
+    path = tmp_path_factory.mktemp("endless") / "endless.qsf"
+    letters = {chr(ord("a") + i): i for i in range(20)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=letters, merges=[]))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    header = tiny_header(max_tokens=1 << 17, bos_id=None, eos_id=None)
+    sections = {"TOKN": backend.to_str().encode()}
+    write_tiny(path, header=header, is_dull=True, sections=sections)
+    return path
+
+
+# ---- generating ----
+
+
+def test_the_text_goes_to_stdout_and_the_statistics_to_stderr(
+    run: Run, tiny_llama_8bit: Path
+) -> None:
+    done = run(tiny_llama_8bit, "--prompt", PROMPT, "--temperature", 0, "--max-tokens", 20)
+    assert done.returncode == 0
+    assert done.stdout.startswith(KNOWN)
+    assert done.stdout.endswith("\n")
+    for said in ("prompt 5 tokens", "generated 20 tokens", "tok/s", "first token", "peak RSS"):
+        assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_quiet_says_nothing(run: Run, tiny_llama_8bit: Path) -> None:
+    done = run(tiny_llama_8bit, "-p", PROMPT, "-n", 3, "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_verbose_shows_the_memory_map_and_the_kernels(run: Run, tiny_llama_8bit: Path) -> None:
+    done = run(tiny_llama_8bit, "-p", PROMPT, "-n", 3, "--verbose", "--seed", 42)
+    for said in ("llama", "8bit", "kernels", "scalar", "i/o", "KV cache", "budget", "seed 42"):
+        assert said in done.stderr
+
+
+def test_the_same_seed_gives_the_same_text(run: Run, tiny_llama_8bit: Path) -> None:
+    texts = [run(tiny_llama_8bit, "-p", PROMPT, "--seed", 3, "-n", 30).stdout for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert run(tiny_llama_8bit, "-p", PROMPT, "--seed", 4, "-n", 30).stdout != texts[0]
+
+
+def test_every_stop_string_stops(run: Run, tiny_llama_8bit: Path) -> None:
+    done = run(
+        tiny_llama_8bit, "-p", PROMPT, "--temperature", 0, "--stop", "nobody", "--stop", " Lily"
+    )
+    assert done.stdout == ", there was a little girl named\n"
+
+
+def test_the_prompt_may_come_from_stdin_or_a_file(
+    run: Run, tiny_llama_8bit: Path, tmp_path: Path
+) -> None:
+    options = ("--temperature", 0, "-n", 12)
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT + "\n", "utf-8")
+    for done in (
+        run(tiny_llama_8bit, *options, stdin=PROMPT + "\n"),
+        run(tiny_llama_8bit, *options, "--prompt-file", "-", stdin=PROMPT),
+        run(tiny_llama_8bit, *options, "--prompt-file", file),
+    ):
+        assert done.stdout.startswith(KNOWN), done.stderr
+
+
+def test_special_tokens_can_be_kept_ordinary(run: Run, tiny_llama_8bit: Path) -> None:
+    prompt = "<|begin_of_text|>" + PROMPT
+    read = run(tiny_llama_8bit, "-p", prompt, "-n", 1)
+    kept = run(tiny_llama_8bit, "-p", prompt, "-n", 1, "--no-special")
+    assert "prompt 5 tokens" in read.stderr
+    assert "prompt 5 tokens" not in kept.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="arguments are bytes")
+def test_a_prompt_that_is_not_utf8_is_no_error(tiny_llama_8bit: Path, tmp_path: Path) -> None:
+    command = [os.fsencode(part) for part in (*COMMAND, str(tiny_llama_8bit))]
+    command += [b"-n", b"2", b"-p", b"caf\xe9"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_full_context_is_said(run: Run, tiny_llama_8bit: Path) -> None:
+    done = run(tiny_llama_8bit, "-p", PROMPT, "--max-seq-len", 16)
+    assert done.returncode == 0
+    assert "the context of 16 tokens is full" in done.stderr
+
+
+def test_a_terminal_that_lacks_characters_is_no_error(
+    tiny_llama_8bit: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [
+            *COMMAND,
+            str(tiny_llama_8bit),
+            "-p",
+            "caf\u00e9 \U0001f600",
+            "-n",
+            "40",
+            "--temperature",
+            "5",
+        ],
+        capture_output=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---- the plan ----
+
+
+def test_the_plan_is_printed_without_running(run: Run, tiny_llama_8bit: Path) -> None:
+    done = run(tiny_llama_8bit, "--plan")
+    assert (done.returncode, done.stderr) == (0, "")
+    for said in ("weights, 8 of 8 units", "KV cache, 512 tokens", "total", "budget"):
+        assert said in done.stdout
+
+
+def test_a_plan_that_does_not_fit_says_what_would_and_it_does(
+    run: Run, tiny_llama_8bit: Path
+) -> None:
+    done = run(tiny_llama_8bit, "--plan", "--ram-budget", 5)
+    assert done.returncode == 1
+    assert "total" in done.stdout
+    assert "does not fit in 5.0 MB" in done.stderr
+    enough = int(done.stderr.split("--ram-budget ")[1].split()[0])
+    # One more for what differs from one process to the next.
+    assert run(tiny_llama_8bit, "--plan", "--ram-budget", enough + 1).returncode == 0
+    check_refused(run(tiny_llama_8bit, "-p", PROMPT, "--ram-budget", 5), 1, "--ram-budget")
+
+
+# ---- what a user gets wrong ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "MODEL"),
+        (["m.qsf", "--promt", "x"], "--promt"),
+        (["m.qsf", "--pro", "x"], "--pro"),
+        (["m.qsf", "more", "-p", "x"], "more"),
+        (["m.qsf", "-p", "x", "--ram-budget", "-5"], "--ram-budget"),
+        (["m.qsf", "-p", "x", "--ram-budget", "lots"], "'lots' is not a whole number"),
+        (["m.qsf", "-p", "x", "--threads", "0"], "--threads"),
+        (["m.qsf", "-p", "x", "--temperature", "hot"], "--temperature"),
+        (["m.qsf", "-p", "x", "--prompt-file", "y"], "exclude each other"),
+        (["m.qsf", "-p", "x", "--interactive"], "--interactive"),
+        (["m.qsf", "-p", "x", "--quality", "-0.1"], "--quality: '-0.1' is not a number from 0"),
+        (["m.qsf", "-p", "x", "--quality", "1.5"], "--quality: '1.5' is not a number from 0 to 1"),
+        (["m.qsf", "-p", "x", "--quality", "nan"], "--quality: 'nan' is not a number from 0 to 1"),
+        (["m.qsf", "-p", "x", "--quality", "abc"], "--quality: 'abc' is not a number from 0 to 1"),
+        (["m.qsf", "--bench", "-p", "x"], "--bench and --prompt exclude each other"),
+        (["m.qsf", "--bench", "--seed", "1"], "--bench and --seed exclude each other"),
+        (["m.qsf", "--bench", "-n", "5"], "--bench and --max-tokens exclude each other"),
+        (["m.qsf", "--bench", "--io-depth", "2"], "--bench and --io-depth exclude each other"),
+        (["m.qsf", "--bench", "--plan"], "--bench and --plan exclude each other"),
+        (["m.qsf", "--bench", "--verbose"], "--bench and --verbose exclude each other"),
+        (["m.qsf", "--bench", "--quality", "0.8"], "--bench and --quality exclude each other"),
+        (["m.qsf", "--bench", "--stop", "x"], "--bench and --stop exclude each other"),
+        (["m.qsf", "--bench", "--ram-budget", "auto"], "--bench needs --ram-budget as a number"),
+        (["m.qsf", "-p", "x", "--kv-type", "k4"], "--kv-type: 'k4' is not a type of KV cache: f32"),
+        (["m.qsf", "-p", "x", "--kv-rotation", "no"], "--kv-rotation: invalid choice: 'no'"),
+        (["m.qsf", "-p", "x", "--io", "fast"], "--io: invalid choice: 'fast'"),
+        (["m.qsf", "-p", "x", "--io-depth", "0"], "--io-depth: '0' is not a whole number"),
+        (["m.qsf", "-p", "x", "--io-depth", "33"], "--io-depth: 33 is too much: at most 32"),
+        (["m.qsf", "-p", "x", "--ram-budget", "Auto"], "'Auto' is not a whole number"),
+    ],
+)
+def test_wrong_options_are_one_line_and_code_2(run: Run, arguments: list[str], said: str) -> None:
+    check_refused(run(*arguments), 2, said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--temperature", "-1"], "--temperature: '-1' is not a number from 0 to 100"),
+        (["--temperature", "nan"], "'nan' is not a number"),
+        (["--top-p", "0"], "--top-p: '0' is not a number above 0 and at most 1"),
+        (["--top-k", "1e3"], "--top-k: '1e3' is not a whole number"),
+        (["--min-p", "1.5"], "--min-p"),
+        (["--repetition-penalty", "0"], "--repetition-penalty"),
+        (["--seed", str(2**64)], "--seed"),
+        (["--stop", ""], "--stop: the text is empty"),
+        (["--threads", "1000"], "--threads: 1000 is too much: at most 256"),
+        (["--ram-budget", "200MB"], "not a whole number of at least 0, in MB, or auto"),
+        (["--ram-budget", "99999999999"], "--ram-budget: 99999999999 is too much"),
+        (["--max-tokens", "9" * 5000], "--max-tokens"),
+        (["--max-seq-len", "99999999999"], "--max-seq-len"),
+        (["--temprature", "1"], "there is no --temprature: did you mean --temperature?"),
+        (["--max-token=4"], "did you mean --max-tokens?"),
+        (["--xyzzy"], "there is no --xyzzy (see"),
+        (["a", "time"], "Texts with spaces need quotes"),
+    ],
+)
+def test_values_out_of_range_are_one_line(
+    run: Run, tiny_llama_8bit: Path, arguments: list[str], said: str
+) -> None:
+    check_refused(run(tiny_llama_8bit, "-p", PROMPT, *arguments), 2, said)
+
+
+def test_files_that_are_not_models_are_one_line(
+    run: Run, tmp_path: Path, tiny_llama_8bit: Path
+) -> None:
+    check_refused(run("absent.qsf", "-p", "x"), 1, "absent.qsf")
+    check_refused(run(tmp_path, "-p", "x"), 1, str(tmp_path))
+    other = tmp_path / "other.qsf"
+    other.write_bytes(b"PK\x03\x04" * 100)
+    check_refused(run(other, "-p", "x"), 1, "other.qsf")
+    data = tiny_llama_8bit.read_bytes()
+    for n_bytes in (0, 3, 100, 5000, len(data) - 1):
+        other.write_bytes(data[:n_bytes])
+        check_refused(run(other, "-p", "x"), 1, "other.qsf")
+    write_tiny(other)
+    check_refused(run(other, "-p", "x"), 1, "tokenizer")
+
+
+def test_prompts_that_are_not_there_are_one_line(run: Run, tiny_llama_8bit: Path) -> None:
+    check_refused(run(tiny_llama_8bit, stdin=""), 1, "the prompt is empty")
+    check_refused(run(tiny_llama_8bit, "--prompt-file", "absent.txt"), 1, "absent.txt")
+
+
+def test_a_prompt_that_is_too_long_is_one_line(run: Run, tiny_llama_8bit: Path) -> None:
+    check_refused(run(tiny_llama_8bit, stdin="a red ball " * 100000), 1, "too long")
+    check_refused(run(tiny_llama_8bit, stdin="a red ball " * 200), 1, "the context holds 512")
+
+
+def test_the_kv_cache_is_chosen_and_shown(run: Run, tiny_llama_8bit: Path) -> None:
+    kept = "--verbose", "-n", 3, "-p", PROMPT
+    default = run(tiny_llama_8bit, *kept).stderr
+    assert "KV cache  4bit, rotated" in default
+    assert "KV cache, 512 tokens, 4bit" in default
+    chosen = run(tiny_llama_8bit, *kept, "--kv-type", "k8v4", "--kv-rotation", "off").stderr
+    assert "KV cache  k8v4\n" in chosen
+    check_refused(
+        run(tiny_llama_8bit, "-p", "x", "--exact", "--kv-type", "f16"), 1, "keeps 32 bits"
+    )
+
+
+def test_two_bits_for_want_of_memory_are_said(run: Run, tiny_llama_8bit: Path) -> None:
+    """Whoever chose 2 bits hears nothing. Of budgets in MB only the least that does may give them,
+    and what a process takes varies by a megabyte: each run is compared with its own plan."""
+    plan = run(tiny_llama_8bit, "--plan", "--ram-budget", 5)
+    least = int(plan.stderr.split("--ram-budget ")[1].split()[0])
+    n_run = 0
+    for budget in range(least, least + 4):
+        done = run(tiny_llama_8bit, "-v", "-p", PROMPT, "-n", 3, "--ram-budget", budget)
+        if done.returncode != 0:
+            continue
+        n_run += 1
+        has_two_bits = "KV cache  2bit" in done.stderr
+        assert ("leaves 2 bits for the KV cache" in done.stderr) == has_two_bits
+    assert n_run > 0
+    chosen = run(tiny_llama_8bit, "-p", PROMPT, "-n", 3, "--kv-type", "2bit")
+    assert chosen.returncode == 0
+    assert "2 bits" not in chosen.stderr
+
+
+def test_help_has_every_option_and_examples(run: Run) -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    options = "prompt max-tokens temperature top-p top-k ram-budget threads quality interactive"
+    options += " bench verbose min-p repetition-penalty seed stop max-seq-len exact plan quiet"
+    options += " kv-type kv-rotation io io-depth"
+    for option in options.split():
+        assert f"--{option}" in done.stdout
+    assert "examples:" in done.stdout
+
+
+def test_bench_takes_the_options_that_both_commands_have() -> None:
+    def given(*options: str) -> list[str] | None:
+        return run_options.parse(["m.qsf", *options]).bench_arguments
+
+    usual = ["--peer", "none", "--ram-budget"]
+    assert given("-p", "x") is None
+    assert given("--bench") == [*usual, "200", "--io", "auto", "--", "m.qsf"]
+    options = ["--threads", "2", "--kv-type", "k8v4", "--io", "direct", "--quiet"]
+    assert given("--bench", "--ram-budget", "0", *options) == [
+        *usual,
+        "none",
+        *("--threads", "2", "--kv-type", "k8v4", "--io", "direct", "--quiet", "--", "m.qsf"),
+    ]
+
+
+def test_the_examples_of_the_help_work(run: Run, tiny_llama_8bit: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny_llama_8bit, tmp_path / "model.qsf")
+    lines = run("--help").stdout.split("examples:")[1].split("exit codes")[0].splitlines()
+    examples = [shlex.split(line.split("|")[-1].split(">")[0]) for line in lines if line.strip()]
+    assert len(examples) == 7
+    for words in examples:
+        assert words[0] == "qsf-run"
+        done = run(*words[1:], stdin=PROMPT)
+        assert done.returncode == 0, (words, done.stderr)
+        assert done.stdout
+
+
+def test_a_model_that_is_not_converted_is_said(run: Run, tiny_llama_dir: Path) -> None:
+    check_refused(run(tiny_llama_dir, "-p", "x"), 1, f"qsf-convert {tiny_llama_dir} model.qsf")
+
+
+def test_a_damaged_file_says_what_to_do(run: Run, tmp_path: Path, tiny_llama_8bit: Path) -> None:
+    data = bytearray(tiny_llama_8bit.read_bytes())
+    data[5000] ^= 1
+    (tmp_path / "damaged.qsf").write_bytes(data)
+    check_refused(run("damaged.qsf", "-p", "x"), 1, "copy it again, or convert the model again")
+
+
+def test_the_statistics_of_few_tokens_claim_no_speed(run: Run, tiny_llama_8bit: Path) -> None:
+    none = run(tiny_llama_8bit, "-p", PROMPT, "-n", 0).stderr
+    assert "generated 0 tokens | peak RSS" in none
+    one = run(tiny_llama_8bit, "-p", PROMPT, "-n", 1).stderr
+    assert "generated 1 token | first token" in one
+
+
+@pytest.mark.skipif(os.name != "posix", reason="descriptors")
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-"])
+def test_closed_streams_are_no_traceback(
+    redirection: str, tiny_llama_8bit: Path, tmp_path: Path
+) -> None:
+    words = [*COMMAND, str(tiny_llama_8bit), "-p", PROMPT, "-n", "2"]
+    script = f"{shlex.join(words)} {redirection}"
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line(tiny_llama_8bit: Path, tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, str(tiny_llama_8bit), "-p", PROMPT, "-n", "2"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "qsf-run: error: output: No space left on device\n"
+
+
+# ---- being interrupted ----
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_terminating_ends_cleanly_with_143(endless: Path, start: Start) -> None:
+    for mode in (["-p", "abc"], ["--interactive"]):
+        process = start(endless, *mode, *ENDLESS)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"abc\n")
+        process.stdin.flush()
+        assert process.stdout.read(20)
+        process.send_signal(signal.SIGTERM)
+        shown, said = process.communicate(timeout=60)
+        assert process.returncode == 143
+        assert shown.endswith(b"\n")
+        assert b"Traceback" not in said
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_ends_quietly_with_130(endless: Path, start: Start) -> None:
+    process = start(endless, "-p", "abc", *ENDLESS)
+    assert process.stdout is not None
+    assert process.stdout.read(20)  # it is generating
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.strip() == b""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes")
+def test_a_reader_that_leaves_is_no_error(endless: Path, start: Start) -> None:
+    process = start(endless, "-p", "abc", *ENDLESS)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(5)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert process.stderr.read() == b""
+
+
+# ---- chat ----
+
+
+def test_a_conversation_is_remembered_until_reset(run: Run, tiny_llama_8bit: Path) -> None:
+    lines = f"{PROMPT}\n\nAnd then\n/reset\n{PROMPT}\n/exit\nnot reached\n"
+    done = run(
+        tiny_llama_8bit, "--interactive", "--temperature", 0, "-n", 10, "--verbose", stdin=lines
+    )
+    assert done.returncode == 0
+    answers = done.stdout.splitlines()
+    assert answers[0] == answers[-1]
+    assert answers[0].startswith(", there was a little girl")
+    assert "has no chat template" in done.stderr
+    assert "the conversation is forgotten" in done.stderr
+    assert done.stderr.count("stopped by") == 3
+
+
+def test_a_conversation_uses_the_files_template(run: Run, tiny_chat_8bit: Path) -> None:
+    done = run(tiny_chat_8bit, "--interactive", "-n", 5, "--verbose", stdin="Hi\nYou\n")
+    assert done.returncode == 0
+    assert "no chat template" not in done.stderr
+    assert "temperature 0.25" in done.stderr
+    # A turn: <user>Hi and its end, then <assistant>; more than the two tokens of a plain one.
+    first, second = (line for line in done.stderr.splitlines() if line.startswith("prompt "))
+    assert int(first.split()[1]) > 5
+    assert int(second.split()[1]) > 5
+
+
+def test_a_conversation_that_fills_the_context_says_so(run: Run, tiny_llama_8bit: Path) -> None:
+    lines = f"{PROMPT}\n{PROMPT}\n/reset\n{PROMPT}\n"
+    done = run(
+        tiny_llama_8bit, "--interactive", "--max-seq-len", 12, "--temperature", 0, stdin=lines
+    )
+    assert done.returncode == 0
+    assert "(the context of 12 tokens is full: /reset" in done.stderr
+    assert "(the context is full: the conversation has" in done.stderr
+    answers = done.stdout.splitlines()
+    assert answers[0] == answers[-1]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(endless: Path, start: Start) -> None:
+    process = start(endless, "--interactive", *ENDLESS)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"abc\n")
+    process.stdin.flush()
+    assert process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(b"/reset\n/exit\n", timeout=60)
+    assert process.returncode == 0, said
+    assert b"(stopped)" in said
+    assert b"(the conversation is forgotten)" in said
+    assert b"Traceback" not in said
+
+
+def test_the_parser_does_not_guess_abbreviations() -> None:
+    with pytest.raises(run_options.UsageError):
+        run_options.parse(["m.qsf", "--temp", "1"])

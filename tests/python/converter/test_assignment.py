@@ -1,0 +1,405 @@
+"""The choice of types against all choices there are, and predicted sizes against written files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from make import tiny_checkpoints
+from qsf.errors import QsfConversionError
+from qsf.file.layout import Dtype, Layout, TensorType
+from qsf.file.reader import Reader
+from qsf.file.writer import Writer
+from qsf_converter import convert
+from qsf_converter.calibrate import assignment
+from qsf_converter.calibrate.assignment import (
+    assign,
+    bytes_at,
+    candidates,
+    file_bytes,
+    fit_to_size,
+    guessed_costs,
+    mixed_policy,
+    policy_of,
+    with_policy,
+)
+from qsf_converter.rounding.pieces import quantised_pieces
+from qsf_converter.rounding.plan import Plan, Policy, Target, make_plan
+from qsf_converter.rounding.tiles import tile_bytes
+from qsf_converter.sources.architectures import Place, TensorRule
+from qsf_converter.sources.checkpoint import SourceTensor
+from qsf_converter.sources.source import Source, open_source
+
+TYPES = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q8)
+SECTIONS = {"TOKN": 12345, "CHAT": 77, "META": 1001}
+_BESIDE = {TensorType.V: TensorType.ATTN_SUB_NORM, TensorType.FFN_DOWN: TensorType.POST_FFN_NORM}
+Costs = dict[str, dict[Dtype, float]]
+
+
+# ---- the knapsack ----
+
+
+def matrix(idx: int, n_rows: int, n_cols: int) -> Target:
+    rule = TensorRule(Place.LAYER, TensorType.FFN_UP, "x", ("dim", "dim"))
+    source = SourceTensor("x", (n_rows, n_cols), "F16", 2 * n_rows * n_cols)
+    return Target(rule, source, idx + 1, n_rows, n_cols, 0, Dtype.Q4, is_vector=False)
+
+
+def data_bytes(target: Target, dtype: Dtype) -> int:
+    return -(-tile_bytes(dtype, target.n_rows, target.n_cols) // 64) * 64
+
+
+def best_cost(targets: list[Target], costs: Costs, budget_bytes: int) -> float:
+    """Of all choices, the least cost within the budget."""
+    options = [
+        [(data_bytes(target, dtype), cost) for dtype, cost in costs[target.name].items()]
+        for target in targets
+    ]
+    return min(
+        sum(cost for _, cost in choice)
+        for choice in itertools.product(*options)
+        if sum(n_bytes for n_bytes, _ in choice) <= budget_bytes
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[Target], Costs, int]:
+    # Few different numbers, so that there are ties; costs that a larger type does not lower.
+    sizes = st.sampled_from([1, 16, 48, 64, 100, 320])
+    values = st.one_of(st.integers(0, 6).map(float), st.floats(0, 5))
+    targets, costs = [], {}
+    for idx in range(draw(st.integers(1, 5))):
+        target = matrix(idx, draw(sizes), draw(sizes))
+        types = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=5, unique=True))
+        targets.append(target)
+        costs[target.name] = {dtype: draw(values) for dtype in types}
+    ends = [
+        sum(pick(data_bytes(t, d) for d in costs[t.name]) for t in targets) for pick in (min, max)
+    ]
+    return targets, costs, draw(st.integers(ends[0], ends[1] + 100))
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_no_choice_within_the_budget_is_better(problem: tuple[list[Target], Costs, int]) -> None:
+    targets, costs, budget_bytes = problem
+    found = assign(targets, costs, budget_bytes)
+    best = best_cost(targets, costs, budget_bytes)
+    assert found.cost == pytest.approx(best, rel=1e-8, abs=1e-12)
+    assert found.bound == found.cost
+    chosen = [(t, found.dtypes[t.name]) for t in targets]
+    assert found.n_bytes == sum(data_bytes(t, dtype) for t, dtype in chosen) <= budget_bytes
+    assert found.cost == pytest.approx(sum(costs[t.name][dtype] for t, dtype in chosen))
+
+
+@pytest.fixture(scope="module")
+def large() -> tuple[list[Target], Costs]:
+    """70 layers of 7 matrices of several shapes; no two cost the same."""
+    rng = np.random.default_rng(1)
+    shapes = [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096)]
+    shapes += [(14336, 4096), (14336, 4096), (4096, 14336)]
+    targets = [matrix(idx, *shapes[idx % 7]) for idx in range(490)]
+    return targets, {
+        target.name: {
+            dtype: float(rng.lognormal(-6, 0.7) * loss)
+            for dtype, loss in zip(TYPES, (1.04, 1.0, 0.2, 0.04, 0.0002), strict=True)
+        }
+        for target in targets
+    }
+
+
+def budget_at(targets: list[Target], bits_per_weight: float) -> int:
+    return int(sum(t.n_rows * t.n_cols for t in targets) * bits_per_weight / 8)
+
+
+@pytest.mark.parametrize("bits_per_weight", [2.26, 3.5, 4.85, 9.0])
+def test_large_models_are_solved_exactly(
+    large: tuple[list[Target], Costs], bits_per_weight: float
+) -> None:
+    targets, costs = large
+    budget_bytes = budget_at(targets, bits_per_weight)
+    found = assign(targets, costs, budget_bytes)
+    assert found.n_bytes <= budget_bytes
+    assert found.bound == found.cost
+    # A price of a byte, whichever, proves a bound of all choices; the best price is near.
+    n_bytes = np.array([[data_bytes(t, dtype) for dtype in TYPES] for t in targets])
+    values = np.array([[costs[t.name][dtype] for dtype in TYPES] for t in targets])
+    bounds = [
+        (values + price * n_bytes).min(axis=1).sum() - price * budget_bytes
+        for price in np.geomspace(1e-14, 1e-8, 400)
+    ]
+    assert max(bounds) <= found.cost * (1 + 1e-9)
+    if bits_per_weight < 8.25:
+        assert found.cost <= max(bounds) * 1.01
+
+
+def test_the_bound_is_true_when_states_are_dropped(
+    large: tuple[list[Target], Costs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets, costs = large
+    # The same shape everywhere leaves few sums of bytes; odd ones leave many.
+    targets = [
+        dataclasses.replace(target, n_rows=target.n_rows + 16 * (37 * idx % 101))
+        for idx, target in enumerate(targets[:60])
+    ]
+    budget_bytes = budget_at(targets, 3.1)
+    best = assign(targets, costs, budget_bytes)
+    monkeypatch.setattr(assignment, "_MOST_STATES", 1)
+    monkeypatch.setattr(assignment, "_LEAST_STATES", 1)
+    found = assign(targets, costs, budget_bytes)
+    assert found.bound <= best.cost <= found.cost
+    assert found.bound < found.cost  # else nothing was dropped here
+    assert found.cost <= found.bound * 1.02
+
+
+def test_the_order_of_the_costs_does_not_matter(large: tuple[list[Target], Costs]) -> None:
+    targets, costs = large
+    turned = {name: dict(reversed(by_type.items())) for name, by_type in reversed(costs.items())}
+    budget_bytes = budget_at(targets, 3.3)
+    assert assign(targets, costs, budget_bytes) == assign(targets, turned, budget_bytes)
+
+
+def test_of_two_types_of_the_same_cost_the_smaller_is_taken() -> None:
+    target = matrix(0, 64, 64)
+    found = assign([target], {target.name: {Dtype.Q8: 1.0, Dtype.Q3: 1.0, Dtype.Q2: 2.0}}, 10**6)
+    assert found.dtypes == {target.name: Dtype.Q3}
+
+
+def test_what_cannot_be_assigned_is_refused() -> None:
+    target = matrix(0, 16, 64)
+    assert assign([target], {target.name: {Dtype.Q2: 1.0}}, 320).n_bytes == 320
+    with pytest.raises(QsfConversionError, match="at least 320 bytes, 319 are left"):
+        assign([target], {target.name: {Dtype.Q2: 1.0}}, 319)
+    for costs in ({Dtype.Q2: float("nan")}, {Dtype.Q2: float("inf")}, {}):
+        with pytest.raises(QsfConversionError, match=r"0\.FFN_UP: costs"):
+            assign([target], {target.name: costs}, 1000)
+
+
+# ---- sizes ----
+
+
+@pytest.fixture(params=["llama", "llama-tied", "gpt2"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Source]:
+    folder = tmp_path / "model"
+    if request.param == "gpt2":
+        tiny_checkpoints.make_gpt2(folder, dim=198)
+    else:
+        tied = request.param == "llama-tied"
+        tiny_checkpoints.make_llama(folder, tied_head=tied, dim=176, ffn_dim=300, n_layers=4)
+    with open_source(folder) as opened:
+        yield opened
+
+
+def plan_of(source: Source, policy: Policy | None = None) -> Plan:
+    policy = policy or Policy(Dtype.Q4, Dtype.Q8)
+    return make_plan(source.family, source.facts, source.checkpoint, policy)
+
+
+def write(
+    source: Source, plan: Plan, path: Path, side_bytes: Mapping[str, int] | None = None
+) -> int:
+    """Write the file of a plan, with SECTIONS; return its size.
+
+    In place of side tables, tensors of as many bytes are put behind the matrix.
+    """
+    header = dataclasses.replace(plan.facts.header, dtype=Dtype.MIXED)
+    positions = b""
+    unit_idx = -1
+    with Writer(path, header, plan.facts.arch) as writer:
+        for piece, data in quantised_pieces(plan.targets, source.checkpoint, 1):
+            target = piece.target
+            if target.rule.target is None:
+                positions += data
+                continue
+            if target.unit_idx != unit_idx:
+                if unit_idx >= 0:
+                    writer.end_unit()
+                unit_idx = target.unit_idx
+                writer.begin_unit(unit_idx, dtype=Dtype.MIXED)
+            layout = Layout.VECTOR if target.is_vector else Layout.TILES
+            writer.begin_tensor(
+                target.rule.target, target.n_rows, target.n_cols, target.dtype, layout
+            )
+            writer.write(data)
+            writer.end_tensor()
+            beside = (side_bytes or {}).get(target.name)
+            if beside is not None:
+                kind = _BESIDE[target.rule.target]
+                writer.begin_tensor(kind, 1, beside // 4, Dtype.F32, Layout.VECTOR)
+                writer.write(bytes(beside))
+                writer.end_tensor()
+        writer.end_unit()
+        if positions:
+            writer.add_section("WPOS", positions, required=True)
+        for tag, n_bytes in SECTIONS.items():
+            writer.add_section(tag, bytes(n_bytes))
+    return path.stat().st_size
+
+
+def shuffled_costs(plan: Plan, seed: int) -> Costs:
+    rng = np.random.default_rng(seed)
+    costs = guessed_costs(plan, candidates(plan.targets))
+    return {
+        name: {dtype: cost * scale for dtype, cost in by_type.items()}
+        for (name, by_type), scale in zip(
+            costs.items(), rng.lognormal(0, 1.5, len(costs)), strict=True
+        )
+    }
+
+
+def test_predicted_sizes_are_those_of_the_files(source: Source, tmp_path: Path) -> None:
+    plan = plan_of(source)
+    rng = np.random.default_rng(5)
+    policies = [
+        Policy(Dtype.TERNARY_DENSE, Dtype.Q3),
+        Policy(Dtype.F16, Dtype.F32),
+        mixed_policy(plan.targets),
+    ]
+    for _ in range(4):
+        types = rng.choice([int(dtype) for dtype in assignment.LAYER_CANDIDATES], 64)
+        names = candidates(plan.targets)
+        picked = {name: Dtype(int(dtype)) for name, dtype in zip(names, types, strict=False)}
+        policies.append(policy_of(plan.targets, picked))
+    for policy in policies:
+        changed = with_policy(plan, policy)
+        assert changed == plan_of(source, policy)
+        assert file_bytes(changed, SECTIONS) == write(source, changed, tmp_path / "out.qsf")
+
+
+def test_tensors_beside_a_matrix_count(source: Source, tmp_path: Path) -> None:
+    plan = plan_of(source)
+    norm_bytes = plan.facts.header.dim * 4
+
+    def predicted(n: int) -> int:
+        return file_bytes(plan, SECTIONS, {"0.V": n, "0.FFN_DOWN": norm_bytes})
+
+    # Where four bytes more take the file over the next page, paddings inside the unit count.
+    page = next(n for n in range(4, 8192, 4) if predicted(n + 4) >= predicted(n) + 4096)
+    for n in (page, page + 4):
+        side_bytes = {"0.V": n, "0.FFN_DOWN": norm_bytes}
+        assert predicted(n) == write(source, plan, tmp_path / "out.qsf", side_bytes)
+    found = fit_to_size(plan, shuffled_costs(plan, 0), predicted(page), SECTIONS, side_bytes)
+    fitted = with_policy(plan, policy_of(plan.targets, found.dtypes))
+    assert write(source, fitted, tmp_path / "out.qsf", side_bytes) <= predicted(page)
+
+
+def test_the_size_of_a_whole_conversion_is_predicted(
+    tiny_llama_dir: Path, tiny_gpt2_dir: Path, tmp_path: Path
+) -> None:
+    for folder in (tiny_llama_dir, tiny_gpt2_dir):
+        convert(folder, tmp_path / "out.qsf", quant_type="3bit", embed_type="4bit", overwrite=True)
+        with Reader(tmp_path / "out.qsf") as reader:
+            sizes = {tag: len(reader.read_section(tag)) for tag in SECTIONS}
+            tables = {}
+            for t in reader.tensors:
+                if t.layout == Layout.OUTLIERS:
+                    kind = TensorType(t.type).name.removesuffix("_OUTLIERS")
+                    tables[f"{t.unit_idx - 1}.{kind}"] = t.data_bytes
+        assert ("gpt2" in str(folder)) == bool(tables)
+        with open_source(folder) as source:
+            plan = plan_of(source, Policy(Dtype.Q3, Dtype.Q4))
+        assert file_bytes(plan, sizes, tables) == (tmp_path / "out.qsf").stat().st_size
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_files_are_never_larger_than_asked(source: Source, tmp_path: Path, seed: int) -> None:
+    plan = plan_of(source)
+    costs = shuffled_costs(plan, seed)
+    lowest, highest = (
+        file_bytes(with_policy(plan, Policy(*types)), SECTIONS)
+        for types in ((Dtype.Q2_SYM, Dtype.Q3), (Dtype.Q8, Dtype.F16))
+    )
+    last_cost = np.inf
+    for most_bytes in np.linspace(lowest, highest, 7).astype(int):
+        found = fit_to_size(plan, costs, int(most_bytes), SECTIONS)
+        fitted = with_policy(plan, policy_of(plan.targets, found.dtypes))
+        assert write(source, fitted, tmp_path / "out.qsf") <= most_bytes
+        assert found.cost <= last_cost
+        last_cost = found.cost
+        # As good as the best choice that would fit with whatever padding between units.
+        n_units = plan.facts.header.n_layers + 2
+        n_data = sum(data_bytes(t, t.dtype) for t in fitted.targets if t.is_matrix)
+        others = file_bytes(fitted, SECTIONS) - n_data + n_units * 4096
+        with contextlib.suppress(QsfConversionError):
+            assert found.cost <= assign(plan.targets, costs, int(most_bytes) - others).cost
+    best = {name: min(by_type, key=lambda d: by_type[d]) for name, by_type in costs.items()}
+    assert found.dtypes == best
+
+
+def test_a_size_that_is_impossible_is_refused_with_the_smallest(source: Source) -> None:
+    plan = plan_of(source)
+    costs = shuffled_costs(plan, 0)
+    least_bytes = file_bytes(with_policy(plan, Policy(Dtype.Q2_SYM, Dtype.Q3)), SECTIONS)
+    fit_to_size(plan, costs, least_bytes, SECTIONS)
+    with pytest.raises(QsfConversionError, match="too small") as raised:
+        fit_to_size(plan, costs, least_bytes - 1, SECTIONS)
+    smallest = re.search(r"smallest has (\d+\.\d+) MB", str(raised.value))
+    assert smallest is not None
+    # What the message names can be asked for.
+    fit_to_size(plan, costs, round(float(smallest[1]) * 2**20), SECTIONS)
+
+
+def test_bits_per_weight_count_the_whole_file(source: Source) -> None:
+    plan = plan_of(source)
+    n_weights = sum(t.n_rows * t.n_cols for t in plan.targets)
+    assert bytes_at(plan, 4.5) == n_weights * 45 // 80
+    n_bytes = file_bytes(plan, SECTIONS)
+    assert bytes_at(plan, n_bytes * 8 / n_weights) in (n_bytes - 1, n_bytes)
+
+
+# ---- types without measuring ----
+
+
+def dtypes_of(policy: Policy, plan: Plan) -> Mapping[str, Dtype]:
+    return {t.name: t.dtype for t in with_policy(plan, policy).targets if t.is_matrix}
+
+
+def test_mixed_is_the_table_of_the_plan(source: Source) -> None:
+    plan = plan_of(source)
+    policy = mixed_policy(plan.targets)
+    assert policy.layers == Dtype.MIXED
+    assert policy.embeddings == Dtype.Q4
+    expected = {
+        "Q": Dtype.Q2,
+        "K": Dtype.Q2,
+        "V": Dtype.Q2,
+        "ATTN_OUT": Dtype.Q3,
+        "FFN_GATE": Dtype.Q2,
+        "FFN_UP": Dtype.Q2,
+        "FFN_DOWN": Dtype.Q4,
+        "EMBEDDING": Dtype.Q4,
+        "HEAD": Dtype.Q4,
+    }
+    found = dtypes_of(policy, plan)
+    assert found == {name: expected[name.split(".")[-1]] for name in found}
+    for target in with_policy(plan, policy).targets:
+        if target.is_vector:
+            assert target.dtype == Dtype.F32
+
+
+def test_the_header_says_mixed_only_when_types_differ(source: Source) -> None:
+    plan = plan_of(source)
+    names = candidates(plan.targets)
+    policy = policy_of(plan.targets, dict.fromkeys(names, Dtype.Q3))
+    assert (policy.layers, policy.embeddings) == (Dtype.Q3, Dtype.Q3)
+    policy = policy_of(plan.targets, {**dict.fromkeys(names, Dtype.Q3), "1.Q": Dtype.Q8})
+    assert (policy.layers, policy.embeddings) == (Dtype.MIXED, Dtype.Q3)
+
+
+def test_guessed_costs_fall_with_the_bits(source: Source) -> None:
+    plan = plan_of(source)
+    costs = guessed_costs(plan, candidates(plan.targets))
+    assert costs.keys() == candidates(plan.targets).keys()
+    for by_type in costs.values():
+        assert list(by_type.values()) == sorted(by_type.values(), reverse=True)
+        assert min(by_type.values()) > 0
+    assert costs["0.Q"][Dtype.Q2] > costs["1.Q"][Dtype.Q2]

@@ -1,0 +1,241 @@
+"""Reading safetensors: what the official package writes, in ranges, and what must be refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from make import hf_makers
+from qsf.errors import QsfConversionError, QsfIOError
+from qsf_converter.sources.checkpoint import to_float32
+from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
+
+
+def weights(dtype: type = np.float32) -> hf_makers.Weights:
+    return hf_makers.random_weights({"a": (7, 5), "b": (3,), "c.d": (2, 9), "e": (1, 4)}, dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_values_are_those_that_were_saved(tmp_path: Path, dtype: type) -> None:
+    saved = weights(dtype)
+    save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+        assert set(checkpoint.tensors) == set(saved)
+        for name, values in saved.items():
+            tensor = checkpoint.tensors[name]
+            assert tensor.shape == values.shape
+            raw = checkpoint.read_rows(name, 0, tensor.n_rows)
+            assert raw.dtype == dtype
+            np.testing.assert_array_equal(raw.reshape(values.shape), values)
+
+
+def test_any_range_of_rows(tmp_path: Path) -> None:
+    saved = weights()
+    save_file(saved, tmp_path / "model.safetensors")
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+        for start in range(8):
+            for stop in range(start, 8):
+                rows = checkpoint.read_rows("a", start, stop)
+                np.testing.assert_array_equal(rows.reshape(-1, 5), saved["a"][start:stop])
+        with pytest.raises(IndexError):
+            checkpoint.read_rows("a", 5, 8)
+
+
+def test_bf16_is_the_upper_half_of_f32(tmp_path: Path) -> None:
+    values = np.array([[1.0, -2.5, 3e38, 1e-40], [0.1, -0.0, np.inf, 65504.0]], np.float32)
+    data = hf_makers.bf16_bytes(values)
+    hf_makers.write_raw_safetensors(tmp_path / "model.safetensors", {"x": ("BF16", (2, 4), data)})
+    expected = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+        np.testing.assert_array_equal(to_float32(checkpoint.read_rows("x", 0, 2)), expected)
+        np.testing.assert_array_equal(to_float32(checkpoint.read_rows("x", 1, 2)), expected[1:])
+
+
+def test_shards_read_as_one(tmp_path: Path) -> None:
+    saved = weights()
+    hf_makers.write_shards(tmp_path, saved, 3)
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+        assert set(checkpoint.tensors) == set(saved)
+        assert len(checkpoint.paths) == 3
+        for name, values in saved.items():
+            rows = checkpoint.read_rows(name, 0, checkpoint.tensors[name].n_rows)
+            np.testing.assert_array_equal(rows.reshape(values.shape), values)
+
+
+def read_all(folder: Path, step: int) -> str:
+    with SafetensorsCheckpoint(folder) as checkpoint:
+        for tensor in checkpoint.tensors.values():
+            for start in range(0, tensor.n_rows, step):
+                checkpoint.read_rows(tensor.name, start, min(start + step, tensor.n_rows))
+        return checkpoint.digest()
+
+
+def test_digest_depends_on_the_weights_only(tmp_path: Path) -> None:
+    saved = weights()
+    for name in ("one", "shards", "other"):
+        (tmp_path / name).mkdir()
+    save_file(saved, tmp_path / "one" / "model.safetensors")
+    hf_makers.write_shards(tmp_path / "shards", saved, 2)
+    whole = read_all(tmp_path / "one", 100)
+    assert whole == read_all(tmp_path / "one", 2) == read_all(tmp_path / "shards", 3)
+    saved["c.d"][1, 8] += 1
+    save_file(saved, tmp_path / "other" / "model.safetensors")
+    assert read_all(tmp_path / "other", 2) != whole
+
+
+def test_a_second_reading_does_not_change_the_digest(tmp_path: Path) -> None:
+    save_file(weights(), tmp_path / "model.safetensors")
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+        for _ in range(2):
+            checkpoint.read_rows("a", 0, 4)
+            checkpoint.read_rows("a", 4, 7)
+            first = checkpoint.digest()
+        assert checkpoint.digest() == first
+
+
+def test_files_are_closed(tmp_path: Path) -> None:
+    hf_makers.write_shards(tmp_path, weights(), 2)
+    fd_dir = Path("/proc/self/fd")
+    if not fd_dir.exists():
+        pytest.skip("no /proc here")
+
+    def open_shards() -> int:
+        links = [fd.readlink() for fd in fd_dir.iterdir() if fd.is_symlink()]
+        return sum(link.suffix == ".safetensors" for link in links)
+
+    with SafetensorsCheckpoint(tmp_path):
+        assert open_shards() == 2
+    assert open_shards() == 0
+    shard = tmp_path / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(QsfConversionError):
+        SafetensorsCheckpoint(tmp_path)
+    assert open_shards() == 0
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(weights(np.float16), path)
+    content = path.read_bytes()
+    for n in range(len(content)):
+        path.write_bytes(content[:n])
+        with pytest.raises(QsfConversionError):
+            SafetensorsCheckpoint(tmp_path)
+    path.write_bytes(content + b"\0")
+    with pytest.raises(QsfConversionError, match="damaged"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+def write_header(path: Path, header: object, n_data_bytes: int) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(n_data_bytes))
+
+
+def entry(dtype: Any, shape: Any, begin: Any, end: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"x": entry("F32", [2, 2], 0, 12)}, "takes 16 bytes, its entry has 12"),
+        ({"x": entry("F32", [-2, -2], 0, 16)}, "damaged entry"),
+        ({"x": entry("F32", [2, True], 0, 16)}, "damaged entry"),
+        ({"x": entry("F32", [4], 16, 0)}, "damaged entry"),
+        ({"x": entry("F32", "4", 0, 16)}, "damaged entry"),
+        ({"x": entry(7, [4], 0, 16)}, "damaged entry"),
+        ({"x": {"dtype": "F32", "shape": [4]}}, "damaged entry"),
+        ({"x": {"dtype": "F32", "shape": [4], "data_offsets": [0]}}, "damaged entry"),
+        ({"x": entry("F32", [1 << 62, 1 << 62], 0, 16)}, "its entry has 16"),
+        ({"x": 3}, "not an object"),
+        ({"x": entry("F32", [4], 0, 16), "y": entry("F32", [4], 0, 16)}, "overlaps"),
+        ({"x": entry("F32", [2], 0, 8), "y": entry("F32", [3], 4, 16)}, "overlaps"),
+        ({"x": entry("F32", [2], 8, 16)}, "leaves a gap"),
+        ({"x": entry("F32", [5], 0, 20)}, "truncated"),
+        ({"x": entry("F32", [3], 0, 12)}, "damaged: 16 bytes of tensors"),
+        ([1, 2], "not an object"),
+        (b"{", "damaged safetensors header"),
+        (b'{"x": 1, "x": 2}', "twice"),
+        (b"[" * 100000, "damaged safetensors header"),
+    ],
+)
+def test_damaged_headers_are_refused(tmp_path: Path, header: object, message: str) -> None:
+    write_header(tmp_path / "model.safetensors", header, 16)
+    with pytest.raises(QsfConversionError, match=message):
+        SafetensorsCheckpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"abc", b"\xff" * 8, b"version https://git-lfs" + b" " * 99]
+)
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(QsfConversionError, match="not a safetensors file"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+def test_other_types_may_be_present_but_not_read(tmp_path: Path) -> None:
+    tensors = {"mask": ("BOOL", (4,), bytes(4)), "new": ("F6_E2M3", (4,), bytes(3))}
+    hf_makers.write_raw_safetensors(tmp_path / "model.safetensors", tensors)
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+        for name in tensors:
+            with pytest.raises(QsfConversionError, match=f"{name} is stored as"):
+                checkpoint.read_rows(name, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({"x": "../model.safetensors"}, "not a plain file name"),
+        ({"x": "/etc/passwd"}, "not a plain file name"),
+        ({"x": ".."}, "not a plain file name"),
+        ({"x": 5}, "not a plain file name"),
+        ({}, "weight_map"),
+        (None, "weight_map"),
+        ({"x": "gone.safetensors"}, "1 of 1 shards are missing: gone.safetensors"),
+        ({"y": "there.safetensors"}, "no tensor y"),
+    ],
+)
+def test_bad_indexes_are_refused(tmp_path: Path, weight_map: object, message: str) -> None:
+    save_file({"x": np.zeros(4, np.float32)}, tmp_path / "there.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(QsfConversionError, match=message):
+        SafetensorsCheckpoint(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100000])
+def test_an_index_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(QsfConversionError, match="not a shard index"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+def test_absence_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(QsfConversionError, match="no safetensors weights"):
+        SafetensorsCheckpoint(tmp_path)
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"")
+    with pytest.raises(QsfConversionError, match="only model-00001-of-00002"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(weights(), path)
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size - 4)
+        last = list(checkpoint.tensors.values())[-1]  # in the order of the file
+        with pytest.raises(QsfIOError, match="ends 4 bytes early"):
+            checkpoint.read_rows(last.name, 0, last.n_rows)
+
+
+def test_unreadable_weights_are_an_io_error(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(QsfIOError, match=r"model\.safetensors"):
+        SafetensorsCheckpoint(tmp_path)

@@ -1,0 +1,454 @@
+"""Reading GGUF files: the model that they were made from comes out again."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from make import gguf_files, hf_makers, tiny_checkpoints
+from make.gguf_files import Type
+from qsf.errors import QsfConversionError, QsfIOError
+from qsf.file.reader import Reader
+from qsf_converter import convert
+from qsf_converter.sources.checkpoint import to_float32
+from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint
+from qsf_converter.sources.gguf_config import llama3_scaling
+from qsf_converter.sources.gguf_file import TYPES
+from qsf_converter.sources.source import open_source
+
+LLAMA3 = tiny_checkpoints.LLAMA3_SCALING
+LINEAR = tiny_checkpoints.LINEAR_SCALING
+
+
+def read_all(checkpoint: GgufCheckpoint, name: str, step: int = 1 << 30) -> np.ndarray:
+    tensor = checkpoint.tensors[name]
+    parts = [
+        to_float32(checkpoint.read_rows(name, start, min(start + step, tensor.n_rows)))
+        for start in range(0, tensor.n_rows, step)
+    ]
+    return np.concatenate(parts).reshape(tensor.shape)
+
+
+def assert_same_model(gguf_path: Path, folder: Path, tmp_path: Path) -> None:
+    """Header, architecture and all units are those of the directory's own conversion."""
+    for source, name in ((gguf_path, "a.qsf"), (folder, "b.qsf")):
+        report = convert(source, tmp_path / name, quant_type="f16")
+        assert all("tokenizer" in warning for warning in report.warnings)
+    with Reader(tmp_path / "a.qsf") as found, Reader(tmp_path / "b.qsf") as expected:
+        assert found.header == expected.header
+        assert found.arch == expected.arch
+        for i in range(len(expected.units)):
+            assert found.read_unit(i) == expected.read_unit(i), i
+        for tag in set(expected.sections) & {"WPOS"}:
+            assert found.read_section(tag) == expected.read_section(tag)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (tiny_checkpoints.make_llama, {}),
+        (tiny_checkpoints.make_llama, {"tied_head": True, "n_kv_heads": 1, "head_dim": 10}),
+        (tiny_checkpoints.make_llama, {"attention_bias": True, "mlp_bias": True}),
+        (tiny_checkpoints.make_llama, {"rope_scaling": LINEAR, "rope_theta": 500.0}),
+        (tiny_checkpoints.make_mistral, {}),
+        (tiny_checkpoints.make_gpt2, {}),
+        (tiny_checkpoints.make_gpt2, {"tied_head": False}),
+    ],
+)
+def test_an_f16_file_is_the_model_it_was_made_from(
+    tmp_path: Path, make: Callable[..., Path], options: dict[str, Any]
+) -> None:
+    folder = make(tmp_path / "m", **options)
+    ids = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
+    path = gguf_files.write(folder, tmp_path / "m.gguf", changes=ids)
+    assert_same_model(path, folder, tmp_path)
+
+
+def llama3_factors(theta: float, head_dim: int, scaling: dict[str, Any]) -> np.ndarray:
+    """The divisors of the angles as llama.cpp's converter computes them."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    original = scaling["original_max_position_embeddings"]
+    factors = []
+    for i in range(0, head_dim, 2):
+        length = 2 * math.pi * theta ** (i / head_dim)
+        if length < original / high:
+            factors.append(1.0)
+        elif length > original / low:
+            factors.append(scaling["factor"])
+        else:
+            smooth = (original / length - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+def test_the_scaling_of_llama_3_comes_from_its_factors(tmp_path: Path) -> None:
+    folder = tiny_checkpoints.make_llama(tmp_path / "m", rope_scaling=LLAMA3)
+    factors = llama3_factors(10000.0, 24, LLAMA3)
+    ids = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
+    path = gguf_files.write(
+        folder, tmp_path / "m.gguf", changes=ids, tensors={"rope_freqs.weight": factors}
+    )
+    assert_same_model(path, folder, tmp_path)
+
+
+@pytest.mark.parametrize(("factor", "original"), [(8.0, 8192), (32.0, 8192), (4.0, 16384)])
+def test_the_scalings_of_published_models(factor: float, original: int) -> None:
+    said = {**LLAMA3, "factor": factor, "original_max_position_embeddings": original}
+    factors = llama3_factors(500000.0, 128, said)
+    assert llama3_scaling(factors, 500000.0, 128) == said
+    factors[20] *= 1.01
+    with pytest.raises(QsfConversionError, match="not those of LLaMA 3"):
+        llama3_scaling(factors, 500000.0, 128)
+    for wrong in (0.0, -1.0, np.nan, np.inf):
+        factors[20] = wrong
+        with pytest.raises(QsfConversionError, match="not positive numbers"):
+            llama3_scaling(factors, 500000.0, 128)
+    assert llama3_scaling(np.ones(64), 500000.0, 128) is None
+    with pytest.raises(QsfConversionError, match="64 RoPE factors do not fit to heads of 64"):
+        llama3_scaling(np.ones(64), 500000.0, 64)
+
+
+def test_any_range_of_rows_is_put_in_order(tmp_path: Path) -> None:
+    """Ranges that cut heads; and the digest is that of the same numbers read otherwise."""
+    folder, weights = hf_makers.llama(tmp_path / "m")
+    path = gguf_files.write(folder, tmp_path / "m.gguf")
+    name = "model.layers.1.self_attn.q_proj.weight"
+    digests = set()
+    for step in (1, 3, 7, 10, 23, 40):
+        with GgufCheckpoint(path) as checkpoint:
+            np.testing.assert_array_equal(read_all(checkpoint, name, step), weights[name])
+            digests.add(checkpoint.digest())
+    assert len(digests) == 1
+    with GgufCheckpoint(path) as checkpoint:
+        rows = checkpoint.read_rows(name, 13, 29)
+        assert rows.dtype == np.float16
+        np.testing.assert_array_equal(rows, weights[name][13:29])
+        assert checkpoint.read_rows(name, 5, 5).shape == (0, 72)
+
+
+PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
+NOT_IN_THE_PACKAGE = ("Q8_1", "Q8_K", "Q1_0")
+SUPPORTED = [
+    name
+    for name, _, _ in TYPES.values()
+    if name not in (*PLAIN[:2], *PLAIN[3:], *NOT_IN_THE_PACKAGE)
+]
+
+
+def random_blocks(kind: Any, n_rows: int, n_cols: int) -> np.ndarray:
+    """Bytes of a type of which no scale is infinite or NaN: no byte has its upper bits set."""
+    n_items, n_bytes = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(kind)
+    return rng.integers(0, 0x78, (n_rows, n_cols // n_items * n_bytes), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("kind_name", SUPPORTED)
+def test_each_type_gives_the_numbers_of_the_package(tmp_path: Path, kind_name: str) -> None:
+    if kind_name not in Type.__members__:
+        pytest.skip(f"the installed gguf does not know {kind_name}")
+    kind = Type[kind_name]
+    dim, n_heads, n_kv_heads = 256, 4, 2
+    blocks = {
+        "attn_q": random_blocks(kind, dim, dim),
+        "attn_v": random_blocks(kind, dim // 2, dim),
+    }
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    config = {
+        **hf_makers.LLAMA_CONFIG,
+        "hidden_size": dim,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": dim // n_heads,
+    }
+    for key, value in gguf_files._llama(config).items():
+        gguf_files.add(writer, f"llama.{key}", value)
+    for name, data in blocks.items():
+        writer.add_tensor(f"blk.0.{name}.weight", data, raw_dtype=kind)
+    gguf_files.close(writer)
+    whole = {name: gguf.quants.dequantize(data, kind) for name, data in blocks.items()}
+    with GgufCheckpoint(tmp_path / "m.gguf") as checkpoint:
+        for short, step in (("q", 50), ("v", 128)):
+            name = f"model.layers.0.self_attn.{short}_proj.weight"
+            assert checkpoint.tensors[name].dtype == kind_name
+            found = read_all(checkpoint, name, step)
+            if short == "q":
+                found = gguf_files.interleave(found, n_heads)
+            np.testing.assert_array_equal(found, whole[f"attn_{short}"])
+
+
+def test_sizes_of_types_are_those_of_the_package() -> None:
+    for number, (name, n_items, n_bytes) in TYPES.items():
+        if name in Type.__members__:
+            assert Type[name] == number
+            assert gguf.GGML_QUANT_SIZES[Type[name]] == (n_items, n_bytes)
+    assert {"F32", "F16", "BF16", "Q4_K", "IQ4_XS"} <= set(Type.__members__)
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.BF16])
+def test_a_quantised_file_is_converted(tmp_path: Path, kind: Any) -> None:
+    folder = tiny_checkpoints.make_llama(tmp_path / "m", dim=96, head_dim=32, ffn_dim=128)
+    path = gguf_files.write(folder, tmp_path / "m.gguf", kind=kind)
+    report = convert(path, tmp_path / "m.qsf", quant_type="f16", embed_type="f16")
+    assert len(report.tensors) == 2 * 9 + 3
+    # The weights are those of the file: f16 keeps all bits but those of small numbers.
+    assert max(tensor.max_error for tensor in report.tensors) < 4e-3
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain types need none; others say what to install."""
+    folder = tiny_checkpoints.make_llama(tmp_path / "m", dim=96, head_dim=32, ffn_dim=128)
+    plain = gguf_files.write(folder, tmp_path / "plain.gguf")
+    quantised = gguf_files.write(folder, tmp_path / "quantised.gguf", kind=Type.Q8_0)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    convert(plain, tmp_path / "plain.qsf", quant_type="8bit")
+    with pytest.raises(QsfConversionError, match=r"Q8_0, which needs .*pip install 'qsf\[gguf\]'"):
+        convert(quantised, tmp_path / "quantised.qsf", quant_type="8bit")
+    assert not (tmp_path / "quantised.qsf").exists()
+
+
+def test_what_the_file_says_of_itself(tmp_path: Path) -> None:
+    folder = tiny_checkpoints.make_llama(tmp_path / "m")
+    changes = {
+        "general.name": "Some model",
+        "general.license": "apache-2.0",
+        "llama.vision": 3,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.eot_token_id": 5,
+    }
+    path = gguf_files.write(folder, tmp_path / "m.gguf", changes=changes)
+    report = convert(path, tmp_path / "m.qsf")
+    assert "llama.vision of the metadata is not understood and left out" in report.warnings
+    assert "the tokenizer is left out: the file has no vocabulary" in report.warnings
+    with Reader(tmp_path / "m.qsf") as reader:
+        meta = json.loads(reader.read_section("META"))
+        chat = json.loads(reader.read_section("CHAT"))
+    assert meta["source"]["name"] == "Some model"
+    assert meta["source"]["architecture"] == "LlamaForCausalLM"
+    assert len(meta["source"]["config_sha256"]) == 64
+    assert meta["licence"] == "apache-2.0"
+    assert chat["generation"] == {"bos_token_id": 0, "eos_token_id": [1, 5]}
+    other = gguf_files.write(folder, tmp_path / "x.gguf", changes={"general.name": ""})
+    with open_source(path) as one, open_source(other) as two:
+        assert two.origin.name == "x"
+        assert one.origin.config_sha256 != two.origin.config_sha256
+        assert one.files == (path,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"llama.expert_count": 8}, "llama.expert_count = 8 is not supported"),
+        ({"llama.attn_logit_softcapping": 50.0}, "softcapping = 50.0 is not supported"),
+        ({"llama.final_logit_softcapping": 30.0}, "softcapping = 30.0 is not supported"),
+        ({"llama.residual_scale": 0.22}, "residual_scale = 0.22 is not supported"),
+        ({"llama.attention.causal": False}, "causal = False is not supported"),
+        ({"llama.rope.dimension_count": 12}, "rope.dimension_count = 12 .* heads of 24"),
+        ({"llama.attention.value_length": 48}, "value_length = 48 .* heads of 24"),
+        ({"llama.rope.scaling.type": "yarn"}, "RoPE scaling 'yarn' is not supported"),
+        ({"llama.attention.head_count_kv": [2, 1]}, "head_count_kv differs between layers"),
+        ({"llama.attention.head_count_kv": 5}, "48 rows, which are not 5 heads"),
+        ({"llama.attention.head_count_kv": 3}, "4 attention heads cannot share 3"),
+        ({"llama.attention.head_count": 0}, "96 rows, which are not 0 heads"),
+        ({"llama.block_count": None}, "no llama.block_count"),
+        (
+            {"llama.attention.head_count": ["4"] * 99},
+            r"96 rows, which are not \['4', '4'.{30,60}\.\.\. heads",
+        ),
+        ({"llama.rope.freq_base": "x"}, "as config.json: rope_theta = 'x'"),
+        ({"llama.attention.sliding_window": ["x"]}, "sliding_window = "),
+        ({"general.alignment": 32, "tokenizer.ggml.bos_token_id": "x"}, "bos_token_id = 'x' is"),
+        ({"llama.block_count": 3}, "no tensor model.layers.2.input_layernorm.weight"),
+        ({"llama.context_length": 0}, "as config.json: max_position_embeddings = 0"),
+        ({"llama.embedding_length": "x"}, "as config.json: hidden_size = 'x'"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps = nan"),
+        ({"split.count": 3}, "one of 3 parts; .*llama-gguf-split --merge"),
+    ],
+)
+def test_models_that_cannot_be_represented(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = tiny_checkpoints.make_llama(tmp_path / "m")
+    path = gguf_files.write(folder, tmp_path / "m.gguf", changes=changes)
+    with pytest.raises(QsfConversionError, match=message):
+        convert(path, tmp_path / "out.qsf")
+    assert not (tmp_path / "out.qsf").exists()
+
+
+def test_other_architectures_and_types_are_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma2")
+    gguf_files.close(writer)
+    with pytest.raises(QsfConversionError, match=r"'gemma2' of a GGUF file .* supported: llama, g"):
+        GgufCheckpoint(tmp_path / "m.gguf")
+    folder = tiny_checkpoints.make_llama(tmp_path / "m")
+    tensors = {"model.norm.weight": np.zeros(80, np.float32)}
+    path = gguf_files.write(folder, tmp_path / "two.gguf", tensors=tensors)
+    with pytest.raises(QsfConversionError, match=r"two of its tensors are model.norm.weight"):
+        GgufCheckpoint(path)
+
+
+def test_a_quantised_bias_is_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoints.make_llama(
+        tmp_path / "m", attention_bias=True, n_heads=1, head_dim=64
+    )
+    path = gguf_files.write(folder, tmp_path / "m.gguf")
+    content = bytearray(path.read_bytes())
+    at = content.index(b"blk.0.attn_q.bias") + len(b"blk.0.attn_q.bias") + 4 + 8
+    assert content[at - 8 : at + 4] == struct.pack("<QI", 64, 0)
+    struct.pack_into("<I", content, at, 8)
+    path.write_bytes(content)
+    with pytest.raises(QsfConversionError, match=r"blk.0.attn_q.bias, a bias, is Q8_0"):
+        GgufCheckpoint(path)
+
+
+@pytest.mark.parametrize("number", [9, 15, 24, 28])
+def test_types_that_cannot_be_dequantised_are_refused_by_name(tmp_path: Path, number: int) -> None:
+    name, n_items, n_bytes = TYPES[number]
+    folder = tiny_checkpoints.make_llama(tmp_path / "m", dim=256, head_dim=32)
+    path = gguf_files.write(folder, tmp_path / "m.gguf")
+    content = bytearray(path.read_bytes())
+    at = content.index(b"blk.0.attn_v.weight") + len(b"blk.0.attn_v.weight") + 4 + 16
+    assert content[at : at + 4] == struct.pack("<I", 1)
+    # As many bytes of another type, without overlapping the next tensor: fewer columns.
+    struct.pack_into("<QQI", content, at - 16, n_items, 1, number)
+    path.write_bytes(content)
+    with GgufCheckpoint(path) as checkpoint:
+        tensor = checkpoint.tensors["model.layers.0.self_attn.v_proj.weight"]
+        assert (tensor.dtype, tensor.n_bytes) == (name, n_bytes)
+        with pytest.raises(QsfConversionError, match=f"stored as {name}, which the installed"):
+            checkpoint.read_rows(tensor.name, 0, 1)
+
+
+# ---- damaged and hostile files ----
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def head(
+    *,
+    magic: bytes = b"GGUF",
+    version: int = 3,
+    n_tensors: int = 0,
+    n_keys: int = 0,
+    content: bytes = b"",
+) -> bytes:
+    return magic + struct.pack("<IQQ", version, n_tensors, n_keys) + content
+
+
+def key(name: bytes, kind: int, value: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + value
+
+
+def entry(
+    name: bytes = b"x",
+    dims: tuple[int, ...] = (32, 2),
+    kind: int = 0,
+    offset: int = 0,
+    n_dims: int | None = None,
+) -> bytes:
+    n_dims = len(dims) if n_dims is None else n_dims
+    return text(name) + struct.pack(f"<I{len(dims)}QIQ", n_dims, *dims, kind, offset)
+
+
+HUGE = 1 << 62
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a GGUF file: it begins with b''"),
+        (b"ggml" + bytes(40), "not a GGUF file"),
+        (b"GGU", "not a GGUF file"),
+        (b"GGUF\3", "truncated: the version"),
+        (head(version=1), "GGUF version 1 is not supported"),
+        (head(version=3 << 24), "big-endian is not supported"),
+        (head(version=9), "GGUF version 9"),
+        (head(n_keys=HUGE), f"{HUGE} keys do not fit"),
+        (head(n_tensors=HUGE), f"{HUGE} tensors do not fit"),
+        (head(n_tensors=200_000, content=bytes(7_000_000)), "200000 tensors are too many"),
+        (head(n_keys=1, content=struct.pack("<Q", HUGE) + bytes(20)), "a key of"),
+        (head(n_keys=1, content=struct.pack("<Q", 999) + bytes(20)), "truncated: a key"),
+        (head(n_keys=1, content=key(b"a", 8, struct.pack("<Q", HUGE))), "value of 'a' of"),
+        (head(n_keys=1, content=key(b"a", 8, struct.pack("<Q", 999))), "truncated"),
+        (head(n_keys=1, content=key(b"a", 13, bytes(8))), "type 13, which is unknown"),
+        (head(n_keys=1, content=key(b"a", 9, struct.pack("<IQ", 0, HUGE))), "numbers in 'a' do no"),
+        (head(n_keys=1, content=key(b"a", 9, struct.pack("<IQ", 8, HUGE))), "texts in 'a' do not"),
+        (head(n_keys=1, content=key(b"a", 9, struct.pack("<IQ", 9, 1) + bytes(12))), "type 9, whi"),
+        (head(n_keys=2, content=key(b"a", 7, b"\1") * 2), "do not fit|occurs twice"),
+        (head(n_keys=2, content=key(b"a", 10, bytes(8)) * 2), "'a' occurs twice"),
+        (head(n_keys=1, content=key(b"general.alignment", 4, bytes(4))), "not a power of two"),
+        (head(n_keys=1, content=key(b"general.alignment", 8, text(b"x"))), "not a power of two"),
+        (head(n_tensors=1, content=entry(n_dims=9)), "has 9 dimensions"),
+        (head(n_tensors=1, content=entry(n_dims=0)), "has 0 dimensions"),
+        (head(n_tensors=1, content=entry(kind=99)), "type 99, which is unknown; supported: F32"),
+        (head(n_tensors=1, content=entry(dims=(33, 2), kind=8)), "no whole blocks of Q8_0"),
+        (head(n_tensors=1, content=entry(dims=(HUGE, HUGE))), "truncated: tensor 'x' ends at"),
+        (head(n_tensors=1, content=entry(offset=HUGE)), "truncated: tensor 'x' ends at"),
+        (head(n_tensors=1, content=entry(offset=7) + bytes(999)), "no multiple of 32"),
+        (head(n_tensors=2, content=entry() * 2 + bytes(999)), "overlaps|twice"),
+        (head(n_tensors=2, content=entry() + entry(b"y") + bytes(999)), "overlaps"),
+        (head(n_tensors=2, content=entry() + entry(offset=256) + bytes(999)), "occurs twice"),
+        (head(n_tensors=1, content=entry() + bytes(64)), "truncated: tensor 'x' ends at 256 of"),
+        (head(n_tensors=1, content=entry() + bytes(999)), "architecture None of a GGUF file"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    with pytest.raises(QsfConversionError, match=message) as caught:
+        GgufCheckpoint(path)
+    assert str(caught.value).startswith(str(path))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoints.make_llama(tmp_path / "m", n_layers=1)
+    path = gguf_files.write(folder, tmp_path / "m.gguf")
+    content = path.read_bytes()
+    n_head_bytes = content.index(b"output_norm.weight")
+    for n in [*range(0, n_head_bytes, 7), *range(n_head_bytes, len(content) - 4, 9973)]:
+        path.write_bytes(content[:n])
+        with pytest.raises(QsfConversionError):
+            GgufCheckpoint(path)
+
+
+def test_flipped_bytes_never_raise_anything_else(tmp_path: Path) -> None:
+    folder = tiny_checkpoints.make_llama(tmp_path / "m", n_layers=1)
+    changes = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b", "ab"]}
+    changes |= {"tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.pre": "gpt-2"}
+    path = gguf_files.write(folder, tmp_path / "m.gguf", changes=changes)
+    content = path.read_bytes()
+    rng = np.random.default_rng(1)
+    n_refused = 0
+    for at in rng.integers(4, 2600, 250).tolist():
+        path.write_bytes(content[:at] + rng.bytes(1) + content[at + 1 :])
+        try:
+            with open_source(path):
+                pass
+        except QsfConversionError:
+            n_refused += 1
+    assert n_refused > 50
+
+
+def test_a_file_that_shrinks_and_one_that_is_none(tmp_path: Path) -> None:
+    folder = tiny_checkpoints.make_llama(tmp_path / "m")
+    path = gguf_files.write(folder, tmp_path / "m.gguf")
+    with GgufCheckpoint(path) as checkpoint:
+        with path.open("r+b") as file:
+            file.truncate(9000)
+        with pytest.raises(QsfIOError, match=r"bytes early in tensor model.embed_tokens.weight"):
+            checkpoint.read_rows("model.embed_tokens.weight", 0, 101)
+    with pytest.raises(QsfIOError, match=r"gone\.gguf"):
+        GgufCheckpoint(tmp_path / "gone.gguf")

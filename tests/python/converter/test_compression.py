@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed layers as the writer makes them, for both readers; holes; the blocks themselves."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
+from qsf.errors import QsfArgumentError
+from qsf.file import layout, writer
+from qsf.file.blocks import pack_block, pack_blocks, unpack_block
+from qsf.file.crc32 import crc32_of_zeros
+from qsf.file.layout import Arch, Compression, Dtype, Layout, Stored, TensorType, tensor_bytes
+from qsf.file.reader import Reader
+from qsf.file.writer import Writer
+from qsf.native import binding
+
+MIB = 1 << 20
+CODECS = [Compression.LZ4, Compression.LZ4HC, Compression.ZSTD]
+
+T = TensorType
+
+
+def write_embedding(w: Writer) -> None:
+    h = w.header
+    w.begin_unit(0, dtype=Dtype.Q8)
+    write_tensors(w, random.Random(1), [(T.EMBEDDING, h.n_vocab, h.dim, Dtype.Q8, Layout.TILES)])
+    w.end_unit()
+
+
+def write_layer(
+    path: Path, data: bytes, compression: Compression, *, n_threads: int | None = None
+) -> Stored:
+    """Write a model of one layer, a vector that holds ``data``; return how it is stored."""
+    header = tiny_header(n_layers=1)
+    with Writer(path, header, Arch(tied_head=True), n_threads=n_threads) as w:
+        write_embedding(w)
+        w.begin_unit(1, dtype=Dtype.F32, compression=compression)
+        w.begin_tensor(T.ATTN_SUB_NORM, 1, len(data) // 4, Dtype.F32, Layout.VECTOR)
+        w.write(data)
+        w.end_tensor()
+        stored = w.end_unit()
+        w.begin_unit(2, dtype=Dtype.F32)
+        final = (T.FINAL_NORM, 1, header.dim, Dtype.F32, Layout.VECTOR)
+        write_tensors(w, random.Random(2), [final])
+        w.end_unit()
+    return stored
+
+
+def block_sizes(path: Path) -> list[tuple[int, int]]:
+    """Return (stored, raw) of the blocks of the first layer, as they lie in the file."""
+    with Reader(path) as r:
+        unit = r.units[1]
+    stored = path.read_bytes()[unit.off :][: unit.stored_bytes]
+    sizes = []
+    at = 0
+    while at < len(stored):
+        sizes.append(layout.BLOCK_HEADER.unpack_from(stored, at))
+        at += layout.BLOCK_HEADER.size + sizes[-1][0]
+    assert at == len(stored)
+    return sizes
+
+
+def mixed(n_bytes: int, seed: int = 0) -> bytes:
+    """Return bytes of which a part compresses, anew in every stretch."""
+    rng = random.Random(seed)
+    parts = (rng.randbytes(37) + bytes(80) for _ in range(n_bytes // 117 + 1))
+    return b"".join(parts)[:n_bytes]
+
+
+# ---- both readers ----
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(CODECS),
+    st.integers(1, 3000),
+    st.integers(1, 4),
+    st.lists(st.tuples(st.booleans(), st.integers(1, 900)), min_size=1, max_size=8),
+    st.integers(0, 2**32),
+)
+def test_layers_of_any_content_and_cut_are_read_by_both(
+    compression: Compression,
+    block_bytes: int,
+    n_threads: int,
+    stretches: list[tuple[bool, int]],
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    data = b"".join(rng.randbytes(4 * n) if noisy else bytes(4 * n) for noisy, n in stretches)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as m:
+        path = Path(folder) / "m.qsf"
+        m.setattr(layout, "COMPRESSED_BLOCK_BYTES", block_bytes)
+        stored = write_layer(path, data, compression, n_threads=n_threads)
+        m.undo()
+        assert stored.stored_bytes <= stored.raw_bytes
+        with Reader(path) as r:
+            assert r.units[1].compression == stored.compression
+            assert r.units[1].stored_bytes == stored.stored_bytes
+            assert r.read_tensor(r.units[1].tensors[0]) == data
+            r.verify()
+        binding.verify_file(path)
+        if stored.compression:
+            raw_sizes = [raw for _, raw in block_sizes(path)]
+            assert raw_sizes[:-1] == [block_bytes] * (len(raw_sizes) - 1)
+            assert 1 <= raw_sizes[-1] <= block_bytes
+
+
+@pytest.mark.parametrize("compression", CODECS)
+@pytest.mark.parametrize(
+    ("raw_bytes", "expected"),
+    [
+        (MIB - 64, [MIB - 64]),
+        (MIB, [MIB]),
+        (MIB + 64, [MIB, 64]),
+        (2 * MIB, [MIB, MIB]),
+        (128, [128]),
+    ],
+)
+def test_layers_at_the_edges_of_a_block(
+    tmp_path: Path, compression: Compression, raw_bytes: int, expected: list[int]
+) -> None:
+    path = tmp_path / "m.qsf"
+    data = mixed(raw_bytes - 64) if raw_bytes > 128 else bytes(64)
+    stored = write_layer(path, data, compression)
+    assert stored.compression == compression
+    assert stored.raw_bytes == raw_bytes
+    assert [raw for _, raw in block_sizes(path)] == expected
+    with Reader(path) as r:
+        assert r.read_tensor(r.units[1].tensors[0]) == data
+    binding.verify_file(path)
+
+
+@pytest.mark.parametrize("compression", CODECS)
+@pytest.mark.parametrize("last", [1, 2, 63])
+def test_a_last_block_of_few_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: Compression, last: int
+) -> None:
+    path = tmp_path / "m.qsf"
+    monkeypatch.setattr(layout, "COMPRESSED_BLOCK_BYTES", 4096 - last)
+    write_layer(path, bytes(4096 - 64), compression)
+    monkeypatch.undo()
+    assert block_sizes(path)[-1][1] == last
+    binding.verify_file(path)
+    with Reader(path) as r:
+        r.verify()
+
+
+# ---- blocks ----
+
+
+@pytest.mark.parametrize("compression", CODECS)
+@pytest.mark.parametrize("n_bytes", [1, 2, 12, 13, 4096, MIB - 1, MIB])
+@pytest.mark.parametrize("make", [bytes, mixed, lambda n: random.Random(n).randbytes(n)])
+def test_a_block_of_any_size(
+    compression: Compression, n_bytes: int, make: Callable[[int], bytes]
+) -> None:
+    raw = make(n_bytes)
+    packed = pack_block(compression, raw)
+    assert 1 <= len(packed) <= n_bytes
+    assert unpack_block(compression, packed, n_bytes) == raw
+
+
+@pytest.mark.parametrize(("compression", "low"), [(Compression.LZ4HC, 3), (Compression.ZSTD, 1)])
+def test_the_level_is_obeyed(compression: Compression, low: int) -> None:
+    raw = b"".join(b"%d " % (n * n % 9973) for n in range(30_000))
+    packed = {level: pack_block(compression, raw, level=level) for level in (low, 12, None)}
+    assert packed[low] != packed[12]
+    assert packed[12] != packed[None]
+    for stored in packed.values():
+        assert unpack_block(compression, stored, len(raw)) == raw
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 5])
+@pytest.mark.parametrize("n_blocks", [0, 1, 2, 3, 12])
+def test_blocks_keep_their_order_and_few_are_in_memory(n_threads: int, n_blocks: int) -> None:
+    blocks = [bytes([i]) * (1000 + i) for i in range(n_blocks)]
+    n_taken = n_given = 0
+
+    def taken() -> Iterator[bytes]:
+        nonlocal n_taken
+        for block in blocks:
+            n_taken += 1
+            assert n_taken - n_given <= n_threads + 1
+            yield block
+
+    for (n_raw, packed), block in zip(
+        pack_blocks(Compression.LZ4, taken(), n_threads), blocks, strict=True
+    ):
+        assert unpack_block(Compression.LZ4, packed, n_raw) == block
+        n_given += 1
+
+
+def test_packing_that_is_left_midway_ends_its_threads() -> None:
+    before = threading.active_count()
+    packing = pack_blocks(Compression.ZSTD, (bytes(MIB) for _ in range(20)), 3)
+    next(packing)
+    assert threading.active_count() > before
+    packing.close()
+    assert threading.active_count() == before
+
+
+# ---- when it is worth it ----
+
+
+@pytest.mark.parametrize(
+    ("more_bytes", "compression"), [(0, Compression.LZ4), (1, Compression.NONE)]
+)
+@pytest.mark.parametrize("raw_bytes", [128, 6400, 64 * 1601])
+def test_a_layer_is_compressed_from_a_saving_of_three_percent_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    raw_bytes: int,
+    more_bytes: int,
+    compression: Compression,
+) -> None:
+    most = raw_bytes * 97 // 100
+
+    def planted(
+        compression: int, blocks: Iterable[bytes], n_threads: int
+    ) -> Generator[tuple[int, bytes], None, None]:
+        (raw,) = blocks
+        yield len(raw), bytes(most + more_bytes - 8)
+
+    monkeypatch.setattr(writer, "pack_blocks", planted)
+    stored = write_layer(tmp_path / "m.qsf", bytes(raw_bytes - 64), Compression.LZ4)
+    assert stored.compression == compression
+    assert stored.stored_bytes == (most if compression else raw_bytes)
+
+
+@pytest.mark.parametrize("compression", CODECS)
+def test_noise_is_stored_as_without_compression(tmp_path: Path, compression: Compression) -> None:
+    data = random.Random(3).randbytes(2 * MIB + 128)
+    assert write_layer(tmp_path / "a.qsf", data, compression).compression == Compression.NONE
+    write_layer(tmp_path / "b.qsf", data, Compression.NONE)
+    assert (tmp_path / "a.qsf").read_bytes() == (tmp_path / "b.qsf").read_bytes()
+
+
+def test_threads_do_not_change_the_file(tmp_path: Path) -> None:
+    files = set()
+    for n in (1, 2, 4):
+        write_layer(tmp_path / f"{n}.qsf", mixed(5 * MIB), Compression.LZ4, n_threads=n)
+        files.add((tmp_path / f"{n}.qsf").read_bytes())
+    assert len(files) == 1
+
+
+# ---- deciding at the end of a unit ----
+
+
+def open_layer(w: Writer, data: bytes) -> None:
+    write_embedding(w)
+    w.begin_unit(1, dtype=Dtype.F32)
+    w.begin_tensor(T.ATTN_SUB_NORM, 1, len(data) // 4, Dtype.F32, Layout.VECTOR)
+    w.write(data)
+    w.end_tensor()
+
+
+def test_a_sample_is_spread_over_the_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "COMPRESSED_BLOCK_BYTES", 64)
+    data = b"".join(bytes([i]) * 64 for i in range(99)) + b"abcd"
+    w = Writer(tmp_path / "m.qsf", tiny_header(n_layers=1), Arch())
+    open_layer(w, data)
+    # The tensor's header is block 0, and the last one holds four bytes and padding.
+    assert [block[0] for block in w.sample(3)] == [16 - 1, 50 - 1, 84 - 1]
+    every = w.sample(1000)
+    assert len(every) == 101
+    assert b"".join(every)[64:] == data + bytes(60)
+    assert w.end_unit(compression=Compression.LZ4).compression == Compression.LZ4
+    w.abort()
+
+
+def test_a_sample_and_a_late_decision_are_checked(tmp_path: Path) -> None:
+    w = Writer(tmp_path / "m.qsf", tiny_header(n_layers=1), Arch())
+    with pytest.raises(QsfArgumentError, match="no unit has begun"):
+        w.sample(1)
+    w.begin_unit(0, dtype=Dtype.Q8)
+    with pytest.raises(QsfArgumentError, match="has no tensor"):
+        w.sample(1)
+    w.begin_tensor(T.EMBEDDING, 20, 8, Dtype.Q8, Layout.TILES)
+    with pytest.raises(QsfArgumentError, match="has not ended"):
+        w.sample(1)
+    with pytest.raises(QsfArgumentError, match="the embedding has no holes"):
+        w.write_zeros(1)
+    w.write(bytes(tensor_bytes(20, 8, Dtype.Q8, Layout.TILES)))
+    w.end_tensor()
+    with pytest.raises(QsfArgumentError, match="only layers can be compressed"):
+        w.end_unit(compression=Compression.LZ4)
+    with pytest.raises(QsfArgumentError, match="compression 9, allowed"):
+        w.end_unit(compression=9)
+    assert w.end_unit(compression=Compression.NONE).stored_bytes > 0
+    w.abort()
+
+
+# ---- holes ----
+
+
+@given(
+    st.integers(0, 5000) | st.sampled_from([MIB - 1, MIB, 3 * MIB + 5]), st.integers(0, 2**32 - 1)
+)
+def test_the_checksum_of_zeros(n_bytes: int, crc32: int) -> None:
+    assert crc32_of_zeros(n_bytes, crc32) == zlib.crc32(bytes(n_bytes), crc32)
+
+
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.ZSTD])
+def test_holes_read_as_zeros(tmp_path: Path, compression: Compression) -> None:
+    """The file is what it would be with the zeros written."""
+    header = tiny_header(dim=256, ffn_dim=4096)
+    plain = tmp_path / "plain.qsf"
+    write_tiny(plain, header=header, compression=compression, is_dull=True)
+    holes = tmp_path / "holes.qsf"
+    with Writer(holes, header, Arch()) as w:
+        for unit_idx in range(header.n_layers + 2):
+            is_layer = 1 <= unit_idx <= header.n_layers
+            w.begin_unit(
+                unit_idx,
+                dtype=Dtype.Q4,
+                compression=compression if is_layer else Compression.NONE,
+                importance=0.5,
+            )
+            tensors = layer_tensors(header, Dtype.Q4)
+            if not is_layer:
+                kind, n_rows = (T.EMBEDDING, 20) if unit_idx == 0 else (T.HEAD, 20)
+                tensors = [(kind, n_rows, 256, Dtype.Q8, Layout.TILES)]
+                if unit_idx:
+                    tensors.insert(0, (T.FINAL_NORM, 1, 256, Dtype.F32, Layout.VECTOR))
+            for tensor in tensors:
+                n_bytes = tensor_bytes(*tensor[1:])
+                w.begin_tensor(*tensor)
+                if is_layer:
+                    w.write(bytes(n_bytes // 3))
+                    w.write_zeros(n_bytes - n_bytes // 3)
+                else:
+                    w.write(bytes(n_bytes))
+                w.end_tensor()
+            w.end_unit()
+    assert holes.read_bytes() == plain.read_bytes()
+    binding.verify_file(holes)
+    if not compression:
+        assert holes.stat().st_blocks < plain.stat().st_blocks
+
+
+def test_more_zeros_than_the_tensor_has_are_refused(tmp_path: Path) -> None:
+    w = Writer(tmp_path / "m.qsf", tiny_header(n_layers=1), Arch())
+    write_embedding(w)
+    w.begin_unit(1, dtype=Dtype.F32)
+    w.begin_tensor(T.ATTN_SUB_NORM, 1, 8, Dtype.F32, Layout.VECTOR)
+    w.write_zeros(30)
+    for n_bytes in (3, -1):
+        with pytest.raises(QsfArgumentError, match=r"allowed: 0 \.\. 2"):
+            w.write_zeros(n_bytes)
+    w.abort()

@@ -1,0 +1,277 @@
+"""Tokenizers rebuilt from GGUF files: the ids of the original, or no tokenizer and a reason."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from make import gguf_files
+from qsf.file.reader import Reader
+from qsf.text.chat import ChatTemplate
+from qsf.text.tokenizer import Tokenizer
+from qsf_converter import convert
+from qsf_converter.sources.gguf_tokenizer import chat_of, tokenizer_of
+from qsf_converter.sources.source import open_source
+
+TEXTS = [
+    "Once upon a time, there was a little girl.",
+    "It's 3 o'clock; I'LL pay $1234567.89 + 20% of <that>!",
+    "  two  spaces\n\n\nand lines \t tabs   ",
+    "caf\u00e9 na\u00efve \u4f60\u597d\u4e16\u754c \U0001f600\U0001f44d \u0627\u0644\u0639",
+    "\r\nWindows\r\nlines\r\n\r\n",
+    "x=f(y)^2~|z| 'quoted' \"text\" we're they've I'm he'd",
+    "\u0967\u0968\u0969\u096a \u00bd \u00b2 5\u20447 \x00\x7f",
+    "<|begin_of_text|>a<|end_of_text|> <s> </s> <unk> <0x41>",
+    "a", " ", "",
+]  # fmt: skip
+
+
+def as_metadata(said: dict[str, Any]) -> dict[str, Any]:
+    """Lists of numbers as the reader of GGUF files gives them."""
+    return {
+        key: np.array(value) if isinstance(value, list) and not isinstance(value[0], str) else value
+        for key, value in said.items()
+    }
+
+
+def rebuilt(said: dict[str, Any]) -> Tokenizer:
+    data, reason = tokenizer_of(as_metadata(said))
+    assert reason is None
+    assert data is not None
+    return Tokenizer(data, bos_id=said.get("tokenizer.ggml.bos_token_id"))
+
+
+def assert_same(found: Tokenizer, expected: Tokenizer, texts: list[str] = TEXTS) -> None:
+    assert found.n_vocab == expected.n_vocab
+    assert found.special_names == expected.special_names
+    for text in texts:
+        for parse_special in (False, True):
+            ids = expected.encode(text, parse_special=parse_special)
+            assert found.encode(text, parse_special=parse_special) == ids, text
+            assert found.decode(ids) == expected.decode(ids)
+            assert found.decode(ids, skip_special=False) == expected.decode(ids, skip_special=False)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt2"])
+def test_a_byte_level_vocabulary_comes_back(
+    tmp_path: Path, model: str, tiny_llama_dir: Path, tiny_gpt2_dir: Path
+) -> None:
+    """From a whole file, through conversion: sections, ids and units as of the directory."""
+    folder = tiny_llama_dir if model == "tiny-llama" else tiny_gpt2_dir
+    path = gguf_files.write(
+        folder,
+        tmp_path / "m.gguf",
+        tokenizer=True,
+        changes={"tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}"},
+    )
+    assert convert(path, tmp_path / "a.qsf", quant_type="8bit").warnings == ()
+    convert(folder, tmp_path / "b.qsf", quant_type="8bit")
+    with Reader(tmp_path / "a.qsf") as found, Reader(tmp_path / "b.qsf") as expected:
+        for i in range(len(expected.units)):
+            assert found.read_unit(i) == expected.read_unit(i)
+        bos = expected.header.bos_id
+        assert found.header == expected.header
+        tokenizers = [Tokenizer(f.read_section("TOKN"), bos_id=bos) for f in (found, expected)]
+        chats = [json.loads(f.read_section("CHAT")) for f in (found, expected)]
+    assert_same(tokenizers[0], tokenizers[1])
+    assert chats[0]["special_tokens"] == {
+        **chats[1]["special_tokens"],
+        "add_bos_token": tokenizers[1].encode("a")[0] == bos,
+    }
+    ids = {key: chats[1]["generation"][key] for key in ("bos_token_id", "eos_token_id")}
+    assert chats[0]["generation"] == ids
+    template = ChatTemplate(chats[0]["chat_template"], chats[0]["special_tokens"])
+    shown = template.render([{"role": "user", "content": "Hi"}])
+    assert shown == chats[1]["special_tokens"]["bos_token"] + "Hi"
+
+
+@pytest.mark.parametrize("rule", ["gpt-2", "llama-bpe", "qwen2", "default"])
+def test_each_splitting_rule_gives_the_ids_of_llama_cpp(
+    rule: str, tiny_llama_dir: Path, project_root: Path
+) -> None:
+    golden = json.loads((project_root / "tests" / "golden" / "gguf_encodings.json").read_text())
+    said = gguf_files.with_runs(gguf_files.byte_level_vocabulary(tiny_llama_dir))
+    tokenizer = rebuilt({**said, "tokenizer.ggml.pre": rule})
+    for text, ids in zip(golden["texts"], golden["ids"][rule], strict=True):
+        assert tokenizer.encode(text, add_prefix=False, parse_special=False) == ids, text
+        assert tokenizer.decode(ids) == text
+
+
+def test_words_that_are_not_reached_by_merges(tiny_llama_dir: Path) -> None:
+    """LLaMA 3 takes a whole word of its vocabulary, whatever the merges say."""
+    said = gguf_files.byte_level_vocabulary(tiny_llama_dir)
+    words = [*said["tokenizer.ggml.tokens"][:-1], "zqzqz"]
+    for rule, n_tokens in (("llama-bpe", 1), ("llama3", 1), ("gpt-2", 5)):
+        changed = {**said, "tokenizer.ggml.tokens": words, "tokenizer.ggml.pre": rule}
+        changed["tokenizer.ggml.merges"] = [
+            merge
+            for merge in said["tokenizer.ggml.merges"]
+            if merge.replace(" ", "") != said["tokenizer.ggml.tokens"][-1]
+        ]
+        assert len(rebuilt(changed).encode("zqzqz", add_prefix=False)) == n_tokens
+
+
+def test_who_begins_a_text_with_bos(tiny_llama_dir: Path) -> None:
+    said = gguf_files.byte_level_vocabulary(tiny_llama_dir)
+    del said["tokenizer.ggml.add_bos_token"]
+    assert rebuilt({**said, "tokenizer.ggml.pre": "gpt-2"}).encode("a")[0] != 0
+    assert rebuilt({**said, "tokenizer.ggml.pre": "llama-bpe"}).encode("a")[0] == 0
+    said["tokenizer.ggml.add_bos_token"] = False
+    assert rebuilt({**said, "tokenizer.ggml.pre": "llama-bpe"}).encode("a")[0] != 0
+
+
+def test_tokens_that_a_user_defined(tiny_llama_dir: Path) -> None:
+    """They are found in any text, but they are text."""
+    said = gguf_files.byte_level_vocabulary(tiny_llama_dir)
+    kinds = [*said["tokenizer.ggml.token_type"][:-1], 4]
+    words = [*said["tokenizer.ggml.tokens"][:-1], "<tool>"]
+    merges = said["tokenizer.ggml.merges"][:500]
+    tokenizer = rebuilt(
+        {
+            **said,
+            "tokenizer.ggml.tokens": words,
+            "tokenizer.ggml.token_type": kinds,
+            "tokenizer.ggml.merges": merges,
+        }
+    )
+    ids = tokenizer.encode("a<tool>b", add_prefix=False)
+    assert ids[1] == len(words) - 1
+    assert tokenizer.decode(ids) == "a<tool>b"
+
+
+SMALL = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": [
+        *("<unk>", "<s>", "</s>"), *(f"<0x{i:02X}>" for i in range(256)),
+        *("\u2581", "a", "b", "c", "ab", "bc", "abc", "\u2581a", "\u2581ab"),
+    ],
+    "tokenizer.ggml.scores": [0.0] * 259 + [-9.0, -9.0, -9.0, -9.0, -2.0, -1.0, -5.0, -4.0, -3.0],
+    "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 9,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.unknown_token_id": 0,
+}  # fmt: skip
+
+
+def test_sentence_pieces_are_merged_by_score() -> None:
+    tokenizer = rebuilt(SMALL)
+    names = SMALL["tokenizer.ggml.tokens"]
+
+    def pieces(text: str) -> list[str]:
+        return [names[idx] for idx in tokenizer.encode(text, add_prefix=False)]  # type: ignore[index]
+
+    assert pieces("abc") == ["\u2581a", "bc"]  # bc first, then \u2581a: no ab is left
+    assert pieces("ab") == ["\u2581ab"]  # ab, and with it the next
+    assert pieces("abab") == ["\u2581ab", "ab"]
+    assert pieces("a \u00e9") == ["\u2581a", "\u2581", "<0xC3>", "<0xA9>"]
+    assert tokenizer.encode("a") == [1, 266]
+    assert tokenizer.decode(tokenizer.encode("a b\u00e9c")) == "a b\u00e9c"
+    bare = rebuilt({**SMALL, "tokenizer.ggml.add_space_prefix": False})
+    assert bare.encode("ab", add_prefix=False) == [263]
+    assert bare.decode([263, 266]) == "ab a"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model 't5' is not supported"),
+        ({"tokenizer.ggml.tokens": 5}, "the file has no vocabulary"),
+        ({"tokenizer.ggml.tokens": ["a", "a"]}, "1 of its 2 words occur twice"),
+        ({"tokenizer.ggml.scores": [1.0]}, "scores has no number for each of 268 words"),
+        ({"tokenizer.ggml.scores": [float("nan")] * 268}, "values that are no numbers"),
+        ({"tokenizer.ggml.token_type": [1.0]}, "token_type has no number for each of 268"),
+        ({"tokenizer.ggml.unknown_token_id": 999}, "unknown_token_id 999 is not in the vocab"),
+        ({"tokenizer.ggml.model": "gpt2"}, "no merges"),
+        (
+            {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["a b"],
+             "tokenizer.ggml.pre": "mpt-9"},
+            "tokenizer.ggml.pre 'mpt-9' is not supported; supported: gpt-2, llama-bpe, qwen2, def",
+        ),
+        (
+            {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["abc"]},
+            "merges is not of two words",
+        ),
+        (
+            {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["x y"]},
+            "the tokenizer cannot be read",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_rebuilt_is_left_out(change: dict[str, Any], reason: str) -> None:
+    data, said = tokenizer_of(as_metadata({**SMALL, **change}))
+    assert data is None
+    assert said is not None
+    assert reason in said
+    assert len(said.splitlines()) == 1
+
+
+def test_long_words_do_not_take_long() -> None:
+    words = [*SMALL["tokenizer.ggml.tokens"][:-1], "a" * 1_000_000]  # type: ignore[index]
+    data, said = tokenizer_of(as_metadata({**SMALL, "tokenizer.ggml.tokens": words}))
+    assert data is None
+    assert said == "the tokenizer is left out: word 267 has 1000000 characters"
+
+
+def test_named_chat_templates() -> None:
+    said = {"tokenizer.chat_template": "A", "tokenizer.chat_template.tools": "B"}
+    chat = json.loads(chat_of(said, {}))
+    assert chat["chat_template"] == "A"
+    assert chat["chat_templates"] == {"default": "A", "tools": "B"}
+
+
+# ---- real vocabularies ----
+
+
+def test_llama_2_comes_back_from_its_words_and_scores(shared_dir: Path) -> None:
+    folder = shared_dir / "tokenizers" / "llama2"
+    data = (folder / "tokenizer.json").read_bytes()
+    expected = Tokenizer(data, bos_id=1, add_bos=True)
+    said = gguf_files.sentence_piece_vocabulary(folder)
+    found = rebuilt(said)
+    rebuilt_data, _ = tokenizer_of(as_metadata(said))
+    merges = [json.loads(one or b"")["model"]["merges"] for one in (rebuilt_data, data)]
+    assert merges[0] == [one.split(" ") for one in merges[1]]
+    prose = (shared_dir / "text" / "wikitext2-test.txt").read_text("utf-8")[:20000]
+    for text in [*TEXTS, prose]:
+        ids = expected.encode(text, parse_special=False)
+        assert found.encode(text, parse_special=False) == ids, text
+        assert found.decode(ids) == expected.decode(ids)
+
+
+@pytest.mark.parametrize("rule", ["gpt-2", pytest.param("qwen2", marks=pytest.mark.slow)])
+def test_the_vectors_of_llama_cpp(shared_dir: Path, rule: str) -> None:
+    folder = shared_dir / "tokenizers"
+    name = rule.replace("-", "")
+    vocab = json.loads((folder / name / "vocab.json").read_text("utf-8"))
+    lines = (folder / name / "merges.txt").read_text("utf-8").split("\n")
+    tokenizer = rebuilt(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": rule,
+            "tokenizer.ggml.tokens": sorted(vocab, key=lambda word: vocab[word]),
+            "tokenizer.ggml.merges": [one for one in lines if one and not one.startswith("#ver")],
+        }
+    )
+    folder = folder / "llama.cpp-vectors"
+    inputs = (folder / f"ggml-vocab-{rule}.gguf.inp").read_text("utf-8")
+    outputs = (folder / f"ggml-vocab-{rule}.gguf.out").read_text("utf-8")
+    n_checked = 0
+    texts = inputs.split("\n__ggml_vocab_test__\n")
+    for text, line in zip(texts, outputs.split("\n"), strict=False):
+        assert tokenizer.encode(text) == [int(word) for word in line.split()], repr(text)
+        n_checked += 1
+    assert n_checked > 20
+
+
+def test_the_vocabulary_is_part_of_the_file(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    path = gguf_files.write(
+        tiny_llama_dir, tmp_path / "m.gguf", tokenizer=True, changes={"tokenizer.ggml.pre": "x"}
+    )
+    with open_source(path) as source:
+        assert source.tokenizer is None
+        assert "tokenizer.ggml.pre 'x' is not supported" in source.facts.warnings[-1]

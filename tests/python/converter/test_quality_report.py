@@ -1,0 +1,553 @@
+"""The quality report: in META, on the terminal, and as a page of HTML."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from make.page_parser import PageParser
+from make.qsf_files import write_tiny
+from make.quality_reports import full_quality
+from qsf.errors import QsfError
+from qsf.file.reader import Reader
+from qsf.inspect import cli as inspect_cli
+from qsf.inspect import quality as inspect_quality
+from qsf.inspect.meta import clean, read_meta
+from qsf_converter import cli
+from qsf_converter.report import html as report_html
+from qsf_converter.report import record as converter_report
+from qsf_converter.report.html import FileFacts, page, read_file
+from qsf_converter.report.record import Quality, Report
+from qsf_converter.report.style import STYLE
+from qsf_converter.report.svg import N_SHADES, scale_ends, shades
+from qsf_converter.report.text import full_lines, quality_lines, summary_lines
+
+OLD_KEYS = (
+    "name", "source", "type", "n_rows", "n_cols", "bits_per_weight", "mse", "max_error", "cosine",
+)  # fmt: skip
+NEW_KEYS = ("relative_error", "outliers", "action", "output_error")
+
+
+def inspect(*arguments: object) -> str:
+    """What ``qsf-inspect`` prints."""
+    result = CliRunner().invoke(inspect_cli.app, [str(a) for a in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def file_of(folder: Path, quality: object) -> Path:
+    """A tiny .qsf file whose META has this quality report."""
+    path = folder / "made.qsf"
+    meta = {"source": {"name": "small-llama"}, "quality": quality}
+    write_tiny(path, 3, sections={"META": json.dumps(meta).encode()})
+    return path
+
+
+def page_of(path: Path) -> str:
+    with Reader(path) as reader:
+        return page(*read_file(reader))
+
+
+# ---- META ----
+
+
+def test_what_is_written_is_read_again() -> None:
+    quality = full_quality()
+    meta = json.loads(json.dumps(quality.meta()))
+    assert set(meta) == {"tensors", "layers", "evaluation", "calibration"}
+    assert list(meta["tensors"][0]) == [*OLD_KEYS, *NEW_KEYS]
+    assert list(meta["layers"][0]) == ["layer", "importance", "cosine", "kl_skipped"]
+    again = Quality.from_meta(meta)
+    assert again is not None
+    assert again.n_unreadable == 0
+    assert again.meta() == meta  # rounded once, rounded for good
+    assert again.evaluation == quality.evaluation
+    assert again.calibration == quality.calibration
+    for one, other in zip(quality.tensors, again.tensors, strict=True):
+        assert (other.name, other.action, other.n_weights) == (one.name, one.action, one.n_weights)
+        assert other.cosine == pytest.approx(one.cosine, rel=1e-4)
+        assert other.error == pytest.approx(one.error, rel=1e-4)
+
+
+def test_what_was_not_measured_is_absent() -> None:
+    meta = Quality(tensors=full_quality().tensors).meta()
+    assert set(meta) == {"tensors"}
+
+
+def test_numbers_are_rounded_and_finite() -> None:
+    quality = Quality(full_quality().tensors, calibration={"a": math.nan, "b": 1 / 3, "n": 123456})
+    assert quality.meta()["calibration"] == {"a": None, "b": 0.33333, "n": 123456}
+
+
+def test_files_from_before_still_print(tmp_path: Path) -> None:
+    """Reports had nine keys for each tensor, and nothing else."""
+    old = [{key: entry[key] for key in OLD_KEYS} for entry in full_quality(2).meta()["tensors"]]
+    path = file_of(tmp_path, {"tensors": old})
+    out = inspect(path, "--quality")
+    assert "1.FFN_DOWN" in out
+    assert "perplexity" not in out
+    quality = Quality.from_meta({"tensors": old})
+    assert quality is not None
+    matrix = next(t for t in quality.tensors if t.type == "4bit")
+    expected = math.sqrt(1 - matrix.cosine**2)
+    assert matrix.error == pytest.approx(expected)
+    assert matrix.action == "rounded"
+    assert "not measured" in page_of(path)
+
+
+def test_a_conversion_reports_what_it_did_to_each_tensor(
+    tiny_llama_4bit: Path, tiny_llama_dir: Path
+) -> None:
+    said = json.loads(inspect(tiny_llama_4bit, "--quality", "--json"))
+    weights = load_file(tiny_llama_dir / "model.safetensors")
+    entries = {entry["name"]: entry for entry in said["quality"]["tensors"]}
+    assert len(entries) == 56
+    for name, entry in entries.items():
+        source = weights[entry["source"]].astype(np.float64)
+        assert source.size == entry["n_rows"] * entry["n_cols"]
+        expected = math.sqrt(entry["mse"] / np.mean(source**2))
+        assert entry["relative_error"] == pytest.approx(expected, rel=1e-3, abs=1e-12), name
+        assert entry["action"] == ("exact" if entry["type"] == "f32" else "rounded"), name
+        assert (entry["max_error"] == 0) == (entry["action"] == "exact")
+        assert entry["output_error"] is None  # without calibration
+        if entry["type"] == "4bit":
+            spread = np.abs(source - source.mean()) > 3 * source.std()
+            assert entry["outliers"] == pytest.approx(spread.mean(), abs=3e-3), name
+        else:
+            assert entry["outliers"] is None
+    assert said["file_bytes"] == tiny_llama_4bit.stat().st_size
+    types = {one["type"]: one for one in said["tensors_by_type"]}
+    assert types["4bit"]["bits_per_weight"] == 4.5
+    assert types["f32"]["cosine"] == pytest.approx(1)
+    with Reader(tiny_llama_4bit) as reader:
+        n_weights = sum(t.n_rows * t.n_cols for t in reader.tensors)
+    assert sum(one["parameters"] for one in types.values()) == n_weights
+
+
+# ---- on the terminal ----
+
+
+def test_the_summary_is_short_and_says_all() -> None:
+    quality = full_quality()
+    n_weights = quality.n_weights
+    report = Report(quality, (), n_weights, 4 << 20, n_weights // 2, 1.0, "layers: as they are")
+    lines = list(summary_lines(report, "m.qsf"))
+    assert len(lines) <= 16
+    out = "\n".join(lines)
+    for text in (
+        *("m.qsf: ", " from 4.0 MB, 4.00 bits a weight", "layers: as they are"),
+        *("perplexity 7.8312, original 7.6541 (+2.31 %)", "131072 tokens of tinystories-dev.txt"),
+        *("context 512, strided", "KL mean 0.02134", "KL 99 % 0.2711"),
+        *("same first choice 92.8 %", "least important layers: 5 (0.0223)", "25 exact"),
+    ):
+        assert text in out
+    for one in quality.by_type():
+        line = next(line for line in lines if line.startswith(f"{one.type} "))
+        tensors = [t for t in quality.tensors if t.type == one.type]
+        assert line.split()[1:3] == [str(len(tensors)), f"{sum(t.n_weights for t in tensors):,}"]
+    worst = min(quality.tensors, key=lambda t: t.cosine)
+    after = lines[lines.index("least like their source:") + 1]
+    assert after.split()[0] == worst.name
+
+
+def test_the_mean_cosine_of_a_type_is_by_weights() -> None:
+    meta = full_quality(2).meta()["tensors"]
+    small = {**meta[0], "type": "4bit", "n_rows": 1, "n_cols": 1, "cosine": 0.0}
+    large = {**small, "n_cols": 3, "cosine": 1.0}
+    quality = Quality.from_meta({"tensors": [small, large]})
+    assert quality is not None
+    assert quality.by_type()[0].cosine == pytest.approx(0.75)
+
+
+def test_inspect_lists_every_tensor_and_layer(tmp_path: Path) -> None:
+    quality = Quality.from_meta(full_quality().meta())  # rounded
+    assert quality is not None
+    out = inspect(file_of(tmp_path, quality.meta()), "--quality")
+    words = {line.split()[0]: line for line in out.splitlines() if line}
+    for tensor in quality.tensors:
+        assert tensor.type in words[tensor.name]
+        assert tensor.action in words[tensor.name]
+    for layer in quality.layers:
+        assert f"{layer.importance:.4g}" in words[str(layer.layer)]
+    assert "sha256" in out
+    assert "output err." in out
+
+
+def test_inspect_for_programs(tmp_path: Path) -> None:
+    quality = full_quality()
+    said = json.loads(inspect(file_of(tmp_path, quality.meta()), "--quality", "--json"))
+    assert said["quality"] == quality.meta()
+    assert set(said) == {"path", "file_bytes", "bits_per_weight", "tensors_by_type", "quality"}
+
+
+@pytest.mark.parametrize("meta", [b"{}", b"[", b'{"quality": {"tensors": []}}', None])
+def test_a_file_without_report_says_so(
+    tmp_path: Path, meta: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.qsf"
+    write_tiny(path, 3, sections={} if meta is None else {"META": meta})
+    for arguments in (["--quality"], ["--quality", "--json"], ["--report", str(tmp_path / "r")]):
+        assert inspect_cli.run([str(path), *arguments]) == 1
+        captured = capsys.readouterr()
+        assert "holds no quality report; convert the model again" in captured.err
+        assert len(captured.err.splitlines()) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["m.qsf"]
+
+
+# ---- META that means ill ----
+
+_SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+    | st.sampled_from(["\x1b[31m", "\u202e", "\ud800", "<b>", 10**400, -1, 0, 5e-324, 1e308, 1e30])
+)  # fmt: skip
+_KEYS = st.sampled_from(
+    [*OLD_KEYS, *NEW_KEYS, "tensors", "layers", "evaluation", "calibration", "perplexity", "layer"]
+)
+_JSON = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_KEYS | st.text(), inner),
+    max_leaves=12,
+)
+
+
+@st.composite
+def damaged_reports(draw: st.DrawFn) -> Any:
+    """A good report in which some values are replaced by others."""
+    quality = full_quality(2, seed=draw(st.integers(0, 3))).meta()
+    for _ in range(draw(st.integers(1, 6))):
+        part = draw(st.sampled_from(["tensors", "layers", "evaluation", "calibration"]))
+        entry = quality[part]
+        if isinstance(entry, list) and entry:
+            entry = entry[draw(st.integers(0, len(entry) - 1))]
+        if isinstance(entry, dict) and entry:
+            key = draw(st.sampled_from(sorted(entry)))
+            entry[key] = draw(_SCALARS if draw(st.booleans()) else _JSON)
+    if draw(st.booleans()):
+        quality[draw(_KEYS)] = draw(_JSON)
+    return quality
+
+
+def assert_survives(path: Path, meta: bytes) -> None:
+    """Every way to look at the file ends well, or with an error that says what is wrong."""
+    with pytest.MonkeyPatch.context() as patch, Reader(path) as reader:
+        patch.setattr(reader, "read_section", lambda _tag: meta)
+        json.dumps(inspect_cli.describe(reader), indent=2, allow_nan=False)
+        lines = [*inspect_cli.report_lines(reader, with_tensors=False)]
+        try:
+            said = inspect_quality.describe_quality(reader)
+        except QsfError:
+            assert Quality.from_meta((read_meta(reader) or {}).get("quality")) is None
+            return
+        json.dumps(said, indent=2, allow_nan=False)
+        lines += inspect_quality.quality_lines(reader)
+        html = page(*read_file(reader))
+    PageParser().read(html)
+    html.encode()
+    assert all(clean(line).isprintable() for line in lines)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(quality=damaged_reports() | _JSON)
+def test_any_json_is_survived(tiny_file: Path, quality: Any) -> None:
+    meta = json.dumps({"source": {"name": "\x1b"}, "quality": quality}).encode()
+    assert_survives(tiny_file, meta)
+
+
+@pytest.fixture(scope="module")
+def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "m.qsf"
+    write_tiny(path, 3, sections={"META": b"{}"})
+    return path
+
+
+def _many(n: int, **changes: object) -> bytes:
+    entry = {**full_quality(2).meta()["tensors"][2], **changes}
+    entries = [{**entry, "name": f"{idx}.Q{idx}"} for idx in range(n)]
+    return json.dumps({"quality": {"tensors": entries}}).encode()
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        b"[" * 5000,
+        b'{"quality": ' + b"[" * 700 + b"]" * 700 + b"}",
+        b'{"quality": NaN, "a": 1e999, "b": -Infinity}',
+        b'{"quality": {"tensors": 5, "layers": {}}, "x": ' + b"9" * 5000 + b"}",
+        b"\xff\xfe\x00",
+        b'"text"',
+        _many(3, mse=1e30, max_error=1e30, relative_error=1e30),
+        _many(3, relative_error=5e-324, bits_per_weight=1e308),
+        _many(3, relative_error=None, cosine=-1),
+        _many(3, n_rows=2**47, n_cols=2**47, type="x" * 10_000),
+        json.dumps({"quality": {**full_quality(2).meta(), "layers": [
+            {"layer": idx, "importance": value} for idx, value in enumerate([-1e30, 5e-324, 0, 2])
+        ]}}).encode(),
+        json.dumps({"quality": {**full_quality(2).meta(), "evaluation": {
+            "tokens": 0, "ctx_tokens": 0, "perplexity": 1e30, "perplexity_original": 5e-324,
+        }}}).encode(),
+    ],
+    ids=range(12),
+)  # fmt: skip
+def test_extremes_are_survived(tiny_file: Path, tmp_path: Path, meta: bytes) -> None:
+    assert_survives(tiny_file, meta)
+    path = tmp_path / "m.qsf"
+    write_tiny(path, 3, sections={"META": meta})
+    result = CliRunner().invoke(inspect_cli.app, [str(path), "--quality"])
+    assert result.exception is None or isinstance(result.exception, QsfError)
+    assert all(c.isprintable() or c == "\n" for c in result.output)
+
+
+def test_what_a_file_can_make_us_print_is_bounded(
+    tiny_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta = _many(210)
+    monkeypatch.setattr(converter_report, "_MAX_TENSORS", 200)
+    monkeypatch.setattr(report_html, "_MAX_ROWS", 100)
+    assert_survives(tiny_file, meta)
+    quality = Quality.from_meta(json.loads(meta)["quality"])
+    assert quality is not None
+    assert (len(quality.tensors), quality.n_unreadable) == (200, 10)
+    html = page(FileFacts("m.qsf", 1, 2, "llama", "4bit"), quality)
+    assert html.count("<tr>") == 1 + 100
+    assert "The first 100 are shown." in html
+    assert html.count("<g>") == 2 * 32  # as many kinds as a plot has room for
+
+
+# ---- the page ----
+
+
+@pytest.fixture(scope="module")
+def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("page")
+    return page_of(file_of(folder, full_quality().meta()))
+
+
+def test_the_page_needs_nothing_else(full_page: str) -> None:
+    parser = PageParser().read(full_page)
+    names = {tag for tag, _ in parser.tags}
+    assert names.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "base", "form"})
+    for word in ("http:", "https:", "//", "url(", "@import", "javascript:", "data:"):
+        assert word not in full_page
+    attributes = {name for _, attrs in parser.tags for name in attrs}
+    assert attributes.isdisjoint({"src", "href", "srcset", "action", "background"})
+    assert not any(name.startswith("on") for name in attributes)
+    policy = [a["content"] for t, a in parser.tags if a.get("http-equiv")]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+
+
+def test_the_page_is_for_phones_and_for_those_who_cannot_see_it(full_page: str) -> None:
+    parser = PageParser().read(full_page)
+    assert "prefers-color-scheme:dark" in full_page
+    metas = [attrs for tag, attrs in parser.tags if tag == "meta"]
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in metas
+    assert ("html", {"lang": "en"}) in parser.tags
+    plots = [attrs for tag, attrs in parser.tags if tag == "svg"]
+    assert len([p for p in plots if p.get("class") == "plot"]) == 3
+    for attrs in plots:
+        assert attrs.get("viewbox")
+        assert attrs.get("aria-hidden") == "true" or (attrs["role"], bool(attrs["aria-label"])) == (
+            "img",
+            True,
+        )
+    n_tables = sum(tag == "table" for tag, _ in parser.tags)
+    assert n_tables == 2
+    regions = [attrs for _, attrs in parser.tags if attrs.get("role") == "region"]
+    assert len(regions) == 3 + n_tables  # all that may be wider than the page scrolls by itself
+    assert all(attrs["tabindex"] == "0" and attrs["aria-label"] for attrs in regions)
+
+
+def test_the_page_has_the_numbers(full_page: str) -> None:
+    quality = full_quality()
+    texts = PageParser().read(full_page).texts
+    for text in ("7.8312", "original 7.6541, +2.31 %", "0.0213", "0.271", "92.8 %", "made.qsf"):
+        assert text in texts
+    assert any("tinystories-dev.txt: 131,072 tokens" in text for text in texts)
+    for tensor in quality.tensors:
+        assert tensor.name in texts
+        if tensor.layer is not None and tensor.n_rows > 1:
+            titles = [t for t in texts if t.startswith(f"{tensor.name}: {tensor.type}, ")]
+            assert len(titles) == 2  # in the plots of errors and of bits
+            assert f"{tensor.bits_per_weight:.4g} bits" in titles[0]
+            assert f"error {100 * tensor.error:#.3g} %" in titles[0]
+    for layer in quality.layers:
+        assert sum(t.startswith(f"layer {layer.layer}: importance ") for t in texts) == 1
+    for one in quality.by_type():
+        assert one.type in texts
+    for action, n in quality.actions():
+        assert texts[texts.index(action) + 1] == f"{n} tensors"
+
+
+def test_texts_of_a_file_stay_texts(tmp_path: Path) -> None:
+    evil = "</title></style><script>alert(1)</script>\" onload='x' \x00\u202e&amp;"
+    meta = full_quality(2).meta()
+    for entry in meta["tensors"]:
+        entry.update(source=evil, type=evil, action=evil)
+    meta["tensors"][2]["name"] = f"0.{evil}"
+    meta["evaluation"].update(text=evil, protocol=evil)
+    meta["calibration"] = {evil: evil}
+    path = file_of(tmp_path, meta).rename(tmp_path / "<i>&.qsf")
+    html = page_of(path)
+    parser = PageParser().read(html)
+    assert "script" not in {tag for tag, _ in parser.tags}
+    assert "i" not in {tag for tag, a in parser.tags if not a}
+    assert not any("onload" in attrs for _, attrs in parser.tags)
+    assert "\x00" not in html
+    assert "\u202e" not in html
+    shown = evil.replace("\x00", "?").replace("\u202e", "?")
+    assert sum(shown in text for text in parser.texts) > 4
+    assert "<i>&.qsf" in parser.texts
+
+
+def _luminance(colour: str) -> float:
+    digits = colour if len(colour) == 6 else "".join(c * 2 for c in colour)
+    channels = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one: str, other: str) -> float:
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_text_can_be_read(scheme: int) -> None:
+    """WCAG 2.2 AA: a contrast of 4.5 for text, 3 for plots."""
+    block = STYLE.split(":root{")[1 + scheme].split("}")[0]
+    variables = dict(
+        part.strip().split(":") for part in block.split(";") if part.strip().startswith("--")
+    )
+    colours = {name: value.lstrip("#") for name, value in variables.items()}
+    for ground in ("--page", "--card"):
+        for ink in ("--ink", "--soft"):
+            assert _contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+    for palette in "eb":
+        for shade in range(N_SHADES):
+            ink = "--on-high" if shade >= 6 else "--on-low"
+            assert _contrast(colours[ink], colours[f"--{palette}{shade}"]) >= 4.5, (palette, shade)
+    for category in range(6):
+        assert _contrast(colours[f"--c{category}"], colours["--card"]) >= 3, category
+
+
+def test_shades_follow_the_values() -> None:
+    assert shades([0.0, 0.001, 0.01, 0.1], is_log=True) == [0, 0, 4, 8]
+    assert shades([2.5, 4.5, 8.25], is_log=False) == [0, 3, 8]
+    # Values that are nearly the same look nearly the same.
+    assert set(shades([0.088, 0.092], is_log=True)) == {4}
+    assert scale_ends([0.05, 0.05], is_log=True) == pytest.approx((0.025, 0.1))
+    assert scale_ends([4.5, 4.5], is_log=False) == (2.5, 6.5)
+    assert shades([1.0, 1.0], is_log=False) == [3, 3]
+
+
+# ---- the file of the page ----
+
+
+def test_both_commands_write_the_same_page(tmp_path: Path, tiny_gpt2_dir: Path) -> None:
+    out, first, second = (tmp_path / name for name in ("m.qsf", "first.html", "second.html"))
+    assert cli.run([str(tiny_gpt2_dir), str(out), "--report", str(first), "-q"]) == 0
+    assert inspect(out, "--report", second) == f"{second}: written\n"
+    assert first.read_bytes() == second.read_bytes()
+    PageParser().read(first.read_text("utf-8"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["first.html", "m.qsf", "second.html"]
+
+
+def test_the_summary_names_the_page(
+    tmp_path: Path, tiny_gpt2_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page_path = tmp_path / "r.html"
+    assert cli.run([str(tiny_gpt2_dir), str(tmp_path / "m"), "--report", str(page_path)]) == 0
+    assert f"report: {page_path}" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "code"),
+    [
+        ("there.html", "there.html exists; --force replaces it", 2),
+        ("gone/r.html", "gone: no such directory", 1),
+        (".", "is a directory", 1),
+        ("m.qsf", "the report and the model are the same file", 2),
+        ("./folder/../m.qsf", "the report and the model are the same file", 2),
+    ],
+)
+def test_what_would_fail_is_refused_before_the_work(
+    tmp_path: Path,
+    tiny_gpt2_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    message: str,
+    code: int,
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "there.html").write_text("mine")
+    arguments = [str(tiny_gpt2_dir), str(tmp_path / "m.qsf"), "--report", f"{tmp_path}/{name}"]
+    assert cli.run(arguments) == code
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1  # no progress: nothing was read
+    assert not (tmp_path / "m.qsf").exists()
+    assert (tmp_path / "there.html").read_text() == "mine"
+
+
+def test_the_models_own_files_are_not_replaced(
+    tmp_path: Path, tiny_llama_4bit: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    config = str(tmp_path / "config.json")
+    arguments = [str(tmp_path), str(tmp_path / "m.qsf"), "--report", config, "--force"]
+    assert cli.run(arguments) == 2
+    assert "is a file of the model itself" in capsys.readouterr().err
+    before = tiny_llama_4bit.read_bytes()
+    assert inspect_cli.run([str(tiny_llama_4bit), "--report", str(tiny_llama_4bit), "--force"]) == 2
+    assert "is a file of the model itself" in capsys.readouterr().err
+    assert tiny_llama_4bit.read_bytes() == before
+
+
+def test_the_page_is_written_whole_or_not_at_all(
+    tmp_path: Path,
+    tiny_llama_4bit: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "r.html"
+    arguments = [str(tiny_llama_4bit), "--report", str(out)]
+    out.write_text("mine")
+    assert inspect_cli.run(arguments) == 2
+    assert out.read_text() == "mine"
+
+    def full_disk(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        assert inspect_cli.run([*arguments, "--force"]) == 1
+    assert "r.html: No space left on device" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
+    assert inspect_cli.run([*arguments, "--force"]) == 0
+    assert out.read_text("utf-8").startswith("<!doctype html>")
+    assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
+
+
+def test_quality_goes_with_few_options(
+    tiny_llama_4bit: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for other in ("--tensors", "--verify"):
+        assert inspect_cli.run([str(tiny_llama_4bit), "--quality", other]) == 2
+        assert "--quality goes with" in capsys.readouterr().err
+
+
+def test_the_short_report_is_the_start_of_the_whole() -> None:
+    quality = full_quality()
+    short = list(quality_lines(quality))
+    assert list(full_lines(quality))[: len(short)] == short

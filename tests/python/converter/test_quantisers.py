@@ -1,0 +1,557 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rounding of every type: against a naive coder, and what it may lose."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from oracle.naive_tiles import WITH_MIN, naive_tiles
+from oracle.reference_tiles import decode_tiles
+from qsf.errors import QsfArgumentError
+from qsf.file.layout import Dtype, dtype_name
+from qsf.native import quantise as native
+from qsf_converter.rounding.quantisers import (
+    ErrorSums,
+    Rule,
+    UnrepresentableError,
+    absmean,
+    quantise_rows,
+)
+from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles
+
+ALL_TYPES = [dtype for dtype in Dtype if dtype != Dtype.MIXED]
+QUANTISED = [dtype for dtype in ALL_TYPES if dtype not in (Dtype.F16, Dtype.F32)]
+SPANNING = [Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q4_SYM, Dtype.Q8]
+EXACT = [Dtype.Q2_SYM, Dtype.TERNARY, Dtype.TERNARY_DENSE]  # the search finds the best of all
+TERNARY = [Dtype.TERNARY, Dtype.TERNARY_DENSE]
+
+# The largest magnitude that every block may have; beyond it a scale or a min may overflow.
+LIMITS = {
+    Dtype.Q2: 65504, Dtype.Q2_SYM: 65504 * 1.5, Dtype.Q3: 65504, Dtype.Q4: 65504,
+    Dtype.Q4_SYM: 65504 * 8, Dtype.TERNARY: 65504, Dtype.TERNARY_DENSE: 65504,
+    Dtype.Q8: 65504 * 127, Dtype.F16: 65504, Dtype.F32: 3.4e38,
+}  # fmt: skip
+
+
+def random_rows(n_rows: int, n_cols: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng([seed, n_rows, n_cols])
+    return (rng.standard_normal((n_rows, n_cols)) * scale).astype(np.float32)
+
+
+def round_trip(dtype: Dtype, rows: np.ndarray, rule: Rule = "search") -> np.ndarray:
+    return dequantise_tiles(dtype, quantise_rows(dtype, rows, rule=rule), *rows.shape)
+
+
+@given(
+    dtype=st.sampled_from(QUANTISED),
+    rows=st.lists(
+        st.lists(
+            st.floats(-1.6e4, 1.6e4, width=32)
+            | st.floats(-1, 1, width=32)
+            | st.sampled_from([0.0, -0.0, 1e-7, -1e-30, 1e-42, 0.25, -0.25]),
+            min_size=5,
+            max_size=5,
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+@example(Dtype.Q3, [[-0.0, 0.0, 0.0, 0.0, -1e-30]])  # a range of -0 is no scale of -0
+@settings(deadline=None, max_examples=400)
+def test_any_values_are_coded_plainly_as_said(dtype: Dtype, rows: list[list[float]]) -> None:
+    array = np.array(rows, np.float32)
+    assert quantise_rows(dtype, array, rule="nearest") == naive_tiles(dtype, array)
+
+
+@given(
+    dtype=st.sampled_from(ALL_TYPES),
+    n_cols=st.sampled_from([1, 2, 3, 5, 64, 65]),
+    kind=st.sampled_from(["signs", "uniform", "few"]),
+    seed=st.integers(0, 2**32),
+)
+@settings(deadline=None, max_examples=200)
+def test_all_up_to_the_limit_is_stored(dtype: Dtype, n_cols: int, kind: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    units = {
+        "signs": rng.choice([-1.0, 1.0], (3, n_cols)),
+        "uniform": rng.uniform(-1, 1, (3, n_cols)),
+        "few": rng.choice([-1.0, 0.0, 0.0, 0.0, 0.3, 0.66, 1.0], (3, n_cols)),
+    }[kind]
+    rows = (units * LIMITS[dtype]).astype(np.float32)
+    assert np.isfinite(round_trip(dtype, rows)).all()
+    assert np.isfinite(round_trip(dtype, rows, "nearest")).all()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-7, 1e-4, 1.0, 1000.0, 10000.0])
+@pytest.mark.parametrize("dtype", SPANNING)
+@pytest.mark.parametrize("shape", [(1, 1), (15, 63), (16, 64), (17, 65)])
+def test_error_is_half_a_step(dtype: Dtype, shape: tuple[int, int], scale: float) -> None:
+    rows = np.clip(random_rows(*shape), -4, 4) * np.float32(scale)
+    again = round_trip(dtype, rows, "nearest")
+    assert again.shape == rows.shape
+    for col0 in range(0, shape[1], 64):
+        block = rows[:, col0 : col0 + 64].astype(np.float64)
+        error = np.abs(block - again[:, col0 : col0 + 64])
+        amax = np.abs(block).max(axis=1)
+        if dtype in WITH_MIN:
+            n_steps = {Dtype.Q2: 3, Dtype.Q3: 7, Dtype.Q4: 15}[dtype]
+            step = (block.max(axis=1) - block.min(axis=1)) / n_steps
+            slack = amax * 2**-10 + 2**-23  # rounding of min and scale to f16
+        else:
+            n_steps = 127 if dtype == Dtype.Q8 else 8
+            step = amax / n_steps
+            slack = amax * 2**-10 / 2 + n_steps * 2**-26  # half the coarseness of a tiny scale
+        limit = np.repeat((step / 2 + slack)[:, None], block.shape[1], axis=1)
+        if dtype == Dtype.Q4_SYM:  # opposite the extreme there is no code 8, only 7
+            limit[np.abs(block) > 7.5 * step[:, None] * (1 - 2**-9)] *= 2
+        assert (error <= limit).all()
+
+
+# Of the weights' energy. The best that evenly spaced levels of one scale for all of a normal
+# distribution can do: 2 bits 0.1188, ternary 0.1902; fitted to each block, less.
+@pytest.mark.parametrize(
+    ("dtype", "plain", "most"),
+    [
+        (Dtype.Q2, 0.206, 0.104), (Dtype.Q2_SYM, 0.26, 0.115), (Dtype.TERNARY, 0.53, 0.187),
+        (Dtype.TERNARY_DENSE, 0.53, 0.187), (Dtype.Q3, 0.038, 0.0275), (Dtype.Q4, 0.0083, 0.0068),
+        (Dtype.Q4_SYM, 0.0093, 0.0083), (Dtype.Q8, 3.7e-5, 3.2e-5),
+    ],
+)  # fmt: skip
+def test_loss_on_normal_weights(dtype: Dtype, plain: float, most: float) -> None:
+    rows = random_rows(256, 1024, 0.02)
+    for rule, limit in (("nearest", plain), ("search", most)):
+        errors = ErrorSums()
+        quantise_rows(dtype, rows, errors, rule=cast("Rule", rule))
+        assert 0.9 * limit < errors.squared_error / errors.source_energy < limit
+
+
+def weighted_losses(rows: np.ndarray, stored: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Per row, in f64."""
+    losses: np.ndarray = ((rows.astype(np.float64) - stored) ** 2 * weights).sum(axis=1)
+    return losses
+
+
+def spread_rows(kind: str, n_rows: int, n_cols: int, rng: np.random.Generator) -> np.ndarray:
+    normal = rng.standard_normal((n_rows, n_cols))
+    rows = {
+        "normal": normal,
+        "laplace": rng.laplace(size=(n_rows, n_cols)),
+        "t": rng.standard_t(2, (n_rows, n_cols)).clip(-50, 50),
+        "two": rng.choice([-1.0, 3.0], (n_rows, n_cols)),
+        "shifted": normal + 9,
+        "outlier": np.where(rng.random((n_rows, n_cols)) < 0.02, 40.0, normal),
+    }[kind]
+    return rows.astype(np.float32)
+
+
+SPREADS = ["normal", "laplace", "t", "two", "shifted", "outlier"]
+
+
+@given(
+    dtype=st.sampled_from(QUANTISED),
+    n_rows=st.sampled_from([1, 15, 16, 17]),
+    n_cols=st.sampled_from([1, 2, 7, 63, 64, 65]),
+    kind=st.sampled_from(SPREADS),
+    weighting=st.sampled_from(["none", "some", "wide", "holes"]),
+    exponent=st.integers(-8, 8),
+    seed=st.integers(0, 2**32),
+)
+@settings(deadline=None, max_examples=300)
+def test_search_never_loses_more_than_nearest(
+    dtype: Dtype, n_rows: int, n_cols: int, kind: str, weighting: str, exponent: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows = spread_rows(kind, n_rows, n_cols, rng) * np.float32(2.0**exponent)
+    weights = {
+        "none": np.ones(n_cols),
+        "some": np.exp(rng.standard_normal(n_cols)),
+        "wide": np.exp(rng.uniform(-60, 60, n_cols)),
+        "holes": rng.random(n_cols) * (rng.random(n_cols) < 0.5),
+    }[weighting].astype(np.float32)
+    found = {}
+    rules: tuple[Rule, ...] = ("search", "nearest")
+    for rule in rules:
+        stored = np.empty_like(rows)
+        tiles = quantise_rows(
+            dtype, rows, rule=rule, stored=stored,
+            weights=None if weighting == "none" else weights,
+        )  # fmt: skip
+        np.testing.assert_array_equal(
+            stored, decode_tiles(dtype_name(dtype), tiles, n_rows, n_cols)
+        )
+        blocks = [slice(c, c + 64) for c in range(0, n_cols, 64)]
+        found[rule] = [
+            weighted_losses(rows[:, b], stored[:, b], relative(weights[b])) for b in blocks
+        ]
+    for search, nearest in zip(found["search"], found["nearest"], strict=True):
+        assert (search <= nearest * (1 + 1e-4) + 1e-30).all()
+
+
+def relative(weights: np.ndarray) -> np.ndarray:
+    """The weights of a block as the search has them; all alike if there are none."""
+    top = weights.max()
+    return weights.astype(np.float64) / top if top > 0 else np.ones(len(weights))
+
+
+@given(
+    dtype=st.sampled_from(EXACT),
+    n_cols=st.sampled_from([1, 2, 5, 63, 64]),
+    kind=st.sampled_from(SPREADS),
+    is_weighted=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+@settings(deadline=None, max_examples=100)
+def test_two_magnitudes_get_their_best_scale(
+    dtype: Dtype, n_cols: int, kind: str, is_weighted: bool, seed: int
+) -> None:
+    """Against all ways to split the sorted magnitudes in two, in f64 and without f16."""
+    rng = np.random.default_rng(seed)
+    rows = spread_rows(kind, 16, n_cols, rng)
+    weights = rng.random(n_cols).astype(np.float32) + np.float32(0.01)
+    stored = np.empty_like(rows)
+    quantise_rows(dtype, rows, weights=weights if is_weighted else None, stored=stored)
+    w = weights.astype(np.float64) if is_weighted else np.ones(n_cols)
+    near, far = (0.5, 1.5) if dtype == Dtype.Q2_SYM else (0.0, 1.0)
+    for row, loss in zip(rows, weighted_losses(rows, stored, w), strict=True):
+        a = np.abs(row.astype(np.float64))
+        is_far = np.argsort(np.argsort(-a))[None, :] < np.arange(n_cols + 1)[:, None]
+        m = np.where(is_far, far, near)
+        energy = (w * m * m).sum(axis=1)
+        gain = np.divide((w * a * m).sum(axis=1) ** 2, energy, where=energy > 0, out=0 * energy)
+        best = (w * a * a).sum() - gain.max()
+        # A scale that is off by an f16's rounding: its square times what the levels hold.
+        assert loss <= best + (w * a * a).sum() * (2**-22 + 2**-21)
+
+
+def levels_of(dtype: Dtype) -> np.ndarray:
+    """What codes stand for, in scales."""
+    return {
+        Dtype.Q2: np.arange(4), Dtype.Q3: np.arange(8), Dtype.Q4: np.arange(16),
+        Dtype.Q4_SYM: np.arange(-8, 8), Dtype.Q8: np.arange(-127, 128),
+    }[dtype].astype(np.float64)  # fmt: skip
+
+
+# A handful of values and almost as many levels: the loss of such blocks has the most valleys.
+@pytest.mark.parametrize(
+    ("dtype", "n_cols", "left"), [(Dtype.Q2, 5, 0.07), (Dtype.Q3, 4, 0.4), (Dtype.Q4_SYM, 3, 0.4)]
+)
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_search_is_near_the_best_of_tiny_blocks(
+    dtype: Dtype, n_cols: int, left: float, is_weighted: bool
+) -> None:
+    """Against least squares for every one of the codes that a block could have."""
+    rng = np.random.default_rng(4)
+    rows = rng.standard_normal((64, n_cols)).astype(np.float32)
+    weights = (rng.random(n_cols) + 0.05).astype(np.float32)
+    w = weights.astype(np.float64) if is_weighted else np.ones(n_cols)
+    stored = np.empty_like(rows)
+    quantise_rows(dtype, rows, weights=weights if is_weighted else None, stored=stored)
+    codes = np.array(list(itertools.product(levels_of(dtype), repeat=n_cols)))
+    ones = [np.ones_like(codes)] if dtype in WITH_MIN else []
+    bases = np.stack([codes, *ones], axis=-1)  # [n_ways, n_cols, 1 or 2]
+    gram = np.einsum("kci,c,kcj->kij", bases, w, bases) + 1e-9 * np.eye(bases.shape[-1])
+    moments = np.einsum("kci,c,rc->rki", bases, w, rows.astype(np.float64))
+    gains = np.einsum("rki,kij,rkj->rk", moments, np.linalg.inv(gram), moments).max(axis=1)
+    best = np.maximum((w * rows.astype(np.float64) ** 2).sum(axis=1) - gains, 0)
+    found = weighted_losses(rows, stored, w)
+    nearest = np.empty_like(rows)
+    quantise_rows(dtype, rows, stored=nearest, rule="nearest")
+    plain = weighted_losses(rows, nearest, w)
+    # Of what plain rounding loses more than the best, so much is left.
+    assert (found - best).sum() < left * (plain - best).sum()
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(Dtype.Q2, 1.01), (Dtype.Q3, 1.02), (Dtype.Q4, 1.035)])
+def test_search_is_near_what_many_beginnings_find(dtype: Dtype, most: float) -> None:
+    """Whole blocks: against 300 random beginnings, each improved in turns in f64."""
+    rng = np.random.default_rng(8)
+    rows = spread_rows("normal", 32, 64, rng)
+    stored = np.empty_like(rows)
+    quantise_rows(dtype, rows, stored=stored)
+    x = rows.astype(np.float64)[:, None, :]
+    top = levels_of(dtype)[-1]
+    span = x.max(axis=2) - x.min(axis=2)
+    scale = span / top * rng.uniform(0.5, 1.1, (32, 300))
+    low = x.min(axis=2) + span * rng.uniform(-0.1, 0.4, (32, 300))
+    best = np.full(32, np.inf)
+    for _ in range(12):
+        q = np.clip(np.rint((x - low[..., None]) / scale[..., None]), 0, top)
+        lost = ((x - q * scale[..., None] - low[..., None]) ** 2).sum(axis=2)
+        best = np.minimum(best, lost.min(axis=1))
+        centred = q - q.mean(axis=2, keepdims=True)
+        energy = (centred**2).sum(axis=2)
+        scale = np.where(energy > 0, (centred * x).sum(axis=2) / np.maximum(energy, 1e-9), scale)
+        low = x.mean(axis=2) - scale * q.mean(axis=2)
+    assert weighted_losses(rows, stored, np.ones(64)).sum() < most * best.sum()
+
+
+@pytest.mark.parametrize("dtype", SPANNING)
+def test_codes_are_those_of_the_nearest_levels(dtype: Dtype) -> None:
+    rows = random_rows(16, 64, seed=9)
+    tile = np.frombuffer(quantise_rows(dtype, rows), TILE_DTYPES[dtype])[0]
+    again = dequantise_tiles(dtype, tile.tobytes(), 16, 64)
+    scales = tile["scales"].astype(np.float64)[:, None, None]
+    mins = tile["mins"].astype(np.float64)[:, None, None] if dtype in WITH_MIN else 0.0
+    levels = levels_of(dtype)[None, None, :] * scales + mins
+    nearest = np.abs(rows.astype(np.float64)[:, :, None] - levels).min(axis=2)
+    assert (np.abs(rows - again.astype(np.float64)) <= nearest * (1 + 2**-20) + 2**-60).all()
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
+def test_weights_move_the_loss_to_where_it_counts_less(dtype: Dtype) -> None:
+    rows = random_rows(64, 64)
+    weights = np.where(np.arange(64) % 4 == 0, 100, 1).astype(np.float32)
+    found = {}
+    for name, given_weights in (("plain", None), ("weighted", weights)):
+        stored = np.empty_like(rows)
+        quantise_rows(dtype, rows, weights=given_weights, stored=stored)
+        found[name] = weighted_losses(rows, stored, weights)
+    assert found["weighted"].sum() < 0.9 * found["plain"].sum()
+    alike = quantise_rows(dtype, rows, weights=np.full(64, 0.37, np.float32))
+    assert alike == quantise_rows(dtype, rows)
+    assert quantise_rows(dtype, rows, weights=np.zeros(64, np.float32)) == alike
+
+
+@given(
+    dtype=st.sampled_from(TERNARY),
+    n_cols=st.sampled_from([1, 5, 64, 100, 200]),
+    density=st.sampled_from([0.0, 0.02, 0.3, 0.67, 1.0]),
+    seed=st.integers(0, 2**32),
+)
+@settings(deadline=None, max_examples=200)
+def test_ternary_weights_are_kept(dtype: Dtype, n_cols: int, density: float, seed: int) -> None:
+    """Each block holds only -s, 0 and s, with an s of its own that an f16 holds."""
+    rng = np.random.default_rng(seed)
+    n_blocks = -(-n_cols // 64)
+    scales = np.exp(rng.uniform(np.log(2.0**-14), np.log(60000), (20, n_blocks)))
+    scales = np.repeat(scales.astype(np.float16).astype(np.float32), 64, axis=1)[:, :n_cols]
+    signs = rng.choice([-1.0, 1.0], (20, n_cols)) * (rng.random((20, n_cols)) < density)
+    rows = (signs * scales).astype(np.float32)
+    weights = np.exp(rng.standard_normal(n_cols)).astype(np.float32)
+    np.testing.assert_array_equal(round_trip(dtype, rows), rows)
+    np.testing.assert_array_equal(round_trip(dtype, rows, "nearest"), rows)
+    stored = np.empty_like(rows)
+    quantise_rows(dtype, rows, weights=weights, stored=stored)
+    np.testing.assert_array_equal(stored, rows)
+
+
+@given(n_far=st.integers(1, 64), n_cols=st.integers(1, 64), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=100)
+def test_symmetric_2bit_weights_are_kept(n_far: int, n_cols: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    units = np.where(np.arange(64) < n_far, 1.5, 0.5)[:n_cols] * rng.choice([-1, 1], (16, n_cols))
+    scales = np.exp(rng.uniform(np.log(2.0**-13), np.log(30000), (16, 1))).astype(np.float16)
+    rows = rng.permuted(units, axis=1).astype(np.float32) * scales.astype(np.float32)
+    np.testing.assert_array_equal(round_trip(Dtype.Q2_SYM, rows), rows)
+
+
+@pytest.mark.parametrize("dtype", TERNARY)
+def test_absmean_is_one_scale_for_the_tensor(dtype: Dtype) -> None:
+    rows = random_rows(40, 70, 0.02)
+    whole = absmean(rows[i : i + 16] for i in range(0, 40, 16))
+    assert whole == pytest.approx(np.abs(rows.astype(np.float64)).mean(), rel=1e-6)
+    scale = np.float32(np.float16(whole))
+    want = np.clip(np.rint(rows / scale), -1, 1) * scale
+    np.testing.assert_array_equal(round_trip(dtype, rows, "absmean"), want)
+    parts = [
+        quantise_rows(dtype, rows[i : i + 16], rule="absmean", tensor_scale=whole)
+        for i in range(0, 40, 16)
+    ]
+    assert b"".join(parts) == quantise_rows(dtype, rows, rule="absmean")
+    tile = np.frombuffer(parts[2], TILE_DTYPES[dtype])[1]
+    assert (tile["scales"][:8] == np.float16(whole)).all()
+    assert not tile["scales"][8:].any()
+
+
+def test_rules_weights_and_outputs_that_are_none_are_refused() -> None:
+    rows = random_rows(2, 4)
+    with pytest.raises(QsfArgumentError, match="absmean"):
+        quantise_rows(Dtype.Q4, rows, rule=cast("Rule", "best"))
+    with pytest.raises(QsfArgumentError, match="ternary types, not 4bit"):
+        quantise_rows(Dtype.Q4, rows, rule="absmean")
+    with pytest.raises(QsfArgumentError, match="for the rule absmean"):
+        quantise_rows(Dtype.TERNARY, rows, tensor_scale=1.0)
+    with pytest.raises(QsfArgumentError, match="65504"):
+        quantise_rows(Dtype.TERNARY, rows, rule="absmean", tensor_scale=7e4)
+    for bad in (-1.0, np.nan, np.inf):
+        weights = np.array([1, 1, bad, 1], np.float32)
+        with pytest.raises(QsfArgumentError, match=r"weights \[2\]"):
+            quantise_rows(Dtype.Q4, rows, weights=weights)
+    with pytest.raises(QsfArgumentError, match=r"\[3\]: \[4\]"):
+        quantise_rows(Dtype.Q4, rows, weights=np.ones(3, np.float32))
+    with pytest.raises(QsfArgumentError, match="stored is float64"):
+        quantise_rows(Dtype.Q4, rows, stored=cast("Any", np.empty((2, 4))))
+    with pytest.raises(QsfArgumentError, match="no tiles"):
+        native.quantise_rows(native.Rounding(5, 0, 0.0, None), rows, np.empty(9, np.uint8), None)
+    with pytest.raises(QsfArgumentError, match="the tiles take 576"):
+        native.quantise_rows(native.Rounding(3, 0, 0.0, None), rows, np.empty(9, np.uint8), None)
+
+
+@given(dtype=st.sampled_from([Dtype.Q2, Dtype.Q2_SYM]), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=100)
+def test_four_levels_in_equal_parts_are_kept(dtype: Dtype, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    codes = np.stack([rng.permutation(np.repeat(np.arange(4), 16)) for _ in range(16)])
+    scale = np.float32(2.0 ** rng.integers(-10, 10))
+    offset = 1.5 if dtype == Dtype.Q2_SYM else float(rng.integers(-3, 4))
+    rows = ((codes - offset) * scale).astype(np.float32)
+    np.testing.assert_array_equal(round_trip(dtype, rows), rows)
+
+
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.25, 2.0**-5])
+@pytest.mark.parametrize("shape", [(17, 65), (1, 1), (16, 3), (16, 64)])
+def test_constant_blocks_are_exact(dtype: Dtype, value: float, shape: tuple[int, int]) -> None:
+    rows = np.full(shape, value, np.float32)
+    # Where the value is a level that no f16 scale may give exactly.
+    tolerance = abs(value) * 2**-10 if dtype in (Dtype.Q8, Dtype.Q2_SYM) else 0
+    np.testing.assert_allclose(round_trip(dtype, rows), rows, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", WITH_MIN)
+@pytest.mark.parametrize("n_cols", [3, 64])
+def test_constant_block_with_a_min_has_no_scale_and_no_codes(dtype: Dtype, n_cols: int) -> None:
+    rows = np.full((16, n_cols), 0.1, np.float32)
+    tile = np.frombuffer(quantise_rows(dtype, rows), TILE_DTYPES[dtype])[0]
+    assert not tile["scales"].any()
+    assert not tile["codes"].any()
+    assert (tile["mins"] == np.float16(0.1)).all()
+
+
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+def test_padding_has_no_influence(dtype: Dtype) -> None:
+    """No zero is near: counted in, it would widen the range or lower the mean."""
+    rows = random_rows(3, 70, 0.2) + np.float32(5)
+    tiles = quantise_rows(dtype, rows)
+    alone = quantise_rows(dtype, rows[:, 64:])
+    n_bytes = TILE_DTYPES[dtype].itemsize
+    assert tiles[n_bytes:] == alone
+    again = dequantise_tiles(dtype, tiles, 3, 70)[:, 64:]
+    assert np.abs(again - rows[:, 64:]).max() < (1.5 if dtype in EXACT else 0.8)
+
+
+@pytest.mark.parametrize(("dtype", "n_steps"), [(Dtype.Q3, 7), (Dtype.Q4, 15)])
+def test_min_and_scale_cover_the_block(dtype: Dtype, n_steps: int) -> None:
+    rows = random_rows(64, 64, seed=3)
+    tile_rows = np.frombuffer(quantise_rows(dtype, rows, rule="nearest"), TILE_DTYPES[dtype])
+    scales = tile_rows["scales"].astype(np.float64).reshape(64)
+    mins = tile_rows["mins"].astype(np.float64).reshape(64)
+    assert (mins + n_steps * scales >= rows.max(axis=1) * (1 - 2**-20)).all()
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
+@pytest.mark.parametrize("value", [1e-45, -1e-42, 1e-30, 2.0**-26, -(2.0**-25)])
+def test_what_is_below_f16_is_near_zero(dtype: Dtype, value: float) -> None:
+    rows = np.zeros((16, 64), np.float32)
+    rows[:, 1] = value
+    rows[3] = value
+    assert np.abs(round_trip(dtype, rows)).max() <= 2.0**-24
+
+
+def test_a_range_below_f16_keeps_the_smallest_scale() -> None:
+    rows = np.zeros((16, 64), np.float32)
+    rows[:, 1] = 2.0**-26
+    tile = np.frombuffer(quantise_rows(Dtype.Q4, rows, rule="nearest"), TILE_DTYPES[Dtype.Q4])[0]
+    assert (tile["scales"] == np.float16(2.0**-24)).all()
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
+def test_scales_of_zeros_are_plus_zero(dtype: Dtype) -> None:
+    for zero in (0.0, -0.0):
+        tile = np.frombuffer(
+            quantise_rows(dtype, np.full((16, 64), zero, np.float32)), TILE_DTYPES[dtype]
+        )[0]
+        assert not tile["scales"].view(np.uint16).any()
+        if dtype in WITH_MIN:
+            assert not tile["mins"].view(np.uint16).any()
+
+
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused_with_its_place(dtype: Dtype, value: float) -> None:
+    rows = random_rows(40, 70)
+    rows[37, 66] = value
+    rows[38, 2] = value
+    with pytest.raises(UnrepresentableError) as caught:
+        quantise_rows(dtype, rows)
+    assert (caught.value.row, caught.value.col) == (37, 66)
+
+
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("col", [0, 17, 63])
+def test_one_bad_value_among_zeros_is_refused(dtype: Dtype, value: float, col: int) -> None:
+    rows = np.zeros((16, 64), np.float32)
+    rows[5, col] = value
+    with pytest.raises(UnrepresentableError):
+        quantise_rows(dtype, rows)
+
+
+def test_place_is_right_in_a_later_band() -> None:
+    rows = np.zeros((4096, 256), np.float32)
+    rows[4001, 255] = np.nan
+    with pytest.raises(UnrepresentableError) as caught:
+        quantise_rows(Dtype.Q4, rows)
+    assert (caught.value.row, caught.value.col) == (4001, 255)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (Dtype.F16, 65520.0), (Dtype.F16, -1e6), (Dtype.Q4, -7e4), (Dtype.Q3, -7e4),
+        (Dtype.Q8, 9e6), (Dtype.Q4_SYM, 6e5), (Dtype.Q4_SYM, -6e5), (Dtype.TERNARY, 7e4),
+        (Dtype.TERNARY_DENSE, -7e4), (Dtype.Q2_SYM, 1e5), (Dtype.Q2, -7e4), (Dtype.Q2, 2e5),
+        *((dtype, 3e38) for dtype in QUANTISED),
+    ],
+)  # fmt: skip
+def test_what_is_too_large_is_refused(dtype: Dtype, value: float) -> None:
+    rows = np.zeros((2, 2), np.float32)
+    rows[1, 0] = value
+    with pytest.raises(UnrepresentableError, match="larger than") as caught:
+        quantise_rows(dtype, rows)
+    assert (caught.value.row, caught.value.col) == (1, 0)
+
+
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (16, 64), (600, 700)])
+def test_error_sums_are_those_of_the_values(dtype: Dtype, shape: tuple[int, int]) -> None:
+    rows = random_rows(*shape) + np.float32(0.1)
+    errors = ErrorSums()
+    again = dequantise_tiles(dtype, quantise_rows(dtype, rows, errors), *shape)
+    a, b = rows.astype(np.float64).ravel(), again.astype(np.float64).ravel()
+    assert errors.n_values == rows.size
+    assert errors.mse == pytest.approx(np.mean((a - b) ** 2), rel=1e-3)
+    assert errors.max_error == pytest.approx(np.abs(a - b).max(), rel=1e-5)
+    assert errors.cosine == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)), abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+def test_wide_rows_are_those_of_their_blocks(dtype: Dtype) -> None:
+    rows = random_rows(17, 16384 * 2 + 100)
+    whole = np.frombuffer(quantise_rows(dtype, rows), TILE_DTYPES[dtype])
+    grid = whole.reshape(2, -1)
+    for col in (0, 16320, 16384, 16448, 32768, 32832):
+        part = quantise_rows(dtype, rows[:, col : col + 64])
+        assert grid[:, col // 64].tobytes() == part
+    rows[16, 20000] = np.inf
+    with pytest.raises(UnrepresentableError) as caught:
+        quantise_rows(dtype, rows)
+    assert (caught.value.row, caught.value.col) == (16, 20000)
+
+
+def test_ranges_of_rows_join_to_the_whole() -> None:
+    rows = random_rows(100, 130)
+    for dtype in ALL_TYPES:
+        parts = [quantise_rows(dtype, rows[i : i + 32]) for i in range(0, 100, 32)]
+        assert b"".join(parts) == quantise_rows(dtype, rows)
+
+
+def test_rows_need_not_be_contiguous() -> None:
+    rows = random_rows(65, 33).T
+    assert quantise_rows(Dtype.Q4, rows) == quantise_rows(Dtype.Q4, rows.copy())

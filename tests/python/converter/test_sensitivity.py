@@ -1,0 +1,271 @@
+"""Sensitivity against the plainest way: one changed model at a time, computed from the start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from make import tiny_checkpoints
+from oracle import reference
+from qsf.errors import QsfArgumentError, QsfConversionError
+from qsf.file.layout import Dtype, TensorType
+from qsf_converter.calibrate import sensitivity
+from qsf_converter.calibrate.sensitivity import measure, measure_layers, round_matrix
+from qsf_converter.original import layers as original_module
+from qsf_converter.original.layers import Original
+from qsf_converter.rounding.plan import Policy, make_plan
+from qsf_converter.sources.source import open_source
+
+TYPES = (Dtype.Q2, Dtype.Q4)
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "llama": lambda folder: tiny_checkpoints.make_llama(folder, n_layers=3),
+    "llama-tied": lambda folder: tiny_checkpoints.make_llama(
+        folder, tied_head=True, attention_bias=True, mlp_bias=True
+    ),
+    "gpt2": tiny_checkpoints.make_gpt2,
+}
+
+
+@pytest.fixture(params=list(MODELS))
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Original]:
+    yield from open_original(MODELS[request.param](tmp_path / "model"))
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Iterator[Original]:
+    yield from open_original(MODELS["llama"](tmp_path / "model"))
+
+
+def open_original(folder: Path) -> Iterator[Original]:
+    with open_source(folder) as source:
+        plan = make_plan(source.family, source.facts, source.checkpoint, Policy(Dtype.Q4, Dtype.Q8))
+        yield Original(plan, source.checkpoint)
+
+
+def some_windows(n_windows: int = 2, n_tokens: int = 24) -> NDArray[np.int32]:
+    return np.random.default_rng(3).integers(0, 101, (n_windows, n_tokens)).astype(np.int32)
+
+
+def all_candidates(
+    model: Original, types: tuple[Dtype, ...] = TYPES
+) -> dict[str, tuple[Dtype, ...]]:
+    units = range(model.header.n_layers + 2)
+    return {t.name: types for unit in units for t in model.targets(unit) if t.is_matrix}
+
+
+def predict(
+    model: Original,
+    windows: NDArray[np.int32],
+    changed: tuple[str, Dtype] | None = None,
+    skipped: int | None = None,
+) -> NDArray[np.float64]:
+    """Log-probabilities of the model with one matrix rounded, or one layer skipped."""
+    n_layers = model.header.n_layers
+    units = [model.weights(unit) for unit in range(n_layers + 2)]
+    if changed is not None:
+        name, dtype = changed
+        for unit, weights in enumerate(units):
+            for target in model.targets(unit):
+                if target.name == name:
+                    kind = TensorType(target.rule.target or 0)
+                    weights[kind] = round_matrix(dtype, weights[kind])
+    table = units[0][TensorType.EMBEDDING]
+    # The positions, if there are any, are what the embedding adds to the rows of the table.
+    x = table[windows] + (model.embed(windows) - model.weights(0)[TensorType.EMBEDDING][windows])
+    for layer in range(n_layers):
+        if layer != skipped:
+            x = model.layer(units[layer + 1], x)
+    head = table if model.arch.tied_head else units[-1][TensorType.HEAD]
+    logits = (model.final_norm(units[-1], x) @ head.T).astype(np.float64)
+    logits -= logits.max(axis=-1, keepdims=True)
+    values: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return values
+
+
+def divergence(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
+    return float(np.mean(np.sum(np.exp(p) * (p - q), axis=-1)))
+
+
+def test_every_matrix_costs_what_a_model_computed_from_the_start_loses(model: Original) -> None:
+    windows = some_windows()
+    found = measure(model, windows, all_candidates(model), measured=TYPES)
+    base = predict(model, windows)
+    assert list(found.kl) == list(all_candidates(model))
+    for name, by_type in found.kl.items():
+        assert tuple(by_type) == found.measured[name] == TYPES
+        for dtype, value in by_type.items():
+            expected = divergence(base, predict(model, windows, (name, dtype)))
+            # Logits of about 10 in f32: their roundings are about 1e-6, and come in linearly.
+            assert value == pytest.approx(expected, rel=1e-3, abs=2e-6), (name, dtype)
+        assert by_type[Dtype.Q2] > by_type[Dtype.Q4] > 0
+
+
+def test_every_layer_matters_as_much_as_skipping_it_changes(model: Original) -> None:
+    windows = some_windows()
+    layers = measure_layers(model, windows)
+    base = predict(model, windows)
+    x = model.embed(windows)
+    for layer, found in enumerate(layers):
+        out = model.layer(model.weights(layer + 1), x)
+        norms = np.linalg.norm(x, axis=-1) * np.linalg.norm(out, axis=-1)
+        assert found.layer == layer
+        assert found.cosine == pytest.approx(np.mean(np.sum(x * out, axis=-1) / norms), rel=1e-4)
+        expected = divergence(base, predict(model, windows, skipped=layer))
+        assert found.kl_skipped == pytest.approx(expected, rel=1e-3, abs=2e-6)
+        x = out
+    assert len(layers) == model.header.n_layers
+
+
+def test_types_that_are_not_measured_are_scaled_by_their_output_error(llama: Original) -> None:
+    windows = some_windows()
+    types = (Dtype.Q8, Dtype.Q2, Dtype.Q3, Dtype.Q4)
+    found = measure(llama, windows, all_candidates(llama, types), measured=(Dtype.Q2, Dtype.Q4))
+    for name, by_type in found.kl.items():
+        assert list(by_type) == [Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q8]
+        if name in ("EMBEDDING", "HEAD"):
+            assert len(found.measured[name]) == 4
+            continue
+        assert found.measured[name] == (Dtype.Q2, Dtype.Q4)
+        errors = found.output_error[name]
+        for dtype, nearest in ((Dtype.Q3, Dtype.Q2), (Dtype.Q8, Dtype.Q4)):
+            expected = by_type[nearest] * errors[dtype] / errors[nearest]
+            assert by_type[dtype] == pytest.approx(expected, rel=1e-12)
+    # KL is quadratic in a small change, so what is scaled is near what would be measured.
+    measured = measure(llama, windows, all_candidates(llama, types), measured=types)
+    scaled = [found.kl[name][Dtype.Q8] for name in found.output_error]
+    exact = [measured.kl[name][Dtype.Q8] for name in found.output_error]
+    assert sum(scaled) == pytest.approx(sum(exact), rel=0.3)
+
+
+def test_output_errors_are_those_of_the_matrix_on_its_inputs(llama: Original) -> None:
+    windows = some_windows()
+    found = measure(llama, windows, {"0.Q": TYPES}, measured=TYPES)
+    seen = []
+    weights = llama.weights(1)
+    llama.layer(
+        weights,
+        llama.embed(windows),
+        lambda kinds, values: seen.append(values) if TensorType.Q in kinds else None,
+    )
+    exact = np.concatenate(seen) @ weights[TensorType.Q].T
+    for dtype in TYPES:
+        lost = np.concatenate(seen) @ round_matrix(dtype, weights[TensorType.Q]).T - exact
+        expected = np.sum(lost**2) / np.sum(exact**2)
+        assert found.output_error["0.Q"][dtype] == pytest.approx(expected, rel=1e-3)
+
+
+def test_matrices_without_a_measured_type_are_measured_at_all_of_theirs(llama: Original) -> None:
+    found = measure(llama, some_windows(), {"1.FFN_UP": (Dtype.Q8, Dtype.Q4)}, measured=(Dtype.Q2,))
+    assert found.measured == {"1.FFN_UP": (Dtype.Q4, Dtype.Q8)}
+
+
+def test_the_head_may_come_in_ranges(model: Original, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = some_windows()
+    whole = measure(model, windows, all_candidates(model))
+    monkeypatch.setattr(original_module, "_HEAD_ROWS", 32)
+    ranges = measure(model, windows, all_candidates(model))
+    for name, by_type in whole.kl.items():
+        for dtype, value in by_type.items():
+            assert ranges.kl[name][dtype] == pytest.approx(value, rel=1e-3, abs=2e-6)
+
+
+def test_the_same_windows_give_the_same_numbers(model: Original) -> None:
+    windows = some_windows()
+    first = measure(model, windows, all_candidates(model))
+    assert measure(model, windows, all_candidates(model)) == first
+    assert first.n_tokens == windows.size
+    assert first.layers == measure_layers(model, windows)
+    for layer in first.layers:
+        assert first.importance(layer.layer) == layer.kl_skipped
+
+
+def test_json_holds_all_of_it(llama: Original) -> None:
+    found = measure(llama, some_windows(), {"0.Q": (Dtype.Q8, Dtype.Q2)})
+    data = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert data["tokens"] == 48
+    assert data["tensors"]["0.Q"]["measured"] == ["2bit"]
+    assert data["tensors"]["0.Q"]["kl"]["2bit"] == pytest.approx(found.kl["0.Q"][Dtype.Q2], 1e-4)
+    assert [set(layer) for layer in data["layers"]] == [{"cosine", "kl_skipped"}] * 3
+
+
+def test_progress_counts_every_pass(model: Original) -> None:
+    calls: list[tuple[int, int]] = []
+    windows = some_windows()
+    measure(model, windows, all_candidates(model), progress=lambda *call: calls.append(call))
+    assert [done for done, _ in calls] == list(range(1, len(calls) + 1))
+    assert {total for _, total in calls} == {len(calls)}
+
+
+def test_what_the_model_does_not_have_is_refused(llama: Original) -> None:
+    with pytest.raises(QsfArgumentError, match=r"tokens 0 \.\. 101, the vocabulary is 0 \.\. 100"):
+        measure(llama, np.array([[0, 101]]), {})
+    with pytest.raises(QsfArgumentError, match="tokens -1"):
+        measure(llama, np.array([[0, -1]]), {})
+    with pytest.raises(QsfArgumentError, match=r"shape \[4\]"):
+        measure(llama, np.zeros(4, np.int32), {})
+    with pytest.raises(QsfArgumentError, match="windows of 65 tokens, the model takes at most 64"):
+        measure(llama, np.zeros((1, 65), np.int32), {})
+    with pytest.raises(QsfArgumentError, match=r"no matrix 7\.Q"):
+        measure(llama, some_windows(), {"7.Q": TYPES})
+    with pytest.raises(QsfArgumentError, match=r"types of 0\.Q"):
+        measure(llama, some_windows(), {"0.Q": (Dtype.MIXED,)})
+    with pytest.raises(QsfArgumentError, match=r"types of 0\.Q"):
+        measure(llama, some_windows(), {"0.Q": ()})
+
+
+def spoil(folder: Path, name: str, value: float) -> Path:
+    """Give one weight of a checkpoint another value."""
+    tensors = reference.read_safetensors(folder / "model.safetensors")
+    tensors[name].flat[5] = value
+    data = tiny_checkpoints.safetensors_bytes(tensors, "fp32")
+    (folder / "model.safetensors").write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tensor", "name"),
+    [
+        ("model.embed_tokens.weight", "EMBEDDING"),
+        ("model.layers.1.mlp.up_proj.weight", "1.FFN_UP"),
+        ("lm_head.weight", "HEAD"),
+    ],
+)
+def test_weights_that_cannot_be_rounded_are_named(tmp_path: Path, tensor: str, name: str) -> None:
+    folder = spoil(tiny_checkpoints.make_llama(tmp_path / "m", storage="fp32"), tensor, 1e6)
+    windows = np.zeros((1, 8), np.int32)
+    for model in open_original(folder):
+        with pytest.raises(QsfConversionError, match=rf"{name} as f16: 1e\+06 is larger"):
+            measure(model, windows, {name: (Dtype.F16,)})
+
+
+@pytest.mark.parametrize("tensor", ["model.norm.weight", "model.layers.0.mlp.down_proj.weight"])
+@pytest.mark.parametrize(
+    ("value", "message"), [(np.nan, "the value is nan"), (3e38, "NaN or infinity")]
+)
+def test_a_model_that_computes_nan_is_refused(
+    tmp_path: Path, tensor: str, value: float, message: str
+) -> None:
+    folder = spoil(tiny_checkpoints.make_llama(tmp_path / "m", storage="fp32"), tensor, value)
+    for model in open_original(folder):
+        with np.errstate(all="ignore"), pytest.raises(QsfConversionError, match=message):
+            measure_layers(model, some_windows())
+
+
+def test_effort_keeps_the_streams_in_memory(llama: Original) -> None:
+    candidates = all_candidates(llama, (Dtype.Q2, Dtype.Q3, Dtype.Q4))
+    n_matrices, n_fixed = 3 * 7, 3 * 2 + 3 + 3  # embedding and head at 3 types, skips, spare
+    token_bytes = 80 * 4
+    effort = sensitivity.choose_effort(llama, candidates)
+    assert effort == sensitivity.Effort(sensitivity.MEASURED, sensitivity.MOST_TOKENS)
+    memory_bytes = 600 * token_bytes * (2 * n_matrices + n_fixed)
+    effort = sensitivity.choose_effort(llama, candidates, memory_bytes=memory_bytes)
+    assert effort == sensitivity.Effort((Dtype.Q2, Dtype.Q3), 600)
+    memory_bytes = 400 * token_bytes * (n_matrices + n_fixed)
+    effort = sensitivity.choose_effort(llama, candidates, memory_bytes=memory_bytes)
+    assert effort == sensitivity.Effort((Dtype.Q2,), 400)
+    assert sensitivity.choose_effort(llama, candidates, memory_bytes=0).n_tokens == 1

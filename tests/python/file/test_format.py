@@ -1,0 +1,559 @@
+"""The writer and the reader against each other, and the writer under faults."""
+# SPDX-License-Identifier: Apache-2.0
+# mypy: disable-error-code="func-returns-value, no-untyped-call"
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import struct
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
+from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
+from qsf.file.layout import (
+    Arch,
+    Compression,
+    Dtype,
+    Header,
+    Layout,
+    Positions,
+    TensorType,
+    tensor_bytes,
+)
+from qsf.file.reader import Reader
+from qsf.file.writer import Writer
+
+T = TensorType
+TILE_DTYPES = [d for d in Dtype if d != Dtype.MIXED]
+MULTIPLE = st.sampled_from([1, 2, 3])
+F32 = st.floats(2**-40, 2**40, width=32)
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> Header:
+    n_kv_heads = draw(MULTIPLE)
+    positions = draw(st.sampled_from(Positions))
+    n_vocab = draw(st.integers(1, 70))
+    token = st.none() | st.integers(0, n_vocab - 1)
+    return tiny_header(
+        architecture=draw(st.integers(0, 4)),
+        n_layers=draw(MULTIPLE),
+        dim=draw(st.integers(1, 70)),
+        n_heads=n_kv_heads * draw(MULTIPLE),
+        n_kv_heads=n_kv_heads,
+        n_vocab=n_vocab,
+        max_tokens=draw(st.integers(1, 20)),
+        ffn_dim=draw(st.integers(1, 70)),
+        head_dim=2 * draw(MULTIPLE),
+        dtype=draw(st.sampled_from(Dtype)),
+        activation=draw(st.integers(0, 4)),
+        norm=draw(st.integers(0, 1)),
+        positions=positions,
+        rope_theta=draw(F32) if positions == Positions.ROPE else 0.0,
+        bos_id=draw(token),
+        eos_id=draw(token),
+        pad_id=draw(token),
+    )
+
+
+@st.composite
+def arches(draw: st.DrawFn) -> Arch:
+    low = draw(F32)
+    return Arch(
+        norm_epsilon=draw(F32),
+        rope_scaling=draw(st.integers(0, 2)),
+        rope_factor=draw(F32),
+        rope_low_freq_factor=low,
+        rope_high_freq_factor=low * 2,
+        rope_original_tokens=draw(st.integers(1, 2**32 - 1)),
+        rope_dims=2,
+        rope_interleaved=draw(st.booleans()),
+        tied_head=draw(st.booleans()),
+        window_tokens=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    headers(),
+    arches(),
+    st.sampled_from(TILE_DTYPES),
+    st.sampled_from(Compression),
+    st.booleans(),
+    st.integers(0, 2**32),
+    st.dictionaries(
+        st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=4, max_size=4),
+        st.binary(min_size=1, max_size=200),
+        max_size=4,
+    ),
+)
+def test_what_is_written_is_read(
+    header: Header,
+    arch: Arch,
+    dtype: Dtype,
+    compression: Compression,
+    is_dull: bool,
+    seed: int,
+    sections: dict[str, bytes],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.qsf"
+        written = write_tiny(
+            path, seed, header=header, arch=arch, dtype=dtype, compression=compression,
+            is_dull=is_dull, sections=sections,
+        )  # fmt: skip
+        with Reader(path) as r:
+            assert r.header == header
+            assert r.arch == arch
+            assert {(t.unit_idx, t.type) for t in r.tensors} == set(written)
+            for t in r.tensors:
+                assert r.read_tensor(t) == written[t.unit_idx, t.type]
+                unit = r.read_unit(t.unit_idx)
+                assert unit[t.data_off : t.data_off + t.data_bytes] == written[t.unit_idx, t.type]
+            for u in r.units:
+                assert u.off % 4096 == 0
+                assert u.tensors[-1].data_off + u.tensors[-1].data_bytes <= u.raw_bytes
+            for tag, data in sections.items():
+                assert r.read_section(tag) == data
+            if compression and is_dull:
+                assert all(u.compression == compression for u in r.units[1:-1])
+            seen: list[tuple[int, int]] = []
+            r.verify(lambda done, total: seen.append((done, total)))
+        size = path.stat().st_size
+        assert seen[-1] == (size, size)
+        assert seen == sorted(seen)
+
+
+def test_defaults_are_filled_in(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "m.qsf", header=tiny_header(n_kv_heads=0, head_dim=6))
+    with Reader(tmp_path / "m.qsf") as r:
+        assert r.header.n_kv_heads == 2
+        assert r.arch.rope_dims == 6
+        assert r.arch.norm_epsilon == pytest.approx(1e-5)
+        assert r.tensor(1, T.Q_BIAS) is None
+        q = r.tensor(1, T.Q)
+        assert q is not None
+        assert (q.n_rows, q.n_cols) == (12, 8)
+
+
+def test_what_does_not_shrink_is_stored_plainly(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "m.qsf", dtype=Dtype.TERNARY_DENSE, compression=Compression.LZ4)
+    noise = tmp_path / "noise.qsf"
+    header = tiny_header(dim=64, ffn_dim=512)
+    write_tiny(noise, header=header, dtype=Dtype.Q8, compression=Compression.ZSTD)
+    plain = tmp_path / "plain.qsf"
+    write_tiny(plain, header=header, dtype=Dtype.Q8)
+    assert noise.read_bytes() == plain.read_bytes()
+
+
+@pytest.mark.parametrize("compression", [Compression.LZ4, Compression.LZ4HC, Compression.ZSTD])
+def test_a_layer_of_many_blocks(tmp_path: Path, compression: Compression) -> None:
+    """Blocks are 1 MiB raw; one that does not shrink is stored as it is."""
+    header = tiny_header(n_layers=1, dim=512, ffn_dim=2304, n_heads=1, n_kv_heads=1)
+    path = tmp_path / "m.qsf"
+    rng = random.Random(1)
+    noisy = (T.FFN_GATE, T.FFN_UP)  # together more than two blocks
+    data = {}
+    with Writer(path, header, Arch(tied_head=True)) as w:
+        w.begin_unit(0, dtype=Dtype.Q8)
+        write_tensors(w, rng, [(T.EMBEDDING, header.n_vocab, header.dim, Dtype.Q8, Layout.TILES)])
+        w.end_unit()
+        w.begin_unit(1, dtype=Dtype.Q8, compression=compression)
+        for kind, n_rows, n_cols, dtype, layout in layer_tensors(header, Dtype.Q8):
+            n_bytes = tensor_bytes(n_rows, n_cols, dtype, layout)
+            data[kind] = rng.randbytes(n_bytes) if kind in noisy else bytes(n_bytes)
+            w.begin_tensor(kind, n_rows, n_cols, dtype, layout)
+            w.write(data[kind])
+            w.end_tensor()
+        w.end_unit()
+        w.begin_unit(2, dtype=Dtype.F32)
+        write_tensors(w, rng, [(T.FINAL_NORM, 1, header.dim, Dtype.F32, Layout.VECTOR)])
+        w.end_unit()
+    with Reader(path) as r:
+        assert r.units[1].raw_bytes > 3 << 20
+        assert r.units[1].compression == compression
+        assert all(r.read_tensor(t) == data[t.type] for t in r.units[1].tensors)
+        r.verify()
+        raw = path.read_bytes()[r.units[1].off :][: r.units[1].stored_bytes]
+    at, sizes = 0, []
+    while at < len(raw):
+        sizes.append(struct.unpack_from("<II", raw, at))
+        at += 8 + sizes[-1][0]
+    assert [s for _, s in sizes[:-1]] == [1 << 20] * (len(sizes) - 1)
+    assert any(stored == unpacked for stored, unpacked in sizes)
+    assert any(stored < unpacked for stored, unpacked in sizes)
+
+
+@pytest.mark.parametrize(
+    ("compression", "module", "package"),
+    [(Compression.LZ4, "lz4.block", "lz4"), (Compression.ZSTD, "zstandard", "zstandard")],
+)
+def test_a_missing_package_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compression: Compression,
+    module: str,
+    package: str,
+) -> None:
+    path = tmp_path / "m.qsf"
+    write_tiny(path, compression=compression, is_dull=True)
+
+    def import_module(name: str) -> object:
+        assert name == module
+        raise ImportError(name)
+
+    monkeypatch.setattr("importlib.import_module", import_module)
+    with Reader(path) as r:
+        assert r.read_unit(0)
+        with pytest.raises(QsfUnsupportedError, match=f"pip install {package}"):
+            r.read_unit(1)
+    with pytest.raises(QsfUnsupportedError, match=f"pip install {package}"):
+        write_tiny(path, compression=compression)
+
+
+def test_a_reader_of_a_closed_file_says_so(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "m.qsf")
+    with Reader(tmp_path / "m.qsf") as r:
+        pass
+    r.close()
+    with pytest.raises(QsfArgumentError, match="closed"):
+        r.read_unit(0)
+    with Reader(tmp_path / "m.qsf") as r:
+        with pytest.raises(QsfArgumentError, match="no section NONE"):
+            r.read_section("NONE")
+        with pytest.raises(QsfArgumentError, match=r"0 \.\. 3"):
+            r.read_unit(4)
+
+
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        write_tiny(tmp_path / "m.qsf")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "m.qsf").stat().st_mode & 0o777 == 0o640
+
+
+# ---- faults ----
+
+
+def put_old(folder: Path) -> Path:
+    """Return the path of a file that a failing writer must leave alone."""
+    path = folder / "m.qsf"
+    path.write_bytes(b"the old file")
+    return path
+
+
+def assert_untouched(path: Path) -> None:
+    assert path.read_bytes() == b"the old file"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, SystemExit])
+def test_an_exception_leaves_nothing_behind(tmp_path: Path, error: type[BaseException]) -> None:
+    path = put_old(tmp_path)
+
+    def stop_midway() -> None:
+        with Writer(path, tiny_header(), Arch()) as w:
+            w.begin_unit(0, dtype=Dtype.Q8)
+            w.begin_tensor(T.EMBEDDING, 20, 8, Dtype.Q8, Layout.TILES)
+            w.write(bytes(100))
+            assert len(list(tmp_path.iterdir())) == 2
+            raise error
+
+    with pytest.raises(error):
+        stop_midway()
+    assert_untouched(path)
+
+
+@pytest.mark.parametrize("name", ["pwrite", "fsync", "ftruncate", "pread", "close"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"),
+                                   KeyboardInterrupt()])  # fmt: skip
+def test_every_call_may_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
+) -> None:
+    """The N-th call fails, for every N until the file is complete."""
+    path = put_old(tmp_path)
+    real: Callable[..., Any] = getattr(os, name)
+    n_calls = 0
+    fail_at = -1
+
+    def count(*args: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == fail_at:
+            if name == "close":
+                real(*args)
+            raise error
+        return real(*args)
+
+    def write(target: Path) -> int:
+        nonlocal n_calls
+        n_calls = 0
+        with monkeypatch.context() as m:
+            m.setattr(os, name, count)
+            write_tiny(target, compression=Compression.LZ4, is_dull=True)
+        return n_calls
+
+    n_all = write(tmp_path / "count.qsf")
+    (tmp_path / "count.qsf").unlink()
+    assert n_all >= 1
+    # The last fsync and close are of the folder, when the new file is in place already.
+    n_before = n_all - 1 if name in ("fsync", "close") else n_all
+    for fail_at in range(1, n_before + 1):
+        expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else QsfIOError
+        with pytest.raises(expected) as e:
+            write(path)
+        if expected is QsfIOError:
+            assert str(path) in str(e.value)
+            assert "No space left on device after" in str(e.value) or fail_at == 1
+        assert_untouched(path)
+
+
+def test_a_killed_writer_of_the_same_number_is_no_obstacle(tmp_path: Path) -> None:
+    stale = tmp_path / f".m.qsf.{os.getpid()}.partial"
+    stale.write_bytes(b"x" * 100_000)
+    write_tiny(tmp_path / "m.qsf")
+    assert not stale.exists()
+    with Reader(tmp_path / "m.qsf") as r:
+        r.verify()
+
+
+def test_an_impossible_path_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
+    for path, text in [
+        (tmp_path, "is a directory"),
+        (tmp_path / "none" / "m.qsf", "no folder"),
+        (tmp_path / "file" / "m.qsf", "file"),
+        (tmp_path / "pipe", "not a regular file"),
+        (tmp_path / ("n" * 300), "n"),
+        (tmp_path / "a\0b", "null"),
+    ]:
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(QsfIOError, match=text):
+            Writer(path, tiny_header(), Arch())
+        assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_folder_is_refused_at_once(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(QsfIOError, match="Permission denied"):
+        Writer(tmp_path / "m.qsf", tiny_header(), Arch())
+
+
+def test_reading_what_is_not_there(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "none", tmp_path, tmp_path / "pipe", "a\0b", "/dev/null"):
+        with pytest.raises(QsfIOError):
+            Reader(path)
+
+
+# ---- what the writer refuses ----
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architecture": 5}, {"n_layers": 0}, {"n_layers": 4097}, {"dim": 0}, {"n_heads": 0},
+        {"n_kv_heads": 3}, {"n_vocab": 0}, {"max_tokens": 0}, {"ffn_dim": 1 << 23},
+        {"head_dim": 0}, {"dtype": 11}, {"activation": 5}, {"norm": 2}, {"positions": 3},
+        {"rope_theta": 0.0}, {"rope_theta": float("nan")}, {"rope_theta": float("inf")},
+        {"rope_theta": 1e-60}, {"rope_theta": 1e300}, {"positions": Positions.ALIBI},
+        {"bos_id": 20}, {"eos_id": -1}, {"pad_id": 1 << 32}, {"dim": -1},
+    ],
+)  # fmt: skip
+def test_a_wrong_header_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(QsfArgumentError):
+        Writer(tmp_path / "m.qsf", tiny_header(**changes), Arch())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_epsilon": 0.0}, {"norm_epsilon": 1e-60}, {"norm_epsilon": float("nan")},
+        {"rope_scaling": 3}, {"rope_factor": -1.0}, {"rope_factor": float("inf")},
+        {"rope_low_freq_factor": 4.0}, {"rope_original_tokens": 0}, {"rope_dims": 3},
+        {"rope_dims": 6}, {"window_tokens": -1}, {"window_tokens": 1 << 32},
+    ],
+)  # fmt: skip
+def test_a_wrong_architecture_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    arch = Arch(**{**asdict(Arch()), **changes})
+    with pytest.raises(QsfArgumentError):
+        Writer(tmp_path / "m.qsf", tiny_header(), arch)
+    assert list(tmp_path.iterdir()) == []
+
+
+def embedding(w: Writer) -> None:
+    w.begin_unit(0, dtype=Dtype.Q8)
+    w.begin_tensor(T.EMBEDDING, 20, 8, Dtype.Q8, Layout.TILES)
+    w.write(bytes(2112))
+    w.end_tensor()
+    w.end_unit()
+
+
+def vector(w: Writer, kind: int, n_cols: int = 8) -> None:
+    w.begin_tensor(kind, 1, n_cols, Dtype.F32, Layout.VECTOR)
+    w.write(bytes(4 * n_cols))
+    w.end_tensor()
+
+
+def layer_1(w: Writer) -> None:
+    embedding(w)
+    w.begin_unit(1, dtype=Dtype.Q4)
+
+
+def final(w: Writer) -> None:
+    for i in (1, 2):
+        embedding(w) if i == 1 else None
+        w.begin_unit(i, dtype=Dtype.Q4)
+        vector(w, T.ATTN_NORM)
+        w.end_unit()
+    w.begin_unit(3, dtype=Dtype.Q8)
+
+
+TILES, VECTOR = Layout.TILES, Layout.VECTOR
+MISTAKES: list[tuple[str, Callable[[Writer], object]]] = [
+    ("no unit", lambda w: w.begin_tensor(T.Q, 8, 8, Dtype.Q4, TILES)),
+    ("no unit", lambda w: w.write(b"")),
+    ("no unit", lambda w: w.end_unit()),
+    ("ascending", lambda w: w.begin_unit(1, dtype=Dtype.Q4)),
+    ("has not ended", lambda w: [w.begin_unit(0, dtype=Dtype.Q8) for _ in range(2)]),
+    ("no tensor", lambda w: [w.begin_unit(0, dtype=Dtype.Q8), w.end_unit()]),
+    ("quantisation type 11", lambda w: w.begin_unit(0, dtype=11)),
+    ("only layers", lambda w: w.begin_unit(0, dtype=6, compression=Compression.LZ4)),
+    ("compression 4", lambda w: [embedding(w), w.begin_unit(1, dtype=3, compression=4)]),
+    ("importance", lambda w: [embedding(w), w.begin_unit(1, dtype=3, importance=-1.0)]),
+    ("importance", lambda w: [embedding(w), w.begin_unit(1, dtype=3, importance=float("nan"))]),
+    ("ascending", lambda w: [embedding(w), w.begin_unit(0, dtype=3)]),
+    ("header makes it", lambda w: [layer_1(w), w.begin_tensor(T.Q, 9, 8, 3, TILES)]),
+    ("allowed: 1", lambda w: [layer_1(w), w.begin_tensor(T.ATTN_NORM, 8, 1, 8, VECTOR)]),
+    ("f16, f32", lambda w: [layer_1(w), w.begin_tensor(T.ATTN_NORM, 1, 8, 3, VECTOR)]),
+    ("tiles of type 5", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 5, TILES)]),
+    ("layout 2", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, 2)]),
+    ("0 rows", lambda w: [layer_1(w), w.begin_tensor(T.Q, 0, 8, 3, TILES)]),
+    ("index", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, TILES, 1)]),
+    ("index", lambda w: [layer_1(w), w.begin_tensor(T.FFN_UP, 12, 8, 3, TILES, 65536)]),
+    ("belong", lambda w: [layer_1(w), w.begin_tensor(T.EMBEDDING, 20, 8, 6, TILES)]),
+    ("belong", lambda w: [layer_1(w), w.begin_tensor(36, 1, 8, 8, VECTOR)]),
+    ("twice", lambda w: [layer_1(w), vector(w, T.ATTN_NORM), vector(w, T.ATTN_NORM)]),
+    ("comes after", lambda w: [layer_1(w), vector(w, T.FFN_NORM), vector(w, T.ATTN_NORM)]),
+    ("not ended", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, TILES), w.end_unit()]),
+    ("not ended", lambda w: [layer_1(w), *(w.begin_tensor(t, 8, 8, 3, TILES)
+        for t in (T.Q, T.ATTN_OUT))]),
+    ("0 bytes written", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, TILES),
+        w.end_tensor()]),
+    ("only 576", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, TILES),
+        w.write(bytes(577))]),
+    ("no final norm", lambda w: [final(w), w.begin_tensor(T.HEAD, 20, 8, 6, TILES),
+        w.write(bytes(2112)), w.end_tensor(), w.end_unit()]),
+    ("no output head", lambda w: [final(w), vector(w, T.FINAL_NORM), w.end_unit()]),
+    ("units written", lambda w: [embedding(w), w.finish()]),
+    ("has not ended", lambda w: [layer_1(w), w.finish()]),
+    ("has not ended", lambda w: [layer_1(w), w.add_section("META", b"{}")]),
+    ("four printable", lambda w: w.add_section("META1", b"{}")),
+    ("four printable", lambda w: w.add_section("ME\nA", b"{}")),
+    ("itself", lambda w: w.add_section("ARCH", b"{}")),
+    ("empty", lambda w: w.add_section("META", b"")),
+    ("twice", lambda w: [w.add_section("META", b"{}") for _ in range(2)]),
+    ("full", lambda w: [w.add_section(f"{i:04}", b"{}") for i in range(251)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "mistake"), MISTAKES)
+def test_a_mistake_is_refused(
+    tmp_path: Path, text: str, mistake: Callable[[Writer], object]
+) -> None:
+    path = put_old(tmp_path)
+
+    def make() -> None:
+        with Writer(path, tiny_header(), Arch()) as w:
+            mistake(w)
+
+    with pytest.raises(QsfArgumentError, match=text):
+        make()
+    assert_untouched(path)
+
+
+def test_a_tied_head_is_not_written(tmp_path: Path) -> None:
+    def make() -> None:
+        with Writer(tmp_path / "m.qsf", tiny_header(), Arch(tied_head=True)) as w:
+            final(w)
+            vector(w, T.FINAL_NORM)
+            w.begin_tensor(T.HEAD, 20, 8, Dtype.Q8, TILES)
+
+    with pytest.raises(QsfArgumentError, match="belong"):
+        make()
+
+
+def test_learned_positions_need_their_table(tmp_path: Path) -> None:
+    header = tiny_header(positions=Positions.LEARNED, rope_theta=0.0)
+
+    def make(n_bytes: int) -> None:
+        with Writer(tmp_path / "m.qsf", header, Arch()) as w:
+            if n_bytes:
+                w.add_section("WPOS", bytes(n_bytes))
+            final(w)
+            vector(w, T.FINAL_NORM)
+            w.begin_tensor(T.HEAD, 20, 8, Dtype.Q8, TILES)
+            w.write(bytes(2112))
+            w.end_tensor()
+            w.end_unit()
+
+    with pytest.raises(QsfArgumentError, match="no section WPOS"):
+        make(0)
+    with pytest.raises(QsfArgumentError, match="256"):
+        make(255)
+    make(256)
+    with Reader(tmp_path / "m.qsf") as r:
+        r.verify()
+
+
+def test_experts_repeat_their_types(tmp_path: Path) -> None:
+    with Writer(tmp_path / "m.qsf", tiny_header(n_layers=1), Arch(tied_head=True)) as w:
+        layer_1(w)
+        for index in (0, 1, 65535):
+            for kind in (T.FFN_GATE, T.FFN_UP):
+                w.begin_tensor(kind, 12, 8, Dtype.Q4, TILES, index)
+                w.write(bytes(576))
+                w.end_tensor()
+        w.end_unit()
+        w.begin_unit(2, dtype=Dtype.F32)
+        vector(w, T.FINAL_NORM)
+        w.end_unit()
+    with Reader(tmp_path / "m.qsf") as r:
+        r.verify()
+        assert r.tensor(1, T.FFN_UP, 65535) is not None
+        assert r.tensor(1, T.FFN_UP, 2) is None
+
+
+def test_a_finished_or_aborted_writer_refuses_more(tmp_path: Path) -> None:
+    w = Writer(tmp_path / "m.qsf", tiny_header(), Arch())
+    w.abort()
+    w.abort()
+    assert list(tmp_path.iterdir()) == []
+    for use in (lambda: embedding(w), w.finish, lambda: w.add_section("META", b"{}")):
+        with pytest.raises(QsfArgumentError, match="finished or was aborted"):
+            use()
+
+
+def test_progress_counts_the_bytes(tmp_path: Path) -> None:
+    seen: list[int] = []
+    w = Writer(tmp_path / "m.qsf", tiny_header(), Arch(), progress=seen.append)
+    w.add_section("META", b"{}")
+    embedding(w)
+    w.abort()
+    assert seen == sorted(seen)
+    assert seen[-1] > 2112

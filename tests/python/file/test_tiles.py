@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of tiles: against tiles worked out by hand, and against docs/format.md per element."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oracle.golden_tiles import GOLDEN
+from oracle.naive_tiles import WITH_MIN, naive_tiles, pack
+from oracle.reference_tiles import TILE_BYTES, decode_tiles
+from qsf.file.layout import Dtype, Layout, dtype_name, tensor_bytes
+from qsf_converter.rounding.quantisers import Rule, quantise_rows
+from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles, tile_bytes
+
+ALL_TYPES = [dtype for dtype in Dtype if dtype != Dtype.MIXED]
+QUANTISED = [dtype for dtype in ALL_TYPES if dtype not in (Dtype.F16, Dtype.F32)]
+EDGE_ROWS = [1, 15, 16, 17, 33]
+EDGE_COLS = [1, 3, 63, 64, 65, 130]
+N_CODES = {Dtype.TERNARY: 3, Dtype.TERNARY_DENSE: 3, Dtype.Q8: 256, Dtype.Q3: 8, Dtype.Q4: 16,
+           Dtype.Q4_SYM: 16, Dtype.Q2: 4, Dtype.Q2_SYM: 4}  # fmt: skip
+
+
+def random_rows(n_rows: int, n_cols: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng([seed, n_rows, n_cols])
+    return rng.standard_normal((n_rows, n_cols)).astype(np.float32)
+
+
+def test_every_type_has_a_tile_worked_out_by_hand() -> None:
+    assert sorted(GOLDEN) == sorted(QUANTISED)
+
+
+@pytest.mark.parametrize("dtype", GOLDEN)
+@pytest.mark.parametrize("rule", ["search", "nearest"])
+def test_tile_worked_out_by_hand(dtype: Dtype, rule: Rule) -> None:
+    values, tile = GOLDEN[dtype].values(), GOLDEN[dtype].tile()
+    assert quantise_rows(dtype, values, rule=rule) == tile
+    np.testing.assert_array_equal(dequantise_tiles(dtype, tile, 16, 64), values)
+    np.testing.assert_array_equal(decode_tiles(dtype_name(dtype), tile, 16, 64), values)
+
+
+@pytest.mark.parametrize(("dtype", "n_bytes"), [(Dtype.F16, 2), (Dtype.F32, 4)])
+def test_float_tile_worked_out_by_hand(dtype: Dtype, n_bytes: int) -> None:
+    rows = np.zeros((16, 64), np.float32)
+    rows[0, 0], rows[3, 0], rows[0, 1], rows[15, 63] = 1, -2, 0.5, 1.5
+    tile = bytearray(1024 * n_bytes)
+    for element, value in ((0, 1), (3, -2), (16, 0.5), (1023, 1.5)):
+        struct.pack_into("<e" if n_bytes == 2 else "<f", tile, element * n_bytes, value)
+    assert quantise_rows(dtype, rows) == bytes(tile)
+    np.testing.assert_array_equal(dequantise_tiles(dtype, bytes(tile), 16, 64), rows)
+    np.testing.assert_array_equal(decode_tiles(dtype_name(dtype), bytes(tile), 16, 64), rows)
+
+
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+@pytest.mark.parametrize("n_rows", EDGE_ROWS)
+@pytest.mark.parametrize("n_cols", EDGE_COLS)
+def test_layout_is_the_documented_one(dtype: Dtype, n_rows: int, n_cols: int) -> None:
+    rows = random_rows(n_rows, n_cols)
+    tiles = quantise_rows(dtype, rows, rule="nearest")
+    assert tiles == naive_tiles(dtype, rows)
+    np.testing.assert_array_equal(
+        decode_tiles(dtype_name(dtype), tiles, n_rows, n_cols),
+        dequantise_tiles(dtype, tiles, n_rows, n_cols),
+    )
+
+
+@given(dtype=st.sampled_from(QUANTISED), n_tiles=st.integers(1, 3), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=100)
+def test_any_codes_come_back(dtype: Dtype, n_tiles: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, N_CODES[dtype], (16, n_tiles, 64)).astype(np.uint8)
+    # The first and the last code of each block, in any columns, so that the scale is 1.
+    ends = np.array([0, N_CODES[dtype] - 1], np.uint8)
+    if dtype == Dtype.Q8:
+        codes, ends = np.maximum(codes, 1), np.array([1, 255], np.uint8)
+    if dtype == Dtype.Q4_SYM:
+        ends = ends[:1]
+    for block in codes.reshape(-1, 64):
+        block[rng.permutation(64)[: len(ends)]] = ends
+    zero = {Dtype.Q8: 128, Dtype.Q4_SYM: 8, Dtype.Q2_SYM: 1.5}.get(dtype, 1)
+    if dtype in WITH_MIN:
+        zero = 0
+    rows = codes.reshape(16, -1).astype(np.float32) - np.float32(zero)
+    tiles = quantise_rows(dtype, rows, rule="nearest")
+    np.testing.assert_array_equal(decode_tiles(dtype_name(dtype), tiles, *rows.shape), rows)
+    size, head = TILE_BYTES[dtype_name(dtype)], 64 if dtype in WITH_MIN else 32
+    for t in range(n_tiles):
+        assert tiles[t * size + head : (t + 1) * size] == pack(dtype, codes[:, t].tolist())
+
+
+@given(dtype=st.sampled_from(QUANTISED), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=100)
+def test_any_bytes_have_the_values_of_the_specification(dtype: Dtype, seed: int) -> None:
+    """Also what no writer makes: ternary codes of 3, dense bytes that are not the end of an n."""
+    rng = np.random.default_rng(seed)
+    tiles = rng.integers(0, 256, (4, TILE_BYTES[dtype_name(dtype)])).astype(np.uint8)
+    head = 32 if dtype in WITH_MIN else 16
+    tiles[:, : 2 * head].view("<f2")[:] = rng.standard_normal((4, head))
+    data = tiles.tobytes()
+    np.testing.assert_array_equal(
+        dequantise_tiles(dtype, data, 31, 127), decode_tiles(dtype_name(dtype), data, 31, 127)
+    )
+
+
+def test_dense_bytes_are_the_fractions_of_the_specification() -> None:
+    """Every n gives its five digits back, first the highest."""
+    for n in range(243):
+        byte = -(-256 * n // 243)
+        digits = [byte * 3**k % 256 * 3 >> 8 for k in range(5)]
+        assert digits == [n // 81, n // 27 % 3, n // 9 % 3, n // 3 % 3, n % 3]
+
+
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+def test_tile_bytes(dtype: Dtype) -> None:
+    size = TILE_BYTES[dtype_name(dtype)]
+    assert TILE_DTYPES[dtype].itemsize == size
+    assert tile_bytes(dtype, 17, 65) == tensor_bytes(17, 65, dtype, Layout.TILES) == 4 * size
+    assert len(quantise_rows(dtype, random_rows(17, 65))) == 4 * size
+
+
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+def test_padding_is_zero(dtype: Dtype) -> None:
+    tile = np.frombuffer(
+        quantise_rows(dtype, random_rows(3, 70) + np.float32(5)), TILE_DTYPES[dtype]
+    )[1]
+    if dtype in (Dtype.F16, Dtype.F32):
+        assert not tile["values"][6:].any()
+        assert not tile["values"][:, 3:].any()
+        return
+    # The codes of a tile whose only codes that are not zero are those of 3 rows x 6 columns.
+    kept = np.array(naive_codes(dtype, tile))
+    assert not tile["scales"][3:].any()
+    assert not kept[3:].any(), "padded rows"
+    assert not kept[:, 6:].any(), "padded columns"
+    assert kept[:3, :6].any()
+    if dtype in WITH_MIN:
+        assert not tile["mins"][3:].any()
+
+
+def naive_codes(dtype: Dtype, tile: np.void) -> np.ndarray:
+    """The codes of a tile by the reference: its values with scales of 1 and no mins."""
+    plain = tile.copy()
+    plain["scales"] = 1
+    if dtype in WITH_MIN:
+        plain["mins"] = 0
+        zero = 0.0
+    else:
+        zero = {Dtype.Q8: 128, Dtype.Q4_SYM: 8, Dtype.Q2_SYM: 1.5}.get(dtype, 1)
+    codes: np.ndarray = decode_tiles(dtype_name(dtype), plain.tobytes(), 16, 64) + np.float32(zero)
+    return codes
+
+
+@given(
+    dtype=st.sampled_from([Dtype.F16, Dtype.F32]),
+    n_rows=st.sampled_from(EDGE_ROWS),
+    n_cols=st.sampled_from(EDGE_COLS),
+    seed=st.integers(0, 1000),
+)
+@settings(deadline=None, max_examples=40)
+def test_float_tiles_keep_the_values(dtype: Dtype, n_rows: int, n_cols: int, seed: int) -> None:
+    rows = random_rows(n_rows, n_cols, seed=seed).astype(np.float16).astype(np.float32)
+    again = dequantise_tiles(dtype, quantise_rows(dtype, rows), n_rows, n_cols)
+    np.testing.assert_array_equal(again, rows)

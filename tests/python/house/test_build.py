@@ -1,0 +1,131 @@
+"""The lint of the C sources finds what it is for; the header and the library agree."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def load_tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+lint_c = load_tool("lint_c")
+check_exports = load_tool("check_exports")
+
+HEAD = "/* {name} - a test file. */\n/* SPDX-License-Identifier: Apache-2.0 */\n"
+
+
+def lint(root: Path, name: str, body: str, *, head: str = HEAD) -> list[str]:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(head.format(name=path.name) + body, encoding="utf-8")
+    found: list[str] = lint_c.check(root)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("csrc/base/ok.c", '#include "include/qsf.h"\n#include <stdio.h>\n'),
+        ("csrc/memory/ok.c", '#include "platform/heap.h"\n#include "memory/arena.h"\n'),
+        ("csrc/platform/ok.c", "void *p = malloc(8);\n"),
+        ("csrc/base/ok.c", '/* malloc(8) */\nint n = snprintf(b, 8, "printf(x)");\n'),
+        ("csrc/format/ok.c", "qsf_file_open(path);\n"),
+        ("tests/c/ok.c", 'void f(void)\n{\n    printf("%d", 1);\n}\n'),
+        ("csrc/format/big_tables.c", "int x;\n" * 700),
+    ],
+)
+def test_lint_accepts(tmp_path: Path, name: str, body: str) -> None:
+    assert lint(tmp_path, name, body) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "expected"),
+    [
+        ("csrc/base/bad.c", '#include "platform/heap.h"\n', "base/ may not include"),
+        ("csrc/kernels/bad.c", '#include "memory/arena.h"\n', "kernels/ may not include"),
+        ("csrc/format/bad.h", '#  include "engine/run.h"\n', "format/ may not include"),
+        ("csrc/format/bad.c", '#include "reader.h"\n', "not written from csrc/ down"),
+        ("csrc/utils/bad.c", "", "not a room"),
+        ("csrc/format/bad.c", "void *p = malloc(8);\n", "malloc() is only allowed in platform/"),
+        ("csrc/engine/bad.c", 'printf("x");\n', "printf() is not allowed"),
+        ("csrc/platform/bad.c", "exit(1);\n", "exit() is not allowed"),
+        ("csrc/platform/bad.c", "strcpy(a, b);\n", "strcpy() is not allowed"),
+        ("csrc/engine/bad.c", "pthread_create(a);\n", "pthread_create() is only allowed"),
+        ("csrc/format/bad.c", "pread(fd);\n", "pread() is only allowed"),
+        ("csrc/base/bad.c", "/* \u00e9 */\n", "not ASCII"),
+        ("csrc/base/bad.c", "/*" + " " * 98 + "x*/\n", "103 columns"),
+        ("csrc/base/bad.c", "int x;\n" * 600, "602 lines"),
+        ("csrc/base/bad.c", "int x; \n", "space at the end"),
+        ("csrc/base/bad.c", "void f(void)\n{\n" + "    g();\n" * 81 + "}\n", "function of 82"),
+        ("bench/bad.c", "int x;\n" * 600, "602 lines"),
+    ],
+)
+def test_lint_finds(tmp_path: Path, name: str, body: str, expected: str) -> None:
+    found = lint(tmp_path, name, body)
+    assert len(found) == 1
+    assert expected in found[0]
+    assert found[0].startswith(f"{name}:")
+
+
+def test_lint_finds_a_wrong_head(tmp_path: Path) -> None:
+    found = lint(tmp_path, "csrc/base/bad.c", "int x;\n", head="/* other.c - no. */\n")
+    assert len(found) == 2
+    assert any("the first line is not" in line for line in found)
+    assert any("SPDX" in line for line in found)
+
+
+def test_lint_finds_a_name_used_twice(tmp_path: Path) -> None:
+    assert lint(tmp_path, "csrc/base/twice.c", "") == []
+    found = lint(tmp_path, "csrc/format/twice.c", "")
+    assert len(found) == 1
+    assert "taken by csrc/base/twice.c" in found[0]
+
+
+def test_lint_finds_a_long_python_file(tmp_path: Path) -> None:
+    (tmp_path / "qsf").mkdir()
+    (tmp_path / "qsf" / "long.py").write_text("x = 1\n" * 601, encoding="utf-8")
+    found = lint_c.check(tmp_path)
+    assert len(found) == 1
+    assert found[0].startswith("qsf/long.py:601:")
+
+
+def test_every_declared_function_is_found_in_the_header() -> None:
+    header = (ROOT / "csrc/include/qsf.h").read_text(encoding="ascii")
+    names = check_exports.declared(header)
+    assert len(names) == len(re.findall(r"^QSF_API ", header, re.MULTILINE))
+    assert {"qsf_version", "qsf_model_open", "qsf_session_sync"} <= names
+
+
+def test_exports_finds_what_is_wrong() -> None:
+    symbols = check_exports.defined("qsf_a T 0 1\nqsf_b U\nhelper T 0 1\nqsf_c D 0 4\n")
+    assert symbols == {"qsf_a", "helper", "qsf_c"}
+    assert check_exports.check({"qsf_a"}, {"qsf_a"}, {"PyInit__qsf"}) == []
+    found = check_exports.check(symbols, {"qsf_a", "qsf_b"}, {"PyInit__qsf", "qsf_a"})
+    assert len(found) == 3
+    assert "helper" in found[0]
+    assert "qsf_b" in found[1]
+    assert "the module exports qsf_a" in found[2]
+
+
+def test_the_library_has_the_version_of_pyproject() -> None:
+    from qsf.native._qsf import ffi, lib
+
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    match = re.search(r'^version = "([0-9.]+)"', text, re.MULTILINE)
+    assert match is not None
+    assert ffi.string(lib.qsf_version()).decode() == match.group(1)

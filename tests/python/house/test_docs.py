@@ -1,0 +1,85 @@
+"""The commands that the documents show exist: verbs of make, programs, their options."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md")])
+MODULES = {
+    "qsf-convert": "qsf_converter.cli",
+    "qsf-run": "qsf.run.cli",
+    "qsf-inspect": "qsf.inspect.cli",
+    "qsf-eval": "qsf.evaluate.cli",
+    "qsf.bench": "qsf.bench.cli",
+}
+
+
+@cache
+def commands() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """(document, words) of the `make ...` and `qsf-...` lines of all code blocks."""
+    found = []
+    for path in DOCUMENTS:
+        text = path.read_text("utf-8")
+        blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        indented = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
+        for line in [*"\n".join(blocks).replace("\\\n", " ").splitlines(), *indented]:
+            words = re.sub(r"^\S*python -m qsf", "qsf", line.split("#")[0]).split()
+            if words and (words[0] == "make" or Path(words[0]).name in MODULES):
+                found.append((path.name, (Path(words[0]).name, *words[1:])))
+    return tuple(found)
+
+
+@cache
+def options_of(program: str) -> frozenset[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {MODULES[program]} import main; main()", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
+    )
+    return frozenset(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", done.stdout))
+
+
+def test_there_are_commands_to_check() -> None:
+    programs = {words[0] for name, words in commands() if name == "README.md"}
+    assert programs >= {"make", "qsf-convert", "qsf-run"}
+
+
+def test_verbs_of_make_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    verbs = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+    for name, words in commands():
+        if words[0] == "make":
+            missing = [w for w in words[1:] if "=" not in w and w not in verbs]
+            assert missing == [], f"{name}: {' '.join(words)}"
+
+
+@pytest.mark.parametrize("program", MODULES)
+def test_options_exist(program: str) -> None:
+    known = options_of(program)
+    assert "--help" in known
+    for name, words in commands():
+        if words[0] == program:
+            options = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+            assert options <= known, f"{name}: {' '.join(words)}"
+
+
+def test_options_named_in_the_readme_exist() -> None:
+    known = frozenset[str]().union(*map(options_of, MODULES))
+    named = re.findall(r"`(--[a-z][a-z-]*)", (ROOT / "README.md").read_text("utf-8"))
+    assert named
+    assert set(named) <= known
+
+
+def test_the_tables_of_the_readme_are_those_of_the_results() -> None:
+    command = [sys.executable, str(ROOT / "bench" / "readme_table.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models to calibrate, and what the tests of calibration ask of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from make import tiny_checkpoints
+from oracle import reference
+from qsf.file.layout import Dtype
+from qsf_converter.original.layers import Original
+from qsf_converter.rounding.plan import Plan, Policy, make_plan
+from qsf_converter.sources.source import Source, open_source
+
+N_VOCAB = 2048  # of the bundled tokenizer
+WORDS = ("the", "cat", "saw", "a", "small", "house", "and", "ran", "to", "its", "mother", "soon")
+
+
+@contextlib.contextmanager
+def planned(
+    folder: Path, layers: Dtype = Dtype.Q4, embeddings: Dtype = Dtype.Q8
+) -> Iterator[tuple[Source, Plan]]:
+    """A model with all types chosen."""
+    with open_source(folder) as source:
+        policy = Policy(layers, embeddings)
+        yield source, make_plan(source.family, source.facts, source.checkpoint, policy)
+
+
+@contextlib.contextmanager
+def original(folder: Path) -> Iterator[Original]:
+    with planned(folder) as (source, plan):
+        yield Original(plan, source.checkpoint)
+
+
+def small_llama(folder: Path, tokenizer_from: Path, **options: Any) -> Path:
+    """Random, with the bundled tokenizer; windows of 64 tokens."""
+    sizes = {"dim": 48, "ffn_dim": 72, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8}
+    return tiny_checkpoints.make_llama(
+        folder,
+        tokenizer_from=tokenizer_from,
+        **{"n_layers": 3, "n_vocab": N_VOCAB, **sizes, **options},
+    )
+
+
+def small_gpt2(folder: Path, tokenizer_from: Path, **options: Any) -> Path:
+    """The same with learned positions, biases, and a head that is the embedding."""
+    return tiny_checkpoints.make_gpt2(
+        folder,
+        tokenizer_from=tokenizer_from,
+        **{"n_layers": 2, "dim": 40, "n_heads": 2, "ffn_dim": 70, "n_vocab": N_VOCAB, **options},
+    )
+
+
+def with_outliers(folder: Path) -> Path:
+    """The same model with a few weights that are far from all others, in each layer."""
+    weights = load_file(folder / "model.safetensors")
+    rng = np.random.default_rng(9)
+    for name, values in weights.items():
+        if name.startswith("model.layers.") and values.ndim == 2:
+            flat = values.reshape(-1)
+            flat[rng.choice(flat.size, flat.size // 1500 + 1, replace=False)] = 3.5
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def write_text(path: Path, n_words: int = 2000, seed: int = 5) -> Path:
+    """A text whose windows differ."""
+    rng = np.random.default_rng(seed)
+    path.write_text(" ".join(rng.choice(WORDS, n_words)) + "\n", "utf-8")
+    return path
+
+
+def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+    """Over the last axis."""
+    x = logits.astype(np.float64)
+    x -= x.max(axis=-1, keepdims=True)
+    values: NDArray[np.float64] = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    return values
+
+
+def mean_kl(folder: Path, file: Path, windows: NDArray[np.integer[Any]]) -> float:
+    """KL(original || file) in nats over windows, each model computed on its own, in f64."""
+    whole, rounded = reference.load_huggingface(folder), reference.load_qsf(file)
+    found = []
+    for window in windows:
+        p, q = (
+            log_softmax(reference.forward(model, window, dtype=np.float64).logits[:-1])
+            for model in (whole, rounded)
+        )
+        found.append((np.exp(p) * (p - q)).sum(axis=-1))
+    return float(np.mean(found))

@@ -1,0 +1,68 @@
+"""``qsf-run`` started as a user types it."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PROMPT = "Once upon a time"
+
+
+COMMAND = [sys.executable, "-m", "qsf.run.cli"]
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run the command in an empty folder, where only the installed package can be found."""
+
+    def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start the command; whatever happens, it does not outlive the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def call(*arguments: object) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        command = [*COMMAND, *map(str, arguments)]
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=tmp_path)
+        processes.append(process)
+        return process
+
+    yield call
+    for process in processes:
+        with process:  # closes the pipes and waits
+            process.kill()
+
+
+def check_refused(done: subprocess.CompletedProcess[str], code: int, said: str) -> None:
+    """One line on standard error, nothing on standard output, no traceback."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("qsf-run: error: ")
+    assert said in lines[0]

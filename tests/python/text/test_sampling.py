@@ -1,0 +1,147 @@
+"""Sampling parameters, their defaults, and stop rules."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qsf.errors import QsfArgumentError, QsfFormatError
+from qsf.text.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
+
+
+def test_defaults_are_those_of_the_plan() -> None:
+    assert resolve_sampling() == SamplingParams(
+        temperature=0.7, top_p=0.9, top_k=40, min_p=0.0, repetition_penalty=1.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", 10**400),
+        ("temperature", "hot"),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -1),
+        ("top_k", 2.5),
+        ("top_k", True),
+        ("top_k", 2**32),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(QsfArgumentError, match=name):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", 0), ("top_p", 1), ("top_k", 0), ("min_p", 1), ("repetition_penalty", 1.2)],
+)
+def test_the_edges_of_ranges_are_accepted(name: str, value: Any) -> None:
+    assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+def test_what_is_asked_for_beats_the_file_beats_the_defaults() -> None:
+    generation = {"temperature": 0.3, "top_k": 7, "min_p": None, "eos_token_id": 1}
+    params = resolve_sampling(generation, top_k=3, top_p=None)
+    assert params == SamplingParams(temperature=0.3, top_k=3, top_p=0.9)
+
+
+def test_a_file_that_recommends_greedy_is_greedy_unless_told() -> None:
+    generation = {"do_sample": False, "temperature": 0.6}
+    assert resolve_sampling(generation).temperature == 0.0
+    assert resolve_sampling(generation, temperature=0.5).temperature == 0.5
+
+
+def test_a_bad_value_of_the_file_is_the_files_fault_and_can_be_overridden() -> None:
+    with pytest.raises(QsfFormatError, match="generation defaults: top_p"):
+        resolve_sampling({"top_p": 7.0})
+    assert resolve_sampling({"top_p": 7.0}, top_p=0.5).top_p == 0.5
+    with pytest.raises(QsfArgumentError, match="top_p must be") as caught:
+        resolve_sampling({"top_p": 0.5}, top_p=7.0)
+    assert not isinstance(caught.value, QsfFormatError)
+
+
+def test_an_unknown_parameter_is_refused() -> None:
+    with pytest.raises(QsfArgumentError, match="warmth"):
+        resolve_sampling(None, warmth=1.0)
+
+
+@pytest.mark.parametrize(
+    ("eos_id", "generation", "expected"),
+    [
+        (None, {}, set()),
+        (1, None, {1}),
+        (1, {"eos_token_id": 5}, {1, 5}),
+        (1, {"eos_token_id": [1, 7, 9]}, {1, 7, 9}),
+        (None, {"eos_token_id": [7]}, {7}),
+    ],
+)
+def test_end_ids_are_those_of_the_file_and_of_its_defaults(
+    eos_id: int | None, generation: dict[str, Any] | None, expected: set[int]
+) -> None:
+    assert end_ids(eos_id, generation) == expected
+
+
+@pytest.mark.parametrize("bad", ["</s>", [1, "x"], -1, True, 1.0])
+def test_end_ids_that_are_no_ids_are_refused(bad: object) -> None:
+    with pytest.raises(QsfFormatError, match="eos_token_id"):
+        end_ids(1, {"eos_token_id": bad})
+
+
+def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
+    matcher = StopMatcher(stops)
+    shown = "".join(matcher.push(piece) for piece in pieces) + matcher.flush()
+    return shown, matcher.is_stopped
+
+
+def test_a_stop_string_over_several_pieces_is_never_shown_in_part() -> None:
+    matcher = StopMatcher(["END"])
+    assert matcher.push("the E") == "the "
+    assert matcher.push("N") == ""
+    assert not matcher.is_stopped
+    assert matcher.push("D of") == ""
+    assert matcher.is_stopped
+    assert matcher.push("more") == ""
+    assert matcher.flush() == ""
+
+
+def test_text_that_only_began_like_a_stop_string_is_shown() -> None:
+    assert run(["END"], ["the E", "N", "ough"]) == ("the ENough", False)
+    assert run(["END"], ["the EN"]) == ("the EN", False)
+    assert run(["aab"], ["aa", "a", "b"]) == ("a", True)
+
+
+@pytest.mark.parametrize("bad", [[""], [3]])
+def test_stop_strings_must_be_texts(bad: list[Any]) -> None:
+    with pytest.raises(QsfArgumentError, match="stop string"):
+        StopMatcher(bad)
+
+
+@given(
+    text=st.text(alphabet="ab", max_size=20),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3),
+    cuts=st.lists(st.integers(0, 20), max_size=8),
+)
+def test_how_text_is_cut_into_pieces_does_not_matter(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in pairwise(edges)]
+    assert "".join(pieces) == text
+    shown, is_stopped = run(stops, pieces)
+    assert (shown, is_stopped) == run(stops, list(text))
+    assert is_stopped == any(stop in text for stop in stops)
+    assert text.startswith(shown)
+    assert not any(stop in shown for stop in stops)

@@ -1,0 +1,301 @@
+"""The tokenizer: encoding rules, and decoding one token at a time."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
+from qsf.text.tokenizer import Tokenizer, protect_special
+
+TEXTS = [
+    "Once upon a time",
+    " two  spaces ",
+    "naïve café, Führer, 你好世界",
+    "emoji \U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 end",
+    "line\nbreaks\r\n\tand tabs",
+    "",
+]
+
+
+def spm_json(decoder: object = None) -> bytes:
+    """Return a small SentencePiece-like tokenizer: pieces with a leading bar, byte tokens."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    names += ["\u2581", "h", "i", "\u2581h", "\u2581hi", "<", "s", ">"]
+    standard = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    }
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [
+                {"id": i, "content": names[i], "special": True, **special} for i in range(3)
+            ],
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [
+                    {"type": "Prepend", "prepend": "\u2581"},
+                    {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+                ],
+            },
+            "pre_tokenizer": None,
+            "post_processor": None,
+            "decoder": decoder or standard,
+            "model": {
+                "type": "BPE",
+                "unk_token": "<unk>",
+                "fuse_unk": True,
+                "byte_fallback": True,
+                "vocab": {name: i for i, name in enumerate(names)},
+                "merges": ["\u2581 h", "\u2581h i"],
+            },
+        }
+    ).encode()
+
+
+SPM = Tokenizer(spm_json(), bos_id=1, add_bos=True)
+
+
+@pytest.fixture(scope="session")
+def bundled_json(tiny_llama_dir: Path) -> bytes:
+    return (tiny_llama_dir / "tokenizer.json").read_bytes()
+
+
+@pytest.fixture(scope="session")
+def bundled(bundled_json: bytes) -> Tokenizer:
+    return Tokenizer(bundled_json, bos_id=0, add_bos=True)
+
+
+@pytest.fixture(scope="session")
+def gpt2_json(shared_dir: Path) -> bytes:
+    return (shared_dir / "tokenizers" / "gpt2" / "tokenizer.json").read_bytes()
+
+
+@pytest.fixture(scope="session")
+def llama2_json(shared_dir: Path) -> bytes:
+    return (shared_dir / "tokenizers" / "llama2" / "tokenizer.json").read_bytes()
+
+
+# ---- encoding ----
+
+
+def test_bos_is_added_once_whoever_adds_it(bundled_json: bytes) -> None:
+    for add_bos in (True, None):  # the post-processor of this file adds it, too
+        assert Tokenizer(bundled_json, bos_id=0, add_bos=add_bos).encode("Once")[:2].count(0) == 1
+
+
+def test_bos_is_left_out_when_the_model_does_not_want_it(bundled_json: bytes) -> None:
+    assert 0 not in Tokenizer(bundled_json, bos_id=0, add_bos=False).encode("Once")
+
+
+def test_bos_is_added_when_only_the_configuration_says_so() -> None:
+    assert SPM.encode("hi")[0] == 1
+    assert Tokenizer(spm_json(), bos_id=1, add_bos=None).encode("hi")[0] != 1
+
+
+def test_bos_in_the_text_is_not_doubled(bundled: Tokenizer) -> None:
+    assert bundled.encode("<|begin_of_text|>Once") == bundled.encode("Once")
+    assert bundled.encode("Once", add_prefix=False) == bundled.encode("Once")[1:]
+
+
+def test_an_empty_text_is_bos_alone(bundled: Tokenizer) -> None:
+    assert bundled.encode("") == [0]
+
+
+def test_special_tokens_in_text_are_tokens_unless_told_otherwise(bundled: Tokenizer) -> None:
+    text = "a<|end_of_text|>b"
+    assert 1 in bundled.encode(text)
+    ordinary = bundled.encode(text, parse_special=False)
+    assert 1 not in ordinary
+    assert bundled.decode(ordinary) == text
+    assert 1 in bundled.encode(text)  # the choice does not stick
+
+
+def test_seams_keep_special_tokens_from_being_read() -> None:
+    names = SPM.special_names
+    text = protect_special("</s> hi <s>", names, "\ufdd0")
+    assert text.replace("\ufdd0", "") == "</s> hi <s>"
+    assert all(name not in text for name in names)
+    assert all(
+        set(SPM.encode(p, add_prefix=False)).isdisjoint({1, 2}) for p in text.split("\ufdd0")
+    )
+
+
+def test_text_that_is_not_unicode_is_refused(bundled: Tokenizer) -> None:
+    with pytest.raises(QsfArgumentError, match="character 2"):
+        bundled.encode("ab\ud800")
+
+
+def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(bundled: Tokenizer) -> None:
+    text = "a red ball " * 1000
+    with pytest.raises(QsfArgumentError, match=r"too long: the first 800 of its 11000 characters"):
+        bundled.encode(text, max_tokens=100)
+    n_tokens = len(bundled.encode(text))
+    assert len(bundled.encode(text, max_tokens=n_tokens)) == n_tokens
+
+
+# ---- decoding ----
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_encoding_and_decoding_gives_the_text(bundled: Tokenizer, text: str) -> None:
+    assert bundled.decode(bundled.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", [text for text in TEXTS if text])
+def test_sentencepiece_gives_the_text(text: str) -> None:
+    assert SPM.decode(SPM.encode(text)) == text
+
+
+def test_special_tokens_have_no_text_unless_asked_for(bundled: Tokenizer) -> None:
+    ids = bundled.encode("Once")
+    assert bundled.decode(ids) == "Once"
+    assert bundled.decode(ids, skip_special=False) == "<|begin_of_text|>Once"
+
+
+def test_ids_that_do_not_exist_have_no_text(bundled: Tokenizer) -> None:
+    assert bundled.decode([-1, 10**6]) == ""
+
+
+def test_an_emoji_arrives_whole_and_at_once(bundled: Tokenizer) -> None:
+    decoder = bundled.incremental()
+    ids = bundled.encode("\U0001f600", add_prefix=False)
+    assert len(ids) > 1
+    assert [decoder.push(token_id) for token_id in ids] == [""] * (len(ids) - 1) + ["\U0001f600"]
+    assert decoder.flush() == ""
+
+
+def test_byte_tokens_make_characters_without_waiting_for_the_next_token() -> None:
+    decoder = SPM.incremental()
+    assert [decoder.push(3 + byte) for byte in "é".encode()] == ["", "é"]
+
+
+def test_an_unfinished_character_at_the_end_is_a_replacement_character() -> None:
+    decoder = SPM.incremental()
+    assert decoder.push(3 + 0xE2) == ""
+    assert decoder.flush() == "\ufffd"
+
+
+def test_a_continued_text_keeps_its_leading_space_and_a_new_one_loses_it() -> None:
+    hi = SPM.token_id("\u2581hi")
+    assert hi is not None
+    assert SPM.incremental(at_start=False).push(hi) == " hi"
+    assert SPM.incremental(at_start=True).push(hi) == "hi"
+    assert SPM.decode([hi, hi]) == "hi hi"
+
+
+@given(ids=st.lists(st.integers(0, 2050), max_size=40))
+@settings(max_examples=200)
+def test_byte_level_decoding_equals_the_librarys(ids: list[int]) -> None:
+    path = Path(__file__).resolve().parents[3] / "examples" / "tiny-llama" / "tokenizer.json"
+    library = _LIBRARY.setdefault("tiny", tokenizers.Tokenizer.from_file(str(path)))
+    ours = _OURS.setdefault("tiny", Tokenizer(path.read_bytes(), bos_id=0))
+    check_pieces(ours, ids)
+    assert ours.decode(ids) == library.decode(ids, skip_special_tokens=True)
+
+
+_LIBRARY: dict[str, tokenizers.Tokenizer] = {}
+_OURS: dict[str, Tokenizer] = {}
+
+
+@given(ids=st.lists(st.integers(0, 266), max_size=40))
+def test_sentencepiece_pieces_join_to_the_whole(ids: list[int]) -> None:
+    check_pieces(SPM, ids)
+
+
+def check_pieces(tokenizer: Tokenizer, ids: list[int]) -> None:
+    """Pieces join to the whole, and none ends in the middle of a character."""
+    decoder = tokenizer.incremental(at_start=True)
+    pieces = [decoder.push(token_id) for token_id in ids]
+    assert "".join(pieces) + decoder.flush() == tokenizer.decode(ids)
+    raw = b"".join(tokenizer.token_bytes(token_id) for token_id in ids)
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return
+    assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in raw.decode()
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"not json", b"\xff\xfe"])
+def test_what_is_not_a_tokenizer_is_refused(data: bytes) -> None:
+    with pytest.raises(QsfFormatError, match="tokenizer"):
+        Tokenizer(data)
+
+
+def test_a_decoder_of_another_kind_is_refused_by_name() -> None:
+    with pytest.raises(QsfUnsupportedError, match="WordPiece"):
+        Tokenizer(spm_json({"type": "WordPiece", "prefix": "##", "cleanup": True}))
+
+
+# ---- real vocabularies ----
+
+
+def test_gpt2_matches_its_test_vectors(gpt2_json: bytes, shared_dir: Path) -> None:
+    tokenizer = Tokenizer(gpt2_json, bos_id=50256, add_bos=False)
+    folder = shared_dir / "tokenizers" / "test-vectors"
+    vector = json.loads((folder / "gpt2_encoded_tokens.json").read_text("utf-8"))
+    ids = tokenizer.encode(vector["text"])
+    assert ids == vector["token_ids"]
+    assert tokenizer.decode(ids) == vector["text"]
+
+
+def test_llama2_matches_its_test_vectors(llama2_json: bytes, shared_dir: Path) -> None:
+    tokenizer = Tokenizer(llama2_json, bos_id=1, add_bos=True)
+    folder = shared_dir / "tokenizers" / "llama.cpp-vectors"
+    inputs = (folder / "ggml-vocab-llama-spm.gguf.inp").read_text("utf-8")
+    outputs = (folder / "ggml-vocab-llama-spm.gguf.out").read_text("utf-8")
+    texts = inputs.split("\n__ggml_vocab_test__\n")
+    expected = [[int(x) for x in line.split()] for line in outputs.split("\n")]
+    checked = 0
+    for text, ids in zip(texts, expected, strict=False):
+        if text.strip():
+            assert tokenizer.encode(text, parse_special=False) == [1, *ids], repr(text)
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+            checked += 1
+    assert checked > 20
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama2"])
+def test_real_vocabularies_decode_as_the_library_does(
+    shared_dir: Path, name: str, request: pytest.FixtureRequest
+) -> None:
+    data: bytes = request.getfixturevalue(f"{name}_json")
+    library = tokenizers.Tokenizer.from_buffer(data)
+    ours = Tokenizer(data)
+    prose = (shared_dir / "text" / "wikitext2-test.txt").read_text("utf-8")[:20000]
+    for text in [*TEXTS, prose]:
+        ids = library.encode(text, add_special_tokens=False).ids
+        assert ours.decode(ids) == library.decode(ids)
+        check_pieces(ours, ids)
+
+
+def test_qwen2_vocabulary_round_trips(shared_dir: Path) -> None:
+    folder = shared_dir / "tokenizers" / "qwen2"
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer = Tokenizer(backend.to_str().encode())
+    assert tokenizer.special_names == ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        check_pieces(tokenizer, ids)
