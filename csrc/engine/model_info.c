@@ -6,6 +6,7 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "engine/model_open.h"
+#include "stream/verify.h"
 
 static const char *const architecture_names[QSF_ARCHITECTURE_COUNT] = {
     [QSF_ARCHITECTURE_GPT2] = "gpt2",       [QSF_ARCHITECTURE_LLAMA] = "llama",

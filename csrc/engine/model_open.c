@@ -10,9 +10,10 @@
 #include "engine/session.h"
 #include "engine/skip.h"
 #include "memory/arena.h"
+#include "machine/cores.h"
 #include "platform/cpu.h"
-#include "platform/io_choose.h"
-#include "platform/sysmem.h"
+#include "io/io_choose.h"
+#include "machine/sysmem.h"
 
 /* Sizes of units, sections and caches go from the plan's 64 bits into size_t. */
 _Static_assert(SIZE_MAX >= UINT64_MAX, "the engine needs a 64-bit system");
@@ -227,7 +228,7 @@ static void release_model(qsf_model *m)
 /* One per core, as far as the pool goes. */
 static uint32_t default_thread_count(void)
 {
-    const uint32_t n_cores = qsf_cpu_core_count();
+    const uint32_t n_cores = qsf_core_count();
     if (n_cores == 0)
         return 1;
     return n_cores < QSF_POOL_MAX_THREADS ? n_cores : QSF_POOL_MAX_THREADS;

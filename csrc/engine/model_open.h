@@ -11,10 +11,10 @@
 #include <stdint.h>
 
 #include "engine/pressure.h"
-#include "format/stream.h"
+#include "stream/stream.h"
 #include "memory/ledger.h"
 #include "model/forward.h"
-#include "platform/sysmem.h"
+#include "machine/sysmem.h"
 #include "platform/thread.h"
 #include "platform/trace.h"
 

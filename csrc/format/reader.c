@@ -9,7 +9,7 @@
 #include "base/bytes.h"
 #include "base/status.h"
 #include "format/arch.h"
-#include "format/crc32.h"
+#include "checksum/crc32.h"
 #include "format/directory.h"
 #include "format/header.h"
 #include "format/tensor_table.h"

@@ -133,8 +133,4 @@ qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *ds
 /* The tensor of this type (index 0) in a unit; NULL when absent. */
 const qsf_tensor *qsf_reader_tensor(const qsf_reader *r, uint32_t unit_idx, uint32_t type);
 
-/* The whole file through `buffer` [buffer_bytes >= 64 KiB]: checksums of every
- * extent, headers of tensors against the table, band checksums, zero padding. */
-qsf_status qsf_reader_verify(qsf_reader *r, void *buffer, size_t buffer_bytes);
-
 #endif

@@ -9,7 +9,7 @@
 #include "check.h"
 #include "engine/draft.h"
 #include "engine/plan.h"
-#include "format/stream.h"
+#include "stream/stream.h"
 #include "platform/pool.h"
 #include "tiny_model.h"
 

@@ -15,7 +15,7 @@
 #include "base/asan.h"
 #include "check.h"
 #include "engine/model_open.h"
-#include "format/stream.h"
+#include "stream/stream.h"
 #include "tiny_model.h"
 #include "unit_pass.h"
 
