@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "format/reader.h"
+#include "format/records.h"
 #include "io/io.h"
 #include "platform/stopwatch.h"
 

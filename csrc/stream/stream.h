@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "format/reader.h"
+#include "format/records.h"
 #include "stream/ring.h"
 #include "stream/unit_source.h"
 

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "format/reader.h"
+#include "format/records.h"
 #include "platform/stopwatch.h"
 
 /* Makes stored bytes [off, off + n_bytes) of the unit readable until the next call. Offsets

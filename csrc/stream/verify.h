@@ -3,7 +3,7 @@
 #ifndef QSF_STREAM_VERIFY_H
 #define QSF_STREAM_VERIFY_H
 
-#include "format/reader.h"
+#include "format/records.h"
 
 /* The whole file through `buffer` [buffer_bytes >= 64 KiB]: checksums of every
  * extent, headers of tensors against the table, band checksums, zero padding. */

@@ -4,6 +4,7 @@
 #include "check.h"
 #include "engine/model_open.h"
 #include "engine/session.h"
+#include "format/reader.h"
 #include "model/embedding.h"
 #include "tiny_file.h"
 #include "unit_pass.h"

@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "checksum/crc32.h"
+#include "format/reader.h"
 #include "stream/stream.h"
 #include "model/linear.h"
 #include "tiny_file.h"

@@ -7,6 +7,7 @@
 
 #include "base/half.h"
 #include "check.h"
+#include "format/reader.h"
 #include "format/outliers.h"
 #include "stream/stream.h"
 #include "stream/verify.h"

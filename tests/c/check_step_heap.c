@@ -15,6 +15,7 @@
 #include "base/asan.h"
 #include "check.h"
 #include "engine/model_open.h"
+#include "format/reader.h"
 #include "stream/stream.h"
 #include "tiny_model.h"
 #include "unit_pass.h"

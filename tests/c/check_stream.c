@@ -1,6 +1,7 @@
 /* check_stream.c - the same bytes whatever is resident, compressed or small; damage is found. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
+#include "format/reader.h"
 #include "stream/codec.h"
 #include "stream/stream.h"
 #include "tiny_file.h"
