@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "machine/machine.h"
+#include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/session.h"
 #include "include/qsf.h"

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "engine/session.h"
+#include "engine/session_buffers.h"
 #include "stream/stream.h"
 #include "memory/arena.h"
 #include "model/embedding.h"

@@ -5,6 +5,8 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "format/reader.h"
+#include "engine/model.h"
 #include "engine/model_open.h"
 #include "stream/verify.h"
 

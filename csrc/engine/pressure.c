@@ -10,7 +10,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/pressure.h"
 
-#include "engine/model_open.h"
+#include "engine/model.h"
 #include "platform/clock.h"
 #include "machine/psi.h"
 #include "machine/sysmem.h"

@@ -2,6 +2,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/asan.h"
 #include "check.h"
+#include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/session.h"
 #include "format/reader.h"

@@ -14,6 +14,7 @@
 
 #include "base/asan.h"
 #include "check.h"
+#include "engine/model.h"
 #include "engine/model_open.h"
 #include "format/reader.h"
 #include "stream/stream.h"
