@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "format/crc32.h"
-#include "format/crc32_ways.h"
+#include "checksum/crc32.h"
+#include "checksum/crc32_ways.h"
 #include "platform/clock.h"
-#include "platform/roof.h"
+#include "machine/roofline.h"
 
 #define SMALL_BYTES ((size_t)64 << 10)
 #define LARGE_BYTES ((size_t)64 << 20)

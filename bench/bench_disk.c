@@ -26,7 +26,7 @@
 #include "base/checked.h"
 #include "base/status.h"
 #include "platform/clock.h"
-#include "platform/io.h"
+#include "io/io.h"
 #include "platform/thread.h"
 
 #define MAX_ROUNDS 99

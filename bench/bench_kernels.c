@@ -29,7 +29,7 @@
 #include "kernels/kernels.h"
 #include "platform/clock.h"
 #include "platform/pool.h"
-#include "platform/roof.h"
+#include "machine/roofline.h"
 
 #define N_BLOCKS 32 /* rows of 2048 columns */
 #define STRIPE_TILE_ROWS 16

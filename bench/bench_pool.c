@@ -20,6 +20,7 @@
 #include <time.h>
 
 #include "platform/clock.h"
+#include "machine/cores.h"
 #include "platform/cpu.h"
 #include "platform/pool.h"
 #include "platform/thread.h"
@@ -141,7 +142,7 @@ static void bench_threads(uint32_t n_threads, double one_thread_us)
 
 int main(int argc, char **argv)
 {
-    const uint32_t n_cores = qsf_cpu_core_count();
+    const uint32_t n_cores = qsf_core_count();
     const uint32_t most = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : n_cores;
     uint64_t best_ns = UINT64_MAX;
     for (int i = 0; i < 20; i++) {

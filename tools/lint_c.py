@@ -19,19 +19,27 @@ MAY_INCLUDE: dict[str, frozenset[str]] = {
     "base": frozenset(),
     "platform": frozenset({"base"}),
     "memory": frozenset({"base", "platform"}),
-    "format": frozenset({"base", "platform", "memory"}),
+    "io": frozenset({"base", "platform"}),
+    "machine": frozenset({"base", "platform", "memory"}),
+    "checksum": frozenset({"base", "platform"}),
+    "format": frozenset({"base", "platform", "memory", "checksum"}),
+    "stream": frozenset({"base", "platform", "memory", "io", "checksum", "format"}),
     "kernels": frozenset({"base", "platform"}),
     "quantise": frozenset({"base", "platform", "kernels"}),
-    "model": frozenset({"base", "platform", "memory", "format", "kernels"}),
-    "engine": frozenset({"base", "platform", "memory", "format", "kernels", "model"}),
-    "api": frozenset({"base", "engine", "quantise"}),
+    "text": frozenset({"base", "platform", "memory"}),
+    "model": frozenset({"base", "platform", "memory", "format", "stream", "kernels"}),
+    "engine": frozenset(
+        {"base", "platform", "memory", "io", "machine", "format", "stream", "kernels", "text"}
+        | {"model"}
+    ),
+    "api": frozenset({"base", "platform", "machine", "engine", "quantise"}),
 }
 BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are allowed
     "malloc|calloc|realloc|aligned_alloc|posix_memalign|free": frozenset({"platform"}),
     "printf|fprintf|puts|putchar|fputs|perror": frozenset(),
     "exit|abort|_Exit|quick_exit": frozenset(),
     "strcpy|strcat|sprintf|vsprintf|gets|strtok|atoi|alloca": frozenset(),
-    "fopen|fread|open|openat|pread|mmap": frozenset({"platform"}),
+    "fopen|fread|open|openat|pread|mmap": frozenset({"platform", "io"}),
     r"pthread_\w+": frozenset({"platform"}),
 }
 MAX_LINES = 600

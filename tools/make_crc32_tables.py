@@ -1,6 +1,6 @@
-"""Writes csrc/format/crc32_tables.c, the constants of the slicing-by-16 checksum.
+"""Writes csrc/checksum/crc32_tables.c, the constants of the slicing-by-16 checksum.
 
-python tools/make_crc32_tables.py csrc/format/crc32_tables.c
+python tools/make_crc32_tables.py csrc/checksum/crc32_tables.c
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEAD = """\
  * Table k holds the checksum of byte i followed by k zero bytes; power k is x^(2^k).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "format/crc32_tables.h"
+#include "checksum/crc32_tables.h"
 
 /* clang-format off */
 const uint32_t qsf_crc32_tables[QSF_CRC32_TABLES][256] = {

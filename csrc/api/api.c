@@ -3,7 +3,8 @@
 #include <math.h>
 
 #include "base/status.h"
-#include "engine/machine.h"
+#include "machine/machine.h"
+#include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/session.h"
 #include "include/qsf.h"

@@ -5,12 +5,12 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "engine/session.h"
-#include "format/stream.h"
+#include "engine/session_buffers.h"
+#include "stream/stream.h"
 #include "memory/arena.h"
 #include "model/embedding.h"
 #include "model/scratch.h"
-#include "platform/io.h"
+#include "io/io.h"
 #include "platform/pool.h"
 
 /* Heads up to here are turned unless something else is asked for. */

@@ -5,7 +5,10 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "format/reader.h"
+#include "engine/model.h"
 #include "engine/model_open.h"
+#include "stream/verify.h"
 
 static const char *const architecture_names[QSF_ARCHITECTURE_COUNT] = {
     [QSF_ARCHITECTURE_GPT2] = "gpt2",       [QSF_ARCHITECTURE_LLAMA] = "llama",

@@ -6,13 +6,16 @@
 
 #include "base/checked.h"
 #include "base/status.h"
+#include "format/reader.h"
+#include "engine/model.h"
 #include "engine/plan.h"
 #include "engine/session.h"
 #include "engine/skip.h"
 #include "memory/arena.h"
+#include "machine/cores.h"
 #include "platform/cpu.h"
-#include "platform/io_choose.h"
-#include "platform/sysmem.h"
+#include "io/io_choose.h"
+#include "machine/sysmem.h"
 
 /* Sizes of units, sections and caches go from the plan's 64 bits into size_t. */
 _Static_assert(SIZE_MAX >= UINT64_MAX, "the engine needs a 64-bit system");
@@ -205,29 +208,10 @@ static qsf_status take_memory(qsf_model *m)
     return QSF_OK;
 }
 
-static void release_model(qsf_model *m)
-{
-    qsf_ledger_release(&m->ledger, QSF_USE_SCRATCH, m->scratch_block, m->scratch_block_bytes);
-    qsf_ledger_release(&m->ledger, QSF_USE_EMBEDDING, m->embedding_block, m->embedding_block_bytes);
-    qsf_stream_destroy(&m->stream);
-    qsf_io_close(&m->io);
-    qsf_pool_destroy(m->pool);
-    qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->tables_block, m->tables_block_bytes);
-    qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->is_resident, m->is_resident_bytes);
-    qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->layers, m->layers_bytes);
-    qsf_reader_close(&m->reader);
-    if (m->has_lock)
-        qsf_mutex_destroy(&m->lock);
-    if (m->has_trace)
-        qsf_trace_destroy(&m->trace);
-    qsf_ledger ledger = m->ledger; /* its last entry is the block it lives in */
-    qsf_ledger_release(&ledger, QSF_USE_HANDLE, m, sizeof *m);
-}
-
 /* One per core, as far as the pool goes. */
 static uint32_t default_thread_count(void)
 {
-    const uint32_t n_cores = qsf_cpu_core_count();
+    const uint32_t n_cores = qsf_core_count();
     if (n_cores == 0)
         return 1;
     return n_cores < QSF_POOL_MAX_THREADS ? n_cores : QSF_POOL_MAX_THREADS;
@@ -278,7 +262,7 @@ qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_
         status = take_memory(m);
     if (status != QSF_OK) {
         if (m != NULL)
-            release_model(m);
+            qsf_model_release(m);
         return status;
     }
     qsf_pressure_begin(m);
@@ -295,30 +279,7 @@ qsf_status qsf_model_measure(const char *path, const qsf_options *opt, qsf_plan 
         status = prepare(m, path, NULL);
     if (m != NULL) {
         *out = m->plan;
-        release_model(m);
+        qsf_model_release(m);
     }
     return status;
-}
-
-void qsf_model_destroy(qsf_model *m)
-{
-    if (m == NULL)
-        return;
-    qsf_trace_set(&m->trace, NULL, 0); /* sessions may live on, the caller's memory need not */
-    qsf_mutex_lock(&m->lock);
-    m->is_closed = true;
-    const bool is_last = m->n_sessions == 0;
-    qsf_mutex_unlock(&m->lock);
-    if (is_last)
-        release_model(m);
-}
-
-void qsf_model_forget_session(qsf_model *m)
-{
-    qsf_mutex_lock(&m->lock);
-    m->n_sessions--;
-    const bool is_last = m->is_closed && m->n_sessions == 0;
-    qsf_mutex_unlock(&m->lock);
-    if (is_last)
-        release_model(m);
 }

@@ -11,7 +11,7 @@
 #include "engine/ceiling.h"
 #include "engine/draft.h"
 #include "engine/residence.h"
-#include "format/stream.h"
+#include "stream/stream.h"
 
 #define MIB ((size_t)1 << 20)
 

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "format/reader.h"
+#include "format/records.h"
 #include "model/config.h"
 #include "model/kvcache.h"
 

@@ -10,10 +10,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/pressure.h"
 
-#include "engine/model_open.h"
+#include "engine/model.h"
 #include "platform/clock.h"
-#include "platform/psi.h"
-#include "platform/sysmem.h"
+#include "machine/psi.h"
+#include "machine/sysmem.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 #define PAUSE_NS (SECOND_NS / 4)

@@ -3,7 +3,7 @@
 #include "engine/residence.h"
 
 #include "base/checked.h"
-#include "format/stream.h"
+#include "stream/stream.h"
 
 /* a * b / c for a <= c; may be a few parts in 2^32 of c less. */
 static uint64_t share_of(uint64_t a, uint64_t b, uint64_t c)

@@ -18,7 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "format/reader.h"
+#include "format/records.h"
 
 /* Marks more of the units that pass through the ring as resident, of at most room_bytes raw; the
  * head first, then layers, and at the end whatever still fits: no unit that stays unmarked

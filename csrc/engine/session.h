@@ -12,18 +12,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/sample.h"
+#include "engine/session_buffers.h"
 #include "include/qsf.h"
-#include "memory/arena.h"
-#include "model/kvcache.h"
 #include "platform/stopwatch.h"
-
-typedef struct qsf_session_buffers {
-    qsf_kvcache kv;
-    uint32_t *tokens; /* [ctx_tokens] */
-    float *logits;    /* [n_vocab] after the last token */
-    qsf_sampler sampler;
-} qsf_session_buffers;
 
 struct qsf_session {
     qsf_model *model;
@@ -42,10 +33,6 @@ struct qsf_session {
     void *block; /* of the buffers */
     size_t block_bytes;
 };
-
-/* Called once on a measuring arena and once on the real one, whose block is zeroed. */
-void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
-                        uint32_t ctx_tokens, const qsf_kv_form *kv_form);
 
 /* Bytes of the session's own record, which the plan counts among the tables. */
 size_t qsf_session_record_bytes(void);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "format/reader.h"
 
 #define N_KEPT_AT_AN_END 2
 

@@ -13,7 +13,7 @@
 #ifndef QSF_ENGINE_SKIP_H
 #define QSF_ENGINE_SKIP_H
 
-#include "format/reader.h"
+#include "format/records.h"
 
 /* Leaves layers out of the reader. QSF_ERR_ARG for a quality below 1 where the file has no
  * importances, which is to say that all are equal, or no layer that may be skipped. */

@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-#include "format/reader.h"
+#include "format/records.h"
 
 /* Parses a whole section; keys that are absent get their defaults, which depend on
  * the header. QSF_ERR_FORMAT, QSF_ERR_UNSUPPORTED (a key this build must know). */

@@ -14,7 +14,7 @@
 #include "base/checked.h"
 #include "base/dtype.h"
 #include "base/status.h"
-#include "format/crc32.h"
+#include "checksum/crc32.h"
 #include "format/extents.h"
 
 typedef struct tag_row {

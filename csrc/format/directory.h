@@ -4,7 +4,7 @@
 #define QSF_FORMAT_DIRECTORY_H
 
 #include "format/header.h"
-#include "format/reader.h"
+#include "format/records.h"
 
 /* Fills r->sections from the directory, whose header fields are checked. */
 qsf_status qsf_directory_read(qsf_reader *r, const qsf_header_links *links);

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "format/reader.h"
+#include "format/records.h"
 
 typedef struct qsf_extent {
     uint64_t off;

@@ -9,7 +9,7 @@
 #include "base/bytes.h"
 #include "base/dtype.h"
 #include "base/status.h"
-#include "format/crc32.h"
+#include "checksum/crc32.h"
 
 static qsf_status check_range(const char *field, uint32_t value, uint32_t least, uint32_t most)
 {

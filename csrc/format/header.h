@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "format/reader.h"
+#include "format/records.h"
 
 /* Where the header says the rest of the file is; extents are not checked here. */
 typedef struct qsf_header_links {

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "format/reader.h"
+#include "format/records.h"
 
 #define QSF_OUTLIER_ENTRY_BYTES 4 /* u16 step, f16 delta */
 

@@ -9,7 +9,6 @@
 #include "base/bytes.h"
 #include "base/status.h"
 #include "format/arch.h"
-#include "format/crc32.h"
 #include "format/directory.h"
 #include "format/header.h"
 #include "format/tensor_table.h"
@@ -107,46 +106,4 @@ void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out)
     assert(n_kept > 2);
     r->n_units = n_kept;
     r->header.n_layers = n_kept - 2;
-}
-
-void qsf_section_name(const char tag[4], char name[5])
-{
-    for (int i = 0; i < 4; i++)
-        name[i] = tag[i] >= ' ' && tag[i] <= '~' ? tag[i] : '?';
-    name[4] = '\0';
-}
-
-const qsf_section *qsf_reader_section(const qsf_reader *r, const char *tag)
-{
-    for (uint32_t i = 0; i < r->n_sections; i++)
-        if (memcmp(r->sections[i].tag, tag, 4) == 0)
-            return &r->sections[i];
-    return NULL;
-}
-
-qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *dst)
-{
-    QSF_TRY(qsf_file_read_at(&r->file, s->off, dst, (size_t)s->n_bytes));
-    const uint32_t crc32 = qsf_crc32(0, dst, (size_t)s->n_bytes);
-    if (crc32 == s->crc32)
-        return QSF_OK;
-    char name[5];
-    qsf_section_name(s->tag, name);
-    return QSF_FAIL(QSF_ERR_FORMAT,
-                    "section %s (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08" PRIx32
-                    ", stored is %08" PRIx32,
-                    name, s->n_bytes, s->off, crc32, s->crc32);
-}
-
-const qsf_tensor *qsf_reader_tensor(const qsf_reader *r, uint32_t unit_idx, uint32_t type)
-{
-    if (unit_idx >= r->n_units)
-        return NULL;
-    const qsf_unit *const u = &r->units[unit_idx];
-    for (uint32_t i = 0; i < u->n_tensors; i++) {
-        const qsf_tensor *const t = &r->tensors[u->first_tensor + i];
-        if (t->type == type && t->index == 0)
-            return t;
-    }
-    return NULL;
 }

@@ -1,106 +1,13 @@
 /* reader.h - opens a .qsf file and checks its whole directory before anything trusts it.
  *
- * After qsf_reader_open every number here has been checked against docs/format.md;
- * weights have not been touched. Knows extents and names, not what a transformer is.
- * The records are written once at open and read-only afterwards.
+ * After qsf_reader_open every number of records.h has been checked against docs/format.md;
+ * weights have not been touched.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_FORMAT_READER_H
 #define QSF_FORMAT_READER_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include "format/layout.h"
-#include "include/qsf.h"
-#include "memory/ledger.h"
-#include "platform/file.h"
-
-typedef struct qsf_header {
-    uint32_t architecture;
-    uint32_t n_layers;
-    uint32_t dim;
-    uint32_t n_heads;
-    uint32_t n_kv_heads; /* never 0: resolved */
-    uint32_t n_vocab;
-    uint32_t max_tokens;
-    uint32_t ffn_dim;
-    uint32_t head_dim;
-    uint8_t dtype;
-    uint8_t activation;
-    uint8_t norm;
-    uint8_t positions;
-    float rope_theta;
-    uint32_t bos_id; /* QSF_TOKEN_NONE: none */
-    uint32_t eos_id;
-    uint32_t pad_id;
-} qsf_header;
-
-/* The ARCH section, defaults filled in. */
-typedef struct qsf_arch {
-    float norm_epsilon;
-    uint32_t rope_scaling; /* qsf_rope_scaling */
-    float rope_factor;
-    float rope_low_freq_factor;
-    float rope_high_freq_factor;
-    uint32_t rope_original_tokens;
-    uint32_t rope_dims;
-    bool rope_interleaved;
-    bool tied_head;
-    uint32_t window_tokens; /* 0: none */
-} qsf_arch;
-
-typedef struct qsf_section {
-    char tag[5]; /* NUL-terminated */
-    uint64_t off;
-    uint64_t n_bytes;
-    uint32_t crc32;
-} qsf_section;
-
-typedef struct qsf_tensor {
-    uint32_t unit_idx;
-    uint32_t type; /* qsf_tensor_type */
-    uint32_t n_rows;
-    uint32_t n_cols;
-    uint8_t dtype;
-    uint8_t layout; /* qsf_layout */
-    uint16_t index;
-    uint32_t n_entries;  /* of a side table (outliers.h), else 0 */
-    uint64_t data_off;   /* in the unit's raw bytes */
-    uint64_t data_bytes; /* without padding */
-} qsf_tensor;
-
-typedef struct qsf_unit {
-    uint64_t off; /* in the file */
-    uint64_t stored_bytes;
-    uint64_t raw_bytes;
-    uint32_t crc32;        /* of the stored bytes */
-    uint8_t compression;   /* qsf_compression */
-    uint8_t dtype;         /* of a layer as the index has it; else the file's; may be mixed */
-    uint32_t first_tensor; /* in qsf_reader.tensors */
-    uint32_t n_tensors;
-    float importance;
-    uint32_t n_left_out; /* units of the file before it that qsf_reader_leave_out took away */
-} qsf_unit;
-
-typedef struct qsf_reader {
-    qsf_file file;
-    qsf_header header;
-    qsf_arch arch;
-    uint32_t n_units;      /* layers + 2: embedding first, final last */
-    uint32_t n_units_file; /* the same with those that were left out */
-    uint32_t n_tensors;
-    uint32_t n_sections;
-    uint32_t n_bands;       /* of 16 embedding rows */
-    uint64_t directory_off; /* in the file */
-    qsf_unit *units;        /* [n_units] */
-    qsf_tensor *tensors;    /* [n_tensors], sorted by unit and offset */
-    qsf_section *sections;  /* [n_sections] */
-    uint32_t *band_crc32;   /* [n_bands] */
-    uint64_t tables_bytes;  /* what the four arrays take of the ledger */
-    qsf_ledger *ledger;     /* borrowed; outlives the reader */
-} qsf_reader;
+#include "format/records.h"
 
 /* On failure nothing is held and the reader is closed. reads_until_fault: as in
  * qsf_file; -1 in earnest. Errors: QSF_ERR_IO, _FORMAT, _UNSUPPORTED, _NOMEM. */
@@ -109,32 +16,10 @@ qsf_status qsf_reader_open(qsf_reader *r, qsf_ledger *ledger, const char *path,
 /* Accepts a reader that is zeroed, closed or half-open. */
 void qsf_reader_close(qsf_reader *r);
 
-/* A section's tag as error texts show it: what is not printable ASCII becomes '?'. */
-void qsf_section_name(const char tag[4], char name[5]);
-
 /* Takes layers away, as if the file did not have them: units and the header's number of layers
  * close up, and nothing that uses the reader afterwards comes to see or read them. Tensors stay
  * where they are; what names a unit by its number asks for the tensors anew. Not for a reader that
  * is to be verified. is_left_out [n_layers]: at least one stays. */
 void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out);
-
-/* The number that a unit has in the file, as error texts and people name it. */
-static inline uint32_t qsf_reader_file_idx(const qsf_reader *r, uint32_t unit_idx)
-{
-    return unit_idx + r->units[unit_idx].n_left_out;
-}
-
-/* NULL when the file has no such section. `tag` has four bytes. */
-const qsf_section *qsf_reader_section(const qsf_reader *r, const char *tag);
-
-/* Reads a whole section into dst [n_bytes] and verifies its checksum. */
-qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *dst);
-
-/* The tensor of this type (index 0) in a unit; NULL when absent. */
-const qsf_tensor *qsf_reader_tensor(const qsf_reader *r, uint32_t unit_idx, uint32_t type);
-
-/* The whole file through `buffer` [buffer_bytes >= 64 KiB]: checksums of every
- * extent, headers of tensors against the table, band checksums, zero padding. */
-qsf_status qsf_reader_verify(qsf_reader *r, void *buffer, size_t buffer_bytes);
 
 #endif

@@ -3,7 +3,7 @@
 #ifndef QSF_FORMAT_TENSOR_TABLE_H
 #define QSF_FORMAT_TENSOR_TABLE_H
 
-#include "format/reader.h"
+#include "format/records.h"
 
 /* Fills r->tensors and the tensors of r->units; header, arch and units are there. */
 qsf_status qsf_tensor_table_read(qsf_reader *r);

@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "format/stream.h"
+#include "stream/stream.h"
 #include "kernels/kernels.h"
 #include "memory/arena.h"
 #include "model/config.h"

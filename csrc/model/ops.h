@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #include "format/outliers.h"
-#include "format/stream.h"
+#include "stream/stream.h"
 #include "kernels/kernels.h"
 #include "model/config.h"
 #include "model/scratch.h"

@@ -1,4 +1,4 @@
-/* cpu.c - the level to use, and how many cores there are to use it on. */
+/* cpu.c - the level to use, and the cores to use it on. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/cpu.h"
 
@@ -6,10 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/status.h"
-#include "platform/cgroup.h"
 #include "platform/procfile.h"
 
 #if defined(__linux__)
@@ -152,9 +150,7 @@ static bool core_is_counted(const cpu_mask *mask, size_t cpu)
     return false;
 }
 
-/* How many cores there are; the first processor of each of the first `cap` goes to cpus. 0
- * when the system does not say. */
-static uint32_t list_cores(uint32_t *cpus, uint32_t cap)
+uint32_t qsf_cpu_list_cores(uint32_t *cpus, uint32_t cap)
 {
     cpu_mask mask;
     memset(&mask, 0, sizeof mask);
@@ -173,7 +169,7 @@ static uint32_t list_cores(uint32_t *cpus, uint32_t cap)
 
 #else
 
-static uint32_t list_cores(uint32_t *cpus, uint32_t cap)
+uint32_t qsf_cpu_list_cores(uint32_t *cpus, uint32_t cap)
 {
     (void)cpus;
     (void)cap;
@@ -181,21 +177,3 @@ static uint32_t list_cores(uint32_t *cpus, uint32_t cap)
 }
 
 #endif
-
-uint32_t qsf_cpu_list_cores(uint32_t *cpus, uint32_t cap)
-{
-    const uint32_t n_cores = list_cores(cpus, cap);
-    return n_cores < cap ? n_cores : cap;
-}
-
-uint32_t qsf_cpu_core_count(void)
-{
-    uint32_t n_cores = list_cores(NULL, 0);
-    if (n_cores == 0) {
-        const long n_online = sysconf(_SC_NPROCESSORS_ONLN);
-        n_cores = n_online > 0 ? (uint32_t)n_online : 1;
-    }
-    qsf_cgroup group;
-    qsf_cgroup_read(&group, "");
-    return n_cores < group.n_cpus ? n_cores : group.n_cpus;
-}

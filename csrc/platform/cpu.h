@@ -80,11 +80,8 @@ bool qsf_cpu_has_clmul(void);
 bool qsf_cpu_has_clmul512(void);
 bool qsf_cpu_has_crc32(void);
 
-/* Physical cores this process may run on; at least 1. */
-uint32_t qsf_cpu_core_count(void);
-
-/* Writes one processor of each of the first `cap` physical cores this process may run on and
- * returns how many; 0 when the system does not say. */
+/* Returns the number of physical cores this process may run on, 0 when the system does not say.
+ * Writes one processor of each of the first `cap` of them to cpus. */
 uint32_t qsf_cpu_list_cores(uint32_t *cpus, uint32_t cap);
 
 #endif

@@ -2,8 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/trace.h"
 
-#include "platform/stopwatch.h"
-
 _Static_assert((int)QSF_TRACE_PASS == QSF_N_PHASES, "kinds of events go on where phases end");
 
 const char *qsf_trace_kind_name(uint32_t kind)

@@ -1,8 +1,8 @@
 /* check_crc32.c - each way to compute the checksum against its definition, and joining. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
-#include "format/crc32.h"
-#include "format/crc32_ways.h"
+#include "checksum/crc32.h"
+#include "checksum/crc32_ways.h"
 
 #define MAX_BYTES 600
 #define N_STARTS 16

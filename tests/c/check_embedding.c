@@ -2,8 +2,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/asan.h"
 #include "check.h"
+#include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/session.h"
+#include "format/reader.h"
 #include "model/embedding.h"
 #include "tiny_file.h"
 #include "unit_pass.h"

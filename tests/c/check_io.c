@@ -15,7 +15,7 @@
 
 #include "fake_pread.h"
 #include "platform/clock.h"
-#include "platform/io.h"
+#include "io/io.h"
 
 #define PIECE_BYTES ((size_t)64 * 1024)
 #define FILE_BYTES ((uint64_t)23 * PIECE_BYTES + 5 * QSF_IO_ALIGN + 1234) /* an odd end */

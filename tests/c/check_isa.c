@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "machine/cores.h"
 #include "platform/cpu.h"
 
 #if defined(__linux__)
@@ -187,7 +188,7 @@ static void check_names(void)
 
 static void check_core_count(void)
 {
-    const uint32_t n_cores = qsf_cpu_core_count();
+    const uint32_t n_cores = qsf_core_count();
     CHECK(n_cores >= 1);
 #if defined(__linux__)
     cpu_set_t before;
@@ -202,10 +203,10 @@ static void check_core_count(void)
         CPU_ZERO(&one);
         CPU_SET(cpu, &one);
         CHECK_EQ(sched_setaffinity(0, sizeof one, &one), 0);
-        CHECK_EQ(qsf_cpu_core_count(), 1);
+        CHECK_EQ(qsf_core_count(), 1);
     }
     CHECK_EQ(sched_setaffinity(0, sizeof before, &before), 0);
-    CHECK_EQ(qsf_cpu_core_count(), n_cores);
+    CHECK_EQ(qsf_core_count(), n_cores);
 #endif
 }
 

@@ -9,8 +9,9 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "format/crc32.h"
-#include "format/stream.h"
+#include "checksum/crc32.h"
+#include "format/reader.h"
+#include "stream/stream.h"
 #include "model/linear.h"
 #include "tiny_file.h"
 #include "unit_pass.h"

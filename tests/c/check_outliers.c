@@ -7,8 +7,10 @@
 
 #include "base/half.h"
 #include "check.h"
+#include "format/reader.h"
 #include "format/outliers.h"
-#include "format/stream.h"
+#include "stream/stream.h"
+#include "stream/verify.h"
 #include "model/linear.h"
 #define TINY_CAP_BYTES 262144
 #include "tiny_model.h"

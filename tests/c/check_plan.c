@@ -9,7 +9,8 @@
 #include "check.h"
 #include "engine/draft.h"
 #include "engine/plan.h"
-#include "format/stream.h"
+#include "format/reader.h"
+#include "stream/stream.h"
 #include "platform/pool.h"
 #include "tiny_model.h"
 

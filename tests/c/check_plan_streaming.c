@@ -7,7 +7,7 @@
 #include "check.h"
 #include "engine/plan.h"
 #include "engine/residence.h"
-#include "format/stream.h"
+#include "stream/stream.h"
 #include "platform/pool.h"
 #include "synthetic_units.h"
 

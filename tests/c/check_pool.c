@@ -383,8 +383,9 @@ static void check_pinned(void)
     uint32_t cpus[MAX_PINNED];
     if (!CHECK_EQ(sched_getaffinity(0, sizeof before, &before), 0))
         return;
-    const uint32_t n_cores = qsf_cpu_list_cores(cpus, MAX_PINNED);
+    uint32_t n_cores = qsf_cpu_list_cores(cpus, MAX_PINNED);
     CHECK(n_cores >= 1);
+    n_cores = n_cores < MAX_PINNED ? n_cores : MAX_PINNED;
     for (uint32_t n_threads = 1; n_threads <= n_cores; n_threads++) {
         static placement p;
         memset(&p, 0, sizeof p);

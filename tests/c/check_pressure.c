@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/pressure.h"
 #include "engine/sample.h"

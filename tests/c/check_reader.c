@@ -4,7 +4,8 @@
 
 #include "check.h"
 #include "format/reader.h"
-#include "format/stream.h"
+#include "stream/stream.h"
+#include "stream/verify.h"
 #include "tiny_file.h"
 #include "unit_pass.h"
 

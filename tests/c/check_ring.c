@@ -11,8 +11,8 @@
 
 #include "base/checked.h"
 #include "check.h"
-#include "format/crc32.h"
-#include "format/ring.h"
+#include "checksum/crc32.h"
+#include "stream/ring.h"
 #include "platform/clock.h"
 #include "platform/thread.h"
 #include "sanitized.h"

@@ -11,9 +11,11 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/pressure.h"
 #include "engine/skip.h"
+#include "format/reader.h"
 #include "tiny_model.h"
 
 #define PROCESS_BYTES (UINT64_C(10) << 20) /* whatever this process uses, sanitizers and all */

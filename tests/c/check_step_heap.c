@@ -14,8 +14,10 @@
 
 #include "base/asan.h"
 #include "check.h"
+#include "engine/model.h"
 #include "engine/model_open.h"
-#include "format/stream.h"
+#include "format/reader.h"
+#include "stream/stream.h"
 #include "tiny_model.h"
 #include "unit_pass.h"
 

@@ -1,8 +1,9 @@
 /* check_stream.c - the same bytes whatever is resident, compressed or small; damage is found. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
-#include "format/codec.h"
-#include "format/stream.h"
+#include "format/reader.h"
+#include "stream/codec.h"
+#include "stream/stream.h"
 #include "tiny_file.h"
 #include "unit_pass.h"
 

@@ -9,11 +9,11 @@
 #include <unistd.h>
 
 #include "base/asan.h"
-#include "platform/cgroup.h"
+#include "machine/cgroup.h"
 #include "platform/heap.h"
 #include "platform/procfile.h"
-#include "platform/psi.h"
-#include "platform/sysmem.h"
+#include "machine/psi.h"
+#include "machine/sysmem.h"
 
 #define MIB (UINT64_C(1) << 20)
 

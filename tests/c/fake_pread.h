@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "platform/io.h"
+#include "io/io.h"
 
 static struct {
     int n_interrupts;  /* so many calls fail with EINTR first */

@@ -15,7 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/dtype.h"
-#include "format/crc32.h"
+#include "checksum/crc32.h"
 #include "format/layout.h"
 
 static inline bool repair_is_inside(uint64_t off, uint64_t n_bytes, size_t file_bytes)

@@ -8,8 +8,8 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
-#include "format/crc32.h"
-#include "format/stream.h"
+#include "checksum/crc32.h"
+#include "stream/stream.h"
 
 /* Bytes that are asked for at once, and how often. */
 static inline size_t pass_row_bytes(const qsf_tensor *t)

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/status.h"
+#include "engine/model.h"
 #include "engine/model_open.h"
 #include "include/qsf.h"
 #include "repair.h"

@@ -14,7 +14,8 @@
 #include <unistd.h>
 
 #include "format/reader.h"
-#include "format/stream.h"
+#include "stream/stream.h"
+#include "stream/verify.h"
 #include "repair.h"
 #include "unit_pass.h"
 

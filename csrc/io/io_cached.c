@@ -1,0 +1,81 @@
+/* io_cached.c - asks Linux which of a file's pages are in its cache.
+ *
+ * Two questions, since neither answer can be trusted alone. mincore() changes nothing, but says
+ * "all" to those who may not write to the file (it was a way to spy on others). A read that
+ * must not wait tells the truth, but a miss may start reading ahead; so it is only asked where
+ * mincore() has said yes, and no further than to the miss that decides.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "io/io_cached.h"
+
+#if defined(__linux__)
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define N_PLACES 64
+
+/* Is the page at `off`, where a page begins, resident by what mincore() says? */
+static bool is_resident(const qsf_file *file, uint64_t off, size_t page_bytes)
+{
+    void *const page = mmap(NULL, page_bytes, PROT_READ, MAP_SHARED, file->fd, (off_t)off);
+    if (page == MAP_FAILED)
+        return false;
+    unsigned char bits = 0;
+    const bool is_told = mincore(page, page_bytes, &bits) == 0;
+    (void)munmap(page, page_bytes);
+    return is_told && (bits & 1) != 0;
+}
+
+/* Does mincore() tell us the truth? */
+static bool is_ours(const qsf_file *file)
+{
+    struct stat about;
+    const uid_t us = geteuid();
+    return us == 0 || (fstat(file->fd, &about) == 0 && about.st_uid == us);
+}
+
+static bool reads_at_once(const qsf_file *file, uint64_t off)
+{
+#if defined(RWF_NOWAIT)
+    unsigned char byte;
+    const struct iovec to = {.iov_base = &byte, .iov_len = 1};
+    if (preadv2(file->fd, &to, 1, (off_t)off, RWF_NOWAIT) == 1)
+        return true;
+    if (errno == EAGAIN)
+        return false;
+#endif
+    (void)off;
+    return is_ours(file); /* some file systems cannot be asked so: tmpfs, for one */
+}
+
+bool qsf_io_is_cached(const qsf_file *file)
+{
+    const long asked_bytes = sysconf(_SC_PAGESIZE);
+    const size_t page_bytes = asked_bytes > 0 ? (size_t)asked_bytes : 4096;
+    const uint64_t n_pages = file->n_bytes / page_bytes;
+    const uint64_t n_places = n_pages < N_PLACES ? n_pages : N_PLACES;
+    uint64_t n_missing = 0;
+    for (uint64_t i = 0; i < n_places && 2 * n_missing < n_places; i++)
+        if (!is_resident(file, n_pages * i / n_places * page_bytes, page_bytes))
+            n_missing++;
+    for (uint64_t i = 0; i < n_places && 2 * n_missing < n_places; i++) {
+        const uint64_t off = n_pages * i / n_places * page_bytes;
+        if (is_resident(file, off, page_bytes) && !reads_at_once(file, off))
+            n_missing++;
+    }
+    return 2 * n_missing < n_places;
+}
+
+#else
+
+bool qsf_io_is_cached(const qsf_file *file)
+{
+    (void)file;
+    return false;
+}
+
+#endif

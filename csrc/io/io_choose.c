@@ -1,0 +1,253 @@
+/* io_choose.c - decides how a file is read: by what is wished, cached, known or measured. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "io/io_choose.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+
+#include "base/status.h"
+#include "platform/clock.h"
+#include "io/io_cached.h"
+#include "platform/thread.h"
+
+#define LEAST_PROBED_BYTES (UINT64_C(64) << 20)
+#define USUAL_DEPTH 4
+#define USUAL_URING_DEPTH 8
+#define N_ROUNDS 2
+#define RUN_NS UINT64_C(20000000)   /* one round of one candidate */
+#define MOST_NS UINT64_C(250000000) /* after that no other run begins */
+#define NEARLY_BEST 0.95
+#define STACK_BYTES ((size_t)64 * 1024)
+
+/* Two threads at least: each checks what it has read while the other reads. */
+static const qsf_io_setup candidates[] = {
+    {QSF_IO_URING, 4}, {QSF_IO_URING, 8}, {QSF_IO_DIRECT, 2}, {QSF_IO_DIRECT, 4}};
+#define N_CANDIDATES (sizeof candidates / sizeof candidates[0])
+
+static uint32_t smaller(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The wished depth, or else the usual one; neither with more threads than there is memory for. */
+static uint32_t depth_for(const qsf_io_wish *wish, uint32_t method, uint32_t usual)
+{
+    const uint32_t depth = wish->depth != 0 ? wish->depth : usual;
+    return method == QSF_IO_URING ? depth : smaller(depth, wish->max_threads);
+}
+
+/* One run of the probe: reads of one part of the file, each taken by the lane that is free. */
+typedef struct run {
+    qsf_io *io;
+    unsigned char *buffer;
+    uint32_t lane_depth;
+    uint64_t begin_off;
+    uint64_t end_off;
+    uint64_t stop_ns;
+    _Atomic uint64_t next_off;
+    _Atomic uint32_t next_buffer;
+    _Atomic uint64_t done_bytes;
+    atomic_bool has_failed;
+} run;
+
+/* False when the part is read or its time is over. */
+static bool start_next(run *r, qsf_io_lane *lane, unsigned char *dst)
+{
+    if (qsf_clock_ns() >= r->stop_ns)
+        return false;
+    const uint64_t off = atomic_fetch_add(&r->next_off, QSF_IO_PROBE_READ_BYTES);
+    if (off + QSF_IO_PROBE_READ_BYTES > r->end_off)
+        return false;
+    const qsf_io_read read = {.off = off,
+                              .dst = dst,
+                              .n_bytes = QSF_IO_PROBE_READ_BYTES,
+                              .need_bytes = QSF_IO_PROBE_READ_BYTES};
+    if (qsf_io_start(lane, &read) == QSF_OK)
+        return true;
+    atomic_store(&r->has_failed, true);
+    return false;
+}
+
+static void *read_lane(void *arg)
+{
+    run *const r = arg;
+    qsf_io_lane lane;
+    if (qsf_io_lane_open(&lane, r->io, r->lane_depth) != QSF_OK) {
+        atomic_store(&r->has_failed, true);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < r->lane_depth; i++) {
+        const uint32_t buffer_idx = atomic_fetch_add(&r->next_buffer, 1);
+        if (!start_next(r, &lane, r->buffer + buffer_idx * QSF_IO_PROBE_READ_BYTES))
+            break;
+    }
+    while (lane.n_started > 0) {
+        qsf_io_read had;
+        if (qsf_io_finish(&lane, &had) != QSF_OK) {
+            atomic_store(&r->has_failed, true);
+            break;
+        }
+        atomic_fetch_add(&r->done_bytes, had.n_bytes);
+        start_next(r, &lane, had.dst);
+    }
+    qsf_io_lane_close(&lane);
+    return NULL;
+}
+
+/* Bytes a second; 0 when it did not go well. */
+static double measure(qsf_io *io, const qsf_io_setup *setup, unsigned char *buffer,
+                      uint64_t begin_off, uint64_t end_off)
+{
+    qsf_thread threads[QSF_IO_MAX_DEPTH];
+    const uint32_t n_lanes = qsf_io_lane_count(setup);
+    const uint64_t start_ns = qsf_clock_ns();
+    run r = {.io = io,
+             .buffer = buffer,
+             .lane_depth = qsf_io_lane_depth(setup),
+             .end_off = end_off,
+             .stop_ns = start_ns + RUN_NS,
+             .next_off = begin_off};
+    uint32_t n_threads = 0;
+    while (n_threads + 1 < n_lanes &&
+           qsf_thread_start(&threads[n_threads], STACK_BYTES, read_lane, &r) == QSF_OK)
+        n_threads++;
+    read_lane(&r); /* this thread is one of them */
+    for (uint32_t i = 0; i < n_threads; i++)
+        qsf_thread_join(&threads[i]);
+    const uint64_t took_ns = qsf_clock_ns() - start_ns;
+    if (n_threads + 1 < n_lanes || atomic_load(&r.has_failed) || took_ns == 0)
+        return 0.0;
+    return (double)atomic_load(&r.done_bytes) * 1e9 / (double)took_ns;
+}
+
+/* What can be tried: as deep as is wished and there is memory for. */
+static size_t list_candidates(const qsf_io_wish *wish, size_t buffer_bytes, bool has_uring,
+                              qsf_io_setup *out)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < N_CANDIDATES; i++) {
+        qsf_io_setup setup = candidates[i];
+        if (wish->depth != 0)
+            setup.depth = depth_for(wish, setup.method, 0);
+        if (qsf_io_lane_count(&setup) > wish->max_threads ||
+            setup.depth > buffer_bytes / QSF_IO_PROBE_READ_BYTES ||
+            (setup.method == QSF_IO_URING && !has_uring))
+            continue;
+        bool is_listed = false;
+        for (size_t j = 0; j < n; j++)
+            is_listed |= out[j].method == setup.method && out[j].depth == setup.depth;
+        if (!is_listed)
+            out[n++] = setup;
+    }
+    return n;
+}
+
+/* Fewer threads, or as many and fewer reads at the same time. */
+static bool is_lighter(const qsf_io_setup *a, const qsf_io_setup *b)
+{
+    const uint32_t a_lanes = qsf_io_lane_count(a);
+    const uint32_t b_lanes = qsf_io_lane_count(b);
+    return a_lanes != b_lanes ? a_lanes < b_lanes : a->depth < b->depth;
+}
+
+/* Each run has a part of the file of its own, so that nothing that an earlier one left in a
+ * cache below us flatters a later one. The second round goes backwards: a disk that becomes
+ * slower or faster meanwhile does so for all. */
+static const qsf_io_setup *probe(qsf_io *direct, qsf_io *uring, const qsf_io_setup *setups,
+                                 size_t n_setups, unsigned char *buffer)
+{
+    const uint64_t part_bytes = direct->file->n_bytes / (N_ROUNDS * n_setups) /
+                                QSF_IO_PROBE_READ_BYTES * QSF_IO_PROBE_READ_BYTES;
+    const uint64_t begin_ns = qsf_clock_ns();
+    double speeds[N_CANDIDATES] = {0.0};
+    double best = 0.0;
+    for (size_t i = 0; i < N_ROUNDS * n_setups; i++) {
+        const size_t which = i < n_setups ? i : N_ROUNDS * n_setups - 1 - i;
+        const qsf_io_setup *const setup = &setups[which];
+        /* Neighbours in time are far from each other in the file. */
+        const uint64_t part_idx = i < n_setups ? N_ROUNDS * i : N_ROUNDS * (i - n_setups) + 1;
+        if (qsf_clock_ns() - begin_ns >= MOST_NS)
+            break;
+        const double speed = measure(setup->method == QSF_IO_URING ? uring : direct, setup, buffer,
+                                     part_idx * part_bytes, (part_idx + 1) * part_bytes);
+        speeds[which] = speed > speeds[which] ? speed : speeds[which];
+        best = speed > best ? speed : best;
+    }
+    const qsf_io_setup *chosen = NULL;
+    for (size_t i = 0; i < n_setups; i++)
+        if (speeds[i] > 0.0 && speeds[i] >= NEARLY_BEST * best &&
+            (chosen == NULL || is_lighter(&setups[i], chosen)))
+            chosen = &setups[i];
+    return chosen;
+}
+
+/* With direct reads at hand: the usual, or what is measured. *io is the one to be used. */
+static void choose_past_cache(qsf_io *io, const qsf_io_wish *wish, void *buffer,
+                              size_t buffer_bytes, qsf_io_setup *setup, bool *is_probed)
+{
+    *setup = (qsf_io_setup){QSF_IO_DIRECT, depth_for(wish, QSF_IO_DIRECT, USUAL_DEPTH)};
+    if (io->file->n_bytes < LEAST_PROBED_BYTES || buffer == NULL)
+        return;
+    qsf_io uring;
+    const bool has_uring = qsf_io_open(&uring, io->file, QSF_IO_URING) == QSF_OK;
+    qsf_io_setup setups[N_CANDIDATES];
+    const size_t n_setups = list_candidates(wish, buffer_bytes, has_uring, setups);
+    if (n_setups >= 2) {
+        const qsf_io_setup *const best = probe(io, &uring, setups, n_setups, buffer);
+        if (best != NULL) {
+            *setup = *best;
+            *is_probed = true;
+        }
+    }
+    if (setup->method == QSF_IO_URING) {
+        qsf_io_close(io);
+        *io = uring;
+        return;
+    }
+    qsf_io_close(&uring);
+}
+
+static uint32_t usual_depth(uint32_t method)
+{
+    return method == QSF_IO_MMAP ? 1 : method == QSF_IO_URING ? USUAL_URING_DEPTH : USUAL_DEPTH;
+}
+
+static qsf_status open_as(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, uint32_t method,
+                          uint32_t usual, qsf_io_setup *setup)
+{
+    QSF_TRY(qsf_io_open(io, file, method));
+    *setup = (qsf_io_setup){method, depth_for(wish, method, usual)};
+    return QSF_OK;
+}
+
+static bool is_setup(const qsf_io_setup *setup)
+{
+    return setup->method >= QSF_IO_BUFFERED && setup->method <= QSF_IO_MMAP && setup->depth >= 1 &&
+           setup->depth <= QSF_IO_MAX_DEPTH;
+}
+
+qsf_status qsf_io_choose(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, void *buffer,
+                         size_t buffer_bytes, qsf_io_setup *setup, bool *is_probed)
+{
+    *io = (qsf_io){.direct_fd = -1};
+    *setup = (qsf_io_setup){0};
+    *is_probed = false;
+    if (wish->depth > QSF_IO_MAX_DEPTH || wish->max_threads < 1)
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "%" PRIu32 " reads at the same time, with memory for %" PRIu32
+                        " threads; at most %d, with memory for 1",
+                        wish->depth, wish->max_threads, QSF_IO_MAX_DEPTH);
+    if (wish->method != QSF_IO_AUTO)
+        return open_as(io, file, wish, wish->method, usual_depth(wish->method), setup);
+    if (wish->read_bytes <= wish->cache_bytes || qsf_io_is_cached(file))
+        return open_as(io, file, wish, QSF_IO_BUFFERED, usual_depth(QSF_IO_BUFFERED), setup);
+    if (is_setup(&wish->known) &&
+        open_as(io, file, wish, wish->known.method, wish->known.depth, setup) == QSF_OK)
+        return QSF_OK;
+    const qsf_status status = qsf_io_open(io, file, QSF_IO_DIRECT);
+    if (status == QSF_ERR_UNSUPPORTED)
+        return open_as(io, file, wish, QSF_IO_BUFFERED, usual_depth(QSF_IO_BUFFERED), setup);
+    QSF_TRY(status);
+    choose_past_cache(io, wish, buffer, buffer_bytes, setup, is_probed);
+    return QSF_OK;
+}

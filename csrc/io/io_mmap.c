@@ -1,0 +1,169 @@
+/* io_mmap.c - reads copied from a mapping of the file.
+ *
+ * Why a copy, where a mapping could be computed with as it is: its pages can change or go
+ * between the checksum and the use of them, when another process writes to the file or cuts it.
+ * Here what was verified is what is computed with. The copy is made by the kernel, for which a
+ * page that cannot be had is the error EFAULT; for us it would be the signal SIGBUS.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/status.h"
+#include "io/io_ways.h"
+
+#if defined(__linux__)
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define AROUND_BYTES (UINT64_C(2) << 20) /* no page is larger */
+
+/* Copies [off, off + n_bytes) of the mapping. What came before an error or a missing page is in
+ * *done_bytes; 0 or the system's error. */
+static int copy_out(const qsf_io *io, uint64_t off, unsigned char *dst, size_t n_bytes,
+                    size_t *done_bytes)
+{
+    *done_bytes = 0;
+    while (*done_bytes < n_bytes) {
+        const struct iovec to = {.iov_base = dst + *done_bytes, .iov_len = n_bytes - *done_bytes};
+        /* The mapping is not written to: the system call's types do not say so. */
+        const struct iovec from = {.iov_base =
+                                       (void *)((uintptr_t)io->map + (uintptr_t)off + *done_bytes),
+                                   .iov_len = n_bytes - *done_bytes};
+        const ssize_t got = process_vm_readv(getpid(), &to, 1, &from, 1, 0);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return got < 0 ? errno : EFAULT;
+        *done_bytes += (size_t)got;
+    }
+    return 0;
+}
+
+static size_t smaller(uint64_t a, size_t b)
+{
+    return a < b ? (size_t)a : b;
+}
+
+/* The system's pages may be larger than ours: advice begins where one of them does. */
+static void advise(const qsf_io *io, uint64_t off, uint64_t n_bytes, int advice)
+{
+    const long page_bytes = sysconf(_SC_PAGESIZE);
+    const uint64_t begin = page_bytes > 0 ? off - off % (uint64_t)page_bytes : off;
+    if (begin >= io->file->n_bytes)
+        return;
+    const uint64_t most_bytes = io->file->n_bytes - begin;
+    const uint64_t asked_bytes = off - begin + n_bytes;
+    void *const from = (void *)((uintptr_t)io->map + (uintptr_t)begin);
+    (void)madvise(from, (size_t)(asked_bytes < most_bytes ? asked_bytes : most_bytes), advice);
+}
+
+/* Else the pages would count as ours until the system wants them back. Neighbours as well: it
+ * also maps what it has around a page that is wanted, even what was just unmapped. */
+static void unmap_pages(const qsf_io *io, uint64_t off, uint64_t n_bytes)
+{
+    const uint64_t before_bytes = off < AROUND_BYTES ? off : AROUND_BYTES;
+    advise(io, off - before_bytes, before_bytes + n_bytes + AROUND_BYTES, MADV_DONTNEED);
+}
+
+static qsf_status try_copy(const qsf_io *io)
+{
+    unsigned char block[64];
+    size_t done_bytes;
+    const size_t n_bytes = smaller(io->file->n_bytes, sizeof block);
+    const int error = copy_out(io, 0, block, n_bytes, &done_bytes);
+    if (error == ENOSYS || error == EPERM || error == EACCES)
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                        "reading from a mapping: the system does not let us copy safely "
+                        "(process_vm_readv): %s",
+                        strerror(error));
+    if (error != 0)
+        return QSF_FAIL(QSF_ERR_IO, "mmap read of %zu bytes at 0: %s", n_bytes, strerror(error));
+    return QSF_OK;
+}
+
+qsf_status qsf_io_mmap_open(qsf_io *io)
+{
+    const uint64_t n_bytes = io->file->n_bytes;
+    if (n_bytes == 0)
+        return QSF_OK; /* nothing can be mapped, and nothing read */
+    if (n_bytes > SIZE_MAX / 2)
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                        "reading from a mapping: %" PRIu64 " bytes are more than addresses",
+                        n_bytes);
+    void *const map = mmap(NULL, (size_t)n_bytes, PROT_READ, MAP_SHARED, io->file->fd, 0);
+    if (map == MAP_FAILED)
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                        "reading from a mapping: %" PRIu64 " bytes cannot be mapped: %s", n_bytes,
+                        strerror(errno));
+    io->map = map;
+    const qsf_status status = try_copy(io);
+    if (status != QSF_OK) {
+        qsf_io_mmap_close(io);
+        return status;
+    }
+    unmap_pages(io, 0, QSF_IO_ALIGN);
+    advise(io, 0, n_bytes, MADV_SEQUENTIAL);
+    return QSF_OK;
+}
+
+void qsf_io_mmap_close(qsf_io *io)
+{
+    if (io->map != NULL)
+        (void)munmap((void *)(uintptr_t)io->map, (size_t)io->file->n_bytes);
+    io->map = NULL;
+}
+
+qsf_status qsf_io_mmap_read(const qsf_io *io, const qsf_io_read *read)
+{
+    const uint64_t file_bytes = io->file->n_bytes;
+    const size_t n_bytes =
+        read->off < file_bytes ? smaller(file_bytes - read->off, read->n_bytes) : 0;
+    if (n_bytes < read->need_bytes)
+        return qsf_io_fail_short(io, read, n_bytes);
+    /* This read, and as much of what comes after it. */
+    advise(io, read->off, 2 * (uint64_t)read->n_bytes, MADV_WILLNEED);
+    size_t done_bytes;
+    const int error = copy_out(io, read->off, read->dst, n_bytes, &done_bytes);
+    unmap_pages(io, read->off, read->n_bytes);
+
+    /* Bytes behind the end of a file that shrank are missing pages or, in its last page, zeroes:
+     * only its size tells them from others. */
+    struct stat about;
+    if (fstat(io->file->fd, &about) != 0)
+        return qsf_io_fail_system("mmap", read, errno);
+    const uint64_t now_bytes = (uint64_t)about.st_size;
+    const size_t have_bytes =
+        read->off < now_bytes ? smaller(now_bytes - read->off, read->n_bytes) : 0;
+    if (have_bytes < read->need_bytes)
+        return qsf_io_fail_short(io, read, have_bytes);
+    if (done_bytes < read->need_bytes)
+        return qsf_io_fail_system("mmap", read, error == EFAULT ? EIO : error);
+    return QSF_OK;
+}
+
+#else
+
+qsf_status qsf_io_mmap_open(qsf_io *io)
+{
+    (void)io;
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                    "reading from a mapping: this system has no safe way to copy from it");
+}
+
+void qsf_io_mmap_close(qsf_io *io)
+{
+    io->map = NULL;
+}
+
+qsf_status qsf_io_mmap_read(const qsf_io *io, const qsf_io_read *read)
+{
+    (void)io;
+    return qsf_io_fail_system("mmap", read, ENOSYS);
+}
+
+#endif

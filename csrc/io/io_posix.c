@@ -1,0 +1,143 @@
+/* io_posix.c - buffered and direct reads: pread through the page cache, and past it. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/status.h"
+#include "io/io_ways.h"
+
+void qsf_io_buffered_advise(const qsf_io *io)
+{
+#if defined(POSIX_FADV_SEQUENTIAL)
+    (void)posix_fadvise(io->file->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* a wish */
+#else
+    (void)io;
+#endif
+}
+
+qsf_status qsf_io_pread(const qsf_io *io, int fd, const qsf_io_read *read)
+{
+    size_t done_bytes = 0;
+    while (done_bytes < read->need_bytes) {
+        /* A direct read can only go on where a block begins, so a part may come twice. */
+        const size_t from = done_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN;
+        const ssize_t got =
+            pread(fd, read->dst + from, read->n_bytes - from, (off_t)(read->off + from));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return qsf_io_fail_system(qsf_io_method_name(io->method), read, errno);
+        if (from + (size_t)got <= done_bytes)
+            return qsf_io_fail_short(io, read, done_bytes);
+        done_bytes = from + (size_t)got;
+    }
+    return QSF_OK;
+}
+
+#if defined(O_DIRECT)
+
+static qsf_status fail_direct(const char *what, int system_errno)
+{
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "reading past the page cache: %s: %s", what,
+                    strerror(system_errno));
+}
+
+/* A second descriptor, since O_DIRECT on the first would hold for everyone who reads through
+ * it. By way of the first one, since its name may meanwhile be another file's. */
+static qsf_status reopen(const qsf_io *io, int *fd)
+{
+    char name[32];
+    snprintf(name, sizeof name, "/proc/self/fd/%d", io->file->fd);
+    do {
+        *fd = open(name, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    } while (*fd < 0 && errno == EINTR);
+    if (*fd < 0)
+        return errno == EINVAL ? fail_direct("this file system cannot do it", errno)
+                               : fail_direct("the file cannot be opened a second time", errno);
+    struct stat first;
+    struct stat second;
+    if (fstat(io->file->fd, &first) != 0 || fstat(*fd, &second) != 0)
+        return fail_direct("the file cannot be inspected", errno);
+    if (first.st_dev != second.st_dev || first.st_ino != second.st_ino)
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                        "reading past the page cache: %s is not the file that is open", name);
+    return QSF_OK;
+}
+
+/* Refused are, with EINVAL, reads from file systems that only pretend, and reads of less than a
+ * logical block where that is larger than QSF_IO_ALIGN. */
+static qsf_status try_read(int fd)
+{
+    _Alignas(QSF_IO_ALIGN) unsigned char block[QSF_IO_ALIGN];
+    ssize_t got;
+    do {
+        got = pread(fd, block, sizeof block, 0);
+    } while (got < 0 && errno == EINTR);
+    if (got < 0 && (errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS))
+        return fail_direct("the file system refuses reads of 4096 bytes", errno);
+    if (got < 0)
+        return QSF_FAIL(QSF_ERR_IO, "direct read of %zu bytes at 0: %s", sizeof block,
+                        strerror(errno));
+    return QSF_OK;
+}
+
+#elif defined(F_NOCACHE)
+
+/* macOS; not tested. A file cannot be opened a second time by its descriptor there, and
+ * F_NOCACHE holds for the duplicate and the first alike: the few reads of the index go past the
+ * cache as well, which is slower and nothing else. */
+static qsf_status reopen(const qsf_io *io, int *fd)
+{
+    *fd = fcntl(io->file->fd, F_DUPFD_CLOEXEC, 0);
+    if (*fd < 0 || fcntl(*fd, F_NOCACHE, 1) != 0)
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "reading past the page cache: %s", strerror(errno));
+    return QSF_OK;
+}
+
+static qsf_status try_read(int fd)
+{
+    (void)fd;
+    return QSF_OK;
+}
+
+#else
+
+static qsf_status reopen(const qsf_io *io, int *fd)
+{
+    (void)io;
+    (void)fd;
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "reading past the page cache: this system cannot do it");
+}
+
+static qsf_status try_read(int fd)
+{
+    (void)fd;
+    return QSF_OK;
+}
+
+#endif
+
+qsf_status qsf_io_direct_open(qsf_io *io)
+{
+    int fd = -1;
+    qsf_status status = reopen(io, &fd);
+    if (status == QSF_OK)
+        status = try_read(fd);
+    if (status == QSF_OK)
+        io->direct_fd = fd;
+    else if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+void qsf_io_direct_close(qsf_io *io)
+{
+    if (io->direct_fd >= 0)
+        close(io->direct_fd);
+    io->direct_fd = -1;
+}

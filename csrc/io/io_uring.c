@@ -1,0 +1,344 @@
+/* io_uring.c - direct reads through a ring of requests shared with the Linux kernel.
+ *
+ * System calls and shared memory as linux/io_uring.h describes them, without a library: a lane
+ * only ever reads. A request is an entry of the submission queue; its answer an entry of the
+ * completion queue, whose user_data is the request's slot in lane->started.
+ *
+ *     submission   we write the entry, then the tail (release); the kernel moves the head
+ *     completion   the kernel writes the entry, then the tail; we read the tail (acquire), then
+ *                  the entry, then move the head (release)
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/status.h"
+#include "io/io_ways.h"
+
+#if defined(__linux__) && defined(__has_include)
+#if __has_include(<linux/io_uring.h>)
+#include <linux/io_uring.h>
+#include <sys/syscall.h>
+#endif
+#endif
+
+#if defined(IORING_FEAT_RW_CUR_POS) && defined(__NR_io_uring_setup) && defined(__NR_io_uring_enter)
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_READ_BYTES ((size_t)1 << 30) /* of a request: its answer is an int32_t */
+/* So long a request may be refused for want of the kernel's memory, or a wait for it fail. */
+#define MAX_PAUSES 10000
+#define PAUSE_NS 1000000
+
+typedef struct ring {
+    int fd;
+    uint32_t busy_slots;                 /* a bit for each */
+    size_t done_bytes[QSF_IO_MAX_DEPTH]; /* of the read in the slot */
+    void *queues;                        /* both, mapped */
+    size_t queues_bytes;
+    struct io_uring_sqe *requests; /* mapped */
+    size_t requests_bytes;
+    _Atomic uint32_t *request_head;
+    _Atomic uint32_t *request_tail;
+    uint32_t request_mask;
+    uint32_t *request_order;
+    _Atomic uint32_t *answer_head;
+    _Atomic uint32_t *answer_tail;
+    uint32_t answer_mask;
+    const struct io_uring_cqe *answers;
+} ring;
+
+_Static_assert(QSF_IO_MAX_DEPTH == 32, "busy_slots has a bit for each slot");
+
+static void pause_shortly(void)
+{
+    const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    (void)nanosleep(&pause, NULL);
+}
+
+static int enter(const ring *r, uint32_t n_new, uint32_t n_wanted)
+{
+    const unsigned flags = n_wanted > 0 ? IORING_ENTER_GETEVENTS : 0U;
+    return (int)syscall(__NR_io_uring_enter, r->fd, n_new, n_wanted, flags, NULL, 0);
+}
+
+static qsf_status fail_setup(const char *what, int system_errno)
+{
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: %s: %s", what, strerror(system_errno));
+}
+
+static void *map_shared(const ring *r, size_t n_bytes, uint64_t what)
+{
+    void *const at =
+        mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, r->fd, (off_t)what);
+    return at != MAP_FAILED ? at : NULL;
+}
+
+static qsf_status map_queues(ring *r, const struct io_uring_params *p)
+{
+    const size_t order_end = p->sq_off.array + p->sq_entries * sizeof(uint32_t);
+    const size_t answers_end = p->cq_off.cqes + p->cq_entries * sizeof(struct io_uring_cqe);
+    r->queues_bytes = order_end > answers_end ? order_end : answers_end;
+    r->queues = map_shared(r, r->queues_bytes, IORING_OFF_SQ_RING);
+    if (r->queues == NULL)
+        return fail_setup("its queues cannot be mapped", errno);
+    r->requests_bytes = p->sq_entries * sizeof(struct io_uring_sqe);
+    r->requests = map_shared(r, r->requests_bytes, IORING_OFF_SQES);
+    if (r->requests == NULL)
+        return fail_setup("its requests cannot be mapped", errno);
+
+    unsigned char *const base = r->queues;
+    r->request_head = (_Atomic uint32_t *)(void *)(base + p->sq_off.head);
+    r->request_tail = (_Atomic uint32_t *)(void *)(base + p->sq_off.tail);
+    r->request_mask = *(const uint32_t *)(const void *)(base + p->sq_off.ring_mask);
+    r->request_order = (uint32_t *)(void *)(base + p->sq_off.array);
+    r->answer_head = (_Atomic uint32_t *)(void *)(base + p->cq_off.head);
+    r->answer_tail = (_Atomic uint32_t *)(void *)(base + p->cq_off.tail);
+    r->answer_mask = *(const uint32_t *)(const void *)(base + p->cq_off.ring_mask);
+    r->answers = (const struct io_uring_cqe *)(const void *)(base + p->cq_off.cqes);
+    return QSF_OK;
+}
+
+static qsf_status set_up(ring *r, uint32_t depth)
+{
+    struct io_uring_params p = {0};
+    r->fd = (int)syscall(__NR_io_uring_setup, depth, &p);
+    if (r->fd < 0) {
+        const int why = errno;
+        return fail_setup(why == ENOSYS  ? "this kernel has none, or a sandbox hides it"
+                          : why == EPERM ? "a sandbox or kernel.io_uring_disabled forbids it"
+                                         : "the kernel refuses a ring",
+                          why);
+    }
+    if ((p.features & IORING_FEAT_SINGLE_MMAP) == 0 || (p.features & IORING_FEAT_NODROP) == 0)
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: this kernel's is too old");
+    return map_queues(r, &p);
+}
+
+static void tear_down(ring *r)
+{
+    if (r->requests != NULL)
+        (void)munmap(r->requests, r->requests_bytes);
+    if (r->queues != NULL)
+        (void)munmap(r->queues, r->queues_bytes);
+    if (r->fd >= 0)
+        close(r->fd);
+    (void)munmap(r, sizeof *r);
+}
+
+qsf_status qsf_io_uring_lane_open(qsf_io_lane *lane)
+{
+    /* About a page, of which the system has a whole one or none. */
+    ring *const r =
+        mmap(NULL, sizeof *r, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (r == MAP_FAILED)
+        return QSF_FAIL(QSF_ERR_NOMEM, "io_uring: %zu bytes for a lane", sizeof *r);
+    r->fd = -1;
+    const qsf_status status = set_up(r, lane->depth);
+    if (status != QSF_OK) {
+        tear_down(r);
+        return status;
+    }
+    lane->ring = r;
+    return QSF_OK;
+}
+
+/* Hands the kernel the rest of the read in `slot`; 0 or the system's error. */
+static int submit(qsf_io_lane *lane, uint32_t slot)
+{
+    ring *const r = lane->ring;
+    const qsf_io_read *const read = &lane->started[slot];
+    /* A direct read can only go on where a block begins, so a part may come twice. */
+    const size_t from = r->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN;
+    const size_t n_bytes = read->n_bytes - from;
+    const uint32_t tail = atomic_load_explicit(r->request_tail, memory_order_relaxed);
+    const uint32_t idx = tail & r->request_mask;
+    r->requests[idx] = (struct io_uring_sqe){
+        .opcode = IORING_OP_READ,
+        .fd = lane->io->direct_fd,
+        .off = read->off + from,
+        .addr = (uintptr_t)(read->dst + from),
+        .len = (uint32_t)(n_bytes < MAX_READ_BYTES ? n_bytes : MAX_READ_BYTES),
+        .user_data = slot};
+    r->request_order[idx] = idx;
+    atomic_store_explicit(r->request_tail, tail + 1, memory_order_release);
+    for (uint32_t n_pauses = 0;;) {
+        const int n_taken = enter(r, 1, 0);
+        const int why = n_taken < 0 ? errno : EAGAIN;
+        if (atomic_load_explicit(r->request_head, memory_order_acquire) == tail + 1)
+            return 0;
+        if (why == EINTR)
+            continue;
+        if ((why != EAGAIN && why != EBUSY) || n_pauses++ == MAX_PAUSES) {
+            atomic_store_explicit(r->request_tail, tail, memory_order_release); /* taken back */
+            return why;
+        }
+        pause_shortly();
+    }
+}
+
+/* Waits for an answer and takes it out of its queue; 0 or the system's error. What the kernel
+ * has under way is no reason to give up early: it writes to the reads' memory. */
+static int take_answer(ring *r, struct io_uring_cqe *answer)
+{
+    const uint32_t head = atomic_load_explicit(r->answer_head, memory_order_relaxed);
+    for (uint32_t n_pauses = 0;
+         atomic_load_explicit(r->answer_tail, memory_order_acquire) == head;) {
+        if (enter(r, 0, 1) >= 0 || errno == EINTR)
+            continue;
+        if (n_pauses++ == MAX_PAUSES)
+            return errno;
+        pause_shortly();
+    }
+    *answer = r->answers[head & r->answer_mask];
+    atomic_store_explicit(r->answer_head, head + 1, memory_order_release);
+    return 0;
+}
+
+static void release_slot(qsf_io_lane *lane, uint32_t slot)
+{
+    ring *const r = lane->ring;
+    r->busy_slots &= ~(UINT32_C(1) << slot);
+    lane->n_started--;
+}
+
+qsf_status qsf_io_uring_start(qsf_io_lane *lane, const qsf_io_read *read)
+{
+    ring *const r = lane->ring;
+    uint32_t slot = 0;
+    while ((r->busy_slots >> slot & 1) != 0)
+        slot++;
+    lane->started[slot] = *read;
+    r->done_bytes[slot] = 0;
+    r->busy_slots |= UINT32_C(1) << slot;
+    lane->n_started++;
+    const int error = submit(lane, slot);
+    if (error == 0)
+        return QSF_OK;
+    release_slot(lane, slot);
+    return qsf_io_fail_system("uring", read, error);
+}
+
+/* What the answer means for the read in `slot`. *is_done false: the rest of it is under way. */
+static qsf_status judge(qsf_io_lane *lane, uint32_t slot, int32_t result, bool *is_done)
+{
+    ring *const r = lane->ring;
+    const qsf_io_read *const read = &lane->started[slot];
+    *is_done = true;
+    if (result < 0 && result != -EINTR && result != -EAGAIN)
+        return qsf_io_fail_system("uring", read, -result);
+    if (result >= 0) {
+        const size_t from = r->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN;
+        const size_t done_bytes = from + (size_t)result;
+        if (done_bytes >= read->need_bytes)
+            return QSF_OK;
+        if (done_bytes <= r->done_bytes[slot])
+            return qsf_io_fail_short(lane->io, read, r->done_bytes[slot]);
+        r->done_bytes[slot] = done_bytes;
+    }
+    const int error = submit(lane, slot);
+    if (error != 0)
+        return qsf_io_fail_system("uring", read, error);
+    *is_done = false;
+    return QSF_OK;
+}
+
+qsf_status qsf_io_uring_finish(qsf_io_lane *lane, qsf_io_read *read)
+{
+    for (;;) {
+        struct io_uring_cqe answer;
+        const int error = take_answer(lane->ring, &answer);
+        if (error != 0) { /* nobody knows of any of them; name one */
+            uint32_t slot = 0;
+            while ((((const ring *)lane->ring)->busy_slots >> slot & 1) == 0)
+                slot++;
+            *read = lane->started[slot];
+            release_slot(lane, slot);
+            return qsf_io_fail_system("uring", read, error);
+        }
+        const uint32_t slot = (uint32_t)answer.user_data;
+        bool is_done;
+        const qsf_status status = judge(lane, slot, answer.res, &is_done);
+        if (!is_done)
+            continue;
+        *read = lane->started[slot];
+        release_slot(lane, slot);
+        return status;
+    }
+}
+
+void qsf_io_uring_lane_close(qsf_io_lane *lane)
+{
+    ring *const r = lane->ring;
+    struct io_uring_cqe answer;
+    while (lane->n_started > 0 && take_answer(r, &answer) == 0)
+        lane->n_started--;
+    tear_down(r);
+    lane->ring = NULL;
+}
+
+/* A kernel without IORING_OP_READ (before 5.6) or a sandbox that lets rings be made but not
+ * used: only a read tells. */
+qsf_status qsf_io_uring_try(qsf_io *io)
+{
+    _Alignas(QSF_IO_ALIGN) unsigned char block[QSF_IO_ALIGN];
+    const qsf_io_read wanted = {.dst = block, .n_bytes = sizeof block};
+    qsf_io_lane lane;
+    QSF_TRY(qsf_io_lane_open(&lane, io, 1));
+    qsf_io_read had;
+    qsf_status status = qsf_io_uring_start(&lane, &wanted);
+    if (status == QSF_OK)
+        status = qsf_io_uring_finish(&lane, &had);
+    qsf_io_lane_close(&lane);
+    if (status != QSF_ERR_IO)
+        return status;
+    char why[160]; /* the same read just went well without a ring */
+    snprintf(why, sizeof why, "%s", qsf_fail_text());
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: a first try fails: %s", why);
+}
+
+#else
+
+static qsf_status fail_absent(void)
+{
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: this build was made without it");
+}
+
+qsf_status qsf_io_uring_try(qsf_io *io)
+{
+    (void)io;
+    return fail_absent();
+}
+
+qsf_status qsf_io_uring_lane_open(qsf_io_lane *lane)
+{
+    (void)lane;
+    return fail_absent();
+}
+
+void qsf_io_uring_lane_close(qsf_io_lane *lane)
+{
+    (void)lane;
+}
+
+qsf_status qsf_io_uring_start(qsf_io_lane *lane, const qsf_io_read *read)
+{
+    (void)lane;
+    (void)read;
+    return fail_absent();
+}
+
+qsf_status qsf_io_uring_finish(qsf_io_lane *lane, qsf_io_read *read)
+{
+    (void)lane;
+    (void)read;
+    return fail_absent();
+}
+
+#endif

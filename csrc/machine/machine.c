@@ -1,0 +1,60 @@
+/* machine.c - gathers cpu and memory facts, measures limits. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "machine/machine.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/status.h"
+#include "memory/ledger.h"
+#include "machine/cores.h"
+#include "platform/cpu.h"
+#include "platform/pool.h"
+#include "machine/roofline.h"
+#include "machine/sysmem.h"
+
+qsf_status qsf_machine_look(qsf_machine *out)
+{
+    memset(out, 0, sizeof *out);
+    qsf_isa isa;
+    QSF_TRY(qsf_isa_choose(&isa));
+    snprintf(out->isa_name, sizeof out->isa_name, "%s", qsf_isa_name(isa));
+    qsf_isa_list(out->isa_available, sizeof out->isa_available);
+    qsf_sysmem memory;
+    qsf_sysmem_read(&memory);
+    out->n_cores = qsf_core_count();
+    out->memory_bytes = memory.total_bytes;
+    out->available_bytes = memory.available_bytes;
+    out->resident_bytes = memory.resident_bytes;
+    out->peak_bytes = memory.peak_bytes;
+    return QSF_OK;
+}
+
+qsf_status qsf_machine_measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, qsf_roof *out)
+{
+    qsf_isa isa;
+    QSF_TRY(qsf_isa_choose(&isa));
+    qsf_sysmem memory;
+    qsf_sysmem_read(&memory);
+    if (n_bytes > memory.available_bytes) /* promised it might be, but touching it would hurt */
+        return QSF_FAIL(QSF_ERR_NOMEM, "%llu bytes to read from: the system has %llu left",
+                        (unsigned long long)n_bytes, (unsigned long long)memory.available_bytes);
+    qsf_ledger ledger;
+    qsf_ledger_init(&ledger, UINT64_MAX);
+    const size_t pool_bytes = qsf_pool_bytes(n_threads);
+    void *const block = qsf_ledger_acquire(&ledger, QSF_USE_TABLES, pool_bytes);
+    unsigned char *const bytes = qsf_ledger_acquire(&ledger, QSF_USE_WEIGHTS, (size_t)n_bytes);
+    qsf_pool *pool = NULL;
+    qsf_status status =
+        block != NULL && bytes != NULL
+            ? qsf_pool_init(block, n_threads, false, &pool)
+            : QSF_FAIL(QSF_ERR_NOMEM, "%llu bytes to read from", (unsigned long long)n_bytes);
+    if (status == QSF_OK) {
+        out->read_bytes_per_s = qsf_roof_read_rate(pool, bytes, (size_t)n_bytes, n_ms);
+        out->madds_per_s = qsf_roof_madd_rate(pool, isa, n_ms);
+        qsf_pool_destroy(pool);
+    }
+    qsf_ledger_release(&ledger, QSF_USE_WEIGHTS, bytes, (size_t)n_bytes);
+    qsf_ledger_release(&ledger, QSF_USE_TABLES, block, pool_bytes);
+    return status;
+}

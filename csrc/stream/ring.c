@@ -1,0 +1,347 @@
+/* ring.c - memory, life and consumer of a ring. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "stream/ring.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/status.h"
+#include "checksum/crc32.h"
+#include "stream/ring_private.h"
+#include "memory/arena.h"
+#include "platform/clock.h"
+
+#define NONE UINT32_MAX
+/* Large enough that a read is not all overhead, small enough that several are under way. (Of
+ * 512 KiB and 1 MiB neither was faster; bench/LOG.md.) */
+#define MAX_PIECE_BYTES ((size_t)1024 * 1024)
+#define MIN_PIECE_BYTES ((size_t)QSF_IO_ALIGN)
+#define SPARE_PIECES 32 /* ends of units, and cuts at the end of the ring, make small ones */
+#define CANCEL_POLL_NS 20000000
+
+/* ---- memory ---- */
+
+size_t qsf_ring_least_bytes(size_t span_bytes)
+{
+    return qsf_round_up(span_bytes, QSF_IO_ALIGN) + 4 * MIN_PIECE_BYTES;
+}
+
+/* As many reads as are under way shall find room beside a span that is being used. */
+static size_t choose_piece_bytes(size_t ring_bytes, size_t span_bytes, uint32_t depth)
+{
+    const size_t room_bytes = ring_bytes - qsf_round_up(span_bytes, QSF_IO_ALIGN);
+    const size_t n_bytes = room_bytes / (depth + 2) / QSF_IO_ALIGN * QSF_IO_ALIGN;
+    return n_bytes < MIN_PIECE_BYTES   ? MIN_PIECE_BYTES
+           : n_bytes > MAX_PIECE_BYTES ? MAX_PIECE_BYTES
+                                       : n_bytes;
+}
+
+/* Enough for every depth. */
+static uint32_t piece_count(size_t ring_bytes, size_t span_bytes)
+{
+    const size_t n_bytes = choose_piece_bytes(ring_bytes, span_bytes, QSF_IO_MAX_DEPTH);
+    return (uint32_t)(ring_bytes / n_bytes) + SPARE_PIECES;
+}
+
+typedef struct layout {
+    qsf_ring *ring;
+    qsf_piece *pieces;
+    uint32_t *order;
+    unsigned char *seam;
+    unsigned char *bytes;
+} layout;
+
+static void lay_out(layout *l, qsf_arena *a, size_t ring_bytes, size_t span_bytes,
+                    const qsf_reader *r)
+{
+    l->ring = qsf_arena_push(a, 1, sizeof *l->ring);
+    l->pieces = qsf_arena_push(a, piece_count(ring_bytes, span_bytes), sizeof *l->pieces);
+    l->order = qsf_arena_push(a, r->n_units, sizeof *l->order);
+    l->seam = qsf_arena_push(a, span_bytes + QSF_DATA_ALIGN, 1);
+    l->bytes = qsf_arena_push(a, ring_bytes + QSF_IO_ALIGN, 1);
+}
+
+size_t qsf_ring_bytes(size_t ring_bytes, size_t span_bytes, const qsf_reader *r)
+{
+    qsf_arena measuring;
+    layout l;
+    qsf_arena_init_measuring(&measuring);
+    lay_out(&l, &measuring, ring_bytes, span_bytes, r);
+    return measuring.failed ? SIZE_MAX : measuring.used_bytes;
+}
+
+/* ---- life ---- */
+
+qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qsf_io *io,
+                           const qsf_io_setup *setup, size_t ring_bytes, size_t span_bytes,
+                           qsf_trace *trace)
+{
+    assert(ring_bytes % QSF_IO_ALIGN == 0 && ring_bytes >= qsf_ring_least_bytes(span_bytes));
+    *out = NULL;
+    const size_t block_bytes = qsf_ring_bytes(ring_bytes, span_bytes, r);
+    void *const block = qsf_ledger_acquire(ledger, QSF_USE_WINDOW, block_bytes);
+    if (block == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM,
+                        "ring: %zu bytes do not fit, %" PRIu64 " of %" PRIu64 " are taken",
+                        block_bytes, ledger->held_bytes, ledger->ceiling_bytes);
+    qsf_arena arena;
+    layout l;
+    qsf_arena_init(&arena, block, block_bytes);
+    lay_out(&l, &arena, ring_bytes, span_bytes, r);
+    qsf_ring *const ring = l.ring;
+    *ring = (qsf_ring){
+        .reader = r,
+        .ledger = ledger,
+        .io = io,
+        .trace = trace,
+        .block = block,
+        .block_bytes = block_bytes,
+        .bytes = l.bytes + -(uintptr_t)l.bytes % QSF_IO_ALIGN,
+        .ring_bytes = ring_bytes,
+        .span_bytes = span_bytes,
+        .piece_bytes = choose_piece_bytes(ring_bytes, span_bytes, setup->depth),
+        .seam = l.seam,
+        .lane_depth = qsf_io_lane_depth(setup),
+        .is_paused = true,
+        .pieces = l.pieces,
+        .cap_pieces = piece_count(ring_bytes, span_bytes),
+        .order = l.order,
+        .unit_idx = NONE,
+    };
+    const qsf_status status = qsf_ring_start_readers(ring, qsf_io_lane_count(setup));
+    if (status != QSF_OK) {
+        qsf_ledger_release(ledger, QSF_USE_WINDOW, block, block_bytes);
+        return status;
+    }
+    *out = ring;
+    return QSF_OK;
+}
+
+void qsf_ring_destroy(qsf_ring *ring)
+{
+    if (ring == NULL)
+        return;
+    qsf_ring_stop_readers(ring);
+    qsf_ledger_release(ring->ledger, QSF_USE_WINDOW, ring->block, ring->block_bytes);
+}
+
+/* ---- the consumer ---- */
+
+/* Drops all pieces, after the readers have let go of them, and lets reading begin at place
+ * next_order of the order. */
+static void restart(qsf_ring *ring, uint32_t next_order, uint64_t next_pass)
+{
+    ring->is_paused = true;
+    while (ring->n_reading > 0)
+        qsf_condition_wait(&ring->has_data, &ring->lock);
+    ring->tail = ring->head;
+    ring->used_bytes = 0;
+    ring->write_off = 0;
+    ring->next_order = next_order;
+    ring->next_off = 0;
+    ring->next_pass = next_pass;
+    if (!ring->is_broken)
+        ring->failure_status = QSF_OK;
+    ring->is_paused = false;
+    qsf_condition_wake_all(&ring->has_room);
+}
+
+void qsf_ring_set_order(qsf_ring *ring, const uint32_t *units, uint32_t n_units, uint32_t n_always)
+{
+    assert(n_units <= ring->reader->n_units && n_always <= n_units);
+    qsf_mutex_lock(&ring->lock);
+    ring->is_paused = true; /* readers look at the order */
+    ring->unit_idx = NONE;
+    memcpy(ring->order, units, n_units * sizeof *units);
+    ring->n_order = n_units;
+    ring->n_always = n_always;
+    restart(ring, 0, ring->pass + 1);
+    qsf_mutex_unlock(&ring->lock);
+}
+
+void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const atomic_bool *cancelled,
+                         qsf_stopwatch *stopwatch)
+{
+    qsf_mutex_lock(&ring->lock);
+    (void)qsf_ring_is_next_wanted(ring); /* brings the cursor over the end of the last pass */
+    ring->pass++;
+    ring->is_whole = is_whole;
+    ring->cancelled = cancelled;
+    ring->stopwatch = stopwatch;
+    qsf_condition_wake_all(&ring->has_room);
+    qsf_mutex_unlock(&ring->lock);
+}
+
+/* Does the oldest piece, or else the next one, begin this unit? */
+static bool is_at(qsf_ring *ring, uint32_t unit_idx)
+{
+    if (ring->is_paused)
+        return false;
+    if (ring->tail < ring->head) {
+        const qsf_piece *const p = &ring->pieces[ring->tail % ring->cap_pieces];
+        return p->unit_idx == unit_idx && p->off == 0;
+    }
+    return qsf_ring_is_next_wanted(ring) && ring->order[ring->next_order] == unit_idx &&
+           ring->next_off == 0 && ring->failure_status == QSF_OK;
+}
+
+qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx)
+{
+    uint32_t place = 0;
+    qsf_mutex_lock(&ring->lock);
+    while (place < ring->n_order && ring->order[place] != unit_idx)
+        place++;
+    if (ring->unit_idx != NONE || place == ring->n_order) {
+        qsf_mutex_unlock(&ring->lock);
+        return QSF_FAIL(QSF_ERR_ARG, "unit %" PRIu32 " is not streamed, or another one is begun",
+                        unit_idx);
+    }
+    if (place >= ring->n_always)
+        ring->is_whole = true;
+    if (!is_at(ring, unit_idx))
+        restart(ring, place, ring->pass);
+    ring->unit_idx = unit_idx;
+    const size_t next_off = ring->write_off == ring->ring_bytes ? 0 : ring->write_off;
+    const qsf_piece *const p = &ring->pieces[ring->tail % ring->cap_pieces];
+    ring->unit_start = ring->tail < ring->head ? (size_t)(p->bytes - ring->bytes) : next_off;
+    ring->unit_off = 0;
+    ring->unit_crc32 = 0;
+    ring->unit_first_ns = 0;
+    ring->unit_last_ns = 0;
+    qsf_mutex_unlock(&ring->lock);
+    return QSF_OK;
+}
+
+size_t qsf_ring_span_bytes(const qsf_ring *ring, uint64_t off)
+{
+    const size_t at = (size_t)((ring->unit_start + off) % ring->ring_bytes);
+    const size_t most_bytes = ring->ring_bytes / 4; /* the rest is for what is being read */
+    size_t n_bytes = ring->ring_bytes - at;
+    if (n_bytes > most_bytes)
+        n_bytes = most_bytes;
+    return n_bytes > ring->span_bytes ? n_bytes : ring->span_bytes;
+}
+
+/* Waits until piece piece_no is ready. */
+static qsf_status wait_for(qsf_ring *ring, uint64_t piece_no)
+{
+    for (;;) {
+        const qsf_piece *const p = &ring->pieces[piece_no % ring->cap_pieces];
+        if (piece_no < ring->head && p->state == PIECE_READY)
+            return QSF_OK;
+        if (ring->failure_status != QSF_OK)
+            return QSF_FAIL(ring->failure_status, "%s", ring->failure);
+        if (ring->cancelled != NULL && atomic_load_explicit(ring->cancelled, memory_order_relaxed))
+            return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled while reading unit %" PRIu32,
+                            ring->unit_idx);
+        qsf_condition_wait_for(&ring->has_data, &ring->lock, CANCEL_POLL_NS);
+    }
+}
+
+/* Removes the oldest piece, which is ready, and counts it for its unit. */
+static void remove_oldest(qsf_ring *ring)
+{
+    const qsf_piece *const p = &ring->pieces[ring->tail % ring->cap_pieces];
+    ring->unit_crc32 = qsf_crc32_combine(ring->unit_crc32, p->crc32, p->data_bytes);
+    if (p->off == 0)
+        ring->unit_first_ns = p->start_ns;
+    if (p->end_ns > ring->unit_last_ns)
+        ring->unit_last_ns = p->end_ns;
+    ring->unit_off = p->off + p->data_bytes;
+    ring->used_bytes -= p->n_bytes;
+    ring->tail++;
+    qsf_condition_wake_all(&ring->has_room);
+}
+
+/* Removes the pieces of the begun unit that end at `off` or before, and waits for the others
+ * up to end_off. */
+static qsf_status move_to(qsf_ring *ring, uint64_t off, uint64_t end_off)
+{
+    uint64_t done_off = ring->unit_off; /* the end of what was seen */
+    for (uint64_t i = ring->tail; done_off < end_off; i++) {
+        QSF_TRY(wait_for(ring, i));
+        const qsf_piece *const p = &ring->pieces[i % ring->cap_pieces];
+        assert(p->unit_idx == ring->unit_idx);
+        done_off = p->off + p->data_bytes;
+        if (done_off <= off)
+            remove_oldest(ring);
+    }
+    return QSF_OK;
+}
+
+/* Under the lock. A failure ends the unit. */
+static qsf_status move_timed(qsf_ring *ring, uint64_t off, uint64_t end_off, uint64_t *wait_ns)
+{
+    const uint64_t start_ns = qsf_clock_ns();
+    const qsf_status status = move_to(ring, off, end_off);
+    const uint64_t end_ns = qsf_clock_ns();
+    *wait_ns += end_ns - start_ns;
+    qsf_stopwatch_set_aside(ring->stopwatch, QSF_PHASE_WAIT, start_ns, end_ns, end_off - off);
+    if (status != QSF_OK) {
+        ring->unit_idx = NONE;
+        ring->is_paused = true;
+    }
+    return status;
+}
+
+qsf_status qsf_ring_take(qsf_ring *ring, uint64_t off, size_t n_bytes, uint64_t *wait_ns,
+                         const unsigned char **out)
+{
+    qsf_mutex_lock(&ring->lock);
+    assert(ring->unit_idx != NONE && n_bytes <= qsf_ring_span_bytes(ring, off));
+    const qsf_status status = move_timed(ring, off, off + n_bytes, wait_ns);
+    qsf_mutex_unlock(&ring->lock);
+    QSF_TRY(status);
+    const size_t at = (size_t)((ring->unit_start + off) % ring->ring_bytes);
+    const size_t first_bytes = ring->ring_bytes - at;
+    if (n_bytes <= first_bytes) {
+        *out = ring->bytes + at;
+        return QSF_OK;
+    }
+    unsigned char *const seam = ring->seam + off % QSF_DATA_ALIGN;
+    memcpy(seam, ring->bytes + at, first_bytes);
+    memcpy(seam + first_bytes, ring->bytes, n_bytes - first_bytes);
+    *out = seam;
+    return QSF_OK;
+}
+
+qsf_status qsf_ring_end_unit(qsf_ring *ring, uint64_t *wait_ns, uint64_t *read_ns)
+{
+    const uint32_t unit_idx = ring->unit_idx;
+    const qsf_unit *const u = &ring->reader->units[unit_idx];
+    qsf_mutex_lock(&ring->lock);
+    qsf_status status = move_timed(ring, u->stored_bytes, u->stored_bytes, wait_ns);
+    ring->unit_idx = NONE;
+    const uint32_t crc32 = ring->unit_crc32;
+    if (status == QSF_OK && crc32 != u->crc32) {
+        ring->is_paused = true;
+        status = QSF_FAIL(QSF_ERR_FORMAT,
+                          "unit %" PRIu32 " (%" PRIu64 " bytes at %" PRIu64
+                          "): checksum is %08" PRIx32 ", stored is %08" PRIx32,
+                          qsf_reader_file_idx(ring->reader, unit_idx), u->stored_bytes, u->off,
+                          crc32, u->crc32);
+    }
+    *read_ns = ring->unit_last_ns - ring->unit_first_ns;
+    qsf_mutex_unlock(&ring->lock);
+    return status;
+}
+
+void qsf_ring_abandon(qsf_ring *ring)
+{
+    qsf_mutex_lock(&ring->lock);
+    ring->unit_idx = NONE;
+    ring->is_paused = true; /* until a unit is begun: the next pass may begin anywhere */
+    qsf_mutex_unlock(&ring->lock);
+}
+
+qsf_ring_counts qsf_ring_count(qsf_ring *ring)
+{
+    qsf_mutex_lock(&ring->lock);
+    qsf_ring_counts counts = ring->counts;
+    if (ring->n_under_way > 0)
+        counts.busy_ns += qsf_clock_ns() - ring->busy_since_ns;
+    qsf_mutex_unlock(&ring->lock);
+    return counts;
+}

@@ -1,0 +1,97 @@
+/* ring_private.h - what the readers and the consumer of a ring share.
+ *
+ * Pieces are a queue: readers append at `head`, the consumer removes at `tail`. Bytes of the ring
+ * are given to pieces in the same order, without gaps: a piece that would reach over the end of
+ * the ring is cut there. So stored byte `off` of a unit lies at (start of the unit + off) modulo
+ * ring_bytes, and a span lies in one piece of memory unless the end of the ring is inside it;
+ * then it is copied to the seam.
+ *
+ * Everything below `lock` is under it; bytes of a piece belong to its reader while it is
+ * READING and to the consumer afterwards.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_STREAM_RING_PRIVATE_H
+#define QSF_STREAM_RING_PRIVATE_H
+
+#include "stream/ring.h"
+#include "platform/thread.h"
+
+typedef enum qsf_piece_state { PIECE_READING, PIECE_READY, PIECE_FAILED } qsf_piece_state;
+
+typedef struct qsf_piece {
+    qsf_piece_state state;
+    uint32_t unit_idx;
+    uint32_t crc32;       /* of its data_bytes */
+    uint64_t off;         /* of its first byte in the stored unit, a multiple of 4096 */
+    size_t data_bytes;    /* of the unit */
+    size_t n_bytes;       /* data_bytes rounded up to 4096 */
+    unsigned char *bytes; /* in the ring */
+    uint64_t start_ns;
+    uint64_t end_ns;
+} qsf_piece;
+
+struct qsf_ring {
+    qsf_reader *reader; /* borrowed */
+    qsf_ledger *ledger; /* borrowed */
+    qsf_io *io;         /* borrowed */
+    qsf_trace *trace;   /* borrowed, or NULL */
+    void *block;        /* all memory of the ring, this record included */
+    size_t block_bytes;
+    unsigned char *bytes; /* [ring_bytes], aligned to 4096 */
+    size_t ring_bytes;
+    size_t span_bytes;
+    size_t piece_bytes;
+    unsigned char *seam; /* [span_bytes + 64] */
+    uint32_t lane_depth;
+    uint32_t n_threads;
+    uint32_t n_begun; /* of them, under lock: gives each its number */
+    qsf_thread threads[QSF_IO_MAX_DEPTH];
+
+    qsf_mutex lock;
+    qsf_condition has_room; /* readers wait */
+    qsf_condition has_data; /* the consumer waits */
+    bool is_stopping;
+    bool is_paused;    /* nothing new is read; what was read is worth nothing */
+    qsf_piece *pieces; /* [cap_pieces], piece i at i % cap_pieces */
+    uint32_t cap_pieces;
+    uint64_t head; /* pieces [tail, head) live */
+    uint64_t tail;
+    uint32_t n_reading;   /* pieces whose reader is still busy with them */
+    uint32_t n_under_way; /* of those, not yet arrived */
+    size_t write_off;     /* where the next piece goes; may be ring_bytes, which is 0 */
+    size_t used_bytes;
+    /* what is read next */
+    uint32_t *order; /* [n_units] */
+    uint32_t n_order;
+    uint32_t n_always;
+    uint32_t next_order;
+    uint64_t next_off;
+    uint64_t next_pass;
+    /* the consumer */
+    uint64_t pass;
+    bool is_whole;
+    const atomic_bool *cancelled;
+    qsf_stopwatch *stopwatch; /* of the pass, or NULL */
+    uint32_t unit_idx;        /* NONE: none is begun */
+    size_t unit_start;        /* in the ring, of stored byte 0 */
+    uint64_t unit_off;        /* its pieces before are removed */
+    uint32_t unit_crc32;      /* of those */
+    uint64_t unit_first_ns;
+    uint64_t unit_last_ns;
+    bool is_broken; /* a reader could not even begin: its failure stays */
+    /* the first failure of a reader */
+    char failure[256];
+    qsf_status failure_status;
+    uint64_t busy_since_ns;
+    qsf_ring_counts counts;
+};
+
+/* Starts n_threads reading threads; on failure none is left. */
+qsf_status qsf_ring_start_readers(qsf_ring *ring, uint32_t n_threads);
+void qsf_ring_stop_readers(qsf_ring *ring);
+
+/* Under the lock: is there a unit at the reading cursor that may be read yet? Moves the cursor
+ * over the end of a pass. */
+bool qsf_ring_is_next_wanted(qsf_ring *ring);
+
+#endif

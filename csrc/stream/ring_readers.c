@@ -1,0 +1,213 @@
+/* ring_readers.c - the threads that fill the pieces of a ring. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/checked.h"
+#include "base/status.h"
+#include "checksum/crc32.h"
+#include "stream/ring_private.h"
+#include "platform/clock.h"
+
+bool qsf_ring_is_next_wanted(qsf_ring *ring)
+{
+    if (ring->next_pass == ring->pass &&
+        ring->next_order >= (ring->is_whole ? ring->n_order : ring->n_always)) {
+        ring->next_pass++;
+        ring->next_order = 0;
+    }
+    return ring->next_pass == ring->pass || ring->next_order < ring->n_always;
+}
+
+/* Gives the next piece a place in the ring; NULL when there is nothing to read or no room. */
+static qsf_piece *begin_piece(qsf_ring *ring, uint64_t *piece_no)
+{
+    if (ring->is_paused || ring->is_stopping || ring->failure_status != QSF_OK ||
+        ring->n_order == 0 || !qsf_ring_is_next_wanted(ring) ||
+        ring->head - ring->tail == ring->cap_pieces)
+        return NULL;
+    const uint32_t unit_idx = ring->order[ring->next_order];
+    const uint64_t left_bytes = ring->reader->units[unit_idx].stored_bytes - ring->next_off;
+    const size_t write_off = ring->write_off == ring->ring_bytes ? 0 : ring->write_off;
+    size_t data_bytes = left_bytes < ring->piece_bytes ? (size_t)left_bytes : ring->piece_bytes;
+    if (data_bytes > ring->ring_bytes - write_off)
+        data_bytes = ring->ring_bytes - write_off;
+    const size_t n_bytes = qsf_round_up(data_bytes, QSF_IO_ALIGN);
+    if (n_bytes > ring->ring_bytes - ring->used_bytes)
+        return NULL;
+    const uint64_t now_ns = qsf_clock_ns();
+    *piece_no = ring->head++;
+    qsf_piece *const p = &ring->pieces[*piece_no % ring->cap_pieces];
+    *p = (qsf_piece){
+        .state = PIECE_READING,
+        .unit_idx = unit_idx,
+        .off = ring->next_off,
+        .data_bytes = data_bytes,
+        .n_bytes = n_bytes,
+        .bytes = ring->bytes + write_off,
+        .start_ns = now_ns,
+    };
+    ring->write_off = write_off + n_bytes;
+    ring->used_bytes += n_bytes;
+    ring->next_off += data_bytes;
+    if (data_bytes == left_bytes) {
+        ring->next_off = 0;
+        ring->next_order++;
+    }
+    ring->n_reading++;
+    if (ring->n_under_way++ == 0)
+        ring->busy_since_ns = now_ns;
+    return p;
+}
+
+/* The piece has arrived, or never will. */
+static void end_read(qsf_ring *ring, qsf_piece *p)
+{
+    p->end_ns = qsf_clock_ns();
+    ring->counts.read_bytes += p->data_bytes;
+    if (--ring->n_under_way == 0)
+        ring->counts.busy_ns += p->end_ns - ring->busy_since_ns;
+}
+
+/* A reader is done with a piece. Failures of this thread are kept for the consumer. */
+static void end_piece(qsf_ring *ring, qsf_piece *p, qsf_status status)
+{
+    p->state = status == QSF_OK ? PIECE_READY : PIECE_FAILED;
+    if (status != QSF_OK && ring->failure_status == QSF_OK) {
+        ring->failure_status = status;
+        snprintf(ring->failure, sizeof ring->failure, "unit %" PRIu32 ": %s",
+                 qsf_reader_file_idx(ring->reader, p->unit_idx), qsf_fail_text());
+    }
+    ring->n_reading--;
+    qsf_condition_wake_all(&ring->has_data);
+}
+
+/* Starts reads while the lane takes more and there is room. Called and left with the lock. */
+static void start_reads(qsf_ring *ring, qsf_io_lane *lane)
+{
+    while (lane->n_started < lane->depth) {
+        uint64_t piece_no;
+        qsf_piece *const p = begin_piece(ring, &piece_no);
+        if (p == NULL)
+            return;
+        const qsf_io_read read = {
+            .off = ring->reader->units[p->unit_idx].off + p->off,
+            .dst = p->bytes,
+            .n_bytes = p->n_bytes,
+            .need_bytes = p->data_bytes,
+            .tag = piece_no,
+        };
+        qsf_mutex_unlock(&ring->lock);
+        const qsf_status status = qsf_io_start(lane, &read);
+        qsf_mutex_lock(&ring->lock);
+        if (status != QSF_OK) {
+            end_read(ring, p);
+            end_piece(ring, p, status);
+        }
+    }
+}
+
+static void record(const qsf_ring *ring, const qsf_piece *p, qsf_trace_kind kind,
+                   uint32_t thread_idx, uint64_t begin_ns, uint64_t end_ns)
+{
+    if (!qsf_trace_is_on(ring->trace))
+        return;
+    qsf_trace_record(ring->trace, &(qsf_trace_event){
+                                      .begin_ns = begin_ns,
+                                      .end_ns = end_ns,
+                                      .n_bytes = p->data_bytes,
+                                      .kind = (uint32_t)kind,
+                                      .unit_idx = qsf_reader_file_idx(ring->reader, p->unit_idx),
+                                      .thread_idx = thread_idx,
+                                  });
+}
+
+/* Waits for one read and checks it. Called and left with the lock. */
+static void finish_read(qsf_ring *ring, qsf_io_lane *lane, uint32_t thread_idx)
+{
+    qsf_io_read read;
+    qsf_mutex_unlock(&ring->lock);
+    const qsf_status status = qsf_io_finish(lane, &read);
+    qsf_mutex_lock(&ring->lock);
+    qsf_piece *const p = &ring->pieces[read.tag % ring->cap_pieces];
+    end_read(ring, p);
+    record(ring, p, QSF_TRACE_READ, thread_idx, p->start_ns, p->end_ns);
+    if (status == QSF_OK) {
+        qsf_mutex_unlock(&ring->lock);
+        const uint64_t start_ns = qsf_clock_ns();
+        const uint32_t crc32 = qsf_crc32(0, p->bytes, p->data_bytes);
+        const uint64_t end_ns = qsf_clock_ns();
+        record(ring, p, QSF_TRACE_CHECKSUM, thread_idx, start_ns, end_ns);
+        qsf_mutex_lock(&ring->lock);
+        p->crc32 = crc32;
+        ring->counts.checksum_ns += end_ns - start_ns;
+    }
+    end_piece(ring, p, status);
+}
+
+static void *run_reader(void *arg)
+{
+    qsf_ring *const ring = arg;
+    qsf_io_lane lane;
+    const qsf_status status = qsf_io_lane_open(&lane, ring->io, ring->lane_depth);
+    qsf_mutex_lock(&ring->lock);
+    if (status != QSF_OK) {
+        ring->is_broken = true;
+        ring->failure_status = status;
+        snprintf(ring->failure, sizeof ring->failure, "%s", qsf_fail_text());
+        qsf_condition_wake_all(&ring->has_data);
+        qsf_mutex_unlock(&ring->lock);
+        return NULL;
+    }
+    const uint32_t thread_idx = ++ring->n_begun;
+    while (!ring->is_stopping) {
+        start_reads(ring, &lane);
+        if (lane.n_started > 0)
+            finish_read(ring, &lane, thread_idx);
+        else if (!ring->is_stopping)
+            qsf_condition_wait(&ring->has_room, &ring->lock);
+    }
+    while (lane.n_started > 0)
+        finish_read(ring, &lane, thread_idx);
+    qsf_mutex_unlock(&ring->lock);
+    qsf_io_lane_close(&lane);
+    return NULL;
+}
+
+void qsf_ring_stop_readers(qsf_ring *ring)
+{
+    qsf_mutex_lock(&ring->lock);
+    ring->is_stopping = true;
+    qsf_condition_wake_all(&ring->has_room);
+    qsf_mutex_unlock(&ring->lock);
+    for (uint32_t i = 0; i < ring->n_threads; i++)
+        qsf_thread_join(&ring->threads[i]);
+    qsf_condition_destroy(&ring->has_data);
+    qsf_condition_destroy(&ring->has_room);
+    qsf_mutex_destroy(&ring->lock);
+}
+
+qsf_status qsf_ring_start_readers(qsf_ring *ring, uint32_t n_threads)
+{
+    QSF_TRY(qsf_mutex_init(&ring->lock));
+    qsf_status status = qsf_condition_init(&ring->has_room);
+    if (status != QSF_OK) {
+        qsf_mutex_destroy(&ring->lock);
+        return status;
+    }
+    status = qsf_condition_init(&ring->has_data);
+    if (status != QSF_OK) {
+        qsf_condition_destroy(&ring->has_room);
+        qsf_mutex_destroy(&ring->lock);
+        return status;
+    }
+    while (status == QSF_OK && ring->n_threads < n_threads) {
+        status = qsf_thread_start(&ring->threads[ring->n_threads], QSF_RING_STACK_BYTES, run_reader,
+                                  ring);
+        if (status == QSF_OK)
+            ring->n_threads++;
+    }
+    if (status != QSF_OK)
+        qsf_ring_stop_readers(ring);
+    return status;
+}

@@ -1,0 +1,572 @@
+/* stream.c - resident units answered from memory, the others from the ring.
+ *
+ * Invariants while a compressed unit passes: window_off is a multiple of 64 and
+ * window_off <= source.raw_done_bytes <= window_off + window_bytes; the window holds the raw
+ * bytes between the two.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "stream/stream.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/status.h"
+#include "checksum/crc32.h"
+#include "platform/clock.h"
+
+#define NONE UINT32_MAX
+#define LOAD_RING_BYTES ((size_t)8 << 20) /* more would not load faster */
+
+/* ---- memory ---- */
+
+static qsf_status acquire(qsf_stream *s, qsf_use use, size_t n_bytes, void *out)
+{
+    void **const to = out;
+    *to = NULL;
+    if (n_bytes == 0)
+        return QSF_OK;
+    *to = qsf_ledger_acquire(s->ledger, use, n_bytes);
+    if (*to == NULL)
+        return QSF_FAIL(
+            QSF_ERR_NOMEM, "%s: %zu bytes do not fit, %" PRIu64 " of %" PRIu64 " are taken",
+            qsf_use_name(use), n_bytes, s->ledger->held_bytes, s->ledger->ceiling_bytes);
+    return QSF_OK;
+}
+
+static void add_counts(qsf_ring_counts *sum, const qsf_ring_counts *a, const qsf_ring_counts *b)
+{
+    sum->read_bytes += a->read_bytes - b->read_bytes;
+    sum->busy_ns += a->busy_ns - b->busy_ns;
+    sum->checksum_ns += a->checksum_ns - b->checksum_ns;
+}
+
+static void release_buffers(qsf_stream *s)
+{
+    if (s->ring != NULL) {
+        const qsf_ring_counts counts = qsf_ring_count(s->ring);
+        add_counts(&s->counts, &counts, &s->load_counts);
+        s->load_counts = (qsf_ring_counts){0};
+    }
+    qsf_ring_destroy(s->ring);
+    qsf_ledger_release(s->ledger, QSF_USE_WINDOW, s->codec, s->sizes.codec_bytes);
+    qsf_ledger_release(s->ledger, QSF_USE_WINDOW, s->window, s->sizes.window_bytes);
+    s->ring = NULL;
+    s->codec = NULL;
+    s->window = NULL;
+    s->ring_bytes = 0;
+}
+
+static qsf_status take_from_ring(void *arg, uint64_t off, size_t n_bytes, const unsigned char **out)
+{
+    qsf_stream *const s = arg;
+    return qsf_ring_take(s->ring, off, n_bytes, &s->unit_wait_ns, out);
+}
+
+/* Takes ring, window and workspace; on failure none of them. */
+static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, size_t ring_bytes)
+{
+    s->sizes.window_bytes = sizes->window_bytes;
+    s->sizes.codec_bytes = sizes->codec_bytes;
+    s->sizes.span_bytes = sizes->span_bytes;
+    if (sizes->ring_bytes == 0)
+        return QSF_OK;
+    qsf_status status = acquire(s, QSF_USE_WINDOW, sizes->window_bytes, &s->window);
+    if (status == QSF_OK)
+        status = acquire(s, QSF_USE_WINDOW, sizes->codec_bytes, &s->codec);
+    if (status == QSF_OK)
+        status = qsf_ring_create(&s->ring, s->reader, s->ledger, s->io, &s->setup, ring_bytes,
+                                 sizes->span_bytes, s->trace);
+    if (status != QSF_OK) {
+        release_buffers(s);
+        return status;
+    }
+    s->ring_bytes = ring_bytes;
+    s->source = (qsf_unit_source){
+        .reader = s->reader,
+        .take = take_from_ring,
+        .take_arg = s,
+        .codec = s->codec,
+        .codec_bytes = sizes->codec_bytes,
+        .decompress_ns = s->source.decompress_ns,
+    };
+    return QSF_OK;
+}
+
+/* Tells the ring what is streamed: layers in their order, then what makes the logits. */
+static void set_order(qsf_stream *s)
+{
+    const uint32_t n_units = s->reader->n_units;
+    uint32_t n = 0;
+    for (uint32_t i = 1; i + 1 < n_units; i++)
+        if (s->resident[i] == NULL)
+            s->order[n++] = i;
+    const uint32_t n_always = n;
+    if (s->resident[n_units - 1] == NULL)
+        s->order[n++] = n_units - 1;
+    if (s->resident[0] == NULL && qsf_stream_passes_ring(s->reader, 0))
+        s->order[n++] = 0;
+    if (n == 0)
+        release_buffers(s);
+    else if (s->ring != NULL)
+        qsf_ring_set_order(s->ring, s->order, n, n_always);
+}
+
+/* ---- loading ---- */
+
+static bool is_compressed(const qsf_stream *s, uint32_t unit_idx)
+{
+    return s->reader->units[unit_idx].compression != QSF_COMPRESSION_NONE;
+}
+
+/* Copies a whole unit out of the ring to its place in memory. */
+static qsf_status copy_unit(qsf_stream *s, uint32_t unit_idx, unsigned char *to)
+{
+    uint64_t read_ns;
+    QSF_TRY(qsf_ring_begin_unit(s->ring, unit_idx));
+    qsf_unit_source_begin(&s->source, unit_idx);
+    while (qsf_unit_source_left_bytes(&s->source) > 0) {
+        const size_t cap_bytes = is_compressed(s, unit_idx)
+                                     ? QSF_COMPRESSED_BLOCK_BYTES
+                                     : qsf_ring_span_bytes(s->ring, s->source.stored_done_bytes);
+        size_t n_bytes;
+        QSF_TRY(
+            qsf_unit_source_next(&s->source, to + s->source.raw_done_bytes, cap_bytes, &n_bytes));
+    }
+    QSF_TRY(qsf_unit_source_finish(&s->source));
+    return qsf_ring_end_unit(s->ring, &s->unit_wait_ns, &read_ns);
+}
+
+/* Loads the units of order [n_units], which are not resident yet. The ring is there. */
+static qsf_status load_units(qsf_stream *s, uint32_t n_units)
+{
+    const uint32_t n_ahead = 0; /* there is no next pass to read for */
+    qsf_ring_set_order(s->ring, s->order, n_units, n_ahead);
+    qsf_ring_begin_pass(s->ring, true, NULL, s->stopwatch);
+    for (uint32_t i = 0; i < n_units; i++) {
+        const uint32_t unit_idx = s->order[i];
+        const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
+        if (raw_bytes > SIZE_MAX)
+            return QSF_FAIL(QSF_ERR_NOMEM, "unit %" PRIu32 ": %" PRIu64 " bytes", unit_idx,
+                            raw_bytes);
+        unsigned char *to;
+        QSF_TRY(acquire(s, QSF_USE_WEIGHTS, (size_t)raw_bytes, &to));
+        s->resident[unit_idx] = to;
+        QSF_TRY(copy_unit(s, unit_idx, to));
+    }
+    return QSF_OK;
+}
+
+/* A ring for loading alone: as large as what is not spoken for allows. */
+static size_t load_ring_bytes(const qsf_stream *s, const qsf_stream_sizes *sizes,
+                              uint64_t load_bytes)
+{
+    const uint64_t free_bytes = s->ledger->ceiling_bytes - s->ledger->held_bytes;
+    const uint64_t other_bytes =
+        load_bytes + qsf_stream_buffer_bytes(s->reader, sizes, sizes->ring_bytes);
+    uint64_t room_bytes = free_bytes > other_bytes ? (free_bytes - other_bytes) / 8 * 7 : 0;
+    if (room_bytes > LOAD_RING_BYTES)
+        room_bytes = LOAD_RING_BYTES;
+    if (room_bytes > load_bytes + sizes->ring_bytes)
+        room_bytes = load_bytes + sizes->ring_bytes;
+    const size_t ring_bytes = (size_t)room_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN;
+    return ring_bytes > sizes->ring_bytes ? ring_bytes : sizes->ring_bytes;
+}
+
+/* Loads the resident units and takes the buffers that streaming needs. */
+static qsf_status fill(qsf_stream *s, const qsf_stream_options *options)
+{
+    const qsf_reader *const r = s->reader;
+    qsf_stream_sizes sizes;
+    qsf_stream_sizes load;
+    qsf_stream_least(r, options->is_resident, &sizes);
+    qsf_stream_load_sizes(r, options->is_resident, &load);
+    QSF_TRY(acquire(s, QSF_USE_EMBEDDING, sizes.band_bytes, &s->band));
+    s->sizes.band_bytes = sizes.band_bytes;
+    uint32_t n_load = 0;
+    uint64_t load_bytes = 0;
+    for (uint32_t i = 0; i < r->n_units; i++) {
+        if (options->is_resident[i]) {
+            s->order[n_load++] = i;
+            load_bytes += r->units[i].raw_bytes;
+        }
+    }
+    const bool is_streaming = sizes.ring_bytes != 0;
+    if (is_streaming)
+        QSF_TRY(take_buffers(s, &sizes, options->ring_bytes));
+    else
+        QSF_TRY(take_buffers(s, &load, load_ring_bytes(s, &load, load_bytes)));
+    if (n_load > 0)
+        QSF_TRY(load_units(s, n_load));
+    if (s->ring != NULL)
+        s->load_counts = qsf_ring_count(s->ring);
+    s->source.decompress_ns = 0;
+    set_order(s);
+    return QSF_OK;
+}
+
+qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
+                           const qsf_stream_options *options)
+{
+    *s = (qsf_stream){
+        .reader = r,
+        .ledger = ledger,
+        .io = options->io,
+        .setup = options->setup,
+        .trace = options->trace,
+        .band_idx = NONE,
+        .unit_idx = NONE,
+    };
+    qsf_stream_sizes sizes;
+    qsf_stream_least(r, options->is_resident, &sizes);
+    if (options->ring_bytes < sizes.ring_bytes || options->ring_bytes % QSF_IO_ALIGN != 0)
+        return QSF_FAIL(QSF_ERR_ARG, "a ring of %zu bytes, these units need %zu",
+                        options->ring_bytes, sizes.ring_bytes);
+    qsf_status status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->resident, &s->resident);
+    if (status == QSF_OK)
+        status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->times, &s->times);
+    if (status == QSF_OK)
+        status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->order, &s->order);
+    if (status == QSF_OK)
+        status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->mask, &s->mask);
+    if (status == QSF_OK)
+        status = fill(s, options);
+    if (status != QSF_OK)
+        qsf_stream_destroy(s);
+    return status;
+}
+
+void qsf_stream_destroy(qsf_stream *s)
+{
+    if (s->ledger == NULL)
+        return;
+    const uint32_t n_units = s->reader->n_units;
+    release_buffers(s); /* first: its readers may be busy */
+    for (uint32_t i = 0; s->resident != NULL && i < n_units; i++)
+        qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[i],
+                           (size_t)s->reader->units[i].raw_bytes);
+    qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band, s->sizes.band_bytes);
+    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->mask, n_units * sizeof *s->mask);
+    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->order, n_units * sizeof *s->order);
+    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->times, n_units * sizeof *s->times);
+    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->resident, n_units * sizeof *s->resident);
+    *s = (qsf_stream){.band_idx = NONE, .unit_idx = NONE};
+}
+
+/* ---- a pass ---- */
+
+void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const atomic_bool *cancelled,
+                           qsf_stopwatch *stopwatch)
+{
+    s->stopwatch = stopwatch;
+    s->source.stopwatch = stopwatch;
+    if (s->ring != NULL)
+        qsf_ring_begin_pass(s->ring, wants_logits, cancelled, stopwatch);
+}
+
+void qsf_stream_end_pass(qsf_stream *s)
+{
+    s->stopwatch = NULL;
+    s->source.stopwatch = NULL;
+}
+
+bool qsf_stream_is_resident(const qsf_stream *s, uint32_t unit_idx)
+{
+    assert(unit_idx < s->reader->n_units);
+    return s->resident[unit_idx] != NULL;
+}
+
+qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
+{
+    if (s->unit_idx != NONE || unit_idx >= s->reader->n_units)
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "unit %" PRIu32 " of %" PRIu32 " begun while unit %" PRIu32 " passes",
+                        unit_idx, s->reader->n_units, s->unit_idx);
+    if (s->stopwatch != NULL)
+        s->stopwatch->unit_idx = qsf_reader_file_idx(s->reader, unit_idx);
+    s->begin_ns = s->stopwatch != NULL ? s->stopwatch->last_ns : qsf_clock_ns();
+    s->unit_wait_ns = 0;
+    if (s->resident[unit_idx] == NULL) {
+        if (s->ring == NULL)
+            return QSF_FAIL(QSF_ERR_NOMEM, "unit %" PRIu32 " is not in memory, nor is a ring",
+                            unit_idx);
+        QSF_TRY(qsf_ring_begin_unit(s->ring, unit_idx));
+        s->window_off = 0;
+        if (is_compressed(s, unit_idx))
+            qsf_unit_source_begin(&s->source, unit_idx);
+    }
+    s->unit_idx = unit_idx;
+    return QSF_OK;
+}
+
+size_t qsf_stream_span_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t off)
+{
+    assert(unit_idx < s->reader->n_units);
+    if (s->resident[unit_idx] != NULL)
+        return SIZE_MAX;
+    if (is_compressed(s, unit_idx))
+        return s->sizes.window_bytes - QSF_COMPRESSED_BLOCK_BYTES - QSF_DATA_ALIGN;
+    return qsf_ring_span_bytes(s->ring, off);
+}
+
+/* Gives up the window's bytes before off, but for the rest of a group of 64, so that offsets
+ * and addresses stay equal modulo 64. */
+static void drop_before(qsf_stream *s, uint64_t off)
+{
+    const uint64_t end_off = s->source.raw_done_bytes;
+    const uint64_t keep_off = (off < end_off ? off : end_off) & ~(uint64_t)(QSF_DATA_ALIGN - 1);
+    if (keep_off <= s->window_off)
+        return;
+    memmove(s->window, s->window + (keep_off - s->window_off), (size_t)(end_off - keep_off));
+    s->window_off = keep_off;
+}
+
+/* Moves the window on until it holds raw bytes [off, end_off), at least one of them to come. */
+static qsf_status advance(qsf_stream *s, uint64_t off, uint64_t end_off)
+{
+    while (s->source.raw_done_bytes < end_off) {
+        drop_before(s, off);
+        const size_t used_bytes = (size_t)(s->source.raw_done_bytes - s->window_off);
+        size_t n_bytes;
+        QSF_TRY(qsf_unit_source_next(&s->source, s->window + used_bytes,
+                                     s->sizes.window_bytes - used_bytes, &n_bytes));
+    }
+    return QSF_OK;
+}
+
+/* Checks a request for bytes of the begun unit. */
+static qsf_status check_span(const qsf_stream *s, uint64_t off, size_t n_bytes)
+{
+    const uint32_t unit_idx = s->unit_idx;
+    if (unit_idx == NONE)
+        return QSF_FAIL(QSF_ERR_ARG, "no unit is begun");
+    const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
+    const uint64_t first_off = s->resident[unit_idx] != NULL ? 0 : s->window_off;
+    if (!qsf_extent_inside(off, n_bytes, raw_bytes) || off < first_off ||
+        n_bytes > qsf_stream_span_bytes(s, unit_idx, off))
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "unit %" PRIu32 ": %zu bytes at %" PRIu64 ", allowed: from %" PRIu64
+                        " on, inside %" PRIu64 " bytes, and no more than the ring gives",
+                        unit_idx, n_bytes, off, first_off, raw_bytes);
+    return QSF_OK;
+}
+
+/* As acquire, of a streamed unit, inside what is allowed. */
+static qsf_status take_span(qsf_stream *s, uint64_t off, size_t n_bytes, const unsigned char **out)
+{
+    if (!is_compressed(s, s->unit_idx)) {
+        s->window_off = off & ~(uint64_t)(QSF_DATA_ALIGN - 1); /* offsets ascend from here */
+        return qsf_ring_take(s->ring, off, n_bytes, &s->unit_wait_ns, out);
+    }
+    QSF_TRY(advance(s, off, off + n_bytes));
+    *out = s->window + (off - s->window_off);
+    return QSF_OK;
+}
+
+qsf_status qsf_stream_acquire(qsf_stream *s, uint64_t off, size_t n_bytes,
+                              const unsigned char **out)
+{
+    qsf_status status = check_span(s, off, n_bytes);
+    if (status == QSF_OK && s->resident[s->unit_idx] != NULL)
+        *out = s->resident[s->unit_idx] + off;
+    else if (status == QSF_OK)
+        status = take_span(s, off, n_bytes, out);
+    if (status != QSF_OK)
+        qsf_stream_abandon(s);
+    return status;
+}
+
+/* Waits for the rest of a streamed unit, which may be wrong in its end too. */
+static qsf_status pass_rest(qsf_stream *s)
+{
+    const uint32_t unit_idx = s->unit_idx;
+    const qsf_unit *const u = &s->reader->units[unit_idx];
+    if (is_compressed(s, unit_idx)) {
+        QSF_TRY(advance(s, u->raw_bytes, u->raw_bytes));
+        QSF_TRY(qsf_unit_source_finish(&s->source));
+    }
+    uint64_t read_ns;
+    QSF_TRY(qsf_ring_end_unit(s->ring, &s->unit_wait_ns, &read_ns));
+    s->times[unit_idx].read_bytes += u->stored_bytes;
+    s->times[unit_idx].read_ns += read_ns;
+    return QSF_OK;
+}
+
+qsf_status qsf_stream_end_unit(qsf_stream *s)
+{
+    const uint32_t unit_idx = s->unit_idx;
+    if (unit_idx == NONE)
+        return QSF_FAIL(QSF_ERR_ARG, "no unit is begun");
+    if (s->resident[unit_idx] == NULL) {
+        const qsf_status status = pass_rest(s);
+        if (status != QSF_OK) {
+            qsf_stream_abandon(s);
+            return status;
+        }
+    }
+    qsf_unit_time *const time = &s->times[unit_idx];
+    time->n_passes++;
+    time->wait_ns += s->unit_wait_ns;
+    s->end_ns = qsf_clock_ns();
+    time->compute_ns += s->end_ns - s->begin_ns - s->unit_wait_ns;
+    s->wait_ns += s->unit_wait_ns;
+    s->unit_idx = NONE;
+    return QSF_OK;
+}
+
+void qsf_stream_abandon(qsf_stream *s)
+{
+    s->unit_idx = NONE;
+    if (s->ring != NULL)
+        qsf_ring_abandon(s->ring);
+}
+
+qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const unsigned char **out)
+{
+    const qsf_reader *const r = s->reader;
+    const qsf_tensor *const t = &r->tensors[0]; /* [vocab, dim] */
+    if (band_idx >= r->n_bands)
+        return QSF_FAIL(QSF_ERR_ARG, "embedding band %" PRIu32 " of %" PRIu32, band_idx,
+                        r->n_bands);
+    const size_t row_bytes = (size_t)(t->data_bytes / r->n_bands);
+    const uint64_t raw_off = t->data_off + (uint64_t)band_idx * row_bytes;
+    if (s->resident[0] != NULL) {
+        *out = s->resident[0] + raw_off;
+        return QSF_OK;
+    }
+    *out = s->band;
+    if (s->band_idx == band_idx)
+        return QSF_OK;
+    s->band_idx = NONE;
+    const uint64_t start_ns = qsf_clock_ns();
+    QSF_TRY(qsf_file_read_at(&s->reader->file, r->units[0].off + raw_off, s->band, row_bytes));
+    qsf_stopwatch_set_aside(s->stopwatch, QSF_PHASE_WAIT, start_ns, qsf_clock_ns(), row_bytes);
+    s->band_bytes_read += row_bytes;
+    const uint32_t crc32 = qsf_crc32(0, s->band, row_bytes);
+    if (crc32 != r->band_crc32[band_idx])
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "embedding band %" PRIu32 ": checksum is %08" PRIx32
+                        ", stored is %08" PRIx32,
+                        band_idx, crc32, r->band_crc32[band_idx]);
+    s->band_idx = band_idx;
+    return QSF_OK;
+}
+
+/* ---- memory pressure ---- */
+
+/* The sizes if unit_idx (NONE: nothing more) were not resident. */
+static void sizes_without(const qsf_stream *s, uint32_t unit_idx, qsf_stream_sizes *out)
+{
+    for (uint32_t i = 0; i < s->reader->n_units; i++)
+        s->mask[i] = s->resident[i] != NULL && i != unit_idx;
+    qsf_stream_least(s->reader, s->mask, out);
+}
+
+static bool holds(const qsf_stream *s, const qsf_stream_sizes *sizes)
+{
+    return s->ring != NULL && s->ring_bytes >= sizes->ring_bytes &&
+           s->sizes.span_bytes >= sizes->span_bytes &&
+           s->sizes.window_bytes >= sizes->window_bytes &&
+           s->sizes.codec_bytes >= sizes->codec_bytes;
+}
+
+qsf_status qsf_stream_drop(qsf_stream *s, uint32_t unit_idx, size_t ring_bytes)
+{
+    const qsf_reader *const r = s->reader;
+    assert(s->unit_idx == NONE && s->resident[unit_idx] != NULL);
+    qsf_stream_sizes sizes;
+    sizes_without(s, unit_idx, &sizes);
+    const uint64_t raw_bytes = r->units[unit_idx].raw_bytes;
+    const bool takes_buffers = sizes.ring_bytes != 0 && !holds(s, &sizes);
+    const bool takes_band = s->band == NULL && sizes.band_bytes != 0;
+    if (ring_bytes < s->ring_bytes)
+        ring_bytes = s->ring_bytes;
+    if (ring_bytes < sizes.ring_bytes)
+        ring_bytes = sizes.ring_bytes;
+    uint64_t needed_bytes = takes_band ? sizes.band_bytes : 0;
+    if (takes_buffers)
+        needed_bytes += qsf_stream_buffer_bytes(r, &sizes, ring_bytes);
+    const uint64_t free_bytes = s->ledger->ceiling_bytes - s->ledger->held_bytes;
+    const uint64_t old_bytes =
+        s->ring == NULL ? 0 : qsf_stream_buffer_bytes(r, &s->sizes, s->ring_bytes);
+    if (needed_bytes > free_bytes && needed_bytes - free_bytes > raw_bytes + old_bytes)
+        return QSF_FAIL(QSF_ERR_NOMEM,
+                        "giving back unit %" PRIu32 " frees %" PRIu64
+                        " bytes, streaming it takes %" PRIu64,
+                        unit_idx, raw_bytes, needed_bytes);
+    if (takes_buffers)
+        release_buffers(s);
+    qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[unit_idx], (size_t)raw_bytes);
+    s->resident[unit_idx] = NULL;
+    qsf_status status = QSF_OK;
+    if (takes_band) {
+        s->sizes.band_bytes = sizes.band_bytes;
+        status = acquire(s, QSF_USE_EMBEDDING, sizes.band_bytes, &s->band);
+    }
+    if (status == QSF_OK && takes_buffers)
+        status = take_buffers(s, &sizes, ring_bytes);
+    set_order(s);
+    return status;
+}
+
+qsf_status qsf_stream_resize_ring(qsf_stream *s, size_t ring_bytes)
+{
+    assert(s->unit_idx == NONE && s->ring != NULL);
+    qsf_stream_sizes sizes;
+    sizes_without(s, NONE, &sizes);
+    const size_t old_bytes = s->ring_bytes;
+    release_buffers(s);
+    qsf_status status =
+        take_buffers(s, &sizes, ring_bytes > sizes.ring_bytes ? ring_bytes : sizes.ring_bytes);
+    if (status != QSF_OK && take_buffers(s, &sizes, old_bytes) != QSF_OK)
+        status = QSF_ERR_NOMEM;
+    set_order(s);
+    return status;
+}
+
+qsf_status qsf_stream_keep(qsf_stream *s, uint32_t unit_idx)
+{
+    assert(s->unit_idx == NONE && s->resident[unit_idx] == NULL && s->ring != NULL);
+    const qsf_ring_counts before = qsf_ring_count(s->ring);
+    s->order[0] = unit_idx;
+    const qsf_status status = load_units(s, 1);
+    const qsf_ring_counts after = qsf_ring_count(s->ring);
+    add_counts(&s->load_counts, &after, &before);
+    if (status != QSF_OK) {
+        qsf_ring_abandon(s->ring);
+        qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[unit_idx],
+                           (size_t)s->reader->units[unit_idx].raw_bytes);
+        s->resident[unit_idx] = NULL;
+    } else if (unit_idx == 0) {
+        qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band, s->sizes.band_bytes);
+        s->band = NULL;
+        s->band_idx = NONE;
+    }
+    set_order(s);
+    return status;
+}
+
+/* ---- statistics ---- */
+
+void qsf_stream_report(const qsf_stream *s, qsf_stats *out)
+{
+    qsf_ring_counts sum = s->counts;
+    if (s->ring != NULL) {
+        const qsf_ring_counts counts = qsf_ring_count(s->ring);
+        add_counts(&sum, &counts, &s->load_counts);
+    }
+    out->read_bytes = sum.read_bytes + s->band_bytes_read;
+    out->read_ns = sum.busy_ns;
+    out->checksum_ns = sum.checksum_ns;
+    out->wait_ns = s->wait_ns;
+    out->decompress_ns = s->source.decompress_ns;
+}
+
+void qsf_stream_timeline(const qsf_stream *s, qsf_unit_time *out, size_t cap_units)
+{
+    for (size_t i = 0; i < cap_units && i < s->reader->n_units; i++) {
+        out[i] = s->times[i];
+        out[i].is_resident = s->resident[i] != NULL;
+    }
+}

@@ -1,0 +1,117 @@
+/* stream_sizes.c - what memory a stream takes, for plans and for the stream itself. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/checked.h"
+#include "base/dtype.h"
+#include "stream/codec.h"
+#include "stream/stream.h"
+
+/* What must be takeable at once: a row of tiles, or a vector; a side table is copied in pieces. */
+static size_t tensor_span_bytes(const qsf_tensor *t)
+{
+    if (t->layout == QSF_LAYOUT_OUTLIERS)
+        return QSF_DATA_ALIGN;
+    return t->layout == QSF_LAYOUT_VECTOR
+               ? (size_t)t->data_bytes
+               : qsf_ceil_div(t->n_cols, QSF_BLOCK) * qsf_dtype_tile_bytes(t->dtype);
+}
+
+static size_t unit_span_bytes(const qsf_reader *r, const qsf_unit *u)
+{
+    size_t span_bytes = 0;
+    for (uint32_t i = 0; i < u->n_tensors; i++) {
+        const size_t n = tensor_span_bytes(&r->tensors[u->first_tensor + i]);
+        if (n > span_bytes)
+            span_bytes = n;
+    }
+    return qsf_round_up(span_bytes, QSF_DATA_ALIGN);
+}
+
+static void raise_to(size_t *most, size_t n)
+{
+    if (n > *most)
+        *most = n;
+}
+
+/* Raises the sizes to what passing this unit through the ring takes. */
+static void add_streamed(const qsf_reader *r, const qsf_unit *u, qsf_stream_sizes *sizes)
+{
+    const size_t span_bytes = unit_span_bytes(r, u);
+    if (u->compression == QSF_COMPRESSION_NONE) {
+        raise_to(&sizes->span_bytes, span_bytes);
+    } else {
+        /* A stored block is taken whole, and decoded whole even when only its first byte is
+         * wanted; the window begins at a multiple of 64. */
+        raise_to(&sizes->span_bytes, QSF_COMPRESSED_BLOCK_BYTES);
+        raise_to(&sizes->window_bytes, span_bytes + QSF_DATA_ALIGN + QSF_COMPRESSED_BLOCK_BYTES);
+        raise_to(&sizes->codec_bytes, qsf_codec_workspace_bytes(u->compression));
+    }
+    raise_to(&sizes->ring_bytes, qsf_ring_least_bytes(sizes->span_bytes));
+}
+
+/* The same for loading it to its place in memory, block by block. */
+static void add_loaded(const qsf_unit *u, qsf_stream_sizes *sizes)
+{
+    if (u->compression == QSF_COMPRESSION_NONE) {
+        raise_to(&sizes->span_bytes, QSF_DATA_ALIGN);
+    } else {
+        raise_to(&sizes->span_bytes, QSF_COMPRESSED_BLOCK_BYTES);
+        raise_to(&sizes->codec_bytes, qsf_codec_workspace_bytes(u->compression));
+    }
+    raise_to(&sizes->ring_bytes, qsf_ring_least_bytes(sizes->span_bytes));
+}
+
+bool qsf_stream_passes_ring(const qsf_reader *r, uint32_t unit_idx)
+{
+    return unit_idx != 0 || r->arch.tied_head;
+}
+
+void qsf_stream_load_sizes(const qsf_reader *r, const bool *is_resident, qsf_stream_sizes *out)
+{
+    *out = (qsf_stream_sizes){0};
+    for (uint32_t i = 0; i < r->n_units; i++)
+        if (is_resident[i])
+            add_loaded(&r->units[i], out);
+}
+
+void qsf_stream_least(const qsf_reader *r, const bool *is_resident, qsf_stream_sizes *out)
+{
+    *out = (qsf_stream_sizes){0};
+    for (uint32_t i = 0; i < r->n_units; i++)
+        if (!is_resident[i] && qsf_stream_passes_ring(r, i))
+            add_streamed(r, &r->units[i], out);
+    qsf_stream_sizes load;
+    qsf_stream_load_sizes(r, is_resident, &load);
+    if (out->ring_bytes != 0) { /* the ring is there: what is resident loads through it */
+        raise_to(&out->span_bytes, load.span_bytes);
+        raise_to(&out->codec_bytes, load.codec_bytes);
+        raise_to(&out->ring_bytes, qsf_ring_least_bytes(out->span_bytes));
+    } else {
+        out->load_bytes = qsf_stream_buffer_bytes(r, &load, load.ring_bytes);
+    }
+    if (!is_resident[0])
+        out->band_bytes = qsf_round_up(tensor_span_bytes(&r->tensors[0]), QSF_DATA_ALIGN);
+}
+
+size_t qsf_stream_buffer_bytes(const qsf_reader *r, const qsf_stream_sizes *sizes,
+                               size_t ring_bytes)
+{
+    if (sizes->ring_bytes == 0)
+        return 0;
+    return qsf_ring_bytes(ring_bytes, sizes->span_bytes, r) + sizes->window_bytes +
+           sizes->codec_bytes;
+}
+
+size_t qsf_stream_unit_buffer_bytes(const qsf_reader *r, uint32_t unit_idx)
+{
+    qsf_stream_sizes sizes = {0};
+    if (!qsf_stream_passes_ring(r, unit_idx))
+        return 0;
+    add_streamed(r, &r->units[unit_idx], &sizes);
+    return qsf_stream_buffer_bytes(r, &sizes, sizes.ring_bytes);
+}
+
+size_t qsf_stream_table_bytes(const qsf_reader *r)
+{
+    return r->n_units *
+           (sizeof(unsigned char *) + sizeof(qsf_unit_time) + sizeof(uint32_t) + sizeof(bool));
+}

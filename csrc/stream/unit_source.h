@@ -1,0 +1,49 @@
+/* unit_source.h - the raw bytes of one unit, front to back, copied or decoded.
+ *
+ * Uncompressed bytes come in pieces of any size, compressed ones block by block. Where stored
+ * bytes come from and whether they are what the index says is the caller's business, as is
+ * where the raw ones go. Owns nothing.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_STREAM_UNIT_SOURCE_H
+#define QSF_STREAM_UNIT_SOURCE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "format/records.h"
+#include "platform/stopwatch.h"
+
+/* Makes stored bytes [off, off + n_bytes) of the unit readable until the next call. Offsets
+ * ascend without gaps; n_bytes is at most a block, or what was asked of the source. */
+typedef qsf_status qsf_take_fn(void *arg, uint64_t off, size_t n_bytes, const unsigned char **out);
+
+typedef struct qsf_unit_source {
+    const qsf_reader *reader; /* borrowed */
+    qsf_take_fn *take;
+    void *take_arg;
+    unsigned char *codec; /* borrowed [codec_bytes]: workspace of the unit's compression */
+    size_t codec_bytes;
+    uint32_t unit_idx;
+    uint64_t stored_done_bytes; /* taken so far */
+    uint64_t raw_done_bytes;    /* produced so far */
+    uint64_t decompress_ns;     /* of all units, for statistics */
+    qsf_stopwatch *stopwatch;   /* borrowed, or NULL: gets the same */
+} qsf_unit_source;
+
+void qsf_unit_source_begin(qsf_unit_source *s, uint32_t unit_idx);
+
+/* Produces the next raw bytes at dst: up to cap_bytes of an uncompressed unit, one whole
+ * block of a compressed one, for which cap_bytes is at least QSF_COMPRESSED_BLOCK_BYTES or
+ * all that is left of the unit. Not at the end of the unit. QSF_ERR_FORMAT, and what taking
+ * may say. */
+qsf_status qsf_unit_source_next(qsf_unit_source *s, unsigned char *dst, size_t cap_bytes,
+                                size_t *n_bytes);
+
+/* Raw bytes that have not been produced. */
+uint64_t qsf_unit_source_left_bytes(const qsf_unit_source *s);
+
+/* All is produced: was it all that is stored? */
+qsf_status qsf_unit_source_finish(const qsf_unit_source *s);
+
+#endif

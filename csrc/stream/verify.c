@@ -1,0 +1,287 @@
+/* verify.c - every byte of an open file against what the file itself says of it.
+ *
+ * Header, directory, layer index and tables were verified when the file was opened; the file
+ * may be larger than memory, so all passes through one buffer.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "stream/verify.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/checked.h"
+#include "base/dtype.h"
+#include "base/status.h"
+#include "stream/codec.h"
+#include "checksum/crc32.h"
+#include "format/extents.h"
+#include "format/outliers.h"
+#include "stream/unit_source.h"
+
+#define LEAST_BUFFER_BYTES (64U << 10)
+#define DTYPE_OF_LAYER 0xFF
+
+/* Follows the raw bytes of one unit, in pieces of any size, through its tensors. */
+typedef struct unit_walk {
+    const qsf_reader *reader;
+    uint32_t unit_idx;
+    uint32_t tensor_idx; /* in reader->tensors */
+    uint64_t raw_off;
+    unsigned char header[QSF_TENSOR_HEADER_BYTES];
+    uint32_t band_crc32;  /* of the embedding band that is passing */
+    unsigned char *table; /* [its data_bytes] the side table that is passing, or NULL */
+} unit_walk;
+
+static bool is_zero(const unsigned char *p, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes; i++)
+        if (p[i] != 0)
+            return false;
+    return true;
+}
+
+/* The header in the unit repeats the table's entry. */
+static qsf_status check_tensor_header(const unit_walk *w, const qsf_tensor *t)
+{
+    const unsigned char *const p = w->header;
+    const qsf_unit *const u = &w->reader->units[w->unit_idx];
+    const uint32_t dtype = p[12] == DTYPE_OF_LAYER ? u->dtype : p[12];
+    if (qsf_load_u32(p) != t->type || qsf_load_u32(p + 4) != t->n_rows ||
+        qsf_load_u32(p + 8) != t->n_cols || dtype != t->dtype || p[13] != t->layout ||
+        qsf_load_u16(p + 14) != t->index || qsf_load_u32(p + 16) != t->n_entries ||
+        !is_zero(p + 20, sizeof w->header - 20))
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "unit %" PRIu32 ": the tensor header at %" PRIu64
+                        " differs from the tensor table",
+                        w->unit_idx, t->data_off - QSF_TENSOR_HEADER_BYTES);
+    return QSF_OK;
+}
+
+/* Takes data bytes of the embedding that lie in one band. */
+static qsf_status walk_band(unit_walk *w, const qsf_tensor *t, const unsigned char *p,
+                            size_t n_bytes)
+{
+    const uint64_t band_bytes = t->data_bytes / w->reader->n_bands;
+    const uint64_t at = w->raw_off - t->data_off;
+    w->band_crc32 = qsf_crc32(at % band_bytes == 0 ? 0 : w->band_crc32, p, n_bytes);
+    const uint64_t band_idx = at / band_bytes;
+    if ((at + n_bytes) % band_bytes == 0 && w->band_crc32 != w->reader->band_crc32[band_idx])
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "embedding band %" PRIu64 ": checksum is %08" PRIx32
+                        ", stored is %08" PRIx32,
+                        band_idx, w->band_crc32, w->reader->band_crc32[band_idx]);
+    return QSF_OK;
+}
+
+static void release_table(unit_walk *w)
+{
+    if (w->table != NULL)
+        qsf_ledger_release(w->reader->ledger, QSF_USE_TABLES, w->table,
+                           (size_t)w->reader->tensors[w->tensor_idx].data_bytes);
+    w->table = NULL;
+}
+
+/* Takes data bytes of a side table, which is checked when all of it is there: its entries say
+ * nothing without the counts before them. */
+static qsf_status walk_table(unit_walk *w, const qsf_tensor *t, const unsigned char *p,
+                             size_t n_bytes)
+{
+    const size_t at = (size_t)(w->raw_off - t->data_off);
+    const size_t data_bytes = (size_t)t->data_bytes;
+    if (w->table == NULL)
+        w->table = qsf_ledger_acquire(w->reader->ledger, QSF_USE_TABLES, data_bytes);
+    if (w->table == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "side table of unit %" PRIu32 ": %zu bytes", w->unit_idx,
+                        data_bytes);
+    memcpy(w->table + at, p, n_bytes);
+    if (at + n_bytes < data_bytes)
+        return QSF_OK;
+    const qsf_status status = qsf_outliers_check(&(qsf_outliers){t, w->table});
+    release_table(w);
+    return status;
+}
+
+/* Takes the next bytes up to the end of the header, band, data or padding they are in;
+ * *n_bytes becomes how many. */
+static qsf_status walk_part(unit_walk *w, const unsigned char *p, size_t *n_bytes)
+{
+    const qsf_tensor *const t = &w->reader->tensors[w->tensor_idx];
+    const uint64_t data_end = t->data_off + t->data_bytes;
+    const uint64_t pad_end = (data_end + (QSF_DATA_ALIGN - 1)) & ~(uint64_t)(QSF_DATA_ALIGN - 1);
+    const uint64_t off = w->raw_off;
+    uint64_t end = off < t->data_off ? t->data_off : off < data_end ? data_end : pad_end;
+    const bool is_band = w->unit_idx == 0 && off >= t->data_off && off < data_end;
+    if (is_band) {
+        const uint64_t band_bytes = t->data_bytes / w->reader->n_bands;
+        end = t->data_off + ((off - t->data_off) / band_bytes + 1) * band_bytes;
+    }
+    if (end - off < *n_bytes)
+        *n_bytes = (size_t)(end - off);
+
+    if (off < t->data_off) {
+        memcpy(w->header + (QSF_TENSOR_HEADER_BYTES - (t->data_off - off)), p, *n_bytes);
+        if (off + *n_bytes == t->data_off)
+            QSF_TRY(check_tensor_header(w, t));
+    } else if (is_band) {
+        QSF_TRY(walk_band(w, t, p, *n_bytes));
+    } else if (off < data_end && t->layout == QSF_LAYOUT_OUTLIERS) {
+        QSF_TRY(walk_table(w, t, p, *n_bytes));
+    } else if (off >= data_end && !is_zero(p, *n_bytes)) {
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "unit %" PRIu32 ": the padding at %" PRIu64 " is not all zero", w->unit_idx,
+                        data_end);
+    }
+    w->raw_off += *n_bytes;
+    if (w->raw_off == pad_end)
+        w->tensor_idx++;
+    return QSF_OK;
+}
+
+static qsf_status walk(unit_walk *w, const unsigned char *p, size_t n_bytes)
+{
+    while (n_bytes > 0) {
+        size_t n_part = n_bytes;
+        QSF_TRY(walk_part(w, p, &n_part));
+        p += n_part;
+        n_bytes -= n_part;
+    }
+    return QSF_OK;
+}
+
+/* The stored bytes of a unit as the file has them. */
+typedef struct unit_bytes {
+    qsf_reader *reader;
+    uint64_t off; /* of the unit in the file */
+    unsigned char *buffer;
+    uint32_t running_crc32;
+} unit_bytes;
+
+static qsf_status take_from_file(void *arg, uint64_t off, size_t n_bytes, const unsigned char **out)
+{
+    unit_bytes *const b = arg;
+    QSF_TRY(qsf_file_read_at(&b->reader->file, b->off + off, b->buffer, n_bytes));
+    b->running_crc32 = qsf_crc32(b->running_crc32, b->buffer, n_bytes);
+    *out = b->buffer;
+    return QSF_OK;
+}
+
+/* buffers: one for stored bytes, one for raw ones, of cap_bytes each (at least a block where
+ * the unit is compressed), then the codec's workspace. */
+static qsf_status verify_unit(qsf_reader *r, uint32_t unit_idx, unsigned char *buffers,
+                              size_t cap_bytes)
+{
+    const qsf_unit *const u = &r->units[unit_idx];
+    unit_walk w = {.reader = r, .unit_idx = unit_idx};
+    w.tensor_idx = u->first_tensor;
+    unit_bytes bytes = {.reader = r, .off = u->off, .buffer = buffers};
+    qsf_unit_source source = {
+        .reader = r,
+        .take = take_from_file,
+        .take_arg = &bytes,
+        .codec = buffers + 2 * cap_bytes,
+        .codec_bytes = qsf_codec_workspace_bytes(u->compression),
+    };
+    unsigned char *const raw = buffers + cap_bytes;
+    qsf_unit_source_begin(&source, unit_idx);
+    qsf_status status = QSF_OK;
+    /* What the bytes say is believed only when the checksum of all of them is right, so
+     * that a flipped bit is reported as what it is. */
+    qsf_status walked = QSF_OK;
+    while (status == QSF_OK && qsf_unit_source_left_bytes(&source) > 0) {
+        size_t n_bytes;
+        status = qsf_unit_source_next(&source, raw, cap_bytes, &n_bytes);
+        if (status == QSF_OK && walked == QSF_OK)
+            walked = walk(&w, raw, n_bytes);
+    }
+    release_table(&w);
+    QSF_TRY(status);
+    QSF_TRY(qsf_unit_source_finish(&source));
+    if (bytes.running_crc32 != u->crc32)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "unit %" PRIu32 " (%" PRIu64 " bytes at %" PRIu64
+                        "): checksum is %08" PRIx32 ", stored is %08" PRIx32,
+                        unit_idx, u->stored_bytes, u->off, bytes.running_crc32, u->crc32);
+    return walked;
+}
+
+/* Takes what decoding needs from the ledger, for the time of one unit. */
+static qsf_status verify_compressed(qsf_reader *r, uint32_t unit_idx)
+{
+    const size_t all_bytes = 2 * (size_t)QSF_COMPRESSED_BLOCK_BYTES +
+                             qsf_codec_workspace_bytes(r->units[unit_idx].compression);
+    unsigned char *const buffers = qsf_ledger_acquire(r->ledger, QSF_USE_WINDOW, all_bytes);
+    if (buffers == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "buffers to decode unit %" PRIu32 ": %zu bytes", unit_idx,
+                        all_bytes);
+    const qsf_status status = verify_unit(r, unit_idx, buffers, QSF_COMPRESSED_BLOCK_BYTES);
+    qsf_ledger_release(r->ledger, QSF_USE_WINDOW, buffers, all_bytes);
+    return status;
+}
+
+/* Bytes [off, end) of the file are padding. */
+static qsf_status verify_zero(qsf_reader *r, uint64_t off, uint64_t end, unsigned char *buffer,
+                              size_t buffer_bytes)
+{
+    while (off < end) {
+        const size_t n_bytes = end - off < buffer_bytes ? (size_t)(end - off) : buffer_bytes;
+        QSF_TRY(qsf_file_read_at(&r->file, off, buffer, n_bytes));
+        if (!is_zero(buffer, n_bytes))
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "the padding in %" PRIu64 " .. %" PRIu64 " of the file is not all zero",
+                            off, off + n_bytes - 1);
+        off += n_bytes;
+    }
+    return QSF_OK;
+}
+
+static qsf_status verify_section(qsf_reader *r, const qsf_extent *e, unsigned char *buffer,
+                                 size_t buffer_bytes)
+{
+    uint32_t crc32 = 0;
+    for (uint64_t done = 0; done < e->n_bytes;) {
+        const uint64_t left = e->n_bytes - done;
+        const size_t n_bytes = left < buffer_bytes ? (size_t)left : buffer_bytes;
+        QSF_TRY(qsf_file_read_at(&r->file, e->off + done, buffer, n_bytes));
+        crc32 = qsf_crc32(crc32, buffer, n_bytes);
+        done += n_bytes;
+    }
+    if (e->is_checked && crc32 != e->crc32)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "section %s (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08" PRIx32
+                        ", stored is %08" PRIx32,
+                        e->name, e->n_bytes, e->off, crc32, e->crc32);
+    return QSF_OK;
+}
+
+static qsf_status verify_extent(qsf_reader *r, const qsf_extent *e, unsigned char *buffer,
+                                size_t buffer_bytes)
+{
+    if (e->unit_idx == UINT32_MAX)
+        return verify_section(r, e, buffer, buffer_bytes);
+    if (r->units[e->unit_idx].compression != QSF_COMPRESSION_NONE)
+        return verify_compressed(r, e->unit_idx);
+    return verify_unit(r, e->unit_idx, buffer, buffer_bytes / 2);
+}
+
+qsf_status qsf_reader_verify(qsf_reader *r, void *buffer, size_t buffer_bytes)
+{
+    if (buffer_bytes < LEAST_BUFFER_BYTES)
+        return QSF_FAIL(QSF_ERR_ARG, "a buffer of %zu bytes, allowed: %u or more", buffer_bytes,
+                        LEAST_BUFFER_BYTES);
+    qsf_extent *extents = NULL;
+    size_t n_extents = 0;
+    QSF_TRY(qsf_extents_create(r, &extents, &n_extents));
+    qsf_status status = QSF_OK;
+    uint64_t end = 0; /* of what is verified */
+    for (size_t i = 0; status == QSF_OK && i < n_extents; i++) {
+        status = verify_zero(r, end, extents[i].off, buffer, buffer_bytes);
+        if (status == QSF_OK)
+            status = verify_extent(r, &extents[i], buffer, buffer_bytes);
+        end = extents[i].off + extents[i].n_bytes;
+    }
+    if (status == QSF_OK)
+        status = verify_zero(r, end, r->file.n_bytes, buffer, buffer_bytes);
+    qsf_extents_destroy(r, extents, n_extents);
+    return status;
+}
