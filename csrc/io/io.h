@@ -16,28 +16,15 @@
 #ifndef QSF_IO_IO_H
 #define QSF_IO_IO_H
 
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include "include/qsf.h"
-#include "platform/file.h"
-
-#define QSF_IO_ALIGN 4096 /* of offsets, addresses and sizes of a read */
-#define QSF_IO_MAX_DEPTH 32
+#include "io/io_way.h"
 
 /* A method and how many reads are under way at the same time. */
 typedef struct qsf_io_setup {
     uint32_t method; /* a qsf_io_method, not AUTO */
     uint32_t depth;  /* 1 .. QSF_IO_MAX_DEPTH */
 } qsf_io_setup;
-
-typedef struct qsf_io {
-    qsf_file *file; /* borrowed */
-    uint32_t method;
-    int direct_fd; /* the same file past the page cache; -1: not used */
-    const unsigned char *map;
-} qsf_io;
 
 /* Opens `file` for a method. QSF_ERR_UNSUPPORTED: the system, the file system or a sandbox does
  * not let us; the text says which. Tries a read, so that later ones do not fail for that reason. */
@@ -50,24 +37,6 @@ const char *qsf_io_method_name(uint32_t method);
 /* Lanes (threads) that bring so many reads under way, and the depth of each. */
 uint32_t qsf_io_lane_count(const qsf_io_setup *setup);
 uint32_t qsf_io_lane_depth(const qsf_io_setup *setup);
-
-/* off, dst and n_bytes are multiples of QSF_IO_ALIGN. Where the file ends inside, at least
- * need_bytes must be there; what lies behind the file's end in dst is arbitrary. */
-typedef struct qsf_io_read {
-    uint64_t off;
-    unsigned char *dst;
-    size_t n_bytes;
-    size_t need_bytes;
-    uint64_t tag; /* the caller's */
-} qsf_io_read;
-
-typedef struct qsf_io_lane {
-    qsf_io *io; /* borrowed */
-    uint32_t depth;
-    uint32_t n_started;
-    qsf_io_read started[QSF_IO_MAX_DEPTH]; /* n_started of them, unless the method keeps its own */
-    void *ring;                            /* io_uring's; memory of the kernel */
-} qsf_io_lane;
 
 qsf_status qsf_io_lane_open(qsf_io_lane *lane, qsf_io *io, uint32_t depth);
 /* Waits for what is under way, from any thread, and forgets it; nothing is written to any dst

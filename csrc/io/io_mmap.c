@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "io/io_ways.h"
+#include "io/io_way.h"
 
 #if defined(__linux__)
 
@@ -86,7 +86,14 @@ static qsf_status try_copy(const qsf_io *io)
     return QSF_OK;
 }
 
-qsf_status qsf_io_mmap_open(qsf_io *io)
+static void close_mapping(qsf_io *io)
+{
+    if (io->map != NULL)
+        (void)munmap((void *)(uintptr_t)io->map, (size_t)io->file->n_bytes);
+    io->map = NULL;
+}
+
+static qsf_status open_mapping(qsf_io *io)
 {
     const uint64_t n_bytes = io->file->n_bytes;
     if (n_bytes == 0)
@@ -103,7 +110,7 @@ qsf_status qsf_io_mmap_open(qsf_io *io)
     io->map = map;
     const qsf_status status = try_copy(io);
     if (status != QSF_OK) {
-        qsf_io_mmap_close(io);
+        close_mapping(io);
         return status;
     }
     unmap_pages(io, 0, QSF_IO_ALIGN);
@@ -111,14 +118,7 @@ qsf_status qsf_io_mmap_open(qsf_io *io)
     return QSF_OK;
 }
 
-void qsf_io_mmap_close(qsf_io *io)
-{
-    if (io->map != NULL)
-        (void)munmap((void *)(uintptr_t)io->map, (size_t)io->file->n_bytes);
-    io->map = NULL;
-}
-
-qsf_status qsf_io_mmap_read(const qsf_io *io, const qsf_io_read *read)
+static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
 {
     const uint64_t file_bytes = io->file->n_bytes;
     const size_t n_bytes =
@@ -135,35 +135,42 @@ qsf_status qsf_io_mmap_read(const qsf_io *io, const qsf_io_read *read)
      * only its size tells them from others. */
     struct stat about;
     if (fstat(io->file->fd, &about) != 0)
-        return qsf_io_fail_system("mmap", read, errno);
+        return qsf_io_fail_system(io, read, errno);
     const uint64_t now_bytes = (uint64_t)about.st_size;
     const size_t have_bytes =
         read->off < now_bytes ? smaller(now_bytes - read->off, read->n_bytes) : 0;
     if (have_bytes < read->need_bytes)
         return qsf_io_fail_short(io, read, have_bytes);
     if (done_bytes < read->need_bytes)
-        return qsf_io_fail_system("mmap", read, error == EFAULT ? EIO : error);
+        return qsf_io_fail_system(io, read, error == EFAULT ? EIO : error);
     return QSF_OK;
 }
 
 #else
 
-qsf_status qsf_io_mmap_open(qsf_io *io)
+static qsf_status open_mapping(qsf_io *io)
 {
     (void)io;
     return QSF_FAIL(QSF_ERR_UNSUPPORTED,
                     "reading from a mapping: this system has no safe way to copy from it");
 }
 
-void qsf_io_mmap_close(qsf_io *io)
+static void close_mapping(qsf_io *io)
 {
     io->map = NULL;
 }
 
-qsf_status qsf_io_mmap_read(const qsf_io *io, const qsf_io_read *read)
+static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
 {
     (void)io;
-    return qsf_io_fail_system("mmap", read, ENOSYS);
+    return qsf_io_fail_system(io, read, ENOSYS);
 }
 
 #endif
+
+const qsf_io_way qsf_io_mmap_way = {
+    .name = "mmap",
+    .open = open_mapping,
+    .close = close_mapping,
+    .read = read_mapping,
+};

@@ -9,18 +9,24 @@
 #include <unistd.h>
 
 #include "base/status.h"
-#include "io/io_ways.h"
+#include "io/io_way.h"
 
-void qsf_io_buffered_advise(const qsf_io *io)
+static qsf_status open_buffered(qsf_io *io)
 {
 #if defined(POSIX_FADV_SEQUENTIAL)
-    (void)posix_fadvise(io->file->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* a wish */
+    (void)posix_fadvise(io->file->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* the system may read ahead */
 #else
     (void)io;
 #endif
+    return QSF_OK;
 }
 
-qsf_status qsf_io_pread(const qsf_io *io, int fd, const qsf_io_read *read)
+static void close_buffered(qsf_io *io)
+{
+    (void)io;
+}
+
+static qsf_status read_through(const qsf_io *io, int fd, const qsf_io_read *read)
 {
     size_t done_bytes = 0;
     while (done_bytes < read->need_bytes) {
@@ -31,12 +37,22 @@ qsf_status qsf_io_pread(const qsf_io *io, int fd, const qsf_io_read *read)
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return qsf_io_fail_system(qsf_io_method_name(io->method), read, errno);
+            return qsf_io_fail_system(io, read, errno);
         if (from + (size_t)got <= done_bytes)
             return qsf_io_fail_short(io, read, done_bytes);
         done_bytes = from + (size_t)got;
     }
     return QSF_OK;
+}
+
+static qsf_status read_buffered(const qsf_io *io, const qsf_io_read *read)
+{
+    return read_through(io, io->file->fd, read);
+}
+
+static qsf_status read_direct(const qsf_io *io, const qsf_io_read *read)
+{
+    return read_through(io, io->direct_fd, read);
 }
 
 #if defined(O_DIRECT)
@@ -141,3 +157,17 @@ void qsf_io_direct_close(qsf_io *io)
         close(io->direct_fd);
     io->direct_fd = -1;
 }
+
+const qsf_io_way qsf_io_buffered_way = {
+    .name = "buffered",
+    .open = open_buffered,
+    .close = close_buffered,
+    .read = read_buffered,
+};
+
+const qsf_io_way qsf_io_direct_way = {
+    .name = "direct",
+    .open = qsf_io_direct_open,
+    .close = qsf_io_direct_close,
+    .read = read_direct,
+};

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "io/io_ways.h"
+#include "io/io_way.h"
 
 #if defined(__linux__) && defined(__has_include)
 #if __has_include(<linux/io_uring.h>)
@@ -132,7 +132,7 @@ static void tear_down(ring *r)
     (void)munmap(r, sizeof *r);
 }
 
-qsf_status qsf_io_uring_lane_open(qsf_io_lane *lane)
+static qsf_status open_lane(qsf_io_lane *lane)
 {
     /* About a page, of which the system has a whole one or none. */
     ring *const r =
@@ -208,7 +208,7 @@ static void release_slot(qsf_io_lane *lane, uint32_t slot)
     lane->n_started--;
 }
 
-qsf_status qsf_io_uring_start(qsf_io_lane *lane, const qsf_io_read *read)
+static qsf_status start_read(qsf_io_lane *lane, const qsf_io_read *read)
 {
     ring *const r = lane->ring;
     uint32_t slot = 0;
@@ -222,7 +222,7 @@ qsf_status qsf_io_uring_start(qsf_io_lane *lane, const qsf_io_read *read)
     if (error == 0)
         return QSF_OK;
     release_slot(lane, slot);
-    return qsf_io_fail_system("uring", read, error);
+    return qsf_io_fail_system(lane->io, read, error);
 }
 
 /* What the answer means for the read in `slot`. *is_done false: the rest of it is under way. */
@@ -232,7 +232,7 @@ static qsf_status judge(qsf_io_lane *lane, uint32_t slot, int32_t result, bool *
     const qsf_io_read *const read = &lane->started[slot];
     *is_done = true;
     if (result < 0 && result != -EINTR && result != -EAGAIN)
-        return qsf_io_fail_system("uring", read, -result);
+        return qsf_io_fail_system(lane->io, read, -result);
     if (result >= 0) {
         const size_t from = r->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN;
         const size_t done_bytes = from + (size_t)result;
@@ -244,12 +244,12 @@ static qsf_status judge(qsf_io_lane *lane, uint32_t slot, int32_t result, bool *
     }
     const int error = submit(lane, slot);
     if (error != 0)
-        return qsf_io_fail_system("uring", read, error);
+        return qsf_io_fail_system(lane->io, read, error);
     *is_done = false;
     return QSF_OK;
 }
 
-qsf_status qsf_io_uring_finish(qsf_io_lane *lane, qsf_io_read *read)
+static qsf_status finish_read(qsf_io_lane *lane, qsf_io_read *read)
 {
     for (;;) {
         struct io_uring_cqe answer;
@@ -260,7 +260,7 @@ qsf_status qsf_io_uring_finish(qsf_io_lane *lane, qsf_io_read *read)
                 slot++;
             *read = lane->started[slot];
             release_slot(lane, slot);
-            return qsf_io_fail_system("uring", read, error);
+            return qsf_io_fail_system(lane->io, read, error);
         }
         const uint32_t slot = (uint32_t)answer.user_data;
         bool is_done;
@@ -273,7 +273,7 @@ qsf_status qsf_io_uring_finish(qsf_io_lane *lane, qsf_io_read *read)
     }
 }
 
-void qsf_io_uring_lane_close(qsf_io_lane *lane)
+static void close_lane(qsf_io_lane *lane)
 {
     ring *const r = lane->ring;
     struct io_uring_cqe answer;
@@ -285,17 +285,17 @@ void qsf_io_uring_lane_close(qsf_io_lane *lane)
 
 /* A kernel without IORING_OP_READ (before 5.6) or a sandbox that lets rings be made but not
  * used: only a read tells. */
-qsf_status qsf_io_uring_try(qsf_io *io)
+static qsf_status try_read(qsf_io *io)
 {
     _Alignas(QSF_IO_ALIGN) unsigned char block[QSF_IO_ALIGN];
     const qsf_io_read wanted = {.dst = block, .n_bytes = sizeof block};
-    qsf_io_lane lane;
-    QSF_TRY(qsf_io_lane_open(&lane, io, 1));
+    qsf_io_lane lane = {.io = io, .depth = 1};
+    QSF_TRY(open_lane(&lane));
     qsf_io_read had;
-    qsf_status status = qsf_io_uring_start(&lane, &wanted);
+    qsf_status status = start_read(&lane, &wanted);
     if (status == QSF_OK)
-        status = qsf_io_uring_finish(&lane, &had);
-    qsf_io_lane_close(&lane);
+        status = finish_read(&lane, &had);
+    close_lane(&lane);
     if (status != QSF_ERR_IO)
         return status;
     char why[160]; /* the same read just went well without a ring */
@@ -303,42 +303,34 @@ qsf_status qsf_io_uring_try(qsf_io *io)
     return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: a first try fails: %s", why);
 }
 
+static qsf_status open_uring(qsf_io *io)
+{
+    QSF_TRY(qsf_io_direct_open(io));
+    return try_read(io);
+}
+
+static const qsf_io_queue queue = {
+    .open = open_lane,
+    .close = close_lane,
+    .start = start_read,
+    .finish = finish_read,
+};
+
 #else
 
-static qsf_status fail_absent(void)
+static qsf_status open_uring(qsf_io *io)
 {
+    (void)io;
     return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: this build was made without it");
 }
 
-qsf_status qsf_io_uring_try(qsf_io *io)
-{
-    (void)io;
-    return fail_absent();
-}
-
-qsf_status qsf_io_uring_lane_open(qsf_io_lane *lane)
-{
-    (void)lane;
-    return fail_absent();
-}
-
-void qsf_io_uring_lane_close(qsf_io_lane *lane)
-{
-    (void)lane;
-}
-
-qsf_status qsf_io_uring_start(qsf_io_lane *lane, const qsf_io_read *read)
-{
-    (void)lane;
-    (void)read;
-    return fail_absent();
-}
-
-qsf_status qsf_io_uring_finish(qsf_io_lane *lane, qsf_io_read *read)
-{
-    (void)lane;
-    (void)read;
-    return fail_absent();
-}
+static const qsf_io_queue queue; /* no lane is ever opened */
 
 #endif
+
+const qsf_io_way qsf_io_uring_way = {
+    .name = "uring",
+    .open = open_uring,
+    .close = qsf_io_direct_close,
+    .queue = &queue,
+};

@@ -1,0 +1,22 @@
+/* io_way.c - the words in which all ways of reading fail. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "io/io_way.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/status.h"
+
+qsf_status qsf_io_fail_system(const qsf_io *io, const qsf_io_read *read, int system_errno)
+{
+    return QSF_FAIL(QSF_ERR_IO, "%s read of %zu bytes at %" PRIu64 ": %s", io->way->name,
+                    read->n_bytes, read->off, strerror(system_errno));
+}
+
+qsf_status qsf_io_fail_short(const qsf_io *io, const qsf_io_read *read, size_t done_bytes)
+{
+    return QSF_FAIL(QSF_ERR_FORMAT,
+                    "file ends %zu bytes early: wanted %zu at %" PRIu64 ", it had %" PRIu64
+                    " bytes when opened",
+                    read->need_bytes - done_bytes, read->need_bytes, read->off, io->file->n_bytes);
+}
