@@ -56,7 +56,7 @@ typedef struct pass {
 
 static void fail(void)
 {
-    fprintf(stderr, "bench_disk: %s\n", qsf_fail_text());
+    fprintf(stderr, "bench_disk: %s\n", qsf_error_detail());
     exit(1);
 }
 
@@ -188,7 +188,7 @@ static size_t list_setups(const options *o, qsf_file *file, qsf_io *ios, qsf_io_
         if (o->method != QSF_IO_AUTO && o->method != method)
             continue;
         if (qsf_io_open(&ios[method], file, method) != QSF_OK) {
-            printf("%-8s  %s\n", qsf_io_method_name(method), qsf_fail_text());
+            printf("%-8s  %s\n", qsf_io_method_name(method), qsf_error_detail());
             continue;
         }
         if (o->depth != 0)

@@ -32,7 +32,6 @@ MAY_INCLUDE: dict[str, frozenset[str]] = {
         {"base", "platform", "memory", "io", "machine", "format", "stream", "kernels", "text"}
         | {"model"}
     ),
-    "api": frozenset({"base", "platform", "machine", "engine", "quantise"}),
 }
 BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are allowed
     "malloc|calloc|realloc|aligned_alloc|posix_memalign|free": frozenset({"platform"}),

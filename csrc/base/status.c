@@ -1,4 +1,4 @@
-/* status.c - the per-thread text of the last failure, and the names of statuses. */
+/* status.c - the per-thread text of the last failure, the names of statuses, the version. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/status.h"
 
@@ -16,9 +16,14 @@ qsf_status qsf_fail(qsf_status status, const char *fmt, ...)
     return status;
 }
 
-const char *qsf_fail_text(void)
+const char *qsf_error_detail(void)
 {
     return detail_text;
+}
+
+const char *qsf_version(void)
+{
+    return QSF_VERSION;
 }
 
 /* No default: the compiler names the status that is missing here. */

@@ -28,7 +28,11 @@ qsf_status qsf_fail(qsf_status status, const char *fmt, ...) QSF_PRINTF(2, 3);
             return try_status_;                \
     } while (0)
 
-/* The text of this thread's last failure, to carry it to another thread. */
-const char *qsf_fail_text(void);
+/* A pointer that a public function was given must not be NULL. */
+#define QSF_REQUIRE(p)                                                    \
+    do {                                                                  \
+        if ((p) == NULL)                                                  \
+            return QSF_FAIL(QSF_ERR_ARG, "%s: %s is NULL", __func__, #p); \
+    } while (0)
 
 #endif

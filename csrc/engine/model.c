@@ -23,7 +23,7 @@ void qsf_model_release(qsf_model *m)
     qsf_ledger_release(&ledger, QSF_USE_HANDLE, m, sizeof *m);
 }
 
-void qsf_model_destroy(qsf_model *m)
+void qsf_model_close(qsf_model *m)
 {
     if (m == NULL)
         return;

@@ -56,11 +56,9 @@ struct qsf_model {
     qsf_trace trace; /* under its own lock */
 };
 
-/* Gives everything back, also of a model that is half open. */
+/* Gives everything back, also of a model that is half open. qsf_model_close only does so when no
+ * session is left. */
 void qsf_model_release(qsf_model *m);
-
-/* The caller is done with the model; it lives on until its last session is gone. */
-void qsf_model_destroy(qsf_model *m);
 
 /* A session is gone; under no lock. Destroys a closed model with its last session. */
 void qsf_model_forget_session(qsf_model *m);

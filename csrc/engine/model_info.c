@@ -5,10 +5,7 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
-#include "format/reader.h"
 #include "engine/model.h"
-#include "engine/model_open.h"
-#include "stream/verify.h"
 
 static const char *const architecture_names[QSF_ARCHITECTURE_COUNT] = {
     [QSF_ARCHITECTURE_GPT2] = "gpt2",       [QSF_ARCHITECTURE_LLAMA] = "llama",
@@ -26,8 +23,10 @@ static uint64_t count_parameters(const qsf_reader *r)
     return positions != NULL ? n + positions->n_bytes / 2 : n;
 }
 
-void qsf_model_describe(const qsf_model *m, qsf_model_facts *out)
+void qsf_model_info(const qsf_model *m, qsf_model_facts *out)
 {
+    if (m == NULL || out == NULL)
+        return;
     const qsf_header *const h = &m->reader.header;
     memset(out, 0, sizeof *out);
     snprintf(out->architecture, sizeof out->architecture, "%s",
@@ -72,8 +71,10 @@ static void spread_times(const qsf_reader *r, qsf_unit_time *out, size_t cap_uni
     }
 }
 
-size_t qsf_model_list_times(qsf_model *m, qsf_unit_time *out, size_t cap_units)
+size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_units)
 {
+    if (m == NULL || out == NULL)
+        return 0;
     qsf_mutex_lock(&m->lock);
     qsf_stream_timeline(&m->stream, out, cap_units);
     qsf_mutex_unlock(&m->lock);
@@ -81,8 +82,10 @@ size_t qsf_model_list_times(qsf_model *m, qsf_unit_time *out, size_t cap_units)
     return m->reader.n_units_file;
 }
 
-size_t qsf_model_list_events(qsf_model *m, qsf_memory_event *out, size_t cap_events)
+size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size_t cap_events)
 {
+    if (m == NULL || out == NULL)
+        return 0;
     qsf_mutex_lock(&m->lock);
     const size_t n_events = qsf_pressure_list_events(&m->pressure, out, cap_events);
     qsf_mutex_unlock(&m->lock);
@@ -95,14 +98,19 @@ static const qsf_section *find_section(const qsf_model *m, const char *tag)
     return strlen(tag) == 4 ? qsf_reader_section(&m->reader, tag) : NULL;
 }
 
-uint64_t qsf_model_find_section(const qsf_model *m, const char *tag)
+uint64_t qsf_model_section_bytes(const qsf_model *m, const char *tag)
 {
+    if (m == NULL || tag == NULL)
+        return 0;
     const qsf_section *const section = find_section(m, tag);
     return section != NULL ? section->n_bytes : 0;
 }
 
-qsf_status qsf_model_read_section(qsf_model *m, const char *tag, void *dst, uint64_t cap_bytes)
+qsf_status qsf_model_section(qsf_model *m, const char *tag, void *dst, uint64_t cap_bytes)
 {
+    QSF_REQUIRE(m);
+    QSF_REQUIRE(tag);
+    QSF_REQUIRE(dst);
     const qsf_section *const section = find_section(m, tag);
     if (section == NULL)
         return QSF_FAIL(QSF_ERR_ARG, "the file has no section %s", tag);
@@ -115,29 +123,18 @@ qsf_status qsf_model_read_section(qsf_model *m, const char *tag, void *dst, uint
     return status;
 }
 
-void qsf_model_set_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events)
+qsf_status qsf_model_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events)
 {
+    QSF_REQUIRE(m);
+    if (events != NULL && cap_events == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "a trace of 0 events: at least 1");
     qsf_trace_set(&m->trace, events, cap_events);
+    return QSF_OK;
 }
 
-size_t qsf_model_count_trace(qsf_model *m, uint64_t *n_dropped)
+size_t qsf_model_trace_count(qsf_model *m, uint64_t *n_dropped)
 {
-    return qsf_trace_count(&m->trace, n_dropped);
-}
-
-#define VERIFY_BUFFER_BYTES ((size_t)1 << 20)
-
-qsf_status qsf_model_verify_file(const char *path)
-{
-    qsf_ledger ledger;
-    qsf_ledger_init(&ledger, UINT64_MAX);
-    qsf_reader reader;
-    QSF_TRY(qsf_reader_open(&reader, &ledger, path, -1));
-    void *const buffer = qsf_ledger_acquire(&ledger, QSF_USE_WINDOW, VERIFY_BUFFER_BYTES);
-    const qsf_status status =
-        buffer != NULL ? qsf_reader_verify(&reader, buffer, VERIFY_BUFFER_BYTES)
-                       : QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes to read through", VERIFY_BUFFER_BYTES);
-    qsf_ledger_release(&ledger, QSF_USE_WINDOW, buffer, VERIFY_BUFFER_BYTES);
-    qsf_reader_close(&reader);
-    return status;
+    if (n_dropped != NULL)
+        *n_dropped = 0;
+    return m == NULL ? 0 : qsf_trace_count(&m->trace, n_dropped);
 }

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "format/reader.h"
 #include "engine/model.h"
+#include "engine/options.h"
 #include "engine/plan.h"
 #include "engine/session.h"
 #include "engine/skip.h"
@@ -270,8 +271,22 @@ qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_
     return QSF_OK;
 }
 
-qsf_status qsf_model_measure(const char *path, const qsf_options *opt, qsf_plan *out)
+qsf_status qsf_model_open(const char *path, const qsf_options *opt, qsf_model **out)
 {
+    QSF_REQUIRE(out);
+    *out = NULL;
+    QSF_REQUIRE(path);
+    QSF_REQUIRE(opt);
+    QSF_TRY(qsf_options_check(opt));
+    return qsf_model_create(path, opt, NULL, out);
+}
+
+qsf_status qsf_model_plan(const char *path, const qsf_options *opt, qsf_plan *out)
+{
+    QSF_REQUIRE(path);
+    QSF_REQUIRE(opt);
+    QSF_REQUIRE(out);
+    QSF_TRY(qsf_options_check(opt));
     qsf_model *m = NULL;
     memset(out, 0, sizeof *out);
     qsf_status status = create_empty(opt, NULL, &m);

@@ -15,22 +15,8 @@ typedef struct qsf_faults {
     uint64_t process_bytes;
 } qsf_faults;
 
-/* faults may be NULL. */
+/* qsf_model_open with faults, which may be NULL, and options that were checked. */
 qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_faults *faults,
                             qsf_model **out);
-
-/* As qsf_model_plan of the public API. */
-qsf_status qsf_model_measure(const char *path, const qsf_options *opt, qsf_plan *out);
-
-void qsf_model_describe(const qsf_model *m, qsf_model_facts *out);
-/* As qsf_model_timeline and qsf_model_memory_events of the public API. */
-size_t qsf_model_list_times(qsf_model *m, qsf_unit_time *out, size_t cap_units);
-size_t qsf_model_list_events(qsf_model *m, qsf_memory_event *out, size_t cap_events);
-/* As qsf_model_trace and qsf_model_trace_count of the public API. */
-void qsf_model_set_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events);
-size_t qsf_model_count_trace(qsf_model *m, uint64_t *n_dropped);
-uint64_t qsf_model_find_section(const qsf_model *m, const char *tag);
-qsf_status qsf_model_read_section(qsf_model *m, const char *tag, void *dst, uint64_t cap_bytes);
-qsf_status qsf_model_verify_file(const char *path);
 
 #endif

@@ -302,3 +302,29 @@ qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float 
         *token = choose_any(&c, draw);
     return QSF_OK;
 }
+
+void qsf_sampling_default(qsf_sampling *out)
+{
+    *out = (qsf_sampling){
+        .repetition_penalty = 1.0f,
+        .temperature = 0.7f,
+        .top_k = 40,
+        .top_p = 0.9f,
+        .min_p = 0.0f,
+    };
+}
+
+/* Written so that NaN fails. */
+qsf_status qsf_sampling_check(const qsf_sampling *how)
+{
+    if (!(how->repetition_penalty > 0.0f) || !isfinite(how->repetition_penalty))
+        return QSF_FAIL(QSF_ERR_ARG, "repetition_penalty is %g: above 0",
+                        (double)how->repetition_penalty);
+    if (!(how->temperature >= 0.0f) || !isfinite(how->temperature))
+        return QSF_FAIL(QSF_ERR_ARG, "temperature is %g: 0 or above", (double)how->temperature);
+    if (!(how->top_p > 0.0f && how->top_p <= 1.0f))
+        return QSF_FAIL(QSF_ERR_ARG, "top_p is %g: above 0, at most 1", (double)how->top_p);
+    if (!(how->min_p >= 0.0f && how->min_p <= 1.0f))
+        return QSF_FAIL(QSF_ERR_ARG, "min_p is %g: 0 to 1", (double)how->min_p);
+    return QSF_OK;
+}

@@ -27,6 +27,9 @@ typedef struct qsf_sampler {
 
 void qsf_sampler_layout(qsf_sampler *s, qsf_arena *a, uint32_t n_vocab);
 
+/* QSF_ERR_ARG names the parameter that is out of range. */
+qsf_status qsf_sampling_check(const qsf_sampling *how);
+
 /* logits [n_vocab]; recent [n_recent], ids below n_vocab. The parameters have been
  * checked. QSF_ERR_NUMERIC: a logit is not finite. */
 qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float *logits,

@@ -52,16 +52,18 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     return QSF_OK;
 }
 
-qsf_status qsf_session_begin(qsf_model *m, qsf_session **out)
+qsf_status qsf_session_create(qsf_model *m, qsf_session **out)
 {
+    QSF_REQUIRE(out);
     *out = NULL;
+    QSF_REQUIRE(m);
     qsf_mutex_lock(&m->lock);
     const qsf_status status = begin_locked(m, out);
     qsf_mutex_unlock(&m->lock);
     return status;
 }
 
-void qsf_session_end(qsf_session *s)
+void qsf_session_destroy(qsf_session *s)
 {
     if (s == NULL)
         return;
@@ -185,8 +187,10 @@ static uint32_t common_prefix(const qsf_session *s, const uint32_t *tokens, size
     return n;
 }
 
-qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
-                               size_t first_row, float *scores, size_t *n_done)
+/* Brings the session nearer to tokens [n_tokens] by one chunk. scores: [n_tokens - first_row,
+ * n_vocab], or NULL for the logits of the last token alone. */
+static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_tokens, size_t first_row,
+                          float *scores, size_t *n_done)
 {
     qsf_model *const m = s->model;
     const uint64_t start_ns = qsf_clock_ns();
@@ -222,8 +226,39 @@ qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_
     return QSF_OK;
 }
 
-qsf_status qsf_session_append(qsf_session *s, uint32_t token)
+qsf_status qsf_session_sync(qsf_session *s, const uint32_t *tokens, size_t n_tokens, size_t *n_done)
 {
+    QSF_REQUIRE(s);
+    QSF_REQUIRE(tokens);
+    QSF_REQUIRE(n_done);
+    if (n_tokens == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "a session is synchronised to at least one token");
+    return advance(s, tokens, n_tokens, n_tokens, NULL, n_done);
+}
+
+qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
+                             size_t first_row, float *logits, size_t cap_floats, size_t *n_done)
+{
+    QSF_REQUIRE(s);
+    QSF_REQUIRE(tokens);
+    QSF_REQUIRE(logits);
+    QSF_REQUIRE(n_done);
+    if (n_tokens == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "a session is synchronised to at least one token");
+    if (first_row >= n_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "the first row is %zu of %zu tokens", first_row, n_tokens);
+    const uint32_t n_vocab = s->model->config.n_vocab;
+    if (cap_floats / n_vocab < n_tokens - first_row)
+        return QSF_FAIL(QSF_ERR_ARG, "the buffer holds %zu floats, %zu rows of %u are needed",
+                        cap_floats, n_tokens - first_row, n_vocab);
+    if (*n_done > n_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "n_done is %zu of %zu tokens", *n_done, n_tokens);
+    return advance(s, tokens, n_tokens, first_row, logits, n_done);
+}
+
+qsf_status qsf_session_step(qsf_session *s, uint32_t token)
+{
+    QSF_REQUIRE(s);
     const uint64_t start_ns = qsf_clock_ns();
     qsf_stopwatch_start(&s->stopwatch, &s->model->trace, start_ns);
     QSF_TRY(check_tokens(s, &token, 1));
@@ -237,8 +272,14 @@ qsf_status qsf_session_append(qsf_session *s, uint32_t token)
     return QSF_OK;
 }
 
-qsf_status qsf_session_truncate(qsf_session *s, size_t n_tokens)
+size_t qsf_session_position(const qsf_session *s)
 {
+    return s == NULL ? 0 : s->n_tokens;
+}
+
+qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens)
+{
+    QSF_REQUIRE(s);
     if (n_tokens > s->n_tokens)
         return QSF_FAIL(QSF_ERR_ARG, "cannot rewind to %zu tokens: only %u are held", n_tokens,
                         s->n_tokens);
@@ -248,14 +289,22 @@ qsf_status qsf_session_truncate(qsf_session *s, size_t n_tokens)
     return QSF_OK;
 }
 
+void qsf_session_cancel(qsf_session *s)
+{
+    if (s != NULL)
+        atomic_store(&s->cancelled, true);
+}
+
 static qsf_status check_logits(const qsf_session *s)
 {
     return s->has_logits ? QSF_OK
                          : QSF_FAIL(QSF_ERR_ARG, "there are no logits: evaluate a token first");
 }
 
-qsf_status qsf_session_copy_logits(const qsf_session *s, float *out, size_t cap_floats)
+qsf_status qsf_session_logits(const qsf_session *s, float *out, size_t cap_floats)
 {
+    QSF_REQUIRE(s);
+    QSF_REQUIRE(out);
     const uint32_t n_vocab = s->model->config.n_vocab;
     QSF_TRY(check_logits(s));
     if (cap_floats < n_vocab)
@@ -265,9 +314,16 @@ qsf_status qsf_session_copy_logits(const qsf_session *s, float *out, size_t cap_
     return QSF_OK;
 }
 
-qsf_status qsf_session_choose(qsf_session *s, const qsf_sampling *how, const uint32_t *recent,
+qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how, const uint32_t *recent,
                               size_t n_recent, uint64_t *random_state, uint32_t *token)
 {
+    QSF_REQUIRE(s);
+    QSF_REQUIRE(how);
+    QSF_REQUIRE(random_state);
+    QSF_REQUIRE(token);
+    if (n_recent > 0)
+        QSF_REQUIRE(recent);
+    QSF_TRY(qsf_sampling_check(how));
     qsf_model *const m = s->model;
     const uint64_t start_ns = qsf_clock_ns();
     QSF_TRY(check_logits(s));
@@ -288,8 +344,10 @@ qsf_status qsf_session_choose(qsf_session *s, const qsf_sampling *how, const uin
     return QSF_OK;
 }
 
-void qsf_session_report(const qsf_session *s, qsf_stats *out)
+void qsf_session_stats(const qsf_session *s, qsf_stats *out)
 {
+    if (s == NULL || out == NULL)
+        return;
     qsf_model *const m = s->model;
     qsf_mutex_lock(&m->lock);
     const qsf_pool_counts counts = qsf_pool_count(m->pool);

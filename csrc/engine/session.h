@@ -37,17 +37,4 @@ struct qsf_session {
 /* Bytes of the session's own record, which the plan counts among the tables. */
 size_t qsf_session_record_bytes(void);
 
-qsf_status qsf_session_begin(qsf_model *m, qsf_session **out);
-void qsf_session_end(qsf_session *s);
-
-/* scores: [n_tokens - first_row, n_vocab] or NULL. See qsf_session_sync and qsf_session_score. */
-qsf_status qsf_session_advance(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
-                               size_t first_row, float *scores, size_t *n_done);
-qsf_status qsf_session_append(qsf_session *s, uint32_t token);
-qsf_status qsf_session_truncate(qsf_session *s, size_t n_tokens);
-qsf_status qsf_session_copy_logits(const qsf_session *s, float *out, size_t cap_floats);
-qsf_status qsf_session_choose(qsf_session *s, const qsf_sampling *how, const uint32_t *recent,
-                              size_t n_recent, uint64_t *random_state, uint32_t *token);
-void qsf_session_report(const qsf_session *s, qsf_stats *out);
-
 #endif

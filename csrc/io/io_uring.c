@@ -299,7 +299,7 @@ static qsf_status try_read(qsf_io *io)
     if (status != QSF_ERR_IO)
         return status;
     char why[160]; /* the same read just went well without a ring */
-    snprintf(why, sizeof why, "%s", qsf_fail_text());
+    snprintf(why, sizeof why, "%s", qsf_error_detail());
     return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: a first try fails: %s", why);
 }
 

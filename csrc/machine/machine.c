@@ -1,7 +1,5 @@
 /* machine.c - gathers cpu and memory facts, measures limits. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "machine/machine.h"
-
 #include <stdio.h>
 #include <string.h>
 
@@ -13,8 +11,12 @@
 #include "machine/roofline.h"
 #include "machine/sysmem.h"
 
-qsf_status qsf_machine_look(qsf_machine *out)
+#define ROOF_MIN_BYTES (64ULL << 20)
+#define ROOF_MAX_MS 60000U
+
+qsf_status qsf_machine_describe(qsf_machine *out)
 {
+    QSF_REQUIRE(out);
     memset(out, 0, sizeof *out);
     qsf_isa isa;
     QSF_TRY(qsf_isa_choose(&isa));
@@ -30,7 +32,7 @@ qsf_status qsf_machine_look(qsf_machine *out)
     return QSF_OK;
 }
 
-qsf_status qsf_machine_measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, qsf_roof *out)
+static qsf_status measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, qsf_roof *out)
 {
     qsf_isa isa;
     QSF_TRY(qsf_isa_choose(&isa));
@@ -57,4 +59,18 @@ qsf_status qsf_machine_measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_
     qsf_ledger_release(&ledger, QSF_USE_WEIGHTS, bytes, (size_t)n_bytes);
     qsf_ledger_release(&ledger, QSF_USE_TABLES, block, pool_bytes);
     return status;
+}
+
+qsf_status qsf_machine_roof(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, qsf_roof *out)
+{
+    QSF_REQUIRE(out);
+    *out = (qsf_roof){0};
+    if (n_threads < 1 || n_threads > QSF_POOL_MAX_THREADS)
+        return QSF_FAIL(QSF_ERR_ARG, "%u threads: 1 to %u", n_threads, QSF_POOL_MAX_THREADS);
+    if (n_ms < 1 || n_ms > ROOF_MAX_MS)
+        return QSF_FAIL(QSF_ERR_ARG, "%u ms: 1 to %u", n_ms, ROOF_MAX_MS);
+    if (n_bytes < ROOF_MIN_BYTES || n_bytes >> 20 < n_threads)
+        return QSF_FAIL(QSF_ERR_ARG, "%llu bytes for %u threads: at least %llu, and 1 MiB a thread",
+                        (unsigned long long)n_bytes, n_threads, ROOF_MIN_BYTES);
+    return measure(n_threads, n_bytes, n_ms, out);
 }

@@ -121,3 +121,26 @@ qsf_status qsf_feedback_job(const qsf_rounding_job *job, const float *factor, co
     }
     return QSF_OK;
 }
+
+size_t qsf_feedback_work_floats(size_t n_cols)
+{
+    return n_cols <= QSF_ROUNDING_MAX_SIDE ? n_cols * QSF_FEEDBACK_ROWS : 0;
+}
+
+qsf_status qsf_feedback_rows(const qsf_rounding *how, const float *rows, size_t n_rows,
+                             size_t n_cols, const float *factor, const int32_t *order, float *work,
+                             size_t cap_floats, void *tiles, size_t cap_bytes, float *stored,
+                             qsf_rounding_sums *sums)
+{
+    qsf_rounding_job job = {NULL, how, rows, n_rows, n_cols, tiles, stored, sums};
+    QSF_TRY(qsf_rounding_job_begin(&job, cap_bytes));
+    if (factor == NULL || order == NULL || work == NULL)
+        return QSF_FAIL(QSF_ERR_ARG, "factor, order or work is NULL");
+    if (cap_floats < qsf_feedback_work_floats(n_cols))
+        return QSF_FAIL(QSF_ERR_ARG, "cap_floats is %zu, the work takes %zu", cap_floats,
+                        qsf_feedback_work_floats(n_cols));
+    if (qsf_levels_of(how->dtype) == NULL)
+        return QSF_FAIL(QSF_ERR_ARG, "%s keeps the values: there is no error to feed back",
+                        qsf_dtype_name(how->dtype));
+    return qsf_feedback_job(&job, factor, order, work);
+}

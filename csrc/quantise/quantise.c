@@ -189,3 +189,12 @@ qsf_status qsf_quantise_job(const qsf_rounding_job *job)
     }
     return QSF_OK;
 }
+
+qsf_status qsf_quantise_rows(const qsf_rounding *how, const float *rows, size_t n_rows,
+                             size_t n_cols, void *tiles, size_t cap_bytes, float *stored,
+                             qsf_rounding_sums *sums)
+{
+    qsf_rounding_job job = {NULL, how, rows, n_rows, n_cols, tiles, stored, sums};
+    QSF_TRY(qsf_rounding_job_begin(&job, cap_bytes));
+    return qsf_quantise_job(&job);
+}

@@ -10,21 +10,9 @@
 #include <stddef.h>
 
 #include "include/qsf.h"
-#include "quantise/rounder.h"
+#include "quantise/rounding_job.h"
 
-/* Rows to round, and where the result goes. */
-typedef struct qsf_rounding_job {
-    const qsf_rounder *rounder;
-    const qsf_rounding *how;
-    const float *rows; /* [n_rows, n_cols] */
-    size_t n_rows;
-    size_t n_cols;
-    unsigned char *tiles;
-    float *stored; /* [n_rows, n_cols], or NULL */
-    qsf_rounding_sums *sums;
-} qsf_rounding_job;
-
-/* The contracts of qsf_quantise_rows() and qsf_feedback_rows(); sizes were checked. */
+/* The work of qsf_quantise_rows() and qsf_feedback_rows(), with any rounder. */
 qsf_status qsf_quantise_job(const qsf_rounding_job *job);
 qsf_status qsf_feedback_job(const qsf_rounding_job *job, const float *factor, const int32_t *order,
                             float *work);

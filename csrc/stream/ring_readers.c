@@ -76,7 +76,7 @@ static void end_piece(qsf_ring *ring, qsf_piece *p, qsf_status status)
     if (status != QSF_OK && ring->failure_status == QSF_OK) {
         ring->failure_status = status;
         snprintf(ring->failure, sizeof ring->failure, "unit %" PRIu32 ": %s",
-                 qsf_reader_file_idx(ring->reader, p->unit_idx), qsf_fail_text());
+                 qsf_reader_file_idx(ring->reader, p->unit_idx), qsf_error_detail());
     }
     ring->n_reading--;
     qsf_condition_wake_all(&ring->has_data);
@@ -154,7 +154,7 @@ static void *run_reader(void *arg)
     if (status != QSF_OK) {
         ring->is_broken = true;
         ring->failure_status = status;
-        snprintf(ring->failure, sizeof ring->failure, "%s", qsf_fail_text());
+        snprintf(ring->failure, sizeof ring->failure, "%s", qsf_error_detail());
         qsf_condition_wake_all(&ring->has_data);
         qsf_mutex_unlock(&ring->lock);
         return NULL;

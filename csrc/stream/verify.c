@@ -17,9 +17,11 @@
 #include "checksum/crc32.h"
 #include "format/extents.h"
 #include "format/outliers.h"
+#include "format/reader.h"
 #include "stream/unit_source.h"
 
 #define LEAST_BUFFER_BYTES (64U << 10)
+#define VERIFY_BUFFER_BYTES ((size_t)1 << 20)
 #define DTYPE_OF_LAYER 0xFF
 
 /* Follows the raw bytes of one unit, in pieces of any size, through its tensors. */
@@ -283,5 +285,21 @@ qsf_status qsf_reader_verify(qsf_reader *r, void *buffer, size_t buffer_bytes)
     if (status == QSF_OK)
         status = verify_zero(r, end, r->file.n_bytes, buffer, buffer_bytes);
     qsf_extents_destroy(r, extents, n_extents);
+    return status;
+}
+
+qsf_status qsf_file_verify(const char *path)
+{
+    QSF_REQUIRE(path);
+    qsf_ledger ledger;
+    qsf_ledger_init(&ledger, UINT64_MAX);
+    qsf_reader reader;
+    QSF_TRY(qsf_reader_open(&reader, &ledger, path, -1));
+    void *const buffer = qsf_ledger_acquire(&ledger, QSF_USE_WINDOW, VERIFY_BUFFER_BYTES);
+    const qsf_status status =
+        buffer != NULL ? qsf_reader_verify(&reader, buffer, VERIFY_BUFFER_BYTES)
+                       : QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes to read through", VERIFY_BUFFER_BYTES);
+    qsf_ledger_release(&ledger, QSF_USE_WINDOW, buffer, VERIFY_BUFFER_BYTES);
+    qsf_reader_close(&reader);
     return status;
 }

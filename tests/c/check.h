@@ -121,7 +121,7 @@ static inline bool check_status(qsf_status have, qsf_status want, const char *te
 {
     if (check_count(have == want, file, line))
         printf("%s: %s != %s; last text: %s\n", text, qsf_status_name(have), qsf_status_name(want),
-               qsf_fail_text());
+               qsf_error_detail());
     return have == want;
 }
 

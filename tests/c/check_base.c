@@ -262,9 +262,9 @@ static void check_dtypes(void)
 
 static void *fail_elsewhere(void *arg)
 {
-    const bool fresh = strcmp(qsf_fail_text(), "no error") == 0;
+    const bool fresh = strcmp(qsf_error_detail(), "no error") == 0;
     (void)qsf_fail(QSF_ERR_IO, "another thread's");
-    *(bool *)arg = fresh && strcmp(qsf_fail_text(), "another thread's") == 0;
+    *(bool *)arg = fresh && strcmp(qsf_error_detail(), "another thread's") == 0;
     return NULL;
 }
 
@@ -278,22 +278,22 @@ static qsf_status forward(qsf_status status, bool *reached_end)
 
 static void check_failures(void)
 {
-    CHECK_STR(qsf_fail_text(), "no error");
+    CHECK_STR(qsf_error_detail(), "no error");
     CHECK_STATUS(QSF_FAIL(QSF_ERR_NOMEM, "%d of %s", 3, "four"), QSF_ERR_NOMEM);
-    CHECK_STR(qsf_fail_text(), "3 of four");
+    CHECK_STR(qsf_error_detail(), "3 of four");
 
     bool ok = false;
     pthread_t thread;
     if (CHECK_EQ(pthread_create(&thread, NULL, fail_elsewhere, &ok), 0))
         pthread_join(thread, NULL);
     CHECK(ok);
-    CHECK_STR(qsf_fail_text(), "3 of four");
+    CHECK_STR(qsf_error_detail(), "3 of four");
 
     char long_text[2000];
     memset(long_text, 'x', sizeof long_text - 1);
     long_text[sizeof long_text - 1] = '\0';
     (void)QSF_FAIL(QSF_ERR_ARG, "%s", long_text);
-    CHECK_EQ(strlen(qsf_fail_text()), 511);
+    CHECK_EQ(strlen(qsf_error_detail()), 511);
 
     bool reached_end;
     CHECK_STATUS(forward(QSF_ERR_IO, &reached_end), QSF_ERR_IO);

@@ -74,9 +74,9 @@ static void check_interrupted_and_short(void)
 
     fake.fail_errno = EIO;
     CHECK_STATUS(qsf_file_read_at(&f, 123, have, 456), QSF_ERR_IO);
-    CHECK_CONTAINS(qsf_fail_text(), "123");
-    CHECK_CONTAINS(qsf_fail_text(), "456");
-    CHECK_CONTAINS(qsf_fail_text(), strerror(EIO));
+    CHECK_CONTAINS(qsf_error_detail(), "123");
+    CHECK_CONTAINS(qsf_error_detail(), "456");
+    CHECK_CONTAINS(qsf_error_detail(), strerror(EIO));
     fake.fail_errno = 0;
     qsf_file_close(&f);
 }
@@ -88,7 +88,7 @@ static void check_beyond_the_end(void)
         return;
     unsigned char have[FILE_BYTES];
     CHECK_STATUS(qsf_file_read_at(&f, 1, have, FILE_BYTES), QSF_ERR_FORMAT);
-    CHECK_CONTAINS(qsf_fail_text(), "1 bytes early");
+    CHECK_CONTAINS(qsf_error_detail(), "1 bytes early");
     CHECK_STATUS(qsf_file_read_at(&f, FILE_BYTES, have, 1), QSF_ERR_FORMAT);
     CHECK_STATUS(qsf_file_read_at(&f, INT64_MAX, have, 1), QSF_ERR_FORMAT);
     CHECK_STATUS(qsf_file_read_at(&f, (uint64_t)INT64_MAX + 1, have, 1), QSF_ERR_FORMAT);
@@ -154,8 +154,8 @@ static void refuse(const char *name, const char *reason)
     qsf_file f = {.fd = 77};
     CHECK_STATUS(qsf_file_open(&f, name), QSF_ERR_IO);
     CHECK_EQ(f.fd, -1);
-    CHECK_CONTAINS(qsf_fail_text(), name);
-    CHECK_CONTAINS(qsf_fail_text(), reason);
+    CHECK_CONTAINS(qsf_error_detail(), name);
+    CHECK_CONTAINS(qsf_error_detail(), reason);
     qsf_file_close(&f);
 }
 

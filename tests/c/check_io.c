@@ -59,7 +59,7 @@ static bool is_supported(uint32_t method)
     const qsf_status status = qsf_io_open(&io, &f, method);
     if (status != QSF_OK) {
         CHECK_STATUS(status, QSF_ERR_UNSUPPORTED);
-        printf("skipped: %s: %s\n", qsf_io_method_name(method), qsf_fail_text());
+        printf("skipped: %s: %s\n", qsf_io_method_name(method), qsf_error_detail());
     }
     qsf_io_close(&io);
     qsf_file_close(&f);
@@ -217,7 +217,7 @@ static void check_sizes(uint32_t method)
     CHECK_OK(read_one(&lane, last_off - QSF_IO_ALIGN, (size_t)8 * QSF_IO_ALIGN,
                       QSF_IO_ALIGN + last_bytes));
     CHECK_STATUS(read_one(&lane, last_off, QSF_IO_ALIGN, last_bytes + 1), QSF_ERR_FORMAT);
-    CHECK_CONTAINS(qsf_fail_text(), "ends 1 bytes early");
+    CHECK_CONTAINS(qsf_error_detail(), "ends 1 bytes early");
     CHECK_STATUS(read_one(&lane, last_off + QSF_IO_ALIGN, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
     CHECK_STATUS(read_one(&lane, UINT64_C(1) << 40, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
     CHECK_STATUS(read_one(&lane, UINT64_MAX - QSF_IO_ALIGN + 1, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
@@ -242,7 +242,7 @@ static void check_truncated(uint32_t method)
         CHECK_OK(read_one(&lane, 2 * PIECE_BYTES, PIECE_BYTES, QSF_IO_ALIGN + 100));
         CHECK_STATUS(read_one(&lane, 2 * PIECE_BYTES, PIECE_BYTES, QSF_IO_ALIGN + 101),
                      QSF_ERR_FORMAT);
-        CHECK_CONTAINS(qsf_fail_text(), "ends 1 bytes early");
+        CHECK_CONTAINS(qsf_error_detail(), "ends 1 bytes early");
         CHECK_STATUS(read_one(&lane, 2 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
         CHECK_STATUS(read_one(&lane, 9 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
         CHECK_EQ(truncate(path, 0), 0);
@@ -329,9 +329,9 @@ static void check_short_calls(uint32_t method)
         memset(&fake, 0, sizeof fake);
         fake.fail_errno = EIO;
         CHECK_STATUS(read_one(&lane, QSF_IO_ALIGN, PIECE_BYTES, PIECE_BYTES), QSF_ERR_IO);
-        CHECK_CONTAINS(qsf_fail_text(), strerror(EIO));
-        CHECK_CONTAINS(qsf_fail_text(), qsf_io_method_name(method));
-        CHECK_CONTAINS(qsf_fail_text(), "65536 bytes at 4096");
+        CHECK_CONTAINS(qsf_error_detail(), strerror(EIO));
+        CHECK_CONTAINS(qsf_error_detail(), qsf_io_method_name(method));
+        CHECK_CONTAINS(qsf_error_detail(), "65536 bytes at 4096");
         memset(&fake, 0, sizeof fake);
     }
     qsf_io_lane_close(&lane);
@@ -349,7 +349,7 @@ static void check_refused_blocks(uint32_t method)
     const int n_open = count_open();
     fake.fail_errno = EINVAL;
     CHECK_STATUS(qsf_io_open(&io, &f, method), QSF_ERR_UNSUPPORTED);
-    CHECK_CONTAINS(qsf_fail_text(), "4096");
+    CHECK_CONTAINS(qsf_error_detail(), "4096");
     fake.fail_errno = EIO;
     CHECK_STATUS(qsf_io_open(&io, &f, method), QSF_ERR_IO);
     fake.fail_errno = 0;

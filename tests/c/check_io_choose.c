@@ -112,7 +112,7 @@ static void check_named(qsf_file *f)
         qsf_io_wish wish = {.method = method, .max_threads = 16, .cache_bytes = UINT64_MAX};
         const choice c = choose(f, &wish, QSF_IO_PROBE_BYTES);
         if (c.status == QSF_ERR_UNSUPPORTED) {
-            printf("skipped: %s: %s\n", qsf_io_method_name(method), qsf_fail_text());
+            printf("skipped: %s: %s\n", qsf_io_method_name(method), qsf_error_detail());
             continue;
         }
         has_direct |= method == QSF_IO_DIRECT;
@@ -252,7 +252,7 @@ static void refuse(qsf_file *f, uint32_t method, int error)
     const int n_open = count_open();
     const qsf_io_wish wish = {.method = method, .max_threads = 1};
     CHECK_STATUS(choose(f, &wish, 0).status, QSF_ERR_UNSUPPORTED);
-    CHECK_CONTAINS(qsf_fail_text(), strerror(error));
+    CHECK_CONTAINS(qsf_error_detail(), strerror(error));
     CHECK_EQ(count_open(), n_open);
 }
 
@@ -281,7 +281,7 @@ static void check_forbidden(qsf_file *f, qsf_file *large)
     refuse(f, QSF_IO_MMAP, EPERM);
     CHECK(forbid(__NR_openat, O_DIRECT, EINVAL));
     refuse(f, QSF_IO_DIRECT, EINVAL);
-    CHECK_CONTAINS(qsf_fail_text(), "file system");
+    CHECK_CONTAINS(qsf_error_detail(), "file system");
     const choice c = choose(large, &wish, QSF_IO_PROBE_BYTES);
     CHECK_STATUS(c.status, QSF_OK);
     CHECK(c.setup.method == QSF_IO_BUFFERED && !c.is_probed);

@@ -138,8 +138,8 @@ static void check_choice(qsf_isa highest)
             CHECK_EQ(isa, level);
         } else {
             CHECK_STATUS(qsf_isa_choose(&isa), QSF_ERR_ARG);
-            CHECK_CONTAINS(qsf_fail_text(), name);
-            CHECK_CONTAINS(qsf_fail_text(), "lacks");
+            CHECK_CONTAINS(qsf_error_detail(), name);
+            CHECK_CONTAINS(qsf_error_detail(), "lacks");
         }
     }
 }
@@ -165,7 +165,7 @@ static void check_unknown(void)
         CHECK_EQ(setenv("QSF_ISA", unknown[i], 1), 0);
         CHECK_STATUS(qsf_isa_choose(&isa), QSF_ERR_ARG);
         /* What the machine has is listed after the colon, and nothing else. */
-        const char *const list = strrchr(qsf_fail_text(), ':');
+        const char *const list = strrchr(qsf_error_detail(), ':');
         if (!CHECK(list != NULL))
             continue;
         for (int level = 0; level < (int)QSF_ISA_COUNT; level++)

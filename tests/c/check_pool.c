@@ -284,7 +284,7 @@ static int start_without_room(void)
     if (status == QSF_OK)
         return CHILD_STARTED;
     return status == QSF_ERR_NOMEM && pool == NULL &&
-                   strstr(qsf_fail_text(), "cannot start a thread") != NULL && is_alone()
+                   strstr(qsf_error_detail(), "cannot start a thread") != NULL && is_alone()
                ? CHILD_REFUSED
                : CHILD_WRONG;
 }

@@ -259,7 +259,7 @@ static void check_rules(const tiny_options *o, const rule *rules, size_t n_rules
                                                : QSF_ERR_FORMAT;
         bool ok = CHECK_STATUS(open_and_verify(&is_open), status);
         ok = CHECK(is_open == (want == FINE || want == V)) && ok;
-        ok = (want == FINE || CHECK_CONTAINS(qsf_fail_text(), rules[i].text)) && ok;
+        ok = (want == FINE || CHECK_CONTAINS(qsf_error_detail(), rules[i].text)) && ok;
         if (!ok)
             printf("rule %zu: %s at %u\n", i, rules[i].edits[0].where, rules[i].edits[0].off);
     }
@@ -274,7 +274,7 @@ static void check_index_checksum(void)
     qsf_store_u32(file.bytes + 124, qsf_crc32(0, file.bytes + 100, 24));
     CHECK(tiny_write(path, file.bytes, file.n_bytes));
     CHECK_STATUS(open_and_verify(&is_open), QSF_ERR_FORMAT);
-    CHECK_CONTAINS(qsf_fail_text(), "in the header");
+    CHECK_CONTAINS(qsf_error_detail(), "in the header");
 }
 
 /* A band checksum that is wrong while all others are right is verify's to find. */
@@ -287,7 +287,7 @@ static void check_band_checksum(void)
     CHECK(tiny_write(path, file.bytes, file.n_bytes));
     CHECK_STATUS(open_and_verify(&is_open), QSF_ERR_FORMAT);
     CHECK(is_open);
-    CHECK_CONTAINS(qsf_fail_text(), "embedding band 1");
+    CHECK_CONTAINS(qsf_error_detail(), "embedding band 1");
 }
 
 /* A table may be no larger than its limit, even when the file is. */
@@ -308,7 +308,7 @@ static void check_table_limit(void)
     CHECK(tiny_write(path, file.bytes, file.n_bytes));
     CHECK(truncate(path, (off_t)off + n_bytes) == 0); /* longer, with a hole */
     CHECK_STATUS(open_and_verify(&is_open), QSF_ERR_FORMAT);
-    CHECK_CONTAINS(qsf_fail_text(), "section TENS has 67108896 bytes, allowed: up to 67108864");
+    CHECK_CONTAINS(qsf_error_detail(), "section TENS has 67108896 bytes, allowed: up to 67108864");
 }
 
 /* open and verify with the N-th read or the N-th grant failing. */

@@ -33,7 +33,7 @@ static void require(bool ok, const char *what)
 {
     if (ok)
         return;
-    fprintf(stderr, "fuzz_model: %s; last text: %s\n", what, qsf_fail_text());
+    fprintf(stderr, "fuzz_model: %s; last text: %s\n", what, qsf_error_detail());
     abort();
 }
 

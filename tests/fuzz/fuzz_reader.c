@@ -30,7 +30,7 @@ static void require(int ok, const char *what)
 {
     if (ok)
         return;
-    fprintf(stderr, "fuzz_reader: %s; last text: %s\n", what, qsf_fail_text());
+    fprintf(stderr, "fuzz_reader: %s; last text: %s\n", what, qsf_error_detail());
     abort();
 }
 
