@@ -25,6 +25,12 @@ static inline uint64_t qsf_add_capped(uint64_t a, uint64_t b)
     return b > UINT64_MAX - a ? UINT64_MAX : a + b;
 }
 
+/* a - b, or 0 where b is larger. */
+static inline uint64_t qsf_sub_floored(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : 0;
+}
+
 static inline bool qsf_mul_u64(uint64_t a, uint64_t b, uint64_t *out)
 {
     if (a != 0 && b > UINT64_MAX / a)

@@ -38,6 +38,7 @@ struct qsf_model {
     qsf_stream stream;
     qsf_scratch scratch;
     qsf_pressure pressure;
+    uint64_t full_ring_bytes; /* as the plan had it at open */
     uint32_t n_sessions;
     bool is_closed;
     /* blocks of the ledger, with their sizes in the plan or beside them */

@@ -10,6 +10,7 @@
 #include "engine/model.h"
 #include "engine/options.h"
 #include "engine/plan.h"
+#include "engine/pressure_watch.h"
 #include "engine/session.h"
 #include "engine/skip.h"
 #include "memory/arena.h"

@@ -1,8 +1,8 @@
-/* pressure.h - gives memory back when the system runs short of it, and takes it again later.
+/* pressure.h - when the system is so short of memory that some must be given back, and when it has
+ * so much again that some may be taken.
  *
- * Looked at between units, at most every quarter of a second. What is given back are resident
- * units, which are streamed from then on: a bit slower, the same results. Down to the least
- * plan, so that the process is not the one that gets killed.
+ * A decision from what the system says; it knows no model. pressure_watch.h asks it between units,
+ * at most every quarter of a second, and acts.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_PRESSURE_H
@@ -33,7 +33,6 @@ typedef struct qsf_pressure {
     uint64_t open_ns;
     uint64_t next_look_ns;
     uint64_t low_bytes;       /* pressure: fewer than these are available; 0: nothing is known */
-    uint64_t full_ring_bytes; /* as the plan had it */
     uint64_t next_cost_bytes; /* of what would be taken again next; 0: nothing was given back */
     uint64_t calm_since_ns;   /* 0: not calm */
     uint64_t calm_ns;         /* how long it must be calm until something is taken */
@@ -56,16 +55,14 @@ void qsf_pressure_init(qsf_pressure *p, const qsf_pressure_signs *signs);
 void qsf_pressure_judge(qsf_pressure *p, const qsf_pressure_signs *signs, uint64_t *give,
                         uint64_t *take);
 
-/* Looks at the system for the first time. The model is ready. */
-void qsf_pressure_begin(qsf_model *m);
+/* Is it time to look, at now_ns? */
+bool qsf_pressure_is_due(const qsf_pressure *p, uint64_t now_ns);
 
-/* Looks at the system if it is time to, and acts on the model, whose lock is held and which is
- * between units. True: units of the stream moved. */
-bool qsf_pressure_watch(qsf_model *m);
+/* n_bytes were given back (is_given) or taken again; n_units_resident: since then. */
+void qsf_pressure_record(qsf_pressure *p, const qsf_pressure_signs *signs, uint64_t n_bytes,
+                         bool is_given, uint32_t n_units_resident);
 
-/* Would it look, at now_ns? */
-bool qsf_pressure_is_due(const qsf_model *m, uint64_t now_ns);
-
+/* Copies the latest events, oldest first; returns how many. */
 size_t qsf_pressure_list_events(const qsf_pressure *p, qsf_memory_event *out, size_t cap_events);
 
 #endif

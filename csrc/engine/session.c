@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "engine/model.h"
-#include "engine/pressure.h"
+#include "engine/pressure_watch.h"
 #include "platform/clock.h"
 
 size_t qsf_session_record_bytes(void)
@@ -91,7 +91,7 @@ static qsf_status check_tokens(const qsf_session *s, const uint32_t *tokens, siz
 static bool watch_memory(void *arg)
 {
     qsf_session *const s = arg;
-    if (!qsf_pressure_is_due(s->model, s->stopwatch.last_ns))
+    if (!qsf_pressure_is_due(&s->model->pressure, s->stopwatch.last_ns))
         return false;
     const bool has_moved = qsf_pressure_watch(s->model);
     qsf_stopwatch_lap(&s->stopwatch, QSF_PHASE_OTHER);

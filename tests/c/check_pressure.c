@@ -11,7 +11,7 @@
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
-#include "engine/pressure.h"
+#include "engine/pressure_watch.h"
 #include "engine/sample.h"
 #include "tiny_model.h"
 
@@ -474,7 +474,7 @@ static void check_ring(void)
     const uint64_t others_bytes = r.system.others_bytes;
     take_all(&r);
     CHECK(m->stream.ring_bytes < 2 * MIB); /* no more than such small units need */
-    m->pressure.full_ring_bytes = 3 * MIB; /* as if the plan had had it */
+    m->full_ring_bytes = 3 * MIB;          /* as if the plan had had it */
     m->pressure.next_cost_bytes = 3 * MIB;
     r.system.others_bytes = others_bytes;
     while (m->pressure.n_taken_again == 0)

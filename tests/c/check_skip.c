@@ -13,7 +13,7 @@
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
-#include "engine/pressure.h"
+#include "engine/pressure_watch.h"
 #include "engine/skip.h"
 #include "format/reader.h"
 #include "tiny_model.h"

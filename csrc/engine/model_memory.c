@@ -1,0 +1,135 @@
+/* model_memory.c - moves units and the ring out of memory and back, and keeps the plan true. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/model_memory.h"
+
+#include "base/checked.h"
+#include "engine/eviction.h"
+#include "engine/model.h"
+
+#define RING_BYTES ((size_t)4 << 20)
+#define LEAST_RING_BYTES ((size_t)2 << 20) /* below, reads get small (docs/memory.md) */
+
+static qsf_residency residency_of(const qsf_model *m)
+{
+    return (qsf_residency){.stream = &m->stream, .is_planned = m->is_resident};
+}
+
+/* Brings the plan in line with what is held now, which was `before`. */
+static void update_plan(qsf_model *m, const qsf_ledger *before)
+{
+    qsf_plan *const plan = &m->plan;
+    const uint64_t *const now = m->ledger.held_by_use;
+    const uint64_t *const then = before->held_by_use;
+    const uint32_t old_depth = plan->io_depth;
+    const uint32_t n_threads = old_depth != 0 ? old_depth : m->io_setup.depth;
+    plan->weights_bytes += now[QSF_USE_WEIGHTS] - then[QSF_USE_WEIGHTS];
+    plan->window_bytes += now[QSF_USE_WINDOW] - then[QSF_USE_WINDOW];
+    plan->embedding_bytes += now[QSF_USE_EMBEDDING] - then[QSF_USE_EMBEDDING];
+    plan->ring_bytes = m->stream.ring_bytes;
+    plan->io_depth = m->stream.ring != NULL ? n_threads : 0;
+    const uint64_t more_stacks = ((uint64_t)plan->io_depth - old_depth) * QSF_RING_STACK_BYTES;
+    plan->stacks_bytes += more_stacks;
+    plan->engine_bytes += m->ledger.held_bytes - before->held_bytes + more_stacks;
+    plan->n_units_resident = 0;
+    plan->streamed_bytes = 0;
+    for (uint32_t i = 0; i < m->reader.n_units; i++) {
+        plan->n_units_resident += qsf_stream_is_resident(&m->stream, i);
+        if (!qsf_stream_is_resident(&m->stream, i) && qsf_stream_passes_ring(&m->reader, i))
+            plan->streamed_bytes += m->reader.units[i].stored_bytes;
+    }
+}
+
+/* The last thing to give: most of the ring. */
+static bool shrink_ring(qsf_model *m)
+{
+    if (m->stream.ring == NULL)
+        return false;
+    size_t ring_bytes = qsf_ring_least_bytes(m->stream.sizes.span_bytes);
+    if (ring_bytes < LEAST_RING_BYTES)
+        ring_bytes = LEAST_RING_BYTES;
+    if (m->stream.ring_bytes <= ring_bytes)
+        return false;
+    (void)qsf_stream_resize_ring(&m->stream, ring_bytes);
+    return true; /* even if not, reading ahead was disturbed */
+}
+
+static uint64_t missing_ring_bytes(const qsf_model *m)
+{
+    return m->stream.ring != NULL ? qsf_sub_floored(m->full_ring_bytes, m->stream.ring_bytes) : 0;
+}
+
+qsf_memory_move qsf_model_give(qsf_model *m, uint64_t wanted_bytes)
+{
+    const qsf_ledger before = m->ledger;
+    const qsf_residency now = residency_of(m);
+    bool has_moved = false;
+    while (qsf_sub_floored(before.held_bytes, m->ledger.held_bytes) < wanted_bytes) {
+        const uint32_t unit_idx = qsf_eviction_choose(&now);
+        if (unit_idx == UINT32_MAX)
+            break;
+        const bool is_large = m->reader.units[unit_idx].raw_bytes / 4 > RING_BYTES;
+        (void)qsf_stream_drop(&m->stream, unit_idx, is_large ? RING_BYTES : 0);
+        if (qsf_stream_is_resident(&m->stream, unit_idx))
+            break;
+        has_moved = true; /* even if there is no ring yet: the next one makes room for it */
+    }
+    if (qsf_sub_floored(before.held_bytes, m->ledger.held_bytes) < wanted_bytes)
+        has_moved |= shrink_ring(m);
+    if (!has_moved)
+        return (qsf_memory_move){0};
+    update_plan(m, &before);
+    return (qsf_memory_move){true, true, qsf_sub_floored(before.held_bytes, m->ledger.held_bytes)};
+}
+
+/* What of the ceiling, which is the caller's or the system's, the plan never used. */
+static uint64_t slack_bytes(const qsf_model *m)
+{
+    const qsf_plan *const plan = &m->plan;
+    if (plan->ceiling_bytes == 0)
+        return UINT64_MAX - m->ledger.ceiling_bytes;
+    const uint64_t used_bytes = plan->process_bytes + plan->reserve_bytes + plan->stacks_bytes;
+    return qsf_sub_floored(qsf_sub_floored(plan->ceiling_bytes, used_bytes),
+                           m->ledger.ceiling_bytes);
+}
+
+static qsf_memory_move widen_ring(qsf_model *m)
+{
+    const qsf_ledger before = m->ledger;
+    if (qsf_stream_resize_ring(&m->stream, (size_t)m->full_ring_bytes) != QSF_OK)
+        return (qsf_memory_move){.has_disturbed = true};
+    update_plan(m, &before);
+    return (qsf_memory_move){true, true, m->ledger.held_bytes - before.held_bytes};
+}
+
+/* The ring is given back only after the last unit has come through it, so for a moment there may
+ * be more than the plan held at first; never more than was allowed. */
+qsf_memory_move qsf_model_take(qsf_model *m, uint64_t room_bytes)
+{
+    const uint64_t ring_bytes = missing_ring_bytes(m);
+    if (ring_bytes != 0)
+        return ring_bytes <= room_bytes ? widen_ring(m) : (qsf_memory_move){0};
+    const qsf_residency now = residency_of(m);
+    const uint32_t unit_idx = qsf_eviction_choose_return(&now);
+    if (unit_idx == UINT32_MAX || m->reader.units[unit_idx].raw_bytes > room_bytes)
+        return (qsf_memory_move){0};
+    const qsf_ledger before = m->ledger;
+    m->ledger.ceiling_bytes += slack_bytes(m);
+    const qsf_status status = qsf_stream_keep(&m->stream, unit_idx);
+    m->ledger.ceiling_bytes = before.ceiling_bytes;  /* or more: the ring may be larger than what */
+    if (m->ledger.held_bytes > before.ceiling_bytes) /* is still streamed through it */
+        m->ledger.ceiling_bytes = m->ledger.held_bytes;
+    if (status != QSF_OK)
+        return (qsf_memory_move){.has_disturbed = true};
+    update_plan(m, &before);
+    return (qsf_memory_move){true, true, m->reader.units[unit_idx].raw_bytes};
+}
+
+uint64_t qsf_model_next_cost_bytes(const qsf_model *m)
+{
+    const uint64_t ring_bytes = missing_ring_bytes(m);
+    if (ring_bytes != 0)
+        return ring_bytes;
+    const qsf_residency now = residency_of(m);
+    const uint32_t next = qsf_eviction_choose_return(&now);
+    return next != UINT32_MAX ? m->reader.units[next].raw_bytes : 0;
+}
