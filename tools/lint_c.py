@@ -1,7 +1,7 @@
 """Checks the rules of the C sources that no compiler checks.
 
-Which room of csrc/ may include which, which calls are allowed where, and the form of
-every file. Prints one line per violation; exits with 1 if there is any.
+Which room of csrc/ may include which, that no modules include each other in a circle, which
+calls are allowed where, and the form of every file. Prints one line per violation; exits with 1 if there is any.
 
 Usage: python tools/lint_c.py [PROJECT_ROOT]
 """
@@ -49,6 +49,7 @@ SPDX = "/* SPDX-License-Identifier: Apache-2.0 */"
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 NOT_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 Violation = tuple[int, str]  # line number from 1, what is wrong
+Includes = dict[str, dict[str, tuple[Path, int]]]  # module to the modules it includes, and where
 
 
 def blank(match: re.Match[str]) -> str:
@@ -108,10 +109,47 @@ def check_room(room: str, text: str, code: str) -> Iterator[Violation]:
             yield code.count("\n", 0, call.start()) + 1, f"{call.group(1)}() is {where}"
 
 
+def module_of(path: Path) -> str:
+    """Return the module that a file under csrc/ belongs to: its header and its source are one.
+
+    A header x_private.h, which several sources share, belongs to x.
+    """
+    return path.with_suffix("").as_posix().removesuffix("_private")
+
+
+def note_includes(name: Path, text: str, includes: Includes) -> None:
+    """Add to `includes` what the file csrc/`name` includes."""
+    module = module_of(name)
+    for line_idx, line in enumerate(text.splitlines(), 1):
+        match = INCLUDE.match(line)
+        if match is not None and module_of(Path(match.group(1))) != module:
+            other = module_of(Path(match.group(1)))
+            includes.setdefault(module, {}).setdefault(other, (name, line_idx))
+
+
+def check_circles(includes: Includes) -> Iterator[str]:
+    """Find modules that include each other in a circle, each circle once."""
+    done: set[str] = set()
+
+    def visit(module: str, way: list[str]) -> Iterator[str]:
+        if module in way:
+            circle = way[way.index(module) :]
+            name, line = includes[circle[-1]][module]
+            yield f"csrc/{name}:{line}: a circle of includes: {' -> '.join([*circle, module])}"
+        elif module not in done:
+            for other in sorted(includes.get(module, {})):
+                yield from visit(other, [*way, module])
+            done.add(module)
+
+    for module in sorted(includes):
+        yield from visit(module, [])
+
+
 def check(root: Path) -> list[str]:
     """Return the violations under the project folder `root`, one line of text each."""
     found: list[str] = []
     seen: dict[str, Path] = {}
+    includes: Includes = {}
     for folder in ("csrc", "tests/c", "tests/fuzz", "bench", "examples"):
         for path in sorted((root / folder).rglob("*.[ch]")):
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -120,10 +158,12 @@ def check(root: Path) -> list[str]:
             violations = [*check_form(path, text), *check_functions(code)]
             if folder == "csrc":
                 violations += check_room(name.parts[1], text, code)
+                note_includes(name.relative_to("csrc"), text, includes)
                 if path.name in seen:
                     violations.append((1, f"the name is taken by {seen[path.name]}"))
                 seen.setdefault(path.name, name)
             found += [f"{name}:{line}: {what}" for line, what in sorted(violations)]
+    found += check_circles(includes)
     for folder in ("qsf", "converter", "tools", "tests/python"):
         for path in sorted((root / folder).rglob("*.py")):
             n_lines = len(path.read_text(encoding="utf-8").splitlines())

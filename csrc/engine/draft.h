@@ -7,7 +7,25 @@
 #ifndef QSF_ENGINE_DRAFT_H
 #define QSF_ENGINE_DRAFT_H
 
-#include "engine/plan.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "format/records.h"
+#include "model/config.h"
+#include "model/kvcache.h"
+
+/* What the plan must know; all sizes are looked up, nothing is allocated. */
+typedef struct qsf_plan_input {
+    const qsf_reader *reader;
+    const qsf_config *config;
+    const qsf_options *options; /* threads and sessions resolved; ctx and chunk may be 0 */
+    uint64_t process_bytes;     /* resident before the model */
+    uint64_t available_bytes;   /* what the system may still give to this process; 0 without a
+                                 * limit: unknown */
+    uint64_t limit_bytes;       /* of a control group, where it is what binds; 0: none */
+    uint64_t fixed_bytes;       /* tables that any plan needs */
+} qsf_plan_input;
 
 /* Sizes of buffers for which it is tried whether keeping the units that need them takes less. */
 #define QSF_DRAFT_LEVELS 16
@@ -56,5 +74,8 @@ uint64_t qsf_draft_room_bytes(const qsf_plan *plan);
 
 /* Of a cache of so many embedding rows. */
 uint64_t qsf_plan_embedding_bytes(const qsf_config *c, uint32_t n_rows);
+
+/* How a plan keeps keys and values. */
+qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan);
 
 #endif

@@ -12,30 +12,11 @@
 #define QSF_ENGINE_PLAN_H
 
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include "format/records.h"
-#include "model/config.h"
-#include "model/kvcache.h"
-
-/* What the plan must know; all sizes are looked up, nothing is allocated. */
-typedef struct qsf_plan_input {
-    const qsf_reader *reader;
-    const qsf_config *config;
-    const qsf_options *options; /* threads and sessions resolved; ctx and chunk may be 0 */
-    uint64_t process_bytes;     /* resident before the model */
-    uint64_t available_bytes;   /* what the system may still give to this process; 0 without a
-                                 * limit: unknown */
-    uint64_t limit_bytes;       /* of a control group, where it is what binds; 0: none */
-    uint64_t fixed_bytes;       /* tables that any plan needs */
-} qsf_plan_input;
+#include "engine/draft.h"
 
 /* Fills *plan and is_resident [n_units]. QSF_ERR_NOMEM with *plan filled for the least
  * memory that would do. QSF_ERR_ARG: a context longer than the model's. */
 qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resident);
-
-/* How a plan keeps keys and values. */
-qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan);
 
 #endif
