@@ -35,7 +35,7 @@ static int by_value(const void *a, const void *b)
 static double measure(int way, const unsigned char *p, size_t n_bytes, size_t n_passes)
 {
     qsf_crc32_fn *const fn = way == READ ? NULL : qsf_crc32_way_fn((qsf_crc32_way)way);
-    qsf_roof_read_fn *const read_fn = qsf_roof_reader();
+    qsf_roofline_read_fn *const read_fn = qsf_roofline_reader();
     const uint64_t start_ns = qsf_clock_ns();
     for (size_t i = 0; i < n_passes; i++) {
         if (fn != NULL)

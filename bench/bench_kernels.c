@@ -8,7 +8,7 @@
  * same threads: the GB/s of a loop that only reads the same weights, the multiply-adds/s of a
  * loop of that instruction alone (vpdpbusd; tdpbsud; vpmaddubsw), and which part of each was
  * reached. 8-bit weights meet two bytes of every activation: a multiply-add counts twice
- * against the roof. All are medians of --runs (21).
+ * against the roofline. All are medians of --runs (21).
  *
  * The weights, 2048 columns wide, fill --mib MiB (256), which is to exceed the caches, and
  * lie in huge pages where the system has some (--huge 0: in small ones). --threads N threads (1)
@@ -36,8 +36,8 @@
 #define STRIPE_TILES ((size_t)STRIPE_TILE_ROWS * N_BLOCKS)
 #define MAX_TOKENS 512
 #define MAX_RUNS 99
-#define RUN_NS 2000000 /* about how long a run takes: less than a turn of the scheduler */
-#define ROOF_NS 300000 /* and one of multiply-adds alone */
+#define RUN_NS 2000000     /* about how long a run takes: less than a turn of the scheduler */
+#define ROOFLINE_NS 300000 /* and one of multiply-adds alone */
 #define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
 
 static const qsf_dtype dtypes[] = {
@@ -70,14 +70,14 @@ typedef struct bench {
     float *y;          /* [n_threads, 512, 256] */
     void *pool_block;
     qsf_pool *pool;
-    qsf_roof_read_fn *read;
+    qsf_roofline_read_fn *read;
 } bench;
 
 /* What is measured: `matmul` on some stripes, beside reading them. */
 typedef struct work {
     const bench *b;
     qsf_matmul_fn *matmul;
-    qsf_roof_madds_fn *madds; /* or NULL */
+    qsf_roofline_madds_fn *madds; /* or NULL */
     qsf_acts x;
     size_t stripe_bytes;
     size_t first; /* stripe */
@@ -92,7 +92,7 @@ typedef struct result {
     double gmadd_s;
     double gmadd_s_best;
     double gmadd_s_worst;
-    double roof_gmadd_s; /* 0: unknown */
+    double roofline_gmadd_s; /* 0: unknown */
 } result;
 
 static void *need(void *p)
@@ -145,7 +145,7 @@ static void bench_init(bench *b)
         fprintf(stderr, "bench_kernels: cannot start %zu threads\n", b->opt.n_threads);
         exit(2);
     }
-    b->read = qsf_roof_reader();
+    b->read = qsf_roofline_reader();
 }
 
 static void bench_destroy(bench *b)
@@ -212,7 +212,7 @@ static double median(double *seconds, size_t n)
 }
 
 /* As many stripes as take RUN_NS, but a few per thread and no more than there are; as many
- * rounds of multiply-adds as take ROOF_NS. Warms up what is measured. */
+ * rounds of multiply-adds as take ROOFLINE_NS. Warms up what is measured. */
 static void size_up(work *w)
 {
     const bench *const b = w->b;
@@ -225,8 +225,8 @@ static void size_up(work *w)
     if (w->madds == NULL)
         return;
     w->n_rounds = 10000;
-    const double roof_once = seconds_of(w, 1, multiply_alone);
-    w->n_rounds = (size_t)(10000 * (ROOF_NS * 1e-9 / roof_once)) + 1;
+    const double roofline_once = seconds_of(w, 1, multiply_alone);
+    w->n_rounds = (size_t)(10000 * (ROOFLINE_NS * 1e-9 / roofline_once)) + 1;
 }
 
 static result measure(work *w)
@@ -254,7 +254,7 @@ static result measure(work *w)
                 .gmadd_s_best = gmadds / seconds[0][0],
                 .gmadd_s_worst = gmadds / seconds[0][n_runs - 1]};
     if (w->madds != NULL)
-        r.roof_gmadd_s =
+        r.roofline_gmadd_s =
             w->madds(w->n_rounds) * (double)b->opt.n_threads * 1e-9 / median(seconds[2], n_runs);
     return r;
 }
@@ -267,7 +267,7 @@ static void print_head(const options *opt)
            opt->huge ? "huge" : "small", opt->n_threads, opt->n_threads == 1 ? "" : "s",
            opt->n_runs);
     printf("%-8s %-14s %6s | %8s %8s %6s | %8s %8s %6s\n", "isa", "type", "tokens", "GB/s",
-           "reading", "part", "Gmadd/s", "roof", "part");
+           "reading", "part", "Gmadd/s", "limit", "part");
 }
 
 static void print_result(const options *opt, const char *isa, qsf_dtype dtype, size_t n_tokens,
@@ -275,20 +275,21 @@ static void print_result(const options *opt, const char *isa, qsf_dtype dtype, s
 {
     const double per_madd = dtype == QSF_DTYPE_8BIT ? 2.0 : 1.0;
     const double read_part = r->gb_s / r->read_gb_s;
-    const double roof_part = r->roof_gmadd_s > 0 ? per_madd * r->gmadd_s / r->roof_gmadd_s : 0;
+    const double roofline_part =
+        r->roofline_gmadd_s > 0 ? per_madd * r->gmadd_s / r->roofline_gmadd_s : 0;
     if (opt->json) {
         printf("{\"kernel\": \"matmul\", \"type\": \"%s\", \"isa\": \"%s\", \"tokens\": %zu, "
                "\"threads\": %zu, \"huge\": %d, \"weights_gb_s\": %.2f, \"read_gb_s\": %.2f, "
                "\"read_part\": %.3f, \"gmadd_s\": %.1f, \"gmadd_s_best\": %.1f, "
-               "\"gmadd_s_worst\": %.1f, \"roof_gmadd_s\": %.1f, \"roof_part\": %.3f, "
+               "\"gmadd_s_worst\": %.1f, \"roofline_gmadd_s\": %.1f, \"roofline_part\": %.3f, "
                "\"runs\": %zu}\n",
                qsf_dtype_name(dtype), isa, n_tokens, opt->n_threads, opt->huge, r->gb_s,
                r->read_gb_s, read_part, r->gmadd_s, r->gmadd_s_best, r->gmadd_s_worst,
-               r->roof_gmadd_s, roof_part, opt->n_runs);
-    } else if (r->roof_gmadd_s > 0) {
+               r->roofline_gmadd_s, roofline_part, opt->n_runs);
+    } else if (r->roofline_gmadd_s > 0) {
         printf("%-8s %-14s %6zu | %8.2f %8.2f %5.0f%% | %8.1f %8.1f %5.0f%%\n", isa,
                qsf_dtype_name(dtype), n_tokens, r->gb_s, r->read_gb_s, 100 * read_part, r->gmadd_s,
-               r->roof_gmadd_s, 100 * roof_part);
+               r->roofline_gmadd_s, 100 * roofline_part);
     } else {
         printf("%-8s %-14s %6zu | %8.2f %8.2f %5.0f%% | %8.1f %8s %6s\n", isa,
                qsf_dtype_name(dtype), n_tokens, r->gb_s, r->read_gb_s, 100 * read_part, r->gmadd_s,
@@ -314,7 +315,7 @@ static void bench_isa(const bench *b, qsf_isa isa)
                 continue;
             work w = {.b = b,
                       .matmul = k.matmul[dtypes[d]],
-                      .madds = qsf_dtype_is_quantised(dtypes[d]) ? qsf_roof_madds(isa) : NULL,
+                      .madds = qsf_dtype_is_quantised(dtypes[d]) ? qsf_roofline_madds(isa) : NULL,
                       .x = {n_tokens, N_BLOCKS, b->f32, b->q, b->q_low, b->scale, b->sum,
                             b->scaled_sum, b->fine_sum},
                       .stripe_bytes = STRIPE_TILES * qsf_dtype_tile_bytes(dtypes[d])};

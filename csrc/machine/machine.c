@@ -11,8 +11,8 @@
 #include "machine/roofline.h"
 #include "machine/sysmem.h"
 
-#define ROOF_MIN_BYTES (64ULL << 20)
-#define ROOF_MAX_MS 60000U
+#define ROOFLINE_MIN_BYTES (64ULL << 20)
+#define ROOFLINE_MAX_MS 60000U
 
 qsf_status qsf_machine_describe(qsf_machine *out)
 {
@@ -32,7 +32,7 @@ qsf_status qsf_machine_describe(qsf_machine *out)
     return QSF_OK;
 }
 
-static qsf_status measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, qsf_roof *out)
+static qsf_status measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, qsf_roofline *out)
 {
     qsf_isa isa;
     QSF_TRY(qsf_isa_choose(&isa));
@@ -52,8 +52,8 @@ static qsf_status measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, q
             ? qsf_pool_init(block, n_threads, false, &pool)
             : QSF_FAIL(QSF_ERR_NOMEM, "%llu bytes to read from", (unsigned long long)n_bytes);
     if (status == QSF_OK) {
-        out->read_bytes_per_s = qsf_roof_read_rate(pool, bytes, (size_t)n_bytes, n_ms);
-        out->madds_per_s = qsf_roof_madd_rate(pool, isa, n_ms);
+        out->read_bytes_per_s = qsf_roofline_read_rate(pool, bytes, (size_t)n_bytes, n_ms);
+        out->madds_per_s = qsf_roofline_madd_rate(pool, isa, n_ms);
         qsf_pool_destroy(pool);
     }
     qsf_ledger_release(&ledger, QSF_USE_WEIGHTS, bytes, (size_t)n_bytes);
@@ -61,16 +61,17 @@ static qsf_status measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, q
     return status;
 }
 
-qsf_status qsf_machine_roof(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, qsf_roof *out)
+qsf_status qsf_machine_roofline(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms,
+                                qsf_roofline *out)
 {
     QSF_REQUIRE(out);
-    *out = (qsf_roof){0};
+    *out = (qsf_roofline){0};
     if (n_threads < 1 || n_threads > QSF_POOL_MAX_THREADS)
         return QSF_FAIL(QSF_ERR_ARG, "%u threads: 1 to %u", n_threads, QSF_POOL_MAX_THREADS);
-    if (n_ms < 1 || n_ms > ROOF_MAX_MS)
-        return QSF_FAIL(QSF_ERR_ARG, "%u ms: 1 to %u", n_ms, ROOF_MAX_MS);
-    if (n_bytes < ROOF_MIN_BYTES || n_bytes >> 20 < n_threads)
+    if (n_ms < 1 || n_ms > ROOFLINE_MAX_MS)
+        return QSF_FAIL(QSF_ERR_ARG, "%u ms: 1 to %u", n_ms, ROOFLINE_MAX_MS);
+    if (n_bytes < ROOFLINE_MIN_BYTES || n_bytes >> 20 < n_threads)
         return QSF_FAIL(QSF_ERR_ARG, "%llu bytes for %u threads: at least %llu, and 1 MiB a thread",
-                        (unsigned long long)n_bytes, n_threads, ROOF_MIN_BYTES);
+                        (unsigned long long)n_bytes, n_threads, ROOFLINE_MIN_BYTES);
     return measure(n_threads, n_bytes, n_ms, out);
 }

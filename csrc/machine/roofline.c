@@ -192,7 +192,7 @@ QSF_TARGET_END
 
 #endif
 
-qsf_roof_read_fn *qsf_roof_reader(void)
+qsf_roofline_read_fn *qsf_roofline_reader(void)
 {
 #if QSF_ARCH_X86
     if (qsf_isa_has(QSF_ISA_AVX512))
@@ -203,7 +203,7 @@ qsf_roof_read_fn *qsf_roof_reader(void)
     return read_words;
 }
 
-qsf_roof_madds_fn *qsf_roof_madds(qsf_isa isa)
+qsf_roofline_madds_fn *qsf_roofline_madds(qsf_isa isa)
 {
 #if QSF_ARCH_X86
     if (isa == QSF_ISA_AVX2)
@@ -237,12 +237,12 @@ typedef struct pass {
     atomic_size_t n_arrived;
     atomic_uint_least64_t digest; /* of what was read, so that it is */
     /* reading */
-    qsf_roof_read_fn *read;
+    qsf_roofline_read_fn *read;
     unsigned char *bytes; /* [n_threads, part_bytes] */
     size_t part_bytes;
     size_t n_streams; /* 0: one, by the plain loop alone */
     /* multiply-adds */
-    qsf_roof_madds_fn *madds;
+    qsf_roofline_madds_fn *madds;
     size_t n_rounds;
     atomic_uint_least64_t n_madds;
 } pass;
@@ -308,14 +308,14 @@ static uint64_t run(qsf_pool *pool, pass *p, qsf_pool_fn *fn)
     return qsf_clock_ns() - start_ns + 1;
 }
 
-double qsf_roof_read_rate(qsf_pool *pool, unsigned char *bytes, size_t n_bytes, uint32_t n_ms)
+double qsf_roofline_read_rate(qsf_pool *pool, unsigned char *bytes, size_t n_bytes, uint32_t n_ms)
 {
     static const size_t stream_counts[] = {0, 1, 2, 4};
     const size_t n_ways = sizeof stream_counts / sizeof stream_counts[0];
     const size_t n_threads = qsf_pool_thread_count(pool);
     pass p = {
         .n_threads = n_threads,
-        .read = qsf_roof_reader(),
+        .read = qsf_roofline_reader(),
         .bytes = bytes,
         .part_bytes = n_bytes / n_threads / PART_ALIGN * PART_ALIGN,
     };
@@ -330,11 +330,11 @@ double qsf_roof_read_rate(qsf_pool *pool, unsigned char *bytes, size_t n_bytes, 
     return (double)(p.part_bytes * n_threads) * 1e9 / (double)best_ns;
 }
 
-double qsf_roof_madd_rate(qsf_pool *pool, qsf_isa isa, uint32_t n_ms)
+double qsf_roofline_madd_rate(qsf_pool *pool, qsf_isa isa, uint32_t n_ms)
 {
     pass p = {
         .n_threads = qsf_pool_thread_count(pool),
-        .madds = qsf_roof_madds(isa),
+        .madds = qsf_roofline_madds(isa),
         .n_rounds = 1000,
     };
     double best = 0;

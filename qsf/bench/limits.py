@@ -53,10 +53,10 @@ def measure_memory(
     n_bytes = max(_LEAST_MEMORY_BYTES, min(_MEMORY_BYTES, available_mb // 4 << 20))
     for n_threads in sorted(set(thread_counts)):
         progress(f"memory and arithmetic, {n_threads} thread{'' if n_threads == 1 else 's'}")
-        roof = binding.measure_roof(n_threads, n_bytes, _MEMORY_MS)
+        roofline = binding.measure_roofline(n_threads, n_bytes, _MEMORY_MS)
         for known, rate in (
-            (gb_per_s, roof.read_gb_per_s),
-            (gmadds_per_s, roof.gmadds_per_s),
+            (gb_per_s, roofline.read_gb_per_s),
+            (gmadds_per_s, roofline.gmadds_per_s),
         ):
             if rate > 0:
                 known[str(n_threads)] = rate

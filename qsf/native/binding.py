@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from qsf import errors
 from qsf.native._qsf import ffi, lib
 from qsf.native.records import MemoryEvent as MemoryEvent
-from qsf.native.records import Roof as Roof
+from qsf.native.records import Roofline as Roofline
 from qsf.native.records import SessionStats as SessionStats
 from qsf.native.records import TraceEvent as TraceEvent
 from qsf.native.records import UnitTime as UnitTime
@@ -96,7 +96,7 @@ def describe_machine() -> Machine:
     )
 
 
-def measure_roof(n_threads: int, n_bytes: int, n_ms: int) -> Roof:
+def measure_roofline(n_threads: int, n_bytes: int, n_ms: int) -> Roofline:
     """Measure what this machine can do at most on ``n_threads``, each limit for about ``n_ms``.
 
     ``n_bytes`` of memory (from 64 MiB, better several times the last cache) are read from.
@@ -105,13 +105,13 @@ def measure_roof(n_threads: int, n_bytes: int, n_ms: int) -> Roof:
         QsfArgumentError: a number is out of bounds.
         QsfMemoryError: the system has not so much memory.
     """
-    out = ffi.new("qsf_roof *")
+    out = ffi.new("qsf_roofline *")
     try:
-        status = lib.qsf_machine_roof(n_threads, n_bytes, n_ms, out)
+        status = lib.qsf_machine_roofline(n_threads, n_bytes, n_ms, out)
     except (OverflowError, TypeError) as error:
         raise errors.QsfArgumentError(f"{n_threads}, {n_bytes}, {n_ms}: {error}") from error
     check_status(status)
-    return Roof(out.read_bytes_per_s / 1e9, out.madds_per_s / 1e9)
+    return Roofline(out.read_bytes_per_s / 1e9, out.madds_per_s / 1e9)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,8 +138,8 @@ def session_stats(struct: Any) -> SessionStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Roof:
-    """A machine's limits; fields as ``qsf_roof`` in qsf.h, in billions of 10^9.
+class Roofline:
+    """A machine's limits; fields as ``qsf_roofline`` in qsf.h, in billions of 10^9.
 
     Attributes:
         read_gb_per_s: GB/s read from memory, by all threads together.

@@ -8,20 +8,20 @@
 static void check_loops(void)
 {
     static unsigned char bytes[2048];
-    qsf_roof_read_fn *const read = qsf_roof_reader();
+    qsf_roofline_read_fn *const read = qsf_roofline_reader();
     CHECK_EQ_U64(read(bytes, sizeof bytes), 0);
     for (size_t i = 0; i < sizeof bytes; i += 64) { /* every line is read */
         bytes[i] = 1;
         CHECK(read(bytes, sizeof bytes) != 0);
         bytes[i] = 0;
     }
-    CHECK(qsf_roof_madds(QSF_ISA_SCALAR) == NULL);
+    CHECK(qsf_roofline_madds(QSF_ISA_SCALAR) == NULL);
     for (int isa = 0; isa < QSF_ISA_COUNT; isa++) {
-        if (!qsf_isa_has((qsf_isa)isa) || qsf_roof_madds((qsf_isa)isa) == NULL)
+        if (!qsf_isa_has((qsf_isa)isa) || qsf_roofline_madds((qsf_isa)isa) == NULL)
             continue;
-        const double once = qsf_roof_madds((qsf_isa)isa)(1);
+        const double once = qsf_roofline_madds((qsf_isa)isa)(1);
         CHECK(once > 0);
-        CHECK_NEAR(qsf_roof_madds((qsf_isa)isa)(7), 7 * once, 0.0);
+        CHECK_NEAR(qsf_roofline_madds((qsf_isa)isa)(7), 7 * once, 0.0);
     }
 }
 
@@ -31,26 +31,26 @@ static void check_measuring(void)
     if (!CHECK_OK(qsf_isa_choose(&isa)))
         return;
     for (uint32_t n_threads = 1; n_threads <= 3; n_threads++) { /* more than cores, maybe */
-        qsf_roof roof;
-        CHECK_OK(qsf_machine_roof(n_threads, 64 * MIB, 1, &roof));
-        CHECK(roof.read_bytes_per_s > 0);
-        CHECK((roof.madds_per_s > 0) == (qsf_roof_madds(isa) != NULL));
+        qsf_roofline limits;
+        CHECK_OK(qsf_machine_roofline(n_threads, 64 * MIB, 1, &limits));
+        CHECK(limits.read_bytes_per_s > 0);
+        CHECK((limits.madds_per_s > 0) == (qsf_roofline_madds(isa) != NULL));
     }
 }
 
 static void check_arguments(void)
 {
-    qsf_roof roof = {1.0, 1.0};
-    CHECK_STATUS(qsf_machine_roof(1, 64 * MIB, 1, NULL), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_machine_roof(0, 64 * MIB, 1, &roof), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_machine_roof(257, 1024 * MIB, 1, &roof), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_machine_roof(1, 64 * MIB - 1, 1, &roof), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_machine_roof(65, 64 * MIB, 1, &roof), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_machine_roof(1, 64 * MIB, 0, &roof), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_machine_roof(1, 64 * MIB, 60001, &roof), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_machine_roof(1, UINT64_C(1) << 60, 1, &roof), QSF_ERR_NOMEM);
+    qsf_roofline limits = {1.0, 1.0};
+    CHECK_STATUS(qsf_machine_roofline(1, 64 * MIB, 1, NULL), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_machine_roofline(0, 64 * MIB, 1, &limits), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_machine_roofline(257, 1024 * MIB, 1, &limits), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_machine_roofline(1, 64 * MIB - 1, 1, &limits), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_machine_roofline(65, 64 * MIB, 1, &limits), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_machine_roofline(1, 64 * MIB, 0, &limits), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_machine_roofline(1, 64 * MIB, 60001, &limits), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_machine_roofline(1, UINT64_C(1) << 60, 1, &limits), QSF_ERR_NOMEM);
     CHECK_CONTAINS(qsf_error_detail(), "1152921504606846976 bytes");
-    CHECK(roof.read_bytes_per_s == 0 && roof.madds_per_s == 0);
+    CHECK(limits.read_bytes_per_s == 0 && limits.madds_per_s == 0);
 }
 
 int main(void)

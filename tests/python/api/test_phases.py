@@ -200,17 +200,17 @@ def test_traces_begin_and_end_beside_passes(
     assert np.array_equal(logits[0], logits[1])
 
 
-def test_the_roof_is_measured() -> None:
-    roof = binding.measure_roof(1, 64 * 2**20, 1)
-    assert roof.read_gb_per_s > 0.01
-    assert roof.gmadds_per_s >= 0
+def test_the_roofline_is_measured() -> None:
+    roofline = binding.measure_roofline(1, 64 * 2**20, 1)
+    assert roofline.read_gb_per_s > 0.01
+    assert roofline.gmadds_per_s >= 0
 
 
 @pytest.mark.parametrize(
     "asked", [(0, 2**26, 1), (1, 2**26 - 1, 1), (1, 2**26, 0), (-1, 2**26, 1), (1, 2**80, 1)]
 )
-def test_a_roof_out_of_bounds_is_refused(asked: tuple[int, int, int]) -> None:
+def test_a_roofline_out_of_bounds_is_refused(asked: tuple[int, int, int]) -> None:
     with pytest.raises(errors.QsfArgumentError):
-        binding.measure_roof(*asked)
+        binding.measure_roofline(*asked)
     with pytest.raises(errors.QsfMemoryError, match="the system has"):
-        binding.measure_roof(1, 2**60, 1)
+        binding.measure_roofline(1, 2**60, 1)

@@ -88,7 +88,7 @@ def test_a_checkout_has_a_commit_and_says_that_it_was_changed(tmp_path: Path) ->
 
 
 @dataclass(frozen=True)
-class Roof:
+class Roofline:
     read_gb_per_s: float
     gmadds_per_s: float
 
@@ -96,11 +96,11 @@ class Roof:
 def test_memory_is_measured_for_each_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def measure(n_threads: int, n_bytes: int, n_ms: int) -> Roof:
+    def measure(n_threads: int, n_bytes: int, n_ms: int) -> Roofline:
         asked.append((n_threads, n_bytes, n_ms))
-        return Roof(10.0 * n_threads, 0.0 if n_threads == 4 else 500.0 * n_threads)
+        return Roofline(10.0 * n_threads, 0.0 if n_threads == 4 else 500.0 * n_threads)
 
-    monkeypatch.setattr(binding, "measure_roof", measure, raising=False)
+    monkeypatch.setattr(binding, "measure_roofline", measure, raising=False)
     said: list[str] = []
     memory, gmadds = limits.measure_memory([4, 1, 4], said.append)
     assert memory == {"1": 10.0, "4": 40.0}
