@@ -96,6 +96,21 @@ def test_lint_finds_a_name_used_twice(tmp_path: Path) -> None:
     assert "taken by csrc/base/twice.c" in found[0]
 
 
+def test_lint_finds_a_circle_inside_a_room(tmp_path: Path) -> None:
+    assert lint(tmp_path, "csrc/format/one.h", "") == []
+    assert lint(tmp_path, "csrc/format/one.c", '#include "format/two.h"\n') == []
+    assert lint(tmp_path, "csrc/format/three.c", '#include "format/one.h"\n') == []
+    found = lint(tmp_path, "csrc/format/two.h", '#include "format/one.h"\n')
+    assert len(found) == 1
+    assert found[0].startswith("csrc/format/two.h:3:")
+    assert "format/one -> format/two -> format/one" in found[0]
+
+
+def test_lint_counts_a_private_header_to_its_module(tmp_path: Path) -> None:
+    assert lint(tmp_path, "csrc/stream/ring_private.h", '#include "stream/ring.h"\n') == []
+    assert lint(tmp_path, "csrc/stream/ring.c", '#include "stream/ring_private.h"\n') == []
+
+
 def test_lint_finds_a_long_python_file(tmp_path: Path) -> None:
     (tmp_path / "qsf").mkdir()
     (tmp_path / "qsf" / "long.py").write_text("x = 1\n" * 601, encoding="utf-8")
