@@ -1,7 +1,8 @@
 """Checks the rules of the C sources that no compiler checks.
 
 Which room of csrc/ may include which, that no modules include each other in a circle, which
-calls are allowed where, and the form of every file. Prints one line per violation; exits with 1 if there is any.
+calls are allowed where, and the form of every file. Prints one line per violation; exits
+with 1 if there is any.
 
 Usage: python tools/lint_c.py [PROJECT_ROOT]
 """
