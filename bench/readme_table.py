@@ -260,7 +260,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write, check or print; 1: README.md is not what the results say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("results", metavar="RESULT.json", type=Path, nargs="*")
-    parser.add_argument("--readme", metavar="FILE", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--readme", metavar="FILE", type=Path, default=ROOT / "docs" / "benchmarks.md")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     args = parser.parse_args(arguments)
     try:
