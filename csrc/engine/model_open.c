@@ -103,7 +103,7 @@ static qsf_status make_plan(qsf_model *m)
         .limit_bytes = m->memory.limit_bytes,
         .fixed_bytes = m->ledger.held_bytes + measuring.used_bytes +
                        qsf_stream_table_bytes(&m->reader) +
-                       qsf_session_record_bytes() * m->options.max_sessions,
+                       sizeof(qsf_session) * m->options.max_sessions,
     };
     const qsf_status status = qsf_plan_make(&input, &m->plan, m->is_resident);
     qsf_skip_describe(&m->reader, m->options.quality, &m->plan);

@@ -9,11 +9,6 @@
 #include "engine/pressure_watch.h"
 #include "platform/clock.h"
 
-size_t qsf_session_record_bytes(void)
-{
-    return sizeof(qsf_session);
-}
-
 static void release_session(qsf_session *s)
 {
     qsf_model *const m = s->model;

@@ -34,7 +34,4 @@ struct qsf_session {
     size_t block_bytes;
 };
 
-/* Bytes of the session's own record, which the plan counts among the tables. */
-size_t qsf_session_record_bytes(void);
-
 #endif
