@@ -97,10 +97,6 @@ def _run(request: Request) -> int:
             reconfigure(errors="replace")
     if request.path.is_dir():
         raise QsfError(command.explain_folder(request.path))
-    if request.bench_arguments is not None:
-        from qsf.bench import cli
-
-        return cli.run(request.bench_arguments)
     if request.is_plan:
         return _print_plan(request)
     prompt = None if request.is_interactive else _prompt(request)

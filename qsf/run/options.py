@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _MAX_THREADS = 256
 _MAX_U32 = 2**32 - 1
 _MAX_SEED = 2**64 - 1
-_BENCH_OPTIONS = ("--ram-budget", "--threads", "--kv-type", "--io", "--quiet")
 _EPILOG = """\
 examples:
   qsf-run model.qsf --prompt "Once upon a time"
@@ -73,7 +72,6 @@ class Request:
     is_verbose: bool
     is_quiet: bool
     has_special: bool
-    bench_arguments: list[str] | None  # of python -m qsf.bench; None: generate text
 
 
 def _whole(least: int, most: int, unit: str = "") -> Callable[[str], int]:
@@ -152,12 +150,6 @@ def _parser() -> _Parser:
         "-q", "--quiet", action="store_true", help="no progress, no statistics at the end"
     )
     group.add_argument("--version", action="store_true", help="print the version and exit")
-    group.add_argument(
-        "--bench",
-        action="store_true",
-        help="measure the speed and exit: python -m qsf.bench MODEL, without llama.cpp, with the "
-        f"options for memory and speed that it has too ({', '.join(_BENCH_OPTIONS)})",
-    )
     return parser
 
 
@@ -321,7 +313,6 @@ def parse(arguments: list[str]) -> Request:
     options = parser.parse_args(arguments)
     if not options.model:
         raise UsageError("the name of MODEL is empty")
-    bench_arguments = _bench_arguments(parser, options) if options.bench else None
     if options.prompt is not None and options.prompt_file is not None:
         raise UsageError("--prompt and --prompt-file exclude each other")
     if options.interactive and (options.prompt is not None or options.prompt_file is not None):
@@ -357,26 +348,7 @@ def parse(arguments: list[str]) -> Request:
         is_verbose=options.verbose,
         is_quiet=options.quiet,
         has_special=not options.no_special,
-        bench_arguments=bench_arguments,
     )
-
-
-def _bench_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
-    """Return what ``python -m qsf.bench`` is called with. Raises UsageError for what it lacks."""
-    for action in parser._actions:
-        known = {"--bench", "-h", *_BENCH_OPTIONS}
-        if not action.option_strings or known.intersection(action.option_strings):
-            continue
-        if getattr(options, action.dest, None) != action.default:
-            name = action.option_strings[-1]
-            raise UsageError(f"--bench and {name} exclude each other: python -m qsf.bench has none")
-    if options.ram_budget == "auto":
-        raise UsageError("--bench needs --ram-budget as a number of MB, or 0 for none")
-    found = ["--peer", "none", "--ram-budget", str(options.ram_budget or "none")]
-    for name, value in (("--threads", options.threads), ("--kv-type", options.kv_type)):
-        found += [] if value is None else [name, str(value)]
-    found += ["--io", options.io, *(["--quiet"] if options.quiet else [])]
-    return [*found, "--", options.model]
 
 
 def valid_text(text: str) -> str:
