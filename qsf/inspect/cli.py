@@ -14,8 +14,9 @@ import typer
 
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.inspect import quality as quality_report
-from qsf.inspect.meta import clean, read_meta
+from qsf.inspect.meta import read_meta
 from qsf.shell import command, typer_app
+from qsf.shell.output import clean
 
 if TYPE_CHECKING:
     from qsf.file.layout import Tensor, Unit

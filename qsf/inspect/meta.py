@@ -13,13 +13,6 @@ if TYPE_CHECKING:
 _MAX_DEPTH = 64  # writing JSON again takes a Python frame for each level
 
 
-def clean(text: str) -> str:
-    """Return the text without what could steer a terminal or turn text around."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
 def read_meta(reader: Reader) -> dict[str, Any] | None:
     """Return the META object; None when there is none or it is not what it should be.
 

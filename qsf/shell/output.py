@@ -67,3 +67,10 @@ def write_text(out: Path, text: str, *, overwrite: bool) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise QsfIOError(f"{out}: {error.strerror or error}") from error
+
+
+def clean(text: str) -> str:
+    """Return the text without what could steer a terminal or turn text around."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,66 +1,142 @@
-"""What the commands that work for minutes show meanwhile: how far they are, how fast, how long."""
+"""How far a command is that works for minutes: a bar on a terminal, lines elsewhere."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
-_BAR_WIDTH = 24
+from qsf.shell import command
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 _REDRAW_S = 0.1
 
 
+class _Bar:
+    """A bar on a terminal, which is removed at the end; else a line at every 10 %."""
+
+    def __init__(self, text: str, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._started = time.monotonic()
+        self._drawn = 0.0
+        self._shown_tenths = 0
+        self._bar: Progress | None = None
+        if enabled and sys.stderr.isatty():
+            self._open(text)
+
+    def _open(self, text: str) -> None:
+        # Late: rich takes 6 MB, which would count in the budget of qsf-eval.
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        # Drawn by `update` alone: a thread of rich's would disturb what is measured.
+        bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(24),
+            TextColumn("{task.fields[numbers]}", markup=False),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+        )
+        self._task = bar.add_task(text, total=1.0, numbers="")
+        self._bar = bar
+        bar.start()
+
+    def update(self, fraction: float, numbers: str = "") -> None:
+        """Show the fraction that is done, the time that is left, and ``numbers``."""
+        if not self._enabled:
+            return
+        now = time.monotonic()
+        elapsed_s = now - self._started
+        words = [f"{int(100 * fraction):3d}%"]
+        if fraction > 0 and elapsed_s > 1:
+            words.append(f"{duration_text(elapsed_s * (1 - fraction) / fraction)} left")
+        words += [numbers] if numbers else []
+        if self._bar is not None:
+            if now - self._drawn >= _REDRAW_S or fraction in (0.0, 1.0):
+                self._drawn = now
+                self._bar.update(self._task, completed=fraction, numbers=", ".join(words))
+                self._bar.refresh()
+        elif int(fraction * 10) > self._shown_tenths:
+            self._shown_tenths = int(fraction * 10)
+            _print(f"  {', '.join(words).strip()}")
+
+    def close(self) -> None:
+        """Remove the bar; nothing is shown after it."""
+        self._enabled = False
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()
+
+
 class ProgressLine:
-    """Shows how far something is: a bar on a terminal, else a line at every 10 %.
+    """Shows how much of one thing is done.
 
     Args:
         enabled: show anything at all.
         unit: what is counted, such as "MB" or "tokens".
-        scale: how many of what ``update`` is told make one unit.
+        scale: how many of what ``update`` counts make one unit.
     """
 
     def __init__(self, *, enabled: bool, unit: str, scale: float = 1) -> None:
         """Start the clock; see the class."""
-        self._enabled = enabled
         self.unit = unit
         self._scale = scale
-        self._is_terminal = sys.stderr.isatty()
         self._started = time.monotonic()
-        self._drawn = 0.0
-        self._shown_tenths = 0
-        self._is_open = False
+        self._bar = _Bar("", enabled=enabled)
 
     def update(self, done: float, total: float) -> None:
         """Show that ``done`` of ``total`` are through."""
-        if not self._enabled:
-            return
-        now = time.monotonic()
-        elapsed_s = max(now - self._started, 1e-3)
-        fraction = done / total if total else 1.0
-        left_s = elapsed_s * (1 - fraction) / fraction if fraction else 0.0
-        numbers = (
-            f"{fraction:4.0%}  {done / self._scale:.0f} of {total / self._scale:.0f} {self.unit}, "
-            f"{done / elapsed_s / self._scale:.0f} {self.unit}/s, {duration_text(left_s)} left"
+        elapsed_s = max(time.monotonic() - self._started, 1e-3)
+        self._bar.update(
+            done / total if total else 1.0,
+            f"{done / self._scale:.0f} of {total / self._scale:.0f} {self.unit}, "
+            f"{done / elapsed_s / self._scale:.0f} {self.unit}/s",
         )
-        if self._is_terminal:
-            if now - self._drawn >= _REDRAW_S or done == total:
-                bar = "#" * int(fraction * _BAR_WIDTH)
-                sys.stderr.write(f"\r[{bar:<{_BAR_WIDTH}}] {numbers}\x1b[K")
-                sys.stderr.flush()
-                self._drawn = now
-                self._is_open = True
-        elif int(fraction * 10) > self._shown_tenths:
-            self._shown_tenths = int(fraction * 10)
-            sys.stderr.write(numbers.strip() + "\n")
-            sys.stderr.flush()
 
     def close(self) -> None:
         """Leave the terminal's cursor at the start of a fresh line; nothing is shown after it."""
+        self._bar.close()
+
+
+class Steps:
+    """Shows one step after another, each with its own bar. Warnings are shown in any case."""
+
+    def __init__(self, *, enabled: bool, program: str) -> None:
+        """Show nothing yet; ``program`` begins the warnings."""
+        self._enabled = enabled
+        self._program = program
+        self._bar = _Bar("", enabled=False)
+
+    def begin(self, what: str) -> None:
+        """Begin a step, and end the one before."""
+        self._bar.close()
+        if self._enabled and not sys.stderr.isatty():
+            _print(what)
+        self._bar = _Bar(what, enabled=self._enabled)
+        self._bar.update(0.0)
+
+    def update(self, fraction: float, text: str = "") -> None:
+        """Show the fraction of the step that is done, and what is done now."""
+        self._bar.update(fraction, text)
+
+    def warn(self, text: str) -> None:
+        """Show a line that stays."""
+        self._bar.close()
+        _print(f"{self._program}: {command.one_line(text)}")
+
+    def close(self) -> None:
+        """Leave a clean line; nothing but warnings is shown after it."""
         self._enabled = False
-        if self._is_open:
-            self._is_open = False
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        self._bar.close()
+
+
+def _print(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def duration_text(seconds: float) -> str:

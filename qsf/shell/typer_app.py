@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -25,8 +26,12 @@ def create_app() -> typer.Typer:
     )
 
 
-def run(app: typer.Typer, arguments: list[str], *, program: str, when_cut_off: str = "") -> int:
-    """Run the application and return its exit code: 0, or the number that its command returns.
+def run(
+    app: Callable[..., object], arguments: list[str], *, program: str, when_cut_off: str = ""
+) -> int:
+    """Run an application of typer, or a function that is called alike, and return its exit code.
+
+    That is 0, or the number that its command returns.
 
     ``when_cut_off`` is what to say after "interrupted", such as what became of the output;
     without it nothing is said. What the exception knows of it goes before.

@@ -18,10 +18,8 @@ from qsf.errors import QsfError
 from qsf.file.layout import dtype_name
 from qsf.file.reader import Reader
 from qsf.inspect.meta import read_meta
-from qsf.shell.output import write_text
-from qsf_converter.report import parts as parts
-from qsf_converter.report.record import Evaluation, LayerReport, Quality, TensorReport
-from qsf_converter.report.svg import (
+from qsf.page import html as parts
+from qsf.page.svg import (
     N_CATEGORIES,
     Cell,
     columns_chart,
@@ -33,6 +31,8 @@ from qsf_converter.report.svg import (
     stacked_bar,
     text,
 )
+from qsf.shell.output import write_text
+from qsf_converter.report.record import Evaluation, LayerReport, Quality, TensorReport
 
 _MB = 2**20
 _MAX_ROWS = 5_000  # of the table; also the largest models have fewer tensors

@@ -13,10 +13,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qsf.inspect.meta import clean
+from qsf.shell.output import clean
 
 N_SHADES = 9
 N_CATEGORIES = 6
+N_PART_COLOURS = 13  # `p0` .. `p12`
 
 _FIRST_LIGHT_ON_DARK = 6  # shades from here on carry text of the other brightness
 _DIGIT = 7.7  # widths at 12 pixels in the wider of the usual fonts

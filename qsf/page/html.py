@@ -1,6 +1,6 @@
 """The frame of a page that needs nothing else, and what its sections are made of.
 
-Used by the quality report and by the report of ``qsf.bench``: no script, no font, no network.
+Used by the quality report of the converter and the report of ``qsf.bench``.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from qsf_converter.report.style import STYLE
-from qsf_converter.report.svg import bar, text
+from qsf.page.style import STYLE
+from qsf.page.svg import bar, text
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def document(
-    kind: str, name: str, about: str, main: str, footer: str, *, title: str, style: str = ""
-) -> str:
-    """Return the page. ``main``, ``footer`` and ``style`` are HTML and CSS, the others text."""
+def document(kind: str, name: str, about: str, main: str, footer: str, *, title: str) -> str:
+    """Return the page. ``main`` and ``footer`` are HTML, the others text."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -26,7 +24,7 @@ def document(
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="referrer" content="no-referrer">
 <title>{text(title)}</title>
-<style>{STYLE}{style}</style>
+<style>{STYLE}</style>
 </head>
 <body>
 <header>
@@ -100,3 +98,9 @@ def scroll(label: str, content: str, *, kind: str = "wide") -> str:
     """Wrap what may be wider than the page; a keyboard can scroll it too."""
     attributes = f'class="scroll {kind}" role="region" tabindex="0" aria-label="{text(label)}"'
     return f"<div {attributes}>{content}</div>"
+
+
+def sentences(lines: Sequence[str]) -> str:
+    """Return a list of sentences; "" if there are none."""
+    items = "".join(f"<li>{text(line)}</li>" for line in lines)
+    return f'<ul class="says">{items}</ul>' if items else ""
