@@ -45,7 +45,7 @@ c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OF
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
 .PHONY: help demo test test-c test-py check check-isa check-san check-arm check-old check-slow \
-	lint format fuzz peer bench clean
+	lint format fuzz baseline bench clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -152,8 +152,10 @@ fuzz: build/install.stamp ## each fuzz target for FUZZ_SECONDS (needs clang)
 			$$([ -d tests/fuzz/corpus/$$name ] && echo tests/fuzz/corpus/$$name); \
 	done
 
-peer: build/install.stamp ## llama.cpp for python -m qsf.bench, built for this processor
-	@command=$$($(PY) -m qsf.bench.peer); echo "$$command"; eval "$$command"
+baseline: build/install.stamp ## llama.cpp for python -m qsf.bench, built for this processor
+	@tools/bootstrap.sh baseline
+	@command=$$($(PY) -m qsf.bench.run.baseline); echo "$$command"; eval "$$command"
+	@$(PY) -c 'from qsf.bench.run.baseline import find_baseline; print(find_baseline().words)'
 
 bench: build/install.stamp ## build and run the benchmarks
 	@$(CMAKE) -S . -B build/bench -DQSF_BUILD_BENCH=ON -DQSF_BUILD_MODULE=OFF >/dev/null

@@ -1,8 +1,8 @@
-"""What peer_quality.py asks of llama.cpp: a GGUF of a model, its quantisations, their logits.
+"""What baseline_quality.py asks of llama.cpp: a GGUF of a model, its quantisations, their logits.
 
 Runs in a Python of its own, with
     CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python gguf
-(on processors with AMX see qsf/bench/peer.py), without QSF and without torch. Every
+(on processors with AMX see qsf/bench/baseline.py), without QSF and without torch. Every
 command prints one line of JSON at the end.
 
 Usage: python bench/llama_quantiser.py version

@@ -1,4 +1,4 @@
-"""Write a GGUF model of a given shape with random weights, for llama.cpp as the peer.
+"""Write a GGUF model of a given shape with random weights, for llama.cpp as the baseline.
 
 The command line of qsf/bench/random_gguf.py, which says what the file is.
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from qsf.bench.random_gguf import FILE_TYPES, tensors, write_model
-from qsf.bench.shapes import ALIASES, SHAPES, find_shape
+from qsf.bench.models.random_gguf import FILE_TYPES, tensors, write_model
+from qsf.bench.models.shapes import ALIASES, SHAPES, find_shape
 from qsf.errors import QsfError
 
 

@@ -14,8 +14,8 @@ import argparse
 import time
 from pathlib import Path
 
-from qsf.bench.random_qsf import QUANT_TYPES, embed_type_of, write_model
-from qsf.bench.shapes import ALIASES, SHAPES, Shape, find_shape
+from qsf.bench.models.random_qsf import QUANT_TYPES, embed_type_of, write_model
+from qsf.bench.models.shapes import ALIASES, SHAPES, Shape, find_shape
 from qsf.errors import QsfError
 from qsf.file.layout import Compression
 from qsf_converter.rounding.compression import (

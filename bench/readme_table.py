@@ -1,12 +1,13 @@
-"""Write README's tables of speed from results of `python -m qsf.bench` in bench/results/.
+"""Write the tables of speed in docs/benchmarks.md.
 
-In README.md a table stands between two comments, of which the first says what it is made of:
+They are made from results of `python -m qsf.bench` in bench/results/. A table stands between two
+comments, of which the first says what it is made of:
 
     <!-- in-memory: python bench/readme_table.py bench/results/1.1b.json -->
     <!-- end -->
 
 Tables are ``in-memory``, QSF beside llama.cpp where the model fits, ``budgets``, QSF alone by
---ram-budget, and ``capped``, both in a memory cgroup. Without files all tables of README.md are
+--ram-budget, and ``capped``, both in a memory cgroup. Without files all its tables are
 written anew; with files, all tables that these make are printed.
 
 Usage: .venv/bin/python bench/readme_table.py [--check] [--readme README.md] [RESULT.json ...]
@@ -23,11 +24,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qsf.bench.results import Ratio, Results, Row, read
-from qsf.bench.table import mb_text, ratio_text, spread_text
+from qsf.bench.judge.results import Ratio, Results, Row, read
+from qsf.bench.show.table import mb_text, ratio_text, spread_text
 from qsf.errors import QsfError
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
 MARKED = re.compile(
     r"(<!-- (?P<name>[\w-]+): python bench/readme_table\.py(?P<files>(?: \S+)+) -->\n)"
     r"(?:(?!<!-- ).)*(<!-- end -->)",
@@ -46,20 +48,20 @@ class Found:
 
     results: Results
     row: Row
-    peer: Row | None = None
+    baseline: Row | None = None
     ratio: Ratio | None = None
 
 
 def found_rows(all_results: Sequence[Results]) -> list[Found]:
-    """Return QSF's rows, each with the peer's."""
+    """Return QSF's rows, each with the baseline's."""
     found = []
     for results in all_results:
         for i, row in enumerate(results.rows):
             if row.engine != "qsf":
                 continue
             ratio = next((ratio for ratio in results.ratios if ratio.row == i), None)
-            peer = None if ratio is None else results.rows[ratio.vs]
-            found.append(Found(results, row, peer, ratio))
+            baseline = None if ratio is None else results.rows[ratio.vs]
+            found.append(Found(results, row, baseline, ratio))
     return found
 
 
@@ -71,11 +73,11 @@ def rate(found: Found | None) -> str:
     return NOTHING if found is None else spread_text(found.row.tok_per_s)
 
 
-def peer_rate(found: Found | None) -> str:
+def baseline_rate(found: Found | None) -> str:
     """Return llama.cpp's tok/s."""
-    if found is None or found.peer is None:
+    if found is None or found.baseline is None:
         return NOTHING
-    return spread_text(found.peer.tok_per_s)
+    return spread_text(found.baseline.tok_per_s)
 
 
 def times(found: Found | None) -> str:
@@ -95,15 +97,15 @@ def of_limit(found: Found | None, limited_by: str) -> str:
 
 def type_name(rows: Sequence[Found]) -> str:
     """Return the type, with that of llama.cpp behind it."""
-    peer = next((found.peer for found in rows if found.peer is not None), None)
-    return rows[0].row.type + (f" ({peer.type})" if peer else "")
+    baseline = next((found.baseline for found in rows if found.baseline is not None), None)
+    return rows[0].row.type + (f" ({baseline.type})" if baseline else "")
 
 
 def bits(rows: Sequence[Found]) -> str:
     """Return bits per weight of QSF's file, then of llama.cpp's."""
-    peer = next((found.peer for found in rows if found.peer is not None), None)
+    baseline = next((found.baseline for found in rows if found.baseline is not None), None)
     own = f"{rows[0].row.bits_per_weight:.2f}"
-    return own + (f" ({peer.bits_per_weight:.2f})" if peer else "")
+    return own + (f" ({baseline.bits_per_weight:.2f})" if baseline else "")
 
 
 # ---- tables ----
@@ -149,8 +151,8 @@ def in_memory(all_results: Sequence[Results]) -> str:
         cells.append(
             [
                 *(rows[0].row.shape, type_name(rows), bits(rows)),
-                *(rate(prompt), peer_rate(prompt), times(prompt)),
-                *(rate(generation), peer_rate(generation), times(generation)),
+                *(rate(prompt), baseline_rate(prompt), times(prompt)),
+                *(rate(generation), baseline_rate(generation), times(generation)),
                 *(f"{mb_text(peak)} MB", of_limit(generation, "memory")),
             ]
         )
@@ -199,7 +201,7 @@ def capped(all_results: Sequence[Results]) -> str:
             type_name([found]),
             f"{found.row.cap.limit_mb:,} MB" if found.row.cap else NOTHING,
             f"{mb_text(found.row.peak_rss_bytes)} MB",
-            *(rate(found), of_limit(found, "disk"), peer_rate(found), times(found)),
+            *(rate(found), of_limit(found, "disk"), baseline_rate(found), times(found)),
         ]
         for found in rows
     ]
@@ -222,7 +224,7 @@ def origins(rows: Sequence[Found]) -> str:
             f"Median (least-most) of {n_rounds} round{'' if n_rounds == 1 else 's'}",
             f"{' and '.join(map(str, threads))} thread{'' if threads == [1] else 's'}",
             f"{known.get('cpu', 'unknown processor')} with {known.get('n_cores', '?')} cores",
-            *(str(known[key]) for key in ("peer",) if known.get(key)),
+            *(str(known[key]) for key in ("baseline",) if known.get(key)),
             *(f"commit {known[key]}" for key in ("commit",) if known.get(key)),
             *(str(known[key])[:10] for key in ("date",) if known.get(key)),
         ]
@@ -260,7 +262,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write, check or print; 1: README.md is not what the results say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("results", metavar="RESULT.json", type=Path, nargs="*")
-    parser.add_argument("--readme", metavar="FILE", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--readme", metavar="FILE", type=Path, default=DOCUMENT)
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     args = parser.parse_args(arguments)
     try:
@@ -273,7 +275,7 @@ def main(arguments: Sequence[str]) -> int:
                     print(f"{name}: {error}\n")
             return 0
         text = args.readme.read_text("utf-8")
-        new = rewritten(text, args.readme.parent)
+        new = rewritten(text, ROOT if args.readme == DOCUMENT else args.readme.parent)
     except (QsfError, TableError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the system packages that the build needs and that are missing, or prints how to.
-# Usage: tools/bootstrap.sh [arm|old|page]     (also what `make check-arm`, `make check-old` or
-# `make check-slow` needs)
+# Usage: tools/bootstrap.sh [arm|old|page|baseline]     (also what `make check-arm`,
+# `make check-old`, `make check-slow` or `make baseline` needs)
 set -euo pipefail
 
 has_header() { echo "#include <$1>" | "${CC:-cc}" -E - >/dev/null 2>&1; }
@@ -38,6 +38,15 @@ fi
 if [ "${1:-}" = page ]; then # a browser, for the test that looks at the HTML reports
     command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||
         command -v google-chrome >/dev/null || missing+=(chromium)
+fi
+if [ "${1:-}" = baseline ]; then # a clang whose AMX and AVX-512 code works, with OpenMP
+    newest=""
+    for major in 19 20 21 22 18 17 16; do
+        if command -v "clang++-$major" >/dev/null; then newest=""; break; fi
+        if [ -z "$newest" ] && [ -n "$(apt-cache search --names-only "^clang-$major\$" 2>/dev/null)" ]
+        then newest=$major; fi
+    done
+    [ -z "$newest" ] || missing+=("clang-$newest" "libomp-$newest-dev")
 fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 

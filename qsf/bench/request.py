@@ -5,25 +5,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from qsf.bench.memory_group import parse_limit
-from qsf.bench.shapes import find_shape, name_of
-from qsf.bench.tasks import Test
-from qsf.bench.worker_llama import KV_TYPES as PEER_KV_TYPES
+from qsf.bench.models.shapes import find_shape, name_of
+from qsf.bench.options import DEFAULT_SHAPE, DEFAULT_TYPES, Options
+from qsf.bench.run.llama_bench import KV_TYPES as BASELINE_KV_TYPES
+from qsf.bench.run.memory_group import parse_limit
+from qsf.bench.run.tasks import LLAMA, QSF, Test, setting_words
 from qsf.errors import QsfArgumentError
 from qsf.native.io_known import METHODS
 from qsf.native.kv_type import parse_kv_type
 from qsf_converter.rounding.plan import QUANT_TYPES
 
-DEFAULT_SHAPE = "tinyllama-1.1b"
-DEFAULT_TYPES = ("4bit", "2bit")
-DEFAULT_ROUNDS = 3
-NO_PEER = "none"
-PEER = "llama.cpp"
+NO_BASELINE = "none"
 
 _MAX_THREADS = 256
 _MAX_TOKENS = 1 << 20
@@ -37,25 +34,21 @@ _CAPPED_PROMPT, _CAPPED_GEN = 32, 16
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Under what all files are measured: one of memory and threads."""
+    """Threads and memory limits that all files are measured under."""
 
     n_threads: int
     budget_mb: int | None  # of QSF
     cap_mb: int | None  # of the memory control group
 
     @property
-    def has_peer(self) -> bool:
-        """Whether the peer can be set so: it has no budget, only a group's limit."""
+    def has_baseline(self) -> bool:
+        """Whether a baseline can run under it: it has no budget, only a group's limit."""
         return self.budget_mb is None or self.cap_mb is not None
 
     def __str__(self) -> str:
         """Return it in words."""
-        words = [f"{self.n_threads} thread{'' if self.n_threads == 1 else 's'}"]
-        if self.budget_mb is not None and self.budget_mb != self.cap_mb:
-            words.append(f"budget {self.budget_mb} MB")
-        if self.cap_mb is not None:
-            words.append(f"cgroup {self.cap_mb} MB")
-        return ", ".join(words)
+        budget_mb = None if self.budget_mb == self.cap_mb else self.budget_mb
+        return setting_words(self.n_threads, budget_mb, self.cap_mb)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +56,15 @@ class Request:
     """The options, checked. MB are 2^20 bytes."""
 
     models: tuple[Path, ...]  # .qsf files of different names; none: `shapes` in `types`
-    peer_models: tuple[Path, ...]  # .gguf files, one for each model; none: random weights
+    baseline_models: tuple[Path, ...]  # .gguf files, one for each model; none: random weights
     shapes: tuple[str, ...]
     types: tuple[str, ...]
     settings: tuple[Setting, ...]
     tests: tuple[Test, ...]
     n_rounds: int
-    peer: str | None  # PEER: it must be there; None: if it is there; NO_PEER
-    peer_python: Path | None
+    llama: bool | None  # llama-cpp-python: must be there, must not be used, None: if installed
+    llama_python: Path | None
+    programs: dict[str, Path]  # llama-bench programs by the user's names
     kv_type: str | None
     io: str | None
     cache: Path | None
@@ -79,144 +73,163 @@ class Request:
     against: Path | None
 
 
-def make_request(
-    models: Sequence[Path],
-    *,
-    n_cores: int,
-    shape: str | None = None,
-    quant: str | None = None,
-    threads: str | None = None,
-    prompt: str | None = None,
-    gen: str | None = None,
-    depth: str = "0",
-    ram_budget: str | None = None,
-    cgroup: str | None = None,
-    rounds: int = DEFAULT_ROUNDS,
-    peer: str | None = None,
-    peer_python: Path | None = None,
-    peer_models: Sequence[Path] = (),
-    kv_type: str | None = None,
-    io: str | None = None,
-    cache: Path | None = None,
-    is_warm: bool = False,
-    text: Path | None = None,
-    against: Path | None = None,
-) -> Request:
-    """Check the options, as texts of the command line, and fill in what is left out.
-
-    Args:
-        models: the files that are given.
-        n_cores: of the machine: by default tests run on one thread and on all cores, in a control
-            group on all cores.
-        shape: see ``python -m qsf.bench --help``, as all others.
+def make_request(options: Options, *, n_cores: int) -> Request:
+    """Check the options and fill in the defaults, some of which depend on the cores.
 
     Raises:
         QsfArgumentError: an option is wrong, or cannot be honoured beside another.
     """
-    _refuse_conflicts(models, shape, quant, peer, peer_python, peer_models, text, against)
-    caps = _list_of(cgroup, "--cgroup", _cap) if cgroup is not None else (None,)
-    is_capped = caps != (None,)
-    if ram_budget is None:
-        memory = [(cap, cap) for cap in caps]
-    else:
-        budgets = _list_of(ram_budget, "--ram-budget", _budget)
-        memory = [(budget, cap) for cap in caps for budget in budgets]
-    for budget, cap in memory:
-        if cap is not None and (budget is None or budget > cap):
-            raise QsfArgumentError(
-                f"--ram-budget {budget or 'none'} is more than --cgroup {cap}M allows: QSF would "
-                "be killed there"
-            )
-    is_peer_wanted = peer == PEER or peer_python is not None or bool(peer_models)
-    if is_peer_wanted and not any(Setting(1, budget, cap).has_peer for budget, cap in memory):
+    llama, programs = _baselines(options)
+    _refuse_conflicts(options, llama, programs)
+    caps = (None,) if options.cgroup is None else _list_of(options.cgroup, "--cgroup", _cap)
+    memory = _memory(options, caps)
+    if (llama or programs) and not any(Setting(1, *limits).has_baseline for limits in memory):
         raise QsfArgumentError(
-            f"llama.cpp cannot be put beside --ram-budget {ram_budget}, for it has no such thing: "
-            "--ram-budget none measures both, --cgroup binds both"
+            f"llama.cpp cannot run beside --ram-budget {options.ram_budget}, for it has no budget: "
+            "--ram-budget none measures both, --cgroup limits both"
         )
-    all_cores = str(n_cores) if is_capped or n_cores == 1 else f"1,{n_cores}"
-    n_threads = _list_of(
-        threads if threads is not None else all_cores, "--threads", _whole(1, _MAX_THREADS)
+    all_cores = str(n_cores) if caps != (None,) or n_cores == 1 else f"1,{n_cores}"
+    threads = options.threads if options.threads is not None else all_cores
+    return Request(
+        models=options.models,
+        baseline_models=options.baseline_model,
+        shapes=()
+        if options.models
+        else _list_of(
+            DEFAULT_SHAPE if options.shape is None else options.shape, "--shape", _shape_name
+        ),
+        types=() if options.models else _types(options.quant),
+        settings=tuple(
+            Setting(n, budget, cap)
+            for budget, cap in memory
+            for n in _list_of(threads, "--threads", _whole(1, _MAX_THREADS))
+        ),
+        tests=_tests(options, is_capped=caps != (None,)),
+        n_rounds=options.rounds,
+        llama=llama,
+        llama_python=options.baseline_python,
+        programs=programs,
+        kv_type=options.kv_type,
+        io=None if options.io == "auto" else options.io,
+        cache=options.cache,
+        is_cold=not options.warm,
+        text=options.text,
+        against=options.against,
     )
-    prompts = _list_of(
-        prompt if prompt is not None else str(_CAPPED_PROMPT if is_capped else _DEFAULT_PROMPT),
-        "--prompt",
-        _whole(0, _MAX_TOKENS),
-    )
-    gens = _list_of(
-        gen if gen is not None else str(_CAPPED_GEN if is_capped else _DEFAULT_GEN),
-        "--gen",
-        _whole(0, _MAX_TOKENS),
-    )
-    depths = _list_of(depth, "--depth", _whole(0, _MAX_TOKENS))
-    tests = [Test("pp", n, at) for at in depths for n in prompts if n]
-    tests += [Test("tg", n, at) for at in depths for n in gens if n]
+
+
+def _memory(options: Options, caps: tuple[int | None, ...]) -> list[tuple[int | None, int | None]]:
+    """Return pairs of budget and group limit in MB."""
+    if options.ram_budget is None:
+        return [(cap, cap) for cap in caps]
+    budgets = _list_of(options.ram_budget, "--ram-budget", _budget)
+    for cap in caps:
+        for budget in budgets:
+            if cap is not None and (budget is None or budget > cap):
+                raise QsfArgumentError(
+                    f"--ram-budget {budget or 'none'} is more than --cgroup {cap}M allows: QSF "
+                    "would be killed there"
+                )
+    return [(budget, cap) for cap in caps for budget in budgets]
+
+
+def _tests(options: Options, *, is_capped: bool) -> tuple[Test, ...]:
+    sizes = {}
+    for name, asked, usual in (
+        ("--prompt", options.prompt, _CAPPED_PROMPT if is_capped else _DEFAULT_PROMPT),
+        ("--gen", options.gen, _CAPPED_GEN if is_capped else _DEFAULT_GEN),
+        ("--depth", options.depth, 0),
+    ):
+        text = str(usual) if asked is None else asked
+        sizes[name] = _list_of(text, name, _whole(0, _MAX_TOKENS))
+    tests = [Test("pp", n, at) for at in sizes["--depth"] for n in sizes["--prompt"] if n]
+    tests += [Test("tg", n, at) for at in sizes["--depth"] for n in sizes["--gen"] if n]
     if not tests:
         raise QsfArgumentError("--prompt 0 and --gen 0 leave nothing to measure")
-    if rounds < 1:
-        raise QsfArgumentError(f"--rounds is {rounds}: at least 1 is needed")
-    if kv_type is not None:
-        _check_kv_type(kv_type, peer, peer_models)
-    if io is not None and io not in METHODS:
-        raise QsfArgumentError(f"--io {io} is unknown; available: {', '.join(METHODS)}")
-    return Request(
-        models=tuple(models),
-        peer_models=tuple(peer_models),
-        shapes=()
-        if models
-        else _list_of(DEFAULT_SHAPE if shape is None else shape, "--shape", _shape_name),
-        types=() if models else _types(quant),
-        settings=tuple(Setting(n, budget, cap) for budget, cap in memory for n in n_threads),
-        tests=tuple(tests),
-        n_rounds=rounds,
-        peer=peer,
-        peer_python=peer_python,
-        kv_type=kv_type,
-        io=None if io == "auto" else io,
-        cache=cache,
-        is_cold=not is_warm,
-        text=text,
-        against=against,
-    )
+    return tuple(tests)
 
 
-def _refuse_conflicts(
-    models: Sequence[Path],
-    shape: str | None,
-    quant: str | None,
-    peer: str | None,
-    peer_python: Path | None,
-    peer_models: Sequence[Path],
-    text: Path | None,
-    against: Path | None,
-) -> None:
-    """Refuse what cannot be honoured together."""
-    if models and (shape is not None or quant is not None):
-        name = "--shape" if shape is not None else "--quant"
-        raise QsfArgumentError(f"{name} is for random weights: leave it out beside MODEL")
-    names = Counter(path.name for path in [*models, *dict.fromkeys(peer_models)])
-    for name in names:
-        if names[name] > 1:
+# ---- baselines ----
+
+
+def _baselines(options: Options) -> tuple[bool | None, dict[str, Path]]:
+    """Return whether llama-cpp-python is wanted, and the llama-bench programs by name."""
+    llama: bool | None = None
+    programs: dict[str, Path] = {}
+    for value in options.baseline:
+        name, is_program, path = value.partition("=")
+        if value in (LLAMA, NO_BASELINE):
+            if llama not in (None, value == LLAMA):
+                raise QsfArgumentError(f"--baseline {LLAMA} and --baseline {NO_BASELINE} exclude "
+                                       "each other")  # fmt: skip
+            llama = value == LLAMA
+        elif not is_program:
             raise QsfArgumentError(
-                f"{names[name]} files are called {name}: results are told apart by names, so give "
+                f"--baseline {value} is unknown; available: {LLAMA}, {NO_BASELINE}, or NAME=PATH "
+                "of a llama-bench"
+            )
+        elif not re.fullmatch(r"[\w.+-]{1,32}", name) or name in (LLAMA, QSF, NO_BASELINE):
+            raise QsfArgumentError(
+                f"--baseline {value}: the name must be 1 to 32 letters, digits or .+-_, and not "
+                f"{LLAMA}, {QSF} or {NO_BASELINE}"
+            )
+        elif name in programs:
+            raise QsfArgumentError(f"--baseline {name} is given twice: each needs its own name")
+        else:
+            programs[name] = Path(path)
+    if llama is None and (options.baseline_python or options.baseline_model) and not programs:
+        llama = True
+    return llama, programs
+
+
+def _refuse_conflicts(options: Options, llama: bool | None, programs: dict[str, Path]) -> None:
+    """Refuse what cannot be honoured together."""
+    models, gguf = options.models, options.baseline_model
+    if models and (options.shape is not None or options.quant is not None):
+        name = "--shape" if options.shape is not None else "--quant"
+        raise QsfArgumentError(f"{name} is for random weights: leave it out beside MODEL")
+    for name, n_times in Counter(path.name for path in [*models, *dict.fromkeys(gguf)]).items():
+        if n_times > 1:
+            raise QsfArgumentError(
+                f"{n_times} files are called {name}: results are told apart by names, so give "
                 "each file once, with one of its own"
             )
-    if peer not in (None, PEER, NO_PEER):
-        raise QsfArgumentError(f"--peer {peer} is unknown; available: {PEER}, {NO_PEER}")
-    if (peer_models or peer_python is not None) and peer == NO_PEER:
-        name = "--peer-model" if peer_models else "--peer-python"
-        raise QsfArgumentError(f"{name} is of no use with --peer none")
-    if peer_models and len(peer_models) != len(models):
+    if llama is False and options.baseline_python is not None:
+        raise QsfArgumentError("--baseline-python is of no use with --baseline none")
+    if llama is False and gguf and not programs:
+        raise QsfArgumentError("--baseline-model is of no use with --baseline none")
+    if gguf and len(gguf) != len(models):
         raise QsfArgumentError(
-            f"there are {len(models)} MODELs and {len(peer_models)} --peer-model: each MODEL needs "
+            f"there are {len(models)} MODELs and {len(gguf)} --baseline-model: each MODEL needs "
             "its own, in the same order"
         )
-    if text is not None and not models:
+    if options.text is not None and not models:
         raise QsfArgumentError("--text is of no use for random weights: name a MODEL")
-    if against is not None and text is None:
+    if options.against is not None and options.text is None:
         raise QsfArgumentError("--against needs --text: what is to be compared")
-    if text is not None and not peer_models and peer == PEER:
+    if options.text is not None and not gguf and llama:
         raise QsfArgumentError(
-            "--text with --peer llama.cpp needs --peer-model: random weights have no quality"
+            "--text with --baseline llama.cpp needs --baseline-model: random weights have no "
+            "quality"
+        )
+    if options.rounds not in range(1, 101):
+        raise QsfArgumentError(f"--rounds {options.rounds}: expected 1 to 100")
+    if options.io is not None and options.io not in METHODS:
+        raise QsfArgumentError(f"--io {options.io} is unknown; available: {', '.join(METHODS)}")
+    _check_kv_type(options.kv_type, is_baseline_wanted=bool(llama or programs))
+
+
+def _check_kv_type(text: str | None, *, is_baseline_wanted: bool) -> None:
+    if text is None:
+        return
+    try:
+        parse_kv_type(text)
+    except ValueError as error:
+        raise QsfArgumentError(f"--kv-type: {error}") from None
+    if text not in BASELINE_KV_TYPES and is_baseline_wanted:
+        raise QsfArgumentError(
+            f"--kv-type {text} is QSF's alone: llama.cpp has {', '.join(BASELINE_KV_TYPES)}, or "
+            f"leave it out with --baseline {NO_BASELINE}"
         )
 
 
@@ -270,15 +283,3 @@ def _types(quant: str | None) -> tuple[str, ...]:
 
 def _shape_name(text: str) -> str:
     return name_of(find_shape(text))
-
-
-def _check_kv_type(text: str, peer: str | None, peer_models: Sequence[Path]) -> None:
-    try:
-        parse_kv_type(text)
-    except ValueError as error:
-        raise QsfArgumentError(f"--kv-type: {error}") from None
-    if text not in PEER_KV_TYPES and (peer == PEER or peer_models):
-        raise QsfArgumentError(
-            f"--kv-type {text} is QSF's alone: llama.cpp has {', '.join(PEER_KV_TYPES)}, or leave "
-            f"it out with --peer {NO_PEER}"
-        )

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from qsf.bench import launch, tasks
-from qsf.bench.launch import Ended, run_command, run_task
-from qsf.bench.memory_group import CapError, memory_group
-from qsf.bench.random_qsf import QUANT_TYPES, write_model
-from qsf.bench.shapes import Shape
-from qsf.bench.worker_qsf import disk_bytes
+from qsf.bench.models.random_qsf import QUANT_TYPES, write_model
+from qsf.bench.models.shapes import Shape
+from qsf.bench.run import launch, tasks
+from qsf.bench.run.launch import Ended, run_command, run_task
+from qsf.bench.run.memory_group import CapError, memory_group
+from qsf.bench.run.worker_qsf import disk_bytes
 
 pytestmark = pytest.mark.slow
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that benches run on (qsf.bench.random_qsf): they open, run and are whole."""
+"""The models that benches run on (qsf.bench.models.random_qsf): they open, run and are whole."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import qsf
-from qsf.bench import random_qsf
-from qsf.bench.shapes import Shape
+from qsf.bench.models import random_qsf
+from qsf.bench.models.shapes import Shape
 from qsf.file.layout import Compression, Dtype, Layout
 from qsf.file.reader import Reader
 from qsf.native import binding

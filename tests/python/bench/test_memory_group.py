@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qsf.bench import memory_group
+from qsf.bench.run import memory_group
 from qsf.errors import QsfArgumentError, QsfError
 
 MB = 1 << 20

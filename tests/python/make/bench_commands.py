@@ -14,7 +14,7 @@ SECONDS = 60  # until a test that waits gives up
 
 # Measuring the limits takes seconds, and says nothing about the rest.
 QUICK = """
-from qsf.bench import limits
+from qsf.bench.judge import limits
 
 limits.measure_memory = lambda counts, progress: (progress("memory"), (
     {str(n): 10.0 for n in counts}, {str(n): 1000.0 for n in counts}))[1]

@@ -6,16 +6,20 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from qsf.bench.analysis import Measured, analyse
-from qsf.bench.results import Breakdown, Cap, Limits, Ratio, Results, Row, Spread, spread_of
-from qsf.bench.tasks import Answer, Engine, Task, Test, TestRun
+from qsf.bench.judge.results import Breakdown, Limits, Ratio, Results, Row, Spread, spread_of
+from qsf.bench.judge.rows import Measured, analyse
+from qsf.bench.models.facts import FileFacts
+from qsf.bench.options import Options
+from qsf.bench.request import Request, make_request
+from qsf.bench.run.tasks import Answer, Cap, Task, Test, TestRun
 
 PP = Test("pp", 512)
 TG = Test("tg", 128)
 QSF_FILE = "/models/small-4bit.qsf"
-PEER_FILE = "/models/small-Q4_K_M.gguf"
+BASELINE_FILE = "/models/small-Q4_K_M.gguf"
 LIMITS = Limits(
     memory_gb_per_s={"1": 10.0, "2": 20.0},
     disk_gb_per_s={"direct x1": 1.0, "direct x4": 2.0, "buffered x1": 1.5},
@@ -23,22 +27,47 @@ LIMITS = Limits(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a file of 600 MB for each token costs, and a billion multiply-adds."""
+def facts_of(**changes: Any) -> FileFacts:
+    """Return a file of 600 MB for each token, and a billion multiply-adds."""
+    facts = FileFacts(
+        path=Path(QSF_FILE),
+        engine="qsf",
+        shape_name="small",
+        type="4bit",
+        n_weights=1_000_000_000,
+        file_bytes=700_000_000,
+        tensor_bytes=575_000_000,
+        bits_per_weight=4.6,
+        token_bytes=600_000_000,
+        token_madds=1_000_000_000,
+        head_madds=51_200_000,
+        n_layers=10,
+        dim=512,
+        n_heads=8,
+        n_kv_heads=4,
+        head_dim=64,
+        ffn_dim=1024,
+        n_vocab=32000,
+        max_tokens=4096,
+    )
+    return replace(facts, **changes)
 
-    n_weights: int = 1_000_000_000
-    file_bytes: int = 700_000_000
-    bits_per_weight: float = 4.6
-    token_bytes: int = 600_000_000
-    token_madds: int = 1_000_000_000
-    head_madds: int = 51_200_000
-    n_layers: int = 10
-    n_heads: int = 8
-    n_kv_heads: int = 4
-    head_dim: int = 64
-    shape_name: str = "small"
-    type: str = "4bit"
+
+def request_of(
+    *models: Path,
+    n_cores: int = 2,
+    baseline: str = "",
+    baseline_models: Sequence[Path] = (),
+    **options: Any,
+) -> Request:
+    """Return the request of these options; ``baseline`` may be several words."""
+    asked = Options(
+        models=models,
+        baseline=tuple(baseline.split()),
+        baseline_model=tuple(baseline_models),
+        **options,
+    )
+    return make_request(asked, n_cores=n_cores)
 
 
 def run_of(test: Test, rate: float, **changes: Any) -> TestRun:
@@ -72,11 +101,11 @@ def answer_of(runs: Sequence[TestRun], **changes: Any) -> Answer:
 
 
 def measured_of(
-    engine: Engine,
+    engine: str,
     rounds: Sequence[Sequence[TestRun] | None],
     *,
     tests: Sequence[Test] = (PP, TG),
-    facts: Facts | None = None,
+    facts: FileFacts | None = None,
     answer: Mapping[str, Any] | None = None,
     caps: Sequence[Cap] = (),
     **task: Any,
@@ -85,11 +114,11 @@ def measured_of(
     is_qsf = engine == "qsf"
     changes: dict[str, Any] = {} if is_qsf else {"version": "llama.cpp 1", "kv_type": "f16"}
     changes |= dict(answer or {})
-    path = QSF_FILE if is_qsf else PEER_FILE
+    path = QSF_FILE if is_qsf else BASELINE_FILE
     known: dict[str, Any] = {"n_threads": 2, "tests": tuple(tests), "path": path} | task
     return Measured(
         Task(engine, **known),
-        facts or Facts(type="4bit" if is_qsf else "Q4_K_M"),
+        facts or facts_of(type="4bit" if is_qsf else "Q4_K_M"),
         [None if runs is None else answer_of(runs, **changes) for runs in rounds],
         peak_rss_bytes=720 << 20,
         caps=caps,
@@ -107,7 +136,7 @@ def small_results(**machine: Any) -> Results:
             for run in runs
         ]
 
-    def peer_runs(scale: float) -> list[TestRun]:
+    def baseline_runs(scale: float) -> list[TestRun]:
         return [run_of(PP, 125 * scale), run_of(TG, 10 * scale)]
 
     scales = (1.0, 0.96, 1.04)
@@ -115,16 +144,16 @@ def small_results(**machine: Any) -> Results:
     capped: dict[str, Any] = {"tests": [TG], "cap_mb": 300, "caps": [Cap(300, 290 << 20, 0)]}
     measured = [
         measured_of("qsf", [qsf_runs(scale) for scale in scales]),
-        measured_of("llama.cpp", [peer_runs(scale) for scale in scales]),
+        measured_of("llama.cpp", [baseline_runs(scale) for scale in scales]),
         measured_of(
             "qsf", [[run_of(TG, 3 * s)] for s in scales], answer=streamed, budget_mb=300, **capped
         ),
         measured_of("llama.cpp", [[run_of(TG, 0.5 * s)] for s in scales], **capped),
     ]
-    measured[1] = replace(measured[1], reasons=["killed by signal 9"])
-    found = analyse(measured, LIMITS, [(QSF_FILE, PEER_FILE)])
+    measured[1] = replace(measured[1], failures={"killed by signal 9": 1})
+    found = analyse(measured, LIMITS, [(QSF_FILE, BASELINE_FILE)])
     known = {"cpu": "Processor X", "n_cores": 2, "isa": "avx2", "isa_available": ["avx2"]}
-    known |= {"commit": "abc1234", "date": "2026-01-02T03:04:05+00:00", "peer": "llama.cpp 1"}
+    known |= {"commit": "abc1234", "date": "2026-01-02T03:04:05+00:00", "baseline": "llama.cpp 1"}
     return Results(
         known | machine,
         LIMITS,
@@ -178,7 +207,7 @@ class Noisy:
         }
         return Row(**(known | changes))
 
-    def peer(self, rate: float, **changes: Any) -> Row:
+    def baseline(self, rate: float, **changes: Any) -> Row:
         """Return a row of llama.cpp."""
         known = {"engine": "llama.cpp", "type": "Q4_K_M", "version": "llama.cpp 1"}
         return self.row(rate, **(known | changes))

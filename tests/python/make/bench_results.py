@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import random
 
-from qsf.bench.results import (
+from qsf.bench.judge.results import (
     Breakdown,
-    Cap,
     Failure,
     Limits,
     Quality,
@@ -17,6 +16,7 @@ from qsf.bench.results import (
     Spread,
     spread_of,
 )
+from qsf.bench.run.tasks import Cap
 
 N_WEIGHTS = 1_100_048_384
 _N_ROUNDS = 5
@@ -27,7 +27,7 @@ _TYPES = {
     "Q4_K_M": ("llama.cpp", 4.85, 9.1, 17.2, 92.0),
     "Q2_K": ("llama.cpp", 3.16, 5.2, 9.9, 71.0),
 }
-_PEERS = {"4bit": "Q4_K_M", "2bit": "Q2_K"}
+_BASELINES = {"4bit": "Q4_K_M", "2bit": "Q2_K"}
 _SHARES = {
     "embedding": 0.001, "norm": 0.009, "qkv": 0.11, "attention": 0.02,
     "attn_out": 0.08, "gate_up": 0.42, "down": 0.21, "head": 0.12,
@@ -139,7 +139,7 @@ def _ratios(rows: list[Row]) -> list[Ratio]:
     found = []
     for idx, row in enumerate(rows):
         for other_idx, other in enumerate(rows):
-            if _PEERS.get(row.type) == other.type and row.key[3:8] == other.key[3:8]:
+            if _BASELINES.get(row.type) == other.type and row.key[3:8] == other.key[3:8]:
                 pairs = zip(row.tok_per_s.values, other.tok_per_s.values, strict=True)
                 spread = spread_of([one / two for one, two in pairs])
                 found.append(
@@ -172,7 +172,7 @@ def full_results(seed: int = 7) -> Results:
             "system": "Linux-6.1.0-x86_64-with-glibc2.36",
             "qsf": "0.1.0",
             "commit": "0123abc",
-            "peer": "0.3.36",
+            "baseline": "0.3.36",
             "date": "2025-01-02T03:04:05+00:00",
             "command": "python -m qsf.bench 1.1b --types 4bit,2bit --threads 1,2",
         },

@@ -8,7 +8,7 @@ import math
 import re
 from xml.etree import ElementTree
 
-from qsf.bench.results import Results, Row
+from qsf.bench.judge.results import Results, Row
 
 
 def section(page: str, anchor: str) -> str:
@@ -51,10 +51,6 @@ class Drawn:
         self.points: list[tuple[float, float, str]] = []  # x and y in pixels, and the title
         self.texts = svg.findall("text")
         self.errors = [self.bar(one) for one in svg.findall("path") if self.is_of(one, "err")]
-        self.roofs = [
-            [float(n) for n in re.findall(r"-?[\d.]+", one.get("d", ""))]
-            for one in svg.findall("path") if self.is_of(one, "roof")
-        ]  # fmt: skip
         for group in svg.findall("g"):
             place = re.fullmatch(r"translate\(([\d.-]+) ([\d.-]+)\)", group.get("transform", ""))
             title = group.find("title")

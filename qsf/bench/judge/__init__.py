@@ -1,0 +1,2 @@
+"""From measured times to results: limits of the machine, rows, ratios, comparisons, quality."""
+# SPDX-License-Identifier: Apache-2.0

@@ -1,0 +1,214 @@
+"""What the machine can do at most: bytes from memory and from the disk, multiply-adds.
+
+The disk is read as the engine reads it, a megabyte at a time by several threads into huge pages:
+for a virtual disk a read into small pages is a list of 256 places, and it answers those at half
+the speed. So the limit is the stricter of the two.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qsf.errors import QsfIOError
+
+READ_BYTES = 1 << 20
+_HUGE_PAGE_BYTES = 2 << 20
+_MEMORY_BYTES = 1 << 30  # several times the caches of a processor,
+_LEAST_MEMORY_BYTES = 64 << 20  # but a small machine has not so much to give
+_MEMORY_MS = 400
+_DISK_SECONDS = 0.5  # for each way of reading: six of them
+_DIRECT_READERS = (1, 2, 4, 8)
+_BUFFERED_READERS = (1, 4)
+N_DISK_WAYS = len(_DIRECT_READERS) + len(_BUFFERED_READERS)
+_NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)  # how filesystems refuse O_DIRECT
+
+Progress = Callable[[str], None]
+"""Is told what is measured next, or what cannot be."""
+
+
+def measure_memory(
+    thread_counts: Sequence[int], progress: Progress
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return GB/s read from memory and 10^9 8-bit multiply-adds a second, by number of threads.
+
+    A figure that the engine has no loop for on this processor is left out.
+
+    Raises:
+        QsfMemoryError: the system has not the memory to read from.
+    """
+    from qsf.native import binding
+
+    gb_per_s: dict[str, float] = {}
+    gmadds_per_s: dict[str, float] = {}
+    available_mb = binding.describe_machine().available_bytes >> 20
+    n_bytes = max(_LEAST_MEMORY_BYTES, min(_MEMORY_BYTES, available_mb // 4 << 20))
+    for n_threads in sorted(set(thread_counts)):
+        progress(f"memory and arithmetic, {n_threads} thread{'' if n_threads == 1 else 's'}")
+        roofline = binding.measure_roofline(n_threads, n_bytes, _MEMORY_MS)
+        for known, rate in (
+            (gb_per_s, roofline.read_gb_per_s),
+            (gmadds_per_s, roofline.gmadds_per_s),
+        ):
+            if rate > 0:
+                known[str(n_threads)] = rate
+    return gb_per_s, gmadds_per_s
+
+
+def measure_disk(path: Path, progress: Progress) -> dict[str, float]:
+    """Return GB/s at which ``path`` can be read, by way: "direct x4", "buffered x1".
+
+    Each way goes on where the last one ended, and none reads anything twice. Buffered reads are
+    cold: the page cache is asked to forget the file first. A filesystem without O_DIRECT has no
+    direct ways; a file of less than a megabyte has none at all.
+
+    Raises:
+        QsfIOError: the file cannot be read.
+    """
+    try:
+        n_places = path.stat().st_size // READ_BYTES
+        return _measure_ways(path, n_places, progress) if n_places else {}
+    except OSError as error:
+        raise QsfIOError(f"{path}: {error.strerror or error}") from error
+
+
+def _measure_ways(path: Path, n_places: int, progress: Progress) -> dict[str, float]:
+    rates: dict[str, float] = {}
+    first = 0
+    direct_flag = getattr(os, "O_DIRECT", 0)  # not on every system
+    ways = [("direct", n, direct_flag) for n in _DIRECT_READERS if direct_flag]
+    ways += [("buffered", n, 0) for n in _BUFFERED_READERS]
+    refused = ""
+    for name, n_readers, flag in ways:
+        if name == refused:
+            continue
+        progress(f"disk, {name} x{n_readers}")
+        with _opened(path, flag) as fd:
+            if fd is None:
+                refused = name
+                progress(f"disk: the filesystem of {path.name} has no O_DIRECT")
+                continue
+            if not flag:
+                _forget(fd)
+            reading = _Reading(fd, first, n_places)
+            try:
+                rates[f"{name} x{n_readers}"] = reading.run(n_readers)
+            except OSError as error:
+                if not flag or error.errno not in _NO_DIRECT:
+                    raise
+                refused = name
+                progress(f"disk: {path.name} cannot be read past the page cache")
+            first = reading.next_place % n_places
+    return rates
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flag: int) -> Iterator[int | None]:
+    """Open for reading; None where the filesystem does not know ``flag``."""
+    try:
+        fd = os.open(path, os.O_RDONLY | flag)
+    except OSError as error:
+        if not flag or error.errno not in _NO_DIRECT:
+            raise
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _forget(fd: int) -> None:
+    """Ask the page cache to let go of the file; what is not yet written it would keep."""
+    if hasattr(os, "posix_fadvise"):
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Some threads that read one megabyte after the other until the time is over."""
+
+    fd: int
+    next_place: int  # in megabytes, not yet taken modulo n_places
+    n_places: int
+    n_read: int = 0
+    last_ns: int = 0
+    failures: list[OSError] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, n_readers: int) -> float:
+        """Return GB/s. Raises the OSError of a reader that failed."""
+        end_place = self.next_place + self.n_places
+        with _buffers(n_readers) as buffers:
+            began_ns = time.perf_counter_ns()
+            end_ns = began_ns + int(_DISK_SECONDS * 1e9)
+            readers = [
+                threading.Thread(target=self._read, args=(buffer, end_place, end_ns))
+                for buffer in buffers
+            ]
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join()
+        if self.failures:
+            raise self.failures[0]
+        return self.n_read * READ_BYTES / max(self.last_ns - began_ns, 1)
+
+    def _read(self, buffer: memoryview, end_place: int, end_ns: int) -> None:
+        try:
+            while time.perf_counter_ns() < end_ns:
+                with self.lock:
+                    if self.next_place >= end_place:
+                        break
+                    place = self.next_place % self.n_places
+                    self.next_place += 1
+                got = os.preadv(self.fd, [buffer], place * READ_BYTES)
+                if got != READ_BYTES:
+                    raise OSError(errno.EIO, f"{got} bytes came of {READ_BYTES}")
+                with self.lock:
+                    self.n_read += 1
+                    self.last_ns = max(self.last_ns, time.perf_counter_ns())
+        except OSError as error:
+            with self.lock:
+                self.failures.append(error)
+
+
+def _private_mapping(n_bytes: int) -> mmap.mmap:
+    """Return memory; a shared mapping, which is Python's default, gets no huge pages."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, n_bytes)
+    return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+@contextlib.contextmanager
+def _buffers(n_buffers: int) -> Iterator[list[memoryview]]:
+    """A megabyte for each reader, each in a huge page of its own where the system grants them."""
+    n_bytes = (n_buffers + 1) * _HUGE_PAGE_BYTES
+    with _private_mapping(n_bytes) as block:
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel built without them
+                block.madvise(mmap.MADV_HUGEPAGE)
+        start = ctypes.c_char.from_buffer(block)
+        skip = -ctypes.addressof(start) % _HUGE_PAGE_BYTES
+        del start  # a mapping that is pointed into cannot be closed
+        whole = memoryview(block)
+        views = []
+        for i in range(n_buffers):
+            at = skip + i * _HUGE_PAGE_BYTES
+            whole[at] = 1  # the page is there before the clock runs
+            views.append(whole[at : at + READ_BYTES])
+        try:
+            yield views
+        finally:
+            for view in [*views, whole]:
+                view.release()

@@ -1,0 +1,300 @@
+"""The results of a run: rows, ratios, the machine and its limits; and their JSON.
+
+The keys are a contract with whoever reads the files; they are added to, never changed.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qsf.bench.run.tasks import Cap, setting_words
+from qsf.errors import QsfFormatError, QsfIOError
+
+FORMAT = 1  # of the JSON; files of another are refused
+_MOST_BYTES = 64 << 20  # of a file that is read; a result has some ten thousand
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median, and what lies around it. ``values`` are in the order of the rounds."""
+
+    median: float
+    min: float
+    max: float
+    values: list[float] = field(default_factory=list)
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Return the spread of at least one value."""
+    return Spread(statistics.median(values), min(values), max(values), list(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Where the time of a token went, in milliseconds a token, medians over rounds.
+
+    ``parts`` follow each other and sum to ``wall_ms``, within 3 % or a note says so; ``beside`` is
+    the work of other threads at the same time.
+    """
+
+    wall_ms: float
+    parts: dict[str, Spread]
+    beside: dict[str, Spread] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How well a file predicts the text that was given."""
+
+    perplexity: float
+    mean_kl: float | None = None  # nats to the original; None: no original was given
+    top1: float | None = None  # fraction of tokens where both have the same likeliest next one
+    n_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One engine, file and test. tok/s count what the test counts: prompt or generated tokens."""
+
+    engine: str  # "qsf", "llama.cpp" or the name of a llama-bench
+    shape: str
+    type: str  # such as "4bit" or "Q4_K_M"
+    bits_per_weight: float  # all tensors
+    file_bytes: int
+    threads: int
+    test: str  # "pp512", "tg128"
+    depth: int
+    budget_mb: int | None  # --ram-budget; None: none, or a baseline, which has no budget
+    tok_per_s: Spread
+    peak_rss_bytes: int  # the most of all rounds, by the kernel's count
+    fraction_of_limit: float | None  # median over limit_tok_per_s; None: no limit is known
+    limited_by: str = ""  # "memory", "disk", "arithmetic"
+    limit_tok_per_s: float | None = None
+    bytes_per_token: int | None = None  # that a token (pp: a pass) needs, of weights and KV cache
+    gb_per_s: float | None = None  # tok/s * what of them comes from where limited_by says
+    read_bytes_per_token: float | None = None  # from the disk, by the kernel's count
+    kv_type: str = ""
+    io: str = ""
+    file: str = ""  # name without folder
+    version: str = ""
+    kernels: str = ""
+    n_weights: int = 0
+    cap: Cap | None = None
+    breakdown: Breakdown | None = None
+    engine_tok_per_s: float | None = None  # by the engine's own count; median
+    quality: Quality | None = None
+    load_seconds: float | None = None
+    madds_per_token: float | None = None  # multiply-adds, of weights and attention
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What makes two rows of two results the same thing."""
+        cap_mb = self.cap.limit_mb if self.cap else None
+        return (
+            *(self.engine, self.shape, self.type, self.threads, self.test, self.depth),
+            *(self.budget_mb, cap_mb, self.kv_type),
+        )
+
+    @property
+    def label(self) -> str:
+        """The key in words, without the shape."""
+        test = f"{self.test} @ {self.depth}" if self.depth else self.test
+        cap_mb = self.cap.limit_mb if self.cap else None
+        setting = setting_words(self.threads, self.budget_mb, cap_mb)
+        return f"{self.engine}, {self.type}, {test}, {setting}"
+
+    @property
+    def above_limit(self) -> str:
+        """Why the row is above its limit, a sentence without a subject; "": it is not."""
+        if self.fraction_of_limit is None or self.fraction_of_limit <= 1:
+            return ""
+        why = _ABOVE_LIMIT.get(self.limited_by, "the machine became faster")
+        return (
+            f"{100 * self.fraction_of_limit:.0f} % of the {self.limited_by} limit as it was "
+            f"measured, so {why}"
+        )
+
+
+_ABOVE_LIMIT = {
+    "disk": "the page cache answered, or the disk became faster",
+    "memory": "the weights lie in the processor's caches, or memory became faster",
+    "arithmetic": "the processor became faster",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """tok/s of rows[row] in those of rows[vs], round by round."""
+
+    row: int
+    vs: int
+    median: float
+    min: float
+    max: float
+    values: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A process that gave no figures."""
+
+    engine: str
+    file: str
+    what: str  # the test's setting, such as "2 threads, cgroup 300 MB"
+    why: str
+    n_times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that the machine can do, measured before the rounds and after; the better counts.
+
+    Keys of the first and last are numbers of threads, of the second how the disk was read, such
+    as "direct x4" and "buffered x1".
+    """
+
+    memory_gb_per_s: dict[str, float] = field(default_factory=dict)
+    disk_gb_per_s: dict[str, float] = field(default_factory=dict)
+    gmadds_per_s: dict[str, float] = field(default_factory=dict)  # 10^9 8-bit multiply-adds
+
+    @property
+    def best_disk_gb_per_s(self) -> float | None:
+        """By the best way of reading; None: not measured."""
+        return max(self.disk_gb_per_s.values(), default=None)
+
+    def best_of(self, other: Limits) -> Limits:
+        """Return the larger of each: other processes may have been busy during one of the two."""
+
+        def larger(a: dict[str, float], b: dict[str, float]) -> dict[str, float]:
+            return {name: max(known.get(name, 0.0) for known in (a, b)) for name in {**a, **b}}
+
+        return Limits(
+            memory_gb_per_s=larger(self.memory_gb_per_s, other.memory_gb_per_s),
+            disk_gb_per_s=larger(self.disk_gb_per_s, other.disk_gb_per_s),
+            gmadds_per_s=larger(self.gmadds_per_s, other.gmadds_per_s),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All of one run. ``machine``: see `machine.describe`; all of its values are JSON's."""
+
+    machine: dict[str, Any]
+    limits: Limits
+    rows: list[Row]
+    ratios: list[Ratio]
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what a reader must know, a sentence each
+    settings: dict[str, Any] = field(default_factory=dict)  # command line, rounds, ...
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON's types."""
+        return {"format": FORMAT} | asdict(self)
+
+
+def write(results: Results, path: Path, *, overwrite: bool) -> None:
+    """Write the JSON, complete or not at all. Raises QsfError."""
+    from qsf.shell.output import write_text
+
+    write_text(path, json.dumps(results.as_json(), indent=1) + "\n", overwrite=overwrite)
+
+
+def read(path: Path) -> Results:
+    """Return what `write` wrote. Raises QsfIOError, or QsfFormatError for anything else."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise QsfIOError(f"{path}: {error.strerror}") from error
+    try:
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES:,} bytes")
+        known = json.loads(raw.decode("utf-8"))
+        if not isinstance(known, dict) or known.pop("format", None) != FORMAT:
+            raise ValueError(f'"format" is not {FORMAT}')
+        return _results(known)
+    except (ValueError, RecursionError) as error:
+        raise QsfFormatError(f"{path} is not a result of python -m qsf.bench: {error}") from error
+
+
+def _results(known: dict[str, Any]) -> Results:
+    results: Results = _record(Results, known, "")
+    n_rows = len(results.rows)
+    for i, ratio in enumerate(results.ratios):
+        if not (0 <= ratio.row < n_rows and 0 <= ratio.vs < n_rows):
+            raise ValueError(
+                f"ratios[{i}] is of rows {ratio.row} and {ratio.vs}, there are {n_rows}"
+            )
+    return results
+
+
+_HINTS = {
+    kind: typing.get_type_hints(kind)
+    for kind in (Spread, Breakdown, Cap, Quality, Row, Ratio, Failure, Limits, Results)
+}
+
+
+def _record(kind: type[Any], known: object, where: str) -> Any:
+    """Return a record of ``kind``; keys of a later version are left out. Raises ValueError."""
+    if not isinstance(known, dict):
+        raise _unlike(known, where, "an object")
+    hints = _HINTS[kind]
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(kind):
+        place = f"{where}.{item.name}" if where else item.name
+        if item.name in known:
+            values[item.name] = _value(hints[item.name], known[item.name], place)
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise ValueError(f"{place} is missing")
+    return kind(**values)
+
+
+def _value(hint: Any, known: object, where: str) -> Any:
+    """Return what JSON holds as the type of a record's field. Raises ValueError."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:  # always of something and None
+        return None if known is None else _value(arguments[0], known, where)
+    if dataclasses.is_dataclass(hint):
+        return _record(typing.cast("type[Any]", hint), known, where)
+    if origin is list:
+        if not isinstance(known, list):
+            raise _unlike(known, where, "a list")
+        return [_value(arguments[0], one, f"{where}[{i}]") for i, one in enumerate(known)]
+    if origin is dict:
+        if not isinstance(known, dict):
+            raise _unlike(known, where, "an object")
+        return {key: _value(arguments[1], one, f"{where}.{key}") for key, one in known.items()}
+    if hint is float:
+        return _number(known, where)
+    if hint is Any:
+        return known
+    if not isinstance(known, hint) or isinstance(known, bool):
+        raise _unlike(known, where, {int: "a whole number", str: "a text"}[hint])
+    return known
+
+
+def _number(known: object, where: str) -> float:
+    if isinstance(known, bool) or not isinstance(known, int | float):
+        raise _unlike(known, where, "a number")
+    try:
+        number = float(known)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise _unlike(number, where, "a number")
+    return number
+
+
+def _unlike(known: object, where: str, wanted: str) -> ValueError:
+    shown = type(known).__name__ if isinstance(known, dict | list) else repr(known)[:40]
+    return ValueError(f"{where or 'the whole'} is {shown}, expected {wanted}")

@@ -1,0 +1,304 @@
+"""From the answers of processes to rows: spreads, shares of the limits, ratios, breakdowns.
+
+Pure arithmetic over records. An unknown value is None. A fact that a reader needs to judge a
+figure, and every check that failed, becomes a note.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+
+from qsf.bench.judge import bounds
+from qsf.bench.judge.results import Breakdown, Failure, Limits, Ratio, Row, Spread, spread_of
+from qsf.bench.models.facts import FileFacts
+from qsf.bench.run.tasks import QSF, Answer, Cap, Task, Test, TestRun
+
+# A call takes microseconds from one clock to the other: up to so much a token is no disagreement.
+_CALL_NS = 20_000
+_PARTS_TOLERANCE = 0.03
+_SAME_WEIGHTS = 0.01  # one format may store a small table that the other computes
+_FROM_CACHE = 0.5  # if less of the streamed bytes comes from the disk, the page cache answered
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All rounds of one task. ``answers[i]`` is that of round i, None where there was none."""
+
+    task: Task
+    facts: FileFacts
+    answers: Sequence[Answer | None]
+    peak_rss_bytes: int  # the most of all rounds, by the kernel's count
+    caps: Sequence[Cap] = ()  # of the rounds; empty: no group
+    failures: Mapping[str, int] = field(default_factory=dict)  # reason -> number of times
+
+    @property
+    def file(self) -> str:
+        """The file's name, without folder."""
+        return PurePath(self.task.path).name
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The parts of a result that come from the rounds."""
+
+    rows: list[Row]
+    ratios: list[Ratio]
+    failures: list[Failure]
+    notes: list[str]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A row, and what is needed to compare it with another."""
+
+    row: Row
+    task: Task
+    n_vocab: int
+    by_round: dict[int, float]  # tok/s
+    notes: list[str] = field(default_factory=list)
+
+
+def analyse(
+    measured: Sequence[Measured], limits: Limits, pairs: Iterable[tuple[str, str]] = ()
+) -> Analysis:
+    """Return rows in the order of ``measured`` and of its tests.
+
+    ``pairs`` are files of QSF and of the baselines, as in `Task.path`, that are compared.
+    """
+    drafts = [
+        draft
+        for task_runs in measured
+        for test in task_runs.task.tests
+        if (draft := _draft(task_runs, test, limits)) is not None
+    ]
+    ratios, ratio_notes = _ratios(drafts, list(pairs))
+    notes = [note for draft in drafts for note in draft.notes]
+    ways = limits.disk_gb_per_s
+    if ways and not any(way.startswith("direct") for way in ways):
+        notes.append(
+            "the disk was read through the page cache only, because the filesystem of the model "
+            "has no direct reads: its limit may be that of memory"
+        )
+    failures = [
+        Failure(one.task.engine, one.file, one.task.setting, why, n_times)
+        for one in measured
+        for why, n_times in one.failures.items()
+    ]
+    rows = [draft.row for draft in drafts]
+    return Analysis(rows, ratios, failures, list(dict.fromkeys(notes + ratio_notes)))
+
+
+def _draft(measured: Measured, test: Test, limits: Limits) -> _Draft | None:
+    """Return the row of a test; None where no round has answered."""
+    runs: dict[int, tuple[Answer, TestRun]] = {}
+    for number, answer in enumerate(measured.answers):
+        for run in answer.tests if answer is not None else ():
+            if answer is not None and (run.name, run.depth) == (test.name, test.depth):
+                runs[number] = (answer, run)
+    if not runs:
+        return None
+    by_round = {n: run.n_tokens / run.wall_ns * 1e9 for n, (_, run) in runs.items()}
+    answers = [answer for answer, _ in runs.values()]
+    tests = [run for _, run in runs.values()]
+    first, task, facts = answers[0], measured.task, measured.facts
+    row = Row(
+        engine=task.engine,
+        shape=facts.shape_name,
+        type=facts.type,
+        bits_per_weight=facts.bits_per_weight,
+        file_bytes=facts.file_bytes,
+        threads=task.n_threads,
+        test=test.name,
+        depth=test.depth,
+        budget_mb=task.budget_mb,
+        tok_per_s=spread_of(list(by_round.values())),
+        peak_rss_bytes=measured.peak_rss_bytes,
+        fraction_of_limit=None,
+        read_bytes_per_token=_median(
+            run.disk_bytes / run.n_tokens for run in tests if run.disk_bytes is not None
+        ),
+        kv_type=first.kv_type,
+        io=first.io,
+        file=measured.file,
+        version=first.version,
+        kernels=first.kernels,
+        n_weights=facts.n_weights,
+        cap=_worst(measured.caps),
+        breakdown=_breakdown(tests),
+        engine_tok_per_s=_median(
+            run.n_tokens / run.engine_ns * 1e9 for run in tests if run.engine_ns
+        ),
+        load_seconds=_median(answer.load_seconds for answer in answers if answer.load_seconds),
+        madds_per_token=bounds.madds_per_token(test, facts),
+    )
+    draft = _Draft(row, task, first.n_vocab, by_round)
+    _check_parts(draft, tests)
+    _bound(draft, measured, test, list(runs.values()), limits)
+    return draft
+
+
+def _median(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return statistics.median(known) if known else None
+
+
+def _worst(caps: Sequence[Cap]) -> Cap | None:
+    if not caps:
+        return None
+    peaks = [cap.peak_bytes for cap in caps if cap.peak_bytes is not None]
+    n_oom_kills = sum(cap.n_oom_kills for cap in caps)
+    return Cap(caps[0].limit_mb, max(peaks, default=None), n_oom_kills)
+
+
+def _breakdown(runs: Sequence[TestRun]) -> Breakdown | None:
+    """Return milliseconds a token; a part that a round does not name took no time in it."""
+    if not any(run.parts for run in runs):
+        return None
+
+    def spreads(of_runs: Sequence[Mapping[str, int]]) -> dict[str, Spread]:
+        names = dict.fromkeys(name for parts in of_runs for name in parts)
+        return {
+            name.removeprefix("phase_"): spread_of(
+                [
+                    parts.get(name, 0) / run.n_tokens / 1e6
+                    for run, parts in zip(runs, of_runs, strict=True)
+                ]
+            )
+            for name in names
+        }
+
+    return Breakdown(
+        wall_ms=statistics.median(run.wall_ns / run.n_tokens / 1e6 for run in runs),
+        parts=spreads([run.parts for run in runs]),
+        beside=spreads([run.beside for run in runs]),
+    )
+
+
+def _check_parts(draft: _Draft, runs: Sequence[TestRun]) -> None:
+    """Add a note if the parts of a round do not sum to its time."""
+    off = []
+    for run in runs:
+        missing_ns = sum(run.parts.values()) - run.wall_ns
+        allowed_ns = max(_PARTS_TOLERANCE * run.wall_ns, _CALL_NS * run.n_tokens)
+        if run.parts and abs(missing_ns) > allowed_ns:
+            off.append((missing_ns / run.wall_ns, run))
+    if not off:
+        return
+    share, run = max(off, key=lambda entry: abs(entry[0]))
+    draft.notes.append(
+        f"{draft.row.label}: the parts sum to {sum(run.parts.values()) / 1e6:.1f} ms where "
+        f"{run.wall_ns / 1e6:.1f} ms passed ({100 * share:+.1f} %); {len(off)} of {len(runs)} "
+        f"rounds are off by more than {100 * _PARTS_TOLERANCE:.0f} %"
+    )
+
+
+def _bound(
+    draft: _Draft,
+    measured: Measured,
+    test: Test,
+    runs: Sequence[tuple[Answer, TestRun]],
+    limits: Limits,
+) -> None:
+    """Put the limit into the row."""
+    row, facts = draft.row, measured.facts
+    n_passes = max(1, round(statistics.median(run.n_passes for _, run in runs)))
+    position_bytes = bounds.kv_bytes_per_position(facts, row.kv_type, row.engine)
+    kv_token_bytes = None
+    if position_bytes is not None:
+        kv_token_bytes = position_bytes * bounds.mean_positions(test)
+    streamed = bounds.streamed_bytes_at_best(measured.task, facts, runs[-1][0].plan)
+    bound = bounds.bound_of(
+        test,
+        facts,
+        limits,
+        threads=row.threads,
+        kv_token_bytes=kv_token_bytes,
+        streamed_bytes=_without_cached(draft, test, streamed, n_passes),
+        n_passes=n_passes,
+    )
+    needed = facts.token_bytes + (kv_token_bytes or 0) if test.kind == "tg" else facts.token_bytes
+    draft.row = row = replace(row, bytes_per_token=round(needed))
+    if bound is None:
+        return
+    reached = row.tok_per_s.median
+    draft.row = row = replace(
+        row,
+        fraction_of_limit=reached / bound.tok_per_s,
+        limited_by=bound.limited_by,
+        limit_tok_per_s=bound.tok_per_s,
+        gb_per_s=None if bound.binding_bytes is None else reached * bound.binding_bytes / 1e9,
+    )
+    if row.above_limit:
+        draft.notes.append(f"{row.label}: {row.above_limit}")
+
+
+def _without_cached(draft: _Draft, test: Test, streamed: float, n_passes: int) -> float:
+    """Return the streamed bytes; 0 if the kernel's count shows that the page cache had them."""
+    per_token = draft.row.read_bytes_per_token
+    if streamed <= 0 or per_token is None:
+        return streamed
+    n_passes = n_passes if test.kind == "pp" else test.n_tokens
+    per_pass = per_token * test.n_tokens / n_passes
+    if per_pass >= _FROM_CACHE * streamed:
+        return streamed
+    draft.notes.append(
+        f"{draft.row.label}: of {streamed / 1e6:,.0f} MB streamed for each pass "
+        f"{per_pass / 1e6:,.0f} came from the disk, the page cache had the rest; so the limit is "
+        "that of memory"
+    )
+    return 0.0
+
+
+# ---- two engines ----
+
+
+def _ratios(
+    drafts: Sequence[_Draft], pairs: Sequence[tuple[str, str]]
+) -> tuple[list[Ratio], list[str]]:
+    """Return the ratios of QSF's rows to those of the baselines, and why some are not compared."""
+    ratios: list[Ratio] = []
+    notes: list[str] = []
+    for qsf_file, gguf_file in pairs:
+        mine = [(i, d) for i, d in enumerate(drafts)
+                if d.task.engine == QSF and d.task.path == qsf_file]  # fmt: skip
+        theirs = [(i, d) for i, d in enumerate(drafts)
+                  if d.task.engine != QSF and d.task.path == gguf_file]  # fmt: skip
+        for i, draft in mine:
+            for k, baseline in theirs:
+                if _setting(draft) != _setting(baseline):
+                    continue
+                if why := _difference(draft, baseline):
+                    notes.append(
+                        f"{draft.row.label} is not compared with {baseline.row.type}: {why}"
+                    )
+                elif (ratio := _ratio(i, draft, k, baseline)) is not None:
+                    ratios.append(ratio)
+    return ratios, notes
+
+
+def _setting(draft: _Draft) -> tuple[object, ...]:
+    return (draft.row.test, draft.row.depth, draft.row.threads, draft.task.cap_mb)
+
+
+def _difference(mine: _Draft, other: _Draft) -> str:
+    """Return why two rows are not the same work; empty: they are."""
+    if abs(mine.row.n_weights / max(other.row.n_weights, 1) - 1) > _SAME_WEIGHTS:
+        return f"{mine.row.n_weights:,} weights against {other.row.n_weights:,}"
+    if mine.n_vocab and other.n_vocab and mine.n_vocab != other.n_vocab:
+        return f"{mine.n_vocab:,} tokens in the vocabulary against {other.n_vocab:,}"
+    if mine.task.budget_mb is not None and mine.task.cap_mb is None:
+        return f"a budget of {mine.task.budget_mb} MB limits QSF alone where there is no cgroup"
+    return ""
+
+
+def _ratio(i: int, mine: _Draft, k: int, other: _Draft) -> Ratio | None:
+    """Return the ratio round by round: a disturbance of a round slows both."""
+    rounds = [number for number in mine.by_round if number in other.by_round]
+    if not rounds:
+        return None
+    values = spread_of([mine.by_round[number] / other.by_round[number] for number in rounds])
+    return Ratio(i, k, values.median, values.min, values.max, values.values)

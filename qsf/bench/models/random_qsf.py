@@ -1,0 +1,267 @@
+"""A .qsf file of a shape and type with random weights, without a checkpoint.
+
+For measuring speed and memory at every type: no floats are made for most weights. A pool of tiles
+is quantised once from normally distributed weights, and every matrix takes its tiles from
+there, beginning at a random place; so codes and scales look like those of a model, activations
+stay finite, and any size fits in little memory. The text such a model writes means nothing.
+
+Layers may be left without weights. Their matrices are holes in the file, zeros that take no room
+on the disk, so that a model of 70 B parameters is made in seconds: for seeing that it opens and
+runs in little memory, not for speed, since a hole is read faster than a disk.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.bench.models.shapes import Entry, Shape, T, layer_entries
+from qsf.errors import QsfArgumentError
+from qsf.file import layout as lay
+from qsf.file.layout import (
+    BLOCK,
+    TILE_ROWS,
+    Activation,
+    Arch,
+    Architecture,
+    Compression,
+    Dtype,
+    Header,
+    Layout,
+    Norm,
+    Positions,
+    tensor_bytes,
+)
+from qsf.file.writer import Writer
+from qsf_converter.rounding.plan import DEFAULT_EMBED_TYPE, QUANT_TYPES, parse_quant_type
+from qsf_converter.rounding.quantisers import quantise_rows
+
+GENERATOR: Final = 1  # counted up when the same arguments give another file
+WEIGHT_STD: Final = 0.02
+POOL_TILES: Final = 4096
+
+_N_SECTIONS: Final = 7  # EMBD, FINL, META and the four tables
+
+
+class Weights:
+    """Random weights as the bytes of a file."""
+
+    def __init__(self, seed: int) -> None:
+        """Start the generator."""
+        self._random = np.random.default_rng(seed)
+        self._pools: dict[Dtype, memoryview] = {}
+
+    def _normal(self, n_rows: int, n_cols: int) -> NDArray[np.float32]:
+        values: NDArray[np.float32] = self._random.standard_normal((n_rows, n_cols), np.float32)
+        values *= np.float32(WEIGHT_STD)
+        return values
+
+    def positions(self, n_rows: int, n_cols: int) -> bytes:
+        """Return plain rows of f16."""
+        return self._normal(n_rows, n_cols).astype("<f2").tobytes()
+
+    def write_matrix(self, writer: Writer, dtype: Dtype, n_rows: int, n_cols: int) -> None:
+        """Write the tiles of a matrix; a last row of tiles that needs padding has its own."""
+        tile_bytes = tensor_bytes(TILE_ROWS, BLOCK, dtype, Layout.TILES)
+        if dtype not in self._pools:
+            pool = quantise_rows(dtype, self._normal(TILE_ROWS, BLOCK * POOL_TILES))
+            self._pools[dtype] = memoryview(pool)
+        pool_view = self._pools[dtype]
+        whole_rows = n_rows // TILE_ROWS * TILE_ROWS if n_cols % BLOCK == 0 else 0
+        left = tensor_bytes(whole_rows, n_cols, dtype, Layout.TILES)
+        at = int(self._random.integers(POOL_TILES)) * tile_bytes
+        while left:
+            part = pool_view[at : at + left]
+            writer.write(part)
+            left -= len(part)
+            at = 0
+        for row in range(whole_rows, n_rows, 1024):
+            rows = self._normal(min(1024, n_rows - row), n_cols)
+            writer.write(quantise_rows(dtype, rows))
+
+
+def embed_type_of(quant_type: str, embed_type: str | None = None) -> Dtype:
+    """Return the type of embedding and head: what was asked for, else what qsf-convert takes."""
+    default = "f16" if quant_type == "f16" else DEFAULT_EMBED_TYPE
+    return parse_quant_type(embed_type or default, option="type of embeddings")
+
+
+def header_of(shape: Shape, dtype: Dtype) -> Header:
+    """Return the model's numbers; it has no end-of-text token, so that runs have one length."""
+    is_gpt2 = shape.family == "gpt2"
+    return Header(
+        architecture=Architecture.GPT2 if is_gpt2 else Architecture.LLAMA,
+        n_layers=shape.n_layers,
+        dim=shape.dim,
+        n_heads=shape.n_heads,
+        n_kv_heads=shape.n_kv_heads,
+        n_vocab=shape.n_vocab,
+        max_tokens=shape.max_tokens,
+        ffn_dim=shape.ffn_dim,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        activation=Activation.GELU_TANH if is_gpt2 else Activation.SILU,
+        norm=Norm.LAYER if is_gpt2 else Norm.RMS,
+        positions=Positions.LEARNED if is_gpt2 else Positions.ROPE,
+        rope_theta=0.0 if is_gpt2 else 10000.0,
+        bos_id=0,
+        eos_id=None,
+        pad_id=None,
+    )
+
+
+def _arch_of(shape: Shape) -> Arch:
+    return Arch(tied_head=bool(shape.is_tied))
+
+
+def _units(shape: Shape, quant_type: Dtype, embed_type: Dtype) -> list[tuple[Dtype, list[Entry]]]:
+    final: list[Entry] = [(T.FINAL_NORM, 0, shape.dim)]
+    if shape.family == "gpt2":
+        final.append((T.FINAL_NORM_BIAS, 0, shape.dim))
+    if not shape.is_tied:
+        final.append((T.HEAD, shape.n_vocab, shape.dim))
+    embedding: list[Entry] = [(T.EMBEDDING, shape.n_vocab, shape.dim)]
+    layers = [(quant_type, layer_entries(shape))] * shape.n_layers
+    return [(embed_type, embedding), *layers, (embed_type, final)]
+
+
+def _meta(seed: int) -> bytes:
+    meta = {"source": {"name": "random weights of bench/make_model.py", "seed": seed}}
+    return json.dumps(meta).encode()
+
+
+def _data_bytes(entry: Entry, dtype: Dtype) -> int:
+    _, n_rows, n_cols = entry
+    return tensor_bytes(n_rows, n_cols, dtype, Layout.TILES) if n_rows else 4 * n_cols
+
+
+def qsf_bits_per_weight(shape: Shape, quant_type: str, *, embed_type: str | None = None) -> float:
+    """Return the bits that a weight takes on average, all tensors counted."""
+    n_positions = shape.max_tokens * shape.dim if shape.family == "gpt2" else 0
+    n_values, n_bytes = n_positions, 2 * n_positions
+    dtype = parse_quant_type(quant_type)
+    for unit_dtype, entries in _units(shape, dtype, embed_type_of(quant_type, embed_type)):
+        n_values += sum(max(1, n_rows) * n_cols for _, n_rows, n_cols in entries)
+        n_bytes += sum(_data_bytes(entry, unit_dtype) for entry in entries)
+    return 8 * n_bytes / n_values
+
+
+def qsf_bytes(
+    shape: Shape, quant_type: str, *, embed_type: str | None = None, seed: int = 0
+) -> int:
+    """Return the size of the file that `write_model` makes, without compression or tokenizer."""
+    dtype = parse_quant_type(quant_type)
+    at, n_tensors = lay.HEADER_BYTES, 0
+    for unit_dtype, entries in _units(shape, dtype, embed_type_of(quant_type, embed_type)):
+        at = lay.padded(at, lay.UNIT_ALIGN)
+        n_tensors += len(entries)
+        for entry in entries:
+            at += lay.TENSOR_HEADER_BYTES + lay.padded(
+                _data_bytes(entry, unit_dtype), lay.DATA_ALIGN
+            )
+    n_sections = _N_SECTIONS
+    sections = [len(_meta(seed)), shape.n_layers * lay.ENTRY_BYTES]
+    if shape.family == "gpt2":
+        sections.append(2 * shape.max_tokens * shape.dim)
+        n_sections += 1
+    sections.append(len(lay.pack_arch(_arch_of(shape), header_of(shape, dtype), QsfArgumentError)))
+    sections.append(n_tensors * lay.ENTRY_BYTES)
+    sections.append(-(-shape.n_vocab // TILE_ROWS) * 4)
+    sections.append(n_sections * lay.ENTRY_BYTES)
+    for n_bytes in sections:
+        at = lay.padded(at, lay.DATA_ALIGN) + n_bytes
+    return at
+
+
+def write_model(
+    out: Path,
+    shape: Shape,
+    quant_type: Dtype,
+    embed_type: Dtype,
+    *,
+    tokenizer_from: Path | None = None,
+    seed: int = 0,
+    compression: Compression = Compression.NONE,
+    n_real_layers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write the file ``out``, complete or not at all.
+
+    The layers from ``n_real_layers`` on are holes. ``progress`` is told the bytes written and to
+    be written; with ``compression`` more than there will be. Raises QsfIOError when the system
+    refuses, as when the disk is full.
+    """
+    total_bytes = qsf_bytes(
+        shape, lay.dtype_name(quant_type), embed_type=lay.dtype_name(embed_type), seed=seed
+    )
+
+    def told(done_bytes: int) -> None:
+        if progress is not None:
+            progress(min(done_bytes, total_bytes), total_bytes)
+
+    weights = Weights(seed)
+    header = header_of(shape, quant_type)
+    with Writer(out, header, _arch_of(shape), progress=told, needed_bytes=total_bytes) as writer:
+        for unit_idx, (dtype, entries) in enumerate(_units(shape, quant_type, embed_type)):
+            is_layer = 0 < unit_idx <= shape.n_layers
+            is_real = not is_layer or n_real_layers is None or unit_idx <= n_real_layers
+            _write_unit(
+                writer,
+                weights if is_real else None,
+                unit_idx,
+                dtype,
+                entries,
+                compression=compression if is_layer else Compression.NONE,
+            )
+        if shape.family == "gpt2":
+            writer.add_section("WPOS", weights.positions(shape.max_tokens, shape.dim))
+        if tokenizer_from is not None:
+            from qsf_converter.sources import metadata
+
+            tokenizer = metadata.tokenizer_bytes(tokenizer_from)
+            if tokenizer is not None:
+                writer.add_section("TOKN", tokenizer)
+        writer.add_section("META", _meta(seed))
+
+
+def _write_unit(
+    writer: Writer,
+    weights: Weights | None,
+    unit_idx: int,
+    dtype: Dtype,
+    entries: list[Entry],
+    *,
+    compression: Compression,
+) -> None:
+    """Write one unit: norms are one, biases zero, matrices random, or holes without weights."""
+    writer.begin_unit(unit_idx, dtype=dtype, compression=compression)
+    for kind, n_rows, n_cols in entries:
+        if n_rows:
+            writer.begin_tensor(kind, n_rows, n_cols, dtype, Layout.TILES)
+            if weights is None:
+                writer.write_zeros(tensor_bytes(n_rows, n_cols, dtype, Layout.TILES))
+            else:
+                weights.write_matrix(writer, dtype, n_rows, n_cols)
+        else:
+            value = 0 if kind.name.endswith("BIAS") else 1
+            writer.begin_tensor(kind, 1, n_cols, Dtype.F32, Layout.VECTOR)
+            writer.write(np.full(n_cols, value, "<f4").tobytes())
+        writer.end_tensor()
+    writer.end_unit()
+
+
+__all__ = [
+    "GENERATOR",
+    "QUANT_TYPES",
+    "embed_type_of",
+    "header_of",
+    "qsf_bits_per_weight",
+    "qsf_bytes",
+    "write_model",
+]

@@ -1,0 +1,188 @@
+"""The options of ``python -m qsf.bench``, each described once; the parser is made of them."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from qsf.bench.models import shapes
+from qsf.errors import QsfArgumentError
+from qsf.native.io_known import METHODS
+from qsf_converter.rounding.plan import QUANT_TYPES
+
+PROGRAM = "python -m qsf.bench"
+DEFAULT_SHAPE = "tinyllama-1.1b"
+DEFAULT_TYPES = ("4bit", "2bit")
+DEFAULT_ROUNDS = 3
+EXIT_SLOWER = 3
+
+_HELP_COLUMNS = 80
+
+
+def _option(
+    metavar: str, text: str, *, shown: str = "", default: Any = None, flags: tuple[str, ...] = ()
+) -> Any:
+    """Describe an option; ``shown`` is the default in words where it is no plain value."""
+    words = f"{text} [default: {shown}]" if shown else text
+    return field(default=default, metadata={"metavar": metavar, "help": words, "flags": flags})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The values of the command line as they were typed. MB are 2^20 bytes."""
+
+    models: tuple[Path, ...] = ()
+    shape: str | None = _option(
+        "NAME,...", "Shapes of random weights: see below.", shown=DEFAULT_SHAPE
+    )
+    quant: str | None = _option(
+        "TYPE,...", "Types of random weights: see below.", shown=",".join(DEFAULT_TYPES)
+    )
+    threads: str | None = _option(
+        "N,...", "Numbers of threads.", shown="1 and all cores, in a cgroup all cores"
+    )
+    prompt: str | None = _option(
+        "N,...", "Lengths of prompts in tokens; 0: none.", shown="512, in a cgroup 32"
+    )
+    gen: str | None = _option(
+        "N,...", "Numbers of tokens to generate; 0: none.", shown="128, in a cgroup 16"
+    )
+    depth: str = _option("N,...", "Tokens in the context before each test.", shown="0", default="0")
+    ram_budget: str | None = _option(
+        "MB|none,...",
+        "Memory budgets of QSF. llama.cpp has no budget: it runs only beside none, or in a cgroup.",
+        shown="none, in a cgroup its limit",
+    )
+    cgroup: str | None = _option(
+        "300M,...",
+        "Run everything in memory control groups of these limits. Linux, as root or in a "
+        "delegated group.",
+    )
+    rounds: int = _option(
+        "N", "Rounds; each runs everything once.", shown=str(DEFAULT_ROUNDS), default=DEFAULT_ROUNDS
+    )
+    baseline: tuple[str, ...] = _option(
+        "llama.cpp|none|NAME=PATH",
+        "What to measure beside QSF: llama-cpp-python, nothing, or a llama-bench program under a "
+        "name of yours. Can be repeated.",
+        shown="llama.cpp where it is installed",
+        default=(),
+    )
+    baseline_python: Path | None = _option(
+        "PYTHON", "The Python that has llama-cpp-python.", shown="the one that runs this"
+    )
+    baseline_model: tuple[Path, ...] = _option(
+        "MODEL.gguf",
+        "The .gguf file to measure beside a MODEL; once for each MODEL, in their order.",
+        shown="random weights of its shape",
+        default=(),
+    )
+    kv_type: str | None = _option(
+        "TYPE",
+        "Precision of all KV caches: f16, 8bit, 4bit; see qsf-run.",
+        shown="QSF 4bit, llama.cpp f16",
+    )
+    io: str | None = _option(
+        "HOW", f"How QSF reads streamed weights: {', '.join(METHODS)}.", shown="auto"
+    )
+    text: Path | None = _option("FILE", "Measure also how well the files predict this text.")
+    against: Path | None = _option(
+        "MODEL", "With --text: KL divergence from this original, a HuggingFace folder or .qsf file."
+    )
+    json: Path | None = _option("FILE", "Write the results as JSON.")
+    html: Path | None = _option("FILE", "Write the report as one web page.")
+    trace: Path | None = _option(
+        "FILE", "Write the timeline of a few tokens as Chrome trace events."
+    )
+    compare: Path | None = _option(
+        "OLD.json", "Results of an earlier run: report what became slower or faster."
+    )
+    warm: bool = _option(
+        "", "Leave files in the page cache before runs that stream or in a cgroup.", default=False
+    )
+    cache: Path | None = _option("FOLDER", "Folder for random weights.", shown="~/.cache/qsf/bench")
+    force: bool = _option("", "Replace output files.", default=False)
+    quiet: bool = _option("", "No progress on standard error.", default=False, flags=("-q",))
+
+
+def parse(arguments: list[str], version: str) -> Options:
+    """Return the command line's options; ``--help`` and ``--version`` print and end the program.
+
+    Raises QsfArgumentError for an unknown option or a value of the wrong form.
+    """
+    known = vars(_parser(version).parse_args(arguments))
+    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    return Options(**(known | lists))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise QsfArgumentError(f"{message.removeprefix('argument ')} (see {PROGRAM} --help)")
+
+
+def _parser(version: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} [OPTIONS] [MODEL.qsf]...",
+        description="Measure how fast models run here, beside the machine's limits and llama.cpp.",
+        epilog=_EPILOG,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+            prog, max_help_position=26, width=_HELP_COLUMNS
+        ),
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "models", nargs="*", type=Path, metavar="MODEL.qsf",
+        help="Files to measure. [default: random weights]",
+    )  # fmt: skip
+    for option in fields(Options):
+        if not option.metadata:
+            continue
+        about, kind = option.metadata, str(option.type)
+        flags = (*about["flags"], "--" + option.name.replace("_", "-"))
+        keys: dict[str, Any] = {"dest": option.name, "help": about["help"]}
+        if kind == "bool":
+            parser.add_argument(*flags, action="store_true", **keys)
+            continue
+        value = Path if "Path" in kind else int if kind == "int" else str
+        action = "append" if kind.startswith("tuple") else "store"
+        default = None if kind.startswith("tuple") else option.default
+        parser.add_argument(
+            *flags, metavar=about["metavar"], type=value, action=action, default=default, **keys
+        )
+    parser.add_argument("--version", action="version", version=version)
+    parser.set_defaults(baseline=[], baseline_model=[])
+    return parser
+
+
+def _lines(names: Iterable[str]) -> str:
+    return textwrap.fill(", ".join(names), _HELP_COLUMNS - 10, break_on_hyphens=False).replace(
+        "\n", "\n  "
+    )
+
+
+_EPILOG = f"""\
+Examples:
+  python -m qsf.bench
+  python -m qsf.bench model.qsf --threads 2 --depth 0,2048
+  python -m qsf.bench --shape llama2-7b --quant 4bit --cgroup 300M
+  python -m qsf.bench --quant 4bit --ram-budget none,400,200 --html page.html
+  python -m qsf.bench --json new.json --compare old.json
+  python -m qsf.bench model.qsf --baseline-model model-Q4_K_M.gguf --text a.txt
+  python -m qsf.bench --baseline ik=ik_llama.cpp/build/bin/llama-bench
+  python -m qsf.bench model.qsf --baseline none --trace trace.json
+
+Shapes: {_lines(shapes.SHAPES)}
+Types: {_lines(QUANT_TYPES)}
+
+Without a MODEL, files of random weights are made and kept in the cache folder.
+`make baseline` builds llama.cpp for this processor; docs/benchmarks.md says
+what is measured.
+
+Exit codes: 0 done, 1 failed, 2 wrong options, {EXIT_SLOWER} slower than --compare,
+130 interrupted, 143 terminated."""

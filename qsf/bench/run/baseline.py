@@ -1,0 +1,162 @@
+"""llama.cpp through llama-cpp-python: where it is, how it was built, how to build it.
+
+It is asked in a process of its own: importing it takes memory, and a llama.cpp that was built for
+another processor crashes.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from qsf.bench.run.launch import WorkerError, last_lines, run_command, signal_text
+from qsf.errors import QsfError
+
+_TIMEOUT_SECONDS = 120.0
+_MARK = "qsf-baseline "  # before the line that answers: anything may be printed beside it
+_ASK = f"""
+import glob, json, os, re
+import llama_cpp as api
+api.llama_backend_init()
+made = b""
+for path in glob.glob(os.path.join(os.path.dirname(api.__file__), "lib", "libggml-cpu*")):
+    made = open(path, "rb").read()
+clang = re.search(rb"clang version ([\\d.]+)", made)
+gcc = re.search(rb"GCC: \\([^)\\0]{{0,80}}\\) ([\\d.]+)", made)
+print({_MARK!r} + json.dumps({{
+    "version": api.__version__,
+    "system": api.llama_print_system_info().decode("utf-8", "replace"),
+    "compiler": "clang " + clang[1].decode() if clang else "gcc " + gcc[1].decode() if gcc else "",
+}}))
+"""
+
+_PACKAGES = "llama-cpp-python gguf"
+_NO_AMX = "-mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
+# gcc 12 loses stores before _tile_loadconfig, and its llama.cpp crashes; clang 14 and 15 lack
+# AVX512_FP16 or tile intrinsics that llama.cpp's AMX code uses.
+_GCC_WITH_AMX = 13
+_CLANG_WITH_AMX = 16
+_NEWEST_CLANG = 30
+
+
+class BaselineMissingError(QsfError):
+    """There is no llama.cpp that works; the text says what is missing and how to install it.
+
+    Attributes:
+        why: what is missing, without the advice.
+    """
+
+    def __init__(self, why: str, how: str) -> None:
+        """Say what is missing, and what to do."""
+        super().__init__(f"{why}{how}")
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A Python that has llama-cpp-python. ``compiler`` and ``isa`` are "" if unknown."""
+
+    python: str
+    version: str
+    compiler: str = ""  # such as "clang 19.1.7"
+    isa: str = ""  # instruction sets that it was built with, such as "AVX2 AVX512 AVX512_VNNI"
+
+    @property
+    def words(self) -> str:
+        """Version, compiler and instruction sets, for the report."""
+        built = [f"built by {self.compiler}" if self.compiler else "", self.isa]
+        return ", ".join([f"llama.cpp {self.version}", *filter(None, built)])
+
+
+def find_baseline(python: str | None = None) -> Baseline:
+    """Return the llama.cpp of the interpreter that is given, else of this one.
+
+    Raises:
+        BaselineMissingError: it has none, or none that works here.
+    """
+    python = python or sys.executable
+    try:
+        ended = run_command([python, "-c", _ASK], timeout_seconds=_TIMEOUT_SECONDS)
+    except WorkerError as error:
+        raise BaselineMissingError(str(error), ": --baseline-python must name a Python") from error
+    answers = re.findall(rf"^{re.escape(_MARK)}(.+)$", ended.output, re.MULTILINE)
+    if ended.exit_code == 0 and answers:
+        known = json.loads(answers[-1])
+        return Baseline(python, known["version"], known["compiler"], isa_words(known["system"]))
+    if "No module named 'llama_cpp'" in ended.errors:
+        why = f"{python} has no llama-cpp-python"
+    elif ended.is_late:
+        why = f"llama-cpp-python of {python} does not answer within {_TIMEOUT_SECONDS:g} s"
+    else:
+        said = signal_text(ended) or f"ended with {ended.exit_code}{last_lines(ended.errors)}"
+        why = f"llama-cpp-python of {python} does not work here: {said}"
+    how = f". This builds it for this machine: {install_command(python)}"
+    raise BaselineMissingError(why, how)
+
+
+def isa_words(system_info: str) -> str:
+    """Return the instruction sets that are 1 in llama.cpp's "CPU : AVX2 = 1 | FMA = 0 | ...".
+
+    Sets that all processors of a kind have are left out, and names that are no sets.
+    """
+    names = re.findall(r"\b([A-Z][A-Z0-9_]*) = 1\b", system_info)
+    known = ("AVX", "AMX", "NEON", "DOTPROD", "MATMUL_INT8", "SVE", "SME", "RVV", "VSX")
+    return " ".join(name for name in names if name.startswith(known))
+
+
+def install_command(python: str = sys.executable) -> str:
+    """Return the shell command that builds and installs llama.cpp for this processor.
+
+    It names the newest clang that can build llama.cpp's AMX and AVX-512 code, if there is one. Else
+    it takes the default compiler, and leaves AMX out if that is a gcc that breaks it. gguf comes
+    with it, which makes files of random weights.
+    """
+    flags, compiler = "-DGGML_NATIVE=ON", ""
+    clang = newest_clang()
+    if clang is not None:
+        compiler = f"CC={clang} CXX={clang.replace('clang', 'clang++')} "
+    elif _has_amx() and (_major_version("gcc") or _GCC_WITH_AMX) < _GCC_WITH_AMX:
+        flags = f"\"{flags} -DCMAKE_C_FLAGS='{_NO_AMX}' -DCMAKE_CXX_FLAGS='{_NO_AMX}'\""
+    pip = f"{shlex.quote(python)} -m pip install --force-reinstall --no-cache-dir"
+    return f"{compiler}CMAKE_ARGS={flags} {pip} --no-binary llama-cpp-python {_PACKAGES}"
+
+
+def newest_clang() -> str | None:
+    """Return the command of the newest clang with C++ whose AMX code works; None: there is none."""
+    names = [f"clang-{major}" for major in range(_NEWEST_CLANG, _CLANG_WITH_AMX - 1, -1)]
+    for name in [*names, "clang"]:
+        has_cxx = shutil.which(name) and shutil.which(name.replace("clang", "clang++"))
+        if has_cxx and (_major_version(name) or 0) >= _CLANG_WITH_AMX:
+            return name
+    return None
+
+
+def _has_amx() -> bool:
+    try:
+        cpuinfo = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return re.search(r"^flags\s*:.*\bamx_tile\b", cpuinfo, re.MULTILINE) is not None
+
+
+def _major_version(compiler: str) -> int | None:
+    """Return the major version of a compiler; None: it does not run."""
+    try:
+        done = subprocess.run(
+            [compiler, "-dumpversion"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.match(r"\d+", done.stdout)
+    return int(found[0]) if found else None
+
+
+if __name__ == "__main__":  # for a shell: eval "$(python -m qsf.bench.run.baseline)"
+    sys.stdout.write(install_command() + "\n")

@@ -1,0 +1,161 @@
+"""A measured process's task and its answer: JSON in both directions.
+
+`worker_llama` runs in a Python that need not have QSF, so it knows these records by their keys.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal
+
+QSF = "qsf"
+LLAMA = "llama.cpp"
+"""Names of engines; a llama-bench that the user names is an engine of that name."""
+
+ANSWER_VARIABLE = "QSF_BENCH_ANSWER"
+"""The environment variable that names the file for the answer: stdout is anybody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """One timed test, named as llama-bench does.
+
+    ``pp``: a prompt of ``n_tokens`` after ``depth`` others; only the last token's logits are
+    computed. ``tg``: ``n_tokens`` one at a time after ``depth`` others, and a token is chosen
+    greedily after each. The input tokens are fixed, so that both engines get the same.
+    """
+
+    __test__: ClassVar[bool] = False  # pytest takes names that begin with Test for its own
+
+    kind: Literal["pp", "tg"]
+    n_tokens: int
+    depth: int = 0
+
+    @property
+    def name(self) -> str:
+        """Such as ``pp512``; the depth is apart."""
+        return f"{self.kind}{self.n_tokens}"
+
+    @property
+    def words(self) -> str:
+        """The name, with the depth if there is one: ``tg128 @ 2048``."""
+        return f"{self.name} @ {self.depth}" if self.depth else self.name
+
+    @property
+    def ctx_tokens(self) -> int:
+        """The least context in which it fits: a warm-up of ``tg`` is one token more."""
+        return self.depth + self.n_tokens + (1 if self.kind == "tg" else 0)
+
+
+def setting_words(n_threads: int, budget_mb: int | None, cap_mb: int | None) -> str:
+    """Return such as "2 threads, budget 200 MB, cgroup 300 MB"; a limit of None is left out."""
+    words = [f"{n_threads} thread{'' if n_threads == 1 else 's'}"]
+    if budget_mb is not None:
+        words.append(f"budget {budget_mb} MB")
+    if cap_mb is not None:
+        words.append(f"cgroup {cap_mb} MB")
+    return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one process does: it opens a file and runs tests on it, each after a warm-up.
+
+    The warm-up of ``pp`` is the same prompt, of ``tg`` one token. If ``is_slow``, which is for
+    streamed models whose passes take seconds, a prompt is warmed up by a single token.
+    """
+
+    engine: str  # `QSF`, `LLAMA` or the name of a llama-bench
+    path: str
+    n_threads: int
+    tests: tuple[Test, ...]
+    budget_mb: int | None = None  # of QSF; None: none
+    cap_mb: int | None = None  # of the memory control group; None: not in one
+    kv_type: str | None = None  # as --kv-type; None: the engine's default
+    io: str | None = None  # as --io of qsf-run; None: auto
+    ctx_tokens: int | None = None  # None: each test's own
+    is_slow: bool = False
+    trace_events: int = 0  # at most so many of the last test; 0: no trace
+    program: str = ""  # the llama-bench to run; "": our own worker
+
+    @property
+    def setting(self) -> str:
+        """Threads and limits in words."""
+        return setting_words(self.n_threads, self.budget_mb, self.cap_mb)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `parse_task` reads; each test has ``name`` and ``ctx_tokens`` too."""
+        known = asdict(self)
+        known["tests"] = [
+            asdict(test) | {"name": test.name, "ctx_tokens": test.ctx_tokens} for test in self.tests
+        ]
+        return known
+
+
+def parse_task(known: dict[str, Any]) -> Task:
+    """Return the task of `Task.as_json`."""
+    tests = tuple(Test(t["kind"], t["n_tokens"], t["depth"]) for t in known["tests"])
+    return Task(**(known | {"tests": tests}))
+
+
+@dataclass(frozen=True, slots=True)
+class TestRun:
+    """The times of one test in one process.
+
+    ``wall_ns`` is the time of the timed loop. ``parts`` divides it, for QSF: ``phase_*`` are the
+    engine's phases of the computing thread (``qsf_phase``), ``sample`` is choosing tokens,
+    ``python`` is the time between calls of the engine. ``beside`` is work of other threads at the
+    same time: ``read``, ``checksum``.
+    """
+
+    __test__: ClassVar[bool] = False
+
+    name: str
+    depth: int
+    n_tokens: int
+    wall_ns: int
+    engine_ns: int | None = None  # by the engine's own count: prompt_ns + step_ns
+    parts: dict[str, int] = field(default_factory=dict)  # ns
+    beside: dict[str, int] = field(default_factory=dict)  # ns
+    n_passes: int = 0  # over the weights
+    read_bytes: int | None = None  # of weights, by the engine's count
+    disk_bytes: int | None = None  # by the kernel's (/proc/self/io), all that the process read
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """The kernel's counts of a memory control group; of a row, the worst of all rounds."""
+
+    limit_mb: int
+    peak_bytes: int | None  # of the group, page cache included
+    n_oom_kills: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of a measured process."""
+
+    version: str  # of the engine, such as "QSF 0.1.0" or "llama.cpp 0.3.36"
+    kernels: str  # what it says of them, such as "amx" or "CPU_REPACK:604.45 CPU:71.78"
+    kv_type: str  # such as "4bit" or "f16"
+    n_vocab: int
+    n_weights: int
+    load_seconds: float
+    peak_rss_bytes: int  # VmHWM at the end, as the process sees itself
+    tests: list[TestRun]
+    plan: dict[str, Any] = field(default_factory=dict)  # QSF's memory plan of the last test
+    io: str = ""  # QSF: how weights are read, such as "direct x4"
+    trace: list[list[int]] = field(default_factory=list)  # see worker_qsf
+    trace_kinds: list[str] = field(default_factory=list)  # names of the kinds in it
+    failure: str = ""  # why tests are missing
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `parse_answer` reads."""
+        return asdict(self)
+
+
+def parse_answer(known: dict[str, Any]) -> Answer:
+    """Return the answer of `Answer.as_json`. Raises KeyError or TypeError for anything else."""
+    tests = [TestRun(**test) for test in known["tests"]]
+    return Answer(**(known | {"tests": tests}))

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache of random models of qsf.bench: made once, made anew, never half."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import gguf
+import pytest
+
+from qsf.bench.models import cache, random_qsf
+from qsf.bench.models.random_gguf import gguf_bytes
+from qsf.bench.models.shapes import SHAPES, Shape
+from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
+from qsf.file.layout import Dtype
+from qsf.file.reader import Reader
+
+LLAMA = Shape(2, 256, 512, 4, 2, 320, 64)
+ODD = Shape(2, 192, 320, 4, 2, 301, 64, head_dim=32, is_tied=True)
+
+
+@pytest.fixture(autouse=True)
+def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_qsf, "POOL_TILES", 64)
+
+
+MAKE: dict[str, Callable[..., Path]] = {
+    "qsf": lambda folder, **more: cache.find_or_make("qsf", LLAMA, "4bit", folder=folder, **more),
+    "gguf": lambda folder, **more: cache.find_or_make(
+        "llama.cpp", LLAMA, "Q4_0", folder=folder, **more
+    ),
+}
+
+
+def refuse(*_: object) -> NoReturn:
+    raise AssertionError("nothing should be made")
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_a_file_is_made_once(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "a" / "b"
+    told: list[tuple[int, int]] = []
+    path = MAKE[kind](folder, progress=lambda *numbers: told.append(numbers))
+    assert told
+    assert path.suffix == f".{kind}"
+    before = path.stat()
+    assert MAKE[kind](folder, progress=refuse) == path
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert [p.name for p in folder.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("damage", ["truncated", "head", "other shape"])
+def test_a_damaged_file_is_made_anew(tmp_path: Path, kind: str, damage: str) -> None:
+    path = MAKE[kind](tmp_path)
+    whole = path.read_bytes()
+    if damage == "truncated":
+        path.write_bytes(whole[:-1])
+    elif damage == "head":
+        path.write_bytes(b"????" + whole[4:])
+    else:
+        at = whole.find(b"block_count") + len(b"block_count") + 4 if kind == "gguf" else 16
+        path.write_bytes(whole[:at] + bytes([9]) + whole[at + 1 :])
+    assert MAKE[kind](tmp_path) == path
+    assert path.read_bytes() == whole
+
+
+def test_files_that_differ_have_names_that_differ(tmp_path: Path) -> None:
+    make = cache.find_or_make
+    paths = [
+        make("qsf", LLAMA, "4bit", folder=tmp_path),
+        make("qsf", LLAMA, "4bit", folder=tmp_path, seed=1),
+        make("qsf", LLAMA, "4bit", folder=tmp_path, embed_type="4bit"),
+        make("qsf", LLAMA, "2bit", folder=tmp_path),
+        make("qsf", ODD, "4bit", folder=tmp_path),
+        make("llama.cpp", LLAMA, "Q4_0", folder=tmp_path),
+        make("llama.cpp", LLAMA, "Q4_0", folder=tmp_path, seed=1),
+    ]
+    assert len(set(paths)) == len(paths)
+    with Reader(paths[2]) as reader:
+        assert reader.units[0].tensors[0].dtype == Dtype.Q4
+    with pytest.raises(QsfArgumentError, match="5bit is unknown"):
+        make("qsf", LLAMA, "5bit", folder=tmp_path)
+    with pytest.raises(QsfArgumentError, match="'Q7' of a GGUF file is unknown"):
+        make("llama.cpp", LLAMA, "Q7", folder=tmp_path)
+
+
+def test_the_folder_is_where_caches_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.default_folder() == tmp_path / "qsf" / "bench"
+    monkeypatch.setenv("HOME", "/home/someone")
+    for unset in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert cache.default_folder() == Path("/home/someone/.cache/qsf/bench")
+
+    def no_home() -> NoReturn:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(QsfIOError, match=r"no home folder .*--cache FOLDER"):
+        cache.default_folder()
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_a_full_disk_is_seen_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=64_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    with pytest.raises(QsfIOError, match=r"0 MB|1 MB") as caught:
+        MAKE[kind](tmp_path, progress=refuse)
+    for part in ("67 MB to spare", "64 MB are free there", "--cache FOLDER"):
+        assert part in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(QsfIOError, match=r"file/below: Not a directory; --cache FOLDER"):
+        MAKE["qsf"](tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_nothing_is_left_of_an_interrupted_one(tmp_path: Path, kind: str) -> None:
+    def interrupt(done_bytes: int, total_bytes: int) -> None:
+        if done_bytes > total_bytes // 2:
+            assert len(list(tmp_path.iterdir())) == 1  # the temporary
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        MAKE[kind](tmp_path, progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_of_a_gguf_that_fills_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_writer: Any, _data: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    MAKE["gguf"](tmp_path).write_bytes(b"damaged")
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", fail)
+    with pytest.raises(QsfIOError, match=r"No space left on device; about 1 MB are needed"):
+        MAKE["gguf"](tmp_path)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"damaged"]
+
+
+def test_what_killed_processes_left_goes_when_it_is_old(tmp_path: Path) -> None:
+    path = MAKE["gguf"](tmp_path)
+    path.unlink()
+    old, fresh = (tmp_path / f".{path.name}.{n}.partial" for n in (1, 2))
+    for partial in (old, fresh):
+        partial.touch()
+    os.utime(old, (0, time.time() - 3600))
+    MAKE["gguf"](tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([fresh, path])
+
+
+def test_two_processes_at_once_do_no_harm(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from qsf.bench.models import cache, shapes\n"
+        "path = cache.find_or_make('llama.cpp', shapes.SHAPES['tiny'], 'Q8_0', "
+        "folder=Path(sys.argv[1]), progress=lambda *_: None)\n"
+        "print(path.stat().st_size)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate()[0] for process in both]
+    n_bytes = gguf_bytes(SHAPES["tiny"], "Q8_0")
+    assert [int(text) for text in said] == [n_bytes, n_bytes]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_without_the_package_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = MAKE["gguf"](tmp_path)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert MAKE["gguf"](tmp_path) == path  # one that is there needs no package
+    path.unlink()
+    with pytest.raises(QsfUnsupportedError, match=r"package gguf .*pip install gguf"):
+        MAKE["gguf"](tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,555 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of qsf.bench from request to results, with processes that answer what they are told to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.bench_records import request_of
+from qsf.bench import campaign
+from qsf.bench.campaign import Outputs
+from qsf.bench.judge import limits, quality
+from qsf.bench.judge.results import Quality
+from qsf.bench.models.facts import read_facts
+from qsf.bench.models.random_gguf import write_model as write_gguf
+from qsf.bench.models.shapes import Shape, shape_of_file
+from qsf.bench.run.baseline import Baseline, BaselineMissingError
+from qsf.bench.run.launch import Outcome
+from qsf.bench.run.memory_group import CapError
+from qsf.bench.run.tasks import Answer, Task, TestRun
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError
+from qsf.shell.command import StoppedError
+
+
+def answered(task: Task, *, why: str = "", note: str = "") -> Outcome:
+    """Return what a process that did all of its task has answered."""
+    facts = read_facts(Path(task.path))
+    answer = Answer(
+        version=f"{task.engine} 1",
+        kernels="k",
+        kv_type="4bit" if task.engine == "qsf" else "f16",
+        n_vocab=facts.n_vocab,
+        n_weights=facts.n_weights,
+        load_seconds=0.5,
+        peak_rss_bytes=1 << 20,
+        tests=[TestRun(test.name, test.depth, test.n_tokens, 10**8) for test in task.tests],
+        trace=[[0, 5, 0, 1, 0, 0, 1]] if task.trace_events else [],
+        trace_kinds=["pass"] if task.trace_events else [],
+    )
+    return Outcome(task, answer, why, 1.0, 2 << 20, None, note)
+
+
+@dataclass
+class Machine:
+    """Stands for all that is slow: processes, limits, control groups, the baseline, quality."""
+
+    ran: list[tuple[Task, str, bool]] = field(default_factory=list)  # task, Python, is cold
+    said: list[str] = field(default_factory=list)
+    baseline: Baseline | BaselineMissingError = field(
+        default_factory=lambda: BaselineMissingError("no baseline", "!")
+    )
+    answer: Callable[[Task], Outcome] = answered
+
+    def run_task(self, task: Task, python: str, *, is_cold: bool, n_weights: int) -> Outcome:
+        self.ran.append((task, python, is_cold))
+        return self.answer(task)
+
+    def find_baseline(self, python: str | None) -> Baseline:
+        self.said.append(f"asked {python}")
+        if isinstance(self.baseline, BaselineMissingError):
+            raise self.baseline
+        return self.baseline
+
+    def begin(self, what: str) -> None:
+        self.said.append(what)
+
+    def update(self, fraction: float, text: str = "") -> None:
+        assert 0 <= fraction <= 1, text
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def warn(self, text: str) -> None:
+        self.said.append(f"warning: {text}")
+
+    def run(self, *models: Path, wants_trace: bool = False, **options: Any) -> Outputs:
+        usual: dict[str, Any] = {"threads": "1", "prompt": "8", "gen": "4", "rounds": 2}
+        given = usual | options
+        request = request_of(*models, **given)
+        return campaign.run(request, self, wants_trace=wants_trace)
+
+    @property
+    def files(self) -> list[str]:
+        """Names of what was run, in turn."""
+        return [Path(task.path).name for task, _, _ in self.ran]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine()
+    monkeypatch.setattr(campaign, "run_task", found.run_task)
+    monkeypatch.setattr(campaign, "find_baseline", found.find_baseline)
+    monkeypatch.setattr(limits, "measure_memory", lambda *_: ({"1": 10.0}, {"1": 1000.0}))
+    monkeypatch.setattr(limits, "measure_disk", lambda *_: {"direct x1": 1.0})
+    return found
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The limits of the control groups that are made, which cost nothing."""
+    made: list[int] = []
+
+    @contextlib.contextmanager
+    def group(limit_bytes: int) -> Iterator[None]:
+        made.append(limit_bytes)
+        yield
+
+    monkeypatch.setattr(campaign, "memory_group", group)
+    return made
+
+
+@pytest.fixture(scope="module")
+def baseline_file(tmp_path_factory: pytest.TempPathFactory, tiny_llama_8bit: Path) -> Path:
+    """A GGUF file of the bundled model's shape."""
+    path = tmp_path_factory.mktemp("baseline") / "baseline.gguf"
+    write_gguf(path, shape_of_file(tiny_llama_8bit), "Q8_0", seed=0)
+    return path
+
+
+# ---- what is run ----
+
+
+def test_files_take_turns_in_every_setting(
+    machine: Machine, tiny_llama_4bit: Path, tiny_llama_8bit: Path
+) -> None:
+    found = machine.run(tiny_llama_4bit, tiny_llama_8bit, threads="1,2", baseline="none")
+    a, b = tiny_llama_4bit.name, tiny_llama_8bit.name
+    assert machine.files == [a, b, a, b] * 2
+    assert [task.n_threads for task, _, _ in machine.ran] == [1, 1, 2, 2] * 2
+    assert not any(line.startswith("asked") for line in machine.said)
+    assert [(row.type, row.threads, row.test) for row in found.results.rows] == [
+        (name, n, test) for n in (1, 2) for name in ("4bit", "8bit") for test in ("pp8", "tg4")
+    ]
+    assert not found.is_incomplete
+    assert "measuring, rounds: 2, runs in each: 4" in machine.said
+
+
+def test_a_file_that_is_the_baseline_of_two_is_run_once(
+    machine: Machine, tiny_llama_8bit: Path, baseline_file: Path, tmp_path: Path
+) -> None:
+    machine.baseline = Baseline("its python", "2")
+    other = tmp_path / "other.qsf"
+    other.write_bytes(tiny_llama_8bit.read_bytes())
+    found = machine.run(
+        tiny_llama_8bit, other, baseline_models=[baseline_file, baseline_file], rounds=1
+    )
+    assert machine.files == [tiny_llama_8bit.name, "baseline.gguf", "other.qsf"]
+    assert [python for _, python, _ in machine.ran][1] == "its python"
+    # Two files of one type are told apart by their names, the one of another type is not.
+    stem = tiny_llama_8bit.stem
+    types = list(dict.fromkeys(row.type for row in found.results.rows))
+    assert types == [f"8bit {stem}", "Q8_0", "8bit other"]
+    rows = found.results.rows
+    assert [(rows[r.row].file, rows[r.vs].file) for r in found.results.ratios] == [
+        (name, "baseline.gguf") for name in (tiny_llama_8bit.name, "other.qsf") for _ in range(2)
+    ]
+    assert found.results.machine["baseline"] == "llama.cpp 2"
+
+
+def test_the_baseline_has_no_part_in_budgets(
+    machine: Machine, tiny_llama_8bit: Path, baseline_file: Path
+) -> None:
+    machine.baseline = Baseline("p", "2")
+    options: Any = {
+        "baseline_models": [baseline_file],
+        "ram_budget": "none,100",
+        "rounds": 1,
+        "io": "mmap",
+    }
+    machine.run(tiny_llama_8bit, kv_type="8bit", **options)
+    tasks = [task for task, _, _ in machine.ran]
+    assert [(task.engine, task.budget_mb) for task in tasks] == [
+        ("qsf", None),
+        ("llama.cpp", None),
+        ("qsf", 100),
+    ]
+    assert [task.io for task in tasks] == ["mmap", None, "mmap"]
+    assert [task.kv_type for task in tasks] == ["8bit"] * 3
+
+
+def test_a_baseline_that_has_nothing_to_do_is_not_looked_for(
+    machine: Machine, tiny_llama_8bit: Path
+) -> None:
+    found = machine.run(tiny_llama_8bit, ram_budget="100,200")
+    assert not any(line.startswith("asked") for line in machine.said)
+    assert found.results.notes == [
+        "llama.cpp is left out: it has no --ram-budget, --cgroup binds both"
+    ]
+    assert not found.is_incomplete
+
+
+def test_a_group_begins_without_anything_cached(
+    machine: Machine, groups: list[int], tiny_llama_8bit: Path
+) -> None:
+    def cold(**options: Any) -> list[bool]:
+        machine.ran.clear()
+        machine.run(tiny_llama_8bit, baseline="none", rounds=1, **options)
+        return [is_cold for _, _, is_cold in machine.ran]
+
+    assert cold() == [False]
+    assert cold(ram_budget="1,400") == [True, False]  # the model has 3 MB
+    assert cold(cgroup="400M") == [True]
+    assert groups[0] == 400 << 20
+    assert cold(cgroup="400M", ram_budget="1,400", warm=True) == [False, False]
+
+
+def test_random_files_are_made_once(machine: Machine, tmp_path: Path) -> None:
+    machine.baseline = Baseline("p", "2")
+    options: Any = {"shape": "tiny", "quant": "4bit", "cache": tmp_path / "new", "rounds": 1}
+    found = machine.run(**options)
+    making = [line for line in machine.said if line.startswith("making")]
+    assert making == [
+        "making random weights, tiny, qsf 4bit",
+        "making random weights, tiny, llama.cpp Q4_K_M",
+    ]
+    assert {Path(name).suffix for name in machine.files} == {".qsf", ".gguf"}
+    assert len(found.results.ratios) == 2
+    machine.said.clear()
+    machine.run(**options)
+    assert not [line for line in machine.said if line.startswith("making")]
+
+
+def test_limits_are_the_better_of_before_and_after(
+    machine: Machine, tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = iter([({"1": 10.0}, {"1": 500.0}), ({"1": 8.0}, {"1": 700.0})])
+    monkeypatch.setattr(limits, "measure_memory", lambda *_: next(memory))
+    disk = iter([{"direct x1": 1.0}, {"direct x1": 0.5, "buffered x1": 3.0}])
+    monkeypatch.setattr(limits, "measure_disk", lambda *_: next(disk))
+    found = machine.run(tiny_llama_8bit, baseline="none").results.limits
+    assert found.memory_gb_per_s == {"1": 10.0}
+    assert found.gmadds_per_s == {"1": 700.0}
+    assert found.disk_gb_per_s == {"direct x1": 1.0, "buffered x1": 3.0}
+
+
+def test_limits_that_cannot_be_measured_again_cost_no_figures(
+    machine: Machine, tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_measured = 0
+
+    def measure(*_: Any) -> dict[str, float]:
+        nonlocal n_measured
+        n_measured += 1
+        if n_measured == 2:
+            raise QsfIOError("/mnt/m.qsf: Input/output error")
+        return {"direct x1": 1.0}
+
+    monkeypatch.setattr(limits, "measure_disk", measure)
+    found = machine.run(tiny_llama_8bit, baseline="none").results
+    assert found.limits.disk_gb_per_s == {"direct x1": 1.0}
+    assert found.notes[0].endswith("only before the rounds: m.qsf: Input/output error")
+    assert len(found.rows) == 2
+
+
+# ---- what is refused, and when ----
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"shape": "tiny", "depth": "0,2045"},
+            "pp8 after 2045 needs a context of 2053 tokens, tiny was",
+        ),
+        ({"shape": "tiny,nothing"}, "'nothing' is unknown; known: tiny, gpt2"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    machine: Machine, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(QsfArgumentError, match=said):
+        machine.run(cache=tmp_path / "cache", **options)
+    assert not (tmp_path / "cache").exists()
+    assert machine.said == []
+
+
+def test_files_of_the_wrong_kind_are_refused(
+    machine: Machine,
+    tiny_llama_8bit: Path,
+    tiny_llama_dir: Path,
+    baseline_file: Path,
+    tmp_path: Path,
+) -> None:
+    cut = tmp_path / "cut.qsf"
+    cut.write_bytes(tiny_llama_8bit.read_bytes()[:5000])
+    no_text = tmp_path / "absent.txt"
+    text = tmp_path / "a.txt"
+    text.write_text("once upon a time")
+    model = tiny_llama_8bit
+    wrong: list[tuple[list[Path], dict[str, Any], type[Exception], str]] = [
+        ([baseline_file], {}, QsfArgumentError, "is a GGUF file, not a .qsf file: convert it with"),
+        ([tiny_llama_dir], {}, QsfArgumentError, "convert it first: qsf-convert"),
+        ([cut], {}, QsfFormatError, "has 5000 bytes, but its header"),
+        ([tmp_path / "absent.qsf"], {}, QsfIOError, "No such file"),
+        ([model], {"baseline_models": [model]}, QsfArgumentError, "files are called"),
+        ([model], {"baseline_models": [cut]}, QsfFormatError, "has 5000 bytes"),
+        ([model], {"depth": "5000"}, QsfArgumentError, "was made for"),
+        ([model], {"text": no_text}, QsfIOError, "absent.txt: No such file"),
+        ([model], {"text": text, "against": no_text}, QsfIOError, "no such file"),
+    ]
+    for models, options, kind, said in wrong:
+        with pytest.raises(kind, match=said):
+            machine.run(*models, **options)
+    other = tmp_path / "b.qsf"
+    other.write_bytes(model.read_bytes())
+    with pytest.raises(QsfArgumentError, match=r"b\.qsf is a \.qsf file, not a GGUF file"):
+        machine.run(model, baseline_models=[other])
+    assert machine.said == []
+
+
+def test_a_group_that_cannot_be_had_is_said_before_the_work(
+    machine: Machine, tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def refused(_limit_bytes: int) -> Iterator[None]:
+        raise CapError("run this as root")
+        yield
+
+    monkeypatch.setattr(campaign, "memory_group", refused)
+    with pytest.raises(CapError, match="run this as root"):
+        machine.run(tiny_llama_8bit, cgroup="300M")
+    assert machine.said == []
+
+
+def test_a_baseline_of_other_work_is_refused(
+    machine: Machine, tiny_llama_8bit: Path, tmp_path: Path
+) -> None:
+    machine.baseline = Baseline("p", "2")
+    path = tmp_path / "other.gguf"
+    write_gguf(path, Shape(2, 64, 128, 2, 2, n_vocab=512), "Q8_0", seed=0)
+    with pytest.raises(QsfArgumentError, match="are not the same work: layers"):
+        machine.run(tiny_llama_8bit, baseline_models=[path])
+    assert machine.ran == []
+
+
+# ---- what is missing ----
+
+
+def test_a_baseline_that_nobody_asked_for_may_be_missing(
+    machine: Machine, tiny_llama_8bit: Path
+) -> None:
+    machine.baseline = BaselineMissingError(
+        "/home/me/bin/python has no llama-cpp-python", ". Do this"
+    )
+    found = machine.run(tiny_llama_8bit)
+    told = "llama.cpp is left out: /home/me/bin/python has no llama-cpp-python. Do this"
+    assert f"warning: {told}" in machine.said
+    assert not found.is_incomplete
+    assert found.results.failures == []
+    # Results are published: nobody's folders, and no command for this machine.
+    assert found.results.notes == ["llama.cpp is left out: python has no llama-cpp-python"]
+    assert len(found.results.rows) == 2
+
+
+@pytest.mark.parametrize("how", ["baseline", "baseline_python", "baseline_models"])
+def test_a_baseline_that_was_asked_for_is_missed(
+    machine: Machine, tiny_llama_8bit: Path, baseline_file: Path, how: str
+) -> None:
+    asked: Any = {
+        "baseline": "llama.cpp",
+        "baseline_python": Path("x"),
+        "baseline_models": [baseline_file],
+    }[how]
+    found = machine.run(tiny_llama_8bit, **{how: asked})
+    assert found.is_incomplete
+    (failure,) = found.results.failures
+    assert (failure.engine, failure.why) == ("llama.cpp", "no baseline")
+    assert "warning: llama.cpp, all of it: no baseline!" in machine.said
+    assert len(found.results.rows) == 2
+
+
+def test_a_baseline_without_such_a_cache_is_left_out(
+    machine: Machine, tiny_llama_8bit: Path
+) -> None:
+    machine.baseline = Baseline("p", "2")
+    found = machine.run(tiny_llama_8bit, kv_type="k8v4")
+    assert {row.engine for row in found.results.rows} == {"qsf"}
+    assert found.results.notes == ["llama.cpp is left out: it has no KV cache of k8v4"]
+    assert not found.is_incomplete
+
+
+def test_a_model_that_no_random_weights_imitate_goes_without_the_baseline(
+    machine: Machine, tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.baseline = Baseline("p", "2")
+    monkeypatch.setattr(campaign, "baseline_type", lambda *_: "F16")
+    found = machine.run(tiny_llama_8bit)
+    (failure,) = found.results.failures
+    assert failure.what == f"beside {tiny_llama_8bit.name}"
+    assert "bits per weight" in failure.why
+    assert "/" not in failure.why.replace("tok/s", "")
+    assert len(found.results.rows) == 2
+
+
+def test_a_baseline_that_is_killed_costs_nothing_but_its_rounds(
+    machine: Machine, tiny_llama_8bit: Path, baseline_file: Path
+) -> None:
+    machine.baseline = Baseline("p", "2")
+    n_asked = 0
+
+    def answer(task: Task) -> Outcome:
+        nonlocal n_asked
+        n_asked += task.engine == "llama.cpp"
+        if task.engine == "llama.cpp" and n_asked == 2:
+            return Outcome(task, None, "killed by SIGKILL", 1.0, 0, None)
+        return answered(task)
+
+    machine.answer = answer
+    found = machine.run(tiny_llama_8bit, baseline_models=[baseline_file], rounds=3)
+    assert found.is_incomplete
+    (failure,) = found.results.failures
+    assert (failure.engine, failure.file) == ("llama.cpp", "baseline.gguf")
+    assert (failure.why, failure.n_times) == ("killed by SIGKILL", 1)
+    n_values = [len(row.tok_per_s.values) for row in found.results.rows]
+    assert n_values == [3, 3, 2, 2]
+    assert [len(ratio.values) for ratio in found.results.ratios] == [2, 2]
+
+
+def test_a_baseline_that_crashes_is_said_how_to_build(
+    machine: Machine, tiny_llama_8bit: Path, baseline_file: Path
+) -> None:
+    machine.baseline = Baseline("p", "2")
+
+    def answer(task: Task) -> Outcome:
+        if task.engine == "qsf":
+            return answered(task)
+        return Outcome(task, None, "crashed with SIGSEGV", 1.0, 0, None)
+
+    machine.answer = answer
+    found = machine.run(tiny_llama_8bit, baseline_models=[baseline_file])
+    (said,) = [line for line in machine.said if "builds it" in line]
+    assert said.startswith("warning: llama.cpp crashed with SIGSEGV. This builds it for this")
+    assert "GGML_NATIVE=ON" in said
+    assert [row.engine for row in found.results.rows] == ["qsf", "qsf"]
+
+
+# ---- interruptions ----
+
+
+def stop_at(machine: Machine, number: int) -> None:
+    """Let a signal arrive in that run, counted from 0."""
+
+    def answer(task: Task) -> Outcome:
+        if len(machine.ran) > number:
+            raise StoppedError(2)
+        return answered(task, note=f"note {len(machine.ran)}")
+
+    machine.answer = answer
+
+
+def test_an_interruption_keeps_what_was_measured(machine: Machine, tiny_llama_8bit: Path) -> None:
+    stop_at(machine, 2)
+    found = machine.run(tiny_llama_8bit, baseline="none", rounds=5, wants_trace=True)
+    assert isinstance(found.stopped, StoppedError)
+    assert [len(row.tok_per_s.values) for row in found.results.rows] == [2, 2]
+    assert found.results.notes[0] == "interrupted before all rounds were done"
+    assert {"note 1", "note 2"} <= set(found.results.notes)
+    assert len(machine.ran) == 3
+
+
+def test_an_interruption_before_the_first_figure_is_passed_on(
+    machine: Machine, tiny_llama_8bit: Path
+) -> None:
+    stop_at(machine, 0)
+    with pytest.raises(StoppedError):
+        machine.run(tiny_llama_8bit, baseline="none")
+
+
+@pytest.mark.parametrize("what", ["limits", "quality", "trace"])
+def test_an_interruption_after_the_rounds_costs_nothing_of_them(
+    machine: Machine,
+    tiny_llama_8bit: Path,
+    tmp_path: Path,
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stop(*_: Any, **__: Any) -> Any:
+        raise StoppedError(15)
+
+    text = tmp_path / "a.txt"
+    text.write_text("once upon a time")
+    known = {tiny_llama_8bit: Quality(5.0)}
+    monkeypatch.setattr(quality, "measure", lambda *_, **__: known)
+    if what == "quality":
+        monkeypatch.setattr(quality, "measure", stop)
+    elif what == "limits":
+        calls = iter([lambda *_: {"direct x1": 1.0}, stop])
+        monkeypatch.setattr(limits, "measure_disk", lambda *_: next(calls)())
+    else:
+        stop_at(machine, 2)
+    found = machine.run(tiny_llama_8bit, baseline="none", wants_trace=True, text=text)
+    assert found.stopped is not None
+    assert found.stopped.exit_code == 128 + (2 if what == "trace" else 15)
+    assert [len(row.tok_per_s.values) for row in found.results.rows] == [2, 2]
+    assert [row.quality is not None for row in found.results.rows] == [what == "trace"] * 2
+    assert "before what comes after the rounds was done" in " ".join(found.results.notes)
+
+
+# ---- beside the rounds ----
+
+
+@pytest.mark.parametrize("kind", [QsfError, QsfArgumentError])
+def test_quality_that_cannot_be_had_costs_no_figures(
+    machine: Machine,
+    tiny_llama_8bit: Path,
+    tmp_path: Path,
+    kind: type[QsfError],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise kind("/home/me/m.gguf: the tokenizers differ")
+
+    monkeypatch.setattr(quality, "measure", fail)
+    text = tmp_path / "a.txt"
+    text.write_text("once upon a time")
+    found = machine.run(tiny_llama_8bit, baseline="none", text=text)
+    (failure,) = found.results.failures
+    assert (failure.engine, failure.what) == ("quality", "a.txt")
+    assert failure.why == "m.gguf: the tokenizers differ"
+    assert found.is_incomplete
+    assert len(found.results.rows) == 2
+    assert found.results.settings["text"] == "a.txt"
+
+
+def test_the_trace_is_of_a_few_tokens(
+    machine: Machine, tiny_llama_4bit: Path, tiny_llama_8bit: Path
+) -> None:
+    options: Any = {"threads": "1,2", "gen": "40", "baseline": "none", "rounds": 1}
+    found = machine.run(tiny_llama_4bit, tiny_llama_8bit, wants_trace=True, **options)
+    task = machine.ran[-1][0]
+    assert (task.path, task.n_threads) == (str(tiny_llama_4bit), 2)
+    assert [test.name for test in task.tests] == ["tg8"]
+    assert task.trace_events > 0
+    assert found.trace is not None
+    assert (found.trace.kinds, found.trace.name) == (["pass"], tiny_llama_4bit.name)
+    assert not found.is_incomplete
+    assert all(task.trace_events == 0 for task, _, _ in machine.ran[:-1])
+    machine.run(tiny_llama_8bit, gen="0", baseline="none", wants_trace=True)
+    assert [test.name for test in machine.ran[-1][0].tests] == ["pp8"]
+
+
+def test_a_trace_that_fails_is_missed(machine: Machine, tiny_llama_8bit: Path) -> None:
+    def answer(task: Task) -> Outcome:
+        return replace(answered(task), why="crashed" if task.trace_events else "")
+
+    machine.answer = answer
+    found = machine.run(tiny_llama_8bit, baseline="none", wants_trace=True)
+    assert (found.trace, found.is_incomplete) == (None, True)
+    assert [failure.what for failure in found.results.failures] == ["trace"]
+    assert len(found.results.rows) == 2

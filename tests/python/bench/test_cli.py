@@ -1,0 +1,528 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m qsf.bench as a user types it: what it writes, says, refuses, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.bench_baselines import baseline_python
+from make.bench_commands import SMALL, bench
+from make.bench_results import full_results
+from qsf import __main__ as command_of_all
+from qsf.bench import campaign, cli
+from qsf.bench.campaign import Outputs, Trace
+from qsf.bench.judge import limits, results
+from qsf.bench.judge.results import Results
+from qsf.bench.models.random_gguf import write_model as write_gguf
+from qsf.bench.models.shapes import shape_of_file
+from qsf.bench.request import Request
+from qsf.bench.run.memory_group import CapError, memory_group
+from qsf.shell import entry
+from qsf.shell.command import StoppedError
+from qsf.shell.progress import Steps
+
+ONE = ("--shape", "tiny", "--quant", "4bit", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where random weights are kept."""
+    return tmp_path_factory.mktemp("random")
+
+
+Bench = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def quick(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Bench:
+    """Run it in this process, on a machine whose limits are known at once."""
+    monkeypatch.setattr(limits, "measure_memory", lambda *_: ({"1": 10.0}, {"1": 1000.0}))
+    monkeypatch.setattr(limits, "measure_disk", lambda *_: {"direct x1": 1.0})
+
+    def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        where = [] if "--cache" in arguments else ["--cache", str(cache)]
+        code = cli.run([*map(str, arguments), *where])
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess([], code, said.out, said.err)
+
+    return call
+
+
+def check_refused(done: subprocess.CompletedProcess[str], code: int, said: str) -> None:
+    """One line with ``said`` in it, and nothing on standard output."""
+    assert said in done.stderr
+    assert (done.returncode, done.stdout) == (code, "")
+    *_, last = done.stderr.splitlines()
+    assert last.startswith("python -m qsf.bench: error: ")
+
+
+# ---- a run ----
+
+
+def test_a_run_as_a_user_types_it(cache: Path, tmp_path: Path) -> None:
+    outputs = [tmp_path / name for name in ("a.json", "a.html", "a.trace")]
+    given = zip(("--json", "--html", "--trace"), outputs, strict=True)
+    options = [word for pair in given for word in pair]
+    done = bench(*ONE, "--baseline", "none", "--cache", cache, *options)
+    assert done.returncode == 0
+    assert "making random weights, tiny, qsf 4bit" in done.stderr
+    assert done.stderr.endswith(f"written: {', '.join(map(str, outputs))}\n")
+    assert "qsf 4bit" in done.stdout
+    assert "pp8" in done.stdout
+    assert "Failed" not in done.stdout
+
+    known = json.loads(outputs[0].read_text())
+    assert known["machine"]["command"].startswith("python -m qsf.bench --shape tiny")
+    assert str(tmp_path) not in outputs[0].read_text()
+    assert {"commit", "cpu", "cpu_flags", "qsf", "python"} - {"commit"} <= set(known["machine"])
+    assert known["limits"]["memory_gb_per_s"] == {"1": 10.0}
+    assert known["limits"]["disk_gb_per_s"] == {"direct x1": 1.0}
+    assert [row["test"] for row in known["rows"]] == ["pp8", "tg4"]
+    wanted = "engine shape type bits_per_weight file_bytes threads test depth budget_mb tok_per_s"
+    for row in known["rows"]:
+        assert {*wanted.split(), "peak_rss_bytes", "fraction_of_limit"} <= set(row)
+        assert {"median", "min", "max"} <= set(row["tok_per_s"])
+        assert (row["engine"], row["shape"], row["budget_mb"]) == ("qsf", "tiny", None)
+        assert row["fraction_of_limit"] > 0
+    assert known["ratios"] == []
+    assert results.read(outputs[0]).rows[0].test == "pp8"
+
+    assert outputs[1].read_text().startswith("<!doctype html>")
+    events = json.loads(outputs[2].read_text())["traceEvents"]
+    assert {"pass", "head", "sample"} <= {event["name"] for event in events}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.json", "a.trace"]
+
+
+@pytest.mark.slow
+def test_a_run_with_nothing_put_aside(cache: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.json"
+    options = ["--baseline", "none", "--cache", str(cache), "--json", str(out), "-q"]
+    command = [sys.executable, "-m", "qsf.bench", *ONE, *options]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    found = results.read(out)
+    assert found.limits.memory_gb_per_s["1"] > 0
+    assert [row.test for row in found.rows] == ["pp8", "tg4"]
+
+
+def test_the_command_starts_by_its_other_name() -> None:
+    command = [sys.executable, "-m", "qsf", "bench", "--version"]
+    said = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
+    assert said.startswith("python -m qsf.bench ")
+
+
+def test_bench_is_in_the_list_of_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["qsf", "--help"])
+    assert command_of_all.main() == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
+    assert listed == list(command_of_all._COMMANDS)
+    assert command_of_all._COMMANDS["bench"] is entry.bench
+
+
+def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("usage: python -m qsf.bench [OPTIONS] [MODEL.qsf]...\n")
+    assert max(map(len, said.splitlines())) <= 80
+    for line in ("Examples:", "  python -m qsf.bench\n", "Shapes: tiny, gpt2", "Types: "):
+        assert f"\n{line}" in said
+
+
+def test_the_examples_of_the_help_are_understood(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.run(["--help"])
+    said = capsys.readouterr().out
+    lines = said.split("Examples:")[1].split("Shapes:")[0].splitlines()
+    examples = [line.split()[3:] for line in lines if line.strip()]
+    assert len(examples) == 8
+    asked: list[Request] = []
+
+    def note(request: Request, *_: Any, **__: Any) -> Outputs:
+        asked.append(request)
+        return Outputs(full_results(), None, False)
+
+    monkeypatch.setattr(campaign, "run", note)
+    monkeypatch.setattr(cli, "print_report", lambda *_: None)
+    monkeypatch.setattr(cli, "check_outputs", lambda *_: None)
+    monkeypatch.setattr(cli, "write_outputs", lambda *_: [])
+    monkeypatch.setattr(results, "read", lambda _path: full_results())
+    for example in examples:
+        assert cli.run(example) == 0, capsys.readouterr().err
+    assert [request.shapes for request in asked[:3]] == [("tinyllama-1.1b",), (), ("llama2-7b",)]
+    assert [setting.budget_mb for setting in asked[3].settings[::2]] == [None, 400, 200]
+
+
+# ---- what it writes, and how it ends ----
+
+
+class Ran:
+    """A run whose results are known."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.found = Outputs(full_results(), None, False)
+        self.n_runs = 0
+        self._folder = folder
+        monkeypatch.setattr(campaign, "run", self._run)
+
+    def _run(self, *_: Any, **__: Any) -> Outputs:
+        self.n_runs += 1
+        return self.found
+
+    def __call__(self, *options: str | Path) -> int:
+        return cli.run(["--shape", "tiny", *map(str, options)])
+
+    def write_old(self, factor: float) -> Path:
+        """Write a result in which QSF was faster by ``factor``."""
+        path = self._folder / "old.json"
+        known = full_results().as_json()
+        for row in known["rows"]:
+            rate = row["tok_per_s"]
+            if row["engine"] == "qsf":
+                rate |= {name: rate[name] * factor for name in ("median", "min", "max")}
+                rate["values"] = [value * factor for value in rate["values"]]
+        path.write_text(json.dumps(known))
+        return path
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ran:
+    return Ran(monkeypatch, tmp_path)
+
+
+def test_exit_codes(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran() == 0
+    assert ran("--compare", ran.write_old(1.0)) == 0
+    assert "figures compared" in capsys.readouterr().out
+    slower = ran.write_old(2.0)
+    assert ran("--compare", slower) == 3
+    assert "slower" in capsys.readouterr().out
+    ran.found = replace(ran.found, is_incomplete=True)
+    assert ran() == 1
+    assert ran("--compare", slower) == 1
+    assert ran("--threads", "0") == 2
+    known = json.loads(slower.read_text())
+    slower.write_text(json.dumps(known | {"rows": [], "ratios": []}))
+    ran.found = replace(ran.found, is_incomplete=False)
+    capsys.readouterr()
+    assert ran("--compare", slower) == 1
+    assert "old.json was measured now: none is compared" in capsys.readouterr().err
+
+
+def test_the_page_has_the_changes(ran: Ran, tmp_path: Path) -> None:
+    page = tmp_path / "a.html"
+    assert ran("--compare", ran.write_old(2.0), "--html", page) == 3
+    assert "slower" in page.read_text()
+
+
+def test_an_interrupted_run_reports_and_writes(
+    ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran.found = replace(ran.found, stopped=StoppedError(signal.SIGTERM), is_incomplete=True)
+    out = tmp_path / "a.json"
+    assert ran("--json", out) == 143
+    said = capsys.readouterr()
+    assert "terminated; the report has what was measured until then" in said.err
+    assert "tok/s" in said.out
+    assert results.read(out).rows
+
+
+def test_an_interruption_of_the_report_does_not_lose_the_results(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: Any) -> None:
+        raise StoppedError(signal.SIGINT)
+
+    monkeypatch.setattr(cli, "print_report", stop)
+    assert ran("--json", tmp_path / "a.json") == 130
+    assert "interrupted; the report is cut off" in capsys.readouterr().err
+    assert results.read(tmp_path / "a.json").rows
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--trace"])
+def test_an_output_that_exists_is_refused_before_the_work(
+    ran: Ran, tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran.found = replace(ran.found, trace=Trace([[0, 5, 0, 1, 0, 0, 1]], ["pass"], 4, "m"))
+    out = tmp_path / "out"
+    out.write_text("precious")
+    assert ran(option, out) == 2
+    assert "out exists; --force replaces it" in capsys.readouterr().err
+    assert (ran.n_runs, out.read_text()) == (0, "precious")
+    assert ran(option, out, "--force") == 0
+    assert out.read_text() != "precious"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_outputs_that_would_fail_or_destroy_are_refused_before_the_work(
+    ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, old = tmp_path / "m.qsf", ran.write_old(1.0)
+    model.write_text("precious")
+    link = tmp_path / "link"
+    link.symlink_to(old)
+
+    def refused(code: int, said: str, *options: str | Path) -> None:
+        assert cli.run([*map(str, options), "--force"]) == code
+        assert said in capsys.readouterr().err
+
+    a = tmp_path / "a"
+    refused(1, "no such directory", "--json", tmp_path / "absent" / "a.json")
+    refused(1, "is a directory", "--html", tmp_path)
+    refused(2, "need names of their own", "--json", a, "--html", tmp_path / "." / "a")
+    refused(2, "is read as well", "--json", old, "--compare", old)
+    refused(2, "is read as well", "--json", link, "--compare", old)
+    refused(2, "is read as well", model, "--json", model)
+    refused(2, "is read as well", model, "--text", a, "--baseline", "none", "--html", a)
+    assert (ran.n_runs, model.read_text()) == (0, "precious")
+
+
+def test_an_older_result_that_is_none_is_refused_before_the_work(
+    ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "old.json"
+    for text, said in (("{", "Expecting"), ("[]", '"format" is not'), ("\0\xff", "not a result")):
+        path.write_text(text)
+        assert ran("--compare", path) == 1
+        assert said in capsys.readouterr().err
+    assert ran("--compare", tmp_path / "absent.json") == 1
+    assert "absent.json: No such file or directory" in capsys.readouterr().err
+    assert ran.n_runs == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize(("where", "code"), [("pipe", 0), ("full disk", 1)])
+def test_a_report_that_nobody_takes_is_written_all_the_same(
+    ran: Ran,
+    tmp_path: Path,
+    where: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Into a pipe whose reader has left, and onto a full disk."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = tmp_path / "a.json"
+    with os.fdopen(writer, "w") as pipe, Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", pipe if where == "pipe" else full)
+        assert ran("--json", out) == code
+    assert results.read(out).rows
+    assert ("No space left on device" in capsys.readouterr().err) == (code == 1)
+
+
+def test_a_terminal_without_our_lines_shows_others(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert ran() == 0
+    assert b"tok/s" in raw.getvalue()
+
+
+def test_progress_on_a_terminal_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    steps = Steps(enabled=True, program="python -m qsf.bench")
+    steps.begin("measuring [limits]")
+    steps.update(1.0, "a name that is far too long for it, and longer")
+    steps.warn("something\nis missing")
+    steps.close()
+    steps.update(1.0)
+    assert "measuring [limits]" in terminal.getvalue()
+    assert "100%" in terminal.getvalue()
+    # After the last frame the line is erased and the cursor shown again.
+    *_, last = terminal.getvalue().split("\x1b[2K")
+    assert last == "python -m qsf.bench: something is missing\n"
+    assert terminal.getvalue().count("\x1b[?25h") == terminal.getvalue().count("\x1b[?25l")
+
+
+def test_progress_elsewhere_is_a_line_at_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = Steps(enabled=True, program="x")
+    steps.begin("measuring")
+    for n_done in range(101):
+        steps.update(n_done / 100, "a.qsf")
+    steps.close()
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first == "measuring"
+    assert [line.split(",")[0].strip() for line in rest] == [f"{n}%" for n in range(10, 101, 10)]
+    silent = Steps(enabled=False, program="x")
+    silent.begin("measuring")
+    silent.update(1.0)
+    silent.warn("said all the same")
+    assert capsys.readouterr().err == "x: said all the same\n"
+
+
+# ---- a machine that is short of something ----
+
+
+def test_a_full_disk_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
+    patch = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))"
+    done = bench(*ONE, "--baseline", "none", "--cache", tmp_path / "cache", patch=patch)
+    check_refused(done, 1, "File too large")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_cache_that_is_no_folder_is_said(quick: Bench, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = quick(*ONE, "--baseline", "none", "--cache", tmp_path / "file")
+    check_refused(done, 1, "--cache FOLDER puts models elsewhere")
+
+
+def test_a_budget_that_is_too_small_names_one_that_would_do(quick: Bench) -> None:
+    done = quick(*ONE, "--baseline", "none", "--ram-budget", "1")
+    check_refused(done, 1, "the model does not fit in 1.0 MB")
+    assert re.search(r"--ram-budget \d+ would do", done.stderr)
+
+
+def test_a_damaged_file_is_said(quick: Bench, tiny_llama_8bit: Path, tmp_path: Path) -> None:
+    data = bytearray(tiny_llama_8bit.read_bytes())
+    data[len(data) // 2] ^= 255
+    path = tmp_path / "damaged.qsf"
+    path.write_bytes(data)
+    check_refused(quick(path, *SMALL, "--baseline", "none"), 1, "checksum")
+
+
+# ---- the baseline ----
+
+
+FAKE_BASELINE = """#!/bin/sh
+case "$*" in
+*llama_backend_init*) echo 'qsf-baseline {"version": "1.2.3", "system": "", "compiler": ""}';;
+*) kill -KILL $$;;
+esac
+"""
+
+
+def test_a_baseline_that_is_killed_leaves_qsfs_figures(quick: Bench, tmp_path: Path) -> None:
+    python, out = tmp_path / "python", tmp_path / "a.json"
+    python.write_text(FAKE_BASELINE)
+    python.chmod(0o755)
+    done = quick(*ONE, "--baseline-python", python, "--json", out)
+    assert done.returncode == 1
+    found = results.read(out)
+    assert [row.engine for row in found.rows] == ["qsf", "qsf"]
+    (failure,) = found.failures
+    assert failure.engine == "llama.cpp"
+    assert failure.why.startswith("killed by SIGKILL")
+    assert "killed by SIGKILL" in done.stdout
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--baseline", "llama.cpp"], 1)])
+def test_a_baseline_that_is_not_installed(
+    quick: Bench, tmp_path: Path, options: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError(\"No module named 'llama_cpp'\")")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    out = tmp_path / "a.json"
+    done = quick(*ONE, "--json", out, *options)
+    assert done.returncode == code
+    (line,) = [line for line in done.stderr.splitlines() if "has no llama-cpp-python" in line]
+    assert "-m pip install --force-reinstall --no-cache-dir --no-binary" in line
+    assert "has no llama-cpp-python" in done.stdout
+    found = results.read(out)
+    assert [row.test for row in found.rows] == ["pp8", "tg4"]
+    assert len(found.failures) == code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_text", [False, True])
+def test_the_real_baseline_beside_a_model(
+    tiny_llama_8bit: Path, tmp_path: Path, *, has_text: bool
+) -> None:
+    out, text, gguf = (tmp_path / name for name in ("a.json", "a.txt", "baseline.gguf"))
+    options: list[str | Path] = ["--baseline-python", baseline_python(), "--cache", tmp_path]
+    if has_text:
+        text.write_text("Once upon a time there was a little girl named Lily. " * 3)
+        write_gguf(gguf, shape_of_file(tiny_llama_8bit), "Q8_0", seed=0)
+        options += ["--baseline-model", gguf, "--text", text]
+    done = bench(tiny_llama_8bit, *SMALL, *options, "--baseline", "llama.cpp", "--json", out)
+    assert done.returncode == 0, done.stderr
+    found = results.read(out)
+    assert [row.engine for row in found.rows] == ["qsf", "qsf", "llama.cpp", "llama.cpp"]
+    assert len(found.ratios) == 2
+    if has_text:
+        mine, baseline = found.rows[0].quality, found.rows[2].quality
+        assert mine is not None
+        assert baseline is not None
+        assert mine.n_tokens == baseline.n_tokens > 0
+        assert mine.perplexity < baseline.perplexity  # of random weights
+    else:
+        assert [row.quality for row in found.rows] == [None] * 4
+
+
+# ---- what takes longer ----
+
+
+def test_quality_columns_are_filled(
+    quick: Bench, tiny_llama_4bit: Path, tiny_llama_8bit: Path, tiny_llama_dir: Path, tmp_path: Path
+) -> None:
+    text, out = tmp_path / "a.txt", tmp_path / "a.json"
+    text.write_text("Once upon a time there was a little girl named Lily. " * 3)
+    files = [tiny_llama_4bit, tiny_llama_8bit, "--json", out]
+    asked = ["--text", text, "--against", tiny_llama_dir, "--baseline", "none", "-q"]
+    done = quick(*files, *SMALL, *asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(heading in done.stdout for heading in ("perplexity", "KL", "top-1"))
+    found = {row.type: row.quality for row in results.read(out).rows}
+    four, eight = found["4bit"], found["8bit"]
+    assert four is not None
+    assert eight is not None
+    assert four.mean_kl is not None
+    assert eight.mean_kl is not None
+    assert 0 < eight.mean_kl < four.mean_kl
+
+
+@pytest.mark.slow
+def test_the_trace_of_a_streamed_model_has_reads(tmp_path: Path) -> None:
+    out = tmp_path / "a.trace"
+    options = ["--shape", "llama-110m", "--quant", "4bit", *SMALL, "--baseline", "none"]
+    done = bench(*options, "--ram-budget", "60", "--cache", tmp_path, "--trace", out)
+    assert done.returncode == 0, done.stderr
+    events = json.loads(out.read_text())["traceEvents"]
+    reads = [event for event in events if event["name"] == "read"]
+    assert reads
+    assert all(event["args"]["bytes"] > 0 and event["dur"] > 0 for event in reads)
+    assert {"wait", "pass", "python"} <= {event["name"] for event in events}
+
+
+@pytest.mark.slow
+def test_a_run_in_a_control_group(tmp_path: Path, cache: Path) -> None:
+    try:
+        with memory_group(32 << 20):
+            pass
+    except CapError as error:
+        pytest.skip(str(error))
+    out = tmp_path / "a.json"
+    options: list[str | Path] = [*ONE, "--baseline", "none", "--cache", cache]
+    done = bench(*options, "--cgroup", "100M", "--json", out)
+    assert done.returncode == 0, done.stderr
+    found: Results = results.read(out)
+    for row in found.rows:
+        assert row.cap is not None
+        assert (row.cap.limit_mb, row.cap.n_oom_kills, row.budget_mb) == (100, 0, 100)
+        assert row.cap.peak_bytes is not None
+        # What was cached before the run is not charged: the file must have been read in the group.
+        assert row.file_bytes < row.cap.peak_bytes <= 100 << 20
+    assert found.settings["caches"] == "dropped before runs that stream or are in a cgroup"
+    done = bench(*options, "--cgroup", "3M")
+    check_refused(done, 1, "out of memory in its group of 3 MB")

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What qsf.bench says of the machine, and how it measures what that can do."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qsf.bench.judge import limits, machine
+from qsf.errors import QsfIOError
+from qsf.native import binding
+
+MB = 1 << 20
+DIRECT = ["direct x1", "direct x2", "direct x4", "direct x8"]
+BUFFERED = ["buffered x1", "buffered x4"]
+
+
+# ---- what it is ----
+
+
+def test_a_machine_is_described_in_json_without_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/home/me/x/__main__.py", "/home/me/models/a.qsf", "--gen"])
+    known = machine.describe(["llama.cpp 1", "ik"])
+    assert json.loads(json.dumps(known)) == known
+    assert known["command"] == "python -m qsf.bench a.qsf --gen"
+    assert known["baseline"] == "llama.cpp 1; ik"
+    assert known["isa"] in known["isa_available"]
+    assert known["n_cores"] >= 1
+    assert {"cpu", "system", "python", "qsf", "date", "load"} <= set(known)
+    text = json.dumps(known)
+    assert "/home" not in text
+    assert str(Path(__file__).parents[3]) not in text
+    assert "baseline" not in machine.describe()
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["x", "--json=/tmp/a b/out.json"], "--json=out.json"),
+        (["x", "/a/b/", "../c/d.qsf,/e/f.qsf"], "b d.qsf,f.qsf"),
+        (["x", "~/m.qsf", "--threads", "1,2"], "m.qsf --threads 1,2"),
+    ],
+)
+def test_files_of_the_command_line_have_their_names_alone(argv: list[str], command: str) -> None:
+    assert machine.command_line(argv) == f"python -m qsf.bench {command}"
+
+
+def test_processors_are_known_by_name_and_flags() -> None:
+    x86 = "processor\t: 0\nmodel name\t: Processor X \nflags\t\t: fpu avx2 avx avx512f_x\n"
+    assert machine.cpu_name(x86) == "Processor X"
+    assert machine.cpu_flags(x86) == ["avx", "avx2"]
+    assert machine.cpu_flags("Features\t: fp asimd asimddp\n") == ["asimd", "asimddp"]
+    assert machine.cpu_flags("") == []
+    assert machine.cpu_name("") != ""
+
+
+def test_a_checkout_has_a_commit_and_says_that_it_was_changed(tmp_path: Path) -> None:
+    assert machine.commit_of(tmp_path) is None
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x.x"]
+        return subprocess.run(
+            [*command, *arguments], check=True, capture_output=True, text=True
+        ).stdout
+
+    git("init", "-q")
+    assert machine.commit_of(tmp_path) is None
+    (tmp_path / "file").write_text("a")
+    git("add", "file")
+    git("commit", "-qm", "first")
+    commit = git("rev-parse", "--short", "HEAD").strip()
+    (tmp_path / "another").write_text("not known to git")
+    assert machine.commit_of(tmp_path) == commit
+    (tmp_path / "file").write_text("b")
+    assert machine.commit_of(tmp_path) == f"{commit} dirty"
+
+
+# ---- memory ----
+
+
+@dataclass(frozen=True)
+class Roofline:
+    read_gb_per_s: float
+    gmadds_per_s: float
+
+
+def test_memory_is_measured_for_each_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measure(n_threads: int, n_bytes: int, n_ms: int) -> Roofline:
+        asked.append((n_threads, n_bytes, n_ms))
+        return Roofline(10.0 * n_threads, 0.0 if n_threads == 4 else 500.0 * n_threads)
+
+    monkeypatch.setattr(binding, "measure_roofline", measure, raising=False)
+    said: list[str] = []
+    memory, gmadds = limits.measure_memory([4, 1, 4], said.append)
+    assert memory == {"1": 10.0, "4": 40.0}
+    assert gmadds == {"1": 500.0}  # what is 0 is not known
+    assert [one[0] for one in asked] == [1, 4]
+    assert all(64 * MB <= n_bytes <= 1024 * MB and n_bytes % MB == 0 for _, n_bytes, _ in asked)
+    assert said == ["memory and arithmetic, 1 thread", "memory and arithmetic, 4 threads"]
+
+
+# ---- the disk ----
+
+
+class Reads:
+    """Stands between the bench and os.preadv, and remembers where was read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.places: list[int] = []
+        self.buffers: list[int] = []
+        self.failure: Callable[[int, int], int | None] = lambda _fd, _at: None
+        self._preadv = os.preadv
+        monkeypatch.setattr(os, "preadv", self.read)
+
+    def read(self, fd: int, buffers: list[memoryview], at: int) -> int:
+        self.places.append(at)
+        self.buffers.append(len(buffers[0]))
+        n_bytes = self.failure(fd, at)
+        return self._preadv(fd, buffers, at) if n_bytes is None else n_bytes
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    return Reads(monkeypatch)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.qsf"
+    path.write_bytes(os.urandom(MB) * 6 + b"rest")
+    return path
+
+
+def silent(_text: str) -> None:
+    pass
+
+
+def can_read_past_the_cache(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
+def test_each_way_reads_every_megabyte_once(file: Path, reads: Reads) -> None:
+    rates = limits.measure_disk(file, silent)
+    names = (DIRECT if can_read_past_the_cache(file) else []) + BUFFERED
+    assert list(rates) == names
+    assert all(rate > 0 for rate in rates.values())
+    assert set(reads.buffers) == {MB}
+    for i in range(len(names)):
+        of_way = reads.places[6 * i : 6 * i + 6]
+        assert sorted(of_way) == [place * MB for place in range(6)]
+
+
+def test_each_way_goes_on_where_the_last_ended(
+    file: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(0, 10**12, 10**6))  # a millisecond passes at each look at the clock
+    monkeypatch.setattr(limits, "_DISK_SECONDS", 0.006)
+    monkeypatch.setattr(limits, "_DIRECT_READERS", ())
+    monkeypatch.setattr(limits, "_BUFFERED_READERS", (1, 1, 1))
+    monkeypatch.setattr("qsf.bench.judge.limits.time.perf_counter_ns", lambda: next(now))
+    limits.measure_disk(file, silent)
+    assert 6 < len(reads.places) < 18
+    assert reads.places == [i % 6 * MB for i in range(len(reads.places))]
+
+
+def test_a_filesystem_without_direct_reads_has_buffered_ones(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refuse(path: Path, flags: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", refuse)
+    said: list[str] = []
+    assert list(limits.measure_disk(file, said.append)) == BUFFERED
+    assert "disk: the filesystem of model.qsf has no O_DIRECT" in said
+    assert said.count("disk, direct x1") == 1
+    assert "disk, direct x2" not in said
+
+
+def test_a_filesystem_that_refuses_at_the_first_read_too(file: Path, reads: Reads) -> None:
+    if not can_read_past_the_cache(file):
+        pytest.skip("no O_DIRECT here")
+
+    def refuse(fd: int, _at: int) -> None:
+        import fcntl
+
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    reads.failure = refuse
+    assert list(limits.measure_disk(file, silent)) == BUFFERED
+
+
+def test_failing_reads_are_errors_with_the_file(file: Path, reads: Reads) -> None:
+    reads.failure = lambda _fd, at: 100 if at == 2 * MB else None
+    with pytest.raises(QsfIOError, match=r"model\.qsf: 100 bytes came of 1048576"):
+        limits.measure_disk(file, silent)
+
+    def fail(_fd: int, _at: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    reads.failure = fail
+    with pytest.raises(QsfIOError, match=r"model\.qsf: Input/output error"):
+        limits.measure_disk(file, silent)
+
+
+def test_small_and_absent_files(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(bytes(MB - 1))
+    assert limits.measure_disk(tmp_path / "small", silent) == {}
+    with pytest.raises(QsfIOError, match="absent: No such file"):
+        limits.measure_disk(tmp_path / "absent", silent)
+
+
+def test_buffers_lie_in_huge_pages_of_their_own() -> None:
+    import ctypes
+
+    with limits._buffers(3) as buffers:
+        addresses = [ctypes.addressof(ctypes.c_char.from_buffer(b)) for b in buffers]
+    assert [address % (2 * MB) for address in addresses] == [0, 0, 0]
+    assert len(set(addresses)) == 3
+
+
+def test_buffered_reads_are_cold(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _fd, *rest: asked.append(rest))
+    limits.measure_disk(file, silent)
+    assert asked == [(0, 0, os.POSIX_FADV_DONTNEED)] * 2

@@ -1,0 +1,477 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of qsf.bench: shapes, random files, what is known of them, and their cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from make import bench_baselines, gguf_files
+from qsf.bench.judge.bounds import kv_bytes_per_position
+from qsf.bench.models import cache, facts, random_gguf, random_qsf
+from qsf.bench.models.facts import baseline_type, check_same_work, read_facts
+from qsf.bench.models.random_gguf import (
+    BASELINE_TYPES,
+    FILE_TYPES,
+    gguf_bits_per_weight,
+    gguf_bytes,
+)
+from qsf.bench.models.random_qsf import QUANT_TYPES, embed_type_of, qsf_bits_per_weight, qsf_bytes
+from qsf.bench.models.shapes import ALIASES, SHAPES, Shape, find_shape, layer_entries, name_of
+from qsf.bench.models.shapes import shape_of_file as shape_of
+from qsf.errors import (
+    QsfArgumentError,
+    QsfConversionError,
+    QsfFormatError,
+    QsfIOError,
+    QsfUnsupportedError,
+)
+from qsf.file.layout import Arch, Architecture, Dtype, TensorType
+from qsf_converter.sources.gguf_file import read_head
+
+LLAMA = Shape(2, 256, 512, 4, 2, 320, 64)
+GPT2 = Shape(4, 256, 512, 4, 4, 1203, 64, family="gpt2")
+ODD = Shape(2, 192, 320, 4, 2, 301, 64, head_dim=32, is_tied=True)  # no whole blocks of 256
+FAMILIES = {"llama": LLAMA, "gpt2": GPT2, "odd": ODD}
+
+
+@pytest.fixture(autouse=True)
+def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_qsf, "POOL_TILES", 64)
+
+
+def write_qsf(path: Path, shape: Shape, quant_type: str, embed_type: str = "8bit") -> Path:
+    random_qsf.write_model(path, shape, QUANT_TYPES[quant_type], QUANT_TYPES[embed_type])
+    return path
+
+
+def write_gguf(path: Path, shape: Shape, mixture: str) -> Path:
+    random_gguf.write_model(path, shape, mixture)
+    return path
+
+
+# ---- shapes ----
+
+
+def test_names_of_the_issue_and_earlier_ones_are_known() -> None:
+    for name in ("gpt2", "tinyllama-1.1b", "llama2-7b", "llama2-70b", "mistral-7b", "tiny"):
+        assert find_shape(name) is SHAPES[name]
+    for alias in ("110m", "1.1b", "7b", "70b"):
+        assert find_shape(alias) is SHAPES[ALIASES[alias]]
+    assert find_shape("110m") == Shape(12, 768, 2048, 12, 12)
+    with pytest.raises(QsfArgumentError, match=r"'8b' is unknown; known: tiny, gpt2, .* 70b"):
+        find_shape("8b")
+
+
+def test_a_shape_fills_in_what_follows() -> None:
+    assert (LLAMA.head_dim, LLAMA.kv_dim, LLAMA.is_tied) == (64, 128, False)
+    assert GPT2.is_tied
+    assert (ODD.q_dim, ODD.kv_dim) == (128, 64)
+    assert dataclasses.replace(LLAMA, head_dim=64) == LLAMA
+
+
+def test_names_tell_shapes_apart() -> None:
+    assert [name_of(shape) for shape in SHAPES.values()] == list(SHAPES)
+    others = [
+        LLAMA,
+        dataclasses.replace(LLAMA, is_tied=True),
+        dataclasses.replace(LLAMA, n_layers=3),
+    ]
+    others += [dataclasses.replace(LLAMA, max_tokens=65), dataclasses.replace(LLAMA, head_dim=32)]
+    assert len({name_of(shape) for shape in others}) == len(others)
+
+
+# ---- files of both formats ----
+
+
+@pytest.mark.parametrize("quant_type", BASELINE_TYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_files_are_as_predicted_and_the_same_work(
+    tmp_path: Path, family: str, quant_type: str
+) -> None:
+    shape = FAMILIES[family]
+    embed_type = cache.embed_type_beside_baseline(shape, quant_type)
+    ours = write_qsf(tmp_path / "m.qsf", shape, quant_type, embed_type)
+    theirs = write_gguf(tmp_path / "m.gguf", shape, BASELINE_TYPES[quant_type])
+    assert ours.stat().st_size == qsf_bytes(shape, quant_type, embed_type=embed_type)
+    assert theirs.stat().st_size == gguf_bytes(shape, BASELINE_TYPES[quant_type])
+    assert shape_of(ours) == shape
+    a, b = read_facts(ours), read_facts(theirs)
+    assert (a.engine, a.type, b.engine, b.type) == (
+        *("qsf", quant_type),
+        *("llama.cpp", BASELINE_TYPES[quant_type]),
+    )
+    assert (a.file_bytes, b.file_bytes) == (ours.stat().st_size, theirs.stat().st_size)
+    assert a.n_weights == b.n_weights
+    assert (a.token_madds, a.head_madds) == (b.token_madds, b.head_madds)
+    assert a.shape_name == b.shape_name
+    for name in ("n_layers", "dim", "ffn_dim", "n_heads", "n_kv_heads", "head_dim", "n_vocab"):
+        assert getattr(a, name) == getattr(b, name) == getattr(shape, name)
+    assert a.max_tokens == b.max_tokens == 64
+    assert a.bits_per_weight == qsf_bits_per_weight(shape, quant_type, embed_type=embed_type)
+    assert b.bits_per_weight == gguf_bits_per_weight(shape, BASELINE_TYPES[quant_type])
+    if family != "odd":  # whose low bits fall back to four there
+        check_same_work(a, b)
+        check_same_work(b, a)
+
+
+def test_facts_by_hand(tmp_path: Path) -> None:
+    matrices = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256)
+    table, norms = 320 * 256, 5 * 256
+    a = read_facts(write_qsf(tmp_path / "m.qsf", LLAMA, "4bit"))
+    b = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA, "Q8_0"))
+    assert a.n_weights == b.n_weights == matrices + 2 * table + norms
+    assert (a.token_madds, a.head_madds) == (matrices, table)
+    # 4bit: 4 bits and two f16 for each 64; 8bit: 8 bits and an f16 for each 64.
+    head = table * 33 // 32
+    assert a.tensor_bytes == matrices * 9 // 16 + 2 * head + 4 * norms
+    assert a.token_bytes == matrices * 9 // 16 + head + 264 + 4 * norms
+    assert a.bits_per_weight == pytest.approx(8 * a.tensor_bytes / a.n_weights, rel=1e-12)
+    # Q8_0: 8 bits and an f16 for each 32.
+    head = table * 34 // 32
+    assert b.tensor_bytes == matrices * 34 // 32 + 2 * head + 4 * norms
+    assert b.token_bytes == matrices * 34 // 32 + head + 272 + 4 * norms
+    assert kv_bytes_per_position(a, "f16", "llama.cpp") == 2 * 2 * 128 * 2
+    assert kv_bytes_per_position(a, "4bit", "llama.cpp") == 288
+
+
+def test_a_tied_head_and_positions_by_hand(tmp_path: Path) -> None:
+    matrices = 4 * (4 * 256 * 256 + 2 * 512 * 256)
+    # In a layer: two norms with biases, biases of Q, K, V and out, of up and down.
+    vectors = 4 * (4 * 256 + 4 * 256 + 512 + 256) + 2 * 256
+    table, positions = 1203 * 256, 64 * 256
+    padded = 1216 * 256 * 33 // 32  # rows in tiles of 16
+    a = read_facts(write_qsf(tmp_path / "m.qsf", GPT2, "8bit"))
+    assert a.n_weights == matrices + vectors + table + positions
+    assert a.tensor_bytes == matrices * 33 // 32 + 4 * vectors + padded + 2 * positions
+    assert a.token_bytes == matrices * 33 // 32 + 4 * vectors + padded + 2 * 256
+    b = read_facts(write_gguf(tmp_path / "m.gguf", GPT2, "Q8_0"))
+    assert b.token_bytes == (matrices + table) * 34 // 32 + 4 * vectors + 4 * 256
+
+
+def test_compressed_layers_count_as_in_memory(tmp_path: Path) -> None:
+    from qsf.file.layout import Compression
+
+    plain = read_facts(write_qsf(tmp_path / "m.qsf", LLAMA, "ternary"))
+    path = tmp_path / "c.qsf"
+    random_qsf.write_model(
+        path, LLAMA, Dtype.TERNARY, Dtype.Q8, compression=Compression.LZ4, n_real_layers=1
+    )
+    packed = read_facts(path)
+    assert packed.file_bytes < plain.file_bytes
+    assert packed.tensor_bytes == plain.tensor_bytes
+    assert packed.token_bytes == plain.token_bytes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mixture", FILE_TYPES)
+def test_the_gguf_holds_what_its_table_says(tmp_path: Path, family: str, mixture: str) -> None:
+    """Read back by our own reader and by the gguf package, whose weights must look like some."""
+    path = write_gguf(tmp_path / "m.gguf", FAMILIES[family], mixture)
+    with path.open("rb", buffering=0) as file:
+        head = read_head(path, file)
+    wanted = {t.name: (t.dims, t.type) for t in random_gguf.tensors(FAMILIES[family], mixture)}
+    assert {t.name: (t.shape, t.type) for t in head.tensors.values()} == wanted
+    assert head.metadata["general.file_type"] == FILE_TYPES[mixture][1]
+    for tensor in gguf.GGUFReader(path).tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if tensor.name.endswith(".bias"):
+            assert not values.any()
+        elif values.ndim == 1:
+            assert (values == 1).all()
+        else:
+            assert values.std() == pytest.approx(0.02, rel=0.25), tensor.name
+            assert abs(values.mean()) < 0.004, tensor.name
+
+
+@pytest.mark.parametrize(
+    ("shape", "mixture", "types"),
+    [
+        (ODD, "Q4_K_M", {"token_embd": "Q8_0", "attn_q": "Q5_0", "ffn_down 1": "Q8_0"}),
+        (ODD, "Q3_K_M", {"token_embd": "Q8_0", "attn_q": "Q4_0", "ffn_down": "Q5_0"}),
+        (ODD, "TQ1_0", {"attn_q": "Q4_0"}),
+        (dataclasses.replace(ODD, dim=80), "Q4_0", {"attn_q": "F16", "attn_output": "Q4_0"}),
+        (LLAMA, "TQ2_0", {"token_embd": "Q4_K", "output": "Q6_K", "attn_q": "TQ2_0"}),
+        (LLAMA, "F16", {"token_embd": "F16", "output": "F16", "output_norm": "F32"}),
+        (SHAPES["tinyllama-1.1b"], "Q2_K", {"attn_q": "Q2_K", "attn_v": "Q4_K", "ffn_up": "Q2_K"}),
+        (SHAPES["llama2-7b"], "Q2_K", {"attn_v": "Q3_K", "ffn_down": "Q3_K"}),
+        (SHAPES["llama2-70b"], "Q2_K", {"attn_v": "Q5_K", "ffn_down": "Q3_K"}),
+        (SHAPES["llama2-70b"], "Q4_K_M", {"attn_v": "Q6_K", "attn_v 20": "Q5_K"}),
+        (SHAPES["llama2-7b"], "Q4_K_M", {"attn_v": "Q6_K", "attn_v 5": "Q4_K", "attn_v 6": "Q6_K"}),
+    ],
+)
+def test_some_types_by_the_quantisers_rules(
+    shape: Shape, mixture: str, types: dict[str, str]
+) -> None:
+    """Of layer 0 unless said; the next test compares all of them with the real quantiser."""
+    found = {t.name: t.type for t in random_gguf.tensors(shape, mixture)}
+    for words, kind in types.items():
+        name, _, layer = words.partition(" ")
+        in_layer = f"blk.{layer or 0}.{name}.weight"
+        assert found.get(in_layer) == kind or found.get(f"{name}.weight") == kind, words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *(Shape(n, 256, 512, 8, 1, 512) for n in (10, 32)),
+        Shape(17, 256, 512, 8, 8, 512),
+        Shape(80, 256, 512, 8, 2, 512),
+        ODD,
+        GPT2,
+    ],
+    ids=name_of,
+)
+def test_types_are_those_of_the_real_quantiser(
+    tmp_path: Path, project_root: Path, shape: Shape
+) -> None:
+    baseline = bench_baselines.baseline_python()
+    source = tmp_path / "f16.gguf"
+    random_gguf.write_model(source, shape, "F16")
+    script = str(project_root / "bench" / "llama_quantiser.py")
+    for mixture in FILE_TYPES:
+        if mixture == "F16":
+            continue
+        out = tmp_path / "m.gguf"
+        subprocess.run(
+            [baseline, script, "quantise", str(source), str(out), mixture],
+            check=True,
+            capture_output=True,
+        )
+        with out.open("rb", buffering=0) as file:
+            found = {t.name: t.type for t in read_head(out, file).tensors.values()}
+        assert found == {t.name: t.type for t in random_gguf.tensors(shape, mixture)}, mixture
+
+
+@pytest.mark.parametrize(
+    ("name", "mixture", "published_gb"),
+    [
+        *(("llama2-7b", *one) for one in (("Q4_0", 3.83), ("Q3_K_M", 3.30), ("Q8_0", 7.16))),
+        *(("llama2-7b", "Q4_K_M", 4.08), ("llama2-13b", "Q4_K_M", 7.87)),
+        *(("mistral-7b", "Q4_K_M", 4.37), ("tinyllama-1.1b", "Q4_K_M", 0.669)),
+        *(("llama2-70b", *one) for one in (("Q4_0", 38.87), ("Q3_K_M", 33.19), ("Q4_K_M", 41.42))),
+    ],
+)
+def test_sizes_are_those_of_published_files(name: str, mixture: str, published_gb: float) -> None:
+    """They hold a tokenizer too, at most 2 MB, and are given with three digits."""
+    assert gguf_bytes(SHAPES[name], mixture) / 1e9 == pytest.approx(published_gb, rel=3e-3)
+
+
+def test_files_do_not_depend_on_the_day(tmp_path: Path) -> None:
+    for write, suffix, kind in ((write_qsf, "qsf", "3bit"), (write_gguf, "gguf", "Q3_K_M")):
+        paths = [write(tmp_path / f"{name}.{suffix}", LLAMA, kind) for name in "ab"]
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+    other = tmp_path / "c.gguf"
+    random_gguf.write_model(other, LLAMA, "Q3_K_M", seed=1)
+    assert other.stat().st_size == (tmp_path / "a.gguf").stat().st_size
+    assert other.read_bytes() != (tmp_path / "a.gguf").read_bytes()
+
+
+def test_progress_ends_at_the_size(tmp_path: Path) -> None:
+    for write, args in (
+        (random_qsf.write_model, (GPT2, Dtype.Q4, Dtype.Q8)),
+        (random_gguf.write_model, (GPT2, "Q4_0")),
+    ):
+        told: list[tuple[int, int]] = []
+        path = tmp_path / "m"
+        write(path, *args, progress=lambda *numbers, to=told: to.append(numbers))
+        assert told == sorted(told)
+        assert told[-1] == (path.stat().st_size, path.stat().st_size)
+
+
+def test_facts_of_a_real_gguf(tmp_path: Path, tiny_llama_dir: Path, tiny_llama_f16: Path) -> None:
+    """llama.cpp's converter states other keys, and llama.cpp has other types."""
+    path = gguf_files.write(tiny_llama_dir, tmp_path / "m.gguf", tokenizer=True)
+    theirs, ours = read_facts(path), read_facts(tiny_llama_f16)
+    check_same_work(ours, theirs)
+    assert theirs.type == "F16"
+    assert theirs.token_bytes == ours.token_bytes  # f16 and f32 on both sides
+    other = gguf_files.write(tiny_llama_dir, tmp_path / "n.gguf", changes={"general.file_type": 17})
+    assert read_facts(other).type == "Q5_K_M"
+    other = gguf_files.write(tiny_llama_dir, tmp_path / "n.gguf", changes={"general.file_type": 5})
+    assert read_facts(other).type == "F16"
+
+
+def test_facts_of_no_model_are_refused(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    with pytest.raises(QsfIOError, match=r"none\.qsf: No such file"):
+        read_facts(tmp_path / "none.qsf")
+    text = tmp_path / "text"
+    text.write_text("no model")
+    with pytest.raises(QsfFormatError, match="not a QSF file"):
+        read_facts(text)
+    path = gguf_files.write(
+        tiny_llama_dir, tmp_path / "m.gguf", changes={"llama.block_count": None}
+    )
+    with pytest.raises(QsfFormatError, match=r"llama\.block_count is missing"):
+        read_facts(path)
+    path = gguf_files.write(
+        tiny_llama_dir, tmp_path / "m.gguf", changes={"llama.feed_forward_length": [512] * 5 + [7]}
+    )
+    with pytest.raises(QsfFormatError, match=r"feed_forward_length is \[512.*expected one number"):
+        read_facts(path)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(QsfFormatError, match="truncated") as caught:
+        read_facts(path)
+    assert not isinstance(caught.value, QsfConversionError)
+
+
+# ---- the same work ----
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"n_layers": 3}, "layers: 2 and 3"),
+        ({"dim": 257}, "hidden dimension: 256 and 257"),
+        ({"n_heads": 8}, "heads: 4 and 8"),
+        ({"n_kv_heads": 4}, "KV heads: 2 and 4"),
+        ({"head_dim": 32}, "head dimension: 64 and 32"),
+        ({"ffn_dim": 513}, "FFN dimension: 512 and 513"),
+        ({"n_vocab": 319}, "vocabulary: 320 and 319"),
+        ({"n_weights": 1_360_000}, "weights: 1,344,768 and 1,360,000"),
+        ({"bits_per_weight": 6.3}, "bits per weight 26 % apart, allowed: 25"),
+    ],
+)
+def test_other_work_is_refused(tmp_path: Path, changed: dict[str, Any], text: str) -> None:
+    facts = read_facts(write_qsf(tmp_path / "m.qsf", LLAMA, "4bit"))
+    facts = dataclasses.replace(facts, bits_per_weight=5.0)
+    other = dataclasses.replace(facts, path=Path("o.gguf"), **changed)
+    with pytest.raises(QsfArgumentError) as caught:
+        check_same_work(facts, other)
+    assert text in str(caught.value)
+    size = f"{facts.file_bytes / 1e6:.1f} MB"
+    assert f"m.qsf (qsf 4bit, 5.00 bits per weight, {size})" in str(caught.value)
+    assert f"{other.bits_per_weight:.2f} bits per weight" in str(caught.value)
+
+
+def test_nearly_the_same_is_accepted(tmp_path: Path) -> None:
+    facts = read_facts(write_qsf(tmp_path / "m.qsf", LLAMA, "4bit"))
+    facts = dataclasses.replace(facts, bits_per_weight=5.0, n_weights=100_000)
+    check_same_work(facts, dataclasses.replace(facts, bits_per_weight=6.25, n_weights=101_000))
+    check_same_work(facts, dataclasses.replace(facts, bits_per_weight=4.0, n_weights=99_010))
+
+
+@pytest.mark.parametrize("quant_type", BASELINE_TYPES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_made_for_the_baseline_passes_for_the_same_work(name: str, quant_type: str) -> None:
+    """By the sizes, without making 70 B weights; and it is the type of the table but for one."""
+    shape = SHAPES[name]
+    embed_type = cache.embed_type_beside_baseline(shape, quant_type)
+    bits = qsf_bits_per_weight(shape, quant_type, embed_type=embed_type)
+    mixture = baseline_type(quant_type, shape, bits)
+    baseline_bits = gguf_bits_per_weight(shape, mixture)
+    assert max(bits, baseline_bits) / min(bits, baseline_bits) <= 1 + facts.MOST_BITS_APART
+    is_far = (name, quant_type) == ("llama2-70b", "2bit-sym")  # 2.3 bits; Q2_K has 2.95
+    assert mixture == ("TQ2_0" if is_far else BASELINE_TYPES[quant_type])
+    if name == "llama2-7b":
+        assert embed_type == ("f16" if quant_type == "f16" else "8bit")
+
+
+def test_a_mixed_file_gets_the_nearest_type() -> None:
+    shape = SHAPES["llama2-7b"]
+    assert baseline_type("mixed", shape, 4.4) == "Q4_0"
+    assert baseline_type("mixed", shape, 3.3) == "Q2_K"
+    assert baseline_type("4bit", shape, 4.6) == "Q4_K_M"
+    assert baseline_type("4bit", shape, 8.0) == "Q8_0"  # as with f16 tables on a small model
+
+
+# ---- a user's file ----
+
+
+@pytest.mark.parametrize(
+    ("header", "arch", "text"),
+    [
+        ({}, {"window_tokens": 63}, "a sliding window of 63 tokens"),
+        ({}, {"rope_dims": 32}, "RoPE on 32 of 64 dimensions"),
+        ({"architecture": Architecture.PHI}, {}, "the architecture phi"),
+        ({"activation": 2}, {}, "activation relu where llama has silu"),
+    ],
+)
+def test_work_that_no_random_gguf_has_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    header: dict[str, Any],
+    arch: dict[str, Any],
+    text: str,
+) -> None:
+    made = random_qsf.header_of(LLAMA, Dtype.Q8)
+    other = dataclasses.replace(made, **header)
+    monkeypatch.setattr(random_qsf, "header_of", lambda _shape, _dtype: other)
+    monkeypatch.setattr(random_qsf, "_arch_of", lambda _shape: Arch(**arch))
+    path = write_qsf(tmp_path / "m.qsf", LLAMA, "8bit")
+    with pytest.raises(QsfUnsupportedError, match=rf"m\.qsf: {text}: no random GGUF"):
+        shape_of(path)
+
+
+def test_other_tensors_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = layer_entries(LLAMA)
+    entries.insert(1, (TensorType.Q_BIAS, 0, 256))
+    monkeypatch.setattr(random_qsf, "layer_entries", lambda _shape: entries)
+    with pytest.raises(QsfUnsupportedError, match="layer 0 with Q_BIAS: no random GGUF"):
+        shape_of(write_qsf(tmp_path / "m.qsf", LLAMA, "8bit"))
+    del entries[1]
+    entries.remove((TensorType.FFN_GATE, 512, 256))
+    with pytest.raises(QsfUnsupportedError, match="layer 0 without FFN_GATE: no random GGUF"):
+        shape_of(write_qsf(tmp_path / "m.qsf", LLAMA, "8bit"))
+
+
+def test_numbers_that_change_no_work_may_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arch = Arch(norm_epsilon=1e-6, rope_scaling=2, rope_factor=8.0, window_tokens=64)
+    monkeypatch.setattr(random_qsf, "_arch_of", lambda _shape: arch)
+    assert shape_of(write_qsf(tmp_path / "m.qsf", LLAMA, "8bit")) == LLAMA
+
+
+def test_the_shape_of_the_bundled_models(tiny_llama_4bit: Path, tiny_gpt2_8bit: Path) -> None:
+    assert shape_of(tiny_llama_4bit) == Shape(6, 192, 512, 6, 2, 2048, 512, is_tied=True)
+    assert shape_of(tiny_gpt2_8bit).family == "gpt2"
+
+
+# ---- the scripts ----
+
+
+@pytest.mark.slow
+def test_the_scripts_of_bench_make_the_same(project_root: Path, tmp_path: Path) -> None:
+    def run(script: str, *words: str) -> str:
+        command = [sys.executable, str(project_root / "bench" / script), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    out = tmp_path / "m.qsf"
+    said = run("make_model.py", str(out), "--shape", "tiny", "--quant-type", "2bit")
+    assert out.stat().st_size == qsf_bytes(SHAPES["tiny"], "2bit")
+    assert said.startswith(f"{out}: 2 MB, ")
+    out = tmp_path / "m.gguf"
+    said = run("make_gguf.py", str(out), "--shape", "tiny", "--type", "Q8_0")
+    assert out.stat().st_size == gguf_bytes(SHAPES["tiny"], "Q8_0")
+    assert said == f"{out}: 4 MB, 8.52 bits per weight\n"
+    run("make_checkpoint.py", str(tmp_path / "hf"), "--shape", "tiny")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["hidden_size"] == 256
+
+
+def test_types_of_embeddings() -> None:
+    assert embed_type_of("2bit") == Dtype.Q8
+    assert embed_type_of("f16") == Dtype.F16
+    assert embed_type_of("f16", "4bit") == Dtype.Q4
+    with pytest.raises(QsfArgumentError, match="type of embeddings q is unknown"):
+        embed_type_of("2bit", "q")
+
+
+def test_values_of_ternary_codes_are_in_use() -> None:
+    """llama.cpp has three of the four codes of TQ2_0."""
+    random = np.random.default_rng(0)
+    tensor = random_gguf.Tensor("t", (4, 256), "TQ2_0")
+    codes = random_gguf._random_data(tensor, random).reshape(4, 66)[:, :64]
+    for shift in (0, 2, 4, 6):
+        assert set(np.unique(codes >> shift & 3)) == {0, 1, 2}

@@ -1,0 +1,336 @@
+"""The HTML report of `qsf.bench`: what it says is what was measured, and a browser can show it."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from make.bench_results import full_results
+from make.drawn_pages import anchors, cells, number, section
+from make.page_parser import PageParser
+from qsf.bench.judge.compare import Change, Comparison
+from qsf.bench.judge.results import Breakdown, Limits, Ratio, Results, Spread, spread_of
+from qsf.bench.show.page import page, write_page
+from qsf.errors import QsfArgumentError
+from qsf.page.plots import figure
+
+SECTIONS = (
+    *("failed", "changes", "ratios", "bits", "memory", "cgroup", "depth", "quality"),
+    *("time", "rows", "limits", "notes", "method"),
+)
+CHANGES = [
+    Change("1.1B, qsf, 4bit", "tok/s", "tok/s", 33.1, 34.2, 0.034, 0.03, "faster", True),
+    Change("1.1B, qsf, 4bit", "attention", "ms", 1.0, 1.0, 0.0, 0.03, "same", False),
+]
+COMPARISON = Comparison(CHANGES, ["Measured on another day."])
+HOSTILE = '<b onclick="x">&\'\u202e\x1b]0;</title></script><script>'
+
+
+@pytest.fixture(scope="module")
+def full() -> Results:
+    return full_results()
+
+
+@pytest.fixture(scope="module")
+def full_page(full: Results) -> str:
+    return page(full, COMPARISON)
+
+
+# ---- the page as a whole ----
+
+
+def test_the_page_needs_nothing_else(full_page: str) -> None:
+    parser = PageParser().read(full_page)
+    names = {tag for tag, _ in parser.tags}
+    assert names.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "base", "form"})
+    for word in ("http:", "https:", "//", "url(", "@import", "javascript:", "data:"):
+        assert word not in full_page
+    attributes = {name for _, attrs in parser.tags for name in attrs}
+    assert attributes.isdisjoint({"src", "href", "srcset", "action", "background"})
+    assert not any(name.startswith("on") for name in attributes)
+    policy = next(a["content"] for t, a in parser.tags if t == "meta" and "http-equiv" in a)
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def test_every_section_is_there_once_and_in_order(full_page: str) -> None:
+    assert anchors(full_page) == list(SECTIONS)
+    parser = PageParser().read(full_page)
+    ids = [attrs["id"] for _, attrs in parser.tags if "id" in attrs]
+    assert len(set(ids)) == len(ids)
+    assert "1.1B-4bit.qsf, 1.1B-2bit.qsf" in parser.texts
+    line = "Example CPU @ 2.80 GHz, 2 cores, 8.32 GB of memory, amx, 0.3.36, 2025-01-02"
+    assert line in parser.texts
+
+
+def test_names_of_a_file_cannot_do_harm(full: Results) -> None:
+    rows = [
+        replace(row, engine=HOSTILE, shape=HOSTILE, type=HOSTILE, test=f"tg{HOSTILE}{idx}",
+                limited_by=HOSTILE, kv_type=HOSTILE, io=HOSTILE, file=HOSTILE, version=HOSTILE,
+                kernels=HOSTILE, breakdown=Breakdown(1.0, {HOSTILE: spread_of([1.0])},
+                                                     {HOSTILE: spread_of([1.0])}))
+        for idx, row in enumerate(full.rows)
+    ]  # fmt: skip
+    rows += [replace(row, test=row.test, type=HOSTILE) for row in full.rows]
+    results = Results(
+        machine={HOSTILE: HOSTILE, "cpu": HOSTILE, "x": {HOSTILE: [HOSTILE, {HOSTILE: 1}]}},
+        limits=Limits({HOSTILE: 1.0, "2": 3.0}, {HOSTILE: 2.0}, {HOSTILE: 3.0, "2": 9.0}),
+        rows=rows,
+        ratios=full.ratios,
+        failures=[replace(full.failures[0], engine=HOSTILE, file=HOSTILE, what=HOSTILE,
+                          why=HOSTILE)],
+        notes=[HOSTILE],
+        settings={HOSTILE: HOSTILE},
+    )  # fmt: skip
+    made = page(results, Comparison([replace(CHANGES[0], row=HOSTILE, what=HOSTILE)], [HOSTILE]))
+    parser = PageParser().read(made)
+    names = {tag for tag, _ in parser.tags}
+    assert names.isdisjoint({"b", "script"})
+    assert not {name for _, attrs in parser.tags for name in attrs if name.startswith("on")}
+    assert "\u202e" not in made
+    assert "\x1b" not in made
+    assert made.count("&lt;b onclick=") > 100
+
+
+def test_nothing_measured_is_a_page_too() -> None:
+    made = page(Results({}, Limits(), [], []))
+    PageParser().read(made)
+    assert anchors(made) == []
+
+
+def test_the_file_is_the_page(full: Results, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_page(full, path, overwrite=False)
+    assert path.read_text("utf-8") == page(full)
+    with pytest.raises(QsfArgumentError, match="exists"):
+        write_page(full, path, overwrite=False)
+    write_page(full, path, COMPARISON, overwrite=True)
+    assert path.read_text("utf-8") == page(full, COMPARISON)
+
+
+# ---- what is said is what was measured ----
+
+
+def test_the_table_has_every_row(full: Results, full_page: str) -> None:
+    table = cells(section(full_page, "rows"))
+    assert len(table) == len(full.rows)
+    for row, said in zip(full.rows, table, strict=True):
+        assert said["Type"] == row.type
+        assert said["Engine"] == {"qsf": "QSF"}.get(row.engine, row.engine)
+        assert said["Test"] == row.test
+        assert said["Depth"] == (f"{row.depth:,}" if row.depth else "")
+        assert said["Threads"] == str(row.threads)
+        assert said["Budget, MB"] == ("" if row.budget_mb is None else str(row.budget_mb))
+        assert said["Cgroup, MB"] == ("" if row.cap is None else str(row.cap.limit_mb))
+        assert row.quality is not None
+        for name, value in (
+            ("tok/s", row.tok_per_s.median),
+            ("least", row.tok_per_s.min),
+            ("most", row.tok_per_s.max),
+            ("limit, tok/s", row.limit_tok_per_s),
+            ("GB/s", row.gb_per_s),
+            ("Perplexity", row.quality.perplexity),
+            ("KL", row.quality.mean_kl),
+            ("Peak memory", row.peak_rss_bytes / 1e6),
+            ("Bits a weight", row.bits_per_weight),
+        ):
+            assert number(said[name]) == pytest.approx(value, rel=6e-3), name
+        assert row.fraction_of_limit is not None
+        assert number(said["of the limit"]) == pytest.approx(100 * row.fraction_of_limit, abs=0.51)
+        assert said["limited by"] == row.limited_by
+
+
+def test_columns_that_nothing_is_known_of_are_left_out(full: Results) -> None:
+    row = replace(full.rows[0], quality=None, cap=None, kernels="", load_seconds=None)
+    names = set(cells(section(page(replace(full, rows=[row], ratios=[])), "rows"))[0])
+    assert names.isdisjoint({"Perplexity", "KL", "Same choice", "Cgroup, MB", "Budget, MB"})
+    assert names.isdisjoint({"Kernels", "Loaded in, s", "Depth"})
+    assert {"Type", "tok/s", "Peak memory"} <= names
+
+
+def test_headline_ratios_are_plain_ones_of_the_most_threads(full: Results, full_page: str) -> None:
+    figures = re.search(r'<dl class="figures">.*?</dl>', full_page, re.DOTALL)
+    assert figures
+    said = re.findall(r"<dt>(.*?)</dt><dd>(.*?)<small>(.*?)</small>", figures[0])
+    plain = [
+        r for r in full.ratios
+        if (row := full.rows[r.row]).threads == 2 and row.depth == 0 and row.cap is None
+    ]  # fmt: skip
+    plain.sort(key=lambda ratio: full.rows[ratio.row].test, reverse=True)  # tg, then pp
+    assert len(plain) == 4
+    for ratio, (name, value, more) in zip(plain, said, strict=False):
+        row = full.rows[ratio.row]
+        assert name == f"{'Generating' if row.test == 'tg128' else 'Reading a prompt'}, 2 threads"
+        assert number(value) == pytest.approx(ratio.median, rel=6e-3)
+        other = full.rows[ratio.vs]
+        speeds = [figure(one.tok_per_s.median) for one in (row, other)]
+        assert more.startswith(f"{row.test}: QSF {row.type} {speeds[0]} tok/s, ")
+        assert f"llama.cpp {other.type} {speeds[1]} tok/s; " in more
+        assert f"faster in every round, {figure(ratio.min)} to {figure(ratio.max)}" in more
+    assert [name for name, _, _ in said[4:]] == ["Of the machine&#x27;s limit", "Least memory"]
+    own = [row for row in full.rows if row.engine == "qsf" and row.test == "tg128"]
+    best = max(row.fraction_of_limit or 0 for row in own if not row.budget_mb and not row.cap)
+    assert number(said[4][1]) == pytest.approx(100 * best, abs=0.51)
+    least = min(row.peak_rss_bytes for row in own if row.budget_mb or row.cap)
+    assert number(said[5][1]) == pytest.approx(least / 1e6, rel=6e-3)
+
+
+@pytest.mark.parametrize(
+    ("values", "said", "colour"),
+    [
+        ([0.5, 0.6, 0.7], "slower in every round", "c1"),
+        ([0.9, 1.1, 1.2], "not told apart by the rounds", "c5"),
+        ([0.8, 0.9, 1.2], "not told apart by the rounds", "c5"),
+        ([1.01, 1.2, 1.3], "faster in every round", "c0"),
+    ],
+)
+def test_a_ratio_is_called_what_all_rounds_say(
+    full: Results, values: list[float], said: str, colour: str
+) -> None:
+    spread = spread_of(values)
+    ratio = replace(
+        full.ratios[0], median=spread.median, min=spread.min, max=spread.max, values=values
+    )
+    made = page(replace(full, ratios=[ratio]))
+    assert said in made
+    bar = re.search(r'<svg class="range".*?</svg>', section(made, "ratios"), re.DOTALL)
+    assert bar
+    found = re.findall(r'<rect class="(\w+)" x="([\d.]+)" y="\d" width="([\d.]+)"', bar[0])
+    assert {one[0] for one in found} == {colour}
+    _, low, width = found[1]
+    ends = [float(low), float(low) + float(width)]
+    middle = float(found[2][1]) + 0.5
+    assert ends[0] <= middle <= ends[1]
+    for place, value in zip((*ends, middle), (spread.min, spread.max, spread.median), strict=True):
+        assert (place > 50) == (value > 1)
+    scale = [(p - 50) / math.log(v) for p, v in zip(ends, (spread.min, spread.max), strict=True)]
+    assert scale[0] == pytest.approx(scale[1], rel=0.05)
+
+
+def test_limits_are_those_of_the_json(full: Results, full_page: str) -> None:
+    shown = section(full_page, "limits")
+    said = re.findall(r'<dt>(.*?)</dt>.*?<dd class="v">([\d.,]+) ', shown, re.DOTALL)
+    expected = [
+        *((f"{n} thread{'s' if n != '1' else ''}", v) for n, v in
+          full.limits.memory_gb_per_s.items()),
+        *full.limits.disk_gb_per_s.items(),
+        *((f"{n} thread{'s' if n != '1' else ''}", v) for n, v in
+          full.limits.gmadds_per_s.items()),
+    ]  # fmt: skip
+    assert [name for name, _ in said] == [name for name, _ in expected]
+    for (_, shown_value), (_, value) in zip(said, expected, strict=True):
+        assert number(shown_value) == pytest.approx(value, rel=6e-3)
+
+
+def test_more_than_a_limit_is_never_shown_without_the_reason(full: Results) -> None:
+    rows = [replace(row, fraction_of_limit=1.07, limited_by="disk") for row in full.rows]
+    made = page(replace(full, rows=rows))
+    figures = re.search(r'<dl class="figures">.*?</dl>', made, re.DOTALL)
+    assert figures
+    why = "107 % of the disk limit as it was measured, so the page cache answered"
+    assert f"<dd>107 %<small>More than 100 %: {why}" in figures[0]
+    shown = section(made, "rows")
+    assert [row["of the limit"] for row in cells(shown)] == ["107 % *"] * len(rows)
+    assert shown.count(why) == len(rows)
+
+
+def test_random_weights_give_shape_and_types_as_title(full: Results) -> None:
+    made = page(replace(full, settings={"weights": "random"}))
+    assert "<h1>1.1B, 4bit and 2bit (random weights)</h1>" in made
+
+
+def test_failures_notes_and_settings_are_said(full: Results, full_page: str) -> None:
+    (failed,) = cells(section(full_page, "failed"))
+    assert failed["Why"] == full.failures[0].why
+    assert failed["Times"] == "3"
+    for note in full.notes:
+        assert note in section(full_page, "notes")
+    method = section(full_page, "method")
+    for said in ("0123abc", "QSF 0.1.0, llama.cpp 0.3.36", "--threads 1,2", "plan: ctx tokens"):
+        assert said in method
+    assert "<dt>warm up</dt><dd>yes</dd>" in method
+
+
+def test_a_comparison_is_shown(full: Results, full_page: str) -> None:
+    table = cells(section(full_page, "changes"))
+    assert [tuple(row.values()) for row in table] == [
+        ("1.1B, qsf, 4bit: tok/s*", "33.1", "34.2", "+3.4 %", "3.0 %", "faster")
+    ]
+    assert "Measured on another day." in section(full_page, "changes")
+    assert section(page(full), "changes") == ""
+
+
+# ---- where the time goes ----
+
+
+def test_bars_are_the_parts_of_a_token(full: Results, full_page: str) -> None:
+    timed = [row for row in full.rows if row.breakdown and row.test == "tg128"]
+    shown = section(full_page, "time")
+    stacks = re.findall(r'<svg class="stack".*?</svg>', shown, re.DOTALL)
+    assert len(stacks) == len(timed) == 17
+    words = {
+        "qkv": "Q, K, V", "wait": "waiting for the disk",
+        "other": "the rest", "python": "Python",
+    }  # fmt: skip
+    for row, stack in zip(timed, stacks, strict=True):
+        known = row.breakdown
+        assert known is not None
+        pieces = re.findall(r'x="([\d.]+)" width="([\d.]+)" height="10"><title>(.*?):', stack)
+        assert float(pieces[0][0]) == 0
+        assert float(pieces[-1][0]) + float(pieces[-1][1]) == pytest.approx(100, abs=0.01)
+        total = sum(max(0.0, part.median) for part in known.parts.values())
+        width = {name: float(width) for _, width, name in pieces}
+        for name, word in words.items():
+            if name in known.parts and known.parts[name].median > 0:
+                share = 100 * known.parts[name].median / total
+                assert width[word] == pytest.approx(share, abs=0.01)
+        assert len(pieces) == sum(part.median > 0 for part in known.parts.values())
+    assert shown.count("Meanwhile on other threads: reading") == 8
+
+
+def test_colours_of_the_parts_are_told_apart(full_page: str) -> None:
+    shown = section(full_page, "time")
+    keys = re.findall(r'<i class="p(\d+)"></i>(.*?)</li>', shown)
+    assert len({colour for colour, _ in keys}) == len(keys) == 13
+    for colour, name in keys:
+        titled = re.findall(rf'<rect class="p(\d+)"[^>]*><title>{re.escape(name)}:', shown)
+        assert set(titled) == {colour}
+        assert full_page.count(f"--p{colour}:") == 2  # light and dark
+        assert f".p{colour}{{" in full_page
+
+
+# ---- numbers that no run gives ----
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 5e-324, 1e308, 1e-12, 1e16])
+@pytest.mark.parametrize("which", ["speed", "bits", "madds", "bytes", "limits", "parts", "ratios"])
+def test_any_number_is_survived(full: Results, which: str, value: float) -> None:
+    rows, limits, ratios = list(full.rows), full.limits, list(full.ratios)
+    for idx in range(0, len(rows), 3):
+        row = rows[idx]
+        if which == "speed":
+            rows[idx] = replace(row, tok_per_s=Spread(value, -value, value))
+        elif which == "bits":
+            rows[idx] = replace(row, bits_per_weight=value, fraction_of_limit=value)
+        elif which == "madds":
+            rows[idx] = replace(row, madds_per_token=value, gb_per_s=value)
+        elif which == "bytes":
+            rows[idx] = replace(row, bytes_per_token=int(min(value, 2**62)), peak_rss_bytes=2**62)
+        elif which == "parts" and row.breakdown:
+            parts = {name: Spread(value, value, value) for name in row.breakdown.parts}
+            rows[idx] = replace(row, breakdown=Breakdown(value, parts, parts))
+    if which == "limits":
+        limits = Limits({"2": value}, {"direct x1": value}, {"2": value})
+    if which == "ratios":
+        ratios = [Ratio(0, 1, value, -value, value), Ratio(0, 1, value, value, value), *ratios]
+    made = page(replace(full, rows=rows, limits=limits, ratios=ratios))
+    PageParser().read(made)
+    for svg in re.findall(r"<svg.*?</svg>", made, re.DOTALL):
+        drawn = re.sub(r"<title>.*?</title>|aria-label=\"[^\"]*\"", "", svg)
+        assert not re.search(r"\b(nan|inf)\b", drawn), drawn[:200]
+        for width in re.findall(r'(?:width|x)="(-?[\d.e+]+)"', drawn):
+            assert -10 <= float(width) <= 400

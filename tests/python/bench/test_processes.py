@@ -1,0 +1,478 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How qsf.bench starts processes and takes turns: processes that die, hang and talk nonsense."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qsf.bench.run import launch, rounds, tasks
+from qsf.bench.run.launch import Outcome
+from qsf.bench.run.memory_group import CapError, Group
+from qsf.bench.run.tasks import Cap
+
+TESTS = (tasks.Test("pp", 8), tasks.Test("tg", 4, depth=8))
+ANSWER = tasks.Answer(
+    version="x 1",
+    kernels="k",
+    kv_type="f16",
+    n_vocab=10,
+    n_weights=20,
+    load_seconds=0.5,
+    peak_rss_bytes=12345,
+    tests=[tasks.TestRun(test.name, test.depth, test.n_tokens, wall_ns=100) for test in TESTS],
+)
+
+Script = Callable[..., str]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Write a shell script that stands for a Python; returns its path."""
+
+    def write(text: str, answer: Any = None) -> str:
+        path = tmp_path / "python"
+        (tmp_path / "given").write_text(answer if isinstance(answer, str) else json.dumps(answer))
+        give = f'cp "{tmp_path}/given" "$QSF_BENCH_ANSWER"\n' if answer is not None else ""
+        path.write_text(f"#!/bin/sh\n{give}{text}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files are made; there are none left afterwards."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+def task(engine: str = "qsf", **options: Any) -> tasks.Task:
+    return tasks.Task(engine, options.pop("path", "m.qsf"), 2, TESTS, **options)
+
+
+def run(python: str, given: tasks.Task | None = None, **options: Any) -> Outcome:
+    return launch.run_task(given or task(), python, **options)
+
+
+# ---- processes that answer ----
+
+
+@pytest.mark.parametrize("engine", [tasks.QSF, tasks.LLAMA])
+def test_an_answer_is_what_was_asked_for(script: Script, tmp_path: Path, engine: str) -> None:
+    python = script(f'printf "%s\\n" "$@" > {tmp_path}/arguments; echo noise', ANSWER.as_json())
+    outcome = run(python, task(engine))
+    assert (outcome.answer, outcome.why, outcome.cap) == (ANSWER, "", None)
+    assert outcome.wall_seconds > 0
+    *words, text = (tmp_path / "arguments").read_text().splitlines()
+    assert tasks.parse_task(json.loads(text)) == task(engine)
+    if engine == "qsf":
+        assert words == ["-m", "qsf.bench.run.worker_qsf"]
+    else:
+        assert Path(words[0]).name == "worker_llama.py"
+        assert Path(words[0]).is_file()
+
+
+def test_a_worker_runs(tiny_llama_4bit: Path) -> None:
+    outcome = run(sys.executable, task(path=str(tiny_llama_4bit)))
+    assert outcome.why == ""
+    assert outcome.has_figures
+    assert outcome.peak_rss_bytes > 1 << 20
+
+
+def test_a_failure_that_is_answered_comes_with_the_tests_before(script: Script) -> None:
+    given = replace(ANSWER, tests=ANSWER.tests[:1], failure="no room")
+    outcome = run(script("exit 1", given.as_json()))
+    assert (outcome.answer, outcome.why) == (given, "no room")
+    assert outcome.has_figures
+    outcome = run(script("exit 1", replace(given, tests=[]).as_json()))
+    assert not outcome.has_figures
+
+
+def test_the_peak_is_the_kernels_where_that_is_the_childs_own(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child begins as a copy of its parent, whose pages count as its own in the kernel's peak."""
+    python = script("", ANSWER.as_json())
+    real = resource.getrusage
+
+    def parent_of(n_kb: int) -> Callable[[int], Any]:
+        return lambda who: SimpleNamespace(ru_maxrss=n_kb) if who == 0 else real(who)
+
+    monkeypatch.setattr(resource, "getrusage", parent_of(1))
+    assert run(python).peak_rss_bytes > 1 << 19  # no process has less
+    monkeypatch.setattr(resource, "getrusage", parent_of(1 << 40))
+    assert run(python).peak_rss_bytes == 12345
+    assert run(script("exit 3")).peak_rss_bytes == 0
+
+
+# ---- processes that do not ----
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("kill -KILL $$", "killed by SIGKILL: the system was out of memory, or somebody did it"),
+        ("echo why >&2; kill -SEGV $$", "crashed with SIGSEGV: why"),
+        ("kill -TERM $$", "ended by SIGTERM"),
+        ("kill -40 $$", "crashed with signal 40"),
+        ("exit 7", "ended with 7 and gave no answer"),
+        ("seq 20 >&2; exit 1", "ended with 1 and gave no answer: 16 / 17 / 18 / 19 / 20"),
+    ],
+)
+def test_the_end_is_said_in_words(script: Script, text: str, wanted: str) -> None:
+    outcome = run(script(text))
+    assert (outcome.why, outcome.answer) == (wanted, None)
+
+
+def test_a_baseline_for_another_processor_is_said(script: Script) -> None:
+    why = run(script("kill -ILL $$")).why
+    assert why.startswith("crashed with SIGILL: an instruction that this processor lacks")
+
+
+def changed(**values: Any) -> dict[str, Any]:
+    return ANSWER.as_json() | values
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [
+        ("garbage {", "cannot be read (JSONDecodeError"),
+        (b"\xff\xfe".decode("latin1"), "cannot be read"),
+        ([1, 2], "cannot be read"),
+        ({"version": "x"}, "cannot be read (KeyError"),
+        (changed(surplus=1), "cannot be read (TypeError"),
+        (changed(tests=[]), "asked for [('pp8', 0), ('tg4', 8)]"),
+        (changed(tests=ANSWER.as_json()["tests"][::-1]), "asked for [('pp8', 0), ('tg4', 8)]"),
+        (changed(tests=ANSWER.as_json()["tests"] * 2), "asked for [('pp8', 0), ('tg4', 8)]"),
+        (changed(peak_rss_bytes="much"), "a peak of 'much' bytes"),
+    ],
+)
+def test_an_answer_that_is_none_is_refused(script: Script, answer: Any, wanted: str) -> None:
+    outcome = run(script("echo at last >&2", answer))
+    assert outcome.answer is None
+    assert wanted in outcome.why
+    assert outcome.why.endswith(": at last")
+
+
+@pytest.mark.parametrize("wall_ns", [0, -1, 1.5, "5", True, None])
+def test_times_that_are_none_are_refused(script: Script, wall_ns: Any) -> None:
+    answer = ANSWER.as_json()
+    answer["tests"][1]["wall_ns"] = wall_ns
+    assert f"tg4 took {wall_ns!r} ns" in run(script("", answer)).why
+
+
+def test_a_process_that_fails_after_its_answer_has_failed(script: Script) -> None:
+    outcome = run(script("echo late >&2; exit 3", ANSWER.as_json()))
+    assert outcome.why == "ended with 3 after it had answered: late"
+    assert run(script("kill -SEGV $$", ANSWER.as_json())).why == "crashed with SIGSEGV"
+
+
+def test_what_cannot_be_started_is_said() -> None:
+    outcome = run("/absent/python")
+    assert outcome.why == "/absent/python cannot be started: No such file or directory"
+
+
+def test_what_is_written_is_bounded(script: Script) -> None:
+    ended = launch.run_command([script("yes | head -c 300000; yes x | head -c 300000 >&2")])
+    assert 0 < len(ended.output) <= 1 << 16
+    assert 0 < len(ended.errors) <= 1 << 16
+    assert len(launch.last_lines("x" * 100000)) < 1000
+    assert launch.last_lines(" \n\n") == ""
+
+
+# ---- processes that do not end ----
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has just been killed may take a moment."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_process_that_hangs_is_ended_with_all_it_has_started(
+    script: Script, tmp_path: Path
+) -> None:
+    python = script(f"sleep 1000 & echo $$ $! > {tmp_path}/pids; wait")
+    outcome = run(python, timeout_seconds=1.0)
+    assert outcome.why == "did not end within 1 s"
+    pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_what_a_process_leaves_behind_is_ended(script: Script, tmp_path: Path) -> None:
+    outcome = run(script(f"sleep 1000 & echo $! > {tmp_path}/pid", ANSWER.as_json()))
+    assert outcome.why == ""
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def test_an_interruption_ends_the_process(script: Script, tmp_path: Path) -> None:
+    pid_path = tmp_path / "pid"
+    python = script(f"echo $$ > {pid_path}.new; mv {pid_path}.new {pid_path}; sleep 1000")
+
+    def interrupt() -> None:
+        for _ in range(500):
+            if pid_path.exists():
+                break
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(python, timeout_seconds=30)
+    thread.join()
+    assert not is_alive(int(pid_path.read_text()))
+
+
+def test_an_interruption_while_a_process_starts_ends_it(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after the fork, when nobody has its number yet."""
+    started: list[int] = []
+    start = launch._start
+
+    def interrupted(*arguments: Any) -> Any:
+        process = start(*arguments)
+        started.append(process.pid)
+        signal.raise_signal(signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(launch, "_start", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(script("sleep 1000"), timeout_seconds=10)
+    assert not is_alive(started[0])
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_second_interruption_does_not_stop_the_cleaning(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = launch._end
+    n_interruptions = 0
+
+    def slowly(process: Any) -> int:
+        signal.raise_signal(signal.SIGINT)  # the user's second Ctrl-C
+        return ended(process)
+
+    def interrupt() -> None:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def note(_number: int, _frame: object) -> None:
+        nonlocal n_interruptions
+        n_interruptions += 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "_end", slowly)
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            run(script(f"echo $$ > {tmp_path}/pid; exec sleep 1000"))
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert n_interruptions == 2
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def test_nothing_can_be_asked_of_the_user(script: Script) -> None:
+    own, (reader, writer) = os.dup(0), os.pipe()
+    try:
+        os.dup2(reader, 0)  # a user who says nothing
+        assert run(script("cat", ANSWER.as_json()), timeout_seconds=10).why == ""
+    finally:
+        os.dup2(own, 0)
+        for fd in (own, reader, writer):
+            os.close(fd)
+
+
+# ---- groups and caches ----
+
+
+@pytest.fixture
+def group_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for the memory group."""
+    folder = tmp_path / "group"
+    folder.mkdir()
+    limits: list[int] = []
+
+    @contextlib.contextmanager
+    def fake(limit_bytes: int) -> Iterator[Group]:
+        limits.append(limit_bytes)
+        yield Group(2, folder)
+        assert limits == [300 << 20]
+
+    monkeypatch.setattr(launch, "memory_group", fake)
+    return folder
+
+
+def test_a_process_enters_its_group_before_it_starts(script: Script, group_folder: Path) -> None:
+    (group_folder / "memory.peak").write_text("4096\n")
+    python = script(f"test $(cat {group_folder}/cgroup.procs) = $$", ANSWER.as_json())
+    outcome = run(python, task(cap_mb=300))
+    assert (outcome.why, outcome.cap) == ("", Cap(300, 4096, 0))
+
+
+def test_a_process_that_outgrows_its_group_is_said(script: Script, group_folder: Path) -> None:
+    (group_folder / "memory.events").write_text("oom_kill 1\n")
+    outcome = run(script("kill -KILL $$"), task(cap_mb=300))
+    assert outcome.why == "killed by SIGKILL: out of memory in its group of 300 MB"
+    assert outcome.cap == Cap(300, None, 1)
+
+
+def test_a_process_that_somebody_kills_has_not_outgrown_its_group(
+    script: Script, group_folder: Path
+) -> None:
+    (group_folder / "memory.events").write_text("oom_kill 0\n")
+    assert run(script("kill -KILL $$"), task(cap_mb=300)).why.endswith("or somebody did it")
+
+
+def test_a_cold_task_has_no_caches(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *words: forgotten.append(words[1:]))
+    monkeypatch.setattr(os, "sync", lambda: forgotten.append(("sync",)))
+    monkeypatch.setattr(launch, "_DROP_CACHES", tmp_path / "drop")
+    (tmp_path / "drop").write_text("0")
+    model = tmp_path / "m.qsf"
+    model.write_bytes(b"weights")
+    python = script(f"cp {tmp_path}/drop {tmp_path}/seen", ANSWER.as_json())
+    assert run(python, task(path=str(model))).note == ""
+    assert ((tmp_path / "seen").read_text(), forgotten) == ("0", [])
+    outcome = run(python, task(path=str(model)), is_cold=True)
+    assert (outcome.why, outcome.note) == ("", "")
+    assert (tmp_path / "seen").read_text() == "3"
+    assert forgotten == [(0, 0, os.POSIX_FADV_DONTNEED), ("sync",)]
+    monkeypatch.setattr(launch, "_DROP_CACHES", tmp_path / "absent" / "drop")
+    assert "only the model was dropped" in run(python, task(path=str(model)), is_cold=True).note
+    outcome = run(python, task(path="absent.qsf"), is_cold=True)
+    assert outcome.why == "absent.qsf cannot be read: No such file or directory"
+
+
+# ---- turns ----
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[tasks.Task]:
+    """Tasks of three files."""
+    for name in "abc":
+        (tmp_path / name).write_text("")
+    return [task(path=str(tmp_path / name)) for name in "abc"]
+
+
+def outcome_of(given: tasks.Task, why: str = "", *, n_tests: int = 2) -> Outcome:
+    answer = replace(ANSWER, tests=ANSWER.tests[:n_tests]) if n_tests else None
+    return Outcome(given, answer, why, 1.0, 5, None)
+
+
+def name(given: tasks.Task) -> str:
+    return Path(given.path).name
+
+
+def test_all_tasks_take_turns(three: list[tasks.Task]) -> None:
+    turns: list[str] = []
+    said: list[tuple[int, int, str]] = []
+
+    def note(given: tasks.Task) -> Outcome:
+        turns.append(name(given))
+        return outcome_of(given)
+
+    found = rounds.run_rounds(three, 3, note, progress=lambda *words: said.append(words))
+    assert "".join(turns) == "abcabcabc"
+    assert [one.task for one in found] == three
+    assert [len(one.outcomes) for one in found] == [3, 3, 3]
+    assert not any(one.failures for one in found)
+    assert said[1] == (1, 9, "qsf b, 2 threads, pp8, tg4 @ 8")
+    assert said[-1] == (9, 9, "")
+
+
+def test_a_task_that_fails_twice_is_left_out(three: list[tasks.Task]) -> None:
+    turns: list[str] = []
+
+    def note(given: tasks.Task) -> Outcome:
+        turns.append(name(given))
+        return outcome_of(given, "crashed", n_tests=0) if name(given) == "b" else outcome_of(given)
+
+    found = rounds.run_rounds(three, 4, note)
+    assert "".join(turns) == "abcabcacac"
+    assert [len(one.outcomes) for one in found] == [4, 4, 4]
+    assert found[1].outcomes == [None] * 4
+    assert found[1].failures == {"crashed": 2}
+
+
+def test_a_task_that_has_succeeded_is_tried_on(three: list[tasks.Task]) -> None:
+    whys = iter(["", "7.5 MB short", "8 MB short", "late", ""])
+
+    def flaky(given: tasks.Task) -> Outcome:
+        why = next(whys)
+        return outcome_of(given, why, n_tests=0 if why else 2)
+
+    (found,) = rounds.run_rounds(three[:1], 5, flaky)
+    assert [outcome is not None for outcome in found.outcomes] == [True, False, False, False, True]
+    assert found.failures == {"7.5 MB short": 2, "late": 1}
+
+
+def test_a_part_of_the_figures_is_kept(three: list[tasks.Task]) -> None:
+    def partly(given: tasks.Task) -> Outcome:
+        return outcome_of(given, "no room", n_tests=1)
+
+    (found,) = rounds.run_rounds(three[:1], 3, partly)
+    assert all(outcome is not None for outcome in found.outcomes)
+    assert found.failures == {"no room": 3}
+
+
+def test_all_that_fails_is_an_error(three: list[tasks.Task]) -> None:
+    def fail(given: tasks.Task) -> Outcome:
+        if name(given) == "a":
+            raise CapError("no more groups")
+        return outcome_of(given, "crashed", n_tests=0)
+
+    with pytest.raises(rounds.NothingMeasuredError) as raised:
+        rounds.run_rounds(three[:2], 2, fail)
+    assert "qsf, a, 2 threads: no more groups" in str(raised.value)
+    assert "qsf, b, 2 threads: crashed" in str(raised.value)
+
+
+def test_an_interruption_keeps_what_there_is(three: list[tasks.Task]) -> None:
+    kept: list[rounds.TaskRuns] = []
+
+    def stop(given: tasks.Task) -> Outcome:
+        if name(given) == "c":
+            raise KeyboardInterrupt
+        return outcome_of(given)
+
+    with pytest.raises(KeyboardInterrupt):
+        rounds.run_rounds(three, 2, stop, runs=kept)
+    assert [len(one.outcomes) for one in kept] == [1, 1, 0]

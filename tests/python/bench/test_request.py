@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of ``python -m qsf.bench``: defaults, lists, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.bench_records import request_of as request
+from qsf.bench.request import Setting
+from qsf.bench.run.tasks import Task, Test, parse_task
+from qsf.errors import QsfArgumentError
+
+MODEL = [Path("m.qsf")]
+
+
+def test_without_options_two_types_run_on_one_thread_and_on_all_cores() -> None:
+    found = request()
+    assert (found.shapes, found.types) == (("tinyllama-1.1b",), ("4bit", "2bit"))
+    assert found.settings == (Setting(1, None, None), Setting(2, None, None))
+    assert [(test.name, test.depth) for test in found.tests] == [("pp512", 0), ("tg128", 0)]
+    assert request(n_cores=1).settings == (Setting(1, None, None),)
+
+
+def test_in_a_group_tests_are_short_and_the_budget_is_its_limit() -> None:
+    found = request(cgroup="300M,1.5G")
+    assert found.settings == (Setting(2, 300, 300), Setting(2, 1536, 1536))
+    assert [test.name for test in found.tests] == ["pp32", "tg16"]
+    assert all(setting.has_baseline for setting in found.settings)
+    found = request(cgroup="300M", ram_budget="200,300", threads="1", prompt="0", gen="4")
+    assert found.settings == (Setting(1, 200, 300), Setting(1, 300, 300))
+    assert [test.name for test in found.tests] == ["tg4"]
+
+
+def test_the_baseline_has_no_budgets() -> None:
+    found = request(*MODEL, ram_budget="none,400", threads="2")
+    assert [setting.has_baseline for setting in found.settings] == [True, False]
+    assert [str(setting) for setting in found.settings] == [
+        "2 threads",
+        "2 threads, budget 400 MB",
+    ]
+    assert str(Setting(1, 300, 300)) == "1 thread, cgroup 300 MB"
+
+
+def test_lists_are_every_combination_once() -> None:
+    found = request(prompt="32, 512,32", gen="8", depth="0,64")
+    assert [(test.kind, test.n_tokens, test.depth) for test in found.tests] == [
+        ("pp", 32, 0),
+        ("pp", 512, 0),
+        ("pp", 32, 64),
+        ("pp", 512, 64),
+        ("tg", 8, 0),
+        ("tg", 8, 64),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"threads": "0"}, "--threads: '0' is not a whole number from 1 to 256"),
+        ({"threads": "1,,2"}, "--threads '1,,2' is not a list"),
+        ({"prompt": "x"}, "--prompt: 'x' is not a whole number"),
+        ({"gen": "-1"}, "--gen: '-1' is not a whole number"),
+        ({"prompt": "0", "gen": "0"}, "leave nothing to measure"),
+        ({"cgroup": "300"}, "--cgroup: '300' is not a limit of memory: it must be a whole"),
+        ({"cgroup": "0.5M"}, "--cgroup: '0.5M'"),
+        ({"ram_budget": "lots"}, "--ram-budget: 'lots' is not a number of MB, or none"),
+        ({"ram_budget": "none", "cgroup": "300M"}, "--ram-budget none is more than --cgroup 300M"),
+        ({"ram_budget": "400", "cgroup": "300M"}, "--ram-budget 400 is more than --cgroup 300M"),
+        ({"threads": ""}, "--threads '' is not a list"),
+        ({"shape": ""}, "--shape '' is not a list"),
+        ({"shape": "tiny,7a"}, "--shape: shape '7a' is unknown; known: tiny, gpt2"),
+        ({"quant": "5bit"}, "--quant 5bit is unknown; available: 2bit"),
+        ({"rounds": 0}, "--rounds 0: expected 1 to 100"),
+        ({"baseline": "vllm"}, "--baseline vllm is unknown; available: llama.cpp, none"),
+        ({"baseline": "llama.cpp none"}, "exclude each other"),
+        ({"baseline": "ik=a ik=b"}, "--baseline ik is given twice"),
+        ({"baseline": "=a"}, "the name must be 1 to 32 letters"),
+        ({"baseline": "qsf=a"}, "and not llama.cpp, qsf or none"),
+        ({"baseline": "ik=a", "ram_budget": "200"}, "llama.cpp cannot run beside --ram-budget"),
+        ({"baseline": "ik=a", "kv_type": "2bit"}, "--kv-type 2bit is QSF's alone"),
+        ({"kv_type": "k9"}, "--kv-type"),
+        ({"io": "fast"}, "--io fast is unknown; available: auto, buffered"),
+        ({"text": Path("t")}, "--text is of no use for random weights"),
+        ({"baseline_models": [Path("a.gguf")]}, "0 MODELs and 1 --baseline-model"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(QsfArgumentError) as error:
+        request(**options)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shape": "gpt2"}, "--shape is for random weights"),
+        ({"quant": "4bit"}, "--quant is for random weights"),
+        ({"against": Path("o")}, "--against needs --text"),
+        (
+            {"baseline": "none", "baseline_models": [Path("a.gguf")]},
+            "of no use with --baseline none",
+        ),
+        (
+            {"baseline": "none", "baseline_python": Path("p")},
+            "--baseline-python is of no use with --baseline none",
+        ),
+        ({"baseline": "llama.cpp", "text": Path("t")}, "needs --baseline-model"),
+        ({"baseline": "llama.cpp", "ram_budget": "200,400"}, "beside --ram-budget 200,400, for it"),
+        (
+            {"baseline_models": [Path("a.gguf")], "ram_budget": "200"},
+            "beside --ram-budget 200, for",
+        ),
+        (
+            {"baseline": "llama.cpp", "kv_type": "k8v4"},
+            "k8v4 is QSF's alone: llama.cpp has f16, 8bit",
+        ),
+        ({"baseline_models": [Path("a.gguf")], "kv_type": "2bit"}, "--kv-type 2bit is QSF's alone"),
+        ({"baseline_models": [Path("x/m.qsf")]}, "2 files are called m.qsf"),
+    ],
+)
+def test_options_that_exclude_each_other(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(QsfArgumentError) as error:
+        request(*MODEL, **options)
+    assert said in str(error.value)
+
+
+def test_rows_are_told_apart_by_names() -> None:
+    with pytest.raises(QsfArgumentError, match=r"2 files are called m\.qsf: results are told"):
+        request(Path("a/m.qsf"), Path("b/m.qsf"))
+    same = [Path("a.gguf")] * 2  # two models beside one baseline
+    assert request(Path("a.qsf"), Path("b.qsf"), baseline_models=same).baseline_models == tuple(
+        same
+    )
+
+
+def test_the_baseline_may_be_asked_for_beside_some_budgets() -> None:
+    asked: dict[str, Any] = {"baseline": "llama.cpp", "ram_budget": "200,none"}
+    assert [setting.has_baseline for setting in request(*MODEL, threads="1", **asked).settings] == [
+        False,
+        True,
+    ]
+    asked = {"baseline": "llama.cpp", "ram_budget": "200", "cgroup": "300M"}
+    assert request(*MODEL, **asked).settings[0].has_baseline
+
+
+def test_shapes_have_one_name() -> None:
+    assert request(shape="7b,llama2-7b,tiny").shapes == ("llama2-7b", "tiny")
+
+
+def test_what_qsf_alone_has_may_be_measured_without_the_baseline() -> None:
+    assert request(*MODEL, kv_type="k8v4").kv_type == "k8v4"
+    assert request(*MODEL, kv_type="k8v4", baseline="none").llama is False
+    assert request(*MODEL, kv_type="8bit", baseline="llama.cpp").kv_type == "8bit"
+
+
+def test_llama_bench_programs_have_names_and_stand_beside_llama_cpp() -> None:
+    found = request(baseline="ik=/a/llama-bench old=/b/llama-bench")
+    assert found.programs == {"ik": Path("/a/llama-bench"), "old": Path("/b/llama-bench")}
+    assert found.llama is None
+    assert request(baseline="none ik=/a").llama is False
+    assert request(*MODEL, baseline="none ik=/a", baseline_models=[Path("a.gguf")]).programs
+
+
+def test_a_task_survives_its_json() -> None:
+    task = Task("qsf", "m.qsf", 2, (Test("pp", 512, 16), Test("tg", 128)), cap_mb=300)
+    known = task.as_json()
+    assert parse_task(known) == task
+    assert [(test["name"], test["ctx_tokens"]) for test in known["tests"]] == [
+        ("pp512", 528),
+        ("tg128", 129),
+    ]

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JSON of qsf.bench: its keys, that it comes back as it was, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from make.bench_records import small_results
+from qsf.bench.judge.compare import compare
+from qsf.bench.judge.results import Limits, Quality, Results, read, spread_of, write
+from qsf.bench.run.tasks import Cap
+from qsf.bench.show.table import as_text, comparison_report, report
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "results.json"
+
+
+def full_results() -> Results:
+    """Return results in which every record occurs."""
+    results = small_results()
+    quality = Quality(12.5, 0.01, 0.9, 1000)
+    rows = [replace(results.rows[0], quality=quality), *results.rows[1:]]
+    return replace(results, rows=rows)
+
+
+def known_of(results: Results) -> dict[str, Any]:
+    known: dict[str, Any] = json.loads(json.dumps(results.as_json()))
+    return known
+
+
+def test_what_is_written_is_read(path: Path) -> None:
+    results = full_results()
+    assert results.rows[0].breakdown is not None
+    assert any(row.cap is not None for row in results.rows)
+    assert results.failures
+    write(results, path, overwrite=False)
+    assert read(path) == results
+    assert read(path).limits.best_disk_gb_per_s == 2.0
+
+
+def test_an_existing_file_is_kept_unless_asked(path: Path) -> None:
+    path.write_text("mine")
+    with pytest.raises(QsfArgumentError, match="exists"):
+        write(small_results(), path, overwrite=False)
+    assert path.read_text() == "mine"
+    write(small_results(), path, overwrite=True)
+    assert read(path) == small_results()
+
+
+def test_the_keys_that_were_agreed(path: Path) -> None:
+    write(small_results(), path, overwrite=False)
+    known = json.loads(path.read_text("utf-8"))
+    assert known["format"] == 1
+    assert known["machine"]["cpu"] == "Processor X"
+    assert known["limits"]["memory_gb_per_s"] == {"1": 10.0, "2": 20.0}
+    assert known["limits"]["disk_gb_per_s"]["direct x4"] == 2.0
+    row = known["rows"][0]
+    assert {key: row[key] for key in ("engine", "shape", "type", "bits_per_weight")} == {
+        "engine": "qsf",
+        "shape": "small",
+        "type": "4bit",
+        "bits_per_weight": 4.6,
+    }
+    assert (row["file_bytes"], row["threads"], row["test"], row["depth"]) == (
+        *(700_000_000, 2),
+        *("pp512", 0),
+    )
+    assert row["budget_mb"] is None
+    assert row["peak_rss_bytes"] == 720 << 20
+    assert 0 < row["fraction_of_limit"] < 1
+    assert set(row["tok_per_s"]) == {"median", "min", "max", "values"}
+    assert {"row", "vs", "median", "min", "max"} <= set(known["ratios"][0])
+
+
+def test_keys_of_a_later_version_are_left_out(path: Path) -> None:
+    known = known_of(full_results())
+    known["new"] = known["rows"][0]["new"] = known["rows"][0]["tok_per_s"]["new"] = [1]
+    path.write_text(json.dumps(known))
+    assert read(path) == full_results()
+
+
+def test_keys_that_an_earlier_version_did_not_write_have_defaults(path: Path) -> None:
+    known = known_of(small_results())
+    for name in ("failures", "notes", "settings"):
+        del known[name]
+    for row in known["rows"]:
+        for name in ("kv_type", "breakdown", "cap", "limited_by", "madds_per_token"):
+            del row[name]
+    path.write_text(json.dumps(known))
+    results = read(path)
+    assert (results.failures, results.notes, results.settings) == ([], [], {})
+    assert results.rows[0].breakdown is None
+
+
+def set_at(known: Any, place: str, value: object) -> None:
+    *way, last = place.split("/")
+    for step in way:
+        known = known[int(step) if isinstance(known, list) else step]
+    known[int(last) if isinstance(known, list) else last] = value
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("format", 2, '"format" is not 1'),
+        ("rows", {}, "rows is dict, expected a list"),
+        ("rows/1", 7, r"rows\[1\] is 7, expected an object"),
+        ("rows/0/engine", 1, r"rows\[0\].engine is 1, expected a text"),
+        ("rows/0/threads", 2.5, "threads is 2.5, expected a whole number"),
+        ("rows/0/threads", True, "threads is True, expected a whole number"),
+        ("rows/0/threads", None, "threads is None"),
+        ("rows/0/budget_mb", "200", "budget_mb is '200', expected a whole number"),
+        ("rows/0/tok_per_s/median", "fast", r"tok_per_s.median is 'fast', expected a number"),
+        ("rows/0/tok_per_s/median", True, "median is True, expected a number"),
+        ("rows/0/tok_per_s/values", [1, None], r"values\[1\] is None, expected a number"),
+        ("rows/0/tok_per_s", None, "tok_per_s is None, expected an object"),
+        ("rows/0/tok_per_s/max", float("inf"), "max is inf, expected a number"),
+        ("rows/0/tok_per_s/max", float("nan"), "max is nan, expected a number"),
+        ("rows/0/tok_per_s/max", 10**400, "max is inf, expected a number"),
+        ("rows/0/breakdown/parts", [], "breakdown.parts is list, expected an object"),
+        ("rows/0/breakdown/parts/sample", 3, "parts.sample is 3, expected an object"),
+        ("rows/4/cap/limit_mb", "x" * 1000, r"cap.limit_mb is 'x{39}, expected"),
+        ("rows/0/quality/top1", [], "quality.top1 is list"),
+        ("limits/memory_gb_per_s/2", "20", "memory_gb_per_s.2 is '20', expected a number"),
+        ("limits", [], "limits is list"),
+        ("machine", "x", "machine is 'x', expected an object"),
+        ("ratios/0/row", -1, r"ratios\[0\] is of rows -1 and 2, there are 6"),
+        ("ratios/0/vs", 6, r"ratios\[0\] is of rows 0 and 6, there are 6"),
+        ("notes", [1], r"notes\[0\] is 1, expected a text"),
+    ],
+)
+def test_other_values_are_refused_by_name(path: Path, place: str, value: object, said: str) -> None:
+    known = known_of(full_results())
+    set_at(known, place, value)
+    path.write_text(json.dumps(known))
+    with pytest.raises(QsfFormatError, match=said) as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["machine", "limits", "rows", "ratios", "format"])
+def test_missing_keys_are_refused(path: Path, name: str) -> None:
+    known = known_of(full_results())
+    del known[name]
+    path.write_text(json.dumps(known))
+    with pytest.raises(QsfFormatError, match=name):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"format"',
+        b"\xff\xfe",
+        b"[" * 200_000,
+        b'{"format": 1, "machine": ' + b'{"a":' * 100_000,
+        b'{"format": ' + b"9" * 10_000 + b"}",
+        b" " * ((64 << 20) + 1),
+    ],
+    ids=lambda content: repr(content[:12]),
+)
+def test_what_is_no_result_is_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(QsfFormatError, match=r"is not a result of python -m qsf\.bench"):
+        read(path)
+
+
+@pytest.mark.parametrize("make", [Path, lambda path: path.mkdir() or path])
+def test_what_cannot_be_read_is_an_io_error(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    with pytest.raises(QsfIOError, match="absent"):
+        read(make(tmp_path / "absent"))
+
+
+def test_every_truncation_is_refused(path: Path) -> None:
+    text = json.dumps(full_results().as_json())
+    for length in range(0, len(text), 97):
+        path.write_text(text[:length])
+        with pytest.raises(QsfFormatError):
+            read(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+def places(known: Any, way: str = "") -> list[str]:
+    """Return the way to every value."""
+    found = [way] if way else []
+    steps = known.items() if isinstance(known, dict) else []
+    for step, inner in enumerate(known) if isinstance(known, list) else steps:
+        found += places(inner, f"{way}/{step}" if way else str(step))
+    return found
+
+
+FULL = full_results()
+KNOWN = known_of(FULL)
+PLACES = [place for place in places(KNOWN) if not place.startswith(("machine/", "settings/"))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.sampled_from(PLACES), value=JSON)
+def test_any_value_anywhere_is_refused_or_can_be_shown(
+    tmp_path_factory: pytest.TempPathFactory, place: str, value: object
+) -> None:
+    known = copy.deepcopy(KNOWN)
+    set_at(known, place, value)
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    path.write_text(json.dumps(known))
+    try:
+        results = read(path)
+    except QsfError:
+        return
+    path.write_text(json.dumps(results.as_json()))
+    assert read(path) == results
+    assert as_text(report(results))
+    for one, other in ((results, results), (results, FULL), (FULL, results)):
+        assert as_text(comparison_report(compare(one, other)))
+
+
+@pytest.mark.parametrize("extreme", [0.0, -1.0, 5e-324, 1.7e308])
+@pytest.mark.parametrize(
+    "place", ["rows/1/tok_per_s/values/0", "rows/1/breakdown/wall_ms", "limits/memory_gb_per_s/2"]
+)
+def test_extreme_values_can_be_shown(path: Path, place: str, extreme: float) -> None:
+    known = copy.deepcopy(KNOWN)
+    set_at(known, place, extreme)
+    path.write_text(json.dumps(known))
+    assert as_text(report(read(path)))
+    for pair in ((read(path), FULL), (FULL, read(path))):
+        assert as_text(comparison_report(compare(*pair)))
+
+
+def test_spreads_and_limits() -> None:
+    spread = spread_of([3.0, 1.0, 2.0, 10.0])
+    assert (spread.median, spread.min, spread.max) == (2.5, 1.0, 10.0)
+    assert spread.values == [3.0, 1.0, 2.0, 10.0]
+    assert Limits().best_disk_gb_per_s is None
+
+
+def test_labels_and_keys_say_what_a_row_is() -> None:
+    row = small_results().rows[0]
+    assert row.label == "qsf, 4bit, pp512, 2 threads"
+    capped = replace(row, depth=512, threads=1, budget_mb=200, cap=Cap(300, None, 0))
+    assert capped.label == "qsf, 4bit, pp512 @ 512, 1 thread, budget 200 MB, cgroup 300 MB"
+    changes: list[dict[str, Any]] = [
+        *({"engine": "llama.cpp"}, {"shape": "x"}, {"type": "x"}, {"threads": 9}, {"test": "x"}),
+        *({"depth": 9}, {"budget_mb": 9}, {"cap": Cap(9, None, 0)}, {"kv_type": "x"}),
+    ]
+    assert len({replace(row, **change).key for change in changes} | {row.key}) == 10
+    assert replace(row, peak_rss_bytes=1, version="x").key == row.key

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What qsf.bench shows on a terminal, and README's tables made of its results."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from rich.console import Console
+
+from make.bench_records import LIMITS, small_results
+from qsf.bench.judge.compare import Change, Comparison, compare
+from qsf.bench.judge.results import Quality, Results, Row, Spread, spread_of, write
+from qsf.bench.run.tasks import Cap
+from qsf.bench.show.table import as_text, comparison_report, rate_text, report, spread_text
+
+WIDTHS = (80, 140)
+
+
+def lines_of(results: Results, width: int = 80) -> list[str]:
+    return as_text(report(results), width).splitlines()
+
+
+def line_with(lines: list[str], *words: str) -> str:
+    (found,) = [line for line in lines if all(word in line for word in words)]
+    return found
+
+
+def cells(line: str) -> list[str]:
+    """Return what lies between two blanks or more."""
+    return re.split(r"\s{2,}", line.strip())
+
+
+# ---- figures ----
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12345.6, "12,346"), (100.0, "100"), (99.94, "99.9"), (9.994, "9.99"), (0.5374, "0.537")],
+)
+def test_figures_have_three_digits_or_more(value: float, text: str) -> None:
+    assert rate_text(value) == text
+
+
+def test_a_single_round_has_no_spread() -> None:
+    assert spread_text(spread_of([2.0])) == "2.00"
+    assert spread_text(spread_of([2.0, 3.0])) == "2.50 (2.00-3.00)"
+    assert spread_text(Spread(2.0, 1.0, 3.0), "x") == "2.00x (1.00-3.00)"
+
+
+# ---- results ----
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_show_speed_limit_and_memory(width: int) -> None:
+    lines = lines_of(small_results(), width)
+    row = cells(line_with(lines, "qsf 4bit", "pp512", "500 (480-520)"))
+    assert row[-1] == "720"
+    assert "25 % arith." in row
+    row = cells(line_with(lines, "qsf 4bit", "tg128", "25.0 (24.0-26.0)"))
+    assert row[-3:] == ["75 % memory", "15.0", "720"]
+    row = cells(line_with(lines, "qsf 4bit", "tg128", "3.00 (2.88-3.12)"))
+    assert row[-3:] == ["75 % disk", "1.50", "720"]
+    assert line_with(lines, "llama.cpp Q4_K_M", "10.0 (9.60-10.4)")
+
+
+def test_narrow_tables_have_a_heading_for_each_setting() -> None:
+    lines = lines_of(small_results(), 80)
+    assert "small, 2 threads" in lines
+    assert "small, 2 threads, cgroup 300 MB" in lines
+    wide = lines_of(small_results(), 140)
+    assert "small" in wide
+    assert cells(line_with(wide, "qsf 4bit", "tg128", "3.00"))[3] == "cgroup 300"
+
+
+def test_files_limits_ratios_parts_failures_and_notes_are_shown() -> None:
+    results = small_results()
+    rows = [replace(row, quality=Quality(12.5, 0.0123, 0.91, 100)) for row in results.rows]
+    lines = lines_of(replace(results, rows=rows, notes=["a [note] to read"]))
+    assert lines[0] == "Processor X, 2 cores, avx2 kernels"
+    assert "commit abc1234" in lines[1]
+    assert cells(line_with(lines, "memory, GB/s")) == ["memory, GB/s read", "10.0", "20.0"]
+    assert cells(line_with(lines, "multiply-adds"))[1:] == ["1,000", "2,000"]
+    assert cells(line_with(lines, "direct ")) == ["direct", "1.00", "2.00"]
+    assert cells(line_with(lines, "buffered")) == ["buffered", "1.50", "-"]
+    file = cells(line_with(lines, "qsf  ", "4.60"))
+    assert file[:5] == ["qsf", "4bit", "4.60", "668", "4bit"]
+    assert file[6:9] == ["12.500", "0.0123", "91.0%"]
+    assert cells(line_with(lines, "4bit / llama.cpp Q4_K_M", "pp512"))[-1] == "4.00x (4.00-4.00)"
+    assert (
+        cells(line_with(lines, "4bit / llama.cpp Q4_K_M", "cgroup 300"))[-1] == "6.00x (6.00-6.00)"
+    )
+    assert cells(line_with(lines, "attention")) == ["attention", "12.000", "30 %"]
+    assert cells(line_with(lines, "all of it")) == ["all of it", "40.000 100 %"]
+    assert "- llama.cpp small-Q4_K_M.gguf, 2 threads: killed by signal 9" in lines
+    assert "- a [note] to read" in lines
+
+
+def many_rows() -> Results:
+    """Return results whose cells are as wide as they get."""
+    results = small_results()
+    rows = [
+        replace(
+            row,
+            engine=engine,
+            type=type_name,
+            depth=depth,
+            threads=threads,
+            tok_per_s=spread_of([12345.6, 12001.1, 12999.9]),
+            peak_rss_bytes=31_234 << 20,
+            cap=Cap(30000, None, 0) if threads == 64 else None,
+        )
+        for row in results.rows[:2]
+        for engine, type_name in (("qsf", "4bit"), ("llama.cpp", "Q4_K_M"))
+        for depth in (0, 16384)
+        for threads in (1, 8, 64)
+    ]
+    return replace(results, rows=rows, ratios=[], notes=["long words " * 30, "x" * 200])
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
+def test_nothing_is_wider_than_the_terminal_or_cut_off(width: int) -> None:
+    text = as_text(report(many_rows()), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert not any(line != line.rstrip() for line in text.splitlines())
+    assert text.count("12,346") >= 24 or width < 80
+
+
+def test_names_are_whole_on_80_columns() -> None:
+    text = as_text(report(many_rows()), 80)
+    assert text.count("llama.cpp Q4_K_M") == 12
+    assert "12,346 (12,001-13,000)" in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_long_names_do_not_cut_figures_off(width: int) -> None:
+    results = small_results()
+    long = "a-long-name-of-a-model-4bit-calibrated"
+    quality = Quality(12.345, 0.0123, 0.91, 100)
+    rows = [
+        replace(
+            row, type=f"{row.type} {long}", kernels=f"CPU_REPACK:604.45 {long}", quality=quality
+        )
+        for row in results.rows
+    ]
+    text = as_text(report(replace(results, rows=rows)), width)
+    assert max(map(len, text.splitlines())) <= width
+    for figure in (
+        "12.345",
+        "0.0123",
+        "91.0%",
+        "0.500 (0.480-0.520)",
+        "25.0 (24.0-26.0)",
+        "75 % memory",
+        "4.00x (4.00-4.00)",
+    ):
+        assert figure in text
+
+
+def test_a_pipe_gets_no_colours() -> None:
+    assert "\x1b" not in as_text(report(small_results()))
+
+
+def test_a_terminal_is_told_what_is_slower() -> None:
+    console = Console(force_terminal=True, color_system="standard", width=80)
+    with console.capture() as shown:
+        console.print(comparison_report(comparison()))
+    assert re.search(r"\x1b\[1;31mslower", shown.get())
+
+
+def test_results_of_nothing_can_be_shown() -> None:
+    empty = Results({}, replace(LIMITS, disk_gb_per_s={}, memory_gb_per_s={}), [], [])
+    assert "unknown processor" in as_text(report(empty))
+    assert "multiply-adds" in as_text(report(empty))
+    assert as_text(comparison_report(compare(empty, empty))).endswith("0 same\n")
+
+
+# ---- comparisons ----
+
+
+def change(what: str = "tok/s", unit: str = "tok/s", **changes: object) -> Change:
+    known = Change(
+        row="small, qsf, 4bit, tg128, 2 threads",
+        what=what,
+        unit=unit,
+        old=20.5,
+        new=18.5,
+        change=-0.1,
+        noise=0.05,
+        verdict="slower",
+        is_relative=False,
+    )
+    return replace(known, **changes)  # type: ignore[arg-type]
+
+
+def comparison(*changes: Change) -> Comparison:
+    return Comparison(list(changes or [change()]), ["a note"])
+
+
+def test_changes_are_shown_under_their_row() -> None:
+    part = change("attn_out", "ms", verdict="noisy", noise=float("inf"))
+    same = change("sample", "ms", verdict="same")
+    found = comparison(change(is_relative=True), part, same)
+    lines = as_text(comparison_report(found)).splitlines()
+    assert lines[0] == "small, qsf, 4bit, tg128, 2 threads"
+    speed = cells(line_with(lines, "tok/s* "))
+    assert speed == ["tok/s*", "20.5", "18.5", "-10.0 %", "5.0 %", "slower"]
+    row = cells(line_with(lines, "attn out"))
+    assert row == ["attn out", "20.5 ms", "18.5 ms", "-10.0 %", "unknown", "noisy"]
+    assert "1 part of the token: the same" in lines
+    assert "- a note" in lines
+    assert "3 figures compared: 1 slower, 0 faster, 1 noisy, 1 same" in lines
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_comparisons_fit(width: int) -> None:
+    text = as_text(comparison_report(comparison()), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+
+
+# ---- README.md ----
+
+BEFORE = "# QSF\n\n<!-- in-memory: python bench/readme_table.py a.json -->\n"
+BETWEEN = "old\n<!-- end -->\n\ntext\n\n"
+SECOND = "<!-- capped: python bench/readme_table.py a.json b.json -->\n"
+AFTER = "<!-- end -->\nlast\n"
+
+
+@pytest.fixture(scope="module")
+def readme_table(project_root: Path) -> Iterator[ModuleType]:
+    sys.path.append(str(project_root / "bench"))
+    yield importlib.import_module("readme_table")
+    sys.path.remove(str(project_root / "bench"))
+
+
+@pytest.fixture
+def readme(tmp_path: Path) -> Path:
+    """A README.md with both tables, and the results that they are made of."""
+    results = small_results()
+    write(results, tmp_path / "a.json", overwrite=False)
+    larger = [replace(row, shape="large") for row in results.rows]
+    other = replace(results, rows=larger, machine={"cpu": "Processor Y", "n_cores": 4})
+    write(other, tmp_path / "b.json", overwrite=False)
+    path = tmp_path / "README.md"
+    path.write_text(BEFORE + BETWEEN + SECOND + AFTER)
+    return path
+
+
+def table_rows(text: str, first: str) -> list[list[str]]:
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows if row[0].strip() == first]
+
+
+def test_tables_are_written_between_their_comments(readme: Path, readme_table: ModuleType) -> None:
+    assert readme_table.main(["--readme", str(readme)]) == 0
+    text = readme.read_text()
+    assert text.startswith(BEFORE + "| shape | type | bits per weight | pp512, tok/s | llama.cpp")
+    assert text.endswith(AFTER)
+    assert "old\n" not in text
+    first, second = text.split("\ntext\n")
+    assert table_rows(first, "small") == [
+        [
+            *("small", "4bit (Q4_K_M)", "4.60 (4.60)"),
+            *("500 (480-520)", "125 (120-130)", "**4.00x** (4.00-4.00)"),
+            *("25.0 (24.0-26.0)", "10.0 (9.60-10.4)", "**2.50x** (2.50-2.50)"),
+            *("720 MB", "75 %"),
+        ]
+    ]
+    (row,) = table_rows(second, "small")
+    assert row[2:] == [
+        *(
+            "300 MB",
+            "720 MB",
+            "3.00 (2.88-3.12)",
+            "75 %",
+            "0.500 (0.480-0.520)",
+            "**6.00x** (6.00-6.00)",
+        )
+    ]
+    assert len(table_rows(second, "large")) == 1
+    origin = "Median (least-most) of 3 rounds, 2 threads, Processor X with 2 cores, llama.cpp 1, "
+    assert text.count(origin + "commit abc1234, 2026-01-02.\n") == 2
+    assert second.count("Processor Y with 4 cores.\n") == 1
+
+
+def test_writing_twice_changes_nothing_and_check_sees_a_change(
+    readme: Path, readme_table: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = ["--readme", str(readme), "--check"]
+    assert readme_table.main(check) == 1
+    assert "README.md differs" in capsys.readouterr().err
+    assert readme.read_text() == BEFORE + BETWEEN + SECOND + AFTER
+    assert readme_table.main(["--readme", str(readme)]) == 0
+    assert readme_table.main(check) == 0
+    readme.write_text(readme.read_text().replace("**4.00x**", "**5.00x**"))
+    assert readme_table.main(check) == 1
+
+
+def test_a_table_without_an_end_does_not_swallow_the_next(
+    readme: Path, readme_table: ModuleType
+) -> None:
+    readme.write_text(BEFORE + "mine\n" + SECOND + AFTER)
+    assert readme_table.main(["--readme", str(readme)]) == 0
+    assert readme.read_text().startswith(BEFORE + "mine\n" + SECOND + "| shape | type | limit |")
+
+
+def test_results_can_be_printed(
+    readme: Path, readme_table: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert readme_table.main([str(readme.parent / "a.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "in-memory:" in shown
+    assert "**6.00x**" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("no table", "there is no comment that begins a table"),
+        (BEFORE + "no end\n", "there is no comment that begins a table"),
+        (BEFORE + BETWEEN + SECOND, ""),  # that has no end; the first one is found all the same
+        (BEFORE.replace("in-memory", "other") + AFTER, "there is no table 'other'"),
+        (BEFORE.replace("a.json", "absent.json") + AFTER, "absent.json: No such file"),
+        (BEFORE.replace("a.json", "README.md") + AFTER, "is not a result of python -m qsf.bench"),
+    ],
+)
+def test_a_readme_without_tables_or_results_is_refused(
+    readme: Path,
+    readme_table: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    said: str,
+) -> None:
+    readme.write_text(text)
+    code = readme_table.main(["--readme", str(readme)])
+    assert code == (2 if said else 0)
+    assert said in capsys.readouterr().err
+
+
+def only(rows: list[Row]) -> Results:
+    return replace(small_results(), rows=rows, ratios=[])
+
+
+def test_what_is_not_known_is_a_dash(readme_table: ModuleType) -> None:
+    rows = small_results().rows
+    text = readme_table.in_memory([only([rows[1]])])
+    (row,) = table_rows(text, "small")
+    assert row[1:9] == ["4bit", "4.60", "-", "-", "-", "25.0 (24.0-26.0)", "-", "-"]
+    bare = replace(rows[4], fraction_of_limit=None)
+    (row,) = table_rows(readme_table.capped([only([bare])]), "small")
+    assert row[5:] == ["-", "-", "-"]
+
+
+def test_the_table_of_memory_has_the_most_threads_and_no_depth(readme_table: ModuleType) -> None:
+    row = small_results().rows[1]
+    rows = [
+        replace(row, threads=1, tok_per_s=spread_of([1.0])),
+        replace(row, depth=2048, tok_per_s=spread_of([2.0])),
+        replace(row, budget_mb=300, tok_per_s=spread_of([3.0])),
+        replace(row, tok_per_s=spread_of([4.0])),
+    ]
+    (found,) = table_rows(readme_table.in_memory([only(rows)]), "small")
+    assert found[6] == "4.00"
+    assert "2 threads" in readme_table.in_memory([only(rows)])
+
+
+def test_the_table_of_budgets_has_a_line_for_each(readme_table: ModuleType) -> None:
+    prompt, generation = small_results().rows[:2]
+    rows = [
+        prompt,
+        generation,
+        replace(prompt, budget_mb=300, tok_per_s=spread_of([30.0])),
+        replace(generation, budget_mb=300, tok_per_s=spread_of([3.0]), peak_rss_bytes=290 << 20),
+        replace(generation, budget_mb=200, threads=1),
+        replace(generation, budget_mb=200, depth=64),
+    ]
+    found = table_rows(readme_table.budgets([only(rows)]), "small, 4bit")
+    assert [row[2:4] for row in found] == [["none", "720 MB"], ["300 MB", "720 MB"]]
+    assert found[1][4:] == ["30.0", "3.00"]
+    with pytest.raises(readme_table.TableError, match="no row of QSF with a budget"):
+        readme_table.budgets([only([generation])])
+
+
+@pytest.mark.parametrize("name", ["in_memory", "capped"])
+def test_results_without_such_rows_are_refused(readme_table: ModuleType, name: str) -> None:
+    with pytest.raises(readme_table.TableError, match="no row of QSF"):
+        getattr(readme_table, name)([only([])])

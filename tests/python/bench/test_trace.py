@@ -1,0 +1,178 @@
+"""Chrome's trace events of a model at work."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qsf.bench.show.trace import chrome_trace, write_trace
+from qsf.errors import QsfArgumentError, QsfFormatError
+
+KINDS = ["embedding", "norm", "qkv", "wait", "pass", "read", "checksum", "sample", "python"]
+N_LAYERS = 2
+NONE = 2**32 - 1
+ORIGIN_NS = 1_700_000_000_123_456_789  # a clock of today: floats must not lose its nanoseconds
+
+
+def event(begin: int, end: int, kind: str, unit: int = 0, thread: int = 0, n_bytes: int = 0,
+          n_tokens: int = 0) -> list[int]:  # fmt: skip
+    return [
+        *(ORIGIN_NS + begin, ORIGIN_NS + end, KINDS.index(kind), unit, thread),
+        *(n_bytes, n_tokens),
+    ]
+
+
+def a_run() -> list[list[int]]:
+    """Two passes, in the order in which events end, as the engine gives them; then Python's."""
+    rows = []
+    for n in range(2):
+        t = 100_000 * n
+        rows += [
+            event(t, t + 1_001, "embedding", 0, n_tokens=1),
+            event(t + 2_000, t + 5_500, "wait", 1, n_bytes=4096, n_tokens=1),
+            event(t + 1_001, t + 9_000, "qkv", 1, n_tokens=1),
+            event(t + 9_000, t + 12_345, "norm", 3, n_tokens=1),
+            event(t, t + 12_345, "pass", 0, n_tokens=1),
+            event(t + 13_000, t + 14_000, "sample", 0),
+            event(t + 500, t + 4_500, "read", 1, 1, n_bytes=8000),
+            event(t + 3_000, t + 6_000, "read", 2, 1, n_bytes=9000),
+            event(t + 6_000, t + 6_500, "checksum", 2, 1, n_bytes=9000),
+            event(t + 700, t + 5_000, "read", 2, 2, n_bytes=9000),
+        ]
+    rows.append(event(14_000, 100_000, "python", -1))
+    return rows
+
+
+def of_kind(trace: dict[str, Any], ph: str) -> list[dict[str, Any]]:
+    return [one for one in trace["traceEvents"] if one["ph"] == ph]
+
+
+def assert_valid(trace: dict[str, Any]) -> None:
+    """What the format wants, and that events of one line follow or contain each other."""
+    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    assert len(of_kind(trace, "X")) + len(of_kind(trace, "M")) == len(trace["traceEvents"])
+    named = {one["tid"] for one in of_kind(trace, "M") if one["name"] == "thread_name"}
+    open_ends: dict[int, list[float]] = {}
+    last = 0.0
+    for one in of_kind(trace, "X"):
+        assert set(one) == {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"}
+        assert isinstance(one["name"], str)
+        assert one["pid"] == 1
+        assert one["tid"] in named
+        assert one["ts"] >= last  # sorted, from 0 on
+        assert one["dur"] >= 0
+        last, end = one["ts"], one["ts"] + one["dur"]
+        ends = open_ends.setdefault(one["tid"], [])
+        while ends and ends[-1] <= one["ts"] + 1e-6:
+            ends.pop()
+        assert not ends or end <= ends[-1] + 1e-6
+        ends.append(end)
+    for one in of_kind(trace, "M"):
+        assert set(one) == {"name", "ph", "ts", "pid", "tid", "args"}
+        assert one["name"] in ("process_name", "thread_name", "thread_sort_index")
+
+
+def test_a_run_is_a_valid_trace() -> None:
+    rows = a_run()
+    trace = chrome_trace(rows, KINDS, n_layers=N_LAYERS, name="qsf: tiny", about={"n": 2, "s": "x"})
+    assert_valid(trace)
+    events = of_kind(trace, "X")
+    assert len(events) == len(rows)
+    assert trace["otherData"] == {"n": "2", "s": "x"}
+    assert of_kind(trace, "M")[0]["args"] == {"name": "qsf: tiny"}
+    found = sorted((e["name"], round(e["ts"] * 1000), round(e["dur"] * 1000)) for e in events)
+    assert found == sorted((KINDS[r[2]], r[0] - ORIGIN_NS, r[1] - r[0]) for r in rows)
+
+
+def test_a_pass_contains_its_phases_and_they_their_waits() -> None:
+    events = of_kind(chrome_trace(a_run(), KINDS, n_layers=N_LAYERS), "X")
+    first = [one["name"] for one in events if one["tid"] == 0 and one["ts"] < 100]
+    assert first == ["pass", "embedding", "qkv", "wait", "norm", "sample", "python"]
+
+
+def test_threads_have_names_and_reads_under_way_at_once_have_lines() -> None:
+    trace = chrome_trace(a_run(), KINDS, n_layers=N_LAYERS)
+    names = {e["tid"]: e["args"]["name"] for e in of_kind(trace, "M") if e["name"] == "thread_name"}
+    assert list(names.values()) == ["computing", "reading 1", "reading 1 (2)", "reading 2"]
+    order = [e["args"]["sort_index"] for e in of_kind(trace, "M") if "sort_index" in e["args"]]
+    assert order == sorted(names)
+    reads = {e["tid"] for e in of_kind(trace, "X") if e["cat"] in ("disk", "check")}
+    assert {names[tid] for tid in reads} == {"reading 1", "reading 1 (2)", "reading 2"}
+
+
+def test_arguments_say_unit_tokens_and_rate() -> None:
+    events = of_kind(chrome_trace(a_run(), KINDS, n_layers=N_LAYERS), "X")
+    args = {(e["name"], e["tid"]): e["args"] for e in events if e["ts"] < 100}
+    assert args["embedding", 0] == {"unit": "embedding", "tokens": 1}
+    assert args["qkv", 0] == {"unit": "layer 0", "tokens": 1}
+    assert args["norm", 0] == {"unit": "final", "tokens": 1}
+    assert args["read", 1] == {"unit": "layer 0", "bytes": 8000, "GB/s": 2.0}
+    assert args["pass", 0] == {"tokens": 1}  # the engine says unit 0 of a pass
+    assert args["sample", 0] == args["python", 0] == {}
+    assert {e["cat"] for e in events} == {"pass", "compute", "disk", "check", "python"}
+
+
+def test_any_unit_that_is_none_has_no_name() -> None:
+    rows = [event(0, 5, "norm", unit) for unit in (NONE, -1, N_LAYERS + 2)]
+    for one in of_kind(chrome_trace(rows, KINDS, n_layers=N_LAYERS), "X"):
+        assert one["args"] == {}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_times_give_a_valid_trace(seed: int) -> None:
+    """Also those that overlap on the computing thread, as no engine should say."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(60):
+        begin = rng.randrange(300)
+        kind = rng.choice(KINDS)
+        rows.append(event(begin, begin + rng.randrange(40), kind, thread=rng.randrange(3)))
+    trace = chrome_trace(rows, KINDS, n_layers=N_LAYERS)
+    assert_valid(trace)
+    assert len(of_kind(trace, "X")) == len(rows)
+    for tid in {e["tid"] for e in of_kind(trace, "X") if e["tid"] > 0}:
+        label = next(
+            e["args"]["name"] for e in of_kind(trace, "M")
+            if e["name"] == "thread_name" and e["tid"] == tid
+        )  # fmt: skip
+        if label.startswith("reading"):
+            ours = [e for e in of_kind(trace, "X") if e["tid"] == tid]
+            ends = [0.0, *(e["ts"] + e["dur"] for e in ours)]
+            assert all(e["ts"] >= end - 1e-6 for e, end in zip(ours, ends, strict=False))
+
+
+def test_no_events_are_an_empty_trace() -> None:
+    trace = chrome_trace([], KINDS, n_layers=N_LAYERS)
+    assert [one["name"] for one in trace["traceEvents"]] == ["process_name"]
+
+
+def test_the_file_is_the_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    about = {"model": "t\u00fcny \u2028</script>"}
+    write_trace(path, a_run(), KINDS, n_layers=N_LAYERS, about=about, overwrite=False)
+    known = json.loads(path.read_text("utf-8"))
+    assert known == chrome_trace(a_run(), KINDS, n_layers=N_LAYERS, about=about)
+    with pytest.raises(QsfArgumentError, match="exists"):
+        write_trace(path, [], KINDS, n_layers=N_LAYERS, overwrite=False)
+    write_trace(path, [], KINDS, n_layers=N_LAYERS, overwrite=True)
+    assert len(json.loads(path.read_text("utf-8"))["traceEvents"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ([1, 2, 0, 0, 0, 0], "6 fields, not 7"),
+        ([10, 3, 0, 0, 0, 0, 0], "ends 7 ns before it begins"),
+        ([1, 2, 9, 0, 0, 0, 0], "of kind 9, there are 9"),
+        ([1, 2, -1, 0, 0, 0, 0], "of kind -1, there are 9"),
+    ],
+)
+def test_rows_of_another_form_are_refused(row: list[int], said: str) -> None:
+    with pytest.raises(QsfFormatError, match=said):
+        chrome_trace([row], KINDS, n_layers=N_LAYERS)

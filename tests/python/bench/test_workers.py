@@ -1,0 +1,487 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The measured processes of qsf.bench: what they evaluate, what they time, what they answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from array import array
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qsf.bench.models import random_gguf, shapes
+from qsf.bench.run import launch, tasks, worker_llama, worker_qsf
+from qsf.native import binding
+from qsf.native.kv_type import parse_kv_type
+
+CHUNK_TOKENS = 4
+
+
+def tokens_of(n_tokens: int) -> list[int]:
+    return list(worker_qsf.tokens_of(n_tokens, 100))
+
+
+# ---- what is evaluated ----
+
+
+def test_both_engines_get_the_same_tokens() -> None:
+    for n_tokens, n_vocab in ((0, 10), (1, 1), (128, 512), (512, 32000)):
+        ours = worker_qsf.tokens_of(n_tokens, n_vocab)
+        assert ours == worker_llama.tokens_of(n_tokens, n_vocab)
+        assert len(ours) == n_tokens
+        assert all(token < n_vocab for token in ours)
+    assert len(set(worker_qsf.tokens_of(128, 32000))) > 100
+
+
+class FakeSession:
+    """Holds tokens in chunks, writes down all calls, and has counters that grow with each."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+        self.n_held = 0
+        self.n_calls = 0
+
+    def sync_chunk(self, tokens: array[int]) -> int:
+        self.n_calls += 1
+        self.n_held = min(len(tokens), self.n_held + CHUNK_TOKENS)
+        self.calls.append(("sync", list(tokens), self.n_held))
+        return self.n_held
+
+    def step(self, token: int) -> None:
+        self.n_calls += 1
+        self.n_held += 1
+        self.calls.append(("step", token))
+
+    def rewind(self, n_tokens: int) -> None:
+        self.n_held = n_tokens
+        self.calls.append(("rewind", n_tokens))
+
+    def stats(self) -> Any:
+        self.calls.append("stats")
+        known: dict[str, Any] = dict.fromkeys(binding.SessionStats.__slots__, 0)
+        known |= {"prompt_ns": 10 * self.n_calls, "step_ns": self.n_calls}
+        known |= {"read_ns": 2 * self.n_calls, "checksum_ns": 3 * self.n_calls}
+        known |= {"read_bytes": 1000 * self.n_calls}
+        known |= {"phase_ns": (4 * self.n_calls, 5 * self.n_calls), "sample_ns": 6 * self.n_calls}
+        return SimpleNamespace(**known)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class FakeModel:
+    """Opens, and keeps what it was opened with."""
+
+    def __init__(self, path: str, options: binding.Options, calls: list[Any]) -> None:
+        self.calls = calls
+        self.options = options
+        calls.append(("open", path, options.ctx_tokens))
+
+    def create_session(self) -> FakeSession:
+        return FakeSession(self.calls)
+
+    def info(self) -> Any:
+        return SimpleNamespace(
+            n_vocab=100, n_parameters=7, isa_name="scalar", io_name="direct", io_depth=0,
+            plan=binding.MemoryPlan(**dict.fromkeys(binding.MemoryPlan.__slots__, 4)),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self.calls.append("close model")
+
+    def start_trace(self, n_events: int) -> None:
+        self.calls.append(("trace", n_events))
+
+    def stop_trace(self) -> list[Any]:
+        event = {"begin_ns": 1, "end_ns": 2, "n_bytes": 3, "kind": 1, "unit_idx": 5}
+        return [SimpleNamespace(**event, thread_idx=6, n_tokens=7)]
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> list[FakeModel]:
+    """The models that worker_qsf opens, all of them writing down calls in one list."""
+    opened: list[FakeModel] = []
+    calls: list[Any] = []
+
+    def open_fake(path: str, options: binding.Options) -> FakeModel:
+        opened.append(FakeModel(path, options, calls))
+        return opened[-1]
+
+    def sampler(**how: object) -> Any:
+        assert how["temperature"] == 0
+        return SimpleNamespace(choose=lambda _session, _recent: calls.append("choose"))
+
+    monkeypatch.setattr(worker_qsf, "open_native", open_fake)
+    monkeypatch.setattr(worker_qsf, "with_known_io", lambda _path, options: options)
+    monkeypatch.setattr(binding, "NativeSampler", sampler)
+    monkeypatch.setattr(binding, "phase_names", lambda: ("embed", "mlp"))
+    monkeypatch.setattr(binding, "trace_kind_name", lambda i: f"kind {i}")
+    return opened
+
+
+def qsf_task(*tests: tasks.Test, path: str = "m.qsf", **options: Any) -> tasks.Task:
+    return tasks.Task("qsf", path, 2, tests, **options)
+
+
+def test_a_prompt_is_warmed_up_with_itself_and_timed_after_its_depth(
+    models: list[FakeModel],
+) -> None:
+    answer = worker_qsf.measure(qsf_task(tasks.Test("pp", 6, depth=3)))
+    before, both = tokens_of(3), tokens_of(3) + tokens_of(6)
+    evaluated = [("sync", both, 7), ("sync", both, 9)]
+    assert models[0].calls == [
+        ("open", "m.qsf", 9),
+        ("rewind", 0),
+        ("sync", before, 3),
+        *evaluated,
+        ("rewind", 3),
+        "stats",
+        *evaluated,
+        "stats",
+    ]
+    run = answer.tests[0]
+    assert (run.name, run.depth, run.n_tokens, run.n_passes) == ("pp6", 3, 6, 2)
+
+
+def test_steps_are_given_tokens_and_a_choice_each(models: list[FakeModel]) -> None:
+    answer = worker_qsf.measure(qsf_task(tasks.Test("tg", 2, depth=3)))
+    steps = [("step", token) for token in tokens_of(2)]
+    assert models[0].calls == [
+        ("open", "m.qsf", 6),
+        ("rewind", 0),
+        ("sync", tokens_of(3), 3),
+        steps[0],
+        "stats",
+        *(steps[0], "choose"),
+        *(steps[1], "choose"),
+        "stats",
+    ]
+    assert answer.tests[0].n_passes == 2
+
+
+def test_a_slow_prompt_is_warmed_up_with_one_token(models: list[FakeModel]) -> None:
+    worker_qsf.measure(qsf_task(tasks.Test("pp", 4), is_slow=True))
+    timed = ("sync", tokens_of(4), 4)
+    step = ("step", tokens_of(4)[0])
+    assert models[0].calls[1:] == [("rewind", 0), step, ("rewind", 0), "stats", timed, "stats"]
+
+
+def test_a_model_is_opened_for_each_length_and_as_it_was_asked_for(
+    models: list[FakeModel],
+) -> None:
+    prompts, step = [tasks.Test("pp", 5), tasks.Test("pp", 2, depth=3)], tasks.Test("tg", 9)
+    worker_qsf.measure(qsf_task(*prompts, step, budget_mb=300, kv_type="8bit", io="uring"))
+    assert [model.options.ctx_tokens for model in models] == [5, 10]
+    opened = [i for i, call in enumerate(models[0].calls) if call[0] == "open"]
+    assert models[0].calls[opened[1] - 2 : opened[1]] == ["close", "close model"]
+    options = models[0].options
+    assert (options.budget_bytes, options.n_threads) == (300 << 20, 2)
+    assert (options.kv_k_type, options.kv_v_type) == parse_kv_type("8bit")
+    assert options.io_method == 3
+    worker_qsf.measure(qsf_task(*prompts, step, ctx_tokens=64))
+    assert [model.options.ctx_tokens for model in models[2:]] == [64]
+    assert models[2].options.budget_bytes == 0
+    assert models[2].options.kv_k_type is None
+
+
+# ---- what is timed ----
+
+
+def test_the_loop_counts_what_passes_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    #              begin  call 1     call 2     end
+    clock = iter([100, 103, 150, 157, 190, 192])
+    monkeypatch.setattr(worker_qsf, "time", SimpleNamespace(perf_counter_ns=lambda: next(clock)))
+    loop = worker_qsf.Loop(keeps_gaps=True)
+    assert loop.call(max, 1, 2) == 2
+    loop.call(max, 1, 2)
+    loop.end()
+    assert (loop.wall_ns, loop.python_ns) == (92, 3 + 7 + 2)
+    assert loop.gaps == [(100, 103), (150, 157), (190, 192)]
+
+
+def test_the_engines_counters_of_the_timed_loop_alone_are_answered(
+    models: list[FakeModel],
+) -> None:
+    answer = worker_qsf.measure(qsf_task(tasks.Test("pp", 8, depth=4)))
+    assert len(models) == 1
+    run = answer.tests[0]
+    assert run.engine_ns == 2 * 11  # of two calls, and not of those before
+    python_ns = run.parts.pop("python")
+    assert run.parts == {"phase_embed": 2 * 4, "phase_mlp": 2 * 5, "sample": 2 * 6}
+    assert 0 < python_ns <= run.wall_ns
+    assert run.beside == {"read": 2 * 2, "checksum": 2 * 3}
+    assert run.read_bytes == 2000
+    assert (answer.n_vocab, answer.n_weights, answer.kernels) == (100, 7, "scalar")
+    assert (answer.kv_type, answer.io) == ("4bit", "direct x1")
+    assert answer.plan["n_layers"] == 4
+
+
+def test_the_last_test_is_traced_with_pythons_own_gaps(models: list[FakeModel]) -> None:
+    step = tasks.Test("tg", 1)
+    answer = worker_qsf.measure(qsf_task(step, step, trace_events=50))
+    calls = models[0].calls
+    assert [call for call in calls if call[0] == "trace"] == [("trace", 50)]
+    assert calls.index(("trace", 50)) == len(calls) - 5  # before stats, step, choose, stats
+    assert answer.trace_kinds == ["kind 0", "kind 1", "python"]
+    assert answer.trace[0] == [1, 2, 1, 5, 6, 3, 7]
+    gaps = answer.trace[1:]
+    assert len(gaps) == 3
+    assert [gap[2:] for gap in gaps] == [[2, -1, 0, 0, 0]] * 3
+    assert sum(gap[1] - gap[0] for gap in gaps) == answer.tests[-1].parts["python"]
+    assert worker_qsf.measure(qsf_task(step)).trace == []
+
+
+# ---- real models ----
+
+
+def test_a_real_model_is_measured(tiny_llama_4bit: Path, tmp_path: Path) -> None:
+    tests = (tasks.Test("pp", 20), tasks.Test("tg", 4), tasks.Test("tg", 3, depth=17))
+    out = tmp_path / "answer"
+    command = [sys.executable, "-m", "qsf.bench.run.worker_qsf", "-"]
+    text = json.dumps(qsf_task(*tests, path=str(tiny_llama_4bit)).as_json())
+    environment = os.environ | {tasks.ANSWER_VARIABLE: str(out)}
+    subprocess.run(command, env=environment, input=text, text=True, check=True)
+    answer = tasks.parse_answer(json.loads(out.read_text("utf-8")))
+    assert [(run.name, run.depth) for run in answer.tests] == [("pp20", 0), ("tg4", 0), ("tg3", 17)]
+    assert [run.n_passes for run in answer.tests] == [1, 4, 3]
+    for run in answer.tests:
+        assert run.engine_ns is not None
+        assert run.engine_ns > 0
+        assert run.engine_ns + run.parts["python"] <= run.wall_ns
+        phases_ns = sum(ns for part, ns in run.parts.items() if part.startswith("phase_"))
+        assert 0 < phases_ns <= run.engine_ns
+    assert answer.version == f"QSF {binding.version()}"
+    assert answer.plan["ctx_tokens"] == 21
+    assert answer.peak_rss_bytes > 1 << 20
+    assert answer.load_seconds > 0
+    assert answer.failure == ""
+
+
+def test_a_real_model_is_traced(tiny_llama_4bit: Path) -> None:
+    task = qsf_task(tasks.Test("tg", 3), path=str(tiny_llama_4bit), trace_events=10000)
+    answer = worker_qsf.measure(task)
+    kinds = [answer.trace_kinds[row[2]] for row in answer.trace]
+    assert kinds.count("pass") == kinds.count("sample") == 3
+    assert kinds.count("python") == 7  # around six calls
+    begin_ns, end_ns = min(row[0] for row in answer.trace), max(row[1] for row in answer.trace)
+    assert end_ns - begin_ns <= answer.tests[0].wall_ns  # one clock: events lie inside the loop
+
+
+def test_what_fails_is_answered_with_what_was_done_before(
+    tiny_llama_4bit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_long = tasks.Test("pp", 1 << 20)
+    task = qsf_task(tasks.Test("tg", 2), too_long, path=str(tiny_llama_4bit))
+    monkeypatch.setenv(tasks.ANSWER_VARIABLE, str(tmp_path / "answer"))
+    assert worker_qsf.main([json.dumps(task.as_json())]) == 1
+    answer = tasks.parse_answer(json.loads((tmp_path / "answer").read_text("utf-8")))
+    assert [run.name for run in answer.tests] == ["tg2"]
+    assert "context" in answer.failure or "tokens" in answer.failure
+    small = worker_qsf.measure(
+        qsf_task(tasks.Test("tg", 2), path=str(tiny_llama_4bit), budget_mb=1)
+    )
+    assert "does not fit in 1.0 MB" in small.failure
+    assert "absent.qsf" in worker_qsf.measure(qsf_task(too_long, path="absent.qsf")).failure
+
+
+def test_the_measured_process_imports_little() -> None:
+    """As test_lean.py asks of qsf-run: its memory is compared with that of others."""
+    unwanted = "numpy lz4 typer rich subprocess tempfile logging asyncio concurrent qsf_converter"
+    program = (
+        "import sys, qsf.bench.run.worker_qsf; "
+        "print(*(n for n in sys.argv[1:] if n in sys.modules))"
+    )
+    command = [sys.executable, "-c", program, *unwanted.split()]
+    assert subprocess.check_output(command, text=True).split() == []
+
+
+# ---- llama.cpp ----
+
+
+class FakeLlama(SimpleNamespace):
+    """As much of llama_cpp's low-level API as there is need of, which writes down calls."""
+
+    llama_token = __import__("ctypes").c_int32
+    __version__ = "9.8"
+    LLAMA_LOAD_MODE_MMAP = "mmap"
+    LLAMA_FLASH_ATTN_TYPE_AUTO, LLAMA_FLASH_ATTN_TYPE_ENABLED = -1, 1
+    GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 = 1, 8, 2
+
+    def __init__(self, *, has_modes: bool = True) -> None:
+        modes: dict[str, Any] = {"load_mode": None} if has_modes else {"use_mmap": False}
+        self.model_params = SimpleNamespace(n_gpu_layers=99, use_extra_bufts=True, **modes)
+        self.flash = {"flash_attn_type": None} if has_modes else {"flash_attn": None}
+        self.contexts: list[SimpleNamespace] = []
+        self.calls: list[Any] = []
+        self.log: Any = None
+
+    def llama_log_callback(self, function: Any) -> Any:
+        return function
+
+    def llama_log_set(self, function: Any, _user: object) -> None:
+        self.log = function
+
+    def llama_backend_init(self) -> None:
+        pass
+
+    def llama_model_default_params(self) -> Any:
+        return self.model_params
+
+    def llama_model_load_from_file(self, path: bytes, _params: object) -> str:
+        if not path.endswith(b".gguf"):
+            self.log(2, b"not a GGUF\n", None)
+            return ""
+        self.log(1, b"load_tensors:   CPU_Mapped model buffer size =    12.50 MiB\n", None)
+        return "model"
+
+    def llama_model_get_vocab(self, _model: str) -> str:
+        return "vocab"
+
+    def llama_vocab_n_tokens(self, _vocab: str) -> int:
+        return 100
+
+    def llama_model_n_params(self, _model: str) -> int:
+        return 7
+
+    def llama_sampler_init_greedy(self) -> str:
+        return "greedy"
+
+    def llama_sampler_sample(self, sampler: str, _context: object, row: int) -> int:
+        self.calls.append((sampler, row))
+        return 0
+
+    def llama_context_default_params(self) -> Any:
+        return SimpleNamespace(**self.flash)
+
+    def llama_init_from_model(self, _model: str, params: SimpleNamespace) -> Any:
+        self.contexts.append(params)
+        return params
+
+    def llama_free(self, _context: object) -> None:
+        self.calls.append("free")
+
+    def llama_batch_get_one(self, ids: Any, n_tokens: int) -> list[int]:
+        assert len(ids) == n_tokens
+        return list(ids)
+
+    def llama_decode(self, _context: object, batch: list[int]) -> int:
+        self.calls.append(batch)
+        return 1 if batch[:1] == [-1] else 0
+
+    def llama_synchronize(self, _context: object) -> None:
+        self.calls.append("wait")
+
+    def llama_get_memory(self, _context: object) -> str:
+        return "memory"
+
+    def llama_memory_seq_rm(self, _memory: str, sequence: int, first: int, last: int) -> bool:
+        self.calls.append((sequence, first, last))
+        return True
+
+
+def ask_llama(
+    api: FakeLlama, patch: pytest.MonkeyPatch, *tests: tasks.Test, **options: Any
+) -> tasks.Answer:
+    patch.setitem(sys.modules, "llama_cpp", api)
+    path = options.pop("path", "m.gguf")
+    task = tasks.Task("llama.cpp", path, 3, tests, **options)
+    return tasks.parse_answer(worker_llama.measure(task.as_json()))
+
+
+def test_llama_does_what_qsf_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = FakeLlama()
+    tests = (tasks.Test("pp", 2500, depth=3), tasks.Test("tg", 2, depth=1))
+    answer = ask_llama(api, monkeypatch, *tests)
+    prompt, steps = tokens_of(2500), tokens_of(2)
+    evaluated = [prompt[:2048], prompt[2048:], "wait"]
+    timed_steps = [[steps[0]], ("greedy", -1), [steps[1]], ("greedy", -1)]
+    assert api.calls == [
+        *(tokens_of(3), "wait"),
+        *evaluated,
+        (0, 3, -1),
+        *evaluated,
+        "free",
+        *(tokens_of(1), "wait"),
+        *(steps[:1], "wait"),
+        *timed_steps,
+    ]
+    assert [run.n_passes for run in answer.tests] == [5, 2]  # of 512 tokens at most
+    assert [run.n_tokens for run in answer.tests] == [2500, 2]
+    assert all(run.wall_ns > 0 for run in answer.tests)
+    assert (answer.version, answer.kernels) == ("llama.cpp 9.8", "CPU_Mapped:12.50")
+    assert (answer.n_vocab, answer.n_weights, answer.kv_type) == (100, 7, "f16")
+    assert answer.peak_rss_bytes > 1 << 20
+    api.calls.clear()
+    ask_llama(api, monkeypatch, tasks.Test("pp", 4), is_slow=True)
+    assert api.calls == ["wait", tokens_of(4)[:1], "wait", (0, 0, -1), tokens_of(4), "wait"]
+
+
+def test_llama_is_set_as_its_own_bench_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = FakeLlama()
+    ask_llama(api, monkeypatch, tasks.Test("pp", 4, depth=2), tasks.Test("tg", 4))
+    assert vars(api.model_params) == {
+        "n_gpu_layers": 0,
+        "use_extra_bufts": True,
+        "load_mode": "mmap",
+    }
+    sizes = {"n_ctx": 6, "n_batch": 2048, "n_ubatch": 512}
+    types = {"type_k": 1, "type_v": 1, "flash_attn_type": -1}
+    assert vars(api.contexts[0]) == {"n_threads": 3, "n_threads_batch": 3} | sizes | types
+    assert api.contexts[1].n_ctx == 5
+    ask_llama(api, monkeypatch, tasks.Test("tg", 4), ctx_tokens=64, cap_mb=300, kv_type="8bit")
+    assert api.model_params.use_extra_bufts is False
+    last = api.contexts[-1]
+    assert (last.n_ctx, last.type_k, last.type_v, last.flash_attn_type) == (64, 8, 8, 1)
+    older = FakeLlama(has_modes=False)
+    ask_llama(older, monkeypatch, tasks.Test("tg", 4), kv_type="4bit")
+    assert older.model_params.use_mmap is True
+    assert (older.contexts[-1].type_k, older.contexts[-1].flash_attn) == (2, True)
+
+
+def test_what_llama_cannot_do_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = tasks.Test("tg", 1)
+    answer = ask_llama(FakeLlama(), monkeypatch, step, kv_type="2bit")
+    assert "2bit has no counterpart" in answer.failure
+    answer = ask_llama(FakeLlama(), monkeypatch, step, path="m.qsf")
+    assert answer.failure == "m.qsf cannot be opened: not a GGUF"
+    api = FakeLlama()
+    monkeypatch.setattr(worker_llama, "tokens_of", lambda n, _: array("i", [-1] * n))
+    assert "llama_decode failed with 1" in ask_llama(api, monkeypatch, step).failure
+
+
+def test_the_baseline_finds_no_modules_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run by its path, Python would look into qsf/bench for `trace`, `results` or `tasks`."""
+    (tmp_path / "llama_cpp.py").write_text("import tasks\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    task = tasks.Task("llama.cpp", str(tmp_path), 1, (tasks.Test("tg", 1),))
+    outcome = launch.run_task(task, sys.executable)
+    assert "No module named 'tasks'" in outcome.why
+
+
+def test_a_real_baseline_is_measured(tmp_path: Path) -> None:
+    python = os.environ.get("QSF_BASELINE_PYTHON")
+    if not python:
+        pytest.skip("QSF_BASELINE_PYTHON names no interpreter that has llama-cpp-python")
+    path = tmp_path / "m.gguf"
+    shape = shapes.Shape(2, 256, 512, 4, 2, n_vocab=512, max_tokens=512)
+    random_gguf.write_model(path, shape, "Q8_0")
+    tests = (tasks.Test("pp", 40, depth=3), tasks.Test("tg", 4), tasks.Test("tg", 2, depth=9))
+    for kv_type in (None, "8bit"):
+        task = tasks.Task("llama.cpp", str(path), 1, tests, kv_type=kv_type)
+        outcome = launch.run_task(task, python)
+        assert outcome.why == ""
+        assert outcome.answer is not None
+        assert [run.n_passes for run in outcome.answer.tests] == [1, 4, 2]
+        assert outcome.answer.n_vocab == 512
+        assert outcome.answer.version.startswith("llama.cpp ")
+        assert "CPU" in outcome.answer.kernels
+        assert asdict(outcome.answer)["kv_type"] == (kv_type or "f16")
+        assert outcome.peak_rss_bytes > path.stat().st_size
