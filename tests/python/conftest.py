@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from make.commands import run as run
+from make.commands import start as start
+
 # As the commands do (qsf/shell/entry.py), before anything imports numpy, and for all children.
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")

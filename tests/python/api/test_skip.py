@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
-from make.commands import PROMPT, Run, check_refused, run
+from make.commands import PROMPT, Run, check_refused
 from make.golden import MODELS
 from make.importances import rewrite
 from make.streamed_models import least_options

@@ -72,14 +72,14 @@ def test_options_exist(program: str) -> None:
             assert options <= known, f"{name}: {' '.join(words)}"
 
 
-def test_options_named_in_the_readme_exist() -> None:
+def test_options_named_in_the_user_guide_exist() -> None:
     known = frozenset[str]().union(*map(options_of, MODULES))
-    named = re.findall(r"`(--[a-z][a-z-]*)", (ROOT / "README.md").read_text("utf-8"))
+    named = re.findall(r"`(--[a-z][a-z-]*)", (ROOT / "docs" / "use.md").read_text("utf-8"))
     assert named
     assert set(named) <= known
 
 
-def test_the_tables_of_the_readme_are_those_of_the_results() -> None:
+def test_the_tables_of_the_documents_are_those_of_the_results() -> None:
     command = [sys.executable, str(ROOT / "bench" / "readme_table.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
