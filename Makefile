@@ -141,7 +141,7 @@ format: build/lint.stamp ## let ruff and clang-format rewrite the sources
 	@$(VENV)/bin/ruff check --fix .
 	@$(CLANG_FORMAT) -i $(C_FILES)
 
-fuzz: build/install.stamp ## each fuzz target for FUZZ_SECONDS (needs clang)
+fuzz: build/install.stamp ## each fuzz target and section for FUZZ_SECONDS (needs clang)
 	@$(CMAKE) -S . -B build/fuzz -DCMAKE_C_COMPILER=clang -DQSF_BUILD_FUZZERS=ON \
 		-DQSF_BUILD_MODULE=OFF >/dev/null
 	@$(CMAKE) --build build/fuzz -j $(JOBS)
@@ -151,6 +151,9 @@ fuzz: build/install.stamp ## each fuzz target for FUZZ_SECONDS (needs clang)
 			-artifact_prefix=build/fuzz/ build/fuzz/found/$$name \
 			$$([ -d tests/fuzz/corpus/$$name ] && echo tests/fuzz/corpus/$$name); \
 	done
+	@QSF_FUZZ_EXAMPLES=$$((10 * $(FUZZ_SECONDS))) $(PY) -m pytest -p no:cacheprovider \
+		-k "any_template or any_tokenizer" tests/python/text
+	@$(PY) tests/fuzz/fuzz_sections.py $(FUZZ_SECONDS) build/fuzz/sections
 
 baseline: build/install.stamp ## llama.cpp for python -m qsf.bench, built for this processor
 	@tools/bootstrap.sh baseline

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError
 from qsf.native import binding
-from qsf.native.opening import io_origin, open_native, options_of, with_known_io
+from qsf.native.opening import io_origin, open_native, options_of, with_known_io, with_reserve
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
 
@@ -163,7 +163,7 @@ class Model:
         self._tokenizer = parts.tokenizer
         self._template = parts.template
         self._generation = parts.generation
-        options = with_known_io(path, options)
+        options = with_known_io(path, with_reserve(options, parts.reserve_bytes))
         self._native = open_native(path, options)
         self._info = self._native.info()
         self._io_origin = io_origin(options, self._info)
@@ -208,7 +208,8 @@ class Model:
             quality=quality,
         )
         parts = read_text_parts(path)
-        plan = binding.plan_model(path, with_known_io(path, options))
+        options = with_known_io(path, with_reserve(options, parts.reserve_bytes))
+        plan = binding.plan_model(path, options)
         del parts  # counted by the plan as part of the process, so it lives until here
         return plan
 
@@ -257,7 +258,7 @@ class Model:
         """The chat template; ``is_plain`` where the file has none.
 
         Raises:
-            QsfFormatError: it is broken; all else works.
+            QsfFormatError: it is no text; all else works. Using it tells whether it is broken.
         """
         if isinstance(self._template, QsfFormatError):
             raise self._template
@@ -314,7 +315,8 @@ class Model:
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the prompt for the answer to ``messages``: mappings with role and content."""
-        return self.chat_template.encode(messages, self.tokenizer)
+        n_ctx = self._info.plan.ctx_tokens
+        return self.chat_template.encode(messages, self.tokenizer, max_tokens=n_ctx)
 
     def logits(
         self,

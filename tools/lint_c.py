@@ -146,6 +146,31 @@ def check_circles(includes: Includes) -> Iterator[str]:
         yield from visit(module, [])
 
 
+def check_sections(root: Path) -> list[str]:
+    """Compare the sections that the readers know with those of the format and of the mutants."""
+    places = {
+        "docs/format.md": r"^\| `([A-Z]{4})` \|",
+        "csrc/format/directory.c": r'\{"([A-Z]{4})", ',
+        "qsf/file/reader.py": r'"([A-Z]{4})"',  # of the lines below
+        "tests/python/make/mutants.py": r'^    "([A-Z]{4})": ',
+    }
+    tags = {}
+    for place, pattern in places.items():
+        path = root / place
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if place.endswith("reader.py"):
+            text = "\n".join(
+                line for line in text.splitlines() if re.match("_(NEEDED|KNOWN)", line)
+            )
+        tags[place] = set(re.findall(pattern, text, re.MULTILINE))
+    every = set().union(*tags.values())
+    return [
+        f"{place}:1: section {tag} is missing: {', '.join(p for p in tags if tag in tags[p])}"
+        for place in places
+        for tag in sorted(every - tags[place])
+    ]
+
+
 def check(root: Path) -> list[str]:
     """Return the violations under the project folder `root`, one line of text each."""
     found: list[str] = []
@@ -170,7 +195,7 @@ def check(root: Path) -> list[str]:
             n_lines = len(path.read_text(encoding="utf-8").splitlines())
             if n_lines > MAX_LINES:
                 found.append(f"{path.relative_to(root)}:{n_lines}: at most {MAX_LINES} lines")
-    return found
+    return found + check_sections(root)
 
 
 def main() -> int:

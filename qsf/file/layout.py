@@ -30,6 +30,8 @@ TOKEN_NONE: Final = 0xFFFFFFFF
 LAYER_DTYPE: Final = 0xFF  # in a tensor's header: the layer's type
 MAX_SECTIONS: Final = 256
 MAX_TABLE_BYTES: Final = 64 << 20
+# Read as a whole, by Python; parsed they take up to 25 times as much.
+MAX_TEXT_BYTES: Final = {"TOKN": 64 << 20, "CHAT": 1 << 20, "META": 16 << 20}
 MAX_LAYERS: Final = 4096
 MAX_VOCAB: Final = 1 << 24
 MAX_EXTENT_ROWS: Final = 1 << 24  # rows or columns of a tensor

@@ -441,11 +441,16 @@ class Reader:
 
         Raises:
             QsfArgumentError: the file has no such section.
-            QsfFormatError: the checksum is wrong.
+            QsfFormatError: the checksum is wrong, or it is longer than one of its kind may be.
         """
         section = self.sections.get(tag)
         if section is None:
             raise QsfArgumentError(f"{self.path}: the file has no section {tag}")
+        most = lay.MAX_TEXT_BYTES.get(tag, section.n_bytes)
+        if section.n_bytes > most:
+            raise QsfFormatError(
+                f"section {tag} has {section.n_bytes} bytes, allowed: up to {most}"
+            )
         data = self.read_at(section.off, section.n_bytes)
         _check_crc(f"section {_printable(tag)}", section, zlib.crc32(data))
         return data

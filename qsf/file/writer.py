@@ -505,6 +505,9 @@ class Writer:
             raise QsfArgumentError(f"section {tag!r}: allowed: four printable ASCII characters")
         if tag in _RESERVED_TAGS:
             raise QsfArgumentError(f"section {tag}: the writer writes it itself")
+        most = lay.MAX_TEXT_BYTES.get(tag, len(data))
+        if len(data) > most:
+            raise QsfArgumentError(f"section {tag}: {len(data)} bytes, allowed: up to {most}")
         flags = _KNOWN_FLAGS.get(tag, lay.SECTION_REQUIRED if required else 0)
         h = self.header
         if tag == "WPOS" and h.positions == Positions.LEARNED:

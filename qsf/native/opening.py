@@ -20,6 +20,11 @@ BYTES_PER_MB = 2**20
 # (4000 tokens) up to 6.
 _RESERVE_BYTES = 8 * BYTES_PER_MB
 
+# Encoding a text of the longest that a context takes (qsf.text.tokenizer.max_text_bytes). 8 MB are
+# enough for the 4096 tokens that a model gets where nobody asks for more.
+_RESERVE_BYTES_PER_TOKEN = 2 << 10
+_MAX_RESERVE_BYTES = 32 * BYTES_PER_MB  # longer contexts: see docs/memory.md
+
 # Below these an option gives back too little to be worth naming.
 _WORTH_BYTES = BYTES_PER_MB
 
@@ -66,7 +71,7 @@ def options_of(
             raise QsfArgumentError(str(error)) from None
     return binding.Options(
         budget_bytes=_budget_bytes(ram_budget),
-        reserve_bytes=_RESERVE_BYTES,
+        reserve_bytes=_reserve_bytes(max_seq_len or 0),
         n_threads=threads,
         ctx_tokens=max_seq_len,
         max_sessions=1,
@@ -85,6 +90,16 @@ def _budget_bytes(ram_budget: int | str | None) -> int:
     if ram_budget is None:
         return 0
     return binding.BUDGET_AUTO if isinstance(ram_budget, str) else ram_budget * BYTES_PER_MB
+
+
+def _reserve_bytes(n_tokens: int) -> int:
+    wanted = max(_RESERVE_BYTES, _RESERVE_BYTES_PER_TOKEN * n_tokens)
+    return min(wanted, _MAX_RESERVE_BYTES)
+
+
+def with_reserve(options: binding.Options, reserve_bytes: int) -> binding.Options:
+    """Return the options with at least so much left to Python."""
+    return replace(options, reserve_bytes=max(options.reserve_bytes or 0, reserve_bytes))
 
 
 def with_known_io(path: str | os.PathLike[str], options: binding.Options) -> binding.Options:

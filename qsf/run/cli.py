@@ -12,19 +12,23 @@ import re
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 from qsf.run import report
 from qsf.run.options import Request, UsageError, parse, valid_text
 from qsf.shell import command
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE, StoppedError
+from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from qsf.model import Model
     from qsf.native.binding import MemoryPlan
+
+# Without --max-seq-len a context has no more tokens (csrc/engine/plan.c).
+_DEFAULT_CTX_TOKENS = 4096
 
 # What the library calls by the names of its arguments, people here know as options.
 _ARGUMENT_NAMES = re.compile(
@@ -143,16 +147,30 @@ def _prompt(request: Request) -> str:
         return valid_text(request.prompt)
     if request.prompt_file is None and sys.stdin.isatty():
         raise UsageError("no prompt: give --prompt, --prompt-file or --interactive")
+    most = max_text_bytes(request.opening["max_seq_len"] or _DEFAULT_CTX_TOKENS)
     if request.prompt_file in (None, "-"):
-        data = sys.stdin.buffer.read()
+        data = _read_at_most(sys.stdin.buffer, most + 1)
     else:
-        data = Path(str(request.prompt_file)).read_bytes()
+        with Path(str(request.prompt_file)).open("rb") as file:
+            data = _read_at_most(file, most + 1)
+    if len(data) > most:
+        raise QsfArgumentError(
+            f"the prompt is too long: more than {most} bytes, the most for its context (16 for "
+            "each token): --max-seq-len asks for a longer one"
+        )
     text = data.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
     if not text:
         raise QsfArgumentError(
             "the prompt is empty: give --prompt TEXT, --prompt-file FILE or text on standard input"
         )
     return text
+
+
+def _read_at_most(file: IO[bytes], n_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < n_bytes and (piece := file.read(min(n_bytes - len(data), 1 << 16))):
+        data += piece
+    return bytes(data)
 
 
 def _complete(model: Model, request: Request, prompt: str) -> int:
@@ -243,7 +261,7 @@ def _chat(model: Model, request: Request) -> int:
     messages: list[dict[str, str]] = []
     while True:
         try:
-            line = _read_line(is_terminal)
+            line = _read_line(is_terminal, max_text_bytes(model.info.plan.ctx_tokens))
             asked = "" if line is None else line.strip()
             if line is None or asked == "/exit":
                 return 0
@@ -264,8 +282,8 @@ def _chat(model: Model, request: Request) -> int:
             _say("\n(Ctrl-D or /exit ends)")
 
 
-def _read_line(is_terminal: bool) -> str | None:
-    """Return the next line of the user; None at the end."""
+def _read_line(is_terminal: bool, max_bytes: int) -> str | None:
+    """Return the next line of the user, "" in place of one that is too long; None at the end."""
     if is_terminal:
         try:
             with command.interruptible_wait():
@@ -274,14 +292,25 @@ def _read_line(is_terminal: bool) -> str | None:
         except EOFError:
             _say("")
             return None
-    data = sys.stdin.buffer.readline()
+    data = sys.stdin.buffer.readline(max_bytes + 1)
+    if len(data) > max_bytes and not data.endswith(b"\n"):
+        while (rest := sys.stdin.buffer.readline(max_bytes)) and not rest.endswith(b"\n"):
+            pass
+        _say(
+            f"(the line has more than {max_bytes} bytes, too many for the context: it is left out)"
+        )
+        return ""
     return data.decode("utf-8", "replace").rstrip("\r\n") if data else None
 
 
 def _answer(model: Model, request: Request, messages: list[dict[str, str]], line: str) -> None:
     """Print the answer to ``line`` and add both to ``messages``."""
     asked = [*messages, {"role": "user", "content": line}]
-    tokens = model.chat_tokens(asked)
+    try:
+        tokens = model.chat_tokens(asked)
+    except QsfArgumentError as error:  # too long, or refused by the template
+        _say(f"({error})")
+        return
     n_ctx = model.info.plan.ctx_tokens
     if len(tokens) >= n_ctx:
         _say(

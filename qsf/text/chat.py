@@ -11,13 +11,11 @@ ends and the model continues the last one: plain text, no roles.
 
 from __future__ import annotations
 
-import datetime
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfFormatError
-from qsf.text.tokenizer import protect_special
+from qsf.text.tokenizer import max_text_bytes, protect_special
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,32 +24,10 @@ if TYPE_CHECKING:
 
 # A noncharacter: valid Unicode that no text contains.
 _SEAM = "\ufdd0"
-# Enough for any real conversation; a template of a stranger's file must end.
-_MAX_STEPS = 20_000_000
-# Marks what the model said, for training; the text in between is wanted as it is.
-_GENERATION_TAG = re.compile(r"{%(-?)\s*(end)?generation\s*(-?)%}")
-
-
-class _RefusedError(Exception):
-    """What ``raise_exception`` of a template raises."""
-
-
-def _raise_exception(message: object) -> None:
-    raise _RefusedError(str(message))
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
-
-
-def _tojson(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _plain_generation_tags(source: str) -> str:
-    return _GENERATION_TAG.sub(
-        lambda tag: "{%" + tag[1] + (" endif " if tag[2] else " if true ") + tag[3] + "%}", source
-    )
+MAX_SOURCE_BYTES = 128 << 10  # several times the longest of a known model
+# Most private memory of the process that renders one, for a prompt of up to 64 KB.
+RENDER_BYTES = 12 << 20
+_MAX_TEXT_BYTES = 4 << 20
 
 
 def _template_source(template: object) -> str | None:
@@ -82,33 +58,16 @@ class ChatTemplate:
     def __init__(
         self, template: object = None, special_tokens: Mapping[str, object] | None = None
     ) -> None:
-        """Compile the template. Raises QsfFormatError where it is broken."""
-        source = _template_source(template)
-        self._source = None if source is None else _plain_generation_tags(source)
+        """Keep the template; it is compiled when used. Raises QsfFormatError if it is none."""
+        self._source = _template_source(template)
+        n_bytes = len((self._source or "").encode("utf-8", "replace"))
+        if n_bytes > MAX_SOURCE_BYTES:
+            raise QsfFormatError(
+                f"the file's chat template has {n_bytes} bytes, allowed: up to {MAX_SOURCE_BYTES}"
+            )
         self._special_tokens = {
             name: text for name, text in (special_tokens or {}).items() if isinstance(text, str)
         }
-        self._environment: Any = None
-        if self._source is not None:
-            self._environment = self._create_environment(self._source)
-
-    @staticmethod
-    def _create_environment(source: str) -> Any:
-        import minijinja
-
-        environment = minijinja.Environment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            debug=False,
-            fuel=_MAX_STEPS,
-            filters={"tojson": _tojson},
-            globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
-        )
-        try:
-            environment.add_template("chat", source)
-        except minijinja.TemplateError as error:
-            raise _unreadable(error) from error
-        return environment
 
     @property
     def is_plain(self) -> bool:
@@ -116,45 +75,41 @@ class ChatTemplate:
         return self._source is None
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        max_bytes: int = _MAX_TEXT_BYTES,
     ) -> str:
         """Return the prompt as text.
 
         Args:
-            messages: mappings with ``role`` ("system", "user", "assistant") and ``content``.
+            messages: mappings with ``role`` ("system", "user", "assistant") and ``content``; all
+                their values are JSON values.
             add_generation_prompt: end with what introduces the model's answer.
+            max_bytes: longest prompt, in UTF-8.
 
         Raises:
-            QsfArgumentError: the template refuses these messages, or a message has no role.
-            QsfFormatError: the template is broken.
+            QsfArgumentError: the template refuses these messages, a message has no role, or the
+                messages or the prompt are longer than ``max_bytes``.
+            QsfFormatError: the template is broken, or takes more memory or time than it may.
         """
         for message in messages:
             if not isinstance(message.get("role"), str) or "content" not in message:
                 raise QsfArgumentError(f"a message needs a role and a content: {dict(message)!r}")
-        if self._environment is None:
-            return "\n".join(str(message["content"]) for message in messages)
-        import minijinja
+        plain_messages = _json_values([dict(message) for message in messages], max_bytes)
+        if self._source is None:
+            return "\n".join(str(message["content"]) for message in plain_messages)
+        from qsf.text.render import render  # which imports subprocess: only chats need it
 
-        values = dict(self._special_tokens)
-        try:
-            text = self._environment.render_template(
-                "chat",
-                **values,
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-            )
-        except _RefusedError as error:
-            raise QsfArgumentError(f"the chat template refuses the messages: {error}") from error
-        except minijinja.TemplateError as error:
-            refusal = error.__cause__
-            if isinstance(refusal, _RefusedError):
-                raise QsfArgumentError(
-                    f"the chat template refuses the messages: {refusal}"
-                ) from error
-            raise _unreadable(error) from error
-        return str(text)
+        values = {
+            **self._special_tokens,
+            "messages": plain_messages,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None,
+            "documents": None,
+        }
+        return render(self._source, values, max_bytes=max_bytes)
 
     def encode(
         self,
@@ -162,8 +117,9 @@ class ChatTemplate:
         tokenizer: Tokenizer,
         *,
         add_generation_prompt: bool = True,
+        max_tokens: int | None = None,
     ) -> list[int]:
-        """Return the prompt as token ids.
+        """Return the prompt as token ids; one of clearly more than ``max_tokens`` is refused.
 
         Special tokens come from the template only: where a message's content reads like one,
         it is encoded as ordinary text, so that nobody can end a turn by typing its marker.
@@ -175,10 +131,12 @@ class ChatTemplate:
             else message
             for message in messages
         ]
-        pieces = self.render(safe, add_generation_prompt=add_generation_prompt).split(_SEAM)
-        ids = tokenizer.encode(pieces[0], add_prefix=self.is_plain)
+        max_bytes = _MAX_TEXT_BYTES if max_tokens is None else max_text_bytes(max_tokens)
+        text = self.render(safe, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes)
+        pieces = text.split(_SEAM)
+        ids = tokenizer.encode(pieces[0], add_prefix=self.is_plain, max_tokens=max_tokens)
         for piece in pieces[1:]:
-            ids += tokenizer.encode(piece, add_prefix=False)
+            ids += tokenizer.encode(piece, add_prefix=False, max_tokens=max_tokens)
         return ids
 
 
@@ -192,8 +150,34 @@ def _protected(content: Any, names: Sequence[str]) -> Any:
     return content
 
 
-def _unreadable(error: Any) -> QsfFormatError:
-    where = f"line {error.line}: " if error.line else ""
-    return QsfFormatError(
-        f"the file's chat template cannot be rendered: {where}{error.detail or error.kind}"
-    )
+def _json_values(messages: list[dict[str, Any]], max_bytes: int) -> list[dict[str, Any]]:
+    """Return a copy of plain dicts, lists and texts. Raises QsfArgumentError."""
+    try:
+        text = json.dumps(messages, ensure_ascii=False)
+        n_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise QsfArgumentError("a message is not valid Unicode: it has lone surrogates") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise QsfArgumentError(f"a message is not made of JSON values: {error}") from error
+    if n_bytes > max_bytes:
+        raise QsfArgumentError(
+            f"the conversation is too long: {n_bytes} bytes, and {max_bytes} is the limit"
+        )
+    copy: list[dict[str, Any]] = json.loads(text)
+    return copy
+
+
+def template_fault(
+    template: object, special_tokens: Mapping[str, object] | None = None
+) -> str | None:
+    """Return why a chat template cannot be used, tried on one message; None: it can, or is none.
+
+    A template that refuses the message (``raise_exception``) is fine.
+    """
+    try:
+        ChatTemplate(template, special_tokens).render([{"role": "user", "content": "Hello"}])
+    except QsfFormatError as error:
+        return str(error)
+    except QsfArgumentError:
+        return None
+    return None

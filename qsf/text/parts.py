@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfFormatError
 from qsf.file.reader import Reader
-from qsf.text.chat import ChatTemplate
+from qsf.text.chat import RENDER_BYTES, ChatTemplate
 from qsf.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -24,6 +24,12 @@ class TextParts:
     tokenizer: Tokenizer | None
     template: ChatTemplate | QsfFormatError  # the error: it is broken, which only chat minds
     generation: Mapping[str, Any]
+
+    @property
+    def reserve_bytes(self) -> int:
+        """The least to be reserved: for the process that renders a chat template."""
+        has_template = isinstance(self.template, ChatTemplate) and not self.template.is_plain
+        return RENDER_BYTES if has_template else 0
 
 
 def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
@@ -59,7 +65,7 @@ def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
 def _json_object(data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise QsfFormatError(f"the section CHAT is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise QsfFormatError("the section CHAT is not a JSON object")

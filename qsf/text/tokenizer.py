@@ -15,10 +15,13 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
+from qsf.text.untrusted import check_tokenizer, library_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_MAX_TOKEN_BYTES = 4096  # known ones have up to a few hundred
+_USUAL_GROWTH = 12  # of a normaliser: a space in front, and three bytes for each
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -33,6 +36,15 @@ def _byte_of_char() -> dict[str, int]:
     table = {chr(byte): byte for byte in printable}
     table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
     return table
+
+
+def max_text_bytes(max_tokens: int) -> int:
+    """Return how long a text for a context of ``max_tokens`` may be, in UTF-8.
+
+    Real texts have 3 to 8 bytes a token. Encoding takes up to 190 bytes for each byte of text, 128
+    where there are 8 and more bytes a token: the reserve of the memory plan is for this.
+    """
+    return max(64 << 10, 16 * max_tokens)
 
 
 class _PieceRules:
@@ -105,14 +117,13 @@ class Tokenizer:
         self, tokenizer_json: bytes, *, bos_id: int | None = None, add_bos: bool | None = None
     ) -> None:
         """Load the tokenizer; see the class."""
+        self._growth = check_tokenizer(tokenizer_json)
         from tokenizers import Tokenizer as Backend
 
-        try:
+        with library_errors("be read"):
             backend = Backend.from_buffer(tokenizer_json)
-        except Exception as error:  # the library raises nothing narrower
-            raise QsfFormatError(f"the tokenizer cannot be read: {error}") from error
-        backend.no_padding()
-        backend.no_truncation()
+            backend.no_padding()
+            backend.no_truncation()
         decoder = backend.decoder
         if decoder is None:
             raise QsfUnsupportedError("the tokenizer says nothing about how to decode")
@@ -129,8 +140,9 @@ class Tokenizer:
 
     def _find_prefix(self, bos_id: int | None, add_bos: bool | None) -> list[int]:
         """Return the ids that begin every encoded text."""
-        bare = list(self._backend.encode("a", add_special_tokens=False).ids)
-        full = list(self._backend.encode("a", add_special_tokens=True).ids)
+        with library_errors("encode"):
+            bare = list(self._backend.encode("a", add_special_tokens=False).ids)
+            full = list(self._backend.encode("a", add_special_tokens=True).ids)
         n_prefix = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         prefix = full[:n_prefix]
         has_bos = bos_id is not None and prefix[:1] == [bos_id]
@@ -181,11 +193,16 @@ class Tokenizer:
                 long.
         """
         try:
-            text.encode()
+            data = text.encode()
         except UnicodeEncodeError as error:
             raise QsfArgumentError(
                 f"the text is not valid Unicode: character {error.start} is {text[error.start]!r}"
             ) from error
+        if max_tokens is not None and len(data) > max_text_bytes(max_tokens):
+            raise QsfArgumentError(
+                f"the text is too long: {len(data)} bytes, and a context of {max_tokens} tokens "
+                f"has at most {max_text_bytes(max_tokens)}"
+            )
         n_chars = len(text) if max_tokens is None else 8 * max_tokens
         while max_tokens is not None and n_chars < len(text):
             # The cut may change the tokens beside it, but never so many.
@@ -202,16 +219,39 @@ class Tokenizer:
         return [*self._prefix, *ids]
 
     def _bare_ids(self, text: str, *, parse_special: bool) -> list[int]:
-        with self._lock:
+        with self._lock, library_errors("encode this text"):
+            if self._growth > _USUAL_GROWTH:
+                self._check_growth(text)
             self._backend.encode_special_tokens = not parse_special
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+            # Without offsets it takes a third less, and it lets other threads run meanwhile.
+            return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+    def _check_growth(self, text: str) -> None:
+        """Is the text, when normalised, of a usual length? Pieces are small enough to find out."""
+        most = 4096 + _USUAL_GROWTH * len(text.encode())
+        n_bytes = 0
+        normalizer = self._backend.normalizer
+        for at in range(0, len(text), 64):
+            n_bytes += len(normalizer.normalize_str(text[at : at + 64]).encode())
+            if n_bytes > most:
+                raise QsfFormatError(
+                    f"the tokenizer makes more than {most} bytes of the text's first {at + 64} "
+                    "characters"
+                )
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
         """Return the bytes of one token: b"" for a special or an unknown one."""
         if skip_special and token_id in self._special_ids:
             return b""
         name = self._backend.id_to_token(token_id) if token_id >= 0 else None
-        return b"" if name is None else self._rules.bytes_of(name)
+        if name is None:
+            return b""
+        data = self._rules.bytes_of(name)
+        if len(data) > _MAX_TOKEN_BYTES:
+            raise QsfFormatError(
+                f"token {token_id} has {len(data)} bytes, and {_MAX_TOKEN_BYTES} is the limit"
+            )
+        return data
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Return the text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""
@@ -270,6 +310,6 @@ def protect_special(text: str, names: Sequence[str], seam: str) -> str:
     """
     text = text.replace(seam, "")
     for name in names:
-        if len(name) > 1:
+        if len(name) > 1 and seam not in name:  # a name with a seam would multiply seams
             text = text.replace(name, name[0] + seam + name[1:])
     return text

@@ -18,6 +18,7 @@ import numpy as np
 
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf_converter.sources.checkpoint import RawArray, SourceTensor
+from qsf_converter.sources.metadata import read_bytes
 
 # The types that are converted as they are stored.
 READABLE: Mapping[str, np.dtype[Any]] = {
@@ -228,7 +229,7 @@ def _read_index(index: Path) -> dict[str, str]:
     if index.stat().st_size > _MAX_INDEX_BYTES:
         raise QsfConversionError(f"{index}: {index.stat().st_size} bytes is too large for an index")
     try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
+        weight_map = json.loads(read_bytes(index) or b"")["weight_map"]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise QsfConversionError(f"{index}: not a shard index: {error!r}") from error
     if not isinstance(weight_map, dict) or not weight_map:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata as package_metadata
@@ -20,7 +22,7 @@ from typing import Any
 
 from qsf.errors import QsfConversionError, QsfIOError
 
-_MAX_JSON_BYTES = 256 << 20
+_MAX_JSON_BYTES = 64 << 20  # as much as the section TOKN may have
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _LICENCE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
@@ -48,9 +50,17 @@ def origin_of(model_dir: Path) -> Origin:
 def read_bytes(path: Path) -> bytes | None:
     """Return a file's bytes, or None when there is no such file. Raises QsfIOError."""
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise QsfConversionError(f"{path}: {path.stat().st_size} bytes, too large to be right")
-        return path.read_bytes()
+        # Without O_NONBLOCK a named pipe would wait here for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb") as file:  # noqa: PTH123 (a descriptor)
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise QsfConversionError(f"{path}: not a regular file")
+            if info.st_size > _MAX_JSON_BYTES:
+                raise QsfConversionError(
+                    f"{path}: {info.st_size >> 20} MB, allowed: up to {_MAX_JSON_BYTES >> 20}"
+                )
+            return file.read(_MAX_JSON_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -239,6 +239,19 @@ def test_prompts_that_are_not_there_are_one_line(run: Run, tiny_llama_8bit: Path
 def test_a_prompt_that_is_too_long_is_one_line(run: Run, tiny_llama_8bit: Path) -> None:
     check_refused(run(tiny_llama_8bit, stdin="a red ball " * 100000), 1, "too long")
     check_refused(run(tiny_llama_8bit, stdin="a red ball " * 200), 1, "the context holds 512")
+    long = run(tiny_llama_8bit, "--prompt-file", "/dev/zero")
+    check_refused(long, 1, "the prompt is too long: more than 65536 bytes")
+
+
+def test_a_line_that_is_too_long_does_not_end_the_conversation(
+    run: Run, tiny_chat_8bit: Path
+) -> None:
+    lines = f"{'a' * 3_000_000}\n{'a red ball ' * 4000}\nHello\n"
+    done = run(tiny_chat_8bit, "-i", "-n", 3, "--seed", 1, "--max-seq-len", 128, stdin=lines)
+    assert done.returncode == 0
+    assert "the line has more than 65536 bytes" in done.stderr
+    assert "(the text is too long: the first" in done.stderr
+    assert done.stdout.strip()
 
 
 def test_the_kv_cache_is_chosen_and_shown(run: Run, tiny_llama_8bit: Path) -> None:

@@ -144,3 +144,17 @@ def test_the_library_has_the_version_of_pyproject() -> None:
     match = re.search(r'^version = "([0-9.]+)"', text, re.MULTILINE)
     assert match is not None
     assert ffi.string(lib.qsf_version()).decode() == match.group(1)
+
+
+def test_a_section_without_a_mutant_fails_the_lint(project_root: Path, tmp_path: Path) -> None:
+    places = ["docs/format.md", "csrc/format/directory.c", "qsf/file/reader.py"]
+    mutants = "tests/python/make/mutants.py"
+    for place in [*places, mutants]:
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text((project_root / place).read_text("utf-8"), "utf-8")
+    assert lint_c.check_sections(tmp_path) == []
+    text = (tmp_path / mutants).read_text("utf-8")
+    (tmp_path / mutants).write_text(text.replace('    "CHAT": _chat,\n', ""), "utf-8")
+    assert lint_c.check_sections(tmp_path) == [
+        f"{mutants}:1: section CHAT is missing: {', '.join(places)}"
+    ]

@@ -198,7 +198,7 @@ def test_a_continued_text_keeps_its_leading_space_and_a_new_one_loses_it() -> No
 
 
 @given(ids=st.lists(st.integers(0, 2050), max_size=40))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_byte_level_decoding_equals_the_librarys(ids: list[int]) -> None:
     path = Path(__file__).resolve().parents[3] / "examples" / "tiny-llama" / "tokenizer.json"
     library = _LIBRARY.setdefault("tiny", tokenizers.Tokenizer.from_file(str(path)))

@@ -1,0 +1,135 @@
+"""The program of the process that renders a chat template: a template of an untrusted file.
+
+A template may loop, multiply strings or nest until the stack is full, and the library that renders
+it has no limit for bytes. So it runs here, where the system's limits hold and a crash harms nobody.
+``qsf.text.render`` starts this file by its path, with no package around it: what is imported here
+takes memory that the budget has to leave. Its one argument is the folder of the package minijinja.
+
+Standard input, by ``marshal``: the limits, a dict; then the template and the values by name.
+Standard output: ``!`` when the limits hold, then a letter and UTF-8 text: ``T`` the rendered text,
+``L`` its length where that is too much, ``R`` why the template refuses the messages, ``E`` why it
+cannot be rendered, ``M`` nothing (out of memory). ``!`` alone: the template ended the process.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import marshal
+import re
+import resource
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import minijinja
+
+# Marks what the model said, for training; the text in between is wanted as it is.
+_GENERATION_TAG = re.compile(r"{%(-?)\s*(end)?generation\s*(-?)%}")
+
+
+class _RefusedError(Exception):
+    """What ``raise_exception`` of a template raises."""
+
+
+def _raise_exception(message: object) -> None:
+    raise _RefusedError(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    import datetime
+
+    return datetime.datetime.now().strftime(form)
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _plain_generation_tags(source: str) -> str:
+    return _GENERATION_TAG.sub(
+        lambda tag: "{%" + tag[1] + (" endif " if tag[2] else " if true ") + tag[3] + "%}", source
+    )
+
+
+def _limit(kind: int, most: int, slack: int = 0) -> None:
+    """Lower a limit of this process; the hard one is ``slack`` more."""
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+        slack = min(slack, hard - most)
+    resource.setrlimit(kind, (most, most + slack))
+
+
+def _describe(error: minijinja.TemplateError) -> str:
+    where = f"line {error.line}: " if error.line else ""
+    return f"{where}{error.detail or error.kind}"
+
+
+def _data_bytes() -> int:
+    """Return the private writable memory of this process, mapped; 0 where that is unknown."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 (pathlib is large)
+            return int(file.read().split()[5]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def _confine(free_bytes: int, n_seconds: int, stack_bytes: int) -> None:
+    """Let this process take no more than ``free_bytes`` on top of what it has."""
+    _limit(resource.RLIMIT_CORE, 1)  # of one byte neither a file nor a handler takes a dump
+    _limit(resource.RLIMIT_CPU, n_seconds, 1)
+    _limit(resource.RLIMIT_STACK, stack_bytes)
+    _limit(resource.RLIMIT_DATA, _data_bytes() + free_bytes)
+
+
+def _render(source: str, values: dict[str, Any], fuel: int) -> tuple[str, str]:
+    """Return the letter and the text of the answer."""
+    import minijinja
+
+    environment = minijinja.Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        debug=False,
+        fuel=fuel,
+        filters={"tojson": _tojson},
+        globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
+    )
+    try:
+        environment.add_template("chat", _plain_generation_tags(source))
+        return "T", str(environment.render_template("chat", **values))
+    except minijinja.TemplateError as error:
+        cause = error.__cause__
+        if isinstance(cause, _RefusedError):
+            return "R", str(cause)
+        return ("M", "") if isinstance(cause, MemoryError) else ("E", _describe(error))
+
+
+def main() -> None:
+    """Answer the one request of standard input."""
+    sys.path.append(sys.argv[1])
+    import minijinja  # noqa: F401  (before the limits, so that they count the template only)
+
+    limits = marshal.load(sys.stdin.buffer)
+    _confine(limits["free_bytes"], limits["n_seconds"], limits["stack_bytes"])
+    sys.stdout.buffer.write(b"!")
+    sys.stdout.buffer.flush()
+    try:
+        source, values = marshal.load(sys.stdin.buffer)
+        kind, text = _render(source, values, limits["fuel"])
+        answer = text.encode("utf-8", "replace")
+        if len(answer) > limits["max_bytes"]:
+            kind, answer = ("L", b"%d" % len(answer)) if kind == "T" else (kind, answer[:1000])
+    except _RefusedError as error:
+        kind, answer = "R", str(error).encode("utf-8", "replace")[:1000]
+    except MemoryError:
+        kind, answer = "M", b""
+    except Exception as error:  # whatever a template makes a filter raise
+        kind, answer = "E", f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:1000]
+    sys.stdout.buffer.write(kind.encode() + answer)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""Templates of strangers: none crashes, hangs or takes memory, each gives a typed error."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from make.text_grammars import TEMPLATES
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
+from qsf.text import render as render_module
+from qsf.text.chat import MAX_SOURCE_BYTES, ChatTemplate, template_fault
+
+USER = {"role": "user", "content": "Hi"}
+LONG = "{% set ns = namespace(x='abcd') %}"
+
+# What the file may do, and what the error says of it.
+HOSTILE = {
+    "not": ("{{ " + "not " * 18_831 + "1 }}", "nested too deeply"),
+    "sum": ("{{ " + "1+" * 19_000 + "1 }}", "nested too deeply"),
+    "minus": ("{{ " + "-" * 100_000 + "1 }}", "nested too deeply"),
+    "brackets": ("{{ " + "[" * 20_000 + "]" * 20_000 + " }}", "recursion"),
+    "blocks": ("{% if 1 %}" * 4_000 + "{% endif %}" * 4_000, "nested too deeply|recursion"),
+    "itself": (LONG + "{% set ns.a = ns %}{{ ns | tojson }}", "nested too deeply"),
+    "itself printed": (LONG + "{% set ns.a = ns %}{{ ns }}", "nested too deeply"),
+    "macro": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+    "format": ('{{ "%500000000d" | format(3) }}', "more memory"),
+    "doubled": (
+        LONG + "{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "memory",
+    ),
+    "added": (LONG + "{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}", "memory"),
+    "replace": ('{{ ("a" * 100000) | replace("a", "b" * 100000) }}', "more memory"),
+    "method": ('{{ ("a" * 100000).replace("a", "b" * 100000) }}', "more memory"),
+    "indent": ('{{ "a" | indent(10**9) }}', "more memory"),
+    "lines": ('{{ ("a\n" * 1000) | indent(100000000) }}', "more memory"),
+    "tojson": ("{{ messages | tojson(indent=10**9) }}", "more memory"),
+    "time": ('{{ strftime_now("%Y" * 1000000) }}', "more memory|too large"),
+    "join": ('{{ range(90000) | join("b" * 60000) }}', "more memory"),
+    "times": ('{{ ("a" * 60000) * 60000 }}', "more memory|too large"),
+    "list": ("{{ ([1] * 60000) * 60000 }}", "more memory|too large"),
+    "power": ("{{ 10**10**10 }}", "line 1"),
+    "loop": (
+        "{% for a in range(9999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "Fuel",
+    ),
+    "broken": ("{% if %}", "line 1"),
+    "filter": ("{{ 1 | no_such_filter }}", "line 1"),
+    "surrogate": ("\ud800", "UnicodeEncodeError|Unicode"),
+    "long": ("a" * (MAX_SOURCE_BYTES + 1), "131073 bytes, allowed: up to 131072"),
+}
+
+N_EXAMPLES = int(os.environ.get("QSF_FUZZ_EXAMPLES", "30"))  # `make fuzz` asks for more
+
+
+@pytest.mark.parametrize(("source", "reason"), HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_template_is_a_typed_error(source: str, reason: str) -> None:
+    with pytest.raises(QsfFormatError, match=reason) as caught:
+        ChatTemplate(source).render([USER])
+    assert "chat template" in str(caught.value)
+    fault = template_fault(source)
+    assert fault is not None
+    assert fault == str(caught.value), "the same template gives the same error"
+
+
+def test_what_is_slow_without_steps_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render_module, "_CPU_SECONDS", 1)
+    source = (
+        "{% set a = 'a' * 300000 %}{% for i in range(999) %}{% for j in range(9999) %}"
+        "{% set b = a | upper %}{% endfor %}{% endfor %}"
+    )
+    with pytest.raises(QsfFormatError, match="more than 1 second"):
+        ChatTemplate(source).render([USER])
+
+
+def test_nothing_is_compiled_before_it_is_used() -> None:
+    template = ChatTemplate(HOSTILE["not"][0])
+    assert not template.is_plain
+
+
+def test_a_long_prompt_is_an_error_with_size_and_limit() -> None:
+    template = ChatTemplate("{{ messages[0].content * 10 }}")
+    assert len(template.render([{"role": "user", "content": "a" * 100}], max_bytes=1000)) == 1000
+    with pytest.raises(QsfArgumentError, match=r"prompt of 1010 bytes .* 1000 is the limit"):
+        template.render([{"role": "user", "content": "a" * 101}], max_bytes=1000)
+    with pytest.raises(QsfArgumentError, match=r"too long: 2\d\d\d bytes, and 1000 is the limit"):
+        template.render([{"role": "user", "content": "a" * 2000}], max_bytes=1000)
+
+
+def test_a_long_conversation_has_the_memory_that_it_takes() -> None:
+    """The limit grows with the messages: 1 MB of text, of four bytes a character, is rendered."""
+    template = ChatTemplate(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
+    )
+    text = "\U0001f600" * 2500
+    prompt = template.render([{"role": "user", "content": text}] * 100)
+    assert prompt == ("<user>" + text) * 100
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [({1, 2}, "JSON"), ("\ud800", "Unicode"), (b"bytes", "JSON"), (10**5000, "JSON")],
+    ids=["set", "surrogate", "bytes", "digits"],
+)
+def test_messages_are_json(content: object, reason: str) -> None:
+    with pytest.raises(QsfArgumentError, match=reason):
+        ChatTemplate("x").render([{"role": "user", "content": content}])
+
+
+def test_a_message_that_holds_itself_is_refused() -> None:
+    content: list[Any] = []
+    content.append(content)
+    with pytest.raises(QsfArgumentError, match="JSON"):
+        ChatTemplate("x").render([{"role": "user", "content": content}])
+
+
+def test_special_tokens_may_have_any_name() -> None:
+    tokens = {name: name for name in ("messages", "name", "self", "template_name", "source", "")}
+    assert ChatTemplate("{{ messages[0].content + self }}", tokens).render([USER]) == "Hiself"
+
+
+def test_a_fault_is_one_of_the_template() -> None:
+    assert template_fault(None) is None
+    assert template_fault("{{ messages[0].content }}") is None
+    assert template_fault("{{ raise_exception('no') }}") is None
+    assert "neither a text" in (template_fault(3) or "")
+
+
+# ---- the process ----
+
+
+@pytest.mark.parametrize("executable", ["/bin/false", "/bin/true"])
+def test_a_python_that_does_not_start_is_not_the_files_fault(
+    monkeypatch: pytest.MonkeyPatch, executable: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(QsfError, match=f"{executable} ends with exit code") as caught:
+        ChatTemplate("x").render([USER])
+    assert type(caught.value) is QsfError
+
+
+def test_no_python_no_package_and_no_process_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "")
+        with pytest.raises(QsfError, match=r"sys\.executable"):
+            ChatTemplate("x").render([USER])
+    with monkeypatch.context() as patch:
+        patch.setattr(render_module, "find_spec", lambda _: None)
+        with pytest.raises(QsfError, match="pip install minijinja"):
+            ChatTemplate("x").render([USER])
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(QsfMemoryError, match="cannot be started"):
+        ChatTemplate("x").render([USER])
+
+
+def test_threads_render_at_the_same_time() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    texts: dict[int, str] = {}
+
+    def use(i: int) -> None:
+        texts[i] = template.render([{"role": "user", "content": str(i) * 5000}])
+
+    threads = [threading.Thread(target=use, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == {i: str(i) * 5000 for i in range(8)}
+    assert children(os.getpid()) == []
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes, zombies included, that ``pid`` has started."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [int(word) for word in path.read_text().split()]
+    return found
+
+
+BUSY = """
+import sys
+from qsf.text.chat import ChatTemplate
+from qsf.shell.command import StoppedError, stopped_by_signals
+source = "{% set a = 'a' * 300000 %}{% for i in range(9999) %}{% set b = a | upper %}{% endfor %}"
+try:
+    with stopped_by_signals():
+        print("begun", flush=True)
+        ChatTemplate(source).render([{"role": "user", "content": "Hi"}])
+except StoppedError as stopped:
+    print("stopped", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process_behind(number: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        while not (started := children(process.pid)):
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.stdout.readline() == "stopped\n"
+        assert children(process.pid) == []
+        assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+        process.stdin.write("\n")
+
+
+@pytest.fixture
+def closed_streams() -> Iterator[None]:
+    """A process whose standard streams are closed, so that pipes take their numbers."""
+    saved = [os.dup(number) for number in range(3)]
+    for number in range(3):
+        os.close(number)
+    yield
+    for number, copy in enumerate(saved):
+        os.dup2(copy, number)
+        os.close(copy)
+
+
+def test_standard_streams_may_be_closed(closed_streams: None) -> None:
+    assert ChatTemplate("{{ messages[0].content }}").render([USER]) == "Hi"
+
+
+# ---- a grammar of templates ----
+
+
+@settings(deadline=None, max_examples=N_EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
+@given(TEMPLATES)
+def test_any_template_gives_a_text_or_a_typed_error(source: str) -> None:
+    try:
+        assert isinstance(ChatTemplate(source).render([USER]), str)
+    except (QsfFormatError, QsfArgumentError):
+        return  # typed, as it should be
