@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.__main__": frozenset({"qsf.shell"}),
     "qsf.report": frozenset({"qsf.errors", "qsf.file", "qsf.page", "qsf.shell"}),
     "qsf.run": _MODEL | {"qsf.shell"},
-    "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.text", "qsf.shell", "qsf.report"}),
+    "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.report"}),
     "qsf.evaluate": _MODEL | {"qsf.shell"},
     "qsf_converter.sources": _BASE,
     "qsf_converter.rounding": _BASE | {"qsf_converter.sources"},
@@ -82,7 +82,7 @@ MAX_LINES = 600
 MAX_FUNCTION_LINES = 60  # without the docstring
 
 # TEMPORARY: what is being rewritten on other branches. The lead empties this; add nothing.
-BEING_REWRITTEN: tuple[str, ...] = ("qsf/bench/", "qsf/run/", "qsf/evaluate/cli.py")
+BEING_REWRITTEN: tuple[str, ...] = ("qsf/run/options.py", "qsf/evaluate/cli.py")
 
 Violation = tuple[str, int, str]  # path, line number from 1, what is wrong
 

@@ -16,14 +16,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from qsf.errors import QsfArgumentError
+from qsf.report.html import write_page
+from qsf.report.record import Report
+from qsf.report.text import summary_lines
 from qsf.shell import command, typer_app
 from qsf.shell.output import check_output
 from qsf.shell.progress import ProgressLine, duration_text
 from qsf_converter.calibrate.state import folder_of
 from qsf_converter.convert import convert_as
-from qsf_converter.report.html import write_page
-from qsf_converter.report.record import Report
-from qsf_converter.report.text import summary_lines
 from qsf_converter.request import (
     DEFAULT_CALIBRATION_TOKENS,
     DEFAULT_TERNARY_RULE,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from qsf.errors import QsfIOError
 from qsf.file.writer import Writer
+from qsf.report.record import Quality, Report
 from qsf.shell.output import check_not_a_source, check_output, check_space
 from qsf_converter import meta
 from qsf_converter.calibrate.calibration import Calibration
@@ -25,7 +26,6 @@ from qsf_converter.calibrate.calibration_text import CalibrationText, read_calib
 from qsf_converter.calibrate.sensitivity import Sensitivity
 from qsf_converter.calibrate.state import CalibrationState, folder_of, state_key
 from qsf_converter.calibrate.type_choice import Phase, choose_types
-from qsf_converter.report.record import Quality, Report
 from qsf_converter.request import (
     DEFAULT_CALIBRATION_TOKENS,
     DEFAULT_TERNARY_RULE,

@@ -13,12 +13,7 @@ from typing import Final
 import numpy as np
 
 from qsf.file.layout import Dtype, dtype_name
-from qsf_converter.calibrate.calibration import FEEDBACK
-from qsf_converter.calibrate.calibration_text import CalibrationText
-from qsf_converter.calibrate.sensitivity import Sensitivity
-from qsf_converter.calibrate.transforms import ROTATED, SCALED
-from qsf_converter.original.divergence import Divergence
-from qsf_converter.report.record import (
+from qsf.report.record import (
     EXACT,
     ROUNDED,
     Evaluation,
@@ -26,6 +21,11 @@ from qsf_converter.report.record import (
     Quality,
     TensorReport,
 )
+from qsf_converter.calibrate.calibration import FEEDBACK
+from qsf_converter.calibrate.calibration_text import CalibrationText
+from qsf_converter.calibrate.sensitivity import Sensitivity
+from qsf_converter.calibrate.transforms import ROTATED, SCALED
+from qsf_converter.original.divergence import Divergence
 from qsf_converter.request import Request
 from qsf_converter.rounding.compression import Chooser
 from qsf_converter.rounding.outliers import TABLE_ACTION

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 
 from qsf.file.layout import OUTLIERS_OF, Dtype, Layout
 from qsf.file.writer import Writer
+from qsf.report.record import TensorReport
 from qsf_converter.calibrate.sensitivity import Sensitivity
 from qsf_converter.meta import tensor_report
-from qsf_converter.report.record import TensorReport
 from qsf_converter.rounding.compression import Chooser
 from qsf_converter.rounding.outlier_tables import OutlierTable, with_outlier_tables
 from qsf_converter.rounding.pieces import RoundedTensor, RoundedUnit
