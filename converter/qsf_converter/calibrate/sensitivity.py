@@ -216,10 +216,10 @@ class _Measurement:
             x = self._pass_layer(layer, x)
         self._start_heads(x)
         with np.errstate(all="ignore"):  # the result is looked at
-            found = self._divergences(x)
-        if not np.isfinite(found).all():
+            divergences = self._divergences(x)
+        if not np.isfinite(divergences).all():
             raise QsfConversionError("the model computes NaN or infinity on the calibration texts")
-        return self._result([max(0.0, float(value)) for value in found])
+        return self._result([max(0.0, float(value)) for value in divergences])
 
     def _count(self) -> None:
         """Count the passes: those of the original, and of each stream from where it starts."""

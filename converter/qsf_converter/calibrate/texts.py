@@ -164,7 +164,7 @@ def _text_of(value: Any, where: str) -> str:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a text behind a line, else before a space, where no token goes across."""
+    """Cut a text behind a line, else before a space, where no token crosses the cut."""
     start = 0
     while len(text) - start > _PIECE_CHARS:
         end = start + _PIECE_CHARS
@@ -186,7 +186,7 @@ def _spread(texts: Sequence[str], wanted_chars: int) -> list[list[str]]:
     wanted_chars = max(wanted_chars, 64 * _PIECE_CHARS)
     if n_chars <= wanted_chars:
         return cut
-    found: list[list[str]] = []
+    spread: list[list[str]] = []
     credit = 0  # of characters, times n_chars
     for pieces in cut:
         is_continued = False
@@ -196,11 +196,11 @@ def _spread(texts: Sequence[str], wanted_chars: int) -> list[list[str]]:
             if is_taken:
                 credit -= len(piece) * n_chars
                 if is_continued:
-                    found[-1].append(piece)
+                    spread[-1].append(piece)
                 else:
-                    found.append([piece])
+                    spread.append([piece])
             is_continued = is_taken
-    return found
+    return spread
 
 
 def _sequence(

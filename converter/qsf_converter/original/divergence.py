@@ -1,8 +1,8 @@
-"""How far two models' predictions are apart, from logits that come in parts of the vocabulary.
+"""Compares the predictions of two models, from logits of one part of the vocabulary at a time.
 
-KL(p || q) needs the sums of exp(logit) of both and the sum of p * (difference of the logits); all
-three grow with the vocabulary, each relative to the largest logit so far. So no row of logits is
-ever held whole.
+KL(p || q) needs the sum of exp(logit) of both models and the sum of p * (difference of the logits).
+All three are accumulated over the parts, each relative to the largest logit so far, so no row of
+logits is ever held whole.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -58,8 +58,8 @@ class Divergence:
     def kl(self) -> _Float64Array:
         """KL(original || changed) in nats, [n_samples, n_tokens - 1]."""
         log_sums = np.log(self._sums) + self._largest
-        found: _Float64Array = self._product / self._sums[0] - log_sums[0] + log_sums[1]
-        return found
+        kl: _Float64Array = self._product / self._sums[0] - log_sums[0] + log_sums[1]
+        return kl
 
     @property
     def perplexities(self) -> tuple[float, float]:
