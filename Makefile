@@ -129,12 +129,13 @@ check-old: build/install.stamp ## kernels and models on an x86-64 processor with
 	@tools/bootstrap.sh old
 	@$(THINNED) $(call c_tests,old,-DCMAKE_TOOLCHAIN_FILE=cmake/old-x86.cmake,-R '^check_(isa|kernels|model$$)')
 
-lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_c.py
+lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_*.py
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy qsf converter/qsf_converter tools/*.py bench/*.py tests/python
 	@$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	@$(PY) tools/lint_c.py
+	@$(PY) tools/lint_python.py
 
 format: build/lint.stamp ## let ruff and clang-format rewrite the sources
 	@$(VENV)/bin/ruff format .

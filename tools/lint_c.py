@@ -190,11 +190,6 @@ def check(root: Path) -> list[str]:
                 seen.setdefault(path.name, name)
             found += [f"{name}:{line}: {what}" for line, what in sorted(violations)]
     found += check_circles(includes)
-    for folder in ("qsf", "converter", "tools", "tests/python"):
-        for path in sorted((root / folder).rglob("*.py")):
-            n_lines = len(path.read_text(encoding="utf-8").splitlines())
-            if n_lines > MAX_LINES:
-                found.append(f"{path.relative_to(root)}:{n_lines}: at most {MAX_LINES} lines")
     return found + check_sections(root)
 
 

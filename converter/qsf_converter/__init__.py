@@ -1,4 +1,4 @@
-"""Converts HuggingFace checkpoints to .qsf files.
+"""Converts HuggingFace models and GGUF files to .qsf files.
 
 >>> from qsf_converter import convert
 >>> report = convert("path/to/hf-model", "model.qsf", quant_type="4bit")  # doctest: +SKIP
@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from qsf_converter.convert import convert
-from qsf_converter.report.record import Report
+from qsf.report.record import Report
+from qsf_converter.convert import convert, convert_as
+from qsf_converter.request import Request
 
-__all__ = ["Report", "convert"]
+__all__ = ["Report", "Request", "convert", "convert_as"]

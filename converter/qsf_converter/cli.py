@@ -16,22 +16,27 @@ from typing import Annotated, NoReturn
 import typer
 
 from qsf.errors import QsfArgumentError
+from qsf.report.html import write_page
+from qsf.report.record import Report
+from qsf.report.text import summary_lines
 from qsf.shell import command, typer_app
 from qsf.shell.output import check_output
 from qsf.shell.progress import ProgressLine, duration_text
-from qsf_converter.calibrate.recipe import DEFAULT_CALIBRATION_TOKENS, MIXED
 from qsf_converter.calibrate.state import folder_of
-from qsf_converter.convert import convert
-from qsf_converter.report.html import write_page
-from qsf_converter.report.record import Report
-from qsf_converter.report.text import summary_lines
+from qsf_converter.convert import convert_as
+from qsf_converter.request import (
+    DEFAULT_CALIBRATION_TOKENS,
+    DEFAULT_TERNARY_RULE,
+    LEAST_CALIBRATION_TOKENS,
+    MIXED,
+    Request,
+)
 from qsf_converter.rounding.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION
 from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, QUANT_TYPES
 
 PROGRAM = "qsf-convert"
 
 _MB = 2**20  # as qsf-run and system monitors count
-_TOKENS = DEFAULT_CALIBRATION_TOKENS
 
 # Typer joins the lines of a paragraph; a line with only \b keeps them apart.
 _EPILOG = """\b
@@ -62,141 +67,164 @@ def _print_version(is_wanted: bool) -> None:
         raise typer.Exit
 
 
+# ---- the options, in the order of --help ----
+
+_Model = Annotated[
+    Path,
+    typer.Argument(
+        help="Directory with config.json and weights, or a .gguf file.", metavar="MODEL"
+    ),
+]
+_Out = Annotated[Path, typer.Argument(help="File to write.", metavar="OUT")]
+_QuantType = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}, or mixed, which chooses "
+        "one for each matrix.",
+        show_default=f"{DEFAULT_QUANT_TYPE}, or {MIXED} with a target size",
+    ),
+]
+_EmbedType = Annotated[
+    str | None,
+    typer.Option(
+        help="Type of the embeddings and the output head: one of the same.",
+        show_default="8bit, f16 with --quant-type f16, chosen with mixed",
+    ),
+]
+_TernaryRule = Annotated[
+    str,
+    typer.Option(
+        help="How ternary types round: search finds the best scale of each block and keeps "
+        "ternary weights exact; absmean is BitNet's rule, one scale for each matrix."
+    ),
+]
+_Compress = Annotated[
+    str,
+    typer.Option(
+        help=f"Compression of the layers: {', '.join(COMPRESSIONS)}; auto compresses those "
+        "layers that disk and processor together then deliver at least 3 % faster."
+    ),
+]
+_DiskSpeed = Annotated[
+    float | None,
+    typer.Option(
+        help="For --compress auto: MB/s of the disk that the model will be read from.",
+        min=0.001,
+        show_default="measured on OUT's disk",
+    ),
+]
+_ReportOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--report", help="Also write the quality report as a web page.", metavar="FILE.html"
+    ),
+]
+_Force = Annotated[
+    bool, typer.Option("--force", help="Replace OUT, and the report, if they exist.")
+]
+_Threads = Annotated[
+    int | None, typer.Option(help="Threads that quantise.", min=1, show_default="one per core")
+]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
+_CalibrationText = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        help="Round by what the model computes on this text: a file of text or JSONL, or "
+        "'bundled' for our own. The result is much closer to the original and takes minutes to "
+        "hours; the same command continues an interrupted run.",
+        metavar="FILE",
+    ),
+]
+_CalibrationTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens of that text.",
+        min=LEAST_CALIBRATION_TOKENS,
+        show_default=str(DEFAULT_CALIBRATION_TOKENS),
+    ),
+]
+_TargetSize = Annotated[
+    float | None,
+    typer.Option(
+        help="Largest size of OUT; a type is chosen for each tensor.", metavar="MB", min=0.01
+    ),
+]
+_TargetBpw = Annotated[
+    float | None,
+    typer.Option(help="The same as bits of OUT for each weight.", min=0.01, max=32),
+]
+_Version = Annotated[
+    bool,
+    typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+]
+
+
 @app.command(name=PROGRAM, epilog=_EPILOG)
 def convert_command(
-    model_dir: Annotated[
-        Path,
-        typer.Argument(
-            help="Directory with config.json and weights, or a .gguf file.", metavar="MODEL"
-        ),
-    ],
-    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT")],
-    quant_type: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}, or mixed, which chooses "
-            "for each.",
-            show_default=f"{DEFAULT_QUANT_TYPE}, or {MIXED} with a target size",
-        ),
-    ] = None,
-    embed_type: Annotated[
-        str | None,
-        typer.Option(
-            help="Type of the embeddings and the output head: one of the same.",
-            show_default="8bit, f16 with --quant-type f16, chosen with mixed",
-        ),
-    ] = None,
-    ternary_rule: Annotated[
-        str,
-        typer.Option(
-            help="How ternary types round: search, the best scale of each block, which keeps "
-            "ternary weights exact; or absmean, BitNet's one scale for each matrix."
-        ),
-    ] = "search",
-    compress: Annotated[
-        str,
-        typer.Option(
-            help=f"Compression of the layers: {', '.join(COMPRESSIONS)}; auto compresses those "
-            "that the disk and the processor deliver at least 3 % faster so."
-        ),
-    ] = DEFAULT_COMPRESSION,
-    disk_speed: Annotated[
-        float | None,
-        typer.Option(
-            help="For --compress auto: MB/s of the disk that the model will be read from.",
-            min=0.001,
-            show_default="measured on OUT's disk",
-        ),
-    ] = None,
-    report_out: Annotated[
-        Path | None,
-        typer.Option(
-            "--report", help="Write the quality report as a web page too.", metavar="FILE.html"
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace OUT, and the report, if they exist.")
-    ] = False,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads that quantise.", min=1, show_default="one per core")
-    ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")
-    ] = False,
-    calibration: Annotated[
-        str | None,
-        typer.Option(
-            help="Round by what the model computes on this text: a file of text or JSONL, or "
-            "'bundled' for our own. Much closer to the original, and takes minutes to hours; an "
-            "interrupted run is continued by the same command.",
-            metavar="FILE",
-        ),
-    ] = None,
-    calibration_tokens: Annotated[
-        int | None,
-        typer.Option(help="Tokens of that text.", min=512, show_default=str(_TOKENS)),
-    ] = None,
-    target_size: Annotated[
-        float | None,
-        typer.Option(
-            help="Largest size of OUT; a type is chosen for each tensor.", metavar="MB", min=0.01
-        ),
-    ] = None,
-    target_bpw: Annotated[
-        float | None,
-        typer.Option(help="The same as bits of OUT for each weight.", min=0.01, max=32),
-    ] = None,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
-    ] = False,
+    model_dir: _Model,
+    out: _Out,
+    quant_type: _QuantType = None,
+    embed_type: _EmbedType = None,
+    ternary_rule: _TernaryRule = DEFAULT_TERNARY_RULE,
+    compress: _Compress = DEFAULT_COMPRESSION,
+    disk_speed: _DiskSpeed = None,
+    report_out: _ReportOut = None,
+    force: _Force = False,
+    threads: _Threads = None,
+    quiet: _Quiet = False,
+    calibration: _CalibrationText = None,
+    calibration_tokens: _CalibrationTokens = None,
+    target_size: _TargetSize = None,
+    target_bpw: _TargetBpw = None,
+    version: _Version = False,
 ) -> None:
-    """Convert a HuggingFace or GGUF model to one .qsf file with all that is needed to run it."""
+    """Convert a HuggingFace or GGUF model to one .qsf file with everything needed to run it."""
     if disk_speed is not None and compress != AUTO:
         raise QsfArgumentError("--disk-speed is only for --compress auto")
     if calibration is None and calibration_tokens is not None:
         raise QsfArgumentError("--calibration-tokens is only for --calibration")
+    if target_size is not None and not math.isfinite(target_size):
+        raise QsfArgumentError(f"--target-size is {target_size}, not a number of MB")
     if quant_type is None:
         has_target = target_size is not None or target_bpw is not None
         quant_type = MIXED if has_target else DEFAULT_QUANT_TYPE
-    if target_size is not None and not math.isfinite(target_size):
-        raise QsfArgumentError(f"--target-size is {target_size}, not a number of MB")
     if report_out is not None:
         _check_report(report_out, out, model_dir, is_forced=force)
-    progress = _Progress(enabled=not quiet)
-    try:
-        report = convert(
-            model_dir,
-            out,
-            quant_type=quant_type,
-            embed_type=embed_type,
-            calibration=calibration,
-            calibration_tokens=calibration_tokens or _TOKENS,
-            target_bytes=None if target_size is None else int(target_size * _MB),
-            target_bpw=target_bpw,
-            ternary_rule=ternary_rule,
-            compress=compress,
-            disk_bytes_per_s=None if disk_speed is None else disk_speed * 1e6,
-            overwrite=force,
-            n_threads=threads,
-            progress=progress.update,
-            phase=progress.begin,
-        )
-    except command.StoppedError as stopped:
-        kept = folder_of(out)
-        if calibration is not None and kept.is_dir():
-            stopped.outcome = f"the same command goes on from where it was ({kept})"
-        raise
-    finally:
-        progress.close()
+    request = Request(
+        quant_type=quant_type,
+        embed_type=embed_type,
+        calibration=calibration,
+        calibration_tokens=calibration_tokens or DEFAULT_CALIBRATION_TOKENS,
+        target_bytes=None if target_size is None else int(target_size * _MB),
+        target_bpw=target_bpw,
+        ternary_rule=ternary_rule,
+        compress=compress,
+        disk_bytes_per_s=None if disk_speed is None else disk_speed * 1e6,
+        overwrite=force,
+        n_threads=threads,
+    )
+    report = _convert(request, model_dir, out, is_quiet=quiet)
     for warning in report.warnings:
         print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
     if report_out is not None:
         write_page(out, report_out, overwrite=force)
     if not quiet:
         _print_summary(report, out, report_out)
+
+
+def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) -> Report:
+    """Convert with progress on the terminal; an interruption says what the next call can use."""
+    progress = _Progress(enabled=not is_quiet)
+    try:
+        return convert_as(request, model_dir, out, progress=progress.update, phase=progress.begin)
+    except command.StoppedError as stopped:
+        saved = folder_of(out)
+        if request.calibration is not None and saved.is_dir():
+            stopped.outcome = f"the same command continues from there ({saved})"
+        raise
+    finally:
+        progress.close()
 
 
 class _Progress:

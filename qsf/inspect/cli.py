@@ -14,7 +14,7 @@ import typer
 
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.inspect import quality as quality_report
-from qsf.inspect.meta import read_meta
+from qsf.report.meta import read_meta
 from qsf.shell import command, typer_app
 from qsf.shell.output import clean
 

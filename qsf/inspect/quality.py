@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qsf.report.html import read_file, write_page
+from qsf.report.text import full_lines
+from qsf.shell.output import check_not_a_source, check_output
+
 if TYPE_CHECKING:
     from qsf.file.reader import Reader
 
 
 def quality_lines(reader: Reader) -> Iterator[str]:
     """Yield the whole report for people. Raises QsfError when the file holds none."""
-    from qsf_converter.report.html import read_file
-    from qsf_converter.report.text import full_lines
-
     facts, quality = read_file(reader)
     bits = facts.file_bytes * 8 / quality.n_weights
     yield f"{reader.path}: {facts.file_bytes:,} bytes, {bits:.2f} bits a weight"
@@ -24,8 +25,6 @@ def quality_lines(reader: Reader) -> Iterator[str]:
 
 def describe_quality(reader: Reader) -> dict[str, Any]:
     """Return what ``--quality --json`` prints. Raises QsfError when the file holds no report."""
-    from qsf_converter.report.html import read_file
-
     facts, quality = read_file(reader)
     return {
         "path": str(reader.path),
@@ -33,23 +32,20 @@ def describe_quality(reader: Reader) -> dict[str, Any]:
         "bits_per_weight": facts.file_bytes * 8 / quality.n_weights,
         "tensors_by_type": [
             {
-                "type": one.type,
-                "tensors": one.n_tensors,
-                "parameters": one.n_weights,
-                "bits_per_weight": one.bits_per_weight,
-                "cosine": one.cosine,
+                "type": total.type,
+                "tensors": total.n_tensors,
+                "parameters": total.n_weights,
+                "bits_per_weight": total.bits_per_weight,
+                "cosine": total.cosine,
             }
-            for one in quality.by_type()
+            for total in quality.by_type()
         ],
         "quality": quality.meta(),
     }
 
 
 def write_report(model: Path, out: Path, *, overwrite: bool) -> None:
-    """Write the report of ``model`` as a page to ``out``; see `report_html.write_page`."""
-    from qsf.shell.output import check_not_a_source, check_output
-    from qsf_converter.report.html import write_page
-
+    """Write the report of ``model`` as a page to ``out``; see `qsf.report.html.write_page`."""
     check_output(out, overwrite=overwrite)
     check_not_a_source(out, [model])
     write_page(model, out, overwrite=overwrite)

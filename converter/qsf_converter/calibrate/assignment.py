@@ -34,7 +34,7 @@ from qsf.file.layout import (
     pack_arch,
     padded,
 )
-from qsf_converter.rounding.plan import Plan, Policy, Target
+from qsf_converter.rounding.plan import Plan, Policy, Target, common_dtype
 from qsf_converter.rounding.quantisers import ErrorSums, quantise_rows
 from qsf_converter.rounding.tiles import tile_bytes
 from qsf_converter.sources.architectures import Place
@@ -115,12 +115,6 @@ def policy_of(targets: Sequence[Target], dtypes: Mapping[str, Dtype]) -> Policy:
     return Policy(common_dtype(in_layers), common_dtype(others), dict(dtypes))
 
 
-def common_dtype(dtypes: Iterable[Dtype]) -> Dtype:
-    """Return the type if they are all the same, else mixed."""
-    found = set(dtypes)
-    return found.pop() if len(found) == 1 else Dtype.MIXED
-
-
 def with_policy(plan: Plan, policy: Policy) -> Plan:
     """Return the same plan with other types."""
     targets = tuple(
@@ -151,14 +145,14 @@ def candidates(
 def file_bytes(
     plan: Plan,
     section_bytes: Mapping[str, int],
-    side_bytes: Mapping[str, int] = MappingProxyType({}),
+    outlier_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> int:
     """Return the size of the file that ``Writer`` makes of a plan, without compression.
 
     ``section_bytes`` has the sizes of ``TOKN``, ``CHAT``, ``META`` in the order in which they are
-    written; those of all others follow from the plan. ``side_bytes`` has those of tensors that a
-    matrix gets besides, such as a side table, by its ``Target.name``. Upper bounds of them give
-    one of the file.
+    written; those of all others follow from the plan. ``outlier_bytes`` has those of
+    the sparse outlier tables, by the ``Target.name`` of the matrix. Upper bounds of them give an
+    upper bound of the file.
     """
     header = plan.facts.header
     at = HEADER_BYTES
@@ -173,8 +167,8 @@ def file_bytes(
             at = padded(at, UNIT_ALIGN)
         at += TENSOR_HEADER_BYTES + padded(target.n_bytes, DATA_ALIGN)
         n_tensors += 1
-        if target.name in side_bytes:
-            at += TENSOR_HEADER_BYTES + padded(side_bytes[target.name], DATA_ALIGN)
+        if target.name in outlier_bytes:
+            at += TENSOR_HEADER_BYTES + padded(outlier_bytes[target.name], DATA_ALIGN)
             n_tensors += 1
         if target.rule.place is Place.EMBEDDING:
             n_bands = -(-target.n_rows // TILE_ROWS)
@@ -202,21 +196,21 @@ def fit_to_size(
     costs: Mapping[str, Mapping[Dtype, float]],
     most_bytes: int,
     section_bytes: Mapping[str, int],
-    side_bytes: Mapping[str, int] = MappingProxyType({}),
+    outlier_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> Assignment:
     """Return the cheapest types with which the file has at most ``most_bytes``.
 
     ``costs`` names every matrix, with the types it may get; see ``file_bytes`` for
-    ``section_bytes`` and ``side_bytes``. Raises QsfConversionError with the smallest possible size
-    when that is larger.
+    ``section_bytes`` and ``outlier_bytes``. Raises QsfConversionError with the smallest possible
+    size when that is larger.
     """
 
     def n_bytes_with(dtypes: Mapping[str, Dtype]) -> int:
         return file_bytes(
-            with_policy(plan, policy_of(plan.targets, dtypes)), section_bytes, side_bytes
+            with_policy(plan, policy_of(plan.targets, dtypes)), section_bytes, outlier_bytes
         )
 
-    smallest = smallest_types(plan, costs, most_bytes, section_bytes, side_bytes)
+    smallest = smallest_types(plan, costs, most_bytes, section_bytes, outlier_bytes)
     least_bytes = n_bytes_with(smallest)
     # Between units is padding that depends on what the matrices get. So first as if there were
     # none, then with what was too much taken off.
@@ -225,13 +219,13 @@ def fit_to_size(
         most_bytes - (least_bytes - matrix_bytes) + UNIT_ALIGN * (plan.facts.header.n_layers + 2)
     )
     while budget_bytes >= matrix_bytes:
-        found = assign(plan.targets, costs, budget_bytes)
-        excess_bytes = n_bytes_with(found.dtypes) - most_bytes
+        fit = assign(plan.targets, costs, budget_bytes)
+        excess_bytes = n_bytes_with(fit.dtypes) - most_bytes
         if excess_bytes <= 0:
-            return found
+            return fit
         # A full step may pass a better choice by, which matters in small files only.
         step_bytes = excess_bytes if excess_bytes < most_bytes * _NEGLIGIBLE else excess_bytes // 4
-        budget_bytes = min(budget_bytes, found.n_bytes) - max(step_bytes, DATA_ALIGN)
+        budget_bytes = min(budget_bytes, fit.n_bytes) - max(step_bytes, DATA_ALIGN)
     return assign(plan.targets, costs, matrix_bytes)
 
 
@@ -240,7 +234,7 @@ def smallest_types(
     types: Mapping[str, Collection[Dtype]],
     most_bytes: int,
     section_bytes: Mapping[str, int],
-    side_bytes: Mapping[str, int] = MappingProxyType({}),
+    outlier_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Dtype]:
     """Return the smallest of the types of every matrix, by ``Target.name``.
 
@@ -253,7 +247,7 @@ def smallest_types(
         if target.is_matrix
     }
     smallest_plan = with_policy(plan, policy_of(plan.targets, smallest))
-    least_bytes = file_bytes(smallest_plan, section_bytes, side_bytes)
+    least_bytes = file_bytes(smallest_plan, section_bytes, outlier_bytes)
     if least_bytes > most_bytes:
         others_bytes = sum(section_bytes.values())
         raise QsfConversionError(

@@ -1,20 +1,21 @@
-"""Rounds a model layer by layer, each knowing what the layers before it have done to its input.
+"""Rounds a model layer by layer; each layer compensates what rounding did to its input.
 
 Two residual streams go through the layers: the original's and the rounded model's. For each group
-of matrices that read the same input, sums over the calibration text are taken of both, and the
-group is rounded by them (``compensation``); then both streams go on, the second through the
-rounded matrices. Before, the layer may be changed into an equivalent one that rounds better
-(``transforms``). Memory holds one layer, its sums and the streams, whatever the model's size.
+of matrices that read the same input, sums over the calibration text are taken of both streams, and
+the group is rounded by these sums (``compensation``). Then both streams go through the group, the
+second one through the rounded matrices. Before a layer is rounded it may be changed into an
+equivalent one that rounds better (``transforms``). Memory holds one layer, its sums and the
+streams, whatever the model's size.
 
-Some windows of the text are held out: nothing is fitted to them, and in the end they say how far
-the rounded model is from the original.
+Nothing is fitted to the held-out samples of the text. At the end they measure how far the rounded
+model is from the original.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,28 +28,36 @@ from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
 from qsf_converter.calibrate.state import CalibrationState
 from qsf_converter.original.divergence import Divergence
-from qsf_converter.original.layers import INPUT_GROUPS, Original, Weights, for_each, linear
-from qsf_converter.rounding.pieces import Piece, plain_rows, quantised_pieces, read_target
-from qsf_converter.rounding.plan import Plan, Target
+from qsf_converter.original.layers import Original, Weights, for_each, linear
+from qsf_converter.rounding.pieces import (
+    Piece,
+    RoundedPiece,
+    RoundedTensor,
+    RoundedUnit,
+    read_rows,
+    read_tensor,
+    round_plain,
+    rounded_units,
+)
+from qsf_converter.rounding.plan import Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import UnrepresentableError
 from qsf_converter.rounding.tiles import dequantise_tiles
-from qsf_converter.sources.architectures import Place
+from qsf_converter.sources.architectures import INPUT_GROUPS, Place
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
 
 T = TensorType
 Group = tuple[TensorType, ...]
-Written = tuple[Piece, bytes]
 
 _HEAD_ROWS: Final = 16384  # of the head at once
-_WINDOWS_AT_ONCE: Final = 8  # in sums
-_WINDOWS_TO_CHOOSE: Final = 16  # transforms by: they need no more
+_SAMPLES_AT_ONCE: Final = 8  # in sums
+_SAMPLES_TO_CHOOSE: Final = 16  # enough to choose transforms by
 
 FEEDBACK: Final = "feedback"
 
 
 @dataclass(slots=True)
 class Streams:
-    """The residual streams [n_windows, n_tokens, dim] in front of a layer."""
+    """The residual streams [n_samples, n_tokens, dim] in front of a layer."""
 
     exact: Float32Array
     rounded: Float32Array
@@ -56,7 +65,7 @@ class Streams:
 
 @dataclass(slots=True)
 class _Heads:
-    """What the attention's output matrix reads, of all windows; the other inputs are recomputed."""
+    """The inputs of the attention's output matrix, by sample; other inputs are recomputed."""
 
     exact: dict[int, Float32Array] = field(default_factory=dict)  # [n_tokens, heads * head_dim]
     rounded: dict[int, Float32Array] = field(default_factory=dict)
@@ -69,90 +78,97 @@ class Calibration:
         self,
         plan: Plan,
         checkpoint: Checkpoint,
-        windows: NDArray[np.integer],
+        fitted: NDArray[np.integer],
         held_out: NDArray[np.integer],
         *,
         n_threads: int | None = None,
         state: CalibrationState | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Take token ids: windows [n_windows, n_tokens] to fit to, and held-out ones.
+        """Take token ids [n_samples, n_tokens]: samples to fit to, and held-out ones.
 
-        ``state`` keeps what is done, for a later call to go on from. ``progress`` is called with
-        the source bytes that are done, also within a layer.
+        ``state`` saves finished layers, so that a later call can continue. ``progress`` is called
+        with the source bytes of each step that is done, several times a layer.
         """
         self._plan = plan
         self._checkpoint = checkpoint
         self._original = Original(plan, checkpoint)
-        self._tokens = np.concatenate([windows, held_out])
-        self._n_fitted = len(windows)
+        self._tokens = np.concatenate([fitted, held_out])
+        self._n_fitted = len(fitted)
         self._n_threads = n_threads or os.cpu_count() or 1
         self._state = state
-        self._progress = progress
-        self._done_bytes = 0
-        self._embedding: list[tuple[Piece, bytes]] = []  # kept for a tied head
+        self._advance = progress or (lambda _n_bytes: None)
+        self._embedding: list[RoundedPiece] = []  # kept for a tied head
         self.divergence: Divergence | None = None
 
-    def pieces(self) -> Iterator[Written]:
-        """Yield all tensors in file order; see ``Piece`` for what is known of each.
+    def units(self) -> Iterator[RoundedUnit]:
+        """Yield all units in file order; see `RoundedUnit` for how to take them.
 
-        Afterwards ``divergence`` is what the held-out windows say. Raises QsfConversionError when
-        a weight cannot be stored or the activations are not finite.
+        Once all tensors are taken, ``divergence`` is what the held-out samples measure. Raises
+        QsfConversionError when a weight cannot be stored or the activations are not finite.
         """
         streams = yield from self._embed()
-        n_layers = self._plan.facts.header.n_layers
-        n_done = 0
-        if self._state is not None:
-            n_done = self._state.n_layers
-        for unit_idx in range(1, n_layers + 1):
-            targets = self._original.targets(unit_idx)
-            if unit_idx <= n_done:
+        n_saved = 0 if self._state is None else self._state.n_layers
+        for unit in self._plan.layers:
+            if unit.unit_idx <= n_saved:
                 assert self._state is not None
-                self._read_through(targets)
-                yield from self._state.pieces(unit_idx, targets)
-                if unit_idx == n_done:
+                self._read_through(unit)
+                yield RoundedUnit(unit, self._state.tensors(unit.unit_idx, unit.targets))
+                if unit.unit_idx == n_saved:
                     streams = Streams(*self._state.streams())
-                self._advance(sum(t.source_bytes for t in targets))
+                self._advance(sum(t.source_bytes for t in unit.targets))
                 continue
-            written = self._layer(unit_idx, streams)
+            tensors = self._layer(unit, streams)
             if self._state is not None:
-                self._state.save(unit_idx, written, (streams.exact, streams.rounded))
-            yield from written
-        yield from self._final(n_layers + 1, streams)
+                self._state.save(unit.unit_idx, tensors, (streams.exact, streams.rounded))
+            yield RoundedUnit(unit, tensors)
+        unit = self._plan.units[-1]
+        yield RoundedUnit(unit, self._final(unit, streams))
 
     # ---- units ----
 
-    def _embed(self) -> Generator[Written, None, Streams]:
-        """Write the embedding unit; the streams begin with its rows."""
-        targets = tuple(self._original.targets(0))
+    def _embed(self) -> Generator[RoundedUnit, None, Streams]:
+        """Yield positions and embeddings; return the streams, which begin with their rows."""
+        units = [u for u in self._plan.units if u.place in (Place.POSITIONS, Place.EMBEDDING)]
         shape = (*self._tokens.shape, self._plan.facts.header.dim)
         streams = Streams(self._original.embed(self._tokens), np.zeros(shape, np.float32))
-        pieces = quantised_pieces(targets, self._checkpoint, self._n_threads)
-        for piece, data in pieces:
-            yield piece, data
-            target = piece.target
-            if target.rule.place is Place.POSITIONS:
-                rows = np.frombuffer(data, "<f2").astype(np.float32).reshape(-1, target.n_cols)
-                stop = min(piece.stop, shape[1])
-                if piece.start < stop:
-                    streams.rounded[:, piece.start : stop] += rows[: stop - piece.start]
-                continue
-            rows = dequantise_tiles(target.dtype, data, piece.stop - piece.start, target.n_cols)
-            here = (self._tokens >= piece.start) & (self._tokens < piece.stop)
-            streams.rounded[here] += rows[self._tokens[here] - piece.start]
-            if self._plan.facts.arch.tied_head:
-                self._embedding.append((piece, data))
-        self._advance(sum(t.source_bytes for t in targets))
+        for unit in rounded_units(units, self._checkpoint, self._n_threads):
+            yield RoundedUnit(unit.unit, self._embedded(unit, streams))
+        self._advance(sum(t.source_bytes for unit in units for t in unit.targets))
         return streams
 
-    def _layer(self, unit_idx: int, streams: Streams) -> list[Written]:
-        """Round one layer and take both streams behind it."""
+    def _embedded(self, unit: RoundedUnit, streams: Streams) -> Iterator[RoundedTensor]:
+        """Yield the tensors of a unit whose rows are added to the rounded stream."""
+
+        def add(pieces: Iterable[RoundedPiece]) -> Iterator[RoundedPiece]:
+            for rounded in pieces:
+                self._add_rows(rounded, streams.rounded)
+                yield rounded
+
+        for tensor in unit.tensors:
+            yield RoundedTensor(tensor.target, add(tensor.pieces), tensor.action)
+
+    def _add_rows(self, rounded: RoundedPiece, stream: Float32Array) -> None:
+        """Add rows of the positions or of the embedding to a stream [n_samples, n_tokens, dim]."""
+        piece, n_cols = rounded.piece, rounded.piece.target.n_cols
+        if piece.target.rule.place is Place.POSITIONS:
+            rows = np.frombuffer(rounded.data, "<f2").astype(np.float32).reshape(-1, n_cols)
+            stop = min(piece.stop, stream.shape[1])
+            if piece.start < stop:
+                stream[:, piece.start : stop] += rows[: stop - piece.start]
+            return
+        rows = dequantise_tiles(piece.target.dtype, rounded.data, piece.n_rows, n_cols)
+        here = (self._tokens >= piece.start) & (self._tokens < piece.stop)
+        stream[here] += rows[self._tokens[here] - piece.start]
+        if self._plan.facts.arch.tied_head:
+            self._embedding.append(rounded)
+
+    def _layer(self, unit: PlannedUnit, streams: Streams) -> list[RoundedTensor]:
+        """Round one layer, and take both streams through it."""
         original = self._original
-        targets = {
-            t.rule.target: t for t in original.targets(unit_idx) if t.rule.target is not None
-        }
+        targets = {t.rule.target: t for t in unit.targets if t.rule.target is not None}
         dtypes = {kind: target.dtype for kind, target in targets.items()}
-        plain = original.weights(unit_idx)
+        plain = original.weights(unit.unit_idx)
         energies = self._energies(plain, streams.exact)
         exact, actions = transforms.choose(plain, dtypes, energies, original.header)
         del plain, energies
@@ -171,64 +187,75 @@ class Calibration:
                 layer_bytes * (n + 1) // len(INPUT_GROUPS) - layer_bytes * n // len(INPUT_GROUPS)
             )
         return [
-            _vector(target, exact[kind])
+            RoundedTensor(target, (_vector(target, exact[kind]),))
             if target.is_vector
-            else _matrix(Piece(target, 0, target.n_rows), rounded[kind], actions.get(kind, ""))
+            else RoundedTensor(
+                target,
+                (_matrix(Piece.whole(target), rounded[kind]),),
+                _action(target, actions.get(kind, "")),
+            )
             for kind, target in targets.items()
         ]
 
-    def _final(self, unit_idx: int, streams: Streams) -> Iterator[Written]:
-        """Write norm and head; compare the predictions on the held-out windows."""
+    def _final(self, unit: PlannedUnit, streams: Streams) -> Iterator[RoundedTensor]:
+        """Yield norm and head; then compare the predictions on the held-out samples."""
         original, dim = self._original, self._plan.facts.header.dim
-        vectors = original.vectors(unit_idx)
+        vectors = original.vectors(unit.unit_idx)
         exact = original.final_norm(vectors, streams.exact)
         rounded = original.final_norm(vectors, streams.rounded)
-        table = self._embedding
-        for target in original.targets(unit_idx):
+        head = self._embedding
+        for target in unit.targets:
             if target.is_vector:
                 assert target.rule.target is not None
-                yield _vector(target, vectors[target.rule.target])
+                yield RoundedTensor(target, (_vector(target, vectors[target.rule.target]),))
                 continue
             sums = InputSums(dim)
             for i in range(self._n_fitted):
                 sums.add(exact[i], rounded[i], None)
-            table = list(self._head(target, Rounding(sums, self._n_threads)))
-            yield from table
-        held = self._tokens[self._n_fitted :]
-        divergence = Divergence(held)
-        for piece, data in table:
-            rows = read_target(piece.target, self._checkpoint, piece)
-            stored = dequantise_tiles(piece.target.dtype, data, *rows.shape)
-            for i in range(len(held)):
-                at = self._n_fitted + i
-                divergence.add(i, piece.start, exact[at] @ rows.T, rounded[at] @ stored.T)
-        self.divergence = divergence
-        self._advance(sum(target.source_bytes for target in original.targets(unit_idx)))
+            head = list(self._head(target, Rounding(sums, self._n_threads)))
+            yield RoundedTensor(target, head, _action(target, ""))
+        self.divergence = self._compare(head, exact, rounded)
+        self._advance(sum(target.source_bytes for target in unit.targets))
 
-    def _head(self, target: Target, rounding: Rounding) -> Iterator[Written]:
+    def _head(self, target: Target, rounding: Rounding) -> Iterator[RoundedPiece]:
         for start in range(0, target.n_rows, _HEAD_ROWS):
             piece = Piece(target, start, min(start + _HEAD_ROWS, target.n_rows))
-            rows = read_target(target, self._checkpoint, piece)
-            yield _matrix(piece, self._round(rounding, target, rows), "")
+            rows = read_rows(piece, self._checkpoint)
+            yield _matrix(piece, self._round(rounding, target, rows))
+
+    def _compare(
+        self, head: list[RoundedPiece], exact: Float32Array, rounded: Float32Array
+    ) -> Divergence:
+        """Compare both models' logits of the held-out samples, some rows of the head at a time."""
+        held_out = self._tokens[self._n_fitted :]
+        divergence = Divergence(held_out)
+        for part in head:
+            piece = part.piece
+            rows = read_rows(piece, self._checkpoint)
+            stored = dequantise_tiles(piece.target.dtype, part.data, *rows.shape)
+            for i in range(len(held_out)):
+                at = self._n_fitted + i
+                divergence.add(i, piece.start, exact[at] @ rows.T, rounded[at] @ stored.T)
+        return divergence
 
     # ---- parts of a layer ----
 
     def _energies(self, w: Weights, x: Float32Array) -> dict[Group, NDArray[np.float64]]:
-        """Sums of input x input of the unchanged layer, of the original's stream."""
-        found: dict[Group, NDArray[np.float64]] = {}
+        """Return sums of y^T y over inputs y of the unchanged layer, of the original's stream."""
+        sums: dict[Group, NDArray[np.float64]] = {}
 
         def observe(kinds: Group, y: Float32Array) -> None:
             product = y.T @ y
-            found[kinds] = found[kinds] + product if kinds in found else product.astype(np.float64)
+            sums[kinds] = sums[kinds] + product if kinds in sums else product.astype(np.float64)
 
-        step = max(1, self._n_fitted // _WINDOWS_TO_CHOOSE)
+        step = max(1, self._n_fitted // _SAMPLES_TO_CHOOSE)
         self._original.layer(w, x[: self._n_fitted : step], observe)
-        return found
+        return sums
 
     def _inputs(
         self, group: Group, w: Weights, x: Float32Array, heads: Float32Array | None
     ) -> Float32Array:
-        """What a group reads in one window, given ``x`` [n_tokens, dim] in front of it."""
+        """Return the input of a group in one sample, of the stream ``x`` [n_tokens, dim]."""
         original = self._original
         if T.Q in group:
             return original.attention_input(w, x)
@@ -243,8 +270,8 @@ class Calibration:
     ) -> InputSums:
         is_adding = T.ATTN_OUT in group or T.FFN_DOWN in group
         sums: InputSums | None = None
-        for start in range(0, self._n_fitted, _WINDOWS_AT_ONCE):
-            here = range(start, min(start + _WINDOWS_AT_ONCE, self._n_fitted))
+        for start in range(0, self._n_fitted, _SAMPLES_AT_ONCE):
+            here = range(start, min(start + _SAMPLES_AT_ONCE, self._n_fitted))
             inputs = self._inputs_of_both(group, exact, stored, streams, heads, here)
             z, y = (np.concatenate(of) for of in inputs)
             lacking = None
@@ -253,7 +280,7 @@ class Calibration:
                 lacking = (streams.exact[at] - streams.rounded[at]).reshape(len(y), -1)
             sums = sums or InputSums(y.shape[1])
             sums.add(z, y, lacking)
-        assert sums is not None  # there is at least one window
+        assert sums is not None  # there is at least one sample
         return sums
 
     def _inputs_of_both(
@@ -265,7 +292,7 @@ class Calibration:
         heads: _Heads,
         here: range,
     ) -> tuple[list[Float32Array], list[Float32Array]]:
-        """What a group reads in some windows, in the original and in the rounded model."""
+        """Return the inputs of a group in some samples, in the original and the rounded model."""
         of_exact, of_rounded = ([streams.exact[0]] * len(here) for _ in range(2))
 
         def compute(i: int) -> None:
@@ -279,7 +306,7 @@ class Calibration:
     def _pass(
         self, group: Group, exact: Weights, stored: Weights, streams: Streams, heads: _Heads
     ) -> None:
-        """Take both streams of all windows behind a group of matrices."""
+        """Take both streams of all samples through a group of matrices."""
         original = self._original
         for w, xs, of in (
             (exact, streams.exact, heads.exact),
@@ -308,32 +335,26 @@ class Calibration:
                 f"{target.name}: {error.reason}"
             ) from error
 
-    def _read_through(self, targets: list[Target]) -> None:
-        """Read what an earlier call has rounded, for the digest of the weights."""
-        for target in targets:
-            read_target(target, self._checkpoint)
-
-    def _advance(self, n_bytes: int) -> None:
-        self._done_bytes += n_bytes
-        if self._progress is not None:
-            self._progress(self._done_bytes)
+    def _read_through(self, unit: PlannedUnit) -> None:
+        """Read a layer that an earlier call has rounded, for the digest of the weights."""
+        for target in unit.targets:
+            read_tensor(target, self._checkpoint)
 
 
-def _vector(target: Target, values: Float32Array) -> Written:
-    """A norm or bias as it will lie in the file."""
-    piece = Piece(target, 0, 1)
+def _vector(target: Target, values: Float32Array) -> RoundedPiece:
+    """Return a norm or bias [n] as it will lie in the file."""
     try:
-        return piece, plain_rows(values[None], np.dtype("<f4"), np.inf, piece.errors)
+        return round_plain(Piece.whole(target), values[None])
     except UnrepresentableError as error:
         raise QsfConversionError(
             f"tensor {target.source.name} at {[error.col]}: {error.reason}"
         ) from error
 
 
-def _matrix(piece: Piece, rounded: Rounded, transform: str) -> Written:
-    piece.errors = rounded.errors
-    feedback = "" if piece.target.dtype in (Dtype.F16, Dtype.F32) else FEEDBACK
-    piece.action = ", ".join(filter(None, (transform, feedback)))
-    piece.output_error = rounded.output_error
-    piece.entries = rounded.entries
-    return piece, rounded.tiles
+def _matrix(piece: Piece, rounded: Rounded) -> RoundedPiece:
+    return RoundedPiece(piece, rounded.tiles, rounded.errors, rounded.entries, rounded.output_error)
+
+
+def _action(target: Target, transform: str) -> str:
+    feedback = "" if target.dtype in (Dtype.F16, Dtype.F32) else FEEDBACK
+    return ", ".join(filter(None, (transform, feedback)))

@@ -1,12 +1,12 @@
-"""Rounding a matrix so that what it computes stays, not the weights: the sums and the solution.
+"""Rounds a matrix so that its outputs change least, not its weights: the sums and the solution.
 
 A matrix W reads y where the original reads z, because everything before it is rounded already.
-Of texts, these sums are kept, all over tokens:
+These sums over all tokens of the text are kept:
 
     H = sum y^T y    C = sum z^T y    D = sum d^T y
 
-d is what the residual stream lacks so far, for matrices that add to it. First the weights become
-those that come nearest to the original's output, and to what the stream lacks: they minimise
+d is the error of the residual stream so far (original - rounded), for matrices that add to it.
+First the weights become those that come nearest to the original's output plus d: they minimise
 sum |W' y - (W z + d)|^2, which is W' = W + (W (C - H) + D) H^-1. Then they are rounded with error
 feedback under H (GPTQ, Frantar et al. 2022). Correcting for z is GPTAQ's idea (Li et al. 2025).
 """
@@ -32,9 +32,13 @@ from qsf_converter.sources.checkpoint import Float32Array
 
 Float64Array = NDArray[np.float64]
 
-# Of the mean of H's diagonal, added to it: what few tokens say is not believed blindly.
+# This share of the mean of H's diagonal is added to the diagonal, because few tokens are noisy.
 DAMPING: Final = 0.05
-_DAMPINGS: Final = (DAMPING, 10 * DAMPING, 100 * DAMPING)  # should feedback not stay finite
+_DAMPINGS: Final = (
+    DAMPING,
+    10 * DAMPING,
+    100 * DAMPING,
+)  # the larger ones where feedback does not stay finite
 _ROWS_AT_ONCE: Final = 512  # a share of a thread
 _LEAST_SPLIT: Final = 256  # below that, numpy's own inverse is as fast
 
@@ -72,11 +76,11 @@ class Rounded:
     stored: Float32Array  # [n_rows, n_cols], what the tiles stand for
     errors: ErrorSums  # against the original's weights
     output_error: float  # squared error of the outputs that rounding made, relative
-    entries: Entries | None = None  # of a side table, included in ``stored``
+    entries: Entries | None = None  # of an outlier table, included in ``stored``
 
 
 class Rounding:
-    """The solution for one group of matrices: what is common to them is computed once."""
+    """The solution for one group of matrices; the factor that they share is computed once."""
 
     def __init__(self, sums: InputSums, n_threads: int, damping: float = DAMPING) -> None:
         """Factorise. Raises QsfConversionError when the sums are not finite."""
@@ -97,7 +101,7 @@ class Rounding:
     def round(self, dtype: Dtype, weights: Float32Array, *, has_table: bool = False) -> Rounded:
         """Round ``weights`` [n_rows, n_cols] of the original to ``dtype``.
 
-        With ``has_table`` outliers are kept apart, in ``Rounded.entries``.
+        With ``has_table`` outliers are stored apart, in ``Rounded.entries``.
 
         Raises UnrepresentableError for a value that the type cannot hold.
         """
@@ -136,7 +140,8 @@ class Rounding:
         with ThreadPoolExecutor(self._n_threads) as pool:
             tiles = b"".join(pool.map(part, _row_ranges(len(weights))))
         if entries is not None:
-            # What was taken away, not what the tiles lack: feedback has seen to their error.
+            # The difference to the values that replaced the outliers, not to the tiles: feedback
+            # has compensated the error of the tiles already.
             at = (entries.rows, entries.cols)
             deltas = (wanted[at] - plain[at]).astype(np.float16).astype(np.float32)
             stored[at] += deltas

@@ -135,7 +135,7 @@ def choose_effort(
 
 def measure(
     original: Original,
-    windows: NDArray[np.integer],
+    samples: NDArray[np.integer],
     candidates: Mapping[str, Collection[Dtype]],
     *,
     measured: Collection[Dtype] = MEASURED,
@@ -153,7 +153,7 @@ def measure(
 
     Args:
         original: the model.
-        windows: token ids, [n_windows, n_tokens]; independent texts; as many as
+        samples: token ids, [n_samples, n_tokens]; independent texts; as many as
             ``choose_effort`` says.
         candidates: types by ``Target.name``; matrices that are missing are not measured.
         measured: the types of which KL is measured in layers.
@@ -164,18 +164,18 @@ def measure(
     Raises QsfArgumentError for token ids or candidates that the model does not have,
     QsfConversionError when a weight cannot be rounded or the model computes no finite numbers.
     """
-    _check(original, windows, candidates)
-    return _Measurement(original, windows, candidates, measured, progress, round_to).run()
+    _check(original, samples, candidates)
+    return _Measurement(original, samples, candidates, measured, progress, round_to).run()
 
 
 def measure_layers(
-    original: Original, windows: NDArray[np.integer], *, progress: Progress | None = None
+    original: Original, samples: NDArray[np.integer], *, progress: Progress | None = None
 ) -> tuple[LayerImportance, ...]:
     """Measure only what the layers matter: one stream for each of them.
 
     Arguments and errors are those of ``measure``.
     """
-    return measure(original, windows, {}, progress=progress).layers
+    return measure(original, samples, {}, progress=progress).layers
 
 
 @dataclass(slots=True)
@@ -184,7 +184,7 @@ class _Stream:
 
     name: str  # of the matrix; of a skipped layer its number
     dtype: Dtype | None  # None: skipped
-    x: Float32Array  # [n_windows, n_tokens, dim]
+    x: Float32Array  # [n_samples, n_tokens, dim]
     head: Dtype | None = None  # what the head is rounded to
 
 
@@ -193,7 +193,7 @@ class _Measurement:
     """The pass over the layers: the streams, and what was found so far."""
 
     original: Original
-    windows: NDArray[np.integer]
+    samples: NDArray[np.integer]
     candidates: Mapping[str, Collection[Dtype]]
     measured: Collection[Dtype]
     progress: Progress | None
@@ -210,16 +210,16 @@ class _Measurement:
         original = self.original
         self.jobs = _jobs(original, self.candidates, self.measured)
         self._count()
-        x = original.embed(self.windows)
+        x = original.embed(self.samples)
         self._start_embeddings(x)
         for layer in range(original.header.n_layers):
             x = self._pass_layer(layer, x)
         self._start_heads(x)
         with np.errstate(all="ignore"):  # the result is looked at
-            found = self._divergences(x)
-        if not np.isfinite(found).all():
+            divergences = self._divergences(x)
+        if not np.isfinite(divergences).all():
             raise QsfConversionError("the model computes NaN or infinity on the calibration texts")
-        return self._result([max(0.0, float(value)) for value in found])
+        return self._result([max(0.0, float(value)) for value in divergences])
 
     def _count(self) -> None:
         """Count the passes: those of the original, and of each stream from where it starts."""
@@ -240,8 +240,8 @@ class _Measurement:
                 continue
             changed = x.copy()
             for start, rows in self.original.embedding_rows():
-                here = (self.windows >= start) & (self.windows < start + len(rows))
-                ids, places = np.unique(self.windows[here] - start, return_inverse=True)
+                here = (self.samples >= start) & (self.samples < start + len(rows))
+                ids, places = np.unique(self.samples[here] - start, return_inverse=True)
                 if len(ids):
                     used = rows[ids]
                     changed[here] += (self._round(name, dtype, used) - used)[places]
@@ -365,52 +365,52 @@ class _Measurement:
                 LayerImportance(layer, cosine, skipped[layer])
                 for layer, cosine in enumerate(self.cosines)
             ),
-            n_tokens=self.windows.size,
+            n_tokens=self.samples.size,
         )
 
 
 class _LogSum:
-    """log sum exp over ranges of logits, for [n_windows, n_tokens]."""
+    """log sum exp over ranges of logits, for [n_samples, n_tokens]."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._most = np.full(shape, -np.inf)
         self._sum = np.zeros(shape)
 
-    def add(self, window: int, logits: Float32Array) -> None:
-        """Include logits [n_tokens, n_rows] of a window."""
-        before = self._most[window]
+    def add(self, sample: int, logits: Float32Array) -> None:
+        """Include logits [n_tokens, n_rows] of a sample."""
+        before = self._most[sample]
         most = np.maximum(before, logits.max(axis=1))
         shifted = np.exp(logits - most[:, None].astype(np.float32))
         with np.errstate(invalid="ignore"):
-            kept = np.where(self._sum[window] > 0, np.exp(before - most), 0.0)
-        self._sum[window] = self._sum[window] * kept + shifted.sum(axis=1, dtype=np.float64)
-        self._most[window] = most
+            kept = np.where(self._sum[sample] > 0, np.exp(before - most), 0.0)
+        self._sum[sample] = self._sum[sample] * kept + shifted.sum(axis=1, dtype=np.float64)
+        self._most[sample] = most
 
-    def value(self, window: int) -> NDArray[np.float64]:
-        """The result of a window, [n_tokens]."""
-        return np.asarray(self._most[window] + np.log(self._sum[window]))
+    def value(self, sample: int) -> NDArray[np.float64]:
+        """The result of a sample, [n_tokens]."""
+        return np.asarray(self._most[sample] + np.log(self._sum[sample]))
 
     def all(self) -> NDArray[np.float64]:
-        """The result of all windows."""
+        """The result of all samples."""
         return np.asarray(self._most + np.log(self._sum))
 
 
 def _check(
-    original: Original, windows: NDArray[np.integer], candidates: Mapping[str, Collection[Dtype]]
+    original: Original, samples: NDArray[np.integer], candidates: Mapping[str, Collection[Dtype]]
 ) -> None:
-    if windows.ndim != 2 or not windows.size:
+    if samples.ndim != 2 or not samples.size:
         raise QsfArgumentError(
-            f"calibration windows of shape {list(windows.shape)}: two axes needed"
+            f"calibration samples of shape {list(samples.shape)}: two axes needed"
         )
     n_vocab = original.header.n_vocab
-    least, most = int(windows.min()), int(windows.max())
+    least, most = int(samples.min()), int(samples.max())
     if least < 0 or most >= n_vocab:
         raise QsfArgumentError(
             f"calibration tokens {least} .. {most}, the vocabulary is 0 .. {n_vocab - 1}"
         )
-    if windows.shape[1] > original.header.max_tokens:
+    if samples.shape[1] > original.header.max_tokens:
         raise QsfArgumentError(
-            f"calibration windows of {windows.shape[1]} tokens, the model takes at most"
+            f"calibration samples of {samples.shape[1]} tokens, the model takes at most"
             f" {original.header.max_tokens}"
         )
     known = {target.name for target in _matrices(original)}
@@ -473,7 +473,7 @@ def _energy(values: Float32Array) -> float:
 
 
 def _mean_cosine(x: Float32Array, y: Float32Array) -> float:
-    """Mean over tokens; of [n_windows, n_tokens, dim]."""
+    """Mean over tokens; of [n_samples, n_tokens, dim]."""
     products = np.einsum("wtd,wtd->wt", x, y, dtype=np.float64)
     norms = np.sqrt(np.sum(x * x, axis=-1, dtype=np.float64))
     norms *= np.sqrt(np.sum(y * y, axis=-1, dtype=np.float64))

@@ -1,9 +1,9 @@
-"""What a calibration has done so far, in a folder beside the file that it makes.
+"""The finished layers of a calibration, in a folder beside the file that it makes.
 
-After each layer its tensors and both residual streams are saved; a later call with the same
-model, text and options goes on from there and makes the same file, bit for bit. Each file
-appears complete or not at all, and begins with the SHA-256 of the rest: one that a power cut or
-a disk has damaged is not believed, and the calibration goes on from what is in front of it.
+After each layer its tensors and both residual streams are saved. A later call with the same
+model, text and options continues from there and makes the same file, bit for bit. Each saved file
+appears complete or not at all, and begins with the SHA-256 of the rest: a file that a power cut or
+a disk has damaged is ignored, and the calibration continues from the last layer before it.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -23,33 +23,57 @@ import numpy as np
 
 from qsf.errors import QsfIOError
 from qsf.file.layout import Dtype
+from qsf_converter.calibrate.calibration_text import CalibrationText
 from qsf_converter.calibrate.sensitivity import LayerImportance, Sensitivity
+from qsf_converter.request import Request
 from qsf_converter.rounding.outliers import Entries
-from qsf_converter.rounding.pieces import Piece
+from qsf_converter.rounding.pieces import Piece, RoundedPiece, RoundedTensor
 from qsf_converter.rounding.plan import Target
 from qsf_converter.rounding.quantisers import ErrorSums
 from qsf_converter.sources.checkpoint import Float32Array
+from qsf_converter.sources.source import Source
 
 _KEY: Final = "key"
 _OUR_NAMES: Final = re.compile(
     r"key|sensitivity\.(json|partial)|(layer|streams)-\d{4,}\.(npz|partial)"
 )
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
+# Bumped when the same model, text and options would no longer give the same file.
+_STATE_VERSION: Final = 1
 
 
 def folder_of(out: Path) -> Path:
-    """Return where the state of the file ``out`` lies."""
+    """Return the folder of the state of the file ``out``."""
     return out.with_name(f"{out.name}.calibration")
 
 
+def state_key(source: Source, request: Request, text: CalibrationText) -> str:
+    """Return the text that identifies a calibration: equal keys make equal files.
+
+    It has the options that decide what is rounded to what; threads and compression do not.
+    """
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.files]
+    facts = {
+        "version": _STATE_VERSION,
+        "files": sorted(files),
+        "tensors": [[t.name, t.shape, t.dtype] for t in source.checkpoint.tensors.values()],
+        "quant_type": request.quant_type,
+        "embed_type": request.embed_type,
+        "options": request.meta_options(),
+        "fitted": hashlib.sha256(text.fitted.tobytes()).hexdigest(),
+        "held_out": hashlib.sha256(text.held_out.tobytes()).hexdigest(),
+    }
+    return json.dumps(facts)
+
+
 class CalibrationState:
-    """The saved layers of one calibration. Its folder is there once something is saved."""
+    """The saved layers of one calibration. The folder is made when the first one is saved."""
 
     def __init__(self, folder: Path, key: str) -> None:
-        """Find what is saved. ``key`` says what the state is of.
+        """Look for saved layers of the calibration that ``key`` identifies.
 
-        A folder with another key is of another calibration and is removed. Raises QsfIOError,
-        also when the folder is something else than a calibration's state.
+        A folder with another key belongs to another calibration and is removed. Raises QsfIOError,
+        also when the folder holds anything but a calibration's state.
         """
         self._folder = folder
         self._key = key
@@ -62,18 +86,18 @@ class CalibrationState:
         self.n_layers = self._count()
 
     def _check_ours(self) -> None:
-        """Refuse what a user may have put there: a folder of another key is removed."""
-        what = ""
+        """Refuse a folder of the user's: a state with another key is removed."""
+        obstacle = ""
         if self._folder.is_symlink() or self._folder.is_file():
-            what = "it is no folder"
+            obstacle = "it is no folder"
         elif self._folder.is_dir():
             names = [path.name for path in self._folder.iterdir()]
             others = [name for name in names if not _OUR_NAMES.fullmatch(name)]
-            what = f"it holds {min(others)}" if others else ""
-        if what:
+            obstacle = f"it holds {min(others)}" if others else ""
+        if obstacle:
             raise QsfIOError(
-                f"{self._folder}: the calibration's state would lie there, but {what}; move it, or"
-                " choose another name for the output"
+                f"{self._folder}: the calibration's state would lie there, but {obstacle}; move it,"
+                " or choose another name for the output"
             )
 
     def _read_key(self) -> str | None:
@@ -120,44 +144,49 @@ class CalibrationState:
         arrays = self._load(self._streams(self.n_layers))
         return arrays["exact"], arrays["rounded"]
 
-    def pieces(self, unit_idx: int, targets: Sequence[Target]) -> Iterator[tuple[Piece, bytes]]:
+    def tensors(self, unit_idx: int, targets: Sequence[Target]) -> Iterator[RoundedTensor]:
         """Yield the tensors of a layer as they were saved."""
         arrays = self._load(self._layer(unit_idx))
         facts = json.loads(arrays["facts"].tobytes())
         for i, target in enumerate(targets):
-            piece = Piece(target, 0, target.n_rows)
-            piece.errors = ErrorSums(**facts[i]["errors"])
-            piece.action = facts[i]["action"]
-            piece.output_error = facts[i]["output_error"]
+            outliers = None
             if f"rows{i}" in arrays:
-                piece.entries = Entries(
-                    arrays[f"rows{i}"], arrays[f"cols{i}"], arrays[f"values{i}"]
-                )
-            yield piece, arrays[f"data{i}"].tobytes()
+                outliers = Entries(arrays[f"rows{i}"], arrays[f"cols{i}"], arrays[f"values{i}"])
+            piece = RoundedPiece(
+                Piece.whole(target),
+                arrays[f"data{i}"].tobytes(),
+                ErrorSums(**facts[i]["errors"]),
+                outliers,
+                facts[i]["output_error"],
+            )
+            yield RoundedTensor(target, (piece,), facts[i]["action"])
 
     def save(
         self,
         unit_idx: int,
-        written: Sequence[tuple[Piece, bytes]],
+        tensors: Sequence[RoundedTensor],
         streams: tuple[Float32Array, Float32Array],
     ) -> None:
-        """Save a layer and the streams behind it. Raises QsfIOError, also when the disk is full."""
-        facts = [
-            {
-                "errors": dataclasses.asdict(piece.errors),
-                "action": piece.action,
-                "output_error": piece.output_error,
-            }
-            for piece, _ in written
-        ]
-        arrays: dict[str, Any] = {
-            f"data{i}": np.frombuffer(data, np.uint8) for i, (_, data) in enumerate(written)
-        }
-        for i, (piece, _) in enumerate(written):
-            if piece.entries is not None:
-                arrays[f"rows{i}"] = piece.entries.rows
-                arrays[f"cols{i}"] = piece.entries.cols
-                arrays[f"values{i}"] = piece.entries.values
+        """Save a layer, of tensors of one piece each, and the streams behind it.
+
+        Raises QsfIOError, also when the disk is full.
+        """
+        facts = []
+        arrays: dict[str, Any] = {}
+        for i, tensor in enumerate(tensors):
+            (piece,) = tensor.pieces
+            facts.append(
+                {
+                    "errors": dataclasses.asdict(piece.errors),
+                    "action": tensor.action,
+                    "output_error": piece.output_error,
+                }
+            )
+            arrays[f"data{i}"] = np.frombuffer(piece.data, np.uint8)
+            if piece.outliers is not None:
+                arrays[f"rows{i}"] = piece.outliers.rows
+                arrays[f"cols{i}"] = piece.outliers.cols
+                arrays[f"values{i}"] = piece.outliers.values
         arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         self._put(
             self._streams(unit_idx),
@@ -169,7 +198,7 @@ class CalibrationState:
         self.n_layers = unit_idx
 
     def _put(self, path: Path, write: Callable[[IO[bytes]], object]) -> None:
-        """Make a file of what ``write`` writes, with its digest in front."""
+        """Write a file with ``write``, and the digest of its content in front of it."""
         partial = path.with_suffix(".partial")
         try:
             if not self._folder.is_dir():
@@ -190,14 +219,13 @@ class CalibrationState:
             raise QsfIOError(f"{path}: {error.strerror or error}") from error
 
     def sensitivity(self, measure: Callable[[], Sensitivity]) -> Sensitivity:
-        """Return what was measured before, or measure it now and keep it. Raises QsfIOError."""
+        """Return the saved measurement, or measure now and save it. Raises QsfIOError."""
         path = self._folder / "sensitivity.json"
         if self._is_whole(path):
             return _sensitivity_of(json.loads(path.read_bytes()[_DIGEST_BYTES:]))
-        found = measure()
-        text = json.dumps(dataclasses.asdict(found))
+        text = json.dumps(dataclasses.asdict(measure()))
         self._put(path, lambda file: file.write(text.encode()))
-        # As a later call will read it.
+        # Read back, so that a later call gets the same numbers.
         return _sensitivity_of(json.loads(text))
 
     def remove(self) -> None:

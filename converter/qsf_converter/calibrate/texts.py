@@ -1,4 +1,4 @@
-"""Texts for calibration and evaluation: read from files, and cut into windows of tokens."""
+"""Texts for calibration and evaluation: read from files, and cut into samples of tokens."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from qsf.errors import QsfConversionError, QsfIOError
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.sources.metadata import read_bytes
 
-MIN_WINDOW_TOKENS: Final = 64  # statistics of less would be those of a few words
+MIN_SAMPLE_TOKENS: Final = 64  # statistics of less would be those of a few words
 
 _END_LINE: Final = re.compile(r"^<\|endoftext\|>\r?\n?", re.MULTILINE)
 _TEXT_KEYS: Final = ("text", "content", "prompt")
 _BUNDLED: Final = Path(__file__).with_name("calibration_text.txt")
 # Encoding takes some 200 times the memory of its text, so texts are encoded in pieces.
 _PIECE_CHARS: Final = 16384
-# Of a text that is far longer than the windows need, only some pieces are encoded. Few
+# Of a text that is far longer than the samples need, only some pieces are encoded. Few
 # vocabularies have more characters per token, in any language.
 _CHARS_PER_TOKEN: Final = 16
 
@@ -82,31 +82,31 @@ def bundled_text() -> str:
     return _BUNDLED.read_text(encoding="utf-8")
 
 
-def windows(
+def cut_samples(
     tokenizer_json: bytes,
     texts: Sequence[str],
     *,
     n_tokens: int,
-    max_windows: int,
+    max_samples: int,
     bos_id: int | None = None,
     eos_id: int | None = None,
 ) -> NDArray[np.int32]:
-    """Return token ids [n_windows, n_tokens] of the texts; the same for the same arguments.
+    """Return token ids [n_samples, n_tokens] of the texts; the same for the same arguments.
 
     The texts are one sequence with ``eos_id`` between them, if the model has one. It is cut
-    into windows without overlap, of which ``max_windows`` are taken, evenly spread, and every
-    window begins with ``bos_id``, if the model has one. What does not fill a window is left
-    out; where even the first is not full, the only window is as long as the sequence.
+    into samples without overlap, of which ``max_samples`` are taken, evenly spread, and every
+    sample begins with ``bos_id``, if the model has one. What does not fill a sample is left
+    out; where even the first is not full, the only sample is as long as the sequence.
 
-    Raises QsfConversionError when there are fewer than 64 tokens (or than a window, if that is
+    Raises QsfConversionError when there are fewer than 64 tokens (or than a sample, if that is
     shorter), and when the texts are not Unicode; QsfFormatError and QsfUnsupportedError when the
     tokenizer cannot be used.
     """
     n_bos = 0 if bos_id is None else 1
     n_body = n_tokens - n_bos
-    if n_body < 1 or max_windows < 1:
+    if n_body < 1 or max_samples < 1:
         raise QsfConversionError(
-            f"{max_windows} windows of {n_tokens} tokens hold no text; ask for at least 1 of 2"
+            f"{max_samples} samples of {n_tokens} tokens hold no text; ask for at least 1 of 2"
         )
     for at, text in enumerate(texts, 1):
         try:
@@ -116,19 +116,19 @@ def windows(
                 f"text {at} is not valid Unicode: character {error.start} is {text[error.start]!r}"
             ) from error
     tokenizer = Tokenizer(tokenizer_json, bos_id=bos_id)
-    wanted_chars = _CHARS_PER_TOKEN * max_windows * n_body
+    wanted_chars = _CHARS_PER_TOKEN * max_samples * n_body
     ids = _sequence(tokenizer, _spread(texts, wanted_chars), eos_id)
-    n_least = min(n_tokens, MIN_WINDOW_TOKENS) - n_bos
+    n_least = min(n_tokens, MIN_SAMPLE_TOKENS) - n_bos
     if len(ids) < n_least:
         raise QsfConversionError(
             f"the text has {len(ids)} tokens; at least {n_least} are needed, and "
-            f"{max_windows * n_body} for {max_windows} windows of {n_tokens}"
+            f"{max_samples * n_body} for {max_samples} samples of {n_tokens}"
         )
     n_body = min(n_body, len(ids))
     n_full = len(ids) // n_body
-    n_windows = min(n_full, max_windows)
-    chosen = np.arange(n_windows) * n_full // n_windows
-    out = np.empty((n_windows, n_bos + n_body), np.int32)
+    n_samples = min(n_full, max_samples)
+    chosen = np.arange(n_samples) * n_full // n_samples
+    out = np.empty((n_samples, n_bos + n_body), np.int32)
     out[:, :n_bos] = bos_id if bos_id is not None else 0
     out[:, n_bos:] = ids[: n_full * n_body].reshape(n_full, n_body)[chosen]
     return out
@@ -160,11 +160,11 @@ def _text_of(value: Any, where: str) -> str:
     return value
 
 
-# ---- of windows ----
+# ---- of cut_samples ----
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a text behind a line, else before a space, where no token goes across."""
+    """Cut a text behind a line, else before a space, where no token crosses the cut."""
     start = 0
     while len(text) - start > _PIECE_CHARS:
         end = start + _PIECE_CHARS
@@ -186,7 +186,7 @@ def _spread(texts: Sequence[str], wanted_chars: int) -> list[list[str]]:
     wanted_chars = max(wanted_chars, 64 * _PIECE_CHARS)
     if n_chars <= wanted_chars:
         return cut
-    found: list[list[str]] = []
+    spread: list[list[str]] = []
     credit = 0  # of characters, times n_chars
     for pieces in cut:
         is_continued = False
@@ -196,11 +196,11 @@ def _spread(texts: Sequence[str], wanted_chars: int) -> list[list[str]]:
             if is_taken:
                 credit -= len(piece) * n_chars
                 if is_continued:
-                    found[-1].append(piece)
+                    spread[-1].append(piece)
                 else:
-                    found.append([piece])
+                    spread.append([piece])
             is_continued = is_taken
-    return found
+    return spread
 
 
 def _sequence(

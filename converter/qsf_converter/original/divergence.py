@@ -1,8 +1,8 @@
-"""How far two models' predictions are apart, from logits that come in parts of the vocabulary.
+"""Compares the predictions of two models, from logits of one part of the vocabulary at a time.
 
-KL(p || q) needs the sums of exp(logit) of both and the sum of p * (difference of the logits); all
-three grow with the vocabulary, each relative to the largest logit so far. So no row of logits is
-ever held whole.
+KL(p || q) needs the sum of exp(logit) of both models and the sum of p * (difference of the logits).
+All three are accumulated over the parts, each relative to the largest logit so far, so no row of
+logits is ever held whole.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -17,10 +17,10 @@ _Float64Array = NDArray[np.float64]
 
 
 class Divergence:
-    """An original and a changed model on windows of tokens: all but the first are predicted."""
+    """An original and a changed model on samples of tokens: all but the first are predicted."""
 
     def __init__(self, tokens: NDArray[np.integer]) -> None:
-        """Take the token ids [n_windows, n_tokens]."""
+        """Take the token ids [n_samples, n_tokens]."""
         self._next = tokens[:, 1:]
         shape = self._next.shape
         self._largest = np.full((2, *shape), -np.inf)
@@ -29,25 +29,25 @@ class Divergence:
         self._chosen = np.zeros((2, *shape))  # logits of the token that came
         self._likeliest = np.zeros((2, *shape), np.int64)
 
-    def add(self, window: int, start: int, original: Float32Array, changed: Float32Array) -> None:
-        """Add logits [n_tokens, n_rows] of the vocabulary from ``start`` on, of one window."""
-        wanted = self._next[window]
+    def add(self, sample: int, start: int, original: Float32Array, changed: Float32Array) -> None:
+        """Add logits [n_tokens, n_rows] of the vocabulary from ``start`` on, of one sample."""
+        wanted = self._next[sample]
         at = np.flatnonzero((wanted >= start) & (wanted < start + original.shape[1]))
         models: tuple[NDArray[np.floating], ...] = (original[:-1].astype(np.float64), changed[:-1])
         for i, logits in enumerate(models):
             best = logits.argmax(axis=1)
             largest = logits[np.arange(len(logits)), best]
-            before = self._largest[i, window]
-            self._likeliest[i, window][largest > before] = start + best[largest > before]
+            before = self._largest[i, sample]
+            self._likeliest[i, sample][largest > before] = start + best[largest > before]
             now = np.maximum(before, largest)
             shrink = np.exp(before - now)
             grown = np.exp(logits - now[:, None])
-            self._sums[i, window] = self._sums[i, window] * shrink + grown.sum(axis=1)
-            self._largest[i, window] = now
-            self._chosen[i, window][at] = logits[at, wanted[at] - start]
+            self._sums[i, sample] = self._sums[i, sample] * shrink + grown.sum(axis=1)
+            self._largest[i, sample] = now
+            self._chosen[i, sample][at] = logits[at, wanted[at] - start]
             if i == 0:
                 gained = (grown * (original[:-1] - changed[:-1])).sum(axis=1)
-                self._product[window] = self._product[window] * shrink + gained
+                self._product[sample] = self._product[sample] * shrink + gained
 
     @property
     def n_tokens(self) -> int:
@@ -56,10 +56,10 @@ class Divergence:
 
     @property
     def kl(self) -> _Float64Array:
-        """KL(original || changed) in nats, [n_windows, n_tokens - 1]."""
+        """KL(original || changed) in nats, [n_samples, n_tokens - 1]."""
         log_sums = np.log(self._sums) + self._largest
-        found: _Float64Array = self._product / self._sums[0] - log_sums[0] + log_sums[1]
-        return found
+        kl: _Float64Array = self._product / self._sums[0] - log_sums[0] + log_sums[1]
+        return kl
 
     @property
     def perplexities(self) -> tuple[float, float]:

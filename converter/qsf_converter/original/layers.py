@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.file.layout import Activation, Arch, Header, Norm, Positions, RopeScaling, TensorType
-from qsf_converter.rounding.pieces import Piece, read_target
+from qsf_converter.rounding.pieces import Piece, read_rows, read_tensor
 from qsf_converter.rounding.plan import Plan, Target
-from qsf_converter.sources.architectures import Place
+from qsf_converter.sources.architectures import INPUT_GROUPS, Place
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
 
 T = TensorType
@@ -29,8 +29,6 @@ Weights = dict[TensorType, Float32Array]
 # Called with the matrices that read an input, and the input [n_tokens, n_inputs].
 Observer = Callable[[tuple[TensorType, ...], Float32Array], None]
 
-# The matrices of a layer by what they read, in the order of the forward pass.
-INPUT_GROUPS: Final = ((T.Q, T.K, T.V), (T.ATTN_OUT,), (T.FFN_GATE, T.FFN_UP), (T.FFN_DOWN,))
 BIASES: Final = {
     T.Q: T.Q_BIAS,
     T.K: T.K_BIAS,
@@ -47,10 +45,10 @@ _HEAD_ROWS: Final = 16384  # of the head at once
 
 
 class Original:
-    """A checkpoint as a function, layer by layer; windows of tokens are independent texts."""
+    """A checkpoint as a function, layer by layer; samples of tokens are independent texts."""
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint) -> None:
-        """Take what ``make_plan`` found; reads nothing yet."""
+        """Take the plan of ``make_plan``; reads no weights yet."""
         self.header: Header = plan.facts.header
         self.arch: Arch = plan.facts.arch
         self._checkpoint = checkpoint
@@ -65,24 +63,24 @@ class Original:
 
     def weights(self, unit_idx: int) -> Weights:
         """Read all tensors of a unit as f32: matrices [n_rows, n_cols], vectors [n]."""
-        found: Weights = {}
+        weights: Weights = {}
         for target in self._by_unit[unit_idx]:
             if target.rule.target is None:  # learned positions
                 continue
-            values = read_target(target, self._checkpoint)
-            found[target.rule.target] = values[0] if target.is_vector else values
-        return found
+            values = read_tensor(target, self._checkpoint)
+            weights[target.rule.target] = values[0] if target.is_vector else values
+        return weights
 
     def vectors(self, unit_idx: int) -> Weights:
         """Read the norms and biases of a unit, [n] each."""
         return {
-            target.rule.target: read_target(target, self._checkpoint)[0]
+            target.rule.target: read_tensor(target, self._checkpoint)[0]
             for target in self._by_unit[unit_idx]
             if target.is_vector and target.rule.target is not None
         }
 
     def embed(self, tokens: NDArray[np.integer]) -> Float32Array:
-        """Return the residual stream [n_windows, n_tokens, dim] of token ids [n_windows, n_tokens].
+        """Return the residual stream [n_samples, n_tokens, dim] of token ids [n_samples, n_tokens].
 
         Reads the rows of the embedding that occur, and the positions.
         """
@@ -92,23 +90,23 @@ class Original:
             x[here] = rows[tokens[here] - start]
         for target in self._by_unit[0]:
             if target.rule.place is Place.POSITIONS:
-                x += read_target(target, self._checkpoint)[: tokens.shape[1]]
+                x += read_tensor(target, self._checkpoint)[: tokens.shape[1]]
         return x
 
     def layer(
         self, weights: Weights, x: Float32Array, observe: Observer | None = None
     ) -> Float32Array:
-        """Return the residual stream behind a layer; ``x`` [n_windows, n_tokens, dim] is kept.
+        """Return the residual stream behind a layer; ``x`` [n_samples, n_tokens, dim] is kept.
 
-        ``observe`` is told the input of every matrix, all tokens of a window at once, one window
+        ``observe`` is told the input of every matrix, all tokens of a sample at once, one sample
         after another.
         """
         out = np.empty_like(x)
 
-        def pass_window(i: int) -> None:
-            out[i] = self._layer_of_window(weights, x[i], observe)
+        def pass_sample(i: int) -> None:
+            out[i] = self._layer_of_sample(weights, x[i], observe)
 
-        for_each(len(x), pass_window, n_threads=1 if observe is not None else None)
+        for_each(len(x), pass_sample, n_threads=1 if observe is not None else None)
         return out
 
     def final_norm(self, weights: Weights, x: Float32Array) -> Float32Array:
@@ -136,7 +134,7 @@ class Original:
             np.matmul(x, rows.T, out=out[:, start : start + len(rows)])
         return out
 
-    # ---- parts of a layer; x, y: [n_tokens, ...] of one window ----
+    # ---- parts of a layer; x, y: [n_tokens, ...] of one sample ----
 
     def attention_input(self, w: Weights, x: Float32Array) -> Float32Array:
         """Return what Q, K and V read, [n_tokens, dim]."""
@@ -182,7 +180,7 @@ class Original:
         gate *= up
         return gate
 
-    def _layer_of_window(
+    def _layer_of_sample(
         self, w: Weights, x: Float32Array, observe: Observer | None
     ) -> Float32Array:
         def told(kinds: tuple[TensorType, ...], y: Float32Array) -> Float32Array:
@@ -232,7 +230,7 @@ def linear(w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:
 def _row_ranges(target: Target, checkpoint: Checkpoint) -> Iterator[tuple[int, Float32Array]]:
     for start in range(0, target.n_rows, _HEAD_ROWS):
         piece = Piece(target, start, min(start + _HEAD_ROWS, target.n_rows))
-        yield start, read_target(target, checkpoint, piece)
+        yield start, read_rows(piece, checkpoint)
 
 
 def _hidden_positions(n_tokens: int, window_tokens: int) -> NDArray[np.bool_]:

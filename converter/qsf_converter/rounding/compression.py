@@ -1,8 +1,8 @@
-"""Which compression a layer gets: the one that was asked for, or what measuring says (auto).
+"""Which compression a layer gets: the requested one, or (auto) the one that measures fastest.
 
-``auto`` asks what reading a layer takes on the machine that will run it: reading and decoding
-overlap, so the slower of the two. It measures both on a sample of the layer's blocks and
-compresses only if that is faster than reading the layer as it is.
+Reading and decoding overlap on the machine that runs the model, so a layer takes the longer of the
+two times. ``auto`` measures both on a sample of the layer's blocks, and compresses only if that is
+faster than reading the layer uncompressed.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -25,7 +25,7 @@ COMPRESSIONS: Mapping[str, Compression | None] = {
     AUTO: None,
 }
 SAMPLE_BLOCKS = 8
-LEAST_GAIN = 0.03  # of the time, else the decoding is for nothing
+LEAST_GAIN = 0.03  # of the time; decoding for less is not worth it
 
 _DECODE_ROUNDS = 5
 _MB = 1e6
@@ -52,7 +52,7 @@ class Measured:
 
 
 def choose(measured: Iterable[Measured], disk_bytes_per_s: float) -> Compression:
-    """Return the compression with which the blocks are there first.
+    """Return the compression with which the blocks are ready first.
 
     That takes ``max(stored / disk, raw / decode)``, which must be at least 3 % less than
     ``raw / disk``. Of equals the one that leaves more of the processor.
@@ -112,12 +112,12 @@ def parse_compression(name: str) -> Compression | None:
 
 
 class Chooser:
-    """Says how each layer is compressed, and remembers what became of it."""
+    """Chooses the compression of each layer, and records the result."""
 
     def __init__(self, asked: str, disk_bytes_per_s: float | None, *, is_given: bool) -> None:
-        """Take what was asked for; auto needs the speed of the disk, else it compresses nothing.
+        """Take the requested compression; auto compresses nothing without the disk's speed.
 
-        ``is_given``: the speed was not measured but said.
+        ``is_given``: the speed was given by the user, not measured.
         """
         self.asked = asked
         self._fixed = parse_compression(asked)
@@ -130,21 +130,23 @@ class Chooser:
         if self._fixed is None:
             self._candidates = self._available()
             if disk_bytes_per_s is None:
-                self.warnings.append("the disk's speed could not be measured; say --disk-speed")
+                self.warnings.append(
+                    "the disk's speed could not be measured; give it with --disk-speed"
+                )
 
     def _available(self) -> list[Compression]:
-        found = []
+        available = []
         for compression in (Compression.LZ4, Compression.LZ4HC, Compression.ZSTD):
             try:
                 load_codec(compression)
             except QsfUnsupportedError as error:
                 self.warnings.append(f"not tried: {error}")
             else:
-                found.append(compression)
-        return found
+                available.append(compression)
+        return available
 
     def for_layer(self, sample: Callable[[int], Sequence[bytes]]) -> Compression:
-        """Return the compression of the next layer; ``sample`` gives so many of its blocks."""
+        """Return the compression of the next layer; ``sample(n)`` gives n of its blocks."""
         if self._fixed is not None:
             return self._fixed
         if self._disk_bytes_per_s is None:
@@ -156,11 +158,11 @@ class Chooser:
         return chosen
 
     def note(self, stored: Stored) -> None:
-        """Remember how a layer ended up."""
+        """Record the compression and size that a layer got."""
         self._stored.append(stored)
 
     def meta(self) -> dict[str, Any] | None:
-        """What META says of it; nothing unless something was asked for."""
+        """Return what META records; None when no compression was requested."""
         if self._fixed is Compression.NONE:
             return None
         layers: list[dict[str, Any]] = [

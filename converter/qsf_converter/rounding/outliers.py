@@ -1,11 +1,12 @@
-"""Weights that are far out: who they are, what is done about them, and the side table of a matrix.
+"""Outliers of a matrix: which weights are, what is done about them, and their sparse table.
 
 A block of 64 weights has few codes. One weight far from the others makes the steps between all of
-them coarse, or is itself cut off. A side table keeps such weights apart (docs/format.md, section
-5), for 32 bits each: the block is fitted to the others, and the table has what its code lacks.
+them coarse, or is itself clamped. A sparse outlier table stores such weights apart (docs/format.md,
+section 5), for 32 bits each: the block is fitted to the other weights, and the table holds the
+difference between the outlier and what its code stands for.
 
-In short, for each matrix: `OutlierStats` and `gain` of a sample, and `choose_action`. For a side
-table, of each piece: `table_mask` and `round_apart`; at the end `join` and `pack_outliers`.
+For each matrix: `OutlierStats` and `gain` of a sample, then `choose_action`. For a matrix with a
+table: `table_mask` and `round_apart` of each piece, then `join` and `pack_outliers`.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -25,22 +26,23 @@ from qsf.file.outliers import MAX_STEP, PackedOutliers
 from qsf_converter.rounding.quantisers import quantise_rows
 from qsf_converter.rounding.tiles import BLOCK, TILE_ROWS, Float32Array
 
-Action = Literal["none", "clamp", "side table", "more bits"]
+Action = Literal["none", "clamp", "side table", "more bits"]  # as META records them
+TABLE_ACTION: Final = "side table"  # META's name of a sparse outlier table
 IndexArray = NDArray[np.int64]
 
 NEAR_SIGMAS: Final = 3.0
-"""The source plan's border, for reports: 0.27 % of Gaussian weights lie beyond it."""
+"""For reports: 0.27 % of Gaussian weights are further from the mean."""
 FAR_SIGMAS: Final = 5.0
-"""Beyond it a weight is an outlier: 6 of ten million Gaussian weights are.
+"""A weight further from the mean is an outlier: 6 of ten million Gaussian weights are.
 
-A weight k sigmas out makes the span of a block of 64 Gaussian ones (k + 2.4) / 4.8 as wide. The
-32 bits of an entry would instead give each of the 64 half a bit, which divides the squared error
-by two: the entry is worth its bytes from k = 4.4 on."""
+A weight k sigmas from the mean widens the range of a block of 64 Gaussian weights by the factor
+(k + 2.4) / 4.8. The 32 bits of an entry would instead give each of the 64 weights half a bit more,
+which halves the squared error: the entry is worth its bytes from k = 4.4 on."""
 MOST_FRACTION: Final = 1 / LEAST_WEIGHTS_PER_OUTLIER
-"""More outliers than that are no exceptions: the matrix needs more bits."""
+"""With a larger share of outliers the matrix needs more bits, not a table."""
 ENTRY_BITS: Final = 32
 LEAST_GAIN_BITS: Final = 0.02
-"""A side table must be worth that many bits a weight: 2.7 % of the squared error."""
+"""A table must save as much error as this many bits a weight: 2.7 % of the squared error."""
 _COARSE: Final = frozenset(  # types whose error outliers can change by much
     (Dtype.Q2, Dtype.Q2_SYM, Dtype.Q3, Dtype.Q4, Dtype.Q4_SYM, Dtype.TERNARY, Dtype.TERNARY_DENSE)
 )
@@ -49,7 +51,7 @@ _BELOW_4_BITS: Final = _COARSE - {Dtype.Q4, Dtype.Q4_SYM}
 
 @dataclass(slots=True)
 class OutlierStats:
-    """How far out the weights of a matrix, or of a sample of it, are."""
+    """How far the weights of a matrix, or of a sample of it, are from their mean."""
 
     mean: float
     sigma: float
@@ -76,14 +78,14 @@ class OutlierStats:
 
 
 class Gain(NamedTuple):
-    """Squared error of a sample of a matrix without and with a side table."""
+    """Squared error of a sample of a matrix without and with an outlier table."""
 
     squared_error: float
     squared_error_with: float
 
     @property
     def bits(self) -> float:
-        """How many more bits for each weight would lower the error as much: one quarters it."""
+        """More bits a weight that would lower the error as much; one bit quarters it."""
         if self.squared_error <= 0.0:
             return 0.0
         if self.squared_error_with <= 0.0:
@@ -97,7 +99,7 @@ class Entries:
 
     rows: IndexArray  # [n]
     cols: IndexArray  # [n]
-    values: Float32Array  # [n]; in a side table: what the stored weights lack
+    values: Float32Array  # [n]; in a table: source value - stored weight
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -112,14 +114,14 @@ def find_outliers(
     rows: Float32Array, mean: float, sigma: float, sigmas: float = FAR_SIGMAS
 ) -> NDArray[np.bool_]:
     """Return which of ``rows`` [n_rows, n_cols] are more than ``sigmas`` sigmas from the mean."""
-    found: NDArray[np.bool_] = np.abs(rows - np.float32(mean)) > np.float32(sigmas * sigma)
-    return found
+    mask: NDArray[np.bool_] = np.abs(rows - np.float32(mean)) > np.float32(sigmas * sigma)
+    return mask
 
 
 def table_mask(rows: Float32Array, mean: float, sigma: float) -> NDArray[np.bool_]:
-    """Return which of ``rows`` go to a side table: the outliers, or the farthest if too many.
+    """Return which of ``rows`` go to the table: the outliers, or the farthest if too many.
 
-    A file has room for one in a hundred; a tenth of it is left for gaps in the table.
+    A file has room for one in a hundred; a tenth of that is left for bridging entries.
     """
     mask = find_outliers(rows, mean, sigma)
     most = int(rows.size * MOST_FRACTION * 0.9)
@@ -132,10 +134,10 @@ def table_mask(rows: Float32Array, mean: float, sigma: float) -> NDArray[np.bool
 
 
 def split(rows: Float32Array, mask: NDArray[np.bool_]) -> tuple[Float32Array, Entries]:
-    """Return ``rows`` [n_rows, n_cols] without the outliers of ``mask``, and these.
+    """Return ``rows`` [n_rows, n_cols] without the outliers of ``mask``, and the outliers.
 
-    In its place each leaves the mean of its block's other weights, which a block's fit can take
-    for a weight like them: the code there may stand for anything, since the delta is exact.
+    The mean of the other weights of the block replaces each outlier, so that it does not disturb
+    the fit of the block. Any code would do there: the table stores the exact difference.
     """
     at, cols = np.nonzero(mask)
     entries = Entries(at, cols, rows[at, cols])
@@ -161,8 +163,8 @@ def round_apart(
 ) -> tuple[bytes, Float32Array, Entries]:
     """Round ``rows`` [n_rows, n_cols] without the outliers of ``mask``.
 
-    Returns the tiles, what tiles and side table together stand for [n_rows, n_cols], and the
-    table's entries: what the tiles lack, as far as an f16 can say it.
+    Returns the tiles, the values [n_rows, n_cols] that tiles and table together stand for, and the
+    table's entries: the differences, rounded to f16.
     """
     plain, entries = split(rows, mask)
     stored = np.empty_like(plain)
@@ -174,9 +176,9 @@ def round_apart(
 
 
 def gain(dtype: int, rows: Float32Array, mask: NDArray[np.bool_]) -> Gain:
-    """Return what a side table of the outliers of ``mask`` saves in ``rows``, [n_rows, n_cols].
+    """Return what a table of the outliers of ``mask`` saves in ``rows``, [n_rows, n_cols].
 
-    Of a large matrix a few tile rows, evenly spread, are sample enough.
+    For a large matrix a few evenly spread tile rows are a large enough sample.
     """
     stored = np.empty_like(rows)
     quantise_rows(dtype, rows, stored=stored)
@@ -189,10 +191,9 @@ def gain(dtype: int, rows: Float32Array, mask: NDArray[np.bool_]) -> Gain:
 def choose_action(stats: OutlierStats, dtype: int, measured: Gain) -> Action:
     """Return what to do about the outliers of a matrix that would be stored as ``dtype``.
 
-    The source plan's three cases, with FAR_SIGMAS for its three sigmas and what is gained for its
-    lower border (0.1 %): a table of few weights costs little too, and is worth it if they are
-    far enough out. With ``none`` and ``clamp`` nothing is done here: the fit of a block decides
-    whether it spans a weight or cuts it off; ``clamp`` says that there were some.
+    A table must gain at least twice what it costs. With ``none`` and ``clamp`` nothing is done
+    here: the fit of a block decides whether its range includes a weight or clamps it; ``clamp``
+    records that there were outliers.
     """
     if not stats.n_far or dtype not in _COARSE:
         return "none"
@@ -200,7 +201,7 @@ def choose_action(stats: OutlierStats, dtype: int, measured: Gain) -> Action:
         return "more bits" if dtype in _BELOW_4_BITS else "clamp"
     cost_bits = ENTRY_BITS * stats.far_fraction
     is_worth_it = measured.bits > max(2 * cost_bits, LEAST_GAIN_BITS)
-    return "side table" if is_worth_it else "clamp"
+    return TABLE_ACTION if is_worth_it else "clamp"
 
 
 def join(parts: Sequence[Entries]) -> Entries:
@@ -215,13 +216,13 @@ def join(parts: Sequence[Entries]) -> Entries:
 def pack_outliers(
     rows: IndexArray, cols: IndexArray, deltas: Float32Array, shape: tuple[int, int]
 ) -> PackedOutliers:
-    """Return the side table of a matrix of ``shape`` [n_rows, n_cols], entries in any order.
+    """Return the outlier table of a matrix of ``shape`` [n_rows, n_cols], entries in any order.
 
     ``rows``, ``cols`` and ``deltas`` are [n]. Deltas are rounded to f16. Where two entries of a
-    tile row are further apart than a step can say, entries of delta 0 stand between them.
+    tile row are further apart than the largest step, entries of delta 0 bridge the gap.
 
-    Raises QsfArgumentError for an entry that is outside the matrix, twice there or not finite as
-    an f16, for none, and for more than a file allows.
+    Raises QsfArgumentError for an entry that is outside the matrix, repeated or not finite as an
+    f16, for an empty table, and for more entries than a file allows.
     """
     n_rows, n_cols = shape
     if len(rows) and not (
@@ -240,13 +241,13 @@ def pack_outliers(
     is_first[1:] = tile_rows[1:] != tile_rows[:-1]
     steps = places - np.where(is_first, -1, np.roll(places, 1))
     if (steps <= 0).any():
-        raise QsfArgumentError("two outliers are at one place")
+        raise QsfArgumentError("two outliers have the same row and column")
     n_bridges = (steps - 1) // MAX_STEP
     ends = np.cumsum(n_bridges + 1) if len(steps) else np.zeros(0, np.int64)
     n = int(ends[-1]) if len(ends) else 0
     most = min(MAX_OUTLIERS, n_rows * n_cols // LEAST_WEIGHTS_PER_OUTLIER)
     if not 1 <= n <= most:
-        raise QsfArgumentError(f"{n} outliers, allowed for [{n_rows}, {n_cols}]: 1 .. {most}")
+        raise QsfArgumentError(f"{n} outliers; a matrix [{n_rows}, {n_cols}] may have 1 to {most}")
     table = np.zeros(n, [("step", "<u2"), ("delta", "<f2")])
     table["step"] = MAX_STEP
     table["step"][ends - 1] = steps - n_bridges * MAX_STEP

@@ -1,30 +1,33 @@
 """Tensors in pieces of about 32 MB of f32: read, rounded on a few threads, handed over in order.
 
-What is under way at one time is bounded, so that memory does not grow with the checkpoint.
+`rounded_units` yields units, each with its tensors, each with its pieces: the nesting of the file.
+The pieces under way at one time are bounded, so that memory does not grow with the checkpoint.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import os
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.outliers import PackedOutliers
 from qsf_converter.rounding.outliers import Entries, round_apart, table_mask
-from qsf_converter.rounding.plan import OutlierPlan, Target
+from qsf_converter.rounding.plan import OutlierPlan, Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import (
     F16_MAX,
     ErrorSums,
     UnrepresentableError,
+    absmean,
     quantise_rows,
 )
 from qsf_converter.rounding.tiles import TILE_ROWS
@@ -37,62 +40,135 @@ _SLAB_BYTES = 16 << 20  # of source rows, when columns are gathered
 _MAX_THREADS = 4
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows [start, stop) of a target."""
+    """Rows [start, stop) of a tensor: what is read and rounded at once."""
 
     target: Target
     start: int
     stop: int
-    errors: ErrorSums = field(default_factory=ErrorSums)
-    action: str | None = None  # what the report says was done, if not plain rounding
-    output_error: float | None = None  # see ``TensorReport``
-    entries: Entries | None = None  # of a side table: what the tiles lack
-    table: PackedOutliers | None = None  # this is no piece, but the side table of the matrix
+
+    @classmethod
+    def whole(cls, target: Target) -> Piece:
+        """Return all rows of a tensor as one piece."""
+        return cls(target, 0, target.n_rows)
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows it has."""
+        return self.stop - self.start
 
     @property
     def float_bytes(self) -> int:
         """Its size as f32."""
-        return (self.stop - self.start) * self.target.n_cols * 4
+        return self.n_rows * self.target.n_cols * 4
 
 
-def quantised_pieces(
+@dataclass(frozen=True, slots=True)
+class RoundedPiece:
+    """A piece as it will lie in the file, and what rounding changed."""
+
+    piece: Piece
+    data: bytes
+    errors: ErrorSums
+    outliers: Entries | None = None  # what the sparse outlier table must add to the tiles
+    output_error: float | None = None  # see ``TensorReport``
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedTensor:
+    """One tensor of the file. Its pieces come in the order of the rows."""
+
+    target: Target
+    pieces: Iterable[RoundedPiece]
+    action: str | None = None  # for the report, if it is more than plain rounding
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedUnit:
+    """One unit of the file, or the learned positions. Its tensors come in file order.
+
+    Tensors and pieces are made while they are taken, as with `itertools.groupby`: take all pieces
+    of a tensor before the next tensor, and all tensors of a unit before the next unit.
+    """
+
+    unit: PlannedUnit
+    tensors: Iterable[RoundedTensor]
+
+
+def rounded_units(
+    units: Sequence[PlannedUnit], checkpoint: Checkpoint, n_threads: int | None
+) -> Generator[RoundedUnit, None, None]:
+    """Yield the units in file order, rounded on ``n_threads`` (default: up to four, one per core).
+
+    Raises QsfConversionError for a weight that cannot be stored.
+    """
+    targets = [target for unit in units for target in unit.targets]
+    with contextlib.closing(_rounded_pieces(targets, checkpoint, n_threads)) as pieces:
+        for unit in units:
+            tensors = (RoundedTensor(target, _take(target, pieces)) for target in unit.targets)
+            yield RoundedUnit(unit, tensors)
+
+
+def _take(target: Target, rounded: Iterator[RoundedPiece]) -> Iterator[RoundedPiece]:
+    """Yield the pieces of ``target`` from the pieces of all tensors."""
+    for piece in pieces_of(target):
+        head = next(rounded)
+        assert head.piece == piece, "pieces must be taken in file order"
+        yield head
+
+
+def _rounded_pieces(
     targets: Sequence[Target], checkpoint: Checkpoint, n_threads: int | None
-) -> Generator[tuple[Piece, bytes], None, None]:
-    """Yield all pieces in file order with their bytes, a bounded number of them under way."""
+) -> Generator[RoundedPiece, None, None]:
+    """Yield all pieces in file order, a bounded number of them under way."""
     n_workers = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
-    under_way: deque[tuple[Piece, Future[bytes]]] = deque()
+    under_way: deque[tuple[int, Future[RoundedPiece]]] = deque()  # bytes as f32, and the result
     in_flight_bytes = 0
     pool = ThreadPoolExecutor(n_workers, thread_name_prefix="quantise")
     try:
-        for piece in pieces_of(targets):
+        for piece in (piece for target in targets for piece in pieces_of(target)):
             while under_way and (
                 len(under_way) > n_workers or in_flight_bytes + piece.float_bytes > _IN_FLIGHT_BYTES
             ):
-                oldest, future = under_way.popleft()
-                yield oldest, future.result()
-                in_flight_bytes -= oldest.float_bytes
+                n_bytes, future = under_way.popleft()
+                yield future.result()
+                in_flight_bytes -= n_bytes
                 del future
             in_flight_bytes += piece.float_bytes
-            under_way.append((piece, pool.submit(_quantise, piece, read_piece(piece, checkpoint))))
+            future = pool.submit(_quantise, piece, _read_raw(piece, checkpoint))
+            under_way.append((piece.float_bytes, future))
         while under_way:
-            oldest, future = under_way.popleft()
-            yield oldest, future.result()
+            _, future = under_way.popleft()
+            yield future.result()
             del future
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def pieces_of(targets: Sequence[Target]) -> Iterator[Piece]:
-    """Yield the pieces of all targets in file order; each but a last one is whole tile rows."""
-    for target in targets:
-        band_bytes = TILE_ROWS * target.n_cols * 4
-        step = max(1, _PIECE_BYTES // band_bytes) * TILE_ROWS
-        for start in range(0, target.n_rows, step):
-            yield Piece(target, start, min(start + step, target.n_rows))
+def pieces_of(target: Target) -> Iterator[Piece]:
+    """Yield the pieces of a tensor in order; each but the last one is whole tile rows."""
+    band_bytes = TILE_ROWS * target.n_cols * 4
+    step = max(1, _PIECE_BYTES // band_bytes) * TILE_ROWS
+    for start in range(0, target.n_rows, step):
+        yield Piece(target, start, min(start + step, target.n_rows))
 
 
-def read_piece(piece: Piece, checkpoint: Checkpoint) -> RawArray:
+def with_tensor_scales(plan: Plan, checkpoint: Checkpoint) -> Plan:
+    """Return the plan with one scale for each ternary matrix: rule absmean (BitNet b1.58).
+
+    Reads these matrices once.
+    """
+    targets = []
+    for target in plan.targets:
+        if target.is_ternary:
+            parts = (read_rows(piece, checkpoint) for piece in pieces_of(target))
+            target = dataclasses.replace(target, tensor_scale=absmean(parts))
+        targets.append(target)
+    return dataclasses.replace(plan, targets=tuple(targets))
+
+
+def _read_raw(piece: Piece, checkpoint: Checkpoint) -> RawArray:
     """Read a piece as it is stored: [n_rows, n_cols], or [n_cols, n_rows] of a transposed one."""
     target = piece.target
     source = target.source
@@ -114,79 +190,86 @@ def read_piece(piece: Piece, checkpoint: Checkpoint) -> RawArray:
     return columns
 
 
-def read_target(
-    target: Target, checkpoint: Checkpoint, piece: Piece | None = None
-) -> NDArray[np.float32]:
-    """Return a tensor, or a piece of it, as f32 [n_rows, n_cols] in the orientation of the file.
+def read_rows(piece: Piece, checkpoint: Checkpoint) -> NDArray[np.float32]:
+    """Return a piece as f32 [n_rows, n_cols] in the orientation of the file.
 
     Raises QsfConversionError for a value that is not finite, before it spreads.
     """
-    piece = piece or Piece(target, 0, target.n_rows)
-    raw = read_piece(piece, checkpoint)
-    rows = to_float32(np.ascontiguousarray(raw.T) if target.rule.transposed else raw)
+    rows = _oriented(piece, _read_raw(piece, checkpoint))
     if not np.isfinite(rows).all():
         row, col = (int(idx) for idx in np.argwhere(~np.isfinite(rows))[0])
         error = UnrepresentableError(row, col, float(rows[row, col]), math.inf)
-        raise QsfConversionError(
-            f"tensor {target.source.name} at {source_position(piece, error)}: {error.reason}"
-        )
+        raise _refusal(piece, error)
     return rows
 
 
-def _quantise(piece: Piece, raw: RawArray) -> bytes:
-    """Turn what ``_read`` returned into the bytes of the file; runs on a worker."""
+def read_tensor(target: Target, checkpoint: Checkpoint) -> NDArray[np.float32]:
+    """Return a whole tensor as f32 [n_rows, n_cols]; see `read_rows`."""
+    return read_rows(Piece.whole(target), checkpoint)
+
+
+def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
+    return to_float32(np.ascontiguousarray(raw.T) if piece.target.rule.transposed else raw)
+
+
+def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
+    """Round what ``_read_raw`` returned; runs on a worker."""
     target = piece.target
+    rows = _oriented(piece, raw)
+    del raw
     try:
-        if target.rule.transposed:
-            raw = np.ascontiguousarray(raw.T)
-        rows = to_float32(raw)
-        del raw
-        if target.rule.place is Place.POSITIONS:
-            return plain_rows(rows, np.dtype("<f2"), F16_MAX, piece.errors)
-        if target.is_vector:
-            return plain_rows(rows, np.dtype("<f4"), np.inf, piece.errors)
+        if not target.is_matrix:
+            return round_plain(piece, rows)
         if target.outliers is not None and target.outliers.has_table:
-            return _with_entries(piece, rows, target.outliers)
-        return quantise_rows(
+            return _round_apart(piece, rows, target.outliers)
+        errors = ErrorSums()
+        tiles = quantise_rows(
             target.dtype,
             rows,
-            piece.errors,
+            errors,
             rule="search" if target.tensor_scale is None else "absmean",
             tensor_scale=target.tensor_scale,
         )
+        return RoundedPiece(piece, tiles, errors)
     except UnrepresentableError as error:
-        raise QsfConversionError(
-            f"tensor {target.source.name} at {source_position(piece, error)}: {error.reason}"
-        ) from error
+        raise _refusal(piece, error) from error
 
 
-def _with_entries(piece: Piece, rows: NDArray[np.float32], found: OutlierPlan) -> bytes:
-    """Round a piece without its outliers, and note these."""
-    mask = table_mask(rows, found.mean, found.sigma)
+def _round_apart(piece: Piece, rows: NDArray[np.float32], outliers: OutlierPlan) -> RoundedPiece:
+    """Round a piece without its outliers, and keep these for the table of the matrix."""
+    mask = table_mask(rows, outliers.mean, outliers.sigma)
     tiles, stored, entries = round_apart(piece.target.dtype, rows, mask)
-    piece.entries = entries.below(piece.start)
-    piece.errors.observe(rows, stored)
-    return tiles
+    errors = ErrorSums()
+    errors.observe(rows, stored)
+    return RoundedPiece(piece, tiles, errors, outliers=entries.below(piece.start))
 
 
-def plain_rows(
-    rows: NDArray[np.float32], dtype: np.dtype[Any], limit: float, errors: ErrorSums
-) -> bytes:
-    """Rows one after another, without tiles."""
+def round_plain(piece: Piece, rows: NDArray[np.float32]) -> RoundedPiece:
+    """Store rows one after another, without tiles: f16 of learned positions, f32 of vectors.
+
+    Raises UnrepresentableError for a value that the type does not hold.
+    """
+    is_positions = piece.target.rule.place is Place.POSITIONS
+    dtype: np.dtype[Any] = np.dtype("<f2" if is_positions else "<f4")
     with np.errstate(over="ignore"):
         stored = rows.astype(dtype)
     bad = np.argwhere(~np.isfinite(stored))
     if len(bad):
         row, col = (int(idx) for idx in bad[0])
+        limit = F16_MAX if is_positions else math.inf
         raise UnrepresentableError(row, col, float(rows[row, col]), limit)
+    errors = ErrorSums()
     errors.observe(rows, stored.astype(np.float32))
-    return stored.tobytes()
+    return RoundedPiece(piece, stored.tobytes(), errors)
 
 
-def source_position(piece: Piece, error: UnrepresentableError) -> list[int]:
-    """Where the value is in the source tensor."""
+def _refusal(piece: Piece, error: UnrepresentableError) -> QsfConversionError:
+    """Return the error that names the value's place in the source tensor."""
     target = piece.target
     if target.is_vector:
-        return [target.first_row + error.col]
-    position = [target.first_row + piece.start + error.row, error.col]
-    return position[::-1] if target.rule.transposed else position
+        position = [target.first_row + error.col]
+    else:
+        position = [target.first_row + piece.start + error.row, error.col]
+        if target.rule.transposed:
+            position.reverse()
+    return QsfConversionError(f"tensor {target.source.name} at {position}: {error.reason}")

@@ -8,7 +8,8 @@ type that it is stored in.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from qsf.errors import QsfArgumentError, QsfConversionError
@@ -40,7 +41,7 @@ _MAX_POSITIONS_BYTES = 256 << 20  # the one tensor that is held whole
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which type a tensor gets: what ``by_name`` says of it, else what its place says."""
+    """Which type a tensor gets: its entry in ``by_name``, else the type of its place."""
 
     layers: Dtype
     embeddings: Dtype
@@ -57,7 +58,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class OutlierPlan:
-    """What is known of the outliers of a matrix, and what is done about them (`side_tables`)."""
+    """What a sample says of the outliers of a matrix, and what is done about them."""
 
     mean: float
     sigma: float
@@ -92,6 +93,11 @@ class Target:
         return not self.is_vector and self.rule.place is not Place.POSITIONS
 
     @property
+    def is_ternary(self) -> bool:
+        """Is it a matrix of a ternary type?"""
+        return self.is_matrix and self.dtype in TERNARY_TYPES
+
+    @property
     def n_bytes(self) -> int:
         """Bytes of its data in the file."""
         if self.rule.place is Place.POSITIONS:
@@ -107,8 +113,27 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedUnit:
+    """The tensors that lie together in the file: those of a unit, or the learned positions."""
+
+    place: Place
+    unit_idx: int
+    targets: tuple[Target, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its tensors in the file."""
+        return sum(target.n_bytes for target in self.targets)
+
+    @property
+    def dtype(self) -> Dtype:
+        """The type of its matrices, or mixed."""
+        return common_dtype(target.dtype for target in self.targets if target.is_matrix)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that was decided before the first weight is read."""
+    """Everything that is decided before the first weight is rounded."""
 
     facts: Facts
     family: Family
@@ -126,13 +151,35 @@ class Plan:
         return sum(target.n_bytes for target in self.targets)
 
     @property
-    def largest_layer_bytes(self) -> int:
-        """Bytes of the largest layer in the file."""
-        layers: dict[int, int] = {}
-        for target in self.targets:
-            if target.rule.place is Place.LAYER:
-                layers[target.unit_idx] = layers.get(target.unit_idx, 0) + target.n_bytes
-        return max(layers.values())
+    def units(self) -> tuple[PlannedUnit, ...]:
+        """The learned positions, if the model has any, then all units in file order."""
+        groups = itertools.groupby(self.targets, key=lambda t: (t.rule.place, t.unit_idx))
+        return tuple(PlannedUnit(*key, tuple(targets)) for key, targets in groups)
+
+    @property
+    def layers(self) -> tuple[PlannedUnit, ...]:
+        """The units that are layers."""
+        return tuple(unit for unit in self.units if unit.place is Place.LAYER)
+
+    @property
+    def layer_dtype(self) -> Dtype:
+        """The type of the matrices of all layers, or mixed."""
+        return common_dtype(unit.dtype for unit in self.layers)
+
+    @property
+    def embedding_dtype(self) -> Dtype:
+        """The type of the embeddings and the head, or mixed."""
+        return common_dtype(
+            target.dtype
+            for target in self.targets
+            if target.is_matrix and target.rule.place is not Place.LAYER
+        )
+
+
+def common_dtype(dtypes: Iterable[Dtype]) -> Dtype:
+    """Return the type if they are all the same, else mixed."""
+    distinct = set(dtypes)
+    return distinct.pop() if len(distinct) == 1 else Dtype.MIXED
 
 
 def target_name(rule: TensorRule, unit_idx: int) -> str:
@@ -157,7 +204,9 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
     for tensor in checkpoint.tensors.values():
         name = tensor.name.removeprefix(family.prefix)
         if name in by_name:
-            raise QsfConversionError(f"both {by_name[name].name} and {tensor.name} are there")
+            raise QsfConversionError(
+                f"the checkpoint has {by_name[name].name} and {tensor.name}, names of one tensor"
+            )
         by_name[name] = tensor
     warnings = list(facts.warnings)
     flags = set(facts.flags)

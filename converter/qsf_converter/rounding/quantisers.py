@@ -20,11 +20,11 @@ the others the best of some dozens (csrc/quantise/fit_tmpl.h). It never loses mo
 Rule ``absmean``, for ternary types, is that of BitNet b1.58 (Ma et al. 2024): one scale for the
 whole tensor, the mean |w|.
 
-In all of them codes are those of the levels nearest to w, made from the *stored* f16 scale and
-min. A block whose values are all equal has scale 0, codes 0 and the value as its min if the type
-has mins; a block of zeros scale 0 and the codes of zero (``absmean``: that one scale). Weights
-that are ternary already, -s, 0 and s with an f16 s, are kept exactly by ``search`` and
-``nearest``. f16 and f32 are the values themselves.
+In all rules a weight gets the code whose value, made from the *stored* f16 scale and min, is
+nearest to w. A block whose values are all equal has scale 0, codes 0 and the value as its min if
+the type has mins; a block of zeros has scale 0 and the code of zero (``absmean``: that one scale).
+Weights that are ternary already, -s, 0 and s with an f16 s, are kept exactly by ``search`` and
+``nearest``. f16 and f32 store the values themselves.
 
 `feedback_rows` is error feedback: GPTQ (Frantar et al. 2022).
 """
@@ -140,7 +140,7 @@ def quantise_rows(
     Args:
         dtype: the type, not ``mixed``.
         rows: f32 [n_rows, n_cols].
-        errors: learns what was lost.
+        errors: the rounding errors are added to it.
         weights: f32 [n_cols], >= 0, how much the squared error of each column counts, such as
             the mean square of what it is multiplied with; None: all alike.
         rule: see the module.
@@ -150,7 +150,7 @@ def quantise_rows(
 
     Raises:
         UnrepresentableError: a value is not finite or does not fit the type.
-        QsfArgumentError: weights, rule, scale or shapes that are none.
+        QsfArgumentError: weights, rule, scale or shapes that are not valid.
     """
     if rule not in _RULES:
         raise QsfArgumentError(f"rule {rule!r} is not one of {', '.join(_RULES)}")
@@ -192,15 +192,15 @@ def feedback_rows(
             Hessian whose rows and columns are in ``order``. Below the diagonal nothing is read.
         order: int32 [n_cols]: which column comes k-th. The 64 columns of a block (the last may be
             shorter) follow each other; the order of blocks, and within them, is free.
-        errors: learns what was lost against ``rows`` (which feedback makes larger than plain
-            rounding would: what it makes smaller is the error of the layer's output).
+        errors: the errors against ``rows`` are added to it. Feedback makes them larger than
+            plain rounding does; it makes the error of the layer's output smaller.
         weights: f32 [n_cols], for the search, in the order of the columns of ``rows``, such as
             the Hessian's diagonal.
         stored: f32 [n_rows, n_cols], C-contiguous; gets the values that the tiles stand for.
 
     Raises:
         UnrepresentableError: a value is not finite or does not fit the type.
-        QsfArgumentError: an order, factor or weights that are none, or shapes that do not fit.
+        QsfArgumentError: an order, factor, weights or shapes that are not valid.
         QsfConversionError: the values grew out of bounds.
     """
     tiles = np.empty(tile_bytes(dtype, *rows.shape), np.uint8)

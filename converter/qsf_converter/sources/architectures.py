@@ -12,7 +12,7 @@ import enum
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from qsf.errors import QsfConversionError
 from qsf.file.layout import (
@@ -36,6 +36,15 @@ _MAX_HEAD_DIM = 4096
 _MAX_VOCAB = 1 << 24
 _MAX_TOKENS = 1 << 24
 _MAX_FFN_DIM = 1 << 22
+
+
+# The matrices of a layer by the input that they share, in the order of the forward pass.
+INPUT_GROUPS: Final = (
+    (TensorType.Q, TensorType.K, TensorType.V),
+    (TensorType.ATTN_OUT,),
+    (TensorType.FFN_GATE, TensorType.FFN_UP),
+    (TensorType.FFN_DOWN,),
+)
 
 
 class Place(enum.Enum):
@@ -220,15 +229,8 @@ def _rope(config: Config) -> tuple[float, dict[str, Any]]:
     )
 
 
-def _read_llama_like(
-    config: Config,
-    *,
-    architecture: Architecture,
-    default_kv_heads: int | None,
-    default_tokens: int,
-    default_window: int | None,
-) -> Facts:
-    warnings: list[str] = []
+def _head_dims(config: Config, default_kv_heads: int | None) -> tuple[int, int, int, int]:
+    """Return hidden size, attention heads, key-value heads and the size of a head."""
     dim = _count(config, "hidden_size", _MAX_DIM)
     n_heads = _count(config, "num_attention_heads", _MAX_HEADS)
     if "num_key_value_heads" in config or default_kv_heads is None:
@@ -245,6 +247,19 @@ def _read_llama_like(
     head_dim = _count(config, "head_dim", _MAX_HEAD_DIM, max(1, dim // n_heads))
     if head_dim % 2:
         raise QsfConversionError(f"config.json: RoPE needs an even head_dim, not {head_dim}")
+    return dim, n_heads, n_kv_heads, head_dim
+
+
+def _read_llama_like(
+    config: Config,
+    *,
+    architecture: Architecture,
+    default_kv_heads: int | None,
+    default_tokens: int,
+    default_window: int | None,
+) -> Facts:
+    warnings: list[str] = []
+    dim, n_heads, n_kv_heads, head_dim = _head_dims(config, default_kv_heads)
     n_vocab = _count(config, "vocab_size", _MAX_VOCAB)
     max_tokens = _count(config, "max_position_embeddings", _MAX_TOKENS, default_tokens)
     theta, scaling = _rope(config)

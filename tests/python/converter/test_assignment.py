@@ -32,7 +32,7 @@ from qsf_converter.calibrate.assignment import (
     policy_of,
     with_policy,
 )
-from qsf_converter.rounding.pieces import quantised_pieces
+from qsf_converter.rounding.pieces import rounded_units
 from qsf_converter.rounding.plan import Plan, Policy, Target, make_plan
 from qsf_converter.rounding.tiles import tile_bytes
 from qsf_converter.sources.architectures import Place, TensorRule
@@ -205,39 +205,37 @@ def plan_of(source: Source, policy: Policy | None = None) -> Plan:
 
 
 def write(
-    source: Source, plan: Plan, path: Path, side_bytes: Mapping[str, int] | None = None
+    source: Source, plan: Plan, path: Path, outlier_bytes: Mapping[str, int] | None = None
 ) -> int:
     """Write the file of a plan, with SECTIONS; return its size.
 
-    In place of side tables, tensors of as many bytes are put behind the matrix.
+    In place of outlier tables, tensors of as many bytes are put behind the matrix.
     """
     header = dataclasses.replace(plan.facts.header, dtype=Dtype.MIXED)
     positions = b""
-    unit_idx = -1
     with Writer(path, header, plan.facts.arch) as writer:
-        for piece, data in quantised_pieces(plan.targets, source.checkpoint, 1):
-            target = piece.target
-            if target.rule.target is None:
-                positions += data
+        for unit in rounded_units(plan.units, source.checkpoint, 1):
+            if unit.unit.place is Place.POSITIONS:
+                positions = b"".join(p.data for t in unit.tensors for p in t.pieces)
                 continue
-            if target.unit_idx != unit_idx:
-                if unit_idx >= 0:
-                    writer.end_unit()
-                unit_idx = target.unit_idx
-                writer.begin_unit(unit_idx, dtype=Dtype.MIXED)
-            layout = Layout.VECTOR if target.is_vector else Layout.TILES
-            writer.begin_tensor(
-                target.rule.target, target.n_rows, target.n_cols, target.dtype, layout
-            )
-            writer.write(data)
-            writer.end_tensor()
-            beside = (side_bytes or {}).get(target.name)
-            if beside is not None:
-                kind = _BESIDE[target.rule.target]
-                writer.begin_tensor(kind, 1, beside // 4, Dtype.F32, Layout.VECTOR)
-                writer.write(bytes(beside))
+            writer.begin_unit(unit.unit.unit_idx, dtype=Dtype.MIXED)
+            for tensor in unit.tensors:
+                target = tensor.target
+                assert target.rule.target is not None
+                layout = Layout.VECTOR if target.is_vector else Layout.TILES
+                writer.begin_tensor(
+                    target.rule.target, target.n_rows, target.n_cols, target.dtype, layout
+                )
+                for rounded in tensor.pieces:
+                    writer.write(rounded.data)
                 writer.end_tensor()
-        writer.end_unit()
+                beside = (outlier_bytes or {}).get(target.name)
+                if beside is not None:
+                    kind = _BESIDE[target.rule.target]
+                    writer.begin_tensor(kind, 1, beside // 4, Dtype.F32, Layout.VECTOR)
+                    writer.write(bytes(beside))
+                    writer.end_tensor()
+            writer.end_unit()
         if positions:
             writer.add_section("WPOS", positions, required=True)
         for tag, n_bytes in SECTIONS.items():
@@ -285,11 +283,11 @@ def test_tensors_beside_a_matrix_count(source: Source, tmp_path: Path) -> None:
     # Where four bytes more take the file over the next page, paddings inside the unit count.
     page = next(n for n in range(4, 8192, 4) if predicted(n + 4) >= predicted(n) + 4096)
     for n in (page, page + 4):
-        side_bytes = {"0.V": n, "0.FFN_DOWN": norm_bytes}
-        assert predicted(n) == write(source, plan, tmp_path / "out.qsf", side_bytes)
-    found = fit_to_size(plan, shuffled_costs(plan, 0), predicted(page), SECTIONS, side_bytes)
+        outlier_bytes = {"0.V": n, "0.FFN_DOWN": norm_bytes}
+        assert predicted(n) == write(source, plan, tmp_path / "out.qsf", outlier_bytes)
+    found = fit_to_size(plan, shuffled_costs(plan, 0), predicted(page), SECTIONS, outlier_bytes)
     fitted = with_policy(plan, policy_of(plan.targets, found.dtypes))
-    assert write(source, fitted, tmp_path / "out.qsf", side_bytes) <= predicted(page)
+    assert write(source, fitted, tmp_path / "out.qsf", outlier_bytes) <= predicted(page)
 
 
 def test_the_size_of_a_whole_conversion_is_predicted(

@@ -20,8 +20,9 @@ from qsf.file.layout import Dtype
 from qsf.file.reader import Reader
 from qsf_converter.calibrate import calibration as calibration_module
 from qsf_converter.calibrate.calibration import FEEDBACK, Calibration
-from qsf_converter.calibrate.recipe import CalibrationText, Wish, read_calibration_text
+from qsf_converter.calibrate.calibration_text import CalibrationText, read_calibration_text
 from qsf_converter.convert import convert
+from qsf_converter.request import Request
 
 MODELS: dict[str, Callable[[Path, Path], Path]] = {
     "llama": calibrated_models.small_llama,
@@ -49,44 +50,54 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Call
     return get
 
 
-def windows(n: int = 5, n_tokens: int = 32, seed: int = 0) -> NDArray[np.int32]:
+def samples(n: int = 5, n_tokens: int = 32, seed: int = 0) -> NDArray[np.int32]:
     rng = np.random.default_rng(seed)
     return rng.integers(2, calibrated_models.N_VOCAB, (n, n_tokens)).astype(np.int32)
+
+
+def all_data(run: Calibration) -> bytes:
+    """All that is written, in file order."""
+    return b"".join(
+        piece.data for unit in run.units() for tensor in unit.tensors for piece in tensor.pieces
+    )
 
 
 def data_of(folder: Path, layers: Dtype = Dtype.Q3, **options: Any) -> dict[str, bytes]:
     """What is written of every tensor, by its name."""
     found: dict[str, bytes] = {}
     with calibrated_models.planned(folder, layers, Dtype.Q4) as (source, plan):
-        run = Calibration(plan, source.checkpoint, windows(), windows(2, seed=1), **options)
-        for piece, data in run.pieces():
-            found[piece.target.name] = found.get(piece.target.name, b"") + data
+        run = Calibration(plan, source.checkpoint, samples(), samples(2, seed=1), **options)
+        for unit in run.units():
+            for tensor in unit.tensors:
+                found[tensor.target.name] = b"".join(piece.data for piece in tensor.pieces)
     return found
 
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_all_tensors_come_in_the_order_of_the_file(name: str, made: Callable[[str], Path]) -> None:
     with calibrated_models.planned(made(name), Dtype.Q2, Dtype.Q4) as (source, plan):
-        done: list[int] = []
+        steps: list[int] = []
         run = Calibration(
-            plan, source.checkpoint, windows(), windows(2, seed=1), progress=done.append
+            plan, source.checkpoint, samples(), samples(2, seed=1), progress=steps.append
         )
         names: list[str] = []
         n_bytes: dict[str, int] = {}
-        for piece, data in run.pieces():
-            target = piece.target
-            if piece.start == 0:
+        for unit in run.units():
+            for tensor in unit.tensors:
+                target = tensor.target
+                assert target in unit.unit.targets
                 names.append(target.name)
                 n_bytes[target.name] = 0
-            n_bytes[target.name] += len(data)
-            is_fitted = target.is_matrix and target.unit_idx > 0
-            assert (piece.action or "").endswith(FEEDBACK) == is_fitted
-            assert (piece.output_error is not None) == is_fitted
-            assert piece.errors.n_values == (piece.stop - piece.start) * target.n_cols
+                is_fitted = target.is_matrix and target.unit_idx > 0
+                assert (tensor.action or "").endswith(FEEDBACK) == is_fitted
+                for rounded in tensor.pieces:
+                    n_bytes[target.name] += len(rounded.data)
+                    assert (rounded.output_error is not None) == is_fitted
+                    assert rounded.errors.n_values == rounded.piece.n_rows * target.n_cols
         assert names == [target.name for target in plan.targets]
         assert n_bytes == {target.name: target.n_bytes for target in plan.targets}
-        assert done == sorted(done)
-        assert done[-1] == plan.source_bytes
+        assert min(steps) >= 0
+        assert sum(steps) == plan.source_bytes
         assert run.divergence is not None
         assert run.divergence.n_tokens == 2 * 31
 
@@ -105,11 +116,11 @@ def test_the_file_is_as_far_from_its_original_as_it_says(
     models = reference.load_qsf(out), reference.load_huggingface(folder)
     losses: tuple[list[Any], list[Any]] = [], []
     best: tuple[list[Any], list[Any]] = [], []
-    for window in held_out:
+    for sample in held_out:
         for i, model in enumerate(models):
-            logits = reference.forward(model, window, dtype=np.float64).logits[:-1]
+            logits = reference.forward(model, sample, dtype=np.float64).logits[:-1]
             values = calibrated_models.log_softmax(logits)
-            losses[i].extend(-values[np.arange(len(values)), window[1:]])
+            losses[i].extend(-values[np.arange(len(values)), sample[1:]])
             best[i].extend(values.argmax(axis=1))
     assert said.perplexity == pytest.approx(np.exp(np.mean(losses[0])), rel=1e-3)
     assert said.perplexity_original == pytest.approx(np.exp(np.mean(losses[1])), rel=1e-3)
@@ -122,7 +133,7 @@ def test_the_file_is_as_far_from_its_original_as_it_says(
 def text_of(folder: Path, text: Path | str, n_tokens: int) -> CalibrationText:
     with calibrated_models.planned(folder) as (source, _):
         found = read_calibration_text(
-            source, Wish("2bit", calibration=str(text), calibration_tokens=n_tokens)
+            source, Request("2bit", calibration=str(text), calibration_tokens=n_tokens)
         )
     assert found is not None
     return found
@@ -136,8 +147,7 @@ def test_the_bundled_model_is_nearer_with_calibration(
     held_out = text.held_out[:, :192]
     with calibrated_models.planned(tiny_llama_dir, Dtype.Q3) as (source, plan):
         run = Calibration(plan, source.checkpoint, text.fitted[:, :192], held_out)
-        for _ in run.pieces():
-            pass
+        all_data(run)
     assert run.divergence is not None
     plain = calibrated_models.mean_kl(tiny_llama_dir, converted("tiny-llama", "3bit"), held_out)
     assert run.divergence.kl.mean() < 0.85 * plain
@@ -153,25 +163,23 @@ def test_the_bytes_do_not_depend_on_threads_or_ranges_of_the_head(
     assert data_of(made(name), n_threads=1) == one
 
 
-def test_other_windows_round_otherwise(made: Callable[[str], Path]) -> None:
+def test_other_samples_round_otherwise(made: Callable[[str], Path]) -> None:
     folder = made("llama")
     with calibrated_models.planned(folder, Dtype.Q3) as (source, plan):
         found = []
         for fitted, held_out in ((0, 1), (0, 2), (3, 1)):
             run = Calibration(
-                plan, source.checkpoint, windows(seed=fitted), windows(2, seed=held_out)
+                plan, source.checkpoint, samples(seed=fitted), samples(2, seed=held_out)
             )
-            found.append([data for _, data in run.pieces()])
+            found.append(all_data(run))
     assert found[0] == found[1]  # what is held out decides nothing
     assert found[0] != found[2]
 
 
-def test_one_short_window_is_enough(made: Callable[[str], Path]) -> None:
+def test_one_short_sample_is_enough(made: Callable[[str], Path]) -> None:
     with calibrated_models.planned(made("llama"), Dtype.Q2) as (source, plan):
-        run = Calibration(plan, source.checkpoint, windows(1, 2), windows(1, 2, seed=1))
-        assert sum(len(data) for _, data in run.pieces()) == sum(
-            target.n_bytes for target in plan.targets
-        )
+        run = Calibration(plan, source.checkpoint, samples(1, 2), samples(1, 2, seed=1))
+        assert len(all_data(run)) == sum(target.n_bytes for target in plan.targets)
         assert run.divergence is not None
         assert np.isfinite(run.divergence.kl).all()
 

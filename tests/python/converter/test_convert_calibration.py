@@ -16,9 +16,10 @@ import pytest
 from make import calibrated_models
 from qsf.file.reader import Reader
 from qsf_converter import cli
-from qsf_converter.calibrate.recipe import Wish, read_calibration_text
+from qsf_converter.calibrate.calibration_text import read_calibration_text
 from qsf_converter.calibrate.texts import bundled_text
 from qsf_converter.convert import convert
+from qsf_converter.request import Request
 from qsf_converter.sources.source import open_source
 
 ELSEWHERE = Path(tempfile.gettempdir())
@@ -92,8 +93,8 @@ def test_a_calibrated_conversion_says_what_it_does(
     out, done = converted_2bit
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("measuring how much each layer matters ...\n")
-    assert re.search(r"100% +\d+ of \d+ passes", done.stderr)
-    assert re.search(r"100% +5 of 5 MB", done.stderr)
+    assert re.search(r"100%,.* \d+ of \d+ passes", done.stderr)
+    assert re.search(r"100%,.* 5 of 5 MB", done.stderr)
     assert "warning" not in done.stderr
     assert "feedback" in done.stdout
     assert "of stories.jsonl, held out" in done.stdout
@@ -110,8 +111,8 @@ def test_the_bundled_model_is_nearer_at_2_bits(
 ) -> None:
     out, _ = converted_2bit
     with open_source(tiny_llama_dir) as source:
-        wish = Wish("2bit", calibration=str(jsonl), calibration_tokens=2048)
-        text = read_calibration_text(source, wish)
+        request = Request("2bit", calibration=str(jsonl), calibration_tokens=2048)
+        text = read_calibration_text(source, request)
     assert text is not None
     plain = tmp_path / "plain.qsf"
     assert run(tiny_llama_dir, plain, "--quant-type", "2bit", "-q").returncode == 0
@@ -218,7 +219,7 @@ def test_bits_a_weight(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     ("arguments", "message", "code"),
     [
         (("--target-size", 1, "--quant-type", "4bit"), "quant type mixed, not 4bit", 2),
-        (("--target-size", 1, "--target-bpw", 4), "are two targets", 2),
+        (("--target-size", 1, "--target-bpw", 4), "given twice", 2),
         (("--target-size", 0), "--target-size", 2),
         (("--target-size", -1), "--target-size", 2),
         (("--target-size", "nan"), "--target-size", 2),
@@ -266,7 +267,7 @@ def test_a_signal_keeps_what_is_done(
     assert (done.returncode, done.stdout) == (code, "")
     state = tmp_path / "o.qsf.calibration"
     assert done.stderr == (
-        f"qsf-convert: error: {word}; the same command goes on from where it was ({state})\n"
+        f"qsf-convert: error: {word}; the same command continues from there ({state})\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["o.qsf.calibration"]
     # Where the first layer is saved again, or the last was not, the signal comes again.
@@ -282,8 +283,8 @@ def test_a_signal_before_anything_is_kept_says_so(model: Path, tmp_path: Path) -
     code = command_that_is_sent("SIGINT", 99)
     code[-1] = code[-1].replace(
         "from qsf_converter.cli import main",
-        "from qsf_converter import recipe\n"
-        "recipe.measure_layers = lambda *a, **k: os.kill(os.getpid(), signal.SIGINT)\n"
+        "from qsf_converter.calibrate import type_choice\n"
+        "type_choice.measure_layers = lambda *a, **k: os.kill(os.getpid(), signal.SIGINT)\n"
         "from qsf_converter.cli import main",
     )
     done = run(model, tmp_path / "o.qsf", *asked(model), "-q", command=code)

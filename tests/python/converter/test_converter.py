@@ -293,5 +293,5 @@ def test_every_type_but_f32_can_be_asked_for() -> None:
 def test_public_names() -> None:
     import qsf_converter
 
-    assert qsf_converter.__all__ == ["Report", "convert"]
+    assert qsf_converter.__all__ == ["Report", "Request", "convert", "convert_as"]
     assert qsf_converter.convert is convert_function

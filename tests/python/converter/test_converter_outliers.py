@@ -194,10 +194,10 @@ def test_far_apart_entries_are_bridged() -> None:
         ([(10, 0)], 1.0, "outside"),
         ([(0, 100)], 1.0, "outside"),
         ([(-1, 0)], 1.0, "outside"),
-        ([(1, 1), (1, 1)], 1.0, "one place"),
+        ([(1, 1), (1, 1)], 1.0, "the same row and column"),
         ([(1, 1)], 65520.0, "not finite"),
         ([(1, 1)], float("nan"), "not finite"),
-        ([], 1.0, "0 outliers, allowed for .*: 1 .. 10"),
+        ([], 1.0, "0 outliers; .* may have 1 to 10"),
         ([(1, c) for c in range(11)], 1.0, "11 outliers"),
     ],
 )

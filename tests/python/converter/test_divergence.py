@@ -28,9 +28,9 @@ def in_parts(
 ) -> Divergence:
     found = Divergence(tokens)
     for start in range(0, p.shape[-1], step):
-        for window in range(len(tokens)):
+        for sample in range(len(tokens)):
             part = slice(start, start + step)
-            found.add(window, start, p[window][:, part], q[window][:, part])
+            found.add(sample, start, p[sample][:, part], q[sample][:, part])
     return found
 
 

@@ -16,7 +16,8 @@ from make import calibrated_models, tiny_checkpoints
 from oracle import reference
 from qsf.file.layout import Activation, TensorType
 from qsf_converter.original import layers as original_module
-from qsf_converter.original.layers import INPUT_GROUPS, Observer, Original
+from qsf_converter.original.layers import Observer, Original
+from qsf_converter.sources.architectures import INPUT_GROUPS
 
 T = TensorType
 MODELS: dict[str, Callable[[Path], Path]] = {
@@ -52,23 +53,23 @@ def observer(seen: Seen) -> Observer:
     return lambda kinds, values: seen.append((kinds, values))
 
 
-def some_windows() -> NDArray[np.int32]:
+def some_samples() -> NDArray[np.int32]:
     return np.random.default_rng(1).integers(0, 101, (2, 40)).astype(np.int32)
 
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_value_is_the_references(name: str, tmp_path: Path) -> None:
     folder = MODELS[name](tmp_path / "m")
-    windows = some_windows()
+    samples = some_samples()
     model = reference.load_huggingface(folder)
-    traces = [reference.forward(model, window, dtype=np.float64) for window in windows]
+    traces = [reference.forward(model, sample, dtype=np.float64) for sample in samples]
 
     def wanted(value: str) -> NDArray[np.float64]:
         return np.stack([trace.values[value] for trace in traces])
 
     inputs = ("attn_norm", "heads", "ffn_norm", "ffn_hidden")
     with calibrated_models.original(folder) as original:
-        x = original.embed(windows)
+        x = original.embed(samples)
         assert_near(x, wanted("embedded"))
         for layer in range(original.header.n_layers):
             seen: Seen = []
@@ -77,7 +78,7 @@ def test_every_value_is_the_references(name: str, tmp_path: Path) -> None:
             x = original.layer(weights, before, observer(seen))
             assert_near(x, wanted(f"layer.{layer}.residual_ffn"))
             groups = [tuple(k for k in group if k in weights) for group in INPUT_GROUPS]
-            assert [kinds for kinds, _ in seen] == groups * len(windows)
+            assert [kinds for kinds, _ in seen] == groups * len(samples)
             for n, value in enumerate(inputs):
                 told = np.stack([y for _, y in seen[n :: len(groups)]])
                 assert_near(told, wanted(f"layer.{layer}.{value}"))
@@ -87,7 +88,7 @@ def test_every_value_is_the_references(name: str, tmp_path: Path) -> None:
 
 def test_a_layer_leaves_what_it_is_given(tmp_path: Path) -> None:
     with calibrated_models.original(MODELS["llama-biases"](tmp_path / "m")) as original:
-        x = original.embed(some_windows())
+        x = original.embed(some_samples())
         weights = original.weights(1)
         kept = {kind: values.copy() for kind, values in weights.items()}
         before = x.copy()
@@ -101,11 +102,11 @@ def test_squared_relu_that_only_files_name(tmp_path: Path) -> None:
     folder = MODELS["gpt2-relu"](tmp_path / "m")
     model = reference.load_huggingface(folder)
     squared = dataclasses.replace(model.config, activation="relu_squared")
-    windows = some_windows()
-    trace = reference.forward(reference.Model(squared, model.weights), windows[0])
+    samples = some_samples()
+    trace = reference.forward(reference.Model(squared, model.weights), samples[0])
     with calibrated_models.original(folder) as original:
         original.header = dataclasses.replace(original.header, activation=Activation.RELU_SQUARED)
-        x = original.layer(original.weights(1), original.embed(windows))
+        x = original.layer(original.weights(1), original.embed(samples))
     assert_near(x[0], trace.values["layer.0.residual_ffn"])
 
 
@@ -132,7 +133,7 @@ def test_only_one_unit_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(source.checkpoint, "read_rows", noted)
         original = Original(plan, source.checkpoint)
         assert names == []
-        original.embed(some_windows())
+        original.embed(some_samples())
         assert set(names) == {"model.embed_tokens.weight"}
         names.clear()
         original.weights(2)
@@ -146,14 +147,14 @@ def test_the_tables_come_in_ranges(
 ) -> None:
     folder = tiny_checkpoints.make_llama(tmp_path / "m", tied_head=is_tied)
     weights = reference.load_huggingface(folder).weights
-    windows = some_windows()
+    samples = some_samples()
     with calibrated_models.original(folder) as original:
-        x = original.embed(windows)
+        x = original.embed(samples)
         logits = original.logits(x[0])
         monkeypatch.setattr(original_module, "_HEAD_ROWS", 32)
         ranges = list(original.head_rows())
         assert [start for start, _ in ranges] == [0, 32, 64, 96]
         table = weights["embedding" if is_tied else "head"]
         np.testing.assert_array_equal(np.concatenate([rows for _, rows in ranges]), table)
-        np.testing.assert_array_equal(original.embed(windows), x)
+        np.testing.assert_array_equal(original.embed(samples), x)
         np.testing.assert_allclose(original.logits(x[0]), logits, rtol=1e-5, atol=1e-5)

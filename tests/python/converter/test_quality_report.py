@@ -23,16 +23,16 @@ from qsf.errors import QsfError
 from qsf.file.reader import Reader
 from qsf.inspect import cli as inspect_cli
 from qsf.inspect import quality as inspect_quality
-from qsf.inspect.meta import read_meta
 from qsf.page.style import STYLE
 from qsf.page.svg import N_SHADES, scale_ends, shades
+from qsf.report import html as report_html
+from qsf.report import record as converter_report
+from qsf.report.html import FileFacts, page, read_file
+from qsf.report.meta import read_meta
+from qsf.report.record import Quality, Report
+from qsf.report.text import full_lines, quality_lines, summary_lines
 from qsf.shell.output import clean
 from qsf_converter import cli
-from qsf_converter.report import html as report_html
-from qsf_converter.report import record as converter_report
-from qsf_converter.report.html import FileFacts, page, read_file
-from qsf_converter.report.record import Quality, Report
-from qsf_converter.report.text import full_lines, quality_lines, summary_lines
 
 OLD_KEYS = (
     "name", "source", "type", "n_rows", "n_cols", "bits_per_weight", "mse", "max_error", "cosine",

@@ -47,8 +47,8 @@ def open_original(folder: Path) -> Iterator[Original]:
         yield Original(plan, source.checkpoint)
 
 
-def some_windows(n_windows: int = 2, n_tokens: int = 24) -> NDArray[np.int32]:
-    return np.random.default_rng(3).integers(0, 101, (n_windows, n_tokens)).astype(np.int32)
+def some_samples(n_samples: int = 2, n_tokens: int = 24) -> NDArray[np.int32]:
+    return np.random.default_rng(3).integers(0, 101, (n_samples, n_tokens)).astype(np.int32)
 
 
 def all_candidates(
@@ -60,7 +60,7 @@ def all_candidates(
 
 def predict(
     model: Original,
-    windows: NDArray[np.int32],
+    samples: NDArray[np.int32],
     changed: tuple[str, Dtype] | None = None,
     skipped: int | None = None,
 ) -> NDArray[np.float64]:
@@ -76,7 +76,7 @@ def predict(
                     weights[kind] = round_matrix(dtype, weights[kind])
     table = units[0][TensorType.EMBEDDING]
     # The positions, if there are any, are what the embedding adds to the rows of the table.
-    x = table[windows] + (model.embed(windows) - model.weights(0)[TensorType.EMBEDDING][windows])
+    x = table[samples] + (model.embed(samples) - model.weights(0)[TensorType.EMBEDDING][samples])
     for layer in range(n_layers):
         if layer != skipped:
             x = model.layer(units[layer + 1], x)
@@ -92,39 +92,39 @@ def divergence(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
 
 
 def test_every_matrix_costs_what_a_model_computed_from_the_start_loses(model: Original) -> None:
-    windows = some_windows()
-    found = measure(model, windows, all_candidates(model), measured=TYPES)
-    base = predict(model, windows)
+    samples = some_samples()
+    found = measure(model, samples, all_candidates(model), measured=TYPES)
+    base = predict(model, samples)
     assert list(found.kl) == list(all_candidates(model))
     for name, by_type in found.kl.items():
         assert tuple(by_type) == found.measured[name] == TYPES
         for dtype, value in by_type.items():
-            expected = divergence(base, predict(model, windows, (name, dtype)))
+            expected = divergence(base, predict(model, samples, (name, dtype)))
             # Logits of about 10 in f32: their roundings are about 1e-6, and come in linearly.
             assert value == pytest.approx(expected, rel=1e-3, abs=2e-6), (name, dtype)
         assert by_type[Dtype.Q2] > by_type[Dtype.Q4] > 0
 
 
 def test_every_layer_matters_as_much_as_skipping_it_changes(model: Original) -> None:
-    windows = some_windows()
-    layers = measure_layers(model, windows)
-    base = predict(model, windows)
-    x = model.embed(windows)
+    samples = some_samples()
+    layers = measure_layers(model, samples)
+    base = predict(model, samples)
+    x = model.embed(samples)
     for layer, found in enumerate(layers):
         out = model.layer(model.weights(layer + 1), x)
         norms = np.linalg.norm(x, axis=-1) * np.linalg.norm(out, axis=-1)
         assert found.layer == layer
         assert found.cosine == pytest.approx(np.mean(np.sum(x * out, axis=-1) / norms), rel=1e-4)
-        expected = divergence(base, predict(model, windows, skipped=layer))
+        expected = divergence(base, predict(model, samples, skipped=layer))
         assert found.kl_skipped == pytest.approx(expected, rel=1e-3, abs=2e-6)
         x = out
     assert len(layers) == model.header.n_layers
 
 
 def test_types_that_are_not_measured_are_scaled_by_their_output_error(llama: Original) -> None:
-    windows = some_windows()
+    samples = some_samples()
     types = (Dtype.Q8, Dtype.Q2, Dtype.Q3, Dtype.Q4)
-    found = measure(llama, windows, all_candidates(llama, types), measured=(Dtype.Q2, Dtype.Q4))
+    found = measure(llama, samples, all_candidates(llama, types), measured=(Dtype.Q2, Dtype.Q4))
     for name, by_type in found.kl.items():
         assert list(by_type) == [Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q8]
         if name in ("EMBEDDING", "HEAD"):
@@ -136,20 +136,20 @@ def test_types_that_are_not_measured_are_scaled_by_their_output_error(llama: Ori
             expected = by_type[nearest] * errors[dtype] / errors[nearest]
             assert by_type[dtype] == pytest.approx(expected, rel=1e-12)
     # KL is quadratic in a small change, so what is scaled is near what would be measured.
-    measured = measure(llama, windows, all_candidates(llama, types), measured=types)
+    measured = measure(llama, samples, all_candidates(llama, types), measured=types)
     scaled = [found.kl[name][Dtype.Q8] for name in found.output_error]
     exact = [measured.kl[name][Dtype.Q8] for name in found.output_error]
     assert sum(scaled) == pytest.approx(sum(exact), rel=0.3)
 
 
 def test_output_errors_are_those_of_the_matrix_on_its_inputs(llama: Original) -> None:
-    windows = some_windows()
-    found = measure(llama, windows, {"0.Q": TYPES}, measured=TYPES)
+    samples = some_samples()
+    found = measure(llama, samples, {"0.Q": TYPES}, measured=TYPES)
     seen = []
     weights = llama.weights(1)
     llama.layer(
         weights,
-        llama.embed(windows),
+        llama.embed(samples),
         lambda kinds, values: seen.append(values) if TensorType.Q in kinds else None,
     )
     exact = np.concatenate(seen) @ weights[TensorType.Q].T
@@ -160,32 +160,32 @@ def test_output_errors_are_those_of_the_matrix_on_its_inputs(llama: Original) ->
 
 
 def test_matrices_without_a_measured_type_are_measured_at_all_of_theirs(llama: Original) -> None:
-    found = measure(llama, some_windows(), {"1.FFN_UP": (Dtype.Q8, Dtype.Q4)}, measured=(Dtype.Q2,))
+    found = measure(llama, some_samples(), {"1.FFN_UP": (Dtype.Q8, Dtype.Q4)}, measured=(Dtype.Q2,))
     assert found.measured == {"1.FFN_UP": (Dtype.Q4, Dtype.Q8)}
 
 
 def test_the_head_may_come_in_ranges(model: Original, monkeypatch: pytest.MonkeyPatch) -> None:
-    windows = some_windows()
-    whole = measure(model, windows, all_candidates(model))
+    samples = some_samples()
+    whole = measure(model, samples, all_candidates(model))
     monkeypatch.setattr(original_module, "_HEAD_ROWS", 32)
-    ranges = measure(model, windows, all_candidates(model))
+    ranges = measure(model, samples, all_candidates(model))
     for name, by_type in whole.kl.items():
         for dtype, value in by_type.items():
             assert ranges.kl[name][dtype] == pytest.approx(value, rel=1e-3, abs=2e-6)
 
 
-def test_the_same_windows_give_the_same_numbers(model: Original) -> None:
-    windows = some_windows()
-    first = measure(model, windows, all_candidates(model))
-    assert measure(model, windows, all_candidates(model)) == first
-    assert first.n_tokens == windows.size
-    assert first.layers == measure_layers(model, windows)
+def test_the_same_samples_give_the_same_numbers(model: Original) -> None:
+    samples = some_samples()
+    first = measure(model, samples, all_candidates(model))
+    assert measure(model, samples, all_candidates(model)) == first
+    assert first.n_tokens == samples.size
+    assert first.layers == measure_layers(model, samples)
     for layer in first.layers:
         assert first.importance(layer.layer) == layer.kl_skipped
 
 
 def test_json_holds_all_of_it(llama: Original) -> None:
-    found = measure(llama, some_windows(), {"0.Q": (Dtype.Q8, Dtype.Q2)})
+    found = measure(llama, some_samples(), {"0.Q": (Dtype.Q8, Dtype.Q2)})
     data = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert data["tokens"] == 48
     assert data["tensors"]["0.Q"]["measured"] == ["2bit"]
@@ -195,8 +195,8 @@ def test_json_holds_all_of_it(llama: Original) -> None:
 
 def test_progress_counts_every_pass(model: Original) -> None:
     calls: list[tuple[int, int]] = []
-    windows = some_windows()
-    measure(model, windows, all_candidates(model), progress=lambda *call: calls.append(call))
+    samples = some_samples()
+    measure(model, samples, all_candidates(model), progress=lambda *call: calls.append(call))
     assert [done for done, _ in calls] == list(range(1, len(calls) + 1))
     assert {total for _, total in calls} == {len(calls)}
 
@@ -208,14 +208,14 @@ def test_what_the_model_does_not_have_is_refused(llama: Original) -> None:
         measure(llama, np.array([[0, -1]]), {})
     with pytest.raises(QsfArgumentError, match=r"shape \[4\]"):
         measure(llama, np.zeros(4, np.int32), {})
-    with pytest.raises(QsfArgumentError, match="windows of 65 tokens, the model takes at most 64"):
+    with pytest.raises(QsfArgumentError, match="samples of 65 tokens, the model takes at most 64"):
         measure(llama, np.zeros((1, 65), np.int32), {})
     with pytest.raises(QsfArgumentError, match=r"no matrix 7\.Q"):
-        measure(llama, some_windows(), {"7.Q": TYPES})
+        measure(llama, some_samples(), {"7.Q": TYPES})
     with pytest.raises(QsfArgumentError, match=r"types of 0\.Q"):
-        measure(llama, some_windows(), {"0.Q": (Dtype.MIXED,)})
+        measure(llama, some_samples(), {"0.Q": (Dtype.MIXED,)})
     with pytest.raises(QsfArgumentError, match=r"types of 0\.Q"):
-        measure(llama, some_windows(), {"0.Q": ()})
+        measure(llama, some_samples(), {"0.Q": ()})
 
 
 def spoil(folder: Path, name: str, value: float) -> Path:
@@ -237,10 +237,10 @@ def spoil(folder: Path, name: str, value: float) -> Path:
 )
 def test_weights_that_cannot_be_rounded_are_named(tmp_path: Path, tensor: str, name: str) -> None:
     folder = spoil(tiny_checkpoints.make_llama(tmp_path / "m", storage="fp32"), tensor, 1e6)
-    windows = np.zeros((1, 8), np.int32)
+    samples = np.zeros((1, 8), np.int32)
     for model in open_original(folder):
         with pytest.raises(QsfConversionError, match=rf"{name} as f16: 1e\+06 is larger"):
-            measure(model, windows, {name: (Dtype.F16,)})
+            measure(model, samples, {name: (Dtype.F16,)})
 
 
 @pytest.mark.parametrize("tensor", ["model.norm.weight", "model.layers.0.mlp.down_proj.weight"])
@@ -253,7 +253,7 @@ def test_a_model_that_computes_nan_is_refused(
     folder = spoil(tiny_checkpoints.make_llama(tmp_path / "m", storage="fp32"), tensor, value)
     for model in open_original(folder):
         with np.errstate(all="ignore"), pytest.raises(QsfConversionError, match=message):
-            measure_layers(model, some_windows())
+            measure_layers(model, some_samples())
 
 
 def test_effort_keeps_the_streams_in_memory(llama: Original) -> None:

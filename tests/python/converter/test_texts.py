@@ -1,4 +1,4 @@
-"""Texts are read as files say, and cut into windows that hold what they should."""
+"""Texts are read as files say, and cut into samples that hold what they should."""
 
 # SPDX-License-Identifier: Apache-2.0
 
@@ -13,7 +13,7 @@ import pytest
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.calibrate import texts
-from qsf_converter.calibrate.texts import bundled_text, read_texts, windows
+from qsf_converter.calibrate.texts import bundled_text, cut_samples, read_texts
 
 BOS, EOS = 0, 1
 
@@ -86,13 +86,13 @@ def test_files_that_the_system_refuses(tmp_path: Path) -> None:
         read_texts(tmp_path)
 
 
-# ---- windows ----
+# ---- samples ----
 
 
-def test_windows_hold_the_texts_in_order(tokenizer_json: bytes) -> None:
+def test_samples_hold_the_texts_in_order(tokenizer_json: bytes) -> None:
     both = ["A cat sat on a mat, and it was happy. " * 30, "Dogs <|end_of_text|> bark. " * 30]
     expected = [*ids_of(tokenizer_json, both[0]), EOS, *ids_of(tokenizer_json, both[1])]
-    found = windows(tokenizer_json, both, n_tokens=65, max_windows=1000, bos_id=BOS, eos_id=EOS)
+    found = cut_samples(tokenizer_json, both, n_tokens=65, max_samples=1000, bos_id=BOS, eos_id=EOS)
     assert found.dtype == np.int32
     assert found.shape == (len(expected) // 64, 65)
     assert (found[:, 0] == BOS).all()
@@ -100,60 +100,60 @@ def test_windows_hold_the_texts_in_order(tokenizer_json: bytes) -> None:
     assert expected.count(EOS) == 1  # what only reads like the token is text
 
 
-def test_windows_of_a_model_without_bos_and_eos(tokenizer_json: bytes) -> None:
+def test_samples_of_a_model_without_bos_and_eos(tokenizer_json: bytes) -> None:
     both = ["A cat sat on a mat. " * 20, "Dogs bark. " * 20]
     expected = ids_of(tokenizer_json, both[0]) + ids_of(tokenizer_json, both[1])
-    found = windows(tokenizer_json, both, n_tokens=64, max_windows=1000)
+    found = cut_samples(tokenizer_json, both, n_tokens=64, max_samples=1000)
     assert found.ravel().tolist() == expected[: len(expected) // 64 * 64]
 
 
-def test_windows_are_spread_evenly(tokenizer_json: bytes) -> None:
+def test_samples_are_spread_evenly(tokenizer_json: bytes) -> None:
     text = " ".join(str(i) for i in range(3000))
-    every = windows(tokenizer_json, [text], n_tokens=64, max_windows=10_000, bos_id=BOS)
-    some = windows(tokenizer_json, [text], n_tokens=64, max_windows=7, bos_id=BOS)
+    every = cut_samples(tokenizer_json, [text], n_tokens=64, max_samples=10_000, bos_id=BOS)
+    some = cut_samples(tokenizer_json, [text], n_tokens=64, max_samples=7, bos_id=BOS)
     at = [i * len(every) // 7 for i in range(7)]
     assert len(every) > 70
     assert (some == every[at]).all()
-    again = windows(tokenizer_json, [text], n_tokens=64, max_windows=7, bos_id=BOS)
+    again = cut_samples(tokenizer_json, [text], n_tokens=64, max_samples=7, bos_id=BOS)
     assert (some == again).all()
 
 
-def test_a_short_text_makes_one_shorter_window(tokenizer_json: bytes) -> None:
+def test_a_short_text_makes_one_shorter_sample(tokenizer_json: bytes) -> None:
     text = "A cat sat on a mat, and it was happy. " * 6
     ids = ids_of(tokenizer_json, text)
     assert 64 <= len(ids) < 200
-    found = windows(tokenizer_json, [text], n_tokens=512, max_windows=8, bos_id=BOS)
+    found = cut_samples(tokenizer_json, [text], n_tokens=512, max_samples=8, bos_id=BOS)
     assert found.tolist() == [[BOS, *ids]]
 
 
 def test_too_little_text(tokenizer_json: bytes) -> None:
     ids = ids_of(tokenizer_json, "A cat sat.")
-    message = f"the text has {len(ids)} tokens; at least 63 are needed, and 4088 for 8 windows of"
+    message = f"the text has {len(ids)} tokens; at least 63 are needed, and 4088 for 8 samples of"
     with pytest.raises(QsfConversionError, match=message):
-        windows(tokenizer_json, ["A cat sat."], n_tokens=512, max_windows=8, bos_id=BOS)
+        cut_samples(tokenizer_json, ["A cat sat."], n_tokens=512, max_samples=8, bos_id=BOS)
     with pytest.raises(QsfConversionError, match="the text has 0 tokens"):
-        windows(tokenizer_json, [], n_tokens=512, max_windows=8)
+        cut_samples(tokenizer_json, [], n_tokens=512, max_samples=8)
     with pytest.raises(QsfConversionError, match="hold no text"):
-        windows(tokenizer_json, ["a"], n_tokens=1, max_windows=8, bos_id=BOS)
-    assert windows(tokenizer_json, ["A cat sat."], n_tokens=3, max_windows=1).shape == (1, 3)
+        cut_samples(tokenizer_json, ["a"], n_tokens=1, max_samples=8, bos_id=BOS)
+    assert cut_samples(tokenizer_json, ["A cat sat."], n_tokens=3, max_samples=1).shape == (1, 3)
 
 
 def test_texts_that_are_not_unicode(tokenizer_json: bytes) -> None:
     with pytest.raises(QsfConversionError, match="text 2 is not valid Unicode"):
-        windows(tokenizer_json, ["fine", "\ud800"], n_tokens=8, max_windows=1)
+        cut_samples(tokenizer_json, ["fine", "\ud800"], n_tokens=8, max_samples=1)
 
 
 def test_long_texts_are_encoded_in_pieces_without_loss(
     tokenizer_json: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "".join(f"Line {i} of a long text.\n" for i in range(400)) + "word " * 400 + "x" * 900
-    whole = windows(tokenizer_json, [text], n_tokens=64, max_windows=10_000)
+    whole = cut_samples(tokenizer_json, [text], n_tokens=64, max_samples=10_000)
     monkeypatch.setattr(texts, "_PIECE_CHARS", 500)
     pieces = list(texts._pieces(text))
     assert "".join(pieces) == text
     assert max(map(len, pieces)) <= 500
     assert len(pieces) > 20
-    cut = windows(tokenizer_json, [text.rstrip("x")], n_tokens=64, max_windows=10_000)
+    cut = cut_samples(tokenizer_json, [text.rstrip("x")], n_tokens=64, max_samples=10_000)
     assert (cut == whole[: len(cut)]).all()  # no piece ends within a token
 
 
@@ -179,10 +179,12 @@ def test_bundled_text(tokenizer_json: bytes) -> None:
     assert "\r" not in text
     assert "\ufffd" not in text
     assert "Gutenberg" not in text
-    found = windows(tokenizer_json, [text], n_tokens=256, max_windows=128, bos_id=BOS)
+    found = cut_samples(tokenizer_json, [text], n_tokens=256, max_samples=128, bos_id=BOS)
     assert found.shape == (128, 256)
 
 
 def test_every_part_of_the_bundled_text_has_a_source(project_root: Path) -> None:
-    sources = (project_root / "converter" / "CALIBRATION_TEXT_SOURCES.md").read_text("utf-8")
+    sources = (
+        project_root / "converter/qsf_converter/calibrate/CALIBRATION_TEXT_SOURCES.md"
+    ).read_text("utf-8")
     assert json.dumps(len(bundled_text().encode())) in sources.replace(",", "")

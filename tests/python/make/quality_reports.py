@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import random
 
-from qsf_converter.report.record import Evaluation, LayerReport, Quality, TensorReport
+from qsf.report.record import Evaluation, LayerReport, Quality, TensorReport
 
 # Kind, rows and columns in units of 256.
 _MATRICES = (

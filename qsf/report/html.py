@@ -17,7 +17,6 @@ from typing import Any
 from qsf.errors import QsfError
 from qsf.file.layout import dtype_name
 from qsf.file.reader import Reader
-from qsf.inspect.meta import read_meta
 from qsf.page import html as parts
 from qsf.page.svg import (
     N_CATEGORIES,
@@ -31,8 +30,9 @@ from qsf.page.svg import (
     stacked_bar,
     text,
 )
+from qsf.report.meta import read_meta
+from qsf.report.record import Evaluation, LayerReport, Quality, TensorReport
 from qsf.shell.output import write_text
-from qsf_converter.report.record import Evaluation, LayerReport, Quality, TensorReport
 
 _MB = 2**20
 _MAX_ROWS = 5_000  # of the table; also the largest models have fewer tensors

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Callable
@@ -18,14 +17,14 @@ from make import calibrated_models
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file.layout import Dtype, TensorType
 from qsf.file.reader import Reader
+from qsf_converter import meta
 from qsf_converter.calibrate.assignment import mixed_policy
-from qsf_converter.calibrate.recipe import CalibrationText, Wish, read_calibration_text
-from qsf_converter.calibrate.texts import read_texts, windows
+from qsf_converter.calibrate.calibration_text import CalibrationText, read_calibration_text
+from qsf_converter.calibrate.texts import cut_samples, read_texts
 from qsf_converter.convert import convert
+from qsf_converter.request import Request
 
 MB = 2**20
-# The package has a function of that name.
-convert_module = importlib.import_module("qsf_converter.convert")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Pat
 def text_of(model: Path, path: Path | str, n_tokens: int = 512) -> CalibrationText:
     with calibrated_models.planned(model) as (source, _):
         found = read_calibration_text(
-            source, Wish("4bit", calibration=str(path), calibration_tokens=n_tokens)
+            source, Request("4bit", calibration=str(path), calibration_tokens=n_tokens)
         )
     assert found is not None
     return found
@@ -56,42 +55,45 @@ def types_of(file: Path) -> dict[str, Dtype]:
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("options", "message"),
     [
-        (Wish("5bit"), "5bit is unknown"),
-        (Wish("4bit", "mixed"), "embed type mixed"),
-        (Wish("4bit", target_bytes=MB), "quant type mixed, not 4bit"),
-        (Wish("2bit", target_bpw=4), "quant type mixed, not 2bit"),
-        (Wish("mixed", target_bytes=MB, target_bpw=4), "are two targets"),
-        (Wish("mixed", target_bytes=0), "not above zero"),
-        (Wish("mixed", target_bytes=-5), "not above zero"),
-        (Wish("mixed", target_bpw=0), "0 bits a weight, not 0 .. 32"),
-        (Wish("mixed", target_bpw=-1), "-1 bits a weight"),
-        (Wish("mixed", target_bpw=33), "33 bits a weight"),
-        (Wish("mixed", target_bpw=float("nan")), "nan bits a weight"),
-        (Wish("mixed", target_bpw=float("inf")), "inf bits a weight"),
-        (Wish("4bit", calibration="t", calibration_tokens=511), "511 calibration tokens are too"),
-        (Wish("4bit", calibration="t", calibration_tokens=0), "0 calibration tokens"),
-        (Wish("4bit", calibration="t", calibration_tokens=-7), "-7 calibration tokens"),
+        (Request("5bit"), "5bit is unknown"),
+        (Request("4bit", "mixed"), "embed type mixed"),
+        (Request("4bit", target_bytes=MB), "quant type mixed, not 4bit"),
+        (Request("2bit", target_bpw=4), "quant type mixed, not 2bit"),
+        (Request("mixed", target_bytes=MB, target_bpw=4), "given twice"),
+        (Request("mixed", target_bytes=0), "not above zero"),
+        (Request("mixed", target_bytes=-5), "not above zero"),
+        (Request("mixed", target_bpw=0), "0 bits a weight is not above 0 and at most 32"),
+        (Request("mixed", target_bpw=-1), "-1 bits a weight"),
+        (Request("mixed", target_bpw=33), "33 bits a weight"),
+        (Request("mixed", target_bpw=float("nan")), "nan bits a weight"),
+        (Request("mixed", target_bpw=float("inf")), "inf bits a weight"),
+        (
+            Request("4bit", calibration="t", calibration_tokens=511),
+            "511 calibration tokens are too",
+        ),
+        (Request("4bit", calibration="t", calibration_tokens=0), "0 calibration tokens"),
+        (Request("4bit", calibration="t", calibration_tokens=-7), "-7 calibration tokens"),
     ],
 )
-def test_what_does_not_go_together_is_refused(wish: Wish, message: str) -> None:
+def test_what_does_not_go_together_is_refused(options: Request, message: str) -> None:
     with pytest.raises(QsfArgumentError, match=re.escape(message)):
-        wish.check()
+        options.check()
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "options",
     [
-        Wish("4bit", "f16"),
-        Wish("mixed"),
-        Wish("mixed", "4bit", "bundled", 512),
-        Wish("mixed", target_bytes=1),
-        Wish("mixed", target_bpw=32),
+        Request("4bit", "f16"),
+        Request("mixed"),
+        Request("mixed", "4bit", "bundled", 512),
+        Request("mixed", target_bytes=1),
+        Request("mixed", target_bpw=32),
     ],
 )
-def test_what_goes_together_is_not(wish: Wish) -> None:
-    wish.check()
+def test_what_goes_together_is_not(options: Request) -> None:
+    options.check()
 
 
 @pytest.mark.parametrize("embed_type", [None, "8bit"])
@@ -180,14 +182,14 @@ def test_what_meta_will_say_of_the_text_is_in_the_size(
     text = calibrated_models.write_text(tmp_path / ("\x01" * 250 + ".txt"))
     out = tmp_path / "out.qsf"
     foreseen: list[int] = []
-    section_bytes = convert_module._section_bytes
+    section_bytes = meta.section_bytes
 
     def noted(*arguments: Any) -> dict[str, int]:
         sizes: dict[str, int] = section_bytes(*arguments)
-        foreseen.append(sizes["META"] - convert_module._OTHER_META_BYTES)
+        foreseen.append(sizes["META"] - meta._COMPRESSION_BYTES)
         return sizes
 
-    monkeypatch.setattr(convert_module, "_section_bytes", noted)
+    monkeypatch.setattr(meta, "section_bytes", noted)
     most = 1 << 20
     convert(
         model, out, quant_type="mixed", target_bytes=most, calibration=text,
@@ -221,7 +223,7 @@ def rows_of(tokens: NDArray[np.int32]) -> set[bytes]:
 
 
 @pytest.mark.parametrize("n_tokens", [512, 1000, 1500])
-def test_held_out_windows_are_others_than_the_fitted(n_tokens: int, model: Path) -> None:
+def test_held_out_samples_are_others_than_the_fitted(n_tokens: int, model: Path) -> None:
     path = model.parent / "text.txt"
     found = text_of(model, path, n_tokens)
     assert found.fitted.shape[1] == found.held_out.shape[1] == 64
@@ -232,8 +234,8 @@ def test_held_out_windows_are_others_than_the_fitted(n_tokens: int, model: Path)
     with calibrated_models.planned(model) as (source, _):
         assert source.tokenizer is not None
         header = source.facts.header
-        whole = windows(
-            source.tokenizer, read_texts(path), n_tokens=64, max_windows=n,
+        whole = cut_samples(
+            source.tokenizer, read_texts(path), n_tokens=64, max_samples=n,
             bos_id=header.bos_id, eos_id=header.eos_id,
         )  # fmt: skip
     assert rows_of(whole) == rows_of(found.fitted) | rows_of(found.held_out)
@@ -253,9 +255,9 @@ def test_a_short_text_is_taken_whole(model: Path, tmp_path: Path) -> None:
     assert 1 <= len(found.fitted) <= 6
 
 
-def test_without_a_text_there_are_no_windows(model: Path) -> None:
+def test_without_a_text_there_are_no_samples(model: Path) -> None:
     with calibrated_models.planned(model) as (source, _):
-        assert read_calibration_text(source, Wish("4bit")) is None
+        assert read_calibration_text(source, Request("4bit")) is None
 
 
 @pytest.mark.parametrize(
@@ -266,7 +268,7 @@ def test_without_a_text_there_are_no_windows(model: Path) -> None:
         ("spaces.txt", b" \n\n", QsfConversionError, "spaces.txt: no text in its 3 bytes"),
         ("binary.txt", b"\x00\xff\xfe\x81" * 90, QsfConversionError, "line 1 is not UTF-8"),
         ("short.txt", b"Once upon a time", QsfConversionError, "at least 63 are needed"),
-        ("window.txt", b"the cat " * 45, QsfConversionError, "at least two windows of 64"),
+        ("sample.txt", b"the cat " * 45, QsfConversionError, "at least two samples of 64"),
         ("bad.jsonl", b'{"text": "a"}\n{', QsfConversionError, "bad.jsonl: line 2: not JSON"),
         ("keys.jsonl", b'{"words": "a"}', QsfConversionError, 'no string called "text"'),
     ],
@@ -306,5 +308,7 @@ def test_a_model_without_a_tokenizer_cannot_be_calibrated(
 
 def test_a_tokenizer_of_another_model_is_noticed(tiny_llama_dir: Path, tmp_path: Path) -> None:
     folder = calibrated_models.small_llama(tmp_path / "m", tiny_llama_dir, n_vocab=150)
-    with pytest.raises(QsfConversionError, match=r"the tokenizer has token \d+, the model 150"):
+    with pytest.raises(
+        QsfConversionError, match=r"the tokenizer produces token \d+, but the model has only 150"
+    ):
         convert(folder, tmp_path / "o.qsf", calibration="bundled", calibration_tokens=512)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from qsf_converter.report.record import Evaluation, Quality, Report, TensorReport, TypeSum
+from qsf.report.record import Evaluation, Quality, Report, TensorReport, TypeSum
 
 _MB = 2**20  # as qsf-run and system monitors count
 _MAX_TYPES = 5  # lines of the short table
@@ -89,14 +89,14 @@ def full_lines(quality: Quality) -> Iterator[str]:
 
 def _type_lines(types: Sequence[TypeSum]) -> Iterator[str]:
     yield (f"{'type':<14} {'tensors':>7} {'weights':>13} {'MB':>9} {'bits':>6} {'mean cosine':>12}")
-    for one in types[:_MAX_TYPES]:
+    for t in types[:_MAX_TYPES]:
         yield (
-            f"{one.type:<14} {one.n_tensors:>7} {one.n_weights:>13,} {one.n_bytes / _MB:>9.2f} "
-            f"{one.bits_per_weight:>6.2f} {one.cosine:>12.6f}"
+            f"{t.type:<14} {t.n_tensors:>7} {t.n_weights:>13,} {t.n_bytes / _MB:>9.2f} "
+            f"{t.bits_per_weight:>6.2f} {t.cosine:>12.6f}"
         )
     if len(types) > _MAX_TYPES:
         rest = types[_MAX_TYPES:]
-        n_bytes = sum(one.n_bytes for one in rest)
+        n_bytes = sum(t.n_bytes for t in rest)
         yield f"and {len(rest)} other types, {n_bytes / _MB:.2f} MB"
 
 

@@ -1,0 +1,182 @@
+"""What a conversion records of itself in META: the report of every tensor, the options, the source.
+
+The size of META is needed before anything is rounded, to choose types for a target size:
+`section_bytes` gives an upper bound.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from qsf.file.layout import Dtype, dtype_name
+from qsf.report.record import (
+    EXACT,
+    ROUNDED,
+    Evaluation,
+    LayerReport,
+    Quality,
+    TensorReport,
+)
+from qsf_converter.calibrate.calibration import FEEDBACK
+from qsf_converter.calibrate.calibration_text import CalibrationText
+from qsf_converter.calibrate.sensitivity import Sensitivity
+from qsf_converter.calibrate.transforms import ROTATED, SCALED
+from qsf_converter.original.divergence import Divergence
+from qsf_converter.request import Request
+from qsf_converter.rounding.compression import Chooser
+from qsf_converter.rounding.outliers import TABLE_ACTION
+from qsf_converter.rounding.plan import Plan, Target
+from qsf_converter.rounding.quantisers import ErrorSums
+from qsf_converter.sources import metadata
+from qsf_converter.sources.source import Source
+
+LOSSLESS: Final = "lossless ternary"
+_PROTOCOL: Final = "windows"  # META's name of: samples without overlap
+
+# The longest values that META can have, for an upper bound of its size.
+_LONGEST_TYPE: Final = dtype_name(Dtype.TERNARY_DENSE)
+_LONGEST_ACTION: Final = f"{ROTATED}, {SCALED}, {FEEDBACK}"
+_LONGEST_NUMBER: Final = -1.2345e-100  # of numbers printed with five digits
+_LARGEST_COUNT: Final = 1 << 48
+_COMPRESSION_BYTES: Final = 2048
+
+
+def meta_bytes(
+    source: Source, request: Request, plan: Plan, quality: Quality, chooser: Chooser
+) -> bytes:
+    """Return the META section of a file whose tensors are all written."""
+    return metadata.meta_bytes(
+        source.origin,
+        architecture=source.family.name,
+        weights_sha256=source.checkpoint.digest(),
+        options=_options(request, plan.layer_dtype, plan.embedding_dtype),
+        quality=quality.meta(),
+        compression=chooser.meta(),
+    )
+
+
+def section_bytes(
+    source: Source, request: Request, plan: Plan, text: CalibrationText | None
+) -> dict[str, int]:
+    """Return upper bounds of the sections that do not follow from the plan, in file order."""
+    longest = _LONGEST_NUMBER
+    tensors = tuple(_longest_report(target) for target in plan.targets)
+    layers = tuple(
+        LayerReport(layer, longest, longest, longest) for layer in range(plan.facts.header.n_layers)
+    )
+    quality = Quality(tensors, layers)
+    if text is not None:
+        numbers = (longest,) * 5
+        counts = (_LARGEST_COUNT, _LARGEST_COUNT)
+        evaluation = Evaluation(text.evaluation_name, *counts, _PROTOCOL, *numbers)
+        quality = Quality(tensors, layers, evaluation, text.meta())
+    meta = metadata.meta_bytes(
+        source.origin,
+        architecture=source.family.name,
+        weights_sha256="0" * 64,
+        options=_options(request, Dtype.TERNARY_DENSE, Dtype.TERNARY_DENSE),
+        quality=quality.meta(),
+    )
+    sizes = {} if source.tokenizer is None else {"TOKN": len(source.tokenizer)}
+    return {**sizes, "CHAT": len(source.chat), "META": len(meta) + _COMPRESSION_BYTES}
+
+
+def _options(request: Request, layers: Dtype, embeddings: Dtype) -> dict[str, str]:
+    return {
+        **request.meta_options(),
+        "quant_type": dtype_name(layers),
+        "embed_type": dtype_name(embeddings),
+    }
+
+
+def _longest_report(target: Target) -> TensorReport:
+    longest = _LONGEST_NUMBER
+    return TensorReport(
+        name=target.name,
+        source=target.source.name,
+        type=_LONGEST_TYPE,
+        n_rows=target.n_rows,
+        n_cols=target.n_cols,
+        bits_per_weight=12.345,
+        mse=longest,
+        max_error=longest,
+        cosine=longest,
+        relative_error=longest,
+        outliers=longest,
+        action=_LONGEST_ACTION,
+        output_error=longest,
+    )
+
+
+def tensor_report(
+    target: Target, errors: ErrorSums, action: str | None, output_error: float | None
+) -> TensorReport:
+    """Return the report of a tensor that is written; ``action`` is more than plain rounding."""
+    n_weights = target.n_rows * target.n_cols
+    return TensorReport(
+        name=target.name,
+        source=target.source.name,
+        type=dtype_name(target.dtype),
+        n_rows=target.n_rows,
+        n_cols=target.n_cols,
+        bits_per_weight=target.n_bytes * 8 / n_weights,
+        mse=errors.mse,
+        max_error=errors.max_error,
+        cosine=errors.cosine,
+        relative_error=_relative_error(errors),
+        outliers=None if target.outliers is None else target.outliers.near_fraction,
+        action=_action(target, errors, action),
+        output_error=output_error,
+    )
+
+
+def _action(target: Target, errors: ErrorSums, action: str | None) -> str:
+    """What was done to a tensor, in the words of the report."""
+    action = action or (EXACT if errors.max_error == 0 else ROUNDED)
+    if action == EXACT and target.is_ternary:
+        action = LOSSLESS
+    if target.outliers is not None and target.outliers.action in (TABLE_ACTION, "more bits"):
+        return f"{action}, {target.outliers.action}"
+    return action
+
+
+def _relative_error(errors: ErrorSums) -> float | None:
+    """The root of (squared error / squared weights); weights that are all 0 may have none."""
+    if errors.squared_error == 0:
+        return 0.0
+    if errors.source_energy == 0:
+        return None
+    return math.sqrt(errors.squared_error / errors.source_energy)
+
+
+def layer_reports(sensitivity: Sensitivity | None) -> tuple[LayerReport, ...]:
+    """Return how much each layer matters; nothing if that was not measured."""
+    if sensitivity is None:
+        return ()
+    return tuple(
+        LayerReport(
+            layer.layer, sensitivity.importance(layer.layer), layer.cosine, layer.kl_skipped
+        )
+        for layer in sensitivity.layers
+    )
+
+
+def evaluation(text: CalibrationText, divergence: Divergence) -> Evaluation:
+    """Return how far the rounded model is from the original on the held-out samples."""
+    original, rounded = divergence.perplexities
+    kl = divergence.kl
+    return Evaluation(
+        text=text.evaluation_name,
+        tokens=divergence.n_tokens,
+        ctx_tokens=text.held_out.shape[1],
+        protocol=_PROTOCOL,
+        perplexity=rounded,
+        perplexity_original=original,
+        kl_mean=float(kl.mean()),
+        kl_p99=float(np.quantile(kl, 0.99)),
+        top1_agreement=divergence.top1_agreement,
+    )

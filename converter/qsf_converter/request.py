@@ -1,0 +1,158 @@
+"""What a user asks the converter for: one frozen record, checked as a whole before any work."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from qsf.errors import QsfArgumentError
+from qsf.file.layout import Dtype
+from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, parse_compression
+from qsf_converter.rounding.plan import (
+    DEFAULT_EMBED_TYPE,
+    DEFAULT_QUANT_TYPE,
+    QUANT_TYPES,
+    TERNARY_TYPES,
+    Policy,
+    parse_quant_type,
+)
+
+MIXED: Final = "mixed"
+BUNDLED: Final = "bundled"  # the name of our own calibration text
+DEFAULT_CALIBRATION_TOKENS: Final = 65536
+LEAST_CALIBRATION_TOKENS: Final = 512
+DEFAULT_TERNARY_RULE: Final = "search"
+TERNARY_RULES: Final = (DEFAULT_TERNARY_RULE, "absmean")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options of a conversion.
+
+    Attributes:
+        quant_type: of the matrices of the layers; ``mixed`` chooses one for each matrix.
+        embed_type: of the embeddings and the head; default: 8bit, f16 if ``quant_type`` is f16,
+            chosen with ``mixed``.
+        calibration: a file of text or JSONL to round by, or ``bundled`` for our own text. Finished
+            layers are kept in the folder OUT.calibration until the file is complete: after an
+            interruption the same call continues from there and makes the same file.
+        calibration_tokens: how many tokens of that text, at least 512.
+        target_bytes: the largest size of the file; needs ``mixed``.
+        target_bpw: the same, in bits of the file for each weight, above 0 and at most 32.
+        ternary_rule: how ternary types round: ``search`` finds the best scale of each block;
+            ``absmean`` is BitNet b1.58's rule, one scale for each matrix.
+        compress: of the layers: none, lz4, lz4hc, zstd; or auto, which compresses the layers that
+            can be read faster that way from a disk of ``disk_bytes_per_s``.
+        disk_bytes_per_s: for auto; default: measured on the disk of the output.
+        overwrite: replace the output if it exists.
+        n_threads: threads that round; default: one per core.
+    """
+
+    quant_type: str = DEFAULT_QUANT_TYPE
+    embed_type: str | None = None
+    calibration: str | None = None
+    calibration_tokens: int = DEFAULT_CALIBRATION_TOKENS
+    target_bytes: int | None = None
+    target_bpw: float | None = None
+    ternary_rule: str = DEFAULT_TERNARY_RULE
+    compress: str = DEFAULT_COMPRESSION
+    disk_bytes_per_s: float | None = None
+    overwrite: bool = False
+    n_threads: int | None = None
+
+    @property
+    def has_target(self) -> bool:
+        """Is the size of the file limited?"""
+        return self.target_bytes is not None or self.target_bpw is not None
+
+    @property
+    def may_add_bytes(self) -> bool:
+        """May outliers get more bits, or tables of their own?
+
+        A file of a limited size has no room for them, and ``absmean`` fixes every scale.
+        """
+        return not self.has_target and self.ternary_rule == DEFAULT_TERNARY_RULE
+
+    def check(self) -> None:
+        """Raise QsfArgumentError for an unknown value, or for options that exclude each other.
+
+        Raises QsfUnsupportedError when the Python package of the compression is not installed.
+        """
+        self._check_types()
+        self._check_ternary_rule()
+        self._check_target()
+        if self.calibration_tokens < LEAST_CALIBRATION_TOKENS:
+            raise QsfArgumentError(
+                f"{self.calibration_tokens} calibration tokens are too few: at least "
+                f"{LEAST_CALIBRATION_TOKENS} are needed"
+            )
+        parse_compression(self.compress)
+        speed = self.disk_bytes_per_s
+        if speed is not None and not (self.compress == AUTO and 0 < speed < math.inf):
+            raise QsfArgumentError(
+                "the disk's speed must be above zero, and is only for compression auto"
+            )
+
+    def _check_types(self) -> None:
+        if self.quant_type != MIXED:
+            parse_quant_type(self.quant_type)
+            if self.has_target:
+                raise QsfArgumentError(
+                    "a target size chooses the types itself: it needs quant type mixed, not "
+                    f"{self.quant_type}"
+                )
+        if self.embed_type is not None:
+            parse_quant_type(self.embed_type, option="embed type")
+
+    def _check_ternary_rule(self) -> None:
+        rule = self.ternary_rule
+        if rule not in TERNARY_RULES:
+            raise QsfArgumentError(
+                f"ternary rule {rule} is unknown; available: {', '.join(TERNARY_RULES)}"
+            )
+        if rule == DEFAULT_TERNARY_RULE:
+            return
+        if QUANT_TYPES.get(self.quant_type) not in TERNARY_TYPES:
+            raise QsfArgumentError(
+                f"the ternary rule {rule} is for ternary types, not {self.quant_type}"
+            )
+        if self.calibration is not None:
+            raise QsfArgumentError(
+                f"the ternary rule {rule} fixes every scale and leaves nothing to calibrate"
+            )
+
+    def _check_target(self) -> None:
+        if self.target_bytes is not None and self.target_bpw is not None:
+            raise QsfArgumentError(
+                "the target size is given twice, in MB and in bits a weight: give one of them"
+            )
+        if self.target_bpw is not None and not 0 < self.target_bpw <= 32:
+            raise QsfArgumentError(
+                f"a target of {self.target_bpw:g} bits a weight is not above 0 and at most 32"
+            )
+        if self.target_bytes is not None and self.target_bytes <= 0:
+            raise QsfArgumentError("the target size is not above zero")
+
+    def meta_options(self) -> dict[str, str]:
+        """Return the options that META records, without paths and without the types chosen."""
+        options = {}
+        if self.calibration is not None:
+            options["calibration_tokens"] = str(self.calibration_tokens)
+        if self.target_bytes is not None:
+            options["target_bytes"] = str(self.target_bytes)
+        if self.target_bpw is not None:
+            options["target_bpw"] = f"{self.target_bpw:g}"
+        if self.ternary_rule != DEFAULT_TERNARY_RULE:
+            options["ternary_rule"] = self.ternary_rule
+        return options
+
+    def first_policy(self) -> Policy:
+        """Return the types that hold before anything is measured."""
+        embed_type = self.embed_type
+        if embed_type is None:
+            embed_type = "f16" if self.quant_type == "f16" else DEFAULT_EMBED_TYPE
+        embeddings = parse_quant_type(embed_type, option="embed type")
+        layers = Dtype.MIXED if self.quant_type == MIXED else parse_quant_type(self.quant_type)
+        return Policy(layers, embeddings)

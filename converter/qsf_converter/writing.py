@@ -1,0 +1,112 @@
+"""Writes units, their tensors and the pieces of these into a file, and reports every tensor."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from qsf.file.layout import OUTLIERS_OF, Dtype, Layout
+from qsf.file.writer import Writer
+from qsf.report.record import TensorReport
+from qsf_converter.calibrate.sensitivity import Sensitivity
+from qsf_converter.meta import tensor_report
+from qsf_converter.rounding.compression import Chooser
+from qsf_converter.rounding.outlier_tables import OutlierTable, with_outlier_tables
+from qsf_converter.rounding.pieces import RoundedTensor, RoundedUnit
+from qsf_converter.rounding.plan import PlannedUnit
+from qsf_converter.rounding.quantisers import ErrorSums
+from qsf_converter.sources.architectures import Place
+
+
+class UnitWriter:
+    """Writes the units of a model in file order.
+
+    Args:
+        writer: of the file.
+        chooser: says how each layer is compressed, and records the result.
+        sensitivity: for the importance of each layer; None: all are as important.
+        progress: called with the source bytes of each piece that is written.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        chooser: Chooser,
+        sensitivity: Sensitivity | None,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        """See the class."""
+        self._writer = writer
+        self._chooser = chooser
+        self._sensitivity = sensitivity
+        self._progress = progress or (lambda _n_bytes: None)
+        self._positions = bytearray()
+
+    def write(self, units: Iterable[RoundedUnit]) -> tuple[TensorReport, ...]:
+        """Write all units and the section WPOS; return the report of every tensor."""
+        reports: list[TensorReport] = []
+        for unit in units:
+            if unit.unit.place is Place.POSITIONS:
+                reports += [self._write_pieces(t, self._positions.extend) for t in unit.tensors]
+                continue
+            self._begin(unit.unit)
+            for tensor in with_outlier_tables(unit):
+                if isinstance(tensor, OutlierTable):
+                    self._write_table(tensor)
+                else:
+                    reports.append(self._write_tensor(tensor))
+            self._end(unit.unit)
+        if self._positions:
+            self._writer.add_section("WPOS", bytes(self._positions), required=True)
+        return tuple(reports)
+
+    def _begin(self, unit: PlannedUnit) -> None:
+        importance = 1.0
+        if unit.place is Place.LAYER and self._sensitivity is not None:
+            importance = self._sensitivity.importance(unit.unit_idx - 1)
+        self._writer.begin_unit(unit.unit_idx, dtype=unit.dtype, importance=importance)
+
+    def _end(self, unit: PlannedUnit) -> None:
+        if unit.place is Place.LAYER:
+            compression = self._chooser.for_layer(self._writer.sample)
+            self._chooser.note(self._writer.end_unit(compression=compression))
+        else:
+            self._writer.end_unit()
+
+    def _write_tensor(self, tensor: RoundedTensor) -> TensorReport:
+        target = tensor.target
+        assert target.rule.target is not None  # only learned positions have no type
+        layout = Layout.VECTOR if target.is_vector else Layout.TILES
+        self._writer.begin_tensor(
+            target.rule.target, target.n_rows, target.n_cols, target.dtype, layout
+        )
+        report = self._write_pieces(tensor, self._writer.write)
+        self._writer.end_tensor()
+        return report
+
+    def _write_pieces(
+        self, tensor: RoundedTensor, write: Callable[[bytes], object]
+    ) -> TensorReport:
+        target = tensor.target
+        errors = ErrorSums()
+        output_error = None
+        for rounded in tensor.pieces:
+            write(rounded.data)
+            errors.add(rounded.errors)
+            output_error = rounded.output_error
+            self._progress(target.source_bytes * rounded.piece.n_rows // target.n_rows)
+        return tensor_report(target, errors, tensor.action, output_error)
+
+    def _write_table(self, table: OutlierTable) -> None:
+        matrix, packed = table.matrix, table.packed
+        assert matrix.rule.target is not None  # a matrix
+        self._writer.begin_tensor(
+            OUTLIERS_OF[matrix.rule.target],
+            matrix.n_rows,
+            matrix.n_cols,
+            Dtype.F16,
+            Layout.OUTLIERS,
+            n_entries=packed.n_entries,
+        )
+        self._writer.write(packed.data)
+        self._writer.end_tensor()

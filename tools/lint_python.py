@@ -1,0 +1,259 @@
+"""Checks the rules of the Python sources that neither ruff nor mypy checks.
+
+Which room (package) of qsf/ and converter/ may import which, no circles between rooms nor between
+modules, and the length of files and functions. An import inside a function counts like one at the
+top; an import for type checkers only does not. Prints one line per violation; exits with 1 if
+there is any.
+
+Usage: python tools/lint_python.py [PROJECT_ROOT]
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = {"qsf": "qsf", "qsf_converter": "converter/qsf_converter"}  # name -> folder
+OTHER_FOLDERS = ("tools", "bench", "tests/python")  # only the length of files
+
+# Sets of rooms that the table uses.
+_BASE = frozenset({"qsf.errors", "qsf.native", "qsf.file", "qsf.text"})
+_MODEL = _BASE | {"qsf.options", "qsf.session", "qsf.model"}
+_CONVERTER = frozenset(
+    {
+        "qsf_converter.sources",
+        "qsf_converter.rounding",
+        "qsf_converter.request",
+        "qsf_converter.original",
+        "qsf_converter.calibrate",
+    }
+)
+# A room is a package inside qsf or qsf_converter, or a module directly in one of the two. It may
+# import itself and the rooms named here; nothing else.
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "qsf.errors": frozenset(),
+    "qsf.native": frozenset({"qsf.errors", "qsf.options"}),
+    "qsf.file": frozenset({"qsf.errors"}),
+    "qsf.text": frozenset({"qsf.errors", "qsf.file"}),
+    "qsf.options": frozenset({"qsf.errors"}),
+    "qsf.session": _BASE | {"qsf.options"},
+    "qsf.model": _BASE | {"qsf.options", "qsf.session"},
+    "qsf": frozenset(),
+    "qsf.page": frozenset({"qsf.errors", "qsf.shell"}),
+    "qsf.shell": frozenset({"qsf.errors", "qsf.file", "qsf.options"}),
+    "qsf.__main__": frozenset({"qsf.shell"}),
+    "qsf.report": frozenset({"qsf.errors", "qsf.file", "qsf.page", "qsf.shell"}),
+    "qsf.run": _MODEL | {"qsf.shell"},
+    "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.report"}),
+    "qsf.evaluate": _MODEL | {"qsf.shell"},
+    "qsf_converter.sources": _BASE,
+    "qsf_converter.rounding": _BASE | {"qsf_converter.sources"},
+    "qsf_converter.request": _BASE | {"qsf_converter.rounding"},
+    "qsf_converter.original": _BASE
+    | {"qsf.evaluate", "qsf_converter.sources", "qsf_converter.rounding"},
+    "qsf_converter.calibrate": _BASE | (_CONVERTER - {"qsf_converter.calibrate"}),
+    "qsf_converter.meta": _BASE | _CONVERTER | {"qsf.report"},
+    "qsf_converter.writing": _BASE | _CONVERTER | {"qsf.report", "qsf_converter.meta"},
+    "qsf_converter.convert": _BASE
+    | _CONVERTER
+    | {"qsf.report", "qsf.shell", "qsf_converter.meta", "qsf_converter.writing"},
+    "qsf_converter": frozenset({"qsf.report", "qsf_converter.request", "qsf_converter.convert"}),
+    "qsf_converter.cli": _BASE | _CONVERTER | {"qsf.report", "qsf.shell", "qsf_converter.convert"},
+    # A program on top of both packages: it makes the models that it measures.
+    "qsf.bench": _MODEL
+    | {"qsf.shell", "qsf.page", "qsf.evaluate"}
+    | {"qsf_converter.sources", "qsf_converter.rounding", "qsf_converter.original"},
+}
+
+# The ways from qsf to qsf_converter, which nothing that runs a model imports: an import inside a
+# function, or a name in a string. (importing module, imported module) -> why.
+LATE_IMPORTS: dict[tuple[str, str], str] = {
+    ("qsf.shell.entry", "qsf_converter.cli"): "the entry point of qsf-convert",
+    (
+        "qsf.evaluate.cli",
+        "qsf_converter.original.logits",
+    ): "--against an original checkpoint, which only the converter can read",
+}
+
+MAX_LINES = 600
+MAX_FUNCTION_LINES = 60  # without the docstring
+
+# TEMPORARY: what is being rewritten on other branches. The lead empties this; add nothing.
+BEING_REWRITTEN: tuple[str, ...] = ("qsf/run/options.py", "qsf/evaluate/cli.py")
+
+Violation = tuple[str, int, str]  # path, line number from 1, what is wrong
+
+
+@dataclass(frozen=True)
+class Import:
+    """One module that is imported, or named in a string."""
+
+    module: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Module:
+    """One Python file of the packages."""
+
+    name: str
+    path: str
+    tree: ast.Module
+
+
+def read_modules(root: Path) -> dict[str, Module]:
+    """Return the modules of both packages by their names."""
+    modules = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = path.relative_to(root / folder).with_suffix("").parts
+            name = ".".join([package, *(part for part in parts if part != "__init__")])
+            tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+            modules[name] = Module(name, str(path.relative_to(root)), tree)
+    return modules
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module: the first two parts of its name."""
+    return ".".join(module.split(".")[:2])
+
+
+def imports_of(module: Module, modules: Iterable[str]) -> Iterator[Import]:
+    """Yield the modules of the packages that a module imports anywhere."""
+    known = set(modules)
+    for node in _nodes(module.tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [
+                f"{node.module}.{alias.name}"
+                if f"{node.module}.{alias.name}" in known
+                else node.module
+                for alias in node.names
+            ]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value] if _is_hidden_import(module.name, node.value) else []
+        for name in sorted(set(names) & known):
+            yield Import(name, getattr(node, "lineno", 1))
+
+
+def _is_hidden_import(module: str, text: str) -> bool:
+    """Return whether a string in qsf may load a module of qsf_converter by its name."""
+    return not module.startswith("qsf_converter") and text.startswith("qsf_converter.")
+
+
+def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes but those that only type checkers see."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                yield from (other, *_nodes(other))
+            continue
+        yield node
+        yield from _nodes(node)
+
+
+def check_imports(modules: Mapping[str, Module]) -> Iterator[Violation]:
+    """Check every import against the tables."""
+    for module in modules.values():
+        room = room_of(module.name)
+        if room not in MAY_IMPORT:
+            yield module.path, 1, f"{room} is not a room; known: {', '.join(MAY_IMPORT)}"
+            continue
+        for imported in imports_of(module, modules):
+            if (module.name, imported.module) in LATE_IMPORTS:
+                continue
+            if room_of(imported.module) not in MAY_IMPORT[room] | {room}:
+                yield module.path, imported.line, f"{room} may not import {imported.module}"
+
+
+def check_circles(modules: Mapping[str, Module]) -> Iterator[Violation]:
+    """Find circles between modules, and between the rooms of the table."""
+    graph = {
+        name: {imported.module for imported in imports_of(module, modules)} - {name}
+        for name, module in modules.items()
+    }
+    for circle in find_circles(graph):
+        yield modules[circle[0]].path, 1, f"a circle of modules: {' -> '.join(circle)}"
+    for circle in find_circles({room: set(may) for room, may in MAY_IMPORT.items()}):
+        yield "tools/lint_python.py", 1, f"a circle of rooms in MAY_IMPORT: {' -> '.join(circle)}"
+
+
+def find_circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return one circle through each edge that closes one, found depth first."""
+    circles: list[list[str]] = []
+    state: dict[str, int] = {}  # 1: on the path, 2: done
+    path: list[str] = []
+
+    def visit(name: str) -> None:
+        state[name] = 1
+        path.append(name)
+        for other in sorted(graph.get(name, ())):
+            if state.get(other) == 1:
+                circles.append([*path[path.index(other) :], other])
+            elif other not in state:
+                visit(other)
+        path.pop()
+        state[name] = 2
+
+    for name in sorted(graph):
+        if name not in state:
+            visit(name)
+    return circles
+
+
+def check_functions(module: Module) -> Iterator[Violation]:
+    """Find functions that do not fit on a screen."""
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        n_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if ast.get_docstring(node) is not None:
+            docstring = node.body[0]
+            n_lines -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+        if n_lines > MAX_FUNCTION_LINES:
+            yield (
+                module.path,
+                node.lineno,
+                f"{node.name}: a function of {n_lines} lines, at most {MAX_FUNCTION_LINES}",
+            )
+
+
+def check_lengths(root: Path) -> Iterator[Violation]:
+    """Find files that are too long."""
+    for folder in (*PACKAGES.values(), *OTHER_FOLDERS):
+        for path in sorted((root / folder).rglob("*.py")):
+            n_lines = len(path.read_text(encoding="utf-8").splitlines())
+            if n_lines > MAX_LINES:
+                yield str(path.relative_to(root)), n_lines, f"at most {MAX_LINES} lines"
+
+
+def check(root: Path) -> list[str]:
+    """Return the violations under the project folder ``root``, one line of text each."""
+    modules = read_modules(root)
+    violations = [*check_imports(modules), *check_circles(modules), *check_lengths(root)]
+    for module in modules.values():
+        violations += check_functions(module)
+    return [
+        f"{path}:{line}: {text}"
+        for path, line, text in sorted(violations)
+        if not path.startswith(BEING_REWRITTEN)
+    ]
+
+
+def main() -> int:
+    """Print the violations; the exit code is 1 if there are any."""
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
+    violations = check(root)
+    for line in violations:
+        print(line)
+    print(f"lint_python: {len(violations)} violations")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
