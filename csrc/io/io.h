@@ -34,6 +34,10 @@ void qsf_io_close(qsf_io *io); /* zeroed or closed is fine */
 /* Never NULL: "buffered", "direct", "uring", "mmap", "auto". */
 const char *qsf_io_method_name(uint32_t method);
 
+/* Bytes of the page cache that `depth` reads under way keep locked, so that the kernel cannot
+ * reclaim them; 0 past the page cache. AUTO may become buffered, and counts as that. */
+uint64_t qsf_io_locked_bytes(uint32_t method, uint32_t depth);
+
 /* Lanes (threads) that bring so many reads under way, and the depth of each. */
 uint32_t qsf_io_lane_count(const qsf_io_setup *setup);
 uint32_t qsf_io_lane_depth(const qsf_io_setup *setup);

@@ -11,10 +11,13 @@
 #include "base/status.h"
 #include "io/io_way.h"
 
+/* No readahead by the kernel: its window (8 MB on some disks, twice that for sequential reads) is
+ * locked in the page cache until it has come, and in a control group that is full of locked pages
+ * the kernel finds nothing to reclaim and kills the process. The lanes read ahead instead. */
 static qsf_status open_buffered(qsf_io *io)
 {
-#if defined(POSIX_FADV_SEQUENTIAL)
-    (void)posix_fadvise(io->file->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* the system may read ahead */
+#if defined(POSIX_FADV_RANDOM)
+    (void)posix_fadvise(io->file->fd, 0, 0, POSIX_FADV_RANDOM); /* a wish */
 #else
     (void)io;
 #endif
@@ -26,14 +29,16 @@ static void close_buffered(qsf_io *io)
     (void)io;
 }
 
-static qsf_status read_through(const qsf_io *io, int fd, const qsf_io_read *read)
+static qsf_status read_through(const qsf_io *io, int fd, const qsf_io_read *read,
+                               size_t step_bytes)
 {
     size_t done_bytes = 0;
     while (done_bytes < read->need_bytes) {
         /* A direct read can only go on where a block begins, so a part may come twice. */
         const size_t from = done_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN;
-        const ssize_t got =
-            pread(fd, read->dst + from, read->n_bytes - from, (off_t)(read->off + from));
+        const size_t left_bytes = read->n_bytes - from;
+        const size_t n_bytes = left_bytes < step_bytes ? left_bytes : step_bytes;
+        const ssize_t got = pread(fd, read->dst + from, n_bytes, (off_t)(read->off + from));
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
@@ -47,12 +52,12 @@ static qsf_status read_through(const qsf_io *io, int fd, const qsf_io_read *read
 
 static qsf_status read_buffered(const qsf_io *io, const qsf_io_read *read)
 {
-    return read_through(io, io->file->fd, read);
+    return read_through(io, io->file->fd, read, QSF_IO_CACHED_STEP_BYTES);
 }
 
 static qsf_status read_direct(const qsf_io *io, const qsf_io_read *read)
 {
-    return read_through(io, io->direct_fd, read);
+    return read_through(io, io->direct_fd, read, SIZE_MAX);
 }
 
 #if defined(O_DIRECT)

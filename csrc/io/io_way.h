@@ -16,6 +16,8 @@
 
 #define QSF_IO_ALIGN 4096 /* of offsets, addresses and sizes of a read */
 #define QSF_IO_MAX_DEPTH 32
+/* Reads through the page cache are made in steps of this size. */
+#define QSF_IO_CACHED_STEP_BYTES ((size_t)256 * 1024)
 
 typedef struct qsf_io_lane qsf_io_lane;
 typedef struct qsf_io_way qsf_io_way;
