@@ -117,6 +117,14 @@ def convert_command(
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT, and the report, if they exist.")
     ] = False,
+    allow_no_tokenizer: Annotated[
+        bool,
+        typer.Option(
+            "--allow-no-tokenizer",
+            help="Convert also without a tokenizer that can be used: qsf-run refuses such a file, "
+            "Python can use it on token ids.",
+        ),
+    ] = False,
     threads: Annotated[
         int | None, typer.Option(help="Threads that quantise.", min=1, show_default="one per core")
     ] = None,
@@ -179,6 +187,7 @@ def convert_command(
             ternary_rule=ternary_rule,
             compress=compress,
             disk_bytes_per_s=None if disk_speed is None else disk_speed * 1e6,
+            needs_tokenizer=not allow_no_tokenizer,
             overwrite=force,
             n_threads=threads,
             progress=progress.update,

@@ -22,6 +22,7 @@ import numpy as np
 from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.file.layout import OUTLIERS_OF, Dtype, Layout, dtype_name
 from qsf.file.outliers import PackedOutliers
+from qsf.file.partial import remove_abandoned
 from qsf.file.writer import Writer
 from qsf.shell.output import check_not_a_source, check_output, check_space
 from qsf_converter.calibrate.assignment import common_dtype
@@ -88,6 +89,7 @@ def convert(
     ternary_rule: str = "search",
     compress: str = DEFAULT_COMPRESSION,
     disk_bytes_per_s: float | None = None,
+    needs_tokenizer: bool = False,
     overwrite: bool = False,
     n_threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -112,6 +114,7 @@ def convert(
         compress: the layers: none, lz4, lz4hc, zstd, or auto, which compresses those that are
             read faster so, on a disk of ``disk_bytes_per_s`` (default: measured where ``out`` is).
         disk_bytes_per_s: see there.
+        needs_tokenizer: refuse a model without a tokenizer that can be used.
         overwrite: replace ``out``.
         n_threads: that round; default: one per core.
         progress: called with the source bytes done and in all.
@@ -133,8 +136,11 @@ def convert(
     if disk_bytes_per_s is not None and not (compress == AUTO and 0 < disk_bytes_per_s < math.inf):
         raise QsfArgumentError("the disk's speed is for compression auto, and above zero")
     check_output(out_path, overwrite=overwrite)
+    remove_abandoned(out_path)
     with open_source(source_dir) as source:
         check_not_a_source(out_path, source.files)
+        if needs_tokenizer:
+            source.require_tokenizer()
         text = read_calibration_text(source, wish)
         plan = make_plan(source.family, source.facts, source.checkpoint, wish.first_policy())
         state = None
@@ -167,7 +173,7 @@ def convert(
         plan = recipe.plan
         warnings = list(plan.warnings)
         if source.tokenizer is None:
-            warnings.append("no tokenizer.json: the file can only be run on token ids")
+            warnings.append("without a tokenizer the file can only be run on token ids")
     return Report(
         quality=quality,
         warnings=(*warnings, *chooser.warnings),
