@@ -31,7 +31,7 @@ def run(app: typer.Typer, arguments: list[str], *, program: str, when_cut_off: s
     ``when_cut_off`` is what to say after "interrupted", such as what became of the output;
     without it nothing is said. What the exception knows of it goes before.
     """
-    command.open_missing_streams()
+    command.prepare_streams()
     try:
         with command.stopped_by_signals():
             code: object = app(arguments, standalone_mode=False, prog_name=program)

@@ -119,17 +119,19 @@ def token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
 
 
-def chat_bytes(model_dir: Path, config: Mapping[str, Any]) -> bytes:
+def chat_bytes(
+    model_dir: Path, config: Mapping[str, Any], generation: Mapping[str, Any]
+) -> bytes:
     """Return the CHAT section: ``chat_template``, ``special_tokens``, ``generation``.
 
     ``chat_template`` is null when the model has none. When it has several, named ones, it is
     the one called ``default``, and ``chat_templates`` holds them all. ``generation`` is
-    ``generation_config.json``, with the token ids of ``config`` where it has none.
+    that of the file, with the token ids of ``config`` where it has none.
     """
     tokenizer = read_json_object(model_dir / "tokenizer_config.json") or {}
     chat: dict[str, Any] = _chat_templates(model_dir, tokenizer)
     chat["special_tokens"] = _special_tokens(model_dir, tokenizer)
-    chat["generation"] = {**token_ids(config), **generation_config(model_dir)}
+    chat["generation"] = {**token_ids(config), **generation}
     return json.dumps(chat, ensure_ascii=False).encode()
 
 

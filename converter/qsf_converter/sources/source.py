@@ -21,7 +21,7 @@ from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
 from qsf_converter.sources.gguf_file import MAGIC
 from qsf_converter.sources.gguf_tokenizer import chat_of, tokenizer_of
 from qsf_converter.sources.metadata import Origin
-from qsf_converter.sources.usable import usable_chat, usable_tokenizer
+from qsf_converter.sources.usable import usable_chat, usable_generation, usable_tokenizer
 
 _MAX_NAME_CHARS = 200
 
@@ -79,7 +79,9 @@ def _open_directory(path: Path) -> Iterator[Source]:
             f"{path}: no config.json; is it a HuggingFace model?{_gguf_hint(path)}"
         )
     family = family_of(config)
-    chat, left_out = usable_chat(metadata.chat_bytes(path, config))
+    generation, left_out = usable_generation(metadata.generation_config(path))
+    chat, more = usable_chat(metadata.chat_bytes(path, config, generation))
+    left_out += more
     ids = metadata.token_ids(json.loads(chat)["generation"])
     facts = read_facts(family, {**config, **ids, **metadata.token_ids(config)})
     tokenizer = metadata.tokenizer_bytes(path)

@@ -21,17 +21,38 @@ from qsf_converter.sources.metadata import TOKEN_IDS, shown
 _REASON_CHARS = 300
 
 
+def usable_generation(generation: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the generation defaults that can be used, and a warning for each other one."""
+    kept: dict[str, Any] = {}
+    warnings: list[str] = []
+    for name, value in generation.items():
+        try:
+            meant = _meant(name, value)
+            json.dumps(meant, allow_nan=False)
+            resolve_sampling({name: meant})
+            end_ids(None, {name: meant})
+        except (ValueError, QsfFormatError) as error:
+            warnings.append(
+                f"generation default {shown(name)} = {shown(value)} is left out: "
+                f"{str(error)[:_REASON_CHARS]}"
+            )
+            continue
+        if meant != value:
+            warnings.append(f"generation default {name} = {shown(value)} is taken as {shown(meant)}")
+        kept[name] = meant
+    return kept, tuple(warnings)
+
+
 def usable_chat(data: bytes) -> tuple[bytes, tuple[str, ...]]:
     """Return the CHAT section without what cannot be used, and a warning for each such thing."""
     chat = json.loads(data)
-    warnings: list[str] = []
-    chat["generation"] = _usable_generation(chat["generation"], warnings)
+    chat["generation"], left_out = usable_generation(chat["generation"])
     fault = _template_fault(chat["chat_template"], chat["special_tokens"])
     if fault is not None:
         chat["chat_template"] = None
         chat.get("chat_templates", {}).pop("default", None)
-        warnings.append(f"the chat template is left out: {fault[:_REASON_CHARS]}")
-    return json.dumps(chat, ensure_ascii=False, allow_nan=False).encode(), tuple(warnings)
+        left_out += (f"the chat template is left out: {fault[:_REASON_CHARS]}",)
+    return json.dumps(chat, ensure_ascii=False, allow_nan=False).encode(), left_out
 
 
 def usable_tokenizer(
@@ -60,26 +81,6 @@ def _template_fault(template: object, special_tokens: Mapping[str, object]) -> s
     except QsfArgumentError:
         return None
     return None
-
-
-def _usable_generation(generation: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for name, value in generation.items():
-        try:
-            meant = _meant(name, value)
-            json.dumps(meant, allow_nan=False)
-            resolve_sampling({name: meant})
-            end_ids(None, {name: meant})
-        except (ValueError, QsfFormatError) as error:
-            warnings.append(
-                f"generation default {shown(name)} = {shown(value)} is left out: "
-                f"{str(error)[:_REASON_CHARS]}"
-            )
-            continue
-        if meant != value:
-            warnings.append(f"generation default {name} = {shown(value)} is taken as {shown(meant)}")
-        kept[name] = meant
-    return kept
 
 
 def _meant(name: str, value: Any) -> Any:
