@@ -1,7 +1,7 @@
 """Temporary files that become a file when they are complete: created, and cleared away.
 
-``.NAME.PID.partial`` lies beside ``NAME`` and is locked as long as its process lives. A process that
-is killed leaves it behind unlocked; the next one that writes ``NAME`` removes it.
+``.NAME.PID.partial`` lies beside ``NAME`` and is locked as long as its process lives. A process
+that is killed leaves it behind unlocked; the next one that writes ``NAME`` removes it.
 """
 # SPDX-License-Identifier: Apache-2.0
 

@@ -58,7 +58,7 @@ def write_text(out: Path, text: str, *, overwrite: bool) -> None:
     try:
         fd, temporary = create_partial(out)
         try:
-            with open(fd, "w", encoding="utf-8", newline="\n") as file:
+            with os.fdopen(fd, "w", encoding="utf-8", newline="\n") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

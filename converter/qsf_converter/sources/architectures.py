@@ -103,7 +103,9 @@ def family_of(config: Config) -> Family:
         name = str(names[0])
         if name in FAMILIES:
             return FAMILIES[name]
-        raise QsfConversionError(f"architecture {name[:60]} is not supported; supported: {supported}")
+        raise QsfConversionError(
+            f"architecture {name[:60]} is not supported; supported: {supported}"
+        )
     for family in FAMILIES.values():
         if family.model_type == config.get("model_type"):
             return family
@@ -122,7 +124,9 @@ def read_facts(family: Family, config: Config) -> Facts:
                 if name == "quantization_config"
                 else ""
             )
-            raise QsfConversionError(f"config.json: {name} = {shown(config[name])} is not supported{hint}")
+            raise QsfConversionError(
+                f"config.json: {name} = {shown(config[name])} is not supported{hint}"
+            )
     facts = family.read_config(config)
     check_header(facts.header, QsfConversionError)
     pack_arch(facts.arch, facts.header, QsfConversionError)
@@ -146,7 +150,9 @@ def _positive(config: Config, name: str, default: float | None, where: str = "")
         problem = "is missing" if value is None else f"= {shown(value)} is not a number"
         raise QsfConversionError(f"config.json: {where}{name} {problem}")
     if not math.isfinite(value) or value <= 0:
-        raise QsfConversionError(f"config.json: {where}{name} = {shown(value)} is not a positive number")
+        raise QsfConversionError(
+            f"config.json: {where}{name} = {shown(value)} is not a positive number"
+        )
     return float(value)
 
 
@@ -220,7 +226,8 @@ def _rope(config: Config) -> tuple[float, dict[str, Any]]:
             "rope_original_tokens": original,
         }
     raise QsfConversionError(
-        f"config.json: RoPE scaling {shown(kind)} is not supported; supported: default, linear, llama3"
+        f"config.json: RoPE scaling {shown(kind)} is not supported; "
+        "supported: default, linear, llama3"
     )
 
 

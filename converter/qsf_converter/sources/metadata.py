@@ -119,9 +119,7 @@ def token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
 
 
-def chat_bytes(
-    model_dir: Path, config: Mapping[str, Any], generation: Mapping[str, Any]
-) -> bytes:
+def chat_bytes(model_dir: Path, config: Mapping[str, Any], generation: Mapping[str, Any]) -> bytes:
     """Return the CHAT section: ``chat_template``, ``special_tokens``, ``generation``.
 
     ``chat_template`` is null when the model has none. When it has several, named ones, it is

@@ -49,7 +49,8 @@ class Source:
         if self.tokenizer is None:
             reason = next(one for one in reversed(self.facts.warnings) if "tokenizer" in one)
             raise QsfConversionError(
-                f"{self.path}: {reason}; with --allow-no-tokenizer a file for token ids only is written"
+                f"{self.path}: {reason}; "
+                "with --allow-no-tokenizer a file for token ids only is written"
             )
 
 

@@ -38,7 +38,9 @@ def usable_generation(generation: Mapping[str, Any]) -> tuple[dict[str, Any], tu
             )
             continue
         if meant != value:
-            warnings.append(f"generation default {name} = {shown(value)} is taken as {shown(meant)}")
+            warnings.append(
+                f"generation default {name} = {shown(value)} is taken as {shown(meant)}"
+            )
         kept[name] = meant
     return kept, tuple(warnings)
 

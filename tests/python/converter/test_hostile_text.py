@@ -17,8 +17,8 @@ from make import hf_makers
 from make.hf_makers import tokenizer_json
 from qsf.errors import QsfConversionError
 from qsf.file.reader import Reader
-from qsf.text.sampling import end_ids, resolve_sampling
 from qsf.text.parts import read_text_parts
+from qsf.text.sampling import end_ids, resolve_sampling
 from qsf_converter import cli, convert
 
 HUGE = 10**400
@@ -169,7 +169,9 @@ def test_generation_defaults(
     assert any(warned in one for one in report.warnings) if warned else report.warnings == ()
 
 
-@pytest.mark.parametrize("template", ["{% if %}", "{{ 1 + }}", 5, {"default": 1}, ["x"], "{{ x.y.z }}"])
+@pytest.mark.parametrize(
+    "template", ["{% if %}", "{{ 1 + }}", 5, {"default": 1}, ["x"], "{{ x.y.z }}"]
+)
 def test_a_template_that_cannot_be_used_is_left_out(
     clean: Path, tmp_path: Path, template: object
 ) -> None:
@@ -199,7 +201,11 @@ def test_a_template_that_refuses_a_message_stays(clean: Path, tmp_path: Path) ->
     ],
 )
 def test_no_usable_tokenizer_is_refused(
-    clean: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes | None, reason: str
+    clean: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    content: bytes | None,
+    reason: str,
 ) -> None:
     (clean / "tokenizer.json").unlink()
     if content is not None:

@@ -341,7 +341,9 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
     for _ in range(2):  # of which the second removes what the first has left
         subprocess.run([sys.executable, "-c", code, str(path)], check=False)
         assert len(list(tmp_path.iterdir())) == 1
-    kept = [tmp_path / name for name in (".m.qsf.1x.partial", ".n.qsf.7.partial", "m.qsf.7.partial")]
+    kept = [
+        tmp_path / name for name in (".m.qsf.1x.partial", ".n.qsf.7.partial", "m.qsf.7.partial")
+    ]
     for other in kept:
         other.write_bytes(b"not ours")
     link = tmp_path / ".m.qsf.8.partial"
