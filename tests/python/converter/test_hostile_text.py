@@ -247,3 +247,11 @@ def test_the_command_says_what_python_raises(clean: Path, tmp_path: Path) -> Non
     with pytest.raises(QsfConversionError, match="token ids only"):
         convert(clean, tmp_path / "m.qsf", needs_tokenizer=True)
     assert convert(clean, tmp_path / "m.qsf").warnings[-1].startswith("without a tokenizer")
+
+
+@pytest.mark.parametrize("eot", [[7], np.array([7, 8]), "7", 7.0, None])
+def test_an_end_of_turn_that_is_no_token_is_ignored(eot: object) -> None:
+    said: dict[str, Any] = {"tokenizer.ggml.eot_token_id": eot}
+    assert gguf_config._token_ids(said) == {}
+    said["tokenizer.ggml.eos_token_id"] = 2
+    assert gguf_config._token_ids(said) == {"eos_token_id": 2}
