@@ -29,8 +29,7 @@ static void close_buffered(qsf_io *io)
     (void)io;
 }
 
-static qsf_status read_through(const qsf_io *io, int fd, const qsf_io_read *read,
-                               size_t step_bytes)
+static qsf_status read_through(const qsf_io *io, int fd, const qsf_io_read *read, size_t step_bytes)
 {
     size_t done_bytes = 0;
     while (done_bytes < read->need_bytes) {
