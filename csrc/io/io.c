@@ -33,6 +33,12 @@ const char *qsf_io_method_name(uint32_t method)
     return way != NULL ? way->name : method == QSF_IO_AUTO ? "auto" : "unknown";
 }
 
+void qsf_io_stop_readahead(const qsf_io *io)
+{
+    if (io->way != NULL && io->way->stop_readahead != NULL)
+        io->way->stop_readahead(io);
+}
+
 uint64_t qsf_io_locked_bytes(uint32_t method, uint32_t depth)
 {
     switch (method) {

@@ -114,8 +114,14 @@ static qsf_status open_mapping(qsf_io *io)
         return status;
     }
     unmap_pages(io, 0, QSF_IO_ALIGN);
-    advise(io, 0, n_bytes, MADV_RANDOM); /* no readahead: see open_buffered */
+    advise(io, 0, n_bytes, MADV_SEQUENTIAL);
     return QSF_OK;
+}
+
+static void stop_readahead(const qsf_io *io)
+{
+    if (io->map != NULL)
+        advise(io, 0, io->file->n_bytes, MADV_RANDOM);
 }
 
 /* While a step is copied the next one is on its way, and no more than those are locked. */
@@ -186,4 +192,5 @@ const qsf_io_way qsf_io_mmap_way = {
     .open = open_mapping,
     .close = close_mapping,
     .read = read_mapping,
+    .stop_readahead = stop_readahead,
 };

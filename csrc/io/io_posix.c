@@ -11,17 +11,23 @@
 #include "base/status.h"
 #include "io/io_way.h"
 
-/* No readahead by the kernel: its window (8 MB on some disks, twice that for sequential reads) is
- * locked in the page cache until it has come, and in a control group that is full of locked pages
- * the kernel finds nothing to reclaim and kills the process. The lanes read ahead instead. */
 static qsf_status open_buffered(qsf_io *io)
 {
-#if defined(POSIX_FADV_RANDOM)
-    (void)posix_fadvise(io->file->fd, 0, 0, POSIX_FADV_RANDOM); /* a wish */
+#if defined(POSIX_FADV_SEQUENTIAL)
+    (void)posix_fadvise(io->file->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* the system may read ahead */
 #else
     (void)io;
 #endif
     return QSF_OK;
+}
+
+static void stop_readahead(const qsf_io *io)
+{
+#if defined(POSIX_FADV_RANDOM)
+    (void)posix_fadvise(io->file->fd, 0, 0, POSIX_FADV_RANDOM);
+#else
+    (void)io;
+#endif
 }
 
 static void close_buffered(qsf_io *io)
@@ -167,6 +173,7 @@ const qsf_io_way qsf_io_buffered_way = {
     .open = open_buffered,
     .close = close_buffered,
     .read = read_buffered,
+    .stop_readahead = stop_readahead,
 };
 
 const qsf_io_way qsf_io_direct_way = {

@@ -65,6 +65,7 @@ struct qsf_io_way {
     /* Complete or failed, in the calling thread. NULL: the way has a queue. */
     qsf_status (*read)(const qsf_io *io, const qsf_io_read *read);
     const qsf_io_queue *queue;
+    void (*stop_readahead)(const qsf_io *io); /* NULL: the kernel does not read ahead */
 };
 
 extern const qsf_io_way qsf_io_buffered_way;

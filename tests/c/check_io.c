@@ -482,6 +482,7 @@ static void check_no_readahead(uint32_t method)
         printf("skipped: %s: pages of this file system stay in memory\n",
                qsf_io_method_name(method));
     } else if (CHECK_OK(qsf_io_lane_open(&lane, &io, 1))) {
+        qsf_io_stop_readahead(&io);
         const size_t n_bytes = MAX_DEPTH * PIECE_BYTES;
         qsf_io_read read = {.dst = buffers, .n_bytes = n_bytes, .need_bytes = n_bytes};
         CHECK_OK(qsf_io_start(&lane, &read));
