@@ -122,6 +122,14 @@ _ReportOut = Annotated[
 _Force = Annotated[
     bool, typer.Option("--force", help="Replace OUT, and the report, if they exist.")
 ]
+_AllowNoTokenizer = Annotated[
+    bool,
+    typer.Option(
+        "--allow-no-tokenizer",
+        help="Convert a model without a usable tokenizer too: qsf-run refuses such a file, Python "
+        "can use it on token ids.",
+    ),
+]
 _Threads = Annotated[
     int | None, typer.Option(help="Threads that quantise.", min=1, show_default="one per core")
 ]
@@ -171,6 +179,7 @@ def convert_command(
     disk_speed: _DiskSpeed = None,
     report_out: _ReportOut = None,
     force: _Force = False,
+    allow_no_tokenizer: _AllowNoTokenizer = False,
     threads: _Threads = None,
     quiet: _Quiet = False,
     calibration: _CalibrationText = None,
@@ -201,6 +210,7 @@ def convert_command(
         ternary_rule=ternary_rule,
         compress=compress,
         disk_bytes_per_s=None if disk_speed is None else disk_speed * 1e6,
+        needs_tokenizer=not allow_no_tokenizer,
         overwrite=force,
         n_threads=threads,
     )

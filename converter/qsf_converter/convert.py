@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qsf.errors import QsfIOError
+from qsf.file.partial import remove_abandoned
 from qsf.file.writer import Writer
 from qsf.report.record import Quality, Report
 from qsf.shell.output import check_not_a_source, check_output, check_space
@@ -55,6 +56,7 @@ def convert(
     ternary_rule: str = DEFAULT_TERNARY_RULE,
     compress: str = DEFAULT_COMPRESSION,
     disk_bytes_per_s: float | None = None,
+    needs_tokenizer: bool = False,
     overwrite: bool = False,
     n_threads: int | None = None,
     progress: Progress | None = None,
@@ -74,6 +76,7 @@ def convert(
         ternary_rule=ternary_rule,
         compress=compress,
         disk_bytes_per_s=disk_bytes_per_s,
+        needs_tokenizer=needs_tokenizer,
         overwrite=overwrite,
         n_threads=n_threads,
     )
@@ -107,8 +110,11 @@ def convert_as(
     out = Path(out)
     request.check()
     check_output(out, overwrite=request.overwrite)
+    remove_abandoned(out)
     with open_source(Path(model_dir)) as source:
         check_not_a_source(out, source.files)
+        if request.needs_tokenizer:
+            source.require_tokenizer()
         conversion = _Conversion.of(source, request, out)
         plan, sensitivity = conversion.plan(phase or _no_phase)
         chooser = _chooser(request, out, source)
@@ -123,7 +129,7 @@ def convert_as(
             conversion.state.remove()
         warnings = list(plan.warnings)
         if source.tokenizer is None:
-            warnings.append("no tokenizer.json: the file can only be run on token ids")
+            warnings.append("without a tokenizer the file can only be run on token ids")
     return Report(
         quality=quality,
         warnings=(*warnings, *chooser.warnings),

@@ -46,6 +46,7 @@ class Request:
         compress: of the layers: none, lz4, lz4hc, zstd; or auto, which compresses the layers that
             can be read faster that way from a disk of ``disk_bytes_per_s``.
         disk_bytes_per_s: for auto; default: measured on the disk of the output.
+        needs_tokenizer: refuse a model without a usable tokenizer.
         overwrite: replace the output if it exists.
         n_threads: threads that round; default: one per core.
     """
@@ -59,6 +60,7 @@ class Request:
     ternary_rule: str = DEFAULT_TERNARY_RULE
     compress: str = DEFAULT_COMPRESSION
     disk_bytes_per_s: float | None = None
+    needs_tokenizer: bool = False
     overwrite: bool = False
     n_threads: int | None = None
 

@@ -26,7 +26,7 @@ uint64_t qsf_ceiling_margin_bytes(const qsf_supply *s)
 {
     if (s->limit_bytes != 0) {
         const uint64_t share_bytes = s->limit_bytes / 100;
-        return share_bytes > 2 * MIB ? share_bytes : 2 * MIB;
+        return qsf_add_capped(share_bytes > 2 * MIB ? share_bytes : 2 * MIB, s->locked_bytes);
     }
     const uint64_t share_bytes = s->available_bytes / 16;
     return share_bytes < 256 * MIB ? share_bytes : 256 * MIB;

@@ -4,7 +4,8 @@
  * system killing somebody. So what is available is a bound too, less a margin:
  *
  *     in a group   2 MiB, or a hundredth of the limit: what the kernel charges to the group
- *                  besides what we count, page tables (a five-hundredth) and records of threads
+ *                  besides what we count, page tables (a five-hundredth) and records of threads;
+ *                  and the page cache that reads under way lock, which cannot be reclaimed
  *     outside      a sixteenth of what is available, at most 256 MiB: others go on living, and the
  *                  system does not fall into swapping while it looks for the last free page
  */
@@ -18,6 +19,7 @@ typedef struct qsf_supply {
     uint64_t process_bytes;   /* resident already */
     uint64_t available_bytes; /* what may still be taken; 0 without a limit: unknown */
     uint64_t limit_bytes;     /* of the control group, where it is what binds; 0: none */
+    uint64_t locked_bytes;    /* of page cache, by reads under way; charged to a group */
 } qsf_supply;
 
 /* What stays free of available_bytes. */

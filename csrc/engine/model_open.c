@@ -154,6 +154,8 @@ static qsf_status choose_io(qsf_model *m)
         qsf_io_choose(&m->io, &m->reader.file, &wish, buffer,
                       buffer != NULL ? QSF_IO_PROBE_BYTES : 0, &m->io_setup, &m->io_is_probed);
     qsf_ledger_release(&m->ledger, QSF_USE_WINDOW, block, block_bytes);
+    if (status == QSF_OK && m->memory.limit_bytes != 0)
+        qsf_io_stop_readahead(&m->io);
     if (m->plan.io_depth != 0)
         m->plan.io_depth = m->io_setup.depth;
     return status;

@@ -11,6 +11,7 @@
 #include "engine/ceiling.h"
 #include "engine/draft.h"
 #include "engine/residence.h"
+#include "io/io.h"
 #include "stream/stream.h"
 
 #define MIB ((size_t)1 << 20)
@@ -389,7 +390,9 @@ static qsf_status refuse(const qsf_draft *d, const qsf_supply *supply)
 qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resident)
 {
     const qsf_options *const opt = in->options;
-    const qsf_supply supply = {in->process_bytes, in->available_bytes, in->limit_bytes};
+    const uint32_t depth = opt->io_depth != 0 ? opt->io_depth : DEFAULT_IO_DEPTH;
+    const qsf_supply supply = {in->process_bytes, in->available_bytes, in->limit_bytes,
+                               qsf_io_locked_bytes(opt->io_method, depth)};
     *plan = (qsf_plan){
         .budget_bytes = opt->budget_bytes == QSF_BUDGET_AUTO
                             ? qsf_ceiling_auto_budget_bytes(&supply)

@@ -33,6 +33,25 @@ const char *qsf_io_method_name(uint32_t method)
     return way != NULL ? way->name : method == QSF_IO_AUTO ? "auto" : "unknown";
 }
 
+void qsf_io_stop_readahead(const qsf_io *io)
+{
+    if (io->way != NULL && io->way->stop_readahead != NULL)
+        io->way->stop_readahead(io);
+}
+
+uint64_t qsf_io_locked_bytes(uint32_t method, uint32_t depth)
+{
+    switch (method) {
+    case QSF_IO_DIRECT:
+    case QSF_IO_URING:
+        return 0;
+    case QSF_IO_MMAP: /* the step that is copied, and the one after it */
+        return UINT64_C(2) * depth * QSF_IO_CACHED_STEP_BYTES;
+    default:
+        return (uint64_t)depth * QSF_IO_CACHED_STEP_BYTES;
+    }
+}
+
 uint32_t qsf_io_lane_count(const qsf_io_setup *setup)
 {
     return has_queue(setup) ? 1 : setup->depth;

@@ -34,6 +34,16 @@ void qsf_io_close(qsf_io *io); /* zeroed or closed is fine */
 /* Never NULL: "buffered", "direct", "uring", "mmap", "auto". */
 const char *qsf_io_method_name(uint32_t method);
 
+/* For processes in a memory control group: from now on the kernel does not read ahead. Its window
+ * (8 MB on some disks, twice that for sequential reads) is locked in the page cache until it has
+ * come; a group that is full of locked pages has nothing to reclaim, and its process is killed.
+ * Elsewhere readahead stays, as it fills the page cache with larger pages. */
+void qsf_io_stop_readahead(const qsf_io *io);
+
+/* Bytes of the page cache that `depth` reads under way then keep locked, so that the kernel cannot
+ * reclaim them; 0 past the page cache. AUTO may become buffered, and counts as that. */
+uint64_t qsf_io_locked_bytes(uint32_t method, uint32_t depth);
+
 /* Lanes (threads) that bring so many reads under way, and the depth of each. */
 uint32_t qsf_io_lane_count(const qsf_io_setup *setup);
 uint32_t qsf_io_lane_depth(const qsf_io_setup *setup);

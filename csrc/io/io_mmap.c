@@ -118,6 +118,28 @@ static qsf_status open_mapping(qsf_io *io)
     return QSF_OK;
 }
 
+static void stop_readahead(const qsf_io *io)
+{
+    if (io->map != NULL)
+        advise(io, 0, io->file->n_bytes, MADV_RANDOM);
+}
+
+/* While a step is copied the next one is on its way, and no more than those are locked. */
+static int copy_steps(const qsf_io *io, const qsf_io_read *read, size_t n_bytes, size_t *done_bytes)
+{
+    int error = 0;
+    while (error == 0 && *done_bytes < n_bytes) {
+        const uint64_t off = read->off + *done_bytes;
+        const size_t step_bytes = smaller(n_bytes - *done_bytes, QSF_IO_CACHED_STEP_BYTES);
+        size_t copied_bytes;
+        advise(io, off, 2 * QSF_IO_CACHED_STEP_BYTES, MADV_WILLNEED);
+        error = copy_out(io, off, read->dst + *done_bytes, step_bytes, &copied_bytes);
+        *done_bytes += copied_bytes;
+    }
+    unmap_pages(io, read->off, read->n_bytes);
+    return error;
+}
+
 static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
 {
     const uint64_t file_bytes = io->file->n_bytes;
@@ -125,11 +147,8 @@ static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
         read->off < file_bytes ? smaller(file_bytes - read->off, read->n_bytes) : 0;
     if (n_bytes < read->need_bytes)
         return qsf_io_fail_short(io, read, n_bytes);
-    /* This read, and as much of what comes after it. */
-    advise(io, read->off, 2 * (uint64_t)read->n_bytes, MADV_WILLNEED);
-    size_t done_bytes;
-    const int error = copy_out(io, read->off, read->dst, n_bytes, &done_bytes);
-    unmap_pages(io, read->off, read->n_bytes);
+    size_t done_bytes = 0;
+    const int error = copy_steps(io, read, n_bytes, &done_bytes);
 
     /* Bytes behind the end of a file that shrank are missing pages or, in its last page, zeroes:
      * only its size tells them from others. */
@@ -173,4 +192,5 @@ const qsf_io_way qsf_io_mmap_way = {
     .open = open_mapping,
     .close = close_mapping,
     .read = read_mapping,
+    .stop_readahead = stop_readahead,
 };

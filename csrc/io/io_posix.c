@@ -21,19 +21,29 @@ static qsf_status open_buffered(qsf_io *io)
     return QSF_OK;
 }
 
+static void stop_readahead(const qsf_io *io)
+{
+#if defined(POSIX_FADV_RANDOM)
+    (void)posix_fadvise(io->file->fd, 0, 0, POSIX_FADV_RANDOM);
+#else
+    (void)io;
+#endif
+}
+
 static void close_buffered(qsf_io *io)
 {
     (void)io;
 }
 
-static qsf_status read_through(const qsf_io *io, int fd, const qsf_io_read *read)
+static qsf_status read_through(const qsf_io *io, int fd, const qsf_io_read *read, size_t step_bytes)
 {
     size_t done_bytes = 0;
     while (done_bytes < read->need_bytes) {
         /* A direct read can only go on where a block begins, so a part may come twice. */
         const size_t from = done_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN;
-        const ssize_t got =
-            pread(fd, read->dst + from, read->n_bytes - from, (off_t)(read->off + from));
+        const size_t left_bytes = read->n_bytes - from;
+        const size_t n_bytes = left_bytes < step_bytes ? left_bytes : step_bytes;
+        const ssize_t got = pread(fd, read->dst + from, n_bytes, (off_t)(read->off + from));
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
@@ -47,12 +57,12 @@ static qsf_status read_through(const qsf_io *io, int fd, const qsf_io_read *read
 
 static qsf_status read_buffered(const qsf_io *io, const qsf_io_read *read)
 {
-    return read_through(io, io->file->fd, read);
+    return read_through(io, io->file->fd, read, QSF_IO_CACHED_STEP_BYTES);
 }
 
 static qsf_status read_direct(const qsf_io *io, const qsf_io_read *read)
 {
-    return read_through(io, io->direct_fd, read);
+    return read_through(io, io->direct_fd, read, SIZE_MAX);
 }
 
 #if defined(O_DIRECT)
@@ -163,6 +173,7 @@ const qsf_io_way qsf_io_buffered_way = {
     .open = open_buffered,
     .close = close_buffered,
     .read = read_buffered,
+    .stop_readahead = stop_readahead,
 };
 
 const qsf_io_way qsf_io_direct_way = {

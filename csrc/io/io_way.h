@@ -16,6 +16,8 @@
 
 #define QSF_IO_ALIGN 4096 /* of offsets, addresses and sizes of a read */
 #define QSF_IO_MAX_DEPTH 32
+/* Reads through the page cache are made in steps of this size. */
+#define QSF_IO_CACHED_STEP_BYTES ((size_t)256 * 1024)
 
 typedef struct qsf_io_lane qsf_io_lane;
 typedef struct qsf_io_way qsf_io_way;
@@ -63,6 +65,7 @@ struct qsf_io_way {
     /* Complete or failed, in the calling thread. NULL: the way has a queue. */
     qsf_status (*read)(const qsf_io *io, const qsf_io_read *read);
     const qsf_io_queue *queue;
+    void (*stop_readahead)(const qsf_io *io); /* NULL: the kernel does not read ahead */
 };
 
 extern const qsf_io_way qsf_io_buffered_way;

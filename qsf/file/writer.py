@@ -36,6 +36,7 @@ from qsf.file.layout import (
     Tensor,
     TensorType,
 )
+from qsf.file.partial import create_partial
 from qsf.file.units import EXPERT_TYPES, check_order, pack_tensor, shapes, unit_order
 
 Data = bytes | bytearray | memoryview
@@ -127,7 +128,6 @@ class Writer:
         self._at = lay.HEADER_BYTES  # where the next byte goes
         self._fd = -1
         self._is_finished = False
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
         self._create()
 
     def __enter__(self) -> Writer:
@@ -157,11 +157,7 @@ class Writer:
                 raise QsfIOError(f"{self.path}: exists and is not a regular file")
             if not folder.is_dir():
                 raise QsfIOError(f"{self.path}: there is no folder {folder}")
-            # Left by a killed process that had our number.
-            self._temporary.unlink(missing_ok=True)
-            self._fd = os.open(
-                self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
-            )
+            self._fd, self._temporary = create_partial(self.path)
             self._put_at(0, bytes(lay.HEADER_BYTES))
         except QsfIOError:
             raise

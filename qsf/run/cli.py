@@ -40,7 +40,7 @@ _IO_ARGUMENT = re.compile(r"^io=(\w+): ")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run ``qsf-run`` and return its exit code."""
-    command.open_missing_streams()
+    command.prepare_streams()
     try:
         with command.stopped_by_signals():
             return _main(sys.argv[1:] if arguments is None else arguments)
@@ -94,11 +94,6 @@ def _show(piece: str) -> None:
 
 
 def _run(request: Request) -> int:
-    # Characters that the terminal's encoding lacks are not worth an error in mid-sentence.
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
     if request.path.is_dir():
         raise QsfError(command.explain_folder(request.path))
     if request.is_plan:

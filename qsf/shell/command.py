@@ -7,6 +7,7 @@ Only small modules are imported here: what ``qsf-run`` imports counts in its bud
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import signal
@@ -226,8 +227,8 @@ def explain_folder(path: Path) -> str:
     return f"{path} is a folder, not a .qsf file"
 
 
-def open_missing_streams() -> None:
-    """Give the process the standard streams that its parent closed."""
+def prepare_streams() -> None:
+    """Open the standard streams that our parent closed; none fails for a character it lacks."""
     nowhere = Path(os.devnull)
     if sys.stdin is None:
         sys.stdin = nowhere.open(encoding="utf-8")
@@ -235,6 +236,9 @@ def open_missing_streams() -> None:
         sys.stdout = nowhere.open("w", encoding="utf-8")
     if sys.stderr is None:
         sys.stderr = nowhere.open("w", encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def drop_output() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from qsf.errors import QsfArgumentError, QsfIOError
+from qsf.file.partial import create_partial
 
 
 def check_output(out: Path, *, overwrite: bool) -> None:
@@ -16,7 +17,7 @@ def check_output(out: Path, *, overwrite: bool) -> None:
     try:
         if out.is_dir():
             raise QsfIOError(f"{out}: is a directory")
-        if out.exists() and not overwrite:
+        if (out.exists() or out.is_symlink()) and not overwrite:  # also a link to nothing
             raise QsfArgumentError(f"{out} exists; --force replaces it")
         if not out.parent.is_dir():
             raise QsfIOError(f"{out.parent}: no such directory")
@@ -54,11 +55,10 @@ def write_text(out: Path, text: str, *, overwrite: bool) -> None:
     refuses.
     """
     check_output(out, overwrite=overwrite)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
+        fd, temporary = create_partial(out)
         try:
-            temporary.unlink(missing_ok=True)  # left by a killed process that had our number
-            with temporary.open("x", encoding="utf-8", newline="\n") as file:
+            with os.fdopen(fd, "w", encoding="utf-8", newline="\n") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

@@ -36,7 +36,7 @@ def run(
     ``when_cut_off`` is what to say after "interrupted", such as what became of the output;
     without it nothing is said. What the exception knows of it goes before.
     """
-    command.open_missing_streams()
+    command.prepare_streams()
     try:
         with command.stopped_by_signals():
             code: object = app(arguments, standalone_mode=False, prog_name=program)

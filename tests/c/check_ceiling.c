@@ -31,11 +31,14 @@ static void check_machine(void)
 /* In a group: a hundredth of the limit, at least 2 MiB, and nothing for others. */
 static void check_group(void)
 {
-    qsf_supply s = {40 * MIB, 250 * MIB, 300 * MIB};
+    qsf_supply s = {40 * MIB, 250 * MIB, 300 * MIB, 0};
     CHECK_EQ_U64(qsf_ceiling_margin_bytes(&s), 3 * MIB);
     CHECK_EQ_U64(qsf_ceiling_bytes(&s, 300 * MIB), 287 * MIB);
     CHECK_EQ_U64(qsf_ceiling_bytes(&s, 200 * MIB), 200 * MIB);
     CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 287 * MIB);
+    s.locked_bytes = MIB; /* page cache that cannot be reclaimed */
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 300 * MIB), 286 * MIB);
+    s.locked_bytes = 0;
     s.limit_bytes = 150 * MIB;
     s.available_bytes = 50 * MIB;
     CHECK_EQ_U64(qsf_ceiling_margin_bytes(&s), 2 * MIB);
@@ -48,7 +51,7 @@ static void check_group(void)
 
 static void check_huge(void)
 {
-    const qsf_supply s = {UINT64_MAX - 5, UINT64_MAX - 5, 0};
+    const qsf_supply s = {UINT64_MAX - 5, UINT64_MAX - 5, 0, 0};
     CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), UINT64_MAX);
     CHECK_EQ_U64(qsf_ceiling_bytes(&s, UINT64_MAX - 1), UINT64_MAX - 1);
     CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), UINT64_MAX);

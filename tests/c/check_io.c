@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -452,6 +453,48 @@ static void check_setups(void)
     CHECK_STR(qsf_io_method_name(99), "unknown");
 }
 
+/* Bytes of the file that are in the page cache; SIZE_MAX where the system does not say. */
+static size_t cached_bytes(int fd)
+{
+    unsigned char is_cached[FILE_BYTES / QSF_IO_ALIGN + 1];
+    void *const map = mmap(NULL, FILE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED || sysconf(_SC_PAGESIZE) != QSF_IO_ALIGN)
+        return SIZE_MAX;
+    size_t n_bytes = 0;
+    const bool is_told = mincore(map, FILE_BYTES, is_cached) == 0;
+    for (size_t i = 0; is_told && i < sizeof is_cached; i++)
+        n_bytes += (is_cached[i] & 1) != 0 ? QSF_IO_ALIGN : 0;
+    munmap(map, FILE_BYTES);
+    return is_told ? n_bytes : SIZE_MAX;
+}
+
+/* The kernel reads ahead no further than qsf_io_locked_bytes() says: pages on their way cannot be
+ * reclaimed, and a control group that is full of them kills. */
+static void check_no_readahead(uint32_t method)
+{
+    qsf_file f;
+    qsf_io io;
+    qsf_io_lane lane;
+    if (!open_io(&f, &io, method))
+        return;
+    if (fsync(f.fd) != 0 || posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED) != 0 ||
+        cached_bytes(f.fd) != 0) {
+        printf("skipped: %s: pages of this file system stay in memory\n",
+               qsf_io_method_name(method));
+    } else if (CHECK_OK(qsf_io_lane_open(&lane, &io, 1))) {
+        qsf_io_stop_readahead(&io);
+        const size_t n_bytes = MAX_DEPTH * PIECE_BYTES;
+        qsf_io_read read = {.dst = buffers, .n_bytes = n_bytes, .need_bytes = n_bytes};
+        CHECK_OK(qsf_io_start(&lane, &read));
+        CHECK_OK(qsf_io_finish(&lane, &read));
+        CHECK(is_same(&read));
+        CHECK(cached_bytes(f.fd) <=
+              n_bytes + qsf_io_locked_bytes(method, 1) - QSF_IO_CACHED_STEP_BYTES);
+        qsf_io_lane_close(&lane);
+    }
+    close_io(&f, &io);
+}
+
 int main(void)
 {
     const size_t room_bytes = N_PIECES * PIECE_BYTES;
@@ -477,6 +520,8 @@ int main(void)
         check_empty_file(method);
         if (method == QSF_IO_BUFFERED || method == QSF_IO_DIRECT)
             check_short_calls(method);
+        if (method == QSF_IO_BUFFERED || method == QSF_IO_MMAP)
+            check_no_readahead(method);
         if (method == QSF_IO_DIRECT || method == QSF_IO_URING)
             check_refused_blocks(method);
         if (method == QSF_IO_MMAP)

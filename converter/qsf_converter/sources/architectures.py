@@ -25,7 +25,10 @@ from qsf.file.layout import (
     Positions,
     RopeScaling,
     TensorType,
+    check_header,
+    pack_arch,
 )
+from qsf_converter.sources.metadata import shown
 
 Config = Mapping[str, Any]
 
@@ -109,12 +112,14 @@ def family_of(config: Config) -> Family:
         name = str(names[0])
         if name in FAMILIES:
             return FAMILIES[name]
-        raise QsfConversionError(f"architecture {name} is not supported; supported: {supported}")
+        raise QsfConversionError(
+            f"architecture {name[:60]} is not supported; supported: {supported}"
+        )
     for family in FAMILIES.values():
         if family.model_type == config.get("model_type"):
             return family
     raise QsfConversionError(
-        f"config.json names no architecture (model_type {config.get('model_type')!r}); "
+        f"config.json names no architecture (model_type {shown(config.get('model_type'))}); "
         f"supported: {supported}"
     )
 
@@ -123,15 +128,18 @@ def read_facts(family: Family, config: Config) -> Facts:
     """Return what ``config`` says; raises QsfConversionError for what cannot be computed."""
     for name, neutral in {**_NEUTRAL_VALUES, **family.neutral_values}.items():
         if name in config and config[name] not in neutral:
-            text = repr(config[name])
-            shown = text if len(text) <= 60 else text[:57] + "..."
             hint = (
                 "; convert the original, unquantised checkpoint"
                 if name == "quantization_config"
                 else ""
             )
-            raise QsfConversionError(f"config.json: {name} = {shown} is not supported{hint}")
-    return family.read_config(config)
+            raise QsfConversionError(
+                f"config.json: {name} = {shown(config[name])} is not supported{hint}"
+            )
+    facts = family.read_config(config)
+    check_header(facts.header, QsfConversionError)
+    pack_arch(facts.arch, facts.header, QsfConversionError)
+    return facts
 
 
 def _count(config: Config, name: str, maximum: int, default: int | None = None) -> int:
@@ -141,24 +149,26 @@ def _count(config: Config, name: str, maximum: int, default: int | None = None) 
     if value is None:
         raise QsfConversionError(f"config.json: {name} is missing")
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
-        raise QsfConversionError(f"config.json: {name} = {value!r} is not within 1..{maximum}")
+        raise QsfConversionError(f"config.json: {name} = {shown(value)} is not within 1..{maximum}")
     return value
 
 
 def _positive(config: Config, name: str, default: float | None, where: str = "") -> float:
     value = config.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        problem = "is missing" if value is None else f"= {value!r} is not a number"
+        problem = "is missing" if value is None else f"= {shown(value)} is not a number"
         raise QsfConversionError(f"config.json: {where}{name} {problem}")
     if not math.isfinite(value) or value <= 0:
-        raise QsfConversionError(f"config.json: {where}{name} = {value!r} is not a positive number")
+        raise QsfConversionError(
+            f"config.json: {where}{name} = {shown(value)} is not a positive number"
+        )
     return float(value)
 
 
 def _boolean(config: Config, name: str, default: bool) -> bool:
     value = config.get(name, default)
     if not isinstance(value, bool):
-        raise QsfConversionError(f"config.json: {name} = {value!r} is not true or false")
+        raise QsfConversionError(f"config.json: {name} = {shown(value)} is not true or false")
     return value
 
 
@@ -166,7 +176,7 @@ def _activation(config: Config, name: str, default: str) -> Activation:
     value = config.get(name, default)
     if not isinstance(value, str) or value not in _ACTIVATIONS:
         raise QsfConversionError(
-            f"config.json: {name} = {value!r} is not supported; "
+            f"config.json: {name} = {shown(value)} is not supported; "
             f"supported: {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[value]
@@ -180,7 +190,7 @@ def _token_id(config: Config, name: str, n_vocab: int, warnings: list[str]) -> i
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise QsfConversionError(f"config.json: {name} = {value!r} is not a token id")
+        raise QsfConversionError(f"config.json: {name} = {shown(value)} is not a token id")
     if not 0 <= value < n_vocab:
         warnings.append(f"{name} {value} is outside the vocabulary of {n_vocab} and is left out")
         return None
@@ -225,7 +235,8 @@ def _rope(config: Config) -> tuple[float, dict[str, Any]]:
             "rope_original_tokens": original,
         }
     raise QsfConversionError(
-        f"config.json: RoPE scaling {kind!r} is not supported; supported: default, linear, llama3"
+        f"config.json: RoPE scaling {shown(kind)} is not supported; "
+        "supported: default, linear, llama3"
     )
 
 
@@ -307,6 +318,8 @@ def _read_llama_like(
 def _window_of_layers(config: Config, window_tokens: int) -> int:
     """The window, given that ``layer_types`` may switch it off for all layers, not for some."""
     kinds = config.get("layer_types") or ["sliding_attention"]
+    if not isinstance(kinds, list):
+        raise QsfConversionError(f"config.json: layer_types = {shown(kinds)} is not a list")
     if all(kind == "sliding_attention" for kind in kinds):
         return window_tokens
     if all(kind == "full_attention" for kind in kinds):

@@ -369,6 +369,6 @@ def _token_ids(metadata: Metadata) -> dict[str, Any]:
         if f"tokenizer.ggml.{key}_token_id" in metadata
     }
     eot = metadata.get("tokenizer.ggml.eot_token_id")
-    if eot is not None and eot != ids.get("eos_token_id", eot):
+    if isinstance(eot, int) and eot != ids.get("eos_token_id", eot):
         ids["eos_token_id"] = [ids["eos_token_id"], eot]
     return ids

@@ -23,7 +23,9 @@ from typing import Any
 from qsf.errors import QsfConversionError, QsfIOError
 
 _MAX_JSON_BYTES = 64 << 20  # as much as the section TOKN may have
-_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_MAX_DIGITS = 20
+_SHOWN_CHARS = 60
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _LICENCE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
 
@@ -37,14 +39,25 @@ class Origin:
     licence: str | None
 
 
+def shown(value: object) -> str:
+    """Return ``value`` as an error or a warning shows it: short, on one line."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
 def origin_of(model_dir: Path) -> Origin:
     """Return what a model directory says of itself. Raises QsfIOError."""
     config = read_bytes(model_dir / "config.json") or b""
     return Origin(
-        name=model_dir.resolve().name,
+        name=file_name(model_dir.resolve().name),
         config_sha256=hashlib.sha256(config).hexdigest(),
         licence=_licence(model_dir),
     )
+
+
+def file_name(name: str) -> str:
+    """Return a file's name as text; one that is not UTF-8 has replacement characters."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def read_bytes(path: Path) -> bytes | None:
@@ -77,12 +90,23 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
     if data is None:
         return None
     try:
-        parsed = json.loads(data)
+        parsed = json.loads(data, parse_int=_parse_int)
+        if b"\\u" in data:
+            json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise QsfConversionError(f"{path}: not Unicode: it has a lone surrogate") from error
     except (ValueError, RecursionError) as error:
         raise QsfConversionError(f"{path}: not JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise QsfConversionError(f"{path}: a JSON object is expected, not {type(parsed).__name__}")
     return parsed
+
+
+def _parse_int(digits: str) -> int:
+    """Whatever a model counts fits 64 bits; more would not fit a float either."""
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a whole number of {len(digits)} digits")
+    return int(digits)
 
 
 def tokenizer_bytes(model_dir: Path) -> bytes | None:
@@ -101,20 +125,20 @@ def generation_config(model_dir: Path) -> dict[str, Any]:
 
 def token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the BOS, EOS and PAD ids that a configuration states."""
-    return {name: config[name] for name in _TOKEN_IDS if config.get(name) is not None}
+    return {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
 
 
-def chat_bytes(model_dir: Path, config: Mapping[str, Any]) -> bytes:
+def chat_bytes(model_dir: Path, config: Mapping[str, Any], generation: Mapping[str, Any]) -> bytes:
     """Return the CHAT section: ``chat_template``, ``special_tokens``, ``generation``.
 
     ``chat_template`` is null when the model has none. When it has several, named ones, it is
     the one called ``default``, and ``chat_templates`` holds them all. ``generation`` is
-    ``generation_config.json``, with the token ids of ``config`` where it has none.
+    that of the file, with the token ids of ``config`` where it has none.
     """
     tokenizer = read_json_object(model_dir / "tokenizer_config.json") or {}
     chat: dict[str, Any] = _chat_templates(model_dir, tokenizer)
     chat["special_tokens"] = _special_tokens(model_dir, tokenizer)
-    chat["generation"] = {**token_ids(config), **generation_config(model_dir)}
+    chat["generation"] = {**token_ids(config), **generation}
     return json.dumps(chat, ensure_ascii=False).encode()
 
 
@@ -164,10 +188,12 @@ def _chat_templates(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any
         named = {
             entry["name"]: entry["template"]
             for entry in template
-            if isinstance(entry, dict) and "name" in entry and "template" in entry
+            if isinstance(entry, dict)
+            and isinstance(entry.get("name"), str)
+            and isinstance(entry.get("template"), str)
         }
         return {"chat_template": named.get("default"), "chat_templates": named}
-    return {"chat_template": template if isinstance(template, str) else None}
+    return {"chat_template": template}
 
 
 def _special_tokens(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:

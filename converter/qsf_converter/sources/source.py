@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
 from qsf_converter.sources.gguf_file import MAGIC
 from qsf_converter.sources.gguf_tokenizer import chat_of, tokenizer_of
 from qsf_converter.sources.metadata import Origin
+from qsf_converter.sources.usable import usable_chat, usable_generation, usable_tokenizer
 
 _MAX_NAME_CHARS = 200
 
@@ -41,6 +43,15 @@ class Source:
     def files(self) -> tuple[Path, ...]:
         """All files that belong to it: none of them may be overwritten."""
         return (*self.checkpoint.paths, *self.path.glob("*.json"))
+
+    def require_tokenizer(self) -> None:
+        """Raise QsfConversionError, with the reason, when there is no usable tokenizer."""
+        if self.tokenizer is None:
+            reason = next(one for one in reversed(self.facts.warnings) if "tokenizer" in one)
+            raise QsfConversionError(
+                f"{self.path}: {reason}; "
+                "with --allow-no-tokenizer a file for token ids only is written"
+            )
 
 
 @contextlib.contextmanager
@@ -69,19 +80,35 @@ def _open_directory(path: Path) -> Iterator[Source]:
             f"{path}: no config.json; is it a HuggingFace model?{_gguf_hint(path)}"
         )
     family = family_of(config)
-    ids = metadata.token_ids(metadata.generation_config(path))
+    generation, left_out = usable_generation(metadata.generation_config(path))
+    chat, more = usable_chat(metadata.chat_bytes(path, config, generation))
+    left_out += more
+    ids = metadata.token_ids(json.loads(chat)["generation"])
     facts = read_facts(family, {**config, **ids, **metadata.token_ids(config)})
+    tokenizer = metadata.tokenizer_bytes(path)
+    if tokenizer is None:
+        left_out += ("there is no tokenizer.json",)
     with _open_weights(path) as checkpoint:
-        yield Source(
-            path=path,
-            config=config,
-            family=family,
-            facts=facts,
-            checkpoint=checkpoint,
-            tokenizer=metadata.tokenizer_bytes(path),
-            chat=metadata.chat_bytes(path, config),
-            origin=metadata.origin_of(path),
+        yield _with_usable_tokenizer(
+            Source(
+                path=path,
+                config=config,
+                family=family,
+                facts=dataclasses.replace(facts, warnings=(*facts.warnings, *left_out)),
+                checkpoint=checkpoint,
+                tokenizer=tokenizer,
+                chat=chat,
+                origin=metadata.origin_of(path),
+            )
         )
+
+
+def _with_usable_tokenizer(source: Source) -> Source:
+    if source.tokenizer is None:
+        return source
+    tokenizer, left_out = usable_tokenizer(source.tokenizer, source.facts.header, source.chat)
+    facts = dataclasses.replace(source.facts, warnings=(*source.facts.warnings, *left_out))
+    return dataclasses.replace(source, facts=facts, tokenizer=tokenizer)
 
 
 def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
@@ -126,20 +153,24 @@ def _open_gguf(path: Path) -> Iterator[Source]:
         except QsfConversionError as error:
             raise QsfConversionError(f"{path}: its metadata, as {error}") from error
         tokenizer, reason = tokenizer_of(said)
-        warnings = (*facts.warnings, *checkpoint.warnings, *([reason] if reason else []))
-        yield Source(
-            path=path,
-            config=checkpoint.config,
-            family=family,
-            facts=dataclasses.replace(facts, warnings=warnings),
-            checkpoint=checkpoint,
-            tokenizer=tokenizer,
-            chat=chat_of(said, metadata.token_ids(checkpoint.config)),
-            origin=Origin(
-                name=_text(said, "general.name") or path.stem,
-                config_sha256=checkpoint.head.metadata_sha256,
-                licence=_text(said, "general.license"),
-            ),
+        chat, left_out = usable_chat(chat_of(said, metadata.token_ids(checkpoint.config)))
+        reasons = (reason,) if reason else ()
+        warnings = (*facts.warnings, *checkpoint.warnings, *left_out, *reasons)
+        yield _with_usable_tokenizer(
+            Source(
+                path=path,
+                config=checkpoint.config,
+                family=family,
+                facts=dataclasses.replace(facts, warnings=warnings),
+                checkpoint=checkpoint,
+                tokenizer=tokenizer,
+                chat=chat,
+                origin=Origin(
+                    name=_text(said, "general.name") or metadata.file_name(path.stem),
+                    config_sha256=checkpoint.head.metadata_sha256,
+                    licence=_text(said, "general.license"),
+                ),
+            )
         )
 
 

@@ -153,6 +153,19 @@ def test_a_limit_that_is_the_budget_is_kept(run: Run, least_mb: int, more_mb: in
     assert resident_units(done) < 12
 
 
+@pytest.mark.parametrize("method", ["buffered", "mmap"])
+def test_reading_through_the_page_cache_keeps_the_limit(
+    model: Path, run: Run, least_mb: int, method: str
+) -> None:
+    """Also what the kernel reads ahead is charged, and locked until it has come."""
+    budget_mb = least_mb + 10
+    prompt = ["--prompt", "Once upon a time there was a little girl. " * 20]
+    for _ in range(3):
+        launch.forget_file(model)
+        done = run(budget_mb + 20, "--io", method, *prompt, limit_mb=budget_mb)
+        check_inside(done, budget_mb)
+
+
 def test_the_text_does_not_depend_on_the_limit(run: Run, least_mb: int) -> None:
     # The KV cache is said, because the least budget of all might leave less for it.
     texts = {}

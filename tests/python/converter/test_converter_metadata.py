@@ -79,7 +79,7 @@ def test_activations(tmp_path: Path, name: str, activation: Activation) -> None:
 
 def test_the_file_brings_tokenizer_and_chat(tmp_path: Path) -> None:
     folder, _ = hf_makers.llama(tmp_path / "m")
-    tokenizer = b'{"model": {"vocab": {}}, "odd":   "spacing \xc3\xa9"}\n'
+    tokenizer = hf_makers.tokenizer_json().replace(b", ", b",   ") + b"\n"
     generation = {"eos_token_id": [2, 3], "temperature": 0.6}
     (folder / "tokenizer.json").write_bytes(tokenizer)
     (folder / "generation_config.json").write_text(json.dumps(generation))
@@ -152,7 +152,6 @@ def test_warnings_name_what_is_not_used(tmp_path: Path) -> None:
         "model.layers.0.self_attn.q_proj.bias": np.ones(40, np.float32),
     }
     save_file({**weights, **extra}, folder / "model.safetensors")
-    (folder / "tokenizer.json").write_text("{}")
     assert convert(folder, tmp_path / "out.qsf").warnings == (
         "1 tensors are not used: layers.0.self_attn.q_proj.bias",
     )

@@ -8,6 +8,8 @@ import errno
 import os
 import random
 import struct
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -30,6 +32,7 @@ from qsf.file.layout import (
     TensorType,
     tensor_bytes,
 )
+from qsf.file.partial import remove_abandoned
 from qsf.file.reader import Reader
 from qsf.file.writer import Writer
 
@@ -327,6 +330,30 @@ def test_a_killed_writer_of_the_same_number_is_no_obstacle(tmp_path: Path) -> No
     assert not stale.exists()
     with Reader(tmp_path / "m.qsf") as r:
         r.verify()
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "m.qsf"
+    code = (
+        "import os, pathlib, signal, sys; from qsf.file.partial import create_partial; "
+        "create_partial(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    for _ in range(2):  # of which the second removes what the first has left
+        subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+        assert len(list(tmp_path.iterdir())) == 1
+    kept = [
+        tmp_path / name for name in (".m.qsf.1x.partial", ".n.qsf.7.partial", "m.qsf.7.partial")
+    ]
+    for other in kept:
+        other.write_bytes(b"not ours")
+    link = tmp_path / ".m.qsf.8.partial"
+    link.symlink_to(kept[0])
+    writer = Writer(path, tiny_header(), Arch())
+    own = tmp_path / f".m.qsf.{os.getpid()}.partial"
+    remove_abandoned(path)  # as another process would: ours is locked
+    assert sorted(tmp_path.iterdir()) == sorted([*kept, link, own])
+    writer.abort()
+    assert not own.exists()
 
 
 def test_an_impossible_path_is_refused_at_once(tmp_path: Path) -> None:

@@ -107,9 +107,27 @@ def random_weights(
     }
 
 
+def tokenizer_json(n_first: int = 3) -> bytes:
+    """A tokenizer.json of 47 tokens: some letters, numbered from ``n_first``."""
+    letters = "ABCDEHOWabcdefghijklmnopqrstuvwxyz .,!0123456789"[:47]
+    vocab = {letter.replace(" ", "\u0120"): n_first + i for i, letter in enumerate(letters)}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+            "post_processor": None,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True},
+            "model": {"type": "BPE", "vocab": vocab, "merges": []},
+        }
+    ).encode()
+
+
 def write_model(folder: Path, config: dict[str, Any], weights: Weights | None) -> Path:
-    """A directory with config.json and, if there are weights, model.safetensors."""
+    """A directory with config.json, tokenizer.json and, if there are weights, model.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_bytes(tokenizer_json())
     (folder / "config.json").write_text(json.dumps(config))
     if weights is not None:
         save_file(weights, folder / "model.safetensors")

@@ -1,0 +1,102 @@
+"""What of a model's text sections ``qsf-run`` can use; the rest is left out, with a warning.
+
+A value that nobody can use would make the converted file refuse every run. Whether it can be used
+is decided by the code that uses it, not by rules of the converter's own.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError
+from qsf.file.layout import Header
+from qsf.text.chat import ChatTemplate
+from qsf.text.sampling import end_ids, resolve_sampling
+from qsf.text.tokenizer import Tokenizer
+from qsf_converter.sources.metadata import TOKEN_IDS, shown
+
+_REASON_CHARS = 300
+
+
+def usable_generation(generation: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the generation defaults that can be used, and a warning for each other one."""
+    kept: dict[str, Any] = {}
+    warnings: list[str] = []
+    for name, value in generation.items():
+        try:
+            meant = _meant(name, value)
+            json.dumps(meant, allow_nan=False)
+            resolve_sampling({name: meant})
+            end_ids(None, {name: meant})
+        except (ValueError, QsfFormatError) as error:
+            warnings.append(
+                f"generation default {shown(name)} = {shown(value)} is left out: "
+                f"{str(error)[:_REASON_CHARS]}"
+            )
+            continue
+        if meant != value:
+            warnings.append(
+                f"generation default {name} = {shown(value)} is taken as {shown(meant)}"
+            )
+        kept[name] = meant
+    return kept, tuple(warnings)
+
+
+def usable_chat(data: bytes) -> tuple[bytes, tuple[str, ...]]:
+    """Return the CHAT section without what cannot be used, and a warning for each such thing."""
+    chat = json.loads(data)
+    chat["generation"], left_out = usable_generation(chat["generation"])
+    fault = _template_fault(chat["chat_template"], chat["special_tokens"])
+    if fault is not None:
+        chat["chat_template"] = None
+        chat.get("chat_templates", {}).pop("default", None)
+        left_out += (f"the chat template is left out: {fault[:_REASON_CHARS]}",)
+    return json.dumps(chat, ensure_ascii=False, allow_nan=False).encode(), left_out
+
+
+def usable_tokenizer(
+    data: bytes, header: Header, chat: bytes
+) -> tuple[bytes | None, tuple[str, ...]]:
+    """Return tokenizer.json, or None and a warning that says why it cannot be used."""
+    add_bos = json.loads(chat)["special_tokens"].get("add_bos_token")
+    try:
+        tokenizer = Tokenizer(data, bos_id=header.bos_id, add_bos=add_bos)
+        largest_id = max(tokenizer.encode("Hello"), default=0)
+    except QsfError as error:
+        reason = str(error)[:_REASON_CHARS]
+    else:
+        if largest_id < header.n_vocab:
+            return data, ()
+        reason = f"it makes the token {largest_id}, and the model has {header.n_vocab} tokens"
+    return None, (f"the tokenizer is left out: {reason}",)
+
+
+def _template_fault(template: object, special_tokens: Mapping[str, object]) -> str | None:
+    """Why the template cannot be used, tried on one message; one that refuses it is fine."""
+    try:
+        ChatTemplate(template, special_tokens).render([{"role": "user", "content": "Hello"}])
+    except QsfFormatError as error:
+        return str(error)
+    except QsfArgumentError:
+        return None
+    return None
+
+
+def _meant(name: str, value: Any) -> Any:
+    """What others write for the same: -1 for a top_k that is off, whole numbers as floats."""
+    if name == "top_k" and not isinstance(value, bool):
+        if value == -1:
+            return 0
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+    if name in TOKEN_IDS:
+        ids = value if isinstance(value, list) else [value]
+        fine = [i for i in ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0]
+        if not fine:
+            raise QsfFormatError("it is not a token id")
+        if len(fine) < len(ids):
+            return fine
+    return value

@@ -1,0 +1,51 @@
+"""Temporary files that become a file when they are complete: created, and cleared away.
+
+``.NAME.PID.partial`` lies beside ``NAME`` and is locked as long as its process lives. A process
+that is killed leaves it behind unlocked; the next one that writes ``NAME`` removes it.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+
+def create_partial(path: Path) -> tuple[int, Path]:
+    """Create and lock a temporary for ``path``; return its descriptor, to be closed, and its path.
+
+    Removes what killed processes left of this file first. Raises OSError, ValueError for a path
+    with a zero byte.
+    """
+    remove_abandoned(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    while True:
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_nlink > 0:
+            return fd, temporary
+        os.close(fd)  # another process took it for abandoned before it was locked
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove the temporaries of ``path`` whose processes have ended."""
+    prefix = f".{path.name}."
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            number = entry.name.removeprefix(prefix).removesuffix(".partial")
+            is_ours = entry.name == f"{prefix}{number}.partial" and number.isdecimal()
+            if is_ours and entry.is_file(follow_symlinks=False):
+                _remove_unless_locked(Path(entry.path))
+
+
+def _remove_unless_locked(temporary: Path) -> None:
+    with contextlib.suppress(OSError):
+        fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temporary.unlink()
+        finally:
+            os.close(fd)

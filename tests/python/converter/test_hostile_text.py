@@ -1,0 +1,257 @@
+"""Whatever a checkpoint's JSON says: a file whose default run works, or one typed error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from make import hf_makers
+from make.hf_makers import tokenizer_json
+from qsf.errors import QsfConversionError
+from qsf.file.reader import Reader
+from qsf.text.parts import read_text_parts
+from qsf.text.sampling import end_ids, resolve_sampling
+from qsf_converter import cli, convert
+
+HUGE = 10**400
+NOT_THERE = "remove this field"
+WEIRD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([0, 1, -1, 2**31, 2**32, 2**63, 2**64, -(2**63), 10**19, HUGE, -HUGE]),
+    st.sampled_from([0.0, -1.0, 1.5, 40.0, 1e9, 1e308, 1e-320, float("nan"), float("inf")]),
+    st.sampled_from(["", "x", "\ud800", "\0", "y" * 5000, "{{ 'a' }}", "{% if %}", "{{ " * 500]),
+    st.sampled_from(["linear", "llama3", "full_attention", "silu", "default", "LlamaForCausalLM"]),
+    st.text(max_size=8),
+    st.integers(-3, 60),
+)
+VALUES = st.recursive(
+    WEIRD,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(
+            st.sampled_from(["name", "template", "content", "factor", "rope_type", "type", "x"]),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=6,
+)
+CONFIG_FIELDS = [
+    *hf_makers.LLAMA_CONFIG, "layer_types", "sliding_window", "rope_scaling", "rope_parameters",
+    "quantization_config", "attention_bias", "mlp_bias", "pad_token_id", "num_local_experts",
+]  # fmt: skip
+GENERATION_FIELDS = [
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "do_sample", "eos_token_id",
+    "bos_token_id", "pad_token_id", "typical_p", "",
+]  # fmt: skip
+TOKENIZER_FIELDS = [
+    "chat_template", "bos_token", "eos_token", "unk_token", "add_bos_token", "add_eos_token",
+]  # fmt: skip
+
+
+def objects(names: list[str], max_size: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(names), VALUES, max_size=max_size)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, _ = hf_makers.llama(tmp_path_factory.mktemp("hostile") / "m")
+    (folder / "tokenizer.json").write_bytes(tokenizer_json())
+    return folder
+
+
+def write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value))
+
+
+def check_command(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """Run the command; return "" after exit 0 and a usable file, else the one error line."""
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "m.qsf"
+        capsys.readouterr()
+        code = cli.run([str(folder), str(out), "--quiet", *options])
+        said = capsys.readouterr()
+        assert said.out == ""
+        errors = [line for line in said.err.splitlines() if "qsf-convert: warning: " not in line]
+        if code == 0:
+            assert errors == []
+            check_usable(out)
+            return ""
+        assert code == 1, said.err
+        assert len(errors) == 1, said.err
+        assert errors[0].startswith("qsf-convert: error: ")
+        assert "internal error" not in errors[0]
+        assert len(errors[0]) < 1000
+        assert list(Path(place).iterdir()) == []
+        return errors[0]
+
+
+def check_usable(out: Path) -> None:
+    """What every run of qsf-run resolves before the first token."""
+    parts = read_text_parts(out)
+    with Reader(out) as reader:
+        reader.verify()
+        header = reader.header
+    assert parts.tokenizer is not None
+    assert parts.tokenizer.encode("Hello")
+    resolve_sampling(parts.generation)
+    end_ids(header.eos_id, parts.generation)
+    assert not isinstance(parts.template, Exception)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    config=objects(CONFIG_FIELDS, 2),
+    generation=objects(GENERATION_FIELDS, 4),
+    tokenizer=objects(TOKENIZER_FIELDS, 3),
+)
+@example({}, {"top_k": -1}, {})
+@example({}, {"temperature": 1e9, "top_p": float("nan")}, {})
+@example({}, {"eos_token_id": "x"}, {})
+@example({"eos_token_id": [2, "x"]}, {}, {})
+@example({"layer_types": 5, "architectures": ["MistralForCausalLM"]}, {}, {})
+@example({"rms_norm_eps": HUGE}, {}, {})
+@example({}, {}, {"chat_template": [{"name": ["a"], "template": "x"}]})
+@example({}, {}, {"chat_template": "{% if %}"})
+@example({}, {}, {"chat_template": "\ud800"})
+def test_hostile_json(
+    checkpoint: Path,
+    capsys: pytest.CaptureFixture[str],
+    config: dict[str, Any],
+    generation: dict[str, Any],
+    tokenizer: dict[str, Any],
+) -> None:
+    write(checkpoint / "config.json", {**hf_makers.LLAMA_CONFIG, **config})
+    write(checkpoint / "generation_config.json", generation)
+    write(checkpoint / "tokenizer_config.json", tokenizer)
+    check_command(checkpoint, capsys)
+
+
+@pytest.fixture
+def clean(checkpoint: Path) -> Path:
+    write(checkpoint / "config.json", hf_makers.LLAMA_CONFIG)
+    for name in ("generation_config.json", "tokenizer_config.json"):
+        (checkpoint / name).unlink(missing_ok=True)
+    (checkpoint / "tokenizer.json").write_bytes(tokenizer_json())
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("said", "kept", "warned"),
+    [
+        ({"top_k": -1}, {"top_k": 0}, "top_k = -1 is taken as 0"),
+        ({"top_k": 40.0}, {"top_k": 40}, ""),
+        ({"temperature": 1e9}, {}, "must be between 0 and 100"),
+        ({"temperature": float("nan"), "top_p": 0.5}, {"top_p": 0.5}, "temperature"),
+        ({"eos_token_id": "x"}, {}, "is not a token id"),
+        ({"eos_token_id": [2, "x", 3]}, {"eos_token_id": [2, 3]}, "is taken as [2, 3]"),
+        ({"typical_p": float("inf")}, {}, "typical_p"),
+        ({"top_k": 5, "max_length": 20}, {"top_k": 5, "max_length": 20}, ""),
+    ],
+)
+def test_generation_defaults(
+    clean: Path, tmp_path: Path, said: dict[str, Any], kept: dict[str, Any], warned: str
+) -> None:
+    write(clean / "generation_config.json", said)
+    report = convert(clean, tmp_path / "m.qsf")
+    generation = dict(read_text_parts(tmp_path / "m.qsf").generation)
+    ids = {"bos_token_id": 1, "eos_token_id": [2, 3]}
+    assert generation == {**ids, **kept}
+    assert any(warned in one for one in report.warnings) if warned else report.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "template", ["{% if %}", "{{ 1 + }}", 5, {"default": 1}, ["x"], "{{ x.y.z }}"]
+)
+def test_a_template_that_cannot_be_used_is_left_out(
+    clean: Path, tmp_path: Path, template: object
+) -> None:
+    write(clean / "tokenizer_config.json", {"chat_template": template})
+    convert(clean, tmp_path / "m.qsf")
+    parts = read_text_parts(tmp_path / "m.qsf")
+    assert not isinstance(parts.template, Exception)
+    assert parts.template.is_plain
+
+
+def test_a_template_that_refuses_a_message_stays(clean: Path, tmp_path: Path) -> None:
+    source = "{{ raise_exception('a system message first') }}"
+    write(clean / "tokenizer_config.json", {"chat_template": source})
+    assert convert(clean, tmp_path / "m.qsf").warnings == ()
+    parts = read_text_parts(tmp_path / "m.qsf")
+    assert not isinstance(parts.template, Exception)
+    assert not parts.template.is_plain
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "there is no tokenizer.json"),
+        (b"{}", "the tokenizer cannot be read"),
+        (b'{"model": "\\ud800"}', "lone surrogate"),
+        (tokenizer_json(n_first=50), "it makes the token"),
+    ],
+)
+def test_no_usable_tokenizer_is_refused(
+    clean: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    content: bytes | None,
+    reason: str,
+) -> None:
+    (clean / "tokenizer.json").unlink()
+    if content is not None:
+        (clean / "tokenizer.json").write_bytes(content)
+    line = check_command(clean, capsys)
+    assert reason in line
+    if reason != "lone surrogate":
+        assert "--allow-no-tokenizer" in line
+        out = tmp_path / "m.qsf"
+        assert cli.run([str(clean), str(out), "-q", "--allow-no-tokenizer"]) == 0
+        assert read_text_parts(out).tokenizer is None
+
+
+@pytest.mark.parametrize("value", [HUGE, "\ud800"])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_json_that_no_field_can_hold(
+    clean: Path, capsys: pytest.CaptureFixture[str], name: str, value: object
+) -> None:
+    old = json.loads((clean / name).read_text()) if (clean / name).exists() else {}
+    write(clean / name, {**old, "other": value})
+    assert name in check_command(clean, capsys)
+
+
+def test_names_that_are_not_utf8(clean: Path, tmp_path: Path) -> None:
+    folder = Path(f"{tmp_path}/m\udcff")
+    clean_copy = [(one.name, one.read_bytes()) for one in clean.iterdir() if one.is_file()]
+    folder.mkdir()
+    for name, data in clean_copy:
+        (folder / name).write_bytes(data)
+    command = [sys.executable, "-m", "qsf_converter.cli", str(folder), f"{tmp_path}/o\udcff.qsf"]
+    done = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert b"internal error" not in done.stderr
+    check_usable(Path(f"{tmp_path}/o\udcff.qsf"))
+
+
+def test_the_command_says_what_python_raises(clean: Path, tmp_path: Path) -> None:
+    (clean / "tokenizer.json").unlink()
+    with pytest.raises(QsfConversionError, match="token ids only"):
+        convert(clean, tmp_path / "m.qsf", needs_tokenizer=True)
+    assert convert(clean, tmp_path / "m.qsf").warnings[-1].startswith("without a tokenizer")
+
+
+@pytest.mark.parametrize("eot", [[7], np.array([7, 8]), "7", 7.0, None])
+def test_an_end_of_turn_that_is_no_token_is_ignored(eot: object) -> None:
+    said: dict[str, Any] = {"tokenizer.ggml.eot_token_id": eot}
+    assert gguf_config._token_ids(said) == {}
+    said["tokenizer.ggml.eos_token_id"] = 2
+    assert gguf_config._token_ids(said) == {"eos_token_id": 2}
