@@ -218,7 +218,7 @@ static qsf_status check_header(const qsf_vocabulary *v, const unsigned char *sec
     QSF_TRY(check_most("the length of the prefix", v->n_prefix, QSF_TEXT_MAX_PREFIX));
     QSF_TRY(check_most("the number of steps", v->n_steps, QSF_TEXT_MAX_STEPS));
     QSF_TRY(check_most("the number of probes", v->max_probes, QSF_TEXT_MAX_PROBES));
-    for (size_t i = 88; i < QSF_TEXT_HEADER_BYTES; i++)
+    for (size_t i = 80; i < QSF_TEXT_HEADER_BYTES; i++)
         if (section[i] != 0)
             return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: reserved byte %zu is %u, allowed: 0", i,
                             section[i]);
