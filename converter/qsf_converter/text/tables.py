@@ -53,11 +53,35 @@ def text_section(
         add_bos: whether it is put there; None: as the tokenizer says.
     """
     try:
-        return _compile(json.loads(tokenizer_json), bos_id, add_bos), None
+        return _compile(json.loads(tokenizer_json, parse_float=library_float), bos_id, add_bos), None
     except NotCoveredError as error:
         return None, str(error)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return None, f"a tokenizer.json of an unknown form ({error!r})"
+
+
+def library_float(text: str) -> float:
+    """Return the number that the library reads: up to an ulp beside the nearest one.
+
+    It takes the digits as an integer of 64 bits, as far as they fit, and then divides by a
+    power of ten. Two ways through a text may differ by less than that.
+    """
+    mantissa, _, exponent_text = text.lower().partition("e")
+    whole, _, decimals = mantissa.lstrip("+-").partition(".")
+    exponent = int(exponent_text or 0)
+    significand = 0
+    for i, digit in enumerate(whole + decimals):
+        if significand * 10 + int(digit) >= 1 << 64:
+            exponent += max(0, len(whole) - i)
+            break
+        significand = significand * 10 + int(digit)
+        exponent -= i >= len(whole)
+    value = float(significand)
+    while exponent < -308 and value:
+        value, exponent = value / 1e308, exponent + 308
+    power = float(f"1e{min(abs(exponent), 308)}")
+    value = value * power if exponent >= 0 else value / power
+    return -value if mantissa.startswith("-") else value
 
 
 @dataclass
