@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import time
@@ -61,6 +62,7 @@ from qsf_converter.rounding.plan import (
     Target,
     make_plan,
 )
+from qsf_converter.text.tokenizer import tables_of
 from qsf_converter.rounding.quantisers import ErrorSums
 from qsf_converter.rounding.side_tables import examine, with_tables
 from qsf_converter.sources import metadata
@@ -168,6 +170,12 @@ def convert(
         warnings = list(plan.warnings)
         if source.tokenizer is None:
             warnings.append("no tokenizer.json: the file can only be run on token ids")
+        _, reason = _text_tables(source)
+        if reason is not None:
+            warnings.append(
+                f"the engine's own tokenizer does not cover this one ({reason}): the file needs the "
+                "library tokenizers, which takes up to 120 MB of the memory budget"
+            )
     return Report(
         quality=quality,
         warnings=(*warnings, *chooser.warnings),
@@ -207,6 +215,9 @@ class _Job:
             n_threads=self.n_threads,
         ) as writer:
             quality = self._write_weights(writer)
+            tables, _ = _text_tables(self.source)
+            if tables is not None:
+                writer.add_section("TEXT", tables)
             if self.source.tokenizer is not None:
                 writer.add_section("TOKN", self.source.tokenizer)
             writer.add_section("CHAT", self.source.chat)
@@ -253,11 +264,27 @@ def _silent(_name: str) -> Callable[[int, int], None]:
     return lambda _done, _total: None
 
 
+def _text_tables(source: Source) -> tuple[bytes | None, str | None]:
+    """The section TEXT, or why there is none; nothing where there is no tokenizer at all."""
+    if source.tokenizer is None:
+        return None, None
+    special = json.loads(source.chat).get("special_tokens") or {}
+    add_bos = special.get("add_bos_token")
+    return tables_of(
+        source.tokenizer,
+        source.facts.header.bos_id,
+        add_bos if isinstance(add_bos, bool) else None,
+    )
+
+
 def _section_bytes(
     source: Source, plan: Plan, wish: Wish, text: CalibrationText | None
 ) -> dict[str, int]:
     """Upper bounds of the sections that do not follow from the plan, in the order of the file."""
-    sizes = {} if source.tokenizer is None else {"TOKN": len(source.tokenizer)}
+    tables, _ = _text_tables(source)
+    sizes = {} if tables is None else {"TEXT": len(tables)}
+    if source.tokenizer is not None:
+        sizes["TOKN"] = len(source.tokenizer)
     longest = -1.2345e-100  # of what five digits print as
     tensors = tuple(
         TensorReport(
