@@ -62,13 +62,13 @@ from qsf_converter.rounding.plan import (
     Target,
     make_plan,
 )
-from qsf_converter.text.tokenizer import tables_of
 from qsf_converter.rounding.quantisers import ErrorSums
 from qsf_converter.rounding.side_tables import examine, with_tables
 from qsf_converter.sources import metadata
 from qsf_converter.sources.architectures import Place
 from qsf_converter.sources.checkpoint import Checkpoint
 from qsf_converter.sources.source import Source, open_source
+from qsf_converter.text.tokenizer import tables_of
 
 # For an upper bound of META's size.
 _LONGEST_TYPE = dtype_name(Dtype.TERNARY_DENSE)

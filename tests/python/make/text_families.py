@@ -120,17 +120,17 @@ def added_tokens() -> list[dict[str, Any]]:
     return [{"content": content, **plain, **row} for content, row in rows.items()]
 
 
-@functools.lru_cache(maxsize=None)
-def _trained(kind: str) -> str:
+@functools.cache
+def _trained(kind: str, *, is_small: bool) -> str:
     """Return the JSON of a tokenizer trained on random texts that are not split."""
     rng = random.Random(14)
-    texts = [random_text(rng, 12) for _ in range(6000)]
+    texts = [random_text(rng, 12) for _ in range(200 if is_small else 6000)]
     if kind == "bytes":
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
         trainer: Any = trainers.BpeTrainer(
-            vocab_size=3000,
+            vocab_size=320 if is_small else 3000,
             show_progress=False,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             special_tokens=["<s>"],
@@ -140,7 +140,10 @@ def _trained(kind: str) -> str:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
         names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
         trainer = trainers.BpeTrainer(
-            vocab_size=2500, show_progress=False, limit_alphabet=120, special_tokens=names
+            vocab_size=440 if is_small else 2500,
+            show_progress=False,
+            limit_alphabet=120,
+            special_tokens=names,
         )
     else:
         # Few characters, and no names of special tokens, which would be words twice.
@@ -149,14 +152,17 @@ def _trained(kind: str) -> str:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
         names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
         trainer = trainers.UnigramTrainer(
-            vocab_size=1200, show_progress=False, special_tokens=names, unk_token="<unk>"
+            vocab_size=640 if is_small else 1200,
+            show_progress=False,
+            special_tokens=names,
+            unk_token="<unk>",
         )
     tokenizer.train_from_iterator(texts, trainer)
     return str(tokenizer.to_str())
 
 
-def _made(kind: str, *, added: bool = True, **parts: Any) -> bytes:
-    data = json.loads(_trained(kind))
+def _made(kind: str, *, is_small: bool, added: bool = True, **parts: Any) -> bytes:
+    data = json.loads(_trained(kind, is_small=is_small))
     data["model"].update(parts.pop("model", {}))
     if kind == "chars":  # real vocabularies have no merges with the unknown token
         merges = data["model"]["merges"]
@@ -203,35 +209,36 @@ def _template(bos: str, idx: int) -> dict[str, Any]:
     }
 
 
-@functools.lru_cache(maxsize=None)
-def families() -> dict[str, bytes]:
-    """Return the tokenizer.json of each family."""
+@functools.cache
+def families(*, is_small: bool = False) -> dict[str, bytes]:
+    """Return the tokenizer.json of each family; small ones have few merges."""
+    make = functools.partial(_made, is_small=is_small)
     made: dict[str, bytes] = {
-        "gpt2": _made("bytes", pre_tokenizer=_byte_level(use_regex=True)),
-        "gpt2 with a space": _made(
+        "gpt2": make("bytes", pre_tokenizer=_byte_level(use_regex=True)),
+        "gpt2 with a space": make(
             "bytes", pre_tokenizer=_byte_level(add_prefix_space=True, use_regex=True)
         ),
-        "smollm": _made(
+        "smollm": make(
             "bytes",
             pre_tokenizer=_sequence(
                 {"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True)
             ),
         ),
-        "digits": _made(
+        "digits": make(
             "bytes",
             pre_tokenizer=_sequence({"type": "Digits", "individual_digits": False}, _byte_level()),
         ),
-        "deepseek": _made("bytes", pre_tokenizer=_sequence(*map(_split, _DEEPSEEK), _byte_level())),
-        "llama.cpp": _made(
+        "deepseek": make("bytes", pre_tokenizer=_sequence(*map(_split, _DEEPSEEK), _byte_level())),
+        "llama.cpp": make(
             "bytes", pre_tokenizer=_sequence(*map(_split, _LLAMA_CPP), _byte_level())
         ),
-        "one number": _made(
+        "one number": make(
             "bytes", pre_tokenizer=_sequence(_split(r"\p{N}"), _byte_level(use_regex=True))
         ),
-        "nfkc": _made(
+        "nfkc": make(
             "bytes", normalizer={"type": "NFKC"}, pre_tokenizer=_byte_level(use_regex=True)
         ),
-        "removed": _made(
+        "removed": make(
             "bytes",
             pre_tokenizer=_sequence(
                 {**_split(EXPRESSIONS["llama3"]), "behavior": "Removed", "invert": True},
@@ -240,7 +247,7 @@ def families() -> dict[str, bytes]:
         ),
     }
     for name, expression in EXPRESSIONS.items():
-        made[name] = _made(
+        made[name] = make(
             "bytes",
             normalizer=_NFC if name.startswith("qwen") else None,
             pre_tokenizer=_sequence(_split(expression), _byte_level()),
@@ -248,27 +255,27 @@ def families() -> dict[str, bytes]:
             model={"ignore_merges": name in ("llama3", "o200k")},
         )
     fallback = {"byte_fallback": True}
-    made["llama2"] = _made(
+    made["llama2"] = make(
         "chars", normalizer=_LLAMA2, pre_tokenizer=None, model=fallback,
         post_processor=_template("<s>", 1), decoder=_decoders(*_FALLBACK, _STRIP),
     )  # fmt: skip
-    made["gemma"] = _made(
+    made["gemma"] = make(
         "chars", normalizer=_TO_MARK, model=fallback, decoder=_decoders(*_FALLBACK),
         pre_tokenizer={
             "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
             "invert": False,
         },
     )  # fmt: skip
-    made["mistral"] = _made(
+    made["mistral"] = make(
         "chars", pre_tokenizer=_metaspace("first", split=False), model=fallback,
         decoder=_decoders(*_FALLBACK, _STRIP),
     )  # fmt: skip
     for scheme in ("always", "first", "never"):
-        made[f"metaspace {scheme}"] = _made(
+        made[f"metaspace {scheme}"] = make(
             "chars", pre_tokenizer=_metaspace(scheme, split=True), model={"fuse_unk": False},
             decoder=_metaspace(scheme, split=True),
         )  # fmt: skip
-        made[f"unigram {scheme}"] = _made(
+        made[f"unigram {scheme}"] = make(
             "unigram", pre_tokenizer=_metaspace(scheme, split=scheme != "never"),
             model={"byte_fallback": scheme == "first"},
             normalizer={"type": "NFKC"} if scheme == "never" else None,
