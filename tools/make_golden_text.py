@@ -1,5 +1,7 @@
 """Write tests/golden/text: small sections TEXT, texts and the ids that the library gives them.
 
+Also a model with such a section, which examples/generate.c runs in the C tests.
+
 The C tests read them, and the fuzz target begins with them. Each file is the section's size (u32),
 the section, the number of cases (u32), and for each case: flags of qsf_tokenize (u32), bytes of the
 text (u32), the text, the number of ids (u32), the ids, bytes of their decoded text (u32), that text.
@@ -12,6 +14,7 @@ from __future__ import annotations
 import random
 import struct
 import sys
+import tempfile
 from pathlib import Path
 
 import tokenizers
@@ -20,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 from make.text_families import families, random_text  # noqa: E402
+from make.tiny_checkpoints import make_llama  # noqa: E402
+from qsf_converter import convert  # noqa: E402
 from qsf_converter.text.tables import text_section  # noqa: E402
 
 N_CASES = 12
@@ -67,6 +72,10 @@ def main() -> None:
         text = random_text(random.Random(6), 20).encode()[:200]
         seed = struct.pack("<I", len(text)) + text + data[4 : 4 + n_section]
         (seeds / name.replace(" ", "_")).write_bytes(seed)
+    with tempfile.TemporaryDirectory() as name:
+        llama = make_llama(Path(name) / "llama", seed=3, n_layers=1, n_vocab=512, max_tokens=128)
+        (llama / "tokenizer.json").write_bytes(made["llama2"])
+        convert(llama, folder.parent / "tiny-text-4bit.qsf", quant_type="4bit", overwrite=True)
 
 
 if __name__ == "__main__":
