@@ -368,8 +368,10 @@ QSF_API size_t qsf_decoder_flush(qsf_text_decoder *d, char *out);
 QSF_API size_t qsf_token_text(const qsf_text *t, uint32_t id, char *out, size_t cap_bytes);
 QSF_API size_t qsf_token_name(const qsf_text *t, uint32_t id, char *out, size_t cap_bytes);
 
-/* The token with this name, or QSF_TOKEN_NONE. */
-QSF_API uint32_t qsf_token_find(const qsf_text *t, const char *name, size_t n_bytes);
+/* The token with this name, or QSF_TOKEN_NONE. Where a token of the model and an added one have the
+ * same, it is the added one with is_added = 1, else the other. */
+QSF_API uint32_t qsf_token_find(const qsf_text *t, const char *name, size_t n_bytes,
+                                uint32_t is_added);
 
 /* Fills ids [cap_ids] with the special tokens, ascending; returns how many there are. */
 QSF_API size_t qsf_text_special(const qsf_text *t, uint32_t *ids, size_t cap_ids);

@@ -121,18 +121,19 @@ size_t qsf_token_name(const qsf_text *t, uint32_t id, char *out, size_t cap_byte
     return name.n;
 }
 
-uint32_t qsf_token_find(const qsf_text *t, const char *name, size_t n_bytes)
+uint32_t qsf_token_find(const qsf_text *t, const char *name, size_t n_bytes, uint32_t is_added)
 {
     if (t == NULL || name == NULL)
         return QSF_TOKEN_NONE;
     const qsf_vocabulary *const v = &t->vocabulary;
     const qsf_bytes wanted = {(const unsigned char *)name, n_bytes};
-    const uint32_t found = qsf_vocabulary_find(v, wanted);
-    for (uint32_t id = 0; found == QSF_TOKEN_NONE && id < v->n_ids; id++) {
+    uint32_t found = is_added != 0 ? QSF_TOKEN_NONE : qsf_vocabulary_find(v, wanted);
+    /* Added tokens have the highest ids, where they are not of the model's vocabulary. */
+    for (uint32_t id = v->n_ids; found == QSF_TOKEN_NONE && id-- > 0;) {
         const qsf_bytes text = qsf_vocabulary_text(v, id);
         if ((v->kinds[id] & QSF_TOKEN_PRESENT) != 0 && text.n == n_bytes &&
             memcmp(text.p, name, n_bytes) == 0)
-            return id;
+            found = id;
     }
     return found;
 }

@@ -79,9 +79,9 @@ class Text:
         n_bytes = function(self._handle, token_id, out, self.facts.room_bytes)  # type: ignore[operator]
         return bytes(ffi.buffer(out, n_bytes))
 
-    def find(self, name: bytes) -> int | None:
-        """Return the token with this name."""
-        token_id = lib.qsf_token_find(self._handle, ffi.from_buffer(name), len(name))
+    def find(self, name: bytes, *, is_added: bool) -> int | None:
+        """Return the token with this name; of two, the added one or the other."""
+        token_id = lib.qsf_token_find(self._handle, ffi.from_buffer(name), len(name), is_added)
         return None if token_id == lib.QSF_TOKEN_NONE else int(token_id)
 
     def special_ids(self) -> list[int]:

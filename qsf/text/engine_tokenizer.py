@@ -62,12 +62,12 @@ class EngineTokenizer(Tokenizer):
 
     def token_id(self, name: str) -> int | None:
         """Return the id of the token called ``name`` in the vocabulary, if there is one."""
-        data = name.encode()
-        if self._text.facts.model == "byte-level BPE":
-            table = byte_of_char()
-            if all(char in table for char in name):
-                data = bytes(table[char] for char in name)
-        return self._text.find(data)
+        if self._text.facts.model != "byte-level BPE":
+            return self._text.find(name.encode(), is_added=False)
+        table = byte_of_char()
+        if all(char in table for char in name):
+            return self._text.find(bytes(table[char] for char in name), is_added=False)
+        return self._text.find(name.encode(), is_added=True)
 
     def _bare_ids(self, text: str, *, parse_special: bool) -> list[int]:
         return self._text.encode(text.encode(), parse_special=parse_special, add_prefix=False)

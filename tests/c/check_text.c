@@ -115,7 +115,7 @@ static void check_arguments(void)
     CHECK_STATUS(qsf_decoder_push(t, &d, 70, text, 2, &n), QSF_ERR_ARG);
     CHECK_STATUS(qsf_decoder_push(t, &d, 0xFFFFFFFF, text, 64, &n), QSF_OK);
     CHECK_EQ(n, 0);
-    CHECK_EQ(qsf_token_find(t, "no such token", 13), QSF_TOKEN_NONE);
+    CHECK_EQ(qsf_token_find(t, "no such token", 13, 0), QSF_TOKEN_NONE);
     CHECK_EQ(qsf_token_text(t, 0xFFFFFFFF, text, 9), 0);
     qsf_text_close(t);
     qsf_text_close(NULL);

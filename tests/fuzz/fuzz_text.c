@@ -74,7 +74,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
             require(ids[i] < facts.n_ids, "an id that does not exist");
         decode(t, ids, n_ids, (size_t)facts.room_bytes);
     }
-    (void)qsf_token_find(t, (const char *)data + 4, n_text);
+    (void)qsf_token_find(t, (const char *)data + 4, n_text, 0);
     qsf_text_close(t);
     return 0;
 }
