@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import time
 from collections.abc import Callable
@@ -38,6 +39,7 @@ from qsf_converter.rounding.outlier_tables import with_outlier_plans
 from qsf_converter.rounding.pieces import rounded_units, with_tensor_scales
 from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, Plan, make_plan
 from qsf_converter.sources.source import Source, open_source
+from qsf_converter.text.tokenizer import tables_of
 from qsf_converter.writing import UnitWriter
 
 Progress = Callable[[int, int], None]  # called with the source bytes done, and in all
@@ -130,6 +132,12 @@ def convert_as(
         warnings = list(plan.warnings)
         if source.tokenizer is None:
             warnings.append("without a tokenizer the file can only be run on token ids")
+        _, reason = _text_tables(source)
+        if reason is not None:
+            warnings.append(
+                f"the engine's own tokenizer does not cover this one ({reason}): the file needs the "
+                "library tokenizers, which takes up to 120 MB of the memory budget"
+            )
     return Report(
         quality=quality,
         warnings=(*warnings, *chooser.warnings),
@@ -164,7 +172,10 @@ class _Conversion:
         """Return the type, scale and outlier plan of every tensor, and what was measured."""
         source, request, checkpoint = self.source, self.request, self.source.checkpoint
         plan = make_plan(source.family, source.facts, checkpoint, request.first_policy())
-        section_bytes = meta.section_bytes(source, request, plan, self.text)
+        tables, _ = _text_tables(source)
+        text_bytes = {} if tables is None else {"TEXT": len(tables)}
+        other_bytes = meta.section_bytes(source, request, plan, self.text)
+        section_bytes = {**text_bytes, **other_bytes}
         plan, sensitivity = choose_types(
             plan, checkpoint, request, self.text, section_bytes, phase, self.state
         )
@@ -195,6 +206,9 @@ class _Conversion:
             n_threads=self.request.n_threads,
         ) as writer:
             quality = self._write_units(writer, plan, sensitivity, chooser, progress)
+            tables, _ = _text_tables(source)
+            if tables is not None:
+                writer.add_section("TEXT", tables)
             if source.tokenizer is not None:
                 writer.add_section("TOKN", source.tokenizer)
             writer.add_section("CHAT", source.chat)
@@ -251,6 +265,19 @@ def _advance_of(progress: Progress | None, total: int) -> Callable[[int], None]:
 
 def _no_phase(_name: str) -> Progress:
     return lambda _done, _total: None
+
+
+def _text_tables(source: Source) -> tuple[bytes | None, str | None]:
+    """The section TEXT, or why there is none; nothing where there is no tokenizer at all."""
+    if source.tokenizer is None:
+        return None, None
+    special = json.loads(source.chat).get("special_tokens") or {}
+    add_bos = special.get("add_bos_token")
+    return tables_of(
+        source.tokenizer,
+        source.facts.header.bos_id,
+        add_bos if isinstance(add_bos, bool) else None,
+    )
 
 
 def _chooser(request: Request, out: Path, source: Source) -> Chooser:

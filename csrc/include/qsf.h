@@ -290,6 +290,92 @@ QSF_API qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens);
  * this function at any time. */
 QSF_API void qsf_session_cancel(qsf_session *s);
 
+/* ---- text ---- */
+
+/* The vocabulary of a file: text to token ids and back. It is read-only once it is open, so any
+ * number of threads may use it at the same time, beside a model or without one. Its tables count as
+ * the process's in the plan of a model that is opened afterwards. */
+typedef struct qsf_text qsf_text;
+
+/* Reads and checks the section TEXT of the file at `path` (UTF-8). QSF_ERR_UNSUPPORTED where the
+ * file has none: its tokenizer is of a kind that this engine does not know, or it was written by an
+ * older converter. On failure *out is NULL and nothing is held. */
+QSF_API qsf_status qsf_text_open(const char *path, qsf_text **out);
+
+/* The same from the section's bytes, which are copied. */
+QSF_API qsf_status qsf_text_create(const void *section, uint64_t n_bytes, qsf_text **out);
+QSF_API void qsf_text_close(qsf_text *t);
+
+typedef struct qsf_text_facts {
+    char model[16];      /* "byte-level BPE", "BPE", "unigram" */
+    uint32_t n_tokens;   /* added ones included */
+    uint32_t n_ids;      /* one more than the largest id */
+    uint64_t n_bytes;    /* of memory that the vocabulary takes */
+    uint64_t room_bytes; /* enough for qsf_decoder_push with any token */
+} qsf_text_facts;
+
+/* Leaves *out alone when t is NULL. */
+QSF_API void qsf_text_info(const qsf_text *t, qsf_text_facts *out);
+
+#define QSF_TOKENIZE_PREFIX 1  /* begin with the tokens that begin a text (BOS), unless the text
+                                * itself begins with them */
+#define QSF_TOKENIZE_SPECIAL 2 /* text that reads like a special token is that token; without it,
+                                * ordinary text: for text of unknown origin */
+
+/* Token ids of `text` [n_bytes], ready to be continued: no end token. Fills ids [cap_ids] as far as
+ * it goes; *n_ids is how many there are, or, where it is more than cap_ids, how many may be needed.
+ * A token has at least a byte, but for the prefix and what normalising adds.
+ * QSF_ERR_ARG: not UTF-8. QSF_ERR_NOMEM: the call would need more than 64 MiB of memory for itself;
+ * docs/memory.md says what it needs. */
+QSF_API qsf_status qsf_tokenize(const qsf_text *t, const char *text, size_t n_bytes, uint32_t flags,
+                                uint32_t *ids, size_t cap_ids, size_t *n_ids);
+
+#define QSF_DETOKENIZE_SPECIAL 1 /* special tokens have text, too */
+#define QSF_DETOKENIZE_START 2   /* the ids begin a text: the space that a SentencePiece vocabulary
+                                  * puts there is dropped */
+
+/* Text of ids, valid UTF-8 without a terminating zero. Bytes of which no continuation could make a
+ * character become U+FFFD; ids that do not exist have no text. Fills out [cap_bytes] only if
+ * *n_bytes <= cap_bytes afterwards; else *n_bytes is enough. */
+QSF_API qsf_status qsf_detokenize(const qsf_text *t, const uint32_t *ids, size_t n_ids,
+                                  uint32_t flags, char *out, size_t cap_bytes, size_t *n_bytes);
+
+/* A text that arrives token by token. Copying it copies the state. */
+typedef struct qsf_text_decoder {
+    uint32_t skips_special;
+    uint32_t is_at_start;
+    uint32_t n_leading;
+    uint32_t n_pending;
+    unsigned char pending[4];
+} qsf_text_decoder;
+
+/* flags as in qsf_detokenize. */
+QSF_API void qsf_decoder_init(const qsf_text *t, uint32_t flags, qsf_text_decoder *out);
+
+/* The text that is complete with this token: complete characters, often none. cap_bytes of
+ * room_bytes in qsf_text_facts is enough for every token; QSF_ERR_ARG where it is too small for
+ * this one, and the decoder is as it was. */
+QSF_API qsf_status qsf_decoder_push(const qsf_text *t, qsf_text_decoder *d, uint32_t id, char *out,
+                                    size_t cap_bytes, size_t *n_bytes);
+
+/* What is left at the end of the text: U+FFFD for an unfinished character, or nothing. out [3];
+ * returns how many bytes. */
+QSF_API size_t qsf_decoder_flush(qsf_text_decoder *d, char *out);
+
+/* Bytes of one token, which need not be UTF-8: as they are in a text, or as the vocabulary names
+ * the token. Fills out [cap_bytes] as far as it goes; returns how many there are, 0 for ids that do
+ * not exist. */
+QSF_API size_t qsf_token_text(const qsf_text *t, uint32_t id, char *out, size_t cap_bytes);
+QSF_API size_t qsf_token_name(const qsf_text *t, uint32_t id, char *out, size_t cap_bytes);
+
+/* The token with this name, or QSF_TOKEN_NONE. Where a token of the model and an added one have the
+ * same, it is the added one with is_added = 1, else the other. */
+QSF_API uint32_t qsf_token_find(const qsf_text *t, const char *name, size_t n_bytes,
+                                uint32_t is_added);
+
+/* Fills ids [cap_ids] with the special tokens, ascending; returns how many there are. */
+QSF_API size_t qsf_text_special(const qsf_text *t, uint32_t *ids, size_t cap_ids);
+
 /* ---- results ---- */
 
 /* Copies the logits of the last token to out [n_vocab]. QSF_ERR_ARG if there are no logits

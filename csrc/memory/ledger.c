@@ -62,6 +62,8 @@ const char *qsf_use_name(qsf_use use)
         return "kv";
     case QSF_USE_SCRATCH:
         return "scratch";
+    case QSF_USE_TEXT:
+        return "text";
     case QSF_USE_COUNT:
         break;
     }

@@ -19,6 +19,7 @@ typedef enum qsf_use {
     QSF_USE_EMBEDDING, /* a band of embedding rows */
     QSF_USE_KV,        /* KV pages */
     QSF_USE_SCRATCH,   /* activations, logits, sampling */
+    QSF_USE_TEXT,      /* a vocabulary, and what encoding takes */
     QSF_USE_COUNT
 } qsf_use;
 

@@ -37,9 +37,9 @@ from qsf.file.units import parse_tensor
 
 READ_BYTES: Final = 1 << 20
 _NEEDED: Final = ("LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND")
-_TABLES: Final = ("LAYR", "ARCH", "TENS", "EBND")
+_TABLES: Final = ("LAYR", "ARCH", "TENS", "EBND", "TEXT")
 _UNITS: Final = ("EMBD", "FINL")
-_KNOWN: Final = frozenset((*_NEEDED, "WPOS", "META", "TOKN", "CHAT"))
+_KNOWN: Final = frozenset((*_NEEDED, "WPOS", "META", "TOKN", "CHAT", "TEXT"))
 _LINKS: Final = struct.Struct("<QQQ")  # bytes 56 .. 79
 _TAIL: Final = struct.Struct("<QIIHBBII")  # bytes 100 .. 127
 

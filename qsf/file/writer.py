@@ -46,7 +46,9 @@ _COPY_BYTES: Final = 1 << 20
 _MAX_THREADS: Final = 4
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 _RESERVED_TAGS: Final = frozenset(("LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND"))
-_KNOWN_FLAGS: Final = {"WPOS": lay.SECTION_REQUIRED, "META": 0, "TOKN": 0, "CHAT": 0}
+_KNOWN_FLAGS: Final = {"WPOS": lay.SECTION_REQUIRED} | dict.fromkeys(
+    ("META", "TOKN", "CHAT", "TEXT"), 0
+)
 
 
 @dataclass(slots=True)

@@ -220,7 +220,8 @@ def describe(reader: Reader) -> dict[str, Any]:
         "tensors_by_type": _by_type(reader),
         "parameters": _parameters(reader.tensors),
         "bits_per_weight": _bits_per_weight(reader),
-        "has_tokenizer": "TOKN" in reader.sections,
+        "has_tokenizer": "TOKN" in reader.sections or "TEXT" in reader.sections,
+        "tokenizer": _tokenizer(reader),
         "has_chat_template": "CHAT" in reader.sections,
         "meta": read_meta(reader),
     }
@@ -249,9 +250,17 @@ def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
         f"{_parameters(reader.tensors):,} parameters, {_bits_per_weight(reader):.2f} bits per"
         " weight"
     )
-    for tag, what in (("TOKN", "tokenizer"), ("CHAT", "chat template")):
-        yield f"{what}: {'yes' if tag in reader.sections else 'no'}"
+    used = _tokenizer(reader)
+    yield "tokenizer: no" if used is None else f"tokenizer: yes, that of the {used}"
+    yield f"chat template: {'yes' if 'CHAT' in reader.sections else 'no'}"
     yield from _report_meta(reader)
+
+
+def _tokenizer(reader: Reader) -> str | None:
+    """What encodes and decodes text."""
+    if "TEXT" in reader.sections:
+        return "engine"
+    return "library tokenizers" if "TOKN" in reader.sections else None
 
 
 def _fields(title: str, fields: dict[str, Any]) -> Iterator[str]:

@@ -7,9 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfFormatError
+from qsf.errors import QsfFormatError, QsfUnsupportedError
 from qsf.file.reader import Reader
 from qsf.text.chat import RENDER_BYTES, ChatTemplate
+from qsf.text.engine_tokenizer import EngineTokenizer
 from qsf.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,23 +34,24 @@ class TextParts:
 
 
 def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
-    """Read the sections TOKN and CHAT.
+    """Read the sections TEXT and CHAT, and TOKN where there is no TEXT that we know.
 
     This happens before the engine is opened, because the engine measures the process at
-    that moment and gives the model what the budget leaves: the tokenizer, 4 MiB for small
-    vocabularies and over 100 for large ones, must already be there.
+    that moment and gives the model what the budget leaves: the tokenizer, some megabytes in
+    the engine and over 100 in the library, must already be there.
     """
     with Reader(path) as reader:
-        has_tokenizer = "TOKN" in reader.sections
-        tokenizer_json = reader.read_section("TOKN") if has_tokenizer else b""
+        tokenizer = _engine_tokenizer(path, reader)
+        tokenizer_json = None
+        if tokenizer is None and "TOKN" in reader.sections:
+            tokenizer_json = reader.read_section("TOKN")
         chat = _json_object(reader.read_section("CHAT") if "CHAT" in reader.sections else b"{}")
         bos_id = reader.header.bos_id
     special = chat.get("special_tokens") or {}
     generation = chat.get("generation") or {}
     if not isinstance(special, dict) or not isinstance(generation, dict):
         raise QsfFormatError("the section CHAT is not of the form that it should have")
-    tokenizer = None
-    if has_tokenizer:
+    if tokenizer_json is not None:
         add_bos = special.get("add_bos_token")
         tokenizer = Tokenizer(
             tokenizer_json, bos_id=bos_id, add_bos=add_bos if isinstance(add_bos, bool) else None
@@ -60,6 +62,17 @@ def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
     except QsfFormatError as error:
         template = error
     return TextParts(tokenizer, template, generation)
+
+
+def _engine_tokenizer(path: str | os.PathLike[str], reader: Reader) -> Tokenizer | None:
+    if "TEXT" not in reader.sections:
+        return None
+    try:
+        return EngineTokenizer(path, bos_id=reader.header.bos_id)
+    except QsfUnsupportedError:
+        if "TOKN" in reader.sections:  # of a newer version: the library will do
+            return None
+        raise
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

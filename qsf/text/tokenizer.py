@@ -25,7 +25,7 @@ _USUAL_GROWTH = 12  # of a normaliser: a space in front, and three bytes for eac
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def _byte_of_char() -> dict[str, int]:
+def byte_of_char() -> dict[str, int]:
     """Return the byte that each character of a byte-level vocabulary stands for.
 
     Printable Latin-1 characters stand for themselves, the other bytes, in order, for the
@@ -63,7 +63,7 @@ class _PieceRules:
             for part in step["decoders"]:
                 self._add(part)
         elif kind == "ByteLevel":
-            self.byte_of_char = _byte_of_char()
+            self.byte_of_char = byte_of_char()
         elif kind == "ByteFallback":
             self.has_byte_tokens = True
         elif kind == "Replace" and "String" in step["pattern"]:
@@ -151,6 +151,16 @@ class Tokenizer:
         if add_bos is False and has_bos:
             return prefix[1:]
         return prefix
+
+    @property
+    def description(self) -> str:
+        """What it is, for people."""
+        return f"{self.n_vocab:,} tokens in the library tokenizers"
+
+    @property
+    def n_bytes(self) -> int | None:
+        """How much memory its tables take; None: only the library knows."""
+        return None
 
     @property
     def special_names(self) -> tuple[str, ...]:

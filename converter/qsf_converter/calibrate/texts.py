@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.sources.metadata import read_bytes
+from qsf_converter.text.tokenizer import open_tokenizer
 
 MIN_SAMPLE_TOKENS: Final = 64  # statistics of less would be those of a few words
 
@@ -115,7 +116,7 @@ def cut_samples(
             raise QsfConversionError(
                 f"text {at} is not valid Unicode: character {error.start} is {text[error.start]!r}"
             ) from error
-    tokenizer = Tokenizer(tokenizer_json, bos_id=bos_id)
+    tokenizer = open_tokenizer(tokenizer_json, bos_id=bos_id)
     wanted_chars = _CHARS_PER_TOKEN * max_samples * n_body
     ids = _sequence(tokenizer, _spread(texts, wanted_chars), eos_id)
     n_least = min(n_tokens, MIN_SAMPLE_TOKENS) - n_bos

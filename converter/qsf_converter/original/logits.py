@@ -23,6 +23,7 @@ from qsf_converter.original.layers import Original, Weights
 from qsf_converter.rounding.plan import Policy, make_plan
 from qsf_converter.sources.checkpoint import Float32Array
 from qsf_converter.sources.source import Source, open_source
+from qsf_converter.text.tokenizer import open_tokenizer
 
 DEFAULT_MEMORY_BYTES: Final = 256 << 20
 
@@ -158,4 +159,4 @@ def _tokenizer_of(source: Source) -> Tokenizer | None:
     if source.tokenizer is None:
         return None
     add_bos = json.loads(source.chat)["special_tokens"].get("add_bos_token")
-    return Tokenizer(source.tokenizer, bos_id=source.facts.header.bos_id, add_bos=add_bos)
+    return open_tokenizer(source.tokenizer, bos_id=source.facts.header.bos_id, add_bos=add_bos)

@@ -28,13 +28,34 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # of tokenizer.ggml.token
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SYMBOLS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+)
+_SYMBOLS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # Name of the rule -> the expressions that split a text, one after another, before BPE.
 _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpt-2": (),  # that of ByteLevel itself
+    "smollm": (r"\p{N}",),  # and then that of ByteLevel
     "llama-bpe": (
         rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SPACES}",
     ),
     "qwen2": (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_SYMBOLS_AND_SPACES}",),
+    "qwen35": (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "gpt-4o": (
+        rf"{_CASED_WORDS[0]}{_CONTRACTIONS}?|{_CASED_WORDS[1]}{_CONTRACTIONS}?"
+        rf"|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SLASHES}",
+    ),
+    "tekken": (rf"{_CASED_WORDS[0]}|{_CASED_WORDS[1]}|\p{{N}}|{_SYMBOLS_AND_SLASHES}",),
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
     "default": (
         r"[\p{P}\$\+<=>\^~\|]+",
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
@@ -42,7 +63,14 @@ _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
         "[0-9][0-9][0-9]",
     ),
 }
-_SAME_SPLIT = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}
+_SAME_SPLIT = {
+    "llama3": "llama-bpe",
+    "llama-v3": "llama-bpe",
+    "deepseek-r1-qwen": "qwen2",
+    "starcoder": "smollm",
+    "llama4": "gpt-4o",
+}
+_BYTE_LEVEL_SPLITS = frozenset({"gpt-2", "smollm"})  # ByteLevel splits as well
 
 
 class _LeftOutError(Exception):
@@ -152,7 +180,7 @@ def _byte_level(metadata: Metadata, ids: Mapping[str, int]) -> dict[str, Any]:
         "type": "ByteLevel",
         "add_prefix_space": False,
         "trim_offsets": True,
-        "use_regex": rule == "gpt-2",
+        "use_regex": rule in _BYTE_LEVEL_SPLITS,
     }
     splits = [
         {
@@ -164,7 +192,7 @@ def _byte_level(metadata: Metadata, ids: Mapping[str, int]) -> dict[str, Any]:
         for expression in _SPLITS[rule]
     ]
     return {
-        "normalizer": {"type": "NFC"} if rule == "qwen2" else None,
+        "normalizer": {"type": "NFC"} if rule in ("qwen2", "qwen35") else None,
         "pre_tokenizer": (
             {"type": "Sequence", "pretokenizers": [*splits, byte_level]} if splits else byte_level
         ),
@@ -177,7 +205,7 @@ def _byte_level(metadata: Metadata, ids: Mapping[str, int]) -> dict[str, Any]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": rule == "llama-bpe",
+            "ignore_merges": rule in ("llama-bpe", "gpt-4o", "tekken"),
             "vocab": dict(ids),
             "merges": pairs,
         },

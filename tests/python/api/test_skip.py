@@ -26,8 +26,6 @@ from qsf.errors import QsfArgumentError
 from qsf.native import binding
 from qsf_converter import convert
 
-__all__ = ["run"]  # a fixture
-
 TOKENS = np.random.default_rng(4).integers(0, 2048, 40).tolist()
 
 # Of ten layers; the ends matter least, so that only the rule keeps them. Then 6, 3, 7, 2, 5, 4.

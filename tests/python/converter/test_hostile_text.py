@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from qsf.file.reader import Reader
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids, resolve_sampling
 from qsf_converter import cli, convert
+from qsf_converter.sources import gguf_config
 
 HUGE = 10**400
 NOT_THERE = "remove this field"

@@ -1,0 +1,244 @@
+"""The steps that a tokenizer.json prescribes, as numbers that the engine knows.
+
+Everything that the engine does not do is refused here by name, so that a file never gives
+other tokens than the tokenizer it was made from.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+MARK: Final = "\u2581"  # SentencePiece's space
+
+# Kinds of steps: csrc/text/vocabulary.h has the same.
+NFC, NFKC, PREPEND, REPLACE = 1, 2, 3, 4
+PREFIX_SPACE, MARK_SPACES, MARK_ALL, MARK_FIRST, SPLIT_MARKS, CUT_MARKS = range(16, 22)
+DIGITS, DIGIT, GPT2 = 22, 23, 24
+
+MARKS, BYTE_TOKENS, FIRST_TOKEN = 8, 16, 32  # flags of decoding
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWERS = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_FIRST = r"[^\r\n\p{L}\p{N}]?"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+"
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CASED = (
+    rf"{_FIRST}{_UPPERS}*{_LOWERS}+{{end}}|{_FIRST}{_UPPERS}+{_LOWERS}*{{end}}"
+    rf"|{{numbers}}|{_SYMBOLS}[\r\n/]*|{_TAIL}"
+)
+
+# Expressions whose matches cover every text, so that nothing lies between them.
+_COVERING: Final[Mapping[str, int]] = {
+    _GPT2: GPT2,
+    rf"{_CONTRACTIONS}|{_FIRST}\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|{_TAIL}": 25,
+    rf"{_CONTRACTIONS}|{_FIRST}\p{{L}}+|\p{{N}}|{_SYMBOLS}[\r\n]*|{_TAIL}": 26,
+    rf"{_CONTRACTIONS}|{_FIRST}[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}": 27,
+    _CASED.replace("{end}", f"{_CONTRACTIONS}?").replace("{numbers}", r"\p{N}{1,3}"): 28,
+    _CASED.replace("{end}", "").replace("{numbers}", r"\p{N}"): 37,
+}
+EXPRESSIONS: Final[Mapping[str, int]] = {
+    **_COVERING,
+    r"\p{N}{1,3}": 29,
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+": 30,
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}": 31,
+    r"\p{N}": 32,
+    "[0-9][0-9][0-9]": 33,
+    _GPT2.removesuffix(r"|\s+"): 34,
+    r"[\p{P}\$\+<=>\^~\|]+": 35,
+    r"\p{N}+": 36,
+}
+
+
+class NotCoveredError(Exception):
+    """Says what the tokenizer asks that the engine does not do."""
+
+
+class Step(NamedTuple):
+    """One step, with up to two strings."""
+
+    kind: int
+    a: str = ""
+    b: str = ""
+
+
+def refuse(what: str, value: object = None) -> NotCoveredError:
+    """Return the error that names what is not covered."""
+    text = "" if value is None else " " + json.dumps(value, ensure_ascii=False)[:200]
+    return NotCoveredError(f"{what}{text}")
+
+
+def flatten(part: Mapping[str, Any] | None, name: str) -> Iterable[Mapping[str, Any]]:
+    """Return the parts of a sequence of sequences, in their order."""
+    if part is None:
+        return
+    if not isinstance(part, dict):
+        raise refuse(f"the {name}", part)
+    if part.get("type") != "Sequence":
+        yield part
+        return
+    for inner in part.get("normalizers", part.get("pretokenizers", part.get("decoders"))) or ():
+        yield from flatten(inner, name)
+
+
+def normalizing_steps(normalizer: Mapping[str, Any] | None) -> list[Step]:
+    """Return the steps of the normaliser."""
+    steps = []
+    for part in flatten(normalizer, "normalizer"):
+        kind = part.get("type")
+        pattern = part.get("pattern") or {}
+        if kind in ("NFC", "NFKC"):
+            steps.append(Step(NFC if kind == "NFC" else NFKC))
+        elif kind == "Prepend" and part["prepend"]:
+            steps.append(Step(PREPEND, part["prepend"]))
+        elif kind == "Replace" and pattern.get("String"):
+            steps.append(Step(REPLACE, pattern["String"], part["content"]))
+        else:
+            raise refuse("the normalizer", dict(part))
+    return steps
+
+
+def normalize(text: str, steps: Iterable[Step]) -> str:
+    """Return ``text`` as the steps make it; for the names of added tokens."""
+    for step in steps:
+        if step.kind in (NFC, NFKC):
+            text = unicodedata.normalize("NFC" if step.kind == NFC else "NFKC", text)
+        elif step.kind == PREPEND:
+            text = step.a + text if text else text
+        elif step.kind == REPLACE:
+            text = text.replace(step.a, step.b)
+    return text
+
+
+@dataclass
+class Splitting:
+    """How texts are split before the model sees them."""
+
+    steps: list[Step] = field(default_factory=list)
+    is_byte_level: bool = False
+
+
+def splitting_of(pre_tokenizer: Mapping[str, Any] | None, before: list[Step]) -> Splitting:
+    """Return the steps of the pre-tokenizer; ``before`` are those of the normaliser."""
+    split = Splitting()
+    for part in flatten(pre_tokenizer, "pre-tokenizer"):
+        if split.is_byte_level:
+            raise refuse("a pre-tokenizer behind ByteLevel:", dict(part))
+        kind = part.get("type")
+        if kind == "ByteLevel":
+            split.is_byte_level = True
+            split.steps += [Step(PREFIX_SPACE)] if part.get("add_prefix_space", True) else []
+            split.steps += [Step(GPT2)] if part.get("use_regex", True) else []
+        elif kind == "Split":
+            split.steps += _split_steps(part, before)
+        elif kind == "Digits":
+            split.steps.append(Step(DIGIT if part.get("individual_digits") else DIGITS))
+        elif kind == "Metaspace":
+            split.steps += _metaspace_steps(part, before)
+        else:
+            raise refuse("the pre-tokenizer", dict(part))
+    n_transforms = sum(PREFIX_SPACE <= step.kind <= MARK_FIRST for step in split.steps)
+    if n_transforms > 1:
+        raise refuse("a pre-tokenizer that adds spaces twice:", pre_tokenizer)
+    return split
+
+
+def _split_steps(part: Mapping[str, Any], before: list[Step]) -> list[Step]:
+    pattern = part.get("pattern") or {}
+    behavior, invert = part.get("behavior"), part.get("invert", False)
+    expression = pattern.get("Regex")
+    if expression in EXPRESSIONS and behavior == "Isolated" and not invert:
+        return [Step(EXPRESSIONS[expression])]
+    if expression in _COVERING and behavior == "Removed" and invert:
+        return [Step(EXPRESSIONS[expression])]
+    text = pattern.get("String")
+    if text and any(s.kind == REPLACE and s.a == text and text not in s.b for s in before[-1:]):
+        return []  # the normaliser leaves nothing to split at
+    raise refuse("the pre-tokenizer", dict(part))
+
+
+def _metaspace_steps(part: Mapping[str, Any], before: list[Step]) -> list[Step]:
+    if part.get("replacement") != MARK:
+        raise refuse("the pre-tokenizer", dict(part))
+    scheme = part.get("prepend_scheme", "always" if part.get("add_prefix_space", True) else "never")
+    kinds = {"always": MARK_ALL, "first": MARK_FIRST, "never": MARK_SPACES}
+    if scheme not in kinds or (scheme == "first" and any(s.kind > NFKC for s in before)):
+        raise refuse("the pre-tokenizer", dict(part))
+    marking = [Step(kinds[scheme])]
+    return [*marking, Step(SPLIT_MARKS)] if part.get("split", True) else marking
+
+
+def decoding_of(decoder: Mapping[str, Any] | None, *, is_byte_level: bool) -> tuple[int, int]:
+    """Return the flags of decoding and how many spaces a text loses at its beginning."""
+    parts = list(flatten(decoder, "decoder"))
+    kinds = [part.get("type") for part in parts]
+    if is_byte_level:
+        if kinds != ["ByteLevel"]:
+            raise refuse("a byte-level vocabulary with the decoder", decoder)
+        return 0, 0
+    flags = n_leading = 0
+    for i, part in enumerate(parts):
+        kind = kinds[i]
+        if kind == "Replace" and (part["pattern"].get("String"), part["content"]) == (MARK, " "):
+            flags |= MARKS
+        elif kind == "ByteFallback":
+            flags |= BYTE_TOKENS
+        elif kind == "Metaspace" and len(parts) == 1 and part.get("replacement") == MARK:
+            scheme = part.get(
+                "prepend_scheme", "always" if part.get("add_prefix_space", True) else "never"
+            )
+            flags |= MARKS | (FIRST_TOKEN if scheme != "never" else 0)
+        elif (
+            kind == "Strip"
+            and part["content"] == " "
+            and part["stop"] == 0
+            and 0 <= part["start"] <= 16
+            and "Fuse" in kinds[:i]
+            and i == len(parts) - 1
+        ):
+            n_leading = part["start"]
+        elif kind != "Fuse":
+            raise refuse("the decoder", dict(part))
+    if not parts:
+        raise refuse("a vocabulary without a decoder")
+    return flags, n_leading
+
+
+def prefix_of(
+    post_processor: Mapping[str, Any] | None, bos_id: int | None, add_bos: bool | None
+) -> list[int]:
+    """Return the ids that begin every text, as ``qsf.text.tokenizer.Tokenizer`` finds them."""
+    prefix: list[int] = []
+    parts = [post_processor] if post_processor else []
+    if post_processor and post_processor.get("type") == "Sequence":
+        parts = list(post_processor["processors"])
+    for part in parts:
+        kind = part.get("type")
+        if kind == "TemplateProcessing":
+            prefix = [*_template_prefix(part), *prefix]
+        elif kind in ("RobertaProcessing", "BertProcessing"):
+            prefix = [int(part["cls"][1]), *prefix]
+        elif kind != "ByteLevel":
+            raise refuse("the post-processor", part)
+    has_bos = bos_id is not None and prefix[:1] == [bos_id]
+    if add_bos and bos_id is not None and not has_bos:
+        return [bos_id, *prefix]
+    return prefix[1:] if add_bos is False and has_bos else prefix
+
+
+def _template_prefix(template: Mapping[str, Any]) -> list[int]:
+    ids: list[int] = []
+    for item in template["single"]:
+        if "Sequence" in item:
+            return ids
+        ids += template["special_tokens"][item["SpecialToken"]["id"]]["ids"]
+    raise refuse("the post-processor", dict(template))

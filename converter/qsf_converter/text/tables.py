@@ -1,0 +1,411 @@
+"""The section TEXT from the bytes of a tokenizer.json: docs/format.md, section 7."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf_converter.text.steps import (
+    CUT_MARKS,
+    MARK,
+    NotCoveredError,
+    Step,
+    decoding_of,
+    normalize,
+    normalizing_steps,
+    prefix_of,
+    refuse,
+    splitting_of,
+)
+
+_VERSION: Final = 1
+_NONE: Final = 0xFFFFFFFF
+_HEADER_BYTES: Final = 128
+_BPE_BYTES, _BPE_CHARS, _UNIGRAM = 0, 1, 2
+_IGNORE_MERGES, _FUSE_UNK, _BYTE_FALLBACK = 1, 2, 4
+_PRESENT, _SPECIAL = 1, 2
+_LSTRIP, _RSTRIP, _SINGLE_WORD, _NORMALIZED, _IS_SPECIAL = 1, 2, 4, 8, 16
+_MAX_PROBES: Final = 255
+_MAX_STRING_BYTES: Final = 512
+_MAX_IDS: Final = 1 << 24
+_MAX_FILL: Final = 0.6  # of a table's slots: more make searches long, fewer take memory
+_UNK_PENALTY: Final = 10.0  # below the worst score: as SentencePiece has it
+
+U32 = NDArray[np.uint32]
+
+
+def text_section(
+    tokenizer_json: bytes, *, bos_id: int | None, add_bos: bool | None
+) -> tuple[bytes | None, str | None]:
+    """Return the section, or None and what the tokenizer asks that the engine does not do.
+
+    Args:
+        tokenizer_json: the bytes of a ``tokenizer.json``.
+        bos_id: the token that begins a text, if the model has one.
+        add_bos: whether it is put there; None: as the tokenizer says.
+    """
+    try:
+        return _compile(
+            json.loads(tokenizer_json, parse_float=library_float), bos_id, add_bos
+        ), None
+    except NotCoveredError as error:
+        return None, str(error)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        return None, f"a tokenizer.json of an unknown form ({error!r})"
+
+
+def library_float(text: str) -> float:
+    """Return the number that the library reads: up to an ulp beside the nearest one.
+
+    It takes the digits as an integer of 64 bits, as far as they fit, and then divides by a
+    power of ten. Two ways through a text may differ by less than that.
+    """
+    mantissa, _, exponent_text = text.lower().partition("e")
+    whole, _, decimals = mantissa.lstrip("+-").partition(".")
+    exponent = int(exponent_text or 0)
+    significand = 0
+    for i, digit in enumerate(whole + decimals):
+        if significand * 10 + int(digit) >= 1 << 64:
+            exponent += max(0, len(whole) - i)
+            break
+        significand = significand * 10 + int(digit)
+        exponent -= i >= len(whole)
+    value = float(significand)
+    while exponent < -308 and value:
+        value, exponent = value / 1e308, exponent + 308
+    power = float(f"1e{min(abs(exponent), 308)}")
+    value = value * power if exponent >= 0 else value / power
+    return -value if mantissa.startswith("-") else value
+
+
+@dataclass
+class _Vocabulary:
+    """What the model part says, before it becomes tables."""
+
+    model: int
+    flags: int
+    ids: dict[str, int]
+    unk_id: int
+    merges: U32  # [n, 3]: left, right, result, by rank
+    scores: list[float]
+
+
+def _compile(data: Mapping[str, Any], bos_id: int | None, add_bos: bool | None) -> bytes:
+    normalizing = normalizing_steps(data.get("normalizer"))
+    splitting = splitting_of(data.get("pre_tokenizer"), normalizing)
+    words = _vocabulary_of(data["model"], is_byte_level=splitting.is_byte_level)
+    decoding, n_leading = decoding_of(data.get("decoder"), is_byte_level=splitting.is_byte_level)
+    added = _added_tokens(data.get("added_tokens") or [], words.ids)
+    steps = [*normalizing, *splitting.steps, *_cut_steps(words, splitting.steps)]
+    prefix = prefix_of(data.get("post_processor"), bos_id, add_bos)
+
+    names: dict[int, str] = {idx: name for name, idx in words.ids.items()}
+    names.update({token["id"]: token["content"] for token in added})
+    n_ids = max(names, default=-1) + 1
+    if n_ids > _MAX_IDS:
+        raise refuse(f"{n_ids} ids")
+    special = {token["id"] for token in added if token["special"]}
+    kinds = np.zeros(n_ids, np.uint8)
+    kinds[list(names)] = _PRESENT
+    kinds[list(special)] |= _SPECIAL
+    texts = [b""] * n_ids
+    keys: dict[bytes, int] = {}
+    byte_of = byte_of_char() if words.model == _BPE_BYTES else None
+    for idx, name in names.items():
+        mapped = None if byte_of is None else _as_bytes(name, byte_of)
+        texts[idx] = name.encode() if mapped is None else mapped
+        if name in words.ids and (byte_of is None or mapped is not None):
+            keys[texts[idx]] = idx
+
+    pool = _Pool()
+    added_rows, n_raw = _added_rows(added, normalizing, pool)
+    step_rows = [(s.kind, *pool.place(s.a), *pool.place(s.b)) for s in steps]
+    slots, probes = _slots_of(_hash_texts(list(keys)), np.array(list(keys.values()), np.uint32))
+    ranks = np.arange(len(words.merges), dtype=np.uint32)
+    merge_slots, merge_probes = _slots_of(_hash_pairs(words.merges), ranks)
+    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])])
+    nodes = _tree(keys) if words.model == _UNIGRAM else np.zeros((0, 3), np.uint32)
+    unk_score = min(words.scores) - _UNK_PENALTY if words.scores else 0.0
+    units = [keys.get(bytes([byte]), _NONE) for byte in range(256)]
+    tokens_of_bytes = [words.ids.get(f"<0x{byte:02X}>", _NONE) for byte in range(256)]
+    arrays: list[NDArray[Any]] = [
+        offsets.astype("<u4"),
+        kinds,
+        np.frombuffer(b"".join(texts), np.uint8),
+        slots,
+        np.array(units, "<u4"),
+        np.array(tokens_of_bytes, "<u4"),
+        words.merges,
+        merge_slots,
+        np.array(added_rows, "<u4"),
+        np.array(prefix, "<u4"),
+        np.array(step_rows, "<u4"),
+        np.frombuffer(bytes(pool.data), np.uint8),
+        np.array([*words.scores, *[0.0] * (n_ids - len(words.scores))], "<f8")
+        if words.model == _UNIGRAM
+        else np.zeros(0),
+        nodes,
+    ]
+    header = struct.pack(
+        "<18Id",
+        *(_VERSION, words.model, words.flags | decoding, n_leading, n_ids, len(names)),
+        *(words.unk_id, int(offsets[-1]), len(slots), len(words.merges), len(merge_slots)),
+        *(len(added_rows), n_raw, len(prefix), len(step_rows), len(pool.data), len(nodes)),
+        *(max(probes, merge_probes), unk_score),
+    )
+    return header.ljust(_HEADER_BYTES, b"\0") + b"".join(map(_padded, arrays))
+
+
+def byte_of_char() -> dict[str, int]:
+    """Return the byte that each character of a byte-level vocabulary stands for."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+def _as_bytes(name: str, byte_of: Mapping[str, int]) -> bytes | None:
+    values = [byte_of.get(char) for char in name]
+    return None if None in values else bytes(value for value in values if value is not None)
+
+
+# ---- the model ----
+
+
+def _vocabulary_of(model: Mapping[str, Any], *, is_byte_level: bool) -> _Vocabulary:
+    kind = model.get("type", "BPE" if "merges" in model else None)
+    if kind == "BPE":
+        return _bpe(model, is_byte_level=is_byte_level)
+    if kind == "Unigram" and not is_byte_level:
+        return _unigram(model)
+    raise refuse(f"a model of type {kind}" + (" on bytes" if is_byte_level else ""))
+
+
+def _bpe(model: Mapping[str, Any], *, is_byte_level: bool) -> _Vocabulary:
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise refuse(f"{name} of the BPE model:", model[name])
+    if is_byte_level and model.get("byte_fallback"):
+        raise refuse("byte_fallback in a byte-level BPE model")
+    ids = _checked_ids(model["vocab"])
+    unk = model.get("unk_token")
+    if unk is not None and unk not in ids:
+        raise refuse("an unk_token that is not in the vocabulary:", unk)
+    pairs: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank, merge in enumerate(model["merges"]):
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if len(parts) != 2 or not all(part in ids for part in (*parts, "".join(parts))):
+            raise refuse("a merge of words that are not in the vocabulary:", merge)
+        if unk is not None and unk in parts:
+            raise refuse("a merge with the unknown token:", merge)
+        left, right = parts
+        pairs[ids[left], ids[right]] = (rank, ids[left + right])
+    rows = sorted((rank, left, right, both) for (left, right), (rank, both) in pairs.items())
+    flags = (
+        (_IGNORE_MERGES if model.get("ignore_merges") else 0)
+        | (_FUSE_UNK if model.get("fuse_unk") else 0)
+        | (_BYTE_FALLBACK if model.get("byte_fallback") else 0)
+    )
+    return _Vocabulary(
+        model=_BPE_BYTES if is_byte_level else _BPE_CHARS,
+        flags=flags,
+        ids=ids,
+        unk_id=_NONE if unk is None else ids[unk],
+        merges=np.array([row[1:] for row in rows], "<u4").reshape(-1, 3),
+        scores=[],
+    )
+
+
+def _unigram(model: Mapping[str, Any]) -> _Vocabulary:
+    ids = _checked_ids({name: idx for idx, (name, _) in enumerate(model["vocab"])})
+    scores = [float(score) for _, score in model["vocab"]]
+    unk_id = model.get("unk_id")
+    if len(ids) != len(scores) or "" in ids or not all(map(math.isfinite, scores)):
+        raise refuse("a unigram vocabulary with words that are empty, twice, or without a score")
+    if unk_id is None or not 0 <= unk_id < len(scores):
+        raise refuse("a unigram vocabulary without an unknown token")
+    flags = _FUSE_UNK | (_BYTE_FALLBACK if model.get("byte_fallback") else 0)
+    return _Vocabulary(_UNIGRAM, flags, ids, unk_id, np.zeros((0, 3), np.uint32), scores)
+
+
+def _checked_ids(vocabulary: Mapping[str, int]) -> dict[str, int]:
+    ids = {str(name): int(idx) for name, idx in vocabulary.items()}
+    if not ids or len(set(ids.values())) != len(ids):
+        raise refuse("a vocabulary that is empty or gives an id twice")
+    if min(ids.values()) < 0 or max(ids.values()) >= _MAX_IDS:
+        raise refuse(f"ids from {min(ids.values())} to {max(ids.values())}")
+    return ids
+
+
+def _cut_steps(words: _Vocabulary, splitting: Sequence[Step]) -> list[Step]:
+    """Where a long text may be cut without another result, so that little memory is needed.
+
+    A merge makes a word of the vocabulary. So where none of the words that merges make has a
+    certain character before a mark, none reaches across the place between the two.
+    """
+    if words.model != _BPE_CHARS or words.flags & _IGNORE_MERGES or MARK not in words.ids:
+        return []
+    names = {idx: name for name, idx in words.ids.items()}
+    before = set()
+    for idx in set(words.merges[:, 2].tolist()):
+        name = names[idx]
+        before |= {a for a, b in zip(name, name[1:], strict=False) if b == MARK and a != MARK}
+    listed = "".join(sorted(before))
+    return [Step(CUT_MARKS, listed)] if len(listed.encode()) <= _MAX_STRING_BYTES else []
+
+
+# ---- added tokens ----
+
+
+def _added_tokens(
+    rows: Iterable[Mapping[str, Any]], ids: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """Return the added tokens; the ids are those that the library gives them."""
+    added: list[dict[str, Any]] = []
+    known: dict[str, int] = {}
+    for row in rows:
+        content = row["content"]
+        if not content:
+            continue
+        if content in known or len(content.encode()) > _MAX_STRING_BYTES:
+            raise refuse("an added token that occurs twice or is too long:", content)
+        given = ids.get(content)
+        if given is None:
+            given = max(len(ids), max(known.values(), default=-1) + 1)
+        if given != row["id"]:
+            raise refuse(f"the added token {content!r} with id {row['id']} instead of {given}")
+        known[content] = given
+        added.append({**row, "id": given, "special": bool(row.get("special"))})
+    if len({token["id"] for token in added}) != len(added):
+        raise refuse("two added tokens of one id")
+    return added
+
+
+def _added_rows(
+    added: Iterable[Mapping[str, Any]], normalizing: Sequence[Step], pool: _Pool
+) -> tuple[list[tuple[int, ...]], int]:
+    """Return id, flags and place of each, sorted as the engine looks for them; how many are raw."""
+    groups: tuple[dict[bytes, tuple[int, int]], ...] = ({}, {})
+    for token in added:
+        is_normalized = bool(token.get("normalized", not token["special"]))
+        content = normalize(token["content"], normalizing) if is_normalized else token["content"]
+        flags = (
+            (_LSTRIP if token.get("lstrip") else 0)
+            | (_RSTRIP if token.get("rstrip") else 0)
+            | (_SINGLE_WORD if token.get("single_word") else 0)
+            | (_NORMALIZED if is_normalized else 0)
+            | (_IS_SPECIAL if token["special"] else 0)
+        )
+        group = groups[is_normalized]
+        if not content or content.encode() in group:
+            raise refuse(
+                "an added token that is empty or another one when it is normalised:",
+                token["content"],
+            )
+        group[content.encode()] = (token["id"], flags)
+    rows = [
+        (*group[content], *pool.place(content)) for group in groups for content in sorted(group)
+    ]
+    return rows, len(groups[0])
+
+
+class _Pool:
+    """Strings, each with its place."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def place(self, text: str | bytes) -> tuple[int, int]:
+        """Return offset and length of ``text`` in the pool."""
+        data = text.encode() if isinstance(text, str) else text
+        if len(data) > _MAX_STRING_BYTES:
+            raise refuse(f"a string of {len(data)} bytes")
+        offset = self.data.find(data)
+        if offset < 0:
+            offset = len(self.data)
+            self.data += data
+        return offset, len(data)
+
+
+# ---- tables ----
+
+
+def _hash_texts(texts: Sequence[bytes]) -> U32:
+    """FNV-1a of each, with the high bits folded in."""
+    lengths = np.array([len(text) for text in texts], np.int64)
+    begins = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+    data = np.frombuffer(b"".join(texts), np.uint8).astype(np.uint32)
+    hashes = np.full(len(texts), 0x811C9DC5, np.uint32)
+    by_length = np.argsort(-lengths, kind="stable")
+    sorted_lengths = -lengths[by_length]
+    for k in range(int(lengths.max(initial=0))):
+        longer = by_length[: np.searchsorted(sorted_lengths, -k, side="left")]
+        hashes[longer] = (hashes[longer] ^ data[begins[longer] + k]) * np.uint32(0x01000193)
+    return hashes ^ hashes >> np.uint32(15)
+
+
+def _hash_pairs(merges: U32) -> U32:
+    left, right = merges[:, 0], merges[:, 1]
+    hashes = left * np.uint32(0x9E3779B1) ^ right * np.uint32(0x85EBCA77)
+    hashes = (hashes ^ hashes >> np.uint32(15)) * np.uint32(0x2C1B3C6D)
+    return hashes ^ hashes >> np.uint32(13)
+
+
+def _slots_of(hashes: U32, values: U32) -> tuple[U32, int]:
+    """Return an open-addressing table of the values, and the most probes that one needs."""
+    n_slots = 1
+    while n_slots * _MAX_FILL < len(hashes):
+        n_slots *= 2
+    while True:
+        slots = [_NONE] * n_slots
+        most = 1
+        for first, value in zip(
+            (hashes & np.uint32(n_slots - 1)).tolist(), values.tolist(), strict=True
+        ):
+            slot, n_probes = first, 1
+            while slots[slot] != _NONE:
+                slot = (slot + 1) & (n_slots - 1)
+                n_probes += 1
+            slots[slot] = value
+            most = max(most, n_probes)
+        if most <= _MAX_PROBES:
+            return np.array(slots, "<u4"), most
+        n_slots *= 2
+
+
+def _tree(keys: Mapping[bytes, int]) -> U32:
+    """Return the nodes of a tree of the texts, breadth first: first child, children and byte, id."""
+    texts = sorted(keys)
+    rows: list[list[int]] = [[0, 0, _NONE]]
+    todo = [(0, 0, len(texts), 0)]  # node, range of texts, bytes in common
+    for node, low, high, depth in todo:
+        if len(texts[low]) == depth:
+            rows[node][2] = keys[texts[low]]
+            low += 1
+        rows[node][0] = len(rows)
+        n_children = 0
+        while low < high:
+            byte, end = texts[low][depth], low + 1
+            while end < high and texts[end][depth] == byte:
+                end += 1
+            todo.append((len(rows), low, end, depth + 1))
+            rows.append([0, byte, _NONE])
+            n_children += 1
+            low = end
+        rows[node][1] |= n_children << 8
+        rows[node][0] *= n_children != 0
+    return np.array(rows, "<u4")
+
+
+def _padded(array: NDArray[Any]) -> bytes:
+    data = array.tobytes()
+    return data + bytes(-len(data) % 8)

@@ -1,0 +1,193 @@
+/* bpe.c - short pieces by looking for the lowest rank, long ones with a heap. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "text/bpe.h"
+
+#include <string.h>
+
+#include "base/status.h"
+#include "text/utf8.h"
+
+#define SHORT_BYTES 48
+#define GONE UINT32_MAX /* a unit that was merged into the one before it */
+#define NOWHERE UINT32_MAX
+
+/* Tokens of the bytes of a character; false where one of them has none. */
+static bool put_bytes(const qsf_vocabulary *v, qsf_bytes c, uint32_t *ids, size_t *n)
+{
+    for (size_t i = 0; i < c.n; i++) {
+        const uint32_t id = qsf_load_u32(v->byte_ids + (size_t)c.p[i] * 4);
+        if (id == QSF_TOKEN_NONE)
+            return false;
+        ids[*n + i] = id;
+    }
+    *n += c.n;
+    return true;
+}
+
+/* ids [piece.n]: the tokens of single units; returns how many. */
+static size_t first_units(const qsf_vocabulary *v, qsf_bytes piece, uint32_t *ids)
+{
+    const bool is_bytes = v->model == QSF_TEXT_BPE_BYTES;
+    bool has_unknown = false; /* the last unit was one, which is not in ids yet */
+    size_t n = 0;
+    size_t n_unit;
+    for (size_t i = 0; i < piece.n; i += n_unit) {
+        n_unit = is_bytes ? 1 : qsf_utf8_length(piece.p[i]);
+        const qsf_bytes unit = {piece.p + i, n_unit};
+        const uint32_t id = n_unit == 1 ? qsf_load_u32(v->unit_ids + (size_t)piece.p[i] * 4)
+                                        : qsf_vocabulary_find(v, unit);
+        if (id != QSF_TOKEN_NONE) {
+            if (has_unknown)
+                ids[n++] = v->unk_id;
+            has_unknown = false;
+            ids[n++] = id;
+            continue;
+        }
+        /* What is unknown comes behind byte tokens that follow it: the library has it so. */
+        if ((v->flags & QSF_TEXT_BYTE_FALLBACK) != 0 && put_bytes(v, unit, ids, &n))
+            continue;
+        if (v->unk_id == QSF_TOKEN_NONE)
+            continue;
+        if (has_unknown && (v->flags & QSF_TEXT_FUSE_UNK) == 0)
+            ids[n++] = v->unk_id;
+        has_unknown = true;
+    }
+    if (has_unknown)
+        ids[n++] = v->unk_id;
+    return n;
+}
+
+static void encode_short(const qsf_vocabulary *v, qsf_bytes piece, qsf_sink *out)
+{
+    uint32_t ids[SHORT_BYTES];
+    uint32_t ranks[SHORT_BYTES]; /* of unit i with the one behind it */
+    size_t n = first_units(v, piece, ids);
+    for (size_t i = 0; i + 1 < n; i++)
+        ranks[i] = qsf_merge_rank(v, ids[i], ids[i + 1]);
+    while (n > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < n; i++)
+            if (ranks[i] < ranks[best])
+                best = i;
+        if (ranks[best] == QSF_MERGE_NONE)
+            break;
+        ids[best] = qsf_merge_result(v, ranks[best]);
+        n--;
+        memmove(ids + best + 1, ids + best + 2, (n - best - 1) * sizeof *ids);
+        if (best + 1 < n) {
+            memmove(ranks + best + 1, ranks + best + 2, (n - best - 2) * sizeof *ranks);
+            ranks[best] = qsf_merge_rank(v, ids[best], ids[best + 1]);
+        }
+        if (best > 0)
+            ranks[best - 1] = qsf_merge_rank(v, ids[best - 1], ids[best]);
+    }
+    for (size_t i = 0; i < n; i++)
+        qsf_sink_put(out, ids[i]);
+}
+
+/* A merge is rank << 32 | unit, so that the smallest number is the next one. Each merge that is
+ * done takes one out and puts two in at most: 2 n are enough. */
+typedef struct heap {
+    uint64_t *merges;
+    size_t n;
+} heap;
+
+static void push(heap *h, uint64_t merge)
+{
+    size_t at = h->n++;
+    for (; at != 0 && h->merges[(at - 1) / 2] > merge; at = (at - 1) / 2)
+        h->merges[at] = h->merges[(at - 1) / 2];
+    h->merges[at] = merge;
+}
+
+static uint64_t pop(heap *h)
+{
+    const uint64_t first = h->merges[0];
+    const uint64_t last = h->merges[--h->n];
+    size_t at = 0;
+    for (size_t child; (child = 2 * at + 1) < h->n; at = child) {
+        child += child + 1 < h->n && h->merges[child + 1] < h->merges[child];
+        if (h->merges[child] >= last)
+            break;
+        h->merges[at] = h->merges[child];
+    }
+    h->merges[at] = last;
+    return first;
+}
+
+typedef struct chain {
+    uint32_t *ids;
+    uint32_t *next;
+    uint32_t *before;
+} chain;
+
+static void push_pair(const qsf_vocabulary *v, heap *h, const chain *c, uint32_t unit)
+{
+    const uint32_t rank = qsf_merge_rank(v, c->ids[unit], c->ids[c->next[unit]]);
+    if (rank != QSF_MERGE_NONE)
+        push(h, (uint64_t)rank << 32 | unit);
+}
+
+static void merge_all(const qsf_vocabulary *v, heap *h, const chain *c)
+{
+    while (h->n != 0) {
+        const uint64_t top = pop(h);
+        const uint32_t unit = (uint32_t)top;
+        if (c->ids[unit] == GONE || c->next[unit] == NOWHERE)
+            continue;
+        const uint32_t gone = c->next[unit];
+        const uint32_t rank = qsf_merge_rank(v, c->ids[unit], c->ids[gone]);
+        const uint32_t result = qsf_merge_result(v, (uint32_t)(top >> 32));
+        if (rank == QSF_MERGE_NONE || qsf_merge_result(v, rank) != result)
+            continue; /* one of the two has changed since */
+        c->ids[unit] = result;
+        c->ids[gone] = GONE;
+        c->next[unit] = c->next[gone];
+        if (c->next[unit] != NOWHERE) {
+            c->before[c->next[unit]] = unit;
+            push_pair(v, h, c, unit);
+        }
+        if (c->before[unit] != NOWHERE)
+            push_pair(v, h, c, c->before[unit]);
+    }
+}
+
+static qsf_status encode_long(const qsf_vocabulary *v, qsf_work *w, qsf_bytes piece, qsf_sink *out)
+{
+    if (piece.n >= UINT32_MAX / 2)
+        return QSF_FAIL(QSF_ERR_NOMEM, "a piece of %zu bytes is too long to be encoded", piece.n);
+    QSF_TRY(qsf_work_reserve(w, QSF_WORK_UNITS, piece.n * 3 * sizeof(uint32_t)));
+    QSF_TRY(qsf_work_reserve(w, QSF_WORK_HEAP, piece.n * 2 * sizeof(uint64_t)));
+    chain c = {.ids = w->blocks[QSF_WORK_UNITS]};
+    c.next = c.ids + piece.n;
+    c.before = c.next + piece.n;
+    const size_t n = first_units(v, piece, c.ids);
+    for (size_t i = 0; i < n; i++) {
+        c.next[i] = i + 1 < n ? (uint32_t)(i + 1) : NOWHERE;
+        c.before[i] = i != 0 ? (uint32_t)(i - 1) : NOWHERE;
+    }
+    heap h = {w->blocks[QSF_WORK_HEAP], 0};
+    for (uint32_t i = 0; i + 1 < n; i++)
+        push_pair(v, &h, &c, i);
+    merge_all(v, &h, &c);
+    for (uint32_t i = 0; i < n; i++)
+        if (c.ids[i] != GONE)
+            qsf_sink_put(out, c.ids[i]);
+    return QSF_OK;
+}
+
+qsf_status qsf_bpe_encode(const qsf_vocabulary *v, qsf_work *w, qsf_bytes piece, qsf_sink *out)
+{
+    if ((v->flags & QSF_TEXT_IGNORE_MERGES) != 0) {
+        const uint32_t id = qsf_vocabulary_find(v, piece);
+        if (id != QSF_TOKEN_NONE) {
+            qsf_sink_put(out, id);
+            return QSF_OK;
+        }
+    }
+    if (piece.n <= SHORT_BYTES) {
+        encode_short(v, piece, out);
+        return QSF_OK;
+    }
+    return encode_long(v, w, piece, out);
+}

@@ -1,0 +1,26 @@
+/* decode.h - tokens to text, one after another: complete characters, never half a one. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_TEXT_DECODE_H
+#define QSF_TEXT_DECODE_H
+
+#include "text/vocabulary.h"
+
+/* Room that one token and what is left of earlier ones may need: each byte may become U+FFFD. */
+static inline size_t qsf_decode_room(size_t n_token_bytes)
+{
+    return 3 * (n_token_bytes + 4);
+}
+
+/* Bytes of a token, as they are in a text; fills out [cap] as far as it goes and returns how many
+ * there are. Without marks at all where is_first_token. */
+size_t qsf_decode_token(const qsf_vocabulary *v, uint32_t id, bool is_first_token,
+                        unsigned char *out, size_t cap);
+
+/* What is complete after a token; out [qsf_decode_room(its bytes)]. Returns how many bytes. */
+size_t qsf_decode_push(const qsf_vocabulary *v, qsf_text_decoder *d, uint32_t id,
+                       unsigned char *out);
+
+/* What is left: U+FFFD or nothing; out [3]. */
+size_t qsf_decode_flush(qsf_text_decoder *d, unsigned char *out);
+
+#endif

@@ -1,0 +1,382 @@
+/* scan.c - one function for each expression, from parts that several of them have. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "text/scan.h"
+
+#include "text/unicode.h"
+#include "text/utf8.h"
+
+typedef const unsigned char *at;
+
+/* Kind of the character at p, 0 at the end; *next is behind it. */
+static inline unsigned look(at p, at end, at *next)
+{
+    *next = p;
+    if (p == end)
+        return 0;
+    size_t n_bytes;
+    const uint32_t c = qsf_utf8_load(p, &n_bytes);
+    *next = p + n_bytes;
+    return qsf_unicode_kind(c);
+}
+
+static inline bool is_line_end(at p, at end)
+{
+    return p != end && (*p == '\r' || *p == '\n');
+}
+
+/* Behind the characters from p on that are of one of these kinds. */
+static inline at skip(at p, at end, unsigned kinds)
+{
+    at next;
+    while ((look(p, end, &next) & kinds) != 0)
+        p = next;
+    return p;
+}
+
+/* Behind the characters from p on that are of none of these kinds. */
+static inline at skip_others(at p, at end, unsigned kinds)
+{
+    at next;
+    while (p != end && (look(p, end, &next) & kinds) == 0)
+        p = next;
+    return p;
+}
+
+/* The same, but for at most `most` characters. */
+static at skip_most(at p, at end, unsigned kinds, int most)
+{
+    at next;
+    for (int i = 0; i < most && (look(p, end, &next) & kinds) != 0; i++)
+        p = next;
+    return p;
+}
+
+static at or_null(at found, at begin)
+{
+    return found == begin ? NULL : found;
+}
+
+/* 's|'t|'re|'ve|'m|'ll|'d */
+static at contraction(at p, at end)
+{
+    if (end - p < 2 || p[0] != '\'')
+        return NULL;
+    const unsigned char a = p[1];
+    if (a == 's' || a == 't' || a == 'm' || a == 'd')
+        return p + 2;
+    if (end - p >= 3 && ((p[2] == 'e' && (a == 'r' || a == 'v')) || (p[2] == 'l' && a == 'l')))
+        return p + 3;
+    return NULL;
+}
+
+/* (?i:'s|'t|'re|'ve|'m|'ll|'d); U+017F is an s there. */
+static at any_contraction(at p, at end)
+{
+    if (end - p < 2 || p[0] != '\'')
+        return NULL;
+    if (end - p >= 3 && p[1] == 0xC5 && p[2] == 0xBF)
+        return p + 3;
+    const unsigned char lower[3] = {
+        '\'', (unsigned char)(p[1] < 0x80 ? p[1] | 0x20 : 0),
+        (unsigned char)(end - p >= 3 && p[2] < 0x80 ? p[2] | 0x20 : 0)};
+    const at found = contraction(lower, lower + (end - p >= 3 ? 3 : 2));
+    return found == NULL ? NULL : p + (found - lower);
+}
+
+/* [^\r\n\p{L}\p{N}]?[letters]+ with `not_first` for the kinds that may not come first. */
+static at word(at p, at end, unsigned letters, unsigned not_first)
+{
+    at next;
+    const unsigned kind = look(p, end, &next);
+    if ((kind & not_first) == 0 && !is_line_end(p, end)) {
+        const at found = skip(next, end, letters);
+        if (found != next)
+            return found;
+    }
+    return or_null(skip(p, end, letters), p);
+}
+
+/* \s*[\r\n]+|\s+(?!\S)|\s+ ; the first of them where has_lines, the last where has_last. */
+static at spaces(at p, at end, bool has_lines, bool has_last)
+{
+    at line_end = NULL; /* behind the last one */
+    at last = p;        /* the last space */
+    at q = p;
+    at next;
+    while ((look(q, end, &next) & QSF_CHAR_SPACE) != 0) {
+        if (is_line_end(q, end))
+            line_end = next;
+        last = q;
+        q = next;
+    }
+    if (q == p)
+        return NULL;
+    if (has_lines && line_end != NULL)
+        return line_end;
+    if (q == end)
+        return q;
+    if (last != p)
+        return last;
+    return has_last ? q : NULL;
+}
+
+/* A space, or nothing, and then a run of the kinds (or of all others). */
+static at after_space(at p, at end, unsigned kinds, bool is_others)
+{
+    const at begin = *p == ' ' ? p + 1 : p;
+    const at found = is_others ? skip_others(begin, end, kinds) : skip(begin, end, kinds);
+    return found != begin ? found : NULL;
+}
+
+/* ` ?[^\s\p{L}\p{N}]+` and then any of \r, \n and, where has_slash, / */
+static at symbols(at p, at end, unsigned kinds, bool is_others, bool has_slash)
+{
+    at found = after_space(p, end, kinds, is_others);
+    while (found != NULL && (is_line_end(found, end) || (has_slash && found != end && *found == '/')))
+        found++;
+    return found;
+}
+
+/* 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
+static at scan_gpt2_tail(at p, at end, bool has_last)
+{
+    at found = contraction(p, end);
+    if (found == NULL)
+        found = after_space(p, end, QSF_CHAR_LETTER, false);
+    if (found == NULL)
+        found = after_space(p, end, QSF_CHAR_NUMBER, false);
+    if (found == NULL)
+        found = after_space(p, end, QSF_CHAR_SPACE | QSF_CHAR_LETTER | QSF_CHAR_NUMBER, true);
+    return found != NULL ? found : spaces(p, end, false, has_last);
+}
+
+static at scan_gpt2(at p, at end)
+{
+    return scan_gpt2_tail(p, end, true);
+}
+
+/* The same without the last alternative. */
+static at scan_llama_cpp(at p, at end)
+{
+    return scan_gpt2_tail(p, end, false);
+}
+
+/* (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?L+|\p{N}{1,3}| ?[^\s L \p{N}]+[\r\n]*|
+ * \s*[\r\n]+|\s+(?!\S)|\s+ ; L is \p{L} or [\p{L}\p{M}], and so many numbers */
+static inline at scan_like_cl100k(at p, at end, unsigned letters, int n_numbers)
+{
+    at found = any_contraction(p, end);
+    if (found == NULL)
+        found = word(p, end, letters, QSF_CHAR_LETTER | QSF_CHAR_NUMBER);
+    if (found == NULL)
+        found = or_null(skip_most(p, end, QSF_CHAR_NUMBER, n_numbers), p);
+    if (found == NULL)
+        found = symbols(p, end, QSF_CHAR_SPACE | letters | QSF_CHAR_NUMBER, true, false);
+    return found != NULL ? found : spaces(p, end, true, true);
+}
+
+static at scan_cl100k(at p, at end)
+{
+    return scan_like_cl100k(p, end, QSF_CHAR_LETTER, 3);
+}
+
+static at scan_qwen2(at p, at end)
+{
+    return scan_like_cl100k(p, end, QSF_CHAR_LETTER, 1);
+}
+
+static at scan_qwen35(at p, at end)
+{
+    return scan_like_cl100k(p, end, QSF_CHAR_LETTER | QSF_CHAR_MARK, 1);
+}
+
+#define UPPERS (QSF_CHAR_UPPER | QSF_CHAR_OTHER | QSF_CHAR_MARK) /* \p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M} */
+#define LOWERS (QSF_CHAR_LOWER | QSF_CHAR_OTHER | QSF_CHAR_MARK) /* \p{Ll}\p{Lm}\p{Lo}\p{M} */
+
+/* [UPPERS]*[LOWERS]+ : where no lower letter follows, the last character that is of both. */
+static at any_then_lower(at p, at end)
+{
+    at last_both = NULL; /* behind it */
+    at next;
+    for (unsigned kind; ((kind = look(p, end, &next)) & UPPERS) != 0; p = next)
+        if ((kind & LOWERS) != 0)
+            last_both = next;
+    const at found = skip(p, end, LOWERS);
+    return found != p ? found : last_both;
+}
+
+/* [UPPERS]+[LOWERS]* */
+static at upper_then_any(at p, at end)
+{
+    const at found = skip(p, end, UPPERS);
+    return found == p ? NULL : skip(found, end, LOWERS);
+}
+
+/* [^\r\n\p{L}\p{N}]? and then one of the two above, if need be without the first. */
+static at cased_word(at p, at end, qsf_scanner *rest)
+{
+    at next;
+    const unsigned kind = look(p, end, &next);
+    if ((kind & (QSF_CHAR_LETTER | QSF_CHAR_NUMBER)) == 0 && !is_line_end(p, end)) {
+        const at found = rest(next, end);
+        if (found != NULL)
+            return found;
+    }
+    return rest(p, end);
+}
+
+/* [^\r\n\p{L}\p{N}]?[UPPERS]*[LOWERS]+C?|[^\r\n\p{L}\p{N}]?[UPPERS]+[LOWERS]*C?|\p{N}{1,3}|
+ *  ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+ ; C is (?i:'s|'t|'re|'ve|'m|'ll|'d) */
+static inline at scan_like_o200k(at p, at end, bool has_contractions, int n_numbers)
+{
+    at found = cased_word(p, end, any_then_lower);
+    if (found == NULL)
+        found = cased_word(p, end, upper_then_any);
+    if (found != NULL) {
+        const at longer = has_contractions ? any_contraction(found, end) : NULL;
+        return longer != NULL ? longer : found;
+    }
+    found = or_null(skip_most(p, end, QSF_CHAR_NUMBER, n_numbers), p);
+    if (found == NULL)
+        found = symbols(p, end, QSF_CHAR_SPACE | QSF_CHAR_LETTER | QSF_CHAR_NUMBER, true, true);
+    return found != NULL ? found : spaces(p, end, true, true);
+}
+
+static at scan_o200k(at p, at end)
+{
+    return scan_like_o200k(p, end, true, 3);
+}
+
+/* The same without C, and with single numbers. */
+static at scan_tekken(at p, at end)
+{
+    return scan_like_o200k(p, end, false, 1);
+}
+
+static bool is_ascii_letter(at p, at end)
+{
+    return p != end && ((*p | 0x20) >= 'a') && ((*p | 0x20) <= 'z');
+}
+
+static bool is_ascii_punct(unsigned char c)
+{
+    return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') ||
+           (c >= '{' && c <= '~');
+}
+
+/* [ASCII punctuation][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|
+ * \s*[\r\n]+|\s+(?!\S)|\s+ */
+static at scan_deepseek3(at p, at end)
+{
+    if (is_ascii_punct(*p) && is_ascii_letter(p + 1, end)) {
+        for (p++; is_ascii_letter(p, end);)
+            p++;
+        return p;
+    }
+    at found = word(p, end, QSF_CHAR_LETTER | QSF_CHAR_MARK,
+                    QSF_CHAR_LETTER | QSF_CHAR_PUNCT | QSF_CHAR_SYMBOL);
+    if (found == NULL)
+        found = symbols(p, end, QSF_CHAR_PUNCT | QSF_CHAR_SYMBOL, false, false);
+    return found != NULL ? found : spaces(p, end, true, true);
+}
+
+/* \p{N}{1,3} */
+static at scan_numbers_3(at p, at end)
+{
+    return or_null(skip_most(p, end, QSF_CHAR_NUMBER, 3), p);
+}
+
+/* \p{N} */
+static at scan_number(at p, at end)
+{
+    return or_null(skip_most(p, end, QSF_CHAR_NUMBER, 1), p);
+}
+
+/* \p{N}+ */
+static at scan_numbers(at p, at end)
+{
+    return or_null(skip(p, end, QSF_CHAR_NUMBER), p);
+}
+
+/* [0-9][0-9][0-9] */
+static at scan_ascii_3(at p, at end)
+{
+    for (int i = 0; i < 3; i++)
+        if (end - p <= i || p[i] < '0' || p[i] > '9')
+            return NULL;
+    return p + 3;
+}
+
+/* U+4E00 to U+9FA5, and U+3040 to U+30FF: [\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+ */
+static at scan_cjk(at p, at end)
+{
+    const at begin = p;
+    while (p != end) {
+        size_t n_bytes;
+        const uint32_t c = qsf_utf8_load(p, &n_bytes);
+        if (!((c >= 0x4E00 && c <= 0x9FA5) || (c >= 0x3040 && c <= 0x30FF)))
+            break;
+        p += n_bytes;
+    }
+    return or_null(p, begin);
+}
+
+/* [\p{P}\$\+<=>\^~\|]+ */
+static at scan_punct_falcon(at p, at end)
+{
+    const at begin = p;
+    at next;
+    while (p != end && ((look(p, end, &next) & QSF_CHAR_PUNCT) != 0 ||
+                        (*p < 0x80 && is_ascii_punct(*p) && *p != '`'))) {
+        p = next;
+    }
+    return or_null(p, begin);
+}
+
+static at digits(at p, at end, bool is_single)
+{
+    const at begin = p;
+    while (p != end) {
+        size_t n_bytes;
+        if ((qsf_unicode_word(qsf_utf8_load(p, &n_bytes)) & QSF_CHAR_NUMERIC) == 0)
+            break;
+        p += n_bytes;
+        if (is_single)
+            break;
+    }
+    return or_null(p, begin);
+}
+
+/* Characters that are numeric to Rust's char::is_numeric */
+static at scan_digits(at p, at end)
+{
+    return digits(p, end, false);
+}
+
+static at scan_digit(at p, at end)
+{
+    return digits(p, end, true);
+}
+
+qsf_scanner *qsf_scanner_of(qsf_step_kind kind)
+{
+    static qsf_scanner *const scanners[QSF_STEP_COUNT] = {
+        [QSF_STEP_DIGITS] = scan_digits,
+        [QSF_STEP_DIGIT] = scan_digit,
+        [QSF_STEP_GPT2] = scan_gpt2,
+        [QSF_STEP_CL100K] = scan_cl100k,
+        [QSF_STEP_QWEN2] = scan_qwen2,
+        [QSF_STEP_QWEN35] = scan_qwen35,
+        [QSF_STEP_O200K] = scan_o200k,
+        [QSF_STEP_NUMBERS_3] = scan_numbers_3,
+        [QSF_STEP_CJK] = scan_cjk,
+        [QSF_STEP_DEEPSEEK3] = scan_deepseek3,
+        [QSF_STEP_NUMBER] = scan_number,
+        [QSF_STEP_ASCII_3] = scan_ascii_3,
+        [QSF_STEP_LLAMA_CPP] = scan_llama_cpp,
+        [QSF_STEP_PUNCT_FALCON] = scan_punct_falcon,
+        [QSF_STEP_NUMBERS] = scan_numbers,
+        [QSF_STEP_TEKKEN] = scan_tekken,
+    };
+    return (unsigned)kind < QSF_STEP_COUNT ? scanners[kind] : NULL;
+}

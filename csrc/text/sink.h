@@ -1,0 +1,22 @@
+/* sink.h - where token ids go: the caller's array as far as it reaches, and all are counted. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_TEXT_SINK_H
+#define QSF_TEXT_SINK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct qsf_sink {
+    uint32_t *ids; /* [cap] */
+    size_t cap;
+    size_t n;
+} qsf_sink;
+
+static inline void qsf_sink_put(qsf_sink *s, uint32_t id)
+{
+    if (s->n < s->cap)
+        s->ids[s->n] = id;
+    s->n++;
+}
+
+#endif

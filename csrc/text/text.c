@@ -1,0 +1,210 @@
+/* text.c - the public functions on texts: arguments checked, memory of the call, and the work. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "text/text.h"
+
+#include <string.h>
+
+#include "base/status.h"
+#include "text/decode.h"
+#include "text/encode.h"
+#include "text/utf8.h"
+
+qsf_status qsf_text_reserve(uint64_t n_bytes, qsf_text **out)
+{
+    *out = NULL;
+    if (n_bytes == 0 || n_bytes > QSF_TEXT_MAX_BYTES)
+        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT has %llu bytes, allowed: 1 to %u",
+                        (unsigned long long)n_bytes, QSF_TEXT_MAX_BYTES);
+    qsf_ledger ledger;
+    qsf_ledger_init(&ledger, n_bytes + sizeof(qsf_text));
+    qsf_text *const t = qsf_ledger_acquire(&ledger, QSF_USE_TEXT, sizeof *t);
+    if (t == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes for a vocabulary", sizeof *t);
+    t->section = qsf_ledger_acquire(&ledger, QSF_USE_TEXT, (size_t)n_bytes);
+    t->n_bytes = (size_t)n_bytes;
+    t->ledger = ledger;
+    *out = t;
+    if (t->section == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "%llu bytes for a vocabulary", (unsigned long long)n_bytes);
+    return QSF_OK;
+}
+
+qsf_status qsf_text_check(qsf_text *t)
+{
+    return qsf_vocabulary_init(&t->vocabulary, t->section, t->n_bytes);
+}
+
+qsf_status qsf_text_create(const void *section, uint64_t n_bytes, qsf_text **out)
+{
+    if (section == NULL || out == NULL)
+        return QSF_FAIL(QSF_ERR_ARG, "qsf_text_create: a pointer is NULL");
+    qsf_status status = qsf_text_reserve(n_bytes, out);
+    if (status == QSF_OK) {
+        memcpy((*out)->section, section, (size_t)n_bytes);
+        status = qsf_text_check(*out);
+    }
+    if (status != QSF_OK) {
+        qsf_text_close(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+void qsf_text_close(qsf_text *t)
+{
+    if (t == NULL)
+        return;
+    qsf_ledger ledger = t->ledger; /* its last entry is the block it lives in */
+    qsf_ledger_release(&ledger, QSF_USE_TEXT, t->section, t->n_bytes);
+    qsf_ledger_release(&ledger, QSF_USE_TEXT, t, sizeof *t);
+}
+
+void qsf_text_info(const qsf_text *t, qsf_text_facts *out)
+{
+    static const char *const names[QSF_TEXT_MODEL_COUNT] = {"byte-level BPE", "BPE", "unigram"};
+    if (t == NULL || out == NULL)
+        return;
+    const qsf_vocabulary *const v = &t->vocabulary;
+    memset(out, 0, sizeof *out);
+    memcpy(out->model, names[v->model], strlen(names[v->model]));
+    out->n_tokens = v->n_tokens;
+    out->n_ids = v->n_ids;
+    out->n_bytes = t->n_bytes;
+    out->room_bytes = qsf_decode_room(v->max_token_bytes);
+}
+
+qsf_status qsf_tokenize(const qsf_text *t, const char *text, size_t n_bytes, uint32_t flags,
+                        uint32_t *ids, size_t cap_ids, size_t *n_ids)
+{
+    if (t == NULL || (text == NULL && n_bytes != 0) || (ids == NULL && cap_ids != 0) ||
+        n_ids == NULL || (flags & ~(uint32_t)(QSF_TOKENIZE_PREFIX | QSF_TOKENIZE_SPECIAL)) != 0)
+        return QSF_FAIL(QSF_ERR_ARG, "qsf_tokenize: a pointer is NULL or a flag unknown");
+    const qsf_vocabulary *const v = &t->vocabulary;
+    const qsf_bytes bytes = {(const unsigned char *)text, n_bytes};
+    const size_t n_valid = n_bytes == 0 ? 0 : qsf_utf8_valid_bytes(bytes.p, n_bytes);
+    if (n_valid != n_bytes)
+        return QSF_FAIL(QSF_ERR_ARG, "the text is not UTF-8 from byte %zu on", n_valid);
+    qsf_sink sink = {ids, cap_ids, 0};
+    const uint32_t n_prefix = (flags & QSF_TOKENIZE_PREFIX) != 0 ? v->n_prefix : 0;
+    for (uint32_t i = 0; i < n_prefix; i++)
+        qsf_sink_put(&sink, qsf_load_u32(v->prefix + (size_t)i * 4));
+    qsf_work w;
+    qsf_work_init(&w);
+    const qsf_status status =
+        qsf_text_encode(v, &w, bytes, (flags & QSF_TOKENIZE_SPECIAL) != 0, &sink);
+    qsf_work_destroy(&w);
+    QSF_TRY(status);
+    *n_ids = sink.n;
+    /* A text that begins with the prefix itself does not get it twice. */
+    if (n_prefix != 0 && sink.n >= 2 * (size_t)n_prefix && sink.n <= cap_ids &&
+        memcmp(ids, ids + n_prefix, n_prefix * sizeof *ids) == 0) {
+        *n_ids -= n_prefix;
+        memmove(ids, ids + n_prefix, *n_ids * sizeof *ids);
+    }
+    return QSF_OK;
+}
+
+size_t qsf_token_text(const qsf_text *t, uint32_t id, char *out, size_t cap_bytes)
+{
+    if (t == NULL || (out == NULL && cap_bytes != 0))
+        return 0;
+    return qsf_decode_token(&t->vocabulary, id, false, (unsigned char *)out, cap_bytes);
+}
+
+size_t qsf_token_name(const qsf_text *t, uint32_t id, char *out, size_t cap_bytes)
+{
+    if (t == NULL || (out == NULL && cap_bytes != 0))
+        return 0;
+    const qsf_bytes name = qsf_vocabulary_text(&t->vocabulary, id);
+    if (cap_bytes != 0)
+        memcpy(out, name.p, name.n < cap_bytes ? name.n : cap_bytes);
+    return name.n;
+}
+
+uint32_t qsf_token_find(const qsf_text *t, const char *name, size_t n_bytes, uint32_t is_added)
+{
+    if (t == NULL || name == NULL)
+        return QSF_TOKEN_NONE;
+    const qsf_vocabulary *const v = &t->vocabulary;
+    const qsf_bytes wanted = {(const unsigned char *)name, n_bytes};
+    uint32_t found = is_added != 0 ? QSF_TOKEN_NONE : qsf_vocabulary_find(v, wanted);
+    /* Added tokens have the highest ids, where they are not of the model's vocabulary. */
+    for (uint32_t id = v->n_ids; found == QSF_TOKEN_NONE && id-- > 0;) {
+        const qsf_bytes text = qsf_vocabulary_text(v, id);
+        if ((v->kinds[id] & QSF_TOKEN_PRESENT) != 0 && text.n == n_bytes &&
+            memcmp(text.p, name, n_bytes) == 0)
+            found = id;
+    }
+    return found;
+}
+
+size_t qsf_text_special(const qsf_text *t, uint32_t *ids, size_t cap_ids)
+{
+    size_t n = 0;
+    if (t == NULL || (ids == NULL && cap_ids != 0))
+        return 0;
+    for (uint32_t id = 0; id < t->vocabulary.n_ids; id++) {
+        if ((t->vocabulary.kinds[id] & QSF_TOKEN_SPECIAL) == 0)
+            continue;
+        if (n < cap_ids)
+            ids[n] = id;
+        n++;
+    }
+    return n;
+}
+
+void qsf_decoder_init(const qsf_text *t, uint32_t flags, qsf_text_decoder *out)
+{
+    if (out == NULL)
+        return;
+    memset(out, 0, sizeof *out);
+    out->skips_special = (flags & QSF_DETOKENIZE_SPECIAL) == 0;
+    out->is_at_start = (flags & QSF_DETOKENIZE_START) != 0;
+    out->n_leading = t != NULL && out->is_at_start != 0 ? t->vocabulary.n_leading : 0;
+}
+
+qsf_status qsf_decoder_push(const qsf_text *t, qsf_text_decoder *d, uint32_t id, char *out,
+                            size_t cap_bytes, size_t *n_bytes)
+{
+    if (t == NULL || d == NULL || out == NULL || n_bytes == NULL || d->n_pending > 3)
+        return QSF_FAIL(QSF_ERR_ARG, "qsf_decoder_push: a pointer is NULL or the decoder damaged");
+    const size_t n_room = qsf_decode_room(qsf_vocabulary_text(&t->vocabulary, id).n);
+    if (cap_bytes < n_room)
+        return QSF_FAIL(QSF_ERR_ARG, "room for %zu bytes of text, token %u may need %zu", cap_bytes,
+                        (unsigned)id, n_room);
+    *n_bytes = qsf_decode_push(&t->vocabulary, d, id, (unsigned char *)out);
+    return QSF_OK;
+}
+
+size_t qsf_decoder_flush(qsf_text_decoder *d, char *out)
+{
+    return d == NULL || out == NULL ? 0 : qsf_decode_flush(d, (unsigned char *)out);
+}
+
+qsf_status qsf_detokenize(const qsf_text *t, const uint32_t *ids, size_t n_ids, uint32_t flags,
+                          char *out, size_t cap_bytes, size_t *n_bytes)
+{
+    if (t == NULL || (ids == NULL && n_ids != 0) || (out == NULL && cap_bytes != 0) ||
+        n_bytes == NULL ||
+        (flags & ~(uint32_t)(QSF_DETOKENIZE_SPECIAL | QSF_DETOKENIZE_START)) != 0)
+        return QSF_FAIL(QSF_ERR_ARG, "qsf_detokenize: a pointer is NULL or a flag unknown");
+    const qsf_vocabulary *const v = &t->vocabulary;
+    qsf_text_decoder d;
+    qsf_decoder_init(t, flags, &d);
+    size_t n = 0;
+    bool is_full = false;
+    for (size_t i = 0; i < n_ids; i++) {
+        const size_t n_room = qsf_decode_room(qsf_vocabulary_text(v, ids[i]).n);
+        is_full |= cap_bytes - (is_full ? 0 : n) < n_room;
+        if (is_full) /* from here on only an upper bound is counted */
+            n += n_room;
+        else
+            n += qsf_decode_push(v, &d, ids[i], (unsigned char *)out + n);
+    }
+    if (!is_full && cap_bytes - n < 3 && d.n_pending != 0)
+        n += 3;
+    else if (!is_full && d.n_pending != 0)
+        n += qsf_decode_flush(&d, (unsigned char *)out + n);
+    *n_bytes = n;
+    return QSF_OK;
+}

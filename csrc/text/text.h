@@ -1,0 +1,21 @@
+/* text.h - the handle of a vocabulary: its memory and its tables. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_TEXT_TEXT_H
+#define QSF_TEXT_TEXT_H
+
+#include "memory/ledger.h"
+#include "text/vocabulary.h"
+
+struct qsf_text {
+    qsf_ledger ledger;
+    unsigned char *section;
+    size_t n_bytes;
+    qsf_vocabulary vocabulary;
+};
+
+/* Two halves of opening: memory for a section of n_bytes, which the caller fills, and then the
+ * check. After any failure, qsf_text_close. */
+qsf_status qsf_text_reserve(uint64_t n_bytes, qsf_text **out);
+qsf_status qsf_text_check(qsf_text *t);
+
+#endif

@@ -1,0 +1,12 @@
+/* unigram.h - the most probable tokens of one piece of text. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_TEXT_UNIGRAM_H
+#define QSF_TEXT_UNIGRAM_H
+
+#include "text/sink.h"
+#include "text/work.h"
+
+/* The best sum of scores; time O(n) times the longest token, 16 bytes of memory for each byte. */
+qsf_status qsf_unigram_encode(const qsf_vocabulary *v, qsf_work *w, qsf_bytes piece, qsf_sink *out);
+
+#endif

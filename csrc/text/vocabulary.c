@@ -1,0 +1,316 @@
+/* vocabulary.c - reads and checks the section TEXT: docs/format.md, section 7. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "text/vocabulary.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/status.h"
+#include "text/utf8.h"
+
+#define VERSION 1
+
+/* Arrays lie one behind the other, each filled up to a multiple of 8. */
+typedef struct cursor {
+    const unsigned char *section;
+    uint64_t n_bytes;
+    uint64_t at;
+    bool failed;
+} cursor;
+
+static const unsigned char *take(cursor *c, uint64_t n, uint64_t element_bytes)
+{
+    const uint64_t begin = c->at;
+    const uint64_t n_bytes = n * element_bytes; /* counts are below 2^32, elements small */
+    uint64_t end;
+    if (c->failed || !qsf_align_up_u64(n_bytes, 8, &end) ||
+        !qsf_extent_inside(begin, end, c->n_bytes)) {
+        c->failed = true;
+        return c->section;
+    }
+    for (uint64_t i = begin + n_bytes; i < begin + end; i++)
+        c->failed |= c->section[i] != 0;
+    c->at = begin + end;
+    return c->section + begin;
+}
+
+static qsf_status check_most(const char *what, uint32_t value, uint32_t most)
+{
+    if (value > most)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "section TEXT: %s is %" PRIu32 ", allowed: up to %" PRIu32, what, value,
+                        most);
+    return QSF_OK;
+}
+
+static qsf_status check_slots(const char *what, uint32_t n_slots)
+{
+    if (n_slots == 0 || (n_slots & (n_slots - 1)) != 0)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "section TEXT: %s has %" PRIu32 " slots, allowed: powers of two", what,
+                        n_slots);
+    return QSF_OK;
+}
+
+/* Each of the n numbers is below `limit`, or none where that is allowed. */
+static qsf_status check_numbers(const char *what, const unsigned char *numbers, size_t n,
+                                uint32_t limit, bool may_be_none)
+{
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t value = qsf_load_u32(numbers + i * 4);
+        if (value >= limit && !(may_be_none && value == QSF_TOKEN_NONE))
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "section TEXT: %s %zu is %" PRIu32 ", allowed: below %" PRIu32 "%s",
+                            what, i, value, limit, may_be_none ? " or none" : "");
+    }
+    return QSF_OK;
+}
+
+static qsf_status check_tokens(qsf_vocabulary *v, uint32_t n_text_bytes)
+{
+    uint32_t before = qsf_load_u32(v->offsets);
+    if (before != 0)
+        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: the first token begins at %" PRIu32, before);
+    uint32_t n_tokens = 0;
+    for (uint32_t id = 0; id < v->n_ids; id++) {
+        const uint32_t end = qsf_load_u32(v->offsets + (size_t)id * 4 + 4);
+        if (end < before || end - before > QSF_TEXT_MAX_TOKEN_BYTES || end > n_text_bytes ||
+            v->kinds[id] > QSF_TOKEN_ALL_KINDS)
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "section TEXT: token %" PRIu32 " is of kind %u and goes from %" PRIu32
+                            " to %" PRIu32 " of %" PRIu32 " bytes",
+                            id, v->kinds[id], before, end, n_text_bytes);
+        n_tokens += (v->kinds[id] & QSF_TOKEN_PRESENT) != 0;
+        if (end - before > v->max_token_bytes)
+            v->max_token_bytes = end - before;
+        before = end;
+    }
+    if (before != n_text_bytes || n_tokens != v->n_tokens)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "section TEXT: %" PRIu32 " tokens of %" PRIu32
+                        " bytes, the header says %" PRIu32 " of %" PRIu32,
+                        n_tokens, before, v->n_tokens, n_text_bytes);
+    return QSF_OK;
+}
+
+static int compare_bytes(qsf_bytes a, qsf_bytes b)
+{
+    const int order = memcmp(a.p, b.p, a.n < b.n ? a.n : b.n);
+    return order != 0 ? order : (a.n > b.n) - (a.n < b.n);
+}
+
+/* Added tokens: those of the text as it is, then the others; sorted in both, none twice. */
+static qsf_status check_added(qsf_vocabulary *v, uint32_t n_pool_bytes)
+{
+    QSF_TRY(check_most("the number of added tokens", v->n_added_raw, v->n_added));
+    for (uint32_t i = 0; i < v->n_added; i++) {
+        const unsigned char *const p = v->added + (size_t)i * 16;
+        const uint32_t off = qsf_load_u32(p + 8);
+        const uint32_t n_bytes = qsf_load_u32(p + 12);
+        const bool is_normalized = i >= v->n_added_raw;
+        const uint32_t flags = qsf_load_u32(p + 4);
+        if (qsf_load_u32(p) >= v->n_ids || flags > QSF_ADDED_ALL_FLAGS ||
+            ((flags & QSF_ADDED_NORMALIZED) != 0) != is_normalized || n_bytes == 0 ||
+            n_bytes > QSF_TEXT_MAX_ADDED_BYTES || !qsf_extent_inside(off, n_bytes, n_pool_bytes) ||
+            qsf_utf8_valid_bytes(v->pool + off, n_bytes) != n_bytes)
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "section TEXT: added token %" PRIu32 " is token %" PRIu32
+                            " with flags %" PRIu32 " and %" PRIu32 " bytes at %" PRIu32,
+                            i, qsf_load_u32(p), flags, n_bytes, off);
+        const qsf_added one = qsf_vocabulary_added(v, i);
+        if (i != 0 && i != v->n_added_raw &&
+            compare_bytes(qsf_vocabulary_added(v, i - 1).content, one.content) >= 0)
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "section TEXT: added token %" PRIu32 " is not behind the one before",
+                            i);
+    }
+    for (int group = 0; group < 2; group++) {
+        uint32_t at = group == 0 ? 0 : v->n_added_raw;
+        const uint32_t end = group == 0 ? v->n_added_raw : v->n_added;
+        for (uint32_t byte = 0; byte < 257; byte++) {
+            while (at < end && qsf_vocabulary_added(v, at).content.p[0] < byte)
+                at++;
+            v->first_added[group][byte] = at;
+        }
+    }
+    return QSF_OK;
+}
+
+static bool is_known_step(uint32_t kind)
+{
+    return (kind >= QSF_STEP_NFC && kind <= QSF_STEP_REPLACE) ||
+           (kind >= QSF_STEP_SPLIT && kind < QSF_STEP_COUNT);
+}
+
+static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uint32_t n_pool_bytes)
+{
+    for (uint32_t i = 0; i < v->n_steps; i++) {
+        const unsigned char *const p = steps + (size_t)i * 20;
+        const uint32_t kind = qsf_load_u32(p);
+        if (!is_known_step(kind))
+            return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                            "section TEXT: step %" PRIu32 " is of kind %" PRIu32
+                            ", which this build does not know",
+                            i, kind);
+        qsf_step *const step = &v->steps[i];
+        step->kind = (qsf_step_kind)kind;
+        qsf_bytes *const strings[2] = {&step->a, &step->b};
+        for (int k = 0; k < 2; k++) {
+            const uint32_t off = qsf_load_u32(p + 4 + 8 * k);
+            const uint32_t n_bytes = qsf_load_u32(p + 8 + 8 * k);
+            if (!qsf_extent_inside(off, n_bytes, n_pool_bytes) ||
+                n_bytes > QSF_TEXT_MAX_ADDED_BYTES ||
+                qsf_utf8_valid_bytes(v->pool + off, n_bytes) != n_bytes)
+                return QSF_FAIL(QSF_ERR_FORMAT,
+                                "section TEXT: step %" PRIu32 " has %" PRIu32 " bytes at %" PRIu32,
+                                i, n_bytes, off);
+            *strings[k] = (qsf_bytes){v->pool + off, n_bytes};
+        }
+        const bool is_normalising = kind < QSF_STEP_SPLIT;
+        if ((kind == QSF_STEP_REPLACE && step->a.n == 0) ||
+            (is_normalising && i != 0 && v->steps[i - 1].kind >= QSF_STEP_SPLIT))
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "section TEXT: step %" PRIu32 " replaces nothing or comes too late", i);
+    }
+    return QSF_OK;
+}
+
+/* Children lie behind their parent, so a walk ends; a node's children are sorted by byte. */
+static qsf_status check_nodes(const qsf_vocabulary *v)
+{
+    for (uint32_t i = 0; i < v->n_nodes; i++) {
+        const unsigned char *const p = v->nodes + (size_t)i * 12;
+        const uint32_t first = qsf_load_u32(p);
+        const uint32_t n_children = qsf_load_u32(p + 4) >> 8;
+        const uint32_t id = qsf_load_u32(p + 8);
+        if (n_children > 256 || (n_children != 0 && first <= i) ||
+            !qsf_extent_inside(first, n_children, v->n_nodes) ||
+            (id >= v->n_ids && id != QSF_TOKEN_NONE))
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "section TEXT: node %" PRIu32 " has %" PRIu32
+                            " children from %" PRIu32 " on and token %" PRIu32,
+                            i, n_children, first, id);
+    }
+    for (uint32_t id = 0; id < v->n_ids && v->model == QSF_TEXT_UNIGRAM; id++) {
+        const uint64_t bits = qsf_load_u64(v->scores + (size_t)id * 8);
+        double score;
+        memcpy(&score, &bits, sizeof score);
+        if (!isfinite(score))
+            return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: the score of token %" PRIu32
+                                            " is not finite",
+                            id);
+    }
+    if (v->model == QSF_TEXT_UNIGRAM && (v->n_nodes == 0 || !isfinite(v->unk_score)))
+        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: a unigram model without a tree or score");
+    return QSF_OK;
+}
+
+static qsf_status check_header(const qsf_vocabulary *v, const unsigned char *section)
+{
+    QSF_TRY(check_most("the model", (uint32_t)v->model, QSF_TEXT_MODEL_COUNT - 1));
+    QSF_TRY(check_most("flags", v->flags, QSF_TEXT_ALL_FLAGS));
+    QSF_TRY(check_most("the number of leading spaces", v->n_leading, 16));
+    QSF_TRY(check_most("the number of ids", v->n_ids, QSF_TEXT_MAX_IDS));
+    QSF_TRY(check_slots("the table of tokens", v->n_slots));
+    QSF_TRY(check_slots("the table of merges", v->n_merge_slots));
+    QSF_TRY(check_most("the length of the prefix", v->n_prefix, QSF_TEXT_MAX_PREFIX));
+    QSF_TRY(check_most("the number of steps", v->n_steps, QSF_TEXT_MAX_STEPS));
+    QSF_TRY(check_most("the number of probes", v->max_probes, QSF_TEXT_MAX_PROBES));
+    for (size_t i = 80; i < QSF_TEXT_HEADER_BYTES; i++)
+        if (section[i] != 0)
+            return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: reserved byte %zu is %u, allowed: 0", i,
+                            section[i]);
+    if (v->unk_id != QSF_TOKEN_NONE && v->unk_id >= v->n_ids)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "section TEXT: the unknown token is %" PRIu32
+                        ", allowed: below %" PRIu32 " or none",
+                        v->unk_id, v->n_ids);
+    return QSF_OK;
+}
+
+static void load_header(qsf_vocabulary *v, const unsigned char *p)
+{
+    v->model = (qsf_text_model)qsf_load_u32(p + 4);
+    v->flags = qsf_load_u32(p + 8);
+    v->n_leading = qsf_load_u32(p + 12);
+    v->n_ids = qsf_load_u32(p + 16);
+    v->n_tokens = qsf_load_u32(p + 20);
+    v->unk_id = qsf_load_u32(p + 24);
+    v->n_slots = qsf_load_u32(p + 32);
+    v->n_merges = qsf_load_u32(p + 36);
+    v->n_merge_slots = qsf_load_u32(p + 40);
+    v->n_added = qsf_load_u32(p + 44);
+    v->n_added_raw = qsf_load_u32(p + 48);
+    v->n_prefix = qsf_load_u32(p + 52);
+    v->n_steps = qsf_load_u32(p + 56);
+    v->n_nodes = qsf_load_u32(p + 64);
+    v->max_probes = qsf_load_u32(p + 68);
+    const uint64_t bits = qsf_load_u64(p + 72);
+    memcpy(&v->unk_score, &bits, sizeof bits);
+}
+
+qsf_status qsf_vocabulary_init(qsf_vocabulary *v, const unsigned char *section, size_t n_bytes)
+{
+    memset(v, 0, sizeof *v);
+    if (n_bytes < QSF_TEXT_HEADER_BYTES || n_bytes > QSF_TEXT_MAX_BYTES)
+        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT has %zu bytes, allowed: %d to %" PRIu32,
+                        n_bytes, QSF_TEXT_HEADER_BYTES, QSF_TEXT_MAX_BYTES);
+    const uint32_t version = qsf_load_u32(section);
+    if (version != VERSION)
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                        "section TEXT is of version %" PRIu32 ", this build reads version %d",
+                        version, VERSION);
+    load_header(v, section);
+    QSF_TRY(check_header(v, section));
+    const uint32_t n_text_bytes = qsf_load_u32(section + 28);
+    const uint32_t n_pool_bytes = qsf_load_u32(section + 60);
+    cursor c = {section, n_bytes, QSF_TEXT_HEADER_BYTES, false};
+    v->offsets = take(&c, (uint64_t)v->n_ids + 1, 4);
+    v->kinds = take(&c, v->n_ids, 1);
+    v->text = take(&c, n_text_bytes, 1);
+    v->slots = take(&c, v->n_slots, 4);
+    v->unit_ids = take(&c, 256, 4);
+    v->byte_ids = take(&c, 256, 4);
+    v->merges = take(&c, v->n_merges, 12);
+    v->merge_slots = take(&c, v->n_merge_slots, 4);
+    v->added = take(&c, v->n_added, 16);
+    v->prefix = take(&c, v->n_prefix, 4);
+    const unsigned char *const steps = take(&c, v->n_steps, 20);
+    v->pool = take(&c, n_pool_bytes, 1);
+    v->scores = take(&c, v->model == QSF_TEXT_UNIGRAM ? v->n_ids : 0, 8);
+    v->nodes = take(&c, v->n_nodes, 12);
+    if (c.failed || c.at != n_bytes)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "section TEXT: its tables do not fill its %zu bytes exactly", n_bytes);
+    QSF_TRY(check_tokens(v, n_text_bytes));
+    QSF_TRY(check_numbers("slot", v->slots, v->n_slots, v->n_ids, true));
+    QSF_TRY(check_numbers("unit", v->unit_ids, 256, v->n_ids, true));
+    QSF_TRY(check_numbers("byte", v->byte_ids, 256, v->n_ids, true));
+    QSF_TRY(check_numbers("merge", v->merges, (size_t)v->n_merges * 3, v->n_ids, false));
+    QSF_TRY(check_numbers("merge slot", v->merge_slots, v->n_merge_slots, v->n_merges, true));
+    QSF_TRY(check_numbers("prefix", v->prefix, v->n_prefix, v->n_ids, false));
+    QSF_TRY(check_added(v, n_pool_bytes));
+    QSF_TRY(check_steps(v, steps, n_pool_bytes));
+    return check_nodes(v);
+}
+
+uint32_t qsf_vocabulary_find(const qsf_vocabulary *v, qsf_bytes text)
+{
+    uint32_t h = UINT32_C(0x811C9DC5);
+    for (size_t i = 0; i < text.n; i++)
+        h = (h ^ text.p[i]) * UINT32_C(0x01000193);
+    const uint32_t mask = v->n_slots - 1;
+    uint32_t slot = (h ^ h >> 15) & mask;
+    for (uint32_t i = 0; i < v->max_probes; i++) {
+        const uint32_t id = qsf_load_u32(v->slots + (size_t)slot * 4);
+        if (id == QSF_TOKEN_NONE)
+            return id;
+        const qsf_bytes candidate = qsf_vocabulary_text(v, id);
+        if (candidate.n == text.n && memcmp(candidate.p, text.p, text.n) == 0)
+            return id;
+        slot = (slot + 1) & mask;
+    }
+    return QSF_TOKEN_NONE;
+}

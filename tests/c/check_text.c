@@ -1,0 +1,189 @@
+/* check_text.c - vocabularies against the library's ids, and against damage. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+#include "golden_text.h"
+#include "text/normalize.h"
+#include "text/scan.h"
+#include "text/unicode.h"
+#include "text/utf8.h"
+
+#define MANY_BYTES 1000000U
+
+static const char *const families[] = {"gpt2",  "qwen2",  "o200k",   "deepseek",
+                                       "nfkc",  "llama2", "mistral", "unigram-first"};
+#define N_FAMILIES (sizeof families / sizeof families[0])
+
+static golden_text golden;
+static golden_case one;
+static uint32_t ids[MANY_BYTES + 64];
+static char text[3 * MANY_BYTES + 64];
+
+static qsf_text *open_family(const char *name, uint32_t *n_cases)
+{
+    qsf_text *t = NULL;
+    uint32_t n_section = 0;
+    const unsigned char *const section = golden_open(&golden, name, &n_section, n_cases);
+    CHECK(section != NULL);
+    if (section != NULL)
+        CHECK_STATUS(qsf_text_create(section, n_section, &t), QSF_OK);
+    return t;
+}
+
+/* Whole, and token by token: the pieces are the whole, and no character is cut. */
+static void check_decoding(const qsf_text *t, const golden_case *c)
+{
+    const uint32_t flags = QSF_DETOKENIZE_SPECIAL | QSF_DETOKENIZE_START;
+    size_t n_bytes = 0;
+    CHECK_STATUS(qsf_detokenize(t, c->ids, c->n_ids, flags, text, sizeof text, &n_bytes), QSF_OK);
+    CHECK(n_bytes == c->n_decoded && memcmp(text, c->decoded, n_bytes) == 0);
+    qsf_text_decoder d;
+    qsf_decoder_init(t, flags, &d);
+    char piece[4096];
+    size_t at = 0;
+    for (uint32_t i = 0; i < c->n_ids; i++) {
+        size_t n = 0;
+        CHECK_STATUS(qsf_decoder_push(t, &d, c->ids[i], piece, sizeof piece, &n), QSF_OK);
+        CHECK(qsf_utf8_valid_bytes((const unsigned char *)piece, n) == n);
+        CHECK(at + n <= n_bytes && memcmp(piece, text + at, n) == 0);
+        at += n;
+    }
+    at += qsf_decoder_flush(&d, piece);
+    CHECK_EQ(at, n_bytes);
+    /* A buffer that is too small is said to be, and nothing is written behind it. */
+    if (c->n_decoded > 1) {
+        CHECK_STATUS(qsf_detokenize(t, c->ids, c->n_ids, flags, text, 1, &n_bytes), QSF_OK);
+        CHECK(n_bytes > 1);
+    }
+}
+
+static void check_golden(void)
+{
+    for (size_t f = 0; f < N_FAMILIES; f++) {
+        uint32_t n_cases = 0;
+        qsf_text *const t = open_family(families[f], &n_cases);
+        CHECK(n_cases >= 10);
+        for (uint32_t i = 0; i < n_cases; i++) {
+            golden_next(&golden, &one);
+            size_t n = 0;
+            CHECK_STATUS(qsf_tokenize(t, one.text, one.n_text, one.flags, ids, one.n_ids, &n),
+                         QSF_OK);
+            CHECK_EQ(n, one.n_ids);
+            CHECK(memcmp(ids, one.ids, one.n_ids * sizeof *ids) == 0);
+            if (one.n_ids > 0) { /* counted the same where there is no room */
+                CHECK_STATUS(qsf_tokenize(t, one.text, one.n_text, one.flags, NULL, 0, &n), QSF_OK);
+                CHECK_EQ(n, one.n_ids);
+            }
+            check_decoding(t, &one);
+        }
+        qsf_text_close(t);
+    }
+}
+
+/* A megabyte of one letter and of random bytes: in linear time, within the bound on memory. */
+static void check_long(void)
+{
+    static char many[MANY_BYTES];
+    for (size_t f = 0; f < N_FAMILIES; f++) {
+        uint32_t n_cases = 0;
+        qsf_text *const t = open_family(families[f], &n_cases);
+        size_t n = 0;
+        size_t n_bytes = 0;
+        memset(many, 'a', sizeof many);
+        CHECK_STATUS(qsf_tokenize(t, many, sizeof many, 0, ids, MANY_BYTES + 64, &n), QSF_OK);
+        CHECK_STATUS(
+            qsf_detokenize(t, ids, n, QSF_DETOKENIZE_START, text, sizeof text, &n_bytes), QSF_OK);
+        CHECK(n_bytes == sizeof many && memcmp(text, many, n_bytes) == 0);
+        qsf_text_close(t);
+    }
+}
+
+static void check_arguments(void)
+{
+    uint32_t n_cases = 0;
+    qsf_text *const t = open_family("gpt2", &n_cases);
+    size_t n = 0;
+    qsf_text *none = NULL;
+    CHECK_STATUS(qsf_tokenize(NULL, "a", 1, 0, ids, 1, &n), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_tokenize(t, "a", 1, 8, ids, 1, &n), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_tokenize(t, "a\xFF", 2, 0, ids, 1, &n), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_tokenize(t, "\xED\xA0\x80", 3, 0, ids, 1, &n), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_detokenize(t, NULL, 1, 0, text, 1, &n), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_text_create("x", 1, &none), QSF_ERR_FORMAT);
+    CHECK(none == NULL);
+    qsf_text_decoder d;
+    qsf_decoder_init(t, 0, &d);
+    CHECK_STATUS(qsf_decoder_push(t, &d, 70, text, 2, &n), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_decoder_push(t, &d, 0xFFFFFFFF, text, 64, &n), QSF_OK);
+    CHECK_EQ(n, 0);
+    CHECK_EQ(qsf_token_find(t, "no such token", 13, 0), QSF_TOKEN_NONE);
+    CHECK_EQ(qsf_token_text(t, 0xFFFFFFFF, text, 9), 0);
+    qsf_text_close(t);
+    qsf_text_close(NULL);
+}
+
+/* Any single damaged number is refused, or does no harm. */
+static void check_damage(void)
+{
+    static unsigned char copy[GOLDEN_MAX_BYTES];
+    static const uint32_t values[] = {0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
+    const char text_in[] = "a <|im_start|> word 1234 'S \xC3\xA9\n\n\xE4\xB8\xAD";
+    const size_t stride = (size_t)check_stride();
+    for (size_t f = 0; f < N_FAMILIES; f++) {
+        uint32_t n_section = 0;
+        uint32_t n_cases = 0;
+        const unsigned char *const section =
+            golden_open(&golden, families[f], &n_section, &n_cases);
+        for (size_t at = 0; section != NULL && at + 4 <= n_section; at += 4 * stride) {
+            memcpy(copy, section, n_section);
+            qsf_store_u32(copy + at, values[at / 4 % 5]);
+            qsf_text *t = NULL;
+            size_t n = 0;
+            const qsf_status status = qsf_text_create(copy, n_section, &t);
+            CHECK(status == QSF_OK || status == QSF_ERR_FORMAT || status == QSF_ERR_UNSUPPORTED);
+            CHECK((t != NULL) == (status == QSF_OK));
+            if (t != NULL) {
+                (void)qsf_tokenize(t, text_in, sizeof text_in - 1, 3, ids, 64, &n);
+                (void)qsf_detokenize(t, ids, n < 64 ? n : 64, 2, text, sizeof text, &n);
+            }
+            qsf_text_close(t);
+        }
+        for (size_t n = 0; section != NULL && n < n_section; n += 97 * stride) {
+            qsf_text *t = NULL;
+            CHECK_STATUS(qsf_text_create(section, n, &t), QSF_ERR_FORMAT);
+        }
+    }
+}
+
+static void check_utf8(void)
+{
+    size_t n = 0;
+    const unsigned char cut[] = {0xF0, 0x9F, 0x98};
+    CHECK_EQ(qsf_utf8_look(cut, 3, &n), QSF_UTF8_CUT);
+    const unsigned char broken[] = {0xE2, 0x28, 0xA1};
+    CHECK_EQ(qsf_utf8_look(broken, 3, &n), QSF_UTF8_BROKEN);
+    CHECK_EQ(n, 1);
+    const unsigned char surrogate[] = {0xED, 0xA0, 0x80};
+    CHECK_EQ(qsf_utf8_look(surrogate, 3, &n), QSF_UTF8_BROKEN);
+    for (uint32_t c = 0; c < QSF_UNICODE_POINTS; c++) {
+        if (c >= 0xD800 && c < 0xE000)
+            continue;
+        unsigned char bytes[4];
+        size_t n_used = 0;
+        const size_t n_bytes = qsf_utf8_store(bytes, c);
+        const bool is_same = qsf_utf8_load(bytes, &n_used) == c && n_used == n_bytes &&
+                             qsf_utf8_look(bytes, n_bytes, &n_used) == QSF_UTF8_CHAR &&
+                             n_used == n_bytes;
+        if (!is_same)
+            CHECK_EQ(c, 0xFFFFFFFF);
+    }
+}
+
+int main(void)
+{
+    check_golden();
+    check_long();
+    check_arguments();
+    check_damage();
+    check_utf8();
+    return check_report("check_text");
+}
