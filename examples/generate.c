@@ -1,7 +1,7 @@
 /* generate.c - the C API by itself: text in, text out.
  *
  * Usage: generate MODEL.qsf N_TOKENS PROMPT
- * Continues the prompt by up to N_TOKENS tokens, chosen greedily, and prints their text as it comes.
+ * Continues the prompt by up to N_TOKENS tokens, chosen greedily, and prints text as it comes.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 BLOCK = 128  # as QSF_UNICODE_BLOCK
 N_POINTS = 0x110000
-PER_LINE = 16
+PER_LINE = 12
 POINTS = [c for c in range(N_POINTS) if not 0xD800 <= c <= 0xDFFF]
 HANGUL = range(0xAC00, 0xAC00 + 11172)  # composed by arithmetic
 

@@ -69,7 +69,7 @@ typedef enum qsf_step_kind {
     QSF_STEP_MARK_ALL = 18,     /* the same, and one in front of what does not begin with one */
     QSF_STEP_MARK_FIRST = 19,   /* in front only at the beginning of the text */
     QSF_STEP_SPLIT_MARKS = 20,  /* a piece begins at every U+2581 */
-    QSF_STEP_CUT_MARKS = 21,    /* at every one that follows a character that is neither one nor in a:
+    QSF_STEP_CUT_MARKS = 21,    /* at every one behind a character that is neither one nor in a:
                                  * there no token reaches across, so the ids stay the same */
     QSF_STEP_DIGITS = 22,       /* runs of numbers are pieces */
     QSF_STEP_DIGIT = 23,        /* each number is one */

@@ -1,4 +1,4 @@
-/* golden_text.h - reads the files of tests/golden/text: tools/make_golden_text.py has their form. */
+/* golden_text.h - reads tests/golden/text: tools/make_golden_text.py has the form. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_TESTS_GOLDEN_TEXT_H
 #define QSF_TESTS_GOLDEN_TEXT_H
@@ -47,8 +47,8 @@ static inline const char *golden_bytes(golden_text *g, uint32_t *n_bytes)
 }
 
 /* The section, and the number of cases behind it; NULL where the file is not there. */
-static inline const unsigned char *golden_open(golden_text *g, const char *name, uint32_t *n_section,
-                                               uint32_t *n_cases)
+static inline const unsigned char *golden_open(golden_text *g, const char *name,
+                                               uint32_t *n_section, uint32_t *n_cases)
 {
     char path[1024];
     snprintf(path, sizeof path, QSF_GOLDEN_DIR "/text/%s.bin", name);

@@ -31,7 +31,8 @@ static void decode(const qsf_text *t, const uint32_t *ids, size_t n_ids, size_t 
     static char whole[MAX_TEXT_BYTES];
     size_t n_whole = 0;
     const uint32_t flags = QSF_DETOKENIZE_START;
-    require(qsf_detokenize(t, ids, n_ids, flags, whole, sizeof whole, &n_whole) == QSF_OK, "decode");
+    require(qsf_detokenize(t, ids, n_ids, flags, whole, sizeof whole, &n_whole) == QSF_OK,
+            "decode");
     if (n_whole > sizeof whole)
         return;
     require(qsf_utf8_valid_bytes((unsigned char *)whole, n_whole) == n_whole, "not UTF-8");
