@@ -42,7 +42,7 @@ from qsf.file.layout import Dtype, TensorType
 from qsf.file.reader import Reader
 from qsf.model import Model
 from qsf.text.tokenizer import Tokenizer
-from qsf_converter.calibrate.texts import read_texts, windows
+from qsf_converter.calibrate.texts import cut_samples, read_texts
 from qsf_converter.original.layers import Original
 from qsf_converter.rounding.plan import Policy, make_plan
 from qsf_converter.sources.source import Source, open_source
@@ -278,11 +278,11 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[Row]:
         squares = None
         if args.calibration:
             squares = work / "squares.npz"
-            calibration = windows(
+            calibration = cut_samples(
                 source.tokenizer,
                 read_texts(args.calibration),
                 n_tokens=args.ctx,
-                max_windows=args.calibration_windows,
+                max_samples=args.calibration_windows,
                 bos_id=header.bos_id,
                 eos_id=header.eos_id,
             )
