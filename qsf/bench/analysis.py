@@ -26,7 +26,7 @@ from qsf.bench.results import (
     spread_of,
 )
 from qsf.bench.tasks import Answer, Task, Test, TestRun
-from qsf.native.kv_type import parse_kv_type
+from qsf.options import parse_kv_type
 
 _MORE_THAN_POSSIBLE = {
     "disk": "the page cache answered, or the disk became faster",

@@ -36,7 +36,7 @@ from qsf.bench.request import (
 )
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
-from qsf.native.io_known import METHODS
+from qsf.options import IO_METHODS
 from qsf.shell import command, typer_app
 from qsf.shell.output import check_output
 from qsf.shell.progress import duration_text
@@ -223,7 +223,7 @@ def bench_command(
     io: Annotated[
         str | None,
         typer.Option(
-            help=f"How QSF reads streamed weights: {', '.join(METHODS)}.",
+            help=f"How QSF reads streamed weights: {', '.join(IO_METHODS)}.",
             show_default="auto",
             metavar="HOW",
         ),

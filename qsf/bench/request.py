@@ -15,8 +15,7 @@ from qsf.bench.shapes import find_shape, name_of
 from qsf.bench.tasks import Test
 from qsf.bench.worker_llama import KV_TYPES as PEER_KV_TYPES
 from qsf.errors import QsfArgumentError
-from qsf.native.io_known import METHODS
-from qsf.native.kv_type import parse_kv_type
+from qsf.options import IO_METHODS, parse_kv_type
 from qsf_converter.rounding.plan import QUANT_TYPES
 
 DEFAULT_SHAPE = "tinyllama-1.1b"
@@ -156,8 +155,8 @@ def make_request(
         raise QsfArgumentError(f"--rounds is {rounds}: at least 1 is needed")
     if kv_type is not None:
         _check_kv_type(kv_type, peer, peer_models)
-    if io is not None and io not in METHODS:
-        raise QsfArgumentError(f"--io {io} is unknown; available: {', '.join(METHODS)}")
+    if io is not None and io not in IO_METHODS:
+        raise QsfArgumentError(f"--io {io} is unknown; available: {', '.join(IO_METHODS)}")
     return Request(
         models=tuple(models),
         peer_models=tuple(peer_models),

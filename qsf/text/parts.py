@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfFormatError
+from qsf.errors import QsfArgumentError, QsfFormatError
 from qsf.file.reader import Reader
 from qsf.text.chat import ChatTemplate
 from qsf.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
 
@@ -54,6 +54,16 @@ def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
     except QsfFormatError as error:
         template = error
     return TextParts(tokenizer, template, generation)
+
+
+def require_tokenizer(path: str | os.PathLike[str]) -> None:
+    """Refuse a file without tokenizer, by its directory alone. Raises QsfArgumentError."""
+    with Reader(path) as reader:
+        if "TOKN" not in reader.sections:
+            raise QsfArgumentError(
+                f"{os.fspath(path)} has no tokenizer, so there is no text: convert the model with "
+                "its tokenizer.json"
+            )
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from make.tiny_checkpoints import make_gpt2, make_llama, make_mistral
 from oracle.reference import forward, hadamard, load_qsf, quantise_kv
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
-from qsf.native.kv_type import kv_type_name, parse_kv_type
+from qsf.options import kv_type_name, parse_kv_type
 from qsf_converter import convert
 
 FORMS: list[tuple[str, bool]] = [

@@ -490,31 +490,6 @@ def test_quality_columns_are_filled(
     assert 0 < eight.mean_kl < four.mean_kl
 
 
-def test_qsf_run_bench_is_the_same_command(
-    tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from qsf.run import cli
-
-    asked: list[Request] = []
-
-    def note(request: Request, *_: Any, **__: Any) -> Found:
-        asked.append(request)
-        return Found(full_results(), None, False)
-
-    monkeypatch.setattr(campaign, "run", note)
-    options = ["--bench", "--threads", "2", "--kv-type", "8bit", "--io", "mmap", "--quiet"]
-    assert cli.main([str(tiny_llama_8bit), *options]) == 0
-    (request,) = asked
-    assert request.models == (tiny_llama_8bit,)
-    (setting,) = request.settings
-    assert (setting.n_threads, setting.budget_mb, setting.cap_mb) == (2, 200, None)
-    assert (request.kv_type, request.io, request.peer) == ("8bit", "mmap", "none")
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert "tok/s" in said.out
-
-
-@pytest.mark.slow
 def test_the_trace_of_a_streamed_model_has_reads(tmp_path: Path) -> None:
     out = tmp_path / "a.trace"
     options = ["--shape", "llama-110m", "--quant", "4bit", *SMALL, "--peer", "none"]

@@ -175,15 +175,6 @@ def test_a_plan_that_does_not_fit_says_what_would_and_it_does(
         (["m.qsf", "-p", "x", "--quality", "1.5"], "--quality: '1.5' is not a number from 0 to 1"),
         (["m.qsf", "-p", "x", "--quality", "nan"], "--quality: 'nan' is not a number from 0 to 1"),
         (["m.qsf", "-p", "x", "--quality", "abc"], "--quality: 'abc' is not a number from 0 to 1"),
-        (["m.qsf", "--bench", "-p", "x"], "--bench and --prompt exclude each other"),
-        (["m.qsf", "--bench", "--seed", "1"], "--bench and --seed exclude each other"),
-        (["m.qsf", "--bench", "-n", "5"], "--bench and --max-tokens exclude each other"),
-        (["m.qsf", "--bench", "--io-depth", "2"], "--bench and --io-depth exclude each other"),
-        (["m.qsf", "--bench", "--plan"], "--bench and --plan exclude each other"),
-        (["m.qsf", "--bench", "--verbose"], "--bench and --verbose exclude each other"),
-        (["m.qsf", "--bench", "--quality", "0.8"], "--bench and --quality exclude each other"),
-        (["m.qsf", "--bench", "--stop", "x"], "--bench and --stop exclude each other"),
-        (["m.qsf", "--bench", "--ram-budget", "auto"], "--bench needs --ram-budget as a number"),
         (["m.qsf", "-p", "x", "--kv-type", "k4"], "--kv-type: 'k4' is not a type of KV cache: f32"),
         (["m.qsf", "-p", "x", "--kv-rotation", "no"], "--kv-rotation: invalid choice: 'no'"),
         (["m.qsf", "-p", "x", "--io", "fast"], "--io: invalid choice: 'fast'"),
@@ -285,26 +276,11 @@ def test_help_has_every_option_and_examples(run: Run) -> None:
     done = run("--help")
     assert done.returncode == 0
     options = "prompt max-tokens temperature top-p top-k ram-budget threads quality interactive"
-    options += " bench verbose min-p repetition-penalty seed stop max-seq-len exact plan quiet"
+    options += " verbose min-p repetition-penalty seed stop max-seq-len exact plan quiet"
     options += " kv-type kv-rotation io io-depth"
     for option in options.split():
         assert f"--{option}" in done.stdout
     assert "examples:" in done.stdout
-
-
-def test_bench_takes_the_options_that_both_commands_have() -> None:
-    def given(*options: str) -> list[str] | None:
-        return run_options.parse(["m.qsf", *options]).bench_arguments
-
-    usual = ["--peer", "none", "--ram-budget"]
-    assert given("-p", "x") is None
-    assert given("--bench") == [*usual, "200", "--io", "auto", "--", "m.qsf"]
-    options = ["--threads", "2", "--kv-type", "k8v4", "--io", "direct", "--quiet"]
-    assert given("--bench", "--ram-budget", "0", *options) == [
-        *usual,
-        "none",
-        *("--threads", "2", "--kv-type", "k8v4", "--io", "direct", "--quiet", "--", "m.qsf"),
-    ]
 
 
 def test_the_examples_of_the_help_work(run: Run, tiny_llama_8bit: Path, tmp_path: Path) -> None:
@@ -442,7 +418,7 @@ def test_a_conversation_that_fills_the_context_says_so(run: Run, tiny_llama_8bit
     )
     assert done.returncode == 0
     assert "(the context of 12 tokens is full: /reset" in done.stderr
-    assert "(the context is full: the conversation has" in done.stderr
+    assert "(the context is full: the prompt has" in done.stderr
     answers = done.stdout.splitlines()
     assert answers[0] == answers[-1]
 
