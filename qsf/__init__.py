@@ -16,45 +16,56 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qsf.errors import QsfArgumentError as QsfArgumentError
+    from qsf.errors import QsfCancelledError as QsfCancelledError
+    from qsf.errors import QsfConversionError as QsfConversionError
     from qsf.errors import QsfError as QsfError
-    from qsf.model import GenerationStats as GenerationStats
+    from qsf.errors import QsfFormatError as QsfFormatError
+    from qsf.errors import QsfIOError as QsfIOError
+    from qsf.errors import QsfMemoryError as QsfMemoryError
+    from qsf.errors import QsfNumericError as QsfNumericError
+    from qsf.errors import QsfStateError as QsfStateError
+    from qsf.errors import QsfUnsupportedError as QsfUnsupportedError
     from qsf.model import Model as Model
     from qsf.native.binding import MemoryEvent as MemoryEvent
     from qsf.native.binding import MemoryPlan as MemoryPlan
     from qsf.native.binding import ModelInfo as ModelInfo
     from qsf.native.binding import UnitTime as UnitTime
+    from qsf.options import GenerationOptions as GenerationOptions
+    from qsf.options import ModelOptions as ModelOptions
+    from qsf.session import Session as Session
     from qsf.text.chat import ChatTemplate as ChatTemplate
+    from qsf.text.generation import GenerationStats as GenerationStats
     from qsf.text.sampling import SamplingParams as SamplingParams
     from qsf.text.tokenizer import Tokenizer as Tokenizer
 
     __version__: str
 
-_HOME = {
-    "ChatTemplate": "qsf.text.chat",
-    "GenerationStats": "qsf.model",
-    "MemoryEvent": "qsf.native.binding",
-    "MemoryPlan": "qsf.native.binding",
-    "Model": "qsf.model",
-    "ModelInfo": "qsf.native.binding",
-    "QsfError": "qsf.errors",
-    "SamplingParams": "qsf.text.sampling",
-    "Tokenizer": "qsf.text.tokenizer",
-    "UnitTime": "qsf.native.binding",
+_NAMES_OF = {
+    "qsf.errors": (
+        "QsfArgumentError",
+        "QsfCancelledError",
+        "QsfConversionError",
+        "QsfError",
+        "QsfFormatError",
+        "QsfIOError",
+        "QsfMemoryError",
+        "QsfNumericError",
+        "QsfStateError",
+        "QsfUnsupportedError",
+    ),
+    "qsf.model": ("Model",),
+    "qsf.native.binding": ("MemoryEvent", "MemoryPlan", "ModelInfo", "UnitTime"),
+    "qsf.options": ("GenerationOptions", "ModelOptions"),
+    "qsf.session": ("Session",),
+    "qsf.text.chat": ("ChatTemplate",),
+    "qsf.text.generation": ("GenerationStats",),
+    "qsf.text.sampling": ("SamplingParams",),
+    "qsf.text.tokenizer": ("Tokenizer",),
 }
+_HOME = {name: module for module, names in _NAMES_OF.items() for name in names}
 
-__all__ = [
-    "ChatTemplate",
-    "GenerationStats",
-    "MemoryEvent",
-    "MemoryPlan",
-    "Model",
-    "ModelInfo",
-    "QsfError",
-    "SamplingParams",
-    "Tokenizer",
-    "UnitTime",
-    "__version__",
-]
+__all__ = sorted([*_HOME, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

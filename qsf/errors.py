@@ -1,6 +1,7 @@
 """What the engine and its tools raise, all of it a ``QsfError``.
 
 - ``QsfArgumentError``, also a ``ValueError``
+  - ``QsfStateError``
 - ``QsfMemoryError``, also a ``MemoryError``
 - ``QsfIOError``, also an ``OSError``
 - ``QsfFormatError``
@@ -12,18 +13,60 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from qsf.native.binding import MemoryPlan
 
 
 class QsfError(Exception):
-    """Any failure reported by QSF."""
+    """Any failure reported by QSF. The text names the argument or file, where there is one.
+
+    Attributes:
+        argument: the argument at fault, as Python calls it; None: none.
+        path: the file at fault; None: none, or not known here.
+        is_damage: bytes of the file have changed since it was written: it must be copied again.
+    """
+
+    argument: str | None = None
+    path: str | None = None
+    is_damage: bool = False
+
+    def __init__(
+        self,
+        *args: object,
+        argument: str | None = None,
+        path: str | None = None,
+        is_damage: bool | None = None,
+    ) -> None:
+        """Say what is wrong, on one line."""
+        super().__init__(*args)
+        if argument is not None:
+            self.argument = argument
+        if path is not None:
+            self.path = path
+        if is_damage is not None:
+            self.is_damage = is_damage
+
+    def located(self, path: str | os.PathLike[str]) -> Self:
+        """Return the same error with ``path`` before its text."""
+        return type(self)(
+            f"{os.fspath(path)}: {self}",
+            argument=self.argument,
+            path=os.fspath(path),
+            is_damage=self.is_damage,
+        )
 
 
 class QsfArgumentError(QsfError, ValueError):
     """A documented rule about the arguments was broken."""
+
+
+class QsfStateError(QsfArgumentError):
+    """The model or session cannot be used now, or not here: closed, busy, of another process."""
 
 
 class QsfMemoryError(QsfError, MemoryError):
@@ -34,9 +77,11 @@ class QsfMemoryError(QsfError, MemoryError):
             None where the error is not about opening one.
     """
 
-    def __init__(self, text: str, plan: MemoryPlan | None = None) -> None:
+    def __init__(
+        self, text: str, plan: MemoryPlan | None = None, *, argument: str | None = None
+    ) -> None:
         """Say what does not fit."""
-        super().__init__(text)
+        super().__init__(text, argument=argument)
         self.plan = plan
 
 
@@ -53,7 +98,7 @@ class QsfUnsupportedError(QsfFormatError):
 
 
 class QsfCancelledError(QsfError):
-    """The call was stopped by ``Session.cancel()``."""
+    """The call was stopped by ``cancel()``."""
 
 
 class QsfNumericError(QsfError, ArithmeticError):

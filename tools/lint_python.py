@@ -24,6 +24,7 @@ _BASE = frozenset({"qsf.errors", "qsf.native", "qsf.file", "qsf.text"})
 _MODEL = _BASE | {"qsf.options", "qsf.session", "qsf.model"}
 _CONVERTER = frozenset(
     {
+        "qsf_converter.text",
         "qsf_converter.sources",
         "qsf_converter.rounding",
         "qsf_converter.request",
@@ -37,7 +38,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.errors": frozenset(),
     "qsf.native": frozenset({"qsf.errors", "qsf.options"}),
     "qsf.file": frozenset({"qsf.errors"}),
-    "qsf.text": frozenset({"qsf.errors", "qsf.file"}),
+    "qsf.text": frozenset({"qsf.errors", "qsf.file", "qsf.native", "qsf.options"}),
     "qsf.options": frozenset({"qsf.errors"}),
     "qsf.session": _BASE | {"qsf.options"},
     "qsf.model": _BASE | {"qsf.options", "qsf.session"},
@@ -52,8 +53,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf_converter.sources": _BASE,
     "qsf_converter.rounding": _BASE | {"qsf_converter.sources"},
     "qsf_converter.request": _BASE | {"qsf_converter.rounding"},
+    "qsf_converter.text": _BASE,
     "qsf_converter.original": _BASE
-    | {"qsf.evaluate", "qsf_converter.sources", "qsf_converter.rounding"},
+    | {"qsf.evaluate", "qsf_converter.sources", "qsf_converter.rounding", "qsf_converter.text"},
     "qsf_converter.calibrate": _BASE | (_CONVERTER - {"qsf_converter.calibrate"}),
     "qsf_converter.meta": _BASE | _CONVERTER | {"qsf.report"},
     "qsf_converter.writing": _BASE | _CONVERTER | {"qsf.report", "qsf_converter.meta"},

@@ -135,8 +135,8 @@ def convert_as(
         _, reason = _text_tables(source)
         if reason is not None:
             warnings.append(
-                f"the engine's own tokenizer does not cover this one ({reason}): the file needs the "
-                "library tokenizers, which takes up to 120 MB of the memory budget"
+                f"the engine's own tokenizer does not cover this one ({reason}): the file needs "
+                "the library tokenizers, which takes up to 120 MB of the memory budget"
             )
     return Report(
         quality=quality,

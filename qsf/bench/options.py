@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from qsf.bench.models import shapes
 from qsf.errors import QsfArgumentError
-from qsf.native.io_known import METHODS
+from qsf.options import IO_METHODS
 from qsf_converter.rounding.plan import QUANT_TYPES
 
 PROGRAM = "python -m qsf.bench"
@@ -88,7 +88,7 @@ class Options:
         shown="QSF 4bit, llama.cpp f16",
     )
     io: str | None = _option(
-        "HOW", f"How QSF reads streamed weights: {', '.join(METHODS)}.", shown="auto"
+        "HOW", f"How QSF reads streamed weights: {', '.join(IO_METHODS)}.", shown="auto"
     )
     text: Path | None = _option("FILE", "Measure also how well the files predict this text.")
     against: Path | None = _option(

@@ -16,8 +16,7 @@ from qsf.bench.run.llama_bench import KV_TYPES as BASELINE_KV_TYPES
 from qsf.bench.run.memory_group import parse_limit
 from qsf.bench.run.tasks import LLAMA, QSF, Test, setting_words
 from qsf.errors import QsfArgumentError
-from qsf.native.io_known import METHODS
-from qsf.native.kv_type import parse_kv_type
+from qsf.options import IO_METHODS, parse_kv_type
 from qsf_converter.rounding.plan import QUANT_TYPES
 
 NO_BASELINE = "none"
@@ -214,8 +213,8 @@ def _refuse_conflicts(options: Options, llama: bool | None, programs: dict[str, 
         )
     if options.rounds not in range(1, 101):
         raise QsfArgumentError(f"--rounds {options.rounds}: expected 1 to 100")
-    if options.io is not None and options.io not in METHODS:
-        raise QsfArgumentError(f"--io {options.io} is unknown; available: {', '.join(METHODS)}")
+    if options.io is not None and options.io not in IO_METHODS:
+        raise QsfArgumentError(f"--io {options.io} is unknown; available: {', '.join(IO_METHODS)}")
     _check_kv_type(options.kv_type, is_baseline_wanted=bool(llama or programs))
 
 

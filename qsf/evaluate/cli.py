@@ -12,7 +12,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -20,7 +20,7 @@ import typer
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 from qsf.evaluate.windows import DEFAULT_PROTOCOL, PROTOCOLS
-from qsf.native.kv_type import parse_kv_type
+from qsf.options import ModelOptions
 from qsf.shell import command, typer_app
 from qsf.shell.progress import ProgressLine
 
@@ -83,8 +83,7 @@ class _Request:
     stride_tokens: int | None
     max_tokens: int | None
     against: Path | None
-    opening: dict[str, Any]  # of both models, but for the budget
-    budget_mb: int | str | None
+    opening: ModelOptions  # of both models together
 
 
 @app.command(name=PROGRAM, epilog=_EPILOG)
@@ -134,37 +133,18 @@ def evaluate_command(
         ),
     ] = None,
     kv_type: Annotated[
-        str | None,
-        typer.Option(
-            help="Precision of the KV cache: f16, 8bit, 4bit, 2bit, or keys and values apart, as "
-            "k8v4. The default lets the weights alone be judged.",
-            show_default="f16; f32 with --exact",
-        ),
+        str | None, typer_app.model_option("kv_type", default_help="f16; f32 with --exact")
     ] = None,
-    exact: Annotated[
-        bool,
-        typer.Option("--exact", help="Full-precision arithmetic instead of what qsf-run does."),
-    ] = False,
-    quality: Annotated[
-        float,
-        typer.Option(
-            help="Skip the share 1 - F of the layers of MODEL, as qsf-run --quality does.",
-            min=0,
-            max=1,
-            metavar="F",
-        ),
-    ] = 1.0,
-    threads: Annotated[
-        int | None,
-        typer.Option(help="At most 256.", min=1, max=256, show_default="one per physical core"),
-    ] = None,
+    exact: Annotated[bool, typer_app.model_option("exact")] = False,
+    quality: Annotated[float, typer_app.model_option("quality")] = 1.0,
+    threads: Annotated[int | None, typer_app.model_option("threads")] = None,
     ram_budget: Annotated[
-        str,
-        typer.Option(
-            help="Ceiling in MB of 2^20 bytes for the whole process; auto: what the machine has "
-            "to give to the .qsf files; 0: none. An original comes on top: one layer as f32, and "
-            "at most 512 MB.",
-            metavar="MB|auto",
+        Any,
+        typer_app.model_option(
+            "ram_budget",
+            help="ceiling in MB of 2^20 bytes for the whole process; auto: what the machine has to "
+            "give to the .qsf files; 0: none. An original comes on top: one layer as f32, and at "
+            "most 512 MB",
         ),
     ] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
@@ -179,10 +159,12 @@ def evaluate_command(
 
     With --against also how far it is from another model, above all from the one it was made of.
     """
+    from qsf.evaluate.evaluation import judged_kv_type
     from qsf.evaluate.windows import checked_stride
+    from qsf.text.parts import require_tokenizer
 
     _check_paths(model, against, json_out)
-    budget_mb = _budget_mb(ram_budget)
+    require_tokenizer(model)
     ctx_tokens = _ctx_tokens(model, ctx)
     checked_stride(protocol, ctx_tokens, stride)
     request = _Request(
@@ -193,14 +175,14 @@ def evaluate_command(
         stride_tokens=stride,
         max_tokens=max_tokens,
         against=against,
-        opening={
-            "threads": threads,
-            "max_seq_len": ctx_tokens,
-            "exact": exact,
-            "quality": quality,
-            "kv_type": checked_kv_type(kv_type, is_exact=exact),
-        },
-        budget_mb=budget_mb,
+        opening=ModelOptions(
+            ram_budget=ram_budget,
+            threads=threads,
+            max_seq_len=ctx_tokens,
+            exact=exact,
+            quality=quality,
+            kv_type=judged_kv_type(kv_type, is_exact=exact),
+        ),
     )
     evaluation = _measure(request, is_quiet=quiet)
     _publish(request, evaluation, text, json_out)
@@ -219,29 +201,6 @@ def _check_paths(model: Path, against: Path | None, json_out: str | None) -> Non
         return
     if Path(json_out).is_dir() or not Path(json_out).resolve().parent.is_dir():
         raise QsfError(f"--json {json_out}: no file can be written there")
-
-
-def _budget_mb(text: str) -> int | str | None:
-    if text == "auto":
-        return text
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise QsfArgumentError(f"--ram-budget {text!r} is neither a number of MB nor auto")
-    return int(text) or None
-
-
-def checked_kv_type(asked: str | None, *, is_exact: bool) -> str:
-    """Return the type of the KV cache: the best that the arithmetic takes unless one is asked for.
-
-    Raises QsfArgumentError for what is no type, and for one that exact arithmetic cannot have.
-    """
-    best = "f32" if is_exact else "f16"
-    try:
-        parse_kv_type(asked or best)
-    except ValueError as error:
-        raise QsfArgumentError(f"--kv-type: {error}") from None
-    if is_exact and asked not in (None, best):
-        raise QsfArgumentError(f"--kv-type {asked} cannot be had with --exact, which keeps f32")
-    return asked or best
 
 
 def _ctx_tokens(model: Path, asked: int | None) -> int:
@@ -305,7 +264,7 @@ def _measure(request: _Request, *, is_quiet: bool) -> Evaluation:
 def _opened(request: _Request) -> Iterator[tuple[Model, Model | LogitSource | None]]:
     """Open the model and what it is compared with, both inside the budget."""
     with contextlib.ExitStack() as stack:
-        budget_mb = request.budget_mb
+        budget_mb = request.opening.ram_budget
         if isinstance(budget_mb, int):
             budget_mb = max(1, budget_mb - _working_mb(request))
         reference: Model | LogitSource | None = None
@@ -347,8 +306,8 @@ def _half_budget(request: _Request, budget_mb: int | str | None) -> int | None:
     if budget_mb is None:
         return None
     if isinstance(budget_mb, str):
-        opening = {**request.opening, "quality": 1.0}
-        plan = Model.plan(str(request.against), ram_budget="auto", **opening)
+        opening = replace(request.opening, quality=1.0)
+        plan = Model.plan(str(request.against), **opening.arguments())
         budget_mb = (plan.budget_bytes or plan.ceiling_bytes) // _MB
     process_mb = binding.describe_machine().resident_bytes // _MB
     return max(1, process_mb + (budget_mb - process_mb) // 2)
@@ -358,27 +317,30 @@ def _open(request: _Request, path: Path, budget_mb: Any) -> Model:
     from qsf.model import Model
     from qsf.native.opening import does_not_fit
 
-    opening = request.opening if path == request.model else {**request.opening, "quality": 1.0}
+    opening = replace(request.opening, ram_budget=budget_mb)
+    if path != request.model:
+        opening = replace(opening, quality=1.0)
     try:
-        return Model(path, ram_budget=budget_mb, **opening)
+        return Model(path, **opening.arguments())
     except QsfMemoryError as error:
         if error.plan is None:
             raise
-        if not isinstance(request.budget_mb, int):
+        asked_mb = request.opening.ram_budget
+        if not isinstance(asked_mb, int):
             text = does_not_fit(error.plan, is_command=True).replace("--max-seq-len", "--ctx")
             raise QsfMemoryError(f"{path}: {text}") from None
         least_mb = -(-error.plan.min_budget_bytes // _MB)
         working_mb = _working_mb(request)
-        both = " for each of the two models" if budget_mb + working_mb < request.budget_mb else ""
+        both = " for each of the two models" if budget_mb + working_mb < asked_mb else ""
         raise QsfMemoryError(
-            f"{path} does not fit: of --ram-budget {request.budget_mb}, encoding the text and "
+            f"{path} does not fit: of --ram-budget {asked_mb}, encoding the text and "
             f"comparing take {working_mb} MB (less with --max-tokens), which leaves {budget_mb}"
             f"{both}, and {least_mb} are needed (less with --ctx)"
         ) from None
     except QsfFormatError as error:
         if str(path) in str(error):
             raise
-        raise type(error)(f"{path}: {error}") from error
+        raise error.located(path) from error
 
 
 # ---- what comes out ----
@@ -394,9 +356,9 @@ def _publish(
             "against": None if request.against is None else str(request.against),
             "text": str(text_path),
             "text_bytes": len(request.text.encode()),
-            "kv_type": request.opening["kv_type"],
-            "quality": request.opening["quality"],
-            "arithmetic": "f32" if request.opening["exact"] else "integer",
+            "kv_type": request.opening.kv_type,
+            "quality": request.opening.quality,
+            "arithmetic": "f32" if request.opening.exact else "integer",
         }
         data = json.dumps(document, indent=2, allow_nan=False) + "\n"
         if json_out == "-":
@@ -412,9 +374,9 @@ def report_lines(
 ) -> Iterator[tuple[str, str]]:
     """Yield the table for people: names and values."""
     e, opening = evaluation, request.opening
-    arithmetic = "full-precision arithmetic" if opening["exact"] else "integer activations"
-    skipping = f", quality {opening['quality']:g}" if opening["quality"] < 1 else ""
-    yield "model", f"{request.model}: KV cache {opening['kv_type']}, {arithmetic}{skipping}"
+    arithmetic = "full-precision arithmetic" if opening.exact else "integer activations"
+    skipping = f", quality {opening.quality:g}" if opening.quality < 1 else ""
+    yield "model", f"{request.model}: KV cache {opening.kv_type}, {arithmetic}{skipping}"
     yield "text", f"{text_path}: {len(request.text.encode()):,} bytes, {e.text_tokens:,} tokens"
     yield "protocol", protocol_text(e)
     yield "tokens scored", f"{e.tokens:,} in {e.windows:,} window{'' if e.windows == 1 else 's'}"

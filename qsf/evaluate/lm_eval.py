@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from qsf.errors import QsfArgumentError, QsfError
-from qsf.evaluate.evaluation import ModelLogits, block_rows, log_probabilities
+from qsf.evaluate.evaluation import ModelLogits, block_rows, judged_kv_type, log_probabilities
 from qsf.evaluate.windows import Window
 from qsf.model import Model
+from qsf.options import ModelOptions, described
 from qsf.shell import command
 
 NAME: Final = "qsf"
@@ -35,13 +37,11 @@ class HarnessModel:
         max_length: context in tokens; None: the model's, at most 4096.
         add_bos_token: begin every text with BOS; None: as the file's tokenizer does. The harness's
             own HuggingFace models do so only when they are asked to.
-        ram_budget: as ``qsf.Model``.
-        threads: as there.
-        kv_type: as there; None: f16, f32 with ``exact``.
-        exact: as there.
         batch_size: the harness's; texts are evaluated one after another, so 1 or "auto".
         max_batch_size: not used: there are no batches.
         device: not used: the harness names one ("cuda:0") when nobody has asked for it.
+        options: those of ``qsf.ModelOptions`` for it: ram_budget ("auto" unless given), threads,
+            kv_type (f16 unless given, f32 with ``exact``) and exact.
 
     Raises:
         QsfArgumentError: something was asked for that cannot be had.
@@ -53,13 +53,10 @@ class HarnessModel:
         *,
         max_length: int | None = None,
         add_bos_token: bool | None = None,
-        ram_budget: Any = "auto",
-        threads: int | None = None,
-        kv_type: str | None = None,
-        exact: bool = False,
         batch_size: int | str | None = 1,
         max_batch_size: int | None = None,
         device: str | None = None,
+        **options: Any,
     ) -> None:
         """Open the file; see the class."""
         super().__init__()
@@ -68,14 +65,7 @@ class HarnessModel:
             raise QsfArgumentError("which model? Say --model_args path=model.qsf")
         if str(batch_size) not in ("None", "1", "auto"):
             raise QsfArgumentError(f"a batch size of {batch_size} cannot be had: only 1")
-        self.model = Model(
-            path,
-            ram_budget=ram_budget or None,
-            threads=threads,
-            max_seq_len=max_length,
-            kv_type=kv_type or ("f32" if exact else "f16"),
-            exact=exact,
-        )
+        self.model = Model(path, **_model_options(max_length, options).arguments())
         self._path = path
         self._has_bos = add_bos_token
         info = self.model.info
@@ -219,6 +209,21 @@ class HarnessModel:
             **known,
         )
         return "".join(pieces)
+
+
+def _model_options(max_length: int | None, given: dict[str, Any]) -> ModelOptions:
+    """Return how to open the file; ``given`` are arguments of the harness, by name."""
+    known = {option.name for option in described(ModelOptions, "harness")}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise QsfArgumentError(
+            f"there is no argument {unknown[0]}: known are {', '.join(sorted(known))}",
+            argument=unknown[0],
+        )
+    budget = given.get("ram_budget", "auto") or None  # 0 is none, as for the commands
+    options = ModelOptions(**{**given, "ram_budget": budget, "max_seq_len": max_length})
+    kv_type = judged_kv_type(options.kv_type, is_exact=options.exact)
+    return replace(options, kv_type=kv_type)
 
 
 def rolling_windows(tokens: Sequence[int], ctx_tokens: int) -> Iterator[Window]:

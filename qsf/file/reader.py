@@ -98,7 +98,7 @@ class Reader:
         except BaseException as e:
             self.close()
             if isinstance(e, QsfFormatError):
-                raise type(e)(f"{self.path}: {e}") from e
+                raise e.located(self.path) from e
             if isinstance(e, (OSError, ValueError)) and not isinstance(e, QsfError):
                 # ValueError: a path with a zero byte.
                 raise QsfIOError(f"{self.path}: {getattr(e, 'strerror', e)}") from e
@@ -164,13 +164,15 @@ class Reader:
             if stored != real:
                 raise QsfFormatError(
                     f"header: checksum of bytes {first}..{end - 1} is {real:08x}, stored is"
-                    f" {stored:08x}"
+                    f" {stored:08x}",
+                    is_damage=True,
                 )
         (low_bytes,) = struct.unpack_from("<I", data, 92)
         if low_bytes != self.file_bytes & 0xFFFFFFFF:
             raise QsfFormatError(
                 f"the file has {self.file_bytes} bytes, but its header was written for one of"
-                f" {low_bytes} (mod 2^32): truncated or extended"
+                f" {low_bytes} (mod 2^32): truncated or extended",
+                is_damage=True,
             )
         return data
 
@@ -199,7 +201,8 @@ class Reader:
         entries = self.read_at(off, n_bytes)
         if zlib.crc32(entries) != crc32:
             raise QsfFormatError(
-                f"directory: checksum is {zlib.crc32(entries):08x}, the header says {crc32:08x}"
+                f"directory: checksum is {zlib.crc32(entries):08x}, the header says {crc32:08x}",
+                is_damage=True,
             )
         self.sections = {}
         for raw_tag, flags, *rest in lay.DIRECTORY_ENTRY.iter_unpack(entries):
@@ -261,7 +264,8 @@ class Reader:
         if self.sections["LAYR"].crc32 != layr_crc32:
             raise QsfFormatError(
                 f"section LAYR: checksum is {self.sections['LAYR'].crc32:08x} in the directory,"
-                f" {layr_crc32:08x} in the header"
+                f" {layr_crc32:08x} in the header",
+                is_damage=True,
             )
 
     def _section_unit(self, tag: str) -> Unit:
@@ -538,7 +542,7 @@ class Reader:
         try:
             verify_file(self, progress)
         except QsfFormatError as e:
-            raise type(e)(f"{self.path}: {e}") from e
+            raise e.located(self.path) from e
 
 
 def _unit_name(unit: Unit) -> str:
@@ -550,7 +554,8 @@ def _check_crc(name: str, extent: Section | Unit | Extent, crc32: int) -> None:
     if extent.crc32 is not None and crc32 != extent.crc32:
         raise QsfFormatError(
             f"{name} ({n_bytes} bytes at {extent.off}): checksum is {crc32:08x}, stored is"
-            f" {extent.crc32:08x}"
+            f" {extent.crc32:08x}",
+            is_damage=True,
         )
 
 

@@ -52,7 +52,8 @@ def _check_zero(reader: Reader, first: int, end: int) -> None:
         n_zeros = len(data) - len(data.lstrip(b"\0"))
         if n_zeros != len(data):
             raise QsfFormatError(
-                f"padding: byte at {off + n_zeros} is {data[n_zeros]:02x}, allowed: 00"
+                f"padding: byte at {off + n_zeros} is {data[n_zeros]:02x}, allowed: 00",
+                is_damage=True,
             )
 
 
@@ -75,7 +76,8 @@ def _check_extent(reader: Reader, extent: Extent) -> Iterator[int]:
     if extent.crc32 is not None and real != extent.crc32:
         raise QsfFormatError(
             f"{extent.name} ({extent.n_bytes} bytes at {extent.off}): checksum is {real:08x},"
-            f" stored is {extent.crc32:08x}"
+            f" stored is {extent.crc32:08x}",
+            is_damage=True,
         )
 
 

@@ -46,7 +46,10 @@ _MAX_EVENTS = 64  # more than the engine keeps
 
 def _error(status: int) -> errors.QsfError:
     detail = ffi.string(lib.qsf_error_detail()).decode("utf-8", "replace")
-    return _ERROR_OF_STATUS.get(status, errors.QsfError)(detail)
+    kind = _ERROR_OF_STATUS.get(status, errors.QsfError)
+    if status == lib.QSF_ERR_FORMAT:  # the engine has no status of its own for damage
+        return kind(detail, is_damage="checksum" in detail or "truncated" in detail)
+    return kind(detail)
 
 
 def check_status(status: int) -> None:
@@ -131,8 +134,6 @@ class Options:
     kv_rotation: bool | None = None
     io_method: int | None = None
     io_depth: int | None = None
-    io_known_method: int | None = None
-    io_known_depth: int | None = None
     quality: float | None = None
 
     def as_struct(self) -> Any:
@@ -273,17 +274,38 @@ class ModelInfo:
     plan: MemoryPlan
 
 
-class _ModelCloser:
-    """Closes a ``qsf_model``; only then lets go of the memory that a trace is written to.
+class _Owner:
+    """Closes a handle, in the process that opened it only.
 
-    The handle holds it, so it outlives the handle however the collector orders things.
+    A process made by ``os.fork()`` has the memory of the engine but none of its threads: whatever
+    waits for one there, closing included, would wait for ever.
+
+    The handle holds its owner, so the owner outlives the handle however the collector orders
+    things, and with it the memory that a trace is written to.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, close: Any, kind: str) -> None:
+        self._close = close
+        self._kind = kind
+        self._pid = os.getpid()
         self.events: Any = None  # qsf_trace_event[]
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """The handle belongs to another process."""
+        return self._pid != os.getpid()
+
+    def check(self) -> None:
+        """Raise QsfStateError in another process."""
+        if self.is_elsewhere:
+            raise errors.QsfStateError(
+                f"the {self._kind} was opened in process {self._pid}, and this is process "
+                f"{os.getpid()}, made from it by fork: open the file after the fork"
+            )
+
     def __call__(self, handle: Any) -> None:
-        lib.qsf_model_close(handle)
+        if not self.is_elsewhere:
+            self._close(handle)
         self.events = None
 
 
@@ -294,8 +316,8 @@ class NativeModel:
         """Open the file at ``path``; raises ``QsfError``."""
         out = ffi.new("qsf_model **")
         check_status(lib.qsf_model_open(_path(path), options.as_struct(), out))
-        self._closer = _ModelCloser()
-        self._handle: Any = ffi.gc(out[0], self._closer)
+        self.owner = _Owner(lib.qsf_model_close, "model")
+        self._handle: Any = ffi.gc(out[0], self.owner)
 
     def close(self) -> None:
         """Let go of the model; its memory is freed with its last session."""
@@ -304,8 +326,9 @@ class NativeModel:
             ffi.release(handle)
 
     def _live_handle(self) -> Any:
+        self.owner.check()
         if self._handle is None:
-            raise errors.QsfArgumentError("the model is closed")
+            raise errors.QsfStateError("the model is closed")
         return self._handle
 
     def info(self) -> ModelInfo:
@@ -376,16 +399,16 @@ class NativeModel:
         except (OverflowError, ValueError, MemoryError) as error:
             raise errors.QsfArgumentError(f"a trace of {n_events} events: {error}") from error
         check_status(lib.qsf_model_trace(self._live_handle(), events, n_events))
-        self._closer.events = events  # the one before is freed: nobody writes to it any more
+        self.owner.events = events  # the one before is freed: nobody writes to it any more
 
     def stop_trace(self) -> list[TraceEvent]:
         """End the trace and return its events, in the order in which they ended.
 
         They are as many as there was room for; ``n_trace_dropped`` says how many more there were.
         """
-        handle, events = self._live_handle(), self._closer.events
+        handle, events = self._live_handle(), self.owner.events
         check_status(lib.qsf_model_trace(handle, ffi.NULL, 0))
-        self._closer.events = None
+        self.owner.events = None
         if events is None:
             return []
         n_events = lib.qsf_model_trace_count(handle, ffi.NULL)
@@ -410,7 +433,8 @@ class NativeSession:
 
     def __init__(self, handle: Any) -> None:
         """Take ownership of ``handle``, a ``qsf_session *``."""
-        self._handle: Any = ffi.gc(handle, lib.qsf_session_destroy)
+        self.owner = _Owner(lib.qsf_session_destroy, "session")
+        self._handle: Any = ffi.gc(handle, self.owner)
 
     def close(self) -> None:
         """Free the session."""
@@ -419,8 +443,9 @@ class NativeSession:
             ffi.release(handle)
 
     def _live_handle(self) -> Any:
+        self.owner.check()
         if self._handle is None:
-            raise errors.QsfArgumentError("the model is closed")
+            raise errors.QsfStateError("the session or the model is closed")
         return self._handle
 
     @property

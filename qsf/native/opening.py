@@ -1,17 +1,14 @@
-"""The arguments of ``Model(path, ...)``: checked, turned into the engine's options, obeyed."""
+"""Opens a file with ``ModelOptions``: the engine's options, and errors that say what would fit."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from qsf.errors import QsfArgumentError, QsfMemoryError, QsfUnsupportedError
-from qsf.native import binding, io_known
-from qsf.native.kv_type import parse_kv_type
-
-if TYPE_CHECKING:
-    import os
+from qsf.errors import QsfFormatError, QsfMemoryError, QsfUnsupportedError
+from qsf.native import binding
+from qsf.options import IO_METHODS, ModelOptions, parse_kv_type
 
 BYTES_PER_MB = 2**20
 
@@ -29,60 +26,25 @@ _MAX_RESERVE_BYTES = 32 * BYTES_PER_MB  # longer contexts: see docs/memory.md
 _WORTH_BYTES = BYTES_PER_MB
 
 
-def options_of(
-    ram_budget: int | str | None,
-    threads: int | None,
-    max_seq_len: int | None,
-    *,
-    is_pinned: bool,
-    is_exact: bool,
-    kv_type: str | None,
-    kv_rotation: bool | None,
-    io: str | None,
-    io_depth: int | None,
-    quality: float,
-) -> binding.Options:
-    """Return the options, all sizes in bytes. Raises QsfArgumentError."""
-    for name, value in (
-        ("ram_budget", None if ram_budget == "auto" else ram_budget),
-        ("threads", threads),
-        ("max_seq_len", max_seq_len),
-        ("io_depth", io_depth),
-    ):
-        if value is not None and (
-            not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**32
-        ):
-            also = ' or "auto"' if name == "ram_budget" else ""
-            raise QsfArgumentError(
-                f"{name} must be a whole number of at least 1{also}, not {value!r}"
-            )
-    if isinstance(quality, bool) or not isinstance(quality, int | float) or not 0 <= quality <= 1:
-        raise QsfArgumentError(f"quality must be a number from 0 to 1, not {quality!r}")
-    if io_depth is not None and io_depth > io_known.MAX_DEPTH:
-        raise QsfArgumentError(f"io_depth must be at most {io_known.MAX_DEPTH}, not {io_depth}")
-    if io is not None and (not isinstance(io, str) or io not in io_known.METHODS):
-        names = ", ".join(io_known.METHODS)
-        raise QsfArgumentError(f"io must be one of {names}, not {io!r}")
-    kv_bits: tuple[int, int] | tuple[None, None] = (None, None)
-    if kv_type is not None:
-        try:
-            kv_bits = parse_kv_type(kv_type)
-        except ValueError as error:
-            raise QsfArgumentError(str(error)) from None
+def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Options:
+    """Return the engine's options, sizes in bytes; Python keeps at least ``reserve_bytes``."""
+    key_bits, value_bits = (
+        (None, None) if options.kv_type is None else parse_kv_type(options.kv_type)
+    )
     return binding.Options(
-        budget_bytes=_budget_bytes(ram_budget),
-        reserve_bytes=_reserve_bytes(max_seq_len or 0),
-        n_threads=threads,
-        ctx_tokens=max_seq_len,
-        max_sessions=1,
-        is_pinned=is_pinned,
-        is_exact=is_exact,
-        kv_k_type=kv_bits[0],
-        kv_v_type=kv_bits[1],
-        kv_rotation=kv_rotation,
-        io_method=None if io is None else io_known.METHODS[io],
-        io_depth=io_depth,
-        quality=quality,
+        budget_bytes=_budget_bytes(options.ram_budget),
+        reserve_bytes=max(reserve_bytes, _reserve_bytes(options.max_seq_len or 0)),
+        n_threads=options.threads,
+        ctx_tokens=options.max_seq_len,
+        max_sessions=options.sessions,
+        is_pinned=options.pin_threads,
+        is_exact=options.exact,
+        kv_k_type=key_bits,
+        kv_v_type=value_bits,
+        kv_rotation=options.kv_rotation,
+        io_method=None if options.io is None else IO_METHODS.index(options.io),
+        io_depth=options.io_depth,
+        quality=options.quality,
     )
 
 
@@ -97,58 +59,43 @@ def _reserve_bytes(n_tokens: int) -> int:
     return min(wanted, _MAX_RESERVE_BYTES)
 
 
-def with_reserve(options: binding.Options, reserve_bytes: int) -> binding.Options:
-    """Return the options with at least so much left to Python."""
-    return replace(options, reserve_bytes=max(options.reserve_bytes or 0, reserve_bytes))
+def plan_native(
+    path: str | os.PathLike[str], options: ModelOptions, reserve_bytes: int = 0
+) -> binding.MemoryPlan:
+    """Return the memory plan, even if the budget is too small for it."""
+    return binding.plan_model(path, native_options(options, reserve_bytes))
 
 
-def with_known_io(path: str | os.PathLike[str], options: binding.Options) -> binding.Options:
-    """Return the options with what an earlier probe found on the disk of ``path``."""
-    if options.io_method:
-        return options
-    known = io_known.recall(path)
-    if known is None:
-        return options
-    return replace(options, io_known_method=known[0], io_known_depth=known[1])
-
-
-def open_native(path: str | os.PathLike[str], options: binding.Options) -> binding.NativeModel:
-    """Open the file; what a probe finds is remembered.
+def open_native(
+    path: str | os.PathLike[str], options: ModelOptions, reserve_bytes: int = 0
+) -> binding.NativeModel:
+    """Open the file; the plan leaves at least ``reserve_bytes`` to Python.
 
     Raises:
         QsfMemoryError: the text says how much is needed, and of what.
-        QsfUnsupportedError: where the method of reading cannot be had, the text begins with
-            the argument.
+        QsfUnsupportedError: where the method of reading cannot be had, ``argument`` is "io".
     """
     try:
-        native = binding.NativeModel(path, options)
+        return binding.NativeModel(path, native_options(options, reserve_bytes))
     except QsfMemoryError as error:
-        plan = binding.plan_model(path, options)
+        plan = plan_native(path, options, reserve_bytes)
         if plan.is_enough:
             raise
         raise QsfMemoryError(does_not_fit(plan), plan) from error
-    except QsfUnsupportedError as error:
-        if not options.io_method:
+    except QsfFormatError as error:
+        error.path = os.fspath(path)
+        if not isinstance(error, QsfUnsupportedError) or options.io in (None, "auto"):
             raise
-        # The file is looked at first: where that goes well, it is the method.
-        binding.plan_model(path, replace(options, io_method=None, io_depth=None))
-        asked = next(name for name, n in io_known.METHODS.items() if n == options.io_method)
-        raise QsfUnsupportedError(f"io={asked}: {error}") from error
-    info = native.info()
-    if info.io_is_probed:
-        io_known.remember(path, info.io_method, info.io_depth)
-    return native
+        # The file is checked first: if that succeeds, the method is what is not supported.
+        plan_native(path, replace(options, io=None, io_depth=None), reserve_bytes)
+        raise QsfUnsupportedError(f"io={options.io}: {error}", argument="io") from error
 
 
-def io_origin(options: binding.Options, info: binding.ModelInfo) -> str:
-    """Return where the way of reading comes from, for people to read."""
-    if options.io_method:
+def io_origin(options: ModelOptions, info: binding.ModelInfo) -> str:
+    """Return who chose the way of reading, for people to read."""
+    if options.io not in (None, "auto"):
         return "as asked"
-    if info.io_is_probed:
-        return "found by a probe"
-    if (options.io_known_method, options.io_known_depth) == (info.io_method, info.io_depth):
-        return "known from an earlier probe"
-    return "chosen"
+    return "found by a probe" if info.io_is_probed else "chosen"
 
 
 def does_not_fit(plan: binding.MemoryPlan, *, is_command: bool = False) -> str:
@@ -184,6 +131,8 @@ def does_not_fit(plan: binding.MemoryPlan, *, is_command: bool = False) -> str:
     # The plan is the least one, so what it still takes more of than need be was asked for.
     if plan.kv_bytes >= _WORTH_BYTES:
         ways.append(f"{name('max_seq_len')} with a shorter context (it takes {_mb(plan.kv_bytes)})")
+        if plan.max_sessions > 1 and not is_command:
+            ways.append("sessions with fewer than the present " + str(plan.max_sessions))
         if max(plan.kv_k_bits, plan.kv_v_bits) > 2:
             ways.append(f"{name('kv_type')} with fewer bits")
     if plan.io_depth > 1 and plan.window_bytes >= _WORTH_BYTES:

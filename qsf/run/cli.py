@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -22,20 +24,13 @@ from qsf.shell.command import EXIT_FAILED, EXIT_USAGE, StoppedError
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from qsf.model import Model
     from qsf.native.binding import MemoryPlan
 
 # Without --max-seq-len a context has no more tokens (csrc/engine/plan.c).
 _DEFAULT_CTX_TOKENS = 4096
-
-# What the library calls by the names of its arguments, people here know as options.
-_ARGUMENT_NAMES = re.compile(
-    r"\b(ram_budget|threads|max_seq_len|max_tokens|temperature|top_p|top_k|min_p"
-    r"|repetition_penalty|seed|io_depth)(?= (?:must be|sets|cannot))"
-)
-_IO_ARGUMENT = re.compile(r"^io=(\w+): ")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,18 +60,9 @@ def _main(arguments: list[str]) -> int:
         return _run(request)
     except UsageError as error:
         return _fail(f"{error} (see qsf-run --help)", EXIT_USAGE)
-    except QsfFormatError as error:
-        asked = _IO_ARGUMENT.match(str(error))
-        if asked:  # the file is as it should be: the way of reading cannot be had
-            return _fail(f"--io {asked[1]}: {str(error)[asked.end() :]}")
-        path = "" if request is None or str(request.path) in str(error) else f"{request.path}: "
-        return _fail(path + command.explain_format(error))
     except QsfError as error:
-        return _fail(_ARGUMENT_NAMES.sub(lambda name: _option(name[1]), str(error)))
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
+        path = request.path if request is not None and isinstance(error, QsfFormatError) else None
+        return _fail(command.explain(error, path))
 
 
 def _fail(text: str, exit_code: int = EXIT_FAILED) -> int:
@@ -101,10 +87,13 @@ def _run(request: Request) -> int:
     prompt = None if request.is_interactive else _prompt(request)
     with _open(request) as model:
         if request.is_verbose:
-            _say_lines(report.facts_lines(model, model.sampling_params(**request.sampling)))
+            from qsf.text.sampling import asked_sampling
+
+            sampling = model.sampling_params(**asked_sampling(request.generation))
+            _say_lines(report.facts_lines(model, sampling))
         elif not request.is_quiet:
             _say_lines(report.fewer_skips_lines(model.info.plan))
-        if request.opening["kv_type"] is None and not request.is_quiet:
+        if request.opening.kv_type is None and not request.is_quiet:
             _say_lines(report.few_bits_lines(model.info.plan))
         code = _chat(model, request) if prompt is None else _complete(model, request, prompt)
         if request.is_verbose:
@@ -128,9 +117,11 @@ def _open(request: Request) -> Model:
 
 def _open_in_budget(request: Request) -> Model:
     from qsf.model import Model
+    from qsf.text.parts import require_tokenizer
 
+    require_tokenizer(request.path)
     try:
-        return Model(request.path, **request.opening)
+        return Model(request.path, **request.opening.arguments())
     except QsfMemoryError as error:
         if error.plan is None:
             raise
@@ -142,7 +133,7 @@ def _prompt(request: Request) -> str:
         return valid_text(request.prompt)
     if request.prompt_file is None and sys.stdin.isatty():
         raise UsageError("no prompt: give --prompt, --prompt-file or --interactive")
-    most = max_text_bytes(request.opening["max_seq_len"] or _DEFAULT_CTX_TOKENS)
+    most = max_text_bytes(request.opening.max_seq_len or _DEFAULT_CTX_TOKENS)
     if request.prompt_file in (None, "-"):
         data = _read_at_most(sys.stdin.buffer, most + 1)
     else:
@@ -174,7 +165,7 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
     )
     has_shown = False
     try:
-        with closing(_generate(model, request, tokens)) as pieces:
+        with closing(_generate(model, request, partial(model.generate, tokens))) as pieces:
             for piece in pieces:
                 has_shown = True
                 _show(piece)
@@ -192,30 +183,23 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
 
 
 def _generate(
-    model: Model, request: Request, tokens: list[int], *, begins_text: bool = False
+    model: Model, request: Request, start: Callable[..., Iterator[str]]
 ) -> Generator[str, None, None]:
-    """Yield the pieces of text; a signal stops the engine at once. To be closed."""
-    progress = command.Progress(
-        f"reading the prompt: {len(tokens)} tokens", is_wanted=not request.is_quiet
-    )
+    """Yield the pieces of text of ``start(**options)``; a signal stops the engine at once.
+
+    To be closed.
+    """
+    progress = command.Progress("reading the prompt", is_wanted=not request.is_quiet)
 
     def show_progress(n_done: int, n_all: int) -> None:
         progress.update(f"reading the prompt: {n_done} of {n_all} tokens")
         if n_done == n_all:
             progress.end()
 
-    pieces = model.generate(
-        tokens,
-        max_tokens=request.max_tokens,
-        seed=request.seed,
-        stop=request.stop,
-        begins_text=begins_text,
-        progress=show_progress,
-        **request.sampling,
-    )
+    options = replace(request.generation, progress=show_progress)
     try:
         with command.Watcher(lambda _: model.cancel(), progress.tick):
-            for piece in pieces:
+            for piece in start(**options.arguments()):
                 progress.end()
                 yield piece
     finally:
@@ -253,7 +237,6 @@ def _chat(model: Model, request: Request) -> int:
         import readline  # noqa: F401  (input() then edits lines and has a history)
 
         _say(_CHAT_HELP)
-    messages: list[dict[str, str]] = []
     while True:
         try:
             line = _read_line(is_terminal, max_text_bytes(model.info.plan.ctx_tokens))
@@ -261,14 +244,14 @@ def _chat(model: Model, request: Request) -> int:
             if line is None or asked == "/exit":
                 return 0
             if asked == "/reset":
-                messages.clear()
+                model.session.messages.clear()
                 _say("(the conversation is forgotten)")
             elif asked == "/help":
                 _say(_CHAT_HELP)
             elif re.fullmatch("/[a-z]+", asked):
                 _say(f"({asked} is not known. {_CHAT_HELP})")
             elif asked:
-                _answer(model, request, messages, line)
+                _answer(model, request, line)
         except StoppedError as stopped:
             if stopped.exit_code != command.EXIT_INTERRUPTED:
                 raise
@@ -298,28 +281,18 @@ def _read_line(is_terminal: bool, max_bytes: int) -> str | None:
     return data.decode("utf-8", "replace").rstrip("\r\n") if data else None
 
 
-def _answer(model: Model, request: Request, messages: list[dict[str, str]], line: str) -> None:
-    """Print the answer to ``line`` and add both to ``messages``."""
-    asked = [*messages, {"role": "user", "content": line}]
+def _answer(model: Model, request: Request, line: str) -> None:
+    """Print the answer to ``line``; the model's session keeps the conversation."""
+    chat = partial(model.session.chat, line)
     try:
-        tokens = model.chat_tokens(asked)
-    except QsfArgumentError as error:  # too long, or refused by the template
-        _say(f"({error})")
-        return
-    n_ctx = model.info.plan.ctx_tokens
-    if len(tokens) >= n_ctx:
-        _say(
-            f"(the context is full: the conversation has {len(tokens)} tokens with this line, "
-            f"of {n_ctx}. /reset forgets it)"
-        )
-        return
-    said: list[str] = []
-    is_own_text = not model.chat_template.is_plain
-    try:
-        with closing(_generate(model, request, tokens, begins_text=is_own_text)) as pieces:
+        with closing(_generate(model, request, chat)) as pieces:
             for piece in pieces:
-                said.append(piece)
                 _show(piece)
+    except QsfArgumentError as error:
+        is_full = error.argument == "prompt"
+        reason = "the context is full: " if is_full else ""  # else too long, or refused
+        _say(f"({reason}{command.explain(error)}. /reset forgets the conversation)")
+        return
     except StoppedError as stopped:
         _show("\n")
         if stopped.exit_code != command.EXIT_INTERRUPTED:
@@ -327,7 +300,7 @@ def _answer(model: Model, request: Request, messages: list[dict[str, str]], line
         _say("(stopped)")
     else:
         _show("\n")
-    messages[:] = [*asked, {"role": "assistant", "content": "".join(said)}]
+    n_ctx = model.info.plan.ctx_tokens
     stats = model.stats
     if stats is not None and stats.stop_reason == "context":
         _say(f"(the context of {n_ctx} tokens is full: /reset forgets the conversation)")
@@ -347,7 +320,7 @@ def _print_plan(request: Request) -> int:
     from qsf.model import Model
 
     with command.Watcher(command.leave_at_once):
-        plan = Model.plan(request.path, **request.opening)
+        plan = Model.plan(request.path, **request.opening.arguments())
     for line in report.plan_lines(plan):
         print(line)
     sys.stdout.flush()

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qsf.native.kv_type import kv_type_name
+from qsf.options import kv_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qsf.model import GenerationStats, Model
+    from qsf.model import Model
     from qsf.native.binding import MemoryEvent, MemoryPlan, SessionStats, UnitTime
+    from qsf.text.generation import GenerationStats
     from qsf.text.sampling import SamplingParams
 
 _SHOWN_BYTES = 2**20 // 20  # less is 0.0 MB
@@ -120,7 +121,7 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         (f"ring for the others, filled by {reads}", plan.ring_bytes),
         ("window for decompressing", plan.window_bytes - plan.ring_bytes),
         (_embedding_text(plan), plan.embedding_bytes),
-        (f"KV cache, {plan.ctx_tokens} tokens, {_kv_text(plan)}", plan.kv_bytes),
+        (_kv_cache_text(plan), plan.kv_bytes),
         (f"activations, chunks of {plan.chunk_tokens}", plan.scratch_bytes),
         ("tables", plan.tables_bytes),
         (f"stacks, {_stacks_text(plan)}", plan.stacks_bytes),
@@ -139,6 +140,11 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
     if plan.streamed_bytes:
         lines.append(_map_line("read from the file per token", mb(plan.streamed_bytes)))
     return lines + skip_lines(plan)
+
+
+def _kv_cache_text(plan: MemoryPlan) -> str:
+    sessions = f"{plan.max_sessions} sessions of " if plan.max_sessions > 1 else ""
+    return f"KV cache, {sessions}{plan.ctx_tokens} tokens, {_kv_text(plan)}"
 
 
 def _embedding_text(plan: MemoryPlan) -> str:

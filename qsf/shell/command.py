@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qsf.errors import QsfFormatError, QsfUnsupportedError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from typing_extensions import Self
+
+    from qsf.errors import QsfError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -211,13 +211,31 @@ def explain_system(error: OSError) -> str:
     return f"{error.filename or 'output'}: {error.strerror or error}"
 
 
-def explain_format(error: QsfFormatError) -> str:
-    """Return the error's text, and what to do where bytes of the file have changed."""
+def explain(error: QsfError, path: Path | None = None) -> str:
+    """Return the error's text as a command says it: with its options, and what to do.
+
+    ``path`` is the file that was read, which the text must name.
+    """
     text = str(error)
-    is_damage = any(word in text for word in ("checksum", "truncated", "padding:"))
-    if is_damage and not isinstance(error, QsfUnsupportedError):
-        return f"{text}. The file is damaged: copy it again, or convert the model again"
+    name = error.argument
+    if name is not None and name in _option_names():
+        flag = "--" + name.replace("_", "-")
+        if text.startswith(f"{name}="):  # with its value: the file is as it should be
+            return f"{flag} {text.removeprefix(f'{name}=')}"
+        if text.startswith(name):
+            text = flag + text.removeprefix(name)
+    if path is not None and str(path) not in text:
+        text = f"{path}: {text}"
+    if error.is_damage:
+        text += ". The file is damaged: copy it again, or convert the model again"
     return text
+
+
+def _option_names() -> set[str]:
+    from qsf.options import GenerationOptions, ModelOptions, described
+
+    kinds = (ModelOptions, GenerationOptions)
+    return {option.name for kind in kinds for option in described(kind) if option.commands}
 
 
 def explain_folder(path: Path) -> str:

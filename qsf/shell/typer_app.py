@@ -12,7 +12,8 @@ from typing import Any
 
 import typer
 
-from qsf.errors import QsfArgumentError, QsfError, QsfFormatError
+from qsf.errors import QsfArgumentError, QsfError
+from qsf.options import Flag, ModelOptions, described
 from qsf.shell import command
 
 
@@ -24,6 +25,24 @@ def create_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+
+
+def model_option(name: str, *, help: str = "", default_help: str = "") -> Any:
+    """Return the option ``name`` of ``qsf.ModelOptions`` for typer, with other words if given."""
+    option = next(o for o in described(ModelOptions) if o.name == name)
+    text = help or option.help
+
+    def parse(value: Any) -> Any:
+        try:
+            return option.kind.parse(str(value))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    facts: dict[str, Any] = {"help": f"{text[:1].upper()}{text[1:]}."}
+    if not isinstance(option.kind, Flag):
+        facts |= {"parser": parse, "metavar": option.kind.metavar}
+        facts |= {"show_default": default_help or option.default_help or True}
+    return typer.Option(option.flag, **facts)
 
 
 def run(
@@ -64,12 +83,9 @@ def _explain(error: Exception, program: str) -> tuple[str, int]:
     explain_usage: Any = getattr(error, "format_message", None)
     if callable(explain_usage):
         return f"{explain_usage()} (see {program} --help)", command.EXIT_USAGE
-    if isinstance(error, QsfArgumentError):
-        return str(error), command.EXIT_USAGE
-    if isinstance(error, QsfFormatError):
-        return command.explain_format(error), command.EXIT_FAILED
     if isinstance(error, QsfError):
-        return str(error), command.EXIT_FAILED
+        is_usage = isinstance(error, QsfArgumentError)
+        return command.explain(error), command.EXIT_USAGE if is_usage else command.EXIT_FAILED
     if isinstance(error, OSError):
         return command.explain_system(error), command.EXIT_FAILED
     if isinstance(error, MemoryError):

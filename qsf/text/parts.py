@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfFormatError, QsfUnsupportedError
+from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.file.reader import Reader
 from qsf.text.chat import RENDER_BYTES, ChatTemplate
 from qsf.text.engine_tokenizer import EngineTokenizer
 from qsf.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
 
@@ -73,6 +73,16 @@ def _engine_tokenizer(path: str | os.PathLike[str], reader: Reader) -> Tokenizer
         if "TOKN" in reader.sections:  # of a newer version: the library will do
             return None
         raise
+
+
+def require_tokenizer(path: str | os.PathLike[str]) -> None:
+    """Refuse a file without tokenizer, by its directory alone. Raises QsfArgumentError."""
+    with Reader(path) as reader:
+        if not {"TOKN", "TEXT"} & set(reader.sections):
+            raise QsfArgumentError(
+                f"{os.fspath(path)} has no tokenizer, so there is no text: convert the model with "
+                "its tokenizer.json"
+            )
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

@@ -6,27 +6,22 @@ The choice itself, which touches every logit, is made in C (``qsf_session_sample
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfFormatError
+from qsf.options import GenerationOptions, described
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_MAX_U32 = 2**32 - 1
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_OPTIONS = {o.name: o for o in described(GenerationOptions) if o.name in _NAMES}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose the next token. Checked when made.
+    """How to choose the next token. Checked when made: the ranges are those of qsf/options.py.
 
     Attributes:
         temperature: [0, 100]; 0 always takes the most probable token.
@@ -52,29 +47,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Check every range."""
-        self._check("temperature", self.temperature, "between 0 and 100", lambda v: 0 <= v <= 100)
-        self._check("top_p", self.top_p, "above 0 and at most 1", lambda v: 0 < v <= 1)
-        self._check(
-            "top_k",
-            self.top_k,
-            "a whole number of at least 0",
-            lambda v: isinstance(v, int) and 0 <= v <= _MAX_U32,
-        )
-        self._check("min_p", self.min_p, "between 0 and 1", lambda v: 0 <= v <= 1)
-        self._check(
-            "repetition_penalty",
-            self.repetition_penalty,
-            "between 0.01 and 100",
-            lambda v: 0.01 <= v <= 100,
-        )
-
-    @staticmethod
-    def _check(name: str, value: Any, rule: str, is_fine: Any) -> None:
-        if not _is_number(value) or not is_fine(value):
-            raise QsfArgumentError(f"{name} must be {rule}, not {value!r}")
+        for name, option in _OPTIONS.items():
+            value = getattr(self, name)
+            if value is None:  # GenerationOptions: "as the file recommends"
+                raise QsfArgumentError(f"{name} must be {option.kind.rule}", argument=name)
+            option.check(value)
 
 
-_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+def asked_sampling(options: GenerationOptions) -> dict[str, float | None]:
+    """Return the parameters of sampling among ``options``; None: not asked for."""
+    return {name: getattr(options, name) for name in _NAMES}
 
 
 def resolve_sampling(
@@ -94,7 +76,9 @@ def resolve_sampling(
     asked = {name: value for name, value in asked.items() if value is not None}
     unknown = sorted(set(asked) - set(_NAMES))
     if unknown:
-        raise QsfArgumentError(f"no such sampling parameter: {', '.join(unknown)}")
+        raise QsfArgumentError(
+            f"no such sampling parameter: {', '.join(unknown)}", argument=unknown[0]
+        )
     SamplingParams(**asked)  # type: ignore[arg-type]  # names the argument at fault
     recommended = {
         name: generation[name]
@@ -106,7 +90,9 @@ def resolve_sampling(
     try:
         return SamplingParams(**{**recommended, **asked})
     except QsfArgumentError as error:
-        raise QsfFormatError(f"the file's generation defaults: {error}") from error
+        raise QsfFormatError(
+            f"the file's generation defaults: {error}", argument=error.argument
+        ) from error
 
 
 def end_ids(eos_id: int | None, generation: Mapping[str, Any] | None = None) -> frozenset[int]:
@@ -142,7 +128,9 @@ class StopMatcher:
         self._stops = tuple(stops)
         for stop in self._stops:
             if not isinstance(stop, str) or not stop:
-                raise QsfArgumentError(f"a stop string must be a text that is not empty: {stop!r}")
+                raise QsfArgumentError(
+                    f"a stop string must be a text that is not empty: {stop!r}", argument="stop"
+                )
         self._held = ""
         self.is_stopped = False
 

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 from qsf.bench.run.tasks import ANSWER_VARIABLE, Answer, Task, Test, TestRun, parse_task
 from qsf.errors import QsfError, QsfMemoryError
 from qsf.native import binding
-from qsf.native.kv_type import kv_type_name
-from qsf.native.opening import does_not_fit, open_native, options_of, with_known_io
+from qsf.native.opening import does_not_fit, open_native
+from qsf.options import ModelOptions, kv_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,20 +88,15 @@ class Opened:
     def __init__(self, task: Task, ctx_tokens: int) -> None:
         """Open the file of the task. Raises QsfError."""
         began_ns = time.perf_counter_ns()
-        options = options_of(
-            task.budget_mb,
-            task.n_threads,
-            ctx_tokens,
-            is_pinned=False,
-            is_exact=False,
+        options = ModelOptions(
+            ram_budget=task.budget_mb,
+            threads=task.n_threads,
+            max_seq_len=ctx_tokens,
             kv_type=task.kv_type,
-            kv_rotation=None,
             io=task.io,
-            io_depth=None,
-            quality=1.0,
         )
         self.ctx_tokens = ctx_tokens
-        self.model = open_native(task.path, with_known_io(task.path, options))
+        self.model = open_native(task.path, options)
         self.session = self.model.create_session()
         self.load_seconds = (time.perf_counter_ns() - began_ns) / 1e9
         self.info = self.model.info()

@@ -18,7 +18,7 @@ from make.tiny_checkpoints import make_gpt2, make_llama, make_mistral
 from oracle.reference import forward, hadamard, load_qsf, quantise_kv
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
-from qsf.native.kv_type import kv_type_name, parse_kv_type
+from qsf.options import kv_type_name, parse_kv_type
 from qsf_converter import convert
 
 FORMS: list[tuple[str, bool]] = [
@@ -208,7 +208,7 @@ def test_options_and_what_the_plan_says(long_llama: Path) -> None:
 
 
 def test_what_cannot_be(long_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(QsfArgumentError, match="'k3v4' is not a type of KV cache"):
+    with pytest.raises(QsfArgumentError, match=r"kv_type must be a type of KV cache.*'k3v4'"):
         qsf.Model(long_llama, kv_type="k3v4")
     with pytest.raises(QsfArgumentError, match="exact arithmetic keeps 32 bits"):
         qsf.Model(long_llama, exact=True, kv_type="4bit")

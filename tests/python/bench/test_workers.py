@@ -18,7 +18,8 @@ import pytest
 from qsf.bench.models import random_gguf, shapes
 from qsf.bench.run import launch, tasks, worker_llama, worker_qsf
 from qsf.native import binding
-from qsf.native.kv_type import parse_kv_type
+from qsf.native.opening import native_options
+from qsf.options import ModelOptions, parse_kv_type
 
 CHUNK_TOKENS = 4
 
@@ -109,8 +110,8 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[FakeModel]:
     opened: list[FakeModel] = []
     calls: list[Any] = []
 
-    def open_fake(path: str, options: binding.Options) -> FakeModel:
-        opened.append(FakeModel(path, options, calls))
+    def open_fake(path: str, options: ModelOptions) -> FakeModel:
+        opened.append(FakeModel(path, native_options(options), calls))
         return opened[-1]
 
     def sampler(**how: object) -> Any:
@@ -118,7 +119,6 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[FakeModel]:
         return SimpleNamespace(choose=lambda _session, _recent: calls.append("choose"))
 
     monkeypatch.setattr(worker_qsf, "open_native", open_fake)
-    monkeypatch.setattr(worker_qsf, "with_known_io", lambda _path, options: options)
     monkeypatch.setattr(binding, "NativeSampler", sampler)
     monkeypatch.setattr(binding, "phase_names", lambda: ("embed", "mlp"))
     monkeypatch.setattr(binding, "trace_kind_name", lambda i: f"kind {i}")

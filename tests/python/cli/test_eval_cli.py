@@ -177,8 +177,8 @@ def test_the_installed_command_reads_standard_input(tiny_llama_4bit: Path, tmp_p
         (["--protocol", "gptq"], 2, "no protocol 'gptq': windows, llama.cpp, sliding"),
         (["--ctx", "513"], 2, "--ctx 513 is longer than the model's context of 512"),
         (["--ctx", "1"], 2, "--ctx"),
-        (["--kv-type", "5bit"], 2, "--kv-type: '5bit' is not a type"),
-        (["--kv-type", "f16", "--exact"], 2, "f16 cannot be had with --exact"),
+        (["--kv-type", "5bit"], 2, "'5bit' is not a type"),
+        (["--kv-type", "f16", "--exact"], 2, "--kv-type f16 cannot be had with exact"),
         (["--against", "nowhere"], 1, "nowhere: no such file"),
         (["--json", "no/such/folder.json"], 1, "no file can be written there"),
         (["--max-tokens", "1"], 2, "--max-tokens"),
@@ -226,7 +226,7 @@ def test_files_that_are_none(
     write_tiny(tmp_path / "mute.qsf", 1)
     for model, against, said in (
         (tiny_llama_dir, None, "is a HuggingFace model: convert it first"),
-        (tmp_path / "mute.qsf", None, "the model has no tokenizer"),
+        (tmp_path / "mute.qsf", None, "mute.qsf has no tokenizer"),
         (story, None, "story.txt"),
         (tmp_path / "none.qsf", None, "none.qsf"),
         (tiny_llama_4bit, tmp_path / "mute.qsf", "the vocabularies differ: 2048 tokens here, 20"),
@@ -248,7 +248,7 @@ def test_a_budget_that_is_too_small_says_what_would_do(
     said = r"of --ram-budget 10, .* take \d+ MB .*, which leaves 1, and \d+ are needed"
     assert re.search(said, err), err
     assert cli.run([str(tiny_llama_4bit), "--text", str(story), "--ram-budget", "x"]) == 2
-    assert "neither a number of MB nor auto" in capfd.readouterr().err
+    assert "not a whole number of at least 0, in MB, or auto" in capfd.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc: peak unknown")
@@ -256,7 +256,7 @@ def test_the_whole_process_stays_in_its_budget(tiny_llama_f16: Path, tmp_path: P
     """With a text whose encoding takes what the models leave."""
     (tmp_path / "text.txt").write_text(TEXT * 500, "utf-8")  # 91 KB
     code = (
-        "import sys; from pathlib import Path; from qsf import eval_cli\n"
+        "import sys; from pathlib import Path; from qsf.evaluate import cli\n"
         "code = cli.run(sys.argv[1:])\n"
         "status = Path('/proc/self/status').read_text()\n"
         "print(code, int(status.split('VmHWM:')[1].split()[0]) // 1024, file=sys.stderr)"

@@ -122,7 +122,7 @@ def test_ctrl_c_while_python_imports_is_no_traceback(name: str) -> None:
     code = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from qsf import entry\n"
+        "from qsf.shell import entry\n"
         "class Finder:\n"
         "    def find_spec(self, name, *rest):\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"

@@ -431,7 +431,7 @@ def test_a_conversation_that_fills_the_context_says_so(run: Run, tiny_llama_8bit
     )
     assert done.returncode == 0
     assert "(the context of 12 tokens is full: /reset" in done.stderr
-    assert "(the context is full: the conversation has" in done.stderr
+    assert "(the context is full: the prompt has" in done.stderr
     answers = done.stdout.splitlines()
     assert answers[0] == answers[-1]
 

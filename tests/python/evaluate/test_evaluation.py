@@ -423,7 +423,7 @@ def test_logits_block_by_block(q4: Model) -> None:
     ("options", "said"),
     [
         ({"first_row": 3}, "first_row is 3, but there are 3 tokens"),
-        ({"first_row": -1}, "first_row is -1"),
+        ({"first_row": -1}, "first_row must be a whole number"),
         ({"out": np.empty((2, 2048), np.float32)}, r"\[2, 2048\]: at least 3 rows of 2048"),
         ({"out": np.empty((3, 2000), np.float32)}, "at least 3 rows of 2048"),
         ({"out": np.empty((3, 2048))}, "float32"),

@@ -83,3 +83,25 @@ def test_the_tables_of_the_documents_are_those_of_the_results() -> None:
     command = [sys.executable, str(ROOT / "bench" / "readme_table.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def python_examples() -> list[tuple[str, str]]:
+    return [
+        (f"{path.name} {i}", code)
+        for path in (ROOT / "README.md", ROOT / "docs" / "python.md")
+        for i, code in enumerate(
+            re.findall(r"^```python\n(.*?)^```", path.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+        )
+    ]
+
+
+@pytest.mark.parametrize(("where", "code"), python_examples())
+def test_the_examples_in_python_work(
+    where: str, code: str, tiny_llama_8bit: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model.qsf").symlink_to(tiny_llama_8bit)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), where
+    assert done.stdout

@@ -14,10 +14,10 @@ import qsf
 from make.golden import MODELS
 from make.tiny_checkpoints import make_gpt2, make_llama
 from qsf.errors import QsfUnsupportedError
-from qsf.native.io_known import METHODS
+from qsf.options import IO_METHODS as ALL_METHODS
 from qsf_converter import convert
 
-IO_METHODS = tuple(name for name in METHODS if name != "auto")
+IO_METHODS = tuple(name for name in ALL_METHODS if name != "auto")
 
 
 def make_large_llama(folder: Path, **shape: int) -> Path:

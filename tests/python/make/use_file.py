@@ -9,7 +9,7 @@ from pathlib import Path
 
 from qsf.errors import QsfError
 from qsf.file.reader import Reader
-from qsf.inspect.meta import read_meta
+from qsf.report.meta import read_meta
 from qsf.inspect.quality import quality_lines
 from qsf.model import Model
 from qsf.text.parts import read_text_parts

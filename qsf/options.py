@@ -1,0 +1,513 @@
+"""Every option of opening a model and of generating text, described once.
+
+A field of ``ModelOptions`` or ``GenerationOptions`` has the type and the default. Its ``Option``
+has the range, the unit, the help and the commands that take it. ``Model``, ``Session``,
+``qsf-run``, ``qsf-eval`` and the model of lm-evaluation-harness read these descriptions. Only small
+modules are imported here: ``qsf-run`` counts its own memory in the budget.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import re
+import reprlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from qsf.errors import QsfArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Literal
+
+MAX_U32 = 2**32 - 1
+
+IO_METHODS = ("auto", "buffered", "direct", "uring", "mmap")
+"""Ways of reading; the index is the number of ``qsf_io_method`` in qsf.h."""
+
+_KV_BITS = {"2bit": 2, "4bit": 4, "8bit": 8, "f16": 16, "f32": 32}
+_KV_TYPES = "f32, f16, 8bit, 4bit, 2bit, or kXvY with X, Y of 16, 8, 4, 2"
+
+
+def parse_kv_type(name: str) -> tuple[int, int]:
+    """Return the bits of keys and of values. Raises ValueError for an unknown type."""
+    if name in _KV_BITS:
+        return _KV_BITS[name], _KV_BITS[name]
+    apart = re.fullmatch(r"k(2|4|8|16)v(2|4|8|16)", name)
+    if apart is None:
+        raise ValueError(f"{name!r} is not a type of KV cache: {_KV_TYPES}")
+    return int(apart[1]), int(apart[2])
+
+
+def kv_type_name(key_bits: int, value_bits: int) -> str:
+    """Return the name of the type with so many bits for keys and for values."""
+    if key_bits != value_bits:
+        return f"k{key_bits}v{value_bits}"
+    return next(name for name, bits in _KV_BITS.items() if bits == key_bits)
+
+
+# ---- what values an option takes ----
+
+
+class Kind:
+    """The values of an option: ``rule`` describes them, ``parse`` reads one from a command line."""
+
+    rule = "anything"
+    metavar: str | None = None
+    choices: tuple[str, ...] | None = None
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether Python code may give ``value``."""
+        return True
+
+    def parse(self, text: str) -> Any:
+        """Return the value that ``text`` stands for. Raises ValueError, with what is wrong."""
+        raise NotImplementedError
+
+
+class Whole(Kind):
+    """A whole number, or one of ``words``; with ``zero_is_none`` the text "0" stands for None."""
+
+    metavar = "N"
+
+    def __init__(
+        self,
+        least: int,
+        most: int = MAX_U32,
+        *,
+        unit: str = "",
+        words: tuple[str, ...] = (),
+        zero_is_none: bool = False,
+    ) -> None:
+        """Take the range, both ends included."""
+        self.least, self.most, self.words = least, most, words
+        self._zero_is_none = zero_is_none
+        self._also = "".join(f", or {word}" for word in words)
+        self._unit = f", in {unit}" if unit else ""
+        self.metavar = unit or "N"
+        quoted = "".join(f' or "{word}"' for word in words)
+        self.rule = f"a whole number of at least {least}{quoted}"
+        if most < MAX_U32:
+            self.rule = f"a whole number from {least} to {most}{quoted}"
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it is in range; True and False are no numbers."""
+        if isinstance(value, str):
+            return value in self.words
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        return is_whole and self.least <= value <= self.most
+
+    def parse(self, text: str) -> Any:
+        """Return the number, or the word."""
+        if text in self.words:
+            return text
+        least = 0 if self._zero_is_none else self.least
+        number = int(text) if re.fullmatch(r"[-+]?[0-9]{1,30}", text) else least - 1
+        if number < least:
+            raise ValueError(
+                f"{text!r} is not a whole number of at least {least}{self._unit}{self._also}"
+            )
+        if number > self.most:
+            raise ValueError(f"{text} is too much: at most {self.most}")
+        return None if self._zero_is_none and number == 0 else number
+
+
+class Number(Kind):
+    """A finite number from ``least`` (above it with ``is_open``) to ``most``."""
+
+    metavar = "F"
+
+    def __init__(self, least: float, most: float, *, is_open: bool = False) -> None:
+        """Take the range."""
+        self.least, self.most, self.is_open = least, most, is_open
+        words = f"above {least:g} and at most" if is_open else f"from {least:g} to"
+        self.rule = f"a number {words} {most:g}"
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it is in range."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return self.least <= value <= self.most and not (self.is_open and value == self.least)
+
+    def parse(self, text: str) -> float:
+        """Return the number."""
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not self.is_valid(number):
+            raise ValueError(f"{text!r} is not {self.rule}")
+        return number
+
+
+class Flag(Kind):
+    """True or False; a command's option without a value."""
+
+    rule = "True or False"
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it is one of both."""
+        return isinstance(value, bool)
+
+
+class Switch(Flag):
+    """None, True or False; "auto", "on" or "off" on a command line."""
+
+    choices = ("auto", "on", "off")
+
+    def parse(self, text: str) -> bool | None:
+        """Return the value."""
+        return {"auto": None, "on": True, "off": False}[text]
+
+
+class Choice(Kind):
+    """One of several words."""
+
+    def __init__(self, *words: str) -> None:
+        """Take the words."""
+        self.choices = words
+        self.rule = f"one of {', '.join(words)}"
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it is one of the words."""
+        return isinstance(value, str) and value in (self.choices or ())
+
+    def parse(self, text: str) -> str:
+        """Return the word: argparse checks it."""
+        return text
+
+
+class KvType(Kind):
+    """A type of KV cache."""
+
+    metavar = "TYPE"
+    rule = f"a type of KV cache: {_KV_TYPES}"
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it is the name of a type."""
+        try:
+            parse_kv_type(value)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    def parse(self, text: str) -> str:
+        """Return the name."""
+        parse_kv_type(text)
+        return text
+
+
+class Texts(Kind):
+    """A text, or several, none of them empty; may be repeated on a command line."""
+
+    metavar = "TEXT"
+    rule = "a text, or a sequence of texts, that are not empty"
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it is such a text or sequence; nothing is consumed."""
+        if isinstance(value, str):
+            return bool(value)
+        if not isinstance(value, list | tuple | set | frozenset):
+            return False
+        return all(isinstance(text, str) and text for text in value)
+
+    def parse(self, text: str) -> str:
+        """Return one text."""
+        if not text:
+            raise ValueError("the text is empty")
+        return text
+
+
+class Call(Kind):
+    """Something that can be called."""
+
+    rule = "a function"
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it can be called."""
+        return callable(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is known of an option beside its type.
+
+    Attributes:
+        name: of the argument in Python; a command has it with dashes.
+        kind: its values.
+        default: of the argument.
+        help: what it does, as the start of a sentence; without the default.
+        default_help: the default in words; "": the value itself.
+        commands: which take it: "run", "eval", "bench", "harness".
+        short: one letter for command lines.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+    default_help: str
+    commands: tuple[str, ...]
+    short: str
+
+    @property
+    def flag(self) -> str:
+        """The option of a command: ``--ram-budget``."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def default_text(self) -> str:
+        """The default in words."""
+        if self.default_help or self.default is None:
+            return self.default_help
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+    @property
+    def help_text(self) -> str:
+        """The help with the default."""
+        if not self.default_text or isinstance(self.default, bool):
+            return self.help
+        return f"{self.help} (default: {self.default_text})"
+
+    def check(self, value: Any) -> None:
+        """Raise QsfArgumentError unless ``value`` may be given; None may where it is no number."""
+        if value is None and (self.default is None or self.name == "ram_budget"):
+            return
+        check_value(self.name, value, self.kind)
+
+
+def check_value(name: str, value: object, kind: Kind) -> None:
+    """Raise QsfArgumentError unless the argument ``name`` may have ``value``."""
+    if not kind.is_valid(value):
+        shown = reprlib.repr(value)
+        raise QsfArgumentError(f"{name} must be {kind.rule}, not {shown}", argument=name)
+
+
+def _option(
+    default: Any,
+    kind: Kind,
+    help: str,
+    default_help: str = "",
+    *,
+    commands: tuple[str, ...] = ("run",),
+    short: str = "",
+) -> Any:
+    facts = (kind, default, help, default_help, commands, short)
+    return dataclasses.field(default=default, metadata={"option": facts})
+
+
+def described(options: type, command: str = "") -> tuple[Option, ...]:
+    """Return the options that ``options`` has as fields; of a command only those that it takes."""
+    all_of_them = (
+        Option(field.name, *field.metadata["option"]) for field in dataclasses.fields(options)
+    )
+    return tuple(o for o in all_of_them if not command or command in o.commands)
+
+
+class _Checked:
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        for option in described(type(self)):
+            option.check(getattr(self, option.name))
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the values by name, for ``Model(path, **arguments)`` and the like."""
+        return {option.name: getattr(self, option.name) for option in described(type(self))}
+
+
+_EVERY = ("run", "eval", "bench", "harness")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions(_Checked):
+    """How to open a model. Checked when made. Raises QsfArgumentError, which names the option."""
+
+    ram_budget: int | Literal["auto"] | None = _option(
+        200,
+        Whole(1, unit="MB", words=("auto",), zero_is_none=True),
+        "ceiling for the memory of the whole process, in MB of 2^20 bytes, Python and tokenizer "
+        "included; auto: what the machine, or its control group, has to give; 0 (in Python None): "
+        "no ceiling",
+        commands=_EVERY,
+    )
+    threads: int | None = _option(
+        None, Whole(1, 256), "at most 256", "one per physical core", commands=_EVERY
+    )
+    pin_threads: bool = _option(
+        False, Flag(), "keep each thread that the engine starts on a core of its own (Linux)"
+    )
+    max_seq_len: int | None = _option(
+        None,
+        Whole(1),
+        "longest sequence in tokens, prompt included",
+        "the model's, at most 4096, less where the budget is small",
+    )
+    kv_type: str | None = _option(
+        None,
+        KvType(),
+        "precision of the KV cache: f16, 8bit, 4bit, 2bit, or keys and values apart, as k8v4",
+        "4bit; 2bit where the budget is too small for that",
+        commands=_EVERY,
+    )
+    kv_rotation: bool | None = _option(
+        None,
+        Switch(),
+        "rotate keys and values by a Hadamard matrix, which makes few bits enough",
+        "auto: with 4 bits or fewer, where the size of the heads is a power of two",
+    )
+    io: str | None = _option(
+        None,
+        Choice(*IO_METHODS),
+        "how weights that do not fit in memory are read: buffered, direct (past the page cache), "
+        "uring (io_uring, past it too) or mmap",
+        "auto: what suits the memory, else what a probe of a quarter of a second finds fastest",
+        commands=("run", "bench"),
+    )
+    io_depth: int | None = _option(
+        None,
+        Whole(1, 32),
+        "reads under way at the same time, at most 32",
+        "chosen with the method",
+    )
+    quality: float = _option(
+        1.0,
+        Number(0, 1),
+        "below 1: skip the share 1 - F of the layers, the least important first, but never the "
+        "first two or the last two: faster, less memory, worse text (0.8 skips a fifth; the file "
+        "must say how important its layers are)",
+        "1, all run",
+        commands=("run", "eval"),
+    )
+    exact: bool = _option(
+        False,
+        Flag(),
+        "full-precision arithmetic: slow, for reference",
+        commands=("run", "eval", "harness"),
+    )
+    sessions: int = _option(
+        1,
+        Whole(1, 256),
+        "how many sessions may be open at the same time, the model's own included; the budget "
+        "holds a KV cache for each",
+        commands=(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions(_Checked):
+    """How to continue a prompt. Checked when made. Raises QsfArgumentError, which names the option.
+
+    None of the five from ``temperature`` on: what the file recommends, else ``SamplingParams()``.
+    """
+
+    max_tokens: int = _option(256, Whole(0), "at most so many tokens", short="n")
+    temperature: float | None = _option(
+        None,
+        Number(0, 100),
+        "0 always takes the most probable token",
+        "the file's, else 0.7",
+    )
+    top_p: float | None = _option(
+        None,
+        Number(0, 1, is_open=True),
+        "choose among the tokens that together have this probability; 1: off",
+        "the file's, else 0.9",
+    )
+    top_k: int | None = _option(
+        None,
+        Whole(0),
+        "choose among the N most probable tokens; 0: off",
+        "the file's, else 40",
+    )
+    min_p: float | None = _option(
+        None,
+        Number(0, 1),
+        "choose among the tokens at least F times as probable as the first; 0: off",
+        "the file's, else 0",
+    )
+    repetition_penalty: float | None = _option(
+        None,
+        Number(0.01, 100),
+        "above 1: make tokens less probable that occurred already; 1: off",
+        "the file's, else 1",
+    )
+    seed: int | None = _option(
+        None,
+        Whole(0, 2**64 - 1),
+        "the same seed gives the same text",
+        "a new one; the statistics have it",
+    )
+    stop: str | Sequence[str] = _option(
+        (), Texts(), "stop before this text; may be given several times", "none"
+    )
+    begins_text: bool = _option(
+        False,
+        Flag(),
+        "the output is a text of its own (an answer), not the rest of the prompt's, so a "
+        "SentencePiece vocabulary's leading space is dropped",
+        commands=(),
+    )
+    progress: Callable[[int, int], None] | None = _option(  # noqa: RUF009
+        None,
+        Call(),
+        "called while a long prompt is read, with how many of its tokens are done and how many "
+        "there are; it may use the model",
+        commands=(),
+    )
+
+
+# ---- functions that take options as arguments ----
+
+_P = ParamSpec("_P")
+_Self = TypeVar("_Self")
+_First = TypeVar("_First")
+_Options = TypeVar("_Options")
+_Result = TypeVar("_Result")
+
+
+def taking(
+    options: Callable[_P, _Options],
+) -> Callable[
+    [Callable[[_Self, _First, _Options], _Result]],
+    Callable[Concatenate[_Self, _First, _P], _Result],
+]:
+    """Let a method ``(self, first, options)`` be called as ``(self, first, name=value, ...)``.
+
+    Type checkers, editors and ``help()`` see the options as arguments.
+    """
+
+    def decorate(
+        method: Callable[[_Self, _First, _Options], _Result],
+    ) -> Callable[Concatenate[_Self, _First, _P], _Result]:
+        own = list(inspect.signature(method).parameters.values())[:2]
+        first_name = own[1].name
+
+        @functools.wraps(method)
+        def call(self: _Self, *args: Any, **arguments: Any) -> _Result:
+            if not args and first_name in arguments:
+                args = (arguments.pop(first_name),)
+            if len(args) != 1:
+                raise TypeError(
+                    f"{method.__qualname__}() takes {first_name}, and options by name; "
+                    f"{len(args)} arguments without a name were given"
+                )
+            return method(self, args[0], options(**arguments))  # type: ignore[call-arg]
+
+        signature = inspect.Signature([*own, *inspect.signature(options).parameters.values()])
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__doc__ = _with_options(method.__doc__ or "", options)
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _with_options(text: str, options: Any) -> str:
+    """Return a docstring with the options where it says ``{options}``."""
+    lines = [f"{o.name}: {o.help_text}." for o in described(options)]
+    return text.replace("{options}", "\n            ".join(lines))

@@ -1,0 +1,572 @@
+"""``Session``: one sequence of tokens with its KV cache, and the text that continues it."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakSet
+
+from qsf.errors import (
+    QsfArgumentError,
+    QsfCancelledError,
+    QsfError,
+    QsfFormatError,
+    QsfMemoryError,
+    QsfStateError,
+)
+from qsf.native import binding
+from qsf.options import GenerationOptions, Whole, check_value, taking
+from qsf.text.arguments import as_messages, as_tokens
+from qsf.text.generation import Generation
+from qsf.text.sampling import StopMatcher, asked_sampling, resolve_sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    import numpy as np
+    import numpy.typing as npt
+    from typing_extensions import Self
+
+    from qsf.text.chat import ChatTemplate
+    from qsf.text.generation import GenerationStats
+    from qsf.text.tokenizer import Tokenizer
+
+
+class Uncopyable:
+    """Refuses ``copy.copy``, ``copy.deepcopy`` and pickle: engine memory cannot be copied so."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """Raise QsfStateError."""
+        raise QsfStateError(
+            f"a {type(self).__name__} can be neither copied nor pickled: open the file again, or "
+            "use Session.fork()"
+        )
+
+
+@dataclass(eq=False)
+class OpenedModel:
+    """The parts of a model that all of its sessions use."""
+
+    native: binding.NativeModel
+    info: binding.ModelInfo
+    tokenizer_or_none: Tokenizer | None
+    template_or_error: ChatTemplate | QsfFormatError
+    generation: Mapping[str, Any]
+    end_ids: frozenset[int]
+    sessions: WeakSet[Session] = field(default_factory=WeakSet)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Use the native model, which is not closed meanwhile, in its own process only."""
+        self.native.owner.check()
+        with self._lock:
+            yield
+
+    def close(self) -> None:
+        """Close all sessions, then the model."""
+        if self.native.owner.is_elsewhere:
+            self.native.close()
+            return
+        with self._lock:
+            for session in tuple(self.sessions):
+                session.close()
+            self.native.close()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises QsfArgumentError where the file has none."""
+        if self.tokenizer_or_none is None:
+            raise QsfArgumentError("the file has no tokenizer: logits() can be used, on token ids")
+        return self.tokenizer_or_none
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template. Raises QsfFormatError where it is broken."""
+        if isinstance(self.template_or_error, QsfFormatError):
+            raise self.template_or_error
+        return self.template_or_error
+
+    def create_session(self) -> Session:
+        """Return a new session. Raises QsfMemoryError if the plan has no room for it."""
+        try:
+            with self.turn():
+                session = Session(self, self.native.create_session())
+                self.sessions.add(session)
+        except QsfMemoryError as error:
+            n_most = self.info.plan.max_sessions
+            raise QsfMemoryError(
+                f"the model was opened with sessions={n_most}, and {len(self.sessions)} are open "
+                f"(one is the model's own): close one, or open the model with "
+                f"sessions={n_most + 1}",
+                argument="sessions",
+            ) from error
+        return session
+
+
+class Session(Uncopyable):
+    """One sequence of tokens and its KV cache, of an open model.
+
+    ``Model.create_session()`` makes one; ``model.session`` is the model's own, which
+    ``model.generate`` and ``model.logits`` use. The model is opened with ``sessions=N`` to have N,
+    each with a KV cache inside the one budget.
+
+    A call names the whole sequence: the session keeps the tokens that it already holds and
+    evaluates the rest. So a conversation costs what is new in it, and a retry nothing.
+
+    Threads: sessions of a model may be used from several threads, and take turns by chunks of the
+    prompt and by tokens. Calls of several threads on *one* session also take turns, with the same
+    results as one after the other; if they name different sequences each evaluates its own again.
+    ``cancel`` may be called from anywhere at any time.
+
+    Life: a session is closed by ``close()``, by leaving its ``with`` block, by ``Model.close()``,
+    or when nobody refers to it. Afterwards, and in a process made by ``os.fork()``, every method
+    but ``close()`` raises QsfStateError.
+
+    Attributes:
+        messages: the conversation of ``chat``, mappings with role and content; may be changed
+            between two calls. ``messages.clear()`` begins a new one.
+
+    Example::
+
+        with qsf.Model("model.qsf", sessions=2) as model, model.create_session() as session:
+            for piece in session.chat("Who are you?"):
+                print(piece, end="", flush=True)
+    """
+
+    def __init__(self, opened: OpenedModel, native: binding.NativeSession) -> None:
+        """Made by ``Model.create_session``."""
+        self.messages: list[dict[str, Any]] = []
+        self._opened = opened
+        self._native = native
+        self._lock = threading.Lock()  # the engine's session is used by one thread at a time
+        self._lock_owner: int | None = None
+        self._n_turns = 0
+        self._holder: object = None  # whose tokens the engine's session holds
+        self._sequence = array("I")  # begins with the tokens that it holds
+        self._cancel_lock = threading.RLock()  # cancel() may meet close()
+        self._running: list[Generation] = []
+        self._stats: GenerationStats | None = None
+
+    def close(self) -> None:
+        """Free the KV cache. Waits for a running call of another thread; may be repeated."""
+        if self._native.owner.is_elsewhere:
+            self._native.close()
+            return
+        with self._turn(), self._cancel_lock:
+            self._native.close()
+
+    def __enter__(self) -> Self:
+        """Return the session itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the session."""
+        self.close()
+
+    # ---- what it holds ----
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that are evaluated and held."""
+        with self._turn():
+            return self._sequence[: self._native.position()].tolist()
+
+    def rewind(self, n_tokens: int) -> None:
+        """Forget all but the first ``n_tokens`` of ``tokens``; costs nothing.
+
+        Raises:
+            QsfArgumentError: fewer are held.
+        """
+        check_value("n_tokens", n_tokens, Whole(0))
+        with self._turn():
+            n_held = self._native.position()
+            if n_tokens > n_held:
+                raise QsfArgumentError(
+                    f"n_tokens is {n_tokens}, but only {n_held} are held", argument="n_tokens"
+                )
+            self._holder = None
+            self._native.rewind(n_tokens)
+
+    def fork(self) -> Session:
+        """Return a new session that holds the same tokens and messages, to continue otherwise.
+
+        The engine evaluates the tokens again, at the speed of a prompt: the KV cache gets the same
+        bits as if it were copied, because bits do not depend on how a prompt is cut.
+
+        Raises:
+            QsfMemoryError: as many sessions are open as the model was opened for.
+        """
+        tokens = as_tokens(self.tokens)
+        copy = self._opened.create_session()
+        copy.messages = [dict(message) for message in self.messages]
+        try:
+            if tokens:
+                with copy._turn():
+                    n_done = 0
+                    while n_done < len(tokens):
+                        n_done = copy._sync(tokens)
+        except BaseException:
+            copy.close()
+            raise
+        return copy
+
+    @property
+    def stats(self) -> GenerationStats | None:
+        """What the last finished ``generate`` or ``chat`` took."""
+        return self._stats
+
+    @property
+    def engine_stats(self) -> binding.SessionStats:
+        """What the engine has counted for this session; units in its description."""
+        with self._turn():
+            return self._native.stats()
+
+    def logits(
+        self,
+        tokens: Sequence[int],
+        *,
+        first_row: int = 0,
+        out: npt.NDArray[np.float32] | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """Return the logits after each token from ``first_row`` on, [n_rows, n_vocab].
+
+        Tokens before ``first_row`` cost no head, and nothing at all where the last call ended
+        with them, so that a long text can be asked for block by block::
+
+            for start in range(0, len(tokens), 256):
+                rows = model.logits(tokens[: start + 256], first_row=start)
+
+        Needs numpy, which takes about 16 MiB, and the array: neither is in the budget.
+
+        Args:
+            tokens: the token ids, from position 0.
+            first_row: logits after ``tokens[first_row]`` are the first row.
+            out: C-contiguous f32 [at least n_rows, n_vocab], filled and returned; None: a new one.
+
+        Raises:
+            QsfArgumentError: no tokens, too many, one outside the vocabulary, no such row, or
+                ``out`` has another form.
+        """
+        import numpy
+
+        ids = as_tokens(tokens)
+        if not ids:
+            raise QsfArgumentError("tokens must have at least one token", argument="tokens")
+        self._check_context(ids, "tokens")
+        check_value("first_row", first_row, Whole(0))
+        n_rows, n_vocab = len(ids) - first_row, self._opened.info.n_vocab
+        if n_rows < 1:
+            raise QsfArgumentError(
+                f"first_row is {first_row}, but there are {len(ids)} tokens", argument="first_row"
+            )
+        if out is None:
+            out = numpy.empty((n_rows, n_vocab), dtype=numpy.float32)
+        elif (
+            not isinstance(out, numpy.ndarray)
+            or out.dtype != numpy.float32
+            or not out.flags.c_contiguous
+            or not out.flags.writeable
+        ):
+            raise QsfArgumentError(
+                "out must be a C-contiguous, writable array of float32", argument="out"
+            )
+        elif out.ndim != 2 or len(out) < n_rows or out.shape[1] != n_vocab:
+            raise QsfArgumentError(
+                f"out has the shape {list(out.shape)}: at least {n_rows} rows of {n_vocab} are "
+                "needed",
+                argument="out",
+            )
+        out = out[:n_rows]
+        n_done = 0
+        with self._turn():
+            self._holder = None
+            while n_done < len(ids):
+                # A late cancel() was meant for a ``generate`` that had just ended.
+                with contextlib.suppress(QsfCancelledError):
+                    n_done = self._native.score_chunk(ids, out, n_done, first_row)
+                self._sequence = ids
+        return out
+
+    def cancel(self) -> None:
+        """End the running ``generate`` and ``chat``, from any thread, within one layer's time."""
+        self._native.owner.check()
+        with self._cancel_lock:
+            runs = tuple(self._running)
+            for run in runs:
+                run.is_cancelled = True
+            if runs and not self._native.is_closed:
+                self._native.cancel()
+
+    # ---- text ----
+
+    @taking(GenerationOptions)
+    def chat(
+        self, messages: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], options: Any
+    ) -> Iterator[str]:
+        """Answer in the conversation of this session; iterate for the pieces of text.
+
+        The file's chat template makes the prompt of ``self.messages`` and the new ones. When the
+        iteration ends, also if it is cut short, ``self.messages`` has them and the answer. An
+        error before the first piece leaves the conversation as it was.
+
+        Args:
+            messages: what the user says, or one or more mappings with ``role`` ("system", "user",
+                "assistant" or what the template knows) and ``content``.
+            {options}
+
+        Raises:
+            QsfArgumentError: as ``generate``, or the template refuses the messages.
+            QsfFormatError: the template is broken.
+        """
+        asked = [*self.messages, *as_messages(messages)]
+        template = self._opened.template
+        n_ctx = self._opened.info.plan.ctx_tokens
+        tokens = template.encode(asked, self._opened.tokenizer, max_tokens=n_ctx)
+        begins_text = options.begins_text or not template.is_plain
+        pieces = self._generate(tokens, replace(options, begins_text=begins_text))
+        return self._answer(asked, pieces)
+
+    def _answer(self, asked: list[dict[str, Any]], pieces: Iterator[str]) -> Iterator[str]:
+        answer: list[str] = []
+        is_kept = True
+        try:
+            for piece in pieces:
+                answer.append(piece)
+                yield piece
+        except QsfError:
+            is_kept = bool(answer)
+            raise
+        finally:
+            pieces.close()  # type: ignore[attr-defined]  # now, and not when it is collected
+            if is_kept:
+                reply = {"role": "assistant", "content": "".join(answer)}
+                self.messages[:] = [*asked, reply]
+
+    @taking(GenerationOptions)
+    def generate(self, prompt: str | Sequence[int], options: Any) -> Iterator[str]:
+        """Continue ``prompt``; iterate for the pieces of text.
+
+        Pieces are whole characters. Work is done while iterating; ``stats`` is there when
+        the iteration has ended. The arguments are checked at once.
+
+        Args:
+            prompt: text, or token ids, which are used as they are: the whole sequence, of which
+                what the session holds is not evaluated again.
+            {options}
+
+        Raises:
+            QsfArgumentError: an argument is out of range, or the prompt is longer than the
+                context; ``argument`` is its name.
+        """
+        return self._generate(prompt, options)
+
+    def _generate(self, prompt: str | Sequence[int], options: GenerationOptions) -> Iterator[str]:
+        self._native.owner.check()
+        opened = self._opened
+        params = resolve_sampling(opened.generation, **asked_sampling(options))
+        seed = options.seed
+        if seed is None:
+            seed = int.from_bytes(os.urandom(4), "little")
+        if isinstance(prompt, str):
+            prompt = opened.tokenizer.encode(prompt, max_tokens=opened.info.plan.ctx_tokens)
+        tokens = as_tokens(prompt, "prompt")
+        if not tokens:
+            raise QsfArgumentError(
+                "the prompt is empty: there is no token to begin with", argument="prompt"
+            )
+        self._check_context(tokens, "prompt")
+        matcher = StopMatcher([options.stop] if isinstance(options.stop, str) else options.stop)
+        decoder = opened.tokenizer.incremental(at_start=options.begins_text)
+        run = Generation(tokens, options, params, seed)
+        return self._pieces(run, matcher, decoder.push, decoder.flush)
+
+    def _check_context(self, tokens: array[int], name: str) -> None:
+        """Raise QsfArgumentError for more tokens than the context, or ids that are no tokens."""
+        info = self._opened.info
+        ctx_tokens = info.plan.ctx_tokens
+        if len(tokens) > ctx_tokens:
+            why = (
+                "max_seq_len asks for more, which a larger budget may take"
+                if ctx_tokens < info.max_tokens
+                else "the model was made for no more"
+            )
+            raise QsfArgumentError(
+                f"the {name} has {len(tokens)} tokens, but the context holds {ctx_tokens} ({why})"
+                if name == "prompt"
+                else f"{name} are {len(tokens)}, but the context holds {ctx_tokens} ({why})",
+                argument=name,
+            )
+        if tokens and max(tokens) >= info.n_vocab:
+            raise QsfArgumentError(
+                f"{name} must be token ids below {info.n_vocab}, not {max(tokens)}: outside the "
+                "vocabulary",
+                argument=name,
+            )
+
+    # ---- turns ----
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Use the engine's session: alone, and in its own process only."""
+        self._begin_turn()
+        try:
+            yield
+        finally:
+            self._end_turn()
+
+    def _begin_turn(self) -> None:
+        self._native.owner.check()  # first: a lock that was held at a fork is never released
+        if self._lock_owner == threading.get_ident():
+            raise QsfStateError(
+                "the session is in the middle of a call of this thread: a signal handler or "
+                "finaliser cannot use it (cancel() it can)"
+            )
+        self._lock.acquire()
+        self._lock_owner = threading.get_ident()
+        self._n_turns += 1
+
+    def _end_turn(self) -> None:
+        if self._lock_owner == threading.get_ident():  # not where the next turn was refused
+            self._lock_owner = None
+            self._lock.release()
+
+    def _sync(self, tokens: array[int]) -> int:
+        """Evaluate at most one chunk towards holding ``tokens``; return how many are held."""
+        try:
+            n_done = self._native.sync_chunk(tokens)
+        except QsfArgumentError:
+            raise  # nothing has changed
+        except QsfError:
+            self._sequence = tokens
+            raise
+        self._sequence = tokens
+        return n_done
+
+    # ---- one generation ----
+
+    def _pieces(
+        self, run: Generation, matcher: StopMatcher, push: Any, flush: Any
+    ) -> Iterator[str]:
+        self._running.append(run)
+        try:
+            for token in self._chosen(run):
+                piece = matcher.push(push(token))
+                if piece:
+                    yield piece
+                if matcher.is_stopped:
+                    run.stop_reason = "stop"
+                    return
+            rest = matcher.push(flush()) + matcher.flush()
+            if rest:
+                yield rest
+        finally:
+            self._running.remove(run)
+            self._stats = run.stats()
+
+    def _chosen(self, run: Generation) -> Iterator[int]:
+        """Yield chosen tokens, without the one that ends the text."""
+        try:
+            self._evaluate_prompt(run)
+            while run.n_generated < run.options.max_tokens:
+                token = self._next_token(run)
+                if token is None:
+                    return
+                yield token
+            run.stop_reason = "length"
+        except QsfCancelledError:
+            run.stop_reason = "cancelled"
+
+    def _evaluate_prompt(self, run: Generation) -> None:
+        run.start_seconds = time.perf_counter()
+        with self._turn():
+            n_before = self._native.stats().prompt_tokens
+            self._hold(run)
+            run.n_evaluated = self._native.stats().prompt_tokens - n_before
+        run.prompt_seconds = time.perf_counter() - run.start_seconds
+
+    def _hold(self, run: Generation) -> None:
+        """Make the session hold the run's tokens."""
+        self._holder = None
+        n_done = 0
+        while n_done < len(run.tokens):
+            try:
+                n_done = self._sync(run.tokens)
+            except QsfCancelledError:
+                if run.is_cancelled:
+                    raise
+                # It was meant for a run that had just ended: the engine remembers it.
+            # A callback that uses the session makes it forget this prompt. It is evaluated again
+            # as far as before without a call, so that each call means at least one more chunk.
+            if run.options.progress is not None and run.n_reported < n_done and not run.n_generated:
+                run.n_reported = n_done
+                if self._report(run, n_done):
+                    n_done = 0
+        self._holder = run
+
+    def _report(self, run: Generation, n_done: int) -> bool:
+        """Call ``progress`` between two turns; return whether others used the session meanwhile."""
+        n_turns = self._n_turns
+        self._end_turn()
+        try:
+            if run.options.progress is not None:
+                run.options.progress(n_done, run.n_prompt)
+        finally:
+            self._begin_turn()
+        return self._n_turns != n_turns + 1
+
+    def _step(self, run: Generation) -> None:
+        """Evaluate the last of the run's tokens, where the session holds all others."""
+        self._holder = None
+        try:
+            self._native.step(run.tokens[-1])
+        except QsfCancelledError:
+            if run.is_cancelled:
+                raise
+            return  # as above; _hold does it
+        self._holder = run
+
+    def _next_token(self, run: Generation) -> int | None:
+        """Evaluate the token chosen last, choose the next; None: the text has ended."""
+        started = time.perf_counter()
+        with self._turn():
+            if run.is_cancelled:
+                raise QsfCancelledError("cancelled between two tokens")
+            if run.is_behind:
+                if len(run.tokens) > self._opened.info.plan.ctx_tokens:
+                    run.stop_reason = "context"
+                    return None
+                if self._holder is run:
+                    self._step(run)
+                run.is_behind = False
+                run.n_steps += 1
+            if self._holder is not run:  # another call has used the session in between
+                self._hold(run)
+            token = run.sampler.choose(self._native, run.tokens)
+        now = time.perf_counter()
+        run.n_generated += 1
+        if run.n_generated == 1:
+            run.first_token_seconds = now - run.start_seconds
+        else:
+            run.step_seconds += now - started
+        if token in self._opened.end_ids:
+            run.stop_reason = "end"
+            return None
+        run.tokens.append(token)
+        run.is_behind = True
+        return token

@@ -1,0 +1,53 @@
+"""Arguments that are token ids or chat messages: checked, and as the engine takes them."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from qsf.errors import QsfArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def as_tokens(ids: Sequence[int], name: str = "tokens") -> array[int]:
+    """Return token ids as an array. Raises QsfArgumentError for what cannot be token ids."""
+    if isinstance(ids, bytes | bytearray | str):
+        kind = "text: tokenize" if isinstance(ids, str) else "bytes: decode"
+        raise QsfArgumentError(
+            f"{name} must be a sequence of token ids, not {kind} them", argument=name
+        )
+    try:
+        return array("I", ids)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise QsfArgumentError(
+            f"{name} must be a sequence of token ids: {error}", argument=name
+        ) from error
+
+
+def as_messages(messages: object) -> list[dict[str, Any]]:
+    """Return chat messages: one text is the user's. Raises QsfArgumentError for anything else."""
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    if isinstance(messages, Mapping):
+        messages = [messages]
+    if not isinstance(messages, list | tuple):
+        raise QsfArgumentError(
+            "messages must be a text, a mapping with role and content, or a list of such "
+            f"mappings, not {messages!r:.200}",
+            argument="messages",
+        )
+    for message in messages:
+        if (
+            not isinstance(message, Mapping)
+            or not isinstance(message.get("role"), str)
+            or "content" not in message
+        ):
+            raise QsfArgumentError(
+                f"each of messages must be a mapping with role and content, not {message!r:.200}",
+                argument="messages",
+            )
+    return [dict(message) for message in messages]

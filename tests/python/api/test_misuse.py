@@ -1,0 +1,249 @@
+"""Wrong arguments of public functions: typed errors that name the argument, and nothing else."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import qsf
+from make.qsf_files import write_tiny
+from qsf.options import GenerationOptions, ModelOptions, described
+from qsf.shell import command
+
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama_8bit: Path) -> Iterator[qsf.Model]:
+    with qsf.Model(tiny_llama_8bit, ram_budget=None, max_seq_len=64) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("stop", 5),
+        ("stop", [5]),
+        ("stop", [""]),
+        ("stop", b"x"),
+        ("max_tokens", "5"),
+        ("max_tokens", True),
+        ("max_tokens", None),
+        ("seed", 1.5),
+        ("temperature", "hot"),
+        ("temperature", float("nan")),
+        ("top_k", 0.5),
+        ("begins_text", "yes"),
+        ("progress", 5),
+        ("prompt", 5),
+        ("prompt", None),
+        ("prompt", [1.5]),
+        ("prompt", [10**12]),
+        ("prompt", [10**6]),
+        ("prompt", b"Once"),
+        ("prompt", [1] * 65),
+    ],
+)
+def test_generate_names_the_argument(model: qsf.Model, argument: str, value: object) -> None:
+    arguments: dict[str, Any] = {"prompt": PROMPT, argument: value}
+    with pytest.raises(qsf.QsfArgumentError, match=argument) as caught:
+        model.generate(arguments.pop("prompt"), **arguments)
+    assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("kv_rotation", "x"),
+        ("kv_rotation", 1),
+        ("kv_type", 5),
+        ("kv_type", "5bit"),
+        ("io", "fast"),
+        ("io_depth", 33),
+        ("quality", "1"),
+        ("pin_threads", 1),
+        ("exact", "no"),
+        ("sessions", 0),
+        ("sessions", None),
+        ("sessions", 257),
+        ("threads", 257),
+        ("ram_budget", "lots"),
+        ("path", 5),
+        ("path", "a\0b"),
+    ],
+)
+def test_opening_names_the_argument(tiny_llama_8bit: Path, argument: str, value: object) -> None:
+    arguments: dict[str, Any] = {"path": tiny_llama_8bit, argument: value}
+    for use in (qsf.Model, qsf.Model.plan):
+        with pytest.raises(qsf.QsfArgumentError, match=argument) as caught:
+            use(arguments["path"], **{k: v for k, v in arguments.items() if k != "path"})
+        assert caught.value.argument == argument
+
+
+def test_tokens_and_texts_name_the_argument(model: qsf.Model) -> None:
+    uses: list[tuple[str, Callable[..., Any], list[Any]]] = [
+        ("ids", model.detokenize, [[10**12], [-1], ["a"], "text", 5, None]),
+        ("text", model.tokenize, [5, None, b"x", [1]]),
+        ("tokens", model.logits, [[], [10**12], [10**6], "text", 5, [1] * 65]),
+        ("messages", model.chat_tokens, [5, [5], [{"content": "x"}], b"x"]),
+        ("first_row", lambda v: model.logits([1], first_row=v), ["a", -1, 1.5, 1, None, True]),
+        (
+            "out",
+            lambda v: model.logits([1], out=v),
+            [5, "x", np.zeros(3), np.zeros((1, 5), np.float32), [[0.0]]],
+        ),
+    ]
+    for argument, call, values in uses:
+        for value in values:
+            with pytest.raises(qsf.QsfArgumentError) as caught:
+                call(value)
+            assert caught.value.argument == argument, (argument, value)
+    assert model.detokenize([10**6]) == ""
+
+
+def test_a_missing_or_unknown_argument_is_a_type_error(model: qsf.Model) -> None:
+    function: Any
+    for function in (qsf.Model, qsf.Model.plan, model.generate, model.session.chat):
+        with pytest.raises(TypeError, match="without a name"):
+            function()
+        with pytest.raises(TypeError, match="ram_budgt"):
+            function("x", ram_budgt=5)
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([-1, 0, 1, 2, 256, 257, 2**31, 2**32, 2**64]),
+    st.floats(),
+    st.text(max_size=8),
+    st.binary(max_size=8),
+    st.lists(st.one_of(st.integers(-2, 3000), st.text(max_size=3), st.none()), max_size=5),
+    st.dictionaries(st.sampled_from(["role", "content", "x"]), st.text(max_size=3), max_size=3),
+    st.sampled_from(["auto", "4bit", "k8v4", "direct", object(), int, np.zeros(2), {1}, (1, 2)]),
+)
+NAMES = [option.name for option in described(GenerationOptions)]
+MANY = settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def check_error(error: qsf.QsfError) -> None:
+    """One line, whatever the argument was."""
+    assert len(str(error).splitlines()) == 1
+
+
+@MANY
+@given(prompt=ODD, options=st.dictionaries(st.sampled_from(NAMES), ODD, max_size=3))
+def test_any_arguments_of_generate_give_text_or_a_typed_error(
+    model: qsf.Model, prompt: Any, options: dict[str, Any]
+) -> None:
+    for function in (model.generate, model.session.chat):
+        try:
+            pieces = function(prompt, **options)
+        except qsf.QsfError as error:
+            check_error(error)
+            continue
+        if callable(options.get("progress")):
+            continue  # it would be called, and what it raises is the caller's
+        for _, piece in zip(range(2), pieces, strict=False):
+            assert isinstance(piece, str)
+        pieces.close()  # type: ignore[attr-defined]
+    model.session.messages.clear()
+
+
+@MANY
+@given(
+    options=st.dictionaries(
+        st.sampled_from([option.name for option in described(ModelOptions)]), ODD, max_size=3
+    )
+)
+def test_any_options_of_a_model_are_taken_or_refused_by_name(options: dict[str, Any]) -> None:
+    try:
+        taken = ModelOptions(**options)
+    except qsf.QsfError as error:
+        check_error(error)
+        assert str(error).split()[0] == error.argument  # noqa: PT017
+        return
+    assert taken.arguments() == {**ModelOptions().arguments(), **options}
+
+
+@MANY
+@given(value=ODD, other=ODD)
+def test_any_tokens_are_taken_or_refused(model: qsf.Model, value: Any, other: Any) -> None:
+    uses: list[Callable[[], Any]] = [
+        lambda: model.detokenize(value),
+        lambda: model.tokenize(value),
+        lambda: model.chat_tokens(value),
+        lambda: model.logits(value, first_row=other),
+        lambda: model.logits([1, 2], out=value),
+        lambda: model.session.rewind(value),
+    ]
+    for use in uses:
+        try:
+            use()
+        except qsf.QsfError as error:
+            check_error(error)
+
+
+def test_commands_show_the_argument_as_their_option() -> None:
+    error = qsf.QsfArgumentError("io_depth must be less", argument="io_depth")
+    assert command.explain(error) == "--io-depth must be less"
+    error = qsf.QsfArgumentError("first_row must be less", argument="first_row")
+    assert command.explain(error) == "first_row must be less"
+    unsupported = qsf.QsfUnsupportedError("io=uring: the kernel has none", argument="io")
+    assert command.explain(unsupported, Path("m.qsf")) == "--io uring: the kernel has none"
+    damage = qsf.QsfFormatError("unit 3: checksum is 5", is_damage=True)
+    assert command.explain(damage, Path("m.qsf")).startswith("m.qsf: unit 3: checksum is 5. The")
+    assert "copy it again" in command.explain(damage)
+
+
+def test_a_changed_byte_is_damage_and_a_strange_file_is_not(
+    tiny_llama_8bit: Path, tmp_path: Path
+) -> None:
+    data = tiny_llama_8bit.read_bytes()
+    changed = bytearray(data)
+    changed[5000] ^= 1  # a weight: found by the engine
+    header = bytearray(data)
+    header[20] ^= 1  # found by the Python reader
+    for name, content, is_damage in (
+        ("weight", bytes(changed), True),
+        ("header", bytes(header), True),
+        ("short", data[:-1], True),
+        ("zip", b"PK\x03\x04" * 100, False),
+    ):
+        path = tmp_path / f"{name}.qsf"
+        path.write_bytes(content)
+        with pytest.raises(qsf.QsfFormatError) as caught:
+            qsf.Model(path, ram_budget=None)
+        assert caught.value.is_damage == is_damage, name
+
+
+def test_a_file_without_tokenizer_is_refused_before_its_weights_are_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qsf.evaluate import cli as evaluate
+    from qsf.native import binding
+    from qsf.run import cli as run
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the file was opened")
+
+    monkeypatch.setattr(binding, "NativeModel", refuse)
+    path = tmp_path / "mute.qsf"
+    write_tiny(path, 1)
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time")
+    assert run.main([str(path), "-p", "x"]) == 1
+    assert "has no tokenizer" in capfd.readouterr().err
+    assert evaluate.run([str(path), "--text", str(text)]) == 2
+    assert "has no tokenizer" in capfd.readouterr().err
