@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from qsf.errors import QsfArgumentError, QsfError, QsfFormatError
+from qsf.errors import QsfError, QsfFormatError
 from qsf.file.layout import Header
-from qsf.text.chat import ChatTemplate
+from qsf.text.chat import template_fault
 from qsf.text.sampling import end_ids, resolve_sampling
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.sources.metadata import TOKEN_IDS, shown
@@ -49,7 +49,7 @@ def usable_chat(data: bytes) -> tuple[bytes, tuple[str, ...]]:
     """Return the CHAT section without what cannot be used, and a warning for each such thing."""
     chat = json.loads(data)
     chat["generation"], left_out = usable_generation(chat["generation"])
-    fault = _template_fault(chat["chat_template"], chat["special_tokens"])
+    fault = template_fault(chat["chat_template"], chat["special_tokens"])
     if fault is not None:
         chat["chat_template"] = None
         chat.get("chat_templates", {}).pop("default", None)
@@ -72,17 +72,6 @@ def usable_tokenizer(
             return data, ()
         reason = f"it makes the token {largest_id}, and the model has {header.n_vocab} tokens"
     return None, (f"the tokenizer is left out: {reason}",)
-
-
-def _template_fault(template: object, special_tokens: Mapping[str, object]) -> str | None:
-    """Why the template cannot be used, tried on one message; one that refuses it is fine."""
-    try:
-        ChatTemplate(template, special_tokens).render([{"role": "user", "content": "Hello"}])
-    except QsfFormatError as error:
-        return str(error)
-    except QsfArgumentError:
-        return None
-    return None
 
 
 def _meant(name: str, value: Any) -> Any:

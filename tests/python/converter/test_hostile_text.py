@@ -24,7 +24,6 @@ from qsf_converter import cli, convert
 from qsf_converter.sources import gguf_config
 
 HUGE = 10**400
-NOT_THERE = "remove this field"
 WEIRD = st.one_of(
     st.none(),
     st.booleans(),
