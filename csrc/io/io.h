@@ -1,14 +1,14 @@
 /* io.h - reads of one file, started first and finished later, by one of several methods.
  *
- * A qsf_io is a file opened for a method; it is shared by threads. A qsf_io_lane belongs to
+ * A qsf_io is a file opened for a method; it is shared by threads. A qsf_io_queue belongs to
  * one thread and has up to `depth` reads under way: one with the methods that read in the
- * calling thread (then reads at the same time take as many lanes), all of them with io_uring.
+ * calling thread (then reads at the same time take as many queues), all of them with io_uring.
  *
  *     method     past the page cache   reads under way at the same time
- *     buffered   no                    one a lane
- *     direct     yes                   one a lane
- *     uring      yes                   depth of the lane
- *     mmap       no                    one a lane; a read copies, so that what was verified is
+ *     buffered   no                    one a queue
+ *     direct     yes                   one a queue
+ *     uring      yes                   depth of the queue
+ *     mmap       no                    one a queue; a read copies, so that what was verified is
  *                                      what is computed with, and a file that shrinks is an
  *                                      error, not a signal
  */
@@ -44,23 +44,23 @@ void qsf_io_stop_readahead(const qsf_io *io);
  * reclaim them; 0 past the page cache. AUTO may become buffered, and counts as that. */
 uint64_t qsf_io_locked_bytes(uint32_t method, uint32_t depth);
 
-/* Lanes (threads) that bring so many reads under way, and the depth of each. */
-uint32_t qsf_io_lane_count(const qsf_io_setup *setup);
-uint32_t qsf_io_lane_depth(const qsf_io_setup *setup);
+/* Queues (threads) that bring so many reads under way, and the depth of each. */
+uint32_t qsf_io_queue_count(const qsf_io_setup *setup);
+uint32_t qsf_io_queue_depth(const qsf_io_setup *setup);
 
-qsf_status qsf_io_lane_open(qsf_io_lane *lane, qsf_io *io, uint32_t depth);
+qsf_status qsf_io_queue_open(qsf_io_queue *queue, qsf_io *io, uint32_t depth);
 /* Waits for what is under way, from any thread, and forgets it; nothing is written to any dst
  * afterwards. Zeroed or closed is fine. */
-void qsf_io_lane_close(qsf_io_lane *lane);
+void qsf_io_queue_close(qsf_io_queue *queue);
 
 /* Begins a read; fewer than `depth` are under way. With the methods that read in the calling
  * thread, only finishing does the work. */
-qsf_status qsf_io_start(qsf_io_lane *lane, const qsf_io_read *read);
+qsf_status qsf_io_start(qsf_io_queue *queue, const qsf_io_read *read);
 
 /* Waits until one of the reads under way is done and says which, also when that one failed. Its
  * status: QSF_OK, QSF_ERR_IO (the system refused), QSF_ERR_FORMAT (the file ends before
  * need_bytes). Short reads and EINTR are dealt with here. At least one is under way. Counts as a
  * read of the file: a fault that a test asks for comes here. */
-qsf_status qsf_io_finish(qsf_io_lane *lane, qsf_io_read *read);
+qsf_status qsf_io_finish(qsf_io_queue *queue, qsf_io_read *read);
 
 #endif

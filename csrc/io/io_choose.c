@@ -36,11 +36,11 @@ static uint32_t depth_for(const qsf_io_wish *wish, uint32_t method, uint32_t usu
     return method == QSF_IO_URING ? depth : smaller(depth, wish->max_threads);
 }
 
-/* One run of the probe: reads of one part of the file, each taken by the lane that is free. */
+/* One run of the probe: reads of one part of the file, each taken by the queue that is free. */
 typedef struct run {
     qsf_io *io;
     unsigned char *buffer;
-    uint32_t lane_depth;
+    uint32_t queue_depth;
     uint64_t begin_off;
     uint64_t end_off;
     uint64_t stop_ns;
@@ -51,7 +51,7 @@ typedef struct run {
 } run;
 
 /* False when the part is read or its time is over. */
-static bool start_next(run *r, qsf_io_lane *lane, unsigned char *dst)
+static bool start_next(run *r, qsf_io_queue *queue, unsigned char *dst)
 {
     if (qsf_clock_ns() >= r->stop_ns)
         return false;
@@ -62,35 +62,35 @@ static bool start_next(run *r, qsf_io_lane *lane, unsigned char *dst)
                               .dst = dst,
                               .n_bytes = QSF_IO_PROBE_READ_BYTES,
                               .need_bytes = QSF_IO_PROBE_READ_BYTES};
-    if (qsf_io_start(lane, &read) == QSF_OK)
+    if (qsf_io_start(queue, &read) == QSF_OK)
         return true;
     atomic_store(&r->has_failed, true);
     return false;
 }
 
-static void *read_lane(void *arg)
+static void *read_queue(void *arg)
 {
     run *const r = arg;
-    qsf_io_lane lane;
-    if (qsf_io_lane_open(&lane, r->io, r->lane_depth) != QSF_OK) {
+    qsf_io_queue queue;
+    if (qsf_io_queue_open(&queue, r->io, r->queue_depth) != QSF_OK) {
         atomic_store(&r->has_failed, true);
         return NULL;
     }
-    for (uint32_t i = 0; i < r->lane_depth; i++) {
+    for (uint32_t i = 0; i < r->queue_depth; i++) {
         const uint32_t buffer_idx = atomic_fetch_add(&r->next_buffer, 1);
-        if (!start_next(r, &lane, r->buffer + buffer_idx * QSF_IO_PROBE_READ_BYTES))
+        if (!start_next(r, &queue, r->buffer + buffer_idx * QSF_IO_PROBE_READ_BYTES))
             break;
     }
-    while (lane.n_started > 0) {
+    while (queue.n_started > 0) {
         qsf_io_read had;
-        if (qsf_io_finish(&lane, &had) != QSF_OK) {
+        if (qsf_io_finish(&queue, &had) != QSF_OK) {
             atomic_store(&r->has_failed, true);
             break;
         }
         atomic_fetch_add(&r->done_bytes, had.n_bytes);
-        start_next(r, &lane, had.dst);
+        start_next(r, &queue, had.dst);
     }
-    qsf_io_lane_close(&lane);
+    qsf_io_queue_close(&queue);
     return NULL;
 }
 
@@ -99,23 +99,23 @@ static double measure(qsf_io *io, const qsf_io_setup *setup, unsigned char *buff
                       uint64_t begin_off, uint64_t end_off)
 {
     qsf_thread threads[QSF_IO_MAX_DEPTH];
-    const uint32_t n_lanes = qsf_io_lane_count(setup);
+    const uint32_t n_queues = qsf_io_queue_count(setup);
     const uint64_t start_ns = qsf_clock_ns();
     run r = {.io = io,
              .buffer = buffer,
-             .lane_depth = qsf_io_lane_depth(setup),
+             .queue_depth = qsf_io_queue_depth(setup),
              .end_off = end_off,
              .stop_ns = start_ns + RUN_NS,
              .next_off = begin_off};
     uint32_t n_threads = 0;
-    while (n_threads + 1 < n_lanes &&
-           qsf_thread_start(&threads[n_threads], STACK_BYTES, read_lane, &r) == QSF_OK)
+    while (n_threads + 1 < n_queues &&
+           qsf_thread_start(&threads[n_threads], STACK_BYTES, read_queue, &r) == QSF_OK)
         n_threads++;
-    read_lane(&r); /* this thread is one of them */
+    read_queue(&r); /* this thread is one of them */
     for (uint32_t i = 0; i < n_threads; i++)
         qsf_thread_join(&threads[i]);
     const uint64_t took_ns = qsf_clock_ns() - start_ns;
-    if (n_threads + 1 < n_lanes || atomic_load(&r.has_failed) || took_ns == 0)
+    if (n_threads + 1 < n_queues || atomic_load(&r.has_failed) || took_ns == 0)
         return 0.0;
     return (double)atomic_load(&r.done_bytes) * 1e9 / (double)took_ns;
 }
@@ -129,7 +129,7 @@ static size_t list_candidates(const qsf_io_wish *wish, size_t buffer_bytes, bool
         qsf_io_setup setup = candidates[i];
         if (wish->depth != 0)
             setup.depth = depth_for(wish, setup.method, 0);
-        if (qsf_io_lane_count(&setup) > wish->max_threads ||
+        if (qsf_io_queue_count(&setup) > wish->max_threads ||
             setup.depth > buffer_bytes / QSF_IO_PROBE_READ_BYTES ||
             (setup.method == QSF_IO_URING && !has_uring))
             continue;
@@ -145,9 +145,9 @@ static size_t list_candidates(const qsf_io_wish *wish, size_t buffer_bytes, bool
 /* Fewer threads, or as many and fewer reads at the same time. */
 static bool is_lighter(const qsf_io_setup *a, const qsf_io_setup *b)
 {
-    const uint32_t a_lanes = qsf_io_lane_count(a);
-    const uint32_t b_lanes = qsf_io_lane_count(b);
-    return a_lanes != b_lanes ? a_lanes < b_lanes : a->depth < b->depth;
+    const uint32_t a_queues = qsf_io_queue_count(a);
+    const uint32_t b_queues = qsf_io_queue_count(b);
+    return a_queues != b_queues ? a_queues < b_queues : a->depth < b->depth;
 }
 
 /* Each run has a part of the file of its own, so that nothing that an earlier one left in a

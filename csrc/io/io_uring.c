@@ -1,8 +1,8 @@
 /* io_uring.c - direct reads through a ring of requests shared with the Linux kernel.
  *
- * System calls and shared memory as linux/io_uring.h describes them, without a library: a lane
+ * System calls and shared memory as linux/io_uring.h describes them, without a library: a queue
  * only ever reads. A request is an entry of the submission queue; its answer an entry of the
- * completion queue, whose user_data is the request's slot in lane->started.
+ * completion queue, whose user_data is the request's slot in queue->started.
  *
  *     submission   we write the entry, then the tail (release); the kernel moves the head
  *     completion   the kernel writes the entry, then the tail; we read the tail (acquire), then
@@ -132,28 +132,28 @@ static void tear_down(ring *r)
     (void)munmap(r, sizeof *r);
 }
 
-static qsf_status open_lane(qsf_io_lane *lane)
+static qsf_status open_queue(qsf_io_queue *queue)
 {
     /* About a page, of which the system has a whole one or none. */
     ring *const r =
         mmap(NULL, sizeof *r, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (r == MAP_FAILED)
-        return QSF_FAIL(QSF_ERR_NOMEM, "io_uring: %zu bytes for a lane", sizeof *r);
+        return QSF_FAIL(QSF_ERR_NOMEM, "io_uring: %zu bytes for a queue", sizeof *r);
     r->fd = -1;
-    const qsf_status status = set_up(r, lane->depth);
+    const qsf_status status = set_up(r, queue->depth);
     if (status != QSF_OK) {
         tear_down(r);
         return status;
     }
-    lane->ring = r;
+    queue->ring = r;
     return QSF_OK;
 }
 
 /* Hands the kernel the rest of the read in `slot`; 0 or the system's error. */
-static int submit(qsf_io_lane *lane, uint32_t slot)
+static int submit(qsf_io_queue *queue, uint32_t slot)
 {
-    ring *const r = lane->ring;
-    const qsf_io_read *const read = &lane->started[slot];
+    ring *const r = queue->ring;
+    const qsf_io_read *const read = &queue->started[slot];
     /* A direct read can only go on where a block begins, so a part may come twice. */
     const size_t from = r->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN;
     const size_t n_bytes = read->n_bytes - from;
@@ -161,7 +161,7 @@ static int submit(qsf_io_lane *lane, uint32_t slot)
     const uint32_t idx = tail & r->request_mask;
     r->requests[idx] = (struct io_uring_sqe){
         .opcode = IORING_OP_READ,
-        .fd = lane->io->direct_fd,
+        .fd = queue->io->direct_fd,
         .off = read->off + from,
         .addr = (uintptr_t)(read->dst + from),
         .len = (uint32_t)(n_bytes < MAX_READ_BYTES ? n_bytes : MAX_READ_BYTES),
@@ -201,86 +201,86 @@ static int take_answer(ring *r, struct io_uring_cqe *answer)
     return 0;
 }
 
-static void release_slot(qsf_io_lane *lane, uint32_t slot)
+static void release_slot(qsf_io_queue *queue, uint32_t slot)
 {
-    ring *const r = lane->ring;
+    ring *const r = queue->ring;
     r->busy_slots &= ~(UINT32_C(1) << slot);
-    lane->n_started--;
+    queue->n_started--;
 }
 
-static qsf_status start_read(qsf_io_lane *lane, const qsf_io_read *read)
+static qsf_status start_read(qsf_io_queue *queue, const qsf_io_read *read)
 {
-    ring *const r = lane->ring;
+    ring *const r = queue->ring;
     uint32_t slot = 0;
     while ((r->busy_slots >> slot & 1) != 0)
         slot++;
-    lane->started[slot] = *read;
+    queue->started[slot] = *read;
     r->done_bytes[slot] = 0;
     r->busy_slots |= UINT32_C(1) << slot;
-    lane->n_started++;
-    const int error = submit(lane, slot);
+    queue->n_started++;
+    const int error = submit(queue, slot);
     if (error == 0)
         return QSF_OK;
-    release_slot(lane, slot);
-    return qsf_io_fail_system(lane->io, read, error);
+    release_slot(queue, slot);
+    return qsf_io_fail_system(queue->io, read, error);
 }
 
 /* What the answer means for the read in `slot`. *is_done false: the rest of it is under way. */
-static qsf_status judge(qsf_io_lane *lane, uint32_t slot, int32_t result, bool *is_done)
+static qsf_status judge(qsf_io_queue *queue, uint32_t slot, int32_t result, bool *is_done)
 {
-    ring *const r = lane->ring;
-    const qsf_io_read *const read = &lane->started[slot];
+    ring *const r = queue->ring;
+    const qsf_io_read *const read = &queue->started[slot];
     *is_done = true;
     if (result < 0 && result != -EINTR && result != -EAGAIN)
-        return qsf_io_fail_system(lane->io, read, -result);
+        return qsf_io_fail_system(queue->io, read, -result);
     if (result >= 0) {
         const size_t from = r->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN;
         const size_t done_bytes = from + (size_t)result;
         if (done_bytes >= read->need_bytes)
             return QSF_OK;
         if (done_bytes <= r->done_bytes[slot])
-            return qsf_io_fail_short(lane->io, read, r->done_bytes[slot]);
+            return qsf_io_fail_short(queue->io, read, r->done_bytes[slot]);
         r->done_bytes[slot] = done_bytes;
     }
-    const int error = submit(lane, slot);
+    const int error = submit(queue, slot);
     if (error != 0)
-        return qsf_io_fail_system(lane->io, read, error);
+        return qsf_io_fail_system(queue->io, read, error);
     *is_done = false;
     return QSF_OK;
 }
 
-static qsf_status finish_read(qsf_io_lane *lane, qsf_io_read *read)
+static qsf_status finish_read(qsf_io_queue *queue, qsf_io_read *read)
 {
     for (;;) {
         struct io_uring_cqe answer;
-        const int error = take_answer(lane->ring, &answer);
+        const int error = take_answer(queue->ring, &answer);
         if (error != 0) { /* nobody knows of any of them; name one */
             uint32_t slot = 0;
-            while ((((const ring *)lane->ring)->busy_slots >> slot & 1) == 0)
+            while ((((const ring *)queue->ring)->busy_slots >> slot & 1) == 0)
                 slot++;
-            *read = lane->started[slot];
-            release_slot(lane, slot);
-            return qsf_io_fail_system(lane->io, read, error);
+            *read = queue->started[slot];
+            release_slot(queue, slot);
+            return qsf_io_fail_system(queue->io, read, error);
         }
         const uint32_t slot = (uint32_t)answer.user_data;
         bool is_done;
-        const qsf_status status = judge(lane, slot, answer.res, &is_done);
+        const qsf_status status = judge(queue, slot, answer.res, &is_done);
         if (!is_done)
             continue;
-        *read = lane->started[slot];
-        release_slot(lane, slot);
+        *read = queue->started[slot];
+        release_slot(queue, slot);
         return status;
     }
 }
 
-static void close_lane(qsf_io_lane *lane)
+static void close_queue(qsf_io_queue *queue)
 {
-    ring *const r = lane->ring;
+    ring *const r = queue->ring;
     struct io_uring_cqe answer;
-    while (lane->n_started > 0 && take_answer(r, &answer) == 0)
-        lane->n_started--;
+    while (queue->n_started > 0 && take_answer(r, &answer) == 0)
+        queue->n_started--;
     tear_down(r);
-    lane->ring = NULL;
+    queue->ring = NULL;
 }
 
 /* A kernel without IORING_OP_READ (before 5.6) or a sandbox that lets rings be made but not
@@ -289,13 +289,13 @@ static qsf_status try_read(qsf_io *io)
 {
     _Alignas(QSF_IO_ALIGN) unsigned char block[QSF_IO_ALIGN];
     const qsf_io_read wanted = {.dst = block, .n_bytes = sizeof block};
-    qsf_io_lane lane = {.io = io, .depth = 1};
-    QSF_TRY(open_lane(&lane));
+    qsf_io_queue queue = {.io = io, .depth = 1};
+    QSF_TRY(open_queue(&queue));
     qsf_io_read had;
-    qsf_status status = start_read(&lane, &wanted);
+    qsf_status status = start_read(&queue, &wanted);
     if (status == QSF_OK)
-        status = finish_read(&lane, &had);
-    close_lane(&lane);
+        status = finish_read(&queue, &had);
+    close_queue(&queue);
     if (status != QSF_ERR_IO)
         return status;
     char why[160]; /* the same read just went well without a ring */
@@ -309,9 +309,9 @@ static qsf_status open_uring(qsf_io *io)
     return try_read(io);
 }
 
-static const qsf_io_queue queue = {
-    .open = open_lane,
-    .close = close_lane,
+static const qsf_io_queue_fns queue_fns = {
+    .open = open_queue,
+    .close = close_queue,
     .start = start_read,
     .finish = finish_read,
 };
@@ -324,7 +324,7 @@ static qsf_status open_uring(qsf_io *io)
     return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: this build was made without it");
 }
 
-static const qsf_io_queue queue; /* no lane is ever opened */
+static const qsf_io_queue_fns queue_fns; /* no queue is ever opened */
 
 #endif
 
@@ -332,5 +332,5 @@ const qsf_io_way qsf_io_uring_way = {
     .name = "uring",
     .open = open_uring,
     .close = qsf_io_direct_close,
-    .queue = &queue,
+    .queue_fns = &queue_fns,
 };

@@ -1,7 +1,7 @@
 /* io_way.h - a way to read as a table of functions, and the records that all of them work on.
  *
  * A way reads in the calling thread, or it has a queue: the system works on several reads of a
- * lane at the same time.
+ * queue at the same time.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_IO_IO_WAY_H
@@ -19,7 +19,7 @@
 /* Reads through the page cache are made in steps of this size. */
 #define QSF_IO_CACHED_STEP_BYTES ((size_t)256 * 1024)
 
-typedef struct qsf_io_lane qsf_io_lane;
+typedef struct qsf_io_queue qsf_io_queue;
 typedef struct qsf_io_way qsf_io_way;
 
 typedef struct qsf_io {
@@ -40,7 +40,7 @@ typedef struct qsf_io_read {
     uint64_t tag; /* the caller's */
 } qsf_io_read;
 
-struct qsf_io_lane {
+struct qsf_io_queue {
     qsf_io *io; /* borrowed */
     uint32_t depth;
     uint32_t n_started;
@@ -48,14 +48,14 @@ struct qsf_io_lane {
     void *ring;                            /* of a way with a queue: its own, mapped */
 };
 
-/* Reads that the system works on while the thread goes on. `open` makes lane->ring; the others
+/* Reads that the system works on while the thread goes on. `open` makes queue->ring; the others
  * are called while it is there, and `close` waits for what is under way. */
-typedef struct qsf_io_queue {
-    qsf_status (*open)(qsf_io_lane *lane);
-    void (*close)(qsf_io_lane *lane);
-    qsf_status (*start)(qsf_io_lane *lane, const qsf_io_read *read);
-    qsf_status (*finish)(qsf_io_lane *lane, qsf_io_read *read);
-} qsf_io_queue;
+typedef struct qsf_io_queue_fns {
+    qsf_status (*open)(qsf_io_queue *queue);
+    void (*close)(qsf_io_queue *queue);
+    qsf_status (*start)(qsf_io_queue *queue, const qsf_io_read *read);
+    qsf_status (*finish)(qsf_io_queue *queue, qsf_io_read *read);
+} qsf_io_queue_fns;
 
 struct qsf_io_way {
     const char *name;
@@ -64,7 +64,7 @@ struct qsf_io_way {
     void (*close)(qsf_io *io); /* also after a failed open */
     /* Complete or failed, in the calling thread. NULL: the way has a queue. */
     qsf_status (*read)(const qsf_io *io, const qsf_io_read *read);
-    const qsf_io_queue *queue;
+    const qsf_io_queue_fns *queue_fns;
     void (*stop_readahead)(const qsf_io *io); /* NULL: the kernel does not read ahead */
 };
 

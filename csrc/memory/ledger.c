@@ -22,7 +22,7 @@ void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes)
     /* Weights are touched in full again and again, as is the ring that they pass through, and where
      * the disk writes: a read into one large page is one piece for it, into small ones hundreds.
      * KV and scratch may stay untouched. */
-    const bool is_all_used = use == QSF_USE_WEIGHTS || use == QSF_USE_WINDOW;
+    const bool is_all_used = use == QSF_USE_WEIGHTS || use == QSF_USE_STREAM;
     void *const p = is_all_used ? qsf_heap_alloc_huge(n_bytes) : qsf_heap_alloc(n_bytes);
     if (p == NULL)
         return NULL;
@@ -54,8 +54,8 @@ const char *qsf_use_name(qsf_use use)
         return "tables";
     case QSF_USE_WEIGHTS:
         return "weights";
-    case QSF_USE_WINDOW:
-        return "window";
+    case QSF_USE_STREAM:
+        return "stream";
     case QSF_USE_EMBEDDING:
         return "embedding";
     case QSF_USE_KV:

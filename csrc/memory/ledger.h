@@ -15,7 +15,7 @@ typedef enum qsf_use {
     QSF_USE_HANDLE,    /* the model's own record */
     QSF_USE_TABLES,    /* index, tensor table, positions, pool, sessions */
     QSF_USE_WEIGHTS,   /* resident units */
-    QSF_USE_WINDOW,    /* the window that streamed units pass through */
+    QSF_USE_STREAM,    /* the window that streamed units pass through */
     QSF_USE_EMBEDDING, /* a band of embedding rows */
     QSF_USE_KV,        /* KV pages */
     QSF_USE_SCRATCH,   /* activations, logits, sampling */

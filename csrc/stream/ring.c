@@ -23,15 +23,15 @@
 
 /* ---- memory ---- */
 
-size_t qsf_ring_least_bytes(size_t span_bytes)
+size_t qsf_ring_least_bytes(size_t range_bytes)
 {
-    return qsf_round_up(span_bytes, QSF_IO_ALIGN) + 4 * MIN_PIECE_BYTES;
+    return qsf_round_up(range_bytes, QSF_IO_ALIGN) + 4 * MIN_PIECE_BYTES;
 }
 
 /* As many reads as are under way shall find room beside a span that is being used. */
-static size_t choose_piece_bytes(size_t ring_bytes, size_t span_bytes, uint32_t depth)
+static size_t choose_piece_bytes(size_t ring_bytes, size_t range_bytes, uint32_t depth)
 {
-    const size_t room_bytes = ring_bytes - qsf_round_up(span_bytes, QSF_IO_ALIGN);
+    const size_t room_bytes = ring_bytes - qsf_round_up(range_bytes, QSF_IO_ALIGN);
     const size_t n_bytes = room_bytes / (depth + 2) / QSF_IO_ALIGN * QSF_IO_ALIGN;
     return n_bytes < MIN_PIECE_BYTES   ? MIN_PIECE_BYTES
            : n_bytes > MAX_PIECE_BYTES ? MAX_PIECE_BYTES
@@ -39,9 +39,9 @@ static size_t choose_piece_bytes(size_t ring_bytes, size_t span_bytes, uint32_t 
 }
 
 /* Enough for every depth. */
-static uint32_t piece_count(size_t ring_bytes, size_t span_bytes)
+static uint32_t piece_count(size_t ring_bytes, size_t range_bytes)
 {
-    const size_t n_bytes = choose_piece_bytes(ring_bytes, span_bytes, QSF_IO_MAX_DEPTH);
+    const size_t n_bytes = choose_piece_bytes(ring_bytes, range_bytes, QSF_IO_MAX_DEPTH);
     return (uint32_t)(ring_bytes / n_bytes) + SPARE_PIECES;
 }
 
@@ -53,35 +53,35 @@ typedef struct layout {
     unsigned char *bytes;
 } layout;
 
-static void lay_out(layout *l, qsf_arena *a, size_t ring_bytes, size_t span_bytes,
+static void lay_out(layout *l, qsf_arena *a, size_t ring_bytes, size_t range_bytes,
                     const qsf_reader *r)
 {
     l->ring = qsf_arena_push(a, 1, sizeof *l->ring);
-    l->pieces = qsf_arena_push(a, piece_count(ring_bytes, span_bytes), sizeof *l->pieces);
+    l->pieces = qsf_arena_push(a, piece_count(ring_bytes, range_bytes), sizeof *l->pieces);
     l->order = qsf_arena_push(a, r->n_units, sizeof *l->order);
-    l->seam = qsf_arena_push(a, span_bytes + QSF_DATA_ALIGN, 1);
+    l->seam = qsf_arena_push(a, range_bytes + QSF_DATA_ALIGN, 1);
     l->bytes = qsf_arena_push(a, ring_bytes + QSF_IO_ALIGN, 1);
 }
 
-size_t qsf_ring_bytes(size_t ring_bytes, size_t span_bytes, const qsf_reader *r)
+size_t qsf_ring_bytes(size_t ring_bytes, size_t range_bytes, const qsf_reader *r)
 {
     qsf_arena measuring;
     layout l;
     qsf_arena_init_measuring(&measuring);
-    lay_out(&l, &measuring, ring_bytes, span_bytes, r);
+    lay_out(&l, &measuring, ring_bytes, range_bytes, r);
     return measuring.failed ? SIZE_MAX : measuring.used_bytes;
 }
 
 /* ---- life ---- */
 
 qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qsf_io *io,
-                           const qsf_io_setup *setup, size_t ring_bytes, size_t span_bytes,
+                           const qsf_io_setup *setup, size_t ring_bytes, size_t range_bytes,
                            qsf_trace *trace)
 {
-    assert(ring_bytes % QSF_IO_ALIGN == 0 && ring_bytes >= qsf_ring_least_bytes(span_bytes));
+    assert(ring_bytes % QSF_IO_ALIGN == 0 && ring_bytes >= qsf_ring_least_bytes(range_bytes));
     *out = NULL;
-    const size_t block_bytes = qsf_ring_bytes(ring_bytes, span_bytes, r);
-    void *const block = qsf_ledger_acquire(ledger, QSF_USE_WINDOW, block_bytes);
+    const size_t block_bytes = qsf_ring_bytes(ring_bytes, range_bytes, r);
+    void *const block = qsf_ledger_acquire(ledger, QSF_USE_STREAM, block_bytes);
     if (block == NULL)
         return QSF_FAIL(QSF_ERR_NOMEM,
                         "ring: %zu bytes do not fit, %" PRIu64 " of %" PRIu64 " are taken",
@@ -89,7 +89,7 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
     qsf_arena arena;
     layout l;
     qsf_arena_init(&arena, block, block_bytes);
-    lay_out(&l, &arena, ring_bytes, span_bytes, r);
+    lay_out(&l, &arena, ring_bytes, range_bytes, r);
     qsf_ring *const ring = l.ring;
     *ring = (qsf_ring){
         .reader = r,
@@ -100,19 +100,19 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
         .block_bytes = block_bytes,
         .bytes = l.bytes + -(uintptr_t)l.bytes % QSF_IO_ALIGN,
         .ring_bytes = ring_bytes,
-        .span_bytes = span_bytes,
-        .piece_bytes = choose_piece_bytes(ring_bytes, span_bytes, setup->depth),
+        .range_bytes = range_bytes,
+        .piece_bytes = choose_piece_bytes(ring_bytes, range_bytes, setup->depth),
         .seam = l.seam,
-        .lane_depth = qsf_io_lane_depth(setup),
+        .queue_depth = qsf_io_queue_depth(setup),
         .is_paused = true,
         .pieces = l.pieces,
-        .cap_pieces = piece_count(ring_bytes, span_bytes),
+        .cap_pieces = piece_count(ring_bytes, range_bytes),
         .order = l.order,
         .unit_idx = NONE,
     };
-    const qsf_status status = qsf_ring_start_readers(ring, qsf_io_lane_count(setup));
+    const qsf_status status = qsf_ring_start_readers(ring, qsf_io_queue_count(setup));
     if (status != QSF_OK) {
-        qsf_ledger_release(ledger, QSF_USE_WINDOW, block, block_bytes);
+        qsf_ledger_release(ledger, QSF_USE_STREAM, block, block_bytes);
         return status;
     }
     *out = ring;
@@ -124,7 +124,7 @@ void qsf_ring_destroy(qsf_ring *ring)
     if (ring == NULL)
         return;
     qsf_ring_stop_readers(ring);
-    qsf_ledger_release(ring->ledger, QSF_USE_WINDOW, ring->block, ring->block_bytes);
+    qsf_ledger_release(ring->ledger, QSF_USE_STREAM, ring->block, ring->block_bytes);
 }
 
 /* ---- the consumer ---- */
@@ -214,14 +214,14 @@ qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx)
     return QSF_OK;
 }
 
-size_t qsf_ring_span_bytes(const qsf_ring *ring, uint64_t off)
+size_t qsf_ring_range_bytes(const qsf_ring *ring, uint64_t off)
 {
     const size_t at = (size_t)((ring->unit_start + off) % ring->ring_bytes);
     const size_t most_bytes = ring->ring_bytes / 4; /* the rest is for what is being read */
     size_t n_bytes = ring->ring_bytes - at;
     if (n_bytes > most_bytes)
         n_bytes = most_bytes;
-    return n_bytes > ring->span_bytes ? n_bytes : ring->span_bytes;
+    return n_bytes > ring->range_bytes ? n_bytes : ring->range_bytes;
 }
 
 /* Waits until piece piece_no is ready. */
@@ -290,7 +290,7 @@ qsf_status qsf_ring_take(qsf_ring *ring, uint64_t off, size_t n_bytes, uint64_t 
                          const unsigned char **out)
 {
     qsf_mutex_lock(&ring->lock);
-    assert(ring->unit_idx != NONE && n_bytes <= qsf_ring_span_bytes(ring, off));
+    assert(ring->unit_idx != NONE && n_bytes <= qsf_ring_range_bytes(ring, off));
     const qsf_status status = move_timed(ring, off, off + n_bytes, wait_ns);
     qsf_mutex_unlock(&ring->lock);
     QSF_TRY(status);

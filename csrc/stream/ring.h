@@ -35,16 +35,16 @@ typedef struct qsf_ring_counts {
     uint64_t checksum_ns;
 } qsf_ring_counts;
 
-/* The smallest ring_bytes in which spans of span_bytes can be taken; a multiple of 4096. */
-size_t qsf_ring_least_bytes(size_t span_bytes);
+/* The smallest ring_bytes in which spans of range_bytes can be taken; a multiple of 4096. */
+size_t qsf_ring_least_bytes(size_t range_bytes);
 
 /* All that init takes from the ledger for such a ring. */
-size_t qsf_ring_bytes(size_t ring_bytes, size_t span_bytes, const qsf_reader *r);
+size_t qsf_ring_bytes(size_t ring_bytes, size_t range_bytes, const qsf_reader *r);
 
 /* Starts the readers, whose reads and checks go to `trace` (borrowed, or NULL). ring_bytes: at
- * least the least for span_bytes. On failure nothing is held. */
+ * least the least for range_bytes. On failure nothing is held. */
 qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qsf_io *io,
-                           const qsf_io_setup *setup, size_t ring_bytes, size_t span_bytes,
+                           const qsf_io_setup *setup, size_t ring_bytes, size_t range_bytes,
                            qsf_trace *trace);
 void qsf_ring_destroy(qsf_ring *ring); /* NULL is fine */
 
@@ -62,12 +62,12 @@ void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const atomic_bool *cance
 /* Usually the next of the order; another one makes reading begin anew there. */
 qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx);
 
-/* How many stored bytes from `off` on could be taken at once without copying; or span_bytes,
+/* How many stored bytes from `off` on could be taken at once without copying; or range_bytes,
  * where fewer lie before the end of the ring. */
-size_t qsf_ring_span_bytes(const qsf_ring *ring, uint64_t off);
+size_t qsf_ring_range_bytes(const qsf_ring *ring, uint64_t off);
 
 /* Waits for the stored bytes [off, off + n_bytes) of the begun unit; what lies before is given
- * up. n_bytes <= qsf_ring_span_bytes(off). Addresses equal offsets modulo 64. *wait_ns grows by
+ * up. n_bytes <= qsf_ring_range_bytes(off). Addresses equal offsets modulo 64. *wait_ns grows by
  * what was waited. On failure the unit is abandoned. */
 qsf_status qsf_ring_take(qsf_ring *ring, uint64_t off, size_t n_bytes, uint64_t *wait_ns,
                          const unsigned char **out);

@@ -39,10 +39,10 @@ struct qsf_ring {
     size_t block_bytes;
     unsigned char *bytes; /* [ring_bytes], aligned to 4096 */
     size_t ring_bytes;
-    size_t span_bytes;
+    size_t range_bytes;
     size_t piece_bytes;
-    unsigned char *seam; /* [span_bytes + 64] */
-    uint32_t lane_depth;
+    unsigned char *seam; /* [range_bytes + 64] */
+    uint32_t queue_depth;
     uint32_t n_threads;
     uint32_t n_begun; /* of them, under lock: gives each its number */
     qsf_thread threads[QSF_IO_MAX_DEPTH];

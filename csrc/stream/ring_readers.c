@@ -82,10 +82,10 @@ static void end_piece(qsf_ring *ring, qsf_piece *p, qsf_status status)
     qsf_condition_wake_all(&ring->has_data);
 }
 
-/* Starts reads while the lane takes more and there is room. Called and left with the lock. */
-static void start_reads(qsf_ring *ring, qsf_io_lane *lane)
+/* Starts reads while the queue takes more and there is room. Called and left with the lock. */
+static void start_reads(qsf_ring *ring, qsf_io_queue *queue)
 {
-    while (lane->n_started < lane->depth) {
+    while (queue->n_started < queue->depth) {
         uint64_t piece_no;
         qsf_piece *const p = begin_piece(ring, &piece_no);
         if (p == NULL)
@@ -98,7 +98,7 @@ static void start_reads(qsf_ring *ring, qsf_io_lane *lane)
             .tag = piece_no,
         };
         qsf_mutex_unlock(&ring->lock);
-        const qsf_status status = qsf_io_start(lane, &read);
+        const qsf_status status = qsf_io_start(queue, &read);
         qsf_mutex_lock(&ring->lock);
         if (status != QSF_OK) {
             end_read(ring, p);
@@ -123,11 +123,11 @@ static void record(const qsf_ring *ring, const qsf_piece *p, qsf_trace_kind kind
 }
 
 /* Waits for one read and checks it. Called and left with the lock. */
-static void finish_read(qsf_ring *ring, qsf_io_lane *lane, uint32_t thread_idx)
+static void finish_read(qsf_ring *ring, qsf_io_queue *queue, uint32_t thread_idx)
 {
     qsf_io_read read;
     qsf_mutex_unlock(&ring->lock);
-    const qsf_status status = qsf_io_finish(lane, &read);
+    const qsf_status status = qsf_io_finish(queue, &read);
     qsf_mutex_lock(&ring->lock);
     qsf_piece *const p = &ring->pieces[read.tag % ring->cap_pieces];
     end_read(ring, p);
@@ -148,8 +148,8 @@ static void finish_read(qsf_ring *ring, qsf_io_lane *lane, uint32_t thread_idx)
 static void *run_reader(void *arg)
 {
     qsf_ring *const ring = arg;
-    qsf_io_lane lane;
-    const qsf_status status = qsf_io_lane_open(&lane, ring->io, ring->lane_depth);
+    qsf_io_queue queue;
+    const qsf_status status = qsf_io_queue_open(&queue, ring->io, ring->queue_depth);
     qsf_mutex_lock(&ring->lock);
     if (status != QSF_OK) {
         ring->is_broken = true;
@@ -161,16 +161,16 @@ static void *run_reader(void *arg)
     }
     const uint32_t thread_idx = ++ring->n_begun;
     while (!ring->is_stopping) {
-        start_reads(ring, &lane);
-        if (lane.n_started > 0)
-            finish_read(ring, &lane, thread_idx);
+        start_reads(ring, &queue);
+        if (queue.n_started > 0)
+            finish_read(ring, &queue, thread_idx);
         else if (!ring->is_stopping)
             qsf_condition_wait(&ring->has_room, &ring->lock);
     }
-    while (lane.n_started > 0)
-        finish_read(ring, &lane, thread_idx);
+    while (queue.n_started > 0)
+        finish_read(ring, &queue, thread_idx);
     qsf_mutex_unlock(&ring->lock);
-    qsf_io_lane_close(&lane);
+    qsf_io_queue_close(&queue);
     return NULL;
 }
 

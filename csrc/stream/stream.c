@@ -1,7 +1,7 @@
 /* stream.c - resident units answered from memory, the others from the ring.
  *
- * Invariants while a compressed unit passes: window_off is a multiple of 64 and
- * window_off <= source.raw_done_bytes <= window_off + window_bytes; the window holds the raw
+ * Invariants while a compressed unit passes: decode_off is a multiple of 64 and
+ * decode_off <= source.raw_done_bytes <= decode_off + decode_bytes; the window holds the raw
  * bytes between the two.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -50,11 +50,11 @@ static void release_buffers(qsf_stream *s)
         s->load_counts = (qsf_ring_counts){0};
     }
     qsf_ring_destroy(s->ring);
-    qsf_ledger_release(s->ledger, QSF_USE_WINDOW, s->codec, s->sizes.codec_bytes);
-    qsf_ledger_release(s->ledger, QSF_USE_WINDOW, s->window, s->sizes.window_bytes);
+    qsf_ledger_release(s->ledger, QSF_USE_STREAM, s->codec, s->sizes.codec_bytes);
+    qsf_ledger_release(s->ledger, QSF_USE_STREAM, s->decode_buffer, s->sizes.decode_bytes);
     s->ring = NULL;
     s->codec = NULL;
-    s->window = NULL;
+    s->decode_buffer = NULL;
     s->ring_bytes = 0;
 }
 
@@ -67,17 +67,17 @@ static qsf_status take_from_ring(void *arg, uint64_t off, size_t n_bytes, const 
 /* Takes ring, window and workspace; on failure none of them. */
 static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, size_t ring_bytes)
 {
-    s->sizes.window_bytes = sizes->window_bytes;
+    s->sizes.decode_bytes = sizes->decode_bytes;
     s->sizes.codec_bytes = sizes->codec_bytes;
-    s->sizes.span_bytes = sizes->span_bytes;
+    s->sizes.range_bytes = sizes->range_bytes;
     if (sizes->ring_bytes == 0)
         return QSF_OK;
-    qsf_status status = acquire(s, QSF_USE_WINDOW, sizes->window_bytes, &s->window);
+    qsf_status status = acquire(s, QSF_USE_STREAM, sizes->decode_bytes, &s->decode_buffer);
     if (status == QSF_OK)
-        status = acquire(s, QSF_USE_WINDOW, sizes->codec_bytes, &s->codec);
+        status = acquire(s, QSF_USE_STREAM, sizes->codec_bytes, &s->codec);
     if (status == QSF_OK)
         status = qsf_ring_create(&s->ring, s->reader, s->ledger, s->io, &s->setup, ring_bytes,
-                                 sizes->span_bytes, s->trace);
+                                 sizes->range_bytes, s->trace);
     if (status != QSF_OK) {
         release_buffers(s);
         return status;
@@ -129,7 +129,7 @@ static qsf_status copy_unit(qsf_stream *s, uint32_t unit_idx, unsigned char *to)
     while (qsf_unit_source_left_bytes(&s->source) > 0) {
         const size_t cap_bytes = is_compressed(s, unit_idx)
                                      ? QSF_COMPRESSED_BLOCK_BYTES
-                                     : qsf_ring_span_bytes(s->ring, s->source.stored_done_bytes);
+                                     : qsf_ring_range_bytes(s->ring, s->source.stored_done_bytes);
         size_t n_bytes;
         QSF_TRY(
             qsf_unit_source_next(&s->source, to + s->source.raw_done_bytes, cap_bytes, &n_bytes));
@@ -292,7 +292,7 @@ qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
             return QSF_FAIL(QSF_ERR_NOMEM, "unit %" PRIu32 " is not in memory, nor is a ring",
                             unit_idx);
         QSF_TRY(qsf_ring_begin_unit(s->ring, unit_idx));
-        s->window_off = 0;
+        s->decode_off = 0;
         if (is_compressed(s, unit_idx))
             qsf_unit_source_begin(&s->source, unit_idx);
     }
@@ -300,14 +300,14 @@ qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
     return QSF_OK;
 }
 
-size_t qsf_stream_span_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t off)
+size_t qsf_stream_range_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t off)
 {
     assert(unit_idx < s->reader->n_units);
     if (s->resident[unit_idx] != NULL)
         return SIZE_MAX;
     if (is_compressed(s, unit_idx))
-        return s->sizes.window_bytes - QSF_COMPRESSED_BLOCK_BYTES - QSF_DATA_ALIGN;
-    return qsf_ring_span_bytes(s->ring, off);
+        return s->sizes.decode_bytes - QSF_COMPRESSED_BLOCK_BYTES - QSF_DATA_ALIGN;
+    return qsf_ring_range_bytes(s->ring, off);
 }
 
 /* Gives up the window's bytes before off, but for the rest of a group of 64, so that offsets
@@ -316,10 +316,11 @@ static void drop_before(qsf_stream *s, uint64_t off)
 {
     const uint64_t end_off = s->source.raw_done_bytes;
     const uint64_t keep_off = (off < end_off ? off : end_off) & ~(uint64_t)(QSF_DATA_ALIGN - 1);
-    if (keep_off <= s->window_off)
+    if (keep_off <= s->decode_off)
         return;
-    memmove(s->window, s->window + (keep_off - s->window_off), (size_t)(end_off - keep_off));
-    s->window_off = keep_off;
+    memmove(s->decode_buffer, s->decode_buffer + (keep_off - s->decode_off),
+            (size_t)(end_off - keep_off));
+    s->decode_off = keep_off;
 }
 
 /* Moves the window on until it holds raw bytes [off, end_off), at least one of them to come. */
@@ -327,24 +328,24 @@ static qsf_status advance(qsf_stream *s, uint64_t off, uint64_t end_off)
 {
     while (s->source.raw_done_bytes < end_off) {
         drop_before(s, off);
-        const size_t used_bytes = (size_t)(s->source.raw_done_bytes - s->window_off);
+        const size_t used_bytes = (size_t)(s->source.raw_done_bytes - s->decode_off);
         size_t n_bytes;
-        QSF_TRY(qsf_unit_source_next(&s->source, s->window + used_bytes,
-                                     s->sizes.window_bytes - used_bytes, &n_bytes));
+        QSF_TRY(qsf_unit_source_next(&s->source, s->decode_buffer + used_bytes,
+                                     s->sizes.decode_bytes - used_bytes, &n_bytes));
     }
     return QSF_OK;
 }
 
 /* Checks a request for bytes of the begun unit. */
-static qsf_status check_span(const qsf_stream *s, uint64_t off, size_t n_bytes)
+static qsf_status check_range(const qsf_stream *s, uint64_t off, size_t n_bytes)
 {
     const uint32_t unit_idx = s->unit_idx;
     if (unit_idx == NONE)
         return QSF_FAIL(QSF_ERR_ARG, "no unit is begun");
     const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
-    const uint64_t first_off = s->resident[unit_idx] != NULL ? 0 : s->window_off;
+    const uint64_t first_off = s->resident[unit_idx] != NULL ? 0 : s->decode_off;
     if (!qsf_extent_inside(off, n_bytes, raw_bytes) || off < first_off ||
-        n_bytes > qsf_stream_span_bytes(s, unit_idx, off))
+        n_bytes > qsf_stream_range_bytes(s, unit_idx, off))
         return QSF_FAIL(QSF_ERR_ARG,
                         "unit %" PRIu32 ": %zu bytes at %" PRIu64 ", allowed: from %" PRIu64
                         " on, inside %" PRIu64 " bytes, and no more than the ring gives",
@@ -353,25 +354,25 @@ static qsf_status check_span(const qsf_stream *s, uint64_t off, size_t n_bytes)
 }
 
 /* As acquire, of a streamed unit, inside what is allowed. */
-static qsf_status take_span(qsf_stream *s, uint64_t off, size_t n_bytes, const unsigned char **out)
+static qsf_status take_range(qsf_stream *s, uint64_t off, size_t n_bytes, const unsigned char **out)
 {
     if (!is_compressed(s, s->unit_idx)) {
-        s->window_off = off & ~(uint64_t)(QSF_DATA_ALIGN - 1); /* offsets ascend from here */
+        s->decode_off = off & ~(uint64_t)(QSF_DATA_ALIGN - 1); /* offsets ascend from here */
         return qsf_ring_take(s->ring, off, n_bytes, &s->unit_wait_ns, out);
     }
     QSF_TRY(advance(s, off, off + n_bytes));
-    *out = s->window + (off - s->window_off);
+    *out = s->decode_buffer + (off - s->decode_off);
     return QSF_OK;
 }
 
 qsf_status qsf_stream_acquire(qsf_stream *s, uint64_t off, size_t n_bytes,
                               const unsigned char **out)
 {
-    qsf_status status = check_span(s, off, n_bytes);
+    qsf_status status = check_range(s, off, n_bytes);
     if (status == QSF_OK && s->resident[s->unit_idx] != NULL)
         *out = s->resident[s->unit_idx] + off;
     else if (status == QSF_OK)
-        status = take_span(s, off, n_bytes, out);
+        status = take_range(s, off, n_bytes, out);
     if (status != QSF_OK)
         qsf_stream_abandon(s);
     return status;
@@ -466,8 +467,8 @@ static void sizes_without(const qsf_stream *s, uint32_t unit_idx, qsf_stream_siz
 static bool holds(const qsf_stream *s, const qsf_stream_sizes *sizes)
 {
     return s->ring != NULL && s->ring_bytes >= sizes->ring_bytes &&
-           s->sizes.span_bytes >= sizes->span_bytes &&
-           s->sizes.window_bytes >= sizes->window_bytes &&
+           s->sizes.range_bytes >= sizes->range_bytes &&
+           s->sizes.decode_bytes >= sizes->decode_bytes &&
            s->sizes.codec_bytes >= sizes->codec_bytes;
 }
 

@@ -30,8 +30,8 @@
 typedef struct qsf_stream_sizes {
     size_t ring_bytes;   /* at least so many; more lets reading run further ahead. 0: nothing is
                           * streamed */
-    size_t span_bytes;   /* of the ring: what must be takeable at once */
-    size_t window_bytes; /* that compressed units are decoded to */
+    size_t range_bytes;  /* of the ring: what must be takeable at once */
+    size_t decode_bytes; /* that compressed units are decoded to */
     size_t codec_bytes;  /* workspace for decoding */
     size_t band_bytes;   /* a band of embedding rows */
     size_t load_bytes;   /* where nothing is streamed: of all buffers, at least, while resident
@@ -59,14 +59,14 @@ typedef struct qsf_stream {
     bool *mask;               /* [n_units] scratch */
     qsf_ring *ring;           /* NULL when nothing is streamed */
     size_t ring_bytes;
-    qsf_stream_sizes sizes; /* what is held */
-    unsigned char *window;  /* [sizes.window_bytes] */
-    unsigned char *codec;   /* [sizes.codec_bytes] */
-    unsigned char *band;    /* [sizes.band_bytes] */
-    uint32_t band_idx;      /* which band is held; UINT32_MAX: none */
+    qsf_stream_sizes sizes;       /* what is held */
+    unsigned char *decode_buffer; /* [sizes.decode_bytes] */
+    unsigned char *codec;         /* [sizes.codec_bytes] */
+    unsigned char *band;          /* [sizes.band_bytes] */
+    uint32_t band_idx;            /* which band is held; UINT32_MAX: none */
     /* the unit being passed through */
     uint32_t unit_idx;   /* UINT32_MAX: none */
-    uint64_t window_off; /* compressed: raw offset of the window's first byte, a multiple of 64 */
+    uint64_t decode_off; /* compressed: raw offset of the window's first byte, a multiple of 64 */
     uint64_t begin_ns;
     uint64_t end_ns; /* of the latest unit that ended well */
     uint64_t unit_wait_ns;
@@ -118,10 +118,10 @@ qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx);
 
 /* The most raw bytes that one acquire of this unit at `off` may ask for (SIZE_MAX when it is
  * resident); at least a row of tiles of any of its tensors. */
-size_t qsf_stream_span_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t off);
+size_t qsf_stream_range_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t off);
 
 /* Makes raw bytes [off, off + n_bytes) of the begun unit readable until the next
- * acquire or end_unit. Offsets ascend; n_bytes <= qsf_stream_span_bytes(). *out lies in
+ * acquire or end_unit. Offsets ascend; n_bytes <= qsf_stream_range_bytes(). *out lies in
  * memory as off lies in the unit, modulo 64. On failure the unit is abandoned. */
 qsf_status qsf_stream_acquire(qsf_stream *s, uint64_t off, size_t n_bytes,
                               const unsigned char **out);

@@ -212,12 +212,12 @@ static qsf_status verify_compressed(qsf_reader *r, uint32_t unit_idx)
 {
     const size_t all_bytes = 2 * (size_t)QSF_COMPRESSED_BLOCK_BYTES +
                              qsf_codec_workspace_bytes(r->units[unit_idx].compression);
-    unsigned char *const buffers = qsf_ledger_acquire(r->ledger, QSF_USE_WINDOW, all_bytes);
+    unsigned char *const buffers = qsf_ledger_acquire(r->ledger, QSF_USE_STREAM, all_bytes);
     if (buffers == NULL)
         return QSF_FAIL(QSF_ERR_NOMEM, "buffers to decode unit %" PRIu32 ": %zu bytes", unit_idx,
                         all_bytes);
     const qsf_status status = verify_unit(r, unit_idx, buffers, QSF_COMPRESSED_BLOCK_BYTES);
-    qsf_ledger_release(r->ledger, QSF_USE_WINDOW, buffers, all_bytes);
+    qsf_ledger_release(r->ledger, QSF_USE_STREAM, buffers, all_bytes);
     return status;
 }
 
@@ -295,11 +295,11 @@ qsf_status qsf_file_verify(const char *path)
     qsf_ledger_init(&ledger, UINT64_MAX);
     qsf_reader reader;
     QSF_TRY(qsf_reader_open(&reader, &ledger, path, -1));
-    void *const buffer = qsf_ledger_acquire(&ledger, QSF_USE_WINDOW, VERIFY_BUFFER_BYTES);
+    void *const buffer = qsf_ledger_acquire(&ledger, QSF_USE_STREAM, VERIFY_BUFFER_BYTES);
     const qsf_status status =
         buffer != NULL ? qsf_reader_verify(&reader, buffer, VERIFY_BUFFER_BYTES)
                        : QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes to read through", VERIFY_BUFFER_BYTES);
-    qsf_ledger_release(&ledger, QSF_USE_WINDOW, buffer, VERIFY_BUFFER_BYTES);
+    qsf_ledger_release(&ledger, QSF_USE_STREAM, buffer, VERIFY_BUFFER_BYTES);
     qsf_reader_close(&reader);
     return status;
 }
