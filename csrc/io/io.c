@@ -9,7 +9,7 @@
 #include "base/checked.h"
 #include "base/status.h"
 
-/* NULL: a number that is no method's. */
+/* Returns NULL if no method has this number. */
 static const qsf_io_way *way_of(uint32_t method)
 {
     static const qsf_io_way *const ways[] = {
@@ -67,7 +67,7 @@ qsf_status qsf_io_open(qsf_io *io, qsf_file *file, uint32_t method)
     *io = (qsf_io){.direct_fd = -1};
     const qsf_io_way *const way = way_of(method);
     if (way == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "there is no way to read number %" PRIu32, method);
+        return QSF_FAIL(QSF_ERR_ARG, "I/O method %" PRIu32 " does not exist", method);
     *io = (qsf_io){.file = file, .method = method, .way = way, .direct_fd = -1};
     const qsf_status status = way->open(io);
     if (status != QSF_OK)
@@ -87,7 +87,7 @@ qsf_status qsf_io_queue_open(qsf_io_queue *queue, qsf_io *io, uint32_t depth)
 {
     *queue = (qsf_io_queue){.io = io, .depth = depth};
     if (depth < 1 || depth > QSF_IO_MAX_DEPTH)
-        return QSF_FAIL(QSF_ERR_ARG, "%" PRIu32 " reads at the same time, allowed: 1 to %d", depth,
+        return QSF_FAIL(QSF_ERR_ARG, "I/O depth is %" PRIu32 ", allowed: 1 .. %d", depth,
                         QSF_IO_MAX_DEPTH);
     return io->way->queue_fns != NULL ? io->way->queue_fns->open(queue) : QSF_OK;
 }
@@ -97,7 +97,7 @@ void qsf_io_queue_close(qsf_io_queue *queue)
     if (queue->ring != NULL)
         queue->io->way->queue_fns->close(queue);
     queue->ring = NULL;
-    queue->n_started = 0; /* what only waited to be read is forgotten */
+    queue->n_started = 0; /* drops reads that have not begun */
 }
 
 qsf_status qsf_io_start(qsf_io_queue *queue, const qsf_io_read *read)
@@ -115,7 +115,7 @@ qsf_status qsf_io_start(qsf_io_queue *queue, const qsf_io_read *read)
     return QSF_OK;
 }
 
-/* Makes the read that was started first. */
+/* Performs the oldest started read in this thread. */
 static qsf_status finish_here(qsf_io_queue *queue, qsf_io_read *read)
 {
     *read = queue->started[0];
