@@ -1,4 +1,4 @@
-/* ring.c - memory, life and consumer of a ring. */
+/* ring.c - creates and destroys a ring; the consumer's side of it. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "stream/ring.h"
 
@@ -14,11 +14,11 @@
 #include "platform/clock.h"
 
 #define NONE UINT32_MAX
-/* Large enough that a read is not all overhead, small enough that several are under way. (Of
- * 512 KiB and 1 MiB neither was faster; bench/LOG.md.) */
+/* Large enough to hide the overhead of a read, small enough for several reads in flight. 512 KiB
+ * and 1 MiB were equally fast (bench/LOG.md). */
 #define MAX_PIECE_BYTES ((size_t)1024 * 1024)
 #define MIN_PIECE_BYTES ((size_t)QSF_IO_ALIGN)
-#define SPARE_PIECES 32 /* ends of units, and cuts at the end of the ring, make small ones */
+#define SPARE_PIECES 32 /* for the short pieces at ends of units and at the end of the ring */
 #define CANCEL_POLL_NS 20000000
 
 /* ---- memory ---- */
@@ -28,7 +28,7 @@ size_t qsf_ring_least_bytes(size_t range_bytes)
     return qsf_round_up(range_bytes, QSF_IO_ALIGN) + 4 * MIN_PIECE_BYTES;
 }
 
-/* As many reads as are under way shall find room beside a span that is being used. */
+/* Leaves room for `depth` reads in flight beside the range in use. */
 static size_t choose_piece_bytes(size_t ring_bytes, size_t range_bytes, uint32_t depth)
 {
     const size_t room_bytes = ring_bytes - qsf_round_up(range_bytes, QSF_IO_ALIGN);
@@ -38,7 +38,7 @@ static size_t choose_piece_bytes(size_t ring_bytes, size_t range_bytes, uint32_t
                                        : n_bytes;
 }
 
-/* Enough for every depth. */
+/* Number of pieces that suffices for every depth. */
 static uint32_t piece_count(size_t ring_bytes, size_t range_bytes)
 {
     const size_t n_bytes = choose_piece_bytes(ring_bytes, range_bytes, QSF_IO_MAX_DEPTH);
@@ -84,8 +84,8 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
     void *const block = qsf_ledger_acquire(ledger, QSF_USE_STREAM, block_bytes);
     if (block == NULL)
         return QSF_FAIL(QSF_ERR_NOMEM,
-                        "ring: %zu bytes do not fit, %" PRIu64 " of %" PRIu64 " are taken",
-                        block_bytes, ledger->held_bytes, ledger->ceiling_bytes);
+                        "no memory for a ring of %zu MB: %" PRIu64 " of %" PRIu64 " MB are in use",
+                        block_bytes >> 20, ledger->held_bytes >> 20, ledger->ceiling_bytes >> 20);
     qsf_arena arena;
     layout l;
     qsf_arena_init(&arena, block, block_bytes);
@@ -129,8 +129,8 @@ void qsf_ring_destroy(qsf_ring *ring)
 
 /* ---- the consumer ---- */
 
-/* Drops all pieces, after the readers have let go of them, and lets reading begin at place
- * next_order of the order. */
+/* Waits until no reader uses a piece, drops all pieces and restarts reading at entry next_order of
+ * the order. */
 static void restart(qsf_ring *ring, uint32_t next_order, uint64_t next_pass)
 {
     ring->is_paused = true;
@@ -152,7 +152,7 @@ void qsf_ring_set_order(qsf_ring *ring, const uint32_t *units, uint32_t n_units,
 {
     assert(n_units <= ring->reader->n_units && n_always <= n_units);
     qsf_mutex_lock(&ring->lock);
-    ring->is_paused = true; /* readers look at the order */
+    ring->is_paused = true; /* readers use the order */
     ring->unit_idx = NONE;
     memcpy(ring->order, units, n_units * sizeof *units);
     ring->n_order = n_units;
@@ -165,7 +165,7 @@ void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const atomic_bool *cance
                          qsf_stopwatch *stopwatch)
 {
     qsf_mutex_lock(&ring->lock);
-    (void)qsf_ring_is_next_wanted(ring); /* brings the cursor over the end of the last pass */
+    (void)qsf_ring_is_next_wanted(ring); /* moves the cursor past the end of the last pass */
     ring->pass++;
     ring->is_whole = is_whole;
     ring->cancelled = cancelled;
@@ -174,7 +174,7 @@ void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const atomic_bool *cance
     qsf_mutex_unlock(&ring->lock);
 }
 
-/* Does the oldest piece, or else the next one, begin this unit? */
+/* True if the oldest piece begins this unit; without pieces, if the next one will. */
 static bool is_at(qsf_ring *ring, uint32_t unit_idx)
 {
     if (ring->is_paused)
@@ -195,7 +195,9 @@ qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx)
         place++;
     if (ring->unit_idx != NONE || place == ring->n_order) {
         qsf_mutex_unlock(&ring->lock);
-        return QSF_FAIL(QSF_ERR_ARG, "unit %" PRIu32 " is not streamed, or another one is begun",
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "internal error: unit %" PRIu32
+                        " is not streamed, or another unit has not ended",
                         unit_idx);
     }
     if (place >= ring->n_always)
@@ -217,7 +219,7 @@ qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx)
 size_t qsf_ring_range_bytes(const qsf_ring *ring, uint64_t off)
 {
     const size_t at = (size_t)((ring->unit_start + off) % ring->ring_bytes);
-    const size_t most_bytes = ring->ring_bytes / 4; /* the rest is for what is being read */
+    const size_t most_bytes = ring->ring_bytes / 4; /* leaves the rest for reads in flight */
     size_t n_bytes = ring->ring_bytes - at;
     if (n_bytes > most_bytes)
         n_bytes = most_bytes;
@@ -240,7 +242,7 @@ static qsf_status wait_for(qsf_ring *ring, uint64_t piece_no)
     }
 }
 
-/* Removes the oldest piece, which is ready, and counts it for its unit. */
+/* Removes the oldest piece, which is ready, and adds it to the checksum and times of its unit. */
 static void remove_oldest(qsf_ring *ring)
 {
     const qsf_piece *const p = &ring->pieces[ring->tail % ring->cap_pieces];
@@ -255,11 +257,11 @@ static void remove_oldest(qsf_ring *ring)
     qsf_condition_wake_all(&ring->has_room);
 }
 
-/* Removes the pieces of the begun unit that end at `off` or before, and waits for the others
- * up to end_off. */
+/* Removes the pieces of the current unit that end at or before `off`; waits for its pieces up to
+ * end_off. */
 static qsf_status move_to(qsf_ring *ring, uint64_t off, uint64_t end_off)
 {
-    uint64_t done_off = ring->unit_off; /* the end of what was seen */
+    uint64_t done_off = ring->unit_off; /* end of the pieces visited */
     for (uint64_t i = ring->tail; done_off < end_off; i++) {
         QSF_TRY(wait_for(ring, i));
         const qsf_piece *const p = &ring->pieces[i % ring->cap_pieces];
@@ -271,7 +273,7 @@ static qsf_status move_to(qsf_ring *ring, uint64_t off, uint64_t end_off)
     return QSF_OK;
 }
 
-/* Under the lock. A failure ends the unit. */
+/* Caller holds the lock. A failure ends the unit. */
 static qsf_status move_timed(qsf_ring *ring, uint64_t off, uint64_t end_off, uint64_t *wait_ns)
 {
     const uint64_t start_ns = qsf_clock_ns();
@@ -332,7 +334,7 @@ void qsf_ring_abandon(qsf_ring *ring)
 {
     qsf_mutex_lock(&ring->lock);
     ring->unit_idx = NONE;
-    ring->is_paused = true; /* until a unit is begun: the next pass may begin anywhere */
+    ring->is_paused = true; /* until a unit begins: the next pass may begin at any unit */
     qsf_mutex_unlock(&ring->lock);
 }
 

@@ -19,7 +19,7 @@ bool qsf_ring_is_next_wanted(qsf_ring *ring)
     return ring->next_pass == ring->pass || ring->next_order < ring->n_always;
 }
 
-/* Gives the next piece a place in the ring; NULL when there is nothing to read or no room. */
+/* Allocates the next piece in the ring; NULL if there is nothing to read or no room. */
 static qsf_piece *begin_piece(qsf_ring *ring, uint64_t *piece_no)
 {
     if (ring->is_paused || ring->is_stopping || ring->failure_status != QSF_OK ||
@@ -60,7 +60,7 @@ static qsf_piece *begin_piece(qsf_ring *ring, uint64_t *piece_no)
     return p;
 }
 
-/* The piece has arrived, or never will. */
+/* The read of a piece has ended, well or not. */
 static void end_read(qsf_ring *ring, qsf_piece *p)
 {
     p->end_ns = qsf_clock_ns();
@@ -69,7 +69,7 @@ static void end_read(qsf_ring *ring, qsf_piece *p)
         ring->counts.busy_ns += p->end_ns - ring->busy_since_ns;
 }
 
-/* A reader is done with a piece. Failures of this thread are kept for the consumer. */
+/* A reader has finished a piece. Keeps the first error for the consumer. */
 static void end_piece(qsf_ring *ring, qsf_piece *p, qsf_status status)
 {
     p->state = status == QSF_OK ? PIECE_READY : PIECE_FAILED;
@@ -82,7 +82,8 @@ static void end_piece(qsf_ring *ring, qsf_piece *p, qsf_status status)
     qsf_condition_wake_all(&ring->has_data);
 }
 
-/* Starts reads while the queue takes more and there is room. Called and left with the lock. */
+/* Starts reads until the queue or the ring is full. Caller holds the lock; it is released during
+ * I/O. */
 static void start_reads(qsf_ring *ring, qsf_io_queue *queue)
 {
     while (queue->n_started < queue->depth) {
@@ -122,7 +123,7 @@ static void record(const qsf_ring *ring, const qsf_piece *p, qsf_trace_kind kind
                                   });
 }
 
-/* Waits for one read and checks it. Called and left with the lock. */
+/* Waits for one read and computes its checksum. Caller holds the lock; it is released meanwhile. */
 static void finish_read(qsf_ring *ring, qsf_io_queue *queue, uint32_t thread_idx)
 {
     qsf_io_read read;

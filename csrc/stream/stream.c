@@ -1,8 +1,8 @@
-/* stream.c - resident units answered from memory, the others from the ring.
+/* stream.c - gives bytes of resident units from memory, of other units from the ring.
  *
- * Invariants while a compressed unit passes: decode_off is a multiple of 64 and
- * decode_off <= source.raw_done_bytes <= decode_off + decode_bytes; the window holds the raw
- * bytes between the two.
+ * Invariants during a compressed unit: decode_off is a multiple of 64 and
+ * decode_off <= source.raw_done_bytes <= decode_off + decode_bytes; the decode buffer holds the raw
+ * bytes from decode_off to raw_done_bytes.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "stream/stream.h"
@@ -29,9 +29,10 @@ static qsf_status acquire(qsf_stream *s, qsf_use use, size_t n_bytes, void *out)
         return QSF_OK;
     *to = qsf_ledger_acquire(s->ledger, use, n_bytes);
     if (*to == NULL)
-        return QSF_FAIL(
-            QSF_ERR_NOMEM, "%s: %zu bytes do not fit, %" PRIu64 " of %" PRIu64 " are taken",
-            qsf_use_name(use), n_bytes, s->ledger->held_bytes, s->ledger->ceiling_bytes);
+        return QSF_FAIL(QSF_ERR_NOMEM,
+                        "no memory for %zu MB of %s: %" PRIu64 " of %" PRIu64 " MB are in use",
+                        n_bytes >> 20, qsf_use_name(use), s->ledger->held_bytes >> 20,
+                        s->ledger->ceiling_bytes >> 20);
     return QSF_OK;
 }
 
@@ -64,7 +65,7 @@ static qsf_status take_from_ring(void *arg, uint64_t off, size_t n_bytes, const 
     return qsf_ring_take(s->ring, off, n_bytes, &s->unit_wait_ns, out);
 }
 
-/* Takes ring, window and workspace; on failure none of them. */
+/* Acquires ring, decode buffer and workspace; on failure none of them. */
 static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, size_t ring_bytes)
 {
     s->sizes.decode_bytes = sizes->decode_bytes;
@@ -94,7 +95,7 @@ static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, siz
     return QSF_OK;
 }
 
-/* Tells the ring what is streamed: layers in their order, then what makes the logits. */
+/* Gives the ring the order of streamed units: layers, then the units that make the logits. */
 static void set_order(qsf_stream *s)
 {
     const uint32_t n_units = s->reader->n_units;
@@ -120,7 +121,7 @@ static bool is_compressed(const qsf_stream *s, uint32_t unit_idx)
     return s->reader->units[unit_idx].compression != QSF_COMPRESSION_NONE;
 }
 
-/* Copies a whole unit out of the ring to its place in memory. */
+/* Copies a whole unit from the ring to memory. */
 static qsf_status copy_unit(qsf_stream *s, uint32_t unit_idx, unsigned char *to)
 {
     uint64_t read_ns;
@@ -138,18 +139,19 @@ static qsf_status copy_unit(qsf_stream *s, uint32_t unit_idx, unsigned char *to)
     return qsf_ring_end_unit(s->ring, &s->unit_wait_ns, &read_ns);
 }
 
-/* Loads the units of order [n_units], which are not resident yet. The ring is there. */
+/* Loads the units of order [n_units], which are not resident yet, through the ring. */
 static qsf_status load_units(qsf_stream *s, uint32_t n_units)
 {
-    const uint32_t n_ahead = 0; /* there is no next pass to read for */
+    const uint32_t n_ahead = 0; /* no pass follows, so nothing is read ahead */
     qsf_ring_set_order(s->ring, s->order, n_units, n_ahead);
     qsf_ring_begin_pass(s->ring, true, NULL, s->stopwatch);
     for (uint32_t i = 0; i < n_units; i++) {
         const uint32_t unit_idx = s->order[i];
         const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
         if (raw_bytes > SIZE_MAX)
-            return QSF_FAIL(QSF_ERR_NOMEM, "unit %" PRIu32 ": %" PRIu64 " bytes", unit_idx,
-                            raw_bytes);
+            return QSF_FAIL(QSF_ERR_NOMEM,
+                            "unit %" PRIu32 " of %" PRIu64 " MB exceeds the address space",
+                            unit_idx, raw_bytes >> 20);
         unsigned char *to;
         QSF_TRY(acquire(s, QSF_USE_WEIGHTS, (size_t)raw_bytes, &to));
         s->resident[unit_idx] = to;
@@ -158,7 +160,7 @@ static qsf_status load_units(qsf_stream *s, uint32_t n_units)
     return QSF_OK;
 }
 
-/* A ring for loading alone: as large as what is not spoken for allows. */
+/* Size of a ring that is used for loading alone: as large as the unplanned memory allows. */
 static size_t load_ring_bytes(const qsf_stream *s, const qsf_stream_sizes *sizes,
                               uint64_t load_bytes)
 {
@@ -174,7 +176,7 @@ static size_t load_ring_bytes(const qsf_stream *s, const qsf_stream_sizes *sizes
     return ring_bytes > sizes->ring_bytes ? ring_bytes : sizes->ring_bytes;
 }
 
-/* Loads the resident units and takes the buffers that streaming needs. */
+/* Loads the resident units and acquires the buffers for streaming. */
 static qsf_status fill(qsf_stream *s, const qsf_stream_options *options)
 {
     const qsf_reader *const r = s->reader;
@@ -221,8 +223,10 @@ qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
     qsf_stream_sizes sizes;
     qsf_stream_least(r, options->is_resident, &sizes);
     if (options->ring_bytes < sizes.ring_bytes || options->ring_bytes % QSF_IO_ALIGN != 0)
-        return QSF_FAIL(QSF_ERR_ARG, "a ring of %zu bytes, these units need %zu",
-                        options->ring_bytes, sizes.ring_bytes);
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "internal error: a ring of %zu bytes, these units need %zu or more, a "
+                        "multiple of %d",
+                        options->ring_bytes, sizes.ring_bytes, QSF_IO_ALIGN);
     qsf_status status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->resident, &s->resident);
     if (status == QSF_OK)
         status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->times, &s->times);
@@ -281,7 +285,8 @@ qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
 {
     if (s->unit_idx != NONE || unit_idx >= s->reader->n_units)
         return QSF_FAIL(QSF_ERR_ARG,
-                        "unit %" PRIu32 " of %" PRIu32 " begun while unit %" PRIu32 " passes",
+                        "internal error: unit %" PRIu32 " of %" PRIu32
+                        " begins before unit %" PRIu32 " ends",
                         unit_idx, s->reader->n_units, s->unit_idx);
     if (s->stopwatch != NULL)
         s->stopwatch->unit_idx = qsf_reader_file_idx(s->reader, unit_idx);
@@ -289,7 +294,9 @@ qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
     s->unit_wait_ns = 0;
     if (s->resident[unit_idx] == NULL) {
         if (s->ring == NULL)
-            return QSF_FAIL(QSF_ERR_NOMEM, "unit %" PRIu32 " is not in memory, nor is a ring",
+            return QSF_FAIL(QSF_ERR_NOMEM,
+                            "unit %" PRIu32
+                            " cannot be streamed: the system had no memory for the ring",
                             unit_idx);
         QSF_TRY(qsf_ring_begin_unit(s->ring, unit_idx));
         s->decode_off = 0;
@@ -310,8 +317,8 @@ size_t qsf_stream_range_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t o
     return qsf_ring_range_bytes(s->ring, off);
 }
 
-/* Gives up the window's bytes before off, but for the rest of a group of 64, so that offsets
- * and addresses stay equal modulo 64. */
+/* Drops bytes of the decode buffer before off, rounded down to a multiple of 64, so that addresses
+ * and offsets stay equal modulo 64. */
 static void drop_before(qsf_stream *s, uint64_t off)
 {
     const uint64_t end_off = s->source.raw_done_bytes;
@@ -323,7 +330,7 @@ static void drop_before(qsf_stream *s, uint64_t off)
     s->decode_off = keep_off;
 }
 
-/* Moves the window on until it holds raw bytes [off, end_off), at least one of them to come. */
+/* Decodes until the decode buffer holds raw bytes [off, end_off). */
 static qsf_status advance(qsf_stream *s, uint64_t off, uint64_t end_off)
 {
     while (s->source.raw_done_bytes < end_off) {
@@ -341,19 +348,20 @@ static qsf_status check_range(const qsf_stream *s, uint64_t off, size_t n_bytes)
 {
     const uint32_t unit_idx = s->unit_idx;
     if (unit_idx == NONE)
-        return QSF_FAIL(QSF_ERR_ARG, "no unit is begun");
+        return QSF_FAIL(QSF_ERR_ARG, "internal error: no unit has begun");
     const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
     const uint64_t first_off = s->resident[unit_idx] != NULL ? 0 : s->decode_off;
     if (!qsf_extent_inside(off, n_bytes, raw_bytes) || off < first_off ||
         n_bytes > qsf_stream_range_bytes(s, unit_idx, off))
         return QSF_FAIL(QSF_ERR_ARG,
-                        "unit %" PRIu32 ": %zu bytes at %" PRIu64 ", allowed: from %" PRIu64
-                        " on, inside %" PRIu64 " bytes, and no more than the ring gives",
+                        "internal error: unit %" PRIu32 ": %zu bytes at %" PRIu64
+                        ", allowed: from %" PRIu64 " on, inside %" PRIu64
+                        " bytes, at most one range",
                         unit_idx, n_bytes, off, first_off, raw_bytes);
     return QSF_OK;
 }
 
-/* As acquire, of a streamed unit, inside what is allowed. */
+/* Acquires a checked range of a streamed unit. */
 static qsf_status take_range(qsf_stream *s, uint64_t off, size_t n_bytes, const unsigned char **out)
 {
     if (!is_compressed(s, s->unit_idx)) {
@@ -378,7 +386,7 @@ qsf_status qsf_stream_acquire(qsf_stream *s, uint64_t off, size_t n_bytes,
     return status;
 }
 
-/* Waits for the rest of a streamed unit, which may be wrong in its end too. */
+/* Waits for the rest of a streamed unit and verifies it. */
 static qsf_status pass_rest(qsf_stream *s)
 {
     const uint32_t unit_idx = s->unit_idx;
@@ -398,7 +406,7 @@ qsf_status qsf_stream_end_unit(qsf_stream *s)
 {
     const uint32_t unit_idx = s->unit_idx;
     if (unit_idx == NONE)
-        return QSF_FAIL(QSF_ERR_ARG, "no unit is begun");
+        return QSF_FAIL(QSF_ERR_ARG, "internal error: no unit has begun");
     if (s->resident[unit_idx] == NULL) {
         const qsf_status status = pass_rest(s);
         if (status != QSF_OK) {
@@ -428,8 +436,8 @@ qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const uns
     const qsf_reader *const r = s->reader;
     const qsf_tensor *const t = &r->tensors[0]; /* [vocab, dim] */
     if (band_idx >= r->n_bands)
-        return QSF_FAIL(QSF_ERR_ARG, "embedding band %" PRIu32 " of %" PRIu32, band_idx,
-                        r->n_bands);
+        return QSF_FAIL(QSF_ERR_ARG, "internal error: embedding band %" PRIu32 " of %" PRIu32,
+                        band_idx, r->n_bands);
     const size_t row_bytes = (size_t)(t->data_bytes / r->n_bands);
     const uint64_t raw_off = t->data_off + (uint64_t)band_idx * row_bytes;
     if (s->resident[0] != NULL) {
@@ -456,7 +464,7 @@ qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const uns
 
 /* ---- memory pressure ---- */
 
-/* The sizes if unit_idx (NONE: nothing more) were not resident. */
+/* The sizes for the resident units without unit_idx (NONE: all of them). */
 static void sizes_without(const qsf_stream *s, uint32_t unit_idx, qsf_stream_sizes *out)
 {
     for (uint32_t i = 0; i < s->reader->n_units; i++)
@@ -493,9 +501,9 @@ qsf_status qsf_stream_drop(qsf_stream *s, uint32_t unit_idx, size_t ring_bytes)
         s->ring == NULL ? 0 : qsf_stream_buffer_bytes(r, &s->sizes, s->ring_bytes);
     if (needed_bytes > free_bytes && needed_bytes - free_bytes > raw_bytes + old_bytes)
         return QSF_FAIL(QSF_ERR_NOMEM,
-                        "giving back unit %" PRIu32 " frees %" PRIu64
-                        " bytes, streaming it takes %" PRIu64,
-                        unit_idx, raw_bytes, needed_bytes);
+                        "dropping unit %" PRIu32 " frees %" PRIu64
+                        " MB, but streaming it needs %" PRIu64 " MB",
+                        unit_idx, raw_bytes >> 20, needed_bytes >> 20);
     if (takes_buffers)
         release_buffers(s);
     qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[unit_idx], (size_t)raw_bytes);

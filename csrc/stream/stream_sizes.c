@@ -1,11 +1,11 @@
-/* stream_sizes.c - what memory a stream takes, for plans and for the stream itself. */
+/* stream_sizes.c - how much memory a stream takes, for plans and for the stream itself. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/checked.h"
 #include "base/dtype.h"
 #include "stream/codec.h"
 #include "stream/stream.h"
 
-/* What must be takeable at once: a row of tiles, or a vector; a side table is copied in pieces. */
+/* Bytes needed at once: a row of tiles or a whole vector. Sparse outliers are copied in pieces. */
 static size_t tensor_range_bytes(const qsf_tensor *t)
 {
     if (t->layout == QSF_LAYOUT_OUTLIERS)
@@ -32,15 +32,15 @@ static void raise_to(size_t *most, size_t n)
         *most = n;
 }
 
-/* Raises the sizes to what passing this unit through the ring takes. */
+/* Raises the sizes to those that streaming this unit needs. */
 static void add_streamed(const qsf_reader *r, const qsf_unit *u, qsf_stream_sizes *sizes)
 {
     const size_t range_bytes = unit_range_bytes(r, u);
     if (u->compression == QSF_COMPRESSION_NONE) {
         raise_to(&sizes->range_bytes, range_bytes);
     } else {
-        /* A stored block is taken whole, and decoded whole even when only its first byte is
-         * wanted; the window begins at a multiple of 64. */
+        /* A block is taken and decoded as a whole, even if only one byte of it is needed; the
+         * decode buffer begins at a multiple of 64. */
         raise_to(&sizes->range_bytes, QSF_COMPRESSED_BLOCK_BYTES);
         raise_to(&sizes->decode_bytes, range_bytes + QSF_DATA_ALIGN + QSF_COMPRESSED_BLOCK_BYTES);
         raise_to(&sizes->codec_bytes, qsf_codec_workspace_bytes(u->compression));
@@ -48,7 +48,7 @@ static void add_streamed(const qsf_reader *r, const qsf_unit *u, qsf_stream_size
     raise_to(&sizes->ring_bytes, qsf_ring_least_bytes(sizes->range_bytes));
 }
 
-/* The same for loading it to its place in memory, block by block. */
+/* Raises the sizes to those that loading this unit needs, block by block. */
 static void add_loaded(const qsf_unit *u, qsf_stream_sizes *sizes)
 {
     if (u->compression == QSF_COMPRESSION_NONE) {
@@ -81,7 +81,7 @@ void qsf_stream_least(const qsf_reader *r, const bool *is_resident, qsf_stream_s
             add_streamed(r, &r->units[i], out);
     qsf_stream_sizes load;
     qsf_stream_load_sizes(r, is_resident, &load);
-    if (out->ring_bytes != 0) { /* the ring is there: what is resident loads through it */
+    if (out->ring_bytes != 0) { /* resident units load through the ring of the streamed ones */
         raise_to(&out->range_bytes, load.range_bytes);
         raise_to(&out->codec_bytes, load.codec_bytes);
         raise_to(&out->ring_bytes, qsf_ring_least_bytes(out->range_bytes));
