@@ -1,7 +1,7 @@
 /* directory.c - reads and checks the directory and the layer index: docs/format.md, sections
  * 2 and 3.
  *
- * Nothing is allocated for a count before the bytes it describes are known to be in the file.
+ * Before allocating for a count, it checks that the file contains the bytes the count describes.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/directory.h"
@@ -19,8 +19,8 @@
 
 typedef struct tag_row {
     char tag[5];
-    bool is_needed; /* in every file */
-    bool is_table;  /* bounded by QSF_MAX_TABLE_BYTES */
+    bool is_needed; /* every file must have it */
+    bool is_table;  /* at most QSF_MAX_TABLE_BYTES */
     bool is_unit;   /* aligned to QSF_UNIT_ALIGN */
 } tag_row;
 
@@ -75,7 +75,7 @@ static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_
     return QSF_OK;
 }
 
-/* Sections that a file must have, and sizes that follow from the header. */
+/* Checks that the file has all needed sections, and their sizes against the header. */
 static qsf_status check_sections(const qsf_reader *r, const qsf_header_links *links)
 {
     for (size_t i = 0; i < N_KNOWN_TAGS; i++)
@@ -139,8 +139,8 @@ qsf_status qsf_directory_read(qsf_reader *r, const qsf_header_links *links)
     r->sections =
         qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, links->n_sections * sizeof *r->sections);
     if (r->sections == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "list of sections: %zu bytes",
-                        links->n_sections * sizeof *r->sections);
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the list of sections: %zu KB",
+                        links->n_sections * sizeof *r->sections >> 10);
     for (uint32_t i = 0; i < links->n_sections; i++) {
         const unsigned char *const entry = bytes + (size_t)i * QSF_DIRECTORY_ENTRY_BYTES;
         qsf_section *const s = &r->sections[i];
@@ -209,7 +209,7 @@ static qsf_status parse_layers(qsf_reader *r, const unsigned char *bytes)
     return QSF_OK;
 }
 
-/* A section that is a unit: never compressed, of the file's quantisation type. */
+/* Fills a unit that is a section: not compressed, of the file's quantisation type. */
 static void fill_unit(const qsf_reader *r, const char *tag, qsf_unit *u)
 {
     const qsf_section *const s = qsf_reader_section(r, tag);
@@ -229,10 +229,11 @@ qsf_status qsf_directory_read_units(qsf_reader *r)
     r->n_units_file = r->n_units;
     r->units = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_units * sizeof *r->units);
     if (r->units == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "list of units: %zu bytes", r->n_units * sizeof *r->units);
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the list of units: %zu KB",
+                        r->n_units * sizeof *r->units >> 10);
     unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
     if (bytes == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "layer index: %zu bytes", n_bytes);
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the layer index: %zu KB", n_bytes >> 10);
     qsf_status status = qsf_reader_read_section(r, layr, bytes);
     if (status == QSF_OK)
         status = parse_layers(r, bytes);
