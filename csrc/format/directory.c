@@ -51,8 +51,8 @@ static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_
                         "section %s: flags %08" PRIx32 " and reserved %08" PRIx32
                         ", allowed: flags 0 or 1, reserved 0",
                         tag, flags, reserved);
-    const tag_row *const known = find_tag(s->tag);
-    if (known == NULL && (flags & QSF_SECTION_REQUIRED) != 0)
+    const tag_row *const row = find_tag(s->tag);
+    if (row == NULL && (flags & QSF_SECTION_REQUIRED) != 0)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
                         "section %s is required to read the file, and this build does not know it",
                         tag);
@@ -63,10 +63,10 @@ static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_
                         "section %s: %" PRIu64 " bytes at %" PRIu64
                         " are not inside the file of %" PRIu64 " bytes",
                         tag, s->n_bytes, s->off, r->file.n_bytes);
-    if (known != NULL && known->is_table && s->n_bytes > QSF_MAX_TABLE_BYTES)
+    if (row != NULL && row->is_table && s->n_bytes > QSF_MAX_TABLE_BYTES)
         return QSF_FAIL(QSF_ERR_FORMAT, "section %s has %" PRIu64 " bytes, allowed: up to %u", tag,
                         s->n_bytes, QSF_MAX_TABLE_BYTES);
-    if (known != NULL && known->is_unit && s->off % QSF_UNIT_ALIGN != 0)
+    if (row != NULL && row->is_unit && s->off % QSF_UNIT_ALIGN != 0)
         return QSF_FAIL(QSF_ERR_FORMAT, "section %s is at %" PRIu64 ", allowed: multiples of %d",
                         tag, s->off, QSF_UNIT_ALIGN);
     for (const qsf_section *earlier = r->sections; earlier < s; earlier++)
@@ -157,36 +157,37 @@ qsf_status qsf_directory_read(qsf_reader *r, const qsf_header_links *links)
 static qsf_status check_layer(const qsf_reader *r, uint32_t layer_idx, const qsf_unit *u,
                               uint32_t reserved)
 {
-    const char *const what = "layer index: layer";
+    const char *const prefix = "layer index: layer";
     if (u->off % QSF_UNIT_ALIGN != 0 ||
         !qsf_extent_inside(u->off, u->stored_bytes, r->file.n_bytes))
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s %" PRIu32 ": %" PRIu64 " bytes at %" PRIu64
                         ", allowed: at a multiple of %d, inside the file of %" PRIu64 " bytes",
-                        what, layer_idx, u->stored_bytes, u->off, QSF_UNIT_ALIGN, r->file.n_bytes);
+                        prefix, layer_idx, u->stored_bytes, u->off, QSF_UNIT_ALIGN,
+                        r->file.n_bytes);
     if (u->stored_bytes == 0 || u->raw_bytes == 0)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s %" PRIu32 ": %" PRIu64 " bytes stored, %" PRIu64
                         " raw, allowed: 1 or more",
-                        what, layer_idx, u->stored_bytes, u->raw_bytes);
+                        prefix, layer_idx, u->stored_bytes, u->raw_bytes);
     if (u->dtype >= QSF_DTYPE_COUNT)
         return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": quantisation type is %d, allowed: 0 .. %d",
-                        what, layer_idx, u->dtype, QSF_DTYPE_COUNT - 1);
+                        prefix, layer_idx, u->dtype, QSF_DTYPE_COUNT - 1);
     if (u->compression >= QSF_COMPRESSION_COUNT)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": compression is %d, allowed: 0 .. %d", what,
-                        layer_idx, u->compression, QSF_COMPRESSION_COUNT - 1);
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": compression is %d, allowed: 0 .. %d",
+                        prefix, layer_idx, u->compression, QSF_COMPRESSION_COUNT - 1);
     if (u->compression == QSF_COMPRESSION_NONE && u->stored_bytes != u->raw_bytes)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s %" PRIu32 ": %" PRIu64 " bytes stored, %" PRIu64
                         " raw, allowed: the same without compression",
-                        what, layer_idx, u->stored_bytes, u->raw_bytes);
+                        prefix, layer_idx, u->stored_bytes, u->raw_bytes);
     if (!isfinite(u->importance) || u->importance < 0.0F)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s %" PRIu32 ": importance is %g, allowed: finite, 0 or more", what,
+                        "%s %" PRIu32 ": importance is %g, allowed: finite, 0 or more", prefix,
                         layer_idx, (double)u->importance);
     if (reserved != 0)
         return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": reserved is %08" PRIx32 ", allowed: 0",
-                        what, layer_idx, reserved);
+                        prefix, layer_idx, reserved);
     return QSF_OK;
 }
 

@@ -36,39 +36,39 @@ bool qsf_procfile_read(const char *path, char *text, size_t cap_bytes)
 static bool give_lines(char *text, size_t *n_bytes, qsf_procfile_line_fn *wants, void *arg)
 {
     char *line = text;
-    bool found = false;
-    for (char *end = strchr(line, '\n'); !found && end != NULL; end = strchr(line, '\n')) {
+    bool is_found = false;
+    for (char *end = strchr(line, '\n'); !is_found && end != NULL; end = strchr(line, '\n')) {
         *end = '\0';
-        found = wants(arg, line);
+        is_found = wants(arg, line);
         line = end + 1;
     }
     *n_bytes -= (size_t)(line - text);
     memmove(text, line, *n_bytes + 1);
-    return found;
+    return is_found;
 }
 
 bool qsf_procfile_find_line(const char *path, qsf_procfile_line_fn *wants, void *arg)
 {
     char text[QSF_PROCFILE_LINE_BYTES];
     size_t n_bytes = 0;
-    bool found = false;
+    bool is_found = false;
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
-    while (!found) {
+    while (!is_found) {
         const size_t got = read_some(fd, text + n_bytes, sizeof text - 1 - n_bytes);
         if (got == 0)
             break;
         n_bytes += got;
         text[n_bytes] = '\0';
-        found = give_lines(text, &n_bytes, wants, arg);
-        if (!found && n_bytes == sizeof text - 1) {
-            found = wants(arg, text);
+        is_found = give_lines(text, &n_bytes, wants, arg);
+        if (!is_found && n_bytes == sizeof text - 1) {
+            is_found = wants(arg, text);
             n_bytes = 0;
         }
     }
     close(fd);
-    return found || (n_bytes > 0 && wants(arg, text));
+    return is_found || (n_bytes > 0 && wants(arg, text));
 }
 
 /* strtoull alone would accept "-1" as a huge number. */
