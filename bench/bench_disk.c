@@ -48,7 +48,7 @@ typedef struct pass {
     qsf_io *io;
     unsigned char *buffer; /* a place for each read under way */
     size_t read_bytes;
-    uint32_t lane_depth;
+    uint32_t queue_depth;
     uint64_t end_off;
     _Atomic uint64_t next_off;
     _Atomic uint32_t next_place;
@@ -60,33 +60,33 @@ static void fail(void)
     exit(1);
 }
 
-static bool start_next(pass *p, qsf_io_lane *lane, unsigned char *dst)
+static bool start_next(pass *p, qsf_io_queue *queue, unsigned char *dst)
 {
     const uint64_t off = atomic_fetch_add(&p->next_off, p->read_bytes);
     if (off >= p->end_off)
         return false;
     const qsf_io_read read = {
         .off = off, .dst = dst, .n_bytes = p->read_bytes, .need_bytes = p->read_bytes};
-    if (qsf_io_start(lane, &read) != QSF_OK)
+    if (qsf_io_start(queue, &read) != QSF_OK)
         fail();
     return true;
 }
 
-static void *read_lane(void *arg)
+static void *read_queue(void *arg)
 {
     pass *const p = arg;
-    qsf_io_lane lane;
-    if (qsf_io_lane_open(&lane, p->io, p->lane_depth) != QSF_OK)
+    qsf_io_queue queue;
+    if (qsf_io_queue_open(&queue, p->io, p->queue_depth) != QSF_OK)
         fail();
-    for (uint32_t i = 0; i < p->lane_depth; i++)
-        start_next(p, &lane, p->buffer + atomic_fetch_add(&p->next_place, 1) * p->read_bytes);
-    while (lane.n_started > 0) {
+    for (uint32_t i = 0; i < p->queue_depth; i++)
+        start_next(p, &queue, p->buffer + atomic_fetch_add(&p->next_place, 1) * p->read_bytes);
+    while (queue.n_started > 0) {
         qsf_io_read had;
-        if (qsf_io_finish(&lane, &had) != QSF_OK)
+        if (qsf_io_finish(&queue, &had) != QSF_OK)
             fail();
-        start_next(p, &lane, had.dst);
+        start_next(p, &queue, had.dst);
     }
-    qsf_io_lane_close(&lane);
+    qsf_io_queue_close(&queue);
     return NULL;
 }
 
@@ -95,11 +95,11 @@ static double run(const options *o, qsf_io *io, const qsf_io_setup *setup, unsig
                   uint64_t begin_off)
 {
     qsf_thread threads[QSF_IO_MAX_DEPTH];
-    const uint32_t n_lanes = qsf_io_lane_count(setup);
+    const uint32_t n_queues = qsf_io_queue_count(setup);
     pass p = {.io = io,
               .buffer = buffer,
               .read_bytes = o->read_bytes,
-              .lane_depth = qsf_io_lane_depth(setup),
+              .queue_depth = qsf_io_queue_depth(setup),
               .end_off = begin_off + o->run_bytes,
               .next_off = begin_off};
 #if defined(POSIX_FADV_DONTNEED)
@@ -108,10 +108,10 @@ static double run(const options *o, qsf_io *io, const qsf_io_setup *setup, unsig
                             POSIX_FADV_DONTNEED);
 #endif
     const uint64_t start_ns = qsf_clock_ns();
-    for (uint32_t i = 0; i < n_lanes; i++)
-        if (qsf_thread_start(&threads[i], STACK_BYTES, read_lane, &p) != QSF_OK)
+    for (uint32_t i = 0; i < n_queues; i++)
+        if (qsf_thread_start(&threads[i], STACK_BYTES, read_queue, &p) != QSF_OK)
             fail();
-    for (uint32_t i = 0; i < n_lanes; i++)
+    for (uint32_t i = 0; i < n_queues; i++)
         qsf_thread_join(&threads[i]);
     return (double)o->run_bytes / (double)(qsf_clock_ns() - start_ns);
 }

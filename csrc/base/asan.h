@@ -1,4 +1,4 @@
-/* asan.h - tells AddressSanitizer which bytes nobody may touch; nothing without it. */
+/* asan.h - marks bytes that nobody may touch; does nothing without AddressSanitizer. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_BASE_ASAN_H
 #define QSF_BASE_ASAN_H

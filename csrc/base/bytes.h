@@ -1,7 +1,6 @@
 /* bytes.h - little-endian loads and stores at any alignment.
  *
- * Bytes from a file become numbers here and nowhere else; no struct is ever cast
- * onto them.
+ * Only these functions turn bytes of a file into numbers. No code casts bytes to a struct.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_BASE_BYTES_H

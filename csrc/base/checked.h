@@ -1,7 +1,7 @@
-/* checked.h - arithmetic on numbers that may be hostile: overflow is a result.
+/* checked.h - arithmetic that reports overflow, for numbers from files and callers.
  *
- * Each function returns false, and leaves *out alone, when the true result does
- * not fit. Used on everything that comes from a file or from a caller.
+ * A function that returns bool returns false, and does not change *out, if the result does not
+ * fit.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_BASE_CHECKED_H
@@ -19,13 +19,13 @@ static inline bool qsf_add_u64(uint64_t a, uint64_t b, uint64_t *out)
     return true;
 }
 
-/* For sums that are only compared: UINT64_MAX where the result does not fit. */
+/* a + b, or UINT64_MAX if the sum does not fit. Use it only for comparisons. */
 static inline uint64_t qsf_add_capped(uint64_t a, uint64_t b)
 {
     return b > UINT64_MAX - a ? UINT64_MAX : a + b;
 }
 
-/* a - b, or 0 where b is larger. */
+/* a - b, or 0 if b is larger. */
 static inline uint64_t qsf_sub_floored(uint64_t a, uint64_t b)
 {
     return a > b ? a - b : 0;
@@ -39,7 +39,7 @@ static inline bool qsf_mul_u64(uint64_t a, uint64_t b, uint64_t *out)
     return true;
 }
 
-/* `align` is a power of two. */
+/* Rounds a up to a multiple of `align`, a power of two. */
 static inline bool qsf_align_up_u64(uint64_t a, uint64_t align, uint64_t *out)
 {
     if (a > UINT64_MAX - (align - 1))
@@ -48,13 +48,13 @@ static inline bool qsf_align_up_u64(uint64_t a, uint64_t align, uint64_t *out)
     return true;
 }
 
-/* Does [off, off + n_bytes) lie inside [0, limit)? */
+/* True if [off, off + n_bytes) lies inside [0, limit). */
 static inline bool qsf_extent_inside(uint64_t off, uint64_t n_bytes, uint64_t limit)
 {
     return off <= limit && n_bytes <= limit - off;
 }
 
-/* How many groups of `group` cover `n`; n small enough that n + group does not wrap. */
+/* n / group, rounded up. n + group must not overflow. */
 static inline size_t qsf_ceil_div(size_t n, size_t group)
 {
     return (n + group - 1) / group;

@@ -10,8 +10,8 @@ typedef struct dtype_row {
     bool has_min;
 } dtype_row;
 
-/* tile_bytes = 16 rows x (2 bytes of scale [+ 2 of min] + 64 codes); ternary-dense: 13 bytes
- * of five trits hold 64. */
+/* tile_bytes = 16 rows x (2 bytes of scale [+ 2 of min] + 64 codes). ternary-dense stores 64
+ * codes in 13 bytes: five codes a byte. */
 static const dtype_row rows[QSF_DTYPE_COUNT] = {
     [QSF_DTYPE_2BIT_SYM] = {"2bit-sym", 288, 0, true, false},
     [QSF_DTYPE_2BIT] = {"2bit", 320, 0, true, true},

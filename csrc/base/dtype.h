@@ -1,7 +1,6 @@
 /* dtype.h - the quantisation types: their ids, names and sizes (docs/format.md, section 5).
  *
- * A matrix is stored as tiles of 16 rows x 64 columns; this is the one place
- * that knows how many bytes a tile of each type takes.
+ * A matrix is stored as tiles of 16 rows x 64 columns. Only this file knows the size of a tile.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_BASE_DTYPE_H
@@ -12,9 +11,9 @@
 #include <stdint.h>
 
 #define QSF_TILE_ROWS 16
-#define QSF_BLOCK 64 /* columns of a tile; values that share one scale */
+#define QSF_BLOCK 64 /* columns of a tile; weights that share one scale */
 
-/* Where the parts of a tile lie: 16 scales, 16 mins in the types that have one, codes. */
+/* Offsets in a tile: 16 scales, then 16 mins if the type has them, then codes. */
 #define QSF_TILE_SCALES_OFF 0
 #define QSF_TILE_MINS_OFF 32
 #define QSF_TILE_CODES_OFF(has_min) ((has_min) ? 64 : 32)
@@ -25,7 +24,7 @@ typedef enum qsf_dtype {
     QSF_DTYPE_3BIT = 2,
     QSF_DTYPE_4BIT = 3,
     QSF_DTYPE_TERNARY = 4,
-    QSF_DTYPE_MIXED = 5, /* file and layer level only: never a tensor's */
+    QSF_DTYPE_MIXED = 5, /* of a file or a layer, never of a tensor */
     QSF_DTYPE_8BIT = 6,
     QSF_DTYPE_F16 = 7,
     QSF_DTYPE_F32 = 8,
@@ -37,16 +36,16 @@ typedef enum qsf_dtype {
 /* Never NULL; "unknown" for an id outside the table. */
 const char *qsf_dtype_name(uint32_t dtype);
 
-/* Bytes of one 16x64 tile; 0 for an id that no tensor may have. */
+/* Bytes of one 16x64 tile; 0 if no tensor may have this id. */
 size_t qsf_dtype_tile_bytes(uint32_t dtype);
 
-/* Bytes of one value of a plain vector: f16 2, f32 4, everything else 0. */
+/* Bytes of one value of a vector: 2 for f16, 4 for f32, 0 for other types. */
 size_t qsf_dtype_scalar_bytes(uint32_t dtype);
 
-/* Is a weight of this type code * scale + min, rather than a multiple of its scale? */
+/* True if a weight is code * scale + min; false if it is a multiple of its scale. */
 bool qsf_dtype_has_min(uint32_t dtype);
 
-/* Are activations quantised to int8 before they meet weights of this type? */
+/* True if activations are quantised to int8 before the product with weights of this type. */
 bool qsf_dtype_is_quantised(uint32_t dtype);
 
 #endif

@@ -1,7 +1,7 @@
 /* half.h - IEEE 754 binary16 to and from binary32, in integer arithmetic.
  *
- * The reference for the hardware conversions: exact upwards, round to nearest
- * even downwards, NaN stays NaN.
+ * The reference for the hardware conversions. To binary32: exact. To binary16: rounds to nearest,
+ * ties to even. NaN stays NaN.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_BASE_HALF_H
@@ -17,7 +17,7 @@ static inline float qsf_half_to_float(uint16_t h)
     uint32_t mantissa = h & 0x3FF;
     uint32_t bits;
     if (exponent == 0x1F) {
-        /* A NaN becomes quiet, as the hardware makes it. */
+        /* A NaN becomes quiet, as in hardware. */
         bits = sign | 0x7F800000 | mantissa << 13 | (mantissa != 0 ? 0x400000U : 0U);
     } else if (exponent != 0) {
         bits = sign | (exponent + 112) << 23 | mantissa << 13;
@@ -42,7 +42,7 @@ static inline uint16_t qsf_half_from_float(float value)
     memcpy(&bits, &value, sizeof bits);
     const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
     const uint32_t magnitude = bits & 0x7FFFFFFF;
-    if (magnitude > 0x7F800000) /* NaN: quiet, with the top of its payload */
+    if (magnitude > 0x7F800000) /* NaN: quiet, keeps the top bits of its payload */
         return (uint16_t)(sign | 0x7E00 | (magnitude >> 13 & 0x3FF));
     if (magnitude >= 0x477FF000) /* rounds to 65536 or more */
         return (uint16_t)(sign | 0x7C00);

@@ -1,4 +1,4 @@
-/* status.c - the per-thread text of the last failure, the names of statuses, the version. */
+/* status.c - the text of each thread's last error, the names of statuses, the version. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/status.h"
 
@@ -26,7 +26,7 @@ const char *qsf_version(void)
     return QSF_VERSION;
 }
 
-/* No default: the compiler names the status that is missing here. */
+/* No default, so that the compiler warns about a missing status. */
 const char *qsf_status_name(qsf_status status)
 {
     switch (status) {

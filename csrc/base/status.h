@@ -1,8 +1,8 @@
-/* status.h - how functions of the engine report failure.
+/* status.h - how functions of the engine report errors.
  *
- * The function that notices a failure writes the text, with the numbers a person
- * would ask for, through QSF_FAIL; everyone above forwards with QSF_TRY. The text
- * is kept per thread. Knows nothing of what failed.
+ * The function that detects an error writes its text with QSF_FAIL; its callers forward the status
+ * with QSF_TRY. Each thread keeps its own text. If only a bug of the engine can cause an error, the
+ * text begins with "internal error: ".
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_BASE_STATUS_H
@@ -28,7 +28,7 @@ qsf_status qsf_fail(qsf_status status, const char *fmt, ...) QSF_PRINTF(2, 3);
             return try_status_;                \
     } while (0)
 
-/* A pointer that a public function was given must not be NULL. */
+/* Returns QSF_ERR_ARG if a pointer argument of a public function is NULL. */
 #define QSF_REQUIRE(p)                                                    \
     do {                                                                  \
         if ((p) == NULL)                                                  \

@@ -1,15 +1,13 @@
-/* crc32.c - the checksum: the plain way, the choice among the ways, and joining.
+/* crc32.c - the checksum by tables, the choice of the fastest way, and combining checksums.
  *
- * The plain way takes sixteen bytes at a time ("slicing"): sixteen tables say what each of
- * them does to the register once the bytes after it have been shifted in, so the lookups do
- * not wait for each other.
+ * The tables process 16 bytes at a time ("slicing by 16"): table k gives the effect of a byte that
+ * k other bytes follow, so the lookups are independent.
  *
- * How the levels of QSF_ISA map: scalar is the tables; avx2 and avxvnni may use carry-less
- * products of 128 bits, avx512 and amx also those of 512; neon and dotprod may use the checksum
- * instructions of ARM. Each only where the processor has it, which is asked for by itself,
- * since no level says so; where it does not, the next slower way. Without QSF_ISA all that the
- * processor has is allowed, also 128 bits on one without AVX2. A level that is unknown or
- * absent counts as not set: whoever opens a model is told of it there.
+ * QSF_ISA limits the choice: scalar allows tables; avx2 and avxvnni also 128-bit carry-less
+ * products; avx512 and amx also 512-bit ones; neon and dotprod also the CRC32 instructions of ARM.
+ * The processor must have the extension, which no level includes; else the next slower way is used.
+ * Without QSF_ISA, or if it is unknown, all ways of the processor are allowed; opening a model
+ * reports an unknown level.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "checksum/crc32.h"
@@ -20,7 +18,7 @@
 #include "checksum/crc32_tables.h"
 #include "checksum/crc32_ways.h"
 
-/* What the four bytes of `word` contribute, `first` being the table of its last byte. */
+/* The effect of the four bytes of `word`; `first` is the table of its last byte. */
 static inline uint32_t slice(uint32_t word, unsigned first)
 {
     return qsf_crc32_tables[first + 3][word & 0xFF] ^
@@ -38,7 +36,7 @@ uint32_t qsf_crc32_by_tables(uint32_t state, const unsigned char *p, size_t n_by
     return state;
 }
 
-/* No default: the compiler names the way that is missing here. */
+/* No default, so that the compiler warns about a missing way. */
 const char *qsf_crc32_way_name(qsf_crc32_way way)
 {
     switch (way) {
@@ -87,7 +85,7 @@ qsf_crc32_way qsf_crc32_choose(void)
 
 uint32_t qsf_crc32(uint32_t crc, const void *data, size_t n_bytes)
 {
-    /* Threads that come first together choose the same; nothing else is published by it. */
+    /* Relaxed order is enough: all threads choose the same function, and it publishes no data. */
     static _Atomic(qsf_crc32_fn *) chosen;
     qsf_crc32_fn *fn = atomic_load_explicit(&chosen, memory_order_relaxed);
     if (fn == NULL) {

@@ -1,8 +1,7 @@
 /* crc32_arm.c - the checksum by the CRC32 instructions of ARMv8.
  *
- * An instruction takes 8 bytes and its result comes two or three cycles later, so three
- * stretches of the bytes go side by side. Their registers are joined as checksums are: by
- * multiplying with x^(8 n), n being the bytes that follow.
+ * An instruction processes 8 bytes and takes two or three cycles, so three stretches of the bytes
+ * are processed in parallel. To join a register with n bytes that follow, multiply it by x^(8 n).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "checksum/crc32_ways.h"
@@ -17,8 +16,8 @@
 
 #include "base/bytes.h"
 
-/* Bytes of a stretch, of long inputs and of short ones; a multiple of 8. A join costs what some
- * hundred bytes do. */
+/* Bytes of a stretch for long and for short inputs; a multiple of 8. A join costs as much as some
+ * hundred bytes. */
 #define LONG_BYTES 8192
 #define SHORT_BYTES 512
 #define LONG_SHIFT 0x83852D0FU  /* x^(8 * LONG_BYTES) mod P, reflected */

@@ -1,7 +1,7 @@
 /* crc32_ways.h - the ways to compute the checksum, for crc32.c to choose from.
  *
- * All give the same result; a way differs from another in its speed and in what the processor
- * must have. They work on the register, which is the complement of the checksum.
+ * All ways give the same result; they differ in speed and in the extension that they need. They
+ * work on the register, which is the complement of the checksum.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_CHECKSUM_CRC32_WAYS_H
@@ -26,7 +26,7 @@ typedef enum qsf_crc32_way {
 /* Never NULL: "tables", "clmul", "clmul512", "arm". */
 const char *qsf_crc32_way_name(qsf_crc32_way way);
 
-/* NULL where the processor, or this build, lacks it. */
+/* NULL if the processor or this build lacks it. */
 qsf_crc32_fn *qsf_crc32_way_fn(qsf_crc32_way way);
 
 /* The fastest way of this processor that QSF_ISA, as it is now, allows. */

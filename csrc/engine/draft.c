@@ -78,7 +78,7 @@ static uint64_t pool_stacks_bytes(const qsf_plan *plan)
 static uint64_t reader_stacks_bytes(const qsf_options *opt, uint32_t io_depth)
 {
     const qsf_io_setup setup = {opt->io_method, io_depth};
-    return io_depth == 0 ? 0 : (uint64_t)qsf_io_lane_count(&setup) * QSF_RING_STACK_BYTES;
+    return io_depth == 0 ? 0 : (uint64_t)qsf_io_queue_count(&setup) * QSF_RING_STACK_BYTES;
 }
 
 uint64_t qsf_plan_embedding_bytes(const qsf_config *c, uint32_t n_rows)

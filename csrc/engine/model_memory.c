@@ -23,7 +23,7 @@ static void update_plan(qsf_model *m, const qsf_ledger *before)
     const uint32_t old_depth = plan->io_depth;
     const uint32_t n_threads = old_depth != 0 ? old_depth : m->io_setup.depth;
     plan->weights_bytes += now[QSF_USE_WEIGHTS] - then[QSF_USE_WEIGHTS];
-    plan->window_bytes += now[QSF_USE_WINDOW] - then[QSF_USE_WINDOW];
+    plan->window_bytes += now[QSF_USE_STREAM] - then[QSF_USE_STREAM];
     plan->embedding_bytes += now[QSF_USE_EMBEDDING] - then[QSF_USE_EMBEDDING];
     plan->ring_bytes = m->stream.ring_bytes;
     plan->io_depth = m->stream.ring != NULL ? n_threads : 0;
@@ -44,7 +44,7 @@ static bool shrink_ring(qsf_model *m)
 {
     if (m->stream.ring == NULL)
         return false;
-    size_t ring_bytes = qsf_ring_least_bytes(m->stream.sizes.span_bytes);
+    size_t ring_bytes = qsf_ring_least_bytes(m->stream.sizes.range_bytes);
     if (ring_bytes < LEAST_RING_BYTES)
         ring_bytes = LEAST_RING_BYTES;
     if (m->stream.ring_bytes <= ring_bytes)

@@ -148,12 +148,12 @@ static qsf_status choose_io(qsf_model *m)
     const size_t block_bytes = QSF_IO_PROBE_BYTES + QSF_IO_ALIGN;
     unsigned char *const block = free_bytes < block_bytes
                                      ? NULL
-                                     : qsf_ledger_acquire(&m->ledger, QSF_USE_WINDOW, block_bytes);
+                                     : qsf_ledger_acquire(&m->ledger, QSF_USE_STREAM, block_bytes);
     unsigned char *const buffer = block != NULL ? block + -(uintptr_t)block % QSF_IO_ALIGN : NULL;
     const qsf_status status =
         qsf_io_choose(&m->io, &m->reader.file, &wish, buffer,
                       buffer != NULL ? QSF_IO_PROBE_BYTES : 0, &m->io_setup, &m->io_is_probed);
-    qsf_ledger_release(&m->ledger, QSF_USE_WINDOW, block, block_bytes);
+    qsf_ledger_release(&m->ledger, QSF_USE_STREAM, block, block_bytes);
     if (status == QSF_OK && m->memory.limit_bytes != 0)
         qsf_io_stop_readahead(&m->io);
     if (m->plan.io_depth != 0)

@@ -9,7 +9,7 @@
 #include "base/status.h"
 
 #define ENTRY_HEAD_BYTES 4
-#define FIRST_OPTIONAL_KEY 0x8000U /* keys from here on may be skipped by a reader */
+#define FIRST_OPTIONAL_KEY 0x8000U /* a reader may skip this key and higher ones */
 #define MAX_ARRAY_VALUES 65536U
 
 enum value_type { VALUE_U32 = 1, VALUE_F32 = 2, VALUE_F32_ARRAY = 3 };
@@ -101,7 +101,7 @@ static qsf_status check_positive(uint32_t key, float value)
     return QSF_OK;
 }
 
-/* Stores the value of a known key, which has its right type. */
+/* Stores the value of a known key; its type has been checked. */
 static qsf_status store_value(uint32_t key, const unsigned char *value, const qsf_header *h,
                               qsf_arch *a)
 {
@@ -190,7 +190,7 @@ qsf_status qsf_arch_parse(const unsigned char *bytes, size_t n_bytes, const qsf_
                             "ARCH: key %" PRIu32 " after key %" PRId64 ", allowed: ascending", key,
                             last_key);
         last_key = key;
-        /* Before its value: a newer key may have a type that this build cannot measure. */
+        /* Checked before the value, because a newer key may have a type of unknown size. */
         if (key == 0 || (key >= KEY_COUNT && key < FIRST_OPTIONAL_KEY))
             return QSF_FAIL(QSF_ERR_UNSUPPORTED, "ARCH: key %" PRIu32 ", this build knows 1 .. %d",
                             key, KEY_COUNT - 1);

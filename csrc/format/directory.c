@@ -1,7 +1,7 @@
 /* directory.c - reads and checks the directory and the layer index: docs/format.md, sections
  * 2 and 3.
  *
- * Nothing is allocated for a count before the bytes it describes are known to be in the file.
+ * Before allocating for a count, it checks that the file contains the bytes the count describes.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/directory.h"
@@ -19,8 +19,8 @@
 
 typedef struct tag_row {
     char tag[5];
-    bool is_needed; /* in every file */
-    bool is_table;  /* bounded by QSF_MAX_TABLE_BYTES */
+    bool is_needed; /* every file must have it */
+    bool is_table;  /* at most QSF_MAX_TABLE_BYTES */
     bool is_unit;   /* aligned to QSF_UNIT_ALIGN */
 } tag_row;
 
@@ -51,8 +51,8 @@ static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_
                         "section %s: flags %08" PRIx32 " and reserved %08" PRIx32
                         ", allowed: flags 0 or 1, reserved 0",
                         tag, flags, reserved);
-    const tag_row *const known = find_tag(s->tag);
-    if (known == NULL && (flags & QSF_SECTION_REQUIRED) != 0)
+    const tag_row *const row = find_tag(s->tag);
+    if (row == NULL && (flags & QSF_SECTION_REQUIRED) != 0)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
                         "section %s is required to read the file, and this build does not know it",
                         tag);
@@ -63,10 +63,10 @@ static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_
                         "section %s: %" PRIu64 " bytes at %" PRIu64
                         " are not inside the file of %" PRIu64 " bytes",
                         tag, s->n_bytes, s->off, r->file.n_bytes);
-    if (known != NULL && known->is_table && s->n_bytes > QSF_MAX_TABLE_BYTES)
+    if (row != NULL && row->is_table && s->n_bytes > QSF_MAX_TABLE_BYTES)
         return QSF_FAIL(QSF_ERR_FORMAT, "section %s has %" PRIu64 " bytes, allowed: up to %u", tag,
                         s->n_bytes, QSF_MAX_TABLE_BYTES);
-    if (known != NULL && known->is_unit && s->off % QSF_UNIT_ALIGN != 0)
+    if (row != NULL && row->is_unit && s->off % QSF_UNIT_ALIGN != 0)
         return QSF_FAIL(QSF_ERR_FORMAT, "section %s is at %" PRIu64 ", allowed: multiples of %d",
                         tag, s->off, QSF_UNIT_ALIGN);
     for (const qsf_section *earlier = r->sections; earlier < s; earlier++)
@@ -75,7 +75,7 @@ static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_
     return QSF_OK;
 }
 
-/* Sections that a file must have, and sizes that follow from the header. */
+/* Checks that the file has all needed sections, and their sizes against the header. */
 static qsf_status check_sections(const qsf_reader *r, const qsf_header_links *links)
 {
     for (size_t i = 0; i < N_KNOWN_TAGS; i++)
@@ -139,8 +139,8 @@ qsf_status qsf_directory_read(qsf_reader *r, const qsf_header_links *links)
     r->sections =
         qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, links->n_sections * sizeof *r->sections);
     if (r->sections == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "list of sections: %zu bytes",
-                        links->n_sections * sizeof *r->sections);
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the list of sections: %zu KB",
+                        links->n_sections * sizeof *r->sections >> 10);
     for (uint32_t i = 0; i < links->n_sections; i++) {
         const unsigned char *const entry = bytes + (size_t)i * QSF_DIRECTORY_ENTRY_BYTES;
         qsf_section *const s = &r->sections[i];
@@ -157,36 +157,37 @@ qsf_status qsf_directory_read(qsf_reader *r, const qsf_header_links *links)
 static qsf_status check_layer(const qsf_reader *r, uint32_t layer_idx, const qsf_unit *u,
                               uint32_t reserved)
 {
-    const char *const what = "layer index: layer";
+    const char *const prefix = "layer index: layer";
     if (u->off % QSF_UNIT_ALIGN != 0 ||
         !qsf_extent_inside(u->off, u->stored_bytes, r->file.n_bytes))
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s %" PRIu32 ": %" PRIu64 " bytes at %" PRIu64
                         ", allowed: at a multiple of %d, inside the file of %" PRIu64 " bytes",
-                        what, layer_idx, u->stored_bytes, u->off, QSF_UNIT_ALIGN, r->file.n_bytes);
+                        prefix, layer_idx, u->stored_bytes, u->off, QSF_UNIT_ALIGN,
+                        r->file.n_bytes);
     if (u->stored_bytes == 0 || u->raw_bytes == 0)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s %" PRIu32 ": %" PRIu64 " bytes stored, %" PRIu64
                         " raw, allowed: 1 or more",
-                        what, layer_idx, u->stored_bytes, u->raw_bytes);
+                        prefix, layer_idx, u->stored_bytes, u->raw_bytes);
     if (u->dtype >= QSF_DTYPE_COUNT)
         return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": quantisation type is %d, allowed: 0 .. %d",
-                        what, layer_idx, u->dtype, QSF_DTYPE_COUNT - 1);
+                        prefix, layer_idx, u->dtype, QSF_DTYPE_COUNT - 1);
     if (u->compression >= QSF_COMPRESSION_COUNT)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": compression is %d, allowed: 0 .. %d", what,
-                        layer_idx, u->compression, QSF_COMPRESSION_COUNT - 1);
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": compression is %d, allowed: 0 .. %d",
+                        prefix, layer_idx, u->compression, QSF_COMPRESSION_COUNT - 1);
     if (u->compression == QSF_COMPRESSION_NONE && u->stored_bytes != u->raw_bytes)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s %" PRIu32 ": %" PRIu64 " bytes stored, %" PRIu64
                         " raw, allowed: the same without compression",
-                        what, layer_idx, u->stored_bytes, u->raw_bytes);
+                        prefix, layer_idx, u->stored_bytes, u->raw_bytes);
     if (!isfinite(u->importance) || u->importance < 0.0F)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s %" PRIu32 ": importance is %g, allowed: finite, 0 or more", what,
+                        "%s %" PRIu32 ": importance is %g, allowed: finite, 0 or more", prefix,
                         layer_idx, (double)u->importance);
     if (reserved != 0)
         return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": reserved is %08" PRIx32 ", allowed: 0",
-                        what, layer_idx, reserved);
+                        prefix, layer_idx, reserved);
     return QSF_OK;
 }
 
@@ -209,7 +210,7 @@ static qsf_status parse_layers(qsf_reader *r, const unsigned char *bytes)
     return QSF_OK;
 }
 
-/* A section that is a unit: never compressed, of the file's quantisation type. */
+/* Fills a unit that is a section: not compressed, of the file's quantisation type. */
 static void fill_unit(const qsf_reader *r, const char *tag, qsf_unit *u)
 {
     const qsf_section *const s = qsf_reader_section(r, tag);
@@ -229,10 +230,11 @@ qsf_status qsf_directory_read_units(qsf_reader *r)
     r->n_units_file = r->n_units;
     r->units = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_units * sizeof *r->units);
     if (r->units == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "list of units: %zu bytes", r->n_units * sizeof *r->units);
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the list of units: %zu KB",
+                        r->n_units * sizeof *r->units >> 10);
     unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
     if (bytes == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "layer index: %zu bytes", n_bytes);
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the layer index: %zu KB", n_bytes >> 10);
     qsf_status status = qsf_reader_read_section(r, layr, bytes);
     if (status == QSF_OK)
         status = parse_layers(r, bytes);

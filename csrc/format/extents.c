@@ -7,8 +7,8 @@
 
 #include "base/status.h"
 
-/* Insertion from the back: writers emit extents in order, so this is one comparison each.
- * A hostile order of the at most 4354 extents costs some milliseconds. */
+/* Insertion sort from the back: writers store extents in order, so each takes one comparison. A
+ * hostile order of 4354 extents, the most possible, costs some milliseconds. */
 static void insert(qsf_extent *extents, size_t *n, const qsf_extent *e)
 {
     size_t at = *n;
@@ -32,7 +32,8 @@ qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_e
         qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, cap * sizeof *extents);
     *out = NULL;
     if (extents == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "list of extents: %zu bytes", cap * sizeof *extents);
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the list of extents: %zu KB",
+                        cap * sizeof *extents >> 10);
     size_t n = 0;
     insert(extents, &n,
            &(qsf_extent){.n_bytes = QSF_HEADER_BYTES, .unit_idx = UINT32_MAX, .name = "header"});

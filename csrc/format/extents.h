@@ -1,4 +1,4 @@
-/* extents.h - which bytes of the file belong to what, in file order. */
+/* extents.h - the parts of a file (extents) in file order. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_FORMAT_EXTENTS_H
 #define QSF_FORMAT_EXTENTS_H
@@ -13,18 +13,17 @@ typedef struct qsf_extent {
     uint64_t off;
     uint64_t n_bytes;
     uint32_t crc32;    /* unused for the header and the directory */
-    bool is_checked;   /* does crc32 count? */
+    bool is_checked;   /* crc32 must match */
     uint32_t unit_idx; /* UINT32_MAX: not a unit */
     char name[12];     /* "header", "directory" or the tag */
 } qsf_extent;
 
-/* Takes an array from the reader's ledger and fills it, sorted by offset: the header, the
- * directory, the sections and the layers. */
+/* Acquires an array from the reader's ledger and fills it with header, directory, sections and
+ * layers, sorted by offset. */
 qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_extents);
 void qsf_extents_destroy(const qsf_reader *r, qsf_extent *extents, size_t n_extents);
 
-/* Does each begin where the one before has ended, or later? QSF_ERR_FORMAT names two that
- * do not. */
+/* QSF_ERR_FORMAT if two extents overlap; the text names them. */
 qsf_status qsf_extents_check_apart(const qsf_extent *extents, size_t n_extents);
 
 #endif

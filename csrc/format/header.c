@@ -30,7 +30,7 @@ static qsf_status check_token(const char *field, uint32_t id, uint32_t n_vocab)
     return QSF_OK;
 }
 
-/* Is this a version-1 header that arrived whole? Comes before any other field is read. */
+/* Checks magic, version, size and checksums before any other field is used. */
 static qsf_status check_identity(const unsigned char *bytes, uint64_t file_bytes)
 {
     if (memcmp(bytes, "QSF1", 4) != 0)

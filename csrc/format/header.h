@@ -7,7 +7,7 @@
 
 #include "format/records.h"
 
-/* Where the header says the rest of the file is; extents are not checked here. */
+/* Offsets of other parts of the file, as the header states them; not checked here. */
 typedef struct qsf_header_links {
     uint64_t layr_off;
     uint64_t embd_off;
@@ -18,7 +18,8 @@ typedef struct qsf_header_links {
     uint32_t layr_crc32;
 } qsf_header_links;
 
-/* bytes [QSF_HEADER_BYTES]; file_bytes is the real size. QSF_ERR_FORMAT, _UNSUPPORTED. */
+/* Parses and checks bytes [QSF_HEADER_BYTES]. file_bytes: size of the file. QSF_ERR_FORMAT,
+ * QSF_ERR_UNSUPPORTED. */
 qsf_status qsf_header_parse(const unsigned char *bytes, uint64_t file_bytes, qsf_header *h,
                             qsf_header_links *links);
 

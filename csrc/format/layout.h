@@ -24,7 +24,7 @@
 #define QSF_MAX_FFN_DIM (1U << 22)
 #define QSF_MAX_EXTENT_ROWS (1U << 24) /* rows or columns of a tensor */
 #define QSF_MAX_SECTIONS 256U
-#define QSF_MAX_OUTLIERS (1U << 24) /* entries of a side table */
+#define QSF_MAX_OUTLIERS (1U << 24) /* sparse outliers of a matrix */
 #define QSF_LEAST_WEIGHTS_PER_OUTLIER 100U
 #define QSF_MAX_TABLE_BYTES (64U << 20) /* ARCH, TENS, EBND, LAYR */
 
@@ -105,7 +105,7 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_HEAD = 26,
     QSF_TENSOR_FINAL_NORM = 27,
     QSF_TENSOR_FINAL_NORM_BIAS = 28,
-    QSF_TENSOR_Q_OUTLIERS = 29, /* side tables of types 0 .. 6 */
+    QSF_TENSOR_Q_OUTLIERS = 29, /* sparse outliers of types 0 .. 6 */
     QSF_TENSOR_K_OUTLIERS = 30,
     QSF_TENSOR_V_OUTLIERS = 31,
     QSF_TENSOR_ATTN_OUT_OUTLIERS = 32,

@@ -1,10 +1,10 @@
-/* outliers.c - reads and checks a side table.
+/* outliers.c - reads and checks the sparse outliers of a matrix.
  *
- *     u32 first [tile rows + 1]   entries before each tile row, and all
+ *     u32 first [tile rows + 1]   number of entries before each tile row; the last is the total
  *     entries                     u16 step, f16 delta
  *
- * Position p = 16 * column + row of the tile row. The first entry is at step - 1, each other one
- * step after the one before it.
+ * Position p = 16 * column + row in the tile row. The first entry is at step - 1, each next one
+ * step positions later.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/outliers.h"
@@ -17,7 +17,7 @@
 #include "base/status.h"
 
 #define F16_EXPONENT 0x7C00U       /* all ones: infinite or NaN */
-#define SUM_ENTRIES ((size_t)4096) /* whose steps have a sum below 2^32 */
+#define SUM_ENTRIES ((size_t)4096) /* the sum of their steps is below 2^32 */
 
 static size_t tile_row_count(const qsf_tensor *t)
 {
@@ -35,8 +35,8 @@ bool qsf_outliers_measure(const qsf_tensor *t, uint64_t *data_bytes)
     return true;
 }
 
-/* Are all steps 1 or more and all deltas finite? *end becomes what is behind the last position.
- * The sum of 2^24 steps does not wrap in 64 bits; blocks of them do not in 32, which is faster. */
+/* True if all steps are 1 or more and all deltas finite. *end becomes the last position + 1. Sums
+ * of SUM_ENTRIES steps fit 32 bits, which is faster; the total fits 64. */
 static bool are_plain(const unsigned char *entries, size_t n_entries, uint64_t *end)
 {
     uint32_t n_bad = 0;
@@ -56,7 +56,7 @@ static bool are_plain(const unsigned char *entries, size_t n_entries, uint64_t *
     return n_bad == 0;
 }
 
-/* Are the rows of all entries, in a tile row that is cut off, below n_rows? */
+/* True if the rows of all entries of an incomplete tile row are below n_rows. */
 static bool are_above(const unsigned char *entries, size_t n_entries, size_t n_rows)
 {
     uint64_t end = 0;

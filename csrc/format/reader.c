@@ -19,7 +19,7 @@ static qsf_status read_arch(qsf_reader *r)
     const size_t n_bytes = (size_t)s->n_bytes;
     unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
     if (bytes == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "section ARCH: %zu bytes", n_bytes);
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for section ARCH: %zu KB", n_bytes >> 10);
     qsf_status status = qsf_reader_read_section(r, s, bytes);
     if (status == QSF_OK)
         status = qsf_arch_parse(bytes, n_bytes, &r->header, &r->arch);
@@ -32,7 +32,8 @@ static qsf_status read_bands(qsf_reader *r)
     const size_t n_bytes = r->n_bands * sizeof *r->band_crc32;
     r->band_crc32 = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
     if (r->band_crc32 == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "checksums of embedding bands: %zu bytes", n_bytes);
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for checksums of embedding bands: %zu KB",
+                        n_bytes >> 10);
     QSF_TRY(qsf_reader_read_section(r, qsf_reader_section(r, "EBND"), r->band_crc32));
     for (uint32_t i = 0; i < r->n_bands; i++) /* from the file's byte order to the machine's */
         r->band_crc32[i] = qsf_load_u32((const unsigned char *)&r->band_crc32[i]);

@@ -1,7 +1,6 @@
 /* reader.h - opens a .qsf file and checks its whole directory before anything trusts it.
  *
- * After qsf_reader_open every number of records.h has been checked against docs/format.md;
- * weights have not been touched.
+ * qsf_reader_open checks every number of records.h against docs/format.md. It reads no weights.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_FORMAT_READER_H
@@ -9,17 +8,17 @@
 
 #include "format/records.h"
 
-/* On failure nothing is held and the reader is closed. reads_until_fault: as in
- * qsf_file; -1 in earnest. Errors: QSF_ERR_IO, _FORMAT, _UNSUPPORTED, _NOMEM. */
+/* On failure nothing is held and the reader is closed. reads_until_fault: as in qsf_file; -1
+ * outside of tests. Errors: QSF_ERR_IO, _FORMAT, _UNSUPPORTED, _NOMEM. */
 qsf_status qsf_reader_open(qsf_reader *r, qsf_ledger *ledger, const char *path,
                            int64_t reads_until_fault);
 /* Accepts a reader that is zeroed, closed or half-open. */
 void qsf_reader_close(qsf_reader *r);
 
-/* Takes layers away, as if the file did not have them: units and the header's number of layers
- * close up, and nothing that uses the reader afterwards comes to see or read them. Tensors stay
- * where they are; what names a unit by its number asks for the tensors anew. Not for a reader that
- * is to be verified. is_left_out [n_layers]: at least one stays. */
+/* Removes layers from the records, as if the file did not have them, and renumbers the units after
+ * them. Later users of the reader do not see or read them. r->tensors keeps its order, but unit
+ * numbers that the caller has stored become invalid. Do not verify such a reader.
+ * is_left_out [n_layers]: at least one layer must stay. */
 void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out);
 
 #endif

@@ -1,8 +1,7 @@
 /* records.h - the numbers and names of an open file, and how to find one of them.
  *
  * qsf_reader_open (reader.h) fills the records and checks every number in them against
- * docs/format.md; they are read-only afterwards. They know extents and names, not what a
- * transformer is.
+ * docs/format.md; they are read-only afterwards.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_FORMAT_RECORDS_H
@@ -66,7 +65,7 @@ typedef struct qsf_tensor {
     uint8_t dtype;
     uint8_t layout; /* qsf_layout */
     uint16_t index;
-    uint32_t n_entries;  /* of a side table (outliers.h), else 0 */
+    uint32_t n_entries;  /* of sparse outliers (outliers.h), else 0 */
     uint64_t data_off;   /* in the unit's raw bytes */
     uint64_t data_bytes; /* without padding */
 } qsf_tensor;
@@ -77,7 +76,7 @@ typedef struct qsf_unit {
     uint64_t raw_bytes;
     uint32_t crc32;        /* of the stored bytes */
     uint8_t compression;   /* qsf_compression */
-    uint8_t dtype;         /* of a layer as the index has it; else the file's; may be mixed */
+    uint8_t dtype;         /* of a layer: from the index; else the file's; may be mixed */
     uint32_t first_tensor; /* in qsf_reader.tensors */
     uint32_t n_tensors;
     float importance;
@@ -89,7 +88,7 @@ typedef struct qsf_reader {
     qsf_header header;
     qsf_arch arch;
     uint32_t n_units;      /* layers + 2: embedding first, final last */
-    uint32_t n_units_file; /* the same with those that were left out */
+    uint32_t n_units_file; /* the same, including those left out */
     uint32_t n_tensors;
     uint32_t n_sections;
     uint32_t n_bands;       /* of 16 embedding rows */
@@ -98,14 +97,14 @@ typedef struct qsf_reader {
     qsf_tensor *tensors;    /* [n_tensors], sorted by unit and offset */
     qsf_section *sections;  /* [n_sections] */
     uint32_t *band_crc32;   /* [n_bands] */
-    uint64_t tables_bytes;  /* what the four arrays take of the ledger */
+    uint64_t tables_bytes;  /* size of the four arrays */
     qsf_ledger *ledger;     /* borrowed; outlives the reader */
 } qsf_reader;
 
-/* A section's tag as error texts show it: what is not printable ASCII becomes '?'. */
+/* A section's tag for error texts: '?' replaces bytes that are not printable ASCII. */
 void qsf_section_name(const char tag[4], char name[5]);
 
-/* The number that a unit has in the file, as error texts and people name it. */
+/* The number of a unit in the file, for error texts. */
 static inline uint32_t qsf_reader_file_idx(const qsf_reader *r, uint32_t unit_idx)
 {
     return unit_idx + r->units[unit_idx].n_left_out;

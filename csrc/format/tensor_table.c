@@ -1,7 +1,7 @@
 /* tensor_table.c - reads and checks the tensor table: docs/format.md, section 4.
  *
- * Offsets are recomputed from the sizes, so no tensor can reach past its unit, and a unit has
- * no byte that belongs to no tensor:
+ * Offsets are recomputed from the sizes, so a tensor stays inside its unit, and tensors and their
+ * padding fill the unit:
  *
  *     unit   |header|data.........|pad|header|data....|pad|
  *            0      64                ^ next               ^ raw bytes
@@ -21,8 +21,8 @@
 #define N_INDICES 65536U /* values of qsf_tensor.index */
 #define SEEN_BYTES (QSF_TENSOR_TYPE_COUNT * N_INDICES / 8)
 
-/* Which (type, index) occurred in one unit. Nearly every index is 0, so the bitmap for the
- * others is taken only when the first of them comes. */
+/* The (type, index) pairs that occurred in one unit. Nearly every index is 0, so the bitmap for
+ * other indices is acquired only when the first one comes. */
 typedef struct seen_set {
     uint64_t zero_types;   /* bit t: (type t, index 0) */
     unsigned char *others; /* [SEEN_BYTES]; NULL until needed */
@@ -38,7 +38,8 @@ static qsf_status add_seen(qsf_reader *r, seen_set *seen, const qsf_tensor *t)
         if (seen->others == NULL)
             seen->others = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, SEEN_BYTES);
         if (seen->others == NULL)
-            return QSF_FAIL(QSF_ERR_NOMEM, "set of tensor indices: %u bytes", SEEN_BYTES);
+            return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the set of tensor indices: %u KB",
+                            SEEN_BYTES >> 10);
         const uint32_t bit = t->type * N_INDICES + t->index;
         was_seen = (seen->others[bit / 8] >> bit % 8 & 1) != 0;
         seen->others[bit / 8] |= (unsigned char)(1U << bit % 8);
@@ -50,7 +51,7 @@ static qsf_status add_seen(qsf_reader *r, seen_set *seen, const qsf_tensor *t)
     return QSF_OK;
 }
 
-/* Forgets a unit in time proportional to its tensors, not to the bitmap. */
+/* Clears the set in time proportional to the unit's tensors, not to the bitmap. */
 static void clear_seen(seen_set *seen, const qsf_tensor *tensors, uint32_t n_tensors)
 {
     seen->zero_types = 0;
@@ -58,8 +59,8 @@ static void clear_seen(seen_set *seen, const qsf_tensor *tensors, uint32_t n_ten
         seen->others[(tensors[i].type * N_INDICES + tensors[i].index) / 8] = 0;
 }
 
-/* Bytes of the data of a tensor, without padding; false: no tensor may have this shape, type
- * and layout. */
+/* Computes the size of a tensor's data without padding. False if its shape, type and layout are not
+ * allowed together. */
 static bool measure(const qsf_tensor *t, uint64_t *data_bytes)
 {
     if (t->n_rows < 1 || t->n_rows > QSF_MAX_EXTENT_ROWS || t->n_cols < 1 ||
@@ -80,7 +81,7 @@ static bool measure(const qsf_tensor *t, uint64_t *data_bytes)
     return t->layout == QSF_LAYOUT_TILES && *data_bytes != 0;
 }
 
-/* Everything about one entry that does not depend on its neighbours. */
+/* Parses one entry and checks all that does not depend on other entries. */
 static qsf_status parse_tensor(const qsf_reader *r, const unsigned char *entry, uint32_t entry_idx,
                                qsf_tensor *t)
 {
@@ -121,7 +122,7 @@ static qsf_status parse_tensor(const qsf_reader *r, const unsigned char *entry, 
     return QSF_OK;
 }
 
-/* Takes the entries of unit_idx from *at on and checks that they fill it exactly. */
+/* Assigns the entries from *at on to unit_idx and checks that they fill it exactly. */
 static qsf_status place_unit(qsf_reader *r, seen_set *seen, uint32_t unit_idx, uint32_t *at)
 {
     qsf_unit *const u = &r->units[unit_idx];
@@ -172,7 +173,8 @@ static qsf_status check_is(const qsf_tensor *t, uint32_t type, uint8_t layout, u
     return QSF_OK;
 }
 
-/* The embedding unit and the final unit have fixed contents; the layers have none of theirs. */
+/* Checks the fixed contents of the embedding unit and the final unit, which layers must not have.
+ */
 static qsf_status check_contents(const qsf_reader *r)
 {
     const qsf_header *const h = &r->header;
@@ -244,8 +246,8 @@ qsf_status qsf_tensor_table_read(qsf_reader *r)
     unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
     qsf_status status = QSF_OK;
     if (r->tensors == NULL || bytes == NULL)
-        status = QSF_FAIL(QSF_ERR_NOMEM, "tensor table: %zu bytes, and %zu to read it",
-                          r->n_tensors * sizeof *r->tensors, n_bytes);
+        status = QSF_FAIL(QSF_ERR_NOMEM, "no memory for the tensor table: %zu KB",
+                          (r->n_tensors * sizeof *r->tensors + n_bytes) >> 10);
     if (status == QSF_OK)
         status = qsf_reader_read_section(r, tens, bytes);
     if (status == QSF_OK)

@@ -5,7 +5,7 @@
 
 #include "format/records.h"
 
-/* Fills r->tensors and the tensors of r->units; header, arch and units are there. */
+/* Fills r->tensors and the tensors of r->units, after header, arch and units have been read. */
 qsf_status qsf_tensor_table_read(qsf_reader *r);
 
 #endif

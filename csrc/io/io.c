@@ -9,7 +9,7 @@
 #include "base/checked.h"
 #include "base/status.h"
 
-/* NULL: a number that is no method's. */
+/* Returns NULL if no method has this number. */
 static const qsf_io_way *way_of(uint32_t method)
 {
     static const qsf_io_way *const ways[] = {
@@ -24,7 +24,7 @@ static const qsf_io_way *way_of(uint32_t method)
 static bool has_queue(const qsf_io_setup *setup)
 {
     const qsf_io_way *const way = way_of(setup->method);
-    return way != NULL && way->queue != NULL;
+    return way != NULL && way->queue_fns != NULL;
 }
 
 const char *qsf_io_method_name(uint32_t method)
@@ -52,12 +52,12 @@ uint64_t qsf_io_locked_bytes(uint32_t method, uint32_t depth)
     }
 }
 
-uint32_t qsf_io_lane_count(const qsf_io_setup *setup)
+uint32_t qsf_io_queue_count(const qsf_io_setup *setup)
 {
     return has_queue(setup) ? 1 : setup->depth;
 }
 
-uint32_t qsf_io_lane_depth(const qsf_io_setup *setup)
+uint32_t qsf_io_queue_depth(const qsf_io_setup *setup)
 {
     return has_queue(setup) ? setup->depth : 1;
 }
@@ -67,7 +67,7 @@ qsf_status qsf_io_open(qsf_io *io, qsf_file *file, uint32_t method)
     *io = (qsf_io){.direct_fd = -1};
     const qsf_io_way *const way = way_of(method);
     if (way == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "there is no way to read number %" PRIu32, method);
+        return QSF_FAIL(QSF_ERR_ARG, "I/O method %" PRIu32 " does not exist", method);
     *io = (qsf_io){.file = file, .method = method, .way = way, .direct_fd = -1};
     const qsf_status status = way->open(io);
     if (status != QSF_OK)
@@ -83,51 +83,51 @@ void qsf_io_close(qsf_io *io)
     *io = (qsf_io){.direct_fd = -1};
 }
 
-qsf_status qsf_io_lane_open(qsf_io_lane *lane, qsf_io *io, uint32_t depth)
+qsf_status qsf_io_queue_open(qsf_io_queue *queue, qsf_io *io, uint32_t depth)
 {
-    *lane = (qsf_io_lane){.io = io, .depth = depth};
+    *queue = (qsf_io_queue){.io = io, .depth = depth};
     if (depth < 1 || depth > QSF_IO_MAX_DEPTH)
-        return QSF_FAIL(QSF_ERR_ARG, "%" PRIu32 " reads at the same time, allowed: 1 to %d", depth,
+        return QSF_FAIL(QSF_ERR_ARG, "I/O depth is %" PRIu32 ", allowed: 1 .. %d", depth,
                         QSF_IO_MAX_DEPTH);
-    return io->way->queue != NULL ? io->way->queue->open(lane) : QSF_OK;
+    return io->way->queue_fns != NULL ? io->way->queue_fns->open(queue) : QSF_OK;
 }
 
-void qsf_io_lane_close(qsf_io_lane *lane)
+void qsf_io_queue_close(qsf_io_queue *queue)
 {
-    if (lane->ring != NULL)
-        lane->io->way->queue->close(lane);
-    lane->ring = NULL;
-    lane->n_started = 0; /* what only waited to be read is forgotten */
+    if (queue->ring != NULL)
+        queue->io->way->queue_fns->close(queue);
+    queue->ring = NULL;
+    queue->n_started = 0; /* drops reads that have not begun */
 }
 
-qsf_status qsf_io_start(qsf_io_lane *lane, const qsf_io_read *read)
+qsf_status qsf_io_start(qsf_io_queue *queue, const qsf_io_read *read)
 {
-    assert(lane->n_started < lane->depth);
+    assert(queue->n_started < queue->depth);
     assert(read->off % QSF_IO_ALIGN == 0 && read->n_bytes % QSF_IO_ALIGN == 0);
     assert((uintptr_t)read->dst % QSF_IO_ALIGN == 0);
     assert(read->need_bytes <= read->n_bytes);
     if (!qsf_extent_inside(read->off, read->n_bytes, INT64_MAX)) /* off_t is signed */
         return QSF_FAIL(QSF_ERR_FORMAT, "read of %zu bytes at %" PRIu64 " is beyond any file",
                         read->n_bytes, read->off);
-    if (lane->ring != NULL)
-        return lane->io->way->queue->start(lane, read);
-    lane->started[lane->n_started++] = *read;
+    if (queue->ring != NULL)
+        return queue->io->way->queue_fns->start(queue, read);
+    queue->started[queue->n_started++] = *read;
     return QSF_OK;
 }
 
-/* Makes the read that was started first. */
-static qsf_status finish_here(qsf_io_lane *lane, qsf_io_read *read)
+/* Performs the oldest started read in this thread. */
+static qsf_status finish_here(qsf_io_queue *queue, qsf_io_read *read)
 {
-    *read = lane->started[0];
-    lane->n_started--;
-    memmove(lane->started, lane->started + 1, lane->n_started * sizeof *lane->started);
-    return lane->io->way->read(lane->io, read);
+    *read = queue->started[0];
+    queue->n_started--;
+    memmove(queue->started, queue->started + 1, queue->n_started * sizeof *queue->started);
+    return queue->io->way->read(queue->io, read);
 }
 
-qsf_status qsf_io_finish(qsf_io_lane *lane, qsf_io_read *read)
+qsf_status qsf_io_finish(qsf_io_queue *queue, qsf_io_read *read)
 {
-    assert(lane->n_started > 0);
-    QSF_TRY(lane->ring != NULL ? lane->io->way->queue->finish(lane, read)
-                               : finish_here(lane, read));
-    return qsf_file_end_read(lane->io->file, read->off, read->dst, read->need_bytes);
+    assert(queue->n_started > 0);
+    QSF_TRY(queue->ring != NULL ? queue->io->way->queue_fns->finish(queue, read)
+                                : finish_here(queue, read));
+    return qsf_file_end_read(queue->io->file, read->off, read->dst, read->need_bytes);
 }

@@ -1,16 +1,13 @@
-/* io.h - reads of one file, started first and finished later, by one of several methods.
+/* io.h - reads a file by one of several methods; a read is started first and finished later.
  *
- * A qsf_io is a file opened for a method; it is shared by threads. A qsf_io_lane belongs to
- * one thread and has up to `depth` reads under way: one with the methods that read in the
- * calling thread (then reads at the same time take as many lanes), all of them with io_uring.
+ * A qsf_io is a file opened for a method; threads share it. A qsf_io_queue belongs to one thread
+ * and has up to `depth` reads in flight.
  *
- *     method     past the page cache   reads under way at the same time
- *     buffered   no                    one a lane
- *     direct     yes                   one a lane
- *     uring      yes                   depth of the lane
- *     mmap       no                    one a lane; a read copies, so that what was verified is
- *                                      what is computed with, and a file that shrinks is an
- *                                      error, not a signal
+ *     method     past the page cache   reads in flight
+ *     buffered   no                    one for each queue
+ *     direct     yes                   one for each queue
+ *     uring      yes                   up to the depth of the queue
+ *     mmap       no                    one for each queue; a read copies (see io_mmap.c)
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_IO_IO_H
@@ -20,47 +17,46 @@
 
 #include "io/io_way.h"
 
-/* A method and how many reads are under way at the same time. */
+/* A method and the number of reads in flight. */
 typedef struct qsf_io_setup {
     uint32_t method; /* a qsf_io_method, not AUTO */
     uint32_t depth;  /* 1 .. QSF_IO_MAX_DEPTH */
 } qsf_io_setup;
 
-/* Opens `file` for a method. QSF_ERR_UNSUPPORTED: the system, the file system or a sandbox does
- * not let us; the text says which. Tries a read, so that later ones do not fail for that reason. */
+/* Opens `file` for a method and tries a read. QSF_ERR_UNSUPPORTED: the system, the file system or
+ * a sandbox does not allow the method; the text says which. */
 qsf_status qsf_io_open(qsf_io *io, qsf_file *file, uint32_t method);
-void qsf_io_close(qsf_io *io); /* zeroed or closed is fine */
+void qsf_io_close(qsf_io *io); /* accepts a zeroed or closed qsf_io */
 
 /* Never NULL: "buffered", "direct", "uring", "mmap", "auto". */
 const char *qsf_io_method_name(uint32_t method);
 
-/* For processes in a memory control group: from now on the kernel does not read ahead. Its window
- * (8 MB on some disks, twice that for sequential reads) is locked in the page cache until it has
- * come; a group that is full of locked pages has nothing to reclaim, and its process is killed.
- * Elsewhere readahead stays, as it fills the page cache with larger pages. */
+/* Turns off the kernel's readahead; use it in a memory control group. Pages of a readahead (8 MB on
+ * some disks, 16 MB for sequential reads) are locked until they are read. If locked pages fill the
+ * group, the kernel can reclaim nothing and kills the process. Elsewhere readahead is useful: it
+ * fills the page cache with larger pages. */
 void qsf_io_stop_readahead(const qsf_io *io);
 
-/* Bytes of the page cache that `depth` reads under way then keep locked, so that the kernel cannot
- * reclaim them; 0 past the page cache. AUTO may become buffered, and counts as that. */
+/* Bytes of the page cache that `depth` reads in flight then lock, so that the kernel cannot reclaim
+ * them; 0 past the page cache. AUTO counts as buffered. */
 uint64_t qsf_io_locked_bytes(uint32_t method, uint32_t depth);
 
-/* Lanes (threads) that bring so many reads under way, and the depth of each. */
-uint32_t qsf_io_lane_count(const qsf_io_setup *setup);
-uint32_t qsf_io_lane_depth(const qsf_io_setup *setup);
+/* Number of queues (threads) of a setup, and the depth of each. */
+uint32_t qsf_io_queue_count(const qsf_io_setup *setup);
+uint32_t qsf_io_queue_depth(const qsf_io_setup *setup);
 
-qsf_status qsf_io_lane_open(qsf_io_lane *lane, qsf_io *io, uint32_t depth);
-/* Waits for what is under way, from any thread, and forgets it; nothing is written to any dst
- * afterwards. Zeroed or closed is fine. */
-void qsf_io_lane_close(qsf_io_lane *lane);
+qsf_status qsf_io_queue_open(qsf_io_queue *queue, qsf_io *io, uint32_t depth);
+/* Waits for the reads in flight and discards them; afterwards nothing writes to their dst. Any
+ * thread may call it. Accepts a zeroed or closed queue. */
+void qsf_io_queue_close(qsf_io_queue *queue);
 
-/* Begins a read; fewer than `depth` are under way. With the methods that read in the calling
- * thread, only finishing does the work. */
-qsf_status qsf_io_start(qsf_io_lane *lane, const qsf_io_read *read);
+/* Begins a read; fewer than `depth` reads may be in flight. All methods but uring do the work in
+ * qsf_io_finish(). */
+qsf_status qsf_io_start(qsf_io_queue *queue, const qsf_io_read *read);
 
-/* Waits until one of the reads under way is done and says which, also when that one failed. Its
- * status: QSF_OK, QSF_ERR_IO (the system refused), QSF_ERR_FORMAT (the file ends before
- * need_bytes). Short reads and EINTR are dealt with here. At least one is under way. Counts as a
- * read of the file: a fault that a test asks for comes here. */
-qsf_status qsf_io_finish(qsf_io_lane *lane, qsf_io_read *read);
+/* Waits for any read in flight (there must be one), stores it in *read and returns its status:
+ * QSF_OK, QSF_ERR_IO (error of the system) or QSF_ERR_FORMAT (the file ends before need_bytes).
+ * Handles short reads and EINTR. Faults that a test injects happen here. */
+qsf_status qsf_io_finish(qsf_io_queue *queue, qsf_io_read *read);
 
 #endif

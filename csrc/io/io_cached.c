@@ -1,9 +1,8 @@
-/* io_cached.c - asks Linux which of a file's pages are in its cache.
+/* io_cached.c - finds out which pages of a file Linux has in its page cache.
  *
- * Two questions, since neither answer can be trusted alone. mincore() changes nothing, but says
- * "all" to those who may not write to the file (it was a way to spy on others). A read that
- * must not wait tells the truth, but a miss may start reading ahead; so it is only asked where
- * mincore() has said yes, and no further than to the miss that decides.
+ * It combines two system calls. mincore() has no side effect, but reports every page as resident if
+ * the process may not write to the file. preadv2(RWF_NOWAIT) is always right, but a miss may start
+ * readahead; so it is used only for pages that mincore() reports, and stops once the misses decide.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/io_cached.h"
@@ -18,19 +17,19 @@
 
 #define N_PLACES 64
 
-/* Is the page at `off`, where a page begins, resident by what mincore() says? */
+/* True if mincore() reports the page that begins at `off` as resident. */
 static bool is_resident(const qsf_file *file, uint64_t off, size_t page_bytes)
 {
     void *const page = mmap(NULL, page_bytes, PROT_READ, MAP_SHARED, file->fd, (off_t)off);
     if (page == MAP_FAILED)
         return false;
     unsigned char bits = 0;
-    const bool is_told = mincore(page, page_bytes, &bits) == 0;
+    const bool is_valid = mincore(page, page_bytes, &bits) == 0;
     (void)munmap(page, page_bytes);
-    return is_told && (bits & 1) != 0;
+    return is_valid && (bits & 1) != 0;
 }
 
-/* Does mincore() tell us the truth? */
+/* True if mincore() reports real values to this process. */
 static bool is_ours(const qsf_file *file)
 {
     struct stat about;
@@ -49,7 +48,7 @@ static bool reads_at_once(const qsf_file *file, uint64_t off)
         return false;
 #endif
     (void)off;
-    return is_ours(file); /* some file systems cannot be asked so: tmpfs, for one */
+    return is_ours(file); /* some file systems, such as tmpfs, lack RWF_NOWAIT */
 }
 
 bool qsf_io_is_cached(const qsf_file *file)

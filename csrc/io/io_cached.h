@@ -1,4 +1,4 @@
-/* io_cached.h - does the page cache hold a file? */
+/* io_cached.h - whether the page cache holds a file. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_IO_IO_CACHED_H
 #define QSF_IO_IO_CACHED_H
@@ -7,8 +7,8 @@
 
 #include "platform/file.h"
 
-/* Looks at pages spread over the file; true: it holds most of them. False where the system
- * does not tell. Brings next to nothing into the cache. */
+/* Samples pages all over the file. True if the page cache holds more than half of them; false if
+ * the system cannot report it. Hardly changes the cache. */
 bool qsf_io_is_cached(const qsf_file *file);
 
 #endif

@@ -1,4 +1,4 @@
-/* io_choose.c - decides how a file is read: by what is wished, cached, known or measured. */
+/* io_choose.c - chooses how to read a file: by option, cache state, earlier probe or new probe. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/io_choose.h"
 
@@ -14,12 +14,12 @@
 #define USUAL_DEPTH 4
 #define USUAL_URING_DEPTH 8
 #define N_ROUNDS 2
-#define RUN_NS UINT64_C(20000000)   /* one round of one candidate */
-#define MOST_NS UINT64_C(250000000) /* after that no other run begins */
+#define RUN_NS UINT64_C(20000000)   /* time of one candidate in one round */
+#define MOST_NS UINT64_C(250000000) /* no run begins after this time */
 #define NEARLY_BEST 0.95
 #define STACK_BYTES ((size_t)64 * 1024)
 
-/* Two threads at least: each checks what it has read while the other reads. */
+/* At least two threads for direct: one verifies its data while the other reads. */
 static const qsf_io_setup candidates[] = {
     {QSF_IO_URING, 4}, {QSF_IO_URING, 8}, {QSF_IO_DIRECT, 2}, {QSF_IO_DIRECT, 4}};
 #define N_CANDIDATES (sizeof candidates / sizeof candidates[0])
@@ -29,18 +29,19 @@ static uint32_t smaller(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* The wished depth, or else the usual one; neither with more threads than there is memory for. */
+/* The depth from the options, else the usual one; at most max_threads if each read takes a
+ * thread. */
 static uint32_t depth_for(const qsf_io_wish *wish, uint32_t method, uint32_t usual)
 {
     const uint32_t depth = wish->depth != 0 ? wish->depth : usual;
     return method == QSF_IO_URING ? depth : smaller(depth, wish->max_threads);
 }
 
-/* One run of the probe: reads of one part of the file, each taken by the lane that is free. */
+/* One run of the probe. Each idle queue takes the next read of one part of the file. */
 typedef struct run {
     qsf_io *io;
     unsigned char *buffer;
-    uint32_t lane_depth;
+    uint32_t queue_depth;
     uint64_t begin_off;
     uint64_t end_off;
     uint64_t stop_ns;
@@ -50,8 +51,8 @@ typedef struct run {
     atomic_bool has_failed;
 } run;
 
-/* False when the part is read or its time is over. */
-static bool start_next(run *r, qsf_io_lane *lane, unsigned char *dst)
+/* Returns false if the part is read, the time is over or the read cannot start. */
+static bool start_next(run *r, qsf_io_queue *queue, unsigned char *dst)
 {
     if (qsf_clock_ns() >= r->stop_ns)
         return false;
@@ -62,65 +63,65 @@ static bool start_next(run *r, qsf_io_lane *lane, unsigned char *dst)
                               .dst = dst,
                               .n_bytes = QSF_IO_PROBE_READ_BYTES,
                               .need_bytes = QSF_IO_PROBE_READ_BYTES};
-    if (qsf_io_start(lane, &read) == QSF_OK)
+    if (qsf_io_start(queue, &read) == QSF_OK)
         return true;
     atomic_store(&r->has_failed, true);
     return false;
 }
 
-static void *read_lane(void *arg)
+static void *read_queue(void *arg)
 {
     run *const r = arg;
-    qsf_io_lane lane;
-    if (qsf_io_lane_open(&lane, r->io, r->lane_depth) != QSF_OK) {
+    qsf_io_queue queue;
+    if (qsf_io_queue_open(&queue, r->io, r->queue_depth) != QSF_OK) {
         atomic_store(&r->has_failed, true);
         return NULL;
     }
-    for (uint32_t i = 0; i < r->lane_depth; i++) {
+    for (uint32_t i = 0; i < r->queue_depth; i++) {
         const uint32_t buffer_idx = atomic_fetch_add(&r->next_buffer, 1);
-        if (!start_next(r, &lane, r->buffer + buffer_idx * QSF_IO_PROBE_READ_BYTES))
+        if (!start_next(r, &queue, r->buffer + buffer_idx * QSF_IO_PROBE_READ_BYTES))
             break;
     }
-    while (lane.n_started > 0) {
+    while (queue.n_started > 0) {
         qsf_io_read had;
-        if (qsf_io_finish(&lane, &had) != QSF_OK) {
+        if (qsf_io_finish(&queue, &had) != QSF_OK) {
             atomic_store(&r->has_failed, true);
             break;
         }
         atomic_fetch_add(&r->done_bytes, had.n_bytes);
-        start_next(r, &lane, had.dst);
+        start_next(r, &queue, had.dst);
     }
-    qsf_io_lane_close(&lane);
+    qsf_io_queue_close(&queue);
     return NULL;
 }
 
-/* Bytes a second; 0 when it did not go well. */
+/* Bytes per second; 0 after an error. */
 static double measure(qsf_io *io, const qsf_io_setup *setup, unsigned char *buffer,
                       uint64_t begin_off, uint64_t end_off)
 {
     qsf_thread threads[QSF_IO_MAX_DEPTH];
-    const uint32_t n_lanes = qsf_io_lane_count(setup);
+    const uint32_t n_queues = qsf_io_queue_count(setup);
     const uint64_t start_ns = qsf_clock_ns();
     run r = {.io = io,
              .buffer = buffer,
-             .lane_depth = qsf_io_lane_depth(setup),
+             .queue_depth = qsf_io_queue_depth(setup),
              .end_off = end_off,
              .stop_ns = start_ns + RUN_NS,
              .next_off = begin_off};
     uint32_t n_threads = 0;
-    while (n_threads + 1 < n_lanes &&
-           qsf_thread_start(&threads[n_threads], STACK_BYTES, read_lane, &r) == QSF_OK)
+    while (n_threads + 1 < n_queues &&
+           qsf_thread_start(&threads[n_threads], STACK_BYTES, read_queue, &r) == QSF_OK)
         n_threads++;
-    read_lane(&r); /* this thread is one of them */
+    read_queue(&r); /* this thread is the last reader */
     for (uint32_t i = 0; i < n_threads; i++)
         qsf_thread_join(&threads[i]);
     const uint64_t took_ns = qsf_clock_ns() - start_ns;
-    if (n_threads + 1 < n_lanes || atomic_load(&r.has_failed) || took_ns == 0)
+    if (n_threads + 1 < n_queues || atomic_load(&r.has_failed) || took_ns == 0)
         return 0.0;
     return (double)atomic_load(&r.done_bytes) * 1e9 / (double)took_ns;
 }
 
-/* What can be tried: as deep as is wished and there is memory for. */
+/* The setups that the options, the system and the buffer allow. */
 static size_t list_candidates(const qsf_io_wish *wish, size_t buffer_bytes, bool has_uring,
                               qsf_io_setup *out)
 {
@@ -129,7 +130,7 @@ static size_t list_candidates(const qsf_io_wish *wish, size_t buffer_bytes, bool
         qsf_io_setup setup = candidates[i];
         if (wish->depth != 0)
             setup.depth = depth_for(wish, setup.method, 0);
-        if (qsf_io_lane_count(&setup) > wish->max_threads ||
+        if (qsf_io_queue_count(&setup) > wish->max_threads ||
             setup.depth > buffer_bytes / QSF_IO_PROBE_READ_BYTES ||
             (setup.method == QSF_IO_URING && !has_uring))
             continue;
@@ -142,17 +143,16 @@ static size_t list_candidates(const qsf_io_wish *wish, size_t buffer_bytes, bool
     return n;
 }
 
-/* Fewer threads, or as many and fewer reads at the same time. */
+/* True if a uses fewer threads, or the same number and less depth. */
 static bool is_lighter(const qsf_io_setup *a, const qsf_io_setup *b)
 {
-    const uint32_t a_lanes = qsf_io_lane_count(a);
-    const uint32_t b_lanes = qsf_io_lane_count(b);
-    return a_lanes != b_lanes ? a_lanes < b_lanes : a->depth < b->depth;
+    const uint32_t a_queues = qsf_io_queue_count(a);
+    const uint32_t b_queues = qsf_io_queue_count(b);
+    return a_queues != b_queues ? a_queues < b_queues : a->depth < b->depth;
 }
 
-/* Each run has a part of the file of its own, so that nothing that an earlier one left in a
- * cache below us flatters a later one. The second round goes backwards: a disk that becomes
- * slower or faster meanwhile does so for all. */
+/* Each run reads its own part of the file, so that caches of the disk do not help a later run. The
+ * second round runs backwards, so that a drift of the disk's speed affects all setups. */
 static const qsf_io_setup *probe(qsf_io *direct, qsf_io *uring, const qsf_io_setup *setups,
                                  size_t n_setups, unsigned char *buffer)
 {
@@ -164,7 +164,7 @@ static const qsf_io_setup *probe(qsf_io *direct, qsf_io *uring, const qsf_io_set
     for (size_t i = 0; i < N_ROUNDS * n_setups; i++) {
         const size_t which = i < n_setups ? i : N_ROUNDS * n_setups - 1 - i;
         const qsf_io_setup *const setup = &setups[which];
-        /* Neighbours in time are far from each other in the file. */
+        /* Consecutive runs read parts that are far apart. */
         const uint64_t part_idx = i < n_setups ? N_ROUNDS * i : N_ROUNDS * (i - n_setups) + 1;
         if (qsf_clock_ns() - begin_ns >= MOST_NS)
             break;
@@ -181,7 +181,8 @@ static const qsf_io_setup *probe(qsf_io *direct, qsf_io *uring, const qsf_io_set
     return chosen;
 }
 
-/* With direct reads at hand: the usual, or what is measured. *io is the one to be used. */
+/* io is open for direct reads. Chooses the usual depth or the probe's result; *io is then open for
+ * the chosen method. */
 static void choose_past_cache(qsf_io *io, const qsf_io_wish *wish, void *buffer,
                               size_t buffer_bytes, qsf_io_setup *setup, bool *is_probed)
 {
@@ -234,8 +235,8 @@ qsf_status qsf_io_choose(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, vo
     *is_probed = false;
     if (wish->depth > QSF_IO_MAX_DEPTH || wish->max_threads < 1)
         return QSF_FAIL(QSF_ERR_ARG,
-                        "%" PRIu32 " reads at the same time, with memory for %" PRIu32
-                        " threads; at most %d, with memory for 1",
+                        "I/O depth is %" PRIu32 " with %" PRIu32
+                        " reading threads, allowed: depth 0 .. %d, threads 1 or more",
                         wish->depth, wish->max_threads, QSF_IO_MAX_DEPTH);
     if (wish->method != QSF_IO_AUTO)
         return open_as(io, file, wish, wish->method, usual_depth(wish->method), setup);

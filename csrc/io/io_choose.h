@@ -1,4 +1,4 @@
-/* io_choose.h - which way of reading suits this file, this disk and the free memory. */
+/* io_choose.h - chooses how to read: for this file, this disk and the free memory. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_IO_IO_CHOOSE_H
 #define QSF_IO_IO_CHOOSE_H
@@ -6,33 +6,33 @@
 #include "io/io.h"
 
 typedef struct qsf_io_wish {
-    uint32_t method;      /* a qsf_io_method; a name that cannot be had is an error */
-    uint32_t depth;       /* 0: chosen */
-    uint32_t max_threads; /* that read: there is memory for the stacks of so many */
-    qsf_io_setup known;   /* an earlier probe's result; method 0: none */
-    uint64_t cache_bytes; /* what the page cache may still take, the model's own memory aside */
-    uint64_t read_bytes;  /* what is read, again and again */
+    uint32_t method;      /* a qsf_io_method; an error if the system lacks it */
+    uint32_t depth;       /* 0: choose */
+    uint32_t max_threads; /* most reading threads; memory for their stacks is planned */
+    qsf_io_setup known;   /* result of an earlier probe; method 0: none */
+    uint64_t cache_bytes; /* room for the page cache beside the model's own memory */
+    uint64_t read_bytes;  /* bytes that every pass reads */
 } qsf_io_wish;
 
-/* A buffer of so many bytes lets the probe try all that it knows; with fewer, less deep ones. */
+/* A buffer of QSF_IO_PROBE_BYTES lets the probe try all setups; a smaller one limits the depth. */
 #define QSF_IO_PROBE_READ_BYTES ((size_t)512 * 1024)
 #define QSF_IO_PROBE_BYTES (8 * QSF_IO_PROBE_READ_BYTES)
 
-/* Decides and opens. In this order:
+/* Chooses a setup and opens *io for it. The first condition that holds decides:
  *
- *     a method is named                                   that one, or QSF_ERR_UNSUPPORTED
- *     the page cache holds most of the file already, or
- *     read_bytes fit in cache_bytes                       buffered
- *     something is known, and can still be had            what is known
- *     direct cannot be had                                buffered
- *     the file or the buffer is too small for a probe     direct, four at a time
- *     else                                                what the probe finds fastest
+ *     wish->method is not AUTO                            that method, or QSF_ERR_UNSUPPORTED
+ *     the page cache holds most of the file, or
+ *     read_bytes <= cache_bytes                           buffered
+ *     `known` is set and still works                      `known`
+ *     direct reads do not work                            buffered
+ *     the file or the buffer is too small for a probe     direct, depth 4
+ *     else                                                the fastest setup of the probe
  *
- * A wished depth is kept in each of these; none takes more threads than max_threads. The probe
- * takes about a quarter of a second (longer only where single reads take that long), reads into
- * `buffer` [buffer_bytes], which is aligned to QSF_IO_ALIGN, and prefers fewer threads and fewer
- * reads at the same time where they are as fast within 5 %. *is_probed: it was made.
- * QSF_ERR_ARG: a depth above QSF_IO_MAX_DEPTH, or no such method. */
+ * A depth in `wish` holds in all cases; no setup uses more than max_threads threads. The probe
+ * takes about 250 ms (more only if single reads are that slow). It reads into `buffer`
+ * [buffer_bytes], aligned to QSF_IO_ALIGN. Among setups within 5 % of the fastest it prefers fewer
+ * threads, then less depth. *is_probed: true if the result comes from the probe.
+ * QSF_ERR_ARG: the depth is above QSF_IO_MAX_DEPTH, or the method does not exist. */
 qsf_status qsf_io_choose(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, void *buffer,
                          size_t buffer_bytes, qsf_io_setup *setup, bool *is_probed);
 

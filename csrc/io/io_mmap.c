@@ -1,9 +1,8 @@
 /* io_mmap.c - reads copied from a mapping of the file.
  *
- * Why a copy, where a mapping could be computed with as it is: its pages can change or go
- * between the checksum and the use of them, when another process writes to the file or cuts it.
- * Here what was verified is what is computed with. The copy is made by the kernel, for which a
- * page that cannot be had is the error EFAULT; for us it would be the signal SIGBUS.
+ * Another process may write to the file or truncate it, so pages of a mapping may change after
+ * their checksum. A copy is computed with exactly as it was verified. The kernel makes the copy:
+ * for it a missing page is the error EFAULT; for this process it would be the signal SIGBUS.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -20,17 +19,17 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define AROUND_BYTES (UINT64_C(2) << 20) /* no page is larger */
+#define AROUND_BYTES (UINT64_C(2) << 20) /* the largest page */
 
-/* Copies [off, off + n_bytes) of the mapping. What came before an error or a missing page is in
- * *done_bytes; 0 or the system's error. */
+/* Copies [off, off + n_bytes) of the mapping. Returns 0 or an errno; *done_bytes counts the bytes
+ * copied, also before an error. */
 static int copy_out(const qsf_io *io, uint64_t off, unsigned char *dst, size_t n_bytes,
                     size_t *done_bytes)
 {
     *done_bytes = 0;
     while (*done_bytes < n_bytes) {
         const struct iovec to = {.iov_base = dst + *done_bytes, .iov_len = n_bytes - *done_bytes};
-        /* The mapping is not written to: the system call's types do not say so. */
+        /* The system call does not write to the mapping, but its type is not const. */
         const struct iovec from = {.iov_base =
                                        (void *)((uintptr_t)io->map + (uintptr_t)off + *done_bytes),
                                    .iov_len = n_bytes - *done_bytes};
@@ -49,7 +48,7 @@ static size_t smaller(uint64_t a, size_t b)
     return a < b ? (size_t)a : b;
 }
 
-/* The system's pages may be larger than ours: advice begins where one of them does. */
+/* Advice must begin at a page of the system, which may be larger than 4096 bytes. */
 static void advise(const qsf_io *io, uint64_t off, uint64_t n_bytes, int advice)
 {
     const long page_bytes = sysconf(_SC_PAGESIZE);
@@ -62,8 +61,8 @@ static void advise(const qsf_io *io, uint64_t off, uint64_t n_bytes, int advice)
     (void)madvise(from, (size_t)(asked_bytes < most_bytes ? asked_bytes : most_bytes), advice);
 }
 
-/* Else the pages would count as ours until the system wants them back. Neighbours as well: it
- * also maps what it has around a page that is wanted, even what was just unmapped. */
+/* Mapped pages count as memory of this process, so they are unmapped at once. Neighbours too: the
+ * kernel also maps cached pages around the wanted one, even if they were just unmapped. */
 static void unmap_pages(const qsf_io *io, uint64_t off, uint64_t n_bytes)
 {
     const uint64_t before_bytes = off < AROUND_BYTES ? off : AROUND_BYTES;
@@ -78,8 +77,7 @@ static qsf_status try_copy(const qsf_io *io)
     const int error = copy_out(io, 0, block, n_bytes, &done_bytes);
     if (error == ENOSYS || error == EPERM || error == EACCES)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "reading from a mapping: the system does not let us copy safely "
-                        "(process_vm_readv): %s",
+                        "I/O method mmap: the system refuses process_vm_readv: %s",
                         strerror(error));
     if (error != 0)
         return QSF_FAIL(QSF_ERR_IO, "mmap read of %zu bytes at 0: %s", n_bytes, strerror(error));
@@ -97,15 +95,15 @@ static qsf_status open_mapping(qsf_io *io)
 {
     const uint64_t n_bytes = io->file->n_bytes;
     if (n_bytes == 0)
-        return QSF_OK; /* nothing can be mapped, and nothing read */
+        return QSF_OK; /* an empty file cannot be mapped */
     if (n_bytes > SIZE_MAX / 2)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "reading from a mapping: %" PRIu64 " bytes are more than addresses",
-                        n_bytes);
+                        "I/O method mmap: the file of %" PRIu64 " MB exceeds the address space",
+                        n_bytes >> 20);
     void *const map = mmap(NULL, (size_t)n_bytes, PROT_READ, MAP_SHARED, io->file->fd, 0);
     if (map == MAP_FAILED)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "reading from a mapping: %" PRIu64 " bytes cannot be mapped: %s", n_bytes,
+                        "I/O method mmap: cannot map the file of %" PRIu64 " MB: %s", n_bytes >> 20,
                         strerror(errno));
     io->map = map;
     const qsf_status status = try_copy(io);
@@ -150,8 +148,8 @@ static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
     size_t done_bytes = 0;
     const int error = copy_steps(io, read, n_bytes, &done_bytes);
 
-    /* Bytes behind the end of a file that shrank are missing pages or, in its last page, zeroes:
-     * only its size tells them from others. */
+    /* If the file shrank, bytes behind its end are zeroes or missing pages. Only the size of the
+     * file reveals the zeroes. */
     struct stat about;
     if (fstat(io->file->fd, &about) != 0)
         return qsf_io_fail_system(io, read, errno);
@@ -170,8 +168,7 @@ static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
 static qsf_status open_mapping(qsf_io *io)
 {
     (void)io;
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                    "reading from a mapping: this system has no safe way to copy from it");
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method mmap: this system lacks process_vm_readv");
 }
 
 static void close_mapping(qsf_io *io)

@@ -39,7 +39,7 @@ static qsf_status read_through(const qsf_io *io, int fd, const qsf_io_read *read
 {
     size_t done_bytes = 0;
     while (done_bytes < read->need_bytes) {
-        /* A direct read can only go on where a block begins, so a part may come twice. */
+        /* A direct read must begin at a multiple of QSF_IO_ALIGN, so some bytes are read twice. */
         const size_t from = done_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN;
         const size_t left_bytes = read->n_bytes - from;
         const size_t n_bytes = left_bytes < step_bytes ? left_bytes : step_bytes;
@@ -67,14 +67,14 @@ static qsf_status read_direct(const qsf_io *io, const qsf_io_read *read)
 
 #if defined(O_DIRECT)
 
-static qsf_status fail_direct(const char *what, int system_errno)
+static qsf_status fail_direct(const char *reason, int system_errno)
 {
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "reading past the page cache: %s: %s", what,
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: %s: %s", reason,
                     strerror(system_errno));
 }
 
-/* A second descriptor, since O_DIRECT on the first would hold for everyone who reads through
- * it. By way of the first one, since its name may meanwhile be another file's. */
+/* Opens a second descriptor, because O_DIRECT on the first would affect all its users. Opens it
+ * through /proc, because the path may name another file by now. */
 static qsf_status reopen(const qsf_io *io, int *fd)
 {
     char name[32];
@@ -83,20 +83,20 @@ static qsf_status reopen(const qsf_io *io, int *fd)
         *fd = open(name, O_RDONLY | O_CLOEXEC | O_DIRECT);
     } while (*fd < 0 && errno == EINTR);
     if (*fd < 0)
-        return errno == EINVAL ? fail_direct("this file system cannot do it", errno)
-                               : fail_direct("the file cannot be opened a second time", errno);
+        return errno == EINVAL ? fail_direct("the file system does not support it", errno)
+                               : fail_direct("cannot open the file a second time", errno);
     struct stat first;
     struct stat second;
     if (fstat(io->file->fd, &first) != 0 || fstat(*fd, &second) != 0)
-        return fail_direct("the file cannot be inspected", errno);
+        return fail_direct("cannot inspect the file", errno);
     if (first.st_dev != second.st_dev || first.st_ino != second.st_ino)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "reading past the page cache: %s is not the file that is open", name);
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: %s is not the file that is open",
+                        name);
     return QSF_OK;
 }
 
-/* Refused are, with EINVAL, reads from file systems that only pretend, and reads of less than a
- * logical block where that is larger than QSF_IO_ALIGN. */
+/* A read fails with EINVAL if the file system accepts O_DIRECT but does not support it, or if its
+ * logical block is larger than QSF_IO_ALIGN. */
 static qsf_status try_read(int fd)
 {
     _Alignas(QSF_IO_ALIGN) unsigned char block[QSF_IO_ALIGN];
@@ -114,14 +114,13 @@ static qsf_status try_read(int fd)
 
 #elif defined(F_NOCACHE)
 
-/* macOS; not tested. A file cannot be opened a second time by its descriptor there, and
- * F_NOCACHE holds for the duplicate and the first alike: the few reads of the index go past the
- * cache as well, which is slower and nothing else. */
+/* macOS; not tested. A duplicate descriptor shares F_NOCACHE with the first, so the few reads of
+ * the index bypass the cache too. That is only slower. */
 static qsf_status reopen(const qsf_io *io, int *fd)
 {
     *fd = fcntl(io->file->fd, F_DUPFD_CLOEXEC, 0);
     if (*fd < 0 || fcntl(*fd, F_NOCACHE, 1) != 0)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "reading past the page cache: %s", strerror(errno));
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: %s", strerror(errno));
     return QSF_OK;
 }
 
@@ -137,7 +136,7 @@ static qsf_status reopen(const qsf_io *io, int *fd)
 {
     (void)io;
     (void)fd;
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "reading past the page cache: this system cannot do it");
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: this system does not support it");
 }
 
 static qsf_status try_read(int fd)

@@ -1,8 +1,8 @@
 /* io_uring.c - direct reads through a ring of requests shared with the Linux kernel.
  *
- * System calls and shared memory as linux/io_uring.h describes them, without a library: a lane
- * only ever reads. A request is an entry of the submission queue; its answer an entry of the
- * completion queue, whose user_data is the request's slot in lane->started.
+ * Uses the system calls of linux/io_uring.h directly: a library is not worth it for reads alone. A
+ * request is an entry of the submission queue. Its answer is an entry of the completion queue,
+ * whose user_data is the request's slot in queue->started.
  *
  *     submission   we write the entry, then the tail (release); the kernel moves the head
  *     completion   the kernel writes the entry, then the tail; we read the tail (acquire), then
@@ -31,16 +31,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAX_READ_BYTES ((size_t)1 << 30) /* of a request: its answer is an int32_t */
-/* So long a request may be refused for want of the kernel's memory, or a wait for it fail. */
+#define MAX_READ_BYTES ((size_t)1 << 30) /* of a request: its result is an int32_t */
+/* Retries, 10 s in all, while the kernel lacks memory for a request or a wait fails. */
 #define MAX_PAUSES 10000
 #define PAUSE_NS 1000000
 
 typedef struct ring {
     int fd;
-    uint32_t busy_slots;                 /* a bit for each */
+    uint32_t busy_slots;                 /* bit i: slot i */
     size_t done_bytes[QSF_IO_MAX_DEPTH]; /* of the read in the slot */
-    void *queues;                        /* both, mapped */
+    void *queues;                        /* submission and completion queue, mapped */
     size_t queues_bytes;
     struct io_uring_sqe *requests; /* mapped */
     size_t requests_bytes;
@@ -68,15 +68,15 @@ static int enter(const ring *r, uint32_t n_new, uint32_t n_wanted)
     return (int)syscall(__NR_io_uring_enter, r->fd, n_new, n_wanted, flags, NULL, 0);
 }
 
-static qsf_status fail_setup(const char *what, int system_errno)
+static qsf_status fail_setup(const char *reason, int system_errno)
 {
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: %s: %s", what, strerror(system_errno));
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: %s: %s", reason, strerror(system_errno));
 }
 
-static void *map_shared(const ring *r, size_t n_bytes, uint64_t what)
+static void *map_shared(const ring *r, size_t n_bytes, uint64_t off)
 {
     void *const at =
-        mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, r->fd, (off_t)what);
+        mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, r->fd, (off_t)off);
     return at != MAP_FAILED ? at : NULL;
 }
 
@@ -87,11 +87,11 @@ static qsf_status map_queues(ring *r, const struct io_uring_params *p)
     r->queues_bytes = order_end > answers_end ? order_end : answers_end;
     r->queues = map_shared(r, r->queues_bytes, IORING_OFF_SQ_RING);
     if (r->queues == NULL)
-        return fail_setup("its queues cannot be mapped", errno);
+        return fail_setup("cannot map its queues", errno);
     r->requests_bytes = p->sq_entries * sizeof(struct io_uring_sqe);
     r->requests = map_shared(r, r->requests_bytes, IORING_OFF_SQES);
     if (r->requests == NULL)
-        return fail_setup("its requests cannot be mapped", errno);
+        return fail_setup("cannot map its requests", errno);
 
     unsigned char *const base = r->queues;
     r->request_head = (_Atomic uint32_t *)(void *)(base + p->sq_off.head);
@@ -111,13 +111,13 @@ static qsf_status set_up(ring *r, uint32_t depth)
     r->fd = (int)syscall(__NR_io_uring_setup, depth, &p);
     if (r->fd < 0) {
         const int why = errno;
-        return fail_setup(why == ENOSYS  ? "this kernel has none, or a sandbox hides it"
+        return fail_setup(why == ENOSYS  ? "this kernel lacks it, or a sandbox hides it"
                           : why == EPERM ? "a sandbox or kernel.io_uring_disabled forbids it"
                                          : "the kernel refuses a ring",
                           why);
     }
     if ((p.features & IORING_FEAT_SINGLE_MMAP) == 0 || (p.features & IORING_FEAT_NODROP) == 0)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: this kernel's is too old");
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: this kernel's version of it is too old");
     return map_queues(r, &p);
 }
 
@@ -132,36 +132,36 @@ static void tear_down(ring *r)
     (void)munmap(r, sizeof *r);
 }
 
-static qsf_status open_lane(qsf_io_lane *lane)
+static qsf_status open_queue(qsf_io_queue *queue)
 {
-    /* About a page, of which the system has a whole one or none. */
+    /* A ring takes about one page, the smallest unit of mmap. */
     ring *const r =
         mmap(NULL, sizeof *r, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (r == MAP_FAILED)
-        return QSF_FAIL(QSF_ERR_NOMEM, "io_uring: %zu bytes for a lane", sizeof *r);
+        return QSF_FAIL(QSF_ERR_NOMEM, "io_uring: the system has no memory left for a queue");
     r->fd = -1;
-    const qsf_status status = set_up(r, lane->depth);
+    const qsf_status status = set_up(r, queue->depth);
     if (status != QSF_OK) {
         tear_down(r);
         return status;
     }
-    lane->ring = r;
+    queue->ring = r;
     return QSF_OK;
 }
 
-/* Hands the kernel the rest of the read in `slot`; 0 or the system's error. */
-static int submit(qsf_io_lane *lane, uint32_t slot)
+/* Submits the rest of the read in `slot`. Returns 0 or an errno. */
+static int submit(qsf_io_queue *queue, uint32_t slot)
 {
-    ring *const r = lane->ring;
-    const qsf_io_read *const read = &lane->started[slot];
-    /* A direct read can only go on where a block begins, so a part may come twice. */
+    ring *const r = queue->ring;
+    const qsf_io_read *const read = &queue->started[slot];
+    /* A direct read must begin at a multiple of QSF_IO_ALIGN, so some bytes are read twice. */
     const size_t from = r->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN;
     const size_t n_bytes = read->n_bytes - from;
     const uint32_t tail = atomic_load_explicit(r->request_tail, memory_order_relaxed);
     const uint32_t idx = tail & r->request_mask;
     r->requests[idx] = (struct io_uring_sqe){
         .opcode = IORING_OP_READ,
-        .fd = lane->io->direct_fd,
+        .fd = queue->io->direct_fd,
         .off = read->off + from,
         .addr = (uintptr_t)(read->dst + from),
         .len = (uint32_t)(n_bytes < MAX_READ_BYTES ? n_bytes : MAX_READ_BYTES),
@@ -183,8 +183,8 @@ static int submit(qsf_io_lane *lane, uint32_t slot)
     }
 }
 
-/* Waits for an answer and takes it out of its queue; 0 or the system's error. What the kernel
- * has under way is no reason to give up early: it writes to the reads' memory. */
+/* Waits for an answer and removes it from its queue. Returns 0 or an errno. Retries after errors,
+ * because the kernel still writes to the memory of the reads in flight. */
 static int take_answer(ring *r, struct io_uring_cqe *answer)
 {
     const uint32_t head = atomic_load_explicit(r->answer_head, memory_order_relaxed);
@@ -201,106 +201,106 @@ static int take_answer(ring *r, struct io_uring_cqe *answer)
     return 0;
 }
 
-static void release_slot(qsf_io_lane *lane, uint32_t slot)
+static void release_slot(qsf_io_queue *queue, uint32_t slot)
 {
-    ring *const r = lane->ring;
+    ring *const r = queue->ring;
     r->busy_slots &= ~(UINT32_C(1) << slot);
-    lane->n_started--;
+    queue->n_started--;
 }
 
-static qsf_status start_read(qsf_io_lane *lane, const qsf_io_read *read)
+static qsf_status start_read(qsf_io_queue *queue, const qsf_io_read *read)
 {
-    ring *const r = lane->ring;
+    ring *const r = queue->ring;
     uint32_t slot = 0;
     while ((r->busy_slots >> slot & 1) != 0)
         slot++;
-    lane->started[slot] = *read;
+    queue->started[slot] = *read;
     r->done_bytes[slot] = 0;
     r->busy_slots |= UINT32_C(1) << slot;
-    lane->n_started++;
-    const int error = submit(lane, slot);
+    queue->n_started++;
+    const int error = submit(queue, slot);
     if (error == 0)
         return QSF_OK;
-    release_slot(lane, slot);
-    return qsf_io_fail_system(lane->io, read, error);
+    release_slot(queue, slot);
+    return qsf_io_fail_system(queue->io, read, error);
 }
 
-/* What the answer means for the read in `slot`. *is_done false: the rest of it is under way. */
-static qsf_status judge(qsf_io_lane *lane, uint32_t slot, int32_t result, bool *is_done)
+/* Applies an answer to the read in `slot`. *is_done is false if the rest was submitted again. */
+static qsf_status judge(qsf_io_queue *queue, uint32_t slot, int32_t result, bool *is_done)
 {
-    ring *const r = lane->ring;
-    const qsf_io_read *const read = &lane->started[slot];
+    ring *const r = queue->ring;
+    const qsf_io_read *const read = &queue->started[slot];
     *is_done = true;
     if (result < 0 && result != -EINTR && result != -EAGAIN)
-        return qsf_io_fail_system(lane->io, read, -result);
+        return qsf_io_fail_system(queue->io, read, -result);
     if (result >= 0) {
         const size_t from = r->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN;
         const size_t done_bytes = from + (size_t)result;
         if (done_bytes >= read->need_bytes)
             return QSF_OK;
         if (done_bytes <= r->done_bytes[slot])
-            return qsf_io_fail_short(lane->io, read, r->done_bytes[slot]);
+            return qsf_io_fail_short(queue->io, read, r->done_bytes[slot]);
         r->done_bytes[slot] = done_bytes;
     }
-    const int error = submit(lane, slot);
+    const int error = submit(queue, slot);
     if (error != 0)
-        return qsf_io_fail_system(lane->io, read, error);
+        return qsf_io_fail_system(queue->io, read, error);
     *is_done = false;
     return QSF_OK;
 }
 
-static qsf_status finish_read(qsf_io_lane *lane, qsf_io_read *read)
+static qsf_status finish_read(qsf_io_queue *queue, qsf_io_read *read)
 {
     for (;;) {
         struct io_uring_cqe answer;
-        const int error = take_answer(lane->ring, &answer);
-        if (error != 0) { /* nobody knows of any of them; name one */
+        const int error = take_answer(queue->ring, &answer);
+        if (error != 0) { /* the state of all reads is unknown; report any one */
             uint32_t slot = 0;
-            while ((((const ring *)lane->ring)->busy_slots >> slot & 1) == 0)
+            while ((((const ring *)queue->ring)->busy_slots >> slot & 1) == 0)
                 slot++;
-            *read = lane->started[slot];
-            release_slot(lane, slot);
-            return qsf_io_fail_system(lane->io, read, error);
+            *read = queue->started[slot];
+            release_slot(queue, slot);
+            return qsf_io_fail_system(queue->io, read, error);
         }
         const uint32_t slot = (uint32_t)answer.user_data;
         bool is_done;
-        const qsf_status status = judge(lane, slot, answer.res, &is_done);
+        const qsf_status status = judge(queue, slot, answer.res, &is_done);
         if (!is_done)
             continue;
-        *read = lane->started[slot];
-        release_slot(lane, slot);
+        *read = queue->started[slot];
+        release_slot(queue, slot);
         return status;
     }
 }
 
-static void close_lane(qsf_io_lane *lane)
+static void close_queue(qsf_io_queue *queue)
 {
-    ring *const r = lane->ring;
+    ring *const r = queue->ring;
     struct io_uring_cqe answer;
-    while (lane->n_started > 0 && take_answer(r, &answer) == 0)
-        lane->n_started--;
+    while (queue->n_started > 0 && take_answer(r, &answer) == 0)
+        queue->n_started--;
     tear_down(r);
-    lane->ring = NULL;
+    queue->ring = NULL;
 }
 
-/* A kernel without IORING_OP_READ (before 5.6) or a sandbox that lets rings be made but not
- * used: only a read tells. */
+/* Only a read detects a kernel without IORING_OP_READ (before 5.6) or a sandbox that allows setup
+ * but not use. */
 static qsf_status try_read(qsf_io *io)
 {
     _Alignas(QSF_IO_ALIGN) unsigned char block[QSF_IO_ALIGN];
     const qsf_io_read wanted = {.dst = block, .n_bytes = sizeof block};
-    qsf_io_lane lane = {.io = io, .depth = 1};
-    QSF_TRY(open_lane(&lane));
+    qsf_io_queue queue = {.io = io, .depth = 1};
+    QSF_TRY(open_queue(&queue));
     qsf_io_read had;
-    qsf_status status = start_read(&lane, &wanted);
+    qsf_status status = start_read(&queue, &wanted);
     if (status == QSF_OK)
-        status = finish_read(&lane, &had);
-    close_lane(&lane);
+        status = finish_read(&queue, &had);
+    close_queue(&queue);
     if (status != QSF_ERR_IO)
         return status;
-    char why[160]; /* the same read just went well without a ring */
+    char why[160]; /* the file is readable: the same direct read has just succeeded */
     snprintf(why, sizeof why, "%s", qsf_error_detail());
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: a first try fails: %s", why);
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: a trial read failed: %s", why);
 }
 
 static qsf_status open_uring(qsf_io *io)
@@ -309,9 +309,9 @@ static qsf_status open_uring(qsf_io *io)
     return try_read(io);
 }
 
-static const qsf_io_queue queue = {
-    .open = open_lane,
-    .close = close_lane,
+static const qsf_io_queue_fns queue_fns = {
+    .open = open_queue,
+    .close = close_queue,
     .start = start_read,
     .finish = finish_read,
 };
@@ -321,10 +321,10 @@ static const qsf_io_queue queue = {
 static qsf_status open_uring(qsf_io *io)
 {
     (void)io;
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: this build was made without it");
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: this build does not include it");
 }
 
-static const qsf_io_queue queue; /* no lane is ever opened */
+static const qsf_io_queue_fns queue_fns; /* unused: open_uring always fails */
 
 #endif
 
@@ -332,5 +332,5 @@ const qsf_io_way qsf_io_uring_way = {
     .name = "uring",
     .open = open_uring,
     .close = qsf_io_direct_close,
-    .queue = &queue,
+    .queue_fns = &queue_fns,
 };

@@ -1,4 +1,4 @@
-/* io_way.c - the words in which all ways of reading fail. */
+/* io_way.c - the error texts that all ways of reading share. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/io_way.h"
 

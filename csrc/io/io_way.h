@@ -1,7 +1,7 @@
-/* io_way.h - a way to read as a table of functions, and the records that all of them work on.
+/* io_way.h - a way to read is a table of functions; the records that all ways use.
  *
- * A way reads in the calling thread, or it has a queue: the system works on several reads of a
- * lane at the same time.
+ * A way reads in the calling thread, or the system works on several reads of a queue at the same
+ * time (queue_fns).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_IO_IO_WAY_H
@@ -14,57 +14,57 @@
 #include "include/qsf.h"
 #include "platform/file.h"
 
-#define QSF_IO_ALIGN 4096 /* of offsets, addresses and sizes of a read */
+#define QSF_IO_ALIGN 4096 /* alignment of offset, address and size of a read */
 #define QSF_IO_MAX_DEPTH 32
 /* Reads through the page cache are made in steps of this size. */
 #define QSF_IO_CACHED_STEP_BYTES ((size_t)256 * 1024)
 
-typedef struct qsf_io_lane qsf_io_lane;
+typedef struct qsf_io_queue qsf_io_queue;
 typedef struct qsf_io_way qsf_io_way;
 
 typedef struct qsf_io {
     qsf_file *file; /* borrowed */
     uint32_t method;
     const qsf_io_way *way;
-    int direct_fd; /* the same file past the page cache; -1: not used */
+    int direct_fd; /* the same file opened for direct reads; -1: not used */
     const unsigned char *map;
 } qsf_io;
 
-/* off, dst and n_bytes are multiples of QSF_IO_ALIGN. Where the file ends inside, at least
- * need_bytes must be there; what lies behind the file's end in dst is arbitrary. */
+/* off, dst and n_bytes are multiples of QSF_IO_ALIGN. The file may end inside the read, but not
+ * before need_bytes; bytes of dst behind the file's end are undefined. */
 typedef struct qsf_io_read {
     uint64_t off;
     unsigned char *dst;
     size_t n_bytes;
     size_t need_bytes;
-    uint64_t tag; /* the caller's */
+    uint64_t tag; /* for the caller */
 } qsf_io_read;
 
-struct qsf_io_lane {
+struct qsf_io_queue {
     qsf_io *io; /* borrowed */
     uint32_t depth;
     uint32_t n_started;
     qsf_io_read started[QSF_IO_MAX_DEPTH]; /* n_started of them; a queue has its own slots */
-    void *ring;                            /* of a way with a queue: its own, mapped */
+    void *ring;                            /* made by queue_fns->open; else NULL */
 };
 
-/* Reads that the system works on while the thread goes on. `open` makes lane->ring; the others
- * are called while it is there, and `close` waits for what is under way. */
-typedef struct qsf_io_queue {
-    qsf_status (*open)(qsf_io_lane *lane);
-    void (*close)(qsf_io_lane *lane);
-    qsf_status (*start)(qsf_io_lane *lane, const qsf_io_read *read);
-    qsf_status (*finish)(qsf_io_lane *lane, qsf_io_read *read);
-} qsf_io_queue;
+/* Reads that the system performs while the thread continues. `open` makes queue->ring, `close`
+ * waits for the reads in flight and frees it. */
+typedef struct qsf_io_queue_fns {
+    qsf_status (*open)(qsf_io_queue *queue);
+    void (*close)(qsf_io_queue *queue);
+    qsf_status (*start)(qsf_io_queue *queue, const qsf_io_read *read);
+    qsf_status (*finish)(qsf_io_queue *queue, qsf_io_read *read);
+} qsf_io_queue_fns;
 
 struct qsf_io_way {
     const char *name;
-    /* Fills io->direct_fd or io->map, which are as they were on failure, and tries a read. */
+    /* Sets io->direct_fd or io->map and tries a read. On failure it changes neither. */
     qsf_status (*open)(qsf_io *io);
     void (*close)(qsf_io *io); /* also after a failed open */
-    /* Complete or failed, in the calling thread. NULL: the way has a queue. */
+    /* Reads in the calling thread, completely or not at all. NULL: the way has queue_fns. */
     qsf_status (*read)(const qsf_io *io, const qsf_io_read *read);
-    const qsf_io_queue *queue;
+    const qsf_io_queue_fns *queue_fns;
     void (*stop_readahead)(const qsf_io *io); /* NULL: the kernel does not read ahead */
 };
 
@@ -77,7 +77,8 @@ extern const qsf_io_way qsf_io_mmap_way;
 qsf_status qsf_io_direct_open(qsf_io *io);
 void qsf_io_direct_close(qsf_io *io);
 
-/* The two ends that a read can have besides a good one. */
+/* The errors of a read: an errno of the system (QSF_ERR_IO), the file ends early
+ * (QSF_ERR_FORMAT). */
 qsf_status qsf_io_fail_system(const qsf_io *io, const qsf_io_read *read, int system_errno);
 qsf_status qsf_io_fail_short(const qsf_io *io, const qsf_io_read *read, size_t done_bytes);
 

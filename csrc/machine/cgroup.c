@@ -1,8 +1,8 @@
 /* cgroup.c - finds this process's control groups and reads their limits.
  *
- * /proc/self/cgroup names the group, as "id:controllers:path"; /proc/self/mountinfo
- * says where the hierarchy is mounted, and from which group downwards it is visible:
- * in a container the two begin with the same part, which the mount point replaces.
+ * /proc/self/cgroup names the group as "id:controllers:path". /proc/self/mountinfo names the mount
+ * point of the hierarchy and its highest visible group; the mount point replaces that part of the
+ * path.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "machine/cgroup.h"
@@ -29,7 +29,7 @@ static bool join(char *dst, size_t cap_bytes, const char *a, const char *b, cons
     return n_bytes >= 0 && (size_t)n_bytes < cap_bytes;
 }
 
-/* Is `word` one of the comma-separated words of `list`? */
+/* True if `word` is one of the comma-separated words of `list`. */
 static bool has_word(const char *list, const char *word)
 {
     const size_t word_bytes = strlen(word);
@@ -66,7 +66,7 @@ static bool is_wanted_mount(void *arg, const char *line)
     return parse_mount(line, search->controller, search->out);
 }
 
-/* `controller`: of version 1; "" for the one hierarchy of version 2. */
+/* `controller`: name in version 1; "" for version 2. */
 static bool find_mount(const char *root, const char *controller, group_mount *out)
 {
     char path[PATH_BYTES];
@@ -99,7 +99,7 @@ static bool find_group(const char *root, const char *controller, char *group, si
     return false;
 }
 
-/* The part of `group` below the mount point; "" where it lies outside of what is visible. */
+/* The part of `group` below the mount point; "" if the group is not visible. */
 static const char *below_mount(const char *group, const char *visible_from)
 {
     const size_t shared_bytes = strcmp(visible_from, "/") == 0 ? 0 : strlen(visible_from);
@@ -110,7 +110,7 @@ static const char *below_mount(const char *group, const char *visible_from)
     return rest;
 }
 
-/* The group's folder, which begins with the mount point: *top_bytes of it. */
+/* The group's folder. Its first *top_bytes bytes are the mount point. */
 static bool find_folder(const char *root, const char *controller, char *folder, size_t cap_bytes,
                         size_t *top_bytes)
 {
@@ -157,7 +157,7 @@ static void lower_memory(qsf_cgroup *out, uint64_t limit_bytes, uint64_t used_by
 {
     if (limit_bytes < out->limit_bytes)
         out->limit_bytes = limit_bytes;
-    /* File pages are given back before anybody is refused, also those in use lately. */
+    /* The kernel reclaims file pages, even recently used ones, before it refuses memory. */
     const uint64_t fixed_bytes = used_bytes > cache_bytes ? used_bytes - cache_bytes : 0;
     const uint64_t left_bytes = limit_bytes > fixed_bytes ? limit_bytes - fixed_bytes : 0;
     if (left_bytes < out->left_bytes)
@@ -214,7 +214,7 @@ static void visit_v2(const char *folder, qsf_cgroup *out)
 {
     static const char *const cache_keys[] = {"inactive_file ", "active_file "};
     visit_memory(folder, out, "memory.max", "memory.current", cache_keys);
-    /* Above it nobody is killed, but everybody is slowed down without end. */
+    /* Above memory.high the kernel kills no process, but throttles all of them. */
     visit_memory(folder, out, "memory.high", "memory.current", cache_keys);
 
     char path[2 * PATH_BYTES];

@@ -1,7 +1,7 @@
 /* cgroup.h - the limits that Linux control groups, version 1 or 2, put on this process.
  *
- * The process is bound by its own group and by every group above it, so each number
- * is the tightest of that chain. Elsewhere than on Linux there are no limits.
+ * The limits of the process's group and of all groups above it hold; each number is the lowest of
+ * them. On other systems there are no limits.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MACHINE_CGROUP_H
@@ -13,16 +13,15 @@
 
 typedef struct qsf_cgroup {
     uint64_t limit_bytes; /* of memory; UINT64_MAX: none */
-    uint64_t left_bytes;  /* what may still be taken; UINT64_MAX: no limit */
+    uint64_t left_bytes;  /* memory left below the limit; UINT64_MAX: no limit */
     uint32_t n_cpus;      /* time quota in processors, rounded up; UINT32_MAX: none */
 } qsf_cgroup;
 
-/* `root` stands before every path: "" for this machine; tests give a folder that
- * holds a proc/ and a sys/ of their own. Never fails: what is not found is no limit. */
+/* `root` is a prefix of all paths: "" for this machine; tests use a folder with its own proc/ and
+ * sys/. Never fails: a limit that is not found is no limit. */
 void qsf_cgroup_read(qsf_cgroup *out, const char *root);
 
-/* Where the file `name` of this process's own group of version 2 would lie; false where there is
- * no such group. */
+/* Path of the file `name` in this process's version-2 group; false if there is no such group. */
 bool qsf_cgroup_path(const char *name, const char *root, char *path, size_t cap_bytes);
 
 #endif

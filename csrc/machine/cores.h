@@ -1,12 +1,12 @@
-/* cores.h - how many cores this process has the use of. */
+/* cores.h - how many cores this process may use. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MACHINE_CORES_H
 #define QSF_MACHINE_CORES_H
 
 #include <stdint.h>
 
-/* Physical cores this process may run on, or fewer where its control group grants less processor
- * time; at least 1. */
+/* Physical cores that this process may use, or fewer if its control group limits processor time; at
+ * least 1. */
 uint32_t qsf_core_count(void);
 
 #endif

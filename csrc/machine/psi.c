@@ -1,4 +1,4 @@
-/* psi.c - finds the line "full avg10=1.23 avg60=..." of Linux; elsewhere nothing stands still. */
+/* psi.c - parses the line "full avg10=1.23 avg60=..." of Linux; 0 on other systems. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "machine/psi.h"
 
@@ -15,7 +15,7 @@
 
 static const char key[] = "full avg10=";
 
-/* Digits are read by hand: strtod goes by the locale's decimal point. */
+/* Not strtod, because it uses the locale's decimal point. */
 static double parse_percent(const char *at)
 {
     double percent = 0.0;

@@ -1,4 +1,4 @@
-/* roofline.c - the plainest loops there are, and the best of many passes of them. */
+/* roofline.c - the simplest loops that read and multiply, and the best of many passes. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "machine/roofline.h"
 
@@ -64,7 +64,7 @@ static double madds_avx2(size_t n_rounds)
             sum[k] = _mm256_maddubs_epi16(sum[k], x);
         }
     for (size_t k = 0; k < 10; k++)
-        __asm__ volatile("" : : "x"(sum[k])); /* somebody wants it */
+        __asm__ volatile("" : : "x"(sum[k])); /* keeps the loop */
     return (double)n_rounds * 10 * 32;
 }
 
@@ -141,7 +141,7 @@ static double madds_amx(size_t n_rounds)
         config.row_bytes[i] = 64;
         config.n_rows[i] = 16;
     }
-    /* gcc believes that ldtilecfg reads 8 bytes of it. */
+    /* gcc assumes that ldtilecfg reads only 8 bytes of it. */
     __asm__ volatile("" : : "m"(config) : "memory");
     _tile_loadconfig(&config);
     _tile_zero(0);
@@ -225,8 +225,8 @@ qsf_roofline_madds_fn *qsf_roofline_madds(qsf_isa isa)
 
 /* ---- on all threads ---- */
 
-#define STRETCH_BYTES ((size_t)512) /* of a stream, before the next one has its turn */
-#define AHEAD_BYTES ((size_t)1024)  /* memory is asked so early; see bench/LOG.md */
+#define STRETCH_BYTES ((size_t)512) /* read from one stream before the next */
+#define AHEAD_BYTES ((size_t)1024)  /* prefetch distance; see bench/LOG.md */
 #define LINE_BYTES 64
 #define PART_ALIGN ((size_t)16384) /* divides into streams and stretches */
 #define MADD_PASS_NS 2000000
@@ -235,7 +235,7 @@ qsf_roofline_madds_fn *qsf_roofline_madds(qsf_isa isa)
 typedef struct pass {
     size_t n_threads;
     atomic_size_t n_arrived;
-    atomic_uint_least64_t digest; /* of what was read, so that it is */
+    atomic_uint_least64_t digest; /* of the bytes read, so that the loop is not removed */
     /* reading */
     qsf_roofline_read_fn *read;
     unsigned char *bytes; /* [n_threads, part_bytes] */
@@ -247,7 +247,7 @@ typedef struct pass {
     atomic_uint_least64_t n_madds;
 } pass;
 
-/* Waits until every item is in somebody's hands: so each thread takes one. */
+/* Waits until every item is taken, so that each thread takes one. */
 static void gather(pass *p, size_t n_items)
 {
     atomic_fetch_add(&p->n_arrived, n_items);

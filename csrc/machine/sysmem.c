@@ -1,4 +1,4 @@
-/* sysmem.c - asks Linux through /proc, other systems through sysconf and getrusage. */
+/* sysmem.c - reads /proc on Linux; uses sysconf and getrusage on other systems. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "machine/sysmem.h"
 
@@ -69,7 +69,7 @@ void qsf_sysmem_read(qsf_sysmem *out)
         out->available_bytes = group.left_bytes;
         out->limit_bytes = group.limit_bytes;
     }
-    /* The kernel raises the mark only now and then. */
+    /* The kernel updates VmHWM only now and then. */
     if (out->peak_bytes < out->resident_bytes)
         out->peak_bytes = out->resident_bytes;
 }

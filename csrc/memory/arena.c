@@ -1,4 +1,4 @@
-/* arena.c - a bump allocator over a borrowed block. */
+/* arena.c - a bump allocator in memory of the caller. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "memory/arena.h"
 
@@ -8,14 +8,14 @@
 #include "base/asan.h"
 #include "base/checked.h"
 
-/* Unused bytes after each push; measuring counts them too, so the plan still fits. */
+/* Unused bytes after each push. Measuring counts them too. */
 #define GAP_BYTES (QSF_ASAN ? QSF_ARENA_ALIGN : 0)
 
 void qsf_arena_init(qsf_arena *a, void *block, size_t cap_bytes)
 {
     assert(block != NULL && (uintptr_t)block % QSF_ARENA_ALIGN == 0);
     *a = (qsf_arena){.base = block, .cap_bytes = cap_bytes};
-    QSF_ASAN_UNPOISON(block, cap_bytes); /* gaps of an earlier arena on this block */
+    QSF_ASAN_UNPOISON(block, cap_bytes); /* gaps of an earlier arena in this memory */
 }
 
 void qsf_arena_init_measuring(qsf_arena *a)

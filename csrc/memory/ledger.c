@@ -1,4 +1,4 @@
-/* ledger.c - counts before it allocates. */
+/* ledger.c - counts bytes before it allocates them. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "memory/ledger.h"
 
@@ -19,10 +19,10 @@ void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes)
         return NULL;
     if (n_bytes > l->ceiling_bytes - l->held_bytes)
         return NULL;
-    /* Weights are touched in full again and again, as is the ring that they pass through, and where
-     * the disk writes: a read into one large page is one piece for it, into small ones hundreds.
-     * KV and scratch may stay untouched. */
-    const bool is_all_used = use == QSF_USE_WEIGHTS || use == QSF_USE_WINDOW;
+    /* Weights and the ring are fully used, so huge pages cost nothing there. A read of 1 MB into
+     * one huge page is one request for the disk; into small pages it is a list of 256. KV and
+     * scratch may stay partly unused. */
+    const bool is_all_used = use == QSF_USE_WEIGHTS || use == QSF_USE_STREAM;
     void *const p = is_all_used ? qsf_heap_alloc_huge(n_bytes) : qsf_heap_alloc(n_bytes);
     if (p == NULL)
         return NULL;
@@ -44,7 +44,7 @@ void qsf_ledger_release(qsf_ledger *l, qsf_use use, void *p, size_t n_bytes)
     qsf_heap_free(p, n_bytes);
 }
 
-/* No default: the compiler names the use that is missing here. */
+/* No default, so that the compiler warns about a missing use. */
 const char *qsf_use_name(qsf_use use)
 {
     switch (use) {
@@ -54,8 +54,8 @@ const char *qsf_use_name(qsf_use use)
         return "tables";
     case QSF_USE_WEIGHTS:
         return "weights";
-    case QSF_USE_WINDOW:
-        return "window";
+    case QSF_USE_STREAM:
+        return "stream";
     case QSF_USE_EMBEDDING:
         return "embedding";
     case QSF_USE_KV:

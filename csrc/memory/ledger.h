@@ -1,8 +1,7 @@
-/* ledger.h - yes or no to every allocation of a model, by use, under one ceiling.
+/* ledger.h - grants or refuses every allocation of a model under one ceiling, and counts by use.
  *
- * Invariant: the sum of what is held never exceeds ceiling_bytes. The only caller of
- * platform/heap. Not thread-safe: allocations happen at open, session creation and
- * close, under the model's lock.
+ * Invariant: held_bytes <= ceiling_bytes. Only the ledger calls platform/heap. Not thread-safe:
+ * the model's lock protects open, session creation and close, where allocations happen.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MEMORY_LEDGER_H
@@ -15,7 +14,7 @@ typedef enum qsf_use {
     QSF_USE_HANDLE,    /* the model's own record */
     QSF_USE_TABLES,    /* index, tensor table, positions, pool, sessions */
     QSF_USE_WEIGHTS,   /* resident units */
-    QSF_USE_WINDOW,    /* the window that streamed units pass through */
+    QSF_USE_STREAM,    /* ring, decode buffer and workspace of streamed units */
     QSF_USE_EMBEDDING, /* a band of embedding rows */
     QSF_USE_KV,        /* KV pages */
     QSF_USE_SCRATCH,   /* activations, logits, sampling */
@@ -28,19 +27,20 @@ typedef struct qsf_ledger {
     uint64_t held_bytes;
     uint64_t peak_bytes;
     uint64_t held_by_use[QSF_USE_COUNT];
-    uint64_t n_acquired; /* requests granted so far */
-    /* Tests: so many requests go well, then one fails, then none. Negative: never. */
+    uint64_t n_acquired; /* granted requests so far */
+    /* For tests: this many requests succeed, the next one fails, later ones succeed. Negative: no
+     * request fails. */
     int64_t grants_until_fault;
 } qsf_ledger;
 
-/* Without a ceiling: UINT64_MAX. */
+/* ceiling_bytes UINT64_MAX: no ceiling. */
 void qsf_ledger_init(qsf_ledger *l, uint64_t ceiling_bytes);
 
-/* 64-byte aligned, zeroed; NULL when it would exceed the ceiling, when the system has
- * none, or when a test asks for a fault. n_bytes >= 1. */
+/* Returns zeroed memory, aligned to 64 bytes, or NULL if the ceiling or the system does not allow
+ * it, or if a test injects a fault. n_bytes >= 1. */
 void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes);
 
-/* Gives back what acquire returned, with the same use and size; NULL is fine. */
+/* Frees memory from acquire; use and n_bytes as there. Accepts NULL. */
 void qsf_ledger_release(qsf_ledger *l, qsf_use use, void *p, size_t n_bytes);
 
 /* Never NULL: "weights", "kv", ... */

@@ -65,7 +65,7 @@ qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used
     assert(*n_used + n_bytes <= o->config->outliers_bytes);
     for (size_t done = 0; done < n_bytes;) {
         const uint64_t off = t->data_off + done;
-        const size_t cap_bytes = qsf_stream_span_bytes(o->stream, t->unit_idx, off);
+        const size_t cap_bytes = qsf_stream_range_bytes(o->stream, t->unit_idx, off);
         const size_t n = n_bytes - done < cap_bytes ? n_bytes - done : cap_bytes;
         const unsigned char *bytes;
         QSF_TRY(qsf_stream_acquire(o->stream, off, n, &bytes));

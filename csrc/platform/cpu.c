@@ -1,4 +1,4 @@
-/* cpu.c - the level to use, and the cores to use it on. */
+/* cpu.c - chooses the instruction-set level and lists the cores. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/cpu.h"
 
@@ -14,7 +14,7 @@
 #include <sched.h>
 #endif
 
-/* No default: the compiler names the level that is missing here. */
+/* No default, so that the compiler warns about a missing level. */
 const char *qsf_isa_name(qsf_isa isa)
 {
     switch (isa) {
@@ -117,7 +117,7 @@ qsf_status qsf_isa_choose(qsf_isa *out)
 
 #if defined(__linux__)
 
-#define MAX_CPUS 8192 /* the most that a Linux kernel can be built for */
+#define MAX_CPUS 8192 /* most processors of a Linux kernel */
 
 typedef struct cpu_mask {
     cpu_set_t sets[MAX_CPUS / CPU_SETSIZE];
@@ -128,8 +128,9 @@ static bool mask_has(const cpu_mask *mask, size_t cpu)
     return CPU_ISSET_S(cpu, sizeof mask->sets, mask->sets) != 0;
 }
 
-/* Does a processor of a lower number, on the same core, belong to the mask too? Then the
- * core has been counted. The list looks like "0,64" or "0-3"; unreadable: own core. */
+/* True if the mask has a processor of the same core with a lower number, so that the core is
+ * already counted. The list looks like "0,64" or "0-3". If it is unreadable, the processor counts
+ * as a core. */
 static bool core_is_counted(const cpu_mask *mask, size_t cpu)
 {
     char path[128];

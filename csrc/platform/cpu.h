@@ -1,10 +1,9 @@
-/* cpu.h - which instruction sets this machine has, which one to use, and how to
- * compile a function for one of them.
+/* cpu.h - the instruction sets of this machine, the choice of one, and how to compile a function
+ * for one.
  *
- * Levels exist in the world as bundles: avx2 is with FMA and F16C; avxvnni is 256 bits
- * wide; avx512 is F, BW, VL, DQ and VNNI; amx is tiles of int8, granted by the operating
- * system; neon is every 64-bit ARM, dotprod its SDOT. The environment variable QSF_ISA
- * forces a level.
+ * A level is a set of extensions: avx2 includes FMA and F16C; avxvnni is the 256-bit form; avx512
+ * is F, BW, VL, DQ and VNNI; amx is int8 tiles, which the operating system must grant; neon is
+ * every 64-bit ARM; dotprod adds SDOT. The environment variable QSF_ISA forces a level.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_CPU_H
@@ -28,8 +27,8 @@
 #define QSF_ARCH_ARM 0
 #endif
 
-/* Compiles the functions between begin and end for a given instruction set, so
- * that no source file needs compiler flags of its own. */
+/* Compiles the functions between begin and end for an instruction set, so that no source file needs
+ * its own compiler flags. */
 #if defined(__clang__)
 #define QSF_PRAGMA(x) _Pragma(#x)
 #define QSF_TARGET_BEGIN(isa) \
@@ -41,8 +40,8 @@
 #define QSF_TARGET_END _Pragma("GCC pop_options")
 #endif
 
-/* Ascending in speed on each architecture. A level includes those below it, but avxvnni
- * is only beside avx512: a machine may have either without the other. */
+/* In order of speed on each architecture. A level includes the lower ones, with one exception: a
+ * machine may have avx512 without avxvnni. */
 typedef enum qsf_isa {
     QSF_ISA_SCALAR = 0,
     QSF_ISA_AVX2 = 1,
@@ -57,31 +56,31 @@ typedef enum qsf_isa {
 /* Never NULL: "scalar", "avx2", "avxvnni", "avx512", "amx", "neon", "dotprod". */
 const char *qsf_isa_name(qsf_isa isa);
 
-/* Does this machine have a level, operating system support included? */
+/* True if processor and operating system support the level. */
 bool qsf_isa_has(qsf_isa isa);
 
 /* The highest level of this machine. */
 qsf_isa qsf_isa_detect(void);
 
-/* "scalar avx2 ...": the levels of this machine, cut short at cap_bytes. */
+/* Writes the levels of this machine, such as "scalar avx2", truncated to cap_bytes. */
 void qsf_isa_list(char *text, size_t cap_bytes);
 
-/* The level to use: QSF_ISA if set, else the detected one. QSF_ERR_ARG when QSF_ISA
- * names an unknown level or one this machine lacks; the text lists those it has. */
+/* Returns the level of QSF_ISA if it is set, else the detected one. QSF_ERR_ARG if QSF_ISA names an
+ * unknown level or one that this machine lacks; the text lists the available levels. */
 qsf_status qsf_isa_choose(qsf_isa *out);
 
-/* The level that QSF_ISA names, whether or not this machine has it; QSF_ISA_COUNT, above all, when
- * it is not set or names none. Asks the system for nothing, unlike choose(). */
+/* The level that QSF_ISA names, even if this machine lacks it. QSF_ISA_COUNT, the highest value, if
+ * QSF_ISA is not set or unknown. Does not query the processor. */
 qsf_isa qsf_isa_limit(void);
 
-/* What no level includes, and only the checksum needs: carry-less products of 128 bits (with
- * SSE4.1); of 512 bits (with all of avx512); the CRC32 instructions of ARM. */
+/* Extensions that only the checksum uses and no level includes: 128-bit carry-less products (with
+ * SSE4.1), 512-bit ones (with all of avx512), the CRC32 instructions of ARM. */
 bool qsf_cpu_has_clmul(void);
 bool qsf_cpu_has_clmul512(void);
 bool qsf_cpu_has_crc32(void);
 
-/* Returns the number of physical cores this process may run on, 0 when the system does not say.
- * Writes one processor of each of the first `cap` of them to cpus. */
+/* Returns the number of physical cores that this process may use; 0 if the system does not report
+ * it. Writes one processor of each of the first `cap` cores to cpus. */
 uint32_t qsf_cpu_list_cores(uint32_t *cpus, uint32_t cap);
 
 #endif

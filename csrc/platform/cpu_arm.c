@@ -15,7 +15,7 @@ static bool has_dotprod(void)
 #if defined(__linux__)
     return (getauxval(AT_HWCAP) & HWCAP_BIT_ASIMDDP) != 0;
 #elif defined(__ARM_FEATURE_DOTPROD)
-    return true; /* the compiler was told so: every Apple processor has it */
+    return true; /* set by the compiler; every Apple processor has it */
 #else
     return false;
 #endif

@@ -1,4 +1,4 @@
-/* cpu_x86.c - the instruction sets of an x86-64 processor, asked with cpuid and xgetbv. */
+/* cpu_x86.c - detects the instruction sets of an x86-64 processor with cpuid and xgetbv. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/cpu.h"
 
@@ -31,15 +31,15 @@
 #define LEAF7_EDX_AMX_INT8 (1U << 25)
 /* cpuid leaf 7, subleaf 1, eax */
 #define LEAF7_1_EAX_AVXVNNI (1U << 4)
-/* Registers that the operating system saves: xmm and ymm; those and k, zmm0-15, zmm16-31; tiles. */
+/* Registers that the operating system saves. ZMM includes YMM (xmm, ymm) and adds k and zmm. */
 #define XCR0_YMM 0x06U
 #define XCR0_ZMM 0xE6U
 #define XCR0_TILES 0x60000U
-/* Linux grants the state of the tiles to a process that asks for it. */
+/* Linux requires a process to request the tile state. */
 #define ARCH_REQ_XCOMP_PERM 0x1023
 #define XFEATURE_XTILEDATA 18
 
-/* What cpuid and xgetbv say, in the registers they say it in. */
+/* Output registers of cpuid and xgetbv. */
 typedef struct cpu_facts {
     unsigned leaf1_ecx;
     unsigned leaf7_ebx;
@@ -54,8 +54,8 @@ static bool has_all(unsigned have, unsigned want)
     return (have & want) == want;
 }
 
-/* The instruction traps unless cpuid said OSXSAVE. Written out, because the intrinsic
- * needs a target of its own. */
+/* The instruction traps unless cpuid reports OSXSAVE. In assembly, because the intrinsic would need
+ * its own target. */
 static unsigned read_xcr0(void)
 {
     unsigned low;

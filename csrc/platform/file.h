@@ -1,6 +1,6 @@
 /* file.h - a file opened for reading: size, and exact reads at an offset.
  *
- * A read is complete or failed: short reads and EINTR end here.
+ * A read is complete or fails; these functions handle short reads and EINTR.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_FILE_H
@@ -13,13 +13,13 @@
 
 #include "include/qsf.h"
 
-/* What a test asks to go wrong with one read. */
+/* A fault that a test injects into one read. */
 typedef enum qsf_fault_kind {
-    QSF_FAULT_FAIL = 0,    /* QSF_ERR_IO, as from a bad sector */
-    QSF_FAULT_SHORT = 1,   /* QSF_ERR_FORMAT, as from a file that ends early */
-    QSF_FAULT_SLOW = 2,    /* the read takes QSF_FAULT_SLOW_MS longer; its result is right */
-    QSF_FAULT_CORRUPT = 3, /* the read goes well, but for one bit of what it brought */
-    QSF_FAULT_NONE = 4     /* none; never asked for */
+    QSF_FAULT_FAIL = 0,    /* returns QSF_ERR_IO, like a bad sector */
+    QSF_FAULT_SHORT = 1,   /* returns QSF_ERR_FORMAT, like a file that ends early */
+    QSF_FAULT_SLOW = 2,    /* takes QSF_FAULT_SLOW_MS longer; the data is right */
+    QSF_FAULT_CORRUPT = 3, /* succeeds, but one bit of the data is wrong */
+    QSF_FAULT_NONE = 4     /* no fault; tests never inject it */
 } qsf_fault_kind;
 
 #define QSF_FAULT_SLOW_MS 300
@@ -27,22 +27,23 @@ typedef enum qsf_fault_kind {
 typedef struct qsf_file {
     int fd; /* -1: closed */
     uint64_t n_bytes;
-    /* Tests: so many reads go well, then one is faulty, then none. Negative: never. */
+    /* For tests: this many reads succeed, the next one is faulty, later ones succeed. Negative: no
+     * read is faulty. */
     _Atomic int64_t reads_until_fault;
     _Atomic(qsf_fault_kind) fault_kind;
 } qsf_file;
 
-/* `path` is UTF-8. QSF_ERR_IO: missing, unreadable, or not a regular file; the text
- * names the path. On failure the file is closed (fd -1). */
+/* `path` is UTF-8. QSF_ERR_IO: the file is missing, unreadable or not a regular file; the text
+ * names the path. On failure fd is -1. */
 qsf_status qsf_file_open(qsf_file *f, const char *path);
 void qsf_file_close(qsf_file *f);
 
-/* Reads exactly n_bytes. QSF_ERR_IO: the system refused; QSF_ERR_FORMAT: the file
- * ends early (it shrank after it was opened). Any thread. */
+/* Reads exactly n_bytes. QSF_ERR_IO: the system reports an error; QSF_ERR_FORMAT: the file ends
+ * early (it shrank after it was opened). Any thread may call it. */
 qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes);
 
-/* For those who read the file in another way (io.h): counts one read that went well, and makes
- * it the faulty one when it is its turn. n_bytes: what the caller will look at. */
+/* For reads by other means (io.h): counts one successful read and injects the fault of a test if
+ * its turn has come. n_bytes: bytes that the caller will use. */
 qsf_status qsf_file_end_read(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes);
 
 #endif

@@ -62,7 +62,7 @@ void qsf_file_close(qsf_file *f)
     f->fd = -1;
 }
 
-/* Counts this read down, and says what is to go wrong with it. */
+/* Counts down and returns the fault of this read. */
 static qsf_fault_kind next_fault(qsf_file *f)
 {
     if (atomic_load_explicit(&f->reads_until_fault, memory_order_relaxed) < 0)
@@ -83,10 +83,11 @@ qsf_status qsf_file_end_read(qsf_file *f, uint64_t offset, void *dst, size_t n_b
 {
     switch (next_fault(f)) {
     case QSF_FAULT_FAIL:
-        return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": failed on request", n_bytes,
-                        offset);
+        return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": fault injected by a test",
+                        n_bytes, offset);
     case QSF_FAULT_SHORT:
-        return QSF_FAIL(QSF_ERR_FORMAT, "file ends early on request: wanted %zu bytes at %" PRIu64,
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "file ends early (injected by a test): wanted %zu bytes at %" PRIu64,
                         n_bytes, offset);
     case QSF_FAULT_SLOW:
         sleep_ms(QSF_FAULT_SLOW_MS);

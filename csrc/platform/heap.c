@@ -1,8 +1,8 @@
-/* heap.c - small blocks from the C library, large ones from mmap.
+/* heap.c - small allocations from the C library, large ones from mmap.
  *
- * Which of the two a block came from follows from its size alone, so nothing has to
- * be stored beside it. Under AddressSanitizer all come from the C library, because
- * it watches only those for overruns and leaks.
+ * The size of an allocation decides where it comes from, so no record is stored with it. Under
+ * AddressSanitizer all come from the C library, because it checks only those for overruns and
+ * leaks.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/heap.h"
@@ -18,8 +18,8 @@
 #include "base/asan.h"
 
 #define MAPPED_FROM_BYTES ((size_t)128 * 1024)
-/* No system has more, and rounding up cannot wrap; AddressSanitizer would end the
- * process from 2^40 on instead of returning NULL. */
+/* Above any real memory, and rounding up cannot overflow. From 2^40 bytes on AddressSanitizer would
+ * end the process instead of returning NULL. */
 #define MAX_BYTES (QSF_ASAN ? (size_t)1 << 39 : SIZE_MAX / 2)
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
@@ -35,7 +35,7 @@ void *qsf_heap_alloc(size_t n_bytes)
     if (n_bytes > MAX_BYTES)
         return NULL;
     if (is_mapped(n_bytes)) {
-        /* The kernel rounds up to pages and gives zeroes. */
+        /* The kernel rounds up to pages and zeroes them. */
         void *const mapped =
             mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         return mapped != MAP_FAILED ? mapped : NULL;
@@ -51,12 +51,12 @@ void *qsf_heap_alloc(size_t n_bytes)
 
 #if defined(MADV_HUGEPAGE)
 
-/* Maps whole pages from a multiple of HUGE_PAGE_BYTES on: asks for more and gives back what
- * lies around them. NULL when there is no room for that. */
+/* Maps whole pages at a multiple of HUGE_PAGE_BYTES: maps more and unmaps the rest around them.
+ * NULL if the system refuses. */
 static void *map_aligned(size_t n_bytes)
 {
-    const long asked_bytes = sysconf(_SC_PAGESIZE);
-    const size_t page_bytes = asked_bytes > 0 ? (size_t)asked_bytes : 4096;
+    const long system_bytes = sysconf(_SC_PAGESIZE);
+    const size_t page_bytes = system_bytes > 0 ? (size_t)system_bytes : 4096;
     const size_t kept_bytes = (n_bytes + page_bytes - 1) / page_bytes * page_bytes;
     unsigned char *const mapped = mmap(NULL, kept_bytes + HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE,
                                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -78,7 +78,7 @@ void *qsf_heap_alloc_huge(size_t n_bytes)
     if (is_mapped(n_bytes) && n_bytes >= HUGE_PAGE_BYTES && n_bytes <= MAX_BYTES) {
         void *const p = map_aligned(n_bytes);
         if (p != NULL) {
-            (void)madvise(p, n_bytes, MADV_HUGEPAGE); /* a wish: kernels may be built without */
+            (void)madvise(p, n_bytes, MADV_HUGEPAGE); /* may fail: some kernels lack it */
             return p;
         }
     }

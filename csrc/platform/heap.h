@@ -1,6 +1,6 @@
-/* heap.h - the only door to the system's allocator.
+/* heap.h - the only access to the system's allocator; only memory/ledger may call it.
  *
- * Called by memory/ledger and nobody else. Memory is 64-byte aligned and zeroed.
+ * Memory is aligned to 64 bytes and zeroed.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_HEAP_H
@@ -10,16 +10,16 @@
 
 #define QSF_HEAP_ALIGN 64
 
-/* NULL when the system has none. n_bytes >= 1. Large blocks come from mmap, so that
- * untouched pages cost nothing and freed ones go back to the system at once. */
+/* Returns NULL if the system has no memory. n_bytes >= 1. Large allocations come from mmap:
+ * untouched pages cost nothing, and freed ones return to the system at once. */
 void *qsf_heap_alloc(size_t n_bytes);
 
-/* The same for memory that will all be touched and read again and again: large blocks
- * begin at a multiple of 2 MiB and the system is asked to back them with pages of that size.
- * What is left over at the end lies in small pages, so that nothing is rounded up. */
+/* The same for memory that will be used completely and often: large allocations begin at a multiple
+ * of 2 MiB, and the system may use huge pages. The rest at the end is in small pages, so the size
+ * is not rounded up. */
 void *qsf_heap_alloc_huge(size_t n_bytes);
 
-/* For both. */
+/* Frees memory of both functions; accepts NULL. */
 void qsf_heap_free(void *p, size_t n_bytes);
 
 #endif

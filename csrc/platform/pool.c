@@ -1,10 +1,8 @@
-/* pool.c - the workers, and the gate through which they come to a job.
+/* pool.c - the workers, and the gate through which they enter a job.
  *
- * A worker is never waited for unless it is at work: the caller opens the gate, works
- * until no piece is left, closes the gate, and waits only for those who came through it.
- * One who wakes up late finds the gate closed and goes back to sleep. So a run costs
- * little when a core is busy elsewhere, and one core is enough for any number of
- * threads.
+ * The caller opens the gate, works until no piece is left, closes the gate, and waits only for the
+ * workers that have entered. A worker that wakes up late finds the gate closed and sleeps again. So
+ * a busy core delays a run little, and one core is enough for any number of threads.
  *
  *   gate:  | generation of the job, 32 bits | open, 1 bit | workers inside, 31 bits |
  */
@@ -21,16 +19,16 @@
 #include "platform/thread.h"
 
 #define CACHE_LINE 64
-/* Longer than the gap between two regions of a step, and than it takes to wake somebody, which
- * is what one who sleeps too early costs. Counted in time: a pause has 10 to 150 cycles. */
+/* Longer than the gap between two regions of a step and than waking a thread takes. Measured in
+ * time, because a pause instruction takes 10 to 150 cycles. */
 #define SPIN_NS 100000
-/* Who is waited for may want this very core: after so long it is offered, which costs less than
- * sleeping if nobody takes it. */
+/* After this time a spinning thread yields its core, because the thread it waits for may need it.
+ * Without a taker, yielding costs less than sleeping. */
 #define ALONE_NS 5000
-#define PAUSES_PER_LOOK 32 /* at the clock, which costs as much as one or a few of them */
-/* A piece is 1 / (SHARES * threads) of what is left: large at first, since each begins with
- * a stream of weights that nobody has prefetched, small in the end, since the last to end
- * keeps all others waiting. */
+#define PAUSES_PER_LOOK 32 /* pauses between clock readings; a reading costs 1 to a few pauses */
+/* A piece is 1 / (SHARES * threads) of the items left. First pieces are large, because each begins
+ * with weights that are not prefetched; last ones are small, because all threads wait for the last
+ * one. */
 #define SHARES 2
 
 #define GATE_OPEN (UINT64_C(1) << 31)
@@ -44,7 +42,7 @@ typedef struct pool_worker {
 } pool_worker;
 
 struct qsf_pool {
-    /* Written once before the workers start, n_started by the caller of init only. */
+    /* Written before the workers start; n_started only by the caller of init. */
     uint32_t n_threads;
     uint32_t n_started;
     qsf_mutex lock;
@@ -55,10 +53,10 @@ struct qsf_pool {
     qsf_pool_fn *fn;
     void *arg;
     size_t n_items;
-    size_t least_items; /* of a piece */
+    size_t least_items; /* smallest piece */
 
-    qsf_pool_counts counts; /* the caller's */
-    uint64_t end_ns;        /* the caller's: of the latest run, 0 unless it was shared */
+    qsf_pool_counts counts; /* used by the caller only */
+    uint64_t end_ns;        /* used by the caller only: end of the latest run; 0: not shared */
 
     alignas(CACHE_LINE) _Atomic uint64_t gate;
     atomic_bool stopping;
@@ -76,13 +74,13 @@ static inline void spin_pause(void)
 #endif
 }
 
-/* How long somebody has been spinning. */
+/* How long a thread has been spinning. */
 typedef struct spinning {
     uint32_t n_pauses;
     uint64_t end_ns;
 } spinning;
 
-/* False when it is time to sleep. */
+/* Pauses. Returns false if the thread should sleep now. */
 static bool spin_on(spinning *s)
 {
     spin_pause();
@@ -96,7 +94,7 @@ static bool spin_on(spinning *s)
     return now_ns < s->end_ns;
 }
 
-/* The next piece has *end - *begin items; false when all are taken. */
+/* Takes the next piece, items [*begin, *end); false if none is left. */
 static bool take_piece(qsf_pool *p, size_t *begin, size_t *end)
 {
     size_t at = atomic_load_explicit(&p->next_item, memory_order_relaxed);
@@ -130,7 +128,7 @@ static uint32_t generation_of(uint64_t gate)
     return (uint32_t)(gate >> GATE_GENERATION_SHIFT);
 }
 
-/* False: the job is over. */
+/* Returns false if the gate is closed. */
 static bool enter_gate(qsf_pool *p)
 {
     uint64_t gate = atomic_load(&p->gate);
@@ -145,8 +143,8 @@ static void leave_gate(qsf_pool *p)
     const uint64_t before = atomic_fetch_sub(&p->gate, 1);
     if ((before & GATE_OPEN) != 0 || (before & GATE_INSIDE) != 1)
         return;
-    /* The caller may be about to sleep: with the lock, it is either before its look at
-     * the gate or already waiting. */
+    /* The caller may be about to sleep. Under the lock it either has not checked the gate yet or is
+     * already waiting. */
     qsf_mutex_lock(&p->lock);
     qsf_condition_wake_all(&p->gate_empty);
     qsf_mutex_unlock(&p->lock);
@@ -164,8 +162,8 @@ static void wait_for_news(qsf_pool *p, uint32_t seen_generation)
         if (has_news(p, seen_generation))
             return;
     } while (spin_on(&s));
-    /* First counted, then looked again; the caller first opens, then looks at the count.
-     * One of the two sees the other. */
+    /* The worker first counts itself, then checks the gate; the caller first opens the gate, then
+     * reads the count. So one of them sees the other. */
     qsf_mutex_lock(&p->lock);
     atomic_fetch_add(&p->n_asleep, 1);
     while (!has_news(p, seen_generation))
@@ -218,7 +216,7 @@ static void wait_until_empty(qsf_pool *p)
     qsf_mutex_unlock(&p->lock);
 }
 
-/* The job is open to the workers from the gate's next generation on until all is done. */
+/* Runs the job with the workers, in a new generation of the gate. */
 static void run_together(qsf_pool *p)
 {
     const uint64_t closed = atomic_load(&p->gate);
@@ -286,12 +284,12 @@ static qsf_status init_signals(qsf_pool *p)
     return status;
 }
 
-/* One processor of each core, the first for the caller. */
+/* Chooses one processor of each core; the first is for the caller. */
 static qsf_status choose_cpus(uint32_t n_threads, uint32_t *cpus)
 {
     const uint32_t n_cores = qsf_cpu_list_cores(cpus, n_threads);
     if (n_cores == 0)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "threads cannot be pinned on this system");
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "this system cannot pin threads");
     if (n_cores < n_threads)
         return QSF_FAIL(QSF_ERR_ARG,
                         "%u threads cannot be pinned: this process may run on %u physical cores",
@@ -303,7 +301,7 @@ qsf_status qsf_pool_init(void *block, uint32_t n_threads, bool pin, qsf_pool **o
 {
     *out = NULL;
     if (n_threads < 1 || n_threads > QSF_POOL_MAX_THREADS)
-        return QSF_FAIL(QSF_ERR_ARG, "%u threads; a pool has 1 to %d", n_threads,
+        return QSF_FAIL(QSF_ERR_ARG, "%u threads, allowed: 1 .. %d", n_threads,
                         QSF_POOL_MAX_THREADS);
     assert((uintptr_t)block % CACHE_LINE == 0);
     qsf_pool *const p = block;

@@ -1,4 +1,4 @@
-/* procfile.c - reads and picks apart the text files of /proc and /sys. */
+/* procfile.c - reads and parses the text files of /proc and /sys. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/procfile.h"
 
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Bytes that came, 0 at the end or where the system refuses. */
+/* Returns the number of bytes read; 0 at the end or on an error. */
 static size_t read_some(int fd, char *to, size_t cap_bytes)
 {
     ssize_t got;
@@ -32,46 +32,46 @@ bool qsf_procfile_read(const char *path, char *text, size_t cap_bytes)
     return n_bytes > 0;
 }
 
-/* Gives the lines that text [*n_bytes] holds whole, and moves the rest to its front. */
+/* Passes the complete lines of text [*n_bytes] to `wants` and moves the rest to its front. */
 static bool give_lines(char *text, size_t *n_bytes, qsf_procfile_line_fn *wants, void *arg)
 {
     char *line = text;
-    bool found = false;
-    for (char *end = strchr(line, '\n'); !found && end != NULL; end = strchr(line, '\n')) {
+    bool is_found = false;
+    for (char *end = strchr(line, '\n'); !is_found && end != NULL; end = strchr(line, '\n')) {
         *end = '\0';
-        found = wants(arg, line);
+        is_found = wants(arg, line);
         line = end + 1;
     }
     *n_bytes -= (size_t)(line - text);
     memmove(text, line, *n_bytes + 1);
-    return found;
+    return is_found;
 }
 
 bool qsf_procfile_find_line(const char *path, qsf_procfile_line_fn *wants, void *arg)
 {
     char text[QSF_PROCFILE_LINE_BYTES];
     size_t n_bytes = 0;
-    bool found = false;
+    bool is_found = false;
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
-    while (!found) {
+    while (!is_found) {
         const size_t got = read_some(fd, text + n_bytes, sizeof text - 1 - n_bytes);
         if (got == 0)
             break;
         n_bytes += got;
         text[n_bytes] = '\0';
-        found = give_lines(text, &n_bytes, wants, arg);
-        if (!found && n_bytes == sizeof text - 1) {
-            found = wants(arg, text);
+        is_found = give_lines(text, &n_bytes, wants, arg);
+        if (!is_found && n_bytes == sizeof text - 1) {
+            is_found = wants(arg, text);
             n_bytes = 0;
         }
     }
     close(fd);
-    return found || (n_bytes > 0 && wants(arg, text));
+    return is_found || (n_bytes > 0 && wants(arg, text));
 }
 
-/* strtoull alone would take a sign and turn it into a huge number. */
+/* strtoull alone would accept "-1" as a huge number. */
 static bool parse_number(const char *text, uint64_t *out)
 {
     text += strspn(text, " \t");

@@ -9,22 +9,22 @@
 
 #define QSF_PROCFILE_BYTES 8192 /* holds meminfo, status, memory.stat with room to spare */
 
-/* Reads the beginning of `path`, at most cap_bytes - 1 bytes, as a string. False, and
- * an empty string, when there is no such file. cap_bytes >= 1. */
+/* Reads at most cap_bytes - 1 bytes from the beginning of `path` as a string. Returns false and an
+ * empty string if the file is missing. cap_bytes >= 1. */
 bool qsf_procfile_read(const char *path, char *text, size_t cap_bytes);
 
-/* Gives the lines of `path` to `wants`, without their ends, until it says true. Allocates nothing;
- * of a line that is too long, the pieces come as lines. False when none was wanted. */
+/* Passes the lines of `path`, without line ends, to `wants` until it returns true. A line longer
+ * than QSF_PROCFILE_LINE_BYTES comes in pieces. Returns false if no line was wanted. Allocates
+ * nothing. */
 #define QSF_PROCFILE_LINE_BYTES 4096
 typedef bool qsf_procfile_line_fn(void *arg, const char *line);
 bool qsf_procfile_find_line(const char *path, qsf_procfile_line_fn *wants, void *arg);
 
-/* The number that follows `key` at the start of a line ("MemTotal:" in "MemTotal:
- * 2048 kB"). False, and *out as it was, when there is none. */
+/* Finds the line that begins with `key` and parses the number after it: 2048 for "MemTotal:" in
+ * "MemTotal: 2048 kB". Returns false and leaves *out unchanged if there is none. */
 bool qsf_procfile_field(const char *text, const char *key, uint64_t *out);
 
-/* The number that the whole file consists of. False when it is a word, such as "max",
- * or negative. */
+/* Parses the file as one number. Returns false if it is a word, such as "max", or negative. */
 bool qsf_procfile_number(const char *path, uint64_t *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* stopwatch.c - adds laps up and makes events of them. */
+/* stopwatch.c - adds up laps and records them as events. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/stopwatch.h"
 
@@ -6,7 +6,7 @@
 
 #include "platform/clock.h"
 
-#define LEAST_EVENT_NS 1000 /* set aside for less: what was wanted was there */
+#define LEAST_EVENT_NS 1000 /* a shorter wait is no event: the data was ready */
 
 _Static_assert((int)QSF_PHASE_OTHER + 1 == QSF_N_PHASES, "QSF_N_PHASES counts the phases");
 

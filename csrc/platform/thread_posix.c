@@ -14,7 +14,7 @@
 
 #include "base/status.h"
 
-/* What does not return anything below fails only when it is used wrongly. */
+/* For calls that fail only if they are used wrongly. */
 static void must_be_zero(int error)
 {
     assert(error == 0);
@@ -93,8 +93,8 @@ void qsf_condition_wake_all(qsf_condition *c)
     must_be_zero(pthread_cond_broadcast(&c->system));
 }
 
-/* A fault raised while its signal is blocked ends the process without asking the
- * application's handler (Python's faulthandler, say), so these stay open. */
+/* Signals of faults stay open: a fault whose signal is blocked ends the process without calling the
+ * application's handler, such as Python's faulthandler. */
 static void fill_blocked(sigset_t *set)
 {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
@@ -114,12 +114,12 @@ qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void
     pthread_attr_t attributes;
     int error = pthread_attr_init(&attributes);
     if (error != 0)
-        return QSF_FAIL(QSF_ERR_NOMEM, "cannot describe a thread: %s", strerror(error));
+        return QSF_FAIL(QSF_ERR_NOMEM, "cannot create thread attributes: %s", strerror(error));
     const size_t least_bytes = least_stack_bytes();
     error = pthread_attr_setstacksize(&attributes,
                                       stack_bytes > least_bytes ? stack_bytes : least_bytes);
     if (error == 0) {
-        /* A thread starts with its creator's mask: set it before, put it back after. */
+        /* A thread inherits its creator's signal mask: set it before and restore it after. */
         sigset_t blocked;
         sigset_t before;
         fill_blocked(&blocked);
@@ -129,8 +129,8 @@ qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void
     }
     pthread_attr_destroy(&attributes);
     if (error != 0)
-        return QSF_FAIL(QSF_ERR_NOMEM, "cannot start a thread with a stack of %zu bytes: %s",
-                        stack_bytes, strerror(error));
+        return QSF_FAIL(QSF_ERR_NOMEM, "cannot start a thread with a stack of %zu KB: %s",
+                        stack_bytes >> 10, strerror(error));
     return QSF_OK;
 }
 
@@ -147,7 +147,7 @@ void qsf_thread_yield(void)
 qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)
 {
 #if defined(__linux__)
-    cpu_set_t sets[8192 / CPU_SETSIZE]; /* the most that a Linux kernel can be built for */
+    cpu_set_t sets[8192 / CPU_SETSIZE]; /* most processors of a Linux kernel */
     CPU_ZERO_S(sizeof sets, sets);
     CPU_SET_S(cpu, sizeof sets, sets);
     const int error = pthread_setaffinity_np(t->system, sizeof sets, sets);
@@ -157,7 +157,6 @@ qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)
     return QSF_OK;
 #else
     (void)t;
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                    "threads cannot be pinned on this system (to processor %u)", cpu);
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "this system cannot pin threads (to processor %u)", cpu);
 #endif
 }

@@ -2,7 +2,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/trace.h"
 
-_Static_assert((int)QSF_TRACE_PASS == QSF_N_PHASES, "kinds of events go on where phases end");
+_Static_assert((int)QSF_TRACE_PASS == QSF_N_PHASES, "kinds of events continue after the phases");
 
 const char *qsf_trace_kind_name(uint32_t kind)
 {

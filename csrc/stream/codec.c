@@ -4,8 +4,8 @@
 
 #include <assert.h>
 #include <lz4.h>
-/* For decompression in a workspace of the caller's; the ordinary interface would take
- * memory that no ledger sees. */
+/* For decompression in memory of the caller; the normal interface allocates memory that the ledger
+ * does not count. */
 #define ZSTD_STATIC_LINKING_ONLY
 #include <zstd.h>
 
@@ -33,7 +33,7 @@ static qsf_status decode_lz4(const unsigned char *src, size_t src_bytes, unsigne
 static qsf_status decode_zstd(void *workspace, size_t workspace_bytes, const unsigned char *src,
                               size_t src_bytes, unsigned char *dst, size_t dst_bytes)
 {
-    /* One frame that says its size: no second frame, no skippable one, nothing after it. */
+    /* Exactly one frame that states its size. */
     if (ZSTD_getFrameContentSize(src, src_bytes) != dst_bytes ||
         ZSTD_findFrameCompressedSize(src, src_bytes) != src_bytes)
         return QSF_FAIL(QSF_ERR_FORMAT,
@@ -41,7 +41,7 @@ static qsf_status decode_zstd(void *workspace, size_t workspace_bytes, const uns
                         dst_bytes);
     ZSTD_DCtx *const context = ZSTD_initStaticDCtx(workspace, workspace_bytes);
     if (context == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "ZSTD: a workspace of %zu bytes is too small",
+        return QSF_FAIL(QSF_ERR_NOMEM, "internal error: a ZSTD workspace of %zu bytes is too small",
                         workspace_bytes);
     const size_t got = ZSTD_decompressDCtx(context, dst, dst_bytes, src, src_bytes);
     if (ZSTD_isError(got))

@@ -1,4 +1,4 @@
-/* ring.c - memory, life and consumer of a ring. */
+/* ring.c - creates and destroys a ring; the consumer's side of it. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "stream/ring.h"
 
@@ -14,34 +14,34 @@
 #include "platform/clock.h"
 
 #define NONE UINT32_MAX
-/* Large enough that a read is not all overhead, small enough that several are under way. (Of
- * 512 KiB and 1 MiB neither was faster; bench/LOG.md.) */
+/* Large enough to hide the overhead of a read, small enough for several reads in flight. 512 KiB
+ * and 1 MiB were equally fast (bench/LOG.md). */
 #define MAX_PIECE_BYTES ((size_t)1024 * 1024)
 #define MIN_PIECE_BYTES ((size_t)QSF_IO_ALIGN)
-#define SPARE_PIECES 32 /* ends of units, and cuts at the end of the ring, make small ones */
+#define SPARE_PIECES 32 /* for the short pieces at ends of units and at the end of the ring */
 #define CANCEL_POLL_NS 20000000
 
 /* ---- memory ---- */
 
-size_t qsf_ring_least_bytes(size_t span_bytes)
+size_t qsf_ring_least_bytes(size_t range_bytes)
 {
-    return qsf_round_up(span_bytes, QSF_IO_ALIGN) + 4 * MIN_PIECE_BYTES;
+    return qsf_round_up(range_bytes, QSF_IO_ALIGN) + 4 * MIN_PIECE_BYTES;
 }
 
-/* As many reads as are under way shall find room beside a span that is being used. */
-static size_t choose_piece_bytes(size_t ring_bytes, size_t span_bytes, uint32_t depth)
+/* Leaves room for `depth` reads in flight beside the range in use. */
+static size_t choose_piece_bytes(size_t ring_bytes, size_t range_bytes, uint32_t depth)
 {
-    const size_t room_bytes = ring_bytes - qsf_round_up(span_bytes, QSF_IO_ALIGN);
+    const size_t room_bytes = ring_bytes - qsf_round_up(range_bytes, QSF_IO_ALIGN);
     const size_t n_bytes = room_bytes / (depth + 2) / QSF_IO_ALIGN * QSF_IO_ALIGN;
     return n_bytes < MIN_PIECE_BYTES   ? MIN_PIECE_BYTES
            : n_bytes > MAX_PIECE_BYTES ? MAX_PIECE_BYTES
                                        : n_bytes;
 }
 
-/* Enough for every depth. */
-static uint32_t piece_count(size_t ring_bytes, size_t span_bytes)
+/* Number of pieces that suffices for every depth. */
+static uint32_t piece_count(size_t ring_bytes, size_t range_bytes)
 {
-    const size_t n_bytes = choose_piece_bytes(ring_bytes, span_bytes, QSF_IO_MAX_DEPTH);
+    const size_t n_bytes = choose_piece_bytes(ring_bytes, range_bytes, QSF_IO_MAX_DEPTH);
     return (uint32_t)(ring_bytes / n_bytes) + SPARE_PIECES;
 }
 
@@ -53,43 +53,43 @@ typedef struct layout {
     unsigned char *bytes;
 } layout;
 
-static void lay_out(layout *l, qsf_arena *a, size_t ring_bytes, size_t span_bytes,
+static void lay_out(layout *l, qsf_arena *a, size_t ring_bytes, size_t range_bytes,
                     const qsf_reader *r)
 {
     l->ring = qsf_arena_push(a, 1, sizeof *l->ring);
-    l->pieces = qsf_arena_push(a, piece_count(ring_bytes, span_bytes), sizeof *l->pieces);
+    l->pieces = qsf_arena_push(a, piece_count(ring_bytes, range_bytes), sizeof *l->pieces);
     l->order = qsf_arena_push(a, r->n_units, sizeof *l->order);
-    l->seam = qsf_arena_push(a, span_bytes + QSF_DATA_ALIGN, 1);
+    l->seam = qsf_arena_push(a, range_bytes + QSF_DATA_ALIGN, 1);
     l->bytes = qsf_arena_push(a, ring_bytes + QSF_IO_ALIGN, 1);
 }
 
-size_t qsf_ring_bytes(size_t ring_bytes, size_t span_bytes, const qsf_reader *r)
+size_t qsf_ring_bytes(size_t ring_bytes, size_t range_bytes, const qsf_reader *r)
 {
     qsf_arena measuring;
     layout l;
     qsf_arena_init_measuring(&measuring);
-    lay_out(&l, &measuring, ring_bytes, span_bytes, r);
+    lay_out(&l, &measuring, ring_bytes, range_bytes, r);
     return measuring.failed ? SIZE_MAX : measuring.used_bytes;
 }
 
 /* ---- life ---- */
 
 qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qsf_io *io,
-                           const qsf_io_setup *setup, size_t ring_bytes, size_t span_bytes,
+                           const qsf_io_setup *setup, size_t ring_bytes, size_t range_bytes,
                            qsf_trace *trace)
 {
-    assert(ring_bytes % QSF_IO_ALIGN == 0 && ring_bytes >= qsf_ring_least_bytes(span_bytes));
+    assert(ring_bytes % QSF_IO_ALIGN == 0 && ring_bytes >= qsf_ring_least_bytes(range_bytes));
     *out = NULL;
-    const size_t block_bytes = qsf_ring_bytes(ring_bytes, span_bytes, r);
-    void *const block = qsf_ledger_acquire(ledger, QSF_USE_WINDOW, block_bytes);
+    const size_t block_bytes = qsf_ring_bytes(ring_bytes, range_bytes, r);
+    void *const block = qsf_ledger_acquire(ledger, QSF_USE_STREAM, block_bytes);
     if (block == NULL)
         return QSF_FAIL(QSF_ERR_NOMEM,
-                        "ring: %zu bytes do not fit, %" PRIu64 " of %" PRIu64 " are taken",
-                        block_bytes, ledger->held_bytes, ledger->ceiling_bytes);
+                        "no memory for a ring of %zu MB: %" PRIu64 " of %" PRIu64 " MB are in use",
+                        block_bytes >> 20, ledger->held_bytes >> 20, ledger->ceiling_bytes >> 20);
     qsf_arena arena;
     layout l;
     qsf_arena_init(&arena, block, block_bytes);
-    lay_out(&l, &arena, ring_bytes, span_bytes, r);
+    lay_out(&l, &arena, ring_bytes, range_bytes, r);
     qsf_ring *const ring = l.ring;
     *ring = (qsf_ring){
         .reader = r,
@@ -100,19 +100,19 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
         .block_bytes = block_bytes,
         .bytes = l.bytes + -(uintptr_t)l.bytes % QSF_IO_ALIGN,
         .ring_bytes = ring_bytes,
-        .span_bytes = span_bytes,
-        .piece_bytes = choose_piece_bytes(ring_bytes, span_bytes, setup->depth),
+        .range_bytes = range_bytes,
+        .piece_bytes = choose_piece_bytes(ring_bytes, range_bytes, setup->depth),
         .seam = l.seam,
-        .lane_depth = qsf_io_lane_depth(setup),
+        .queue_depth = qsf_io_queue_depth(setup),
         .is_paused = true,
         .pieces = l.pieces,
-        .cap_pieces = piece_count(ring_bytes, span_bytes),
+        .cap_pieces = piece_count(ring_bytes, range_bytes),
         .order = l.order,
         .unit_idx = NONE,
     };
-    const qsf_status status = qsf_ring_start_readers(ring, qsf_io_lane_count(setup));
+    const qsf_status status = qsf_ring_start_readers(ring, qsf_io_queue_count(setup));
     if (status != QSF_OK) {
-        qsf_ledger_release(ledger, QSF_USE_WINDOW, block, block_bytes);
+        qsf_ledger_release(ledger, QSF_USE_STREAM, block, block_bytes);
         return status;
     }
     *out = ring;
@@ -124,13 +124,13 @@ void qsf_ring_destroy(qsf_ring *ring)
     if (ring == NULL)
         return;
     qsf_ring_stop_readers(ring);
-    qsf_ledger_release(ring->ledger, QSF_USE_WINDOW, ring->block, ring->block_bytes);
+    qsf_ledger_release(ring->ledger, QSF_USE_STREAM, ring->block, ring->block_bytes);
 }
 
 /* ---- the consumer ---- */
 
-/* Drops all pieces, after the readers have let go of them, and lets reading begin at place
- * next_order of the order. */
+/* Waits until no reader uses a piece, drops all pieces and restarts reading at entry next_order of
+ * the order. */
 static void restart(qsf_ring *ring, uint32_t next_order, uint64_t next_pass)
 {
     ring->is_paused = true;
@@ -152,7 +152,7 @@ void qsf_ring_set_order(qsf_ring *ring, const uint32_t *units, uint32_t n_units,
 {
     assert(n_units <= ring->reader->n_units && n_always <= n_units);
     qsf_mutex_lock(&ring->lock);
-    ring->is_paused = true; /* readers look at the order */
+    ring->is_paused = true; /* readers use the order */
     ring->unit_idx = NONE;
     memcpy(ring->order, units, n_units * sizeof *units);
     ring->n_order = n_units;
@@ -165,7 +165,7 @@ void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const atomic_bool *cance
                          qsf_stopwatch *stopwatch)
 {
     qsf_mutex_lock(&ring->lock);
-    (void)qsf_ring_is_next_wanted(ring); /* brings the cursor over the end of the last pass */
+    (void)qsf_ring_is_next_wanted(ring); /* moves the cursor past the end of the last pass */
     ring->pass++;
     ring->is_whole = is_whole;
     ring->cancelled = cancelled;
@@ -174,7 +174,7 @@ void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const atomic_bool *cance
     qsf_mutex_unlock(&ring->lock);
 }
 
-/* Does the oldest piece, or else the next one, begin this unit? */
+/* True if the oldest piece begins this unit; without pieces, if the next one will. */
 static bool is_at(qsf_ring *ring, uint32_t unit_idx)
 {
     if (ring->is_paused)
@@ -195,7 +195,9 @@ qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx)
         place++;
     if (ring->unit_idx != NONE || place == ring->n_order) {
         qsf_mutex_unlock(&ring->lock);
-        return QSF_FAIL(QSF_ERR_ARG, "unit %" PRIu32 " is not streamed, or another one is begun",
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "internal error: unit %" PRIu32
+                        " is not streamed, or another unit has not ended",
                         unit_idx);
     }
     if (place >= ring->n_always)
@@ -214,14 +216,14 @@ qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx)
     return QSF_OK;
 }
 
-size_t qsf_ring_span_bytes(const qsf_ring *ring, uint64_t off)
+size_t qsf_ring_range_bytes(const qsf_ring *ring, uint64_t off)
 {
     const size_t at = (size_t)((ring->unit_start + off) % ring->ring_bytes);
-    const size_t most_bytes = ring->ring_bytes / 4; /* the rest is for what is being read */
+    const size_t most_bytes = ring->ring_bytes / 4; /* leaves the rest for reads in flight */
     size_t n_bytes = ring->ring_bytes - at;
     if (n_bytes > most_bytes)
         n_bytes = most_bytes;
-    return n_bytes > ring->span_bytes ? n_bytes : ring->span_bytes;
+    return n_bytes > ring->range_bytes ? n_bytes : ring->range_bytes;
 }
 
 /* Waits until piece piece_no is ready. */
@@ -240,7 +242,7 @@ static qsf_status wait_for(qsf_ring *ring, uint64_t piece_no)
     }
 }
 
-/* Removes the oldest piece, which is ready, and counts it for its unit. */
+/* Removes the oldest piece, which is ready, and adds it to the checksum and times of its unit. */
 static void remove_oldest(qsf_ring *ring)
 {
     const qsf_piece *const p = &ring->pieces[ring->tail % ring->cap_pieces];
@@ -255,11 +257,11 @@ static void remove_oldest(qsf_ring *ring)
     qsf_condition_wake_all(&ring->has_room);
 }
 
-/* Removes the pieces of the begun unit that end at `off` or before, and waits for the others
- * up to end_off. */
+/* Removes the pieces of the current unit that end at or before `off`; waits for its pieces up to
+ * end_off. */
 static qsf_status move_to(qsf_ring *ring, uint64_t off, uint64_t end_off)
 {
-    uint64_t done_off = ring->unit_off; /* the end of what was seen */
+    uint64_t done_off = ring->unit_off; /* end of the pieces visited */
     for (uint64_t i = ring->tail; done_off < end_off; i++) {
         QSF_TRY(wait_for(ring, i));
         const qsf_piece *const p = &ring->pieces[i % ring->cap_pieces];
@@ -271,7 +273,7 @@ static qsf_status move_to(qsf_ring *ring, uint64_t off, uint64_t end_off)
     return QSF_OK;
 }
 
-/* Under the lock. A failure ends the unit. */
+/* Caller holds the lock. A failure ends the unit. */
 static qsf_status move_timed(qsf_ring *ring, uint64_t off, uint64_t end_off, uint64_t *wait_ns)
 {
     const uint64_t start_ns = qsf_clock_ns();
@@ -290,7 +292,7 @@ qsf_status qsf_ring_take(qsf_ring *ring, uint64_t off, size_t n_bytes, uint64_t 
                          const unsigned char **out)
 {
     qsf_mutex_lock(&ring->lock);
-    assert(ring->unit_idx != NONE && n_bytes <= qsf_ring_span_bytes(ring, off));
+    assert(ring->unit_idx != NONE && n_bytes <= qsf_ring_range_bytes(ring, off));
     const qsf_status status = move_timed(ring, off, off + n_bytes, wait_ns);
     qsf_mutex_unlock(&ring->lock);
     QSF_TRY(status);
@@ -332,7 +334,7 @@ void qsf_ring_abandon(qsf_ring *ring)
 {
     qsf_mutex_lock(&ring->lock);
     ring->unit_idx = NONE;
-    ring->is_paused = true; /* until a unit is begun: the next pass may begin anywhere */
+    ring->is_paused = true; /* until a unit begins: the next pass may begin at any unit */
     qsf_mutex_unlock(&ring->lock);
 }
 

@@ -1,13 +1,12 @@
-/* ring_private.h - what the readers and the consumer of a ring share.
+/* ring_private.h - the record that the readers and the consumer of a ring share.
  *
- * Pieces are a queue: readers append at `head`, the consumer removes at `tail`. Bytes of the ring
- * are given to pieces in the same order, without gaps: a piece that would reach over the end of
- * the ring is cut there. So stored byte `off` of a unit lies at (start of the unit + off) modulo
- * ring_bytes, and a span lies in one piece of memory unless the end of the ring is inside it;
- * then it is copied to the seam.
+ * Readers append pieces at `head`, the consumer removes them at `tail`. Pieces take bytes of the
+ * ring in the same order, without gaps; a piece ends at the end of the ring. So stored byte `off`
+ * of a unit lies at (start of the unit + off) modulo ring_bytes. A range is contiguous unless it
+ * crosses the end of the ring; then it is copied to the seam.
  *
- * Everything below `lock` is under it; bytes of a piece belong to its reader while it is
- * READING and to the consumer afterwards.
+ * `lock` protects all fields below it. The reader owns the bytes of a piece while its state is
+ * READING, the consumer afterwards.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_STREAM_RING_PRIVATE_H
@@ -39,28 +38,28 @@ struct qsf_ring {
     size_t block_bytes;
     unsigned char *bytes; /* [ring_bytes], aligned to 4096 */
     size_t ring_bytes;
-    size_t span_bytes;
+    size_t range_bytes;
     size_t piece_bytes;
-    unsigned char *seam; /* [span_bytes + 64] */
-    uint32_t lane_depth;
+    unsigned char *seam; /* [range_bytes + 64] */
+    uint32_t queue_depth;
     uint32_t n_threads;
-    uint32_t n_begun; /* of them, under lock: gives each its number */
+    uint32_t n_begun; /* threads that run, under lock; numbers them */
     qsf_thread threads[QSF_IO_MAX_DEPTH];
 
     qsf_mutex lock;
     qsf_condition has_room; /* readers wait */
     qsf_condition has_data; /* the consumer waits */
     bool is_stopping;
-    bool is_paused;    /* nothing new is read; what was read is worth nothing */
+    bool is_paused;    /* no read begins, and pieces are invalid */
     qsf_piece *pieces; /* [cap_pieces], piece i at i % cap_pieces */
     uint32_t cap_pieces;
-    uint64_t head; /* pieces [tail, head) live */
+    uint64_t head; /* pieces [tail, head) are in use */
     uint64_t tail;
-    uint32_t n_reading;   /* pieces whose reader is still busy with them */
-    uint32_t n_under_way; /* of those, not yet arrived */
-    size_t write_off;     /* where the next piece goes; may be ring_bytes, which is 0 */
+    uint32_t n_reading;   /* pieces that a reader reads or verifies */
+    uint32_t n_under_way; /* those with a read in flight */
+    size_t write_off;     /* offset of the next piece; ring_bytes means 0 */
     size_t used_bytes;
-    /* what is read next */
+    /* the cursor of reading */
     uint32_t *order; /* [n_units] */
     uint32_t n_order;
     uint32_t n_always;
@@ -72,13 +71,13 @@ struct qsf_ring {
     bool is_whole;
     const atomic_bool *cancelled;
     qsf_stopwatch *stopwatch; /* of the pass, or NULL */
-    uint32_t unit_idx;        /* NONE: none is begun */
-    size_t unit_start;        /* in the ring, of stored byte 0 */
-    uint64_t unit_off;        /* its pieces before are removed */
-    uint32_t unit_crc32;      /* of those */
+    uint32_t unit_idx;        /* current unit; NONE: none */
+    size_t unit_start;        /* offset in the ring of its stored byte 0 */
+    uint64_t unit_off;        /* its pieces before this offset are removed */
+    uint32_t unit_crc32;      /* of the removed pieces */
     uint64_t unit_first_ns;
     uint64_t unit_last_ns;
-    bool is_broken; /* a reader could not even begin: its failure stays */
+    bool is_broken; /* a reader could not open its queue; the failure is permanent */
     /* the first failure of a reader */
     char failure[256];
     qsf_status failure_status;
@@ -86,12 +85,12 @@ struct qsf_ring {
     qsf_ring_counts counts;
 };
 
-/* Starts n_threads reading threads; on failure none is left. */
+/* Starts n_threads reader threads; on failure none is running. */
 qsf_status qsf_ring_start_readers(qsf_ring *ring, uint32_t n_threads);
 void qsf_ring_stop_readers(qsf_ring *ring);
 
-/* Under the lock: is there a unit at the reading cursor that may be read yet? Moves the cursor
- * over the end of a pass. */
+/* True if the unit at the cursor of reading may be read now. Moves the cursor past the end of a
+ * pass. Caller holds the lock. */
 bool qsf_ring_is_next_wanted(qsf_ring *ring);
 
 #endif

@@ -19,7 +19,7 @@ bool qsf_ring_is_next_wanted(qsf_ring *ring)
     return ring->next_pass == ring->pass || ring->next_order < ring->n_always;
 }
 
-/* Gives the next piece a place in the ring; NULL when there is nothing to read or no room. */
+/* Allocates the next piece in the ring; NULL if there is nothing to read or no room. */
 static qsf_piece *begin_piece(qsf_ring *ring, uint64_t *piece_no)
 {
     if (ring->is_paused || ring->is_stopping || ring->failure_status != QSF_OK ||
@@ -60,7 +60,7 @@ static qsf_piece *begin_piece(qsf_ring *ring, uint64_t *piece_no)
     return p;
 }
 
-/* The piece has arrived, or never will. */
+/* The read of a piece has ended, well or not. */
 static void end_read(qsf_ring *ring, qsf_piece *p)
 {
     p->end_ns = qsf_clock_ns();
@@ -69,7 +69,7 @@ static void end_read(qsf_ring *ring, qsf_piece *p)
         ring->counts.busy_ns += p->end_ns - ring->busy_since_ns;
 }
 
-/* A reader is done with a piece. Failures of this thread are kept for the consumer. */
+/* A reader has finished a piece. Keeps the first error for the consumer. */
 static void end_piece(qsf_ring *ring, qsf_piece *p, qsf_status status)
 {
     p->state = status == QSF_OK ? PIECE_READY : PIECE_FAILED;
@@ -82,10 +82,11 @@ static void end_piece(qsf_ring *ring, qsf_piece *p, qsf_status status)
     qsf_condition_wake_all(&ring->has_data);
 }
 
-/* Starts reads while the lane takes more and there is room. Called and left with the lock. */
-static void start_reads(qsf_ring *ring, qsf_io_lane *lane)
+/* Starts reads until the queue or the ring is full. Caller holds the lock; it is released during
+ * I/O. */
+static void start_reads(qsf_ring *ring, qsf_io_queue *queue)
 {
-    while (lane->n_started < lane->depth) {
+    while (queue->n_started < queue->depth) {
         uint64_t piece_no;
         qsf_piece *const p = begin_piece(ring, &piece_no);
         if (p == NULL)
@@ -98,7 +99,7 @@ static void start_reads(qsf_ring *ring, qsf_io_lane *lane)
             .tag = piece_no,
         };
         qsf_mutex_unlock(&ring->lock);
-        const qsf_status status = qsf_io_start(lane, &read);
+        const qsf_status status = qsf_io_start(queue, &read);
         qsf_mutex_lock(&ring->lock);
         if (status != QSF_OK) {
             end_read(ring, p);
@@ -122,12 +123,12 @@ static void record(const qsf_ring *ring, const qsf_piece *p, qsf_trace_kind kind
                                   });
 }
 
-/* Waits for one read and checks it. Called and left with the lock. */
-static void finish_read(qsf_ring *ring, qsf_io_lane *lane, uint32_t thread_idx)
+/* Waits for one read and computes its checksum. Caller holds the lock; it is released meanwhile. */
+static void finish_read(qsf_ring *ring, qsf_io_queue *queue, uint32_t thread_idx)
 {
     qsf_io_read read;
     qsf_mutex_unlock(&ring->lock);
-    const qsf_status status = qsf_io_finish(lane, &read);
+    const qsf_status status = qsf_io_finish(queue, &read);
     qsf_mutex_lock(&ring->lock);
     qsf_piece *const p = &ring->pieces[read.tag % ring->cap_pieces];
     end_read(ring, p);
@@ -148,8 +149,8 @@ static void finish_read(qsf_ring *ring, qsf_io_lane *lane, uint32_t thread_idx)
 static void *run_reader(void *arg)
 {
     qsf_ring *const ring = arg;
-    qsf_io_lane lane;
-    const qsf_status status = qsf_io_lane_open(&lane, ring->io, ring->lane_depth);
+    qsf_io_queue queue;
+    const qsf_status status = qsf_io_queue_open(&queue, ring->io, ring->queue_depth);
     qsf_mutex_lock(&ring->lock);
     if (status != QSF_OK) {
         ring->is_broken = true;
@@ -161,16 +162,16 @@ static void *run_reader(void *arg)
     }
     const uint32_t thread_idx = ++ring->n_begun;
     while (!ring->is_stopping) {
-        start_reads(ring, &lane);
-        if (lane.n_started > 0)
-            finish_read(ring, &lane, thread_idx);
+        start_reads(ring, &queue);
+        if (queue.n_started > 0)
+            finish_read(ring, &queue, thread_idx);
         else if (!ring->is_stopping)
             qsf_condition_wait(&ring->has_room, &ring->lock);
     }
-    while (lane.n_started > 0)
-        finish_read(ring, &lane, thread_idx);
+    while (queue.n_started > 0)
+        finish_read(ring, &queue, thread_idx);
     qsf_mutex_unlock(&ring->lock);
-    qsf_io_lane_close(&lane);
+    qsf_io_queue_close(&queue);
     return NULL;
 }
 

@@ -1,8 +1,8 @@
-/* stream.c - resident units answered from memory, the others from the ring.
+/* stream.c - gives bytes of resident units from memory, of other units from the ring.
  *
- * Invariants while a compressed unit passes: window_off is a multiple of 64 and
- * window_off <= source.raw_done_bytes <= window_off + window_bytes; the window holds the raw
- * bytes between the two.
+ * Invariants during a compressed unit: decode_off is a multiple of 64 and
+ * decode_off <= source.raw_done_bytes <= decode_off + decode_bytes; the decode buffer holds the raw
+ * bytes from decode_off to raw_done_bytes.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "stream/stream.h"
@@ -29,9 +29,10 @@ static qsf_status acquire(qsf_stream *s, qsf_use use, size_t n_bytes, void *out)
         return QSF_OK;
     *to = qsf_ledger_acquire(s->ledger, use, n_bytes);
     if (*to == NULL)
-        return QSF_FAIL(
-            QSF_ERR_NOMEM, "%s: %zu bytes do not fit, %" PRIu64 " of %" PRIu64 " are taken",
-            qsf_use_name(use), n_bytes, s->ledger->held_bytes, s->ledger->ceiling_bytes);
+        return QSF_FAIL(QSF_ERR_NOMEM,
+                        "no memory for %zu MB of %s: %" PRIu64 " of %" PRIu64 " MB are in use",
+                        n_bytes >> 20, qsf_use_name(use), s->ledger->held_bytes >> 20,
+                        s->ledger->ceiling_bytes >> 20);
     return QSF_OK;
 }
 
@@ -50,11 +51,11 @@ static void release_buffers(qsf_stream *s)
         s->load_counts = (qsf_ring_counts){0};
     }
     qsf_ring_destroy(s->ring);
-    qsf_ledger_release(s->ledger, QSF_USE_WINDOW, s->codec, s->sizes.codec_bytes);
-    qsf_ledger_release(s->ledger, QSF_USE_WINDOW, s->window, s->sizes.window_bytes);
+    qsf_ledger_release(s->ledger, QSF_USE_STREAM, s->codec, s->sizes.codec_bytes);
+    qsf_ledger_release(s->ledger, QSF_USE_STREAM, s->decode_buffer, s->sizes.decode_bytes);
     s->ring = NULL;
     s->codec = NULL;
-    s->window = NULL;
+    s->decode_buffer = NULL;
     s->ring_bytes = 0;
 }
 
@@ -64,20 +65,20 @@ static qsf_status take_from_ring(void *arg, uint64_t off, size_t n_bytes, const 
     return qsf_ring_take(s->ring, off, n_bytes, &s->unit_wait_ns, out);
 }
 
-/* Takes ring, window and workspace; on failure none of them. */
+/* Acquires ring, decode buffer and workspace; on failure none of them. */
 static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, size_t ring_bytes)
 {
-    s->sizes.window_bytes = sizes->window_bytes;
+    s->sizes.decode_bytes = sizes->decode_bytes;
     s->sizes.codec_bytes = sizes->codec_bytes;
-    s->sizes.span_bytes = sizes->span_bytes;
+    s->sizes.range_bytes = sizes->range_bytes;
     if (sizes->ring_bytes == 0)
         return QSF_OK;
-    qsf_status status = acquire(s, QSF_USE_WINDOW, sizes->window_bytes, &s->window);
+    qsf_status status = acquire(s, QSF_USE_STREAM, sizes->decode_bytes, &s->decode_buffer);
     if (status == QSF_OK)
-        status = acquire(s, QSF_USE_WINDOW, sizes->codec_bytes, &s->codec);
+        status = acquire(s, QSF_USE_STREAM, sizes->codec_bytes, &s->codec);
     if (status == QSF_OK)
         status = qsf_ring_create(&s->ring, s->reader, s->ledger, s->io, &s->setup, ring_bytes,
-                                 sizes->span_bytes, s->trace);
+                                 sizes->range_bytes, s->trace);
     if (status != QSF_OK) {
         release_buffers(s);
         return status;
@@ -94,7 +95,7 @@ static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, siz
     return QSF_OK;
 }
 
-/* Tells the ring what is streamed: layers in their order, then what makes the logits. */
+/* Gives the ring the order of streamed units: layers, then the units that make the logits. */
 static void set_order(qsf_stream *s)
 {
     const uint32_t n_units = s->reader->n_units;
@@ -120,7 +121,7 @@ static bool is_compressed(const qsf_stream *s, uint32_t unit_idx)
     return s->reader->units[unit_idx].compression != QSF_COMPRESSION_NONE;
 }
 
-/* Copies a whole unit out of the ring to its place in memory. */
+/* Copies a whole unit from the ring to memory. */
 static qsf_status copy_unit(qsf_stream *s, uint32_t unit_idx, unsigned char *to)
 {
     uint64_t read_ns;
@@ -129,7 +130,7 @@ static qsf_status copy_unit(qsf_stream *s, uint32_t unit_idx, unsigned char *to)
     while (qsf_unit_source_left_bytes(&s->source) > 0) {
         const size_t cap_bytes = is_compressed(s, unit_idx)
                                      ? QSF_COMPRESSED_BLOCK_BYTES
-                                     : qsf_ring_span_bytes(s->ring, s->source.stored_done_bytes);
+                                     : qsf_ring_range_bytes(s->ring, s->source.stored_done_bytes);
         size_t n_bytes;
         QSF_TRY(
             qsf_unit_source_next(&s->source, to + s->source.raw_done_bytes, cap_bytes, &n_bytes));
@@ -138,18 +139,19 @@ static qsf_status copy_unit(qsf_stream *s, uint32_t unit_idx, unsigned char *to)
     return qsf_ring_end_unit(s->ring, &s->unit_wait_ns, &read_ns);
 }
 
-/* Loads the units of order [n_units], which are not resident yet. The ring is there. */
+/* Loads the units of order [n_units], which are not resident yet, through the ring. */
 static qsf_status load_units(qsf_stream *s, uint32_t n_units)
 {
-    const uint32_t n_ahead = 0; /* there is no next pass to read for */
+    const uint32_t n_ahead = 0; /* no pass follows, so nothing is read ahead */
     qsf_ring_set_order(s->ring, s->order, n_units, n_ahead);
     qsf_ring_begin_pass(s->ring, true, NULL, s->stopwatch);
     for (uint32_t i = 0; i < n_units; i++) {
         const uint32_t unit_idx = s->order[i];
         const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
         if (raw_bytes > SIZE_MAX)
-            return QSF_FAIL(QSF_ERR_NOMEM, "unit %" PRIu32 ": %" PRIu64 " bytes", unit_idx,
-                            raw_bytes);
+            return QSF_FAIL(QSF_ERR_NOMEM,
+                            "unit %" PRIu32 " of %" PRIu64 " MB exceeds the address space",
+                            unit_idx, raw_bytes >> 20);
         unsigned char *to;
         QSF_TRY(acquire(s, QSF_USE_WEIGHTS, (size_t)raw_bytes, &to));
         s->resident[unit_idx] = to;
@@ -158,7 +160,7 @@ static qsf_status load_units(qsf_stream *s, uint32_t n_units)
     return QSF_OK;
 }
 
-/* A ring for loading alone: as large as what is not spoken for allows. */
+/* Size of a ring that is used for loading alone: as large as the unplanned memory allows. */
 static size_t load_ring_bytes(const qsf_stream *s, const qsf_stream_sizes *sizes,
                               uint64_t load_bytes)
 {
@@ -174,7 +176,7 @@ static size_t load_ring_bytes(const qsf_stream *s, const qsf_stream_sizes *sizes
     return ring_bytes > sizes->ring_bytes ? ring_bytes : sizes->ring_bytes;
 }
 
-/* Loads the resident units and takes the buffers that streaming needs. */
+/* Loads the resident units and acquires the buffers for streaming. */
 static qsf_status fill(qsf_stream *s, const qsf_stream_options *options)
 {
     const qsf_reader *const r = s->reader;
@@ -221,8 +223,10 @@ qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
     qsf_stream_sizes sizes;
     qsf_stream_least(r, options->is_resident, &sizes);
     if (options->ring_bytes < sizes.ring_bytes || options->ring_bytes % QSF_IO_ALIGN != 0)
-        return QSF_FAIL(QSF_ERR_ARG, "a ring of %zu bytes, these units need %zu",
-                        options->ring_bytes, sizes.ring_bytes);
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "internal error: a ring of %zu bytes, these units need %zu or more, a "
+                        "multiple of %d",
+                        options->ring_bytes, sizes.ring_bytes, QSF_IO_ALIGN);
     qsf_status status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->resident, &s->resident);
     if (status == QSF_OK)
         status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->times, &s->times);
@@ -281,7 +285,8 @@ qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
 {
     if (s->unit_idx != NONE || unit_idx >= s->reader->n_units)
         return QSF_FAIL(QSF_ERR_ARG,
-                        "unit %" PRIu32 " of %" PRIu32 " begun while unit %" PRIu32 " passes",
+                        "internal error: unit %" PRIu32 " of %" PRIu32
+                        " begins before unit %" PRIu32 " ends",
                         unit_idx, s->reader->n_units, s->unit_idx);
     if (s->stopwatch != NULL)
         s->stopwatch->unit_idx = qsf_reader_file_idx(s->reader, unit_idx);
@@ -289,10 +294,12 @@ qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
     s->unit_wait_ns = 0;
     if (s->resident[unit_idx] == NULL) {
         if (s->ring == NULL)
-            return QSF_FAIL(QSF_ERR_NOMEM, "unit %" PRIu32 " is not in memory, nor is a ring",
+            return QSF_FAIL(QSF_ERR_NOMEM,
+                            "unit %" PRIu32
+                            " cannot be streamed: the system had no memory for the ring",
                             unit_idx);
         QSF_TRY(qsf_ring_begin_unit(s->ring, unit_idx));
-        s->window_off = 0;
+        s->decode_off = 0;
         if (is_compressed(s, unit_idx))
             qsf_unit_source_begin(&s->source, unit_idx);
     }
@@ -300,84 +307,86 @@ qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
     return QSF_OK;
 }
 
-size_t qsf_stream_span_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t off)
+size_t qsf_stream_range_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t off)
 {
     assert(unit_idx < s->reader->n_units);
     if (s->resident[unit_idx] != NULL)
         return SIZE_MAX;
     if (is_compressed(s, unit_idx))
-        return s->sizes.window_bytes - QSF_COMPRESSED_BLOCK_BYTES - QSF_DATA_ALIGN;
-    return qsf_ring_span_bytes(s->ring, off);
+        return s->sizes.decode_bytes - QSF_COMPRESSED_BLOCK_BYTES - QSF_DATA_ALIGN;
+    return qsf_ring_range_bytes(s->ring, off);
 }
 
-/* Gives up the window's bytes before off, but for the rest of a group of 64, so that offsets
- * and addresses stay equal modulo 64. */
+/* Drops bytes of the decode buffer before off, rounded down to a multiple of 64, so that addresses
+ * and offsets stay equal modulo 64. */
 static void drop_before(qsf_stream *s, uint64_t off)
 {
     const uint64_t end_off = s->source.raw_done_bytes;
     const uint64_t keep_off = (off < end_off ? off : end_off) & ~(uint64_t)(QSF_DATA_ALIGN - 1);
-    if (keep_off <= s->window_off)
+    if (keep_off <= s->decode_off)
         return;
-    memmove(s->window, s->window + (keep_off - s->window_off), (size_t)(end_off - keep_off));
-    s->window_off = keep_off;
+    memmove(s->decode_buffer, s->decode_buffer + (keep_off - s->decode_off),
+            (size_t)(end_off - keep_off));
+    s->decode_off = keep_off;
 }
 
-/* Moves the window on until it holds raw bytes [off, end_off), at least one of them to come. */
+/* Decodes until the decode buffer holds raw bytes [off, end_off). */
 static qsf_status advance(qsf_stream *s, uint64_t off, uint64_t end_off)
 {
     while (s->source.raw_done_bytes < end_off) {
         drop_before(s, off);
-        const size_t used_bytes = (size_t)(s->source.raw_done_bytes - s->window_off);
+        const size_t used_bytes = (size_t)(s->source.raw_done_bytes - s->decode_off);
         size_t n_bytes;
-        QSF_TRY(qsf_unit_source_next(&s->source, s->window + used_bytes,
-                                     s->sizes.window_bytes - used_bytes, &n_bytes));
+        QSF_TRY(qsf_unit_source_next(&s->source, s->decode_buffer + used_bytes,
+                                     s->sizes.decode_bytes - used_bytes, &n_bytes));
     }
     return QSF_OK;
 }
 
 /* Checks a request for bytes of the begun unit. */
-static qsf_status check_span(const qsf_stream *s, uint64_t off, size_t n_bytes)
+static qsf_status check_range(const qsf_stream *s, uint64_t off, size_t n_bytes)
 {
     const uint32_t unit_idx = s->unit_idx;
     if (unit_idx == NONE)
-        return QSF_FAIL(QSF_ERR_ARG, "no unit is begun");
+        return QSF_FAIL(QSF_ERR_ARG, "internal error: no unit has begun");
     const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
-    const uint64_t first_off = s->resident[unit_idx] != NULL ? 0 : s->window_off;
+    const uint64_t first_off = s->resident[unit_idx] != NULL ? 0 : s->decode_off;
     if (!qsf_extent_inside(off, n_bytes, raw_bytes) || off < first_off ||
-        n_bytes > qsf_stream_span_bytes(s, unit_idx, off))
+        n_bytes > qsf_stream_range_bytes(s, unit_idx, off))
         return QSF_FAIL(QSF_ERR_ARG,
-                        "unit %" PRIu32 ": %zu bytes at %" PRIu64 ", allowed: from %" PRIu64
-                        " on, inside %" PRIu64 " bytes, and no more than the ring gives",
+                        "internal error: unit %" PRIu32 ": %zu bytes at %" PRIu64
+                        ", allowed: from %" PRIu64 " on, inside %" PRIu64
+                        " bytes, at most one range",
                         unit_idx, n_bytes, off, first_off, raw_bytes);
     return QSF_OK;
 }
 
-/* As acquire, of a streamed unit, inside what is allowed. */
-static qsf_status take_span(qsf_stream *s, uint64_t off, size_t n_bytes, const unsigned char **out)
+/* Acquires a checked range of a streamed unit. */
+static qsf_status take_range(qsf_stream *s, uint64_t off, size_t n_bytes, const unsigned char **out)
 {
     if (!is_compressed(s, s->unit_idx)) {
-        s->window_off = off & ~(uint64_t)(QSF_DATA_ALIGN - 1); /* offsets ascend from here */
+        s->decode_off = off & ~(uint64_t)(QSF_DATA_ALIGN - 1); /* offsets ascend from here */
         return qsf_ring_take(s->ring, off, n_bytes, &s->unit_wait_ns, out);
     }
     QSF_TRY(advance(s, off, off + n_bytes));
-    *out = s->window + (off - s->window_off);
+    *out = s->decode_buffer + (off - s->decode_off);
     return QSF_OK;
 }
 
 qsf_status qsf_stream_acquire(qsf_stream *s, uint64_t off, size_t n_bytes,
                               const unsigned char **out)
 {
-    qsf_status status = check_span(s, off, n_bytes);
+    qsf_status status = check_range(s, off, n_bytes);
     if (status == QSF_OK && s->resident[s->unit_idx] != NULL)
         *out = s->resident[s->unit_idx] + off;
     else if (status == QSF_OK)
-        status = take_span(s, off, n_bytes, out);
+        status = take_range(s, off, n_bytes, out);
     if (status != QSF_OK)
         qsf_stream_abandon(s);
     return status;
 }
 
-/* Waits for the rest of a streamed unit, which may be wrong in its end too. */
+/* Waits for the rest of a streamed unit and verifies it. */
 static qsf_status pass_rest(qsf_stream *s)
 {
     const uint32_t unit_idx = s->unit_idx;
@@ -397,7 +406,7 @@ qsf_status qsf_stream_end_unit(qsf_stream *s)
 {
     const uint32_t unit_idx = s->unit_idx;
     if (unit_idx == NONE)
-        return QSF_FAIL(QSF_ERR_ARG, "no unit is begun");
+        return QSF_FAIL(QSF_ERR_ARG, "internal error: no unit has begun");
     if (s->resident[unit_idx] == NULL) {
         const qsf_status status = pass_rest(s);
         if (status != QSF_OK) {
@@ -427,8 +436,8 @@ qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const uns
     const qsf_reader *const r = s->reader;
     const qsf_tensor *const t = &r->tensors[0]; /* [vocab, dim] */
     if (band_idx >= r->n_bands)
-        return QSF_FAIL(QSF_ERR_ARG, "embedding band %" PRIu32 " of %" PRIu32, band_idx,
-                        r->n_bands);
+        return QSF_FAIL(QSF_ERR_ARG, "internal error: embedding band %" PRIu32 " of %" PRIu32,
+                        band_idx, r->n_bands);
     const size_t row_bytes = (size_t)(t->data_bytes / r->n_bands);
     const uint64_t raw_off = t->data_off + (uint64_t)band_idx * row_bytes;
     if (s->resident[0] != NULL) {
@@ -455,7 +464,7 @@ qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const uns
 
 /* ---- memory pressure ---- */
 
-/* The sizes if unit_idx (NONE: nothing more) were not resident. */
+/* The sizes for the resident units without unit_idx (NONE: all of them). */
 static void sizes_without(const qsf_stream *s, uint32_t unit_idx, qsf_stream_sizes *out)
 {
     for (uint32_t i = 0; i < s->reader->n_units; i++)
@@ -466,8 +475,8 @@ static void sizes_without(const qsf_stream *s, uint32_t unit_idx, qsf_stream_siz
 static bool holds(const qsf_stream *s, const qsf_stream_sizes *sizes)
 {
     return s->ring != NULL && s->ring_bytes >= sizes->ring_bytes &&
-           s->sizes.span_bytes >= sizes->span_bytes &&
-           s->sizes.window_bytes >= sizes->window_bytes &&
+           s->sizes.range_bytes >= sizes->range_bytes &&
+           s->sizes.decode_bytes >= sizes->decode_bytes &&
            s->sizes.codec_bytes >= sizes->codec_bytes;
 }
 
@@ -492,9 +501,9 @@ qsf_status qsf_stream_drop(qsf_stream *s, uint32_t unit_idx, size_t ring_bytes)
         s->ring == NULL ? 0 : qsf_stream_buffer_bytes(r, &s->sizes, s->ring_bytes);
     if (needed_bytes > free_bytes && needed_bytes - free_bytes > raw_bytes + old_bytes)
         return QSF_FAIL(QSF_ERR_NOMEM,
-                        "giving back unit %" PRIu32 " frees %" PRIu64
-                        " bytes, streaming it takes %" PRIu64,
-                        unit_idx, raw_bytes, needed_bytes);
+                        "dropping unit %" PRIu32 " frees %" PRIu64
+                        " MB, but streaming it needs %" PRIu64 " MB",
+                        unit_idx, raw_bytes >> 20, needed_bytes >> 20);
     if (takes_buffers)
         release_buffers(s);
     qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[unit_idx], (size_t)raw_bytes);

@@ -1,16 +1,15 @@
 /* stream.h - gives the forward pass the bytes of units, in execution order.
  *
- * The forward pass never assumes that a layer is in memory: it begins a unit,
- * acquires spans of it at ascending offsets, releases each before the next, and ends
- * the unit. A resident unit answers from memory; the bytes of any other come through the
- * ring, which is filled ahead (ring.h), and where they are compressed through a window:
+ * The forward pass never assumes that a layer is in memory: it begins a unit, acquires ranges of
+ * its bytes at ascending offsets, and ends the unit. Bytes of a resident unit are in memory. Bytes
+ * of other units come through the ring (ring.h), and through the decode buffer if compressed:
  *
- *     ring      stored bytes    |....header|tensor data.............|....|tensor data.......|
- *     window    decoded bytes                [ span ] -> [ span ] ->
+ *     ring            stored bytes    |....header|tensor data.............|....|tensor data.......|
+ *     decode buffer   raw bytes                    [ range ] -> [ range ] ->
  *
- * Every stored byte of a streamed unit is checked, and end_unit fails when the checksum is
- * not the index's: no result of the pass is given out before that. Resident units are verified
- * once, when they are loaded. One pass at a time.
+ * end_unit verifies the checksum of all stored bytes of a streamed unit; no result of the pass
+ * leaves the engine before that. Resident units are verified once, when they are loaded. One pass
+ * at a time.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_STREAM_STREAM_H
@@ -24,25 +23,24 @@
 #include "stream/ring.h"
 #include "stream/unit_source.h"
 
-/* What init takes from the ledger; 0 what is not needed. Resident units (raw_bytes each) and the
- * tables come on top. An embedding table that is not the head too is not streamed: its rows are
- * read band by band. */
+/* Bytes that init will acquire from the ledger; 0 for parts this stream does not use. Resident
+ * units (raw_bytes each) and the tables are extra. An embedding table that is not also the head is
+ * not streamed: its rows are read band by band. */
 typedef struct qsf_stream_sizes {
-    size_t ring_bytes;   /* at least so many; more lets reading run further ahead. 0: nothing is
-                          * streamed */
-    size_t span_bytes;   /* of the ring: what must be takeable at once */
-    size_t window_bytes; /* that compressed units are decoded to */
+    size_t ring_bytes; /* smallest ring; a larger one reads further ahead. 0: nothing is streamed */
+    size_t range_bytes;  /* largest range that the ring must give at once */
+    size_t decode_bytes; /* decode buffer of compressed units */
     size_t codec_bytes;  /* workspace for decoding */
     size_t band_bytes;   /* a band of embedding rows */
-    size_t load_bytes;   /* where nothing is streamed: of all buffers, at least, while resident
-                          * units load; given back before init returns */
+    size_t load_bytes;   /* if nothing is streamed: least size of all buffers while resident units
+                          * load; released before init returns */
 } qsf_stream_sizes;
 
 typedef struct qsf_stream_options {
     const bool *is_resident; /* [n_units] */
-    size_t ring_bytes;       /* at least the least */
+    size_t ring_bytes;       /* at least qsf_stream_sizes.ring_bytes */
     qsf_io *io;              /* borrowed, open */
-    qsf_trace *trace;        /* borrowed, or NULL: of reads */
+    qsf_trace *trace;        /* borrowed, or NULL; records reads */
     qsf_io_setup setup;
 } qsf_stream_options;
 
@@ -55,95 +53,95 @@ typedef struct qsf_stream {
     qsf_stopwatch *stopwatch; /* borrowed, of the pass; or NULL */
     unsigned char **resident; /* [n_units]; NULL: streamed */
     qsf_unit_time *times;     /* [n_units] */
-    uint32_t *order;          /* [n_units] those that are streamed, in the order of the pass */
+    uint32_t *order;          /* [n_units] the streamed units in the order of the pass */
     bool *mask;               /* [n_units] scratch */
-    qsf_ring *ring;           /* NULL when nothing is streamed */
+    qsf_ring *ring;           /* NULL if nothing is streamed */
     size_t ring_bytes;
-    qsf_stream_sizes sizes; /* what is held */
-    unsigned char *window;  /* [sizes.window_bytes] */
-    unsigned char *codec;   /* [sizes.codec_bytes] */
-    unsigned char *band;    /* [sizes.band_bytes] */
-    uint32_t band_idx;      /* which band is held; UINT32_MAX: none */
-    /* the unit being passed through */
+    qsf_stream_sizes sizes;       /* of the buffers held now */
+    unsigned char *decode_buffer; /* [sizes.decode_bytes] */
+    unsigned char *codec;         /* [sizes.codec_bytes] */
+    unsigned char *band;          /* [sizes.band_bytes] */
+    uint32_t band_idx;            /* the band in memory; UINT32_MAX: none */
+    /* the current unit */
     uint32_t unit_idx;   /* UINT32_MAX: none */
-    uint64_t window_off; /* compressed: raw offset of the window's first byte, a multiple of 64 */
+    uint64_t decode_off; /* compressed: raw offset of the decode buffer, a multiple of 64 */
     uint64_t begin_ns;
-    uint64_t end_ns; /* of the latest unit that ended well */
+    uint64_t end_ns; /* of the latest unit that ended without error */
     uint64_t unit_wait_ns;
-    qsf_unit_source source; /* compressed; raw_done_bytes is the end of the window */
-    /* statistics since init; the ring has its own, of which those of loading do not count */
+    qsf_unit_source source; /* compressed; raw_done_bytes is the end of the decode buffer */
+    /* statistics since init; the ring counts its own, from which those of loading are subtracted */
     uint64_t band_bytes_read;
     uint64_t wait_ns;
-    qsf_ring_counts counts;      /* of rings that are gone */
-    qsf_ring_counts load_counts; /* of the present ring, before it streamed */
+    qsf_ring_counts counts;      /* of earlier rings */
+    qsf_ring_counts load_counts; /* of the present ring while it loaded units */
 } qsf_stream;
 
-/* The least for these units. */
+/* The smallest sizes for these units. */
 void qsf_stream_least(const qsf_reader *r, const bool *is_resident, qsf_stream_sizes *out);
 
-/* The buffers, without the band, through which these units load. */
+/* The buffers, without the band, for loading these units. */
 void qsf_stream_load_sizes(const qsf_reader *r, const bool *is_resident, qsf_stream_sizes *out);
 
-/* Is the unit one of those that pass through the ring unless they are resident? */
+/* True if the unit passes through the ring when it is not resident. */
 bool qsf_stream_passes_ring(const qsf_reader *r, uint32_t unit_idx);
 
-/* What ring, window and workspace take of the ledger, with a ring of ring_bytes. */
+/* Bytes of ring, decode buffer and workspace together, for a ring of ring_bytes. */
 size_t qsf_stream_buffer_bytes(const qsf_reader *r, const qsf_stream_sizes *sizes,
                                size_t ring_bytes);
 
-/* The least of that if only this unit were streamed; 0 for an embedding that is not. */
+/* The least value of the above if only this unit is streamed; 0 for an embedding that never is. */
 size_t qsf_stream_unit_buffer_bytes(const qsf_reader *r, uint32_t unit_idx);
 
-/* Bytes of the stream's own tables, which it takes besides the buffers. */
+/* Bytes of the stream's tables, which are not part of the buffers. */
 size_t qsf_stream_table_bytes(const qsf_reader *r);
 
-/* Takes memory from the ledger, loads and verifies the resident units, then starts
- * reading ahead. On failure nothing is held. */
+/* Acquires memory from the ledger, loads and verifies the resident units, then starts reading
+ * ahead. On failure nothing is held. */
 qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
                            const qsf_stream_options *options);
 void qsf_stream_destroy(qsf_stream *s);
 
-/* A pass over the units begins, which ends with the logits or without. A wait for the disk
- * ends with QSF_ERR_CANCELLED soon after *cancelled is set. Waiting and decompressing are set aside
- * on the stopwatch (borrowed until the pass ends, or NULL). */
+/* Begins a pass over the units, with or without the head (wants_logits). A wait for the disk ends
+ * with QSF_ERR_CANCELLED soon after *cancelled is set. The stopwatch (borrowed until the pass ends,
+ * or NULL) counts waiting and decompressing as phases of their own. */
 void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const atomic_bool *cancelled,
                            qsf_stopwatch *stopwatch);
 
-/* The stopwatch is given back. Not needed before another pass begins. */
+/* Ends the use of the stopwatch. Optional before another pass begins. */
 void qsf_stream_end_pass(qsf_stream *s);
 
-/* The unit's time begins when the stopwatch's latest lap ended, or without one now: looking at
- * the clock is a part of what a small unit takes. */
+/* Begins a unit. Its time begins at the stopwatch's latest lap, or now without a stopwatch: reading
+ * the clock again would add to the time of a small unit. */
 qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx);
 
-/* The most raw bytes that one acquire of this unit at `off` may ask for (SIZE_MAX when it is
- * resident); at least a row of tiles of any of its tensors. */
-size_t qsf_stream_span_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t off);
+/* Most raw bytes that one acquire of this unit at `off` may ask for; SIZE_MAX if it is resident. At
+ * least one row of tiles of any of its tensors. */
+size_t qsf_stream_range_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t off);
 
-/* Makes raw bytes [off, off + n_bytes) of the begun unit readable until the next
- * acquire or end_unit. Offsets ascend; n_bytes <= qsf_stream_span_bytes(). *out lies in
- * memory as off lies in the unit, modulo 64. On failure the unit is abandoned. */
+/* Makes raw bytes [off, off + n_bytes) of the current unit readable until the next acquire or
+ * end_unit. Offsets ascend; n_bytes <= qsf_stream_range_bytes(). *out equals off modulo 64. On
+ * failure the unit is abandoned. */
 qsf_status qsf_stream_acquire(qsf_stream *s, uint64_t off, size_t n_bytes,
                               const unsigned char **out);
 
-/* Passes over the rest of the unit and verifies its checksum. */
+/* Reads the rest of the unit and verifies its checksum. */
 qsf_status qsf_stream_end_unit(qsf_stream *s);
 
-/* Drops the begun unit, if there is one, after a failure or a cancellation. */
+/* Drops the current unit, if any, after an error or a cancellation. */
 void qsf_stream_abandon(qsf_stream *s);
 
-/* The tile row that holds embedding rows 16 * band_idx ..; readable until the next
- * call. Verified against EBND when it is read. */
+/* Returns the tile row with embedding rows 16 * band_idx .. 16 * band_idx + 15, valid until the
+ * next call. A band that is read is verified against EBND. */
 qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const unsigned char **out);
 
-/* Under memory pressure, between units: makes a resident unit a streamed one, whose memory is
- * given back; or the reverse. A ring, of ring_bytes or what is needed, is taken or given back
- * with the first such unit and the last. QSF_ERR_NOMEM: the freed unit would not make room for it,
- * and all is as before; only where the system breaks its word and has no memory after all, is
- * the unit streamed without a ring, and passes fail. When keeping fails, all is as before. */
+/* For memory pressure; call them between units. drop makes a resident unit a streamed one and frees
+ * its memory; keep does the reverse. The first drop creates a ring of ring_bytes, or more if
+ * needed; the last keep destroys it. QSF_ERR_NOMEM from drop: the freed memory is not enough for
+ * the buffers, and nothing has changed. If the allocation fails although the ledger has room, the
+ * unit is streamed without a ring, and passes fail. If keep fails, nothing has changed. */
 qsf_status qsf_stream_drop(qsf_stream *s, uint32_t unit_idx, size_t ring_bytes);
 qsf_status qsf_stream_keep(qsf_stream *s, uint32_t unit_idx);
-/* The same for the ring itself, which is there: it gets ring_bytes, or what is needed. */
+/* Gives an existing ring ring_bytes, or more if needed. */
 qsf_status qsf_stream_resize_ring(qsf_stream *s, size_t ring_bytes);
 
 bool qsf_stream_is_resident(const qsf_stream *s, uint32_t unit_idx);

@@ -1,12 +1,12 @@
-/* stream_sizes.c - what memory a stream takes, for plans and for the stream itself. */
+/* stream_sizes.c - how much memory a stream takes, for plans and for the stream itself. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/checked.h"
 #include "base/dtype.h"
 #include "stream/codec.h"
 #include "stream/stream.h"
 
-/* What must be takeable at once: a row of tiles, or a vector; a side table is copied in pieces. */
-static size_t tensor_span_bytes(const qsf_tensor *t)
+/* Bytes needed at once: a row of tiles or a whole vector. Sparse outliers are copied in pieces. */
+static size_t tensor_range_bytes(const qsf_tensor *t)
 {
     if (t->layout == QSF_LAYOUT_OUTLIERS)
         return QSF_DATA_ALIGN;
@@ -15,15 +15,15 @@ static size_t tensor_span_bytes(const qsf_tensor *t)
                : qsf_ceil_div(t->n_cols, QSF_BLOCK) * qsf_dtype_tile_bytes(t->dtype);
 }
 
-static size_t unit_span_bytes(const qsf_reader *r, const qsf_unit *u)
+static size_t unit_range_bytes(const qsf_reader *r, const qsf_unit *u)
 {
-    size_t span_bytes = 0;
+    size_t range_bytes = 0;
     for (uint32_t i = 0; i < u->n_tensors; i++) {
-        const size_t n = tensor_span_bytes(&r->tensors[u->first_tensor + i]);
-        if (n > span_bytes)
-            span_bytes = n;
+        const size_t n = tensor_range_bytes(&r->tensors[u->first_tensor + i]);
+        if (n > range_bytes)
+            range_bytes = n;
     }
-    return qsf_round_up(span_bytes, QSF_DATA_ALIGN);
+    return qsf_round_up(range_bytes, QSF_DATA_ALIGN);
 }
 
 static void raise_to(size_t *most, size_t n)
@@ -32,32 +32,32 @@ static void raise_to(size_t *most, size_t n)
         *most = n;
 }
 
-/* Raises the sizes to what passing this unit through the ring takes. */
+/* Raises the sizes to those that streaming this unit needs. */
 static void add_streamed(const qsf_reader *r, const qsf_unit *u, qsf_stream_sizes *sizes)
 {
-    const size_t span_bytes = unit_span_bytes(r, u);
+    const size_t range_bytes = unit_range_bytes(r, u);
     if (u->compression == QSF_COMPRESSION_NONE) {
-        raise_to(&sizes->span_bytes, span_bytes);
+        raise_to(&sizes->range_bytes, range_bytes);
     } else {
-        /* A stored block is taken whole, and decoded whole even when only its first byte is
-         * wanted; the window begins at a multiple of 64. */
-        raise_to(&sizes->span_bytes, QSF_COMPRESSED_BLOCK_BYTES);
-        raise_to(&sizes->window_bytes, span_bytes + QSF_DATA_ALIGN + QSF_COMPRESSED_BLOCK_BYTES);
+        /* A block is taken and decoded as a whole, even if only one byte of it is needed; the
+         * decode buffer begins at a multiple of 64. */
+        raise_to(&sizes->range_bytes, QSF_COMPRESSED_BLOCK_BYTES);
+        raise_to(&sizes->decode_bytes, range_bytes + QSF_DATA_ALIGN + QSF_COMPRESSED_BLOCK_BYTES);
         raise_to(&sizes->codec_bytes, qsf_codec_workspace_bytes(u->compression));
     }
-    raise_to(&sizes->ring_bytes, qsf_ring_least_bytes(sizes->span_bytes));
+    raise_to(&sizes->ring_bytes, qsf_ring_least_bytes(sizes->range_bytes));
 }
 
-/* The same for loading it to its place in memory, block by block. */
+/* Raises the sizes to those that loading this unit needs, block by block. */
 static void add_loaded(const qsf_unit *u, qsf_stream_sizes *sizes)
 {
     if (u->compression == QSF_COMPRESSION_NONE) {
-        raise_to(&sizes->span_bytes, QSF_DATA_ALIGN);
+        raise_to(&sizes->range_bytes, QSF_DATA_ALIGN);
     } else {
-        raise_to(&sizes->span_bytes, QSF_COMPRESSED_BLOCK_BYTES);
+        raise_to(&sizes->range_bytes, QSF_COMPRESSED_BLOCK_BYTES);
         raise_to(&sizes->codec_bytes, qsf_codec_workspace_bytes(u->compression));
     }
-    raise_to(&sizes->ring_bytes, qsf_ring_least_bytes(sizes->span_bytes));
+    raise_to(&sizes->ring_bytes, qsf_ring_least_bytes(sizes->range_bytes));
 }
 
 bool qsf_stream_passes_ring(const qsf_reader *r, uint32_t unit_idx)
@@ -81,15 +81,15 @@ void qsf_stream_least(const qsf_reader *r, const bool *is_resident, qsf_stream_s
             add_streamed(r, &r->units[i], out);
     qsf_stream_sizes load;
     qsf_stream_load_sizes(r, is_resident, &load);
-    if (out->ring_bytes != 0) { /* the ring is there: what is resident loads through it */
-        raise_to(&out->span_bytes, load.span_bytes);
+    if (out->ring_bytes != 0) { /* resident units load through the ring of the streamed ones */
+        raise_to(&out->range_bytes, load.range_bytes);
         raise_to(&out->codec_bytes, load.codec_bytes);
-        raise_to(&out->ring_bytes, qsf_ring_least_bytes(out->span_bytes));
+        raise_to(&out->ring_bytes, qsf_ring_least_bytes(out->range_bytes));
     } else {
         out->load_bytes = qsf_stream_buffer_bytes(r, &load, load.ring_bytes);
     }
     if (!is_resident[0])
-        out->band_bytes = qsf_round_up(tensor_span_bytes(&r->tensors[0]), QSF_DATA_ALIGN);
+        out->band_bytes = qsf_round_up(tensor_range_bytes(&r->tensors[0]), QSF_DATA_ALIGN);
 }
 
 size_t qsf_stream_buffer_bytes(const qsf_reader *r, const qsf_stream_sizes *sizes,
@@ -97,7 +97,7 @@ size_t qsf_stream_buffer_bytes(const qsf_reader *r, const qsf_stream_sizes *size
 {
     if (sizes->ring_bytes == 0)
         return 0;
-    return qsf_ring_bytes(ring_bytes, sizes->span_bytes, r) + sizes->window_bytes +
+    return qsf_ring_bytes(ring_bytes, sizes->range_bytes, r) + sizes->decode_bytes +
            sizes->codec_bytes;
 }
 

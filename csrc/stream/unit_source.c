@@ -26,7 +26,7 @@ uint64_t qsf_unit_source_left_bytes(const qsf_unit_source *s)
     return s->reader->units[s->unit_idx].raw_bytes - s->raw_done_bytes;
 }
 
-/* The next n_bytes of the unit as they are stored; the caller has checked that it has them. */
+/* Takes the next n_bytes stored bytes; the caller has checked that the unit has them. */
 static qsf_status take(qsf_unit_source *s, size_t n_bytes, const unsigned char **out)
 {
     QSF_TRY(s->take(s->take_arg, s->stored_done_bytes, n_bytes, out));

@@ -1,8 +1,7 @@
-/* unit_source.h - the raw bytes of one unit, front to back, copied or decoded.
+/* unit_source.h - produces the raw bytes of one unit from front to back, copied or decoded.
  *
- * Uncompressed bytes come in pieces of any size, compressed ones block by block. Where stored
- * bytes come from and whether they are what the index says is the caller's business, as is
- * where the raw ones go. Owns nothing.
+ * Uncompressed bytes come in pieces of any size, compressed ones block by block. The caller gives
+ * the stored bytes, verifies their checksum and gives the memory for the raw bytes.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_STREAM_UNIT_SOURCE_H
@@ -14,8 +13,8 @@
 #include "format/records.h"
 #include "platform/stopwatch.h"
 
-/* Makes stored bytes [off, off + n_bytes) of the unit readable until the next call. Offsets
- * ascend without gaps; n_bytes is at most a block, or what was asked of the source. */
+/* Makes stored bytes [off, off + n_bytes) of the unit readable until the next call. Offsets ascend
+ * without gaps; n_bytes is at most one block or cap_bytes of qsf_unit_source_next(). */
 typedef qsf_status qsf_take_fn(void *arg, uint64_t off, size_t n_bytes, const unsigned char **out);
 
 typedef struct qsf_unit_source {
@@ -27,23 +26,22 @@ typedef struct qsf_unit_source {
     uint32_t unit_idx;
     uint64_t stored_done_bytes; /* taken so far */
     uint64_t raw_done_bytes;    /* produced so far */
-    uint64_t decompress_ns;     /* of all units, for statistics */
-    qsf_stopwatch *stopwatch;   /* borrowed, or NULL: gets the same */
+    uint64_t decompress_ns;     /* time of all units, for statistics */
+    qsf_stopwatch *stopwatch;   /* borrowed, or NULL; counts the same time */
 } qsf_unit_source;
 
 void qsf_unit_source_begin(qsf_unit_source *s, uint32_t unit_idx);
 
-/* Produces the next raw bytes at dst: up to cap_bytes of an uncompressed unit, one whole
- * block of a compressed one, for which cap_bytes is at least QSF_COMPRESSED_BLOCK_BYTES or
- * all that is left of the unit. Not at the end of the unit. QSF_ERR_FORMAT, and what taking
- * may say. */
+/* Writes the next raw bytes to dst: up to cap_bytes of an uncompressed unit, or one block of a
+ * compressed one; cap_bytes is then at least QSF_COMPRESSED_BLOCK_BYTES or the rest of the unit.
+ * Do not call it at the end of the unit. QSF_ERR_FORMAT, and errors of `take`. */
 qsf_status qsf_unit_source_next(qsf_unit_source *s, unsigned char *dst, size_t cap_bytes,
                                 size_t *n_bytes);
 
 /* Raw bytes that have not been produced. */
 uint64_t qsf_unit_source_left_bytes(const qsf_unit_source *s);
 
-/* All is produced: was it all that is stored? */
+/* After the last raw byte: QSF_ERR_FORMAT if stored bytes are left. */
 qsf_status qsf_unit_source_finish(const qsf_unit_source *s);
 
 #endif

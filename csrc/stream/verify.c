@@ -1,7 +1,7 @@
-/* verify.c - every byte of an open file against what the file itself says of it.
+/* verify.c - verifies every byte of an open file against its own checksums and tables.
  *
- * Header, directory, layer index and tables were verified when the file was opened; the file
- * may be larger than memory, so all passes through one buffer.
+ * Opening the file has verified header, directory, layer index and tables. The file may be larger
+ * than memory, so the rest is read through one buffer.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "stream/verify.h"
@@ -24,15 +24,15 @@
 #define VERIFY_BUFFER_BYTES ((size_t)1 << 20)
 #define DTYPE_OF_LAYER 0xFF
 
-/* Follows the raw bytes of one unit, in pieces of any size, through its tensors. */
+/* The position in the tensors of one unit while its raw bytes come in pieces of any size. */
 typedef struct unit_walk {
     const qsf_reader *reader;
     uint32_t unit_idx;
     uint32_t tensor_idx; /* in reader->tensors */
     uint64_t raw_off;
     unsigned char header[QSF_TENSOR_HEADER_BYTES];
-    uint32_t band_crc32;  /* of the embedding band that is passing */
-    unsigned char *table; /* [its data_bytes] the side table that is passing, or NULL */
+    uint32_t band_crc32;  /* of the current embedding band */
+    unsigned char *table; /* [its data_bytes] the current table of sparse outliers, or NULL */
 } unit_walk;
 
 static bool is_zero(const unsigned char *p, size_t n_bytes)
@@ -43,7 +43,7 @@ static bool is_zero(const unsigned char *p, size_t n_bytes)
     return true;
 }
 
-/* The header in the unit repeats the table's entry. */
+/* Checks that the header in the unit equals the entry of the tensor table. */
 static qsf_status check_tensor_header(const unit_walk *w, const qsf_tensor *t)
 {
     const unsigned char *const p = w->header;
@@ -60,7 +60,7 @@ static qsf_status check_tensor_header(const unit_walk *w, const qsf_tensor *t)
     return QSF_OK;
 }
 
-/* Takes data bytes of the embedding that lie in one band. */
+/* Adds data bytes that lie in one embedding band. */
 static qsf_status walk_band(unit_walk *w, const qsf_tensor *t, const unsigned char *p,
                             size_t n_bytes)
 {
@@ -84,8 +84,8 @@ static void release_table(unit_walk *w)
     w->table = NULL;
 }
 
-/* Takes data bytes of a side table, which is checked when all of it is there: its entries say
- * nothing without the counts before them. */
+/* Collects data bytes of sparse outliers and checks them when all are there: an entry has no
+ * meaning without the counts before it. */
 static qsf_status walk_table(unit_walk *w, const qsf_tensor *t, const unsigned char *p,
                              size_t n_bytes)
 {
@@ -94,8 +94,9 @@ static qsf_status walk_table(unit_walk *w, const qsf_tensor *t, const unsigned c
     if (w->table == NULL)
         w->table = qsf_ledger_acquire(w->reader->ledger, QSF_USE_TABLES, data_bytes);
     if (w->table == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "side table of unit %" PRIu32 ": %zu bytes", w->unit_idx,
-                        data_bytes);
+        return QSF_FAIL(QSF_ERR_NOMEM,
+                        "no memory to verify unit %" PRIu32 ": its outliers need %zu MB",
+                        w->unit_idx, data_bytes >> 20);
     memcpy(w->table + at, p, n_bytes);
     if (at + n_bytes < data_bytes)
         return QSF_OK;
@@ -104,8 +105,8 @@ static qsf_status walk_table(unit_walk *w, const qsf_tensor *t, const unsigned c
     return status;
 }
 
-/* Takes the next bytes up to the end of the header, band, data or padding they are in;
- * *n_bytes becomes how many. */
+/* Checks the next bytes up to the end of the header, band, data or padding that they are in. Sets
+ * *n_bytes to the number of bytes checked. */
 static qsf_status walk_part(unit_walk *w, const unsigned char *p, size_t *n_bytes)
 {
     const qsf_tensor *const t = &w->reader->tensors[w->tensor_idx];
@@ -151,7 +152,7 @@ static qsf_status walk(unit_walk *w, const unsigned char *p, size_t n_bytes)
     return QSF_OK;
 }
 
-/* The stored bytes of a unit as the file has them. */
+/* Reads the stored bytes of a unit from the file. */
 typedef struct unit_bytes {
     qsf_reader *reader;
     uint64_t off; /* of the unit in the file */
@@ -168,8 +169,8 @@ static qsf_status take_from_file(void *arg, uint64_t off, size_t n_bytes, const 
     return QSF_OK;
 }
 
-/* buffers: one for stored bytes, one for raw ones, of cap_bytes each (at least a block where
- * the unit is compressed), then the codec's workspace. */
+/* buffers: cap_bytes for stored bytes, cap_bytes for raw bytes (each at least one block if the unit
+ * is compressed), then the workspace of the codec. */
 static qsf_status verify_unit(qsf_reader *r, uint32_t unit_idx, unsigned char *buffers,
                               size_t cap_bytes)
 {
@@ -187,8 +188,8 @@ static qsf_status verify_unit(qsf_reader *r, uint32_t unit_idx, unsigned char *b
     unsigned char *const raw = buffers + cap_bytes;
     qsf_unit_source_begin(&source, unit_idx);
     qsf_status status = QSF_OK;
-    /* What the bytes say is believed only when the checksum of all of them is right, so
-     * that a flipped bit is reported as what it is. */
+    /* An error in the contents is reported only if the checksum is right; otherwise the checksum
+     * error names the cause. */
     qsf_status walked = QSF_OK;
     while (status == QSF_OK && qsf_unit_source_left_bytes(&source) > 0) {
         size_t n_bytes;
@@ -207,21 +208,22 @@ static qsf_status verify_unit(qsf_reader *r, uint32_t unit_idx, unsigned char *b
     return walked;
 }
 
-/* Takes what decoding needs from the ledger, for the time of one unit. */
+/* Acquires the buffers for decoding from the ledger for one unit. */
 static qsf_status verify_compressed(qsf_reader *r, uint32_t unit_idx)
 {
     const size_t all_bytes = 2 * (size_t)QSF_COMPRESSED_BLOCK_BYTES +
                              qsf_codec_workspace_bytes(r->units[unit_idx].compression);
-    unsigned char *const buffers = qsf_ledger_acquire(r->ledger, QSF_USE_WINDOW, all_bytes);
+    unsigned char *const buffers = qsf_ledger_acquire(r->ledger, QSF_USE_STREAM, all_bytes);
     if (buffers == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "buffers to decode unit %" PRIu32 ": %zu bytes", unit_idx,
-                        all_bytes);
+        return QSF_FAIL(QSF_ERR_NOMEM,
+                        "no memory to verify unit %" PRIu32 ": decoding it needs %zu MB", unit_idx,
+                        all_bytes >> 20);
     const qsf_status status = verify_unit(r, unit_idx, buffers, QSF_COMPRESSED_BLOCK_BYTES);
-    qsf_ledger_release(r->ledger, QSF_USE_WINDOW, buffers, all_bytes);
+    qsf_ledger_release(r->ledger, QSF_USE_STREAM, buffers, all_bytes);
     return status;
 }
 
-/* Bytes [off, end) of the file are padding. */
+/* Checks that bytes [off, end) of the file, which are padding, are zero. */
 static qsf_status verify_zero(qsf_reader *r, uint64_t off, uint64_t end, unsigned char *buffer,
                               size_t buffer_bytes)
 {
@@ -269,13 +271,13 @@ static qsf_status verify_extent(qsf_reader *r, const qsf_extent *e, unsigned cha
 qsf_status qsf_reader_verify(qsf_reader *r, void *buffer, size_t buffer_bytes)
 {
     if (buffer_bytes < LEAST_BUFFER_BYTES)
-        return QSF_FAIL(QSF_ERR_ARG, "a buffer of %zu bytes, allowed: %u or more", buffer_bytes,
-                        LEAST_BUFFER_BYTES);
+        return QSF_FAIL(QSF_ERR_ARG, "internal error: a buffer of %zu bytes, allowed: %u or more",
+                        buffer_bytes, LEAST_BUFFER_BYTES);
     qsf_extent *extents = NULL;
     size_t n_extents = 0;
     QSF_TRY(qsf_extents_create(r, &extents, &n_extents));
     qsf_status status = QSF_OK;
-    uint64_t end = 0; /* of what is verified */
+    uint64_t end = 0; /* of the verified bytes */
     for (size_t i = 0; status == QSF_OK && i < n_extents; i++) {
         status = verify_zero(r, end, extents[i].off, buffer, buffer_bytes);
         if (status == QSF_OK)
@@ -295,11 +297,12 @@ qsf_status qsf_file_verify(const char *path)
     qsf_ledger_init(&ledger, UINT64_MAX);
     qsf_reader reader;
     QSF_TRY(qsf_reader_open(&reader, &ledger, path, -1));
-    void *const buffer = qsf_ledger_acquire(&ledger, QSF_USE_WINDOW, VERIFY_BUFFER_BYTES);
-    const qsf_status status =
-        buffer != NULL ? qsf_reader_verify(&reader, buffer, VERIFY_BUFFER_BYTES)
-                       : QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes to read through", VERIFY_BUFFER_BYTES);
-    qsf_ledger_release(&ledger, QSF_USE_WINDOW, buffer, VERIFY_BUFFER_BYTES);
+    void *const buffer = qsf_ledger_acquire(&ledger, QSF_USE_STREAM, VERIFY_BUFFER_BYTES);
+    const qsf_status status = buffer != NULL
+                                  ? qsf_reader_verify(&reader, buffer, VERIFY_BUFFER_BYTES)
+                                  : QSF_FAIL(QSF_ERR_NOMEM, "no memory for a read buffer of %zu MB",
+                                             VERIFY_BUFFER_BYTES >> 20);
+    qsf_ledger_release(&ledger, QSF_USE_STREAM, buffer, VERIFY_BUFFER_BYTES);
     qsf_reader_close(&reader);
     return status;
 }

@@ -5,8 +5,8 @@
 
 #include "format/records.h"
 
-/* The whole file through `buffer` [buffer_bytes >= 64 KiB]: checksums of every
- * extent, headers of tensors against the table, band checksums, zero padding. */
+/* Reads the whole file through `buffer` [buffer_bytes >= 64 KiB] and checks the checksum of every
+ * extent and band, tensor headers, sparse outliers and zero padding. */
 qsf_status qsf_reader_verify(qsf_reader *r, void *buffer, size_t buffer_bytes);
 
 #endif

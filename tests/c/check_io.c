@@ -110,18 +110,18 @@ static void check_one(qsf_status status, const qsf_io_read *had, bool is_faulty,
 }
 
 /* The last piece, which is short, comes first. */
-static void start_next(qsf_io_lane *lane, uint32_t n_begun, uint32_t buffer_idx)
+static void start_next(qsf_io_queue *queue, uint32_t n_begun, uint32_t buffer_idx)
 {
     const qsf_io_read next = piece((n_begun + N_PIECES - 1) % N_PIECES, buffer_idx);
     memset(next.dst, 0xEE, PIECE_BYTES);
-    CHECK_OK(qsf_io_start(lane, &next));
+    CHECK_OK(qsf_io_start(queue, &next));
 }
 
 /* Reads the whole file with `depth` reads under way; each piece comes once, in any order. */
 static void read_all(qsf_io *io, uint32_t depth, fault expected)
 {
-    qsf_io_lane lane;
-    if (!CHECK_OK(qsf_io_lane_open(&lane, io, depth)))
+    qsf_io_queue queue;
+    if (!CHECK_OK(qsf_io_queue_open(&queue, io, depth)))
         return;
     io->file->fault_kind = expected.kind;
     io->file->reads_until_fault = expected.kind == QSF_FAULT_NONE ? -1 : (int64_t)expected.idx;
@@ -129,12 +129,12 @@ static void read_all(qsf_io *io, uint32_t depth, fault expected)
     bool is_read[N_PIECES] = {false};
     uint32_t n_begun = 0;
     while (n_begun < depth) {
-        start_next(&lane, n_begun, n_begun);
+        start_next(&queue, n_begun, n_begun);
         n_begun++;
     }
     for (uint32_t n_done = 0; n_done < N_PIECES; n_done++) {
         qsf_io_read had;
-        const qsf_status status = qsf_io_finish(&lane, &had);
+        const qsf_status status = qsf_io_finish(&queue, &had);
         const uint64_t idx = had.off / PIECE_BYTES;
         if (!CHECK(had.tag < depth && idx < N_PIECES && !is_read[idx]))
             break;
@@ -143,14 +143,14 @@ static void read_all(qsf_io *io, uint32_t depth, fault expected)
         CHECK(had.dst == same.dst && had.need_bytes == same.need_bytes);
         check_one(status, &had, n_done == expected.idx, expected.kind);
         if (n_begun < N_PIECES)
-            start_next(&lane, n_begun++, (uint32_t)had.tag);
+            start_next(&queue, n_begun++, (uint32_t)had.tag);
     }
-    CHECK_EQ(lane.n_started, 0);
+    CHECK_EQ(queue.n_started, 0);
     if (expected.kind == QSF_FAULT_SLOW)
         CHECK(qsf_clock_ns() - start_ns >= (uint64_t)QSF_FAULT_SLOW_MS * 1000000);
     CHECK_EQ(io->file->reads_until_fault, -1);
-    qsf_io_lane_close(&lane);
-    qsf_io_lane_close(&lane); /* twice is fine */
+    qsf_io_queue_close(&queue);
+    qsf_io_queue_close(&queue); /* twice is fine */
 }
 
 static void check_all_depths(uint32_t method)
@@ -182,14 +182,14 @@ static void check_faults(uint32_t method)
     close_io(&f, &io);
 }
 
-static qsf_status read_one(qsf_io_lane *lane, uint64_t off, size_t n_bytes, size_t need_bytes)
+static qsf_status read_one(qsf_io_queue *queue, uint64_t off, size_t n_bytes, size_t need_bytes)
 {
     const qsf_io_read wanted = {
         .off = off, .dst = buffers, .n_bytes = n_bytes, .need_bytes = need_bytes, .tag = 42};
     qsf_io_read had = {0};
     memset(buffers, 0xEE, n_bytes);
-    QSF_TRY(qsf_io_start(lane, &wanted));
-    const qsf_status status = qsf_io_finish(lane, &had);
+    QSF_TRY(qsf_io_start(queue, &wanted));
+    const qsf_status status = qsf_io_finish(queue, &had);
     CHECK_EQ_U64(had.tag, 42);
     CHECK_EQ_U64(had.off, off);
     if (status == QSF_OK)
@@ -202,28 +202,28 @@ static void check_sizes(uint32_t method)
 {
     qsf_file f;
     qsf_io io;
-    qsf_io_lane lane;
+    qsf_io_queue queue;
     if (!open_io(&f, &io, method))
         return;
-    if (!CHECK_OK(qsf_io_lane_open(&lane, &io, 1)))
+    if (!CHECK_OK(qsf_io_queue_open(&queue, &io, 1)))
         return;
     const uint64_t last_off = FILE_BYTES / QSF_IO_ALIGN * QSF_IO_ALIGN;
     const size_t last_bytes = (size_t)(FILE_BYTES - last_off);
     for (size_t n_blocks = 1; n_blocks <= 9; n_blocks += 4)
         for (uint64_t block = 0; block < 40; block += 13)
-            CHECK_OK(read_one(&lane, block * QSF_IO_ALIGN, n_blocks * QSF_IO_ALIGN,
+            CHECK_OK(read_one(&queue, block * QSF_IO_ALIGN, n_blocks * QSF_IO_ALIGN,
                               n_blocks * QSF_IO_ALIGN));
-    CHECK_OK(read_one(&lane, last_off, QSF_IO_ALIGN, last_bytes));
-    CHECK_OK(read_one(&lane, last_off, QSF_IO_ALIGN, 1));
-    CHECK_OK(read_one(&lane, last_off - QSF_IO_ALIGN, (size_t)8 * QSF_IO_ALIGN,
+    CHECK_OK(read_one(&queue, last_off, QSF_IO_ALIGN, last_bytes));
+    CHECK_OK(read_one(&queue, last_off, QSF_IO_ALIGN, 1));
+    CHECK_OK(read_one(&queue, last_off - QSF_IO_ALIGN, (size_t)8 * QSF_IO_ALIGN,
                       QSF_IO_ALIGN + last_bytes));
-    CHECK_STATUS(read_one(&lane, last_off, QSF_IO_ALIGN, last_bytes + 1), QSF_ERR_FORMAT);
+    CHECK_STATUS(read_one(&queue, last_off, QSF_IO_ALIGN, last_bytes + 1), QSF_ERR_FORMAT);
     CHECK_CONTAINS(qsf_error_detail(), "ends 1 bytes early");
-    CHECK_STATUS(read_one(&lane, last_off + QSF_IO_ALIGN, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
-    CHECK_STATUS(read_one(&lane, UINT64_C(1) << 40, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
-    CHECK_STATUS(read_one(&lane, UINT64_MAX - QSF_IO_ALIGN + 1, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
-    CHECK_OK(read_one(&lane, 0, PIECE_BYTES, PIECE_BYTES)); /* none of it did harm */
-    qsf_io_lane_close(&lane);
+    CHECK_STATUS(read_one(&queue, last_off + QSF_IO_ALIGN, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
+    CHECK_STATUS(read_one(&queue, UINT64_C(1) << 40, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
+    CHECK_STATUS(read_one(&queue, UINT64_MAX - QSF_IO_ALIGN + 1, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
+    CHECK_OK(read_one(&queue, 0, PIECE_BYTES, PIECE_BYTES)); /* none of it did harm */
+    qsf_io_queue_close(&queue);
     close_io(&f, &io);
 }
 
@@ -232,26 +232,26 @@ static void check_truncated(uint32_t method)
 {
     qsf_file f;
     qsf_io io;
-    qsf_io_lane lane;
+    qsf_io_queue queue;
     if (!open_io(&f, &io, method))
         return;
-    if (CHECK_OK(qsf_io_lane_open(&lane, &io, 2))) {
+    if (CHECK_OK(qsf_io_queue_open(&queue, &io, 2))) {
         const size_t kept_bytes = 2 * PIECE_BYTES + QSF_IO_ALIGN + 100;
-        CHECK_OK(read_one(&lane, 2 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
+        CHECK_OK(read_one(&queue, 2 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
         CHECK_EQ(truncate(path, (off_t)kept_bytes), 0);
-        CHECK_OK(read_one(&lane, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
-        CHECK_OK(read_one(&lane, 2 * PIECE_BYTES, PIECE_BYTES, QSF_IO_ALIGN + 100));
-        CHECK_STATUS(read_one(&lane, 2 * PIECE_BYTES, PIECE_BYTES, QSF_IO_ALIGN + 101),
+        CHECK_OK(read_one(&queue, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
+        CHECK_OK(read_one(&queue, 2 * PIECE_BYTES, PIECE_BYTES, QSF_IO_ALIGN + 100));
+        CHECK_STATUS(read_one(&queue, 2 * PIECE_BYTES, PIECE_BYTES, QSF_IO_ALIGN + 101),
                      QSF_ERR_FORMAT);
         CHECK_CONTAINS(qsf_error_detail(), "ends 1 bytes early");
-        CHECK_STATUS(read_one(&lane, 2 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
-        CHECK_STATUS(read_one(&lane, 9 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
+        CHECK_STATUS(read_one(&queue, 2 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
+        CHECK_STATUS(read_one(&queue, 9 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
         CHECK_EQ(truncate(path, 0), 0);
-        CHECK_STATUS(read_one(&lane, 0, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
+        CHECK_STATUS(read_one(&queue, 0, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
         CHECK(write_file());
-        CHECK_OK(read_one(&lane, 0, PIECE_BYTES, PIECE_BYTES));
+        CHECK_OK(read_one(&queue, 0, PIECE_BYTES, PIECE_BYTES));
     }
-    qsf_io_lane_close(&lane);
+    qsf_io_queue_close(&queue);
     close_io(&f, &io);
 }
 
@@ -260,7 +260,7 @@ static void check_replaced(uint32_t method)
 {
     qsf_file f;
     qsf_io io;
-    qsf_io_lane lane;
+    qsf_io_queue queue;
     if (!CHECK_OK(qsf_file_open(&f, path)))
         return;
     unlink(path);
@@ -270,16 +270,16 @@ static void check_replaced(uint32_t method)
         CHECK_EQ(fclose(other), 0);
     }
     if (CHECK_OK(qsf_io_open(&io, &f, method))) {
-        CHECK_OK(qsf_io_lane_open(&lane, &io, 1));
-        CHECK_OK(read_one(&lane, 3 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
-        qsf_io_lane_close(&lane);
+        CHECK_OK(qsf_io_queue_open(&queue, &io, 1));
+        CHECK_OK(read_one(&queue, 3 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
+        qsf_io_queue_close(&queue);
     }
     close_io(&f, &io);
     unlink(path);
     CHECK(write_file());
 }
 
-/* After a lane is closed nobody writes to its reads' memory: it can be unmapped and used anew. */
+/* After a queue is closed nobody writes to its reads' memory: it can be unmapped and used anew. */
 static void check_close_under_way(uint32_t method)
 {
     qsf_file f;
@@ -287,18 +287,18 @@ static void check_close_under_way(uint32_t method)
     if (!open_io(&f, &io, method))
         return;
     for (uint32_t i = 0; i < 20; i++) {
-        qsf_io_lane lane;
-        if (!CHECK_OK(qsf_io_lane_open(&lane, &io, MAX_DEPTH)))
+        qsf_io_queue queue;
+        if (!CHECK_OK(qsf_io_queue_open(&queue, &io, MAX_DEPTH)))
             break;
         for (uint32_t n = 0; n < MAX_DEPTH; n++)
-            start_next(&lane, n + i, n);
+            start_next(&queue, n + i, n);
         if (i % 2 == 1) { /* and with one of them taken */
             qsf_io_read had;
-            CHECK_OK(qsf_io_finish(&lane, &had));
+            CHECK_OK(qsf_io_finish(&queue, &had));
             CHECK(is_same(&had));
         }
-        qsf_io_lane_close(&lane);
-        CHECK_EQ(lane.n_started, 0);
+        qsf_io_queue_close(&queue);
+        CHECK_EQ(queue.n_started, 0);
         memset(buffers, 0x55, MAX_DEPTH * PIECE_BYTES);
         const struct timespec pause = {.tv_nsec = 2000000};
         nanosleep(&pause, NULL);
@@ -315,27 +315,27 @@ static void check_short_calls(uint32_t method)
 {
     qsf_file f;
     qsf_io io;
-    qsf_io_lane lane;
+    qsf_io_queue queue;
     if (!open_io(&f, &io, method))
         return;
-    if (CHECK_OK(qsf_io_lane_open(&lane, &io, 1))) {
+    if (CHECK_OK(qsf_io_queue_open(&queue, &io, 1))) {
         static const size_t mosts[] = {QSF_IO_ALIGN, QSF_IO_ALIGN + 512, (size_t)9 * QSF_IO_ALIGN};
         for (size_t i = 0; i < sizeof mosts / sizeof mosts[0]; i++) {
             memset(&fake, 0, sizeof fake);
             fake.n_interrupts = 3;
             fake.most_bytes = mosts[i];
-            CHECK_OK(read_one(&lane, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
+            CHECK_OK(read_one(&queue, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
             CHECK(fake.n_calls > 3 && !fake.is_odd);
         }
         memset(&fake, 0, sizeof fake);
         fake.fail_errno = EIO;
-        CHECK_STATUS(read_one(&lane, QSF_IO_ALIGN, PIECE_BYTES, PIECE_BYTES), QSF_ERR_IO);
+        CHECK_STATUS(read_one(&queue, QSF_IO_ALIGN, PIECE_BYTES, PIECE_BYTES), QSF_ERR_IO);
         CHECK_CONTAINS(qsf_error_detail(), strerror(EIO));
         CHECK_CONTAINS(qsf_error_detail(), qsf_io_method_name(method));
         CHECK_CONTAINS(qsf_error_detail(), "65536 bytes at 4096");
         memset(&fake, 0, sizeof fake);
     }
-    qsf_io_lane_close(&lane);
+    qsf_io_queue_close(&queue);
     close_io(&f, &io);
 }
 
@@ -398,11 +398,11 @@ static void check_descriptors(uint32_t method)
     qsf_file f;
     qsf_io io;
     if (open_io(&f, &io, method)) {
-        qsf_io_lane lanes[3];
+        qsf_io_queue queues[3];
         for (size_t i = 0; i < 3; i++)
-            CHECK_OK(qsf_io_lane_open(&lanes[i], &io, 3));
+            CHECK_OK(qsf_io_queue_open(&queues[i], &io, 3));
         for (size_t i = 0; i < 3; i++)
-            qsf_io_lane_close(&lanes[i]);
+            qsf_io_queue_close(&queues[i]);
         close_io(&f, &io);
     }
     CHECK_EQ(count_open(), n_open);
@@ -412,11 +412,11 @@ static void check_descriptors(uint32_t method)
     CHECK_STATUS(qsf_io_open(&io, &f, 99), QSF_ERR_ARG);
     qsf_io_close(&io);
     CHECK_OK(qsf_io_open(&io, &f, QSF_IO_BUFFERED));
-    qsf_io_lane lane;
-    CHECK_STATUS(qsf_io_lane_open(&lane, &io, 0), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_io_lane_open(&lane, &io, QSF_IO_MAX_DEPTH + 1), QSF_ERR_ARG);
-    CHECK_OK(qsf_io_lane_open(&lane, &io, QSF_IO_MAX_DEPTH));
-    qsf_io_lane_close(&lane);
+    qsf_io_queue queue;
+    CHECK_STATUS(qsf_io_queue_open(&queue, &io, 0), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_io_queue_open(&queue, &io, QSF_IO_MAX_DEPTH + 1), QSF_ERR_ARG);
+    CHECK_OK(qsf_io_queue_open(&queue, &io, QSF_IO_MAX_DEPTH));
+    qsf_io_queue_close(&queue);
     close_io(&f, &io);
     qsf_io zeroed = {0};
     qsf_io_close(&zeroed);
@@ -428,11 +428,11 @@ static void check_empty_file(uint32_t method)
     CHECK_EQ(truncate(path, 0), 0);
     qsf_file f;
     qsf_io io;
-    qsf_io_lane lane;
+    qsf_io_queue queue;
     if (open_io(&f, &io, method)) {
-        if (CHECK_OK(qsf_io_lane_open(&lane, &io, 1)))
-            CHECK_STATUS(read_one(&lane, 0, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
-        qsf_io_lane_close(&lane);
+        if (CHECK_OK(qsf_io_queue_open(&queue, &io, 1)))
+            CHECK_STATUS(read_one(&queue, 0, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
+        qsf_io_queue_close(&queue);
         close_io(&f, &io);
     }
     CHECK(write_file());
@@ -442,8 +442,8 @@ static void check_setups(void)
 {
     for (uint32_t method = QSF_IO_BUFFERED; method <= QSF_IO_MMAP; method++) {
         const qsf_io_setup setup = {.method = method, .depth = 5};
-        CHECK_EQ(qsf_io_lane_count(&setup) * qsf_io_lane_depth(&setup), 5);
-        CHECK_EQ(qsf_io_lane_count(&setup) == 1, method == QSF_IO_URING);
+        CHECK_EQ(qsf_io_queue_count(&setup) * qsf_io_queue_depth(&setup), 5);
+        CHECK_EQ(qsf_io_queue_count(&setup) == 1, method == QSF_IO_URING);
     }
     CHECK_STR(qsf_io_method_name(QSF_IO_AUTO), "auto");
     CHECK_STR(qsf_io_method_name(QSF_IO_BUFFERED), "buffered");
@@ -474,23 +474,23 @@ static void check_no_readahead(uint32_t method)
 {
     qsf_file f;
     qsf_io io;
-    qsf_io_lane lane;
+    qsf_io_queue queue;
     if (!open_io(&f, &io, method))
         return;
     if (fsync(f.fd) != 0 || posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED) != 0 ||
         cached_bytes(f.fd) != 0) {
         printf("skipped: %s: pages of this file system stay in memory\n",
                qsf_io_method_name(method));
-    } else if (CHECK_OK(qsf_io_lane_open(&lane, &io, 1))) {
+    } else if (CHECK_OK(qsf_io_queue_open(&queue, &io, 1))) {
         qsf_io_stop_readahead(&io);
         const size_t n_bytes = MAX_DEPTH * PIECE_BYTES;
         qsf_io_read read = {.dst = buffers, .n_bytes = n_bytes, .need_bytes = n_bytes};
-        CHECK_OK(qsf_io_start(&lane, &read));
-        CHECK_OK(qsf_io_finish(&lane, &read));
+        CHECK_OK(qsf_io_start(&queue, &read));
+        CHECK_OK(qsf_io_finish(&queue, &read));
         CHECK(is_same(&read));
         CHECK(cached_bytes(f.fd) <=
               n_bytes + qsf_io_locked_bytes(method, 1) - QSF_IO_CACHED_STEP_BYTES);
-        qsf_io_lane_close(&lane);
+        qsf_io_queue_close(&queue);
     }
     close_io(&f, &io);
 }

@@ -88,20 +88,20 @@ static choice choose(qsf_file *f, const qsf_io_wish *wish, size_t buffer_bytes)
         return c;
     }
     CHECK_EQ(io.method, c.setup.method);
-    CHECK(c.setup.depth >= 1 && qsf_io_lane_count(&c.setup) <= wish->max_threads);
-    qsf_io_lane lane;
-    if (CHECK_OK(qsf_io_lane_open(&lane, &io, qsf_io_lane_depth(&c.setup)))) {
+    CHECK(c.setup.depth >= 1 && qsf_io_queue_count(&c.setup) <= wish->max_threads);
+    qsf_io_queue queue;
+    if (CHECK_OK(qsf_io_queue_open(&queue, &io, qsf_io_queue_depth(&c.setup)))) {
         const qsf_io_read wanted = {
             .dst = buffer, .n_bytes = QSF_IO_ALIGN, .need_bytes = QSF_IO_ALIGN};
         qsf_io_read had;
         memset(buffer, 0xEE, QSF_IO_ALIGN);
-        CHECK_OK(qsf_io_start(&lane, &wanted));
-        CHECK_OK(qsf_io_finish(&lane, &had));
+        CHECK_OK(qsf_io_start(&queue, &wanted));
+        CHECK_OK(qsf_io_finish(&queue, &had));
         unsigned char want[16];
         CHECK_OK(qsf_file_read_at(f, 0, want, sizeof want));
         CHECK_BYTES(buffer, want, sizeof want);
     }
-    qsf_io_lane_close(&lane);
+    qsf_io_queue_close(&queue);
     qsf_io_close(&io);
     return c;
 }

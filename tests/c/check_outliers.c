@@ -207,7 +207,7 @@ static void load_unit(const qsf_reader *r, qsf_stream *stream, uint32_t unit_idx
     CHECK_OK(qsf_stream_begin_unit(stream, unit_idx));
     for (uint64_t off = 0; off < u->raw_bytes;) {
         const uint64_t left = u->raw_bytes - off;
-        const size_t cap = qsf_stream_span_bytes(stream, unit_idx, off);
+        const size_t cap = qsf_stream_range_bytes(stream, unit_idx, off);
         const size_t n = left < cap ? (size_t)left : cap;
         const unsigned char *bytes = NULL;
         if (!CHECK_OK(qsf_stream_acquire(stream, off, n, &bytes)))

@@ -64,21 +64,22 @@ typedef struct opened {
     qsf_reader reader;
     qsf_io io;
     qsf_ring *ring;
-    size_t span_bytes;
+    size_t range_bytes;
 } opened;
 
 static const uint32_t order[] = {1, 2, 3, 4, 0, 6, 5}; /* not that of the file */
 #define N_ALWAYS 5
 
-static qsf_status open_ring(opened *o, qsf_io_setup setup, size_t span_bytes, size_t extra_bytes)
+static qsf_status open_ring(opened *o, qsf_io_setup setup, size_t range_bytes, size_t extra_bytes)
 {
-    *o = (opened){.span_bytes = span_bytes, .reader = {.units = units, .n_units = N_UNITS}};
+    *o = (opened){.range_bytes = range_bytes, .reader = {.units = units, .n_units = N_UNITS}};
     qsf_ledger_init(&o->ledger, CEILING_BYTES);
     QSF_TRY(qsf_file_open(&o->reader.file, path));
     qsf_status status = qsf_io_open(&o->io, &o->reader.file, setup.method);
     if (status == QSF_OK)
-        status = qsf_ring_create(&o->ring, &o->reader, &o->ledger, &o->io, &setup,
-                                 qsf_ring_least_bytes(span_bytes) + extra_bytes, span_bytes, NULL);
+        status =
+            qsf_ring_create(&o->ring, &o->reader, &o->ledger, &o->io, &setup,
+                            qsf_ring_least_bytes(range_bytes) + extra_bytes, range_bytes, NULL);
     if (status != QSF_OK) {
         qsf_io_close(&o->io);
         qsf_file_close(&o->reader.file);
@@ -105,8 +106,8 @@ static qsf_status pass_unit(opened *o, uint32_t unit_idx)
     QSF_TRY(qsf_ring_begin_unit(o->ring, unit_idx));
     for (uint64_t off = draw(3) == 0 ? draw((uint32_t)u->stored_bytes) : 0;
          off < u->stored_bytes;) {
-        const size_t most_bytes = qsf_ring_span_bytes(o->ring, off);
-        CHECK(most_bytes >= o->span_bytes);
+        const size_t most_bytes = qsf_ring_range_bytes(o->ring, off);
+        CHECK(most_bytes >= o->range_bytes);
         size_t n_bytes = draw(4) == 0 ? most_bytes : 1 + draw((uint32_t)most_bytes);
         if (n_bytes > u->stored_bytes - off)
             n_bytes = (size_t)(u->stored_bytes - off);
@@ -300,14 +301,14 @@ static void check_cancel(qsf_io_setup setup)
 
 /* A reader that cannot even begin, here for want of descriptors, fails every pass: nobody waits for
  * it for ever. */
-static void check_no_lane(qsf_io_setup setup)
+static void check_no_queue(qsf_io_setup setup)
 {
     struct rlimit before;
     opened o;
     if (setup.method != QSF_IO_URING || !CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0))
         return;
     const struct rlimit none = {.rlim_cur = 0, .rlim_max = before.rlim_max};
-    o = (opened){.span_bytes = 64, .reader = {.units = units, .n_units = N_UNITS}};
+    o = (opened){.range_bytes = 64, .reader = {.units = units, .n_units = N_UNITS}};
     qsf_ledger_init(&o.ledger, CEILING_BYTES);
     if (!CHECK_OK(qsf_file_open(&o.reader.file, path)) ||
         !CHECK_OK(qsf_io_open(&o.io, &o.reader.file, setup.method)))
@@ -374,7 +375,7 @@ int main(void)
         check_truncated(setups[i]);
         check_cancel(setups[i]);
         check_create(setups[i]);
-        check_no_lane(setups[i]);
+        check_no_queue(setups[i]);
     }
     remove(path);
     return check_report("check_ring");

@@ -147,7 +147,7 @@ static void check_packed_stream(uint8_t compression)
         !CHECK_OK(qsf_reader_open(&reader, &ledger, path, -1)))
         return;
     if (CHECK_OK(pass_open(&pass, &reader, &ledger, is_resident, 0))) {
-        CHECK(pass.stream.window != NULL);
+        CHECK(pass.stream.decode_buffer != NULL);
         uint32_t digest = 0;
         const uint64_t n_calls_before = n_calls;
         const qsf_status status = pass_all(&pass.stream, 1, &digest);

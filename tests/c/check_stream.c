@@ -136,7 +136,8 @@ static void check_sizes(void)
             CHECK_EQ_U64(o.ledger.held_bytes, planned);
             CHECK((o.pass.stream.ring != NULL) == streams);
             const bool streams_layer = !is_resident[1] || !is_resident[2];
-            CHECK((o.pass.stream.window != NULL) == (c != QSF_COMPRESSION_NONE && streams_layer));
+            CHECK((o.pass.stream.decode_buffer != NULL) ==
+                  (c != QSF_COMPRESSION_NONE && streams_layer));
             close_stream(&o);
 
             qsf_ledger_init(&o.ledger, CEILING_BYTES);
@@ -264,7 +265,7 @@ static void check_misuse(void)
         const uint64_t raw_bytes = o.reader.units[1].raw_bytes;
         const unsigned char *data = NULL;
         uint32_t digest = 0;
-        CHECK_EQ_U64(qsf_stream_span_bytes(s, 2, 0), SIZE_MAX);
+        CHECK_EQ_U64(qsf_stream_range_bytes(s, 2, 0), SIZE_MAX);
         CHECK_STATUS(qsf_stream_acquire(s, 0, 1, &data), QSF_ERR_ARG);
         CHECK_STATUS(qsf_stream_end_unit(s), QSF_ERR_ARG);
         CHECK_STATUS(qsf_stream_begin_unit(s, TINY_LAYERS + 2), QSF_ERR_ARG);
@@ -282,12 +283,12 @@ static void check_misuse(void)
         qsf_stream_abandon(s);
         CHECK_OK(qsf_stream_begin_unit(s, 1));
         /* All of a span, worst offset. */
-        size_t span_bytes = qsf_stream_span_bytes(s, 1, 63);
-        if (span_bytes > raw_bytes - 64)
-            span_bytes = (size_t)raw_bytes - 64;
-        CHECK_OK(qsf_stream_acquire(s, 63, span_bytes, &data));
-        span_bytes = qsf_stream_span_bytes(s, 1, 64);
-        CHECK_STATUS(qsf_stream_acquire(s, 64, span_bytes + 1, &data), QSF_ERR_ARG);
+        size_t range_bytes = qsf_stream_range_bytes(s, 1, 63);
+        if (range_bytes > raw_bytes - 64)
+            range_bytes = (size_t)raw_bytes - 64;
+        CHECK_OK(qsf_stream_acquire(s, 63, range_bytes, &data));
+        range_bytes = qsf_stream_range_bytes(s, 1, 64);
+        CHECK_STATUS(qsf_stream_acquire(s, 64, range_bytes + 1, &data), QSF_ERR_ARG);
         CHECK_OK(qsf_stream_begin_unit(s, 1));
         qsf_stream_abandon(s);
         CHECK_OK(pass_unit(s, 1, 1, &digest));
@@ -309,7 +310,7 @@ static void check_spans(void)
         for (size_t step = 1; step <= 997; step += 83) {
             CHECK_OK(qsf_stream_begin_unit(&streamed.pass.stream, 1));
             for (size_t off = 0; off < raw_bytes; off += step) {
-                const size_t n_bytes = qsf_stream_span_bytes(&streamed.pass.stream, 1, off) / 2;
+                const size_t n_bytes = qsf_stream_range_bytes(&streamed.pass.stream, 1, off) / 2;
                 const size_t n = raw_bytes - off < n_bytes ? raw_bytes - off : n_bytes;
                 const unsigned char *data = NULL;
                 if (!CHECK_OK(qsf_stream_acquire(&streamed.pass.stream, off, n, &data)))

@@ -51,10 +51,10 @@ static inline qsf_status pass_unit(qsf_stream *s, uint32_t unit_idx, size_t max_
         uint64_t left_bytes = t->data_bytes;
         while (left_bytes > 0) {
             const uint64_t off = t->data_off + t->data_bytes - left_bytes;
-            const size_t span_bytes = qsf_stream_span_bytes(s, unit_idx, off);
+            const size_t range_bytes = qsf_stream_range_bytes(s, unit_idx, off);
             uint64_t n_bytes = row_bytes * (uint64_t)max_rows;
-            if (n_bytes > span_bytes)
-                n_bytes = span_bytes / row_bytes * row_bytes;
+            if (n_bytes > range_bytes)
+                n_bytes = range_bytes / row_bytes * row_bytes;
             if (n_bytes > left_bytes)
                 n_bytes = left_bytes;
             const unsigned char *data = NULL;
