@@ -102,7 +102,7 @@ static void add_units(qsf_draft *d)
                        : d->how.ring_bytes > sizes.ring_bytes ? d->how.ring_bytes
                                                               : sizes.ring_bytes;
     plan->io_depth = is_streaming ? d->how.io_depth : 0;
-    plan->window_bytes = qsf_stream_buffer_bytes(r, &sizes, (size_t)plan->ring_bytes);
+    plan->stream_bytes = qsf_stream_buffer_bytes(r, &sizes, (size_t)plan->ring_bytes);
     plan->stacks_bytes =
         pool_stacks_bytes(plan) + reader_stacks_bytes(d->in->options, plan->io_depth);
     if (sizes.load_bytes != 0) {
@@ -110,7 +110,7 @@ static void add_units(qsf_draft *d)
         const uint64_t later_bytes = qsf_add_capped(plan->kv_bytes, plan->scratch_bytes);
         const uint64_t load_bytes =
             sizes.load_bytes + reader_stacks_bytes(d->in->options, d->how.io_depth);
-        plan->window_bytes += load_bytes > later_bytes ? load_bytes - later_bytes : 0;
+        plan->stream_bytes += load_bytes > later_bytes ? load_bytes - later_bytes : 0;
     }
     plan->embedding_rows = d->is_resident[0] ? 0 : d->how.n_embedding_rows;
     plan->embedding_bytes = qsf_add_capped(
@@ -143,7 +143,7 @@ void qsf_draft_add_up(qsf_draft *d)
     plan->scratch_bytes = scratch_bytes(c, plan);
     add_units(d);
     const uint64_t parts[] = {plan->tables_bytes, plan->kv_bytes,        plan->scratch_bytes,
-                              plan->window_bytes, plan->embedding_bytes, plan->weights_bytes,
+                              plan->stream_bytes, plan->embedding_bytes, plan->weights_bytes,
                               plan->stacks_bytes};
     plan->engine_bytes = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
@@ -202,7 +202,7 @@ void qsf_draft_choose_least(qsf_draft *d)
     memset(d->is_resident, 0, d->in->reader->n_units * sizeof *d->is_resident);
     qsf_draft_add_up(d);
     const uint64_t buffers_bytes = qsf_add_capped(
-        qsf_add_capped(plan->window_bytes, plan->stacks_bytes), plan->embedding_bytes);
+        qsf_add_capped(plan->stream_bytes, plan->stacks_bytes), plan->embedding_bytes);
     uint64_t least_bytes = plan->engine_bytes;
     uint64_t raw_bytes = 0;
     size_t best_bytes = SIZE_MAX;

@@ -23,7 +23,7 @@ static void update_plan(qsf_model *m, const qsf_ledger *before)
     const uint32_t old_depth = plan->io_depth;
     const uint32_t n_threads = old_depth != 0 ? old_depth : m->io_setup.depth;
     plan->weights_bytes += now[QSF_USE_WEIGHTS] - then[QSF_USE_WEIGHTS];
-    plan->window_bytes += now[QSF_USE_WINDOW] - then[QSF_USE_WINDOW];
+    plan->stream_bytes += now[QSF_USE_WINDOW] - then[QSF_USE_WINDOW];
     plan->embedding_bytes += now[QSF_USE_EMBEDDING] - then[QSF_USE_EMBEDDING];
     plan->ring_bytes = m->stream.ring_bytes;
     plan->io_depth = m->stream.ring != NULL ? n_threads : 0;

@@ -32,7 +32,7 @@ void qsf_pressure_begin(qsf_model *m)
     signs.available_bytes = qsf_sub_floored(
         qsf_sub_floored(qsf_sub_floored(qsf_sub_floored(signs.available_bytes, plan->kv_bytes),
                                         plan->scratch_bytes),
-                        plan->window_bytes),
+                        plan->stream_bytes),
         plan->reserve_bytes);
     qsf_pressure_init(&m->pressure, &signs);
     m->full_ring_bytes = plan->ring_bytes;

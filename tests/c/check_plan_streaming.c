@@ -115,7 +115,7 @@ static void check_sums(const qsf_plan *p, const qsf_options *opt)
     CHECK_EQ_U64(p->weights_bytes, weights_bytes);
     CHECK_EQ_U64(p->streamed_bytes, streamed_bytes);
     CHECK_EQ(p->n_units_resident, n_resident);
-    CHECK_EQ_U64(p->engine_bytes, p->weights_bytes + p->window_bytes + p->embedding_bytes +
+    CHECK_EQ_U64(p->engine_bytes, p->weights_bytes + p->stream_bytes + p->embedding_bytes +
                                       p->kv_bytes + p->scratch_bytes + p->tables_bytes +
                                       p->stacks_bytes);
     CHECK(needed_bytes(p) <= p->ceiling_bytes);
@@ -124,7 +124,7 @@ static void check_sums(const qsf_plan *p, const qsf_options *opt)
     CHECK_EQ(p->io_depth != 0, streamed_bytes != 0);
     CHECK(p->ring_bytes >= sizes.ring_bytes && p->ring_bytes % QSF_IO_ALIGN == 0);
     if (streamed_bytes != 0)
-        CHECK_EQ_U64(p->window_bytes, qsf_stream_buffer_bytes(r, &sizes, (size_t)p->ring_bytes));
+        CHECK_EQ_U64(p->stream_bytes, qsf_stream_buffer_bytes(r, &sizes, (size_t)p->ring_bytes));
     const uint32_t n_readers = opt->io_method == QSF_IO_URING && p->io_depth != 0 ? 1 : p->io_depth;
     CHECK_EQ_U64(p->stacks_bytes, (opt->n_threads - 1) * (uint64_t)QSF_POOL_STACK_BYTES +
                                       n_readers * (uint64_t)QSF_RING_STACK_BYTES);

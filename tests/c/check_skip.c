@@ -226,7 +226,7 @@ static void check_plans(const qsf_plan *whole, const qsf_plan *skipped, const qs
     CHECK_EQ_U64(skipped->weights_bytes, without->weights_bytes);
     CHECK_EQ_U64(skipped->kv_bytes, without->kv_bytes);
     CHECK_EQ_U64(skipped->scratch_bytes, without->scratch_bytes);
-    CHECK_EQ_U64(skipped->window_bytes, without->window_bytes);
+    CHECK_EQ_U64(skipped->stream_bytes, without->stream_bytes);
     CHECK_EQ_U64(skipped->model_bytes, without->model_bytes);
     CHECK_EQ_U64(skipped->streamed_bytes, without->streamed_bytes);
     CHECK_EQ(skipped->n_units, without->n_units);
