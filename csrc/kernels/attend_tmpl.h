@@ -319,8 +319,8 @@ static void QSF_NAME(span_merge)(qsf_span_sums *sums, float *values, const qsf_s
     }
 }
 
-static void QSF_NAME(span_finish)(const qsf_span_sums *sums, const float *values, size_t n,
-                                  float *out)
+static void QSF_NAME(span_normalise)(const qsf_span_sums *sums, const float *values, size_t n,
+                                     float *out)
 {
     const lanes factor = lanes_set(1.0F / sums->total);
     for (size_t d = 0; d < n; d += QSF_LANES) {
@@ -348,7 +348,7 @@ static void QSF_NAME(fill_kv)(qsf_kernels *k)
     k->span_values[QSF_DTYPE_2BIT] = QSF_NAME(span_values_2bit);
     k->span_softmax = QSF_NAME(span_softmax);
     k->span_merge = QSF_NAME(span_merge);
-    k->span_finish = QSF_NAME(span_finish);
+    k->span_normalise = QSF_NAME(span_normalise);
     k->hadamard = QSF_NAME(hadamard);
 }
 

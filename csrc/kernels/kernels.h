@@ -192,8 +192,8 @@ typedef void qsf_span_merge_fn(qsf_span_sums *sums, float *values, const qsf_spa
                                const float *next_values, size_t n);
 
 /* out [n] = values [n] * (1 / total) */
-typedef void qsf_span_finish_fn(const qsf_span_sums *sums, const float *values, size_t n,
-                                float *out);
+typedef void qsf_span_normalise_fn(const qsf_span_sums *sums, const float *values, size_t n,
+                                   float *out);
 
 /* The vocabulary, for sampling. x [n]; no x is NaN where not said otherwise. Strip s is
  * elements 256 s .. 256 s + 255, and bucket 16 s + l those of them with index l modulo 16: to
@@ -237,7 +237,7 @@ typedef struct qsf_kernels {
     qsf_span_values_fn *span_values[QSF_DTYPE_COUNT];
     qsf_span_softmax_fn *span_softmax;
     qsf_span_merge_fn *span_merge;
-    qsf_span_finish_fn *span_finish;
+    qsf_span_normalise_fn *span_normalise;
     qsf_hadamard_fn *hadamard;
     qsf_all_finite_fn *all_finite;
     qsf_bucket_max_fn *bucket_max;

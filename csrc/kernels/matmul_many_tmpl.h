@@ -50,9 +50,9 @@ QSF_FORCED_INLINE void many_unpack(int_form form, const unsigned char *tile, siz
 
 /* The float steps of tokens t .. t + n_tokens - 1 of a group, over n_blocks blocks; `block` is
  * the first of token t, y its output of the first tile row. n_rows, n_tokens are literals. */
-QSF_FORCED_INLINE void many_finish(int_form form, const many *m, const qsf_acts *x, size_t block,
-                                   bool is_first, size_t n_blocks, size_t r0, size_t n_rows,
-                                   size_t t, size_t n_tokens, float *y, size_t y_stride)
+QSF_FORCED_INLINE void many_epilogue(int_form form, const many *m, const qsf_acts *x, size_t block,
+                                     bool is_first, size_t n_blocks, size_t r0, size_t n_rows,
+                                     size_t t, size_t n_tokens, float *y, size_t y_stride)
 {
     const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
     lanes acc[2][8];
@@ -76,20 +76,20 @@ QSF_FORCED_INLINE void many_finish(int_form form, const many *m, const qsf_acts 
 }
 
 /* The float steps of n_rows tile rows from r0 on, 1 or 2, and all tokens of a group */
-QSF_FORCED_INLINE void many_finish_rows(int_form form, const many *m, const qsf_acts *x,
-                                        size_t block, bool is_first, size_t n_blocks, size_t r0,
-                                        size_t n_rows, size_t n_tokens, float *y, size_t y_stride)
+QSF_FORCED_INLINE void many_epilogue_rows(int_form form, const many *m, const qsf_acts *x,
+                                          size_t block, bool is_first, size_t n_blocks, size_t r0,
+                                          size_t n_rows, size_t n_tokens, float *y, size_t y_stride)
 {
     size_t t = 0;
     for (; t + 8 <= n_tokens; t += 8)
-        many_finish(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 8,
-                    y + t * y_stride, y_stride);
+        many_epilogue(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 8,
+                      y + t * y_stride, y_stride);
     for (; t + 4 <= n_tokens; t += 4)
-        many_finish(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 4,
-                    y + t * y_stride, y_stride);
+        many_epilogue(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 4,
+                      y + t * y_stride, y_stride);
     for (; t < n_tokens; t++)
-        many_finish(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 1,
-                    y + t * y_stride, y_stride);
+        many_epilogue(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 1,
+                      y + t * y_stride, y_stride);
 }
 
 /* Blocks b0 .. b0 + n_blocks - 1 of n_rows (a literal) tile rows, unpacked, times n_tokens
@@ -101,12 +101,12 @@ QSF_FORCED_INLINE void many_group(int_form form, many *m, const qsf_acts *x, siz
     const size_t block = t0 * x->n_blocks + b0;
     compute_dots(form, m, n_blocks, n_rows, x, block, n_tokens);
     if (n_rows == 1) {
-        many_finish_rows(form, m, x, block, b0 == 0, n_blocks, 0, 1, n_tokens, y, y_stride);
+        many_epilogue_rows(form, m, x, block, b0 == 0, n_blocks, 0, 1, n_tokens, y, y_stride);
         return;
     }
     for (size_t r = 0; r < n_rows; r += 2)
-        many_finish_rows(form, m, x, block, b0 == 0, n_blocks, r, 2, n_tokens,
-                         y + r * QSF_TILE_ROWS, y_stride);
+        many_epilogue_rows(form, m, x, block, b0 == 0, n_blocks, r, 2, n_tokens,
+                           y + r * QSF_TILE_ROWS, y_stride);
 }
 
 /* Asks for the tile that follows in the next round, to the second cache; beyond the end of the
