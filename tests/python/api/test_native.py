@@ -104,9 +104,9 @@ def test_numbers_that_do_not_fit_are_refused_by_name() -> None:
     [("io_method", 4), ("io_depth", 32), ("io_known_method", 4), ("io_known_depth", 32)],
 )
 def test_ways_of_reading_have_ranges(tiny_llama_8bit: Path, field: str, most: int) -> None:
-    with pytest.raises(errors.QsfArgumentError, match=f"{field} is {most + 1}: .*{most}"):
+    with pytest.raises(errors.QsfArgumentError, match=f"{field} is {most + 1}; .*{most}"):
         binding.NativeModel(tiny_llama_8bit, options(**{field: most + 1}))
-    with pytest.raises(errors.QsfArgumentError, match=f"{field} is {most + 1}: .*{most}"):
+    with pytest.raises(errors.QsfArgumentError, match=f"{field} is {most + 1}; .*{most}"):
         binding.plan_model(tiny_llama_8bit, options(**{field: most + 1}))
 
 

@@ -160,7 +160,7 @@ def test_wrong_qualities(measured: Path, quality: Any) -> None:
 
 def test_a_file_without_importances(unmeasured: Path, folder: Path) -> None:
     for call in (qsf.Model, qsf.Model.plan):
-        with pytest.raises(QsfArgumentError, match=r"of its 10 layers .* qsf-convert --calib"):
+        with pytest.raises(QsfArgumentError, match=r"for its 10 layers .* qsf-convert --calib"):
             call(unmeasured, quality=0.9)
     alike = rewrite(unmeasured, folder / "alike.qsf", importances=[0.25] * 10)
     with pytest.raises(QsfArgumentError, match=r"all are 0\.25"):
