@@ -212,7 +212,7 @@ static void check_refusals(void)
 {
     tiny_model four = llama;
     four.n_layers = 4;
-    refuse(&llama, 0.99, "which of its 10 layers matter least (the importance of all is 0.5)");
+    refuse(&llama, 0.99, "no importances for its 10 layers (all are 0.5)");
     refuse(&four, 0.5, "no layer can be skipped");
     refuse(&llama, -0.01, "quality is -0.01; it must be 0 to 1");
     refuse(&llama, 1.01, "quality is 1.01; it must be 0 to 1");
