@@ -28,6 +28,12 @@ qsf_status qsf_fail(qsf_status status, const char *fmt, ...) QSF_PRINTF(2, 3);
             return try_status_;                \
     } while (0)
 
+/* Error texts give sizes in MB of 2^20 bytes. */
+static inline double qsf_mb(uint64_t n_bytes)
+{
+    return (double)n_bytes / (1 << 20);
+}
+
 /* Returns QSF_ERR_ARG if a pointer argument of a public function is NULL. */
 #define QSF_REQUIRE(p)                                                    \
     do {                                                                  \

@@ -13,7 +13,7 @@ static bool is_known(const qsf_supply *s)
     return s->available_bytes != 0 || s->limit_bytes != 0;
 }
 
-/* What the process has and may take, but for `kept_bytes`; not 0, which would mean anything. */
+/* Resident and available bytes, less kept_bytes; never 0, because 0 means no limit. */
 static uint64_t supply_without(const qsf_supply *s, uint64_t kept_bytes)
 {
     const uint64_t taken_bytes =

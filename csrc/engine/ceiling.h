@@ -1,13 +1,13 @@
-/* ceiling.h - how much memory the process may come to use, whatever the budget says.
+/* ceiling.h - the most memory that the process may use, whatever the budget is.
  *
- * A budget that is larger than what the machine or the control group has left would end in the
- * system killing somebody. So what is available is a bound too, less a margin:
+ * If the budget is larger than the memory that the machine or the control group has left, the
+ * system kills a process. So the available memory, less a margin, is a bound too:
  *
- *     in a group   2 MiB, or a hundredth of the limit: what the kernel charges to the group
- *                  besides what we count, page tables (a five-hundredth) and records of threads;
- *                  and the page cache that reads under way lock, which cannot be reclaimed
- *     outside      a sixteenth of what is available, at most 256 MiB: others go on living, and the
- *                  system does not fall into swapping while it looks for the last free page
+ *     in a group   the larger of 2 MiB and a hundredth of the limit, for what the kernel charges to
+ *                  the group in addition: page tables (a five-hundredth) and records of threads;
+ *                  plus the page cache that running reads lock, which cannot be reclaimed
+ *     outside      a sixteenth of the available memory, at most 256 MiB, so that other processes
+ *                  keep running and the system does not swap
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_CEILING_H
@@ -16,21 +16,21 @@
 #include <stdint.h>
 
 typedef struct qsf_supply {
-    uint64_t process_bytes;   /* resident already */
-    uint64_t available_bytes; /* what may still be taken; 0 without a limit: unknown */
-    uint64_t limit_bytes;     /* of the control group, where it is what binds; 0: none */
-    uint64_t locked_bytes;    /* of page cache, by reads under way; charged to a group */
+    uint64_t process_bytes;   /* resident before the model is opened */
+    uint64_t available_bytes; /* memory that is still free; 0 without a limit: unknown */
+    uint64_t limit_bytes;     /* limit of the control group if it is the tighter one; 0: none */
+    uint64_t locked_bytes;    /* page cache that running reads lock; charged to the group */
 } qsf_supply;
 
-/* What stays free of available_bytes. */
+/* Returns how many of available_bytes stay free. */
 uint64_t qsf_ceiling_margin_bytes(const qsf_supply *s);
 
-/* The lower of the budget (0: none) and what there is; never 0 unless neither is known. */
+/* Returns the lower of the budget (0: none) and the memory there is; 0 only if neither is known. */
 uint64_t qsf_ceiling_bytes(const qsf_supply *s, uint64_t budget_bytes);
 
-/* The budget that QSF_BUDGET_AUTO stands for: all that a group leaves, as nobody else is meant to
- * use it; outside, three quarters of what is available. The default budget where that is
- * not known. */
+/* Returns the budget for QSF_BUDGET_AUTO: in a group, all that the limit leaves, because the group
+ * is ours; outside, three quarters of the available memory; the default budget if that is
+ * unknown. */
 uint64_t qsf_ceiling_auto_budget_bytes(const qsf_supply *s);
 
 #endif

@@ -1,4 +1,4 @@
-/* draft.c - adds a plan up. */
+/* draft.c - computes the sizes of a plan. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/draft.h"
 
@@ -13,10 +13,10 @@
 #include "io/io.h"
 #include "platform/pool.h"
 
-/* Heads up to here are turned unless something else is asked for. */
+/* Larger heads are not rotated by default. */
 #define MAX_DEFAULT_ROTATION 256
 
-/* More than anyone has: what a sum or product that does not fit becomes. */
+/* Stands for a sum or product that does not fit 64 bits. */
 #define TOO_MANY_BYTES UINT64_MAX
 
 static qsf_dtype dtype_of_bits(uint32_t bits)
@@ -37,7 +37,7 @@ qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan)
     };
 }
 
-/* Bytes of a session's block, by measuring. */
+/* Bytes of a session's allocation, by measuring. */
 static size_t session_bytes(const qsf_config *c, const qsf_plan *plan)
 {
     const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
@@ -60,7 +60,7 @@ static size_t scratch_bytes(const qsf_config *c, const qsf_plan *plan)
     return measuring.failed ? SIZE_MAX : measuring.used_bytes;
 }
 
-/* Turning pays with few bits; a very wide head averages its outliers in any case. */
+/* Rotation helps with few bits; a very wide head averages its outliers without it. */
 static bool is_rotated(const qsf_config *c, const qsf_options *opt, const qsf_choice *how)
 {
     if (opt->kv_rotation != QSF_KV_ROTATION_AUTO)
@@ -74,7 +74,7 @@ static uint64_t pool_stacks_bytes(const qsf_plan *plan)
     return (uint64_t)(plan->n_threads - 1) * QSF_POOL_STACK_BYTES;
 }
 
-/* Of the threads that read; io_uring needs one, the other methods one for each read. */
+/* Stacks of the reading threads: io_uring needs one thread, the other methods one for each read. */
 static uint64_t reader_stacks_bytes(const qsf_options *opt, uint32_t io_depth)
 {
     const qsf_io_setup setup = {opt->io_method, io_depth};
@@ -102,15 +102,15 @@ static void add_units(qsf_draft *d)
                        : d->how.ring_bytes > sizes.ring_bytes ? d->how.ring_bytes
                                                               : sizes.ring_bytes;
     plan->io_depth = is_streaming ? d->how.io_depth : 0;
-    plan->window_bytes = qsf_stream_buffer_bytes(r, &sizes, (size_t)plan->ring_bytes);
+    plan->stream_bytes = qsf_stream_buffer_bytes(r, &sizes, (size_t)plan->ring_bytes);
     plan->stacks_bytes =
         pool_stacks_bytes(plan) + reader_stacks_bytes(d->in->options, plan->io_depth);
     if (sizes.load_bytes != 0) {
-        /* What loading takes lies where sessions and activations will lie later. */
+        /* Loading ends before sessions and activations exist, so it may use their memory. */
         const uint64_t later_bytes = qsf_add_capped(plan->kv_bytes, plan->scratch_bytes);
         const uint64_t load_bytes =
             sizes.load_bytes + reader_stacks_bytes(d->in->options, d->how.io_depth);
-        plan->window_bytes += load_bytes > later_bytes ? load_bytes - later_bytes : 0;
+        plan->stream_bytes += load_bytes > later_bytes ? load_bytes - later_bytes : 0;
     }
     plan->embedding_rows = d->is_resident[0] ? 0 : d->how.n_embedding_rows;
     plan->embedding_bytes = qsf_add_capped(
@@ -143,7 +143,7 @@ void qsf_draft_add_up(qsf_draft *d)
     plan->scratch_bytes = scratch_bytes(c, plan);
     add_units(d);
     const uint64_t parts[] = {plan->tables_bytes, plan->kv_bytes,        plan->scratch_bytes,
-                              plan->window_bytes, plan->embedding_bytes, plan->weights_bytes,
+                              plan->stream_bytes, plan->embedding_bytes, plan->weights_bytes,
                               plan->stacks_bytes};
     plan->engine_bytes = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
@@ -169,24 +169,23 @@ uint64_t qsf_draft_room_bytes(const qsf_plan *plan)
            qsf_draft_needed_bytes(plan);
 }
 
-void qsf_draft_find_levels(qsf_draft *d)
+void qsf_draft_find_tiers(qsf_draft *d)
 {
     const qsf_reader *const r = d->in->reader;
-    d->n_levels = 0;
+    d->n_tiers = 0;
     for (uint32_t i = 0; i < r->n_units; i++) {
         const size_t n_bytes = qsf_stream_unit_buffer_bytes(r, i);
         uint32_t at = 0;
-        while (at < d->n_levels && d->levels[at].buffer_bytes > n_bytes)
+        while (at < d->n_tiers && d->tiers[at].buffer_bytes > n_bytes)
             at++;
-        if (n_bytes == 0 || at == QSF_DRAFT_LEVELS)
+        if (n_bytes == 0 || at == QSF_DRAFT_TIERS)
             continue;
-        if (at == d->n_levels || d->levels[at].buffer_bytes != n_bytes) {
-            d->n_levels += d->n_levels < QSF_DRAFT_LEVELS;
-            memmove(d->levels + at + 1, d->levels + at,
-                    (d->n_levels - at - 1) * sizeof d->levels[0]);
-            d->levels[at] = (qsf_level){.buffer_bytes = n_bytes};
+        if (at == d->n_tiers || d->tiers[at].buffer_bytes != n_bytes) {
+            d->n_tiers += d->n_tiers < QSF_DRAFT_TIERS;
+            memmove(d->tiers + at + 1, d->tiers + at, (d->n_tiers - at - 1) * sizeof d->tiers[0]);
+            d->tiers[at] = (qsf_tier){.buffer_bytes = n_bytes};
         }
-        d->levels[at].raw_bytes = qsf_add_capped(d->levels[at].raw_bytes, r->units[i].raw_bytes);
+        d->tiers[at].raw_bytes = qsf_add_capped(d->tiers[at].raw_bytes, r->units[i].raw_bytes);
     }
 }
 
@@ -203,16 +202,16 @@ void qsf_draft_choose_least(qsf_draft *d)
     memset(d->is_resident, 0, d->in->reader->n_units * sizeof *d->is_resident);
     qsf_draft_add_up(d);
     const uint64_t buffers_bytes = qsf_add_capped(
-        qsf_add_capped(plan->window_bytes, plan->stacks_bytes), plan->embedding_bytes);
+        qsf_add_capped(plan->stream_bytes, plan->stacks_bytes), plan->embedding_bytes);
     uint64_t least_bytes = plan->engine_bytes;
     uint64_t raw_bytes = 0;
     size_t best_bytes = SIZE_MAX;
     size_t tried_bytes = SIZE_MAX;
-    for (uint32_t i = 0; i < d->n_levels; i++) {
-        raw_bytes = qsf_add_capped(raw_bytes, d->levels[i].raw_bytes);
-        if (raw_bytes > buffers_bytes) /* more than could be saved */
+    for (uint32_t i = 0; i < d->n_tiers; i++) {
+        raw_bytes = qsf_add_capped(raw_bytes, d->tiers[i].raw_bytes);
+        if (raw_bytes > buffers_bytes) /* exceeds the possible saving */
             break;
-        tried_bytes = d->levels[i].buffer_bytes;
+        tried_bytes = d->tiers[i].buffer_bytes;
         keep_from(d, tried_bytes);
         if (plan->engine_bytes < least_bytes) {
             least_bytes = plan->engine_bytes;
@@ -221,7 +220,7 @@ void qsf_draft_choose_least(qsf_draft *d)
     }
     if (tried_bytes != best_bytes)
         keep_from(d, best_bytes);
-    /* A small table may take less than a band of it with a cache of rows. */
+    /* A small table may be smaller than a band of it with a cache of rows. */
     if (d->is_resident[0] || d->in->reader->units[0].raw_bytes > plan->embedding_bytes)
         return;
     least_bytes = plan->engine_bytes;

@@ -1,7 +1,7 @@
-/* draft.h - a plan under way: what a choice of sizes takes, with the units that stay.
+/* draft.h - an unfinished plan: a choice of sizes and resident units, and the memory they need.
  *
- * Sizes come from the same layout functions that later lay the real blocks out, run on a
- * measuring arena. A sum that does not fit 64 bits is UINT64_MAX, which no ceiling allows.
+ * The layout functions that later lay out the real allocations compute the sizes, on a measuring
+ * arena. A sum that does not fit 64 bits becomes UINT64_MAX, which is above every ceiling.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_DRAFT_H
@@ -15,67 +15,67 @@
 #include "model/config.h"
 #include "model/kvcache.h"
 
-/* What the plan must know; all sizes are looked up, nothing is allocated. */
+/* What the plan depends on. Planning only looks sizes up and allocates nothing. */
 typedef struct qsf_plan_input {
     const qsf_reader *reader;
     const qsf_config *config;
-    const qsf_options *options; /* threads and sessions resolved; ctx and chunk may be 0 */
+    const qsf_options *options; /* n_threads and max_sessions are not 0; ctx and chunk may be */
     uint64_t process_bytes;     /* resident before the model */
-    uint64_t available_bytes;   /* what the system may still give to this process; 0 without a
-                                 * limit: unknown */
-    uint64_t limit_bytes;       /* of a control group, where it is what binds; 0: none */
+    uint64_t available_bytes;   /* memory that the system has left for this process; 0 without a
+                                   limit: unknown */
+    uint64_t limit_bytes;       /* limit of the control group if it is the tighter one; 0: none */
     uint64_t fixed_bytes;       /* tables that any plan needs */
 } qsf_plan_input;
 
-/* Sizes of buffers for which it is tried whether keeping the units that need them takes less. */
-#define QSF_DRAFT_LEVELS 16
+/* Tiers for which the plan compares streaming the units with keeping them. */
+#define QSF_DRAFT_TIERS 16
 
 typedef struct qsf_choice {
     uint32_t ctx_tokens;
     uint32_t chunk_tokens;
     uint32_t kv_k_bits;
     uint32_t kv_v_bits;
-    size_t ring_bytes; /* where units that are streamed do not need more */
+    size_t ring_bytes; /* unless streamed units need more */
     uint32_t io_depth;
     uint32_t n_embedding_rows;
 } qsf_choice;
 
-/* Units that need the same buffers when they are streamed. */
-typedef struct qsf_level {
+/* Units that need equally large buffers when they are streamed. */
+typedef struct qsf_tier {
     size_t buffer_bytes;
     uint64_t raw_bytes;
-} qsf_level;
+} qsf_tier;
 
 typedef struct qsf_draft {
     const qsf_plan_input *in;
     qsf_plan *plan;
     bool *is_resident; /* [n_units] */
     qsf_choice how;
-    uint32_t n_levels;
-    qsf_level levels[QSF_DRAFT_LEVELS]; /* those that need most, largest first */
+    uint32_t n_tiers;
+    qsf_tier tiers[QSF_DRAFT_TIERS]; /* the most demanding ones, largest first */
 } qsf_draft;
 
-/* Looks at the units once, before the rest. */
-void qsf_draft_find_levels(qsf_draft *d);
+/* Finds the tiers. Call it before the other functions. */
+void qsf_draft_find_tiers(qsf_draft *d);
 
-/* Fills in the plan for the draft's choice and resident units; engine_bytes is its total. */
+/* Computes the plan for the draft's choice and resident units; engine_bytes is the total. */
 void qsf_draft_add_up(qsf_draft *d);
 
-/* Chooses the units that take the least memory, and adds up. That is none of them, unless the
- * buffers for the most demanding take more than they do themselves: those for a compressed unit
- * have room for a whole block, of a megabyte, and a small model takes less than a ring. */
+/* Chooses the resident units that need the least memory, and computes the plan. Usually no unit is
+ * resident. But the buffers for the most demanding units may be larger than these units: buffers
+ * for a compressed unit hold a whole chunk of 1 MiB, and a small model is smaller than a ring. */
 void qsf_draft_choose_least(qsf_draft *d);
 
-/* The process, what the caller keeps, and the engine. */
+/* Returns the sum of the process, the caller's reserve and the engine. */
 uint64_t qsf_draft_needed_bytes(const qsf_plan *plan);
 bool qsf_draft_fits(const qsf_plan *plan);
-/* What a plan that fits leaves. */
+/* Returns the bytes that a plan that fits leaves free. */
 uint64_t qsf_draft_room_bytes(const qsf_plan *plan);
 
-/* Of a cache of so many embedding rows. */
+/* Returns the bytes of a cache of n_rows embedding rows. */
 uint64_t qsf_plan_embedding_bytes(const qsf_config *c, uint32_t n_rows);
 
-/* How a plan keeps keys and values. */
+/* Returns the form in which the plan stores keys and values. */
 qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan);
 
 #endif

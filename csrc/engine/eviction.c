@@ -1,4 +1,4 @@
-/* eviction.c - walks over the units that are in memory, and those that were. */
+/* eviction.c - chooses the unit to evict or to load again. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/eviction.h"
 
@@ -7,13 +7,13 @@ static bool is_held(const qsf_residency *now, uint32_t unit_idx)
     return qsf_stream_is_resident(now->stream, unit_idx);
 }
 
-/* Was it given back? */
+/* True if the unit was evicted. */
 static bool is_missing(const qsf_residency *now, uint32_t unit_idx)
 {
     return now->is_planned[unit_idx] && !is_held(now, unit_idx);
 }
 
-/* Resident, and streaming it takes less memory than it does. */
+/* True if the unit is resident and larger than the buffers for streaming it. */
 static bool is_worth_dropping(const qsf_residency *now, uint32_t unit_idx)
 {
     const uint64_t buffer_bytes =
@@ -23,7 +23,7 @@ static bool is_worth_dropping(const qsf_residency *now, uint32_t unit_idx)
     return is_held(now, unit_idx) && now->stream->reader->units[unit_idx].raw_bytes > buffer_bytes;
 }
 
-/* Layers around the circle of passes up to the nearest that is streamed. */
+/* Distance in layers to the nearest streamed one; the last layer is next to the first. */
 static uint32_t distance_to_streamed(const qsf_residency *now, uint32_t unit_idx)
 {
     const uint32_t n_layers = now->stream->reader->n_units - 2;

@@ -1,4 +1,4 @@
-/* model.c - the end of a model, which may come after that of its last session. */
+/* model.c - closes a model, at the latest with its last session. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/model.h"
 
@@ -6,12 +6,13 @@
 
 void qsf_model_release(qsf_model *m)
 {
-    qsf_ledger_release(&m->ledger, QSF_USE_SCRATCH, m->scratch_block, m->scratch_block_bytes);
-    qsf_ledger_release(&m->ledger, QSF_USE_EMBEDDING, m->embedding_block, m->embedding_block_bytes);
+    qsf_ledger_release(&m->ledger, QSF_USE_SCRATCH, m->scratch_memory, m->scratch_memory_bytes);
+    qsf_ledger_release(&m->ledger, QSF_USE_EMBEDDING, m->embedding_memory,
+                       m->embedding_memory_bytes);
     qsf_stream_destroy(&m->stream);
     qsf_io_close(&m->io);
     qsf_pool_destroy(m->pool);
-    qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->tables_block, m->tables_block_bytes);
+    qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->tables_memory, m->tables_memory_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->is_resident, m->is_resident_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->layers, m->layers_bytes);
     qsf_reader_close(&m->reader);
@@ -19,7 +20,7 @@ void qsf_model_release(qsf_model *m)
         qsf_mutex_destroy(&m->lock);
     if (m->has_trace)
         qsf_trace_destroy(&m->trace);
-    qsf_ledger ledger = m->ledger; /* its last entry is the block it lives in */
+    qsf_ledger ledger = m->ledger; /* m, which holds the ledger, is released last */
     qsf_ledger_release(&ledger, QSF_USE_HANDLE, m, sizeof *m);
 }
 
@@ -27,7 +28,7 @@ void qsf_model_close(qsf_model *m)
 {
     if (m == NULL)
         return;
-    qsf_trace_set(&m->trace, NULL, 0); /* sessions may live on, the caller's memory need not */
+    qsf_trace_set(&m->trace, NULL, 0); /* sessions may live on, the caller's array may not */
     qsf_mutex_lock(&m->lock);
     m->is_closed = true;
     const bool is_last = m->n_sessions == 0;

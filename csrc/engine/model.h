@@ -1,7 +1,6 @@
-/* model.h - a model: its file, its plan, the memory it holds, the count of its sessions.
+/* model.h - a model: its file, its plan, its memory, the number of its sessions.
  *
- * The one place where struct qsf_model is completed. Memory is decided by plan.c, taken by
- * model_open.c and session.c, and released here.
+ * plan.c plans the memory, model_open.c and session.c acquire it, and model.c releases it.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_MODEL_H
@@ -24,9 +23,9 @@ struct qsf_model {
     qsf_config config;
     qsf_ends ends;
     qsf_kernels kernels;
-    qsf_options options; /* resolved: nothing is 0 that means "choose" */
-    qsf_plan plan;       /* what of it depends on resident units changes under lock */
-    qsf_sysmem memory;   /* of the system and this process, before anything was taken */
+    qsf_options options; /* no field is 0 that means "choose" */
+    qsf_plan plan;       /* fields that depend on resident units change under lock */
+    qsf_sysmem memory;   /* of the system and this process, before open */
     qsf_pool *pool;
     qsf_forward forward;
     qsf_io io;
@@ -38,16 +37,16 @@ struct qsf_model {
     qsf_stream stream;
     qsf_scratch scratch;
     qsf_pressure pressure;
-    uint64_t full_ring_bytes; /* as the plan had it at open */
+    uint64_t full_ring_bytes; /* ring_bytes of the plan at open */
     uint32_t n_sessions;
     bool is_closed;
-    /* blocks of the ledger, with their sizes in the plan or beside them */
-    void *tables_block;
-    size_t tables_block_bytes;
-    void *embedding_block;
-    size_t embedding_block_bytes;
-    void *scratch_block;
-    size_t scratch_block_bytes;
+    /* allocations from the ledger; the plan does not count all of them */
+    void *tables_memory;
+    size_t tables_memory_bytes;
+    void *embedding_memory;
+    size_t embedding_memory_bytes;
+    void *scratch_memory;
+    size_t scratch_memory_bytes;
     qsf_layer *layers; /* [n_layers] */
     size_t layers_bytes;
     bool *is_resident; /* [n_units] */
@@ -57,11 +56,11 @@ struct qsf_model {
     qsf_trace trace; /* under its own lock */
 };
 
-/* Gives everything back, also of a model that is half open. qsf_model_close only does so when no
- * session is left. */
+/* Releases all memory of a model, also of one that is partly open. qsf_model_close calls it only if
+ * no session is left. */
 void qsf_model_release(qsf_model *m);
 
-/* A session is gone; under no lock. Destroys a closed model with its last session. */
+/* Counts one session less. Destroys a closed model with its last session. Call without the lock. */
 void qsf_model_forget_session(qsf_model *m);
 
 #endif

@@ -1,4 +1,4 @@
-/* model_info.c - what a model is and what the plan decided, for people and tests. */
+/* model_info.c - describes a model and its plan. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 #include <string.h>
@@ -17,7 +17,7 @@ static uint64_t count_parameters(const qsf_reader *r)
 {
     uint64_t n = 0;
     for (uint32_t i = 0; i < r->n_tensors; i++)
-        if (r->tensors[i].layout != QSF_LAYOUT_OUTLIERS) /* those are of a matrix's weights */
+        if (r->tensors[i].layout != QSF_LAYOUT_OUTLIERS) /* outliers are weights of a matrix */
             n += (uint64_t)r->tensors[i].n_rows * r->tensors[i].n_cols;
     const qsf_section *const positions = qsf_reader_section(r, "WPOS");
     return positions != NULL ? n + positions->n_bytes / 2 : n;
@@ -50,17 +50,17 @@ void qsf_model_info(const qsf_model *m, qsf_model_facts *out)
     out->pad_id = h->pad_id;
     out->n_parameters = count_parameters(&m->reader);
     out->file_bytes = m->reader.file.n_bytes;
-    qsf_mutex *const lock = (qsf_mutex *)&m->lock; /* memory pressure changes the plan */
+    qsf_mutex *const lock = (qsf_mutex *)&m->lock; /* memory pressure may change the plan */
     qsf_mutex_lock(lock);
     out->plan = m->plan;
     qsf_mutex_unlock(lock);
 }
 
-/* Moves the times of the units that run to the places that these have in the file. */
+/* Moves the times of the units that run to the indices that these units have in the file. */
 static void spread_times(const qsf_reader *r, qsf_unit_time *out, size_t cap_units)
 {
     size_t end = cap_units < r->n_units_file ? cap_units : r->n_units_file;
-    for (uint32_t i = r->n_units; i-- > 0;) { /* from behind: none moves forward */
+    for (uint32_t i = r->n_units; i-- > 0;) { /* backwards, so that no entry is overwritten */
         const size_t at = qsf_reader_file_idx(r, i);
         if (at >= end)
             continue;
@@ -92,7 +92,7 @@ size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size_t cap_e
     return n_events;
 }
 
-/* A tag of another length than four is no section's. */
+/* Tags have four characters. */
 static const qsf_section *find_section(const qsf_model *m, const char *tag)
 {
     return strlen(tag) == 4 ? qsf_reader_section(&m->reader, tag) : NULL;
@@ -115,7 +115,7 @@ qsf_status qsf_model_section(qsf_model *m, const char *tag, void *dst, uint64_t 
     if (section == NULL)
         return QSF_FAIL(QSF_ERR_ARG, "the file has no section %s", tag);
     if (section->n_bytes > cap_bytes)
-        return QSF_FAIL(QSF_ERR_ARG, "section %s takes %llu bytes, the buffer has %llu", tag,
+        return QSF_FAIL(QSF_ERR_ARG, "section %s has %llu bytes, but the buffer only %llu", tag,
                         (unsigned long long)section->n_bytes, (unsigned long long)cap_bytes);
     qsf_mutex_lock(&m->lock);
     const qsf_status status = qsf_reader_read_section(&m->reader, section, dst);
@@ -127,7 +127,7 @@ qsf_status qsf_model_trace(qsf_model *m, qsf_trace_event *events, size_t cap_eve
 {
     QSF_REQUIRE(m);
     if (events != NULL && cap_events == 0)
-        return QSF_FAIL(QSF_ERR_ARG, "a trace of 0 events: at least 1");
+        return QSF_FAIL(QSF_ERR_ARG, "cap_events is 0; it must be at least 1");
     qsf_trace_set(&m->trace, events, cap_events);
     return QSF_OK;
 }

@@ -1,4 +1,4 @@
-/* model_memory.c - moves units and the ring out of memory and back, and keeps the plan true. */
+/* model_memory.c - evicts and loads units, resizes the ring, and updates the plan. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/model_memory.h"
 
@@ -7,14 +7,14 @@
 #include "engine/model.h"
 
 #define RING_BYTES ((size_t)4 << 20)
-#define LEAST_RING_BYTES ((size_t)2 << 20) /* below, reads get small (docs/memory.md) */
+#define LEAST_RING_BYTES ((size_t)2 << 20) /* a smaller ring makes reads small (docs/memory.md) */
 
 static qsf_residency residency_of(const qsf_model *m)
 {
     return (qsf_residency){.stream = &m->stream, .is_planned = m->is_resident};
 }
 
-/* Brings the plan in line with what is held now, which was `before`. */
+/* Updates the plan to the memory that is held now; `before` is the ledger before the change. */
 static void update_plan(qsf_model *m, const qsf_ledger *before)
 {
     qsf_plan *const plan = &m->plan;
@@ -23,7 +23,7 @@ static void update_plan(qsf_model *m, const qsf_ledger *before)
     const uint32_t old_depth = plan->io_depth;
     const uint32_t n_threads = old_depth != 0 ? old_depth : m->io_setup.depth;
     plan->weights_bytes += now[QSF_USE_WEIGHTS] - then[QSF_USE_WEIGHTS];
-    plan->window_bytes += now[QSF_USE_STREAM] - then[QSF_USE_STREAM];
+    plan->stream_bytes += now[QSF_USE_STREAM] - then[QSF_USE_STREAM];
     plan->embedding_bytes += now[QSF_USE_EMBEDDING] - then[QSF_USE_EMBEDDING];
     plan->ring_bytes = m->stream.ring_bytes;
     plan->io_depth = m->stream.ring != NULL ? n_threads : 0;
@@ -39,7 +39,7 @@ static void update_plan(qsf_model *m, const qsf_ledger *before)
     }
 }
 
-/* The last thing to give: most of the ring. */
+/* Gives most of the ring back; this is the last resort. */
 static bool shrink_ring(qsf_model *m)
 {
     if (m->stream.ring == NULL)
@@ -50,7 +50,7 @@ static bool shrink_ring(qsf_model *m)
     if (m->stream.ring_bytes <= ring_bytes)
         return false;
     (void)qsf_stream_resize_ring(&m->stream, ring_bytes);
-    return true; /* even if not, reading ahead was disturbed */
+    return true; /* even if it fails: the ring was restarted */
 }
 
 static uint64_t missing_ring_bytes(const qsf_model *m)
@@ -71,7 +71,7 @@ qsf_memory_move qsf_model_give(qsf_model *m, uint64_t wanted_bytes)
         (void)qsf_stream_drop(&m->stream, unit_idx, is_large ? RING_BYTES : 0);
         if (qsf_stream_is_resident(&m->stream, unit_idx))
             break;
-        has_moved = true; /* even if there is no ring yet: the next one makes room for it */
+        has_moved = true; /* even without a ring: the next eviction makes room for it */
     }
     if (qsf_sub_floored(before.held_bytes, m->ledger.held_bytes) < wanted_bytes)
         has_moved |= shrink_ring(m);
@@ -81,7 +81,7 @@ qsf_memory_move qsf_model_give(qsf_model *m, uint64_t wanted_bytes)
     return (qsf_memory_move){true, true, qsf_sub_floored(before.held_bytes, m->ledger.held_bytes)};
 }
 
-/* What of the ceiling, which is the caller's or the system's, the plan never used. */
+/* Bytes below the ceiling that the plan did not use. */
 static uint64_t slack_bytes(const qsf_model *m)
 {
     const qsf_plan *const plan = &m->plan;
@@ -101,8 +101,8 @@ static qsf_memory_move widen_ring(qsf_model *m)
     return (qsf_memory_move){true, true, m->ledger.held_bytes - before.held_bytes};
 }
 
-/* The ring is given back only after the last unit has come through it, so for a moment there may
- * be more than the plan held at first; never more than was allowed. */
+/* The last unit is loaded through the ring, which is released afterwards: for a moment the model
+ * may hold more than its first plan, but never more than the ceiling. */
 qsf_memory_move qsf_model_take(qsf_model *m, uint64_t room_bytes)
 {
     const uint64_t ring_bytes = missing_ring_bytes(m);
@@ -115,8 +115,8 @@ qsf_memory_move qsf_model_take(qsf_model *m, uint64_t room_bytes)
     const qsf_ledger before = m->ledger;
     m->ledger.ceiling_bytes += slack_bytes(m);
     const qsf_status status = qsf_stream_keep(&m->stream, unit_idx);
-    m->ledger.ceiling_bytes = before.ceiling_bytes;  /* or more: the ring may be larger than what */
-    if (m->ledger.held_bytes > before.ceiling_bytes) /* is still streamed through it */
+    m->ledger.ceiling_bytes = before.ceiling_bytes;
+    if (m->ledger.held_bytes > before.ceiling_bytes) /* the ring exceeds the units left to stream */
         m->ledger.ceiling_bytes = m->ledger.held_bytes;
     if (status != QSF_OK)
         return (qsf_memory_move){.has_disturbed = true};

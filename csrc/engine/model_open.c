@@ -1,4 +1,4 @@
-/* model_open.c - opens a model step by step; every failure leaves by the ordinary close. */
+/* model_open.c - opens a model step by step; after a failure, qsf_model_release cleans up. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/model_open.h"
 
@@ -19,13 +19,13 @@
 #include "io/io_choose.h"
 #include "machine/sysmem.h"
 
-/* Sizes of units, sections and caches go from the plan's 64 bits into size_t. */
+/* Sizes that the plan holds in 64 bits are converted to size_t. */
 _Static_assert(SIZE_MAX >= UINT64_MAX, "the engine needs a 64-bit system");
 
-/* What a model needs whatever the plan: kept for its life in one block. */
+/* Tables that every plan needs, in one allocation for the life of the model. */
 typedef struct tables {
     float *rope_frequencies;  /* [rope_dims / 2] */
-    unsigned char *positions; /* f16 [max_tokens, dim], or nothing */
+    unsigned char *positions; /* f16 [max_tokens, dim], or NULL */
     void *pool;
 } tables;
 
@@ -38,13 +38,13 @@ static void layout_tables(tables *t, qsf_arena *a, const qsf_model *m)
     t->pool = qsf_arena_push(a, qsf_pool_bytes(m->options.n_threads), 1);
 }
 
-static qsf_status acquire_block(qsf_model *m, qsf_use use, size_t n_bytes, void **block)
+static qsf_status acquire_memory(qsf_model *m, qsf_use use, size_t n_bytes, void **memory)
 {
-    *block = qsf_ledger_acquire(&m->ledger, use, n_bytes);
-    if (*block == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes for %s: %llu of %llu are taken", n_bytes,
-                        qsf_use_name(use), (unsigned long long)m->ledger.held_bytes,
-                        (unsigned long long)m->ledger.ceiling_bytes);
+    *memory = qsf_ledger_acquire(&m->ledger, use, n_bytes);
+    if (*memory == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "%.1f MB for %s: %.1f MB of %.1f MB are in use",
+                        qsf_mb(n_bytes), qsf_use_name(use), qsf_mb(m->ledger.held_bytes),
+                        qsf_mb(m->ledger.ceiling_bytes));
     return QSF_OK;
 }
 
@@ -54,11 +54,11 @@ static qsf_status take_tables(qsf_model *m)
     tables t;
     qsf_arena_init_measuring(&measuring);
     layout_tables(&t, &measuring, m);
-    m->tables_block_bytes = measuring.used_bytes;
-    QSF_TRY(acquire_block(m, QSF_USE_TABLES, m->tables_block_bytes, &m->tables_block));
+    m->tables_memory_bytes = measuring.used_bytes;
+    QSF_TRY(acquire_memory(m, QSF_USE_TABLES, m->tables_memory_bytes, &m->tables_memory));
 
     qsf_arena arena;
-    qsf_arena_init(&arena, m->tables_block, m->tables_block_bytes);
+    qsf_arena_init(&arena, m->tables_memory, m->tables_memory_bytes);
     layout_tables(&t, &arena, m);
     m->forward.rope_frequencies = t.rope_frequencies;
     qsf_config_rope_frequencies(&m->config, &m->reader, t.rope_frequencies);
@@ -70,7 +70,7 @@ static qsf_status take_tables(qsf_model *m)
     return qsf_pool_init(t.pool, m->options.n_threads, m->options.pin_threads != 0, &m->pool);
 }
 
-/* Opens and checks the file and makes the plan; takes only small tables. */
+/* Opens and checks the file. Acquires only small tables. */
 static qsf_status read_directory(qsf_model *m, const char *path, const qsf_faults *faults)
 {
     qsf_isa isa;
@@ -78,13 +78,13 @@ static qsf_status read_directory(qsf_model *m, const char *path, const qsf_fault
     qsf_kernels_init(&m->kernels, isa);
     QSF_TRY(qsf_reader_open(&m->reader, &m->ledger, path,
                             faults != NULL ? faults->reads_until_fault : -1));
-    void *block;
+    void *memory;
     m->layers_bytes = m->reader.header.n_layers * sizeof *m->layers;
-    QSF_TRY(acquire_block(m, QSF_USE_TABLES, m->layers_bytes, &block));
-    m->layers = block;
+    QSF_TRY(acquire_memory(m, QSF_USE_TABLES, m->layers_bytes, &memory));
+    m->layers = memory;
     m->is_resident_bytes = m->reader.n_units * sizeof *m->is_resident;
-    QSF_TRY(acquire_block(m, QSF_USE_TABLES, m->is_resident_bytes, &block));
-    m->is_resident = block;
+    QSF_TRY(acquire_memory(m, QSF_USE_TABLES, m->is_resident_bytes, &memory));
+    m->is_resident = memory;
     return QSF_OK;
 }
 
@@ -115,12 +115,12 @@ static qsf_status prepare(qsf_model *m, const char *path, const qsf_faults *faul
     QSF_TRY(read_directory(m, path, faults));
     QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
     QSF_TRY(qsf_skip_layers(&m->reader, m->options.quality));
-    if (m->reader.n_units < m->reader.n_units_file) /* once more, with those that run */
+    if (m->reader.n_units < m->reader.n_units_file) /* again, for the layers that are not skipped */
         QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
     return make_plan(m);
 }
 
-/* What is read again and again; where nothing is, what is read once. */
+/* Bytes that each pass reads; if it reads none, bytes that loading reads. */
 static uint64_t io_read_bytes(const qsf_model *m)
 {
     uint64_t n_bytes = 0;
@@ -130,8 +130,8 @@ static uint64_t io_read_bytes(const qsf_model *m)
     return n_bytes;
 }
 
-/* Decides how to read and opens the file for it. A probe reads into memory of the plan that is
- * not taken for its own purpose yet. */
+/* Chooses how to read and opens the file for it. A probe reads into memory that the plan will use
+ * later. */
 static qsf_status choose_io(qsf_model *m)
 {
     const qsf_options *const opt = &m->options;
@@ -145,15 +145,16 @@ static qsf_status choose_io(qsf_model *m)
         .cache_bytes = available_bytes > free_bytes ? available_bytes - free_bytes : 0,
         .read_bytes = io_read_bytes(m),
     };
-    const size_t block_bytes = QSF_IO_PROBE_BYTES + QSF_IO_ALIGN;
-    unsigned char *const block = free_bytes < block_bytes
-                                     ? NULL
-                                     : qsf_ledger_acquire(&m->ledger, QSF_USE_STREAM, block_bytes);
-    unsigned char *const buffer = block != NULL ? block + -(uintptr_t)block % QSF_IO_ALIGN : NULL;
+    const size_t memory_bytes = QSF_IO_PROBE_BYTES + QSF_IO_ALIGN;
+    unsigned char *const memory =
+        free_bytes < memory_bytes ? NULL
+                                  : qsf_ledger_acquire(&m->ledger, QSF_USE_STREAM, memory_bytes);
+    unsigned char *const buffer =
+        memory != NULL ? memory + -(uintptr_t)memory % QSF_IO_ALIGN : NULL;
     const qsf_status status =
         qsf_io_choose(&m->io, &m->reader.file, &wish, buffer,
                       buffer != NULL ? QSF_IO_PROBE_BYTES : 0, &m->io_setup, &m->io_is_probed);
-    qsf_ledger_release(&m->ledger, QSF_USE_STREAM, block, block_bytes);
+    qsf_ledger_release(&m->ledger, QSF_USE_STREAM, memory, memory_bytes);
     if (status == QSF_OK && m->memory.limit_bytes != 0)
         qsf_io_stop_readahead(&m->io);
     if (m->plan.io_depth != 0)
@@ -167,12 +168,12 @@ static qsf_status take_embedding_cache(qsf_model *m)
     qsf_arena measuring;
     qsf_arena_init_measuring(&measuring);
     qsf_embedding_layout(e, &measuring, &m->config, m->plan.embedding_rows);
-    m->embedding_block_bytes = measuring.used_bytes;
-    if (m->embedding_block_bytes == 0)
+    m->embedding_memory_bytes = measuring.used_bytes;
+    if (m->embedding_memory_bytes == 0)
         return QSF_OK;
-    QSF_TRY(acquire_block(m, QSF_USE_EMBEDDING, m->embedding_block_bytes, &m->embedding_block));
+    QSF_TRY(acquire_memory(m, QSF_USE_EMBEDDING, m->embedding_memory_bytes, &m->embedding_memory));
     qsf_arena arena;
-    qsf_arena_init(&arena, m->embedding_block, m->embedding_block_bytes);
+    qsf_arena_init(&arena, m->embedding_memory, m->embedding_memory_bytes);
     qsf_embedding_layout(e, &arena, &m->config, m->plan.embedding_rows);
     return QSF_OK;
 }
@@ -192,10 +193,10 @@ static qsf_status take_memory(qsf_model *m)
     };
     QSF_TRY(qsf_stream_init(&m->stream, &m->reader, &m->ledger, &streaming));
     QSF_TRY(take_embedding_cache(m));
-    m->scratch_block_bytes = (size_t)plan->scratch_bytes;
-    QSF_TRY(acquire_block(m, QSF_USE_SCRATCH, m->scratch_block_bytes, &m->scratch_block));
+    m->scratch_memory_bytes = (size_t)plan->scratch_bytes;
+    QSF_TRY(acquire_memory(m, QSF_USE_SCRATCH, m->scratch_memory_bytes, &m->scratch_memory));
     qsf_arena arena;
-    qsf_arena_init(&arena, m->scratch_block, m->scratch_block_bytes);
+    qsf_arena_init(&arena, m->scratch_memory, m->scratch_memory_bytes);
     const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
     qsf_scratch_layout(&m->scratch, &arena, &m->config, &kv_form, plan->chunk_tokens,
                        plan->ctx_tokens, plan->n_threads);
@@ -212,7 +213,7 @@ static qsf_status take_memory(qsf_model *m)
     return QSF_OK;
 }
 
-/* One per core, as far as the pool goes. */
+/* One thread per core, up to the limit of the pool. */
 static uint32_t default_thread_count(void)
 {
     const uint32_t n_cores = qsf_core_count();
@@ -231,14 +232,15 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
     uint64_t spoken_for = UINT64_MAX;
     uint64_t ceiling_bytes = UINT64_MAX;
     (void)qsf_add_u64(memory.resident_bytes, opt->reserve_bytes, &spoken_for);
-    if (opt->budget_bytes != 0) /* the plan says what is missing; until then, a few tables */
+    if (opt->budget_bytes != 0) /* until the plan gives the exact ceiling; the tables are small */
         ceiling_bytes = opt->budget_bytes > spoken_for ? opt->budget_bytes - spoken_for : 0;
     qsf_ledger_init(&ledger,
                     ceiling_bytes > (UINT64_C(8) << 20) ? ceiling_bytes : UINT64_C(8) << 20);
     ledger.grants_until_fault = faults != NULL ? faults->grants_until_fault : -1;
     qsf_model *const m = qsf_ledger_acquire(&ledger, QSF_USE_HANDLE, sizeof *m);
     if (m == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes for the model's record", sizeof *m);
+        return QSF_FAIL(QSF_ERR_NOMEM, "cannot allocate %zu bytes for the model's record",
+                        sizeof *m);
     m->ledger = ledger;
     m->memory = memory;
     m->reader.file.fd = -1;

@@ -7,15 +7,15 @@
 
 #include "include/qsf.h"
 
-/* For tests: makes the N-th request or read from open fail (negative: never), and says what
- * the process uses before the model instead of measuring it (0: measures). */
+/* For tests: makes the N-th allocation or read of open fail (negative: never), and replaces the
+ * measured memory of the process (0: measures). */
 typedef struct qsf_faults {
     int64_t grants_until_fault;
     int64_t reads_until_fault;
     uint64_t process_bytes;
 } qsf_faults;
 
-/* qsf_model_open with faults, which may be NULL, and options that were checked. */
+/* qsf_model_open with faults, which may be NULL. The options have been checked. */
 qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_faults *faults,
                             qsf_model **out);
 

@@ -21,37 +21,40 @@ static qsf_status check_kv_type(const char *name, uint32_t type, bool is_exact)
 {
     if (type != QSF_KV_DEFAULT && type != QSF_KV_2BIT && type != QSF_KV_4BIT &&
         type != QSF_KV_8BIT && type != QSF_KV_F16 && type != QSF_KV_F32)
-        return QSF_FAIL(QSF_ERR_ARG, "%s is %u: 2, 4, 8, 16 or 32 bits, or 0", name, type);
+        return QSF_FAIL(QSF_ERR_ARG, "%s is %u; it must be 2, 4, 8, 16 or 32 bits, or 0", name,
+                        type);
     if (is_exact && type != QSF_KV_DEFAULT && type != QSF_KV_F32)
-        return QSF_FAIL(QSF_ERR_ARG, "%s is %u, but exact arithmetic keeps 32 bits", name, type);
+        return QSF_FAIL(QSF_ERR_ARG, "%s is %u, but exact arithmetic needs 32 bits", name, type);
     return QSF_OK;
 }
 
 static qsf_status check_io(const char *name, uint32_t method, uint32_t depth)
 {
     if (method > QSF_IO_MMAP)
-        return QSF_FAIL(QSF_ERR_ARG, "%s_method is %u: 0 to %d", name, method, QSF_IO_MMAP);
+        return QSF_FAIL(QSF_ERR_ARG, "%s_method is %u; it must be 0 to %d", name, method,
+                        QSF_IO_MMAP);
     if (depth > QSF_IO_MAX_DEPTH)
-        return QSF_FAIL(QSF_ERR_ARG, "%s_depth is %u: at most %d", name, depth, QSF_IO_MAX_DEPTH);
+        return QSF_FAIL(QSF_ERR_ARG, "%s_depth is %u; it must be at most %d", name, depth,
+                        QSF_IO_MAX_DEPTH);
     return QSF_OK;
 }
 
 qsf_status qsf_options_check(const qsf_options *opt)
 {
     if (opt->n_threads > QSF_POOL_MAX_THREADS)
-        return QSF_FAIL(QSF_ERR_ARG, "%u threads: at most %u", opt->n_threads,
+        return QSF_FAIL(QSF_ERR_ARG, "n_threads is %u; it must be at most %u", opt->n_threads,
                         QSF_POOL_MAX_THREADS);
     if (opt->max_sessions < 1 || opt->max_sessions > MAX_SESSIONS)
-        return QSF_FAIL(QSF_ERR_ARG, "max_sessions is %u: 1 to %u", opt->max_sessions,
+        return QSF_FAIL(QSF_ERR_ARG, "max_sessions is %u; it must be 1 to %u", opt->max_sessions,
                         MAX_SESSIONS);
     if (opt->exact > 1)
-        return QSF_FAIL(QSF_ERR_ARG, "exact is %u: 0 or 1", opt->exact);
+        return QSF_FAIL(QSF_ERR_ARG, "exact is %u; it must be 0 or 1", opt->exact);
     if (!(opt->quality >= 0.0 && opt->quality <= 1.0))
-        return QSF_FAIL(QSF_ERR_ARG, "quality is %g: 0 to 1", opt->quality);
+        return QSF_FAIL(QSF_ERR_ARG, "quality is %g; it must be 0 to 1", opt->quality);
     QSF_TRY(check_kv_type("kv_k_type", opt->kv_k_type, opt->exact != 0));
     QSF_TRY(check_kv_type("kv_v_type", opt->kv_v_type, opt->exact != 0));
     if (opt->kv_rotation > QSF_KV_ROTATION_ON)
-        return QSF_FAIL(QSF_ERR_ARG, "kv_rotation is %u: 0, 1 or 2", opt->kv_rotation);
+        return QSF_FAIL(QSF_ERR_ARG, "kv_rotation is %u; it must be 0, 1 or 2", opt->kv_rotation);
     QSF_TRY(check_io("io", opt->io_method, opt->io_depth));
     return check_io("io_known", opt->io_known_method, opt->io_known_depth);
 }

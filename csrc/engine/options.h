@@ -1,4 +1,4 @@
-/* options.h - whether the options of a model can be honoured. */
+/* options.h - checks the options of a model. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_OPTIONS_H
 #define QSF_ENGINE_OPTIONS_H

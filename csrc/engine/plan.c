@@ -17,20 +17,20 @@
 #define MIB ((size_t)1 << 20)
 
 #define DEFAULT_CTX_TOKENS 4096
-/* The same where units are streamed and it takes much of the memory. */
+/* Context if units are streamed and the KV cache would exceed its share. */
 #define PATIENT_CTX_TOKENS 1024
 #define PART_FOR_KV 8
-/* Tokens that share one pass over the weights, and one hand-over of each matrix to the threads. */
+/* A chunk shares one pass over the weights, and one parallel region for each matrix. */
 #define DEFAULT_CHUNK_TOKENS 64
-/* More tokens per unpacked tile, and, where units are streamed, per pass over the disk. */
+/* Unpacks each tile, and reads each streamed unit, for more tokens at once. */
 #define LARGE_CHUNK_TOKENS 256
 
-/* What the disk reads (1 to 2 GB/s) in 8 to 16 ms: as long as a token is chosen, or a large kept
- * layer or the head is computed. */
+/* What the disk reads at 1 to 2 GB/s in 8 to 16 ms: the time to choose a token, or to compute a
+ * large resident layer or the head. */
 #define RING_TARGET_BYTES (16 * MIB)
 #define LEAST_RING_RUNG_BYTES (2 * MIB)
-/* The disk is about that much slower than computing from memory, so a ring of this part of the
- * longest run of kept units is full when the run ends, and a larger one never is. */
+/* Reading is about 8 times slower than computing from memory. So a ring of an eighth of the longest
+ * resident run is full when the run ends, and a larger one is never full. */
 #define RING_PART_OF_RUN 8
 #define MAX_RING_BYTES (256 * MIB)
 #define RING_STEP_BYTES (MIB / 16)
@@ -39,23 +39,23 @@
 #define MAX_EMBEDDING_ROWS 256
 #define EMBEDDING_PART_OF_CEILING 64
 
-/* Of the room for weights, what a larger chunk, ring or cache may take. */
+/* Share of the free memory that a larger chunk, ring or cache may take from weights. */
 #define PART_FOR_MORE 8
 
-/* Keeping a unit may make the buffers smaller, which makes room for another one. */
+/* A resident unit may make the buffers smaller, which makes room for another unit. */
 #define MAX_ROUNDS 4
 
-/* More than anyone has: what a sum or product that does not fit becomes. */
+/* Stands for a sum or product that does not fit 64 bits. */
 #define TOO_MANY_BYTES UINT64_MAX
 
-/* What is given up first when memory is short, and down to where. Half the ring goes first: what
- * it covers is pauses of the computation, a few milliseconds a token. A chunk of 16 still shares a
- * pass over the weights between many tokens, so it goes before the context. Below a few megabytes
- * of ring, reads get small and disk or processor idles in turns, so that goes late, with what
- * costs little time and gives little memory. A cache of 2 bits goes last of all: the other rungs
- * cost time or length, this one the quality of every word (bench/LOG.md). */
+/* What is reduced when memory is short, in this order, and down to which floor. Half the ring goes
+ * first: it only hides pauses of the computation, a few milliseconds a token. A chunk of 16 tokens
+ * still shares a pass over the weights, so it goes before the context. A ring below a few MB makes
+ * reads small and lets disk and processor wait for each other, so it goes late, with the steps that
+ * cost little time and save little memory. The KV cache of 2 bits is last: other steps cost time or
+ * length, this one text quality (bench/LOG.md). */
 static const struct rung {
-    enum { RUNG_RING, RUNG_CHUNK, RUNG_CTX, RUNG_ROWS, RUNG_DEPTH, RUNG_KV } what;
+    enum { RUNG_RING, RUNG_CHUNK, RUNG_CTX, RUNG_ROWS, RUNG_DEPTH, RUNG_KV } kind;
     uint32_t floor; /* tokens, bytes or reads */
 } ladder[] = {
     {RUNG_RING, 8 * MIB}, {RUNG_CHUNK, 16}, {RUNG_CTX, 512},      {RUNG_RING, 4 * MIB},
@@ -63,7 +63,7 @@ static const struct rung {
     {RUNG_CHUNK, 1},      {RUNG_RING, 0},   {RUNG_DEPTH, 1},      {RUNG_KV, 0},
 };
 
-/* Two bits for keys or values, unless the caller chose. */
+/* Reduces keys and values to 2 bits, unless the caller chose their types. */
 static bool narrow_kv(const qsf_options *opt, qsf_choice *how)
 {
     bool is_smaller = false;
@@ -80,10 +80,10 @@ static bool narrow_kv(const qsf_options *opt, qsf_choice *how)
     return is_smaller;
 }
 
-/* Halves *n_tokens towards the floor, unless the caller asked for a number. */
-static bool halve(uint32_t asked_tokens, uint32_t floor_tokens, uint32_t *n_tokens)
+/* Halves *n_tokens, down to floor_tokens, unless the caller set a number. */
+static bool halve(uint32_t option_tokens, uint32_t floor_tokens, uint32_t *n_tokens)
 {
-    if (asked_tokens != 0 || *n_tokens <= floor_tokens)
+    if (option_tokens != 0 || *n_tokens <= floor_tokens)
         return false;
     *n_tokens = *n_tokens / 2 > floor_tokens ? *n_tokens / 2 : floor_tokens;
     return true;
@@ -106,7 +106,7 @@ static bool drop_rows(uint32_t *n_rows)
 
 static bool descend(const qsf_options *opt, const struct rung *r, qsf_choice *how)
 {
-    switch (r->what) {
+    switch (r->kind) {
     case RUNG_RING:
         return shrink_ring(r->floor, &how->ring_bytes);
     case RUNG_CHUNK:
@@ -123,7 +123,7 @@ static bool descend(const qsf_options *opt, const struct rung *r, qsf_choice *ho
     return false;
 }
 
-/* The next smaller choice; false when this is the smallest. */
+/* Makes the choice one step smaller; false if it is the smallest. */
 static bool shrink(const qsf_options *opt, qsf_choice *how)
 {
     bool is_smaller = false;
@@ -147,11 +147,13 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
     const qsf_options *const opt = in->options;
     const uint32_t max_tokens = in->config->max_tokens;
     if (opt->ctx_tokens > max_tokens)
-        return QSF_FAIL(QSF_ERR_ARG, "a context of %u tokens: this model was made for at most %u",
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "the context of %u tokens is too long: this model allows at most %u",
                         opt->ctx_tokens, max_tokens);
     if (opt->kv_rotation == QSF_KV_ROTATION_ON && !qsf_kvcache_can_rotate(in->config))
         return QSF_FAIL(QSF_ERR_ARG,
-                        "heads of %u dimensions cannot be rotated: only of 16, 32, .. 4096",
+                        "heads of %u dimensions cannot be rotated: kv_rotation needs a power of "
+                        "two from 16 to 4096",
                         in->config->head_dim);
     const uint32_t default_bits = opt->exact != 0 ? QSF_KV_F32 : QSF_KV_4BIT;
     how->kv_k_bits = opt->kv_k_type != QSF_KV_DEFAULT ? opt->kv_k_type : default_bits;
@@ -168,7 +170,7 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
     return QSF_OK;
 }
 
-/* Takes `how` instead if the whole then needs no more than most_bytes. */
+/* Changes the choice to `how` if the plan then needs at most most_bytes. */
 static bool try_choice(qsf_draft *d, const qsf_choice *how, uint64_t most_bytes)
 {
     const qsf_choice before = d->how;
@@ -181,7 +183,7 @@ static bool try_choice(qsf_draft *d, const qsf_choice *how, uint64_t most_bytes)
     return false;
 }
 
-/* Doubles the chunk as long as the whole then needs no more than most_bytes. */
+/* Doubles the chunk while the plan needs at most most_bytes. */
 static void grow_chunk(qsf_draft *d, uint64_t most_bytes)
 {
     qsf_choice how = d->how;
@@ -200,10 +202,10 @@ static uint64_t with_an_eighth(const qsf_plan *plan)
     return qsf_draft_needed_bytes(plan) + qsf_draft_room_bytes(plan) / PART_FOR_MORE;
 }
 
-/* A rung often frees more than was missing. Of what is left, and would all go to weights, each of
- * these may take an eighth. For the chunk: twice the tokens halve the passes over the disk that a
- * prompt takes, as far as those are what it waits for; each pass costs all that is streamed,
- * while the eighth costs every token at most an eighth of what keeping units saves it. */
+/* A step of the ladder often frees more than is needed. The rest would all go to weights, so each
+ * of these buffers may take an eighth of it. A chunk twice as large halves the passes of a prompt
+ * over the disk, and each pass reads all streamed units; the eighth costs each token at most an
+ * eighth of the time that resident units save. */
 static void grow(qsf_draft *d)
 {
     qsf_choice how = d->how;
@@ -221,8 +223,8 @@ static void grow(qsf_draft *d)
     (void)try_choice(d, &how, with_an_eighth(d->plan));
 }
 
-/* What no unit fits into any more lets reading run further ahead, as far as that is of use (and
- * after that, lets the chunk grow). */
+/* Memory that is too small for another unit makes the ring larger, as far as that helps (and after
+ * that, the chunk). */
 static void widen_ring(qsf_draft *d)
 {
     const qsf_plan *const plan = d->plan;
@@ -231,11 +233,11 @@ static void widen_ring(qsf_draft *d)
     uint64_t ring_bytes = run_bytes / RING_PART_OF_RUN;
     if (ring_bytes > MAX_RING_BYTES)
         ring_bytes = MAX_RING_BYTES;
-    if (ring_bytes < RING_TARGET_BYTES) /* it may have been given up for the context */
+    if (ring_bytes < RING_TARGET_BYTES) /* the ladder may have reduced it for the context */
         ring_bytes = RING_TARGET_BYTES;
     if (ring_bytes <= plan->ring_bytes)
         return;
-    if (ring_bytes - plan->ring_bytes > room - room / 32) /* its records take some too */
+    if (ring_bytes - plan->ring_bytes > room - room / 32) /* a 32nd is for its records */
         ring_bytes = plan->ring_bytes + (room - room / 32);
     qsf_choice how = d->how;
     how.ring_bytes = (size_t)ring_bytes / RING_STEP_BYTES * RING_STEP_BYTES;
@@ -243,8 +245,8 @@ static void widen_ring(qsf_draft *d)
         (void)try_choice(d, &how, plan->ceiling_bytes);
 }
 
-/* Is that all in the end, with every unit resident or all but an embedding table of which a
- * token takes a row? */
+/* True if nothing has to be streamed: every unit is resident, or every unit but a separate
+ * embedding table, of which each token reads one row. */
 static bool fits_without_streaming(qsf_draft *d)
 {
     const qsf_reader *const r = d->in->reader;
@@ -257,8 +259,8 @@ static bool fits_without_streaming(qsf_draft *d)
     return qsf_draft_fits(d->plan);
 }
 
-/* A long context costs speed where weights are streamed, and few conversations use it: the KV cache
- * may take an eighth of the ceiling, or what PATIENT_CTX_TOKENS take. */
+/* If weights are streamed, a long context costs speed, and few conversations need it: the KV cache
+ * may take an eighth of the ceiling, or the bytes of PATIENT_CTX_TOKENS. */
 static bool shorten_context(qsf_draft *d)
 {
     const uint64_t most_bytes = d->plan->ceiling_bytes / PART_FOR_KV;
@@ -266,8 +268,8 @@ static bool shorten_context(qsf_draft *d)
            halve(d->in->options->ctx_tokens, PATIENT_CTX_TOKENS, &d->how.ctx_tokens);
 }
 
-/* Every unit that passes through the ring is read once a token. Of an embedding table that is not
- * the head too, a few rows are; so that one comes last. */
+/* Each pass reads every streamed unit, but only a few rows of a separate embedding table, so that
+ * table comes last. */
 static void choose_resident(qsf_draft *d)
 {
     bool is_streaming = !fits_without_streaming(d);
@@ -295,7 +297,7 @@ static void choose_resident(qsf_draft *d)
     }
 }
 
-/* The plan, of these options, that needs the least memory. */
+/* Makes the smallest plan for these options. */
 static qsf_status plan_least(qsf_draft *d)
 {
     QSF_TRY(first_choice(d->in, d->plan->ceiling_bytes, &d->how));
@@ -305,7 +307,7 @@ static qsf_status plan_least(qsf_draft *d)
     return QSF_OK;
 }
 
-/* What the plan needs at least with other options than were asked for. */
+/* Returns the bytes that the smallest plan needs with other options. */
 static uint64_t least_with(const qsf_draft *d, const qsf_options *opt)
 {
     qsf_plan_input in = *d->in;
@@ -318,20 +320,26 @@ static uint64_t least_with(const qsf_draft *d, const qsf_options *opt)
     return plan_least(&other) == QSF_OK ? qsf_draft_needed_bytes(&plan) : TOO_MANY_BYTES;
 }
 
-/* Writes which one of the options helps most, if one does: "; with .. it would be ..". */
+/* Rounds up, so that a budget of this size works. */
+static unsigned long long whole_mb(uint64_t n_bytes)
+{
+    return n_bytes / MIB + (n_bytes % MIB != 0);
+}
+
+/* Writes which single option saves the most memory; empty if none does. */
 static void describe_relief(const qsf_draft *d, char *text, size_t text_bytes)
 {
-    const qsf_options *const asked = d->in->options;
-    qsf_options shorter = *asked; /* each is the same but for one thing */
-    qsf_options bits = *asked;
-    qsf_options chunk = *asked;
-    qsf_options sessions = *asked;
-    qsf_options threads = *asked;
-    qsf_options rough = *asked;
-    const uint32_t ctx_tokens = asked->ctx_tokens > 512 ? 512 : 256;
-    shorter.ctx_tokens = asked->ctx_tokens > ctx_tokens ? ctx_tokens : asked->ctx_tokens;
-    bits.kv_k_type = bits.kv_v_type = asked->exact != 0 ? asked->kv_k_type : QSF_KV_2BIT;
-    chunk.chunk_tokens = asked->chunk_tokens != 0 ? 1 : 0;
+    const qsf_options *const opt = d->in->options;
+    qsf_options shorter = *opt; /* each differs from opt in one field */
+    qsf_options bits = *opt;
+    qsf_options chunk = *opt;
+    qsf_options sessions = *opt;
+    qsf_options threads = *opt;
+    qsf_options rough = *opt;
+    const uint32_t ctx_tokens = opt->ctx_tokens > 512 ? 512 : 256;
+    shorter.ctx_tokens = opt->ctx_tokens > ctx_tokens ? ctx_tokens : opt->ctx_tokens;
+    bits.kv_k_type = bits.kv_v_type = opt->exact != 0 ? opt->kv_k_type : QSF_KV_2BIT;
+    chunk.chunk_tokens = opt->chunk_tokens != 0 ? 1 : 0;
     sessions.max_sessions = threads.n_threads = 1;
     rough.exact = 0;
     const struct {
@@ -343,7 +351,7 @@ static void describe_relief(const qsf_draft *d, char *text, size_t text_bytes)
         {&chunk, "prompt chunks of 1 token"},
         {&sessions, "one session"},
         {&threads, "one thread"},
-        {&rough, "arithmetic that is not exact"},
+        {&rough, "exact arithmetic off"},
     };
     uint64_t best_bytes = d->plan->min_budget_bytes;
     text[0] = '\0';
@@ -352,12 +360,12 @@ static void describe_relief(const qsf_draft *d, char *text, size_t text_bytes)
         if (n_bytes >= best_bytes)
             continue;
         best_bytes = n_bytes;
-        snprintf(text, text_bytes, "; with %s it would be %llu", reliefs[i].name,
-                 (unsigned long long)n_bytes);
+        snprintf(text, text_bytes, "; with %s, %llu MB would work", reliefs[i].name,
+                 whole_mb(n_bytes));
     }
 }
 
-/* The plan is the least, and does not fit. */
+/* Reports that the smallest plan does not fit. */
 static qsf_status refuse(const qsf_draft *d, const qsf_supply *supply)
 {
     const qsf_plan *const plan = d->plan;
@@ -367,24 +375,23 @@ static qsf_status refuse(const qsf_draft *d, const qsf_supply *supply)
         d->in->options->budget_bytes != QSF_BUDGET_AUTO)
         return QSF_FAIL(
             QSF_ERR_NOMEM,
-            "a budget of %llu bytes is too small: the process already uses %llu, %llu "
-            "are kept for the caller, and the engine needs at least %llu; the smallest "
-            "budget that would do is %llu%s",
-            (unsigned long long)plan->budget_bytes, (unsigned long long)plan->process_bytes,
-            (unsigned long long)plan->reserve_bytes, (unsigned long long)plan->engine_bytes,
-            (unsigned long long)plan->min_budget_bytes, relief);
+            "the memory budget of %.1f MB is too small: the process already uses %.1f MB, the "
+            "caller reserves %.1f MB, and the engine needs at least %.1f MB; a budget of %llu MB "
+            "would work%s",
+            qsf_mb(plan->budget_bytes), qsf_mb(plan->process_bytes), qsf_mb(plan->reserve_bytes),
+            qsf_mb(plan->engine_bytes), whole_mb(plan->min_budget_bytes), relief);
     const uint64_t supply_bytes = qsf_add_capped(supply->process_bytes, supply->available_bytes);
     const uint64_t free_bytes =
         supply_bytes > plan->ceiling_bytes ? supply_bytes - plan->ceiling_bytes : 0;
     return QSF_FAIL(
         QSF_ERR_NOMEM,
-        "%s has only %llu bytes left for this process, of which %llu stay free: it already uses "
-        "%llu, %llu are kept for the caller, and the engine needs at least %llu; the smallest "
-        "budget that would do is %llu%s",
+        "%s has only %.1f MB left, of which %.1f MB stay free: the process already uses %.1f MB, "
+        "the caller reserves %.1f MB, and the engine needs at least %.1f MB; %llu MB in all would "
+        "work%s",
         supply->limit_bytes != 0 ? "the control group" : "the machine",
-        (unsigned long long)supply->available_bytes, (unsigned long long)free_bytes,
-        (unsigned long long)plan->process_bytes, (unsigned long long)plan->reserve_bytes,
-        (unsigned long long)plan->engine_bytes, (unsigned long long)plan->min_budget_bytes, relief);
+        qsf_mb(supply->available_bytes), qsf_mb(free_bytes), qsf_mb(plan->process_bytes),
+        qsf_mb(plan->reserve_bytes), qsf_mb(plan->engine_bytes), whole_mb(plan->min_budget_bytes),
+        relief);
 }
 
 qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resident)
@@ -407,7 +414,7 @@ qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resi
     for (uint32_t i = 0; i < in->reader->n_units; i++)
         plan->model_bytes = qsf_add_capped(plan->model_bytes, in->reader->units[i].raw_bytes);
     qsf_draft d = {.in = in, .plan = plan, .is_resident = is_resident};
-    qsf_draft_find_levels(&d);
+    qsf_draft_find_tiers(&d);
     QSF_TRY(plan_least(&d));
     plan->min_budget_bytes = qsf_draft_needed_bytes(plan);
     if (!qsf_draft_fits(plan))

@@ -1,11 +1,10 @@
 /* plan.h - decides, before anything is allocated, where the memory of a model goes.
  *
- * Sizes come from the same layout functions that later lay the real blocks out, run on
- * a measuring arena, so the plan and the allocation cannot disagree (draft.h). When memory is
- * short (ceiling.h): fewer resident units (residence.h); then smaller prompt chunks, a shorter
- * context and a smaller ring by turns, what was asked for apart; then 2 bits in the KV cache
- * (unless its type was asked for); then a refusal that says what would do. docs/memory.md has
- * the reasons.
+ * The layout functions that later lay out the real allocations compute the sizes, so the plan and
+ * the allocations agree (draft.h). If memory is short (ceiling.h), the plan gives up, in this
+ * order: resident units (residence.h); parts of the prompt chunk, the context and the ring in
+ * turns; 4 bits in the KV cache, for 2. It never changes what the caller has set. If that is not
+ * enough, the error names a budget that would work. docs/memory.md has the reasons.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_PLAN_H
@@ -15,8 +14,8 @@
 
 #include "engine/draft.h"
 
-/* Fills *plan and is_resident [n_units]. QSF_ERR_NOMEM with *plan filled for the least
- * memory that would do. QSF_ERR_ARG: a context longer than the model's. */
+/* Fills *plan and is_resident [n_units]. QSF_ERR_NOMEM: *plan is the smallest possible plan.
+ * QSF_ERR_ARG: the context is longer than the model allows. */
 qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resident);
 
 #endif

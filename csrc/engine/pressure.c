@@ -1,11 +1,11 @@
-/* pressure.c - when memory is given back and taken again.
+/* pressure.c - decides when memory is given back and taken again.
  *
  *     available    0 ......... low ......... 2 low ......... 4 low + a unit ........
  *                  | give back  | as it is                    | take, if calm for 5 s
  *                  | up to 2 low|
  *
- * The gap between the two is what keeps it from going to and fro: taking a unit leaves more than
- * 4 low. Where somebody else answers each taking with a shortage, the wait doubles each time.
+ * The gap prevents oscillation: taking a unit leaves more than 4 low. If each taking is followed
+ * by a shortage, the wait doubles each time.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/pressure.h"
@@ -14,11 +14,11 @@
 #define PAUSE_NS (SECOND_NS / 4)
 #define CALM_NS (5 * SECOND_NS)
 #define MOST_CALM_NS (320 * SECOND_NS)
-#define TAKE_PAUSE_NS SECOND_NS        /* between two units taken in one calm */
-#define RELAPSE_NS (60 * SECOND_NS)    /* a shortage so soon after a taking is its fault */
-#define STALL_PAUSE_NS (2 * SECOND_NS) /* PSI averages are renewed so often */
-#define STALLED_PERCENT 10.0           /* pressure, where little is available besides */
-#define CALM_PERCENT 5.0               /* at most, to be called calm */
+#define TAKE_PAUSE_NS SECOND_NS        /* between two units in one calm */
+#define RELAPSE_NS (60 * SECOND_NS)    /* a shortage so soon after a taking is its result */
+#define STALL_PAUSE_NS (2 * SECOND_NS) /* the kernel updates the PSI averages this often */
+#define STALLED_PERCENT 10.0           /* means pressure if little memory is available too */
+#define CALM_PERCENT 5.0               /* above this, the system is not calm */
 #define MOST_LOW_BYTES (UINT64_C(1) << 30)
 
 static uint64_t least_of(uint64_t a, uint64_t b)
@@ -26,7 +26,8 @@ static uint64_t least_of(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* A sixth: so 4 low and more are there again once those who took it are gone. */
+/* A sixth of the available memory: when the other processes have released theirs, more than 4 low
+ * are available again. */
 void qsf_pressure_init(qsf_pressure *p, const qsf_pressure_signs *signs)
 {
     const uint64_t low_bytes = least_of(signs->available_bytes / 6, signs->total_bytes / 20);

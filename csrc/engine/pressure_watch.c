@@ -1,4 +1,4 @@
-/* pressure_watch.c - from the system's signs to a move of the model's memory. */
+/* pressure_watch.c - measures the system and moves the model's memory. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/pressure_watch.h"
 
@@ -22,8 +22,8 @@ static void look_at_system(void *arg, qsf_pressure_signs *out)
     };
 }
 
-/* Sessions, activations and what the caller reserved are promised but mostly untouched yet, so the
- * system still calls them available. */
+/* Sessions, activations and the caller's reserve are planned but mostly untouched, so the system
+ * still counts their memory as available. */
 void qsf_pressure_begin(qsf_model *m)
 {
     const qsf_plan *const plan = &m->plan;
@@ -32,7 +32,7 @@ void qsf_pressure_begin(qsf_model *m)
     signs.available_bytes = qsf_sub_floored(
         qsf_sub_floored(qsf_sub_floored(qsf_sub_floored(signs.available_bytes, plan->kv_bytes),
                                         plan->scratch_bytes),
-                        plan->window_bytes),
+                        plan->stream_bytes),
         plan->reserve_bytes);
     qsf_pressure_init(&m->pressure, &signs);
     m->full_ring_bytes = plan->ring_bytes;

@@ -1,4 +1,4 @@
-/* pressure_watch.h - looks at the system's memory and moves the model's, as pressure.h decides. */
+/* pressure_watch.h - measures the system's memory and moves the model's, as pressure.h decides. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_PRESSURE_WATCH_H
 #define QSF_ENGINE_PRESSURE_WATCH_H
@@ -7,11 +7,11 @@
 
 #include "include/qsf.h"
 
-/* Looks at the system for the first time. The model is ready. */
+/* Takes the first measurement. The model is open. */
 void qsf_pressure_begin(qsf_model *m);
 
-/* Looks at the system if it is time to, and acts on the model, whose lock is held and which is
- * between units. True: units of the stream moved. */
+/* If a measurement is due, takes it and moves memory. The caller holds the model's lock, between
+ * two units. True: units of the stream moved. */
 bool qsf_pressure_watch(qsf_model *m);
 
 #endif

@@ -1,11 +1,11 @@
-/* residence.c - spreads what is streamed among what is kept. */
+/* residence.c - spreads streamed units evenly among resident ones. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/residence.h"
 
 #include "base/checked.h"
 #include "stream/stream.h"
 
-/* a * b / c for a <= c; may be a few parts in 2^32 of c less. */
+/* Returns a * b / c for a <= c; may be too small by a few parts in 2^32 of c. */
 static uint64_t share_of(uint64_t a, uint64_t b, uint64_t c)
 {
     unsigned shift = 0;
@@ -15,7 +15,7 @@ static uint64_t share_of(uint64_t a, uint64_t b, uint64_t c)
     return part == 0 ? 0 : ((a >> shift) * (b >> shift) / part) << shift;
 }
 
-/* Keeps the unit where there is room. */
+/* Marks the unit as resident if it fits; returns its bytes, else 0. */
 static uint64_t keep(const qsf_reader *r, uint32_t unit_idx, uint64_t room_bytes, bool *is_resident)
 {
     const uint64_t n_bytes = r->units[unit_idx].raw_bytes;
@@ -25,7 +25,7 @@ static uint64_t keep(const qsf_reader *r, uint32_t unit_idx, uint64_t room_bytes
     return n_bytes;
 }
 
-/* What a pass reads at its end: the final norm with the head, and a table that is the head too. */
+/* Marks the units at the end of a pass: the final norm with the head, and a tied embedding. */
 static uint64_t keep_head(const qsf_reader *r, uint64_t room_bytes, bool *is_resident)
 {
     uint64_t kept_bytes = keep(r, r->n_units - 1, room_bytes, is_resident);
@@ -34,9 +34,9 @@ static uint64_t keep_head(const qsf_reader *r, uint64_t room_bytes, bool *is_res
     return kept_bytes;
 }
 
-/* Of the pass so far, the same share is kept as of the whole; that makes all runs equal, by the
- * bytes, to within a layer. The head, kept already, is the last of the pass and counts in both.
- * is_trial: only says how much would be kept. */
+/* Marks layers so that each part of the pass has the same resident share as the whole: all runs are
+ * then equal to within one layer. The head is resident already, ends the pass and counts in both.
+ * is_trial: marks nothing, only returns the bytes. */
 static uint64_t spread(const qsf_reader *r, uint64_t head_bytes, uint64_t room_bytes, bool is_trial,
                        bool *is_resident)
 {
@@ -66,7 +66,8 @@ static uint64_t spread(const qsf_reader *r, uint64_t head_bytes, uint64_t room_b
 uint64_t qsf_residence_add(const qsf_reader *r, uint64_t room_bytes, bool *is_resident)
 {
     const uint64_t head_bytes = keep_head(r, room_bytes, is_resident);
-    /* Room for 9.7 layers keeps 9, and these lie most evenly when there is room for just 9. */
+    /* With room for 9.7 layers, 9 are resident; they are spread most evenly if the room is exactly
+     * 9. */
     const uint64_t layers_bytes = spread(r, head_bytes, room_bytes - head_bytes, true, is_resident);
     uint64_t kept_bytes = head_bytes + spread(r, head_bytes, layers_bytes, false, is_resident);
     for (uint32_t i = 1; i < r->n_units - 1; i++)
@@ -79,9 +80,9 @@ uint64_t qsf_residence_longest_run_bytes(const qsf_reader *r, const bool *is_res
     uint64_t longest_bytes = 0;
     uint64_t run_bytes = 0;
     bool is_streaming = false;
-    /* Two passes: the second begins inside the run that reaches around the end. */
+    /* Two passes, because a run may reach around the end of the pass. */
     for (uint64_t step = 0; step < 2 * (uint64_t)r->n_units; step++) {
-        const uint32_t i = (uint32_t)((step + 1) % r->n_units); /* unit 0 is last, as the head */
+        const uint32_t i = (uint32_t)((step + 1) % r->n_units); /* a tied unit 0 comes last */
         if (!qsf_stream_passes_ring(r, i))
             continue;
         if (is_resident[i]) {

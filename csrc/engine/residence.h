@@ -1,15 +1,15 @@
-/* residence.h - which units stay in memory, where there is not room for all.
+/* residence.h - which units are resident if there is no room for all.
  *
- * Every unit that passes through the ring is read once a token, so a byte kept is a byte saved,
- * whichever unit it belongs to. Which layers stay decides how well reading and computing overlap:
+ * Each pass reads every streamed unit once, so a resident byte saves a byte of reading, whichever
+ * unit it belongs to. The choice of layers decides how well reading and computing overlap:
  *
- *     kept side by side    K K K K K K S S     the disk fills the ring, then waits for six layers
- *     spread               S K K K S K K K     it waits for three, twice, with a ring to fill each
+ *     side by side    R R R R R R S S     the disk fills the ring, then waits for six layers
+ *     spread          S R R R S R R R     it fills the ring twice, and waits for three layers
  *
  * A layer of 112 MB (7B, 4 bits) is computed in 4 to 7 ms from memory (16 to 30 GB/s) and read in
- * 62 ms (1.8 GB/s). A ring of 16 MiB takes 9 ms to fill: that is one or two kept layers. The disk
- * idles for what is left of the longer runs, so runs are kept as equal as they can be, around the
- * end of the pass too, where the head and the choice of the token take their time.
+ * 62 ms (1.8 GB/s). A ring of 16 MiB takes 9 ms to fill: the time of one or two resident layers.
+ * In longer runs of resident layers the disk idles, so all runs are about equally long, also the
+ * one around the end of the pass, with the head and the choice of the token.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_RESIDENCE_H
@@ -20,13 +20,13 @@
 
 #include "format/records.h"
 
-/* Marks more of the units that pass through the ring as resident, of at most room_bytes raw; the
- * head first, then layers, and at the end whatever still fits: no unit that stays unmarked
- * would. Returns their bytes. Takes time in proportion to the units. */
+/* Marks more units as resident, at most room_bytes raw: the head first, then layers, then any unit
+ * that still fits. Separate embedding tables are left alone. Returns the bytes of the marked units.
+ * Its time is proportional to the number of units. */
 uint64_t qsf_residence_add(const qsf_reader *r, uint64_t room_bytes, bool *is_resident);
 
-/* The most raw bytes that are computed from memory between two streamed units, around the end
- * of the pass too; 0 when nothing is streamed. */
+/* Returns the raw bytes of the longest run of resident units between two streamed ones, also around
+ * the end of the pass; 0 if nothing is streamed. */
 uint64_t qsf_residence_longest_run_bytes(const qsf_reader *r, const bool *is_resident);
 
 #endif

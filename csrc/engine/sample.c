@@ -9,16 +9,17 @@
 #include "base/checked.h"
 #include "base/status.h"
 
-/* With top-p and no top-k nobody knows how many candidates it takes: first so many, then more. */
+/* With top-p but no top-k the number of candidates is unknown: start with FIRST_CANDIDATES, then
+ * multiply by MORE_CANDIDATES. */
 #define FIRST_CANDIDATES 256
 #define MORE_CANDIDATES 16
 
-/* What all steps of a choice look at. */
+/* What all steps of a choice read. */
 typedef struct choosing {
     qsf_sampler *s;
     const qsf_kernels *k;
     const qsf_sampling *how;
-    const float *scores; /* [n_vocab] logits after the penalty; perhaps infinite, never NaN */
+    const float *scores; /* [n_vocab] logits after the penalty; may be infinite, never NaN */
     float best;          /* the largest of them */
 } choosing;
 
@@ -46,8 +47,8 @@ double qsf_random_uniform(uint64_t *state)
     return (double)(z >> 11) * 0x1p-53;
 }
 
-/* exp(x) for x <= 0, the same on every machine, which libm does not promise:
- * x = n ln2 + r, |r| <= ln2 / 2, and thirteen terms of the series for exp(r). */
+/* exp(x) for x <= 0, with the same bits on every machine (libm differs): x = n ln2 + r, |r| <= ln2
+ * / 2, and thirteen terms of the series for exp(r). */
 static double exp_of_negative(double x)
 {
     if (!(x > -700.0))
@@ -60,7 +61,7 @@ static double exp_of_negative(double x)
     return ldexp(sum, (int)n);
 }
 
-/* Is id a before id b in the order of falling score, lower id first? */
+/* True if a has the higher score, or the same score and the lower id. */
 static bool comes_first(const float *scores, uint32_t a, uint32_t b)
 {
     return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
@@ -91,8 +92,8 @@ static qsf_status name_not_finite(const float *logits)
                     i, (double)logits[i]);
 }
 
-/* The logits with the repetition penalty (Keskar et al. 2019): every token that occurred
- * counts once. */
+/* Returns the logits after the repetition penalty (Keskar et al. 2019). A token that occurred
+ * several times counts once. */
 static const float *penalise(qsf_sampler *s, const float *logits, float penalty,
                              const uint32_t *recent, size_t n_recent)
 {
@@ -111,7 +112,7 @@ static const float *penalise(qsf_sampler *s, const float *logits, float penalty,
     return s->penalised;
 }
 
-/* The first id of the largest score. */
+/* Returns the lowest id that has the largest score. */
 static uint32_t find_best(const choosing *c)
 {
     size_t bucket = 0;
@@ -125,12 +126,12 @@ static uint32_t find_best(const choosing *c)
 
 static double weight_of(const choosing *c, uint32_t id)
 {
-    if (c->scores[id] == c->best) /* also when the penalty has made both infinite */
+    if (c->scores[id] == c->best) /* also if the penalty made both infinite */
         return 1.0;
     return exp_of_negative(((double)c->scores[id] - (double)c->best) / (double)c->how->temperature);
 }
 
-/* Fills odds, 0 where below `least`, and the sums of its strips; returns their sum. */
+/* Fills odds (0 if below `least`) and the sums of its strips; returns the total. */
 static double weigh_all(const choosing *c, float least)
 {
     qsf_sampler *const s = c->s;
@@ -142,8 +143,9 @@ static double weigh_all(const choosing *c, float least)
     return total;
 }
 
-/* The item of values [n] at which their running sum exceeds *left, less what lies before it.
- * Rounding may leave *left above the last one that is not 0: that one, then. */
+/* Returns the index in values [n] at which the running sum exceeds *left, and subtracts the sum
+ * before it from *left. Rounding may leave *left above the whole sum: then returns the last index
+ * that is not 0. */
 static size_t walk(const float *values, size_t n, double *left)
 {
     size_t chosen = 0;
@@ -158,7 +160,7 @@ static size_t walk(const float *values, size_t n, double *left)
     return chosen;
 }
 
-/* Without top-k and top-p no order is needed: one pass to weigh, then first the strip. */
+/* Without top-k and top-p no sorting is needed: weigh all, choose the strip, then the id in it. */
 static uint32_t choose_any(const choosing *c, double draw)
 {
     const qsf_sampler *const s = c->s;
@@ -168,8 +170,8 @@ static uint32_t choose_any(const choosing *c, double draw)
     return (uint32_t)(first + walk(s->odds + first, n, &left));
 }
 
-/* A score that at least n_wanted ids reach: the least of the largest n_wanted of `tops`,
- * which a heap with the least on top collects. */
+/* Returns a score that at least n_wanted ids reach: the smallest of the largest n_wanted `tops`,
+ * collected in a min-heap. */
 static float find_floor(const choosing *c, size_t n_wanted)
 {
     const size_t n_buckets = qsf_ceil_div(c->s->n_vocab, QSF_STRIP) * QSF_STRIP_BUCKETS;
@@ -196,8 +198,7 @@ static float find_floor(const choosing *c, size_t n_wanted)
     return least[0];
 }
 
-/* Makes a heap, best on top, of all ids whose score reaches that of the n_wanted best;
- * returns how many. */
+/* Builds a max-heap of all ids whose score reaches that of the n_wanted best; returns its size. */
 static uint32_t gather(const choosing *c, size_t n_wanted)
 {
     qsf_sampler *const s = c->s;
@@ -216,7 +217,7 @@ static uint32_t gather(const choosing *c, size_t n_wanted)
     return n;
 }
 
-/* Takes the next best id off the heap of n ids and returns it; it then lies behind them. */
+/* Takes the best id off the heap of n ids, stores it behind the heap, and returns it. */
 static uint32_t pop_best(const choosing *c, uint32_t n)
 {
     uint32_t *const heap = c->s->heap;
@@ -228,7 +229,7 @@ static uint32_t pop_best(const choosing *c, uint32_t n)
     return id;
 }
 
-/* Chooses among the n_kept first in order, which lie at the back of n ids. */
+/* Chooses among the n_kept best ids, which are at the end of the n ids. */
 static uint32_t choose_kept(const qsf_sampler *s, uint32_t n, uint32_t n_kept, double left)
 {
     uint32_t i = 0;
@@ -237,13 +238,13 @@ static uint32_t choose_kept(const qsf_sampler *s, uint32_t n, uint32_t n_kept, d
     return s->heap[n - 1 - i];
 }
 
-/* Among the top_k best, as far as top-p and min-p let them. */
+/* Chooses among the top_k best, restricted by top-p and min-p. */
 static uint32_t choose_top_k(const choosing *c, double draw)
 {
     qsf_sampler *const s = c->s;
     const uint32_t limit = c->how->top_k;
     const uint32_t n = gather(c, limit);
-    double total = 0.0; /* what top-p is a fraction of */
+    double total = 0.0; /* top_p is a fraction of this */
     for (uint32_t i = 0; i < limit; i++) {
         s->weights[i] = weight_of(c, pop_best(c, n - i));
         total += s->weights[i];
@@ -259,7 +260,7 @@ static uint32_t choose_top_k(const choosing *c, double draw)
     return choose_kept(s, n, n_kept, draw * sum);
 }
 
-/* Among all, as far as top-p and min-p let them. */
+/* Chooses among all ids, restricted by top-p and min-p. */
 static uint32_t choose_top_p(const choosing *c, double draw)
 {
     qsf_sampler *const s = c->s;
@@ -314,17 +315,19 @@ void qsf_sampling_default(qsf_sampling *out)
     };
 }
 
-/* Written so that NaN fails. */
+/* The conditions are written so that NaN fails. */
 qsf_status qsf_sampling_check(const qsf_sampling *how)
 {
     if (!(how->repetition_penalty > 0.0f) || !isfinite(how->repetition_penalty))
-        return QSF_FAIL(QSF_ERR_ARG, "repetition_penalty is %g: above 0",
+        return QSF_FAIL(QSF_ERR_ARG, "repetition_penalty is %g; it must be above 0",
                         (double)how->repetition_penalty);
     if (!(how->temperature >= 0.0f) || !isfinite(how->temperature))
-        return QSF_FAIL(QSF_ERR_ARG, "temperature is %g: 0 or above", (double)how->temperature);
+        return QSF_FAIL(QSF_ERR_ARG, "temperature is %g; it must be 0 or above",
+                        (double)how->temperature);
     if (!(how->top_p > 0.0f && how->top_p <= 1.0f))
-        return QSF_FAIL(QSF_ERR_ARG, "top_p is %g: above 0, at most 1", (double)how->top_p);
+        return QSF_FAIL(QSF_ERR_ARG, "top_p is %g; it must be above 0 and at most 1",
+                        (double)how->top_p);
     if (!(how->min_p >= 0.0f && how->min_p <= 1.0f))
-        return QSF_FAIL(QSF_ERR_ARG, "min_p is %g: 0 to 1", (double)how->min_p);
+        return QSF_FAIL(QSF_ERR_ARG, "min_p is %g; it must be 0 to 1", (double)how->min_p);
     return QSF_OK;
 }

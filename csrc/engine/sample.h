@@ -1,7 +1,7 @@
 /* sample.h - from logits to a token: penalties, temperature, top-k, top-p, min-p.
  *
- * Deterministic: its own generator, its own exponentials, ties broken by the lower id.
- * Knows nothing of models; allocates nothing.
+ * Deterministic: it has its own random generator and exponentials, and of equal logits prefers the
+ * lower id. Allocates nothing.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_SAMPLE_H
@@ -16,10 +16,10 @@
 
 typedef struct qsf_sampler {
     uint32_t n_vocab;
-    float *penalised; /* [n_vocab] logits, where the repetition penalty changes any */
-    uint32_t *heap;   /* [n_vocab] ids of candidates; the chosen ones end up at the back */
+    float *penalised; /* [n_vocab] logits after the repetition penalty */
+    uint32_t *heap;   /* [n_vocab] ids of candidates; those taken off are at the end */
     double *weights;  /* [n_vocab] exp((score - largest) / temperature) by rank */
-    float *odds;      /* [n_vocab] the same by id, rounded, in the same memory */
+    float *odds;      /* [n_vocab] the same by id, rounded; shares the memory of weights */
     float *tops;      /* [buckets] largest score of each; see kernels.h */
     float *sums;      /* [strips] of the odds */
     uint8_t *is_seen; /* [n_vocab] marks, all zero between calls */
@@ -36,7 +36,7 @@ qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float 
                               const qsf_sampling *how, const uint32_t *recent, size_t n_recent,
                               uint64_t *random_state, uint32_t *token);
 
-/* The next of a splitmix64 sequence (Steele, Lea, Flood 2014), as a double in [0, 1). */
+/* Returns the next number of a splitmix64 sequence (Steele, Lea, Flood 2014) in [0, 1). */
 double qsf_random_uniform(uint64_t *state);
 
 #endif

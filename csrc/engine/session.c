@@ -12,7 +12,7 @@
 static void release_session(qsf_session *s)
 {
     qsf_model *const m = s->model;
-    qsf_ledger_release(&m->ledger, QSF_USE_KV, s->block, s->block_bytes);
+    qsf_ledger_release(&m->ledger, QSF_USE_KV, s->memory, s->memory_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, s, sizeof *s);
 }
 
@@ -22,23 +22,23 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
         return QSF_FAIL(QSF_ERR_ARG, "the model is closed; only its %u open sessions still work",
                         m->n_sessions);
     if (m->n_sessions == m->options.max_sessions)
-        return QSF_FAIL(QSF_ERR_NOMEM,
-                        "%u sessions are open, which is all that the plan has room for "
-                        "(max_sessions)",
+        return QSF_FAIL(QSF_ERR_NOMEM, "%u sessions are open, and max_sessions allows no more",
                         m->n_sessions);
     qsf_session *const s = qsf_ledger_acquire(&m->ledger, QSF_USE_TABLES, sizeof *s);
     if (s == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes for a session's record", sizeof *s);
+        return QSF_FAIL(QSF_ERR_NOMEM, "cannot allocate %zu bytes for a session's record",
+                        sizeof *s);
     s->model = m;
-    s->block_bytes = (size_t)m->plan.kv_bytes / m->options.max_sessions;
-    s->block = qsf_ledger_acquire(&m->ledger, QSF_USE_KV, s->block_bytes);
-    if (s->block == NULL) {
-        const size_t block_bytes = s->block_bytes;
+    s->memory_bytes = (size_t)m->plan.kv_bytes / m->options.max_sessions;
+    s->memory = qsf_ledger_acquire(&m->ledger, QSF_USE_KV, s->memory_bytes);
+    if (s->memory == NULL) {
+        const size_t memory_bytes = s->memory_bytes;
         release_session(s);
-        return QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes for a session's KV cache", block_bytes);
+        return QSF_FAIL(QSF_ERR_NOMEM, "cannot allocate %.1f MB for a session's KV cache",
+                        qsf_mb(memory_bytes));
     }
     qsf_arena arena;
-    qsf_arena_init(&arena, s->block, s->block_bytes);
+    qsf_arena_init(&arena, s->memory, s->memory_bytes);
     qsf_session_layout(&s->buffers, &arena, &m->config, m->plan.ctx_tokens, &m->scratch.kv_form);
     qsf_kvcache_link(&s->buffers.kv, &m->config);
     atomic_init(&s->cancelled, false);
@@ -82,7 +82,8 @@ static qsf_status check_tokens(const qsf_session *s, const uint32_t *tokens, siz
     return QSF_OK;
 }
 
-/* Most times it is not time to look, which the latest lap tells well enough. */
+/* Does nothing if no measurement is due; the last lap's clock reading is precise enough for
+ * that. */
 static bool watch_memory(void *arg)
 {
     qsf_session *const s = arg;
@@ -93,7 +94,7 @@ static bool watch_memory(void *arg)
     return has_moved;
 }
 
-/* The turn of this session: a pass, and its event. */
+/* Runs a pass under the model's lock and traces it. */
 static qsf_status run_pass(qsf_session *s, const qsf_chunk *chunk)
 {
     qsf_model *const m = s->model;
@@ -103,7 +104,7 @@ static qsf_status run_pass(qsf_session *s, const qsf_chunk *chunk)
     const uint64_t begin_ns = w->last_ns;
     const qsf_status status = qsf_forward_run(&m->forward, chunk);
     if (qsf_trace_is_on(&m->trace)) {
-        qsf_stopwatch_lap(w, QSF_PHASE_OTHER); /* where it failed, in the middle of a lap */
+        qsf_stopwatch_lap(w, QSF_PHASE_OTHER); /* a failed pass ends within a lap */
         qsf_trace_record(&m->trace, &(qsf_trace_event){
                                         .begin_ns = begin_ns,
                                         .end_ns = w->last_ns,
@@ -116,7 +117,7 @@ static qsf_status run_pass(qsf_session *s, const qsf_chunk *chunk)
     return status;
 }
 
-/* A call went well: the time since its last lap is its own, and its phases count. */
+/* After a call succeeded: ends its last lap and counts its phases. */
 static void count_phases(qsf_session *s)
 {
     s->stopwatch.unit_idx = QSF_UNIT_NONE;
@@ -125,7 +126,7 @@ static void count_phases(qsf_session *s)
         s->phase_ns[i] += s->stopwatch.phase_ns[i];
 }
 
-/* Evaluates tokens [n_tokens] after those held. Takes them over only if all went well. */
+/* Evaluates tokens [n_tokens] after those held. Appends them only if the pass succeeded. */
 static qsf_status evaluate(qsf_session *s, const uint32_t *tokens, uint32_t n_tokens,
                            uint32_t first_logits, float *logits)
 {
@@ -157,8 +158,8 @@ static qsf_status evaluate(qsf_session *s, const uint32_t *tokens, uint32_t n_to
     return QSF_OK;
 }
 
-/* Evaluates a chunk after the tokens held, with logits from position first_row on: the row of
- * position p goes to scores + (p - first_row) * n_vocab, the last one to the session too. */
+/* Evaluates a chunk after the tokens held, with logits from position first_row on: position p has
+ * row p - first_row of scores; the last row is also copied to the session. */
 static qsf_status score_chunk(qsf_session *s, const uint32_t *tokens, uint32_t n_tokens,
                               size_t first_row, float *scores)
 {
@@ -173,7 +174,7 @@ static qsf_status score_chunk(qsf_session *s, const uint32_t *tokens, uint32_t n
     return QSF_OK;
 }
 
-/* How many of the tokens the session holds already, in the same places. */
+/* Returns how many leading tokens the session already holds. */
 static uint32_t common_prefix(const qsf_session *s, const uint32_t *tokens, size_t n_tokens)
 {
     uint32_t n = 0;
@@ -182,8 +183,8 @@ static uint32_t common_prefix(const qsf_session *s, const uint32_t *tokens, size
     return n;
 }
 
-/* Brings the session nearer to tokens [n_tokens] by one chunk. scores: [n_tokens - first_row,
- * n_vocab], or NULL for the logits of the last token alone. */
+/* Brings the session closer to tokens [n_tokens] by one chunk. scores [n_tokens - first_row,
+ * n_vocab], or NULL: only the last token needs logits. */
 static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_tokens, size_t first_row,
                           float *scores, size_t *n_done)
 {
@@ -191,10 +192,10 @@ static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_token
     const uint64_t start_ns = qsf_clock_ns();
     qsf_stopwatch_start(&s->stopwatch, &m->trace, start_ns);
     QSF_TRY(check_tokens(s, tokens, n_tokens));
-    /* Scoring begins at its first row; otherwise all held but the last may be kept, and
-     * the last too if its logits are there. */
+    /* Scoring evaluates from its first row on. Otherwise all held tokens may be kept; the last one
+     * only if its logits are available. */
     uint32_t n_kept = common_prefix(s, tokens, n_tokens);
-    const size_t n_wanted = *n_done < first_row ? first_row : *n_done; /* to be kept if held */
+    const size_t n_wanted = *n_done < first_row ? first_row : *n_done; /* keep these if held */
     if (scores != NULL)
         n_kept = n_wanted < n_kept ? (uint32_t)n_wanted : n_kept;
     else if (n_kept == n_tokens && !(s->has_logits && s->n_tokens == n_kept))
@@ -241,13 +242,15 @@ qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, size_t n_to
     if (n_tokens == 0)
         return QSF_FAIL(QSF_ERR_ARG, "a session is synchronised to at least one token");
     if (first_row >= n_tokens)
-        return QSF_FAIL(QSF_ERR_ARG, "the first row is %zu of %zu tokens", first_row, n_tokens);
+        return QSF_FAIL(QSF_ERR_ARG, "first_row is %zu; it must be below n_tokens, %zu", first_row,
+                        n_tokens);
     const uint32_t n_vocab = s->model->config.n_vocab;
     if (cap_floats / n_vocab < n_tokens - first_row)
-        return QSF_FAIL(QSF_ERR_ARG, "the buffer holds %zu floats, %zu rows of %u are needed",
+        return QSF_FAIL(QSF_ERR_ARG, "the buffer holds %zu floats, but %zu rows of %u are needed",
                         cap_floats, n_tokens - first_row, n_vocab);
     if (*n_done > n_tokens)
-        return QSF_FAIL(QSF_ERR_ARG, "n_done is %zu of %zu tokens", *n_done, n_tokens);
+        return QSF_FAIL(QSF_ERR_ARG, "n_done is %zu; it must be at most n_tokens, %zu", *n_done,
+                        n_tokens);
     return advance(s, tokens, n_tokens, first_row, logits, n_done);
 }
 
@@ -303,7 +306,7 @@ qsf_status qsf_session_logits(const qsf_session *s, float *out, size_t cap_float
     const uint32_t n_vocab = s->model->config.n_vocab;
     QSF_TRY(check_logits(s));
     if (cap_floats < n_vocab)
-        return QSF_FAIL(QSF_ERR_ARG, "the buffer holds %zu floats, %u are needed", cap_floats,
+        return QSF_FAIL(QSF_ERR_ARG, "the buffer holds %zu floats, but %u are needed", cap_floats,
                         n_vocab);
     memcpy(out, s->buffers.logits, n_vocab * sizeof *out);
     return QSF_OK;
@@ -357,8 +360,8 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
         .n_loops = counts.n_runs,
         .n_parallel_regions = counts.n_shared_runs,
         .parallel_ns = counts.shared_ns,
-        .n_embedding_rows = m->forward.embedding.n_asked,
-        .n_embedding_hits = m->forward.embedding.n_found,
+        .n_embedding_rows = m->forward.embedding.n_requested,
+        .n_embedding_hits = m->forward.embedding.n_hits,
         .n_given_back = m->pressure.n_given_back,
         .n_taken_again = m->pressure.n_taken_again,
         .given_back_bytes = m->pressure.given_back_bytes,

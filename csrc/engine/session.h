@@ -1,7 +1,7 @@
 /* session.h - one token sequence and its KV cache: sync to a token list, step, rewind.
  *
- * Sessions of a model take turns: a call holds the model's lock while it evaluates one
- * chunk. A failed or cancelled chunk leaves the session as it was before the chunk.
+ * Sessions of a model take turns: a call holds the model's lock while it evaluates one chunk. If
+ * the chunk fails or is cancelled, the session holds the tokens it had before.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_SESSION_H
@@ -26,12 +26,12 @@ struct qsf_session {
     uint64_t prompt_ns;
     uint64_t step_tokens;
     uint64_t step_ns;
-    qsf_stopwatch stopwatch;         /* of the running call, and the latest */
-    uint64_t phase_ns[QSF_N_PHASES]; /* of the calls that went well */
+    qsf_stopwatch stopwatch;         /* of the running call, or of the latest */
+    uint64_t phase_ns[QSF_N_PHASES]; /* of the calls that succeeded */
     uint64_t sample_ns;
     uint64_t n_samples;
-    void *block; /* of the buffers */
-    size_t block_bytes;
+    void *memory; /* of the buffers */
+    size_t memory_bytes;
 };
 
 #endif

@@ -1,4 +1,4 @@
-/* session_buffers.h - the memory of a session, as the plan counts it and the session takes it. */
+/* session_buffers.h - the memory of a session, for the plan and for the session itself. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_SESSION_BUFFERS_H
 #define QSF_ENGINE_SESSION_BUFFERS_H
@@ -16,7 +16,7 @@ typedef struct qsf_session_buffers {
     qsf_sampler sampler;
 } qsf_session_buffers;
 
-/* Called once on a measuring arena and once on the real one, whose block is zeroed. */
+/* Call once on a measuring arena and once on the real one, whose memory is zeroed. */
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
                         uint32_t ctx_tokens, const qsf_kv_form *kv_form);
 

@@ -12,7 +12,7 @@
 
 _Static_assert(QSF_SKIP_WORDS * 64 >= QSF_MAX_LAYERS, "a bit for every layer");
 
-/* 1 - 0.9 is a little less than 0.1; half a layer of five is to be rounded up all the same. */
+/* 1 - 0.9 is a little less than 0.1; half a layer of five must still be rounded up. */
 #define ROUNDING_SLACK 1e-9
 
 static uint32_t count_asked(uint32_t n_layers, double quality)
@@ -33,7 +33,7 @@ static bool has_importances(const qsf_reader *r)
     return false;
 }
 
-/* In half layers. */
+/* Returns the distance in half layers. */
 static uint32_t distance_to_middle(const qsf_reader *r, uint32_t layer)
 {
     const uint32_t last = r->header.n_layers - 1;
@@ -49,7 +49,7 @@ static bool goes_before(const qsf_reader *r, uint32_t a, uint32_t b)
     return a < b;
 }
 
-/* Marks one more. */
+/* Marks one more layer. */
 static void skip_next(const qsf_reader *r, bool *is_skipped)
 {
     uint32_t next = UINT32_MAX;
@@ -66,14 +66,13 @@ qsf_status qsf_skip_layers(qsf_reader *r, double quality)
         return QSF_OK;
     if (n_layers <= 2 * N_KEPT_AT_AN_END)
         return QSF_FAIL(QSF_ERR_ARG,
-                        "quality %g: no layer can be skipped, as the first two and the last two "
-                        "always run and this model has %u",
+                        "quality %g: no layer can be skipped: the first two and the last two "
+                        "always run, and this model has %u layers",
                         quality, n_layers);
     if (!has_importances(r))
         return QSF_FAIL(QSF_ERR_ARG,
-                        "quality %g: the file does not say which of its %u layers matter least "
-                        "(the importance of all is %g); qsf-convert --calibration makes a file "
-                        "that does",
+                        "quality %g: the file has no importances for its %u layers (all are %g); "
+                        "qsf-convert --calibration makes a file that has them",
                         quality, n_layers, (double)importance_of(r, 0));
     const uint32_t n_skippable = n_layers - 2 * N_KEPT_AT_AN_END;
     uint32_t n_skips = count_asked(n_layers, quality);
@@ -93,7 +92,7 @@ void qsf_skip_describe(const qsf_reader *r, double quality, qsf_plan *plan)
     plan->n_skips_asked = count_asked(plan->n_layers, quality);
     memset(plan->skipped_layers, 0, sizeof plan->skipped_layers);
     uint32_t layer = 0;
-    for (uint32_t i = 1; i + 1 < r->n_units; i++, layer++) /* the gaps in what is left */
+    for (uint32_t i = 1; i + 1 < r->n_units; i++, layer++) /* gaps between the remaining layers */
         for (; layer + 1 < qsf_reader_file_idx(r, i); layer++)
             plan->skipped_layers[layer / 64] |= UINT64_C(1) << layer % 64;
 }

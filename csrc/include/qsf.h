@@ -166,7 +166,7 @@ typedef struct qsf_options {
 QSF_API void qsf_options_default(qsf_options *out);
 
 /* The memory plan, made before any memory is taken. engine_bytes is the sum of the fields from
- * weights_bytes to stacks_bytes, without ring_bytes, which is part of window_bytes. */
+ * weights_bytes to stacks_bytes, without ring_bytes, which is part of stream_bytes. */
 typedef struct qsf_plan {
     uint64_t budget_bytes;     /* from the options, or chosen for QSF_BUDGET_AUTO; 0: none */
     uint64_t ceiling_bytes;    /* the plan stays below this: the budget, or less if the machine or
@@ -175,8 +175,8 @@ typedef struct qsf_plan {
     uint64_t reserve_bytes;    /* the caller's own share, from the options */
     uint64_t engine_bytes;     /* all memory that the engine will allocate */
     uint64_t weights_bytes;    /* resident units; part of model_bytes */
-    uint64_t window_bytes;     /* buffers for units that are not resident */
-    uint64_t ring_bytes;       /* part of window_bytes: the buffer for reading ahead */
+    uint64_t stream_bytes;     /* buffers for units that are not resident */
+    uint64_t ring_bytes;       /* part of stream_bytes: the buffer for reading ahead */
     uint64_t embedding_bytes;  /* one band and the cache of rows, if the embedding table is not
                                 * resident */
     uint64_t kv_bytes;         /* KV pages of all sessions */

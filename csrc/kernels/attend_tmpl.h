@@ -3,21 +3,21 @@
  * Included after exp_tmpl.h and vecops_tmpl.h. Contracts at "KV pages and attention" in kernels.h;
  * the scores themselves are matrix products.
  *
- * Quantised values are decoded once for all query rows: a page's block becomes [32, 64] floats,
- * which is what a page of f32 holds. One row alone decodes as it goes.
+ * Quantised values are decoded once for all query rows: a block of a page becomes [32, 64] floats,
+ * like a page of f32. A single row decodes while it adds.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include "kernels/kv_tmpl.h"
 
-/* Rows whose sums are held in registers together, and groups of 16 dims: QSF_VALUE_ROWS *
- * QSF_VALUE_GROUPS lanes of sums beside one of values and one of e. */
+/* Rows and groups of 16 dims whose sums are in registers together: QSF_VALUE_ROWS *
+ * QSF_VALUE_GROUPS lanes of sums, one of values and one of e. */
 #define QSF_VALUE_ROWS 4
 #ifndef QSF_VALUE_GROUPS
 #define QSF_VALUE_GROUPS 1
 #endif
 
-/* The lanes of positions p .. p + 15 that lie below `position`. */
+/* Returns the number of lanes of positions p .. p + 15 that are below `position`. */
 static inline size_t lane_of(size_t position, size_t p)
 {
     if (position <= p)
@@ -48,7 +48,7 @@ static qsf_span_sums QSF_NAME(span_softmax)(float *scores, qsf_span_range range,
     return (qsf_span_sums){max, lanes_sum(total)};
 }
 
-/* Are values codes with scales? */
+/* True if values are codes with scales. */
 static inline bool is_coded(qsf_dtype dtype)
 {
     return dtype != QSF_DTYPE_F32 && dtype != QSF_DTYPE_F16;
@@ -88,7 +88,7 @@ QSF_FORCED_INLINE value_slot slot_at(qsf_dtype dtype, const unsigned char *block
     s.scale = lanes_set(is_coded(dtype) ? scales[slot] : 0.0F);
     s.min = lanes_set(has_min ? mins[slot] : 0.0F);
 #ifdef QSF_LANES_HAVE_LOOKUP
-    /* The few values that this slot has: those of lane l are for code l, l % 4 for 2 bits. */
+    /* The few values of this slot: lane l has that of code l; for 2 bits of code l % 4. */
     static const float codes[2][QSF_LANES] = {
         {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
         {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3},
@@ -120,7 +120,7 @@ QSF_FORCED_INLINE lanes values_at(qsf_dtype dtype, const value_slot *s, size_t i
 #endif
 }
 
-/* values [64] of one row go on with slots begin .. end - 1 of a block */
+/* Adds slots begin .. end - 1 of a block to values [64] of one row. */
 QSF_FORCED_INLINE void add_slots(qsf_dtype dtype, const unsigned char *block, const float *scales,
                                  const float *mins, const float *e, size_t begin, size_t end,
                                  float *values)
@@ -137,8 +137,8 @@ QSF_FORCED_INLINE void add_slots(qsf_dtype dtype, const unsigned char *block, co
         lanes_store(values + i * QSF_LANES, acc[i]);
 }
 
-/* n (a literal) rows go on with the same slots of decoded values [32, 64];
- * values [n, stride], e [n, 256] */
+/* Adds the same slots of decoded values [32, 64] to n (a literal) rows; values [n, stride], e [n,
+ * 256]. */
 QSF_FORCED_INLINE void add_slots_of_rows(const float *decoded, const float *e, size_t n,
                                          size_t begin, size_t end, float *values, size_t stride)
 {
@@ -163,7 +163,8 @@ QSF_FORCED_INLINE void add_slots_of_rows(const float *decoded, const float *e, s
     }
 }
 
-/* What a range says of the page whose first slot in the span is `first`, as slots of the page. */
+/* Returns the part of a range in the page whose first slot in the span is `first`, as slots of the
+ * page. */
 static inline qsf_span_range range_in_page(qsf_span_range range, size_t first)
 {
     const uint32_t at = (uint32_t)first;
@@ -192,7 +193,7 @@ static inline void add_slots_of_row(const float *decoded, const float *e, size_t
         add_slots(QSF_DTYPE_F32, (const unsigned char *)decoded, NULL, NULL, e, begin, end, values);
 }
 
-/* n (a literal) rows with a range each, of a page whose first slot in the span is `first`:
+/* Adds a page, whose first slot in the span is `first`, to n (a literal) rows with a range each:
  * together where all attend, one by one before and after. */
 QSF_FORCED_INLINE void add_page_of_rows(const float *decoded, const float *e,
                                         const qsf_span_range *ranges, size_t first, size_t n,
@@ -205,7 +206,7 @@ QSF_FORCED_INLINE void add_page_of_rows(const float *decoded, const float *e,
         begin = larger_u32(begin, range.begin);
         end = smaller_u32(end, range.end);
     }
-    if (begin >= end) /* nowhere together */
+    if (begin >= end) /* no slot is in all ranges */
         begin = end = QSF_KV_PAGE_TOKENS;
     for (size_t r = 0; r < n; r++) {
         const qsf_span_range range = range_in_page(ranges[r], first);
@@ -220,7 +221,7 @@ QSF_FORCED_INLINE void add_page_of_rows(const float *decoded, const float *e,
     }
 }
 
-/* The slots of a page's block that `range` names, as floats [32, 64]; f32 pages are that. */
+/* Decodes the slots of `range` of a block to floats [32, 64]. f32 pages need no decoding. */
 QSF_FORCED_INLINE void decode_slots(qsf_dtype dtype, const unsigned char *block,
                                     qsf_span_range range, float *decoded)
 {
@@ -234,7 +235,7 @@ QSF_FORCED_INLINE void decode_slots(qsf_dtype dtype, const unsigned char *block,
     }
 }
 
-/* All rows go on with one page's block of 64 dims, `all` being the slots that any attends to. */
+/* Adds a block of 64 dims of one page to all rows; `all` are the slots that any row attends to. */
 QSF_FORCED_INLINE void add_block(qsf_dtype dtype, const unsigned char *block, const float *e,
                                  const qsf_span_range *ranges, qsf_span_range all, size_t first,
                                  size_t n_rows, float *values, size_t stride)
@@ -297,7 +298,7 @@ SPAN_VALUES(8bit, QSF_DTYPE_8BIT)
 SPAN_VALUES(4bit, QSF_DTYPE_4BIT)
 SPAN_VALUES(2bit, QSF_DTYPE_2BIT)
 
-/* e^x of one number, with the bits of the lanes' */
+/* e^x of one number, with the same bits as lanes_exp */
 static inline float exp_of(float x)
 {
     float by_lane[QSF_LANES];
@@ -319,8 +320,8 @@ static void QSF_NAME(span_merge)(qsf_span_sums *sums, float *values, const qsf_s
     }
 }
 
-static void QSF_NAME(span_finish)(const qsf_span_sums *sums, const float *values, size_t n,
-                                  float *out)
+static void QSF_NAME(span_normalise)(const qsf_span_sums *sums, const float *values, size_t n,
+                                     float *out)
 {
     const lanes factor = lanes_set(1.0F / sums->total);
     for (size_t d = 0; d < n; d += QSF_LANES) {
@@ -348,7 +349,7 @@ static void QSF_NAME(fill_kv)(qsf_kernels *k)
     k->span_values[QSF_DTYPE_2BIT] = QSF_NAME(span_values_2bit);
     k->span_softmax = QSF_NAME(span_softmax);
     k->span_merge = QSF_NAME(span_merge);
-    k->span_finish = QSF_NAME(span_finish);
+    k->span_normalise = QSF_NAME(span_normalise);
     k->hadamard = QSF_NAME(hadamard);
 }
 

@@ -3,14 +3,14 @@
  * Included inside a target region, after <immintrin.h>, by files that provide
  *   add_codes(codes, q, q_stride, n_tokens, sum)
  *       adds codes * q to sum [n_tokens], q [n_tokens, q_stride] of those four columns
- * A half of a tile is rows 0..7 or 8..15: bytes 0..31 or 32..63 of each 64.
+ * Half a tile is rows 0..7 or 8..15: bytes 0..31 or 32..63 of each 64.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_KERNELS_CODES_AVX2_H
 #define QSF_KERNELS_CODES_AVX2_H
 
-/* sum += addend. Compilers know that integer sums may be reordered, and would keep every
- * product alive, in memory, to add them up at the end. */
+/* sum += addend, in this order. Integer sums may be reordered, so compilers would keep every
+ * product in memory and add them at the end. */
 #define ADD_IN_ORDER(instruction, sum, addend) \
     __asm__(instruction " %1, %0, %0" : "+x"(sum) : "x"(addend))
 
@@ -29,9 +29,9 @@ QSF_FORCED_INLINE __m256i broadcast4(const void *q)
     return _mm256_set1_epi32(four);
 }
 
-/* How the groups of columns lie: in n_planes planes of 64 bytes with n_codes codes in a byte,
- * code k of plane p belonging to group p * plane_step + k * code_step. What dense ternary
- * has after its planes is not counted. */
+/* How the groups of columns are stored: n_planes planes of 64 bytes with n_codes codes in a byte;
+ * code k of plane p belongs to group p * plane_step + k * code_step. The last four columns of dense
+ * ternary are not included. */
 typedef struct code_layout {
     size_t n_planes;
     size_t n_codes;
@@ -48,7 +48,7 @@ QSF_FORCED_INLINE code_layout layout_of(qsf_dtype dtype)
     return (code_layout){4, 4, 1, 4};
 }
 
-/* A literal, once inlined; qsf_dtype_has_min() is not. */
+/* A literal after inlining, unlike qsf_dtype_has_min(). */
 QSF_FORCED_INLINE const unsigned char *codes_of(qsf_dtype dtype, const unsigned char *tile)
 {
     const bool has_min =
@@ -56,9 +56,9 @@ QSF_FORCED_INLINE const unsigned char *codes_of(qsf_dtype dtype, const unsigned 
     return tile + QSF_TILE_CODES_OFF(has_min);
 }
 
-/* The five digits of each byte: code [5]. Bytes lie in the high halves of 16-bit words, even and
- * odd ones apart: the high part of a product with 9 is two digits, 3 * t0 + t1 <= 8, the low
- * part what is left. */
+/* Decodes the five digits of each byte: code [5]. Bytes are in the high halves of 16-bit words,
+ * even and odd ones separately: the high part of the product with 9 is two digits, 3 * t0 + t1 <=
+ * 8, the low part is the remaining fraction. */
 QSF_FORCED_INLINE void load_trits(__m256i bytes, __m256i *code)
 {
     const __m256i high_bytes = _mm256_set1_epi16(-256);
@@ -84,7 +84,7 @@ QSF_FORCED_INLINE void load_trits(__m256i bytes, __m256i *code)
     }
 }
 
-/* The codes of plane p of half a tile: code [n_codes]. Literal is_odd: p % 2. */
+/* Loads the codes of plane p of half a tile: code [n_codes]. Literal is_odd: p % 2. */
 QSF_FORCED_INLINE void load_plane(qsf_dtype dtype, const unsigned char *half, size_t p, bool is_odd,
                                   __m256i *code)
 {
@@ -106,7 +106,7 @@ QSF_FORCED_INLINE void load_plane(qsf_dtype dtype, const unsigned char *half, si
     code[3] = _mm256_and_si256(_mm256_srli_epi16(bytes, 6), mask);
     if (dtype != QSF_DTYPE_3BIT)
         return;
-    /* Bit 4 * is_odd + k is the third of code k. */
+    /* Bit 4 * is_odd + k is the third bit of code k. */
     __m256i third = load32(half + 256 + p / 2 * 64);
     if (is_odd)
         third = _mm256_srli_epi16(third, 4);
@@ -117,7 +117,7 @@ QSF_FORCED_INLINE void load_plane(qsf_dtype dtype, const unsigned char *half, si
     code[3] = _mm256_or_si256(code[3], _mm256_and_si256(_mm256_srli_epi16(third, 1), fours));
 }
 
-/* The last four columns of half a dense ternary tile, one byte per row. */
+/* Loads the last four columns of half a dense ternary tile, one byte per row. */
 QSF_FORCED_INLINE __m256i load_dense_end(const unsigned char *codes, size_t half_idx)
 {
     const __m256i rows =
@@ -125,7 +125,7 @@ QSF_FORCED_INLINE __m256i load_dense_end(const unsigned char *codes, size_t half
     const __m256i each4 = _mm256_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4,
                                            4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7);
     const __m256i bytes = _mm256_shuffle_epi8(rows, each4);
-    /* Times 1, 3, 9, 27 mod 256: the even bytes as they are, the odd ones 8 bits higher. */
+    /* Times 1, 3, 9, 27 mod 256: even bytes in place, odd ones 8 bits higher. */
     const __m256i low_bytes = _mm256_set1_epi16(255);
     const __m256i even =
         _mm256_mullo_epi16(_mm256_and_si256(bytes, low_bytes), _mm256_set1_epi32(1 | 9 << 16));
@@ -163,7 +163,7 @@ QSF_FORCED_INLINE void add_planes(qsf_dtype dtype, const unsigned char *half, si
                   q_stride, n_tokens, sum);
 }
 
-/* to [2, 16, 32]: the codes of each group of columns, half after half */
+/* to [2, 16, 32]: the codes of each group of columns, of one half and then the other */
 QSF_FORCED_INLINE void unpack_tile(qsf_dtype dtype, const unsigned char *tile, unsigned char *to)
 {
     const code_layout at = layout_of(dtype);

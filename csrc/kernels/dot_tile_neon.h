@@ -3,12 +3,12 @@
  * A register holds the codes of 4 rows x 4 columns: quarter i = 0..3 is the rows 4i .. 4i + 3,
  * group g = 0..15 the columns 4g .. 4g + 3. Codes are below 16, so they are signed bytes as
  * well as unsigned ones. The including file provides
- *   partial                a type: the sums of one quarter, in whatever parts
+ *   partial                a type: the sums of one quarter, in any form
  *   partial_zero()
  *   partial_add(partial sums, int8x16_t codes, int8x16_t q, size_t lane)
  *                          adds codes * q, q being bytes 4 lane .. 4 lane + 3, for every row
  *   partial_rows(partial)  the sums of the four rows
- * Arguments called literals are so once all is inlined: an instruction has them built in.
+ * Arguments called literals are constants after inlining: instructions contain them.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_KERNELS_DOT_TILE_NEON_H
@@ -16,12 +16,12 @@
 
 #include <stdatomic.h>
 
-/* Sums indexed by a loop stay in registers only if the loop is gone. */
+/* Sums indexed by a loop stay in registers only if the loop is unrolled. */
 #define QSF_UNROLL _Pragma("GCC unroll 8")
 #define QSF_ROLLED _Pragma("GCC unroll 1")
 
-/* Left to itself, gcc loads and unpacks a whole tile first and runs out of registers. This
- * becomes no instruction; the compiler moves no load from behind it to before it. */
+/* Without this, gcc loads and unpacks a whole tile first and runs out of registers. It generates no
+ * instruction; the compiler moves no load across it. */
 static inline void keep_loads_here(void)
 {
     atomic_signal_fence(memory_order_seq_cst);
@@ -58,8 +58,8 @@ QSF_FORCED_INLINE code_pair unpack_2bit(const unsigned char *codes, size_t quart
     return code_pair_of(vandq_u8(vshrq_n_u8(bytes, 2), threes), vshrq_n_u8(bytes, 6));
 }
 
-/* The low bits of both groups stay where they are, as nibbles. Their third bits are two of the
- * four in a nibble of the last planes: a table moves these to bits 2 and 6. */
+/* The low bits of both groups stay in place, as nibbles. Their third bits are two of the four in a
+ * nibble of the last planes: a table moves them to bits 2 and 6. */
 QSF_FORCED_INLINE code_pair unpack_3bit(const unsigned char *codes, size_t quarter, size_t g)
 {
     static const uint8_t thirds[2][16] = {
@@ -77,8 +77,9 @@ QSF_FORCED_INLINE code_pair unpack_3bit(const unsigned char *codes, size_t quart
     return code_pair_of(vandq_u8(both, nibbles), vshrq_n_u8(both, 4));
 }
 
-/* Group g of a dense ternary tile. The digit of v = byte * 3^k mod 256 is 3v >> 8, which is
- * (v + v / 2) / 2 >> 6: what v / 2 drops cannot matter, as 3v is no multiple of 256 if v is odd. */
+/* Unpacks group g of a dense ternary tile. The digit of v = byte * 3^k mod 256 is 3v >> 8, which
+ * equals (v + v / 2) / 2 >> 6: the bit that v / 2 drops does not matter, because 3v is no multiple
+ * of 256 if v is odd. */
 QSF_FORCED_INLINE uint8x16_t unpack_trit(const unsigned char *codes, size_t quarter, size_t g)
 {
     static const uint8_t powers[] = {1, 3, 9, 27, 81};
@@ -138,7 +139,7 @@ QSF_FORCED_INLINE void add_groups(qsf_dtype dtype, const unsigned char *tile, co
         keep_loads_here();
 }
 
-/* The rows of n_quarters quarters of a tile. */
+/* Computes the rows of n_quarters quarters of a tile. */
 QSF_FORCED_INLINE void dot_quarters(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
                                     size_t q_stride, size_t n_tokens, size_t first_quarter,
                                     size_t n_quarters, dots *dot)
@@ -158,9 +159,9 @@ QSF_FORCED_INLINE void dot_quarters(qsf_dtype dtype, const unsigned char *tile, 
     }
 }
 
-/* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride]. One or two tokens take the
- * four quarters together, so that there are sums enough to work on while others wait; more
- * take one quarter after the other, whose sums then fit the registers beside the codes. */
+/* dot [n_tokens] = exact sums of code * q, q [n_tokens, q_stride]. One or two tokens take the four
+ * quarters together, so that there are enough independent sums; more tokens take one quarter after
+ * the other, whose sums then fit the registers beside the codes. */
 QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
                                 size_t q_stride, size_t n_tokens, dots *dot)
 {

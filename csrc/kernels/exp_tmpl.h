@@ -1,20 +1,20 @@
 /* exp_tmpl.h - the one exponential function of the engine, over lanes (lanes_*.h). */
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* e^x with an error of at most 2 ulp where the result is normal; rounded once more where it
- * is subnormal. 0 below -104, infinity above 88.73, NaN for NaN.
+/* e^x with an error of at most 2 ulp if the result is normal; a subnormal result is rounded once
+ * more. 0 below -104, infinity above 88.73, NaN for NaN.
  *
- * x = n ln2 + r, |r| <= ln2 / 2; e^r = 1 + r + r^2 Q(r), Q of degree 4: the minimax
- * polynomial, off by at most 0.07 * 2^-24. Adding 1.5 * 2^23 rounds x / ln2 to the
- * integer n and leaves it in the low bits of the sum. */
+ * x = n ln2 + r, |r| <= ln2 / 2; e^r = 1 + r + r^2 Q(r), where Q is the minimax polynomial of
+ * degree 4, with an error of at most 0.07 * 2^-24. Adding 1.5 * 2^23 rounds x / ln2 to the integer
+ * n, in the low bits of the sum. */
 static inline lanes lanes_exp(lanes x)
 {
-    /* The bound stands first, so that NaN goes through. */
+    /* The bound is the first operand, so that NaN stays NaN. */
     const lanes inside = lanes_min(lanes_set(90.0F), lanes_max(lanes_set(-105.0F), x));
     const lanes shifter = lanes_set(0x1.8p23F);
     const lanes shifted = lanes_fma(inside, lanes_set(0x1.715476p0F), shifter);
     const lanes n = lanes_sub(shifted, shifter);
-    /* ln2 in two parts: the first has zeros at its end, so that n times it is exact. */
+    /* ln2 in two parts: the first ends in zeros, so that n times it is exact. */
     const lanes r0 = lanes_fma(n, lanes_set(-0x1.62e4p-1F), inside);
     const lanes r = lanes_fma(n, lanes_set(-0x1.7f7d1cp-20F), r0);
     lanes q = lanes_set(0x1.6a241ap-10F);

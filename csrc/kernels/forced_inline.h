@@ -1,7 +1,7 @@
 /* forced_inline.h - QSF_FORCED_INLINE: a function whose constant arguments must reach its body.
  *
- * Kernels are written once with a count as an argument (tokens, tile rows) and called
- * with literals; only after inlining do the arrays indexed by that count become registers.
+ * Kernels have counts (tokens, tile rows) as arguments and are called with literals. Only after
+ * inlining, arrays indexed by such a count become registers.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_KERNELS_FORCED_INLINE_H

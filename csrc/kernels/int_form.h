@@ -1,4 +1,4 @@
-/* int_form.h - what the blocks of each quantised type have in common in the integer form. */
+/* int_form.h - properties of each quantised type in the integer form. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_KERNELS_INT_FORM_H
 #define QSF_KERNELS_INT_FORM_H
@@ -8,7 +8,7 @@
 #include "base/dtype.h"
 #include "kernels/forced_inline.h"
 
-/* Of a symmetric type, the weight is (factor * code - zero) * unit * scale. */
+/* For a symmetric type, the weight is (factor * code - zero) * unit * scale. */
 typedef struct int_form {
     qsf_dtype dtype;
     bool has_min;
@@ -17,7 +17,7 @@ typedef struct int_form {
     float unit;
 } int_form;
 
-/* A literal once inlined, if dtype is one. */
+/* A literal after inlining, if dtype is one. */
 QSF_FORCED_INLINE int_form int_form_of(qsf_dtype dtype)
 {
     if (dtype == QSF_DTYPE_2BIT || dtype == QSF_DTYPE_3BIT || dtype == QSF_DTYPE_4BIT)

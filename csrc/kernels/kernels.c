@@ -1,4 +1,4 @@
-/* kernels.c - fills the table of kernels for a level of instruction set. */
+/* kernels.c - fills the table of kernels for an instruction set. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/kernels.h"
 
@@ -9,7 +9,7 @@ size_t qsf_kv_value_block_bytes(qsf_dtype dtype)
         return n_values * qsf_dtype_scalar_bytes(dtype);
     if (dtype != QSF_DTYPE_8BIT && dtype != QSF_DTYPE_4BIT && dtype != QSF_DTYPE_2BIT)
         return 0;
-    /* As many scales, mins and codes as two tiles have. */
+    /* Bytes of the scales, mins and codes of two tiles. */
     return 2 * qsf_dtype_tile_bytes(dtype);
 }
 

@@ -1,15 +1,14 @@
 /* kernels.h - the table of inner loops: the contract of each kernel.
  *
- * A kernel is pure: no allocation, threads, i/o or failure, and no knowledge of
- * models. Every instruction set gives the same bits as scalar, because each
- * contract fixes the order of floating-point operations (integer sums are exact
- * and may be reordered). Every multiply-add is an explicit fmaf.
+ * A kernel is pure: it does not allocate, use threads or files, or fail. Every instruction set
+ * gives the same bits as scalar, because each contract fixes the order of floating-point operations
+ * (integer sums are exact and may be reordered). Every multiply-add is an explicit fmaf.
  *
  * "16-lane sum" below means: lane l = 0..15 starts at +0 and accumulates elements
  * l, l+16, l+32, ... in that order (missing ones count as zero); then lanes are
  * added as l += l+8, l += l+4, l += l+2, l += l+1.
  *
- * Buffers need no alignment and do not overlap unless said.
+ * Buffers need no alignment. They do not overlap unless the contract allows it.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_KERNELS_KERNELS_H
@@ -24,8 +23,8 @@
 
 #define QSF_KV_PAGE_TOKENS 32
 
-/* The activations of n_tokens tokens, in the two forms that weights may want.
- * Columns are padded with zeros to n_blocks * 64. */
+/* The activations of n_tokens tokens, in both forms. Columns are padded with zeros to n_blocks *
+ * 64. */
 typedef struct qsf_acts {
     size_t n_tokens;
     size_t n_blocks;
@@ -38,7 +37,7 @@ typedef struct qsf_acts {
     const int32_t *fine_sum; /* [n_tokens, n_blocks], sum of the block's 256 * q + q_low */
 } qsf_acts;
 
-/* Where the integers of one token's activations go; as in qsf_acts, without n_tokens. */
+/* Destination of the integers of one token's activations; as in qsf_acts, without n_tokens. */
 typedef struct qsf_act_row {
     int8_t *q;
     int8_t *q_low;
@@ -66,15 +65,15 @@ typedef struct qsf_act_row {
  *     acc = fmaf((float)dot, w_scale * (x_scale * 2^-8), acc)
  * f32 form (f16 and f32 weights, and every type when exact), columns c ascending:
  *     acc = fmaf(w[r][c], x[c], acc)
- * where a quantised w is fmaf((float)code, scale, min) with a min, and the value of its code
- * times the scale, rounded once, without.
+ * where a quantised w is fmaf((float)code, scale, min) with a min; without, the value of its code
+ * times the scale, rounded once.
  *
- * Any bytes are codes: a ternary code of 3 has value 2, and trit k = 0..4 of a dense byte is
+ * All bytes are valid codes: a ternary code of 3 has value 2, and trit k = 0..4 of a dense byte is
  * ((byte * 3^k mod 256) * 3) >> 8, whatever the byte. */
 typedef void qsf_matmul_fn(const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x,
                            float *y, size_t y_stride);
 
-/* Adds the side table of a tile row to its products: for each token t and each entry in its
+/* Adds the sparse outliers of a tile row to its products: for each token t and each entry in its
  * order, of row r, column c and delta d,
  *   y[t * y_stride + r] = fmaf(d, x->f32[t][c], y[t * y_stride + r])
  * The entries are as in the file (docs/format.md, section 5) and have been checked against
@@ -82,16 +81,17 @@ typedef void qsf_matmul_fn(const unsigned char *tiles, size_t n_tile_rows, const
 typedef void qsf_add_outliers_fn(const unsigned char *entries, size_t n_entries, size_t n_rows,
                                  const qsf_acts *x, float *y, size_t y_stride);
 
-/* Row `row_in_tile` of a tile row, as f32: out [n_blocks * 64]. Values as in the f32 form. */
+/* Decodes row `row_in_tile` of a tile row to f32: out [n_blocks * 64]. Values as in the f32
+ * form. */
 typedef void qsf_dequant_row_fn(const unsigned char *tiles, size_t n_blocks, size_t row_in_tile,
                                 float *out);
 
 /* x [n_blocks * 64] to integers, per block: amax = largest |x|; scale = amax / 127;
  * fine = rint(x * (32512 / amax)), ties to even, 32512 = 127 * 256; q = fine / 256 rounded
  * to nearest (halves up), q_low = fine - 256 * q. All zero when amax is below 2^-112
- * (32512 / amax would overflow) or not finite. A NaN in the block makes amax NaN, and with
- * it the scale and every sum that the block enters; so does an infinity, once it meets the
- * zeros. */
+ * (32512 / amax would overflow) or not finite. A NaN in the block makes amax NaN, and so the
+ * scale and every sum that uses the block; an infinity does the same when it is multiplied by
+ * a zero. */
 #define QSF_QUANTISE_MIN 0x1p-112F
 
 typedef void qsf_quantise_fn(const float *x, size_t n_blocks, const qsf_act_row *out);
@@ -116,49 +116,47 @@ typedef void qsf_activation_fn(float *x, size_t n);
 /* gate[i] = activation(gate[i]) * up[i] for SiLU. */
 typedef void qsf_silu_mul_fn(float *gate, const float *up, size_t n);
 
-/* x[i] += y[i]. */
+/* x[i] += y[i] */
 typedef void qsf_add_fn(float *x, const float *y, size_t n);
 
 /* ---- KV pages and attention ----
  *
  * A page holds 32 positions ("slots") of one KV head, head_dim padded to n_blocks * 64; types
  * f32, f16, 8bit, 4bit and 2bit.
- *   K page: the tiles of docs/format.md, section 5, positions as rows: [2, n_blocks] tiles. So
- *     scores are a matmul with 2 tile rows a page, and the query heads that share a KV head
- *     are its "tokens".
+ *   K page: [2, n_blocks] tiles of docs/format.md, section 5, with positions as rows. So scores
+ *     are a matmul with 2 tile rows for each page, and its "tokens" are the query heads of the
+ *     KV head.
  *   V page: n_blocks blocks of 64 dims. f32, f16: [32, 64] values. Else 32 scales f16, 32 mins
  *     f16 if the type has them, [32, bytes of 64 codes]; 8 bits: byte i is dim i; 4 bits: the
  *     nibbles of byte i are dims i, i + 32, low first; 2 bits: bits 2b, 2b + 1 of byte i are
  *     dim i + 16 b.
- * Values of codes as of weights: fmaf((float)code, scale, min), or (code - 128) * scale.
+ * Codes have values as in weights: fmaf((float)code, scale, min), or (code - 128) * scale.
  *
- * Attention goes by spans of 256 positions, position p in span p / 256 whatever else is asked.
- * A query row attends to positions [first, end). In each span that has some of them:
+ * Attention computes spans of 256 positions; position p is always in span p / 256. A query row
+ * attends to positions [first, end). In each span that contains some of them:
  *   s[p] = (matmul of the query row and K) * scale
  *   max = largest s[p]; e[p] = exp(s[p] - max)
  *   total = 16-lane sum of e by p (lane p % 16)
  *   values[d] = over p ascending, from +0: fmaf(e[p], v[p][d], acc)
- * Spans are merged in ascending order; the first as it is, then, with new = the larger max:
+ * Spans are merged in ascending order. The first is taken unchanged; then, with new = larger max:
  *   a = exp(max - new), b = exp(next max - new)
  *   total = fmaf(next total, b, total * a), values[d] = fmaf(next values[d], b, values[d] * a)
- * and at the end out[d] = values[d] * (1 / total). No operation depends on what other rows,
- * spans or threads do, so neither do the bits. What lies in slots outside [first, end) never
- * meets a sum. */
+ * and at the end out[d] = values[d] * (1 / total). No operation depends on other rows, spans or
+ * threads, so neither do the bits. Slots outside [first, end) are never part of a sum. */
 #define QSF_KV_SPAN_TOKENS 256
 #define QSF_KV_SPAN_PAGES (QSF_KV_SPAN_TOKENS / QSF_KV_PAGE_TOKENS)
 
-/* Bytes of a block of 64 dims of a V page; 0 for a type that pages cannot have. */
+/* Returns the bytes of a block of 64 dims of a V page; 0 for a type that pages do not have. */
 size_t qsf_kv_value_block_bytes(qsf_dtype dtype);
 
 /* Stores x [head_dim] of one position into slot `slot` of a K page or a V page. f16: rounded
  * to nearest even. Else per block of 64, from the values that are not padding:
- *   4, 2 bits: min = f16(lowest); scale = (highest - min) / 15 or 3, not below 0, to the next
- *     f16 that is not smaller; code = rint((x - min) / scale), 0 when the scale is, at most 15
- *     or 3, at least 0
- *   8 bits: scale = largest |x| / 127, to the next f16 not smaller; code = 128 + rint(x / scale)
- *     (128 when the scale is 0)
+ *   4, 2 bits: min = f16(lowest); scale = (highest - min) / 15 or 3, at least 0, rounded up to
+ *     an f16; code = rint((x - min) / scale), in 0 .. 15 or 0 .. 3 (0 if the scale is 0)
+ *   8 bits: scale = largest |x| / 127, rounded up to an f16; code = 128 + rint(x / scale)
+ *     (128 if the scale is 0)
  * A block with a NaN or an infinity, or whose scale or min does not fit f16, gets the scale NaN,
- * min 0 and codes 0. Padding is stored as codes 0, or zeros. Other slots are left alone. */
+ * min 0 and codes 0. Padding is stored as codes 0, or zeros. Other slots do not change. */
 typedef void qsf_kv_store_fn(const float *x, size_t head_dim, size_t slot, void *page);
 
 /* Orthonormal Walsh-Hadamard transform of x [n] in place, n a power of two, 16 .. 4096:
@@ -166,8 +164,8 @@ typedef void qsf_kv_store_fn(const float *x, size_t head_dim, size_t slot, void 
  * times 1 / sqrtf(n). */
 typedef void qsf_hadamard_fn(float *x, size_t n);
 
-/* The slots of a span that a query row attends to, 0 <= begin < end <= 256; or none,
- * begin == end. */
+/* The slots of a span that a query row attends to: 0 <= begin < end <= 256, or begin == end if
+ * there are none. */
 typedef struct qsf_span_range {
     uint32_t begin;
     uint32_t end;
@@ -178,44 +176,44 @@ typedef struct qsf_span_sums {
     float total;
 } qsf_span_sums;
 
-/* scores [256] of one query row: those in the range, which is not empty, become e; others
- * become anything. */
+/* Replaces the scores [256] of one query row inside the range, which is not empty, by e. The other
+ * scores become undefined. */
 typedef qsf_span_sums qsf_span_softmax_fn(float *scores, qsf_span_range range, float scale);
 
-/* values [n_rows, n_blocks * 64], e [n_rows, 256], ranges [n_rows], v_pages [8] of the span; pages
- * without a slot in any range are not touched. A row with an empty range gets zeros. */
+/* values [n_rows, n_blocks * 64], e [n_rows, 256], ranges [n_rows], v_pages [8] of the span. Does
+ * not read pages that are in no range. A row with an empty range gets zeros. */
 typedef void qsf_span_values_fn(const void *const *v_pages, size_t n_blocks, const float *e,
                                 const qsf_span_range *ranges, size_t n_rows, float *values);
 
-/* Merges the next span of a row into those before. n: a multiple of 16 */
+/* Merges the next span of a row into the earlier ones. n: a multiple of 16 */
 typedef void qsf_span_merge_fn(qsf_span_sums *sums, float *values, const qsf_span_sums *next_sums,
                                const float *next_values, size_t n);
 
 /* out [n] = values [n] * (1 / total) */
-typedef void qsf_span_finish_fn(const qsf_span_sums *sums, const float *values, size_t n,
-                                float *out);
+typedef void qsf_span_normalise_fn(const qsf_span_sums *sums, const float *values, size_t n,
+                                   float *out);
 
-/* The vocabulary, for sampling. x [n]; no x is NaN where not said otherwise. Strip s is
- * elements 256 s .. 256 s + 255, and bucket 16 s + l those of them with index l modulo 16: to
- * find the largest few of n, look into the buckets whose largest is large enough. */
+/* For sampling from the vocabulary. x [n] has no NaN unless the contract allows it. Strip s is
+ * elements 256 s .. 256 s + 255; bucket 16 s + l is those of them with index l modulo 16. To find
+ * the few largest of n, search only buckets whose maximum is large enough. */
 #define QSF_STRIP 256
 #define QSF_STRIP_BUCKETS 16
 
-/* Is no x infinite or NaN? */
+/* Returns true if no x is infinite or NaN. */
 typedef bool qsf_all_finite_fn(const float *x, size_t n);
 
-/* out[b] = largest x of bucket b (-infinity when it has none), for all buckets of strips
- * 0 .. ceil(n / 256) - 1. Returns the largest of all. Of -0 and +0 it may be either. */
+/* out[b] = largest x of bucket b (-infinity if it is empty), for all buckets of strips 0 .. ceil(n
+ * / 256) - 1. Returns the largest of all. Of -0 and +0 it may choose either. */
 typedef float qsf_bucket_max_fn(const float *x, size_t n, float *out);
 
-/* e[i] = x[i] < max ? exp((x[i] - max) * factor) : 1, and 0 where that is below `least`;
- * sums[s] = 16-lane sum of strip s of e. factor > 0, perhaps infinite. */
+/* e[i] = x[i] < max ? exp((x[i] - max) * factor) : 1, but 0 if that is below `least`; sums[s] =
+ * 16-lane sum of strip s of e. factor > 0, may be infinite. */
 typedef void qsf_weigh_fn(const float *x, size_t n, float max, float factor, float least, float *e,
                           float *sums);
 
 typedef struct qsf_kernels {
     const char *isa_name;
-    /* By dtype; NULL where there is no such kernel. */
+    /* By dtype; NULL if there is no such kernel. */
     qsf_matmul_fn *matmul[QSF_DTYPE_COUNT];       /* integer form; f32 form for f16 and f32 */
     qsf_matmul_fn *matmul_exact[QSF_DTYPE_COUNT]; /* f32 form */
     qsf_dequant_row_fn *dequant_row[QSF_DTYPE_COUNT];
@@ -232,22 +230,22 @@ typedef struct qsf_kernels {
     qsf_activation_fn *relu_squared;
     qsf_silu_mul_fn *silu_mul;
     qsf_add_fn *add;
-    qsf_kv_store_fn *k_store[QSF_DTYPE_COUNT]; /* NULL where pages have no such type */
+    qsf_kv_store_fn *k_store[QSF_DTYPE_COUNT]; /* NULL if pages do not have the type */
     qsf_kv_store_fn *v_store[QSF_DTYPE_COUNT];
     qsf_span_values_fn *span_values[QSF_DTYPE_COUNT];
     qsf_span_softmax_fn *span_softmax;
     qsf_span_merge_fn *span_merge;
-    qsf_span_finish_fn *span_finish;
+    qsf_span_normalise_fn *span_normalise;
     qsf_hadamard_fn *hadamard;
     qsf_all_finite_fn *all_finite;
     qsf_bucket_max_fn *bucket_max;
     qsf_weigh_fn *weigh;
 } qsf_kernels;
 
-/* Fills the table: scalar first, then each level that `isa` includes, best last. */
+/* Fills the table: scalar first, then each instruction set that `isa` includes, the best last. */
 void qsf_kernels_init(qsf_kernels *k, qsf_isa isa);
 
-/* Each of these sets only the pointers it has something better for. */
+/* Each sets only the pointers for which it has a better kernel. */
 void qsf_kernels_fill_scalar(qsf_kernels *k);
 #if QSF_ARCH_X86
 void qsf_kernels_fill_avx2(qsf_kernels *k);

@@ -1,17 +1,18 @@
-/* kv_tmpl.h - stores one position into a KV page, and turns heads by a Hadamard matrix, over lanes.
+/* kv_tmpl.h - stores one position into a KV page, and rotates heads by a Hadamard matrix, over
+ * lanes.
  *
  * Included by attend_tmpl.h. Contracts at qsf_kv_store_fn and qsf_hadamard_fn in kernels.h.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What is stored of a block of 64 values. */
+/* A quantised block of 64 values. */
 typedef struct kv_block {
     uint16_t scale_f16;
     uint16_t min_f16;
     uint8_t codes[QSF_BLOCK];
 } kv_block;
 
-/* The smallest half that is not below value >= 0; infinity when there is none. */
+/* Returns the smallest half that is not below value >= 0; infinity if there is none. */
 static inline uint16_t half_not_below(float value)
 {
     const uint16_t nearest = qsf_half_from_float(value);
@@ -23,7 +24,7 @@ static inline bool is_finite_half(uint16_t half)
     return (half & 0x7C00) != 0x7C00;
 }
 
-/* The lowest, the highest and the largest |x| of x [64]. */
+/* Finds the lowest and highest x and the largest |x| of x [64]. */
 static inline void block_range(const float *x, float *lowest, float *highest, float *largest)
 {
     lanes low = lanes_load(x);
@@ -45,13 +46,13 @@ static inline void block_range(const float *x, float *lowest, float *highest, fl
     for (size_t l = 1; l < QSF_LANES; l++) {
         *lowest = by_lane[0][l] < *lowest ? by_lane[0][l] : *lowest;
         *highest = by_lane[1][l] > *highest ? by_lane[1][l] : *highest;
-        /* A NaN stays. */
+        /* NaN is kept. */
         *largest = *largest > by_lane[2][l] || *largest != *largest ? *largest : by_lane[2][l];
     }
 }
 
-/* codes [64] = rint((x - min) / scale) within 0 .. top. Adding 1.5 * 2^23 rounds to an integer,
- * nearest even, and leaves it in the low bits of the sum. */
+/* codes [64] = rint((x - min) / scale) in 0 .. top. Adding 1.5 * 2^23 rounds to the nearest even
+ * integer, in the low bits of the sum. */
 static inline void block_codes(const float *x, float min, float scale, float top, uint8_t *codes)
 {
     for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES) {
@@ -68,15 +69,15 @@ static inline void block_codes(const float *x, float min, float scale, float top
     }
 }
 
-/* As block_codes, for signed values: 128 + rint(x / scale) within 1 .. 255. */
+/* As block_codes, for signed values: 128 + rint(x / scale) in 1 .. 255. */
 static inline void block_codes_8bit(const float *x, float scale, uint8_t *codes)
 {
     for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES) {
         const lanes steps = lanes_div(lanes_load(x + i), lanes_set(scale));
         const lanes inside = lanes_min(lanes_max(steps, lanes_set(-127.0F)), lanes_set(127.0F));
         float rounded[QSF_LANES];
-        /* 128 more after the rounding: the same bits as 1.5 * 2^23 + 128 added at once, as both
-         * are multiples of the sum's last place. */
+        /* Adding 128 after the rounding gives the same bits as adding 1.5 * 2^23 + 128 at once:
+         * both are multiples of the sum's last place. */
         lanes_store(rounded, lanes_add(inside, lanes_set(0x1.8p23F + 128.0F)));
         for (size_t l = 0; l < QSF_LANES; l++) {
             uint32_t bits;
@@ -89,7 +90,7 @@ static inline void block_codes_8bit(const float *x, float scale, uint8_t *codes)
 /* Quantises x [n], n <= 64, to a block of 8, 4 or 2 bits. */
 static inline void quantise_kv(qsf_dtype dtype, const float *x, size_t n, kv_block *out)
 {
-    float padded[QSF_BLOCK]; /* with a value of the block, which changes no range */
+    float padded[QSF_BLOCK]; /* padded with a value of the block, which does not change the range */
     memcpy(padded, x, n * sizeof *x);
     for (size_t i = n; i < QSF_BLOCK; i++)
         padded[i] = x[0];
@@ -122,7 +123,7 @@ static inline void quantise_kv(qsf_dtype dtype, const float *x, size_t n, kv_blo
     memset(out->codes + n, 0, QSF_BLOCK - n);
 }
 
-/* Row r of a K tile */
+/* Writes row r of a K tile. */
 static inline void put_key(qsf_dtype dtype, const kv_block *from, size_t r, unsigned char *tile)
 {
     const uint8_t *const c = from->codes;
@@ -144,7 +145,7 @@ static inline void put_key(qsf_dtype dtype, const kv_block *from, size_t r, unsi
     }
 }
 
-/* Slot `slot` of a block of a V page */
+/* Writes slot `slot` of a block of a V page. */
 static inline void put_value(qsf_dtype dtype, const kv_block *from, size_t slot,
                              unsigned char *block)
 {
@@ -166,7 +167,7 @@ static inline void put_value(qsf_dtype dtype, const kv_block *from, size_t slot,
                 (uint8_t)(c[i] | c[i + 16] << 2 | c[i + 32] << 4 | c[i + 48] << 6);
 }
 
-/* One position of quantised K or V */
+/* Stores one position of quantised K or V. */
 QSF_FORCED_INLINE void store_codes(qsf_dtype dtype, bool is_key, const float *x, size_t head_dim,
                                    size_t slot, unsigned char *page)
 {
@@ -184,8 +185,8 @@ QSF_FORCED_INLINE void store_codes(qsf_dtype dtype, bool is_key, const float *x,
     }
 }
 
-/* One position of f16 or f32 K or V: value i of a block stands `stride` values after the one
- * before it. */
+/* Stores one position of f16 or f32 K or V; neighbouring values of a block are `stride` values
+ * apart. */
 QSF_FORCED_INLINE void store_values(bool is_f16, bool is_key, const float *x, size_t head_dim,
                                     size_t slot, unsigned char *page)
 {

@@ -13,7 +13,7 @@ typedef struct lanes {
     __m256 hi; /* lanes 8..15 */
 } lanes;
 
-/* All ones in the lanes offset + 0 .. offset + 7 that are below n. */
+/* Returns all ones in those of the lanes offset + 0 .. offset + 7 that are below n. */
 static inline __m256i lanes_mask(size_t n, int offset)
 {
     const __m256i idx =
@@ -33,7 +33,7 @@ static inline lanes lanes_load(const float *p)
 
 static inline lanes lanes_load_part(const float *p, size_t n)
 {
-    if (n <= 8) /* p + 8 may lie beyond the object */
+    if (n <= 8) /* p + 8 may be outside the object */
         return (lanes){_mm256_maskload_ps(p, lanes_mask(n, 0)), _mm256_setzero_ps()};
     return (lanes){_mm256_loadu_ps(p), _mm256_maskload_ps(p + 8, lanes_mask(n, 8))};
 }
@@ -167,7 +167,7 @@ static inline lanes lanes_larger_magnitude(lanes a, lanes b)
 /* Writes two registers of 8 small integers as 16 bytes and returns their sum. */
 static inline int32_t store_i8x16(int8_t *to, __m256i lo, __m256i hi)
 {
-    /* packs works within 128-bit halves: [lo0-3 hi0-3 | lo4-7 hi4-7], so put them in order. */
+    /* packs works in 128-bit halves: [lo0-3 hi0-3 | lo4-7 hi4-7]; this restores the order. */
     const __m256i mixed = _mm256_packs_epi32(lo, hi);
     const __m256i words = _mm256_permute4x64_epi64(mixed, 0xD8);
     _mm_storeu_si128((void *)to, _mm_packs_epi16(_mm256_castsi256_si128(words),

@@ -158,7 +158,7 @@ static inline lanes lanes_load_bytes(const unsigned char *p, unsigned shift, uns
         _mm512_and_si512(_mm512_srli_epi32(bytes, shift), _mm512_set1_epi32((int)mask)));
 }
 
-/* table[code] for codes of 4 bits from bit `shift` of 16 bytes on: bits above do not matter. */
+/* table[code] for 4-bit codes from bit `shift` of 16 bytes on; higher bits are ignored. */
 #define QSF_LANES_HAVE_LOOKUP
 static inline lanes lanes_lookup(lanes table, const unsigned char *p, unsigned shift)
 {

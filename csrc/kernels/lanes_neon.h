@@ -1,8 +1,8 @@
 /* lanes_neon.h - the operations of lanes_scalar.h on four 128-bit registers.
  *
- * Included after <arm_neon.h>. Everything here is part of every 64-bit ARM, the conversions of
- * halves too. The instructions for maximum and minimum return NaN if either operand is one,
- * which is not the meaning of lanes_max: it is a comparison and a selection.
+ * Included after <arm_neon.h>. Every 64-bit ARM has these instructions, including the conversions
+ * of halves. lanes_max is a comparison and a selection, because the instruction for the maximum
+ * returns NaN if either operand is NaN.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_KERNELS_LANES_NEON_H
@@ -22,7 +22,7 @@ static inline lanes lanes_of(float32x4_t a, float32x4_t b, float32x4_t c, float3
     return (lanes){a, b, c, d};
 }
 
-/* The same for each of the four registers. */
+/* The same for one operand. */
 #define LANES_OF_1(op, x) lanes_of(op((x).a), op((x).b), op((x).c), op((x).d))
 #define LANES_OF_2(op, x, y) \
     lanes_of(op((x).a, (y).a), op((x).b, (y).b), op((x).c, (y).c), op((x).d, (y).d))
@@ -49,7 +49,7 @@ static inline void lanes_store(float *p, lanes v)
     vst1q_f32(p + 12, v.d);
 }
 
-/* NEON cannot mask an access: the end of a vector goes through the stack. */
+/* NEON cannot mask an access, so the end of a vector is copied through the stack. */
 static inline lanes lanes_load_part(const float *p, size_t n)
 {
     if (n == QSF_LANES)
@@ -217,7 +217,7 @@ static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, int32_
 {
     const int32x4_t fine[4] = {vcvtnq_s32_f32(v.a), vcvtnq_s32_f32(v.b), vcvtnq_s32_f32(v.c),
                                vcvtnq_s32_f32(v.d)};
-    /* A rounding shift is what q is: fine / 256 to nearest, halves up. */
+    /* A rounding shift computes q: fine / 256 to nearest, halves up. */
     const int32x4_t high[4] = {vrshrq_n_s32(fine[0], 8), vrshrq_n_s32(fine[1], 8),
                                vrshrq_n_s32(fine[2], 8), vrshrq_n_s32(fine[3], 8)};
     *sum += store_i8x16(q, high[0], high[1], high[2], high[3]);

@@ -1,9 +1,8 @@
-/* lanes_scalar.h - 16 floats side by side, in plain C: the meaning of every lane operation.
+/* lanes_scalar.h - 16 floats in plain C: the specification of every lane operation.
  *
  * vecops_tmpl.h, attend_tmpl.h and matmul_float_tmpl.h are written over these operations
- * and compiled once per instruction set; lanes_avx2.h and lanes_avx512.h provide the same
- * functions. Each is exact or rounded once per lane, so all of them give the same bits
- * (of a NaN only that it is one).
+ * and compiled once per instruction set; the other lanes_*.h provide the same functions. Each is
+ * exact or rounded once per lane, so all give the same bits (a NaN is NaN in all, with any bits).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_KERNELS_LANES_SCALAR_H
@@ -102,7 +101,7 @@ static inline lanes lanes_fma(lanes a, lanes b, lanes c)
     return a;
 }
 
-/* a > b ? a : b, so b where either is NaN */
+/* a > b ? a : b, so b if either is NaN */
 static inline lanes lanes_max(lanes a, lanes b)
 {
     for (size_t l = 0; l < QSF_LANES; l++)
@@ -110,7 +109,7 @@ static inline lanes lanes_max(lanes a, lanes b)
     return a;
 }
 
-/* a < b ? a : b, so b where either is NaN */
+/* a < b ? a : b, so b if either is NaN */
 static inline lanes lanes_min(lanes a, lanes b)
 {
     for (size_t l = 0; l < QSF_LANES; l++)
@@ -141,8 +140,8 @@ static inline lanes lanes_between(size_t begin, size_t end, lanes in, lanes out)
     return out;
 }
 
-/* v * 2^n, rounded once, where shifted = n + 1.5 * 2^23 and -152 <= n <= 132. Two factors,
- * of which the first is exact: 2^n alone may be outside the range of float. */
+/* v * 2^n, rounded once, where shifted = n + 1.5 * 2^23 and -152 <= n <= 132. Multiplies by two
+ * factors, the first of them exactly, because 2^n alone may be outside the range of float. */
 static inline lanes lanes_times_pow2(lanes v, lanes shifted)
 {
     for (size_t l = 0; l < QSF_LANES; l++) {
@@ -177,7 +176,7 @@ static inline float lanes_top(lanes v)
     return v.at[0];
 }
 
-/* The larger of two magnitudes, NaN above infinity: no lane of a or b is negative. */
+/* The larger of two magnitudes, which are not negative; NaN counts as above infinity. */
 static inline lanes lanes_larger_magnitude(lanes a, lanes b)
 {
     for (size_t l = 0; l < QSF_LANES; l++) {
@@ -190,8 +189,8 @@ static inline lanes lanes_larger_magnitude(lanes a, lanes b)
     return a;
 }
 
-/* Rounds to nearest even and splits into 256 * q + q_low, [16] each, q_low in -128..127;
- * adds up both. Every lane is in -32512..32512. */
+/* Rounds to nearest even and splits into 256 * q + q_low, [16] each, q_low in -128..127. Adds
+ * them to *sum and *sum_low. Every lane is in -32512..32512. */
 static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, int32_t *sum,
                                        int32_t *sum_low)
 {
@@ -205,7 +204,7 @@ static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, int32_
     }
 }
 
-/* Bits shift .. shift + 7 under `mask` of 16 little-endian 32-bit words. */
+/* Loads bits shift .. shift + 7 under `mask` of 16 little-endian 32-bit words. */
 static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uint32_t mask)
 {
     lanes v;
@@ -214,7 +213,7 @@ static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uin
     return v;
 }
 
-/* Bits shift .. under `mask` of 16 bytes. */
+/* Loads bits from `shift` on under `mask` of 16 bytes. */
 static inline lanes lanes_load_bytes(const unsigned char *p, unsigned shift, unsigned mask)
 {
     lanes v;

@@ -1,7 +1,8 @@
 /* matmul_amx.c - matrix products of many tokens with AMX tiles of int8.
  *
- * An unpacked tile of weights is an AMX tile as it lies: its 16 groups of 4 columns are the
- * rows. With 16 tokens' blocks as the other operand, one tdpbssd is all 16 x 16 dots.
+ * An unpacked tile of weights is an AMX tile without rearranging: its 16 groups of 4 columns are
+ * the rows. With the blocks of 16 tokens as the other operand, one tdpbssd computes all 16 x 16
+ * dots.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vecops.h"
@@ -18,7 +19,7 @@
 #define QSF_MANY_TOKENS 16
 #define QSF_MANY_ROWS 2
 #define QSF_MANY_BLOCKS 8
-#define AMX_FROM 8 /* tokens; fewer are faster without tiles */
+#define AMX_FROM 8 /* fewer tokens are faster without AMX */
 
 QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
@@ -28,13 +29,13 @@ QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnn
 
 #include "kernels/matmul_many_tmpl.h"
 
-/* Signed: without their zero point */
+/* Unpacks signed codes: the zero point is subtracted. */
 QSF_FORCED_INLINE void unpack_codes(int_form form, const unsigned char *tile, unsigned char *codes)
 {
     unpack_scaled(form, tile, form.zero, codes);
 }
 
-/* What ldtilecfg reads. */
+/* The record that ldtilecfg reads. */
 typedef struct tile_config {
     uint8_t palette;
     uint8_t start_row;
@@ -43,8 +44,8 @@ typedef struct tile_config {
     uint8_t n_rows[16];
 } tile_config;
 
-/* Tiles 0, 1: dots of 16 tokens with two tile rows; 2: 16 tokens; 3, 4: codes of two tile
- * rows; 5 .. 7 as 0 .. 2, of the n_tail tokens that are left. */
+/* Tiles 0, 1: dots of 16 tokens with two tile rows; 2: 16 tokens; 3, 4: codes of two tile rows; 5
+ * .. 7: as 0 .. 2, for the n_tail remaining tokens. */
 QSF_FORCED_INLINE void configure_tiles(size_t n_tail)
 {
     tile_config config = {.palette = 1};
@@ -52,7 +53,7 @@ QSF_FORCED_INLINE void configure_tiles(size_t n_tail)
         config.row_bytes[i] = 64;
         config.n_rows[i] = i < 5 ? 16 : (uint8_t)(n_tail > 0 ? n_tail : 1);
     }
-    /* gcc believes that ldtilecfg reads 8 bytes of it. */
+    /* gcc assumes that ldtilecfg reads only 8 bytes. */
     __asm__ volatile("" : : "m"(config) : "memory");
     _tile_loadconfig(&config);
 }

@@ -46,8 +46,8 @@ QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride
     }
 }
 
-/* How many groups of columns a 16-bit sum takes: g groups of codes up to c are at most
- * g * 2 * c * 127 = 30480 for 8 groups of 4 bits, 28448 for 16 groups of 3 bits. */
+/* Returns how many groups of columns fit a 16-bit sum: g groups of codes up to c are at most g * 2
+ * * c * 127 = 30480 for 8 groups of 4 bits, 28448 for 16 groups of 3 bits. */
 QSF_FORCED_INLINE size_t groups_per_sum(qsf_dtype dtype)
 {
     return dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM ? 8 : 16;
@@ -70,8 +70,8 @@ QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half
     }
 }
 
-/* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride]. Half by half, because the
- * sums of 8 tokens and a half fill the registers. */
+/* dot [n_tokens] = exact sums of code * q, q [n_tokens, q_stride]. One half at a time, because the
+ * sums of 8 tokens and half a tile fill the registers. */
 QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
                                 size_t q_stride, size_t n_tokens, dots *dot)
 {
@@ -89,7 +89,7 @@ QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, cons
         }
 }
 
-/* The same for a tile that unpack_tile() has unpacked */
+/* As dot_tile, for a tile that unpack_tile() has unpacked. */
 QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
                                     size_t q_stride, size_t n_tokens, dots *dot)
 {
@@ -120,8 +120,8 @@ QSF_FORCED_INLINE void join_planes(const int8_t *q, const int8_t *q_low, int16_t
     }
 }
 
-/* dot [n_tokens]: exact sums of code * (256 q + q_low) of an 8-bit tile. Codes widen to 16
- * bits where they lie, as columns 0, 2 and 1, 3. */
+/* dot [n_tokens] = exact sums of code * (256 q + q_low) of an 8-bit tile. Codes are widened to 16
+ * bits in place, as columns 0, 2 and 1, 3. */
 QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
                                      const int8_t *q_low, size_t q_stride, size_t n_tokens,
                                      dots *dot)

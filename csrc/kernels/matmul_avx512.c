@@ -18,13 +18,13 @@
 
 #define QSF_NAME(op) op##_avx512
 #define QSF_FLOAT_SUMS 8   /* in 8 of 32 registers */
-#define QSF_GROUP_TOKENS 4 /* of fewer than MANY_FROM */
+#define QSF_GROUP_TOKENS 4 /* if there are fewer than MANY_FROM */
 #define QSF_PAIRED_TOKENS 4
 #define QSF_MANY_TOKENS 8
 #define QSF_MANY_ROWS 4
 #define QSF_MANY_BLOCKS 4
 #define MANY_FROM 8
-#define IN_PLACE_TOKENS 2 /* so few do without unpacking */
+#define IN_PLACE_TOKENS 2 /* at most so many tokens are faster without unpacking */
 
 QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
@@ -34,7 +34,7 @@ QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
 #include "kernels/matmul_float_tmpl.h"
 
-/* Two sums to be added, because the next vpdpbusd waits for the one before. */
+/* Two partial sums, because a vpdpbusd waits for the one before. */
 typedef struct dots {
     __m512i part[2];
 } dots;
@@ -56,8 +56,8 @@ QSF_FORCED_INLINE void add_group(__m512i codes, const int8_t *q, size_t q_stride
             _mm512_dpbusd_epi32(dot[t].part[part], codes, broadcast4(q + t * q_stride));
 }
 
-/* As dot_tile for two-bit codes, which stay where they are in their bytes: sum b is of
- * 4^b * code * q. Saves the shifts; more tokens would pay for it with more sums. */
+/* As dot_tile for 2-bit codes, which are not shifted: sum b is 4^b * code * q. It needs no shifts;
+ * with more tokens it would need too many sums. */
 QSF_FORCED_INLINE void dot_2bit_in_place(const unsigned char *bytes, const int8_t *q,
                                          size_t q_stride, size_t n_tokens, dots *dot)
 {
@@ -81,9 +81,9 @@ QSF_FORCED_INLINE void dot_2bit_in_place(const unsigned char *bytes, const int8_
     }
 }
 
-/* As dot_tile for dense ternary, without ever forming a digit. What is left of a fraction after
- * its digit is left' = 3 left - 256 digit, so 256 * sum(digit * q) = 3 * sum(left * q) -
- * sum(left' * q), where each is below 2^21. */
+/* As dot_tile for dense ternary, without computing digits. After a digit, the fraction is left' = 3
+ * left - 256 digit, so 256 * sum(digit * q) = 3 * sum(left * q) - sum(left' * q), where each sum is
+ * below 2^21. */
 QSF_FORCED_INLINE void dot_dense_in_place(const unsigned char *bytes, const int8_t *q,
                                           size_t q_stride, size_t n_tokens, dots *dot)
 {
@@ -171,7 +171,7 @@ QSF_FORCED_INLINE void unpack_codes(int_form form, const unsigned char *tile, un
     unpack_scaled(form, tile, 0, codes);
 }
 
-/* One block of n_tokens tokens, side by side, so that their addresses are one register. */
+/* One block of n_tokens tokens, contiguous, so that one register addresses all. */
 typedef struct token_block {
     _Alignas(64) int8_t q[QSF_MANY_TOKENS][QSF_BLOCK];
     int32_t start[QSF_MANY_TOKENS];
@@ -182,8 +182,8 @@ QSF_FORCED_INLINE __m512i load_dots(const int32_t *p)
     return _mm512_loadu_si512((const void *)p);
 }
 
-/* dots [n_rows, 8 tokens, 16] of one block: sum(code * q) + start, plus 256 times the dots that
- * are there if is_second. codes [n_rows, 16, 64]; n_rows, n_tokens, is_second literals */
+/* dots [n_rows, 8 tokens, 16] of one block: sum(code * q) + start; if is_second, plus 256 times the
+ * dots already there. codes [n_rows, 16, 64]; n_rows, n_tokens, is_second are literals. */
 QSF_FORCED_INLINE void block_dots(const many_codes *codes, const token_block *x, size_t r0,
                                   size_t t0, size_t n_rows, size_t n_tokens, bool is_second,
                                   many_dots *out)
@@ -212,8 +212,8 @@ QSF_FORCED_INLINE void block_dots(const many_codes *codes, const token_block *x,
             _mm512_storeu_si512((void *)out->at[r0 + r][t0 + t], dot[r][t]);
 }
 
-/* Tokens t .. t + n_tokens - 1. One function for each number of rows and tokens: more of the
- * body in one confuses compilers. */
+/* Tokens t .. t + n_tokens - 1. One function for each number of rows and tokens, because compilers
+ * allocate registers badly in larger ones. */
 #define BLOCK_DOTS(n_rows, n_tokens)                                                       \
     static __attribute__((noinline)) void block_dots_##n_rows##_##n_tokens(                \
         const many_codes *codes, const token_block *x, size_t r, size_t t, bool is_second, \

@@ -1,4 +1,4 @@
-/* matmul_avx512.h - the integer products of AVX-512, for the levels above it. */
+/* matmul_avx512.h - the integer products of AVX-512, for the instruction sets above it. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_KERNELS_MATMUL_AVX512_H
 #define QSF_KERNELS_MATMUL_AVX512_H

@@ -1,6 +1,6 @@
 /* matmul_avxvnni.c - matrix products with 256-bit vpdpbusd, for processors without AVX-512.
  *
- * As matmul_avx2.c, but products of four columns are added to 32-bit sums at once.
+ * As matmul_avx2.c, but one instruction adds products of four columns to 32-bit sums.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vecops.h"
@@ -67,7 +67,7 @@ QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, cons
     }
 }
 
-/* The same for a tile that unpack_tile() has unpacked */
+/* As dot_tile, for a tile that unpack_tile() has unpacked. */
 QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
                                     size_t q_stride, size_t n_tokens, dots *dot)
 {
@@ -82,7 +82,7 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes,
     }
 }
 
-/* One plane of the activations of an 8-bit tile: codes * q */
+/* codes * q, for one plane of the activations of an 8-bit tile */
 QSF_FORCED_INLINE void dot_plane(const unsigned char *codes, const int8_t *q, size_t q_stride,
                                  size_t n_tokens, __m256i *sum)
 {

@@ -1,13 +1,13 @@
-/* matmul_dotprod.c - matrix products with SDOT: what NEON gained in ARMv8.2.
+/* matmul_dotprod.c - matrix products with SDOT, an extension of NEON in ARMv8.2.
  *
- * A register of codes is 4 rows x 4 columns; sdot multiplies it with four activations of a
- * register, chosen by number, and adds to 4 row sums.
+ * A register of codes is 4 rows x 4 columns; sdot multiplies it with four activations, a lane of
+ * another register, and adds to 4 row sums.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vecops.h"
 
-/* Before version 16 clang offers the intrinsics only if the whole program is for a processor
- * that has them, as Apple's are; without, the level has the kernels of neon. */
+/* Before version 16, clang offers the intrinsics only if the whole program is for a processor that
+ * has them (as Apple's have). Otherwise this level uses the kernels of neon. */
 #if QSF_ARCH_ARM && (defined(__ARM_FEATURE_DOTPROD) || !defined(__clang__) || __clang_major__ >= 16)
 
 #include <stdbool.h>
@@ -22,7 +22,7 @@
 #define QSF_GROUP_TOKENS 8
 #define QSF_FINE_ZERO 0 /* dot_tile_fine has subtracted it */
 
-/* clang calls the feature by its name, and gcc offers the intrinsics to the architecture. */
+/* clang names the feature; gcc names the architecture. */
 #if defined(__clang__)
 QSF_TARGET_BEGIN("dotprod")
 #else
@@ -59,9 +59,9 @@ QSF_FORCED_INLINE int32x4_t partial_rows(partial sums)
 
 #include "kernels/dot_tile_neon.h"
 
-/* Adds group g = 4 k + lane (lane a literal) of n_quarters quarters of an 8-bit tile, less its
- * zero point 128, times q and q_low [n_tokens, q_stride] (from column 16 k on): acc [n_tokens,
- * n_quarters, 2] */
+/* Adds group g = 4 k + lane (lane a literal) of n_quarters quarters of an 8-bit tile, less its zero
+ * point 128, times q and q_low [n_tokens, q_stride] (from column 16 k on), to acc [n_tokens,
+ * n_quarters, 2]. */
 QSF_FORCED_INLINE void add_group_fine(const unsigned char *codes, const int8_t *q,
                                       const int8_t *q_low, size_t q_stride, size_t n_tokens,
                                       size_t n_quarters, size_t lane, partial *acc)

@@ -1,10 +1,10 @@
 /* matmul_float_tmpl.h - products in the f32 form for every weight type, over lanes.
  *
- * Lanes are the 16 rows of a tile row. f16 and f32 tiles are used as they lie; a quantised
- * tile is first decoded to f32 columns on the stack, once for all tokens. Each sum runs over
- * ascending columns, so speed comes from several independent sums at once: tile rows times
- * tokens. The including file provides lanes_*.h, QSF_NAME(op) and QSF_FLOAT_SUMS (4 or
- * 8): how many sums of 16 rows its registers hold.
+ * Lanes are the 16 rows of a tile row. f16 and f32 tiles are used in place; a quantised tile is
+ * first decoded to f32 columns on the stack, once for all tokens. Each sum adds ascending columns,
+ * so speed comes from several independent sums at once: tile rows times tokens. The including file
+ * provides lanes_*.h, QSF_NAME(op) and QSF_FLOAT_SUMS (4 or 8): how many sums of 16 rows its
+ * registers hold.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
@@ -17,8 +17,8 @@ QSF_FORCED_INLINE lanes load_column(const unsigned char *tile, size_t col, bool 
     return lanes_load(column);
 }
 
-/* n_rows tile rows times n_tokens tokens, both literals, together at most QSF_FLOAT_SUMS sums.
- * x [n_tokens, n_blocks * 64], y [n_tokens, y_stride] */
+/* Multiplies n_rows tile rows with n_tokens tokens, both literals, together at most QSF_FLOAT_SUMS
+ * sums. x [n_tokens, n_blocks * 64], y [n_tokens, y_stride] */
 QSF_FORCED_INLINE void float_group(const unsigned char *tiles, size_t n_blocks, const float *x,
                                    float *y, size_t y_stride, size_t n_rows, size_t n_tokens,
                                    bool is_f16)
@@ -28,7 +28,7 @@ QSF_FORCED_INLINE void float_group(const unsigned char *tiles, size_t n_blocks, 
     lanes acc[QSF_FLOAT_SUMS];
     for (size_t i = 0; i < n_rows * n_tokens; i++)
         acc[i] = lanes_set(0.0F);
-    /* The tiles of a tile row follow each other, so its columns do too. */
+    /* The tiles of a tile row are contiguous, so its columns are too. */
     for (size_t c = 0; c < n_cols; c++)
         for (size_t r = 0; r < n_rows; r++) {
             const lanes w = load_column(tiles + r * n_cols * column_bytes, c, is_f16);
@@ -42,7 +42,7 @@ QSF_FORCED_INLINE void float_group(const unsigned char *tiles, size_t n_blocks, 
             lanes_store(y + t * y_stride + r * QSF_TILE_ROWS, acc[r * n_tokens + t]);
 }
 
-/* n_tile_rows tile rows times n_tokens (a literal) tokens, as many rows at a time as make
+/* Multiplies n_tile_rows tile rows with n_tokens (a literal) tokens, as many rows at a time as make
  * QSF_FLOAT_SUMS sums. */
 QSF_FORCED_INLINE void float_rows(const unsigned char *tiles, size_t n_tile_rows, size_t n_blocks,
                                   const float *x, float *y, size_t y_stride, size_t n_tokens,
@@ -62,7 +62,7 @@ QSF_FORCED_INLINE void float_rows(const unsigned char *tiles, size_t n_tile_rows
                     n_tokens, is_f16);
 }
 
-/* A few tile rows at a time, so that all tokens meet them while they are in the cache. */
+/* A few tile rows at a time, so that they stay in the cache for all tokens. */
 QSF_FORCED_INLINE void matmul_float(const unsigned char *tiles, size_t n_tile_rows,
                                     const qsf_acts *x, float *y, size_t y_stride, bool is_f16)
 {
@@ -128,8 +128,8 @@ QSF_FORCED_INLINE void decode_column(decoder d, lanes code, float *columns, size
     lanes_store(columns + col * QSF_TILE_ROWS, w);
 }
 
-/* The decode functions: the weights of a tile as columns [64, 16]; the places of codes are
- * those of docs/format.md, section 5. */
+/* Decode functions: the weights of a tile as columns [64, 16]. docs/format.md, section 5, has the
+ * places of the codes. */
 QSF_FORCED_INLINE void decode_2bit_codes(decoder d, const unsigned char *codes, bool has_third,
                                          float *columns)
 {
@@ -200,7 +200,7 @@ static inline void decode_8bit(const unsigned char *tile, float *columns)
                           columns, 4 * g + j);
 }
 
-/* Leaves byte * 3 mod 256 and gives the digit before the point; all exact. */
+/* *byte = *byte * 3 mod 256; returns the digit before the point. All exact. */
 QSF_FORCED_INLINE lanes next_digit(lanes *byte)
 {
     const lanes one_or_two = lanes_where_less(*byte, lanes_set(171.0F), lanes_set(1.0F),
@@ -228,10 +228,10 @@ static inline void decode_ternary_dense(const unsigned char *tile, float *column
         decode_column(d, next_digit(&byte), columns, 60 + j);
 }
 
-#define QSF_DECODED_ROWS 4 /* tile rows at a time: as many sums when there is one token */
+#define QSF_DECODED_ROWS 4 /* tile rows at a time; with one token, as many sums */
 
-/* Goes on with the sums in y over n_rows (a literal, as n_tokens) decoded tiles:
- * columns [n_rows, 64, 16], x [n_tokens, x_stride], y [n_tokens, y_stride] */
+/* Continues the sums in y over n_rows decoded tiles (n_rows, n_tokens literals): columns [n_rows,
+ * 64, 16], x [n_tokens, x_stride], y [n_tokens, y_stride] */
 QSF_FORCED_INLINE void add_columns(const float *columns, size_t n_rows, const float *x,
                                    size_t x_stride, float *y, size_t y_stride, size_t n_tokens)
 {
@@ -251,7 +251,7 @@ QSF_FORCED_INLINE void add_columns(const float *columns, size_t n_rows, const fl
             lanes_store(y + t * y_stride + r * QSF_TILE_ROWS, acc[r * n_tokens + t]);
 }
 
-/* All tokens over n_rows <= QSF_DECODED_ROWS decoded tiles of one block. */
+/* Continues the sums of all tokens over n_rows <= QSF_DECODED_ROWS decoded tiles of one block. */
 QSF_FORCED_INLINE void add_decoded(const float *columns, size_t n_rows, const float *x,
                                    size_t n_tokens, size_t x_stride, float *y, size_t y_stride)
 {
@@ -273,7 +273,7 @@ QSF_FORCED_INLINE void add_decoded(const float *columns, size_t n_rows, const fl
 
 typedef void decode_fn(const unsigned char *tile, float *columns);
 
-/* Not inlined: one copy for all types, which costs a call of `decode` per tile. */
+/* Not inlined: one copy serves all types, at the cost of a call of `decode` per tile. */
 static void matmul_decoded(decode_fn *decode, size_t tile_bytes, const unsigned char *tiles,
                            size_t n_tile_rows, const qsf_acts *x, float *y, size_t y_stride)
 {

@@ -4,7 +4,7 @@
  * dots are exact integers, and the float steps after them are those of kernels.h. The
  * including file provides lanes_*.h, QSF_NAME(op) and
  *   QSF_GROUP_TOKENS   most tokens that share an unpacked tile: 8, 4 or 2
- *   dots               a type: the 16 row sums of a tile and a token, in whatever parts
+ *   dots               a type: the 16 row sums of a tile and a token, in any form
  *   dot_tile(dtype, tile, q, q_stride, n_tokens, dots *dot)
  *                      dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride]
  *   dot_tile_fine(tile, q, q_low, q_stride, n_tokens, dots *dot)
@@ -12,7 +12,7 @@
  *                      or of (code - 128 + QSF_FINE_ZERO) * ... where that is defined
  *   dots_to_lanes(dots, int32_t factor, int32_t start)
  *                      (float)(factor * sum + start) for each row
- * dtype, n_tokens and factor are literals once all is inlined. Where registers are few, also
+ * dtype, n_tokens and factor are literals after inlining. If registers are few, also
  *   QSF_UNPACKED_TOKENS   from so many tokens on, tiles are unpacked to memory, once for all
  *   QSF_UNPACKED_BYTES    of a tile
  *   unpack_tile(dtype, tile, to), dot_unpacked(dtype, codes, ...)   as dot_tile; not for 8 bits
@@ -25,24 +25,24 @@
 #define QSF_FINE_ZERO 128
 #endif
 
-/* How far ahead tiles are asked for: processors do not look beyond a page of 4 KiB on their
- * own, and a tile is soon computed. It may be beyond the end; then nothing happens. */
+/* How far ahead tiles are prefetched: processors do not prefetch beyond a page of 4 KiB, and a tile
+ * is computed quickly. Prefetching behind the end has no effect. */
 #ifndef QSF_AHEAD_BYTES
 #define QSF_AHEAD_BYTES 2048
 #endif
 
-/* So few tokens meet two tile rows at a time. */
+/* At most so many tokens use two tile rows at a time. */
 #ifndef QSF_PAIRED_TOKENS
 #define QSF_PAIRED_TOKENS 1
 #endif
 
-/* Types that gain by it: narrower ones compute more than they read. */
+/* True for types that profit; narrower types compute more than they read. */
 static inline bool is_paired(qsf_dtype dtype)
 {
     return dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM || dtype == QSF_DTYPE_8BIT;
 }
 
-/* The float steps of one block, whose dots are dot [n_tokens]. */
+/* Does the float steps of one block, whose dots are dot [n_tokens]. */
 QSF_FORCED_INLINE void add_dots(int_form form, const unsigned char *tile, const dots *dot,
                                 const qsf_acts *x, size_t block, size_t n_tokens, lanes *acc)
 {
@@ -66,7 +66,7 @@ QSF_FORCED_INLINE void add_dots(int_form form, const unsigned char *tile, const 
         acc[t] = lanes_fma(min, lanes_set(x->scaled_sum[block + t * n_blocks]), acc[t]);
 }
 
-/* Goes on with acc over one block: token t0 + t is at x->scale[i] and so on, i = block + t *
+/* Continues acc over one block: token t0 + t is at x->scale[i] and so on, i = block + t *
  * n_blocks. */
 QSF_FORCED_INLINE void add_block(int_form form, const unsigned char *tile, const qsf_acts *x,
                                  size_t block, size_t n_tokens, lanes *acc)
@@ -81,8 +81,8 @@ QSF_FORCED_INLINE void add_block(int_form form, const unsigned char *tile, const
     add_dots(form, tile, dot, x, block, n_tokens, acc);
 }
 
-/* One tile row times tokens t0 .. t0 + n_tokens - 1 (n_tokens a literal <= QSF_GROUP_TOKENS);
- * y: the tile row's first output of token t0 */
+/* Multiplies one tile row with tokens t0 .. t0 + n_tokens - 1 (n_tokens a literal <=
+ * QSF_GROUP_TOKENS); y: the tile row's first output of token t0 */
 QSF_FORCED_INLINE void int_group(int_form form, const unsigned char *tiles, size_t tile_bytes,
                                  const qsf_acts *x, size_t t0, size_t n_tokens, float *y,
                                  size_t y_stride)
@@ -100,8 +100,7 @@ QSF_FORCED_INLINE void int_group(int_form form, const unsigned char *tiles, size
         lanes_store(y + t * y_stride, acc[t]);
 }
 
-/* As int_group for two tile rows side by side: memory answers two streams of reads sooner than
- * one. */
+/* As int_group for two tile rows together: two streams of reads are faster than one. */
 QSF_FORCED_INLINE void int_group_of_two(int_form form, const unsigned char *tiles,
                                         size_t tile_bytes, const qsf_acts *x, size_t t0,
                                         size_t n_tokens, float *y, size_t y_stride)
@@ -122,7 +121,7 @@ QSF_FORCED_INLINE void int_group_of_two(int_form form, const unsigned char *tile
             lanes_store(y + t * y_stride + r * QSF_TILE_ROWS, acc[r][t]);
 }
 
-/* Pairs of tile rows times few tokens; returns how many tile rows are done. */
+/* Multiplies pairs of tile rows with few tokens; returns the number of tile rows done. */
 QSF_FORCED_INLINE size_t int_pairs(int_form form, const unsigned char *tiles, size_t n_tile_rows,
                                    const qsf_acts *x, float *y, size_t y_stride)
 {
@@ -146,10 +145,10 @@ QSF_FORCED_INLINE size_t int_pairs(int_form form, const unsigned char *tiles, si
 
 #ifdef QSF_UNPACKED_TOKENS
 
-#define QSF_PANEL_BLOCKS 8 /* unpacked at a time: 8 KiB of codes, to stay in the first cache */
+#define QSF_PANEL_BLOCKS 8 /* unpacked at a time: 8 KiB of codes fit the first-level cache */
 
-/* As int_group, for blocks b0 .. b0 + n_panel - 1, whose codes are unpacked; goes on with y
- * unless b0 is 0. */
+/* As int_group, for blocks b0 .. b0 + n_panel - 1, whose codes are unpacked; continues y unless b0
+ * is 0. */
 QSF_FORCED_INLINE void panel_group(int_form form, const unsigned char *tiles, size_t tile_bytes,
                                    const unsigned char *codes, size_t b0, size_t n_panel,
                                    const qsf_acts *x, size_t t0, size_t n_tokens, float *y,

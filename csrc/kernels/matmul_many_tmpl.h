@@ -1,10 +1,10 @@
 /* matmul_many_tmpl.h - products in the integer form, of many tokens, for every quantised type.
  *
- * A few tile rows at a time: some of their tiles are unpacked to bytes in the first cache, then
- * all tokens meet them, a group at a time, so that every type runs at the speed of plain
- * bytes. The dots of a group go to memory, and the float steps of kernels.h follow for all of
- * them. The including file provides lanes_*.h, these sizes, such that a `many` fits into the
- * first cache beside activations, and after including this the two functions declared here.
+ * Some tiles of a few tile rows are unpacked to bytes in the first-level cache; then all tokens are
+ * multiplied with them, a group at a time, so that every type runs at the speed of plain bytes. The
+ * dots of a group go to memory, and the float steps of kernels.h follow for all of them. The
+ * including file provides lanes_*.h, these sizes (a `many` must fit the first-level cache beside
+ * activations) and, after including this, the two functions declared here.
  *   QSF_MANY_TOKENS   most tokens of a group, 8 or 16
  *   QSF_MANY_ROWS     tile rows, 2 or 4
  *   QSF_MANY_BLOCKS   blocks that are unpacked at once
@@ -13,7 +13,7 @@
 
 #include "kernels/int_form.h"
 
-/* Of one block and QSF_MANY_ROWS tile rows: 16 groups of 16 rows of 4 columns. */
+/* Codes of one block and QSF_MANY_ROWS tile rows: 16 groups of 16 rows of 4 columns. */
 typedef struct many_codes {
     _Alignas(64) unsigned char at[QSF_MANY_ROWS][QSF_TILE_ROWS * QSF_BLOCK];
 } many_codes;
@@ -29,7 +29,7 @@ typedef struct many {
     lanes min[QSF_MANY_BLOCKS][QSF_MANY_ROWS];
 } many;
 
-/* codes [16, 64], a byte each, as compute_dots wants them */
+/* codes [16, 64], a byte each, as compute_dots needs them */
 QSF_FORCED_INLINE void unpack_codes(int_form form, const unsigned char *tile, unsigned char *codes);
 
 /* m->dots[b].at[r][t] = the dot of kernels.h, from m->codes[b].at[r] and block
@@ -48,11 +48,11 @@ QSF_FORCED_INLINE void many_unpack(int_form form, const unsigned char *tile, siz
         m->min[b][r] = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
 }
 
-/* The float steps of tokens t .. t + n_tokens - 1 of a group, over n_blocks blocks; `block` is
+/* Does the float steps of tokens t .. t + n_tokens - 1 of a group, over n_blocks blocks; `block` is
  * the first of token t, y its output of the first tile row. n_rows, n_tokens are literals. */
-QSF_FORCED_INLINE void many_finish(int_form form, const many *m, const qsf_acts *x, size_t block,
-                                   bool is_first, size_t n_blocks, size_t r0, size_t n_rows,
-                                   size_t t, size_t n_tokens, float *y, size_t y_stride)
+QSF_FORCED_INLINE void many_epilogue(int_form form, const many *m, const qsf_acts *x, size_t block,
+                                     bool is_first, size_t n_blocks, size_t r0, size_t n_rows,
+                                     size_t t, size_t n_tokens, float *y, size_t y_stride)
 {
     const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
     lanes acc[2][8];
@@ -75,25 +75,25 @@ QSF_FORCED_INLINE void many_finish(int_form form, const many *m, const qsf_acts 
             lanes_store(y + k * y_stride + r * QSF_TILE_ROWS, acc[r][k]);
 }
 
-/* The float steps of n_rows tile rows from r0 on, 1 or 2, and all tokens of a group */
-QSF_FORCED_INLINE void many_finish_rows(int_form form, const many *m, const qsf_acts *x,
-                                        size_t block, bool is_first, size_t n_blocks, size_t r0,
-                                        size_t n_rows, size_t n_tokens, float *y, size_t y_stride)
+/* Does the float steps of n_rows tile rows from r0 on, 1 or 2, and all tokens of a group. */
+QSF_FORCED_INLINE void many_epilogue_rows(int_form form, const many *m, const qsf_acts *x,
+                                          size_t block, bool is_first, size_t n_blocks, size_t r0,
+                                          size_t n_rows, size_t n_tokens, float *y, size_t y_stride)
 {
     size_t t = 0;
     for (; t + 8 <= n_tokens; t += 8)
-        many_finish(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 8,
-                    y + t * y_stride, y_stride);
+        many_epilogue(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 8,
+                      y + t * y_stride, y_stride);
     for (; t + 4 <= n_tokens; t += 4)
-        many_finish(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 4,
-                    y + t * y_stride, y_stride);
+        many_epilogue(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 4,
+                      y + t * y_stride, y_stride);
     for (; t < n_tokens; t++)
-        many_finish(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 1,
-                    y + t * y_stride, y_stride);
+        many_epilogue(form, m, x, block + t * x->n_blocks, is_first, n_blocks, r0, n_rows, t, 1,
+                      y + t * y_stride, y_stride);
 }
 
-/* Blocks b0 .. b0 + n_blocks - 1 of n_rows (a literal) tile rows, unpacked, times n_tokens
- * tokens from t0 on; y: the first tile row's output of token t0 */
+/* Multiplies blocks b0 .. b0 + n_blocks - 1 of n_rows (a literal) tile rows, unpacked, with
+ * n_tokens tokens from t0 on; y: the first tile row's output of token t0 */
 QSF_FORCED_INLINE void many_group(int_form form, many *m, const qsf_acts *x, size_t b0,
                                   size_t n_blocks, size_t n_rows, size_t t0, size_t n_tokens,
                                   float *y, size_t y_stride)
@@ -101,16 +101,16 @@ QSF_FORCED_INLINE void many_group(int_form form, many *m, const qsf_acts *x, siz
     const size_t block = t0 * x->n_blocks + b0;
     compute_dots(form, m, n_blocks, n_rows, x, block, n_tokens);
     if (n_rows == 1) {
-        many_finish_rows(form, m, x, block, b0 == 0, n_blocks, 0, 1, n_tokens, y, y_stride);
+        many_epilogue_rows(form, m, x, block, b0 == 0, n_blocks, 0, 1, n_tokens, y, y_stride);
         return;
     }
     for (size_t r = 0; r < n_rows; r += 2)
-        many_finish_rows(form, m, x, block, b0 == 0, n_blocks, r, 2, n_tokens,
-                         y + r * QSF_TILE_ROWS, y_stride);
+        many_epilogue_rows(form, m, x, block, b0 == 0, n_blocks, r, 2, n_tokens,
+                           y + r * QSF_TILE_ROWS, y_stride);
 }
 
-/* Asks for the tile that follows in the next round, to the second cache; beyond the end of the
- * tiles nothing happens. */
+/* Prefetches the tile of the next round to the second-level cache; behind the end it has no
+ * effect. */
 QSF_FORCED_INLINE void prefetch_next(const unsigned char *tile, size_t tile_bytes)
 {
     for (size_t i = 0; i < tile_bytes; i += 64)

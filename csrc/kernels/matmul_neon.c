@@ -1,4 +1,4 @@
-/* matmul_neon.c - matrix products with NEON as every 64-bit ARM has it.
+/* matmul_neon.c - matrix products with the NEON that every 64-bit ARM has.
  *
  * smlal multiplies signed bytes and adds to 16 bits, which must not overflow: a sum takes one
  * product of each of the 16 groups of a tile, at most 16 * 15 * 127 = 30480 < 32768, so it is
@@ -65,8 +65,8 @@ QSF_FORCED_INLINE int32x4_t partial_rows(partial sums)
 
 #include "kernels/dot_tile_neon.h"
 
-/* Row sums of one quarter of an 8-bit tile: fine [n_tokens, 64] are 16-bit activations.
- * Two groups side by side make 8 columns of each row, which widen to 16 bits. */
+/* Computes the row sums of one quarter of an 8-bit tile: fine [n_tokens, 64] are 16-bit
+ * activations. Two groups together are 8 columns of each row, widened to 16 bits. */
 QSF_FORCED_INLINE void dot_quarter_fine(const unsigned char *tile, size_t quarter,
                                         const int16_t *fine, size_t n_tokens, dots *dot)
 {

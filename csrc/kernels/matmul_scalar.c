@@ -1,4 +1,4 @@
-/* matmul_scalar.c - what a matrix product is: the specification that the other levels equal.
+/* matmul_scalar.c - matrix products in plain C: the specification for all instruction sets.
  *
  * Also the only dequant_row: an embedding lookup reads one row per token.
  */
@@ -79,7 +79,7 @@ QSF_FORCED_INLINE int32_t code_of(qsf_dtype dtype, const unsigned char *tile, si
     return 0;
 }
 
-/* The value of a code of a symmetric type, an integer, and what it is a multiple of, in scales. */
+/* Returns the value of a code of a symmetric type, as a multiple of unit_of() times the scale. */
 static int32_t value_of(qsf_dtype dtype, int32_t code)
 {
     if (dtype == QSF_DTYPE_2BIT_SYM)
@@ -130,7 +130,7 @@ QSF_FORCED_INLINE float add_block_i8(qsf_dtype dtype, const unsigned char *tile,
     return has_min ? fmaf(min_of(tile, r), x->scaled_sum[block], acc) : acc;
 }
 
-/* The same with 16-bit activations, for 8-bit weights. */
+/* As add_block_i8, with 16-bit activations for 8-bit weights. */
 static float add_block_i16(const unsigned char *tile, size_t r, const qsf_acts *x, size_t block,
                            float acc)
 {
@@ -203,7 +203,7 @@ QSF_FORCED_INLINE void matmul(qsf_dtype dtype, bool is_integer_form, const unsig
         k->dequant_row[dtype] = dequant_row_##type##_scalar;                               \
     }
 
-/* The integer product of one type besides. */
+/* Adds the integer product of one type to FLOAT_FORMS. */
 #define ALL_FORMS(type, dtype)                                                         \
     FLOAT_FORMS(type, dtype)                                                           \
     static void matmul_##type##_scalar(const unsigned char *tiles, size_t n_tile_rows, \

@@ -1,4 +1,4 @@
-/* sample_tmpl.h - what sampling asks of a whole vocabulary, over lanes.
+/* sample_tmpl.h - the kernels of sampling, over a whole vocabulary and over lanes.
  *
  * Included after exp_tmpl.h and vecops_tmpl.h. Contracts in kernels.h.
  */
@@ -6,7 +6,7 @@
 
 static bool QSF_NAME(all_finite)(const float *x, size_t n)
 {
-    /* x - x is 0 or NaN. Four sums hide the latency of the addition. */
+    /* x - x is 0 if x is finite, else NaN. Four sums hide the latency of the addition. */
     lanes sums[4] = {lanes_set(0.0F), lanes_set(0.0F), lanes_set(0.0F), lanes_set(0.0F)};
     size_t i = 0;
     for (; i + 4 * QSF_LANES <= n; i += 4 * QSF_LANES) {
@@ -75,7 +75,7 @@ static void QSF_NAME(weigh)(const float *x, size_t n, float max, float factor, f
     }
 }
 
-/* The fill function's body, for these. */
+/* The part of the fill function for these kernels. */
 static void QSF_NAME(fill_sample)(qsf_kernels *k)
 {
     k->all_finite = QSF_NAME(all_finite);

@@ -8,7 +8,7 @@
 
 #include "kernels/int_form.h"
 
-#define QSF_TILE_GROUPS 16 /* of 4 columns: one register of codes each */
+#define QSF_TILE_GROUPS 16 /* groups of 4 columns: one register of codes each */
 
 QSF_FORCED_INLINE __m512i load64(const unsigned char *p)
 {
@@ -35,7 +35,7 @@ QSF_FORCED_INLINE void unpack_2bit(const unsigned char *bytes, size_t p, __m512i
         codes[b] = _mm512_and_si512(_mm512_srli_epi32(four, 2 * b), threes);
 }
 
-/* The same. The third bit of plane p = 2h + i and pair b is bit 4i + b of plane h. */
+/* As unpack_2bit. The third bit of plane p = 2h + i and pair b is bit 4i + b of plane h. */
 QSF_FORCED_INLINE void unpack_3bit(const unsigned char *bytes, size_t p, __m512i *codes)
 {
     const __m512i fours = _mm512_set1_epi8(4);
@@ -50,13 +50,13 @@ QSF_FORCED_INLINE void unpack_3bit(const unsigned char *bytes, size_t p, __m512i
     }
 }
 
-/* 3 * bytes mod 256: what is left of the fractions after their next digit in base 3 */
+/* 3 * bytes mod 256: the remaining fractions after the next digit in base 3 */
 QSF_FORCED_INLINE __m512i after_trit(__m512i bytes)
 {
     return _mm512_add_epi8(bytes, _mm512_add_epi8(bytes, bytes));
 }
 
-/* That digit, bytes * 3 >> 8: one more from 86 on and from 171 on. */
+/* The next digit, bytes * 3 >> 8: 1 from 86 on, 2 from 171 on. */
 QSF_FORCED_INLINE __m512i trit_of(__m512i bytes)
 {
     const __m512i ones = _mm512_set1_epi8(1);
@@ -91,8 +91,8 @@ QSF_FORCED_INLINE void unpack_dense(const unsigned char *bytes, size_t p, __m512
     }
 }
 
-/* How the groups of a tile lie in planes: group n_planes * k + p, k = 0 .. n_in_plane - 1, in
- * plane p; of dense ternary 5 p + k. */
+/* How the groups of a tile are stored: group n_planes * k + p, k = 0 .. n_in_plane - 1, is in plane
+ * p; for dense ternary, group 5 p + k. */
 typedef struct planes {
     size_t n_planes;
     size_t n_in_plane;
@@ -107,13 +107,13 @@ QSF_FORCED_INLINE planes planes_of(qsf_dtype dtype)
     return dtype == QSF_DTYPE_TERNARY_DENSE ? (planes){4, 5} : (planes){4, 4};
 }
 
-/* The group of columns that is k-th in plane p; 16 or more: none. */
+/* Returns the k-th group of columns in plane p; 16 or more: none. */
 QSF_FORCED_INLINE size_t group_of(qsf_dtype dtype, size_t p, size_t k)
 {
     return dtype == QSF_DTYPE_TERNARY_DENSE ? 5 * p + k : planes_of(dtype).n_planes * k + p;
 }
 
-/* codes [5]: of the groups in plane p, 16 rows of 4 columns, a byte each */
+/* codes [5] = codes of the groups in plane p, 16 rows of 4 columns, a byte each */
 QSF_FORCED_INLINE void unpack_plane(qsf_dtype dtype, const unsigned char *tile, size_t p,
                                     __m512i *codes)
 {

@@ -7,7 +7,7 @@
 #ifndef QSF_KERNELS_VECOPS_H
 #define QSF_KERNELS_VECOPS_H
 
-#include "base/bytes.h" /* for the templates, outside of any target region */
+#include "base/bytes.h" /* the templates need it outside of any target region */
 #include "base/half.h"
 #include "kernels/kernels.h"
 

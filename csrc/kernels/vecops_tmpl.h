@@ -5,7 +5,7 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* How many of n elements from i on belong to one group of lanes. */
+/* Returns how many of n elements from i on are in the same group of lanes. */
 static inline size_t lanes_left(size_t n, size_t i)
 {
     return n - i < QSF_LANES ? n - i : QSF_LANES;
@@ -23,18 +23,18 @@ static inline lanes lanes_silu(lanes x)
     return times_logistic(x, x);
 }
 
-/* x / 2 * (1 + tanh u), u = sqrt(2 / pi) * (x + 0.044715 x^3). Since
- * (1 + tanh u) / 2 = 1 / (1 + e^-2u), this is x times the logistic function of 2u,
- * which loses no digits where tanh u is near -1. */
+/* x / 2 * (1 + tanh u), u = sqrt(2 / pi) * (x + 0.044715 x^3), computed as x times the logistic
+ * function of 2u, because (1 + tanh u) / 2 = 1 / (1 + e^-2u) loses no digits where tanh u is near
+ * -1. */
 static inline lanes lanes_gelu_tanh(lanes x)
 {
     const lanes inner = lanes_fma(lanes_mul(lanes_set(0.044715F), x), lanes_mul(x, x), x);
     return times_logistic(x, lanes_mul(lanes_set(1.5957691216057308F), inner));
 }
 
-/* x / 2 * (1 + erf z), z = x / sqrt 2, with formula 7.1.26 of Abramowitz and Stegun, Handbook
- * of Mathematical Functions: for z >= 0, erfc z = P(t) e^(-z^2), t = 1 / (1 + 0.3275911 z),
- * off by at most 1.5e-7. So x (1 - erfc|z| / 2) for x > 0 and x erfc|z| / 2 otherwise. */
+/* x / 2 * (1 + erf z), z = x / sqrt 2, with formula 7.1.26 of Abramowitz and Stegun, Handbook of
+ * Mathematical Functions: for z >= 0, erfc z = P(t) e^(-z^2), t = 1 / (1 + 0.3275911 z), with an
+ * error of at most 1.5e-7. So the result is x (1 - erfc|z| / 2) for x > 0, else x erfc|z| / 2. */
 static inline lanes lanes_gelu_erf(lanes x)
 {
     const lanes one = lanes_set(1.0F);
@@ -221,8 +221,8 @@ static void QSF_NAME(quantise)(const float *x, size_t n_blocks, const qsf_act_ro
 
 #define OUTLIERS_AT_ONCE 64
 
-/* The deltas of n entries, finite, as f32. The product by 2^112 is exact: it moves the exponent
- * from where an f16 has it to where an f32 has it, for subnormal ones too. */
+/* Decodes the deltas of n entries, finite, to f32. The product by 2^112 is exact: it moves the
+ * exponent from its f16 bias to its f32 bias, also for subnormals. */
 static inline void decode_deltas(const unsigned char *entries, size_t n, float *deltas)
 {
     for (size_t i = 0; i < n; i++) {
@@ -234,7 +234,7 @@ static inline void decode_deltas(const unsigned char *entries, size_t n, float *
     }
 }
 
-/* The entries are decoded once for all n_tokens, a literal, whose sums stay close together. */
+/* Decodes the entries once for all n_tokens, a literal; the sums of a row are close together. */
 QSF_FORCED_INLINE void add_outliers_of(size_t n_tokens, const unsigned char *entries,
                                        size_t n_entries, size_t n_rows, const float *x,
                                        size_t x_stride, float *y, size_t y_stride)
@@ -244,7 +244,7 @@ QSF_FORCED_INLINE void add_outliers_of(size_t n_tokens, const unsigned char *ent
     for (size_t r = 0; r < QSF_TILE_ROWS; r++)
         for (size_t t = 0; t < n_tokens; t++)
             acc[r][t] = r < n_rows ? y[t * y_stride + r] : 0.0F;
-    size_t end = 0; /* behind the position of the last entry */
+    size_t end = 0; /* one more than the position of the last entry */
     for (size_t begin = 0; begin < n_entries; begin += OUTLIERS_AT_ONCE) {
         const size_t left = n_entries - begin;
         const size_t n = left < OUTLIERS_AT_ONCE ? left : OUTLIERS_AT_ONCE;

@@ -1,9 +1,9 @@
-/* attention.c - tiles of query rows walk the spans of pages, and the parallel loops over them.
+/* attention.c - attention over the pages, by row groups and spans, on the pool.
  *
- * A tile is up to 16 query rows of one segment and KV head: row i is head i % heads_per_kv of
- * the group, of token i / heads_per_kv. It either walks its spans one after another, merging as
- * it goes, or, where tiles are too few for the threads, a few spans are an item of their own and
- * a second loop merges; the bits are the same (kernels.h).
+ * A row group is up to 16 query rows of one segment and KV head: row i is query head i %
+ * heads_per_kv of token i / heads_per_kv. One item of the parallel loop attends a whole row group,
+ * span after span. If there are too few row groups for the threads, an item is a few spans of one,
+ * and a second loop merges them. Both ways give the same bits (kernels.h).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/attention.h"
@@ -14,8 +14,9 @@
 
 #include "base/checked.h"
 
-/* The heads of all rows of one of q, k, v, turned by RoPE and, if the cache is, by Hadamard. */
-static void turn(const qsf_ops *o, float *x, size_t stride, uint32_t head, bool has_positions)
+/* Rotates one head of q, k or v in all rows: by RoPE, and by Hadamard if the cache is rotated. */
+static void rotate_head(const qsf_ops *o, float *x, size_t stride, uint32_t head,
+                        bool has_positions)
 {
     const qsf_config *const c = o->config;
     const qsf_scratch *const s = o->scratch;
@@ -33,9 +34,9 @@ static void turn(const qsf_ops *o, float *x, size_t stride, uint32_t head, bool 
     }
 }
 
-void qsf_attention_finish_q(const qsf_ops *o, uint32_t head)
+void qsf_attention_rotate_q(const qsf_ops *o, uint32_t head)
 {
-    turn(o, o->scratch->q, o->scratch->q_stride, head, true);
+    rotate_head(o, o->scratch->q, o->scratch->q_stride, head, true);
 }
 
 typedef void store_fn(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
@@ -53,17 +54,17 @@ static void store_rows(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
     }
 }
 
-void qsf_attention_finish_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
-                            uint32_t kv_head)
+void qsf_attention_store_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
+                           uint32_t kv_head)
 {
-    turn(o, o->scratch->k, o->scratch->kv_stride, kv_head, true);
+    rotate_head(o, o->scratch->k, o->scratch->kv_stride, kv_head, true);
     store_rows(o, chunk, layer, kv_head, o->scratch->k, qsf_kvcache_store_k);
 }
 
-void qsf_attention_finish_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
-                            uint32_t kv_head)
+void qsf_attention_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
+                           uint32_t kv_head)
 {
-    turn(o, o->scratch->v, o->scratch->kv_stride, kv_head, false);
+    rotate_head(o, o->scratch->v, o->scratch->kv_stride, kv_head, false);
     store_rows(o, chunk, layer, kv_head, o->scratch->v, qsf_kvcache_store_v);
 }
 
@@ -71,7 +72,7 @@ typedef struct attention_job {
     const qsf_ops *ops;
     const qsf_chunk *chunk;
     uint32_t layer;
-    size_t item_spans; /* of a tile make an item; 0: a whole tile does */
+    size_t item_spans; /* spans of a row group in an item; 0: all of them */
 } attention_job;
 
 /* Positions first .. end - 1 */
@@ -80,27 +81,28 @@ typedef struct positions {
     size_t end;
 } positions;
 
-/* A tile and how far its rows see. */
-typedef struct tile {
+/* A row group, and the positions that its rows see. */
+typedef struct row_group {
     const qsf_segment *segment;
     uint32_t kv_head;
-    size_t first_row; /* in the numbering of the head comment */
+    size_t first_row; /* numbered as in the comment at the top */
     size_t n_rows;
     positions seen[QSF_ATTEND_ROWS];
     positions seen_by_any;
-} tile;
+} row_group;
 
 static uint32_t heads_per_kv(const qsf_config *c)
 {
     return c->n_heads / c->n_kv_heads;
 }
 
-static size_t tiles_of(const qsf_config *c, const qsf_segment *g)
+static size_t row_groups_of(const qsf_config *c, const qsf_segment *g)
 {
     return qsf_ceil_div((size_t)g->n_tokens * heads_per_kv(c), QSF_ATTEND_ROWS);
 }
 
-/* What token t of a segment sees: itself and what is before, within the window. */
+/* Returns the positions that token t of a segment sees: itself and those before, within the
+ * window. */
 static positions seen_by(const qsf_config *c, const qsf_segment *g, size_t t)
 {
     const size_t end = (size_t)g->first_position + t + 1;
@@ -118,13 +120,13 @@ static size_t end_span(positions seen)
     return qsf_ceil_div(seen.end, QSF_KV_SPAN_TOKENS);
 }
 
-/* Spans that some row of the segment sees a part of. */
+/* Returns the number of spans that the rows of the segment see. */
 static size_t spans_of(const qsf_config *c, const qsf_segment *g)
 {
     return end_span(seen_by(c, g, g->n_tokens - 1)) - first_span(seen_by(c, g, 0));
 }
 
-/* How many items a tile of segment g makes. */
+/* Returns the items of a row group of segment g. */
 static size_t parts_of(const attention_job *job, const qsf_segment *g)
 {
     return job->item_spans != 0 ? qsf_ceil_div(spans_of(job->ops->config, g), job->item_spans) : 1;
@@ -133,57 +135,58 @@ static size_t parts_of(const attention_job *job, const qsf_segment *g)
 static size_t items_of(const attention_job *job, const qsf_segment *g)
 {
     const qsf_config *const c = job->ops->config;
-    return tiles_of(c, g) * c->n_kv_heads * parts_of(job, g);
+    return row_groups_of(c, g) * c->n_kv_heads * parts_of(job, g);
 }
 
-/* Item `item` of segment g; *span is its first one when split. */
-static tile tile_of(const attention_job *job, const qsf_segment *g, size_t item, size_t *span)
+/* Returns the row group of item `item` of segment g; *span becomes the item's first span. */
+static row_group row_group_of(const attention_job *job, const qsf_segment *g, size_t item,
+                              size_t *span)
 {
     const qsf_config *const c = job->ops->config;
     const size_t n_parts = parts_of(job, g);
-    const size_t n_tiles = tiles_of(c, g);
+    const size_t n_groups = row_groups_of(c, g);
     *span = first_span(seen_by(c, g, 0)) + item % n_parts * job->item_spans;
-    const size_t first_row = item / n_parts % n_tiles * QSF_ATTEND_ROWS;
+    const size_t first_row = item / n_parts % n_groups * QSF_ATTEND_ROWS;
     const size_t left = (size_t)g->n_tokens * heads_per_kv(c) - first_row;
-    tile t = {
+    row_group group = {
         .segment = g,
-        .kv_head = (uint32_t)(item / n_parts / n_tiles),
+        .kv_head = (uint32_t)(item / n_parts / n_groups),
         .first_row = first_row,
         .n_rows = left < QSF_ATTEND_ROWS ? left : QSF_ATTEND_ROWS,
     };
-    for (size_t r = 0; r < t.n_rows; r++)
-        t.seen[r] = seen_by(c, g, (first_row + r) / heads_per_kv(c));
-    t.seen_by_any = (positions){t.seen[0].first, t.seen[t.n_rows - 1].end};
-    return t;
+    for (size_t r = 0; r < group.n_rows; r++)
+        group.seen[r] = seen_by(c, g, (first_row + r) / heads_per_kv(c));
+    group.seen_by_any = (positions){group.seen[0].first, group.seen[group.n_rows - 1].end};
+    return group;
 }
 
-/* Row r of a tile as the chunk numbers it: row of the chunk times heads, plus head. */
-static size_t chunk_row(const qsf_config *c, const tile *t, size_t r)
+/* Returns the index of row r in the chunk: row of the chunk times heads, plus head. */
+static size_t chunk_row(const qsf_config *c, const row_group *group, size_t r)
 {
-    const uint32_t group = heads_per_kv(c);
-    const size_t row = t->first_row + r;
-    return (t->segment->first_row + row / group) * c->n_heads + (size_t)t->kv_head * group +
-           row % group;
+    const uint32_t n_heads = heads_per_kv(c);
+    const size_t row = group->first_row + r;
+    return (group->segment->first_row + row / n_heads) * c->n_heads +
+           (size_t)group->kv_head * n_heads + row % n_heads;
 }
 
-/* Where head % n_heads of a row of q or of the attended values lies. */
+/* Returns the offset of head row % n_heads in q or in the attended values. */
 static size_t head_off(const qsf_ops *o, size_t row)
 {
     const qsf_config *const c = o->config;
     return row / c->n_heads * o->scratch->q_stride + row % c->n_heads * c->head_dim;
 }
 
-/* The tile's query rows as matmul input, in the worker's scratch. */
-static qsf_acts gather_queries(const qsf_ops *o, const tile *t, size_t worker_idx)
+/* Copies the query rows to the worker's scratch, as matmul input. */
+static qsf_acts gather_queries(const qsf_ops *o, const row_group *group, size_t worker_idx)
 {
     const qsf_config *const c = o->config;
     const qsf_attend_scratch *const s = &o->scratch->attend;
     const size_t n_blocks = s->head_stride / QSF_BLOCK;
     const size_t value_off = worker_idx * QSF_ATTEND_ROWS * s->head_stride;
     const size_t block_off = value_off / QSF_BLOCK;
-    for (size_t r = 0; r < t->n_rows; r++) {
+    for (size_t r = 0; r < group->n_rows; r++) {
         float *const q = s->q + value_off + r * s->head_stride;
-        memcpy(q, o->scratch->q + head_off(o, chunk_row(c, t, r)), c->head_dim * sizeof *q);
+        memcpy(q, o->scratch->q + head_off(o, chunk_row(c, group, r)), c->head_dim * sizeof *q);
         memset(q + c->head_dim, 0, (s->head_stride - c->head_dim) * sizeof *q);
     }
     const qsf_act_row rows = {
@@ -194,10 +197,10 @@ static qsf_acts gather_queries(const qsf_ops *o, const tile *t, size_t worker_id
         .scaled_sum = s->act_scaled_sum + block_off,
         .fine_sum = s->act_fine_sum + block_off,
     };
-    if (qsf_dtype_is_quantised(o->scratch->kv_form.k_type)) /* rows follow each other, blocks too */
-        o->kernels->quantise(s->q + value_off, t->n_rows * n_blocks, &rows);
+    if (qsf_dtype_is_quantised(o->scratch->kv_form.k_type)) /* rows and blocks are contiguous */
+        o->kernels->quantise(s->q + value_off, group->n_rows * n_blocks, &rows);
     return (qsf_acts){
-        .n_tokens = t->n_rows,
+        .n_tokens = group->n_rows,
         .n_blocks = n_blocks,
         .f32 = s->q + value_off,
         .q = rows.q,
@@ -209,8 +212,8 @@ static qsf_acts gather_queries(const qsf_ops *o, const tile *t, size_t worker_id
     };
 }
 
-/* scores [n_rows, 256] of pages first .. end - 1 of a span; pages that lie one behind the other
- * in memory are one product. */
+/* Computes scores [n_rows, 256] of pages first .. end - 1 of a span. Pages that are contiguous in
+ * memory are one product. */
 static void score_pages(const qsf_kernels *k, const qsf_kvcache *kv, const void *const *pages,
                         size_t first, size_t end, const qsf_acts *x, float *scores)
 {
@@ -228,7 +231,7 @@ static void score_pages(const qsf_kernels *k, const qsf_kvcache *kv, const void 
 
 #define CACHE_LINE_BYTES 64
 
-/* Asks for pages that will be read soon: each is too short for a processor to read ahead in. */
+/* Prefetches pages: each is too short for the processor's own prefetcher. */
 static void prefetch_pages(const void *const *pages, size_t first, size_t end, size_t page_bytes)
 {
     for (size_t i = first; i < end; i++)
@@ -236,23 +239,23 @@ static void prefetch_pages(const void *const *pages, size_t first, size_t end, s
             __builtin_prefetch((const unsigned char *)pages[i] + off);
 }
 
-/* The sums and values of all rows of a tile over one span, into the worker's span_values;
- * ranges say which rows have a part in it. */
-static void attend_span(const attention_job *job, const tile *t, const qsf_acts *x, size_t span,
-                        size_t worker_idx, qsf_span_range *ranges, qsf_span_sums *sums)
+/* Computes the sums, and in the worker's span_values the values, of all rows over one span. ranges
+ * [n_rows] receives the slots that each row sees. */
+static void attend_span(const attention_job *job, const row_group *group, const qsf_acts *x,
+                        size_t span, size_t worker_idx, qsf_span_range *ranges, qsf_span_sums *sums)
 {
     const qsf_ops *const o = job->ops;
     const qsf_kernels *const k = o->kernels;
-    const qsf_kvcache *const kv = t->segment->kv;
+    const qsf_kvcache *const kv = group->segment->kv;
     const qsf_attend_scratch *const s = &o->scratch->attend;
     const size_t begin = span * QSF_KV_SPAN_TOKENS;
     float *const scores = s->scores + worker_idx * QSF_ATTEND_ROWS * QSF_KV_SPAN_TOKENS;
     const float scale = 1.0f / sqrtf((float)o->config->head_dim);
     size_t first_slot = QSF_KV_SPAN_TOKENS;
     size_t end_slot = 0;
-    for (size_t r = 0; r < t->n_rows; r++) {
-        const size_t first = t->seen[r].first > begin ? t->seen[r].first - begin : 0;
-        const size_t end = t->seen[r].end > begin ? t->seen[r].end - begin : 0;
+    for (size_t r = 0; r < group->n_rows; r++) {
+        const size_t first = group->seen[r].first > begin ? group->seen[r].first - begin : 0;
+        const size_t end = group->seen[r].end > begin ? group->seen[r].end - begin : 0;
         const size_t last = end < QSF_KV_SPAN_TOKENS ? end : QSF_KV_SPAN_TOKENS;
         ranges[r] = first < last ? (qsf_span_range){(uint32_t)first, (uint32_t)last}
                                  : (qsf_span_range){0, 0};
@@ -264,47 +267,48 @@ static void attend_span(const attention_job *job, const tile *t, const qsf_acts 
     if (first_slot >= end_slot)
         return;
     const size_t page = span * QSF_KV_SPAN_PAGES;
-    const void *const *const k_pages = qsf_kvcache_k_pages(kv, job->layer, t->kv_head) + page;
-    const void *const *const v_pages = qsf_kvcache_v_pages(kv, job->layer, t->kv_head) + page;
+    const void *const *const k_pages = qsf_kvcache_k_pages(kv, job->layer, group->kv_head) + page;
+    const void *const *const v_pages = qsf_kvcache_v_pages(kv, job->layer, group->kv_head) + page;
     const size_t first_page = first_slot / QSF_KV_PAGE_TOKENS;
     const size_t end_page = qsf_ceil_div(end_slot, QSF_KV_PAGE_TOKENS);
     prefetch_pages(k_pages, first_page, end_page, kv->k_page_bytes);
     prefetch_pages(v_pages, first_page, end_page, kv->v_page_bytes);
     score_pages(k, kv, k_pages, first_page, end_page, x, scores);
-    for (size_t r = 0; r < t->n_rows; r++)
+    for (size_t r = 0; r < group->n_rows; r++)
         if (ranges[r].begin < ranges[r].end)
             sums[r] = k->span_softmax(scores + r * QSF_KV_SPAN_TOKENS, ranges[r], scale);
-    k->span_values[kv->form.v_type](v_pages, x->n_blocks, scores, ranges, t->n_rows,
+    k->span_values[kv->form.v_type](v_pages, x->n_blocks, scores, ranges, group->n_rows,
                                     s->span_values + worker_idx * QSF_ATTEND_ROWS * s->head_stride);
 }
 
-/* attended = values / total, turned back. */
-static void finish_row(const qsf_ops *o, size_t row, const qsf_span_sums *sums, const float *values)
+/* attended = values / total, rotated back */
+static void write_row(const qsf_ops *o, size_t row, const qsf_span_sums *sums, const float *values)
 {
     float *const out = o->scratch->attended + head_off(o, row);
-    o->kernels->span_finish(sums, values, o->config->head_dim, out);
+    o->kernels->span_normalise(sums, values, o->config->head_dim, out);
     if (o->scratch->kv_form.is_rotated)
         o->kernels->hadamard(out, o->config->head_dim);
 }
 
-/* A whole tile: its spans in ascending order. */
-static void attend_tile(const attention_job *job, const tile *t, size_t worker_idx)
+/* Attends a whole row group, its spans in ascending order. */
+static void attend_row_group(const attention_job *job, const row_group *group, size_t worker_idx)
 {
     const qsf_ops *const o = job->ops;
     const qsf_attend_scratch *const s = &o->scratch->attend;
     const size_t worker_off = worker_idx * QSF_ATTEND_ROWS * s->head_stride;
-    const qsf_acts x = gather_queries(o, t, worker_idx);
+    const qsf_acts x = gather_queries(o, group, worker_idx);
     qsf_span_sums sums[QSF_ATTEND_ROWS];
-    for (size_t span = first_span(t->seen_by_any); span < end_span(t->seen_by_any); span++) {
+    for (size_t span = first_span(group->seen_by_any); span < end_span(group->seen_by_any);
+         span++) {
         qsf_span_range ranges[QSF_ATTEND_ROWS];
         qsf_span_sums next[QSF_ATTEND_ROWS];
-        attend_span(job, t, &x, span, worker_idx, ranges, next);
-        for (size_t r = 0; r < t->n_rows; r++) {
+        attend_span(job, group, &x, span, worker_idx, ranges, next);
+        for (size_t r = 0; r < group->n_rows; r++) {
             const float *const from = s->span_values + worker_off + r * s->head_stride;
             float *const to = s->values + worker_off + r * s->head_stride;
             if (ranges[r].begin == ranges[r].end)
                 continue;
-            if (span == first_span(t->seen[r])) {
+            if (span == first_span(group->seen[r])) {
                 memcpy(to, from, s->head_stride * sizeof *to);
                 sums[r] = next[r];
             } else {
@@ -312,30 +316,31 @@ static void attend_tile(const attention_job *job, const tile *t, size_t worker_i
             }
         }
     }
-    for (size_t r = 0; r < t->n_rows; r++)
-        finish_row(o, chunk_row(o->config, t, r), &sums[r],
-                   s->values + worker_off + r * s->head_stride);
+    for (size_t r = 0; r < group->n_rows; r++)
+        write_row(o, chunk_row(o->config, group, r), &sums[r],
+                  s->values + worker_off + r * s->head_stride);
 }
 
-/* Spans first .. of a tile, as many as make an item, kept for merge_rows. */
-static void attend_part(const attention_job *job, const tile *t, size_t first, size_t worker_idx)
+/* Attends item_spans spans of a row group from `first` on; merge_rows merges the results. */
+static void attend_part(const attention_job *job, const row_group *group, size_t first,
+                        size_t worker_idx)
 {
     const qsf_ops *const o = job->ops;
     const qsf_attend_scratch *const s = &o->scratch->attend;
     const size_t item_end = first + job->item_spans;
-    const size_t tile_end = end_span(t->seen_by_any);
-    const size_t end = item_end < tile_end ? item_end : tile_end;
+    const size_t group_end = end_span(group->seen_by_any);
+    const size_t end = item_end < group_end ? item_end : group_end;
     if (first >= end)
         return;
-    const qsf_acts x = gather_queries(o, t, worker_idx);
+    const qsf_acts x = gather_queries(o, group, worker_idx);
     for (size_t span = first; span < end; span++) {
         qsf_span_range ranges[QSF_ATTEND_ROWS];
         qsf_span_sums sums[QSF_ATTEND_ROWS];
-        attend_span(job, t, &x, span, worker_idx, ranges, sums);
-        for (size_t r = 0; r < t->n_rows; r++) {
+        attend_span(job, group, &x, span, worker_idx, ranges, sums);
+        for (size_t r = 0; r < group->n_rows; r++) {
             if (ranges[r].begin == ranges[r].end)
                 continue;
-            const size_t part = chunk_row(o->config, t, r) * s->n_spans + span;
+            const size_t part = chunk_row(o->config, group, r) * s->n_spans + span;
             s->partial_sums[part] = sums[r];
             memcpy(s->partial_values + part * s->head_stride,
                    s->span_values + (worker_idx * QSF_ATTEND_ROWS + r) * s->head_stride,
@@ -347,24 +352,24 @@ static void attend_part(const attention_job *job, const tile *t, size_t first, s
 static void attend_items(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const attention_job *const job = arg;
-    size_t first_item = 0; /* of the segment */
+    size_t first_item = 0; /* first item of the segment */
     for (uint32_t i = 0; i < job->chunk->n_segments; i++) {
         const qsf_segment *const g = &job->chunk->segments[i];
         const size_t end_item = first_item + items_of(job, g);
         for (; begin < end && begin < end_item; begin++) {
             size_t span;
-            const tile t = tile_of(job, g, begin - first_item, &span);
+            const row_group group = row_group_of(job, g, begin - first_item, &span);
             if (job->item_spans != 0)
-                attend_part(job, &t, span, worker_idx);
+                attend_part(job, &group, span, worker_idx);
             else
-                attend_tile(job, &t, worker_idx);
+                attend_row_group(job, &group, worker_idx);
         }
         first_item = end_item;
     }
 }
 
-/* Rows of the chunk times heads: the spans of each, merged in ascending order. The parts of the
- * first span become the sum. */
+/* Merges the spans of rows begin .. end - 1 (rows of the chunk times heads) in ascending order,
+ * into the results of the first span. */
 static void merge_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const attention_job *const job = arg;
@@ -382,25 +387,26 @@ static void merge_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
             for (size_t span = first + 1; span < end_span(seen); span++)
                 o->kernels->span_merge(&sums[first], values + first * s->head_stride, &sums[span],
                                        values + span * s->head_stride, s->head_stride);
-            finish_row(o, begin, &sums[first], values + first * s->head_stride);
+            write_row(o, begin, &sums[first], values + first * s->head_stride);
         }
     }
 }
 
-/* Enough items for all threads to find some, however fast each is. */
+/* So that fast threads find more items while slow ones work. */
 #define ITEMS_PER_THREAD 4
 
-/* Decides how many spans make an item: few tiles are split, so that all threads have work. */
+/* Chooses the spans of an item: few row groups are split, so that all threads have work. */
 static size_t choose_item_spans(const qsf_ops *o, const qsf_chunk *chunk, size_t most_spans)
 {
     const size_t wanted = (size_t)ITEMS_PER_THREAD * qsf_pool_thread_count(o->pool);
-    size_t n_tiles = 0;
+    size_t n_groups = 0;
     for (uint32_t i = 0; i < chunk->n_segments; i++)
-        n_tiles += tiles_of(o->config, &chunk->segments[i]) * o->config->n_kv_heads;
-    if (most_spans < 2 || qsf_pool_thread_count(o->pool) == 1 || n_tiles >= wanted ||
+        n_groups += row_groups_of(o->config, &chunk->segments[i]) * o->config->n_kv_heads;
+    if (most_spans < 2 || qsf_pool_thread_count(o->pool) == 1 || n_groups >= wanted ||
         chunk->n_tokens > o->scratch->attend.split_tokens)
         return 0;
-    const size_t n_spans = most_spans * n_tiles / wanted; /* rounded down: rather more items */
+    const size_t n_spans =
+        most_spans * n_groups / wanted; /* rounded down: more items rather than fewer */
     return n_spans > 0 ? n_spans : 1;
 }
 
@@ -415,7 +421,7 @@ void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer)
     }
     job.item_spans = choose_item_spans(o, chunk, most_spans);
     size_t n_items = 0;
-    size_t n_scores = 0; /* about */
+    size_t n_scores = 0; /* approximate */
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
         const qsf_segment *const g = &chunk->segments[i];
         const positions last = seen_by(c, g, g->n_tokens - 1);

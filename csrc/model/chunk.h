@@ -1,7 +1,7 @@
 /* chunk.h - the tokens that pass through the layers together.
  *
- * Rows of a chunk belong to one or more sequences: a prompt is one segment of many tokens,
- * a batched decode many segments of one. Everything but attention treats all rows alike.
+ * Rows of a chunk belong to one or more sequences: a prompt is one segment of many tokens, a
+ * batched decode is many segments of one token. Only attention distinguishes between rows.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_CHUNK_H
@@ -16,7 +16,7 @@
 
 /* Rows first_row .. first_row + n_tokens - 1 of a chunk: consecutive positions of a sequence. */
 typedef struct qsf_segment {
-    qsf_kvcache *kv; /* positions first_position .. are written; no two segments share one */
+    qsf_kvcache *kv; /* receives positions first_position and up; each segment has its own */
     uint32_t first_row;
     uint32_t n_tokens;
     uint32_t first_position;
@@ -27,12 +27,11 @@ typedef struct qsf_chunk {
     uint32_t n_tokens;           /* 1 .. chunk_tokens of the scratch; the sum of the segments' */
     const qsf_segment *segments; /* [n_segments], in the order of their rows */
     uint32_t n_segments;
-    uint32_t first_logits;        /* rows from here on get logits; n_tokens: none do */
+    uint32_t first_logits;        /* first row that gets logits; n_tokens: none does */
     float *logits;                /* [n_tokens - first_logits, n_vocab] */
-    const atomic_bool *cancelled; /* looked at before each layer */
-    qsf_stopwatch *stopwatch; /* started; gets a lap for each phase. NULL: nobody wants to know */
-    /* Called before each layer, or NULL. It may make resident units streamed ones or the reverse,
-     * and then says true. */
+    const atomic_bool *cancelled; /* read before each layer */
+    qsf_stopwatch *stopwatch;     /* started; gets a lap for each phase; may be NULL */
+    /* Called before each layer, unless NULL. Returns true if it moved units of the stream. */
     bool (*before_layer)(void *arg);
     void *before_layer_arg;
 } qsf_chunk;

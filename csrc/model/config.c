@@ -8,7 +8,7 @@
 #include "base/checked.h"
 #include "base/status.h"
 
-/* One tensor that a unit may have: where its pointer goes and what shape it must be. */
+/* A tensor that a unit may have: the place of its pointer and its shape. */
 typedef struct tensor_rule {
     qsf_tensor_type type;
     const char *name;
@@ -26,13 +26,13 @@ static qsf_status check_tensor(const tensor_rule *rule, const qsf_tensor *t)
         return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s is %u x %u, expected %u x %u", unit_idx,
                         rule->name, t->n_rows, t->n_cols, rule->n_rows, rule->n_cols);
     if (t->layout != rule->layout)
-        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s has layout %u", unit_idx, rule->name,
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s has the wrong layout %u", unit_idx, rule->name,
                         t->layout);
     return QSF_OK;
 }
 
-/* Fills the pointers of `record` from the unit's tensors by n_rules rules, which stand
- * in the order of the pass; the file must have them in that order, and no others. */
+/* Sets the pointers of `record` to the unit's tensors, by n_rules rules in the order of the pass.
+ * The file must have the tensors in that order, and no others. */
 static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tensor_rule *rules,
                              size_t n_rules, void *record)
 {
@@ -49,14 +49,14 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
         }
         QSF_TRY(check_tensor(rule, t));
         if (t->data_off < last_off)
-            return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s comes too early in the unit", unit_idx,
+            return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s is not in the order of the pass", unit_idx,
                             rule->name);
         last_off = t->data_off;
         n_matched++;
     }
     if (n_matched != r->units[unit_idx].n_tensors)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "unit %u has %u tensors, of which this build knows how to run %u", unit_idx,
+                        "unit %u has %u tensors, but this build can run only %u of them", unit_idx,
                         r->units[unit_idx].n_tensors, n_matched);
     return QSF_OK;
 }
@@ -79,7 +79,7 @@ static size_t table_bytes(const qsf_tensor *t)
     return t != NULL ? qsf_round_up((size_t)t->data_bytes, QSF_DATA_ALIGN) : 0;
 }
 
-/* Matrices that run together have their side tables in memory together. */
+/* Matrices that run together need their sparse outliers in memory together. */
 static void raise_outliers_bytes(qsf_config *c, const qsf_layer *l)
 {
     const size_t wanted_bytes[] = {
@@ -125,7 +125,7 @@ static qsf_status match_layers(qsf_config *c, const qsf_reader *r, qsf_layer *la
     for (uint32_t i = 0; i < c->n_layers; i++) {
         QSF_TRY(match_unit(r, i + 1, rules, sizeof rules / sizeof rules[0], &layers[i]));
         if ((layers[i].gate != NULL) != c->is_gated)
-            return QSF_FAIL(QSF_ERR_FORMAT, "layer %u has %s, layer 0 has not", i,
+            return QSF_FAIL(QSF_ERR_FORMAT, "layer %u has %s, unlike layer 0", i,
                             c->is_gated ? "no gate" : "a gate");
         if (layers[i].gate_bias != NULL && !c->is_gated)
             return QSF_FAIL(QSF_ERR_FORMAT, "layer %u has the bias of a gate but no gate", i);
@@ -161,17 +161,19 @@ static qsf_status check_runnable(const qsf_header *h, const qsf_arch *arch, bool
 {
     if (h->architecture > QSF_ARCHITECTURE_MISTRAL)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "architecture %u is not one this build runs "
+                        "this build does not run architecture %u "
                         "(it runs 0 GPT-2, 1 LLaMA, 2 Mistral)",
                         h->architecture);
     if (h->positions == QSF_POSITIONS_ALIBI)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "ALiBi positions are not supported by this build");
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "this build does not support ALiBi positions");
     if (is_gated && h->activation != QSF_ACTIVATION_SILU)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "a gated FFN with activation %u is not supported by this build (SiLU is)",
-                        h->activation);
+        return QSF_FAIL(
+            QSF_ERR_UNSUPPORTED,
+            "this build does not support a gated FFN with activation %u, only with SiLU",
+            h->activation);
     if (h->positions == QSF_POSITIONS_ROPE && (arch->rope_dims == 0 || arch->rope_dims % 2 != 0))
-        return QSF_FAIL(QSF_ERR_FORMAT, "%u rotary dimensions: RoPE turns pairs", arch->rope_dims);
+        return QSF_FAIL(QSF_ERR_FORMAT, "%u rotary dimensions; RoPE needs an even number",
+                        arch->rope_dims);
     return QSF_OK;
 }
 
@@ -205,8 +207,8 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
     return match_ends(c, r, ends);
 }
 
-/* Llama 3: long wavelengths are divided by the factor, short ones kept, those between
- * blended. Source: the rope_scaling rule published with the Llama 3.1 models. */
+/* Llama 3: divides long wavelengths by the factor, keeps short ones, and blends those in between.
+ * Source: the rope_scaling rule published with the Llama 3.1 models. */
 static double scale_llama3(const qsf_arch *a, double frequency)
 {
     const double two_pi = 6.283185307179586;

@@ -1,4 +1,4 @@
-/* embedding.c - the cache of decoded embedding rows: a hash of tokens and an order of use. */
+/* embedding.c - an LRU cache of decoded embedding rows: a hash table and a list. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/embedding.h"
 
@@ -27,7 +27,7 @@ void qsf_embedding_layout(qsf_embedding *e, qsf_arena *a, const qsf_config *c, u
     e->buckets = qsf_arena_push(a, e->n_buckets, sizeof *e->buckets);
 }
 
-/* Tokens are small dense numbers, so their low bits spread well enough. */
+/* Tokens are small dense numbers, so their low bits are a good hash. */
 static uint32_t *bucket_of(const qsf_embedding *e, uint32_t token)
 {
     return &e->buckets[token & (e->n_buckets - 1)];
@@ -38,7 +38,7 @@ static float *row_at(const qsf_embedding *e, uint32_t place)
     return e->rows + (size_t)(place - 1) * e->dim_stride;
 }
 
-/* 0: not kept */
+/* Returns the place of a token; 0: not in the cache. */
 static uint32_t find(const qsf_embedding *e, uint32_t token)
 {
     uint32_t place = *bucket_of(e, token);
@@ -47,14 +47,14 @@ static uint32_t find(const qsf_embedding *e, uint32_t token)
     return place;
 }
 
-/* Takes a place out of the order of use. */
+/* Removes a place from the list. */
 static void unlink_place(qsf_embedding *e, uint32_t place)
 {
     e->newer[e->older[place]] = e->newer[place];
     e->older[e->newer[place]] = e->older[place];
 }
 
-/* Makes a place that is in no order the newest. */
+/* Adds a place to the list, as the newest. */
 static void link_newest(qsf_embedding *e, uint32_t place)
 {
     const uint32_t next = e->older[0];
@@ -64,7 +64,7 @@ static void link_newest(qsf_embedding *e, uint32_t place)
     e->older[0] = place;
 }
 
-/* Takes the oldest place out of the order and out of its bucket. */
+/* Removes the oldest place from the list and from its bucket, and returns it. */
 static uint32_t evict(qsf_embedding *e)
 {
     const uint32_t place = e->newer[0];
@@ -87,7 +87,7 @@ static void keep(qsf_embedding *e, uint32_t token, const float *x)
     link_newest(e, place);
 }
 
-/* From the stream, whether its table is resident or not. */
+/* Decodes a row from the stream's band. */
 static qsf_status decode(qsf_stream *stream, const qsf_kernels *kernels, const qsf_tensor *table,
                          uint32_t token, float *x)
 {
@@ -114,7 +114,7 @@ qsf_status qsf_embedding_row(qsf_embedding *e, qsf_stream *stream, const qsf_ker
         if (e->n_rows > 0)
             keep(e, token, x);
     }
-    e->n_asked++;
-    e->n_found += place != 0;
+    e->n_requested++;
+    e->n_hits += place != 0;
     return QSF_OK;
 }

@@ -12,7 +12,7 @@
 #include "model/attention.h"
 #include "model/linear.h"
 
-/* The position of each row in its sequence. */
+/* Writes the position of each row in its sequence. */
 static void number_rows(const qsf_chunk *chunk, uint32_t *positions)
 {
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
@@ -41,9 +41,9 @@ static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
     return QSF_OK;
 }
 
-/* cos and sin of position * frequency for the chunk's positions: once a chunk for all
- * layers and heads, since a table for every position would cost memory that weights
- * can use. The product is rounded to f32 as the reference implementations round it. */
+/* Computes cos and sin of position * frequency for the chunk's positions, once for all layers and
+ * heads. A table of all positions would cost memory that weights can use. The product is rounded to
+ * f32, as in the reference implementations. */
 static void fill_rope(qsf_forward *f, const qsf_chunk *chunk)
 {
     const qsf_scratch *const s = f->ops.scratch;
@@ -57,13 +57,13 @@ static void fill_rope(qsf_forward *f, const qsf_chunk *chunk)
     }
 }
 
-/* An optional vector, with place i for it; *out is NULL when there is none. */
+/* Loads an optional vector into vectors[i]; *out becomes NULL if t is. */
 static qsf_status load(qsf_ops *o, const qsf_tensor *t, size_t i, const float **out)
 {
     return qsf_ops_load_vector(o, t, o->scratch->vectors[i], out);
 }
 
-/* *out = norm(x) with the weights of the begun unit, ready for a matmul. */
+/* *out = norm(x) with weights of the current unit, as matmul input */
 static qsf_status norm(qsf_ops *o, const qsf_tensor *weight, const qsf_tensor *bias, qsf_acts *out)
 {
     const float *weight_row;
@@ -74,60 +74,60 @@ static qsf_status norm(qsf_ops *o, const qsf_tensor *weight, const qsf_tensor *b
     return QSF_OK;
 }
 
-/* What the finish functions need to know. */
-typedef struct finish_job {
+/* The argument of the epilogues. */
+typedef struct epilogue_job {
     const qsf_ops *ops;
     const qsf_chunk *chunk;
     uint32_t layer_idx;
-} finish_job;
+} epilogue_job;
 
-static void finish_q(const void *arg, size_t begin, size_t end)
+static void q_epilogue(const void *arg, size_t begin, size_t end)
 {
-    const finish_job *const job = arg;
+    const epilogue_job *const job = arg;
     const size_t head_dim = job->ops->config->head_dim;
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
-        qsf_attention_finish_q(job->ops, (uint32_t)h);
+        qsf_attention_rotate_q(job->ops, (uint32_t)h);
 }
 
-static void finish_k(const void *arg, size_t begin, size_t end)
+static void k_epilogue(const void *arg, size_t begin, size_t end)
 {
-    const finish_job *const job = arg;
+    const epilogue_job *const job = arg;
     const size_t head_dim = job->ops->config->head_dim;
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
-        qsf_attention_finish_k(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
+        qsf_attention_store_k(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
 }
 
-static void finish_v(const void *arg, size_t begin, size_t end)
+static void v_epilogue(const void *arg, size_t begin, size_t end)
 {
-    const finish_job *const job = arg;
+    const epilogue_job *const job = arg;
     const size_t head_dim = job->ops->config->head_dim;
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
-        qsf_attention_finish_v(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
+        qsf_attention_store_v(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
 }
 
-static void finish_block(const void *arg, size_t begin, size_t end)
+static void residual_epilogue(const void *arg, size_t begin, size_t end)
 {
-    const finish_job *const job = arg;
+    const epilogue_job *const job = arg;
     qsf_ops_add_residual(job->ops, begin, end);
 }
 
-static void finish_up(const void *arg, size_t begin, size_t end)
+static void up_epilogue(const void *arg, size_t begin, size_t end)
 {
-    const finish_job *const job = arg;
+    const epilogue_job *const job = arg;
     qsf_ops_activate(job->ops, begin, end);
 }
 
-/* q, k and v of norm(x), turned by their positions; k and v are in the cache. */
-static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, const finish_job *job)
+/* Computes q, k and v of norm(x), rotated; k and v go to the cache. */
+static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, const epilogue_job *job)
 {
     const qsf_scratch *const s = o->scratch;
     const size_t head_dim = o->config->head_dim;
     size_t n_used = 0;
     qsf_acts in;
     qsf_linear qkv[] = {
-        {layer->q, NULL, s->q, s->q_stride, head_dim, finish_q, job, {0}},
-        {layer->k, NULL, s->k, s->kv_stride, head_dim, finish_k, job, {0}},
-        {layer->v, NULL, s->v, s->kv_stride, head_dim, finish_v, job, {0}},
+        {layer->q, NULL, s->q, s->q_stride, head_dim, q_epilogue, job, {0}},
+        {layer->k, NULL, s->k, s->kv_stride, head_dim, k_epilogue, job, {0}},
+        {layer->v, NULL, s->v, s->kv_stride, head_dim, v_epilogue, job, {0}},
     };
     QSF_TRY(norm(o, layer->attn_norm, layer->attn_norm_bias, &in));
     qsf_ops_lap(o, QSF_PHASE_NORM);
@@ -140,20 +140,21 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, const finish
     return qsf_linear_run(o, qkv, sizeof qkv / sizeof qkv[0], &in);
 }
 
-/* x += w @ in (+ bias): the end of a block */
-static qsf_status end_block(qsf_ops *o, const qsf_tensor *w, const qsf_tensor *bias,
-                            const qsf_tensor *outliers, const qsf_acts *in, const finish_job *job)
+/* x += w @ in (+ bias) */
+static qsf_status add_product(qsf_ops *o, const qsf_tensor *w, const qsf_tensor *bias,
+                              const qsf_tensor *outliers, const qsf_acts *in,
+                              const epilogue_job *job)
 {
     const qsf_scratch *const s = o->scratch;
     size_t n_used = 0;
-    qsf_linear out = {w, NULL, s->y, s->dim_stride, 1, finish_block, job, {0}};
+    qsf_linear out = {w, NULL, s->y, s->dim_stride, 1, residual_epilogue, job, {0}};
     QSF_TRY(load(o, bias, 0, &out.bias));
     QSF_TRY(qsf_ops_load_outliers(o, outliers, &n_used, &out.outliers));
     return qsf_linear_run(o, &out, 1, in);
 }
 
 /* x += attention(norm(x)) */
-static qsf_status attention_block(qsf_ops *o, const qsf_layer *layer, const finish_job *job)
+static qsf_status run_attention(qsf_ops *o, const qsf_layer *layer, const epilogue_job *job)
 {
     const qsf_scratch *const s = o->scratch;
     QSF_TRY(project_heads(o, layer, job));
@@ -161,20 +162,20 @@ static qsf_status attention_block(qsf_ops *o, const qsf_layer *layer, const fini
     qsf_attention_run(o, job->chunk, job->layer_idx);
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
     const qsf_acts attended = qsf_ops_prepare(o, s->attended, s->q_stride);
-    QSF_TRY(end_block(o, layer->attn_out, layer->attn_out_bias, layer->attn_out_outliers, &attended,
-                      job));
+    QSF_TRY(add_product(o, layer->attn_out, layer->attn_out_bias, layer->attn_out_outliers,
+                        &attended, job));
     qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
     return QSF_OK;
 }
 
 /* x += ffn(norm(x)) */
-static qsf_status ffn_block(qsf_ops *o, const qsf_layer *layer, const finish_job *job)
+static qsf_status run_ffn(qsf_ops *o, const qsf_layer *layer, const epilogue_job *job)
 {
     const qsf_scratch *const s = o->scratch;
     size_t n_used = 0;
     qsf_acts in;
     qsf_linear gate = {layer->gate, NULL, s->gate, s->ffn_stride, 1, NULL, NULL, {0}};
-    qsf_linear up = {layer->up, NULL, s->up, s->ffn_stride, 1, finish_up, job, {0}};
+    qsf_linear up = {layer->up, NULL, s->up, s->ffn_stride, 1, up_epilogue, job, {0}};
     QSF_TRY(norm(o, layer->ffn_norm, layer->ffn_norm_bias, &in));
     qsf_ops_lap(o, QSF_PHASE_NORM);
     QSF_TRY(load(o, layer->gate_bias, 1, &gate.bias));
@@ -189,10 +190,10 @@ static qsf_status ffn_block(qsf_ops *o, const qsf_layer *layer, const finish_job
     }
     qsf_ops_lap(o, QSF_PHASE_GATE_UP);
     const qsf_acts activated = qsf_ops_prepare(o, s->gate, s->ffn_stride);
-    return end_block(o, layer->down, layer->down_bias, layer->down_outliers, &activated, job);
+    return add_product(o, layer->down, layer->down_bias, layer->down_outliers, &activated, job);
 }
 
-/* Of a resident unit this takes too little to look at the clock for. */
+/* Beginning a resident unit is too cheap to time. */
 static qsf_status begin_unit(qsf_ops *o, uint32_t unit_idx)
 {
     QSF_TRY(qsf_stream_begin_unit(o->stream, unit_idx));
@@ -201,7 +202,7 @@ static qsf_status begin_unit(qsf_ops *o, uint32_t unit_idx)
     return QSF_OK;
 }
 
-/* Ends the unit and the phase with which it ends. */
+/* Ends the unit, and `phase` with it. */
 static qsf_status end_unit(qsf_ops *o, qsf_phase phase)
 {
     QSF_TRY(qsf_stream_end_unit(o->stream));
@@ -212,14 +213,14 @@ static qsf_status end_unit(qsf_ops *o, qsf_phase phase)
 static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t layer_idx)
 {
     qsf_ops *const o = &f->ops;
-    const finish_job job = {o, chunk, layer_idx};
+    const epilogue_job job = {o, chunk, layer_idx};
     QSF_TRY(begin_unit(o, layer_idx + 1));
-    QSF_TRY(attention_block(o, &f->layers[layer_idx], &job));
-    QSF_TRY(ffn_block(o, &f->layers[layer_idx], &job));
+    QSF_TRY(run_attention(o, &f->layers[layer_idx], &job));
+    QSF_TRY(run_ffn(o, &f->layers[layer_idx], &job));
     return end_unit(o, QSF_PHASE_DOWN);
 }
 
-/* logits = head(norm(x)) for the rows that want them, which move to the front of x. */
+/* logits = head(norm(x)) for the rows that get logits, which move to the front of x */
 static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
 {
     qsf_ops *const o = &f->ops;
@@ -258,9 +259,9 @@ static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
     qsf_stopwatch_lap(chunk->stopwatch, QSF_PHASE_EMBEDDING);
     for (uint32_t i = 0; i < f->ops.config->n_layers; i++) {
         if (atomic_load_explicit(chunk->cancelled, memory_order_relaxed))
-            return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before layer %u of those that run", i);
+            return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before running layer %u", i);
         if (chunk->before_layer != NULL && chunk->before_layer(chunk->before_layer_arg))
-            begin_pass(f, chunk); /* the ring may be another one */
+            begin_pass(f, chunk); /* the ring may have been replaced */
         QSF_TRY(run_layer(f, chunk, i));
     }
     return chunk->first_logits < chunk->n_tokens ? run_head(f, chunk) : QSF_OK;

@@ -1,8 +1,7 @@
 /* forward.h - one chunk of tokens through all layers.
  *
- * Knows the order of operations and nothing of files, sessions or threads: it asks the
- * stream for each unit in turn. Nothing it computed may be used unless it returned
- * QSF_OK, because only then has every byte it read passed its checksum.
+ * Requests each unit from the stream in the order of the pass. Use its results only if it returned
+ * QSF_OK: only then did all bytes that it read pass their checksums.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_FORWARD_H
@@ -21,7 +20,7 @@ typedef struct qsf_forward {
     const qsf_ends *ends;
     const float *rope_frequencies;  /* [rope_dims / 2] */
     const unsigned char *positions; /* f16 [max_tokens, dim], learned positions; or NULL */
-    qsf_embedding embedding;        /* zeroed: without a cache */
+    qsf_embedding embedding;        /* zeroed: no cache */
 } qsf_forward;
 
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk);

@@ -1,4 +1,4 @@
-/* kvcache.c - lays pages out in one block and finds them again. */
+/* kvcache.c - lays out the pages and their tables. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/kvcache.h"
 

@@ -1,4 +1,4 @@
-/* linear.c - walks spans over the tile rows of several matrices. */
+/* linear.c - runs ranges of tile rows of several matrices. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/linear.h"
 
@@ -9,7 +9,7 @@
 #include "base/checked.h"
 #include "base/status.h"
 
-/* Tile rows [first, end) of one matrix, all of which a span holds. */
+/* Tile rows [first, end) of one matrix, all in one range. */
 typedef struct part {
     const qsf_linear *linear;
     qsf_matmul_fn *matmul;
@@ -18,20 +18,20 @@ typedef struct part {
     size_t tile_row_bytes;
     size_t first;
     size_t end;
-    size_t item_tile_rows; /* so many tile rows hold whole groups */
+    size_t item_tile_rows; /* number of tile rows that contain whole groups */
     size_t n_items;
     float *tail; /* [n_tokens, 16] */
 } part;
 
-typedef struct span {
+typedef struct range {
     const qsf_ops *ops;
     const qsf_acts *x;
     part parts[QSF_LINEAR_MAX];
     size_t n_parts;
     size_t n_bytes;
     bool is_paired;           /* an item is the same tile rows of every part */
-    atomic_bool is_malformed; /* a side table of one of the parts */
-} span;
+    atomic_bool is_malformed; /* the sparse outliers of a part are malformed */
+} range;
 
 static size_t tile_row_bytes(const qsf_linear *l)
 {
@@ -43,7 +43,7 @@ static size_t tile_row_count(const qsf_linear *l)
     return qsf_ceil_div(l->w->n_rows, QSF_TILE_ROWS);
 }
 
-/* The fewest tile rows that end where a group ends. */
+/* Returns the smallest number of tile rows that end where a group ends. */
 static size_t group_tile_rows(size_t group_rows)
 {
     size_t n = 1;
@@ -52,8 +52,8 @@ static size_t group_tile_rows(size_t group_rows)
     return n;
 }
 
-/* The last rows of a matrix whose row count is no multiple of 16: computed aside, so
- * that nothing beyond them is written. Only one item of a part meets them. */
+/* Computes the last rows of a matrix whose row count is no multiple of 16, in `tail`, so that
+ * nothing is written behind them. Only one item of a part contains them. */
 static void run_tail(const part *p, const qsf_acts *x, size_t tile_row)
 {
     const qsf_linear *const l = p->linear;
@@ -64,9 +64,9 @@ static void run_tail(const part *p, const qsf_acts *x, size_t tile_row)
                (l->w->n_rows - row) * sizeof *l->y);
 }
 
-/* After the products of tile rows [begin, end), before anything else. Each tile row of a table is
- * checked here, by the thread that wants it; a pass that met a malformed one fails. */
-static void add_outliers(span *s, const qsf_linear *l, size_t begin, size_t end)
+/* Adds the sparse outliers of tile rows [begin, end), right after their products. Each thread
+ * checks the entries that it uses; a pass that finds malformed ones fails. */
+static void add_outliers(range *s, const qsf_linear *l, size_t begin, size_t end)
 {
     for (size_t i = begin; i < end; i++) {
         const size_t row = i * QSF_TILE_ROWS;
@@ -82,8 +82,8 @@ static void add_outliers(span *s, const qsf_linear *l, size_t begin, size_t end)
     }
 }
 
-/* Tile rows [begin, end) of a part, with side table, bias and finish. */
-static void run_tile_rows(span *s, const part *p, size_t begin, size_t end)
+/* Runs tile rows [begin, end) of a part: products, sparse outliers, bias and epilogue. */
+static void run_tile_rows(range *s, const part *p, size_t begin, size_t end)
 {
     const qsf_linear *const l = p->linear;
     const qsf_acts *const x = s->x;
@@ -100,14 +100,14 @@ static void run_tile_rows(span *s, const part *p, size_t begin, size_t end)
     const size_t row_end = end > n_whole ? l->w->n_rows : end * QSF_TILE_ROWS;
     for (size_t t = 0; l->bias != NULL && t < x->n_tokens; t++)
         s->ops->kernels->add(l->y + t * l->y_stride + row, l->bias + row, row_end - row);
-    /* A group that began in an earlier span ends here; one that is cut off ends in a later. */
+    /* A group may begin in an earlier range, or end in a later one. */
     const size_t done_begin = row - row % l->group_rows;
     const size_t done_end = row_end - row_end % l->group_rows;
-    if (l->finish != NULL && done_begin < done_end)
-        l->finish(l->finish_arg, done_begin, done_end);
+    if (l->epilogue != NULL && done_begin < done_end)
+        l->epilogue(l->epilogue_arg, done_begin, done_end);
 }
 
-/* The first tile row of an item of a part; of the item behind the last, the end. */
+/* Returns the first tile row of an item of a part; behind the last item, the end. */
 static size_t item_tile_row(const part *p, size_t item)
 {
     if (item == 0)
@@ -117,9 +117,9 @@ static size_t item_tile_row(const part *p, size_t item)
 
 static void run_items(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
-    span *const s = arg;
+    range *const s = arg;
     (void)worker_idx;
-    size_t part_begin = 0; /* its first item */
+    size_t part_begin = 0; /* first item of the part */
     for (size_t i = 0; i < s->n_parts; i++) {
         const part *const p = &s->parts[i];
         const size_t part_end = part_begin + p->n_items;
@@ -133,7 +133,7 @@ static void run_items(void *arg, size_t begin, size_t end, size_t worker_idx)
     }
 }
 
-static void add_part(span *s, const qsf_linear *l, size_t first, size_t end)
+static void add_part(range *s, const qsf_linear *l, size_t first, size_t end)
 {
     const qsf_ops *const o = s->ops;
     const size_t item_tile_rows = group_tile_rows(l->group_rows);
@@ -154,8 +154,8 @@ static void add_part(span *s, const qsf_linear *l, size_t first, size_t end)
     s->n_parts++;
 }
 
-/* Asks for the span's bytes and runs its items on the pool. */
-static qsf_status run_span(qsf_ops *o, span *s)
+/* Acquires the bytes of the range and runs its items on the pool. */
+static qsf_status run_range(qsf_ops *o, range *s)
 {
     const unsigned char *bytes;
     QSF_TRY(qsf_stream_acquire(o->stream, s->parts[0].off, s->n_bytes, &bytes));
@@ -172,13 +172,13 @@ static qsf_status run_span(qsf_ops *o, span *s)
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].linear->outliers.bytes != NULL)
             QSF_TRY(qsf_outliers_check(&s->parts[i].linear->outliers));
-    return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: a side table changed",
+    return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: the sparse outliers changed while they were read",
                     s->parts[0].linear->w->unit_idx);
 }
 
-/* Fills the span from tile row *tile_row of linears[*idx] on and moves both behind it. */
-static void fill_span(span *s, size_t cap_bytes, const qsf_linear *linears, size_t n_linears,
-                      size_t *idx, size_t *tile_row)
+/* Fills the range from tile row *tile_row of linears[*idx] on, and moves both behind it. */
+static void fill_range(range *s, size_t cap_bytes, const qsf_linear *linears, size_t n_linears,
+                       size_t *idx, size_t *tile_row)
 {
     s->n_parts = 0;
     s->n_bytes = 0;
@@ -207,16 +207,16 @@ qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linear
                           const qsf_acts *x)
 {
     assert(n_linears <= QSF_LINEAR_MAX);
-    span s = {.ops = o, .x = x};
+    range s = {.ops = o, .x = x};
     size_t idx = 0;
     size_t tile_row = 0;
     while (idx < n_linears) {
         const qsf_tensor *const w = linears[idx].w;
         const uint64_t off = w->data_off + tile_row * tile_row_bytes(&linears[idx]);
         const size_t cap_bytes = qsf_stream_range_bytes(o->stream, w->unit_idx, off);
-        fill_span(&s, cap_bytes, linears, n_linears, &idx, &tile_row);
+        fill_range(&s, cap_bytes, linears, n_linears, &idx, &tile_row);
         assert(s.n_parts > 0);
-        QSF_TRY(run_span(o, &s));
+        QSF_TRY(run_range(o, &s));
     }
     return QSF_OK;
 }
@@ -227,15 +227,15 @@ qsf_status qsf_linear_run_pair(qsf_ops *o, const qsf_linear *first, const qsf_li
     const size_t n_tile_rows = tile_row_count(first);
     const uint64_t begin_off = first->w->data_off;
     const uint64_t end_off = second->w->data_off + n_tile_rows * tile_row_bytes(second);
-    assert(first->w->n_rows == second->w->n_rows && first->finish == NULL);
+    assert(first->w->n_rows == second->w->n_rows && first->epilogue == NULL);
     if (end_off < begin_off ||
         end_off - begin_off > qsf_stream_range_bytes(o->stream, first->w->unit_idx, begin_off)) {
         QSF_TRY(qsf_linear_run(o, first, 1, x));
         return qsf_linear_run(o, second, 1, x);
     }
-    span s = {.ops = o, .x = x, .is_paired = true};
+    range s = {.ops = o, .x = x, .is_paired = true};
     add_part(&s, first, 0, n_tile_rows);
     add_part(&s, second, 0, n_tile_rows);
     assert(s.parts[0].n_items == s.parts[1].n_items);
-    return run_span(o, &s);
+    return run_range(o, &s);
 }

@@ -25,7 +25,7 @@ size_t qsf_ops_piece(size_t work_per_item)
     return work_per_item >= PIECE_WORK ? 1 : PIECE_WORK / (work_per_item + 1) + 1;
 }
 
-/* Can f32 be read where it lies? (Every machine that the engine has kernels for.) */
+/* True if f32 vectors can be read in place: on every machine that has kernels. */
 static bool is_little_endian(void)
 {
     const uint32_t one = 1;
@@ -43,7 +43,7 @@ qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, co
     QSF_TRY(qsf_stream_acquire(o->stream, t->data_off, (size_t)t->data_bytes, &bytes));
     const bool stays = qsf_stream_is_resident(o->stream, t->unit_idx);
     if (stays && t->dtype == QSF_DTYPE_F32 && is_little_endian()) {
-        *out = (const float *)(const void *)bytes; /* at a multiple of 64 */
+        *out = (const float *)(const void *)bytes; /* the address is a multiple of 64 */
         return QSF_OK;
     }
     for (size_t i = 0; i < t->n_cols; i++)
@@ -77,11 +77,11 @@ qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used
     return QSF_OK;
 }
 
-/* Rows on their way to a matmul: normed, unless weight is NULL, and quantised, unless exact.
- * Both while the row is in the first cache. */
+/* Prepares rows for a matmul: normalised unless weight is NULL, quantised unless exact. Both while
+ * the row is in the first-level cache. */
 typedef struct prepare_job {
     const qsf_ops *ops;
-    const float *x; /* what is quantised, or normed first */
+    const float *x; /* the rows to quantise, or to normalise first */
     size_t stride;
     const float *weight;
     const float *bias;

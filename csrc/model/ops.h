@@ -1,9 +1,8 @@
 /* ops.h - the operations of a transformer on the rows of a chunk: kernel + pool + stream.
  *
- * Everything is split over output rows or tokens, never inside a sum, so the number
- * of threads cannot change a bit. Weights are asked of the stream in the order of the
- * pass and span by span (linear.h): no operation assumes that a tensor, let alone a layer,
- * is in memory as a whole.
+ * Work is split over output rows or tokens, never inside a sum, so the number of threads cannot
+ * change a bit. Weights are acquired from the stream in the order of the pass, range by range
+ * (linear.h): no operation assumes that a whole tensor is in memory.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_OPS_H
@@ -27,36 +26,35 @@ typedef struct qsf_ops {
     qsf_pool *pool;
     qsf_stream *stream;
     qsf_scratch *scratch;
-    bool exact;               /* f32 activations whatever the weights */
-    uint32_t n_tokens;        /* rows of the chunk in hand */
+    bool exact;               /* f32 activations for all weight types */
+    uint32_t n_tokens;        /* rows of the current chunk */
     qsf_stopwatch *stopwatch; /* of the chunk, or NULL */
 } qsf_ops;
 
-/* What came since the latest lap was `phase`. After a shared run that is when the run ended, which
- * the pool knows; the clock is looked at only where it does not. */
+/* Ends a lap of `phase`. After a parallel run the pool knows when the run ended; otherwise the
+ * clock is read. */
 void qsf_ops_lap(const qsf_ops *o, qsf_phase phase);
 
-/* The least number of items in a piece of a parallel loop, so that it is worth its
- * hand-over, which costs about a microsecond: 16 KiB of weights or 16 Ki multiply-adds take
- * about as long. */
+/* Returns the smallest number of items in a piece of a parallel loop. A hand-over costs about a
+ * microsecond, as much as 16 KiB of weights or 16 Ki multiply-adds. */
 size_t qsf_ops_piece(size_t work_per_item);
 
-/* *out = a vector tensor [n_cols] of the begun unit as f32, good until the unit ends: in its
- * place when it is resident and f32, else copied to space [n_cols]. NULL for a NULL tensor. */
+/* *out = a vector tensor [n_cols] of the current unit as f32, valid until the unit ends: in place
+ * if it is resident and f32, else a copy in space [n_cols]. NULL for a NULL tensor. */
 qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, const float **out);
 
-/* *out = the side table `t` of the begun unit, or none for NULL, good until the unit ends: in its
- * place when it is resident, else copied to the scratch from *n_used bytes on, which move behind
+/* *out = the sparse outliers `t` of the current unit, empty if t is NULL, valid until the unit
+ * ends: in place if resident, else a copy in the scratch from byte *n_used on. *n_used moves behind
  * it. */
 qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used,
                                  qsf_outliers *out);
 
-/* Describes the rows of x [n_tokens, stride] as matmul input, quantised unless exact. Good until
+/* Describes the rows of x [n_tokens, stride] as matmul input, quantised unless exact. Valid until
  * the next prepare. */
 qsf_acts qsf_ops_prepare(qsf_ops *o, const float *x, size_t stride);
 
-/* The same for norm(x) * weight [dim] (+ bias [dim] unless NULL) of the residual x, row by
- * row in one pass. */
+/* Does the same for norm(x) * weight [dim] (+ bias [dim] unless NULL) of the residual x, row by row
+ * in one pass. */
 qsf_acts qsf_ops_prepare_normed(qsf_ops *o, const float *weight, const float *bias);
 
 /* gate[begin .. end) of every row of the chunk becomes activation(gate) * up for gated models,

@@ -1,4 +1,4 @@
-/* scratch.c - the layout of one step's activations. */
+/* scratch.c - the layout of the activations of one step. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/scratch.h"
 
@@ -11,8 +11,8 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Splitting over spans pays while there are fewer tiles of query rows, one per KV head, than a
- * few for each thread. */
+/* Returns the largest chunk for which splitting over spans pays: while there are fewer row groups,
+ * one per KV head, than a few for each thread. */
 static uint32_t split_tokens(const qsf_config *c, uint32_t chunk_tokens, uint32_t n_threads)
 {
     const size_t n = qsf_ceil_div(4 * (size_t)n_threads, c->n_kv_heads);

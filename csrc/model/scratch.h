@@ -1,7 +1,7 @@
 /* scratch.h - the activations of one step, shared by all sessions of a model.
  *
- * Rows are tokens of the chunk. Matrices that feed a matmul are padded to 64 columns,
- * results of one to 16; paddings are zero from the start and stay so.
+ * Rows are tokens of the chunk. Inputs of a matmul are padded to 64 columns, results to 16. Padding
+ * is always zero.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_SCRATCH_H
@@ -14,16 +14,17 @@
 #include "model/config.h"
 #include "model/kvcache.h"
 
-/* Query rows that share a pass over the pages: query heads of one KV head, times tokens. */
+/* Query rows of a row group, which share a pass over the pages: query heads of one KV head, times
+ * tokens. */
 #define QSF_ATTEND_ROWS 16
 
-/* What attention needs beside q, k and v. A worker's share begins at its index. */
+/* Buffers of attention, beside q, k and v. Each worker uses the part at its index. */
 typedef struct qsf_attend_scratch {
     size_t head_stride; /* head_dim, padded to 64 */
     uint32_t n_spans;   /* of the longest sequence */
-    /* Chunks of so few tokens are split over spans too, into the partial results. */
+    /* Larger chunks are not split over spans. */
     uint32_t split_tokens;
-    float *q;                    /* [threads, 16, head_stride] the query rows in hand */
+    float *q;                    /* [threads, 16, head_stride] query rows of the row group */
     int8_t *act_q;               /* [threads, 16, head_stride] their integers, as in qsf_acts */
     int8_t *act_q_low;           /* [threads, 16, head_stride] */
     float *act_scale;            /* [threads, 16, head_stride / 64] */
@@ -31,8 +32,8 @@ typedef struct qsf_attend_scratch {
     float *act_scaled_sum;       /* [threads, 16, head_stride / 64] */
     int32_t *act_fine_sum;       /* [threads, 16, head_stride / 64] */
     float *scores;               /* [threads, 16, 256] */
-    float *span_values;          /* [threads, 16, head_stride] of one span */
-    float *values;               /* [threads, 16, head_stride] of the spans so far */
+    float *span_values;          /* [threads, 16, head_stride] result of one span */
+    float *values;               /* [threads, 16, head_stride] result of the spans so far */
     float *partial_values;       /* [split_tokens, heads, n_spans, head_stride] */
     qsf_span_sums *partial_sums; /* [split_tokens, heads, n_spans] */
 } qsf_attend_scratch;
@@ -43,33 +44,34 @@ typedef struct qsf_scratch {
     size_t q_stride;
     size_t kv_stride;
     size_t ffn_stride;
-    float *x;            /* [chunk, dim_stride] the residual stream */
-    float *normed;       /* [chunk, dim_stride] */
-    float *q;            /* [chunk, q_stride] queries, then the attention's result */
-    float *k;            /* [chunk, kv_stride] */
-    float *v;            /* [chunk, kv_stride] */
-    float *attended;     /* [chunk, q_stride] */
-    float *gate;         /* [chunk, ffn_stride] what goes into the down projection */
-    float *up;           /* [chunk, ffn_stride]; NULL when the FFN has no gate */
-    float *y;            /* [chunk, dim_stride] a block's output before the residual add */
-    uint32_t *positions; /* [chunk] of the rows in their sequences */
+    float *x;        /* [chunk, dim_stride] the residual stream */
+    float *normed;   /* [chunk, dim_stride] */
+    float *q;        /* [chunk, q_stride] queries, then the attention's result */
+    float *k;        /* [chunk, kv_stride] */
+    float *v;        /* [chunk, kv_stride] */
+    float *attended; /* [chunk, q_stride] */
+    float *gate;     /* [chunk, ffn_stride] input of the down projection */
+    float *up;       /* [chunk, ffn_stride]; NULL if the FFN has no gate */
+    float *y; /* [chunk, dim_stride] output of attention or the FFN, before the residual add */
+    uint32_t *positions; /* [chunk] positions of the rows in their sequences */
     float *rope_cos;     /* [chunk, rope_dims / 2] */
     float *rope_sin;     /* [chunk, rope_dims / 2] */
-    qsf_kv_form kv_form; /* of the model's sessions */
+    qsf_kv_form kv_form; /* the same in all sessions */
     qsf_attend_scratch attend;
-    float *tails[3];         /* [chunk, 16] rows of a last tile row that the output has no room for,
-                              * for each matrix that runs at the same time */
-    float *vectors[4];       /* [widest vector] norm weight, norm bias, and two more biases */
-    unsigned char *outliers; /* [config's outliers_bytes] side tables of what runs at one time */
-    int8_t *act_q;           /* [chunk, widest input] */
-    int8_t *act_q_low;       /* [chunk, widest input] */
-    float *act_scale;        /* [chunk, widest input / 64] */
-    int32_t *act_sum;        /* [chunk, widest input / 64] */
-    float *act_scaled_sum;   /* [chunk, widest input / 64] */
-    int32_t *act_fine_sum;   /* [chunk, widest input / 64] */
+    float *tails[3];   /* [chunk, 16] last tile rows that the output has no room for, one for each
+                          matrix that runs at the same time */
+    float *vectors[4]; /* [widest vector] norm weight, norm bias, and two more biases */
+    unsigned char
+        *outliers;         /* [config's outliers_bytes] sparse outliers that are in use together */
+    int8_t *act_q;         /* [chunk, widest input] */
+    int8_t *act_q_low;     /* [chunk, widest input] */
+    float *act_scale;      /* [chunk, widest input / 64] */
+    int32_t *act_sum;      /* [chunk, widest input / 64] */
+    float *act_scaled_sum; /* [chunk, widest input / 64] */
+    int32_t *act_fine_sum; /* [chunk, widest input / 64] */
 } qsf_scratch;
 
-/* Called once on a measuring arena and once on the real one, whose block is zeroed. */
+/* Call once on a measuring arena and once on the real one, whose memory is zeroed. */
 void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
                         const qsf_kv_form *kv_form, uint32_t chunk_tokens, uint32_t ctx_tokens,
                         uint32_t n_threads);

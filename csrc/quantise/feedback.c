@@ -1,4 +1,4 @@
-/* feedback.c - rounding column by column, each making up for the errors of those before it.
+/* feedback.c - rounding column by column; later columns compensate for the errors of earlier ones.
  *
  * GPTQ: Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training Quantization for
  * Generative Pre-trained Transformers" (2022), with an order of blocks that the caller chooses.
@@ -9,16 +9,16 @@
 #include "base/status.h"
 #include "quantise/quantise.h"
 
-/* The columns of one block, as they come in the order. */
-typedef struct block_run {
-    size_t first; /* place in the order */
-    size_t col;   /* of the tile */
+/* The columns of one block, in the caller's order. */
+typedef struct block_order {
+    size_t first; /* place of its first column in the order */
+    size_t col;   /* first column of the block in the matrix */
     size_t width;
-    uint8_t places[QSF_BLOCK]; /* column in the tile of each */
-} block_run;
+    uint8_t places[QSF_BLOCK]; /* column in the tile, for each place */
+} block_order;
 
-/* Reads the block that begins at `first`; false if its columns do not come one after the other. */
-static bool read_run(const int32_t *order, size_t n_cols, size_t first, block_run *run)
+/* Reads the block that begins at `first`; false if its columns are not together. */
+static bool read_block_order(const int32_t *order, size_t n_cols, size_t first, block_order *run)
 {
     uint64_t seen = 0;
     if (order[first] < 0 || (size_t)order[first] >= n_cols)
@@ -35,22 +35,23 @@ static bool read_run(const int32_t *order, size_t n_cols, size_t first, block_ru
         run->places[i] = (uint8_t)((size_t)col - run->col);
         seen |= UINT64_C(1) << run->places[i];
     }
-    /* Each once: as many different bits as columns. */
+    /* Every column occurs once if as many bits are set as there are columns. */
     return seen == (run->width == QSF_BLOCK ? UINT64_MAX : (UINT64_C(1) << run->width) - 1);
 }
 
 static qsf_status check_order(const int32_t *order, const float *factor, size_t n_cols)
 {
-    block_run run;
+    block_order run;
     for (size_t k = 0; k < n_cols; k += run.width) {
-        if (!read_run(order, n_cols, k, &run))
-            return QSF_FAIL(QSF_ERR_ARG,
-                            "order: the columns of the block at place %zu of %zu do "
-                            "not follow each other, or are not all there",
-                            k, n_cols);
-        block_run other;
+        if (!read_block_order(order, n_cols, k, &run))
+            return QSF_FAIL(
+                QSF_ERR_ARG,
+                "order: the columns of the block at place %zu of %zu are not together, or "
+                "one is missing",
+                k, n_cols);
+        block_order other;
         for (size_t before = 0; before < k; before += other.width) {
-            read_run(order, n_cols, before, &other);
+            read_block_order(order, n_cols, before, &other);
             if (other.col == run.col)
                 return QSF_FAIL(QSF_ERR_ARG, "order: column %zu comes at places %zu and %zu",
                                 run.col, before, k);
@@ -59,8 +60,8 @@ static qsf_status check_order(const int32_t *order, const float *factor, size_t 
     for (size_t k = 0; k < n_cols; k++) {
         const float diagonal = factor[k * n_cols + k];
         if (!(diagonal > 0.0F && diagonal - diagonal == 0.0F))
-            return QSF_FAIL(QSF_ERR_ARG, "factor [%zu, %zu] is %g: the diagonal is above 0", k, k,
-                            (double)diagonal);
+            return QSF_FAIL(QSF_ERR_ARG, "factor [%zu, %zu] is %g; the diagonal must be above 0", k,
+                            k, (double)diagonal);
     }
     return QSF_OK;
 }
@@ -75,11 +76,11 @@ static void load_work(const qsf_rounding_job *job, size_t row, const int32_t *or
     }
 }
 
-/* Rounds one block of 16 rows; `work` points at their first. */
-static bool round_block(const qsf_rounding_job *job, size_t row, const block_run *run,
+/* Rounds one block of 16 rows; `work` points at the first of them. */
+static bool round_block(const qsf_rounding_job *job, size_t row, const block_order *run,
                         const float *factor, float *work)
 {
-    const qsf_levels *const levels = qsf_levels_of(job->how->dtype);
+    const qsf_code_range *const range = qsf_code_range_of(job->how->dtype);
     qsf_tile_floats x;
     qsf_tile_floats source;
     qsf_tile_floats codes;
@@ -95,8 +96,8 @@ static bool round_block(const qsf_rounding_job *job, size_t row, const block_run
     in.x = &x;
     if (!is_sane || !qsf_fit_block(job, run->col, &in, &fit))
         return false;
-    /* The values are no longer needed once they are rounded: they make room for the stored. */
-    job->rounder->feedback_block(levels, &fit, factor, job->n_cols, run->first, run->width,
+    /* The rounded values may overwrite the values: those are not needed any more. */
+    job->rounder->feedback_block(range, &fit, factor, job->n_cols, run->first, run->width,
                                  run->places, work, &codes, &x);
     qsf_put_tile(job, row, run->col, &fit, &source, &codes, &x);
     return true;
@@ -108,10 +109,10 @@ qsf_status qsf_feedback_job(const qsf_rounding_job *job, const float *factor, co
     const size_t n_cols = job->n_cols;
     QSF_TRY(check_order(order, factor, n_cols));
     for (size_t row = 0; row < job->n_rows; row += QSF_FEEDBACK_ROWS) {
-        block_run run;
+        block_order run;
         load_work(job, row, order, work);
         for (size_t k = 0; k < n_cols; k += run.width) {
-            read_run(order, n_cols, k, &run);
+            read_block_order(order, n_cols, k, &run);
             job->rounder->feedback_catch_up(factor, n_cols, k, run.width, work);
             for (size_t t = 0; t < QSF_FEEDBACK_ROWS; t += QSF_TILE_ROWS) {
                 if (row + t < job->n_rows && !round_block(job, row + t, &run, factor, work + t))
@@ -137,10 +138,10 @@ qsf_status qsf_feedback_rows(const qsf_rounding *how, const float *rows, size_t 
     if (factor == NULL || order == NULL || work == NULL)
         return QSF_FAIL(QSF_ERR_ARG, "factor, order or work is NULL");
     if (cap_floats < qsf_feedback_work_floats(n_cols))
-        return QSF_FAIL(QSF_ERR_ARG, "cap_floats is %zu, the work takes %zu", cap_floats,
+        return QSF_FAIL(QSF_ERR_ARG, "cap_floats is %zu, but the work needs %zu", cap_floats,
                         qsf_feedback_work_floats(n_cols));
-    if (qsf_levels_of(how->dtype) == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "%s keeps the values: there is no error to feed back",
+    if (qsf_code_range_of(how->dtype) == NULL)
+        return QSF_FAIL(QSF_ERR_ARG, "%s is not a quantised type: there is no error to feed back",
                         qsf_dtype_name(how->dtype));
     return qsf_feedback_job(&job, factor, order, work);
 }

@@ -1,24 +1,24 @@
 /* feedback_tmpl.h - the loops of error-feedback rounding; over the lanes of kernels/.
  *
- * Included after fit_tmpl.h. What earlier columns owe to a block is added when the block's turn
- * comes, as a product of matrices (Frantar et al. 2022, "lazy batch updates"), so that the factor
- * is read once for 64 rows.
+ * Included after fit_tmpl.h. A block receives the corrections for all earlier columns just before
+ * it is rounded, as a product of matrices (Frantar et al. 2022, "lazy batch updates"), so that the
+ * factor is read once for 64 rows.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_QUANTISE_FEEDBACK_TMPL_H
 #define QSF_QUANTISE_FEEDBACK_TMPL_H
 
-#define CATCH_UP_DEPTH 128 /* errors of so many columns, and their factors, fit the caches */
+#define CATCH_UP_DEPTH 128 /* the errors of so many columns and their factors fit the caches */
 
-/* The factors of what some columns owe to those of a block. Copied together: in the matrix they
- * lie whole rows apart, which is hard on caches of few ways. */
-typedef struct owed {
+/* The factors by which some earlier columns correct those of a block. They are copied together,
+ * because rows of the matrix are far apart, which misses in caches of few ways. */
+typedef struct block_factors {
     float at[CATCH_UP_DEPTH][QSF_BLOCK];
-} owed;
+} block_factors;
 
-/* Adds what `depth` columns owe to columns j .. j + n_cols_here - 1 of the block, of n_tiles tiles.
- * errors and values: the first of the columns that owe, and of the block. */
-QSF_FORCED_INLINE void catch_up_part(const owed *factors, size_t depth, size_t j0,
+/* Corrects columns j0 .. j0 + n_cols_here - 1 of the block for `depth` earlier columns, in n_tiles
+ * tiles. errors: of the earlier columns; values: of the block. */
+QSF_FORCED_INLINE void catch_up_part(const block_factors *factors, size_t depth, size_t j0,
                                      size_t n_cols_here, size_t n_tiles, const float *errors,
                                      float *values)
 {
@@ -46,7 +46,7 @@ QSF_FORCED_INLINE void catch_up_part(const owed *factors, size_t depth, size_t j
 static void feedback_catch_up(const float *factor, size_t n_cols, size_t first, size_t width,
                               float *work)
 {
-    owed factors;
+    block_factors factors;
     for (size_t begin = 0; begin < first; begin += CATCH_UP_DEPTH) {
         const size_t depth = first - begin < CATCH_UP_DEPTH ? first - begin : CATCH_UP_DEPTH;
         for (size_t k = 0; k < depth; k++)
@@ -64,20 +64,20 @@ static void feedback_catch_up(const float *factor, size_t n_cols, size_t first, 
     }
 }
 
-static void feedback_block(const qsf_levels *levels, const qsf_fit *fit, const float *factor,
+static void feedback_block(const qsf_code_range *range, const qsf_fit *fit, const float *factor,
                            size_t n_cols, size_t first, size_t width, const uint8_t *places,
                            float *work, qsf_tile_floats *codes, qsf_tile_floats *stored)
 {
     const lanes scale = lanes_load(fit->scales);
-    const lanes off = offset_of(levels, fit);
-    const lanes low = lanes_set(levels->low);
-    const lanes high = lanes_set(levels->high);
-    const lanes zero_code = lanes_set(levels->zero);
+    const lanes off = offset_of(range, fit);
+    const lanes low = lanes_set(range->low);
+    const lanes high = lanes_set(range->high);
+    const lanes zero_code = lanes_set(range->zero);
     for (size_t k = first; k < first + width; k++) {
         const float *const row = factor + k * n_cols;
         const size_t place = places[k - first];
         const lanes value = lanes_load(work + k * QSF_FEEDBACK_ROWS);
-        const lanes q = level_of(value, scale, off, low, high);
+        const lanes q = code_of(value, scale, off, low, high);
         const lanes kept = lanes_fma(q, scale, off);
         const lanes error = lanes_div(lanes_sub(value, kept), lanes_set(row[k]));
         lanes_store(codes->at[place], lanes_add(q, zero_code));
@@ -90,7 +90,7 @@ static void feedback_block(const qsf_levels *levels, const qsf_fit *fit, const f
     }
 }
 
-/* What this and fit_tmpl.h have made. */
+/* The table of functions of this file and fit_tmpl.h. */
 #define QSF_ROUNDER                                                                         \
     {                                                                                       \
         .fit_nearest = fit_nearest, .fit_search = fit_search, .encode = encode,             \

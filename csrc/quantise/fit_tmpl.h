@@ -1,19 +1,19 @@
-/* fit_tmpl.h - which scale and min a block gets, and its codes; over the lanes of kernels/.
+/* fit_tmpl.h - finds the scale, the min and the codes of a block; over the lanes of kernels/.
  *
  * Included inside a target region, after a lanes_*.h. Rows are lanes.
  *
- * The search is that of least squares in turns (as k-means with evenly spaced centres; llama.cpp's
- * make_qkx2_quants is of this family): levels give codes, codes give the best scale and min in
- * closed form, and these, as the f16 that will be stored, give levels again. It begins at several
- * narrowed ranges, because it ends in the nearest of many valleys, and keeps the best it met.
- * Of types with two magnitudes (ternary; 2 bits around zero) the best scale is found outright: the
- * larger magnitude belongs to the k largest values for some k, so all k are tried after sorting.
+ * The search alternates two steps of least squares (like k-means with evenly spaced centres;
+ * llama.cpp's make_qkx2_quants is similar): scale and min give codes, codes give the best scale and
+ * min in closed form, rounded to the f16 that will be stored. It finds only the nearest of many
+ * local minima, so it starts from several narrowed ranges and keeps the best result.
+ * For types with two magnitudes (ternary; 2 bits around zero) it finds the best scale exactly: the
+ * larger magnitude belongs to the k largest values for some k, so it sorts and tries all k.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_QUANTISE_FIT_TMPL_H
 #define QSF_QUANTISE_FIT_TMPL_H
 
-#define ROUND_MAGIC 12582912.0F /* 1.5 * 2^23: added and taken away, rounds to nearest even */
+#define ROUND_MAGIC 12582912.0F /* 1.5 * 2^23: adding and subtracting it rounds to nearest even */
 
 static inline lanes lanes_round_f16(lanes v)
 {
@@ -22,14 +22,14 @@ static inline lanes lanes_round_f16(lanes v)
     return lanes_load_f16(halves);
 }
 
-/* Nearest integer of low .. high; NaN becomes low. */
-static inline lanes nearest_level(lanes v, lanes low, lanes high)
+/* Returns the nearest integer in low .. high; low for NaN. */
+static inline lanes nearest_code(lanes v, lanes low, lanes high)
 {
     v = lanes_min(lanes_max(v, low), high);
     return lanes_sub(lanes_add(v, lanes_set(ROUND_MAGIC)), lanes_set(ROUND_MAGIC));
 }
 
-/* The smallest f16 that is not below the value (>= 0); never -0. */
+/* Returns the smallest f16 that is not below the value (>= 0); never -0. */
 static inline float ceil_f16(float value)
 {
     const uint16_t half = qsf_half_from_float(value);
@@ -47,7 +47,7 @@ static inline void find_range(const qsf_fit_input *in, lanes *low, lanes *high)
     }
 }
 
-static void fit_nearest(const qsf_levels *levels, const qsf_fit_input *in, qsf_fit *fit)
+static void fit_nearest(const qsf_code_range *range, const qsf_fit_input *in, qsf_fit *fit)
 {
     lanes low;
     lanes high;
@@ -58,58 +58,59 @@ static void fit_nearest(const qsf_levels *levels, const qsf_fit_input *in, qsf_f
     lanes_store(highs, high);
     for (size_t r = 0; r < QSF_LANES; r++) {
         fit->mins[r] = 0.0F;
-        if (levels->has_min) {
+        if (range->has_min) {
             fit->mins[r] = qsf_half_to_float(qsf_half_from_float(lows[r])) + 0.0F;
-            const float step = (highs[r] - fit->mins[r]) / levels->high;
+            const float step = (highs[r] - fit->mins[r]) / range->high;
             fit->scales[r] = lows[r] == highs[r] ? 0.0F : ceil_f16(step > 0.0F ? step : 0.0F);
             continue;
         }
         const bool is_high = highs[r] >= -lows[r];
         const float amax = fabsf(is_high ? highs[r] : lows[r]);
-        fit->scales[r] = ceil_f16(amax / levels->reach);
-        /* Only one end has a level of the largest magnitude: the sign turns it to the value. */
-        if (!levels->is_even && is_high && fit->scales[r] != 0.0F)
+        fit->scales[r] = ceil_f16(amax / range->reach);
+        /* Only one end of the range has a code of the largest magnitude; the sign of the scale
+         * turns that end to the value. */
+        if (!range->is_even && is_high && fit->scales[r] != 0.0F)
             fit->scales[r] = -fit->scales[r];
     }
 }
 
-/* A block as the search sees it. */
+/* The state of the search. */
 typedef struct search {
-    const qsf_levels *levels;
+    const qsf_code_range *range;
     const qsf_fit_input *in;
-    qsf_tile_floats x; /* less the centre */
+    qsf_tile_floats x; /* the block less the centre */
     lanes centre;
     lanes sum_w;
     lanes sum_wx;
-    /* the best so far */
+    /* the best result so far */
     lanes scale;
     lanes min;
     lanes loss;
     /* least squares for the codes of the latest trial */
     lanes next_scale;
     lanes next_min;
-    lanes next_scale_here; /* with the min as it was */
+    lanes next_scale_here; /* with the min unchanged */
 } search;
 
-/* Tries levels (rounded to what f16 holds), keeps them where they lose less than the best. */
-static inline void try_levels(search *s, lanes scale, lanes min)
+/* Tries a scale and a min, rounded to f16; keeps them in each row where they reduce the loss. */
+static inline void try_scale(search *s, lanes scale, lanes min)
 {
-    const qsf_levels *const levels = s->levels;
+    const qsf_code_range *const range = s->range;
     const lanes zero = lanes_set(0.0F);
     scale = lanes_round_f16(scale);
     lanes off;
-    if (levels->has_min) {
+    if (range->has_min) {
         min = lanes_round_f16(min);
         off = lanes_sub(min, s->centre);
     } else {
-        off = lanes_mul(scale, lanes_set(levels->half));
+        off = lanes_mul(scale, lanes_set(range->half));
     }
     const lanes inverse =
         lanes_where_less(zero, lanes_abs(scale), lanes_div(lanes_set(1.0F), scale), zero);
     const lanes bias = lanes_mul(lanes_sub(zero, off), inverse);
     const lanes minus_scale = lanes_sub(zero, scale);
-    const lanes low = lanes_set(levels->low);
-    const lanes high = lanes_set(levels->high);
+    const lanes low = lanes_set(range->low);
+    const lanes high = lanes_set(range->high);
     lanes loss = zero;
     lanes sum_q = zero;
     lanes sum_qq = zero;
@@ -117,7 +118,7 @@ static inline void try_levels(search *s, lanes scale, lanes min)
     for (size_t c = 0; c < s->in->width; c++) {
         const lanes x = lanes_load(s->x.at[c]);
         const lanes w = lanes_set(s->in->weights[c]);
-        const lanes q = nearest_level(lanes_fma(x, inverse, bias), low, high);
+        const lanes q = nearest_code(lanes_fma(x, inverse, bias), low, high);
         const lanes d = lanes_fma(q, minus_scale, lanes_sub(x, off));
         const lanes wq = lanes_mul(w, q);
         loss = lanes_fma(lanes_mul(w, d), d, loss);
@@ -130,7 +131,7 @@ static inline void try_levels(search *s, lanes scale, lanes min)
     s->loss = lanes_where_less(loss, s->loss, loss, s->loss);
     s->next_scale_here = lanes_div(lanes_sub(sum_qx, lanes_mul(off, sum_q)), sum_qq);
     s->next_scale = s->next_scale_here;
-    if (levels->has_min) {
+    if (range->has_min) {
         const lanes det = lanes_sub(lanes_mul(s->sum_w, sum_qq), lanes_mul(sum_q, sum_q));
         const lanes num = lanes_sub(lanes_mul(s->sum_w, sum_qx), lanes_mul(sum_q, s->sum_wx));
         s->next_scale = lanes_div(num, det);
@@ -139,16 +140,16 @@ static inline void try_levels(search *s, lanes scale, lanes min)
     }
 }
 
-static inline void try_in_turns(search *s, lanes scale, lanes min, unsigned n_turns)
+static inline void try_repeatedly(search *s, lanes scale, lanes min, unsigned n_rounds)
 {
-    try_levels(s, scale, min);
-    for (unsigned i = 0; i < n_turns; i++)
-        try_levels(s, s->next_scale, s->next_min);
+    try_scale(s, scale, min);
+    for (unsigned i = 0; i < n_rounds; i++)
+        try_scale(s, s->next_scale, s->next_min);
 }
 
-/* Parts of the range that are cut off at the low and the high end, in steps (the scale of the whole
- * range): where the search for types with a min begins. Measured against a thousand random
- * beginnings, the result has 0.3 % (2 bits), 0.6 % (3) and 1.6 % (4) more squared error. */
+/* Starting points for types with a min: how much of the range is cut off at the low and the high
+ * end, in steps (the scale of the whole range). Compared with a thousand random starts, the result
+ * has 0.3 % (2 bits), 0.6 % (3) and 1.6 % (4) more squared error. */
 typedef struct search_cut {
     float low;
     float high;
@@ -171,8 +172,8 @@ static const search_cut cuts_2bit[N_CUTS] = {
     {0.2F, 0.8F}, {0.8F, 0.2F}, {0.4F, 1.2F}, {1.2F, 0.4F}, {0.1F, 1.6F}, {1.6F, 0.1F},
 };
 
-/* Valleys are close together, so the search looks around the best: the scale times `scale`, about
- * the middle of the levels, which move by `shift` scales. */
+/* Local minima are close together, so the search also starts near the best: it multiplies the scale
+ * by `scale`, about the middle of the codes, and moves them by `shift` scales. */
 typedef struct search_move {
     float scale;
     float shift;
@@ -185,29 +186,29 @@ static const search_move moves[] = {
 
 static void search_min(search *s, lanes low, lanes high)
 {
-    const float n_steps = s->levels->high;
+    const float n_steps = s->range->high;
     const search_cut *const cuts = n_steps > 7 ? cuts_4bit : n_steps > 3 ? cuts_3bit : cuts_2bit;
     const lanes step = lanes_div(lanes_sub(high, low), lanes_set(n_steps));
     for (size_t i = 0; i < N_CUTS; i++) {
         const float rest = 1.0F - (cuts[i].low + cuts[i].high) / n_steps;
         const lanes min = lanes_fma(step, lanes_set(cuts[i].low), low);
-        try_in_turns(s, lanes_mul(step, lanes_set(rest)), min, 2);
+        try_repeatedly(s, lanes_mul(step, lanes_set(rest)), min, 2);
     }
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
         const float shift = 0.5F * n_steps * (1.0F - moves[i].scale) + moves[i].shift;
         const lanes min = lanes_fma(s->scale, lanes_set(shift), s->min);
-        try_in_turns(s, lanes_mul(s->scale, lanes_set(moves[i].scale)), min, 1);
+        try_repeatedly(s, lanes_mul(s->scale, lanes_set(moves[i].scale)), min, 1);
     }
-    /* With the best min as it is stored. */
-    try_levels(s, s->scale, s->min);
-    try_levels(s, s->next_scale_here, s->min);
+    /* With the best min as it will be stored. */
+    try_scale(s, s->scale, s->min);
+    try_scale(s, s->next_scale_here, s->min);
 }
 
-/* Where the search for 4 and 8 bits around zero begins: scales that reach over, or not up to, the
- * largest magnitude, evenly spaced. With many levels the best ones hardly clip. */
+/* Starting points for 4 and 8 bits around zero: evenly spaced scales that reach beyond, or not up
+ * to, the largest magnitude. With many codes the best scales hardly clip. */
 static void search_symmetric(search *s, lanes amax)
 {
-    const float reach = s->levels->reach;
+    const float reach = s->range->reach;
     const bool has_many = reach > 100.0F;
     const unsigned n_starts = has_many ? 12 : 9;
     const float first = has_many ? 1.024F : 1.06F;
@@ -215,11 +216,11 @@ static void search_symmetric(search *s, lanes amax)
     const lanes zero = lanes_set(0.0F);
     for (unsigned i = 0; i < n_starts; i++) {
         const lanes scale = lanes_mul(amax, lanes_set((first - narrowing * (float)i) / reach));
-        try_in_turns(s, scale, zero, 1);
-        if (!s->levels->is_even)
-            try_in_turns(s, lanes_sub(zero, scale), zero, 1);
+        try_repeatedly(s, scale, zero, 1);
+        if (!s->range->is_even)
+            try_repeatedly(s, lanes_sub(zero, scale), zero, 1);
     }
-    try_in_turns(s, s->scale, zero, 1);
+    try_repeatedly(s, s->scale, zero, 1);
 }
 
 static inline void order_pair(float (*a)[QSF_LANES], float (*w)[QSF_LANES], size_t i, size_t j)
@@ -249,13 +250,13 @@ static void sort_magnitudes(float (*a)[QSF_LANES], float (*w)[QSF_LANES])
     }
 }
 
-/* With the larger magnitude for the k largest values, the best scale is sum(w a m) / sum(w m m), m
- * being the value's magnitude in scales, and it gains sum(w a m)^2 / sum(w m m). */
+/* If the k largest values have the larger magnitude, the best scale is sum(w a m) / sum(w m m),
+ * where m is the value's magnitude in scales; it gains sum(w a m)^2 / sum(w m m). */
 static void search_exact(search *s)
 {
     float a[QSF_BLOCK][QSF_LANES] = {{0}};
     float weights[QSF_BLOCK][QSF_LANES] = {{0}};
-    const float half = s->levels->half;
+    const float half = s->range->half;
     const lanes zero = lanes_set(0.0F);
     lanes product = zero;
     lanes energy = zero;
@@ -268,7 +269,7 @@ static void search_exact(search *s)
         energy = lanes_fma(w, lanes_set(half * half), energy);
     }
     sort_magnitudes(a, weights);
-    /* One more than `half`: the step between the magnitudes is one scale. */
+    /* 1 + half: the step between the magnitudes is one scale. */
     const lanes more = lanes_set((1.0F + half) * (1.0F + half) - half * half);
     lanes scale = half > 0.0F ? lanes_div(product, energy) : zero;
     lanes gain = lanes_mul(product, scale);
@@ -281,19 +282,19 @@ static void search_exact(search *s)
         scale = lanes_where_less(gain, gained, here, scale);
         gain = lanes_where_less(gain, gained, gained, gain);
     }
-    try_levels(s, scale, zero);
+    try_scale(s, scale, zero);
 }
 
-static void fit_search(const qsf_levels *levels, const qsf_fit_input *in, qsf_fit *fit)
+static void fit_search(const qsf_code_range *range, const qsf_fit_input *in, qsf_fit *fit)
 {
     search s;
     lanes low;
     lanes high;
     const lanes zero = lanes_set(0.0F);
     find_range(in, &low, &high);
-    s.levels = levels;
+    s.range = range;
     s.in = in;
-    s.centre = levels->has_min ? lanes_mul(lanes_add(low, high), lanes_set(0.5F)) : zero;
+    s.centre = range->has_min ? lanes_mul(lanes_add(low, high), lanes_set(0.5F)) : zero;
     s.sum_w = s.sum_wx = zero;
     for (size_t c = 0; c < in->width; c++) {
         const lanes w = lanes_set(in->weights[c]);
@@ -305,48 +306,48 @@ static void fit_search(const qsf_levels *levels, const qsf_fit_input *in, qsf_fi
     s.scale = s.min = zero;
     s.next_min = zero;
     s.loss = lanes_set(FLT_MAX);
-    try_levels(&s, lanes_load(fit->scales), lanes_load(fit->mins));
-    if (levels->has_min) {
-        /* A block of equal values is its min, and has no scale. */
+    try_scale(&s, lanes_load(fit->scales), lanes_load(fit->mins));
+    if (range->has_min) {
+        /* A block of equal values has its value as min, and scale 0. */
         s.loss = lanes_where_less(low, high, s.loss, lanes_set(-1.0F));
         search_min(&s, low, high);
-    } else if (levels->is_exact) {
+    } else if (range->is_exact) {
         search_exact(&s);
     } else {
         search_symmetric(&s, lanes_max(high, lanes_sub(zero, low)));
     }
-    /* + 0: no -0 */
+    /* adding 0 makes -0 to +0 */
     lanes_store(fit->scales, lanes_add(s.scale, zero));
     lanes_store(fit->mins, lanes_add(s.min, zero));
 }
 
-/* The level nearest to x; 0 where the scale is. */
-static inline lanes level_of(lanes x, lanes scale, lanes off, lanes low, lanes high)
+/* Returns the code nearest to x; 0 if the scale is 0. */
+static inline lanes code_of(lanes x, lanes scale, lanes off, lanes low, lanes high)
 {
     const lanes zero = lanes_set(0.0F);
     const lanes is_scaled =
         lanes_where_less(zero, lanes_abs(scale), lanes_set(1.0F), lanes_set(0.0F));
     const lanes divisor = lanes_where_less(zero, is_scaled, scale, lanes_set(1.0F));
-    const lanes q = nearest_level(lanes_div(lanes_sub(x, off), divisor), low, high);
+    const lanes q = nearest_code(lanes_div(lanes_sub(x, off), divisor), low, high);
     return lanes_where_less(zero, is_scaled, q, zero);
 }
 
-static inline lanes offset_of(const qsf_levels *levels, const qsf_fit *fit)
+static inline lanes offset_of(const qsf_code_range *range, const qsf_fit *fit)
 {
-    return levels->has_min ? lanes_load(fit->mins)
-                           : lanes_mul(lanes_load(fit->scales), lanes_set(levels->half));
+    return range->has_min ? lanes_load(fit->mins)
+                          : lanes_mul(lanes_load(fit->scales), lanes_set(range->half));
 }
 
-static void encode(const qsf_levels *levels, const qsf_tile_floats *x, size_t width,
+static void encode(const qsf_code_range *range, const qsf_tile_floats *x, size_t width,
                    const qsf_fit *fit, qsf_tile_floats *codes, qsf_tile_floats *stored)
 {
     const lanes scale = lanes_load(fit->scales);
-    const lanes off = offset_of(levels, fit);
-    const lanes low = lanes_set(levels->low);
-    const lanes high = lanes_set(levels->high);
-    const lanes zero_code = lanes_set(levels->zero);
+    const lanes off = offset_of(range, fit);
+    const lanes low = lanes_set(range->low);
+    const lanes high = lanes_set(range->high);
+    const lanes zero_code = lanes_set(range->zero);
     for (size_t c = 0; c < width; c++) {
-        const lanes q = level_of(lanes_load(x->at[c]), scale, off, low, high);
+        const lanes q = code_of(lanes_load(x->at[c]), scale, off, low, high);
         lanes_store(codes->at[c], lanes_add(q, zero_code));
         lanes_store(stored->at[c], lanes_fma(q, scale, off));
     }

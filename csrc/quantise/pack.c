@@ -1,4 +1,4 @@
-/* pack.c - the layouts of codes in a tile. */
+/* pack.c - writes codes in the layouts of tiles. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "quantise/pack.h"
 
@@ -36,7 +36,8 @@ static void put_plane(const uint32_t *words, unsigned char *out)
         qsf_store_u32(out + 4 * r, words[r]);
 }
 
-/* Codes of `bits` 2 or 4: plane p holds groups p, p + n, ..., the first in the lowest bits. */
+/* Writes codes of `bits` 2 or 4: plane p holds groups p, p + n, ..., the first in the lowest
+ * bits. */
 static void put_bits(const code_words *words, unsigned bits, uint32_t mask, unsigned char *out)
 {
     const size_t n_planes = N_GROUPS * bits / 8;
@@ -65,7 +66,7 @@ static void put_third_bits(const code_words *words, unsigned char *out)
     }
 }
 
-/* Five trits, the first the highest digit, as ceil(256 n / 243). */
+/* Returns the byte of five trits, the first the highest digit: ceil(256 n / 243). */
 static uint32_t dense_byte(const uint32_t trits[5])
 {
     uint32_t n = 0;

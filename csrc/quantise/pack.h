@@ -1,4 +1,4 @@
-/* pack.h - the bytes of a tile from its codes, scales and mins (docs/format.md, section 5). */
+/* pack.h - makes a tile from codes, scales and mins (docs/format.md, section 5). */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_QUANTISE_PACK_H
 #define QSF_QUANTISE_PACK_H
@@ -8,8 +8,8 @@
 
 #include "quantise/rounder.h"
 
-/* Writes the tile of a type with codes; those behind n_rows or n_cols become 0, and so do the
- * scales and mins behind n_rows. `codes` are integers. */
+/* Writes the tile of a quantised type. Codes, scales and mins behind n_rows, and codes behind
+ * n_cols, become 0. `codes` are integers. */
 void qsf_pack_tile(uint32_t dtype, const qsf_tile_floats *codes, const qsf_fit *fit, size_t n_rows,
                    size_t n_cols, unsigned char *tile);
 

@@ -1,4 +1,4 @@
-/* quantise.c - matrices to tiles, each block by itself. */
+/* quantise.c - rounds matrices to tiles, each block independently. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "quantise/quantise.h"
 
@@ -52,7 +52,7 @@ bool qsf_load_tile(const qsf_rounding_job *job, size_t row, size_t col, qsf_tile
     return largest < EXPONENT_BITS;
 }
 
-/* Relative to the largest of the block, so that no sum over- or underflows. */
+/* Divides the weights of a block by the largest, so that no sum over- or underflows. */
 static void set_weights(const float *weights, size_t width, float *out)
 {
     float largest = 0.0F;
@@ -64,7 +64,7 @@ static void set_weights(const float *weights, size_t width, float *out)
 
 bool qsf_fit_block(const qsf_rounding_job *job, size_t col, qsf_fit_input *in, qsf_fit *fit)
 {
-    const qsf_levels *const levels = qsf_levels_of(job->how->dtype);
+    const qsf_code_range *const range = qsf_code_range_of(job->how->dtype);
     in->width = qsf_block_width(job->n_cols, col);
     if (job->how->rule == QSF_RULE_SCALE) {
         const float scale = qsf_half_to_float(qsf_half_from_float(job->how->scale));
@@ -72,17 +72,17 @@ bool qsf_fit_block(const qsf_rounding_job *job, size_t col, qsf_fit_input *in, q
             fit->scales[r] = scale;
             fit->mins[r] = 0.0F;
         }
-        return true; /* of the scale, checked by the caller */
+        return true; /* the caller has checked the scale */
     }
     const float *const weights = job->how->weights;
     set_weights(weights != NULL ? weights + col : NULL, in->width, in->weights);
-    job->rounder->fit_nearest(levels, in, fit);
+    job->rounder->fit_nearest(range, in, fit);
     for (size_t r = 0; r < QSF_TILE_ROWS; r++) {
         if (!is_finite(fit->scales[r]) || !is_finite(fit->mins[r]))
             return false;
     }
     if (job->how->rule == QSF_RULE_SEARCH)
-        job->rounder->fit_search(levels, in, fit);
+        job->rounder->fit_search(range, in, fit);
     return true;
 }
 
@@ -138,7 +138,7 @@ void qsf_put_tile(const qsf_rounding_job *job, size_t row, size_t col, const qsf
     add_losses(job, source, stored, n_rows, width);
 }
 
-/* f16 and f32: the values themselves. */
+/* Writes the values of f16 and f32 tiles. */
 static bool put_floats(const qsf_rounding_job *job, size_t row, size_t col,
                        const qsf_tile_floats *x)
 {
@@ -165,7 +165,7 @@ static bool put_floats(const qsf_rounding_job *job, size_t row, size_t col,
 
 qsf_status qsf_quantise_job(const qsf_rounding_job *job)
 {
-    const qsf_levels *const levels = qsf_levels_of(job->how->dtype);
+    const qsf_code_range *const range = qsf_code_range_of(job->how->dtype);
     qsf_tile_floats x;
     qsf_tile_floats codes;
     qsf_tile_floats stored;
@@ -176,14 +176,14 @@ qsf_status qsf_quantise_job(const qsf_rounding_job *job)
         for (size_t col = 0; col < job->n_cols; col += QSF_BLOCK) {
             if (!qsf_load_tile(job, row, col, &x))
                 return qsf_fail_at_row(job, row);
-            if (levels == NULL) {
+            if (range == NULL) {
                 if (!put_floats(job, row, col, &x))
                     return qsf_fail_at_row(job, row);
                 continue;
             }
             if (!qsf_fit_block(job, col, &in, &fit))
                 return qsf_fail_at_row(job, row);
-            job->rounder->encode(levels, &x, in.width, &fit, &codes, &stored);
+            job->rounder->encode(range, &x, in.width, &fit, &codes, &stored);
             qsf_put_tile(job, row, col, &fit, &x, &codes, &stored);
         }
     }

@@ -1,37 +1,37 @@
-/* rounder.c - the levels of each type, and the choice of the inner loops. */
+/* rounder.c - the codes of each type, and the choice of the rounder. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "quantise/rounder.h"
 
-static const qsf_levels levels_2bit_sym = {.low = -2,
-                                           .high = 1,
-                                           .zero = 2,
-                                           .half = 0.5F,
-                                           .reach = 1.5F,
-                                           .is_even = true,
-                                           .is_exact = true};
-static const qsf_levels levels_2bit = {.high = 3, .has_min = true};
-static const qsf_levels levels_3bit = {.high = 7, .has_min = true};
-static const qsf_levels levels_4bit = {.high = 15, .has_min = true};
-static const qsf_levels levels_ternary = {
+static const qsf_code_range range_2bit_sym = {.low = -2,
+                                              .high = 1,
+                                              .zero = 2,
+                                              .half = 0.5F,
+                                              .reach = 1.5F,
+                                              .is_even = true,
+                                              .is_exact = true};
+static const qsf_code_range range_2bit = {.high = 3, .has_min = true};
+static const qsf_code_range range_3bit = {.high = 7, .has_min = true};
+static const qsf_code_range range_4bit = {.high = 15, .has_min = true};
+static const qsf_code_range range_ternary = {
     .low = -1, .high = 1, .zero = 1, .reach = 1, .is_even = true, .is_exact = true};
-static const qsf_levels levels_8bit = {
+static const qsf_code_range range_8bit = {
     .low = -127, .high = 127, .zero = 128, .reach = 127, .is_even = true};
-static const qsf_levels levels_4bit_sym = {.low = -8, .high = 7, .zero = 8, .reach = 8};
+static const qsf_code_range range_4bit_sym = {.low = -8, .high = 7, .zero = 8, .reach = 8};
 
-static const qsf_levels *const levels_by_dtype[QSF_DTYPE_COUNT] = {
-    [QSF_DTYPE_2BIT_SYM] = &levels_2bit_sym,
-    [QSF_DTYPE_2BIT] = &levels_2bit,
-    [QSF_DTYPE_3BIT] = &levels_3bit,
-    [QSF_DTYPE_4BIT] = &levels_4bit,
-    [QSF_DTYPE_TERNARY] = &levels_ternary,
-    [QSF_DTYPE_8BIT] = &levels_8bit,
-    [QSF_DTYPE_TERNARY_DENSE] = &levels_ternary,
-    [QSF_DTYPE_4BIT_SYM] = &levels_4bit_sym,
+static const qsf_code_range *const range_by_dtype[QSF_DTYPE_COUNT] = {
+    [QSF_DTYPE_2BIT_SYM] = &range_2bit_sym,
+    [QSF_DTYPE_2BIT] = &range_2bit,
+    [QSF_DTYPE_3BIT] = &range_3bit,
+    [QSF_DTYPE_4BIT] = &range_4bit,
+    [QSF_DTYPE_TERNARY] = &range_ternary,
+    [QSF_DTYPE_8BIT] = &range_8bit,
+    [QSF_DTYPE_TERNARY_DENSE] = &range_ternary,
+    [QSF_DTYPE_4BIT_SYM] = &range_4bit_sym,
 };
 
-const qsf_levels *qsf_levels_of(uint32_t dtype)
+const qsf_code_range *qsf_code_range_of(uint32_t dtype)
 {
-    return dtype < QSF_DTYPE_COUNT ? levels_by_dtype[dtype] : NULL;
+    return dtype < QSF_DTYPE_COUNT ? range_by_dtype[dtype] : NULL;
 }
 
 const qsf_rounder *qsf_rounder_of(qsf_isa isa)

@@ -1,9 +1,9 @@
 /* rounder.h - fitting the scales of a tile and rounding to them: contracts of the inner loops.
  *
- * 16 rows side by side: what is done to one row does not depend on the others. A level q of a
- * type is an integer, low <= q <= high; its value is q * scale + off, where off is the min, or
- * scale * half for types without one. Its code is q + zero. Every instruction set gives the
- * same bits: sums go along the columns, from +0, one column after the other.
+ * The functions work on 16 rows that do not influence each other. A code q of a type is an integer,
+ * low <= q <= high; it stands for q * scale + off, where off is the min, or scale * half for types
+ * without a min. The tile stores q + zero. Every instruction set gives the same bits: sums add one
+ * column after the other, from +0.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_QUANTISE_ROUNDER_H
@@ -16,40 +16,40 @@
 #include "base/dtype.h"
 #include "platform/cpu.h"
 
-/* The levels of a type; integers as floats. */
-typedef struct qsf_levels {
+/* The codes of a type; integers as floats. */
+typedef struct qsf_code_range {
     float low;
     float high;
     float zero;
-    float half;  /* off in scales, of a type without a min */
-    float reach; /* largest magnitude in scales that is rounded by no more than half a scale */
+    float half;  /* off / scale, for a type without a min */
+    float reach; /* largest |value| / scale that is rounded by at most half a scale */
     bool has_min;
-    bool is_even;  /* with every level v also -v, so that the sign of a scale is free */
-    bool is_exact; /* so few magnitudes that the best scale is found by sorting */
-} qsf_levels;
+    bool is_even;  /* symmetric: for each value v also -v, so the sign of a scale is free */
+    bool is_exact; /* so few magnitudes that sorting finds the best scale */
+} qsf_code_range;
 
-/* NULL for a type without levels (f16, f32). */
-const qsf_levels *qsf_levels_of(uint32_t dtype);
+/* Returns NULL for a type without codes (f16, f32). */
+const qsf_code_range *qsf_code_range_of(uint32_t dtype);
 
-/* Numbers of 16 rows by column; rows and columns that are padding are +0. */
+/* Numbers by column and row; padding is +0. */
 typedef struct qsf_tile_floats {
     float at[QSF_BLOCK][QSF_TILE_ROWS];
 } qsf_tile_floats;
 
-/* One block of 16 rows, and the importance of its columns: in 0 .. 1, and not all 0. */
+/* One block of 16 rows, and the importance of its columns: 0 .. 1, not all 0. */
 typedef struct qsf_fit_input {
     const qsf_tile_floats *x;
-    size_t width; /* columns that are real, 1 .. 64 */
+    size_t width; /* columns without padding, 1 .. 64 */
     float weights[QSF_BLOCK];
 } qsf_fit_input;
 
-/* What 16 blocks are rounded to: numbers that an f16 holds, or not finite ones. */
+/* Scales and mins of 16 blocks: values of an f16, NaN or infinite. */
 typedef struct qsf_fit {
     float scales[QSF_TILE_ROWS];
     float mins[QSF_TILE_ROWS]; /* 0 for types without one */
 } qsf_fit;
 
-/* Per row, sums over the columns of a tile; d = x - stored. */
+/* Sums of each row over the columns of a tile; d = x - stored. */
 typedef struct qsf_row_losses {
     float squared_error[QSF_TILE_ROWS]; /* d * d */
     float source_energy[QSF_TILE_ROWS]; /* x * x */
@@ -58,19 +58,18 @@ typedef struct qsf_row_losses {
     float max_error[QSF_TILE_ROWS];     /* largest |d| */
 } qsf_row_losses;
 
-/* Plain rounding: from the least to the largest value, or to the largest magnitude. */
-typedef void qsf_fit_nearest_fn(const qsf_levels *levels, const qsf_fit_input *in, qsf_fit *fit);
+/* Finds the scale and min from the smallest and the largest value, or the largest magnitude. */
+typedef void qsf_fit_nearest_fn(const qsf_code_range *range, const qsf_fit_input *in, qsf_fit *fit);
 
-/* Makes a fit that is finite, plain rounding's, the one of the least weighted squared error that
- * is found: it never loses more. */
-typedef void qsf_fit_search_fn(const qsf_levels *levels, const qsf_fit_input *in, qsf_fit *fit);
+/* Improves a finite fit of qsf_fit_nearest_fn: reduces the weighted squared error as far as the
+ * search finds, and never increases it. */
+typedef void qsf_fit_search_fn(const qsf_code_range *range, const qsf_fit_input *in, qsf_fit *fit);
 
-/* Codes, and the values they stand for, of the levels nearest to x. Columns from `width` on are
- * left alone. */
-typedef void qsf_encode_fn(const qsf_levels *levels, const qsf_tile_floats *x, size_t width,
+/* Writes the codes nearest to x and the values they stand for. Ignores columns from `width` on. */
+typedef void qsf_encode_fn(const qsf_code_range *range, const qsf_tile_floats *x, size_t width,
                            const qsf_fit *fit, qsf_tile_floats *codes, qsf_tile_floats *stored);
 
-/* Columns from `width` on are not looked at. */
+/* Ignores columns from `width` on. */
 typedef void qsf_measure_fn(const qsf_tile_floats *x, const qsf_tile_floats *stored, size_t width,
                             qsf_row_losses *losses);
 
@@ -79,22 +78,22 @@ typedef void qsf_measure_fn(const qsf_tile_floats *x, const qsf_tile_floats *sto
 #define QSF_FEEDBACK_TILES 4
 #define QSF_FEEDBACK_ROWS (QSF_FEEDBACK_TILES * QSF_TILE_ROWS)
 
-/* work [n_cols, 64]: of columns before `first` the scaled errors, of the others the values.
- * values[m] = fmaf(-factor[k, m], errors[k], values[m]) for k = 0 .. first - 1 ascending, for
- * the columns m = first .. first + width - 1. */
+/* work [n_cols, 64] has scaled errors in columns before `first`, and values in the others. For
+ * columns m = first .. first + width - 1: values[m] = fmaf(-factor[k, m], errors[k], values[m]) for
+ * k = 0 .. first - 1 ascending. */
 typedef void qsf_feedback_catch_up_fn(const float *factor, size_t n_cols, size_t first,
                                       size_t width, float *work);
 
-/* Rounds one block of 16 rows: columns first .. first + width - 1 of `work` (at + 0 .. 15 of each),
- * `places` [width] says which column of the tile each is. Per column k: q = nearest level;
- * error = (value - q) / factor[k, k], which replaces the value;
- * values[m] = fmaf(-factor[k, m], error, values[m]) for the later columns m of the block. */
-typedef void qsf_feedback_block_fn(const qsf_levels *levels, const qsf_fit *fit,
+/* Rounds one block of 16 rows: columns first .. first + width - 1 of `work` (at + 0 .. 15 of each);
+ * places [width] are their columns in the tile. Per column k: q = nearest code; error = (value -
+ * its value) / factor[k, k], which replaces the value; values[m] = fmaf(-factor[k, m], error,
+ * values[m]) for the later columns m of the block. */
+typedef void qsf_feedback_block_fn(const qsf_code_range *range, const qsf_fit *fit,
                                    const float *factor, size_t n_cols, size_t first, size_t width,
                                    const uint8_t *places, float *work, qsf_tile_floats *codes,
                                    qsf_tile_floats *stored);
 
-/* halves [64 * 16]: x as f16, to nearest even, in the order of x. */
+/* halves [64 * 16] = x as f16, rounded to nearest even, in the order of x */
 typedef void qsf_to_halves_fn(const qsf_tile_floats *x, unsigned char *halves);
 
 typedef struct qsf_rounder {
@@ -107,7 +106,7 @@ typedef struct qsf_rounder {
     qsf_feedback_block_fn *feedback_block;
 } qsf_rounder;
 
-/* The best rounder of a level of instruction set; never NULL. */
+/* Returns the best rounder for an instruction set; never NULL. */
 const qsf_rounder *qsf_rounder_of(qsf_isa isa);
 
 extern const qsf_rounder qsf_rounder_scalar;

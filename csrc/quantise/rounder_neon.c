@@ -13,7 +13,7 @@
 #include "base/half.h"
 #include "kernels/forced_inline.h"
 
-/* Columns x tiles of 16 rows whose sums stay in registers. */
+/* Columns and tiles of 16 rows whose sums stay in registers. */
 #define QSF_CATCH_UP_COLS 3
 #define QSF_CATCH_UP_TILES 2
 

@@ -1,4 +1,4 @@
-/* rounding_job.h - rows to round, and where the result goes. */
+/* rounding_job.h - the rows to round, and the destination of the result. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_QUANTISE_ROUNDING_JOB_H
 #define QSF_QUANTISE_ROUNDING_JOB_H
@@ -8,7 +8,7 @@
 #include "include/qsf.h"
 #include "quantise/rounder.h"
 
-#define QSF_ROUNDING_MAX_SIDE (UINT64_C(1) << 24) /* rows or columns of a matrix in a file */
+#define QSF_ROUNDING_MAX_SIDE (UINT64_C(1) << 24) /* most rows or columns of a matrix */
 
 typedef struct qsf_rounding_job {
     const qsf_rounder *rounder;
@@ -21,7 +21,7 @@ typedef struct qsf_rounding_job {
     qsf_rounding_sums *sums;
 } qsf_rounding_job;
 
-/* Checks the arguments of a public function, whose tiles have cap_bytes; then clears the sums and
+/* Checks the arguments of a public function, whose tiles have cap_bytes; clears the sums and
  * chooses the rounder. QSF_ERR_ARG names the argument that is out of range. */
 qsf_status qsf_rounding_job_begin(qsf_rounding_job *job, size_t cap_bytes);
 

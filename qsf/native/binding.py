@@ -179,7 +179,7 @@ class MemoryPlan:
     reserve_bytes: int
     engine_bytes: int
     weights_bytes: int
-    window_bytes: int
+    stream_bytes: int
     ring_bytes: int
     embedding_bytes: int
     kv_bytes: int

@@ -135,8 +135,8 @@ def does_not_fit(plan: binding.MemoryPlan, *, is_command: bool = False) -> str:
             ways.append("sessions with fewer than the present " + str(plan.max_sessions))
         if max(plan.kv_k_bits, plan.kv_v_bits) > 2:
             ways.append(f"{name('kv_type')} with fewer bits")
-    if plan.io_depth > 1 and plan.window_bytes >= _WORTH_BYTES:
-        ways.append(f"{name('io_depth')} with fewer reads (they take {_mb(plan.window_bytes)})")
+    if plan.io_depth > 1 and plan.stream_bytes >= _WORTH_BYTES:
+        ways.append(f"{name('io_depth')} with fewer reads (they take {_mb(plan.stream_bytes)})")
     return f"{text}: {', or '.join(ways)}"
 
 

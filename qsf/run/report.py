@@ -119,7 +119,7 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         ("reserved for Python", plan.reserve_bytes),
         (f"weights, {plan.n_units_resident} of {plan.n_units} units", plan.weights_bytes),
         (f"ring for the others, filled by {reads}", plan.ring_bytes),
-        ("window for decompressing", plan.window_bytes - plan.ring_bytes),
+        ("decode buffer", plan.stream_bytes - plan.ring_bytes),
         (_embedding_text(plan), plan.embedding_bytes),
         (_kv_cache_text(plan), plan.kv_bytes),
         (f"activations, chunks of {plan.chunk_tokens}", plan.scratch_bytes),

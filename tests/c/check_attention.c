@@ -116,10 +116,10 @@ static void run_chunk(rig *g, qsf_segment *segments, const uint32_t *sequences, 
     }
     g->ops.n_tokens = chunk.n_tokens;
     for (uint32_t h = 0; h < c->n_heads; h++)
-        qsf_attention_finish_q(&g->ops, h);
+        qsf_attention_rotate_q(&g->ops, h);
     for (uint32_t h = 0; h < c->n_kv_heads; h++) {
-        qsf_attention_finish_k(&g->ops, &chunk, 0, h);
-        qsf_attention_finish_v(&g->ops, &chunk, 0, h);
+        qsf_attention_store_k(&g->ops, &chunk, 0, h);
+        qsf_attention_store_v(&g->ops, &chunk, 0, h);
     }
     qsf_attention_run(&g->ops, &chunk, 0);
 }

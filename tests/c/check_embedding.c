@@ -157,8 +157,8 @@ static void check_sequence(opened *o, uint32_t n_rows)
     cache_block block;
     qsf_embedding e = make_cache(n_rows, TINY_VOCAB, TINY_DIM, &block);
     plain_list list = {.cap = e.n_rows};
-    uint64_t n_asked = 0;
-    uint64_t n_found = 0;
+    uint64_t n_requested = 0;
+    uint64_t n_hits = 0;
     uint32_t n_failed = 0;
     for (int step = 0; step < N_STEPS; step++) {
         float x[TINY_DIM];
@@ -178,15 +178,15 @@ static void check_sequence(opened *o, uint32_t n_rows)
             CHECK_BYTES(x, reference[token], sizeof x);
             CHECK(!is_kept || o->pass.stream.band_bytes_read == before_bytes);
             list_use(&list, token, at);
-            n_asked++;
-            n_found += is_kept;
+            n_requested++;
+            n_hits += is_kept;
         }
         check_order(&e, &list);
-        CHECK_EQ_U64(e.n_asked, n_asked);
-        CHECK_EQ_U64(e.n_found, n_found);
+        CHECK_EQ_U64(e.n_requested, n_requested);
+        CHECK_EQ_U64(e.n_hits, n_hits);
     }
     CHECK(n_rows >= TINY_VOCAB || n_failed > 0);
-    CHECK((n_found > 0) == (n_rows > 0));
+    CHECK((n_hits > 0) == (n_rows > 0));
     CHECK_EQ_U64(e.n_used, e.n_rows);
     free_block(&block);
 }
@@ -209,7 +209,7 @@ static void check_damage(void)
         CHECK_STATUS(ask(&o, &e, 3, x), QSF_ERR_FORMAT);
     CHECK_OK(ask(&o, &e, 20, x));
     CHECK_BYTES(x, reference[20], sizeof x);
-    CHECK(e.n_used == 1 && e.n_asked == 2 && e.n_found == 1);
+    CHECK(e.n_used == 1 && e.n_requested == 2 && e.n_hits == 1);
     band[5] ^= 1;
     CHECK(tiny_write(path, file.bytes, file.n_bytes));
     CHECK_OK(ask(&o, &e, 3, x));
@@ -236,7 +236,7 @@ static void check_resident(void)
                                         TINY_DIM / QSF_BLOCK, token % QSF_TILE_ROWS, want);
         CHECK_BYTES(reference[token], want, sizeof want);
     }
-    CHECK(e.n_used == 0 && e.n_asked == 0 && e.n_found == 0);
+    CHECK(e.n_used == 0 && e.n_requested == 0 && e.n_hits == 0);
     free_block(&block);
     close_stream(&o);
 }
@@ -288,7 +288,7 @@ static void check_model(const char *model_path)
         return;
     const size_t n_bytes = m->config.n_vocab * sizeof *want;
     CHECK(m->stream.resident[0] != NULL && logits_of(m, want));
-    CHECK_EQ_U64(m->forward.embedding.n_asked, 0);
+    CHECK_EQ_U64(m->forward.embedding.n_requested, 0);
     qsf_model_close(m);
     m = open_streamed(model_path, 0);
     if (m == NULL)
@@ -302,8 +302,8 @@ static void check_model(const char *model_path)
         for (int round = 0; round < 2; round++)
             if (CHECK(logits_of(m, got)))
                 CHECK_BYTES(got, want, n_bytes);
-        CHECK_EQ_U64(m->forward.embedding.n_asked, 2 * MODEL_TOKENS);
-        CHECK(capacities[i] < 7 || m->forward.embedding.n_found > 0);
+        CHECK_EQ_U64(m->forward.embedding.n_requested, 2 * MODEL_TOKENS);
+        CHECK(capacities[i] < 7 || m->forward.embedding.n_hits > 0);
         free_block(&block);
     }
     m->forward.embedding = own;

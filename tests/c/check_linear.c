@@ -116,7 +116,7 @@ static bool is_complete(const result *r, size_t begin, size_t end)
     return n_wrong == 0;
 }
 
-static void finish(const void *arg, size_t begin, size_t end)
+static void epilogue(const void *arg, size_t begin, size_t end)
 {
     result *const r = *(result *const *)arg;
     if (begin % r->group_rows != 0 || end % r->group_rows != 0 || end > r->n_rows ||
@@ -162,7 +162,7 @@ static void check_result(result *r)
 static qsf_linear describe(const qsf_tensor *w, result **r, bool has_bias)
 {
     return (qsf_linear){
-        w, has_bias ? (*r)->bias : NULL, (*r)->y, Y_STRIDE, (*r)->group_rows, finish, r, {0}};
+        w, has_bias ? (*r)->bias : NULL, (*r)->y, Y_STRIDE, (*r)->group_rows, epilogue, r, {0}};
 }
 
 static result results[N_MATRICES];
@@ -195,7 +195,7 @@ static void run_pair(qsf_ops *o, const qsf_acts *x, const qsf_reader *reader, bo
     results[1].other = &results[0];
     qsf_linear first = describe(&w[0], &at[0], has_bias);
     const qsf_linear second = describe(&w[1], &at[1], has_bias);
-    first.finish = NULL;
+    first.epilogue = NULL;
     CHECK_OK(qsf_stream_begin_unit(o->stream, 2));
     CHECK_OK(qsf_linear_run_pair(o, &first, &second, x));
     CHECK_OK(qsf_stream_end_unit(o->stream));

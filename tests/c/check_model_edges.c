@@ -92,11 +92,11 @@ static void check_refused_order(void)
     tiny_model swapped = llama;
     swapped.is_k_before_q = true;
     tiny_model_build(&file, &swapped);
-    refuse(QSF_ERR_FORMAT, "unit 1: k comes too early");
+    refuse(QSF_ERR_FORMAT, "unit 1: k is not in the order of the pass");
     swapped = gpt2;
     swapped.is_k_before_q = true;
     tiny_model_build(&file, &swapped);
-    refuse(QSF_ERR_FORMAT, "unit 1: k comes too early");
+    refuse(QSF_ERR_FORMAT, "unit 1: k is not in the order of the pass");
 }
 
 static void check_refused_tensors(void)
@@ -109,7 +109,7 @@ static void check_refused_tensors(void)
     refuse(QSF_ERR_FORMAT, "unit 2 has no gate");
     tiny_model_build(&file, &llama);
     qsf_store_u32(entry_of(1, QSF_TENSOR_FFN_GATE) + 4, QSF_TENSOR_EXPERT_ROUTER);
-    refuse(QSF_ERR_UNSUPPORTED, "unit 1 has 9 tensors, of which this build knows how to run 8");
+    refuse(QSF_ERR_UNSUPPORTED, "unit 1 has 9 tensors, but this build can run only 8 of them");
     tiny_model_build(&file, &gpt2);
     qsf_store_u32(entry_of(1, QSF_TENSOR_FFN_UP_BIAS) + 4, QSF_TENSOR_FFN_GATE_BIAS);
     refuse(QSF_ERR_FORMAT, "the bias of a gate but no gate");

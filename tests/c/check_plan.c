@@ -78,7 +78,7 @@ static void check_sums(const opened *o, const qsf_plan *p, const bool *is_reside
     }
     CHECK_EQ_U64(p->weights_bytes, weights_bytes);
     CHECK_EQ(p->n_units_resident, n_resident);
-    CHECK_EQ_U64(p->engine_bytes, p->weights_bytes + p->window_bytes + p->embedding_bytes +
+    CHECK_EQ_U64(p->engine_bytes, p->weights_bytes + p->stream_bytes + p->embedding_bytes +
                                       p->kv_bytes + p->scratch_bytes + p->tables_bytes +
                                       p->stacks_bytes);
     CHECK(p->chunk_tokens >= 1 && p->chunk_tokens <= p->ctx_tokens);
@@ -126,7 +126,7 @@ static void check_budgets(const tiny_model *model, qsf_options opt, uint64_t ste
     CHECK_OK(make(&o, &opt, &plan, is_resident));
     CHECK_EQ(plan.n_units_resident, plan.n_units);
     CHECK_EQ(plan.ctx_tokens, opt.ctx_tokens != 0 ? opt.ctx_tokens : TINY_MODEL_TOKENS);
-    CHECK_EQ_U64(plan.window_bytes % 64, 0);
+    CHECK_EQ_U64(plan.stream_bytes % 64, 0);
     close_model(&o);
 }
 

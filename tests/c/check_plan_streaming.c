@@ -115,7 +115,7 @@ static void check_sums(const qsf_plan *p, const qsf_options *opt)
     CHECK_EQ_U64(p->weights_bytes, weights_bytes);
     CHECK_EQ_U64(p->streamed_bytes, streamed_bytes);
     CHECK_EQ(p->n_units_resident, n_resident);
-    CHECK_EQ_U64(p->engine_bytes, p->weights_bytes + p->window_bytes + p->embedding_bytes +
+    CHECK_EQ_U64(p->engine_bytes, p->weights_bytes + p->stream_bytes + p->embedding_bytes +
                                       p->kv_bytes + p->scratch_bytes + p->tables_bytes +
                                       p->stacks_bytes);
     CHECK(needed_bytes(p) <= p->ceiling_bytes);
@@ -124,7 +124,7 @@ static void check_sums(const qsf_plan *p, const qsf_options *opt)
     CHECK_EQ(p->io_depth != 0, streamed_bytes != 0);
     CHECK(p->ring_bytes >= sizes.ring_bytes && p->ring_bytes % QSF_IO_ALIGN == 0);
     if (streamed_bytes != 0)
-        CHECK_EQ_U64(p->window_bytes, qsf_stream_buffer_bytes(r, &sizes, (size_t)p->ring_bytes));
+        CHECK_EQ_U64(p->stream_bytes, qsf_stream_buffer_bytes(r, &sizes, (size_t)p->ring_bytes));
     const uint32_t n_readers = opt->io_method == QSF_IO_URING && p->io_depth != 0 ? 1 : p->io_depth;
     CHECK_EQ_U64(p->stacks_bytes, (opt->n_threads - 1) * (uint64_t)QSF_POOL_STACK_BYTES +
                                       n_readers * (uint64_t)QSF_RING_STACK_BYTES);
@@ -313,10 +313,10 @@ static void check_supply(void)
     const uint64_t least_bytes = plan.min_budget_bytes;
     CHECK_STATUS(make_beside(&opt, 20 * MIB, 60 * MIB, &plan), QSF_ERR_NOMEM);
     CHECK_EQ_U64(plan.min_budget_bytes, least_bytes);
-    CHECK(strstr(qsf_error_detail(), "the control group has only 20971520 bytes") != NULL);
+    CHECK(strstr(qsf_error_detail(), "the control group has only 20.0 MB left") != NULL);
     opt.budget_bytes = 50 * MIB; /* the budget binds, so it is named */
     CHECK_STATUS(make_beside(&opt, 2 * GIB, 0, &plan), QSF_ERR_NOMEM);
-    CHECK(strstr(qsf_error_detail(), "a budget of 52428800 bytes is too small") != NULL);
+    CHECK(strstr(qsf_error_detail(), "the memory budget of 50.0 MB is too small") != NULL);
 }
 
 /* The refusal names the option that helps most, and what it says is true. */
@@ -328,16 +328,15 @@ static void check_relief(void)
     opt.ctx_tokens = 4096;
     opt.chunk_tokens = 64;
     CHECK_STATUS(make(&opt, &plan), QSF_ERR_NOMEM);
-    const char *const at =
-        strstr(qsf_error_detail(), "; with a context of 512 tokens it would be ");
+    const char *const at = strstr(qsf_error_detail(), "; with a context of 512 tokens, ");
     if (!CHECK(at != NULL))
         return;
-    const uint64_t n_bytes = strtoull(strstr(at, "be ") + 3, NULL, 10);
+    const uint64_t n_mb = strtoull(strstr(at, ", ") + 2, NULL, 10);
     opt.ctx_tokens = 512;
-    CHECK_EQ_U64(least_budget(&opt), n_bytes);
+    CHECK_EQ_U64((least_budget(&opt) + MIB - 1) / MIB, n_mb);
     opt.chunk_tokens = 512; /* now that is what takes most */
     CHECK_STATUS(make(&opt, &plan), QSF_ERR_NOMEM);
-    CHECK(strstr(qsf_error_detail(), "; with prompt chunks of 1 token it would be ") != NULL);
+    CHECK(strstr(qsf_error_detail(), "; with prompt chunks of 1 token, ") != NULL);
     opt = options_of(60 * MIB);
     CHECK_STATUS(make(&opt, &plan), QSF_ERR_NOMEM);
     CHECK(strstr(qsf_error_detail(), "; with") == NULL || opt.n_threads > 1);

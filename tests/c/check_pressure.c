@@ -316,7 +316,7 @@ static void check_books(const qsf_model *m)
     qsf_model_info(m, &facts);
     const qsf_plan *const p = &facts.plan;
     CHECK_EQ_U64(p->weights_bytes, m->ledger.held_by_use[QSF_USE_WEIGHTS]);
-    CHECK_EQ_U64(p->engine_bytes, p->weights_bytes + p->window_bytes + p->embedding_bytes +
+    CHECK_EQ_U64(p->engine_bytes, p->weights_bytes + p->stream_bytes + p->embedding_bytes +
                                       p->kv_bytes + p->scratch_bytes + p->tables_bytes +
                                       p->stacks_bytes);
     uint32_t n_resident = 0;
@@ -558,7 +558,7 @@ static void check_model(const tiny_model *shape)
     CHECK_EQ_U64(m->plan.embedding_bytes, plan.embedding_bytes);
     CHECK_EQ_U64(m->pressure.n_taken_again, m->plan.n_units);
     CHECK_EQ_U64(m->plan.engine_bytes, plan.engine_bytes);
-    CHECK_EQ_U64(m->plan.window_bytes, plan.window_bytes);
+    CHECK_EQ_U64(m->plan.stream_bytes, plan.stream_bytes);
     CHECK_EQ_U64(m->plan.stacks_bytes, plan.stacks_bytes);
     CHECK_EQ_U64(m->plan.streamed_bytes, 0);
     qsf_stats stats;

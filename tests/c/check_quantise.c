@@ -162,7 +162,7 @@ static void check_search(void)
 {
     fill_rows(40, 130);
     for (uint32_t dtype = 0; dtype < QSF_DTYPE_COUNT; dtype++) {
-        if (qsf_levels_of(dtype) == NULL)
+        if (qsf_code_range_of(dtype) == NULL)
             continue;
         const qsf_isa isa = qsf_isa_detect();
         CHECK_OK(run(isa, &(qsf_rounding){dtype, QSF_RULE_NEAREST, 0.0F, weights}, 40, 130, false,
@@ -202,7 +202,7 @@ static void check_feedback(void)
         fill_rows(n_rows, n_cols);
         make_feedback(n_cols, 0.2F);
         for (uint32_t dtype = 0; dtype < QSF_DTYPE_COUNT; dtype++) {
-            if (qsf_levels_of(dtype) == NULL)
+            if (qsf_code_range_of(dtype) == NULL)
                 continue;
             const qsf_rounding how = {dtype, QSF_RULE_NEAREST, 0.0F, weights};
             check_case(&how, n_rows, n_cols, true);

@@ -212,10 +212,10 @@ static void check_refusals(void)
 {
     tiny_model four = llama;
     four.n_layers = 4;
-    refuse(&llama, 0.99, "which of its 10 layers matter least (the importance of all is 0.5)");
+    refuse(&llama, 0.99, "no importances for its 10 layers (all are 0.5)");
     refuse(&four, 0.5, "no layer can be skipped");
-    refuse(&llama, -0.01, "quality is -0.01: 0 to 1");
-    refuse(&llama, 1.01, "quality is 1.01: 0 to 1");
+    refuse(&llama, -0.01, "quality is -0.01; it must be 0 to 1");
+    refuse(&llama, 1.01, "quality is 1.01; it must be 0 to 1");
     refuse(&llama, (double)NAN, "0 to 1");
 }
 
@@ -226,7 +226,7 @@ static void check_plans(const qsf_plan *whole, const qsf_plan *skipped, const qs
     CHECK_EQ_U64(skipped->weights_bytes, without->weights_bytes);
     CHECK_EQ_U64(skipped->kv_bytes, without->kv_bytes);
     CHECK_EQ_U64(skipped->scratch_bytes, without->scratch_bytes);
-    CHECK_EQ_U64(skipped->window_bytes, without->window_bytes);
+    CHECK_EQ_U64(skipped->stream_bytes, without->stream_bytes);
     CHECK_EQ_U64(skipped->model_bytes, without->model_bytes);
     CHECK_EQ_U64(skipped->streamed_bytes, without->streamed_bytes);
     CHECK_EQ(skipped->n_units, without->n_units);

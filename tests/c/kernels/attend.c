@@ -391,7 +391,7 @@ static void check_merge(size_t n, fill how)
     fill_floats(maxima, 4, how);
     const qsf_span_sums first = {maxima[0] * 10.0F, fabsf(maxima[1]) + 1.0F};
     const qsf_span_sums second = {maxima[2] * 10.0F, fabsf(maxima[3]) + 1.0F};
-    const size_t n_out = n - n / 3; /* finish takes any number */
+    const size_t n_out = n - n / 3; /* it takes any number */
     for (size_t i = 0; i <= n_levels; i++) {
         const qsf_kernels *const k = i == 0 ? &scalar : &levels[i - 1];
         static qsf_span_sums want_sums;
@@ -401,7 +401,7 @@ static void check_merge(size_t n, fill how)
         const output out = output_make(n_out * sizeof *before);
         memcpy(merged.at, before, n * sizeof *before);
         k->span_merge(&sums, merged.at, &second, next, n);
-        k->span_finish(&sums, merged.at, n_out, out.at);
+        k->span_normalise(&sums, merged.at, n_out, out.at);
         if (i == 0) {
             want_sums = sums;
             want[0] = merged;
@@ -409,7 +409,7 @@ static void check_merge(size_t n, fill how)
             continue;
         }
         check_outputs(&want[0], &merged, k->isa_name, "span_merge");
-        check_outputs(&want[1], &out, k->isa_name, "span_finish");
+        check_outputs(&want[1], &out, k->isa_name, "span_normalise");
         CHECK_EQ(first_difference(&want_sums.max, &sums.max, 1), 1);
         CHECK_EQ(first_difference(&want_sums.total, &sums.total, 1), 1);
         free(merged.block);

@@ -210,7 +210,7 @@ def test_options_and_what_the_plan_says(long_llama: Path) -> None:
 def test_what_cannot_be(long_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(QsfArgumentError, match=r"kv_type must be a type of KV cache.*'k3v4'"):
         qsf.Model(long_llama, kv_type="k3v4")
-    with pytest.raises(QsfArgumentError, match="exact arithmetic keeps 32 bits"):
+    with pytest.raises(QsfArgumentError, match="exact arithmetic needs 32 bits"):
         qsf.Model(long_llama, exact=True, kv_type="4bit")
     convert(make_llama(tmp_path / "hf", head_dim=10), tmp_path / "m.qsf")
     assert not qsf.Model.plan(tmp_path / "m.qsf", ram_budget=None).kv_is_rotated

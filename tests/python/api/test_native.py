@@ -77,7 +77,7 @@ def test_facts_are_those_of_the_checkpoint(model: binding.NativeModel) -> None:
 def test_the_parts_of_a_plan_add_up(tiny_llama_8bit: Path) -> None:
     plan = binding.plan_model(tiny_llama_8bit, binding.Options(budget_bytes=2000 << 20))
     parts = (
-        plan.weights_bytes + plan.window_bytes + plan.embedding_bytes + plan.kv_bytes
+        plan.weights_bytes + plan.stream_bytes + plan.embedding_bytes + plan.kv_bytes
         + plan.scratch_bytes + plan.tables_bytes + plan.stacks_bytes
     )  # fmt: skip
     assert plan.engine_bytes == parts
@@ -104,9 +104,9 @@ def test_numbers_that_do_not_fit_are_refused_by_name() -> None:
     [("io_method", 4), ("io_depth", 32)],
 )
 def test_ways_of_reading_have_ranges(tiny_llama_8bit: Path, field: str, most: int) -> None:
-    with pytest.raises(errors.QsfArgumentError, match=f"{field} is {most + 1}: .*{most}"):
+    with pytest.raises(errors.QsfArgumentError, match=f"{field} is {most + 1}; .*{most}"):
         binding.NativeModel(tiny_llama_8bit, options(**{field: most + 1}))
-    with pytest.raises(errors.QsfArgumentError, match=f"{field} is {most + 1}: .*{most}"):
+    with pytest.raises(errors.QsfArgumentError, match=f"{field} is {most + 1}; .*{most}"):
         binding.plan_model(tiny_llama_8bit, options(**{field: most + 1}))
 
 

@@ -139,9 +139,9 @@ def test_the_map_says_what_limits_it() -> None:
     assert unlimited["ceiling: what the machine gives"] == "90.0"
     fetched = values(embedding_bytes=3 * MB, embedding_rows=64)
     assert fetched["embedding, a band and 64 rows"] == "3.0"
-    streaming = values(window_bytes=8 * MB, ring_bytes=6 * MB, io_depth=4, streamed_bytes=70 * MB)
+    streaming = values(stream_bytes=8 * MB, ring_bytes=6 * MB, io_depth=4, streamed_bytes=70 * MB)
     assert streaming["ring for the others, filled by 4 reads"] == "6.0"
-    assert streaming["window for decompressing"] == "2.0"
+    assert streaming["decode buffer"] == "2.0"
     assert streaming["read from the file per token"] == "70.0"
 
 
@@ -165,7 +165,7 @@ def test_a_refusal_says_what_is_short_and_what_would_help() -> None:
         assert "would do" not in text
 
     asked = plan(budget_bytes=50 * MB, min_budget_bytes=60 * MB, kv_bytes=9 * MB, io_depth=8,
-                 window_bytes=16 * MB, ring_bytes=16 * MB)  # fmt: skip
+                 stream_bytes=16 * MB, ring_bytes=16 * MB)  # fmt: skip
     text = does_not_fit(asked, is_command=True)
     assert "--max-seq-len with a shorter context (it takes 9.0)" in text
     assert "--kv-type with fewer bits" in text

@@ -173,7 +173,7 @@ def test_orders_and_factors_that_are_none_are_refused() -> None:
         broken = factor.copy()
         broken[77, 77] = bad
         refused(order, broken, r"\[77, 77\]")
-    with pytest.raises(QsfArgumentError, match="f16 keeps the values"):
+    with pytest.raises(QsfArgumentError, match="f16 is not a quantised type"):
         feedback_rows(Dtype.F16, rows, factor, order)
 
 

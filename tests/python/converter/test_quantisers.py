@@ -389,7 +389,7 @@ def test_rules_weights_and_outputs_that_are_none_are_refused() -> None:
         quantise_rows(Dtype.Q4, rows, stored=cast("Any", np.empty((2, 4))))
     with pytest.raises(QsfArgumentError, match="no tiles"):
         native.quantise_rows(native.Rounding(5, 0, 0.0, None), rows, np.empty(9, np.uint8), None)
-    with pytest.raises(QsfArgumentError, match="the tiles take 576"):
+    with pytest.raises(QsfArgumentError, match="the tiles need 576"):
         native.quantise_rows(native.Rounding(3, 0, 0.0, None), rows, np.empty(9, np.uint8), None)
 
 
