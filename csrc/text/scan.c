@@ -132,7 +132,8 @@ static at after_space(at p, at end, unsigned kinds, bool is_others)
 static at symbols(at p, at end, unsigned kinds, bool is_others, bool has_slash)
 {
     at found = after_space(p, end, kinds, is_others);
-    while (found != NULL && (is_line_end(found, end) || (has_slash && found != end && *found == '/')))
+    while (found != NULL &&
+           (is_line_end(found, end) || (has_slash && found != end && *found == '/')))
         found++;
     return found;
 }

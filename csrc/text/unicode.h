@@ -56,7 +56,7 @@ static inline unsigned qsf_unicode_class(uint32_t c)
                               [c % QSF_UNICODE_BLOCK];
 }
 
-/* Full decompositions, without Hangul: sorted by code point; `first` into the pool of characters. */
+/* Full decompositions, without Hangul: sorted by code point; `first` is a place in the pool. */
 typedef struct qsf_decomposition {
     uint32_t c : 21;
     uint32_t n : 5;
