@@ -3,8 +3,9 @@
 Also a model with such a section, which examples/generate.c runs in the C tests.
 
 The C tests read them, and the fuzz target begins with them. Each file is the section's size (u32),
-the section, the number of cases (u32), and for each case: flags of qsf_tokenize (u32), bytes of the
-text (u32), the text, the number of ids (u32), the ids, bytes of their decoded text (u32), that text.
+the section, the number of cases (u32), and for each case: flags of qsf_tokenize (u32), bytes of
+the text (u32), the text, the number of ids (u32), the ids, bytes of their decoded text (u32), that
+text.
 
 Usage: .venv/bin/python tools/make_golden_text.py
 """

@@ -156,6 +156,8 @@ def _split_steps(part: Mapping[str, Any], before: list[Step]) -> list[Step]:
     pattern = part.get("pattern") or {}
     behavior, invert = part.get("behavior"), part.get("invert", False)
     expression = pattern.get("Regex")
+    if not isinstance(expression, str):
+        expression = ""
     if expression in EXPRESSIONS and behavior == "Isolated" and not invert:
         return [Step(EXPRESSIONS[expression])]
     if expression in _COVERING and behavior == "Removed" and invert:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -107,23 +108,8 @@ def _compile(data: Mapping[str, Any], bos_id: int | None, add_bos: bool | None) 
     steps = [*normalizing, *splitting.steps, *_cut_steps(words, splitting.steps)]
     prefix = prefix_of(data.get("post_processor"), bos_id, add_bos)
 
-    names: dict[int, str] = {idx: name for name, idx in words.ids.items()}
-    names.update({token["id"]: token["content"] for token in added})
-    n_ids = max(names, default=-1) + 1
-    if n_ids > _MAX_IDS:
-        raise refuse(f"{n_ids} ids")
-    special = {token["id"] for token in added if token["special"]}
-    kinds = np.zeros(n_ids, np.uint8)
-    kinds[list(names)] = _PRESENT
-    kinds[list(special)] |= _SPECIAL
-    texts = [b""] * n_ids
-    keys: dict[bytes, int] = {}
-    byte_of = byte_of_char() if words.model == _BPE_BYTES else None
-    for idx, name in names.items():
-        mapped = None if byte_of is None else _as_bytes(name, byte_of)
-        texts[idx] = name.encode() if mapped is None else mapped
-        if name in words.ids and (byte_of is None or mapped is not None):
-            keys[texts[idx]] = idx
+    n_names, kinds, texts, keys = _texts_of(words, added)
+    n_ids = len(texts)
 
     pool = _Pool()
     added_rows, n_raw = _added_rows(added, normalizing, pool)
@@ -156,12 +142,36 @@ def _compile(data: Mapping[str, Any], bos_id: int | None, add_bos: bool | None) 
     ]
     header = struct.pack(
         "<18Id",
-        *(_VERSION, words.model, words.flags | decoding, n_leading, n_ids, len(names)),
+        *(_VERSION, words.model, words.flags | decoding, n_leading, n_ids, n_names),
         *(words.unk_id, int(offsets[-1]), len(slots), len(words.merges), len(merge_slots)),
         *(len(added_rows), n_raw, len(prefix), len(step_rows), len(pool.data), len(nodes)),
         *(max(probes, merge_probes), unk_score),
     )
     return header.ljust(_HEADER_BYTES, b"\0") + b"".join(map(_padded, arrays))
+
+
+def _texts_of(
+    words: _Vocabulary, added: Sequence[Mapping[str, Any]]
+) -> tuple[int, NDArray[np.uint8], list[bytes], dict[bytes, int]]:
+    """Return the number of tokens; kind and text of each id [n_ids]; ids by what encoding finds."""
+    names: dict[int, str] = {idx: name for name, idx in words.ids.items()}
+    names.update({token["id"]: token["content"] for token in added})
+    n_ids = max(names, default=-1) + 1
+    if n_ids > _MAX_IDS:
+        raise refuse(f"{n_ids} ids")
+    special = {token["id"] for token in added if token["special"]}
+    kinds = np.zeros(n_ids, np.uint8)
+    kinds[list(names)] = _PRESENT
+    kinds[list(special)] |= _SPECIAL
+    texts = [b""] * n_ids
+    keys: dict[bytes, int] = {}
+    byte_of = byte_of_char() if words.model == _BPE_BYTES else None
+    for idx, name in names.items():
+        mapped = None if byte_of is None else _as_bytes(name, byte_of)
+        texts[idx] = name.encode() if mapped is None else mapped
+        if name in words.ids and (byte_of is None or mapped is not None):
+            keys[texts[idx]] = idx
+    return len(names), kinds, texts, keys
 
 
 def byte_of_char() -> dict[str, int]:
@@ -258,7 +268,7 @@ def _cut_steps(words: _Vocabulary, splitting: Sequence[Step]) -> list[Step]:
     before = set()
     for idx in set(words.merges[:, 2].tolist()):
         name = names[idx]
-        before |= {a for a, b in zip(name, name[1:], strict=False) if b == MARK and a != MARK}
+        before |= {a for a, b in itertools.pairwise(name) if b == MARK and a != MARK}
     listed = "".join(sorted(before))
     return [Step(CUT_MARKS, listed)] if len(listed.encode()) <= _MAX_STRING_BYTES else []
 
@@ -312,7 +322,7 @@ def _added_rows(
                 token["content"],
             )
         group[content.encode()] = (token["id"], flags)
-    rows = [
+    rows: list[tuple[int, ...]] = [
         (*group[content], *pool.place(content)) for group in groups for content in sorted(group)
     ]
     return rows, len(groups[0])
@@ -350,14 +360,16 @@ def _hash_texts(texts: Sequence[bytes]) -> U32:
     for k in range(int(lengths.max(initial=0))):
         longer = by_length[: np.searchsorted(sorted_lengths, -k, side="left")]
         hashes[longer] = (hashes[longer] ^ data[begins[longer] + k]) * np.uint32(0x01000193)
-    return hashes ^ hashes >> np.uint32(15)
+    folded: U32 = hashes ^ hashes >> np.uint32(15)
+    return folded
 
 
 def _hash_pairs(merges: U32) -> U32:
     left, right = merges[:, 0], merges[:, 1]
     hashes = left * np.uint32(0x9E3779B1) ^ right * np.uint32(0x85EBCA77)
     hashes = (hashes ^ hashes >> np.uint32(15)) * np.uint32(0x2C1B3C6D)
-    return hashes ^ hashes >> np.uint32(13)
+    folded: U32 = hashes ^ hashes >> np.uint32(13)
+    return folded
 
 
 def _slots_of(hashes: U32, values: U32) -> tuple[U32, int]:
@@ -383,7 +395,7 @@ def _slots_of(hashes: U32, values: U32) -> tuple[U32, int]:
 
 
 def _tree(keys: Mapping[bytes, int]) -> U32:
-    """Return the nodes of a tree of the texts, breadth first: first child, children and byte, id."""
+    """Return a tree of the texts, breadth first; a node: first child, children and byte, id."""
     texts = sorted(keys)
     rows: list[list[int]] = [[0, 0, _NONE]]
     todo = [(0, 0, len(texts), 0)]  # node, range of texts, bytes in common

@@ -190,7 +190,7 @@ def test_sentence_pieces_are_merged_by_score() -> None:
         (
             {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["a b"],
              "tokenizer.ggml.pre": "mpt-9"},
-            "tokenizer.ggml.pre 'mpt-9' is not supported; supported: gpt-2, smollm, llama-bpe, qwen2, ",
+            "tokenizer.ggml.pre 'mpt-9' is not supported; supported: gpt-2, smollm, llama-bpe, ",
         ),
         (
             {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["abc"]},

@@ -135,6 +135,7 @@ SECTIONS: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "EBND": _bytes,
     "WPOS": _bytes,
     "META": _json,
+    "TEXT": _bytes,
     "TOKN": _tokenizer,
     "CHAT": _chat,
 }
@@ -159,6 +160,9 @@ def mutant(data: bytes, tag: str, seed: int) -> bytes:
         changed[start : start + len(new)] = new
     else:
         grow(changed, tag.encode(), new)
+    if tag == "TOKN":  # read only if the engine has no tables of its own
+        entry = entry_at(changed, b"TEXT")
+        changed[entry : entry + 4] = b"text"
     if rng.random() < 0.1:
         at = rng.choice([*range(12, 92), *range(-320, 0)])
         changed[at] = rng.randrange(256)

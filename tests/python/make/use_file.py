@@ -9,9 +9,9 @@ from pathlib import Path
 
 from qsf.errors import QsfError
 from qsf.file.reader import Reader
-from qsf.report.meta import read_meta
 from qsf.inspect.quality import quality_lines
 from qsf.model import Model
+from qsf.report.meta import read_meta
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids, resolve_sampling
 
