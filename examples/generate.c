@@ -90,8 +90,8 @@ static int generate(qsf_model *model, qsf_session *session, const qsf_text *text
     if (out == NULL)
         return 1;
     printf("%s", prompt);
-    const int exit_code = stream(session, text, model_facts.eos_id, n_tokens, out,
-                                 (size_t)text_facts.room_bytes);
+    const int exit_code =
+        stream(session, text, model_facts.eos_id, n_tokens, out, (size_t)text_facts.room_bytes);
     free(out);
     return exit_code;
 }

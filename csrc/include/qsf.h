@@ -317,10 +317,12 @@ typedef struct qsf_text_facts {
 /* Leaves *out alone when t is NULL. */
 QSF_API void qsf_text_info(const qsf_text *t, qsf_text_facts *out);
 
-#define QSF_TOKENIZE_PREFIX 1  /* begin with the tokens that begin a text (BOS), unless the text
-                                * itself begins with them */
-#define QSF_TOKENIZE_SPECIAL 2 /* text that reads like a special token is that token; without it,
-                                * ordinary text: for text of unknown origin */
+#define QSF_TOKENIZE_PREFIX                                             \
+    1 /* begin with the tokens that begin a text (BOS), unless the text \
+       * itself begins with them */
+#define QSF_TOKENIZE_SPECIAL                                             \
+    2 /* text that reads like a special token is that token; without it, \
+       * ordinary text: for text of unknown origin */
 
 /* Token ids of `text` [n_bytes], ready to be continued: no end token. Fills ids [cap_ids] as far as
  * it goes; *n_ids is how many there are, or, where it is more than cap_ids, how many may be needed.
@@ -331,8 +333,9 @@ QSF_API qsf_status qsf_tokenize(const qsf_text *t, const char *text, size_t n_by
                                 uint32_t *ids, size_t cap_ids, size_t *n_ids);
 
 #define QSF_DETOKENIZE_SPECIAL 1 /* special tokens have text, too */
-#define QSF_DETOKENIZE_START 2   /* the ids begin a text: the space that a SentencePiece vocabulary
-                                  * puts there is dropped */
+#define QSF_DETOKENIZE_START                                             \
+    2 /* the ids begin a text: the space that a SentencePiece vocabulary \
+       * puts there is dropped */
 
 /* Text of ids, valid UTF-8 without a terminating zero. Bytes of which no continuation could make a
  * character become U+FFFD; ids that do not exist have no text. Fills out [cap_bytes] only if

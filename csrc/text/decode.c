@@ -96,8 +96,7 @@ size_t qsf_decode_push(const qsf_vocabulary *v, qsf_text_decoder *d, uint32_t id
     if (id >= v->n_ids || (v->kinds[id] & QSF_TOKEN_PRESENT) == 0 ||
         (d->skips_special != 0 && (v->kinds[id] & QSF_TOKEN_SPECIAL) != 0))
         return 0;
-    const bool is_first =
-        d->is_at_start != 0 && (v->flags & QSF_TEXT_FIRST_TOKEN) != 0;
+    const bool is_first = d->is_at_start != 0 && (v->flags & QSF_TEXT_FIRST_TOKEN) != 0;
     d->is_at_start = 0;
     /* The bytes go to the end of the room, and the text to its beginning: it never reaches them,
      * because a byte makes at most three and four more may be pending. */

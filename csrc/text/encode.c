@@ -87,9 +87,8 @@ static qsf_status split_marks(const encoder *e, uint32_t step_idx, qsf_bytes pie
     bool is_after_mark = true;
     for (const unsigned char *p = piece.p; p != end;) {
         const bool is_mark = *p == mark[0] && has_mark(p, end);
-        const bool is_cut =
-            is_mark && (step->kind == QSF_STEP_SPLIT_MARKS ||
-                        (!is_after_mark && !ends_with_one_of(piece.p, p, step->a)));
+        const bool is_cut = is_mark && (step->kind == QSF_STEP_SPLIT_MARKS ||
+                                        (!is_after_mark && !ends_with_one_of(piece.p, p, step->a)));
         if (is_cut) {
             QSF_TRY(split_on(e, step_idx, begin, p, is_first && begin == piece.p));
             begin = p;

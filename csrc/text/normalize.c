@@ -80,8 +80,7 @@ static size_t decompose(uint32_t c, bool is_compatible, uint32_t *out)
 static uint32_t compose(uint32_t first, uint32_t second)
 {
     if (first - HANGUL_L < N_HANGUL_L && second - HANGUL_V < N_HANGUL_V)
-        return HANGUL_FIRST +
-               ((first - HANGUL_L) * N_HANGUL_V + (second - HANGUL_V)) * N_HANGUL_T;
+        return HANGUL_FIRST + ((first - HANGUL_L) * N_HANGUL_V + (second - HANGUL_V)) * N_HANGUL_T;
     if (first - HANGUL_FIRST < N_HANGUL && (first - HANGUL_FIRST) % N_HANGUL_T == 0 &&
         second - HANGUL_T - 1 < N_HANGUL_T - 1)
         return first + (second - HANGUL_T);
@@ -224,8 +223,7 @@ static qsf_status normalize_composed(composer *c, qsf_bytes in, qsf_bytes *out)
         }
         uint32_t chars[MAX_DECOMPOSED];
         size_t n_bytes;
-        const size_t n =
-            decompose(qsf_utf8_load(in.p + at, &n_bytes), c->is_compatible, chars);
+        const size_t n = decompose(qsf_utf8_load(in.p + at, &n_bytes), c->is_compatible, chars);
         for (size_t i = 0; i < n; i++)
             QSF_TRY(add_char(c, chars[i]));
         at += n_bytes;

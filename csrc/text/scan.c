@@ -76,9 +76,8 @@ static at any_contraction(at p, at end)
         return NULL;
     if (end - p >= 3 && p[1] == 0xC5 && p[2] == 0xBF)
         return p + 3;
-    const unsigned char lower[3] = {
-        '\'', (unsigned char)(p[1] < 0x80 ? p[1] | 0x20 : 0),
-        (unsigned char)(end - p >= 3 && p[2] < 0x80 ? p[2] | 0x20 : 0)};
+    const unsigned char lower[3] = {'\'', (unsigned char)(p[1] < 0x80 ? p[1] | 0x20 : 0),
+                                    (unsigned char)(end - p >= 3 && p[2] < 0x80 ? p[2] | 0x20 : 0)};
     const at found = contraction(lower, lower + (end - p >= 3 ? 3 : 2));
     return found == NULL ? NULL : p + (found - lower);
 }
@@ -191,7 +190,8 @@ static at scan_qwen35(at p, at end)
     return scan_like_cl100k(p, end, QSF_CHAR_LETTER | QSF_CHAR_MARK, 1);
 }
 
-#define UPPERS (QSF_CHAR_UPPER | QSF_CHAR_OTHER | QSF_CHAR_MARK) /* \p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M} */
+#define UPPERS (QSF_CHAR_UPPER | QSF_CHAR_OTHER | QSF_CHAR_MARK) /* \p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M} \
+                                                                  */
 #define LOWERS (QSF_CHAR_LOWER | QSF_CHAR_OTHER | QSF_CHAR_MARK) /* \p{Ll}\p{Lm}\p{Lo}\p{M} */
 
 /* [UPPERS]*[LOWERS]+ : where no lower letter follows, the last character that is of both. */

@@ -16,12 +16,12 @@
 
 /* Bits of a code point. */
 enum {
-    QSF_CHAR_UPPER = 1,  /* Lu, Lt */
-    QSF_CHAR_LOWER = 2,  /* Ll */
-    QSF_CHAR_OTHER = 4,  /* Lm, Lo: letters without case */
-    QSF_CHAR_MARK = 8,   /* M */
+    QSF_CHAR_UPPER = 1,   /* Lu, Lt */
+    QSF_CHAR_LOWER = 2,   /* Ll */
+    QSF_CHAR_OTHER = 4,   /* Lm, Lo: letters without case */
+    QSF_CHAR_MARK = 8,    /* M */
     QSF_CHAR_NUMBER = 16, /* N */
-    QSF_CHAR_PUNCT = 32, /* P */
+    QSF_CHAR_PUNCT = 32,  /* P */
     QSF_CHAR_SYMBOL = 64, /* S */
     QSF_CHAR_SPACE = 128, /* White_Space */
     QSF_CHAR_LETTER = QSF_CHAR_UPPER | QSF_CHAR_LOWER | QSF_CHAR_OTHER

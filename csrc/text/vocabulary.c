@@ -39,9 +39,8 @@ static const unsigned char *take(cursor *c, uint64_t n, uint64_t element_bytes)
 static qsf_status check_most(const char *what, uint32_t value, uint32_t most)
 {
     if (value > most)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section TEXT: %s is %" PRIu32 ", allowed: up to %" PRIu32, what, value,
-                        most);
+        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: %s is %" PRIu32 ", allowed: up to %" PRIu32,
+                        what, value, most);
     return QSF_OK;
 }
 
@@ -189,8 +188,8 @@ static qsf_status check_nodes(const qsf_vocabulary *v)
             !qsf_extent_inside(first, n_children, v->n_nodes) ||
             (id >= v->n_ids && id != QSF_TOKEN_NONE))
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: node %" PRIu32 " has %" PRIu32
-                            " children from %" PRIu32 " on and token %" PRIu32,
+                            "section TEXT: node %" PRIu32 " has %" PRIu32 " children from %" PRIu32
+                            " on and token %" PRIu32,
                             i, n_children, first, id);
     }
     for (uint32_t id = 0; id < v->n_ids && v->model == QSF_TEXT_UNIGRAM; id++) {
@@ -198,9 +197,8 @@ static qsf_status check_nodes(const qsf_vocabulary *v)
         double score;
         memcpy(&score, &bits, sizeof score);
         if (!isfinite(score))
-            return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: the score of token %" PRIu32
-                                            " is not finite",
-                            id);
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "section TEXT: the score of token %" PRIu32 " is not finite", id);
     }
     if (v->model == QSF_TEXT_UNIGRAM && (v->n_nodes == 0 || !isfinite(v->unk_score)))
         return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: a unigram model without a tree or score");
@@ -224,8 +222,8 @@ static qsf_status check_header(const qsf_vocabulary *v, const unsigned char *sec
                             section[i]);
     if (v->unk_id != QSF_TOKEN_NONE && v->unk_id >= v->n_ids)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section TEXT: the unknown token is %" PRIu32
-                        ", allowed: below %" PRIu32 " or none",
+                        "section TEXT: the unknown token is %" PRIu32 ", allowed: below %" PRIu32
+                        " or none",
                         v->unk_id, v->n_ids);
     return QSF_OK;
 }

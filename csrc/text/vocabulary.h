@@ -31,29 +31,29 @@ typedef enum qsf_text_model {
     QSF_TEXT_MODEL_COUNT = 3
 } qsf_text_model;
 
-enum { /* flags of the section */
-    QSF_TEXT_IGNORE_MERGES = 1, /* a piece that is a token becomes it */
-    QSF_TEXT_FUSE_UNK = 2,      /* unknown units beside each other are one unknown token */
-    QSF_TEXT_BYTE_FALLBACK = 4, /* unknown characters become tokens of their bytes */
-    QSF_TEXT_MARKS = 8,         /* decoding: U+2581 is a space */
-    QSF_TEXT_BYTE_TOKENS = 16,  /* decoding: a token named <0xHH> is that byte */
-    QSF_TEXT_FIRST_TOKEN = 32,  /* decoding: the first token loses all its U+2581 */
-    QSF_TEXT_ALL_FLAGS = 63
+enum {                             /* flags of the section */
+       QSF_TEXT_IGNORE_MERGES = 1, /* a piece that is a token becomes it */
+       QSF_TEXT_FUSE_UNK = 2,      /* unknown units beside each other are one unknown token */
+       QSF_TEXT_BYTE_FALLBACK = 4, /* unknown characters become tokens of their bytes */
+       QSF_TEXT_MARKS = 8,         /* decoding: U+2581 is a space */
+       QSF_TEXT_BYTE_TOKENS = 16,  /* decoding: a token named <0xHH> is that byte */
+       QSF_TEXT_FIRST_TOKEN = 32,  /* decoding: the first token loses all its U+2581 */
+       QSF_TEXT_ALL_FLAGS = 63
 };
 
 enum { /* of a token */
-    QSF_TOKEN_PRESENT = 1,
-    QSF_TOKEN_SPECIAL = 2,
-    QSF_TOKEN_ALL_KINDS = 3
+       QSF_TOKEN_PRESENT = 1,
+       QSF_TOKEN_SPECIAL = 2,
+       QSF_TOKEN_ALL_KINDS = 3
 };
 
 enum { /* of an added token */
-    QSF_ADDED_LSTRIP = 1,
-    QSF_ADDED_RSTRIP = 2,
-    QSF_ADDED_SINGLE_WORD = 4,
-    QSF_ADDED_NORMALIZED = 8,
-    QSF_ADDED_SPECIAL = 16,
-    QSF_ADDED_ALL_FLAGS = 31
+       QSF_ADDED_LSTRIP = 1,
+       QSF_ADDED_RSTRIP = 2,
+       QSF_ADDED_SINGLE_WORD = 4,
+       QSF_ADDED_NORMALIZED = 8,
+       QSF_ADDED_SPECIAL = 16,
+       QSF_ADDED_ALL_FLAGS = 31
 };
 
 /* What is done to a text between the added tokens, in this order; below QSF_STEP_SPLIT it is

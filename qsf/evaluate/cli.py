@@ -86,74 +86,89 @@ class _Request:
     opening: ModelOptions  # of both models together
 
 
+# ---- the options, in the order of --help ----
+
+_Model = Annotated[Path, typer.Argument(help="A .qsf file.", show_default=False, metavar="MODEL")]
+_Text = Annotated[
+    Path, typer.Option("--text", help='Text to predict, UTF-8; "-" is standard input.')
+]
+_Ctx = Annotated[
+    int | None,
+    typer.Option(
+        "--ctx", help="Tokens of a window.", min=2, show_default="the model's, at most 2048"
+    ),
+]
+_Stride = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens from one window to the next, with --protocol sliding only.",
+        min=1,
+        show_default="half of --ctx",
+    ),
+]
+_Protocol = Annotated[
+    str, typer.Option(help=f"Which tokens are scored: {', '.join(PROTOCOLS)}; see below.")
+]
+_Against = Annotated[
+    Path | None,
+    typer.Option(
+        help="Compare with the original, a HuggingFace model directory, which is computed in "
+        "full precision, or with another .qsf file.",
+        show_default=False,
+    ),
+]
+_MaxTokens = Annotated[
+    int | None,
+    typer.Option(help="Only so many tokens of the text.", min=2, show_default="all"),
+]
+_JsonOut = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        help='Write the figures as JSON; "-" prints nothing else on standard output.',
+        metavar="FILE|-",
+        show_default=False,
+    ),
+]
+_KvType = Annotated[
+    str | None, typer_app.model_option("kv_type", default_help="f16; f32 with --exact")
+]
+_Exact = Annotated[bool, typer_app.model_option("exact")]
+_Quality = Annotated[float, typer_app.model_option("quality")]
+_Threads = Annotated[int | None, typer_app.model_option("threads")]
+_RamBudget = Annotated[
+    Any,
+    typer_app.model_option(
+        "ram_budget",
+        help="ceiling in MB of 2^20 bytes for the whole process; auto: what the machine has to "
+        "give to the .qsf files; 0: none. An original comes on top: one layer as f32, and at "
+        "most 512 MB",
+    ),
+]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+_Version = Annotated[
+    bool,
+    typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+]
+
+
 @app.command(name=PROGRAM, epilog=_EPILOG)
 def evaluate_command(
-    model: Annotated[
-        Path, typer.Argument(help="A .qsf file.", show_default=False, metavar="MODEL")
-    ],
-    text: Annotated[
-        Path, typer.Option("--text", help='Text to predict, UTF-8; "-" is standard input.')
-    ],
-    ctx: Annotated[
-        int | None,
-        typer.Option(
-            "--ctx", help="Tokens of a window.", min=2, show_default="the model's, at most 2048"
-        ),
-    ] = None,
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens from one window to the next, with --protocol sliding only.",
-            min=1,
-            show_default="half of --ctx",
-        ),
-    ] = None,
-    protocol: Annotated[
-        str, typer.Option(help=f"Which tokens are scored: {', '.join(PROTOCOLS)}; see below.")
-    ] = DEFAULT_PROTOCOL,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            help="Compare with the original, a HuggingFace model directory, which is computed in "
-            "full precision, or with another .qsf file.",
-            show_default=False,
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(help="Only so many tokens of the text.", min=2, show_default="all"),
-    ] = None,
-    json_out: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            help='Write the figures as JSON; "-" prints nothing else on standard output.',
-            metavar="FILE|-",
-            show_default=False,
-        ),
-    ] = None,
-    kv_type: Annotated[
-        str | None, typer_app.model_option("kv_type", default_help="f16; f32 with --exact")
-    ] = None,
-    exact: Annotated[bool, typer_app.model_option("exact")] = False,
-    quality: Annotated[float, typer_app.model_option("quality")] = 1.0,
-    threads: Annotated[int | None, typer_app.model_option("threads")] = None,
-    ram_budget: Annotated[
-        Any,
-        typer_app.model_option(
-            "ram_budget",
-            help="ceiling in MB of 2^20 bytes for the whole process; auto: what the machine has to "
-            "give to the .qsf files; 0: none. An original comes on top: one layer as f32, and at "
-            "most 512 MB",
-        ),
-    ] = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
-    ] = False,
+    model: _Model,
+    text: _Text,
+    ctx: _Ctx = None,
+    stride: _Stride = None,
+    protocol: _Protocol = DEFAULT_PROTOCOL,
+    against: _Against = None,
+    max_tokens: _MaxTokens = None,
+    json_out: _JsonOut = None,
+    kv_type: _KvType = None,
+    exact: _Exact = False,
+    quality: _Quality = 1.0,
+    threads: _Threads = None,
+    ram_budget: _RamBudget = "auto",
+    quiet: _Quiet = False,
+    version: _Version = False,
 ) -> None:
     """Measure how well a .qsf file predicts a text: perplexity and bits per byte.
 

@@ -9,8 +9,8 @@
 
 #define MANY_BYTES 1000000U
 
-static const char *const families[] = {"gpt2",  "qwen2",  "o200k",   "deepseek",
-                                       "nfkc",  "llama2", "mistral", "unigram-first"};
+static const char *const families[] = {"gpt2", "qwen2",  "o200k",   "deepseek",
+                                       "nfkc", "llama2", "mistral", "unigram-first"};
 #define N_FAMILIES (sizeof families / sizeof families[0])
 
 static golden_text golden;
@@ -90,8 +90,8 @@ static void check_long(void)
         size_t n_bytes = 0;
         memset(many, 'a', sizeof many);
         CHECK_STATUS(qsf_tokenize(t, many, sizeof many, 0, ids, MANY_BYTES + 64, &n), QSF_OK);
-        CHECK_STATUS(
-            qsf_detokenize(t, ids, n, QSF_DETOKENIZE_START, text, sizeof text, &n_bytes), QSF_OK);
+        CHECK_STATUS(qsf_detokenize(t, ids, n, QSF_DETOKENIZE_START, text, sizeof text, &n_bytes),
+                     QSF_OK);
         CHECK(n_bytes == sizeof many && memcmp(text, many, n_bytes) == 0);
         qsf_text_close(t);
     }
