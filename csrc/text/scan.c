@@ -190,9 +190,9 @@ static at scan_qwen35(at p, at end)
     return scan_like_cl100k(p, end, QSF_CHAR_LETTER | QSF_CHAR_MARK, 1);
 }
 
-#define UPPERS (QSF_CHAR_UPPER | QSF_CHAR_OTHER | QSF_CHAR_MARK) /* \p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M} \
-                                                                  */
-#define LOWERS (QSF_CHAR_LOWER | QSF_CHAR_OTHER | QSF_CHAR_MARK) /* \p{Ll}\p{Lm}\p{Lo}\p{M} */
+/* \p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}, and the same with \p{Ll} for the first two. */
+#define UPPERS (QSF_CHAR_UPPER | QSF_CHAR_OTHER | QSF_CHAR_MARK)
+#define LOWERS (QSF_CHAR_LOWER | QSF_CHAR_OTHER | QSF_CHAR_MARK)
 
 /* [UPPERS]*[LOWERS]+ : where no lower letter follows, the last character that is of both. */
 static at any_then_lower(at p, at end)
