@@ -35,7 +35,7 @@ class Text:
         if isinstance(source, bytes):
             check_status(lib.qsf_text_create(ffi.from_buffer(source), len(source), out))
         else:
-            check_status(lib.qsf_text_open(os.fspath(source).encode(), out))
+            check_status(lib.qsf_text_open(os.fsencode(source), out))
         self._handle = ffi.gc(out[0], lib.qsf_text_close)
         facts = ffi.new("qsf_text_facts *")
         lib.qsf_text_info(self._handle, facts)

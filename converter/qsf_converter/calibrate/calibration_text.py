@@ -61,7 +61,7 @@ def read_calibration_text(source: Source, request: Request) -> CalibrationText |
     if request.calibration is None:
         return None
     if source.tokenizer is None:
-        raise QsfConversionError("calibration needs the model's tokenizer.json, which is missing")
+        raise QsfConversionError(f"calibration needs a tokenizer: {source.tokenizer_fault}")
     is_bundled = request.calibration == BUNDLED
     texts = [bundled_text()] if is_bundled else read_texts(Path(request.calibration))
     header = source.facts.header

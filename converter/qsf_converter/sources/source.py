@@ -47,11 +47,15 @@ class Source:
     def require_tokenizer(self) -> None:
         """Raise QsfConversionError, with the reason, when there is no usable tokenizer."""
         if self.tokenizer is None:
-            reason = next(one for one in reversed(self.facts.warnings) if "tokenizer" in one)
             raise QsfConversionError(
-                f"{self.path}: {reason}; "
+                f"{self.path}: {self.tokenizer_fault}; "
                 "with --allow-no-tokenizer a file for token ids only is written"
             )
+
+    @property
+    def tokenizer_fault(self) -> str:
+        """Why there is no usable tokenizer; only if there is none."""
+        return next(text for text in reversed(self.facts.warnings) if "tokenizer" in text)
 
 
 @contextlib.contextmanager

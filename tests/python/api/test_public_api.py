@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 
 import qsf
-from make.qsf_files import write_tiny
+from make.attacks import grow
+from make.mutants import section_of
+from make.qsf_files import repair, write_tiny
 from qsf import errors
 from qsf.native import binding
 
@@ -399,15 +401,12 @@ def test_a_budget_that_would_do_is_said_in_mb(tiny_llama_8bit: Path) -> None:
         qsf.Model(tiny_llama_8bit, ram_budget=5)
 
 
-def test_a_broken_chat_template_hinders_only_chat(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    from qsf_converter.convert import convert
-
-    source = tmp_path / "broken"
-    shutil.copytree(tiny_llama_dir, source)
-    settings = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
-    settings["chat_template"] = "{% for m in messages %}{{ m.content }}"
-    (source / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
-    convert(source, tmp_path / "broken.qsf", quant_type="8bit")
+def test_a_broken_chat_template_hinders_only_chat(tmp_path: Path, tiny_llama_8bit: Path) -> None:
+    data = bytearray(tiny_llama_8bit.read_bytes())
+    chat = json.loads(section_of(data, "CHAT"))
+    chat["chat_template"] = "{% for m in messages %}{{ m.content }}"  # the converter refuses it
+    grow(data, b"CHAT", json.dumps(chat).encode())
+    (tmp_path / "broken.qsf").write_bytes(repair(data))
     with qsf.Model(tmp_path / "broken.qsf", ram_budget=None) as model:
         assert text(model, max_tokens=5)
         with pytest.raises(qsf.QsfError, match="cannot be rendered"):

@@ -207,6 +207,6 @@ def test_less_quality_than_can_be_had(run: Run, measured: Path) -> None:
 
 
 def test_the_command_refuses_as_the_library_does(run: Run, unmeasured: Path) -> None:
-    said = "(the importance of all is 1); qsf-convert --calibration makes a file that does"
+    said = "(all are 1); qsf-convert --calibration makes a file that has them"
     check_refused(run(unmeasured, "-p", "x", "--quality", "0.5"), 1, said)
     check_refused(run(unmeasured, "--plan", "--quality", "0"), 1, said)

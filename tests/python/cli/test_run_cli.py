@@ -262,7 +262,7 @@ def test_the_kv_cache_is_chosen_and_shown(run: Run, tiny_llama_8bit: Path) -> No
     chosen = run(tiny_llama_8bit, *kept, "--kv-type", "k8v4", "--kv-rotation", "off").stderr
     assert "KV cache  k8v4\n" in chosen
     check_refused(
-        run(tiny_llama_8bit, "-p", "x", "--exact", "--kv-type", "f16"), 1, "keeps 32 bits"
+        run(tiny_llama_8bit, "-p", "x", "--exact", "--kv-type", "f16"), 1, "needs 32 bits"
     )
 
 

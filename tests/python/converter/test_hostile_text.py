@@ -151,7 +151,7 @@ def clean(checkpoint: Path) -> Path:
     [
         ({"top_k": -1}, {"top_k": 0}, "top_k = -1 is taken as 0"),
         ({"top_k": 40.0}, {"top_k": 40}, ""),
-        ({"temperature": 1e9}, {}, "must be between 0 and 100"),
+        ({"temperature": 1e9}, {}, "must be a number from 0 to 100"),
         ({"temperature": float("nan"), "top_p": 0.5}, {"top_p": 0.5}, "temperature"),
         ({"eos_token_id": "x"}, {}, "is not a token id"),
         ({"eos_token_id": [2, "x", 3]}, {"eos_token_id": [2, 3]}, "is taken as [2, 3]"),

@@ -42,11 +42,19 @@ def test_safetensors_are_preferred(tmp_path: Path) -> None:
     torch_files.save(folder / "pytorch_model.bin", weights)
     with open_source(folder) as source:
         assert isinstance(source.checkpoint, SafetensorsCheckpoint)
-        assert [path.name for path in source.files] == ["model.safetensors", "config.json"]
+        assert [path.name for path in source.files] == [
+            "model.safetensors",
+            "tokenizer.json",
+            "config.json",
+        ]
     (folder / "model.safetensors").unlink()
     with open_source(folder) as source:
         assert isinstance(source.checkpoint, TorchCheckpoint)
-        assert [path.name for path in source.files] == ["pytorch_model.bin", "config.json"]
+        assert [path.name for path in source.files] == [
+            "pytorch_model.bin",
+            "tokenizer.json",
+            "config.json",
+        ]
     (folder / "pytorch_model.bin").unlink()
     torch_files.save_shards(folder, weights, 2)
     hf_makers.write_shards(folder, weights, 3)

@@ -302,13 +302,14 @@ def test_a_model_without_a_tokenizer_cannot_be_calibrated(
 ) -> None:
     folder = calibrated_models.small_llama(tmp_path / "m", tiny_llama_dir)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(QsfConversionError, match=r"needs the model's tokenizer\.json"):
+    with pytest.raises(QsfConversionError, match=r"there is no tokenizer\.json"):
         convert(folder, tmp_path / "o.qsf", calibration="bundled")
 
 
 def test_a_tokenizer_of_another_model_is_noticed(tiny_llama_dir: Path, tmp_path: Path) -> None:
     folder = calibrated_models.small_llama(tmp_path / "m", tiny_llama_dir, n_vocab=150)
     with pytest.raises(
-        QsfConversionError, match=r"the tokenizer produces token \d+, but the model has only 150"
+        QsfConversionError,
+        match=r"makes the token \d+, and the model has 150 tokens",
     ):
         convert(folder, tmp_path / "o.qsf", calibration="bundled", calibration_tokens=512)

@@ -141,12 +141,12 @@ SECTIONS: dict[str, Callable[[random.Random, bytes], bytes]] = {
 }
 
 
-def section_of(data: bytes, tag: str) -> bytes:
+def section_of(data: bytes | bytearray, tag: str) -> bytes:
     """Return the bytes of a section."""
     entry = entry_at(data, tag.encode())
     n_bytes = struct.unpack_from("<Q", data, entry + 16)[0]
     start = section_at(data, tag.encode())
-    return data[start : start + n_bytes]
+    return bytes(data[start : start + n_bytes])
 
 
 def mutant(data: bytes, tag: str, seed: int) -> bytes:
