@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 BLOCK = 128  # as QSF_UNICODE_BLOCK
 N_POINTS = 0x110000
-PER_LINE = 12
+N_COLUMNS = 100
 POINTS = [c for c in range(N_POINTS) if not 0xD800 <= c <= 0xDFFF]
 HANGUL = range(0xAC00, 0xAC00 + 11172)  # composed by arithmetic
 
@@ -118,13 +118,19 @@ def read_compositions(decompositions: Iterable[tuple[int, bool, str]]) -> list[t
     return sorted(pairs)
 
 
+def write_items(items: Iterable[str]) -> list[str]:
+    """Return full lines of the items, with a comma after each."""
+    lines = [""]
+    for item in items:
+        if len(lines[-1]) + len(item) + 1 > N_COLUMNS:
+            lines.append("")
+        lines[-1] += item + ","
+    return lines
+
+
 def write_numbers(numbers: Iterable[int]) -> list[str]:
-    """Return lines of comma-separated numbers."""
-    values = list(numbers)
-    return [
-        "    " + ",".join(str(v) for v in values[i : i + PER_LINE]) + ","
-        for i in range(0, len(values), PER_LINE)
-    ]
+    """Return full lines of comma-separated numbers."""
+    return write_items(map(str, numbers))
 
 
 def write_two_stages(name: str, plural: str, values: bytes) -> list[str]:
@@ -150,18 +156,19 @@ def write_compositions(
     """Return the tables of normalize.c."""
     pool: list[int] = []
     firsts: dict[str, int] = {}
-    lines = ["const qsf_decomposition qsf_unicode_decompositions[] = {"]
+    entries = []
     for c, is_compatible, full in decompositions:
         if full not in firsts:
             firsts[full] = len(pool)
             pool += map(ord, full)
-        lines.append(f"    {{{c}, {len(full)}, {int(is_compatible)}, {firsts[full]}}},")
+        entries.append(f"{{{c},{len(full)},{int(is_compatible)},{firsts[full]}}}")
     if len(pool) >= 1 << 16:
         raise SystemExit("the pool is too large for its index")
+    lines = ["const qsf_decomposition qsf_unicode_decompositions[] = {", *write_items(entries)]
     lines += ["};", f"const size_t qsf_unicode_n_decompositions = {len(decompositions)};"]
     lines += ["const uint32_t qsf_unicode_pool[] = {", *write_numbers(pool), "};"]
     lines.append("const qsf_composition qsf_unicode_compositions[] = {")
-    lines += [f"    {{{a}, {b}, {c}}}," for a, b, c in compositions]
+    lines += write_items(f"{{{a},{b},{c}}}" for a, b, c in compositions)
     lines += ["};", f"const size_t qsf_unicode_n_compositions = {len(compositions)};"]
     return lines
 
