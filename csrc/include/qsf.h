@@ -290,95 +290,6 @@ QSF_API qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens);
  * this function at any time. */
 QSF_API void qsf_session_cancel(qsf_session *s);
 
-/* ---- text ---- */
-
-/* The vocabulary of a file: text to token ids and back. It is read-only once it is open, so any
- * number of threads may use it at the same time, beside a model or without one. Its tables count as
- * the process's in the plan of a model that is opened afterwards. */
-typedef struct qsf_text qsf_text;
-
-/* Reads and checks the section TEXT of the file at `path` (UTF-8). QSF_ERR_UNSUPPORTED where the
- * file has none: its tokenizer is of a kind that this engine does not know, or it was written by an
- * older converter. On failure *out is NULL and nothing is held. */
-QSF_API qsf_status qsf_text_open(const char *path, qsf_text **out);
-
-/* The same from the section's bytes, which are copied. */
-QSF_API qsf_status qsf_text_create(const void *section, uint64_t n_bytes, qsf_text **out);
-QSF_API void qsf_text_close(qsf_text *t);
-
-typedef struct qsf_text_facts {
-    char model[16];      /* "byte-level BPE", "BPE", "unigram" */
-    uint32_t n_tokens;   /* added ones included */
-    uint32_t n_ids;      /* one more than the largest id */
-    uint64_t n_bytes;    /* of memory that the vocabulary takes */
-    uint64_t room_bytes; /* enough for qsf_decoder_push with any token */
-} qsf_text_facts;
-
-/* Leaves *out alone when t is NULL. */
-QSF_API void qsf_text_info(const qsf_text *t, qsf_text_facts *out);
-
-#define QSF_TOKENIZE_PREFIX                                             \
-    1 /* begin with the tokens that begin a text (BOS), unless the text \
-       * itself begins with them */
-#define QSF_TOKENIZE_SPECIAL                                             \
-    2 /* text that reads like a special token is that token; without it, \
-       * ordinary text: for text of unknown origin */
-
-/* Token ids of `text` [n_bytes], ready to be continued: no end token. Fills ids [cap_ids] as far as
- * it goes; *n_ids is how many there are, or, where it is more than cap_ids, how many may be needed.
- * A token has at least a byte, but for the prefix and what normalising adds.
- * QSF_ERR_ARG: not UTF-8. QSF_ERR_NOMEM: the call would need more than 64 MiB of memory for itself;
- * docs/memory.md says what it needs. */
-QSF_API qsf_status qsf_tokenize(const qsf_text *t, const char *text, size_t n_bytes, uint32_t flags,
-                                uint32_t *ids, size_t cap_ids, size_t *n_ids);
-
-#define QSF_DETOKENIZE_SPECIAL 1 /* special tokens have text, too */
-#define QSF_DETOKENIZE_START                                             \
-    2 /* the ids begin a text: the space that a SentencePiece vocabulary \
-       * puts there is dropped */
-
-/* Text of ids, valid UTF-8 without a terminating zero. Bytes of which no continuation could make a
- * character become U+FFFD; ids that do not exist have no text. Fills out [cap_bytes] only if
- * *n_bytes <= cap_bytes afterwards; else *n_bytes is enough. */
-QSF_API qsf_status qsf_detokenize(const qsf_text *t, const uint32_t *ids, size_t n_ids,
-                                  uint32_t flags, char *out, size_t cap_bytes, size_t *n_bytes);
-
-/* A text that arrives token by token. Copying it copies the state. */
-typedef struct qsf_text_decoder {
-    uint32_t skips_special;
-    uint32_t is_at_start;
-    uint32_t n_leading;
-    uint32_t n_pending;
-    unsigned char pending[4];
-} qsf_text_decoder;
-
-/* flags as in qsf_detokenize. */
-QSF_API void qsf_decoder_init(const qsf_text *t, uint32_t flags, qsf_text_decoder *out);
-
-/* The text that is complete with this token: complete characters, often none. cap_bytes of
- * room_bytes in qsf_text_facts is enough for every token; QSF_ERR_ARG where it is too small for
- * this one, and the decoder is as it was. */
-QSF_API qsf_status qsf_decoder_push(const qsf_text *t, qsf_text_decoder *d, uint32_t id, char *out,
-                                    size_t cap_bytes, size_t *n_bytes);
-
-/* What is left at the end of the text: U+FFFD for an unfinished character, or nothing. out [3];
- * returns how many bytes. */
-QSF_API size_t qsf_decoder_flush(qsf_text_decoder *d, char *out);
-
-/* Bytes of one token, which need not be UTF-8: as they are in a text, or as the vocabulary names
- * the token. Fills out [cap_bytes] as far as it goes; returns how many there are, 0 for ids that do
- * not exist. */
-QSF_API size_t qsf_token_text(const qsf_text *t, uint32_t id, char *out, size_t cap_bytes);
-QSF_API size_t qsf_token_name(const qsf_text *t, uint32_t id, char *out, size_t cap_bytes);
-
-/* The token with this name, or QSF_TOKEN_NONE. Where a token of the model and an added one have the
- * same, it is the added one with is_added = 1, else the other. */
-QSF_API uint32_t qsf_token_find(const qsf_text *t, const char *name, size_t n_bytes,
-                                uint32_t is_added);
-
-/* Fills ids [cap_ids] with the special tokens, ascending; returns how many there are. */
-QSF_API size_t qsf_text_special(const qsf_text *t, uint32_t *ids, size_t cap_ids);
-
 /* ---- results ---- */
 
 /* Copies the logits of the last token to out [n_vocab]. QSF_ERR_ARG if there are no logits
@@ -529,6 +440,94 @@ QSF_API qsf_status qsf_model_trace(qsf_model *m, qsf_trace_event *events, size_t
 /* Returns the number of events written by the current trace, or by the last one if tracing has
  * ended. *n_dropped, unless n_dropped is NULL, becomes the number of dropped events. */
 QSF_API size_t qsf_model_trace_count(qsf_model *m, uint64_t *n_dropped);
+
+/* ---- text ---- */
+
+/* The vocabulary of a file: text to token ids and back. It never changes once it is open, so any
+ * number of threads may use it at the same time, with or without a model. The plan of a model that
+ * is opened afterwards counts its tables as memory of the process. */
+typedef struct qsf_text qsf_text;
+
+/* Reads and checks the section TEXT of the file `path` (UTF-8). QSF_ERR_UNSUPPORTED if the file has
+ * none: the engine does not cover its kind of tokenizer, or an older converter wrote the file.
+ * After an error *out is NULL and nothing is held. */
+QSF_API qsf_status qsf_text_open(const char *path, qsf_text **out);
+
+/* Does the same with the bytes of the section, which it copies. */
+QSF_API qsf_status qsf_text_create(const void *section, uint64_t n_bytes, qsf_text **out);
+QSF_API void qsf_text_close(qsf_text *t);
+
+typedef struct qsf_text_facts {
+    char model[16];      /* "byte-level BPE", "BPE" or "unigram" */
+    uint32_t n_tokens;   /* tokens, added ones included */
+    uint32_t n_ids;      /* one more than the largest id */
+    uint64_t n_bytes;    /* memory that the vocabulary takes */
+    uint64_t room_bytes; /* cap_bytes of qsf_decoder_push that is enough for every token */
+} qsf_text_facts;
+
+/* Fills *out. If t is NULL, *out does not change. */
+QSF_API void qsf_text_info(const qsf_text *t, qsf_text_facts *out);
+
+/* Flags of qsf_tokenize. PREFIX: begin with the tokens that begin a text (BOS), unless the text
+ * begins with them. SPECIAL: text that reads like a special token becomes that token; leave it out
+ * for text from a user, which is then ordinary text. */
+#define QSF_TOKENIZE_PREFIX 1
+#define QSF_TOKENIZE_SPECIAL 2
+
+/* Converts text [n_bytes] to token ids, without an end token. It writes at most cap_ids of them to
+ * ids. *n_ids becomes their number; if that is more than cap_ids, call again with as many. A token
+ * has at least one byte of text, except for the prefix and what normalisation adds.
+ * QSF_ERR_ARG: the text is not UTF-8. QSF_ERR_NOMEM: the call would need more than 64 MB of memory;
+ * docs/memory.md says how much a text needs. */
+QSF_API qsf_status qsf_tokenize(const qsf_text *t, const char *text, size_t n_bytes, uint32_t flags,
+                                uint32_t *ids, size_t cap_ids, size_t *n_ids);
+
+/* Flags of qsf_detokenize. SPECIAL: special tokens have text too. START: the ids begin a text, so
+ * the space that a SentencePiece vocabulary puts there is dropped. */
+#define QSF_DETOKENIZE_SPECIAL 1
+#define QSF_DETOKENIZE_START 2
+
+/* Converts ids [n_ids] to text: valid UTF-8 without a terminating zero. Bytes that no continuation
+ * can complete to a character become U+FFFD. Ids that do not exist have no text. *n_bytes becomes
+ * the size of the text. out [cap_bytes] is filled only if cap_bytes is large enough. */
+QSF_API qsf_status qsf_detokenize(const qsf_text *t, const uint32_t *ids, size_t n_ids,
+                                  uint32_t flags, char *out, size_t cap_bytes, size_t *n_bytes);
+
+/* The state of a text that arrives token by token. A copy of the struct is a copy of the state. */
+typedef struct qsf_text_decoder {
+    uint32_t skips_special;
+    uint32_t is_at_start;
+    uint32_t n_leading;
+    uint32_t n_pending;
+    unsigned char pending[4];
+} qsf_text_decoder;
+
+/* Begins a text. The flags are those of qsf_detokenize. */
+QSF_API void qsf_decoder_init(const qsf_text *t, uint32_t flags, qsf_text_decoder *out);
+
+/* Adds one token and writes the characters that it completes, often none, to out [cap_bytes].
+ * room_bytes of qsf_text_facts is enough for every token. QSF_ERR_ARG if cap_bytes is too small for
+ * this token; the decoder does not change then. */
+QSF_API qsf_status qsf_decoder_push(const qsf_text *t, qsf_text_decoder *d, uint32_t id, char *out,
+                                    size_t cap_bytes, size_t *n_bytes);
+
+/* Ends a text: writes U+FFFD to out [3] if a character is unfinished. Returns the number of bytes
+ * written. */
+QSF_API size_t qsf_decoder_flush(qsf_text_decoder *d, char *out);
+
+/* Writes the bytes of one token, which need not be UTF-8, to out [cap_bytes]: _text as they stand
+ * in a text, _name as the vocabulary names the token. Returns their number, which may be more than
+ * cap_bytes; 0 if the id does not exist. */
+QSF_API size_t qsf_token_text(const qsf_text *t, uint32_t id, char *out, size_t cap_bytes);
+QSF_API size_t qsf_token_name(const qsf_text *t, uint32_t id, char *out, size_t cap_bytes);
+
+/* Returns the token with this name, or QSF_TOKEN_NONE. If a token of the model and an added token
+ * have the same name, is_added chooses: 1 the added one, 0 the other. */
+QSF_API uint32_t qsf_token_find(const qsf_text *t, const char *name, size_t n_bytes,
+                                uint32_t is_added);
+
+/* Fills ids [cap_ids] with the special tokens in ascending order. Returns their number. */
+QSF_API size_t qsf_text_special(const qsf_text *t, uint32_t *ids, size_t cap_ids);
 
 /* ---- for converters: rounding matrices to tiles ---- */
 
