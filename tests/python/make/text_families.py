@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -307,3 +308,24 @@ def families(*, is_small: bool = False) -> dict[str, bytes]:
             added=scheme != "first",
         )  # fmt: skip
     return made
+
+
+def qwen2_json(folder: Path) -> bytes:
+    """Return the tokenizer.json of Qwen 2, whose parts are in `folder`."""
+    lines = (folder / "merges.txt").read_text("utf-8").split("\n")
+    config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    data = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": int(idx), **row} for idx, row in config["added_tokens_decoder"].items()
+        ],
+        "normalizer": _NFC,
+        "pre_tokenizer": _sequence(_split(EXPRESSIONS["qwen2"]), _byte_level()),
+        "decoder": _BYTE_DECODER,
+        "model": {
+            "type": "BPE",
+            "vocab": json.loads((folder / "vocab.json").read_text("utf-8")),
+            "merges": [line for line in lines if line and not line.startswith("#version")],
+        },
+    }
+    return json.dumps(data).encode()

@@ -15,7 +15,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from make.text_families import SPECIAL, families, random_text
+from make.text_families import SPECIAL, families, qwen2_json, random_text
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.text.engine_tokenizer import EngineTokenizer
 from qsf.text.tokenizer import Tokenizer
@@ -82,14 +82,74 @@ def test_pieces_join_to_the_whole(name: str, ids: list[int]) -> None:
     assert "".join(pieces) + decoder.flush() == ours.decode(ids)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama2"])
-def test_real_vocabularies_equal_the_library(shared_dir: Path, name: str) -> None:
-    ours, library = opened((shared_dir / "tokenizers" / name / "tokenizer.json").read_bytes())
-    for path in sorted((shared_dir / "text").glob("*.txt")):
-        text = path.read_text("utf-8")[:100_000]
+def real_json(shared_dir: Path, name: str) -> bytes:
+    folder = shared_dir / "tokenizers" / name
+    return qwen2_json(folder) if name == "qwen2" else (folder / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "n_chars"),
+    [
+        ("gpt2", 100_000),
+        ("llama2", 100_000),
+        *(pytest.param(name, None, marks=pytest.mark.slow) for name in ("gpt2", "llama2", "qwen2")),
+    ],
+)
+def test_real_vocabularies_equal_the_library(
+    shared_dir: Path, name: str, n_chars: int | None
+) -> None:
+    ours, library = opened(real_json(shared_dir, name))
+    paths = sorted((shared_dir / "text").glob("*.txt"))
+    assert paths
+    for path in paths:
+        text = path.read_text("utf-8")[:n_chars]
         ids = library.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_prefix=False) == ids
         assert ours.decode(ids) == library.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "vector", "cases"),
+    [
+        ("gpt2", "gpt2_encoded_tokens.json", "distilgpt2"),
+        ("llama2", "llama_encoded.json", "coreml-projects/Llama-2-7b-chat-coreml"),
+    ],
+)
+def test_published_vectors(shared_dir: Path, name: str, vector: str, cases: str) -> None:
+    ours, _ = opened(real_json(shared_dir, name))
+    folder = shared_dir / "tokenizers" / "test-vectors"
+    said = json.loads((folder / vector).read_text("utf-8"))
+    assert ours.encode(said["text"]) == said["token_ids"]
+    assert ours.decode(said["token_ids"]) == said["text"]
+    rows = json.loads((folder / "tokenizer_tests.json").read_text("utf-8"))[cases]
+    assert len(rows) == 18
+    for row in rows:
+        ids = row["encoded"]["input_ids"]
+        assert ours.encode(row["input"]) == ids
+        texts = [ours.decode(ids, skip_special=skip) for skip in (False, True)]
+        expected = [row["decoded_with_special"], row["decoded_without_special"]]
+        # For GPT-2 transformers, not the tokenizer, takes the space before a "!" out.
+        assert texts == expected or (name == "gpt2" and texts == [row["input"]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "vectors"),
+    [
+        ("gpt2", "gpt-2"),
+        ("llama2", "llama-spm"),
+        pytest.param("qwen2", "qwen2", marks=pytest.mark.slow),
+    ],
+)
+def test_the_vectors_of_llama_cpp(shared_dir: Path, name: str, vectors: str) -> None:
+    ours, _ = opened(real_json(shared_dir, name))
+    path = shared_dir / "tokenizers" / "llama.cpp-vectors" / f"ggml-vocab-{vectors}.gguf"
+    texts = path.with_suffix(".gguf.inp").read_text("utf-8").split("\n__ggml_vocab_test__\n")
+    lines = path.with_suffix(".gguf.out").read_text("utf-8").split("\n")
+    assert len(texts) == len(lines) == 47
+    for text, line in zip(texts, lines, strict=True):
+        ids = [int(word) for word in line.split()]
+        assert ours.encode(text, add_prefix=False, parse_special=False) == ids, repr(text)
+        assert ours.decode(ids) == text
 
 
 @pytest.mark.parametrize("name", NAMES)
