@@ -24,9 +24,9 @@ MOST_MB = 60
 UNWANTED = """
 asyncio cffi click concurrent ctypes difflib email ftplib http huggingface_hub jinja2 logging lz4
 minijinja multiprocessing numpy packaging pdb pickle pkg_resources pycparser pydantic pydoc readline
-requests rich safetensors setuptools socket ssl subprocess tempfile torch tqdm transformers typer
-typing_extensions unittest uuid xml yaml zstandard qsf_converter qsf.inspect.cli qsf.shell.typer_app
-importlib.metadata
+requests rich safetensors setuptools socket ssl subprocess tempfile tokenizers torch tqdm
+transformers typer typing_extensions unittest uuid xml yaml zstandard qsf_converter
+qsf.inspect.cli qsf.shell.typer_app importlib.metadata
 """
 
 RUN = """
