@@ -200,7 +200,10 @@ class Model(Uncopyable):
         return self._io_origin
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the token ids of a prompt, begun with BOS where the model wants it."""
+        """Return the token ids of a text, begun with BOS where the model wants it.
+
+        It may be longer than the context: ``tokenizer.encode`` says what that takes.
+        """
         if not isinstance(text, str):
             raise QsfArgumentError(
                 f"text must be a text, not {type(text).__name__}", argument="text"

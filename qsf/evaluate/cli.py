@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PROGRAM = "qsf-eval"
 
 _MB = 2**20
+_MAX_TEXT_BYTES = 16 << 20
 _MAGIC = b"QSF1"
 
 # Typer joins the lines of a paragraph; a line with only \b keeps them apart.
@@ -90,7 +91,8 @@ class _Request:
 
 _Model = Annotated[Path, typer.Argument(help="A .qsf file.", show_default=False, metavar="MODEL")]
 _Text = Annotated[
-    Path, typer.Option("--text", help='Text to predict, UTF-8; "-" is standard input.')
+    Path,
+    typer.Option("--text", help='Text to predict, UTF-8, at most 16 MB; "-" is standard input.'),
 ]
 _Ctx = Annotated[
     int | None,
@@ -184,7 +186,7 @@ def evaluate_command(
     checked_stride(protocol, ctx_tokens, stride)
     request = _Request(
         model=model,
-        text=_read_text(text),
+        text=_read_text(text, ram_budget),
         ctx_tokens=ctx_tokens,
         protocol=protocol,
         stride_tokens=stride,
@@ -230,11 +232,22 @@ def _ctx_tokens(model: Path, asked: int | None) -> int:
     return default_ctx_tokens(limit) if asked is None else asked
 
 
-def _read_text(path: Path) -> str:
-    """Return the text as it is: no line end is changed."""
+def _read_text(path: Path, budget_mb: Any) -> str:
+    """Return the text as it is: no line end is changed.
+
+    A text takes up to four times its bytes, so within a budget it may have a 16th of that.
+    """
+    is_budget = isinstance(budget_mb, int) and budget_mb > 0
+    most = min(_MAX_TEXT_BYTES, budget_mb * _MB // 16) if is_budget else _MAX_TEXT_BYTES
     is_stdin = str(path) == "-"
-    data = sys.stdin.buffer.read() if is_stdin else path.read_bytes()
     name = "standard input" if is_stdin else str(path)
+    with contextlib.nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
+        data = command.read_at_most(file, most + 1)
+    if len(data) > most:
+        limit = f"a --ram-budget of {budget_mb} MB" if most < _MAX_TEXT_BYTES else "any text"
+        raise QsfError(
+            f"{name} is too long: more than {most} bytes, the most for {limit}: give a part of it"
+        )
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -296,7 +309,7 @@ def _opened(request: _Request) -> Iterator[tuple[Model, Model | LogitSource | No
 
 
 def _is_qsf(path: Path) -> bool:
-    if path.is_dir():
+    if not path.is_file():  # a named pipe would wait here for a writer
         return False
     with path.open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC or path.suffix == ".qsf"

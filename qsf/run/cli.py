@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 from qsf.run import report
@@ -135,10 +135,10 @@ def _prompt(request: Request) -> str:
         raise UsageError("no prompt: give --prompt, --prompt-file or --interactive")
     most = max_text_bytes(request.opening.max_seq_len or _DEFAULT_CTX_TOKENS)
     if request.prompt_file in (None, "-"):
-        data = _read_at_most(sys.stdin.buffer, most + 1)
+        data = command.read_at_most(sys.stdin.buffer, most + 1)
     else:
         with Path(str(request.prompt_file)).open("rb") as file:
-            data = _read_at_most(file, most + 1)
+            data = command.read_at_most(file, most + 1)
     if len(data) > most:
         raise QsfArgumentError(
             f"the prompt is too long: more than {most} bytes, the most for its context (16 for "
@@ -150,13 +150,6 @@ def _prompt(request: Request) -> str:
             "the prompt is empty: give --prompt TEXT, --prompt-file FILE or text on standard input"
         )
     return text
-
-
-def _read_at_most(file: IO[bytes], n_bytes: int) -> bytes:
-    data = bytearray()
-    while len(data) < n_bytes and (piece := file.read(min(n_bytes - len(data), 1 << 16))):
-        data += piece
-    return bytes(data)
 
 
 def _complete(model: Model, request: Request, prompt: str) -> int:
@@ -261,24 +254,32 @@ def _chat(model: Model, request: Request) -> int:
 
 
 def _read_line(is_terminal: bool, max_bytes: int) -> str | None:
-    """Return the next line of the user, "" in place of one that is too long; None at the end."""
+    """Return the next line of the user, "" in place of one that is too long; None at the end.
+
+    Of a pipe never more than ``max_bytes`` are held. A terminal's line is as long as what somebody
+    types or pastes there: `readline` knows no limit, so it is left out when it is whole.
+    """
     if is_terminal:
         try:
             with command.interruptible_wait():
-                line = input("> ")
-            return valid_text(line)
+                line = valid_text(input("> "))
         except EOFError:
             _say("")
             return None
-    data = sys.stdin.buffer.readline(max_bytes + 1)
-    if len(data) > max_bytes and not data.endswith(b"\n"):
-        while (rest := sys.stdin.buffer.readline(max_bytes)) and not rest.endswith(b"\n"):
-            pass
-        _say(
-            f"(the line has more than {max_bytes} bytes, too many for the context: it is left out)"
-        )
-        return ""
-    return data.decode("utf-8", "replace").rstrip("\r\n") if data else None
+        is_long = len(line.encode()) > max_bytes
+    else:
+        data = sys.stdin.buffer.readline(max_bytes + 1)
+        if not data:
+            return None
+        is_long = len(data) > max_bytes and not data.endswith(b"\n")
+        while is_long and (rest := sys.stdin.buffer.readline(max_bytes)):
+            if rest.endswith(b"\n"):
+                break
+        line = data.decode("utf-8", "replace").rstrip("\r\n")
+    if not is_long:
+        return line
+    _say(f"(the line has more than {max_bytes} bytes, too many for the context: it is left out)")
+    return ""
 
 
 def _answer(model: Model, request: Request, line: str) -> None:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -257,6 +257,14 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def read_at_most(file: IO[bytes], n_bytes: int) -> bytes:
+    """Return the file's bytes, of a longer or an endless one the first ``n_bytes``."""
+    data = bytearray()
+    while len(data) < n_bytes and (piece := file.read(min(n_bytes - len(data), 1 << 16))):
+        data += piece
+    return bytes(data)
 
 
 def drop_output() -> None:

@@ -194,9 +194,10 @@ class Tokenizer:
                 begins with them.
             parse_special: text that reads like a special token, such as ``</s>``, becomes
                 that token. With False it is ordinary text: for text of unknown origin.
-            max_tokens: refuse a text of clearly more tokens. Encoding takes some 200 times
-                the text's own memory, so a text that is far too long is refused by its
-                beginning.
+            max_tokens: refuse a text of clearly more tokens, which its beginning shows. None:
+                any text that the caller has memory for, outside of the RAM budget: the library
+                takes up to 190 bytes for each of the text's, the engine at most 64 MiB and some
+                40 for each token.
 
         Raises:
             QsfArgumentError: the text has lone surrogates, so it is not Unicode, or is too

@@ -18,7 +18,7 @@ import numpy as np
 
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf_converter.sources.checkpoint import RawArray, SourceTensor
-from qsf_converter.sources.metadata import read_bytes
+from qsf_converter.sources.metadata import open_regular, read_bytes
 
 # The types that are converted as they are stored.
 READABLE: Mapping[str, np.dtype[Any]] = {
@@ -26,8 +26,6 @@ READABLE: Mapping[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
-
-_MAX_INDEX_BYTES = 100 << 20
 
 
 @dataclass(slots=True)
@@ -167,7 +165,7 @@ class FileCheckpoint(Generic[LocatedT]):
 
     def _open_raw(self, path: Path) -> io.FileIO:
         """Open a file that is closed with the checkpoint."""
-        file = io.FileIO(path, "rb")
+        file = open_regular(path)
         self._files.append(file)
         return file
 
@@ -226,8 +224,6 @@ def is_count(value: Any) -> bool:
 
 def _read_index(index: Path) -> dict[str, str]:
     """Return ``weight_map`` of a shard index: tensor name -> file name."""
-    if index.stat().st_size > _MAX_INDEX_BYTES:
-        raise QsfConversionError(f"{index}: {index.stat().st_size} bytes is too large for an index")
     try:
         weight_map = json.loads(read_bytes(index) or b"")["weight_map"]
     except (ValueError, RecursionError, KeyError, TypeError) as error:

@@ -11,6 +11,7 @@ None of them contains a time or a path, so that the same input gives the same fi
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import stat
@@ -60,18 +61,28 @@ def file_name(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
 
 
+def open_regular(path: Path) -> io.FileIO:
+    """Open a file to read it. Raises OSError, QsfConversionError for a pipe or a device."""
+    # Without O_NONBLOCK a named pipe would wait here for a writer.
+    file = io.FileIO(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise QsfConversionError(f"{path}: not a regular file")
+
+
 def read_bytes(path: Path) -> bytes | None:
-    """Return a file's bytes, or None when there is no such file. Raises QsfIOError."""
+    """Return a file's bytes, or None when there is no such file.
+
+    Raises QsfConversionError for a pipe, a device or more than 64 MB, QsfIOError when the system
+    refuses to read.
+    """
     try:
-        # Without O_NONBLOCK a named pipe would wait here for a writer.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, "rb") as file:  # noqa: PTH123 (a descriptor)
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode):
-                raise QsfConversionError(f"{path}: not a regular file")
-            if info.st_size > _MAX_JSON_BYTES:
+        with io.BufferedReader(open_regular(path)) as file:
+            n_bytes = os.fstat(file.fileno()).st_size
+            if n_bytes > _MAX_JSON_BYTES:
                 raise QsfConversionError(
-                    f"{path}: {info.st_size >> 20} MB, allowed: up to {_MAX_JSON_BYTES >> 20}"
+                    f"{path}: {n_bytes >> 20} MB, allowed: up to {_MAX_JSON_BYTES >> 20}"
                 )
             return file.read(_MAX_JSON_BYTES)
     except (FileNotFoundError, NotADirectoryError):

@@ -180,7 +180,7 @@ def _open_gguf(path: Path) -> Iterator[Source]:
 
 def _is_gguf(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with metadata.open_regular(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError as error:
         raise QsfIOError(f"{path}: {error.strerror}") from error

@@ -6,6 +6,7 @@ from __future__ import annotations
 import abc
 import json
 import math
+import os
 import re
 import signal
 import subprocess
@@ -218,6 +219,31 @@ def test_texts_that_are_none(
     code, out, err = call(tiny_llama_4bit, "--text", path)
     assert (code, out) == (1, "")
     assert said in err
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/zero"])
+@pytest.mark.parametrize(("budget_mb", "most"), [(0, 16 << 20), (64, 4 << 20)])
+def test_a_text_without_an_end_is_refused(
+    tiny_llama_4bit: Path, name: str, budget_mb: int, most: int
+) -> None:
+    command = [sys.executable, "-m", "qsf", "eval", str(tiny_llama_4bit), "--text", name]
+    with Path("/dev/zero").open("rb") as zeros:
+        done = subprocess.run(
+            [*command, "--ram-budget", str(budget_mb)],
+            stdin=zeros, capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"is too long: more than {most} bytes" in done.stderr
+
+
+def test_a_pipe_is_nothing_to_compare_with(
+    call: Call, tiny_llama_4bit: Path, story: Path, tmp_path: Path
+) -> None:
+    """And nobody waits for a writer."""
+    os.mkfifo(tmp_path / "pipe")
+    code, _, err = call(tiny_llama_4bit, "--text", story, "--against", tmp_path / "pipe")
+    assert code == 1
+    assert "pipe: not a regular file" in err
 
 
 def test_files_that_are_none(

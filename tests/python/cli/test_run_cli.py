@@ -15,6 +15,7 @@ import tokenizers
 
 from make.commands import COMMAND, PROMPT, Run, Start, check_refused
 from make.qsf_files import tiny_header, write_tiny
+from qsf.run import cli
 from qsf.run import options as run_options
 
 KNOWN = ", there was a little girl named Lily."
@@ -252,6 +253,17 @@ def test_a_line_that_is_too_long_does_not_end_the_conversation(
     assert "the line has more than 65536 bytes" in done.stderr
     assert "(the text is too long: the first" in done.stderr
     assert done.stdout.strip()
+
+
+def test_a_line_that_is_pasted_is_held_to_the_same_limit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line, kept in (("a" * 99, "a" * 99), ("\u00e4" * 50, "\u00e4" * 50), ("\u00e4" * 51, "")):
+        monkeypatch.setattr("builtins.input", lambda _, line=line: line)
+        assert cli._read_line(True, 100) == kept
+    assert capsys.readouterr().err == (
+        "(the line has more than 100 bytes, too many for the context: it is left out)\n"
+    )
 
 
 def test_the_kv_cache_is_chosen_and_shown(run: Run, tiny_llama_8bit: Path) -> None:

@@ -180,6 +180,52 @@ def test_existing_files_are_kept_unless_told(tmp_path: Path) -> None:
             convert(folder, folder / name, overwrite=True)
 
 
+def test_a_link_to_nothing_is_kept_unless_told(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    out = tmp_path / "out.qsf"
+    out.symlink_to("nothing.qsf")
+    with pytest.raises(QsfArgumentError, match="exists; --force replaces it"):
+        convert(folder, out)
+    assert out.readlink() == Path("nothing.qsf")
+    convert(folder, out, overwrite=True)
+    with Reader(out) as reader:
+        reader.verify()
+    assert not out.is_symlink()
+    assert not (tmp_path / "nothing.qsf").exists()
+
+
+JSON_NAMES = [
+    "config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json",
+    "model.safetensors.index.json",
+]  # fmt: skip
+WEIGHT_NAMES = ["model.safetensors", "pytorch_model.bin", "m.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for name in JSON_NAMES for kind in ("pipe", "device", "large")),
+        *((name, kind) for name in WEIGHT_NAMES for kind in ("pipe", "device")),
+    ],
+)
+def test_files_that_never_end_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+    """Nothing waits for a writer, and nothing is read to its end."""
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    if name in ("model.safetensors.index.json", "pytorch_model.bin", "m.gguf"):
+        (folder / "model.safetensors").unlink()
+    path = folder / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(65 << 30)
+    said = "66560 MB, allowed: up to 64" if kind == "large" else "not a regular file"
+    refuse(path if name == "m.gguf" else folder, said)
+
+
 def test_bad_outputs(tmp_path: Path) -> None:
     folder, _ = hf_makers.llama(tmp_path / "m")
     with pytest.raises(QsfIOError, match="is a directory"):
