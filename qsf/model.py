@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
-from qsf.native.opening import io_origin, open_native, plan_native
+from qsf.native.opening import io_origin, open_native, plan_native, text_budget_bytes
 from qsf.options import GenerationOptions, ModelOptions, taking
 from qsf.session import OpenedModel, Session, Uncopyable
 from qsf.text.arguments import as_messages, as_tokens
@@ -72,7 +72,7 @@ class Model(Uncopyable):
                 has no layer importance or no more than four layers; ``argument`` is its name.
         """
         path = checked_path(path)
-        parts = read_text_parts(path)
+        parts = read_text_parts(path, budget_bytes=text_budget_bytes(options))
         native = open_native(path, options, parts.reserve_bytes)
         info = native.info()
         self._io_origin = io_origin(options, info)
@@ -95,7 +95,7 @@ class Model(Uncopyable):
         ``min_budget_bytes`` says what would do. The arguments are those of ``Model``.
         """
         path = checked_path(path)
-        parts = read_text_parts(path)
+        parts = read_text_parts(path, budget_bytes=text_budget_bytes(options))
         plan = plan_native(path, options, parts.reserve_bytes)
         del parts  # counted by the plan as part of the process, so it lives until here
         return plan

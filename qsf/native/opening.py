@@ -54,6 +54,15 @@ def _budget_bytes(ram_budget: int | str | None) -> int:
     return binding.BUDGET_AUTO if isinstance(ram_budget, str) else ram_budget * BYTES_PER_MB
 
 
+def text_budget_bytes(options: ModelOptions) -> int | None:
+    """Return the memory that a tokenizer may take, before a plan is made; None: no limit."""
+    if options.ram_budget is None:
+        return None
+    if isinstance(options.ram_budget, str):
+        return binding.describe_machine().available_bytes
+    return options.ram_budget * BYTES_PER_MB
+
+
 def _reserve_bytes(n_tokens: int) -> int:
     wanted = max(_RESERVE_BYTES, _RESERVE_BYTES_PER_TOKEN * n_tokens)
     return min(wanted, _MAX_RESERVE_BYTES)

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
+from qsf.errors import QsfArgumentError, QsfFormatError, QsfMemoryError, QsfUnsupportedError
 from qsf.file.reader import Reader
 from qsf.text.chat import RENDER_BYTES, ChatTemplate
 from qsf.text.engine_tokenizer import EngineTokenizer
@@ -16,6 +16,12 @@ from qsf.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_MB = 1 << 20
+# What the library takes for each byte of a tokenizer.json: about 10 for a real one, at most 25 for
+# one that was made to take much.
+_LIBRARY_BYTES_PER_BYTE = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +39,22 @@ class TextParts:
         return RENDER_BYTES if has_template else 0
 
 
-def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
+def read_text_parts(path: str | os.PathLike[str], *, budget_bytes: int | None = None) -> TextParts:
     """Read the sections TEXT and CHAT, and TOKN where there is no TEXT that we know.
 
     This happens before the engine is opened, because the engine measures the process at
     that moment and gives the model what the budget leaves: the tokenizer, some megabytes in
     the engine and over 100 in the library, must already be there.
+
+    Raises:
+        QsfMemoryError: the library may take more than ``budget_bytes`` for this tokenizer.
+        QsfFormatError: a section is not of its form.
     """
     with Reader(path) as reader:
         tokenizer = _engine_tokenizer(path, reader)
         tokenizer_json = None
         if tokenizer is None and "TOKN" in reader.sections:
+            _check_library_bytes(reader.sections["TOKN"].n_bytes, budget_bytes)
             tokenizer_json = reader.read_section("TOKN")
         chat = _json_object(reader.read_section("CHAT") if "CHAT" in reader.sections else b"{}")
         bos_id = reader.header.bos_id
@@ -62,6 +73,16 @@ def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
     except QsfFormatError as error:
         template = error
     return TextParts(tokenizer, template, generation)
+
+
+def _check_library_bytes(n_bytes: int, budget_bytes: int | None) -> None:
+    needed_bytes = _LIBRARY_BYTES_PER_BYTE * n_bytes
+    if budget_bytes is not None and needed_bytes > budget_bytes:
+        raise QsfMemoryError(
+            f"the file's tokenizer needs the library tokenizers, which may take "
+            f"{needed_bytes / _MB:.0f} MB for its {n_bytes / _MB:.1f} MB, and the budget is "
+            f"{budget_bytes / _MB:.0f} MB: a budget of {-(-needed_bytes // _MB)} MB would do"
+        )
 
 
 def _engine_tokenizer(path: str | os.PathLike[str], reader: Reader) -> Tokenizer | None:
