@@ -36,7 +36,7 @@ MAX_LAYERS: Final = 4096
 MAX_VOCAB: Final = 1 << 24
 MAX_EXTENT_ROWS: Final = 1 << 24  # rows or columns of a tensor
 MAX_ARRAY_VALUES: Final = 65536
-MAX_OUTLIERS: Final = 1 << 24  # of a side table
+MAX_OUTLIERS: Final = 1 << 24  # of one outlier table
 LEAST_WEIGHTS_PER_OUTLIER: Final = 100
 FIRST_OPTIONAL_KEY: Final = 0x8000
 F32_MAX: Final = 3.4028234663852886e38
@@ -165,7 +165,7 @@ class TensorType(IntEnum):
     FFN_DOWN_OUTLIERS = 35
 
 
-OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its side table
+OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
     TensorType.Q: TensorType.Q_OUTLIERS,
     TensorType.K: TensorType.K_OUTLIERS,
     TensorType.V: TensorType.V_OUTLIERS,
