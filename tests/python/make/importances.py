@@ -11,7 +11,7 @@ from qsf.file.layout import Compression
 from qsf.file.reader import Reader
 from qsf.file.writer import Writer
 
-_OPTIONAL = ("META", "TOKN", "CHAT", "WPOS")
+_OPTIONAL = ("META", "TEXT", "TOKN", "CHAT", "WPOS")
 
 
 def rewrite(

@@ -80,6 +80,6 @@ def add_outliers(
                 w.end_tensor()
             w.end_unit()
         for tag in r.sections:
-            if tag in ("WPOS", "META", "TOKN", "CHAT"):
+            if tag in ("WPOS", "META", "TEXT", "TOKN", "CHAT"):
                 w.add_section(tag, r.read_section(tag))
     return chosen
