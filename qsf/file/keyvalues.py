@@ -28,7 +28,6 @@ class Key:
     type: int  # U32, F32 or F32_ARRAY
     least: int = 0  # of a u32; an f32 is above 0, the values of an array are 0 or more
     most: int = 0xFFFFFFFF
-    allowed: tuple[int, ...] = ()  # instead of least and most
 
 
 def check_value(section: str, key: Key, value: Value, error: type[QsfError]) -> None:
@@ -40,8 +39,6 @@ def check_value(section: str, key: Key, value: Value, error: type[QsfError]) -> 
     elif key.type == F32:
         if not 0.0 < value <= F32_MAX:
             raise error(f"{section}: {key.name} is {value:g}, allowed: finite, above 0")
-    elif key.allowed and value not in key.allowed:
-        raise error(f"{section}: {key.name} is {value}, allowed: {', '.join(map(str, key.allowed))}")
     elif not key.least <= value <= key.most:
         raise error(f"{section}: {key.name} is {value}, allowed: {key.least} .. {key.most}")
 

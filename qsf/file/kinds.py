@@ -44,7 +44,7 @@ class QkNorm(IntEnum):
     NONE = 0
     PER_HEAD = 1  # one weight [head_dim] for all heads
     WHOLE_WIDTH = 2  # all heads together, weight [heads * head_dim]
-    OWN_WEIGHTS = 4  # per head, weight [heads * head_dim]; 3 is free
+    OWN_WEIGHTS = 3  # per head, weight [heads * head_dim]
 
 
 class Ffn(IntEnum):
@@ -117,7 +117,7 @@ def _keys(header: Header) -> tuple[Key, ...]:
         Key(40, "temperature_beta", F32),
         Key(41, "temperature_step", U32, least=1),
         Key(43, "alibi_slopes", F32_ARRAY),
-        Key(48, "qk_norm", U32, allowed=tuple(QkNorm)),
+        Key(48, "qk_norm", U32, most=max(QkNorm)),
         Key(64, "ffn", U32, most=max(Ffn)),
         Key(65, "ffn_dim", U32, least=1, most=header.ffn_dim),
         Key(66, "activation", U32, most=max(Activation)),
