@@ -23,6 +23,7 @@ INPUTS := $(shell find csrc qsf converter -name '*.[ch]' -o -name '*.py' -o -nam
 	pyproject.toml CMakeLists.txt
 COMMA := ,
 FUZZ_SECONDS ?= 60
+PREFIX ?= /usr/local
 # In these the arithmetic of models is looked at; for the others one instruction set is enough.
 ISA_TESTS := converted_logits forward kv_cache native public_api same_everywhere
 # Of these on scalar, which takes ten times as long; that it gives the same bits as the others,
@@ -45,7 +46,7 @@ c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OF
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
 .PHONY: help demo test test-c test-py check check-isa check-san check-arm check-old check-slow \
-	lint format fuzz baseline bench clean
+	lint format fuzz baseline bench install clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -86,8 +87,8 @@ demo: build/install.stamp build/tiny-llama.qsf ## convert the bundled model, str
 test: test-c test-py ## the C tests and the quick Python tests
 
 test-c: build/install.stamp ## the C tests
-	@$(call c_tests,c,)
-	@$(PY) tools/check_exports.py build/c/libqsf_core.a \
+	@$(call c_tests,c,-DQSF_BUILD_LIBRARY=ON)
+	@$(PY) tools/check_exports.py build/c/libqsf.a --module \
 		"$$($(PY) -c 'import qsf.native._qsf as m; print(m.__file__)')"
 
 test-py: build/install.stamp ## the quick Python tests
@@ -165,6 +166,13 @@ bench: build/install.stamp ## build and run the benchmarks
 	@$(CMAKE) -S . -B build/bench -DQSF_BUILD_BENCH=ON -DQSF_BUILD_MODULE=OFF >/dev/null
 	@$(CMAKE) --build build/bench -j $(JOBS)
 	@for program in build/bench/bench_*[a-z]; do "$$program"; done
+
+install: ## the C library into PREFIX (docs/c.md); DESTDIR for packages
+	@command -v "$(CMAKE)" >/dev/null || { echo "CMake 3.21 or newer was not found" >&2; exit 1; }
+	@$(CMAKE) -S . -B build/library -DQSF_BUILD_LIBRARY=ON -DQSF_BUILD_MODULE=OFF \
+		-DCMAKE_INSTALL_PREFIX="$(abspath $(PREFIX))" >/dev/null
+	@$(CMAKE) --build build/library -j $(JOBS)
+	@$(CMAKE) --install build/library --component library
 
 clean: ## remove what was built; the environment stays
 	rm -rf build dist
