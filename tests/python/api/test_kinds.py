@@ -145,7 +145,9 @@ def test_a_window_holds_only_its_pages(folder: Path) -> None:
     path = written(folder, "mixed", Dtype.Q4)
 
     def kv_bytes(ctx_tokens: int) -> int:
-        options = binding.Options(ctx_tokens=ctx_tokens, chunk_tokens=8, max_sessions=1)
+        options = binding.Options(
+            ctx_tokens=ctx_tokens, chunk_tokens=8, max_sessions=1, kv_k_type=4, kv_v_type=4
+        )
         return binding.plan_model(path, options).kv_bytes
 
     pages = [0, 0]  # of all layers and heads, at contexts of 256 and 512
