@@ -107,8 +107,6 @@ def _run(request: Request) -> int:
         elif not request.is_quiet:
             say_lines(report.fewer_skips_lines(model.info.plan))
             say_lines(_streaming_lines(model, request))
-        if request.opening.kv_type is None and not request.is_quiet:
-            say_lines(report.few_bits_lines(model.info.plan))
         _begin_conversation(model, request)
         if prompt is None:
             from qsf.run.chat import Chat
