@@ -112,6 +112,8 @@ def _existing(path: Path, asked_type: str) -> Named:
             return Named(path, is_qsf=True)
         with path.open("rb") as file:
             start = file.read(64)
+    except QsfIOError:  # an OSError too
+        raise
     except OSError as error:
         raise QsfIOError(f"{path}: {error.strerror}") from error
     if start.startswith(_LFS):

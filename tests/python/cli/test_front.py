@@ -166,6 +166,13 @@ def test_what_a_file_without_template_cannot_honour_is_refused(
         check_refused(run(tiny_chat_8bit, "--raw", *words), 2, "--raw has no turns")
 
 
+def test_inspect_says_whether_there_really_is_a_template(
+    qsf: Front, tiny_chat_8bit: Path, tiny_llama_8bit: Path
+) -> None:
+    assert "chat template: yes" in qsf("inspect", tiny_chat_8bit).stdout
+    assert "chat template: no" in qsf("inspect", tiny_llama_8bit).stdout
+
+
 def test_the_file_is_looked_at_before_the_prompt(run: Run, tmp_path: Path) -> None:
     (tmp_path / "bad.qsf").write_bytes(b"QSF1 but no more")
     check_refused(run("bad.qsf", "--prompt-file", "absent.txt"), 1, "bad.qsf")
