@@ -124,7 +124,7 @@ class Budget(Kind):
         """Return whether it is such a number or text."""
         if isinstance(value, str):
             try:
-                return self.parse(value) is not None
+                return not value[-1:].isdigit() and self.parse(value) is not None
             except ValueError:
                 return False
         is_whole = isinstance(value, int) and not isinstance(value, bool)
