@@ -42,7 +42,7 @@ from qsf_converter.rounding.pieces import (
 from qsf_converter.rounding.plan import Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import UnrepresentableError
 from qsf_converter.rounding.tiles import dequantise_tiles
-from qsf_converter.sources.architectures import INPUT_GROUPS, Place
+from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
 
 T = TensorType

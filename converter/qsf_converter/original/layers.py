@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from qsf.file.layout import Activation, Arch, Header, Norm, Positions, RopeScaling, TensorType
 from qsf_converter.rounding.pieces import Piece, read_rows, read_tensor
 from qsf_converter.rounding.plan import Plan, Target
-from qsf_converter.sources.architectures import INPUT_GROUPS, Place
+from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
 
 T = TensorType

@@ -18,7 +18,8 @@ from typing import Any, Final
 import numpy as np
 
 from qsf.errors import QsfConversionError
-from qsf_converter.sources.architectures import FAMILIES, Family
+from qsf_converter.sources.architectures import FAMILIES
+from qsf_converter.sources.families.family import Family
 
 Metadata = Mapping[str, Any]
 
@@ -237,10 +238,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """Return the family, with all matrices [outputs, inputs] as GGUF files store them."""
     family = FAMILIES[config["architectures"][0]]
     rules = tuple(
-        dataclasses.replace(rule, transposed=False, shape=rule.shape[::-1])
-        if rule.transposed
-        else rule
-        for rule in family.rules
+        dataclasses.replace(rule, transposed=False) for rule in family.rules
     )
     return dataclasses.replace(family, rules=rules)
 

@@ -17,7 +17,7 @@ from oracle import reference
 from qsf.file.layout import Activation, TensorType
 from qsf_converter.original import layers as original_module
 from qsf_converter.original.layers import Observer, Original
-from qsf_converter.sources.architectures import INPUT_GROUPS
+from qsf_converter.sources.families.rules import INPUT_GROUPS
 
 T = TensorType
 MODELS: dict[str, Callable[[Path], Path]] = {

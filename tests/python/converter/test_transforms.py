@@ -17,7 +17,7 @@ from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.transforms import ROTATED, SCALED, choose, rotate_heads, scale_inputs
 from qsf_converter.original.layers import Original, Weights
 from qsf_converter.rounding.quantisers import quantise_rows
-from qsf_converter.sources.architectures import INPUT_GROUPS
+from qsf_converter.sources.families.rules import INPUT_GROUPS
 
 T = TensorType
 Array = NDArray[np.float32]
