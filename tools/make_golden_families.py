@@ -168,7 +168,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": (
         "olmo3",
         {**SIX, "num_hidden_layers": 4, "sliding_window": 7, "layer_types": [S, F, S, F],
-         "rope_theta": 5000.0, "rope_scaling": {"rope_type": "yarn", **YARN}},
+         "rope_parameters": {F: {"rope_type": "yarn", "rope_theta": 5000.0, **YARN},
+                             S: {"rope_type": "default", "rope_theta": 5000.0}}},
     ),  # fmt: skip
     "ministral3": (
         "ministral3",

@@ -153,8 +153,7 @@ def _open_gguf(path: Path) -> Iterator[Source]:
     with GgufCheckpoint(path) as checkpoint:
         said = checkpoint.head.metadata
         try:
-            family = gguf_config.family_of(checkpoint.config)
-            facts = read_facts(family, checkpoint.config)
+            facts = read_facts(checkpoint.family, checkpoint.config)
         except QsfConversionError as error:
             raise QsfConversionError(f"{path}: its metadata, as {error}") from error
         tokenizer, reason = tokenizer_of(said)
@@ -165,7 +164,7 @@ def _open_gguf(path: Path) -> Iterator[Source]:
             Source(
                 path=path,
                 config=checkpoint.config,
-                family=family,
+                family=checkpoint.family,
                 facts=dataclasses.replace(facts, warnings=warnings),
                 checkpoint=checkpoint,
                 tokenizer=tokenizer,

@@ -10,7 +10,7 @@ from typing import Any
 
 from qsf.file.kinds import ROPE_NONE, Ffn
 from qsf.file.layout import Architecture, Norm, Positions
-from qsf_converter.sources.families.config import MAX_HEAD_DIM, MAX_HEADS, Config
+from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Draft, Family
 from qsf_converter.sources.families.llama import gated, out, qkv
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, parameters_of
@@ -77,10 +77,7 @@ def _rope_of_neox(config: Config, layer_type: str | None) -> Mapping[str, Any]:
 
 
 def _rope_of_gptj(config: Config, _layer_type: str | None) -> Mapping[str, Any]:
-    n_heads = config.count("num_attention_heads", MAX_HEADS)
-    head_dim = config["hidden_size"] // n_heads
-    rotary_dim = config.count("rotary_dim", min(MAX_HEAD_DIM, head_dim))
-    return {"partial_rotary_factor": rotary_dim / head_dim}
+    return {"rotary_dims": config["rotary_dim"]}
 
 
 def _falcon(draft: Draft) -> None:
@@ -316,6 +313,7 @@ FAMILIES = (
         name="MptForCausalLM",
         title="MPT",
         model_type="mpt",
+        positions=Positions.ALIBI,
         prefixes=("transformer.",),
         rules=(
             *norm(T.ATTN_NORM, f"{_B}norm_1"),

@@ -71,7 +71,9 @@ def parameters_of(
     that there were ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor``. ``theta`` is
     the key outside of it that says theta where it does not.
     """
-    modern, old = config.get("rope_parameters"), config.get("rope_scaling")
+    old, modern = config.get("rope_scaling"), None
+    if config.has("rope_parameters") or not old:
+        modern = config.get("rope_parameters")  # of the class too
     name, found = ("rope_parameters", modern) if modern else ("rope_scaling", old or {})
     if not isinstance(found, dict):
         raise config.error(name, "is not an object")
@@ -114,6 +116,8 @@ def rope_of(
         )
     part = scaling.positive("partial_rotary_factor", 1.0)
     n_dims = head_dim if kind == "proportional" else int(head_dim * part)
+    if "rotary_dims" in scaling:  # as GPT-J and GGUF files say it
+        n_dims = scaling.count("rotary_dims", head_dim)
     if part > 1 or n_dims < 2 or n_dims % 2:
         raise QsfConversionError(
             f"config.json: RoPE needs an even head_dim, and an even part of it, not {part:g} of "
