@@ -95,9 +95,9 @@ def _check_unread(family: Family, config: Config) -> None:
     """Refuse what no table reads, unless it says nothing or is known to change no logits."""
     neutral = {**_NEUTRAL_VALUES, **family.neutral}
     for name, value in config.unread():
-        if name in neutral and value in neutral[name]:
+        if value is None or value in neutral.get(name, ()):
             continue
-        if not value or _HARMLESS.fullmatch(name):
+        if name not in neutral and (not value or _HARMLESS.fullmatch(name)):
             continue
         hint = (
             "; convert the original, unquantised checkpoint"
@@ -114,8 +114,8 @@ _NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "embedding_multiplier": (1.0,),
     "residual_multiplier": (1.0,),
     "partial_rotary_factor": (1.0,),
-    "num_local_experts": (1,),
-    "num_experts": (1,),
+    "num_local_experts": (0, 1),
+    "num_experts": (0, 1),
 }
 # Keys that are about training, tools, generation or other tasks.
 _HARMLESS: Final = re.compile(

@@ -122,7 +122,7 @@ def config_of(
     if dialect.more is not None:
         config.update(dialect.more(fields, shapes, config))
     if FAMILIES[dialect.family].positions == Positions.ROPE:
-        config.update(_rope_fields(fields, config, rope_tensors))
+        config.update(_rope_fields(name, fields, config, rope_tensors, dialect))
     family = config.pop("architectures", [dialect.family])
     config = {
         "architectures": family,
@@ -224,7 +224,11 @@ def _head_fields(
 
 
 def _rope_fields(
-    fields: Mapping[str, Any], config: Mapping[str, Any], tensors: Mapping[str, Any]
+    name: str,
+    fields: Mapping[str, Any],
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    dialect: Dialect,
 ) -> dict[str, Any]:
     """How RoPE is scaled, and which part of a head it turns."""
     head_dim = config.get("head_dim")
@@ -232,6 +236,11 @@ def _rope_fields(
         head_dim = config["hidden_size"] // max(1, config["num_attention_heads"])
     scaling = _rope_scaling(fields, tensors)
     rotary_dims = fields.get("rope.dimension_count", head_dim)
+    if dialect.permuted and rotary_dims != head_dim:
+        raise QsfConversionError(
+            f"its metadata's {name}.rope.dimension_count = {shown(rotary_dims)} is not supported "
+            f"with heads of {shown(head_dim)}"
+        )
     if ROPE_FACTORS in tensors:
         if scaling is not None:
             raise QsfConversionError("it scales RoPE twice, which is not supported")
@@ -275,7 +284,7 @@ def _rope_scaling(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict
         multiplier = fields.get("rope.scaling.yarn_log_multiplier")
         if multiplier:
             stated |= {"mscale": 1.0, "mscale_all_dim": float(f"{10 * multiplier:.6g}")}
-        return {**stated, "factor": factor}
+        return {**stated, "factor": fields.get("rope.scaling.factor")}
     raise QsfConversionError(
         f"its RoPE scaling {shown(kind)} is not supported; "
         "supported: none, linear, llama3, yarn, longrope"

@@ -33,7 +33,7 @@ from qsf_converter.calibrate.assignment import (
     with_policy,
 )
 from qsf_converter.rounding.pieces import rounded_units
-from qsf_converter.rounding.plan import Plan, Policy, Target, make_plan
+from qsf_converter.rounding.plan import Plan, Policy, Share, Target, make_plan
 from qsf_converter.rounding.tiles import tile_bytes
 from qsf_converter.sources.families.rules import Place, TensorRule
 from qsf_converter.sources.checkpoint import SourceTensor
@@ -51,7 +51,8 @@ Costs = dict[str, dict[Dtype, float]]
 def matrix(idx: int, n_rows: int, n_cols: int) -> Target:
     rule = TensorRule(Place.LAYER, TensorType.FFN_UP, "x", ("dim", "dim"))
     source = SourceTensor("x", (n_rows, n_cols), "F16", 2 * n_rows * n_cols)
-    return Target(rule, source, idx + 1, n_rows, n_cols, 0, Dtype.Q4, is_vector=False)
+    share = Share(0, n_rows, n_rows, n_rows)
+    return Target(rule, source, idx + 1, n_rows, n_cols, share, Dtype.Q4, is_vector=False)
 
 
 def data_bytes(target: Target, dtype: Dtype) -> int:

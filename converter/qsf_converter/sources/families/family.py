@@ -53,7 +53,7 @@ class Draft:
     flags: set[str]
     layers: list[LayerKind]
     layer_types: list[str]
-    ropes: dict[str | None, Rope]  # by type of layers; None: of all
+    ropes: dict[str, Rope]  # by type of layers
     warnings: list[str] = field(default_factory=list)
     factors: dict[str, float] = field(default_factory=dict)
 
@@ -104,7 +104,8 @@ class Family:
     facts: frozenset[str] = frozenset()  # flags that always hold
     kind: Mapping[str, Any] = field(default_factory=dict)
     windows: Windows = no_windows
-    rope_parameters: Callable[[Config, str | None], Mapping[str, Any]] = parameters_of
+    rope_parameters: Callable[[Config, str], Config] = parameters_of
+    has_partial_rope: bool = False
     adjust: Callable[[Draft], None] | None = None
     # Field -> the values with which the engine computes the same; anything else is refused.
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -116,7 +117,7 @@ class Family:
     def config_of(self, values: Mapping[str, Any]) -> Config:
         """Return the reader of a config.json of this family."""
         text = values.get("text_config")
-        if values.get("architectures", [None])[0] in self.nested and isinstance(text, dict):
+        if (values.get("architectures") or [None])[0] in self.nested and isinstance(text, dict):
             outer = {key: values[key] for key in _OUTER_KEYS if key in values}
             values = {**text, **outer}
         return Config(values, self.renames, self.defaults)
@@ -226,7 +227,7 @@ def _dims(header: Header) -> dict[str, int]:
 
 def _ropes(
     family: Family, config: Config, header: Header, layer_types: list[str]
-) -> dict[str | None, Rope]:
+) -> dict[str, Rope]:
     if family.positions != Positions.ROPE:
         return {}
     return {
@@ -235,6 +236,7 @@ def _ropes(
             header.head_dim,
             header.max_tokens,
             is_interleaved=family.is_interleaved,
+            may_be_partial=family.has_partial_rope,
         )
         for type_ in dict.fromkeys(layer_types)
     }

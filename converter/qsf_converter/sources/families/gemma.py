@@ -52,13 +52,13 @@ def _bf16(value: float) -> float:
     return float((bits & np.uint32(0xFFFF0000)).view(np.float32))
 
 
-def _rope_of_gemma3(config: Config, layer_type: str | None) -> Mapping[str, Any]:
+def _rope_of_gemma3(config: Config, layer_type: str) -> Config:
     """Older configurations say only the theta of windowed layers, and scale the others alone."""
     if layer_type != SLIDING:
         return parameters_of(config, layer_type)
     if config.get("rope_parameters"):
         return parameters_of(config, layer_type, theta="rope_local_base_freq")
-    return {"rope_theta": config["rope_local_base_freq"]}
+    return Config({"rope_theta": config.positive("rope_local_base_freq")})
 
 
 _ENDS = ends("embed_tokens", "norm", add=1.0)

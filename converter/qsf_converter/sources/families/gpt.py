@@ -71,13 +71,13 @@ def _with_slopes(draft: Draft, slopes: tuple[float, ...]) -> None:
     draft.set_all(rope_set=ROPE_NONE, alibi_slopes=slopes)
 
 
-def _rope_of_neox(config: Config, layer_type: str | None) -> Mapping[str, Any]:
-    found = parameters_of(config, layer_type, theta="rotary_emb_base")
-    return {"partial_rotary_factor": config["rotary_pct"], **found}
+def _rope_of_neox(config: Config, layer_type: str) -> Config:
+    part = {"partial_rotary_factor": config.positive("rotary_pct")}
+    return parameters_of(config, layer_type, theta="rotary_emb_base", defaults=part)
 
 
-def _rope_of_gptj(config: Config, _layer_type: str | None) -> Mapping[str, Any]:
-    return {"rotary_dims": config["rotary_dim"]}
+def _rope_of_gptj(config: Config, _layer_type: str) -> Config:
+    return Config({"rotary_dims": config["rotary_dim"]})
 
 
 def _falcon(draft: Draft) -> None:
@@ -182,6 +182,7 @@ FAMILIES = (
     Family(
         name="PhiForCausalLM",
         title="Phi-1, 1.5, 2",
+        has_partial_rope=True,
         model_type="phi",
         architecture=Architecture.PHI,
         rules=(
@@ -200,6 +201,7 @@ FAMILIES = (
     Family(
         name="StableLmForCausalLM",
         title="StableLM",
+        has_partial_rope=True,
         model_type="stablelm",
         norm=Norm.LAYER,
         rules=(
@@ -227,6 +229,7 @@ FAMILIES = (
     Family(
         name="GPTNeoXForCausalLM",
         title="GPT-NeoX, Pythia",
+        has_partial_rope=True,
         model_type="gpt_neox",
         prefixes=("gpt_neox.",),
         ignored_suffixes=(".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"),
@@ -253,6 +256,7 @@ FAMILIES = (
     Family(
         name="GPTJForCausalLM",
         title="GPT-J",
+        has_partial_rope=True,
         model_type="gptj",
         is_interleaved=True,
         prefixes=("transformer.",),

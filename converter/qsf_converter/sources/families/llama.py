@@ -109,8 +109,11 @@ LLAMA_RULES = (
 
 
 def window_of_all(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """A window on every layer unless there is none, or ``layer_types`` says otherwise."""
-    return _windows(config, n_layers, [SLIDING] * n_layers)
+    """A window on every layer unless there is none, or ``layer_types`` has none."""
+    window_tokens, types = _windows(config, n_layers, [SLIDING] * n_layers)
+    if len(set(types)) > 1:
+        raise config.error("layer_types", "with different attention is not supported")
+    return window_tokens, types
 
 
 def window_when_switched(config: Config, n_layers: int) -> tuple[int, list[str]]:
@@ -179,12 +182,11 @@ def _unrotated(draft: Draft, layers: list[int]) -> None:
         draft.layers[i] = replace(draft.layers[i], rope_set=ROPE_NONE)
 
 
-def rope_of_olmo3(config: Config, layer_type: str | None) -> Mapping[str, Any]:
+def _rope_of_olmo3(config: Config, layer_type: str) -> Config:
     """``rope_scaling`` of older configurations is for the layers without a window."""
-    found = parameters_of(config, layer_type)
     if layer_type == SLIDING and not config.has("rope_parameters"):
-        return {"rope_theta": found["rope_theta"]}
-    return found
+        return Config({"rope_theta": config.positive("rope_theta")})
+    return parameters_of(config, layer_type)
 
 
 _YARN_OF_MINISTRAL: Mapping[str, Any] = {
@@ -304,6 +306,7 @@ FAMILIES = (
     Family(
         name="Phi3ForCausalLM",
         title="Phi-3, 3.5, 4, 4-mini",
+        has_partial_rope=True,
         model_type="phi3",
         architecture=Architecture.PHI,
         rules=(
@@ -386,7 +389,7 @@ FAMILIES = (
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.WHOLE_WIDTH},
         windows=window_but_every,
-        rope_parameters=rope_of_olmo3,
+        rope_parameters=_rope_of_olmo3,
     ),
     Family(
         name="Exaone4ForCausalLM",
@@ -412,6 +415,7 @@ FAMILIES = (
             title=title,
             model_type=name.lower(),
             is_interleaved=True,
+            has_partial_rope=True,
             rules=(
                 *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
                 *norm(T.FFN_NORM, f"{AT}post_attention_layernorm"),

@@ -21,6 +21,7 @@ from qsf.file.layout import RopeScaling
 from qsf_converter.sources.families.config import MAX_TOKENS, Config
 from qsf_converter.sources.metadata import shown
 
+_ORIGINAL: Final = "original_max_position_embeddings"
 KINDS: Final = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
@@ -59,17 +60,21 @@ class _Place:
 
     @property
     def original_tokens(self) -> int:
-        return self.scaling.count("original_max_position_embeddings", MAX_TOKENS, self.max_tokens)
+        return self.scaling.count(_ORIGINAL, MAX_TOKENS, self.max_tokens)
 
 
 def parameters_of(
-    config: Config, layer_type: str | None = None, theta: str = "rope_theta"
-) -> dict[str, Any]:
+    config: Config,
+    layer_type: str,
+    *,
+    theta: str = "rope_theta",
+    defaults: Mapping[str, Any] | None = None,
+) -> Config:
     """Return the RoPE parameters of a type of layers, from either spelling, as one object.
 
     transformers 5 has all in ``rope_parameters``, possibly one object per type of layers; before
     that there were ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor``. ``theta`` is
-    the key outside of it that says theta where it does not.
+    the key outside of it that says theta where it does not, ``defaults`` are what neither says.
     """
     old, modern = config.get("rope_scaling"), None
     if config.has("rope_parameters") or not old:
@@ -77,35 +82,34 @@ def parameters_of(
     name, found = ("rope_parameters", modern) if modern else ("rope_scaling", old or {})
     if not isinstance(found, dict):
         raise config.error(name, "is not an object")
-    nested = {key: value for key, value in found.items() if isinstance(value, dict)}
-    if nested:
-        if layer_type is None:
-            raise config.error(name, "differs between layers, which is not supported")
-        found = found.get(layer_type) or {}
+    if any(isinstance(value, dict) for value in found.values()):
+        found = found.get(layer_type)
         if not isinstance(found, dict):
-            raise config.error(f"{name}.{layer_type}", "is not an object")
-    above = {}
-    for key, outer in (
-        ("rope_theta", theta),
-        ("partial_rotary_factor", "partial_rotary_factor"),
-        ("original_max_position_embeddings", "original_max_position_embeddings"),
-    ):
-        if config.get(outer) is not None:
-            above[key] = config[outer]
+            raise config.error(f"{name}.{layer_type}", "is missing, or is not an object")
+    stated: dict[str, Any] = {}
+    if config.get(theta) is not None:
+        stated["rope_theta"] = config.positive(theta)
+    if config.get("partial_rotary_factor") is not None:
+        stated["partial_rotary_factor"] = config.positive("partial_rotary_factor")
+    stated |= {key: value for key, value in found.items() if value is not None}
     # Phi-3 keeps the original length outside, where it comes first.
-    first = {key: above[key] for key in above if key.startswith("original")}
-    stated = {key: value for key, value in found.items() if value is not None}
-    return {**above, **stated, **first}
+    if config.get(_ORIGINAL) is not None:
+        stated[_ORIGINAL] = config.count(_ORIGINAL, MAX_TOKENS)
+    return Config(stated, defaults=defaults, where=f"{name}.")
 
 
 def rope_of(
-    parameters: Mapping[str, Any], head_dim: int, max_tokens: int, *, is_interleaved: bool
+    scaling: Config,
+    head_dim: int,
+    max_tokens: int,
+    *,
+    is_interleaved: bool,
+    may_be_partial: bool,
 ) -> Rope:
-    """Return the frequencies that ``parameters`` ask for.
+    """Return the frequencies that ``scaling`` asks for.
 
     Raises QsfConversionError for a kind or a value that is not supported.
     """
-    scaling = Config(parameters, where="RoPE: ")
     theta = scaling.positive("rope_theta", 10000.0)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     kind = {"su": "longrope", "mrope": "default"}.get(kind, kind) if isinstance(kind, str) else kind
@@ -114,15 +118,9 @@ def rope_of(
             f"config.json: RoPE scaling {shown(kind)} is not supported; "
             f"supported: {', '.join(KINDS)}"
         )
-    part = scaling.positive("partial_rotary_factor", 1.0)
-    n_dims = head_dim if kind == "proportional" else int(head_dim * part)
-    if "rotary_dims" in scaling:  # as GPT-J and GGUF files say it
-        n_dims = scaling.count("rotary_dims", head_dim)
-    if part > 1 or n_dims < 2 or n_dims % 2:
-        raise QsfConversionError(
-            f"config.json: RoPE needs an even head_dim, and an even part of it, not {part:g} of "
-            f"{head_dim}"
-        )
+    n_dims = _rotated(scaling, head_dim, kind == "proportional")
+    if n_dims != head_dim and not may_be_partial:
+        raise scaling.error("partial_rotary_factor", "is not supported for this architecture")
     place = _Place(scaling, theta, n_dims, head_dim, max_tokens)
     arch, found = _SCALINGS[kind](place)
     if arch is not None:
@@ -146,6 +144,20 @@ def rope_of(
     return Rope(theta, arch, sets, temperature)
 
 
+def _rotated(scaling: Config, head_dim: int, is_proportional: bool) -> int:
+    """How many dimensions of a head are rotated."""
+    part = scaling.positive("partial_rotary_factor", 1.0)
+    n_dims = head_dim if is_proportional else int(head_dim * part)
+    if "rotary_dims" in scaling:  # as GPT-J and GGUF files say it
+        n_dims = scaling.count("rotary_dims", head_dim)
+    if head_dim % 2 or n_dims > head_dim or n_dims < 2 or n_dims % 2:
+        raise QsfConversionError(
+            f"config.json: RoPE needs an even head_dim, and an even part of it, not {n_dims} of "
+            f"{head_dim} (partial_rotary_factor {part:g})"
+        )
+    return n_dims
+
+
 # (least context, frequencies [pairs], factor of cos and sin) of each set
 _Found = list[tuple[int, NDArray[np.float64], float]]
 
@@ -167,7 +179,7 @@ def _llama3(place: _Place) -> tuple[dict[str, Any] | None, _Found]:
     low, high = scaling.positive("low_freq_factor"), scaling.positive("high_freq_factor")
     if high <= low:
         raise scaling.error("high_freq_factor", f"= {high:g} is not above low_freq_factor = {low:g}")
-    original = place.scaling.count("original_max_position_embeddings", MAX_TOKENS)
+    original = place.scaling.count(_ORIGINAL, MAX_TOKENS)
     turns = original * place.plain / (2 * math.pi)
     kept = np.clip((turns - low) / (high - low), 0, 1)
     arch = {
@@ -192,7 +204,8 @@ def _proportional(place: _Place) -> tuple[dict[str, Any] | None, _Found]:
 
 def _yarn(place: _Place) -> tuple[dict[str, Any] | None, _Found]:
     scaling, original = place.scaling, place.original_tokens
-    factor = scaling.positive("factor", place.max_tokens / original)
+    ratio = place.max_tokens / original if scaling.has(_ORIGINAL) else None
+    factor = scaling.positive("factor", ratio)
 
     def pair_that_turns(times: float) -> float:
         wave = math.log(original / (times * 2 * math.pi))
