@@ -55,7 +55,7 @@ typedef enum qsf_norm { QSF_NORM_LAYER = 0, QSF_NORM_RMS = 1, QSF_NORM_COUNT = 2
 typedef enum qsf_positions {
     QSF_POSITIONS_LEARNED = 0,
     QSF_POSITIONS_ROPE = 1,
-    QSF_POSITIONS_OTHER = 2, /* none, or what the kinds say */
+    QSF_POSITIONS_ALIBI = 2, /* slopes: in the kinds */
     QSF_POSITIONS_COUNT = 3
 } qsf_positions;
 

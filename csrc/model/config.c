@@ -222,10 +222,9 @@ static qsf_status check_positions(const qsf_reader *r)
 {
     const bool is_own_rope = r->header.positions == QSF_POSITIONS_ROPE && r->n_rope_sets == 0;
     const uint32_t rope_dims = r->arch.rope_dims;
-    if (r->header.positions == QSF_POSITIONS_OTHER && r->kind_table.bytes == NULL)
+    if (r->header.positions == QSF_POSITIONS_ALIBI && r->kind_table.bytes == NULL)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "positions are of type %d, but no section KIND says what they are",
-                        QSF_POSITIONS_OTHER);
+                        "the positions are ALiBi, but there is no section KIND with its slopes");
     if (is_own_rope && (rope_dims == 0 || rope_dims % 2 != 0))
         return QSF_FAIL(QSF_ERR_FORMAT, "%u rotary dimensions; RoPE needs an even number",
                         rope_dims);

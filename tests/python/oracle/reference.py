@@ -172,6 +172,8 @@ class _Pass:
         y = self.keep(f"{at}.attn_norm", self.normalise(x, f"{at}.attn_norm"))
         mixed = self.normalise(self.attention(y, layer, at), f"{at}.post_attn_norm")
         behind = self.keep(f"{at}.residual_attn", x + factor * mixed)
+        if f"{at}.ffn_up" not in self.model.weights:
+            return behind
         if not layer.is_parallel:
             y = self.normalise(behind, f"{at}.ffn_norm")
         elif f"{at}.ffn_norm" in self.model.weights:

@@ -350,7 +350,7 @@ def _layer_of(
         }
     elif kind.rope_set != kinds.ROPE_NONE:
         rope = {"frequencies": plain, "rope_interleaved": config.rope_interleaved}
-    names: tuple[Any, ...] = ("none", "per_head", "whole_width", "", "own_weights")
+    names: tuple[Any, ...] = ("none", "per_head", "whole_width", "own_weights")
     beta, step = kind.temperature_beta, kind.temperature_step
     return Layer(
         n_heads=kind.n_heads,
