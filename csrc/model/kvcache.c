@@ -82,7 +82,7 @@ bool qsf_kvcache_can_rotate(const qsf_config *c)
 {
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const uint32_t head_dim = c->layers[i].kind->head_dim;
-        if (head_dim < 16 || head_dim > 4096 || (head_dim & (head_dim - 1)) != 0)
+        if (head_dim < 16 || head_dim > 4096)
             return false;
     }
     return true;

@@ -54,7 +54,7 @@ def last_logits(path: Path, n_tokens: int = len(TOKENS), **options: object) -> L
     model = binding.NativeModel(path, binding.Options(**options))  # type: ignore[arg-type]
     session = model.create_session()
     tokens = array("I", TOKENS[:n_tokens])
-    while session.position < n_tokens:
+    while session.position() < n_tokens:
         session.sync_chunk(tokens)
     logits = np.empty(VOCAB, np.float32)
     session.read_logits(logits)
@@ -145,7 +145,9 @@ def test_a_window_holds_only_its_pages(folder: Path) -> None:
     path = written(folder, "mixed", Dtype.Q4)
 
     def kv_bytes(ctx_tokens: int) -> int:
-        options = binding.Options(ctx_tokens=ctx_tokens, chunk_tokens=8, max_sessions=1)
+        options = binding.Options(
+            ctx_tokens=ctx_tokens, chunk_tokens=8, max_sessions=1, kv_k_type=4, kv_v_type=4
+        )
         return binding.plan_model(path, options).kv_bytes
 
     pages = [0, 0]  # of all layers and heads, at contexts of 256 and 512
@@ -166,15 +168,15 @@ def test_what_a_ring_gave_up_is_evaluated_again(folder: Path) -> None:
     model = binding.NativeModel(path, binding.Options(chunk_tokens=8))
     session = model.create_session()
     tokens = array("I", TOKENS)
-    while session.position < len(TOKENS):
+    while session.position() < len(TOKENS):
         session.sync_chunk(tokens)
     session.rewind(len(TOKENS) - 1)
     with pytest.raises(errors.QsfArgumentError, match="layers with a window hold only the last"):
         session.rewind(20)
-    assert session.position == len(TOKENS) - 1
+    assert session.position() == len(TOKENS) - 1
     session.sync_chunk(array("I", TOKENS[:20]))
-    assert session.position == 8  # from the start
-    while session.position < 20:
+    assert session.position() == 8  # from the start
+    while session.position() < 20:
         session.sync_chunk(array("I", TOKENS[:20]))
     have = np.empty(VOCAB, np.float32)
     session.read_logits(have)
