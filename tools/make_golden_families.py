@@ -46,6 +46,7 @@ SIX = {**BASE, "num_attention_heads": 6}  # heads of 12, where head_dim is no ke
 
 
 def rope(kind: str = "default", theta: float = 5000.0, **more: Any) -> dict[str, Any]:
+    """The RoPE parameters of a configuration."""
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
 
 
@@ -94,7 +95,12 @@ GEMMA3 = {
     },
 }
 PHI = {**BASE, "hidden_size": 80, "hidden_act": "gelu_new", **rope(partial_rotary_factor=0.4)}
-NEOX = {**SIX, "hidden_act": "gelu", "num_key_value_heads": None, **rope(partial_rotary_factor=0.34)}
+NEOX = {
+    **SIX,
+    "hidden_act": "gelu",
+    "num_key_value_heads": None,
+    **rope(partial_rotary_factor=0.34),
+}
 VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 2, "image_size": 8, "patch_size": 4,
@@ -106,6 +112,7 @@ FALCON = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 
+# fmt: off
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-dynamic": ("llama", {**WIDE, **rope("dynamic", factor=3.0)}),
     "llama-yarn": ("llama", {**WIDE, **rope("yarn", **YARN)}),
@@ -113,7 +120,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {**WIDE, **rope("yarn", **YARN, beta_fast=20.0, beta_slow=2.0, mscale=0.7,
                         mscale_all_dim=0.9, truncate=False)},
-    ),  # fmt: skip
+    ),
     "llama-yarn-factor": ("llama", {**WIDE, **rope("yarn", **YARN, attention_factor=0.8)}),
     "llama-llama3": ("llama", {**WIDE, **rope("llama3", **LLAMA3)}),
     "llama-linear": ("llama", {**WIDE, **rope("linear", factor=4.0)}),
@@ -122,7 +129,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {**SIX, "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 7,
          "max_window_layers": 2},
-    ),  # fmt: skip
+    ),
     "qwen3": ("qwen3", {**WIDE, "tie_word_embeddings": True}),
     "qwen3-bias": ("qwen3", {**WIDE, "attention_bias": True, **rope("yarn", **YARN)}),
     "phi": ("phi", PHI),
@@ -131,7 +138,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {**SIX, "sliding_window": 9, "tie_word_embeddings": True,
          "original_max_position_embeddings": 64},
-    ),  # fmt: skip
+    ),
     "phi3-longrope-short": ("phi3", {**BASE, "num_attention_heads": 3,
                                      "num_key_value_heads": 1, **longrope(48)}),
     "phi3-longrope-long": ("phi3", {**BASE, "num_attention_heads": 3,
@@ -140,53 +147,53 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {**SIX, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0],
          "tie_word_embeddings": True},
-    ),  # fmt: skip
+    ),
     "granite": (
         "granite",
         {**SIX, "embedding_multiplier": 5.5, "residual_multiplier": 0.3,
          "attention_multiplier": 0.17, "logits_scaling": 3.0, "tie_word_embeddings": True},
-    ),  # fmt: skip
+    ),
     "granite-bias": (
         "granite",
         {**SIX, "embedding_multiplier": 0.7, "residual_multiplier": 0.22, "logits_scaling": 0.6,
          "attention_multiplier": 0.3, "attention_bias": True, "mlp_bias": False},
-    ),  # fmt: skip
+    ),
     "gemma": ("gemma", {**WIDE, "hidden_activation": "gelu_pytorch_tanh",
                         "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
     "gemma2": (
         "gemma2",
         {**GEMMA, "num_hidden_layers": 4, "attn_logit_softcapping": 5.0,
          "final_logit_softcapping": 60.0},
-    ),  # fmt: skip
+    ),
     "gemma3": ("gemma3_text", GEMMA3),
     "gemma3-nested": (
         "gemma3",
         {"text_config": GEMMA3, "vision_config": {"model_type": "siglip_vision_model", **VISION},
          "mm_tokens_per_image": 4, "image_token_index": 66, "tie_word_embeddings": True},
-    ),  # fmt: skip
+    ),
     "olmo2": ("olmo2", SIX),
     "olmo3": (
         "olmo3",
         {**SIX, "num_hidden_layers": 4, "sliding_window": 7, "layer_types": [S, F, S, F],
          "rope_parameters": {F: {"rope_type": "yarn", "rope_theta": 5000.0, **YARN},
                              S: {"rope_type": "default", "rope_theta": 5000.0}}},
-    ),  # fmt: skip
+    ),
     "ministral3": (
         "ministral3",
         {**WIDE, **rope("yarn", **YARN, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
                         mscale_all_dim=1.0, llama_4_scaling_beta=0.1)},
-    ),  # fmt: skip
+    ),
     "mistral-nested": (
         "mistral3",
         {"text_config": {"model_type": "mistral", **WIDE, "sliding_window": None},
          "vision_config": {"model_type": "pixtral", **VISION, "head_dim": 8},
          "image_token_index": 66, "tie_word_embeddings": False},
-    ),  # fmt: skip
+    ),
     "exaone4": (
         "exaone4",
         {**SIX, "num_hidden_layers": 4, "sliding_window": 6, "sliding_window_pattern": 2,
          "layer_types": [S, F, S, F]},
-    ),  # fmt: skip
+    ),
     "exaone4-full": ("exaone4", {**SIX, "sliding_window": None, "layer_types": [F, F],
                                  "tie_word_embeddings": True}),
     "glm": ("glm", {**WIDE, "attention_bias": True, **rope(partial_rotary_factor=0.5)}),
@@ -196,35 +203,36 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "stablelm",
         {**SIX, "use_qkv_bias": True, "use_parallel_residual": True,
          **rope(partial_rotary_factor=0.34)},
-    ),  # fmt: skip
+    ),
     "gpt_neox": ("gpt_neox", NEOX),
     "gpt_neox-sequential": (
         "gpt_neox",
         {**NEOX, "use_parallel_residual": False, "attention_bias": False},
-    ),  # fmt: skip
+    ),
     "gptj": (
         "gptj",
         {"n_embd": 72, "n_inner": 80, "n_layer": 2, "n_head": 3, "rotary_dim": 8,
          "vocab_size": 67, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 1,
          "tie_word_embeddings": False},
-    ),  # fmt: skip
+    ),
     "falcon": ("falcon", {**FALCON, "multi_query": True, "parallel_attn": True, "bias": False}),
     "falcon-new": (
         "falcon",
         {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "parallel_attn": True,
          "bias": False},
-    ),  # fmt: skip
+    ),
     "falcon-alibi": (
         "falcon",
         {**FALCON, "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
-    ),  # fmt: skip
+    ),
     "mpt": (
         "mpt",
         {"d_model": 72, "n_heads": 6, "n_layers": 2, "max_seq_len": 64,
          "vocab_size": 67, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1},
-    ),  # fmt: skip
+    ),
     "bitnet": ("bitnet", {**SIX, "hidden_act": "relu2", "tie_word_embeddings": True}),
 }
+# fmt: on
 
 
 def main(wanted: str = "") -> int:

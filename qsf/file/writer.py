@@ -46,7 +46,7 @@ LEAST_SAVING: Final = 0.03  # what compression must save to be worth its decodin
 _COPY_BYTES: Final = 1 << 20
 _MAX_THREADS: Final = 4
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
-_RESERVED_TAGS: Final = "LAYR EMBD FINL ARCH TENS EBND KIND ROPE".split()
+_RESERVED_TAGS: Final = ["LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND", "KIND", "ROPE"]
 _KNOWN_FLAGS: Final = {"WPOS": lay.SECTION_REQUIRED} | dict.fromkeys(
     ("META", "TOKN", "CHAT", "TEXT"), 0
 )

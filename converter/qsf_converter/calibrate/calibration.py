@@ -28,7 +28,7 @@ from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
 from qsf_converter.calibrate.state import CalibrationState
 from qsf_converter.original.divergence import Divergence
-from qsf_converter.original.layers import Original, Weights, for_each, linear
+from qsf_converter.original.layers import Original, Weights, for_each
 from qsf_converter.rounding.pieces import (
     Piece,
     RoundedPiece,
@@ -42,8 +42,8 @@ from qsf_converter.rounding.pieces import (
 from qsf_converter.rounding.plan import Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import UnrepresentableError
 from qsf_converter.rounding.tiles import dequantise_tiles
-from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
+from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 
 T = TensorType
 Group = tuple[TensorType, ...]

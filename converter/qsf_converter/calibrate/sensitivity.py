@@ -26,8 +26,8 @@ from qsf_converter.original.layers import Original, Weights
 from qsf_converter.rounding.plan import Target
 from qsf_converter.rounding.quantisers import UnrepresentableError, quantise_rows
 from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles
-from qsf_converter.sources.families.rules import Place
 from qsf_converter.sources.checkpoint import Float32Array
+from qsf_converter.sources.families.rules import Place
 
 # What is measured in a layer; the other types follow from their output errors, see `measure`.
 MEASURED: Final = (Dtype.Q2, Dtype.Q3)

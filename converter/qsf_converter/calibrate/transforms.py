@@ -140,7 +140,7 @@ def _divide(weights: Weights, kind: TensorType, scales: Float32Array) -> None:
     values = weights[kind]
     weights[kind] = values / (scales if values.ndim == 1 else scales[:, None])
     bias = BIASES.get(kind)
-    if bias in weights:
+    if bias is not None and bias in weights:
         weights[bias] = weights[bias] / scales
 
 
@@ -167,7 +167,7 @@ def _scales(
 
 
 def _error(
-    weights: Weights,
+    weights: Mapping[TensorType, Float32Array],
     group: tuple[TensorType, ...],
     dtypes: Mapping[TensorType, Dtype],
     energies: NDArray[np.float64],

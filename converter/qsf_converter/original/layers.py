@@ -22,8 +22,8 @@ from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, QkNorm, plain_kind
 from qsf.file.layout import Activation, Arch, Header, Norm, Positions, RopeScaling, TensorType
 from qsf_converter.rounding.pieces import Piece, read_rows, read_tensor
 from qsf_converter.rounding.plan import Plan, Target
-from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
+from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 
 T = TensorType
 # Called with the matrices that read an input, and the input [n_tokens, n_inputs].
@@ -278,9 +278,7 @@ class Original:
             x = x * factors.astype(np.float32)[:, None]
         return np.asarray(x, np.float32)
 
-    def _angles(
-        self, kind: LayerKind, n_tokens: int
-    ) -> tuple[Float32Array, Float32Array, bool]:
+    def _angles(self, kind: LayerKind, n_tokens: int) -> tuple[Float32Array, Float32Array, bool]:
         """Return cos and sin [n_tokens, pairs], and whether pairs are interleaved."""
         frequencies, is_interleaved = self._frequencies, self.arch.rope_interleaved
         factor = 1.0
@@ -300,7 +298,7 @@ class Original:
             return x
         y = self._normalised(x) * w[kind]
         bias = BIASES.get(kind)
-        if bias in w:
+        if bias is not None and bias in w:
             y += w[bias]
         return np.asarray(y, np.float32)
 

@@ -73,7 +73,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         tensors = dict(self.head.tensors)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         dialect = dialect_of(self.head.metadata, shapes)
-        factors = {
+        factors: dict[str, NDArray[np.float32]] = {
             name: self._rope_factors(place, tensors.pop(name))
             for name in ROPE_TENSORS
             if name in tensors

@@ -344,7 +344,10 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         optional=_OPTIONAL,
         constants={"hidden_act": "relu2"},
         tensors=_names(
-            _PRE, _QKV, _OUT, _FFN,
+            _PRE,
+            _QKV,
+            _OUT,
+            _FFN,
             {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
         ),
         permuted={},

@@ -35,8 +35,8 @@ from qsf_converter.calibrate.assignment import (
 from qsf_converter.rounding.pieces import rounded_units
 from qsf_converter.rounding.plan import Plan, Policy, Share, Target, make_plan
 from qsf_converter.rounding.tiles import tile_bytes
-from qsf_converter.sources.families.rules import Place, TensorRule
 from qsf_converter.sources.checkpoint import SourceTensor
+from qsf_converter.sources.families.rules import Place, TensorRule
 from qsf_converter.sources.source import Source, open_source
 
 TYPES = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q8)

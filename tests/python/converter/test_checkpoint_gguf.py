@@ -288,7 +288,9 @@ def test_models_that_cannot_be_represented(
 def test_other_architectures_and_types_are_refused(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma3n")
     gguf_files.close(writer)
-    with pytest.raises(QsfConversionError, match=r"'gemma3n' of a GGUF file .* supported: llama, m"):
+    with pytest.raises(
+        QsfConversionError, match=r"'gemma3n' of a GGUF file .* supported: llama, m"
+    ):
         GgufCheckpoint(tmp_path / "m.gguf")
     folder = tiny_checkpoints.make_llama(tmp_path / "m")
     tensors = {"model.norm.weight": np.zeros(80, np.float32)}

@@ -36,7 +36,10 @@ def refuse(folder: Path, message: str, error: type[QsfError] = QsfConversionErro
             {"architectures": ["Qwen3MoeForCausalLM"]},
             "Qwen3MoeForCausalLM is not supported: mixtures of experts; supported: .*Llama",
         ),
-        ({"architectures": ["NoForCausalLM"]}, "NoForCausalLM is not supported; supported: .*Llama"),
+        (
+            {"architectures": ["NoForCausalLM"]},
+            "NoForCausalLM is not supported; supported: .*Llama",
+        ),
         ({"architectures": None, "model_type": "bert"}, "names no architecture.*bert"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"type": "spiral", "factor": 4.0}}, "'spiral' is not supported"),

@@ -249,7 +249,7 @@ def test_the_measured_error_is_that_of_the_outputs() -> None:
     n_tokens, n_cols = 20000, 128
     sizes = np.exp(rng.normal(0, 1, n_cols))
     y = (rng.standard_normal((n_tokens, n_cols)) * sizes).astype(np.float32)
-    weights: Weights = {
+    weights: dict[TensorType, Array] = {
         T.FFN_GATE: rng.standard_normal((48, n_cols)).astype(np.float32),
         T.FFN_UP: rng.standard_normal((80, n_cols)).astype(np.float32),
     }
@@ -270,7 +270,9 @@ def test_the_measured_error_is_that_of_the_outputs() -> None:
 
 def test_a_sample_of_the_rows_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(8)
-    weights: Weights = {T.FFN_DOWN: rng.standard_normal((400, 64)).astype(np.float32)}
+    weights: dict[TensorType, Array] = {
+        T.FFN_DOWN: rng.standard_normal((400, 64)).astype(np.float32)
+    }
     dtypes = {T.FFN_DOWN: Dtype.Q2}
     whole = transforms._error(weights, OF_DOWN, dtypes, np.ones(64))
     monkeypatch.setattr(transforms, "_MOST_ROWS", 100)

@@ -15,8 +15,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from make.golden_families import Case
 from make.gguf_files import add, close
+from make.golden_families import Case
 
 Array = NDArray[np.float32]
 Keys = gguf.Keys
@@ -125,7 +125,10 @@ def _rope(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
             said[Keys.Rope.FREQ_BASE_SWA] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     part = rope.get("partial_rotary_factor", 1.0)
-    said |= {Keys.Rope.FREQ_BASE: rope["rope_theta"], Keys.Rope.DIMENSION_COUNT: int(head_dim * part)}
+    said |= {
+        Keys.Rope.FREQ_BASE: rope["rope_theta"],
+        Keys.Rope.DIMENSION_COUNT: int(head_dim * part),
+    }
     kind = rope["rope_type"]
     original = rope.get("original_max_position_embeddings")
     if kind in ("linear", "yarn"):

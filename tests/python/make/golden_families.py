@@ -108,4 +108,4 @@ def _uniform(seed: int, n: int) -> NDArray[np.float64]:
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x ^= x >> np.uint64(31)
-    return (x >> np.uint64(40)).astype(np.float64) / (1 << 23) - 1
+    return np.asarray((x >> np.uint64(40)).astype(np.float64) / (1 << 23) - 1)

@@ -17,22 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.reference_models import (
-    Config as Config,
-    Layer as Layer,
-    Model as Model,
-    load_huggingface as load_huggingface,
-    load_qsf as load_qsf,
-    read_safetensors as read_safetensors,
-    rope_frequencies as rope_frequencies,
+    Config,
+    Layer,
+    Model,
+    load_huggingface,
+    load_qsf,
+    read_safetensors,
+    rope_frequencies,
 )
 from oracle.reference_parts import (
     activate,
-    attend as attend,
+    attend,
     attend_layer,
     hadamard,
-    quantise_activations as quantise_activations,
+    quantise_activations,
     quantise_kv,
-    rotate as rotate,
+    rotate,
     rotate_by,
 )
 
@@ -40,6 +40,26 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 Array = NDArray[Any]
+
+__all__ = [
+    "Config",
+    "Layer",
+    "Model",
+    "Trace",
+    "attend",
+    "first_difference",
+    "forward",
+    "greedy",
+    "hadamard",
+    "load_huggingface",
+    "load_qsf",
+    "quantise_activations",
+    "quantise_kv",
+    "read_safetensors",
+    "rope_frequencies",
+    "rotate",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:

@@ -140,7 +140,9 @@ class Config(Mapping[str, Any]):
             raise self.error(name, f"= {shown(value)} is not a list for {n_layers} layers")
         for one in value[:n_layers]:
             if one not in allowed:
-                raise self.error(name, f"has {shown(one)}, supported: {', '.join(map(str, allowed))}")
+                raise self.error(
+                    name, f"has {shown(one)}, supported: {', '.join(map(str, allowed))}"
+                )
         return value[:n_layers]
 
     def token_id(self, name: str, n_vocab: int, warnings: list[str]) -> int | None:

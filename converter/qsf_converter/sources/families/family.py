@@ -23,7 +23,8 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 class Facts:
     """What a configuration says: everything but the weights. ``header.dtype`` is provisional.
 
-    ``layer_kinds`` and ``rope_sets`` are empty where header and ``arch`` say them. ``factors`` are what rules with ``scale`` multiply with.
+    ``layer_kinds`` and ``rope_sets`` are empty where header and ``arch`` say them. ``factors`` are
+    what rules with ``scale`` multiply with.
     """
 
     header: Header
@@ -201,9 +202,7 @@ def _head_dims(config: Config) -> tuple[int, int, int, int]:
             f"config.json: {n_heads} attention heads cannot share {n_kv_heads} key-value heads"
         )
     if config.get("head_dim") is None and dim % n_heads:
-        raise config.error(
-            "hidden_size", f"{dim} is not a multiple of {n_heads} attention heads"
-        )
+        raise config.error("hidden_size", f"{dim} is not a multiple of {n_heads} attention heads")
     head_dim = config.count("head_dim", limits.MAX_HEAD_DIM, max(1, dim // n_heads))
     if head_dim > limits.MAX_HEAD_DIM:
         raise QsfConversionError(f"config.json: heads of {head_dim} are too wide")
@@ -244,8 +243,8 @@ def _ropes(
 
 def _facts_of(draft: Draft) -> Facts:
     """Number the RoPE sets, and say in header and ARCH what these can."""
-    header, arch, sets = draft.header, draft.arch, ()
-    layers = draft.layers
+    header, arch, layers = draft.header, draft.arch, draft.layers
+    sets: tuple[RopeSet, ...] = ()
     distinct = list(dict.fromkeys(_key(rope) for rope in draft.ropes.values()))
     if distinct:
         first = next(iter(draft.ropes.values()))

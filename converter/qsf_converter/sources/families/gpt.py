@@ -207,7 +207,9 @@ FAMILIES = (
         rules=(
             *_norms(f"{_AT}input_layernorm", None),
             *norm(
-                T.FFN_NORM, f"{_AT}post_attention_layernorm", bias=T.FFN_NORM_BIAS,
+                T.FFN_NORM,
+                f"{_AT}post_attention_layernorm",
+                bias=T.FFN_NORM_BIAS,
                 flag="sequential",
             ),
             *qkv(bias="use_qkv_bias"),
@@ -286,7 +288,9 @@ FAMILIES = (
         rules=(
             *_norms(f"{_H}input_layernorm", None, flag="one norm"),
             *norm(
-                T.FFN_NORM, f"{_H}post_attention_layernorm", bias=T.FFN_NORM_BIAS,
+                T.FFN_NORM,
+                f"{_H}post_attention_layernorm",
+                bias=T.FFN_NORM_BIAS,
                 flag="sequential",
             ),
             *_norms(f"{_H}ln_attn", f"{_H}ln_mlp", flag="two norms"),

@@ -178,7 +178,9 @@ def _llama3(place: _Place) -> tuple[dict[str, Any] | None, _Found]:
     factor = scaling.positive("factor")
     low, high = scaling.positive("low_freq_factor"), scaling.positive("high_freq_factor")
     if high <= low:
-        raise scaling.error("high_freq_factor", f"= {high:g} is not above low_freq_factor = {low:g}")
+        raise scaling.error(
+            "high_freq_factor", f"= {high:g} is not above low_freq_factor = {low:g}"
+        )
     original = place.scaling.count(_ORIGINAL, MAX_TOKENS)
     turns = original * place.plain / (2 * math.pi)
     kept = np.clip((turns - low) / (high - low), 0, 1)

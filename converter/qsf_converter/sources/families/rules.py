@@ -81,7 +81,11 @@ def linear(
 
 
 def norm(
-    target: TensorType, source: str, dim: str = "hidden", bias: TensorType | None = None, **more: Any
+    target: TensorType,
+    source: str,
+    dim: str = "hidden",
+    bias: TensorType | None = None,
+    **more: Any,
 ) -> tuple[TensorRule, ...]:
     """The rules of a norm and, if ``bias`` is given, of its bias."""
     rules = (layer(target, f"{source}.weight", dim, **more),)
@@ -89,15 +93,18 @@ def norm(
 
 
 def ends(
-    embedding: str, final_norm: str, *, bias: bool = False, head: str = "lm_head",
-    head_bias: str | None = None, **norm_options: Any
+    embedding: str,
+    final_norm: str,
+    *,
+    bias: bool = False,
+    head: str = "lm_head",
+    head_bias: str | None = None,
+    **norm_options: Any,
 ) -> tuple[TensorRule, ...]:
     """The rules of the embedding, the final norm and the head."""
     rules = [
         TensorRule(Place.EMBEDDING, T.EMBEDDING, f"{embedding}.weight", ("vocab", "hidden")),
-        TensorRule(
-            Place.FINAL, T.FINAL_NORM, f"{final_norm}.weight", ("hidden",), **norm_options
-        ),
+        TensorRule(Place.FINAL, T.FINAL_NORM, f"{final_norm}.weight", ("hidden",), **norm_options),
     ]
     if bias:
         rules.append(
@@ -129,6 +136,4 @@ _ORDER: Final = (
 
 def in_file_order(rules: tuple[TensorRule, ...]) -> tuple[TensorRule, ...]:
     """The rules in the order in which a file has their tensors; learned positions come first."""
-    return tuple(
-        sorted(rules, key=lambda r: -1 if r.target is None else _ORDER.index(r.target))
-    )
+    return tuple(sorted(rules, key=lambda r: -1 if r.target is None else _ORDER.index(r.target)))
