@@ -204,6 +204,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIX, "use_qkv_bias": True, "use_parallel_residual": True,
          **rope(partial_rotary_factor=0.34)},
     ),
+    "starcoder2": ("starcoder2", {**SIX, "sliding_window": None}),
+    "starcoder2-window": (
+        "starcoder2", {**SIX, "sliding_window": 7, "use_bias": False, "tie_word_embeddings": False},
+    ),
     "gpt_neox": ("gpt_neox", NEOX),
     "gpt_neox-sequential": (
         "gpt_neox",

@@ -36,6 +36,12 @@ class Dialect:
     is_ungrouped: bool = False
     more: Callable[[Fields, Shapes, Mapping[str, Any]], Mapping[str, Any]] | None = None
     read_by_more: tuple[str, ...] = ()
+    other_families: tuple[str, ...] = ()  # that ``more`` may find it to be
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """All families whose files say this architecture."""
+        return self.family, *self.other_families
 
 
 def _layers(at: str, names: Mapping[str, str]) -> dict[str, str]:
@@ -165,6 +171,10 @@ def _stablelm(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> di
     }
 
 
+def _starcoder2(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"use_bias": any("attn_q.bias" in name for name in shapes)}
+
+
 def _gpt_neox(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
     return {"attention_bias": any("attn_qkv.bias" in name for name in shapes)}
 
@@ -192,6 +202,7 @@ _LLAMA = Dialect(
     tensors=_LLAMA_NAMES,
     permuted=_PERMUTED,
     more=_llama,
+    other_families=("MistralForCausalLM",),
 )
 _QWEN2 = replace(
     _LLAMA,
@@ -200,6 +211,7 @@ _QWEN2 = replace(
     constants={"hidden_act": "silu", "use_sliding_window": False},
     permuted={},
     more=None,
+    other_families=(),
 )
 _GEMMA_FIELDS: Mapping[str, Any] = {
     # Published checkpoints are bf16, in which the factor of the embedding is rounded.
@@ -264,6 +276,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "llama": _LLAMA,
     "mistral3": replace(
         _LLAMA,
+        other_families=(),
         family="Ministral3ForCausalLM",
         optional=_OPTIONAL,
         constants={"hidden_act": "silu"},
@@ -278,6 +291,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     ),
     "phi3": replace(
         _LLAMA,
+        other_families=(),
         family="Phi3ForCausalLM",
         tensors=_names(_PRE, {"attn_qkv": "self_attn.qkv_proj"}, _OUT, _FUSED_FFN),
         permuted={},
@@ -285,6 +299,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     ),
     "smollm3": replace(
         _LLAMA,
+        other_families=(),
         family="SmolLM3ForCausalLM",
         optional=_OPTIONAL,
         # llama.cpp knows of every fourth layer that it does not rotate.
@@ -293,6 +308,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     ),
     "granite": replace(
         _LLAMA,
+        other_families=(),
         family="GraniteForCausalLM",
         optional={
             **_OPTIONAL,
@@ -322,6 +338,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     ),
     "olmo2": replace(
         _LLAMA,
+        other_families=("Olmo3ForCausalLM",),
         family="Olmo2ForCausalLM",
         tensors=_names(_POST, _QKV, _QK, _OUT, _FFN),
         permuted={},
@@ -329,6 +346,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     ),
     "exaone4": replace(
         _LLAMA,
+        other_families=(),
         family="Exaone4ForCausalLM",
         tensors=_names(_POST, _QKV, _QK, _OUT, _FFN),
         permuted={},
@@ -340,6 +358,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "glm4": _GLM4,
     "bitnet": replace(
         _LLAMA,
+        other_families=(),
         family="BitNetForCausalLM",
         optional=_OPTIONAL,
         constants={"hidden_act": "relu2"},
@@ -406,6 +425,14 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         constants={"hidden_act": "silu"},
         tensors=_LLAMA_NAMES,
         more=_stablelm,
+    ),
+    "starcoder2": Dialect(
+        family="Starcoder2ForCausalLM",
+        config={**_CONFIG, "norm_epsilon": "attention.layer_norm_epsilon"},
+        optional=_OPTIONAL,
+        constants={"hidden_act": "gelu_pytorch_tanh"},
+        tensors=_names(_PRE, _QKV, _OUT, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+        more=_starcoder2,
     ),
     "gptneox": Dialect(
         family="GPTNeoXForCausalLM",

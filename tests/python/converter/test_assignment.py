@@ -233,7 +233,7 @@ def write(
                 beside = (outlier_bytes or {}).get(target.name)
                 if beside is not None:
                     kind = _BESIDE[target.rule.target]
-                    writer.begin_tensor(kind, 1, beside // 4, Dtype.F32, Layout.VECTOR)
+                    writer.begin_tensor(kind, 1, beside // 4, Dtype.F32, Layout.VECTOR, index=1)
                     writer.write(bytes(beside))
                     writer.end_tensor()
             writer.end_unit()

@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "ministral3": "mistral3",
     "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4", "stablelm": "stablelm",
     "gpt_neox": "gptneox", "falcon": "falcon", "mpt": "mpt", "bitnet": "bitnet",
+    "starcoder2": "starcoder2",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
 
@@ -109,7 +110,7 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
         said |= {Keys.Attention.KEY_LENGTH: head_dim, Keys.Attention.VALUE_LENGTH: head_dim}
     if "rms_norm_eps" in config:
         said[Keys.Attention.LAYERNORM_RMS_EPS] = config["rms_norm_eps"]
-    for name in ("layer_norm_eps", "layer_norm_epsilon"):
+    for name in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"):
         if name in config:
             said[Keys.Attention.LAYERNORM_EPS] = config[name]
     return {**said, **_rope(config, head_dim)}

@@ -12,7 +12,7 @@ from qsf.file.kinds import ROPE_NONE, Ffn
 from qsf.file.layout import Architecture, Norm, Positions
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Draft, Family
-from qsf_converter.sources.families.llama import gated, out, qkv
+from qsf_converter.sources.families.llama import gated, out, qkv, window_of_all
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, parameters_of
 from qsf_converter.sources.families.rules import Place, T, TensorRule, ends, linear, norm
 
@@ -227,6 +227,30 @@ FAMILIES = (
         },
         flags={"use_qkv_bias": False},
         adjust=_parallel,
+    ),
+    Family(
+        name="Starcoder2ForCausalLM",
+        title="StarCoder 2",
+        model_type="starcoder2",
+        rules=(
+            *_norms(f"{_AT}input_layernorm", f"{_AT}post_attention_layernorm"),
+            *qkv(bias="use_bias"),
+            *out(bias="use_bias"),
+            *_plain(f"{_AT}mlp.c_fc", f"{_AT}mlp.c_proj", bias="use_bias"),
+            *ends("embed_tokens", "norm", bias=True),
+        ),
+        defaults={
+            **_DEFAULTS,
+            "hidden_act": "gelu_pytorch_tanh",
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+        },
+        flags={"use_bias": True},
+        windows=window_of_all,
+        neutral={"mlp_type": ("default",)},
+        **_COMMON,
     ),
     Family(
         name="GPTNeoXForCausalLM",
