@@ -72,13 +72,13 @@ def test_a_key_that_is_left_out_has_a_default_or_is_missed_by_name(name: str) ->
     for key in text:
         without = {other: value for other, value in text.items() if other != key}
         changed = {**config, "text_config": without} if text is not config else without
+        # Some defaults, of models a thousand times as large, do not fit to this one.
+        fault = ""
         try:
             read_facts(family, changed)
         except QsfConversionError as error:
-            # Some defaults, of models a thousand times as large, do not fit to this one.
-            assert (key in needed) == (f" {key} is missing" in str(error)), error
-        else:
-            assert key not in needed, key
+            fault = str(error)
+        assert (key in needed) == (f" {key} is missing" in fault), fault
 
 
 @pytest.mark.parametrize("name", ["gemma3-nested", "mistral-nested"])

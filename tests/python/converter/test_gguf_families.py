@@ -23,8 +23,10 @@ ASSUMED: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
 }
 # Windows of Qwen and scalings that llama.cpp does not write into files of that architecture.
-NOT_SAID = ("qwen2-window", "starcoder2-window", "llama-dynamic", "llama-yarn-more", "llama-yarn-factor",
-            "llama-llama3", "falcon-alibi", "gemma3-nested", "mistral-nested", "gptj")  # fmt: skip
+NOT_SAID = (
+    "qwen2-window", "starcoder2-window", "llama-dynamic", "llama-yarn-more", "llama-yarn-factor",
+    "llama-llama3", "falcon-alibi", "gemma3-nested", "mistral-nested", "gptj",
+)  # fmt: skip
 
 
 def cases() -> dict[str, Case]:
