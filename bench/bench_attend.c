@@ -124,7 +124,8 @@ static void measure(const shape *s, qsf_dtype type, uint32_t n_threads, qsf_isa 
             qsort(us, N_RUNS, sizeof us[0], by_value);
             const double median = us[N_RUNS / 2];
             const double n_positions = (double)depth * s->n_kv_heads;
-            const double page_bytes = (double)(kv.layers[0].k_page_bytes + kv.layers[0].v_page_bytes);
+            const double page_bytes =
+                (double)(kv.layers[0].k_page_bytes + kv.layers[0].v_page_bytes);
             printf("{\"shape\": \"%s\", \"kv\": \"%s\", \"isa\": \"%s\", \"threads\": %u, "
                    "\"tokens\": %u, \"depth\": %u, \"us\": %.1f, \"us_best\": %.1f, "
                    "\"ns_per_position\": %.2f, \"gb_s\": %.2f}\n",

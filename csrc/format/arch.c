@@ -9,9 +9,14 @@
 
 #define ABSENT UINT32_MAX
 
-#define U32(number, name, field, least, most) \
-    {number, QSF_VALUE_U32, name, offsetof(qsf_arch, field), least, most}
-#define F32(number, name, field) {number, QSF_VALUE_F32, name, offsetof(qsf_arch, field), 0, 0}
+#define U32(number, name, field, least, most)                               \
+    {                                                                       \
+        number, QSF_VALUE_U32, name, offsetof(qsf_arch, field), least, most \
+    }
+#define F32(number, name, field)                                     \
+    {                                                                \
+        number, QSF_VALUE_F32, name, offsetof(qsf_arch, field), 0, 0 \
+    }
 
 static const qsf_key keys[] = {
     F32(1, "norm epsilon", norm_epsilon),
@@ -45,7 +50,8 @@ qsf_status qsf_arch_parse(unsigned char *bytes, size_t n_bytes, const qsf_header
         out->rope_dims = h->head_dim;
     else if (out->rope_dims % 2 != 0 || out->rope_dims > h->head_dim)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "ARCH: %" PRIu32 " rotary dimensions, allowed: even, up to the head's %" PRIu32,
+                        "ARCH: %" PRIu32
+                        " rotary dimensions, allowed: even, up to the head's %" PRIu32,
                         out->rope_dims, h->head_dim);
     if (!(out->rope_high_freq_factor > out->rope_low_freq_factor))
         return QSF_FAIL(QSF_ERR_FORMAT,

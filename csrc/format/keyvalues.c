@@ -103,9 +103,8 @@ static qsf_status check_head(const char *where, const unsigned char *head, int64
 {
     const uint32_t number = qsf_load_u16(head);
     if (head[3] != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: reserved byte of key %" PRIu32 " is %d, allowed: 0", where, number,
-                        head[3]);
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: reserved byte of key %" PRIu32 " is %d, allowed: 0",
+                        where, number, head[3]);
     if ((int64_t)number <= last_key)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: key %" PRIu32 " after key %" PRId64 ", allowed: ascending", where,

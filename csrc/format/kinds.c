@@ -12,9 +12,14 @@
 
 #define LAYERS_OFF 4 /* of the kinds of the layers in the section */
 
-#define U32(number, name, field, least, most) \
-    {number, QSF_VALUE_U32, name, offsetof(qsf_layer_kind, field), least, most}
-#define F32(number, name, field) {number, QSF_VALUE_F32, name, offsetof(qsf_layer_kind, field), 0, 0}
+#define U32(number, name, field, least, most)                                     \
+    {                                                                             \
+        number, QSF_VALUE_U32, name, offsetof(qsf_layer_kind, field), least, most \
+    }
+#define F32(number, name, field)                                           \
+    {                                                                      \
+        number, QSF_VALUE_F32, name, offsetof(qsf_layer_kind, field), 0, 0 \
+    }
 
 /* The header has the largest numbers of all kinds. */
 static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned char *bytes,

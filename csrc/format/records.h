@@ -135,20 +135,20 @@ typedef struct qsf_reader {
     uint32_t n_units_file; /* the same, including those left out */
     uint32_t n_tensors;
     uint32_t n_sections;
-    uint32_t n_bands;       /* of 16 embedding rows */
+    uint32_t n_bands; /* of 16 embedding rows */
     uint32_t n_kinds;
-    uint32_t n_rope_sets;   /* of the section ROPE; 0: header and ARCH say what RoPE there is */
-    uint64_t directory_off; /* in the file */
-    qsf_unit *units;        /* [n_units] */
-    qsf_tensor *tensors;    /* [n_tensors], sorted by unit and offset */
-    qsf_section *sections;  /* [n_sections] */
-    uint32_t *band_crc32;   /* [n_bands] */
-    qsf_layer_kind *kinds;  /* [n_kinds], at least one */
+    uint32_t n_rope_sets;    /* of the section ROPE; 0: header and ARCH say what RoPE there is */
+    uint64_t directory_off;  /* in the file */
+    qsf_unit *units;         /* [n_units] */
+    qsf_tensor *tensors;     /* [n_tensors], sorted by unit and offset */
+    qsf_section *sections;   /* [n_sections] */
+    uint32_t *band_crc32;    /* [n_bands] */
+    qsf_layer_kind *kinds;   /* [n_kinds], at least one */
     qsf_rope_set *rope_sets; /* [n_rope_sets], by number and least context */
     qsf_table kind_table;
     qsf_table rope_table;
-    uint64_t tables_bytes;  /* size of the arrays */
-    qsf_ledger *ledger;     /* borrowed; outlives the reader */
+    uint64_t tables_bytes; /* size of the arrays */
+    qsf_ledger *ledger;    /* borrowed; outlives the reader */
 } qsf_reader;
 
 /* A section's tag for error texts: '?' replaces bytes that are not printable ASCII. */

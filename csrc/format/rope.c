@@ -26,8 +26,8 @@ static qsf_status check_set(const qsf_rope_set *s, const qsf_rope_set *last, uin
                         "ROPE: set %" PRIu32 " is for contexts from %" PRIu32
                         " on, allowed: 0 for the first of a number, then ascending",
                         idx, s->least_context);
-    if (is_same && (s->is_interleaved != last->is_interleaved ||
-                    s->frequencies.n != last->frequencies.n))
+    if (is_same &&
+        (s->is_interleaved != last->is_interleaved || s->frequencies.n != last->frequencies.n))
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "ROPE: set %" PRIu32
                         " has other pairs than the one before it, of the same number",
@@ -40,7 +40,8 @@ static qsf_status check_set(const qsf_rope_set *s, const qsf_rope_set *last, uin
         const float frequency = s->frequencies.values[i];
         if (!isfinite(frequency) || frequency < 0.0F)
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "ROPE: set %" PRIu32 " has the frequency %g, allowed: finite, 0 or more",
+                            "ROPE: set %" PRIu32
+                            " has the frequency %g, allowed: finite, 0 or more",
                             idx, (double)frequency);
     }
     return QSF_OK;

@@ -25,7 +25,7 @@
  * other indices is acquired only when the first one comes. */
 typedef struct seen_set {
     bool zero_types[QSF_TENSOR_TYPE_COUNT]; /* (type, index 0) */
-    unsigned char *others; /* [SEEN_BYTES]; NULL until needed */
+    unsigned char *others;                  /* [SEEN_BYTES]; NULL until needed */
 } seen_set;
 
 static qsf_status add_seen(qsf_reader *r, seen_set *seen, const qsf_tensor *t)
@@ -196,10 +196,11 @@ static qsf_status check_contents(const qsf_reader *r)
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "tensor table: entry %" PRIu32 " of a layer has type %" PRIu32
                             ", allowed in layers: all but %d .. %d and %d",
-                            i, r->tensors[i].type, QSF_TENSOR_EMBEDDING,
-                            QSF_TENSOR_FINAL_NORM_BIAS, QSF_TENSOR_HEAD_BIAS);
+                            i, r->tensors[i].type, QSF_TENSOR_EMBEDDING, QSF_TENSOR_FINAL_NORM_BIAS,
+                            QSF_TENSOR_HEAD_BIAS);
 
-    /* In the order of use: norm, its bias if any, the head's bias if any and the head, unless tied. */
+    /* In the order of use: norm, its bias if any, the head's bias if any and the head, unless tied.
+     */
     const qsf_tensor *const t = &r->tensors[finl->first_tensor];
     uint32_t i = 1;
     QSF_TRY(check_is(&t[0], QSF_TENSOR_FINAL_NORM, QSF_LAYOUT_VECTOR, 1, h->dim));

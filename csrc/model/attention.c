@@ -134,8 +134,8 @@ void qsf_attention_finish_whole(qsf_ops *o, const qsf_chunk *chunk, uint32_t lay
                                 const float *q_weight, const float *k_weight)
 {
     whole_job job = {o, chunk, layer, {q_weight, NULL}, {k_weight, NULL}};
-    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(2 * (size_t)qsf_q_dim(o->kind)),
-                 finish_tokens, &job);
+    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(2 * (size_t)qsf_q_dim(o->kind)), finish_tokens,
+                 &job);
 }
 
 typedef struct attention_job {
@@ -257,7 +257,8 @@ static qsf_acts gather_queries(const qsf_ops *o, const row_group *group, size_t 
     const size_t block_off = value_off / QSF_BLOCK;
     for (size_t r = 0; r < group->n_rows; r++) {
         float *const q = s->q + value_off + r * stride;
-        memcpy(q, o->scratch->q + head_off(o, chunk_row(kind, group, r)), kind->head_dim * sizeof *q);
+        memcpy(q, o->scratch->q + head_off(o, chunk_row(kind, group, r)),
+               kind->head_dim * sizeof *q);
         memset(q + kind->head_dim, 0, (stride - kind->head_dim) * sizeof *q);
     }
     const qsf_act_row rows = {
@@ -370,7 +371,8 @@ static void attend_span(const attention_job *job, const row_group *group, const 
         if (ranges[r].begin < ranges[r].end)
             sums[r] = weigh_scores(o, group, r, begin, ranges[r], scores + r * QSF_KV_SPAN_TOKENS);
     k->span_values[kv->form.v_type](v_pages, x->n_blocks, scores, ranges, group->n_rows,
-                                    s->span_values + worker_idx * QSF_ATTEND_ROWS * x->n_blocks * QSF_BLOCK);
+                                    s->span_values +
+                                        worker_idx * QSF_ATTEND_ROWS * x->n_blocks * QSF_BLOCK);
 }
 
 /* attended = values / total, rotated back */
@@ -410,8 +412,7 @@ static void attend_row_group(const attention_job *job, const row_group *group, s
         }
     }
     for (size_t r = 0; r < group->n_rows; r++)
-        write_row(o, chunk_row(o->kind, group, r), &sums[r],
-                  s->values + worker_off + r * stride);
+        write_row(o, chunk_row(o->kind, group, r), &sums[r], s->values + worker_off + r * stride);
 }
 
 /* Attends item_spans spans of a row group from `first` on; merge_rows merges the results. */

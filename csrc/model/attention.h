@@ -1,7 +1,7 @@
 /* attention.h - attention of a chunk, from q, k and v.
  *
- * The first three functions are for epilogues of the matmuls. Each works on one head, whose rows are
- * complete; different threads may work on different heads or rows. Then qsf_attention_run
+ * The first three functions are for epilogues of the matmuls. Each works on one head, whose rows
+ * are complete; different threads may work on different heads or rows. Then qsf_attention_run
  * attends.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -13,8 +13,9 @@
 #include "model/chunk.h"
 #include "model/ops.h"
 
-/* Finishes head `head` of q in rows begin .. end - 1: its norm, if heads have one by themselves, the
- * query temperature, RoPE, and Hadamard if the cache is rotated. weight: of the Q norm, or NULL */
+/* Finishes head `head` of q in rows begin .. end - 1: its norm, if heads have one by themselves,
+ * the query temperature, RoPE, and Hadamard if the cache is rotated. weight: of the Q norm, or NULL
+ */
 void qsf_attention_finish_q(const qsf_ops *o, const float *weight, uint32_t head, size_t begin,
                             size_t end);
 

@@ -59,11 +59,11 @@ typedef struct qsf_config {
     const qsf_layer *layers; /* [n_layers] */
     uint32_t dim;
     uint32_t n_vocab;
-    uint32_t max_tokens;    /* longest sequence that the model allows */
-    uint32_t n_heads;       /* the largest of all layers; likewise the next four */
+    uint32_t max_tokens; /* longest sequence that the model allows */
+    uint32_t n_heads;    /* the largest of all layers; likewise the next four */
     uint32_t head_dim;
-    uint32_t q_dim;         /* heads * head_dim */
-    uint32_t kv_dim;        /* KV heads * head_dim */
+    uint32_t q_dim;  /* heads * head_dim */
+    uint32_t kv_dim; /* KV heads * head_dim */
     uint32_t ffn_dim;
     uint32_t least_kv_heads; /* of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */

@@ -39,8 +39,7 @@ void qsf_kvcache_layout(qsf_kvcache *kv, qsf_arena *a, const qsf_config *c, uint
     uint64_t pages_bytes = 0;
     *kv = (qsf_kvcache){.form = *form};
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        const qsf_kv_layer l =
-            describe_layer(c->layers[i].kind, ctx_tokens, chunk_tokens, form);
+        const qsf_kv_layer l = describe_layer(c->layers[i].kind, ctx_tokens, chunk_tokens, form);
         const uint64_t page_bytes = (uint64_t)l.n_kv_heads * (l.k_page_bytes + l.v_page_bytes);
         uint64_t layer_bytes = UINT64_MAX;
         (void)qsf_mul_u64(page_bytes, l.n_pages, &layer_bytes);

@@ -42,7 +42,7 @@ typedef struct qsf_kv_layer {
 
 typedef struct qsf_kvcache {
     qsf_kv_form form;
-    uint32_t n_stored; /* one more than the last position that was stored; 0: none that counts */
+    uint32_t n_stored;    /* one more than the last position that was stored; 0: none that counts */
     qsf_kv_layer *layers; /* [n_layers] */
     unsigned char *pages; /* [layers, kv_heads]: n_pages pages of K, then n_pages of V */
     void **k_tables;      /* [layers, kv_heads, n_entries] */

@@ -16,7 +16,7 @@
 #include "stream/stream.h"
 #include "kernels/kernels.h"
 #include "model/config.h"
-#include "model/rope.h"
+#include "model/angles.h"
 #include "model/scratch.h"
 #include "platform/pool.h"
 #include "platform/stopwatch.h"
@@ -29,9 +29,9 @@ typedef struct qsf_ops {
     qsf_scratch *scratch;
     const qsf_rope *ropes;      /* [n_ropes of the config] */
     const qsf_layer_kind *kind; /* of the layer that runs */
-    bool exact;               /* f32 activations for all weight types */
-    uint32_t n_tokens;        /* rows of the current chunk */
-    qsf_stopwatch *stopwatch; /* of the chunk, or NULL */
+    bool exact;                 /* f32 activations for all weight types */
+    uint32_t n_tokens;          /* rows of the current chunk */
+    qsf_stopwatch *stopwatch;   /* of the chunk, or NULL */
 } qsf_ops;
 
 /* Ends a lap of `phase`. After a parallel run the pool knows when the run ended; otherwise the
@@ -52,7 +52,8 @@ qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, co
 qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used,
                                  qsf_outliers *out);
 
-/* A norm: the weight [dim] and the bias [dim], which may be NULL. Without a weight there is none. */
+/* A norm: the weight [dim] and the bias [dim], which may be NULL. Without a weight there is none.
+ */
 typedef struct qsf_norm_weights {
     const float *weight;
     const float *bias;

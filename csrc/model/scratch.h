@@ -44,21 +44,21 @@ typedef struct qsf_scratch {
     float *x;          /* [chunk, dim_stride] the residual stream */
     float *normed;     /* [chunk, dim_stride] */
     float *input;      /* [chunk, dim_stride] of a parallel layer; NULL if none keeps it */
-    float *q;        /* [chunk, q_stride] queries, then the attention's result */
-    float *k;        /* [chunk, kv_stride] */
-    float *v;        /* [chunk, kv_stride] */
-    float *attended; /* [chunk, q_stride] */
-    float *gate;     /* [chunk, ffn_stride] input of the down projection */
-    float *up;       /* [chunk, ffn_stride]; NULL if the FFN has no gate */
+    float *q;          /* [chunk, q_stride] queries, then the attention's result */
+    float *k;          /* [chunk, kv_stride] */
+    float *v;          /* [chunk, kv_stride] */
+    float *attended;   /* [chunk, q_stride] */
+    float *gate;       /* [chunk, ffn_stride] input of the down projection */
+    float *up;         /* [chunk, ffn_stride]; NULL if the FFN has no gate */
     float *y; /* [chunk, dim_stride] output of attention or the FFN, before the residual add */
     uint32_t *positions; /* [chunk] positions of the rows in their sequences */
     float *rope_cos;     /* [chunk, pairs] of each RoPE set, one set behind the other */
     float *rope_sin;     /* the same */
     qsf_kv_form kv_form; /* the same in all sessions */
     qsf_attend_scratch attend;
-    float *tails[3];   /* [chunk, 16] last tile rows that the output has no room for, one for each
-                          matrix that runs at the same time */
-    float *vectors[4]; /* [widest vector] norm weight, norm bias, and two more biases */
+    float *tails[3];    /* [chunk, 16] last tile rows that the output has no room for, one for each
+                           matrix that runs at the same time */
+    float *vectors[4];  /* [widest vector] norm weight, norm bias, and two more biases */
     float *qk_norms[2]; /* [qk_norm_cols] weights of Q norm and K norm */
     float *head_bias;   /* [n_vocab], if the head has one */
     unsigned char

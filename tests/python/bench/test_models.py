@@ -41,7 +41,7 @@ LLAMA = Shape(2, 256, 512, 4, 2, 320, 64)
 GPT2 = Shape(4, 256, 512, 4, 4, 1203, 64, family="gpt2")
 ODD = Shape(2, 192, 320, 4, 2, 301, 64, head_dim=32, is_tied=True)  # no whole blocks of 256
 GEMMA3 = Shape(
-    6, 256, 1024, 4, 2, 320, 64, "gemma3_text", head_dim=64, is_tied=True, window_tokens=16
+    6, 256, 512, 4, 2, 960, 64, "gemma3_text", head_dim=64, is_tied=True, window_tokens=16
 )
 FAMILIES = {
     "llama": LLAMA,

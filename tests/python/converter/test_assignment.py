@@ -41,7 +41,7 @@ from qsf_converter.sources.source import Source, open_source
 
 TYPES = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q8)
 SECTIONS = {"TOKN": 12345, "CHAT": 77, "META": 1001}
-_BESIDE = {TensorType.V: TensorType.ATTN_SUB_NORM, TensorType.FFN_DOWN: TensorType.POST_FFN_NORM}
+_BESIDE = {kind: kind for kind in (TensorType.FFN_UP, TensorType.FFN_DOWN)}  # as if of an expert
 Costs = dict[str, dict[Dtype, float]]
 
 
@@ -279,12 +279,12 @@ def test_tensors_beside_a_matrix_count(source: Source, tmp_path: Path) -> None:
     norm_bytes = plan.facts.header.dim * 4
 
     def predicted(n: int) -> int:
-        return file_bytes(plan, SECTIONS, {"0.V": n, "0.FFN_DOWN": norm_bytes})
+        return file_bytes(plan, SECTIONS, {"0.FFN_UP": n, "0.FFN_DOWN": norm_bytes})
 
     # Where four bytes more take the file over the next page, paddings inside the unit count.
     page = next(n for n in range(4, 8192, 4) if predicted(n + 4) >= predicted(n) + 4096)
     for n in (page, page + 4):
-        outlier_bytes = {"0.V": n, "0.FFN_DOWN": norm_bytes}
+        outlier_bytes = {"0.FFN_UP": n, "0.FFN_DOWN": norm_bytes}
         assert predicted(n) == write(source, plan, tmp_path / "out.qsf", outlier_bytes)
     found = fit_to_size(plan, shuffled_costs(plan, 0), predicted(page), SECTIONS, outlier_bytes)
     fitted = with_policy(plan, policy_of(plan.targets, found.dtypes))

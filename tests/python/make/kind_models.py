@@ -102,12 +102,12 @@ LAYER_NORMS: Final = (
 def _values(
     rng: np.random.Generator, type: TensorType, shape: tuple[int, int]
 ) -> NDArray[np.float32]:
-    x = rng.standard_normal(shape, dtype=np.float32)
+    x: NDArray[np.float32] = rng.standard_normal(shape, dtype=np.float32)
     if type.name.endswith("NORM"):
-        return np.float32(1.0) + np.float32(0.3) * x
+        return np.asarray(np.float32(1.0) + np.float32(0.3) * x)
     if shape[0] == 1:
-        return np.float32(0.2) * x
-    return x * np.float32(1.0 if type is T.EMBEDDING else 1.5 / np.sqrt(shape[1]))
+        return np.asarray(np.float32(0.2) * x)
+    return np.asarray(x * np.float32(1.0 if type is T.EMBEDDING else 1.5 / np.sqrt(shape[1])))
 
 
 def write_model(
@@ -146,7 +146,7 @@ def write_model(
                 is_vector = rows.shape[0] == 1
                 stored = Dtype.F32 if is_vector else dtype
                 layout = Layout.VECTOR if is_vector else Layout.TILES
-                w.begin_tensor(type, *rows.shape, stored, layout)
+                w.begin_tensor(type, rows.shape[0], rows.shape[1], stored, layout)
                 w.write(rows.tobytes() if is_vector else quantise_rows(dtype, rows))
                 w.end_tensor()
             w.end_unit()

@@ -1,6 +1,6 @@
-/* rope.c - frequencies and angles. */
+/* angles.c - frequencies and angles of RoPE. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/rope.h"
+#include "model/angles.h"
 
 #include <math.h>
 

@@ -1,7 +1,7 @@
-/* rope.h - the angles of RoPE for the positions of a chunk. */
+/* angles.h - the angles of RoPE for the positions of a chunk. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_ROPE_H
-#define QSF_MODEL_ROPE_H
+#ifndef QSF_MODEL_ANGLES_H
+#define QSF_MODEL_ANGLES_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,8 +13,8 @@
 typedef struct qsf_rope {
     bool is_interleaved;
     size_t n_pairs;
-    size_t first_pair; /* pairs of the sets before it */
-    float factor;      /* of cos and sin */
+    size_t first_pair;        /* pairs of the sets before it */
+    float factor;             /* of cos and sin */
     const float *frequencies; /* [n_pairs] */
 } qsf_rope;
 
