@@ -202,6 +202,8 @@ class _Conversion:
             self.out,
             dataclasses.replace(plan.facts.header, dtype=plan.layer_dtype),
             plan.facts.arch,
+            layer_kinds=plan.facts.layer_kinds,
+            rope_sets=plan.facts.rope_sets,
             needed_bytes=needed_bytes,
             n_threads=self.request.n_threads,
         ) as writer:

@@ -15,7 +15,7 @@ from qsf_converter.rounding.outlier_tables import OutlierTable, with_outlier_tab
 from qsf_converter.rounding.pieces import RoundedTensor, RoundedUnit
 from qsf_converter.rounding.plan import PlannedUnit
 from qsf_converter.rounding.quantisers import ErrorSums
-from qsf_converter.sources.architectures import Place
+from qsf_converter.sources.families.rules import Place
 
 
 class UnitWriter:

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.arch import pack_arch
 from qsf.file.layout import (
     DATA_ALIGN,
     DIRECTORY_ENTRY,
@@ -37,7 +36,7 @@ from qsf.file.layout import (
 from qsf_converter.rounding.plan import Plan, Policy, Target, common_dtype
 from qsf_converter.rounding.quantisers import ErrorSums, quantise_rows
 from qsf_converter.rounding.tiles import tile_bytes
-from qsf_converter.sources.architectures import Place
+from qsf_converter.sources.families.rules import Place
 
 LAYER_CANDIDATES: Final = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4_SYM, Dtype.Q4, Dtype.Q8)
 EMBEDDING_CANDIDATES: Final = (Dtype.Q3, Dtype.Q4_SYM, Dtype.Q4, Dtype.Q8, Dtype.F16)
@@ -176,7 +175,7 @@ def file_bytes(
         *([positions_bytes] if positions_bytes else []),
         *section_bytes.values(),
         header.n_layers * LAYER_ENTRY.size,
-        len(pack_arch(plan.facts.arch, header, QsfConversionError)),
+        *map(len, plan.facts.tables().values()),
         n_tensors * TENSOR_ENTRY.size,
         n_bands * 4,
     ]

@@ -15,7 +15,7 @@ model is from the original.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,7 +28,7 @@ from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
 from qsf_converter.calibrate.state import CalibrationState
 from qsf_converter.original.divergence import Divergence
-from qsf_converter.original.layers import Original, Weights, for_each, linear
+from qsf_converter.original.layers import Original, Weights, for_each
 from qsf_converter.rounding.pieces import (
     Piece,
     RoundedPiece,
@@ -42,8 +42,8 @@ from qsf_converter.rounding.pieces import (
 from qsf_converter.rounding.plan import Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import UnrepresentableError
 from qsf_converter.rounding.tiles import dequantise_tiles
-from qsf_converter.sources.architectures import INPUT_GROUPS, Place
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
+from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 
 T = TensorType
 Group = tuple[TensorType, ...]
@@ -65,10 +65,15 @@ class Streams:
 
 @dataclass(slots=True)
 class _Heads:
-    """The inputs of the attention's output matrix, by sample; other inputs are recomputed."""
+    """The inputs of the attention's output matrix, by sample; other inputs are recomputed.
+
+    In a parallel layer ``before`` keeps the streams as they were in front of attention, by sample.
+    """
 
     exact: dict[int, Float32Array] = field(default_factory=dict)  # [n_tokens, heads * head_dim]
     rounded: dict[int, Float32Array] = field(default_factory=dict)
+    before_exact: dict[int, Float32Array] = field(default_factory=dict)  # [n_tokens, dim]
+    before_rounded: dict[int, Float32Array] = field(default_factory=dict)
 
 
 class Calibration:
@@ -159,7 +164,8 @@ class Calibration:
             return
         rows = dequantise_tiles(piece.target.dtype, rounded.data, piece.n_rows, n_cols)
         here = (self._tokens >= piece.start) & (self._tokens < piece.stop)
-        stream[here] += rows[self._tokens[here] - piece.start]
+        factor = np.float32(self._plan.facts.arch.embedding_factor)
+        stream[here] += rows[self._tokens[here] - piece.start] * factor
         if self._plan.facts.arch.tied_head:
             self._embedding.append(rounded)
 
@@ -172,7 +178,7 @@ class Calibration:
         energies = self._energies(plain, streams.exact)
         exact, actions = transforms.choose(plain, dtypes, energies, original.header)
         del plain, energies
-        stored: Weights = dict(exact)
+        stored = exact.changed()
         rounded: dict[TensorType, Rounded] = {}
         heads = _Heads()
         layer_bytes = sum(target.source_bytes for target in targets.values())
@@ -214,7 +220,7 @@ class Calibration:
                 sums.add(exact[i], rounded[i], None)
             head = list(self._head(target, Rounding(sums, self._n_threads)))
             yield RoundedTensor(target, head, _action(target, ""))
-        self.divergence = self._compare(head, exact, rounded)
+        self.divergence = self._compare(head, exact, rounded, vectors)
         self._advance(sum(target.source_bytes for target in unit.targets))
 
     def _head(self, target: Target, rounding: Rounding) -> Iterator[RoundedPiece]:
@@ -224,7 +230,11 @@ class Calibration:
             yield _matrix(piece, self._round(rounding, target, rows))
 
     def _compare(
-        self, head: list[RoundedPiece], exact: Float32Array, rounded: Float32Array
+        self,
+        head: list[RoundedPiece],
+        exact: Float32Array,
+        rounded: Float32Array,
+        vectors: Mapping[TensorType, Float32Array],
     ) -> Divergence:
         """Compare both models' logits of the held-out samples, some rows of the head at a time."""
         held_out = self._tokens[self._n_fitted :]
@@ -235,7 +245,11 @@ class Calibration:
             stored = dequantise_tiles(piece.target.dtype, part.data, *rows.shape)
             for i in range(len(held_out)):
                 at = self._n_fitted + i
-                divergence.add(i, piece.start, exact[at] @ rows.T, rounded[at] @ stored.T)
+                z, y = (
+                    self._original.finish_logits(vectors, products, piece.start)
+                    for products in (exact[at] @ rows.T, rounded[at] @ stored.T)
+                )
+                divergence.add(i, piece.start, z, y)
         return divergence
 
     # ---- parts of a layer ----
@@ -253,22 +267,32 @@ class Calibration:
         return sums
 
     def _inputs(
-        self, group: Group, w: Weights, x: Float32Array, heads: Float32Array | None
+        self,
+        group: Group,
+        w: Weights,
+        x: Float32Array,
+        heads: Float32Array | None,
+        before: Float32Array | None,
     ) -> Float32Array:
-        """Return the input of a group in one sample, of the stream ``x`` [n_tokens, dim]."""
+        """Return the input of a group in one sample, of the stream ``x`` [n_tokens, dim].
+
+        ``before`` is the stream in front of attention, of a parallel layer.
+        """
         original = self._original
         if T.Q in group:
-            return original.attention_input(w, x)
+            return original.attention_input(w, original.layer_input(w, x))
         if T.ATTN_OUT in group:
             assert heads is not None
             return heads
-        y = original.ffn_input(w, x)
+        y = original.ffn_input(w, x if before is None else before, x)
         return original.ffn_hidden(w, y) if T.FFN_DOWN in group else y
 
     def _sums(
         self, group: Group, exact: Weights, stored: Weights, streams: Streams, heads: _Heads
     ) -> InputSums:
-        is_adding = T.ATTN_OUT in group or T.FFN_DOWN in group
+        post = {T.ATTN_OUT: T.POST_ATTN_NORM, T.FFN_DOWN: T.POST_FFN_NORM}.get(group[0])
+        # What a norm stands behind does not simply add to the stream.
+        is_adding = post is not None and post not in exact
         sums: InputSums | None = None
         for start in range(0, self._n_fitted, _SAMPLES_AT_ONCE):
             here = range(start, min(start + _SAMPLES_AT_ONCE, self._n_fitted))
@@ -278,6 +302,7 @@ class Calibration:
             if is_adding:
                 at = slice(here.start, here.stop)
                 lacking = (streams.exact[at] - streams.rounded[at]).reshape(len(y), -1)
+                lacking /= np.float32(exact.kind.residual_factor)
             sums = sums or InputSums(y.shape[1])
             sums.add(z, y, lacking)
         assert sums is not None  # there is at least one sample
@@ -297,8 +322,16 @@ class Calibration:
 
         def compute(i: int) -> None:
             at = here[i]
-            of_exact[i] = self._inputs(group, exact, streams.exact[at], heads.exact.get(at))
-            of_rounded[i] = self._inputs(group, stored, streams.rounded[at], heads.rounded.get(at))
+            of_exact[i] = self._inputs(
+                group, exact, streams.exact[at], heads.exact.get(at), heads.before_exact.get(at)
+            )
+            of_rounded[i] = self._inputs(
+                group,
+                stored,
+                streams.rounded[at],
+                heads.rounded.get(at),
+                heads.before_rounded.get(at),
+            )
 
         for_each(len(here), compute)
         return of_exact, of_rounded
@@ -308,22 +341,30 @@ class Calibration:
     ) -> None:
         """Take both streams of all samples through a group of matrices."""
         original = self._original
-        for w, xs, of in (
-            (exact, streams.exact, heads.exact),
-            (stored, streams.rounded, heads.rounded),
+
+        def advance(
+            i: int,
+            w: Weights,
+            xs: Float32Array,
+            of: dict[int, Float32Array],
+            before: dict[int, Float32Array],
+        ) -> None:
+            if T.Q in group:
+                xs[i] = original.layer_input(w, xs[i])
+                of[i] = original.heads(w, original.attention_input(w, xs[i]))
+            elif T.ATTN_OUT in group:
+                if w.kind.is_parallel:
+                    before[i] = xs[i].copy()
+                xs[i] += original.attention_output(w, of.pop(i))
+            elif T.FFN_DOWN in group:
+                hidden = self._inputs(group, w, xs[i], None, before.pop(i, None))
+                xs[i] += original.ffn_output(w, hidden)
+
+        for each in (
+            (exact, streams.exact, heads.exact, heads.before_exact),
+            (stored, streams.rounded, heads.rounded, heads.before_rounded),
         ):
-
-            def advance(
-                i: int, w: Weights = w, xs: Float32Array = xs, of: dict[int, Float32Array] = of
-            ) -> None:
-                if T.Q in group:
-                    of[i] = original.heads(w, original.attention_input(w, xs[i]))
-                elif T.ATTN_OUT in group:
-                    xs[i] += linear(w, T.ATTN_OUT, of.pop(i))
-                elif T.FFN_DOWN in group:
-                    xs[i] += linear(w, T.FFN_DOWN, self._inputs(group, w, xs[i], None))
-
-            for_each(len(xs), advance)
+            for_each(len(each[1]), lambda i, each=each: advance(i, *each))  # type: ignore[misc]
 
     def _round(self, rounding: Rounding, target: Target, rows: Float32Array) -> Rounded:
         try:

@@ -26,8 +26,8 @@ from qsf_converter.original.layers import Original, Weights
 from qsf_converter.rounding.plan import Target
 from qsf_converter.rounding.quantisers import UnrepresentableError, quantise_rows
 from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles
-from qsf_converter.sources.architectures import Place
 from qsf_converter.sources.checkpoint import Float32Array
+from qsf_converter.sources.families.rules import Place
 
 # What is measured in a layer; the other types follow from their output errors, see `measure`.
 MEASURED: Final = (Dtype.Q2, Dtype.Q3)
@@ -239,12 +239,14 @@ class _Measurement:
             if unit_idx != 0:
                 continue
             changed = x.copy()
+            factor = np.float32(self.original.arch.embedding_factor)
             for start, rows in self.original.embedding_rows():
                 here = (self.samples >= start) & (self.samples < start + len(rows))
                 ids, places = np.unique(self.samples[here] - start, return_inverse=True)
                 if len(ids):
                     used = rows[ids]
-                    changed[here] += (self._round(name, dtype, used) - used)[places]
+                    lost = self._round(name, dtype, used) - used
+                    changed[here] += (lost * factor)[places]
             head = dtype if self.original.arch.tied_head else None
             self.streams.append(_Stream(name, dtype, changed, head))
 
@@ -289,7 +291,7 @@ class _Measurement:
             lost = sum(_energy(values @ (rounded - exact).T) for values in inputs[kind])
             by_type[dtype] = lost / energy if energy else 0.0
             if dtype in _measured_types(types, self.measured):
-                changed = self.original.layer({**weights, kind: rounded}, x)
+                changed = self.original.layer(weights.changed({kind: rounded}), x)
                 self.streams.append(_Stream(target.name, dtype, changed))
                 self._advance()
         self.errors[target.name] = by_type
@@ -322,21 +324,22 @@ class _Measurement:
         for stream in self.streams:
             stream.x = original.final_norm(weights, stream.x)
         log_sum = _LogSum(base.shape[:2])
-        for _, rows in original.head_rows():
+        for start, rows in original.head_rows():
             for i in range(len(base)):
-                log_sum.add(i, base[i] @ rows.T)
+                log_sum.add(i, original.finish_logits(weights, base[i] @ rows.T, start))
         log_sums = [_LogSum(base.shape[:2]) for _ in self.streams]
         gaps = np.zeros((len(self.streams), *base.shape[:2]))
-        for _, rows in original.head_rows():
+        for start, rows in original.head_rows():
             heads = {
                 dtype: rows if dtype is None else self._round(_HEAD, dtype, rows)
                 for dtype in dict.fromkeys(stream.head for stream in self.streams)
             }
             for i in range(len(base)):
-                z = base[i] @ rows.T
+                z = original.finish_logits(weights, base[i] @ rows.T, start)
                 p = np.exp(z - log_sum.value(i)[:, None].astype(np.float32))
                 for k, stream in enumerate(self.streams):
-                    y = stream.x[i] @ heads[stream.head].T
+                    products = stream.x[i] @ heads[stream.head].T
+                    y = original.finish_logits(weights, products, start)
                     log_sums[k].add(i, y)
                     gaps[k, i] += np.einsum("tv,tv->t", p, z - y, dtype=np.float64)
         for _ in self.streams:

@@ -49,7 +49,7 @@ def choose(
     ``energies`` has, by the matrices that read an input (those of ``INPUT_GROUPS`` that exist),
     the sum over tokens of input x input, [n_inputs, n_inputs], in the unchanged layer.
     """
-    chosen, actions = dict(weights), dict[TensorType, str]()
+    chosen, actions = weights.changed(), dict[TensorType, str]()
     for group, inputs in energies.items():
         if all(dtypes[kind] in _PLAIN for kind in group):
             continue
@@ -84,32 +84,46 @@ def scale_inputs(
     None where nothing in front of the group can take the division. The scales of attention's
     output are the same for all heads that share values.
     """
-    out = dict(weights)
+    out = weights.changed()
     for kind in group:
         out[kind] = weights[kind] * scales
-    if group == (T.ATTN_OUT,):
+    in_front = _norm_in_front(weights, group)
+    if in_front is not None:
+        _divide(out, in_front, scales)
+    elif group == (T.ATTN_OUT,):
         n_shared = _n_shared(header)
         of_values = scales.reshape(-1, n_shared, header.head_dim)[:, 0].ravel()
         _divide(out, T.V, of_values)
-    elif group != (T.FFN_DOWN,):
-        _divide(out, T.ATTN_NORM if T.Q in group else T.FFN_NORM, scales)
-    elif T.FFN_GATE in weights:
+    elif group == (T.FFN_DOWN,) and T.FFN_GATE in weights:
         _divide(out, T.FFN_UP, scales)
     else:
-        return None  # down reads what the activation made, which a factor does not pass
+        return None  # a plain FFN's activation, or the stream itself, which a factor does not pass
     return out
+
+
+def _norm_in_front(weights: Weights, group: tuple[TensorType, ...]) -> TensorType | None:
+    """The norm whose weights can take a factor of each input of a group, and no one else's."""
+    if group == (T.ATTN_OUT,):
+        kind = T.ATTN_SUB_NORM
+    elif group == (T.FFN_DOWN,):
+        kind = T.FFN_SUB_NORM
+    elif weights.is_shared_norm:
+        return None
+    else:
+        kind = T.ATTN_NORM if T.Q in group else T.FFN_NORM
+    return kind if kind in weights else None
 
 
 def rotate_heads(weights: Weights, header: Header) -> Weights | None:
     """Turn the values of each head, and turn them back in the attention's output matrix.
 
-    None when the head dimension is not a power of two.
+    None when the head dimension is not a power of two, or a norm stands between the two.
     """
     n = header.head_dim
-    if n < 2 or n & (n - 1):
+    if n < 2 or n & (n - 1) or T.ATTN_SUB_NORM in weights:
         return None
     turn = _hadamard(n)
-    out = dict(weights)
+    out = weights.changed()
     values = weights[T.V]
     out[T.V] = np.ascontiguousarray(
         np.einsum("ij,hjc->hic", turn, values.reshape(-1, n, values.shape[1])).reshape(values.shape)
@@ -125,8 +139,9 @@ def _divide(weights: Weights, kind: TensorType, scales: Float32Array) -> None:
     """Divide rows of a matrix, or a vector, and its bias by ``scales``."""
     values = weights[kind]
     weights[kind] = values / (scales if values.ndim == 1 else scales[:, None])
-    if BIASES[kind] in weights:
-        weights[BIASES[kind]] = weights[BIASES[kind]] / scales
+    bias = BIASES.get(kind)
+    if bias is not None and bias in weights:
+        weights[bias] = weights[bias] / scales
 
 
 def _n_shared(header: Header) -> int:
@@ -152,7 +167,7 @@ def _scales(
 
 
 def _error(
-    weights: Weights,
+    weights: Mapping[TensorType, Float32Array],
     group: tuple[TensorType, ...],
     dtypes: Mapping[TensorType, Dtype],
     energies: NDArray[np.float64],

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, QkNorm, plain_kind
 from qsf.file.layout import Activation, Arch, Header, Norm, Positions, RopeScaling, TensorType
 from qsf_converter.rounding.pieces import Piece, read_rows, read_tensor
 from qsf_converter.rounding.plan import Plan, Target
-from qsf_converter.sources.architectures import INPUT_GROUPS, Place
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
+from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 
 T = TensorType
-Weights = dict[TensorType, Float32Array]
 # Called with the matrices that read an input, and the input [n_tokens, n_inputs].
 Observer = Callable[[tuple[TensorType, ...], Float32Array], None]
 
@@ -40,8 +40,27 @@ BIASES: Final = {
     T.ATTN_NORM: T.ATTN_NORM_BIAS,
     T.FFN_NORM: T.FFN_NORM_BIAS,
     T.FINAL_NORM: T.FINAL_NORM_BIAS,
+    T.INPUT_NORM: T.INPUT_NORM_BIAS,
 }
 _HEAD_ROWS: Final = 16384  # of the head at once
+
+
+class Weights(dict[TensorType, Float32Array]):
+    """The tensors of a unit by their types, and of a layer what it computes with them."""
+
+    def __init__(self, tensors: Mapping[TensorType, Float32Array], kind: LayerKind) -> None:
+        """Take the tensors as they are."""
+        super().__init__(tensors)
+        self.kind = kind
+
+    def changed(self, changes: Mapping[TensorType, Float32Array] | None = None) -> Weights:
+        """Return a copy with some tensors in the place of its own."""
+        return Weights({**self, **(changes or {})}, self.kind)
+
+    @property
+    def is_shared_norm(self) -> bool:
+        """Do attention and FFN read the same normalised input?"""
+        return self.kind.is_parallel and T.FFN_NORM not in self
 
 
 class Original:
@@ -55,6 +74,11 @@ class Original:
         self._by_unit: dict[int, list[Target]] = {}
         for target in plan.targets:
             self._by_unit.setdefault(target.unit_idx, []).append(target)
+        facts = plan.facts
+        is_gated = any(target.rule.target == T.FFN_GATE for target in plan.targets)
+        plain = plain_kind(self.header, self.arch, is_gated=is_gated)
+        self._kinds = facts.layer_kinds or (plain,) * self.header.n_layers
+        self._rope_sets = facts.rope_sets
         self._frequencies = _rope_frequencies(self.header, self.arch)
 
     def targets(self, unit_idx: int) -> list[Target]:
@@ -63,7 +87,8 @@ class Original:
 
     def weights(self, unit_idx: int) -> Weights:
         """Read all tensors of a unit as f32: matrices [n_rows, n_cols], vectors [n]."""
-        weights: Weights = {}
+        layer = min(max(unit_idx - 1, 0), self.header.n_layers - 1)
+        weights = Weights({}, self._kinds[layer])
         for target in self._by_unit[unit_idx]:
             if target.rule.target is None:  # learned positions
                 continue
@@ -71,7 +96,7 @@ class Original:
             weights[target.rule.target] = values[0] if target.is_vector else values
         return weights
 
-    def vectors(self, unit_idx: int) -> Weights:
+    def vectors(self, unit_idx: int) -> dict[TensorType, Float32Array]:
         """Read the norms and biases of a unit, [n] each."""
         return {
             target.rule.target: read_tensor(target, self._checkpoint)[0]
@@ -88,6 +113,7 @@ class Original:
         for start, rows in self.embedding_rows():
             here = (tokens >= start) & (tokens < start + len(rows))
             x[here] = rows[tokens[here] - start]
+        x *= np.float32(self.arch.embedding_factor)
         for target in self._by_unit[0]:
             if target.rule.place is Place.POSITIONS:
                 x += read_tensor(target, self._checkpoint)[: tokens.shape[1]]
@@ -109,9 +135,23 @@ class Original:
         for_each(len(x), pass_sample, n_threads=1 if observe is not None else None)
         return out
 
-    def final_norm(self, weights: Weights, x: Float32Array) -> Float32Array:
+    def final_norm(
+        self, weights: Mapping[TensorType, Float32Array], x: Float32Array
+    ) -> Float32Array:
         """Return what the head reads, of ``x`` [..., dim]; ``weights`` are the final unit's."""
         return self._normalise(weights, T.FINAL_NORM, x)
+
+    def finish_logits(
+        self, weights: Mapping[TensorType, Float32Array], products: Float32Array, start: int
+    ) -> Float32Array:
+        """Make logits of the head's products [..., n] from row ``start`` on; changes them."""
+        if T.HEAD_BIAS in weights:
+            products += weights[T.HEAD_BIAS][start : start + products.shape[-1]]
+        if self.arch.logit_cap:
+            cap = np.float32(self.arch.logit_cap)
+            np.tanh(products / cap, out=products)
+            products *= cap
+        return products
 
     def embedding_rows(self) -> Iterator[tuple[int, Float32Array]]:
         """Yield the rows of the embedding as (first row, [n_rows, dim])."""
@@ -128,13 +168,18 @@ class Original:
 
     def logits(self, x: Float32Array) -> Float32Array:
         """Return logits [n_tokens, n_vocab] of the residual stream [n_tokens, dim]."""
-        x = self.final_norm(self.vectors(self.header.n_layers + 1), x)
+        vectors = self.vectors(self.header.n_layers + 1)
+        x = self.final_norm(vectors, x)
         out = np.empty((len(x), self.header.n_vocab), np.float32)
         for start, rows in self.head_rows():
-            np.matmul(x, rows.T, out=out[:, start : start + len(rows)])
+            out[:, start : start + len(rows)] = self.finish_logits(vectors, x @ rows.T, start)
         return out
 
     # ---- parts of a layer; x, y: [n_tokens, ...] of one sample ----
+
+    def layer_input(self, w: Weights, x: Float32Array) -> Float32Array:
+        """Return the stream as the layer takes it, [n_tokens, dim]."""
+        return self._normalise(w, T.INPUT_NORM, x)
 
     def attention_input(self, w: Weights, x: Float32Array) -> Float32Array:
         """Return what Q, K and V read, [n_tokens, dim]."""
@@ -142,43 +187,58 @@ class Original:
 
     def heads(self, w: Weights, y: Float32Array) -> Float32Array:
         """Return what the attention's output matrix reads, [n_tokens, n_heads * head_dim]."""
-        header, n_tokens = self.header, len(y)
-        n_kv_heads = header.n_kv_heads or header.n_heads
-        n_shared = header.n_heads // n_kv_heads
+        kind, n_tokens = w.kind, len(y)
+        n_shared = kind.n_heads // kind.n_kv_heads
         # [heads, tokens, head_dim]
-        q, k, v = (
-            linear(w, kind, y).reshape(n_tokens, -1, header.head_dim).transpose(1, 0, 2)
-            for kind in (T.Q, T.K, T.V)
-        )
-        if header.positions == Positions.ROPE:
-            angles = np.arange(n_tokens)[:, None] * self._frequencies
-            cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-            is_interleaved = self.arch.rope_interleaved
-            q, k = _rotate(q, cos, sin, is_interleaved), _rotate(k, cos, sin, is_interleaved)
-        out = np.empty((n_tokens, header.n_heads, header.head_dim), np.float32)
-        hidden = _hidden_positions(n_tokens, self.arch.window_tokens)
-        for head in range(header.n_heads):
+        q, k = (self._turned(w, matrix, norm, y) for matrix, norm in _QK)
+        v = linear(w, T.V, y).reshape(n_tokens, -1, kind.head_dim).transpose(1, 0, 2)
+        scale = np.float32(kind.score_scale or 1 / math.sqrt(kind.head_dim))
+        behind = np.arange(n_tokens)[:, None] - np.arange(n_tokens)
+        hidden = _hidden_positions(behind, kind.window_tokens)
+        out = np.empty((n_tokens, kind.n_heads, kind.head_dim), np.float32)
+        for head in range(kind.n_heads):
             scores = q[head] @ k[head // n_shared].T
-            scores *= np.float32(1 / math.sqrt(header.head_dim))
+            scores *= scale
+            if kind.alibi_slopes:
+                scores -= np.float32(kind.alibi_slopes[head]) * behind.astype(np.float32)
+            if kind.score_cap:
+                cap = np.float32(kind.score_cap)
+                scores = cap * np.tanh(scores / cap)
             scores[hidden] = -np.inf
             scores -= scores.max(axis=1, keepdims=True)
             np.exp(scores, out=scores)
             scores /= scores.sum(axis=1, keepdims=True)
             out[:, head] = scores @ v[head // n_shared]
-        return out.reshape(n_tokens, -1)
+        return self._normalise(w, T.ATTN_SUB_NORM, out.reshape(n_tokens, -1))
 
-    def ffn_input(self, w: Weights, x: Float32Array) -> Float32Array:
-        """Return what gate and up read, [n_tokens, dim]; ``x`` is the stream behind attention."""
-        return self._normalise(w, T.FFN_NORM, x)
+    def attention_output(self, w: Weights, heads: Float32Array) -> Float32Array:
+        """Return what attention adds to the stream, [n_tokens, dim]."""
+        y = self._normalise(w, T.POST_ATTN_NORM, linear(w, T.ATTN_OUT, heads))
+        return y if w.kind.residual_factor == 1 else y * np.float32(w.kind.residual_factor)
+
+    def ffn_input(self, w: Weights, x: Float32Array, behind: Float32Array) -> Float32Array:
+        """Return what gate and up read, [n_tokens, dim].
+
+        ``x`` is the stream before attention, ``behind`` the one behind it.
+        """
+        if w.is_shared_norm:
+            return self.attention_input(w, x)
+        return self._normalise(w, T.FFN_NORM, x if w.kind.is_parallel else behind)
 
     def ffn_hidden(self, w: Weights, y: Float32Array) -> Float32Array:
         """Return what the down matrix reads, [n_tokens, ffn_dim]."""
         up = linear(w, T.FFN_UP, y)
-        if T.FFN_GATE not in w:
-            return _activate(self.header.activation, up)
-        gate = _activate(self.header.activation, linear(w, T.FFN_GATE, y))
-        gate *= up
-        return gate
+        if w.kind.ffn == Ffn.PLAIN:
+            hidden = _activate(w.kind.activation, up)
+        else:
+            hidden = _activate(w.kind.activation, linear(w, T.FFN_GATE, y))
+            hidden *= up
+        return self._normalise(w, T.FFN_SUB_NORM, hidden)
+
+    def ffn_output(self, w: Weights, hidden: Float32Array) -> Float32Array:
+        """Return what the FFN adds to the stream, [n_tokens, dim]."""
+        y = self._normalise(w, T.POST_FFN_NORM, linear(w, T.FFN_DOWN, hidden))
+        return y if w.kind.residual_factor == 1 else y * np.float32(w.kind.residual_factor)
 
     def _layer_of_sample(
         self, w: Weights, x: Float32Array, observe: Observer | None
@@ -189,19 +249,67 @@ class Original:
             return y
 
         of_qkv, of_out, of_gate, of_down = INPUT_GROUPS
+        x = self.layer_input(w, x)
         heads = told(of_out, self.heads(w, told(of_qkv, self.attention_input(w, x))))
-        x = x + linear(w, T.ATTN_OUT, heads)
-        hidden = told(of_down, self.ffn_hidden(w, told(of_gate, self.ffn_input(w, x))))
-        return np.asarray(x + linear(w, T.FFN_DOWN, hidden))
+        behind = x + self.attention_output(w, heads)
+        y = told(of_gate, self.ffn_input(w, x, behind))
+        hidden = told(of_down, self.ffn_hidden(w, y))
+        return np.asarray(behind + self.ffn_output(w, hidden))
 
-    def _normalise(self, w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:
+    def _turned(
+        self, w: Weights, matrix: TensorType, norm: TensorType, y: Float32Array
+    ) -> Float32Array:
+        """Queries or keys, normalised and rotated: [heads, n_tokens, head_dim]."""
+        kind, n_tokens = w.kind, len(y)
+        x = linear(w, matrix, y)
+        if kind.qk_norm == QkNorm.WHOLE_WIDTH:
+            x = self._normalise(w, norm, x)
+        x = x.reshape(n_tokens, -1, kind.head_dim)
+        if kind.qk_norm == QkNorm.PER_HEAD:
+            x = self._normalise(w, norm, x)
+        elif kind.qk_norm == QkNorm.OWN_WEIGHTS:
+            x = self._normalised(x) * w[norm].reshape(x.shape[1:])
+        x = x.transpose(1, 0, 2)
+        if kind.rope_set != ROPE_NONE:
+            x = _rotate(x, *self._angles(kind, n_tokens))
+        if matrix == T.Q and kind.temperature_step:
+            steps = np.arange(n_tokens) // kind.temperature_step
+            factors = 1 + kind.temperature_beta * np.log1p(steps)
+            x = x * factors.astype(np.float32)[:, None]
+        return np.asarray(x, np.float32)
+
+    def _angles(self, kind: LayerKind, n_tokens: int) -> tuple[Float32Array, Float32Array, bool]:
+        """Return cos and sin [n_tokens, pairs], and whether pairs are interleaved."""
+        frequencies, is_interleaved = self._frequencies, self.arch.rope_interleaved
+        factor = 1.0
+        for one in self._rope_sets:  # the last one of its number that begins at this context
+            if one.number == kind.rope_set and one.least_context <= n_tokens:
+                frequencies, is_interleaved = np.array(one.frequencies), one.is_interleaved
+                factor = one.factor
+        angles = np.arange(n_tokens)[:, None] * frequencies
+        cos, sin = (np.asarray(f(angles) * factor, np.float32) for f in (np.cos, np.sin))
+        return cos, sin, is_interleaved
+
+    def _normalise(
+        self, w: Mapping[TensorType, Float32Array], kind: TensorType, x: Float32Array
+    ) -> Float32Array:
+        """Normalise the last axis of ``x``; as it is where there is no such norm."""
+        if kind not in w:
+            return x
+        y = self._normalised(x) * w[kind]
+        bias = BIASES.get(kind)
+        if bias is not None and bias in w:
+            y += w[bias]
+        return np.asarray(y, np.float32)
+
+    def _normalised(self, x: Float32Array) -> Float32Array:
         if self.header.norm == Norm.LAYER:
             x = x - x.mean(axis=-1, keepdims=True)
         square = np.mean(x * x, axis=-1, keepdims=True)
-        y = x / np.sqrt(square + np.float32(self.arch.norm_epsilon)) * w[kind]
-        if BIASES[kind] in w:
-            y += w[BIASES[kind]]
-        return np.asarray(y, np.float32)
+        return np.asarray(x / np.sqrt(square + np.float32(self.arch.norm_epsilon)))
+
+
+_QK: Final = ((T.Q, T.Q_NORM), (T.K, T.K_NORM))
 
 
 def for_each(n: int, act: Callable[[int], None], *, n_threads: int | None = None) -> None:
@@ -233,9 +341,11 @@ def _row_ranges(target: Target, checkpoint: Checkpoint) -> Iterator[tuple[int, F
         yield start, read_rows(piece, checkpoint)
 
 
-def _hidden_positions(n_tokens: int, window_tokens: int) -> NDArray[np.bool_]:
-    """Which keys [columns] a query [rows] does not see: later ones, and those out of the window."""
-    behind = np.arange(n_tokens)[:, None] - np.arange(n_tokens)
+def _hidden_positions(behind: NDArray[np.int_], window_tokens: int) -> NDArray[np.bool_]:
+    """Which keys [columns] a query [rows] does not see: later ones, and those out of the window.
+
+    ``behind`` says how far behind the query the key is.
+    """
     hidden: NDArray[np.bool_] = behind < 0
     if window_tokens:
         hidden |= behind >= window_tokens

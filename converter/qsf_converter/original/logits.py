@@ -132,9 +132,12 @@ class OriginalLogits:
 
     def _head(self, states: Float32Array) -> Float32Array:
         """Return logits [n_rows, n_vocab] of ``states`` [n_rows, dim]."""
+        original = self._original
+        final = self._weights(original.header.n_layers + 1)
         out = np.empty((len(states), self.n_vocab), np.float32)
         for start, rows in self._head_rows():
-            np.matmul(states, rows.T, out=out[:, start : start + len(rows)])
+            part = original.finish_logits(final, states @ rows.T, start)
+            out[:, start : start + len(rows)] = part
         return out
 
 

@@ -33,8 +33,8 @@ from qsf_converter.rounding.pieces import Piece, RoundedTensor, RoundedUnit, rea
 from qsf_converter.rounding.plan import OutlierPlan, Plan, Target
 from qsf_converter.rounding.quantisers import UnrepresentableError
 from qsf_converter.rounding.tiles import TILE_ROWS
-from qsf_converter.sources.architectures import INPUT_GROUPS, Place
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
+from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 
 _SAMPLE_TILE_ROWS: Final = 8
 _MOST_SAMPLED: Final = 0.8 * MOST_FRACTION  # the whole matrix may have more than its sample

@@ -31,8 +31,8 @@ from qsf_converter.rounding.quantisers import (
     quantise_rows,
 )
 from qsf_converter.rounding.tiles import TILE_ROWS
-from qsf_converter.sources.architectures import Place
 from qsf_converter.sources.checkpoint import Checkpoint, RawArray, to_float32
+from qsf_converter.sources.families.rules import Place
 
 _PIECE_BYTES = 32 << 20  # of f32
 _IN_FLIGHT_BYTES = 128 << 20  # of f32; at least one piece
@@ -171,21 +171,23 @@ def with_tensor_scales(plan: Plan, checkpoint: Checkpoint) -> Plan:
 def _read_raw(piece: Piece, checkpoint: Checkpoint) -> RawArray:
     """Read a piece as it is stored: [n_rows, n_cols], or [n_cols, n_rows] of a transposed one."""
     target = piece.target
-    source = target.source
+    source, share = target.source, target.share
     if target.is_vector:
-        stop = target.first_row + target.n_cols
-        return checkpoint.read_rows(source.name, 0, 1)[:, target.first_row : stop]
-    first, last = target.first_row + piece.start, target.first_row + piece.stop
+        places = share.places(0, target.n_cols) + share.span(0, target.n_cols)[0]
+        return checkpoint.read_rows(source.name, 0, 1)[:, places]
+    first, last = share.span(piece.start, piece.stop)
+    places = share.places(piece.start, piece.stop)
     if not target.rule.transposed:
-        return checkpoint.read_rows(source.name, first, last)
+        rows = checkpoint.read_rows(source.name, first, last)
+        return rows[places] if share.is_grouped else rows
     slab_rows = max(1, _SLAB_BYTES // source.row_bytes)
     columns: NDArray[np.generic] | None = None
     for start in range(0, source.n_rows, slab_rows):
         stop = min(start + slab_rows, source.n_rows)
         slab = checkpoint.read_rows(source.name, start, stop)
         if columns is None:
-            columns = np.empty((source.n_rows, last - first), slab.dtype)
-        columns[start:stop] = slab[:, first:last]
+            columns = np.empty((source.n_rows, piece.n_rows), slab.dtype)
+        columns[start:stop] = slab[:, first:last][:, places]
     assert columns is not None  # a matrix has at least one row
     return columns
 
@@ -209,7 +211,12 @@ def read_tensor(target: Target, checkpoint: Checkpoint) -> NDArray[np.float32]:
 
 
 def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
-    return to_float32(np.ascontiguousarray(raw.T) if piece.target.rule.transposed else raw)
+    """Return what was read as f32, in the orientation and with the values of the file."""
+    target = piece.target
+    rows = to_float32(np.ascontiguousarray(raw.T) if target.rule.transposed else raw)
+    if target.rule.add:
+        rows = rows + np.float32(target.rule.add)
+    return rows if target.factor == 1 else rows * np.float32(target.factor)
 
 
 def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
@@ -267,9 +274,9 @@ def _refusal(piece: Piece, error: UnrepresentableError) -> QsfConversionError:
     """Return the error that names the value's place in the source tensor."""
     target = piece.target
     if target.is_vector:
-        position = [target.first_row + error.col]
+        position = [target.share.place_of(error.col)]
     else:
-        position = [target.first_row + piece.start + error.row, error.col]
+        position = [target.share.place_of(piece.start + error.row), error.col]
         if target.rule.transposed:
             position.reverse()
     return QsfConversionError(f"tensor {target.source.name} at {position}: {error.reason}")

@@ -12,11 +12,15 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import Dtype, TensorType, dtype_name
 from qsf_converter.rounding.tiles import tile_bytes
-from qsf_converter.sources.architectures import Facts, Family, Place, TensorRule
 from qsf_converter.sources.checkpoint import Checkpoint, SourceTensor
+from qsf_converter.sources.families.family import Facts, Family
+from qsf_converter.sources.families.rules import Place, TensorRule
 
 QUANT_TYPES: Mapping[str, Dtype] = {
     dtype_name(dtype): dtype
@@ -68,17 +72,63 @@ class OutlierPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Which outputs of a source tensor are a target's: ``n`` of each ``stride``, from ``first``.
+
+    Most often there is one stride, the whole tensor; tensors that are fused head by head have one
+    for each head, or for each group of heads.
+    """
+
+    first: int
+    n: int
+    stride: int
+    n_outputs: int  # of the source
+
+    @property
+    def is_grouped(self) -> bool:
+        """Are there outputs of other tensors between those of this one?"""
+        return self.stride != self.n_outputs
+
+    def place_of(self, output: int) -> int:
+        """Where output ``output`` of the target lies in the source."""
+        return output // self.n * self.stride + self.first + output % self.n
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the range of the source that holds outputs [start, stop) of the target.
+
+        Spans of neighbouring ranges follow each other without gaps, so that what is read of a
+        checkpoint is read in order (see ``Checkpoint.digest``).
+        """
+        if not self.is_grouped:
+            return self.first + start, self.first + stop
+        return tuple(  # type: ignore[return-value]
+            self.place_of(end) if end % self.n else end // self.n * self.stride
+            for end in (start, stop)
+        )
+
+    def places(self, start: int, stop: int) -> NDArray[np.intp]:
+        """Where outputs [start, stop) of the target lie in ``span(start, stop)``."""
+        outputs = np.arange(start, stop)
+        places = outputs // self.n * self.stride + self.first + outputs % self.n
+        return np.asarray(places - self.span(start, stop)[0], np.intp)
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
-    """One tensor of the file: [n_rows, n_cols], made of source rows (or columns) from first_row."""
+    """One tensor of the file: [n_rows, n_cols], made of some outputs of a source tensor.
+
+    Its values are those of the source plus the rule's ``add``, times ``factor``.
+    """
 
     rule: TensorRule
     source: SourceTensor
     unit_idx: int
     n_rows: int
     n_cols: int
-    first_row: int
+    share: Share
     dtype: Dtype
     is_vector: bool
+    factor: float = 1.0
     outliers: OutlierPlan | None = None
     tensor_scale: float | None = None  # of rule absmean: one scale for the whole matrix
 
@@ -109,7 +159,8 @@ class Target:
     @property
     def source_bytes(self) -> int:
         """Bytes that are read for it."""
-        return self.source.n_bytes // self.rule.n_parts
+        n_outputs = self.n_cols if self.is_vector else self.n_rows
+        return self.source.n_bytes * n_outputs // self.share.n_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,22 +251,16 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
 
     Raises QsfConversionError when a tensor is missing or has another shape than it should.
     """
-    by_name: dict[str, SourceTensor] = {}
-    for tensor in checkpoint.tensors.values():
-        name = tensor.name.removeprefix(family.prefix)
-        if name in by_name:
-            raise QsfConversionError(
-                f"the checkpoint has {by_name[name].name} and {tensor.name}, names of one tensor"
-            )
-        by_name[name] = tensor
-    warnings = list(facts.warnings)
+    by_name, left_out = _named(family, checkpoint)
+    warnings = [*facts.warnings, *left_out]
     flags = set(facts.flags)
+    head = next(rule.source for rule in family.rules if rule.target == TensorType.HEAD)
     if not facts.arch.tied_head:
-        if "lm_head.weight" in by_name:
+        if head in by_name:
             flags.add("separate_head")
         else:
             facts = dataclasses.replace(facts, arch=dataclasses.replace(facts.arch, tied_head=True))
-            warnings.append("no lm_head.weight: the embeddings are used as the head")
+            warnings.append(f"no {head}: the embeddings are used as the head")
     used: set[str] = set()
     targets = []
     for unit_idx, layer_idx, rule in rules_in_order(family, facts.header.n_layers):
@@ -223,11 +268,36 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
             continue
         name = rule.source.format(layer=layer_idx)
         if name not in by_name:
-            raise QsfConversionError(f"the checkpoint has no tensor {family.prefix}{name}")
+            raise QsfConversionError(f"the checkpoint has no tensor {family.prefixes[0]}{name}")
         used.add(name)
-        targets.append(_target(rule, by_name[name], unit_idx, facts.dims, policy))
-    warnings += _unused_warnings(family, set(by_name) - used, tied=facts.arch.tied_head)
+        targets.append(_target(rule, by_name[name], unit_idx, facts, policy))
+    unused = set(by_name) - used - ({head} if facts.arch.tied_head else set())
+    warnings += _unused_warnings(family, unused)
     return Plan(facts, family, tuple(targets), tuple(warnings))
+
+
+def _named(family: Family, checkpoint: Checkpoint) -> tuple[dict[str, SourceTensor], list[str]]:
+    """Return the tensors by their names without a prefix, and a line on what is no text."""
+    by_name: dict[str, SourceTensor] = {}
+    left_out: dict[str, int] = {}
+    for tensor in checkpoint.tensors.values():
+        bare = tensor.name.removeprefix("model.")
+        sense = next((start for start in family.left_out if bare.startswith(start)), None)
+        if sense is not None:
+            left_out[sense.rstrip(".")] = left_out.get(sense.rstrip("."), 0) + 1
+            continue
+        prefixes = sorted(family.prefixes, key=len, reverse=True)
+        prefix = next((start for start in prefixes if tensor.name.startswith(start)), "")
+        name = tensor.name.removeprefix(prefix)
+        if name in by_name:
+            raise QsfConversionError(
+                f"the checkpoint has {by_name[name].name} and {tensor.name}, names of one tensor"
+            )
+        by_name[name] = tensor
+    if not left_out:
+        return by_name, []
+    found = ", ".join(f"{n} tensors of {sense}" for sense, n in sorted(left_out.items()))
+    return by_name, [f"only the text part is converted; left out: {found}"]
 
 
 def rules_in_order(family: Family, n_layers: int) -> Iterator[tuple[int, int, TensorRule]]:
@@ -242,45 +312,49 @@ def rules_in_order(family: Family, n_layers: int) -> Iterator[tuple[int, int, Te
 
 
 def _target(
-    rule: TensorRule,
-    source: SourceTensor,
-    unit_idx: int,
-    dims: Mapping[str, int],
-    policy: Policy,
+    rule: TensorRule, source: SourceTensor, unit_idx: int, facts: Facts, policy: Policy
 ) -> Target:
-    expected = tuple(dims[dim] for dim in rule.shape)
+    dims = facts.dims
+    expected = rule.source_shape(dims)
     if source.shape != expected:
         raise QsfConversionError(
             f"tensor {source.name} has shape {list(source.shape)}, "
             f"config.json asks for {list(expected)}"
         )
-    is_vector = len(expected) == 1
-    n_outputs = expected[1] if rule.transposed else expected[0]
-    part_rows = n_outputs // rule.n_parts
-    n_inputs = 0 if is_vector else expected[0] if rule.transposed else expected[1]
-    if rule.place is Place.POSITIONS and part_rows * n_inputs * 2 > _MAX_POSITIONS_BYTES:
+    is_vector = len(rule.shape) == 1
+    n_outputs = dims[rule.shape[0]]
+    n_inputs = 0 if is_vector else dims[rule.shape[1]]
+    if rule.place is Place.POSITIONS and n_outputs * n_inputs * 2 > _MAX_POSITIONS_BYTES:
         raise QsfConversionError(
-            f"tensor {source.name}: {part_rows} x {n_inputs} positions are too many to convert"
+            f"tensor {source.name}: {n_outputs} x {n_inputs} positions are too many to convert"
         )
     return Target(
         rule=rule,
         source=source,
         unit_idx=unit_idx,
-        n_rows=1 if is_vector else part_rows,
-        n_cols=part_rows if is_vector else n_inputs,
-        first_row=rule.part * part_rows,
+        n_rows=1 if is_vector else n_outputs,
+        n_cols=n_outputs if is_vector else n_inputs,
+        share=_share(rule, dims),
         dtype=policy.dtype_of(rule, target_name(rule, unit_idx), is_vector=is_vector),
         is_vector=is_vector,
+        factor=1.0 if rule.scale is None else facts.factors[rule.scale],
     )
 
 
-def _unused_warnings(family: Family, unused: set[str], *, tied: bool) -> list[str]:
+def _share(rule: TensorRule, dims: Mapping[str, int]) -> Share:
+    sizes = [dims[part] for part in rule.parts or rule.shape[:1]]
+    n_groups = 1 if rule.groups is None else dims[rule.groups]
+    return Share(
+        first=sum(sizes[: rule.part]) // n_groups,
+        n=sizes[rule.part] // n_groups,
+        stride=sum(sizes) // n_groups,
+        n_outputs=sum(sizes),
+    )
+
+
+def _unused_warnings(family: Family, unused: set[str]) -> list[str]:
     """Name the tensors that nothing needs, apart from those known to hold no weights."""
-    unknown = sorted(
-        name
-        for name in unused
-        if not name.endswith(family.ignored_suffixes) and not (tied and name == "lm_head.weight")
-    )
+    unknown = sorted(name for name in unused if not name.endswith(family.ignored_suffixes))
     if not unknown:
         return []
     more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""

@@ -23,14 +23,16 @@ from numpy.typing import NDArray
 from qsf.errors import QsfConversionError
 from qsf_converter.sources.checkpoint import RawArray, SourceTensor
 from qsf_converter.sources.checkpoint_files import READABLE, FileCheckpoint, Located
+from qsf_converter.sources.families.family import Family
 from qsf_converter.sources.gguf_config import (
-    ROPE_FACTORS,
-    Dialect,
+    ROPE_TENSORS,
     config_of,
     dialect_of,
+    family_of,
     name_there,
     shown,
 )
+from qsf_converter.sources.gguf_dialects import Dialect
 from qsf_converter.sources.gguf_file import GgufHead, GgufTensor, read_head
 
 _SLAB_BYTES = 4 << 20  # of f32, dequantised at once
@@ -47,13 +49,15 @@ class _Stored(Located):
 class GgufCheckpoint(FileCheckpoint[_Stored]):
     """The weights and the configuration of one GGUF file; a ``Checkpoint``.
 
-    ``head`` is what the file says of itself, ``config`` the same as config.json would say it, and
+    ``head`` is what the file says of itself, ``config`` the same as config.json would say it,
+    ``family`` what its tensors are, and
     ``warnings`` what of it was left out. Raises QsfConversionError when the file is damaged or
     holds a model that cannot be converted, QsfIOError when the system refuses to read.
     """
 
     head: GgufHead
     config: dict[str, Any]
+    family: Family
     warnings: tuple[str, ...]
 
     def _open(self, place: Path) -> None:
@@ -67,13 +71,16 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
 
     def _open_tensors(self, place: Path) -> None:
         """Name and locate the tensors; read the configuration, to which one may belong."""
-        dialect = dialect_of(self.head.metadata)
         tensors = dict(self.head.tensors)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        factors = None
-        if ROPE_FACTORS in tensors:
-            factors = self._rope_factors(place, tensors.pop(ROPE_FACTORS))
+        dialect = dialect_of(self.head.metadata, shapes)
+        factors: dict[str, NDArray[np.float32]] = {
+            name: self._rope_factors(place, tensors.pop(name))
+            for name in ROPE_TENSORS
+            if name in tensors
+        }
         self.config, self.warnings = config_of(self.head.metadata, shapes, factors)
+        self.family = family_of(self.config, dialect)
         self.warnings += _rounded_twice(tensors.values())
         for tensor in tensors.values():
             name = name_there(dialect, tensor.name)

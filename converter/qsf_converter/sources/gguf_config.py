@@ -1,8 +1,7 @@
 """What a GGUF file says of its model, in the words of HuggingFace's config.json.
 
-Architectures of llama.cpp that the engine can compute are tables here: the names of metadata and
-of tensors. Whatever would change the computation and is not in a table is refused.
-Source: gguf-py/gguf/constants.py and convert_hf_to_gguf.py of llama.cpp.
+`gguf_dialects` has the tables. Whatever would change the computation and is not in a table is
+refused.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -12,119 +11,26 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from qsf.errors import QsfConversionError
-from qsf_converter.sources.architectures import FAMILIES, Family
+from qsf.file.layout import Positions
+from qsf_converter.sources.architectures import FAMILIES
+from qsf_converter.sources.families.family import Family
+from qsf_converter.sources.gguf_dialects import DIALECTS, Dialect, variant_of
 
 Metadata = Mapping[str, Any]
 
+# Tensors that belong to the configuration.
 ROPE_FACTORS: Final = "rope_freqs.weight"
+LONG_FACTORS: Final = "rope_factors_long.weight"
+SHORT_FACTORS: Final = "rope_factors_short.weight"
+ROPE_TENSORS: Final = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0  # what all published models of that scaling use
 _FACTOR_TOLERANCE = 1e-3
 
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How llama.cpp stores one architecture."""
-
-    family: str
-    config: Mapping[str, str]  # field of config.json -> key of the metadata
-    optional: Mapping[str, str]
-    tensors: Mapping[str, str]  # name here -> name there; {layer} is its number
-    # Tensors whose rows are stored in the order of interleaved RoPE -> the field with their heads.
-    permuted: Mapping[str, str]
-
-
-def _llama_layer() -> dict[str, str]:
-    names = {
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-        "attn_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-    }
-    return {
-        f"blk.{{layer}}.{here}.{kind}": f"model.layers.{{layer}}.{there}.{kind}"
-        for here, there in names.items()
-        for kind in ("weight", "bias")
-        if kind == "weight" or not here.endswith("norm")
-    }
-
-
-def _gpt2_layer() -> dict[str, str]:
-    names = {
-        "attn_norm": "ln_1",
-        "attn_qkv": "attn.c_attn",
-        "attn_output": "attn.c_proj",
-        "ffn_norm": "ln_2",
-        "ffn_up": "mlp.c_fc",
-        "ffn_down": "mlp.c_proj",
-    }
-    return {
-        f"blk.{{layer}}.{here}.{kind}": f"transformer.h.{{layer}}.{there}.{kind}"
-        for here, there in names.items()
-        for kind in ("weight", "bias")
-    }
-
-
-DIALECTS: Final[Mapping[str, Dialect]] = {
-    "llama": Dialect(
-        family="LlamaForCausalLM",
-        config={
-            "num_hidden_layers": "block_count",
-            "hidden_size": "embedding_length",
-            "intermediate_size": "feed_forward_length",
-            "num_attention_heads": "attention.head_count",
-            "max_position_embeddings": "context_length",
-            "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-        },
-        optional={
-            "num_key_value_heads": "attention.head_count_kv",
-            "head_dim": "attention.key_length",
-            "rope_theta": "rope.freq_base",
-            "sliding_window": "attention.sliding_window",
-        },
-        tensors={
-            "token_embd.weight": "model.embed_tokens.weight",
-            "output_norm.weight": "model.norm.weight",
-            "output.weight": "lm_head.weight",
-            **_llama_layer(),
-        },
-        permuted={
-            "self_attn.q_proj": "num_attention_heads",
-            "self_attn.k_proj": "num_key_value_heads",
-        },
-    ),
-    "gpt2": Dialect(
-        family="GPT2LMHeadModel",
-        config={
-            "n_layer": "block_count",
-            "n_embd": "embedding_length",
-            "n_inner": "feed_forward_length",
-            "n_head": "attention.head_count",
-            "n_positions": "context_length",
-            "layer_norm_epsilon": "attention.layer_norm_epsilon",
-        },
-        optional={},
-        tensors={
-            "token_embd.weight": "transformer.wte.weight",
-            "position_embd.weight": "transformer.wpe.weight",
-            "output_norm.weight": "transformer.ln_f.weight",
-            "output_norm.bias": "transformer.ln_f.bias",
-            "output.weight": "lm_head.weight",
-            **_gpt2_layer(),
-        },
-        permuted={},
-    ),
-}
 
 # Key behind the architecture's name -> values with which the engine computes the same.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -140,8 +46,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
     "swin_norm": (False,),
-    "rope.scaling.attn_factor": (0.0, 1.0),
-    "rope.scaling.yarn_log_multiplier": (0.0,),
 }
 # Looked at elsewhere, or without a meaning for the computation.
 _KNOWN = {
@@ -152,6 +56,15 @@ _KNOWN = {
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_log_multiplier",
+    "attention.sliding_window_pattern",
+    "attention.temperature_scale",
+    "attention.key_length",
+    "rope.freq_base",
+    "feed_forward_length",
     "rope.scale_linear",
     "tensor_data_layout",
     "expert_used_count",
@@ -159,7 +72,7 @@ _KNOWN = {
 }
 
 
-def dialect_of(metadata: Metadata) -> Dialect:
+def dialect_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> Dialect:
     """Return the table of the file's architecture; raises QsfConversionError if none has it."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in DIALECTS:
@@ -172,39 +85,44 @@ def dialect_of(metadata: Metadata) -> Dialect:
         raise QsfConversionError(
             f"it is one of {n_parts} parts; join them with llama.cpp's llama-gguf-split --merge"
         )
-    return DIALECTS[name]
+    return variant_of(DIALECTS[name], shapes)
 
 
 def config_of(
-    metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], rope_factors: Any = None
+    metadata: Metadata,
+    shapes: Mapping[str, tuple[int, ...]],
+    rope_tensors: Mapping[str, Any],
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the fields of config.json, and warnings.
 
-    ``shapes`` are those of the tensors by their names in the GGUF file, ``rope_factors`` [n] is
-    what the tensor ``ROPE_FACTORS`` holds, if it is there. Raises QsfConversionError for what the
-    engine cannot compute.
+    ``shapes`` are those of the tensors by their names in the GGUF file, ``rope_tensors`` what those
+    of ``ROPE_TENSORS`` hold that are there, [n] each. Raises QsfConversionError for what the engine
+    cannot compute.
     """
-    dialect = dialect_of(metadata)
+    dialect = dialect_of(metadata, shapes)
     name = metadata["general.architecture"]
     fields = {
         key.removeprefix(f"{name}."): _plain(key, value)
         for key, value in metadata.items()
         if key.startswith(f"{name}.")
     }
-    _check_neutral(name, fields)
+    said = {**dialect.config, **dialect.optional}
+    _check_neutral(name, fields, {*said.values(), *dialect.read_by_more})
     config: dict[str, Any] = {}
-    for field, key in {**dialect.config, **dialect.optional}.items():
+    for field, key in said.items():
         if key in fields:
-            config[field] = fields[key]
+            config[field] = fields[key] or None if field == "sliding_window" else fields[key]
         elif field in dialect.config:
             raise QsfConversionError(f"its metadata has no {name}.{key}")
     embedding = shapes.get("token_embd.weight", ())
     config["vocab_size"] = embedding[0] if embedding else fields.get("vocab_size")
     config["tie_word_embeddings"] = "output.weight" not in shapes
-    if name == "llama":
-        config.update(_llama_fields(fields, shapes, config, rope_factors))
-    else:
-        config["activation_function"] = "gelu_new"
+    config.update(dialect.constants)
+    config.update(_head_fields(name, fields, config, dialect))
+    if dialect.more is not None:
+        config.update(dialect.more(fields, shapes, config))
+    if FAMILIES[dialect.family].positions == Positions.ROPE:
+        config.update(_rope_fields(name, fields, config, rope_tensors, dialect))
     family = config.pop("architectures", [dialect.family])
     config = {
         "architectures": family,
@@ -212,7 +130,7 @@ def config_of(
         **config,
         **_token_ids(metadata),
     }
-    known = {*_KNOWN, *_NEUTRAL, *dialect.config.values(), *dialect.optional.values()}
+    known = {*_KNOWN, *_NEUTRAL, *said.values(), *dialect.read_by_more}
     unknown = sorted(key[:80] for key in fields if key not in known)
     warnings = [f"{name}.{key} of the metadata is not understood and left out" for key in unknown]
     return config, tuple(warnings[:8])
@@ -233,13 +151,16 @@ def name_there(dialect: Dialect, name: str) -> str:
     return name if there is None else there.format(layer=int(match[1]))
 
 
-def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family, with all matrices [outputs, inputs] as GGUF files store them."""
+def family_of(config: Mapping[str, Any], dialect: Dialect) -> Family:
+    """Return the family, with its tensors as GGUF files store them."""
     family = FAMILIES[config["architectures"][0]]
     rules = tuple(
-        dataclasses.replace(rule, transposed=False, shape=rule.shape[::-1])
-        if rule.transposed
-        else rule
+        dataclasses.replace(
+            rule,
+            transposed=False,
+            add=0.0 if dialect.has_one_in_norms else rule.add,
+            groups=None if dialect.is_ungrouped else rule.groups,
+        )
         for rule in family.rules
     )
     return dataclasses.replace(family, rules=rules)
@@ -249,6 +170,8 @@ def _plain(key: str, value: Any) -> Any:
     """One value for all layers, where a file states one for each; floats as they were written."""
     if isinstance(value, np.ndarray):
         values = value.tolist()
+        if key.endswith(".sliding_window_pattern"):
+            return values
         if not values or any(one != values[0] for one in values):
             raise QsfConversionError(
                 f"its metadata's {key} differs between layers, which is not supported"
@@ -263,28 +186,23 @@ def _plain(key: str, value: Any) -> Any:
     return value
 
 
-def _check_neutral(name: str, fields: Mapping[str, Any]) -> None:
+def _check_neutral(name: str, fields: Mapping[str, Any], read: set[str]) -> None:
     for key, neutral in _NEUTRAL.items():
+        if key in read:
+            continue
         if key in fields and fields[key] not in neutral:
             raise QsfConversionError(
                 f"its metadata's {name}.{key} = {shown(fields[key])} is not supported"
             )
 
 
-def _llama_fields(
-    fields: Mapping[str, Any],
-    shapes: Mapping[str, tuple[int, ...]],
-    config: Mapping[str, Any],
-    rope_factors: Any,
+def _head_fields(
+    name: str, fields: Mapping[str, Any], config: Mapping[str, Any], dialect: Dialect
 ) -> dict[str, Any]:
-    """What a LLaMA says in other ways than by a value."""
-    more: dict[str, Any] = {
-        "hidden_act": "silu",
-        "attention_bias": any("attn_q.bias" in name for name in shapes),
-        "mlp_bias": any("ffn_up.bias" in name for name in shapes),
-    }
-    if config.get("sliding_window"):
-        more["architectures"] = ["MistralForCausalLM"]
+    """The size of a head, where it can be stated, and of its value; how many keys there are."""
+    more: dict[str, Any] = {}
+    if "head_dim" not in dialect.optional:
+        return more
     head_dim = config.get("head_dim")
     if head_dim is None:
         dim, n_heads = config["hidden_size"], config["num_attention_heads"]
@@ -294,34 +212,88 @@ def _llama_fields(
             )
         head_dim = dim // n_heads
         more["head_dim"] = head_dim
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if fields.get(key, head_dim) != head_dim:
-            raise QsfConversionError(
-                f"its metadata's llama.{key} = {shown(fields[key])} is not supported with heads of "
-                f"{shown(head_dim)}"
-            )
+    value_dim = fields.get("attention.value_length", head_dim)
+    if value_dim != head_dim:
+        raise QsfConversionError(
+            f"its metadata's {name}.attention.value_length = {shown(value_dim)} is not supported "
+            f"with heads of {shown(head_dim)}"
+        )
     if "num_key_value_heads" not in config:
         more["num_key_value_heads"] = config["num_attention_heads"]
-    scaling = _rope_scaling(fields)
-    if rope_factors is not None:
-        if scaling is not None:
-            raise QsfConversionError("it scales RoPE twice, which is not supported")
-        scaling = llama3_scaling(rope_factors, config.get("rope_theta", 10000.0), head_dim)
-    if scaling is not None:
-        more["rope_scaling"] = scaling
     return more
 
 
-def _rope_scaling(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+def _rope_fields(
+    name: str,
+    fields: Mapping[str, Any],
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    dialect: Dialect,
+) -> dict[str, Any]:
+    """How RoPE is scaled, and which part of a head it turns."""
+    head_dim = config.get("head_dim")
+    if head_dim is None:
+        head_dim = config["hidden_size"] // max(1, config["num_attention_heads"])
+    scaling = _rope_scaling(fields, tensors)
+    rotary_dims = fields.get("rope.dimension_count", head_dim)
+    if dialect.permuted and rotary_dims != head_dim:
+        raise QsfConversionError(
+            f"its metadata's {name}.rope.dimension_count = {shown(rotary_dims)} is not supported "
+            f"with heads of {shown(head_dim)}"
+        )
+    if ROPE_FACTORS in tensors:
+        if scaling is not None:
+            raise QsfConversionError("it scales RoPE twice, which is not supported")
+        theta = config.get("rope_theta", 10000.0)
+        scaling = llama3_scaling(tensors[ROPE_FACTORS], theta, rotary_dims)
+    if "rope.dimension_count" in fields:
+        scaling = {**(scaling or {"rope_type": "default"}), "rotary_dims": rotary_dims}
+    return {} if scaling is None else {"rope_scaling": scaling}
+
+
+def _rope_scaling(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = fields.get("rope.scaling.type", "linear" if "rope.scale_linear" in fields else "none")
     factor = fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 1.0))
+    if LONG_FACTORS in tensors and SHORT_FACTORS in tensors:
+        kind = "longrope"
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
+    original = fields.get("rope.scaling.original_context_length")
+    stated: dict[str, Any] = {"rope_type": kind}
+    if original is not None:
+        stated["original_max_position_embeddings"] = original
+    attention_factor = fields.get("rope.scaling.attn_factor")
+    if attention_factor:
+        stated["attention_factor"] = attention_factor
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
+    if kind == "longrope":
+        return {
+            **stated,
+            "long_factor": _as_written(tensors[LONG_FACTORS]),
+            "short_factor": _as_written(tensors[SHORT_FACTORS]),
+        }
+    if kind == "yarn":
+        for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+            if fields.get(f"rope.scaling.{key}"):
+                stated[name] = fields[f"rope.scaling.{key}"]
+        scale = fields.get("attention.temperature_scale")
+        if scale:
+            stated["llama_4_scaling_beta"] = scale
+        # 0.1 times mscale_all_dim: with mscale 1 the factor of cos and sin is one over the other.
+        multiplier = fields.get("rope.scaling.yarn_log_multiplier")
+        if multiplier:
+            stated |= {"mscale": 1.0, "mscale_all_dim": float(f"{10 * multiplier:.6g}")}
+        return {**stated, "factor": fields.get("rope.scaling.factor")}
     raise QsfConversionError(
-        f"its RoPE scaling {shown(kind)} is not supported; supported: none, linear, llama3"
+        f"its RoPE scaling {shown(kind)} is not supported; "
+        "supported: none, linear, llama3, yarn, longrope"
     )
+
+
+def _as_written(values: Any) -> list[float]:
+    """The shortest decimal numbers that f32 rounds to ``values`` [n]."""
+    return [float(np.format_float_scientific(value, unique=True)) for value in values]
 
 
 def llama3_scaling(factors: Any, theta: Any, head_dim: int) -> dict[str, Any] | None:

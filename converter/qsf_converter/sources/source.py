@@ -13,11 +13,12 @@ from typing import Any
 
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf_converter.sources import checkpoint_safetensors, checkpoint_torch, gguf_config, metadata
-from qsf_converter.sources.architectures import Facts, Family, family_of, read_facts
+from qsf_converter.sources.architectures import family_of, read_facts
 from qsf_converter.sources.checkpoint import Checkpoint
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
+from qsf_converter.sources.families.family import Facts, Family
 from qsf_converter.sources.gguf_file import MAGIC
 from qsf_converter.sources.gguf_tokenizer import chat_of, tokenizer_of
 from qsf_converter.sources.metadata import Origin
@@ -161,8 +162,7 @@ def _open_gguf(path: Path) -> Iterator[Source]:
     with GgufCheckpoint(path) as checkpoint:
         said = checkpoint.head.metadata
         try:
-            family = gguf_config.family_of(checkpoint.config)
-            facts = read_facts(family, checkpoint.config)
+            facts = read_facts(checkpoint.family, checkpoint.config)
         except QsfConversionError as error:
             raise QsfConversionError(f"{path}: its metadata, as {error}") from error
         tokenizer, reason = tokenizer_of(said)
@@ -173,7 +173,7 @@ def _open_gguf(path: Path) -> Iterator[Source]:
             Source(
                 path=path,
                 config=checkpoint.config,
-                family=family,
+                family=checkpoint.family,
                 facts=dataclasses.replace(facts, warnings=warnings),
                 checkpoint=checkpoint,
                 tokenizer=tokenizer,

@@ -18,8 +18,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from qsf.bench.models.shapes import Shape
+from qsf.bench.models.shapes import Shape, config_of, facts_of, family_of
 from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
+from qsf_converter.sources.families.rules import Place
+from qsf_converter.sources.gguf_dialects import DIALECTS, Dialect
 from qsf_converter.sources.gguf_file import TYPES
 
 GENERATOR: Final = 1  # counted up when the same arguments give another file
@@ -146,6 +148,9 @@ def tensors(shape: Shape, mixture: str) -> Iterator[Tensor]:
         yield Tensor("position_embd.weight", (shape.max_tokens, dim), "F32")
     if not shape.is_tied:
         yield _matrix("output.weight", table, head)
+    if shape.family not in ("llama", "gpt2"):
+        yield from _tensors_of_dialect(shape, mixture)
+        return
     if is_gpt2:
         matrices = {"attn_qkv": (q_dim + 2 * kv_dim, dim), "attn_output": (dim, q_dim)}
         matrices |= {"ffn_up": (ffn_dim, dim), "ffn_down": (dim, ffn_dim)}
@@ -166,6 +171,38 @@ def tensors(shape: Shape, mixture: str) -> Iterator[Tensor]:
         yield Tensor(f"{name}.weight", (length,), "F32")
         if is_gpt2:
             yield Tensor(f"{name}.bias", (length,), "F32")
+
+
+def _dialect_of(shape: Shape) -> tuple[str, Dialect]:
+    """Return llama.cpp's name of the architecture, and how it stores it."""
+    family = family_of(shape).name
+    return next((arch, one) for arch, one in DIALECTS.items() if one.family == family)
+
+
+def _tensors_of_dialect(shape: Shape, mixture: str) -> Iterator[Tensor]:
+    """Yield the tensors of the layers and the final norm, by the converter's tables."""
+    family, (_, dialect) = family_of(shape), _dialect_of(shape)
+    facts = facts_of(shape)
+    here = {there: name for name, there in dialect.tensors.items()}
+    vectors: dict[str, int] = {}
+    for layer in range(shape.n_layers):
+        done = set()
+        for rule in family.rules:
+            if rule.place is not Place.LAYER or rule.flag not in (None, *facts.flags):
+                continue
+            pattern = here[family.prefixes[0] + rule.source]
+            name = pattern.format(layer=layer)
+            dims = rule.source_shape(facts.dims)
+            if name in done:  # several tensors of a .qsf file are one here
+                continue
+            done.add(name)
+            if len(dims) == 1:
+                vectors[name] = dims[0]
+            else:
+                kind = name.split(".")[2]
+                yield _matrix(name, (dims[0], dims[1]), _layer_type(mixture, kind, layer, shape))
+    for name, length in {**vectors, "output_norm.weight": shape.dim}.items():
+        yield Tensor(name, (length,), "F32")
 
 
 def _matrix(name: str, dims: tuple[int, int], wanted: str) -> Tensor:
@@ -212,7 +249,7 @@ def _mixed_type(mixture: str, kind: str, layer: int, shape: Shape) -> str:
 
 def _metadata(shape: Shape, mixture: str) -> dict[str, int | float | str]:
     """Return what llama.cpp must know, in the file's order; there is no tokenizer."""
-    arch = shape.family
+    arch = _dialect_of(shape)[0]
     known: dict[str, int | float | str] = {
         "general.architecture": arch,
         "general.file_type": FILE_TYPES[mixture][1],
@@ -227,6 +264,8 @@ def _metadata(shape: Shape, mixture: str) -> dict[str, int | float | str]:
     }
     if arch == "gpt2":
         return known | {f"{arch}.attention.layer_norm_epsilon": 1e-5}
+    if arch != "llama":
+        return known | _said_by_dialect(shape)
     return known | {
         f"{arch}.attention.head_count_kv": shape.n_kv_heads,
         f"{arch}.attention.key_length": shape.head_dim,
@@ -234,6 +273,23 @@ def _metadata(shape: Shape, mixture: str) -> dict[str, int | float | str]:
         f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
         f"{arch}.rope.dimension_count": shape.head_dim,
         f"{arch}.rope.freq_base": 10000.0,
+    }
+
+
+def _said_by_dialect(shape: Shape) -> dict[str, int | float | str]:
+    """What else llama.cpp must know of an architecture other than LLaMA and GPT-2."""
+    arch, dialect = _dialect_of(shape)
+    config, facts = config_of(shape), facts_of(shape)
+    rotary_dims = facts.arch.rope_dims or shape.head_dim
+    said: dict[str, int | float | str] = {
+        f"{arch}.{key}": config[field]
+        for field, key in {**dialect.config, **dialect.optional}.items()
+        if config.get(field) is not None
+    }
+    return said | {
+        f"{arch}.attention.value_length": shape.head_dim,
+        f"{arch}.rope.dimension_count": rotary_dims,
+        f"{arch}.rope.freq_base": facts.header.rope_theta,
     }
 
 
@@ -259,7 +315,7 @@ def write_model(
     try:
         try:
             temporary.unlink(missing_ok=True)  # left by a killed process that had our number
-            writer = writer_type(temporary, shape.family)
+            writer = writer_type(temporary, _dialect_of(shape)[0])
             try:
                 _add_heads(writer, type_numbers, shape, mixture)
                 _write_data(writer, shape, mixture, seed, progress, total_bytes)

@@ -15,28 +15,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf.bench.models.shapes import Entry, Shape, T, layer_entries
-from qsf.errors import QsfArgumentError
+from qsf.bench.models.shapes import Entry, Shape, T, facts_of, final_entries, layer_entries
 from qsf.file import layout as lay
-from qsf.file.arch import pack_arch
 from qsf.file.layout import (
     BLOCK,
     TILE_ROWS,
-    Activation,
     Arch,
-    Architecture,
     Compression,
     Dtype,
     Header,
     Layout,
-    Norm,
-    Positions,
     tensor_bytes,
 )
 from qsf.file.writer import Writer
@@ -95,41 +90,17 @@ def embed_type_of(quant_type: str, embed_type: str | None = None) -> Dtype:
 
 def header_of(shape: Shape, dtype: Dtype) -> Header:
     """Return the model's numbers; it has no end-of-text token, so that runs have one length."""
-    is_gpt2 = shape.family == "gpt2"
-    return Header(
-        architecture=Architecture.GPT2 if is_gpt2 else Architecture.LLAMA,
-        n_layers=shape.n_layers,
-        dim=shape.dim,
-        n_heads=shape.n_heads,
-        n_kv_heads=shape.n_kv_heads,
-        n_vocab=shape.n_vocab,
-        max_tokens=shape.max_tokens,
-        ffn_dim=shape.ffn_dim,
-        head_dim=shape.head_dim,
-        dtype=dtype,
-        activation=Activation.GELU_TANH if is_gpt2 else Activation.SILU,
-        norm=Norm.LAYER if is_gpt2 else Norm.RMS,
-        positions=Positions.LEARNED if is_gpt2 else Positions.ROPE,
-        rope_theta=0.0 if is_gpt2 else 10000.0,
-        bos_id=0,
-        eos_id=None,
-        pad_id=None,
-    )
+    return replace(facts_of(shape).header, dtype=dtype)
 
 
 def _arch_of(shape: Shape) -> Arch:
-    return Arch(tied_head=bool(shape.is_tied))
+    return facts_of(shape).arch
 
 
 def _units(shape: Shape, quant_type: Dtype, embed_type: Dtype) -> list[tuple[Dtype, list[Entry]]]:
-    final: list[Entry] = [(T.FINAL_NORM, 0, shape.dim)]
-    if shape.family == "gpt2":
-        final.append((T.FINAL_NORM_BIAS, 0, shape.dim))
-    if not shape.is_tied:
-        final.append((T.HEAD, shape.n_vocab, shape.dim))
     embedding: list[Entry] = [(T.EMBEDDING, shape.n_vocab, shape.dim)]
     layers = [(quant_type, layer_entries(shape))] * shape.n_layers
-    return [(embed_type, embedding), *layers, (embed_type, final)]
+    return [(embed_type, embedding), *layers, (embed_type, final_entries(shape))]
 
 
 def _meta(seed: int) -> bytes:
@@ -171,7 +142,9 @@ def qsf_bytes(
     if shape.family == "gpt2":
         sections.append(2 * shape.max_tokens * shape.dim)
         n_sections += 1
-    sections.append(len(pack_arch(_arch_of(shape), header_of(shape, dtype), QsfArgumentError)))
+    tables = facts_of(shape).tables()
+    n_sections += len(tables) - 1
+    sections += map(len, tables.values())
     sections.append(n_tensors * lay.ENTRY_BYTES)
     sections.append(-(-shape.n_vocab // TILE_ROWS) * 4)
     sections.append(n_sections * lay.ENTRY_BYTES)
@@ -208,7 +181,16 @@ def write_model(
 
     weights = Weights(seed)
     header = header_of(shape, quant_type)
-    with Writer(out, header, _arch_of(shape), progress=told, needed_bytes=total_bytes) as writer:
+    facts = facts_of(shape)
+    with Writer(
+        out,
+        header,
+        _arch_of(shape),
+        layer_kinds=facts.layer_kinds,
+        rope_sets=facts.rope_sets,
+        progress=told,
+        needed_bytes=total_bytes,
+    ) as writer:
         for unit_idx, (dtype, entries) in enumerate(_units(shape, quant_type, embed_type)):
             is_layer = 0 < unit_idx <= shape.n_layers
             is_real = not is_layer or n_real_layers is None or unit_idx <= n_real_layers

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from qsf.errors import QsfArgumentError, QsfUnsupportedError
+from qsf.errors import QsfArgumentError, QsfConversionError, QsfUnsupportedError
+from qsf.file.kinds import LayerKind, plain_kind
 from qsf.file.layout import (
     OUTLIERS_OF,
     Activation,
@@ -20,6 +22,9 @@ from qsf.file.layout import (
     TensorType,
 )
 from qsf.file.reader import Reader
+from qsf_converter.sources.architectures import FAMILIES, read_facts
+from qsf_converter.sources.families.family import Facts, Family
+from qsf_converter.sources.families.rules import Place
 
 T = TensorType
 Entry = tuple[TensorType, int, int]  # a matrix [n_rows, n_cols], or a vector: n_rows is 0
@@ -39,8 +44,9 @@ _PARTS: Final = {
 class Shape:
     """The dimensions of a model.
 
-    ``family`` is its ``model_type``: llama or gpt2. ``head_dim`` 0 becomes dim / n_heads, and
-    ``is_tied`` None what the family has: the head of GPT-2 is its embedding.
+    ``family`` is its ``model_type``, such as llama. ``head_dim`` 0 becomes dim / n_heads, and
+    ``is_tied`` None what the family has: the head of GPT-2 is its embedding. ``window_tokens`` is
+    that of the layers of the family that have windows.
     """
 
     n_layers: int
@@ -53,6 +59,7 @@ class Shape:
     family: str = "llama"
     head_dim: int = 0
     is_tied: bool | None = None
+    window_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Fill in what follows from the rest, so that equal shapes compare equal."""
@@ -72,7 +79,23 @@ class Shape:
         return self.n_kv_heads * self.head_dim
 
 
-SHAPES: Final[Mapping[str, Shape]] = {
+def _gemma3(
+    n_layers: int,
+    dim: int,
+    ffn_dim: int,
+    n_heads: int,
+    n_kv_heads: int,
+    n_vocab: int,
+    max_tokens: int,
+    window_tokens: int,
+) -> Shape:
+    return Shape(
+        n_layers, dim, ffn_dim, n_heads, n_kv_heads, n_vocab, max_tokens, family="gemma3_text",
+        head_dim=256, is_tied=True, window_tokens=window_tokens,
+    )  # fmt: skip
+
+
+_LLAMAS: Final[dict[str, Shape]] = {
     "tiny": Shape(4, 256, 768, 4, 2, n_vocab=2048),
     "gpt2": Shape(12, 768, 3072, 12, 12, n_vocab=50257, max_tokens=1024, family="gpt2"),
     "llama-110m": Shape(12, 768, 2048, 12, 12),
@@ -81,6 +104,24 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "llama2-13b": Shape(40, 5120, 13824, 40, 40, max_tokens=4096),
     "llama2-70b": Shape(80, 8192, 28672, 64, 8, max_tokens=4096),
     "mistral-7b": Shape(32, 4096, 14336, 32, 8, max_tokens=32768),
+}
+SHAPES: Final[Mapping[str, Shape]] = _LLAMAS | {
+    "qwen3-0.6b": Shape(
+        28, 1024, 3072, 16, 8, 151936, 40960, family="qwen3", head_dim=128, is_tied=True
+    ),
+    "qwen3-4b": Shape(
+        36, 2560, 9728, 32, 8, 151936, 40960, family="qwen3", head_dim=128, is_tied=True
+    ),
+    "qwen3-8b": Shape(36, 4096, 12288, 32, 8, 151936, 40960, family="qwen3", head_dim=128),
+    "gemma3-270m": _gemma3(18, 640, 2048, 4, 1, 262144, 32768, 512),
+    "gemma3-1b": _gemma3(26, 1152, 6912, 4, 1, 262144, 32768, 512),
+    "gemma3-4b": _gemma3(34, 2560, 10240, 8, 4, 262208, 131072, 1024),
+    "phi4-mini": Shape(
+        32, 3072, 8192, 24, 8, 200064, 131072, family="phi3", head_dim=128, is_tied=True
+    ),
+    "smollm3-3b": Shape(
+        36, 2048, 11008, 16, 4, 128256, 65536, family="smollm3", head_dim=128, is_tied=True
+    ),
 }
 ALIASES: Final[Mapping[str, str]] = {
     "110m": "llama-110m",
@@ -107,39 +148,79 @@ def name_of(shape: Shape) -> str:
         if known == shape:
             return name
     tied = "-tied" if shape.is_tied else ""
+    if shape.window_tokens:
+        tied += f"-window{shape.window_tokens}"
     return (
         f"{shape.family}-{shape.n_layers}x{shape.dim}-ffn{shape.ffn_dim}-heads{shape.n_heads}"
         f".{shape.n_kv_heads}.{shape.head_dim}-vocab{shape.n_vocab}-ctx{shape.max_tokens}{tied}"
     )
 
 
+# What the configurations of published models say beside their sizes.
+_MORE: Final[Mapping[str, Mapping[str, Any]]] = {
+    "qwen3": {"rope_theta": 1000000.0},
+    "phi3": {"partial_rotary_factor": 0.75},
+    "gemma3_text": {"query_pre_attn_scalar": 256},
+}
+
+
+def family_of(shape: Shape) -> Family:
+    """Return the converter's table of the shape's family."""
+    return next(one for one in FAMILIES.values() if one.model_type == shape.family)
+
+
+def config_of(shape: Shape) -> dict[str, Any]:
+    """Return the shape as a config.json."""
+    family = family_of(shape)
+    said = {
+        "num_hidden_layers": shape.n_layers,
+        "hidden_size": shape.dim,
+        "intermediate_size": shape.ffn_dim,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.n_vocab,
+        "max_position_embeddings": shape.max_tokens,
+        "norm_epsilon": 1e-5,
+        "tie_word_embeddings": shape.is_tied,
+        "bos_token_id": 0,
+        "sliding_window": shape.window_tokens or None,
+        **_MORE.get(shape.family, {}),
+    }
+    return {family.renames.get(name, name): value for name, value in said.items()}
+
+
+@functools.cache
+def facts_of(shape: Shape) -> Facts:
+    """Return what the converter makes of the shape; no token ends a text, so runs have one length.
+
+    Raises QsfConversionError for sizes that its family cannot have.
+    """
+    return read_facts(family_of(shape), config_of(shape))
+
+
 def layer_entries(shape: Shape) -> list[Entry]:
     """Return the tensors of a layer in the order of a .qsf file."""
-    dim, ffn, q, kv = shape.dim, shape.ffn_dim, shape.q_dim, shape.kv_dim
-    attention: list[Entry] = [(T.Q, q, dim), (T.K, kv, dim), (T.V, kv, dim)]
-    if shape.family == "gpt2":
-        return [
-            *((kind, 0, dim) for kind in (T.ATTN_NORM, T.ATTN_NORM_BIAS)),
-            (T.Q_BIAS, 0, q),
-            *((kind, 0, kv) for kind in (T.K_BIAS, T.V_BIAS)),
-            *attention,
-            (T.ATTN_OUT_BIAS, 0, dim),
-            (T.ATTN_OUT, dim, q),
-            *((kind, 0, dim) for kind in (T.FFN_NORM, T.FFN_NORM_BIAS)),
-            (T.FFN_UP_BIAS, 0, ffn),
-            (T.FFN_UP, ffn, dim),
-            (T.FFN_DOWN_BIAS, 0, dim),
-            (T.FFN_DOWN, dim, ffn),
-        ]
+    return _entries(shape, Place.LAYER)
+
+
+def final_entries(shape: Shape) -> list[Entry]:
+    """Return the tensors of the final unit in the order of a .qsf file."""
+    return _entries(shape, Place.FINAL)
+
+
+def _entries(shape: Shape, place: Place) -> list[Entry]:
+    facts = facts_of(shape)
+    flags = facts.flags if shape.is_tied else facts.flags | {"separate_head"}
     return [
-        (T.ATTN_NORM, 0, dim),
-        *attention,
-        (T.ATTN_OUT, dim, q),
-        (T.FFN_NORM, 0, dim),
-        (T.FFN_GATE, ffn, dim),
-        (T.FFN_UP, ffn, dim),
-        (T.FFN_DOWN, dim, ffn),
+        (rule.target, *_size(tuple(facts.dims[dim] for dim in rule.shape)))
+        for rule in family_of(shape).rules
+        if rule.place is place and rule.target is not None and rule.flag in (None, *flags)
     ]
+
+
+def _size(dims: tuple[int, ...]) -> tuple[int, int]:
+    return (0, dims[0]) if len(dims) == 1 else (dims[0], dims[1])
 
 
 # ---- of a file ----
@@ -156,6 +237,8 @@ def shape_of_file(path: Path) -> Shape:
     """
     with Reader(path) as reader:
         header, arch = reader.header, reader.arch
+        if "KIND" in reader.sections or header.architecture == Architecture.PHI:
+            return _shape_of_kinds(path, reader)
         family = _FAMILIES.get(Architecture(header.architecture))
         if family is None:
             name = Architecture(header.architecture).name.lower()
@@ -180,6 +263,45 @@ def shape_of_file(path: Path) -> Shape:
             if found != wanted or any(tensor.index for tensor in unit.tensors):
                 raise _unsupported(path, _difference(unit.idx - 1, found, wanted))
         return shape
+
+
+def _shape_of_kinds(path: Path, reader: Reader) -> Shape:
+    """The shape of the family all of whose layers do the work of the file's."""
+    header = reader.header
+    for family in sorted({shape.family for shape in SHAPES.values()}):
+        shape = Shape(
+            header.n_layers,
+            header.dim,
+            header.ffn_dim,
+            header.n_heads,
+            header.n_kv_heads,
+            header.n_vocab,
+            header.max_tokens,
+            family,
+            header.head_dim,
+            reader.arch.tied_head,
+            max(kind.window_tokens for kind in reader.layer_kinds),
+        )
+        try:
+            facts = facts_of(shape)
+        except QsfConversionError:
+            continue
+        if facts.header.architecture != header.architecture:
+            continue
+        plain = (plain_kind(facts.header, facts.arch),) * header.n_layers
+        wanted = [_work(kind) for kind in facts.layer_kinds or plain]
+        if wanted == [_work(kind) for kind in reader.layer_kinds] and all(
+            {T(tensor.type) for tensor in unit.tensors} - set(OUTLIERS_OF.values())
+            == {kind for kind, _, _ in layer_entries(shape)}
+            for unit in reader.units[1:-1]
+        ):
+            return shape
+    raise _unsupported(path, "layers that are of none of the known shapes' families")
+
+
+def _work(kind: LayerKind) -> LayerKind:
+    """The kind without what changes no work: the base of RoPE, and the scale of scores."""
+    return replace(kind, rope_set=min(kind.rope_set, 255) // 255, score_scale=0.0)
 
 
 def _check_parts(path: Path, header: Header, arch: Arch, family: str) -> None:

@@ -33,15 +33,15 @@ from qsf_converter.calibrate.assignment import (
     with_policy,
 )
 from qsf_converter.rounding.pieces import rounded_units
-from qsf_converter.rounding.plan import Plan, Policy, Target, make_plan
+from qsf_converter.rounding.plan import Plan, Policy, Share, Target, make_plan
 from qsf_converter.rounding.tiles import tile_bytes
-from qsf_converter.sources.architectures import Place, TensorRule
 from qsf_converter.sources.checkpoint import SourceTensor
+from qsf_converter.sources.families.rules import Place, TensorRule
 from qsf_converter.sources.source import Source, open_source
 
 TYPES = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q8)
 SECTIONS = {"TOKN": 12345, "CHAT": 77, "META": 1001}
-_BESIDE = {TensorType.V: TensorType.ATTN_SUB_NORM, TensorType.FFN_DOWN: TensorType.POST_FFN_NORM}
+_BESIDE = {kind: kind for kind in (TensorType.FFN_UP, TensorType.FFN_DOWN)}  # as if of an expert
 Costs = dict[str, dict[Dtype, float]]
 
 
@@ -51,7 +51,8 @@ Costs = dict[str, dict[Dtype, float]]
 def matrix(idx: int, n_rows: int, n_cols: int) -> Target:
     rule = TensorRule(Place.LAYER, TensorType.FFN_UP, "x", ("dim", "dim"))
     source = SourceTensor("x", (n_rows, n_cols), "F16", 2 * n_rows * n_cols)
-    return Target(rule, source, idx + 1, n_rows, n_cols, 0, Dtype.Q4, is_vector=False)
+    share = Share(0, n_rows, n_rows, n_rows)
+    return Target(rule, source, idx + 1, n_rows, n_cols, share, Dtype.Q4, is_vector=False)
 
 
 def data_bytes(target: Target, dtype: Dtype) -> int:
@@ -232,7 +233,7 @@ def write(
                 beside = (outlier_bytes or {}).get(target.name)
                 if beside is not None:
                     kind = _BESIDE[target.rule.target]
-                    writer.begin_tensor(kind, 1, beside // 4, Dtype.F32, Layout.VECTOR)
+                    writer.begin_tensor(kind, 1, beside // 4, Dtype.F32, Layout.VECTOR, index=1)
                     writer.write(bytes(beside))
                     writer.end_tensor()
             writer.end_unit()
@@ -278,12 +279,12 @@ def test_tensors_beside_a_matrix_count(source: Source, tmp_path: Path) -> None:
     norm_bytes = plan.facts.header.dim * 4
 
     def predicted(n: int) -> int:
-        return file_bytes(plan, SECTIONS, {"0.V": n, "0.FFN_DOWN": norm_bytes})
+        return file_bytes(plan, SECTIONS, {"0.FFN_UP": n, "0.FFN_DOWN": norm_bytes})
 
     # Where four bytes more take the file over the next page, paddings inside the unit count.
     page = next(n for n in range(4, 8192, 4) if predicted(n + 4) >= predicted(n) + 4096)
     for n in (page, page + 4):
-        outlier_bytes = {"0.V": n, "0.FFN_DOWN": norm_bytes}
+        outlier_bytes = {"0.FFN_UP": n, "0.FFN_DOWN": norm_bytes}
         assert predicted(n) == write(source, plan, tmp_path / "out.qsf", outlier_bytes)
     found = fit_to_size(plan, shuffled_costs(plan, 0), predicted(page), SECTIONS, outlier_bytes)
     fitted = with_policy(plan, policy_of(plan.targets, found.dtypes))

@@ -45,7 +45,7 @@ def write_layer(
     with Writer(path, header, Arch(tied_head=True), n_threads=n_threads) as w:
         write_embedding(w)
         w.begin_unit(1, dtype=Dtype.F32, compression=compression)
-        w.begin_tensor(T.ATTN_SUB_NORM, 1, len(data) // 4, Dtype.F32, Layout.VECTOR)
+        w.begin_tensor(T.FFN_UP, 1, len(data) // 4, Dtype.F32, Layout.VECTOR, index=1)
         w.write(data)
         w.end_tensor()
         stored = w.end_unit()
@@ -259,7 +259,7 @@ def test_threads_do_not_change_the_file(tmp_path: Path) -> None:
 def open_layer(w: Writer, data: bytes) -> None:
     write_embedding(w)
     w.begin_unit(1, dtype=Dtype.F32)
-    w.begin_tensor(T.ATTN_SUB_NORM, 1, len(data) // 4, Dtype.F32, Layout.VECTOR)
+    w.begin_tensor(T.FFN_UP, 1, len(data) // 4, Dtype.F32, Layout.VECTOR, index=1)
     w.write(data)
     w.end_tensor()
 
@@ -354,7 +354,7 @@ def test_more_zeros_than_the_tensor_has_are_refused(tmp_path: Path) -> None:
     w = Writer(tmp_path / "m.qsf", tiny_header(n_layers=1), Arch())
     write_embedding(w)
     w.begin_unit(1, dtype=Dtype.F32)
-    w.begin_tensor(T.ATTN_SUB_NORM, 1, 8, Dtype.F32, Layout.VECTOR)
+    w.begin_tensor(T.FFN_UP, 1, 8, Dtype.F32, Layout.VECTOR, index=1)
     w.write_zeros(30)
     for n_bytes in (3, -1):
         with pytest.raises(QsfArgumentError, match=r"allowed: 0 \.\. 2"):

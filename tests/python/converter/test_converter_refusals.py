@@ -32,14 +32,26 @@ def refuse(folder: Path, message: str, error: type[QsfError] = QsfConversionErro
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM is not supported.*Llama"),
-        ({"architectures": None, "model_type": "falcon"}, "names no architecture.*falcon"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic' is not supported"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope' is not supported"),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"]},
+            "Qwen3MoeForCausalLM is not supported: mixtures of experts; supported: .*Llama",
+        ),
+        (
+            {"architectures": ["NoForCausalLM"]},
+            "NoForCausalLM is not supported; supported: .*Llama",
+        ),
+        ({"architectures": None, "model_type": "bert"}, "names no architecture.*bert"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"type": "spiral", "factor": 4.0}}, "'spiral' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor = None is not a list of 5"),
+        ({"rope_interleaved": True}, "rope_interleaved = True is not supported for Llama"),
+        ({"a_new_idea": 7}, "a_new_idea = 7 is not supported for LlamaForCausalLM"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "not a positive number"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1}}}, "differs between layers"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_theta": 1}}},
+            "rope_parameters.full_attention is missing",
+        ),
         ({"rope_scaling": "linear"}, "not an object"),
         (
             {"rope_scaling": {**LLAMA3_SCALING, "high_freq_factor": 1}},

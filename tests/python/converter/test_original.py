@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from make import calibrated_models, tiny_checkpoints
+from make import calibrated_models, golden_families, tiny_checkpoints
 from oracle import reference
-from qsf.file.layout import Activation, TensorType
+from qsf.file.layout import TensorType
 from qsf_converter.original import layers as original_module
 from qsf_converter.original.layers import Observer, Original
-from qsf_converter.sources.architectures import INPUT_GROUPS
+from qsf_converter.sources.families.rules import INPUT_GROUPS
 
 T = TensorType
 MODELS: dict[str, Callable[[Path], Path]] = {
@@ -98,16 +97,15 @@ def test_a_layer_leaves_what_it_is_given(tmp_path: Path) -> None:
             np.testing.assert_array_equal(weights[kind], values)
 
 
-def test_squared_relu_that_only_files_name(tmp_path: Path) -> None:
-    folder = MODELS["gpt2-relu"](tmp_path / "m")
-    model = reference.load_huggingface(folder)
-    squared = dataclasses.replace(model.config, activation="relu_squared")
-    samples = some_samples()
-    trace = reference.forward(reference.Model(squared, model.weights), samples[0])
-    with calibrated_models.original(folder) as original:
-        original.header = dataclasses.replace(original.header, activation=Activation.RELU_SQUARED)
-        x = original.layer(original.weights(1), original.embed(samples))
-    assert_near(x[0], trace.values["layer.0.residual_ffn"])
+@pytest.mark.parametrize("name", golden_families.cases())
+def test_every_family_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    case = golden_families.cases()[name]
+    with calibrated_models.original(case.write(tmp_path / "m")) as original:
+        x = original.embed(np.array([case.tokens]))
+        for unit_idx in range(1, original.header.n_layers + 1):
+            x = original.layer(original.weights(unit_idx), x)
+        logits = original.logits(x[0])
+    assert np.abs(logits - case.logits).max() < 1e-5 * np.abs(case.logits).max()
 
 
 def test_vectors_are_those_of_the_weights(tmp_path: Path) -> None:

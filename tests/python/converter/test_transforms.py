@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from make import calibrated_models, tiny_checkpoints
+from make import calibrated_models, golden_families, tiny_checkpoints
 from qsf.file.layout import Dtype, TensorType
 from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.transforms import ROTATED, SCALED, choose, rotate_heads, scale_inputs
 from qsf_converter.original.layers import Original, Weights
 from qsf_converter.rounding.quantisers import quantise_rows
-from qsf_converter.sources.architectures import INPUT_GROUPS
+from qsf_converter.sources.families.rules import INPUT_GROUPS
 
 T = TensorType
 Array = NDArray[np.float32]
@@ -29,10 +29,15 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     )
     for n_kv_heads in (4, 2, 1)
 } | {"gpt2": lambda f: tiny_checkpoints.make_gpt2(f, dim=96, n_heads=3)}
+# Norms before, behind and between; attention and FFN beside each other; factors and caps.
+FAMILIES: dict[str, Callable[[Path], Path]] = {
+    name: golden_families.cases()[name].write
+    for name in ("qwen3-bias", "phi", "gpt_neox", "olmo2", "bitnet", "gemma2", "granite-bias")
+}
 
 
 def stream(original: Original) -> Array:
-    return original.embed(np.random.default_rng(4).integers(0, 101, (2, 30)))
+    return original.embed(np.random.default_rng(4).integers(0, original.header.n_vocab, (2, 30)))
 
 
 def energies_of(original: Original, weights: Weights, x: Array) -> dict[Any, Any]:
@@ -52,9 +57,21 @@ def same_for_shared_heads(scales: Array, original: Original) -> Array:
     return np.repeat(grid[:, :1], grid.shape[1], axis=1).ravel()
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+# Nothing in front can take a factor: an activation, the stream itself, or a norm that two read.
+UNSCALED = {
+    ("gpt2", OF_DOWN),
+    ("phi", OF_QKV),
+    ("phi", (T.FFN_UP,)),
+    ("phi", OF_DOWN),
+    ("gpt_neox", OF_DOWN),
+    ("olmo2", OF_QKV),
+    ("olmo2", OF_GATE),
+}
+
+
+@pytest.mark.parametrize("name", [*MODELS, *FAMILIES])
 def test_scaled_inputs_leave_the_layer_as_it_is(name: str, tmp_path: Path) -> None:
-    with calibrated_models.original(MODELS[name](tmp_path / "m")) as original:
+    with calibrated_models.original({**MODELS, **FAMILIES}[name](tmp_path / "m")) as original:
         weights, x = original.weights(1), stream(original)
         before = original.layer(weights, x)
         rng = np.random.default_rng(0)
@@ -66,7 +83,7 @@ def test_scaled_inputs_leave_the_layer_as_it_is(name: str, tmp_path: Path) -> No
             scaled = scale_inputs(weights, kinds, scales, original.header)
             for kind, values in kept.items():
                 np.testing.assert_array_equal(weights[kind], values)
-            if name == "gpt2" and kinds == OF_DOWN:
+            if (name, kinds) in UNSCALED:
                 assert scaled is None
                 continue
             assert scaled is not None
@@ -232,7 +249,7 @@ def test_the_measured_error_is_that_of_the_outputs() -> None:
     n_tokens, n_cols = 20000, 128
     sizes = np.exp(rng.normal(0, 1, n_cols))
     y = (rng.standard_normal((n_tokens, n_cols)) * sizes).astype(np.float32)
-    weights: Weights = {
+    weights: dict[TensorType, Array] = {
         T.FFN_GATE: rng.standard_normal((48, n_cols)).astype(np.float32),
         T.FFN_UP: rng.standard_normal((80, n_cols)).astype(np.float32),
     }
@@ -253,7 +270,9 @@ def test_the_measured_error_is_that_of_the_outputs() -> None:
 
 def test_a_sample_of_the_rows_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(8)
-    weights: Weights = {T.FFN_DOWN: rng.standard_normal((400, 64)).astype(np.float32)}
+    weights: dict[TensorType, Array] = {
+        T.FFN_DOWN: rng.standard_normal((400, 64)).astype(np.float32)
+    }
     dtypes = {T.FFN_DOWN: Dtype.Q2}
     whole = transforms._error(weights, OF_DOWN, dtypes, np.ones(64))
     monkeypatch.setattr(transforms, "_MOST_ROWS", 100)

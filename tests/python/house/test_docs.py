@@ -120,3 +120,8 @@ def test_the_examples_in_python_work(
     )
     assert (done.returncode, done.stderr) == (0, ""), where
     assert done.stdout
+
+
+def test_the_table_of_families_is_that_of_the_converter() -> None:
+    tool = ROOT / "tools" / "make_family_table.py"
+    assert subprocess.run([sys.executable, tool, "--check"], check=False).returncode == 0

@@ -17,47 +17,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.reference_models import (
-    Config as Config,
-)
-from oracle.reference_models import (
-    Layer as Layer,
-)
-from oracle.reference_models import (
-    Model as Model,
-)
-from oracle.reference_models import (
-    load_huggingface as load_huggingface,
-)
-from oracle.reference_models import (
-    load_qsf as load_qsf,
-)
-from oracle.reference_models import (
-    read_safetensors as read_safetensors,
-)
-from oracle.reference_models import (
-    rope_frequencies as rope_frequencies,
+    Config,
+    Layer,
+    Model,
+    load_huggingface,
+    load_qsf,
+    read_safetensors,
+    rope_frequencies,
 )
 from oracle.reference_parts import (
     activate,
+    attend,
     attend_layer,
     hadamard,
+    quantise_activations,
     quantise_kv,
+    rotate,
     rotate_by,
-)
-from oracle.reference_parts import (
-    attend as attend,
-)
-from oracle.reference_parts import (
-    quantise_activations as quantise_activations,
-)
-from oracle.reference_parts import (
-    rotate as rotate,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 Array = NDArray[Any]
+
+__all__ = [
+    "Config",
+    "Layer",
+    "Model",
+    "Trace",
+    "attend",
+    "first_difference",
+    "forward",
+    "greedy",
+    "hadamard",
+    "load_huggingface",
+    "load_qsf",
+    "quantise_activations",
+    "quantise_kv",
+    "read_safetensors",
+    "rope_frequencies",
+    "rotate",
+]
 
 
 @dataclass(frozen=True, slots=True)

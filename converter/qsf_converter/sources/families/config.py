@@ -1,0 +1,162 @@
+"""Reads config.json: every value is checked when it is read, and what nobody reads is noticed."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from qsf.errors import QsfConversionError
+from qsf.file.layout import Activation
+from qsf_converter.sources.metadata import shown
+
+MAX_LAYERS: Final = 4096
+MAX_DIM: Final = 1 << 20
+MAX_HEADS: Final = 4096
+MAX_HEAD_DIM: Final = 4096
+MAX_VOCAB: Final = 1 << 24
+MAX_TOKENS: Final = 1 << 24
+MAX_FFN_DIM: Final = 1 << 22
+
+ACTIVATIONS: Final = {
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu": Activation.GELU_ERF,
+    "relu": Activation.RELU,
+    "relu2": Activation.RELU_SQUARED,
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+}
+
+
+class Config(Mapping[str, Any]):
+    """A config.json, with general names for the keys that a family calls otherwise.
+
+    Args:
+        values: as in the file.
+        renames: general name -> the family's.
+        defaults: of the family's class, by general names, for keys that a file leaves out.
+        where: what an error calls the object that ``values`` are.
+
+    It remembers which keys were read. Every reading method raises QsfConversionError for a value
+    that is missing or not what it should be.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        renames: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        where: str = "",
+    ) -> None:
+        """See the class."""
+        self._values = values
+        self._renames = renames or {}
+        self._defaults = defaults or {}
+        self._where = where
+        self._read: set[str] = set()  # the names that were asked for
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a key, by the family's name before the general one, or else its default."""
+        keys = (self._renames.get(name, name), name)
+        self._read.update(keys)
+        found = next((key for key in keys if key in self._values), None)
+        return self._defaults[name] if found is None else self._values[found]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names in the file."""
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        """How many names the file has."""
+        return len(self._values)
+
+    def unread(self) -> Iterator[tuple[str, Any]]:
+        """Yield the keys of the file that nobody asked for, with their values."""
+        yield from ((key, value) for key, value in self._values.items() if key not in self._read)
+
+    def has(self, name: str) -> bool:
+        """Does the file itself state the key?"""
+        return any(key in self._values for key in (self._renames.get(name, name), name))
+
+    def error(self, name: str, problem: str) -> QsfConversionError:
+        """Return the error that names a key as the file does."""
+        key = self._renames.get(name, name)
+        return QsfConversionError(f"config.json: {self._where}{key} {problem}")
+
+    def count(self, name: str, most: int, default: int | None = None) -> int:
+        """A whole number from 1 to ``most``; None counts as missing."""
+        value = self.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise self.error(name, "is missing")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.error(name, f"= {shown(value)} is not within 1..{most}")
+        return value
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0; None counts as a value that is none."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            problem = "is missing" if value is None else f"= {shown(value)} is not a number"
+            raise self.error(name, problem)
+        if not math.isfinite(value) or value <= 0:
+            raise self.error(name, f"= {shown(value)} is not a positive number")
+        return float(value)
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, f"= {shown(value)} is not true or false")
+        return value
+
+    def numbers(self, name: str, n: int) -> list[float]:
+        """A list of ``n`` finite numbers above 0."""
+        value = self.get(name)
+        if not isinstance(value, list) or len(value) != n:
+            raise self.error(name, f"= {shown(value)} is not a list of {n} numbers")
+        return [Config({name: one}, where=self._where).positive(name) for one in value]
+
+    def activation(self, name: str) -> Activation:
+        """An activation by the name that transformers has for it."""
+        value = self.get(name)
+        if not isinstance(value, str) or value not in ACTIVATIONS:
+            supported = ", ".join(ACTIVATIONS)
+            raise self.error(name, f"= {shown(value)} is not supported; supported: {supported}")
+        return ACTIVATIONS[value]
+
+    def of_layers(self, name: str, n_layers: int, allowed: tuple[Any, ...]) -> list[Any] | None:
+        """A value for each layer, one of ``allowed``; None where the file states none.
+
+        A list may be longer: layers behind the last one predict further tokens in training.
+        """
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < n_layers:
+            raise self.error(name, f"= {shown(value)} is not a list for {n_layers} layers")
+        for one in value[:n_layers]:
+            if one not in allowed:
+                raise self.error(
+                    name, f"has {shown(one)}, supported: {', '.join(map(str, allowed))}"
+                )
+        return value[:n_layers]
+
+    def token_id(self, name: str, n_vocab: int, warnings: list[str]) -> int | None:
+        """The id, or the first of a list of ids; None when there is none in the vocabulary."""
+        value = self.get(name)
+        if isinstance(value, list):
+            value = value[0] if value else None
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(name, f"= {shown(value)} is not a token id")
+        if not 0 <= value < n_vocab:
+            warnings.append(
+                f"{name} {value} is outside the vocabulary of {n_vocab} and is left out"
+            )
+            return None
+        return value

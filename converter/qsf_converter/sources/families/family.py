@@ -1,0 +1,293 @@
+"""A family of models: its names, and how its config.json becomes what each layer computes."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qsf.errors import QsfConversionError
+from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, RopeSet, pack_tables, plain_kind
+from qsf.file.layout import Arch, Architecture, Dtype, Header, Norm, Positions
+from qsf_converter.sources.families import config as limits
+from qsf_converter.sources.families.config import Config
+from qsf_converter.sources.families.positions import Rope, parameters_of, rope_of
+from qsf_converter.sources.families.rules import TensorRule, in_file_order
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a configuration says: everything but the weights. ``header.dtype`` is provisional.
+
+    ``layer_kinds`` and ``rope_sets`` are empty where header and ``arch`` say them. ``factors`` are
+    what rules with ``scale`` multiply with.
+    """
+
+    header: Header
+    arch: Arch
+    dims: Mapping[str, int]
+    flags: frozenset[str]
+    warnings: tuple[str, ...] = ()
+    layer_kinds: tuple[LayerKind, ...] = ()
+    rope_sets: tuple[RopeSet, ...] = ()
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+    def tables(self) -> dict[str, bytes]:
+        """Return the sections ARCH, ROPE and KIND, as far as the file has them."""
+        return pack_tables(
+            self.header, self.arch, self.layer_kinds, self.rope_sets, QsfConversionError
+        )
+
+
+@dataclass(slots=True)
+class Draft:
+    """A configuration while it is read; a family's ``adjust`` changes what is special about it."""
+
+    config: Config
+    header: Header
+    arch: Arch
+    dims: dict[str, int]
+    flags: set[str]
+    layers: list[LayerKind]
+    layer_types: list[str]
+    ropes: dict[str, Rope]  # by type of layers
+    warnings: list[str] = field(default_factory=list)
+    factors: dict[str, float] = field(default_factory=dict)
+
+    def set_all(self, **changes: Any) -> None:
+        """Change the kind of every layer."""
+        self.layers = [dataclasses.replace(layer, **changes) for layer in self.layers]
+
+
+def no_windows(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """No layer has a window, whatever ``sliding_window`` is."""
+    config.get("sliding_window")
+    config.of_layers("layer_types", n_layers, (FULL,))
+    return 0, [FULL] * n_layers
+
+
+Windows = Callable[[Config, int], tuple[int, list[str]]]
+"""Reads the window in tokens, and the type of each layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One architecture of transformers, by the name its ``config.json`` has.
+
+    ``renames`` and ``defaults`` are those of ``Config``; ``defaults`` are the class's. The names in
+    ``flags`` are facts for the rules: those that are keys of config.json are read from there,
+    True in ``flags`` where a file states none; all others always hold. ``kind`` are fields of
+    ``LayerKind`` that all layers have. ``nested`` are classes for more than text whose text part
+    this is: the keys lie under ``text_config``, and the tensors whose names begin with one of
+    ``left_out`` are not converted.
+    """
+
+    name: str
+    title: str  # what people call the models
+    model_type: str
+    rules: tuple[TensorRule, ...]
+    prefixes: tuple[str, ...] = ("model.",)  # with or without one in front, a name is the same
+    ignored_suffixes: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    nested: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    architecture: Architecture = Architecture.OTHER
+    norm: Norm = Norm.RMS
+    ffn: Ffn = Ffn.GATED
+    positions: Positions = Positions.ROPE
+    is_interleaved: bool = False
+    renames: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, bool] = field(default_factory=dict)
+    facts: frozenset[str] = frozenset()  # flags that always hold
+    kind: Mapping[str, Any] = field(default_factory=dict)
+    windows: Windows = no_windows
+    rope_parameters: Callable[[Config, str], Config] = parameters_of
+    has_partial_rope: bool = False
+    adjust: Callable[[Draft], None] | None = None
+    # Field -> the values with which the engine computes the same; anything else is refused.
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Put the rules into the order of the file."""
+        object.__setattr__(self, "rules", in_file_order(self.rules))
+
+    def config_of(self, values: Mapping[str, Any]) -> Config:
+        """Return the reader of a config.json of this family."""
+        text = values.get("text_config")
+        if (values.get("architectures") or [None])[0] in self.nested and isinstance(text, dict):
+            outer = {key: values[key] for key in _OUTER_KEYS if key in values}
+            values = {**text, **outer}
+        return Config(values, self.renames, self.defaults)
+
+
+# Of a config.json with a text_config: these hold for the text too, and come before its own.
+_OUTER_KEYS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype",
+               "torch_dtype", "quantization_config")  # fmt: skip
+
+
+def read_family(family: Family, config: Config) -> Facts:
+    """Return what ``config`` says; raises QsfConversionError for what cannot be computed."""
+    warnings: list[str] = []
+    header = _header(family, config, warnings)
+    window_tokens, layer_types = family.windows(config, header.n_layers)
+    arch = Arch(
+        norm_epsilon=config.positive("norm_epsilon"),
+        tied_head=config.boolean("tie_word_embeddings"),
+        window_tokens=window_tokens if SLIDING in layer_types else 0,
+    )
+    plain = dataclasses.replace(plain_kind(header, arch), ffn=family.ffn, **family.kind)
+    layers = [
+        dataclasses.replace(plain, window_tokens=window_tokens if type_ == SLIDING else 0)
+        for type_ in layer_types
+    ]
+    draft = Draft(
+        config=config,
+        header=header,
+        arch=arch,
+        dims=_dims(header),
+        flags={name for name, usual in family.flags.items() if config.boolean(name, usual)}
+        | family.facts,
+        layers=layers,
+        layer_types=layer_types,
+        ropes=_ropes(family, config, header, layer_types),
+        warnings=warnings,
+    )
+    if family.adjust is not None:
+        family.adjust(draft)
+    return _facts_of(draft)
+
+
+def _header(family: Family, config: Config, warnings: list[str]) -> Header:
+    dim, n_heads, n_kv_heads, head_dim = _head_dims(config)
+    n_vocab = config.count("vocab_size", limits.MAX_VOCAB)
+    multiple = config.get("ffn_multiple")
+    ffn_dim = config.count("intermediate_size", limits.MAX_FFN_DIM, multiple and multiple * dim)
+    is_rope = family.positions == Positions.ROPE
+    ids = {
+        name: config.token_id(f"{name}_token_id", n_vocab, warnings)
+        for name in ("bos", "eos", "pad")
+    }
+    return Header(
+        architecture=family.architecture,
+        n_layers=config.count("num_hidden_layers", limits.MAX_LAYERS),
+        dim=dim,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        n_vocab=n_vocab,
+        max_tokens=config.count("max_position_embeddings", limits.MAX_TOKENS),
+        ffn_dim=ffn_dim,
+        head_dim=head_dim,
+        dtype=Dtype.F16,
+        activation=config.activation("hidden_act"),
+        norm=family.norm,
+        positions=family.positions,
+        rope_theta=10000.0 if is_rope else 0.0,  # until RoPE is read
+        bos_id=ids["bos"],
+        eos_id=ids["eos"],
+        pad_id=ids["pad"],
+    )
+
+
+def _head_dims(config: Config) -> tuple[int, int, int, int]:
+    """Return hidden size, attention heads, key-value heads and the size of a head."""
+    dim = config.count("hidden_size", limits.MAX_DIM)
+    n_heads = config.count("num_attention_heads", limits.MAX_HEADS)
+    n_kv_heads = config.count("num_key_value_heads", n_heads, n_heads)
+    if n_heads % n_kv_heads:
+        raise QsfConversionError(
+            f"config.json: {n_heads} attention heads cannot share {n_kv_heads} key-value heads"
+        )
+    if config.get("head_dim") is None and dim % n_heads:
+        raise config.error("hidden_size", f"{dim} is not a multiple of {n_heads} attention heads")
+    head_dim = config.count("head_dim", limits.MAX_HEAD_DIM, max(1, dim // n_heads))
+    if head_dim > limits.MAX_HEAD_DIM:
+        raise QsfConversionError(f"config.json: heads of {head_dim} are too wide")
+    return dim, n_heads, n_kv_heads, head_dim
+
+
+def _dims(header: Header) -> dict[str, int]:
+    n_kv_heads = header.n_kv_heads or header.n_heads
+    return {
+        "hidden": header.dim,
+        "q": header.n_heads * header.head_dim,
+        "kv": n_kv_heads * header.head_dim,
+        "head": header.head_dim,
+        "heads": header.n_heads,
+        "kv heads": n_kv_heads,
+        "ffn": header.ffn_dim,
+        "vocab": header.n_vocab,
+        "positions": header.max_tokens,
+    }
+
+
+def _ropes(
+    family: Family, config: Config, header: Header, layer_types: list[str]
+) -> dict[str, Rope]:
+    if family.positions != Positions.ROPE:
+        return {}
+    return {
+        type_: rope_of(
+            family.rope_parameters(config, type_),
+            header.head_dim,
+            header.max_tokens,
+            is_interleaved=family.is_interleaved,
+            may_be_partial=family.has_partial_rope,
+        )
+        for type_ in dict.fromkeys(layer_types)
+    }
+
+
+def _facts_of(draft: Draft) -> Facts:
+    """Number the RoPE sets, and say in header and ARCH what these can."""
+    header, arch, layers = draft.header, draft.arch, draft.layers
+    sets: tuple[RopeSet, ...] = ()
+    distinct = list(dict.fromkeys(_key(rope) for rope in draft.ropes.values()))
+    if distinct:
+        first = next(iter(draft.ropes.values()))
+        header = dataclasses.replace(header, rope_theta=first.theta)
+        if len(distinct) == 1 and first.arch is not None:
+            arch = dataclasses.replace(arch, **first.arch)
+        else:
+            sets = tuple(
+                one
+                for number, (_, own) in enumerate(distinct)
+                for one in (dataclasses.replace(s, number=number) for s in own)
+            )
+        layers = [
+            layer
+            if layer.rope_set == ROPE_NONE
+            else _with_rope(layer, draft.ropes[type_], distinct)
+            for layer, type_ in zip(layers, draft.layer_types, strict=True)
+        ]
+    return Facts(
+        header=header,
+        arch=arch,
+        dims=draft.dims,
+        flags=frozenset(draft.flags),
+        warnings=tuple(draft.warnings),
+        layer_kinds=tuple(layers),
+        rope_sets=sets,
+        factors=draft.factors,
+    )
+
+
+_RopeKey = tuple[float, tuple[RopeSet, ...]]
+
+
+def _key(rope: Rope) -> _RopeKey:
+    """What makes a RoPE another one in the file; the query temperature belongs to the layers."""
+    return rope.theta, rope.sets
+
+
+def _with_rope(layer: LayerKind, rope: Rope, distinct: list[_RopeKey]) -> LayerKind:
+    beta, step = rope.temperature or (0.0, 0)
+    return dataclasses.replace(
+        layer,
+        rope_set=distinct.index(_key(rope)),
+        temperature_beta=beta,
+        temperature_step=step,
+    )

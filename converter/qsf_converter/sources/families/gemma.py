@@ -1,0 +1,154 @@
+"""Gemma 1 to 3: norms that are stored as w of 1 + w, and factors of the embedding."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from qsf.file.kinds import QkNorm
+from qsf.file.layout import Activation
+from qsf_converter.sources.families.config import MAX_DIM, Config
+from qsf_converter.sources.families.family import SLIDING, Draft, Family
+from qsf_converter.sources.families.llama import (
+    AT,
+    SENSES,
+    TEXT_PREFIXES,
+    gated,
+    out,
+    pre_norms,
+    qk_norms,
+    qkv,
+    window_but_every,
+)
+from qsf_converter.sources.families.positions import parameters_of
+from qsf_converter.sources.families.rules import T, ends, norm
+
+
+def _gemma(draft: Draft) -> None:
+    """Rows of the embedding times the root of the width, in the type of the checkpoint."""
+    config = draft.config
+    factor = math.sqrt(draft.header.dim)
+    if "bfloat16" in (config.get("dtype"), config.get("torch_dtype")):
+        factor = _bf16(factor)
+    cap = 0.0
+    if config.get("final_logit_softcapping") is not None:
+        cap = config.positive("final_logit_softcapping")
+    draft.arch = replace(draft.arch, embedding_factor=factor, logit_cap=cap)
+    if draft.config.get("query_pre_attn_scalar") is not None:
+        scalar = config.count("query_pre_attn_scalar", MAX_DIM)
+        draft.set_all(score_scale=1 / math.sqrt(scalar))
+    if config.get("attn_logit_softcapping") is not None:
+        draft.set_all(score_cap=config.positive("attn_logit_softcapping"))
+
+
+def _bf16(value: float) -> float:
+    """The nearest number that bf16 holds; ties do not occur for roots of whole numbers."""
+    bits = np.float32(value).view(np.uint32) + np.uint32(0x8000)
+    return float((bits & np.uint32(0xFFFF0000)).view(np.float32))
+
+
+def _rope_of_gemma3(config: Config, layer_type: str) -> Config:
+    """Older configurations say only the theta of windowed layers, and scale the others alone."""
+    if layer_type != SLIDING:
+        return parameters_of(config, layer_type)
+    if config.get("rope_parameters"):
+        return parameters_of(config, layer_type, theta="rope_local_base_freq")
+    return Config({"rope_theta": config.positive("rope_local_base_freq")})
+
+
+_ENDS = ends("embed_tokens", "norm", add=1.0)
+_ATTENTION = (*qkv(bias="attention_bias"), *out(bias="attention_bias"))
+_SANDWICH = (
+    *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=1.0),
+    *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm", add=1.0),
+    *norm(T.FFN_NORM, f"{AT}pre_feedforward_layernorm", add=1.0),
+    *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm", add=1.0),
+)
+_COMMON: Mapping[str, Any] = {
+    "flags": {"attention_bias": False},
+    "adjust": _gemma,
+    "neutral": {"use_bidirectional_attention": (None, False)},
+}
+_RENAMES = {"norm_epsilon": "rms_norm_eps", "hidden_act": "hidden_activation"}
+_DEFAULTS: Mapping[str, Any] = {
+    "norm_epsilon": 1e-6,
+    "hidden_act": "gelu_pytorch_tanh",
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+}
+_WINDOWED: Mapping[str, Any] = {
+    **_DEFAULTS,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+
+
+def _gemma1(draft: Draft) -> None:
+    _gemma(draft)
+    # Its files say gelu, and mean the form with tanh: transformers reads them so.
+    draft.config.get("hidden_activation")
+    if draft.header.activation == Activation.GELU_ERF:
+        draft.header = replace(draft.header, activation=Activation.GELU_TANH)
+        draft.set_all(activation=Activation.GELU_TANH)
+
+
+FAMILIES = (
+    Family(
+        name="GemmaForCausalLM",
+        title="Gemma 1",
+        model_type="gemma",
+        rules=(*pre_norms(add=1.0), *_ATTENTION, *gated(), *_ENDS),
+        renames={"norm_epsilon": "rms_norm_eps"},
+        defaults={
+            **_DEFAULTS,
+            "num_key_value_heads": 16,
+            "max_position_embeddings": 8192,
+        },
+        **{**_COMMON, "adjust": _gemma1},
+    ),
+    Family(
+        name="Gemma2ForCausalLM",
+        title="Gemma 2",
+        model_type="gemma2",
+        rules=(*_SANDWICH, *_ATTENTION, *gated(), *_ENDS),
+        renames=_RENAMES,
+        defaults={
+            **_WINDOWED,
+            "max_position_embeddings": 8192,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        windows=window_but_every,
+        **_COMMON,
+    ),
+    Family(
+        name="Gemma3ForCausalLM",
+        title="Gemma 3",
+        model_type="gemma3_text",
+        rules=(*_SANDWICH, *_ATTENTION, *qk_norms(add=1.0), *gated(), *_ENDS),
+        prefixes=TEXT_PREFIXES,
+        nested=("Gemma3ForConditionalGeneration",),
+        left_out=SENSES,
+        renames={**_RENAMES},
+        defaults={
+            **_WINDOWED,
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window_pattern": 6,
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+        },
+        kind={"qk_norm": QkNorm.PER_HEAD},
+        windows=window_but_every,
+        rope_parameters=_rope_of_gemma3,
+        **_COMMON,
+    ),
+)

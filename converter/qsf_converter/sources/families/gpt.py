@@ -1,0 +1,376 @@
+"""Families with LayerNorm: GPT-2 and its heirs, most of them with parallel blocks."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from qsf.file.kinds import ROPE_NONE, Ffn
+from qsf.file.layout import Architecture, Norm, Positions
+from qsf_converter.sources.families.config import Config
+from qsf_converter.sources.families.family import Draft, Family
+from qsf_converter.sources.families.llama import gated, out, qkv, window_of_all
+from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, parameters_of
+from qsf_converter.sources.families.rules import Place, T, TensorRule, ends, linear, norm
+
+Rules = tuple[TensorRule, ...]
+_ALWAYS = frozenset({"always"})
+
+
+def _norms(attention: str, ffn: str | None, **options: Any) -> Rules:
+    rules = norm(T.ATTN_NORM, attention, bias=T.ATTN_NORM_BIAS, **options)
+    if ffn is not None:
+        rules += norm(T.FFN_NORM, ffn, bias=T.FFN_NORM_BIAS, **options)
+    return rules
+
+
+def _plain(up: str, down: str, *, bias: str = "", **options: Any) -> Rules:
+    options = {"bias_flag": bias, **options}
+    return (
+        *linear(T.FFN_UP, T.FFN_UP_BIAS, up, "ffn", "hidden", **options),
+        *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, down, "hidden", "ffn", **options),
+    )
+
+
+def _qkv(source: str, *, bias: str = "", groups: str | None = None, **options: Any) -> Rules:
+    """Q, K and V out of one matrix; with ``groups`` each head, or group, has its own three."""
+    parts = ("q", "kv", "kv")
+    names = ((T.Q, T.Q_BIAS), (T.K, T.K_BIAS), (T.V, T.V_BIAS))
+    return tuple(
+        rule
+        for i, (matrix, of_bias) in enumerate(names)
+        for rule in linear(
+            matrix, of_bias, source, parts[i], "hidden", parts=parts, part=i, groups=groups,
+            bias_flag=bias, **options,
+        )
+    )  # fmt: skip
+
+
+def _out(source: str, *, bias: str = "", **options: Any) -> Rules:
+    options["bias_flag"] = bias
+    return linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, source, "hidden", "q", **options)
+
+
+# ---- what is special ----
+
+
+def _parallel(draft: Draft) -> None:
+    if draft.config.boolean("use_parallel_residual"):
+        draft.set_all(is_parallel=True)
+    else:
+        draft.flags.add("sequential")
+
+
+def _with_slopes(draft: Draft, slopes: tuple[float, ...]) -> None:
+    """Positions by ALiBi instead of RoPE."""
+    draft.header = replace(draft.header, positions=Positions.ALIBI, rope_theta=0.0)
+    draft.ropes.clear()
+    draft.set_all(rope_set=ROPE_NONE, alibi_slopes=slopes)
+
+
+def _rope_of_neox(config: Config, layer_type: str) -> Config:
+    part = {"partial_rotary_factor": config.positive("rotary_pct")}
+    return parameters_of(config, layer_type, theta="rotary_emb_base", defaults=part)
+
+
+def _rope_of_gptj(config: Config, _layer_type: str) -> Config:
+    return Config({"rotary_dims": config["rotary_dim"]})
+
+
+def _falcon(draft: Draft) -> None:
+    """Three generations: several query heads a group, one group in all, and all heads apart."""
+    config, header = draft.config, draft.header
+    is_new = config.boolean("new_decoder_architecture")
+    is_parallel = is_new or config.boolean("parallel_attn")
+    n_groups = config.count("num_kv_heads", header.n_heads, header.n_heads)
+    is_shared = config.boolean("multi_query")
+    n_kv_heads = n_groups if is_new else 1 if is_shared else header.n_heads
+    if header.n_heads % n_kv_heads:
+        raise config.error("num_kv_heads", f"= {n_kv_heads} does not divide {header.n_heads} heads")
+    if is_new and not config.boolean("parallel_attn"):
+        raise config.error("parallel_attn", "= False is not supported with the new decoder")
+    has_two_norms = config.get("num_ln_in_parallel_attn") in (None, 2) and is_new
+    draft.header = replace(header, n_kv_heads=n_kv_heads)
+    draft.dims |= {"kv": n_kv_heads * header.head_dim, "kv heads": n_kv_heads}
+    draft.set_all(n_kv_heads=n_kv_heads, is_parallel=is_parallel)
+    draft.flags.add("two norms" if has_two_norms else "one norm")
+    if not is_parallel:
+        draft.flags.add("sequential")
+    if config.boolean("alibi"):
+        # Falcon adds the slopes to scores that are scaled afterwards.
+        scale = 1 / math.sqrt(header.head_dim)
+        _with_slopes(draft, tuple(slope * scale for slope in alibi_slopes(header.n_heads)))
+
+
+def _mpt(draft: Draft) -> None:
+    attention = draft.config.get("attn_config") or {}
+    if not isinstance(attention, dict):
+        raise draft.config.error("attn_config", "is not an object")
+    own = Config(attention, defaults={"alibi": True, "alibi_bias_max": 8}, where="attn_config.")
+    for name in ("clip_qkv", "softmax_scale", "qk_ln", "prefix_lm", "attn_uses_sequence_id"):
+        if own.get(name) not in (None, False):
+            raise own.error(name, f"= {own[name]} is not supported")
+    if own.get("attn_type", "multihead_attention") != "multihead_attention":
+        raise own.error("attn_type", "other than multihead_attention is not supported")
+    if not own.boolean("alibi"):
+        raise own.error("alibi", "= False is not supported")
+    ratio = draft.config.count("expansion_ratio", 64)
+    if ratio != 4:
+        raise draft.config.error("expansion_ratio", f"= {ratio}; transformers computes with 4")
+    _with_slopes(draft, mpt_slopes(draft.header.n_heads, own.positive("alibi_bias_max")))
+
+
+_COMMON: Mapping[str, Any] = {"norm": Norm.LAYER, "ffn": Ffn.PLAIN}
+_DEFAULTS: Mapping[str, Any] = {
+    "norm_epsilon": 1e-5,
+    "hidden_act": "gelu",
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 2048,
+    "ffn_multiple": 4,
+}
+# transformers accepts its general names in place of GPT-2's own.
+_GPT2_RENAMES = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
+    "norm_epsilon": "layer_norm_epsilon",
+}
+_EPSILON = {"norm_epsilon": "layer_norm_eps"}
+_AT = "layers.{layer}."
+_H = "h.{layer}."
+_B = "blocks.{layer}."
+
+FAMILIES = (
+    Family(
+        name="GPT2LMHeadModel",
+        title="GPT-2",
+        model_type="gpt2",
+        architecture=Architecture.GPT2,
+        positions=Positions.LEARNED,
+        prefixes=("transformer.",),
+        ignored_suffixes=(".attn.bias", ".attn.masked_bias"),
+        rules=(
+            TensorRule(Place.POSITIONS, None, "wpe.weight", ("positions", "hidden")),
+            *_norms(f"{_H}ln_1", f"{_H}ln_2"),
+            *_qkv(f"{_H}attn.c_attn", bias="always", transposed=True),
+            *_out(f"{_H}attn.c_proj", bias="always", transposed=True),
+            *_plain(f"{_H}mlp.c_fc", f"{_H}mlp.c_proj", bias="always", transposed=True),
+            *ends("wte", "ln_f", bias=True),
+        ),
+        renames=_GPT2_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "hidden_act": "gelu_new",
+            "tie_word_embeddings": True,
+            "max_position_embeddings": None,
+        },
+        facts=_ALWAYS,
+        neutral={
+            "scale_attn_weights": (None, True),
+            "scale_attn_by_inverse_layer_idx": (None, False),
+            "reorder_and_upcast_attn": (None, False, True),
+            "position_embedding_type": (None, "absolute"),
+        },
+        **_COMMON,
+    ),
+    Family(
+        name="PhiForCausalLM",
+        title="Phi-1, 1.5, 2",
+        has_partial_rope=True,
+        model_type="phi",
+        architecture=Architecture.PHI,
+        rules=(
+            *_norms(f"{_AT}input_layernorm", None),
+            *qkv(bias="always"),
+            *_out(f"{_AT}self_attn.dense", bias="always"),
+            *_plain(f"{_AT}mlp.fc1", f"{_AT}mlp.fc2", bias="always"),
+            *ends("embed_tokens", "final_layernorm", bias=True, head_bias="always"),
+        ),
+        renames=_EPSILON,
+        defaults={**_DEFAULTS, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
+        facts=_ALWAYS,
+        kind={"is_parallel": True},
+        **_COMMON,
+    ),
+    Family(
+        name="StableLmForCausalLM",
+        title="StableLM",
+        has_partial_rope=True,
+        model_type="stablelm",
+        norm=Norm.LAYER,
+        rules=(
+            *_norms(f"{_AT}input_layernorm", None),
+            *norm(
+                T.FFN_NORM,
+                f"{_AT}post_attention_layernorm",
+                bias=T.FFN_NORM_BIAS,
+                flag="sequential",
+            ),
+            *qkv(bias="use_qkv_bias"),
+            *out(),
+            *gated(),
+            *ends("embed_tokens", "norm", bias=True),
+        ),
+        renames=_EPSILON,
+        defaults={
+            **_DEFAULTS,
+            "hidden_act": "silu",
+            "max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.25,
+            "use_parallel_residual": False,
+        },
+        flags={"use_qkv_bias": False},
+        adjust=_parallel,
+    ),
+    Family(
+        name="Starcoder2ForCausalLM",
+        title="StarCoder 2",
+        model_type="starcoder2",
+        rules=(
+            *_norms(f"{_AT}input_layernorm", f"{_AT}post_attention_layernorm"),
+            *qkv(bias="use_bias"),
+            *out(bias="use_bias"),
+            *_plain(f"{_AT}mlp.c_fc", f"{_AT}mlp.c_proj", bias="use_bias"),
+            *ends("embed_tokens", "norm", bias=True),
+        ),
+        defaults={
+            **_DEFAULTS,
+            "hidden_act": "gelu_pytorch_tanh",
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+        },
+        flags={"use_bias": True},
+        windows=window_of_all,
+        neutral={"mlp_type": ("default",)},
+        **_COMMON,
+    ),
+    Family(
+        name="GPTNeoXForCausalLM",
+        title="GPT-NeoX, Pythia",
+        has_partial_rope=True,
+        model_type="gpt_neox",
+        prefixes=("gpt_neox.",),
+        ignored_suffixes=(".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"),
+        rules=(
+            *_norms(f"{_AT}input_layernorm", f"{_AT}post_attention_layernorm"),
+            *_qkv(f"{_AT}attention.query_key_value", bias="attention_bias", groups="heads"),
+            *_out(f"{_AT}attention.dense", bias="attention_bias"),
+            *_plain(f"{_AT}mlp.dense_h_to_4h", f"{_AT}mlp.dense_4h_to_h", bias="always"),
+            *ends("embed_in", "final_layer_norm", bias=True, head="embed_out"),
+        ),
+        renames=_EPSILON,
+        defaults={
+            **_DEFAULTS,
+            "use_parallel_residual": True,
+            "rotary_pct": 0.25,
+            "rotary_emb_base": 10000.0,
+        },
+        facts=_ALWAYS,
+        flags={"attention_bias": True},
+        rope_parameters=_rope_of_neox,
+        adjust=_parallel,
+        **_COMMON,
+    ),
+    Family(
+        name="GPTJForCausalLM",
+        title="GPT-J",
+        has_partial_rope=True,
+        model_type="gptj",
+        is_interleaved=True,
+        prefixes=("transformer.",),
+        ignored_suffixes=(".attn.bias", ".attn.masked_bias"),
+        rules=(
+            *_norms(f"{_H}ln_1", None),
+            *linear(T.Q, None, f"{_H}attn.q_proj", "q", "hidden"),
+            *linear(T.K, None, f"{_H}attn.k_proj", "kv", "hidden"),
+            *linear(T.V, None, f"{_H}attn.v_proj", "kv", "hidden"),
+            *_out(f"{_H}attn.out_proj"),
+            *_plain(f"{_H}mlp.fc_in", f"{_H}mlp.fc_out", bias="always"),
+            *ends("wte", "ln_f", bias=True, head_bias="always"),
+        ),
+        renames=_GPT2_RENAMES,
+        defaults={**_DEFAULTS, "hidden_act": "gelu_new", "rotary_dim": 64},
+        facts=_ALWAYS,
+        kind={"is_parallel": True},
+        rope_parameters=_rope_of_gptj,
+        neutral={"rotary": (None, True), "scale_attn_weights": (None, True)},
+        **_COMMON,
+    ),
+    Family(
+        name="FalconForCausalLM",
+        title="Falcon",
+        model_type="falcon",
+        prefixes=("transformer.",),
+        rules=(
+            *_norms(f"{_H}input_layernorm", None, flag="one norm"),
+            *norm(
+                T.FFN_NORM,
+                f"{_H}post_attention_layernorm",
+                bias=T.FFN_NORM_BIAS,
+                flag="sequential",
+            ),
+            *_norms(f"{_H}ln_attn", f"{_H}ln_mlp", flag="two norms"),
+            *_qkv(f"{_H}self_attention.query_key_value", bias="bias", groups="kv heads"),
+            *_out(f"{_H}self_attention.dense", bias="bias"),
+            *_plain(f"{_H}mlp.dense_h_to_4h", f"{_H}mlp.dense_4h_to_h", bias="bias"),
+            *ends("word_embeddings", "ln_f", bias=True),
+        ),
+        renames={
+            "norm_epsilon": "layer_norm_epsilon",
+            "hidden_act": "activation",
+            "intermediate_size": "ffn_hidden_size",
+        },
+        defaults={
+            **_DEFAULTS,
+            "tie_word_embeddings": True,
+            "multi_query": True,
+            "parallel_attn": True,
+            "new_decoder_architecture": False,
+            "alibi": False,
+        },
+        flags={"bias": False},
+        adjust=_falcon,
+        neutral={"apply_residual_connection_post_layernorm": (None, False)},
+        **_COMMON,
+    ),
+    Family(
+        name="MptForCausalLM",
+        title="MPT",
+        model_type="mpt",
+        positions=Positions.ALIBI,
+        prefixes=("transformer.",),
+        rules=(
+            *norm(T.ATTN_NORM, f"{_B}norm_1"),
+            *norm(T.FFN_NORM, f"{_B}norm_2"),
+            *_qkv(f"{_B}attn.Wqkv"),
+            *_out(f"{_B}attn.out_proj"),
+            *_plain(f"{_B}ffn.up_proj", f"{_B}ffn.down_proj"),
+            *ends("wte", "norm_f"),
+        ),
+        renames={
+            "hidden_size": "d_model",
+            "num_attention_heads": "n_heads",
+            "num_hidden_layers": "n_layers",
+            "max_position_embeddings": "max_seq_len",
+            "norm_epsilon": "layer_norm_epsilon",
+        },
+        defaults={**_DEFAULTS, "tie_word_embeddings": True, "expansion_ratio": 4},
+        adjust=_mpt,
+        neutral={
+            "no_bias": (None, True),
+            "norm_type": (None, "low_precision_layernorm", "layernorm"),
+            "learned_pos_emb": (None, True, False),  # with ALiBi there are none
+            "embedding_fraction": (None, 1.0),
+            "init_device": (None, "cpu", "meta"),
+        },
+        **_COMMON,
+    ),
+)

@@ -1,0 +1,491 @@
+"""Families with the blocks of LLaMA: RMSNorm, RoPE, a gated FFN."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from qsf.file.kinds import ROPE_NONE, QkNorm
+from qsf.file.layout import Architecture
+from qsf_converter.sources.families.config import MAX_LAYERS, MAX_TOKENS, Config
+from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, no_windows
+from qsf_converter.sources.families.positions import parameters_of
+from qsf_converter.sources.families.rules import T, TensorRule, ends, linear, norm
+from qsf_converter.sources.metadata import shown
+
+Rules = tuple[TensorRule, ...]
+
+AT = "layers.{layer}."
+ATTN, MLP = f"{AT}self_attn.", f"{AT}mlp."
+
+# What is left out of a checkpoint that sees and hears.
+SENSES = ("vision_tower.", "vision_model.", "visual.", "audio_tower.", "multi_modal_projector.",
+          "mm_projector.", "embed_vision.", "embed_audio.")  # fmt: skip
+TEXT_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "language_model.")
+
+
+# ---- rules ----
+
+
+def qkv(*, bias: str = "", bias_v: bool = True) -> Rules:
+    """Q, K and V as matrices of their own, with biases if the flag ``bias`` holds."""
+    return (
+        *linear(T.Q, T.Q_BIAS, f"{ATTN}q_proj", "q", "hidden", bias_flag=bias),
+        *linear(T.K, T.K_BIAS, f"{ATTN}k_proj", "kv", "hidden", bias_flag=bias),
+        *linear(T.V, T.V_BIAS if bias_v else None, f"{ATTN}v_proj", "kv", "hidden", bias_flag=bias),
+    )
+
+
+def fused(names: Mapping[Any, Any], source: str, outs: tuple[str, ...], **options: Any) -> Rules:
+    """Matrices that are the parts of one, one after another: matrix -> its bias, or None."""
+    return tuple(
+        rule
+        for part, (matrix, bias) in enumerate(names.items())
+        for rule in linear(
+            matrix, bias, source, outs[part], "hidden", parts=outs, part=part, **options
+        )
+    )
+
+
+def out(*, bias: str = "") -> Rules:
+    """The output matrix of attention."""
+    return linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{ATTN}o_proj", "hidden", "q", bias_flag=bias)
+
+
+def gated(*, bias: str = "") -> Rules:
+    """Gate, up and down."""
+    return (
+        *linear(T.FFN_GATE, T.FFN_GATE_BIAS, f"{MLP}gate_proj", "ffn", "hidden", bias_flag=bias),
+        *linear(T.FFN_UP, T.FFN_UP_BIAS, f"{MLP}up_proj", "ffn", "hidden", bias_flag=bias),
+        *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, f"{MLP}down_proj", "hidden", "ffn", bias_flag=bias),
+    )
+
+
+def gated_fused() -> Rules:
+    """Gate and up as one matrix, and down."""
+    names = {T.FFN_GATE: None, T.FFN_UP: None}
+    return (
+        *fused(names, f"{MLP}gate_up_proj", ("ffn", "ffn")),
+        *linear(T.FFN_DOWN, None, f"{MLP}down_proj", "hidden", "ffn"),
+    )
+
+
+def pre_norms(**options: Any) -> Rules:
+    """The norms before attention and FFN."""
+    return (
+        *norm(T.ATTN_NORM, f"{AT}input_layernorm", **options),
+        *norm(T.FFN_NORM, f"{AT}post_attention_layernorm", **options),
+    )
+
+
+def post_norms() -> Rules:
+    """The norms behind attention and FFN, where there are none before."""
+    return (
+        *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm"),
+        *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm"),
+    )
+
+
+def qk_norms(q: str = "head", k: str = "head", **options: Any) -> Rules:
+    """The norms of queries and keys."""
+    return (
+        *norm(T.Q_NORM, f"{ATTN}q_norm", q, **options),
+        *norm(T.K_NORM, f"{ATTN}k_norm", k, **options),
+    )
+
+
+ENDS = ends("embed_tokens", "norm")
+LLAMA_RULES = (
+    *pre_norms(),
+    *qkv(bias="attention_bias"),
+    *out(bias="attention_bias"),
+    *gated(bias="mlp_bias"),
+    *ENDS,
+)
+
+# ---- windows ----
+
+
+def window_of_all(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """A window on every layer unless there is none, or ``layer_types`` has none."""
+    window_tokens, types = _windows(config, n_layers, [SLIDING] * n_layers)
+    if len(set(types)) > 1:
+        raise config.error("layer_types", "with different attention is not supported")
+    return window_tokens, types
+
+
+def window_when_switched(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """Qwen: from a layer on, if ``use_sliding_window``."""
+    first = config.get("max_window_layers")
+    if not config.boolean("use_sliding_window"):
+        return no_windows(config, n_layers)
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise config.error("max_window_layers", f"= {shown(first)} is not a number of layers")
+    return _windows(config, n_layers, [SLIDING if i >= first else FULL for i in range(n_layers)])
+
+
+def window_but_every(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """A window on all layers but every n-th, as ``sliding_window_pattern`` says.
+
+    It is n, or the types of a period by their first letters (LLLG: the last one is global).
+    """
+    pattern = config.get("sliding_window_pattern")
+    if config.get("sliding_window") is None:
+        pattern = 1
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+        usual = [FULL if pattern[i % len(pattern)] == "G" else SLIDING for i in range(n_layers)]
+    else:
+        n = 1 if pattern == 1 else config.count("sliding_window_pattern", MAX_LAYERS)
+        usual = [SLIDING if (i + 1) % n else FULL for i in range(n_layers)]
+    return _windows(config, n_layers, usual)
+
+
+def _windows(config: Config, n_layers: int, usual: list[str]) -> tuple[int, list[str]]:
+    types = config.of_layers("layer_types", n_layers, (SLIDING, FULL))
+    if config.get("sliding_window") is None:
+        return 0, [FULL] * n_layers
+    return config.count("sliding_window", MAX_TOKENS), usual if types is None else types
+
+
+# ---- what is special ----
+
+
+def _granite(draft: Draft) -> None:
+    config = draft.config
+    draft.arch = replace(draft.arch, embedding_factor=config.positive("embedding_multiplier"))
+    draft.set_all(
+        score_scale=config.positive("attention_multiplier"),
+        residual_factor=config.positive("residual_multiplier"),
+    )
+    draft.factors["logits"] = 1 / config.positive("logits_scaling")
+
+
+def _smollm3(draft: Draft) -> None:
+    n_layers = draft.header.n_layers
+    rotates = draft.config.of_layers("no_rope_layers", n_layers, (0, 1, True, False))
+    interval = draft.config.count("no_rope_layer_interval", MAX_LAYERS)
+    if rotates is None:
+        rotates = [(i + 1) % interval != 0 for i in range(n_layers)]
+    _unrotated(draft, [i for i in range(n_layers) if not rotates[i]])
+
+
+def _exaone4(draft: Draft) -> None:
+    if draft.config.get("sliding_window") is not None:
+        types = draft.layer_types
+        _unrotated(draft, [i for i, type_ in enumerate(types) if type_ == FULL])
+
+
+def _bitnet(draft: Draft) -> None:
+    """Master weights are converted; packed ones, of which each byte has four, are not read."""
+    said = draft.config.get("quantization_config")
+    if said is None:
+        return
+    if not isinstance(said, dict) or said.get("quantization_mode") != "online":
+        raise draft.config.error(
+            "quantization_config", "says packed weights; convert the checkpoint of bf16 weights"
+        )
+    draft.warnings.append(
+        "the model computes with ternary weights: --quant-type ternary --ternary-rule absmean "
+        "rounds these as it does"
+    )
+
+
+def _unrotated(draft: Draft, layers: list[int]) -> None:
+    for i in layers:
+        draft.layers[i] = replace(draft.layers[i], rope_set=ROPE_NONE)
+
+
+def _rope_of_olmo3(config: Config, layer_type: str) -> Config:
+    """``rope_scaling`` of older configurations is for the layers without a window."""
+    if layer_type == SLIDING and not config.has("rope_parameters"):
+        return Config({"rope_theta": config.positive("rope_theta")})
+    return parameters_of(config, layer_type)
+
+
+_YARN_OF_MINISTRAL: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+# Class defaults that most share; a table states those that differ.
+_DEFAULTS: Mapping[str, Any] = {
+    "norm_epsilon": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+_RENAMES = {"norm_epsilon": "rms_norm_eps"}
+_BIASES = {"attention_bias": False, "mlp_bias": False}
+_QWEN_DEFAULTS = {
+    **_DEFAULTS,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_OLMO_DEFAULTS = {**_DEFAULTS, "norm_epsilon": 1e-5, "max_position_embeddings": 2048}
+_OLMO_RULES = (
+    *post_norms(),
+    *qkv(bias="attention_bias"),
+    *qk_norms("q", "kv"),
+    *out(bias="attention_bias"),
+    *gated(),
+    *ENDS,
+)
+_NESTED_MISTRAL: Mapping[str, Any] = {
+    "prefixes": TEXT_PREFIXES,
+    "left_out": SENSES,
+    "nested": ("Mistral3ForConditionalGeneration",),
+}
+
+FAMILIES = (
+    Family(
+        name="LlamaForCausalLM",
+        title="LLaMA 2, 3; SmolLM2; all with its blocks",
+        model_type="llama",
+        architecture=Architecture.LLAMA,
+        rules=LLAMA_RULES,
+        renames=_RENAMES,
+        defaults={**_DEFAULTS, "max_position_embeddings": 2048},
+        flags=_BIASES,
+    ),
+    Family(
+        name="MistralForCausalLM",
+        title="Mistral, Mistral-Small 3",
+        model_type="mistral",
+        architecture=Architecture.MISTRAL,
+        rules=LLAMA_RULES,
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+        },
+        windows=window_of_all,
+        **_NESTED_MISTRAL,
+    ),
+    Family(
+        name="Ministral3ForCausalLM",
+        title="Ministral 3",
+        model_type="ministral3",
+        rules=LLAMA_RULES,
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 262144,
+            "sliding_window": None,
+            "rope_parameters": _YARN_OF_MINISTRAL,
+        },
+        windows=window_of_all,
+        **_NESTED_MISTRAL,
+    ),
+    Family(
+        name="Qwen2ForCausalLM",
+        title="Qwen 2, 2.5",
+        model_type="qwen2",
+        rules=(*pre_norms(), *qkv(bias="always"), *out(), *gated(), *ENDS),
+        renames=_RENAMES,
+        defaults=_QWEN_DEFAULTS,
+        facts=frozenset({"always"}),
+        windows=window_when_switched,
+        neutral={"use_mrope": (None, False)},
+    ),
+    Family(
+        name="Qwen3ForCausalLM",
+        title="Qwen 3",
+        model_type="qwen3",
+        rules=(
+            *pre_norms(),
+            *qkv(bias="attention_bias"),
+            *qk_norms(),
+            *out(bias="attention_bias"),
+            *gated(),
+            *ENDS,
+        ),
+        renames=_RENAMES,
+        defaults={**_QWEN_DEFAULTS, "head_dim": 128},
+        flags={"attention_bias": False},
+        kind={"qk_norm": QkNorm.PER_HEAD},
+        windows=window_when_switched,
+    ),
+    Family(
+        name="Phi3ForCausalLM",
+        title="Phi-3, 3.5, 4, 4-mini",
+        has_partial_rope=True,
+        model_type="phi3",
+        architecture=Architecture.PHI,
+        rules=(
+            *pre_norms(),
+            *fused({T.Q: None, T.K: None, T.V: None}, f"{ATTN}qkv_proj", ("q", "kv", "kv")),
+            *out(),
+            *gated_fused(),
+            *ENDS,
+        ),
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "max_position_embeddings": 4096,
+            "sliding_window": None,
+        },
+        windows=window_of_all,
+    ),
+    Family(
+        name="SmolLM3ForCausalLM",
+        title="SmolLM3",
+        model_type="smollm3",
+        rules=LLAMA_RULES,
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+            "rope_theta": 2000000.0,
+            "no_rope_layer_interval": 4,
+            "sliding_window": None,
+        },
+        flags=_BIASES,
+        neutral={"use_sliding_window": (None, False)},
+        adjust=_smollm3,
+    ),
+    Family(
+        name="GraniteForCausalLM",
+        title="Granite 3, 4 (dense)",
+        model_type="granite",
+        rules=(
+            *LLAMA_RULES[: -len(ENDS)],
+            *ends("embed_tokens", "norm", scale="logits"),
+        ),
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "max_position_embeddings": 2048,
+            "embedding_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+        flags=_BIASES,
+        adjust=_granite,
+    ),
+    Family(
+        name="Olmo2ForCausalLM",
+        title="OLMo 2",
+        model_type="olmo2",
+        rules=_OLMO_RULES,
+        renames=_RENAMES,
+        defaults=_OLMO_DEFAULTS,
+        flags={"attention_bias": False},
+        kind={"qk_norm": QkNorm.WHOLE_WIDTH},
+    ),
+    Family(
+        name="Olmo3ForCausalLM",
+        title="OLMo 3",
+        model_type="olmo3",
+        rules=_OLMO_RULES,
+        renames=_RENAMES,
+        defaults={
+            **_OLMO_DEFAULTS,
+            "rope_theta": 500000.0,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        flags={"attention_bias": False},
+        kind={"qk_norm": QkNorm.WHOLE_WIDTH},
+        windows=window_but_every,
+        rope_parameters=_rope_of_olmo3,
+    ),
+    Family(
+        name="Exaone4ForCausalLM",
+        title="EXAONE 4",
+        model_type="exaone4",
+        rules=(*post_norms(), *qkv(), *qk_norms(), *out(), *gated(), *ENDS),
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        kind={"qk_norm": QkNorm.PER_HEAD},
+        windows=window_but_every,
+        adjust=_exaone4,
+    ),
+    *(
+        Family(
+            name=f"{name}ForCausalLM",
+            title=title,
+            model_type=name.lower(),
+            is_interleaved=True,
+            has_partial_rope=True,
+            rules=(
+                *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
+                *norm(T.FFN_NORM, f"{AT}post_attention_layernorm"),
+                *more,
+                *qkv(bias="attention_bias"),
+                *out(),
+                *gated_fused(),
+                *ENDS,
+            ),
+            renames=_RENAMES,
+            defaults={
+                **_DEFAULTS,
+                "norm_epsilon": 1.5625e-07,
+                "num_key_value_heads": 2,
+                "head_dim": 128,
+                "max_position_embeddings": 131072,
+                "partial_rotary_factor": 0.5,
+            },
+            flags={"attention_bias": True},
+        )
+        for name, title, more in (
+            ("Glm", "GLM-4-9B", ()),
+            (
+                "Glm4",
+                "GLM-4-0414",
+                (
+                    *norm(T.POST_ATTN_NORM, f"{AT}post_self_attn_layernorm"),
+                    *norm(T.POST_FFN_NORM, f"{AT}post_mlp_layernorm"),
+                ),
+            ),
+        )
+    ),
+    Family(
+        name="BitNetForCausalLM",
+        title="BitNet b1.58",
+        model_type="bitnet",
+        rules=(
+            *pre_norms(),
+            *qkv(bias="attention_bias"),
+            *norm(T.ATTN_SUB_NORM, f"{ATTN}attn_sub_norm"),
+            *out(bias="attention_bias"),
+            *norm(T.FFN_SUB_NORM, f"{MLP}ffn_sub_norm", "ffn"),
+            *gated(),
+            *ENDS,
+        ),
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "hidden_act": "relu2",
+            "num_key_value_heads": 5,
+            "max_position_embeddings": 2048,
+            "rope_theta": 500000.0,
+        },
+        flags={"attention_bias": False},
+        adjust=_bitnet,
+    ),
+)

@@ -1,0 +1,139 @@
+"""How tensors of a checkpoint become tensors of a file, as data."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from qsf.file.layout import TensorType
+
+T = TensorType
+
+# The matrices of a layer by the input that they share, in the order of the forward pass.
+INPUT_GROUPS: Final = (
+    (T.Q, T.K, T.V),
+    (T.ATTN_OUT,),
+    (T.FFN_GATE, T.FFN_UP),
+    (T.FFN_DOWN,),
+)
+
+
+class Place(enum.Enum):
+    """The part of the file that a tensor belongs to."""
+
+    EMBEDDING = enum.auto()
+    LAYER = enum.auto()
+    FINAL = enum.auto()
+    POSITIONS = enum.auto()  # the WPOS section
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRule:
+    """How one kind of source tensor becomes one QSF tensor.
+
+    ``source`` is the name without the family's prefix. ``shape`` names the dimensions of the
+    tensor that is made of it. A matrix is ``transposed`` if the source stores [in, out] (GPT-2's
+    Conv1D). A fused source holds ``parts``, named by the dimensions of their outputs, one after
+    another along its output axis; ``part`` says which. With ``groups``, a dimension too, they take
+    turns: each of so many groups holds its share of every part (Q, K and V of one head, then
+    those of the next). ``flag``, if given, is a fact of the configuration without which the
+    tensor does not exist. The values are ``add`` plus what is stored, times the factor of the
+    configuration that ``scale`` names.
+    """
+
+    place: Place
+    target: TensorType | None
+    source: str
+    shape: tuple[str, ...]
+    transposed: bool = False
+    parts: tuple[str, ...] = ()
+    part: int = 0
+    groups: str | None = None
+    flag: str | None = None
+    add: float = 0.0
+    scale: str | None = None
+
+    def source_shape(self, dims: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape that the source tensor must have."""
+        n_outputs = sum(dims[part] for part in self.parts or self.shape[:1])
+        shape = (n_outputs, *(dims[dim] for dim in self.shape[1:]))
+        return shape[::-1] if self.transposed else shape
+
+
+def layer(target: TensorType, source: str, *shape: str, **options: Any) -> TensorRule:
+    """A tensor of each layer; ``source`` is its name behind the layer's."""
+    return TensorRule(Place.LAYER, target, source, shape, **options)
+
+
+def linear(
+    target: TensorType, bias: TensorType | None, source: str, out: str, of: str, **options: Any
+) -> tuple[TensorRule, ...]:
+    """The rules of a matrix [out, of] and of its bias, which needs the flag ``bias_flag``."""
+    bias_flag = options.pop("bias_flag", "")
+    matrix = layer(target, f"{source}.weight", out, of, **options)
+    if bias is None or bias_flag == "":
+        return (matrix,)
+    options.pop("transposed", None)
+    return layer(bias, f"{source}.bias", out, flag=bias_flag, **options), matrix
+
+
+def norm(
+    target: TensorType,
+    source: str,
+    dim: str = "hidden",
+    bias: TensorType | None = None,
+    **more: Any,
+) -> tuple[TensorRule, ...]:
+    """The rules of a norm and, if ``bias`` is given, of its bias."""
+    rules = (layer(target, f"{source}.weight", dim, **more),)
+    return rules if bias is None else (*rules, layer(bias, f"{source}.bias", dim, **more))
+
+
+def ends(
+    embedding: str,
+    final_norm: str,
+    *,
+    bias: bool = False,
+    head: str = "lm_head",
+    head_bias: str | None = None,
+    **norm_options: Any,
+) -> tuple[TensorRule, ...]:
+    """The rules of the embedding, the final norm and the head."""
+    rules = [
+        TensorRule(Place.EMBEDDING, T.EMBEDDING, f"{embedding}.weight", ("vocab", "hidden")),
+        TensorRule(Place.FINAL, T.FINAL_NORM, f"{final_norm}.weight", ("hidden",), **norm_options),
+    ]
+    if bias:
+        rules.append(
+            TensorRule(
+                Place.FINAL, T.FINAL_NORM_BIAS, f"{final_norm}.bias", ("hidden",), **norm_options
+            )
+        )
+    if head_bias is not None:
+        rules.append(
+            TensorRule(Place.FINAL, T.HEAD_BIAS, f"{head}.bias", ("vocab",), flag=head_bias)
+        )
+    head_shape = ("vocab", "hidden")
+    rules.append(
+        TensorRule(Place.FINAL, T.HEAD, f"{head}.weight", head_shape, flag="separate_head")
+    )
+    return tuple(rules)
+
+
+# docs/format.md, section 4: every small vector before the matrix that needs it.
+_ORDER: Final = (
+    T.EMBEDDING, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
+    T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.Q, T.K, T.V,
+    T.ATTN_SUB_NORM, T.ATTN_OUT_BIAS, T.ATTN_OUT, T.POST_ATTN_NORM,
+    T.FFN_NORM, T.FFN_NORM_BIAS, T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_GATE, T.FFN_UP,
+    T.FFN_SUB_NORM, T.FFN_DOWN_BIAS, T.FFN_DOWN, T.POST_FFN_NORM,
+    T.FINAL_NORM, T.FINAL_NORM_BIAS, T.HEAD_BIAS, T.HEAD,
+)  # fmt: skip
+
+
+def in_file_order(rules: tuple[TensorRule, ...]) -> tuple[TensorRule, ...]:
+    """The rules in the order in which a file has their tensors; learned positions come first."""
+    return tuple(sorted(rules, key=lambda r: -1 if r.target is None else _ORDER.index(r.target)))

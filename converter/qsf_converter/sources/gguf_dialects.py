@@ -1,0 +1,504 @@
+"""How llama.cpp stores each architecture, as tables: names of metadata and of tensors.
+
+Source: gguf-py/gguf/constants.py, tensor_mapping.py and convert_hf_to_gguf.py of llama.cpp.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from qsf.errors import QsfConversionError
+
+Fields = Mapping[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How llama.cpp stores one architecture.
+
+    ``constants`` are fields of config.json that such a file does not say. ``has_one_in_norms``: its
+    norms are stored as 1 + w, and ``is_ungrouped``: fused tensors hold all of Q, then K, then V.
+    ``more`` reads what is said in other ways than by a value.
+    """
+
+    family: str
+    config: Mapping[str, str]  # field of config.json -> key of the metadata
+    tensors: Mapping[str, str]  # name here -> name there; {layer} is its number
+    optional: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    # Tensors whose rows are stored in the order of interleaved RoPE -> the field with their heads.
+    permuted: Mapping[str, str] = field(default_factory=dict)
+    has_one_in_norms: bool = False
+    is_ungrouped: bool = False
+    more: Callable[[Fields, Shapes, Mapping[str, Any]], Mapping[str, Any]] | None = None
+    read_by_more: tuple[str, ...] = ()
+    other_families: tuple[str, ...] = ()  # that ``more`` may find it to be
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """All families whose files say this architecture."""
+        return self.family, *self.other_families
+
+
+def _layers(at: str, names: Mapping[str, str]) -> dict[str, str]:
+    return {
+        f"blk.{{layer}}.{here}.{kind}": f"{at}.{{layer}}.{there}.{kind}"
+        for here, there in names.items()
+        for kind in ("weight", "bias")
+    }
+
+
+def _ends(embedding: str, norm: str, head: str = "lm_head") -> dict[str, str]:
+    return {
+        f"{here}.{kind}": f"{there}.{kind}"
+        for here, there in (("token_embd", embedding), ("output_norm", norm), ("output", head))
+        for kind in ("weight", "bias")
+    }
+
+
+_QKV = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+}
+_FFN = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_FUSED_FFN = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
+_OUT = {"attn_output": "self_attn.o_proj"}
+_PRE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_POST = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_QK = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_ENDS = _ends("model.embed_tokens", "model.norm")
+
+
+def _names(*tables: Mapping[str, str]) -> dict[str, str]:
+    joined = {here: there for table in tables for here, there in table.items()}
+    return {**_ENDS, **_layers("model.layers", joined)}
+
+
+_LLAMA_NAMES = _names(_PRE, _QKV, _OUT, _FFN)
+_CONFIG = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+}
+_RMS_CONFIG = {**_CONFIG, "rms_norm_eps": "attention.layer_norm_rms_epsilon"}
+_OPTIONAL = {
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rope_theta": "rope.freq_base",
+}
+_WINDOW = {"sliding_window": "attention.sliding_window"}
+_PERMUTED = {
+    "self_attn.q_proj": "num_attention_heads",
+    "self_attn.k_proj": "num_key_value_heads",
+}
+
+
+def _llama(_fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    more: dict[str, Any] = _biases(_fields, shapes, config)
+    if config.get("sliding_window"):
+        more["architectures"] = ["MistralForCausalLM"]
+    return more
+
+
+def _biases(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention_bias": any("attn_q.bias" in name for name in shapes),
+        "mlp_bias": any("ffn_up.bias" in name for name in shapes),
+    }
+
+
+def _attention_bias(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attention_bias": _biases(fields, shapes, config)["attention_bias"]}
+
+
+def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    return _biases(fields, shapes, config)
+
+
+def _layer_types(fields: Fields, config: Mapping[str, Any], period: int) -> dict[str, Any]:
+    """The windows: one bool for each layer, or every n-th without (absent: ``period``)."""
+    if not config.get("sliding_window"):
+        return {}
+    said = fields.get("attention.sliding_window_pattern", period)
+    if isinstance(said, list):
+        kinds = ["sliding_attention" if one else "full_attention" for one in said]
+        return {"layer_types": kinds}
+    return {"sliding_window_pattern": said}
+
+
+def _gemma(period: int, largest: int) -> Callable[..., dict[str, Any]]:
+    """llama.cpp knows which scale the largest model of each generation has; its layers say so."""
+
+    def more(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+        is_largest = config["num_hidden_layers"] == largest
+        width = config["hidden_size"] // config["num_attention_heads"]
+        return {
+            **_attention_bias(fields, shapes, config),
+            **_layer_types(fields, config, period),
+            "query_pre_attn_scalar": width if is_largest else config["head_dim"],
+        }
+
+    return more
+
+
+def _olmo(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    more = _attention_bias(fields, shapes, config)
+    if config.get("sliding_window"):
+        more |= {"architectures": ["Olmo3ForCausalLM"], **_layer_types(fields, config, 4)}
+    return more
+
+
+def _exaone4(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"sliding_window": config.get("sliding_window"), **_layer_types(fields, config, 4)}
+
+
+def _stablelm(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    if any("attn_q_norm" in name for name in shapes):
+        raise QsfConversionError("norms of single heads' queries are not supported")
+    return {
+        "use_qkv_bias": any("attn_q.bias" in name for name in shapes),
+        "use_parallel_residual": not any("ffn_norm" in name for name in shapes),
+    }
+
+
+def _starcoder2(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"use_bias": any("attn_q.bias" in name for name in shapes)}
+
+
+def _gpt_neox(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attention_bias": any("attn_qkv.bias" in name for name in shapes)}
+
+
+def _falcon(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    n_kv_heads = fields.get("attention.head_count_kv", config["num_attention_heads"])
+    has_two_norms = any("attn_norm_2" in name for name in shapes)
+    return {
+        "new_decoder_architecture": has_two_norms,
+        "multi_query": n_kv_heads == 1,
+        "num_kv_heads": n_kv_heads,
+        "bias": any("attn_qkv.bias" in name for name in shapes),
+    }
+
+
+def _mpt(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attn_config": {"alibi_bias_max": fields.get("attention.max_alibi_bias", 8.0)}}
+
+
+_LLAMA = Dialect(
+    family="LlamaForCausalLM",
+    config=_RMS_CONFIG,
+    optional={**_OPTIONAL, **_WINDOW},
+    constants={"hidden_act": "silu"},
+    tensors=_LLAMA_NAMES,
+    permuted=_PERMUTED,
+    more=_llama,
+    other_families=("MistralForCausalLM",),
+)
+_QWEN2 = replace(
+    _LLAMA,
+    family="Qwen2ForCausalLM",
+    optional=_OPTIONAL,
+    constants={"hidden_act": "silu", "use_sliding_window": False},
+    permuted={},
+    more=None,
+    other_families=(),
+)
+_GEMMA_FIELDS: Mapping[str, Any] = {
+    # Published checkpoints are bf16, in which the factor of the embedding is rounded.
+    "hidden_activation": "gelu_pytorch_tanh",
+    "dtype": "bfloat16",
+}
+_GEMMA2 = Dialect(
+    family="Gemma2ForCausalLM",
+    config=_RMS_CONFIG,
+    optional={
+        **_OPTIONAL,
+        **_WINDOW,
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    constants=_GEMMA_FIELDS,
+    tensors=_names(
+        {**_POST, "attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"},
+        _QKV, _OUT, _FFN,
+    ),
+    has_one_in_norms=True,
+    more=_gemma(2, 46),
+)  # fmt: skip
+_GLM4 = Dialect(
+    family="Glm4ForCausalLM",
+    config=_RMS_CONFIG,
+    optional=_OPTIONAL,
+    constants={"hidden_act": "silu"},
+    tensors=_names(
+        {**_PRE, "post_attention_norm": "post_self_attn_layernorm",
+         "post_ffw_norm": "post_mlp_layernorm"},
+        _QKV, _OUT, _FUSED_FFN,
+    ),
+    more=_attention_bias,
+)  # fmt: skip
+_LAYER_NORM = {**_CONFIG, "layer_norm_eps": "attention.layer_norm_epsilon"}
+_FALCON_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_FALCON = Dialect(
+    family="FalconForCausalLM",
+    config={
+        **{key: _CONFIG[key] for key in _CONFIG if key != "intermediate_size"},
+        "ffn_hidden_size": "feed_forward_length",
+        "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    },
+    optional={"rope_theta": "rope.freq_base"},
+    constants={"activation": "gelu", "parallel_attn": True, "alibi": False},
+    tensors={
+        **_ends("transformer.word_embeddings", "transformer.ln_f"),
+        **_layers("transformer.h", _FALCON_LAYER),
+    },
+    is_ungrouped=True,
+    more=_falcon,
+)
+
+DIALECTS: Final[Mapping[str, Dialect]] = {
+    "llama": _LLAMA,
+    "mistral3": replace(
+        _LLAMA,
+        other_families=(),
+        family="Ministral3ForCausalLM",
+        optional=_OPTIONAL,
+        constants={"hidden_act": "silu"},
+        more=None,
+    ),
+    "qwen2": _QWEN2,
+    "qwen3": replace(
+        _QWEN2,
+        family="Qwen3ForCausalLM",
+        tensors=_names(_PRE, _QKV, _QK, _OUT, _FFN),
+        more=_attention_bias,
+    ),
+    "phi3": replace(
+        _LLAMA,
+        other_families=(),
+        family="Phi3ForCausalLM",
+        tensors=_names(_PRE, {"attn_qkv": "self_attn.qkv_proj"}, _OUT, _FUSED_FFN),
+        permuted={},
+        more=None,
+    ),
+    "smollm3": replace(
+        _LLAMA,
+        other_families=(),
+        family="SmolLM3ForCausalLM",
+        optional=_OPTIONAL,
+        # llama.cpp knows of every fourth layer that it does not rotate.
+        constants={"hidden_act": "silu", "no_rope_layer_interval": 4},
+        more=_biases,
+    ),
+    "granite": replace(
+        _LLAMA,
+        other_families=(),
+        family="GraniteForCausalLM",
+        optional={
+            **_OPTIONAL,
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "attention_multiplier": "attention.scale",
+            "logits_scaling": "logit_scale",
+        },
+        more=_granite,
+    ),
+    "gemma": Dialect(
+        family="GemmaForCausalLM",
+        config=_RMS_CONFIG,
+        optional=_OPTIONAL,
+        constants={"hidden_act": "gelu_pytorch_tanh", "dtype": "bfloat16"},
+        tensors=_LLAMA_NAMES,
+        has_one_in_norms=True,
+        more=_attention_bias,
+    ),
+    "gemma2": _GEMMA2,
+    "gemma3": replace(
+        _GEMMA2,
+        family="Gemma3ForCausalLM",
+        optional={**_GEMMA2.optional, "rope_local_base_freq": "rope.freq_base_swa"},
+        tensors={**_GEMMA2.tensors, **_layers("model.layers", _QK)},
+        more=_gemma(6, 62),
+    ),
+    "olmo2": replace(
+        _LLAMA,
+        other_families=("Olmo3ForCausalLM",),
+        family="Olmo2ForCausalLM",
+        tensors=_names(_POST, _QKV, _QK, _OUT, _FFN),
+        permuted={},
+        more=_olmo,
+    ),
+    "exaone4": replace(
+        _LLAMA,
+        other_families=(),
+        family="Exaone4ForCausalLM",
+        tensors=_names(_POST, _QKV, _QK, _OUT, _FFN),
+        permuted={},
+        more=_exaone4,
+    ),
+    "chatglm": replace(
+        _GLM4, family="GlmForCausalLM", tensors=_names(_PRE, _QKV, _OUT, _FUSED_FFN)
+    ),
+    "glm4": _GLM4,
+    "bitnet": replace(
+        _LLAMA,
+        other_families=(),
+        family="BitNetForCausalLM",
+        optional=_OPTIONAL,
+        constants={"hidden_act": "relu2"},
+        tensors=_names(
+            _PRE,
+            _QKV,
+            _OUT,
+            _FFN,
+            {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
+        ),
+        permuted={},
+        more=_attention_bias,
+    ),
+    "gpt2": Dialect(
+        family="GPT2LMHeadModel",
+        config={
+            "n_layer": "block_count",
+            "n_embd": "embedding_length",
+            "n_inner": "feed_forward_length",
+            "n_head": "attention.head_count",
+            "n_positions": "context_length",
+            "layer_norm_epsilon": "attention.layer_norm_epsilon",
+        },
+        constants={"activation_function": "gelu_new"},
+        tensors={
+            **_ends("transformer.wte", "transformer.ln_f"),
+            "position_embd.weight": "transformer.wpe.weight",
+            **_layers(
+                "transformer.h",
+                {
+                    "attn_norm": "ln_1",
+                    "attn_qkv": "attn.c_attn",
+                    "attn_output": "attn.c_proj",
+                    "ffn_norm": "ln_2",
+                    "ffn_up": "mlp.c_fc",
+                    "ffn_down": "mlp.c_proj",
+                },
+            ),
+        },
+    ),
+    "phi2": Dialect(
+        family="PhiForCausalLM",
+        config=_LAYER_NORM,
+        optional=_OPTIONAL,
+        constants={"hidden_act": "gelu_new"},
+        tensors={
+            **_ends("model.embed_tokens", "model.final_layernorm"),
+            **_layers(
+                "model.layers",
+                {
+                    **_QKV,
+                    "attn_norm": "input_layernorm",
+                    "attn_output": "self_attn.dense",
+                    "ffn_up": "mlp.fc1",
+                    "ffn_down": "mlp.fc2",
+                },
+            ),
+        },
+    ),
+    "stablelm": Dialect(
+        family="StableLmForCausalLM",
+        config=_LAYER_NORM,
+        optional=_OPTIONAL,
+        constants={"hidden_act": "silu"},
+        tensors=_LLAMA_NAMES,
+        more=_stablelm,
+    ),
+    "starcoder2": Dialect(
+        family="Starcoder2ForCausalLM",
+        config={**_CONFIG, "norm_epsilon": "attention.layer_norm_epsilon"},
+        optional=_OPTIONAL,
+        constants={"hidden_act": "gelu_pytorch_tanh"},
+        tensors=_names(_PRE, _QKV, _OUT, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+        more=_starcoder2,
+    ),
+    "gptneox": Dialect(
+        family="GPTNeoXForCausalLM",
+        config=_LAYER_NORM,
+        optional={
+            "rotary_emb_base": "rope.freq_base",
+            "use_parallel_residual": "use_parallel_residual",
+        },
+        constants={"hidden_act": "gelu"},
+        tensors={
+            **_ends("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
+            **_layers(
+                "gpt_neox.layers",
+                {
+                    "attn_norm": "input_layernorm",
+                    "attn_qkv": "attention.query_key_value",
+                    "attn_output": "attention.dense",
+                    "ffn_norm": "post_attention_layernorm",
+                    "ffn_up": "mlp.dense_h_to_4h",
+                    "ffn_down": "mlp.dense_4h_to_h",
+                },
+            ),
+        },
+        is_ungrouped=True,
+        more=_gpt_neox,
+    ),
+    "falcon": _FALCON,
+    "mpt": Dialect(
+        family="MptForCausalLM",
+        config={
+            "n_layers": "block_count",
+            "d_model": "embedding_length",
+            "n_heads": "attention.head_count",
+            "max_seq_len": "context_length",
+            "layer_norm_epsilon": "attention.layer_norm_epsilon",
+        },
+        tensors={
+            **_ends("transformer.wte", "transformer.norm_f"),
+            **_layers(
+                "transformer.blocks",
+                {
+                    "attn_norm": "norm_1",
+                    "attn_qkv": "attn.Wqkv",
+                    "attn_output": "attn.out_proj",
+                    "ffn_norm": "norm_2",
+                    "ffn_up": "ffn.up_proj",
+                    "ffn_down": "ffn.down_proj",
+                },
+            ),
+        },
+        more=_mpt,
+        read_by_more=("attention.max_alibi_bias",),
+    ),
+}
+
+_FALCON_TWO_NORMS: Final = replace(
+    _FALCON,
+    tensors={
+        **_FALCON.tensors,
+        **_layers("transformer.h", {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}),
+    },
+)
+
+
+def variant_of(dialect: Dialect, shapes: Shapes) -> Dialect:
+    """Return the dialect in which these tensors are meant: Falcon has one norm or two."""
+    if dialect is _FALCON and any("attn_norm_2" in name for name in shapes):
+        return _FALCON_TWO_NORMS
+    return dialect

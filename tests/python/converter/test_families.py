@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations of families: spellings, defaults, parts of larger models, refusals by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from make import golden_families, hf_makers
+from qsf.errors import QsfConversionError
+from qsf.file.reader import Reader
+from qsf_converter import convert
+from qsf_converter.sources.architectures import FAMILIES, family_of, read_facts
+from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes
+
+CASES = golden_families.cases()
+Config = dict[str, Any]
+
+
+def older(config: Config) -> Config:
+    """The configuration as it was spelled before transformers 5."""
+    config = copy.deepcopy(config)
+    rope = config.pop("rope_parameters", None)
+    config["torch_dtype"] = config.pop("dtype")
+    windows = None
+    if rope and "full_attention" in rope:
+        windows, rope = rope["sliding_attention"], rope["full_attention"]
+    if rope:
+        config["rope_theta"] = rope.pop("rope_theta")
+        part = rope.pop("partial_rotary_factor", None)
+        if config["model_type"] == "gpt_neox":
+            config |= {"rotary_emb_base": config.pop("rope_theta"), "rotary_pct": part}
+        elif part is not None:
+            config["partial_rotary_factor"] = part
+        kind = rope.pop("rope_type")
+        if kind != "default":
+            config["rope_scaling"] = {"type": kind, **rope}
+    if config["model_type"] == "gemma3_text":
+        assert windows is not None
+        config |= {"rope_local_base_freq": windows["rope_theta"], "sliding_window_pattern": 3}
+        del config["layer_types"]
+    if config["model_type"] == "gemma2":
+        del config["layer_types"]
+    return config
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "nested" not in name])
+def test_older_spellings_say_the_same(name: str) -> None:
+    config = CASES[name].config
+    family = family_of(config)
+    old = older(config)
+    assert "rope_parameters" not in old
+    assert read_facts(family, old) == read_facts(family, config)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_key_that_is_left_out_has_a_default_or_is_missed_by_name(name: str) -> None:
+    config = CASES[name].config
+    family = family_of(config)
+    text = config.get("text_config", config)
+    sizes = {"hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"}
+    needed = {family.renames.get(size, size) for size in sizes - family.defaults.keys()}
+    if "ffn_multiple" not in family.defaults:
+        needed.add("intermediate_size")
+    for key in text:
+        without = {other: value for other, value in text.items() if other != key}
+        changed = {**config, "text_config": without} if text is not config else without
+        # Some defaults, of models a thousand times as large, do not fit to this one.
+        fault = ""
+        try:
+            read_facts(family, changed)
+        except QsfConversionError as error:
+            fault = str(error)
+        assert (key in needed) == (f" {key} is missing" in fault), fault
+
+
+@pytest.mark.parametrize("name", ["gemma3-nested", "mistral-nested"])
+def test_only_the_text_of_a_model_that_sees_is_converted(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    whole = convert(case.write(tmp_path / "whole"), tmp_path / "whole.qsf", quant_type="f16")
+    said = [text for text in whole.warnings if "only the text part is converted" in text]
+    assert len(said) == 1
+    assert "tensors of vision_tower" in said[0]
+    text = case.config["text_config"]
+    plain = {
+        tensor.replace("language_model.", ""): values
+        for tensor, values in case.tensors().items()
+        if tensor.startswith("language_model.")
+    }
+    family = family_of(case.config)
+    config = {**text, "architectures": [family.name]}
+    golden_families.write_checkpoint(tmp_path / "plain", config, plain)
+    convert(tmp_path / "plain", tmp_path / "plain.qsf", quant_type="f16")
+    with Reader(tmp_path / "whole.qsf") as found, Reader(tmp_path / "plain.qsf") as expected:
+        assert found.header == expected.header
+        for i in range(len(expected.units)):
+            assert found.read_unit(i) == expected.read_unit(i), i
+
+
+def test_sharded_and_split_checkpoints_give_the_same_file(tmp_path: Path) -> None:
+    case = CASES["phi3"]
+    folder = case.write(tmp_path / "one")
+    shutil.copytree(folder, tmp_path / "three")
+    (tmp_path / "three" / "model.safetensors").unlink()
+    weights = {name: values.astype(np.float16) for name, values in case.tensors().items()}
+    hf_makers.write_shards(tmp_path / "three", weights, 3)
+    for name in ("one", "three"):
+        convert(tmp_path / name, tmp_path / f"{name}.qsf")
+    with Reader(tmp_path / "one.qsf") as one, Reader(tmp_path / "three.qsf") as three:
+        assert [u.crc32 for u in one.units] == [u.crc32 for u in three.units]
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [
+        ("Qwen3MoeForCausalLM", "mixtures of experts"),
+        ("MixtralForCausalLM", "mixtures of experts"),
+        ("Qwen3NextForCausalLM", "layers with a gated delta rule"),
+        ("Lfm2ForCausalLM", "layers with short convolutions"),
+        ("DeepseekV3ForCausalLM", "mixtures of experts"),
+        ("MiniCPM3ForCausalLM", r"latent attention \(MLA\)"),
+        ("BertForMaskedLM", "an encoder without a decoder"),
+        ("Qwen2_5_VLForConditionalGeneration", "more than text"),
+    ],
+)
+def test_others_are_refused_with_what_they_lack(name: str, lacks: str) -> None:
+    with pytest.raises(QsfConversionError, match=f"{name} is not supported: {lacks}; supported: "):
+        family_of({"architectures": [name]})
+
+
+REFUSED: dict[str, tuple[str, Callable[[Config], Config], str]] = {
+    "norms of StableLM's heads": (
+        "stablelm",
+        lambda c: {**c, "qk_layernorm": True},
+        "qk_layernorm",
+    ),
+    "clamped values": (
+        "mpt",
+        lambda c: {**c, "attn_config": {**c["attn_config"], "clip_qkv": 6}},
+        r"attn_config.clip_qkv = 6 is not supported",
+    ),
+    "a kind of layers": (
+        "gemma3",
+        lambda c: {**c, "layer_types": ["linear_attention"] * 6},
+        "layer_types has 'linear_attention', supported: sliding_attention",
+    ),
+    "too few kinds": ("olmo3", lambda c: {**c, "layer_types": []}, "is not a list for 4 layers"),
+    "bidirectional": (
+        "gemma3",
+        lambda c: {**c, "use_bidirectional_attention": True},
+        "use_bidirectional_attention = True is not supported for Gemma3",
+    ),
+    "a cap that is none": (
+        "gemma2",
+        lambda c: {**c, "attn_logit_softcapping": -1.0},
+        "attn_logit_softcapping = -1.0 is not a positive number",
+    ),
+    "a part of what must be whole": (
+        "qwen3",
+        lambda c: {**c, "rope_parameters": None, "partial_rotary_factor": 0.5},
+        "partial_rotary_factor is not supported",
+    ),
+    "packed weights": (
+        "bitnet",
+        lambda c: {**c, "quantization_config": {"quant_method": "bitnet"}},
+        "says packed weights; convert the checkpoint of bf16 weights",
+    ),
+    "a text of another family": (
+        "gemma3-nested",
+        lambda c: {**c, "text_config": {**c["text_config"], "model_type": "qwen3"}},
+        "'qwen3' is not supported within Gemma3ForConditionalGeneration",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_family_does_not_compute_is_refused(what: str) -> None:
+    name, change, message = REFUSED[what]
+    config = change(CASES[name].config)
+    with pytest.raises(QsfConversionError, match=message):
+        read_facts(family_of(config), config)
+
+
+def test_master_weights_of_bitnet_come_with_a_word_on_their_rounding() -> None:
+    config = {**CASES["bitnet"].config}
+    config["quantization_config"] = {"quant_method": "bitnet", "quantization_mode": "online"}
+    facts = read_facts(FAMILIES["BitNetForCausalLM"], config)
+    assert any("--ternary-rule absmean" in text for text in facts.warnings)
+
+
+def test_the_factor_of_gemma_is_rounded_as_its_checkpoints_are() -> None:
+    config = CASES["gemma3"].config
+    for dim, factor in ((3072, 55.5), (2560, 50.5), (1152, 34.0), (640, 25.25), (2304, 48.0)):
+        said = {**config, "hidden_size": dim, "dtype": "bfloat16"}
+        assert read_facts(FAMILIES["Gemma3ForCausalLM"], said).arch.embedding_factor == factor
+
+
+def test_slopes_of_published_models() -> None:
+    assert alibi_slopes(8) == tuple(2.0**-i for i in range(1, 9))
+    assert alibi_slopes(6) == (2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3)
+    assert mpt_slopes(4, 8) == (2**-2, 2**-4, 2**-6, 2**-8)
+    assert mpt_slopes(3, 8) == (2**-4, 2**-8, 2**-2)
+
+
+def test_every_architecture_has_a_name_and_a_title() -> None:
+    titles = [family.title for family in FAMILIES.values()]
+    assert len(set(titles)) == len(titles)
+    assert json.dumps(titles).isascii()

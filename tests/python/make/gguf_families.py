@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the golden cases as GGUF files, as llama.cpp's own converter does.
+
+The names of tensors and metadata are those of the package gguf; what is done to the values is
+that of convert_hf_to_gguf.py.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from make.gguf_files import add, close
+from make.golden_families import Case
+
+Array = NDArray[np.float32]
+Keys = gguf.Keys
+PERMUTED = ("granite", "mistral3", "smollm3", "llama")
+PLUS_ONE = ("gemma", "gemma2", "gemma3")
+ARCHITECTURES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi": "phi2", "phi3": "phi3",
+    "smollm3": "smollm3", "granite": "granite", "gemma": "gemma", "gemma2": "gemma2",
+    "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "ministral3": "mistral3",
+    "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4", "stablelm": "stablelm",
+    "gpt_neox": "gptneox", "falcon": "falcon", "mpt": "mpt", "bitnet": "bitnet",
+    "starcoder2": "starcoder2",
+}  # fmt: skip
+"""model_type of a config.json -> architecture of llama.cpp."""
+
+
+def write_case(case: Case, path: Path) -> Path:
+    """Write `case`, with f16 matrices and f32 vectors, and return its path."""
+    config = case.config
+    arch = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in {**_sizes(config), **_more(config, arch)}.items():
+        add(writer, key.format(arch=arch), value)
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    n_layers = config.get("num_hidden_layers") or config["n_layers"]
+    names = gguf.get_tensor_name_map(kind, n_layers)
+    for name, stored in case.tensors().items():
+        # The package's table has BitNet's names of before transformers.
+        known = name.replace("ffn_sub_norm", "ffn_layernorm")
+        known = known.replace("attn_sub_norm", "inner_attn_ln")
+        there = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        assert there is not None, name
+        values = _converted(config, arch, name, stored)
+        if values.ndim == 1:
+            writer.add_tensor(there, values.astype(np.float32))
+        else:
+            writer.add_tensor(there, values.astype(np.float16))
+    _add_rope_factors(writer, config)
+    close(writer)
+    return path
+
+
+def _converted(config: dict[str, Any], arch: str, name: str, values: Array) -> Array:
+    if arch in PLUS_ONE and name.endswith("norm.weight"):
+        return values + 1
+    if arch in PERMUTED:
+        if ".q_proj." in name:
+            return _interleaved(values, config["num_attention_heads"])
+        if ".k_proj." in name:
+            return _interleaved(values, config["num_key_value_heads"])
+    if "query_key_value" in name:
+        n_heads = config["num_attention_heads"]
+        n_groups = n_heads
+        if arch == "falcon":
+            if config["new_decoder_architecture"]:
+                n_groups = config["num_kv_heads"]
+            elif config["multi_query"]:
+                n_groups = 1
+        n_queries = n_heads // n_groups
+        parts = values.reshape(n_groups, n_queries + 2, config["hidden_size"] // n_heads, -1)
+        ends = (parts[:, :n_queries], parts[:, n_queries:-1], parts[:, -1:])
+        joined = [part.reshape(-1, parts.shape[-1]) for part in ends]
+        return np.concatenate(joined).reshape(values.shape)
+    return values
+
+
+def _interleaved(values: Array, n_heads: int) -> Array:
+    halves = values.reshape(n_heads, 2, values.shape[0] // n_heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, Any]:
+    dim = config.get("hidden_size") or config["d_model"]
+    n_heads = config.get("num_attention_heads") or config["n_heads"]
+    head_dim = config.get("head_dim") or dim // n_heads
+    said: dict[str, Any] = {
+        Keys.LLM.BLOCK_COUNT: config.get("num_hidden_layers") or config["n_layers"],
+        Keys.LLM.CONTEXT_LENGTH: config.get("max_position_embeddings") or config["max_seq_len"],
+        Keys.LLM.EMBEDDING_LENGTH: dim,
+        Keys.LLM.FEED_FORWARD_LENGTH: config.get("intermediate_size")
+        or config.get("ffn_hidden_size")
+        or 4 * dim,
+        Keys.Attention.HEAD_COUNT: n_heads,
+        Keys.LLM.VOCAB_SIZE: config["vocab_size"],
+        "tokenizer.ggml.bos_token_id": config["bos_token_id"],
+        "tokenizer.ggml.eos_token_id": config["eos_token_id"],
+    }
+    if config.get("num_key_value_heads"):
+        said[Keys.Attention.HEAD_COUNT_KV] = config["num_key_value_heads"]
+    if "head_dim" in config:
+        said |= {Keys.Attention.KEY_LENGTH: head_dim, Keys.Attention.VALUE_LENGTH: head_dim}
+    if "rms_norm_eps" in config:
+        said[Keys.Attention.LAYERNORM_RMS_EPS] = config["rms_norm_eps"]
+    for name in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"):
+        if name in config:
+            said[Keys.Attention.LAYERNORM_EPS] = config[name]
+    return {**said, **_rope(config, head_dim)}
+
+
+def _rope(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    rope = config.get("rope_parameters")
+    if rope is None:
+        return said
+    if "full_attention" in rope:
+        if config["model_type"] == "gemma3_text":
+            said[Keys.Rope.FREQ_BASE_SWA] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    part = rope.get("partial_rotary_factor", 1.0)
+    said |= {
+        Keys.Rope.FREQ_BASE: rope["rope_theta"],
+        Keys.Rope.DIMENSION_COUNT: int(head_dim * part),
+    }
+    kind = rope["rope_type"]
+    original = rope.get("original_max_position_embeddings")
+    if kind in ("linear", "yarn"):
+        said |= {Keys.Rope.SCALING_TYPE: kind, Keys.Rope.SCALING_FACTOR: rope["factor"]}
+    if kind in ("yarn", "longrope"):
+        said[Keys.Rope.SCALING_ORIG_CTX_LEN] = original
+    if kind == "longrope":
+        ratio = config["max_position_embeddings"] / original
+        said[Keys.Rope.SCALING_ATTN_FACTOR] = math.sqrt(1 + math.log(ratio) / math.log(original))
+    if kind == "yarn":
+        for key, name in (
+            (Keys.Rope.SCALING_YARN_BETA_FAST, "beta_fast"),
+            (Keys.Rope.SCALING_YARN_BETA_SLOW, "beta_slow"),
+            (Keys.Attention.TEMPERATURE_SCALE, "llama_4_scaling_beta"),
+        ):
+            if name in rope:
+                said[key] = rope[name]
+        if "mscale_all_dim" in rope:
+            said[Keys.Rope.SCALING_YARN_LOG_MUL] = 0.1 * rope["mscale_all_dim"]
+    return said
+
+
+def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    for name, key in (
+        ("embedding_multiplier", Keys.LLM.EMBEDDING_SCALE),
+        ("residual_multiplier", Keys.LLM.RESIDUAL_SCALE),
+        ("attention_multiplier", Keys.Attention.SCALE),
+        ("logits_scaling", Keys.LLM.LOGIT_SCALE),
+        ("attn_logit_softcapping", Keys.LLM.ATTN_LOGIT_SOFTCAPPING),
+        ("final_logit_softcapping", Keys.LLM.FINAL_LOGIT_SOFTCAPPING),
+    ):
+        if config.get(name) is not None:
+            said[key] = config[name]
+    if config.get("sliding_window") is not None and arch != "qwen2":
+        said[Keys.Attention.SLIDING_WINDOW] = config["sliding_window"]
+        if "layer_types" in config:
+            windows = [kind == "sliding_attention" for kind in config["layer_types"]]
+            said[Keys.Attention.SLIDING_WINDOW_PATTERN] = windows
+    if arch == "gptneox":
+        said[Keys.LLM.USE_PARALLEL_RESIDUAL] = config["use_parallel_residual"]
+    if arch == "falcon":
+        n_shared = config["num_kv_heads"] if config["new_decoder_architecture"] else 1
+        said |= {Keys.Attention.HEAD_COUNT_KV: n_shared, Keys.LLM.TENSOR_DATA_LAYOUT: "jploski"}
+    if arch == "mpt":
+        bias = config["attn_config"]["alibi_bias_max"]
+        said[Keys.Attention.MAX_ALIBI_BIAS] = float(bias)
+    return said
+
+
+def _add_rope_factors(writer: Any, config: dict[str, Any]) -> None:
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":
+        for name in ("long", "short"):
+            values = np.array(rope[f"{name}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", values)

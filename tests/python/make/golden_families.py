@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small checkpoints of every family with the logits that transformers computes for them.
+
+tests/golden/families.npz, which tools/make_golden_families.py writes, holds for each case the
+configuration, the names and shapes of the tensors and the logits. The weights are made anew from
+the names: they are a function of the name and the place alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from make.tiny_checkpoints import safetensors_bytes
+
+PATH = Path(__file__).resolve().parents[2] / "golden" / "families.npz"
+N_TOKENS = 40
+LOGIT_STEPS = 1 << 19  # between nought and the largest logit: 2e-6 of it, rounded to 1e-6
+_TABLES = ("embed", "wte", "word_embeddings")  # their rows are looked up, not summed
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One checkpoint. `logits` [40, vocabulary] are within 1e-6 of the largest of them."""
+
+    name: str
+    config: dict[str, Any]  # config.json as transformers saves it
+    shapes: dict[str, tuple[int, ...]]  # of the tensors under the names on disk
+    tokens: list[int]
+    logits: NDArray[np.float32]
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """The weights, all of which f16 holds exactly."""
+        return {name: weights_of(name, shape) for name, shape in self.shapes.items()}
+
+    def write(self, folder: Path) -> Path:
+        """Write config.json and model.safetensors in f16 to `folder` and return it."""
+        return write_checkpoint(folder, self.config, self.tensors())
+
+
+@functools.cache
+def cases() -> dict[str, Case]:
+    """All cases by name."""
+    found = {}
+    with np.load(PATH) as stored:
+        table = json.loads(bytes(stored["cases"]))
+        for name, (config, shapes, largest) in table.items():
+            planes = stored[name]
+            units = sum(planes[i].astype(np.int32) << (8 * i) for i in range(3)) - (1 << 23)
+            found[name] = Case(
+                name=name,
+                config=config,
+                shapes={tensor: tuple(shape) for tensor, shape in shapes.items()},
+                tokens=tokens_of(planes.shape[2]),
+                logits=(units * (largest / LOGIT_STEPS)).astype(np.float32),
+            )
+    return found
+
+
+def tokens_of(n_vocab: int) -> list[int]:
+    """The text that every case is asked about."""
+    values = _uniform(zlib.crc32(b"tokens"), N_TOKENS)
+    return [int(i) for i in ((values + 1) / 2 * n_vocab)]
+
+
+def planes_of(logits: NDArray[np.float64], largest: float) -> NDArray[np.uint8]:
+    """Round logits [tokens, vocabulary] and split the integers into bytes that compress."""
+    units = np.rint(logits * (LOGIT_STEPS / largest)).astype(np.int64) + (1 << 23)
+    return np.stack([(units >> (8 * i)).astype(np.uint8) for i in range(3)])
+
+
+def weights_of(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Weights that keep activations near 1 and let every tensor change the logits."""
+    values = _uniform(zlib.crc32(name.encode()), math.prod(shape)).reshape(shape)
+    if name.endswith("bias"):
+        values *= 0.4
+    elif len(shape) == 1:
+        values = 1 + 0.5 * values
+    elif any(part in name for part in _TABLES):
+        values *= 1.2
+    else:
+        values *= math.sqrt(3 / shape[-1])
+    return values.astype(np.float16).astype(np.float32)
+
+
+def write_checkpoint(
+    folder: Path, config: dict[str, Any], tensors: dict[str, NDArray[np.float32]]
+) -> Path:
+    """Write a checkpoint of f16 weights and return its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors, "fp16"))
+    return folder
+
+
+def _uniform(seed: int, n: int) -> NDArray[np.float64]:
+    """Numbers in [-1, 1) by splitmix64 of seed and place: the same wherever numpy runs."""
+    with np.errstate(over="ignore"):
+        x = (np.arange(n, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return np.asarray((x >> np.uint64(40)).astype(np.float64) / (1 << 23) - 1)

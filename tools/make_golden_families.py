@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write tests/golden/families.npz: what transformers computes for a small model of every family.
+
+Run from the project root with the optional extra `golden` installed:
+
+    python tools/make_golden_families.py [part of a case's name]
+
+Each case is a configuration. transformers makes the model and saves it, which says what its
+tensors are called on disk; all of them are overwritten (tests/python/make/golden_families.py says
+with what), loaded again, and evaluated in f32, eager attention, CPU.
+With a part of a name only those cases are made anew; the others are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "python"))
+
+from make import golden_families as made  # noqa: E402
+
+BASE: dict[str, Any] = {
+    "hidden_size": 72,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 67,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+WIDE = {**BASE, "head_dim": 24}  # heads x head_dim is not the hidden size
+SIX = {**BASE, "num_attention_heads": 6}  # heads of 12, where head_dim is no key
+
+
+def rope(kind: str = "default", theta: float = 5000.0, **more: Any) -> dict[str, Any]:
+    """The RoPE parameters of a configuration."""
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
+SHORT = [1.0 + 0.05 * i for i in range(9)]
+LONG = [1.5 + 0.7 * i for i in range(9)]
+S, F = "sliding_attention", "full_attention"
+
+
+def longrope(original: int) -> dict[str, Any]:
+    """The short list holds up to `original` tokens, the long one above."""
+    return {
+        "max_position_embeddings": 128,
+        "original_max_position_embeddings": original,
+        **rope(
+            "longrope",
+            short_factor=SHORT,
+            long_factor=LONG,
+            partial_rotary_factor=0.75,
+            original_max_position_embeddings=original,
+        ),
+    }
+
+
+GEMMA = {
+    **WIDE,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 7,
+    "tie_word_embeddings": True,
+}
+GEMMA3_LAYERS = [S, S, F, S, S, F]
+GEMMA3 = {
+    **GEMMA,
+    "num_hidden_layers": 6,
+    "layer_types": GEMMA3_LAYERS,
+    "rope_parameters": {
+        F: {"rope_type": "linear", "factor": 8.0, "rope_theta": 20000.0},
+        S: {"rope_type": "default", "rope_theta": 500.0},
+    },
+}
+PHI = {**BASE, "hidden_size": 80, "hidden_act": "gelu_new", **rope(partial_rotary_factor=0.4)}
+NEOX = {
+    **SIX,
+    "hidden_act": "gelu",
+    "num_key_value_heads": None,
+    **rope(partial_rotary_factor=0.34),
+}
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "image_size": 8, "patch_size": 4,
+}  # fmt: skip
+FALCON = {
+    **{key: BASE[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size",
+                                  "bos_token_id", "eos_token_id")},
+    "num_attention_heads": 6, "max_position_embeddings": 64, "ffn_hidden_size": 80,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+# fmt: off
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-dynamic": ("llama", {**WIDE, **rope("dynamic", factor=3.0)}),
+    "llama-yarn": ("llama", {**WIDE, **rope("yarn", **YARN)}),
+    "llama-yarn-more": (
+        "llama",
+        {**WIDE, **rope("yarn", **YARN, beta_fast=20.0, beta_slow=2.0, mscale=0.7,
+                        mscale_all_dim=0.9, truncate=False)},
+    ),
+    "llama-yarn-factor": ("llama", {**WIDE, **rope("yarn", **YARN, attention_factor=0.8)}),
+    "llama-llama3": ("llama", {**WIDE, **rope("llama3", **LLAMA3)}),
+    "llama-linear": ("llama", {**WIDE, **rope("linear", factor=4.0)}),
+    "qwen2": ("qwen2", {**SIX, "tie_word_embeddings": True}),
+    "qwen2-window": (
+        "qwen2",
+        {**SIX, "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 7,
+         "max_window_layers": 2},
+    ),
+    "qwen3": ("qwen3", {**WIDE, "tie_word_embeddings": True}),
+    "qwen3-bias": ("qwen3", {**WIDE, "attention_bias": True, **rope("yarn", **YARN)}),
+    "phi": ("phi", PHI),
+    "phi3": ("phi3", {**SIX, "original_max_position_embeddings": 64}),
+    "phi3-window": (
+        "phi3",
+        {**SIX, "sliding_window": 9, "tie_word_embeddings": True,
+         "original_max_position_embeddings": 64},
+    ),
+    "phi3-longrope-short": ("phi3", {**BASE, "num_attention_heads": 3,
+                                     "num_key_value_heads": 1, **longrope(48)}),
+    "phi3-longrope-long": ("phi3", {**BASE, "num_attention_heads": 3,
+                                    "num_key_value_heads": 1, **longrope(32)}),
+    "smollm3": (
+        "smollm3",
+        {**SIX, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0],
+         "tie_word_embeddings": True},
+    ),
+    "granite": (
+        "granite",
+        {**SIX, "embedding_multiplier": 5.5, "residual_multiplier": 0.3,
+         "attention_multiplier": 0.17, "logits_scaling": 3.0, "tie_word_embeddings": True},
+    ),
+    "granite-bias": (
+        "granite",
+        {**SIX, "embedding_multiplier": 0.7, "residual_multiplier": 0.22, "logits_scaling": 0.6,
+         "attention_multiplier": 0.3, "attention_bias": True, "mlp_bias": False},
+    ),
+    "gemma": ("gemma", {**WIDE, "hidden_activation": "gelu_pytorch_tanh",
+                        "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
+    "gemma2": (
+        "gemma2",
+        {**GEMMA, "num_hidden_layers": 4, "attn_logit_softcapping": 5.0,
+         "final_logit_softcapping": 60.0},
+    ),
+    "gemma3": ("gemma3_text", GEMMA3),
+    "gemma3-nested": (
+        "gemma3",
+        {"text_config": GEMMA3, "vision_config": {"model_type": "siglip_vision_model", **VISION},
+         "mm_tokens_per_image": 4, "image_token_index": 66, "tie_word_embeddings": True},
+    ),
+    "olmo2": ("olmo2", SIX),
+    "olmo3": (
+        "olmo3",
+        {**SIX, "num_hidden_layers": 4, "sliding_window": 7, "layer_types": [S, F, S, F],
+         "rope_parameters": {F: {"rope_type": "yarn", "rope_theta": 5000.0, **YARN},
+                             S: {"rope_type": "default", "rope_theta": 5000.0}}},
+    ),
+    "ministral3": (
+        "ministral3",
+        {**WIDE, **rope("yarn", **YARN, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+                        mscale_all_dim=1.0, llama_4_scaling_beta=0.1)},
+    ),
+    "mistral-nested": (
+        "mistral3",
+        {"text_config": {"model_type": "mistral", **WIDE, "sliding_window": None},
+         "vision_config": {"model_type": "pixtral", **VISION, "head_dim": 8},
+         "image_token_index": 66, "tie_word_embeddings": False},
+    ),
+    "exaone4": (
+        "exaone4",
+        {**SIX, "num_hidden_layers": 4, "sliding_window": 6, "sliding_window_pattern": 2,
+         "layer_types": [S, F, S, F]},
+    ),
+    "exaone4-full": ("exaone4", {**SIX, "sliding_window": None, "layer_types": [F, F],
+                                 "tie_word_embeddings": True}),
+    "glm": ("glm", {**WIDE, "attention_bias": True, **rope(partial_rotary_factor=0.5)}),
+    "glm4": ("glm4", {**WIDE, "attention_bias": True, **rope(partial_rotary_factor=0.5)}),
+    "stablelm": ("stablelm", {**SIX, "num_key_value_heads": 3, **rope(partial_rotary_factor=0.34)}),
+    "stablelm-parallel": (
+        "stablelm",
+        {**SIX, "use_qkv_bias": True, "use_parallel_residual": True,
+         **rope(partial_rotary_factor=0.34)},
+    ),
+    "starcoder2": ("starcoder2", {**SIX, "sliding_window": None}),
+    "starcoder2-window": (
+        "starcoder2", {**SIX, "sliding_window": 7, "use_bias": False, "tie_word_embeddings": False},
+    ),
+    "gpt_neox": ("gpt_neox", NEOX),
+    "gpt_neox-sequential": (
+        "gpt_neox",
+        {**NEOX, "use_parallel_residual": False, "attention_bias": False},
+    ),
+    "gptj": (
+        "gptj",
+        {"n_embd": 72, "n_inner": 80, "n_layer": 2, "n_head": 3, "rotary_dim": 8,
+         "vocab_size": 67, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 1,
+         "tie_word_embeddings": False},
+    ),
+    "falcon": ("falcon", {**FALCON, "multi_query": True, "parallel_attn": True, "bias": False}),
+    "falcon-new": (
+        "falcon",
+        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "parallel_attn": True,
+         "bias": False},
+    ),
+    "falcon-alibi": (
+        "falcon",
+        {**FALCON, "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
+    ),
+    "mpt": (
+        "mpt",
+        {"d_model": 72, "n_heads": 6, "n_layers": 2, "max_seq_len": 64,
+         "vocab_size": 67, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1},
+    ),
+    "bitnet": ("bitnet", {**SIX, "hidden_act": "relu2", "tie_word_embeddings": True}),
+}
+# fmt: on
+
+
+def main(wanted: str = "") -> int:
+    """Write the golden file; return the exit code."""
+    torch.set_grad_enabled(False)
+    transformers.utils.logging.disable_progress_bar()
+    arrays, table = _stored()
+    for gone in table.keys() - CASES.keys():
+        del table[gone], arrays[gone]
+    for name, (model_type, options) in CASES.items():
+        if wanted in name or name not in table:
+            config, shapes, logits = golden(model_type, options)
+            largest = float(np.abs(logits).max())
+            table[name] = [config, shapes, largest]
+            arrays[name] = made.planes_of(logits, largest)
+            sys.stdout.write(f"{name}: largest logit {largest:.3g}, {len(shapes)} tensors\n")
+    libraries = [f"{lib.__name__} {lib.__version__}" for lib in (torch, transformers)]
+    np.savez_compressed(
+        made.PATH,
+        cases=np.frombuffer(json.dumps(table, sort_keys=True).encode(), np.uint8),
+        versions=np.array(libraries),
+        **arrays,
+    )
+    sys.stdout.write(f"{made.PATH.name}: {made.PATH.stat().st_size} bytes\n")
+    return 0
+
+
+def _stored() -> tuple[dict[str, Any], dict[str, Any]]:
+    if not made.PATH.exists():
+        return {}, {}
+    with np.load(made.PATH) as stored:
+        table = json.loads(bytes(stored["cases"]))
+        return {name: stored[name] for name in table}, table
+
+
+def golden(
+    model_type: str, options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]], np.ndarray[Any, Any]]:
+    """Return config.json, the shapes of the tensors on disk and the logits of the text."""
+    config = transformers.AutoConfig.for_model(model_type, **options)
+    loader: Any = transformers.AutoModelForCausalLM
+    if "text_config" in options:
+        loader = transformers.AutoModelForImageTextToText
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        loader.from_config(config).save_pretrained(folder)
+        saved = json.loads((folder / "config.json").read_text("utf-8"))
+        shapes = _shapes(folder / "model.safetensors")
+        case = made.Case("", saved, shapes, [], np.empty(0, np.float32))
+        case.write(folder)
+        model, report = loader.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            # Its eager attention adds the slopes twice, in the mask and to the scores.
+            attn_implementation="sdpa" if options.get("alibi") else "eager",
+            output_loading_info=True,
+        )
+        faults = {kind: found for kind, found in report.items() if found}
+        if faults:
+            raise ValueError(f"{model_type}: {faults}")
+        model.eval()
+        n_vocab = options.get("text_config", options)["vocab_size"]
+        tokens = made.tokens_of(n_vocab)
+        logits = model(torch.tensor([tokens])).logits[0].double().numpy()
+    return saved, shapes, logits
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
