@@ -276,30 +276,6 @@ static void check_softmax(qsf_span_range range, fill how, float spread)
     free(scores);
 }
 
-/* ---- ALiBi ---- */
-
-static void check_alibi(size_t n, uint32_t distance, fill how)
-{
-    const float scale = 0.125F;
-    const float slope = 0.7071F;
-    float *const scores = exact_floats(n);
-    fill_floats(scores, n, how);
-    const output want = output_make(n * sizeof *scores);
-    for (size_t i = 0; i < n; i++) /* as in kernels.h */
-        ((float *)want.at)[i] = fmaf(-slope, (float)(distance - i), scores[i] * scale);
-    for (size_t i = 0; i <= n_levels; i++) {
-        const qsf_kernels *const k = i == 0 ? &scalar : &levels[i - 1];
-        const output have = output_make(n * sizeof *scores);
-        memcpy(have.at, scores, n * sizeof *scores);
-        k->alibi(have.at, scale, slope, distance, n);
-        check_outputs(&want, &have, k->isa_name, "alibi");
-        free(have.block);
-        n_compared++;
-    }
-    free(want.block);
-    free(scores);
-}
-
 /* ---- values ---- */
 
 typedef struct span {
@@ -539,11 +515,6 @@ int check_attend(void)
         for (fill how = 0; how < FILL_COUNT; how++) {
             check_softmax(ranges[r], how, 1.0F);
             check_softmax(ranges[r], FILL_RANDOM, 40.0F * (float)how); /* exp to its subnormals */
-        }
-    for (size_t n = 1; n <= SPAN; n += n < 40 ? 1 : 27)
-        for (fill how = 0; how < FILL_COUNT; how++) {
-            check_alibi(n, (uint32_t)n - 1, how);
-            check_alibi(n, (1U << 24) - 1, how);
         }
     for (size_t n = 16; n <= 256; n += 16)
         for (fill how = 0; how < FILL_COUNT; how++) {
