@@ -1,8 +1,8 @@
 """The sections that make a .qsf file enough on its own: TOKN, CHAT and META.
 
-TOKN is ``tokenizer.json`` byte for byte. CHAT is JSON with the chat template, the special
-tokens and ``generation_config.json``. META is JSON for people: where the weights came
-from, what made the file and how well the stored weights match the source.
+TOKN is ``tokenizer.json``. CHAT is JSON with the chat template, the special tokens and
+``generation_config.json``. META is JSON for people: where the weights came from, what made the file
+and how well the stored weights match the source.
 
 None of them contains a time or a path, so that the same input gives the same file.
 """

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from make.mutants import SECTIONS
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
+from qsf.file.stored_tokenizer import unpack_tokenizer
 from qsf.text.tokenizer import Tokenizer, max_text_bytes, protect_special
 from qsf.text.untrusted import check_tokenizer, library_errors
 
@@ -183,7 +184,7 @@ def test_the_normalizer_is_found_wherever_it_stands(
 def test_any_tokenizer_encodes_or_is_a_typed_error(bundled: bytes, seed: int) -> None:
     data = SECTIONS["TOKN"](random.Random(seed), bundled)
     try:
-        tokenizer = Tokenizer(data, bos_id=0)
+        tokenizer = Tokenizer(unpack_tokenizer(data), bos_id=0)
         ids = tokenizer.encode("Hi, <s> you\U0001f600 0i", max_tokens=64)
         assert isinstance(tokenizer.decode(ids), str)
     except (QsfFormatError, QsfArgumentError):
