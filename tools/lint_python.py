@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.run": _MODEL | {"qsf.shell"},
     "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.report"}),
     "qsf.evaluate": _MODEL | {"qsf.shell"},
-    "qsf_converter.sources": _BASE,
+    "qsf_converter.sources": _BASE | {"qsf_converter.text"},
     "qsf_converter.rounding": _BASE | {"qsf_converter.sources"},
     "qsf_converter.request": _BASE | {"qsf_converter.rounding"},
     "qsf_converter.text": _BASE,

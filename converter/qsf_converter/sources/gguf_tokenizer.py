@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from qsf.errors import QsfError
+from qsf_converter.text.tokenizer import open_tokenizer
 
 Metadata = Mapping[str, Any]
 
@@ -79,11 +80,9 @@ class _LeftOutError(Exception):
 
 def tokenizer_of(metadata: Metadata) -> tuple[bytes | None, str | None]:
     """Return tokenizer.json, or None and the reason why it cannot be made."""
-    from qsf.text.tokenizer import Tokenizer
-
     try:
         data = json.dumps(_tokenizer(metadata), ensure_ascii=False).encode("utf-8", "replace")
-        Tokenizer(data)
+        open_tokenizer(data, bos_id=None)
     except _LeftOutError as error:
         return None, f"the tokenizer is left out: {error}"
     except QsfError as error:

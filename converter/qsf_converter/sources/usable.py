@@ -15,8 +15,8 @@ from qsf.errors import QsfError, QsfFormatError
 from qsf.file.layout import Header
 from qsf.text.chat import template_fault
 from qsf.text.sampling import end_ids, resolve_sampling
-from qsf.text.tokenizer import Tokenizer
 from qsf_converter.sources.metadata import TOKEN_IDS, shown
+from qsf_converter.text.tokenizer import open_tokenizer
 
 _REASON_CHARS = 300
 
@@ -63,7 +63,11 @@ def usable_tokenizer(
     """Return tokenizer.json, or None and a warning that says why it cannot be used."""
     add_bos = json.loads(chat)["special_tokens"].get("add_bos_token")
     try:
-        tokenizer = Tokenizer(data, bos_id=header.bos_id, add_bos=add_bos)
+        tokenizer = open_tokenizer(
+            data,
+            bos_id=header.bos_id,
+            add_bos=add_bos if isinstance(add_bos, bool) else None,
+        )
         largest_id = max(tokenizer.encode("Hello"), default=0)
     except QsfError as error:
         reason = str(error)[:_REASON_CHARS]
