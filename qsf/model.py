@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
@@ -75,6 +76,7 @@ class Model(Uncopyable):
         parts = read_text_parts(path, budget_bytes=text_budget_bytes(options))
         native = open_native(path, options, parts.reserve_bytes)
         info = native.info()
+        info = replace(info, plan=replace(info.plan, text_bytes=parts.text_bytes))
         self._io_origin = io_origin(options, info)
         self._opened = OpenedModel(
             native=native,
@@ -97,8 +99,8 @@ class Model(Uncopyable):
         path = checked_path(path)
         parts = read_text_parts(path, budget_bytes=text_budget_bytes(options))
         plan = plan_native(path, options, parts.reserve_bytes)
-        del parts  # counted by the plan as part of the process, so it lives until here
-        return plan
+        # The plan counts the parts in process_bytes, so they live until here.
+        return replace(plan, text_bytes=parts.text_bytes)
 
     @property
     def session(self) -> Session:
