@@ -66,8 +66,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf_converter.cli": _BASE | _CONVERTER | {"qsf.report", "qsf.shell", "qsf_converter.convert"},
     # A program on top of both packages: it makes the models that it measures.
     "qsf.bench": _MODEL
-    | {"qsf.shell", "qsf.page", "qsf.evaluate"}
-    | {"qsf_converter.sources", "qsf_converter.rounding", "qsf_converter.original"},
+    | {"qsf.shell", "qsf.page"}
+    | {"qsf_converter.sources", "qsf_converter.rounding"},
 }
 
 # The ways from qsf to qsf_converter, which nothing that runs a model imports: an import inside a

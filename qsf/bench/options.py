@@ -90,10 +90,6 @@ class Options:
     io: str | None = _option(
         "HOW", f"How QSF reads streamed weights: {', '.join(IO_METHODS)}.", shown="auto"
     )
-    text: Path | None = _option("FILE", "Measure also how well the files predict this text.")
-    against: Path | None = _option(
-        "MODEL", "With --text: KL divergence from this original, a HuggingFace folder or .qsf file."
-    )
     json: Path | None = _option("FILE", "Write the results as JSON.")
     html: Path | None = _option("FILE", "Write the report as one web page.")
     trace: Path | None = _option(
@@ -173,7 +169,7 @@ Examples:
   python -m qsf.bench --shape llama2-7b --quant 4bit --cgroup 300M
   python -m qsf.bench --quant 4bit --ram-budget none,400,200 --html page.html
   python -m qsf.bench --json new.json --compare old.json
-  python -m qsf.bench model.qsf --baseline-model model-Q4_K_M.gguf --text a.txt
+  python -m qsf.bench model.qsf --baseline-model model-Q4_K_M.gguf
   python -m qsf.bench --baseline ik=ik_llama.cpp/build/bin/llama-bench
   python -m qsf.bench model.qsf --baseline none --trace trace.json
 

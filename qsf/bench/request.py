@@ -68,8 +68,6 @@ class Request:
     io: str | None
     cache: Path | None
     is_cold: bool  # the file leaves the page cache before runs that stream
-    text: Path | None
-    against: Path | None
 
 
 def make_request(options: Options, *, n_cores: int) -> Request:
@@ -112,8 +110,6 @@ def make_request(options: Options, *, n_cores: int) -> Request:
         io=None if options.io == "auto" else options.io,
         cache=options.cache,
         is_cold=not options.warm,
-        text=options.text,
-        against=options.against,
     )
 
 
@@ -201,15 +197,6 @@ def _refuse_conflicts(options: Options, llama: bool | None, programs: dict[str, 
         raise QsfArgumentError(
             f"there are {len(models)} MODELs and {len(gguf)} --baseline-model: each MODEL needs "
             "its own, in the same order"
-        )
-    if options.text is not None and not models:
-        raise QsfArgumentError("--text is of no use for random weights: name a MODEL")
-    if options.against is not None and options.text is None:
-        raise QsfArgumentError("--against needs --text: what is to be compared")
-    if options.text is not None and not gguf and llama:
-        raise QsfArgumentError(
-            "--text with --baseline llama.cpp needs --baseline-model: random weights have no "
-            "quality"
         )
     if options.rounds not in range(1, 101):
         raise QsfArgumentError(f"--rounds {options.rounds}: expected 1 to 100")
