@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import qsf
+from make.examples import examples
 from make.qsf_files import write_tiny
 from qsf.options import GenerationOptions, ModelOptions, described
 from qsf.shell import command
@@ -131,7 +132,7 @@ ODD = st.one_of(
 )
 NAMES = [option.name for option in described(GenerationOptions)]
 MANY = settings(
-    max_examples=200,
+    max_examples=examples(200),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import qsf
+from make.examples import examples
 from make.outlier_files import Entry, add_outliers, naive_table, random_entries
 from make.qsf_files import repair, tiny_header, write_tiny
 from make.tiny_checkpoints import make_gpt2, make_llama
@@ -40,7 +41,7 @@ TABLE_TYPES = set(OUTLIERS_OF.values())
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_both_decoders_give_back_what_was_packed(data: st.DataObject) -> None:
     n_rows = data.draw(st.integers(1, 40))
     n_cols = data.draw(st.integers(-(-100 // n_rows), 300))

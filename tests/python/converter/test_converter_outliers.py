@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from make.examples import examples
 from make.outlier_files import naive_table
 from oracle.reference_tiles import decode_outliers, decode_tiles
 from qsf.errors import QsfArgumentError
@@ -163,7 +164,7 @@ def test_an_entry_must_be_worth_its_bytes() -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_packing_equals_the_naive_one(data: st.DataObject) -> None:
     n_rows, n_cols = data.draw(st.integers(1, 40)), data.draw(st.integers(100, 9000))
     places = data.draw(

@@ -12,6 +12,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from make.examples import examples
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.text.parts import read_text_parts
 from qsf.text.tokenizer import Tokenizer, protect_special
@@ -201,7 +202,7 @@ def test_a_continued_text_keeps_its_leading_space_and_a_new_one_loses_it() -> No
 
 
 @given(ids=st.lists(st.integers(0, 2050), max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_byte_level_decoding_equals_the_librarys(ids: list[int]) -> None:
     path = Path(__file__).resolve().parents[3] / "examples" / "tiny-llama" / "tokenizer.json"
     library = _LIBRARY.setdefault("tiny", tokenizers.Tokenizer.from_file(str(path)))
