@@ -20,6 +20,7 @@ python_has_venv() {
 missing=()
 command -v "${CC:-cc}" >/dev/null || missing+=(gcc libc6-dev)
 command -v make >/dev/null || missing+=(make)
+command -v pkg-config >/dev/null || missing+=(pkg-config) # make test-c uses the installed library
 has_header lz4.h || missing+=(liblz4-dev)
 has_header zstd.h || missing+=(libzstd-dev)
 python_has_venv || missing+=(python3 python3-venv)

@@ -1,21 +1,24 @@
 """Compares the symbols of the built library with the public header.
 
-Every global symbol of libqsf_core.a starts with qsf_, every function that qsf.h
-declares with QSF_API is there, and the Python module (if given) exports its init
-function only. Prints one line per violation; exits with 1 if there is any.
+Every global symbol of libqsf.a starts with qsf_, every function that qsf.h declares with
+QSF_API is there, libqsf.so (if given) exports these functions and nothing else, and the Python
+module (if given) exports its init function only. Prints one line per violation; exits with 1 if
+there is any.
 
-Usage: python tools/check_exports.py LIBRARY.a [MODULE.so]
+Usage: python tools/check_exports.py LIBRARY.a [--module MODULE.so] [--shared LIBRARY.so]
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 HEADER = Path(__file__).resolve().parents[1] / "csrc" / "include" / "qsf.h"
-MODULE_EXPORTS = {"PyInit__qsf", "_init", "_fini"}
+SHARED_EXPORTS = {"_init", "_fini"}  # what the linker adds
+MODULE_EXPORTS = {"PyInit__qsf", *SHARED_EXPORTS}
 
 
 def declared(header: str) -> set[str]:
@@ -37,24 +40,35 @@ def nm(path: Path, *flags: str) -> set[str]:
     return defined(run.stdout)
 
 
-def check(library: set[str], header: set[str], module: set[str] | None = None) -> list[str]:
+def check(
+    library: set[str],
+    header: set[str],
+    module: set[str] | None = None,
+    shared: set[str] | None = None,
+) -> list[str]:
     """Return the violations, one line of text each."""
     found = [f"{name} is global but does not start with qsf_"
              for name in sorted(library) if not name.startswith("qsf_")]  # fmt: skip
     found += [f"{name} is declared in qsf.h but not defined" for name in sorted(header - library)]
     if module is not None:
         found += [f"the module exports {name}" for name in sorted(module - MODULE_EXPORTS)]
+    if shared is not None:
+        found += [f"libqsf.so exports {name}" for name in sorted(shared - header - SHARED_EXPORTS)]
+        found += [f"libqsf.so does not export {name}" for name in sorted(header - shared)]
     return found
 
 
 def main() -> int:
     """Print the violations; the exit code is 1 if there are any."""
-    if len(sys.argv) not in (2, 3):
-        print(__doc__, file=sys.stderr)
-        return 2
-    module = nm(Path(sys.argv[2]), "-D") if len(sys.argv) == 3 else None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", type=Path)
+    parser.add_argument("--module", type=Path)
+    parser.add_argument("--shared", type=Path)
+    given = parser.parse_args()
+    module = None if given.module is None else nm(given.module, "-D")
+    shared = None if given.shared is None else nm(given.shared, "-D")
     header = declared(HEADER.read_text(encoding="ascii"))
-    found = check(nm(Path(sys.argv[1])), header, module)
+    found = check(nm(given.library), header, module, shared)
     for line in found:
         print(line)
     print(f"check_exports: {len(header)} functions, {len(found)} violations")

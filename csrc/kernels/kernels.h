@@ -159,9 +159,11 @@ size_t qsf_kv_value_block_bytes(qsf_dtype dtype);
  * min 0 and codes 0. Padding is stored as codes 0, or zeros. Other slots do not change. */
 typedef void qsf_kv_store_fn(const float *x, size_t head_dim, size_t slot, void *page);
 
-/* Orthonormal Walsh-Hadamard transform of x [n] in place, n a power of two, 16 .. 4096:
- * for h = 1, 2, 4 .. n / 2, pairs (i, i + h) with i & h == 0: (a + b, a - b); then each value
- * times 1 / sqrtf(n). */
+/* Rotates x [n] in place, n up to 4096, by blocks: the largest power of two that n holds, then the
+ * largest that the rest holds, down to 16 (80 = 64 + 16). Fewer than 16 values at the end stay as
+ * they are. A block of m values is transformed by Walsh and Hadamard, orthonormally: for h = 1, 2,
+ * 4 .. m / 2, pairs (i, i + h) with i & h == 0: (a + b, a - b); then each value times
+ * 1 / sqrtf(m). */
 typedef void qsf_hadamard_fn(float *x, size_t n);
 
 /* The slots of a span that a query row attends to: 0 <= begin < end <= 256, or begin == end if

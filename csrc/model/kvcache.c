@@ -41,7 +41,7 @@ void qsf_kvcache_link(qsf_kvcache *kv, const qsf_config *c)
 
 bool qsf_kvcache_can_rotate(const qsf_config *c)
 {
-    return c->head_dim >= 16 && c->head_dim <= 4096 && (c->head_dim & (c->head_dim - 1)) == 0;
+    return c->head_dim >= 16 && c->head_dim <= 4096;
 }
 
 const void *const *qsf_kvcache_k_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head)

@@ -25,7 +25,7 @@
 typedef struct qsf_kv_form {
     qsf_dtype k_type; /* f32, f16, 8bit, 4bit or 2bit, as below */
     qsf_dtype v_type;
-    bool is_rotated; /* the head's dimension is a power of two, 16 .. 4096 */
+    bool is_rotated; /* by qsf_hadamard_fn; heads of 16 .. 4096 dimensions */
 } qsf_kv_form;
 
 typedef struct qsf_kvcache {

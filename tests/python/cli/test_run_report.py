@@ -190,14 +190,6 @@ def test_memory_events_are_said() -> None:
     assert lines[-2] == "embedding rows: 8 asked for, 6 found in the cache (75 %)"
 
 
-def test_two_bits_are_said_where_memory_is_short() -> None:
-    assert report.few_bits_lines(plan()) == []
-    (line,) = report.few_bits_lines(plan(kv_v_bits=2, budget_bytes=50 * MB))
-    assert "budget of 50.0 MB leaves 2 bits" in line
-    (line,) = report.few_bits_lines(plan(kv_v_bits=2))
-    assert "the memory there is leaves 2 bits" in line
-
-
 def test_the_plan_has_a_line_for_text_that_is_part_of_the_process() -> None:
     lines = report.plan_lines(plan(process_bytes=30 * MB, text_bytes=6 * MB, engine_bytes=5 * MB))
     words = {" ".join(line.split()[:-1]): line.split()[-1] for line in lines}

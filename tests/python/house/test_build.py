@@ -127,6 +127,10 @@ def test_exports_finds_what_is_wrong() -> None:
     assert "helper" in found[0]
     assert "qsf_b" in found[1]
     assert "the module exports qsf_a" in found[2]
+    shared = {"qsf_a", "_init"}
+    assert check_exports.check(shared - {"_init"}, {"qsf_a"}, shared=shared) == []
+    found = check_exports.check({"qsf_a"}, {"qsf_a"}, shared={"qsf_b"})
+    assert found == ["libqsf.so exports qsf_b", "libqsf.so does not export qsf_a"]
 
 
 def test_the_library_has_the_version_of_pyproject() -> None:

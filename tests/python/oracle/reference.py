@@ -134,11 +134,17 @@ def quantise_kv(x: Array, kind: str) -> NDArray[np.float32]:
 
 
 def hadamard(n: int) -> NDArray[np.float64]:
-    """The orthonormal Walsh-Hadamard matrix of size n, a power of two."""
-    matrix = np.ones((1, 1))
-    while len(matrix) < n:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix / math.sqrt(n)
+    """The rotation of n dimensions: orthonormal Walsh-Hadamard blocks, the largest power first."""
+    turned = np.eye(n)
+    begin = 0
+    for size in (2**i for i in range(12, 3, -1)):
+        if n & size:
+            matrix = np.ones((1, 1))
+            while len(matrix) < size:
+                matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+            turned[begin : begin + size, begin : begin + size] = matrix / math.sqrt(size)
+            begin += size
+    return turned
 
 
 def rope_frequencies(config: Config) -> NDArray[np.float32]:
