@@ -65,7 +65,7 @@ class Model(Uncopyable):
 
         Raises:
             QsfMemoryError: the budget, or what the machine has to give, is too small; the text
-                says what would do, and ``plan`` where the memory would have gone.
+                says what to set, and ``plan`` where the memory would have gone.
             QsfUnsupportedError: ``io`` cannot be had here, or the file needs another release.
             QsfFormatError: the file is damaged or is no .qsf file.
             QsfIOError: it cannot be read.
@@ -94,7 +94,7 @@ class Model(Uncopyable):
         """Return where the memory of ``Model(path, ...)`` would go, without opening it.
 
         Where the budget, or the machine, is too small, ``is_enough`` is False and
-        ``min_budget_bytes`` says what would do. The arguments are those of ``Model``.
+        ``min_budget_bytes`` is the least that is enough. The arguments are those of ``Model``.
         """
         path = checked_path(path)
         parts = read_text_parts(path, budget_bytes=text_budget_bytes(options))

@@ -91,7 +91,7 @@ def _check_library_bytes(n_bytes: int, budget_bytes: int | None) -> None:
         raise QsfMemoryError(
             f"the file's tokenizer needs the library tokenizers, which may take "
             f"{needed_bytes / _MB:.0f} MB for its {n_bytes / _MB:.1f} MB, and the budget is "
-            f"{budget_bytes / _MB:.0f} MB: a budget of {-(-needed_bytes // _MB)} MB would do"
+            f"{budget_bytes / _MB:.0f} MB: set it to {-(-needed_bytes // _MB)} MB or more"
         )
 
 

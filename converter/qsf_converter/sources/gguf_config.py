@@ -219,13 +219,13 @@ def config_of(
 
 
 def shown(value: Any) -> str:
-    """A value of a stranger's file for one line of an error."""
+    """Return a value of the file as an error message shows it, on one line."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def name_there(dialect: Dialect, name: str) -> str:
-    """Return what HuggingFace calls a tensor; its own name if the architecture has none such."""
+    """Return HuggingFace's name of a tensor; the given name if the architecture lacks it."""
     match = re.fullmatch(r"blk\.(0|[1-9]\d{0,5})\.(.*)", name)
     if match is None:
         return dialect.tensors.get(name, name)
@@ -246,7 +246,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """One value for all layers, where a file states one for each; floats as they were written."""
+    """Return the one value of all layers if the file states one per layer; floats as written."""
     if isinstance(value, np.ndarray):
         values = value.tolist()
         if not values or any(one != values[0] for one in values):
@@ -277,7 +277,7 @@ def _llama_fields(
     config: Mapping[str, Any],
     rope_factors: Any,
 ) -> dict[str, Any]:
-    """What a LLaMA says in other ways than by a value."""
+    """Return the settings of a LLaMA that have no key of their own."""
     more: dict[str, Any] = {
         "hidden_act": "silu",
         "attention_bias": any("attn_q.bias" in name for name in shapes),
@@ -358,7 +358,7 @@ def llama3_scaling(factors: Any, theta: Any, head_dim: int) -> dict[str, Any] | 
 
 
 def _token_ids(metadata: Metadata) -> dict[str, Any]:
-    """BOS, EOS (with the end of a turn, if that is another token) and PAD."""
+    """Return the ids of BOS, EOS (and the end of a turn, if that is another token) and PAD."""
     ids = {
         field: metadata[f"tokenizer.ggml.{key}_token_id"]
         for field, key in (

@@ -1,4 +1,4 @@
-"""What of a model's text sections ``qsf-run`` can use; the rest is left out, with a warning.
+"""Keeps the parts of a model's text sections that ``qsf-run`` can use, and warns of the others.
 
 A value that nobody can use would make the converted file refuse every run. Whether it can be used
 is decided by the code that uses it, not by rules of the converter's own.
@@ -79,7 +79,7 @@ def usable_tokenizer(
 
 
 def _meant(name: str, value: Any) -> Any:
-    """What others write for the same: -1 for a top_k that is off, whole numbers as floats."""
+    """Translate other spellings of a value: -1 for a top_k that is off, whole numbers as floats."""
     if name == "top_k" and not isinstance(value, bool):
         if value == -1:
             return 0

@@ -390,7 +390,7 @@ def test_a_cache_that_is_no_folder_is_said(quick: Bench, tmp_path: Path) -> None
 def test_a_budget_that_is_too_small_names_one_that_would_do(quick: Bench) -> None:
     done = quick(*ONE, "--baseline", "none", "--ram-budget", "1")
     check_refused(done, 1, "the model does not fit in 1.0 MB")
-    assert re.search(r"--ram-budget \d+ would do", done.stderr)
+    assert re.search(r"set --ram-budget \d+", done.stderr)
 
 
 def test_a_damaged_file_is_said(quick: Bench, tiny_llama_8bit: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from make import hf_makers
+from make.commands import Here
 from qsf.file.reader import Reader
 from qsf.inspect import cli as inspect_cli
 from qsf.model import Model
-from qsf_converter import cli
 from qsf_converter.rounding.plan import QUANT_TYPES
 
 BITS = {
@@ -52,23 +51,6 @@ def run(
     return subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True, check=False, cwd=cwd
     )
-
-
-Here = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def here(capfd: pytest.CaptureFixture[str]) -> Here:
-    """Run a command of typer in this process, ``qsf-convert`` unless told."""
-
-    def call(
-        *arguments: object, command: Callable[[list[str]], int] = cli.run
-    ) -> subprocess.CompletedProcess[str]:
-        words = [*map(str, arguments)]
-        code = command(words)
-        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
-
-    return call
 
 
 def assert_one_error(done: subprocess.CompletedProcess[str], message: str, code: int = 1) -> None:

@@ -276,7 +276,7 @@ TENSOR_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("unit order", F, tensor(1, "I", 0, 2)),
     ("unit 0 empty", F, tensor(0, "I", 0, 1)),
     ("type", U, tensor(1, "I", 4, 36)),
-    ("a side table in tiles", F, tensor(2, "I", 4, 29)),
+    ("an outlier table in tiles", F, tensor(2, "I", 4, 29)),
     ("type huge", U, tensor(1, "I", 4, 0xFFFFFFFF)),
     ("embedding type", F, tensor(0, "I", 4, 26)),
     ("layer has a final norm", F, tensor(1, "I", 4, 27)),
