@@ -114,7 +114,7 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
 
 
 def _parse_int(digits: str) -> int:
-    """Parse an integer of JSON. Raises ValueError if it does not fit in 64 bits."""
+    """Parse an integer of JSON. Raises ValueError if it has too many digits."""
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"a whole number of {len(digits)} digits")
     return int(digits)
