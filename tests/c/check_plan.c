@@ -262,7 +262,9 @@ static void check_kv(void)
     opt.kv_rotation = QSF_KV_ROTATION_ON;
     CHECK_OK(make(&o, &opt, &plan, is_resident));
     CHECK_EQ(plan.kv_is_rotated, 1);
-    o.config.head_dim = 12;
+    qsf_layer_kind kind = *o.layers[0].kind;
+    kind.head_dim = o.config.head_dim = 12;
+    o.layers[0].kind = &kind;
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_ARG);
     opt.kv_rotation = QSF_KV_ROTATION_AUTO;
     opt.kv_k_type = QSF_KV_2BIT;
@@ -280,15 +282,21 @@ static void check_huge(void)
     const tiny_model model = {.n_layers = 2, .dtype = QSF_DTYPE_4BIT};
     if (!open_model(&o, &model))
         return;
+    static qsf_layer layers[QSF_MAX_LAYERS];
+    const qsf_layer_kind kind = {
+        .n_heads = QSF_MAX_HEADS, .n_kv_heads = QSF_MAX_HEADS, .head_dim = QSF_MAX_HEAD_DIM};
+    for (size_t i = 0; i < QSF_MAX_LAYERS; i++)
+        layers[i].kind = &kind;
+    o.config.layers = layers;
     o.config.n_layers = QSF_MAX_LAYERS;
     o.config.dim = QSF_MAX_DIM;
-    o.config.n_heads = o.config.n_kv_heads = QSF_MAX_HEADS;
+    o.config.n_heads = o.config.least_kv_heads = QSF_MAX_HEADS;
     o.config.head_dim = QSF_MAX_HEAD_DIM;
     o.config.q_dim = o.config.kv_dim = QSF_MAX_HEADS * QSF_MAX_HEAD_DIM;
     o.config.ffn_dim = QSF_MAX_FFN_DIM;
     o.config.n_vocab = QSF_MAX_VOCAB;
     o.config.max_tokens = QSF_MAX_TOKENS;
-    o.config.rope_dims = QSF_MAX_HEAD_DIM;
+    o.config.n_rope_pairs = QSF_MAX_HEAD_DIM / 2;
     const uint64_t budgets[] = {0, 1, UINT64_C(1) << 40, UINT64_MAX - 1};
     for (size_t i = 0; i < 4; i++) {
         qsf_options opt = options_of(budgets[i]);
