@@ -122,9 +122,7 @@ def parse_values(section: str, keys: Iterable[Key], data: bytes) -> dict[str, Va
                 f"{section}: reserved byte of key {number} is {reserved}, allowed: 0"
             )
         if number <= last_key:
-            raise QsfFormatError(
-                f"{section}: key {number} after key {last_key}, allowed: ascending"
-            )
+            raise QsfFormatError(f"{section}: key {number} after key {last_key}, allowed: ascending")
         last_key = number
         key = known.get(number)
         # Before its value: a newer key may have a type that this release cannot measure.

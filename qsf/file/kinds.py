@@ -240,7 +240,9 @@ def parse_kinds(
         n_bytes = struct.unpack_from("<I", data, at)[0] if len(data) - at >= 4 else len(data)
         if n_bytes > len(data) - at - 4:
             raise QsfFormatError(f"{name} has more bytes than are left, {len(data) - at}")
-        values: dict[str, Any] = dict(parse_values(name, keys, data[at + 4 : at + 4 + n_bytes]))
+        values: dict[str, Any] = dict(
+            parse_values(name, keys, data[at + 4 : at + 4 + n_bytes])
+        )
         if "is_parallel" in values:
             values["is_parallel"] = bool(values["is_parallel"])
         kind = replace(plain, **values)
@@ -265,10 +267,8 @@ def _check_set(name: str, s: RopeSet, last: RopeSet | None, error: type[QsfError
         raise error(f"{name} is the first of its number from context {s.least_context}, allowed: 0")
     if last is not None and is_next and s.least_context <= last.least_context:
         raise error(f"{name}: context {s.least_context} after {last.least_context}")
-    if (
-        last is not None
-        and is_next
-        and (s.is_interleaved != last.is_interleaved or len(s.frequencies) != len(last.frequencies))
+    if last is not None and is_next and (
+        s.is_interleaved != last.is_interleaved or len(s.frequencies) != len(last.frequencies)
     ):
         raise error(f"{name} has other pairs than the one before it, of the same number")
     if not 1 <= len(s.frequencies) <= MAX_ROPE_PAIRS:

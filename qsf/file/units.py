@@ -65,7 +65,9 @@ def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
     }
 
 
-def unit_shapes(h: Header, kinds: Sequence[LayerKind], unit_idx: int) -> dict[int, tuple[int, int]]:
+def unit_shapes(
+    h: Header, kinds: Sequence[LayerKind], unit_idx: int
+) -> dict[int, tuple[int, int]]:
     """Return [rows, cols] of the tensors that a unit may have; kinds: of the layers."""
     if 1 <= unit_idx <= h.n_layers:
         return layer_shapes(h, kinds[unit_idx - 1])
@@ -143,9 +145,7 @@ def check_contents(units: Sequence[Unit], h: Header, *, is_tied: bool) -> None:
     """
     embd, finl = units[0].tensors, units[-1].tensors
     if len(embd) != 1:
-        raise QsfFormatError(
-            f"tensor table: the embedding unit has {len(embd)} tensors, allowed: 1"
-        )
+        raise QsfFormatError(f"tensor table: the embedding unit has {len(embd)} tensors, allowed: 1")
     shapes = unit_shapes(h, (), 0)
     _check_is(embd[0], _T.EMBEDDING, shapes)
     for u in units[1:-1]:

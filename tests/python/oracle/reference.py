@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-
 @dataclass(frozen=True, slots=True)
 class Trace:
     """The result of `forward`.
