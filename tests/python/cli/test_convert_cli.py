@@ -152,8 +152,10 @@ def test_each_type_generates(
     table = here(out, command=inspect_cli.run).stdout
     check_types(json.loads(done.stdout), table, quant_type, bits)
     with Model(out, ram_budget=None, threads=1) as model:
-        options = {"max_tokens": 8, "temperature": 0.0}
-        texts = {"".join(model.generate("Once upon a time", **options)) for _ in range(2)}
+        texts = {
+            "".join(model.generate("Once upon a time", max_tokens=8, temperature=0))
+            for _ in range(2)
+        }
     assert len(texts) == 1
     assert len(texts.pop().split()) >= 3
 
