@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # function, or a name in a string. (importing module, imported module) -> why.
 LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("qsf.shell.entry", "qsf_converter.cli"): "the entry point of qsf-convert",
+    ("qsf", "qsf_converter.convert"): "qsf.convert, which is loaded when somebody names it",
     (
         "qsf.evaluate.cli",
         "qsf_converter.original.logits",
