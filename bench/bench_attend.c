@@ -5,6 +5,7 @@
  * query rows read them anew). Decode: one token; prompt: 64 tokens whose last one is at `depth`.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,10 +66,17 @@ static void measure(const shape *s, qsf_dtype type, uint32_t n_threads, qsf_isa 
 {
     static const uint32_t depths[] = {128, 512, 2048, 8192};
     const qsf_kv_form form = {type, type, false};
+    const qsf_layer_kind kind = {.n_heads = s->n_heads,
+                                 .n_kv_heads = s->n_kv_heads,
+                                 .head_dim = s->head_dim,
+                                 .rope_set = QSF_ROPE_NONE,
+                                 .score_scale = 1.0F / sqrtf((float)s->head_dim)};
+    const qsf_layer layer = {.kind = &kind};
     qsf_config c = {.n_layers = 1,
+                    .layers = &layer,
                     .dim = 64,
                     .n_heads = s->n_heads,
-                    .n_kv_heads = s->n_kv_heads,
+                    .least_kv_heads = s->n_kv_heads,
                     .head_dim = s->head_dim,
                     .ffn_dim = 64,
                     .q_dim = s->n_heads * s->head_dim,
@@ -81,15 +89,15 @@ static void measure(const shape *s, qsf_dtype type, uint32_t n_threads, qsf_isa 
     qsf_arena a;
     qsf_arena_init_measuring(&a);
     qsf_scratch_layout(&scratch, &a, &c, &form, 64, CTX_TOKENS, n_threads);
-    qsf_kvcache_layout(&kv, &a, &c, CTX_TOKENS, &form);
+    qsf_kvcache_layout(&kv, &a, &c, CTX_TOKENS, 64, &form);
     const size_t n_bytes = a.used_bytes;
     void *const block = zeroed(n_bytes);
     qsf_arena_init(&a, block, n_bytes);
     qsf_scratch_layout(&scratch, &a, &c, &form, 64, CTX_TOKENS, n_threads);
-    qsf_kvcache_layout(&kv, &a, &c, CTX_TOKENS, &form);
-    qsf_kvcache_link(&kv, &c);
+    qsf_kvcache_layout(&kv, &a, &c, CTX_TOKENS, 64, &form);
+    qsf_kvcache_link(&kv, &c, CTX_TOKENS, 64);
     fill_cache(&kv, &k, s, CTX_TOKENS);
-    fill(scratch.q, 64 * scratch.q_stride);
+    fill(scratch.q, 64 * qsf_stride(c.q_dim));
     void *const pool_block = zeroed(qsf_pool_bytes(n_threads));
     if (qsf_pool_init(pool_block, n_threads, false, &pool) != QSF_OK)
         exit(2);
@@ -100,6 +108,7 @@ static void measure(const shape *s, qsf_dtype type, uint32_t n_threads, qsf_isa 
                          .kernels = &k,
                          .pool = pool,
                          .scratch = &scratch,
+                         .kind = &kind,
                          .n_tokens = n_tokens};
             const qsf_segment g = {
                 .kv = &kv, .n_tokens = n_tokens, .first_position = depth - n_tokens};
@@ -115,7 +124,7 @@ static void measure(const shape *s, qsf_dtype type, uint32_t n_threads, qsf_isa 
             qsort(us, N_RUNS, sizeof us[0], by_value);
             const double median = us[N_RUNS / 2];
             const double n_positions = (double)depth * s->n_kv_heads;
-            const double page_bytes = (double)(kv.k_page_bytes + kv.v_page_bytes);
+            const double page_bytes = (double)(kv.layers[0].k_page_bytes + kv.layers[0].v_page_bytes);
             printf("{\"shape\": \"%s\", \"kv\": \"%s\", \"isa\": \"%s\", \"threads\": %u, "
                    "\"tokens\": %u, \"depth\": %u, \"us\": %.1f, \"us_best\": %.1f, "
                    "\"ns_per_position\": %.2f, \"gb_s\": %.2f}\n",

@@ -354,14 +354,14 @@ class ModelOptions(_Checked):
         None,
         KvType(),
         "precision of the KV cache: f16, 8bit, 4bit, 2bit, or keys and values apart, as k8v4",
-        "4bit; 2bit where the budget is too small for that",
+        "4bit; k8v4 if heads have fewer than 128 dimensions",
         commands=_EVERY,
     )
     kv_rotation: bool | None = _option(
         None,
         Switch(),
         "rotate keys and values by a Hadamard matrix, which makes few bits enough",
-        "auto: with 4 bits or fewer, where the size of the heads is a power of two",
+        "auto: with 4 bits or fewer, in heads of 16 to 256 dimensions",
     )
     io: str | None = _option(
         None,

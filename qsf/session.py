@@ -149,7 +149,9 @@ class Session(Uncopyable):
         """Forget all but the first ``n_tokens`` of ``tokens``; costs nothing.
 
         Raises:
-            QsfArgumentError: fewer are held.
+            QsfArgumentError: fewer are held, or a layer with a sliding window has given up what
+                the next token would see; prompts that begin with these tokens still work, and
+                evaluate them again.
         """
         check_value("n_tokens", n_tokens, Whole(0))
         with self._turn():

@@ -44,7 +44,7 @@ static size_t session_bytes(const qsf_config *c, const qsf_plan *plan)
     qsf_arena measuring;
     qsf_session_buffers buffers;
     qsf_arena_init_measuring(&measuring);
-    qsf_session_layout(&buffers, &measuring, c, plan->ctx_tokens, &kv_form);
+    qsf_session_layout(&buffers, &measuring, c, plan->ctx_tokens, plan->chunk_tokens, &kv_form);
     return measuring.failed ? SIZE_MAX : measuring.used_bytes;
 }
 

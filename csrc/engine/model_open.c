@@ -24,7 +24,8 @@ _Static_assert(SIZE_MAX >= UINT64_MAX, "the engine needs a 64-bit system");
 
 /* Tables that every plan needs, in one allocation for the life of the model. */
 typedef struct tables {
-    float *rope_frequencies;  /* [rope_dims / 2] */
+    qsf_rope *ropes;          /* [n_ropes] */
+    float *rope_frequencies;  /* [n_own_pairs] */
     unsigned char *positions; /* f16 [max_tokens, dim], or NULL */
     void *pool;
 } tables;
@@ -33,7 +34,8 @@ static void layout_tables(tables *t, qsf_arena *a, const qsf_model *m)
 {
     const qsf_section *const positions =
         m->config.has_learned_positions ? qsf_reader_section(&m->reader, "WPOS") : NULL;
-    t->rope_frequencies = qsf_arena_push(a, m->config.rope_dims / 2, sizeof *t->rope_frequencies);
+    t->ropes = qsf_arena_push(a, m->config.n_ropes, sizeof *t->ropes);
+    t->rope_frequencies = qsf_arena_push(a, m->config.n_own_pairs, sizeof *t->rope_frequencies);
     t->positions = positions != NULL ? qsf_arena_push(a, (size_t)positions->n_bytes, 1) : NULL;
     t->pool = qsf_arena_push(a, qsf_pool_bytes(m->options.n_threads), 1);
 }
@@ -60,8 +62,8 @@ static qsf_status take_tables(qsf_model *m)
     qsf_arena arena;
     qsf_arena_init(&arena, m->tables_memory, m->tables_memory_bytes);
     layout_tables(&t, &arena, m);
-    m->forward.rope_frequencies = t.rope_frequencies;
-    qsf_config_rope_frequencies(&m->config, &m->reader, t.rope_frequencies);
+    m->forward.ops.ropes = t.ropes;
+    qsf_ropes_choose(&m->config, &m->reader, m->plan.ctx_tokens, t.rope_frequencies, t.ropes);
     if (m->config.has_learned_positions) {
         const qsf_section *const section = qsf_reader_section(&m->reader, "WPOS");
         QSF_TRY(qsf_reader_read_section(&m->reader, section, t.positions));
@@ -205,9 +207,9 @@ static qsf_status take_memory(qsf_model *m)
         .pool = m->pool,
         .stream = &m->stream,
         .scratch = &m->scratch,
+        .ropes = m->forward.ops.ropes,
         .exact = m->options.exact != 0,
     };
-    m->forward.layers = m->layers;
     m->forward.ends = &m->ends;
     return QSF_OK;
 }

@@ -39,6 +39,10 @@
 #define MAX_EMBEDDING_ROWS 256
 #define EMBEDDING_PART_OF_CEILING 64
 
+/* Smaller heads keep their keys in 8 bits unless the caller says otherwise: with 4 they cost 0.3 to
+ * 1 % of perplexity (docs/use.md). */
+#define LEAST_4BIT_KEY_DIMS 128
+
 /* Share of the free memory that a larger chunk, ring or cache may take from weights. */
 #define PART_FOR_MORE 8
 
@@ -52,33 +56,16 @@
  * first: it only hides pauses of the computation, a few milliseconds a token. A chunk of 16 tokens
  * still shares a pass over the weights, so it goes before the context. A ring below a few MB makes
  * reads small and lets disk and processor wait for each other, so it goes late, with the steps that
- * cost little time and save little memory. The KV cache of 2 bits is last: other steps cost time or
- * length, this one text quality (bench/LOG.md). */
+ * cost little time and save little memory. No rung costs text quality: the types of keys and values
+ * follow from the model and from what the caller asks, never from the budget. */
 static const struct rung {
-    enum { RUNG_RING, RUNG_CHUNK, RUNG_CTX, RUNG_ROWS, RUNG_DEPTH, RUNG_KV } kind;
+    enum { RUNG_RING, RUNG_CHUNK, RUNG_CTX, RUNG_ROWS, RUNG_DEPTH } kind;
     uint32_t floor; /* tokens, bytes or reads */
 } ladder[] = {
     {RUNG_RING, 8 * MIB}, {RUNG_CHUNK, 16}, {RUNG_CTX, 512},      {RUNG_RING, 4 * MIB},
     {RUNG_CHUNK, 4},      {RUNG_CTX, 256},  {RUNG_RING, 2 * MIB}, {RUNG_ROWS, 0},
-    {RUNG_CHUNK, 1},      {RUNG_RING, 0},   {RUNG_DEPTH, 1},      {RUNG_KV, 0},
+    {RUNG_CHUNK, 1},      {RUNG_RING, 0},   {RUNG_DEPTH, 1},
 };
-
-/* Reduces keys and values to 2 bits, unless the caller chose their types. */
-static bool narrow_kv(const qsf_options *opt, qsf_choice *how)
-{
-    bool is_smaller = false;
-    if (opt->exact != 0)
-        return false;
-    if (opt->kv_k_type == QSF_KV_DEFAULT && how->kv_k_bits > QSF_KV_2BIT) {
-        how->kv_k_bits = QSF_KV_2BIT;
-        is_smaller = true;
-    }
-    if (opt->kv_v_type == QSF_KV_DEFAULT && how->kv_v_bits > QSF_KV_2BIT) {
-        how->kv_v_bits = QSF_KV_2BIT;
-        is_smaller = true;
-    }
-    return is_smaller;
-}
 
 /* Halves *n_tokens, down to floor_tokens, unless the caller set a number. */
 static bool halve(uint32_t option_tokens, uint32_t floor_tokens, uint32_t *n_tokens)
@@ -117,8 +104,6 @@ static bool descend(const qsf_options *opt, const struct rung *r, qsf_choice *ho
         return drop_rows(&how->n_embedding_rows);
     case RUNG_DEPTH:
         return halve(opt->io_depth, r->floor, &how->io_depth);
-    case RUNG_KV:
-        return narrow_kv(opt, how);
     }
     return false;
 }
@@ -152,12 +137,13 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
                         opt->ctx_tokens, max_tokens);
     if (opt->kv_rotation == QSF_KV_ROTATION_ON && !qsf_kvcache_can_rotate(in->config))
         return QSF_FAIL(QSF_ERR_ARG,
-                        "heads of %u dimensions cannot be rotated: kv_rotation needs a power of "
-                        "two from 16 to 4096",
+                        "heads of %u dimensions cannot be rotated: kv_rotation needs 16 to 4096",
                         in->config->head_dim);
-    const uint32_t default_bits = opt->exact != 0 ? QSF_KV_F32 : QSF_KV_4BIT;
-    how->kv_k_bits = opt->kv_k_type != QSF_KV_DEFAULT ? opt->kv_k_type : default_bits;
-    how->kv_v_bits = opt->kv_v_type != QSF_KV_DEFAULT ? opt->kv_v_type : default_bits;
+    const bool is_wide = in->config->head_dim >= LEAST_4BIT_KEY_DIMS;
+    const uint32_t k_bits = opt->exact != 0 ? QSF_KV_F32 : is_wide ? QSF_KV_4BIT : QSF_KV_8BIT;
+    const uint32_t v_bits = opt->exact != 0 ? QSF_KV_F32 : QSF_KV_4BIT;
+    how->kv_k_bits = opt->kv_k_type != QSF_KV_DEFAULT ? opt->kv_k_type : k_bits;
+    how->kv_v_bits = opt->kv_v_type != QSF_KV_DEFAULT ? opt->kv_v_type : v_bits;
     how->ctx_tokens = opt->ctx_tokens;
     if (how->ctx_tokens == 0)
         how->ctx_tokens = max_tokens < DEFAULT_CTX_TOKENS ? max_tokens : DEFAULT_CTX_TOKENS;

@@ -39,8 +39,9 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     }
     qsf_arena arena;
     qsf_arena_init(&arena, s->memory, s->memory_bytes);
-    qsf_session_layout(&s->buffers, &arena, &m->config, m->plan.ctx_tokens, &m->scratch.kv_form);
-    qsf_kvcache_link(&s->buffers.kv, &m->config);
+    qsf_session_layout(&s->buffers, &arena, &m->config, m->plan.ctx_tokens, m->plan.chunk_tokens,
+                       &m->scratch.kv_form);
+    qsf_kvcache_link(&s->buffers.kv, &m->config, m->plan.ctx_tokens, m->plan.chunk_tokens);
     atomic_init(&s->cancelled, false);
     m->n_sessions++;
     *out = s;
@@ -149,6 +150,7 @@ static qsf_status evaluate(qsf_session *s, const uint32_t *tokens, uint32_t n_to
     };
     s->has_logits = false;
     s->stopwatch.n_tokens = n_tokens;
+    qsf_kvcache_begin_chunk(&s->buffers.kv, s->n_tokens, s->n_tokens + n_tokens);
     const qsf_status status = run_pass(s, &chunk);
     if (status == QSF_ERR_CANCELLED)
         atomic_store(&s->cancelled, false);
@@ -200,6 +202,8 @@ static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_token
         n_kept = n_wanted < n_kept ? (uint32_t)n_wanted : n_kept;
     else if (n_kept == n_tokens && !(s->has_logits && s->n_tokens == n_kept))
         n_kept--;
+    if (!qsf_kvcache_holds(&s->buffers.kv, &m->config, n_kept))
+        n_kept = 0; /* the windows before that position are gone: everything again */
     if (n_kept < s->n_tokens)
         s->has_logits = false;
     s->n_tokens = n_kept;
@@ -281,6 +285,11 @@ qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens)
     if (n_tokens > s->n_tokens)
         return QSF_FAIL(QSF_ERR_ARG, "cannot rewind to %zu tokens: only %u are held", n_tokens,
                         s->n_tokens);
+    if (!qsf_kvcache_holds(&s->buffers.kv, &s->model->config, (uint32_t)n_tokens))
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "cannot rewind %u tokens to %zu: layers with a window hold only the last "
+                        "ones; synchronise to the tokens, which evaluates them again",
+                        s->n_tokens, n_tokens);
     if (n_tokens < s->n_tokens)
         s->has_logits = false;
     s->n_tokens = (uint32_t)n_tokens;

@@ -18,6 +18,6 @@ typedef struct qsf_session_buffers {
 
 /* Call once on a measuring arena and once on the real one, whose memory is zeroed. */
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
-                        uint32_t ctx_tokens, const qsf_kv_form *kv_form);
+                        uint32_t ctx_tokens, uint32_t chunk_tokens, const qsf_kv_form *kv_form);
 
 #endif

@@ -28,7 +28,8 @@ static const tag_row known_tags[] = {
     {"LAYR", true, true, false},   {"EMBD", true, false, true},   {"FINL", true, false, true},
     {"ARCH", true, true, false},   {"TENS", true, true, false},   {"EBND", true, true, false},
     {"WPOS", false, false, false}, {"META", false, false, false}, {"TOKN", false, false, false},
-    {"CHAT", false, false, false}, {"TEXT", false, true, false},
+    {"CHAT", false, false, false}, {"TEXT", false, true, false},  {"KIND", false, true, false},
+    {"ROPE", false, true, false},
 };
 
 #define N_KNOWN_TAGS (sizeof known_tags / sizeof known_tags[0])

@@ -26,7 +26,11 @@
 #define QSF_MAX_SECTIONS 256U
 #define QSF_MAX_OUTLIERS (1U << 24) /* sparse outliers of a matrix */
 #define QSF_LEAST_WEIGHTS_PER_OUTLIER 100U
-#define QSF_MAX_TABLE_BYTES (64U << 20) /* ARCH, TENS, EBND, LAYR */
+#define QSF_MAX_TABLE_BYTES (64U << 20) /* ARCH, ROPE, KIND, TENS, EBND, LAYR */
+#define QSF_MAX_LAYER_KINDS 64U
+#define QSF_MAX_ROPE_SETS 64U
+#define QSF_MAX_ROPE_PAIRS 2048U
+#define QSF_ROPE_NONE 255U /* instead of the number of a RoPE set */
 
 typedef enum qsf_architecture {
     QSF_ARCHITECTURE_GPT2 = 0,
@@ -51,7 +55,7 @@ typedef enum qsf_norm { QSF_NORM_LAYER = 0, QSF_NORM_RMS = 1, QSF_NORM_COUNT = 2
 typedef enum qsf_positions {
     QSF_POSITIONS_LEARNED = 0,
     QSF_POSITIONS_ROPE = 1,
-    QSF_POSITIONS_ALIBI = 2,
+    QSF_POSITIONS_ALIBI = 2, /* slopes: in the kinds */
     QSF_POSITIONS_COUNT = 3
 } qsf_positions;
 
@@ -74,6 +78,21 @@ typedef enum qsf_rope_scaling {
     QSF_ROPE_SCALING_LINEAR = 1,
     QSF_ROPE_SCALING_LLAMA3 = 2
 } qsf_rope_scaling;
+
+typedef enum qsf_qk_norm {
+    QSF_QK_NORM_NONE = 0,
+    QSF_QK_NORM_PER_HEAD = 1,    /* one weight [head_dim] for all heads */
+    QSF_QK_NORM_WHOLE_WIDTH = 2, /* all heads together */
+    QSF_QK_NORM_OWN_WEIGHTS = 3, /* per head, weight [heads * head_dim] */
+    QSF_QK_NORM_COUNT = 4
+} qsf_qk_norm;
+
+typedef enum qsf_ffn {
+    QSF_FFN_NONE = 0,
+    QSF_FFN_PLAIN = 1, /* down(activation(up)) */
+    QSF_FFN_GATED = 2, /* down(activation(gate) * up) */
+    QSF_FFN_COUNT = 3
+} qsf_ffn;
 
 typedef enum qsf_tensor_type {
     QSF_TENSOR_Q = 0,
@@ -112,7 +131,11 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_FFN_GATE_OUTLIERS = 33,
     QSF_TENSOR_FFN_UP_OUTLIERS = 34,
     QSF_TENSOR_FFN_DOWN_OUTLIERS = 35,
-    QSF_TENSOR_TYPE_COUNT = 36
+    QSF_TENSOR_FIRST_FREE = 36, /* .. 65: kept for experts and other mixers */
+    QSF_TENSOR_HEAD_BIAS = 66,
+    QSF_TENSOR_INPUT_NORM = 67,
+    QSF_TENSOR_INPUT_NORM_BIAS = 68,
+    QSF_TENSOR_TYPE_COUNT = 69
 } qsf_tensor_type;
 
 #endif

@@ -37,6 +37,19 @@ qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *ds
                     name, s->n_bytes, s->off, crc32, s->crc32);
 }
 
+qsf_status qsf_reader_keep_section(qsf_reader *r, const char *tag, qsf_table *out)
+{
+    const qsf_section *const s = qsf_reader_section(r, tag);
+    if (s == NULL)
+        return QSF_OK;
+    out->bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, (size_t)s->n_bytes);
+    if (out->bytes == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for section %s: %" PRIu64 " KB", tag,
+                        s->n_bytes >> 10);
+    out->n_bytes = (size_t)s->n_bytes;
+    return qsf_reader_read_section(r, s, out->bytes);
+}
+
 const qsf_tensor *qsf_reader_tensor(const qsf_reader *r, uint32_t unit_idx, uint32_t type)
 {
     if (unit_idx >= r->n_units)

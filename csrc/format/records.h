@@ -36,6 +36,18 @@ typedef struct qsf_header {
     uint32_t pad_id;
 } qsf_header;
 
+/* f32 values of a section, in the machine's byte order */
+typedef struct qsf_floats {
+    const float *values; /* [n] */
+    uint32_t n;
+} qsf_floats;
+
+/* A section that stays in memory for its floats */
+typedef struct qsf_table {
+    unsigned char *bytes; /* NULL: the file does not have it */
+    size_t n_bytes;
+} qsf_table;
+
 /* The ARCH section, defaults filled in. */
 typedef struct qsf_arch {
     float norm_epsilon;
@@ -45,10 +57,41 @@ typedef struct qsf_arch {
     float rope_high_freq_factor;
     uint32_t rope_original_tokens;
     uint32_t rope_dims;
-    bool rope_interleaved;
-    bool tied_head;
-    uint32_t window_tokens; /* 0: none */
+    uint32_t rope_interleaved; /* 0 or 1 */
+    uint32_t tied_head;        /* 0 or 1 */
+    uint32_t window_tokens;    /* 0: none */
+    float embedding_factor;
+    float logit_cap; /* 0: none */
 } qsf_arch;
+
+/* What a layer computes: docs/format.md, section 7. Defaults are filled in. */
+typedef struct qsf_layer_kind {
+    uint32_t is_parallel; /* 0 or 1 */
+    uint32_t n_heads;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+    uint32_t window_tokens; /* 0: attends to all earlier positions */
+    uint32_t rope_set;      /* a number of qsf_rope_set, or QSF_ROPE_NONE */
+    float score_scale;
+    float score_cap;           /* 0: none */
+    float temperature_beta;    /* 0: none */
+    uint32_t temperature_step; /* 0: none */
+    qsf_floats alibi_slopes;   /* [n_heads], or none */
+    uint32_t qk_norm;          /* qsf_qk_norm */
+    uint32_t ffn;              /* qsf_ffn */
+    uint32_t ffn_dim;
+    uint32_t activation; /* qsf_activation */
+    float residual_factor;
+} qsf_layer_kind;
+
+/* Frequencies of RoPE: docs/format.md, section 8. */
+typedef struct qsf_rope_set {
+    uint32_t number;
+    uint32_t least_context; /* tokens */
+    bool is_interleaved;
+    float factor; /* of cos and sin */
+    qsf_floats frequencies;
+} qsf_rope_set;
 
 typedef struct qsf_section {
     char tag[5]; /* NUL-terminated */
@@ -77,6 +120,7 @@ typedef struct qsf_unit {
     uint32_t crc32;        /* of the stored bytes */
     uint8_t compression;   /* qsf_compression */
     uint8_t dtype;         /* of a layer: from the index; else the file's; may be mixed */
+    uint8_t kind;          /* of a layer: in qsf_reader.kinds */
     uint32_t first_tensor; /* in qsf_reader.tensors */
     uint32_t n_tensors;
     float importance;
@@ -92,12 +136,18 @@ typedef struct qsf_reader {
     uint32_t n_tensors;
     uint32_t n_sections;
     uint32_t n_bands;       /* of 16 embedding rows */
+    uint32_t n_kinds;
+    uint32_t n_rope_sets;   /* of the section ROPE; 0: header and ARCH say what RoPE there is */
     uint64_t directory_off; /* in the file */
     qsf_unit *units;        /* [n_units] */
     qsf_tensor *tensors;    /* [n_tensors], sorted by unit and offset */
     qsf_section *sections;  /* [n_sections] */
     uint32_t *band_crc32;   /* [n_bands] */
-    uint64_t tables_bytes;  /* size of the four arrays */
+    qsf_layer_kind *kinds;  /* [n_kinds], at least one */
+    qsf_rope_set *rope_sets; /* [n_rope_sets], by number and least context */
+    qsf_table kind_table;
+    qsf_table rope_table;
+    uint64_t tables_bytes;  /* size of the arrays */
     qsf_ledger *ledger;     /* borrowed; outlives the reader */
 } qsf_reader;
 
@@ -115,6 +165,10 @@ const qsf_section *qsf_reader_section(const qsf_reader *r, const char *tag);
 
 /* Reads a whole section into dst [n_bytes] and verifies its checksum. */
 qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *dst);
+
+/* Reads a section into memory of the ledger that the reader keeps; leaves *out if the file does not
+ * have it. */
+qsf_status qsf_reader_keep_section(qsf_reader *r, const char *tag, qsf_table *out);
 
 /* The tensor of this type (index 0) in a unit; NULL when absent. */
 const qsf_tensor *qsf_reader_tensor(const qsf_reader *r, uint32_t unit_idx, uint32_t type);

@@ -24,7 +24,7 @@
 /* The (type, index) pairs that occurred in one unit. Nearly every index is 0, so the bitmap for
  * other indices is acquired only when the first one comes. */
 typedef struct seen_set {
-    uint64_t zero_types;   /* bit t: (type t, index 0) */
+    bool zero_types[QSF_TENSOR_TYPE_COUNT]; /* (type, index 0) */
     unsigned char *others; /* [SEEN_BYTES]; NULL until needed */
 } seen_set;
 
@@ -32,8 +32,8 @@ static qsf_status add_seen(qsf_reader *r, seen_set *seen, const qsf_tensor *t)
 {
     bool was_seen;
     if (t->index == 0) {
-        was_seen = (seen->zero_types >> t->type & 1) != 0;
-        seen->zero_types |= UINT64_C(1) << t->type;
+        was_seen = seen->zero_types[t->type];
+        seen->zero_types[t->type] = true;
     } else {
         if (seen->others == NULL)
             seen->others = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, SEEN_BYTES);
@@ -54,7 +54,7 @@ static qsf_status add_seen(qsf_reader *r, seen_set *seen, const qsf_tensor *t)
 /* Clears the set in time proportional to the unit's tensors, not to the bitmap. */
 static void clear_seen(seen_set *seen, const qsf_tensor *tensors, uint32_t n_tensors)
 {
-    seen->zero_types = 0;
+    memset(seen->zero_types, 0, sizeof seen->zero_types);
     for (uint32_t i = 0; seen->others != NULL && i < n_tensors; i++)
         seen->others[(tensors[i].type * N_INDICES + tensors[i].index) / 8] = 0;
 }
@@ -66,7 +66,9 @@ static bool measure(const qsf_tensor *t, uint64_t *data_bytes)
     if (t->n_rows < 1 || t->n_rows > QSF_MAX_EXTENT_ROWS || t->n_cols < 1 ||
         t->n_cols > QSF_MAX_EXTENT_ROWS)
         return false;
-    if ((t->layout == QSF_LAYOUT_OUTLIERS) != (t->type >= QSF_TENSOR_Q_OUTLIERS))
+    const bool is_table =
+        t->type >= QSF_TENSOR_Q_OUTLIERS && t->type <= QSF_TENSOR_FFN_DOWN_OUTLIERS;
+    if ((t->layout == QSF_LAYOUT_OUTLIERS) != is_table)
         return false;
     if (t->layout == QSF_LAYOUT_OUTLIERS)
         return qsf_outliers_measure(t, data_bytes);
@@ -99,11 +101,13 @@ static qsf_status parse_tensor(const qsf_reader *r, const unsigned char *entry, 
                         "tensor table: entry %" PRIu32 " is of unit %" PRIu32
                         ", allowed: 0 .. %" PRIu32,
                         entry_idx, t->unit_idx, r->n_units - 1);
-    if (t->type >= QSF_TENSOR_TYPE_COUNT)
+    if (t->type >= QSF_TENSOR_TYPE_COUNT ||
+        (t->type >= QSF_TENSOR_FIRST_FREE && t->type < QSF_TENSOR_HEAD_BIAS))
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
                         "tensor table: entry %" PRIu32 " has tensor type %" PRIu32
-                        ", this build knows 0 .. %d",
-                        entry_idx, t->type, QSF_TENSOR_TYPE_COUNT - 1);
+                        ", this build knows 0 .. %d and %d .. %d",
+                        entry_idx, t->type, QSF_TENSOR_FIRST_FREE - 1, QSF_TENSOR_HEAD_BIAS,
+                        QSF_TENSOR_TYPE_COUNT - 1);
     if (t->n_entries != 0 && t->layout != QSF_LAYOUT_OUTLIERS)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: reserved of entry %" PRIu32 " is %08" PRIx32 ", allowed: 0",
@@ -186,20 +190,23 @@ static qsf_status check_contents(const qsf_reader *r)
                         embd->n_tensors);
     QSF_TRY(check_is(&r->tensors[0], QSF_TENSOR_EMBEDDING, QSF_LAYOUT_TILES, h->n_vocab, h->dim));
     for (uint32_t i = 1; i < finl->first_tensor; i++)
-        if (r->tensors[i].type >= QSF_TENSOR_EMBEDDING &&
-            r->tensors[i].type <= QSF_TENSOR_FINAL_NORM_BIAS)
+        if ((r->tensors[i].type >= QSF_TENSOR_EMBEDDING &&
+             r->tensors[i].type <= QSF_TENSOR_FINAL_NORM_BIAS) ||
+            r->tensors[i].type == QSF_TENSOR_HEAD_BIAS)
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "tensor table: entry %" PRIu32 " of a layer has type %" PRIu32
-                            ", allowed in layers: all but %d .. %d",
+                            ", allowed in layers: all but %d .. %d and %d",
                             i, r->tensors[i].type, QSF_TENSOR_EMBEDDING,
-                            QSF_TENSOR_FINAL_NORM_BIAS);
+                            QSF_TENSOR_FINAL_NORM_BIAS, QSF_TENSOR_HEAD_BIAS);
 
-    /* In the order of use: norm, its bias if it has one, the head unless it is tied. */
+    /* In the order of use: norm, its bias if any, the head's bias if any and the head, unless tied. */
     const qsf_tensor *const t = &r->tensors[finl->first_tensor];
     uint32_t i = 1;
     QSF_TRY(check_is(&t[0], QSF_TENSOR_FINAL_NORM, QSF_LAYOUT_VECTOR, 1, h->dim));
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_FINAL_NORM_BIAS)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_FINAL_NORM_BIAS, QSF_LAYOUT_VECTOR, 1, h->dim));
+    if (i < finl->n_tensors && !r->arch.tied_head && t[i].type == QSF_TENSOR_HEAD_BIAS)
+        QSF_TRY(check_is(&t[i++], QSF_TENSOR_HEAD_BIAS, QSF_LAYOUT_VECTOR, 1, h->n_vocab));
     if (i < finl->n_tensors && !r->arch.tied_head)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_HEAD, QSF_LAYOUT_TILES, h->n_vocab, h->dim));
     else if (!r->arch.tied_head)

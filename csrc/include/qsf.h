@@ -107,7 +107,7 @@ QSF_API qsf_status qsf_machine_roofline(uint32_t n_threads, uint64_t n_bytes, ui
 
 /* Type of the numbers in the KV cache. Types of 2, 4 and 8 bits have a scale for 64 numbers. */
 typedef enum qsf_kv_type {
-    QSF_KV_DEFAULT = 0, /* 4 bits; f32 if exact is 1; 2 bits if 4 do not fit the budget */
+    QSF_KV_DEFAULT = 0, /* 4 bits; keys 8 in heads below 128 dimensions; f32 if exact is 1 */
     QSF_KV_2BIT = 2,
     QSF_KV_4BIT = 4,
     QSF_KV_8BIT = 8,
@@ -211,7 +211,7 @@ QSF_API qsf_status qsf_model_open(const char *path, const qsf_options *opt, qsf_
 QSF_API void qsf_model_close(qsf_model *m);
 
 typedef struct qsf_model_facts {
-    char architecture[16]; /* "gpt2", "llama", "mistral" */
+    char architecture[16]; /* "gpt2", "llama", "mistral", "phi", "other" */
     char quant_type[16];   /* default type of the file, such as "4bit" */
     char isa_name[16];     /* kernels in use */
     char io_name[16];      /* how weights are read, such as "direct" */
@@ -278,7 +278,9 @@ QSF_API qsf_status qsf_session_step(qsf_session *s, uint32_t token);
 /* Returns the number of tokens that the session holds. */
 QSF_API size_t qsf_session_position(const qsf_session *s);
 
-/* Drops all tokens after the first n_tokens. There are no logits until the next step or sync. */
+/* Drops all tokens after the first n_tokens. There are no logits until the next step or sync.
+ * QSF_ERR_ARG, also if a layer with a window no longer holds what token n_tokens would see: such a
+ * layer keeps its window, and a chunk. qsf_session_sync then evaluates from the start. */
 QSF_API qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens);
 
 /* Makes the running sync, score or step of this session return QSF_ERR_CANCELLED before its next

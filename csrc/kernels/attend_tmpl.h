@@ -48,6 +48,18 @@ static qsf_span_sums QSF_NAME(span_softmax)(float *scores, qsf_span_range range,
     return (qsf_span_sums){max, lanes_sum(total)};
 }
 
+static void QSF_NAME(alibi)(float *scores, float scale, float slope, uint32_t distance, size_t n)
+{
+    static const float steps[QSF_LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes first = lanes_set((float)distance - (float)i);
+        const lanes s = lanes_mul(lanes_load_part(scores + i, m), lanes_set(scale));
+        const lanes distances = lanes_sub(first, lanes_load(steps));
+        lanes_store_part(scores + i, lanes_fma(lanes_set(-slope), distances, s), m);
+    }
+}
+
 /* True if values are codes with scales. */
 static inline bool is_coded(qsf_dtype dtype)
 {
@@ -320,6 +332,16 @@ static void QSF_NAME(span_merge)(qsf_span_sums *sums, float *values, const qsf_s
     }
 }
 
+static void QSF_NAME(span_sink)(qsf_span_sums *sums, float *values, float sink, size_t n)
+{
+    const float max = sink > sums->max ? sink : sums->max;
+    const float b = exp_of(sums->max - max);
+    sums->total = fmaf(sums->total, b, exp_of(sink - max));
+    sums->max = max;
+    for (size_t d = 0; d < n; d += QSF_LANES)
+        lanes_store(values + d, lanes_mul(lanes_load(values + d), lanes_set(b)));
+}
+
 static void QSF_NAME(span_normalise)(const qsf_span_sums *sums, const float *values, size_t n,
                                      float *out)
 {
@@ -347,7 +369,9 @@ static void QSF_NAME(fill_kv)(qsf_kernels *k)
     k->span_values[QSF_DTYPE_8BIT] = QSF_NAME(span_values_8bit);
     k->span_values[QSF_DTYPE_4BIT] = QSF_NAME(span_values_4bit);
     k->span_values[QSF_DTYPE_2BIT] = QSF_NAME(span_values_2bit);
+    k->alibi = QSF_NAME(alibi);
     k->span_softmax = QSF_NAME(span_softmax);
+    k->span_sink = QSF_NAME(span_sink);
     k->span_merge = QSF_NAME(span_merge);
     k->span_normalise = QSF_NAME(span_normalise);
     k->hadamard = QSF_NAME(hadamard);
@@ -367,7 +391,15 @@ static void QSF_NAME(fill)(qsf_kernels *k)
     k->silu = QSF_NAME(silu);
     k->relu = QSF_NAME(relu);
     k->relu_squared = QSF_NAME(relu_squared);
+    k->gelu_tanh_mul = QSF_NAME(gelu_tanh_mul);
+    k->gelu_erf_mul = QSF_NAME(gelu_erf_mul);
     k->silu_mul = QSF_NAME(silu_mul);
+    k->relu_mul = QSF_NAME(relu_mul);
+    k->relu_squared_mul = QSF_NAME(relu_squared_mul);
     k->add = QSF_NAME(add);
+    k->add_scaled = QSF_NAME(add_scaled);
+    k->scale = QSF_NAME(scale);
+    k->clamp = QSF_NAME(clamp);
+    k->cap = QSF_NAME(cap);
     QSF_NAME(fill_kv)(k);
 }

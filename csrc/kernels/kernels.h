@@ -113,11 +113,23 @@ typedef void qsf_rope_fn(float *x, const float *cos, const float *sin, size_t n_
 /* Activation functions, in place on x [n]; built on the table's exp (vecops.h). */
 typedef void qsf_activation_fn(float *x, size_t n);
 
-/* gate[i] = activation(gate[i]) * up[i] for SiLU. */
-typedef void qsf_silu_mul_fn(float *gate, const float *up, size_t n);
+/* gate[i] = activation(gate[i]) * up[i] */
+typedef void qsf_gated_fn(float *gate, const float *up, size_t n);
 
 /* x[i] += y[i] */
 typedef void qsf_add_fn(float *x, const float *y, size_t n);
+
+/* x[i] = fmaf(factor, y[i], x[i]) */
+typedef void qsf_add_scaled_fn(float *x, const float *y, float factor, size_t n);
+
+/* x[i] *= factor */
+typedef void qsf_scale_fn(float *x, float factor, size_t n);
+
+/* x[i] becomes -limit if it is below, limit if it is above; NaN stays. limit >= 0 */
+typedef void qsf_clamp_fn(float *x, float limit, size_t n);
+
+/* x[i] = cap * tanh(x[i] * factor): of scores and of logits. tanh: exp_tmpl.h. */
+typedef void qsf_cap_fn(float *x, float factor, float cap, size_t n);
 
 /* ---- KV pages and attention ----
  *
@@ -134,14 +146,22 @@ typedef void qsf_add_fn(float *x, const float *y, size_t n);
  *
  * Attention computes spans of 256 positions; position p is always in span p / 256. A query row
  * attends to positions [first, end). In each span that contains some of them:
- *   s[p] = (matmul of the query row and K) * scale
+ *   s[p] = (matmul of the query row and K) * scale, where `scale` is the model's
  *   max = largest s[p]; e[p] = exp(s[p] - max)
  *   total = 16-lane sum of e by p (lane p % 16)
  *   values[d] = over p ascending, from +0: fmaf(e[p], v[p][d], acc)
  * Spans are merged in ascending order. The first is taken unchanged; then, with new = larger max:
  *   a = exp(max - new), b = exp(next max - new)
  *   total = fmaf(next total, b, total * a), values[d] = fmaf(next values[d], b, values[d] * a)
- * and at the end out[d] = values[d] * (1 / total). No operation depends on other rows, spans or
+ * and at the end out[d] = values[d] * (1 / total).
+ *
+ * A model may change this in three ways. A caller that does none of them pays nothing.
+ *   cap: qsf_cap_fn replaces the scores of the range, with factor = scale / cap; then span_softmax
+ *     with scale 1.
+ *   ALiBi: qsf_alibi_fn does so with `scale`; then span_softmax with scale 1.
+ *   sink: a position before all others with a score and without a value. qsf_span_sink_fn adds it
+ *     to the result of a row's first span.
+ * No operation depends on other rows, spans or
  * threads, so neither do the bits. Slots outside [first, end) are never part of a sum. */
 #define QSF_KV_SPAN_TOKENS 256
 #define QSF_KV_SPAN_PAGES (QSF_KV_SPAN_TOKENS / QSF_KV_PAGE_TOKENS)
@@ -159,9 +179,11 @@ size_t qsf_kv_value_block_bytes(qsf_dtype dtype);
  * min 0 and codes 0. Padding is stored as codes 0, or zeros. Other slots do not change. */
 typedef void qsf_kv_store_fn(const float *x, size_t head_dim, size_t slot, void *page);
 
-/* Orthonormal Walsh-Hadamard transform of x [n] in place, n a power of two, 16 .. 4096:
- * for h = 1, 2, 4 .. n / 2, pairs (i, i + h) with i & h == 0: (a + b, a - b); then each value
- * times 1 / sqrtf(n). */
+/* Rotates x [n] in place, n up to 4096, by blocks: the largest power of two that n holds, then the
+ * largest that the rest holds, down to 16 (80 = 64 + 16). Fewer than 16 values at the end stay as
+ * they are. A block of m values is transformed by Walsh and Hadamard, orthonormally: for h = 1, 2,
+ * 4 .. m / 2, pairs (i, i + h) with i & h == 0: (a + b, a - b); then each value times
+ * 1 / sqrtf(m). */
 typedef void qsf_hadamard_fn(float *x, size_t n);
 
 /* The slots of a span that a query row attends to: 0 <= begin < end <= 256, or begin == end if
@@ -180,6 +202,10 @@ typedef struct qsf_span_sums {
  * scores become undefined. */
 typedef qsf_span_sums qsf_span_softmax_fn(float *scores, qsf_span_range range, float scale);
 
+/* scores[i] = fmaf(-slope, (float)(distance - i), scores[i] * scale), where distance, below 2^24,
+ * is that of scores[0] from the position of the query; n <= distance + 1 */
+typedef void qsf_alibi_fn(float *scores, float scale, float slope, uint32_t distance, size_t n);
+
 /* values [n_rows, n_blocks * 64], e [n_rows, 256], ranges [n_rows], v_pages [8] of the span. Does
  * not read pages that are in no range. A row with an empty range gets zeros. */
 typedef void qsf_span_values_fn(const void *const *v_pages, size_t n_blocks, const float *e,
@@ -188,6 +214,11 @@ typedef void qsf_span_values_fn(const void *const *v_pages, size_t n_blocks, con
 /* Merges the next span of a row into the earlier ones. n: a multiple of 16 */
 typedef void qsf_span_merge_fn(qsf_span_sums *sums, float *values, const qsf_span_sums *next_sums,
                                const float *next_values, size_t n);
+
+/* Adds a sink to the first span of a row; with new = larger of sink and max:
+ *   a = exp(sink - new), b = exp(max - new), total = fmaf(total, b, a), values[d] *= b
+ * n: a multiple of 16 */
+typedef void qsf_span_sink_fn(qsf_span_sums *sums, float *values, float sink, size_t n);
 
 /* out [n] = values [n] * (1 / total) */
 typedef void qsf_span_normalise_fn(const qsf_span_sums *sums, const float *values, size_t n,
@@ -228,12 +259,22 @@ typedef struct qsf_kernels {
     qsf_activation_fn *silu;
     qsf_activation_fn *relu;
     qsf_activation_fn *relu_squared;
-    qsf_silu_mul_fn *silu_mul;
+    qsf_gated_fn *gelu_tanh_mul;
+    qsf_gated_fn *gelu_erf_mul;
+    qsf_gated_fn *silu_mul;
+    qsf_gated_fn *relu_mul;
+    qsf_gated_fn *relu_squared_mul;
     qsf_add_fn *add;
+    qsf_add_scaled_fn *add_scaled;
+    qsf_scale_fn *scale;
+    qsf_clamp_fn *clamp;
+    qsf_cap_fn *cap;
     qsf_kv_store_fn *k_store[QSF_DTYPE_COUNT]; /* NULL if pages do not have the type */
     qsf_kv_store_fn *v_store[QSF_DTYPE_COUNT];
     qsf_span_values_fn *span_values[QSF_DTYPE_COUNT];
+    qsf_alibi_fn *alibi;
     qsf_span_softmax_fn *span_softmax;
+    qsf_span_sink_fn *span_sink;
     qsf_span_merge_fn *span_merge;
     qsf_span_normalise_fn *span_normalise;
     qsf_hadamard_fn *hadamard;

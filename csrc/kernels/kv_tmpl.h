@@ -233,7 +233,8 @@ KV_STORE(8bit, store_codes, QSF_DTYPE_8BIT)
 KV_STORE(4bit, store_codes, QSF_DTYPE_4BIT)
 KV_STORE(2bit, store_codes, QSF_DTYPE_2BIT)
 
-static void QSF_NAME(hadamard)(float *x, size_t n)
+/* One block: n a power of two from 16 on. */
+QSF_FORCED_INLINE void hadamard_block(float *x, size_t n)
 {
     for (size_t i = 0; i < n; i += QSF_LANES) {
         lanes v = lanes_load(x + i);
@@ -253,4 +254,13 @@ static void QSF_NAME(hadamard)(float *x, size_t n)
     const lanes factor = lanes_set(1.0F / sqrtf((float)n));
     for (size_t i = 0; i < n; i += QSF_LANES)
         lanes_store(x + i, lanes_mul(lanes_load(x + i), factor));
+}
+
+static void QSF_NAME(hadamard)(float *x, size_t n)
+{
+    for (size_t m = 4096; m >= QSF_LANES; m /= 2)
+        if ((n & m) != 0) {
+            hadamard_block(x, m);
+            x += m;
+        }
 }

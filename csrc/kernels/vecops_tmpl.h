@@ -74,39 +74,32 @@ QSF_FORCED_INLINE void apply(lanes_unary *op, float *x, size_t n)
         lanes_store_part(x + i, op(lanes_load_part(x + i, n - i)), n - i);
 }
 
-static void QSF_NAME(silu)(float *x, size_t n)
-{
-    apply(lanes_silu, x, n);
-}
-
-static void QSF_NAME(gelu_tanh)(float *x, size_t n)
-{
-    apply(lanes_gelu_tanh, x, n);
-}
-
-static void QSF_NAME(gelu_erf)(float *x, size_t n)
-{
-    apply(lanes_gelu_erf, x, n);
-}
-
-static void QSF_NAME(relu)(float *x, size_t n)
-{
-    apply(lanes_relu, x, n);
-}
-
-static void QSF_NAME(relu_squared)(float *x, size_t n)
-{
-    apply(lanes_relu_squared, x, n);
-}
-
-static void QSF_NAME(silu_mul)(float *gate, const float *up, size_t n)
+/* gate [n] = op(gate) * up */
+QSF_FORCED_INLINE void apply_gated(lanes_unary *op, float *gate, const float *up, size_t n)
 {
     for (size_t i = 0; i < n; i += QSF_LANES) {
         const size_t m = lanes_left(n, i);
-        const lanes g = lanes_silu(lanes_load_part(gate + i, m));
+        const lanes g = op(lanes_load_part(gate + i, m));
         lanes_store_part(gate + i, lanes_mul(g, lanes_load_part(up + i, m)), m);
     }
 }
+
+/* The two kernels of an activation function. */
+#define ACTIVATION(name)                                                     \
+    static void QSF_NAME(name)(float *x, size_t n)                           \
+    {                                                                        \
+        apply(lanes_##name, x, n);                                           \
+    }                                                                        \
+    static void QSF_NAME(name##_mul)(float *gate, const float *up, size_t n) \
+    {                                                                        \
+        apply_gated(lanes_##name, gate, up, n);                              \
+    }
+
+ACTIVATION(gelu_tanh)
+ACTIVATION(gelu_erf)
+ACTIVATION(silu)
+ACTIVATION(relu)
+ACTIVATION(relu_squared)
 
 static void QSF_NAME(add)(float *x, const float *y, size_t n)
 {
@@ -114,6 +107,42 @@ static void QSF_NAME(add)(float *x, const float *y, size_t n)
         const size_t m = lanes_left(n, i);
         const lanes sum = lanes_add(lanes_load_part(x + i, m), lanes_load_part(y + i, m));
         lanes_store_part(x + i, sum, m);
+    }
+}
+
+static void QSF_NAME(add_scaled)(float *x, const float *y, float factor, size_t n)
+{
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes v = lanes_load_part(y + i, m);
+        lanes_store_part(x + i, lanes_fma(lanes_set(factor), v, lanes_load_part(x + i, m)), m);
+    }
+}
+
+static void QSF_NAME(scale)(float *x, float factor, size_t n)
+{
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        lanes_store_part(x + i, lanes_mul(lanes_load_part(x + i, m), lanes_set(factor)), m);
+    }
+}
+
+static void QSF_NAME(clamp)(float *x, float limit, size_t n)
+{
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        /* The bound is the first operand, so that NaN stays NaN. */
+        const lanes above = lanes_max(lanes_set(-limit), lanes_load_part(x + i, m));
+        lanes_store_part(x + i, lanes_min(lanes_set(limit), above), m);
+    }
+}
+
+static void QSF_NAME(cap)(float *x, float factor, float cap, size_t n)
+{
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes t = lanes_tanh(lanes_mul(lanes_load_part(x + i, m), lanes_set(factor)));
+        lanes_store_part(x + i, lanes_mul(lanes_set(cap), t), m);
     }
 }
 

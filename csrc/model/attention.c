@@ -14,58 +14,128 @@
 
 #include "base/checked.h"
 
-/* Rotates one head of q, k or v in all rows: by RoPE, and by Hadamard if the cache is rotated. */
-static void rotate_head(const qsf_ops *o, float *x, size_t stride, uint32_t head,
-                        bool has_positions)
+/* Turns one head of a row by the position, and by Hadamard if the cache is rotated. */
+static void rotate_row(const qsf_ops *o, float *x, size_t t, bool has_positions)
 {
-    const qsf_config *const c = o->config;
+    const qsf_layer_kind *const kind = o->kind;
     const qsf_scratch *const s = o->scratch;
-    const size_t n_pairs = has_positions ? c->rope_dims / 2 : 0;
-    qsf_rope_fn *const rope =
-        c->is_rope_interleaved ? o->kernels->rope_interleaved : o->kernels->rope_split;
-    if (n_pairs == 0 && !s->kv_form.is_rotated)
-        return;
-    for (size_t t = 0; t < o->n_tokens; t++) {
-        float *const row = x + t * stride + (size_t)head * c->head_dim;
-        if (n_pairs > 0)
-            rope(row, s->rope_cos + t * n_pairs, s->rope_sin + t * n_pairs, n_pairs);
-        if (s->kv_form.is_rotated)
-            o->kernels->hadamard(row, c->head_dim);
+    if (has_positions && kind->rope_set != QSF_ROPE_NONE) {
+        const qsf_rope *const rope = &o->ropes[kind->rope_set];
+        const size_t row = s->chunk_tokens * rope->first_pair + t * rope->n_pairs;
+        (rope->is_interleaved ? o->kernels->rope_interleaved : o->kernels->rope_split)(
+            x, s->rope_cos + row, s->rope_sin + row, rope->n_pairs);
+    }
+    if (s->kv_form.is_rotated)
+        o->kernels->hadamard(x, kind->head_dim);
+}
+
+/* Returns 1 + beta * ln(1 + floor(position / step)). */
+static float temperature_at(const qsf_layer_kind *kind, uint32_t position)
+{
+    return 1.0F + kind->temperature_beta * logf(1.0F + (float)(position / kind->temperature_step));
+}
+
+/* Returns the norm of a head; its weight is NULL if heads have none by themselves. */
+static qsf_norm_weights head_norm(const qsf_layer_kind *kind, const float *weight, uint32_t head)
+{
+    const bool is_own = kind->qk_norm == QSF_QK_NORM_OWN_WEIGHTS;
+    const bool is_shared = kind->qk_norm == QSF_QK_NORM_PER_HEAD;
+    return (qsf_norm_weights){
+        .weight = is_own      ? weight + (size_t)head * kind->head_dim
+                  : is_shared ? weight
+                              : NULL,
+    };
+}
+
+void qsf_attention_finish_q(const qsf_ops *o, const float *weight, uint32_t head, size_t begin,
+                            size_t end)
+{
+    const qsf_layer_kind *const kind = o->kind;
+    const qsf_scratch *const s = o->scratch;
+    const qsf_norm_weights norm = head_norm(kind, weight, head);
+    for (size_t t = begin; t < end; t++) {
+        float *const q = s->q + t * qsf_stride(qsf_q_dim(kind)) + (size_t)head * kind->head_dim;
+        if (norm.weight != NULL)
+            qsf_ops_norm_row(o, q, &norm, kind->head_dim, q);
+        if (kind->temperature_step != 0 && s->positions[t] >= kind->temperature_step)
+            o->kernels->scale(q, temperature_at(kind, s->positions[t]), kind->head_dim);
+        rotate_row(o, q, t, true);
     }
 }
 
-void qsf_attention_rotate_q(const qsf_ops *o, uint32_t head)
+/* Returns the segment of a row of the chunk. */
+static const qsf_segment *segment_of(const qsf_chunk *chunk, size_t row)
 {
-    rotate_head(o, o->scratch->q, o->scratch->q_stride, head, true);
-}
-
-typedef void store_fn(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
-                      uint32_t position, const float *x);
-
-static void store_rows(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, uint32_t kv_head,
-                       const float *x, store_fn *store)
-{
-    for (uint32_t i = 0; i < chunk->n_segments; i++) {
-        const qsf_segment *const g = &chunk->segments[i];
-        for (uint32_t t = 0; t < g->n_tokens; t++)
-            store(g->kv, o->kernels, layer, kv_head, g->first_position + t,
-                  x + (g->first_row + t) * o->scratch->kv_stride +
-                      (size_t)kv_head * o->config->head_dim);
-    }
+    const qsf_segment *g = chunk->segments;
+    while (row >= (size_t)g->first_row + g->n_tokens)
+        g++;
+    return g;
 }
 
 void qsf_attention_store_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
-                           uint32_t kv_head)
+                           const float *weight, uint32_t kv_head, size_t begin, size_t end)
 {
-    rotate_head(o, o->scratch->k, o->scratch->kv_stride, kv_head, true);
-    store_rows(o, chunk, layer, kv_head, o->scratch->k, qsf_kvcache_store_k);
+    const qsf_layer_kind *const kind = o->kind;
+    const qsf_scratch *const s = o->scratch;
+    const qsf_norm_weights norm = head_norm(kind, weight, kv_head);
+    for (size_t t = begin; t < end; t++) {
+        float *const k = s->k + t * qsf_stride(qsf_kv_dim(kind)) + (size_t)kv_head * kind->head_dim;
+        if (norm.weight != NULL)
+            qsf_ops_norm_row(o, k, &norm, kind->head_dim, k);
+        rotate_row(o, k, t, true);
+        qsf_kvcache_store_k(segment_of(chunk, t)->kv, o->kernels, layer, kv_head, s->positions[t],
+                            k);
+    }
 }
 
 void qsf_attention_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
                            uint32_t kv_head)
 {
-    rotate_head(o, o->scratch->v, o->scratch->kv_stride, kv_head, false);
-    store_rows(o, chunk, layer, kv_head, o->scratch->v, qsf_kvcache_store_v);
+    const qsf_layer_kind *const kind = o->kind;
+    const qsf_scratch *const s = o->scratch;
+    for (size_t t = 0; t < o->n_tokens; t++) {
+        float *const v = s->v + t * qsf_stride(qsf_kv_dim(kind)) + (size_t)kv_head * kind->head_dim;
+        rotate_row(o, v, t, false);
+        qsf_kvcache_store_v(segment_of(chunk, t)->kv, o->kernels, layer, kv_head, s->positions[t],
+                            v);
+    }
+}
+
+/* The argument of finish_tokens */
+typedef struct whole_job {
+    const qsf_ops *ops;
+    const qsf_chunk *chunk;
+    uint32_t layer;
+    qsf_norm_weights q_norm;
+    qsf_norm_weights k_norm;
+} whole_job;
+
+static void finish_tokens(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const whole_job *const job = arg;
+    const qsf_ops *const o = job->ops;
+    const qsf_layer_kind *const kind = o->kind;
+    const uint32_t q_dim = qsf_q_dim(kind);
+    const uint32_t kv_dim = qsf_kv_dim(kind);
+    (void)worker_idx;
+    for (size_t t = begin; t < end; t++) {
+        float *const q = o->scratch->q + t * qsf_stride(q_dim);
+        float *const k = o->scratch->k + t * qsf_stride(kv_dim);
+        qsf_ops_norm_row(o, q, &job->q_norm, q_dim, q);
+        qsf_ops_norm_row(o, k, &job->k_norm, kv_dim, k);
+        for (uint32_t head = 0; head < kind->n_heads; head++)
+            qsf_attention_finish_q(o, NULL, head, t, t + 1);
+        for (uint32_t head = 0; head < kind->n_kv_heads; head++)
+            qsf_attention_store_k(o, job->chunk, job->layer, NULL, head, t, t + 1);
+    }
+}
+
+void qsf_attention_finish_whole(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
+                                const float *q_weight, const float *k_weight)
+{
+    whole_job job = {o, chunk, layer, {q_weight, NULL}, {k_weight, NULL}};
+    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(2 * (size_t)qsf_q_dim(o->kind)),
+                 finish_tokens, &job);
 }
 
 typedef struct attention_job {
@@ -91,22 +161,22 @@ typedef struct row_group {
     positions seen_by_any;
 } row_group;
 
-static uint32_t heads_per_kv(const qsf_config *c)
+static uint32_t heads_per_kv(const qsf_layer_kind *k)
 {
-    return c->n_heads / c->n_kv_heads;
+    return k->n_heads / k->n_kv_heads;
 }
 
-static size_t row_groups_of(const qsf_config *c, const qsf_segment *g)
+static size_t row_groups_of(const qsf_layer_kind *k, const qsf_segment *g)
 {
-    return qsf_ceil_div((size_t)g->n_tokens * heads_per_kv(c), QSF_ATTEND_ROWS);
+    return qsf_ceil_div((size_t)g->n_tokens * heads_per_kv(k), QSF_ATTEND_ROWS);
 }
 
 /* Returns the positions that token t of a segment sees: itself and those before, within the
  * window. */
-static positions seen_by(const qsf_config *c, const qsf_segment *g, size_t t)
+static positions seen_by(const qsf_layer_kind *k, const qsf_segment *g, size_t t)
 {
     const size_t end = (size_t)g->first_position + t + 1;
-    const size_t window = c->window_tokens;
+    const size_t window = k->window_tokens;
     return (positions){window != 0 && end > window ? end - window : 0, end};
 }
 
@@ -121,33 +191,33 @@ static size_t end_span(positions seen)
 }
 
 /* Returns the number of spans that the rows of the segment see. */
-static size_t spans_of(const qsf_config *c, const qsf_segment *g)
+static size_t spans_of(const qsf_layer_kind *k, const qsf_segment *g)
 {
-    return end_span(seen_by(c, g, g->n_tokens - 1)) - first_span(seen_by(c, g, 0));
+    return end_span(seen_by(k, g, g->n_tokens - 1)) - first_span(seen_by(k, g, 0));
 }
 
 /* Returns the items of a row group of segment g. */
 static size_t parts_of(const attention_job *job, const qsf_segment *g)
 {
-    return job->item_spans != 0 ? qsf_ceil_div(spans_of(job->ops->config, g), job->item_spans) : 1;
+    return job->item_spans != 0 ? qsf_ceil_div(spans_of(job->ops->kind, g), job->item_spans) : 1;
 }
 
 static size_t items_of(const attention_job *job, const qsf_segment *g)
 {
-    const qsf_config *const c = job->ops->config;
-    return row_groups_of(c, g) * c->n_kv_heads * parts_of(job, g);
+    const qsf_layer_kind *const kind = job->ops->kind;
+    return row_groups_of(kind, g) * kind->n_kv_heads * parts_of(job, g);
 }
 
 /* Returns the row group of item `item` of segment g; *span becomes the item's first span. */
 static row_group row_group_of(const attention_job *job, const qsf_segment *g, size_t item,
                               size_t *span)
 {
-    const qsf_config *const c = job->ops->config;
+    const qsf_layer_kind *const kind = job->ops->kind;
     const size_t n_parts = parts_of(job, g);
-    const size_t n_groups = row_groups_of(c, g);
-    *span = first_span(seen_by(c, g, 0)) + item % n_parts * job->item_spans;
+    const size_t n_groups = row_groups_of(kind, g);
+    *span = first_span(seen_by(kind, g, 0)) + item % n_parts * job->item_spans;
     const size_t first_row = item / n_parts % n_groups * QSF_ATTEND_ROWS;
-    const size_t left = (size_t)g->n_tokens * heads_per_kv(c) - first_row;
+    const size_t left = (size_t)g->n_tokens * heads_per_kv(kind) - first_row;
     row_group group = {
         .segment = g,
         .kv_head = (uint32_t)(item / n_parts / n_groups),
@@ -155,39 +225,40 @@ static row_group row_group_of(const attention_job *job, const qsf_segment *g, si
         .n_rows = left < QSF_ATTEND_ROWS ? left : QSF_ATTEND_ROWS,
     };
     for (size_t r = 0; r < group.n_rows; r++)
-        group.seen[r] = seen_by(c, g, (first_row + r) / heads_per_kv(c));
+        group.seen[r] = seen_by(kind, g, (first_row + r) / heads_per_kv(kind));
     group.seen_by_any = (positions){group.seen[0].first, group.seen[group.n_rows - 1].end};
     return group;
 }
 
 /* Returns the index of row r in the chunk: row of the chunk times heads, plus head. */
-static size_t chunk_row(const qsf_config *c, const row_group *group, size_t r)
+static size_t chunk_row(const qsf_layer_kind *k, const row_group *group, size_t r)
 {
-    const uint32_t n_heads = heads_per_kv(c);
+    const uint32_t n_heads = heads_per_kv(k);
     const size_t row = group->first_row + r;
-    return (group->segment->first_row + row / n_heads) * c->n_heads +
+    return (group->segment->first_row + row / n_heads) * k->n_heads +
            (size_t)group->kv_head * n_heads + row % n_heads;
 }
 
 /* Returns the offset of head row % n_heads in q or in the attended values. */
 static size_t head_off(const qsf_ops *o, size_t row)
 {
-    const qsf_config *const c = o->config;
-    return row / c->n_heads * o->scratch->q_stride + row % c->n_heads * c->head_dim;
+    const qsf_layer_kind *const k = o->kind;
+    return row / k->n_heads * qsf_stride(qsf_q_dim(k)) + row % k->n_heads * k->head_dim;
 }
 
 /* Copies the query rows to the worker's scratch, as matmul input. */
 static qsf_acts gather_queries(const qsf_ops *o, const row_group *group, size_t worker_idx)
 {
-    const qsf_config *const c = o->config;
+    const qsf_layer_kind *const kind = o->kind;
     const qsf_attend_scratch *const s = &o->scratch->attend;
-    const size_t n_blocks = s->head_stride / QSF_BLOCK;
-    const size_t value_off = worker_idx * QSF_ATTEND_ROWS * s->head_stride;
+    const size_t stride = qsf_stride(kind->head_dim);
+    const size_t n_blocks = stride / QSF_BLOCK;
+    const size_t value_off = worker_idx * QSF_ATTEND_ROWS * stride;
     const size_t block_off = value_off / QSF_BLOCK;
     for (size_t r = 0; r < group->n_rows; r++) {
-        float *const q = s->q + value_off + r * s->head_stride;
-        memcpy(q, o->scratch->q + head_off(o, chunk_row(c, group, r)), c->head_dim * sizeof *q);
-        memset(q + c->head_dim, 0, (s->head_stride - c->head_dim) * sizeof *q);
+        float *const q = s->q + value_off + r * stride;
+        memcpy(q, o->scratch->q + head_off(o, chunk_row(kind, group, r)), kind->head_dim * sizeof *q);
+        memset(q + kind->head_dim, 0, (stride - kind->head_dim) * sizeof *q);
     }
     const qsf_act_row rows = {
         .q = s->act_q + value_off,
@@ -214,17 +285,16 @@ static qsf_acts gather_queries(const qsf_ops *o, const row_group *group, size_t 
 
 /* Computes scores [n_rows, 256] of pages first .. end - 1 of a span. Pages that are contiguous in
  * memory are one product. */
-static void score_pages(const qsf_kernels *k, const qsf_kvcache *kv, const void *const *pages,
+static void score_pages(qsf_matmul_fn *matmul, size_t page_bytes, const void *const *pages,
                         size_t first, size_t end, const qsf_acts *x, float *scores)
 {
     const size_t tile_rows = QSF_KV_PAGE_TOKENS / QSF_TILE_ROWS;
     for (size_t i = first; i < end;) {
         const unsigned char *const tiles = pages[i];
         size_t n = 1;
-        while (i + n < end && pages[i + n] == tiles + n * kv->k_page_bytes)
+        while (i + n < end && pages[i + n] == tiles + n * page_bytes)
             n++;
-        k->matmul[kv->form.k_type](tiles, n * tile_rows, x, scores + i * QSF_KV_PAGE_TOKENS,
-                                   QSF_KV_SPAN_TOKENS);
+        matmul(tiles, n * tile_rows, x, scores + i * QSF_KV_PAGE_TOKENS, QSF_KV_SPAN_TOKENS);
         i += n;
     }
 }
@@ -239,6 +309,27 @@ static void prefetch_pages(const void *const *pages, size_t first, size_t end, s
             __builtin_prefetch((const unsigned char *)pages[i] + off);
 }
 
+/* Turns the scores [256] of row r into exponentials. `begin` is the first position of the span. */
+static qsf_span_sums weigh_scores(const qsf_ops *o, const row_group *group, size_t r, size_t begin,
+                                  qsf_span_range range, float *scores)
+{
+    const qsf_layer_kind *const kind = o->kind;
+    float *const first = scores + range.begin;
+    const size_t n = range.end - range.begin;
+    float scale = kind->score_scale;
+    if (kind->alibi_slopes.n != 0) {
+        const size_t head = chunk_row(kind, group, r) % kind->n_heads;
+        const size_t distance = group->seen[r].end - 1 - (begin + range.begin);
+        o->kernels->alibi(first, scale, kind->alibi_slopes.values[head], (uint32_t)distance, n);
+        scale = 1.0F;
+    }
+    if (kind->score_cap != 0.0F) {
+        o->kernels->cap(first, scale / kind->score_cap, kind->score_cap, n);
+        scale = 1.0F;
+    }
+    return o->kernels->span_softmax(scores, range, scale);
+}
+
 /* Computes the sums, and in the worker's span_values the values, of all rows over one span. ranges
  * [n_rows] receives the slots that each row sees. */
 static void attend_span(const attention_job *job, const row_group *group, const qsf_acts *x,
@@ -250,7 +341,6 @@ static void attend_span(const attention_job *job, const row_group *group, const 
     const qsf_attend_scratch *const s = &o->scratch->attend;
     const size_t begin = span * QSF_KV_SPAN_TOKENS;
     float *const scores = s->scores + worker_idx * QSF_ATTEND_ROWS * QSF_KV_SPAN_TOKENS;
-    const float scale = 1.0f / sqrtf((float)o->config->head_dim);
     size_t first_slot = QSF_KV_SPAN_TOKENS;
     size_t end_slot = 0;
     for (size_t r = 0; r < group->n_rows; r++) {
@@ -267,27 +357,29 @@ static void attend_span(const attention_job *job, const row_group *group, const 
     if (first_slot >= end_slot)
         return;
     const size_t page = span * QSF_KV_SPAN_PAGES;
-    const void *const *const k_pages = qsf_kvcache_k_pages(kv, job->layer, group->kv_head) + page;
-    const void *const *const v_pages = qsf_kvcache_v_pages(kv, job->layer, group->kv_head) + page;
+    const qsf_kv_layer *const pages = &kv->layers[job->layer];
+    const void *const *const k_pages = qsf_kvcache_k_pages(kv, job->layer, group->kv_head, page);
+    const void *const *const v_pages = qsf_kvcache_v_pages(kv, job->layer, group->kv_head, page);
     const size_t first_page = first_slot / QSF_KV_PAGE_TOKENS;
     const size_t end_page = qsf_ceil_div(end_slot, QSF_KV_PAGE_TOKENS);
-    prefetch_pages(k_pages, first_page, end_page, kv->k_page_bytes);
-    prefetch_pages(v_pages, first_page, end_page, kv->v_page_bytes);
-    score_pages(k, kv, k_pages, first_page, end_page, x, scores);
+    prefetch_pages(k_pages, first_page, end_page, pages->k_page_bytes);
+    prefetch_pages(v_pages, first_page, end_page, pages->v_page_bytes);
+    score_pages(k->matmul[kv->form.k_type], pages->k_page_bytes, k_pages, first_page, end_page, x,
+                scores);
     for (size_t r = 0; r < group->n_rows; r++)
         if (ranges[r].begin < ranges[r].end)
-            sums[r] = k->span_softmax(scores + r * QSF_KV_SPAN_TOKENS, ranges[r], scale);
+            sums[r] = weigh_scores(o, group, r, begin, ranges[r], scores + r * QSF_KV_SPAN_TOKENS);
     k->span_values[kv->form.v_type](v_pages, x->n_blocks, scores, ranges, group->n_rows,
-                                    s->span_values + worker_idx * QSF_ATTEND_ROWS * s->head_stride);
+                                    s->span_values + worker_idx * QSF_ATTEND_ROWS * x->n_blocks * QSF_BLOCK);
 }
 
 /* attended = values / total, rotated back */
 static void write_row(const qsf_ops *o, size_t row, const qsf_span_sums *sums, const float *values)
 {
     float *const out = o->scratch->attended + head_off(o, row);
-    o->kernels->span_normalise(sums, values, o->config->head_dim, out);
+    o->kernels->span_normalise(sums, values, o->kind->head_dim, out);
     if (o->scratch->kv_form.is_rotated)
-        o->kernels->hadamard(out, o->config->head_dim);
+        o->kernels->hadamard(out, o->kind->head_dim);
 }
 
 /* Attends a whole row group, its spans in ascending order. */
@@ -295,7 +387,8 @@ static void attend_row_group(const attention_job *job, const row_group *group, s
 {
     const qsf_ops *const o = job->ops;
     const qsf_attend_scratch *const s = &o->scratch->attend;
-    const size_t worker_off = worker_idx * QSF_ATTEND_ROWS * s->head_stride;
+    const size_t stride = qsf_stride(o->kind->head_dim);
+    const size_t worker_off = worker_idx * QSF_ATTEND_ROWS * stride;
     const qsf_acts x = gather_queries(o, group, worker_idx);
     qsf_span_sums sums[QSF_ATTEND_ROWS];
     for (size_t span = first_span(group->seen_by_any); span < end_span(group->seen_by_any);
@@ -304,21 +397,21 @@ static void attend_row_group(const attention_job *job, const row_group *group, s
         qsf_span_sums next[QSF_ATTEND_ROWS];
         attend_span(job, group, &x, span, worker_idx, ranges, next);
         for (size_t r = 0; r < group->n_rows; r++) {
-            const float *const from = s->span_values + worker_off + r * s->head_stride;
-            float *const to = s->values + worker_off + r * s->head_stride;
+            const float *const from = s->span_values + worker_off + r * stride;
+            float *const to = s->values + worker_off + r * stride;
             if (ranges[r].begin == ranges[r].end)
                 continue;
             if (span == first_span(group->seen[r])) {
-                memcpy(to, from, s->head_stride * sizeof *to);
+                memcpy(to, from, stride * sizeof *to);
                 sums[r] = next[r];
             } else {
-                o->kernels->span_merge(&sums[r], to, &next[r], from, s->head_stride);
+                o->kernels->span_merge(&sums[r], to, &next[r], from, stride);
             }
         }
     }
     for (size_t r = 0; r < group->n_rows; r++)
-        write_row(o, chunk_row(o->config, group, r), &sums[r],
-                  s->values + worker_off + r * s->head_stride);
+        write_row(o, chunk_row(o->kind, group, r), &sums[r],
+                  s->values + worker_off + r * stride);
 }
 
 /* Attends item_spans spans of a row group from `first` on; merge_rows merges the results. */
@@ -327,6 +420,7 @@ static void attend_part(const attention_job *job, const row_group *group, size_t
 {
     const qsf_ops *const o = job->ops;
     const qsf_attend_scratch *const s = &o->scratch->attend;
+    const size_t stride = qsf_stride(o->kind->head_dim);
     const size_t item_end = first + job->item_spans;
     const size_t group_end = end_span(group->seen_by_any);
     const size_t end = item_end < group_end ? item_end : group_end;
@@ -340,11 +434,11 @@ static void attend_part(const attention_job *job, const row_group *group, size_t
         for (size_t r = 0; r < group->n_rows; r++) {
             if (ranges[r].begin == ranges[r].end)
                 continue;
-            const size_t part = chunk_row(o->config, group, r) * s->n_spans + span;
+            const size_t part = chunk_row(o->kind, group, r) * s->n_spans + span;
             s->partial_sums[part] = sums[r];
-            memcpy(s->partial_values + part * s->head_stride,
-                   s->span_values + (worker_idx * QSF_ATTEND_ROWS + r) * s->head_stride,
-                   s->head_stride * sizeof *s->partial_values);
+            memcpy(s->partial_values + part * stride,
+                   s->span_values + (worker_idx * QSF_ATTEND_ROWS + r) * stride,
+                   stride * sizeof *s->partial_values);
         }
     }
 }
@@ -375,19 +469,20 @@ static void merge_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
     const attention_job *const job = arg;
     const qsf_ops *const o = job->ops;
     const qsf_attend_scratch *const s = &o->scratch->attend;
+    const size_t stride = qsf_stride(o->kind->head_dim);
     (void)worker_idx;
     for (uint32_t i = 0; i < job->chunk->n_segments; i++) {
         const qsf_segment *const g = &job->chunk->segments[i];
-        const size_t end_row = ((size_t)g->first_row + g->n_tokens) * o->config->n_heads;
+        const size_t end_row = ((size_t)g->first_row + g->n_tokens) * o->kind->n_heads;
         for (; begin < end && begin < end_row; begin++) {
-            const positions seen = seen_by(o->config, g, begin / o->config->n_heads - g->first_row);
+            const positions seen = seen_by(o->kind, g, begin / o->kind->n_heads - g->first_row);
             qsf_span_sums *const sums = s->partial_sums + begin * s->n_spans;
-            float *const values = s->partial_values + begin * s->n_spans * s->head_stride;
+            float *const values = s->partial_values + begin * s->n_spans * stride;
             const size_t first = first_span(seen);
             for (size_t span = first + 1; span < end_span(seen); span++)
-                o->kernels->span_merge(&sums[first], values + first * s->head_stride, &sums[span],
-                                       values + span * s->head_stride, s->head_stride);
-            write_row(o, begin, &sums[first], values + first * s->head_stride);
+                o->kernels->span_merge(&sums[first], values + first * stride, &sums[span],
+                                       values + span * stride, stride);
+            write_row(o, begin, &sums[first], values + first * stride);
         }
     }
 }
@@ -401,7 +496,7 @@ static size_t choose_item_spans(const qsf_ops *o, const qsf_chunk *chunk, size_t
     const size_t wanted = (size_t)ITEMS_PER_THREAD * qsf_pool_thread_count(o->pool);
     size_t n_groups = 0;
     for (uint32_t i = 0; i < chunk->n_segments; i++)
-        n_groups += row_groups_of(o->config, &chunk->segments[i]) * o->config->n_kv_heads;
+        n_groups += row_groups_of(o->kind, &chunk->segments[i]) * o->kind->n_kv_heads;
     if (most_spans < 2 || qsf_pool_thread_count(o->pool) == 1 || n_groups >= wanted ||
         chunk->n_tokens > o->scratch->attend.split_tokens)
         return 0;
@@ -412,11 +507,11 @@ static size_t choose_item_spans(const qsf_ops *o, const qsf_chunk *chunk, size_t
 
 void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer)
 {
-    const qsf_config *const c = o->config;
+    const qsf_layer_kind *const kind = o->kind;
     attention_job job = {.ops = o, .chunk = chunk, .layer = layer};
     size_t most_spans = 0;
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
-        const size_t n = spans_of(c, &chunk->segments[i]);
+        const size_t n = spans_of(kind, &chunk->segments[i]);
         most_spans = n > most_spans ? n : most_spans;
     }
     job.item_spans = choose_item_spans(o, chunk, most_spans);
@@ -424,13 +519,13 @@ void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer)
     size_t n_scores = 0; /* approximate */
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
         const qsf_segment *const g = &chunk->segments[i];
-        const positions last = seen_by(c, g, g->n_tokens - 1);
+        const positions last = seen_by(kind, g, g->n_tokens - 1);
         n_items += items_of(&job, g);
-        n_scores += (last.end - last.first) * g->n_tokens * c->n_heads;
+        n_scores += (last.end - last.first) * g->n_tokens * kind->n_heads;
     }
-    qsf_pool_run(o->pool, n_items, qsf_ops_piece(n_scores * 2 * c->head_dim / n_items),
+    qsf_pool_run(o->pool, n_items, qsf_ops_piece(n_scores * 2 * kind->head_dim / n_items),
                  attend_items, &job);
     if (job.item_spans != 0)
-        qsf_pool_run(o->pool, (size_t)chunk->n_tokens * c->n_heads,
-                     qsf_ops_piece(2 * most_spans * c->head_dim), merge_rows, &job);
+        qsf_pool_run(o->pool, (size_t)chunk->n_tokens * kind->n_heads,
+                     qsf_ops_piece(2 * most_spans * kind->head_dim), merge_rows, &job);
 }

@@ -2,11 +2,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/config.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "base/status.h"
+
+typedef enum presence { NEVER, OPTIONAL, ALWAYS } presence;
 
 /* A tensor that a unit may have: the place of its pointer and its shape. */
 typedef struct tensor_rule {
@@ -14,7 +15,7 @@ typedef struct tensor_rule {
     const char *name;
     size_t pointer_off; /* of the `const qsf_tensor *` in the record */
     qsf_layout layout;
-    bool is_required;
+    presence presence;
     uint32_t n_rows;
     uint32_t n_cols;
 } tensor_rule;
@@ -22,6 +23,9 @@ typedef struct tensor_rule {
 static qsf_status check_tensor(const tensor_rule *rule, const qsf_tensor *t)
 {
     const unsigned unit_idx = t->unit_idx;
+    if (rule->presence == NEVER)
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has %s, which layers of its kind do not have",
+                        unit_idx, rule->name);
     if (t->n_rows != rule->n_rows || t->n_cols != rule->n_cols)
         return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s is %u x %u, expected %u x %u", unit_idx,
                         rule->name, t->n_rows, t->n_cols, rule->n_rows, rule->n_cols);
@@ -43,7 +47,7 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
         const qsf_tensor *const t = qsf_reader_tensor(r, unit_idx, (uint32_t)rule->type);
         memcpy((unsigned char *)record + rule->pointer_off, &t, sizeof t);
         if (t == NULL) {
-            if (rule->is_required)
+            if (rule->presence == ALWAYS)
                 return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has no %s", unit_idx, rule->name);
             continue;
         }
@@ -61,17 +65,17 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
     return QSF_OK;
 }
 
-#define LAYER_VECTOR(type, field, required, n)                                      \
+#define LAYER_VECTOR(type, field, presence, n)                                      \
     {                                                                               \
-        type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_VECTOR, required, 1, n \
+        type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_VECTOR, presence, 1, n \
     }
-#define LAYER_MATRIX(type, field, required, rows, cols)                                  \
+#define LAYER_MATRIX(type, field, presence, rows, cols)                                  \
     {                                                                                    \
-        type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_TILES, required, rows, cols \
+        type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_TILES, presence, rows, cols \
     }
-#define LAYER_OUTLIERS(type, field, rows, cols)                                          \
-    {                                                                                    \
-        type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_OUTLIERS, false, rows, cols \
+#define LAYER_OUTLIERS(type, field, presence, rows, cols)                                   \
+    {                                                                                       \
+        type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_OUTLIERS, presence, rows, cols \
     }
 
 static size_t table_bytes(const qsf_tensor *t)
@@ -93,146 +97,180 @@ static void raise_outliers_bytes(qsf_config *c, const qsf_layer *l)
             c->outliers_bytes = wanted_bytes[i];
 }
 
-static qsf_status match_layers(qsf_config *c, const qsf_reader *r, qsf_layer *layers)
+/* Matches the tensors of layer `idx` against those that its kind has. */
+static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
 {
+    const qsf_layer_kind *const k = &r->kinds[r->units[idx + 1].kind];
+    const uint32_t dim = r->header.dim;
+    const uint32_t q = qsf_q_dim(k);
+    const uint32_t kv = qsf_kv_dim(k);
+    const uint32_t ffn = k->ffn_dim;
+    const bool is_per_head = k->qk_norm == QSF_QK_NORM_PER_HEAD;
+    const presence qk_norm = k->qk_norm != QSF_QK_NORM_NONE ? ALWAYS : NEVER;
+    const presence up = k->ffn != QSF_FFN_NONE ? ALWAYS : NEVER;
+    const presence by_up = k->ffn != QSF_FFN_NONE ? OPTIONAL : NEVER;
+    const presence gate = k->ffn == QSF_FFN_GATED ? ALWAYS : NEVER;
+    const presence by_gate = k->ffn == QSF_FFN_GATED ? OPTIONAL : NEVER;
     const tensor_rule rules[] = {
-        LAYER_VECTOR(QSF_TENSOR_ATTN_NORM, attn_norm, true, c->dim),
-        LAYER_VECTOR(QSF_TENSOR_ATTN_NORM_BIAS, attn_norm_bias, false, c->dim),
-        LAYER_VECTOR(QSF_TENSOR_Q_BIAS, q_bias, false, c->q_dim),
-        LAYER_VECTOR(QSF_TENSOR_K_BIAS, k_bias, false, c->kv_dim),
-        LAYER_VECTOR(QSF_TENSOR_V_BIAS, v_bias, false, c->kv_dim),
-        LAYER_OUTLIERS(QSF_TENSOR_Q_OUTLIERS, q_outliers, c->q_dim, c->dim),
-        LAYER_OUTLIERS(QSF_TENSOR_K_OUTLIERS, k_outliers, c->kv_dim, c->dim),
-        LAYER_OUTLIERS(QSF_TENSOR_V_OUTLIERS, v_outliers, c->kv_dim, c->dim),
-        LAYER_MATRIX(QSF_TENSOR_Q, q, true, c->q_dim, c->dim),
-        LAYER_MATRIX(QSF_TENSOR_K, k, true, c->kv_dim, c->dim),
-        LAYER_MATRIX(QSF_TENSOR_V, v, true, c->kv_dim, c->dim),
-        LAYER_VECTOR(QSF_TENSOR_ATTN_OUT_BIAS, attn_out_bias, false, c->dim),
-        LAYER_OUTLIERS(QSF_TENSOR_ATTN_OUT_OUTLIERS, attn_out_outliers, c->dim, c->q_dim),
-        LAYER_MATRIX(QSF_TENSOR_ATTN_OUT, attn_out, true, c->dim, c->q_dim),
-        LAYER_VECTOR(QSF_TENSOR_FFN_NORM, ffn_norm, true, c->dim),
-        LAYER_VECTOR(QSF_TENSOR_FFN_NORM_BIAS, ffn_norm_bias, false, c->dim),
-        LAYER_VECTOR(QSF_TENSOR_FFN_GATE_BIAS, gate_bias, false, c->ffn_dim),
-        LAYER_VECTOR(QSF_TENSOR_FFN_UP_BIAS, up_bias, false, c->ffn_dim),
-        LAYER_OUTLIERS(QSF_TENSOR_FFN_GATE_OUTLIERS, gate_outliers, c->ffn_dim, c->dim),
-        LAYER_OUTLIERS(QSF_TENSOR_FFN_UP_OUTLIERS, up_outliers, c->ffn_dim, c->dim),
-        LAYER_MATRIX(QSF_TENSOR_FFN_GATE, gate, c->is_gated, c->ffn_dim, c->dim),
-        LAYER_MATRIX(QSF_TENSOR_FFN_UP, up, true, c->ffn_dim, c->dim),
-        LAYER_VECTOR(QSF_TENSOR_FFN_DOWN_BIAS, down_bias, false, c->dim),
-        LAYER_OUTLIERS(QSF_TENSOR_FFN_DOWN_OUTLIERS, down_outliers, c->dim, c->ffn_dim),
-        LAYER_MATRIX(QSF_TENSOR_FFN_DOWN, down, true, c->dim, c->ffn_dim),
+        LAYER_VECTOR(QSF_TENSOR_INPUT_NORM, input_norm, OPTIONAL, dim),
+        LAYER_VECTOR(QSF_TENSOR_INPUT_NORM_BIAS, input_norm_bias, OPTIONAL, dim),
+        LAYER_VECTOR(QSF_TENSOR_ATTN_NORM, attn_norm, OPTIONAL, dim),
+        LAYER_VECTOR(QSF_TENSOR_ATTN_NORM_BIAS, attn_norm_bias, OPTIONAL, dim),
+        LAYER_VECTOR(QSF_TENSOR_Q_BIAS, q_bias, OPTIONAL, q),
+        LAYER_VECTOR(QSF_TENSOR_K_BIAS, k_bias, OPTIONAL, kv),
+        LAYER_VECTOR(QSF_TENSOR_V_BIAS, v_bias, OPTIONAL, kv),
+        LAYER_VECTOR(QSF_TENSOR_Q_NORM, q_norm, qk_norm, is_per_head ? k->head_dim : q),
+        LAYER_VECTOR(QSF_TENSOR_K_NORM, k_norm, qk_norm, is_per_head ? k->head_dim : kv),
+        LAYER_OUTLIERS(QSF_TENSOR_Q_OUTLIERS, q_outliers, OPTIONAL, q, dim),
+        LAYER_OUTLIERS(QSF_TENSOR_K_OUTLIERS, k_outliers, OPTIONAL, kv, dim),
+        LAYER_OUTLIERS(QSF_TENSOR_V_OUTLIERS, v_outliers, OPTIONAL, kv, dim),
+        LAYER_MATRIX(QSF_TENSOR_Q, q, ALWAYS, q, dim),
+        LAYER_MATRIX(QSF_TENSOR_K, k, ALWAYS, kv, dim),
+        LAYER_MATRIX(QSF_TENSOR_V, v, ALWAYS, kv, dim),
+        LAYER_VECTOR(QSF_TENSOR_ATTN_SUB_NORM, attn_sub_norm, OPTIONAL, q),
+        LAYER_VECTOR(QSF_TENSOR_ATTN_OUT_BIAS, attn_out_bias, OPTIONAL, dim),
+        LAYER_OUTLIERS(QSF_TENSOR_ATTN_OUT_OUTLIERS, attn_out_outliers, OPTIONAL, dim, q),
+        LAYER_MATRIX(QSF_TENSOR_ATTN_OUT, attn_out, ALWAYS, dim, q),
+        LAYER_VECTOR(QSF_TENSOR_POST_ATTN_NORM, post_attn_norm, OPTIONAL, dim),
+        LAYER_VECTOR(QSF_TENSOR_FFN_NORM, ffn_norm, by_up, dim),
+        LAYER_VECTOR(QSF_TENSOR_FFN_NORM_BIAS, ffn_norm_bias, by_up, dim),
+        LAYER_VECTOR(QSF_TENSOR_FFN_GATE_BIAS, gate_bias, by_gate, ffn),
+        LAYER_VECTOR(QSF_TENSOR_FFN_UP_BIAS, up_bias, by_up, ffn),
+        LAYER_OUTLIERS(QSF_TENSOR_FFN_GATE_OUTLIERS, gate_outliers, by_gate, ffn, dim),
+        LAYER_OUTLIERS(QSF_TENSOR_FFN_UP_OUTLIERS, up_outliers, by_up, ffn, dim),
+        LAYER_MATRIX(QSF_TENSOR_FFN_GATE, gate, gate, ffn, dim),
+        LAYER_MATRIX(QSF_TENSOR_FFN_UP, up, up, ffn, dim),
+        LAYER_VECTOR(QSF_TENSOR_FFN_SUB_NORM, ffn_sub_norm, by_up, ffn),
+        LAYER_VECTOR(QSF_TENSOR_FFN_DOWN_BIAS, down_bias, by_up, dim),
+        LAYER_OUTLIERS(QSF_TENSOR_FFN_DOWN_OUTLIERS, down_outliers, by_up, dim, ffn),
+        LAYER_MATRIX(QSF_TENSOR_FFN_DOWN, down, up, dim, ffn),
+        LAYER_VECTOR(QSF_TENSOR_POST_FFN_NORM, post_ffn_norm, by_up, dim),
     };
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        QSF_TRY(match_unit(r, i + 1, rules, sizeof rules / sizeof rules[0], &layers[i]));
-        if ((layers[i].gate != NULL) != c->is_gated)
-            return QSF_FAIL(QSF_ERR_FORMAT, "layer %u has %s, unlike layer 0", i,
-                            c->is_gated ? "no gate" : "a gate");
-        if (layers[i].gate_bias != NULL && !c->is_gated)
-            return QSF_FAIL(QSF_ERR_FORMAT, "layer %u has the bias of a gate but no gate", i);
-        if (layers[i].gate_outliers != NULL && !c->is_gated)
-            return QSF_FAIL(QSF_ERR_FORMAT, "layer %u has outliers of a gate but no gate", i);
-        raise_outliers_bytes(c, &layers[i]);
-    }
+    l->kind = k;
+    return match_unit(r, idx + 1, rules, sizeof rules / sizeof rules[0], l);
+}
+
+/* Attention and FFN must have a norm somewhere, and a bias of a norm its norm. */
+static qsf_status check_norms(const qsf_layer *l, uint32_t idx)
+{
+    const bool has_attn_norm = l->attn_norm != NULL || l->post_attn_norm != NULL;
+    const bool has_ffn_norm = l->ffn_norm != NULL || l->post_ffn_norm != NULL ||
+                              l->kind->is_parallel || l->kind->ffn == QSF_FFN_NONE;
+    if (!has_attn_norm || !has_ffn_norm)
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has no %s", idx + 1,
+                        has_attn_norm ? "ffn_norm" : "attn_norm");
+    if ((l->input_norm == NULL && l->input_norm_bias != NULL) ||
+        (l->attn_norm == NULL && l->attn_norm_bias != NULL) ||
+        (l->ffn_norm == NULL && l->ffn_norm_bias != NULL))
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has the bias of a norm but not the norm", idx + 1);
     return QSF_OK;
+}
+
+bool qsf_layer_keeps_input(const qsf_layer *l)
+{
+    return l->kind->is_parallel && (l->ffn_norm != NULL || l->attn_norm == NULL);
+}
+
+static void raise_to(uint32_t *most, uint32_t n)
+{
+    if (n > *most)
+        *most = n;
+}
+
+/* Raises what the config says of all layers to what a layer needs. */
+static void add_layer(qsf_config *c, const qsf_layer *l)
+{
+    const qsf_layer_kind *const k = l->kind;
+    raise_to(&c->n_heads, k->n_heads);
+    raise_to(&c->head_dim, k->head_dim);
+    raise_to(&c->q_dim, qsf_q_dim(k));
+    raise_to(&c->kv_dim, qsf_kv_dim(k));
+    raise_to(&c->ffn_dim, k->ffn_dim);
+    if (k->n_kv_heads < c->least_kv_heads)
+        c->least_kv_heads = k->n_kv_heads;
+    if (l->q_norm != NULL)
+        raise_to(&c->qk_norm_cols, l->q_norm->n_cols); /* not below the K norm's */
+    c->has_gate |= l->gate != NULL;
+    c->keeps_input |= qsf_layer_keeps_input(l);
+    raise_outliers_bytes(c, l);
 }
 
 static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends *ends)
 {
     const tensor_rule embedding[] = {
-        {QSF_TENSOR_EMBEDDING, "embedding", offsetof(qsf_ends, embedding), QSF_LAYOUT_TILES, true,
+        {QSF_TENSOR_EMBEDDING, "embedding", offsetof(qsf_ends, embedding), QSF_LAYOUT_TILES, ALWAYS,
          c->n_vocab, c->dim},
     };
     const tensor_rule final[] = {
         {QSF_TENSOR_FINAL_NORM, "final_norm", offsetof(qsf_ends, final_norm), QSF_LAYOUT_VECTOR,
-         true, 1, c->dim},
+         ALWAYS, 1, c->dim},
         {QSF_TENSOR_FINAL_NORM_BIAS, "final_norm_bias", offsetof(qsf_ends, final_norm_bias),
-         QSF_LAYOUT_VECTOR, false, 1, c->dim},
-        {QSF_TENSOR_HEAD, "head", offsetof(qsf_ends, head), QSF_LAYOUT_TILES, !c->has_tied_head,
-         c->n_vocab, c->dim},
+         QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->dim},
+        {QSF_TENSOR_HEAD_BIAS, "head_bias", offsetof(qsf_ends, head_bias), QSF_LAYOUT_VECTOR,
+         c->has_tied_head ? NEVER : OPTIONAL, 1, c->n_vocab},
+        {QSF_TENSOR_HEAD, "head", offsetof(qsf_ends, head), QSF_LAYOUT_TILES,
+         c->has_tied_head ? NEVER : ALWAYS, c->n_vocab, c->dim},
     };
     QSF_TRY(match_unit(r, 0, embedding, 1, ends));
-    QSF_TRY(match_unit(r, r->n_units - 1, final, c->has_tied_head ? 2 : 3, ends));
+    QSF_TRY(match_unit(r, r->n_units - 1, final, sizeof final / sizeof final[0], ends));
     if (c->has_tied_head)
         ends->head = ends->embedding;
     return QSF_OK;
 }
 
-static qsf_status check_runnable(const qsf_header *h, const qsf_arch *arch, bool is_gated)
+static qsf_status check_positions(const qsf_reader *r)
 {
-    if (h->architecture > QSF_ARCHITECTURE_MISTRAL)
+    const bool is_own_rope = r->header.positions == QSF_POSITIONS_ROPE && r->n_rope_sets == 0;
+    const uint32_t rope_dims = r->arch.rope_dims;
+    if (r->header.positions == QSF_POSITIONS_ALIBI && r->kind_table.bytes == NULL)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "this build does not run architecture %u "
-                        "(it runs 0 GPT-2, 1 LLaMA, 2 Mistral)",
-                        h->architecture);
-    if (h->positions == QSF_POSITIONS_ALIBI)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "this build does not support ALiBi positions");
-    if (is_gated && h->activation != QSF_ACTIVATION_SILU)
-        return QSF_FAIL(
-            QSF_ERR_UNSUPPORTED,
-            "this build does not support a gated FFN with activation %u, only with SiLU",
-            h->activation);
-    if (h->positions == QSF_POSITIONS_ROPE && (arch->rope_dims == 0 || arch->rope_dims % 2 != 0))
+                        "the positions are ALiBi, but there is no section KIND with its slopes");
+    if (is_own_rope && (rope_dims == 0 || rope_dims % 2 != 0))
         return QSF_FAIL(QSF_ERR_FORMAT, "%u rotary dimensions; RoPE needs an even number",
-                        arch->rope_dims);
+                        rope_dims);
     return QSF_OK;
+}
+
+/* Counts the RoPE sets that a pass may use at once: one of each number. */
+static void count_ropes(qsf_config *c, const qsf_reader *r)
+{
+    for (uint32_t i = 0; i < r->n_rope_sets; i++)
+        if (r->rope_sets[i].least_context == 0) {
+            c->n_ropes++;
+            c->n_rope_pairs += r->rope_sets[i].frequencies.n;
+        }
+    if (r->n_rope_sets == 0 && r->header.positions == QSF_POSITIONS_ROPE) {
+        c->n_ropes = 1;
+        c->n_own_pairs = r->arch.rope_dims / 2;
+        c->n_rope_pairs = c->n_own_pairs;
+    }
 }
 
 qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers, qsf_ends *ends)
 {
     const qsf_header *const h = &r->header;
-    const bool is_gated = qsf_reader_tensor(r, 1, QSF_TENSOR_FFN_GATE) != NULL;
-    QSF_TRY(check_runnable(h, &r->arch, is_gated));
+    QSF_TRY(check_positions(r));
     *c = (qsf_config){
         .n_layers = h->n_layers,
+        .layers = layers,
         .dim = h->dim,
-        .n_heads = h->n_heads,
-        .n_kv_heads = h->n_kv_heads,
-        .head_dim = h->head_dim,
-        .ffn_dim = h->ffn_dim,
         .n_vocab = h->n_vocab,
         .max_tokens = h->max_tokens,
-        .q_dim = h->n_heads * h->head_dim, /* <= 2^24: limits of layout.h */
-        .kv_dim = h->n_kv_heads * h->head_dim,
-        .rope_dims = h->positions == QSF_POSITIONS_ROPE ? r->arch.rope_dims : 0,
-        .window_tokens = r->arch.window_tokens,
-        .activation = h->activation,
+        .least_kv_heads = UINT32_MAX,
         .is_rms_norm = h->norm == QSF_NORM_RMS,
-        .is_gated = is_gated,
-        .is_rope_interleaved = r->arch.rope_interleaved,
         .has_learned_positions = h->positions == QSF_POSITIONS_LEARNED,
-        .has_tied_head = r->arch.tied_head,
+        .has_tied_head = r->arch.tied_head != 0,
         .norm_epsilon = r->arch.norm_epsilon,
+        .embedding_factor = r->arch.embedding_factor,
+        .logit_cap = r->arch.logit_cap,
     };
-    QSF_TRY(match_layers(c, r, layers));
-    return match_ends(c, r, ends);
-}
-
-/* Llama 3: divides long wavelengths by the factor, keeps short ones, and blends those in between.
- * Source: the rope_scaling rule published with the Llama 3.1 models. */
-static double scale_llama3(const qsf_arch *a, double frequency)
-{
-    const double two_pi = 6.283185307179586;
-    const double wavelength = two_pi / frequency;
-    const double original = a->rope_original_tokens;
-    if (wavelength > original / (double)a->rope_low_freq_factor)
-        return frequency / (double)a->rope_factor;
-    if (wavelength < original / (double)a->rope_high_freq_factor)
-        return frequency;
-    const double blend = (original / wavelength - (double)a->rope_low_freq_factor) /
-                         ((double)a->rope_high_freq_factor - (double)a->rope_low_freq_factor);
-    return (1.0 - blend) * frequency / (double)a->rope_factor + blend * frequency;
-}
-
-void qsf_config_rope_frequencies(const qsf_config *c, const qsf_reader *r, float *out)
-{
-    const qsf_arch *const a = &r->arch;
-    for (uint32_t i = 0; i < c->rope_dims / 2; i++) {
-        double frequency =
-            1.0 / pow((double)r->header.rope_theta, 2.0 * (double)i / (double)c->rope_dims);
-        if (a->rope_scaling == QSF_ROPE_SCALING_LINEAR)
-            frequency /= (double)a->rope_factor;
-        else if (a->rope_scaling == QSF_ROPE_SCALING_LLAMA3)
-            frequency = scale_llama3(a, frequency);
-        out[i] = (float)frequency;
+    count_ropes(c, r);
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        QSF_TRY(match_layer(r, i, &layers[i]));
+        QSF_TRY(check_norms(&layers[i], i));
+        add_layer(c, &layers[i]);
     }
+    QSF_TRY(match_ends(c, r, ends));
+    c->has_head_bias = ends->head_bias != NULL;
+    return QSF_OK;
 }

@@ -2,7 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/forward.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -22,7 +21,7 @@ static void number_rows(const qsf_chunk *chunk, uint32_t *positions)
     }
 }
 
-/* x[t] = embedding[token] (+ position[t]); x [n_tokens, dim_stride] */
+/* x[t] = embedding[token] * factor (+ position[t]); x [n_tokens, dim_stride] */
 static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
 {
     const qsf_config *const c = f->ops.config;
@@ -31,6 +30,8 @@ static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
         float *const x = s->x + t * s->dim_stride;
         QSF_TRY(qsf_embedding_row(&f->embedding, f->ops.stream, f->ops.kernels, f->ends->embedding,
                                   chunk->tokens[t], x));
+        if (c->embedding_factor != 1.0F)
+            f->ops.kernels->scale(x, c->embedding_factor, c->dim);
         if (f->positions == NULL)
             continue;
         const size_t position = s->positions[t];
@@ -41,36 +42,37 @@ static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
     return QSF_OK;
 }
 
-/* Computes cos and sin of position * frequency for the chunk's positions, once for all layers and
- * heads. A table of all positions would cost memory that weights can use. The product is rounded to
- * f32, as in the reference implementations. */
-static void fill_rope(qsf_forward *f, const qsf_chunk *chunk)
-{
-    const qsf_scratch *const s = f->ops.scratch;
-    const size_t n_pairs = f->ops.config->rope_dims / 2;
-    for (uint32_t t = 0; t < chunk->n_tokens; t++) {
-        for (size_t i = 0; i < n_pairs; i++) {
-            const float angle = (float)s->positions[t] * f->rope_frequencies[i];
-            s->rope_cos[t * n_pairs + i] = (float)cos((double)angle);
-            s->rope_sin[t * n_pairs + i] = (float)sin((double)angle);
-        }
-    }
-}
-
 /* Loads an optional vector into vectors[i]; *out becomes NULL if t is. */
 static qsf_status load(qsf_ops *o, const qsf_tensor *t, size_t i, const float **out)
 {
     return qsf_ops_load_vector(o, t, o->scratch->vectors[i], out);
 }
 
-/* *out = norm(x) with weights of the current unit, as matmul input */
-static qsf_status norm(qsf_ops *o, const qsf_tensor *weight, const qsf_tensor *bias, qsf_acts *out)
+/* Loads the weights of a norm of the current unit; *out has no weight if there is no such norm. */
+static qsf_status load_norm(qsf_ops *o, const qsf_tensor *weight, const qsf_tensor *bias,
+                            qsf_norm_weights *out)
 {
-    const float *weight_row;
-    const float *bias_row;
-    QSF_TRY(load(o, weight, 0, &weight_row));
-    QSF_TRY(load(o, bias, 1, &bias_row));
-    *out = qsf_ops_prepare_normed(o, weight_row, bias_row);
+    QSF_TRY(load(o, weight, 0, &out->weight));
+    return load(o, bias, 1, &out->bias);
+}
+
+/* *out = norm(x), or x without a norm, as matmul input */
+static qsf_status norm(qsf_ops *o, float *x, const qsf_tensor *weight, const qsf_tensor *bias,
+                       qsf_acts *out)
+{
+    qsf_norm_weights weights;
+    QSF_TRY(load_norm(o, weight, bias, &weights));
+    *out = qsf_ops_prepare(o, x, o->config->dim, &weights, o->scratch->normed);
+    return QSF_OK;
+}
+
+/* *out = x [n_tokens, dim], normalised in place by a sub-norm if there is one, as matmul input */
+static qsf_status sub_norm(qsf_ops *o, float *x, uint32_t dim, const qsf_tensor *weight,
+                           qsf_acts *out)
+{
+    qsf_norm_weights weights;
+    QSF_TRY(load_norm(o, weight, NULL, &weights));
+    *out = qsf_ops_prepare(o, x, dim, &weights, x);
     return QSF_OK;
 }
 
@@ -79,28 +81,31 @@ typedef struct epilogue_job {
     const qsf_ops *ops;
     const qsf_chunk *chunk;
     uint32_t layer_idx;
+    const float *q_norm; /* weights, or NULL */
+    const float *k_norm;
 } epilogue_job;
 
 static void q_epilogue(const void *arg, size_t begin, size_t end)
 {
     const epilogue_job *const job = arg;
-    const size_t head_dim = job->ops->config->head_dim;
+    const size_t head_dim = job->ops->kind->head_dim;
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
-        qsf_attention_rotate_q(job->ops, (uint32_t)h);
+        qsf_attention_finish_q(job->ops, job->q_norm, (uint32_t)h, 0, job->ops->n_tokens);
 }
 
 static void k_epilogue(const void *arg, size_t begin, size_t end)
 {
     const epilogue_job *const job = arg;
-    const size_t head_dim = job->ops->config->head_dim;
+    const size_t head_dim = job->ops->kind->head_dim;
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
-        qsf_attention_store_k(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
+        qsf_attention_store_k(job->ops, job->chunk, job->layer_idx, job->k_norm, (uint32_t)h, 0,
+                              job->ops->n_tokens);
 }
 
 static void v_epilogue(const void *arg, size_t begin, size_t end)
 {
     const epilogue_job *const job = arg;
-    const size_t head_dim = job->ops->config->head_dim;
+    const size_t head_dim = job->ops->kind->head_dim;
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
         qsf_attention_store_v(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
 }
@@ -117,80 +122,120 @@ static void up_epilogue(const void *arg, size_t begin, size_t end)
     qsf_ops_activate(job->ops, begin, end);
 }
 
-/* Computes q, k and v of norm(x), rotated; k and v go to the cache. */
-static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, const epilogue_job *job)
+/* Computes q, k and v of norm(x), finished; k and v go to the cache. */
+static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, epilogue_job *job)
 {
     const qsf_scratch *const s = o->scratch;
-    const size_t head_dim = o->config->head_dim;
+    const qsf_layer_kind *const kind = o->kind;
+    const bool is_whole = kind->qk_norm == QSF_QK_NORM_WHOLE_WIDTH;
+    const size_t q_stride = qsf_stride(qsf_q_dim(kind));
+    const size_t kv_stride = qsf_stride(qsf_kv_dim(kind));
+    const size_t head_dim = kind->head_dim;
     size_t n_used = 0;
     qsf_acts in;
     qsf_linear qkv[] = {
-        {layer->q, NULL, s->q, s->q_stride, head_dim, q_epilogue, job, {0}},
-        {layer->k, NULL, s->k, s->kv_stride, head_dim, k_epilogue, job, {0}},
-        {layer->v, NULL, s->v, s->kv_stride, head_dim, v_epilogue, job, {0}},
+        {layer->q, NULL, s->q, q_stride, head_dim, is_whole ? NULL : q_epilogue, job, {0}},
+        {layer->k, NULL, s->k, kv_stride, head_dim, is_whole ? NULL : k_epilogue, job, {0}},
+        {layer->v, NULL, s->v, kv_stride, head_dim, v_epilogue, job, {0}},
     };
-    QSF_TRY(norm(o, layer->attn_norm, layer->attn_norm_bias, &in));
+    QSF_TRY(norm(o, s->x, layer->attn_norm, layer->attn_norm_bias, &in));
     qsf_ops_lap(o, QSF_PHASE_NORM);
     QSF_TRY(load(o, layer->q_bias, 0, &qkv[0].bias));
     QSF_TRY(load(o, layer->k_bias, 1, &qkv[1].bias));
     QSF_TRY(load(o, layer->v_bias, 2, &qkv[2].bias));
+    QSF_TRY(qsf_ops_load_vector(o, layer->q_norm, s->qk_norms[0], &job->q_norm));
+    QSF_TRY(qsf_ops_load_vector(o, layer->k_norm, s->qk_norms[1], &job->k_norm));
     QSF_TRY(qsf_ops_load_outliers(o, layer->q_outliers, &n_used, &qkv[0].outliers));
     QSF_TRY(qsf_ops_load_outliers(o, layer->k_outliers, &n_used, &qkv[1].outliers));
     QSF_TRY(qsf_ops_load_outliers(o, layer->v_outliers, &n_used, &qkv[2].outliers));
-    return qsf_linear_run(o, qkv, sizeof qkv / sizeof qkv[0], &in);
+    QSF_TRY(qsf_linear_run(o, qkv, sizeof qkv / sizeof qkv[0], &in));
+    if (is_whole)
+        qsf_attention_finish_whole(o, job->chunk, job->layer_idx, job->q_norm, job->k_norm);
+    return QSF_OK;
 }
 
-/* x += w @ in (+ bias) */
-static qsf_status add_product(qsf_ops *o, const qsf_tensor *w, const qsf_tensor *bias,
-                              const qsf_tensor *outliers, const qsf_acts *in,
+/* A product that goes back to the residual */
+typedef struct branch_end {
+    const qsf_tensor *w;
+    const qsf_tensor *bias;
+    const qsf_tensor *outliers;
+    const qsf_tensor *post_norm;
+} branch_end;
+
+/* x += factor * (w @ in (+ bias)), normalised before it is added if there is a post norm */
+static qsf_status add_product(qsf_ops *o, const branch_end *end, const qsf_acts *in,
                               const epilogue_job *job)
 {
     const qsf_scratch *const s = o->scratch;
+    const bool is_normed = end->post_norm != NULL;
     size_t n_used = 0;
-    qsf_linear out = {w, NULL, s->y, s->dim_stride, 1, residual_epilogue, job, {0}};
-    QSF_TRY(load(o, bias, 0, &out.bias));
-    QSF_TRY(qsf_ops_load_outliers(o, outliers, &n_used, &out.outliers));
-    return qsf_linear_run(o, &out, 1, in);
+    qsf_norm_weights weights;
+    qsf_linear out = {end->w, NULL, s->y, s->dim_stride, 1, is_normed ? NULL : residual_epilogue,
+                      job,    {0}};
+    QSF_TRY(load(o, end->bias, 0, &out.bias));
+    QSF_TRY(qsf_ops_load_outliers(o, end->outliers, &n_used, &out.outliers));
+    QSF_TRY(qsf_linear_run(o, &out, 1, in));
+    if (!is_normed)
+        return QSF_OK;
+    QSF_TRY(load_norm(o, end->post_norm, NULL, &weights));
+    qsf_ops_add_normed(o, &weights);
+    return QSF_OK;
 }
 
 /* x += attention(norm(x)) */
-static qsf_status run_attention(qsf_ops *o, const qsf_layer *layer, const epilogue_job *job)
+static qsf_status run_attention(qsf_ops *o, const qsf_layer *l, epilogue_job *job)
 {
-    const qsf_scratch *const s = o->scratch;
-    QSF_TRY(project_heads(o, layer, job));
+    const branch_end end = {l->attn_out, l->attn_out_bias, l->attn_out_outliers, l->post_attn_norm};
+    qsf_acts attended;
+    QSF_TRY(project_heads(o, l, job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
     qsf_attention_run(o, job->chunk, job->layer_idx);
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
-    const qsf_acts attended = qsf_ops_prepare(o, s->attended, s->q_stride);
-    QSF_TRY(add_product(o, layer->attn_out, layer->attn_out_bias, layer->attn_out_outliers,
-                        &attended, job));
+    QSF_TRY(sub_norm(o, o->scratch->attended, qsf_q_dim(o->kind), l->attn_sub_norm, &attended));
+    QSF_TRY(add_product(o, &end, &attended, job));
     qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
     return QSF_OK;
 }
 
-/* x += ffn(norm(x)) */
-static qsf_status run_ffn(qsf_ops *o, const qsf_layer *layer, const epilogue_job *job)
+/* *out = what the FFN reads, as matmul input */
+static qsf_status prepare_ffn(qsf_ops *o, const qsf_layer *l, qsf_acts *out)
 {
     const qsf_scratch *const s = o->scratch;
+    const qsf_norm_weights none = {0};
+    if (!o->kind->is_parallel)
+        return norm(o, s->x, l->ffn_norm, l->ffn_norm_bias, out);
+    if (qsf_layer_keeps_input(l))
+        return norm(o, s->input, l->ffn_norm, l->ffn_norm_bias, out);
+    *out = qsf_ops_prepare(o, s->normed, o->config->dim, &none, s->normed); /* as attention did */
+    return QSF_OK;
+}
+
+/* x += ffn(norm(x)) */
+static qsf_status run_ffn(qsf_ops *o, const qsf_layer *l, const epilogue_job *job)
+{
+    const qsf_scratch *const s = o->scratch;
+    const size_t stride = qsf_stride(o->kind->ffn_dim);
+    const branch_end end = {l->down, l->down_bias, l->down_outliers, l->post_ffn_norm};
     size_t n_used = 0;
     qsf_acts in;
-    qsf_linear gate = {layer->gate, NULL, s->gate, s->ffn_stride, 1, NULL, NULL, {0}};
-    qsf_linear up = {layer->up, NULL, s->up, s->ffn_stride, 1, up_epilogue, job, {0}};
-    QSF_TRY(norm(o, layer->ffn_norm, layer->ffn_norm_bias, &in));
+    qsf_acts activated;
+    qsf_linear gate = {l->gate, NULL, s->gate, stride, 1, NULL, NULL, {0}};
+    qsf_linear up = {l->up, NULL, s->up, stride, 1, up_epilogue, job, {0}};
+    QSF_TRY(prepare_ffn(o, l, &in));
     qsf_ops_lap(o, QSF_PHASE_NORM);
-    QSF_TRY(load(o, layer->gate_bias, 1, &gate.bias));
-    QSF_TRY(load(o, layer->up_bias, 0, &up.bias));
-    QSF_TRY(qsf_ops_load_outliers(o, layer->gate_outliers, &n_used, &gate.outliers));
-    QSF_TRY(qsf_ops_load_outliers(o, layer->up_outliers, &n_used, &up.outliers));
-    if (layer->gate != NULL) {
+    QSF_TRY(load(o, l->gate_bias, 1, &gate.bias));
+    QSF_TRY(load(o, l->up_bias, 0, &up.bias));
+    QSF_TRY(qsf_ops_load_outliers(o, l->gate_outliers, &n_used, &gate.outliers));
+    QSF_TRY(qsf_ops_load_outliers(o, l->up_outliers, &n_used, &up.outliers));
+    if (l->gate != NULL) {
         QSF_TRY(qsf_linear_run_pair(o, &gate, &up, &in));
     } else {
         up.y = s->gate;
         QSF_TRY(qsf_linear_run(o, &up, 1, &in));
     }
     qsf_ops_lap(o, QSF_PHASE_GATE_UP);
-    const qsf_acts activated = qsf_ops_prepare(o, s->gate, s->ffn_stride);
-    return add_product(o, layer->down, layer->down_bias, layer->down_outliers, &activated, job);
+    QSF_TRY(sub_norm(o, s->gate, o->kind->ffn_dim, l->ffn_sub_norm, &activated));
+    return add_product(o, &end, &activated, job);
 }
 
 /* Beginning a resident unit is too cheap to time. */
@@ -210,14 +255,47 @@ static qsf_status end_unit(qsf_ops *o, qsf_phase phase)
     return QSF_OK;
 }
 
+/* What comes before attention: the norm of the residual itself, and a copy for the FFN. */
+static qsf_status begin_layer(qsf_ops *o, const qsf_layer *l)
+{
+    const qsf_scratch *const s = o->scratch;
+    qsf_norm_weights weights;
+    if (l->input_norm != NULL) {
+        QSF_TRY(load_norm(o, l->input_norm, l->input_norm_bias, &weights));
+        qsf_ops_norm(o, s->x, &weights, s->x);
+    }
+    if (qsf_layer_keeps_input(l))
+        memcpy(s->input, s->x, o->n_tokens * s->dim_stride * sizeof *s->x);
+    return QSF_OK;
+}
+
 static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t layer_idx)
 {
     qsf_ops *const o = &f->ops;
-    const epilogue_job job = {o, chunk, layer_idx};
+    const qsf_layer *const l = &o->config->layers[layer_idx];
+    epilogue_job job = {o, chunk, layer_idx, NULL, NULL};
+    o->kind = l->kind;
     QSF_TRY(begin_unit(o, layer_idx + 1));
-    QSF_TRY(run_attention(o, &f->layers[layer_idx], &job));
-    QSF_TRY(run_ffn(o, &f->layers[layer_idx], &job));
+    QSF_TRY(begin_layer(o, l));
+    QSF_TRY(run_attention(o, l, &job));
+    if (l->kind->ffn != QSF_FFN_NONE)
+        QSF_TRY(run_ffn(o, l, &job));
     return end_unit(o, QSF_PHASE_DOWN);
+}
+
+/* The argument of head_epilogue */
+typedef struct head_job {
+    const qsf_ops *ops;
+    float *logits; /* [n_tokens, n_vocab] */
+} head_job;
+
+static void head_epilogue(const void *arg, size_t begin, size_t end)
+{
+    const head_job *const job = arg;
+    const qsf_config *const c = job->ops->config;
+    for (size_t t = 0; t < job->ops->n_tokens; t++)
+        job->ops->kernels->cap(job->logits + t * c->n_vocab + begin, 1.0F / c->logit_cap,
+                               c->logit_cap, end - begin);
 }
 
 /* logits = head(norm(x)) for the rows that get logits, which move to the front of x */
@@ -230,16 +308,20 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
     memmove(s->x, s->x + chunk->first_logits * s->dim_stride,
             o->n_tokens * s->dim_stride * sizeof *s->x);
 
+    const head_job job = {o, chunk->logits};
+    qsf_linear head = {f->ends->head, NULL, chunk->logits, c->n_vocab, 1, NULL, &job, {0}};
+    if (c->logit_cap != 0.0F)
+        head.epilogue = head_epilogue;
     QSF_TRY(begin_unit(o, c->n_layers + 1));
     qsf_acts in;
-    QSF_TRY(norm(o, f->ends->final_norm, f->ends->final_norm_bias, &in));
+    QSF_TRY(norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
     if (c->has_tied_head) {
         QSF_TRY(end_unit(o, QSF_PHASE_NORM));
         QSF_TRY(begin_unit(o, 0));
     } else {
         qsf_ops_lap(o, QSF_PHASE_NORM);
+        QSF_TRY(qsf_ops_load_vector(o, f->ends->head_bias, s->head_bias, &head.bias));
     }
-    const qsf_linear head = {f->ends->head, NULL, chunk->logits, c->n_vocab, 1, NULL, NULL, {0}};
     QSF_TRY(qsf_linear_run(o, &head, 1, &in));
     return end_unit(o, QSF_PHASE_HEAD);
 }
@@ -252,10 +334,12 @@ static void begin_pass(qsf_forward *f, const qsf_chunk *chunk)
 
 static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
 {
+    const qsf_scratch *const s = f->ops.scratch;
     f->ops.n_tokens = chunk->n_tokens;
-    number_rows(chunk, f->ops.scratch->positions);
+    number_rows(chunk, s->positions);
     QSF_TRY(embed(f, chunk));
-    fill_rope(f, chunk);
+    qsf_ropes_fill(f->ops.ropes, f->ops.config->n_ropes, s->positions, chunk->n_tokens,
+                   s->chunk_tokens, s->rope_cos, s->rope_sin);
     qsf_stopwatch_lap(chunk->stopwatch, QSF_PHASE_EMBEDDING);
     for (uint32_t i = 0; i < f->ops.config->n_layers; i++) {
         if (atomic_load_explicit(chunk->cancelled, memory_order_relaxed))

@@ -16,9 +16,7 @@
 
 typedef struct qsf_forward {
     qsf_ops ops;
-    const qsf_layer *layers; /* [n_layers] */
     const qsf_ends *ends;
-    const float *rope_frequencies;  /* [rope_dims / 2] */
     const unsigned char *positions; /* f16 [max_tokens, dim], learned positions; or NULL */
     qsf_embedding embedding;        /* zeroed: no cache */
 } qsf_forward;

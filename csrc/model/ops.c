@@ -77,16 +77,6 @@ qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used
     return QSF_OK;
 }
 
-/* Prepares rows for a matmul: normalised unless weight is NULL, quantised unless exact. Both while
- * the row is in the first-level cache. */
-typedef struct prepare_job {
-    const qsf_ops *ops;
-    const float *x; /* the rows to quantise, or to normalise first */
-    size_t stride;
-    const float *weight;
-    const float *bias;
-} prepare_job;
-
 static void quantise_row(const qsf_ops *o, const float *x, size_t t, size_t stride)
 {
     const qsf_scratch *const s = o->scratch;
@@ -102,36 +92,70 @@ static void quantise_row(const qsf_ops *o, const float *x, size_t t, size_t stri
     o->kernels->quantise(x, n_blocks, &out);
 }
 
+void qsf_ops_norm_row(const qsf_ops *o, const float *x, const qsf_norm_weights *norm, size_t n,
+                      float *out)
+{
+    const float epsilon = o->config->norm_epsilon;
+    if (o->config->is_rms_norm)
+        o->kernels->rmsnorm(x, norm->weight, epsilon, n, out);
+    else
+        o->kernels->layernorm(x, norm->weight, norm->bias, epsilon, n, out);
+}
+
+/* Rows x [n_tokens, stride] of which `dim` columns count */
+typedef struct rows_job {
+    const qsf_ops *ops;
+    const qsf_norm_weights *norm;
+    const float *x;
+    float *out; /* of the norm */
+    uint32_t dim;
+    size_t stride;
+} rows_job;
+
+static void norm_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const rows_job *const job = arg;
+    (void)worker_idx;
+    for (size_t t = begin; t < end; t++)
+        qsf_ops_norm_row(job->ops, job->x + t * job->stride, job->norm, job->dim,
+                         job->out + t * job->stride);
+}
+
+void qsf_ops_norm(qsf_ops *o, const float *x, const qsf_norm_weights *norm, float *out)
+{
+    const size_t stride = o->scratch->dim_stride;
+    rows_job job = {o, norm, x, out, o->config->dim, stride};
+    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(stride), norm_rows, &job);
+}
+
+/* Both while the row is in the first-level cache. */
 static void prepare_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
-    const prepare_job *const job = arg;
+    const rows_job *const job = arg;
     const qsf_ops *const o = job->ops;
-    const qsf_config *const c = o->config;
-    (void)worker_idx;
+    if (job->norm->weight != NULL)
+        norm_rows(arg, begin, end, worker_idx);
     for (size_t t = begin; t < end; t++) {
-        const float *row = job->x + t * job->stride;
-        if (job->weight != NULL) {
-            float *const normed = o->scratch->normed + t * job->stride;
-            if (c->is_rms_norm)
-                o->kernels->rmsnorm(row, job->weight, c->norm_epsilon, c->dim, normed);
-            else
-                o->kernels->layernorm(row, job->weight, job->bias, c->norm_epsilon, c->dim, normed);
-            row = normed;
-        }
+        float *const row = job->out + t * job->stride;
+        memset(row + job->dim, 0, (job->stride - job->dim) * sizeof *row);
         if (!o->exact)
             quantise_row(o, row, t, job->stride);
     }
 }
 
-static qsf_acts prepare(qsf_ops *o, prepare_job *job)
+qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weights *norm,
+                         float *normed)
 {
     const qsf_scratch *const s = o->scratch;
-    if (job->weight != NULL || !o->exact)
-        qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(job->stride), prepare_rows, job);
+    const size_t stride = qsf_stride(dim);
+    float *const rows = norm->weight != NULL ? normed : x;
+    rows_job job = {o, norm, x, rows, dim, stride};
+    if (norm->weight != NULL || !o->exact || stride != dim)
+        qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(stride), prepare_rows, &job);
     return (qsf_acts){
         .n_tokens = o->n_tokens,
-        .n_blocks = job->stride / QSF_BLOCK,
-        .f32 = job->weight != NULL ? s->normed : job->x,
+        .n_blocks = stride / QSF_BLOCK,
+        .f32 = rows,
         .q = s->act_q,
         .q_low = s->act_q_low,
         .scale = s->act_scale,
@@ -141,44 +165,60 @@ static qsf_acts prepare(qsf_ops *o, prepare_job *job)
     };
 }
 
-qsf_acts qsf_ops_prepare(qsf_ops *o, const float *x, size_t stride)
-{
-    prepare_job job = {.ops = o, .x = x, .stride = stride};
-    return prepare(o, &job);
-}
-
-qsf_acts qsf_ops_prepare_normed(qsf_ops *o, const float *weight, const float *bias)
-{
-    const qsf_scratch *const s = o->scratch;
-    prepare_job job = {o, s->x, s->dim_stride, weight, bias};
-    return prepare(o, &job);
-}
-
 void qsf_ops_activate(const qsf_ops *o, size_t begin, size_t end)
 {
     const qsf_kernels *const k = o->kernels;
     const qsf_scratch *const s = o->scratch;
-    qsf_activation_fn *const functions[QSF_ACTIVATION_COUNT] = {
+    const size_t stride = qsf_stride(o->kind->ffn_dim);
+    qsf_activation_fn *const plain[QSF_ACTIVATION_COUNT] = {
         [QSF_ACTIVATION_GELU_TANH] = k->gelu_tanh,
         [QSF_ACTIVATION_SILU] = k->silu,
         [QSF_ACTIVATION_RELU] = k->relu,
         [QSF_ACTIVATION_GELU_ERF] = k->gelu_erf,
         [QSF_ACTIVATION_RELU_SQUARED] = k->relu_squared,
     };
+    qsf_gated_fn *const gated[QSF_ACTIVATION_COUNT] = {
+        [QSF_ACTIVATION_GELU_TANH] = k->gelu_tanh_mul,
+        [QSF_ACTIVATION_SILU] = k->silu_mul,
+        [QSF_ACTIVATION_RELU] = k->relu_mul,
+        [QSF_ACTIVATION_GELU_ERF] = k->gelu_erf_mul,
+        [QSF_ACTIVATION_RELU_SQUARED] = k->relu_squared_mul,
+    };
     for (size_t t = 0; t < o->n_tokens; t++) {
-        const size_t i = t * s->ffn_stride + begin;
-        if (o->config->is_gated)
-            k->silu_mul(s->gate + i, s->up + i, end - begin);
+        const size_t i = t * stride + begin;
+        if (o->kind->ffn == QSF_FFN_GATED)
+            gated[o->kind->activation](s->gate + i, s->up + i, end - begin);
         else
-            functions[o->config->activation](s->gate + i, end - begin);
+            plain[o->kind->activation](s->gate + i, end - begin);
     }
+}
+
+static void add_row(const qsf_ops *o, size_t i, size_t n)
+{
+    const qsf_scratch *const s = o->scratch;
+    if (o->kind->residual_factor == 1.0F)
+        o->kernels->add(s->x + i, s->y + i, n);
+    else
+        o->kernels->add_scaled(s->x + i, s->y + i, o->kind->residual_factor, n);
 }
 
 void qsf_ops_add_residual(const qsf_ops *o, size_t begin, size_t end)
 {
+    for (size_t t = 0; t < o->n_tokens; t++)
+        add_row(o, t * o->scratch->dim_stride + begin, end - begin);
+}
+
+static void add_normed_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const rows_job *const job = arg;
+    norm_rows(arg, begin, end, worker_idx);
+    for (size_t t = begin; t < end; t++)
+        add_row(job->ops, t * job->stride, job->dim);
+}
+
+void qsf_ops_add_normed(qsf_ops *o, const qsf_norm_weights *norm)
+{
     const qsf_scratch *const s = o->scratch;
-    for (size_t t = 0; t < o->n_tokens; t++) {
-        const size_t i = t * s->dim_stride + begin;
-        o->kernels->add(s->x + i, s->y + i, end - begin);
-    }
+    rows_job job = {o, norm, s->y, s->y, o->config->dim, s->dim_stride};
+    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(s->dim_stride), add_normed_rows, &job);
 }

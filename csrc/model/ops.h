@@ -16,6 +16,7 @@
 #include "stream/stream.h"
 #include "kernels/kernels.h"
 #include "model/config.h"
+#include "model/rope.h"
 #include "model/scratch.h"
 #include "platform/pool.h"
 #include "platform/stopwatch.h"
@@ -26,6 +27,8 @@ typedef struct qsf_ops {
     qsf_pool *pool;
     qsf_stream *stream;
     qsf_scratch *scratch;
+    const qsf_rope *ropes;      /* [n_ropes of the config] */
+    const qsf_layer_kind *kind; /* of the layer that runs */
     bool exact;               /* f32 activations for all weight types */
     uint32_t n_tokens;        /* rows of the current chunk */
     qsf_stopwatch *stopwatch; /* of the chunk, or NULL */
@@ -49,19 +52,33 @@ qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, co
 qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used,
                                  qsf_outliers *out);
 
-/* Describes the rows of x [n_tokens, stride] as matmul input, quantised unless exact. Valid until
- * the next prepare. */
-qsf_acts qsf_ops_prepare(qsf_ops *o, const float *x, size_t stride);
+/* A norm: the weight [dim] and the bias [dim], which may be NULL. Without a weight there is none. */
+typedef struct qsf_norm_weights {
+    const float *weight;
+    const float *bias;
+} qsf_norm_weights;
 
-/* Does the same for norm(x) * weight [dim] (+ bias [dim] unless NULL) of the residual x, row by row
- * in one pass. */
-qsf_acts qsf_ops_prepare_normed(qsf_ops *o, const float *weight, const float *bias);
+/* Normalises a row, x [n], as the model does: RMS or layer norm. out may be x. */
+void qsf_ops_norm_row(const qsf_ops *o, const float *x, const qsf_norm_weights *norm, size_t n,
+                      float *out);
 
-/* gate[begin .. end) of every row of the chunk becomes activation(gate) * up for gated models,
+/* out [n_tokens, dim_stride] = norm(x [n_tokens, dim_stride]); out may be x. */
+void qsf_ops_norm(qsf_ops *o, const float *x, const qsf_norm_weights *norm, float *out);
+
+/* Describes the rows of x [n_tokens, dim] as matmul input: normalised if the norm has a weight, and
+ * quantised unless exact, row by row in one pass. Rows lie at dim padded to 64; the padding becomes
+ * zero. Normalised rows go to `normed`, which may be x. Valid until the next prepare. */
+qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weights *norm,
+                         float *normed);
+
+/* gate[begin .. end) of every row of the chunk becomes activation(gate) * up for gated layers,
  * else activation(gate). */
 void qsf_ops_activate(const qsf_ops *o, size_t begin, size_t end);
 
-/* x[begin .. end) += y[begin .. end) for every row of the chunk. */
+/* x[begin .. end) += factor of the layer * y[begin .. end) for every row of the chunk. */
 void qsf_ops_add_residual(const qsf_ops *o, size_t begin, size_t end);
+
+/* x += factor of the layer * norm(y) for every row of the chunk. */
+void qsf_ops_add_normed(qsf_ops *o, const qsf_norm_weights *norm);
 
 #endif

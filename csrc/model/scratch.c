@@ -15,7 +15,7 @@ static size_t larger(size_t a, size_t b)
  * one per KV head, than a few for each thread. */
 static uint32_t split_tokens(const qsf_config *c, uint32_t chunk_tokens, uint32_t n_threads)
 {
-    const size_t n = qsf_ceil_div(4 * (size_t)n_threads, c->n_kv_heads);
+    const size_t n = qsf_ceil_div(4 * (size_t)n_threads, c->least_kv_heads);
     return n < chunk_tokens ? (uint32_t)n : chunk_tokens;
 }
 
@@ -23,12 +23,12 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
                              uint32_t chunk_tokens, uint32_t ctx_tokens, uint32_t n_threads)
 {
     *s = (qsf_attend_scratch){
-        .head_stride = qsf_round_up(c->head_dim, QSF_BLOCK),
         .n_spans = (uint32_t)qsf_ceil_div(ctx_tokens, QSF_KV_SPAN_TOKENS),
         .split_tokens = split_tokens(c, chunk_tokens, n_threads),
     };
     const size_t n_rows = (size_t)n_threads * QSF_ATTEND_ROWS;
-    const size_t n_values = n_rows * s->head_stride;
+    const size_t head_stride = qsf_stride(c->head_dim);
+    const size_t n_values = n_rows * head_stride;
     const size_t n_blocks = n_values / QSF_BLOCK;
     const size_t n_partials =
         s->n_spans > 1 ? (size_t)s->split_tokens * c->n_heads * s->n_spans : 0;
@@ -42,7 +42,7 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
     s->scores = qsf_arena_push(a, n_rows * QSF_KV_SPAN_TOKENS, sizeof *s->scores);
     s->span_values = qsf_arena_push(a, n_values, sizeof *s->span_values);
     s->values = qsf_arena_push(a, n_values, sizeof *s->values);
-    s->partial_values = qsf_arena_push(a, n_partials * s->head_stride, sizeof *s->partial_values);
+    s->partial_values = qsf_arena_push(a, n_partials * head_stride, sizeof *s->partial_values);
     s->partial_sums = qsf_arena_push(a, n_partials, sizeof *s->partial_sums);
 }
 
@@ -53,33 +53,36 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
     const size_t n = chunk_tokens;
     *s = (qsf_scratch){
         .chunk_tokens = chunk_tokens,
-        .dim_stride = qsf_round_up(c->dim, QSF_BLOCK),
-        .q_stride = qsf_round_up(c->q_dim, QSF_BLOCK),
-        .kv_stride = qsf_round_up(c->kv_dim, QSF_BLOCK),
-        .ffn_stride = qsf_round_up(c->ffn_dim, QSF_BLOCK),
+        .dim_stride = qsf_stride(c->dim),
         .kv_form = *kv_form,
     };
-    const size_t widest = larger(larger(s->dim_stride, s->q_stride), s->ffn_stride);
+    const size_t q_stride = qsf_stride(c->q_dim);
+    const size_t kv_stride = qsf_stride(c->kv_dim);
+    const size_t ffn_stride = qsf_stride(c->ffn_dim);
+    const size_t widest = larger(larger(s->dim_stride, q_stride), ffn_stride);
     const size_t n_blocks = widest / QSF_BLOCK;
-    const size_t n_pairs = c->rope_dims / 2;
 
     s->x = qsf_arena_push(a, n * s->dim_stride, sizeof *s->x);
     s->normed = qsf_arena_push(a, n * s->dim_stride, sizeof *s->normed);
-    s->q = qsf_arena_push(a, n * s->q_stride, sizeof *s->q);
-    s->k = qsf_arena_push(a, n * s->kv_stride, sizeof *s->k);
-    s->v = qsf_arena_push(a, n * s->kv_stride, sizeof *s->v);
-    s->attended = qsf_arena_push(a, n * s->q_stride, sizeof *s->attended);
-    s->gate = qsf_arena_push(a, n * s->ffn_stride, sizeof *s->gate);
-    s->up = c->is_gated ? qsf_arena_push(a, n * s->ffn_stride, sizeof *s->up) : NULL;
+    s->input = c->keeps_input ? qsf_arena_push(a, n * s->dim_stride, sizeof *s->input) : NULL;
+    s->q = qsf_arena_push(a, n * q_stride, sizeof *s->q);
+    s->k = qsf_arena_push(a, n * kv_stride, sizeof *s->k);
+    s->v = qsf_arena_push(a, n * kv_stride, sizeof *s->v);
+    s->attended = qsf_arena_push(a, n * q_stride, sizeof *s->attended);
+    s->gate = qsf_arena_push(a, n * ffn_stride, sizeof *s->gate);
+    s->up = c->has_gate ? qsf_arena_push(a, n * ffn_stride, sizeof *s->up) : NULL;
     s->y = qsf_arena_push(a, n * s->dim_stride, sizeof *s->y);
     s->positions = qsf_arena_push(a, n, sizeof *s->positions);
-    s->rope_cos = qsf_arena_push(a, n * n_pairs, sizeof *s->rope_cos);
-    s->rope_sin = qsf_arena_push(a, n * n_pairs, sizeof *s->rope_sin);
+    s->rope_cos = qsf_arena_push(a, n * c->n_rope_pairs, sizeof *s->rope_cos);
+    s->rope_sin = qsf_arena_push(a, n * c->n_rope_pairs, sizeof *s->rope_sin);
     layout_attention(&s->attend, a, c, chunk_tokens, ctx_tokens, n_threads);
     for (size_t i = 0; i < sizeof s->tails / sizeof s->tails[0]; i++)
         s->tails[i] = qsf_arena_push(a, n * QSF_TILE_ROWS, sizeof *s->tails[i]);
     for (size_t i = 0; i < sizeof s->vectors / sizeof s->vectors[0]; i++)
-        s->vectors[i] = qsf_arena_push(a, larger(widest, s->kv_stride), sizeof *s->vectors[i]);
+        s->vectors[i] = qsf_arena_push(a, larger(widest, kv_stride), sizeof *s->vectors[i]);
+    for (size_t i = 0; i < sizeof s->qk_norms / sizeof s->qk_norms[0]; i++)
+        s->qk_norms[i] = qsf_arena_push(a, c->qk_norm_cols, sizeof *s->qk_norms[i]);
+    s->head_bias = qsf_arena_push(a, c->has_head_bias ? c->n_vocab : 0, sizeof *s->head_bias);
     s->outliers = qsf_arena_push(a, c->outliers_bytes, 1);
     s->act_q = qsf_arena_push(a, n * widest, sizeof *s->act_q);
     s->act_q_low = qsf_arena_push(a, n * widest, sizeof *s->act_q_low);

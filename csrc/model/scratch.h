@@ -1,7 +1,8 @@
 /* scratch.h - the activations of one step, shared by all sessions of a model.
  *
- * Rows are tokens of the chunk. Inputs of a matmul are padded to 64 columns, results to 16. Padding
- * is always zero.
+ * Rows are tokens of the chunk. Buffers have room for the widest layer; a layer's rows lie at its
+ * own strides: q_stride is its q_dim padded to 64, likewise the others. Inputs of a matmul are
+ * padded to 64 columns with zeros, results to 16.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_SCRATCH_H
@@ -20,8 +21,7 @@
 
 /* Buffers of attention, beside q, k and v. Each worker uses the part at its index. */
 typedef struct qsf_attend_scratch {
-    size_t head_stride; /* head_dim, padded to 64 */
-    uint32_t n_spans;   /* of the longest sequence */
+    uint32_t n_spans; /* of the longest sequence */
     /* Larger chunks are not split over spans. */
     uint32_t split_tokens;
     float *q;                    /* [threads, 16, head_stride] query rows of the row group */
@@ -40,12 +40,10 @@ typedef struct qsf_attend_scratch {
 
 typedef struct qsf_scratch {
     uint32_t chunk_tokens;
-    size_t dim_stride; /* dim, padded to 64; q, kv, ffn likewise */
-    size_t q_stride;
-    size_t kv_stride;
-    size_t ffn_stride;
-    float *x;        /* [chunk, dim_stride] the residual stream */
-    float *normed;   /* [chunk, dim_stride] */
+    size_t dim_stride; /* dim, padded to 64 */
+    float *x;          /* [chunk, dim_stride] the residual stream */
+    float *normed;     /* [chunk, dim_stride] */
+    float *input;      /* [chunk, dim_stride] of a parallel layer; NULL if none keeps it */
     float *q;        /* [chunk, q_stride] queries, then the attention's result */
     float *k;        /* [chunk, kv_stride] */
     float *v;        /* [chunk, kv_stride] */
@@ -54,13 +52,15 @@ typedef struct qsf_scratch {
     float *up;       /* [chunk, ffn_stride]; NULL if the FFN has no gate */
     float *y; /* [chunk, dim_stride] output of attention or the FFN, before the residual add */
     uint32_t *positions; /* [chunk] positions of the rows in their sequences */
-    float *rope_cos;     /* [chunk, rope_dims / 2] */
-    float *rope_sin;     /* [chunk, rope_dims / 2] */
+    float *rope_cos;     /* [chunk, pairs] of each RoPE set, one set behind the other */
+    float *rope_sin;     /* the same */
     qsf_kv_form kv_form; /* the same in all sessions */
     qsf_attend_scratch attend;
     float *tails[3];   /* [chunk, 16] last tile rows that the output has no room for, one for each
                           matrix that runs at the same time */
     float *vectors[4]; /* [widest vector] norm weight, norm bias, and two more biases */
+    float *qk_norms[2]; /* [qk_norm_cols] weights of Q norm and K norm */
+    float *head_bias;   /* [n_vocab], if the head has one */
     unsigned char
         *outliers;         /* [config's outliers_bytes] sparse outliers that are in use together */
     int8_t *act_q;         /* [chunk, widest input] */

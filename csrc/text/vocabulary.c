@@ -1,4 +1,4 @@
-/* vocabulary.c - reads and checks the section TEXT: docs/format.md, section 7. */
+/* vocabulary.c - reads and checks the section TEXT: docs/format.md, section 9. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/vocabulary.h"
 

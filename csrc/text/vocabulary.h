@@ -1,6 +1,6 @@
 /* vocabulary.h - the section TEXT as it lies in the file: checked once, then only read.
  *
- * docs/format.md, section 7, describes every byte. The section may come from anybody: after
+ * docs/format.md, section 9, describes every byte. The section may come from anybody: after
  * qsf_vocabulary_init every id in it is below n_ids, every range lies inside it, and every search
  * ends after max_probes.
  */

@@ -1,4 +1,4 @@
-"""The records of a .qsf file: constants, enumerations, header and architecture (docs/format.md).
+"""The records of a .qsf file: constants, enumerations and the header (docs/format.md).
 
 What the writer and the reader both need: how a record is packed, and which values it may
 have. Pure Python; nothing here touches a file.
@@ -7,8 +7,8 @@ have. Pure Python; nothing here touches a file.
 
 from __future__ import annotations
 
-import math
 import struct
+import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -36,6 +36,9 @@ MAX_LAYERS: Final = 4096
 MAX_VOCAB: Final = 1 << 24
 MAX_EXTENT_ROWS: Final = 1 << 24  # rows or columns of a tensor
 MAX_ARRAY_VALUES: Final = 65536
+MAX_LAYER_KINDS: Final = 64
+MAX_ROPE_SETS: Final = 64
+MAX_ROPE_PAIRS: Final = 2048
 MAX_OUTLIERS: Final = 1 << 24  # of one outlier table
 LEAST_WEIGHTS_PER_OUTLIER: Final = 100
 FIRST_OPTIONAL_KEY: Final = 0x8000
@@ -163,7 +166,13 @@ class TensorType(IntEnum):
     FFN_GATE_OUTLIERS = 33
     FFN_UP_OUTLIERS = 34
     FFN_DOWN_OUTLIERS = 35
+    HEAD_BIAS = 66
+    INPUT_NORM = 67
+    INPUT_NORM_BIAS = 68
 
+
+# Kept for mixtures of experts and other mixers; a reader refuses them as unsupported.
+FREE_TENSOR_TYPES: Final = range(36, 66)
 
 OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
     TensorType.Q: TensorType.Q_OUTLIERS,
@@ -284,6 +293,8 @@ class Arch:
     rope_interleaved: bool = False
     tied_head: bool = False
     window_tokens: int = 0
+    embedding_factor: float = 1.0
+    logit_cap: float = 0.0  # 0: none
 
 
 DEFAULT_ARCH: Final = Arch()
@@ -355,7 +366,7 @@ _RANGES: Final = (
 )
 
 
-def _f32(value: float) -> float:
+def to_f32(value: float) -> float:
     """Return the number that the file would hold; beyond its range, what was given."""
     if not abs(value) <= F32_MAX:
         return value
@@ -370,7 +381,7 @@ def check_header(header: Header, error: type[QsfError]) -> None:
             raise error(f"header: {name} is {value}, allowed: {least} .. {most}")
         if field == "n_kv_heads" and value != 0 and header.n_heads % value != 0:
             raise error(f"header: {value} KV heads do not divide {header.n_heads} attention heads")
-    theta = _f32(header.rope_theta)
+    theta = to_f32(header.rope_theta)
     if header.positions == Positions.ROPE:
         if not 0.0 < theta <= F32_MAX:
             raise error(f"header: RoPE theta is {theta:g}, allowed with RoPE: finite, above 0")
@@ -404,6 +415,25 @@ def pack_tokens(header: Header) -> bytes:
     return _TOKENS.pack(*(TOKEN_NONE if i is None else i for i in ids))
 
 
+def pack_header(
+    header: Header, links: dict[str, int], directory_off: int, directory: bytes, layr_crc32: int
+) -> bytes:
+    """Return the file's first 128 bytes; it ends with the directory. links: offsets by tag."""
+    n_bytes = directory_off + len(directory)
+    first = (
+        pack_model(header)
+        + struct.pack("<QQQ", links["LAYR"], links["EMBD"], links["FINL"])
+        + pack_tokens(header)
+        + struct.pack("<I", n_bytes & 0xFFFFFFFF)
+    )
+    second = struct.pack(
+        "<QIIHBBI", directory_off, len(directory) // ENTRY_BYTES, zlib.crc32(directory), BLOCK,
+        TILE_ROWS, 0, layr_crc32,
+    )  # fmt: skip
+    crcs = [struct.pack("<I", zlib.crc32(part)) for part in (first, second)]
+    return first + crcs[0] + second + crcs[1]
+
+
 def parse_model(data: bytes) -> Header:
     """Return the checked header of 128 bytes whose checksums are right.
 
@@ -420,146 +450,3 @@ def parse_model(data: bytes) -> Header:
     header = Header(f[0], f[1], f[2], f[3], f[4] or f[3], *f[5:], *ids)
     check_header(header, QsfFormatError)
     return header
-
-
-_U32: Final = 1
-_F32: Final = 2
-_F32_ARRAY: Final = 3
-_KEYS: Final = (  # key 1 first: field, value type, least and most (None: above 0)
-    ("norm_epsilon", _F32, None, 0),
-    ("rope_scaling", _U32, 0, max(RopeScaling)),
-    ("rope_factor", _F32, None, 0),
-    ("rope_low_freq_factor", _F32, None, 0),
-    ("rope_high_freq_factor", _F32, None, 0),
-    ("rope_original_tokens", _U32, 1, 0xFFFFFFFF),
-    ("rope_dims", _U32, 0, 4096),
-    ("rope_interleaved", _U32, 0, 1),
-    ("tied_head", _U32, 0, 1),
-    ("window_tokens", _U32, 0, 0xFFFFFFFF),
-)
-
-
-def check_arch(values: dict[str, float], header: Header, error: type[QsfError]) -> None:
-    """Raise ``error`` for the first value of ``ARCH`` that breaks a rule of section 6."""
-    for name, kind, least, most in _KEYS:
-        value = values.get(name)
-        if value is None:
-            continue
-        if kind == _F32 and not 0.0 < value <= F32_MAX:
-            raise error(f"ARCH: {name} is {value:g}, allowed: finite, above 0")
-        if least is not None and not least <= value <= most:
-            raise error(f"ARCH: {name} is {value}, allowed: {least} .. {most}")
-    dims = values.get("rope_dims")
-    if dims is not None and (dims % 2 != 0 or dims > header.head_dim):
-        raise error(
-            f"ARCH: rope_dims is {dims}, allowed: even and at most the head dimension of"
-            f" {header.head_dim}"
-        )
-
-
-def check_llama3_factors(values: dict[str, float], error: type[QsfError]) -> None:
-    """Raise ``error`` when the high frequency factor is not above the low one."""
-    low = values.get("rope_low_freq_factor", DEFAULT_ARCH.rope_low_freq_factor)
-    high = values.get("rope_high_freq_factor", DEFAULT_ARCH.rope_high_freq_factor)
-    if not high > low:
-        raise error(f"ARCH: rope_high_freq_factor is {high:g}, allowed: above the low one, {low:g}")
-
-
-def pack_arch(arch: Arch, header: Header, error: type[QsfError]) -> bytes:
-    """Return the ``ARCH`` section, or raise ``error`` for a value that no reader accepts."""
-    values: dict[str, float] = {}
-    for name, kind, _, _ in _KEYS:
-        value = getattr(arch, name)
-        if value is not None:
-            values[name] = _f32(value) if kind == _F32 else value
-    check_arch(values, header, error)
-    check_llama3_factors(values, error)
-    out = bytearray()
-    for key, (name, kind, _, _) in enumerate(_KEYS, 1):
-        if name in values:
-            out += struct.pack("<HBB", key, kind, 0)
-            if kind == _F32:
-                out += struct.pack("<f", values[name])
-            else:
-                out += struct.pack("<I", int(values[name]))
-    return bytes(out)
-
-
-def _value_end(data: bytes, at: int, key: int, kind: int) -> int:
-    """Return where the value that begins at ``at`` ends; its floats are finite."""
-    if not _U32 <= kind <= _F32_ARRAY:
-        raise QsfFormatError(f"ARCH: key {key} has value type {kind}, allowed: 1 .. 3")
-    n_left = len(data) - at
-    n_bytes = 4
-    if kind == _F32_ARRAY and n_left >= 4:
-        (count,) = struct.unpack_from("<I", data, at)
-        if count > MAX_ARRAY_VALUES:
-            raise QsfFormatError(
-                f"ARCH: key {key} has {count} values, allowed: 0 .. {MAX_ARRAY_VALUES}"
-            )
-        n_bytes += 4 * count
-    if n_bytes > n_left:
-        raise QsfFormatError(
-            f"ARCH: the value of key {key} needs {n_bytes} bytes, the section has {n_left} left"
-        )
-    first = at if kind == _F32 else at + 4
-    if kind != _U32:
-        for (value,) in struct.iter_unpack("<f", data[first : at + n_bytes]):
-            if not math.isfinite(value):
-                raise QsfFormatError(f"ARCH: key {key} has a value that is not finite")
-    return at + n_bytes
-
-
-def parse_arch(data: bytes, header: Header) -> Arch:
-    """Return the checked ``ARCH`` section with its defaults filled in.
-
-    Raises:
-        QsfFormatError: an entry is malformed or a value outside its limits.
-        QsfUnsupportedError: a key below 0x8000 that this release does not know.
-    """
-    values: dict[str, float] = {}
-    at = 0
-    last_key = -1
-    while at < len(data):
-        if len(data) - at < 4:
-            raise QsfFormatError(
-                f"ARCH: {len(data) - at} bytes left at {at}, an entry begins with 4"
-            )
-        key, kind, reserved = struct.unpack_from("<HBB", data, at)
-        if reserved != 0:
-            raise QsfFormatError(f"ARCH: reserved byte of key {key} is {reserved}, allowed: 0")
-        if key <= last_key:
-            raise QsfFormatError(f"ARCH: key {key} after key {last_key}, allowed: ascending")
-        last_key = key
-        # Before its value: a newer key may have a type that this release cannot measure.
-        if key < FIRST_OPTIONAL_KEY and not 1 <= key <= len(_KEYS):
-            raise QsfUnsupportedError(f"ARCH: key {key}, this release knows 1 .. {len(_KEYS)}")
-        at += 4
-        end = _value_end(data, at, key, kind)
-        if key < FIRST_OPTIONAL_KEY:
-            name, expected, _, _ = _KEYS[key - 1]
-            if kind != expected:
-                raise QsfFormatError(
-                    f"ARCH: {name} (key {key}) has value type {kind}, allowed: {expected}"
-                )
-            (values[name],) = struct.unpack_from("<f" if kind == _F32 else "<I", data, at)
-            check_arch({name: values[name]}, header, QsfFormatError)
-        at = end
-    return _finish_arch(values, header)
-
-
-def _finish_arch(values: dict[str, float], header: Header) -> Arch:
-    check_llama3_factors(values, QsfFormatError)
-    full = {name: values.get(name, getattr(DEFAULT_ARCH, name)) for name, _, _, _ in _KEYS}
-    return Arch(
-        norm_epsilon=full["norm_epsilon"],
-        rope_scaling=int(full["rope_scaling"]),
-        rope_factor=full["rope_factor"],
-        rope_low_freq_factor=full["rope_low_freq_factor"],
-        rope_high_freq_factor=full["rope_high_freq_factor"],
-        rope_original_tokens=int(full["rope_original_tokens"]),
-        rope_dims=int(values.get("rope_dims", header.head_dim)),
-        rope_interleaved=bool(full["rope_interleaved"]),
-        tied_head=bool(full["tied_head"]),
-        window_tokens=int(full["window_tokens"]),
-    )

@@ -20,26 +20,28 @@ from typing import Final
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfUnsupportedError
 from qsf.file import layout as lay
+from qsf.file.arch import parse_arch
 from qsf.file.blocks import unpack_block
+from qsf.file.kinds import LayerKind, RopeSet, parse_kinds, parse_rope, plain_kind
 from qsf.file.layout import (
     Arch,
     Compression,
     Dtype,
     Header,
-    Layout,
     Positions,
     Section,
     Tensor,
     TensorType,
     Unit,
 )
-from qsf.file.units import parse_tensor
+from qsf.file.units import check_contents, parse_tensor
 
 READ_BYTES: Final = 1 << 20
 _NEEDED: Final = ("LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND")
-_TABLES: Final = ("LAYR", "ARCH", "TENS", "EBND", "TEXT")
+_TABLES: Final = ("LAYR", "ARCH", "TENS", "EBND", "TEXT", "KIND", "ROPE")
 _UNITS: Final = ("EMBD", "FINL")
-_KNOWN: Final = frozenset((*_NEEDED, "WPOS", "META", "TOKN", "CHAT", "TEXT"))
+_KNOWN_OPTIONAL: Final = ("WPOS", "KIND", "ROPE", "META", "TOKN", "CHAT", "TEXT")
+_KNOWN: Final = frozenset((*_NEEDED, *_KNOWN_OPTIONAL))
 _LINKS: Final = struct.Struct("<QQQ")  # bytes 56 .. 79
 _TAIL: Final = struct.Struct("<QIIHBBII")  # bytes 100 .. 127
 
@@ -65,6 +67,8 @@ class Reader:
     Attributes:
         header: the model's numbers.
         arch: the ``ARCH`` section, defaults filled in.
+        layer_kinds: what each layer computes.
+        rope_sets: of the section ``ROPE``; empty: one set, from header and ``arch``.
         sections: by tag, in the order of the directory.
         units: embedding first, the final unit last.
         tensors: sorted by unit and offset.
@@ -72,6 +76,8 @@ class Reader:
 
     header: Header
     arch: Arch
+    layer_kinds: tuple[LayerKind, ...]
+    rope_sets: tuple[RopeSet, ...]
     sections: dict[str, Section]
     units: tuple[Unit, ...]
     tensors: tuple[Tensor, ...]
@@ -133,10 +139,18 @@ class Reader:
         embd, finl = (self._section_unit(tag) for tag in _UNITS)
         self.units = (embd, *layers, finl)
         self.extents = self._check_apart()
-        self.arch = lay.parse_arch(self.read_section("ARCH"), self.header)
+        self.arch = parse_arch(self.read_section("ARCH"), self.header)
+        self.rope_sets = parse_rope(self.read_section("ROPE")) if "ROPE" in self.sections else ()
+        if "KIND" in self.sections:
+            data = self.read_section("KIND")
+            self.layer_kinds = parse_kinds(data, self.header, self.arch, self.rope_sets)
         self.tensors = self._parse_tensors(self.read_section("TENS"))
         self._place_tensors()
-        self._check_contents()
+        check_contents(self.units, self.header, is_tied=self.arch.tied_head)
+        if "KIND" not in self.sections:
+            is_gated = self.tensor(1, TensorType.FFN_GATE) is not None
+            kind = plain_kind(self.header, self.arch, is_gated=is_gated)
+            self.layer_kinds = (kind,) * self.header.n_layers
         bands = self.read_section("EBND")
         self.band_crc32 = struct.unpack(f"<{len(bands) // 4}I", bands)
 
@@ -389,38 +403,6 @@ class Reader:
                 f" {self._tensor_counts[u.idx - 1]}"
             )
 
-    def _check_contents(self) -> None:
-        """Check the fixed contents of the first and last unit; the layers have none of theirs."""
-        h = self.header
-        norm = (0, Layout.VECTOR, 1, h.dim)
-        table = (0, Layout.TILES, h.n_vocab, h.dim)
-        embd, finl = self.units[0].tensors, self.units[-1].tensors
-        if len(embd) != 1:
-            raise QsfFormatError(
-                f"tensor table: the embedding unit has {len(embd)} tensors, allowed: 1"
-            )
-        _check_is(embd[0], TensorType.EMBEDDING, table)
-        for u in self.units[1:-1]:
-            for t in u.tensors:
-                if TensorType.EMBEDDING <= t.type <= TensorType.FINAL_NORM_BIAS:
-                    raise QsfFormatError(
-                        f"tensor table: layer {u.idx - 1} has type {t.type}, allowed in layers:"
-                        " all but 25 .. 28"
-                    )
-        wanted = [(TensorType.FINAL_NORM, norm)]
-        if len(finl) > 1 and finl[1].type == TensorType.FINAL_NORM_BIAS:
-            wanted.append((TensorType.FINAL_NORM_BIAS, norm))
-        if not self.arch.tied_head:
-            wanted.append((TensorType.HEAD, table))
-        for t, (kind, shape) in zip(finl, wanted, strict=False):
-            _check_is(t, kind, shape)
-        if len(finl) != len(wanted):
-            tied = "tied" if self.arch.tied_head else "not tied"
-            raise QsfFormatError(
-                f"tensor table: the final unit has {len(finl)} tensors, allowed: {len(wanted)}"
-                f" (the head is {tied})"
-            )
-
     # ---- reading ----
 
     def read_at(self, off: int, n_bytes: int) -> bytes:
@@ -573,12 +555,3 @@ def _check_block(unit: Unit, head: bytes, n_stored: int, n_raw: int) -> tuple[in
             f"{name}: {stored} bytes stored, allowed: 1 .. {min(raw, n_stored - 8)}"
         )
     return stored, raw
-
-
-def _check_is(t: Tensor, kind: int, shape: tuple[int, int, int, int]) -> None:
-    real = (t.index, t.layout, t.n_rows, t.n_cols)
-    if t.type != kind or real != shape:
-        raise QsfFormatError(
-            f"tensor table: unit {t.unit_idx} has type {t.type} (index, layout, rows, columns:"
-            f" {real}) where type {kind} {tuple(int(i) for i in shape)} belongs"
-        )

@@ -8,10 +8,12 @@ from typing import Final
 
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.file import layout as lay
-from qsf.file.layout import OUTLIERS_OF, Header, Tensor, TensorType
+from qsf.file.kinds import LayerKind, QkNorm
+from qsf.file.layout import OUTLIERS_OF, Header, Layout, Tensor, TensorType, Unit
 
 _T = TensorType
 _LAYER_ORDER: Final = (  # every vector and side table before the matrix that needs it
+    _T.INPUT_NORM, _T.INPUT_NORM_BIAS,
     _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
     _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.ATTN_SUB_NORM,
     _T.ATTN_OUT_BIAS, _T.ATTN_OUT_OUTLIERS, _T.ATTN_OUT, _T.POST_ATTN_NORM,
@@ -19,41 +21,62 @@ _LAYER_ORDER: Final = (  # every vector and side table before the matrix that ne
     _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_SUB_NORM,
     _T.FFN_DOWN_BIAS, _T.FFN_DOWN_OUTLIERS, _T.FFN_DOWN, _T.POST_FFN_NORM,
 )  # fmt: skip
-_FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD)
+_FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD_BIAS, _T.HEAD)
+_TYPES_OF_ENDS: Final = (
+    _T.EMBEDDING, _T.HEAD, _T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD_BIAS,
+)  # fmt: skip
 EXPERT_TYPES: Final = (
     _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN,
     _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_DOWN_OUTLIERS,
 )  # fmt: skip
 
 
-def shapes(h: Header) -> dict[int, tuple[int, int]]:
-    """Return [rows, cols] of the tensors whose shape follows from the header."""
-    q = h.n_heads * h.head_dim
-    kv = (h.n_kv_heads or h.n_heads) * h.head_dim
+def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
+    """Return [rows, cols] of the tensors that a layer of this kind may have."""
+    q = kind.n_heads * kind.head_dim
+    kv = kind.n_kv_heads * kind.head_dim
+    per_head = kind.qk_norm == QkNorm.PER_HEAD
     hidden = (
-        _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ATTN_OUT_BIAS,
-        _T.FFN_DOWN_BIAS, _T.POST_ATTN_NORM, _T.POST_FFN_NORM, _T.FINAL_NORM, _T.FINAL_NORM_BIAS,
+        _T.INPUT_NORM, _T.INPUT_NORM_BIAS, _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.FFN_NORM,
+        _T.FFN_NORM_BIAS, _T.ATTN_OUT_BIAS, _T.FFN_DOWN_BIAS, _T.POST_ATTN_NORM, _T.POST_FFN_NORM,
     )  # fmt: skip
     matrices: dict[int, tuple[int, int]] = {
         _T.Q: (q, h.dim),
         _T.K: (kv, h.dim),
         _T.V: (kv, h.dim),
         _T.ATTN_OUT: (h.dim, q),
-        _T.FFN_GATE: (h.ffn_dim, h.dim),
-        _T.FFN_UP: (h.ffn_dim, h.dim),
-        _T.FFN_DOWN: (h.dim, h.ffn_dim),
+        _T.FFN_GATE: (kind.ffn_dim, h.dim),
+        _T.FFN_UP: (kind.ffn_dim, h.dim),
+        _T.FFN_DOWN: (h.dim, kind.ffn_dim),
     }
     return {
         **matrices,
-        **{OUTLIERS_OF[kind]: shape for kind, shape in matrices.items()},
+        **{OUTLIERS_OF[matrix]: shape for matrix, shape in matrices.items()},
         _T.Q_BIAS: (1, q),
         _T.K_BIAS: (1, kv),
         _T.V_BIAS: (1, kv),
-        _T.FFN_GATE_BIAS: (1, h.ffn_dim),
-        _T.FFN_UP_BIAS: (1, h.ffn_dim),
-        _T.EMBEDDING: (h.n_vocab, h.dim),
-        _T.HEAD: (h.n_vocab, h.dim),
+        _T.Q_NORM: (1, kind.head_dim if per_head else q),
+        _T.K_NORM: (1, kind.head_dim if per_head else kv),
+        _T.ATTN_SUB_NORM: (1, q),
+        _T.FFN_SUB_NORM: (1, kind.ffn_dim),
+        _T.FFN_GATE_BIAS: (1, kind.ffn_dim),
+        _T.FFN_UP_BIAS: (1, kind.ffn_dim),
         **dict.fromkeys(hidden, (1, h.dim)),
+    }
+
+
+def unit_shapes(
+    h: Header, kinds: Sequence[LayerKind], unit_idx: int
+) -> dict[int, tuple[int, int]]:
+    """Return [rows, cols] of the tensors that a unit may have; kinds: of the layers."""
+    if 1 <= unit_idx <= h.n_layers:
+        return layer_shapes(h, kinds[unit_idx - 1])
+    return {
+        _T.EMBEDDING: (h.n_vocab, h.dim),
+        _T.FINAL_NORM: (1, h.dim),
+        _T.FINAL_NORM_BIAS: (1, h.dim),
+        _T.HEAD_BIAS: (1, h.n_vocab),
+        _T.HEAD: (h.n_vocab, h.dim),
     }
 
 
@@ -63,7 +86,7 @@ def unit_order(unit_idx: int, n_layers: int, *, is_tied: bool) -> tuple[TensorTy
         return (_T.EMBEDDING,)
     if unit_idx <= n_layers:
         return _LAYER_ORDER
-    return _FINAL_ORDER[: 2 if is_tied else 3]
+    return _FINAL_ORDER[: 2 if is_tied else 4]
 
 
 def check_order(
@@ -92,9 +115,11 @@ def parse_tensor(entry_idx: int, entry: tuple[int, ...], n_units: int) -> Tensor
     name = f"tensor table: entry {entry_idx}"
     if unit_idx >= n_units:
         raise QsfFormatError(f"{name} is of unit {unit_idx}, allowed: 0 .. {n_units - 1}")
-    if kind > max(TensorType):
+    if kind > max(TensorType) or kind in lay.FREE_TENSOR_TYPES:
+        free = lay.FREE_TENSOR_TYPES
         raise QsfUnsupportedError(
-            f"{name} has tensor type {kind}, this release knows 0 .. {max(TensorType)}"
+            f"{name} has tensor type {kind}, this release knows 0 .. {free.start - 1} and"
+            f" {free.stop} .. {max(TensorType)}"
         )
     fault = lay.tensor_fault(kind, n_rows, n_cols, dtype, layout, n_entries)
     if fault is not None:
@@ -110,3 +135,48 @@ def pack_tensor(t: Tensor) -> bytes:
     return lay.TENSOR_ENTRY.pack(
         t.unit_idx, t.type, t.n_rows, t.n_cols, t.dtype, t.layout, t.index, t.n_entries, t.data_off
     )
+
+
+def check_contents(units: Sequence[Unit], h: Header, *, is_tied: bool) -> None:
+    """Check the fixed contents of the first and last unit; the layers have none of theirs.
+
+    Raises:
+        QsfFormatError: a tensor is missing, too many or of another shape.
+    """
+    embd, finl = units[0].tensors, units[-1].tensors
+    if len(embd) != 1:
+        raise QsfFormatError(f"tensor table: the embedding unit has {len(embd)} tensors, allowed: 1")
+    shapes = unit_shapes(h, (), 0)
+    _check_is(embd[0], _T.EMBEDDING, shapes)
+    for u in units[1:-1]:
+        for t in u.tensors:
+            if t.type in _TYPES_OF_ENDS:
+                raise QsfFormatError(
+                    f"tensor table: layer {u.idx - 1} has type {t.type}, allowed in layers: all"
+                    " but 25 .. 28 and 66"
+                )
+    wanted = [_T.FINAL_NORM]
+    for kind in unit_order(len(units) - 1, len(units) - 2, is_tied=is_tied)[1:]:
+        is_optional = kind in (_T.FINAL_NORM_BIAS, _T.HEAD_BIAS)
+        is_next = len(finl) > len(wanted) and finl[len(wanted)].type == kind
+        if is_next or not is_optional:
+            wanted.append(kind)
+    for t, kind in zip(finl, wanted, strict=False):
+        _check_is(t, kind, shapes)
+    if len(finl) != len(wanted):
+        tied = "tied" if is_tied else "not tied"
+        raise QsfFormatError(
+            f"tensor table: the final unit has {len(finl)} tensors, allowed: {len(wanted)}"
+            f" (the head is {tied})"
+        )
+
+
+def _check_is(t: Tensor, kind: TensorType, shapes: dict[int, tuple[int, int]]) -> None:
+    is_matrix = kind in (_T.EMBEDDING, _T.HEAD)
+    wanted = (0, Layout.TILES if is_matrix else Layout.VECTOR, *shapes[kind])
+    real = (t.index, t.layout, t.n_rows, t.n_cols)
+    if t.type != kind or real != wanted:
+        raise QsfFormatError(
+            f"tensor table: unit {t.unit_idx} has type {t.type} (index, layout, rows, columns:"
+            f" {real}) where type {kind} {tuple(int(i) for i in wanted)} belongs"
+        )

@@ -15,7 +15,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.file import layout as lay
 from qsf.file.blocks import load_codec, pack_blocks
 from qsf.file.crc32 import crc32_of_zeros
+from qsf.file.kinds import LayerKind, RopeSet, pack_tables, plain_kind
 from qsf.file.layout import (
     Arch,
     Compression,
@@ -37,7 +38,7 @@ from qsf.file.layout import (
     TensorType,
 )
 from qsf.file.partial import create_partial
-from qsf.file.units import EXPERT_TYPES, check_order, pack_tensor, shapes, unit_order
+from qsf.file.units import EXPERT_TYPES, check_order, pack_tensor, unit_order, unit_shapes
 
 Data = bytes | bytearray | memoryview
 
@@ -45,7 +46,7 @@ LEAST_SAVING: Final = 0.03  # what compression must save to be worth its decodin
 _COPY_BYTES: Final = 1 << 20
 _MAX_THREADS: Final = 4
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
-_RESERVED_TAGS: Final = frozenset(("LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND"))
+_RESERVED_TAGS: Final = "LAYR EMBD FINL ARCH TENS EBND KIND ROPE".split()
 _KNOWN_FLAGS: Final = {"WPOS": lay.SECTION_REQUIRED} | dict.fromkeys(
     ("META", "TOKN", "CHAT", "TEXT"), 0
 )
@@ -91,6 +92,8 @@ class Writer:
         header: Header,
         arch: Arch,
         *,
+        layer_kinds: Sequence[LayerKind] = (),
+        rope_sets: Sequence[RopeSet] = (),
         progress: Callable[[int], None] | None = None,
         needed_bytes: int | None = None,
         n_threads: int | None = None,
@@ -101,6 +104,8 @@ class Writer:
             path: where the file shall be; an older file is replaced at the end.
             header: the model's numbers.
             arch: the ``ARCH`` section.
+            layer_kinds: what each layer computes; default: as header and ``arch`` say.
+            rope_sets: default: one, of header and ``arch``.
             progress: called with the bytes written so far.
             needed_bytes: about what the disk must hold, for the error when it is full.
             n_threads: that compress; default: one per core, at most 4.
@@ -112,12 +117,12 @@ class Writer:
                 f"architecture {header.architecture}, allowed: 0 .. {max(lay.Architecture)}"
             )
         lay.check_header(header, QsfArgumentError)
-        self._arch_data = lay.pack_arch(arch, header, QsfArgumentError)
+        self._tables = pack_tables(header, arch, layer_kinds, rope_sets, QsfArgumentError)
+        self._kinds = layer_kinds or (plain_kind(header, arch),) * header.n_layers
         self._is_tied = arch.tied_head
         self._progress = progress
         self._needed_bytes = needed_bytes
         self._n_threads = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
-        self._shapes = shapes(header)
         self._entries: list[_Entry] = []
         self._layers: list[bytes] = []
         self._tensors: list[Tensor] = []
@@ -306,7 +311,7 @@ class Writer:
         fault = lay.tensor_fault(type, n_rows, n_cols, dtype, layout, n_entries)
         if fault is not None:
             raise QsfArgumentError(f"{name}: {fault}")
-        shape = self._shapes.get(type)
+        shape = unit_shapes(self.header, self._kinds, unit.idx).get(type)
         if shape is not None and index == 0 and shape != (n_rows, n_cols):
             raise QsfArgumentError(f"{name}: the header makes it [{shape[0]}, {shape[1]}]")
         if not 0 <= index <= 0xFFFF or (index and type not in EXPERT_TYPES):
@@ -522,7 +527,8 @@ class Writer:
             raise QsfArgumentError(f"section {tag} is empty, allowed: 1 byte or more")
         if any(e.tag == tag for e in self._entries):
             raise QsfArgumentError(f"section {tag} is written twice")
-        if len(self._entries) == lay.MAX_SECTIONS - (0 if tag in _RESERVED_TAGS else 6):
+        n_kept_free = 0 if tag in _RESERVED_TAGS else len(_RESERVED_TAGS)
+        if len(self._entries) == lay.MAX_SECTIONS - n_kept_free:
             raise QsfArgumentError(f"section {tag}: the directory is full")
         self._align(lay.DATA_ALIGN)
         entry = _Entry(tag, flags, self._at, n_bytes, zlib.crc32(data))
@@ -567,7 +573,8 @@ class Writer:
             raise QsfArgumentError("the positions are learned, but there is no section WPOS")
         tensors = b"".join(pack_tensor(t) for t in self._tensors)
         layr = self._put_section("LAYR", lay.SECTION_REQUIRED, b"".join(self._layers))
-        self._put_section("ARCH", lay.SECTION_REQUIRED, self._arch_data)
+        for tag, data in self._tables.items():
+            self._put_section(tag, lay.SECTION_REQUIRED, data)
         self._put_section("TENS", lay.SECTION_REQUIRED, tensors)
         bands = struct.pack(f"<{len(self._bands)}I", *self._bands)
         self._put_section("EBND", lay.SECTION_REQUIRED, bands)
@@ -578,19 +585,5 @@ class Writer:
             for e in self._entries
         )
         self._append(directory)
-        self._put_at(0, self._pack_header(layr, directory_off, zlib.crc32(directory)))
-
-    def _pack_header(self, layr: _Entry, directory_off: int, directory_crc32: int) -> bytes:
-        offs = {e.tag: e.off for e in self._entries}
-        first = (
-            lay.pack_model(self.header)
-            + struct.pack("<QQQ", layr.off, offs["EMBD"], offs["FINL"])
-            + lay.pack_tokens(self.header)
-            + struct.pack("<I", self._at & 0xFFFFFFFF)
-        )
-        second = struct.pack(
-            "<QIIHBBI", directory_off, len(self._entries), directory_crc32, lay.BLOCK,
-            lay.TILE_ROWS, 0, layr.crc32,
-        )  # fmt: skip
-        crcs = [struct.pack("<I", zlib.crc32(part)) for part in (first, second)]
-        return first + crcs[0] + second + crcs[1]
+        links = {e.tag: e.off for e in self._entries}
+        self._put_at(0, lay.pack_header(h, links, directory_off, directory, layr.crc32))

@@ -93,8 +93,6 @@ def _run(request: Request) -> int:
             _say_lines(report.facts_lines(model, sampling))
         elif not request.is_quiet:
             _say_lines(report.fewer_skips_lines(model.info.plan))
-        if request.opening.kv_type is None and not request.is_quiet:
-            _say_lines(report.few_bits_lines(model.info.plan))
         code = _chat(model, request) if prompt is None else _complete(model, request, prompt)
         if request.is_verbose:
             _say_lines(report.timeline_lines(model))

@@ -97,20 +97,6 @@ def _io_text(model: Model) -> str:
     return f"{info.io_name} x{max(info.io_depth, 1)}, {model.io_origin}{rest}"
 
 
-def few_bits_lines(plan: MemoryPlan) -> list[str]:
-    """Return what to say where 2 bits were taken for want of memory: the text is the worse for it.
-
-    Not to be said to whom asked for them.
-    """
-    if plan.kv_k_bits > 2 and plan.kv_v_bits > 2:
-        return []
-    room = f"budget of {mb(plan.budget_bytes)} MB" if plan.budget_bytes else "memory there is"
-    return [
-        f"the {room} leaves 2 bits for the KV cache, which costs quality: a larger --ram-budget, "
-        "or --kv-type 4bit to be sure of more"
-    ]
-
-
 def plan_lines(plan: MemoryPlan) -> list[str]:
     """Return the memory map as a table."""
     reads = "1 read" if plan.io_depth == 1 else f"{plan.io_depth} reads"

@@ -294,7 +294,12 @@ static void run_all(qsf_stream *stream, const qsf_reader *reader, const tiny_fil
     memset(block, 0, qsf_pool_bytes(n_threads));
     CHECK_OK(qsf_pool_init(block, n_threads, false, &pool));
     qsf_kernels_init(&kernels, QSF_ISA_SCALAR);
-    qsf_ops o = {&config, &kernels, pool, stream, &scratch, false, N_TOKENS, NULL};
+    qsf_ops o = {.config = &config,
+                 .kernels = &kernels,
+                 .pool = pool,
+                 .stream = stream,
+                 .scratch = &scratch,
+                 .n_tokens = N_TOKENS};
     const qsf_acts x = {.n_tokens = N_TOKENS, .n_blocks = X_STRIDE / QSF_BLOCK, .f32 = acts};
     const run r = {&o, &x, reader};
     qsf_stream_begin_pass(stream, true, &never, NULL);

@@ -174,7 +174,6 @@ static bool is_enough_for_longer(const opened *o, const qsf_options *opt, const 
     wish.ctx_tokens = 2 * plan->ctx_tokens;
     wish.budget_bytes -= 4096; /* the table of this model: the least plan streams it */
     wish.chunk_tokens = plan->ctx_tokens < 512 ? 4 : 16;
-    wish.kv_k_type = wish.kv_v_type = QSF_KV_4BIT;
     return make(o, &wish, &longer, is_resident) == QSF_OK;
 }
 
@@ -227,8 +226,8 @@ static void check_order(void)
     close_model(&o);
 }
 
-/* Keys and values: 4 bits unless asked for otherwise, 2 as the very last rung, and what each
- * takes. */
+/* Keys and values: 8 and 4 bits in small heads, 4 in large ones, unless asked for otherwise and
+ * whatever the budget, and what each takes. */
 static void check_kv(void)
 {
     opened o;
@@ -238,27 +237,18 @@ static void check_kv(void)
     if (!open_model(&o, &model))
         return;
     qsf_options opt = options_of(1);
-    opt.max_sessions = 64; /* that take more than loading does */
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
-    CHECK(plan.kv_k_bits == 2 && plan.kv_v_bits == 2 && plan.kv_is_rotated == 1);
-    const uint64_t least_bytes = plan.min_budget_bytes;
-    opt.kv_k_type = QSF_KV_4BIT;
-    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
-    CHECK(plan.kv_k_bits == 4 && plan.kv_v_bits == 2);
-    opt.kv_v_type = QSF_KV_4BIT;
-    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
-    CHECK(plan.kv_k_bits == 4 && plan.kv_v_bits == 4);
+    CHECK(plan.kv_k_bits == 8 && plan.kv_v_bits == 4 && plan.kv_is_rotated == 1);
     CHECK_EQ(plan.chunk_tokens, 1);
-    /* As long as anything else can be given up, there are 4 bits. */
-    const uint64_t four_bits_bytes = plan.min_budget_bytes;
-    CHECK(four_bits_bytes > least_bytes);
-    opt.kv_k_type = opt.kv_v_type = QSF_KV_DEFAULT;
-    for (opt.budget_bytes = least_bytes; opt.budget_bytes < four_bits_bytes + 4096;
-         opt.budget_bytes += 4096) {
-        CHECK_OK(make(&o, &opt, &plan, is_resident));
-        CHECK_EQ(plan.kv_k_bits, opt.budget_bytes < four_bits_bytes ? 2 : 4);
-        CHECK_EQ(plan.kv_v_bits, plan.kv_k_bits);
-    }
+    opt.kv_k_type = QSF_KV_2BIT;
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    CHECK(plan.kv_k_bits == 2 && plan.kv_v_bits == 4);
+    opt.kv_k_type = QSF_KV_DEFAULT;
+    const uint32_t head_dim = o.config.head_dim;
+    o.config.head_dim = 128;
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    CHECK(plan.kv_k_bits == 4 && plan.kv_v_bits == 4 && plan.kv_is_rotated == 1);
+    o.config.head_dim = head_dim;
 
     opt = options_of(0);
     uint64_t less_bytes = 0;
@@ -272,7 +262,9 @@ static void check_kv(void)
     opt.kv_rotation = QSF_KV_ROTATION_ON;
     CHECK_OK(make(&o, &opt, &plan, is_resident));
     CHECK_EQ(plan.kv_is_rotated, 1);
-    o.config.head_dim = 24;
+    qsf_layer_kind kind = *o.layers[0].kind;
+    kind.head_dim = o.config.head_dim = 12;
+    o.layers[0].kind = &kind;
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_ARG);
     opt.kv_rotation = QSF_KV_ROTATION_AUTO;
     opt.kv_k_type = QSF_KV_2BIT;
@@ -290,15 +282,21 @@ static void check_huge(void)
     const tiny_model model = {.n_layers = 2, .dtype = QSF_DTYPE_4BIT};
     if (!open_model(&o, &model))
         return;
+    static qsf_layer layers[QSF_MAX_LAYERS];
+    const qsf_layer_kind kind = {
+        .n_heads = QSF_MAX_HEADS, .n_kv_heads = QSF_MAX_HEADS, .head_dim = QSF_MAX_HEAD_DIM};
+    for (size_t i = 0; i < QSF_MAX_LAYERS; i++)
+        layers[i].kind = &kind;
+    o.config.layers = layers;
     o.config.n_layers = QSF_MAX_LAYERS;
     o.config.dim = QSF_MAX_DIM;
-    o.config.n_heads = o.config.n_kv_heads = QSF_MAX_HEADS;
+    o.config.n_heads = o.config.least_kv_heads = QSF_MAX_HEADS;
     o.config.head_dim = QSF_MAX_HEAD_DIM;
     o.config.q_dim = o.config.kv_dim = QSF_MAX_HEADS * QSF_MAX_HEAD_DIM;
     o.config.ffn_dim = QSF_MAX_FFN_DIM;
     o.config.n_vocab = QSF_MAX_VOCAB;
     o.config.max_tokens = QSF_MAX_TOKENS;
-    o.config.rope_dims = QSF_MAX_HEAD_DIM;
+    o.config.n_rope_pairs = QSF_MAX_HEAD_DIM / 2;
     const uint64_t budgets[] = {0, 1, UINT64_C(1) << 40, UINT64_MAX - 1};
     for (size_t i = 0; i < 4; i++) {
         qsf_options opt = options_of(budgets[i]);

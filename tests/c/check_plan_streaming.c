@@ -18,6 +18,8 @@
 
 static synthetic_units units;
 static qsf_config config;
+static const qsf_layer_kind kind = {.n_heads = 32, .n_kv_heads = 32, .head_dim = 128};
+static qsf_layer layers[QSF_MAX_LAYERS];
 static bool is_resident[SYNTHETIC_MAX_UNITS];
 static uint32_t random_state = 7;
 
@@ -34,18 +36,21 @@ static void make_model(uint32_t n_layers, uint64_t layer_bytes, bool is_tied)
     units.units[0].raw_bytes = units.units[0].stored_bytes = 72 * MIB;
     const uint64_t final_bytes = is_tied ? 16 * KIB : 72 * MIB;
     units.units[n_layers + 1].raw_bytes = units.units[n_layers + 1].stored_bytes = final_bytes;
+    for (uint32_t i = 0; i < n_layers; i++)
+        layers[i].kind = &kind;
     config = (qsf_config){.n_layers = n_layers,
+                          .layers = layers,
                           .dim = 4096,
                           .n_heads = 32,
-                          .n_kv_heads = 32,
+                          .least_kv_heads = 32,
                           .head_dim = 128,
                           .ffn_dim = 11008,
                           .n_vocab = 32000,
                           .max_tokens = 32768,
                           .q_dim = 4096,
                           .kv_dim = 4096,
-                          .rope_dims = 128,
-                          .is_gated = true,
+                          .n_rope_pairs = 64,
+                          .has_gate = true,
                           .is_rms_norm = true,
                           .has_tied_head = is_tied};
 }

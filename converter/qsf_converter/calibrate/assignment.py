@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
+from qsf.file.arch import pack_arch
 from qsf.file.layout import (
     DATA_ALIGN,
     DIRECTORY_ENTRY,
@@ -31,7 +32,6 @@ from qsf.file.layout import (
     UNIT_ALIGN,
     Dtype,
     TensorType,
-    pack_arch,
     padded,
 )
 from qsf_converter.rounding.plan import Plan, Policy, Target, common_dtype

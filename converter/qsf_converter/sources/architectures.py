@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from qsf.errors import QsfConversionError
+from qsf.file.arch import pack_arch
 from qsf.file.layout import (
     Activation,
     Arch,
@@ -26,7 +27,6 @@ from qsf.file.layout import (
     RopeScaling,
     TensorType,
     check_header,
-    pack_arch,
 )
 from qsf_converter.sources.metadata import shown
 

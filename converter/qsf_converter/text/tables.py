@@ -1,4 +1,4 @@
-"""The section TEXT from the bytes of a tokenizer.json: docs/format.md, section 7."""
+"""The section TEXT from the bytes of a tokenizer.json: docs/format.md, section 9."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from qsf.bench.models.shapes import Entry, Shape, T, layer_entries
 from qsf.errors import QsfArgumentError
 from qsf.file import layout as lay
+from qsf.file.arch import pack_arch
 from qsf.file.layout import (
     BLOCK,
     TILE_ROWS,
@@ -170,7 +171,7 @@ def qsf_bytes(
     if shape.family == "gpt2":
         sections.append(2 * shape.max_tokens * shape.dim)
         n_sections += 1
-    sections.append(len(lay.pack_arch(_arch_of(shape), header_of(shape, dtype), QsfArgumentError)))
+    sections.append(len(pack_arch(_arch_of(shape), header_of(shape, dtype), QsfArgumentError)))
     sections.append(n_tensors * lay.ENTRY_BYTES)
     sections.append(-(-shape.n_vocab // TILE_ROWS) * 4)
     sections.append(n_sections * lay.ENTRY_BYTES)

@@ -188,11 +188,3 @@ def test_memory_events_are_said() -> None:
         "at 99 s: took again 100.0 MB, 700.0 MB were available, 1 unit in memory since"
     )
     assert lines[-2] == "embedding rows: 8 asked for, 6 found in the cache (75 %)"
-
-
-def test_two_bits_are_said_where_memory_is_short() -> None:
-    assert report.few_bits_lines(plan()) == []
-    (line,) = report.few_bits_lines(plan(kv_v_bits=2, budget_bytes=50 * MB))
-    assert "budget of 50.0 MB leaves 2 bits" in line
-    (line,) = report.few_bits_lines(plan(kv_v_bits=2))
-    assert "the memory there is leaves 2 bits" in line

@@ -4,14 +4,32 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from make.limited import outcomes
 from make.mutants import SECTIONS, mutant
+from make.outlier_files import add_outliers
+from qsf.file.kinds import RopeSet
+from qsf.file.reader import Reader
 
 N_MUTANTS = 24
+
+
+def of_kinds(source: Path, path: Path) -> Path:
+    """Copy a model; every second layer gets a window, ALiBi, a cap and other frequencies."""
+    with Reader(source) as r:
+        plain = r.layer_kinds[0]
+    slopes = tuple(0.5**i for i in range(plain.n_heads))
+    other = replace(plain, window_tokens=40, rope_set=1, alibi_slopes=slopes, score_cap=20.0)
+    sets = [RopeSet(i, tuple(0.8**j for j in range(plain.head_dim // 2))) for i in range(2)]
+    sets.insert(1, replace(sets[0], least_context=4000, factor=1.1))
+    n_layers = r.header.n_layers
+    kinds = [other if i % 2 else plain for i in range(n_layers)]
+    add_outliers(source, path, lambda _: [], layer_kinds=kinds, rope_sets=sets)
+    return path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings in Linux only")
@@ -20,6 +38,8 @@ def test_mutants_give_typed_errors(
     tag: str, tmp_path: Path, tiny_llama_4bit: Path, tiny_gpt2_8bit: Path
 ) -> None:
     base = tiny_gpt2_8bit if tag == "WPOS" else tiny_llama_4bit
+    if tag in ("KIND", "ROPE"):
+        base = of_kinds(base, tmp_path / "kinds.qsf")
     data = base.read_bytes()
     paths = []
     for seed in range(N_MUTANTS):

@@ -28,12 +28,13 @@ from make.attacks import (
     layer,
     section_at,
 )
+from make.kind_attacks import KIND_ATTACKS, KINDS
 from make.qsf_files import repair, tiny_header, write_tiny
 from oracle.readers import agree, c_verdict, python_verdict, verdict
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
 from qsf.file.layout import Compression, Dtype
 
-BASES = [PLAIN, LEARNED, TIED, *PACKED.values(), *SMALL.values()]
+BASES = [PLAIN, LEARNED, TIED, KINDS, *PACKED.values(), *SMALL.values()]
 
 
 @pytest.fixture
@@ -72,6 +73,15 @@ def test_attacks(path: Path, error: type[QsfError], change: Change) -> None:
     change(data)
     assert verdict(path, repair(data)) is error
     assert verdict(path, data) in (error, QsfFormatError)  # with the checksums as they were
+
+
+@pytest.mark.parametrize(
+    ("error", "change"), [a[1:] for a in KIND_ATTACKS], ids=[a[0] for a in KIND_ATTACKS]
+)
+def test_attacks_on_kinds(path: Path, error: type[QsfError], change: Change) -> None:
+    data = bytearray(KINDS)
+    change(data)
+    assert verdict(path, repair(data)) is error
 
 
 @pytest.mark.parametrize("compression", PACKED)
@@ -167,7 +177,9 @@ def places(data: bytes) -> list[range]:
     """Return where rules look: header, directory, the tables, the beginnings of the units."""
     first, n_sections = struct.unpack_from("<QI", data, 100)
     out = [range(128), range(first, first + 32 * n_sections)]
-    for tag in (b"LAYR", b"ARCH", b"TENS", b"EBND"):
+    tables = (b"LAYR", b"ARCH", b"TENS", b"EBND")
+    kinds = (b"KIND", b"ROPE") if data == KINDS else ()
+    for tag in (*tables, *kinds, *kinds):
         off, n_bytes = struct.unpack_from("<QQ", data, entry_at(data, tag) + 8)
         out.append(range(off, off + n_bytes))
     for tag in (b"EMBD", b"FINL"):

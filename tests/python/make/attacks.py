@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from make.qsf_files import tiny_header, write_tiny
 from qsf.errors import QsfError, QsfFormatError, QsfUnsupportedError
+from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import Arch, Compression, Positions
 from qsf.file.reader import Reader
 
@@ -23,6 +24,8 @@ def build(
     arch: Arch | None = None,
     compression: Compression = NONE,
     is_dull: bool = False,
+    layer_kinds: Sequence[LayerKind] = (),
+    rope_sets: Sequence[RopeSet] = (),
 ) -> bytes:
     """Return a valid file with an unknown optional section."""
     header = tiny_header(
@@ -34,7 +37,7 @@ def build(
         path = Path(folder) / "m.qsf"
         write_tiny(
             path, 5, header=header, arch=arch, compression=compression, is_dull=is_dull,
-            sections={"META": b"{}", "NEWS": b"?"},
+            sections={"META": b"{}", "NEWS": b"?"}, layer_kinds=layer_kinds, rope_sets=rope_sets,
         )  # fmt: skip
         return path.read_bytes()
 
@@ -276,6 +279,9 @@ TENSOR_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("unit order", F, tensor(1, "I", 0, 2)),
     ("unit 0 empty", F, tensor(0, "I", 0, 1)),
     ("type", U, tensor(1, "I", 4, 36)),
+    ("last free type", U, tensor(1, "I", 4, 65)),
+    ("type behind the last", U, tensor(1, "I", 4, 69)),
+    ("head bias in a layer", F, tensor(1, "I", 4, 66)),
     ("a side table in tiles", F, tensor(2, "I", 4, 29)),
     ("type huge", U, tensor(1, "I", 4, 0xFFFFFFFF)),
     ("embedding type", F, tensor(0, "I", 4, 26)),
@@ -310,8 +316,10 @@ ARCH_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("no value", F, arch(struct.pack("<HBB", 1, 2, 0))),
     ("half a value", F, arch(f32(1, 1.0)[:-1])),
     ("key 0", U, arch(u32(0, 0))),
-    ("key 11", U, arch(u32(11, 0))),
-    ("new key of a new type", U, arch(struct.pack("<HBB", 11, 9, 0))),
+    ("key 13", U, arch(u32(13, 0))),
+    ("new key of a new type", U, arch(struct.pack("<HBB", 13, 9, 0))),
+    ("embedding factor 0", F, arch(f32(11, 0.0))),
+    ("logit cap negative", F, arch(f32(12, -1.0))),
     ("key 0x7fff", U, arch(u32(0x7FFF, 0))),
     ("descending", F, arch(u32(9, 0) + u32(8, 0))),
     ("twice", F, arch(u32(9, 0) + u32(9, 0))),

@@ -131,6 +131,8 @@ SECTIONS: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "EMBD": _bytes,
     "FINL": _bytes,
     "ARCH": _bytes,
+    "KIND": _bytes,
+    "ROPE": _bytes,
     "TENS": _bytes,
     "EBND": _bytes,
     "WPOS": _bytes,

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import OUTLIERS_OF, Compression, Dtype, Layout, Tensor
 from qsf.file.reader import Reader
 from qsf.file.units import unit_order
@@ -51,14 +52,26 @@ def _fields(t: Tensor, kind: int, dtype: int, layout: int) -> Fields:
 
 
 def add_outliers(
-    source: Path, out: Path, choose: Choose, compression: Compression | None = None
+    source: Path,
+    out: Path,
+    choose: Choose,
+    compression: Compression | None = None,
+    *,
+    layer_kinds: Sequence[LayerKind] = (),
+    rope_sets: Sequence[RopeSet] = (),
 ) -> dict[tuple[int, int], list[Entry]]:
     """Copy a file, with side tables for its layers' matrices; return them by (unit, type).
 
-    A matrix for which nothing is chosen gets none.
+    A matrix for which nothing is chosen gets none. Kinds and RoPE sets may be others than before.
     """
     chosen: dict[tuple[int, int], list[Entry]] = {}
-    with Reader(source) as r, Writer(out, r.header, r.arch) as w:
+    with (
+        Reader(source) as r,
+        Writer(
+            out, r.header, r.arch, layer_kinds=layer_kinds or r.layer_kinds,
+            rope_sets=rope_sets or r.rope_sets,
+        ) as w,
+    ):  # fmt: skip
         for u in r.units:
             is_layer = 0 < u.idx <= r.header.n_layers
             packing = u.compression if compression is None or not is_layer else compression

@@ -6,8 +6,10 @@ from __future__ import annotations
 import random
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
+from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import (
     Activation,
     Arch,
@@ -90,6 +92,8 @@ def write_tiny(
     compression: int = Compression.NONE,
     is_dull: bool = False,
     sections: dict[str, bytes] | None = None,
+    layer_kinds: Sequence[LayerKind] = (),
+    rope_sets: Sequence[RopeSet] = (),
 ) -> dict[tuple[int, int], bytes]:
     """Write a small valid file; return every tensor's bytes by (unit, type)."""
     rng = random.Random(seed)
@@ -103,7 +107,7 @@ def write_tiny(
             written[idx, kind] = data
         w.end_unit()
 
-    with Writer(path, h, a) as w:
+    with Writer(path, h, a, layer_kinds=layer_kinds, rope_sets=rope_sets) as w:
         unit(0, [(T.EMBEDDING, h.n_vocab, h.dim, Dtype.Q8, Layout.TILES)], Compression.NONE)
         for i in range(h.n_layers):
             unit(i + 1, layer_tensors(h, dtype), compression)

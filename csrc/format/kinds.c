@@ -1,0 +1,167 @@
+/* kinds.c - reads and checks KIND: docs/format.md, section 7. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "format/kinds.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "base/bytes.h"
+#include "base/status.h"
+#include "format/keyvalues.h"
+
+#define LAYERS_OFF 4 /* of the kinds of the layers in the section */
+
+#define U32(number, name, field, least, most) \
+    {number, QSF_VALUE_U32, name, offsetof(qsf_layer_kind, field), least, most}
+#define F32(number, name, field) {number, QSF_VALUE_F32, name, offsetof(qsf_layer_kind, field), 0, 0}
+
+/* The header has the largest numbers of all kinds. */
+static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned char *bytes,
+                             size_t n_bytes, qsf_layer_kind *out)
+{
+    const qsf_key keys[] = {
+        U32(16, "parallel", is_parallel, 0, 1),
+        U32(32, "heads", n_heads, 1, h->n_heads),
+        U32(33, "KV heads", n_kv_heads, 1, h->n_kv_heads),
+        U32(34, "head dimension", head_dim, 1, h->head_dim),
+        U32(36, "sliding window", window_tokens, 0, UINT32_MAX),
+        U32(37, "RoPE set", rope_set, 0, QSF_ROPE_NONE),
+        F32(38, "scale of scores", score_scale),
+        F32(39, "cap of scores", score_cap),
+        F32(40, "query temperature", temperature_beta),
+        U32(41, "step of the query temperature", temperature_step, 1, UINT32_MAX),
+        {43, QSF_VALUE_F32_ARRAY, "ALiBi slopes", offsetof(qsf_layer_kind, alibi_slopes), 0, 0},
+        U32(48, "Q and K norm", qk_norm, 0, QSF_QK_NORM_COUNT - 1),
+        U32(64, "form of the FFN", ffn, 0, QSF_FFN_COUNT - 1),
+        U32(65, "FFN dimension", ffn_dim, 1, h->ffn_dim),
+        U32(66, "activation", activation, 0, QSF_ACTIVATION_COUNT - 1),
+        F32(128, "residual factor", residual_factor),
+    };
+    return qsf_keyvalues_parse(where, bytes, n_bytes, keys, sizeof keys / sizeof keys[0], out);
+}
+
+static qsf_layer_kind plain_kind(const qsf_reader *r)
+{
+    const qsf_header *const h = &r->header;
+    return (qsf_layer_kind){
+        .n_heads = h->n_heads,
+        .n_kv_heads = h->n_kv_heads,
+        .head_dim = h->head_dim,
+        .window_tokens = r->arch.window_tokens,
+        .rope_set = h->positions == QSF_POSITIONS_ROPE ? 0 : QSF_ROPE_NONE,
+        .ffn = QSF_FFN_GATED,
+        .ffn_dim = h->ffn_dim,
+        .activation = h->activation,
+        .residual_factor = 1.0F,
+    };
+}
+
+/* Sets *dims to the rotary dimensions of a set; false if there is no such set. */
+static bool find_rotary_dims(const qsf_reader *r, uint32_t number, uint32_t *dims)
+{
+    if (r->n_rope_sets == 0) {
+        *dims = r->arch.rope_dims;
+        return number == 0 && r->header.positions == QSF_POSITIONS_ROPE;
+    }
+    for (uint32_t i = 0; i < r->n_rope_sets; i++)
+        if (r->rope_sets[i].number == number) {
+            *dims = 2 * r->rope_sets[i].frequencies.n;
+            return true;
+        }
+    return false;
+}
+
+/* Checks the fields that depend on each other. */
+static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_layer_kind *k)
+{
+    uint32_t rotary_dims = 0;
+    if (k->n_heads % k->n_kv_heads != 0)
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: %" PRIu32 " KV heads do not divide %" PRIu32 " heads",
+                        where, k->n_kv_heads, k->n_heads);
+    if (k->rope_set != QSF_ROPE_NONE && !find_rotary_dims(r, k->rope_set, &rotary_dims))
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: there is no RoPE set %" PRIu32, where, k->rope_set);
+    if (rotary_dims > k->head_dim)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: RoPE set %" PRIu32 " rotates %" PRIu32
+                        " dimensions, the heads have %" PRIu32,
+                        where, k->rope_set, rotary_dims, k->head_dim);
+    if ((k->temperature_beta != 0.0F) != (k->temperature_step != 0))
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: a query temperature has both a beta and a step",
+                        where);
+    if (k->alibi_slopes.n != 0 && k->alibi_slopes.n != k->n_heads)
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: %" PRIu32 " slopes for %" PRIu32 " heads", where,
+                        k->alibi_slopes.n, k->n_heads);
+    return QSF_OK;
+}
+
+/* Checks the head of the section and gives the layers their kinds. */
+static qsf_status parse_layers(qsf_reader *r, size_t *head_bytes)
+{
+    const qsf_table *const t = &r->kind_table;
+    const uint32_t n_layers = r->header.n_layers;
+    *head_bytes = LAYERS_OFF + ((size_t)n_layers + 3) / 4 * 4;
+    if (t->n_bytes < *head_bytes)
+        return QSF_FAIL(QSF_ERR_FORMAT, "KIND: %zu bytes, its head alone has %zu", t->n_bytes,
+                        *head_bytes);
+    r->n_kinds = qsf_load_u16(t->bytes);
+    const uint32_t reserved = qsf_load_u16(t->bytes + 2);
+    if (r->n_kinds == 0 || r->n_kinds > QSF_MAX_LAYER_KINDS || reserved != 0)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "KIND: %" PRIu32 " kinds, reserved %" PRIu32
+                        ", allowed: 1 .. %u, reserved 0",
+                        r->n_kinds, reserved, QSF_MAX_LAYER_KINDS);
+    for (uint32_t i = 0; i < n_layers; i++) {
+        const uint8_t kind = t->bytes[LAYERS_OFF + i];
+        if (kind >= r->n_kinds)
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "KIND: layer %" PRIu32 " is of kind %d, there are %" PRIu32, i, kind,
+                            r->n_kinds);
+        r->units[i + 1].kind = kind;
+    }
+    for (size_t i = LAYERS_OFF + n_layers; i < *head_bytes; i++)
+        if (t->bytes[i] != 0)
+            return QSF_FAIL(QSF_ERR_FORMAT, "KIND: the padding behind the layers is not zero");
+    return QSF_OK;
+}
+
+/* Parses the kinds from `at` on, behind the layers. */
+static qsf_status parse_kinds(qsf_reader *r, size_t at)
+{
+    const qsf_table *const t = &r->kind_table;
+    for (uint32_t i = 0; i < r->n_kinds; i++) {
+        char where[24];
+        (void)snprintf(where, sizeof where, "KIND: kind %" PRIu32, i);
+        const size_t n_left = t->n_bytes - at;
+        const uint32_t n_bytes = n_left >= 4 ? qsf_load_u32(t->bytes + at) : UINT32_MAX;
+        if (n_left < 4 || n_bytes > n_left - 4)
+            return QSF_FAIL(QSF_ERR_FORMAT, "%s has more bytes than are left, %zu", where, n_left);
+        r->kinds[i] = plain_kind(r);
+        QSF_TRY(parse_kind(&r->header, where, t->bytes + at + 4, n_bytes, &r->kinds[i]));
+        QSF_TRY(check_kind(r, where, &r->kinds[i]));
+        at += 4 + (size_t)n_bytes;
+    }
+    if (at != t->n_bytes)
+        return QSF_FAIL(QSF_ERR_FORMAT, "KIND: %zu bytes behind the last kind", t->n_bytes - at);
+    return QSF_OK;
+}
+
+qsf_status qsf_kinds_read(qsf_reader *r)
+{
+    size_t head_bytes = 0;
+    QSF_TRY(qsf_reader_keep_section(r, "KIND", &r->kind_table));
+    const bool has_section = r->kind_table.bytes != NULL;
+    r->n_kinds = 1;
+    if (has_section)
+        QSF_TRY(parse_layers(r, &head_bytes));
+    r->kinds = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_kinds * sizeof *r->kinds);
+    if (r->kinds == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for %" PRIu32 " kinds of layers", r->n_kinds);
+    r->kinds[0] = plain_kind(r);
+    if (has_section)
+        QSF_TRY(parse_kinds(r, head_bytes));
+    for (uint32_t i = 0; i < r->n_kinds; i++)
+        if (r->kinds[i].score_scale == 0.0F)
+            r->kinds[i].score_scale = 1.0F / sqrtf((float)r->kinds[i].head_dim);
+    return QSF_OK;
+}

@@ -1,0 +1,69 @@
+"""The section ARCH: architecture key-values (docs/format.md, section 6)."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from qsf.errors import QsfError, QsfFormatError
+from qsf.file.keyvalues import F32, U32, Key, Value, as_stored, pack_values, parse_values
+from qsf.file.layout import DEFAULT_ARCH, Arch, Header, RopeScaling
+
+_KEYS: Final = (
+    Key(1, "norm_epsilon", F32),
+    Key(2, "rope_scaling", U32, most=max(RopeScaling)),
+    Key(3, "rope_factor", F32),
+    Key(4, "rope_low_freq_factor", F32),
+    Key(5, "rope_high_freq_factor", F32),
+    Key(6, "rope_original_tokens", U32, least=1),
+    Key(7, "rope_dims", U32, most=4096),
+    Key(8, "rope_interleaved", U32, most=1),
+    Key(9, "tied_head", U32, most=1),
+    Key(10, "window_tokens", U32),
+    Key(11, "embedding_factor", F32),
+    Key(12, "logit_cap", F32),
+)
+_NEW: Final = ("embedding_factor", "logit_cap")  # written only where they are not the default
+
+
+def _check(values: dict[str, Any], header: Header, error: type[QsfError]) -> None:
+    """Raise ``error`` for values that are wrong together."""
+    dims = values.get("rope_dims")
+    if dims is not None and (dims % 2 != 0 or dims > header.head_dim):
+        raise error(
+            f"ARCH: rope_dims is {dims}, allowed: even and at most the head dimension of"
+            f" {header.head_dim}"
+        )
+    low = values.get("rope_low_freq_factor", DEFAULT_ARCH.rope_low_freq_factor)
+    high = values.get("rope_high_freq_factor", DEFAULT_ARCH.rope_high_freq_factor)
+    if not high > low:
+        raise error(f"ARCH: rope_high_freq_factor is {high:g}, allowed: above the low one, {low:g}")
+
+
+def pack_arch(arch: Arch, header: Header, error: type[QsfError]) -> bytes:
+    """Return the ``ARCH`` section, or raise ``error`` for a value that no reader accepts."""
+    values: dict[str, Value] = {}
+    for key in _KEYS:
+        value = getattr(arch, key.name)
+        if value is None or (key.name in _NEW and value == getattr(DEFAULT_ARCH, key.name)):
+            continue
+        values[key.name] = as_stored(float(value) if key.type == F32 else int(value))
+    data = pack_values("ARCH", _KEYS, values, error)
+    _check(values, header, error)
+    return data
+
+
+def parse_arch(data: bytes, header: Header) -> Arch:
+    """Return the checked ``ARCH`` section with its defaults filled in.
+
+    Raises:
+        QsfFormatError: an entry is malformed or a value outside its limits.
+        QsfUnsupportedError: a key below 0x8000 that this release does not know.
+    """
+    values: dict[str, Any] = dict(parse_values("ARCH", _KEYS, data))
+    _check(values, header, QsfFormatError)
+    for name in ("rope_interleaved", "tied_head"):
+        if name in values:
+            values[name] = bool(values[name])
+    return replace(DEFAULT_ARCH, **{"rope_dims": header.head_dim, **values})

@@ -1,0 +1,352 @@
+"""What each layer computes: the sections KIND and ROPE (docs/format.md, sections 7 and 8)."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any, Final
+
+from qsf.errors import QsfError, QsfFormatError
+from qsf.file.arch import pack_arch
+from qsf.file.keyvalues import (
+    F32,
+    F32_ARRAY,
+    U32,
+    Key,
+    Value,
+    as_stored,
+    pack_values,
+    parse_values,
+)
+from qsf.file.layout import (
+    F32_MAX,
+    MAX_LAYER_KINDS,
+    MAX_ROPE_PAIRS,
+    MAX_ROPE_SETS,
+    Activation,
+    Arch,
+    Header,
+    Positions,
+    padded,
+    to_f32,
+)
+
+ROPE_NONE: Final = 255  # instead of the number of a RoPE set
+
+
+class QkNorm(IntEnum):
+    """How queries and keys are normalised before RoPE."""
+
+    NONE = 0
+    PER_HEAD = 1  # one weight [head_dim] for all heads
+    WHOLE_WIDTH = 2  # all heads together, weight [heads * head_dim]
+    OWN_WEIGHTS = 3  # per head, weight [heads * head_dim]
+
+
+class Ffn(IntEnum):
+    """The form of the feed-forward network."""
+
+    NONE = 0
+    PLAIN = 1  # down(activation(up(x)))
+    GATED = 2  # down(activation(gate(x)) * up(x))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What a layer computes; layers share kinds. ``plain_kind`` makes one from the header."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    window_tokens: int  # 0: attends to all earlier positions
+    rope_set: int  # number of a RopeSet, or ROPE_NONE
+    ffn: int  # Ffn
+    ffn_dim: int
+    activation: int
+    is_parallel: bool = False  # the FFN reads the layer's input, not what attention made of it
+    score_scale: float = 0.0  # of q . k; 0: 1 / sqrt(head_dim)
+    score_cap: float = 0.0  # c: score becomes c * tanh(score / c); 0: none
+    temperature_beta: float = 0.0  # query *= 1 + beta * ln(1 + floor(position / step)); 0: none
+    temperature_step: int = 0
+    alibi_slopes: tuple[float, ...] = ()  # score += slope * (key position - query position)
+    qk_norm: int = QkNorm.NONE
+    residual_factor: float = 1.0  # of what attention and FFN add to the residual
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSet:
+    """Frequencies of RoPE. Of sets with one number the session's context picks."""
+
+    number: int
+    frequencies: tuple[float, ...]  # of the pairs, radians a position
+    is_interleaved: bool = False  # pairs (2i, 2i + 1), else (i, i + number of pairs)
+    least_context: int = 0  # 0 for the first set of a number
+    factor: float = 1.0  # of cos and sin
+
+
+def plain_kind(header: Header, arch: Arch, *, is_gated: bool = True) -> LayerKind:
+    """Return the kind of every layer of a file that has no section KIND."""
+    return LayerKind(
+        n_heads=header.n_heads,
+        n_kv_heads=header.n_kv_heads or header.n_heads,
+        head_dim=header.head_dim,
+        window_tokens=arch.window_tokens,
+        rope_set=0 if header.positions == Positions.ROPE else ROPE_NONE,
+        ffn=Ffn.GATED if is_gated else Ffn.PLAIN,
+        ffn_dim=header.ffn_dim,
+        activation=header.activation,
+    )
+
+
+def _keys(header: Header) -> tuple[Key, ...]:
+    """Return the keys of KIND; the header has the largest numbers of all kinds."""
+    n_kv_heads = header.n_kv_heads or header.n_heads
+    return (
+        Key(16, "is_parallel", U32, most=1),
+        Key(32, "n_heads", U32, least=1, most=header.n_heads),
+        Key(33, "n_kv_heads", U32, least=1, most=n_kv_heads),
+        Key(34, "head_dim", U32, least=1, most=header.head_dim),
+        Key(36, "window_tokens", U32),
+        Key(37, "rope_set", U32, most=ROPE_NONE),
+        Key(38, "score_scale", F32),
+        Key(39, "score_cap", F32),
+        Key(40, "temperature_beta", F32),
+        Key(41, "temperature_step", U32, least=1),
+        Key(43, "alibi_slopes", F32_ARRAY),
+        Key(48, "qk_norm", U32, most=max(QkNorm)),
+        Key(64, "ffn", U32, most=max(Ffn)),
+        Key(65, "ffn_dim", U32, least=1, most=header.ffn_dim),
+        Key(66, "activation", U32, most=max(Activation)),
+        Key(128, "residual_factor", F32),
+    )
+
+
+def _rotary_dims(header: Header, arch: Arch, sets: Sequence[RopeSet]) -> dict[int, int]:
+    """Return the rotary dimensions by the number of the RoPE set."""
+    if sets:
+        return {s.number: 2 * len(s.frequencies) for s in sets}
+    if header.positions != Positions.ROPE:
+        return {}
+    return {0: header.head_dim if arch.rope_dims is None else arch.rope_dims}
+
+
+def check_kind(
+    name: str, kind: LayerKind, rotary_dims: dict[int, int], error: type[QsfError]
+) -> None:
+    """Raise ``error`` for fields of a kind that are wrong together."""
+    if kind.n_heads % kind.n_kv_heads != 0:
+        raise error(f"{name}: {kind.n_kv_heads} KV heads do not divide {kind.n_heads} heads")
+    if kind.rope_set != ROPE_NONE:
+        dims = rotary_dims.get(kind.rope_set)
+        if dims is None:
+            raise error(f"{name}: there is no RoPE set {kind.rope_set}")
+        if dims > kind.head_dim:
+            raise error(
+                f"{name}: RoPE set {kind.rope_set} rotates {dims} dimensions, the heads have"
+                f" {kind.head_dim}"
+            )
+    if (kind.temperature_beta == 0.0) != (kind.temperature_step == 0):
+        raise error(f"{name}: a query temperature has both a beta and a step")
+    if kind.alibi_slopes and len(kind.alibi_slopes) != kind.n_heads:
+        raise error(f"{name}: {len(kind.alibi_slopes)} slopes for {kind.n_heads} heads")
+
+
+def _stored_kind(kind: LayerKind, keys: Sequence[Key]) -> LayerKind:
+    values: dict[str, Any] = {
+        key.name: as_stored(getattr(kind, key.name)) for key in keys if key.type != U32
+    }
+    return replace(kind, **values)
+
+
+def pack_kinds(
+    layers: Sequence[LayerKind],
+    header: Header,
+    arch: Arch,
+    sets: Sequence[RopeSet],
+    error: type[QsfError],
+) -> bytes | None:
+    """Return the section KIND, or None where every layer is the plain kind.
+
+    Args:
+        layers: the kind of each layer.
+        header: of the file.
+        arch: of the file.
+        sets: the RoPE sets of the file; empty: one, from header and ``arch``.
+        error: raised for what no reader accepts.
+    """
+    if len(layers) != header.n_layers:
+        raise error(f"KIND: {len(layers)} kinds of layers, the header has {header.n_layers} layers")
+    keys = _keys(header)
+    plain = plain_kind(header, arch)
+    kinds = list(dict.fromkeys(layers))
+    if len(kinds) > MAX_LAYER_KINDS:
+        raise error(f"KIND: {len(kinds)} kinds, allowed: 1 .. {MAX_LAYER_KINDS}")
+    out = bytearray(struct.pack("<HH", len(kinds), 0))
+    out += bytes(kinds.index(kind) for kind in layers)
+    out += bytes(padded(len(out), 4) - len(out))
+    for i, kind in enumerate(kinds):
+        values: dict[str, Value] = {}
+        for key in keys:
+            value = getattr(kind, key.name)
+            if value != getattr(plain, key.name):
+                values[key.name] = as_stored(int(value) if key.type == U32 else value)
+        data = pack_values(f"KIND: kind {i}", keys, values, error)
+        check_kind(
+            f"KIND: kind {i}",
+            _stored_kind(kind, keys),
+            _rotary_dims(header, arch, sets),
+            error,
+        )
+        out += struct.pack("<I", len(data)) + data
+    is_plain = all(replace(kind, ffn=Ffn.GATED) == plain for kind in kinds) and len(kinds) == 1
+    return None if is_plain and kinds[0].ffn != Ffn.NONE else bytes(out)
+
+
+def parse_kinds(
+    data: bytes, header: Header, arch: Arch, sets: Sequence[RopeSet]
+) -> tuple[LayerKind, ...]:
+    """Return the kind of each layer from the section KIND; layers share the records.
+
+    Raises:
+        QsfFormatError: the section breaks a rule.
+        QsfUnsupportedError: a key below 0x8000 that this release does not know.
+    """
+    head_bytes = padded(4 + header.n_layers, 4)
+    if len(data) < head_bytes:
+        raise QsfFormatError(f"KIND: {len(data)} bytes, its head alone has {head_bytes}")
+    n_kinds, reserved = struct.unpack_from("<HH", data)
+    if not 1 <= n_kinds <= MAX_LAYER_KINDS or reserved != 0:
+        raise QsfFormatError(
+            f"KIND: {n_kinds} kinds, reserved {reserved}, allowed: 1 .. {MAX_LAYER_KINDS},"
+            " reserved 0"
+        )
+    of_layer = data[4 : 4 + header.n_layers]
+    for i, kind_idx in enumerate(of_layer):
+        if kind_idx >= n_kinds:
+            raise QsfFormatError(f"KIND: layer {i} is of kind {kind_idx}, there are {n_kinds}")
+    if any(data[4 + header.n_layers : head_bytes]):
+        raise QsfFormatError("KIND: the padding behind the layers is not zero")
+    rotary_dims = _rotary_dims(header, arch, sets)
+    keys = _keys(header)
+    plain = plain_kind(header, arch)
+    kinds = []
+    at = head_bytes
+    for i in range(n_kinds):
+        name = f"KIND: kind {i}"
+        n_bytes = struct.unpack_from("<I", data, at)[0] if len(data) - at >= 4 else len(data)
+        if n_bytes > len(data) - at - 4:
+            raise QsfFormatError(f"{name} has more bytes than are left, {len(data) - at}")
+        values: dict[str, Any] = dict(
+            parse_values(name, keys, data[at + 4 : at + 4 + n_bytes])
+        )
+        if "is_parallel" in values:
+            values["is_parallel"] = bool(values["is_parallel"])
+        kind = replace(plain, **values)
+        check_kind(name, kind, rotary_dims, QsfFormatError)
+        kinds.append(kind)
+        at += 4 + n_bytes
+    if at != len(data):
+        raise QsfFormatError(f"KIND: {len(data) - at} bytes behind the last kind")
+    return tuple(kinds[i] for i in of_layer)
+
+
+_SET_HEAD: Final = struct.Struct("<BBHIf")
+
+
+def _check_set(name: str, s: RopeSet, last: RopeSet | None, error: type[QsfError]) -> None:
+    """Raise ``error`` for a set that breaks a rule, or may not come behind ``last``."""
+    first_number = 0 if last is None else last.number + 1
+    is_next = last is not None and s.number == last.number
+    if not is_next and s.number != first_number:
+        raise error(f"{name} has number {s.number}, allowed: ascending from 0 without gaps")
+    if not is_next and s.least_context != 0:
+        raise error(f"{name} is the first of its number from context {s.least_context}, allowed: 0")
+    if last is not None and is_next and s.least_context <= last.least_context:
+        raise error(f"{name}: context {s.least_context} after {last.least_context}")
+    if last is not None and is_next and (
+        s.is_interleaved != last.is_interleaved or len(s.frequencies) != len(last.frequencies)
+    ):
+        raise error(f"{name} has other pairs than the one before it, of the same number")
+    if not 1 <= len(s.frequencies) <= MAX_ROPE_PAIRS:
+        raise error(f"{name} has {len(s.frequencies)} pairs, allowed: 1 .. {MAX_ROPE_PAIRS}")
+    if not 0.0 < to_f32(s.factor) <= F32_MAX:
+        raise error(f"{name}: factor is {s.factor:g}, allowed: finite, above 0")
+    for frequency in s.frequencies:
+        if not 0.0 <= frequency <= F32_MAX or not math.isfinite(frequency):
+            raise error(f"{name}: a frequency is {frequency:g}, allowed: finite, 0 or more")
+
+
+def pack_rope(sets: Sequence[RopeSet], error: type[QsfError]) -> bytes:
+    """Return the section ROPE; ``error`` for what no reader accepts."""
+    if not 1 <= len(sets) <= MAX_ROPE_SETS:
+        raise error(f"ROPE: {len(sets)} sets, allowed: 1 .. {MAX_ROPE_SETS}")
+    out = bytearray(struct.pack("<HH", len(sets), 0))
+    last = None
+    for i, s in enumerate(sets):
+        _check_set(f"ROPE: set {i}", s, last, error)
+        out += _SET_HEAD.pack(
+            s.number, s.is_interleaved, len(s.frequencies), s.least_context, s.factor
+        )
+        out += struct.pack(f"<{len(s.frequencies)}f", *s.frequencies)
+        last = s
+    return bytes(out)
+
+
+def parse_rope(data: bytes) -> tuple[RopeSet, ...]:
+    """Return the sets of the section ROPE; QsfFormatError where it breaks a rule."""
+    if len(data) < 4:
+        raise QsfFormatError(f"ROPE: {len(data)} bytes, its head alone has 4")
+    n_sets, reserved = struct.unpack_from("<HH", data)
+    if not 1 <= n_sets <= MAX_ROPE_SETS or reserved != 0:
+        raise QsfFormatError(
+            f"ROPE: {n_sets} sets, reserved {reserved}, allowed: 1 .. {MAX_ROPE_SETS}, reserved 0"
+        )
+    sets: list[RopeSet] = []
+    at = 4
+    for i in range(n_sets):
+        name = f"ROPE: set {i}"
+        if len(data) - at < _SET_HEAD.size:
+            raise QsfFormatError(f"{name}: {len(data) - at} bytes left, a set begins with 12")
+        number, pairing, n_pairs, least_context, factor = _SET_HEAD.unpack_from(data, at)
+        at += _SET_HEAD.size
+        if pairing > 1:
+            raise QsfFormatError(f"{name}: pairing is {pairing}, allowed: 0, 1")
+        if 4 * n_pairs > len(data) - at:
+            raise QsfFormatError(f"{name}: {n_pairs} pairs, {len(data) - at} bytes are left")
+        frequencies = struct.unpack_from(f"<{n_pairs}f", data, at)
+        at += 4 * n_pairs
+        s = RopeSet(number, frequencies, bool(pairing), least_context, factor)
+        _check_set(name, s, sets[-1] if sets else None, QsfFormatError)
+        sets.append(s)
+    if at != len(data):
+        raise QsfFormatError(f"ROPE: {len(data) - at} bytes behind the last set")
+    return tuple(sets)
+
+
+def pack_tables(
+    header: Header,
+    arch: Arch,
+    layers: Sequence[LayerKind],
+    sets: Sequence[RopeSet],
+    error: type[QsfError],
+) -> dict[str, bytes]:
+    """Return the sections ARCH, ROPE and KIND by their tags, as far as the file has them.
+
+    Args:
+        header: of the file.
+        arch: of the file.
+        layers: the kind of each layer; empty: what header and ``arch`` say.
+        sets: the RoPE sets; empty: one, from header and ``arch``.
+        error: raised for what no reader accepts.
+    """
+    tables = {"ARCH": pack_arch(arch, header, error)}
+    if sets:
+        tables["ROPE"] = pack_rope(sets, error)
+    kinds = pack_kinds(layers, header, arch, sets, error) if layers else None
+    if kinds is not None:
+        tables["KIND"] = kinds
+    return tables

@@ -1,0 +1,124 @@
+"""A small file whose layers differ, and changes of KIND and ROPE that each must be refused."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+from make.attacks import NAN, Change, F, U, build, f32, f32s, grow, u32
+from make.qsf_files import tiny_header
+from qsf.errors import QsfError
+from qsf.file.kinds import QkNorm, RopeSet, plain_kind
+from qsf.file.layout import Arch
+
+PLAIN_KIND = plain_kind(tiny_header(), Arch())
+SETS = (
+    RopeSet(0, (1.0, 0.5)),
+    RopeSet(0, (1.0, 0.25), least_context=9, factor=1.2),
+    RopeSet(1, (0.3,), is_interleaved=True),
+)
+KINDS = build(
+    layer_kinds=(
+        replace(PLAIN_KIND, window_tokens=5, rope_set=1, alibi_slopes=(0.5, 0.0), score_cap=30.0),
+        replace(PLAIN_KIND, qk_norm=QkNorm.WHOLE_WIDTH, temperature_beta=0.1, temperature_step=8),
+    ),
+    rope_sets=SETS,
+)
+
+
+def kind(*kinds: bytes, of_layers: bytes = b"\0\0", padding: bytes = b"\0\0") -> Change:
+    """Return a change of the whole section KIND; each kind is its key-values."""
+    data = struct.pack("<HH", len(kinds), 0) + of_layers + padding
+    data += b"".join(struct.pack("<I", len(values)) + values for values in kinds)
+    return lambda d: grow(d, b"KIND", data)
+
+
+def raw_kind(data: bytes) -> Change:
+    """Return a change of the whole section KIND."""
+    return lambda d: grow(d, b"KIND", data)
+
+
+def rope_set(
+    number: int, n_pairs: int = 2, *, pairing: int = 0, least_context: int = 0,
+    factor: float = 1.0, frequency: float = 0.5,
+) -> bytes:  # fmt: skip
+    """Return a set of equal frequencies."""
+    head = struct.pack("<BBHIf", number, pairing, n_pairs, least_context, factor)
+    return head + struct.pack("<f", frequency) * n_pairs
+
+
+def rope(*sets: bytes, count: int | None = None, reserved: int = 0, behind: bytes = b"") -> Change:
+    """Return a change of the whole section ROPE; both layers then need sets 0 and 1."""
+    data = struct.pack("<HH", len(sets) if count is None else count, reserved)
+    return lambda d: grow(d, b"ROPE", data + b"".join(sets) + behind)
+
+
+ONE = rope_set(1)
+
+KIND_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
+    ("kind: 3 bytes", F, raw_kind(b"\1\0\0")),
+    ("kind: no layers", F, raw_kind(b"\1\0\0\0")),
+    ("kind: none", F, raw_kind(struct.pack("<HH4x", 0, 0))),
+    ("kind: 65", F, raw_kind(struct.pack("<HH4x", 65, 0) + bytes(4 * 65))),
+    ("kind: reserved", F, raw_kind(struct.pack("<HH4xI", 1, 1, 0))),
+    ("kind: of a layer", F, kind(b"", of_layers=b"\0\1")),
+    ("kind: padding", F, kind(b"", padding=b"\0\1")),
+    ("kind: behind the last", F, raw_kind(struct.pack("<HH4xII", 1, 0, 0, 0))),
+    ("kind: too many bytes", F, raw_kind(struct.pack("<HH4xI", 1, 0, 1))),
+    ("kind: most bytes", F, raw_kind(struct.pack("<HH4xI", 1, 0, 0xFFFFFFFF))),
+    ("kind: half a size", F, raw_kind(struct.pack("<HH4xH", 1, 0, 0))),
+    ("kind: half a key", F, kind(u32(16, 0)[:-1])),
+    ("kind: unknown key", U, kind(u32(1, 0))),
+    ("kind: unknown key behind the last", U, kind(u32(129, 0))),
+    ("kind: unknown key of a new type", U, kind(struct.pack("<HBB", 35, 9, 0))),
+    ("kind: a later key first", F, kind(u32(36, 0) + u32(16, 0))),
+    ("kind: parallel 2", F, kind(u32(16, 2))),
+    ("kind: heads 0", F, kind(u32(32, 0))),
+    ("kind: heads above the header's", F, kind(u32(32, 3))),
+    ("kind: KV heads above the header's", F, kind(u32(33, 2))),
+    ("kind: head dimension", F, kind(u32(34, 5))),
+    ("kind: rotated beyond the head", F, kind(u32(34, 3))),
+    ("kind: no such RoPE set", F, kind(u32(37, 2))),
+    ("kind: RoPE set 256", F, kind(u32(37, 256))),
+    ("kind: scale 0", F, kind(f32(38, 0.0))),
+    ("kind: cap nan", F, kind(f32(39, NAN))),
+    ("kind: beta without a step", F, kind(f32(40, 0.1))),
+    ("kind: a step without a beta", F, kind(u32(41, 7))),
+    ("kind: step 0", F, kind(f32(40, 0.1) + u32(41, 0))),
+    ("kind: slopes for 3 heads", F, kind(f32s(43, 3, 0.5, 0.5, 0.5))),
+    ("kind: slopes for fewer heads", F, kind(u32(32, 1) + f32s(43, 2, 0.5, 0.5))),
+    ("kind: slope negative", F, kind(f32s(43, 2, 0.5, -0.5))),
+    ("kind: slope infinite", F, kind(f32s(43, 2, 0.5, float("inf")))),
+    ("kind: slopes of another type", F, kind(f32(43, 0.5))),
+    ("kind: QK norm", F, kind(u32(48, 4))),
+    ("kind: form of the FFN", F, kind(u32(64, 3))),
+    ("kind: FFN 0", F, kind(u32(65, 0))),
+    ("kind: FFN above the header's", F, kind(u32(65, 13))),
+    ("kind: activation", F, kind(u32(66, 5))),
+    ("kind: factor negative", F, kind(f32(128, -1.0))),
+    ("kind: the second is bad", F, kind(b"", u32(16, 2))),
+    ("rope: 3 bytes", F, lambda d: grow(d, b"ROPE", b"\1\0\0")),
+    ("rope: none", F, rope()),
+    ("rope: 65", F, rope(count=65)),
+    ("rope: reserved", F, rope(rope_set(0), ONE, reserved=1)),
+    ("rope: half a set", F, rope(rope_set(0), ONE[:-1])),
+    ("rope: half a head", F, rope(rope_set(0), ONE[:11])),
+    ("rope: behind the last", F, rope(rope_set(0), ONE, behind=b"\0\0\0\0")),
+    ("rope: first number 1", F, rope(ONE)),
+    ("rope: numbers with a gap", F, rope(rope_set(0), ONE, rope_set(3))),
+    ("rope: numbers descend", F, rope(rope_set(0), ONE, rope_set(0, least_context=4))),
+    ("rope: first context not 0", F, rope(rope_set(0, least_context=4), ONE)),
+    ("rope: contexts equal", F, rope(rope_set(0), rope_set(0), ONE)),
+    ("rope: other pairs", F, rope(rope_set(0), rope_set(0, 1, least_context=4), ONE)),
+    ("rope: other pairing", F, rope(rope_set(0), rope_set(0, pairing=1, least_context=4), ONE)),
+    ("rope: pairing 2", F, rope(rope_set(0, pairing=2), ONE)),
+    ("rope: no pairs", F, rope(rope_set(0, 0), ONE)),
+    ("rope: 2049 pairs", F, rope(rope_set(0, 2049), ONE)),
+    ("rope: more pairs than the heads have", F, rope(rope_set(0, 3), ONE)),
+    ("rope: a set is missing", F, rope(rope_set(0))),
+    ("rope: factor 0", F, rope(rope_set(0, factor=0.0), ONE)),
+    ("rope: factor infinite", F, rope(rope_set(0, factor=float("inf")), ONE)),
+    ("rope: frequency negative", F, rope(rope_set(0, frequency=-1.0), ONE)),
+    ("rope: frequency nan", F, rope(rope_set(0, frequency=NAN), ONE)),
+]

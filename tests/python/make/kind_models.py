@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small .qsf files with random weights whose layers compute different things.
+
+Made without the converter, so that what the engine computes can be looked at field by field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, QkNorm, RopeSet
+from qsf.file.layout import (
+    Activation,
+    Arch,
+    Architecture,
+    Dtype,
+    Header,
+    Layout,
+    Norm,
+    Positions,
+    TensorType,
+)
+from qsf.file.units import unit_order, unit_shapes
+from qsf.file.writer import Writer
+from qsf_converter.rounding.quantisers import quantise_rows
+
+T = TensorType
+
+DIM: Final = 72
+VOCAB: Final = 101
+MAX_TOKENS: Final = 512
+PLAIN: Final = LayerKind(
+    n_heads=4, n_kv_heads=2, head_dim=16, window_tokens=0, rope_set=0, ffn=Ffn.GATED, ffn_dim=80,
+    activation=Activation.SILU,
+)  # fmt: skip
+SETS: Final = (
+    RopeSet(0, tuple(0.7**i for i in range(8))),
+    RopeSet(0, tuple(0.5**i for i in range(8)), least_context=300, factor=1.25),
+    RopeSet(1, (1.0, 0.3, 0.0), is_interleaved=True),
+)
+_MATRICES: Final = (T.Q, T.K, T.V, T.ATTN_OUT)
+_FFN: Final = {
+    Ffn.NONE: (),
+    Ffn.PLAIN: (T.FFN_NORM, T.FFN_UP, T.FFN_DOWN),
+    Ffn.GATED: (T.FFN_NORM, T.FFN_GATE, T.FFN_UP, T.FFN_DOWN),
+}
+BIASES: Final = (T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.ATTN_OUT_BIAS, T.FFN_UP_BIAS, T.FFN_DOWN_BIAS)
+NORM_BIASES: Final = (T.ATTN_NORM_BIAS, T.FFN_NORM_BIAS)
+POST_NORMS: Final = (T.POST_ATTN_NORM, T.POST_FFN_NORM)
+SUB_NORMS: Final = (T.ATTN_SUB_NORM, T.FFN_SUB_NORM)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer: its kind, optional tensors that it has, and usual ones that it does not have."""
+
+    kind: LayerKind
+    extra: tuple[TensorType, ...] = ()
+    without: tuple[TensorType, ...] = ()
+
+    def types(self) -> set[TensorType]:
+        """Return the types of its tensors."""
+        norms = (T.Q_NORM, T.K_NORM) if self.kind.qk_norm else ()
+        usual = {T.ATTN_NORM, *_MATRICES, *norms, *_FFN[Ffn(self.kind.ffn)]}
+        return (usual | set(self.extra)) - set(self.without)
+
+
+def kind(**changes: object) -> LayerKind:
+    """Return ``PLAIN`` with other fields."""
+    return replace(PLAIN, **changes)  # type: ignore[arg-type]
+
+
+MIXED: Final = (
+    Layer(kind(qk_norm=QkNorm.PER_HEAD, window_tokens=5), (T.INPUT_NORM, *POST_NORMS)),
+    Layer(kind(n_heads=6, n_kv_heads=3, rope_set=1, score_cap=2.0, activation=Activation.GELU_TANH),
+          BIASES),
+    Layer(kind(head_dim=8, rope_set=ROPE_NONE, alibi_slopes=(0.5, 0.25, 0.125, 0.0625),
+               score_cap=3.0, ffn=Ffn.PLAIN, ffn_dim=40, activation=Activation.RELU)),
+    Layer(kind(qk_norm=QkNorm.WHOLE_WIDTH, residual_factor=0.3), POST_NORMS,
+          (T.ATTN_NORM, T.FFN_NORM)),
+    Layer(kind(is_parallel=True, qk_norm=QkNorm.OWN_WEIGHTS, score_scale=0.2), (),
+          (T.FFN_NORM,)),
+    Layer(kind(is_parallel=True, n_kv_heads=1, temperature_beta=0.3, temperature_step=7,
+               window_tokens=40), BIASES),
+    Layer(kind(n_kv_heads=4, activation=Activation.RELU_SQUARED), SUB_NORMS),
+    Layer(kind(ffn=Ffn.NONE, window_tokens=33, rope_set=1)),
+)  # fmt: skip
+LAYER_NORMS: Final = (
+    Layer(kind(ffn=Ffn.PLAIN, rope_set=ROPE_NONE, alibi_slopes=(1.0, 0.5, 0.25, 0.0)),
+          (T.INPUT_NORM, T.INPUT_NORM_BIAS, *NORM_BIASES, *BIASES)),
+    Layer(kind(is_parallel=True, activation=Activation.GELU_ERF), NORM_BIASES),
+    Layer(kind(qk_norm=QkNorm.OWN_WEIGHTS, window_tokens=20), NORM_BIASES),
+)  # fmt: skip
+
+
+def _values(
+    rng: np.random.Generator, type: TensorType, shape: tuple[int, int]
+) -> NDArray[np.float32]:
+    x = rng.standard_normal(shape, dtype=np.float32)
+    if type.name.endswith("NORM"):
+        return np.float32(1.0) + np.float32(0.3) * x
+    if shape[0] == 1:
+        return np.float32(0.2) * x
+    return x * np.float32(1.0 if type is T.EMBEDDING else 1.5 / np.sqrt(shape[1]))
+
+
+def write_model(
+    path: Path,
+    layers: Sequence[Layer],
+    *,
+    dtype: Dtype = Dtype.F16,
+    norm: Norm = Norm.RMS,
+    arch: Arch = Arch(embedding_factor=1.5, logit_cap=4.0),  # noqa: B008
+    rope_sets: Sequence[RopeSet] = SETS,
+    seed: int = 0,
+) -> Path:
+    """Write a model of these layers and return its path; importances differ, for skipping."""
+    rng = np.random.default_rng(seed)
+    kinds = [layer.kind for layer in layers]
+    header = Header(
+        architecture=Architecture.OTHER, n_layers=len(layers), dim=DIM,
+        n_heads=max(k.n_heads for k in kinds), n_kv_heads=0, n_vocab=VOCAB, max_tokens=MAX_TOKENS,
+        ffn_dim=max(k.ffn_dim for k in kinds), head_dim=max(k.head_dim for k in kinds),
+        dtype=dtype, activation=Activation.SILU, norm=norm, positions=Positions.ROPE,
+        rope_theta=10000.0, bos_id=1, eos_id=2, pad_id=None,
+    )  # fmt: skip
+    with Writer(path, header, arch, layer_kinds=kinds, rope_sets=rope_sets) as w:
+        for unit_idx in range(len(layers) + 2):
+            order = unit_order(unit_idx, len(layers), is_tied=arch.tied_head)
+            is_layer = 1 <= unit_idx <= len(layers)
+            types = layers[unit_idx - 1].types() if is_layer else set(order)
+            if not is_layer and norm == Norm.RMS:
+                types -= {T.FINAL_NORM_BIAS}
+            w.begin_unit(unit_idx, dtype=dtype, importance=0.1 * (unit_idx + 1))
+            shapes = unit_shapes(header, kinds, unit_idx)
+            for type in order:
+                if type not in types:
+                    continue
+                rows = _values(rng, type, shapes[type])
+                is_vector = rows.shape[0] == 1
+                stored = Dtype.F32 if is_vector else dtype
+                layout = Layout.VECTOR if is_vector else Layout.TILES
+                w.begin_tensor(type, *rows.shape, stored, layout)
+                w.write(rows.tobytes() if is_vector else quantise_rows(dtype, rows))
+                w.end_tensor()
+            w.end_unit()
+    return path

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the reference computes: a configuration, the weights, and where they are read from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.reference_tiles import decode_outliers, decode_tiles
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from qsf.file.kinds import LayerKind, RopeSet
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one layer computes; which norms, biases and matrices it has, its weights say."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    activation: str  # a name that `activate` knows
+    window_tokens: int = 0
+    frequencies: Array | None = None  # radians per position of each rotated pair; None: no RoPE
+    rope_interleaved: bool = False
+    rope_factor: float = 1.0  # of cos and sin
+    score_scale: float = 0.0  # 0: 1 / sqrt(head_dim)
+    score_cap: float = 0.0  # 0: none
+    temperature: tuple[float, int] | None = None  # beta, step
+    slopes: tuple[float, ...] = ()  # of ALiBi
+    qk_norm: Literal["none", "per_head", "whole_width", "own_weights"] = "none"
+    is_parallel: bool = False
+    residual_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What `forward` must know about a model beside its weights."""
+
+    n_layers: int
+    dim: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    norm: Literal["rms", "layer"]
+    activation: str  # a name that `activate` knows
+    positions: Literal["rope", "learned", "none"]
+    norm_epsilon: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: str = "none"  # none, linear or llama3
+    rope_factor: float = 1.0
+    rope_low_freq_factor: float = 1.0
+    rope_high_freq_factor: float = 4.0
+    rope_original_tokens: int = 8192
+    rope_dims: int | None = None
+    rope_interleaved: bool = False
+    window_tokens: int = 0
+    embedding_factor: float = 1.0
+    logit_cap: float = 0.0  # 0: none
+    layers: tuple[Layer, ...] = ()  # empty: all as the fields above say
+
+    def layer(self, i: int) -> Layer:
+        """What layer `i` computes."""
+        if self.layers:
+            return self.layers[i]
+        return Layer(
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            head_dim=self.head_dim,
+            activation=self.activation,
+            window_tokens=self.window_tokens,
+            frequencies=rope_frequencies(self) if self.positions == "rope" else None,
+            rope_interleaved=self.rope_interleaved,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A configuration with its weights, all f32.
+
+    Matrices are [outputs, inputs]. `integer` names the matrices that a file stores quantised, with
+    the bits of the integer activations that the engine multiplies them with: 16 for 8-bit
+    weights, else 8. `outliers` has what the side table of a matrix adds to it, [outputs, inputs]:
+    that part meets the activations before they are rounded.
+    """
+
+    config: Config
+    weights: Mapping[str, Array]
+    integer: Mapping[str, int] = field(default_factory=dict)
+    outliers: Mapping[str, Array] = field(default_factory=dict)
+
+
+def rope_frequencies(config: Config) -> NDArray[np.float32]:
+    """Radians per position for every rotated pair, f32 [rope_dims / 2]."""
+    if config.rope_scaling not in ("none", "linear", "llama3"):
+        message = f"unknown RoPE scaling {config.rope_scaling!r}"
+        raise ValueError(message)
+    n_dims = config.head_dim if config.rope_dims is None else config.rope_dims
+    exponents = np.arange(0, n_dims, 2, dtype=np.float64) / n_dims
+    frequencies = config.rope_theta**-exponents
+    if config.rope_scaling == "linear":
+        frequencies = frequencies / config.rope_factor
+    elif config.rope_scaling == "llama3":
+        # Short waves stay, long ones are stretched, those between are blended.
+        turns = config.rope_original_tokens * frequencies / (2 * math.pi)
+        low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+        keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        frequencies = keep * frequencies + (1 - keep) * frequencies / config.rope_factor
+    return frequencies.astype(np.float32)
+
+
+def read_safetensors(path: Path) -> dict[str, Array]:
+    """All tensors of one file as f32, by name."""
+    data = path.read_bytes()
+    header_bytes = int.from_bytes(data[:8], "little")
+    header: dict[str, Any] = json.loads(data[8 : 8 + header_bytes])
+    out: dict[str, Array] = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        start, end = (8 + header_bytes + offset for offset in entry["data_offsets"])
+        raw = data[start:end]
+        if entry["dtype"] == "BF16":
+            values: Array = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = np.frombuffer(raw, {"F16": "<f2", "F32": "<f4"}[entry["dtype"]])
+        out[name] = values.astype(np.float32).reshape(entry["shape"])
+    return out
+
+
+_LLAMA_NAMES = {
+    "input_layernorm.weight": "attn_norm",
+    "self_attn.q_proj.weight": "q",
+    "self_attn.q_proj.bias": "q_bias",
+    "self_attn.k_proj.weight": "k",
+    "self_attn.k_proj.bias": "k_bias",
+    "self_attn.v_proj.weight": "v",
+    "self_attn.v_proj.bias": "v_bias",
+    "self_attn.o_proj.weight": "attn_out",
+    "self_attn.o_proj.bias": "attn_out_bias",
+    "post_attention_layernorm.weight": "ffn_norm",
+    "mlp.gate_proj.weight": "ffn_gate",
+    "mlp.gate_proj.bias": "ffn_gate_bias",
+    "mlp.up_proj.weight": "ffn_up",
+    "mlp.up_proj.bias": "ffn_up_bias",
+    "mlp.down_proj.weight": "ffn_down",
+    "mlp.down_proj.bias": "ffn_down_bias",
+}
+
+_GPT2_NAMES = {
+    "ln_1.weight": "attn_norm",
+    "ln_1.bias": "attn_norm_bias",
+    "attn.c_proj.weight": "attn_out",
+    "attn.c_proj.bias": "attn_out_bias",
+    "ln_2.weight": "ffn_norm",
+    "ln_2.bias": "ffn_norm_bias",
+    "mlp.c_fc.weight": "ffn_up",
+    "mlp.c_fc.bias": "ffn_up_bias",
+    "mlp.c_proj.weight": "ffn_down",
+    "mlp.c_proj.bias": "ffn_down_bias",
+}
+
+_ACTIVATIONS: dict[str, Any] = {
+    "silu": "silu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu_erf",
+    "relu": "relu",
+    "relu2": "relu_squared",
+}
+
+
+def _llama(config: Mapping[str, Any], source: Mapping[str, Array]) -> Model:
+    n_heads = config["num_attention_heads"]
+    rope: dict[str, Any] = {"rope_theta": config.get("rope_theta", 10000.0)}
+    rope |= config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    weights: dict[str, Array] = {
+        "embedding": source["model.embed_tokens.weight"],
+        "final_norm": source["model.norm.weight"],
+    }
+    if not config.get("tie_word_embeddings", False):
+        weights["head"] = source["lm_head.weight"]
+    for layer in range(config["num_hidden_layers"]):
+        for theirs, ours in _LLAMA_NAMES.items():
+            name = f"model.layers.{layer}.{theirs}"
+            if name in source:
+                weights[f"layer.{layer}.{ours}"] = source[name]
+    parsed = Config(
+        n_layers=config["num_hidden_layers"],
+        dim=config["hidden_size"],
+        n_heads=n_heads,
+        n_kv_heads=config.get("num_key_value_heads") or n_heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // n_heads,
+        norm="rms",
+        activation=_ACTIVATIONS[config.get("hidden_act", "silu")],
+        positions="rope",
+        norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        rope_theta=rope["rope_theta"],
+        rope_scaling="none" if kind == "default" else kind,
+        rope_factor=rope.get("factor", 1.0),
+        rope_low_freq_factor=rope.get("low_freq_factor", 1.0),
+        rope_high_freq_factor=rope.get("high_freq_factor", 4.0),
+        rope_original_tokens=rope.get("original_max_position_embeddings", 8192),
+        window_tokens=config.get("sliding_window") or 0,
+    )
+    return Model(parsed, weights)
+
+
+def _gpt2(config: Mapping[str, Any], source: Mapping[str, Array]) -> Model:
+    weights: dict[str, Array] = {
+        "embedding": source["transformer.wte.weight"],
+        "positions": source["transformer.wpe.weight"],
+        "final_norm": source["transformer.ln_f.weight"],
+        "final_norm_bias": source["transformer.ln_f.bias"],
+    }
+    if not config.get("tie_word_embeddings", True):
+        weights["head"] = source["lm_head.weight"]
+    for layer in range(config["n_layer"]):
+        at, ours_at = f"transformer.h.{layer}", f"layer.{layer}"
+        for theirs, ours in _GPT2_NAMES.items():
+            # These matrices are stored [inputs, outputs]; vectors are their own transpose.
+            weights[f"{ours_at}.{ours}"] = source[f"{at}.{theirs}"].T
+        for suffix, stored in (("", "weight"), ("_bias", "bias")):
+            fused = source[f"{at}.attn.c_attn.{stored}"].T
+            for name, part in zip("qkv", np.split(fused, 3), strict=True):
+                weights[f"{ours_at}.{name}{suffix}"] = part
+    parsed = Config(
+        n_layers=config["n_layer"],
+        dim=config["n_embd"],
+        n_heads=config["n_head"],
+        n_kv_heads=config["n_head"],
+        head_dim=config["n_embd"] // config["n_head"],
+        norm="layer",
+        activation=_ACTIVATIONS[config.get("activation_function", "gelu_new")],
+        positions="learned",
+        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+    )
+    return Model(parsed, weights)
+
+
+def load_huggingface(folder: Path) -> Model:
+    """Read a LLaMA, Mistral or GPT-2 checkpoint, single or sharded."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    else:
+        shards = ["model.safetensors"]
+    source: dict[str, Array] = {}
+    for shard in shards:
+        source |= read_safetensors(folder / shard)
+    return _gpt2(config, source) if config["model_type"] == "gpt2" else _llama(config, source)
+
+
+def load_qsf(path: Path, context: int = 0) -> Model:
+    """Read a `.qsf` file: the weights are the values that its codes stand for.
+
+    `context` is that of the session, which picks among RoPE sets; 0: the model's own.
+    """
+    from qsf.file import layout
+    from qsf.file.reader import Reader
+
+    weights: dict[str, Array] = {}
+    integer: dict[str, int] = {}
+    outliers: dict[str, Array] = {}
+    with Reader(path) as reader:
+        header, arch = reader.header, reader.arch
+        for tensor in reader.tensors:
+            tensor_name = layout.TensorType(tensor.type).name.lower()
+            in_layer = 1 <= tensor.unit_idx <= header.n_layers
+            at = f"layer.{tensor.unit_idx - 1}." if in_layer else ""
+            name = at + tensor_name
+            data = reader.read_tensor(tensor)
+            dtype = layout.Dtype(tensor.dtype)
+            floats = {layout.Dtype.F16: "<f2", layout.Dtype.F32: "<f4"}
+            if tensor.layout == layout.Layout.VECTOR:
+                weights[name] = np.frombuffer(data, floats[dtype], tensor.n_cols).astype(np.float32)
+                continue
+            if tensor.layout == layout.Layout.OUTLIERS:
+                table = decode_outliers(data, tensor.n_rows, tensor.n_cols)
+                outliers[name.removesuffix("_outliers")] = table
+                continue
+            kind = layout.dtype_name(dtype)
+            weights[name] = decode_tiles(kind, data, tensor.n_rows, tensor.n_cols)
+            if dtype not in floats:
+                integer[name] = 16 if dtype == layout.Dtype.Q8 else 8
+        learned = header.positions == layout.Positions.LEARNED
+        if learned:
+            table = np.frombuffer(reader.read_section("WPOS"), "<f2").astype(np.float32)
+            weights["positions"] = table.reshape(header.max_tokens, header.dim)
+        has_kinds = "KIND" in reader.sections or "ROPE" in reader.sections
+        kinds = reader.layer_kinds
+        # The last one of a number that begins at this context at most.
+        fits = (s for s in reader.rope_sets if s.least_context <= (context or header.max_tokens))
+        sets = {s.number: s for s in fits}
+    config = Config(
+        n_layers=header.n_layers,
+        dim=header.dim,
+        n_heads=header.n_heads,
+        n_kv_heads=header.n_kv_heads or header.n_heads,
+        head_dim=header.head_dim,
+        norm="layer" if header.norm == layout.Norm.LAYER else "rms",
+        activation=layout.Activation(header.activation).name.lower(),
+        positions=("learned", "rope", "none")[header.positions],
+        norm_epsilon=arch.norm_epsilon,
+        rope_theta=header.rope_theta,
+        rope_scaling=layout.RopeScaling(arch.rope_scaling).name.lower(),
+        rope_factor=arch.rope_factor,
+        rope_low_freq_factor=arch.rope_low_freq_factor,
+        rope_high_freq_factor=arch.rope_high_freq_factor,
+        rope_original_tokens=arch.rope_original_tokens,
+        rope_dims=arch.rope_dims,
+        rope_interleaved=arch.rope_interleaved,
+        window_tokens=arch.window_tokens,
+        embedding_factor=arch.embedding_factor,
+        logit_cap=arch.logit_cap,
+    )
+    if has_kinds:
+        plain = config.layer(0).frequencies
+        layers = tuple(_layer_of(kind, sets, plain, config) for kind in kinds)
+        config = dataclasses.replace(config, layers=layers)
+    return Model(config, weights, integer, outliers)
+
+
+def _layer_of(
+    kind: LayerKind, sets: Mapping[int, RopeSet], plain: Array | None, config: Config
+) -> Layer:
+    """What a layer of a `.qsf` file computes; `plain` are the frequencies without section ROPE."""
+    from qsf.file import kinds, layout
+
+    rope: dict[str, Any] = {}
+    if kind.rope_set in sets:
+        chosen = sets[kind.rope_set]
+        rope = {
+            "frequencies": np.array(chosen.frequencies, np.float32),
+            "rope_interleaved": chosen.is_interleaved,
+            "rope_factor": chosen.factor,
+        }
+    elif kind.rope_set != kinds.ROPE_NONE:
+        rope = {"frequencies": plain, "rope_interleaved": config.rope_interleaved}
+    names: tuple[Any, ...] = ("none", "per_head", "whole_width", "own_weights")
+    beta, step = kind.temperature_beta, kind.temperature_step
+    return Layer(
+        n_heads=kind.n_heads,
+        n_kv_heads=kind.n_kv_heads,
+        head_dim=kind.head_dim,
+        activation=layout.Activation(kind.activation).name.lower(),
+        window_tokens=kind.window_tokens,
+        score_scale=kind.score_scale,
+        score_cap=kind.score_cap,
+        temperature=(beta, step) if step else None,
+        slopes=kind.alibi_slopes,
+        qk_norm=names[kind.qk_norm],
+        is_parallel=kind.is_parallel,
+        residual_factor=kind.residual_factor,
+        **rope,
+    )
