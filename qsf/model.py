@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError
+from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.native.opening import io_origin, open_native, plan_native, text_budget_bytes
 from qsf.options import GenerationOptions, ModelOptions, taking
 from qsf.session import Session, Uncopyable, create_session
@@ -86,6 +86,35 @@ class Model(Uncopyable):
             end_ids=end_ids(info.eos_id, parts.generation),
         )
         self._session = create_session(self._opened)
+
+    @classmethod
+    @taking(ModelOptions)
+    def from_pretrained(cls, name: str | os.PathLike[str], options: Any) -> Self:
+        """Open what ``qsf run`` calls a model, which is made into a .qsf file first if need be.
+
+        What was converted is kept for the next time, where `qsf list` shows it. Converting and
+        downloading are processes of their own, whose memory is not in the budget; what they have
+        to say goes to stderr.
+
+        Args:
+            name: a .qsf file, a folder with a HuggingFace model, a GGUF file, or ``org/name`` on
+                the hub, which is downloaded (extra ``hub``) unless it is in the hub's cache; with
+                ``:TYPE`` behind it where another type than the usual is wanted.
+            {options}
+
+        Raises:
+            QsfConversionError: the download or the conversion failed; stderr has the reason.
+            QsfError: there is no such model, or what ``Model(path, ...)`` raises.
+        """
+        from qsf.find.prepare import ChildFailedError, find_model  # never needed for a path
+
+        try:
+            path = find_model(os.fspath(checked_path(name)), is_quiet=True, is_yes=True)
+        except ChildFailedError as error:
+            raise QsfConversionError(
+                f"{os.fspath(name)}: no .qsf file could be made of it; stderr has the reason"
+            ) from error
+        return cls(path, **options.arguments())
 
     @classmethod
     @taking(ModelOptions)

@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.text": frozenset({"qsf.errors", "qsf.file", "qsf.native", "qsf.options"}),
     "qsf.options": frozenset({"qsf.errors"}),
     "qsf.session": _BASE | {"qsf.options"},
-    "qsf.model": _BASE | {"qsf.options", "qsf.session"},
+    "qsf.model": _BASE | {"qsf.options", "qsf.session", "qsf.find"},
     "qsf": frozenset(),
     "qsf.page": frozenset({"qsf.errors", "qsf.shell"}),
     "qsf.shell": frozenset({"qsf.errors", "qsf.file", "qsf.options"}),

@@ -244,3 +244,37 @@ def test_convert_is_the_converters_and_comes_with_its_first_use(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert int(done.stdout) == (tmp_path / "model.qsf").stat().st_size
+
+
+@pytest.fixture
+def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "cache" / "qsf" / "models"
+
+
+def test_from_pretrained_converts_once(
+    tiny_llama_dir: Path, tiny_llama_8bit: Path, own_store: Path
+) -> None:
+    with qsf.Model.from_pretrained(f"{tiny_llama_dir}:8bit", ram_budget=None) as model:
+        text = "".join(model.generate(PROMPT, **GREEDY))
+    (made,) = own_store.glob("*.qsf")
+    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
+        assert "".join(model.generate(PROMPT, **GREEDY)) == text
+    before = made.stat().st_mtime_ns
+    with qsf.Model.from_pretrained(f"{tiny_llama_dir}:8bit", ram_budget=None):
+        assert made.stat().st_mtime_ns == before
+    with qsf.Model.from_pretrained(tiny_llama_8bit, ram_budget=None):
+        assert list(own_store.glob("*.qsf")) == [made]
+
+
+def test_from_pretrained_says_what_is_wrong(own_store: Path, tmp_path: Path) -> None:
+    with pytest.raises(qsf.QsfArgumentError, match="ram_budget"):
+        qsf.Model.from_pretrained("nothing.qsf", ram_budget=-1)
+    with pytest.raises(qsf.QsfError, match=r"nothing\.qsf"):
+        qsf.Model.from_pretrained(tmp_path / "nothing.qsf")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    with pytest.raises(qsf.QsfError):
+        qsf.Model.from_pretrained(tmp_path / "empty")
+    assert not list(own_store.glob("*.qsf"))
