@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,8 @@ def test_the_plugin_of_llm_chats(tiny_chat_8bit: Path, tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     pip = ["-m", "pip", "install", "-q", "--target", str(packages)]
     said(*pip, "llm>=0.20")
-    said(*pip, "--no-deps", str(ROOT / "examples" / "llm-qsf"))
+    plugin = shutil.copytree(ROOT / "examples" / "llm-qsf", tmp_path / "llm-qsf")
+    said(*pip, "--no-deps", str(plugin))  # of a copy: setuptools builds beside the source
     where = {
         "PYTHONPATH": str(packages),
         "LLM_USER_PATH": str(tmp_path / "llm"),
