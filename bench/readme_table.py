@@ -91,8 +91,7 @@ def of_limit(found: Found | None, limited_by: str) -> str:
     """Return the part of a limit that is reached; nothing where another one binds."""
     if found is None or found.row.limited_by != limited_by:
         return NOTHING
-    fraction = found.row.fraction_of_limit
-    return NOTHING if fraction is None else f"{100 * fraction:.0f} %"
+    return found.row.share_of_limit or NOTHING
 
 
 def type_name(rows: Sequence[Found]) -> str:

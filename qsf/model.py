@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError
+from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.native.opening import io_origin, open_native, plan_native, text_budget_bytes
 from qsf.options import GenerationOptions, ModelOptions, taking
-from qsf.session import OpenedModel, Session, Uncopyable
+from qsf.session import Session, Uncopyable, create_session
 from qsf.text.arguments import as_messages, as_tokens
+from qsf.text.opened import OpenedModel
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids, resolve_sampling
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
     from types import TracebackType
 
     import numpy as np
@@ -72,7 +73,7 @@ class Model(Uncopyable):
             QsfArgumentError: an argument is out of range, or ``quality`` is below 1 and the file
                 has no layer importance or no more than four layers; ``argument`` is its name.
         """
-        path = checked_path(path)
+        self._path = checked_path(path)
         parts = read_text_parts(path, budget_bytes=text_budget_bytes(options))
         native = open_native(path, options, parts.reserve_bytes)
         info = native.info()
@@ -86,7 +87,36 @@ class Model(Uncopyable):
             generation=parts.generation,
             end_ids=end_ids(info.eos_id, parts.generation),
         )
-        self._session = self._opened.create_session()
+        self._session = create_session(self._opened)
+
+    @classmethod
+    @taking(ModelOptions)
+    def from_pretrained(cls, name: str | os.PathLike[str], options: Any) -> Self:
+        """Open what ``qsf run`` calls a model, which is made into a .qsf file first if need be.
+
+        What was converted is kept for the next time, where `qsf list` shows it. Converting and
+        downloading are processes of their own, whose memory is not in the budget; what they have
+        to say goes to stderr.
+
+        Args:
+            name: a .qsf file, a folder with a HuggingFace model, a GGUF file, or ``org/name`` on
+                the hub, which is downloaded (extra ``hub``) unless it is in the hub's cache; with
+                ``:TYPE`` behind it where another type than the usual is wanted.
+            {options}
+
+        Raises:
+            QsfConversionError: the download or the conversion failed; stderr has the reason.
+            QsfError: there is no such model, or what ``Model(path, ...)`` raises.
+        """
+        from qsf.find.prepare import ChildFailedError, find_model  # never needed for a path
+
+        try:
+            path = find_model(os.fspath(checked_path(name)), is_quiet=True, is_yes=True)
+        except ChildFailedError as error:
+            raise QsfConversionError(
+                f"{os.fspath(name)}: no .qsf file could be made of it; stderr has the reason"
+            ) from error
+        return cls(path, **options.arguments())
 
     @classmethod
     @taking(ModelOptions)
@@ -114,11 +144,20 @@ class Model(Uncopyable):
             QsfMemoryError: as many are open as the model was opened for (``sessions``), its own
                 included.
         """
-        return self._opened.create_session()
+        return create_session(self._opened)
 
     def close(self) -> None:
         """Close all sessions and free the memory. Waits for running calls of other threads."""
         self._opened.close()
+
+    def __repr__(self) -> str:
+        """Say what it is, also when it is closed."""
+        info, state = self.info, ", closed" if self._opened.native.is_closed else ""
+        return (
+            f"<qsf.Model {os.fspath(self._path)!r}: {info.architecture}, {info.quant_type}, "
+            f"{info.n_parameters / 1e6:,.1f}M weights, {info.plan.ctx_tokens} tokens of context"
+            f"{state}>"
+        )
 
     def __enter__(self) -> Self:
         """Return the model itself."""
@@ -246,6 +285,51 @@ class Model(Uncopyable):
             {options}
         """
         return self._session.generate(prompt, **options.arguments())
+
+    @taking(GenerationOptions)
+    def agenerate(self, prompt: str | Sequence[int], options: Any) -> AsyncIterator[str]:
+        """Continue ``prompt``, for ``async for``: see ``Session.agenerate``.
+
+        Args:
+            prompt: text, or token ids, which are used as they are.
+            {options}
+        """
+        return self._session.agenerate(prompt, **options.arguments())
+
+    @taking(GenerationOptions)
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], options: Any) -> Iterator[str]:
+        """Answer ``messages``, which are the whole conversation; iterate for the pieces of text.
+
+        Nothing is remembered but the KV cache, so a call with the same messages and more costs
+        what is new. ``Session.chat`` keeps the conversation for its caller.
+
+        Args:
+            messages: what the user says, or mappings with ``role`` ("system", "user",
+                "assistant" or what the template knows) and ``content``, a text or a list of parts
+                with text.
+            {options}
+
+        Raises:
+            QsfArgumentError: as ``generate``, or the template refuses the messages.
+            QsfFormatError: the template is broken.
+        """
+        return self.generate(self.chat_tokens(messages), **self._answering(options))
+
+    @taking(GenerationOptions)
+    def achat(
+        self, messages: str | Sequence[Mapping[str, Any]], options: Any
+    ) -> AsyncIterator[str]:
+        """Answer ``messages``, for ``async for``: see ``chat`` and ``Session.agenerate``.
+
+        Args:
+            messages: as ``chat`` takes them.
+            {options}
+        """
+        return self.agenerate(self.chat_tokens(messages), **self._answering(options))
+
+    def _answering(self, options: GenerationOptions) -> dict[str, Any]:
+        begins_text = options.begins_text or not self.chat_template.is_plain
+        return {**options.arguments(), "begins_text": begins_text}
 
 
 def checked_path(path: object) -> str | os.PathLike[str]:

@@ -23,6 +23,8 @@ from qsf.errors import QsfArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from qsf.text.generation import ChosenToken
+
 MAX_U32 = 2**32 - 1
 
 IO_METHODS = ("auto", "buffered", "direct", "uring", "mmap")
@@ -516,6 +518,19 @@ class GenerationOptions(_Checked):
         Call(),
         "called while a long prompt is read, with how many of its tokens are done and how many "
         "there are; it may use the model",
+        commands=(),
+    )
+    on_token: Callable[[ChosenToken], None] | None = _option(  # noqa: RUF009
+        None,
+        Call(),
+        "called with each token that is chosen, one that ends the text included, and its "
+        "log-probability; it may use the model",
+        commands=(),
+    )
+    top_logprobs: int = _option(
+        0,
+        Whole(0, 100),
+        "how many of the most probable tokens on_token is told beside the chosen one",
         commands=(),
     )
 

@@ -9,35 +9,32 @@ import threading
 import time
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import WeakSet
 
 from qsf.errors import (
     QsfArgumentError,
     QsfCancelledError,
     QsfError,
-    QsfFormatError,
     QsfMemoryError,
     QsfStateError,
 )
 from qsf.native import binding
 from qsf.options import GenerationOptions, Whole, check_value, taking
 from qsf.text.arguments import as_messages, as_tokens
-from qsf.text.generation import Generation
+from qsf.text.generation import ChosenToken, Generation
+from qsf.text.opened import OpenedModel
 from qsf.text.sampling import StopMatcher, asked_sampling, resolve_sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
     from types import TracebackType
 
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Self
 
-    from qsf.text.chat import ChatTemplate
     from qsf.text.generation import GenerationStats
-    from qsf.text.tokenizer import Tokenizer
 
 
 class Uncopyable:
@@ -53,65 +50,20 @@ class Uncopyable:
         )
 
 
-@dataclass(eq=False)
-class OpenedModel:
-    """The parts of a model that all of its sessions use."""
-
-    native: binding.NativeModel
-    info: binding.ModelInfo
-    tokenizer_or_none: Tokenizer | None
-    template_or_error: ChatTemplate | QsfFormatError
-    generation: Mapping[str, Any]
-    end_ids: frozenset[int]
-    sessions: WeakSet[Session] = field(default_factory=WeakSet)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Use the native model, which is not closed meanwhile, in its own process only."""
-        self.native.owner.check()
-        with self._lock:
-            yield
-
-    def close(self) -> None:
-        """Close all sessions, then the model."""
-        if self.native.owner.is_elsewhere:
-            self.native.close()
-            return
-        with self._lock:
-            for session in tuple(self.sessions):
-                session.close()
-            self.native.close()
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises QsfArgumentError where the file has none."""
-        if self.tokenizer_or_none is None:
-            raise QsfArgumentError("the file has no tokenizer: logits() can be used, on token ids")
-        return self.tokenizer_or_none
-
-    @property
-    def template(self) -> ChatTemplate:
-        """The chat template. Raises QsfFormatError where it is broken."""
-        if isinstance(self.template_or_error, QsfFormatError):
-            raise self.template_or_error
-        return self.template_or_error
-
-    def create_session(self) -> Session:
-        """Return a new session. Raises QsfMemoryError if the plan has no room for it."""
-        try:
-            with self.turn():
-                session = Session(self, self.native.create_session())
-                self.sessions.add(session)
-        except QsfMemoryError as error:
-            n_most = self.info.plan.max_sessions
-            raise QsfMemoryError(
-                f"the model was opened with sessions={n_most}, and {len(self.sessions)} are open "
-                f"(one is the model's own): close one, or open the model with "
-                f"sessions={n_most + 1}",
-                argument="sessions",
-            ) from error
-        return session
+def create_session(opened: OpenedModel) -> Session:
+    """Return a new session. Raises QsfMemoryError if the plan has no room for it."""
+    try:
+        with opened.turn():
+            session = Session(opened, opened.native.create_session())
+            opened.sessions.add(session)
+    except QsfMemoryError as error:
+        n_most = opened.info.plan.max_sessions
+        raise QsfMemoryError(
+            f"the model was opened with sessions={n_most}, and {len(opened.sessions)} are open "
+            f"(one is the model's own): close one, or open the model with sessions={n_most + 1}",
+            argument="sessions",
+        ) from error
+    return session
 
 
 class Session(Uncopyable):
@@ -166,6 +118,12 @@ class Session(Uncopyable):
         with self._turn(), self._cancel_lock:
             self._native.close()
 
+    def __repr__(self) -> str:
+        """Say what it is, without waiting for a running call."""
+        state = ", closed" if self._native.is_closed else ""
+        n_ctx = self._opened.info.plan.ctx_tokens
+        return f"<qsf.Session: context {n_ctx} tokens, {len(self.messages)} messages{state}>"
+
     def __enter__(self) -> Self:
         """Return the session itself."""
         return self
@@ -215,7 +173,7 @@ class Session(Uncopyable):
             QsfMemoryError: as many sessions are open as the model was opened for.
         """
         tokens = as_tokens(self.tokens)
-        copy = self._opened.create_session()
+        copy = create_session(self._opened)
         copy.messages = [dict(message) for message in self.messages]
         try:
             if tokens:
@@ -308,12 +266,15 @@ class Session(Uncopyable):
     def cancel(self) -> None:
         """End the running ``generate`` and ``chat``, from any thread, within one layer's time."""
         self._native.owner.check()
+        self._cancel(self._running)
+
+    def _cancel(self, asked: Iterable[Generation]) -> None:
         with self._cancel_lock:
-            runs = tuple(self._running)
+            runs = [run for run in asked if run in self._running]
             for run in runs:
                 run.is_cancelled = True
             if runs and not self._native.is_closed:
-                self._native.cancel()
+                self._native.cancel()  # a run that was not meant goes on
 
     # ---- text ----
 
@@ -336,13 +297,28 @@ class Session(Uncopyable):
             QsfArgumentError: as ``generate``, or the template refuses the messages.
             QsfFormatError: the template is broken.
         """
+        return self._chat(messages, options)[1]
+
+    @taking(GenerationOptions)
+    def achat(
+        self, messages: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], options: Any
+    ) -> AsyncIterator[str]:
+        """Answer like ``chat``, for ``async for``: see ``agenerate``.
+
+        Args:
+            messages: as ``chat`` takes them.
+            {options}
+        """
+        return self._threaded(*self._chat(messages, options))
+
+    def _chat(self, messages: Any, options: GenerationOptions) -> tuple[Generation, Iterator[str]]:
         asked = [*self.messages, *as_messages(messages)]
         template = self._opened.template
         n_ctx = self._opened.info.plan.ctx_tokens
         tokens = template.encode(asked, self._opened.tokenizer, max_tokens=n_ctx)
         begins_text = options.begins_text or not template.is_plain
-        pieces = self._generate(tokens, replace(options, begins_text=begins_text))
-        return self._answer(asked, pieces)
+        run, pieces = self._generate(tokens, replace(options, begins_text=begins_text))
+        return run, self._answer(asked, pieces)
 
     def _answer(self, asked: list[dict[str, Any]], pieces: Iterator[str]) -> Iterator[str]:
         answer: list[str] = []
@@ -376,9 +352,29 @@ class Session(Uncopyable):
             QsfArgumentError: an argument is out of range, or the prompt is longer than the
                 context; ``argument`` is its name.
         """
-        return self._generate(prompt, options)
+        return self._generate(prompt, options)[1]
 
-    def _generate(self, prompt: str | Sequence[int], options: GenerationOptions) -> Iterator[str]:
+    @taking(GenerationOptions)
+    def agenerate(self, prompt: str | Sequence[int], options: Any) -> AsyncIterator[str]:
+        """Continue like ``generate``, for ``async for``.
+
+        The engine computes in a thread of the event loop's pool, while other tasks run. A task
+        that is cancelled ends its own generation within one layer's time, and no other's.
+
+        Args:
+            prompt: as ``generate`` takes it.
+            {options}
+        """
+        return self._threaded(*self._generate(prompt, options))
+
+    def _threaded(self, run: Generation, pieces: Iterator[str]) -> AsyncIterator[str]:
+        from qsf.text.threaded import threaded  # which imports asyncio: 4 MB that few need
+
+        return threaded(pieces, lambda: self._cancel((run,)))
+
+    def _generate(
+        self, prompt: str | Sequence[int], options: GenerationOptions
+    ) -> tuple[Generation, Iterator[str]]:
         self._native.owner.check()
         opened = self._opened
         params = resolve_sampling(opened.generation, **asked_sampling(options))
@@ -396,7 +392,7 @@ class Session(Uncopyable):
         matcher = StopMatcher([options.stop] if isinstance(options.stop, str) else options.stop)
         decoder = opened.tokenizer.incremental(at_start=options.begins_text)
         run = Generation(tokens, options, params, seed)
-        return self._pieces(run, matcher, decoder.push, decoder.flush)
+        return run, self._pieces(run, matcher, decoder.push, decoder.flush)
 
     def _check_context(self, tokens: array[int], name: str) -> None:
         """Raise QsfArgumentError for more tokens than the context, or ids that are no tokens."""
@@ -560,15 +556,25 @@ class Session(Uncopyable):
             if self._holder is not run:  # another call has used the session in between
                 self._hold(run)
             token = run.sampler.choose(self._native, run.tokens)
+            chosen = self._chosen_token(run, token)
         now = time.perf_counter()
         run.n_generated += 1
         if run.n_generated == 1:
             run.first_token_seconds = now - run.start_seconds
         else:
             run.step_seconds += now - started
+        if chosen is not None and run.options.on_token is not None:
+            run.options.on_token(chosen)
         if token in self._opened.end_ids:
             run.stop_reason = "end"
             return None
         run.tokens.append(token)
         run.is_behind = True
         return token
+
+    def _chosen_token(self, run: Generation, token: int) -> ChosenToken | None:
+        if run.options.on_token is None:
+            return None
+        n_top = min(run.options.top_logprobs, self._opened.info.n_vocab)
+        (_, logprob), *top = self._native.logprobs(token, n_top)
+        return ChosenToken(token, logprob, tuple(top))

@@ -8,6 +8,7 @@ Exit codes: 0 done, 1 the model cannot be converted or the system refused, 2 wro
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ import typer
 from qsf.errors import QsfArgumentError
 from qsf.report.html import write_page
 from qsf.report.record import Report
-from qsf.report.text import summary_lines
+from qsf.report.text import full_lines, summary_lines
 from qsf.shell import command, typer_app
 from qsf.shell.output import check_output
 from qsf.shell.progress import ProgressLine, duration_text
@@ -133,6 +134,9 @@ _AllowNoTokenizer = Annotated[
 _Threads = Annotated[
     int | None, typer.Option(help="Threads that quantise.", min=1, show_default="one per core")
 ]
+_Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="At the end, say what became of the tensors.")
+]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
 _CalibrationText = Annotated[
     str | None,
@@ -181,6 +185,7 @@ def convert_command(
     force: _Force = False,
     allow_no_tokenizer: _AllowNoTokenizer = False,
     threads: _Threads = None,
+    verbose: _Verbose = False,
     quiet: _Quiet = False,
     calibration: _CalibrationText = None,
     calibration_tokens: _CalibrationTokens = None,
@@ -220,7 +225,9 @@ def convert_command(
     if report_out is not None:
         write_page(out, report_out, overwrite=force)
     if not quiet:
-        _print_summary(report, out, report_out)
+        _print_summary(report, out, report_out, is_verbose=verbose)
+        if not allow_no_tokenizer:
+            print(f'next: qsf-run {shlex.quote(str(out))} --prompt "Once upon a time"')
 
 
 def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) -> Report:
@@ -293,14 +300,15 @@ def _peak_bytes() -> int | None:
         return None
 
 
-def _print_summary(report: Report, out: Path, report_out: Path | None) -> None:
+def _print_summary(report: Report, out: Path, report_out: Path | None, *, is_verbose: bool) -> None:
     peak_bytes = _peak_bytes()
     memory = "" if peak_bytes is None else f", peak memory {peak_bytes / _MB:.0f} MB"
-    for line in summary_lines(report, str(out)):
+    size, *quality = summary_lines(report, str(out))
+    print(f"{size} in {duration_text(report.elapsed_s)}{memory}")
+    for line in full_lines(report.quality) if is_verbose else quality:
         print(line)
     if report_out is not None:
         print(f"report: {report_out}")
-    print(f"done in {duration_text(report.elapsed_s)}{memory}")
 
 
 if __name__ == "__main__":

@@ -143,7 +143,6 @@ static qsf_status choose_io(qsf_model *m)
         .method = opt->io_method,
         .depth = opt->io_depth,
         .max_threads = m->plan.io_depth != 0 ? m->plan.io_depth : 4,
-        .known = {opt->io_known_method, opt->io_known_depth},
         .cache_bytes = available_bytes > free_bytes ? available_bytes - free_bytes : 0,
         .read_bytes = io_read_bytes(m),
     };

@@ -28,13 +28,12 @@ static qsf_status check_kv_type(const char *name, uint32_t type, bool is_exact)
     return QSF_OK;
 }
 
-static qsf_status check_io(const char *name, uint32_t method, uint32_t depth)
+static qsf_status check_io(uint32_t method, uint32_t depth)
 {
     if (method > QSF_IO_MMAP)
-        return QSF_FAIL(QSF_ERR_ARG, "%s_method is %u; it must be 0 to %d", name, method,
-                        QSF_IO_MMAP);
+        return QSF_FAIL(QSF_ERR_ARG, "io_method is %u; it must be 0 to %d", method, QSF_IO_MMAP);
     if (depth > QSF_IO_MAX_DEPTH)
-        return QSF_FAIL(QSF_ERR_ARG, "%s_depth is %u; it must be at most %d", name, depth,
+        return QSF_FAIL(QSF_ERR_ARG, "io_depth is %u; it must be at most %d", depth,
                         QSF_IO_MAX_DEPTH);
     return QSF_OK;
 }
@@ -55,6 +54,5 @@ qsf_status qsf_options_check(const qsf_options *opt)
     QSF_TRY(check_kv_type("kv_v_type", opt->kv_v_type, opt->exact != 0));
     if (opt->kv_rotation > QSF_KV_ROTATION_ON)
         return QSF_FAIL(QSF_ERR_ARG, "kv_rotation is %u; it must be 0, 1 or 2", opt->kv_rotation);
-    QSF_TRY(check_io("io", opt->io_method, opt->io_depth));
-    return check_io("io_known", opt->io_known_method, opt->io_known_depth);
+    return check_io(opt->io_method, opt->io_depth);
 }

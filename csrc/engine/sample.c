@@ -61,6 +61,24 @@ static double exp_of_negative(double x)
     return ldexp(sum, (int)n);
 }
 
+/* log(x) for a finite x >= 1, with the same bits on every machine: x = m 2^n, sqrt(1/2) <= m <
+ * sqrt(2), and the series of 2 atanh(t), t = (m - 1) / (m + 1), |t| < 0.172. */
+static double log_of(double x)
+{
+    int n;
+    double m = frexp(x, &n);
+    if (m < 0.7071067811865476) {
+        m *= 2.0;
+        n--;
+    }
+    const double t = (m - 1.0) / (m + 1.0);
+    const double t2 = t * t;
+    double sum = 0.0;
+    for (int i = 21; i >= 1; i -= 2)
+        sum = fma(sum, t2, 1.0 / (double)i);
+    return fma((double)n, 0.6931471805599453, 2.0 * t * sum);
+}
+
 /* True if a has the higher score, or the same score and the lower id. */
 static bool comes_first(const float *scores, uint32_t a, uint32_t b)
 {
@@ -301,6 +319,23 @@ qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float 
         *token = choose_top_p(&c, draw);
     else
         *token = choose_any(&c, draw);
+    return QSF_OK;
+}
+
+qsf_status qsf_sampler_logprobs(qsf_sampler *s, const qsf_kernels *k, const float *logits,
+                                uint32_t *tokens, float *logprobs, size_t n_tokens)
+{
+    if (!k->all_finite(logits, s->n_vocab))
+        return name_not_finite(logits);
+    const qsf_sampling plain = {.temperature = 1.0f};
+    choosing c = {s, k, &plain, logits, k->bucket_max(logits, s->n_vocab, s->tops)};
+    const double log_total = log_of(weigh_all(&c, 0.0f));
+    const size_t n_top = n_tokens - 1;
+    const uint32_t n = n_top > 0 ? gather(&c, n_top) : 0;
+    for (size_t i = 0; i < n_top; i++)
+        tokens[i + 1] = pop_best(&c, n - (uint32_t)i);
+    for (size_t i = 0; i < n_tokens; i++)
+        logprobs[i] = (float)((double)logits[tokens[i]] - (double)c.best - log_total);
     return QSF_OK;
 }
 

@@ -36,6 +36,11 @@ qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float 
                               const qsf_sampling *how, const uint32_t *recent, size_t n_recent,
                               uint64_t *random_state, uint32_t *token);
 
+/* logits [n_vocab]; tokens [n_tokens], 1 <= n_tokens <= n_vocab + 1, tokens[0] below n_vocab: see
+ * qsf_session_logprobs(). QSF_ERR_NUMERIC: a logit is not finite. */
+qsf_status qsf_sampler_logprobs(qsf_sampler *s, const qsf_kernels *k, const float *logits,
+                                uint32_t *tokens, float *logprobs, size_t n_tokens);
+
 /* Returns the next number of a splitmix64 sequence (Steele, Lea, Flood 2014) in [0, 1). */
 double qsf_random_uniform(uint64_t *state);
 

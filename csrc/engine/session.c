@@ -351,6 +351,23 @@ qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how, const uin
     return QSF_OK;
 }
 
+qsf_status qsf_session_logprobs(qsf_session *s, uint32_t *tokens, float *logprobs, size_t n_tokens)
+{
+    QSF_REQUIRE(s);
+    QSF_REQUIRE(tokens);
+    QSF_REQUIRE(logprobs);
+    const qsf_model *const m = s->model;
+    const uint32_t n_vocab = m->config.n_vocab;
+    QSF_TRY(check_logits(s));
+    if (n_tokens < 1 || n_tokens > (size_t)n_vocab + 1)
+        return QSF_FAIL(QSF_ERR_ARG, "n_tokens is %zu; it must be 1 to %u", n_tokens, n_vocab + 1);
+    if (tokens[0] >= n_vocab)
+        return QSF_FAIL(QSF_ERR_ARG, "token %u is outside the vocabulary of %u", tokens[0],
+                        n_vocab);
+    return qsf_sampler_logprobs(&s->buffers.sampler, &m->kernels, s->buffers.logits, tokens,
+                                logprobs, n_tokens);
+}
+
 void qsf_session_stats(const qsf_session *s, qsf_stats *out)
 {
     if (s == NULL || out == NULL)

@@ -152,10 +152,6 @@ typedef struct qsf_options {
     uint32_t kv_rotation; /* a qsf_kv_rotation */
     uint32_t io_method;   /* a qsf_io_method; QSF_ERR_UNSUPPORTED if the system lacks it */
     uint32_t io_depth;    /* reads in flight at the same time, at most 32; 0: the engine chooses */
-    /* Results of an earlier probe of the same disk (from qsf_model_facts), so that QSF_IO_AUTO does
-     * not probe again; 0: none. */
-    uint32_t io_known_method;
-    uint32_t io_known_depth;
     /* Share of the layers that run, 0 to 1. (1 - quality) * n_layers, rounded to nearest, are
      * skipped, the least important first, but never the first two or the last two. Skipped
      * layers are not read and have no KV cache. QSF_ERR_ARG if the file does not say how
@@ -221,7 +217,7 @@ typedef struct qsf_model_facts {
     char io_name[16];      /* how weights are read, such as "direct" */
     uint32_t io_method;    /* the same as a qsf_io_method */
     uint32_t io_depth;     /* reads under way at the same time */
-    uint32_t io_is_probed; /* 1: a probe chose it; pass it as io_known_method next time */
+    uint32_t io_is_probed; /* 1: a probe chose it */
     uint32_t n_layers;
     uint32_t dim;
     uint32_t n_heads;
@@ -319,6 +315,13 @@ QSF_API void qsf_sampling_default(qsf_sampling *out);
 QSF_API qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how,
                                       const uint32_t *recent, size_t n_recent,
                                       uint64_t *random_state, uint32_t *token);
+
+/* Log-probabilities (natural) of tokens as the next one, by the session's logits: without penalty,
+ * temperature or limits, and the same on every machine. tokens[0] is the caller's; tokens[1 ..
+ * n_tokens - 1] become the most probable ones, best first. Fills logprobs [n_tokens].
+ * QSF_ERR_ARG: tokens[0] is outside the vocabulary, or n_tokens is 0 or above n_vocab + 1. */
+QSF_API qsf_status qsf_session_logprobs(qsf_session *s, uint32_t *tokens, float *logprobs,
+                                        size_t n_tokens);
 
 /* Parts of a call of sync, score or step. Each nanosecond of the calling thread belongs to exactly
  * one of them. */

@@ -1,4 +1,4 @@
-/* io_choose.c - chooses how to read a file: by option, cache state, earlier probe or new probe. */
+/* io_choose.c - chooses how to read a file: by option, cache state or a probe. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/io_choose.h"
 
@@ -221,12 +221,6 @@ static qsf_status open_as(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, u
     return QSF_OK;
 }
 
-static bool is_setup(const qsf_io_setup *setup)
-{
-    return setup->method >= QSF_IO_BUFFERED && setup->method <= QSF_IO_MMAP && setup->depth >= 1 &&
-           setup->depth <= QSF_IO_MAX_DEPTH;
-}
-
 qsf_status qsf_io_choose(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, void *buffer,
                          size_t buffer_bytes, qsf_io_setup *setup, bool *is_probed)
 {
@@ -242,9 +236,6 @@ qsf_status qsf_io_choose(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, vo
         return open_as(io, file, wish, wish->method, usual_depth(wish->method), setup);
     if (wish->read_bytes <= wish->cache_bytes || qsf_io_is_cached(file))
         return open_as(io, file, wish, QSF_IO_BUFFERED, usual_depth(QSF_IO_BUFFERED), setup);
-    if (is_setup(&wish->known) &&
-        open_as(io, file, wish, wish->known.method, wish->known.depth, setup) == QSF_OK)
-        return QSF_OK;
     const qsf_status status = qsf_io_open(io, file, QSF_IO_DIRECT);
     if (status == QSF_ERR_UNSUPPORTED)
         return open_as(io, file, wish, QSF_IO_BUFFERED, usual_depth(QSF_IO_BUFFERED), setup);

@@ -9,7 +9,6 @@ typedef struct qsf_io_wish {
     uint32_t method;      /* a qsf_io_method; an error if the system lacks it */
     uint32_t depth;       /* 0: choose */
     uint32_t max_threads; /* most reading threads; memory for their stacks is planned */
-    qsf_io_setup known;   /* result of an earlier probe; method 0: none */
     uint64_t cache_bytes; /* room for the page cache beside the model's own memory */
     uint64_t read_bytes;  /* bytes that every pass reads */
 } qsf_io_wish;
@@ -23,7 +22,6 @@ typedef struct qsf_io_wish {
  *     wish->method is not AUTO                            that method, or QSF_ERR_UNSUPPORTED
  *     the page cache holds most of the file, or
  *     read_bytes <= cache_bytes                           buffered
- *     `known` is set and still works                      `known`
  *     direct reads do not work                            buffered
  *     the file or the buffer is too small for a probe     direct, depth 4
  *     else                                                the fastest setup of the probe

@@ -305,17 +305,18 @@ def _matrix_types(unit: Unit) -> str:
 def _report_units(reader: Reader) -> Iterator[str]:
     from qsf.file.layout import Compression
 
+    is_measured = len({u.importance for u in reader.units[1:-1]}) > 1  # by calibration
     yield ""
     yield (
         f"{'unit':<10} {'stored bytes':>15} {'raw bytes':>15} {'type':<14} {'compression':<12}"
-        f" {'tensors':>7} {'importance':>10}"
+        f" {'tensors':>7}{' importance' if is_measured else ''}"
     )
     for u in reader.units:
         name = {0: "embedding", len(reader.units) - 1: "final"}.get(u.idx, f"layer {u.idx - 1}")
         yield (
             f"{name:<10} {u.stored_bytes:>15,} {u.raw_bytes:>15,} {_matrix_types(u):<14}"
             f" {Compression(u.compression).name.lower():<12} {len(u.tensors):>7}"
-            f" {u.importance:>10.4g}"
+            + (f" {u.importance:>10.4g}" if is_measured else "")
         )
 
 

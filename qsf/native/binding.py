@@ -327,6 +327,11 @@ class NativeModel:
         if handle is not None:
             ffi.release(handle)
 
+    @property
+    def is_closed(self) -> bool:
+        """``close()`` was called."""
+        return self._handle is None
+
     def _live_handle(self) -> Any:
         self.owner.check()
         if self._handle is None:
@@ -505,6 +510,14 @@ class NativeSession:
         """Copy the logits [n_vocab] after the last token."""
         floats = ffi.from_buffer("float[]", out, require_writable=True)
         check_status(lib.qsf_session_logits(self._live_handle(), floats, len(floats)))
+
+    def logprobs(self, token: int, n_top: int) -> list[tuple[int, float]]:
+        """Return (id, log-probability) of ``token``, then of the ``n_top`` most probable ones."""
+        n_tokens = n_top + 1
+        ids, logprobs = ffi.new("uint32_t[]", n_tokens), ffi.new("float[]", n_tokens)
+        ids[0] = token
+        check_status(lib.qsf_session_logprobs(self._live_handle(), ids, logprobs, n_tokens))
+        return list(zip(ids, logprobs, strict=True))
 
     def stats(self) -> SessionStats:
         """Return what the session has done so far."""

@@ -15,14 +15,22 @@ _N_LEAST = 5
 
 
 def summary_lines(report: Report, name: str) -> Iterator[str]:
-    """Yield what is said at the end of a conversion to the file ``name``: about 15 lines."""
+    """Yield what is said at the end of a conversion to the file ``name``: its size, its quality."""
     yield (
         f"{name}: {report.file_bytes / _MB:.1f} MB from {report.source_bytes / _MB:.1f} MB, "
         f"{report.bits_per_weight:.2f} bits a weight ({report.n_weights / 1e6:.1f} M weights)"
     )
     if report.compression is not None:
         yield report.compression
-    yield from quality_lines(report.quality)
+    evaluation = report.quality.evaluation
+    if evaluation is not None:
+        kl = "" if evaluation.kl_mean is None else f", KL mean {evaluation.kl_mean:.4g}"
+        yield f"{_perplexity(evaluation)}{kl}"
+    else:
+        yield from (
+            f"least like its source: {t.name}, {t.type}, error {_percent(t.error)}"
+            for t in report.quality.worst(1)
+        )
 
 
 def quality_lines(quality: Quality) -> Iterator[str]:
@@ -48,14 +56,9 @@ def quality_lines(quality: Quality) -> Iterator[str]:
 
 def evaluation_lines(e: Evaluation) -> Iterator[str]:
     """Yield the file against its original: perplexity, and how far the predictions are apart."""
-    against = ""
-    if e.perplexity_original is not None:
-        against = f", original {e.perplexity_original:.5g}"
-    if e.increase is not None:
-        against += f" ({100 * e.increase:+.2f} %)"
     where = f"{e.tokens} tokens of {e.text or 'a text'}, context {e.ctx_tokens}"
     protocol = f", {e.protocol}" if e.protocol else ""
-    yield f"perplexity {e.perplexity:.5g}{against}  [{where}{protocol}]"
+    yield f"{_perplexity(e)}  [{where}{protocol}]"
     parts = [
         *([] if e.kl_mean is None else [f"KL mean {e.kl_mean:.4g}"]),
         *([] if e.kl_p99 is None else [f"KL 99 % {e.kl_p99:.4g}"]),
@@ -63,6 +66,15 @@ def evaluation_lines(e: Evaluation) -> Iterator[str]:
     ]
     if parts:
         yield ", ".join(parts)
+
+
+def _perplexity(e: Evaluation) -> str:
+    against = ""
+    if e.perplexity_original is not None:
+        against = f", original {e.perplexity_original:.5g}"
+    if e.increase is not None:
+        against += f" ({100 * e.increase:+.2f} %)"
+    return f"perplexity {e.perplexity:.5g}{against}"
 
 
 def full_lines(quality: Quality) -> Iterator[str]:

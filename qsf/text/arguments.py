@@ -50,4 +50,26 @@ def as_messages(messages: object) -> list[dict[str, Any]]:
                 f"each of messages must be a mapping with role and content, not {message!r:.200}",
                 argument="messages",
             )
-    return [dict(message) for message in messages]
+    return [{**message, "content": _content(message["content"])} for message in messages]
+
+
+def _content(content: object) -> str | None:
+    """Return the text of a message; of a list of parts, their texts, each from a new line."""
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, list | tuple):
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        for part, text in zip(content, texts, strict=True):
+            if not isinstance(text, str):
+                kind = part.get("type") if isinstance(part, Mapping) else part
+                raise QsfArgumentError(
+                    f"a message has a part that is no text: {kind!r:.200}; images and sounds "
+                    "cannot be read",
+                    argument="messages",
+                )
+        return "\n".join(text for text in texts if isinstance(text, str))
+    raise QsfArgumentError(
+        f"the content of a message must be a text or a list of parts with text, not "
+        f"{content!r:.200}",
+        argument="messages",
+    )

@@ -166,26 +166,6 @@ static void check_cached(qsf_file *f)
     free(all);
 }
 
-static void check_known(qsf_file *f)
-{
-    qsf_io_wish wish = wish_auto();
-    if (!has_direct || !drop(f))
-        return;
-    wish.known = (qsf_io_setup){QSF_IO_DIRECT, 7};
-    choice c = choose(f, &wish, QSF_IO_PROBE_BYTES);
-    CHECK(c.setup.method == QSF_IO_DIRECT && c.setup.depth == 7 && !c.is_probed);
-    wish.max_threads = 5;
-    CHECK_EQ(choose(f, &wish, 0).setup.depth, 5);
-    wish.depth = 2;
-    CHECK_EQ(choose(f, &wish, 0).setup.depth, 2);
-    wish = wish_auto();
-    wish.known = (qsf_io_setup){QSF_IO_MMAP + 1, 3}; /* from another version, say */
-    c = choose(f, &wish, 0);
-    CHECK(c.setup.method == QSF_IO_DIRECT && c.setup.depth == 4);
-    wish.known = (qsf_io_setup){QSF_IO_DIRECT, QSF_IO_MAX_DEPTH + 1};
-    CHECK_EQ(choose(f, &wish, 0).setup.depth, 4);
-}
-
 static void check_probe(qsf_file *small, qsf_file *large)
 {
     if (!has_direct || !drop(small))
@@ -269,8 +249,7 @@ static void check_forbidden(qsf_file *f, qsf_file *large)
         }
         refuse(f, QSF_IO_URING, errors[i]);
     }
-    if (has_direct && drop(large)) { /* what was known cannot be had any more: try */
-        wish.known = (qsf_io_setup){QSF_IO_URING, 8};
+    if (has_direct && drop(large)) { /* without io_uring */
         const choice c = choose(large, &wish, QSF_IO_PROBE_BYTES);
         CHECK(c.is_probed && c.setup.method == QSF_IO_DIRECT);
     }
@@ -312,7 +291,6 @@ int main(void)
         const int n_open = count_open();
         check_named(&small);
         check_cached(&small);
-        check_known(&small);
         check_probe(&small, &large);
         check_forbidden(&small, &large);
         CHECK_EQ(count_open(), n_open);

@@ -339,6 +339,40 @@ static void check_same_bits(const qsf_kernels *plain)
     }
 }
 
+/* Against sums in f64 by libm, for vocabularies of one strip, of several, and of one token. */
+static void check_logprobs(void)
+{
+    static float x[MAX_VOCAB];
+    static uint32_t tokens[MAX_VOCAB + 1];
+    static float logprobs[MAX_VOCAB + 1];
+    uint64_t state = 5;
+    for (uint32_t n = 1; n <= MAX_VOCAB; n += 1 + n / 2) {
+        qsf_sampler s;
+        make_sampler_of(&s, n);
+        double total = 0.0;
+        for (uint32_t i = 0; i < n; i++) {
+            x[i] = (float)floor(qsf_random_uniform(&state) * 100.0) / 5.0f - 10.0f; /* with ties */
+            total += exp((double)x[i]);
+        }
+        const size_t n_tokens = n % 2 == 0 ? (n < 20 ? n : 20) + 1 : 1 + (size_t)(n == 1);
+        tokens[0] = n / 2;
+        CHECK_OK(qsf_sampler_logprobs(&s, &kernels, x, tokens, logprobs, n_tokens));
+        CHECK_EQ(tokens[0], n / 2);
+        for (size_t i = 0; i < n_tokens; i++) {
+            const double expected = (double)x[tokens[i]] - log(total);
+            CHECK(fabs((double)logprobs[i] - expected) <= 1e-5);
+        }
+        for (size_t i = 1; i + 1 < n_tokens; i++)
+            CHECK(x[tokens[i]] > x[tokens[i + 1]] ||
+                  (x[tokens[i]] == x[tokens[i + 1]] && tokens[i] < tokens[i + 1]));
+        for (uint32_t i = 0; n_tokens > 1 && i < n; i++)
+            CHECK(x[i] <= x[tokens[1]]);
+        x[n - 1] = NAN;
+        CHECK_STATUS(qsf_sampler_logprobs(&s, &kernels, x, tokens, logprobs, n_tokens),
+                     QSF_ERR_NUMERIC);
+    }
+}
+
 int main(void)
 {
     qsf_kernels plain;
@@ -349,6 +383,7 @@ int main(void)
         qsf_kernels_init(&kernels, (qsf_isa)isa);
         check_large();
         check_finite_everywhere();
+        check_logprobs();
         check_same_bits(&plain);
     }
     check_generator();

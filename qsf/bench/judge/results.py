@@ -104,20 +104,28 @@ class Row:
 
     @property
     def above_limit(self) -> str:
-        """Why the row is above its limit, a sentence without a subject; "": it is not."""
+        """Why the row has no share of a limit: it is faster. A sentence; "": it is not."""
         if self.fraction_of_limit is None or self.fraction_of_limit <= 1:
             return ""
-        why = _ABOVE_LIMIT.get(self.limited_by, "the machine became faster")
-        return (
-            f"{100 * self.fraction_of_limit:.0f} % of the {self.limited_by} limit as it was "
-            f"measured, so {why}"
+        return _ABOVE_LIMIT.get(self.limited_by, "the machine became faster").format(
+            mb=self.file_bytes / 2**20
         )
+
+    @property
+    def share_of_limit(self) -> str:
+        """The share of the limit, at most 100 %, or "cached" and the like; "": not known."""
+        if self.fraction_of_limit is None:
+            return ""
+        if self.above_limit:
+            return "faster" if self.limited_by == "arithmetic" else "cached"
+        return f"{100 * self.fraction_of_limit:.0f} %"
 
 
 _ABOVE_LIMIT = {
-    "disk": "the page cache answered, or the disk became faster",
-    "memory": "the weights lie in the processor's caches, or memory became faster",
-    "arithmetic": "the processor became faster",
+    "disk": "faster than the disk as it was measured: the page cache holds streamed weights",
+    "memory": "faster than memory as it was measured: of a file of {mb:,.0f} MB the processor's "
+    "caches hold much, and memory is no limit",
+    "arithmetic": "the processor is faster than when its limit was measured",
 }
 
 

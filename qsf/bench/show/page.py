@@ -129,14 +129,14 @@ def _headline(results: Results) -> str:
     own = [row for row in results.rows if row.engine == QSF and row.test.startswith("tg")]
     near = [row for row in own if row.fraction_of_limit is not None]
     if near:
-        best = max(near, key=lambda row: (plots.is_unlimited(row), row.fraction_of_limit or 0.0))
-        why = f"More than 100 %: {best.above_limit}. " if best.above_limit else ""
+        below = [row for row in near if not row.above_limit] or near
+        best = max(below, key=lambda row: (plots.is_unlimited(row), row.fraction_of_limit or 0.0))
+        limits = best.above_limit or f"limited by {best.limited_by or 'nothing known'}"
         boxes.append(
             (
                 "Of the machine's limit",
-                f"{100 * (best.fraction_of_limit or 0.0):.0f} %",
-                f"{why}{best.type}, {_setting(best)}: {figure(best.tok_per_s.median)} tok/s; "
-                f"limited by {best.limited_by or 'nothing known'}",
+                best.share_of_limit,
+                f"{best.type}, {_setting(best)}: {figure(best.tok_per_s.median)} tok/s; {limits}",
             )
         )
     limited = [row for row in own if not plots.is_unlimited(row)]
@@ -308,8 +308,7 @@ def _or_empty(value: float | None, show: Callable[[float], str] = figure) -> str
 
 
 def _of_limit(row: Row) -> str:
-    share = _or_empty(row.fraction_of_limit, lambda f: f"{100 * f:.0f} %")
-    return f"{share} *" if row.above_limit else share
+    return f"{row.share_of_limit} *" if row.above_limit else row.share_of_limit
 
 
 _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (

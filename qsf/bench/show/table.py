@@ -19,6 +19,7 @@ from rich.text import Text
 
 from qsf.bench.judge.compare import Change, Comparison
 from qsf.bench.judge.results import Failure, Limits, Ratio, Results, Row, Spread
+from qsf.bench.run.tasks import QSF
 
 _WIDE = 100  # columns for all in one table
 _FILE_COLUMN = 20
@@ -32,11 +33,11 @@ def report(results: Results) -> RenderableType:
     """Return the whole report of a result."""
     parts: list[RenderableType | None] = [
         _machine(results),
-        _limits(results.limits),
-        _files(results.rows),
-        *(_Rows(shape, rows) for shape, rows in _by_shape(results.rows)),
+        *(_Rows(_title_of(results, rows), rows) for rows in _by_shape(results.rows)),
         _ratios(results),
         *_breakdowns(results.rows),
+        _files(results.rows),
+        _limits(results.limits),
         _failures(results.failures),
         _sentences("Notes", results.notes),
     ]
@@ -208,27 +209,35 @@ def _known(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _by_shape(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+def _by_shape(rows: Sequence[Row]) -> list[list[Row]]:
     return [
-        (shape, [row for row in rows if row.shape == shape])
+        [row for row in rows if row.shape == shape]
         for shape in dict.fromkeys(row.shape for row in rows)
     ]
+
+
+def _title_of(results: Results, rows: Sequence[Row]) -> str:
+    """Return the shape, behind the user's file where there is one."""
+    files = dict.fromkeys(row.file for row in rows if row.engine == QSF and row.file)
+    if results.settings.get("weights") == "random" or len(files) != 1:
+        return rows[0].shape
+    return f"{next(iter(files))}: {rows[0].shape}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """The rows of a shape: one table where there is room, else one for each setting."""
 
-    shape: str
+    title: str
     rows: Sequence[Row]
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
         if options.max_width >= _WIDE:
-            yield _titled(self.shape, _rows(self.rows, is_wide=True))
+            yield _titled(self.title, _rows(self.rows, is_wide=True))
             return
         for setting in dict.fromkeys(_setting_text(row) for row in self.rows):
             rows = [row for row in self.rows if _setting_text(row) == setting]
-            yield _titled(f"{self.shape}, {setting}", _rows(rows, is_wide=False))
+            yield _titled(f"{self.title}, {setting}", _rows(rows, is_wide=False))
 
 
 def _setting_text(row: Row) -> str:
@@ -272,7 +281,7 @@ def _limit_text(row: Row) -> str:
     if row.fraction_of_limit is None:
         return ""
     short = {"arithmetic": "arith."}.get(row.limited_by, row.limited_by)
-    return f"{100 * row.fraction_of_limit:.0f} %{'!' if row.above_limit else ''} {short}"
+    return row.share_of_limit if row.above_limit else f"{row.share_of_limit} {short}"
 
 
 def _ratios(results: Results) -> RenderableType | None:

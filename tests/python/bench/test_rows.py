@@ -189,9 +189,11 @@ def test_more_than_a_limit_comes_with_the_reason() -> None:
     found = analyse([measured_of("qsf", tg_runs(8.0), tests=[TG], answer=STREAMED)] * 2, LIMITS)
     assert found.rows[0].fraction_of_limit == pytest.approx(2.0, rel=1e-6)
     (note,) = found.notes
-    assert "the disk limit" in note
-    assert "200 %" in note
-    assert "the page cache answered, or the disk became faster" in note
+    assert "faster than the disk as it was measured: the page cache holds" in note
+    assert "%" not in note
+    assert found.rows[0].share_of_limit == "cached"
+    small = replace(found.rows[0], limited_by="memory", file_bytes=3 << 20)
+    assert "of a file of 3 MB the processor's caches hold much" in small.above_limit
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,13 @@ def test_rows_show_speed_limit_and_memory(width: int) -> None:
 
 def test_narrow_tables_have_a_heading_for_each_setting() -> None:
     lines = lines_of(small_results(), 80)
-    assert "small, 2 threads" in lines
-    assert "small, 2 threads, cgroup 300 MB" in lines
+    assert "small-4bit.qsf: small, 2 threads" in lines
+    assert "small-4bit.qsf: small, 2 threads, cgroup 300 MB" in lines
     wide = lines_of(small_results(), 140)
-    assert "small" in wide
+    assert "small-4bit.qsf: small" in wide
+    assert "small" in lines_of(replace(small_results(), settings={"weights": "random"}), 140)
+    places = [wide.index(title) for title in ("small-4bit.qsf: small", "Limits of the machine")]
+    assert places == sorted(places)  # results first
     assert cells(line_with(wide, "qsf 4bit", "tg128", "3.00"))[3] == "cgroup 300"
 
 

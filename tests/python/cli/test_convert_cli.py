@@ -97,12 +97,23 @@ def test_conversion_reports_what_it_did(tmp_path: Path) -> None:
     summary = done.stdout.splitlines()
     assert summary[0].startswith(f"{out}: ")
     assert "bits a weight" in summary[0]
-    assert sum(" mse " in line for line in summary) == 3  # the worst tensors
-    assert summary[-1].startswith("done in ")
+    assert ", peak memory " in summary[0]
+    assert summary[1].startswith("least like its source: ")
+    assert summary[2:] == [f'next: qsf-run {out} --prompt "Once upon a time"']
     assert "100%" in done.stderr
     with Reader(out) as reader:
         reader.verify()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "model.bin"]
+
+
+def test_verbose_says_what_became_of_the_tensors(tmp_path: Path, here: Here) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    done = here(folder, tmp_path / "out.qsf", "--verbose")
+    assert done.returncode == 0, done.stderr
+    assert sum(" mse " in line for line in done.stdout.splitlines()) == 4  # 3 worst, 1 heading
+    with Reader(tmp_path / "out.qsf") as reader:
+        table = done.stdout.split("\ntensor ")[1].split("\n\n")[0].splitlines()[1:]
+        assert len(reader.tensors) == len([line for line in table if not line.startswith("next:")])
 
 
 def test_quiet_prints_nothing(tmp_path: Path, here: Here) -> None:

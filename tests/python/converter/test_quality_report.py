@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,15 +141,27 @@ def test_a_conversion_reports_what_it_did_to_each_tensor(
 # ---- on the terminal ----
 
 
-def test_the_summary_is_short_and_says_all() -> None:
+def test_the_summary_is_two_lines() -> None:
     quality = full_quality()
     n_weights = quality.n_weights
-    report = Report(quality, (), n_weights, 4 << 20, n_weights // 2, 1.0, "layers: as they are")
-    lines = list(summary_lines(report, "m.qsf"))
-    assert len(lines) <= 16
+    report = Report(quality, (), n_weights, 4 << 20, n_weights // 2, 1.0, None)
+    assert list(summary_lines(report, "m.qsf")) == [
+        f"m.qsf: {n_weights / 2**21:.1f} MB from 4.0 MB, 4.00 bits a weight "
+        f"({n_weights / 1e6:.1f} M weights)",
+        "perplexity 7.8312, original 7.6541 (+2.31 %), KL mean 0.02134",
+    ]
+    worst = min(quality.tensors, key=lambda t: t.cosine)
+    lines = summary_lines(replace(report, quality=replace(quality, evaluation=None)), "m.qsf")
+    assert list(lines)[1].startswith(f"least like its source: {worst.name}, {worst.type}, error ")
+    compressed = list(summary_lines(replace(report, compression="layers: as they are"), "m.qsf"))
+    assert compressed[1] == "layers: as they are"
+
+
+def test_the_whole_report_says_all() -> None:
+    quality = full_quality()
+    lines = list(full_lines(quality))
     out = "\n".join(lines)
     for text in (
-        *("m.qsf: ", " from 4.0 MB, 4.00 bits a weight", "layers: as they are"),
         *("perplexity 7.8312, original 7.6541 (+2.31 %)", "131072 tokens of tinystories-dev.txt"),
         *("context 512, strided", "KL mean 0.02134", "KL 99 % 0.2711"),
         *("same first choice 92.8 %", "least important layers: 5 (0.0223)", "25 exact"),

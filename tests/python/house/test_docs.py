@@ -112,9 +112,11 @@ def python_examples() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "code"), python_examples())
 def test_the_examples_in_python_work(
-    where: str, code: str, tiny_llama_8bit: Path, tmp_path: Path
+    where: str, code: str, tiny_llama_8bit: Path, tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "model.qsf").symlink_to(tiny_llama_8bit)
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    (tmp_path / "path" / "to" / "hf-model").symlink_to(tiny_llama_dir)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )

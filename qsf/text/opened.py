@@ -1,0 +1,64 @@
+"""``OpenedModel``: the parts of an open model that all of its sessions use."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from qsf.errors import QsfArgumentError, QsfFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from qsf.native import binding
+    from qsf.text.chat import ChatTemplate
+    from qsf.text.tokenizer import Tokenizer
+
+
+@dataclass(eq=False)
+class OpenedModel:
+    """The parts of a model that all of its sessions use."""
+
+    native: binding.NativeModel
+    info: binding.ModelInfo
+    tokenizer_or_none: Tokenizer | None
+    template_or_error: ChatTemplate | QsfFormatError
+    generation: Mapping[str, Any]
+    end_ids: frozenset[int]
+    sessions: WeakSet[Any] = field(default_factory=WeakSet)  # of Session, a floor above
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Use the native model, which is not closed meanwhile, in its own process only."""
+        self.native.owner.check()
+        with self._lock:
+            yield
+
+    def close(self) -> None:
+        """Close all sessions, then the model."""
+        if self.native.owner.is_elsewhere:
+            self.native.close()
+            return
+        with self._lock:
+            for session in tuple(self.sessions):
+                session.close()
+            self.native.close()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises QsfArgumentError where the file has none."""
+        if self.tokenizer_or_none is None:
+            raise QsfArgumentError("the file has no tokenizer: logits() can be used, on token ids")
+        return self.tokenizer_or_none
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template. Raises QsfFormatError where it is broken."""
+        if isinstance(self.template_or_error, QsfFormatError):
+            raise self.template_or_error
+        return self.template_or_error
