@@ -22,7 +22,6 @@ from qsf.errors import QsfArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Literal
 
 MAX_U32 = 2**32 - 1
 
@@ -70,50 +69,89 @@ class Kind:
 
 
 class Whole(Kind):
-    """A whole number, or one of ``words``; with ``zero_is_none`` the text "0" stands for None."""
+    """A whole number."""
 
     metavar = "N"
 
-    def __init__(
-        self,
-        least: int,
-        most: int = MAX_U32,
-        *,
-        unit: str = "",
-        words: tuple[str, ...] = (),
-        zero_is_none: bool = False,
-    ) -> None:
+    def __init__(self, least: int, most: int = MAX_U32) -> None:
         """Take the range, both ends included."""
-        self.least, self.most, self.words = least, most, words
-        self._zero_is_none = zero_is_none
-        self._also = "".join(f", or {word}" for word in words)
-        self._unit = f", in {unit}" if unit else ""
-        self.metavar = unit or "N"
-        quoted = "".join(f' or "{word}"' for word in words)
-        self.rule = f"a whole number of at least {least}{quoted}"
+        self.least, self.most = least, most
+        self.rule = f"a whole number of at least {least}"
         if most < MAX_U32:
-            self.rule = f"a whole number from {least} to {most}{quoted}"
+            self.rule = f"a whole number from {least} to {most}"
 
     def is_valid(self, value: Any) -> bool:
         """Return whether it is in range; True and False are no numbers."""
-        if isinstance(value, str):
-            return value in self.words
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         return is_whole and self.least <= value <= self.most
 
-    def parse(self, text: str) -> Any:
-        """Return the number, or the word."""
-        if text in self.words:
-            return text
-        least = 0 if self._zero_is_none else self.least
-        number = int(text) if re.fullmatch(r"[-+]?[0-9]{1,30}", text) else least - 1
-        if number < least:
-            raise ValueError(
-                f"{text!r} is not a whole number of at least {least}{self._unit}{self._also}"
-            )
+    def parse(self, text: str) -> int:
+        """Return the number."""
+        number = int(text) if re.fullmatch(r"[-+]?[0-9]{1,30}", text) else self.least - 1
+        if number < self.least:
+            raise ValueError(f"{text!r} is not a whole number of at least {self.least}")
         if number > self.most:
             raise ValueError(f"{text} is too much: at most {self.most}")
-        return None if self._zero_is_none and number == 0 else number
+        return number
+
+
+class Length(Whole):
+    """A whole number of tokens of at least 0; -1 on a command line: as many as there can be."""
+
+    def __init__(self) -> None:
+        """Take the range."""
+        super().__init__(0)
+
+    def parse(self, text: str) -> Any:
+        """Return the number."""
+        return MAX_U32 if text == "-1" else super().parse(text)
+
+
+_SIZE_MB = {"": 1, "M": 1, "MB": 1, "MIB": 1, "G": 1024, "GB": 1024, "GIB": 1024}
+_MAX_BUDGET_MB = MAX_U32
+
+
+class Budget(Kind):
+    """Memory in MB of 2^20 bytes, as a size ("1.5GB"), as a share ("50%"), or "auto"."""
+
+    metavar = "SIZE"
+    rule = (
+        'a whole number of MB of at least 1, a size such as "300MB" or "1.5GB", a share of the '
+        'machine such as "50%", or "auto"'
+    )
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it is such a number or text."""
+        if isinstance(value, str):
+            try:
+                return not value[-1:].isdigit() and self.parse(value) is not None
+            except ValueError:
+                return False
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        return is_whole and 1 <= value <= _MAX_BUDGET_MB
+
+    def parse(self, text: str) -> int | str | None:
+        """Return MB, "auto", a share as it was given, or None for 0, which is no ceiling."""
+        if text == "auto":
+            return text
+        match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?(%|[A-Za-z]{0,3})", text)
+        unit = match[2].upper() if match is not None else "?"
+        if match is None or (unit not in _SIZE_MB and unit != "%"):
+            raise ValueError(
+                f"{text!r} is not a size: MB as a number (300), a size (300MB, 1.5GB), a share of "
+                "the machine's memory (50%), 0 for no ceiling, or auto"
+            )
+        number = float(match[1])
+        if unit == "%":
+            if not 1 <= number <= 100:
+                raise ValueError(f"{text} is not from 1% to 100%")
+            return text
+        n_mb = int(number * _SIZE_MB[unit])
+        if n_mb > _MAX_BUDGET_MB:
+            raise ValueError(f"{text} is too much: at most {_MAX_BUDGET_MB} MB")
+        if n_mb == 0 and number > 0:
+            raise ValueError(f"{text} is less than 1 MB")
+        return n_mb or None
 
 
 class Number(Kind):
@@ -243,7 +281,8 @@ class Option:
         help: what it does, as the start of a sentence; without the default.
         default_help: the default in words; "": the value itself.
         commands: which take it: "run", "eval", "bench", "harness".
-        short: one letter for command lines.
+        also: other names on command lines, of one letter or as other programs call it.
+        is_main: is one of the few that the short help shows.
     """
 
     name: str
@@ -252,7 +291,8 @@ class Option:
     help: str
     default_help: str
     commands: tuple[str, ...]
-    short: str
+    also: tuple[str, ...]
+    is_main: bool
 
     @property
     def flag(self) -> str:
@@ -294,9 +334,10 @@ def _option(
     default_help: str = "",
     *,
     commands: tuple[str, ...] = ("run",),
-    short: str = "",
+    also: tuple[str, ...] = (),
+    is_main: bool = False,
 ) -> Any:
-    facts = (kind, default, help, default_help, commands, short)
+    facts = (kind, default, help, default_help, commands, also, is_main)
     return dataclasses.field(default=default, metadata={"option": facts})
 
 
@@ -328,16 +369,22 @@ _EVERY = ("run", "eval", "bench", "harness")
 class ModelOptions(_Checked):
     """How to open a model. Checked when made. Raises QsfArgumentError, which names the option."""
 
-    ram_budget: int | Literal["auto"] | None = _option(
+    ram_budget: int | str | None = _option(
         200,
-        Whole(1, unit="MB", words=("auto",), zero_is_none=True),
-        "ceiling for the memory of the whole process, in MB of 2^20 bytes, Python and tokenizer "
-        "included; auto: what the machine, or its control group, has to give; 0 (in Python None): "
-        "no ceiling",
+        Budget(),
+        "ceiling for the memory of the whole process, Python and tokenizer included: MB of 2^20 "
+        "bytes, or 300MB, 1.5GB, 50% of the machine; auto: what the machine, or its control "
+        "group, has to give; 0 (in Python None): no ceiling",
         commands=_EVERY,
+        is_main=True,
     )
     threads: int | None = _option(
-        None, Whole(1, 256), "at most 256", "one per physical core", commands=_EVERY
+        None,
+        Whole(1, 256),
+        "at most 256",
+        "one per physical core",
+        commands=_EVERY,
+        also=("-t",),
     )
     pin_threads: bool = _option(
         False, Flag(), "keep each thread that the engine starts on a core of its own (Linux)"
@@ -347,6 +394,8 @@ class ModelOptions(_Checked):
         Whole(1),
         "longest sequence in tokens, prompt included",
         "the model's, at most 4096, less where the budget is small",
+        also=("-c", "--ctx-size"),
+        is_main=True,
     )
     kv_type: str | None = _option(
         None,
@@ -406,12 +455,20 @@ class GenerationOptions(_Checked):
     None of the five from ``temperature`` on: what the file recommends, else ``SamplingParams()``.
     """
 
-    max_tokens: int = _option(256, Whole(0), "at most so many tokens", short="n")
+    max_tokens: int = _option(
+        256,
+        Length(),
+        "at most so many tokens; -1: until the model ends or the context is full",
+        also=("-n", "--n-predict"),
+        is_main=True,
+    )
     temperature: float | None = _option(
         None,
         Number(0, 100),
         "0 always takes the most probable token",
         "the file's, else 0.7",
+        also=("--temp",),
+        is_main=True,
     )
     top_p: float | None = _option(
         None,
@@ -436,6 +493,7 @@ class GenerationOptions(_Checked):
         Number(0.01, 100),
         "above 1: make tokens less probable that occurred already; 1: off",
         "the file's, else 1",
+        also=("--repeat-penalty",),
     )
     seed: int | None = _option(
         None,

@@ -47,7 +47,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.shell": frozenset({"qsf.errors", "qsf.file", "qsf.options"}),
     "qsf.__main__": frozenset({"qsf.shell"}),
     "qsf.report": frozenset({"qsf.errors", "qsf.file", "qsf.page", "qsf.shell"}),
-    "qsf.run": _MODEL | {"qsf.shell"},
+    "qsf.find": frozenset({"qsf.errors", "qsf.file", "qsf.shell"}),
+    "qsf.run": _MODEL | {"qsf.shell", "qsf.find"},
     "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.report"}),
     "qsf.evaluate": _MODEL | {"qsf.shell"},
     "qsf_converter.sources": _BASE,
@@ -66,7 +67,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf_converter.cli": _BASE | _CONVERTER | {"qsf.report", "qsf.shell", "qsf_converter.convert"},
     # A program on top of both packages: it makes the models that it measures.
     "qsf.bench": _MODEL
-    | {"qsf.shell", "qsf.page", "qsf.evaluate"}
+    | {"qsf.shell", "qsf.page", "qsf.evaluate", "qsf.find"}
     | {"qsf_converter.sources", "qsf_converter.rounding", "qsf_converter.original"},
 }
 

@@ -137,7 +137,8 @@ static void prepare_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
         norm_rows(arg, begin, end, worker_idx);
     for (size_t t = begin; t < end; t++) {
         float *const row = job->out + t * job->stride;
-        memset(row + job->dim, 0, (job->stride - job->dim) * sizeof *row);
+        if (job->stride != job->dim)
+            memset(row + job->dim, 0, (job->stride - job->dim) * sizeof *row);
         if (!o->exact)
             quantise_row(o, row, t, job->stride);
     }

@@ -178,10 +178,12 @@ def evaluate_command(
     """
     from qsf.evaluate.evaluation import judged_kv_type
     from qsf.evaluate.windows import checked_stride
+    from qsf.native.opening import budget_mb
     from qsf.text.parts import require_tokenizer
 
     _check_paths(model, against, json_out)
     require_tokenizer(model)
+    ram_budget = budget_mb(ram_budget)
     ctx_tokens = _ctx_tokens(model, ctx)
     checked_stride(protocol, ctx_tokens, stride)
     request = _Request(

@@ -57,6 +57,19 @@ class Extent:
     unit_idx: int | None
 
 
+def is_qsf_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether ``path`` is a regular file that begins as a .qsf file does."""
+    try:
+        # A named pipe would wait for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode) and os.read(fd, 4) == lay.MAGIC
+    finally:
+        os.close(fd)
+
+
 def _printable(tag: str) -> str:
     return "".join(c if " " <= c <= "~" else "?" for c in tag)
 
@@ -168,7 +181,8 @@ class Reader:
         version, header_bytes = struct.unpack_from("<II", data, 4)
         if version != lay.VERSION:
             raise QsfUnsupportedError(
-                f"file version {version}, this release reads version {lay.VERSION}"
+                f"file version {version}, this release reads version {lay.VERSION}: "
+                "`pip install --upgrade qsf` gets a newer one"
             )
         if header_bytes != lay.HEADER_BYTES:
             raise QsfFormatError(f"header: size is {header_bytes}, allowed: {lay.HEADER_BYTES}")

@@ -222,7 +222,7 @@ def describe(reader: Reader) -> dict[str, Any]:
         "bits_per_weight": _bits_per_weight(reader),
         "has_tokenizer": "TOKN" in reader.sections or "TEXT" in reader.sections,
         "tokenizer": _tokenizer(reader),
-        "has_chat_template": "CHAT" in reader.sections,
+        "has_chat_template": _has_template(reader),
         "meta": read_meta(reader),
     }
 
@@ -252,7 +252,7 @@ def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
     )
     used = _tokenizer(reader)
     yield "tokenizer: no" if used is None else f"tokenizer: yes, that of the {used}"
-    yield f"chat template: {'yes' if 'CHAT' in reader.sections else 'no'}"
+    yield f"chat template: {'yes' if _has_template(reader) else 'no'}"
     yield from _report_meta(reader)
 
 
@@ -261,6 +261,17 @@ def _tokenizer(reader: Reader) -> str | None:
     if "TEXT" in reader.sections:
         return "engine"
     return "library tokenizers" if "TOKN" in reader.sections else None
+
+
+def _has_template(reader: Reader) -> bool:
+    """Return whether messages are rendered by a template of the file."""
+    if "CHAT" not in reader.sections:
+        return False
+    try:
+        chat = json.loads(reader.read_section("CHAT"))
+    except ValueError:
+        return False
+    return isinstance(chat, dict) and bool(chat.get("chat_template"))
 
 
 def _fields(title: str, fields: dict[str, Any]) -> Iterator[str]:

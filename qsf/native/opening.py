@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from qsf.errors import QsfFormatError, QsfMemoryError, QsfUnsupportedError
 from qsf.native import binding
-from qsf.options import IO_METHODS, ModelOptions, parse_kv_type
+from qsf.options import IO_METHODS, Budget, ModelOptions, parse_kv_type
 
 BYTES_PER_MB = 2**20
 
@@ -48,19 +48,28 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
     )
 
 
+def budget_mb(ram_budget: int | str | None) -> int | str | None:
+    """Return a budget in MB, "auto", or None; sizes and shares of the machine become numbers."""
+    value = Budget().parse(ram_budget) if isinstance(ram_budget, str) else ram_budget
+    if isinstance(value, str) and value.endswith("%"):
+        memory_bytes = binding.describe_machine().memory_bytes
+        return max(1, int(memory_bytes * float(value[:-1]) / 100) // BYTES_PER_MB)
+    return value
+
+
 def _budget_bytes(ram_budget: int | str | None) -> int:
-    if ram_budget is None:
+    n_mb = budget_mb(ram_budget)
+    if n_mb is None:
         return 0
-    return binding.BUDGET_AUTO if isinstance(ram_budget, str) else ram_budget * BYTES_PER_MB
+    return binding.BUDGET_AUTO if isinstance(n_mb, str) else n_mb * BYTES_PER_MB
 
 
 def text_budget_bytes(options: ModelOptions) -> int | None:
     """Return the memory that a tokenizer may take, before a plan is made; None: no limit."""
-    if options.ram_budget is None:
-        return None
-    if isinstance(options.ram_budget, str):
+    n_mb = budget_mb(options.ram_budget)
+    if isinstance(n_mb, str):
         return binding.describe_machine().available_bytes
-    return options.ram_budget * BYTES_PER_MB
+    return None if n_mb is None else n_mb * BYTES_PER_MB
 
 
 def _reserve_bytes(n_tokens: int) -> int:

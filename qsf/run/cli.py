@@ -1,4 +1,4 @@
-"""``qsf-run``: generate text from a .qsf file, on the command line.
+"""``qsf run`` and ``qsf-run``: generate text, or chat, on the command line.
 
 The generated text goes to standard output, everything else to standard error.
 
@@ -8,7 +8,6 @@ Exit codes: 0, 1 (it could not be done), 2 (wrong options), 130 (Ctrl-C), 143 (t
 
 from __future__ import annotations
 
-import re
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -17,14 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
+from qsf.file.reader import is_qsf_file
 from qsf.run import report
+from qsf.run.answer import generate, say_lines, show
 from qsf.run.options import Request, UsageError, parse, valid_text
 from qsf.shell import command
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE, StoppedError
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
 
     from qsf.model import Model
     from qsf.native.binding import MemoryPlan
@@ -57,12 +58,18 @@ def _main(arguments: list[str]) -> int:
             print(command.version_line("qsf-run"), flush=True)
             return 0
         request = parse(arguments)
+        path = request.path if is_qsf_file(request.path) else _found(request)
+        if isinstance(path, int):
+            return path
+        request = replace(request, path=path)
         return _run(request)
     except UsageError as error:
         return _fail(f"{error} (see qsf-run --help)", EXIT_USAGE)
     except QsfError as error:
-        path = request.path if request is not None and isinstance(error, QsfFormatError) else None
-        return _fail(command.explain(error, path))
+        if request is None:  # the user's defaults
+            return _fail(str(error), EXIT_USAGE)
+        read = request.path if isinstance(error, QsfFormatError) else None
+        return _fail(command.explain(error, read))
 
 
 def _fail(text: str, exit_code: int = EXIT_FAILED) -> int:
@@ -70,33 +77,58 @@ def _fail(text: str, exit_code: int = EXIT_FAILED) -> int:
     return exit_code
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _found(request: Request) -> Path | int:
+    """Return the .qsf file of what is none itself, or the exit code of what could not make it."""
+    from qsf.find.prepare import ChildFailedError, find_model
 
-
-def _show(piece: str) -> None:
-    sys.stdout.write(piece)
-    sys.stdout.flush()
+    try:
+        return find_model(request.model, is_quiet=request.is_quiet, is_yes=request.is_yes)
+    except ChildFailedError as failed:
+        return failed.exit_code
 
 
 def _run(request: Request) -> int:
-    if request.path.is_dir():
-        raise QsfError(command.explain_folder(request.path))
     if request.is_plan:
         return _print_plan(request)
-    prompt = None if request.is_interactive else _prompt(request)
+    from qsf.text.parts import require_tokenizer
+
+    require_tokenizer(request.path)
+    has_prompt = request.prompt is not None or request.prompt_file is not None
+    is_chat = request.is_interactive or not (
+        has_prompt or request.is_raw or request.is_json or not sys.stdin.isatty()
+    )
+    prompt = None if is_chat else _prompt(request)
     with _open(request) as model:
         if request.is_verbose:
             from qsf.text.sampling import asked_sampling
 
             sampling = model.sampling_params(**asked_sampling(request.generation))
-            _say_lines(report.facts_lines(model, sampling))
+            say_lines(report.facts_lines(model, sampling))
         elif not request.is_quiet:
-            _say_lines(report.fewer_skips_lines(model.info.plan))
-        code = _chat(model, request) if prompt is None else _complete(model, request, prompt)
+            say_lines(report.fewer_skips_lines(model.info.plan))
+            say_lines(_streaming_lines(model, request))
+        _begin_conversation(model, request)
+        if prompt is None:
+            from qsf.run.chat import Chat
+
+            code = Chat(model, request).run()
+        else:
+            code = _complete(model, request, prompt)
         if request.is_verbose:
-            _say_lines(report.timeline_lines(model))
+            say_lines(report.timeline_lines(model))
         return code
+
+
+def _streaming_lines(model: Model, request: Request) -> list[str]:
+    """Return what to say where weights are read again and again although memory is free."""
+    plan = model.info.plan
+    if plan.streamed_bytes == 0 or request.opening.ram_budget in ("auto", None):
+        return []
+    from qsf.native.opening import plan_native
+
+    reserve_bytes = plan.reserve_bytes
+    auto = plan_native(request.path, replace(request.opening, ram_budget="auto"), reserve_bytes)
+    return report.streaming_lines(plan, auto)
 
 
 def _open(request: Request) -> Model:
@@ -115,15 +147,28 @@ def _open(request: Request) -> Model:
 
 def _open_in_budget(request: Request) -> Model:
     from qsf.model import Model
-    from qsf.text.parts import require_tokenizer
 
-    require_tokenizer(request.path)
     try:
         return Model(request.path, **request.opening.arguments())
     except QsfMemoryError as error:
         if error.plan is None:
             raise
         raise QsfMemoryError(_does_not_fit(error.plan)) from None
+
+
+def _begin_conversation(model: Model, request: Request) -> None:
+    """Give the model's session what --history and --system say."""
+    if request.system is None and request.history is None:
+        return
+    if model.chat_template.is_plain:
+        name = "--system" if request.history is None else "--history"
+        raise QsfArgumentError(f"{name} needs a chat template, and the file has none")
+    from qsf.run.conversation import read_messages, with_system
+
+    messages = model.session.messages
+    if request.history is not None and request.history.exists():
+        messages[:] = read_messages(request.history)
+    messages[:] = with_system(messages, request.system)
 
 
 def _prompt(request: Request) -> str:
@@ -150,169 +195,50 @@ def _prompt(request: Request) -> str:
     return text
 
 
-def _complete(model: Model, request: Request, prompt: str) -> int:
+def _start_of(model: Model, request: Request, prompt: str) -> Callable[..., Iterator[str]]:
+    """Return what generates, given options: an answer by the template, or a continuation."""
+    if not request.is_raw and not model.chat_template.is_plain:
+        return partial(model.session.chat, prompt)
     tokens = model.tokenizer.encode(
         prompt, parse_special=request.has_special, max_tokens=model.info.plan.ctx_tokens
     )
-    has_shown = False
+    return partial(model.generate, tokens)
+
+
+def _complete(model: Model, request: Request, prompt: str) -> int:
+    start = _start_of(model, request, prompt)
+    shown: list[str] = []
     try:
-        with closing(_generate(model, request, partial(model.generate, tokens))) as pieces:
+        pieces = generate(model, request.generation, start, is_quiet=request.is_quiet)
+        with closing(pieces):
             for piece in pieces:
-                has_shown = True
-                _show(piece)
+                shown.append(piece)
+                if not request.is_json:
+                    show(piece)
+                elif request.is_stream:
+                    show(report.json_line({"piece": piece}))
     except (QsfError, StoppedError):
-        if has_shown:
-            _show("\n")
+        if shown and not request.is_json:
+            show("\n")
         raise
-    _show("\n")
+    if request.history is not None:
+        from qsf.run.conversation import write_messages
+
+        write_messages(request.history, model.session.messages)
     stats = model.stats
-    if stats is not None and not request.is_quiet:
-        if stats.stop_reason == "context":
-            _say(_context_is_full(model))
-        _say_lines(report.stats_lines(model, stats, is_verbose=request.is_verbose))
+    if stats is None:
+        return 0
+    if request.is_json:
+        show(report.json_line(report.answer_record(model, stats, "".join(shown))))
+        return 0
+    show("\n")
+    if not request.is_quiet:
+        say_lines(report.ending_lines(model, stats))
+        say_lines(report.stats_lines(model, stats, is_verbose=request.is_verbose))
     return 0
 
 
-def _generate(
-    model: Model, request: Request, start: Callable[..., Iterator[str]]
-) -> Generator[str, None, None]:
-    """Yield the pieces of text of ``start(**options)``; a signal stops the engine at once.
-
-    To be closed.
-    """
-    progress = command.Progress("reading the prompt", is_wanted=not request.is_quiet)
-
-    def show_progress(n_done: int, n_all: int) -> None:
-        progress.update(f"reading the prompt: {n_done} of {n_all} tokens")
-        if n_done == n_all:
-            progress.end()
-
-    options = replace(request.generation, progress=show_progress)
-    try:
-        with command.Watcher(lambda _: model.cancel(), progress.tick):
-            for piece in start(**options.arguments()):
-                progress.end()
-                yield piece
-    finally:
-        progress.end()
-
-
-def _context_is_full(model: Model) -> str:
-    n_tokens = model.info.plan.ctx_tokens
-    if n_tokens < model.info.max_tokens:
-        return (
-            f"(the context of {n_tokens} tokens is full; --max-seq-len asks for a longer one, "
-            "which a larger --ram-budget may take)"
-        )
-    return f"(the context of {n_tokens} tokens is full; the model was made for no more)"
-
-
-# ---- chat ----
-
-
-_CHAT_HELP = (
-    "/reset forgets the conversation, /exit or Ctrl-D ends, /help shows this, Ctrl-C stops an "
-    "answer"
-)
-
-
-def _chat(model: Model, request: Request) -> int:
-    template = model.chat_template
-    is_terminal = sys.stdin.isatty()
-    if template.is_plain:
-        _say(
-            "This file has no chat template: your lines and the answers are joined as plain "
-            "text, which the model continues."
-        )
-    if is_terminal:
-        import readline  # noqa: F401  (input() then edits lines and has a history)
-
-        _say(_CHAT_HELP)
-    while True:
-        try:
-            line = _read_line(is_terminal, max_text_bytes(model.info.plan.ctx_tokens))
-            asked = "" if line is None else line.strip()
-            if line is None or asked == "/exit":
-                return 0
-            if asked == "/reset":
-                model.session.messages.clear()
-                _say("(the conversation is forgotten)")
-            elif asked == "/help":
-                _say(_CHAT_HELP)
-            elif re.fullmatch("/[a-z]+", asked):
-                _say(f"({asked} is not known. {_CHAT_HELP})")
-            elif asked:
-                _answer(model, request, line)
-        except StoppedError as stopped:
-            if stopped.exit_code != command.EXIT_INTERRUPTED:
-                raise
-            if not is_terminal:
-                raise
-            _say("\n(Ctrl-D or /exit ends)")
-
-
-def _read_line(is_terminal: bool, max_bytes: int) -> str | None:
-    """Return the next line of the user, "" in place of one that is too long; None at the end.
-
-    Of a pipe never more than ``max_bytes`` are held. A terminal's line is as long as what somebody
-    types or pastes there: `readline` knows no limit, so it is left out when it is whole.
-    """
-    if is_terminal:
-        try:
-            with command.interruptible_wait():
-                line = valid_text(input("> "))
-        except EOFError:
-            _say("")
-            return None
-        is_long = len(line.encode()) > max_bytes
-    else:
-        data = sys.stdin.buffer.readline(max_bytes + 1)
-        if not data:
-            return None
-        is_long = len(data) > max_bytes and not data.endswith(b"\n")
-        while is_long and (rest := sys.stdin.buffer.readline(max_bytes)):
-            if rest.endswith(b"\n"):
-                break
-        line = data.decode("utf-8", "replace").rstrip("\r\n")
-    if not is_long:
-        return line
-    _say(f"(the line has more than {max_bytes} bytes, too many for the context: it is left out)")
-    return ""
-
-
-def _answer(model: Model, request: Request, line: str) -> None:
-    """Print the answer to ``line``; the model's session keeps the conversation."""
-    chat = partial(model.session.chat, line)
-    try:
-        with closing(_generate(model, request, chat)) as pieces:
-            for piece in pieces:
-                _show(piece)
-    except QsfArgumentError as error:
-        is_full = error.argument == "prompt"
-        reason = "the context is full: " if is_full else ""  # else too long, or refused
-        _say(f"({reason}{command.explain(error)}. /reset forgets the conversation)")
-        return
-    except StoppedError as stopped:
-        _show("\n")
-        if stopped.exit_code != command.EXIT_INTERRUPTED:
-            raise
-        _say("(stopped)")
-    else:
-        _show("\n")
-    n_ctx = model.info.plan.ctx_tokens
-    stats = model.stats
-    if stats is not None and stats.stop_reason == "context":
-        _say(f"(the context of {n_ctx} tokens is full: /reset forgets the conversation)")
-    if stats is not None and request.is_verbose:
-        _say_lines(report.stats_lines(model, stats, is_verbose=request.is_verbose))
-
-
-# ---- reports ----
-
-
-def _say_lines(lines: list[str]) -> None:
-    for line in lines:
-        _say(line)
+# ---- the plan ----
 
 
 def _print_plan(request: Request) -> int:

@@ -1,10 +1,11 @@
-"""The options of ``qsf-run``."""
+"""The options of ``qsf-run`` and of ``qsf chat``, which is the same with ``--interactive``."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -19,6 +20,7 @@ from qsf.options import (
     Texts,
     described,
 )
+from qsf.run.config import read_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,16 +29,48 @@ _Options = TypeVar("_Options", ModelOptions, GenerationOptions)
 
 _EPILOG = """\
 examples:
-  qsf-run model.qsf --prompt "Once upon a time"
-  qsf-run model.qsf --prompt "Once upon a time" --temperature 0 --max-tokens 50
-  qsf-run model.qsf --ram-budget 100 --plan
-  qsf-run model.qsf --interactive
-  qsf-run model.qsf --prompt "Once upon a time" --kv-type k8v4
-  qsf-run model.qsf --prompt "Once upon a time" --io direct --io-depth 4 --verbose
-  echo "Once upon a time" | qsf-run model.qsf > story.txt
+  qsf run model.qsf --prompt "Who are you?"
+  qsf run model.qsf --prompt "Once upon a time" --raw --temperature 0 --max-tokens 50
+  qsf chat model.qsf --ram-budget 400MB
+  echo "Once upon a time" | qsf run model.qsf > story.txt
+"""
+_MORE_EPILOG = """\
+  qsf run model.qsf --ram-budget 100 --plan
+  qsf run model.qsf --prompt "Once upon a time" --kv-type k8v4
+  qsf run model.qsf --prompt "Once upon a time" --io direct --io-depth 4 --verbose
+  qsf run model.qsf --prompt "Once upon a time" --json
+
+MODEL is a .qsf file, a HuggingFace folder, a GGUF file, a folder of the HuggingFace cache, or the
+name of a model there: Qwen/Qwen3-4B. What is no .qsf file is converted once, to 4 bits a weight;
+MODEL:8bit asks for another type. `qsf list` shows what was converted.
+
+Defaults of your own: ~/.config/qsf/config.toml, with lines such as ram-budget = "1GB".
 
 exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated
 """
+
+# What other programs call something that has another name here, or that is not needed.
+_HABITS = {
+    "--ctx": "--max-seq-len",
+    "--num-predict": "--max-tokens",
+    "-sys": "--system",
+    "--system-prompt": "--system",
+    "--file": "--prompt-file",
+    "-cnv": "--interactive",
+    "--conversation": "--interactive",
+    "-no-cnv": "--raw",
+    "-ctk": "--kv-type",
+    "--cache-type-k": "--kv-type",
+    "--cache-type-v": "--kv-type",
+    "--memory": "--ram-budget",
+    "--reverse-prompt": "--stop",
+    "-s": "--seed",
+    "-ngl": "",
+    "--n-gpu-layers": "",
+    "--gpu-layers": "",
+    "--mlock": "--ram-budget",
+    "--no-mmap": "--io",
+}
 
 
 class UsageError(Exception):
@@ -44,59 +78,96 @@ class UsageError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.flags: list[str] = []
+
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             message = f"there is no {unknown.split()[0]}{self._suggestion(unknown.split()[0])}"
             if not unknown.startswith("-"):
                 message = f"one MODEL is enough: what is {unknown!r}? Texts with spaces need quotes"
-        raise UsageError(message.removeprefix("argument "))
+        # "argument -n/--max-tokens/--n-predict: ..." names the option in each of its ways.
+        raise UsageError(re.sub(r"^argument (?:-\w/)?([\w-]+)[\w/-]*:", r"\1:", message))
 
     def _suggestion(self, word: str) -> str:
         from difflib import get_close_matches
 
-        known = re.findall(r"(?<![\w-])--[a-z][a-z-]*", self.format_help())
         word = word.split("=")[0]
-        longer = [name for name in known if len(word) > 3 and name.startswith(word)]
-        likely = longer or get_close_matches(word, known, 1)
+        longer = [name for name in self.flags if len(word) > 3 and name.startswith(word)]
+        likely = longer or get_close_matches(word, self.flags, 1)
         return f": did you mean {likely[0]}?" if likely else ""
+
+
+class _Help(argparse.Action):
+    """Prints the short help, or with ``const`` all of it, and exits."""
+
+    def __call__(self, *_: Any) -> NoReturn:
+        _parser(shows_all=bool(self.const)).print_help()
+        sys.exit(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The command line, parsed."""
+    """The command line, parsed.
+
+    ``path`` is the model as it was named until it is found (``qsf.find``), then its .qsf file.
+    """
 
     path: Path
+    model: str
     prompt: str | None
     prompt_file: str | None
+    system: str | None
+    history: Path | None
     generation: GenerationOptions
     opening: ModelOptions
     is_interactive: bool
+    is_raw: bool
     is_plan: bool
     is_verbose: bool
     is_quiet: bool
+    is_json: bool
+    is_stream: bool
+    is_yes: bool
     has_special: bool
 
 
-def _add(group: argparse._ArgumentGroup, option: Option) -> None:
-    """Add an option of qsf/options.py."""
-    names = [option.flag] if not option.short else [f"-{option.short}", option.flag]
-    kind = option.kind
-    if isinstance(kind, Flag) and kind.choices is None:
-        group.add_argument(*names, action="store_true", help=option.help_text)
-        return
-    values: dict[str, Any] = {
-        "help": option.help_text,
-        "default": option.default,
-        "dest": option.name,
-    }
-    if kind.choices is not None:
-        group.add_argument(*names, choices=kind.choices, **values)
-    elif isinstance(kind, Texts):
-        values |= {"action": "append", "default": []}
-        group.add_argument(*names, type=_parser_of(kind), metavar=kind.metavar, **values)
-    else:
-        group.add_argument(*names, type=_parser_of(kind), metavar=kind.metavar, **values)
+class _Group:
+    """A group of options in the help; the short help leaves out those that are not main."""
+
+    def __init__(self, parser: _Parser, title: str, *, shows_all: bool) -> None:
+        self._parser = parser
+        self._group = parser.add_argument_group(title)
+        self._shows_all = shows_all
+
+    def add(self, *names: str, help: str, is_main: bool = False, **values: Any) -> None:
+        shown = help.replace("%", "%%") if is_main or self._shows_all else argparse.SUPPRESS
+        if not self._shows_all:
+            names = (
+                tuple(name for name in names if len(name) == 2)
+                + tuple(name for name in names if len(name) > 2)[:1]
+            )
+        self._parser.flags += [name for name in names if name.startswith("--")]
+        self._group.add_argument(*names, help=shown, **values)
+
+    def add_option(self, option: Option) -> None:
+        """Add an option of qsf/options.py."""
+        short = [name for name in option.also if not name.startswith("--")]
+        names = [*short, option.flag, *(name for name in option.also if name not in short)]
+        kind = option.kind
+        values: dict[str, Any] = {"help": option.help_text, "is_main": option.is_main}
+        if isinstance(kind, Flag) and kind.choices is None:
+            self.add(*names, action="store_true", **values)
+            return
+        values |= {"default": option.default, "dest": option.name}
+        if kind.choices is not None:
+            self.add(*names, choices=kind.choices, **values)
+            return
+        if isinstance(kind, Texts):
+            values |= {"action": "append", "default": None}
+        self.add(*names, type=_parser_of(kind), metavar=kind.metavar, **values)
 
 
 def _parser_of(kind: Kind) -> Callable[[str], Any]:
@@ -114,85 +185,167 @@ def _parser_of(kind: Kind) -> Callable[[str], Any]:
 
 # argparse and not typer, as in the tools for which memory does not matter: typer brings
 # pydantic, and with it 22 MiB of a budget that counts the whole process (argparse: 2 MiB).
-def _parser() -> _Parser:
+def _parser(*, shows_all: bool = True) -> _Parser:
     parser = _Parser(
-        prog="qsf-run",
-        usage="qsf-run [options] MODEL",
-        description="Generate text with a model inside a memory budget.",
-        epilog=_EPILOG,
+        prog="qsf run",
+        usage="qsf run [options] MODEL     (the same as qsf-run; qsf chat MODEL chats)",
+        description="Generate text with a model inside a memory budget. On a terminal, without a "
+        "prompt, chat with it.",
+        epilog=_EPILOG + (_MORE_EPILOG if shows_all else "\n--help-all shows all options.\n"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
-    parser.add_argument("model", metavar="MODEL", help="a .qsf file")
-    _add_prompt_options(parser.add_argument_group("prompt"))
-    group = parser.add_argument_group("choice of tokens")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a .qsf file, a HuggingFace folder, a GGUF file, or a name such as Qwen/Qwen3-4B",
+    )
+    _add_prompt_options(_Group(parser, "prompt", shows_all=shows_all))
+    group = _Group(parser, "choice of tokens", shows_all=shows_all)
     for option in described(GenerationOptions, "run"):
-        _add(group, option)
-    group = parser.add_argument_group("memory and speed")
+        group.add_option(option)
+    group = _Group(parser, "memory and speed", shows_all=shows_all)
     for option in described(ModelOptions, "run"):
-        _add(group, option)
-    group.add_argument(
-        "--plan", action="store_true", help="print where the memory would go, and exit"
-    )
-    group = parser.add_argument_group("output")
-    group.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="say what the file is, what runs, where the memory goes, and at the end where the "
-        "time went: reading, waiting for it, computing",
-    )
-    group.add_argument(
-        "-q", "--quiet", action="store_true", help="no progress, no statistics at the end"
-    )
-    group.add_argument("--version", action="store_true", help="print the version and exit")
+        group.add_option(option)
+    group.add("--plan", action="store_true", help="print where the memory would go, and exit")
+    _add_output_options(_Group(parser, "output", shows_all=shows_all))
     return parser
 
 
-def _add_prompt_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue")
-    group.add_argument(
+def _add_output_options(group: _Group) -> None:
+    group.add(
+        "-v",
+        "--verbose",
+        action="store_true",
+        is_main=True,
+        help="say what the file is, what runs, where the memory goes, and at the end where the "
+        "time went: reading, waiting for it, computing",
+    )
+    group.add("-q", "--quiet", action="store_true", help="no progress, no statistics at the end")
+    group.add(
+        "--json",
+        action="store_true",
+        help="print one JSON object: the text, its token ids, why it ended, statistics",
+    )
+    group.add(
+        "--stream",
+        action="store_true",
+        help="with --json: one object a line for each piece of text, then the whole",
+    )
+    group.add("-y", "--yes", action="store_true", help="download a model without asking")
+    group.add("--version", action="store_true", help="print the version and exit")
+    group.add("-h", "--help", action=_Help, nargs=0, is_main=True, help="show the main options")
+    group.add(
+        "--help-all", action=_Help, nargs=0, const=True, is_main=True, help="show all options"
+    )
+
+
+def _add_prompt_options(group: _Group) -> None:
+    group.add("-m", "--model", dest="named_model", metavar="MODEL", help="the same as MODEL")
+    group.add(
+        "-p",
+        "--prompt",
+        metavar="TEXT",
+        is_main=True,
+        help="what to answer, by the file's chat template; without one, or with --raw, text to "
+        "continue",
+    )
+    group.add(
+        "-f",
         "--prompt-file",
         metavar="FILE",
+        is_main=True,
         help='read the prompt from a file; "-" is standard input, which is also read when it '
         "is not a terminal and there is no other prompt. One line end at its end is not part "
         "of the prompt",
     )
-    group.add_argument(
+    group.add(
         "-i",
         "--interactive",
         action="store_true",
-        help="chat, with the file's chat template: /reset forgets the conversation, /exit or "
-        "Ctrl-D ends, Ctrl-C stops an answer",
+        is_main=True,
+        help="chat, as on a terminal without a prompt: /help there shows what can be typed",
     )
-    group.add_argument(
+    group.add("--system", metavar="TEXT", is_main=True, help="how the model is to answer")
+    group.add(
+        "--history",
+        metavar="FILE.json",
+        help="a conversation, as a JSON list of messages with role and content: it is continued, "
+        "and written back with the answer; it need not exist",
+    )
+    group.add(
+        "--raw", action="store_true", is_main=True, help="continue the prompt: no chat template"
+    )
+    group.add(
         "--no-special",
         action="store_true",
-        help="take text in the prompt that reads like a special token as ordinary text",
+        help="take text in the prompt that reads like a special token as ordinary text, as "
+        "is always done where a chat template makes the prompt",
     )
 
 
 def parse(arguments: list[str]) -> Request:
-    """Return the command line, parsed. Raises UsageError with what is wrong."""
-    options = _parser().parse_args(arguments)
-    if not options.model:
+    """Return the command line, parsed, with the user's defaults.
+
+    Raises UsageError with what is wrong, QsfArgumentError where the user's defaults are.
+    """
+    for word in arguments:
+        name = word.split("=")[0]
+        if name in _HABITS:
+            other = _HABITS[name]
+            raise UsageError(
+                f"there is no {name}: {other} is its name here"
+                if other
+                else f"there is no {name}: QSF computes on the processor, in the memory of "
+                "--ram-budget"
+            )
+    parser = _parser()
+    parser.set_defaults(**read_defaults())
+    options = parser.parse_args(arguments)
+    _check(options)
+    model = options.model or options.named_model
+    return Request(
+        path=Path(model),
+        model=model,
+        prompt=options.prompt,
+        prompt_file=options.prompt_file,
+        system=None if options.system is None else valid_text(options.system),
+        history=None if options.history is None else Path(options.history),
+        generation=_taken(GenerationOptions, options),
+        opening=_taken(ModelOptions, options),
+        is_interactive=options.interactive,
+        is_raw=options.raw,
+        is_plan=options.plan,
+        is_verbose=options.verbose,
+        is_quiet=options.quiet or options.json,
+        is_json=options.json,
+        is_stream=options.stream,
+        is_yes=options.yes,
+        has_special=not options.no_special,
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise UsageError for options that are missing or exclude each other."""
+    if options.model is None and options.named_model is None:
+        raise UsageError("MODEL is missing: a .qsf file, a HuggingFace folder, a GGUF file")
+    if not (options.model or options.named_model):
         raise UsageError("the name of MODEL is empty")
+    if options.model is not None and options.named_model is not None:
+        raise UsageError(f"one MODEL is enough: {options.model!r} or {options.named_model!r}")
     if options.prompt is not None and options.prompt_file is not None:
         raise UsageError("--prompt and --prompt-file exclude each other")
     if options.interactive and (options.prompt is not None or options.prompt_file is not None):
         raise UsageError("--interactive asks for its prompts: leave --prompt out")
-    return Request(
-        path=Path(options.model),
-        prompt=options.prompt,
-        prompt_file=options.prompt_file,
-        generation=_taken(GenerationOptions, options),
-        opening=_taken(ModelOptions, options),
-        is_interactive=options.interactive,
-        is_plan=options.plan,
-        is_verbose=options.verbose,
-        is_quiet=options.quiet,
-        has_special=not options.no_special,
-    )
+    if options.stream and not options.json:
+        raise UsageError("--stream is for --json: text is streamed anyway")
+    for name in ("interactive", "system", "history"):
+        if options.raw and getattr(options, name):
+            raise UsageError(f"--raw has no turns: leave --{name} out")
+    if options.json and (options.interactive or options.plan):
+        raise UsageError("--json is for one answer, not for --interactive or --plan")
 
 
 def _taken(kind: type[_Options], given: argparse.Namespace) -> _Options:
@@ -201,6 +354,8 @@ def _taken(kind: type[_Options], given: argparse.Namespace) -> _Options:
     for option in described(kind, "run"):
         if isinstance(option.kind, Switch):
             values[option.name] = option.kind.parse(values[option.name] or "auto")
+        elif isinstance(option.kind, Texts):
+            values[option.name] = values[option.name] or ()
     return kind(**values)
 
 

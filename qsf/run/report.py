@@ -6,8 +6,11 @@ Functions from records to lines of text; nothing here prints.
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qsf.options import kv_type_name
 
@@ -147,7 +150,85 @@ def _map_line(name: str, value: str) -> str:
     return f"  {name:40}{value:>10}"
 
 
+def streaming_lines(plan: MemoryPlan, auto: MemoryPlan) -> list[str]:
+    """Return what a small budget costs, where ``auto``, the plan for all free memory, is better."""
+    if not auto.is_enough or auto.streamed_bytes >= plan.streamed_bytes:
+        return []
+    rest = f"only {mb(auto.streamed_bytes)} MB" if auto.streamed_bytes else "nothing"
+    needed = auto.process_bytes + auto.reserve_bytes + auto.engine_bytes
+    return [
+        f"{mb(plan.streamed_bytes)} MB are read from the file for each token, to stay in "
+        f"{plan.budget_bytes >> 20} MB; --ram-budget auto would read {rest}, in {mb(needed)} MB"
+    ]
+
+
+def greeting_lines(model: Model, name: str) -> list[str]:
+    """Return what a chat begins with."""
+    info = model.info
+    budget = info.plan.budget_bytes
+    memory = f"in {budget >> 20} MB" if budget else "in as much memory as it needs"
+    return [
+        f"{name}: {info.architecture}, {info.n_parameters / 1e6:,.0f}M weights, "
+        f"{info.quant_type}, {memory}, context {info.plan.ctx_tokens} tokens. /help says what "
+        "can be typed."
+    ]
+
+
+def dim(text: str) -> str:
+    """Return the text in a quieter colour, where standard error shows colours."""
+    has_colours = (
+        sys.stderr.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM", "dumb") != "dumb"
+    )
+    return f"\x1b[2m{text}\x1b[0m" if has_colours else text
+
+
 # ---- afterwards ----
+
+
+def ending_lines(model: Model, stats: GenerationStats) -> list[str]:
+    """Return what to say of a text that the end of the context has cut."""
+    if stats.stop_reason != "context":
+        return []
+    n_tokens = model.info.plan.ctx_tokens
+    if n_tokens < model.info.max_tokens:
+        return [
+            f"(the context of {n_tokens} tokens is full; --max-seq-len asks for a longer one, "
+            "which a larger --ram-budget may take)"
+        ]
+    return [f"(the context of {n_tokens} tokens is full; the model was made for no more)"]
+
+
+def speed_line(stats: GenerationStats) -> str:
+    """Return what an answer took, in few words."""
+    parts = [_counted(stats.generated_tokens, stats.step_rate)]
+    if stats.generated_tokens:
+        parts.append(f"first after {stats.first_token_seconds:.1f} s")
+    return ", ".join(parts)
+
+
+def answer_record(model: Model, stats: GenerationStats, text: str) -> dict[str, Any]:
+    """Return what ``--json`` prints of a finished answer."""
+    return {
+        "text": text,
+        "ids": list(stats.token_ids),
+        "stop_reason": stats.stop_reason,
+        "seed": stats.seed,
+        "prompt_tokens": stats.prompt_tokens,
+        "generated_tokens": stats.generated_tokens,
+        "prompt_tokens_per_s": stats.prompt_rate,
+        "tokens_per_s": stats.step_rate,
+        "first_token_s": stats.first_token_seconds,
+        "peak_bytes": stats.peak_bytes,
+        "budget_bytes": model.info.plan.budget_bytes,
+        "context_tokens": model.info.plan.ctx_tokens,
+    }
+
+
+def json_line(record: dict[str, Any]) -> str:
+    """Return a record as one line of JSON."""
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def _counted(n_tokens: int, rate: float) -> str:
@@ -164,6 +245,8 @@ def stats_lines(model: Model, stats: GenerationStats, *, is_verbose: bool) -> li
     parts.append(f"generated {_counted(stats.generated_tokens, stats.step_rate)}")
     if stats.generated_tokens:
         parts.append(f"first token {stats.first_token_seconds:.3f} s")
+    if stats.stop_reason == "length" and stats.generated_tokens:
+        parts.append("cut by --max-tokens")
     parts.append(f"peak RSS {mb(stats.peak_bytes)} MB")
     lines = [" | ".join(parts)]
     if is_verbose:

@@ -1,7 +1,8 @@
-"""Where the commands start, before anything that takes time to import.
+"""Where the commands start: ``qsf`` and the names with a dash.
 
-A Ctrl-C in the first half second, which Python spends on imports, ends them without a
-traceback: nothing has been written by then.
+Nothing that takes time to import comes before signals are handled: a Ctrl-C in the first half
+second, which Python spends on imports, ends a command without a traceback, and nothing has been
+written by then.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -18,12 +19,12 @@ def _leave(number: int, _frame: object) -> None:
     os._exit(128 + number)
 
 
-def start(module: str) -> NoReturn:
-    """Run ``main()`` of the command in ``module`` and exit with what it returns."""
+def start(module: str, function: str = "main") -> NoReturn:
+    """Run a function of ``module``, a command, and exit with what it returns."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and shells ask for
             signal.signal(number, _leave)
-    sys.exit(import_module(module).main())
+    sys.exit(getattr(import_module(module), function)())
 
 
 def _one_blas_thread() -> None:
@@ -63,3 +64,106 @@ def bench() -> NoReturn:
     """Start ``python -m qsf.bench``."""
     _one_blas_thread()
     start("qsf.bench.cli")
+
+
+def chat() -> NoReturn:
+    """Start ``qsf-run`` with ``--interactive``."""
+    sys.argv[1:1] = ["--interactive"]
+    run()
+
+
+def plan() -> NoReturn:
+    """Start ``qsf plan``."""
+    start("qsf.bench.forecast")
+
+
+def show_models() -> NoReturn:
+    """Start ``qsf list``."""
+    start("qsf.find.cli")
+
+
+def remove_models() -> NoReturn:
+    """Start ``qsf rm``."""
+    start("qsf.find.cli", "remove_main")
+
+
+def complete() -> NoReturn:
+    """Start ``qsf completion``."""
+    start("qsf.shell.completion")
+
+
+# ---- one command ----
+
+VERBS = {
+    "run": (run, "generate text from a model"),
+    "chat": (chat, "talk to a model"),
+    "convert": (convert, "make a .qsf file from a HuggingFace folder or a GGUF file"),
+    "inspect": (inspect, "say what is in a .qsf file, and check it"),
+    "eval": (evaluate, "measure how well a model predicts a text"),
+    "bench": (bench, "measure how fast a model is, beside llama.cpp"),
+    "plan": (plan, "say how fast a model would be in which budget"),
+    "list": (show_models, "list the models that `run` and `chat` have converted"),
+    "rm": (remove_models, "remove some of them"),
+    "completion": (complete, "print what lets a shell complete these commands"),
+}
+"""What starts each command, and what it does."""
+
+_FIRST_STEPS = """QSF runs language models in much less memory than they have weights.
+
+  qsf chat path/to/model           talk to a model: a .qsf file, a HuggingFace folder, a GGUF
+                                   file, or a name such as Qwen/Qwen3-4B
+  qsf run MODEL -p "Who are you?"  one answer
+  qsf convert FOLDER model.qsf     convert a model yourself, and choose how small it becomes
+  qsf list                         what was converted so far
+
+qsf --help names all commands, and qsf COMMAND --help says more about one.
+"""
+
+
+def front() -> NoReturn:
+    """Start ``qsf``: the command that is named first, or with a model ``run``."""
+    words = sys.argv[1:]
+    name = words[0] if words else ""
+    if name in VERBS:
+        del sys.argv[1]
+        VERBS[name][0]()
+    if name in ("", "-h", "--help", "help"):
+        _print(_help() if name else _FIRST_STEPS)
+    if name == "--version":
+        from qsf.shell.command import version_line
+
+        _print(version_line("qsf") + "\n")
+    if not name.startswith("-") and not _may_be_model(name):
+        sys.stderr.write(
+            f"qsf: error: there is no command {name!r}{_guess(name)} (see qsf --help)\n"
+        )
+        sys.exit(2)
+    run()
+
+
+def _print(text: str) -> NoReturn:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError:
+        os._exit(1)
+    sys.exit(0)
+
+
+def _help() -> str:
+    rows = "".join(f"  {name:11} {what}\n" for name, (_, what) in VERBS.items())
+    return (
+        f"usage: qsf COMMAND ...     or qsf MODEL [options], which is qsf run\n\n{rows}\n"
+        "qsf COMMAND --help says more; --version prints the version.\n"
+    )
+
+
+def _may_be_model(name: str) -> bool:
+    return "/" in name or "." in name or ":" in name or os.path.lexists(name)
+
+
+def _guess(name: str) -> str:
+    from difflib import get_close_matches
+
+    likely = get_close_matches(name, VERBS, 1)
+    return f": did you mean {likely[0]}?" if likely else ", nor a model of that name here"

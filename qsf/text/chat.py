@@ -161,7 +161,8 @@ def _json_values(messages: list[dict[str, Any]], max_bytes: int) -> list[dict[st
         raise QsfArgumentError(f"a message is not made of JSON values: {error}") from error
     if n_bytes > max_bytes:
         raise QsfArgumentError(
-            f"the conversation is too long: {n_bytes} bytes, and {max_bytes} is the limit"
+            f"the conversation is too long: {n_bytes} bytes, and {max_bytes} is the limit",
+            argument="prompt",
         )
     copy: list[dict[str, Any]] = json.loads(text)
     return copy

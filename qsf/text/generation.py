@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qsf.native import binding
@@ -32,6 +32,7 @@ class GenerationStats:
             (the caller stopped iterating, or an error was raised).
         seed: what makes the same text again.
         peak_bytes: the most memory that the process has had so far.
+        token_ids: the generated tokens, without one that ends the text.
     """
 
     prompt_tokens: int
@@ -44,6 +45,7 @@ class GenerationStats:
     stop_reason: str
     seed: int
     peak_bytes: int
+    token_ids: tuple[int, ...] = field(repr=False)
 
     @property
     def prompt_rate(self) -> float:
@@ -100,4 +102,5 @@ class Generation:
             stop_reason=self.stop_reason,
             seed=self.seed,
             peak_bytes=binding.describe_machine().peak_bytes,
+            token_ids=tuple(self.tokens[self.n_prompt :]),
         )

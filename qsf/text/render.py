@@ -65,7 +65,8 @@ def render(source: str, values: Mapping[str, Any], *, max_bytes: int) -> str:
     if kind == b"L":
         raise QsfArgumentError(
             f"the chat template makes a prompt of {text} bytes of the messages, and {max_bytes} is "
-            "the limit"
+            "the limit",
+            argument="prompt",
         )
     if returncode == -signal.SIGKILL:
         raise QsfMemoryError("the system ended the process that renders the chat template")

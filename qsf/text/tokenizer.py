@@ -212,7 +212,8 @@ class Tokenizer:
         if max_tokens is not None and len(data) > max_text_bytes(max_tokens):
             raise QsfArgumentError(
                 f"the text is too long: {len(data)} bytes, and a context of {max_tokens} tokens "
-                f"has at most {max_text_bytes(max_tokens)}"
+                f"has at most {max_text_bytes(max_tokens)}",
+                argument="prompt",
             )
         n_chars = len(text) if max_tokens is None else 8 * max_tokens
         while max_tokens is not None and n_chars < len(text):
@@ -221,7 +222,8 @@ class Tokenizer:
             if n_tokens > max_tokens + 64:
                 raise QsfArgumentError(
                     f"the text is too long: the first {n_chars} of its {len(text)} characters "
-                    f"have {n_tokens} tokens already, and {max_tokens} is the limit"
+                    f"have {n_tokens} tokens already, and {max_tokens} is the limit",
+                    argument="prompt",
                 )
             n_chars *= 2
         ids = self._bare_ids(text, parse_special=parse_special)

@@ -33,10 +33,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where this test run remembers things, in place of the user's own cache folder."""
+    """Where this test run remembers things, in place of the user's own folders."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        for name in ("HF_HOME", "HF_HUB_CACHE", "HF_TOKEN"):
+            patch.delenv(name, raising=False)
         yield folder
 
 

@@ -12,6 +12,7 @@ type, so that this is done with the stored bytes.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         }
         self.config, self.warnings = config_of(self.head.metadata, shapes, factors)
         self.family = family_of(self.config, dialect)
+        self.warnings += _rounded_twice(tensors.values())
         for tensor in tensors.values():
             name = name_there(dialect, tensor.name)
             if name in self._located:
@@ -152,6 +154,17 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
             with np.errstate(all="ignore"):
                 values[start : start + step] = package.quants.dequantize(slab, kind)
         return values
+
+
+def _rounded_twice(tensors: Iterable[GgufTensor]) -> tuple[str, ...]:
+    """Return what to say of matrices that are quantised already."""
+    types = sorted({t.type for t in tensors if t.type not in READABLE and len(t.shape) > 1})
+    if not types:
+        return ()
+    return (
+        f"its matrices are rounded already ({', '.join(types)}), and are rounded again: the "
+        "original checkpoint gives a better file; 8bit adds the least to what is lost",
+    )
 
 
 def _dequantiser(tensor: SourceTensor) -> tuple[Any, Any]:

@@ -92,7 +92,7 @@ def _open_directory(path: Path) -> Iterator[Source]:
     facts = read_facts(family, {**config, **ids, **metadata.token_ids(config)})
     tokenizer = metadata.tokenizer_bytes(path)
     if tokenizer is None:
-        left_out += ("there is no tokenizer.json",)
+        left_out += (_no_tokenizer(path),)
     with _open_weights(path) as checkpoint:
         yield _with_usable_tokenizer(
             Source(
@@ -137,6 +137,15 @@ def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
     )
     there = f"; there are {', '.join(others[:4])}" if others else ""
     raise QsfConversionError(f"{path}: no weights: none of {wanted}{there}{_gguf_hint(path)}")
+
+
+def _no_tokenizer(path: Path) -> str:
+    if not (path / "tokenizer.model").exists():
+        return "there is no tokenizer.json"
+    return (
+        "there is no tokenizer.json, only tokenizer.model: with the package transformers "
+        "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) makes it"
+    )
 
 
 def _gguf_hint(path: Path) -> str:

@@ -424,7 +424,7 @@ def test_ways_of_reading_are_checked(tiny_llama_8bit: Path) -> None:
             qsf.Model(tiny_llama_8bit, io_depth=depth)  # type: ignore[arg-type]
     for budget in ("much", "AUTO", 0, True):
         with pytest.raises(errors.QsfArgumentError, match=r'ram_budget must be .* or "auto"'):
-            qsf.Model(tiny_llama_8bit, ram_budget=budget)  # type: ignore[arg-type]
+            qsf.Model(tiny_llama_8bit, ram_budget=budget)
 
 
 def test_the_budget_may_be_the_machines(tiny_llama_8bit: Path) -> None:

@@ -20,7 +20,6 @@ import pytest
 from make.bench_baselines import baseline_python
 from make.bench_commands import SMALL, bench
 from make.bench_results import full_results
-from qsf import __main__ as command_of_all
 from qsf.bench import campaign, cli
 from qsf.bench.campaign import Outputs, Trace
 from qsf.bench.judge import limits, results
@@ -29,7 +28,6 @@ from qsf.bench.models.random_gguf import write_model as write_gguf
 from qsf.bench.models.shapes import shape_of_file
 from qsf.bench.request import Request
 from qsf.bench.run.memory_group import CapError, memory_group
-from qsf.shell import entry
 from qsf.shell.command import StoppedError
 from qsf.shell.progress import Steps
 
@@ -123,16 +121,6 @@ def test_the_command_starts_by_its_other_name() -> None:
     command = [sys.executable, "-m", "qsf", "bench", "--version"]
     said = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
     assert said.startswith("python -m qsf.bench ")
-
-
-def test_bench_is_in_the_list_of_commands(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["qsf", "--help"])
-    assert command_of_all.main() == 0
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
-    assert listed == list(command_of_all._COMMANDS)
-    assert command_of_all._COMMANDS["bench"] is entry.bench
 
 
 def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -274,7 +274,7 @@ def test_a_budget_that_is_too_small_says_what_would_do(
     said = r"of --ram-budget 10, .* take \d+ MB .*, which leaves 1, and \d+ are needed"
     assert re.search(said, err), err
     assert cli.run([str(tiny_llama_4bit), "--text", str(story), "--ram-budget", "x"]) == 2
-    assert "not a whole number of at least 0, in MB, or auto" in capfd.readouterr().err
+    assert "'x' is not a size: MB as a number (300)" in capfd.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc: peak unknown")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -15,7 +16,6 @@ import tokenizers
 
 from make.commands import COMMAND, PROMPT, Run, Start, check_refused
 from make.qsf_files import tiny_header, write_tiny
-from qsf.run import cli
 from qsf.run import options as run_options
 
 KNOWN = ", there was a little girl named Lily."
@@ -167,7 +167,7 @@ def test_a_plan_that_does_not_fit_says_what_would_and_it_does(
         (["m.qsf", "--pro", "x"], "--pro"),
         (["m.qsf", "more", "-p", "x"], "more"),
         (["m.qsf", "-p", "x", "--ram-budget", "-5"], "--ram-budget"),
-        (["m.qsf", "-p", "x", "--ram-budget", "lots"], "'lots' is not a whole number"),
+        (["m.qsf", "-p", "x", "--ram-budget", "lots"], "'lots' is not a size"),
         (["m.qsf", "-p", "x", "--threads", "0"], "--threads"),
         (["m.qsf", "-p", "x", "--temperature", "hot"], "--temperature"),
         (["m.qsf", "-p", "x", "--prompt-file", "y"], "exclude each other"),
@@ -181,7 +181,7 @@ def test_a_plan_that_does_not_fit_says_what_would_and_it_does(
         (["m.qsf", "-p", "x", "--io", "fast"], "--io: invalid choice: 'fast'"),
         (["m.qsf", "-p", "x", "--io-depth", "0"], "--io-depth: '0' is not a whole number"),
         (["m.qsf", "-p", "x", "--io-depth", "33"], "--io-depth: 33 is too much: at most 32"),
-        (["m.qsf", "-p", "x", "--ram-budget", "Auto"], "'Auto' is not a whole number"),
+        (["m.qsf", "-p", "x", "--ram-budget", "Auto"], "'Auto' is not a size"),
     ],
 )
 def test_wrong_options_are_one_line_and_code_2(run: Run, arguments: list[str], said: str) -> None:
@@ -200,7 +200,9 @@ def test_wrong_options_are_one_line_and_code_2(run: Run, arguments: list[str], s
         (["--seed", str(2**64)], "--seed"),
         (["--stop", ""], "--stop: the text is empty"),
         (["--threads", "1000"], "--threads: 1000 is too much: at most 256"),
-        (["--ram-budget", "200MB"], "not a whole number of at least 0, in MB, or auto"),
+        (["--ram-budget", "200TB"], "'200TB' is not a size: MB as a number (300), a size (300MB"),
+        (["--ram-budget", "101%"], "--ram-budget: 101% is not from 1% to 100%"),
+        (["--ram-budget", "0.5MB"], "--ram-budget: 0.5MB is less than 1 MB"),
         (["--ram-budget", "99999999999"], "--ram-budget: 99999999999 is too much"),
         (["--max-tokens", "9" * 5000], "--max-tokens"),
         (["--max-seq-len", "99999999999"], "--max-seq-len"),
@@ -220,7 +222,7 @@ def test_files_that_are_not_models_are_one_line(
     run: Run, tmp_path: Path, tiny_llama_8bit: Path
 ) -> None:
     check_refused(run("absent.qsf", "-p", "x"), 1, "absent.qsf")
-    check_refused(run(tmp_path, "-p", "x"), 1, str(tmp_path))
+    check_refused(run(tmp_path, "-p", "x"), 1, "a folder without config.json")
     other = tmp_path / "other.qsf"
     other.write_bytes(b"PK\x03\x04" * 100)
     check_refused(run(other, "-p", "x"), 1, "other.qsf")
@@ -250,20 +252,9 @@ def test_a_line_that_is_too_long_does_not_end_the_conversation(
     lines = f"{'a' * 3_000_000}\n{'a red ball ' * 4000}\nHello\n"
     done = run(tiny_chat_8bit, "-i", "-n", 3, "--seed", 1, "--max-seq-len", 128, stdin=lines)
     assert done.returncode == 0
-    assert "the line has more than 65536 bytes" in done.stderr
+    assert "(more than 65536 bytes are too many for the context: left out)" in done.stderr
     assert "(the text is too long: the first" in done.stderr
     assert done.stdout.strip()
-
-
-def test_a_line_that_is_pasted_is_held_to_the_same_limit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for line, kept in (("a" * 99, "a" * 99), ("\u00e4" * 50, "\u00e4" * 50), ("\u00e4" * 51, "")):
-        monkeypatch.setattr("builtins.input", lambda _, line=line: line)
-        assert cli._read_line(True, 100) == kept
-    assert capsys.readouterr().err == (
-        "(the line has more than 100 bytes, too many for the context: it is left out)\n"
-    )
 
 
 def test_the_kv_cache_is_chosen_and_shown(run: Run, tiny_llama_8bit: Path) -> None:
@@ -279,30 +270,37 @@ def test_the_kv_cache_is_chosen_and_shown(run: Run, tiny_llama_8bit: Path) -> No
 
 
 def test_help_has_every_option_and_examples(run: Run) -> None:
-    done = run("--help")
+    done = run("--help-all")
     assert done.returncode == 0
     options = "prompt max-tokens temperature top-p top-k ram-budget threads quality interactive"
     options += " verbose min-p repetition-penalty seed stop max-seq-len exact plan quiet"
-    options += " kv-type kv-rotation io io-depth"
+    options += " kv-type kv-rotation io io-depth json stream history system raw model yes"
     for option in options.split():
         assert f"--{option}" in done.stdout
     assert "examples:" in done.stdout
 
 
+def test_the_short_help_has_ten_options_of_the_same_descriptions(run: Run) -> None:
+    short, long = run("--help").stdout, run("--help-all").stdout
+    names = re.findall(r"^  (?:-\w(?: [A-Z]+)?, )?(--[a-z-]+)", short, re.MULTILINE)
+    assert len(set(names) - {"--help", "--help-all"}) == 10
+    for name in names:
+        start = short.index(name)
+        words = short[start:].split()[:4]
+        assert " ".join(words[-2:]) in " ".join(long.split())
+
+
 def test_the_examples_of_the_help_work(run: Run, tiny_llama_8bit: Path, tmp_path: Path) -> None:
     shutil.copy(tiny_llama_8bit, tmp_path / "model.qsf")
-    lines = run("--help").stdout.split("examples:")[1].split("exit codes")[0].splitlines()
+    lines = run("--help-all").stdout.split("examples:")[1].split("MODEL is")[0].splitlines()
     examples = [shlex.split(line.split("|")[-1].split(">")[0]) for line in lines if line.strip()]
-    assert len(examples) == 7
+    assert len(examples) == 8
     for words in examples:
-        assert words[0] == "qsf-run"
-        done = run(*words[1:], stdin=PROMPT)
+        assert words[0] == "qsf"
+        assert words[1] in ("run", "chat")
+        done = run(*words[2:], *["--interactive"] * (words[1] == "chat"), stdin=PROMPT)
         assert done.returncode == 0, (words, done.stderr)
         assert done.stdout
-
-
-def test_a_model_that_is_not_converted_is_said(run: Run, tiny_llama_dir: Path) -> None:
-    check_refused(run(tiny_llama_dir, "-p", "x"), 1, f"qsf-convert {tiny_llama_dir} model.qsf")
 
 
 def test_a_damaged_file_says_what_to_do(run: Run, tmp_path: Path, tiny_llama_8bit: Path) -> None:
@@ -423,10 +421,11 @@ def test_a_conversation_that_fills_the_context_says_so(run: Run, tiny_llama_8bit
         tiny_llama_8bit, "--interactive", "--max-seq-len", 12, "--temperature", 0, stdin=lines
     )
     assert done.returncode == 0
-    assert "(the context of 12 tokens is full: /reset" in done.stderr
-    assert "(the context is full: the prompt has" in done.stderr
+    assert "(cut: the context is full; the next message forgets the oldest turns)" in done.stderr
+    assert "(the context was full: the oldest turn is forgotten" in done.stderr
     answers = done.stdout.splitlines()
-    assert answers[0] == answers[-1]
+    assert len(answers) == 3
+    assert answers[0] == answers[1] == answers[2]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -447,4 +446,4 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(endless: Path, star
 
 def test_the_parser_does_not_guess_abbreviations() -> None:
     with pytest.raises(run_options.UsageError):
-        run_options.parse(["m.qsf", "--temp", "1"])
+        run_options.parse(["m.qsf", "--temper", "1"])

@@ -202,6 +202,8 @@ def test_a_quantised_file_is_converted(tmp_path: Path, kind: Any) -> None:
     assert len(report.tensors) == 2 * 9 + 3
     # The weights are those of the file: f16 keeps all bits but those of small numbers.
     assert max(tensor.max_error for tensor in report.tensors) < 4e-3
+    is_said = any(f"rounded already ({kind.name})" in warning for warning in report.warnings)
+    assert is_said == (kind != Type.BF16)
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from qsf.shell import entry
+
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md")])
 MODULES = {
@@ -18,7 +20,12 @@ MODULES = {
     "qsf-inspect": "qsf.inspect.cli",
     "qsf-eval": "qsf.evaluate.cli",
     "qsf.bench": "qsf.bench.cli",
+    "qsf-plan": "qsf.bench.forecast",
+    "qsf-list": "qsf.find.cli",
+    "qsf-completion": "qsf.shell.completion",
 }
+# A verb of `qsf` is the program with a dash.
+VERBS = {"chat": "qsf-run", "bench": "qsf.bench", "rm": "qsf-list"}
 
 
 @cache
@@ -31,6 +38,9 @@ def commands() -> tuple[tuple[str, tuple[str, ...]], ...]:
         indented = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
         for line in [*"\n".join(blocks).replace("\\\n", " ").splitlines(), *indented]:
             words = re.sub(r"^\S*python -m qsf", "qsf", line.split("#")[0]).split()
+            if len(words) > 1 and Path(words[0]).name == "qsf":
+                assert words[1] in entry.VERBS, f"{path.name}: {line}"
+                words[:2] = [VERBS.get(words[1], f"qsf-{words[1]}")]
             if words and (words[0] == "make" or Path(words[0]).name in MODULES):
                 found.append((path.name, (Path(words[0]).name, *words[1:])))
     return tuple(found)
@@ -39,7 +49,12 @@ def commands() -> tuple[tuple[str, tuple[str, ...]], ...]:
 @cache
 def options_of(program: str) -> frozenset[str]:
     done = subprocess.run(
-        [sys.executable, "-c", f"from {MODULES[program]} import main; main()", "--help"],
+        [
+            sys.executable,
+            "-c",
+            f"from {MODULES[program]} import main; main()",
+            "--help-all" if program == "qsf-run" else "--help",
+        ],
         capture_output=True,
         text=True,
         check=True,

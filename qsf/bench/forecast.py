@@ -1,0 +1,133 @@
+"""``qsf plan``: how fast a model can be on this machine, by the memory that it gets.
+
+The plans are the engine's own. The speed is the limit of the slowest part that a token needs, each
+at the rate that is measured here first: memory, and the disk where weights are streamed.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qsf.bench.judge.bounds import bound_of, kv_bytes_per_position, mean_positions
+from qsf.bench.judge.limits import measure_disk, measure_memory
+from qsf.bench.judge.results import Limits
+from qsf.bench.models.facts import read_facts
+from qsf.bench.run.tasks import QSF, Test
+from qsf.errors import QsfError
+from qsf.options import kv_type_name
+from qsf.shell import command, typer_app
+
+if TYPE_CHECKING:
+    from qsf.bench.models.facts import FileFacts
+    from qsf.native.binding import MemoryPlan
+
+_BUDGETS = (("200 MB", 200), ("1 GB", 1024), ("4 GB", 4096), ("auto", "auto"))
+_TEST = Test("tg", 128, 128)
+_MB = 2**20
+_CACHE_BYTES = 64 * _MB
+
+app = typer_app.create_app()
+
+
+def main() -> int:
+    """Run ``qsf plan`` and return its exit code."""
+    return typer_app.run(app, sys.argv[1:], program="qsf plan")
+
+
+@app.command()
+def plan_command(
+    model: Annotated[str, typer.Argument(help="A model, as for `qsf run`.", metavar="MODEL")],
+    threads: Annotated[
+        int | None, typer.Option(help="Threads.", min=1, max=256, show_default="one per core")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table only.")] = False,
+) -> None:
+    """Say how fast a model can be on this machine in 200 MB, 1 GB, 4 GB and with `auto`."""
+    from qsf.find.prepare import ChildFailedError, find_model
+
+    try:
+        path = find_model(model, is_quiet=quiet)
+    except ChildFailedError as failed:
+        raise typer.Exit(failed.exit_code) from None
+    facts = read_facts(path)
+    plans = _plans(path, threads)
+    limits = _measure(path, plans, is_quiet=quiet)
+    for line in table_lines(facts, limits, plans):
+        print(line)
+
+
+# In a process that has imported what `qsf run` has, because a plan counts its own process.
+_PLAN = """
+import json, sys
+from dataclasses import asdict
+import qsf.run.cli
+from qsf.model import Model
+path, threads, *budgets = json.loads(sys.argv[1])
+plans = [Model.plan(path, ram_budget=budget, threads=threads) for budget in budgets]
+print(json.dumps([asdict(plan) for plan in plans]))
+"""
+
+
+def _plans(path: Path, threads: int | None) -> list[tuple[str, MemoryPlan]]:
+    from qsf.native.binding import MemoryPlan
+
+    asked = json.dumps([str(path.resolve()), threads, *(budget for _, budget in _BUDGETS)])
+    done = subprocess.run([sys.executable, "-c", _PLAN, asked], stdout=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        raise QsfError(f"{path}: the process that plans ended with {done.returncode}")
+    plans = [MemoryPlan(**facts) for facts in json.loads(done.stdout)]
+    return [(name, plan) for (name, _), plan in zip(_BUDGETS, plans, strict=True)]
+
+
+def _measure(path: Path, plans: list[tuple[str, MemoryPlan]], *, is_quiet: bool) -> Limits:
+    def say(text: str) -> None:
+        if not is_quiet:
+            sys.stderr.write(f"measuring: {command.one_line(text)}\n")
+
+    memory, madds = measure_memory([plans[0][1].n_threads], say)
+    is_streamed = any(plan.streamed_bytes for _, plan in plans)
+    disk = measure_disk(path, say) if is_streamed else {}
+    return Limits(memory_gb_per_s=memory, disk_gb_per_s=disk, gmadds_per_s=madds)
+
+
+def table_lines(facts: FileFacts, limits: Limits, plans: list[tuple[str, MemoryPlan]]) -> list[str]:
+    """Return the table: a line for each budget, [name, plan], in their order."""
+    lines = [
+        f"{facts.path.name}: {facts.n_weights / 1e6:,.0f}M weights, {facts.type}, "
+        f"{facts.file_bytes / _MB:,.0f} MB",
+        f"{'--ram-budget':>12} {'taken MB':>10} {'read MB/token':>14} {'tok/s at most':>14}  "
+        "limited by",
+    ]
+    for name, plan in plans:
+        if not plan.is_enough:
+            least_mb = -(-plan.min_budget_bytes // _MB)
+            lines.append(f"{name:>12} too small: {least_mb} MB would do")
+            continue
+        kv_type = kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
+        of_position = kv_bytes_per_position(facts, kv_type, QSF)
+        bound = bound_of(
+            _TEST,
+            facts,
+            limits,
+            threads=plan.n_threads,
+            kv_token_bytes=None if of_position is None else of_position * mean_positions(_TEST),
+            streamed_bytes=float(plan.streamed_bytes),
+        )
+        taken = (plan.process_bytes + plan.reserve_bytes + plan.engine_bytes) / _MB
+        speed, by = ("-", "not measured")
+        if bound is not None:
+            digits = 1 if bound.tok_per_s < 100 else 0
+            speed, by = f"{bound.tok_per_s:,.{digits}f}", bound.limited_by
+        lines.append(
+            f"{name:>12} {taken:>10,.1f} {plan.streamed_bytes / _MB:>14,.1f} {speed:>14}  {by}"
+        )
+    if facts.token_bytes < _CACHE_BYTES:
+        lines.append("so small a model fits into the processor's cache, and may be faster")
+    return lines

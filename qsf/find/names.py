@@ -1,0 +1,253 @@
+"""What MODEL on a command line means: a .qsf file, something to convert, or a name on the hub."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
+from qsf.file.layout import Dtype, dtype_name
+
+DEFAULT_TYPE = "4bit"
+_TYPES = (*(dtype_name(kind) for kind in Dtype if kind not in (Dtype.MIXED, Dtype.F32)),)
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?([^/]+/[^/?#]+)")
+_LFS = b"version https://git-lfs"
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a name stands for.
+
+    Attributes:
+        path: the .qsf file, the folder or the GGUF file; None: to be found on the hub.
+        repo: ``org/name`` on the hub; "": it is a file or a folder.
+        asked_type: the type asked for, by our name or llama.cpp's; "": none.
+        is_qsf: ``path`` is to be opened as it is.
+    """
+
+    path: Path | None
+    repo: str = ""
+    asked_type: str = ""
+    is_qsf: bool = False
+
+    @property
+    def quant_type(self) -> str:
+        """The type to convert to, by our name."""
+        if self.asked_type:
+            return our_type(self.asked_type)
+        stored = re.search(r"\b(I?Q[1-8]\w*|F16|BF16)\.gguf$", str(self.path), re.IGNORECASE)
+        kept = our_type(stored[1]) if stored is not None else DEFAULT_TYPE
+        return kept if kept in ("8bit", "3bit", "2bit") else DEFAULT_TYPE
+
+
+def our_type(name: str) -> str:
+    """Return our type of matrices for a name of ours or of llama.cpp's.
+
+    Raises:
+        QsfArgumentError: it is neither.
+    """
+    if name.lower() in _TYPES:
+        return name.lower()
+    upper = name.upper()
+    if upper in ("F16", "BF16", "F32"):
+        return "f16"
+    match = re.fullmatch(r"(TQ|IQ|Q)([1-8])(?:_\w+)?", upper)
+    if match is None:
+        raise QsfArgumentError(f"{name!r} is not a type of weights: {', '.join(_TYPES)}")
+    if match[1] == "TQ" or match[2] == "1":
+        return "ternary"
+    return {"2": "2bit", "3": "3bit", "4": "4bit"}.get(match[2], "8bit")
+
+
+def meaning_of(model: str) -> Named:
+    """Return what ``model`` means. Raises QsfError, with what to do, if it cannot be a model."""
+    url = _URL.match(model)
+    if url is not None:
+        model = url[1]
+    elif "://" in model:
+        raise QsfArgumentError(
+            f"{model} is not on huggingface.co: download it, and name the file or the folder"
+        )
+    text, asked_type = _split_type(model)
+    if url is None and os.path.lexists(text):
+        return _existing(Path(text), asked_type)
+    folder, _, name = text.partition("/")
+    is_file = Path(name).suffix in (".qsf", ".gguf", ".safetensors")
+    is_repo = _REPO.fullmatch(text) is not None and not is_file and not Path(folder).is_dir()
+    if not is_repo:
+        raise QsfIOError(f"{text}: there is no such file or folder{_neighbours(Path(text))}")
+    if asked_type:
+        our_type(asked_type)
+    return Named(None, repo=text, asked_type=asked_type)
+
+
+def _split_type(model: str) -> tuple[str, str]:
+    if os.path.lexists(model):
+        return model, ""
+    text, colon, asked_type = model.rpartition(":")
+    return (text, asked_type) if colon and "/" not in asked_type else (model, "")
+
+
+def _neighbours(path: Path) -> str:
+    from difflib import get_close_matches
+
+    try:
+        likely = get_close_matches(path.name, os.listdir(path.parent), 1)  # noqa: PTH208
+    except OSError:
+        return ""
+    return f": did you mean {path.parent / likely[0]}?" if likely else ""
+
+
+def _existing(path: Path, asked_type: str) -> Named:
+    try:
+        if path.is_dir():
+            return Named(source_folder(path), asked_type=asked_type)
+        if not path.is_file():  # a pipe would wait here for a writer
+            return Named(path, is_qsf=True)
+        with path.open("rb") as file:
+            start = file.read(64)
+    except QsfIOError:  # an OSError too
+        raise
+    except OSError as error:
+        raise QsfIOError(f"{path}: {error.strerror}") from error
+    if start.startswith(_LFS):
+        raise QsfIOError(
+            f"{path} is a Git LFS pointer, not the model: `git lfs pull` in its folder gets it"
+        )
+    if start.startswith(b"GGUF"):
+        return Named(_whole_gguf(path), asked_type=asked_type)
+    if path.suffix in (".safetensors", ".bin", ".pth", ".pt"):
+        raise QsfArgumentError(
+            f"{path} is one file of a model: name its folder, {path.absolute().parent}"
+        )
+    return Named(path, is_qsf=True)
+
+
+def _whole_gguf(path: Path) -> Path:
+    """Return the file. Raises QsfConversionError for a part of a split one."""
+    parts = _SPLIT.search(path.name)
+    if parts is None or int(parts[2]) == 1:
+        return path
+    whole = _SPLIT.sub(".gguf", path.name)
+    raise QsfConversionError(
+        f"{path} is one of {int(parts[2])} parts: `llama-gguf-split --merge "
+        f"{_SPLIT.sub(f'-00001-of-{parts[2]}.gguf', path.name)} {whole}` joins them"
+    )
+
+
+def source_folder(path: Path) -> Path:
+    """Return the folder, or the one GGUF file in it, that the converter takes.
+
+    Raises:
+        QsfError: there is no model in it, only what belongs to one.
+    """
+    path = snapshot_of(path)
+    if (path / "config.json").exists():
+        _check_pointers(path)
+        return path
+    if (path / "adapter_config.json").exists():
+        base = _base_model(path / "adapter_config.json")
+        raise QsfConversionError(
+            f"{path} is an adapter, not a model: merge it into its base model{base} "
+            "(peft: merge_and_unload, save_pretrained), and name the folder of the result"
+        )
+    for suffix in ("gguf", "qsf"):
+        names = sorted(file.name for file in path.glob(f"*.{suffix}"))
+        if suffix == "gguf" and len(names) == 1:
+            return _whole_gguf(path / names[0])
+        if names:
+            raise QsfArgumentError(
+                f"{path} is a folder: name one of its files, such as {path / names[0]}"
+            )
+    raise QsfConversionError(f"{path} is a folder without config.json: there is no model in it")
+
+
+def _check_pointers(folder: Path) -> None:
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            is_pointer = file.read(len(_LFS)) == _LFS
+        if is_pointer:
+            raise QsfIOError(
+                f"{path} is a Git LFS pointer, not the weights: `git lfs pull` in its folder gets "
+                "them"
+            )
+
+
+def _base_model(path: Path) -> str:
+    try:
+        name = json.loads(path.read_text("utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return f" {name[:200]}" if isinstance(name, str) and name else ""
+
+
+# ---- the cache of the hub ----
+
+
+def hub_cache() -> Path:
+    """Return the folder in which huggingface_hub keeps what it downloads."""
+    for name, inner in (("HF_HUB_CACHE", ""), ("HF_HOME", "hub"), ("XDG_CACHE_HOME", _HUB)):
+        if os.environ.get(name):
+            return Path(os.environ[name]).expanduser() / inner
+    return Path("~/.cache").expanduser() / _HUB
+
+
+_HUB = "huggingface/hub"
+
+
+def snapshot_of(folder: Path) -> Path:
+    """Return the snapshot in a folder of the hub's cache (``models--org--name``), else itself."""
+    snapshots = folder / "snapshots"
+    if not snapshots.is_dir():
+        return folder
+    try:
+        main = snapshots / (folder / "refs" / "main").read_text("ascii").strip()
+        if main.is_dir():
+            return main
+    except (OSError, ValueError):
+        pass
+    found = sorted(snapshots.iterdir(), key=lambda path: path.stat().st_mtime)
+    return found[-1] if found else folder
+
+
+def cached_source(named: Named) -> Path | None:
+    """Return the complete model of that name in the hub's cache: a folder or a GGUF file."""
+    folder = hub_cache() / f"models--{named.repo.replace('/', '--')}"
+    snapshot = snapshot_of(folder)
+    if snapshot == folder or not snapshot.is_dir():
+        return None
+    names = [path.name for path in snapshot.iterdir() if path.exists()]
+    gguf = gguf_of(names, named.asked_type)
+    if gguf is not None:
+        return snapshot / gguf
+    wanted = wanted_weights(snapshot, names)
+    is_complete = "config.json" in names and wanted and wanted <= set(names)
+    return snapshot if is_complete else None
+
+
+def wanted_weights(folder: Path, names: list[str]) -> set[str]:
+    """Return the names of the weights' files, by the index where there is one."""
+    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        if index in names:
+            try:
+                return set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values())
+            except (OSError, ValueError, KeyError, AttributeError):
+                return set()
+    return {name for name in names if name in ("model.safetensors", "pytorch_model.bin")}
+
+
+def gguf_of(names: list[str], asked_type: str) -> str | None:
+    """Return the GGUF file to take of a model's files: of the type asked for, else of 8 bits."""
+    files = sorted(name for name in names if name.lower().endswith(".gguf") and "/" not in name)
+    order = [asked_type.upper()] if asked_type else ["F16", "BF16", "Q8_0", "Q6_K", "Q4_K_M"]
+    for wanted in order:
+        for name in files:
+            if name.upper().removesuffix(".GGUF").endswith(wanted):
+                return name
+    return None if asked_type or not files else files[0]

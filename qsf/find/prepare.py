@@ -1,0 +1,138 @@
+"""Finds the .qsf file of a model, and downloads and converts it where there is none yet."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from qsf.errors import QsfError, QsfIOError
+from qsf.find import store
+from qsf.find.names import Named, cached_source, meaning_of
+
+
+class ChildFailedError(Exception):
+    """A download or a conversion failed, and has said why."""
+
+    def __init__(self, exit_code: int) -> None:
+        """Keep its exit code."""
+        super().__init__()
+        self.exit_code = exit_code
+
+
+def find_model(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> Path:
+    """Return the .qsf file of what a user calls ``model``; it may have to be made first.
+
+    Args:
+        model: a path or a name, with ``:TYPE`` where another type than the usual is wanted.
+        is_quiet: print no progress.
+        is_yes: download without asking.
+
+    Raises:
+        QsfError: there is no such model; the text says what to do.
+        ChildFailedError: the download or the conversion failed.
+    """
+    named = meaning_of(model)
+    if named.is_qsf and named.path is not None:
+        return named.path
+    source = named.path
+    if source is None:
+        source = cached_source(named)
+        kept = _kept_of(named) if source is None else None
+        if kept is not None:  # the source is gone, or on another machine
+            store.mark_used(kept)
+            return kept
+        if source is None:
+            source = _download(named, is_quiet=is_quiet, is_yes=is_yes)
+    found = Named(source, repo=named.repo, asked_type=named.asked_type)
+    name = named.repo or str(source.resolve())
+    return _converted(source, name, found.quant_type, is_quiet=is_quiet)
+
+
+def _kept_of(named: Named) -> Path | None:
+    same = [kept for kept in store.all_kept() if kept.name == named.repo]
+    if named.asked_type:
+        same = [kept for kept in same if kept.quant_type == named.quant_type]
+    return same[0].path if same else None
+
+
+def _converted(source: Path, name: str, quant_type: str, *, is_quiet: bool) -> Path:
+    out = store.place_of(name, quant_type)
+    fingerprint = store.fingerprint_of(source)
+
+    def is_there() -> bool:
+        kept = store.read_kept(out)
+        return kept is not None and kept.fingerprint == fingerprint
+
+    if not is_there():
+        waiting = "" if is_quiet else f"waiting for another process that converts {name}"
+        with store.locked(out, waiting):
+            if not is_there():
+                _say(f"converting {name} to {quant_type}, once: {out}", is_quiet=is_quiet)
+                words = ["convert", str(source), str(out), "--quant-type", quant_type, "--force"]
+                _run_child([*words, *["--quiet"] * is_quiet])
+                store.write_note(out, name, quant_type, fingerprint)
+    store.mark_used(out)
+    return out
+
+
+def _download(named: Named, *, is_quiet: bool, is_yes: bool) -> Path:
+    repo = named.repo
+    if find_spec("huggingface_hub") is None:
+        raise QsfError(
+            f"{repo} is neither a file nor a folder, and not in the HuggingFace cache. To download "
+            f"it: pip install 'qsf[hub]'. {elsewhere(repo)}"
+        )
+    words = ["download", repo, named.asked_type]
+    answer = _run_child([*words, *["--quiet"] * is_quiet, *["--yes"] * is_yes])
+    path = Path(answer.strip())
+    if not path.exists():
+        raise QsfIOError(f"{repo}: the download left nothing at {path}")
+    return path
+
+
+def elsewhere(repo: str) -> str:
+    """Return what to do where there is no network."""
+    folder = repo.split("/")[-1]
+    return (
+        f"On a machine with a network `hf download {repo} --local-dir {folder}` gets it: copy "
+        f"the folder here, and `qsf run {folder}`"
+    )
+
+
+# ``python -m`` would look for modules in the user's folder first.
+_CHILD = "import sys; sys.argv[0] = 'qsf'; sys.path = [p for p in sys.path if p]; "
+_PROGRAMS = {
+    "convert": "from qsf.shell.entry import convert as main",
+    "download": "from qsf.find.download import main",
+}
+
+
+def _run_child(words: list[str]) -> str:
+    """Run a program of ours to its end and return what it printed. Raises ChildFailedError."""
+    program, *arguments = words
+    code = f"{_CHILD}{_PROGRAMS[program]}; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+    )
+    try:
+        with process:
+            output = process.communicate()[0]
+    except BaseException:
+        process.terminate()  # it removes what it has not finished
+        process.wait()
+        raise
+    if process.returncode != 0:
+        raise ChildFailedError(process.returncode if process.returncode > 0 else 1)
+    return output.decode("utf-8", "surrogateescape")
+
+
+def _say(text: str, *, is_quiet: bool) -> None:
+    if not is_quiet:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()

@@ -1,0 +1,132 @@
+"""The models that were converted on the way to a run, in the user's cache folder.
+
+A file ``NAME-TYPE-KEY.qsf`` has a small ``.json`` beside it: the name that the user gave, and what
+the source looked like. The time of that file is when the model was used last.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from qsf.errors import QsfIOError
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One converted model."""
+
+    path: Path
+    name: str  # org/name on the hub, or the path of the source
+    quant_type: str
+    fingerprint: str  # of the source when it was converted
+    n_bytes: int
+    used_seconds: float  # since 1970
+
+    @property
+    def full_name(self) -> str:
+        """What ``run`` and ``rm`` call it."""
+        return f"{self.name}:{self.quant_type}"
+
+
+def store_folder() -> Path:
+    """Return the folder of all converted models."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not folder.is_absolute():
+        folder = Path("~/.cache").expanduser()
+    return folder / "qsf" / "models"
+
+
+def place_of(name: str, quant_type: str) -> Path:
+    """Return where the model of that name and type is, or would be."""
+    key = hashlib.sha256(f"{name}\0{quant_type}".encode()).hexdigest()[:8]
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).name)[:60].strip("-.") or "model"
+    return store_folder() / f"{slug}-{quant_type}-{key}.qsf"
+
+
+def fingerprint_of(source: Path) -> str:
+    """Return a text that changes when the files of a source do."""
+    digest = hashlib.sha256()
+    paths = sorted(path for path in source.iterdir()) if source.is_dir() else [source]
+    for path in paths:
+        if path.is_file():
+            facts = path.stat()
+            digest.update(f"{path.name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def read_kept(path: Path) -> Kept | None:
+    """Return what is known of a converted model; None: it is not there, or not whole."""
+    note = path.with_suffix(".json")
+    try:
+        facts = json.loads(note.read_text("utf-8"))
+        used, n_bytes = note.stat().st_mtime, path.stat().st_size
+        name, quant_type, fingerprint = (facts[key] for key in ("name", "type", "fingerprint"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not all(isinstance(text, str) for text in (name, quant_type, fingerprint)):
+        return None
+    return Kept(path, name, quant_type, fingerprint, n_bytes, used)
+
+
+def write_note(path: Path, name: str, quant_type: str, fingerprint: str) -> None:
+    """Say beside a converted model what it was made of."""
+    from qsf.shell.output import write_text
+
+    facts = {"name": name, "type": quant_type, "fingerprint": fingerprint}
+    write_text(path.with_suffix(".json"), json.dumps(facts) + "\n", overwrite=True)
+
+
+def mark_used(path: Path) -> None:
+    """Remember that the model is used now."""
+    with contextlib.suppress(OSError):
+        os.utime(path.with_suffix(".json"))
+
+
+def all_kept() -> list[Kept]:
+    """Return all converted models, the one used last first."""
+    try:
+        paths = sorted(store_folder().glob("*.qsf"))
+    except OSError:
+        return []
+    kept = [kept for path in paths if (kept := read_kept(path)) is not None]
+    return sorted(kept, key=lambda kept: -kept.used_seconds)
+
+
+def remove(kept: Kept) -> None:
+    """Remove a converted model. Raises QsfIOError."""
+    try:
+        with locked(kept.path):
+            kept.path.unlink(missing_ok=True)
+            for suffix in (".json", ".lock"):
+                kept.path.with_suffix(suffix).unlink(missing_ok=True)
+    except OSError as error:
+        raise QsfIOError(f"{kept.path}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting: str = "") -> Iterator[None]:
+    """Let one process at a time make or remove ``path``; say ``waiting`` where another does."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise QsfIOError(f"{path.parent}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting:
+                os.write(2, f"{waiting}\n".encode())
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,61 @@
+"""One answer or continuation as it is generated: progress, and signals that stop the engine."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from qsf.shell import command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from qsf.model import Model
+    from qsf.options import GenerationOptions
+
+
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def say_lines(lines: list[str]) -> None:
+    """Print lines on standard error."""
+    for line in lines:
+        say(line)
+
+
+def show(piece: str) -> None:
+    """Print generated text on standard output, at once."""
+    sys.stdout.write(piece)
+    sys.stdout.flush()
+
+
+def generate(
+    model: Model,
+    options: GenerationOptions,
+    start: Callable[..., Iterator[str]],
+    *,
+    is_quiet: bool,
+) -> Generator[str, None, None]:
+    """Yield the pieces of text of ``start(**options)``; a signal stops the engine at once.
+
+    To be closed.
+    """
+    progress = command.Progress("reading the prompt", is_wanted=not is_quiet)
+
+    def show_progress(n_done: int, n_all: int) -> None:
+        progress.update(f"reading the prompt: {n_done} of {n_all} tokens")
+        if n_done == n_all:
+            progress.end()
+
+    options = replace(options, progress=show_progress)
+    try:
+        with command.Watcher(lambda _: model.cancel(), progress.tick):
+            for piece in start(**options.arguments()):
+                progress.end()
+                yield piece
+    finally:
+        progress.end()

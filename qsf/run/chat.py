@@ -1,0 +1,305 @@
+"""A conversation on the terminal, or by lines of a pipe."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qsf.errors import QsfArgumentError, QsfError
+from qsf.options import GenerationOptions, described
+from qsf.run import report
+from qsf.run.answer import generate, say, say_lines, show
+from qsf.run.conversation import read_messages, with_system, write_messages
+from qsf.run.options import Request, valid_text
+from qsf.shell import command
+from qsf.shell.command import StoppedError
+from qsf.text.tokenizer import max_text_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from qsf.model import Model
+
+_HELP = """\
+/system TEXT     how the model is to answer from now on; without TEXT: nothing particular
+/retry           another answer to the last question
+/undo            forget the last question and its answer
+/reset           forget the conversation
+/save FILE       write the conversation as JSON; /load FILE reads one
+/set NAME VALUE  an option, such as temperature 0.2; without VALUE: as it was; alone: all
+/context         how full the context is
+/help            this; /exit or Ctrl-D ends, Ctrl-C stops an answer
+\"\"\" begins and ends a message of several lines."""
+_QUOTES = '"""'
+_MAX_HISTORY = 1000
+
+
+class Chat:
+    """One conversation: reads what the user types until the end, and answers."""
+
+    def __init__(self, model: Model, request: Request) -> None:
+        """Take the conversation that the model's own session holds."""
+        self._model = model
+        self._request = request
+        self._options = request.generation
+        self._messages = model.session.messages
+        self._max_bytes = max_text_bytes(model.info.plan.ctx_tokens)
+        self._is_terminal = sys.stdin.isatty()
+        self._commands: dict[str, Callable[[str], object]] = {
+            "/system": self._set_system,
+            "/retry": self._retry,
+            "/undo": self._undo,
+            "/reset": self._reset,
+            "/save": self._save,
+            "/load": self._load,
+            "/set": self._set,
+            "/context": self._say_context,
+            "/help": lambda _: say(_HELP),
+        }
+
+    def run(self) -> int:
+        """Return the exit code."""
+        if self._model.chat_template.is_plain:
+            say(
+                "This file has no chat template: your lines and the answers are joined as plain "
+                "text, which the model continues."
+            )
+        if self._is_terminal and not self._request.is_quiet:
+            say_lines(report.greeting_lines(self._model, self._request.path.name))
+        with _line_editing() if self._is_terminal else contextlib.nullcontext():
+            while self._turn():
+                pass
+        return 0
+
+    def _turn(self) -> bool:
+        """Read and answer one message; return whether there may be more."""
+        try:
+            line = self._read_message()
+            asked = "" if line is None else line.strip()
+            if line is None or asked in ("/exit", "/bye", "/quit"):
+                return False
+            name, _, rest = asked.partition(" ")
+            if re.fullmatch("/[a-z]+", name) and "\n" not in asked:
+                self._obey(name, rest.strip())
+            elif asked:
+                self._answer(line, self._options)
+        except StoppedError as stopped:
+            if stopped.exit_code != command.EXIT_INTERRUPTED or not self._is_terminal:
+                raise
+            say("\n(Ctrl-D or /exit ends)")
+        return True
+
+    # ---- reading ----
+
+    def _read_message(self) -> str | None:
+        """Return what the user says, several lines where they stand between triple quotes."""
+        line = self._read_line("> ")
+        if line is None or not line.lstrip().startswith(_QUOTES):
+            return line
+        text = line.lstrip().removeprefix(_QUOTES)
+        while not text.rstrip().endswith(_QUOTES):
+            more = self._read_line(". ")
+            if more is None:
+                return text
+            if len(text) + len(more) > self._max_bytes:
+                return self._refuse_line()
+            text += f"\n{more}"
+        return text.rstrip().removesuffix(_QUOTES).strip("\n")
+
+    def _read_line(self, prompt: str) -> str | None:
+        """Return the next line of the user, "" in place of one that is too long; None at the end.
+
+        Of a pipe never more than the context can take is held. A terminal's line is as long as
+        what somebody types or pastes there: it is left out when it is whole.
+        """
+        if self._is_terminal:
+            try:
+                with command.interruptible_wait():
+                    line = valid_text(input(prompt))
+            except EOFError:
+                say("")
+                return None
+            return self._refuse_line() if len(line.encode()) > self._max_bytes else line
+        data = sys.stdin.buffer.readline(self._max_bytes + 1)
+        if not data:
+            return None
+        is_long = len(data) > self._max_bytes and not data.endswith(b"\n")
+        while is_long and (rest := sys.stdin.buffer.readline(self._max_bytes)):
+            if rest.endswith(b"\n"):
+                break
+        return self._refuse_line() if is_long else data.decode("utf-8", "replace").rstrip("\r\n")
+
+    def _refuse_line(self) -> str:
+        say(f"(more than {self._max_bytes} bytes are too many for the context: left out)")
+        return ""
+
+    # ---- answering ----
+
+    def _answer(self, line: str, options: GenerationOptions) -> None:
+        """Print the answer to ``line``. Where the context is full, the oldest turns make room."""
+        before = list(self._messages)
+        n_forgotten = 0
+        while True:
+            try:
+                self._say_answer(line, options)
+                break
+            except QsfArgumentError as error:
+                if error.argument == "prompt" and self._forget_oldest():
+                    n_forgotten += 1
+                    continue
+                self._messages[:] = before
+                say(f"({command.explain(error)})")
+                return
+        if n_forgotten:
+            turns = "turn is" if n_forgotten == 1 else f"{n_forgotten} turns are"
+            say(f"(the context was full: the oldest {turns} forgotten; /save keeps what is left)")
+        if self._request.history is not None:
+            write_messages(self._request.history, self._messages)
+
+    def _forget_oldest(self) -> bool:
+        """Forget the oldest question and its answer; return False if there is none."""
+        for start, message in enumerate(self._messages):
+            if message["role"] == "user":
+                end = start + 1
+                while end < len(self._messages) and self._messages[end]["role"] != "user":
+                    end += 1
+                del self._messages[start:end]
+                return True
+        return False
+
+    def _say_answer(self, line: str, options: GenerationOptions) -> None:
+        chat = partial(self._model.session.chat, line)
+        try:
+            pieces = generate(self._model, options, chat, is_quiet=self._request.is_quiet)
+            with closing(pieces):
+                for piece in pieces:
+                    show(piece)
+        except StoppedError as stopped:
+            show("\n")
+            if stopped.exit_code != command.EXIT_INTERRUPTED:
+                raise
+            say("(stopped)")
+        else:
+            show("\n")
+        stats = self._model.stats
+        if stats is None:
+            return
+        if stats.stop_reason == "length":
+            say(f"(cut after {stats.generated_tokens} tokens: /set max-tokens -1 lets it end)")
+        if stats.stop_reason == "context":
+            say("(cut: the context is full; the next message forgets the oldest turns)")
+        if self._request.is_verbose:
+            say_lines(report.stats_lines(self._model, stats, is_verbose=True))
+        elif self._is_terminal and not self._request.is_quiet:
+            say(report.dim(report.speed_line(stats)))
+
+    # ---- commands ----
+
+    def _obey(self, name: str, rest: str) -> None:
+        obey = self._commands.get(name)
+        if obey is None:
+            say(f"({name} is not known; there are {', '.join(self._commands)} and /exit)")
+            return
+        try:
+            obey(rest)
+        except QsfError as error:
+            say(f"({command.explain(error)})")
+
+    def _set_system(self, text: str) -> None:
+        if self._model.chat_template.is_plain:
+            say("(the file has no chat template, so there is no place for it)")
+            return
+        self._messages[:] = with_system(self._messages, text)
+        say("(the model is told so from now on)" if text else "(the model is told nothing)")
+
+    def _reset(self, _: str) -> None:
+        self._messages[:] = [m for m in self._messages if m["role"] == "system"]
+        say("(the conversation is forgotten)")
+
+    def _take_last(self) -> str | None:
+        """Remove the last question and its answer, and return the question."""
+        for at in range(len(self._messages) - 1, -1, -1):
+            if self._messages[at]["role"] == "user":
+                content = self._messages[at]["content"]
+                del self._messages[at:]
+                return content if isinstance(content, str) else ""
+        say("(there is no question yet)")
+        return None
+
+    def _undo(self, _: str) -> None:
+        if self._take_last() is not None:
+            say("(the last question and its answer are forgotten)")
+
+    def _retry(self, _: str) -> None:
+        question = self._take_last()
+        if question is not None:
+            self._answer(question, replace(self._options, seed=None))
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise QsfArgumentError("/save FILE: the file is missing")
+        write_messages(Path(name).expanduser(), self._messages)
+        say(f"({len(self._messages)} messages are in {name})")
+
+    def _load(self, name: str) -> None:
+        if not name:
+            raise QsfArgumentError("/load FILE: the file is missing")
+        self._messages[:] = read_messages(Path(name).expanduser())
+        say(f"({len(self._messages)} messages from {name})")
+
+    def _set(self, rest: str) -> None:
+        known = {o.flag.removeprefix("--"): o for o in described(GenerationOptions, "run")}
+        name, _, text = rest.partition(" ")
+        if not name:
+            for shown, each in known.items():
+                value = getattr(self._options, each.name)
+                say(f"{shown:20} {each.default_text if value in (None, ()) else value}")
+            return
+        option = known.get(name.removeprefix("--").replace("_", "-"))
+        if option is None:
+            raise QsfArgumentError(f"there is no option {name}: {', '.join(known)}")
+        try:
+            value = option.kind.parse(text.strip()) if text.strip() else option.default
+        except ValueError as error:
+            raise QsfArgumentError(f"{name}: {error}") from None
+        self._options = replace(self._options, **{option.name: value})
+
+    def _say_context(self, _: str) -> None:
+        n_held = len(self._model.session.tokens)
+        n_all = self._model.info.plan.ctx_tokens
+        say(f"({n_held} of {n_all} tokens, {100 * n_held / n_all:.0f} %, in "
+            f"{len(self._messages)} messages)")  # fmt: skip
+
+
+# ---- the terminal ----
+
+
+@contextlib.contextmanager
+def _line_editing() -> Iterator[None]:
+    """Let input() edit lines, take pasted lines as one message, and remember over runs."""
+    import readline
+
+    with contextlib.suppress(Exception):  # libedit has no such setting
+        readline.parse_and_bind("set enable-bracketed-paste on")
+    folder = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not folder.is_absolute():
+        folder = Path("~/.local/state").expanduser()
+    path = folder / "qsf" / "history"
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_history_length(_MAX_HISTORY)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)
+            readline.write_history_file(path)

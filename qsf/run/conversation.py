@@ -1,0 +1,53 @@
+"""A conversation as a file: a JSON list of messages with role and content."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from qsf.errors import QsfArgumentError, QsfError, QsfIOError
+from qsf.text.arguments import as_messages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_MAX_BYTES = 4 << 20
+
+
+def read_messages(path: Path) -> list[dict[str, Any]]:
+    """Return the messages of a file. Raises QsfIOError, or QsfArgumentError if it is no list."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise QsfIOError(f"{path}: {error.strerror}") from error
+    if len(data) > _MAX_BYTES:
+        raise QsfArgumentError(f"{path}: a conversation has at most {_MAX_BYTES} bytes")
+    try:
+        messages = json.loads(data)
+        if not isinstance(messages, list):
+            raise QsfArgumentError("it is not a list")
+        return as_messages(messages)
+    except (ValueError, RecursionError) as error:
+        kind = error if isinstance(error, QsfError) else f"not JSON: {error}"
+        raise QsfArgumentError(
+            f"{path} is not a conversation, a JSON list of messages with role and content: {kind}"
+        ) from error
+
+
+def write_messages(path: Path, messages: Sequence[dict[str, Any]]) -> None:
+    """Write the messages, whole or not at all. Raises QsfError."""
+    from qsf.shell.output import write_text
+
+    text = json.dumps(list(messages), ensure_ascii=False, indent=2)
+    write_text(path, f"{text}\n", overwrite=True)
+
+
+def with_system(messages: Sequence[dict[str, Any]], text: str | None) -> list[dict[str, Any]]:
+    """Return the messages with ``text`` as what the system says; "" for nothing, None as it is."""
+    if text is None:
+        return list(messages)
+    rest = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": text}, *rest] if text else rest

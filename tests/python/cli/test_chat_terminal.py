@@ -1,0 +1,105 @@
+"""``qsf`` on a pseudo-terminal, as a user types: chat, paste, Ctrl-C, resize, commands."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from make.terminals import OnTerminal
+
+pytestmark = [
+    pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals"),
+    pytest.mark.filterwarnings("ignore:.*forkpty.*:DeprecationWarning"),
+]
+
+GREEDY = ("-n", 5, "--temperature", 0)
+
+
+def test_a_chat_with_every_command(
+    on_terminal: OnTerminal, tiny_chat_8bit: Path, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved.json"
+    chat = on_terminal(tiny_chat_8bit, *GREEDY)
+    chat.read_until("in 200 MB, context 512 tokens. /help says what can be typed.")
+    for line, answer in (
+        ("/help", "Ctrl-C stops an answer"),
+        ("/nonsense", "(/nonsense is not known; there are /system"),
+        ("/retry", "(there is no question yet)"),
+        ("/system Be brief.", "(the model is told so from now on)"),
+        ("Hi", "5 tokens, "),
+        ("/context", " of 512 tokens, "),
+        ("/retry", "5 tokens, "),
+        ("/set temperature hot", "(temperature: 'hot' is not a number from 0 to 100)"),
+        ("/set max-tokens 3", "\n"),
+        ("And you?", "(cut after 3 tokens: /set max-tokens -1 lets it end)"),
+        (f"/save {saved}", "(5 messages are in "),
+        ("/undo", "(the last question and its answer are forgotten)"),
+        ("/reset", "(the conversation is forgotten)"),
+        (f"/load {saved}", "(5 messages from "),
+        ("/load absent.json", "(absent.json: No such file or directory)"),
+    ):
+        chat.ask(line + "\n", answer)
+    chat.ask("\x03", "(Ctrl-D or /exit ends)")
+    chat.ask("\x04", "\n")
+    assert chat.wait() == 0
+    assert "Traceback" not in chat.text
+    roles = [message["role"] for message in json.loads(saved.read_text("utf-8"))]
+    assert roles == ["system", "user", "assistant", "user", "assistant"]
+
+
+def test_pasted_lines_and_quoted_lines_are_one_message(
+    on_terminal: OnTerminal, tiny_chat_8bit: Path, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved.json"
+    chat = on_terminal("chat", tiny_chat_8bit, *GREEDY)
+    chat.ask("\x1b[200~one\ntwo\x1b[201~\n", "5 tokens, ")
+    chat.resize(10, 20)
+    chat.ask('"""three\n', ". ")
+    chat.type('\nfour"""\n')
+    chat.read_until("5 tokens, ")
+    chat.ask(f"/save {saved}\n", "(4 messages")
+    chat.ask("/exit\n", "\n")
+    assert chat.wait() == 0
+    asked = [m["content"] for m in json.loads(saved.read_text("utf-8")) if m["role"] == "user"]
+    assert asked == ["one\ntwo", "three\n\nfour"]
+
+
+def test_lines_are_remembered_over_runs(
+    on_terminal: OnTerminal, tiny_chat_8bit: Path, tmp_path: Path
+) -> None:
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    for typed in ("/system A bird.\n", "\x1b[A\n"):  # the second time: the key "up"
+        chat = on_terminal("chat", tiny_chat_8bit, environment=environment)
+        chat.ask(typed, "(the model is told so from now on)")
+        chat.ask("\x04", "\n")
+        assert chat.wait() == 0
+    history = tmp_path / "qsf" / "history"
+    assert set(history.read_text("utf-8").splitlines()) == {"/system A bird."}
+    assert history.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(("environment", "is_dim"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_only_where_they_are_wanted(
+    on_terminal: OnTerminal, tiny_chat_8bit: Path, environment: dict[str, str], is_dim: bool
+) -> None:
+    chat = on_terminal(tiny_chat_8bit, *GREEDY, environment={"TERM": "xterm", **environment})
+    chat.ask("Hi\n", "5 tokens, ")
+    chat.ask("\x04", "\n")
+    assert chat.wait() == 0
+    assert ("\x1b[2m" in chat.text) == is_dim
+
+
+def test_ctrl_c_while_a_model_is_downloaded_for_is_no_traceback(
+    on_terminal: OnTerminal, tmp_path: Path
+) -> None:
+    """The question is asked on the terminal; here there is no hub, so it is not even asked."""
+    terminal = on_terminal(
+        "run", "some/model", "-p", "x", environment={"HF_ENDPOINT": "http://127.0.0.1:9"}
+    )
+    assert terminal.wait() == 1
+    assert "hf download some/model" in terminal.text
+    assert "Traceback" not in terminal.text

@@ -1,0 +1,346 @@
+"""The command ``qsf``: verbs, guesses, the chat template, history, sizes, defaults, JSON."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from make.commands import PROMPT, Run, check_refused
+from qsf.errors import QsfArgumentError
+from qsf.native import binding
+from qsf.native.opening import budget_mb
+from qsf.options import ModelOptions
+from qsf.run.config import read_defaults
+from qsf.shell.entry import VERBS
+
+Front = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def qsf(tmp_path: Path) -> Front:
+    """Run ``qsf`` in an empty folder."""
+
+    def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "qsf", *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
+
+    return call
+
+
+# ---- verbs ----
+
+
+def test_a_newcomer_is_told_what_to_do_next(qsf: Front) -> None:
+    done = qsf()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "qsf chat path/to/model" in done.stdout
+    help_text = qsf("--help").stdout
+    for verb in VERBS:
+        assert f"  {verb} " in help_text
+    assert qsf("--version").stdout.startswith("qsf ")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("chta", "there is no command 'chta': did you mean chat?"),
+        ("quantize", "there is no command 'quantize', nor a model of that name here"),
+    ],
+)
+def test_an_unknown_verb_is_named_with_a_guess(qsf: Front, word: str, said: str) -> None:
+    done = qsf(word)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+def test_a_model_needs_no_verb(qsf: Front, tiny_llama_8bit: Path) -> None:
+    options = ("-p", PROMPT, "-n", 4, "--temp", 0, "-q")
+    texts = [
+        qsf(*words, *options).stdout
+        for words in ([tiny_llama_8bit], ["run", tiny_llama_8bit], ["-m", tiny_llama_8bit])
+    ]
+    assert texts[0].startswith(", there was a")
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_the_run_path_imports_no_other_command(tiny_llama_8bit: Path) -> None:
+    """What `qsf run` costs is what `qsf-run` costs: tests/python/api/test_lean.py measures that."""
+    code = (
+        "import sys; from qsf.shell import entry\n"
+        "try: entry.front()\n"
+        "except SystemExit: pass\n"
+        "print(*sorted(m for m in sys.modules if m.split('.')[0] in "
+        "('qsf', 'qsf_converter', 'typer', 'numpy')))"
+    )
+    words = [sys.executable, "-c", code, "run", str(tiny_llama_8bit), "-p", "x", "-n", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert "qsf.run.cli" in loaded
+    for name in loaded:
+        assert name.split(".")[0] == "qsf", name
+        assert not name.startswith(("qsf.find", "qsf.bench", "qsf.run.chat", "qsf.shell.typer"))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_verbs_and_options(qsf: Front, shell: str) -> None:
+    done = qsf("completion", shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in (*VERBS, "ram-budget", "quant-type"):
+        assert word in done.stdout
+    if shell == "bash":
+        script = f"{done.stdout}\nCOMP_WORDS=(qsf run --ram); COMP_CWORD=2; _qsf; echo $COMPREPLY"
+        answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+        assert answer.stdout == "--ram-budget\n"
+    elif shutil.which(shell):
+        subprocess.run([shell, "-n"], input=done.stdout, text=True, check=True)
+
+
+def test_a_plan_says_how_fast_a_model_can_be(qsf: Front, tiny_llama_8bit: Path) -> None:
+    done = qsf("plan", tiny_llama_8bit, "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("tiny-llama-8bit.qsf: 3M weights, 8bit")
+    assert [line[:12].strip() for line in lines[2:6]] == ["200 MB", "1 GB", "4 GB", "auto"]
+    for line in lines[2:6]:
+        assert line.endswith("  memory")
+        assert float(line[38:53].replace(",", "")) > 0
+    check = qsf("plan", "absent.qsf")
+    assert check.returncode == 1
+    assert "there is no such file or folder" in check.stderr
+
+
+# ---- the chat template ----
+
+
+def test_a_prompt_is_answered_by_the_template_unless_raw(run: Run, tiny_chat_8bit: Path) -> None:
+    options = ("-p", "Hi", "-n", 4, "--temperature", 0)
+    answered, raw = run(tiny_chat_8bit, *options), run(tiny_chat_8bit, *options, "--raw")
+    by_pipe = run(tiny_chat_8bit, *options[2:], stdin="Hi\n")
+    assert answered.stdout == by_pipe.stdout
+    n_answered = int(answered.stderr.split("prompt ")[1].split()[0])
+    n_raw = int(raw.stderr.split("prompt ")[1].split()[0])
+    assert n_answered > n_raw + 3  # <user>, the end of the turn, <assistant>
+    told = run(tiny_chat_8bit, *options, "--system", "Be a bird.").stderr
+    assert int(told.split("prompt ")[1].split()[0]) > n_answered
+
+
+def test_a_history_is_continued_and_written_back(
+    run: Run, tiny_chat_8bit: Path, tmp_path: Path
+) -> None:
+    options = ("-n", 4, "--temperature", 0, "--history", "talk.json")
+    first = run(tiny_chat_8bit, "-p", "Hi", "--system", "Brief.", *options)
+    assert first.returncode == 0, first.stderr
+    second = run(tiny_chat_8bit, "-p", "And you?", *options)
+    messages = json.loads((tmp_path / "talk.json").read_text("utf-8"))
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert messages[2]["content"] == first.stdout.removesuffix("\n")
+    assert messages[4]["content"] == second.stdout.removesuffix("\n")
+    for text in ("{", '{"role": "user"}', '[{"role": 1}]'):
+        (tmp_path / "talk.json").write_text(text, "utf-8")
+        check_refused(run(tiny_chat_8bit, "-p", "x", *options), 1, "is not a conversation")
+
+
+def test_what_a_file_without_template_cannot_honour_is_refused(
+    run: Run, tiny_llama_8bit: Path, tiny_chat_8bit: Path
+) -> None:
+    check_refused(run(tiny_llama_8bit, "-p", "x", "--system", "y"), 1, "--system needs a chat")
+    check_refused(run(tiny_llama_8bit, "-p", "x", "--history", "y"), 1, "--history needs a chat")
+    for words in (["--system", "y"], ["--history", "y"], ["--interactive"]):
+        check_refused(run(tiny_chat_8bit, "--raw", *words), 2, "--raw has no turns")
+
+
+def test_inspect_says_whether_there_really_is_a_template(
+    qsf: Front, tiny_chat_8bit: Path, tiny_llama_8bit: Path
+) -> None:
+    assert "chat template: yes" in qsf("inspect", tiny_chat_8bit).stdout
+    assert "chat template: no" in qsf("inspect", tiny_llama_8bit).stdout
+
+
+def test_the_file_is_looked_at_before_the_prompt(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "bad.qsf").write_bytes(b"QSF1 but no more")
+    check_refused(run("bad.qsf", "--prompt-file", "absent.txt"), 1, "bad.qsf")
+
+
+# ---- budgets, defaults ----
+
+
+@pytest.mark.parametrize(
+    ("text", "mb"),
+    [("300", 300), ("300MB", 300), ("4GB", 4096), ("1.5G", 1536), ("2 GiB", 2048), ("0", None)],
+)
+def test_budgets_are_sizes_too(text: str, mb: int | None) -> None:
+    assert budget_mb(text) == mb
+
+
+def test_a_budget_may_be_a_share_of_the_machine(tiny_llama_8bit: Path) -> None:
+    memory_mb = binding.describe_machine().memory_bytes / 2**20
+    assert budget_mb("50%") == int(memory_mb / 2)
+    assert budget_mb("auto") == "auto"
+    assert ModelOptions(ram_budget="1.5GB").ram_budget == "1.5GB"
+    for wrong in ("lots", "0%", "120%", "1 TB", "-5", "", "nan", "1e3"):
+        with pytest.raises(QsfArgumentError):
+            ModelOptions(ram_budget=wrong)
+
+
+def test_a_streamed_model_says_what_more_memory_would_give(run: Run, wide_file: Path) -> None:
+    done = run(wide_file, "-p", "a", "-n", 1, "--ram-budget", "40")
+    assert done.returncode == 0, done.stderr
+    line = done.stderr.splitlines()[0]
+    assert "MB are read from the file for each token, to stay in 40 MB" in line
+    assert "--ram-budget auto would read nothing" in line
+    plan = run(wide_file, "--plan", "--ram-budget", "40").stdout
+    streamed = plan.split("read from the file per token")[1].split()[0]
+    assert line.startswith(f"{streamed} MB")
+    assert (
+        "--ram-budget auto" not in run(wide_file, "-p", "a", "-n", 1, "--ram-budget", "auto").stderr
+    )
+
+
+@pytest.fixture(scope="session")
+def wide_file(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
+    """A model of some 30 MB, which 40 MB cannot hold beside Python."""
+    from make.tiny_checkpoints import make_llama
+    from qsf_converter.convert import convert
+
+    folder = tmp_path_factory.mktemp("wide")
+    checkpoint = make_llama(
+        folder / "hf",
+        dim=512,
+        ffn_dim=2048,
+        n_layers=6,
+        n_vocab=2048,
+        tokenizer_from=tiny_llama_dir,
+    )
+    convert(checkpoint, folder / "wide.qsf", quant_type="8bit")
+    return folder / "wide.qsf"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's config.toml, not written yet."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "config" / "qsf").mkdir(parents=True)
+    return tmp_path / "config" / "qsf" / "config.toml"
+
+
+needs_tomllib = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
+
+
+@needs_tomllib
+def test_a_users_defaults_hold_unless_an_option_says_otherwise(
+    run: Run, config: Path, tiny_llama_8bit: Path
+) -> None:
+    config.write_text(
+        'ram-budget = "0.1GB"\nmax-tokens = 3\ntemperature = 0\nkv-rotation = "off"\n'
+        'stop = ["xyz"]\npin_threads = false\n',
+        "utf-8",
+    )
+    assert read_defaults()["ram_budget"] == 102
+    done = run(tiny_llama_8bit, "-p", PROMPT, "-v")
+    assert "generated 3 tokens" in done.stderr
+    assert "budget                                       102.0" in done.stderr
+    assert "generated 2 tokens" in run(tiny_llama_8bit, "-p", PROMPT, "-n", 2).stderr
+
+
+@needs_tomllib
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("temprature = 1", "there is no option temprature: did you mean temperature?"),
+        ("temperature = 1000", "temperature: '1000' is not a number from 0 to 100"),
+        ('ram-budget = "lots"', "ram-budget: 'lots' is not a size"),
+        ("kv-rotation = [1]", "kv-rotation: [1] is not one of auto, on, off"),
+        ("exact = 1", "exact: exact must be True or False, not 1"),
+        ("threads = true", "threads: threads must be a whole number"),
+        ("= 3", "Invalid"),
+        ("x" * 70000, "more than 65536 bytes"),
+    ],
+)
+def test_wrong_defaults_are_one_line_and_code_2(
+    run: Run, config: Path, text: str, said: str
+) -> None:
+    config.write_text(text, "utf-8")
+    done = run("m.qsf", "-p", "x")
+    check_refused(done, 2, said)
+    assert str(config) in done.stderr
+
+
+# ---- habits, JSON ----
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-ngl", "99"], "QSF computes on the processor"),
+        (["--ctx", "5"], "--max-seq-len is its name here"),
+        (["-sys", "x"], "--system is its name here"),
+        (["--stream"], "--stream is for --json"),
+        (["--json", "-i"], "--interactive"),
+    ],
+)
+def test_habits_are_answered_with_the_right_name(run: Run, words: list[str], said: str) -> None:
+    check_refused(run("m.qsf", *words), 2, said)
+
+
+def test_options_of_other_programs_mean_the_same(run: Run, tiny_llama_8bit: Path) -> None:
+    ours = ("--max-seq-len", 20, "--threads", 1, "--temperature", 0, "--repetition-penalty", 1.1)
+    theirs = ("-c", 20, "-t", 1, "--temp", 0, "--repeat-penalty", 1.1)
+    texts = [run(tiny_llama_8bit, "-p", PROMPT, *o, "-n", -1).stdout for o in (ours, theirs)]
+    assert texts[0] == texts[1]
+    assert (
+        "the context of 20 tokens is full"
+        in run(tiny_llama_8bit, "-p", PROMPT, *theirs, "-n", -1).stderr
+    )
+
+
+def test_json_has_the_text_its_ids_and_why_it_ended(run: Run, tiny_llama_8bit: Path) -> None:
+    from qsf import Model
+
+    options = ("-p", PROMPT, "-n", 6, "--temperature", 0, "--json")
+    whole, streamed = run(tiny_llama_8bit, *options), run(tiny_llama_8bit, *options, "--stream")
+    assert whole.stderr == ""
+    record = json.loads(whole.stdout)
+    lines = [json.loads(line) for line in streamed.stdout.splitlines()]
+    assert "".join(line["piece"] for line in lines[:-1]) == lines[-1]["text"] == record["text"]
+    assert record["stop_reason"] == "length"
+    assert record["generated_tokens"] == len(record["ids"]) == 6
+    with Model(tiny_llama_8bit) as model:
+        assert model.detokenize(record["ids"]) == record["text"].lstrip()
+    assert run(tiny_llama_8bit, *options[:2], "-n", 6).stderr.count("cut by --max-tokens") == 1
+
+
+def test_chat_takes_at_most_4_mb_more_than_a_run(run: Run, tiny_chat_8bit: Path) -> None:
+    """Measured on pipes and with the editor of lines that a terminal loads."""
+    code = (
+        "import sys, readline; from qsf.run import cli; code = cli.main(sys.argv[1:])\n"
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]); sys.exit(code)"
+    )
+    if not os.path.exists("/proc/self/status"):  # noqa: PTH110
+        pytest.skip("reads /proc")
+    plain = code.replace(", readline", "")
+    peaks = []
+    for program, words, typed in (
+        (plain, ["-p", "Hi"], ""),
+        (code, ["--interactive"], "Hi\n/context\n/retry\n/undo\n"),
+    ):
+        command = [sys.executable, "-c", program, str(tiny_chat_8bit), "-n", "5", *words]
+        done = subprocess.run(command, input=typed, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout.splitlines()[-1]) / 1024)
+    assert peaks[1] - peaks[0] < 4

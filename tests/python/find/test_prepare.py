@@ -1,0 +1,239 @@
+"""Models by any name: folders, files, the hub's cache, downloads from a hub on the loopback."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from make.fake_hub import COMMIT, REPO, FakeHub
+from make.fake_hub import hub as hub
+from qsf.errors import QsfArgumentError, QsfConversionError, QsfError, QsfIOError
+from qsf.file.reader import is_qsf_file
+from qsf.find import prepare, store
+from qsf.find.names import gguf_of, meaning_of, our_type
+from qsf.find.prepare import ChildFailedError, find_model
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty caches of ours and of the hub."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    return tmp_path / "cache"
+
+
+def qsf(*arguments: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "qsf", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                          timeout=120, check=False)  # fmt: skip
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return path
+
+
+# ---- what names mean ----
+
+
+def test_what_cannot_be_a_model_says_what_to_do(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    write(tmp_path / "lfs.gguf", pointer)
+    write(tmp_path / "cloned" / "config.json", "{}")
+    write(tmp_path / "cloned" / "model.safetensors", pointer)
+    write(tmp_path / "lora" / "adapter_config.json", '{"base_model_name_or_path": "org/base"}')
+    write(tmp_path / "empty" / "notes.txt", "")
+    write(tmp_path / "many" / "a.gguf", "GGUF")
+    write(tmp_path / "many" / "b.gguf", "GGUF")
+    write(tmp_path / "weights.safetensors", "x")
+    write(tmp_path / "part-00002-of-00003.gguf", "GGUF")
+    for name, kind, said in (
+        ("lfs.gguf", QsfIOError, "`git lfs pull`"),
+        ("cloned", QsfIOError, "`git lfs pull`"),
+        ("lora", QsfConversionError, "merge it into its base model org/base"),
+        ("empty", QsfConversionError, "a folder without config.json"),
+        ("many", QsfArgumentError, "name one of its files, such as"),
+        ("weights.safetensors", QsfArgumentError, "name its folder"),
+        ("part-00002-of-00003.gguf", QsfConversionError, "llama-gguf-split --merge part-00001-of"),
+        ("weight.safetensors", QsfIOError, "did you mean"),
+    ):
+        with pytest.raises(kind, match=said.replace("(", r"\(")):
+            meaning_of(str(tmp_path / name))
+    with pytest.raises(QsfArgumentError, match="download it"):
+        meaning_of("https://example.com/model.qsf")
+    with pytest.raises(QsfArgumentError, match="not a type of weights"):
+        meaning_of("org/name:9bit")
+
+
+@pytest.mark.parametrize(
+    ("model", "repo", "quant_type"),
+    [
+        ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B", "4bit"),
+        ("Qwen/Qwen3-4B:8bit", "Qwen/Qwen3-4B", "8bit"),
+        ("org/name:Q4_K_M", "org/name", "4bit"),
+        ("https://huggingface.co/org/name/tree/main", "org/name", "4bit"),
+        ("hf.co/org/name:Q8_0", "org/name", "8bit"),
+    ],
+)
+def test_names_of_the_hub(model: str, repo: str, quant_type: str) -> None:
+    named = meaning_of(model)
+    assert (named.repo, named.quant_type, named.path) == (repo, quant_type, None)
+
+
+def test_types_of_llama_cpp_have_ours_beside_them() -> None:
+    names = {"Q2_K": "2bit", "Q3_K_M": "3bit", "Q4_0": "4bit", "Q5_K_S": "8bit", "Q6_K": "8bit",
+             "q8_0": "8bit", "BF16": "f16", "TQ1_0": "ternary", "4bit-sym": "4bit-sym"}  # fmt: skip
+    assert {name: our_type(name) for name in names} == names
+    files = ["m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "README.md"]
+    assert gguf_of(files, "q4_k_m") == "m-Q4_K_M.gguf"
+    assert gguf_of(files, "") == "m-Q8_0.gguf"
+    assert gguf_of(files, "Q5_0") is None
+
+
+# ---- conversions are kept ----
+
+
+def test_a_folder_is_converted_once_and_again_when_it_has_changed(
+    cache: Path, tiny_llama_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "my model"
+    shutil.copytree(tiny_llama_dir, source)
+    path = find_model(str(source))
+    assert path.parent == cache / "qsf" / "models"
+    assert is_qsf_file(path)
+    assert f"converting {source} to 4bit, once: {path}" in capfd.readouterr().err
+    before = path.stat().st_mtime_ns
+    assert find_model(str(source)) == path
+    assert capfd.readouterr().err == ""
+    assert path.stat().st_mtime_ns == before
+    os.utime(source / "config.json", (1, 1))
+    assert find_model(str(source), is_quiet=True) == path
+    assert path.stat().st_mtime_ns != before
+    (kept,) = store.all_kept()
+    assert (kept.name, kept.quant_type) == (str(source), "4bit")
+    listed = json.loads(qsf("list", "--json").stdout)
+    assert [(m["name"], m["family"]) for m in listed] == [(str(source), "llama")]
+    removed = qsf("rm", source)
+    assert removed.stdout.startswith(f"removed {source}:4bit")
+    assert list(path.parent.iterdir()) == []
+    assert "no models yet" in qsf("list").stdout
+    assert "there is no converted model" in qsf("rm", source).stderr
+
+
+def test_two_processes_convert_one_model_once(
+    cache: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_runs = []
+    run_child = prepare._run_child
+
+    def counted(words: list[str]) -> str:
+        n_runs.append(words)
+        return run_child(words)
+
+    monkeypatch.setattr(prepare, "_run_child", counted)
+    threads = [
+        threading.Thread(target=find_model, args=(str(tiny_llama_dir),), kwargs={"is_quiet": True})
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(n_runs) == 1
+
+
+def test_what_cannot_be_converted_is_one_line_and_leaves_nothing(
+    cache: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "odd" / "config.json", '{"architectures": ["OddForCausalLM"]}')
+    done = qsf("run", tmp_path / "odd", "-p", "x", "-q")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("qsf-convert: error: ")
+    assert store.all_kept() == []
+
+
+def test_the_budget_of_a_run_counts_nothing_of_the_conversion(
+    cache: Path, tiny_llama_dir: Path
+) -> None:
+    peaks = []
+    for _ in range(2):  # with the conversion, then without
+        done = qsf("run", tiny_llama_dir, "-p", "x", "-n", 1, "--json")
+        peaks.append(json.loads(done.stdout)["peak_bytes"] / 2**20)
+    assert peaks[0] - peaks[1] < 3  # the converter alone takes some 100
+
+
+def test_a_model_with_only_tokenizer_model_says_how_to_make_the_other(
+    cache: Path, tiny_llama_dir: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "old"
+    shutil.copytree(tiny_llama_dir, source)
+    (source / "tokenizer.json").rename(source / "tokenizer.model")
+    done = qsf("convert", source, tmp_path / "old.qsf", "-q")
+    assert done.returncode == 1
+    assert "save_pretrained(FOLDER) makes it" in done.stderr
+
+
+# ---- the hub ----
+
+
+def test_a_model_of_the_hub_is_downloaded_if_the_user_says_so(hub: FakeHub, tmp_path: Path) -> None:
+    refused = qsf("run", REPO, "-p", "x")
+    assert refused.returncode == 1
+    assert "is not on this machine. Download 5.6 MB with --yes" in refused.stderr
+    assert hub.fetched == []
+    done = qsf("run", REPO, "--yes", "-p", "Once upon a time", "-n", 4, "--temp", 0)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(", there was a")
+    assert {name for name, _ in hub.fetched} >= {"model.safetensors", "config.json"}
+    hub.close()  # no network: the cache has it
+    shutil.rmtree(tmp_path / "cache")
+    again = qsf("run", REPO, "-p", "Once upon a time", "-n", 4, "--temp", 0)
+    assert again.stdout == done.stdout
+    folder = tmp_path / "hf" / "hub" / f"models--{REPO.replace('/', '--')}"
+    assert meaning_of(str(folder)).path == folder / "snapshots" / COMMIT
+    shutil.rmtree(tmp_path / "hf")  # the converted file is enough
+    assert qsf("run", REPO, "-p", "Once upon a time", "-n", 4, "--temp", 0).stdout == done.stdout
+
+
+def test_a_download_that_broke_off_fetches_only_what_is_missing(hub: FakeHub) -> None:
+    """Of a file the library keeps whole pieces of 10 MB, and this one is smaller."""
+    hub.break_after = 1 << 20
+    broken = qsf("run", REPO, "--yes", "-p", "x", "-q")
+    assert broken.returncode == 1
+    assert "the same command continues where it stopped" in broken.stderr.splitlines()[-1]
+    before = {name for name, _ in hub.fetched}
+    assert before >= {"config.json", "model.safetensors"}
+    hub.fetched.clear()
+    hub.break_after = None
+    done = qsf("run", REPO, "--yes", "-p", "x", "-n", 1)
+    assert done.returncode == 0, done.stderr
+    assert [name for name, _ in hub.fetched] == ["model.safetensors"]
+
+
+def test_without_the_hub_the_error_says_what_to_do_elsewhere(
+    cache: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = qsf("run", "some-org/absent", "-p", "x")
+    assert "some-org/absent is not on the hub" in absent.stderr
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    offline = qsf("run", REPO, "-p", "x")
+    assert offline.returncode == 1
+    assert offline.stderr.count("\n") == 1
+    assert f"`hf download {REPO} --local-dir tiny-model`" in offline.stderr
+    monkeypatch.setattr(prepare, "find_spec", lambda _: None)
+    with pytest.raises(QsfError, match=r"pip install 'qsf\[hub\]'"):
+        find_model(REPO)
+    monkeypatch.setattr(prepare, "find_spec", lambda _: True)
+    with pytest.raises(ChildFailedError):
+        find_model("some-org/other", is_quiet=True)

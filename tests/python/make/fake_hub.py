@@ -1,0 +1,116 @@
+"""A HuggingFace hub on the loopback, with one model: names, files, broken connections."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REPO = "some-org/tiny-model"
+
+
+class FakeHub:
+    """Serves the files of a folder.
+
+    Attributes:
+        fetched: [file, first byte] of every download.
+        break_after: how many bytes of a file are sent before the connection ends; None: all.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        self.fetched: list[tuple[str, int]] = []
+        self.break_after: int | None = None
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None: ...
+
+            def do_HEAD(self) -> None:
+                hub.answer(self, has_body=False)
+
+            def do_GET(self) -> None:
+                hub.answer(self, has_body=True)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, handler: BaseHTTPRequestHandler, *, has_body: bool) -> None:
+        path = handler.path.split("?")[0]
+        if path.startswith(f"/api/models/{REPO}/tree/"):
+            self._send_json(handler, [self._entry(name, "path") for name in self.files])
+        elif path == f"/api/models/{REPO}" or path.startswith(f"/api/models/{REPO}/revision/"):
+            siblings = [self._entry(name, "rfilename") for name in self.files]
+            self._send_json(handler, {"id": REPO, "sha": COMMIT, "siblings": siblings})
+        elif path.startswith(f"/{REPO}/resolve/") and path.split("/")[-1] in self.files:
+            self._send_file(handler, path.split("/")[-1], has_body=has_body)
+        else:
+            body = b"not found"
+            handler.send_response(404)
+            handler.send_header("X-Error-Code", "RepoNotFound")
+            handler.send_header("Content-Length", str(len(body)))
+            handler.end_headers()
+            if has_body:
+                handler.wfile.write(body)
+
+    def _entry(self, name: str, key: str) -> dict[str, Any]:
+        data = self.files[name]
+        oid = hashlib.sha1(data, usedforsecurity=False).hexdigest()
+        return {"type": "file", key: name, "size": len(data), "oid": oid}
+
+    def _send_json(self, handler: BaseHTTPRequestHandler, value: Any) -> None:
+        body = json.dumps(value).encode()
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    def _send_file(self, handler: BaseHTTPRequestHandler, name: str, *, has_body: bool) -> None:
+        data = self.files[name]
+        wanted = handler.headers.get("Range", "")
+        first = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted else 0
+        handler.send_response(206 if wanted else 200)
+        handler.send_header("ETag", f'"{self._entry(name, "path")["oid"]}"')
+        handler.send_header("X-Repo-Commit", COMMIT)
+        handler.send_header("Accept-Ranges", "bytes")
+        handler.send_header("Content-Length", str(len(data) - first))
+        if wanted:
+            handler.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
+        handler.end_headers()
+        if not has_body:
+            return
+        self.fetched.append((name, first))
+        end = len(data)
+        if self.break_after is not None and name.endswith(".safetensors"):
+            end = min(end, first + self.break_after)
+        handler.wfile.write(data[first:end])
+        if end < len(data):
+            handler.close_connection = True
+
+
+@pytest.fixture
+def hub(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub with the bundled model, and empty caches."""
+    server = FakeHub(tiny_llama_dir)
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield server
+    server.close()
