@@ -95,9 +95,11 @@ test-c: build/install.stamp ## the C tests
 test-py: build/install.stamp ## the quick Python tests
 	@$(PY) -m pytest -m "not slow and not golden" $(QUICK_ARGS) $(PYTEST_ARGS)
 
-check-slow: build/install.stamp ## the slow Python tests; in CI, with a browser for the reports
+check-slow: build/install.stamp ## the slow Python tests, all random examples; in CI, with a browser for the reports
 	@if [ -n "$(CI)" ]; then tools/bootstrap.sh page; fi
 	@$(PY) -m pytest -m "slow and not golden" $(PYTEST_ARGS)
+	@QSF_EXAMPLES=all $(PY) -m pytest -m "hypothesis and not slow and not golden" $(QUICK_ARGS) \
+		$(PYTEST_ARGS)
 
 check: lint check-isa check-san check-slow test ## everything that this machine can run
 

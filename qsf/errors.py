@@ -73,7 +73,7 @@ class QsfMemoryError(QsfError, MemoryError):
     """The request does not fit in the memory budget.
 
     Attributes:
-        plan: where the memory of a model would have gone, and the smallest budget that would do;
+        plan: where the memory of a model would have gone, and the smallest budget that is enough;
             None where the error is not about opening one.
     """
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
@@ -64,7 +65,7 @@ class Model(Uncopyable):
 
         Raises:
             QsfMemoryError: the budget, or what the machine has to give, is too small; the text
-                says what would do, and ``plan`` where the memory would have gone.
+                says what to set, and ``plan`` where the memory would have gone.
             QsfUnsupportedError: ``io`` cannot be had here, or the file needs another release.
             QsfFormatError: the file is damaged or is no .qsf file.
             QsfIOError: it cannot be read.
@@ -75,6 +76,7 @@ class Model(Uncopyable):
         parts = read_text_parts(path, budget_bytes=text_budget_bytes(options))
         native = open_native(path, options, parts.reserve_bytes)
         info = native.info()
+        info = replace(info, plan=replace(info.plan, text_bytes=parts.text_bytes))
         self._io_origin = io_origin(options, info)
         self._opened = OpenedModel(
             native=native,
@@ -92,13 +94,13 @@ class Model(Uncopyable):
         """Return where the memory of ``Model(path, ...)`` would go, without opening it.
 
         Where the budget, or the machine, is too small, ``is_enough`` is False and
-        ``min_budget_bytes`` says what would do. The arguments are those of ``Model``.
+        ``min_budget_bytes`` is the least that is enough. The arguments are those of ``Model``.
         """
         path = checked_path(path)
         parts = read_text_parts(path, budget_bytes=text_budget_bytes(options))
         plan = plan_native(path, options, parts.reserve_bytes)
-        del parts  # counted by the plan as part of the process, so it lives until here
-        return plan
+        # The plan counts the parts in process_bytes, so they live until here.
+        return replace(plan, text_bytes=parts.text_bytes)
 
     @property
     def session(self) -> Session:

@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.run": _MODEL | {"qsf.shell", "qsf.find"},
     "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.report"}),
     "qsf.evaluate": _MODEL | {"qsf.shell"},
-    "qsf_converter.sources": _BASE,
+    "qsf_converter.sources": _BASE | {"qsf_converter.text"},
     "qsf_converter.rounding": _BASE | {"qsf_converter.sources"},
     "qsf_converter.request": _BASE | {"qsf_converter.rounding"},
     "qsf_converter.text": _BASE,
@@ -67,8 +67,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf_converter.cli": _BASE | _CONVERTER | {"qsf.report", "qsf.shell", "qsf_converter.convert"},
     # A program on top of both packages: it makes the models that it measures.
     "qsf.bench": _MODEL
-    | {"qsf.shell", "qsf.page", "qsf.evaluate", "qsf.find"}
-    | {"qsf_converter.sources", "qsf_converter.rounding", "qsf_converter.original"},
+    | {"qsf.shell", "qsf.page", "qsf.find"}
+    | {"qsf_converter.sources", "qsf_converter.rounding", "qsf_converter.text"},
 }
 
 # The ways from qsf to qsf_converter, which nothing that runs a model imports: an import inside a

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from qsf.errors import QsfIOError
 from qsf.file.partial import remove_abandoned
+from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
 from qsf.report.record import Quality, Report
 from qsf.shell.output import check_not_a_source, check_output, check_space
@@ -136,7 +137,8 @@ def convert_as(
         if reason is not None:
             warnings.append(
                 f"the engine's own tokenizer does not cover this one ({reason}): the file needs "
-                "the library tokenizers, which takes up to 120 MB of the memory budget"
+                "the library tokenizers (pip install 'qsf[tokenizers]'), which takes up to 120 MB "
+                "of the memory budget"
             )
     return Report(
         quality=quality,
@@ -212,7 +214,7 @@ class _Conversion:
             if tables is not None:
                 writer.add_section("TEXT", tables)
             if source.tokenizer is not None:
-                writer.add_section("TOKN", source.tokenizer)
+                writer.add_section("TOKN", pack_tokenizer(source.tokenizer))
             writer.add_section("CHAT", source.chat)
             section = meta.meta_bytes(source, self.request, plan, quality, chooser)
             writer.add_section("META", section)

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from qsf.file.layout import Dtype, dtype_name
+from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.report.record import (
     EXACT,
     ROUNDED,
@@ -81,7 +82,7 @@ def section_bytes(
         options=_options(request, Dtype.TERNARY_DENSE, Dtype.TERNARY_DENSE),
         quality=quality.meta(),
     )
-    sizes = {} if source.tokenizer is None else {"TOKN": len(source.tokenizer)}
+    sizes = {} if source.tokenizer is None else {"TOKN": len(pack_tokenizer(source.tokenizer))}
     return {**sizes, "CHAT": len(source.chat), "META": len(meta) + _COMPRESSION_BYTES}
 
 

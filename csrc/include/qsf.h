@@ -241,7 +241,8 @@ typedef struct qsf_model_facts {
 /* Fills *out. If m is NULL, *out does not change. */
 QSF_API void qsf_model_info(const qsf_model *m, qsf_model_facts *out);
 
-/* Returns the size of the section `tag` ("META", "TOKN", "CHAT"), 0 if the file has none. */
+/* Returns the size of the section `tag` ("META", "TOKN", "CHAT") as it is stored, 0 if the file has
+ * none. TOKN may be compressed: docs/format.md, section 2. */
 QSF_API uint64_t qsf_model_section_bytes(const qsf_model *m, const char *tag);
 
 /* Reads a section into dst [cap_bytes] and verifies its checksum. QSF_ERR_ARG if the file has no

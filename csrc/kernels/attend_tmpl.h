@@ -334,7 +334,7 @@ static void QSF_NAME(span_merge)(qsf_span_sums *sums, float *values, const qsf_s
 
 static void QSF_NAME(span_sink)(qsf_span_sums *sums, float *values, float sink, size_t n)
 {
-    const float max = sink > sums->max ? sink : sums->max;
+    const float max = sums->max > sink ? sums->max : sink;
     const float b = exp_of(sums->max - max);
     sums->total = fmaf(sums->total, b, exp_of(sink - max));
     sums->max = max;

@@ -215,7 +215,7 @@ typedef void qsf_span_values_fn(const void *const *v_pages, size_t n_blocks, con
 typedef void qsf_span_merge_fn(qsf_span_sums *sums, float *values, const qsf_span_sums *next_sums,
                                const float *next_values, size_t n);
 
-/* Adds a sink to the first span of a row; with new = larger of sink and max:
+/* Adds a sink to the first span of a row; with new = max > sink ? max : sink:
  *   a = exp(sink - new), b = exp(max - new), total = fmaf(total, b, a), values[d] *= b
  * n: a multiple of 16 */
 typedef void qsf_span_sink_fn(qsf_span_sums *sums, float *values, float sink, size_t n);

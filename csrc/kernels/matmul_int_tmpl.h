@@ -134,6 +134,10 @@ QSF_FORCED_INLINE size_t int_pairs(int_form form, const unsigned char *tiles, si
 #if QSF_PAIRED_TOKENS >= 4
         for (; t + 4 <= x->n_tokens; t += 4)
             int_group_of_two(form, rows, tile_bytes, x, t, 4, yi + t * y_stride, y_stride);
+        if (t + 3 == x->n_tokens) {
+            int_group_of_two(form, rows, tile_bytes, x, t, 3, yi + t * y_stride, y_stride);
+            t += 3;
+        }
         for (; t + 2 <= x->n_tokens; t += 2)
             int_group_of_two(form, rows, tile_bytes, x, t, 2, yi + t * y_stride, y_stride);
 #endif

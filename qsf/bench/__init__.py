@@ -10,7 +10,7 @@
             do them, `launch` starts them, `memory_group` limits them, `rounds` has them take turns,
             `baseline` finds llama.cpp
 `judge/`    from times to `results`: `machine` and its `limits`, `bounds` of a test, `rows` and
-            ratios, `compare` with an earlier result, `quality` of the files on a text
+            ratios, `compare` with an earlier result
 `show/`     `table` for a terminal, `page` and `plots` as HTML, `trace` for Chrome
 ==========  =====================================================================================
 

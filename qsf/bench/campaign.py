@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from qsf.bench.judge import limits, machine, quality, rows
-from qsf.bench.judge.results import Failure, Limits, Quality, Results
+from qsf.bench.judge import limits, machine, rows
+from qsf.bench.judge.results import Failure, Limits, Results
 from qsf.bench.models import cache, shapes
 from qsf.bench.models.facts import FileFacts, baseline_type, check_same_work, read_facts
 from qsf.bench.request import Request, Setting
@@ -109,7 +109,6 @@ class _Campaign:
         self.failures: list[Failure] = []
         self.notes: list[str] = []
         self.runs: list[TaskRuns] = []
-        self.qualities: dict[str, Quality] = {}  # by the file's name
         self.trace: Trace | None = None
 
     def run(self, *, wants_trace: bool) -> Outputs:
@@ -126,7 +125,6 @@ class _Campaign:
         try:
             self.run_rounds()
             bounds = self.measure_limits_again(bounds)
-            self.measure_quality()
             if wants_trace:
                 self.record_trace()
         except StoppedError as error:
@@ -165,7 +163,7 @@ class _Campaign:
         results = Results(
             machine=known,
             limits=bounds,
-            rows=[replace(row, quality=self.qualities.get(row.file)) for row in analysis.rows],
+            rows=analysis.rows,
             ratios=analysis.ratios,
             failures=[
                 replace(failure, why=_without_folders(failure.why))
@@ -180,7 +178,7 @@ class _Campaign:
     def settings(self) -> dict[str, object]:
         """Return the settings of all rows."""
         request = self.request
-        known: dict[str, object] = {
+        return {
             "rounds": request.n_rounds,
             "tests": [test.words for test in request.tests],
             "kv_type": request.kv_type or "each engine's default",
@@ -188,7 +186,6 @@ class _Campaign:
             "caches": _CACHES[request.is_cold],
             "weights": "of files" if request.models else "random",
         }
-        return known | ({"text": request.text.name} if request.text is not None else {})
 
     def measured(self, runs: TaskRuns) -> rows.Measured:
         """Return the rounds of a task with the facts of its file."""
@@ -216,9 +213,6 @@ class _Campaign:
         for name, program in request.programs.items():
             if not program.is_file():
                 raise QsfArgumentError(f"--baseline {name}={program}: no such program")
-        if request.text is not None:
-            files = [*request.models, *request.baseline_models]
-            quality.check(files, request.text, request.against)
         for cap_mb in dict.fromkeys(setting.cap_mb for setting in request.settings):
             if cap_mb is not None:
                 with memory_group(cap_mb << 20):
@@ -410,32 +404,6 @@ class _Campaign:
         )
 
     # ---- beside the rounds ----
-
-    def measure_quality(self) -> None:
-        """Measure how well the files predict the text, if one is given."""
-        request = self.request
-        if request.text is None:
-            return
-        files = list(request.models)
-        files += dict.fromkeys(request.baseline_models) if self.llama is not None else []
-        self.watcher.begin("measuring quality")
-
-        def progress(name: str, n_done: float, n_all: float) -> None:
-            self.watcher.update(n_done / n_all if n_all else 1.0, name)
-
-        try:
-            qualities = quality.measure(
-                files,
-                request.text,
-                against=request.against,
-                llama_python=self.llama.python if self.llama is not None else "",
-                n_threads=max(setting.n_threads for setting in request.settings),
-                progress=progress,
-            )
-        except QsfError as error:
-            self.miss("quality", "", request.text.name, str(error))
-            return
-        self.qualities = {path.name: known for path, known in qualities.items()}
 
     def record_trace(self) -> None:
         """Record a few tokens, generated if possible, of the first file in the last setting."""

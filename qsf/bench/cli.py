@@ -117,7 +117,7 @@ def check_outputs(options: Options, request: Request) -> None:
     paths = [path for path in (options.json, options.html, options.trace) if path is not None]
     if len({path.resolve() for path in paths}) < len(paths):
         raise QsfArgumentError("--json, --html and --trace need names of their own")
-    sources = [options.compare, request.text, *request.models, *request.baseline_models]
+    sources = [options.compare, *request.models, *request.baseline_models]
     taken = {path.resolve() for path in sources if path is not None}
     for path in paths:
         if path.resolve() in taken:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from qsf.bench.models import shapes
 from qsf.errors import QsfArgumentError
-from qsf.options import IO_METHODS
+from qsf.options import ModelOptions, described
 from qsf_converter.rounding.plan import QUANT_TYPES
 
 PROGRAM = "python -m qsf.bench"
@@ -22,6 +22,15 @@ DEFAULT_ROUNDS = 3
 EXIT_SLOWER = 3
 
 _HELP_COLUMNS = 80
+
+# What the options that bench has in common with the other commands are: ranges, words, help.
+MODEL_OPTIONS = {option.name: option for option in described(ModelOptions, "bench")}
+
+
+def _model_help(name: str) -> str:
+    """Return the help that all commands have of an option, as a sentence."""
+    text = MODEL_OPTIONS[name].help
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _option(
@@ -84,16 +93,10 @@ class Options:
     )
     kv_type: str | None = _option(
         "TYPE",
-        "Precision of all KV caches: f16, 8bit, 4bit; see qsf-run.",
+        f"For both sides: {_model_help('kv_type')}",
         shown="QSF 4bit, llama.cpp f16",
     )
-    io: str | None = _option(
-        "HOW", f"How QSF reads streamed weights: {', '.join(IO_METHODS)}.", shown="auto"
-    )
-    text: Path | None = _option("FILE", "Measure also how well the files predict this text.")
-    against: Path | None = _option(
-        "MODEL", "With --text: KL divergence from this original, a HuggingFace folder or .qsf file."
-    )
+    io: str | None = _option("HOW", _model_help("io"), shown="auto")
     json: Path | None = _option("FILE", "Write the results as JSON.")
     html: Path | None = _option("FILE", "Write the report as one web page.")
     trace: Path | None = _option(
@@ -173,7 +176,7 @@ Examples:
   python -m qsf.bench --shape llama2-7b --quant 4bit --cgroup 300M
   python -m qsf.bench --quant 4bit --ram-budget none,400,200 --html page.html
   python -m qsf.bench --json new.json --compare old.json
-  python -m qsf.bench model.qsf --baseline-model model-Q4_K_M.gguf --text a.txt
+  python -m qsf.bench model.qsf --baseline-model model-Q4_K_M.gguf
   python -m qsf.bench --baseline ik=ik_llama.cpp/build/bin/llama-bench
   python -m qsf.bench model.qsf --baseline none --trace trace.json
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from qsf.bench.models.shapes import find_shape, name_of
-from qsf.bench.options import DEFAULT_SHAPE, DEFAULT_TYPES, Options
+from qsf.bench.options import DEFAULT_SHAPE, DEFAULT_TYPES, MODEL_OPTIONS, Options
 from qsf.bench.run.llama_bench import KV_TYPES as BASELINE_KV_TYPES
 from qsf.bench.run.memory_group import parse_limit
 from qsf.bench.run.tasks import LLAMA, QSF, Test, setting_words
 from qsf.errors import QsfArgumentError
-from qsf.options import IO_METHODS, parse_kv_type
+from qsf.options import parse_kv_type
 from qsf_converter.rounding.plan import QUANT_TYPES
 
 NO_BASELINE = "none"
@@ -68,8 +68,6 @@ class Request:
     io: str | None
     cache: Path | None
     is_cold: bool  # the file leaves the page cache before runs that stream
-    text: Path | None
-    against: Path | None
 
 
 def make_request(options: Options, *, n_cores: int) -> Request:
@@ -112,8 +110,6 @@ def make_request(options: Options, *, n_cores: int) -> Request:
         io=None if options.io == "auto" else options.io,
         cache=options.cache,
         is_cold=not options.warm,
-        text=options.text,
-        against=options.against,
     )
 
 
@@ -202,19 +198,11 @@ def _refuse_conflicts(options: Options, llama: bool | None, programs: dict[str, 
             f"there are {len(models)} MODELs and {len(gguf)} --baseline-model: each MODEL needs "
             "its own, in the same order"
         )
-    if options.text is not None and not models:
-        raise QsfArgumentError("--text is of no use for random weights: name a MODEL")
-    if options.against is not None and options.text is None:
-        raise QsfArgumentError("--against needs --text: what is to be compared")
-    if options.text is not None and not gguf and llama:
-        raise QsfArgumentError(
-            "--text with --baseline llama.cpp needs --baseline-model: random weights have no "
-            "quality"
-        )
     if options.rounds not in range(1, 101):
         raise QsfArgumentError(f"--rounds {options.rounds}: expected 1 to 100")
-    if options.io is not None and options.io not in IO_METHODS:
-        raise QsfArgumentError(f"--io {options.io} is unknown; available: {', '.join(IO_METHODS)}")
+    io_methods = MODEL_OPTIONS["io"].kind.choices or ()
+    if options.io is not None and options.io not in io_methods:
+        raise QsfArgumentError(f"--io {options.io} is unknown; available: {', '.join(io_methods)}")
     _check_kv_type(options.kv_type, is_baseline_wanted=bool(llama or programs))
 
 

@@ -39,7 +39,7 @@ _SPARE_BYTES: Final = 8 << 20  # scores, tokens, windows, libraries loaded late
 
 
 class LogitSource(Protocol):
-    """Something that predicts tokens: a .qsf file, a checkpoint, whatever a caller has."""
+    """A model that predicts tokens: a .qsf file, a checkpoint, or an object of the caller."""
 
     @property
     def n_vocab(self) -> int:
@@ -47,11 +47,11 @@ class LogitSource(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The longest window that can be asked for."""
+        """The longest window that the model accepts, in tokens."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """What makes tokens of text; None: there is none, only tokens can be evaluated."""
+        """The tokenizer; None: the model has none, so only token ids can be evaluated."""
 
     def logits(
         self, windows: Sequence[Window], max_rows: int, advance: Callable[[float], None]
@@ -68,7 +68,7 @@ class ModelLogits:
     """A .qsf file as a source of logits."""
 
     def __init__(self, model: Model) -> None:
-        """Take an open model; closing it stays the caller's."""
+        """Use an open model. The caller closes it."""
         self._model = model
 
     @property
@@ -92,7 +92,7 @@ class ModelLogits:
     def logits(
         self, windows: Sequence[Window], max_rows: int, advance: Callable[[float], None]
     ) -> Iterator[Logits]:
-        """See ``LogitSource``; one array is filled again and again."""
+        """See ``LogitSource``. Every block is written into the same array."""
         n_rows = min(max_rows, max((window.n_rows for window in windows), default=0))
         out = np.empty((n_rows, self.n_vocab), np.float32)
         for window in windows:
@@ -307,7 +307,7 @@ def _in_vocabulary(ids: Tokens, n_vocab: int) -> Tokens:
 
 
 def _bos_id(source: LogitSource) -> int | None:
-    """What the tokenizer begins every text with."""
+    """The token ids that the tokenizer puts before every text."""
     prefix = [] if source.tokenizer is None else source.tokenizer.encode("")
     return prefix[0] if prefix else None
 
@@ -359,7 +359,7 @@ class _Scores:
 
 
 def block_rows(n_vocab: int) -> int:
-    """Return how many rows of logits are asked for at once."""
+    """Return how many rows of logits are computed at once."""
     return max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * n_vocab)))
 
 
@@ -490,7 +490,7 @@ def _summary(
 
 
 def _comparison(scores: _Scores, nll: Floats) -> dict[str, float | None]:
-    """The fields that a reference is needed for."""
+    """The fields that need a reference."""
     if not scores.kl:
         return dict.fromkeys(_COMPARED)
     reference_nll, kl = np.concatenate(scores.reference_nll), np.concatenate(scores.kl)

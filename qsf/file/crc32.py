@@ -1,4 +1,4 @@
-"""CRC32 of many zeros without walking over them, for files with holes."""
+"""CRC32 of a run of zeros in logarithmic time, for files with holes."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

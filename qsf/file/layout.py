@@ -324,7 +324,7 @@ class Tensor:
     index: int
     data_off: int  # in the unit's raw bytes
     data_bytes: int  # without padding
-    n_entries: int = 0  # of a side table
+    n_entries: int = 0  # of an outlier table
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The side table of a matrix: weights that its few bits do not span (docs/format.md, section 5).
+"""The outlier table of a matrix: weights that its few bits do not span (docs/format.md, section 5).
 
     u32 first [tile rows + 1]   entries before each tile row, and all
     entries                     u16 step, f16 delta
@@ -24,7 +24,7 @@ _FINITE: Final = bytes(byte for byte in range(256) if byte & 0x7C != 0x7C)  # hi
 
 
 class Outlier(NamedTuple):
-    """One entry: what the stored weight of this place lacks."""
+    """One entry: the difference that is added to the stored weight of this place."""
 
     row: int
     col: int
@@ -32,7 +32,7 @@ class Outlier(NamedTuple):
 
 
 class PackedOutliers(NamedTuple):
-    """A side table as a file has it; ``n_entries`` is for ``Writer.begin_tensor``."""
+    """An outlier table as a file has it; ``n_entries`` is for ``Writer.begin_tensor``."""
 
     data: bytes
     n_entries: int
@@ -47,7 +47,7 @@ def _numbers(kind: str, data: bytes | bytearray) -> array[int]:
 
 
 def outliers_fault(data: bytes | bytearray, n_rows: int, n_cols: int, n_entries: int) -> str | None:
-    """Return what is wrong with the bytes of a side table of [n_rows, n_cols]; None: nothing.
+    """Return what is wrong with the bytes of an outlier table of [n_rows, n_cols]; None: nothing.
 
     The rules are those of csrc/format/outliers.c.
     """
@@ -77,14 +77,14 @@ def outliers_fault(data: bytes | bytearray, n_rows: int, n_cols: int, n_entries:
 
 
 def unpack_outliers(data: bytes, n_rows: int, n_cols: int, n_entries: int) -> Iterator[Outlier]:
-    """Yield the entries of a side table in their order: by tile row, column, row.
+    """Yield the entries of an outlier table in their order: by tile row, column, row.
 
     Raises:
         QsfFormatError: the table is malformed.
     """
     fault = outliers_fault(data, n_rows, n_cols, n_entries)
     if fault is not None:
-        raise QsfFormatError(f"side table: {fault}")
+        raise QsfFormatError(f"outlier table: {fault}")
     n_tile_rows = -(-n_rows // TILE_ROWS)
     first = _numbers("I", data[: 4 * (n_tile_rows + 1)])
     entries = list(struct.iter_unpack("<He", data[4 * (n_tile_rows + 1) :]))

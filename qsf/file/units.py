@@ -12,7 +12,7 @@ from qsf.file.kinds import LayerKind, QkNorm
 from qsf.file.layout import OUTLIERS_OF, Header, Layout, Tensor, TensorType, Unit
 
 _T = TensorType
-_LAYER_ORDER: Final = (  # every vector and side table before the matrix that needs it
+_LAYER_ORDER: Final = (  # every vector and outlier table before the matrix that needs it
     _T.INPUT_NORM, _T.INPUT_NORM_BIAS,
     _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
     _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.ATTN_SUB_NORM,

@@ -82,7 +82,7 @@ def _check_extent(reader: Reader, extent: Extent) -> Iterator[int]:
 
 
 class UnitCheck:
-    """Follows the raw bytes of a unit through headers, data and padding.
+    """Checks the raw bytes of a unit in order: headers, data and padding.
 
     The first fault is kept until ``finish``, so that a wrong checksum of the unit, which
     says more, is reported before it.
@@ -112,7 +112,7 @@ class UnitCheck:
             yield -tensor.data_bytes % lay.DATA_ALIGN, self._take_padding
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next raw bytes, of which the reader gives exactly the unit's number."""
+        """Check the next raw bytes. The reader passes exactly as many as the unit has."""
         view = memoryview(chunk)
         while view:
             while self._left == 0:
@@ -157,7 +157,7 @@ class UnitCheck:
             self._gather_table(self._tensor, part)
 
     def _gather_table(self, tensor: Tensor, part: memoryview) -> None:
-        """Take a part of a side table, which is checked when all of it is there."""
+        """Collect a part of an outlier table; the whole table is checked at its end."""
         self._table += part
         if len(self._table) == tensor.data_bytes:
             fault = outliers_fault(self._table, tensor.n_rows, tensor.n_cols, tensor.n_entries)

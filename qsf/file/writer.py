@@ -302,7 +302,7 @@ class Writer:
             dtype: its quantisation type; f16 or f32 for a vector.
             layout: vector, tiles, or outliers, which have the shape of their matrix.
             index: expert number, else 0.
-            n_entries: of a side table, else 0.
+            n_entries: of an outlier table, else 0.
         """
         unit = self._open_unit()
         if self._tensor is not None:

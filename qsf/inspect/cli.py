@@ -136,7 +136,7 @@ def _verify(reader: Reader, as_json: bool) -> None:
 def _parameters(tensors: tuple[Tensor, ...]) -> int:
     from qsf.file.layout import Layout
 
-    # A side table holds no weights of its own.
+    # An outlier table holds no weights of its own.
     return sum(t.n_rows * t.n_cols for t in tensors if t.layout != Layout.OUTLIERS)
 
 

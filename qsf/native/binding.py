@@ -170,7 +170,8 @@ class MemoryPlan:
     """Where the memory goes; fields as ``qsf_plan`` in qsf.h.
 
     ``is_enough`` is False where the budget, or what the machine has to give, is too small;
-    ``min_budget_bytes`` would do. ``skipped_layers`` ascend.
+    ``min_budget_bytes`` is enough. ``skipped_layers`` ascend. ``text_bytes`` is the part of
+    ``process_bytes`` that the tokenizer has taken; the engine does not know it.
     """
 
     budget_bytes: int
@@ -205,12 +206,13 @@ class MemoryPlan:
     n_skips_asked: int
     skipped_layers: tuple[int, ...]
     is_enough: bool
+    text_bytes: int = 0
 
 
 _PLAN_FIELDS = tuple(
     name
     for name in MemoryPlan.__slots__
-    if name not in ("is_enough", "kv_is_rotated", "skipped_layers")
+    if name not in ("is_enough", "kv_is_rotated", "skipped_layers", "text_bytes")
 )
 
 

@@ -134,7 +134,7 @@ def does_not_fit(plan: binding.MemoryPlan, *, is_command: bool = False) -> str:
             f"tokenizer take {taken}"
         )
         equals = " " if is_command else "="
-        ways.append(f"{name('ram_budget')}{equals}{needed} would do")
+        ways.append(f"set {name('ram_budget')}{equals}{needed}")
         if 0 < plan.ceiling_bytes < plan.budget_bytes:
             ways[0] += (
                 f", if the machine or its control group had them: they leave this process "

@@ -136,7 +136,7 @@ class TypeSum:
 class Quality:
     """Everything that is known of how well a file matches its original.
 
-    ``calibration`` holds texts and numbers: text, sha256, tokens, windows and so on.
+    ``calibration`` holds texts and numbers: text, sha256, tokens, samples and so on.
     ``n_unreadable`` counts the entries of a file's report that were not what they should be.
     """
 

@@ -104,7 +104,8 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
     """Return the memory map as a table."""
     reads = "1 read" if plan.io_depth == 1 else f"{plan.io_depth} reads"
     rows = [
-        ("process before opening", plan.process_bytes),
+        ("process before opening", plan.process_bytes - plan.text_bytes),
+        ("text: the tokenizer", plan.text_bytes),
         ("reserved for Python", plan.reserve_bytes),
         (f"weights, {plan.n_units_resident} of {plan.n_units} units", plan.weights_bytes),
         (f"ring for the others, filled by {reads}", plan.ring_bytes),

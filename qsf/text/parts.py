@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfMemoryError, QsfUnsupportedError
 from qsf.file.reader import Reader
+from qsf.file.stored_tokenizer import tokenizer_bytes, unpack_tokenizer
+from qsf.native.binding import describe_machine
 from qsf.text.chat import RENDER_BYTES, ChatTemplate
 from qsf.text.engine_tokenizer import EngineTokenizer
 from qsf.text.tokenizer import Tokenizer
@@ -31,6 +33,7 @@ class TextParts:
     tokenizer: Tokenizer | None
     template: ChatTemplate | QsfFormatError  # the error: it is broken, which only chat minds
     generation: Mapping[str, Any]
+    text_bytes: int = 0  # resident memory that the tokenizer has taken
 
     @property
     def reserve_bytes(self) -> int:
@@ -54,8 +57,9 @@ def read_text_parts(path: str | os.PathLike[str], *, budget_bytes: int | None = 
         tokenizer = _engine_tokenizer(path, reader)
         tokenizer_json = None
         if tokenizer is None and "TOKN" in reader.sections:
-            _check_library_bytes(reader.sections["TOKN"].n_bytes, budget_bytes)
-            tokenizer_json = reader.read_section("TOKN")
+            section = reader.read_section("TOKN")
+            _check_library_bytes(tokenizer_bytes(section), budget_bytes)
+            tokenizer_json = unpack_tokenizer(section)
         chat = _json_object(reader.read_section("CHAT") if "CHAT" in reader.sections else b"{}")
         bos_id = reader.header.bos_id
     special = chat.get("special_tokens") or {}
@@ -64,15 +68,21 @@ def read_text_parts(path: str | os.PathLike[str], *, budget_bytes: int | None = 
         raise QsfFormatError("the section CHAT is not of the form that it should have")
     if tokenizer_json is not None:
         add_bos = special.get("add_bos_token")
+        before_bytes = describe_machine().resident_bytes
         tokenizer = Tokenizer(
             tokenizer_json, bos_id=bos_id, add_bos=add_bos if isinstance(add_bos, bool) else None
         )
+        text_bytes = max(0, describe_machine().resident_bytes - before_bytes)
+    elif tokenizer is not None:
+        text_bytes = tokenizer.n_bytes or 0
+    else:
+        text_bytes = 0
     template: ChatTemplate | QsfFormatError
     try:
         template = ChatTemplate(chat.get("chat_template"), special)
     except QsfFormatError as error:
         template = error
-    return TextParts(tokenizer, template, generation)
+    return TextParts(tokenizer, template, generation, text_bytes)
 
 
 def _check_library_bytes(n_bytes: int, budget_bytes: int | None) -> None:
@@ -81,7 +91,7 @@ def _check_library_bytes(n_bytes: int, budget_bytes: int | None) -> None:
         raise QsfMemoryError(
             f"the file's tokenizer needs the library tokenizers, which may take "
             f"{needed_bytes / _MB:.0f} MB for its {n_bytes / _MB:.1f} MB, and the budget is "
-            f"{budget_bytes / _MB:.0f} MB: a budget of {-(-needed_bytes // _MB)} MB would do"
+            f"{budget_bytes / _MB:.0f} MB: set it to {-(-needed_bytes // _MB)} MB or more"
         )
 
 

@@ -95,8 +95,20 @@ class _PieceRules:
         return name.encode()
 
 
+def _library() -> Any:
+    """Return the class that encodes. Raises QsfUnsupportedError if it is not installed."""
+    try:
+        from tokenizers import Tokenizer as Backend
+    except ImportError as error:
+        raise QsfUnsupportedError(
+            "this tokenizer is of a kind that the engine does not have, so it needs the Python "
+            "package tokenizers: pip install 'qsf[tokenizers]'"
+        ) from error
+    return Backend
+
+
 class Tokenizer:
-    """The tokenizer of one model.
+    """The tokenizer of one model, by the library ``tokenizers`` (the extra of that name).
 
     Args:
         tokenizer_json: the bytes of a ``tokenizer.json``.
@@ -105,7 +117,8 @@ class Tokenizer:
 
     Raises:
         QsfFormatError: the bytes are not a tokenizer.
-        QsfUnsupportedError: they are, but of a kind that cannot be decoded here.
+        QsfUnsupportedError: they are, but of a kind that cannot be decoded here, or the library is
+            not installed.
 
     Example::
 
@@ -118,10 +131,9 @@ class Tokenizer:
     ) -> None:
         """Load the tokenizer; see the class."""
         self._growth = check_tokenizer(tokenizer_json)
-        from tokenizers import Tokenizer as Backend
-
+        library = _library()
         with library_errors("be read"):
-            backend = Backend.from_buffer(tokenizer_json)
+            backend = library.from_buffer(tokenizer_json)
             backend.no_padding()
             backend.no_truncation()
         decoder = backend.decoder

@@ -35,12 +35,12 @@ class CalibrationText:
         return f"{self.name}, held out"
 
     def meta(self) -> dict[str, Any]:
-        """Return what META records of it; META calls a sample a window."""
+        """Return what META records of it."""
         return {
             "text": self.name,
             "sha256": self.sha256,
-            "windows": len(self.fitted),
-            "window_tokens": self.fitted.shape[1],
+            "samples": len(self.fitted),
+            "sample_tokens": self.fitted.shape[1],
             "tokens": self.fitted.size,
             "held_out_tokens": self.held_out.size,
         }

@@ -26,8 +26,8 @@ from qsf.file.outliers import MAX_STEP, PackedOutliers
 from qsf_converter.rounding.quantisers import quantise_rows
 from qsf_converter.rounding.tiles import BLOCK, TILE_ROWS, Float32Array
 
-Action = Literal["none", "clamp", "side table", "more bits"]  # as META records them
-TABLE_ACTION: Final = "side table"  # META's name of a sparse outlier table
+Action = Literal["none", "clamp", "outlier table", "more bits"]  # as META records them
+TABLE_ACTION: Final = "outlier table"  # older files: "side table"
 IndexArray = NDArray[np.int64]
 
 NEAR_SIGMAS: Final = 3.0

@@ -1,4 +1,4 @@
-"""What the converter needs from a checkpoint, whatever its file format.
+"""The interface of a checkpoint, the same for every file format.
 
 A checkpoint is a set of named tensors that are read in ranges of rows: no caller ever holds a
 whole tensor that it does not need whole.
@@ -21,7 +21,7 @@ RawArray = NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """What a checkpoint says about one of its tensors."""
+    """The type and the shape of one tensor of a checkpoint."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What checkpoints in files have in common: tensors at offsets, shard indexes, the digest.
+"""The common part of checkpoints in files: tensors at offsets, shard indexes, the digest.
 
 Files are read at offsets and never mapped, so that pages of the weights do not count as ours.
 """
@@ -30,7 +30,7 @@ READABLE: Mapping[str, np.dtype[Any]] = {
 
 @dataclass(slots=True)
 class Located:
-    """A tensor, where it lies, and the hash of the part of it that has been read in order."""
+    """A tensor, its place in a file, and the hash of the rows that were read in order."""
 
     tensor: SourceTensor
     file: io.FileIO
@@ -52,7 +52,7 @@ class FileCheckpoint(Generic[LocatedT]):
     """
 
     def __init__(self, place: Path) -> None:
-        """Open the files at ``place`` and check what they say of themselves."""
+        """Open the files at ``place`` and check their headers."""
         self._files: list[io.FileIO] = []
         self._located: dict[str, LocatedT] = {}
         self._paths: tuple[Path, ...] = ()
@@ -117,7 +117,7 @@ class FileCheckpoint(Generic[LocatedT]):
         return total.hexdigest()
 
     def _open_named(self, model_dir: Path, single_name: str, index_name: str) -> bool:
-        """Open the one file of a model, or else the shards that its index names, if either exists.
+        """Open the single file of a model or, if it is absent, the shards that the index names.
 
         A format that has such files opens each with ``_open_file``.
         """
@@ -193,7 +193,7 @@ class FileCheckpoint(Generic[LocatedT]):
     def _open_shards(
         self, index: Path, open_file: Callable[[Path], Mapping[str, LocatedT]]
     ) -> None:
-        """Open the files that ``index`` names; take the tensors that it says are there."""
+        """Open the files that ``index`` names and keep the tensors that it assigns to each."""
         folder = index.parent
         names_of_shard: dict[str, list[str]] = {}
         for name, shard in _read_index(index).items():
@@ -218,7 +218,7 @@ class FileCheckpoint(Generic[LocatedT]):
 
 
 def is_count(value: Any) -> bool:
-    """Is it a number that a size or an offset can be, small enough to be printed?"""
+    """Return whether the value can be a size or an offset."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 

@@ -131,7 +131,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         return rows[(start - first) * tensor.row_bytes : (stop - first) * tensor.row_bytes]
 
     def _split_heads(self, located: _Stored, first: int, last: int, row_bytes: int) -> bytearray:
-        """Rows [first, last), which are whole heads, with the halves of each head apart again."""
+        """Return rows [first, last) of whole heads, with the halves of each head de-interleaved."""
         n_rows = located.tensor.shape[0]
         stored = self._read_at(located, first * row_bytes, (last - first) * row_bytes)
         # [heads, pairs, halves, row] as it is stored -> [heads, halves, pairs, row]

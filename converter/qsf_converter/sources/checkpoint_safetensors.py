@@ -78,7 +78,7 @@ class SafetensorsCheckpoint(FileCheckpoint[Located]):
 
 
 def _describe_absence(model_dir: Path) -> str:
-    """Say why a directory has nothing to read, and what would help."""
+    """Return why a directory has no weights to read, and what to do."""
     others = sorted(path.name for path in model_dir.glob("*.safetensors"))
     if others:
         return (

@@ -31,7 +31,7 @@ _OLD_MAGIC = bytes.fromhex("6cfc9c46f9206aa85019")  # the first number of torch'
 
 @dataclass(slots=True, kw_only=True)
 class _View(Located):
-    """A tensor in a storage: [row, col] is item row * row_step + col * col_step behind its place.
+    """A tensor in a storage: [row, col] is item row * row_step + col * col_step after its offset.
 
     The steps count items. ``problem`` says why it cannot be read, if it cannot.
     """
@@ -123,7 +123,7 @@ class TorchCheckpoint(FileCheckpoint[_View]):
 
 
 def _check_format(path: Path, file: io.FileIO) -> None:
-    """Refuse what is not a zip file, saying what it is."""
+    """Raise QsfConversionError if the file is not a zip file; the text says what it is."""
     head = file.read(512) or b""
     if head.startswith(b"PK\x03\x04"):
         return
@@ -141,7 +141,7 @@ def _check_format(path: Path, file: io.FileIO) -> None:
 def _locate(
     path: Path, file: io.FileIO, name: str, tensor: TorchTensor, record: Record | None
 ) -> _View:
-    """Return where a tensor lies, checked against the record of its storage."""
+    """Return the place of a tensor, checked against the record of its storage."""
     storage = tensor.storage
     if record is None:
         raise QsfConversionError(f"{path}: tensor {name}: no record data/{storage.key[:40]}")
@@ -168,7 +168,7 @@ def _locate(
 
 
 def _steps(tensor: TorchTensor) -> tuple[tuple[int, int], str | None]:
-    """Return the steps between rows and between columns, and what is wrong with the strides."""
+    """Return the steps between rows and between columns, and the fault of the strides if any."""
     shape = tensor.shape
     dense = []
     size = 1

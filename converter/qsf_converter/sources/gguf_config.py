@@ -137,13 +137,13 @@ def config_of(
 
 
 def shown(value: Any) -> str:
-    """A value of a stranger's file for one line of an error."""
+    """Return a value of the file as an error message shows it, on one line."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def name_there(dialect: Dialect, name: str) -> str:
-    """Return what HuggingFace calls a tensor; its own name if the architecture has none such."""
+    """Return HuggingFace's name of a tensor; the given name if the architecture lacks it."""
     match = re.fullmatch(r"blk\.(0|[1-9]\d{0,5})\.(.*)", name)
     if match is None:
         return dialect.tensors.get(name, name)
@@ -167,7 +167,7 @@ def family_of(config: Mapping[str, Any], dialect: Dialect) -> Family:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """One value for all layers, where a file states one for each; floats as they were written."""
+    """Return the one value of all layers if the file states one per layer; floats as written."""
     if isinstance(value, np.ndarray):
         values = value.tolist()
         if key.endswith(".sliding_window_pattern"):
@@ -199,7 +199,7 @@ def _check_neutral(name: str, fields: Mapping[str, Any], read: set[str]) -> None
 def _head_fields(
     name: str, fields: Mapping[str, Any], config: Mapping[str, Any], dialect: Dialect
 ) -> dict[str, Any]:
-    """The size of a head, where it can be stated, and of its value; how many keys there are."""
+    """Return the size of a head, where it can be stated, and of its value; and the KV heads."""
     more: dict[str, Any] = {}
     if "head_dim" not in dialect.optional:
         return more
@@ -330,7 +330,7 @@ def llama3_scaling(factors: Any, theta: Any, head_dim: int) -> dict[str, Any] | 
 
 
 def _token_ids(metadata: Metadata) -> dict[str, Any]:
-    """BOS, EOS (with the end of a turn, if that is another token) and PAD."""
+    """Return the ids of BOS, EOS (and the end of a turn, if that is another token) and PAD."""
     ids = {
         field: metadata[f"tokenizer.ggml.{key}_token_id"]
         for field, key in (

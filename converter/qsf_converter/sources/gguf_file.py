@@ -102,7 +102,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHead:
-    """What a file says before its weights.
+    """The metadata and the tensor list of a file.
 
     ``metadata`` holds numbers, bools and texts, lists of texts, and numpy arrays of the others.
     """
@@ -113,7 +113,7 @@ class GgufHead:
 
 
 def read_head(path: Path, raw: io.FileIO) -> GgufHead:
-    """Return the head of the file, which is left open.
+    """Read and return the head of the file. The file stays open.
 
     Raises QsfConversionError when it is no GGUF file, of another version, or damaged.
     """
@@ -127,7 +127,7 @@ def read_head(path: Path, raw: io.FileIO) -> GgufHead:
 
 
 class _Reader:
-    """Takes numbers and texts from the start of a file, never more than there are."""
+    """Reads numbers and texts from the start of a file, never past its end."""
 
     def __init__(self, path: Path, raw: io.FileIO, n_file_bytes: int) -> None:
         self._path = path
@@ -228,7 +228,7 @@ class _Reader:
         return alignment
 
     def _tensor_entry(self) -> GgufTensor:
-        """Read one entry; its offset counts from where the data begin."""
+        """Read one entry. Its offset is relative to the start of the data."""
         name = self._text("a tensor's name", _MAX_NAME_BYTES)
         what = f"the entry of tensor {name[:200]!r}"
         n_dims = self._number(4, what)
@@ -254,7 +254,7 @@ class _Reader:
     def _located(
         self, entries: list[GgufTensor], data_off: int, metadata: Mapping[str, Any]
     ) -> dict[str, GgufTensor]:
-        """Return the tensors with offsets in the file, which they must lie in side by side."""
+        """Return the tensors with absolute offsets. They must lie side by side in the file."""
         n_data_bytes = max(0, self._n_file_bytes - data_off)
         alignment = self._alignment(metadata)
         tensors: dict[str, GgufTensor] = {}

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from qsf.errors import QsfError
+from qsf_converter.text.tokenizer import open_tokenizer
 
 Metadata = Mapping[str, Any]
 
@@ -74,16 +75,14 @@ _BYTE_LEVEL_SPLITS = frozenset({"gpt-2", "smollm"})  # ByteLevel splits as well
 
 
 class _LeftOutError(Exception):
-    """Says why there is no tokenizer."""
+    """Raised if no tokenizer can be made; the text is the reason."""
 
 
 def tokenizer_of(metadata: Metadata) -> tuple[bytes | None, str | None]:
-    """Return tokenizer.json, or None and the reason why it cannot be made."""
-    from qsf.text.tokenizer import Tokenizer
-
+    """Return tokenizer.json, or None and the reason."""
     try:
         data = json.dumps(_tokenizer(metadata), ensure_ascii=False).encode("utf-8", "replace")
-        Tokenizer(data)
+        open_tokenizer(data, bos_id=None)
     except _LeftOutError as error:
         return None, f"the tokenizer is left out: {error}"
     except QsfError as error:
@@ -163,7 +162,7 @@ def _added(idx: int, word: str, is_special: bool) -> dict[str, Any]:
 
 
 def _byte_level(metadata: Metadata, ids: Mapping[str, int]) -> dict[str, Any]:
-    """Byte-level BPE: the merges are in the file, the splitting rule has a name there."""
+    """Return byte-level BPE: the file holds the merges and the name of the splitting rule."""
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
         raise _LeftOutError("the file has no merges")
@@ -215,7 +214,7 @@ def _byte_level(metadata: Metadata, ids: Mapping[str, int]) -> dict[str, Any]:
 def _sentence_piece(
     metadata: Metadata, ids: Mapping[str, int], words: list[str], kinds: list[float]
 ) -> dict[str, Any]:
-    """SentencePiece's BPE: two pieces are merged if they make a word, the best score first."""
+    """Return SentencePiece's BPE: two pieces merge if they make a word, the best score first."""
     scores = _numbers(metadata, "scores", len(words))
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     if not isinstance(unknown, int) or not 0 <= unknown < len(words):
@@ -266,7 +265,7 @@ def _sentence_piece(
 
 
 def _prefix(metadata: Metadata, words: list[str], model: str) -> dict[str, Any] | None:
-    """The rule that a text begins with BOS, if it does; llama.cpp's defaults."""
+    """Return the rule that puts BOS before a text, or None; with llama.cpp's defaults."""
     rule = metadata.get("tokenizer.ggml.pre")
     is_llama3 = isinstance(rule, str) and _SAME_SPLIT.get(rule, rule) == "llama-bpe"
     is_wanted = metadata.get("tokenizer.ggml.add_bos_token", model == "llama" or is_llama3)
@@ -287,7 +286,7 @@ def _prefix(metadata: Metadata, words: list[str], model: str) -> dict[str, Any] 
 def _numbers(
     metadata: Metadata, name: str, n_words: int, default: int | None = None
 ) -> list[float]:
-    """A list with a number for each word."""
+    """Return a list of numbers, one for each word."""
     values = metadata.get(f"tokenizer.ggml.{name}")
     if values is None and default is not None:
         return [default] * n_words

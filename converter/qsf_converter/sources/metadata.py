@@ -1,8 +1,8 @@
 """The sections that make a .qsf file enough on its own: TOKN, CHAT and META.
 
-TOKN is ``tokenizer.json`` byte for byte. CHAT is JSON with the chat template, the special
-tokens and ``generation_config.json``. META is JSON for people: where the weights came
-from, what made the file and how well the stored weights match the source.
+TOKN is ``tokenizer.json``. CHAT is JSON with the chat template, the special tokens and
+``generation_config.json``. META is JSON for people: where the weights came from, what made the file
+and how well the stored weights match the source.
 
 None of them contains a time or a path, so that the same input gives the same file.
 """
@@ -33,7 +33,7 @@ _LICENCE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a model comes from, as META tells it."""
+    """The origin of a model, as META records it."""
 
     name: str
     config_sha256: str  # of config.json, or of the metadata of a GGUF file
@@ -41,13 +41,13 @@ class Origin:
 
 
 def shown(value: object) -> str:
-    """Return ``value`` as an error or a warning shows it: short, on one line."""
+    """Return ``value`` as text for an error or a warning: short, on one line."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
 def origin_of(model_dir: Path) -> Origin:
-    """Return what a model directory says of itself. Raises QsfIOError."""
+    """Return the origin that a model directory states. Raises QsfIOError."""
     config = read_bytes(model_dir / "config.json") or b""
     return Origin(
         name=file_name(model_dir.resolve().name),
@@ -114,7 +114,7 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
 
 
 def _parse_int(digits: str) -> int:
-    """Whatever a model counts fits 64 bits; more would not fit a float either."""
+    """Parse an integer of JSON. Raises ValueError if it has too many digits."""
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"a whole number of {len(digits)} digits")
     return int(digits)
@@ -162,7 +162,7 @@ def meta_bytes(
     quality: dict[str, Any],
     compression: dict[str, Any] | None = None,
 ) -> bytes:
-    """Return the META section; without ``compression`` it says nothing of it.
+    """Return the META section; without ``compression`` it has no such key.
 
     ``weights_sha256`` is the digest of the tensors as they were read: see
     ``Checkpoint.digest``. It costs no second read and does not depend on the sharding.
@@ -184,7 +184,7 @@ def meta_bytes(
 
 
 def _chat_templates(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """The template, from where transformers looks for it, in its order."""
+    """Return the template, from the first of the places where transformers looks for it."""
     jinja = read_bytes(model_dir / "chat_template.jinja")
     if jinja is not None:
         try:
@@ -208,7 +208,7 @@ def _chat_templates(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any
 
 
 def _special_tokens(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """Texts of the special tokens that exist, and whether encoding adds them."""
+    """Return the texts of the special tokens, and whether encoding adds them."""
     fallback = read_json_object(model_dir / "special_tokens_map.json") or {}
     tokens: dict[str, Any] = {}
     for name in _SPECIAL_TOKENS:
@@ -224,7 +224,7 @@ def _special_tokens(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any
 
 
 def _licence(model_dir: Path) -> str | None:
-    """The licence that the model card states, else the first line of a licence file."""
+    """Return the licence of the model card, else the first line of a licence file."""
     card = (read_bytes(model_dir / "README.md") or b"").decode("utf-8", "replace").splitlines()
     if card and card[0].strip() == "---":
         for line in card[1:]:

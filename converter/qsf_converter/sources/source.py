@@ -1,4 +1,4 @@
-"""A model as it is handed to the converter: configuration, weights, tokenizer, chat template."""
+"""The input of a conversion: configuration, weights, tokenizer, chat template."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_NAME_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Everything that a file is made of. The checkpoint is open as long as its context."""
+    """All inputs of a file. The checkpoint is open until its context ends."""
 
     path: Path
     config: dict[str, Any]  # as config.json has it
@@ -42,7 +42,7 @@ class Source:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files that belong to it: none of them may be overwritten."""
+        """All files of the source: no output may overwrite one of them."""
         return (*self.checkpoint.paths, *self.path.glob("*.json"))
 
     def require_tokenizer(self) -> None:
@@ -55,7 +55,7 @@ class Source:
 
     @property
     def tokenizer_fault(self) -> str:
-        """Why there is no usable tokenizer; only if there is none."""
+        """The reason why there is no usable tokenizer; only if there is none."""
         return next(text for text in reversed(self.facts.warnings) if "tokenizer" in text)
 
 
@@ -117,7 +117,7 @@ def _with_usable_tokenizer(source: Source) -> Source:
 
 
 def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
-    """Open the weights of a directory, of whichever format they are."""
+    """Open the weights of a directory, in any supported format."""
     formats: list[tuple[Any, tuple[str, str]]] = [
         (
             SafetensorsCheckpoint,

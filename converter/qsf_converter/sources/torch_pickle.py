@@ -65,7 +65,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A record of numbers: ``data/<key>`` in the zip file."""
+    """A record of numbers, ``data/<key>`` in the zip file."""
 
     key: str
     dtype: str
@@ -84,7 +84,7 @@ class TorchTensor:
 
 
 class _RefusedError(Exception):
-    """Says in one line why a pickle is not read."""
+    """Raised if a pickle is refused; the text is the reason on one line."""
 
 
 def read_state_dict(data: bytes) -> dict[str, TorchTensor]:
@@ -125,7 +125,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Return what the pickle leaves on the stack."""
+        """Run the pickle and return the value that it leaves on the stack."""
         for _ in range(_MAX_INSTRUCTIONS):
             code = self._take(1)[0]
             if code == _STOP:
@@ -309,7 +309,7 @@ class _Machine:
 
 
 def _tensor(arguments: tuple[Any, ...]) -> TorchTensor:
-    """What torch._utils._rebuild_tensor_v2 would make of its arguments."""
+    """Return what torch._utils._rebuild_tensor_v2 makes of these arguments."""
     # storage, offset, shape, strides, requires_grad, backward_hooks[, metadata]
     if len(arguments) not in (6, 7) or not isinstance(arguments[0], Storage):
         raise _RefusedError("its pickle describes a tensor in an unknown way")

@@ -72,7 +72,7 @@ def read_record(path: Path, file: io.FileIO, record: Record) -> bytes:
 
 
 def _find_directory(path: Path, file: io.FileIO, n_file_bytes: int) -> tuple[int, int, int]:
-    """Return how many records there are, and where their directory lies: offset, bytes."""
+    """Return the number of records, and the offset and the bytes of their directory."""
     n_tail_bytes = min(n_file_bytes, _END.size + _MAX_COMMENT_BYTES)
     tail_off = n_file_bytes - n_tail_bytes
     tail = _read_at(path, file, tail_off, n_tail_bytes, n_file_bytes)
@@ -140,7 +140,7 @@ def _parse_entry(path: Path, directory: bytes, at: int) -> tuple[Record, int]:
 
 
 def _zip64_values(extra: bytes) -> list[int]:
-    """The numbers that did not fit in 32 bits."""
+    """Return the numbers that do not fit in 32 bits."""
     at = 0
     while at + 4 <= len(extra):
         tag, n_bytes = struct.unpack_from("<2H", extra, at)

@@ -1,4 +1,4 @@
-"""What of a model's text sections ``qsf-run`` can use; the rest is left out, with a warning.
+"""Keeps the parts of a model's text sections that ``qsf-run`` can use, and warns of the others.
 
 A value that nobody can use would make the converted file refuse every run. Whether it can be used
 is decided by the code that uses it, not by rules of the converter's own.
@@ -15,8 +15,8 @@ from qsf.errors import QsfError, QsfFormatError
 from qsf.file.layout import Header
 from qsf.text.chat import template_fault
 from qsf.text.sampling import end_ids, resolve_sampling
-from qsf.text.tokenizer import Tokenizer
 from qsf_converter.sources.metadata import TOKEN_IDS, shown
+from qsf_converter.text.tokenizer import open_tokenizer
 
 _REASON_CHARS = 300
 
@@ -63,7 +63,11 @@ def usable_tokenizer(
     """Return tokenizer.json, or None and a warning that says why it cannot be used."""
     add_bos = json.loads(chat)["special_tokens"].get("add_bos_token")
     try:
-        tokenizer = Tokenizer(data, bos_id=header.bos_id, add_bos=add_bos)
+        tokenizer = open_tokenizer(
+            data,
+            bos_id=header.bos_id,
+            add_bos=add_bos if isinstance(add_bos, bool) else None,
+        )
         largest_id = max(tokenizer.encode("Hello"), default=0)
     except QsfError as error:
         reason = str(error)[:_REASON_CHARS]
@@ -75,7 +79,7 @@ def usable_tokenizer(
 
 
 def _meant(name: str, value: Any) -> Any:
-    """What others write for the same: -1 for a top_k that is off, whole numbers as floats."""
+    """Translate other spellings of a value: -1 for a top_k that is off, whole numbers as floats."""
     if name == "top_k" and not isinstance(value, bool):
         if value == -1:
             return 0

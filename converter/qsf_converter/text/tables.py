@@ -59,7 +59,14 @@ def text_section(
         ), None
     except NotCoveredError as error:
         return None, str(error)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (
+        ArithmeticError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         return None, f"a tokenizer.json of an unknown form ({error!r})"
 
 

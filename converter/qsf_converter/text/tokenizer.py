@@ -7,6 +7,7 @@ import functools
 
 from qsf.text.engine_tokenizer import EngineTokenizer
 from qsf.text.tokenizer import Tokenizer
+from qsf.text.untrusted import check_tokenizer
 from qsf_converter.text.tables import text_section
 
 
@@ -27,6 +28,7 @@ def open_tokenizer(
         QsfFormatError: the bytes are not a tokenizer.
         QsfUnsupportedError: they are, but neither of the two can decode it.
     """
+    check_tokenizer(tokenizer_json)  # its limits, before anything of it becomes Python objects
     section, _ = tables_of(tokenizer_json, bos_id, add_bos)
     if section is not None:
         return EngineTokenizer(section, bos_id=bos_id)

@@ -53,16 +53,6 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
-    """How well a file predicts the text that was given."""
-
-    perplexity: float
-    mean_kl: float | None = None  # nats to the original; None: no original was given
-    top1: float | None = None  # fraction of tokens where both have the same likeliest next one
-    n_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """One engine, file and test. tok/s count what the test counts: prompt or generated tokens."""
 
@@ -92,7 +82,6 @@ class Row:
     cap: Cap | None = None
     breakdown: Breakdown | None = None
     engine_tok_per_s: float | None = None  # by the engine's own count; median
-    quality: Quality | None = None
     load_seconds: float | None = None
     madds_per_token: float | None = None  # multiply-adds, of weights and attention
 
@@ -240,7 +229,7 @@ def _results(known: dict[str, Any]) -> Results:
 
 _HINTS = {
     kind: typing.get_type_hints(kind)
-    for kind in (Spread, Breakdown, Cap, Quality, Row, Ratio, Failure, Limits, Results)
+    for kind in (Spread, Breakdown, Cap, Row, Ratio, Failure, Limits, Results)
 }
 
 

@@ -34,6 +34,7 @@ from qsf.file.layout import (
     Layout,
     tensor_bytes,
 )
+from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
 from qsf_converter.rounding.plan import DEFAULT_EMBED_TYPE, QUANT_TYPES, parse_quant_type
 from qsf_converter.rounding.quantisers import quantise_rows
@@ -206,10 +207,14 @@ def write_model(
             writer.add_section("WPOS", weights.positions(shape.max_tokens, shape.dim))
         if tokenizer_from is not None:
             from qsf_converter.sources import metadata
+            from qsf_converter.text.tokenizer import tables_of
 
             tokenizer = metadata.tokenizer_bytes(tokenizer_from)
             if tokenizer is not None:
-                writer.add_section("TOKN", tokenizer)
+                tables, _ = tables_of(tokenizer, None, None)
+                if tables is not None:
+                    writer.add_section("TEXT", tables)
+                writer.add_section("TOKN", pack_tokenizer(tokenizer))
         writer.add_section("META", _meta(seed))
 
 

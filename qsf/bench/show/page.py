@@ -333,10 +333,6 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("From the disk a token", lambda row: _or_empty(row.read_bytes_per_token or None, _size)),
     ("Bits a weight", lambda row: f"{row.bits_per_weight:.2f}"),
     ("File", lambda row: _size(row.file_bytes)),
-    ("Perplexity", lambda row: _or_empty(row.quality.perplexity if row.quality else None)),
-    ("KL", lambda row: _or_empty(row.quality.mean_kl if row.quality else None)),
-    ("Same choice", lambda row: _or_empty(
-        row.quality.top1 if row.quality else None, lambda f: f"{100 * f:.1f} %")),
     ("KV cache", lambda row: row.kv_type),
     ("Reads by", lambda row: row.io),
     ("Loaded in, s", lambda row: _or_empty(row.load_seconds)),

@@ -94,11 +94,6 @@ _PLANS = (
         lambda row: row.depth if is_unlimited(row) else None,
         by_depth=False, by_type=True, has_ticks_at_values=True,
     ),
-    _Plan(
-        "Speed and quality", "quality", "Upwards is faster, to the left is better.",
-        "perplexity: less is better",
-        lambda row: row.quality.perplexity if row.quality and is_unlimited(row) else None,
-    ),
 )  # fmt: skip
 
 

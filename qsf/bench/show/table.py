@@ -198,9 +198,6 @@ def _files(rows: Sequence[Row]) -> RenderableType | None:
             ("MB", True, lambda row: mb_text(row.file_bytes)),
             ("KV", False, lambda row: row.kv_type),
             ("load s", True, lambda row: _known(row.load_seconds, ".2f")),
-            ("perplexity", True, lambda row: _quality(row, "perplexity", ".3f")),
-            ("KL", True, lambda row: _quality(row, "mean_kl", ".4f")),
-            ("top-1", True, lambda row: _quality(row, "top1", ".1%")),
             ("kernels", False, lambda row: row.kernels),
         ],
     )
@@ -209,10 +206,6 @@ def _files(rows: Sequence[Row]) -> RenderableType | None:
 
 def _known(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def _quality(row: Row, name: str, form: str) -> str:
-    return "" if row.quality is None else _known(getattr(row.quality, name), form)
 
 
 def _by_shape(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:

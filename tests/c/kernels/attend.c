@@ -9,11 +9,11 @@
 #define PAGE QSF_KV_PAGE_TOKENS
 #define SPAN QSF_KV_SPAN_TOKENS
 #define MAX_ROWS 16
-#define MAX_HEAD_DIM 160
+#define MAX_HEAD_DIM 256
 
 static const qsf_dtype types[] = {QSF_DTYPE_F32, QSF_DTYPE_F16, QSF_DTYPE_8BIT, QSF_DTYPE_4BIT,
                                   QSF_DTYPE_2BIT};
-static const size_t head_dims[] = {1, 2, 15, 16, 17, 63, 64, 80, 128, MAX_HEAD_DIM};
+static const size_t head_dims[] = {1, 2, 15, 16, 17, 63, 64, 80, 96, 128, 160, MAX_HEAD_DIM};
 static const qsf_span_range ranges[] = {
     {0, 1},   {0, 2},    {0, 15},   {0, 16},    {0, 17},    {0, 31},   {0, 32},   {0, 33},
     {5, 6},   {31, 33},  {31, 32},  {32, 33},   {32, 64},   {20, 50},  {33, 130}, {63, 128},
@@ -447,6 +447,48 @@ static void check_merge(size_t n, fill how)
     free(next);
 }
 
+static output run_sink(const qsf_kernels *k, const float *values, float sink, qsf_span_sums *sums,
+                       size_t n)
+{
+    const output out = output_make(n * sizeof *values);
+    memcpy(out.at, values, n * sizeof *values);
+    k->span_sink(sums, out.at, sink, n);
+    return out;
+}
+
+/* A sink gives what merging the span into a position with the value zero gives. */
+static void check_sink(size_t n, fill how)
+{
+    float *const values = exact_floats(n);
+    float *const merged = exact_floats(n);
+    fill_floats(values, n, how);
+    memset(merged, 0, n * sizeof *merged);
+    float numbers[3];
+    fill_floats(numbers, 3, how);
+    const float sink = numbers[0] * 10.0F;
+    const qsf_span_sums next = {numbers[1] * 10.0F, fabsf(numbers[2]) + 1.0F};
+    qsf_span_sums want_sums = next;
+    const output want = run_sink(&scalar, values, sink, &want_sums, n);
+    for (size_t i = 0; i < n_levels; i++) {
+        qsf_span_sums sums = next;
+        const output have = run_sink(&levels[i], values, sink, &sums, n);
+        check_outputs(&want, &have, levels[i].isa_name, "span_sink");
+        CHECK_EQ(first_difference(&want_sums.max, &sums.max, 1), 1);
+        CHECK_EQ(first_difference(&want_sums.total, &sums.total, 1), 1);
+        free(have.block);
+    }
+    qsf_span_sums sums = {sink, 1.0F};
+    scalar.span_merge(&sums, merged, &next, values, n);
+    CHECK_EQ(first_difference(&want_sums.max, &sums.max, 1), 1);
+    CHECK_EQ(first_difference(&want_sums.total, &sums.total, 1), 1);
+    for (size_t d = 0; !isnan(sums.total) && d < n; d++) /* as numbers: a sum has no -0 */
+        CHECK(((float *)want.at)[d] == merged[d] ||
+              (isnan(((float *)want.at)[d]) && isnan(merged[d])));
+    free(want.block);
+    free(values);
+    free(merged);
+}
+
 static void check_types(void)
 {
     size_t n_types = 0;
@@ -475,8 +517,10 @@ int check_attend(void)
             check_softmax(ranges[r], FILL_RANDOM, 40.0F * (float)how); /* exp to its subnormals */
         }
     for (size_t n = 16; n <= 256; n += 16)
-        for (fill how = 0; how < FILL_COUNT; how++)
+        for (fill how = 0; how < FILL_COUNT; how++) {
             check_merge(n, how);
+            check_sink(n, how);
+        }
     for (size_t t = 0; t < COUNT_OF(types); t++)
         for (size_t d = 0; d < COUNT_OF(head_dims); d++) {
             for (fill how = 0; how < FILL_COUNT; how++)

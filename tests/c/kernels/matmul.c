@@ -360,7 +360,8 @@ static void check_problem(qsf_dtype dtype, bool exact, fill how, size_t n_tokens
 static void check_sizes(qsf_dtype dtype, bool exact, size_t stride)
 {
     /* Around the groups of tokens, the unpacked panels of blocks, and the groups of rows. */
-    static const size_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 71};
+    static const size_t tokens[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  12,
+                                    15, 16, 17, 20, 28, 31, 32, 33, 64, 71};
     static const size_t blocks[] = {1, 2, 3, 5, 8, 9, 43};
     static const size_t tile_rows[] = {1, 2, 3, 5, 11};
     size_t n_sizes = 0;

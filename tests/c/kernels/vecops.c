@@ -37,6 +37,7 @@ static void check_close(const char *op, size_t i, size_t n, float have, double w
 typedef struct activation {
     const char *name;
     size_t offset; /* of the pointer in qsf_kernels */
+    size_t gated_offset;
     double (*exact)(double x);
     double (*tolerance)(double x, double y);
 } activation;
@@ -116,12 +117,13 @@ static double one_rounding(double x, double y)
     return y * EPS / 2.0;
 }
 
+#define ACTIVATION(name) \
+#name, offsetof(qsf_kernels, name), offsetof(qsf_kernels, name##_mul), name##_exact
+
 static const activation activations[] = {
-    {"silu", offsetof(qsf_kernels, silu), silu_exact, silu_tolerance},
-    {"gelu_tanh", offsetof(qsf_kernels, gelu_tanh), gelu_tanh_exact, gelu_tanh_tolerance},
-    {"gelu_erf", offsetof(qsf_kernels, gelu_erf), gelu_erf_exact, gelu_erf_tolerance},
-    {"relu", offsetof(qsf_kernels, relu), relu_exact, no_tolerance},
-    {"relu_squared", offsetof(qsf_kernels, relu_squared), relu_squared_exact, one_rounding},
+    {ACTIVATION(silu), silu_tolerance},         {ACTIVATION(gelu_tanh), gelu_tanh_tolerance},
+    {ACTIVATION(gelu_erf), gelu_erf_tolerance}, {ACTIVATION(relu), no_tolerance},
+    {ACTIVATION(relu_squared), one_rounding},
 };
 
 static output run_activation(const qsf_kernels *k, const activation *a, const float *x, size_t n)
@@ -176,44 +178,100 @@ static void check_activation_sweep(const activation *a)
 
 /* ---- operations on two vectors ---- */
 
-static output run_silu_mul(const qsf_kernels *k, const float *x, const float *y, size_t n)
+static output run_gated(const qsf_kernels *k, const activation *a, const float *x, const float *y,
+                        size_t n)
 {
+    qsf_gated_fn *op;
+    memcpy(&op, (const char *)k + a->gated_offset, sizeof op);
     const output out = output_make(n * sizeof *x);
     memcpy(out.at, x, n * sizeof *x);
-    k->silu_mul(out.at, y, n);
+    op(out.at, y, n);
     return out;
 }
 
-static output run_add(const qsf_kernels *k, const float *x, const float *y, size_t n)
-{
-    const output out = output_make(n * sizeof *x);
-    memcpy(out.at, x, n * sizeof *x);
-    k->add(out.at, y, n);
-    return out;
-}
-
-static void check_pairs(size_t n, fill how)
+static void check_gated(const activation *a, size_t n, fill how)
 {
     float *const x = exact_floats(n);
     float *const y = exact_floats(n);
     fill_floats(x, n, how);
     fill_floats(y, n, how);
-    const output product = run_silu_mul(&scalar, x, y, n);
-    const output sum = run_add(&scalar, x, y, n);
+    const output want = run_gated(&scalar, a, x, y, n);
     for (size_t i = 0; i < n_levels; i++) {
-        output have = run_silu_mul(&levels[i], x, y, n);
-        compare_and_free(&product, &have, levels[i].isa_name, "silu_mul", n, how);
-        have = run_add(&levels[i], x, y, n);
-        compare_and_free(&sum, &have, levels[i].isa_name, "add", n, how);
+        output have = run_gated(&levels[i], a, x, y, n);
+        compare_and_free(&want, &have, levels[i].isa_name, a->name, n, how);
     }
     for (size_t i = 0; i < n && how <= FILL_EXTREMES; i++) {
-        const double gated = silu_exact((double)x[i]) * (double)y[i];
-        check_close("silu_mul", i, n, ((const float *)product.at)[i], gated,
-                    fabs(gated) * 4.0 * EPS + underflow((double)x[i]) * (1.0 + fabs((double)y[i])));
-        check_close("add", i, n, ((const float *)sum.at)[i], (double)(x[i] + y[i]), 0.0);
+        const double active = a->exact((double)x[i]);
+        const double gated = active * (double)y[i];
+        const double tolerance = a->tolerance((double)x[i], active) * fabs((double)y[i]);
+        check_close(a->name, i, n, ((const float *)want.at)[i], gated,
+                    tolerance + fabs(gated) * EPS + (double)FLT_MIN);
     }
-    free(product.block);
-    free(sum.block);
+    free(want.block);
+    free(x);
+    free(y);
+}
+
+typedef enum simple { ADD, ADD_SCALED, SCALE, CLAMP, CAP, SIMPLE_COUNT } simple;
+
+static const char *const simple_names[] = {"add", "add_scaled", "scale", "clamp", "cap"};
+
+#define FACTOR 0.2197F
+#define LIMIT 2.5F
+
+static output run_simple(const qsf_kernels *k, simple which, const float *x, const float *y,
+                         size_t n)
+{
+    const output out = output_make(n * sizeof *x);
+    memcpy(out.at, x, n * sizeof *x);
+    if (which == ADD)
+        k->add(out.at, y, n);
+    else if (which == ADD_SCALED)
+        k->add_scaled(out.at, y, FACTOR, n);
+    else if (which == SCALE)
+        k->scale(out.at, FACTOR, n);
+    else if (which == CLAMP)
+        k->clamp(out.at, LIMIT, n);
+    else
+        k->cap(out.at, FACTOR, LIMIT, n);
+    return out;
+}
+
+/* The cap: 3 ulp of tanh, its rounded argument (x / cosh^2 x < tanh x) and a product. */
+static void check_simple_value(simple which, size_t i, size_t n, double x, double y, float have)
+{
+    const double capped = LIMIT * tanh(FACTOR * x);
+    if (which == ADD)
+        check_close("add", i, n, have, (double)((float)x + (float)y), 0.0);
+    else if (which == ADD_SCALED)
+        check_close("add_scaled", i, n, have, (double)fmaf(FACTOR, (float)y, (float)x), 0.0);
+    else if (which == SCALE)
+        check_close("scale", i, n, have, (double)(FACTOR * (float)x), 0.0);
+    else if (which == CLAMP)
+        check_close("clamp", i, n, have, fmax(-LIMIT, fmin(x, LIMIT)), 0.0);
+    else
+        check_close("cap", i, n, have, capped, fabs(capped) * 4.0 * EPS);
+}
+
+static void check_simple(simple which, size_t n, fill how)
+{
+    float *const x = exact_floats(n);
+    float *const y = exact_floats(n);
+    fill_floats(x, n, how);
+    fill_floats(y, n, how);
+    const output want = run_simple(&scalar, which, x, y, n);
+    for (size_t i = 0; i < n_levels; i++) {
+        output have = run_simple(&levels[i], which, x, y, n);
+        compare_and_free(&want, &have, levels[i].isa_name, simple_names[which], n, how);
+    }
+    const float *const have = want.at;
+    for (size_t i = 0; i < n; i++) {
+        if (how <= FILL_EXTREMES)
+            check_simple_value(which, i, n, (double)x[i], (double)y[i], have[i]);
+        if (which >= CLAMP) /* bounded, and what is no number stays none */
+            CHECK(isnan(x[i]) ? isnan(have[i]) : fabsf(have[i]) <= LIMIT);
+    }
+    free(want.block);
     free(x);
     free(y);
 }
@@ -334,13 +392,45 @@ static void check_rope(bool interleaved, size_t n_pairs, fill how)
     free(s);
 }
 
+/* ---- ALiBi ---- */
+
+static void check_alibi(size_t n, uint32_t distance, fill how)
+{
+    const float scale = 0.125F;
+    const float slope = 0.7071F;
+    float *const scores = exact_floats(n);
+    fill_floats(scores, n, how);
+    const output want = output_make(n * sizeof *scores);
+    for (size_t i = 0; i < n; i++) /* as in kernels.h */
+        ((float *)want.at)[i] = fmaf(-slope, (float)(distance - i), scores[i] * scale);
+    for (size_t i = 0; i <= n_levels; i++) {
+        const qsf_kernels *const k = i == 0 ? &scalar : &levels[i - 1];
+        const output have = output_make(n * sizeof *scores);
+        memcpy(have.at, scores, n * sizeof *scores);
+        k->alibi(have.at, scale, slope, distance, n);
+        check_outputs(&want, &have, k->isa_name, "alibi");
+        free(have.block);
+        n_compared++;
+    }
+    free(want.block);
+    free(scores);
+}
+
 int check_vecops(void)
 {
+    for (size_t n = 1; n <= QSF_KV_SPAN_TOKENS; n += n < 40 ? 1 : 27)
+        for (fill how = 0; how < FILL_COUNT; how++) {
+            check_alibi(n, (uint32_t)n - 1, how);
+            check_alibi(n, (1U << 24) - 1, how);
+        }
     for (size_t s = 0; s < COUNT_OF(sizes); s++)
         for (fill how = FILL_RANDOM; how < FILL_COUNT; how++) {
-            for (size_t a = 0; a < COUNT_OF(activations); a++)
+            for (size_t a = 0; a < COUNT_OF(activations); a++) {
                 check_activation(&activations[a], sizes[s], how);
-            check_pairs(sizes[s], how);
+                check_gated(&activations[a], sizes[s], how);
+            }
+            for (simple which = ADD; which < SIMPLE_COUNT; which++)
+                check_simple(which, sizes[s], how);
             for (norm which = NORM_RMS; which < NORM_COUNT; which++)
                 check_norm(which, sizes[s], how);
             check_rope(false, sizes[s], how);
@@ -381,6 +471,12 @@ static void run_bench_add(const qsf_kernels *k, const void *args)
     k->add(bench_x, args, BENCH_N);
 }
 
+static void run_bench_cap(const qsf_kernels *k, const void *args)
+{
+    memcpy(bench_x, args, sizeof bench_x);
+    k->cap(bench_x, FACTOR, LIMIT, BENCH_N);
+}
+
 static void run_bench_rmsnorm(const qsf_kernels *k, const void *args)
 {
     k->rmsnorm(args, args, 1e-5F, BENCH_N, bench_x);
@@ -409,9 +505,13 @@ void bench_vecops(void)
         const char *name;
         bench_run *run;
     } others[] = {
-        {"silu_mul", run_bench_silu_mul},     {"add", run_bench_add},
-        {"rmsnorm", run_bench_rmsnorm},       {"layernorm", run_bench_layernorm},
-        {"rope_split", run_bench_rope_split}, {"rope_interleaved", run_bench_rope_interleaved},
+        {"silu_mul", run_bench_silu_mul},
+        {"add", run_bench_add},
+        {"cap", run_bench_cap},
+        {"rmsnorm", run_bench_rmsnorm},
+        {"layernorm", run_bench_layernorm},
+        {"rope_split", run_bench_rope_split},
+        {"rope_interleaved", run_bench_rope_interleaved},
     };
     fill_floats(bench_y, BENCH_N, FILL_RANDOM);
     for (size_t i = 0; i < COUNT_OF(activations); i++)

@@ -80,14 +80,14 @@ def run(model: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def least_mb(run: Run) -> int:
-    """What a budget that is too small is told would do, and one more.
+    """What the error says to set where a budget is too small, and one more.
 
     A process takes a megabyte more or less, by how much of its libraries the system holds. In a
     group that is too small for it, it is given less of them, so the group is a larger one.
     """
     done = run(20, limit_mb=200)
     check_refused(done)
-    found = re.search(r"--ram-budget (\d+) would do", done.errors)
+    found = re.search(r"set --ram-budget (\d+)", done.errors)
     assert found is not None, done.errors
     return int(found[1]) + 1
 
@@ -181,7 +181,7 @@ def test_the_text_does_not_depend_on_the_limit(run: Run, least_mb: int) -> None:
 def test_a_limit_below_what_would_do_is_refused(run: Run, least_mb: int, less_mb: int) -> None:
     done = run(least_mb - less_mb)
     check_refused(done)
-    assert "would do" in done.errors
+    assert "set --ram-budget" in done.errors
 
 
 def is_on_a_disk(path: Path) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Side tables: both readers know the rules, and the engine adds what they say, everywhere alike."""
+"""Outlier tables: both readers know the rules, and the engine adds what they say everywhere."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import qsf
+from make.examples import examples
 from make.outlier_files import Entry, add_outliers, naive_table, random_entries
 from make.qsf_files import repair, tiny_header, write_tiny
 from make.tiny_checkpoints import make_gpt2, make_llama
@@ -40,7 +41,7 @@ TABLE_TYPES = set(OUTLIERS_OF.values())
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_both_decoders_give_back_what_was_packed(data: st.DataObject) -> None:
     n_rows = data.draw(st.integers(1, 40))
     n_cols = data.draw(st.integers(-(-100 // n_rows), 300))
@@ -63,7 +64,7 @@ HEADER = tiny_header(dim=24, n_heads=3, n_kv_heads=3, head_dim=8, ffn_dim=40)
 
 @pytest.fixture(scope="module")
 def tabled(tmp_path_factory: pytest.TempPathFactory) -> dict[Compression, bytes]:
-    """Files in which every matrix of the layers has a side table, packed and not."""
+    """Files in which every matrix of the layers has an outlier table, packed and not."""
     folder = tmp_path_factory.mktemp("tabled")
     write_tiny(folder / "plain.qsf", 4, header=HEADER, is_dull=True)
     out = {}
@@ -79,7 +80,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def table_of(path: Path, kind: int, unit_idx: int = 1) -> tuple[Tensor, int, int]:
-    """Return a side table, where its data is in the file, and its entry in TENS."""
+    """Return an outlier table, where its data is in the file, and its entry in TENS."""
     with Reader(path) as r:
         tensor = r.tensor(unit_idx, kind)
         assert tensor is not None
@@ -127,7 +128,7 @@ def test_hostile_tables(path: Path, tabled: dict[Compression, bytes], name: str)
     for at, fmt, value in TABLE_ATTACKS[name]:
         struct.pack_into("<" + fmt, data, off + at, value)
     assert verdict(path, repair(data)) is QsfFormatError
-    with Reader(path) as r, pytest.raises(QsfFormatError, match="side table"):
+    with Reader(path) as r, pytest.raises(QsfFormatError, match="outlier table"):
         list(unpack_outliers(r.read_tensor(tensor), 40, 24, 9))
 
 
@@ -222,7 +223,7 @@ MAKERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def tabled_model(folder: Path, maker: str, quant_type: str, compress: str = "none") -> Path:
-    """Return a model of which every matrix but layer 1's Q and up has a side table."""
+    """Return a model of which every matrix but layer 1's Q and up has an outlier table."""
     out = folder / f"{maker}-{quant_type}-{compress}.qsf"
     if not out.exists():
         make, options = MAKERS[maker]
@@ -375,7 +376,7 @@ def test_a_flipped_bit_of_a_streamed_table_gives_no_logits(folder: Path, path: P
 
 
 def test_the_plan_counts_what_is_copied(folder: Path) -> None:
-    """Gate and up are in memory together; nothing is taken of a model without side tables."""
+    """Gate and up are in memory together; nothing is taken of a model without outlier tables."""
     tabled = tabled_model(folder, "llama", "4bit")
     plain = folder / "alone.qsf"
     convert(folder / "hf-llama", plain, quant_type="4bit", overwrite=True)

@@ -397,7 +397,7 @@ def test_bytes_are_not_taken_for_token_ids(model: qsf.Model) -> None:
 
 
 def test_a_budget_that_would_do_is_said_in_mb(tiny_llama_8bit: Path) -> None:
-    with pytest.raises(qsf.QsfError, match=r"does not fit in 5.0 MB.*ram_budget=\d+ would do"):
+    with pytest.raises(qsf.QsfError, match=r"does not fit in 5.0 MB.*set ram_budget=\d+"):
         qsf.Model(tiny_llama_8bit, ram_budget=5)
 
 

@@ -14,8 +14,7 @@ import pytest
 from make.bench_records import request_of
 from qsf.bench import campaign
 from qsf.bench.campaign import Outputs
-from qsf.bench.judge import limits, quality
-from qsf.bench.judge.results import Quality
+from qsf.bench.judge import limits
 from qsf.bench.models.facts import read_facts
 from qsf.bench.models.random_gguf import write_model as write_gguf
 from qsf.bench.models.shapes import Shape, shape_of_file
@@ -23,7 +22,7 @@ from qsf.bench.run.baseline import Baseline, BaselineMissingError
 from qsf.bench.run.launch import Outcome
 from qsf.bench.run.memory_group import CapError
 from qsf.bench.run.tasks import Answer, Task, TestRun
-from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError
+from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError
 from qsf.shell.command import StoppedError
 
 
@@ -47,7 +46,7 @@ def answered(task: Task, *, why: str = "", note: str = "") -> Outcome:
 
 @dataclass
 class Machine:
-    """Stands for all that is slow: processes, limits, control groups, the baseline, quality."""
+    """Stands for all that is slow: processes, limits, control groups, the baseline."""
 
     ran: list[tuple[Task, str, bool]] = field(default_factory=list)  # task, Python, is cold
     said: list[str] = field(default_factory=list)
@@ -288,9 +287,6 @@ def test_files_of_the_wrong_kind_are_refused(
 ) -> None:
     cut = tmp_path / "cut.qsf"
     cut.write_bytes(tiny_llama_8bit.read_bytes()[:5000])
-    no_text = tmp_path / "absent.txt"
-    text = tmp_path / "a.txt"
-    text.write_text("once upon a time")
     model = tiny_llama_8bit
     wrong: list[tuple[list[Path], dict[str, Any], type[Exception], str]] = [
         ([baseline_file], {}, QsfArgumentError, "is a GGUF file, not a .qsf file: convert it with"),
@@ -300,8 +296,6 @@ def test_files_of_the_wrong_kind_are_refused(
         ([model], {"baseline_models": [model]}, QsfArgumentError, "files are called"),
         ([model], {"baseline_models": [cut]}, QsfFormatError, "has 5000 bytes"),
         ([model], {"depth": "5000"}, QsfArgumentError, "was made for"),
-        ([model], {"text": no_text}, QsfIOError, "absent.txt: No such file"),
-        ([model], {"text": text, "against": no_text}, QsfIOError, "no such file"),
     ]
     for models, options, kind, said in wrong:
         with pytest.raises(kind, match=said):
@@ -471,60 +465,29 @@ def test_an_interruption_before_the_first_figure_is_passed_on(
         machine.run(tiny_llama_8bit, baseline="none")
 
 
-@pytest.mark.parametrize("what", ["limits", "quality", "trace"])
+@pytest.mark.parametrize("what", ["limits", "trace"])
 def test_an_interruption_after_the_rounds_costs_nothing_of_them(
     machine: Machine,
     tiny_llama_8bit: Path,
-    tmp_path: Path,
     what: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def stop(*_: Any, **__: Any) -> Any:
         raise StoppedError(15)
 
-    text = tmp_path / "a.txt"
-    text.write_text("once upon a time")
-    known = {tiny_llama_8bit: Quality(5.0)}
-    monkeypatch.setattr(quality, "measure", lambda *_, **__: known)
-    if what == "quality":
-        monkeypatch.setattr(quality, "measure", stop)
-    elif what == "limits":
+    if what == "limits":
         calls = iter([lambda *_: {"direct x1": 1.0}, stop])
         monkeypatch.setattr(limits, "measure_disk", lambda *_: next(calls)())
     else:
         stop_at(machine, 2)
-    found = machine.run(tiny_llama_8bit, baseline="none", wants_trace=True, text=text)
+    found = machine.run(tiny_llama_8bit, baseline="none", wants_trace=True)
     assert found.stopped is not None
     assert found.stopped.exit_code == 128 + (2 if what == "trace" else 15)
     assert [len(row.tok_per_s.values) for row in found.results.rows] == [2, 2]
-    assert [row.quality is not None for row in found.results.rows] == [what == "trace"] * 2
     assert "before what comes after the rounds was done" in " ".join(found.results.notes)
 
 
 # ---- beside the rounds ----
-
-
-@pytest.mark.parametrize("kind", [QsfError, QsfArgumentError])
-def test_quality_that_cannot_be_had_costs_no_figures(
-    machine: Machine,
-    tiny_llama_8bit: Path,
-    tmp_path: Path,
-    kind: type[QsfError],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise kind("/home/me/m.gguf: the tokenizers differ")
-
-    monkeypatch.setattr(quality, "measure", fail)
-    text = tmp_path / "a.txt"
-    text.write_text("once upon a time")
-    found = machine.run(tiny_llama_8bit, baseline="none", text=text)
-    (failure,) = found.results.failures
-    assert (failure.engine, failure.what) == ("quality", "a.txt")
-    assert failure.why == "m.gguf: the tokenizers differ"
-    assert found.is_incomplete
-    assert len(found.results.rows) == 2
-    assert found.results.settings["text"] == "a.txt"
 
 
 def test_the_trace_is_of_a_few_tokens(

@@ -20,7 +20,7 @@ from qsf.errors import QsfArgumentError
 from qsf.page.plots import figure
 
 SECTIONS = (
-    *("failed", "changes", "ratios", "bits", "memory", "cgroup", "depth", "quality"),
+    *("failed", "changes", "ratios", "bits", "memory", "cgroup", "depth"),
     *("time", "rows", "limits", "notes", "method"),
 )
 CHANGES = [
@@ -126,15 +126,12 @@ def test_the_table_has_every_row(full: Results, full_page: str) -> None:
         assert said["Threads"] == str(row.threads)
         assert said["Budget, MB"] == ("" if row.budget_mb is None else str(row.budget_mb))
         assert said["Cgroup, MB"] == ("" if row.cap is None else str(row.cap.limit_mb))
-        assert row.quality is not None
         for name, value in (
             ("tok/s", row.tok_per_s.median),
             ("least", row.tok_per_s.min),
             ("most", row.tok_per_s.max),
             ("limit, tok/s", row.limit_tok_per_s),
             ("GB/s", row.gb_per_s),
-            ("Perplexity", row.quality.perplexity),
-            ("KL", row.quality.mean_kl),
             ("Peak memory", row.peak_rss_bytes / 1e6),
             ("Bits a weight", row.bits_per_weight),
         ):
@@ -145,9 +142,9 @@ def test_the_table_has_every_row(full: Results, full_page: str) -> None:
 
 
 def test_columns_that_nothing_is_known_of_are_left_out(full: Results) -> None:
-    row = replace(full.rows[0], quality=None, cap=None, kernels="", load_seconds=None)
+    row = replace(full.rows[0], cap=None, kernels="", load_seconds=None)
     names = set(cells(section(page(replace(full, rows=[row], ratios=[])), "rows"))[0])
-    assert names.isdisjoint({"Perplexity", "KL", "Same choice", "Cgroup, MB", "Budget, MB"})
+    assert names.isdisjoint({"Kernels", "Loaded in, s", "Cgroup, MB", "Budget, MB"})
     assert names.isdisjoint({"Kernels", "Loaded in, s", "Depth"})
     assert {"Type", "tok/s", "Peak memory"} <= names
 

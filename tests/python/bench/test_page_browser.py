@@ -31,7 +31,7 @@ FLAGS = (
 PHONE, DESK = (360, 800), (1280, 900)
 BACKGROUND = {"light": (0xFA, 0xF9, 0xF6), "dark": (0x13, 0x15, 0x18)}  # --page of the style
 SECTIONS = (
-    *("failed", "changes", "ratios", "bits", "memory", "cgroup", "depth", "quality"),
+    *("failed", "changes", "ratios", "bits", "memory", "cgroup", "depth"),
     *("time", "rows", "limits", "notes", "method"),
 )
 # Writes what the browser made of the page into its title: widths, what sticks out beside boxes

@@ -20,7 +20,7 @@ from qsf.page.plots import Axis, Point, Series, figure, plot, tick_texts
 
 # Not of all pages: a comparison, and ratios where there is no baseline.
 SECTIONS = {
-    *("failed", "bits", "memory", "cgroup", "depth", "quality", "time"),
+    *("failed", "bits", "memory", "cgroup", "depth", "time"),
     *("rows", "limits", "notes", "method"),
 }
 
@@ -35,7 +35,7 @@ def full_page(full: Results) -> str:
     return page(full)
 
 
-PLOTTED = ("bits", "memory", "cgroup", "depth", "quality")
+PLOTTED = ("bits", "memory", "cgroup", "depth")
 
 
 def x_of(anchor: str) -> Callable[[Row], float]:
@@ -44,7 +44,6 @@ def x_of(anchor: str) -> Callable[[Row], float]:
         "memory": lambda row: float(row.budget_mb or 0),
         "cgroup": lambda row: float(row.cap.limit_mb if row.cap else 0),
         "depth": lambda row: float(row.depth),
-        "quality": lambda row: row.quality.perplexity if row.quality else 0.0,
     }[anchor]
 
 
@@ -106,7 +105,7 @@ def test_every_row_that_fits_a_plot_is_in_it(full: Results, full_page: str) -> N
     limited = [row for row in full.rows if row not in plain]
     shallow = sorted(row.label for row in plain if row.depth == 0)
     assert len(shallow) == 16
-    assert titles("bits") == titles("quality") == shallow
+    assert titles("bits") == shallow
     assert titles("depth") == sorted(row.label for row in plain)
     assert sorted(titles("memory") + titles("cgroup")) == sorted(row.label for row in limited)
 
@@ -132,7 +131,7 @@ def only(full: Results, keep: Callable[[Row], bool]) -> Results:
 @pytest.mark.parametrize(
     ("keep", "absent"),
     [
-        (lambda row: row.type == "4bit", {"bits", "quality"}),
+        (lambda row: row.type == "4bit", {"bits"}),
         (lambda row: row.depth == 0, {"depth"}),
         (lambda row: row.budget_mb in (None, 200) and row.cap is None, {"memory", "cgroup"}),
         (lambda row: row.engine == "llama.cpp", {"time", "memory"}),

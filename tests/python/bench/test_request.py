@@ -83,7 +83,6 @@ def test_lists_are_every_combination_once() -> None:
         ({"baseline": "ik=a", "kv_type": "2bit"}, "--kv-type 2bit is QSF's alone"),
         ({"kv_type": "k9"}, "--kv-type"),
         ({"io": "fast"}, "--io fast is unknown; available: auto, buffered"),
-        ({"text": Path("t")}, "--text is of no use for random weights"),
         ({"baseline_models": [Path("a.gguf")]}, "0 MODELs and 1 --baseline-model"),
     ],
 )
@@ -98,7 +97,6 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
     [
         ({"shape": "gpt2"}, "--shape is for random weights"),
         ({"quant": "4bit"}, "--quant is for random weights"),
-        ({"against": Path("o")}, "--against needs --text"),
         (
             {"baseline": "none", "baseline_models": [Path("a.gguf")]},
             "of no use with --baseline none",
@@ -107,7 +105,6 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
             {"baseline": "none", "baseline_python": Path("p")},
             "--baseline-python is of no use with --baseline none",
         ),
-        ({"baseline": "llama.cpp", "text": Path("t")}, "needs --baseline-model"),
         ({"baseline": "llama.cpp", "ram_budget": "200,400"}, "beside --ram-budget 200,400, for it"),
         (
             {"baseline_models": [Path("a.gguf")], "ram_budget": "200"},

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from make.bench_records import small_results
+from make.examples import examples
 from qsf.bench.judge.compare import compare
-from qsf.bench.judge.results import Limits, Quality, Results, read, spread_of, write
+from qsf.bench.judge.results import Limits, Results, read, spread_of, write
 from qsf.bench.run.tasks import Cap
 from qsf.bench.show.table import as_text, comparison_report, report
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError
@@ -29,10 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 def full_results() -> Results:
     """Return results in which every record occurs."""
-    results = small_results()
-    quality = Quality(12.5, 0.01, 0.9, 1000)
-    rows = [replace(results.rows[0], quality=quality), *results.rows[1:]]
-    return replace(results, rows=rows)
+    return small_results()
 
 
 def known_of(results: Results) -> dict[str, Any]:
@@ -132,7 +130,6 @@ def set_at(known: Any, place: str, value: object) -> None:
         ("rows/0/breakdown/parts", [], "breakdown.parts is list, expected an object"),
         ("rows/0/breakdown/parts/sample", 3, "parts.sample is 3, expected an object"),
         ("rows/4/cap/limit_mb", "x" * 1000, r"cap.limit_mb is 'x{39}, expected"),
-        ("rows/0/quality/top1", [], "quality.top1 is list"),
         ("limits/memory_gb_per_s/2", "20", "memory_gb_per_s.2 is '20', expected a number"),
         ("limits", [], "limits is list"),
         ("machine", "x", "machine is 'x', expected an object"),
@@ -216,7 +213,7 @@ KNOWN = known_of(FULL)
 PLACES = [place for place in places(KNOWN) if not place.startswith(("machine/", "settings/"))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(place=st.sampled_from(PLACES), value=JSON)
 def test_any_value_anywhere_is_refused_or_can_be_shown(
     tmp_path_factory: pytest.TempPathFactory, place: str, value: object

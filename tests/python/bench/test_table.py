@@ -16,7 +16,7 @@ from rich.console import Console
 
 from make.bench_records import LIMITS, small_results
 from qsf.bench.judge.compare import Change, Comparison, compare
-from qsf.bench.judge.results import Quality, Results, Row, Spread, spread_of, write
+from qsf.bench.judge.results import Results, Row, Spread, spread_of, write
 from qsf.bench.run.tasks import Cap
 from qsf.bench.show.table import as_text, comparison_report, rate_text, report, spread_text
 
@@ -81,8 +81,7 @@ def test_narrow_tables_have_a_heading_for_each_setting() -> None:
 
 def test_files_limits_ratios_parts_failures_and_notes_are_shown() -> None:
     results = small_results()
-    rows = [replace(row, quality=Quality(12.5, 0.0123, 0.91, 100)) for row in results.rows]
-    lines = lines_of(replace(results, rows=rows, notes=["a [note] to read"]))
+    lines = lines_of(replace(results, notes=["a [note] to read"]))
     assert lines[0] == "Processor X, 2 cores, avx2 kernels"
     assert "commit abc1234" in lines[1]
     assert cells(line_with(lines, "memory, GB/s")) == ["memory, GB/s read", "10.0", "20.0"]
@@ -91,7 +90,6 @@ def test_files_limits_ratios_parts_failures_and_notes_are_shown() -> None:
     assert cells(line_with(lines, "buffered")) == ["buffered", "1.50", "-"]
     file = cells(line_with(lines, "qsf  ", "4.60"))
     assert file[:5] == ["qsf", "4bit", "4.60", "668", "4bit"]
-    assert file[6:9] == ["12.500", "0.0123", "91.0%"]
     assert cells(line_with(lines, "4bit / llama.cpp Q4_K_M", "pp512"))[-1] == "4.00x (4.00-4.00)"
     assert (
         cells(line_with(lines, "4bit / llama.cpp Q4_K_M", "cgroup 300"))[-1] == "6.00x (6.00-6.00)"
@@ -143,19 +141,13 @@ def test_names_are_whole_on_80_columns() -> None:
 def test_long_names_do_not_cut_figures_off(width: int) -> None:
     results = small_results()
     long = "a-long-name-of-a-model-4bit-calibrated"
-    quality = Quality(12.345, 0.0123, 0.91, 100)
     rows = [
-        replace(
-            row, type=f"{row.type} {long}", kernels=f"CPU_REPACK:604.45 {long}", quality=quality
-        )
+        replace(row, type=f"{row.type} {long}", kernels=f"CPU_REPACK:604.45 {long}")
         for row in results.rows
     ]
     text = as_text(report(replace(results, rows=rows)), width)
     assert max(map(len, text.splitlines())) <= width
     for figure in (
-        "12.345",
-        "0.0123",
-        "91.0%",
         "0.500 (0.480-0.520)",
         "25.0 (24.0-26.0)",
         "75 % memory",

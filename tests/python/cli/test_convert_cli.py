@@ -1,4 +1,9 @@
-"""qsf-convert as people use it: a process, its exit code and what it prints."""
+"""qsf-convert as people use it: its exit code and what it prints.
+
+A process is started where one is needed: for signals, limits, peaks of memory, and once for the
+whole way. Everything else is the same function in this process, without the second of a start.
+"""
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
@@ -16,7 +21,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from make import hf_makers
+from make.commands import Here
 from qsf.file.reader import Reader
+from qsf.inspect import cli as inspect_cli
+from qsf.model import Model
 from qsf_converter.rounding.plan import QUANT_TYPES
 
 BITS = {
@@ -97,41 +105,63 @@ def test_conversion_reports_what_it_did(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "model.bin"]
 
 
-def test_quiet_prints_nothing(tmp_path: Path) -> None:
+def test_quiet_prints_nothing(tmp_path: Path, here: Here) -> None:
     folder, _ = hf_makers.llama(tmp_path / "m")
-    done = run(folder, tmp_path / "out.qsf", "--quiet", "--quant-type", "8bit")
+    done = here(folder, tmp_path / "out.qsf", "--quiet", "--quant-type", "8bit")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("quant_type", QUANT_TYPES)
-def test_each_type_from_checkpoint_to_text(
-    tmp_path: Path, project_root: Path, quant_type: str
-) -> None:
-    """The three commands one after another, as a person would type them."""
-    out = tmp_path / "m.qsf"
-    done = run(project_root / "examples" / "tiny-llama", out, "--quant-type", quant_type)
-    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
-    bits = float(done.stdout.split(" bits a weight")[0].split()[-1])
-    done = run(out, "--json", command=[sys.executable, "-m", "qsf.inspect.cli"])
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+def check_types(said: dict[str, Any], table: str, quant_type: str, bits: float) -> None:
+    """Is what qsf-inspect says, as JSON and as a table, a file of this type?"""
     assert said["header"]["dtype"] == quant_type
     assert {unit["dtype"] for unit in said["units"][1:-1]} == {quant_type}
     matrices = [t for t in said["tensors_by_type"] if t["type"] == "ffn_down"]
     assert [t["dtype"] for t in matrices] == [quant_type]
     assert matrices[0]["bytes"] * 8 / matrices[0]["parameters"] == BITS[quant_type]
     assert said["file_bytes"] * 8 / said["parameters"] == pytest.approx(bits, abs=0.01)
-    done = run(out, command=[sys.executable, "-m", "qsf.inspect.cli"])
-    assert "layer 0 " in done.stdout
-    assert quant_type in done.stdout.split("layer 0")[1].split("\n")[0]
+    assert quant_type in table.split("layer 0")[1].split("\n")[0]
+
+
+def bits_of(done: subprocess.CompletedProcess[str]) -> float:
+    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
+    return float(done.stdout.split(" bits a weight")[0].split()[-1])
+
+
+def test_from_checkpoint_to_text(tmp_path: Path, project_root: Path) -> None:
+    """The three commands one after another, as a person would type them."""
+    out = tmp_path / "m.qsf"
+    bits = bits_of(run(project_root / "examples" / "tiny-llama", out, "--quant-type", "3bit"))
+    inspect = [sys.executable, "-m", "qsf.inspect.cli"]
+    done = run(out, "--json", command=inspect)
+    assert done.returncode == 0, done.stderr
+    check_types(json.loads(done.stdout), run(out, command=inspect).stdout, "3bit", bits)
     again = [sys.executable, "-m", "qsf.run.cli", out, "-p", "Once upon a time", "-n", "8"]
     texts = {run("--temperature", "0", command=[*map(str, again)]).stdout for _ in range(2)}
     assert len(texts) == 1
     assert len(texts.pop().split()) >= 3
 
 
-def test_help_names_the_options() -> None:
-    done = run("--help")
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
+def test_each_type_generates(
+    tmp_path: Path, project_root: Path, here: Here, quant_type: str
+) -> None:
+    out = tmp_path / "m.qsf"
+    bits = bits_of(here(project_root / "examples" / "tiny-llama", out, "--quant-type", quant_type))
+    done = here(out, "--json", command=inspect_cli.run)
+    assert done.returncode == 0, done.stderr
+    table = here(out, command=inspect_cli.run).stdout
+    check_types(json.loads(done.stdout), table, quant_type, bits)
+    with Model(out, ram_budget=None, threads=1) as model:
+        texts = {
+            "".join(model.generate("Once upon a time", max_tokens=8, temperature=0))
+            for _ in range(2)
+        }
+    assert len(texts) == 1
+    assert len(texts.pop().split()) >= 3
+
+
+def test_help_names_the_options(here: Here) -> None:
+    done = here("--help")
     assert done.returncode == 0
     for option in ("--quant-type", "--embed-type", "--force", "--quiet", "--threads"):
         assert option in done.stdout
@@ -139,7 +169,7 @@ def test_help_names_the_options() -> None:
     assert "measured on OUT's disk" in " ".join(done.stdout.split())
 
 
-def test_compression_is_reported(tmp_path: Path, project_root: Path) -> None:
+def test_compression_is_reported(tmp_path: Path, project_root: Path, here: Here) -> None:
     source = project_root / "examples" / "tiny-llama"
     for arguments, expected in [
         (("--compress", "zstd"), "layers: 6, compressed with zstd, stored at 96 %"),
@@ -154,7 +184,7 @@ def test_compression_is_reported(tmp_path: Path, project_root: Path) -> None:
             "(disk 1000000000 MB/s, given)",
         ),
     ]:
-        done = run(source, tmp_path / "m.qsf", "--force", *arguments)
+        done = here(source, tmp_path / "m.qsf", "--force", *arguments)
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[1] == expected
         assert "warning" not in done.stderr
@@ -183,43 +213,49 @@ def test_compression_is_reported(tmp_path: Path, project_root: Path) -> None:
     ],
 )
 def test_wrong_usage_is_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], message: str, code: int
+    tmp_path: Path,
+    here: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    message: str,
+    code: int,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     hf_makers.llama(tmp_path / "m")
     (tmp_path / "empty").mkdir()
-    assert_one_error(run(*arguments, cwd=tmp_path), message, code)
+    assert_one_error(here(*arguments), message, code)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "m"]
 
 
-def test_wrong_models_are_one_line(tmp_path: Path) -> None:
+def test_wrong_models_are_one_line(tmp_path: Path, here: Here) -> None:
     folder, weights = hf_makers.llama(tmp_path / "m")
     out = tmp_path / "out.qsf"
     config = folder / "config.json"
 
     config.write_text("{")
-    assert_one_error(run(folder, out), "config.json: not JSON")
+    assert_one_error(here(folder, out), "config.json: not JSON")
     config.write_text(json.dumps({**hf_makers.LLAMA_CONFIG, "architectures": ["BertModel"]}))
-    assert_one_error(run(folder, out), "BertModel is not supported; supported: GPT2LMHeadModel, L")
+    assert_one_error(here(folder, out), "BertModel is not supported; supported: GPT2LMHeadModel, L")
     config.write_text(json.dumps(hf_makers.LLAMA_CONFIG))
 
     weights["model.norm.weight"][3] = float("nan")
     save_file(weights, folder / "model.safetensors")
-    done = run(folder, out, "--quiet")
+    done = here(folder, out, "--quiet")
     assert_one_error(done, "tensor model.norm.weight at [3]: the value is nan")
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-7])
-    assert_one_error(run(folder, out), "truncated")
+    assert_one_error(here(folder, out), "truncated")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert_one_error(run(folder, out), "pytorch_model.bin: not a file of torch.save")
+    assert_one_error(here(folder, out), "pytorch_model.bin: not a file of torch.save")
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_force_replaces(tmp_path: Path) -> None:
+def test_force_replaces(tmp_path: Path, here: Here) -> None:
     folder, _ = hf_makers.llama(tmp_path / "m")
     out = tmp_path / "out.qsf"
     out.write_text("old")
-    assert_one_error(run(folder, out), "exists; --force", 2)
+    assert_one_error(here(folder, out), "exists; --force", 2)
     assert out.read_text() == "old"
-    assert run(folder, out, "--force").returncode == 0
+    assert here(folder, out, "--force").returncode == 0
     with Reader(out) as reader:
         reader.verify()
 
@@ -280,20 +316,20 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path, compress: str)
     assert peak_mb < 200  # two pieces of 32 MB of f32, with their sources and results
 
 
-def test_version_and_help_have_what_the_other_commands_have() -> None:
-    done = run("--version")
+def test_version_and_help_have_what_the_other_commands_have(here: Here) -> None:
+    done = here("--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("qsf-convert ")
-    done = run("-h")
+    done = here("-h")
     assert "Examples:" in done.stdout
     assert "130 interrupted" in done.stdout
 
 
-def test_an_existing_file_is_said_in_the_words_of_the_command(tmp_path: Path) -> None:
+def test_an_existing_file_is_said_in_the_words_of_the_command(tmp_path: Path, here: Here) -> None:
     folder, _ = hf_makers.llama(tmp_path / "m")
     out = tmp_path / "out.qsf"
     out.write_bytes(b"mine")
-    done = run(folder, out)
+    done = here(folder, out)
     assert_one_error(done, "out.qsf exists; --force replaces it", 2)
     assert out.read_bytes() == b"mine"
 

@@ -149,11 +149,11 @@ def test_a_refusal_says_what_is_short_and_what_would_help() -> None:
     small = plan(budget_bytes=50 * MB, min_budget_bytes=60 * MB + 1, process_bytes=30 * MB)
     text = does_not_fit(small)
     assert "does not fit in 50.0 MB, of which Python and the tokenizer take 30.0" in text
-    assert text.endswith(": ram_budget=61 would do")
-    assert does_not_fit(small, is_command=True).endswith(": --ram-budget 61 would do")
+    assert text.endswith(": set ram_budget=61")
+    assert does_not_fit(small, is_command=True).endswith(": set --ram-budget 61")
 
     both = plan(budget_bytes=50 * MB, min_budget_bytes=60 * MB, ceiling_bytes=40 * MB)
-    assert "60 would do, if the machine or its control group had them" in does_not_fit(both)
+    assert "60, if the machine or its control group had them" in does_not_fit(both)
     assert "40.0 MB" in does_not_fit(both)
 
     for budget_bytes in (0, 70 * MB):
@@ -162,7 +162,7 @@ def test_a_refusal_says_what_is_short_and_what_would_help() -> None:
         )
         assert "needs 60 MB" in text
         assert "control group leaves this process 40.0" in text
-        assert "would do" not in text
+        assert "set " not in text
 
     asked = plan(budget_bytes=50 * MB, min_budget_bytes=60 * MB, kv_bytes=9 * MB, io_depth=8,
                  stream_bytes=16 * MB, ring_bytes=16 * MB)  # fmt: skip
@@ -188,3 +188,11 @@ def test_memory_events_are_said() -> None:
         "at 99 s: took again 100.0 MB, 700.0 MB were available, 1 unit in memory since"
     )
     assert lines[-2] == "embedding rows: 8 asked for, 6 found in the cache (75 %)"
+
+
+def test_the_plan_has_a_line_for_text_that_is_part_of_the_process() -> None:
+    lines = report.plan_lines(plan(process_bytes=30 * MB, text_bytes=6 * MB, engine_bytes=5 * MB))
+    words = {" ".join(line.split()[:-1]): line.split()[-1] for line in lines}
+    assert words["process before opening"] == "24.0"
+    assert words["text: the tokenizer"] == "6.0"
+    assert words["total"] == "35.0"

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from make import tiny_checkpoints
+from make.examples import examples
 from qsf.errors import QsfConversionError
 from qsf.file.layout import Dtype, Layout, TensorType
 from qsf.file.reader import Reader
@@ -89,7 +90,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Target], Costs, int]:
     return targets, costs, draw(st.integers(ends[0], ends[1] + 100))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(problems())
 def test_no_choice_within_the_budget_is_better(problem: tuple[list[Target], Costs, int]) -> None:
     targets, costs, budget_bytes = problem

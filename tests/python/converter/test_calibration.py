@@ -257,8 +257,8 @@ def test_meta_holds_what_was_measured(made: Callable[[str], Path], tmp_path: Pat
     assert quality["calibration"] == {
         "text": "text.txt",
         "sha256": text_of(folder, text, 512).sha256,
-        "windows": 8,
-        "window_tokens": 64,
+        "samples": 8,
+        "sample_tokens": 64,
         "tokens": 512,
         "held_out_tokens": 64,
     }

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from make.examples import examples
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 from qsf.errors import QsfArgumentError
 from qsf.file import layout, writer
@@ -80,7 +81,7 @@ def mixed(n_bytes: int, seed: int = 0) -> bytes:
 # ---- both readers ----
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.sampled_from(CODECS),
     st.integers(1, 3000),

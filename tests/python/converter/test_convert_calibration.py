@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from make import calibrated_models
+from make.commands import Here
 from qsf.file.reader import Reader
+from qsf.inspect import cli as inspect_cli
 from qsf_converter import cli
 from qsf_converter.calibrate.calibration_text import read_calibration_text
 from qsf_converter.calibrate.texts import bundled_text
@@ -24,7 +26,6 @@ from qsf_converter.sources.source import open_source
 
 ELSEWHERE = Path(tempfile.gettempdir())
 CONVERT = [sys.executable, "-m", "qsf_converter.cli"]
-INSPECT = [sys.executable, "-m", "qsf.inspect.cli"]
 RUN = [sys.executable, "-m", "qsf.run.cli"]
 MB = 2**20
 
@@ -108,6 +109,7 @@ def test_the_bundled_model_is_nearer_at_2_bits(
     tiny_llama_dir: Path,
     jsonl: Path,
     tmp_path: Path,
+    here: Here,
 ) -> None:
     out, _ = converted_2bit
     with open_source(tiny_llama_dir) as source:
@@ -115,7 +117,7 @@ def test_the_bundled_model_is_nearer_at_2_bits(
         text = read_calibration_text(source, request)
     assert text is not None
     plain = tmp_path / "plain.qsf"
-    assert run(tiny_llama_dir, plain, "--quant-type", "2bit", "-q").returncode == 0
+    assert here(tiny_llama_dir, plain, "--quant-type", "2bit", "-q").returncode == 0
     calibrated, lost = (
         calibrated_models.mean_kl(tiny_llama_dir, file, text.held_out) for file in (out, plain)
     )
@@ -126,10 +128,10 @@ def test_the_bundled_model_is_nearer_at_2_bits(
 
 
 def test_inspect_prints_what_was_measured(
-    converted_2bit: tuple[Path, subprocess.CompletedProcess[str]],
+    converted_2bit: tuple[Path, subprocess.CompletedProcess[str]], here: Here
 ) -> None:
     out, _ = converted_2bit
-    done = run(out, "--quality", command=INSPECT)
+    done = here(out, "--quality", command=inspect_cli.run)
     assert done.returncode == 0, done.stderr
     with Reader(out) as reader:
         quality = json.loads(reader.read_section("META"))["quality"]
@@ -142,7 +144,7 @@ def test_inspect_prints_what_was_measured(
     for layer, entry in zip(quality["layers"], entries, strict=True):
         assert entry.importance == pytest.approx(layer["importance"], rel=1e-3)
         assert re.search(rf"^ +{layer['layer']} +{layer['importance']:.4g} ", done.stdout, re.M)
-    said = json.loads(run(out, "--quality", "--json", command=INSPECT).stdout)["quality"]
+    said = json.loads(here(out, "--quality", "--json", command=inspect_cli.run).stdout)["quality"]
     assert said == quality
 
 
@@ -173,9 +175,9 @@ def test_the_file_is_the_same_with_two_threads(model: Path, tmp_path: Path) -> N
     assert files[0] == files[1]
 
 
-def test_the_bundled_text_and_a_page(model: Path, tmp_path: Path) -> None:
+def test_the_bundled_text_and_a_page(model: Path, tmp_path: Path, here: Here) -> None:
     out, page = tmp_path / "o.qsf", tmp_path / "o.html"
-    done = run(
+    done = here(
         model, out, "--calibration", "bundled", "--calibration-tokens", 512,
         "--quant-type", "3bit", "--report", page,
     )  # fmt: skip
@@ -185,17 +187,19 @@ def test_the_bundled_text_and_a_page(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_text", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_size_in_mb_is_the_largest(with_text: bool, model: Path, tmp_path: Path) -> None:
+def test_a_size_in_mb_is_the_largest(
+    with_text: bool, model: Path, tmp_path: Path, here: Here
+) -> None:
     out = tmp_path / "o.qsf"
     extra = asked(model) if with_text else ()
-    done = run(model, out, "--target-size", 0.01, *extra)
+    done = here(model, out, "--target-size", 0.01, *extra)
     assert (done.returncode, done.stdout) == (1, "")
     said = re.search(r"the smallest has ([\d.]+) MB", done.stderr)
     assert said is not None, done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
     size = float(said[1]) + 0.02
-    done = run(model, out, "--target-size", size, *extra)
+    done = here(model, out, "--target-size", size, *extra)
     assert done.returncode == 0, done.stderr
     assert out.stat().st_size <= size * MB
     assert ("measuring how much each tensor matters ..." in done.stderr) is with_text

@@ -14,6 +14,7 @@ from make import hf_makers
 from make.tiny_checkpoints import LLAMA3_SCALING
 from qsf.file.layout import Activation
 from qsf.file.reader import Reader
+from qsf.file.stored_tokenizer import unpack_tokenizer
 from qsf_converter import convert
 
 
@@ -94,7 +95,7 @@ def test_the_file_brings_tokenizer_and_chat(tmp_path: Path) -> None:
 
     def chat() -> dict[str, Any]:
         with Reader(tmp_path / "out.qsf") as reader:
-            assert reader.read_section("TOKN") == tokenizer
+            assert unpack_tokenizer(reader.read_section("TOKN")) == tokenizer
             content: dict[str, Any] = json.loads(reader.read_section("CHAT"))
             return content
 

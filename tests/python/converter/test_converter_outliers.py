@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from make.examples import examples
 from make.outlier_files import naive_table
 from oracle.reference_tiles import decode_outliers, decode_tiles
 from qsf.errors import QsfArgumentError
@@ -134,9 +135,9 @@ def test_the_four_answers(dtype: Dtype) -> None:
     assert action(gaussian(shape), dtype) == "none"
     assert action(spiked(shape, 0.0001, 6), dtype) == "clamp"  # not far enough to matter
     # The best scale of a ternary block leaves so few outliers aside by itself.
-    few = "clamp" if dtype == Dtype.TERNARY else "side table"
+    few = "clamp" if dtype == Dtype.TERNARY else "outlier table"
     assert action(spiked(shape, 0.0001, 20), dtype) == few
-    assert action(spiked(shape, 0.005, 10), dtype) == "side table"
+    assert action(spiked(shape, 0.005, 10), dtype) == "outlier table"
     more = "clamp" if dtype == Dtype.Q4 else "more bits"
     assert action(spiked(shape, 0.02, 20), dtype) == more
 
@@ -148,22 +149,22 @@ def test_types_that_span_their_outliers_need_nothing(dtype: Dtype) -> None:
 
 def test_an_entry_must_be_worth_its_bytes() -> None:
     stats = OutlierStats(0.0, 1.0, n=10000, n_near=100, n_far=50)  # 0.16 bits a weight
-    assert choose_action(stats, Dtype.Q4, Gain(1.0, 4**-0.33)) == "side table"
+    assert choose_action(stats, Dtype.Q4, Gain(1.0, 4**-0.33)) == "outlier table"
     assert choose_action(stats, Dtype.Q4, Gain(1.0, 4**-0.31)) == "clamp"
     assert choose_action(stats, Dtype.Q4, Gain(0.0, 0.0)) == "clamp"
-    assert choose_action(stats, Dtype.Q4, Gain(1.0, 0.0)) == "side table"
+    assert choose_action(stats, Dtype.Q4, Gain(1.0, 0.0)) == "outlier table"
     stats.n_far = 101
     assert choose_action(stats, Dtype.Q3, Gain(1.0, 0.0)) == "more bits"
     stats.n_far = 1
     assert choose_action(stats, Dtype.Q4, Gain(1.0, 4**-0.019)) == "clamp"
-    assert choose_action(stats, Dtype.Q4, Gain(1.0, 4**-0.021)) == "side table"
+    assert choose_action(stats, Dtype.Q4, Gain(1.0, 4**-0.021)) == "outlier table"
 
 
 # ---- packing ----
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_packing_equals_the_naive_one(data: st.DataObject) -> None:
     n_rows, n_cols = data.draw(st.integers(1, 40)), data.draw(st.integers(100, 9000))
     places = data.draw(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from make.examples import examples
 from oracle.reference_tiles import TILE_BYTES, decode_tiles
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import Dtype, dtype_name
@@ -91,7 +92,7 @@ def output_error(moments: np.ndarray, rows: np.ndarray, stored: np.ndarray) -> n
     n_cols=st.sampled_from([1, 5, 63, 64, 100, 150]),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_it_is_gptq(dtype: Dtype, n_rows: int, n_cols: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     moments, order = hessian(n_cols, rng), shuffled_order(n_cols, rng)

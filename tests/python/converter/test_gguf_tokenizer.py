@@ -12,6 +12,7 @@ import pytest
 
 from make import gguf_files
 from qsf.file.reader import Reader
+from qsf.file.stored_tokenizer import unpack_tokenizer
 from qsf.text.chat import ChatTemplate
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter import convert
@@ -76,7 +77,10 @@ def test_a_byte_level_vocabulary_comes_back(
             assert found.read_unit(i) == expected.read_unit(i)
         bos = expected.header.bos_id
         assert found.header == expected.header
-        tokenizers = [Tokenizer(f.read_section("TOKN"), bos_id=bos) for f in (found, expected)]
+        tokenizers = [
+            Tokenizer(unpack_tokenizer(f.read_section("TOKN")), bos_id=bos)
+            for f in (found, expected)
+        ]
         chats = [json.loads(f.read_section("CHAT")) for f in (found, expected)]
     assert_same(tokenizers[0], tokenizers[1])
     assert chats[0]["special_tokens"] == {

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from make.examples import examples
 from make.page_parser import PageParser
 from make.qsf_files import write_tiny
 from make.quality_reports import full_quality
@@ -258,7 +259,7 @@ def assert_survives(path: Path, meta: bytes) -> None:
     assert all(clean(line).isprintable() for line in lines)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(quality=damaged_reports() | _JSON)
 def test_any_json_is_survived(tiny_file: Path, quality: Any) -> None:
     meta = json.dumps({"source": {"name": "\x1b"}, "quality": quality}).encode()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from make import gguf_files, hf_makers, tiny_checkpoints, torch_files
+from make.commands import Here
 from oracle import reference
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file.reader import Reader
@@ -120,11 +121,11 @@ def test_absence_names_what_was_looked_for(tmp_path: Path) -> None:
 # ---- the command ----
 
 
-def test_the_command_converts_a_gguf_file(tmp_path: Path, tiny_llama_dir: Path) -> None:
+def test_the_command_converts_a_gguf_file(tmp_path: Path, tiny_llama_dir: Path, here: Here) -> None:
     """What it writes computes what the model in the directory computes."""
     path = gguf_files.write(tiny_llama_dir, tmp_path / "m.gguf", tokenizer=True)
     out = tmp_path / "m.qsf"
-    done = run(path, out, "--quant-type", "f16", "--quiet")
+    done = here(path, out, "--quant-type", "f16", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     tokens = np.arange(3, 40)
     expected = reference.forward(reference.load_huggingface(tiny_llama_dir), tokens).logits
@@ -137,7 +138,9 @@ def test_the_command_converts_a_gguf_file(tmp_path: Path, tiny_llama_dir: Path) 
     assert len(done.stdout.split()) >= 2
 
 
-def test_the_command_converts_a_directory_of_torch(tmp_path: Path, tiny_llama_dir: Path) -> None:
+def test_the_command_converts_a_directory_of_torch(
+    tmp_path: Path, tiny_llama_dir: Path, here: Here
+) -> None:
     folder = tmp_path / "m"
     folder.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -147,7 +150,7 @@ def test_the_command_converts_a_directory_of_torch(tmp_path: Path, tiny_llama_di
         for name, values in reference.read_safetensors(tiny_llama_dir / "model.safetensors").items()
     }
     torch_files.save(folder / "pytorch_model.bin", weights)
-    done = run(folder, tmp_path / "m.qsf", "--quiet")
+    done = here(folder, tmp_path / "m.qsf", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     convert(tiny_llama_dir, tmp_path / "expected.qsf")
     with Reader(tmp_path / "m.qsf") as found, Reader(tmp_path / "expected.qsf") as expected:
@@ -157,7 +160,7 @@ def test_the_command_converts_a_directory_of_torch(tmp_path: Path, tiny_llama_di
     assert metas[0]["source"]["weights_sha256"] == metas[1]["source"]["weights_sha256"]
 
 
-def test_what_the_command_cannot_convert_is_one_line(tmp_path: Path) -> None:
+def test_what_the_command_cannot_convert_is_one_line(tmp_path: Path, here: Here) -> None:
     folder = hf_makers.write_model(tmp_path / "m", hf_makers.LLAMA_CONFIG, None)
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(20))
     torch_files.save(folder / "pytorch_model.bin", {}, data=b"cos\nsystem\n(S'true'\ntR.")
@@ -165,11 +168,11 @@ def test_what_the_command_cannot_convert_is_one_line(tmp_path: Path) -> None:
         (tmp_path / "m.gguf", "GGUF version 0 is not supported"),
         (folder, "its pickle asks for 'os.system'"),
     ):
-        done = run(source, tmp_path / "out.qsf")
+        done = here(source, tmp_path / "out.qsf")
         assert (done.returncode, done.stdout) == (1, "")
         assert len(done.stderr.splitlines()) == 1
         assert message in done.stderr
-    assert "or a .gguf file" in " ".join(run("--help").stdout.split())
+    assert "or a .gguf file" in " ".join(here("--help").stdout.split())
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from make.examples import examples
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
 from qsf.file.layout import (
@@ -86,7 +87,7 @@ def arches(draw: st.DrawFn) -> Arch:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     headers(),
     arches(),

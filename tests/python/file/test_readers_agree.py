@@ -28,6 +28,7 @@ from make.attacks import (
     layer,
     section_at,
 )
+from make.examples import examples
 from make.kind_attacks import KIND_ATTACKS, KINDS
 from make.qsf_files import repair, tiny_header, write_tiny
 from oracle.readers import agree, c_verdict, python_verdict, verdict
@@ -223,7 +224,7 @@ def check_mutant(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     verdict(path, data)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=mutants())
 def test_mutants(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     check_mutant(tmp_path_factory, data)

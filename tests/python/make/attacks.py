@@ -282,7 +282,7 @@ TENSOR_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("last free type", U, tensor(1, "I", 4, 65)),
     ("type behind the last", U, tensor(1, "I", 4, 69)),
     ("head bias in a layer", F, tensor(1, "I", 4, 66)),
-    ("a side table in tiles", F, tensor(2, "I", 4, 29)),
+    ("an outlier table in tiles", F, tensor(2, "I", 4, 29)),
     ("type huge", U, tensor(1, "I", 4, 0xFFFFFFFF)),
     ("embedding type", F, tensor(0, "I", 4, 26)),
     ("layer has a final norm", F, tensor(1, "I", 4, 27)),

@@ -9,7 +9,6 @@ from qsf.bench.judge.results import (
     Breakdown,
     Failure,
     Limits,
-    Quality,
     Ratio,
     Results,
     Row,
@@ -120,18 +119,9 @@ def _row(
         cap=None if cap_mb is None else Cap(cap_mb, int(cap_mb * 0.98e6), 0),
         breakdown=breakdown if engine == "qsf" else None,
         engine_tok_per_s=tok_per_s.median * 1.004,
-        quality=_QUALITY[kind],
         load_seconds=0.42,
         madds_per_token=madds,
     )
-
-
-_QUALITY = {
-    "4bit": Quality(8.412, 0.0213, 0.931, 16384),
-    "2bit": Quality(10.71, 0.2104, 0.792, 16384),
-    "Q4_K_M": Quality(8.401, 0.0198, 0.934, 16384),
-    "Q2_K": Quality(10.02, 0.1710, 0.811, 16384),
-}
 
 
 def _ratios(rows: list[Row]) -> list[Ratio]:
@@ -149,7 +139,7 @@ def _ratios(rows: list[Row]) -> list[Ratio]:
 
 
 def full_results(seed: int = 7) -> Results:
-    """Everything that a run can give: types, threads, depths, budgets, caps, quality, failures."""
+    """Everything that a run can give: types, threads, depths, budgets, caps, failures."""
     rng = random.Random(seed)
     rows = [
         _row(kind, threads, test, depth, rng)

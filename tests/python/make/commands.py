@@ -1,4 +1,4 @@
-"""``qsf-run`` started as a user types it."""
+"""Commands started as a user types them: ``qsf-run`` as a process, those of typer in this one."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -20,6 +20,25 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+Here = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str]) -> Here:
+    """Run a command of typer in this process, ``qsf-convert`` unless told: no second of a start."""
+
+    def call(
+        *arguments: object, command: Callable[[list[str]], int] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        from qsf_converter import cli  # what it imports is not for every test
+
+        words = [*map(str, arguments)]
+        code = (command or cli.run)(words)
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
+
+    return call
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 
 from make.attacks import entry_at, grow, section_at
 from make.qsf_files import repair
+from qsf.file.stored_tokenizer import pack_tokenizer, unpack_tokenizer
 
 _HOSTILE: tuple[Any, ...] = (
     None, True, 0, -1, 2**31, 2**32, 2**64, 10**400, 1e308, float("nan"), float("inf"), "", "x",
@@ -115,6 +116,14 @@ def _chat(rng: random.Random, data: bytes) -> bytes:
     )
 
 
+def _stored_tokenizer(rng: random.Random, data: bytes) -> bytes:
+    """As the file has it: compressed or not, and sometimes of a broken form."""
+    if rng.random() < 0.2:
+        return _bytes(rng, data)
+    changed = _tokenizer(rng, unpack_tokenizer(data))
+    return pack_tokenizer(changed) if rng.random() < 0.5 else changed
+
+
 def _tokenizer(rng: random.Random, data: bytes) -> bytes:
     if rng.random() < 0.3:
         return _json(rng, data)
@@ -138,7 +147,7 @@ SECTIONS: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "WPOS": _bytes,
     "META": _json,
     "TEXT": _bytes,
-    "TOKN": _tokenizer,
+    "TOKN": _stored_tokenizer,
     "CHAT": _chat,
 }
 

@@ -1,4 +1,4 @@
-"""Gives the matrices of a .qsf file side tables: of random entries, or such as a test wants."""
+"""Gives the matrices of a .qsf file outlier tables: of random entries, or such as a test wants."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Choose = Callable[[Tensor], list[Entry]]
 
 
 def naive_table(entries: list[Entry], n_rows: int) -> tuple[bytes, int]:
-    """Return a side table and its number of entries, straight from docs/format.md."""
+    """Return an outlier table and its number of entries, straight from docs/format.md."""
     out, first = b"", [0]
     for tile_row in range(-(-n_rows // 16)):
         here = sorted((16 * col + row % 16, d) for row, col, d in entries if row // 16 == tile_row)
@@ -60,7 +60,7 @@ def add_outliers(
     layer_kinds: Sequence[LayerKind] = (),
     rope_sets: Sequence[RopeSet] = (),
 ) -> dict[tuple[int, int], list[Entry]]:
-    """Copy a file, with side tables for its layers' matrices; return them by (unit, type).
+    """Copy a file, with outlier tables for its layers' matrices; return them by (unit, type).
 
     A matrix for which nothing is chosen gets none. Kinds and RoPE sets may be others than before.
     """

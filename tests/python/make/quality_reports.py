@@ -15,7 +15,7 @@ _MATRICES = (
 )  # fmt: skip
 _BITS = {"2bit": 2.5, "3bit": 3.5, "4bit": 4.5, "8bit": 8.25, "f32": 32.0}
 _ERRORS = {"2bit": 0.33, "3bit": 0.17, "4bit": 0.082, "8bit": 0.0065, "f32": 0.0}
-_ACTIONS = ("rounded", "feedback", "scaled+feedback", "rotated+feedback", "side table")
+_ACTIONS = ("rounded", "feedback", "scaled+feedback", "rotated+feedback", "outlier table")
 
 
 def tensor(

@@ -91,7 +91,7 @@ class Model:
 
     Matrices are [outputs, inputs]. `integer` names the matrices that a file stores quantised, with
     the bits of the integer activations that the engine multiplies them with: 16 for 8-bit
-    weights, else 8. `outliers` has what the side table of a matrix adds to it, [outputs, inputs]:
+    weights, else 8. `outliers` has what the outlier table of a matrix adds to it:
     that part meets the activations before they are rounded.
     """
 

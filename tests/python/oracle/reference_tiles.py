@@ -82,7 +82,7 @@ def _codes(kind: str, codes: NDArray[np.uint8], r: Array, c: Array) -> NDArray[n
 
 
 def decode_outliers(data: bytes, n_rows: int, n_cols: int) -> Array:
-    """What a side table adds to a matrix: f32 values [n_rows, n_cols], most of them zero.
+    """What an outlier table adds to a matrix: f32 values [n_rows, n_cols], most of them zero.
 
     Written from docs/format.md, section 5, and sharing no line with the package.
     """

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from make.examples import examples
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
+from qsf.text.parts import read_text_parts
 from qsf.text.tokenizer import Tokenizer, protect_special
+from qsf_converter import convert
 
 TEXTS = [
     "Once upon a time",
@@ -198,7 +202,7 @@ def test_a_continued_text_keeps_its_leading_space_and_a_new_one_loses_it() -> No
 
 
 @given(ids=st.lists(st.integers(0, 2050), max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_byte_level_decoding_equals_the_librarys(ids: list[int]) -> None:
     path = Path(__file__).resolve().parents[3] / "examples" / "tiny-llama" / "tokenizer.json"
     library = _LIBRARY.setdefault("tiny", tokenizers.Tokenizer.from_file(str(path)))
@@ -299,3 +303,17 @@ def test_qwen2_vocabulary_round_trips(shared_dir: Path) -> None:
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
         check_pieces(tokenizer, ids)
+
+
+def test_without_the_library_a_text_is_encoded_or_the_error_names_the_extra(
+    bundled_json: bytes, tiny_llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    path = tmp_path / "m.qsf"
+    assert convert(tiny_llama_dir, path).warnings == ()
+    parts = read_text_parts(path)
+    assert parts.tokenizer is not None
+    assert parts.tokenizer.decode(parts.tokenizer.encode("Once upon a time")) == "Once upon a time"
+    assert parts.text_bytes == parts.tokenizer.n_bytes
+    with pytest.raises(QsfUnsupportedError, match=r"pip install 'qsf\[tokenizers\]'"):
+        Tokenizer(bundled_json)

@@ -15,12 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from make.examples import examples
 from make.mutants import SECTIONS
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
+from qsf.file.stored_tokenizer import unpack_tokenizer
 from qsf.text.tokenizer import Tokenizer, max_text_bytes, protect_special
 from qsf.text.untrusted import check_tokenizer, library_errors
 
-N_EXAMPLES = int(os.environ.get("QSF_FUZZ_EXAMPLES", "150"))  # `make fuzz` asks for more
+N_EXAMPLES = int(os.environ.get("QSF_FUZZ_EXAMPLES", examples(150)))  # `make fuzz` asks for more
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +168,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(_VALUES, st.sampled_from([None, 1, "\t"]), st.booleans(), st.permutations(range(3)))
 def test_the_normalizer_is_found_wherever_it_stands(
     vocabulary: Any, indent: Any, is_ascii: bool, order: list[int]
@@ -183,7 +185,7 @@ def test_the_normalizer_is_found_wherever_it_stands(
 def test_any_tokenizer_encodes_or_is_a_typed_error(bundled: bytes, seed: int) -> None:
     data = SECTIONS["TOKN"](random.Random(seed), bundled)
     try:
-        tokenizer = Tokenizer(data, bos_id=0)
+        tokenizer = Tokenizer(unpack_tokenizer(data), bos_id=0)
         ids = tokenizer.encode("Hi, <s> you\U0001f600 0i", max_tokens=64)
         assert isinstance(tokenizer.decode(ids), str)
     except (QsfFormatError, QsfArgumentError):
