@@ -139,7 +139,7 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
         return QSF_FAIL(QSF_ERR_ARG,
                         "heads of %u dimensions cannot be rotated: kv_rotation needs 16 to 4096",
                         in->config->head_dim);
-    const bool is_wide = in->config->head_dim >= LEAST_4BIT_KEY_DIMS;
+    const bool is_wide = in->config->least_head_dim >= LEAST_4BIT_KEY_DIMS;
     const uint32_t k_bits = opt->exact != 0 ? QSF_KV_F32 : is_wide ? QSF_KV_4BIT : QSF_KV_8BIT;
     const uint32_t v_bits = opt->exact != 0 ? QSF_KV_F32 : QSF_KV_4BIT;
     how->kv_k_bits = opt->kv_k_type != QSF_KV_DEFAULT ? opt->kv_k_type : k_bits;
