@@ -194,9 +194,10 @@ typedef struct wide_rows {
     size_t stride;
 } wide_rows;
 
-/* add_four's asm needs its offset as a literal, which it becomes where gcc unrolls the loops. */
-#if defined(__OPTIMIZE__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
+/* add_four's asm needs its offset as a literal, which it becomes where gcc unrolls the loops: with
+ * -O3, which CMakeLists.txt tells by QSF_IS_RELEASE, and without sanitizers. */
+#if defined(QSF_IS_RELEASE) && defined(__OPTIMIZE__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define IS_ASM_FOLDED 1
 #else
 #define IS_ASM_FOLDED 0
