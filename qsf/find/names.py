@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
-from qsf.file.layout import Dtype, dtype_name
+from qsf.file.type_names import TYPE_NAMES, our_type
 
 DEFAULT_TYPE = "4bit"
-_TYPES = (*(dtype_name(kind) for kind in Dtype if kind not in (Dtype.MIXED, Dtype.F32)),)
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?([^/]+/[^/?#]+)")
 _LFS = b"version https://git-lfs"
@@ -38,31 +37,14 @@ class Named:
 
     @property
     def quant_type(self) -> str:
-        """The type to convert to, by our name."""
-        if self.asked_type:
-            return our_type(self.asked_type)
-        stored = re.search(r"\b(I?Q[1-8]\w*|F16|BF16)\.gguf$", str(self.path), re.IGNORECASE)
-        kept = our_type(stored[1]) if stored is not None else DEFAULT_TYPE
-        return kept if kept in ("8bit", "3bit", "2bit") else DEFAULT_TYPE
-
-
-def our_type(name: str) -> str:
-    """Return our type of matrices for a name of ours or of llama.cpp's.
-
-    Raises:
-        QsfArgumentError: it is neither.
-    """
-    if name.lower() in _TYPES:
-        return name.lower()
-    upper = name.upper()
-    if upper in ("F16", "BF16", "F32"):
-        return "f16"
-    match = re.fullmatch(r"(TQ|IQ|Q)([1-8])(?:_\w+)?", upper)
-    if match is None:
-        raise QsfArgumentError(f"{name!r} is not a type of weights: {', '.join(_TYPES)}")
-    if match[1] == "TQ" or match[2] == "1":
-        return "ternary"
-    return {"2": "2bit", "3": "3bit", "4": "4bit"}.get(match[2], "8bit")
+        """The type to convert to, by our name; "": the converter's choice for this GGUF file."""
+        asked = self.asked_type
+        is_file = self.path is not None and self.path.is_file()
+        if is_file and self.path is not None and asked.lower() not in TYPE_NAMES:
+            # llama.cpp's name of a type then says which file is meant.
+            asked = "" if asked.upper() in self.path.name.upper() else asked
+            return our_type(asked) if asked else ""
+        return our_type(asked) if asked else DEFAULT_TYPE
 
 
 def meaning_of(model: str) -> Named:

@@ -12,6 +12,7 @@ type, so that this is done with the stored bytes.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,17 @@ _SLAB_BYTES = 4 << 20  # of f32, dequantised at once
 _N_ROPE_FACTORS = 4096  # half the largest head_dim
 
 
+_BITS_OF_4BIT = 4.5
+
+
+@dataclass(frozen=True, slots=True)
+class LeastType:
+    """The type of ours that is not below a file's own, and the bits a weight of its layers."""
+
+    name: str
+    bits: float
+
+
 @dataclass(slots=True, kw_only=True)
 class _Stored(Located):
     """A tensor; if ``n_heads`` is not 0, the rows of each head are interleaved in the file."""
@@ -50,14 +62,17 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
     """The weights and the configuration of one GGUF file; a ``Checkpoint``.
 
     ``head`` is what the file says of itself, ``config`` the same as config.json would say it,
-    ``family`` what its tensors are, and
-    ``warnings`` what of it was left out. Raises QsfConversionError when the file is damaged or
-    holds a model that cannot be converted, QsfIOError when the system refuses to read.
+    ``family`` what its tensors are, ``least_type`` the type not below theirs (None: they are not
+    quantised), and ``warnings`` what of it was left out.
+
+    Raises QsfConversionError when the file is damaged or holds a model that cannot be converted,
+    QsfIOError when the system refuses to read.
     """
 
     head: GgufHead
     config: dict[str, Any]
     family: Family
+    least_type: LeastType | None
     warnings: tuple[str, ...]
 
     def _open(self, place: Path) -> None:
@@ -81,6 +96,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         }
         self.config, self.warnings = config_of(self.head.metadata, shapes, factors)
         self.family = family_of(self.config, dialect)
+        self.least_type = _least_type(tensors.values())
         self.warnings += _rounded_twice(tensors.values())
         for tensor in tensors.values():
             name = name_there(dialect, tensor.name)
@@ -154,6 +170,21 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
             with np.errstate(all="ignore"):
                 values[start : start + step] = package.quants.dequantize(slab, kind)
         return values
+
+
+def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
+    """Return the type that keeps what the layers' matrices hold; None: they are not quantised.
+
+    Types of 5 bits and more become 8bit, also Q8_0, whose 8.5 bits hold numbers of 8 bits.
+    """
+    matrices = [t for t in tensors if t.name.startswith("blk.") and len(t.shape) > 1]
+    types = {t.type for t in matrices}
+    if types <= set(READABLE):
+        return None
+    bits = 8 * sum(t.n_bytes for t in matrices) / sum(math.prod(t.shape) for t in matrices)
+    if types <= {"TQ1_0", "TQ2_0"}:
+        return LeastType("ternary", bits)
+    return LeastType("4bit" if bits <= _BITS_OF_4BIT else "8bit", bits)
 
 
 def _rounded_twice(tensors: Iterable[GgufTensor]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import pytest
 from make import gguf_files, hf_makers, tiny_checkpoints
 from make.gguf_files import Type
 from qsf.errors import QsfConversionError, QsfIOError
+from qsf.file.layout import dtype_name
 from qsf.file.reader import Reader
 from qsf_converter import convert
 from qsf_converter.sources.checkpoint import to_float32
@@ -204,6 +205,31 @@ def test_a_quantised_file_is_converted(tmp_path: Path, kind: Any) -> None:
     assert max(tensor.max_error for tensor in report.tensors) < 4e-3
     is_said = any(f"rounded already ({kind.name})" in warning for warning in report.warnings)
     assert is_said == (kind != Type.BF16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "quant_type", "bits"),
+    [
+        (Type.Q8_0, "8bit", "8.50"),
+        (Type.Q4_1, "8bit", "5.00"),
+        (Type.Q4_0, "4bit", "4.50"),
+        (Type.TQ2_0, "ternary", "2.06"),
+        (Type.F16, "4bit", ""),
+    ],
+)
+def test_the_default_type_is_not_below_the_files_own(
+    tmp_path: Path, kind: Any, quant_type: str, bits: str
+) -> None:
+    sizes = {"dim": 256, "head_dim": 32, "n_heads": 8, "n_kv_heads": 8, "ffn_dim": 256}
+    folder = tiny_checkpoints.make_llama(tmp_path / "m", n_layers=1, **sizes)
+    path = gguf_files.write(folder, tmp_path / "m.gguf", kind=kind)
+    report = convert(path, tmp_path / "m.qsf")
+    with Reader(tmp_path / "m.qsf") as reader:
+        assert dtype_name(reader.header.dtype) == quant_type
+    warning = f"converted to {quant_type}, as its matrices have {bits} bits a weight"
+    assert (warning in report.warnings) == bool(bits)
+    report = convert(path, tmp_path / "m.qsf", quant_type="3bit", overwrite=True)
+    assert not any("converted to" in warning for warning in report.warnings)
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
