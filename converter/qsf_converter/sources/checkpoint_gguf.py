@@ -34,7 +34,8 @@ from qsf_converter.sources.gguf_config import (
     shown,
 )
 from qsf_converter.sources.gguf_dialects import Dialect
-from qsf_converter.sources.gguf_file import GgufHead, GgufTensor, read_head
+from qsf_converter.sources.gguf_file import GgufHead, GgufTensor
+from qsf_converter.sources.gguf_parts import read_parts
 
 _SLAB_BYTES = 4 << 20  # of f32, dequantised at once
 _N_ROPE_FACTORS = 4096  # half the largest head_dim
@@ -59,11 +60,12 @@ class _Stored(Located):
 
 
 class GgufCheckpoint(FileCheckpoint[_Stored]):
-    """The weights and the configuration of one GGUF file; a ``Checkpoint``.
+    """The weights and the configuration of a GGUF file; a ``Checkpoint``.
 
-    ``head`` is what the file says of itself, ``config`` the same as config.json would say it,
-    ``family`` what its tensors are, ``least_type`` the type not below theirs (None: they are not
-    quantised), and ``warnings`` what of it was left out.
+    One that is split is named by its first part. ``head`` is what the file says of itself,
+    ``config`` the same as config.json would say it, ``family`` what its tensors are,
+    ``least_type`` the type not below theirs (None: they are not quantised), and ``warnings`` what
+    of it was left out.
 
     Raises QsfConversionError when the file is damaged or holds a model that cannot be converted,
     QsfIOError when the system refuses to read.
@@ -76,23 +78,19 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
     warnings: tuple[str, ...]
 
     def _open(self, place: Path) -> None:
-        file = self._open_raw(place)
-        self._paths = (place,)
-        self.head = read_head(place, file)
+        self.head, self._paths = read_parts(place, self._open_raw)
         try:
-            self._open_tensors(place)
+            self._open_tensors()
         except QsfConversionError as error:
             raise QsfConversionError(f"{place}: {error}") from error
 
-    def _open_tensors(self, place: Path) -> None:
+    def _open_tensors(self) -> None:
         """Name and locate the tensors; read the configuration, to which one may belong."""
         tensors = dict(self.head.tensors)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         dialect = dialect_of(self.head.metadata, shapes)
         factors: dict[str, NDArray[np.float32]] = {
-            name: self._rope_factors(place, tensors.pop(name))
-            for name in ROPE_TENSORS
-            if name in tensors
+            name: self._rope_factors(tensors.pop(name)) for name in ROPE_TENSORS if name in tensors
         }
         self.config, self.warnings = config_of(self.head.metadata, shapes, factors)
         self.family = family_of(self.config, dialect)
@@ -102,9 +100,9 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
             name = name_there(dialect, tensor.name)
             if name in self._located:
                 raise QsfConversionError(f"two of its tensors are {name}")
-            self._located[name] = self._locate(place, dialect, name, tensor)
+            self._located[name] = self._locate(dialect, name, tensor)
 
-    def _locate(self, place: Path, dialect: Dialect, name: str, tensor: GgufTensor) -> _Stored:
+    def _locate(self, dialect: Dialect, name: str, tensor: GgufTensor) -> _Stored:
         n_heads = 0
         for part, field in dialect.permuted.items():
             if f".{part}." in name:
@@ -118,16 +116,18 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
                 if len(tensor.shape) == 1 and tensor.block_items > 1:
                     raise QsfConversionError(f"tensor {tensor.name}, a bias, is {tensor.type}")
         source = SourceTensor(name, tensor.shape, tensor.type, tensor.n_bytes)
-        return _Stored(source, self._files[0], place, tensor.offset, n_heads=n_heads)
+        file, path = self._files[tensor.part], self._paths[tensor.part]
+        return _Stored(source, file, path, tensor.offset, n_heads=n_heads)
 
-    def _rope_factors(self, place: Path, tensor: GgufTensor) -> NDArray[np.float32]:
+    def _rope_factors(self, tensor: GgufTensor) -> NDArray[np.float32]:
         if tensor.type != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _N_ROPE_FACTORS:
             raise QsfConversionError(
                 f"tensor {tensor.name} is {tensor.type} of shape {list(tensor.shape)}, "
                 "which is not a list of RoPE factors"
             )
         source = SourceTensor(tensor.name, tensor.shape, tensor.type, tensor.n_bytes)
-        located = _Stored(source, self._files[0], place, tensor.offset)
+        file, path = self._files[tensor.part], self._paths[tensor.part]
+        located = _Stored(source, file, path, tensor.offset)
         return np.frombuffer(self._read_at(located, 0, tensor.n_bytes), "<f4")
 
     def _check_readable(self, located: _Stored) -> None:

@@ -66,7 +66,7 @@ def test_what_cannot_be_a_model_says_what_to_do(tmp_path: Path) -> None:
         ("empty", QsfConversionError, "a folder without config.json"),
         ("many", QsfArgumentError, "name one of its files, such as"),
         ("weights.safetensors", QsfArgumentError, "name its folder"),
-        ("part-00002-of-00003.gguf", QsfConversionError, "llama-gguf-split --merge part-00001-of"),
+        ("part-00002-of-00003.gguf", QsfConversionError, "is one of 3 parts: name the first,"),
         ("weight.safetensors", QsfIOError, "did you mean"),
     ):
         with pytest.raises(kind, match=said.replace("(", r"\(")):
