@@ -194,12 +194,21 @@ typedef struct wide_rows {
     size_t stride;
 } wide_rows;
 
+/* add_four's asm needs its offset as a literal, which it becomes where gcc unrolls the loops. */
+#if defined(__OPTIMIZE__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
+#define IS_ASM_FOLDED 1
+#else
+#define IS_ASM_FOLDED 0
+#endif
+
 /* sum += codes * four activations of token t, in one instruction: gcc makes it two. */
 QSF_FORCED_INLINE __m512i add_four(__m512i sum, __m512i codes, const wide_rows *x, size_t n_tokens,
                                    size_t t, size_t off)
 {
     const bool is_wide = n_tokens == WIDE;
     const int8_t *const q = x->at[is_wide ? t / 3 : t];
+#if IS_ASM_FOLDED
     if (!is_wide || t % 3 == 0)
         __asm__("vpdpbusd %c3(%2)%{1to16%}, %1, %0"
                 : "+v"(sum)
@@ -212,6 +221,11 @@ QSF_FORCED_INLINE __m512i add_four(__m512i sum, __m512i codes, const wide_rows *
         __asm__("vpdpbusd %c3(%2,%4,2)%{1to16%}, %1, %0"
                 : "+v"(sum)
                 : "v"(codes), "r"(q), "i"(off), "r"(x->stride), "m"(*(const int8_t(*)[])q));
+#else
+    int32_t four;
+    memcpy(&four, q + (is_wide ? t % 3 : 0) * x->stride + off, sizeof four);
+    sum = _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(four));
+#endif
     return sum;
 }
 
