@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.native.opening import io_origin, open_native, plan_native, text_budget_bytes
-from qsf.options import GenerationOptions, ModelOptions, taking
+from qsf.options import GenerationOptions, ModelOptions
 from qsf.session import Session, Uncopyable, create_session
+from qsf.taking import taking
 from qsf.text.arguments import as_messages, as_tokens
 from qsf.text.opened import OpenedModel
 from qsf.text.parts import read_text_parts
@@ -255,10 +256,21 @@ class Model(Uncopyable):
         """Return the text of ``ids``; special and unknown tokens have none."""
         return self.tokenizer.decode(as_tokens(ids, "ids"))
 
-    def chat_tokens(self, messages: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the prompt for the answer to ``messages``: mappings with role and content."""
-        n_ctx = self.info.plan.ctx_tokens
-        return self.chat_template.encode(as_messages(messages), self.tokenizer, max_tokens=n_ctx)
+    def chat_tokens(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        template_args: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the prompt for the answer to ``messages``: mappings with role and content.
+
+        ``template_args`` is what ``ChatTemplate.render`` takes under that name.
+        """
+        return self.chat_template.encode(
+            as_messages(messages),
+            self.tokenizer,
+            template_args=template_args,
+            max_tokens=self.info.plan.ctx_tokens,
+        )
 
     def logits(
         self,
@@ -313,7 +325,8 @@ class Model(Uncopyable):
             QsfArgumentError: as ``generate``, or the template refuses the messages.
             QsfFormatError: the template is broken.
         """
-        return self.generate(self.chat_tokens(messages), **self._answering(options))
+        prompt = self.chat_tokens(messages, options.template_args)
+        return self.generate(prompt, **self._answering(options))
 
     @taking(GenerationOptions)
     def achat(
@@ -325,11 +338,12 @@ class Model(Uncopyable):
             messages: as ``chat`` takes them.
             {options}
         """
-        return self.agenerate(self.chat_tokens(messages), **self._answering(options))
+        prompt = self.chat_tokens(messages, options.template_args)
+        return self.agenerate(prompt, **self._answering(options))
 
     def _answering(self, options: GenerationOptions) -> dict[str, Any]:
         begins_text = options.begins_text or not self.chat_template.is_plain
-        return {**options.arguments(), "begins_text": begins_text}
+        return {**options.arguments(), "begins_text": begins_text, "template_args": None}
 
 
 def checked_path(path: object) -> str | os.PathLike[str]:

@@ -10,13 +10,13 @@ modules are imported here: ``qsf-run`` counts its own memory in the budget.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
+import json
 import math
 import re
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
 
@@ -260,6 +260,40 @@ class Texts(Kind):
         if not text:
             raise ValueError("the text is empty")
         return text
+
+
+class Keywords(Kind):
+    """Values by name for a chat template; may be repeated on a command line."""
+
+    metavar = "NAME=VALUE"
+    rule = (
+        "a mapping from names to JSON values, without messages and add_generation_prompt, "
+        "which the conversation is"
+    )
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether the names can be names in a template; the values are checked there."""
+        return isinstance(value, Mapping) and all(
+            isinstance(name, str)
+            and name.isidentifier()
+            and name not in ("messages", "add_generation_prompt")
+            for name in value
+        )
+
+    def parse(self, text: str) -> dict[str, Any]:
+        """Return what ``name=value`` or a JSON object says; a value that is no JSON is a text."""
+        name, equals, value = text.partition("=")
+        is_object = text.startswith("{")
+        try:
+            keywords = json.loads(text if is_object else value)
+        except (ValueError, RecursionError) as error:
+            if is_object:
+                raise ValueError(f"{text!r} is not a JSON object: {error}") from None
+            keywords = value
+        keywords = keywords if is_object else {name.strip(): keywords}
+        if not (equals or is_object) or not self.is_valid(keywords):
+            raise ValueError(f"{text!r} is not NAME=VALUE, such as enable_thinking=false")
+        return dict(keywords)
 
 
 class Call(Kind):
@@ -506,6 +540,14 @@ class GenerationOptions(_Checked):
     stop: str | Sequence[str] = _option(
         (), Texts(), "stop before this text; may be given several times", "none"
     )
+    template_args: Mapping[str, Any] | None = _option(
+        None,
+        Keywords(),
+        "what the chat template is told beside the messages, such as enable_thinking=false, or "
+        "tools; a JSON object gives several",
+        "nothing",
+        also=("--template-arg", "--chat-template-kwargs"),
+    )
     begins_text: bool = _option(
         False,
         Flag(),
@@ -533,54 +575,3 @@ class GenerationOptions(_Checked):
         "how many of the most probable tokens on_token is told beside the chosen one",
         commands=(),
     )
-
-
-# ---- functions that take options as arguments ----
-
-_P = ParamSpec("_P")
-_Self = TypeVar("_Self")
-_First = TypeVar("_First")
-_Options = TypeVar("_Options")
-_Result = TypeVar("_Result")
-
-
-def taking(
-    options: Callable[_P, _Options],
-) -> Callable[
-    [Callable[[_Self, _First, _Options], _Result]],
-    Callable[Concatenate[_Self, _First, _P], _Result],
-]:
-    """Let a method ``(self, first, options)`` be called as ``(self, first, name=value, ...)``.
-
-    Type checkers, editors and ``help()`` see the options as arguments.
-    """
-
-    def decorate(
-        method: Callable[[_Self, _First, _Options], _Result],
-    ) -> Callable[Concatenate[_Self, _First, _P], _Result]:
-        own = list(inspect.signature(method).parameters.values())[:2]
-        first_name = own[1].name
-
-        @functools.wraps(method)
-        def call(self: _Self, *args: Any, **arguments: Any) -> _Result:
-            if not args and first_name in arguments:
-                args = (arguments.pop(first_name),)
-            if len(args) != 1:
-                raise TypeError(
-                    f"{method.__qualname__}() takes {first_name}, and options by name; "
-                    f"{len(args)} arguments without a name were given"
-                )
-            return method(self, args[0], options(**arguments))  # type: ignore[call-arg]
-
-        signature = inspect.Signature([*own, *inspect.signature(options).parameters.values()])
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__doc__ = _with_options(method.__doc__ or "", options)
-        return call  # type: ignore[return-value]
-
-    return decorate
-
-
-def _with_options(text: str, options: Any) -> str:
-    """Return a docstring with the options where it says ``{options}``."""
-    lines = [f"{o.name}: {o.help_text}." for o in described(options)]
-    return text.replace("{options}", "\n            ".join(lines))

@@ -20,7 +20,8 @@ from qsf.errors import (
     QsfStateError,
 )
 from qsf.native import binding
-from qsf.options import GenerationOptions, Whole, check_value, taking
+from qsf.options import GenerationOptions, Whole, check_value
+from qsf.taking import taking
 from qsf.text.arguments import as_messages, as_tokens
 from qsf.text.generation import ChosenToken, Generation
 from qsf.text.opened import OpenedModel
@@ -315,9 +316,12 @@ class Session(Uncopyable):
         asked = [*self.messages, *as_messages(messages)]
         template = self._opened.template
         n_ctx = self._opened.info.plan.ctx_tokens
-        tokens = template.encode(asked, self._opened.tokenizer, max_tokens=n_ctx)
+        tokens = template.encode(
+            asked, self._opened.tokenizer, template_args=options.template_args, max_tokens=n_ctx
+        )
         begins_text = options.begins_text or not template.is_plain
-        run, pieces = self._generate(tokens, replace(options, begins_text=begins_text))
+        options = replace(options, begins_text=begins_text, template_args=None)
+        run, pieces = self._generate(tokens, options)
         return run, self._answer(asked, pieces)
 
     def _answer(self, asked: list[dict[str, Any]], pieces: Iterator[str]) -> Iterator[str]:
@@ -376,6 +380,11 @@ class Session(Uncopyable):
         self, prompt: str | Sequence[int], options: GenerationOptions
     ) -> tuple[Generation, Iterator[str]]:
         self._native.owner.check()
+        if options.template_args:
+            raise QsfArgumentError(
+                "template_args are for the chat template: a text that is continued has none",
+                argument="template_args",
+            )
         opened = self._opened
         params = resolve_sampling(opened.generation, **asked_sampling(options))
         seed = options.seed

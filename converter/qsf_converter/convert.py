@@ -38,7 +38,7 @@ from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, Choose
 from qsf_converter.rounding.disk import read_bytes_per_s
 from qsf_converter.rounding.outlier_tables import with_outlier_plans
 from qsf_converter.rounding.pieces import rounded_units, with_tensor_scales
-from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, Plan, make_plan
+from qsf_converter.rounding.plan import Plan, make_plan
 from qsf_converter.sources.source import Source, open_source
 from qsf_converter.text.tokenizer import tables_of
 from qsf_converter.writing import UnitWriter
@@ -50,7 +50,7 @@ def convert(
     model_dir: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    quant_type: str = DEFAULT_QUANT_TYPE,
+    quant_type: str | None = None,
     embed_type: str | None = None,
     calibration: str | os.PathLike[str] | None = None,
     calibration_tokens: int = DEFAULT_CALIBRATION_TOKENS,
@@ -116,6 +116,7 @@ def convert_as(
     remove_abandoned(out)
     with open_source(Path(model_dir)) as source:
         check_not_a_source(out, source.files)
+        request, warnings = _with_type(request, source)
         if request.needs_tokenizer:
             source.require_tokenizer()
         conversion = _Conversion.of(source, request, out)
@@ -130,7 +131,7 @@ def convert_as(
             raise QsfIOError(f"{out}: {error.strerror or error}") from error
         if conversion.state is not None:
             conversion.state.remove()
-        warnings = list(plan.warnings)
+        warnings += plan.warnings
         if source.tokenizer is None:
             warnings.append("without a tokenizer the file can only be run on token ids")
         _, reason = _text_tables(source)
@@ -149,6 +150,15 @@ def convert_as(
         elapsed_s=time.monotonic() - started,
         compression=chooser.summary(),
     )
+
+
+def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
+    """Return the request with a type not below the source's, unless the user chose one."""
+    least = source.least_type
+    if request.quant_type is not None or request.has_target or least is None:
+        return request, []
+    warning = f"converted to {least.name}, as its matrices have {least.bits:.2f} bits a weight"
+    return dataclasses.replace(request, quant_type=least.name), [warning]
 
 
 @dataclass(frozen=True, slots=True)

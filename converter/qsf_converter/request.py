@@ -32,7 +32,9 @@ class Request:
     """The options of a conversion.
 
     Attributes:
-        quant_type: of the matrices of the layers; ``mixed`` chooses one for each matrix.
+        quant_type: of the matrices of the layers; ``mixed`` chooses one for each matrix. Default:
+            ``mixed`` with a target size, else 4bit; of a quantised GGUF file 8bit where its
+            matrices have more bits than 4bit, and ternary where they are.
         embed_type: of the embeddings and the head; default: 8bit, f16 if ``quant_type`` is f16,
             chosen with ``mixed``.
         calibration: a file of text or JSONL to round by, or ``bundled`` for our own text. Finished
@@ -51,7 +53,7 @@ class Request:
         n_threads: threads that round; default: one per core.
     """
 
-    quant_type: str = DEFAULT_QUANT_TYPE
+    quant_type: str | None = None
     embed_type: str | None = None
     calibration: str | None = None
     calibration_tokens: int = DEFAULT_CALIBRATION_TOKENS
@@ -63,6 +65,11 @@ class Request:
     needs_tokenizer: bool = False
     overwrite: bool = False
     n_threads: int | None = None
+
+    @property
+    def layer_type(self) -> str:
+        """``quant_type``, or what holds without it."""
+        return self.quant_type or (MIXED if self.has_target else DEFAULT_QUANT_TYPE)
 
     @property
     def has_target(self) -> bool:
@@ -98,12 +105,12 @@ class Request:
             )
 
     def _check_types(self) -> None:
-        if self.quant_type != MIXED:
-            parse_quant_type(self.quant_type)
+        if self.layer_type != MIXED:
+            parse_quant_type(self.layer_type)
             if self.has_target:
                 raise QsfArgumentError(
                     "a target size chooses the types itself: it needs quant type mixed, not "
-                    f"{self.quant_type}"
+                    f"{self.layer_type}"
                 )
         if self.embed_type is not None:
             parse_quant_type(self.embed_type, option="embed type")
@@ -116,9 +123,9 @@ class Request:
             )
         if rule == DEFAULT_TERNARY_RULE:
             return
-        if QUANT_TYPES.get(self.quant_type) not in TERNARY_TYPES:
+        if QUANT_TYPES.get(self.layer_type) not in TERNARY_TYPES:
             raise QsfArgumentError(
-                f"the ternary rule {rule} is for ternary types, not {self.quant_type}"
+                f"the ternary rule {rule} is for ternary types, not {self.layer_type}"
             )
         if self.calibration is not None:
             raise QsfArgumentError(
@@ -154,7 +161,7 @@ class Request:
         """Return the types that hold before anything is measured."""
         embed_type = self.embed_type
         if embed_type is None:
-            embed_type = "f16" if self.quant_type == "f16" else DEFAULT_EMBED_TYPE
+            embed_type = "f16" if self.layer_type == "f16" else DEFAULT_EMBED_TYPE
         embeddings = parse_quant_type(embed_type, option="embed type")
-        layers = Dtype.MIXED if self.quant_type == MIXED else parse_quant_type(self.quant_type)
+        layers = Dtype.MIXED if self.layer_type == MIXED else parse_quant_type(self.layer_type)
         return Policy(layers, embeddings)

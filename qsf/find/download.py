@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qsf.errors import QsfConversionError, QsfError, QsfIOError
+from qsf.file.gguf_parts import part_names
 from qsf.find.names import gguf_of
 from qsf.find.prepare import elsewhere
 from qsf.shell import command
@@ -77,7 +78,10 @@ def wanted_files(repo: str, sizes: dict[str, int], asked_type: str) -> set[str]:
             return texts | weights
     gguf = gguf_of(names, asked_type)
     if gguf is not None:
-        return {gguf}
+        missing = sorted(set(part_names(gguf)) - set(names))
+        if missing:
+            raise QsfConversionError(f"{repo} has not all parts of {gguf}: {missing[0]} is missing")
+        return set(part_names(gguf))
     others = sorted(name for name in names if name.endswith(".gguf"))
     if others:
         raise QsfConversionError(f"{repo} has no {asked_type}: there are {', '.join(others[:8])}")

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
-from qsf.file.layout import Dtype, dtype_name
+from qsf.file.gguf_parts import name_without_part, part_names
+from qsf.file.type_names import TYPE_NAMES, our_type
 
 DEFAULT_TYPE = "4bit"
-_TYPES = (*(dtype_name(kind) for kind in Dtype if kind not in (Dtype.MIXED, Dtype.F32)),)
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?([^/]+/[^/?#]+)")
 _LFS = b"version https://git-lfs"
-_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +37,14 @@ class Named:
 
     @property
     def quant_type(self) -> str:
-        """The type to convert to, by our name."""
-        if self.asked_type:
-            return our_type(self.asked_type)
-        stored = re.search(r"\b(I?Q[1-8]\w*|F16|BF16)\.gguf$", str(self.path), re.IGNORECASE)
-        kept = our_type(stored[1]) if stored is not None else DEFAULT_TYPE
-        return kept if kept in ("8bit", "3bit", "2bit") else DEFAULT_TYPE
-
-
-def our_type(name: str) -> str:
-    """Return our type of matrices for a name of ours or of llama.cpp's.
-
-    Raises:
-        QsfArgumentError: it is neither.
-    """
-    if name.lower() in _TYPES:
-        return name.lower()
-    upper = name.upper()
-    if upper in ("F16", "BF16", "F32"):
-        return "f16"
-    match = re.fullmatch(r"(TQ|IQ|Q)([1-8])(?:_\w+)?", upper)
-    if match is None:
-        raise QsfArgumentError(f"{name!r} is not a type of weights: {', '.join(_TYPES)}")
-    if match[1] == "TQ" or match[2] == "1":
-        return "ternary"
-    return {"2": "2bit", "3": "3bit", "4": "4bit"}.get(match[2], "8bit")
+        """The type to convert to, by our name; "": the converter's choice for this GGUF file."""
+        asked = self.asked_type
+        is_file = self.path is not None and self.path.is_file()
+        if is_file and self.path is not None and asked.lower() not in TYPE_NAMES:
+            # llama.cpp's name of a type then says which file is meant.
+            asked = "" if asked.upper() in self.path.name.upper() else asked
+            return our_type(asked) if asked else ""
+        return our_type(asked) if asked else DEFAULT_TYPE
 
 
 def meaning_of(model: str) -> Named:
@@ -121,7 +103,7 @@ def _existing(path: Path, asked_type: str) -> Named:
             f"{path} is a Git LFS pointer, not the model: `git lfs pull` in its folder gets it"
         )
     if start.startswith(b"GGUF"):
-        return Named(_whole_gguf(path), asked_type=asked_type)
+        return Named(_first_part(path), asked_type=asked_type)
     if path.suffix in (".safetensors", ".bin", ".pth", ".pt"):
         raise QsfArgumentError(
             f"{path} is one file of a model: name its folder, {path.absolute().parent}"
@@ -129,15 +111,13 @@ def _existing(path: Path, asked_type: str) -> Named:
     return Named(path, is_qsf=True)
 
 
-def _whole_gguf(path: Path) -> Path:
-    """Return the file. Raises QsfConversionError for a part of a split one."""
-    parts = _SPLIT.search(path.name)
-    if parts is None or int(parts[2]) == 1:
+def _first_part(path: Path) -> Path:
+    """Return the file, which has no parts or is the first. Raises QsfConversionError else."""
+    names = part_names(path.name)
+    if path.name == names[0]:
         return path
-    whole = _SPLIT.sub(".gguf", path.name)
     raise QsfConversionError(
-        f"{path} is one of {int(parts[2])} parts: `llama-gguf-split --merge "
-        f"{_SPLIT.sub(f'-00001-of-{parts[2]}.gguf', path.name)} {whole}` joins them"
+        f"{path} is one of {len(names)} parts: name the first, {path.with_name(names[0])}"
     )
 
 
@@ -159,8 +139,8 @@ def source_folder(path: Path) -> Path:
         )
     for suffix in ("gguf", "qsf"):
         names = sorted(file.name for file in path.glob(f"*.{suffix}"))
-        if suffix == "gguf" and len(names) == 1:
-            return _whole_gguf(path / names[0])
+        if suffix == "gguf" and names and set(names) <= set(part_names(names[0])):
+            return _first_part(path / names[0])
         if names:
             raise QsfArgumentError(
                 f"{path} is a folder: name one of its files, such as {path / names[0]}"
@@ -224,7 +204,7 @@ def cached_source(named: Named) -> Path | None:
         return None
     names = [path.name for path in snapshot.iterdir() if path.exists()]
     gguf = gguf_of(names, named.asked_type)
-    if gguf is not None:
+    if gguf is not None and set(part_names(gguf)) <= set(names):
         return snapshot / gguf
     wanted = wanted_weights(snapshot, names)
     is_complete = "config.json" in names and wanted and wanted <= set(names)
@@ -243,11 +223,15 @@ def wanted_weights(folder: Path, names: list[str]) -> set[str]:
 
 
 def gguf_of(names: list[str], asked_type: str) -> str | None:
-    """Return the GGUF file to take of a model's files: of the type asked for, else of 8 bits."""
+    """Return the GGUF file to take of a model's files: of the type asked for, else of 8 bits.
+
+    Of one that is split it is the first part.
+    """
     files = sorted(name for name in names if name.lower().endswith(".gguf") and "/" not in name)
+    files = [name for name in files if name == part_names(name)[0]]
     order = [asked_type.upper()] if asked_type else ["F16", "BF16", "Q8_0", "Q6_K", "Q4_K_M"]
     for wanted in order:
         for name in files:
-            if name.upper().removesuffix(".GGUF").endswith(wanted):
+            if name_without_part(name).upper().removesuffix(".GGUF").endswith(wanted):
                 return name
     return None if asked_type or not files else files[0]

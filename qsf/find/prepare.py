@@ -60,7 +60,7 @@ def _kept_of(named: Named) -> Path | None:
 
 
 def _converted(source: Path, name: str, quant_type: str, *, is_quiet: bool) -> Path:
-    out = store.place_of(name, quant_type)
+    out = store.place_of(name, quant_type or "gguf")
     fingerprint = store.fingerprint_of(source)
 
     def is_there() -> bool:
@@ -71,12 +71,22 @@ def _converted(source: Path, name: str, quant_type: str, *, is_quiet: bool) -> P
         waiting = "" if is_quiet else f"waiting for another process that converts {name}"
         with store.locked(out, waiting):
             if not is_there():
-                _say(f"converting {name} to {quant_type}, once: {out}", is_quiet=is_quiet)
-                words = ["convert", str(source), str(out), "--quant-type", quant_type, "--force"]
+                words = ["--quant-type", quant_type] if quant_type else []
+                to = f" to {quant_type}" if quant_type else ""
+                _say(f"converting {name}{to}, once: {out}", is_quiet=is_quiet)
+                words = ["convert", str(source), str(out), *words, "--force"]
                 _run_child([*words, *["--quiet"] * is_quiet])
-                store.write_note(out, name, quant_type, fingerprint)
+                store.write_note(out, name, quant_type or _type_of(out), fingerprint)
     store.mark_used(out)
     return out
+
+
+def _type_of(path: Path) -> str:
+    from qsf.file.layout import dtype_name
+    from qsf.file.reader import Reader
+
+    with Reader(path) as reader:
+        return dtype_name(reader.header.dtype)
 
 
 def _download(named: Named, *, is_quiet: bool, is_yes: bool) -> Path:

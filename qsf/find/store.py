@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qsf.errors import QsfIOError
+from qsf.file.gguf_parts import part_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ def place_of(name: str, quant_type: str) -> Path:
 def fingerprint_of(source: Path) -> str:
     """Return a text that changes when the files of a source do."""
     digest = hashlib.sha256()
-    paths = sorted(path for path in source.iterdir()) if source.is_dir() else [source]
+    paths = [source.with_name(name) for name in part_names(source.name)]
+    if source.is_dir():
+        paths = sorted(source.iterdir())
     for path in paths:
         if path.is_file():
             facts = path.stat()

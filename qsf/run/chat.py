@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _HELP = """\
 /system TEXT     how the model is to answer from now on; without TEXT: nothing particular
-/retry           another answer to the last question
+/retry           another answer to the last question; /edit changes the question first
 /undo            forget the last question and its answer
 /reset           forget the conversation
 /save FILE       write the conversation as JSON; /load FILE reads one
@@ -56,6 +56,7 @@ class Chat:
         self._commands: dict[str, Callable[[str], object]] = {
             "/system": self._set_system,
             "/retry": self._retry,
+            "/edit": self._edit,
             "/undo": self._undo,
             "/reset": self._reset,
             "/save": self._save,
@@ -114,15 +115,16 @@ class Chat:
             text += f"\n{more}"
         return text.rstrip().removesuffix(_QUOTES).strip("\n")
 
-    def _read_line(self, prompt: str) -> str | None:
+    def _read_line(self, prompt: str, given: str = "") -> str | None:
         """Return the next line of the user, "" in place of one that is too long; None at the end.
 
         Of a pipe never more than the context can take is held. A terminal's line is as long as
-        what somebody types or pastes there: it is left out when it is whole.
+        what somebody types or pastes there: it is left out when it is whole. There the line holds
+        ``given`` at first, to be changed.
         """
         if self._is_terminal:
             try:
-                with command.interruptible_wait():
+                with _prefilled(given), command.interruptible_wait():
                     line = valid_text(input(prompt))
             except EOFError:
                 say("")
@@ -226,11 +228,18 @@ class Chat:
 
     def _take_last(self) -> str | None:
         """Remove the last question and its answer, and return the question."""
+        at = self._last_question()
+        if at is None:
+            return None
+        content = self._messages[at]["content"]
+        del self._messages[at:]
+        return content if isinstance(content, str) else ""
+
+    def _last_question(self) -> int | None:
+        """Return the place of the last question in the conversation; say where there is none."""
         for at in range(len(self._messages) - 1, -1, -1):
             if self._messages[at]["role"] == "user":
-                content = self._messages[at]["content"]
-                del self._messages[at:]
-                return content if isinstance(content, str) else ""
+                return at
         say("(there is no question yet)")
         return None
 
@@ -242,6 +251,22 @@ class Chat:
         question = self._take_last()
         if question is not None:
             self._answer(question, replace(self._options, seed=None))
+
+    def _edit(self, _: str) -> None:
+        if not self._is_terminal:
+            raise QsfArgumentError("/edit needs a terminal: /undo, and ask again")
+        at = self._last_question()
+        if at is None:
+            return
+        content = self._messages[at]["content"]
+        if not isinstance(content, str):
+            raise QsfArgumentError("the last question is a list of parts: /undo, and ask again")
+        question = self._read_line("> ", content)  # Ctrl-C here leaves all as it was
+        if question is None or not question.strip():
+            say("(nothing has changed)")
+            return
+        del self._messages[at:]
+        self._answer(question, self._options)
 
     def _save(self, name: str) -> None:
         if not name:
@@ -303,3 +328,18 @@ def _line_editing() -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.touch(mode=0o600)
             readline.write_history_file(path)
+
+
+@contextlib.contextmanager
+def _prefilled(text: str) -> Iterator[None]:
+    """Let input() begin with ``text``, which can be edited."""
+    if not text:
+        yield
+        return
+    import readline
+
+    readline.set_startup_hook(lambda: readline.insert_text(text))
+    try:
+        yield
+    finally:
+        readline.set_startup_hook(None)

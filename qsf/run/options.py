@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from qsf.options import (
     Flag,
     GenerationOptions,
+    Keywords,
     Kind,
     ModelOptions,
     Option,
@@ -108,6 +109,13 @@ class _Help(argparse.Action):
         sys.exit(0)
 
 
+class _Merge(argparse.Action):
+    """Adds what is given to what was given before."""
+
+    def __call__(self, _parser: Any, options: Any, given: Any, _flag: Any = None) -> None:
+        setattr(options, self.dest, {**(getattr(options, self.dest) or {}), **given})
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """The command line, parsed.
@@ -167,6 +175,8 @@ class _Group:
             return
         if isinstance(kind, Texts):
             values |= {"action": "append", "default": None}
+        elif isinstance(kind, Keywords):
+            values["action"] = _Merge
         self.add(*names, type=_parser_of(kind), metavar=kind.metavar, **values)
 
 
@@ -341,9 +351,9 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--interactive asks for its prompts: leave --prompt out")
     if options.stream and not options.json:
         raise UsageError("--stream is for --json: text is streamed anyway")
-    for name in ("interactive", "system", "history"):
+    for name in ("interactive", "system", "history", "template_args"):
         if options.raw and getattr(options, name):
-            raise UsageError(f"--raw has no turns: leave --{name} out")
+            raise UsageError(f"--raw has no turns: leave --{name.replace('_', '-')} out")
     if options.json and (options.interactive or options.plan):
         raise UsageError("--json is for one answer, not for --interactive or --plan")
 

@@ -15,6 +15,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfFormatError
+from qsf.options import Keywords, check_value
 from qsf.text.tokenizer import max_text_bytes, protect_special
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Any] | None = None,
+        template_args: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         max_bytes: int = _MAX_TEXT_BYTES,
     ) -> str:
@@ -86,43 +89,51 @@ class ChatTemplate:
         Args:
             messages: mappings with ``role`` ("system", "user", "assistant") and ``content``; all
                 their values are JSON values.
+            tools: what the model may call, as JSON values in the form that the template knows.
+            template_args: JSON values that the template knows by these names, such as
+                ``enable_thinking``.
             add_generation_prompt: end with what introduces the model's answer.
             max_bytes: longest prompt, in UTF-8.
 
         Raises:
-            QsfArgumentError: the template refuses these messages, a message has no role, or the
-                messages or the prompt are longer than ``max_bytes``.
+            QsfArgumentError: the template refuses these messages, a message has no role, the
+                messages and arguments, or the prompt, are longer than ``max_bytes``, or there are
+                arguments and the file has no template.
             QsfFormatError: the template is broken, or takes more memory or time than it may.
         """
         for message in messages:
             if not isinstance(message.get("role"), str) or "content" not in message:
                 raise QsfArgumentError(f"a message needs a role and a content: {dict(message)!r}")
-        plain_messages = _json_values([dict(message) for message in messages], max_bytes)
+        values: dict[str, Any] = {"tools": tools, "documents": None, **(template_args or {})}
+        check_value("template_args", values, Keywords())
+        if self._source is None and (tools is not None or template_args):
+            raise QsfArgumentError(
+                "template_args are for a chat template, and the file has none",
+                argument="template_args",
+            )
+        values["messages"] = [dict(message) for message in messages]
+        values = _json_values(values, max_bytes)
         if self._source is None:
-            return "\n".join(str(message["content"]) for message in plain_messages)
+            return "\n".join(str(message["content"]) for message in values["messages"])
         from qsf.text.render import render  # which imports subprocess: only chats need it
 
-        values = {
-            **self._special_tokens,
-            "messages": plain_messages,
-            "add_generation_prompt": add_generation_prompt,
-            "tools": None,
-            "documents": None,
-        }
-        return render(self._source, values, max_bytes=max_bytes)
+        values["add_generation_prompt"] = add_generation_prompt
+        return render(self._source, {**self._special_tokens, **values}, max_bytes=max_bytes)
 
     def encode(
         self,
         messages: Sequence[Mapping[str, Any]],
         tokenizer: Tokenizer,
         *,
+        template_args: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         max_tokens: int | None = None,
     ) -> list[int]:
         """Return the prompt as token ids; one of clearly more than ``max_tokens`` is refused.
 
-        Special tokens come from the template only: where a message's content reads like one,
-        it is encoded as ordinary text, so that nobody can end a turn by typing its marker.
+        Special tokens come from the template only: where a message's content, or an argument,
+        reads like one, it is encoded as ordinary text, so that nobody can end a turn by typing its
+        marker. The arguments are those of ``render``.
         """
         names = tokenizer.special_names
         safe = [
@@ -132,7 +143,12 @@ class ChatTemplate:
             for message in messages
         ]
         max_bytes = _MAX_TEXT_BYTES if max_tokens is None else max_text_bytes(max_tokens)
-        text = self.render(safe, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes)
+        text = self.render(
+            safe,
+            template_args=_protected(dict(template_args or {}), names),
+            add_generation_prompt=add_generation_prompt,
+            max_bytes=max_bytes,
+        )
         pieces = text.split(_SEAM)
         ids = tokenizer.encode(pieces[0], add_prefix=self.is_plain, max_tokens=max_tokens)
         for piece in pieces[1:]:
@@ -150,21 +166,23 @@ def _protected(content: Any, names: Sequence[str]) -> Any:
     return content
 
 
-def _json_values(messages: list[dict[str, Any]], max_bytes: int) -> list[dict[str, Any]]:
+def _json_values(values: dict[str, Any], max_bytes: int) -> dict[str, Any]:
     """Return a copy of plain dicts, lists and texts. Raises QsfArgumentError."""
     try:
-        text = json.dumps(messages, ensure_ascii=False)
+        text = json.dumps(values, ensure_ascii=False)
         n_bytes = len(text.encode())
     except UnicodeEncodeError as error:
         raise QsfArgumentError("a message is not valid Unicode: it has lone surrogates") from error
     except (TypeError, ValueError, RecursionError) as error:
-        raise QsfArgumentError(f"a message is not made of JSON values: {error}") from error
+        raise QsfArgumentError(
+            f"a message, or an argument of the template, is not made of JSON values: {error}"
+        ) from error
     if n_bytes > max_bytes:
         raise QsfArgumentError(
             f"the conversation is too long: {n_bytes} bytes, and {max_bytes} is the limit",
             argument="prompt",
         )
-    copy: list[dict[str, Any]] = json.loads(text)
+    copy: dict[str, Any] = json.loads(text)
     return copy
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import Dtype, TensorType, dtype_name
+from qsf.file.type_names import our_type
 from qsf_converter.rounding.tiles import tile_bytes
 from qsf_converter.sources.checkpoint import Checkpoint, SourceTensor
 from qsf_converter.sources.families.family import Facts, Family
@@ -243,7 +244,12 @@ def parse_quant_type(name: str, *, option: str = "quant type") -> Dtype:
     """Return the type of a tensor called ``name``. Raises QsfArgumentError for any other name."""
     if name in QUANT_TYPES:
         return QUANT_TYPES[name]
-    raise QsfArgumentError(f"{option} {name} is unknown; available: {', '.join(QUANT_TYPES)}")
+    try:
+        nearest = our_type(name)
+    except QsfArgumentError:
+        known = ", ".join(QUANT_TYPES)
+        raise QsfArgumentError(f"{option} {name} is unknown; available: {known}") from None
+    raise QsfArgumentError(f"{name} is llama.cpp's; use {option} {nearest}")
 
 
 def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Policy) -> Plan:

@@ -12,6 +12,7 @@ type, so that this is done with the stored bytes.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,22 @@ from qsf_converter.sources.gguf_config import (
     shown,
 )
 from qsf_converter.sources.gguf_dialects import Dialect
-from qsf_converter.sources.gguf_file import GgufHead, GgufTensor, read_head
+from qsf_converter.sources.gguf_file import GgufHead, GgufTensor
+from qsf_converter.sources.gguf_parts import read_parts
 
 _SLAB_BYTES = 4 << 20  # of f32, dequantised at once
 _N_ROPE_FACTORS = 4096  # half the largest head_dim
+
+
+_BITS_OF_4BIT = 4.5
+
+
+@dataclass(frozen=True, slots=True)
+class LeastType:
+    """The type of ours that is not below a file's own, and the bits a weight of its layers."""
+
+    name: str
+    bits: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,48 +60,49 @@ class _Stored(Located):
 
 
 class GgufCheckpoint(FileCheckpoint[_Stored]):
-    """The weights and the configuration of one GGUF file; a ``Checkpoint``.
+    """The weights and the configuration of a GGUF file; a ``Checkpoint``.
 
-    ``head`` is what the file says of itself, ``config`` the same as config.json would say it,
-    ``family`` what its tensors are, and
-    ``warnings`` what of it was left out. Raises QsfConversionError when the file is damaged or
-    holds a model that cannot be converted, QsfIOError when the system refuses to read.
+    One that is split is named by its first part. ``head`` is what the file says of itself,
+    ``config`` the same as config.json would say it, ``family`` what its tensors are,
+    ``least_type`` the type not below theirs (None: they are not quantised), and ``warnings`` what
+    of it was left out.
+
+    Raises QsfConversionError when the file is damaged or holds a model that cannot be converted,
+    QsfIOError when the system refuses to read.
     """
 
     head: GgufHead
     config: dict[str, Any]
     family: Family
+    least_type: LeastType | None
     warnings: tuple[str, ...]
 
     def _open(self, place: Path) -> None:
-        file = self._open_raw(place)
-        self._paths = (place,)
-        self.head = read_head(place, file)
+        self.head, self._paths = read_parts(place, self._open_raw)
         try:
-            self._open_tensors(place)
+            self._open_tensors()
         except QsfConversionError as error:
             raise QsfConversionError(f"{place}: {error}") from error
 
-    def _open_tensors(self, place: Path) -> None:
+    def _open_tensors(self) -> None:
         """Name and locate the tensors; read the configuration, to which one may belong."""
         tensors = dict(self.head.tensors)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         dialect = dialect_of(self.head.metadata, shapes)
         factors: dict[str, NDArray[np.float32]] = {
-            name: self._rope_factors(place, tensors.pop(name))
-            for name in ROPE_TENSORS
-            if name in tensors
+            name: self._rope_factors(tensors.pop(name)) for name in ROPE_TENSORS if name in tensors
         }
         self.config, self.warnings = config_of(self.head.metadata, shapes, factors)
         self.family = family_of(self.config, dialect)
+        self.least_type = _least_type(tensors.values())
         self.warnings += _rounded_twice(tensors.values())
         for tensor in tensors.values():
             name = name_there(dialect, tensor.name)
             if name in self._located:
                 raise QsfConversionError(f"two of its tensors are {name}")
-            self._located[name] = self._locate(place, dialect, name, tensor)
+            self._located[name] = self._locate(dialect, name, tensor)
 
-    def _locate(self, place: Path, dialect: Dialect, name: str, tensor: GgufTensor) -> _Stored:
+    def _locate(self, dialect: Dialect, name: str, tensor: GgufTensor) -> _Stored:
         n_heads = 0
         for part, field in dialect.permuted.items():
             if f".{part}." in name:
@@ -102,16 +116,18 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
                 if len(tensor.shape) == 1 and tensor.block_items > 1:
                     raise QsfConversionError(f"tensor {tensor.name}, a bias, is {tensor.type}")
         source = SourceTensor(name, tensor.shape, tensor.type, tensor.n_bytes)
-        return _Stored(source, self._files[0], place, tensor.offset, n_heads=n_heads)
+        file, path = self._files[tensor.part], self._paths[tensor.part]
+        return _Stored(source, file, path, tensor.offset, n_heads=n_heads)
 
-    def _rope_factors(self, place: Path, tensor: GgufTensor) -> NDArray[np.float32]:
+    def _rope_factors(self, tensor: GgufTensor) -> NDArray[np.float32]:
         if tensor.type != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _N_ROPE_FACTORS:
             raise QsfConversionError(
                 f"tensor {tensor.name} is {tensor.type} of shape {list(tensor.shape)}, "
                 "which is not a list of RoPE factors"
             )
         source = SourceTensor(tensor.name, tensor.shape, tensor.type, tensor.n_bytes)
-        located = _Stored(source, self._files[0], place, tensor.offset)
+        file, path = self._files[tensor.part], self._paths[tensor.part]
+        located = _Stored(source, file, path, tensor.offset)
         return np.frombuffer(self._read_at(located, 0, tensor.n_bytes), "<f4")
 
     def _check_readable(self, located: _Stored) -> None:
@@ -154,6 +170,21 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
             with np.errstate(all="ignore"):
                 values[start : start + step] = package.quants.dequantize(slab, kind)
         return values
+
+
+def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
+    """Return the type that keeps what the layers' matrices hold; None: they are not quantised.
+
+    Types of 5 bits and more become 8bit, also Q8_0, whose 8.5 bits hold numbers of 8 bits.
+    """
+    matrices = [t for t in tensors if t.name.startswith("blk.") and len(t.shape) > 1]
+    types = {t.type for t in matrices}
+    if types <= set(READABLE):
+        return None
+    bits = 8 * sum(t.n_bytes for t in matrices) / sum(math.prod(t.shape) for t in matrices)
+    if types <= {"TQ1_0", "TQ2_0"}:
+        return LeastType("ternary", bits)
+    return LeastType("4bit" if bits <= _BITS_OF_4BIT else "8bit", bits)
 
 
 def _rounded_twice(tensors: Iterable[GgufTensor]) -> tuple[str, ...]:

@@ -80,11 +80,6 @@ def dialect_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> Dia
             f"architecture {shown(name)} of a GGUF file is not supported; "
             f"supported: {', '.join(DIALECTS)}"
         )
-    n_parts = metadata.get("split.count", 0)
-    if isinstance(n_parts, int) and n_parts > 1:
-        raise QsfConversionError(
-            f"it is one of {n_parts} parts; join them with llama.cpp's llama-gguf-split --merge"
-        )
     return variant_of(DIALECTS[name], shapes)
 
 

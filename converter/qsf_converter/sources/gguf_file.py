@@ -89,7 +89,10 @@ _ARRAY = 9
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor: ``shape`` as numpy has it, the last axis contiguous; bytes from ``offset``."""
+    """One tensor: ``shape`` as numpy has it, the last axis contiguous; bytes from ``offset``.
+
+    ``part`` is the number, from 0, of the file that holds it.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -98,6 +101,7 @@ class GgufTensor:
     block_bytes: int
     offset: int
     n_bytes: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from qsf.errors import QsfConversionError, QsfIOError
 from qsf_converter.sources import checkpoint_safetensors, checkpoint_torch, gguf_config, metadata
 from qsf_converter.sources.architectures import family_of, read_facts
 from qsf_converter.sources.checkpoint import Checkpoint
-from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint
+from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
 from qsf_converter.sources.families.family import Facts, Family
@@ -39,6 +39,7 @@ class Source:
     tokenizer: bytes | None  # tokenizer.json
     chat: bytes  # the CHAT section
     origin: Origin  # for the META section
+    least_type: LeastType | None = None  # of a source that is quantised
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -178,6 +179,7 @@ def _open_gguf(path: Path) -> Iterator[Source]:
                 checkpoint=checkpoint,
                 tokenizer=tokenizer,
                 chat=chat,
+                least_type=checkpoint.least_type,
                 origin=Origin(
                     name=_text(said, "general.name") or metadata.file_name(path.stem),
                     config_sha256=checkpoint.head.metadata_sha256,

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from make.commands import Run
+from make.fake_hub import REPO, FakeHub
+from make.fake_hub import hub as hub
 from make.terminals import OnTerminal
 
 pytestmark = [
@@ -82,6 +85,28 @@ def test_lines_are_remembered_over_runs(
     assert history.stat().st_mode & 0o077 == 0
 
 
+def test_the_last_question_can_be_edited(
+    on_terminal: OnTerminal, run: Run, tiny_chat_8bit: Path, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved.json"
+    chat = on_terminal("chat", tiny_chat_8bit, *GREEDY)
+    chat.ask("/edit\n", "(there is no question yet)")
+    chat.ask("Hello\n", "5 tokens, ")
+    chat.ask("/edit\n", "> Hello")
+    chat.type("\x03")
+    chat.read_until("(Ctrl-D or /exit ends)")
+    chat.ask("/edit\n", "> Hello")
+    chat.type(" there\n")
+    chat.read_until("5 tokens, ")
+    chat.ask(f"/save {saved}\n", "(2 messages")
+    chat.ask("/exit\n", "\n")
+    assert chat.wait() == 0
+    assert json.loads(saved.read_text("utf-8"))[0]["content"] == "Hello there"
+    piped = run(tiny_chat_8bit, "-i", *GREEDY, stdin="Hello\n/edit\n")
+    assert piped.returncode == 0
+    assert "(/edit needs a terminal: /undo, and ask again)" in piped.stderr
+
+
 @pytest.mark.parametrize(("environment", "is_dim"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_colours_only_where_they_are_wanted(
     on_terminal: OnTerminal, tiny_chat_8bit: Path, environment: dict[str, str], is_dim: bool
@@ -103,3 +128,20 @@ def test_ctrl_c_while_a_model_is_downloaded_for_is_no_traceback(
     assert terminal.wait() == 1
     assert "hf download some/model" in terminal.text
     assert "Traceback" not in terminal.text
+
+
+def test_a_download_is_asked_for_on_the_terminal(on_terminal: OnTerminal, hub: FakeHub) -> None:
+    options = ("run", REPO, "-p", "Once upon a time", *GREEDY)
+    question = f"{REPO} is not on this machine. Download 5.6 MB? [y/N] "
+    refused = on_terminal(*options)
+    refused.read_until(question)
+    refused.type("\n")
+    assert refused.wait() == 1
+    assert f"{REPO} was not downloaded" in refused.text
+    assert hub.fetched == []
+    accepted = on_terminal(*options)
+    accepted.read_until(question)
+    accepted.type("y\n")
+    assert accepted.wait() == 0
+    assert ", there was a" in accepted.text
+    assert "model.safetensors" in {name for name, _ in hub.fetched}

@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from make.calibrated_models import small_llama
 from make.commands import PROMPT, Run, check_refused
+from qsf import Model
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
 from qsf.native.opening import budget_mb
 from qsf.options import ModelOptions
 from qsf.run.config import read_defaults
 from qsf.shell.entry import VERBS
+from qsf_converter import convert
 
 Front = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -166,6 +169,43 @@ def test_what_a_file_without_template_cannot_honour_is_refused(
         check_refused(run(tiny_chat_8bit, "--raw", *words), 2, "--raw has no turns")
 
 
+@pytest.fixture(scope="session")
+def told_file(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
+    """A small model whose template repeats what it is told as ``word``."""
+    folder = tmp_path_factory.mktemp("told")
+    source = small_llama(folder / "hf", tokenizer_from=tiny_llama_dir)
+    place = source / "tokenizer_config.json"
+    tokenizer = json.loads(place.read_text("utf-8"))
+    tokenizer["chat_template"] = "{{ bos_token }}{{ word }}{{ messages[-1].content }}"
+    place.write_text(json.dumps(tokenizer), "utf-8")
+    convert(source, folder / "told.qsf")
+    return folder / "told.qsf"
+
+
+def test_a_template_is_told_keywords(run: Run, told_file: Path) -> None:
+    def n_prompt(*options: object, stdin: str = "") -> int:
+        done = run(told_file, "-n", 1, *options, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return int(done.stderr.split("prompt ")[-1].split()[0])
+
+    n_bare = n_prompt("-p", "Hi")
+    n_told = n_prompt("-p", "Hi", "--template-arg", "word=one two", "--template-arg", "other=1")
+    assert n_told > n_bare
+    assert n_told == n_prompt("-p", "Hi", "--template-args", '{"word": "one two"}')
+    assert n_told == n_prompt("-i", "-v", stdin="/set template-args word=one two\nHi\n")
+    with Model(told_file, ram_budget=None) as model:
+        "".join(model.chat("Hi", max_tokens=1, template_args={"word": "one two"}))
+        assert model.stats is not None
+        assert model.stats.prompt_tokens == n_told
+        with pytest.raises(QsfArgumentError, match="template_args are for the chat template"):
+            model.generate("Hi", template_args={"word": "x"})
+    wrong = ("-p", "x", "--template-arg")
+    check_refused(run(told_file, *wrong, "word"), 2, "--template-args: 'word' is not NAME=VALUE")
+    check_refused(run(told_file, *wrong, "{1"), 2, "'{1' is not a JSON object")
+    check_refused(run(told_file, *wrong, "messages=1"), 2, "is not NAME=VALUE")
+    check_refused(run(told_file, *wrong, "a=1", "--raw"), 2, "leave --template-args out")
+
+
 def test_inspect_says_whether_there_really_is_a_template(
     qsf: Front, tiny_chat_8bit: Path, tiny_llama_8bit: Path
 ) -> None:
@@ -217,7 +257,6 @@ def test_a_streamed_model_says_what_more_memory_would_give(run: Run, wide_file: 
 def wide_file(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
     """A model of some 30 MB, which 40 MB cannot hold beside Python."""
     from make.tiny_checkpoints import make_llama
-    from qsf_converter.convert import convert
 
     folder = tmp_path_factory.mktemp("wide")
     checkpoint = make_llama(

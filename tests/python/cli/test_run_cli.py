@@ -16,7 +16,11 @@ import tokenizers
 
 from make.commands import COMMAND, PROMPT, Run, Start, check_refused
 from make.qsf_files import tiny_header, write_tiny
+from qsf.errors import QsfStateError
+from qsf.run import cli
 from qsf.run import options as run_options
+from qsf.session import Session
+from qsf.shell.command import StoppedError
 
 KNOWN = ", there was a little girl named Lily."
 
@@ -360,9 +364,25 @@ def test_terminating_ends_cleanly_with_143(endless: Path, start: Start) -> None:
         assert process.stdout.read(20)
         process.send_signal(signal.SIGTERM)
         shown, said = process.communicate(timeout=60)
-        assert process.returncode == 143
+        assert process.returncode == 143, said
         assert shown.endswith(b"\n")
         assert b"Traceback" not in said
+
+
+def test_a_signal_while_the_session_is_taken_is_no_error(
+    tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(session: Session, _tokens: object) -> int:
+        session._begin_turn = _refused  # type: ignore[method-assign]
+        raise StoppedError(signal.SIGTERM)
+
+    def _refused() -> None:
+        raise QsfStateError("the session is in the middle of a call")
+
+    monkeypatch.setattr(Session, "_sync", stopped)
+    code = cli.main([str(tiny_llama_8bit), "-p", "abc", "-n", "2", "--ram-budget", "0"])
+    assert code == 143
+    assert "error" not in capfd.readouterr().err
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")

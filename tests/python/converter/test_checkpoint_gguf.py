@@ -18,6 +18,7 @@ import pytest
 from make import gguf_files, hf_makers, tiny_checkpoints
 from make.gguf_files import Type
 from qsf.errors import QsfConversionError, QsfIOError
+from qsf.file.layout import dtype_name
 from qsf.file.reader import Reader
 from qsf_converter import convert
 from qsf_converter.sources.checkpoint import to_float32
@@ -206,6 +207,31 @@ def test_a_quantised_file_is_converted(tmp_path: Path, kind: Any) -> None:
     assert is_said == (kind != Type.BF16)
 
 
+@pytest.mark.parametrize(
+    ("kind", "quant_type", "bits"),
+    [
+        (Type.Q8_0, "8bit", "8.50"),
+        (Type.Q4_1, "8bit", "5.00"),
+        (Type.Q4_0, "4bit", "4.50"),
+        (Type.TQ2_0, "ternary", "2.06"),
+        (Type.F16, "4bit", ""),
+    ],
+)
+def test_the_default_type_is_not_below_the_files_own(
+    tmp_path: Path, kind: Any, quant_type: str, bits: str
+) -> None:
+    sizes = {"dim": 256, "head_dim": 32, "n_heads": 8, "n_kv_heads": 8, "ffn_dim": 256}
+    folder = tiny_checkpoints.make_llama(tmp_path / "m", n_layers=1, **sizes)
+    path = gguf_files.write(folder, tmp_path / "m.gguf", kind=kind)
+    report = convert(path, tmp_path / "m.qsf")
+    with Reader(tmp_path / "m.qsf") as reader:
+        assert dtype_name(reader.header.dtype) == quant_type
+    warning = f"converted to {quant_type}, as its matrices have {bits} bits a weight"
+    assert (warning in report.warnings) == bool(bits)
+    report = convert(path, tmp_path / "m.qsf", quant_type="3bit", overwrite=True)
+    assert not any("converted to" in warning for warning in report.warnings)
+
+
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain types need none; others say what to install."""
     folder = tiny_checkpoints.make_llama(tmp_path / "m", dim=96, head_dim=32, ffn_dim=128)
@@ -274,7 +300,8 @@ def test_what_the_file_says_of_itself(tmp_path: Path) -> None:
         ({"llama.context_length": 0}, "as config.json: max_position_embeddings = 0"),
         ({"llama.embedding_length": "x"}, "as config.json: hidden_size = 'x'"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps = nan"),
-        ({"split.count": 3}, "one of 3 parts; .*llama-gguf-split --merge"),
+        ({"split.count": [3, 3]}, "its metadata say that it is part"),
+        ({"split.count": 3}, "of 3, which must be up to 512 and part of the name"),
     ],
 )
 def test_models_that_cannot_be_represented(

@@ -58,6 +58,8 @@ def types_of(file: Path) -> dict[str, Dtype]:
     ("options", "message"),
     [
         (Request("5bit"), "5bit is unknown"),
+        (Request("Q4_K_M"), "Q4_K_M is llama.cpp's; use quant type 4bit"),
+        (Request("4bit", "Q6_K"), "Q6_K is llama.cpp's; use embed type 8bit"),
         (Request("4bit", "mixed"), "embed type mixed"),
         (Request("4bit", target_bytes=MB), "quant type mixed, not 4bit"),
         (Request("2bit", target_bpw=4), "quant type mixed, not 2bit"),

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from make import gguf_files, tiny_checkpoints
 from make.fake_hub import COMMIT, REPO, FakeHub
 from make.fake_hub import hub as hub
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfError, QsfIOError
 from qsf.file.reader import is_qsf_file
+from qsf.file.type_names import our_type
 from qsf.find import prepare, store
-from qsf.find.names import gguf_of, meaning_of, our_type
+from qsf.find.names import gguf_of, meaning_of
 from qsf.find.prepare import ChildFailedError, find_model
 
 
@@ -64,7 +66,7 @@ def test_what_cannot_be_a_model_says_what_to_do(tmp_path: Path) -> None:
         ("empty", QsfConversionError, "a folder without config.json"),
         ("many", QsfArgumentError, "name one of its files, such as"),
         ("weights.safetensors", QsfArgumentError, "name its folder"),
-        ("part-00002-of-00003.gguf", QsfConversionError, "llama-gguf-split --merge part-00001-of"),
+        ("part-00002-of-00003.gguf", QsfConversionError, "is one of 3 parts: name the first,"),
         ("weight.safetensors", QsfIOError, "did you mean"),
     ):
         with pytest.raises(kind, match=said.replace("(", r"\(")):
@@ -128,6 +130,23 @@ def test_a_folder_is_converted_once_and_again_when_it_has_changed(
     assert list(path.parent.iterdir()) == []
     assert "no models yet" in qsf("list").stdout
     assert "there is no converted model" in qsf("rm", source).stderr
+
+
+def test_a_gguf_file_keeps_its_bits(
+    cache: Path, tmp_path: Path, tiny_llama_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"dim": 64, "head_dim": 32, "n_heads": 2, "n_kv_heads": 2, "ffn_dim": 64}
+    folder = tiny_checkpoints.make_llama(
+        tmp_path / "m", n_layers=1, n_vocab=2048, tokenizer_from=tiny_llama_dir, **sizes
+    )
+    path = gguf_files.write(
+        folder, tmp_path / "m-Q4_1.gguf", kind=gguf_files.Type.Q4_1, tokenizer=True
+    )
+    types = {f"{path}": "8bit", f"{path}:Q4_1": "8bit", f"{path}:Q4_K_M": "4bit"}
+    for name in types:
+        find_model(name)
+    assert "converted to 8bit, as its matrices have 5.00 bits a weight" in capfd.readouterr().err
+    assert {kept.full_name for kept in store.all_kept()} == {f"{path}:8bit", f"{path}:4bit"}
 
 
 def test_two_processes_convert_one_model_once(

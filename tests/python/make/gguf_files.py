@@ -36,15 +36,17 @@ def write(
     tokenizer: bool = False,
     changes: Mapping[str, Any] | None = None,
     tensors: Mapping[str, NDArray[np.float32]] | None = None,
+    n_in_part: int = 0,
 ) -> Path:
     """Write the model in ``folder``; matrices as ``kind``, vectors as F32.
 
     ``changes`` are further metadata, or others: int, float, bool, str or a list of such; None
-    leaves a key out. ``tensors`` are further ones, under their names in the file.
+    leaves a key out. ``tensors`` are further ones, under their names in the file. With
+    ``n_in_part`` the file is split into parts of so many tensors; the first one's path is returned.
     """
     config = json.loads((folder / "config.json").read_text("utf-8"))
     arch = config["model_type"] if config["model_type"] != "mistral" else "llama"
-    writer = gguf.GGUFWriter(out, arch)
+    writer = gguf.GGUFWriter(out, arch, split_max_tensors=n_in_part)
     said: dict[str, Any] = _gpt2(config) if arch == "gpt2" else _llama(config)
     said = {f"{arch}.{key}": value for key, value in said.items()}
     if tokenizer:
@@ -55,7 +57,7 @@ def write(
     for name, values in (tensors or {}).items():
         writer.add_tensor(name, values)
     close(writer)
-    return out
+    return next(iter(sorted(out.parent.glob(f"{out.stem}-00001-of-*.gguf"))), out)
 
 
 def add(writer: Any, key: str, value: Any) -> None:

@@ -153,3 +153,42 @@ def test_contents_in_parts_are_protected_too(tokenizer: Tokenizer) -> None:
     ids = template.encode([{"role": "user", "content": parts}], tokenizer)
     assert 1 not in ids
     assert tokenizer.decode(ids) == "a<|end_of_text|>"
+
+
+TOLD = (
+    "{{ tools | tojson }} {{ enable_thinking }}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_a_template_is_told_tools_and_keywords() -> None:
+    tools = [{"name": "look_up", "parameters": {"word": "text"}}]
+    told = ChatTemplate(TOLD).render([USER], tools=tools, template_args={"enable_thinking": False})
+    assert told == '[{"name": "look_up", "parameters": {"word": "text"}}] FalseHi'
+    assert ChatTemplate(TOLD).render([USER], template_args={"tools": tools}).startswith('[{"name"')
+    assert ChatTemplate(TOLD).render([USER]) == "null Hi"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"messages": []}, "template_args must be a mapping"),
+        ({"not a name": 1}, "template_args must be a mapping"),
+        ({"when": object()}, "not made of JSON values"),
+        ({"long": "x" * 5_000_000}, "too long"),
+    ],
+)
+def test_keywords_that_a_template_cannot_take(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(QsfArgumentError, match=said):
+        ChatTemplate(TOLD).render([USER], template_args=arguments)
+
+
+def test_a_file_without_template_takes_no_keywords() -> None:
+    with pytest.raises(QsfArgumentError, match="the file has none"):
+        ChatTemplate(None).render([USER], template_args={"enable_thinking": False})
+
+
+def test_a_keyword_cannot_end_a_turn(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{{ word }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    name = tokenizer.special_names[0]
+    ids = template.encode([USER], tokenizer, template_args={"word": name})
+    assert tokenizer.encode(name)[-1] not in ids[1:]
