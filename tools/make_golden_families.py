@@ -229,6 +229,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon",
         {**FALCON, "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
     ),
+    "bloom": (
+        "bloom",
+        {"hidden_size": 72, "n_head": 6, "n_layer": 2, "seq_length": 64, "vocab_size": 67,
+         "bos_token_id": 0, "eos_token_id": 1},
+    ),
     "mpt": (
         "mpt",
         {"d_model": 72, "n_heads": 6, "n_layers": 2, "max_seq_len": 64,

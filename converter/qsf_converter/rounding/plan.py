@@ -306,7 +306,7 @@ def rules_in_order(family: Family, n_layers: int) -> Iterator[tuple[int, int, Te
         yield from ((unit_idx, 0, rule) for rule in family.rules if rule.place is place)
     for layer_idx in range(n_layers):
         for rule in family.rules:
-            if rule.place is Place.LAYER:
+            if rule.place is Place.LAYER and (layer_idx == 0 or "{layer}" in rule.source):
                 yield layer_idx + 1, layer_idx, rule
     yield from ((n_layers + 1, 0, rule) for rule in family.rules if rule.place is Place.FINAL)
 

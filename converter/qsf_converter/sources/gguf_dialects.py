@@ -460,6 +460,23 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         more=_gpt_neox,
     ),
     "falcon": _FALCON,
+    "bloom": Dialect(
+        family="BloomForCausalLM",
+        config={
+            "n_layer": "block_count",
+            "n_embed": "embedding_length",
+            "n_head": "attention.head_count",
+            "seq_length": "context_length",
+            "layer_norm_epsilon": "attention.layer_norm_epsilon",
+        },
+        tensors={
+            **_ends("transformer.word_embeddings", "transformer.ln_f"),
+            "token_embd_norm.weight": "transformer.word_embeddings_layernorm.weight",
+            "token_embd_norm.bias": "transformer.word_embeddings_layernorm.bias",
+            **_layers("transformer.h", {**_FALCON_LAYER, "ffn_norm": "post_attention_layernorm"}),
+        },
+        is_ungrouped=True,
+    ),
     "mpt": Dialect(
         family="MptForCausalLM",
         config={

@@ -60,6 +60,19 @@ def test_older_spellings_say_the_same(name: str) -> None:
     assert read_facts(family, old) == read_facts(family, config)
 
 
+def test_configurations_of_published_blooms_say_the_same() -> None:
+    config = CASES["bloom"].config
+    new = {"hidden_size", "n_head", "slow_but_exact"}
+    old = {key: value for key, value in config.items() if key not in new}
+    old |= {
+        "n_embed": 72, "num_attention_heads": 6, "n_inner": None, "offset_alibi": 100,
+        "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "pretraining_tp": 4,
+        "masked_softmax_fusion": True, "skip_bias_add": True, "skip_bias_add_qkv": False,
+        "unk_token_id": 0,
+    }  # fmt: skip
+    assert read_facts(family_of(config), old) == read_facts(family_of(config), config)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_key_that_is_left_out_has_a_default_or_is_missed_by_name(name: str) -> None:
     config = CASES[name].config

@@ -105,6 +105,10 @@ def _falcon(draft: Draft) -> None:
         _with_slopes(draft, tuple(slope * scale for slope in alibi_slopes(header.n_heads)))
 
 
+def _bloom(draft: Draft) -> None:
+    _with_slopes(draft, alibi_slopes(draft.header.n_heads))
+
+
 def _mpt(draft: Draft) -> None:
     attention = draft.config.get("attn_config") or {}
     if not isinstance(attention, dict):
@@ -339,6 +343,48 @@ FAMILIES = (
         flags={"bias": False},
         adjust=_falcon,
         neutral={"apply_residual_connection_post_layernorm": (None, False)},
+        **_COMMON,
+    ),
+    Family(
+        name="BloomForCausalLM",
+        title="BLOOM",
+        model_type="bloom",
+        positions=Positions.ALIBI,
+        prefixes=("transformer.",),
+        rules=(
+            # The norm of the embeddings is that of the first layer's input.
+            *norm(T.INPUT_NORM, "word_embeddings_layernorm", bias=T.INPUT_NORM_BIAS),
+            *_norms(f"{_H}input_layernorm", f"{_H}post_attention_layernorm"),
+            *_qkv(f"{_H}self_attention.query_key_value", bias="always", groups="heads"),
+            *_out(f"{_H}self_attention.dense", bias="always"),
+            *_plain(f"{_H}mlp.dense_h_to_4h", f"{_H}mlp.dense_4h_to_h", bias="always"),
+            *ends("word_embeddings", "ln_f", bias=True),
+        ),
+        renames={
+            "hidden_size": "n_embed",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "max_position_embeddings": "seq_length",
+            "norm_epsilon": "layer_norm_epsilon",
+        },
+        defaults={
+            **_DEFAULTS,
+            "hidden_act": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+        },
+        facts=_ALWAYS,
+        adjust=_bloom,
+        neutral={
+            "apply_residual_connection_post_layernorm": (None, False),
+            # How Megatron computed the same, in which order or precision.
+            "attention_softmax_in_fp32": (True, False),
+            "bias_dropout_fusion": (True, False),
+            "masked_softmax_fusion": (True, False),
+            "skip_bias_add": (True, False),
+            "skip_bias_add_qkv": (True, False),
+            "slow_but_exact": (True, False),
+            "offset_alibi": (100,),
+        },
         **_COMMON,
     ),
     Family(

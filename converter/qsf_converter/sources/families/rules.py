@@ -34,13 +34,14 @@ class Place(enum.Enum):
 class TensorRule:
     """How one kind of source tensor becomes one QSF tensor.
 
-    ``source`` is the name without the family's prefix. ``shape`` names the dimensions of the
-    tensor that is made of it. A matrix is ``transposed`` if the source stores [in, out] (GPT-2's
-    Conv1D). A fused source holds ``parts``, named by the dimensions of their outputs, one after
-    another along its output axis; ``part`` says which. With ``groups``, a dimension too, they take
-    turns: each of so many groups holds its share of every part (Q, K and V of one head, then
-    those of the next). ``flag``, if given, is a fact of the configuration without which the
-    tensor does not exist. The values are ``add`` plus what is stored, times the factor of the
+    ``source`` is the name without the family's prefix; {layer} in it is the layer's number, and a
+    tensor of a layer without a number belongs to the first one. ``shape`` names the dimensions of
+    the tensor that is made of it. A matrix is ``transposed`` if the source stores [in, out]
+    (GPT-2's Conv1D). A fused source holds ``parts``, named by the dimensions of their outputs, one
+    after another along its output axis; ``part`` says which. With ``groups``, a dimension too, they
+    take turns: each of so many groups holds its share of every part (Q, K and V of one head, then
+    those of the next). ``flag``, if given, is a fact of the configuration without which the tensor
+    does not exist. The values are ``add`` plus what is stored, times the factor of the
     configuration that ``scale`` names.
     """
 
