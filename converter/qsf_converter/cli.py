@@ -82,7 +82,7 @@ _QuantType = Annotated[
     typer.Option(
         help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}, or mixed, which chooses "
         "one for each matrix.",
-        show_default=f"{DEFAULT_QUANT_TYPE}, or {MIXED} with a target size",
+        show_default=f"{DEFAULT_QUANT_TYPE}, {MIXED} with a target size, ternary for such weights",
     ),
 ]
 _EmbedType = Annotated[
@@ -200,9 +200,6 @@ def convert_command(
         raise QsfArgumentError("--calibration-tokens is only for --calibration")
     if target_size is not None and not math.isfinite(target_size):
         raise QsfArgumentError(f"--target-size is {target_size}, not a number of MB")
-    if quant_type is None:
-        has_target = target_size is not None or target_bpw is not None
-        quant_type = MIXED if has_target else DEFAULT_QUANT_TYPE
     if report_out is not None:
         _check_report(report_out, out, model_dir, is_forced=force)
     request = Request(

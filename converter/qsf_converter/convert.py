@@ -38,7 +38,7 @@ from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, Choose
 from qsf_converter.rounding.disk import read_bytes_per_s
 from qsf_converter.rounding.outlier_tables import with_outlier_plans
 from qsf_converter.rounding.pieces import rounded_units, with_tensor_scales
-from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, Plan, make_plan
+from qsf_converter.rounding.plan import Plan, make_plan
 from qsf_converter.sources.source import Source, open_source
 from qsf_converter.text.tokenizer import tables_of
 from qsf_converter.writing import UnitWriter
@@ -50,7 +50,7 @@ def convert(
     model_dir: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    quant_type: str = DEFAULT_QUANT_TYPE,
+    quant_type: str | None = None,
     embed_type: str | None = None,
     calibration: str | os.PathLike[str] | None = None,
     calibration_tokens: int = DEFAULT_CALIBRATION_TOKENS,
@@ -118,6 +118,9 @@ def convert_as(
         check_not_a_source(out, source.files)
         if request.needs_tokenizer:
             source.require_tokenizer()
+        asked = request
+        if source.is_ternary:
+            request = request.for_ternary_source()
         conversion = _Conversion.of(source, request, out)
         plan, sensitivity = conversion.plan(phase or _no_phase)
         chooser = _chooser(request, out, source)
@@ -131,6 +134,8 @@ def convert_as(
         if conversion.state is not None:
             conversion.state.remove()
         warnings = list(plan.warnings)
+        if request is not asked:
+            warnings.append(f"its weights are ternary: {request.quant_type}, which keeps them")
         if source.tokenizer is None:
             warnings.append("without a tokenizer the file can only be run on token ids")
         _, reason = _text_tables(source)

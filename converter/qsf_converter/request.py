@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Final
 
 from qsf.errors import QsfArgumentError
-from qsf.file.layout import Dtype
+from qsf.file.layout import Dtype, dtype_name
 from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, parse_compression
 from qsf_converter.rounding.plan import (
     DEFAULT_EMBED_TYPE,
@@ -32,7 +33,8 @@ class Request:
     """The options of a conversion.
 
     Attributes:
-        quant_type: of the matrices of the layers; ``mixed`` chooses one for each matrix.
+        quant_type: of the matrices of the layers; ``mixed`` chooses one for each matrix. Default:
+            ``mixed`` with a target size, ``ternary`` if the source's weights are ternary, or 4bit.
         embed_type: of the embeddings and the head; default: 8bit, f16 if ``quant_type`` is f16,
             chosen with ``mixed``.
         calibration: a file of text or JSONL to round by, or ``bundled`` for our own text. Finished
@@ -51,7 +53,7 @@ class Request:
         n_threads: threads that round; default: one per core.
     """
 
-    quant_type: str = DEFAULT_QUANT_TYPE
+    quant_type: str | None = None
     embed_type: str | None = None
     calibration: str | None = None
     calibration_tokens: int = DEFAULT_CALIBRATION_TOKENS
@@ -77,6 +79,32 @@ class Request:
         """
         return not self.has_target and self.ternary_rule == DEFAULT_TERNARY_RULE
 
+    @property
+    def layer_type(self) -> str:
+        """The name of ``quant_type``, or of its default."""
+        return self.quant_type or (MIXED if self.has_target else DEFAULT_QUANT_TYPE)
+
+    def for_ternary_source(self) -> Request:
+        """Return the request for weights that are ternary already.
+
+        Raises QsfArgumentError for options that would change such weights instead of keeping them.
+        """
+        if self.ternary_rule != DEFAULT_TERNARY_RULE:
+            raise QsfArgumentError(
+                f"the weights are ternary already: the ternary rule {self.ternary_rule} would "
+                f"change their scales, {DEFAULT_TERNARY_RULE} keeps them"
+            )
+        is_free = self.quant_type is None and not self.has_target
+        request = (
+            dataclasses.replace(self, quant_type=dtype_name(Dtype.TERNARY)) if is_free else self
+        )
+        if self.calibration is not None and QUANT_TYPES.get(request.layer_type) in TERNARY_TYPES:
+            raise QsfArgumentError(
+                f"the weights are ternary already: {request.layer_type} keeps them, which leaves "
+                "nothing to calibrate"
+            )
+        return request
+
     def check(self) -> None:
         """Raise QsfArgumentError for an unknown value, or for options that exclude each other.
 
@@ -98,12 +126,12 @@ class Request:
             )
 
     def _check_types(self) -> None:
-        if self.quant_type != MIXED:
-            parse_quant_type(self.quant_type)
+        if self.layer_type != MIXED:
+            parse_quant_type(self.layer_type)
             if self.has_target:
                 raise QsfArgumentError(
                     "a target size chooses the types itself: it needs quant type mixed, not "
-                    f"{self.quant_type}"
+                    f"{self.layer_type}"
                 )
         if self.embed_type is not None:
             parse_quant_type(self.embed_type, option="embed type")
@@ -116,9 +144,9 @@ class Request:
             )
         if rule == DEFAULT_TERNARY_RULE:
             return
-        if QUANT_TYPES.get(self.quant_type) not in TERNARY_TYPES:
+        if QUANT_TYPES.get(self.layer_type) not in TERNARY_TYPES:
             raise QsfArgumentError(
-                f"the ternary rule {rule} is for ternary types, not {self.quant_type}"
+                f"the ternary rule {rule} is for ternary types, not {self.layer_type}"
             )
         if self.calibration is not None:
             raise QsfArgumentError(
@@ -154,7 +182,7 @@ class Request:
         """Return the types that hold before anything is measured."""
         embed_type = self.embed_type
         if embed_type is None:
-            embed_type = "f16" if self.quant_type == "f16" else DEFAULT_EMBED_TYPE
+            embed_type = "f16" if self.layer_type == "f16" else DEFAULT_EMBED_TYPE
         embeddings = parse_quant_type(embed_type, option="embed type")
-        layers = Dtype.MIXED if self.quant_type == MIXED else parse_quant_type(self.quant_type)
+        layers = Dtype.MIXED if self.layer_type == MIXED else parse_quant_type(self.layer_type)
         return Policy(layers, embeddings)

@@ -57,7 +57,7 @@ def state_key(source: Source, request: Request, text: CalibrationText) -> str:
         "version": _STATE_VERSION,
         "files": sorted(files),
         "tensors": [[t.name, t.shape, t.dtype] for t in source.checkpoint.tensors.values()],
-        "quant_type": request.quant_type,
+        "quant_type": request.layer_type,
         "embed_type": request.embed_type,
         "options": request.meta_options(),
         "fitted": hashlib.sha256(text.fitted.tobytes()).hexdigest(),

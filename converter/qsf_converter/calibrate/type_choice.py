@@ -45,7 +45,7 @@ def choose_types(
     small.
     """
     table = assignment.mixed_policy(plan.targets)
-    if request.quant_type != MIXED:
+    if request.layer_type != MIXED:
         sensitivity = None
         if text is not None:
             sensitivity = _measure_layers(Original(plan, checkpoint), text, phase, state)

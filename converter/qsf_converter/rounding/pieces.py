@@ -180,7 +180,7 @@ def _read_raw(piece: Piece, checkpoint: Checkpoint) -> RawArray:
     if not target.rule.transposed:
         rows = checkpoint.read_rows(source.name, first, last)
         return rows[places] if share.is_grouped else rows
-    slab_rows = max(1, _SLAB_BYTES // source.row_bytes)
+    slab_rows = max(1, _SLAB_BYTES // max(1, source.row_bytes))
     columns: NDArray[np.generic] | None = None
     for start in range(0, source.n_rows, slab_rows):
         stop = min(start + slab_rows, source.n_rows)

@@ -181,9 +181,9 @@ REFUSED: dict[str, tuple[str, Callable[[Config], Config], str]] = {
         "partial_rotary_factor is not supported",
     ),
     "packed weights": (
-        "bitnet",
-        lambda c: {**c, "quantization_config": {"quant_method": "bitnet"}},
-        "says packed weights; convert the checkpoint of bf16 weights",
+        "qwen3",
+        lambda c: {**c, "quantization_config": {"quant_method": "awq"}},
+        "convert the original, unquantised checkpoint",
     ),
     "a text of another family": (
         "gemma3-nested",
@@ -199,13 +199,6 @@ def test_what_a_family_does_not_compute_is_refused(what: str) -> None:
     config = change(CASES[name].config)
     with pytest.raises(QsfConversionError, match=message):
         read_facts(family_of(config), config)
-
-
-def test_master_weights_of_bitnet_come_with_a_word_on_their_rounding() -> None:
-    config = {**CASES["bitnet"].config}
-    config["quantization_config"] = {"quant_method": "bitnet", "quantization_mode": "online"}
-    facts = read_facts(FAMILIES["BitNetForCausalLM"], config)
-    assert any("--ternary-rule absmean" in text for text in facts.warnings)
 
 
 def test_the_factor_of_gemma_is_rounded_as_its_checkpoints_are() -> None:
