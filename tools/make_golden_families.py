@@ -124,6 +124,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-yarn-factor": ("llama", {**WIDE, **rope("yarn", **YARN, attention_factor=0.8)}),
     "llama-llama3": ("llama", {**WIDE, **rope("llama3", **LLAMA3)}),
     "llama-linear": ("llama", {**WIDE, **rope("linear", factor=4.0)}),
+    "llama-proportional": (
+        "llama", {**WIDE, **rope("proportional", partial_rotary_factor=0.4, factor=2.0)},
+    ),
     "qwen2": ("qwen2", {**SIX, "tie_word_embeddings": True}),
     "qwen2-window": (
         "qwen2",
