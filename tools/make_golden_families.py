@@ -207,6 +207,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIX, "use_qkv_bias": True, "use_parallel_residual": True,
          **rope(partial_rotary_factor=0.34)},
     ),
+    "stablelm-heads": (
+        "stablelm",
+        {**SIX, "num_key_value_heads": 3, "qk_layernorm": True, **rope(partial_rotary_factor=0.34)},
+    ),
     "starcoder2": ("starcoder2", {**SIX, "sliding_window": None}),
     "starcoder2-window": (
         "starcoder2", {**SIX, "sliding_window": 7, "use_bias": False, "tie_word_embeddings": False},

@@ -174,7 +174,9 @@ def _read_raw(piece: Piece, checkpoint: Checkpoint) -> RawArray:
     source, share = target.source, target.share
     if target.is_vector:
         places = share.places(0, target.n_cols) + share.span(0, target.n_cols)[0]
-        return checkpoint.read_rows(source.name, 0, 1)[:, places]
+        names = (source.name, *target.joined)
+        parts = [checkpoint.read_rows(name, 0, 1) for name in names]
+        return np.concatenate(parts, axis=1)[:, places]
     first, last = share.span(piece.start, piece.stop)
     places = share.places(piece.start, piece.stop)
     if not target.rule.transposed:

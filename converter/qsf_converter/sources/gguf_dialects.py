@@ -164,7 +164,10 @@ def _exaone4(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict
 
 def _stablelm(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
     if any("attn_q_norm" in name for name in shapes):
-        raise QsfConversionError("norms of single heads' queries are not supported")
+        raise QsfConversionError(
+            "norms of single heads' queries are not supported in GGUF files; convert the "
+            "original model"
+        )
     return {
         "use_qkv_bias": any("attn_q.bias" in name for name in shapes),
         "use_parallel_residual": not any("ffn_norm" in name for name in shapes),

@@ -149,11 +149,6 @@ def test_others_are_refused_with_what_they_lack(name: str, lacks: str) -> None:
 
 
 REFUSED: dict[str, tuple[str, Callable[[Config], Config], str]] = {
-    "norms of StableLM's heads": (
-        "stablelm",
-        lambda c: {**c, "qk_layernorm": True},
-        "qk_layernorm",
-    ),
     "clamped values": (
         "mpt",
         lambda c: {**c, "attn_config": {**c["attn_config"], "clip_qkv": 6}},
@@ -191,6 +186,21 @@ REFUSED: dict[str, tuple[str, Callable[[Config], Config], str]] = {
         "'qwen3' is not supported within Gemma3ForConditionalGeneration",
     ),
 }
+
+
+def test_norms_of_heads_must_be_there_and_alike(tmp_path: Path) -> None:
+    case = CASES["stablelm-heads"]
+    name = "model.layers.1.self_attn.k_layernorm.norms.2.weight"
+    for values, message in (
+        (None, f"no tensor {name}"),
+        (np.ones(13, np.float32), r"norms.2.weight has shape \[13\], config.json asks for \[12\]"),
+    ):
+        tensors = {key: kept for key, kept in case.tensors().items() if key != name}
+        if values is not None:
+            tensors[name] = values
+        folder = golden_families.write_checkpoint(tmp_path / "m", case.config, tensors)
+        with pytest.raises(QsfConversionError, match=message):
+            convert(folder, tmp_path / "m.qsf")
 
 
 @pytest.mark.parametrize("what", REFUSED)

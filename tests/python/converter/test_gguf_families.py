@@ -26,6 +26,7 @@ ASSUMED: dict[str, dict[str, Any]] = {
 NOT_SAID = (
     "qwen2-window", "starcoder2-window", "llama-dynamic", "llama-yarn-more", "llama-yarn-factor",
     "llama-llama3", "llama-proportional", "falcon-alibi", "gemma3-nested", "mistral-nested", "gptj",
+    "stablelm-heads",
 )  # fmt: skip
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from qsf.file.kinds import ROPE_NONE, Ffn
-from qsf.file.layout import Architecture, Norm, Positions
+from qsf.file.kinds import ROPE_NONE, Ffn, QkNorm
+from qsf.file.layout import Architecture, Norm, Positions, TensorType
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Draft, Family
-from qsf_converter.sources.families.llama import gated, out, qkv, window_of_all
+from qsf_converter.sources.families.llama import ATTN, gated, out, qkv, window_of_all
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, parameters_of
 from qsf_converter.sources.families.rules import Place, T, TensorRule, ends, linear, norm
 
@@ -54,6 +54,12 @@ def _out(source: str, *, bias: str = "", **options: Any) -> Rules:
     return linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, source, "hidden", "q", **options)
 
 
+def _norm_of_heads(target: TensorType, dim: str, groups: str) -> Rules:
+    """The norm of queries or keys, where each head has a weight of its own."""
+    source = f"{ATTN}{'q' if dim == 'q' else 'k'}_layernorm.norms.{{head}}"
+    return norm(target, source, dim, groups=groups, flag="qk_layernorm")
+
+
 # ---- what is special ----
 
 
@@ -62,6 +68,12 @@ def _parallel(draft: Draft) -> None:
         draft.set_all(is_parallel=True)
     else:
         draft.flags.add("sequential")
+
+
+def _stablelm(draft: Draft) -> None:
+    _parallel(draft)
+    if "qk_layernorm" in draft.flags:
+        draft.set_all(qk_norm=QkNorm.OWN_WEIGHTS)
 
 
 def _with_slopes(draft: Draft, slopes: tuple[float, ...]) -> None:
@@ -217,6 +229,8 @@ FAMILIES = (
                 flag="sequential",
             ),
             *qkv(bias="use_qkv_bias"),
+            *_norm_of_heads(T.Q_NORM, "q", "heads"),
+            *_norm_of_heads(T.K_NORM, "kv", "kv heads"),
             *out(),
             *gated(),
             *ends("embed_tokens", "norm", bias=True),
@@ -229,8 +243,8 @@ FAMILIES = (
             "partial_rotary_factor": 0.25,
             "use_parallel_residual": False,
         },
-        flags={"use_qkv_bias": False},
-        adjust=_parallel,
+        flags={"use_qkv_bias": False, "qk_layernorm": False},
+        adjust=_stablelm,
     ),
     Family(
         name="Starcoder2ForCausalLM",
