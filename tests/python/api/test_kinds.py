@@ -51,7 +51,8 @@ def path(request: pytest.FixtureRequest, folder: Path) -> Path:
 
 def last_logits(path: Path, n_tokens: int = len(TOKENS), **options: object) -> Logits:
     """The logits of the last token, by the engine alone."""
-    model = binding.NativeModel(path, binding.Options(**options))  # type: ignore[arg-type]
+    with_budget = binding.Options(**{"budget_bytes": 0, **options})  # type: ignore[arg-type]
+    model = binding.NativeModel(path, with_budget)
     session = model.create_session()
     tokens = array("I", TOKENS[:n_tokens])
     while session.position() < n_tokens:
@@ -165,7 +166,7 @@ def test_a_window_holds_only_its_pages(folder: Path) -> None:
 def test_what_a_ring_gave_up_is_evaluated_again(folder: Path) -> None:
     path = written(folder, "mixed", Dtype.Q4)
     want = last_logits(path, 20)
-    model = binding.NativeModel(path, binding.Options(chunk_tokens=8))
+    model = binding.NativeModel(path, binding.Options(chunk_tokens=8, budget_bytes=0))
     session = model.create_session()
     tokens = array("I", TOKENS)
     while session.position() < len(TOKENS):

@@ -124,7 +124,9 @@ def test_skipped_layers_take_no_memory_and_are_not_read(measured: Path) -> None:
         layer_bytes = (whole.weights_bytes - plan.weights_bytes) / max(len(skipped), 1)
         assert len(skipped) == 0 or layer_bytes > 500_000
         kv_bytes = whole.kv_bytes - plan.kv_bytes  # the vocabulary's logits are in it too
-        assert kv_bytes == pytest.approx(len(skipped) * (whole.kv_bytes - plans[0.9].kv_bytes))
+        layer_kv_bytes = whole.kv_bytes - plans[0.9].kv_bytes
+        # Each allocation is rounded up to 64 bytes.
+        assert kv_bytes == pytest.approx(len(skipped) * layer_kv_bytes, abs=2 * 64)
         assert plan.kv_bytes < whole.kv_bytes or not skipped
     assert plans[0.0].n_skips_asked == 10
 

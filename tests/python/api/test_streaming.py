@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -80,7 +81,8 @@ def _find_least_budget(path: Path, *io: str) -> int:
         check=False,
     )
     assert done.returncode == 1, done.stderr
-    return int(done.stderr.split("--ram-budget ")[1].split()[0]) + 5
+    (least_mb,) = re.findall(r"--ram-budget (\d+)", done.stderr)
+    return int(least_mb) + 5
 
 
 class Child:

@@ -85,7 +85,7 @@ def converted_2bit(
     """The bundled model, and what was said while it was converted."""
     out = tmp_path_factory.mktemp("out") / "tiny.qsf"
     options = ("--quant-type", "2bit", "--calibration", jsonl, "--calibration-tokens", 2048)
-    return out, run(tiny_llama_dir, out, *options, "--threads", 1)
+    return out, run(tiny_llama_dir, out, *options, "--threads", 1, "--verbose")
 
 
 def test_a_calibrated_conversion_says_what_it_does(
@@ -179,7 +179,7 @@ def test_the_bundled_text_and_a_page(model: Path, tmp_path: Path, here: Here) ->
     out, page = tmp_path / "o.qsf", tmp_path / "o.html"
     done = here(
         model, out, "--calibration", "bundled", "--calibration-tokens", 512,
-        "--quant-type", "3bit", "--report", page,
+        "--quant-type", "3bit", "--report", page, "--verbose",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "of bundled, held out" in done.stdout
