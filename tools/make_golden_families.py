@@ -124,6 +124,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-yarn-factor": ("llama", {**WIDE, **rope("yarn", **YARN, attention_factor=0.8)}),
     "llama-llama3": ("llama", {**WIDE, **rope("llama3", **LLAMA3)}),
     "llama-linear": ("llama", {**WIDE, **rope("linear", factor=4.0)}),
+    "llama-proportional": (
+        "llama", {**WIDE, **rope("proportional", partial_rotary_factor=0.4, factor=2.0)},
+    ),
     "qwen2": ("qwen2", {**SIX, "tie_word_embeddings": True}),
     "qwen2-window": (
         "qwen2",
@@ -204,6 +207,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIX, "use_qkv_bias": True, "use_parallel_residual": True,
          **rope(partial_rotary_factor=0.34)},
     ),
+    "stablelm-heads": (
+        "stablelm",
+        {**SIX, "num_key_value_heads": 3, "qk_layernorm": True, **rope(partial_rotary_factor=0.34)},
+    ),
     "starcoder2": ("starcoder2", {**SIX, "sliding_window": None}),
     "starcoder2-window": (
         "starcoder2", {**SIX, "sliding_window": 7, "use_bias": False, "tie_word_embeddings": False},
@@ -228,6 +235,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-alibi": (
         "falcon",
         {**FALCON, "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
+    ),
+    "bloom": (
+        "bloom",
+        {"hidden_size": 72, "n_head": 6, "n_layer": 2, "seq_length": 64, "vocab_size": 67,
+         "bos_token_id": 0, "eos_token_id": 1},
     ),
     "mpt": (
         "mpt",

@@ -119,6 +119,9 @@ def convert_as(
         request, warnings = _with_type(request, source)
         if request.needs_tokenizer:
             source.require_tokenizer()
+        asked = request
+        if source.is_ternary:
+            request = request.for_ternary_source()
         conversion = _Conversion.of(source, request, out)
         plan, sensitivity = conversion.plan(phase or _no_phase)
         chooser = _chooser(request, out, source)
@@ -132,6 +135,8 @@ def convert_as(
         if conversion.state is not None:
             conversion.state.remove()
         warnings += plan.warnings
+        if request is not asked:
+            warnings.append(f"its weights are ternary: {request.quant_type}, which keeps them")
         if source.tokenizer is None:
             warnings.append("without a tokenizer the file can only be run on token ids")
         _, reason = _text_tables(source)

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Final
 
 from qsf.errors import QsfArgumentError
-from qsf.file.layout import Dtype
+from qsf.file.layout import Dtype, dtype_name
 from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, parse_compression
 from qsf_converter.rounding.plan import (
     DEFAULT_EMBED_TYPE,
@@ -33,8 +34,8 @@ class Request:
 
     Attributes:
         quant_type: of the matrices of the layers; ``mixed`` chooses one for each matrix. Default:
-            ``mixed`` with a target size, else 4bit; of a quantised GGUF file 8bit where its
-            matrices have more bits than 4bit, and ternary where they are.
+            ``mixed`` with a target size, ``ternary`` if the source's weights are ternary, else 4bit;
+            of a quantised GGUF file 8bit where its matrices have more bits than 4bit.
         embed_type: of the embeddings and the head; default: 8bit, f16 if ``quant_type`` is f16,
             chosen with ``mixed``.
         calibration: a file of text or JSONL to round by, or ``bundled`` for our own text. Finished
@@ -83,6 +84,32 @@ class Request:
         A file of a limited size has no room for them, and ``absmean`` fixes every scale.
         """
         return not self.has_target and self.ternary_rule == DEFAULT_TERNARY_RULE
+
+    @property
+    def layer_type(self) -> str:
+        """The name of ``quant_type``, or of its default."""
+        return self.quant_type or (MIXED if self.has_target else DEFAULT_QUANT_TYPE)
+
+    def for_ternary_source(self) -> Request:
+        """Return the request for weights that are ternary already.
+
+        Raises QsfArgumentError for options that would change such weights instead of keeping them.
+        """
+        if self.ternary_rule != DEFAULT_TERNARY_RULE:
+            raise QsfArgumentError(
+                f"the weights are ternary already: the ternary rule {self.ternary_rule} would "
+                f"change their scales, {DEFAULT_TERNARY_RULE} keeps them"
+            )
+        is_free = self.quant_type is None and not self.has_target
+        request = (
+            dataclasses.replace(self, quant_type=dtype_name(Dtype.TERNARY)) if is_free else self
+        )
+        if self.calibration is not None and QUANT_TYPES.get(request.layer_type) in TERNARY_TYPES:
+            raise QsfArgumentError(
+                f"the weights are ternary already: {request.layer_type} keeps them, which leaves "
+                "nothing to calibrate"
+            )
+        return request
 
     def check(self) -> None:
         """Raise QsfArgumentError for an unknown value, or for options that exclude each other.

@@ -43,6 +43,8 @@ MOST_FRACTION: Final = 1 / LEAST_WEIGHTS_PER_OUTLIER
 ENTRY_BITS: Final = 32
 LEAST_GAIN_BITS: Final = 0.02
 """A table must save as much error as this many bits a weight: 2.7 % of the squared error."""
+_F16_ROUNDING: Final = 2.0**-22
+"""The most squared error, relative to the variance, of weights whose scales alone are rounded."""
 _COARSE: Final = frozenset(  # types whose error outliers can change by much
     (Dtype.Q2, Dtype.Q2_SYM, Dtype.Q3, Dtype.Q4, Dtype.Q4_SYM, Dtype.TERNARY, Dtype.TERNARY_DENSE)
 )
@@ -197,6 +199,8 @@ def choose_action(stats: OutlierStats, dtype: int, measured: Gain) -> Action:
     """
     if not stats.n_far or dtype not in _COARSE:
         return "none"
+    if measured.squared_error <= _F16_ROUNDING * stats.n * stats.sigma**2:
+        return "clamp"  # ternary already, with many zeros: the type keeps the weights
     if stats.far_fraction > MOST_FRACTION:
         return "more bits" if dtype in _BELOW_4_BITS else "clamp"
     cost_bits = ENTRY_BITS * stats.far_fraction

@@ -174,13 +174,15 @@ def _read_raw(piece: Piece, checkpoint: Checkpoint) -> RawArray:
     source, share = target.source, target.share
     if target.is_vector:
         places = share.places(0, target.n_cols) + share.span(0, target.n_cols)[0]
-        return checkpoint.read_rows(source.name, 0, 1)[:, places]
+        names = (source.name, *target.joined)
+        parts = [checkpoint.read_rows(name, 0, 1) for name in names]
+        return np.concatenate(parts, axis=1)[:, places]
     first, last = share.span(piece.start, piece.stop)
     places = share.places(piece.start, piece.stop)
     if not target.rule.transposed:
         rows = checkpoint.read_rows(source.name, first, last)
         return rows[places] if share.is_grouped else rows
-    slab_rows = max(1, _SLAB_BYTES // source.row_bytes)
+    slab_rows = max(1, _SLAB_BYTES // max(1, source.row_bytes))
     columns: NDArray[np.generic] | None = None
     for start in range(0, source.n_rows, slab_rows):
         stop = min(start + slab_rows, source.n_rows)

@@ -130,6 +130,7 @@ class Target:
     dtype: Dtype
     is_vector: bool
     factor: float = 1.0
+    joined: tuple[str, ...] = ()  # the vectors of further heads, which follow that of the first
     outliers: OutlierPlan | None = None
     tensor_scale: float | None = None  # of rule absmean: one scale for the whole matrix
 
@@ -161,7 +162,8 @@ class Target:
     def source_bytes(self) -> int:
         """Bytes that are read for it."""
         n_outputs = self.n_cols if self.is_vector else self.n_rows
-        return self.source.n_bytes * n_outputs // self.share.n_outputs
+        n_bytes = self.source.n_bytes * (1 + len(self.joined))
+        return n_bytes * n_outputs // self.share.n_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +274,13 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
     for unit_idx, layer_idx, rule in rules_in_order(family, facts.header.n_layers):
         if rule.flag is not None and rule.flag not in flags:
             continue
-        name = rule.source.format(layer=layer_idx)
-        if name not in by_name:
-            raise QsfConversionError(f"the checkpoint has no tensor {family.prefixes[0]}{name}")
-        used.add(name)
-        targets.append(_target(rule, by_name[name], unit_idx, facts, policy))
+        names = rule.names(layer_idx, facts.dims)
+        for name in names:
+            if name not in by_name:
+                raise QsfConversionError(f"the checkpoint has no tensor {family.prefixes[0]}{name}")
+        used.update(names)
+        sources = [by_name[name] for name in names]
+        targets.append(_target(rule, sources, unit_idx, facts, policy))
     unused = set(by_name) - used - ({head} if facts.arch.tied_head else set())
     warnings += _unused_warnings(family, unused)
     return Plan(facts, family, tuple(targets), tuple(warnings))
@@ -312,21 +316,26 @@ def rules_in_order(family: Family, n_layers: int) -> Iterator[tuple[int, int, Te
         yield from ((unit_idx, 0, rule) for rule in family.rules if rule.place is place)
     for layer_idx in range(n_layers):
         for rule in family.rules:
-            if rule.place is Place.LAYER:
+            if rule.place is Place.LAYER and (layer_idx == 0 or "{layer}" in rule.source):
                 yield layer_idx + 1, layer_idx, rule
     yield from ((n_layers + 1, 0, rule) for rule in family.rules if rule.place is Place.FINAL)
 
 
 def _target(
-    rule: TensorRule, source: SourceTensor, unit_idx: int, facts: Facts, policy: Policy
+    rule: TensorRule, sources: list[SourceTensor], unit_idx: int, facts: Facts, policy: Policy
 ) -> Target:
-    dims = facts.dims
+    dims, source = facts.dims, sources[0]
     expected = rule.source_shape(dims)
-    if source.shape != expected:
-        raise QsfConversionError(
-            f"tensor {source.name} has shape {list(source.shape)}, "
-            f"config.json asks for {list(expected)}"
-        )
+    for one in sources:
+        if one.shape != expected:
+            raise QsfConversionError(
+                f"tensor {one.name} has shape {list(one.shape)}, "
+                f"config.json asks for {list(expected)}"
+            )
+        if one.dtype != source.dtype:
+            raise QsfConversionError(
+                f"tensor {one.name} is {one.dtype}, {source.name} of the same layer {source.dtype}"
+            )
     is_vector = len(rule.shape) == 1
     n_outputs = dims[rule.shape[0]]
     n_inputs = 0 if is_vector else dims[rule.shape[1]]
@@ -344,6 +353,7 @@ def _target(
         dtype=policy.dtype_of(rule, target_name(rule, unit_idx), is_vector=is_vector),
         is_vector=is_vector,
         factor=1.0 if rule.scale is None else facts.factors[rule.scale],
+        joined=tuple(one.name for one in sources[1:]),
     )
 
 

@@ -20,7 +20,7 @@ from qsf.errors import QsfConversionError, QsfIOError
 from qsf_converter.sources.checkpoint import RawArray, SourceTensor
 from qsf_converter.sources.metadata import open_regular, read_bytes
 
-# The types that are converted as they are stored.
+# The types that are converted as they are stored; those who unpack bytes may ask for these too.
 READABLE: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -51,8 +51,9 @@ class FileCheckpoint(Generic[LocatedT]):
     QsfIOError when the system refuses to read.
     """
 
-    def __init__(self, place: Path) -> None:
-        """Open the files at ``place`` and check their headers."""
+    def __init__(self, place: Path, *, reads_bytes: bool = False) -> None:
+        """Open the files at ``place`` and check their headers; ``reads_bytes``: U8 is read too."""
+        self._readable = {**READABLE, "U8": np.dtype("u1")} if reads_bytes else READABLE
         self._files: list[io.FileIO] = []
         self._located: dict[str, LocatedT] = {}
         self._paths: tuple[Path, ...] = ()
@@ -144,7 +145,7 @@ class FileCheckpoint(Generic[LocatedT]):
     def _check_readable(self, located: LocatedT) -> None:
         """Raise QsfConversionError when the tensor cannot be read as numbers."""
         tensor = located.tensor
-        if tensor.dtype not in READABLE:
+        if tensor.dtype not in self._readable:
             raise QsfConversionError(
                 f"tensor {tensor.name} is stored as {tensor.dtype}; "
                 f"only {', '.join(READABLE)} weights can be converted"
@@ -157,7 +158,7 @@ class FileCheckpoint(Generic[LocatedT]):
 
     def _values(self, located: LocatedT, stored: bytearray, n_rows: int) -> RawArray:
         """Return the numbers in ``stored``, [n_rows, n_cols]."""
-        dtype = READABLE[located.tensor.dtype]
+        dtype = self._readable[located.tensor.dtype]
         raw: RawArray = np.frombuffer(stored, dtype)
         return raw.reshape(n_rows, located.tensor.row_bytes // dtype.itemsize)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from qsf.errors import QsfConversionError
 from qsf_converter.sources.checkpoint import SourceTensor
-from qsf_converter.sources.checkpoint_files import READABLE, FileCheckpoint, Located
+from qsf_converter.sources.checkpoint_files import FileCheckpoint, Located
 from qsf_converter.sources.torch_pickle import MAX_PICKLE_BYTES, TorchTensor, read_state_dict
 from qsf_converter.sources.torch_zip import Record, read_directory, read_record
 
@@ -99,7 +99,7 @@ class TorchCheckpoint(FileCheckpoint[_View]):
         n_cols = located.tensor.row_bytes // item_bytes
         if not n_rows or not n_cols or (located.row_step, located.col_step) == (n_cols, 1):
             return super()._stored_rows(located, start, stop)
-        dtype = READABLE[located.tensor.dtype]
+        dtype = self._readable[located.tensor.dtype]
         rows = bytearray(n_rows * n_cols * item_bytes)
         out = np.frombuffer(rows, dtype).reshape(n_rows, n_cols)
         if located.col_step == 1:  # columns of a wider matrix

@@ -164,7 +164,10 @@ def _exaone4(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict
 
 def _stablelm(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
     if any("attn_q_norm" in name for name in shapes):
-        raise QsfConversionError("norms of single heads' queries are not supported")
+        raise QsfConversionError(
+            "norms of single heads' queries are not supported in GGUF files; convert the "
+            "original model"
+        )
     return {
         "use_qkv_bias": any("attn_q.bias" in name for name in shapes),
         "use_parallel_residual": not any("ffn_norm" in name for name in shapes),
@@ -460,6 +463,23 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         more=_gpt_neox,
     ),
     "falcon": _FALCON,
+    "bloom": Dialect(
+        family="BloomForCausalLM",
+        config={
+            "n_layer": "block_count",
+            "n_embed": "embedding_length",
+            "n_head": "attention.head_count",
+            "seq_length": "context_length",
+            "layer_norm_epsilon": "attention.layer_norm_epsilon",
+        },
+        tensors={
+            **_ends("transformer.word_embeddings", "transformer.ln_f"),
+            "token_embd_norm.weight": "transformer.word_embeddings_layernorm.weight",
+            "token_embd_norm.bias": "transformer.word_embeddings_layernorm.bias",
+            **_layers("transformer.h", {**_FALCON_LAYER, "ffn_norm": "post_attention_layernorm"}),
+        },
+        is_ungrouped=True,
+    ),
     "mpt": Dialect(
         family="MptForCausalLM",
         config={

@@ -15,6 +15,7 @@ from qsf.errors import QsfConversionError, QsfIOError
 from qsf_converter.sources import checkpoint_safetensors, checkpoint_torch, gguf_config, metadata
 from qsf_converter.sources.architectures import family_of, read_facts
 from qsf_converter.sources.checkpoint import Checkpoint
+from qsf_converter.sources.checkpoint_bitnet import TernaryCheckpoint, bitnet_of
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
@@ -25,6 +26,10 @@ from qsf_converter.sources.metadata import Origin
 from qsf_converter.sources.usable import usable_chat, usable_generation, usable_tokenizer
 
 _MAX_NAME_CHARS = 200
+_MASTER_WEIGHTS = (
+    "the model computes with ternary weights: --quant-type ternary --ternary-rule absmean rounds "
+    "these as it does"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class Source:
     chat: bytes  # the CHAT section
     origin: Origin  # for the META section
     least_type: LeastType | None = None  # of a source that is quantised
+    is_ternary: bool = False  # are the matrices of the layers ternary already?
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -86,15 +92,24 @@ def _open_directory(path: Path) -> Iterator[Source]:
             f"{path}: no config.json; is it a HuggingFace model?{_gguf_hint(path)}"
         )
     family = family_of(config)
+    bitnet = bitnet_of(config)
     generation, left_out = usable_generation(metadata.generation_config(path))
     chat, more = usable_chat(metadata.chat_bytes(path, config, generation))
     left_out += more
     ids = metadata.token_ids(json.loads(chat)["generation"])
-    facts = read_facts(family, {**config, **ids, **metadata.token_ids(config)})
+    values = {**config, **ids, **metadata.token_ids(config)}
+    if bitnet is not None:
+        del values["quantization_config"]
+        left_out += () if bitnet.is_ternary else (_MASTER_WEIGHTS,)
+    facts = read_facts(family, values)
     tokenizer = metadata.tokenizer_bytes(path)
     if tokenizer is None:
         left_out += (_no_tokenizer(path),)
-    with _open_weights(path) as checkpoint:
+    is_ternary = bitnet is not None and bitnet.is_ternary
+    with _open_weights(path, reads_bytes=is_ternary) as stored:
+        checkpoint: Checkpoint = stored
+        if bitnet is not None and is_ternary:
+            checkpoint = TernaryCheckpoint(stored, bitnet)
         yield _with_usable_tokenizer(
             Source(
                 path=path,
@@ -105,6 +120,7 @@ def _open_directory(path: Path) -> Iterator[Source]:
                 tokenizer=tokenizer,
                 chat=chat,
                 origin=metadata.origin_of(path),
+                is_ternary=is_ternary,
             )
         )
 
@@ -117,7 +133,7 @@ def _with_usable_tokenizer(source: Source) -> Source:
     return dataclasses.replace(source, facts=facts, tokenizer=tokenizer)
 
 
-def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
+def _open_weights(path: Path, *, reads_bytes: bool) -> SafetensorsCheckpoint | TorchCheckpoint:
     """Open the weights of a directory, in any supported format."""
     formats: list[tuple[Any, tuple[str, str]]] = [
         (
@@ -128,7 +144,9 @@ def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
     ]
     for opener, names in formats:
         if any((path / name).exists() for name in names):
-            checkpoint: SafetensorsCheckpoint | TorchCheckpoint = opener(path)
+            checkpoint: SafetensorsCheckpoint | TorchCheckpoint = opener(
+                path, reads_bytes=reads_bytes
+            )
             return checkpoint
     wanted = ", ".join(name for _, names in formats for name in names)
     others = sorted(

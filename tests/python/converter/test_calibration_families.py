@@ -12,8 +12,9 @@ from make import calibrated_models, golden_families
 from qsf.file.layout import Dtype
 from qsf_converter.calibrate.calibration import Calibration
 
-NAMES = ("qwen3-bias", "phi", "gpt_neox", "falcon-alibi", "olmo2", "bitnet", "gemma2", "gemma3",
-         "granite-bias", "phi3-longrope-short", "smollm3", "ministral3")  # fmt: skip
+NAMES = ("qwen3-bias", "phi", "gpt_neox", "falcon-alibi", "bloom", "stablelm-heads", "olmo2",
+         "bitnet", "gemma2", "gemma3", "granite-bias", "phi3-longrope-short", "smollm3",
+         "ministral3")  # fmt: skip
 
 
 def mean_kl(folder: Path, dtype: Dtype) -> float:

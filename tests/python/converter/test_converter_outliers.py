@@ -160,6 +160,17 @@ def test_an_entry_must_be_worth_its_bytes() -> None:
     assert choose_action(stats, Dtype.Q4, Gain(1.0, 4**-0.021)) == "outlier table"
 
 
+def test_a_type_that_keeps_the_weights_is_not_changed() -> None:
+    """Weights -s, 0 and s of which few are not 0, also where f16 rounds s."""
+    rng = np.random.default_rng(8)
+    for density in (0.02, 0.004):
+        few = rng.integers(-1, 2, (128, 1024)) * (rng.random((128, 1024)) < density)
+        for scale in (0.03125, 1 / 30):
+            rows = (few * scale).astype(np.float32)
+            assert action(rows, Dtype.TERNARY) == "clamp", (density, scale)
+            assert action(rows + 1e-3 * gaussian(rows.shape), Dtype.TERNARY) != "clamp"
+
+
 # ---- packing ----
 
 

@@ -60,6 +60,19 @@ def test_older_spellings_say_the_same(name: str) -> None:
     assert read_facts(family, old) == read_facts(family, config)
 
 
+def test_configurations_of_published_blooms_say_the_same() -> None:
+    config = CASES["bloom"].config
+    new = {"hidden_size", "n_head", "slow_but_exact"}
+    old = {key: value for key, value in config.items() if key not in new}
+    old |= {
+        "n_embed": 72, "num_attention_heads": 6, "n_inner": None, "offset_alibi": 100,
+        "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "pretraining_tp": 4,
+        "masked_softmax_fusion": True, "skip_bias_add": True, "skip_bias_add_qkv": False,
+        "unk_token_id": 0,
+    }  # fmt: skip
+    assert read_facts(family_of(config), old) == read_facts(family_of(config), config)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_key_that_is_left_out_has_a_default_or_is_missed_by_name(name: str) -> None:
     config = CASES[name].config
@@ -136,11 +149,6 @@ def test_others_are_refused_with_what_they_lack(name: str, lacks: str) -> None:
 
 
 REFUSED: dict[str, tuple[str, Callable[[Config], Config], str]] = {
-    "norms of StableLM's heads": (
-        "stablelm",
-        lambda c: {**c, "qk_layernorm": True},
-        "qk_layernorm",
-    ),
     "clamped values": (
         "mpt",
         lambda c: {**c, "attn_config": {**c["attn_config"], "clip_qkv": 6}},
@@ -168,9 +176,9 @@ REFUSED: dict[str, tuple[str, Callable[[Config], Config], str]] = {
         "partial_rotary_factor is not supported",
     ),
     "packed weights": (
-        "bitnet",
-        lambda c: {**c, "quantization_config": {"quant_method": "bitnet"}},
-        "says packed weights; convert the checkpoint of bf16 weights",
+        "qwen3",
+        lambda c: {**c, "quantization_config": {"quant_method": "awq"}},
+        "convert the original, unquantised checkpoint",
     ),
     "a text of another family": (
         "gemma3-nested",
@@ -180,19 +188,27 @@ REFUSED: dict[str, tuple[str, Callable[[Config], Config], str]] = {
 }
 
 
+def test_norms_of_heads_must_be_there_and_alike(tmp_path: Path) -> None:
+    case = CASES["stablelm-heads"]
+    name = "model.layers.1.self_attn.k_layernorm.norms.2.weight"
+    for values, message in (
+        (None, f"no tensor {name}"),
+        (np.ones(13, np.float32), r"norms.2.weight has shape \[13\], config.json asks for \[12\]"),
+    ):
+        tensors = {key: kept for key, kept in case.tensors().items() if key != name}
+        if values is not None:
+            tensors[name] = values
+        folder = golden_families.write_checkpoint(tmp_path / "m", case.config, tensors)
+        with pytest.raises(QsfConversionError, match=message):
+            convert(folder, tmp_path / "m.qsf")
+
+
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_a_family_does_not_compute_is_refused(what: str) -> None:
     name, change, message = REFUSED[what]
     config = change(CASES[name].config)
     with pytest.raises(QsfConversionError, match=message):
         read_facts(family_of(config), config)
-
-
-def test_master_weights_of_bitnet_come_with_a_word_on_their_rounding() -> None:
-    config = {**CASES["bitnet"].config}
-    config["quantization_config"] = {"quant_method": "bitnet", "quantization_mode": "online"}
-    facts = read_facts(FAMILIES["BitNetForCausalLM"], config)
-    assert any("--ternary-rule absmean" in text for text in facts.warnings)
 
 
 def test_the_factor_of_gemma_is_rounded_as_its_checkpoints_are() -> None:

@@ -25,7 +25,8 @@ ASSUMED: dict[str, dict[str, Any]] = {
 # Windows of Qwen and scalings that llama.cpp does not write into files of that architecture.
 NOT_SAID = (
     "qwen2-window", "starcoder2-window", "llama-dynamic", "llama-yarn-more", "llama-yarn-factor",
-    "llama-llama3", "falcon-alibi", "gemma3-nested", "mistral-nested", "gptj",
+    "llama-llama3", "llama-proportional", "falcon-alibi", "gemma3-nested", "mistral-nested", "gptj",
+    "stablelm-heads",
 )  # fmt: skip
 
 

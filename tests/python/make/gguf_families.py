@@ -27,10 +27,12 @@ ARCHITECTURES = {
     "smollm3": "smollm3", "granite": "granite", "gemma": "gemma", "gemma2": "gemma2",
     "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "ministral3": "mistral3",
     "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4", "stablelm": "stablelm",
-    "gpt_neox": "gptneox", "falcon": "falcon", "mpt": "mpt", "bitnet": "bitnet",
+    "gpt_neox": "gptneox", "falcon": "falcon", "bloom": "bloom", "mpt": "mpt", "bitnet": "bitnet",
     "starcoder2": "starcoder2",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
+N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer")
+N_HEADS = ("num_attention_heads", "n_heads", "n_head")
 
 
 def write_case(case: Case, path: Path) -> Path:
@@ -41,12 +43,14 @@ def write_case(case: Case, path: Path) -> Path:
     for key, value in {**_sizes(config), **_more(config, arch)}.items():
         add(writer, key.format(arch=arch), value)
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    n_layers = config.get("num_hidden_layers") or config["n_layers"]
+    n_layers = _first(config, *N_LAYERS)
     names = gguf.get_tensor_name_map(kind, n_layers)
     for name, stored in case.tensors().items():
         # The package's table has BitNet's names of before transformers.
         known = name.replace("ffn_sub_norm", "ffn_layernorm")
         known = known.replace("attn_sub_norm", "inner_attn_ln")
+        if arch == "bloom":
+            known = known.removeprefix("transformer.")
         there = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert there is not None, name
         values = _converted(config, arch, name, stored)
@@ -68,7 +72,7 @@ def _converted(config: dict[str, Any], arch: str, name: str, values: Array) -> A
         if ".k_proj." in name:
             return _interleaved(values, config["num_key_value_heads"])
     if "query_key_value" in name:
-        n_heads = config["num_attention_heads"]
+        n_heads = _first(config, *N_HEADS)
         n_groups = n_heads
         if arch == "falcon":
             if config["new_decoder_architecture"]:
@@ -88,13 +92,19 @@ def _interleaved(values: Array, n_heads: int) -> Array:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
 
 
+def _first(config: dict[str, Any], *names: str) -> Any:
+    return next(config[name] for name in names if config.get(name))
+
+
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:
     dim = config.get("hidden_size") or config["d_model"]
-    n_heads = config.get("num_attention_heads") or config["n_heads"]
+    n_heads = _first(config, *N_HEADS)
     head_dim = config.get("head_dim") or dim // n_heads
     said: dict[str, Any] = {
-        Keys.LLM.BLOCK_COUNT: config.get("num_hidden_layers") or config["n_layers"],
-        Keys.LLM.CONTEXT_LENGTH: config.get("max_position_embeddings") or config["max_seq_len"],
+        Keys.LLM.BLOCK_COUNT: _first(config, *N_LAYERS),
+        Keys.LLM.CONTEXT_LENGTH: _first(
+            config, "max_position_embeddings", "max_seq_len", "seq_length"
+        ),
         Keys.LLM.EMBEDDING_LENGTH: dim,
         Keys.LLM.FEED_FORWARD_LENGTH: config.get("intermediate_size")
         or config.get("ffn_hidden_size")

@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
-STORAGE_NAMES = {"<f4": "FloatStorage", "<f2": "HalfStorage", "<i8": "LongStorage"}
+STORAGE_NAMES = {
+    "<f4": "FloatStorage", "<f2": "HalfStorage", "<i8": "LongStorage", "|u1": "ByteStorage",
+}  # fmt: skip
 
 
 @dataclass

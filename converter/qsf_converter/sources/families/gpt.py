@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from qsf.file.kinds import ROPE_NONE, Ffn
-from qsf.file.layout import Architecture, Norm, Positions
+from qsf.file.kinds import ROPE_NONE, Ffn, QkNorm
+from qsf.file.layout import Architecture, Norm, Positions, TensorType
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Draft, Family
-from qsf_converter.sources.families.llama import gated, out, qkv, window_of_all
+from qsf_converter.sources.families.llama import ATTN, gated, out, qkv, window_of_all
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, parameters_of
 from qsf_converter.sources.families.rules import Place, T, TensorRule, ends, linear, norm
 
@@ -54,6 +54,12 @@ def _out(source: str, *, bias: str = "", **options: Any) -> Rules:
     return linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, source, "hidden", "q", **options)
 
 
+def _norm_of_heads(target: TensorType, dim: str, groups: str) -> Rules:
+    """The norm of queries or keys, where each head has a weight of its own."""
+    source = f"{ATTN}{'q' if dim == 'q' else 'k'}_layernorm.norms.{{head}}"
+    return norm(target, source, dim, groups=groups, flag="qk_layernorm")
+
+
 # ---- what is special ----
 
 
@@ -62,6 +68,12 @@ def _parallel(draft: Draft) -> None:
         draft.set_all(is_parallel=True)
     else:
         draft.flags.add("sequential")
+
+
+def _stablelm(draft: Draft) -> None:
+    _parallel(draft)
+    if "qk_layernorm" in draft.flags:
+        draft.set_all(qk_norm=QkNorm.OWN_WEIGHTS)
 
 
 def _with_slopes(draft: Draft, slopes: tuple[float, ...]) -> None:
@@ -103,6 +115,10 @@ def _falcon(draft: Draft) -> None:
         # Falcon adds the slopes to scores that are scaled afterwards.
         scale = 1 / math.sqrt(header.head_dim)
         _with_slopes(draft, tuple(slope * scale for slope in alibi_slopes(header.n_heads)))
+
+
+def _bloom(draft: Draft) -> None:
+    _with_slopes(draft, alibi_slopes(draft.header.n_heads))
 
 
 def _mpt(draft: Draft) -> None:
@@ -213,6 +229,8 @@ FAMILIES = (
                 flag="sequential",
             ),
             *qkv(bias="use_qkv_bias"),
+            *_norm_of_heads(T.Q_NORM, "q", "heads"),
+            *_norm_of_heads(T.K_NORM, "kv", "kv heads"),
             *out(),
             *gated(),
             *ends("embed_tokens", "norm", bias=True),
@@ -225,8 +243,8 @@ FAMILIES = (
             "partial_rotary_factor": 0.25,
             "use_parallel_residual": False,
         },
-        flags={"use_qkv_bias": False},
-        adjust=_parallel,
+        flags={"use_qkv_bias": False, "qk_layernorm": False},
+        adjust=_stablelm,
     ),
     Family(
         name="Starcoder2ForCausalLM",
@@ -339,6 +357,48 @@ FAMILIES = (
         flags={"bias": False},
         adjust=_falcon,
         neutral={"apply_residual_connection_post_layernorm": (None, False)},
+        **_COMMON,
+    ),
+    Family(
+        name="BloomForCausalLM",
+        title="BLOOM",
+        model_type="bloom",
+        positions=Positions.ALIBI,
+        prefixes=("transformer.",),
+        rules=(
+            # The norm of the embeddings is that of the first layer's input.
+            *norm(T.INPUT_NORM, "word_embeddings_layernorm", bias=T.INPUT_NORM_BIAS),
+            *_norms(f"{_H}input_layernorm", f"{_H}post_attention_layernorm"),
+            *_qkv(f"{_H}self_attention.query_key_value", bias="always", groups="heads"),
+            *_out(f"{_H}self_attention.dense", bias="always"),
+            *_plain(f"{_H}mlp.dense_h_to_4h", f"{_H}mlp.dense_4h_to_h", bias="always"),
+            *ends("word_embeddings", "ln_f", bias=True),
+        ),
+        renames={
+            "hidden_size": "n_embed",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "max_position_embeddings": "seq_length",
+            "norm_epsilon": "layer_norm_epsilon",
+        },
+        defaults={
+            **_DEFAULTS,
+            "hidden_act": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+        },
+        facts=_ALWAYS,
+        adjust=_bloom,
+        neutral={
+            "apply_residual_connection_post_layernorm": (None, False),
+            # How Megatron computed the same, in which order or precision.
+            "attention_softmax_in_fp32": (True, False),
+            "bias_dropout_fusion": (True, False),
+            "masked_softmax_fusion": (True, False),
+            "skip_bias_add": (True, False),
+            "skip_bias_add_qkv": (True, False),
+            "slow_but_exact": (True, False),
+            "offset_alibi": (100,),
+        },
         **_COMMON,
     ),
     Family(

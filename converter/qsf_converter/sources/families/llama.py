@@ -177,21 +177,6 @@ def _exaone4(draft: Draft) -> None:
         _unrotated(draft, [i for i, type_ in enumerate(types) if type_ == FULL])
 
 
-def _bitnet(draft: Draft) -> None:
-    """Master weights are converted; packed ones, of which each byte has four, are not read."""
-    said = draft.config.get("quantization_config")
-    if said is None:
-        return
-    if not isinstance(said, dict) or said.get("quantization_mode") != "online":
-        raise draft.config.error(
-            "quantization_config", "says packed weights; convert the checkpoint of bf16 weights"
-        )
-    draft.warnings.append(
-        "the model computes with ternary weights: --quant-type ternary --ternary-rule absmean "
-        "rounds these as it does"
-    )
-
-
 def _unrotated(draft: Draft, layers: list[int]) -> None:
     for i in layers:
         draft.layers[i] = replace(draft.layers[i], rope_set=ROPE_NONE)
@@ -486,6 +471,5 @@ FAMILIES = (
             "rope_theta": 500000.0,
         },
         flags={"attention_bias": False},
-        adjust=_bitnet,
     ),
 )

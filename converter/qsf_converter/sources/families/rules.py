@@ -34,14 +34,16 @@ class Place(enum.Enum):
 class TensorRule:
     """How one kind of source tensor becomes one QSF tensor.
 
-    ``source`` is the name without the family's prefix. ``shape`` names the dimensions of the
-    tensor that is made of it. A matrix is ``transposed`` if the source stores [in, out] (GPT-2's
-    Conv1D). A fused source holds ``parts``, named by the dimensions of their outputs, one after
-    another along its output axis; ``part`` says which. With ``groups``, a dimension too, they take
-    turns: each of so many groups holds its share of every part (Q, K and V of one head, then
-    those of the next). ``flag``, if given, is a fact of the configuration without which the
-    tensor does not exist. The values are ``add`` plus what is stored, times the factor of the
-    configuration that ``scale`` names.
+    ``source`` is the name without the family's prefix; {layer} in it is the layer's number, and a
+    tensor of a layer without a number belongs to the first one. ``shape`` names the dimensions of
+    the tensor that is made of it. A matrix is ``transposed`` if the source stores [in, out]
+    (GPT-2's Conv1D). A fused source holds ``parts``, named by the dimensions of their outputs, one
+    after another along its output axis; ``part`` says which. With ``groups``, a dimension too, they
+    take turns: each of so many groups holds its share of every part (Q, K and V of one head, then
+    those of the next). With {head} in ``source`` each of the groups is a vector of its own.
+    ``flag``, if given, is a fact of the configuration without which the tensor does not exist. The
+    values are ``add`` plus what is stored, times the factor of the configuration that ``scale``
+    names.
     """
 
     place: Place
@@ -56,9 +58,15 @@ class TensorRule:
     add: float = 0.0
     scale: str | None = None
 
+    def names(self, layer_idx: int, dims: Mapping[str, int]) -> list[str]:
+        """The names of the source tensors: one, or one for each head."""
+        n = 1 if "{head}" not in self.source or self.groups is None else dims[self.groups]
+        return [self.source.format(layer=layer_idx, head=head) for head in range(n)]
+
     def source_shape(self, dims: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape that the source tensor must have."""
+        """The shape that each source tensor must have."""
         n_outputs = sum(dims[part] for part in self.parts or self.shape[:1])
+        n_outputs //= len(self.names(0, dims))
         shape = (n_outputs, *(dims[dim] for dim in self.shape[1:]))
         return shape[::-1] if self.transposed else shape
 

@@ -1,0 +1,150 @@
+"""Checkpoints of BitNet b1.58: ternary matrices, four rows in one row of bytes, and their scales.
+
+transformers' integrations/bitnet.py is what says so: bits 2i and 2i + 1 of the bytes [n / 4, m] of
+a matrix [n, m] hold the i-th quarter of its rows, each value plus one.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from qsf.errors import QsfConversionError
+from qsf_converter.sources.checkpoint import (
+    Checkpoint,
+    Float32Array,
+    RawArray,
+    SourceTensor,
+    to_float32,
+)
+from qsf_converter.sources.families.config import Config
+from qsf_converter.sources.metadata import shown
+
+_BYTES: Final = "U8"  # the type of a packed matrix
+_PACKED_ROWS: Final = 4  # in a row of bytes
+_LARGEST_CODE: Final = 2
+# The first is what a configuration means that does not say.
+_CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "linear_class": ("bitlinear", "autobitlinear"),
+    "quantization_mode": ("offline", "online"),
+    "use_rms_norm": (False,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BitNet:
+    """What config.json says of BitNet's weights."""
+
+    is_ternary: bool  # false: they are master weights, which the model rounds when it computes
+    divides_by_scale: bool  # or else multiplies
+
+
+def bitnet_of(config: Mapping[str, Any]) -> BitNet | None:
+    """Return what ``quantization_config`` says of BitNet's weights; None: it is not BitNet's.
+
+    Raises QsfConversionError for what is not supported.
+    """
+    stated = config.get("quantization_config")
+    if not isinstance(stated, dict) or stated.get("quant_method") != "bitnet":
+        return None
+    own = Config(stated, where="quantization_config.")
+    for name, choices in _CHOICES.items():
+        if own.get(name, choices[0]) not in choices:
+            raise own.error(name, f"= {shown(own[name])} is not supported")
+    is_auto = own.get("linear_class") == "autobitlinear"
+    is_online = is_auto and own.get("quantization_mode") == "online"
+    return BitNet(is_ternary=not is_online, divides_by_scale=not is_auto)
+
+
+class TernaryCheckpoint:
+    """The ternary weights of another checkpoint, unpacked and scaled; a ``Checkpoint``.
+
+    ``stored`` must read U8 tensors too. Raises QsfConversionError for a packed tensor that is no
+    matrix, or whose scale is missing or not a positive number.
+    """
+
+    def __init__(self, stored: Checkpoint, bitnet: BitNet) -> None:
+        """Find the scales and read them."""
+        self._stored = stored
+        self._factors: dict[str, float] = {}
+        self._tensors: dict[str, SourceTensor] = {}
+        for tensor in stored.tensors.values():
+            if tensor.name.endswith(".weight_scale"):
+                continue
+            scale = stored.tensors.get(f"{tensor.name}_scale")
+            if scale is not None:
+                self._factors[tensor.name] = self._factor(scale, bitnet)
+            if tensor.dtype == _BYTES:
+                if scale is None or len(tensor.shape) != 2:
+                    raise QsfConversionError(
+                        f"tensor {tensor.name}: bytes of shape {list(tensor.shape)} are not a "
+                        "packed matrix with a weight_scale"
+                    )
+                n_rows, n_cols = tensor.shape
+                tensor = dataclasses.replace(tensor, shape=(n_rows * _PACKED_ROWS, n_cols))
+            self._tensors[tensor.name] = tensor
+
+    @property
+    def tensors(self) -> Mapping[str, SourceTensor]:
+        """All tensors but the scales, with the shapes that matrices have unpacked."""
+        return self._tensors
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that hold the weights."""
+        return self._stored.paths
+
+    def read_rows(self, name: str, start: int, stop: int) -> RawArray:
+        """Read rows [start, stop); see ``Checkpoint.read_rows``. What has a scale becomes f32."""
+        if name not in self._factors:
+            return self._stored.read_rows(name, start, stop)
+        if self._tensors[name].dtype == _BYTES:
+            values = self._unpacked(name, start, stop)
+        else:
+            values = to_float32(self._stored.read_rows(name, start, stop))
+        scaled: Float32Array = values * np.float32(self._factors[name])
+        return scaled
+
+    def digest(self) -> str:
+        """SHA-256 of the tensors as they are stored; see ``Checkpoint.digest``."""
+        return self._stored.digest()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._stored.close()
+
+    def _factor(self, tensor: SourceTensor, bitnet: BitNet) -> float:
+        if math.prod(tensor.shape) != 1 or tensor.dtype == _BYTES:
+            raise QsfConversionError(
+                f"tensor {tensor.name} is {tensor.dtype} of shape {list(tensor.shape)}, "
+                "which is not one scale"
+            )
+        scale = float(to_float32(self._stored.read_rows(tensor.name, 0, 1)).item())
+        if not math.isfinite(scale) or scale <= 0:
+            raise QsfConversionError(f"tensor {tensor.name} = {scale:g} is not a positive number")
+        return 1 / scale if bitnet.divides_by_scale else scale
+
+    def _unpacked(self, name: str, start: int, stop: int) -> Float32Array:
+        n_rows, n_cols = self._tensors[name].shape
+        if not 0 <= start <= stop <= n_rows:
+            raise IndexError(f"rows [{start}, {stop}) of {name}, which has {n_rows}")
+        quarter = n_rows // _PACKED_ROWS
+        values = np.empty((stop - start, n_cols), np.float32)
+        for i in range(_PACKED_ROWS):
+            first, last = max(start, i * quarter), min(stop, (i + 1) * quarter)
+            if first >= last:
+                continue
+            packed = self._stored.read_rows(name, first - i * quarter, last - i * quarter)
+            codes = packed.view(np.uint8) >> (2 * i) & 3
+            if codes.max(initial=0) > _LARGEST_CODE:
+                raise QsfConversionError(f"tensor {name}: 3 is not the code of a ternary weight")
+            values[first - start : last - start] = codes
+        values -= 1
+        return values
