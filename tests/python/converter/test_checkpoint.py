@@ -75,6 +75,17 @@ def read_all(folder: Path, step: int) -> str:
         return checkpoint.digest()
 
 
+def test_the_digest_has_all_rows_after_a_sample_of_them(tmp_path: Path) -> None:
+    save_file(weights(), tmp_path / "model.safetensors")
+    expected = read_all(tmp_path, 2)
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+        for tensor in checkpoint.tensors.values():
+            for start, stop in ((0, 1), (3, 4), (0, 3), (2, 7)):
+                if stop <= tensor.n_rows or start == 0:
+                    checkpoint.read_rows(tensor.name, start, min(stop, tensor.n_rows))
+        assert checkpoint.digest() == expected
+
+
 def test_digest_depends_on_the_weights_only(tmp_path: Path) -> None:
     saved = weights()
     for name in ("one", "shards", "other"):
