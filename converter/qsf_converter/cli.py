@@ -82,8 +82,8 @@ _QuantType = Annotated[
     typer.Option(
         help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}, or mixed, which chooses "
         "one for each matrix.",
-        show_default=f"{DEFAULT_QUANT_TYPE}; {MIXED} with a target size; ternary for such weights; of "
-        "a quantised GGUF file not below its own type",
+        show_default=f"{DEFAULT_QUANT_TYPE}; {MIXED} with a target size; ternary for such weights; "
+        "of a quantised GGUF file not below its own type",
     ),
 ]
 _EmbedType = Annotated[

@@ -34,8 +34,8 @@ class Request:
 
     Attributes:
         quant_type: of the matrices of the layers; ``mixed`` chooses one for each matrix. Default:
-            ``mixed`` with a target size, ``ternary`` if the source's weights are ternary, else 4bit;
-            of a quantised GGUF file 8bit where its matrices have more bits than 4bit.
+            ``mixed`` with a target size, ``ternary`` if the source's weights are, else 4bit; of a
+            quantised GGUF file 8bit where its matrices have more bits than 4bit.
         embed_type: of the embeddings and the head; default: 8bit, f16 if ``quant_type`` is f16,
             chosen with ``mixed``.
         calibration: a file of text or JSONL to round by, or ``bundled`` for our own text. Finished
@@ -84,11 +84,6 @@ class Request:
         A file of a limited size has no room for them, and ``absmean`` fixes every scale.
         """
         return not self.has_target and self.ternary_rule == DEFAULT_TERNARY_RULE
-
-    @property
-    def layer_type(self) -> str:
-        """The name of ``quant_type``, or of its default."""
-        return self.quant_type or (MIXED if self.has_target else DEFAULT_QUANT_TYPE)
 
     def for_ternary_source(self) -> Request:
         """Return the request for weights that are ternary already.

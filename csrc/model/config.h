@@ -67,10 +67,10 @@ typedef struct qsf_config {
     uint32_t ffn_dim;
     uint32_t least_kv_heads; /* of all layers; likewise the next */
     uint32_t least_head_dim;
-    uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
-    uint32_t n_ropes;        /* RoPE sets, for one context each */
-    uint32_t n_rope_pairs;   /* of all of them */
-    uint32_t n_own_pairs;    /* of the one that header and ARCH make */
+    uint32_t qk_norm_cols; /* of the widest Q or K norm; 0: none */
+    uint32_t n_ropes;      /* RoPE sets, for one context each */
+    uint32_t n_rope_pairs; /* of all of them */
+    uint32_t n_own_pairs;  /* of the one that header and ARCH make */
     bool is_rms_norm;
     bool has_gate;    /* in some layer */
     bool keeps_input; /* some parallel layer needs its input again for the FFN */
