@@ -168,7 +168,7 @@ def test_everything_has_its_place(
     for name, width, height in said["sections"]:
         assert width > 300, name
         assert height > 60, name
-    assert len(said["plots"]) == 8
+    assert len(said["plots"]) == 6
     assert min(said["plots"]) > 280
     assert said["height"] < 16_000
 
