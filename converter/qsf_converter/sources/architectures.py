@@ -43,8 +43,12 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """Return the family a configuration belongs to; raises QsfConversionError if none does."""
     names = config.get("architectures")
     supported = ", ".join(sorted(FAMILIES))
-    if isinstance(names, list) and names:
-        name = str(names[0])
+    if names and not (isinstance(names, list) and isinstance(names[0], str)):
+        raise QsfConversionError(
+            f"config.json: architectures = {shown(names)} is not a list of names"
+        )
+    if names:
+        name = names[0]
         if name in FAMILIES:
             return FAMILIES[name]
         if name in _NESTED:
