@@ -243,18 +243,7 @@ def shape_of_file(path: Path) -> Shape:
         if family is None:
             name = Architecture(header.architecture).name.lower()
             raise _unsupported(path, f"the architecture {name}")
-        shape = Shape(
-            header.n_layers,
-            header.dim,
-            header.ffn_dim,
-            header.n_heads,
-            header.n_kv_heads,
-            header.n_vocab,
-            header.max_tokens,
-            family,
-            header.head_dim,
-            arch.tied_head,
-        )
+        shape = _shape_of(reader, family)
         _check_parts(path, header, arch, family)
         wanted = {kind for kind, _, _ in layer_entries(shape)}
         ignored = set(OUTLIERS_OF.values())
@@ -265,23 +254,29 @@ def shape_of_file(path: Path) -> Shape:
         return shape
 
 
+def _shape_of(reader: Reader, family: str) -> Shape:
+    """The shape that the header says, without a window."""
+    header = reader.header
+    return Shape(
+        header.n_layers,
+        header.dim,
+        header.ffn_dim,
+        header.n_heads,
+        header.n_kv_heads,
+        header.n_vocab,
+        header.max_tokens,
+        family,
+        header.head_dim,
+        reader.arch.tied_head,
+    )
+
+
 def _shape_of_kinds(path: Path, reader: Reader) -> Shape:
     """The shape of the family all of whose layers do the work of the file's."""
     header = reader.header
     for family in sorted({shape.family for shape in SHAPES.values()}):
-        shape = Shape(
-            header.n_layers,
-            header.dim,
-            header.ffn_dim,
-            header.n_heads,
-            header.n_kv_heads,
-            header.n_vocab,
-            header.max_tokens,
-            family,
-            header.head_dim,
-            reader.arch.tied_head,
-            max(kind.window_tokens for kind in reader.layer_kinds),
-        )
+        window_tokens = max(kind.window_tokens for kind in reader.layer_kinds)
+        shape = replace(_shape_of(reader, family), window_tokens=window_tokens)
         try:
             facts = facts_of(shape)
         except QsfConversionError:

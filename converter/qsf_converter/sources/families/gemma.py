@@ -136,7 +136,7 @@ FAMILIES = (
         prefixes=TEXT_PREFIXES,
         nested=("Gemma3ForConditionalGeneration",),
         left_out=SENSES,
-        renames={**_RENAMES},
+        renames=_RENAMES,
         defaults={
             **_WINDOWED,
             "vocab_size": 262208,
