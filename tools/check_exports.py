@@ -16,9 +16,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-HEADER = Path(__file__).resolve().parents[1] / "csrc" / "include" / "qsf.h"
+HEADERS = Path(__file__).resolve().parents[1] / "csrc" / "include"
 SHARED_EXPORTS = {"_init", "_fini"}  # what the linker adds
 MODULE_EXPORTS = {"PyInit__qsf", *SHARED_EXPORTS}
+
+
+def public_header() -> str:
+    """Return the text of qsf.h and of its parts."""
+    return "".join(path.read_text(encoding="ascii") for path in sorted(HEADERS.glob("*.h")))
 
 
 def declared(header: str) -> set[str]:
@@ -67,7 +72,7 @@ def main() -> int:
     given = parser.parse_args()
     module = None if given.module is None else nm(given.module, "-D")
     shared = None if given.shared is None else nm(given.shared, "-D")
-    header = declared(HEADER.read_text(encoding="ascii"))
+    header = declared(public_header())
     found = check(nm(given.library), header, module, shared)
     for line in found:
         print(line)

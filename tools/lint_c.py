@@ -98,6 +98,8 @@ def check_room(room: str, text: str, code: str) -> Iterator[Violation]:
         if match is None:
             continue
         other = match.group(1).split("/", 1)[0]
+        if "/" not in match.group(1) and room == "include":
+            continue  # the public headers are installed together in one folder
         if "/" not in match.group(1):
             yield line_idx, f'"{match.group(1)}" is not written from csrc/ down'
         elif other not in MAY_INCLUDE[room] | {room, "include"}:
@@ -123,8 +125,11 @@ def note_includes(name: Path, text: str, includes: Includes) -> None:
     module = module_of(name)
     for line_idx, line in enumerate(text.splitlines(), 1):
         match = INCLUDE.match(line)
-        if match is not None and module_of(Path(match.group(1))) != module:
-            other = module_of(Path(match.group(1)))
+        if match is None:
+            continue
+        is_beside = "/" not in match.group(1)  # of the public headers
+        other = module_of(name.parent / match.group(1) if is_beside else Path(match.group(1)))
+        if other != module:
             includes.setdefault(module, {}).setdefault(other, (name, line_idx))
 
 

@@ -1,13 +1,14 @@
 """Writes the C source of ``qsf.native._qsf``, the extension module that contains the C engine.
 
-The declarations come from the marked part of csrc/include/qsf.h, so there is one
-copy of the API. The C compiler checks them against the header when it builds.
+The declarations come from the marked parts of the headers that csrc/include/qsf.h includes, so
+there is one copy of the API. The C compiler checks them against the header when it builds.
 
 Usage: python build_ffi.py OUT.c
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -16,11 +17,17 @@ from cffi import FFI
 HEADER = Path(__file__).resolve().parents[2] / "csrc" / "include" / "qsf.h"
 
 
-def public_declarations() -> str:
-    """Return the marked part of qsf.h without what only a C compiler understands."""
-    header = HEADER.read_text(encoding="ascii")
-    marked = header.split("/* ---- cdef begin ----", 1)[1].split("/* ---- cdef end ----", 1)[0]
+def marked_part(header: Path) -> str:
+    """Return the marked part of a header without what only a C compiler understands."""
+    text = header.read_text(encoding="ascii")
+    marked = text.split("/* ---- cdef begin ----", 1)[1].split("/* ---- cdef end ----", 1)[0]
     return marked.split("*/", 1)[1].replace("QSF_API ", "")
+
+
+def public_declarations() -> str:
+    """Return the marked parts of all headers that qsf.h includes, in its order."""
+    names = re.findall(r'^#include "(\w+\.h)"', HEADER.read_text(encoding="ascii"), re.MULTILINE)
+    return "".join(marked_part(HEADER.with_name(name)) for name in names)
 
 
 def build(out: Path) -> None:

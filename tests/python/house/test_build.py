@@ -41,6 +41,7 @@ def lint(root: Path, name: str, body: str, *, head: str = HEAD) -> list[str]:
     ("name", "body"),
     [
         ("csrc/base/ok.c", '#include "include/qsf.h"\n#include <stdio.h>\n'),
+        ("csrc/include/ok.h", '#include "qsf_library.h"\n'),
         ("csrc/memory/ok.c", '#include "platform/heap.h"\n#include "memory/arena.h"\n'),
         ("csrc/platform/ok.c", "void *p = malloc(8);\n"),
         ("csrc/base/ok.c", '/* malloc(8) */\nint n = snprintf(b, 8, "printf(x)");\n'),
@@ -106,13 +107,20 @@ def test_lint_finds_a_circle_inside_a_room(tmp_path: Path) -> None:
     assert "format/one -> format/two -> format/one" in found[0]
 
 
+def test_lint_finds_a_circle_of_public_headers(tmp_path: Path) -> None:
+    assert lint(tmp_path, "csrc/include/one.h", '#include "two.h"\n') == []
+    found = lint(tmp_path, "csrc/include/two.h", '#include "one.h"\n')
+    assert len(found) == 1
+    assert "include/one -> include/two -> include/one" in found[0]
+
+
 def test_lint_counts_a_private_header_to_its_module(tmp_path: Path) -> None:
     assert lint(tmp_path, "csrc/stream/ring_private.h", '#include "stream/ring.h"\n') == []
     assert lint(tmp_path, "csrc/stream/ring.c", '#include "stream/ring_private.h"\n') == []
 
 
 def test_every_declared_function_is_found_in_the_header() -> None:
-    header = (ROOT / "csrc/include/qsf.h").read_text(encoding="ascii")
+    header = check_exports.public_header()
     names = check_exports.declared(header)
     assert len(names) == len(re.findall(r"^QSF_API ", header, re.MULTILINE))
     assert {"qsf_version", "qsf_model_open", "qsf_session_sync"} <= names

@@ -1,0 +1,93 @@
+/* qsf_session.h - part of qsf.h: sessions, logits, choosing tokens. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_SESSION_H
+#define QSF_SESSION_H
+
+#include "qsf_library.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
+ * #defines only: no #if, no inline functions) */
+
+/* Creates a session without tokens. QSF_ERR_NOMEM if max_sessions are open already. */
+QSF_API qsf_status qsf_session_create(qsf_model *m, qsf_session **out);
+QSF_API void qsf_session_destroy(qsf_session *s);
+
+/* Brings the session one step closer to holding exactly tokens [n_tokens], n_tokens >= 1: drops
+ * the tokens after the common prefix, then evaluates at most one chunk of the missing ones.
+ * *n_done becomes the number of tokens that are evaluated. Call again until it equals n_tokens.
+ * The last token is always evaluated again, so that its logits are available.
+ * QSF_ERR_ARG: a token is outside the vocabulary, or n_tokens > ctx_tokens.
+ * After QSF_ERR_CANCELLED, QSF_ERR_IO or QSF_ERR_FORMAT the session holds the tokens that it held
+ * before the chunk and can be used again. */
+QSF_API qsf_status qsf_session_sync(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
+                                    size_t *n_done);
+
+/* Does what sync does, and writes the logits of each token that it evaluates to
+ * logits [n_tokens - first_row, n_vocab]: row i belongs to tokens[first_row + i]. Tokens before
+ * first_row get no logits and are evaluated only if the session does not hold them. Set *n_done
+ * to 0 before the first call, then call again until it equals n_tokens. */
+QSF_API qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
+                                     size_t first_row, float *logits, size_t cap_floats,
+                                     size_t *n_done);
+
+/* Evaluates one token and appends it to the session. Allocates no memory. */
+QSF_API qsf_status qsf_session_step(qsf_session *s, uint32_t token);
+
+/* Returns the number of tokens that the session holds. */
+QSF_API size_t qsf_session_position(const qsf_session *s);
+
+/* Drops all tokens after the first n_tokens. There are no logits until the next step or sync.
+ * QSF_ERR_ARG, also if a layer with a window no longer holds what token n_tokens would see: such a
+ * layer keeps its window, and a chunk. qsf_session_sync then evaluates from the start. */
+QSF_API qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens);
+
+/* Makes the running sync, score or step of this session return QSF_ERR_CANCELLED before its next
+ * layer. If none is running, the next call returns it. Other threads and signal handlers may call
+ * this function at any time. */
+QSF_API void qsf_session_cancel(qsf_session *s);
+
+/* ---- results ---- */
+
+/* Copies the logits of the last token to out [n_vocab]. QSF_ERR_ARG if there are no logits
+ * (nothing was evaluated, or the session was rewound) or cap_floats < n_vocab. */
+QSF_API qsf_status qsf_session_logits(const qsf_session *s, float *out, size_t cap_floats);
+
+/* How to choose a token. The engine applies the fields in this order. */
+typedef struct qsf_sampling {
+    float repetition_penalty; /* > 0; 1: off. Divides positive logits, multiplies negative ones */
+    float temperature;        /* >= 0; 0: the largest logit, of equal ones the lowest id */
+    uint32_t top_k;           /* 0: off */
+    float top_p;              /* (0, 1]; 1: off */
+    float min_p;              /* [0, 1]; 0: off. Relative to the most probable token */
+} qsf_sampling;
+
+/* Sets temperature 0.7, top_k 40, top_p 0.9 and turns the rest off. */
+QSF_API void qsf_sampling_default(qsf_sampling *out);
+
+/* Chooses the next token from the session's logits, which do not change.
+ * recent [n_recent] are the tokens that the repetition penalty applies to. *random_state is the
+ * state of the random generator; a call draws once unless temperature is 0. The same logits,
+ * parameters and state give the same token on every machine.
+ * QSF_ERR_NUMERIC: a logit is NaN or infinite. */
+QSF_API qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how,
+                                      const uint32_t *recent, size_t n_recent,
+                                      uint64_t *random_state, uint32_t *token);
+
+/* Log-probabilities (natural) of tokens as the next one, by the session's logits: without penalty,
+ * temperature or limits, and the same on every machine. tokens[0] is the caller's; tokens[1 ..
+ * n_tokens - 1] become the most probable ones, best first. Fills logprobs [n_tokens].
+ * QSF_ERR_ARG: tokens[0] is outside the vocabulary, or n_tokens is 0 or above n_vocab + 1. */
+QSF_API qsf_status qsf_session_logprobs(qsf_session *s, uint32_t *tokens, float *logprobs,
+                                        size_t n_tokens);
+
+/* ---- cdef end ---- */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

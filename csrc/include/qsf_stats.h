@@ -1,0 +1,148 @@
+/* qsf_stats.h - part of qsf.h: what was measured, and tracing. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_STATS_H
+#define QSF_STATS_H
+
+#include "qsf_library.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
+ * #defines only: no #if, no inline functions) */
+
+#define QSF_N_PHASES 11          /* number of values of qsf_phase */
+#define QSF_UNIT_NONE 0xFFFFFFFF /* "no unit of the file" in qsf_trace_event */
+
+/* Parts of a call of sync, score or step. Each nanosecond of the calling thread belongs to exactly
+ * one of them. */
+typedef enum qsf_phase {
+    QSF_PHASE_EMBEDDING = 0, /* embedding rows, positions, RoPE tables */
+    QSF_PHASE_NORM = 1,      /* norms, and rounding their results to integers */
+    QSF_PHASE_QKV = 2,       /* Q, K, V, bias, RoPE and the KV store. This and the other products
+                              * include sparse outliers and waiting for the slowest thread */
+    QSF_PHASE_ATTENTION = 3,
+    QSF_PHASE_ATTN_OUT = 4,   /* rounding, the output matrix, the residual */
+    QSF_PHASE_GATE_UP = 5,    /* gate and up, or only up, with the activation */
+    QSF_PHASE_DOWN = 6,       /* rounding, down, the residual, the end of the layer */
+    QSF_PHASE_HEAD = 7,       /* logits */
+    QSF_PHASE_WAIT = 8,       /* waiting for the disk, taken out of the parts above */
+    QSF_PHASE_DECOMPRESS = 9, /* decompressing, taken out of the parts above */
+    QSF_PHASE_OTHER = 10      /* checking arguments, waiting for other sessions, watching memory,
+                               * beginning streamed units */
+} qsf_phase;
+
+/* Returns the short name of a phase, such as "qkv", or "unknown": a static string, never NULL. */
+QSF_API const char *qsf_phase_name(uint32_t phase);
+
+typedef struct qsf_stats {
+    uint64_t prompt_tokens; /* tokens evaluated by sync and score */
+    uint64_t prompt_ns;
+    uint64_t step_tokens; /* tokens evaluated by step */
+    uint64_t step_ns;
+    uint64_t read_bytes;      /* weights read from the file since open */
+    uint64_t read_ns;         /* time with at least one read of streamed weights in flight */
+    uint64_t wait_ns;         /* time that computing waited for streamed weights */
+    uint64_t checksum_ns;     /* time for checksums, in the reading threads */
+    uint64_t decompress_ns;   /* time for decompressing */
+    uint64_t n_allocations;   /* calls of the allocator since open */
+    uint64_t allocated_bytes; /* bytes that the engine holds now */
+    uint64_t kv_used_bytes;   /* bytes in use by this session's KV pages */
+    /* of the model since open: loops over rows or tokens, how many of them ran on several threads,
+     * and the time in those, with waiting for the slowest thread */
+    uint64_t n_loops;
+    uint64_t n_parallel_regions;
+    uint64_t parallel_ns;
+    /* rows of an embedding table that is not resident: requested, and found in the cache */
+    uint64_t n_embedding_rows;
+    uint64_t n_embedding_hits;
+    /* under memory pressure: how often and how many bytes were given back, and taken again */
+    uint64_t n_given_back;
+    uint64_t n_taken_again;
+    uint64_t given_back_bytes;
+    uint64_t taken_again_bytes;
+    /* prompt_ns and step_ns of this session, split by qsf_phase. Calls that failed count in
+     * neither */
+    uint64_t phase_ns[QSF_N_PHASES];
+    uint64_t sample_ns; /* time in qsf_session_sample */
+    uint64_t n_samples; /* tokens that qsf_session_sample chose */
+} qsf_stats;
+
+/* Fills *out. If s is NULL, *out does not change. */
+QSF_API void qsf_session_stats(const qsf_session *s, qsf_stats *out);
+
+/* Times of one unit, summed over all passes since open. Reading runs ahead of computing, so the
+ * times of neighbouring units overlap. */
+typedef struct qsf_unit_time {
+    uint64_t n_passes;   /* passes that used the unit */
+    uint64_t read_bytes; /* bytes read from the file in these passes */
+    uint64_t read_ns;    /* time from the start of the first read to the end of the last */
+    uint64_t wait_ns;    /* time that computing waited for the unit */
+    uint64_t compute_ns; /* the rest of the time from the unit's beginning to its end */
+    uint32_t is_resident;
+    uint32_t is_skipped; /* 1: the layer is skipped, and the other fields are 0 */
+} qsf_unit_time;
+
+/* Fills out [cap_units], one entry for each unit of the file: embedding, layers (skipped ones
+ * too), final norm and head. Returns the number of units. */
+QSF_API size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_units);
+
+/* Memory that was given back to the system under pressure, or taken again. */
+typedef struct qsf_memory_event {
+    uint64_t seconds;          /* since open */
+    uint64_t bytes;            /* bytes given back or taken again */
+    uint64_t available_bytes;  /* memory that the system had available before */
+    uint32_t is_given_back;    /* 0: taken again */
+    uint32_t n_units_resident; /* resident units after the event */
+} qsf_memory_event;
+
+/* Fills out [cap_events] with the latest events, oldest first. Returns the number of events. */
+QSF_API size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size_t cap_events);
+
+/* ---- tracing ---- */
+
+/* The kind of an event is a qsf_phase or one of these values. */
+typedef enum qsf_trace_kind {
+    QSF_TRACE_PASS = 11,     /* a whole forward pass, from the start of this session's turn */
+    QSF_TRACE_READ = 12,     /* one read; a reading thread may have several in flight */
+    QSF_TRACE_CHECKSUM = 13, /* verifying the bytes that were read */
+    QSF_TRACE_SAMPLE = 14    /* choosing a token */
+} qsf_trace_kind;
+
+/* Returns the name of a kind, such as "qkv" or "read", or "unknown": a static string, never
+ * NULL. */
+QSF_API const char *qsf_trace_kind_name(uint32_t kind);
+
+/* Times are of the clock CLOCK_MONOTONIC. */
+typedef struct qsf_trace_event {
+    uint64_t begin_ns;
+    uint64_t end_ns;
+    uint64_t n_bytes;    /* bytes read, verified, waited for or decompressed; else 0 */
+    uint32_t kind;       /* a qsf_phase or a qsf_trace_kind */
+    uint32_t unit_idx;   /* as in qsf_model_timeline(), or QSF_UNIT_NONE */
+    uint32_t thread_idx; /* 0: the calling thread; from 1 on: reading threads */
+    uint32_t n_tokens;   /* tokens in the chunk; 0 for reading threads */
+} qsf_trace_event;
+
+/* Starts a trace: the engine writes the events of the model and its sessions to
+ * events [cap_events], in the order in which each thread ends them. When the array is full,
+ * further events are dropped. An event of waiting or decompressing lies inside an event of another
+ * phase. Events of phases lie inside a pass, except QSF_PHASE_OTHER before and after it. Waits
+ * of less than one microsecond are left out.
+ * The engine uses the array until the next call of this function or until qsf_model_close(); after
+ * that no thread touches it. The next call starts a new trace, or ends tracing if events is NULL.
+ * QSF_ERR_ARG: cap_events is 0. */
+QSF_API qsf_status qsf_model_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events);
+
+/* Returns the number of events written by the current trace, or by the last one if tracing has
+ * ended. *n_dropped, unless n_dropped is NULL, becomes the number of dropped events. */
+QSF_API size_t qsf_model_trace_count(qsf_model *m, uint64_t *n_dropped);
+
+/* ---- cdef end ---- */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
