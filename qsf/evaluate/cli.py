@@ -12,7 +12,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -20,7 +20,7 @@ import typer
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 from qsf.evaluate.windows import DEFAULT_PROTOCOL, PROTOCOLS
-from qsf.options import ModelOptions
+from qsf.options import ModelOptions, kv_type_name
 from qsf.shell import command, typer_app
 from qsf.shell.progress import ProgressLine
 
@@ -87,6 +87,23 @@ class _Request:
     opening: ModelOptions  # of both models together
 
 
+@dataclass(frozen=True, slots=True)
+class _RunCache:
+    """The same windows with the KV cache that qsf-run has by default.
+
+    Attributes:
+        kv_type: its type.
+        perplexity: with it.
+        change_percent: how much larger the perplexity is than with the cache of the evaluation.
+        change_error: standard error of that, of pairs.
+    """
+
+    kv_type: str
+    perplexity: float
+    change_percent: float
+    change_error: float
+
+
 # ---- the options, in the order of --help ----
 
 _Model = Annotated[Path, typer.Argument(help="A .qsf file.", show_default=False, metavar="MODEL")]
@@ -133,7 +150,10 @@ _JsonOut = Annotated[
     ),
 ]
 _KvType = Annotated[
-    str | None, typer_app.model_option("kv_type", default_help="f16; f32 with --exact")
+    str | None,
+    typer_app.model_option(
+        "kv_type", default_help="f16, and again that of qsf-run; f32 with --exact"
+    ),
 ]
 _Exact = Annotated[bool, typer_app.model_option("exact")]
 _Quality = Annotated[float, typer_app.model_option("quality")]
@@ -203,8 +223,11 @@ def evaluate_command(
             kv_type=judged_kv_type(kv_type, is_exact=exact),
         ),
     )
-    evaluation = _measure(request, is_quiet=quiet)
-    _publish(request, evaluation, text, json_out)
+    evaluation, _ = _measure(request, is_quiet=quiet)
+    run_cache = None
+    if kv_type is None and not exact:
+        run_cache = _measure_run_cache(request, evaluation, is_quiet=quiet)
+    _publish(request, evaluation, run_cache, text, json_out)
 
 
 # ---- what was asked for ----
@@ -265,7 +288,8 @@ def _read_text(path: Path, budget_mb: Any) -> str:
 # ---- measuring ----
 
 
-def _measure(request: _Request, *, is_quiet: bool) -> Evaluation:
+def _measure(request: _Request, *, is_quiet: bool) -> tuple[Evaluation, str]:
+    """Evaluate; return what was found and the type of the model's KV cache."""
     from qsf.evaluate.evaluation import evaluate
 
     line = ProgressLine(enabled=not is_quiet, unit="tokens")
@@ -276,7 +300,8 @@ def _measure(request: _Request, *, is_quiet: bool) -> Evaluation:
 
     try:
         with command.Watcher(leave), _opened(request) as (model, reference):
-            return evaluate(
+            plan = model.info.plan
+            evaluation = evaluate(
                 model,
                 request.text,
                 ctx_tokens=request.ctx_tokens,
@@ -286,8 +311,19 @@ def _measure(request: _Request, *, is_quiet: bool) -> Evaluation:
                 against=reference,
                 progress=line.update,
             )
+            return evaluation, kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
     finally:
         line.close()
+
+
+def _measure_run_cache(request: _Request, evaluation: Evaluation, *, is_quiet: bool) -> _RunCache:
+    """Evaluate the same windows again, with the KV cache that qsf-run has by default."""
+    from qsf.evaluate.evaluation import perplexity_change
+
+    opening = replace(request.opening, kv_type=None)
+    found, kv_type = _measure(replace(request, against=None, opening=opening), is_quiet=is_quiet)
+    change = perplexity_change(found.token_nll, evaluation.token_nll)
+    return _RunCache(kv_type, found.perplexity, *change)
 
 
 @contextlib.contextmanager
@@ -377,7 +413,11 @@ def _open(request: _Request, path: Path, budget_mb: Any) -> Model:
 
 
 def _publish(
-    request: _Request, evaluation: Evaluation, text_path: Path, json_out: str | None
+    request: _Request,
+    evaluation: Evaluation,
+    run_cache: _RunCache | None,
+    text_path: Path,
+    json_out: str | None,
 ) -> None:
     if json_out is not None:
         document = {
@@ -389,18 +429,19 @@ def _publish(
             "kv_type": request.opening.kv_type,
             "quality": request.opening.quality,
             "arithmetic": "f32" if request.opening.exact else "integer",
+            "run_cache": None if run_cache is None else asdict(run_cache),
         }
         data = json.dumps(document, indent=2, allow_nan=False) + "\n"
         if json_out == "-":
             typer.echo(data, nl=False)
             return
         Path(json_out).write_text(data, encoding="utf-8")
-    for name, value in report_lines(request, evaluation, text_path):
+    for name, value in report_lines(request, evaluation, run_cache, text_path):
         typer.echo(f"{name:<18} {command.one_line(value)}")
 
 
 def report_lines(
-    request: _Request, evaluation: Evaluation, text_path: Path
+    request: _Request, evaluation: Evaluation, run_cache: _RunCache | None, text_path: Path
 ) -> Iterator[tuple[str, str]]:
     """Yield the table for people: names and values."""
     e, opening = evaluation, request.opening
@@ -415,6 +456,13 @@ def report_lines(
         yield "bits per byte", f"{e.bits_per_byte:.4f}"
     if e.kl_mean is not None:
         yield from _comparison_lines(request, e)
+    if run_cache is not None:
+        yield "as qsf-run does it", f"KV cache {run_cache.kv_type}"
+        yield "  perplexity", f"{run_cache.perplexity:.4f}"
+        yield (
+            "  difference",
+            f"{run_cache.change_percent:+.3f} % +- {run_cache.change_error:.3f}",
+        )
     yield "time", f"{e.seconds:.1f} s; the model took {e.tokens_per_second:,.0f} tokens/s"
 
 

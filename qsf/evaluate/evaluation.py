@@ -133,6 +133,7 @@ class Evaluation:
         top1_agreement_error: its standard error.
         seconds: for everything, the reference included.
         tokens_per_second: tokens that the model evaluated, per second of its own time.
+        token_nll: [tokens] negative log-likelihood of each scored token in nats.
     """
 
     protocol: str
@@ -158,12 +159,14 @@ class Evaluation:
     top1_agreement_error: float | None
     seconds: float
     tokens_per_second: float
+    token_nll: Floats = field(repr=False, compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields by name; numbers that JSON does not have are None."""
+        """Return the figures by name; numbers that JSON does not have are None."""
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
+            if name != "token_nll"
         }
 
 
@@ -486,7 +489,18 @@ def _summary(
         **_comparison(scores, nll),
         seconds=seconds,
         tokens_per_second=tokens_per_second,
+        token_nll=nll,
     )
+
+
+def perplexity_change(nll: Floats, reference_nll: Floats) -> tuple[float, float]:
+    """Return how much larger a perplexity is than the reference's, and its standard error, in %.
+
+    Both arrays [tokens] are of the same tokens, in nats. The error is that of the pairs.
+    """
+    difference = nll - reference_nll
+    ratio = _exp(float(difference.mean()))
+    return 100 * (ratio - 1), 100 * ratio * _mean_error(difference)
 
 
 def _comparison(scores: _Scores, nll: Floats) -> dict[str, float | None]:
@@ -496,12 +510,10 @@ def _comparison(scores: _Scores, nll: Floats) -> dict[str, float | None]:
     reference_nll, kl = np.concatenate(scores.reference_nll), np.concatenate(scores.kl)
     is_same_top = np.concatenate(scores.is_same_top)
     reference_perplexity = _exp(float(reference_nll.mean()))
-    ratio = _exp(float((nll - reference_nll).mean()))
     values = (
         reference_perplexity,
         reference_perplexity * _mean_error(reference_nll),
-        100 * (ratio - 1),
-        100 * ratio * _mean_error(nll - reference_nll),
+        *perplexity_change(nll, reference_nll),
         float(kl.mean()),
         _mean_error(kl),
         float(np.median(kl)),

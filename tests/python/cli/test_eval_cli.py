@@ -65,7 +65,8 @@ def test_the_table_says_what_was_measured(call: Call, tiny_llama_4bit: Path, sto
     assert code == 0, err
     lines = {line[:18].strip(): line[18:].strip() for line in out.splitlines()}
     assert list(lines) == [
-        *("model", "text", "protocol", "tokens scored", "perplexity", "bits per byte", "time")
+        *("model", "text", "protocol", "tokens scored", "perplexity", "bits per byte"),
+        *("as qsf-run does it", "difference", "time"),
     ]
     assert lines["model"].endswith("KV cache f16, integer activations")
     assert f"{len(TEXT)} bytes" in lines["text"]
@@ -73,6 +74,26 @@ def test_the_table_says_what_was_measured(call: Call, tiny_llama_4bit: Path, sto
     assert lines["tokens scored"] == "31 in 1 window"
     assert 1 < numbers(lines["perplexity"])[0] < 100
     assert "100%" in err
+
+
+def test_the_cache_of_qsf_run_is_judged_too(
+    call: Call, tiny_llama_4bit: Path, story: Path, tmp_path: Path
+) -> None:
+    def figures(*options: object) -> dict[str, Any]:
+        path = tmp_path / f"{len(options)}.json"
+        assert call(tiny_llama_4bit, "--text", story, *options, "--json", path)[0] == 0
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return found
+
+    both, run_alone = figures(), figures("--kv-type", "k8v4")
+    assert both["run_cache"]["kv_type"] == "k8v4"  # heads of 32 dimensions
+    assert both["run_cache"]["perplexity"] == run_alone["perplexity"]
+    change = 100 * (run_alone["perplexity"] / both["perplexity"] - 1)
+    assert change != 0
+    assert both["run_cache"]["change_percent"] == pytest.approx(change, rel=1e-6)
+    assert both["run_cache"]["change_error"] > 0
+    assert run_alone["run_cache"] is None
+    assert figures("--exact", "--ctx", 32)["run_cache"] is None
 
 
 def test_json_alone_on_standard_output(call: Call, tiny_llama_4bit: Path, story: Path) -> None:
