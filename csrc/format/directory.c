@@ -1,5 +1,4 @@
-/* directory.c - reads and checks the directory and the layer index: docs/format.md, sections
- * 2 and 3.
+/* directory.c - reads and checks the directory: docs/format.md, section 2.
  *
  * Before allocating for a count, it checks that the file contains the bytes the count describes.
  */
@@ -7,7 +6,6 @@
 #include "format/directory.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -29,7 +27,7 @@ static const tag_row known_tags[] = {
     {"ARCH", true, true, false},   {"TENS", true, true, false},   {"EBND", true, true, false},
     {"WPOS", false, false, false}, {"META", false, false, false}, {"TOKN", false, false, false},
     {"CHAT", false, false, false}, {"TEXT", false, true, false},  {"KIND", false, true, false},
-    {"ROPE", false, true, false},
+    {"ROPE", false, true, false},  {"EXPT", false, true, false},
 };
 
 #define N_KNOWN_TAGS (sizeof known_tags / sizeof known_tags[0])
@@ -153,101 +151,4 @@ qsf_status qsf_directory_read(qsf_reader *r, const qsf_header_links *links)
     }
     r->n_bands = (uint32_t)qsf_ceil_div(r->header.n_vocab, QSF_TILE_ROWS);
     return check_sections(r, links);
-}
-
-static qsf_status check_layer(const qsf_reader *r, uint32_t layer_idx, const qsf_unit *u,
-                              uint32_t reserved)
-{
-    const char *const prefix = "layer index: layer";
-    if (u->off % QSF_UNIT_ALIGN != 0 ||
-        !qsf_extent_inside(u->off, u->stored_bytes, r->file.n_bytes))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s %" PRIu32 ": %" PRIu64 " bytes at %" PRIu64
-                        ", allowed: at a multiple of %d, inside the file of %" PRIu64 " bytes",
-                        prefix, layer_idx, u->stored_bytes, u->off, QSF_UNIT_ALIGN,
-                        r->file.n_bytes);
-    if (u->stored_bytes == 0 || u->raw_bytes == 0)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s %" PRIu32 ": %" PRIu64 " bytes stored, %" PRIu64
-                        " raw, allowed: 1 or more",
-                        prefix, layer_idx, u->stored_bytes, u->raw_bytes);
-    if (u->dtype >= QSF_DTYPE_COUNT)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": quantisation type is %d, allowed: 0 .. %d",
-                        prefix, layer_idx, u->dtype, QSF_DTYPE_COUNT - 1);
-    if (u->compression >= QSF_COMPRESSION_COUNT)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": compression is %d, allowed: 0 .. %d",
-                        prefix, layer_idx, u->compression, QSF_COMPRESSION_COUNT - 1);
-    if (u->compression == QSF_COMPRESSION_NONE && u->stored_bytes != u->raw_bytes)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s %" PRIu32 ": %" PRIu64 " bytes stored, %" PRIu64
-                        " raw, allowed: the same without compression",
-                        prefix, layer_idx, u->stored_bytes, u->raw_bytes);
-    if (!isfinite(u->importance) || u->importance < 0.0F)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s %" PRIu32 ": importance is %g, allowed: finite, 0 or more", prefix,
-                        layer_idx, (double)u->importance);
-    if (reserved != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": reserved is %08" PRIx32 ", allowed: 0",
-                        prefix, layer_idx, reserved);
-    return QSF_OK;
-}
-
-/* bytes [n_layers * QSF_LAYER_ENTRY_BYTES] */
-static qsf_status parse_layers(qsf_reader *r, const unsigned char *bytes)
-{
-    for (uint32_t i = 0; i < r->header.n_layers; i++) {
-        const unsigned char *const entry = bytes + (size_t)i * QSF_LAYER_ENTRY_BYTES;
-        qsf_unit *const u = &r->units[i + 1];
-        u->off = qsf_load_u64(entry);
-        u->stored_bytes = qsf_load_u32(entry + 8);
-        u->raw_bytes = qsf_load_u32(entry + 12);
-        u->dtype = entry[16];
-        u->compression = entry[17];
-        u->n_tensors = qsf_load_u16(entry + 18);
-        u->crc32 = qsf_load_u32(entry + 20);
-        u->importance = qsf_load_f32(entry + 24);
-        QSF_TRY(check_layer(r, i, u, qsf_load_u32(entry + 28)));
-    }
-    return QSF_OK;
-}
-
-/* Fills a unit that is a section: not compressed, of the file's quantisation type. */
-static void fill_unit(const qsf_reader *r, const char *tag, qsf_unit *u)
-{
-    const qsf_section *const s = qsf_reader_section(r, tag);
-    u->off = s->off;
-    u->stored_bytes = s->n_bytes;
-    u->raw_bytes = s->n_bytes;
-    u->crc32 = s->crc32;
-    u->dtype = r->header.dtype;
-    u->importance = 1.0F;
-}
-
-qsf_status qsf_directory_read_units(qsf_reader *r)
-{
-    const qsf_section *const layr = qsf_reader_section(r, "LAYR");
-    const size_t n_bytes = (size_t)layr->n_bytes;
-    r->n_units = r->header.n_layers + 2;
-    r->n_units_file = r->n_units;
-    r->units = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_units * sizeof *r->units);
-    if (r->units == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the list of units: %zu KB",
-                        r->n_units * sizeof *r->units >> 10);
-    unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
-    if (bytes == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the layer index: %zu KB", n_bytes >> 10);
-    qsf_status status = qsf_reader_read_section(r, layr, bytes);
-    if (status == QSF_OK)
-        status = parse_layers(r, bytes);
-    qsf_ledger_release(r->ledger, QSF_USE_TABLES, bytes, n_bytes);
-    QSF_TRY(status);
-    fill_unit(r, "EMBD", &r->units[0]);
-    fill_unit(r, "FINL", &r->units[r->n_units - 1]);
-
-    qsf_extent *extents = NULL;
-    size_t n_extents = 0;
-    QSF_TRY(qsf_extents_create(r, &extents, &n_extents));
-    status = qsf_extents_check_apart(extents, n_extents);
-    qsf_extents_destroy(r, extents, n_extents);
-    return status;
 }

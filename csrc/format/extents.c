@@ -8,7 +8,7 @@
 #include "base/status.h"
 
 /* Insertion sort from the back: writers store extents in order, so each takes one comparison. A
- * hostile order of 4354 extents, the most possible, costs some milliseconds. */
+ * hostile order of 4354 extents, the most possible without experts, costs some milliseconds. */
 static void insert(qsf_extent *extents, size_t *n, const qsf_extent *e)
 {
     size_t at = *n;
@@ -25,9 +25,30 @@ static uint32_t section_unit(const qsf_reader *r, const qsf_section *s)
     return s == qsf_reader_section(r, "FINL") ? r->n_units - 1 : UINT32_MAX;
 }
 
+/* Puts the experts, which ascend, among extents [n] from the back; there is room for them. */
+static void merge_experts(const qsf_reader *r, qsf_extent *extents, size_t n)
+{
+    for (uint32_t left = r->n_experts; left > 0;) {
+        const uint32_t unit_idx = r->n_units_file + left - 1;
+        const qsf_unit *const u = &r->units[unit_idx];
+        qsf_extent *const at = &extents[n + left - 1];
+        if (n > 0 && extents[n - 1].off > u->off) {
+            *at = extents[--n];
+            continue;
+        }
+        *at = (qsf_extent){.off = u->off,
+                           .n_bytes = u->stored_bytes,
+                           .crc32 = u->crc32,
+                           .is_checked = true,
+                           .unit_idx = unit_idx,
+                           .name = "expert"};
+        left--;
+    }
+}
+
 qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_extents)
 {
-    const size_t cap = 2 + (size_t)r->n_sections + r->header.n_layers;
+    const size_t cap = 2 + (size_t)r->n_sections + r->header.n_layers + r->n_experts;
     qsf_extent *const extents =
         qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, cap * sizeof *extents);
     *out = NULL;
@@ -62,8 +83,9 @@ qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_e
                              .unit_idx = i + 1,
                              .name = "layer"});
     }
+    merge_experts(r, extents, n);
     *out = extents;
-    *n_extents = n;
+    *n_extents = cap;
     return QSF_OK;
 }
 

@@ -18,8 +18,8 @@ typedef struct qsf_extent {
     char name[12];     /* "header", "directory" or the tag */
 } qsf_extent;
 
-/* Acquires an array from the reader's ledger and fills it with header, directory, sections and
- * layers, sorted by offset. */
+/* Acquires an array from the reader's ledger and fills it with header, directory, sections,
+ * layers and experts, sorted by offset. */
 qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_extents);
 void qsf_extents_destroy(const qsf_reader *r, qsf_extent *extents, size_t n_extents);
 

@@ -41,6 +41,16 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(64, "form of the FFN", ffn, 0, QSF_FFN_COUNT - 1),
         U32(65, "FFN dimension", ffn_dim, 1, h->ffn_dim),
         U32(66, "activation", activation, 0, QSF_ACTIVATION_COUNT - 1),
+        U32(80, "experts", n_experts, 1, QSF_MAX_LAYER_EXPERTS),
+        U32(81, "chosen experts", n_chosen, 1, QSF_MAX_CHOSEN),
+        U32(82, "FFN dimension of an expert", expert_dim, 1, h->ffn_dim),
+        U32(83, "score of experts", expert_score, 0, QSF_EXPERT_SCORE_COUNT - 1),
+        U32(84, "weights of experts", expert_weights, 0, QSF_EXPERT_WEIGHTS_COUNT - 1),
+        F32(85, "epsilon of the weights", weights_epsilon),
+        F32(86, "factor of the weights", weights_factor),
+        U32(87, "groups of experts", n_groups, 1, QSF_MAX_LAYER_EXPERTS),
+        U32(88, "groups kept", n_groups_kept, 1, QSF_MAX_LAYER_EXPERTS),
+        U32(89, "score of groups", group_score, 0, QSF_GROUP_SCORE_COUNT - 1),
         F32(128, "residual factor", residual_factor),
     };
     return qsf_keyvalues_parse(where, bytes, n_bytes, keys, sizeof keys / sizeof keys[0], out);
@@ -59,6 +69,9 @@ static qsf_layer_kind plain_kind(const qsf_reader *r)
         .ffn_dim = h->ffn_dim,
         .activation = h->activation,
         .residual_factor = 1.0F,
+        .weights_factor = 1.0F,
+        .n_groups = 1,
+        .n_groups_kept = 1,
     };
 }
 
@@ -75,6 +88,37 @@ static bool find_rotary_dims(const qsf_reader *r, uint32_t number, uint32_t *dim
             return true;
         }
     return false;
+}
+
+/* Checks the fields of the routed part, which a kind without experts does not have. */
+static qsf_status check_experts(const char *where, const qsf_layer_kind *k)
+{
+    const uint32_t least = k->group_score == QSF_GROUP_TWO_LARGEST ? 2 : 1;
+    if (k->n_experts == 0) {
+        if (k->n_chosen != 0 || k->expert_dim != 0 || k->expert_score != 0 ||
+            k->expert_weights != 0 || k->weights_epsilon != 0.0F || k->weights_factor != 1.0F ||
+            k->n_groups != 1 || k->n_groups_kept != 1 || k->group_score != 0)
+            return QSF_FAIL(QSF_ERR_FORMAT, "%s: keys 81 .. 89 without experts (key 80)", where);
+        return QSF_OK;
+    }
+    if (k->n_chosen == 0 || k->expert_dim == 0)
+        return QSF_FAIL(
+            QSF_ERR_FORMAT,
+            "%s: experts (key 80) without those chosen (81) or their FFN dimension (82)", where);
+    if (k->n_experts % k->n_groups != 0 || k->n_groups_kept > k->n_groups ||
+        k->n_experts / k->n_groups < least)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: %" PRIu32 " experts in %" PRIu32 " groups, %" PRIu32
+                        " kept, allowed: groups of the same size, %" PRIu32 " or more",
+                        where, k->n_experts, k->n_groups, k->n_groups_kept, least);
+    const uint32_t n_left = k->n_experts / k->n_groups * k->n_groups_kept;
+    if (k->n_chosen > n_left)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: %" PRIu32 " experts are chosen of %" PRIu32 ", allowed: at most all",
+                        where, k->n_chosen, n_left);
+    if (k->expert_weights == QSF_EXPERT_WEIGHTS_BY_SUM && k->expert_score == QSF_EXPERT_LOGIT)
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: logits (key 83) divided by their sum (key 84)", where);
+    return QSF_OK;
 }
 
 /* Checks the fields that depend on each other. */
@@ -97,7 +141,7 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
     if (k->alibi_slopes.n != 0 && k->alibi_slopes.n != k->n_heads)
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: %" PRIu32 " slopes for %" PRIu32 " heads", where,
                         k->alibi_slopes.n, k->n_heads);
-    return QSF_OK;
+    return check_experts(where, k);
 }
 
 /* Checks the head of the section and gives the layers their kinds. */

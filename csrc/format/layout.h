@@ -7,7 +7,7 @@
 
 #define QSF_HEADER_BYTES 128
 #define QSF_DIRECTORY_ENTRY_BYTES 32
-#define QSF_LAYER_ENTRY_BYTES 32
+#define QSF_LAYER_ENTRY_BYTES 32 /* of a layer or an expert */
 #define QSF_TENSOR_ENTRY_BYTES 32
 #define QSF_TENSOR_HEADER_BYTES 64
 #define QSF_UNIT_ALIGN 4096 /* O_DIRECT alignment */
@@ -28,6 +28,9 @@
 #define QSF_LEAST_WEIGHTS_PER_OUTLIER 100U
 #define QSF_MAX_TABLE_BYTES (64U << 20) /* ARCH, ROPE, KIND, TENS, EBND, LAYR */
 #define QSF_MAX_LAYER_KINDS 64U
+#define QSF_MAX_EXPERTS 65536U      /* of a file */
+#define QSF_MAX_LAYER_EXPERTS 1024U /* of a layer */
+#define QSF_MAX_CHOSEN 64U          /* experts of a token in a layer */
 #define QSF_MAX_ROPE_SETS 64U
 #define QSF_MAX_ROPE_PAIRS 2048U
 #define QSF_ROPE_NONE 255U /* instead of the number of a RoPE set */
@@ -94,6 +97,28 @@ typedef enum qsf_ffn {
     QSF_FFN_COUNT = 3
 } qsf_ffn;
 
+/* The score of an expert, from the router's logits. */
+typedef enum qsf_expert_score {
+    QSF_EXPERT_SOFTMAX = 0, /* over all experts of the layer */
+    QSF_EXPERT_SIGMOID = 1,
+    QSF_EXPERT_LOGIT = 2,
+    QSF_EXPERT_SCORE_COUNT = 3
+} qsf_expert_score;
+
+/* The weights of the chosen experts, from their scores. */
+typedef enum qsf_expert_weights {
+    QSF_EXPERT_WEIGHTS_AS_IS = 0,
+    QSF_EXPERT_WEIGHTS_BY_SUM = 1,
+    QSF_EXPERT_WEIGHTS_SOFTMAX = 2, /* over the chosen */
+    QSF_EXPERT_WEIGHTS_COUNT = 3
+} qsf_expert_weights;
+
+typedef enum qsf_group_score {
+    QSF_GROUP_LARGEST = 0,
+    QSF_GROUP_TWO_LARGEST = 1, /* their sum */
+    QSF_GROUP_SCORE_COUNT = 2
+} qsf_group_score;
+
 typedef enum qsf_tensor_type {
     QSF_TENSOR_Q = 0,
     QSF_TENSOR_K = 1,
@@ -131,7 +156,10 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_FFN_GATE_OUTLIERS = 33,
     QSF_TENSOR_FFN_UP_OUTLIERS = 34,
     QSF_TENSOR_FFN_DOWN_OUTLIERS = 35,
-    QSF_TENSOR_FIRST_FREE = 36, /* .. 65: kept for experts and other mixers */
+    QSF_TENSOR_FIRST_FREE = 36, /* .. 43 and 47 .. 65: kept for other mixers */
+    QSF_TENSOR_ROUTER_BIAS = 44,
+    QSF_TENSOR_SELECTION_BIAS = 45,
+    QSF_TENSOR_SHARED_GATE = 46,
     QSF_TENSOR_HEAD_BIAS = 66,
     QSF_TENSOR_INPUT_NORM = 67,
     QSF_TENSOR_INPUT_NORM_BIAS = 68,

@@ -11,6 +11,7 @@
 #include "format/arch.h"
 #include "format/directory.h"
 #include "format/header.h"
+#include "format/index.h"
 #include "format/kinds.h"
 #include "format/tensor_table.h"
 
@@ -52,10 +53,11 @@ static qsf_status read_all(qsf_reader *r)
     QSF_TRY(qsf_file_read_at(&r->file, 0, bytes, sizeof bytes));
     QSF_TRY(qsf_header_parse(bytes, r->file.n_bytes, &r->header, &links));
     QSF_TRY(qsf_directory_read(r, &links));
-    QSF_TRY(qsf_directory_read_units(r));
+    QSF_TRY(qsf_index_read(r));
     QSF_TRY(read_arch(r));
     QSF_TRY(qsf_rope_read(r));
     QSF_TRY(qsf_kinds_read(r));
+    QSF_TRY(qsf_index_link_experts(r));
     QSF_TRY(qsf_tensor_table_read(r));
     if (r->kind_table.bytes == NULL && qsf_reader_tensor(r, 1, QSF_TENSOR_FFN_GATE) == NULL)
         r->kinds[0].ffn = QSF_FFN_PLAIN;
@@ -87,7 +89,7 @@ void qsf_reader_close(qsf_reader *r)
     qsf_ledger *const l = r->ledger;
     qsf_ledger_release(l, QSF_USE_TABLES, r->band_crc32, r->n_bands * sizeof *r->band_crc32);
     qsf_ledger_release(l, QSF_USE_TABLES, r->tensors, r->n_tensors * sizeof *r->tensors);
-    qsf_ledger_release(l, QSF_USE_TABLES, r->units, r->n_units_file * sizeof *r->units);
+    qsf_ledger_release(l, QSF_USE_TABLES, r->units, qsf_reader_n_all_units(r) * sizeof *r->units);
     qsf_ledger_release(l, QSF_USE_TABLES, r->kinds, r->n_kinds * sizeof *r->kinds);
     qsf_ledger_release(l, QSF_USE_TABLES, r->rope_sets, r->n_rope_sets * sizeof *r->rope_sets);
     qsf_ledger_release(l, QSF_USE_TABLES, r->kind_table.bytes, r->kind_table.n_bytes);

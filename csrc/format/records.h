@@ -82,6 +82,16 @@ typedef struct qsf_layer_kind {
     uint32_t ffn_dim;
     uint32_t activation; /* qsf_activation */
     float residual_factor;
+    uint32_t n_experts; /* 0: no routed part */
+    uint32_t n_chosen;  /* experts of a token */
+    uint32_t expert_dim;
+    uint32_t expert_score;   /* qsf_expert_score */
+    uint32_t expert_weights; /* qsf_expert_weights */
+    float weights_epsilon;   /* added to the sum; 0: none */
+    float weights_factor;
+    uint32_t n_groups; /* 1: all experts are one */
+    uint32_t n_groups_kept;
+    uint32_t group_score; /* qsf_group_score */
 } qsf_layer_kind;
 
 /* Frequencies of RoPE: docs/format.md, section 8. */
@@ -124,7 +134,11 @@ typedef struct qsf_unit {
     uint32_t first_tensor; /* in qsf_reader.tensors */
     uint32_t n_tensors;
     float importance;
-    uint32_t n_left_out; /* units of the file before it that qsf_reader_leave_out took away */
+    uint32_t n_left_out;   /* units of the file before it that qsf_reader_leave_out took away */
+    uint32_t template_idx; /* of an expert: the first unit with the same tensors; it has them in the
+                              tensor table */
+    uint32_t first_expert; /* of a layer: the unit of its expert 0; there are as many as its kind
+                              says */
 } qsf_unit;
 
 typedef struct qsf_reader {
@@ -133,13 +147,14 @@ typedef struct qsf_reader {
     qsf_arch arch;
     uint32_t n_units;      /* layers + 2: embedding first, final last */
     uint32_t n_units_file; /* the same, including those left out */
+    uint32_t n_experts;    /* of all layers: units n_units_file and up */
     uint32_t n_tensors;
     uint32_t n_sections;
     uint32_t n_bands; /* of 16 embedding rows */
     uint32_t n_kinds;
     uint32_t n_rope_sets;    /* of the section ROPE; 0: header and ARCH say what RoPE there is */
     uint64_t directory_off;  /* in the file */
-    qsf_unit *units;         /* [n_units] */
+    qsf_unit *units;         /* [n_units_file + n_experts]; of the first, n_units are used */
     qsf_tensor *tensors;     /* [n_tensors], sorted by unit and offset */
     qsf_section *sections;   /* [n_sections] */
     uint32_t *band_crc32;    /* [n_bands] */
@@ -160,6 +175,12 @@ static inline uint32_t qsf_reader_file_idx(const qsf_reader *r, uint32_t unit_id
     return unit_idx + r->units[unit_idx].n_left_out;
 }
 
+/* Units of the file: those of the pass and the experts. */
+static inline uint32_t qsf_reader_n_all_units(const qsf_reader *r)
+{
+    return r->n_units_file + r->n_experts;
+}
+
 /* NULL when the file has no such section. `tag` has four bytes. */
 const qsf_section *qsf_reader_section(const qsf_reader *r, const char *tag);
 
@@ -170,7 +191,8 @@ qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *ds
  * have it. */
 qsf_status qsf_reader_keep_section(qsf_reader *r, const char *tag, qsf_table *out);
 
-/* The tensor of this type (index 0) in a unit; NULL when absent. */
+/* The tensor of this type (index 0) in a unit of the pass or an expert; NULL when absent. Tensors
+ * of an expert are those of its template. */
 const qsf_tensor *qsf_reader_tensor(const qsf_reader *r, uint32_t unit_idx, uint32_t type);
 
 #endif

@@ -83,6 +83,13 @@ static bool measure(const qsf_tensor *t, uint64_t *data_bytes)
     return t->layout == QSF_LAYOUT_TILES && *data_bytes != 0;
 }
 
+static bool is_known(uint32_t type)
+{
+    return type < QSF_TENSOR_FIRST_FREE ||
+           (type >= QSF_TENSOR_ROUTER_BIAS && type <= QSF_TENSOR_SHARED_GATE) ||
+           (type >= QSF_TENSOR_HEAD_BIAS && type < QSF_TENSOR_TYPE_COUNT);
+}
+
 /* Parses one entry and checks all that does not depend on other entries. */
 static qsf_status parse_tensor(const qsf_reader *r, const unsigned char *entry, uint32_t entry_idx,
                                qsf_tensor *t)
@@ -96,18 +103,17 @@ static qsf_status parse_tensor(const qsf_reader *r, const unsigned char *entry, 
     t->index = qsf_load_u16(entry + 18);
     t->n_entries = qsf_load_u32(entry + 20);
     t->data_off = qsf_load_u64(entry + 24);
-    if (t->unit_idx >= r->n_units)
+    if (t->unit_idx >= qsf_reader_n_all_units(r))
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: entry %" PRIu32 " is of unit %" PRIu32
                         ", allowed: 0 .. %" PRIu32,
-                        entry_idx, t->unit_idx, r->n_units - 1);
-    if (t->type >= QSF_TENSOR_TYPE_COUNT ||
-        (t->type >= QSF_TENSOR_FIRST_FREE && t->type < QSF_TENSOR_HEAD_BIAS))
+                        entry_idx, t->unit_idx, qsf_reader_n_all_units(r) - 1);
+    if (!is_known(t->type))
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
                         "tensor table: entry %" PRIu32 " has tensor type %" PRIu32
-                        ", this build knows 0 .. %d and %d .. %d",
-                        entry_idx, t->type, QSF_TENSOR_FIRST_FREE - 1, QSF_TENSOR_HEAD_BIAS,
-                        QSF_TENSOR_TYPE_COUNT - 1);
+                        ", this build knows 0 .. %d, %d .. %d and %d .. %d",
+                        entry_idx, t->type, QSF_TENSOR_FIRST_FREE - 1, QSF_TENSOR_ROUTER_BIAS,
+                        QSF_TENSOR_SHARED_GATE, QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_TYPE_COUNT - 1);
     if (t->n_entries != 0 && t->layout != QSF_LAYOUT_OUTLIERS)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: reserved of entry %" PRIu32 " is %08" PRIx32 ", allowed: 0",
@@ -153,10 +159,11 @@ static qsf_status place_unit(qsf_reader *r, seen_set *seen, uint32_t unit_idx, u
                         "tensor table: the %" PRIu32 " tensors of unit %" PRIu32 " take %" PRIu64
                         " bytes, the unit has %" PRIu64,
                         n_tensors, unit_idx, off, u->raw_bytes);
-    if (unit_idx > 0 && unit_idx + 1 < r->n_units && n_tensors != u->n_tensors)
+    const bool is_section = unit_idx == 0 || unit_idx + 1 == r->n_units;
+    if (!is_section && n_tensors != u->n_tensors)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: unit %" PRIu32 " has %" PRIu32
-                        " tensors, the layer index says %" PRIu32,
+                        " tensors, its index says %" PRIu32,
                         unit_idx, n_tensors, u->n_tensors);
     u->n_tensors = n_tensors;
     clear_seen(seen, r->tensors + u->first_tensor, n_tensors);
@@ -189,13 +196,14 @@ static qsf_status check_contents(const qsf_reader *r)
                         "tensor table: the embedding unit has %" PRIu32 " tensors, allowed: 1",
                         embd->n_tensors);
     QSF_TRY(check_is(&r->tensors[0], QSF_TENSOR_EMBEDDING, QSF_LAYOUT_TILES, h->n_vocab, h->dim));
-    for (uint32_t i = 1; i < finl->first_tensor; i++)
-        if ((r->tensors[i].type >= QSF_TENSOR_EMBEDDING &&
-             r->tensors[i].type <= QSF_TENSOR_FINAL_NORM_BIAS) ||
-            r->tensors[i].type == QSF_TENSOR_HEAD_BIAS)
+    for (uint32_t i = 1; i < r->n_tensors; i++)
+        if (r->tensors[i].unit_idx + 1 != r->n_units &&
+            ((r->tensors[i].type >= QSF_TENSOR_EMBEDDING &&
+              r->tensors[i].type <= QSF_TENSOR_FINAL_NORM_BIAS) ||
+             r->tensors[i].type == QSF_TENSOR_HEAD_BIAS))
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "tensor table: entry %" PRIu32 " of a layer has type %" PRIu32
-                            ", allowed in layers: all but %d .. %d and %d",
+                            "tensor table: entry %" PRIu32 " of a layer or expert has type %" PRIu32
+                            ", allowed there: all but %d .. %d and %d",
                             i, r->tensors[i].type, QSF_TENSOR_EMBEDDING, QSF_TENSOR_FINAL_NORM_BIAS,
                             QSF_TENSOR_HEAD_BIAS);
 
@@ -230,8 +238,13 @@ static qsf_status parse_table(qsf_reader *r, const unsigned char *bytes)
     seen_set seen = {0};
     uint32_t at = 0;
     qsf_status status = QSF_OK;
-    for (uint32_t u = 0; status == QSF_OK && u < r->n_units; u++)
-        status = place_unit(r, &seen, u, &at);
+    for (uint32_t u = 0; status == QSF_OK && u < qsf_reader_n_all_units(r); u++) {
+        const uint32_t template_idx = r->units[u].template_idx; /* 0: not an expert */
+        if (template_idx == 0 || template_idx == u)
+            status = place_unit(r, &seen, u, &at);
+        else
+            r->units[u].first_tensor = r->units[template_idx].first_tensor;
+    }
     qsf_ledger_release(r->ledger, QSF_USE_TABLES, seen.others, SEEN_BYTES);
     QSF_TRY(status);
     if (at != r->n_tensors)

@@ -24,6 +24,8 @@ from qsf.file.keyvalues import (
 )
 from qsf.file.layout import (
     F32_MAX,
+    MAX_CHOSEN,
+    MAX_LAYER_EXPERTS,
     MAX_LAYER_KINDS,
     MAX_ROPE_PAIRS,
     MAX_ROPE_SETS,
@@ -55,6 +57,29 @@ class Ffn(IntEnum):
     GATED = 2  # down(activation(gate(x)) * up(x))
 
 
+class ExpertScore(IntEnum):
+    """The score of an expert, from the router's logits."""
+
+    SOFTMAX = 0  # over all experts of the layer
+    SIGMOID = 1
+    LOGIT = 2
+
+
+class ExpertWeights(IntEnum):
+    """The weights of the chosen experts, from their scores."""
+
+    AS_IS = 0
+    BY_SUM = 1  # divided by their sum
+    SOFTMAX = 2  # over the chosen
+
+
+class GroupScore(IntEnum):
+    """The score of a group of experts, from their scores with the selection bias."""
+
+    LARGEST = 0
+    TWO_LARGEST = 1  # their sum
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKind:
     """What a layer computes; layers share kinds. ``plain_kind`` makes one from the header."""
@@ -75,6 +100,16 @@ class LayerKind:
     alibi_slopes: tuple[float, ...] = ()  # score += slope * (key position - query position)
     qk_norm: int = QkNorm.NONE
     residual_factor: float = 1.0  # of what attention and FFN add to the residual
+    n_experts: int = 0  # 0: no routed part; with one, ffn and ffn_dim are the dense part beside it
+    n_chosen: int = 0  # experts of a token
+    expert_dim: int = 0  # FFN dimension of an expert
+    expert_score: int = ExpertScore.SOFTMAX
+    expert_weights: int = ExpertWeights.AS_IS
+    weights_epsilon: float = 0.0  # added to the sum of the weights; 0: none
+    weights_factor: float = 1.0
+    n_groups: int = 1
+    n_groups_kept: int = 1
+    group_score: int = GroupScore.LARGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +156,16 @@ def _keys(header: Header) -> tuple[Key, ...]:
         Key(64, "ffn", U32, most=max(Ffn)),
         Key(65, "ffn_dim", U32, least=1, most=header.ffn_dim),
         Key(66, "activation", U32, most=max(Activation)),
+        Key(80, "n_experts", U32, least=1, most=MAX_LAYER_EXPERTS),
+        Key(81, "n_chosen", U32, least=1, most=MAX_CHOSEN),
+        Key(82, "expert_dim", U32, least=1, most=header.ffn_dim),
+        Key(83, "expert_score", U32, most=max(ExpertScore)),
+        Key(84, "expert_weights", U32, most=max(ExpertWeights)),
+        Key(85, "weights_epsilon", F32),
+        Key(86, "weights_factor", F32),
+        Key(87, "n_groups", U32, least=1, most=MAX_LAYER_EXPERTS),
+        Key(88, "n_groups_kept", U32, least=1, most=MAX_LAYER_EXPERTS),
+        Key(89, "group_score", U32, most=max(GroupScore)),
         Key(128, "residual_factor", F32),
     )
 
@@ -153,6 +198,40 @@ def check_kind(
         raise error(f"{name}: a query temperature has both a beta and a step")
     if kind.alibi_slopes and len(kind.alibi_slopes) != kind.n_heads:
         raise error(f"{name}: {len(kind.alibi_slopes)} slopes for {kind.n_heads} heads")
+    _check_experts(name, kind, error)
+
+
+_EXPERT_FIELDS: Final = (
+    "n_chosen", "expert_dim", "expert_score", "expert_weights", "weights_epsilon",
+    "weights_factor", "n_groups", "n_groups_kept", "group_score",
+)  # fmt: skip
+
+
+def _check_experts(name: str, k: LayerKind, error: type[QsfError]) -> None:
+    """Raise ``error`` for wrong fields of the routed part; a kind without experts has none."""
+    if k.n_experts == 0:
+        if any(getattr(k, f) != LayerKind.__dataclass_fields__[f].default for f in _EXPERT_FIELDS):
+            raise error(f"{name}: keys 81 .. 89 without experts (key 80)")
+        return
+    if k.n_chosen == 0 or k.expert_dim == 0:
+        raise error(
+            f"{name}: experts (key 80) without those chosen (81) or their FFN dimension (82)"
+        )
+    least = 2 if k.group_score == GroupScore.TWO_LARGEST else 1
+    if (
+        k.n_experts % k.n_groups != 0
+        or k.n_groups_kept > k.n_groups
+        or k.n_experts // k.n_groups < least
+    ):
+        raise error(
+            f"{name}: {k.n_experts} experts in {k.n_groups} groups, {k.n_groups_kept} kept,"
+            f" allowed: groups of the same size, {least} or more"
+        )
+    n_left = k.n_experts // k.n_groups * k.n_groups_kept
+    if k.n_chosen > n_left:
+        raise error(f"{name}: {k.n_chosen} experts are chosen of {n_left}, allowed: at most all")
+    if k.expert_weights == ExpertWeights.BY_SUM and k.expert_score == ExpertScore.LOGIT:
+        raise error(f"{name}: logits (key 83) divided by their sum (key 84)")
 
 
 def _stored_kind(kind: LayerKind, keys: Sequence[Key]) -> LayerKind:

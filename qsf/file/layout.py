@@ -37,6 +37,9 @@ MAX_VOCAB: Final = 1 << 24
 MAX_EXTENT_ROWS: Final = 1 << 24  # rows or columns of a tensor
 MAX_ARRAY_VALUES: Final = 65536
 MAX_LAYER_KINDS: Final = 64
+MAX_EXPERTS: Final = 65536  # of a file
+MAX_LAYER_EXPERTS: Final = 1024
+MAX_CHOSEN: Final = 64  # experts of a token in a layer
 MAX_ROPE_SETS: Final = 64
 MAX_ROPE_PAIRS: Final = 2048
 MAX_OUTLIERS: Final = 1 << 24  # of one outlier table
@@ -166,13 +169,16 @@ class TensorType(IntEnum):
     FFN_GATE_OUTLIERS = 33
     FFN_UP_OUTLIERS = 34
     FFN_DOWN_OUTLIERS = 35
+    ROUTER_BIAS = 44
+    SELECTION_BIAS = 45
+    SHARED_GATE = 46
     HEAD_BIAS = 66
     INPUT_NORM = 67
     INPUT_NORM_BIAS = 68
 
 
-# Kept for mixtures of experts and other mixers; a reader refuses them as unsupported.
-FREE_TENSOR_TYPES: Final = range(36, 66)
+# Kept for other mixers; a reader refuses them as unsupported.
+FREE_TENSOR_TYPES: Final = (*range(36, 44), *range(47, 66))
 
 OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
     TensorType.Q: TensorType.Q_OUTLIERS,
@@ -329,7 +335,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is streamed: the embedding, a layer or the final unit."""
+    """What is read as a whole: the embedding, a layer, the final unit or an expert."""
 
     idx: int
     off: int  # in the file
@@ -339,7 +345,8 @@ class Unit:
     dtype: int
     compression: int
     importance: float
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]  # of an expert: those of its template
+    template_idx: int = 0  # of an expert: the first one with the same tensors
 
 
 class Stored(NamedTuple):

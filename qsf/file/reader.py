@@ -7,13 +7,12 @@ The rules are those of csrc/format/, in the same order and with the same kind of
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -22,11 +21,11 @@ from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, Q
 from qsf.file import layout as lay
 from qsf.file.arch import parse_arch
 from qsf.file.blocks import unpack_block
+from qsf.file.index import check_number, first_experts, parse_experts, parse_layers
 from qsf.file.kinds import LayerKind, RopeSet, parse_kinds, parse_rope, plain_kind
 from qsf.file.layout import (
     Arch,
     Compression,
-    Dtype,
     Header,
     Positions,
     Section,
@@ -38,9 +37,9 @@ from qsf.file.units import check_contents, parse_tensor
 
 READ_BYTES: Final = 1 << 20
 _NEEDED: Final = ("LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND")
-_TABLES: Final = ("LAYR", "ARCH", "TENS", "EBND", "TEXT", "KIND", "ROPE")
+_TABLES: Final = ("LAYR", "ARCH", "TENS", "EBND", "TEXT", "KIND", "ROPE", "EXPT")
 _UNITS: Final = ("EMBD", "FINL")
-_KNOWN_OPTIONAL: Final = ("WPOS", "KIND", "ROPE", "META", "TOKN", "CHAT", "TEXT")
+_KNOWN_OPTIONAL: Final = ("WPOS", "KIND", "ROPE", "EXPT", "META", "TOKN", "CHAT", "TEXT")
 _KNOWN: Final = frozenset((*_NEEDED, *_KNOWN_OPTIONAL))
 _LINKS: Final = struct.Struct("<QQQ")  # bytes 56 .. 79
 _TAIL: Final = struct.Struct("<QIIHBBII")  # bytes 100 .. 127
@@ -84,6 +83,8 @@ class Reader:
         rope_sets: of the section ``ROPE``; empty: one set, from header and ``arch``.
         sections: by tag, in the order of the directory.
         units: embedding first, the final unit last.
+        experts: units too, numbered after the final one; layers ascending, experts ascending.
+        first_experts: number in ``experts`` of each layer's first, and behind it that of all.
         tensors: sorted by unit and offset.
     """
 
@@ -93,6 +94,8 @@ class Reader:
     rope_sets: tuple[RopeSet, ...]
     sections: dict[str, Section]
     units: tuple[Unit, ...]
+    experts: tuple[Unit, ...]
+    first_experts: tuple[int, ...]
     tensors: tuple[Tensor, ...]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -148,18 +151,25 @@ class Reader:
         data = self._read_start()
         self.header = lay.parse_model(data)
         self._read_directory(data)
-        layers = self._parse_layers(self.read_section("LAYR"))
+        layers, counts = parse_layers(self.read_section("LAYR"), self.file_bytes)
         embd, finl = (self._section_unit(tag) for tag in _UNITS)
         self.units = (embd, *layers, finl)
+        data = self.read_section("EXPT") if "EXPT" in self.sections else b""
+        experts, expert_counts = parse_experts(data, len(self.units), self.file_bytes)
+        self.experts = tuple(experts)
+        self._tensor_counts = [None, *counts, None, *expert_counts]
         self.extents = self._check_apart()
         self.arch = parse_arch(self.read_section("ARCH"), self.header)
         self.rope_sets = parse_rope(self.read_section("ROPE")) if "ROPE" in self.sections else ()
         if "KIND" in self.sections:
             data = self.read_section("KIND")
             self.layer_kinds = parse_kinds(data, self.header, self.arch, self.rope_sets)
+        kinds = self.layer_kinds if "KIND" in self.sections else ()
+        self.first_experts = first_experts(kinds)
+        check_number(self.first_experts, len(self.experts))
         self.tensors = self._parse_tensors(self.read_section("TENS"))
         self._place_tensors()
-        check_contents(self.units, self.header, is_tied=self.arch.tied_head)
+        check_contents(self.units, self.experts, self.header, is_tied=self.arch.tied_head)
         if "KIND" not in self.sections:
             is_gated = self.tensor(1, TensorType.FFN_GATE) is not None
             kind = plain_kind(self.header, self.arch, is_gated=is_gated)
@@ -303,44 +313,6 @@ class Reader:
         n = s.n_bytes
         return Unit(idx, s.off, n, n, s.crc32, self.header.dtype, Compression.NONE, 1.0, ())
 
-    def _parse_layers(self, data: bytes) -> list[Unit]:
-        self._tensor_counts: list[int] = []
-        units = []
-        for i, entry in enumerate(lay.LAYER_ENTRY.iter_unpack(data)):
-            off, stored, raw, dtype, compression, n_tensors, crc32, importance, reserved = entry
-            name = f"layer index: layer {i}"
-            if off % lay.UNIT_ALIGN != 0 or not self._is_inside(off, stored):
-                raise QsfFormatError(
-                    f"{name}: {stored} bytes at {off}, allowed: at a multiple of"
-                    f" {lay.UNIT_ALIGN}, inside the file of {self.file_bytes} bytes"
-                )
-            if stored == 0 or raw == 0:
-                raise QsfFormatError(
-                    f"{name}: {stored} bytes stored, {raw} raw, allowed: 1 or more"
-                )
-            if dtype > max(Dtype):
-                raise QsfFormatError(
-                    f"{name}: quantisation type is {dtype}, allowed: 0 .. {max(Dtype)}"
-                )
-            if compression > max(Compression):
-                raise QsfFormatError(
-                    f"{name}: compression is {compression}, allowed: 0 .. {max(Compression)}"
-                )
-            if compression == Compression.NONE and stored != raw:
-                raise QsfFormatError(
-                    f"{name}: {stored} bytes stored, {raw} raw, allowed: the same without"
-                    " compression"
-                )
-            if not math.isfinite(importance) or importance < 0:
-                raise QsfFormatError(
-                    f"{name}: importance is {importance:g}, allowed: finite, 0 or more"
-                )
-            if reserved:
-                raise QsfFormatError(f"{name}: reserved is {reserved:08x}, allowed: 0")
-            self._tensor_counts.append(n_tensors)
-            units.append(Unit(i + 1, off, stored, raw, crc32, dtype, compression, importance, ()))
-        return units
-
     def _check_apart(self) -> tuple[Extent, ...]:
         """Return every extent of the file in order of offset; none overlaps another."""
         extents = [Extent(0, lay.HEADER_BYTES, "header", None, None), self._directory]
@@ -350,6 +322,8 @@ class Reader:
             extents.append(Extent(s.off, s.n_bytes, name, s.crc32, unit_idxs.get(s.tag)))
         for u in self.units[1:-1]:
             extents.append(Extent(u.off, u.stored_bytes, f"layer {u.idx - 1}", u.crc32, u.idx))
+        for i, u in enumerate(self.experts):
+            extents.append(Extent(u.off, u.stored_bytes, f"expert {i}", u.crc32, u.idx))
         extents.sort(key=lambda e: e.off)
         for a, b in itertools.pairwise(extents):
             if b.off - a.off < a.n_bytes:
@@ -366,13 +340,17 @@ class Reader:
                 f"section TENS has {len(data)} bytes, allowed: multiples of {lay.ENTRY_BYTES}"
             )
         entries = enumerate(lay.TENSOR_ENTRY.iter_unpack(data))
-        return tuple(parse_tensor(i, entry, len(self.units)) for i, entry in entries)
+        n_units = len(self.units) + len(self.experts)
+        return tuple(parse_tensor(i, entry, n_units) for i, entry in entries)
 
     def _place_tensors(self) -> None:
         """Give every unit its tensors, which must fill it exactly."""
         at = 0
-        units = []
-        for u in self.units:
+        units: list[Unit] = []
+        for u in (*self.units, *self.experts):
+            if u.template_idx not in (0, u.idx):
+                units.append(replace(u, tensors=units[u.template_idx].tensors))
+                continue
             first = at
             off = 0
             seen: set[tuple[int, int]] = set()
@@ -393,16 +371,14 @@ class Reader:
                 off = lay.padded(end, lay.DATA_ALIGN)
                 at += 1
             self._check_filled(u, at - first, off)
-            units.append(
-                Unit(u.idx, u.off, u.stored_bytes, u.raw_bytes, u.crc32, u.dtype, u.compression,
-                     u.importance, self.tensors[first:at])
-            )  # fmt: skip
+            units.append(replace(u, tensors=self.tensors[first:at]))
         if at != len(self.tensors):
             raise QsfFormatError(
                 f"tensor table: entry {at} is of unit {self.tensors[at].unit_idx}, allowed:"
                 " sorted by unit"
             )
-        self.units = tuple(units)
+        n_pass = len(self.units)
+        self.units, self.experts = tuple(units[:n_pass]), tuple(units[n_pass:])
 
     def _check_filled(self, u: Unit, n_tensors: int, off: int) -> None:
         if off != u.raw_bytes:
@@ -410,11 +386,10 @@ class Reader:
                 f"tensor table: the {n_tensors} tensors of unit {u.idx} take {off} bytes, the"
                 f" unit has {u.raw_bytes}"
             )
-        is_layer = 0 < u.idx < len(self.units) - 1
-        if is_layer and n_tensors != self._tensor_counts[u.idx - 1]:
+        if self._tensor_counts[u.idx] not in (None, n_tensors):
             raise QsfFormatError(
-                f"tensor table: unit {u.idx} has {n_tensors} tensors, the layer index says"
-                f" {self._tensor_counts[u.idx - 1]}"
+                f"tensor table: unit {u.idx} has {n_tensors} tensors, its index says"
+                f" {self._tensor_counts[u.idx]}"
             )
 
     # ---- reading ----
@@ -491,22 +466,30 @@ class Reader:
         self._verified_units.add(unit_idx)
 
     def unit(self, unit_idx: int) -> Unit:
-        """Return a unit; QsfArgumentError when the file has no such one."""
-        if not 0 <= unit_idx < len(self.units):
-            raise QsfArgumentError(f"unit {unit_idx}, the file has 0 .. {len(self.units) - 1}")
-        return self.units[unit_idx]
+        """Return a unit or an expert; QsfArgumentError when the file has no such one."""
+        n_pass, n_all = len(self.units), len(self.units) + len(self.experts)
+        if not 0 <= unit_idx < n_all:
+            raise QsfArgumentError(f"unit {unit_idx}, the file has 0 .. {n_all - 1}")
+        return self.units[unit_idx] if unit_idx < n_pass else self.experts[unit_idx - n_pass]
+
+    def experts_of(self, layer_idx: int) -> tuple[Unit, ...]:
+        """Return the experts of a layer, none if it has no routed part."""
+        if not self.experts:
+            return ()
+        first, end = self.first_experts[layer_idx : layer_idx + 2]
+        return self.experts[first:end]
 
     def read_unit(self, unit_idx: int) -> bytes:
         """Return the raw bytes of a unit whose checksum is right; errors as raw_chunks."""
         return b"".join(self.raw_chunks(unit_idx))
 
-    def read_tensor(self, tensor: Tensor) -> bytes:
+    def read_tensor(self, tensor: Tensor, unit_idx: int | None = None) -> bytes:
         """Return a tensor's data without padding, from a unit whose checksum is right.
 
         The first tensor of a unit reads the whole unit to verify it; later ones of an
-        uncompressed unit read only their own bytes.
+        uncompressed unit read only their own bytes. ``unit_idx``: an expert of this template.
         """
-        unit = self.unit(tensor.unit_idx)
+        unit = self.unit(tensor.unit_idx if unit_idx is None else unit_idx)
         first, end = tensor.data_off, tensor.data_off + tensor.data_bytes
         if unit.compression == Compression.NONE and unit.idx in self._verified_units:
             return self.read_at(unit.off + first, tensor.data_bytes)

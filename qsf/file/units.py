@@ -17,9 +17,13 @@ _LAYER_ORDER: Final = (  # every vector and outlier table before the matrix that
     _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
     _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.ATTN_SUB_NORM,
     _T.ATTN_OUT_BIAS, _T.ATTN_OUT_OUTLIERS, _T.ATTN_OUT, _T.POST_ATTN_NORM,
-    _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.EXPERT_ROUTER, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
+    _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ROUTER_BIAS, _T.SELECTION_BIAS, _T.EXPERT_ROUTER,
+    _T.SHARED_GATE, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
     _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_SUB_NORM,
     _T.FFN_DOWN_BIAS, _T.FFN_DOWN_OUTLIERS, _T.FFN_DOWN, _T.POST_FFN_NORM,
+)  # fmt: skip
+_EXPERT_ORDER: Final = (
+    _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN_BIAS, _T.FFN_DOWN,
 )  # fmt: skip
 _FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD_BIAS, _T.HEAD)
 _TYPES_OF_ENDS: Final = (
@@ -62,11 +66,27 @@ def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
         _T.FFN_GATE_BIAS: (1, kind.ffn_dim),
         _T.FFN_UP_BIAS: (1, kind.ffn_dim),
         **dict.fromkeys(hidden, (1, h.dim)),
+        _T.EXPERT_ROUTER: (kind.n_experts, h.dim),
+        _T.ROUTER_BIAS: (1, kind.n_experts),
+        _T.SELECTION_BIAS: (1, kind.n_experts),
+        _T.SHARED_GATE: (1, h.dim),
+    }
+
+
+def expert_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
+    """Return [rows, cols] of the tensors that an expert of a layer of this kind may have."""
+    return {
+        _T.FFN_GATE_BIAS: (1, kind.expert_dim),
+        _T.FFN_UP_BIAS: (1, kind.expert_dim),
+        _T.FFN_GATE: (kind.expert_dim, h.dim),
+        _T.FFN_UP: (kind.expert_dim, h.dim),
+        _T.FFN_DOWN_BIAS: (1, h.dim),
+        _T.FFN_DOWN: (h.dim, kind.expert_dim),
     }
 
 
 def unit_shapes(h: Header, kinds: Sequence[LayerKind], unit_idx: int) -> dict[int, tuple[int, int]]:
-    """Return [rows, cols] of the tensors that a unit may have; kinds: of the layers."""
+    """Return [rows, cols] of the tensors that a unit of the pass may have; kinds: of the layers."""
     if 1 <= unit_idx <= h.n_layers:
         return layer_shapes(h, kinds[unit_idx - 1])
     return {
@@ -84,6 +104,8 @@ def unit_order(unit_idx: int, n_layers: int, *, is_tied: bool) -> tuple[TensorTy
         return (_T.EMBEDDING,)
     if unit_idx <= n_layers:
         return _LAYER_ORDER
+    if unit_idx > n_layers + 1:
+        return _EXPERT_ORDER
     return _FINAL_ORDER[: 2 if is_tied else 4]
 
 
@@ -114,10 +136,9 @@ def parse_tensor(entry_idx: int, entry: tuple[int, ...], n_units: int) -> Tensor
     if unit_idx >= n_units:
         raise QsfFormatError(f"{name} is of unit {unit_idx}, allowed: 0 .. {n_units - 1}")
     if kind > max(TensorType) or kind in lay.FREE_TENSOR_TYPES:
-        free = lay.FREE_TENSOR_TYPES
         raise QsfUnsupportedError(
-            f"{name} has tensor type {kind}, this release knows 0 .. {free.start - 1} and"
-            f" {free.stop} .. {max(TensorType)}"
+            f"{name} has tensor type {kind}, this release knows 0 .. 35, 44 .. 46 and 66 .."
+            f" {max(TensorType)}"
         )
     fault = lay.tensor_fault(kind, n_rows, n_cols, dtype, layout, n_entries)
     if fault is not None:
@@ -135,8 +156,10 @@ def pack_tensor(t: Tensor) -> bytes:
     )
 
 
-def check_contents(units: Sequence[Unit], h: Header, *, is_tied: bool) -> None:
-    """Check the fixed contents of the first and last unit; the layers have none of theirs.
+def check_contents(
+    units: Sequence[Unit], experts: Sequence[Unit], h: Header, *, is_tied: bool
+) -> None:
+    """Check the fixed contents of the first and last unit; the others have none of theirs.
 
     Raises:
         QsfFormatError: a tensor is missing, too many or of another shape.
@@ -148,11 +171,11 @@ def check_contents(units: Sequence[Unit], h: Header, *, is_tied: bool) -> None:
         )
     shapes = unit_shapes(h, (), 0)
     _check_is(embd[0], _T.EMBEDDING, shapes)
-    for u in units[1:-1]:
+    for u in (*units[1:-1], *(e for e in experts if e.template_idx == e.idx)):
         for t in u.tensors:
             if t.type in _TYPES_OF_ENDS:
                 raise QsfFormatError(
-                    f"tensor table: layer {u.idx - 1} has type {t.type}, allowed in layers: all"
+                    f"tensor table: unit {u.idx} has type {t.type}, allowed there: all"
                     " but 25 .. 28 and 66"
                 )
     wanted = [_T.FINAL_NORM]

@@ -60,7 +60,7 @@ def _check_zero(reader: Reader, first: int, end: int) -> None:
 def _check_extent(reader: Reader, extent: Extent) -> Iterator[int]:
     """Check one extent, yielding how many bytes each step took (of a packed unit: raw ones)."""
     if extent.unit_idx is not None:
-        unit = reader.units[extent.unit_idx]
+        unit = reader.unit(extent.unit_idx)
         check = UnitCheck(unit, reader.band_crc32)
         for chunk in reader.raw_chunks(unit.idx):
             check.feed(chunk)

@@ -1,7 +1,7 @@
 """Writes a .qsf file under a temporary name and puts it in place when it is complete.
 
-    header (zeros at first) | units, ascending, each at a multiple of 4096 | sections |
-    layer index, ARCH, TENS, EBND | directory
+    header (zeros at first) | units and experts, ascending, each at a multiple of 4096 | sections |
+    layer index, EXPT, ARCH, TENS, EBND | directory
 
 The last step writes the real header. Nothing is kept in memory but the tables.
 """
@@ -9,22 +9,22 @@ The last step writes the real header. Nothing is kept in memory but the tables.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
-import errno
 import math
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Final
 
-from qsf.errors import QsfArgumentError, QsfIOError
+from qsf.errors import QsfArgumentError
 from qsf.file import layout as lay
 from qsf.file.blocks import load_codec, pack_blocks
 from qsf.file.crc32 import crc32_of_zeros
+from qsf.file.index import first_experts
 from qsf.file.kinds import LayerKind, RopeSet, pack_tables, plain_kind
 from qsf.file.layout import (
     Arch,
@@ -37,16 +37,22 @@ from qsf.file.layout import (
     Tensor,
     TensorType,
 )
-from qsf.file.partial import create_partial
-from qsf.file.units import EXPERT_TYPES, check_order, pack_tensor, unit_order, unit_shapes
-
-Data = bytes | bytearray | memoryview
+from qsf.file.output import Data, Output
+from qsf.file.units import (
+    EXPERT_TYPES,
+    check_order,
+    expert_shapes,
+    pack_tensor,
+    unit_order,
+    unit_shapes,
+)
 
 LEAST_SAVING: Final = 0.03  # what compression must save to be worth its decoding
 _COPY_BYTES: Final = 1 << 20
 _MAX_THREADS: Final = 4
-_FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
-_RESERVED_TAGS: Final = ["LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND", "KIND", "ROPE"]
+_RESERVED_TAGS: Final = [
+    "LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND", "KIND", "ROPE", "EXPT",
+]  # fmt: skip
 _KNOWN_FLAGS: Final = {"WPOS": lay.SECTION_REQUIRED} | dict.fromkeys(
     ("META", "TOKN", "CHAT", "TEXT"), 0
 )
@@ -75,12 +81,13 @@ class _Entry:
     crc32: int
 
 
-class Writer:
+class Writer(Output):
     """Writes one .qsf file, front to back; a context manager.
 
-    Units are written in ascending order, 0 (embedding) to ``n_layers + 1`` (final); sections
-    before, between or after them. Leaving the context completes the file and renames it to
-    its path; leaving it with an exception removes the temporary and keeps what was there.
+    Units are written in ascending order, 0 (embedding) to ``n_layers + 1`` (final); experts, in
+    ascending order too, and sections before, between or after them. Leaving the context completes
+    the file and renames it to its path; leaving it with an exception removes the temporary and
+    keeps what was there.
 
     Every method raises QsfArgumentError for what no reader would accept and QsfIOError, with
     the path and the bytes written, for what the system refused.
@@ -110,7 +117,7 @@ class Writer:
             needed_bytes: about what the disk must hold, for the error when it is full.
             n_threads: that compress; default: one per core, at most 4.
         """
-        self.path = Path(path)
+        super().__init__(path, progress, needed_bytes)
         self.header = header
         if header.architecture not in tuple(lay.Architecture):
             raise QsfArgumentError(
@@ -120,20 +127,20 @@ class Writer:
         self._tables = pack_tables(header, arch, layer_kinds, rope_sets, QsfArgumentError)
         self._kinds = layer_kinds or (plain_kind(header, arch),) * header.n_layers
         self._is_tied = arch.tied_head
-        self._progress = progress
-        self._needed_bytes = needed_bytes
         self._n_threads = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
         self._entries: list[_Entry] = []
         self._layers: list[bytes] = []
+        self._experts: list[bytes] = []
+        self._first_experts = first_experts(self._kinds)
+        self._templates: dict[tuple[object, ...], int] = {}  # what an expert has: its number
         self._tensors: list[Tensor] = []
+        self._expert_tensors: list[Tensor] = []  # of the templates
         self._bands: list[int] = []
         self._n_units = 0
         self._unit: _OpenUnit | None = None
         self._tensor: Tensor | None = None
         self._tensor_done_bytes = 0
         self._band_crc32 = 0
-        self._at = lay.HEADER_BYTES  # where the next byte goes
-        self._fd = -1
         self._is_finished = False
         self._create()
 
@@ -153,86 +160,6 @@ class Writer:
         elif not self._is_finished:
             self.finish()
 
-    # ---- the temporary ----
-
-    def _create(self) -> None:
-        folder = self.path.parent
-        try:
-            if not self.path.name or self.path.is_dir():
-                raise QsfIOError(f"{self.path}: is a directory, not a file to write")
-            if self.path.exists() and not self.path.is_file():
-                raise QsfIOError(f"{self.path}: exists and is not a regular file")
-            if not folder.is_dir():
-                raise QsfIOError(f"{self.path}: there is no folder {folder}")
-            self._fd, self._temporary = create_partial(self.path)
-            self._put_at(0, bytes(lay.HEADER_BYTES))
-        except QsfIOError:
-            raise
-        except OSError as e:
-            raise QsfIOError(f"{self.path}: cannot write here: {e.strerror}") from e
-        except ValueError as e:  # a path with a zero byte
-            raise QsfIOError(f"{self.path}: {e}") from e
-        except BaseException:
-            self.abort()
-            raise
-
-    def abort(self) -> None:
-        """Remove the temporary; the file at the path stays as it was. May be called again."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            with contextlib.suppress(OSError):
-                os.close(fd)
-            self._unlink()
-
-    def _unlink(self) -> None:
-        with contextlib.suppress(OSError):
-            self._temporary.unlink(missing_ok=True)
-
-    def _require_open(self) -> None:
-        if self._fd < 0:
-            raise QsfArgumentError(f"{self.path}: the writer is finished or was aborted")
-
-    @contextlib.contextmanager
-    def _system_calls(self) -> Iterator[None]:
-        """Turn what the system refuses into QsfIOError; there is no going on after that."""
-        try:
-            yield
-        except OSError as e:
-            self.abort()
-            text = f"{self.path}: {e.strerror} after {self._at} bytes"
-            if e.errno in _FULL and self._needed_bytes is not None:
-                text += f", about {self._needed_bytes} are needed"
-            raise QsfIOError(text) from e
-
-    def _put_at(self, off: int, data: Data) -> None:
-        view = memoryview(data).cast("B")
-        with self._system_calls():
-            while view:
-                n = os.pwrite(self._fd, view, off)
-                view = view[n:]
-                off += n
-
-    def _get_at(self, off: int, n_bytes: int) -> bytes:
-        """Read back what was written, all of it."""
-        data = bytearray()
-        with self._system_calls():
-            while len(data) < n_bytes:
-                part = os.pread(self._fd, n_bytes - len(data), off + len(data))
-                if not part:
-                    raise OSError(errno.EIO, "the temporary became shorter")
-                data += part
-        return bytes(data)
-
-    def _append(self, data: Data) -> None:
-        self._put_at(self._at, data)
-        self._at += memoryview(data).nbytes
-        if self._progress is not None:
-            self._progress(self._at)
-
-    def _align(self, align: int) -> None:
-        """Move to a multiple of ``align``; what is passed over reads as zero."""
-        self._at = lay.padded(self._at, align)
-
     # ---- units ----
 
     def begin_unit(
@@ -251,14 +178,40 @@ class Writer:
             compression: of a layer; stored plainly all the same when it saves less than 3 %.
             importance: how much the layer matters, finite and >= 0.
         """
-        self._require_open()
-        if self._unit is not None:
-            raise QsfArgumentError(f"unit {self._unit.idx} has not ended")
         if unit_idx != self._n_units or unit_idx > self.header.n_layers + 1:
             raise QsfArgumentError(
                 f"unit {unit_idx} after {self._n_units} units, allowed: ascending, 0 .. "
                 f"{self.header.n_layers + 1}"
             )
+        self._begin(unit_idx, dtype, compression, importance)
+
+    def begin_expert(
+        self, layer_idx: int, expert_idx: int, *, dtype: int, importance: float = 1.0
+    ) -> None:
+        """Begin the next expert: one unit, layers ascending, experts of a layer ascending.
+
+        Args:
+            layer_idx: 0 .. n_layers - 1, of a kind that has experts.
+            expert_idx: 0 .. experts of the layer - 1.
+            dtype: its quantisation type, ``Dtype.MIXED`` when its tensors differ.
+            importance: share of the calibration's tokens that chose it, finite and >= 0.
+        """
+        if not (0 <= layer_idx < self.header.n_layers) or not (
+            0 <= expert_idx < self._kinds[layer_idx].n_experts
+        ):
+            raise QsfArgumentError(f"layer {layer_idx} has no expert {expert_idx}")
+        number = self._first_experts[layer_idx] + expert_idx
+        if number != len(self._experts):
+            raise QsfArgumentError(
+                f"layer {layer_idx}, expert {expert_idx} after {len(self._experts)} experts,"
+                " allowed: ascending"
+            )
+        self._begin(self.header.n_layers + 2 + number, dtype, Compression.NONE, importance)
+
+    def _begin(self, unit_idx: int, dtype: int, compression: int, importance: float) -> None:
+        self._require_open()
+        if self._unit is not None:
+            raise QsfArgumentError(f"unit {self._unit.idx} has not ended")
         if dtype not in tuple(Dtype):
             raise QsfArgumentError(f"quantisation type {dtype}, allowed: 0 .. {max(Dtype)}")
         self._check_compression(unit_idx, compression)
@@ -277,6 +230,13 @@ class Writer:
 
     def _is_layer(self, unit_idx: int) -> bool:
         return 1 <= unit_idx <= self.header.n_layers
+
+    def _shapes(self, unit_idx: int) -> dict[int, tuple[int, int]]:
+        number = unit_idx - self.header.n_layers - 2
+        if number < 0:
+            return unit_shapes(self.header, self._kinds, unit_idx)
+        layer_idx = bisect.bisect_right(self._first_experts, number) - 1
+        return expert_shapes(self.header, self._kinds[layer_idx])
 
     def _put_raw(self, unit: _OpenUnit, data: Data) -> None:
         self._append(data)
@@ -311,7 +271,7 @@ class Writer:
         fault = lay.tensor_fault(type, n_rows, n_cols, dtype, layout, n_entries)
         if fault is not None:
             raise QsfArgumentError(f"{name}: {fault}")
-        shape = unit_shapes(self.header, self._kinds, unit.idx).get(type)
+        shape = self._shapes(unit.idx).get(type)
         if shape is not None and index == 0 and shape != (n_rows, n_cols):
             raise QsfArgumentError(f"{name}: the header makes it [{shape[0]}, {shape[1]}]")
         if not 0 <= index <= 0xFFFF or (index and type not in EXPERT_TYPES):
@@ -321,8 +281,11 @@ class Writer:
         kinds = unit_order(unit.idx, self.header.n_layers, is_tied=self._is_tied)
         check_order(kinds, [(t.type, t.index) for t in unit.tensors], type, index, name)
         n_bytes = lay.tensor_bytes(n_rows, n_cols, dtype, layout, n_entries)
-        if self._is_layer(unit.idx) and unit.raw_bytes + n_bytes > 0xFFFFFFFF - 2 * lay.DATA_ALIGN:
-            raise QsfArgumentError(f"{name}: the layer would reach 4 GiB")
+        if (
+            0 < unit.idx != self.header.n_layers + 1
+            and unit.raw_bytes + n_bytes > 0xFFFFFFFF - 2 * lay.DATA_ALIGN
+        ):
+            raise QsfArgumentError(f"{name}: the unit would reach 4 GiB")
         fields = (type, n_rows, n_cols, dtype, layout, index)
         self._put_raw(unit, lay.TENSOR_HEADER.pack(*fields, n_entries, b""))
         self._tensor = Tensor(unit.idx, *fields, unit.raw_bytes, n_bytes, n_entries)
@@ -438,6 +401,9 @@ class Writer:
                 len(unit.tensors), unit.crc32, unit.importance, 0,
             )  # fmt: skip
             self._layers.append(entry)
+        elif unit.idx > self.header.n_layers + 1:
+            self._end_expert(unit)
+            return Stored(compression, stored_bytes, unit.raw_bytes)
         else:
             self._check_fixed(unit)
             tag = "EMBD" if unit.idx == 0 else "FINL"
@@ -448,6 +414,20 @@ class Writer:
         self._n_units += 1
         self._unit = None
         return Stored(Compression(compression), stored_bytes, unit.raw_bytes)
+
+    def _end_expert(self, unit: _OpenUnit) -> None:
+        """Note the expert, and its tensors if no earlier one has the same."""
+        number = len(self._experts)
+        key = (unit.dtype, *(replace(t, unit_idx=0) for t in unit.tensors))
+        template = self._templates.setdefault(key, number)
+        entry = lay.LAYER_ENTRY.pack(
+            unit.off, unit.raw_bytes, unit.raw_bytes, unit.dtype, Compression.NONE,
+            len(unit.tensors), unit.crc32, unit.importance, template,
+        )  # fmt: skip
+        self._experts.append(entry)
+        if template == number:
+            self._expert_tensors += unit.tensors
+        self._unit = None
 
     def _check_fixed(self, unit: _OpenUnit) -> None:
         """Has the final unit its norm, and its head unless that is tied?"""
@@ -484,12 +464,6 @@ class Writer:
         self._truncate(unit.off + n_stored)
         unit.crc32 = crc32
         return compression, n_stored
-
-    def _truncate(self, n_bytes: int) -> None:
-        """Drop what lies behind, so that what is passed over later reads as zero; or add zeros."""
-        with self._system_calls():
-            os.ftruncate(self._fd, n_bytes)
-        self._at = n_bytes
 
     # ---- sections and the end ----
 
@@ -544,24 +518,12 @@ class Writer:
         self._require_open()
         try:
             self._put_tables()
-            with self._system_calls():
-                os.fsync(self._fd)
-                fd, self._fd = self._fd, -1
-                os.close(fd)
-                self._rename()
+            self._take_name()
             self._is_finished = True
         finally:
             self.abort()
             if not self._is_finished:
                 self._unlink()
-
-    def _rename(self) -> None:
-        self._temporary.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def _put_tables(self) -> None:
         h = self.header
@@ -569,10 +531,16 @@ class Writer:
             raise QsfArgumentError(f"unit {self._unit.idx} has not ended")
         if self._n_units != h.n_layers + 2:
             raise QsfArgumentError(f"{self._n_units} units written, the model has {h.n_layers + 2}")
+        if len(self._experts) != self._first_experts[-1]:
+            raise QsfArgumentError(
+                f"{len(self._experts)} experts written, the layers have {self._first_experts[-1]}"
+            )
         if h.positions == Positions.LEARNED and all(e.tag != "WPOS" for e in self._entries):
             raise QsfArgumentError("the positions are learned, but there is no section WPOS")
-        tensors = b"".join(pack_tensor(t) for t in self._tensors)
+        tensors = b"".join(pack_tensor(t) for t in (*self._tensors, *self._expert_tensors))
         layr = self._put_section("LAYR", lay.SECTION_REQUIRED, b"".join(self._layers))
+        if self._experts:
+            self._put_section("EXPT", lay.SECTION_REQUIRED, b"".join(self._experts))
         for tag, data in self._tables.items():
             self._put_section(tag, lay.SECTION_REQUIRED, data)
         self._put_section("TENS", lay.SECTION_REQUIRED, tensors)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -140,8 +141,13 @@ def _parameters(tensors: tuple[Tensor, ...]) -> int:
     return sum(t.n_rows * t.n_cols for t in tensors if t.layout != Layout.OUTLIERS)
 
 
-def _bits_per_weight(reader: Reader) -> float:
-    return 8 * sum(t.data_bytes for t in reader.tensors) / _parameters(reader.tensors)
+def _all_tensors(reader: Reader) -> tuple[Tensor, ...]:
+    """Return the tensors of all units; experts share those of their template."""
+    return tuple(t for u in (*reader.units, *reader.experts) for t in u.tensors)
+
+
+def _bits_per_weight(tensors: tuple[Tensor, ...]) -> float:
+    return 8 * sum(t.data_bytes for t in tensors) / _parameters(tensors)
 
 
 def _by_type(reader: Reader) -> list[dict[str, Any]]:
@@ -149,7 +155,7 @@ def _by_type(reader: Reader) -> list[dict[str, Any]]:
     from qsf.file.layout import TensorType, dtype_name
 
     groups: dict[tuple[int, int], list[Tensor]] = {}
-    for t in reader.tensors:
+    for t in _all_tensors(reader):
         groups.setdefault((t.type, t.dtype), []).append(t)
     return [
         {
@@ -188,6 +194,7 @@ def describe(reader: Reader) -> dict[str, Any]:
     """Return what ``--json`` prints."""
     from qsf.file.layout import Compression, Layout, TensorType, dtype_name
 
+    tensors = _all_tensors(reader)
     return {
         "path": str(reader.path),
         "file_bytes": reader.file_bytes,
@@ -206,7 +213,7 @@ def describe(reader: Reader) -> dict[str, Any]:
                 "importance": u.importance,
                 "tensors": len(u.tensors),
             }
-            for u in reader.units
+            for u in (*reader.units, *reader.experts)
         ],
         "tensors": [
             {
@@ -218,8 +225,8 @@ def describe(reader: Reader) -> dict[str, Any]:
             for t in reader.tensors
         ],
         "tensors_by_type": _by_type(reader),
-        "parameters": _parameters(reader.tensors),
-        "bits_per_weight": _bits_per_weight(reader),
+        "parameters": _parameters(tensors),
+        "bits_per_weight": _bits_per_weight(tensors),
         "has_tokenizer": "TOKN" in reader.sections or "TEXT" in reader.sections,
         "tokenizer": _tokenizer(reader),
         "has_chat_template": _has_template(reader),
@@ -229,11 +236,13 @@ def describe(reader: Reader) -> dict[str, Any]:
 
 def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
     """Yield the lines for people; texts of the file are in them as they are."""
+    tensors = _all_tensors(reader)
     yield f"{reader.path}: {reader.file_bytes:,} bytes"
     yield from _fields("model", _header_fields(reader))
     yield from _fields("architecture", _arch_fields(reader))
     yield from _report_sections(reader)
     yield from _report_units(reader)
+    yield from _report_experts(reader)
     yield ""
     yield (
         f"{'tensor type':<20} {'quantisation':<14} {'tensors':>7} {'parameters':>15} {'bytes':>15}"
@@ -246,10 +255,7 @@ def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
     if with_tensors:
         yield from _report_tensors(reader)
     yield ""
-    yield (
-        f"{_parameters(reader.tensors):,} parameters, {_bits_per_weight(reader):.2f} bits per"
-        " weight"
-    )
+    yield (f"{_parameters(tensors):,} parameters, {_bits_per_weight(tensors):.2f} bits per weight")
     used = _tokenizer(reader)
     yield "tokenizer: no" if used is None else f"tokenizer: yes, that of the {used}"
     yield f"chat template: {'yes' if _has_template(reader) else 'no'}"
@@ -318,6 +324,28 @@ def _report_units(reader: Reader) -> Iterator[str]:
             f" {Compression(u.compression).name.lower():<12} {len(u.tensors):>7}"
             + (f" {u.importance:>10.4g}" if is_measured else "")
         )
+
+
+def _report_experts(reader: Reader) -> Iterator[str]:
+    """Yield a line for each run of layers with the same number of experts and chosen ones."""
+    if not reader.experts:
+        return
+    yield ""
+    yield f"{'experts of':<16} {'experts':>7} {'chosen':>6} {'bytes of one':>15} {'type':<14}"
+    kinds = enumerate(reader.layer_kinds)
+    for _, run in itertools.groupby(kinds, lambda k: (k[1].n_experts, k[1].n_chosen)):
+        layers = list(run)
+        first, last, kind = layers[0][0], layers[-1][0], layers[0][1]
+        if kind.n_experts == 0:
+            continue
+        units = [u for i, _ in layers for u in reader.experts_of(i)]
+        sizes = sorted({u.raw_bytes for u in units})
+        types = sorted({_matrix_types(u) for u in units})
+        shown = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} .. {sizes[-1]:,}"
+        name = f"layer {first}" if first == last else f"layers {first} .. {last}"
+        yield (
+            f"{name:<16} {kind.n_experts:>7} {kind.n_chosen:>6} {shown:>15} {', '.join(types):<14}"
+        ).rstrip()
 
 
 def _report_tensors(reader: Reader) -> Iterator[str]:

@@ -1,6 +1,7 @@
 /* make_corpus.c - writes the seeds of the fuzz targets: whole files of every kind, broken ones.
  *
  * Usage: make_corpus tests/fuzz/corpus
+ * The seed reader/experts is EXPERTS of tests/python/make/expert_attacks.py.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from make.expert_attacks import EXPERTS
 from make.qsf_files import tiny_header, write_tiny
 from qsf.errors import QsfFormatError, QsfIOError
 from qsf.file import reader
@@ -70,6 +71,25 @@ def test_units_are_shown_with_the_type_of_their_matrices(tmp_path: Path) -> None
     assert [line.split("  ")[0] for line in units] == ["embedding", "layer 0", "layer 1", "final"]
     types = [next(t for t in ("8bit", "2bit-sym") if f" {t} " in line) for line in units]
     assert types == ["8bit", "2bit-sym", "2bit-sym", "8bit"]
+
+
+def test_experts_are_shown_short_and_counted_whole(tmp_path: Path) -> None:
+    path = tmp_path / "experts.qsf"
+    path.write_bytes(EXPERTS)
+    lines = run(path).split("\nexperts of ")[1].split("\n\n")[0].splitlines()[1:]
+    assert [line.split()[:4] for line in lines] == [
+        ["layer", "0", "4", "2"],
+        ["layer", "1", "3", "3"],
+    ]
+    said = json.loads(run(path, "--json"))
+    with Reader(path) as r:
+        assert [u["crc32"] for u in said["units"]] == [u.crc32 for u in (*r.units, *r.experts)]
+        of_experts = (4 * 6 + 3 * 12) * 8 * 3 + 7 * 8  # gate, up, down; a bias
+        of_pass = sum(t.n_rows * t.n_cols for u in r.units for t in u.tensors)
+        assert said["parameters"] == of_pass + of_experts
+        for expert in r.experts:
+            for t in expert.tensors:
+                assert len(r.read_tensor(t, expert.idx)) == t.data_bytes
 
 
 def test_text_of_the_file_cannot_steer_the_terminal(tiny: Path) -> None:

@@ -29,13 +29,14 @@ from make.attacks import (
     section_at,
 )
 from make.examples import examples
+from make.expert_attacks import EXPERT_ATTACKS, EXPERTS
 from make.kind_attacks import KIND_ATTACKS, KINDS
 from make.qsf_files import repair, tiny_header, write_tiny
 from oracle.readers import agree, c_verdict, python_verdict, verdict
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
 from qsf.file.layout import Compression, Dtype
 
-BASES = [PLAIN, LEARNED, TIED, KINDS, *PACKED.values(), *SMALL.values()]
+BASES = [PLAIN, LEARNED, TIED, KINDS, EXPERTS, *PACKED.values(), *SMALL.values()]
 
 
 @pytest.fixture
@@ -81,6 +82,15 @@ def test_attacks(path: Path, error: type[QsfError], change: Change) -> None:
 )
 def test_attacks_on_kinds(path: Path, error: type[QsfError], change: Change) -> None:
     data = bytearray(KINDS)
+    change(data)
+    assert verdict(path, repair(data)) is error
+
+
+@pytest.mark.parametrize(
+    ("error", "change"), [a[1:] for a in EXPERT_ATTACKS], ids=[a[0] for a in EXPERT_ATTACKS]
+)
+def test_attacks_on_experts(path: Path, error: type[QsfError], change: Change) -> None:
+    data = bytearray(EXPERTS)
     change(data)
     assert verdict(path, repair(data)) is error
 
@@ -179,7 +189,7 @@ def places(data: bytes) -> list[range]:
     first, n_sections = struct.unpack_from("<QI", data, 100)
     out = [range(128), range(first, first + 32 * n_sections)]
     tables = (b"LAYR", b"ARCH", b"TENS", b"EBND")
-    kinds = (b"KIND", b"ROPE") if data == KINDS else ()
+    kinds = {KINDS: (b"KIND", b"ROPE"), EXPERTS: (b"KIND", b"EXPT")}.get(data, ())
     for tag in (*tables, *kinds, *kinds):
         off, n_bytes = struct.unpack_from("<QQ", data, entry_at(data, tag) + 8)
         out.append(range(off, off + n_bytes))

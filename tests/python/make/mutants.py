@@ -142,6 +142,7 @@ SECTIONS: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "ARCH": _bytes,
     "KIND": _bytes,
     "ROPE": _bytes,
+    "EXPT": _bytes,
     "TENS": _bytes,
     "EBND": _bytes,
     "WPOS": _bytes,

@@ -57,6 +57,16 @@ def layer_tensors(h: Header, dtype: int) -> list[tuple[int, int, int, int, int]]
     ]
 
 
+def expert_tensors(h: Header, kind: LayerKind, dtype: int) -> list[tuple[int, int, int, int, int]]:
+    """Return (type, rows, cols, dtype, layout) of an expert, in order."""
+    return [
+        (T.FFN_GATE, kind.expert_dim, h.dim, dtype, Layout.TILES),
+        (T.FFN_UP, kind.expert_dim, h.dim, dtype, Layout.TILES),
+        (T.FFN_DOWN_BIAS, 1, h.dim, Dtype.F32, Layout.VECTOR),
+        (T.FFN_DOWN, h.dim, kind.expert_dim, dtype, Layout.TILES),
+    ]
+
+
 def fill(rng: random.Random, n_bytes: int, is_dull: bool) -> bytes:
     """Return bytes that compress well (dull) or not at all."""
     return bytes(n_bytes) if is_dull else rng.randbytes(n_bytes)
@@ -111,6 +121,11 @@ def write_tiny(
         unit(0, [(T.EMBEDDING, h.n_vocab, h.dim, Dtype.Q8, Layout.TILES)], Compression.NONE)
         for i in range(h.n_layers):
             unit(i + 1, layer_tensors(h, dtype), compression)
+            for e in range(layer_kinds[i].n_experts if layer_kinds else 0):
+                of_expert = dtype if e % 3 < 2 else Dtype.Q8  # several templates in a layer
+                w.begin_expert(i, e, dtype=of_expert, importance=0.1 * e)
+                write_tensors(w, rng, expert_tensors(h, layer_kinds[i], of_expert))
+                w.end_unit()
         final = [(int(T.FINAL_NORM), 1, h.dim, int(Dtype.F32), int(Layout.VECTOR))]
         if not a.tied_head:
             final.append((T.HEAD, h.n_vocab, h.dim, Dtype.Q8, Layout.TILES))
@@ -137,7 +152,7 @@ def repair(data: bytes | bytearray) -> bytes:
     if directory_off + 32 * n_sections <= len(d):
         entries = range(directory_off, directory_off + 32 * n_sections, 32)
         for at in entries:
-            if d[at : at + 4] == b"LAYR":
+            if bytes(d[at : at + 4]) in (b"LAYR", b"EXPT"):
                 _repair_layers(d, *struct.unpack_from("<QQ", d, at + 8))
         for at in entries:
             off, n_bytes = struct.unpack_from("<QQ", d, at + 8)

@@ -1,0 +1,120 @@
+"""A small file with experts, and changes of KIND, EXPT and TENS that each must be refused."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+from make.attacks import NAN, Change, F, build, drop, entry, f32, grow, inside, section_at, u32
+from make.kind_attacks import PLAIN_KIND, kind
+from qsf.errors import QsfError
+from qsf.file.kinds import ExpertScore, ExpertWeights
+
+ROUTED = replace(
+    PLAIN_KIND, n_experts=4, n_chosen=2, expert_dim=6, expert_score=ExpertScore.SIGMOID,
+    expert_weights=ExpertWeights.BY_SUM, weights_epsilon=1e-20, weights_factor=2.5, n_groups=2,
+    n_groups_kept=1, group_score=1,
+)  # fmt: skip
+EXPERTS = build(layer_kinds=(ROUTED, replace(PLAIN_KIND, n_experts=3, n_chosen=3, expert_dim=12)))
+N_EXPERTS = 7
+FIRST_UNIT = 4  # of the experts
+FIRST_TENSOR = 21  # in TENS; experts 0, 2, 4 and 6 have four each there
+
+
+def expert(i: int, fmt: str, at: int, value: object) -> Change:
+    """Return a change of the i-th entry of EXPT."""
+    return inside(b"EXPT", fmt, 32 * i + at, value)
+
+
+def tensor(i: int, fmt: str, at: int, value: object) -> Change:
+    """Return a change of the i-th entry of the tensor table that is of an expert."""
+    return inside(b"TENS", fmt, 32 * (FIRST_TENSOR + i) + at, value)
+
+
+def entries(first: int, end: int) -> Change:
+    """Return a change that leaves only some entries of EXPT."""
+
+    def change(d: bytearray) -> None:
+        at = section_at(d, b"EXPT")
+        grow(d, b"EXPT", bytes(d[at + 32 * first : at + 32 * end]))
+
+    return change
+
+
+def off_of(i: int, other: int, behind: int) -> Change:
+    """Return a change that moves an expert to another one, or to so many bytes behind it."""
+
+    def change(d: bytearray) -> None:
+        (off,) = struct.unpack_from("<Q", d, section_at(d, b"EXPT") + 32 * other)
+        expert(i, "Q", 0, off + behind)(d)
+
+    return change
+
+
+def routed(*values: bytes) -> Change:
+    """Return a change of both kinds: 3 and 4 experts of 2 chosen, and more values."""
+    last = u32(80, 3) + u32(81, 3) + u32(82, 12)
+    return kind(u32(80, 4) + b"".join(values), last, of_layers=b"\0\1")
+
+
+CHOSEN = u32(81, 2) + u32(82, 6)
+EXPERT_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
+    ("kind: experts 0", F, kind(u32(80, 0))),
+    ("kind: 1025 experts", F, kind(u32(80, 1025) + CHOSEN)),
+    ("kind: fewer experts than EXPT has", F, kind(b"")),
+    ("kind: more experts than EXPT has", F, kind(u32(80, 4) + CHOSEN)),
+    ("kind: none chosen", F, routed(u32(82, 6))),
+    ("kind: chosen 0", F, routed(u32(81, 0), u32(82, 6))),
+    ("kind: chosen 5 of 4", F, routed(u32(81, 5), u32(82, 6))),
+    ("kind: chosen 65", F, routed(u32(81, 65), u32(82, 6))),
+    ("kind: no expert dimension", F, routed(u32(81, 2))),
+    ("kind: expert dimension above the header's", F, routed(u32(81, 2), u32(82, 13))),
+    ("kind: score 3", F, routed(CHOSEN, u32(83, 3))),
+    ("kind: weights 3", F, routed(CHOSEN, u32(84, 3))),
+    ("kind: sum of logits", F, routed(CHOSEN, u32(83, 2), u32(84, 1))),
+    ("kind: epsilon 0", F, routed(CHOSEN, f32(85, 0.0))),
+    ("kind: factor nan", F, routed(CHOSEN, f32(86, NAN))),
+    ("kind: 0 groups", F, routed(CHOSEN, u32(87, 0))),
+    ("kind: 3 groups of 4", F, routed(CHOSEN, u32(87, 3))),
+    ("kind: more groups kept than there are", F, routed(CHOSEN, u32(87, 2), u32(88, 3))),
+    ("kind: no groups kept", F, routed(CHOSEN, u32(87, 2), u32(88, 0))),
+    ("kind: group score 2", F, routed(CHOSEN, u32(89, 2))),
+    ("kind: two largest of one", F, routed(CHOSEN, u32(87, 4), u32(88, 3), u32(89, 1))),
+    ("kind: chosen beyond the kept groups", F,
+     routed(u32(81, 3), u32(82, 6), u32(87, 2), u32(88, 1))),
+    *((f"kind: key {k} without experts", F, kind(u32(k, 2))) for k in (81, 82, 83, 84, 87)),
+    ("no EXPT", F, drop(b"EXPT")),
+    ("EXPT: half an entry", F, entry(b"EXPT", "Q", 16, 32 * N_EXPERTS - 16)),
+    ("EXPT: one is missing", F, entries(0, N_EXPERTS - 1)),
+    ("EXPT: the first is missing", F, entries(1, N_EXPERTS)),
+    ("EXPT: 65537 entries", F, lambda d: grow(d, b"EXPT", bytes(32 * 65537))),
+    ("EXPT: unaligned", F, off_of(1, 1, 64)),
+    ("EXPT: outside", F, expert(6, "Q", 0, 1 << 40)),
+    ("EXPT: wraps", F, expert(6, "Q", 0, (1 << 64) - 4096)),
+    ("EXPT: the same place", F, off_of(1, 0, 0)),
+    ("EXPT: descends", F, off_of(2, 1, -4096)),
+    ("EXPT: in the layer", F, off_of(0, 0, -4096)),
+    ("EXPT: in the header", F, expert(0, "Q", 0, 0)),
+    ("EXPT: stored 0", F, expert(0, "I", 8, 0)),
+    ("EXPT: raw 0", F, expert(0, "I", 12, 0)),
+    ("EXPT: stored is not raw", F, expert(0, "I", 12, 64)),
+    ("EXPT: quantisation type", F, expert(0, "B", 16, 11)),
+    ("EXPT: another type than its template", F, expert(1, "B", 16, 6)),
+    ("EXPT: compression", F, expert(0, "B", 17, 1)),
+    ("EXPT: compression 4", F, expert(0, "B", 17, 4)),
+    ("EXPT: tensors", F, expert(0, "H", 18, 3)),
+    ("EXPT: other tensors than its template", F, expert(1, "H", 18, 3)),
+    ("EXPT: importance nan", F, expert(0, "f", 24, NAN)),
+    ("EXPT: importance negative", F, expert(0, "f", 24, -1.0)),
+    ("EXPT: a later template", F, expert(0, "I", 28, 2)),
+    ("EXPT: a template of no entries", F, expert(3, "I", 28, 1)),
+    ("EXPT: a template of another size", F, expert(3, "I", 28, 2)),
+    ("EXPT: a template of its own without entries", F, expert(1, "I", 28, 1)),
+    ("EXPT: entries without a template", F, expert(4, "I", 28, 0)),
+    ("EXPT: template behind all", F, expert(0, "I", 28, 0xFFFFFFFF)),
+    ("TENS: of an expert that has a template", F, tensor(0, "I", 0, FIRST_UNIT + 1)),
+    ("TENS: behind the experts", F, tensor(15, "I", 0, FIRST_UNIT + N_EXPERTS)),
+    ("TENS: final norm in an expert", F, tensor(0, "I", 4, 27)),
+    ("TENS: shape of an expert", F, tensor(0, "I", 8, 17)),
+]  # fmt: skip
