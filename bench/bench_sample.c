@@ -15,6 +15,8 @@
 #define MAX_VOCAB 128256
 #define N_RUNS 201
 
+static const qsf_adjustment unchanged;
+
 static int by_value(const void *a, const void *b)
 {
     const uint64_t *const x = a;
@@ -48,7 +50,7 @@ static void run(const qsf_kernels *k, uint32_t n_vocab, const qsf_sampling *how,
     for (int i = 0; i < N_RUNS; i++) {
         uint32_t token = 0;
         const uint64_t start_ns = qsf_clock_ns();
-        if (qsf_sampler_choose(&s, k, logits, how, NULL, 0, &state, &token) != QSF_OK)
+        if (qsf_sampler_choose(&s, k, logits, how, &unchanged, &state, &token) != QSF_OK)
             exit(1);
         ns[i] = qsf_clock_ns() - start_ns;
         sum_of_tokens += token;
@@ -68,10 +70,10 @@ int main(void)
         const char *name;
         qsf_sampling how;
     } ways[] = {
-        {"greedy", {1.0f, 0.0f, 0, 1.0f, 0.0f}},
-        {"temperature 0.7, top-k 40, top-p 0.9", {1.0f, 0.7f, 40, 0.9f, 0.0f}},
-        {"temperature 0.7, top-p 0.9", {1.0f, 0.7f, 0, 0.9f, 0.0f}},
-        {"temperature 0.7", {1.0f, 0.7f, 0, 1.0f, 0.0f}},
+        {"greedy", {1.0f, 0.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f}},
+        {"temperature 0.7, top-k 40, top-p 0.9", {1.0f, 0.7f, 40, 0.9f, 0.0f, 0.0f, 0.0f}},
+        {"temperature 0.7, top-p 0.9", {1.0f, 0.7f, 0, 0.9f, 0.0f, 0.0f, 0.0f}},
+        {"temperature 0.7", {1.0f, 0.7f, 0, 1.0f, 0.0f, 0.0f, 0.0f}},
     };
     static const uint32_t sizes[] = {32000, MAX_VOCAB};
     qsf_kernels k;

@@ -48,15 +48,17 @@ static size_t session_bytes(const qsf_config *c, const qsf_plan *plan)
     return measuring.failed ? SIZE_MAX : measuring.used_bytes;
 }
 
-/* Bytes of a chunk's scratch, by measuring. */
+/* Bytes of a chunk's scratch and of what sessions share, by measuring. */
 static size_t scratch_bytes(const qsf_config *c, const qsf_plan *plan)
 {
     const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
     qsf_arena measuring;
     qsf_scratch scratch;
+    qsf_shared_buffers shared;
     qsf_arena_init_measuring(&measuring);
     qsf_scratch_layout(&scratch, &measuring, c, &kv_form, plan->chunk_tokens, plan->ctx_tokens,
                        plan->n_threads);
+    qsf_shared_layout(&shared, &measuring, c, plan);
     return measuring.failed ? SIZE_MAX : measuring.used_bytes;
 }
 

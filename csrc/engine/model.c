@@ -18,6 +18,8 @@ void qsf_model_release(qsf_model *m)
     qsf_reader_close(&m->reader);
     if (m->has_lock)
         qsf_mutex_destroy(&m->lock);
+    if (m->has_choosing)
+        qsf_mutex_destroy(&m->choosing);
     if (m->has_trace)
         qsf_trace_destroy(&m->trace);
     qsf_ledger ledger = m->ledger; /* m, which holds the ledger, is released last */

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "engine/pressure.h"
+#include "engine/session_buffers.h"
 #include "machine/sysmem.h"
 #include "memory/ledger.h"
 #include "model/forward.h"
@@ -36,6 +37,7 @@ struct qsf_model {
     qsf_ledger ledger;
     qsf_stream stream;
     qsf_scratch scratch;
+    qsf_shared_buffers shared; /* its sampler: under `choosing` */
     qsf_pressure pressure;
     uint64_t full_ring_bytes; /* ring_bytes of the plan at open */
     uint32_t n_sessions;
@@ -52,6 +54,8 @@ struct qsf_model {
     bool *is_resident; /* [n_units] */
     size_t is_resident_bytes;
     bool has_lock;
+    qsf_mutex choosing; /* taken for a choice; never waits for a pass */
+    bool has_choosing;
     bool has_trace;
     qsf_trace trace; /* under its own lock */
 };

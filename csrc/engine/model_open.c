@@ -201,6 +201,7 @@ static qsf_status take_memory(qsf_model *m)
     const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
     qsf_scratch_layout(&m->scratch, &arena, &m->config, &kv_form, plan->chunk_tokens,
                        plan->ctx_tokens, plan->n_threads);
+    qsf_shared_layout(&m->shared, &arena, &m->config, plan);
     m->forward.ops = (qsf_ops){
         .config = &m->config,
         .kernels = &m->kernels,
@@ -252,6 +253,8 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
     *out = m;
     QSF_TRY(qsf_mutex_init(&m->lock));
     m->has_lock = true;
+    QSF_TRY(qsf_mutex_init(&m->choosing));
+    m->has_choosing = true;
     QSF_TRY(qsf_trace_init(&m->trace));
     m->has_trace = true;
     return QSF_OK;

@@ -7,6 +7,7 @@
 #include "platform/pool.h"
 
 #define MAX_SESSIONS 1024
+#define MAX_LOGITS_ROWS 4096
 
 void qsf_options_default(qsf_options *out)
 {
@@ -46,6 +47,9 @@ qsf_status qsf_options_check(const qsf_options *opt)
     if (opt->max_sessions < 1 || opt->max_sessions > MAX_SESSIONS)
         return QSF_FAIL(QSF_ERR_ARG, "max_sessions is %u; it must be 1 to %u", opt->max_sessions,
                         MAX_SESSIONS);
+    if (opt->logits_rows > MAX_LOGITS_ROWS)
+        return QSF_FAIL(QSF_ERR_ARG, "logits_rows is %u; it must be at most %u", opt->logits_rows,
+                        MAX_LOGITS_ROWS);
     if (opt->exact > 1)
         return QSF_FAIL(QSF_ERR_ARG, "exact is %u; it must be 0 or 1", opt->exact);
     if (!(opt->quality >= 0.0 && opt->quality <= 1.0))

@@ -2,6 +2,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/sample.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -14,20 +15,24 @@
 #define FIRST_CANDIDATES 256
 #define MORE_CANDIDATES 16
 
+/* Most that a bias or a penalty may add, so that infinities never meet in a sum. */
+#define MOST_SHIFT 1e6f
+
 /* What all steps of a choice read. */
 typedef struct choosing {
     qsf_sampler *s;
     const qsf_kernels *k;
     const qsf_sampling *how;
-    const float *scores; /* [n_vocab] logits after the penalty; may be infinite, never NaN */
+    const float *scores; /* [n_vocab] adjusted logits; may be infinite, never NaN */
     float best;          /* the largest of them */
+    uint32_t n_allowed;  /* tokens that the mask allows */
 } choosing;
 
 void qsf_sampler_layout(qsf_sampler *s, qsf_arena *a, uint32_t n_vocab)
 {
     const size_t n_strips = qsf_ceil_div(n_vocab, QSF_STRIP);
     s->n_vocab = n_vocab;
-    s->penalised = qsf_arena_push(a, n_vocab, sizeof *s->penalised);
+    s->adjusted = qsf_arena_push(a, n_vocab, sizeof *s->adjusted);
     s->heap = qsf_arena_push(a, n_vocab, sizeof *s->heap);
     void *const shared = qsf_arena_push(a, n_vocab, sizeof *s->weights);
     s->weights = shared;
@@ -110,16 +115,13 @@ static qsf_status name_not_finite(const float *logits)
                     i, (double)logits[i]);
 }
 
-/* Returns the logits after the repetition penalty (Keskar et al. 2019). A token that occurred
- * several times counts once. */
-static const float *penalise(qsf_sampler *s, const float *logits, float penalty,
-                             const uint32_t *recent, size_t n_recent)
+/* The repetition penalty (Keskar et al. 2019), for which a token that occurred several times counts
+ * once. */
+static void penalise_repetition(qsf_sampler *s, float penalty, const uint32_t *recent,
+                                size_t n_recent)
 {
-    if (penalty == 1.0f || n_recent == 0)
-        return logits;
-    memcpy(s->penalised, logits, s->n_vocab * sizeof *s->penalised);
-    for (size_t i = 0; i < n_recent; i++) {
-        float *const score = &s->penalised[recent[i]];
+    for (size_t i = 0; penalty != 1.0f && i < n_recent; i++) {
+        float *const score = &s->adjusted[recent[i]];
         if (s->is_seen[recent[i]])
             continue;
         s->is_seen[recent[i]] = 1;
@@ -127,7 +129,71 @@ static const float *penalise(qsf_sampler *s, const float *logits, float penalty,
     }
     for (size_t i = 0; i < n_recent; i++)
         s->is_seen[recent[i]] = 0;
-    return s->penalised;
+}
+
+/* The frequency and presence penalties */
+static void penalise_count(qsf_sampler *s, const qsf_sampling *how, const uint32_t *counted,
+                           size_t n_counted)
+{
+    if (how->frequency_penalty == 0.0f && how->presence_penalty == 0.0f)
+        return;
+    for (size_t i = 0; i < n_counted; i++) {
+        s->adjusted[counted[i]] -= how->frequency_penalty;
+        if (!s->is_seen[counted[i]])
+            s->adjusted[counted[i]] -= how->presence_penalty;
+        s->is_seen[counted[i]] = 1;
+    }
+    for (size_t i = 0; i < n_counted; i++)
+        s->is_seen[counted[i]] = 0;
+}
+
+static bool is_allowed(const uint32_t *mask, uint32_t id)
+{
+    return mask == NULL || (mask[id / 32] >> id % 32 & 1) != 0;
+}
+
+/* Returns the number of tokens that the mask allows; *only becomes the last of them. */
+static uint32_t count_allowed(const qsf_sampler *s, const uint32_t *mask, uint32_t *only)
+{
+    uint32_t n = 0;
+    for (uint32_t id = 0; id < s->n_vocab; id++) {
+        if (id % 32 == 0 && mask[id / 32] == 0) {
+            id += 31;
+        } else if (is_allowed(mask, id)) {
+            *only = id;
+            n++;
+        }
+    }
+    return n;
+}
+
+/* Tokens that are not allowed get minus infinity, and only they. */
+static void apply_mask(qsf_sampler *s, const uint32_t *mask)
+{
+    for (uint32_t id = 0; id < s->n_vocab; id++) {
+        float *const score = &s->adjusted[id];
+        *score = !is_allowed(mask, id) ? -INFINITY : fmaxf(*score, -FLT_MAX);
+    }
+}
+
+/* Returns the logits after biases, penalties and mask. */
+static const float *adjust(qsf_sampler *s, const float *logits, const qsf_sampling *how,
+                           const qsf_adjustment *change)
+{
+    const bool has_penalty = how->repetition_penalty != 1.0f || how->frequency_penalty != 0.0f ||
+                             how->presence_penalty != 0.0f;
+    if (change->mask == NULL && change->n_biased == 0 && (!has_penalty || change->n_recent == 0))
+        return logits;
+    memcpy(s->adjusted, logits, s->n_vocab * sizeof *s->adjusted);
+    for (size_t i = 0; i < change->n_biased; i++)
+        s->adjusted[change->biased[i]] += change->biases[i];
+    penalise_repetition(s, how->repetition_penalty, change->recent, change->n_recent);
+    const size_t n_before = change->n_recent - change->n_counted;
+    if (change->n_counted > 0)
+        penalise_count(s, how, change->recent + n_before, change->n_counted);
+    if (change->mask != NULL)
+        apply_mask(s, change->mask);
+    return s->adjusted;
 }
 
 /* Returns the lowest id that has the largest score. */
@@ -260,7 +326,7 @@ static uint32_t choose_kept(const qsf_sampler *s, uint32_t n, uint32_t n_kept, d
 static uint32_t choose_top_k(const choosing *c, double draw)
 {
     qsf_sampler *const s = c->s;
-    const uint32_t limit = c->how->top_k;
+    const uint32_t limit = c->how->top_k < c->n_allowed ? c->how->top_k : c->n_allowed;
     const uint32_t n = gather(c, limit);
     double total = 0.0; /* top_p is a fraction of this */
     for (uint32_t i = 0; i < limit; i++) {
@@ -291,7 +357,8 @@ static uint32_t choose_top_p(const choosing *c, double draw)
         bool is_last = false;
         while (n_kept < n_ordered && (n_kept == 0 || sum < enough) && !is_last) {
             s->weights[n_kept] = weight_of(c, pop_best(c, n - n_kept));
-            is_last = n_kept > 0 && s->weights[n_kept] < (double)c->how->min_p;
+            is_last = n_kept > 0 &&
+                      (s->weights[n_kept] == 0.0 || s->weights[n_kept] < (double)c->how->min_p);
             if (!is_last)
                 sum += s->weights[n_kept++];
         }
@@ -301,12 +368,18 @@ static uint32_t choose_top_p(const choosing *c, double draw)
 }
 
 qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float *logits,
-                              const qsf_sampling *how, const uint32_t *recent, size_t n_recent,
+                              const qsf_sampling *how, const qsf_adjustment *change,
                               uint64_t *random_state, uint32_t *token)
 {
     if (!k->all_finite(logits, s->n_vocab))
         return name_not_finite(logits);
-    choosing c = {s, k, how, penalise(s, logits, how->repetition_penalty, recent, n_recent), 0.0f};
+    const uint32_t n_allowed =
+        change->mask == NULL ? s->n_vocab : count_allowed(s, change->mask, token);
+    if (n_allowed == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "the mask allows none of %u tokens", s->n_vocab);
+    if (n_allowed == 1 && change->mask != NULL)
+        return QSF_OK;
+    choosing c = {s, k, how, adjust(s, logits, how, change), 0.0f, n_allowed};
     c.best = k->bucket_max(c.scores, s->n_vocab, s->tops);
     if (how->temperature == 0.0f) {
         *token = find_best(&c);
@@ -328,7 +401,7 @@ qsf_status qsf_sampler_logprobs(qsf_sampler *s, const qsf_kernels *k, const floa
     if (!k->all_finite(logits, s->n_vocab))
         return name_not_finite(logits);
     const qsf_sampling plain = {.temperature = 1.0f};
-    choosing c = {s, k, &plain, logits, k->bucket_max(logits, s->n_vocab, s->tops)};
+    choosing c = {s, k, &plain, logits, k->bucket_max(logits, s->n_vocab, s->tops), s->n_vocab};
     const double log_total = log_of(weigh_all(&c, 0.0f));
     const size_t n_top = n_tokens - 1;
     const uint32_t n = n_top > 0 ? gather(&c, n_top) : 0;
@@ -351,11 +424,20 @@ void qsf_sampling_default(qsf_sampling *out)
 }
 
 /* The conditions are written so that NaN fails. */
+qsf_status qsf_sampling_check_shift(const char *name, float shift)
+{
+    return shift >= -MOST_SHIFT && shift <= MOST_SHIFT
+               ? QSF_OK
+               : QSF_FAIL(QSF_ERR_ARG, "%s is %g; it must be -1e6 to 1e6", name, (double)shift);
+}
+
 qsf_status qsf_sampling_check(const qsf_sampling *how)
 {
     if (!(how->repetition_penalty > 0.0f) || !isfinite(how->repetition_penalty))
         return QSF_FAIL(QSF_ERR_ARG, "repetition_penalty is %g; it must be above 0",
                         (double)how->repetition_penalty);
+    QSF_TRY(qsf_sampling_check_shift("frequency_penalty", how->frequency_penalty));
+    QSF_TRY(qsf_sampling_check_shift("presence_penalty", how->presence_penalty));
     if (!(how->temperature >= 0.0f) || !isfinite(how->temperature))
         return QSF_FAIL(QSF_ERR_ARG, "temperature is %g; it must be 0 or above",
                         (double)how->temperature);

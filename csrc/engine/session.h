@@ -1,7 +1,6 @@
-/* session.h - one token sequence and its KV cache: sync to a token list, step, rewind.
+/* session.h - one token sequence and its KV cache.
  *
- * Sessions of a model take turns: a call holds the model's lock while it evaluates one chunk. If
- * the chunk fails or is cancelled, the session holds the tokens it had before.
+ * What evaluates tokens (pass.h) changes a session only if all went well.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_SESSION_H
@@ -33,5 +32,8 @@ struct qsf_session {
     void *memory; /* of the buffers */
     size_t memory_bytes;
 };
+
+/* QSF_ERR_ARG: nothing was evaluated yet, or the session was rewound. */
+qsf_status qsf_session_check_logits(const qsf_session *s);
 
 #endif

@@ -1,4 +1,4 @@
-/* session_buffers.c - lays out the memory of a session. */
+/* session_buffers.c - lays out the memory of sessions. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/session_buffers.h"
 
@@ -8,5 +8,17 @@ void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *
     qsf_kvcache_layout(&b->kv, a, c, ctx_tokens, chunk_tokens, kv_form);
     b->tokens = qsf_arena_push(a, ctx_tokens, sizeof *b->tokens);
     b->logits = qsf_arena_push(a, c->n_vocab, sizeof *b->logits);
+}
+
+void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
+                       const qsf_plan *plan)
+{
+    const uint64_t n_logits = (uint64_t)plan->logits_rows * c->n_vocab;
+    b->parts = qsf_arena_push(a, plan->max_sessions, sizeof *b->parts);
+    b->segments = qsf_arena_push(a, plan->max_sessions, sizeof *b->segments);
+    b->cancelled = qsf_arena_push(a, plan->max_sessions, sizeof *b->cancelled);
+    b->tokens = qsf_arena_push(a, plan->chunk_tokens, sizeof *b->tokens);
+    b->logits_rows = qsf_arena_push(a, plan->chunk_tokens, sizeof *b->logits_rows);
+    b->logits = qsf_arena_push(a, n_logits, sizeof *b->logits);
     qsf_sampler_layout(&b->sampler, a, c->n_vocab);
 }

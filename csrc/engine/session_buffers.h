@@ -1,23 +1,49 @@
-/* session_buffers.h - the memory of a session, for the plan and for the session itself. */
+/* session_buffers.h - the memory of a session, and of what all sessions of a model share. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_SESSION_BUFFERS_H
 #define QSF_ENGINE_SESSION_BUFFERS_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "engine/sample.h"
 #include "memory/arena.h"
+#include "model/chunk.h"
 #include "model/kvcache.h"
 
 typedef struct qsf_session_buffers {
     qsf_kvcache kv;
     uint32_t *tokens; /* [ctx_tokens] */
     float *logits;    /* [n_vocab] after the last token */
-    qsf_sampler sampler;
 } qsf_session_buffers;
 
 /* Call once on a measuring arena and once on the real one, whose memory is zeroed. */
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
                         uint32_t ctx_tokens, uint32_t chunk_tokens, const qsf_kv_form *kv_form);
+
+/* What one session does in a pass. */
+typedef struct qsf_pass_part {
+    qsf_session *session;
+    const uint32_t *tokens; /* [n_tokens] */
+    uint32_t n_tokens;
+    uint32_t n_rows; /* logits of the last n_rows tokens */
+    float *rows;     /* [n_rows, n_vocab] receives them */
+    qsf_status status;
+} qsf_pass_part;
+
+/* What one pass at a time uses, and one choice. */
+typedef struct qsf_shared_buffers {
+    qsf_pass_part *parts;          /* [max_sessions] */
+    qsf_segment *segments;         /* [max_sessions] */
+    const atomic_bool **cancelled; /* [max_sessions] */
+    uint32_t *tokens;              /* [chunk_tokens] */
+    uint32_t *logits_rows;         /* [chunk_tokens] */
+    float *logits;                 /* [logits_rows of the plan, n_vocab] */
+    qsf_sampler sampler;
+} qsf_shared_buffers;
+
+/* As qsf_session_layout(). */
+void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
+                       const qsf_plan *plan);
 
 #endif

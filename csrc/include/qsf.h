@@ -25,6 +25,7 @@
 #include "qsf_library.h" /* cffi reads the parts in this order */
 #include "qsf_model.h"
 #include "qsf_session.h"
+#include "qsf_pass.h"
 #include "qsf_stats.h"
 #include "qsf_text.h"
 #include "qsf_rounding.h"

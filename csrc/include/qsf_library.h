@@ -21,7 +21,7 @@ extern "C" {
 /* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
  * #defines only: no #if, no inline functions) */
 
-#define QSF_API_VERSION 1
+#define QSF_API_VERSION 2
 
 typedef enum qsf_status {
     QSF_OK = 0,

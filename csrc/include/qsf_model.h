@@ -14,7 +14,7 @@ extern "C" {
 
 #define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF /* budget_bytes: what the machine can spare */
 #define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
-#define QSF_SKIP_WORDS 64        /* words of 64 bits; one bit for each layer that a file may have */
+#define QSF_SKIP_WORDS 64 /* words of 64 bits; one bit for each layer that a file may have */
 
 /* Type of the numbers in the KV cache. Types of 2, 4 and 8 bits have a scale for 64 numbers. */
 typedef enum qsf_kv_type {
@@ -54,6 +54,8 @@ typedef struct qsf_options {
                              * if the budget is small */
     uint32_t chunk_tokens;  /* most prompt tokens evaluated together; 0: the plan chooses */
     uint32_t max_sessions;  /* sessions that may be open at once; the plan includes their caches */
+    uint32_t logits_rows;   /* most tokens with logits in a qsf_model_pass(), at most 4096; 0: as
+                             * many as sessions */
     uint32_t pin_threads;   /* 1: each thread that the engine starts stays on a physical core of
                              * its own (Linux); QSF_ERR_ARG if there are too few cores. The
                              * calling thread is never pinned */
@@ -87,7 +89,7 @@ typedef struct qsf_plan {
     uint64_t embedding_bytes;  /* one band and the cache of rows, if the embedding table is not
                                 * resident */
     uint64_t kv_bytes;         /* KV pages of all sessions */
-    uint64_t scratch_bytes;    /* activations of one prompt chunk, logits, sampling */
+    uint64_t scratch_bytes;    /* activations of one prompt chunk, logits of a pass, sampling */
     uint64_t tables_bytes;     /* index, positions, session and thread records */
     uint64_t stacks_bytes;     /* of the worker threads */
     uint64_t model_bytes;      /* raw bytes of all n_units */
@@ -99,7 +101,8 @@ typedef struct qsf_plan {
     uint32_t chunk_tokens;
     uint32_t n_threads;
     uint32_t max_sessions;
-    uint32_t kv_k_bits; /* bits of a key in the KV cache; 16 and 32 are floats */
+    uint32_t logits_rows; /* 0: a pass gives logits to one item */
+    uint32_t kv_k_bits;   /* bits of a key in the KV cache; 16 and 32 are floats */
     uint32_t kv_v_bits;
     uint32_t kv_is_rotated;  /* 0 or 1 */
     uint32_t io_depth;       /* reads in flight at the same time; 0: nothing is streamed */

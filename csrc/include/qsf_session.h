@@ -56,20 +56,22 @@ QSF_API void qsf_session_cancel(qsf_session *s);
  * (nothing was evaluated, or the session was rewound) or cap_floats < n_vocab. */
 QSF_API qsf_status qsf_session_logits(const qsf_session *s, float *out, size_t cap_floats);
 
-/* How to choose a token. The engine applies the fields in this order. */
+/* How to choose a token. The engine applies the penalties, then the other fields in this order. */
 typedef struct qsf_sampling {
     float repetition_penalty; /* > 0; 1: off. Divides positive logits, multiplies negative ones */
     float temperature;        /* >= 0; 0: the largest logit, of equal ones the lowest id */
     uint32_t top_k;           /* 0: off */
     float top_p;              /* (0, 1]; 1: off */
     float min_p;              /* [0, 1]; 0: off. Relative to the most probable token */
+    float frequency_penalty;  /* -1e6 .. 1e6; 0: off. Subtracted for each time a token occurs */
+    float presence_penalty;   /* the same, subtracted once for a token that occurs */
 } qsf_sampling;
 
 /* Sets temperature 0.7, top_k 40, top_p 0.9 and turns the rest off. */
 QSF_API void qsf_sampling_default(qsf_sampling *out);
 
 /* Chooses the next token from the session's logits, which do not change.
- * recent [n_recent] are the tokens that the repetition penalty applies to. *random_state is the
+ * recent [n_recent] are the tokens that the penalties apply to. *random_state is the
  * state of the random generator; a call draws once unless temperature is 0. The same logits,
  * parameters and state give the same token on every machine.
  * QSF_ERR_NUMERIC: a logit is NaN or infinite. */

@@ -7,10 +7,10 @@
 #ifndef QSF_MODEL_CHUNK_H
 #define QSF_MODEL_CHUNK_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/cancel.h"
 #include "model/kvcache.h"
 #include "platform/stopwatch.h"
 
@@ -27,10 +27,11 @@ typedef struct qsf_chunk {
     uint32_t n_tokens;           /* 1 .. chunk_tokens of the scratch; the sum of the segments' */
     const qsf_segment *segments; /* [n_segments], in the order of their rows */
     uint32_t n_segments;
-    uint32_t first_logits;        /* first row that gets logits; n_tokens: none does */
-    float *logits;                /* [n_tokens - first_logits, n_vocab] */
-    const atomic_bool *cancelled; /* read before each layer */
-    qsf_stopwatch *stopwatch;     /* started; gets a lap for each phase; may be NULL */
+    const uint32_t *logits_rows; /* [n_logits_rows] rows that get logits, ascending */
+    uint32_t n_logits_rows;
+    float *logits;            /* [n_logits_rows, n_vocab] */
+    const qsf_cancel *cancel; /* read before each layer */
+    qsf_stopwatch *stopwatch; /* started; gets a lap for each phase; may be NULL */
     /* Called before each layer, unless NULL. Returns true if it moved units of the stream. */
     bool (*before_layer)(void *arg);
     void *before_layer_arg;

@@ -298,16 +298,24 @@ static void head_epilogue(const void *arg, size_t begin, size_t end)
                                c->logit_cap, end - begin);
 }
 
-/* logits = head(norm(x)) for the rows that get logits, which move to the front of x */
+/* Moves the rows that get logits to the front of x. */
+static void gather_rows(qsf_ops *o, const qsf_chunk *chunk)
+{
+    const qsf_scratch *const s = o->scratch;
+    for (uint32_t i = 0; i < chunk->n_logits_rows; i++)
+        if (chunk->logits_rows[i] != i)
+            memcpy(s->x + i * s->dim_stride, s->x + chunk->logits_rows[i] * s->dim_stride,
+                   s->dim_stride * sizeof *s->x);
+    o->n_tokens = chunk->n_logits_rows;
+}
+
+/* logits = head(norm(x)) for the rows that get logits */
 static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
 {
     qsf_ops *const o = &f->ops;
     const qsf_scratch *const s = o->scratch;
     const qsf_config *const c = o->config;
-    o->n_tokens = chunk->n_tokens - chunk->first_logits;
-    memmove(s->x, s->x + chunk->first_logits * s->dim_stride,
-            o->n_tokens * s->dim_stride * sizeof *s->x);
-
+    gather_rows(o, chunk);
     const head_job job = {o, chunk->logits};
     qsf_linear head = {f->ends->head, NULL, chunk->logits, c->n_vocab, 1, NULL, &job, {0}};
     if (c->logit_cap != 0.0F)
@@ -328,8 +336,7 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
 
 static void begin_pass(qsf_forward *f, const qsf_chunk *chunk)
 {
-    qsf_stream_begin_pass(f->ops.stream, chunk->first_logits < chunk->n_tokens, chunk->cancelled,
-                          chunk->stopwatch);
+    qsf_stream_begin_pass(f->ops.stream, chunk->n_logits_rows > 0, chunk->cancel, chunk->stopwatch);
 }
 
 static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
@@ -342,13 +349,13 @@ static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
                    s->chunk_tokens, s->rope_cos, s->rope_sin);
     qsf_stopwatch_lap(chunk->stopwatch, QSF_PHASE_EMBEDDING);
     for (uint32_t i = 0; i < f->ops.config->n_layers; i++) {
-        if (atomic_load_explicit(chunk->cancelled, memory_order_relaxed))
+        if (qsf_cancel_is_set(chunk->cancel))
             return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before running layer %u", i);
         if (chunk->before_layer != NULL && chunk->before_layer(chunk->before_layer_arg))
             begin_pass(f, chunk); /* the ring may have been replaced */
         QSF_TRY(run_layer(f, chunk, i));
     }
-    return chunk->first_logits < chunk->n_tokens ? run_head(f, chunk) : QSF_OK;
+    return chunk->n_logits_rows > 0 ? run_head(f, chunk) : QSF_OK;
 }
 
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)

@@ -161,14 +161,14 @@ void qsf_ring_set_order(qsf_ring *ring, const uint32_t *units, uint32_t n_units,
     qsf_mutex_unlock(&ring->lock);
 }
 
-void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const atomic_bool *cancelled,
+void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const qsf_cancel *cancel,
                          qsf_stopwatch *stopwatch)
 {
     qsf_mutex_lock(&ring->lock);
     (void)qsf_ring_is_next_wanted(ring); /* moves the cursor past the end of the last pass */
     ring->pass++;
     ring->is_whole = is_whole;
-    ring->cancelled = cancelled;
+    ring->cancel = cancel;
     ring->stopwatch = stopwatch;
     qsf_condition_wake_all(&ring->has_room);
     qsf_mutex_unlock(&ring->lock);
@@ -235,7 +235,7 @@ static qsf_status wait_for(qsf_ring *ring, uint64_t piece_no)
             return QSF_OK;
         if (ring->failure_status != QSF_OK)
             return QSF_FAIL(ring->failure_status, "%s", ring->failure);
-        if (ring->cancelled != NULL && atomic_load_explicit(ring->cancelled, memory_order_relaxed))
+        if (qsf_cancel_is_set(ring->cancel))
             return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled while reading unit %" PRIu32,
                             ring->unit_idx);
         qsf_condition_wait_for(&ring->has_data, &ring->lock, CANCEL_POLL_NS);

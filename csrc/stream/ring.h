@@ -15,11 +15,11 @@
 #ifndef QSF_STREAM_RING_H
 #define QSF_STREAM_RING_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/cancel.h"
 #include "format/records.h"
 #include "io/io.h"
 #include "platform/stopwatch.h"
@@ -52,9 +52,9 @@ void qsf_ring_destroy(qsf_ring *ring); /* accepts NULL */
 void qsf_ring_set_order(qsf_ring *ring, const uint32_t *units, uint32_t n_units, uint32_t n_always);
 
 /* Begins a pass over all units (is_whole) or the first n_always. A wait ends with
- * QSF_ERR_CANCELLED about 20 ms after *cancelled is set. The stopwatch (borrowed until the pass
+ * QSF_ERR_CANCELLED about 20 ms after *cancel is set. The stopwatch (borrowed until the pass
  * ends, or NULL) counts waits as QSF_PHASE_WAIT. */
-void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const atomic_bool *cancelled,
+void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const qsf_cancel *cancel,
                          qsf_stopwatch *stopwatch);
 
 /* Begins a unit. If it is not the next one in the order, reading restarts at it. */

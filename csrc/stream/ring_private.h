@@ -69,7 +69,7 @@ struct qsf_ring {
     /* the consumer */
     uint64_t pass;
     bool is_whole;
-    const atomic_bool *cancelled;
+    const qsf_cancel *cancel;
     qsf_stopwatch *stopwatch; /* of the pass, or NULL */
     uint32_t unit_idx;        /* current unit; NONE: none */
     size_t unit_start;        /* offset in the ring of its stored byte 0 */

@@ -260,13 +260,13 @@ void qsf_stream_destroy(qsf_stream *s)
 
 /* ---- a pass ---- */
 
-void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const atomic_bool *cancelled,
+void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const qsf_cancel *cancel,
                            qsf_stopwatch *stopwatch)
 {
     s->stopwatch = stopwatch;
     s->source.stopwatch = stopwatch;
     if (s->ring != NULL)
-        qsf_ring_begin_pass(s->ring, wants_logits, cancelled, stopwatch);
+        qsf_ring_begin_pass(s->ring, wants_logits, cancel, stopwatch);
 }
 
 void qsf_stream_end_pass(qsf_stream *s)

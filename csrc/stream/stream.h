@@ -19,6 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/cancel.h"
 #include "format/records.h"
 #include "stream/ring.h"
 #include "stream/unit_source.h"
@@ -102,9 +103,9 @@ qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
 void qsf_stream_destroy(qsf_stream *s);
 
 /* Begins a pass over the units, with or without the head (wants_logits). A wait for the disk ends
- * with QSF_ERR_CANCELLED soon after *cancelled is set. The stopwatch (borrowed until the pass ends,
+ * with QSF_ERR_CANCELLED soon after *cancel is set. The stopwatch (borrowed until the pass ends,
  * or NULL) counts waiting and decompressing as phases of their own. */
-void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const atomic_bool *cancelled,
+void qsf_stream_begin_pass(qsf_stream *s, bool wants_logits, const qsf_cancel *cancel,
                            qsf_stopwatch *stopwatch);
 
 /* Ends the use of the stopwatch. Optional before another pass begins. */

@@ -285,7 +285,6 @@ static void run_all(qsf_stream *stream, const qsf_reader *reader, const tiny_fil
 {
     static float tails[3][N_TOKENS * QSF_TILE_ROWS];
     static unsigned char tables[4096];
-    static const atomic_bool never;
     const qsf_config config = {.outliers_bytes = sizeof tables};
     qsf_scratch scratch = {.tails = {tails[0], tails[1], tails[2]}, .outliers = tables};
     qsf_kernels kernels;
@@ -302,10 +301,10 @@ static void run_all(qsf_stream *stream, const qsf_reader *reader, const tiny_fil
                  .n_tokens = N_TOKENS};
     const qsf_acts x = {.n_tokens = N_TOKENS, .n_blocks = X_STRIDE / QSF_BLOCK, .f32 = acts};
     const run r = {&o, &x, reader};
-    qsf_stream_begin_pass(stream, true, &never, NULL);
+    qsf_stream_begin_pass(stream, true, NULL, NULL);
     run_unit(&r, 1, plain[0]);
     run_unit(&r, 2, plain[1]);
-    qsf_stream_begin_pass(stream, true, &never, NULL);
+    qsf_stream_begin_pass(stream, true, NULL, NULL);
     run_malformed(&r);
     qsf_pool_destroy(pool);
     free(block);
@@ -328,8 +327,7 @@ static void check_windows(void)
             is_resident[i] = extra_bytes == 40960;
         if (!CHECK_OK(pass_open(&pass, &reader, &ledger, is_resident, extra_bytes)))
             continue;
-        static const atomic_bool never;
-        qsf_stream_begin_pass(&pass.stream, true, &never, NULL);
+        qsf_stream_begin_pass(&pass.stream, true, NULL, NULL);
         load_unit(&reader, &pass.stream, 1, &units[0]);
         load_unit(&reader, &pass.stream, 2, &units[1]);
         for (uint32_t n_threads = 1; n_threads <= 3; n_threads++)

@@ -122,9 +122,9 @@ static qsf_status pass_unit(opened *o, uint32_t unit_idx)
     return QSF_OK;
 }
 
-static qsf_status pass(opened *o, bool is_whole, const atomic_bool *cancelled)
+static qsf_status pass(opened *o, bool is_whole, const qsf_cancel *cancel)
 {
-    qsf_ring_begin_pass(o->ring, is_whole, cancelled, NULL);
+    qsf_ring_begin_pass(o->ring, is_whole, cancel, NULL);
     for (uint32_t i = 0; i < (is_whole ? N_UNITS : N_ALWAYS); i++)
         QSF_TRY(pass_unit(o, order[i]));
     return QSF_OK;
@@ -279,6 +279,8 @@ static void check_cancel(qsf_io_setup setup)
 {
     for (uint32_t i = 0; i < 4; i++) {
         canceller c = {.after_ns = 1000000 + i * 3000000};
+        const atomic_bool *const flags[] = {&c.cancelled};
+        const qsf_cancel cancel = {flags, 1};
         qsf_thread thread;
         opened o;
         if (!CHECK_OK(open_ring(&o, setup, 5000, 20480)))
@@ -289,7 +291,7 @@ static void check_cancel(qsf_io_setup setup)
             return;
         qsf_status status = QSF_OK;
         for (int n = 0; n < 1000 && status == QSF_OK; n++)
-            status = pass(&o, true, &c.cancelled);
+            status = pass(&o, true, &cancel);
         qsf_thread_join(&thread);
         CHECK_STATUS(status, QSF_ERR_CANCELLED);
         qsf_ring_abandon(o.ring);

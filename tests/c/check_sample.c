@@ -10,6 +10,8 @@
 
 #define MAX_VOCAB 5000
 
+static const qsf_adjustment unchanged;
+
 static _Alignas(QSF_ARENA_ALIGN) unsigned char block[1 << 18];
 static qsf_kernels kernels;
 
@@ -83,7 +85,7 @@ static void check_frequencies(const qsf_sampling *how, uint64_t seed)
         total += weight[i];
     for (int i = 0; i < N_DRAWS; i++) {
         uint32_t token = N_VOCAB;
-        CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, how, NULL, 0, &state, &token));
+        CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, how, &unchanged, &state, &token));
         if (!CHECK(token < N_VOCAB))
             return;
         n_drawn[token]++;
@@ -102,10 +104,12 @@ static void check_frequencies(const qsf_sampling *how, uint64_t seed)
 static void check_filters(void)
 {
     const qsf_sampling cases[] = {
-        {1.0f, 1.0f, 0, 1.0f, 0.0f},  {1.0f, 0.7f, 0, 1.0f, 0.0f},  {1.0f, 1.5f, 5, 1.0f, 0.0f},
-        {1.0f, 1.0f, 1, 1.0f, 0.0f},  {1.0f, 1.0f, 0, 0.5f, 0.0f},  {1.0f, 1.0f, 0, 0.01f, 0.0f},
-        {1.0f, 1.0f, 10, 0.8f, 0.0f}, {1.0f, 1.0f, 0, 1.0f, 0.2f},  {1.0f, 0.7f, 40, 0.9f, 0.05f},
-        {1.0f, 1.0f, 50, 1.0f, 0.0f}, {1.0f, 1.0f, 99, 0.9f, 0.0f}, {1.0f, 1.0f, 3, 1.0f, 1.0f},
+        {1.0f, 1.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f},   {1.0f, 0.7f, 0, 1.0f, 0.0f, 0.0f, 0.0f},
+        {1.0f, 1.5f, 5, 1.0f, 0.0f, 0.0f, 0.0f},   {1.0f, 1.0f, 1, 1.0f, 0.0f, 0.0f, 0.0f},
+        {1.0f, 1.0f, 0, 0.5f, 0.0f, 0.0f, 0.0f},   {1.0f, 1.0f, 0, 0.01f, 0.0f, 0.0f, 0.0f},
+        {1.0f, 1.0f, 10, 0.8f, 0.0f, 0.0f, 0.0f},  {1.0f, 1.0f, 0, 1.0f, 0.2f, 0.0f, 0.0f},
+        {1.0f, 0.7f, 40, 0.9f, 0.05f, 0.0f, 0.0f}, {1.0f, 1.0f, 50, 1.0f, 0.0f, 0.0f, 0.0f},
+        {1.0f, 1.0f, 99, 0.9f, 0.0f, 0.0f, 0.0f},  {1.0f, 1.0f, 3, 1.0f, 1.0f, 0.0f, 0.0f},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (uint64_t seed = 1; seed <= 3; seed++)
@@ -116,13 +120,13 @@ static void check_greedy(void)
 {
     qsf_sampler s;
     make_sampler(&s);
-    qsf_sampling how = {1.0f, 0.0f, 0, 1.0f, 0.0f};
+    qsf_sampling how = {1.0f, 0.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f};
     float logits[N_VOCAB] = {0};
     uint64_t state = 7;
     uint32_t token = 99;
     logits[3] = 2.0f;
     logits[9] = 2.0f;
-    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, NULL, 0, &state, &token));
+    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, &unchanged, &state, &token));
     CHECK_EQ(token, 3);
     CHECK_EQ(state, 7); /* greedy draws nothing */
 
@@ -130,15 +134,21 @@ static void check_greedy(void)
     const uint32_t recent[] = {3, 3, 3};
     how.repetition_penalty = 1.25f;
     logits[9] = 1.5f;
-    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, recent, 3, &state, &token));
+    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how,
+                                &(qsf_adjustment){recent, 3, 3, NULL, NULL, NULL, 0}, &state,
+                                &token));
     CHECK_EQ(token, 3); /* 2 / 1.25 = 1.6 */
     how.repetition_penalty = 1.5f;
-    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, recent, 3, &state, &token));
+    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how,
+                                &(qsf_adjustment){recent, 3, 3, NULL, NULL, NULL, 0}, &state,
+                                &token));
     CHECK_EQ(token, 9);
     for (int i = 0; i < N_VOCAB; i++)
         logits[i] = -1.0f;
     const uint32_t all_but_ten[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
-    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, all_but_ten, 10, &state, &token));
+    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how,
+                                &(qsf_adjustment){all_but_ten, 10, 10, NULL, NULL, NULL, 0}, &state,
+                                &token));
     CHECK_EQ(token, 10); /* negative logits move down, not up */
 }
 
@@ -146,14 +156,14 @@ static void check_not_finite(void)
 {
     qsf_sampler s;
     make_sampler(&s);
-    const qsf_sampling how = {1.0f, 0.0f, 0, 1.0f, 0.0f};
+    const qsf_sampling how = {1.0f, 0.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f};
     const float bad[] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 3; i++) {
         float logits[N_VOCAB] = {0};
         uint64_t state = 0;
         uint32_t token;
         logits[N_VOCAB - 1] = bad[i];
-        CHECK_STATUS(qsf_sampler_choose(&s, &kernels, logits, &how, NULL, 0, &state, &token),
+        CHECK_STATUS(qsf_sampler_choose(&s, &kernels, logits, &how, &unchanged, &state, &token),
                      QSF_ERR_NUMERIC);
     }
 }
@@ -162,14 +172,14 @@ static void check_extremes(void)
 {
     qsf_sampler s;
     make_sampler(&s);
-    const qsf_sampling how = {1.0f, 1e-6f, 0, 0.9f, 0.0f};
+    const qsf_sampling how = {1.0f, 1e-6f, 0, 0.9f, 0.0f, 0.0f, 0.0f};
     float logits[N_VOCAB];
     uint64_t state = 5;
     uint32_t token = 99;
     for (int i = 0; i < N_VOCAB; i++)
         logits[i] = i % 2 == 0 ? 3e38f : -3e38f;
     logits[8] = 3.1e38f;
-    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, NULL, 0, &state, &token));
+    CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, &unchanged, &state, &token));
     CHECK_EQ(token, 8);
 }
 
@@ -177,8 +187,9 @@ static void check_extremes(void)
 static void check_infinite_penalty(void)
 {
     static const qsf_sampling ways[] = {
-        {1e-30f, 0.0f, 0, 1.0f, 0.0f}, {1e-30f, 1.0f, 0, 1.0f, 0.0f}, {1e-30f, 1.0f, 5, 1.0f, 0.0f},
-        {1e-30f, 1.0f, 0, 0.9f, 0.0f}, {1e-30f, 1.0f, 3, 0.5f, 0.1f}, {1e-30f, 1.0f, 0, 1.0f, 0.1f},
+        {1e-30f, 0.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f}, {1e-30f, 1.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f},
+        {1e-30f, 1.0f, 5, 1.0f, 0.0f, 0.0f, 0.0f}, {1e-30f, 1.0f, 0, 0.9f, 0.0f, 0.0f, 0.0f},
+        {1e-30f, 1.0f, 3, 0.5f, 0.1f, 0.0f, 0.0f}, {1e-30f, 1.0f, 0, 1.0f, 0.1f, 0.0f, 0.0f},
     };
     static const uint32_t recent[] = {20, 31};
     qsf_sampler s;
@@ -190,7 +201,9 @@ static void check_infinite_penalty(void)
         uint64_t state = w;
         for (int draw = 0; draw < 20; draw++) {
             uint32_t token = 99;
-            CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &ways[w], recent, 2, &state, &token));
+            CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &ways[w],
+                                        &(qsf_adjustment){recent, 2, 2, NULL, NULL, NULL, 0},
+                                        &state, &token));
             CHECK(token == 20 || token == 31);
         }
     }
@@ -270,7 +283,7 @@ static void check_large_one(uint32_t n, const qsf_sampling *how, int kind, uint6
         uint64_t same_state = state;
         uint32_t token = UINT32_MAX;
         const double draw = how->temperature == 0.0f ? 0.0 : qsf_random_uniform(&same_state);
-        CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, how, NULL, 0, &state, &token));
+        CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, how, &unchanged, &state, &token));
         CHECK_EQ_U64(state, same_state);
         if (!CHECK_EQ(token, plain_choice(logits, n, how, draw)) && check_is_printed())
             printf("    %s, %u logits of kind %d, temperature %g, top-k %u, top-p %g\n",
@@ -282,10 +295,11 @@ static void check_large_one(uint32_t n, const qsf_sampling *how, int kind, uint6
 static void check_large(void)
 {
     static const qsf_sampling ways[] = {
-        {1.0f, 0.0f, 0, 1.0f, 0.0f},   {1.0f, 0.7f, 40, 0.9f, 0.0f}, {1.0f, 1.0f, 0, 1.0f, 0.0f},
-        {1.0f, 0.8f, 0, 1.0f, 0.01f},  {1.0f, 1.0f, 1, 1.0f, 0.0f},  {1.0f, 1.3f, 257, 1.0f, 0.0f},
-        {1.0f, 3.0f, 0, 0.999f, 0.0f}, {1.0f, 0.5f, 0, 0.5f, 0.0f},  {1.0f, 9.0f, 0, 0.97f, 0.3f},
-        {1.0f, 1.0f, 999, 0.9f, 0.1f},
+        {1.0f, 0.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f},   {1.0f, 0.7f, 40, 0.9f, 0.0f, 0.0f, 0.0f},
+        {1.0f, 1.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f},   {1.0f, 0.8f, 0, 1.0f, 0.01f, 0.0f, 0.0f},
+        {1.0f, 1.0f, 1, 1.0f, 0.0f, 0.0f, 0.0f},   {1.0f, 1.3f, 257, 1.0f, 0.0f, 0.0f, 0.0f},
+        {1.0f, 3.0f, 0, 0.999f, 0.0f, 0.0f, 0.0f}, {1.0f, 0.5f, 0, 0.5f, 0.0f, 0.0f, 0.0f},
+        {1.0f, 9.0f, 0, 0.97f, 0.3f, 0.0f, 0.0f},  {1.0f, 1.0f, 999, 0.9f, 0.1f, 0.0f, 0.0f},
     };
     static const uint32_t sizes[] = {1, 2, 15, 17, 255, 256, 257, 1000, 4096, MAX_VOCAB};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)

@@ -73,9 +73,8 @@ static inline qsf_status pass_unit(qsf_stream *s, uint32_t unit_idx, size_t max_
 /* All units and all embedding bands. */
 static inline qsf_status pass_all(qsf_stream *s, size_t max_rows, uint32_t *digest)
 {
-    static const atomic_bool never;
     uint32_t crc = 0;
-    qsf_stream_begin_pass(s, true, &never, NULL);
+    qsf_stream_begin_pass(s, true, NULL, NULL);
     for (uint32_t u = 0; u < s->reader->n_units; u++) {
         uint32_t of_unit = 0;
         QSF_TRY(pass_unit(s, u, max_rows, &of_unit));

@@ -1,0 +1,80 @@
+/* qsf_pass.h - part of qsf.h: many sessions in one pass over the weights, choosing for many. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_PASS_H
+#define QSF_PASS_H
+
+#include "qsf_session.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
+ * #defines only: no #if, no inline functions) */
+
+/* Which tokens of an item get logits. */
+#define QSF_WANTS_NONE 0
+#define QSF_WANTS_LAST 1
+#define QSF_WANTS_ALL 2
+
+/* What a pass does for one session. */
+typedef struct qsf_pass_item {
+    qsf_session *session;   /* each session at most once in a pass */
+    const uint32_t *tokens; /* [n_tokens] follow the tokens that the session holds */
+    uint32_t n_tokens;      /* at least 1: a piece of a prompt, or a token to continue it */
+    uint32_t wants;         /* QSF_WANTS_* */
+    float *logits;          /* [n_tokens, n_vocab] receives them for QSF_WANTS_ALL; else unused */
+    qsf_status status;      /* what became of it; QSF_OK: the session holds the tokens */
+} qsf_pass_item;
+
+typedef struct qsf_pass_report {
+    uint64_t ns;         /* of the pass, from the start of its turn */
+    uint64_t wait_ns;    /* of it, waiting for streamed weights */
+    uint64_t read_bytes; /* weights read meanwhile, partly ahead for the next pass */
+    uint32_t n_tokens;   /* of all items */
+    uint32_t n_rows;     /* tokens with logits */
+} qsf_pass_report;
+
+/* Evaluates the tokens of all items in one pass over the weights: at most chunk_tokens of the plan,
+ * and logits for at most logits_rows of them, or for any number if only one item wants some.
+ * The results have the same bits as if each session were alone. The logits of an item's last token
+ * become its session's, if it wants any. *report, unless NULL, is filled. Allocates no memory.
+ * A session that is cancelled meanwhile does not change, and its item has QSF_ERR_CANCELLED; when
+ * all are, the pass ends early. Returns QSF_OK if an item succeeded. QSF_ERR_ARG: nothing was
+ * evaluated. After other errors all items have that status, and no session holds other tokens. */
+QSF_API qsf_status qsf_model_pass(qsf_model *m, qsf_pass_item *items, uint32_t n_items,
+                                  qsf_pass_report *report);
+
+/* The choice of one token. Unused pointers are NULL, unused numbers 0. */
+typedef struct qsf_choose_item {
+    qsf_session *session;    /* whose logits; NULL if logits are given */
+    const float *logits;     /* [n_vocab] instead of the session's, such as a row of a pass */
+    const qsf_sampling *how; /* NULL: chooses nothing, `token` is the caller's */
+    const uint32_t *recent;  /* [n_recent] the repetition penalty applies to these tokens, */
+    size_t n_recent;         /* presence and frequency penalty to the last n_counted of them */
+    size_t n_counted;        /* at most n_recent */
+    const uint32_t *mask;   /* [ceil(n_vocab / 32)] token i is allowed: bit i % 32 of word i / 32 */
+    const uint32_t *biased; /* [n_biased] tokens that `biases` are added to the logits of */
+    const float *biases;    /* [n_biased] -1e6 .. 1e6 */
+    size_t n_biased;
+    uint64_t random_state;    /* as of qsf_session_sample(); if a single token is allowed, none is
+                               * drawn */
+    uint32_t token;           /* the result */
+    uint32_t *logprob_tokens; /* [n_logprobs] receives the token, then the most probable ones, */
+    float *logprobs;          /* [n_logprobs] and these their log-probabilities, as those of */
+    size_t n_logprobs;        /* qsf_session_logprobs() */
+    qsf_status status;
+} qsf_choose_item;
+
+/* Chooses a token for each item: masks, adds biases, then as qsf_session_sample(). Sessions and
+ * their logits do not change. QSF_ERR_ARG: nothing was chosen. Otherwise every item has a status,
+ * and the function returns the first that is not QSF_OK. */
+QSF_API qsf_status qsf_model_choose(qsf_model *m, qsf_choose_item *items, uint32_t n_items);
+
+/* ---- cdef end ---- */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
