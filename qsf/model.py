@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.native.opening import io_origin, open_native, plan_native, text_budget_bytes
 from qsf.options import GenerationOptions, ModelOptions
+from qsf.passes import choose_items, run_items
 from qsf.session import Session, Uncopyable, create_session
 from qsf.taking import taking
 from qsf.text.arguments import as_messages, as_tokens
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
+    from qsf.errors import QsfError
     from qsf.native import binding
+    from qsf.passes import Choice, Chosen, PassItem, PassReport
     from qsf.text.chat import ChatTemplate
     from qsf.text.generation import GenerationStats
     from qsf.text.sampling import SamplingParams
@@ -287,6 +290,33 @@ class Model(Uncopyable):
         self._opened.native.owner.check()
         for session in tuple(self._opened.sessions):
             session.cancel()
+
+    def run_pass(self, items: Sequence[PassItem]) -> PassReport:
+        """Evaluate tokens of several sessions in one pass over the weights.
+
+        Together at most ``info.plan.chunk_tokens`` tokens, and logits of at most
+        ``info.plan.logits_rows`` of them unless only one item wants some. The results have the
+        same bits as if each session were alone.
+
+        Raises:
+            QsfArgumentError: an item cannot be evaluated; nothing was.
+            QsfIOError, QsfFormatError: the weights could not be read, or are damaged. No session
+                holds other tokens than before.
+        """
+        return run_items(self._opened, items)
+
+    def choose(self, choices: Sequence[Choice]) -> list[Chosen | QsfError]:
+        """Choose the next token for each of several sessions.
+
+        Returns:
+            For each what was chosen, or why nothing could be: logits that are not finite, a mask
+            that allows no token.
+
+        Raises:
+            QsfArgumentError: an argument is out of range, or a session has no logits; nothing was
+                chosen.
+        """
+        return choose_items(self._opened, choices)
 
     @taking(GenerationOptions)
     def generate(self, prompt: str | Sequence[int], options: Any) -> Iterator[str]:

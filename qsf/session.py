@@ -109,6 +109,7 @@ class Session(Uncopyable):
         self._sequence = array("I")  # begins with the tokens that it holds
         self._cancel_lock = threading.RLock()  # cancel() may meet close()
         self._running: list[Generation] = []
+        self.is_pass_cancelled: bool | None = None  # None: no pass evaluates it
         self._stats: GenerationStats | None = None
 
     def close(self) -> None:
@@ -265,9 +266,13 @@ class Session(Uncopyable):
         return out
 
     def cancel(self) -> None:
-        """End the running ``generate`` and ``chat``, from any thread, within one layer's time."""
+        """End running ``generate``, ``chat`` and passes, from any thread, within a layer's time."""
         self._native.owner.check()
-        self._cancel(self._running)
+        with self._cancel_lock:
+            self._cancel(self._running)
+            if self.is_pass_cancelled is False:
+                self.is_pass_cancelled = True
+                self._native.cancel()
 
     def _cancel(self, asked: Iterable[Generation]) -> None:
         with self._cancel_lock:

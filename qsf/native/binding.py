@@ -23,6 +23,7 @@ from qsf.native.records import trace_kind_name as trace_kind_name
 
 if TYPE_CHECKING:
     from array import array
+    from collections.abc import Mapping
 
     import numpy as np
     import numpy.typing as npt
@@ -44,7 +45,8 @@ BUDGET_AUTO: int = lib.QSF_BUDGET_AUTO
 _MAX_EVENTS = 64  # more than the engine keeps
 
 
-def _error(status: int) -> errors.QsfError:
+def error_of(status: int) -> errors.QsfError:
+    """Return the exception for the latest error of this thread, of this ``qsf_status``."""
     detail = ffi.string(lib.qsf_error_detail()).decode("utf-8", "replace")
     kind = _ERROR_OF_STATUS.get(status, errors.QsfError)
     if status == lib.QSF_ERR_FORMAT:  # the engine has no status of its own for damage
@@ -55,7 +57,7 @@ def _error(status: int) -> errors.QsfError:
 def check_status(status: int) -> None:
     """Raise the exception that belongs to ``status``, a ``qsf_status``, unless it is ``QSF_OK``."""
     if status != lib.QSF_OK:
-        raise _error(status)
+        raise error_of(status)
 
 
 def _text(chars: Any) -> str:
@@ -127,6 +129,7 @@ class Options:
     ctx_tokens: int | None = None
     chunk_tokens: int | None = None
     max_sessions: int | None = None
+    logits_rows: int | None = None
     is_pinned: bool = False
     is_exact: bool = False
     kv_k_type: int | None = None
@@ -196,6 +199,7 @@ class MemoryPlan:
     chunk_tokens: int
     n_threads: int
     max_sessions: int
+    logits_rows: int
     kv_k_bits: int
     kv_v_bits: int
     kv_is_rotated: bool
@@ -320,6 +324,7 @@ class NativeModel:
         check_status(lib.qsf_model_open(_path(path), options.as_struct(), out))
         self.owner = _Owner(lib.qsf_model_close, "model")
         self._handle: Any = ffi.gc(out[0], self.owner)
+        self.n_vocab = self.info().n_vocab
 
     def close(self) -> None:
         """Let go of the model; its memory is freed with its last session."""
@@ -538,8 +543,11 @@ class NativeSampler:
         min_p: float,
         repetition_penalty: float,
         seed: int,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
     ) -> None:
-        """Take parameters that ``SamplingParams`` has checked."""
+        """Take parameters that ``SamplingParams`` has checked; ``logit_bias`` is by token id."""
         self._how = ffi.new("qsf_sampling *")
         lib.qsf_sampling_default(self._how)
         self._how.temperature = temperature
@@ -547,11 +555,16 @@ class NativeSampler:
         self._how.top_k = top_k
         self._how.min_p = min_p
         self._how.repetition_penalty = repetition_penalty
+        self._how.frequency_penalty = frequency_penalty
+        self._how.presence_penalty = presence_penalty
+        self._n_biased = len(logit_bias or ())
+        self._biased = ffi.new("uint32_t[]", list(logit_bias or ()))
+        self._biases = ffi.new("float[]", list((logit_bias or {}).values()))
         self._random_state = ffi.new("uint64_t *", seed)
         self._token = ffi.new("uint32_t *")
 
     def choose(self, session: NativeSession, recent: array[int]) -> int:
-        """Return the next token; the repetition penalty applies to ``recent``."""
+        """Return the next token; penalties apply to ``recent``, and biases not at all."""
         check_status(
             lib.qsf_session_sample(
                 session._live_handle(),
@@ -563,6 +576,15 @@ class NativeSampler:
             )
         )
         return int(self._token[0])
+
+    def fill(self, item: Any) -> None:
+        """Fill what a ``qsf_choose_item`` has of a sampler."""
+        item.how, item.random_state = self._how, self._random_state[0]
+        item.biased, item.biases, item.n_biased = self._biased, self._biases, self._n_biased
+
+    def take_state(self, item: Any) -> None:
+        """Go on from where the choice of ``item`` has left the random generator."""
+        self._random_state[0] = item.random_state
 
 
 def _tokens(tokens: array[int]) -> Any:

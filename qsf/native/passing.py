@@ -1,0 +1,185 @@
+"""One pass over the weights for many sessions, and one choice for many: lists to C and back."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qsf import errors
+from qsf.native._qsf import ffi, lib
+from qsf.native.binding import check_status, error_of
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from qsf.native.binding import NativeModel, NativeSampler, NativeSession
+
+WANTS = {"none": lib.QSF_WANTS_NONE, "last": lib.QSF_WANTS_LAST, "all": lib.QSF_WANTS_ALL}
+"""Which tokens of an item get logits: their names in Python."""
+
+
+@dataclass(slots=True)
+class NativeItem:
+    """What a pass does for one session; fields as ``qsf_pass_item`` in qsf_pass.h."""
+
+    session: NativeSession
+    tokens: array[int]
+    wants: str = "last"
+    logits: npt.NDArray[np.float32] | None = None
+    is_cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What a pass took.
+
+    Attributes:
+        ns: nanoseconds of the pass, from the start of its turn.
+        wait_ns: of them, those of waiting for streamed weights.
+        read_bytes: weights that were read meanwhile, partly ahead for the next pass.
+        n_tokens: tokens of all items.
+        n_rows: tokens with logits.
+    """
+
+    ns: int
+    wait_ns: int
+    read_bytes: int
+    n_tokens: int
+    n_rows: int
+
+
+def run_pass(model: NativeModel, items: Sequence[NativeItem]) -> PassReport:
+    """Evaluate all items in one pass; sets ``is_cancelled`` of each.
+
+    Raises:
+        QsfError: the pass failed, and no session holds other tokens than before.
+    """
+    structs = ffi.new("qsf_pass_item[]", len(items))
+    keep: list[Any] = []  # owners of the memory that the structs point to
+    for struct, item in zip(structs, items, strict=True):
+        struct.session = item.session._live_handle()
+        keep.append(ffi.from_buffer("uint32_t[]", item.tokens))
+        struct.tokens = keep[-1]
+        struct.n_tokens = len(item.tokens)
+        struct.wants = WANTS[item.wants]
+        if item.logits is not None:
+            keep.append(ffi.from_buffer("float[]", item.logits, require_writable=True))
+            struct.logits = keep[-1]
+    report = ffi.new("qsf_pass_report *")
+    status = lib.qsf_model_pass(model._live_handle(), structs, len(items), report)
+    if status != lib.QSF_ERR_CANCELLED:
+        check_status(status)
+    for struct, item in zip(structs, items, strict=True):
+        item.is_cancelled = struct.status == lib.QSF_ERR_CANCELLED
+    return PassReport(*(int(getattr(report, name)) for name in PassReport.__slots__))
+
+
+class Chosen(NamedTuple):
+    """A chosen token.
+
+    Attributes:
+        token: its id.
+        logprob: its log-probability by the model alone; None where it was not asked for.
+        top: (id, log-probability) of the most probable tokens, best first.
+    """
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class NativeChoice:
+    """One choice; fields as ``qsf_choose_item`` in qsf_pass.h.
+
+    Attributes:
+        n_logprobs: 0: none; 1: of the chosen token; more: then of the most probable ones.
+        token: where ``sampler`` is None, nothing is chosen: the token whose log-probability is
+            asked for.
+    """
+
+    session: NativeSession | None
+    sampler: NativeSampler | None
+    recent: array[int]
+    n_counted: int = 0
+    mask: Any = None
+    n_logprobs: int = 0
+    logits: npt.NDArray[np.float32] | None = None
+    token: int = 0
+
+
+def choose(model: NativeModel, choices: Sequence[NativeChoice]) -> list[Chosen | errors.QsfError]:
+    """Choose a token for each.
+
+    Returns:
+        For each what was chosen, or why nothing could be: NaN among its logits, a mask that
+        allows no token.
+
+    Raises:
+        QsfArgumentError: an argument is out of range; nothing was chosen.
+    """
+    structs = ffi.new("qsf_choose_item[]", len(choices))
+    keep: list[Any] = []
+    for struct, choice in zip(structs, choices, strict=True):
+        # All that a struct points to must live until the call has ended, and its results are read.
+        keep.extend(_fill(struct, choice, model))
+        struct.status = 1  # of no item that was tried
+    status = lib.qsf_model_choose(model._live_handle(), structs, len(choices))
+    if choices and structs[0].status == 1:
+        check_status(status)
+    return [_result(*pair) for pair in zip(structs, choices, strict=True)]
+
+
+def _fill(struct: Any, choice: NativeChoice, model: NativeModel) -> list[Any]:
+    """Fill a ``qsf_choose_item``; return the memory that it points to."""
+    keep: list[Any] = []
+
+    def pointer(kind: str, values: Any) -> Any:
+        keep.append(ffi.from_buffer(kind, values))
+        return keep[-1]
+
+    if choice.session is not None:
+        struct.session = choice.session._live_handle()
+    if choice.logits is not None:
+        if choice.logits.size != model.n_vocab:
+            raise errors.QsfArgumentError(
+                f"logits are {choice.logits.size}, but the vocabulary has {model.n_vocab}"
+            )
+        struct.logits = pointer("float[]", choice.logits)
+    struct.recent = pointer("uint32_t[]", choice.recent)
+    struct.n_recent = len(choice.recent)
+    struct.n_counted = choice.n_counted
+    struct.token = choice.token
+    if choice.mask is not None:
+        n_bytes = (model.n_vocab + 31) // 32 * 4
+        struct.mask = ffi.cast("uint32_t *", pointer("char[]", choice.mask))
+        if len(keep[-1]) < n_bytes:
+            raise errors.QsfArgumentError(
+                f"a mask of {len(keep[-1])} bytes is too short: the vocabulary needs {n_bytes}"
+            )
+    if choice.sampler is not None:
+        choice.sampler.fill(struct)
+    if choice.n_logprobs:
+        struct.n_logprobs = choice.n_logprobs
+        keep.append(ffi.new("uint32_t[]", choice.n_logprobs))
+        struct.logprob_tokens = keep[-1]
+        keep.append(ffi.new("float[]", choice.n_logprobs))
+        struct.logprobs = keep[-1]
+    return keep
+
+
+def _result(struct: Any, choice: NativeChoice) -> Chosen | errors.QsfError:
+    if choice.sampler is not None:
+        choice.sampler.take_state(struct)
+    if struct.status != lib.QSF_OK:
+        return error_of(struct.status)
+    n = choice.n_logprobs
+    if n == 0:
+        return Chosen(struct.token)
+    pairs = list(zip(struct.logprob_tokens[0:n], struct.logprobs[0:n], strict=True))
+    return Chosen(struct.token, pairs[0][1], tuple(pairs[1:]))
