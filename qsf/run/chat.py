@@ -18,8 +18,9 @@ from qsf.options import GenerationOptions, described
 from qsf.run import report
 from qsf.run.answer import generate, say, say_lines, show
 from qsf.run.conversation import read_messages, with_system, write_messages
-from qsf.run.options import Request, valid_text
+from qsf.run.options import Request
 from qsf.shell import command
+from qsf.shell.arguments import valid_text
 from qsf.shell.command import StoppedError
 from qsf.text.tokenizer import max_text_bytes
 

@@ -19,8 +19,9 @@ from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryErro
 from qsf.file.reader import is_qsf_file
 from qsf.run import report
 from qsf.run.answer import generate, say_lines, show
-from qsf.run.options import Request, UsageError, parse, valid_text
+from qsf.run.options import Request, parse
 from qsf.shell import command
+from qsf.shell.arguments import UsageError, valid_text
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE, StoppedError
 from qsf.text.tokenizer import max_text_bytes
 

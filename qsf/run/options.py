@@ -4,29 +4,14 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from qsf.options import (
-    Flag,
-    GenerationOptions,
-    Keywords,
-    Kind,
-    ModelOptions,
-    Option,
-    Switch,
-    Texts,
-    described,
-)
+from qsf.options import GenerationOptions, ModelOptions, described
 from qsf.run.config import read_defaults
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_Options = TypeVar("_Options", ModelOptions, GenerationOptions)
+from qsf.shell.arguments import Group, Parser, UsageError, taken, valid_text
 
 _EPILOG = """\
 examples:
@@ -74,46 +59,12 @@ _HABITS = {
 }
 
 
-class UsageError(Exception):
-    """The command line is wrong."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
-        self.flags: list[str] = []
-
-    def error(self, message: str) -> NoReturn:
-        unknown = message.removeprefix("unrecognized arguments: ")
-        if unknown != message:
-            message = f"there is no {unknown.split()[0]}{self._suggestion(unknown.split()[0])}"
-            if not unknown.startswith("-"):
-                message = f"one MODEL is enough: what is {unknown!r}? Texts with spaces need quotes"
-        # "argument -n/--max-tokens/--n-predict: ..." names the option in each of its ways.
-        raise UsageError(re.sub(r"^argument (?:-\w/)?([\w-]+)[\w/-]*:", r"\1:", message))
-
-    def _suggestion(self, word: str) -> str:
-        from difflib import get_close_matches
-
-        word = word.split("=")[0]
-        longer = [name for name in self.flags if len(word) > 3 and name.startswith(word)]
-        likely = longer or get_close_matches(word, self.flags, 1)
-        return f": did you mean {likely[0]}?" if likely else ""
-
-
 class _Help(argparse.Action):
     """Prints the short help, or with ``const`` all of it, and exits."""
 
     def __call__(self, *_: Any) -> NoReturn:
         _parser(shows_all=bool(self.const)).print_help()
         sys.exit(0)
-
-
-class _Merge(argparse.Action):
-    """Adds what is given to what was given before."""
-
-    def __call__(self, _parser: Any, options: Any, given: Any, _flag: Any = None) -> None:
-        setattr(options, self.dest, {**(getattr(options, self.dest) or {}), **given})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,61 +93,10 @@ class Request:
     has_special: bool
 
 
-class _Group:
-    """A group of options in the help; the short help leaves out those that are not main."""
-
-    def __init__(self, parser: _Parser, title: str, *, shows_all: bool) -> None:
-        self._parser = parser
-        self._group = parser.add_argument_group(title)
-        self._shows_all = shows_all
-
-    def add(self, *names: str, help: str, is_main: bool = False, **values: Any) -> None:
-        shown = help.replace("%", "%%") if is_main or self._shows_all else argparse.SUPPRESS
-        if not self._shows_all:
-            names = (
-                tuple(name for name in names if len(name) == 2)
-                + tuple(name for name in names if len(name) > 2)[:1]
-            )
-        self._parser.flags += [name for name in names if name.startswith("--")]
-        self._group.add_argument(*names, help=shown, **values)
-
-    def add_option(self, option: Option) -> None:
-        """Add an option of qsf/options.py."""
-        short = [name for name in option.also if not name.startswith("--")]
-        names = [*short, option.flag, *(name for name in option.also if name not in short)]
-        kind = option.kind
-        values: dict[str, Any] = {"help": option.help_text, "is_main": option.is_main}
-        if isinstance(kind, Flag) and kind.choices is None:
-            self.add(*names, action="store_true", **values)
-            return
-        values |= {"default": option.default, "dest": option.name}
-        if kind.choices is not None:
-            self.add(*names, choices=kind.choices, **values)
-            return
-        if isinstance(kind, Texts):
-            values |= {"action": "append", "default": None}
-        elif isinstance(kind, Keywords):
-            values["action"] = _Merge
-        self.add(*names, type=_parser_of(kind), metavar=kind.metavar, **values)
-
-
-def _parser_of(kind: Kind) -> Callable[[str], Any]:
-    """Return ``kind.parse`` with its error as argparse shows it."""
-
-    def parse(text: str) -> Any:
-        try:
-            value = kind.parse(text)
-            return valid_text(value) if isinstance(kind, Texts) else value
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse
-
-
 # argparse and not typer, as in the tools for which memory does not matter: typer brings
 # pydantic, and with it 22 MiB of a budget that counts the whole process (argparse: 2 MiB).
-def _parser(*, shows_all: bool = True) -> _Parser:
-    parser = _Parser(
+def _parser(*, shows_all: bool = True) -> Parser:
+    parser = Parser(
         prog="qsf run",
         usage="qsf run [options] MODEL     (the same as qsf-run; qsf chat MODEL chats)",
         description="Generate text with a model inside a memory budget. On a terminal, without a "
@@ -212,19 +112,19 @@ def _parser(*, shows_all: bool = True) -> _Parser:
         nargs="?",
         help="a .qsf file, a HuggingFace folder, a GGUF file, or a name such as Qwen/Qwen3-4B",
     )
-    _add_prompt_options(_Group(parser, "prompt", shows_all=shows_all))
-    group = _Group(parser, "choice of tokens", shows_all=shows_all)
+    _add_prompt_options(Group(parser, "prompt", shows_all=shows_all))
+    group = Group(parser, "choice of tokens", shows_all=shows_all)
     for option in described(GenerationOptions, "run"):
         group.add_option(option)
-    group = _Group(parser, "memory and speed", shows_all=shows_all)
+    group = Group(parser, "memory and speed", shows_all=shows_all)
     for option in described(ModelOptions, "run"):
         group.add_option(option)
     group.add("--plan", action="store_true", help="print where the memory would go, and exit")
-    _add_output_options(_Group(parser, "output", shows_all=shows_all))
+    _add_output_options(Group(parser, "output", shows_all=shows_all))
     return parser
 
 
-def _add_output_options(group: _Group) -> None:
+def _add_output_options(group: Group) -> None:
     group.add(
         "-v",
         "--verbose",
@@ -252,7 +152,7 @@ def _add_output_options(group: _Group) -> None:
     )
 
 
-def _add_prompt_options(group: _Group) -> None:
+def _add_prompt_options(group: Group) -> None:
     group.add("-m", "--model", dest="named_model", metavar="MODEL", help="the same as MODEL")
     group.add(
         "-p",
@@ -323,8 +223,8 @@ def parse(arguments: list[str]) -> Request:
         prompt_file=options.prompt_file,
         system=None if options.system is None else valid_text(options.system),
         history=None if options.history is None else Path(options.history),
-        generation=_taken(GenerationOptions, options),
-        opening=_taken(ModelOptions, options),
+        generation=taken(GenerationOptions, options),
+        opening=taken(ModelOptions, options),
         is_interactive=options.interactive,
         is_raw=options.raw,
         is_plan=options.plan,
@@ -356,19 +256,3 @@ def _check(options: argparse.Namespace) -> None:
             raise UsageError(f"--raw has no turns: leave --{name.replace('_', '-')} out")
     if options.json and (options.interactive or options.plan):
         raise UsageError("--json is for one answer, not for --interactive or --plan")
-
-
-def _taken(kind: type[_Options], given: argparse.Namespace) -> _Options:
-    """Return the options of ``kind`` as they were given. Raises UsageError."""
-    values = {option.name: getattr(given, option.name) for option in described(kind, "run")}
-    for option in described(kind, "run"):
-        if isinstance(option.kind, Switch):
-            values[option.name] = option.kind.parse(values[option.name] or "auto")
-        elif isinstance(option.kind, Texts):
-            values[option.name] = values[option.name] or ()
-    return kind(**values)
-
-
-def valid_text(text: str) -> str:
-    """Return text from outside without lone surrogates, which stand for bytes not in UTF-8."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

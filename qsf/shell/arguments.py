@@ -1,0 +1,123 @@
+"""Command lines made of the descriptions of options, for `qsf run` and `qsf serve`."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from qsf.options import Flag, Keywords, Kind, Option, Switch, Texts, described
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Options = TypeVar("_Options")
+
+
+class UsageError(Exception):
+    """The command line is wrong."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are UsageErrors, with a guess at what was meant."""
+
+    def __init__(self, **values: Any) -> None:
+        """Take what argparse takes."""
+        super().__init__(**values)
+        self.flags: list[str] = []
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError."""
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            message = f"there is no {unknown.split()[0]}{self._suggestion(unknown.split()[0])}"
+            if not unknown.startswith("-"):
+                message = f"one MODEL is enough: what is {unknown!r}? Texts with spaces need quotes"
+        # "argument -n/--max-tokens/--n-predict: ..." names the option in each of its ways.
+        raise UsageError(re.sub(r"^argument (?:-\w/)?([\w-]+)[\w/-]*:", r"\1:", message))
+
+    def _suggestion(self, word: str) -> str:
+        from difflib import get_close_matches
+
+        word = word.split("=")[0]
+        longer = [name for name in self.flags if len(word) > 3 and name.startswith(word)]
+        likely = longer or get_close_matches(word, self.flags, 1)
+        return f": did you mean {likely[0]}?" if likely else ""
+
+
+class _Merge(argparse.Action):
+    """Adds what is given to what was given before."""
+
+    def __call__(self, _parser: Any, options: Any, given: Any, _flag: Any = None) -> None:
+        setattr(options, self.dest, {**(getattr(options, self.dest) or {}), **given})
+
+
+class Group:
+    """A group of options in the help; the short help leaves out those that are not main."""
+
+    def __init__(self, parser: Parser, title: str, *, shows_all: bool) -> None:
+        """Add the group to the parser; ``shows_all``: the help is not the short one."""
+        self._parser = parser
+        self._group = parser.add_argument_group(title)
+        self._shows_all = shows_all
+
+    def add(self, *names: str, help: str, is_main: bool = False, **values: Any) -> None:
+        """Add an option, as argparse takes it."""
+        shown = help.replace("%", "%%") if is_main or self._shows_all else argparse.SUPPRESS
+        if not self._shows_all:
+            names = (
+                tuple(name for name in names if len(name) == 2)
+                + tuple(name for name in names if len(name) > 2)[:1]
+            )
+        self._parser.flags += [name for name in names if name.startswith("--")]
+        self._group.add_argument(*names, help=shown, **values)
+
+    def add_option(self, option: Option) -> None:
+        """Add an option of qsf/options.py."""
+        short = [name for name in option.also if not name.startswith("--")]
+        names = [*short, option.flag, *(name for name in option.also if name not in short)]
+        kind = option.kind
+        values: dict[str, Any] = {"help": option.help_text, "is_main": option.is_main}
+        if isinstance(kind, Flag) and kind.choices is None:
+            self.add(*names, action="store_true", **values)
+            return
+        values |= {"default": option.default, "dest": option.name}
+        if kind.choices is not None:
+            self.add(*names, choices=kind.choices, **values)
+            return
+        if isinstance(kind, Texts):
+            values |= {"action": "append", "default": None}
+        elif isinstance(kind, Keywords):
+            values["action"] = _Merge
+        self.add(*names, type=_parser_of(kind), metavar=kind.metavar, **values)
+
+
+def _parser_of(kind: Kind) -> Callable[[str], Any]:
+    """Return ``kind.parse`` with its error as argparse shows it."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind.parse(text)
+            return valid_text(value) if isinstance(kind, Texts) else value
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def taken(kind: type[_Options], given: argparse.Namespace, command: str = "run") -> _Options:
+    """Return the options of ``kind`` as they were given. Raises QsfArgumentError."""
+    options = described(kind, command)
+    values = {option.name: getattr(given, option.name) for option in options}
+    for option in options:
+        if isinstance(option.kind, Switch):
+            values[option.name] = option.kind.parse(values[option.name] or "auto")
+        elif isinstance(option.kind, Texts):
+            values[option.name] = values[option.name] or ()
+    return kind(**values)
+
+
+def valid_text(text: str) -> str:
+    """Return text from outside without lone surrogates, which stand for bytes not in UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
