@@ -209,6 +209,11 @@ class Model(Uncopyable):
         """How tokens are chosen unless ``generate`` is told otherwise."""
         return resolve_sampling(self._opened.generation)
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end a text."""
+        return self._opened.end_ids
+
     def sampling_params(self, **asked: float | None) -> SamplingParams:
         """Return how ``generate`` would choose tokens with these options; None: not given."""
         return resolve_sampling(self._opened.generation, **asked)

@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.report": frozenset({"qsf.errors", "qsf.file", "qsf.page", "qsf.shell"}),
     "qsf.find": frozenset({"qsf.errors", "qsf.file", "qsf.shell"}),
     "qsf.run": _MODEL | {"qsf.shell", "qsf.find"},
+    "qsf.serve": _MODEL | {"qsf.shell", "qsf.find", "qsf.run"},
     "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.report"}),
     "qsf.evaluate": _MODEL | {"qsf.shell"},
     "qsf_converter.sources": _BASE | {"qsf_converter.text"},

@@ -66,6 +66,11 @@ def bench() -> NoReturn:
     start("qsf.bench.cli")
 
 
+def serve() -> NoReturn:
+    """Start ``qsf-serve``."""
+    start("qsf.serve.cli")
+
+
 def chat() -> NoReturn:
     """Start ``qsf-run`` with ``--interactive``."""
     sys.argv[1:1] = ["--interactive"]
@@ -97,6 +102,7 @@ def complete() -> NoReturn:
 VERBS = {
     "run": (run, "generate text from a model"),
     "chat": (chat, "talk to a model"),
+    "serve": (serve, "answer HTTP requests with a model, many at a time"),
     "convert": (convert, "make a .qsf file from a HuggingFace folder or a GGUF file"),
     "inspect": (inspect, "say what is in a .qsf file, and check it"),
     "eval": (evaluate, "measure how well a model predicts a text"),

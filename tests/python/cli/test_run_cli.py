@@ -20,6 +20,7 @@ from qsf.errors import QsfStateError
 from qsf.run import cli
 from qsf.run import options as run_options
 from qsf.session import Session
+from qsf.shell.arguments import UsageError
 from qsf.shell.command import StoppedError
 
 KNOWN = ", there was a little girl named Lily."
@@ -465,5 +466,5 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(endless: Path, star
 
 
 def test_the_parser_does_not_guess_abbreviations() -> None:
-    with pytest.raises(run_options.UsageError):
+    with pytest.raises(UsageError):
         run_options.parse(["m.qsf", "--temper", "1"])

@@ -19,6 +19,7 @@ MODULES = {
     "qsf-run": "qsf.run.cli",
     "qsf-inspect": "qsf.inspect.cli",
     "qsf-eval": "qsf.evaluate.cli",
+    "qsf-serve": "qsf.serve.cli",
     "qsf.bench": "qsf.bench.cli",
     "qsf-plan": "qsf.bench.forecast",
     "qsf-list": "qsf.find.cli",

@@ -1,0 +1,217 @@
+"""What a request asks for: checked fields, and the jobs that they become."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from qsf.errors import QsfArgumentError
+from qsf.options import GenerationOptions, Number, Texts, Whole, described
+from qsf.serve.fields import Fields, shown
+from qsf.serve.job import Choosing, Event, Job
+from qsf.serve.problems import Problem, invalid
+from qsf.text.sampling import StopMatcher
+
+if TYPE_CHECKING:
+    from qsf.model import Model
+
+MAX_STOPS = 16
+MAX_BIASES = 1024
+MAX_MESSAGES = 256
+MAX_TOP = 20
+_SAMPLING = {o.name: o.kind for o in described(GenerationOptions)}
+_NAMES = ("temperature", "top_k", "min_p", "repetition_penalty")
+_PENALTY = Number(-2, 2)
+_SEED = Whole(-(2**63), 2**64 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The model, and what the options of the server say about every request."""
+
+    model: Model
+    name: str
+    fingerprint: str
+    most_choices: int
+    max_seconds: float | None = None
+    is_strict: bool = False
+    is_strict_model: bool = False
+
+    @property
+    def ctx_tokens(self) -> int:
+        """The most tokens of a sequence, prompt and answer together."""
+        return self.model.info.plan.ctx_tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class Asked:
+    """A request, checked: its prompts as tokens, and how they are to be continued.
+
+    ``n`` choices are made for each prompt.
+    """
+
+    prompts: list[list[int]]
+    choosing: Choosing
+    max_tokens: int
+    stops: Sequence[str]
+    n: int = 1
+    begins_text: bool = False
+    ignores_end: bool = False
+    is_stream: bool = False
+    has_usage: bool = False
+    has_progress: bool = False
+    has_pings: bool = True
+    salt: str = ""
+    ignored: Sequence[str] = ()
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def read_choosing(fields: Fields, serving: Serving, *, n_top: int, has_logprob: bool) -> Choosing:
+    """Return how tokens are chosen."""
+    asked: dict[str, Any] = {name: fields.take(name, _SAMPLING[name]) for name in _NAMES}
+    top_p = fields.take("top_p", Number(0, 1))
+    if top_p == 0:  # OpenAI's least: only the first
+        asked["top_k"] = 1
+    else:
+        asked["top_p"] = top_p
+    seed = fields.take("seed", _SEED)
+    if seed is None:
+        seed = int.from_bytes(os.urandom(4), "little")
+    return Choosing(
+        params=serving.model.sampling_params(**asked),
+        seed=seed % 2**64,
+        presence_penalty=fields.take("presence_penalty", _PENALTY, 0.0),
+        frequency_penalty=fields.take("frequency_penalty", _PENALTY, 0.0),
+        logit_bias=_read_biases(fields, serving),
+        n_top=n_top,
+        has_logprob=has_logprob,
+    )
+
+
+def _read_biases(fields: Fields, serving: Serving) -> Mapping[int, float]:
+    n_vocab = serving.model.info.n_vocab
+    name = fields.name("logit_bias")
+    biases = {}
+    for key, value in fields.mapping("logit_bias", MAX_BIASES).items():
+        if not key.isascii() or not key.isdigit() or len(key) > 9 or int(key) >= n_vocab:
+            raise invalid(
+                name, f"{name} must be for token ids below {n_vocab}, and one is {shown(key)}"
+            )
+        if not Number(-100, 100).is_valid(value):
+            raise invalid(
+                name, f"{name} must be from -100 to 100, and for token {key} it is {shown(value)}"
+            )
+        biases[int(key)] = float(value)
+    return biases
+
+
+def read_stops(fields: Fields, name: str = "stop") -> list[str]:
+    """Return the texts that end an answer."""
+    value = fields.take(name, Texts(), [])
+    stops = [value] if isinstance(value, str) else list(value)
+    if len(stops) > MAX_STOPS:
+        name = fields.name(name)
+        raise invalid(name, f"{name} has {len(stops)} texts, and {MAX_STOPS} is the limit")
+    return stops
+
+
+def read_choices(fields: Fields, serving: Serving) -> int:
+    """Return how many answers are wanted."""
+    n = fields.take("n", Whole(1, 128), 1)
+    if n > serving.most_choices:
+        raise invalid("n", f"n is {n}, and this server makes {serving.most_choices} at a time")
+    return int(n)
+
+
+def read_model(fields: Fields, serving: Serving) -> None:
+    """Take the model's name: any will do, unless the server is strict."""
+    name = fields.text("model")
+    if serving.is_strict_model and name is not None and name != serving.name:
+        raise Problem(
+            404,
+            "model_not_found",
+            f"the model {name!r} is not here: {serving.name} is",
+            param="model",
+        )
+
+
+def finish(fields: Sequence[Fields], serving: Serving) -> Sequence[str]:
+    """Return the fields that have no effect. A strict server raises Problem."""
+    names = [name for part in fields for name in part.rest()]
+    if names and serving.is_strict:
+        raise invalid(
+            names[0],
+            f"{names[0]} is not known here, and the server is strict",
+            "unsupported_parameter",
+        )
+    return names
+
+
+def fit(prompts: list[list[int]], max_tokens: int | None, serving: Serving, name: str) -> int:
+    """Return how many tokens an answer may have. Raises Problem where it cannot fit the context."""
+    ctx_tokens = serving.ctx_tokens
+    n_prompt = max(map(len, prompts))
+    if min(map(len, prompts)) == 0:
+        raise invalid(name, f"{name} is empty: there is no token to begin with")
+    n_free = ctx_tokens - n_prompt
+    if n_free < (max_tokens or 1):
+        answer = f" and max_tokens is {max_tokens}" if max_tokens else ""
+        raise invalid(
+            name,
+            f"{name} has {n_prompt} tokens{answer}, but the context holds {ctx_tokens}",
+            "context_length_exceeded",
+        )
+    return max_tokens or n_free
+
+
+def encode_text(text: str, serving: Serving, name: str) -> list[int]:
+    """Return the tokens of a text that is to be continued. Raises Problem."""
+    try:
+        return serving.model.tokenizer.encode(text, max_tokens=serving.ctx_tokens)
+    except QsfArgumentError as error:
+        raise too_long(error, name) from None
+
+
+def too_long(error: QsfArgumentError, name: str) -> Problem:
+    """Return the problem of a text that cannot be encoded: mostly, that it is too long."""
+    is_long = error.argument == "prompt"
+    return invalid(name, str(error), "context_length_exceeded" if is_long else "invalid_value")
+
+
+def make_jobs(
+    asked: Asked,
+    serving: Serving,
+    sink: Callable[[int, Event], None],
+    *,
+    owner: str,
+    name: str,
+    max_seconds: float | None,
+) -> list[Job]:
+    """Return the jobs: the choices of the first prompt, of the second, and so on."""
+    model = serving.model
+    end_ids = frozenset() if asked.ignores_end else model.end_ids
+    jobs = []
+    for index in range(len(asked.prompts) * asked.n):
+        how = asked.choosing
+        seed = (how.seed + index % asked.n) % 2**64
+        jobs.append(
+            Job(
+                prompt=array("I", asked.prompts[index // asked.n]),
+                choosing=replace(how, seed=seed),
+                max_tokens=asked.max_tokens,
+                decoder=model.tokenizer.incremental(at_start=asked.begins_text),
+                matcher=StopMatcher(asked.stops),
+                end_ids=end_ids,
+                sink=lambda _job, event, index=index: sink(index, event),  # type: ignore[misc]
+                owner=owner,
+                salt=asked.salt or owner,
+                name=name,
+                max_seconds=max_seconds,
+                wants_progress=asked.has_progress,
+            )
+        )
+    return jobs

@@ -1,0 +1,197 @@
+"""One request: its jobs, what they have said so far, and the answer in the form of an API."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qsf.serve.job import Chosen, Event, Job
+from qsf.serve.problems import Problem
+
+if TYPE_CHECKING:
+    from qsf.serve.asked import Asked
+    from qsf.serve.http import Exchange
+    from qsf.serve.scheduler import Scheduler
+
+PING_SECONDS = 15.0
+
+Sent = tuple[str, Any]
+"""An event of a stream: its name, mostly "", and what is sent: JSON, or a text as it is."""
+
+
+@dataclass
+class Choice:
+    """One answer, as far as it is known."""
+
+    job: Job
+    texts: list[str] = field(default_factory=list)
+    tokens: list[Chosen] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.texts)
+
+
+class Form(Protocol):
+    """How an API says things. ``Choice``s are in the order of the jobs."""
+
+    @property
+    def name(self) -> str:
+        """The id of the answer."""
+
+    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
+        """Return the first events of a stream."""
+
+    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
+        """Return the events for more text."""
+
+    def end(self, index: int, choice: Choice) -> list[Sent]:
+        """Return the events for the end of one choice."""
+
+    def finish(self, choices: Sequence[Choice]) -> list[Sent]:
+        """Return the last events of a stream that went well."""
+
+    def fail(self, problem: Problem) -> list[Sent]:
+        """Return the last events of a stream that did not."""
+
+    def whole(self, choices: Sequence[Choice]) -> object:
+        """Return the answer in one piece."""
+
+
+class Call:
+    """The jobs of one request and their events, which the engine's thread has sent to the loop."""
+
+    def __init__(self) -> None:
+        """Begin with no event."""
+        self._events: deque[tuple[int, Event]] = deque()
+        self._wanted: asyncio.Future[None] | None = None
+        self._is_gone = False
+
+    def put(self, index: int, event: Event) -> None:
+        """Take an event of the job number ``index``; in the loop's thread."""
+        self._events.append((index, event))
+        self._wake()
+
+    def mark_gone(self) -> None:
+        """Note that the client has gone."""
+        self._is_gone = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
+
+    async def events(self, n_jobs: int, seconds: float) -> AsyncIterator[tuple[int, Event] | None]:
+        """Yield (index, event) until all jobs have ended, None after ``seconds`` without one.
+
+        It ends early when the client has gone.
+        """
+        loop = asyncio.get_running_loop()
+        n_left = n_jobs
+        while n_left and not self._is_gone:
+            if not self._events:
+                self._wanted = loop.create_future()
+                timer = loop.call_later(seconds, self._wake)
+                await self._wanted
+                timer.cancel()
+                if not self._events and not self._is_gone:
+                    yield None
+                continue
+            index, event = self._events.popleft()
+            n_left -= event.is_last
+            yield index, event
+
+
+async def answer_call(
+    exchange: Exchange,
+    scheduler: Scheduler,
+    asked: Asked,
+    form: Form,
+    make: Callable[[Callable[[int, Event], None]], Sequence[Job]],
+    post: Callable[[Call, int, Event], None],
+) -> Sequence[Choice]:
+    """Submit the jobs of a request and send the answer. Raises Problem before its first byte.
+
+    Args:
+        exchange: the request.
+        scheduler: that runs the jobs.
+        asked: what the request asks for.
+        form: of the answer.
+        make: makes the jobs, given what takes their events.
+        post: sends an event from the engine's thread to this call.
+    """
+    call = Call()
+    jobs = make(lambda index, event: post(call, index, event))
+    choices = [Choice(job) for job in jobs]
+    scheduler.submit(jobs)
+    if asked.ignored:
+        exchange.headers["x-qsf-ignored"] = (
+            ", ".join(asked.ignored)[:1000].encode("ascii", "replace").decode()
+        )
+    exchange.on_gone = call.mark_gone
+    if exchange.is_gone:
+        call.mark_gone()
+    try:
+        if asked.is_stream:
+            await _stream(exchange, call, asked, form, choices)
+        else:
+            async for item in call.events(len(jobs), 3600.0):
+                _take(choices, item)
+            if not exchange.is_gone:
+                await exchange.send_json(form.whole(choices))
+    finally:
+        for choice in choices:
+            if not choice.reason:
+                scheduler.cancel(choice.job)
+    return choices
+
+
+def _take(choices: Sequence[Choice], item: tuple[int, Event] | None) -> None:
+    """Add an event to its choice. Raises the Problem that it is."""
+    if item is None:
+        return
+    index, event = item
+    if event.problem is not None:
+        choices[index].reason = "error"
+        raise event.problem
+    choice = choices[index]
+    if event.text:
+        choice.texts.append(event.text)
+    choice.tokens += event.tokens
+    choice.reason = event.reason
+
+
+async def _stream(
+    exchange: Exchange, call: Call, asked: Asked, form: Form, choices: Sequence[Choice]
+) -> None:
+    await exchange.begin_stream()
+    try:
+        await _send(exchange, form.begin(choices))
+        async for item in call.events(len(choices), PING_SECONDS):
+            if item is None:
+                if asked.has_pings:
+                    await exchange.send_comment("ping")
+                continue
+            _take(choices, item)
+            index, event = item
+            if event.text or event.tokens or event.n_done:
+                await _send(exchange, form.more(index, choices[index], event))
+            if event.is_last:
+                await _send(exchange, form.end(index, choices[index]))
+        await _send(exchange, form.finish(choices))
+    except Problem as problem:
+        await _send(exchange, form.fail(problem))
+        raise
+    finally:
+        exchange.end_stream()
+
+
+async def _send(exchange: Exchange, events: Sequence[Sent]) -> None:
+    for name, value in events:
+        await exchange.send_event(value, name)

@@ -1,0 +1,198 @@
+"""``qsf serve`` and ``qsf-serve``: answer HTTP requests with a model.
+
+Exit codes: 0 (ended by a signal), 1 (it could not be done), 2 (wrong options).
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qsf.errors import QsfError, QsfFormatError, QsfMemoryError
+from qsf.file.reader import is_qsf_file
+from qsf.serve.options import Request, ServeOptions, parse
+from qsf.shell import command
+from qsf.shell.arguments import UsageError
+from qsf.shell.command import EXIT_FAILED, EXIT_USAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qsf.model import Model
+    from qsf.native.binding import MemoryPlan
+    from qsf.serve.server import Server
+
+_FINGERPRINT_BYTES = 64 << 10
+_SWITCH_SECONDS = 0.0005  # how long the engine's thread waits for Python's lock, 5 ms by default
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run ``qsf-serve`` and return its exit code."""
+    command.prepare_streams()
+    words = sys.argv[1:] if arguments is None else arguments
+    request: Request | None = None
+    try:
+        if "--version" in words:
+            print(command.version_line("qsf-serve"), flush=True)
+            return 0
+        request = parse(words)
+        return _run(request)
+    except UsageError as error:
+        return _fail(f"{error} (see qsf-serve --help)", EXIT_USAGE)
+    except QsfError as error:
+        if request is None:
+            return _fail(command.explain(error), EXIT_USAGE)
+        read = Path(request.model) if isinstance(error, QsfFormatError) else None
+        return _fail(command.explain(error, read))
+    except OSError as error:
+        return _fail(command.explain_system(error))
+
+
+def _fail(text: str, exit_code: int = EXIT_FAILED) -> int:
+    command.say_error("qsf-serve", text)
+    return exit_code
+
+
+def _run(request: Request) -> int:
+    path = _find(request)
+    if isinstance(path, int):
+        return path
+    from qsf.model import Model
+    from qsf.text.parts import require_tokenizer
+
+    require_tokenizer(path)
+    opening = replace(request.opening, sessions=request.serving.parallel)
+    if request.is_plan:
+        return _print_plan(Model.plan(path, **opening.arguments()))
+    # Before the model is opened: what is there then, the plan of memory counts.
+    _leave_ssl_out()
+    try:
+        import h11  # noqa: F401
+    except ImportError:
+        return _fail("serving needs the Python package h11: pip install 'qsf[server]'")
+    import asyncio
+
+    from qsf.serve.server import Server  # noqa: F401
+
+    try:
+        model = Model(path, **opening.arguments())
+    except QsfMemoryError as error:
+        if error.plan is None:
+            raise
+        from qsf.native.opening import does_not_fit
+
+        raise QsfMemoryError(does_not_fit(error.plan, is_command=True)) from None
+    with model:
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        return asyncio.run(_serve(model, path, request))
+
+
+def _leave_ssl_out() -> None:
+    """Let asyncio be imported without ssl: 4 MB that a server without TLS does not need."""
+    if "ssl" not in sys.modules and "asyncio" not in sys.modules:
+        sys.modules["ssl"] = None  # type: ignore[assignment]
+
+
+def _find(request: Request) -> Path | int:
+    path = Path(request.model)
+    if is_qsf_file(path):
+        return path
+    from qsf.find.prepare import ChildFailedError, find_model
+
+    try:
+        return find_model(request.model, is_quiet=request.is_quiet, is_yes=request.is_yes)
+    except ChildFailedError as failed:
+        return failed.exit_code
+
+
+def _print_plan(plan: MemoryPlan) -> int:
+    from qsf.native.opening import does_not_fit
+    from qsf.run.report import plan_lines
+
+    for line in plan_lines(plan):
+        print(line)
+    sys.stdout.flush()
+    return 0 if plan.is_enough else _fail(does_not_fit(plan, is_command=True))
+
+
+def make_server(
+    model: Model, path: Path, options: ServeOptions, *, is_quiet: bool = False
+) -> Server:
+    """Return a server for an open model, which is not started."""
+    from qsf.serve.asked import Serving
+    from qsf.serve.engine import ModelEngine
+    from qsf.serve.gate import Gate, is_loopback, read_keys
+    from qsf.serve.metrics import Metrics
+    from qsf.serve.scheduler import Limits, Scheduler
+    from qsf.serve.server import Bounds, Server, log_line
+
+    engine = ModelEngine(model)
+    keys = () if options.api_key_file is None else read_keys(Path(options.api_key_file))
+    hosts = _texts(options.allowed_host)
+    gate = Gate(
+        keys=keys,
+        hosts=tuple(host.lower() for host in hosts),
+        origins=_texts(options.cors_origin),
+        has_any_host=not is_loopback(options.host) and not hosts,
+    )
+    limits = Limits(
+        max_waiting=options.queue,
+        max_waiting_tokens=16 * engine.ctx_tokens,
+        queue_seconds=options.queue_seconds,
+        pass_seconds=options.latency_ms / 1000,
+    )
+    metrics = Metrics()
+    serving = Serving(
+        model=model,
+        name=options.alias or path.stem,
+        fingerprint=_fingerprint(model, path),
+        most_choices=options.parallel,
+        max_seconds=options.max_seconds,
+        is_strict=options.strict,
+        is_strict_model=options.strict_model,
+    )
+    bounds = Bounds(max_body_bytes=options.max_body_mb << 20, max_connections=options.connections)
+    log = None if is_quiet else log_line
+    return Server(serving, Scheduler(engine, limits, metrics), metrics, gate, bounds, log)
+
+
+def _texts(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _fingerprint(model: Model, path: Path) -> str:
+    """Return a digest of what the bits of answers depend on: the file, and how it is computed."""
+    info = model.info
+    plan = info.plan
+    with path.open("rb") as file:
+        start = file.read(_FINGERPRINT_BYTES)  # its directory has the checksum of the rest
+    how = (info.file_bytes, plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated, plan.skipped_layers)
+    return "qsf-" + hashlib.blake2b(start + repr(how).encode(), digest_size=6).hexdigest()
+
+
+async def _serve(model: Model, path: Path, request: Request) -> int:
+    import asyncio
+
+    options = request.serving
+    server = make_server(model, path, options, is_quiet=request.is_quiet)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if stopped.is_set():
+            command.leave_at_once(number)
+        stopped.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    where = await server.start(options.host, options.port)
+    sys.stderr.write(f"qsf-serve: {server.serving.name} at {where}\n")
+    sys.stderr.flush()
+    await stopped.wait()
+    await server.stop(options.grace)
+    return 0

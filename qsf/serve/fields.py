@@ -1,0 +1,164 @@
+"""The fields of a request: taken one by one, checked, the rest named."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import reprlib
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from qsf.options import Kind
+from qsf.serve.problems import Problem, invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MAX_DEPTH = 64
+_NAMES = {bool: "true or false", str: "a text", list: "a list", dict: "an object"}
+
+
+def read_json(data: bytes) -> dict[str, Any]:
+    """Return the object that the body of a request is. Raises Problem."""
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        value = json.loads(data.decode(), parse_constant=refuse)
+        is_too_deep = _depth_is_above(value, MAX_DEPTH)
+        _check_unicode(value)
+    except RecursionError:
+        is_too_deep = True
+    except ValueError as error:
+        raise Problem(400, "invalid_json", f"the body is not JSON: {error}") from None
+    if is_too_deep:
+        raise Problem(400, "invalid_json", f"the body is nested more than {MAX_DEPTH} deep")
+    if not isinstance(value, dict):
+        raise Problem(400, "invalid_json", f"the body must be an object, not {shown(value)}")
+    return value
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it: short."""
+    return reprlib.repr(value)
+
+
+def _depth_is_above(value: object, most: int) -> bool:
+    layer = [value]
+    for _ in range(most):
+        layer = [
+            inner
+            for outer in layer
+            if isinstance(outer, list | dict)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, list | dict)
+        ]
+        if not layer:
+            return False
+    return True
+
+
+def _check_unicode(value: object) -> None:
+    """Raise ValueError (UnicodeEncodeError) for lone surrogates, which are not Unicode."""
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, str):
+            part.encode()
+        elif isinstance(part, list):
+            stack += part
+        elif isinstance(part, dict):
+            stack += part.keys()
+            stack += part.values()
+
+
+class Fields:
+    """The fields of one object of a request. A field that is null is absent."""
+
+    def __init__(self, values: Mapping[str, Any], place: str = "") -> None:
+        """Take the object; ``place`` is what errors put before the names, such as "stream."."""
+        self._values = {name: value for name, value in values.items() if value is not None}
+        self._place = place
+        self._taken: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether the field is there."""
+        return name in self._values
+
+    def name(self, name: str) -> str:
+        """Return the field's name with its place."""
+        return self._place + name
+
+    def raw(self, name: str) -> Any:
+        """Return a field as it is; None: absent."""
+        self._taken.add(name)
+        return self._values.get(name)
+
+    def take(self, name: str, kind: Kind, default: Any = None) -> Any:
+        """Return a field that is of ``kind``. Raises Problem with the value and the range."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        if not kind.is_valid(value):
+            raise invalid(
+                self.name(name), f"{self.name(name)} must be {kind.rule}, not {shown(value)}"
+            )
+        return value
+
+    def _of(self, name: str, kind: type, default: Any) -> Any:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if not isinstance(value, kind):
+            raise invalid(
+                self.name(name), f"{self.name(name)} must be {_NAMES[kind]}, not {shown(value)}"
+            )
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return a field that is true or false."""
+        value: bool = self._of(name, bool, default)
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """Return a field that is a text."""
+        value: str | None = self._of(name, str, default)
+        return value
+
+    def list(self, name: str, most: int) -> list[Any]:
+        """Return a field that is a list of at most ``most``; absent: an empty one."""
+        value: list[Any] = self._of(name, list, [])
+        if len(value) > most:
+            name = self.name(name)
+            raise invalid(name, f"{name} has {len(value)} entries, and {most} is the limit")
+        return value
+
+    def object(self, name: str) -> Fields:
+        """Return a field that is an object; absent: an empty one."""
+        return Fields(self._of(name, dict, {}), f"{self.name(name)}.")
+
+    def mapping(self, name: str, most: int) -> dict[str, Any]:
+        """Return a field that is an object, as it is."""
+        value: dict[str, Any] = self._of(name, dict, {})
+        if len(value) > most:
+            name = self.name(name)
+            raise invalid(name, f"{name} has {len(value)} entries, and {most} is the limit")
+        return value
+
+    def ignore(self, *names: str) -> None:
+        """Take fields that have no effect here and may be sent all the same."""
+        self._taken.update(names)
+
+    def refuse(self, names: Mapping[str, str]) -> None:
+        """Raise Problem where one of these is there, with why it cannot be honoured.
+
+        What is false, empty or 0 asks for nothing.
+        """
+        for name, why in names.items():
+            if self.raw(name):
+                name = self.name(name)
+                raise invalid(name, f"{name} is not supported: {why}", "unsupported_parameter")
+
+    def rest(self) -> Sequence[str]:
+        """Return the names that nobody took."""
+        return sorted(self._place + name for name in set(self._values) - self._taken)

@@ -1,0 +1,135 @@
+"""Who may ask: API keys, names of the host, origins of web pages."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qsf.errors import QsfArgumentError, QsfIOError
+from qsf.serve.http import Head
+from qsf.serve.problems import Problem
+
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
+_MAX_KEYS = 1000
+_MAX_KEY_CHARS = 512
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """Return the digests of the keys in a file, one on each line; ``#`` begins a comment.
+
+    Raises:
+        QsfArgumentError: others may read the file, or there is no key in it.
+        QsfIOError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            lines = file.read(_MAX_KEYS * _MAX_KEY_CHARS).decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        raise QsfIOError(f"{path}: {error.strerror or error}") from error
+    if mode & 0o077:
+        raise QsfArgumentError(
+            f"{path} has the mode {mode:04o}: others may use it. chmod 600 {path} keeps them out"
+        )
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys or len(keys) > _MAX_KEYS or max(map(len, keys)) > _MAX_KEY_CHARS:
+        raise QsfArgumentError(
+            f"{path} must have 1 to {_MAX_KEYS} keys of up to {_MAX_KEY_CHARS} characters, one on "
+            f"each line, and has {len(keys)}"
+        )
+    return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach ``host``; a path is that of a socket."""
+    if host.startswith("/") or host in _LOOPBACK:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The rules about who may ask.
+
+    Attributes:
+        keys: digests of the keys; empty: no key is needed.
+        hosts: names that requests may give as the host, beside those of this machine; empty for
+            a server that others reach with keys: any name.
+        origins: of web pages that may use the server.
+        has_any_host: names of hosts are not checked.
+    """
+
+    keys: Sequence[bytes] = ()
+    hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    has_any_host: bool = False
+
+    def check_page(self, head: Head) -> None:
+        """Raise Problem for a request that a foreign web page may have made."""
+        name = head.get("host")
+        if not self.has_any_host and _bare(name) not in (*_LOOPBACK, *self.hosts):
+            raise Problem(
+                403,
+                "forbidden_host",
+                f"the host {name[:100]!r} is not one of this server: --allowed-host names more",
+            )
+        origin = head.get("origin")
+        if origin and not self.is_own(head) and origin not in self.origins:
+            raise Problem(
+                403,
+                "forbidden_origin",
+                f"pages of {origin[:100]!r} may not use this server: --cors-origin names others",
+            )
+
+    @staticmethod
+    def is_own(head: Head) -> bool:
+        """Return whether the request comes from this server's own page."""
+        origin = head.get("origin").partition("://")[2]
+        return bool(origin) and origin == head.get("host")
+
+    def cors_headers(self, head: Head) -> dict[str, str]:
+        """Return the headers that let a page of another origin read the answer."""
+        origin = head.get("origin")
+        if origin not in self.origins:
+            return {"vary": "origin"} if self.origins else {}
+        return {
+            "vary": "origin",
+            "access-control-allow-origin": origin,
+            "access-control-allow-methods": "GET, POST, OPTIONS",
+            "access-control-allow-headers": "authorization, content-type, x-api-key",
+            "access-control-max-age": "600",
+        }
+
+    def owner_of(self, head: Head) -> str:
+        """Return a digest of the key that came with the request. Raises Problem without a good one.
+
+        All keys are compared, so that the time says nothing.
+        """
+        if not self.keys:
+            return ""
+        kind, _, given = head.get("authorization").partition(" ")
+        key = given.strip() if kind.lower() == "bearer" else head.get("x-api-key")
+        digest = hashlib.sha256(key.encode("latin-1", "replace")).digest()
+        is_good = False
+        for one in self.keys:
+            is_good |= hmac.compare_digest(one, digest)
+        if not is_good:
+            raise Problem(401, "invalid_api_key", "an API key is needed: Authorization: Bearer KEY")
+        return hashlib.sha256(b"owner" + digest).hexdigest()[:16]
+
+
+def _bare(host: str) -> str:
+    """Return the name of a host without its port, in small letters."""
+    host = host.lower()
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.rpartition(":")[0] if host.count(":") == 1 else host

@@ -1,0 +1,497 @@
+"""HTTP/1.1 over one connection: limits and deadlines of heads and bodies, answers, streams.
+
+h11 knows the grammar; what it would let pass is refused here before it sees it. The rules are in
+docs/server.md.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+import h11
+
+from qsf.serve.problems import Problem
+
+MAX_HEAD_BYTES = 16 << 10
+MAX_LINE_BYTES = 8 << 10
+MAX_FIELDS = 64
+_MAX_WAITING_BYTES = 64 << 10  # of the next request, while one is answered
+_MAX_UNSENT_BYTES = 256 << 10  # of a stream whose reader takes nothing
+_LINGER_BYTES = 4 << 20
+REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\ncontent-length: 0\r\n"
+    b"connection: close\r\n\r\n"
+)
+"""What a connection too many is told."""
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+_LENGTHS = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long a client may take, in seconds."""
+
+    head: float = 10.0
+    body: float = 30.0
+    idle: float = 30.0
+    unread: float = 30.0
+    linger: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The head of a request; names of headers are in small letters."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    peer: str
+    is_http_1_0: bool = False
+
+    def get(self, name: str) -> str:
+        """Return a header, "" where there is none."""
+        return self.headers.get(name, "")
+
+
+class Application(Protocol):
+    """What answers requests."""
+
+    max_body_bytes: int
+
+    def check(self, head: Head) -> object:
+        """Return what answers this head, before its body is read. Raises Problem."""
+
+    async def answer(self, endpoint: Any, exchange: Exchange) -> None:
+        """Answer the request. Raises Problem."""
+
+    def extra_headers(self, head: Head | None) -> dict[str, str]:
+        """Return headers that every answer to this head has."""
+
+
+@dataclass
+class Exchange:
+    """One request and its answer."""
+
+    connection: Connection
+    head: Head
+    body: bytes = b""
+    is_gone: bool = False
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    on_gone: Callable[[], None] | None = None
+
+    def mark_gone(self) -> None:
+        """Note that the client is not there any more."""
+        if not self.is_gone:
+            self.is_gone = True
+            if self.on_gone is not None:
+                self.on_gone()
+
+    @property
+    def has_begun(self) -> bool:
+        """The head of the answer was sent."""
+        return self.status != 0
+
+    async def send(
+        self, status: int, body: bytes, kind: str, headers: dict[str, str] | None = None
+    ) -> None:
+        """Send a whole answer."""
+        self._begin(status, {"content-type": kind, **(headers or {})}, len(body))
+        if self.head.method != "HEAD":
+            self.connection.write(h11.Data(data=body))
+        self.connection.write(h11.EndOfMessage())
+        await self.connection.drain()
+
+    async def send_json(
+        self, value: object, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
+        """Send a whole answer that is JSON."""
+        await self.send(status, to_json(value), "application/json", headers)
+
+    async def begin_stream(self, headers: dict[str, str] | None = None) -> None:
+        """Begin a stream of server-sent events."""
+        more = {"content-type": "text/event-stream", "x-accel-buffering": "no"}
+        self._begin(200, {**more, **(headers or {})}, None)
+        await self.connection.drain()
+
+    async def send_event(self, value: object, name: str = "") -> None:
+        """Send one event: JSON, or a text as it is."""
+        data = value.encode() if isinstance(value, str) else to_json(value)
+        await self._send_raw((f"event: {name}\n".encode() if name else b"") + b"data: " + data)
+
+    async def send_comment(self, text: str) -> None:
+        """Send what readers of events pass over."""
+        await self._send_raw(b": " + text.encode())
+
+    async def _send_raw(self, data: bytes) -> None:
+        if self.is_gone:
+            return
+        if self.connection.n_unsent > _MAX_UNSENT_BYTES:
+            self.connection.abort()
+            return
+        self.connection.write(h11.Data(data=data + b"\n\n"))
+        await self.connection.drain()
+
+    def end_stream(self) -> None:
+        """End the stream."""
+        if not self.is_gone:
+            self.connection.write(h11.EndOfMessage())
+
+    def _begin(self, status: int, headers: dict[str, str], n_bytes: int | None) -> None:
+        self.status = status
+        every = self.connection.extra_headers(self.head)
+        values = {**headers, **self.headers, **every}
+        if n_bytes is not None:
+            values["content-length"] = str(n_bytes)
+        self.connection.write_head(status, values)
+
+
+def to_json(value: object) -> bytes:
+    """Return compact JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class _GoneError(Exception):
+    """The client is not there any more."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection; requests on it are served one after the other."""
+
+    def __init__(
+        self,
+        application: Application,
+        deadlines: Deadlines,
+        on_end: Callable[[Connection], None],
+        is_welcome: Callable[[Connection], bool],
+    ) -> None:
+        """Made by the server for each client that connects."""
+        self._application = application
+        self._is_welcome = is_welcome
+        self._deadlines = deadlines
+        self._on_end = on_end
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES + 1024)
+        self._incoming = bytearray()
+        self._is_eof = False
+        self._wanted: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._exchange: Exchange | None = None
+        self._is_closing = False
+        self._task: asyncio.Task[None] | None = None
+        self.peer = ""
+
+    # ---- what asyncio calls ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start to serve."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        address = transport.get_extra_info("peername")
+        self.peer = address[0] if isinstance(address, tuple) else ""
+        if not self._is_welcome(self):
+            transport.write(REFUSAL)
+            transport.close()
+            return
+        self._task = asyncio.get_running_loop().create_task(self._serve())
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what has come; much of it waits in the socket."""
+        self._incoming += data
+        if len(self._incoming) > _MAX_WAITING_BYTES:
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        """Take the client's end of sending for its end; True: the answer may still be written."""
+        self._is_eof = True
+        self._wake()
+        if self._exchange is not None:
+            self._exchange.mark_gone()
+        return True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Note the end."""
+        self._is_eof = self._is_closing = True
+        self._wake()
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._exchange is not None:
+            self._exchange.mark_gone()
+        self._on_end(self)
+
+    def pause_writing(self) -> None:
+        """Let writers wait."""
+        self._drained = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        """Let writers go on."""
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+
+    def _wake(self) -> None:
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
+
+    # ---- for the exchange and the server ----
+
+    @property
+    def n_unsent(self) -> int:
+        """Bytes that the client has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is being read or answered."""
+        return self._exchange is None and not self._incoming
+
+    def extra_headers(self, head: Head | None) -> dict[str, str]:
+        """Return headers that every answer has."""
+        return self._application.extra_headers(head)
+
+    def write(self, event: Any) -> None:
+        """Send a part of an answer."""
+        data = self._h11.send(event)
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def write_head(self, status: int, headers: dict[str, str]) -> None:
+        """Send the head of an answer; one that leaves a body unread closes the connection."""
+        values = [
+            (name.encode(), text.encode("latin-1", "replace")) for name, text in headers.items()
+        ]
+        if self._is_closing or self._h11.their_state not in (h11.DONE, h11.IDLE, h11.MUST_CLOSE):
+            self._is_closing = True
+            values.append((b"connection", b"close"))
+        reason = HTTPStatus(status).phrase.encode()
+        self.write(h11.Response(status_code=status, headers=values, reason=reason))
+
+    async def drain(self) -> None:
+        """Wait until the client has taken enough; one that takes nothing for long is gone."""
+        if self._drained is None:
+            return
+        try:
+            await asyncio.wait_for(asyncio.shield(self._drained), self._deadlines.unread)
+        except asyncio.TimeoutError:
+            self.abort()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self._is_closing = True
+        self._transport.abort()
+        if self._exchange is not None:
+            self._exchange.mark_gone()
+
+    def close_when_done(self) -> None:
+        """End the connection after the request that is being answered, or now."""
+        self._is_closing = True
+        if self.is_idle:
+            self._transport.close()
+
+    # ---- reading ----
+
+    async def _more(self, seconds: float) -> None:
+        """Wait until something has come. Raises TimeoutError, or _GoneError at the end."""
+        if self._is_eof:
+            raise _GoneError
+        if not self._transport.is_closing():
+            with contextlib.suppress(RuntimeError):
+                self._transport.resume_reading()
+        loop = asyncio.get_running_loop()
+        self._wanted = loop.create_future()
+        try:
+            await asyncio.wait_for(self._wanted, seconds)
+        finally:
+            self._wanted = None
+
+    async def _read_head(self) -> Head:
+        """Return the next head. Raises Problem, _GoneError, TimeoutError while nothing came."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._incoming[:2] == b"\r\n":  # RFC 9112, 2.2
+                del self._incoming[:2]
+            if self._incoming and not self._incoming.startswith(b"\r"):
+                break
+            await self._more(self._deadlines.idle)
+        ends_at = loop.time() + self._deadlines.head
+        while (end := _HEAD_END.search(self._incoming)) is None:
+            self._check_head_size(len(self._incoming))
+            try:
+                await self._more(ends_at - loop.time())
+            except asyncio.TimeoutError:
+                seconds = self._deadlines.head
+                raise Problem(
+                    408, "head_timeout", f"the head took more than {seconds:g} s"
+                ) from None
+        raw = bytes(self._incoming[: end.end()])
+        self._check_head_size(len(raw))
+        del self._incoming[: end.end()]
+        return self._parse_head(raw)
+
+    def _check_head_size(self, n_bytes: int) -> None:
+        line_end = self._incoming.find(b"\n")
+        found, most, name = n_bytes, MAX_HEAD_BYTES, "head"
+        if line_end < 0 and n_bytes > MAX_LINE_BYTES:
+            found, most, name = n_bytes, MAX_LINE_BYTES, "request line"
+        if found > most:
+            text = f"the {name} has {found} bytes or more, and {most} is the limit"
+            raise Problem(431, "headers_too_large", text)
+
+    def _parse_head(self, raw: bytes) -> Head:
+        if _BARE_LF.search(raw) is not None or b"\0" in raw:
+            raise Problem(400, "bad_request", "a line of the head does not end with CR LF")
+        n_line = raw.index(b"\r\n")
+        if n_line > MAX_LINE_BYTES:
+            raise Problem(
+                431,
+                "headers_too_large",
+                f"the request line has {n_line} bytes: {MAX_LINE_BYTES} at most",
+            )
+        n_fields = raw.count(b"\r\n") - 2
+        if n_fields > MAX_FIELDS:
+            raise Problem(
+                431, "headers_too_large", f"the head has {n_fields} fields: {MAX_FIELDS} at most"
+            )
+        if len(_LENGTHS.findall(raw)) > 1:
+            raise Problem(400, "bad_request", "there are two fields Content-Length")
+        try:
+            self._h11.receive_data(raw)
+            event = self._h11.next_event()
+        except h11.RemoteProtocolError as error:
+            raise Problem(error.error_status_hint, "bad_request", str(error)) from None
+        if not isinstance(event, h11.Request):
+            raise Problem(400, "bad_request", "there is no request")
+        headers: dict[str, str] = {}
+        for name, value in event.headers:
+            key = name.decode("ascii")
+            if key in headers and key in ("host", "origin", "authorization", "transfer-encoding"):
+                raise Problem(400, "bad_request", f"there are two fields {key}")
+            headers[key] = value.decode("latin-1")
+        if "transfer-encoding" in headers and (
+            "content-length" in headers or event.http_version < b"1.1"
+        ):
+            raise Problem(400, "bad_request", "Transfer-Encoding goes with HTTP/1.1 and alone")
+        target = event.target.decode("latin-1")
+        path = unquote(target.split("?")[0])
+        is_http_1_0 = event.http_version < b"1.1"
+        return Head(event.method.decode("latin-1"), path, headers, self.peer, is_http_1_0)
+
+    async def _read_body(self, head: Head) -> bytes:
+        most = self._application.max_body_bytes
+        length = head.get("content-length")
+        if length and int(length) > most:
+            raise Problem(
+                413, "body_too_large", f"the body has {int(length)} bytes, and {most} is the limit"
+            )
+        if self._h11.they_are_waiting_for_100_continue:
+            self.write(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+        body = bytearray()
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._deadlines.body
+        while True:
+            try:
+                event = self._h11.next_event()
+            except h11.RemoteProtocolError as error:
+                raise Problem(400, "bad_request", str(error)) from None
+            if isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > most:
+                    raise Problem(
+                        413, "body_too_large", f"the body has more than {most} bytes, the limit"
+                    )
+            elif isinstance(event, h11.EndOfMessage):
+                return bytes(body)
+            elif event is h11.NEED_DATA:
+                await self._feed(ends_at - loop.time())
+            else:
+                raise _GoneError
+
+    async def _feed(self, seconds: float) -> None:
+        """Give h11 what has come. Raises Problem when the body's time is over."""
+        if not self._incoming:
+            try:
+                await self._more(seconds)
+            except asyncio.TimeoutError:
+                limit = self._deadlines.body
+                raise Problem(408, "body_timeout", f"the body took more than {limit:g} s") from None
+        data = bytes(self._incoming)
+        self._incoming.clear()
+        if data:
+            self._h11.receive_data(data)
+
+    # ---- serving ----
+
+    async def _serve(self) -> None:
+        try:
+            while not self._is_closing:
+                if not await self._serve_one():
+                    break
+        except (_GoneError, asyncio.TimeoutError):
+            pass
+        except asyncio.CancelledError:
+            self._transport.abort()
+            raise
+        finally:
+            self._exchange = None
+            await self._linger()
+
+    async def _serve_one(self) -> bool:
+        """Serve one request; return whether another may follow."""
+        head: Head | None = None
+        try:
+            head = await self._read_head()
+            exchange = Exchange(self, head)
+            endpoint = self._application.check(head)
+            exchange.body = await self._read_body(head)
+            self._exchange = exchange
+            await self._application.answer(endpoint, exchange)
+        except Problem as problem:
+            await self._refuse(problem, head)
+        finally:
+            self._exchange = None
+        if self._is_closing or self._h11.our_state is not h11.DONE:
+            return False
+        if self._h11.their_state is not h11.DONE:
+            return False
+        # What h11 has read beyond the body is the beginning of the next request.
+        rest, _ = self._h11.trailing_data
+        self._incoming[:0] = rest
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES + 1024)
+        return True
+
+    async def _refuse(self, problem: Problem, head: Head | None) -> None:
+        if self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return  # the answer has begun: its endpoint said what happened
+        exchange = Exchange(self, head or Head("GET", "", {}, self.peer))
+        if head is None:
+            self._is_closing = True
+        await exchange.send_json(problem.body(), problem.status, problem.headers())
+
+    async def _linger(self) -> None:
+        """Close; a client that is still sending gets the answer first, and not a reset."""
+        if self._transport.is_closing():
+            return
+        if self._is_eof or self._h11.our_state is h11.IDLE:
+            self._transport.close()
+            return
+        n_bytes = 0
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._deadlines.linger
+        with contextlib.suppress(OSError, NotImplementedError):
+            self._transport.write_eof()
+        with contextlib.suppress(_GoneError, asyncio.TimeoutError):
+            while n_bytes < _LINGER_BYTES:
+                n_bytes += len(self._incoming)
+                self._incoming.clear()
+                await self._more(ends_at - loop.time())
+        self._transport.close()

@@ -1,0 +1,158 @@
+"""``Job``: one sequence that is to be continued, and what happens to it."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from qsf.text.sampling import SamplingParams, StopMatcher
+
+if TYPE_CHECKING:
+    from qsf.serve.problems import Problem
+    from qsf.text.tokenizer import IncrementalDecoder
+
+
+class State(Enum):
+    """Where a job is."""
+
+    WAITING = "waiting"
+    PROMPT = "prompt"
+    DECODING = "decoding"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choosing:
+    """How the tokens of a job are chosen.
+
+    Attributes:
+        params: temperature and the like.
+        presence_penalty, frequency_penalty: as OpenAI has them, -2 to 2.
+        logit_bias: what is added to the logits of some tokens.
+        n_top: how many of the most probable tokens are told with each chosen one.
+        has_logprob: the log-probability of the chosen token is told.
+    """
+
+    params: SamplingParams
+    seed: int
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    n_top: int = 0
+    has_logprob: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A token that was chosen, with what was asked for beside it."""
+
+    token: int
+    logprob: float = 0.0
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Event:
+    """What has happened to a job: more text, or its end.
+
+    Attributes:
+        text: that can be shown now.
+        tokens: chosen since the last event, where log-probabilities are wanted.
+        reason: why the job has ended: "end", "stop", "length"; "": it goes on.
+        problem: why it has failed; then there is no reason.
+        n_done: tokens of the prompt that are done, where there is neither text nor an end.
+    """
+
+    text: str = ""
+    tokens: tuple[Chosen, ...] = ()
+    reason: str = ""
+    problem: Problem | None = None
+    n_done: int = 0
+
+    @property
+    def is_last(self) -> bool:
+        """The job has ended."""
+        return bool(self.reason) or self.problem is not None
+
+
+@dataclass(eq=False)
+class Job:
+    """One sequence that is to be continued.
+
+    Attributes:
+        prompt: its tokens, at least one.
+        end_ids: tokens that end the text.
+        owner: whose it is: jobs of one owner wait in a line of their own.
+        salt: who may share what the engine holds of the prompt.
+        sink: is told each event, by the thread of the engine.
+        max_seconds: from its arrival to its end; None: no limit.
+    """
+
+    prompt: array[int]
+    choosing: Choosing
+    max_tokens: int
+    decoder: IncrementalDecoder
+    matcher: StopMatcher
+    end_ids: frozenset[int]
+    sink: Callable[[Job, Event], None]
+    owner: str = ""
+    salt: str = ""
+    name: str = ""
+    max_seconds: float | None = None
+    wants_progress: bool = False
+
+    state: State = State.WAITING
+    is_cancelled: bool = False
+    tokens: array[int] = field(default_factory=lambda: array("I"))
+    n_held: int = 0  # of tokens, that the engine has evaluated
+    n_cached: int = 0  # of the prompt, that it had before
+    n_generated: int = 0
+    generator: Any = None  # what the engine keeps between two choices
+    unsent: list[Chosen] = field(default_factory=list)
+    arrived: float = 0.0
+    admitted: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Begin with the prompt."""
+        self.tokens = array("I", self.prompt)
+
+    @property
+    def n_prompt(self) -> int:
+        """How many tokens the prompt has."""
+        return len(self.prompt)
+
+    def take(self, chosen: Chosen) -> Event | None:
+        """Add a chosen token; return what can be told now."""
+        self.n_generated += 1
+        if self.choosing.has_logprob:
+            self.unsent.append(chosen)
+        if chosen.token in self.end_ids:
+            if self.unsent:
+                self.unsent.pop()  # it has no text
+            return self._ended("end")
+        self.tokens.append(chosen.token)
+        text = self.matcher.push(self.decoder.push(chosen.token))
+        if self.matcher.is_stopped:
+            return Event(text, self._take_unsent(), "stop")
+        if self.n_generated >= self.max_tokens:
+            return self._ended("length", text)
+        if not text:
+            return None
+        return Event(text, self._take_unsent())
+
+    def _ended(self, reason: str, text: str = "") -> Event:
+        text += self.matcher.push(self.decoder.flush()) + self.matcher.flush()
+        if self.matcher.is_stopped:
+            reason = "stop"
+        return Event(text, self._take_unsent(), reason)
+
+    def _take_unsent(self) -> tuple[Chosen, ...]:
+        tokens = tuple(self.unsent)
+        self.unsent.clear()
+        return tokens

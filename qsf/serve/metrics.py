@@ -1,0 +1,110 @@
+"""What the server counts, in the text format of Prometheus; vLLM's names where there are any."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from qsf.serve.job import Event, Job
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Histogram:
+    """How often a value was up to each of some bounds."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        """Begin empty."""
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def lines(self, name: str) -> Iterable[str]:
+        """Return it as Prometheus reads it."""
+        n_values = 0
+        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
+            n_values += count
+            yield f'{name}_bucket{{le="{bound}"}} {n_values}'
+        yield f"{name}_sum {self._sum:.6f}"
+        yield f"{name}_count {n_values}"
+
+
+class Metrics:
+    """Counters and histograms; added to by the scheduler's thread, and by the loop for answers."""
+
+    def __init__(self) -> None:
+        """Begin with nothing counted."""
+        self.counters: dict[str, float] = {
+            "prompt_tokens_total": 0,
+            "generation_tokens_total": 0,
+            "prefix_cache_queries_total": 0,
+            "prefix_cache_hits_total": 0,
+            "passes_total": 0,
+            "pass_seconds_total": 0.0,
+        }
+        self.ends: dict[str, int] = {}
+        self.rejections: dict[str, int] = {}
+        self.histograms = {
+            "time_to_first_token_seconds": Histogram(_SECONDS),
+            "inter_token_latency_seconds": Histogram(_SECONDS),
+            "e2e_request_latency_seconds": Histogram(_SECONDS),
+            "request_queue_time_seconds": Histogram(_SECONDS),
+            "pass_rows": Histogram(_ROWS),
+        }
+
+    def count_prompt(self, job: Job) -> None:
+        """Count a job that was admitted."""
+        self.counters["prompt_tokens_total"] += job.n_prompt
+        self.counters["prefix_cache_queries_total"] += job.n_prompt
+        self.counters["prefix_cache_hits_total"] += job.n_cached
+        self.histograms["request_queue_time_seconds"].add(job.admitted - job.arrived)
+
+    def count_pass(self, n_decoded: int, n_prompt: int, seconds: float) -> None:
+        """Count a pass."""
+        self.counters["passes_total"] += 1
+        self.counters["pass_seconds_total"] += seconds
+        self.histograms["pass_rows"].add(n_decoded + n_prompt)
+
+    def count_token(self, job: Job, now: float) -> None:
+        """Count a token that is chosen; ``job`` is as it was before."""
+        self.counters["generation_tokens_total"] += 1
+        if job.first:
+            self.histograms["inter_token_latency_seconds"].add(now - job.last)
+        else:
+            self.histograms["time_to_first_token_seconds"].add(now - job.arrived)
+
+    def count_end(self, job: Job, event: Event, now: float) -> None:
+        """Count a job that has ended."""
+        reason = event.reason or (event.problem.code if event.problem is not None else "")
+        self.ends[reason] = self.ends.get(reason, 0) + 1
+        self.histograms["e2e_request_latency_seconds"].add(now - job.arrived)
+
+    def count_rejection(self, code: str) -> None:
+        """Count a request that was answered by an error."""
+        self.rejections[code] = self.rejections.get(code, 0) + 1
+
+    def text(self, gauges: dict[str, float]) -> str:
+        """Return everything as Prometheus reads it."""
+        lines: list[str] = []
+        for kind, values in (("gauge", gauges), ("counter", self.counters)):
+            for name, value in values.items():
+                lines += [f"# TYPE qsf:{name} {kind}", f"qsf:{name} {value:.9g}"]
+        for name, label, counts in (
+            ("request_success_total", "finished_reason", self.ends),
+            ("rejected_total", "code", self.rejections),
+        ):
+            lines.append(f"# TYPE qsf:{name} counter")
+            lines += [f'qsf:{name}{{{label}="{key}"}} {n}' for key, n in sorted(counts.items())]
+        for name, histogram in self.histograms.items():
+            lines += [f"# TYPE qsf:{name} histogram", *histogram.lines(f"qsf:{name}")]
+        return "\n".join(lines) + "\n"

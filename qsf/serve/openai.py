@@ -1,0 +1,423 @@
+"""OpenAI's chat and text completions: what a request asks for, and the form of the answers."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from qsf.errors import QsfArgumentError
+from qsf.options import Keywords, Whole
+from qsf.serve.asked import (
+    MAX_MESSAGES,
+    MAX_TOP,
+    Asked,
+    Serving,
+    encode_text,
+    finish,
+    fit,
+    read_choices,
+    read_choosing,
+    read_model,
+    read_stops,
+    too_long,
+)
+from qsf.serve.calls import Choice, Sent
+from qsf.serve.fields import Fields, shown
+from qsf.serve.job import Chosen, Event
+from qsf.serve.problems import Problem, invalid
+from qsf.serve.timings import timings, usage
+from qsf.text.arguments import as_messages
+
+if TYPE_CHECKING:
+    from qsf.text.tokenizer import Tokenizer
+
+MAX_PROMPTS = 64
+_REASONS = {"end": "stop", "stop": "stop", "length": "length"}
+# Fields of OpenAI's that may come without effect, and those that cannot be honoured.
+_NO_EFFECT = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    *("verbosity", "prompt_cache_retention", "parallel_tool_calls"),
+)
+_NO_TOOLS = "answers are free text: nothing can make them calls of functions"
+_REFUSED = {
+    "tools": _NO_TOOLS,
+    "functions": _NO_TOOLS,
+    "function_call": _NO_TOOLS,
+    "audio": "answers are text",
+    "web_search_options": "nothing is searched",
+    "prediction": "answers are not predicted",
+    "grammar": "answers are not constrained",
+    "structured_outputs": "answers are not constrained",
+    "guided_json": "answers are not constrained",
+    "guided_regex": "answers are not constrained",
+    "guided_choice": "answers are not constrained",
+    "guided_grammar": "answers are not constrained",
+    "json_schema": "answers are not constrained",
+    "kv_policy": "the whole context is kept",
+}
+
+
+def read_common(fields: Fields, asked: dict[str, Any]) -> Fields:
+    """Take the fields that all requests have; return those of ``stream_options``."""
+    asked["is_stream"] = fields.flag("stream")
+    options = fields.object("stream_options")
+    asked["has_usage"] = options.flag("include_usage")
+    options.ignore("include_obfuscation")
+    asked["has_progress"] = fields.flag("return_progress")
+    asked["has_pings"] = fields.flag("sse_ping", True)
+    asked["ignores_end"] = fields.flag("ignore_eos")
+    salt = fields.text("cache_salt")
+    asked["salt"] = "" if salt is None else f"salt {salt}"
+    fields.ignore(*_NO_EFFECT)
+    fields.refuse(_REFUSED)
+    _refuse_format(fields)
+    return options
+
+
+def _refuse_format(fields: Fields) -> None:
+    kind = fields.object("response_format").text("type", "text")
+    if kind != "text":
+        raise invalid(
+            "response_format",
+            f"response_format {shown(kind)} is not supported: answers are free text",
+            "unsupported_parameter",
+        )
+    modalities = fields.list("modalities", 8)
+    if any(one != "text" for one in modalities):
+        raise invalid("modalities", f"modalities {shown(modalities)}: answers are text")
+    choice = fields.raw("tool_choice")
+    if choice not in (None, "none", "auto"):
+        raise invalid(
+            "tool_choice", f"tool_choice is {shown(choice)}: {_NO_TOOLS}", "unsupported_parameter"
+        )
+
+
+def read_max_tokens(fields: Fields, *names: str) -> int | None:
+    """Return the most tokens of the answer, which may be called by several names."""
+    values = {name: fields.take(name, Whole(1)) for name in names}
+    given = {name: value for name, value in values.items() if value is not None}
+    if len(set(given.values())) > 1:
+        text = " and ".join(f"{name} is {value}" for name, value in given.items())
+        raise invalid(names[0], f"{text}: they mean the same")
+    return next(iter(given.values()), None)
+
+
+def read_chat(body: dict[str, Any], serving: Serving) -> Asked:
+    """Return what a request to /v1/chat/completions asks for. Raises Problem."""
+    fields = Fields(body)
+    read_model(fields, serving)
+    common: dict[str, Any] = {}
+    options = read_common(fields, common)
+    has_logprob = fields.flag("logprobs")
+    n_top = fields.take("top_logprobs", Whole(0, MAX_TOP), 0)
+    if n_top and not has_logprob:
+        raise invalid("top_logprobs", f"top_logprobs is {n_top}, and logprobs is not true")
+    choosing = read_choosing(fields, serving, n_top=n_top, has_logprob=has_logprob)
+    most = read_max_tokens(fields, "max_completion_tokens", "max_tokens")
+    prompt, begins_text = read_messages(fields, serving)
+    n, stops = read_choices(fields, serving), read_stops(fields)
+    return Asked(
+        prompts=[prompt],
+        choosing=choosing,
+        max_tokens=fit([prompt], most, serving, "messages"),
+        stops=stops,
+        n=n,
+        begins_text=begins_text,
+        ignored=finish([fields, options], serving),
+        **common,
+    )
+
+
+def read_messages(fields: Fields, serving: Serving) -> tuple[list[int], bool]:
+    """Return the prompt for the answer to ``messages``, and whether the answer begins a text."""
+    values = fields.take("chat_template_kwargs", Keywords(), {})
+    effort = fields.text("reasoning_effort")
+    arguments = {**values, **({} if effort is None else {"reasoning_effort": effort})}
+    messages = fields.list("messages", MAX_MESSAGES)
+    if not messages:
+        raise invalid("messages", "messages must be a list of at least one message")
+    return encode_messages(messages, arguments, serving)
+
+
+def encode_messages(
+    messages: list[Any], arguments: dict[str, Any], serving: Serving
+) -> tuple[list[int], bool]:
+    """Return the prompt for the answer to messages, and whether the answer begins a text.
+
+    Where the last message is the assistant's, the answer continues it.
+    """
+    model = serving.model
+    template = model.chat_template
+    if template.is_plain:
+        arguments = {}
+    try:
+        turns = as_messages(messages)
+        for turn in turns:
+            if turn["role"] == "developer":
+                turn["role"] = "system"
+        prefix = ""
+        if turns[-1]["role"] == "assistant" and len(turns) > 1 and not template.is_plain:
+            prefix = turns.pop()["content"] or ""
+        prompt = model.chat_tokens(turns, arguments)
+        if prefix:
+            prompt += model.tokenizer.encode(
+                prefix, add_prefix=False, parse_special=False, max_tokens=serving.ctx_tokens
+            )
+    except QsfArgumentError as error:
+        raise too_long(error, "messages") from None
+    return prompt, not prefix and not template.is_plain
+
+
+def read_completion(body: dict[str, Any], serving: Serving) -> Asked:
+    """Return what a request to /v1/completions asks for. Raises Problem."""
+    fields = Fields(body)
+    read_model(fields, serving)
+    common: dict[str, Any] = {}
+    options = read_common(fields, common)
+    n_top = fields.take("logprobs", Whole(0, MAX_TOP))
+    has_echo = fields.flag("echo")
+    if has_echo and n_top is not None:
+        raise invalid(
+            "echo",
+            "echo with logprobs is not supported: those of prompts are not told",
+            "unsupported_parameter",
+        )
+    suffix = fields.text("suffix")
+    if suffix:
+        raise invalid(
+            "suffix",
+            "suffix is not supported: text is continued at its end",
+            "unsupported_parameter",
+        )
+    n = read_choices(fields, serving)
+    best_of = fields.take("best_of", Whole(1, 128), n)
+    if best_of != n:
+        raise invalid("best_of", f"best_of is {best_of} and n is {n}: all that is made is sent")
+    prompts = _read_prompts(fields, serving)
+    most = read_max_tokens(fields, "max_tokens")
+    choosing = read_choosing(fields, serving, n_top=n_top or 0, has_logprob=n_top is not None)
+    return Asked(
+        prompts=prompts,
+        choosing=choosing,
+        max_tokens=fit(prompts, most or 16, serving, "prompt"),
+        stops=read_stops(fields),
+        n=n,
+        ignored=finish([fields, options], serving),
+        extra={"has_echo": has_echo},
+        **common,
+    )
+
+
+def _read_prompts(fields: Fields, serving: Serving) -> list[list[int]]:
+    """Return the prompts: a text, token ids, or up to 64 of either."""
+    value = fields.raw("prompt")
+    if value is None:
+        raise invalid("prompt", "prompt is missing")
+    several = value if isinstance(value, list) and value and not _is_ids(value) else [value]
+    if len(several) > MAX_PROMPTS:
+        raise invalid(
+            "prompt", f"prompt has {len(several)} entries, and {MAX_PROMPTS} is the limit"
+        )
+    return [_read_prompt(one, serving) for one in several]
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, int) and not isinstance(one, bool) for one in value
+    )
+
+
+def _read_prompt(value: Any, serving: Serving) -> list[int]:
+    if isinstance(value, str):
+        return encode_text(value, serving, "prompt")
+    if not _is_ids(value):
+        raise invalid(
+            "prompt", f"prompt must be a text, token ids, or a list of either, not {shown(value)}"
+        )
+    n_vocab = serving.model.info.n_vocab
+    wrong = next((one for one in value if not 0 <= one < n_vocab), None)
+    if wrong is not None:
+        raise invalid("prompt", f"prompt has the token id {wrong}, and ids are below {n_vocab}")
+    return list(value)
+
+
+# ---- answers ----
+
+
+class _OpenAiForm:
+    """What both kinds of completions have in common."""
+
+    stream_object = ""
+    object = ""
+    prefix = ""
+
+    def __init__(self, asked: Asked, serving: Serving) -> None:
+        self.asked = asked
+        self.serving = serving
+        self._base = {
+            "id": f"{self.prefix}-{os.urandom(12).hex()}",
+            "created": int(time.time()),
+            "model": serving.name,
+            "system_fingerprint": serving.fingerprint,
+        }
+
+    @property
+    def name(self) -> str:
+        """The id of the answer."""
+        return str(self._base["id"])
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> Sent:
+        value = {**self._base, "object": self.stream_object, "choices": choices, **more}
+        if self.asked.has_usage:
+            value.setdefault("usage", None)
+        return "", value
+
+    def finish(self, choices: Sequence[Choice]) -> list[Sent]:
+        """Return the usage, if it is wanted, and the end."""
+        events = []
+        if self.asked.has_usage:
+            events.append(
+                self._chunk([], usage=usage(choices, self.asked.n), timings=timings(choices))
+            )
+        return [*events, ("", "[DONE]")]
+
+    def fail(self, problem: Problem) -> list[Sent]:
+        """Return the error, which OpenAI's clients raise."""
+        return [("", problem.body())]
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        return {
+            **self._base,
+            "object": self.object,
+            "choices": [self._whole_choice(i, choice) for i, choice in enumerate(choices)],
+            "usage": usage(choices, self.asked.n),
+            "timings": timings(choices),
+        }
+
+    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class ChatForm(_OpenAiForm):
+    """Answers of /v1/chat/completions."""
+
+    stream_object = "chat.completion.chunk"
+    object = "chat.completion"
+    prefix = "chatcmpl"
+
+    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
+        """Return the role of each choice."""
+        delta = {"role": "assistant", "content": ""}
+        return [self._delta(index, delta) for index in range(len(choices))]
+
+    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
+        """Return a piece of the answer."""
+        if event.n_done:
+            job = choice.job
+            progress = {"total": job.n_prompt, "cache": job.n_cached, "processed": event.n_done}
+            return [self._chunk([], prompt_progress=progress)]
+        return [self._delta(index, {"content": event.text}, event.tokens)]
+
+    def end(self, index: int, choice: Choice) -> list[Sent]:
+        """Return why it has ended."""
+        return [self._delta(index, {}, reason=_REASONS[choice.reason])]
+
+    def _delta(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        tokens: Sequence[Chosen] = (),
+        reason: str | None = None,
+    ) -> Sent:
+        logprobs = self._logprobs(tokens) if tokens else None
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return self._chunk([choice])
+
+    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        has_logprob = self.asked.choosing.has_logprob
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": self._logprobs(choice.tokens) if has_logprob else None,
+            "finish_reason": _REASONS[choice.reason],
+        }
+
+    def _logprobs(self, tokens: Sequence[Chosen]) -> dict[str, Any]:
+        tokenizer = self.serving.model.tokenizer
+        entries = [
+            {
+                **token_entry(chosen.token, chosen.logprob, tokenizer),
+                "top_logprobs": [token_entry(*one, tokenizer) for one in chosen.top],
+            }
+            for chosen in tokens
+        ]
+        return {"content": entries, "refusal": None}
+
+
+def token_entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a token with its log-probability, as OpenAI has it."""
+    data = tokenizer.token_bytes(token, skip_special=False)
+    return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+
+
+class TextForm(_OpenAiForm):
+    """Answers of /v1/completions."""
+
+    stream_object = "text_completion"
+    object = "text_completion"
+    prefix = "cmpl"
+
+    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
+        """Return the prompts, if they are wanted."""
+        if not self.asked.extra["has_echo"]:
+            return []
+        return [self._text(i, self._echo(i)) for i in range(len(choices))]
+
+    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
+        """Return a piece of text."""
+        if event.n_done:
+            return []
+        return [self._text(index, event.text, event.tokens)]
+
+    def end(self, index: int, choice: Choice) -> list[Sent]:
+        """Return why it has ended."""
+        return [self._text(index, "", reason=_REASONS[choice.reason])]
+
+    def _echo(self, index: int) -> str:
+        prompt = self.asked.prompts[index // self.asked.n]
+        return self.serving.model.tokenizer.decode(prompt)
+
+    def _text(
+        self, index: int, text: str, tokens: Sequence[Chosen] = (), reason: str | None = None
+    ) -> Sent:
+        logprobs = self._logprobs(tokens) if tokens else None
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return self._chunk([choice])
+
+    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        echo = self._echo(index) if self.asked.extra["has_echo"] else ""
+        return {
+            "index": index,
+            "text": echo + choice.text,
+            "logprobs": self._logprobs(choice.tokens) if choice.tokens else None,
+            "finish_reason": _REASONS[choice.reason],
+        }
+
+    def _logprobs(self, tokens: Sequence[Chosen]) -> dict[str, Any]:
+        tokenizer = self.serving.model.tokenizer
+
+        def name(token: int) -> str:
+            return tokenizer.token_bytes(token, skip_special=False).decode("utf-8", "replace")
+
+        names = [name(chosen.token) for chosen in tokens]
+        offsets = [sum(map(len, names[:i])) for i in range(len(names))]
+        return {
+            "tokens": names,
+            "token_logprobs": [chosen.logprob for chosen in tokens],
+            "top_logprobs": [{name(t): value for t, value in chosen.top} for chosen in tokens],
+            "text_offset": offsets,
+        }

@@ -1,0 +1,183 @@
+"""The options of ``qsf serve``."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from qsf.options import Flag, Kind, ModelOptions, Number, Texts, Whole, _Checked, _option, described
+from qsf.serve.gate import is_loopback
+from qsf.shell.arguments import Group, Parser, UsageError, taken
+
+_EPILOG = """\
+examples:
+  qsf serve model.qsf
+  qsf serve model.qsf --ram-budget 1GB --parallel 8 --ctx-size 2048
+  qsf serve model.qsf --port 9000 --alias my-model
+  qsf serve model.qsf --host 0.0.0.0 --api-key-file keys.txt --allowed-host example.org
+  qsf serve model.qsf --host /run/qsf/socket
+
+A request:
+  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Who are you?"}], "stream": true}'
+
+http://127.0.0.1:8080/ is a page to chat with. docs/server.md has all requests and limits.
+
+exit codes: 0 ended by a signal, 1 failed, 2 wrong options
+"""
+
+
+class _Name(Kind):
+    """A text that is not empty."""
+
+    metavar = "NAME"
+    rule = "a text that is not empty"
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it is one."""
+        return isinstance(value, str) and bool(value)
+
+    def parse(self, text: str) -> str:
+        """Return the text."""
+        if not text:
+            raise ValueError("the name is empty")
+        return text
+
+
+def _serve(default: Any, kind: Kind, help: str, default_help: str = "", **more: Any) -> Any:
+    return _option(default, kind, help, default_help, commands=("serve",), is_main=True, **more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(_Checked):
+    """How to serve. Checked when made. Raises QsfArgumentError, which names the option."""
+
+    host: str = _serve(
+        "127.0.0.1",
+        _Name(),
+        "address to listen on; /PATH is a Unix socket. One that other machines reach needs "
+        "--api-key-file",
+    )
+    port: int = _serve(8080, Whole(0, 65535), "port to listen on; 0: any that is free")
+    parallel: int = _serve(
+        4,
+        Whole(1, 256),
+        "how many sequences are evaluated together; the budget holds a KV cache for each",
+        also=("-np",),
+    )
+    queue: int = _serve(
+        32, Whole(0, 100_000), "how many requests may wait; more are answered by 429"
+    )
+    queue_seconds: float = _serve(
+        120.0, Number(1, 86400), "how long a request may wait, then it is answered by 503"
+    )
+    max_seconds: float | None = _serve(
+        None, Number(1, 86400 * 7), "how long a request may take", "no limit"
+    )
+    latency_ms: int = _serve(
+        100,
+        Whole(1, 60_000),
+        "how long a pass should last at most while answers are written; prompts are cut to fit",
+    )
+    grace: float = _serve(
+        30.0, Number(0, 86400), "after SIGTERM, how many seconds requests that run may go on"
+    )
+    api_key_file: str | None = _serve(
+        None, _Name(), "file with keys, one on each line, that nobody else may read", "no key"
+    )
+    no_auth: bool = _serve(False, Flag(), "let other machines in without a key")
+    allowed_host: str | Sequence[str] = _serve(
+        (), Texts(), "name by which others may call this server; may be given several times", "none"
+    )
+    cors_origin: str | Sequence[str] = _serve(
+        (), Texts(), "origin whose pages may use this server; may be given several times", "none"
+    )
+    alias: str | None = _serve(
+        None, _Name(), "name of the model for clients", "the name of the file"
+    )
+    strict: bool = _serve(False, Flag(), "refuse fields that are not known, instead of naming them")
+    strict_model: bool = _serve(False, Flag(), "refuse requests for a model of another name")
+    max_body_mb: int = _serve(1, Whole(1, 64), "most MB of the body of a request")
+    connections: int = _serve(
+        64, Whole(1, 10_000), "most connections at a time, 16 of an address of another machine"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The command line, parsed."""
+
+    model: str
+    serving: ServeOptions
+    opening: ModelOptions
+    is_quiet: bool
+    is_plan: bool
+    is_yes: bool
+
+
+class _Help(argparse.Action):
+    """Prints the help and exits."""
+
+    def __call__(self, *_: Any) -> NoReturn:
+        _parser().print_help()
+        sys.exit(0)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="qsf serve",
+        usage="qsf serve [options] MODEL     (the same as qsf-serve)",
+        description="Answer HTTP requests with a model inside a memory budget, many at a time. The "
+        "requests are those of OpenAI's API.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a .qsf file, a HuggingFace folder, a GGUF file, or a name such as Qwen/Qwen3-4B",
+    )
+    group = Group(parser, "serving", shows_all=True)
+    for option in described(ServeOptions, "serve"):
+        group.add_option(option)
+    group = Group(parser, "memory and speed", shows_all=True)
+    for option in described(ModelOptions, "run"):
+        group.add_option(option)
+    group.add("--plan", action="store_true", help="print where the memory would go, and exit")
+    group = Group(parser, "output", shows_all=True)
+    group.add("-q", "--quiet", action="store_true", help="no line for each request")
+    group.add("-y", "--yes", action="store_true", help="download a model without asking")
+    group.add("--version", action="store_true", help="print the version and exit")
+    group.add("-h", "--help", action=_Help, nargs=0, help="show this help")
+    return parser
+
+
+def parse(arguments: list[str]) -> Request:
+    """Return the command line, parsed. Raises UsageError, QsfArgumentError."""
+    given = _parser().parse_args(arguments)
+    if not given.model:
+        raise UsageError("MODEL is missing: a .qsf file, a HuggingFace folder, a GGUF file")
+    serving = taken(ServeOptions, given, "serve")
+    is_open = not is_loopback(serving.host)
+    if is_open and serving.api_key_file is None and not serving.no_auth:
+        raise UsageError(
+            f"--host {serving.host} lets other machines in: --api-key-file FILE asks them for a "
+            "key, --no-auth does not"
+        )
+    if serving.no_auth and serving.api_key_file is not None:
+        raise UsageError("--no-auth and --api-key-file exclude each other")
+    return Request(
+        model=given.model,
+        serving=serving,
+        opening=taken(ModelOptions, given),
+        is_quiet=given.quiet,
+        is_plan=given.plan,
+        is_yes=given.yes,
+    )

@@ -1,0 +1,50 @@
+"""How many rows of prompts a pass can have beside those that decode."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+_WEIGHT = 0.2  # of the newest measurement
+_LEAST_ROWS = 8  # progress, however slow the machine is
+_FIRST_ROWS = 32  # before anything was measured
+_STREAMED_SHARE = 0.25  # how much longer a pass may become that takes longer than wanted anyway
+
+
+class Pace:
+    """Learns from passes how long they take.
+
+    A pass takes as long as reading the weights, or computing its rows, whichever is longer. So rows
+    are nearly free where weights are read from a disk, and dear where they are in memory. Both show
+    in one figure: the seconds that a row of a prompt adds to a pass.
+    """
+
+    def __init__(self, pass_seconds: float) -> None:
+        """Take how long a pass should last at most while somebody decodes."""
+        self._wanted_seconds = pass_seconds
+        self._base_seconds = 0.0  # of a pass without rows of prompts
+        self._row_seconds = 0.0  # that a row of a prompt adds
+        self.tokens_per_second = 0.0
+
+    def prompt_rows(self, n_decoding: int) -> int:
+        """Return how many rows of prompts the next pass may have beside ``n_decoding`` others."""
+        if self._row_seconds <= 0.0 or n_decoding == 0:
+            return _FIRST_ROWS
+        most_seconds = max(self._wanted_seconds, (1 + _STREAMED_SHARE) * self._base_seconds)
+        return max(_LEAST_ROWS, int((most_seconds - self._base_seconds) / self._row_seconds))
+
+    def learn(self, n_decoded: int, n_prompt: int, seconds: float) -> None:
+        """Take what a pass took."""
+        if seconds <= 0.0 or n_decoded + n_prompt == 0:
+            return
+        self.tokens_per_second = _mean(self.tokens_per_second, (n_decoded + n_prompt) / seconds)
+        if n_prompt == 0:
+            self._base_seconds = _mean(self._base_seconds, seconds)
+        elif n_decoded:
+            self._row_seconds = _mean(
+                self._row_seconds, max(seconds - self._base_seconds, 1e-9) / n_prompt
+            )
+        elif self._row_seconds <= 0.0:
+            self._row_seconds = seconds / n_prompt
+
+
+def _mean(before: float, now: float) -> float:
+    return now if before <= 0.0 else before + _WEIGHT * (now - before)

@@ -1,0 +1,89 @@
+"""``Problem``: a request that cannot be served, as HTTP says it."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from typing import Any
+
+from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class Problem(Exception):  # noqa: N818
+    """Why a request ends without its answer.
+
+    Attributes:
+        status: of HTTP.
+        code: the reason in one word, such as "queue_full".
+        param: the field at fault; None: none.
+        retry_seconds: when to try again; None: not said.
+        is_final: trying again cannot help, although the status says otherwise.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_seconds: int | None = None,
+        is_final: bool = False,
+    ) -> None:
+        """Say what is wrong, with the numbers found and allowed."""
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry_seconds = retry_seconds
+        self.is_final = is_final
+
+    @property
+    def kind(self) -> str:
+        """The type of the error in the words of OpenAI and Anthropic."""
+        return _KINDS.get(self.status) or (
+            "invalid_request_error" if self.status < 500 else "api_error"
+        )
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of the answer, as OpenAI has it."""
+        error = {
+            "message": str(self),
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that go with it."""
+        headers = {}
+        if self.retry_seconds is not None:
+            headers["retry-after"] = str(self.retry_seconds)
+        if self.is_final and self.status >= 500:
+            headers["x-should-retry"] = "false"  # OpenAI's client tries again from 500 on
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> Problem:
+    """Return the problem of a field of a request."""
+    return Problem(400, code, message, param=param)
+
+
+def problem_of(error: QsfError) -> Problem:
+    """Return what a failure of the engine, or of the text, means to a client."""
+    if isinstance(error, QsfArgumentError):
+        return Problem(400, "invalid_value", str(error), param=error.argument)
+    if isinstance(error, QsfCancelledError):
+        return Problem(500, "cancelled", str(error))
+    return Problem(500, "engine_error", str(error), is_final=True)

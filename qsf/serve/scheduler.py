@@ -1,0 +1,438 @@
+"""The scheduler: which tokens of which jobs are in the next pass.
+
+It runs in one thread, which alone calls the engine. Between two passes it tells results, takes
+cancellations and new jobs, and chooses what to evaluate: a token of each job that is decoding, then
+pieces of prompts, as many as keep the pass short for those who wait for its end.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from qsf.errors import QsfCancelledError, QsfError, QsfFormatError, QsfIOError
+from qsf.serve.job import Chosen, Event, Job, State
+from qsf.serve.metrics import Metrics
+from qsf.serve.pace import Pace
+from qsf.serve.problems import Problem, problem_of
+
+_MAX_RETRY_SECONDS = 60
+
+
+@dataclass(slots=True)
+class PassItem:
+    """Tokens of one slot in a pass, after those that the slot holds."""
+
+    slot: int
+    tokens: array[int]
+    wants_logits: bool
+
+
+class Engine(Protocol):
+    """What evaluates: slots, each with a sequence of tokens and its KV cache."""
+
+    n_slots: int
+    ctx_tokens: int
+    chunk_tokens: int  # the most of one pass
+
+    def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
+        """Evaluate all items in one pass; return what went wrong with each.
+
+        Raises QsfError where the pass has failed: then no slot has changed, or ``n_held`` says so.
+        """
+
+    def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
+        """Choose the next token for each of (slot, job), from the logits of the last pass."""
+
+    def n_held(self, slot: int) -> int:
+        """Return how many tokens the slot holds."""
+
+    def keep(self, slot: int, n_tokens: int) -> int:
+        """Forget all but the first tokens of the slot; return how many it holds then."""
+
+    def cancel(self, slot: int) -> None:
+        """End what is evaluated for the slot; from any thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much may wait, and how long."""
+
+    max_waiting: int = 32
+    max_waiting_tokens: int = 1 << 20
+    queue_seconds: float = 120.0
+    pass_seconds: float = 0.1
+
+
+@dataclass(slots=True)
+class Slot:
+    """A sequence in the engine: of a job, or left over from one."""
+
+    index: int
+    job: Job | None = None
+    held: array[int] = field(default_factory=lambda: array("I"))
+    salt: str = ""
+    used: float = 0.0
+
+
+class Scheduler:
+    """Jobs in, events out. ``submit`` and ``cancel`` may be called from any thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin with nothing to do."""
+        self._engine = engine
+        self._limits = limits
+        self._metrics = metrics
+        self._clock = clock
+        self._pace = Pace(limits.pass_seconds)
+        self._slots = [Slot(index) for index in range(engine.n_slots)]
+        self._waiting: dict[str, deque[Job]] = {}  # by owner; the first owner is next
+        self._left: list[Job] = []  # the line, by being cancelled
+        self._changed = threading.Condition()
+        self._is_closed = self._is_ended = False
+        self._n_passes = 0
+
+    # ---- from any thread ----
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Let jobs wait for their turn: all, or with a Problem none."""
+        with self._changed:
+            if self._is_closed:
+                raise _shutting_down()
+            self._check_room(jobs)
+            now = self._clock()
+            for job in jobs:
+                job.arrived = now
+                self._waiting.setdefault(job.owner, deque()).append(job)
+            self._changed.notify()
+
+    def _check_room(self, jobs: Sequence[Job]) -> None:
+        limits = self._limits
+        waiting = [job for line in self._waiting.values() for job in line]
+        n_free = sum(slot.job is None for slot in self._slots)
+        n_behind = max(len(waiting) - n_free, 0)  # the others have slots in the next round
+        n_tokens = sum(job.n_prompt for job in waiting)
+        n_new = sum(job.n_prompt for job in jobs)
+        text = ""
+        if waiting and len(waiting) + len(jobs) - n_free > limits.max_waiting:
+            text = f"{n_behind} requests wait, and {limits.max_waiting} is the limit"
+        elif waiting and n_tokens + n_new > limits.max_waiting_tokens:
+            text = (
+                f"the prompts that wait would have {n_tokens + n_new} tokens, and "
+                f"{limits.max_waiting_tokens} is the limit"
+            )
+        if text:
+            seconds = (n_tokens + n_new) / max(self._pace.tokens_per_second, 1.0)
+            retry_seconds = min(_MAX_RETRY_SECONDS, max(1, round(seconds)))
+            raise Problem(429, "queue_full", text, retry_seconds=retry_seconds)
+
+    def cancel(self, job: Job) -> None:
+        """End a job of which nobody wants to hear any more, also in the middle of a pass."""
+        with self._changed:
+            job.is_cancelled = True
+            line = self._waiting.get(job.owner)
+            if line is not None and job in line:  # its place is free before the pass has ended
+                line.remove(job)
+                self._left.append(job)
+                if not line:
+                    del self._waiting[job.owner]
+            for slot in self._slots:
+                if slot.job is job:
+                    self._engine.cancel(slot.index)
+            self._changed.notify()
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Take no more jobs; those that wait end, those that run go on, unless ``at_once``."""
+        with self._changed:
+            self._is_closed = True
+            self._is_ended = at_once
+            for slot in self._slots if at_once else ():
+                self._engine.cancel(slot.index)
+            self._changed.notify()
+
+    @property
+    def n_waiting(self) -> int:
+        """How many jobs wait."""
+        with self._changed:
+            return sum(len(line) for line in self._waiting.values())
+
+    @property
+    def running(self) -> list[Job]:
+        """The jobs that have a slot."""
+        return [slot.job for slot in self._slots if slot.job is not None]
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """All slots, to be looked at."""
+        return self._slots
+
+    # ---- the thread ----
+
+    def run(self, deliver: Callable[[], None]) -> None:
+        """Work until closed and nothing is left; ``deliver`` is called after each round."""
+        while True:
+            try:
+                is_busy = self.step()
+            except Exception as error:  # a defect of ours; the server lives
+                traceback.print_exc()
+                is_busy = True
+                self._fail_all(QsfError(f"internal error: {error!r}"))
+            deliver()
+            with self._changed:
+                if is_busy:
+                    continue
+                if self._waiting or self._left:  # has come meanwhile
+                    continue
+                if self._is_closed:
+                    return
+                self._changed.wait()
+
+    def step(self) -> bool:
+        """Do one round: ends, admissions, a pass. Return whether there is more to do."""
+        self._end_jobs()
+        with self._changed:
+            admitted = self._admit()
+        for slot in admitted:
+            self._prepare(slot)
+        rows = self._choose_rows()
+        if rows:
+            self._pass(rows)
+        return bool(self._waiting or self._left) or any(
+            slot.job is not None for slot in self._slots
+        )
+
+    def _end_jobs(self) -> None:
+        """End what is cancelled, out of time, or waits at a closed door."""
+        now = self._clock()
+        ended: list[tuple[Job, Problem]] = []
+        with self._changed:
+            for job in self._left:
+                if (problem := self._end_of_any(job, now)) is not None:
+                    ended.append((job, problem))
+            self._left.clear()
+            for owner, line in list(self._waiting.items()):
+                for job in list(line):
+                    problem = self._end_of_waiting(job, now)
+                    if problem is not None:
+                        line.remove(job)
+                        ended.append((job, problem))
+                if not line:
+                    del self._waiting[owner]
+        for slot in self._slots:
+            running = slot.job
+            if running is not None and (problem := self._end_of_any(running, now)) is not None:
+                self._release(slot)
+                ended.append((running, problem))
+        for job, problem in ended:
+            self._end(job, Event(problem=problem))
+
+    def _end_of_any(self, job: Job, now: float) -> Problem | None:
+        if job.is_cancelled:
+            return Problem(499, "cancelled", "the client has gone")
+        if self._is_ended:
+            return _shutting_down()
+        if job.max_seconds is not None and now - job.arrived >= job.max_seconds:
+            return Problem(
+                503, "deadline", f"it has taken more than {job.max_seconds:g} s", retry_seconds=5
+            )
+        return None
+
+    def _end_of_waiting(self, job: Job, now: float) -> Problem | None:
+        problem = self._end_of_any(job, now)
+        if problem is None and self._is_closed:
+            return _shutting_down()
+        if problem is None and now - job.arrived >= self._limits.queue_seconds:
+            text = f"it has waited for more than {self._limits.queue_seconds:g} s"
+            return Problem(503, "queue_timeout", text, retry_seconds=10)
+        return problem
+
+    def _admit(self) -> list[Slot]:
+        """Give free slots to jobs that wait, the owners in turns."""
+        admitted = []
+        while self._waiting:
+            free = [slot for slot in self._slots if slot.job is None]
+            if not free:
+                break
+            owner = next(iter(self._waiting))
+            line = self._waiting.pop(owner)
+            job = line.popleft()
+            if line:
+                self._waiting[owner] = line  # behind the other owners
+            slot = min(free, key=lambda slot: (-_n_common(slot, job), slot.used))
+            slot.job = job
+            job.state = State.PROMPT
+            job.admitted = self._clock()
+            admitted.append(slot)
+        return admitted
+
+    def _prepare(self, slot: Slot) -> None:
+        """Keep what the slot holds of the job's prompt; one token at least is evaluated."""
+        job = slot.job
+        assert job is not None
+        n_common = min(_n_common(slot, job), job.n_prompt - 1)
+        job.n_cached = job.n_held = self._keep(slot, n_common)
+        slot.salt = job.salt
+        self._metrics.count_prompt(job)
+
+    def _keep(self, slot: Slot, n_tokens: int) -> int:
+        try:
+            n_held = self._engine.keep(slot.index, n_tokens)
+        except QsfError:
+            n_held = 0  # the engine's next answer says what is wrong
+        del slot.held[n_held:]
+        return n_held
+
+    def _choose_rows(self) -> list[tuple[Slot, PassItem]]:
+        """Return the tokens of the next pass."""
+        rows: list[tuple[Slot, PassItem]] = []
+        prompts: list[Slot] = []
+        for slot in self._slots:
+            job = slot.job
+            if job is None:
+                continue
+            if job.state is State.PROMPT:
+                prompts.append(slot)
+            else:
+                rows.append((slot, PassItem(slot.index, job.tokens[job.n_held :], True)))
+        n_free = self._engine.chunk_tokens - len(rows)
+        if rows:
+            n_free = min(n_free, self._pace.prompt_rows(len(rows)))
+        prompts.sort(key=lambda slot: slot.job.arrived if slot.job is not None else 0.0)
+        for i, slot in enumerate(prompts):
+            job = slot.job
+            assert job is not None
+            is_alone = i + 1 == len(prompts)
+            n_rows = min(job.n_prompt - job.n_held, n_free if is_alone else -(-n_free // 2))
+            if n_rows <= 0:
+                break
+            n_free -= n_rows
+            tokens = job.tokens[job.n_held : job.n_held + n_rows]
+            is_whole = job.n_held + n_rows == job.n_prompt
+            rows.append((slot, PassItem(slot.index, tokens, is_whole)))
+        return rows
+
+    def _pass(self, rows: list[tuple[Slot, PassItem]]) -> None:
+        started = self._clock()
+        errors = self._evaluate(rows)
+        ready: list[Slot] = []
+        n_prompt = n_decoded = 0
+        for (slot, item), error in zip(rows, errors, strict=True):
+            job = slot.job
+            assert job is not None
+            if error is None:
+                slot.held.extend(item.tokens)
+                job.n_held = len(slot.held)
+                is_prompt = job.state is State.PROMPT
+                n_prompt += len(item.tokens) if is_prompt else 0
+                n_decoded += not is_prompt
+                if item.wants_logits:
+                    ready.append(slot)
+                elif job.wants_progress:
+                    job.sink(job, Event(n_done=job.n_held))
+                continue
+            job.n_held = self._keep(slot, min(self._engine.n_held(slot.index), job.n_held))
+            # A cancellation may have been meant for the job that had the slot before.
+            if not isinstance(error, QsfCancelledError):
+                self._fail(slot, error)
+        seconds = self._clock() - started
+        self._n_passes += 1
+        self._pace.learn(n_decoded, n_prompt, seconds)
+        self._metrics.count_pass(n_decoded, n_prompt, seconds)
+        self._choose_tokens(ready)
+
+    def _evaluate(self, rows: list[tuple[Slot, PassItem]]) -> list[QsfError | None]:
+        """Evaluate; a reading error is tried once more, because disks recover."""
+        items = [item for _, item in rows]
+        try:
+            return self._engine.evaluate(items)
+        except (QsfIOError, QsfFormatError):
+            pass
+        except QsfError as error:
+            return [error] * len(rows)
+        try:
+            for slot, item in rows:  # the first try may have evaluated some
+                job = slot.job
+                if job is not None and self._engine.n_held(slot.index) != job.n_held:
+                    n_held = self._keep(slot, job.n_held)
+                    item.tokens = job.tokens[n_held : job.n_held + len(item.tokens)]
+            return self._engine.evaluate(items)
+        except QsfError as error:
+            return [error] * len(rows)
+
+    def _choose_tokens(self, ready: list[Slot]) -> None:
+        pairs = [(slot.index, slot.job) for slot in ready if slot.job is not None]
+        if not pairs:
+            return
+        try:
+            answers = self._engine.choose(pairs)
+        except QsfError as error:
+            answers = [error] * len(pairs)
+        now = self._clock()
+        for slot, chosen in zip(ready, answers, strict=True):
+            job = slot.job
+            assert job is not None
+            if isinstance(chosen, QsfError):
+                self._fail(slot, chosen)
+                continue
+            self._metrics.count_token(job, now)
+            job.state = State.DECODING
+            job.first = job.first or now
+            job.last = now
+            event = job.take(chosen)
+            if event is None:
+                continue
+            if event.is_last:
+                self._release(slot)
+                self._end(job, event)
+            else:
+                job.sink(job, event)
+
+    def _fail(self, slot: Slot, error: QsfError) -> None:
+        job = slot.job
+        self._keep(slot, 0)
+        self._release(slot)
+        if job is not None:
+            self._end(job, Event(problem=problem_of(error)))
+
+    def _fail_all(self, error: QsfError) -> None:
+        for slot in self._slots:
+            if slot.job is not None:
+                self._fail(slot, error)
+
+    def _release(self, slot: Slot) -> None:
+        """Take the slot from its job; what it holds may be of use to the next."""
+        with self._changed:
+            slot.job = None
+            slot.used = self._clock()
+
+    def _end(self, job: Job, event: Event) -> None:
+        job.state = State.ENDED
+        self._metrics.count_end(job, event, self._clock())
+        job.sink(job, event)
+
+
+def _shutting_down() -> Problem:
+    return Problem(503, "shutting_down", "the server is shutting down", retry_seconds=5)
+
+
+def _n_common(slot: Slot, job: Job) -> int:
+    """Return how many tokens of the job's prompt the slot holds, for a job that may know."""
+    if slot.salt != job.salt:
+        return 0
+    n_most = min(len(slot.held), job.n_prompt)
+    if slot.held[:n_most] == job.prompt[:n_most]:
+        return n_most
+    return next(i for i in range(n_most) if slot.held[i] != job.prompt[i])

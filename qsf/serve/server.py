@@ -1,0 +1,330 @@
+"""The server: which endpoint answers, who may ask, what runs where."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from qsf.errors import QsfError
+from qsf.serve import openai, text_api
+from qsf.serve.asked import Asked, Serving, make_jobs
+from qsf.serve.calls import Call, Choice, Form, answer_call
+from qsf.serve.fields import read_json
+from qsf.serve.gate import Gate
+from qsf.serve.http import Connection, Deadlines, Exchange, Head, to_json
+from qsf.serve.job import Event
+from qsf.serve.metrics import Metrics
+from qsf.serve.page import page_headers, read_page
+from qsf.serve.problems import Problem, problem_of
+from qsf.serve.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What answers requests to one path."""
+
+    answer: Callable[[Exchange, str], Any]
+    has_body: bool = False
+    is_open: bool = False  # needs no key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much clients may take."""
+
+    max_body_bytes: int = 1 << 20
+    max_connections: int = 64
+    max_of_address: int = 16
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+
+class Server:
+    """Answers HTTP requests with a model; ``start`` and ``stop`` belong to the loop's thread."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        scheduler: Scheduler,
+        metrics: Metrics,
+        gate: Gate,
+        bounds: Bounds,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        """Take the parts; nothing runs yet."""
+        self.serving = serving
+        self.scheduler = scheduler
+        self.max_body_bytes = bounds.max_body_bytes
+        self._metrics = metrics
+        self._gate = gate
+        self._bounds = bounds
+        self._log = log
+        self._created = int(time.time())
+        self._connections: set[Connection] = set()
+        self._addresses: Counter[str] = Counter()
+        self._outbox: list[tuple[Call, int, Event]] = []
+        self._outbox_lock = threading.Lock()
+        # One thread for templates, tokens and JSON: the reserve of the memory plan is for one.
+        self._texts = ThreadPoolExecutor(1, "qsf-text")
+        self._engine_thread: threading.Thread | None = None
+        self._listeners: list[asyncio.AbstractServer] = []
+        self._is_stopping = False
+        self._page = read_page()
+        self._endpoints = self._table()
+
+    def _table(self) -> dict[tuple[str, str], Endpoint]:
+        def get(make: Callable[[], object], *, is_open: bool = False) -> Endpoint:
+            async def answer(exchange: Exchange, _owner: str) -> None:
+                await exchange.send_json(make())
+
+            return Endpoint(answer, is_open=is_open)
+
+        def text(make: Callable[[dict[str, Any], Serving], object]) -> Endpoint:
+            return Endpoint(partial(self._answer_text, make), has_body=True)
+
+        def complete(read: Any, form: Any) -> Endpoint:
+            return Endpoint(partial(self._complete, read, form), has_body=True)
+
+        entry = partial(text_api.model_entry, self.serving, self._created)
+        health = get(self._health, is_open=True)
+        chat = complete(openai.read_chat, openai.ChatForm)
+        texts = complete(openai.read_completion, openai.TextForm)
+        return {
+            ("GET", "/"): Endpoint(self._answer_page, is_open=True),
+            ("GET", "/health"): health,
+            ("GET", "/v1/health"): health,
+            ("GET", "/v1/models"): get(lambda: {"object": "list", "data": [entry()]}),
+            ("GET", f"/v1/models/{self.serving.name}"): get(entry),
+            ("GET", "/props"): get(partial(text_api.props, self.serving, self.scheduler)),
+            ("GET", "/slots"): get(partial(text_api.slots, self.serving, self.scheduler)),
+            ("GET", "/metrics"): Endpoint(self._answer_metrics),
+            ("POST", "/tokenize"): text(text_api.tokenize),
+            ("POST", "/detokenize"): text(text_api.detokenize),
+            ("POST", "/apply-template"): text(text_api.apply_template),
+            ("POST", "/v1/chat/completions"): chat,
+            ("POST", "/chat/completions"): chat,
+            ("POST", "/v1/completions"): texts,
+            ("POST", "/completions"): texts,
+        }
+
+    # ---- life ----
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen; return where. ``host`` may be the path of a Unix socket."""
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._engine_thread = threading.Thread(
+            target=self.scheduler.run, args=(self._deliver,), name="qsf-engine", daemon=True
+        )
+        self._engine_thread.start()
+        if host.startswith("/"):
+            self._listeners.append(await loop.create_unix_server(self._connect, host))
+            return host
+        listener = await loop.create_server(self._connect, host, port, backlog=128)
+        self._listeners.append(listener)
+        number = listener.sockets[0].getsockname()[1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{number}"
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Take no more requests; those that run may go on for ``grace_seconds``."""
+        self._is_stopping = True
+        for listener in self._listeners:
+            listener.close()
+        self.scheduler.close()
+        ends_at = self._loop.time() + grace_seconds
+        for connection in tuple(self._connections):
+            connection.close_when_done()
+        while self._connections and self._loop.time() < ends_at:
+            await asyncio.sleep(0.05)
+        self.scheduler.close(at_once=True)
+        if self._engine_thread is not None:
+            await self._loop.run_in_executor(None, self._engine_thread.join)
+        await asyncio.sleep(0.05)  # the last events reach their clients
+        for connection in tuple(self._connections):
+            connection.abort()
+        self._texts.shutdown(wait=False, cancel_futures=True)
+
+    def _connect(self) -> asyncio.Protocol:
+        connection = Connection(self, self._bounds.deadlines, self._disconnected, self._is_welcome)
+        self._connections.add(connection)
+        return connection
+
+    def _is_welcome(self, connection: Connection) -> bool:
+        """Count a connection of an address; return whether there may be one more."""
+        peer = connection.peer
+        self._addresses[peer] += 1
+        if self._is_stopping or len(self._connections) > self._bounds.max_connections:
+            return False
+        is_near = peer in ("", "127.0.0.1", "::1")  # a proxy may be there
+        return is_near or self._addresses[peer] <= self._bounds.max_of_address
+
+    def _disconnected(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._addresses[connection.peer] -= 1
+        if self._addresses[connection.peer] <= 0:
+            del self._addresses[connection.peer]
+
+    # ---- from the engine's thread to the loop ----
+
+    def _post(self, call: Call, index: int, event: Event) -> None:
+        with self._outbox_lock:
+            self._outbox.append((call, index, event))
+
+    def _deliver(self) -> None:
+        """Send what a pass has brought to the loop, in one message."""
+        if self._outbox:
+            try:
+                self._loop.call_soon_threadsafe(self._dispatch)
+            except RuntimeError:  # the loop has ended
+                self._outbox.clear()
+
+    def _dispatch(self) -> None:
+        with self._outbox_lock:
+            outbox, self._outbox = self._outbox, []
+        for call, index, event in outbox:
+            call.put(index, event)
+
+    # ---- requests ----
+
+    def extra_headers(self, head: Head | None) -> dict[str, str]:
+        """Return headers that every answer to this head has."""
+        every = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+        return every if head is None else {**every, **self._gate.cors_headers(head)}
+
+    def check(self, head: Head) -> tuple[Endpoint, str]:
+        """Return what answers this head, and for whom. Raises Problem."""
+        self._gate.check_page(head)
+        if head.method == "OPTIONS":
+            return Endpoint(self._answer_options), ""
+        method = "GET" if head.method == "HEAD" else head.method
+        endpoint = self._endpoints.get((method, head.path))
+        if endpoint is None:
+            others = [m for m, path in self._endpoints if path == head.path]
+            if not others:
+                raise Problem(404, "not_found", f"there is nothing at {head.path[:100]!r}")
+            raise Problem(405, "method_not_allowed", f"{head.path} takes {' and '.join(others)}")
+        owner = "" if endpoint.is_open else self._gate.owner_of(head)
+        if endpoint.has_body:
+            kind = head.get("content-type").split(";")[0].strip().lower()
+            if kind != "application/json":
+                raise Problem(
+                    415, "not_json", f"the body must be application/json, not {kind[:50]!r}"
+                )
+        elif head.get("content-length") not in ("", "0") or "transfer-encoding" in head.headers:
+            raise Problem(400, "bad_request", f"{head.method} {head.path} has no body")
+        return endpoint, owner
+
+    async def answer(self, endpoint: tuple[Endpoint, str], exchange: Exchange) -> None:
+        """Answer a request. Raises Problem, which becomes the answer if none has begun."""
+        where, owner = endpoint
+        started = time.monotonic()
+        note = ""
+        try:
+            note = await where.answer(exchange, owner) or ""
+        except Problem as problem:
+            self._metrics.count_rejection(problem.code)
+            note = problem.code
+            exchange.status = exchange.status or problem.status
+            raise
+        except QsfError as error:
+            self._metrics.count_rejection("engine_error")
+            note = "engine_error"
+            raise problem_of(error) from error
+        finally:
+            if self._log is not None:
+                seconds = time.monotonic() - started
+                head = exchange.head
+                whose = owner[:8] or "-"
+                gone = " gone" if exchange.is_gone else ""
+                self._log(
+                    f"{whose} {head.method} {head.path} {exchange.status} {seconds:.3f} s "
+                    f"{note}{gone}".rstrip()
+                )
+
+    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+        return await self._loop.run_in_executor(self._texts, call)
+
+    async def _complete(self, read: Any, make_form: Any, exchange: Exchange, owner: str) -> str:
+        asked: Asked = await self._in_thread(lambda: read(read_json(exchange.body), self.serving))
+        exchange.body = b""
+        form: Form = make_form(asked, self.serving)
+        make = partial(
+            make_jobs,
+            asked,
+            self.serving,
+            owner=owner,
+            name=form.name,
+            max_seconds=self._max_seconds(asked, exchange),
+        )
+        choices = await answer_call(exchange, self.scheduler, asked, form, make, self._post)
+        return _note(choices)
+
+    def _max_seconds(self, asked: Asked, exchange: Exchange) -> float | None:
+        """Return how long the request may take: a client that reads no longer says so."""
+        most = self.serving.max_seconds
+        told = exchange.head.get("x-stainless-read-timeout")
+        if not asked.is_stream and told.isdigit() and int(told) > 0:
+            return min(most or int(told), int(told))
+        return most
+
+    async def _answer_text(
+        self,
+        make: Callable[[dict[str, Any], Serving], object],
+        exchange: Exchange,
+        _owner: str,
+    ) -> None:
+        def work() -> bytes:
+            return to_json(make(read_json(exchange.body), self.serving))
+
+        await exchange.send(200, await self._in_thread(work), "application/json")
+
+    async def _answer_page(self, exchange: Exchange, _owner: str) -> None:
+        await exchange.send(200, self._page, "text/html; charset=utf-8", page_headers(self._page))
+
+    async def _answer_metrics(self, exchange: Exchange, _owner: str) -> None:
+        scheduler = self.scheduler
+        gauges = {
+            "num_requests_running": len(scheduler.running),
+            "num_requests_waiting": scheduler.n_waiting,
+            "kv_cache_usage_perc": _share_used(scheduler, self.serving.ctx_tokens),
+            "budget_bytes": self.serving.model.info.plan.budget_bytes,
+        }
+        body = self._metrics.text(gauges).encode()
+        await exchange.send(200, body, "text/plain; version=0.0.4; charset=utf-8")
+
+    async def _answer_options(self, exchange: Exchange, _owner: str) -> None:
+        await exchange.send(200, b"", "text/plain")
+
+    def _health(self) -> dict[str, str]:
+        return {"status": "ok"}
+
+
+def _share_used(scheduler: Scheduler, ctx_tokens: int) -> float:
+    used = sum(len(slot.held) for slot in scheduler.slots if slot.job is not None)
+    return used / (ctx_tokens * len(scheduler.slots))
+
+
+def _note(choices: Sequence[Choice]) -> str:
+    """Return the counts for the log: no text."""
+    job = choices[0].job
+    n_answer = sum(choice.job.n_generated for choice in choices)
+    return (
+        f"prompt {job.n_prompt} cached {job.n_cached} answer {n_answer} "
+        f"{choices[0].reason or 'unfinished'}"
+    )
+
+
+def log_line(text: str) -> None:
+    """Print one line of the log on standard error."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
+    sys.stderr.write(f"{stamp} {json.dumps(text, ensure_ascii=True)[1:-1]}\n")
+    sys.stderr.flush()

@@ -1,0 +1,157 @@
+"""Small answers about the model and its text: models, props, slots, tokens, templates."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from qsf.errors import QsfArgumentError
+from qsf.options import Keywords
+from qsf.serve.asked import MAX_MESSAGES, Serving, too_long
+from qsf.serve.fields import Fields, shown
+from qsf.serve.problems import invalid
+from qsf.text.arguments import as_messages
+
+if TYPE_CHECKING:
+    from qsf.serve.scheduler import Scheduler
+
+_MAX_IDS = 1 << 16
+
+
+def model_entry(serving: Serving, created: int) -> dict[str, Any]:
+    """Return the one model, as OpenAI lists it; ``meta`` as llama-server has it."""
+    info = serving.model.info
+    return {
+        "id": serving.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "qsf",
+        "meta": {
+            "n_vocab": info.n_vocab,
+            "n_ctx": serving.ctx_tokens,
+            "n_ctx_train": info.max_tokens,
+            "n_embd": info.dim,
+            "n_params": info.n_parameters,
+            "size": info.file_bytes,
+            "quant_type": info.quant_type,
+        },
+    }
+
+
+def props(serving: Serving, scheduler: Scheduler) -> dict[str, Any]:
+    """Return what the server is, with llama-server's names; no text of anybody's."""
+    info = serving.model.info
+    defaults = serving.model.generation_defaults
+    return {
+        "model_alias": serving.name,
+        "total_slots": info.plan.max_sessions,
+        "n_ctx": serving.ctx_tokens,
+        "chat_template_is_plain": serving.model.chat_template.is_plain,
+        "system_fingerprint": serving.fingerprint,
+        "default_generation_settings": {
+            "n_ctx": serving.ctx_tokens,
+            "params": {
+                "temperature": defaults.temperature,
+                "top_p": defaults.top_p,
+                "top_k": defaults.top_k,
+                "min_p": defaults.min_p,
+                "repetition_penalty": defaults.repetition_penalty,
+            },
+        },
+        "plan": {
+            "budget_bytes": info.plan.budget_bytes,
+            "process_bytes": info.plan.process_bytes,
+            "reserve_bytes": info.plan.reserve_bytes,
+            "engine_bytes": info.plan.engine_bytes,
+            "kv_bytes": info.plan.kv_bytes,
+            "streamed_bytes": info.plan.streamed_bytes,
+        },
+        "is_idle": not scheduler.running and not scheduler.n_waiting,
+    }
+
+
+def slots(serving: Serving, scheduler: Scheduler) -> list[dict[str, Any]]:
+    """Return what each slot does: counts, no text."""
+    entries = []
+    for slot in scheduler.slots:
+        job = slot.job
+        entry: dict[str, Any] = {
+            "id": slot.index,
+            "n_ctx": serving.ctx_tokens,
+            "n_held": len(slot.held),
+            "is_processing": job is not None,
+        }
+        if job is not None:
+            entry |= {
+                "request": job.name,
+                "state": job.state.value,
+                "n_prompt": job.n_prompt,
+                "n_cached": job.n_cached,
+                "n_decoded": job.n_generated,
+            }
+        entries.append(entry)
+    return entries
+
+
+def tokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
+    """Answer /tokenize: llama-server's ``content``, vLLM's ``prompt`` or ``messages``."""
+    fields = Fields(body)
+    tokenizer = serving.model.tokenizer
+    if "messages" in fields:
+        tokens = _chat_tokens(fields, serving)
+    else:
+        text = fields.text("content")
+        text = fields.text("prompt") if text is None else text
+        if text is None:
+            raise invalid("content", "content is missing: a text, or messages")
+        has_prefix = fields.flag("add_special", fields.flag("add_special_tokens", "prompt" in body))
+        try:
+            tokens = tokenizer.encode(
+                text, add_prefix=has_prefix, parse_special=fields.flag("parse_special", True)
+            )
+        except QsfArgumentError as error:
+            raise too_long(error, "content") from None
+    answer: dict[str, Any] = {"tokens": tokens}
+    if fields.flag("with_pieces"):
+        pieces = [tokenizer.token_bytes(t, skip_special=False) for t in tokens]
+        answer["tokens"] = [
+            {"id": token, "piece": piece.decode("utf-8", "replace")}
+            for token, piece in zip(tokens, pieces, strict=True)
+        ]
+    return {**answer, "count": len(tokens), "max_model_len": serving.ctx_tokens}
+
+
+def _chat_tokens(fields: Fields, serving: Serving) -> list[int]:
+    messages = fields.list("messages", MAX_MESSAGES)
+    arguments = fields.take("chat_template_kwargs", Keywords(), {})
+    try:
+        return serving.model.chat_tokens(as_messages(messages), arguments)
+    except QsfArgumentError as error:
+        raise too_long(error, "messages") from None
+
+
+def detokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
+    """Answer /detokenize: ``tokens`` to ``content``, which vLLM calls ``prompt``."""
+    tokens = Fields(body).list("tokens", _MAX_IDS)
+    n_vocab = serving.model.info.n_vocab
+    for token in tokens:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < n_vocab:
+            raise invalid("tokens", f"tokens must be ids below {n_vocab}, not {shown(token)}")
+    text = serving.model.tokenizer.decode(tokens)
+    return {"content": text, "prompt": text}
+
+
+def apply_template(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
+    """Answer /apply-template: ``messages`` to the prompt that they become."""
+    fields = Fields(body)
+    messages = fields.list("messages", MAX_MESSAGES)
+    arguments = fields.take("chat_template_kwargs", Keywords(), {})
+    try:
+        prompt = serving.model.chat_template.render(
+            as_messages(messages),
+            template_args=arguments,
+            add_generation_prompt=fields.flag("add_generation_prompt", True),
+        )
+    except QsfArgumentError as error:
+        raise too_long(error, "messages") from None
+    return {"prompt": prompt}

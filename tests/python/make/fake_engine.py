@@ -1,0 +1,143 @@
+"""An engine without a model: the next token is a digest of the tokens before it."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+
+from qsf.errors import QsfCancelledError, QsfError
+from qsf.serve.job import Choosing, Chosen, Event, Job
+from qsf.serve.scheduler import PassItem
+from qsf.text.sampling import SamplingParams, StopMatcher
+from qsf.text.tokenizer import IncrementalDecoder
+
+N_VOCAB = 50
+END = 0
+
+
+def next_token(tokens: Sequence[int], seed: int) -> int:
+    return zlib.crc32(array("I", tokens).tobytes() + seed.to_bytes(8, "little")) % N_VOCAB
+
+
+class FakeEngine:
+    """Checks what it is asked for; ``failures`` are raised by the next passes, one each."""
+
+    def __init__(self, n_slots: int = 3, ctx_tokens: int = 64, chunk_tokens: int = 16) -> None:
+        self.n_slots, self.ctx_tokens, self.chunk_tokens = n_slots, ctx_tokens, chunk_tokens
+        self.tokens = [array("I") for _ in range(n_slots)]
+        self.has_logits = [False] * n_slots
+        self.cancelled: set[int] = set()
+        self.failures: list[QsfError] = []
+        self.passes: list[list[PassItem]] = []
+        self.before_pass: Callable[[], None] = lambda: None
+
+    def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
+        self.before_pass()
+        assert 0 < sum(len(item.tokens) for item in items) <= self.chunk_tokens
+        assert len({item.slot for item in items}) == len(items)
+        assert all(item.tokens for item in items)
+        self.passes.append(list(items))
+        if self.failures:
+            raise self.failures.pop(0)
+        return [self._evaluate(item) for item in items]
+
+    def _evaluate(self, item: PassItem) -> QsfError | None:
+        self.has_logits[item.slot] = False
+        if item.slot in self.cancelled:
+            self.cancelled.discard(item.slot)
+            return QsfCancelledError("cancelled")
+        self.tokens[item.slot].extend(item.tokens)
+        assert len(self.tokens[item.slot]) <= self.ctx_tokens
+        self.has_logits[item.slot] = item.wants_logits
+        return None
+
+    def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
+        return [self._choose(slot, job) for slot, job in jobs]
+
+    def _choose(self, slot: int, job: Job) -> Chosen:
+        assert self.has_logits[slot]
+        assert self.tokens[slot] == job.tokens
+        return Chosen(next_token(job.tokens, job.choosing.seed), -1.0)
+
+    def n_held(self, slot: int) -> int:
+        return len(self.tokens[slot])
+
+    def keep(self, slot: int, n_tokens: int) -> int:
+        assert n_tokens <= len(self.tokens[slot])
+        del self.tokens[slot][n_tokens:]
+        self.has_logits[slot] = False
+        return n_tokens
+
+    def cancel(self, slot: int) -> None:
+        self.cancelled.add(slot)
+
+
+class Letters(IncrementalDecoder):
+    """Each token is a letter."""
+
+    def __init__(self) -> None:
+        pass
+
+    def push(self, token_id: int) -> str:
+        return chr(0x40 + token_id)
+
+    def flush(self) -> str:
+        return ""
+
+
+def alone(prompt: Sequence[int], seed: int, max_tokens: int) -> str:
+    """The text that a job alone would get."""
+    tokens, text = list(prompt), ""
+    for _ in range(max_tokens):
+        token = next_token(tokens, seed)
+        if token == END:
+            break
+        tokens.append(token)
+        text += chr(0x40 + token)
+    return text
+
+
+class Told:
+    """A job, and all that it was told."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        *,
+        seed: int = 1,
+        max_tokens: int = 8,
+        owner: str = "",
+        stops: Sequence[str] = (),
+        max_seconds: float | None = None,
+    ) -> None:
+        self.events: list[Event] = []
+        self.job = Job(
+            prompt=array("I", prompt),
+            choosing=Choosing(params=SamplingParams(), seed=seed),
+            max_tokens=max_tokens,
+            decoder=Letters(),
+            matcher=StopMatcher(stops),
+            end_ids=frozenset({END}),
+            sink=lambda _job, event: self.events.append(event),
+            owner=owner,
+            salt=owner,
+            max_seconds=max_seconds,
+        )
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events)
+
+    @property
+    def n_ends(self) -> int:
+        return sum(event.is_last for event in self.events)
+
+    @property
+    def end(self) -> str:
+        """Why it has ended: a reason, or the code of a problem; "" while it goes on."""
+        last = self.events[-1] if self.events else None
+        if last is None or not last.is_last:
+            return ""
+        return last.reason or (last.problem.code if last.problem is not None else "")

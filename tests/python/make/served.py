@@ -1,0 +1,127 @@
+"""A server in this process, in a thread of its own, and ways to talk to it."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qsf import Model
+from qsf.serve.cli import make_server
+from qsf.serve.options import ServeOptions
+from qsf.serve.server import Server
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.json["error"]
+        return error
+
+    @property
+    def events(self) -> list[Any]:
+        """The events of a stream: JSON, and the text that ends it."""
+        found = []
+        for block in self.body.decode().split("\n\n"):
+            data = "".join(
+                line.removeprefix("data: ") for line in block.split("\n") if line[:5] == "data:"
+            )
+            if data:
+                found.append(data if data == "[DONE]" else json.loads(data))
+        return found
+
+
+class Client:
+    """Talks to the server at a port."""
+
+    def __init__(self, port: int, server: Server, model: Model) -> None:
+        self.port, self.server, self.model = port, server, model
+        self.loop: asyncio.AbstractEventLoop
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        if body is not None:
+            named.setdefault("content-type", "application/json")
+        try:
+            connection.request(method, path, body, named)
+            answer = connection.getresponse()
+            return Answer(
+                answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+            )
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: object = None, /, **fields: Any) -> Answer:
+        return self.ask("POST", path, fields if body is None else body)
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.ask("GET", path, **headers)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    def send(self, data: bytes) -> bytes:
+        """Send bytes and return all that comes until the server closes."""
+        with self.connect() as sock:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR) if data.endswith(b"\0EOF") else None
+            received = b""
+            while more := sock.recv(65536):
+                received += more
+            return received
+
+
+@contextmanager
+def serving(path: Path, model: Model | None = None, **options: Any) -> Iterator[Client]:
+    """Serve a model; the options are those of ServeOptions."""
+    asked = ServeOptions(**{"port": 0, "grace": 5.0, **options})
+    opened = model or Model(path, ram_budget=None, sessions=asked.parallel, threads=1)
+    server = make_server(opened, path, asked, is_quiet=True)
+    ready = threading.Event()
+    box: dict[str, Any] = {}
+
+    async def live() -> None:
+        box["loop"] = asyncio.get_running_loop()
+        box["stop"] = asyncio.Event()
+        box["where"] = await server.start(asked.host, asked.port)
+        ready.set()
+        await box["stop"].wait()
+        await server.stop(asked.grace)
+
+    thread = threading.Thread(target=asyncio.run, args=(live(),))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        client = Client(int(box["where"].rpartition(":")[2]), server, opened)
+        client.loop = box["loop"]
+        yield client
+    finally:
+        box["loop"].call_soon_threadsafe(box["stop"].set)
+        thread.join(30)
+        assert not thread.is_alive()
+        if model is None:
+            opened.close()

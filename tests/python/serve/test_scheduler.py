@@ -1,0 +1,369 @@
+"""The scheduler with an engine and a clock that are made up."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from make.fake_engine import END, FakeEngine, Told, alone, next_token
+from qsf.errors import QsfFormatError, QsfIOError, QsfMemoryError, QsfNumericError
+from qsf.serve.metrics import Metrics
+from qsf.serve.pace import Pace
+from qsf.serve.problems import Problem
+from qsf.serve.scheduler import Limits, Scheduler
+
+
+class Clock:
+    """Seconds that pass when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Setup:
+    def __init__(self, n_slots: int = 2, **limits: float) -> None:
+        self.engine = FakeEngine(n_slots)
+        self.clock = Clock()
+        self.metrics = Metrics()
+        self.scheduler = Scheduler(
+            self.engine,
+            Limits(**limits),  # type: ignore[arg-type]
+            self.metrics,
+            self.clock,
+        )
+
+    def submit(self, *told: Told) -> None:
+        self.scheduler.submit([one.job for one in told])
+
+    def run(self) -> None:
+        for _ in range(1000):
+            if not self.scheduler.step():
+                return
+        pytest.fail("it does not end")
+
+
+def prompt(n: int, first: int = 1) -> list[int]:
+    return [(first + i) % 40 + 1 for i in range(n)]
+
+
+def test_a_text_is_the_same_whoever_else_is_served() -> None:
+    setup = Setup(3)
+    told = [Told(prompt(3 + 7 * i, i), seed=i, max_tokens=5 + i) for i in range(6)]
+    for one in told:
+        setup.submit(one)
+        setup.scheduler.step()
+    setup.run()
+    for i, one in enumerate(told):
+        assert one.text == alone(prompt(3 + 7 * i, i), i, 5 + i)
+        assert one.n_ends == 1
+    assert max(len(items) for items in setup.engine.passes) == 3
+
+
+def test_prompts_go_in_pieces_beside_those_who_decode() -> None:
+    setup = Setup(3)
+    first, second, third = Told(prompt(2), max_tokens=50), Told(prompt(40)), Told(prompt(30, 9))
+    first.job.end_ids = frozenset()
+    setup.submit(first)
+    setup.scheduler.step()
+    setup.submit(second, third)
+    setup.scheduler.step()
+    rows = {item.slot: len(item.tokens) for item in setup.engine.passes[-1]}
+    assert rows == {0: 1, 1: 8, 2: 7}  # of 15 rows beside the one that decodes, the older has half
+    n_before = first.job.n_generated
+    for _ in range(3):
+        setup.scheduler.step()
+    assert first.job.n_generated == n_before + 3
+
+
+def test_a_prefix_is_not_evaluated_again_but_for_the_same_owner() -> None:
+    setup = Setup(1)
+    for owner, n_cached in (("a", 0), ("a", 9), ("b", 0), ("a", 0)):
+        told = Told(prompt(10), owner=owner, max_tokens=2)
+        setup.submit(told)
+        setup.run()
+        assert told.job.n_cached == n_cached
+        assert told.text == alone(prompt(10), 1, 2)
+
+
+def test_owners_have_turns() -> None:
+    setup = Setup(1)
+    order: list[str] = []
+    jobs = [Told(prompt(2), owner=owner, max_tokens=1) for owner in "aaab"]
+    for one in jobs:
+        one.job.sink = lambda job, _event: order.append(job.owner)
+        setup.submit(one)
+    setup.run()
+    assert order == ["a", "b", "a", "a"]
+
+
+def test_the_queue_has_an_end_with_both_numbers() -> None:
+    setup = Setup(1, max_waiting=2, max_waiting_tokens=100)
+    for _ in range(3):
+        setup.submit(Told(prompt(2)))
+    with pytest.raises(Problem, match="2 requests wait, and 2 is the limit") as caught:
+        setup.submit(Told(prompt(2)))
+    assert (caught.value.status, caught.value.code) == (429, "queue_full")
+    assert caught.value.retry_seconds is not None
+    assert 1 <= caught.value.retry_seconds <= 60
+    full = Setup(1, max_waiting=99, max_waiting_tokens=30)
+    full.submit(Told(prompt(20)))
+    with pytest.raises(Problem, match="would have 40 tokens, and 30 is the limit"):
+        full.submit(Told(prompt(20)))
+
+
+def test_who_waits_too_long_is_told() -> None:
+    setup = Setup(1, queue_seconds=10)
+    long, late = Told(prompt(2), max_tokens=60), Told(prompt(3))
+    long.job.end_ids = frozenset()
+    setup.submit(long, late)
+    setup.scheduler.step()
+    setup.clock.now += 10
+    setup.run()
+    assert (long.end, late.end) == ("length", "queue_timeout")
+
+
+def test_a_deadline_holds_for_those_who_run() -> None:
+    setup = Setup(1)
+    told = Told(prompt(2), max_tokens=60, max_seconds=5)
+    told.job.end_ids = frozenset()
+    setup.submit(told)
+    setup.scheduler.step()
+    assert told.end == ""
+    setup.clock.now += 5
+    setup.run()
+    assert told.end == "deadline"
+
+
+@pytest.mark.parametrize("n_steps", range(6))
+def test_a_job_is_cancelled_wherever_it_is(n_steps: int) -> None:
+    setup = Setup(1)
+    other, told = Told(prompt(20), max_tokens=3), Told(prompt(40, 7), max_tokens=20)
+    told.job.end_ids = other.job.end_ids = frozenset()
+    setup.submit(other, told)
+    for _ in range(n_steps):
+        setup.scheduler.step()
+    setup.scheduler.cancel(told.job)
+    setup.scheduler.step()
+    setup.run()
+    assert told.end == "cancelled"
+    assert other.text == alone(prompt(20), 1, 3) or END in [next_token(prompt(20), 1)]
+    after = Told(prompt(40, 7), max_tokens=4)
+    setup.submit(after)  # a cancellation that came late does not end the next in its slot
+    setup.run()
+    assert after.text == alone(prompt(40, 7), 1, 4)
+
+
+def test_a_cancellation_in_the_middle_of_a_pass() -> None:
+    setup = Setup(2)
+    told, other = Told(prompt(9), max_tokens=9), Told(prompt(5, 3), max_tokens=9)
+    setup.submit(told, other)
+    setup.engine.before_pass = lambda: setup.scheduler.cancel(told.job)
+    setup.scheduler.step()
+    setup.engine.before_pass = lambda: None
+    setup.run()
+    assert (told.end, told.n_ends) == ("cancelled", 1)
+    assert other.text == alone(prompt(5, 3), 1, 9)
+
+
+def test_a_disk_may_fail_once() -> None:
+    setup = Setup(1)
+    told = Told(prompt(5))
+    setup.submit(told)
+    setup.engine.failures = [QsfIOError("cannot read")]
+    setup.run()
+    assert told.text == alone(prompt(5), 1, 8)
+
+
+@pytest.mark.parametrize(
+    "kind", [QsfIOError, QsfFormatError, QsfMemoryError, QsfNumericError], ids=lambda k: k.__name__
+)
+def test_a_failure_ends_its_requests_and_not_the_server(kind: type) -> None:
+    setup = Setup(2)
+    told, other = Told(prompt(5)), Told(prompt(9))
+    setup.submit(told, other)
+    setup.engine.failures = [kind("broken"), kind("broken")]
+    setup.scheduler.step()
+    if kind in (QsfMemoryError, QsfNumericError):
+        setup.engine.failures.clear()
+    assert [(one.end, one.n_ends) for one in (told, other)] == [("engine_error", 1)] * 2
+    problem = told.events[-1].problem
+    assert problem is not None
+    assert problem.headers() == {"x-should-retry": "false"}
+    after = Told(prompt(5))
+    setup.submit(after)
+    setup.run()
+    assert after.text == alone(prompt(5), 1, 8)
+
+
+def test_a_defect_of_the_scheduler_does_not_end_it(capsys: pytest.CaptureFixture[str]) -> None:
+    setup = Setup(1)
+    told, after = Told(prompt(5)), Told(prompt(5))
+
+    def fail_once() -> None:
+        setup.engine.before_pass = lambda: None
+        raise ZeroDivisionError
+
+    setup.engine.before_pass = fail_once
+    thread = threading.Thread(target=setup.scheduler.run, args=(lambda: None,))
+    thread.start()
+    ended = threading.Event()
+    after.job.sink = lambda _job, event: ended.set() if event.is_last else None
+    setup.submit(told)
+    while not told.end:
+        ended.wait(0.01)
+    setup.submit(after)
+    assert ended.wait(30)
+    setup.scheduler.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert told.end == "engine_error"
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_closing_lets_those_who_run_end() -> None:
+    setup = Setup(1)
+    running, waiting = Told(prompt(2), max_tokens=4), Told(prompt(2))
+    setup.submit(running, waiting)
+    setup.scheduler.step()
+    setup.scheduler.close()
+    with pytest.raises(Problem, match="shutting down"):
+        setup.submit(Told(prompt(2)))
+    setup.run()
+    assert running.text == alone(prompt(2), 1, 4)
+    assert waiting.end == "shutting_down"
+    again = Setup(1)
+    running = Told(prompt(2), max_tokens=50)
+    running.job.end_ids = frozenset()
+    again.submit(running)
+    again.scheduler.step()
+    again.scheduler.close(at_once=True)
+    again.run()
+    assert running.end == "shutting_down"
+
+
+def test_stop_strings_end_a_text() -> None:
+    whole = alone(prompt(4), 2, 20)
+    assert len(whole) > 6
+    setup = Setup(1)
+    told = Told(prompt(4), seed=2, max_tokens=20, stops=[whole[3:5]])
+    setup.submit(told)
+    setup.run()
+    assert (told.text, told.end) == (whole[:3], "stop")
+
+
+def test_the_pace_follows_what_passes_took() -> None:
+    in_memory, streamed = Pace(0.1), Pace(0.1)
+    for _ in range(50):
+        in_memory.learn(4, 0, 0.025)
+        in_memory.learn(4, 40, 0.025 + 40 * 0.0018)
+        streamed.learn(4, 0, 1.4)
+        streamed.learn(4, 40, 1.4 + 40 * 0.001)
+    assert in_memory.prompt_rows(4) == pytest.approx(0.075 / 0.0018, abs=2)
+    assert streamed.prompt_rows(4) == pytest.approx(0.25 * 1.4 / 0.001, rel=0.1)
+    slow = Pace(0.1)
+    slow.learn(1, 0, 0.09)
+    slow.learn(1, 10, 10.0)
+    assert slow.prompt_rows(1) == 8  # some progress, however slow
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Jobs come, are cancelled, passes fail, time passes; what must hold holds after each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setup = Setup(3, max_waiting=4, queue_seconds=50)
+        self.told: list[Told] = []
+        self.asked: list[tuple[list[int], int, int]] = []
+        self.n_failures = 0
+        self.is_closed = False
+
+    @rule(
+        n=st.integers(1, 40),
+        first=st.integers(0, 3),
+        seed=st.integers(0, 3),
+        most=st.integers(1, 20),
+        owner=st.sampled_from("ab"),
+        limit=st.sampled_from([None, None, 20.0]),
+    )
+    def submit(
+        self, n: int, first: int, seed: int, most: int, owner: str, limit: float | None
+    ) -> None:
+        told = Told(prompt(n, first), seed=seed, max_tokens=most, owner=owner, max_seconds=limit)
+        n_waiting = self.setup.scheduler.n_waiting
+        code = ""
+        try:
+            self.setup.submit(told)
+        except Problem as problem:
+            code = problem.code
+        if self.is_closed or code:
+            assert code == ("shutting_down" if self.is_closed else "queue_full")
+            assert self.is_closed or n_waiting >= 4
+            return
+        self.told.append(told)
+        self.asked.append((prompt(n, first), seed, most))
+
+    @rule()
+    def step(self) -> None:
+        self.setup.scheduler.step()
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), is_in_pass=st.booleans())
+    def cancel(self, data: st.DataObject, is_in_pass: bool) -> None:
+        told = self.told[data.draw(st.integers(0, len(self.told) - 1))]
+        if not is_in_pass:
+            self.setup.scheduler.cancel(told.job)
+            return
+        self.setup.engine.before_pass = lambda: self.setup.scheduler.cancel(told.job)
+        self.setup.scheduler.step()
+        self.setup.engine.before_pass = lambda: None
+
+    @rule(seconds=st.sampled_from([1.0, 30.0]))
+    def wait(self, seconds: float) -> None:
+        self.setup.clock.now += seconds
+
+    @rule(kind=st.sampled_from([QsfIOError, QsfFormatError, QsfNumericError]))
+    def fail(self, kind: type) -> None:
+        self.setup.engine.failures.append(kind("broken"))
+
+    @precondition(lambda self: len(self.told) > 6)
+    @rule()
+    def close(self) -> None:
+        self.setup.scheduler.close()
+        self.is_closed = True
+
+    @invariant()
+    def everything_is_in_order(self) -> None:
+        scheduler = self.setup.scheduler
+        running = scheduler.running
+        assert len({id(job) for job in running}) == len(running) <= 3
+        assert scheduler.n_waiting <= 4 + 3
+        for slot in scheduler.slots:
+            assert slot.held == self.setup.engine.tokens[slot.index]
+            if slot.job is not None:
+                assert slot.job.tokens[: slot.job.n_held] == slot.held
+        for told, (tokens, seed, most) in zip(self.told, self.asked, strict=True):
+            assert told.n_ends <= 1
+            whole = alone(tokens, seed, most)
+            assert whole.startswith(told.text)
+            if told.end in ("end", "length"):
+                assert told.text == whole
+
+    def teardown(self) -> None:
+        self.setup.engine.failures.clear()
+        self.setup.run()
+        assert [told.n_ends for told in self.told] == [1] * len(self.told)
+        assert self.setup.scheduler.running == []
+        assert self.setup.scheduler.n_waiting == 0
+        assert sum(self.setup.metrics.ends.values()) == len(self.told)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

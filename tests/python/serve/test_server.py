@@ -1,0 +1,458 @@
+"""The server with the bundled model: chat, completions, streams, limits, cancellation."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.served import Client, serving
+from qsf import Model
+
+START = "Once upon a time"
+CHAT = [{"role": "user", "content": "Tell me a story"}]
+
+
+@pytest.fixture(scope="module")
+def client(tiny_chat_8bit: Path) -> Iterator[Client]:
+    with serving(tiny_chat_8bit, parallel=3, queue=4) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_llama_8bit: Path) -> Iterator[Client]:
+    with serving(tiny_llama_8bit, parallel=2) as found:
+        yield found
+
+
+def wait_for(condition: Any, seconds: float = 30) -> None:
+    ends_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends_at
+        time.sleep(0.005)
+
+
+# ---- text ----
+
+
+def test_a_completion_is_what_generate_says(plain: Client, tiny_llama_8bit: Path) -> None:
+    with Model(tiny_llama_8bit, ram_budget=None) as model:
+        for seed in (1, 2):
+            text = "".join(model.generate(START, max_tokens=30, seed=seed))
+            fields = {"prompt": START, "max_tokens": 30, "seed": seed}
+            whole = plain.post("/v1/completions", fields)
+            assert whole.status == 200, whole.body
+            choice = whole.json["choices"][0]
+            assert (choice["text"], choice["finish_reason"]) == (text, "length")
+            assert whole.json["usage"]["completion_tokens"] == 30
+            events = plain.post("/v1/completions", {**fields, "stream": True}).events
+            assert events[-1] == "[DONE]"
+            assert "".join(e["choices"][0]["text"] for e in events[:-1]) == text
+
+
+def test_a_chat_is_what_chat_says(client: Client, tiny_chat_8bit: Path) -> None:
+    with Model(tiny_chat_8bit, ram_budget=None) as model:
+        text = "".join(model.chat(CHAT, max_tokens=25, seed=3))
+    fields = {"messages": CHAT, "max_tokens": 25, "seed": 3}
+    whole = client.post("/v1/chat/completions", fields).json
+    assert whole["object"] == "chat.completion"
+    assert whole["choices"][0]["message"]["content"] == text
+    assert whole["timings"]["seed"] == 3
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    stream = client.post("/v1/chat/completions", {**fields, **options})
+    assert stream.headers["content-type"] == "text/event-stream"
+    *events, usage, done = stream.events
+    assert done == "[DONE]"
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert usage["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == text
+    assert events[-1]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+
+
+def test_the_text_of_a_seed_is_the_same_whoever_else_is_served(client: Client) -> None:
+    asked = [
+        {"prompt": f"{START} there was a {animal}. " * n, "max_tokens": 8 + 5 * n, "seed": n}
+        for n, animal in enumerate(("cat", "dog", "small red bird", "fish", "mouse"), 1)
+    ]
+    alone = [client.post("/v1/completions", one).json["choices"][0]["text"] for one in asked]
+    with ThreadPoolExecutor(5) as pool:
+        for _ in range(3):
+            answers = pool.map(lambda one: client.post("/v1/completions", one), asked)
+            assert [a.json["choices"][0]["text"] for a in answers] == alone
+
+
+def test_several_choices_have_seeds_of_their_own(client: Client) -> None:
+    fields = {"prompt": START, "max_tokens": 12, "temperature": 1.5}
+    whole = client.post("/v1/completions", {**fields, "seed": 7, "n": 3}).json
+    texts = [choice["text"] for choice in whole["choices"]]
+    for i, text in enumerate(texts):
+        one = client.post("/v1/completions", {**fields, "seed": 7 + i}).json
+        assert one["choices"][0]["text"] == text
+    assert len(set(texts)) > 1
+    assert whole["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+    two = client.post("/v1/completions", {**fields, "prompt": [START, [1, 2, 3]], "seed": 7}).json
+    assert two["choices"][0]["text"] == texts[0]
+    assert [choice["index"] for choice in two["choices"]] == [0, 1]
+
+
+def test_log_probabilities(client: Client) -> None:
+    fields = {"messages": CHAT, "max_tokens": 5, "temperature": 0}
+    content = client.post(
+        "/v1/chat/completions", {**fields, "logprobs": True, "top_logprobs": 3}
+    ).json["choices"][0]["logprobs"]["content"]
+    assert len(content) == 5
+    for entry in content:
+        first, *others = entry["top_logprobs"]
+        assert first["token"] == entry["token"]
+        assert first["logprob"] == entry["logprob"] <= 0
+        assert [o["logprob"] for o in others] == sorted(o["logprob"] for o in others)[::-1]
+        assert bytes(entry["bytes"]).decode("utf-8", "replace") == entry["token"]
+    text = client.post("/v1/completions", prompt=START, max_tokens=5, logprobs=2, temperature=0)
+    logprobs = text.json["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == text.json["choices"][0]["text"]
+    assert [max(top.values()) for top in logprobs["top_logprobs"]] == logprobs["token_logprobs"]
+
+
+def test_stop_strings_and_echo(client: Client) -> None:
+    fields = {"prompt": START, "max_tokens": 20, "temperature": 0}
+    text = client.post("/v1/completions", fields).json["choices"][0]["text"]
+    stop = text[10:14]
+    choice = client.post("/v1/completions", {**fields, "stop": stop, "echo": True}).json["choices"]
+    assert choice[0]["text"] == START + text[: text.index(stop)]
+    assert choice[0]["finish_reason"] == "stop"
+
+
+def test_the_last_message_of_the_assistant_is_continued(client: Client) -> None:
+    fields = {"max_tokens": 8, "temperature": 0}
+    first = client.post("/v1/chat/completions", {**fields, "messages": CHAT}).json
+    text = first["choices"][0]["message"]["content"]
+    begun = [*CHAT, {"role": "assistant", "content": text}]
+    more = client.post("/v1/chat/completions", {**fields, "messages": begun}).json
+    whole = client.post(
+        "/v1/chat/completions", {**fields, "max_tokens": 16, "messages": CHAT}
+    ).json["choices"][0]["message"]["content"]
+    assert text + more["choices"][0]["message"]["content"] == whole
+
+
+# ---- errors ----
+
+MESSAGE = {"role": "user", "content": "x"}
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"temperature": 101}, "temperature", "from 0 to 100, not 101"),
+    ({"temperature": "hot"}, "temperature", "not 'hot'"),
+    ({"temperature": True}, "temperature", "not True"),
+    ({"top_p": -1}, "top_p", "from 0 to 1, not -1"),
+    ({"top_k": 1.5}, "top_k", "whole number"),
+    ({"seed": 2**64}, "seed", "not 18446744073709551616"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1, not 0"),
+    ({"max_tokens": 10**30}, "max_tokens", "not 1000000"),
+    (
+        {"max_tokens": 5, "max_completion_tokens": 6},
+        "max_completion_tokens",
+        "6 and max_tokens is 5",
+    ),
+    ({"max_tokens": 5000}, "messages", "max_tokens is 5000, but the context holds 512"),
+    ({"n": 4}, "n", "n is 4, and this server makes 3"),
+    ({"stop": ["x"] * 17}, "stop", "has 17 texts, and 16 is the limit"),
+    ({"stop": ""}, "stop", "not empty"),
+    ({"logit_bias": {"9999": 1}}, "logit_bias", "below 2048"),
+    ({"logit_bias": {"1": 101}}, "logit_bias", "-100 to 100"),
+    ({"presence_penalty": 3}, "presence_penalty", "from -2 to 2, not 3"),
+    ({"top_logprobs": 2}, "top_logprobs", "logprobs is not true"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "not 21"),
+    ({"stream": 1}, "stream", "true or false, not 1"),
+    ({"messages": []}, "messages", "at least one message"),
+    ({"messages": [MESSAGE] * 257}, "messages", "257 entries, and 256 is the limit"),
+    ({"messages": [{"role": "user"}]}, "messages", "role and content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "no text"),
+    ({"messages": [{"role": "user", "content": "x " * 4000}]}, "messages", "512"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"tool_choice": "required"}, "tool_choice", "required"),
+    ({"functions": [{}]}, "functions", "not supported"),
+    ({"audio": {"voice": "x"}}, "audio", "not supported"),
+    ({"modalities": ["audio"]}, "modalities", "answers are text"),
+    ({"grammar": "x"}, "grammar", "not supported"),
+    ({"stream_options": {"include_usage": 2}}, "stream_options.include_usage", "not 2"),
+    ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "mapping"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "said"), WRONG, ids=lambda v: str(v)[:40])
+def test_an_error_names_the_field_and_the_numbers(
+    client: Client, fields: dict[str, Any], param: str, said: str
+) -> None:
+    answer = client.post("/v1/chat/completions", {"messages": [MESSAGE], **fields})
+    assert answer.status == 400
+    assert answer.error["param"] == param
+    assert said in answer.error["message"]
+    assert answer.error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (None, "missing"),
+        ([], "empty"),
+        ([[1], []], "empty"),
+        ([1, 2048], "token id 2048"),
+        ([-1], "token id -1"),
+        ({"a": 1}, "must be a text"),
+        ([["x"]], "must be a text"),
+        ([START] * 65, "65 entries, and 64 is the limit"),
+        (list(range(512)), "512 tokens and max_tokens is 16, but the context holds 512"),
+    ],
+    ids=lambda v: str(v)[:20],
+)
+def test_prompts_are_checked(plain: Client, prompt: object, said: str) -> None:
+    answer = plain.post("/v1/completions", {"prompt": prompt})
+    assert answer.status == 400
+    assert answer.error["param"] == "prompt"
+    assert said in answer.error["message"]
+
+
+def test_what_is_unknown_is_named_and_refused_by_a_strict_server(
+    client: Client, tiny_llama_8bit: Path
+) -> None:
+    fields = {"prompt": START, "max_tokens": 1, "frobnicate": 1, "user": "me", "stream_options": {}}
+    answer = client.post("/v1/completions", fields)
+    assert (answer.status, answer.headers["x-qsf-ignored"]) == (200, "frobnicate")
+    with serving(tiny_llama_8bit, parallel=1, strict=True, strict_model=True) as strict:
+        answer = strict.post("/v1/completions", fields)
+        assert (answer.status, answer.error["param"]) == (400, "frobnicate")
+        answer = strict.post("/v1/completions", prompt=START, model="other")
+        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+        name = strict.get("/v1/models").json["data"][0]["id"]
+        assert strict.post("/v1/completions", prompt=START, model=name).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[1]", "must be an object"),
+        (b'{"temperature": NaN}', "NaN is not JSON"),
+        (b'{"user": "\\ud800"}', "not JSON"),
+        (b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}", "more than 64 deep"),
+        (b'{"a": ' + b"[" * 100_000, "not JSON|64 deep"),
+        (b'{"seed": ' + b"1" * 5000 + b"}", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+    ],
+    ids=range(9),
+)
+def test_a_body_must_be_json(client: Client, body: bytes, said: str) -> None:
+    answer = client.post("/v1/chat/completions", body)
+    assert (answer.status, answer.error["code"]) == (400, "invalid_json")
+    assert any(one in answer.error["message"] for one in said.split("|"))
+
+
+def test_paths_and_methods(client: Client) -> None:
+    assert client.get("/v1/embeddings").status == 404
+    assert client.get("/v1/chat/completions").status == 405
+    assert client.ask("POST", "/health", b"{}").status == 405
+    assert client.ask("POST", "/tokenize", b"{}", content_type="text/plain").status == 415
+    assert client.ask("HEAD", "/health").body == b""
+    name = client.get("/v1/models").json["data"][0]["id"]
+    assert client.get(f"/v1/models/{name}").json["id"] == name
+    assert client.get("/v1/models/other").status == 404
+
+
+# ---- what else there is ----
+
+
+def test_tokens_and_templates(client: Client) -> None:
+    tokens = client.post("/tokenize", content="Once upon").json
+    assert tokens["count"] == len(tokens["tokens"])
+    assert tokens["max_model_len"] == 512
+    assert client.post("/detokenize", tokens=tokens["tokens"]).json["content"] == "Once upon"
+    pieces = client.post("/tokenize", content="Once upon", with_pieces=True).json["tokens"]
+    assert [p["id"] for p in pieces] == tokens["tokens"]
+    prompt = client.post("/apply-template", messages=CHAT).json["prompt"]
+    assert prompt.endswith("<assistant>")
+    n_chat = client.post("/tokenize", messages=CHAT).json["count"]
+    whole = client.post("/v1/chat/completions", messages=CHAT, max_tokens=1).json
+    assert whole["usage"]["prompt_tokens"] == n_chat
+    assert client.post("/detokenize", tokens=[2048]).error["param"] == "tokens"
+
+
+def test_status_pages_have_no_text(client: Client) -> None:
+    client.post("/v1/completions", prompt="zebra zebra", max_tokens=3)
+    for path in ("/props", "/slots", "/metrics"):
+        answer = client.get(path)
+        assert answer.status == 200
+        assert b"zebra" not in answer.body
+    assert client.get("/props").json["total_slots"] == 3
+    metrics = client.get("/metrics").body.decode()
+    assert 'qsf:request_success_total{finished_reason="length"}' in metrics
+    assert "qsf:time_to_first_token_seconds_count" in metrics
+    for line in metrics.splitlines():
+        assert line.startswith("# TYPE qsf:") or float(line.rpartition(" ")[2]) >= 0
+
+
+# ---- load and cancellation ----
+
+
+def slow_request(path: str = "/v1/completions", **fields: Any) -> bytes:
+    """A request for a text that ends only with the context."""
+    body = {"prompt": START, "max_tokens": 500, "ignore_eos": True, "stream": True, **fields}
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+
+
+class Paused:
+    """Holds the engine before each pass until it is released."""
+
+    def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gate = threading.Event()
+        self.n_passes = 0
+        engine = client.server.scheduler._engine
+        evaluate = engine.evaluate
+
+        def held(items: Any) -> Any:
+            self.n_passes += 1
+            assert self.gate.wait(20)
+            return evaluate(items)
+
+        monkeypatch.setattr(engine, "evaluate", held)
+
+
+def test_a_full_queue_is_said(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = Paused(client, monkeypatch)
+    fields = {"prompt": START, "max_tokens": 2}
+    with ThreadPoolExecutor(7) as pool:
+        futures = [pool.submit(client.post, "/v1/completions", fields) for _ in range(7)]
+        scheduler = client.server.scheduler
+        wait_for(lambda: len(scheduler.running) + scheduler.n_waiting == 7)
+        answer = client.post("/v1/completions", fields)
+        paused.gate.set()
+        assert (answer.status, answer.error["code"]) == (429, "queue_full")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "4 requests wait, and 4 is the limit" in answer.error["message"]
+        assert {future.result().status for future in futures} == {200}
+
+
+@pytest.mark.parametrize("where", ["waiting", "prompt", "decoding"])
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_who_goes_is_not_served_on(
+    client: Client, monkeypatch: pytest.MonkeyPatch, where: str, how: str
+) -> None:
+    scheduler = client.server.scheduler
+    n_before = client.server._metrics.ends.get("cancelled", 0)
+    paused = Paused(client, monkeypatch)
+    others = [client.connect() for _ in range(3 if where == "waiting" else 0)]
+    for other in others:
+        other.sendall(slow_request(max_tokens=3))
+    wait_for(lambda: len(scheduler.running) + scheduler.n_waiting == len(others))
+    sock = client.connect()
+    sock.sendall(slow_request())
+    wait_for(lambda: len(scheduler.running) + scheduler.n_waiting == len(others) + 1)
+    wait_for(lambda: paused.n_passes > 0)
+    if where == "decoding":
+        paused.gate.set()
+        assert sock.recv(65536)
+    if how == "reset":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    sock.close()
+    if where != "decoding":
+        wait_for(
+            lambda: (
+                any(job.is_cancelled for job in scheduler.running)
+                or len(scheduler.running) + scheduler.n_waiting == len(others)
+            )
+        )
+    paused.gate.set()
+    wait_for(lambda: not scheduler.running and not scheduler.n_waiting)
+    wait_for(lambda: client.server._metrics.ends.get("cancelled", 0) == n_before + 1)
+    for other in others:
+        other.close()
+    assert client.post("/v1/completions", prompt=START, max_tokens=2).status == 200
+
+
+def test_a_failure_in_the_middle_of_a_stream_is_an_event(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qsf.errors import QsfIOError
+
+    engine = client.server.scheduler._engine
+    evaluate = engine.evaluate
+    n_passes = 0
+
+    def fail(items: Any) -> Any:
+        nonlocal n_passes
+        n_passes += 1
+        if n_passes > 3:
+            raise QsfIOError("cannot read the file: Input/output error")
+        return evaluate(items)
+
+    monkeypatch.setattr(engine, "evaluate", fail)
+    events = client.post("/v1/completions", prompt=START, max_tokens=9, stream=True).events
+    assert events[-1]["error"]["code"] == "engine_error"
+    assert "Input/output error" in events[-1]["error"]["message"]
+    whole = client.post("/v1/completions", prompt=START, max_tokens=9)
+    assert whole.status == 500
+    assert whole.headers["x-should-retry"] == "false"
+    monkeypatch.undo()
+    assert client.post("/v1/completions", prompt=START, max_tokens=9).status == 200
+
+
+# ---- the command ----
+
+
+def test_the_command_serves_and_ends(tiny_llama_4bit: Path) -> None:
+    words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith("qsf-serve: tiny-llama-4bit at http://127.0.0.1:")
+        url = line.split()[-1]
+        body = json.dumps({"prompt": START, "max_tokens": 4}).encode()
+        request = urllib.request.Request(
+            f"{url}/v1/completions", body, {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 4
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        assert process.wait(30) == 0
+    assert "POST /v1/completions 200" in rest
+    assert START not in rest
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "MODEL is missing"),
+        (["m.qsf", "--host", "0.0.0.0"], 2, "lets other machines in"),
+        (["m.qsf", "--parallel", "0"], 2, "at least 1"),
+        (["m.qsf", "--paralel", "2"], 2, "did you mean --parallel?"),
+        (["m.qsf", "--no-auth", "--api-key-file", "k"], 2, "exclude each other"),
+        (["absent.qsf"], 1, "absent.qsf"),
+    ],
+)
+def test_wrong_command_lines_are_refused(words: list[str], code: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "qsf", "serve", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
