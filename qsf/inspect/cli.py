@@ -193,6 +193,7 @@ def _arch_fields(reader: Reader) -> dict[str, Any]:
 def describe(reader: Reader) -> dict[str, Any]:
     """Return what ``--json`` prints."""
     from qsf.file.layout import Compression, Layout, TensorType, dtype_name
+    from qsf.inspect.kinds import describe_kinds, describe_rope
 
     tensors = _all_tensors(reader)
     return {
@@ -200,6 +201,8 @@ def describe(reader: Reader) -> dict[str, Any]:
         "file_bytes": reader.file_bytes,
         "header": _header_fields(reader),
         "arch": _arch_fields(reader),
+        "layer_kinds": describe_kinds(reader),
+        "rope_sets": describe_rope(reader),
         "sections": [asdict(s) for s in reader.sections.values()],
         "units": [
             {
@@ -236,10 +239,13 @@ def describe(reader: Reader) -> dict[str, Any]:
 
 def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
     """Yield the lines for people; texts of the file are in them as they are."""
+    from qsf.inspect.kinds import kind_lines
+
     tensors = _all_tensors(reader)
     yield f"{reader.path}: {reader.file_bytes:,} bytes"
     yield from _fields("model", _header_fields(reader))
     yield from _fields("architecture", _arch_fields(reader))
+    yield from kind_lines(reader)
     yield from _report_sections(reader)
     yield from _report_units(reader)
     yield from _report_experts(reader)

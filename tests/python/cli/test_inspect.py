@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from make.expert_attacks import EXPERTS
+from make.kind_models import MIXED, SETS, write_model
 from make.qsf_files import tiny_header, write_tiny
 from qsf.errors import QsfFormatError, QsfIOError
 from qsf.file import reader
@@ -90,6 +91,22 @@ def test_experts_are_shown_short_and_counted_whole(tmp_path: Path) -> None:
         for expert in r.experts:
             for t in expert.tensors:
                 assert len(r.read_tensor(t, expert.idx)) == t.data_bytes
+
+
+def test_kinds_of_layers_are_shown_once_with_their_layers(tmp_path: Path) -> None:
+    path = tmp_path / "kinds.qsf"
+    write_model(path, (MIXED[0], MIXED[1], MIXED[0], MIXED[0]))
+    lines = run(path).split("\nlayers\n")[1].split("\n\n")[0].splitlines()
+    assert lines[0].strip() == "layers 0, 2 .. 3"
+    assert (
+        "4 heads of 16, 2 for keys and values, window 5, RoPE set 0, FFN gated 80 silu" in lines[1]
+    )
+    assert lines[2].strip() == "qk_norm per_head"
+    assert sum("RoPE set" in line and "pairs" in line for line in lines) == len(SETS)
+    said = json.loads(run(path, "--json"))
+    assert [kind["layers"] for kind in said["layer_kinds"]] == [[0, 2, 3], [1]]
+    assert said["layer_kinds"][0]["qk_norm"] == "per_head"
+    assert [s["frequencies"] for s in said["rope_sets"]] == [8, 8, 3]
 
 
 def test_text_of_the_file_cannot_steer_the_terminal(tiny: Path) -> None:
