@@ -33,7 +33,7 @@ REFUSAL = (
 )
 """What a connection too many is told."""
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
-_BARE_LF = re.compile(rb"(?<!\r)\n")
+_BAD_LINE = re.compile(rb"(?<!\r)\n|\r\n[ \t]")  # or a line that continues the one before
 _LENGTHS = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
 
 
@@ -348,8 +348,8 @@ class Connection(asyncio.Protocol):
             raise Problem(431, "headers_too_large", text)
 
     def _parse_head(self, raw: bytes) -> Head:
-        if _BARE_LF.search(raw) is not None or b"\0" in raw:
-            raise Problem(400, "bad_request", "a line of the head does not end with CR LF")
+        if _BAD_LINE.search(raw) is not None or b"\0" in raw:
+            raise Problem(400, "bad_request", "a line of the head does not end with CR LF, or goes on")
         n_line = raw.index(b"\r\n")
         if n_line > MAX_LINE_BYTES:
             raise Problem(
@@ -371,6 +371,8 @@ class Connection(asyncio.Protocol):
             raise Problem(error.error_status_hint, "bad_request", str(error)) from None
         if not isinstance(event, h11.Request):
             raise Problem(400, "bad_request", "there is no request")
+        if event.http_version not in (b"1.0", b"1.1"):
+            raise Problem(505, "bad_request", "HTTP/1.1 is spoken here")
         headers: dict[str, str] = {}
         for name, value in event.headers:
             key = name.decode("ascii")

@@ -127,6 +127,23 @@ def test_log_probabilities(client: Client) -> None:
     assert [max(top.values()) for top in logprobs["top_logprobs"]] == logprobs["token_logprobs"]
 
 
+def test_biases_and_penalties(client: Client) -> None:
+    fields = {"prompt": START, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+    def ask(**more: Any) -> list[int]:
+        answer = client.post("/v1/completions", {**fields, **more, "logprobs": 0})
+        text = answer.json["choices"][0]["text"]
+        tokens: list[int] = client.post("/tokenize", content=text).json["tokens"]
+        return tokens
+
+    free = ask()
+    assert ask(logit_bias={str(free[0]): -100})[0] != free[0]
+    assert set(ask(logit_bias={"300": 100})) == {300}
+    assert set(ask(logit_bias={"300": 100}, frequency_penalty=2)) == {300}  # 2 each time
+    only_once = ask(logit_bias={"300": 15}, frequency_penalty=2)
+    assert 0 < only_once.count(300) < 12
+
+
 def test_stop_strings_and_echo(client: Client) -> None:
     fields = {"prompt": START, "max_tokens": 20, "temperature": 0}
     text = client.post("/v1/completions", fields).json["choices"][0]["text"]

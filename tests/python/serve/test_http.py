@@ -1,0 +1,361 @@
+"""HTTP as bytes: splits, smuggling, slow clients, limits, random heads. No engine takes part."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from qsf.serve.http import Connection, Deadlines, Exchange, Head
+from qsf.serve.problems import Problem
+
+QUICK = Deadlines(head=0.05, body=0.05, idle=0.05, unread=0.05, linger=0.02)
+MANY = 10_000
+
+
+class Echo:
+    """Answers with what was asked; a stream at /stream, a refusal of the head at /refused."""
+
+    max_body_bytes = 1000
+
+    def __init__(self) -> None:
+        self.n_answers = 0
+        self.gone: list[str] = []
+
+    def check(self, head: Head) -> str:
+        if head.path == "/refused":
+            raise Problem(403, "refused", "not for you")
+        return head.path
+
+    async def answer(self, endpoint: str, exchange: Exchange) -> None:
+        self.n_answers += 1
+        exchange.on_gone = lambda: self.gone.append(endpoint)
+        if endpoint == "/stream":
+            await exchange.begin_stream()
+            for i in range(3):
+                await exchange.send_event({"i": i})
+            exchange.end_stream()
+        elif endpoint == "/endless":
+            await exchange.begin_stream()
+            while not exchange.is_gone:
+                await exchange.send_event("x" * 1000)
+                await asyncio.sleep(0)
+        else:
+            text = f"{exchange.head.method} {endpoint} {len(exchange.body)}"
+            await exchange.send(200, text.encode(), "text/plain")
+
+    def extra_headers(self, head: Head | None) -> dict[str, str]:
+        return {}
+
+
+class Wire(asyncio.Transport):
+    """A transport in memory; ``is_stuck``: the client takes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("10.0.0.1", 1)})
+        self.sent = b""
+        self.is_stuck = False
+        self.n_pending = 0
+        self.is_over = False
+        self.protocol: Any = None
+
+    def write(self, data: Any) -> None:
+        assert not self.is_over
+        self.sent += data
+        if self.is_stuck:
+            self.n_pending += len(data)
+            if self.n_pending > 65536:
+                self.protocol.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return self.n_pending
+
+    def is_closing(self) -> bool:
+        return self.is_over
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    def write_eof(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+def connect(app: Echo, deadlines: Deadlines) -> tuple[Connection, Wire]:
+    wire = Wire()
+    connection = Connection(app, deadlines, lambda _one: None, lambda _one: True)
+    wire.protocol = connection
+    connection.connection_made(wire)
+    return connection, wire
+
+
+async def settle(turns: int = 12) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+def talk(
+    parts: Sequence[bytes],
+    app: Echo | None = None,
+    deadlines: Deadlines = QUICK,
+    act: Callable[[Wire], None] | None = None,
+) -> bytes:
+    """Return what comes back for pieces of bytes, until the server closes."""
+
+    async def run() -> bytes:
+        connection, wire = connect(app or Echo(), deadlines)
+        if act is not None:
+            act(wire)
+        for part in parts:
+            if wire.is_over:
+                break
+            connection.data_received(part)
+            await settle(2)
+        for _ in range(200):
+            if wire.is_over:
+                await settle(2)
+                return wire.sent
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"the connection stays open: {wire.sent!r}")
+
+    return asyncio.run(run())
+
+
+def statuses(answer: bytes) -> list[int]:
+    return [int(code) for code in re.findall(rb"HTTP/1\.1 (\d{3}) ", answer)]
+
+
+GET = b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+CHUNKED = (
+    b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\nTrailer: z\r\n\r\n"
+)
+
+
+def test_requests_follow_each_other() -> None:
+    answer = talk([GET + POST + CHUNKED + GET])
+    assert statuses(answer) == [200] * 4
+    for text in (b"GET /a 0", b"POST /b 5", b"POST /c 7"):
+        assert text in answer
+
+
+@pytest.mark.parametrize("data", [GET + POST, CHUNKED + GET], ids=["plain", "chunked"])
+def test_splits_at_every_byte(data: bytes) -> None:
+    whole = statuses(talk([data]))
+
+    async def run() -> None:
+        for at in range(1, len(data)):
+            connection, wire = connect(Echo(), Deadlines())
+            for part in (data[:at], data[at:]):
+                connection.data_received(part)
+                await settle()
+            assert statuses(wire.sent) == whole == [200, 200], at
+            wire.abort()
+            await settle(3)
+
+    asyncio.run(run())
+    assert statuses(talk([data[i : i + 1] for i in range(len(data))])) == whole
+
+
+def test_a_stream_is_chunked_and_in_http_1_0_ends_with_the_connection() -> None:
+    answer = talk([b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n"])
+    assert b"transfer-encoding: chunked" in answer.lower()
+    assert answer.count(b'data: {"i":') == 3
+    assert answer.endswith(b"0\r\n\r\n")
+    old = talk([b"GET /stream HTTP/1.0\r\nhost: x\r\n\r\n"])
+    assert b"transfer-encoding" not in old.lower()
+    assert old.endswith(b'data: {"i":2}\n\n')
+
+
+SMUGGLED = {
+    "two lengths": b"Content-Length: 5\r\nContent-Length: 6\r\n",
+    "two equal lengths": b"Content-Length: 5\r\ncontent-length: 5\r\n",
+    "lengths in a list": b"Content-Length: 5, 6\r\n",
+    "a length with chunks": b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+    "chunks with a length": b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+    "two codings": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+    "another coding": b"Transfer-Encoding: gzip, chunked\r\n",
+    "a coding in disguise": b"Transfer-Encoding: xchunked\r\n",
+    "a space before the colon": b"Content-Length : 5\r\n",
+    "a negative length": b"Content-Length: -5\r\n",
+    "a length with a sign": b"Content-Length: +5\r\n",
+    "a length in hexadecimal": b"Content-Length: 0x5\r\n",
+    "a folded field": b"X: a\r\n b\r\nContent-Length: 5\r\n",
+    "a line that ends with LF": b"X: a\nContent-Length: 5\r\n",
+    "a zero byte": b"X: a\0b\r\nContent-Length: 5\r\n",
+    "two hosts": b"Host: y\r\nContent-Length: 5\r\n",
+    "a bare CR": b"X: a\rContent-Length: 5\r\n",
+}
+
+
+@pytest.mark.parametrize("fields", SMUGGLED.values(), ids=SMUGGLED.keys())
+def test_what_two_readers_may_read_differently_is_refused(fields: bytes) -> None:
+    app = Echo()
+    answer = talk([b"POST /b HTTP/1.1\r\nHost: x\r\n" + fields + b"\r\nhello" + GET], app)
+    assert statuses(answer)[0] in (400, 501), answer
+    assert len(statuses(answer)) == 1
+    assert app.n_answers == 0
+    assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize(
+    "chunks", [b"g\r\n", b"-1\r\n", b"3\r\nabcd\r\n0\r\n\r\n", b"FFFFFFFFFFFFFFFFFFFFFF\r\n"]
+)
+def test_wrong_chunks_are_refused(chunks: bytes) -> None:
+    head = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    app = Echo()
+    assert statuses(talk([head + chunks], app)) == [400]
+    assert app.n_answers == 0
+
+
+LIMITS: dict[str, tuple[bytes, int]] = {
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "HTTP/0.9": (b"GET /\r\n\r\n", 400),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    "a long line": (b"GET /" + b"a" * 9000, 431),
+    "a long line that ends": (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 431),
+    "a long head": (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 3000, 431),
+    "many fields": (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 64 + b"\r\n", 431),
+    "a long body": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n", 413),
+    "an endless body": (
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        + b"64\r\n"
+        + b"x" * 100
+        + b"\r\n"
+        + b"3e8\r\n"
+        + b"x" * 1000,
+        413,
+    ),
+    "a length of many digits": (
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999999999999999\r\n\r\n",
+        413,
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "status"), LIMITS.values(), ids=LIMITS.keys())
+def test_limits(data: bytes, status: int) -> None:
+    app = Echo()
+    assert statuses(talk([data], app)) == [status]
+    assert app.n_answers == 0
+
+
+def test_a_head_is_refused_before_its_body_has_come() -> None:
+    head = b"POST /refused HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n"
+    assert statuses(talk([head])) == [403]
+    good = head.replace(b"/refused", b"/b") + b"123456789"
+    assert statuses(talk([good[:-9], good[-9:]])) == [100, 200]
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"", None),
+        (b"\r\n", None),
+        (b"GET / HT", 408),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n1234", 408),
+    ],
+)
+def test_slow_clients_are_let_go(data: bytes, status: int | None) -> None:
+    answer = talk([data] if data else [])
+    assert statuses(answer) == ([] if status is None else [status])
+
+
+def test_a_head_that_comes_byte_by_byte_has_one_deadline() -> None:
+    async def run() -> bytes:
+        connection, wire = connect(Echo(), QUICK)
+        for _ in range(100):
+            if wire.is_over:
+                break
+            connection.data_received(b"G" if not wire.sent else b"")
+            await asyncio.sleep(0.005)
+        return wire.sent
+
+    assert statuses(asyncio.run(run())) == [408]
+
+
+def test_a_reader_that_takes_nothing_is_gone() -> None:
+    app = Echo()
+
+    def stick(wire: Wire) -> None:
+        wire.is_stuck = True
+
+    talk([b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n"], app, act=stick)
+    assert app.gone == ["/endless"]
+
+
+@pytest.mark.parametrize("how", ["eof", "lost"])
+def test_the_end_of_the_connection_is_noticed(how: str) -> None:
+    app = Echo()
+
+    async def run() -> None:
+        connection, wire = connect(app, Deadlines())
+        connection.data_received(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        await settle()
+        assert app.gone == []
+        if how == "eof":
+            assert connection.eof_received()
+        else:
+            wire.abort()
+        await settle()
+        assert app.gone == ["/endless"]
+        wire.abort()
+        await settle()
+
+    asyncio.run(run())
+
+
+def test_random_heads_never_hang_or_raise() -> None:
+    """Mutants of good requests: each ends with answers, or by its deadline, and raises nothing."""
+    rng = random.Random(19)
+    base = [GET, POST, CHUNKED]
+    words = [b"\r\n", b"\0", b"\xff", b":", b" ", b"Content-Length: 3\r\n", b"HTTP/1.1", b"chunked"]
+    faults: list[Any] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: faults.append(context))
+        for _ in range(MANY):
+            data = bytearray(rng.choice(base) + rng.choice(base))
+            for _ in range(rng.randint(1, 4)):
+                at = rng.randrange(len(data))
+                kind = rng.randrange(3)
+                if kind == 0:
+                    data[at] = rng.randrange(256)
+                elif kind == 1:
+                    del data[at : at + rng.randint(1, 8)]
+                else:
+                    data[at:at] = rng.choice(words)
+            app = Echo()
+            connection, wire = connect(app, Deadlines(linger=0.0))
+            connection.data_received(bytes(data))
+            await settle(6)
+            if not wire.is_over:
+                connection.eof_received()
+                await settle(4)
+            wire.abort()
+            await settle(3)
+            assert connection._task is not None
+            assert connection._task.done()
+            assert connection._task.exception() is None, bytes(data)
+            assert app.n_answers == statuses(wire.sent).count(200)
+
+    asyncio.run(run())
+    assert faults == []
