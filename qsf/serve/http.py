@@ -349,7 +349,7 @@ class Connection(asyncio.Protocol):
 
     def _parse_head(self, raw: bytes) -> Head:
         if _BAD_LINE.search(raw) is not None or b"\0" in raw:
-            raise Problem(400, "bad_request", "a line of the head does not end with CR LF, or goes on")
+            raise Problem(400, "bad_request", "a line does not end with CR LF, or goes on")
         n_line = raw.index(b"\r\n")
         if n_line > MAX_LINE_BYTES:
             raise Problem(
