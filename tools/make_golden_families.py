@@ -112,6 +112,17 @@ FALCON = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 
+# Routed layers: experts of a width that is not the dense one's, and layers without experts.
+MOE = {**WIDE, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+LOCAL = {**BASE, "num_attention_heads": 6, "intermediate_size": 40, "num_local_experts": 5,
+         "num_experts_per_tok": 2}  # fmt: skip
+GLM_MOE = {**WIDE, "num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok": 3,
+           "moe_intermediate_size": 40, "n_shared_experts": 1, "first_k_dense_replace": 1,
+           **rope(partial_rotary_factor=0.5)}  # fmt: skip
+ERNIE = {**SIX, "num_hidden_layers": 4, "moe_num_experts": 6, "moe_k": 3,
+         "moe_intermediate_size": 40, "moe_num_shared_experts": 2, "use_bias": False,
+         "moe_layer_start_index": 1, "tie_word_embeddings": True}  # fmt: skip
+
 # fmt: off
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-dynamic": ("llama", {**WIDE, **rope("dynamic", factor=3.0)}),
@@ -247,7 +258,50 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "vocab_size": 67, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1},
     ),
     "bitnet": ("bitnet", {**SIX, "hidden_act": "relu2", "tie_word_embeddings": True}),
+    "olmoe": ("olmoe", {**LOCAL, "num_experts": 8, "num_experts_per_tok": 3}),
+    "olmoe-sum": ("olmoe", {**LOCAL, "norm_topk_prob": True, "tie_word_embeddings": True}),
+    "qwen2_moe": (
+        "qwen2_moe", {**MOE, "num_hidden_layers": 3, "shared_expert_intermediate_size": 56,
+                      "mlp_only_layers": [1]},
+    ),
+    "qwen2_moe-sum": (
+        "qwen2_moe", {**MOE, "num_experts": 5, "shared_expert_intermediate_size": 40,
+                      "norm_topk_prob": True, "qkv_bias": False, "tie_word_embeddings": True},
+    ),
+    "qwen3_moe": ("qwen3_moe", {**MOE, "norm_topk_prob": True}),
+    "qwen3_moe-sparse": (
+        "qwen3_moe", {**MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "num_experts": 7,
+                      "num_experts_per_tok": 3, "norm_topk_prob": False, "attention_bias": True},
+    ),
+    "mixtral": ("mixtral", LOCAL),
+    "mixtral-window": ("mixtral", {**LOCAL, "num_experts_per_tok": 3, "sliding_window": 7}),
+    "granitemoe": (
+        "granitemoe",
+        {**LOCAL, "embedding_multiplier": 5.5, "residual_multiplier": 0.3, "logits_scaling": 3.0,
+         "attention_multiplier": 0.17, "tie_word_embeddings": True},
+    ),
+    "ernie4_5_moe": ("ernie4_5_moe", ERNIE),
+    "ernie4_5_moe-interval": (
+        "ernie4_5_moe", {**ERNIE, "num_hidden_layers": 5, "moe_layer_start_index": 0,
+                         "moe_layer_end_index": 3, "moe_layer_interval": 2,
+                         "tie_word_embeddings": False},
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {**WIDE, "intermediate_size": 40, "num_local_experts": 6, "num_experts_per_tok": 2,
+         "sliding_window": 7, "num_hidden_layers": 4,
+         **rope("yarn", **YARN, beta_fast=32.0, beta_slow=1.0, truncate=False)},
+    ),
+    "glm4_moe": ("glm4_moe", {**GLM_MOE, "attention_bias": True, "routed_scaling_factor": 1.5}),
+    "glm4_moe-groups": (
+        "glm4_moe",
+        {**GLM_MOE, "num_hidden_layers": 4, "n_group": 4, "topk_group": 2, "use_qk_norm": True,
+         "norm_topk_prob": False, "n_shared_experts": 2, "first_k_dense_replace": 2,
+         "tie_word_embeddings": True},
+    ),
 }
+# Between the last score that is chosen and the next one, as a part of it where it is below 1.
+LEAST_MARGIN = 1e-4
 # fmt: on
 
 
@@ -257,13 +311,15 @@ def main(wanted: str = "") -> int:
     transformers.utils.logging.disable_progress_bar()
     arrays, table = _stored()
     for gone in table.keys() - CASES.keys():
-        del table[gone], arrays[gone]
+        del table[gone]
+    arrays = {key: arrays[key] for key in arrays if key.split("/")[0] in table}
     for name, (model_type, options) in CASES.items():
         if wanted in name or name not in table:
-            config, shapes, logits = golden(model_type, options)
+            config, shapes, logits, chosen = golden(model_type, options)
             largest = float(np.abs(logits).max())
             table[name] = [config, shapes, largest]
             arrays[name] = made.planes_of(logits, largest)
+            arrays |= {f"{name}/{what}": values for what, values in chosen.items()}
             sys.stdout.write(f"{name}: largest logit {largest:.3g}, {len(shapes)} tensors\n")
     libraries = [f"{lib.__name__} {lib.__version__}" for lib in (torch, transformers)]
     np.savez_compressed(
@@ -281,13 +337,23 @@ def _stored() -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
     with np.load(made.PATH) as stored:
         table = json.loads(bytes(stored["cases"]))
-        return {name: stored[name] for name in table}, table
+        known = set(stored.files) - {"cases", "versions"}
+        return {name: stored[name] for name in known}, table
 
 
 def golden(
     model_type: str, options: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, tuple[int, ...]], np.ndarray[Any, Any]]:
-    """Return config.json, the shapes of the tensors on disk and the logits of the text."""
+) -> tuple[
+    dict[str, Any],
+    dict[str, tuple[int, ...]],
+    np.ndarray[Any, Any],
+    dict[str, np.ndarray[Any, Any]],
+]:
+    """Return config.json, the shapes of the tensors on disk, and what is computed of the text.
+
+    That are the logits and, of a mixture, the ``experts`` [routed layers, tokens, chosen] in
+    ascending order and their ``weights``.
+    """
     config = transformers.AutoConfig.for_model(model_type, **options)
     loader: Any = transformers.AutoModelForCausalLM
     if "text_config" in options:
@@ -312,8 +378,51 @@ def golden(
         model.eval()
         n_vocab = options.get("text_config", options)["vocab_size"]
         tokens = made.tokens_of(n_vocab)
-        logits = model(torch.tensor([tokens])).logits[0].double().numpy()
-    return saved, shapes, logits
+        with _Chosen(model) as chosen:
+            logits = model(torch.tensor([tokens])).logits[0].double().numpy()
+    return saved, shapes, logits, chosen.arrays()
+
+
+class _Chosen:
+    """Notes what the experts of every layer are given, and how near the choices were."""
+
+    def __init__(self, model: Any) -> None:
+        self._layers: list[tuple[Any, Any]] = []
+        self._margin = float("inf")
+        self._topk = torch.topk, torch.Tensor.topk
+        for name, module in model.named_modules():
+            if name.endswith(".experts"):
+                module.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def __enter__(self) -> _Chosen:
+        """Look at every torch.topk; those within groups are no choices, but no nearer either."""
+
+        def topk(values: Any, k: int, *args: Any, **options: Any) -> Any:
+            if k < values.shape[-1]:
+                best = self._topk[0](values, k + 1, dim=-1)[0]
+                last, next_ = best[..., -2], best[..., -1]
+                gaps = (last - next_) / last.abs().clamp(max=1.0)
+                self._margin = min(self._margin, float(gaps.min()))
+            return self._topk[0](values, k, *args, **options)
+
+        torch.topk = torch.Tensor.topk = topk  # type: ignore[assignment, method-assign]
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        torch.topk, torch.Tensor.topk = self._topk  # type: ignore[method-assign]
+        if self._margin < LEAST_MARGIN:
+            raise ValueError(f"a choice of experts is as near as {self._margin:.2g}")
+
+    def _note(self, _module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        experts, weights = [*args, *options.values()][1:3]
+        order = experts.argsort(dim=1)
+        self._layers.append((experts.gather(1, order), weights.gather(1, order)))
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        if not self._layers:
+            return {}
+        experts, weights = (torch.stack(of).numpy() for of in zip(*self._layers, strict=True))
+        return {"experts": experts.astype(np.uint8), "weights": weights.astype(np.float32)}
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:

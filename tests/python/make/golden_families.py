@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from make.tiny_checkpoints import safetensors_bytes
 PATH = Path(__file__).resolve().parents[2] / "golden" / "families.npz"
 N_TOKENS = 40
 LOGIT_STEPS = 1 << 19  # between nought and the largest logit: 2e-6 of it, rounded to 1e-6
+_ROUTER = re.compile(r"\.(mlp|block_sparse_moe)\.(gate|router|router\.layer)\.weight$")
 _TABLES = ("embed", "wte", "word_embeddings")  # their rows are looked up, not summed
 
 
@@ -36,6 +38,9 @@ class Case:
     shapes: dict[str, tuple[int, ...]]  # of the tensors under the names on disk
     tokens: list[int]
     logits: NDArray[np.float32]
+    # Of a mixture: what was chosen in each routed layer, [routed layers, 40, chosen].
+    experts: NDArray[np.uint8] | None = None
+    weights: NDArray[np.float32] | None = None
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """The weights, all of which f16 holds exactly."""
@@ -61,6 +66,8 @@ def cases() -> dict[str, Case]:
                 shapes={tensor: tuple(shape) for tensor, shape in shapes.items()},
                 tokens=tokens_of(planes.shape[2]),
                 logits=(units * (largest / LOGIT_STEPS)).astype(np.float32),
+                experts=stored[f"{name}/experts"] if f"{name}/experts" in stored else None,
+                weights=stored[f"{name}/weights"] if f"{name}/weights" in stored else None,
             )
     return found
 
@@ -88,6 +95,8 @@ def weights_of(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         values *= 1.2
     else:
         values *= math.sqrt(3 / shape[-1])
+        if _ROUTER.search(name):
+            values *= 4  # else all experts score nearly the same
     return values.astype(np.float16).astype(np.float32)
 
 

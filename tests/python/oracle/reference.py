@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.reference_experts import choose
 from oracle.reference_models import (
     Config,
     Layer,
@@ -34,6 +35,7 @@ from oracle.reference_parts import (
     quantise_kv,
     rotate,
     rotate_by,
+    silu_clamped,
 )
 
 if TYPE_CHECKING:
@@ -158,7 +160,8 @@ class _Pass:
         self.keep(f"{at}.q_rope", q.reshape(n_tokens, -1))
         self.keep(f"{at}.k_rope", k.reshape(n_tokens, -1))
         self.keep(f"{at}.v", v.reshape(n_tokens, -1))
-        mixed = attend_layer(q, k, v, layer)
+        sinks = self.weight(f"{at}.sinks") if f"{at}.sinks" in self.model.weights else None
+        mixed = attend_layer(q, k, v, layer, sinks)
         if turned is not None:
             mixed = (mixed.reshape(q.shape) @ turned).reshape(n_tokens, -1)
         self.keep(f"{at}.heads", mixed)
@@ -178,12 +181,40 @@ class _Pass:
         up = self.linear(x, f"{at}.ffn_up")
         if f"{at}.ffn_gate" in self.model.weights:
             gate = self.linear(x, f"{at}.ffn_gate")
-            hidden = activate(gate, layer.activation) * up
+            if layer.activation == "silu_clamped":
+                hidden = silu_clamped(gate, up)
+            else:
+                hidden = activate(gate, layer.activation) * up
         else:
             hidden = activate(up, layer.activation)
         self.keep(f"{at}.ffn_hidden", hidden)
         hidden = self.normalise(hidden, f"{at}.ffn_sub_norm")
         return self.keep(f"{at}.ffn_out", self.linear(hidden, f"{at}.ffn_down"))
+
+    def routed(self, x: Array, layer: Layer, at: str) -> Array:
+        """What the chosen experts add for each row of `x`, in ascending order of the experts."""
+        assert layer.routing is not None
+        bias = self.model.weights.get(f"{at}.selection_bias")
+        logits = self.keep(f"{at}.router", self.linear(x, f"{at}.expert_router"))
+        choice = choose(logits, bias, layer.routing)
+        self.keep(f"{at}.chosen", choice.experts)
+        self.keep(f"{at}.chosen_weights", choice.weights)
+        out = np.zeros_like(x)
+        for expert in np.unique(choice.experts):
+            tokens, places = np.nonzero(choice.experts == expert)
+            y = self.ffn(x[tokens], layer, f"{at}.expert.{expert}")
+            out[tokens] += choice.weights[tokens, places][:, None] * y
+        return out
+
+    def feed_forward(self, x: Array, layer: Layer, at: str) -> Array:
+        """The dense part, also called shared experts, and the routed part, of which one may lack."""
+        out = np.zeros_like(x)
+        if f"{at}.ffn_up" in self.model.weights:
+            out = self.ffn(x, layer, at)
+        if f"{at}.shared_gate" in self.model.weights:
+            gate = x @ self.weight(f"{at}.shared_gate")
+            out = out / (1 + np.exp(-gate))[:, None]
+        return out if layer.routing is None else out + self.routed(x, layer, at)
 
     def layer(self, x: Array, layer: Layer, at: str) -> Array:
         """The stream behind a layer, of the stream `x` before it."""
@@ -192,14 +223,14 @@ class _Pass:
         y = self.keep(f"{at}.attn_norm", self.normalise(x, f"{at}.attn_norm"))
         mixed = self.normalise(self.attention(y, layer, at), f"{at}.post_attn_norm")
         behind = self.keep(f"{at}.residual_attn", x + factor * mixed)
-        if f"{at}.ffn_up" not in self.model.weights:
+        if f"{at}.ffn_up" not in self.model.weights and layer.routing is None:
             return behind
         if not layer.is_parallel:
             y = self.normalise(behind, f"{at}.ffn_norm")
         elif f"{at}.ffn_norm" in self.model.weights:
             y = self.normalise(x, f"{at}.ffn_norm")
         self.keep(f"{at}.ffn_norm", y)
-        out = self.normalise(self.ffn(y, layer, at), f"{at}.post_ffn_norm")
+        out = self.normalise(self.feed_forward(y, layer, at), f"{at}.post_ffn_norm")
         return self.keep(f"{at}.residual_ffn", behind + factor * out)
 
     def run(self, tokens: Sequence[int] | NDArray[np.integer[Any]], skip: Collection[int]) -> Trace:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.reference_experts import Routing
 from oracle.reference_tiles import decode_outliers, decode_tiles
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Layer:
     qk_norm: Literal["none", "per_head", "whole_width", "own_weights"] = "none"
     is_parallel: bool = False
     residual_factor: float = 1.0
+    routing: Routing | None = None  # of layers with experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,18 +127,26 @@ def activate(x: Array, name: str) -> Array:
     raise ValueError(message)
 
 
+def silu_clamped(gate: Array, up: Array, limit: float = 7.0, alpha: float = 1.702) -> Array:
+    """The product of gpt-oss's gate and up."""
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return np.asarray((up + 1) * gate / (1 + np.exp(-gate.dtype.type(alpha) * gate)))
+
+
 def attend(q: Array, k: Array, v: Array, window_tokens: int = 0) -> Array:
     """`attend_layer` with nothing special but a window."""
     layer = Layer(q.shape[1], k.shape[1], q.shape[2], "silu", window_tokens)
     return attend_layer(q, k, v, layer)
 
 
-def attend_layer(q: Array, k: Array, v: Array, layer: Layer) -> Array:
+def attend_layer(
+    q: Array, k: Array, v: Array, layer: Layer, sinks: Array | None = None
+) -> Array:
     """Causal attention of every position over those before it and itself.
 
     `q` is [n_tokens, n_heads, head_dim], `k` and `v` [n_tokens, n_kv_heads, head_dim]; returned
     is [n_tokens, n_heads * head_dim]. Position i sees position j when 0 <= i - j, and also
-    i - j < window_tokens if there is a window.
+    i - j < window_tokens if there is a window. `sinks` [n_heads] are scores without a value.
     """
     n_tokens, n_heads, head_dim = q.shape
     n_queries_per_kv = n_heads // k.shape[1]
@@ -157,6 +165,12 @@ def attend_layer(q: Array, k: Array, v: Array, layer: Layer) -> Array:
             cap = q.dtype.type(layer.score_cap)
             scores = cap * np.tanh(scores / cap)
         scores = np.where(seen, scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[:, head] = weights / weights.sum(axis=1, keepdims=True) @ v[:, kv_head]
+        largest = scores.max(axis=1, keepdims=True)
+        total: Array | float = 0.0
+        if sinks is not None:
+            largest = np.maximum(largest, sinks[head])
+            total = np.exp(sinks[head] - largest)
+        weights = np.exp(scores - largest)
+        total = total + weights.sum(axis=1, keepdims=True)
+        out[:, head] = weights / total @ v[:, kv_head]
     return out.reshape(n_tokens, n_heads * head_dim)
