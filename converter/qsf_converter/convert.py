@@ -37,7 +37,7 @@ from qsf_converter.request import (
 from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, Chooser
 from qsf_converter.rounding.disk import read_bytes_per_s
 from qsf_converter.rounding.outlier_tables import with_outlier_plans
-from qsf_converter.rounding.pieces import rounded_units, with_tensor_scales
+from qsf_converter.rounding.pieces import rounded_units, with_router_types, with_tensor_scales
 from qsf_converter.rounding.plan import Plan, make_plan
 from qsf_converter.sources.source import Source, open_source
 from qsf_converter.text.tokenizer import tables_of
@@ -189,6 +189,7 @@ class _Conversion:
         """Return the type, scale and outlier plan of every tensor, and what was measured."""
         source, request, checkpoint = self.source, self.request, self.source.checkpoint
         plan = make_plan(source.family, source.facts, checkpoint, request.first_policy())
+        plan = with_router_types(plan, checkpoint)
         tables, _ = _text_tables(source)
         text_bytes = {} if tables is None else {"TEXT": len(tables)}
         other_bytes = meta.section_bytes(source, request, plan, self.text)

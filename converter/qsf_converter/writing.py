@@ -62,6 +62,10 @@ class UnitWriter:
 
     def _begin(self, unit: PlannedUnit) -> None:
         importance = 1.0
+        if unit.expert is not None:
+            layer_idx = unit.unit_idx - 1
+            self._writer.begin_expert(layer_idx, unit.expert, dtype=unit.dtype)
+            return
         if unit.place is Place.LAYER and self._sensitivity is not None:
             importance = self._sensitivity.importance(unit.unit_idx - 1)
         self._writer.begin_unit(unit.unit_idx, dtype=unit.dtype, importance=importance)

@@ -95,8 +95,8 @@ def mixed_policy(targets: Sequence[Target]) -> Policy:
     """
     by_name = {}
     for target in targets:
-        if target.is_matrix:
-            in_layer = target.rule.place is Place.LAYER
+        if target.has_choice:
+            in_layer = target.is_of_layer
             kind = target.rule.target
             assert kind is not None  # only learned positions have no type
             by_name[target.name] = _MIXED.get(kind, Dtype.Q4) if in_layer else _MIXED_EMBEDDING
@@ -108,18 +108,18 @@ def policy_of(targets: Sequence[Target], dtypes: Mapping[str, Dtype]) -> Policy:
 
     What the header says of the layers, ``Policy.layers``, is their common type or mixed.
     """
-    matrices = [target for target in targets if target.is_matrix]
-    in_layers = [dtypes[t.name] for t in matrices if t.rule.place is Place.LAYER]
-    others = [dtypes[t.name] for t in matrices if t.rule.place is not Place.LAYER]
+    matrices = [target for target in targets if target.has_choice]
+    in_layers = [dtypes[t.name] for t in matrices if t.is_of_layer]
+    others = [dtypes[t.name] for t in matrices if not t.is_of_layer]
     return Policy(common_dtype(in_layers), common_dtype(others), dict(dtypes))
 
 
 def with_policy(plan: Plan, policy: Policy) -> Plan:
     """Return the same plan with other types."""
     targets = tuple(
-        dataclasses.replace(
-            target, dtype=policy.dtype_of(target.rule, target.name, is_vector=target.is_vector)
-        )
+        dataclasses.replace(target, dtype=policy.dtype_of(target.rule, target.name))
+        if target.has_choice
+        else target
         for target in plan.targets
     )
     return dataclasses.replace(plan, targets=targets)
@@ -132,9 +132,9 @@ def candidates(
 ) -> dict[str, tuple[Dtype, ...]]:
     """Return the types that each matrix may get, by ``Target.name``."""
     return {
-        target.name: tuple(layers if target.rule.place is Place.LAYER else embeddings)
+        target.name: tuple(layers if target.is_of_layer else embeddings)
         for target in targets
-        if target.is_matrix
+        if target.has_choice
     }
 
 
@@ -213,7 +213,7 @@ def fit_to_size(
     least_bytes = n_bytes_with(smallest)
     # Between units is padding that depends on what the matrices get. So first as if there were
     # none, then with what was too much taken off.
-    matrix_bytes = sum(_data_bytes(t, smallest[t.name]) for t in plan.targets if t.is_matrix)
+    matrix_bytes = sum(_data_bytes(t, smallest[t.name]) for t in plan.targets if t.has_choice)
     budget_bytes = (
         most_bytes - (least_bytes - matrix_bytes) + UNIT_ALIGN * (plan.facts.header.n_layers + 2)
     )
@@ -243,7 +243,7 @@ def smallest_types(
     smallest = {
         target.name: min(types[target.name], key=lambda dtype: _data_bytes(target, dtype))
         for target in plan.targets
-        if target.is_matrix
+        if target.has_choice
     }
     smallest_plan = with_policy(plan, policy_of(plan.targets, smallest))
     least_bytes = file_bytes(smallest_plan, section_bytes, outlier_bytes)
@@ -293,7 +293,7 @@ def guessed_costs(
 
 
 def _weight(target: Target, plan: Plan) -> float:
-    if target.rule.place is not Place.LAYER:
+    if not target.is_of_layer:
         n_tables = 1 if plan.facts.arch.tied_head else 2
         return _TABLES * plan.facts.header.n_layers / n_tables
     assert target.rule.target is not None  # only learned positions have no type
@@ -323,7 +323,7 @@ def assign(
 
     Raises QsfConversionError when no types fit, or a cost is not finite.
     """
-    items = [_item(target, costs[target.name]) for target in targets if target.is_matrix]
+    items = [_item(target, costs[target.name]) for target in targets if target.has_choice]
     least_bytes = sum(int(item.n_bytes[0]) for item in items)
     if least_bytes > budget_bytes:
         raise QsfConversionError(

@@ -426,7 +426,7 @@ def _check(
 
 def _matrices(original: Original) -> list[Target]:
     units = range(original.header.n_layers + 2)
-    return [target for unit in units for target in original.targets(unit) if target.is_matrix]
+    return [target for unit in units for target in original.targets(unit) if target.has_choice]
 
 
 def _jobs(
@@ -438,7 +438,7 @@ def _jobs(
     jobs = []
     for target in _matrices(original):
         types = _types(candidates.get(target.name, ()))
-        if target.rule.place is Place.LAYER:
+        if target.is_of_layer:
             types = _measured_types(types, measured)
         jobs += [(target.unit_idx, target.name, dtype) for dtype in types]
     return jobs

@@ -77,7 +77,7 @@ def _candidates(plan: Plan, request: Request) -> dict[str, tuple[Dtype, ...]]:
     if request.embed_type is not None:
         embed_dtype = parse_quant_type(request.embed_type)
         for target in plan.targets:
-            if target.name in types and target.rule.place is not Place.LAYER:
+            if target.name in types and not target.is_of_layer:
                 types[target.name] = (embed_dtype,)
     return types
 
@@ -89,7 +89,7 @@ def _with_embed_type(plan: Plan, policy: Policy, request: Request) -> Policy:
     embeddings = parse_quant_type(request.embed_type)
     by_name = dict(policy.by_name)
     for target in plan.targets:
-        if target.is_matrix and target.rule.place is not Place.LAYER:
+        if target.has_choice and not target.is_of_layer:
             by_name[target.name] = embeddings
     return dataclasses.replace(policy, embeddings=embeddings, by_name=by_name)
 

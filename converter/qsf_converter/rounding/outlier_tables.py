@@ -55,7 +55,7 @@ def with_outlier_plans(plan: Plan, checkpoint: Checkpoint, *, may_add_bytes: boo
     """
     targets = []
     for target in plan.targets:
-        if target.is_matrix and target.rule.place is Place.LAYER:
+        if target.has_choice and target.rule.place is Place.LAYER:
             targets.append(_with_outlier_plan(target, checkpoint, may_add_bytes=may_add_bytes))
         else:
             targets.append(target)

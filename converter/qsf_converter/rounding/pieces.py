@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
+from qsf.file.layout import Dtype, TensorType
 from qsf_converter.rounding.outliers import Entries, round_apart, table_mask
 from qsf_converter.rounding.plan import OutlierPlan, Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import (
@@ -38,6 +39,7 @@ _PIECE_BYTES = 32 << 20  # of f32
 _IN_FLIGHT_BYTES = 128 << 20  # of f32; at least one piece
 _SLAB_BYTES = 16 << 20  # of source rows, when columns are gathered
 _MAX_THREADS = 4
+_LEAST_F16 = 2.0**-24  # above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,27 +170,46 @@ def with_tensor_scales(plan: Plan, checkpoint: Checkpoint) -> Plan:
     return dataclasses.replace(plan, targets=tuple(targets))
 
 
+def with_router_types(plan: Plan, checkpoint: Checkpoint) -> Plan:
+    """Return the plan with a type for each router: f16 if that changes no choice, or else f32.
+
+    A value may be lost in f16 if it is below 6e-8, as in checkpoints of bf16. Reads all routers.
+    """
+    targets = []
+    for target in plan.targets:
+        if target.rule.target == TensorType.EXPERT_ROUTER:
+            rows = read_tensor(target, checkpoint)
+            with np.errstate(over="ignore"):
+                lost = np.abs(rows - rows.astype(np.float16).astype(np.float32)).max()
+            dtype = Dtype.F16 if lost <= _LEAST_F16 / 2 else Dtype.F32
+            target = dataclasses.replace(target, dtype=dtype)
+        targets.append(target)
+    return dataclasses.replace(plan, targets=tuple(targets))
+
+
 def _read_raw(piece: Piece, checkpoint: Checkpoint) -> RawArray:
     """Read a piece as it is stored: [n_rows, n_cols], or [n_cols, n_rows] of a transposed one."""
     target = piece.target
     source, share = target.source, target.share
     if target.is_vector:
         places = share.places(0, target.n_cols) + share.span(0, target.n_cols)[0]
-        names = (source.name, *target.joined)
-        parts = [checkpoint.read_rows(name, 0, 1) for name in names]
+        names, row = (source.name, *target.joined), target.slice_idx
+        parts = [checkpoint.read_rows(name, row, row + 1) for name in names]
         return np.concatenate(parts, axis=1)[:, places]
     first, last = share.span(piece.start, piece.stop)
     places = share.places(piece.start, piece.stop)
+    n_rows = source.n_rows // target.n_slices
+    slice_row = n_rows * target.slice_idx
     if not target.rule.transposed:
-        rows = checkpoint.read_rows(source.name, first, last)
+        rows = checkpoint.read_rows(source.name, slice_row + first, slice_row + last)
         return rows[places] if share.is_grouped else rows
     slab_rows = max(1, _SLAB_BYTES // max(1, source.row_bytes))
     columns: NDArray[np.generic] | None = None
-    for start in range(0, source.n_rows, slab_rows):
-        stop = min(start + slab_rows, source.n_rows)
-        slab = checkpoint.read_rows(source.name, start, stop)
+    for start in range(0, n_rows, slab_rows):
+        stop = min(start + slab_rows, n_rows)
+        slab = checkpoint.read_rows(source.name, slice_row + start, slice_row + stop)
         if columns is None:
-            columns = np.empty((source.n_rows, piece.n_rows), slab.dtype)
+            columns = np.empty((n_rows, piece.n_rows), slab.dtype)
         columns[start:stop] = slab[:, first:last][:, places]
     assert columns is not None  # a matrix has at least one row
     return columns
@@ -281,4 +302,6 @@ def _refusal(piece: Piece, error: UnrepresentableError) -> QsfConversionError:
         position = [target.share.place_of(piece.start + error.row), error.col]
         if target.rule.transposed:
             position.reverse()
+    if target.rule.slices is not None:
+        position.insert(0, target.slice_idx)
     return QsfConversionError(f"tensor {target.source.name} at {position}: {error.reason}")

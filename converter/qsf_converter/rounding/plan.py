@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from qsf.file.type_names import our_type
 from qsf_converter.rounding.tiles import tile_bytes
 from qsf_converter.sources.checkpoint import Checkpoint, SourceTensor
 from qsf_converter.sources.families.family import Facts, Family
-from qsf_converter.sources.families.rules import Place, TensorRule
+from qsf_converter.sources.families.rules import Place, TensorRule, Where, in_file_order
 
 QUANT_TYPES: Mapping[str, Dtype] = {
     dtype_name(dtype): dtype
@@ -52,13 +52,14 @@ class Policy:
     embeddings: Dtype
     by_name: Mapping[str, Dtype] = field(default_factory=dict)  # ``Target.name`` -> type
 
-    def dtype_of(self, rule: TensorRule, name: str, *, is_vector: bool) -> Dtype:
-        """Vectors are f32, position rows f16; the head counts as an embedding."""
-        if rule.place is Place.POSITIONS:
+    def dtype_of(self, rule: TensorRule, name: str) -> Dtype:
+        """Vectors are f32, position rows and routers f16; the head counts as an embedding."""
+        if rule.place is Place.POSITIONS or rule.target == TensorType.EXPERT_ROUTER:
             return Dtype.F16
-        if is_vector:
+        if len(rule.shape) == 1:
             return Dtype.F32
-        return self.by_name.get(name, self.layers if rule.place is Place.LAYER else self.embeddings)
+        is_of_layer = rule.place in (Place.LAYER, Place.EXPERT)
+        return self.by_name.get(name, self.layers if is_of_layer else self.embeddings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +132,27 @@ class Target:
     is_vector: bool
     factor: float = 1.0
     joined: tuple[str, ...] = ()  # the vectors of further heads, which follow that of the first
+    expert: int | None = None  # number of the expert in its layer
+    slice_idx: int = 0  # of a source that holds this tensor of all experts
     outliers: OutlierPlan | None = None
     tensor_scale: float | None = None  # of rule absmean: one scale for the whole matrix
 
     @property
     def name(self) -> str:
-        """What reports call it: ``3.FFN_DOWN``, ``EMBEDDING``."""
+        """What reports call it: ``3.FFN_DOWN``, ``EMBEDDING``, of all experts alike
+        ``3.EXPERTS.FFN_DOWN``.
+        """
         return target_name(self.rule, self.unit_idx)
+
+    @property
+    def is_of_layer(self) -> bool:
+        """Does it belong to a layer, or to an expert of one?"""
+        return self.rule.place in (Place.LAYER, Place.EXPERT)
+
+    @property
+    def has_choice(self) -> bool:
+        """Is it a matrix whose type is chosen? A router keeps what it has."""
+        return self.is_matrix and self.rule.target != TensorType.EXPERT_ROUTER
 
     @property
     def is_matrix(self) -> bool:
@@ -162,8 +177,13 @@ class Target:
     def source_bytes(self) -> int:
         """Bytes that are read for it."""
         n_outputs = self.n_cols if self.is_vector else self.n_rows
-        n_bytes = self.source.n_bytes * (1 + len(self.joined))
+        n_bytes = self.source.n_bytes * (1 + len(self.joined)) // self.n_slices
         return n_bytes * n_outputs // self.share.n_outputs
+
+    @property
+    def n_slices(self) -> int:
+        """How many tensors of this shape the source holds, along its first axis."""
+        return 1 if self.rule.slices is None else self.source.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +191,8 @@ class PlannedUnit:
     """The tensors that lie together in the file: those of a unit, or the learned positions."""
 
     place: Place
-    unit_idx: int
+    unit_idx: int  # of an expert that of its layer
+    expert: int | None
     targets: tuple[Target, ...]
 
     @property
@@ -182,7 +203,7 @@ class PlannedUnit:
     @property
     def dtype(self) -> Dtype:
         """The type of its matrices, or mixed."""
-        return common_dtype(target.dtype for target in self.targets if target.is_matrix)
+        return common_dtype(target.dtype for target in self.targets if target.has_choice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +228,7 @@ class Plan:
     @property
     def units(self) -> tuple[PlannedUnit, ...]:
         """The learned positions, if the model has any, then all units in file order."""
-        groups = itertools.groupby(self.targets, key=lambda t: (t.rule.place, t.unit_idx))
+        groups = itertools.groupby(self.targets, key=lambda t: (t.rule.place, t.unit_idx, t.expert))
         return tuple(PlannedUnit(*key, tuple(targets)) for key, targets in groups)
 
     @property
@@ -217,8 +238,8 @@ class Plan:
 
     @property
     def layer_dtype(self) -> Dtype:
-        """The type of the matrices of all layers, or mixed."""
-        return common_dtype(unit.dtype for unit in self.layers)
+        """The type of the matrices of all layers and experts, or mixed."""
+        return common_dtype(t.dtype for t in self.targets if t.has_choice and t.is_of_layer)
 
     @property
     def embedding_dtype(self) -> Dtype:
@@ -226,7 +247,7 @@ class Plan:
         return common_dtype(
             target.dtype
             for target in self.targets
-            if target.is_matrix and target.rule.place is not Place.LAYER
+            if target.is_matrix and not target.is_of_layer
         )
 
 
@@ -239,6 +260,8 @@ def common_dtype(dtypes: Iterable[Dtype]) -> Dtype:
 def target_name(rule: TensorRule, unit_idx: int) -> str:
     """What reports call a tensor: ``3.FFN_DOWN`` in layer 3, ``EMBEDDING``, ``WPOS``."""
     kind = "WPOS" if rule.target is None else TensorType(rule.target).name
+    if rule.place is Place.EXPERT:
+        return f"{unit_idx - 1}.EXPERTS.{kind}"
     return f"{unit_idx - 1}.{kind}" if rule.place is Place.LAYER else kind
 
 
@@ -271,16 +294,17 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
             warnings.append(f"no {head}: the embeddings are used as the head")
     used: set[str] = set()
     targets = []
-    for unit_idx, layer_idx, rule in rules_in_order(family, facts.header.n_layers):
+    rules = _rules(family, facts, by_name)
+    for unit_idx, expert, rule in rules_in_order(rules, facts):
         if rule.flag is not None and rule.flag not in flags:
             continue
-        names = rule.names(layer_idx, facts.dims)
+        names = rule.names(max(0, unit_idx - 1), facts.dims, expert or 0)
         for name in names:
             if name not in by_name:
                 raise QsfConversionError(f"the checkpoint has no tensor {family.prefixes[0]}{name}")
         used.update(names)
         sources = [by_name[name] for name in names]
-        targets.append(_target(rule, sources, unit_idx, facts, policy))
+        targets.append(_target(rule, sources, unit_idx, expert, facts, policy))
     unused = set(by_name) - used - ({head} if facts.arch.tied_head else set())
     warnings += _unused_warnings(family, unused)
     return Plan(facts, family, tuple(targets), tuple(warnings))
@@ -310,19 +334,55 @@ def _named(family: Family, checkpoint: Checkpoint) -> tuple[dict[str, SourceTens
     return by_name, [f"only the text part is converted; left out: {found}"]
 
 
-def rules_in_order(family: Family, n_layers: int) -> Iterator[tuple[int, int, TensorRule]]:
-    """Yield (unit, layer, rule): positions first, then the units in file order."""
-    for place, unit_idx in ((Place.POSITIONS, 0), (Place.EMBEDDING, 0)):
-        yield from ((unit_idx, 0, rule) for rule in family.rules if rule.place is place)
+def _rules(
+    family: Family, facts: Facts, by_name: Mapping[str, SourceTensor]
+) -> tuple[TensorRule, ...]:
+    """Return the family's rules, with those of the layout that this checkpoint has."""
+    if not family.layouts:
+        return family.rules
+    routed = next(i for i, kind in enumerate(facts.layer_kinds) if kind.n_experts)
+
+    def is_there(rules: tuple[TensorRule, ...]) -> bool:
+        return all(
+            name in by_name
+            for rule in rules
+            if rule.flag is None
+            for name in rule.names(routed, facts.dims)
+        )
+
+    layout = next(filter(is_there, family.layouts), family.layouts[0])
+    return in_file_order((*family.rules, *layout))
+
+
+def rules_in_order(
+    rules: Sequence[TensorRule], facts: Facts
+) -> Iterator[tuple[int, int | None, TensorRule]]:
+    """Yield (unit, expert, rule): positions first, then the units in file order.
+
+    The experts of a layer follow it and have the number of its unit.
+    """
+    n_layers = facts.header.n_layers
+    of_place = {place: [rule for rule in rules if rule.place is place] for place in Place}
+    yield from ((0, None, rule) for rule in of_place[Place.POSITIONS])
+    yield from ((0, None, rule) for rule in of_place[Place.EMBEDDING])
     for layer_idx in range(n_layers):
-        for rule in family.rules:
-            if rule.place is Place.LAYER and (layer_idx == 0 or "{layer}" in rule.source):
-                yield layer_idx + 1, layer_idx, rule
-    yield from ((n_layers + 1, 0, rule) for rule in family.rules if rule.place is Place.FINAL)
+        n_experts = facts.layer_kinds[layer_idx].n_experts if facts.layer_kinds else 0
+        others = Where.DENSE if n_experts else Where.ROUTED
+        for rule in of_place[Place.LAYER]:
+            if rule.where is not others and (layer_idx == 0 or "{layer}" in rule.source):
+                yield layer_idx + 1, None, rule
+        for expert in range(n_experts):
+            yield from ((layer_idx + 1, expert, rule) for rule in of_place[Place.EXPERT])
+    yield from ((n_layers + 1, None, rule) for rule in of_place[Place.FINAL])
 
 
 def _target(
-    rule: TensorRule, sources: list[SourceTensor], unit_idx: int, facts: Facts, policy: Policy
+    rule: TensorRule,
+    sources: list[SourceTensor],
+    unit_idx: int,
+    expert: int | None,
+    facts: Facts,
+    policy: Policy,
 ) -> Target:
     dims, source = facts.dims, sources[0]
     expected = rule.source_shape(dims)
@@ -350,10 +410,12 @@ def _target(
         n_rows=1 if is_vector else n_outputs,
         n_cols=n_outputs if is_vector else n_inputs,
         share=_share(rule, dims),
-        dtype=policy.dtype_of(rule, target_name(rule, unit_idx), is_vector=is_vector),
+        dtype=policy.dtype_of(rule, target_name(rule, unit_idx)),
         is_vector=is_vector,
         factor=1.0 if rule.scale is None else facts.factors[rule.scale],
         joined=tuple(one.name for one in sources[1:]),
+        expert=expert,
+        slice_idx=0 if rule.slices is None else expert or 0,
     )
 
 

@@ -14,24 +14,27 @@ from typing import Any, Final
 
 from qsf.errors import QsfConversionError
 from qsf.file.layout import check_header
-from qsf_converter.sources.families import gemma, gpt, llama
+from qsf_converter.sources.families import experts, gemma, gpt, llama
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Facts, Family, read_family
 from qsf_converter.sources.metadata import shown
 
 FAMILIES: Final[Mapping[str, Family]] = {
-    family.name: family for family in (*llama.FAMILIES, *gemma.FAMILIES, *gpt.FAMILIES)
+    family.name: family
+    for family in (*llama.FAMILIES, *gemma.FAMILIES, *gpt.FAMILIES, *experts.FAMILIES)
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
 
 # What other architectures compute that the engine does not, by a part of their names.
 _MISSING: Final = (
-    (r"Moe|MoE|Mixtral|Dbrx|GptOss|Llama4|DeepseekV[23]|Jetmoe|Arctic", "mixtures of experts"),
+    (r"GptOss", "attention sinks and experts of 4 bits in MXFP4"),
     (r"Qwen3Next|Qwen3_5|KimiLinear|OlmoHybrid", "layers with a gated delta rule"),
+    (r"DeepseekV[23]|Glm4MoeLite", "latent attention (MLA)"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states"),
     (r"Lfm2", "layers with short convolutions"),
     (r"Rwkv|RecurrentGemma|xLSTM", "recurrent layers"),
     (r"MiniCPM3|Deepseek|Mistral4", "latent attention (MLA)"),
+    (r"Moe|MoE|Dbrx|Llama4|Jetmoe|Arctic", "a mixture of experts of another form"),
     (r"Gemma3n|Gemma4", "embeddings of each layer and shared keys"),
     (r"T5|Bart|Whisper|Marian|Pegasus", "an encoder with a decoder"),
     (r"Bert|Roberta|Electra|Deberta", "an encoder without a decoder"),

@@ -7,6 +7,7 @@ whole tensor that it does not need whole.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,8 @@ class SourceTensor:
 
     @property
     def n_rows(self) -> int:
-        """Length of the first axis; 1 for a vector, which is read as one row."""
-        return self.shape[0] if len(self.shape) > 1 else 1
+        """The product of all axes but the last; 1 for a vector, which is read as one row."""
+        return math.prod(self.shape[:-1])
 
     @property
     def row_bytes(self) -> int:

@@ -159,7 +159,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         tensor = located.tensor
         if tensor.dtype in READABLE:
             return super()._values(located, stored, n_rows)
-        n_cols = tensor.shape[-1] if len(tensor.shape) < 3 else int(np.prod(tensor.shape[1:]))
+        n_cols = tensor.shape[-1]
         package, kind = _dequantiser(tensor)
         rows = np.frombuffer(stored, np.uint8).reshape(n_rows, tensor.row_bytes)
         values = np.empty((n_rows, n_cols), np.float32)

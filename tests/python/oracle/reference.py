@@ -194,9 +194,11 @@ class _Pass:
     def routed(self, x: Array, layer: Layer, at: str) -> Array:
         """What the chosen experts add for each row of `x`, in ascending order of the experts."""
         assert layer.routing is not None
-        bias = self.model.weights.get(f"{at}.selection_bias")
-        logits = self.keep(f"{at}.router", self.linear(x, f"{at}.expert_router"))
-        choice = choose(logits, bias, layer.routing)
+        logits = x @ self.weight(f"{at}.expert_router").T
+        if f"{at}.router_bias" in self.model.weights:
+            logits = logits + self.weight(f"{at}.router_bias")
+        self.keep(f"{at}.router", logits)
+        choice = choose(logits, self.model.weights.get(f"{at}.selection_bias"), layer.routing)
         self.keep(f"{at}.chosen", choice.experts)
         self.keep(f"{at}.chosen_weights", choice.weights)
         out = np.zeros_like(x)

@@ -16,10 +16,12 @@ from oracle.reference_experts import Routing
 from oracle.reference_tiles import decode_outliers, decode_tiles
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from qsf.file.kinds import LayerKind, RopeSet
+    from qsf.file.layout import Tensor, Unit
+    from qsf.file.reader import Reader
 
 Array = NDArray[Any]
 
@@ -279,12 +281,9 @@ def load_qsf(path: Path, context: int = 0) -> Model:
     outliers: dict[str, Array] = {}
     with Reader(path) as reader:
         header, arch = reader.header, reader.arch
-        for tensor in reader.tensors:
-            tensor_name = layout.TensorType(tensor.type).name.lower()
-            in_layer = 1 <= tensor.unit_idx <= header.n_layers
-            at = f"layer.{tensor.unit_idx - 1}." if in_layer else ""
-            name = at + tensor_name
-            data = reader.read_tensor(tensor)
+        for at, unit, tensor in _tensors_of(reader):
+            name = at + layout.TensorType(tensor.type).name.lower()
+            data = reader.read_tensor(tensor, unit.idx)
             dtype = layout.Dtype(tensor.dtype)
             floats = {layout.Dtype.F16: "<f2", layout.Dtype.F32: "<f4"}
             if tensor.layout == layout.Layout.VECTOR:
@@ -336,6 +335,37 @@ def load_qsf(path: Path, context: int = 0) -> Model:
     return Model(config, weights, integer, outliers)
 
 
+def _tensors_of(reader: Reader) -> Iterator[tuple[str, Unit, Tensor]]:
+    """All tensors, with what their names begin with and the unit that holds their data."""
+    n_layers = reader.header.n_layers
+    for unit in reader.units:
+        at = f"layer.{unit.idx - 1}." if 1 <= unit.idx <= n_layers else ""
+        yield from ((at, unit, tensor) for tensor in unit.tensors)
+    for layer in range(n_layers):
+        for expert, unit in enumerate(reader.experts_of(layer)):
+            at = f"layer.{layer}.expert.{expert}."
+            yield from ((at, unit, tensor) for tensor in unit.tensors)
+
+
+def _routing_of(kind: LayerKind) -> Routing | None:
+    scores: tuple[Any, ...] = ("softmax", "sigmoid", "logits")
+    weights: tuple[Any, ...] = ("as_is", "by_sum", "softmax")
+    group_scores: tuple[Any, ...] = ("max", "sum_of_2")
+    if not kind.n_experts:
+        return None
+    return Routing(
+        n_experts=kind.n_experts,
+        n_chosen=kind.n_chosen,
+        score=scores[kind.expert_score],
+        weights=weights[kind.expert_weights],
+        epsilon=kind.weights_epsilon,
+        factor=kind.weights_factor,
+        n_groups=kind.n_groups,
+        n_groups_kept=kind.n_groups_kept,
+        group_score=group_scores[kind.group_score],
+    )
+
+
 def _layer_of(
     kind: LayerKind, sets: Mapping[int, RopeSet], plain: Array | None, config: Config
 ) -> Layer:
@@ -367,5 +397,6 @@ def _layer_of(
         qk_norm=names[kind.qk_norm],
         is_parallel=kind.is_parallel,
         residual_factor=kind.residual_factor,
+        routing=_routing_of(kind),
         **rope,
     )

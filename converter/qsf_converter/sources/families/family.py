@@ -81,7 +81,8 @@ class Family:
     ``renames`` and ``defaults`` are those of ``Config``; ``defaults`` are the class's. The names in
     ``flags`` are facts for the rules: those that are keys of config.json are read from there,
     True in ``flags`` where a file states none; all others always hold. ``kind`` are fields of
-    ``LayerKind`` that all layers have. ``nested`` are classes for more than text whose text part
+    ``LayerKind`` that all layers have. ``layouts`` are the ways in which checkpoints store the rest
+    of the tensors, such as experts: one each or in one tensor. ``nested`` are classes for more than text whose text part
     this is: the keys lie under ``text_config``, and the tensors whose names begin with one of
     ``left_out`` are not converted.
     """
@@ -90,6 +91,7 @@ class Family:
     title: str  # what people call the models
     model_type: str
     rules: tuple[TensorRule, ...]
+    layouts: tuple[tuple[TensorRule, ...], ...] = ()
     prefixes: tuple[str, ...] = ("model.",)  # with or without one in front, a name is the same
     ignored_suffixes: tuple[str, ...] = ("rotary_emb.inv_freq",)
     nested: tuple[str, ...] = ()
@@ -114,6 +116,7 @@ class Family:
     def __post_init__(self) -> None:
         """Put the rules into the order of the file."""
         object.__setattr__(self, "rules", in_file_order(self.rules))
+        object.__setattr__(self, "layouts", tuple(in_file_order(rules) for rules in self.layouts))
 
     def config_of(self, values: Mapping[str, Any]) -> Config:
         """Return the reader of a config.json of this family."""

@@ -54,12 +54,13 @@ def out(*, bias: str = "") -> Rules:
     return linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{ATTN}o_proj", "hidden", "q", bias_flag=bias)
 
 
-def gated(*, bias: str = "") -> Rules:
+def gated(at: str = MLP, dim: str = "ffn", *, bias: str = "", **options: Any) -> Rules:
     """Gate, up and down."""
+    options["bias_flag"] = bias
     return (
-        *linear(T.FFN_GATE, T.FFN_GATE_BIAS, f"{MLP}gate_proj", "ffn", "hidden", bias_flag=bias),
-        *linear(T.FFN_UP, T.FFN_UP_BIAS, f"{MLP}up_proj", "ffn", "hidden", bias_flag=bias),
-        *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, f"{MLP}down_proj", "hidden", "ffn", bias_flag=bias),
+        *linear(T.FFN_GATE, T.FFN_GATE_BIAS, f"{at}gate_proj", dim, "hidden", **options),
+        *linear(T.FFN_UP, T.FFN_UP_BIAS, f"{at}up_proj", dim, "hidden", **options),
+        *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, f"{at}down_proj", "hidden", dim, **options),
     )
 
 
@@ -152,7 +153,8 @@ def _windows(config: Config, n_layers: int, usual: list[str]) -> tuple[int, list
 # ---- what is special ----
 
 
-def _granite(draft: Draft) -> None:
+def granite(draft: Draft) -> None:
+    """Set the factors of Granite."""
     config = draft.config
     draft.arch = replace(draft.arch, embedding_factor=config.positive("embedding_multiplier"))
     draft.set_all(
@@ -362,7 +364,7 @@ FAMILIES = (
             "logits_scaling": 1.0,
         },
         flags=_BIASES,
-        adjust=_granite,
+        adjust=granite,
     ),
     Family(
         name="Olmo2ForCausalLM",

@@ -26,8 +26,17 @@ class Place(enum.Enum):
 
     EMBEDDING = enum.auto()
     LAYER = enum.auto()
+    EXPERT = enum.auto()  # the unit of an expert of a layer
     FINAL = enum.auto()
     POSITIONS = enum.auto()  # the WPOS section
+
+
+class Where(enum.Enum):
+    """The layers that have a tensor."""
+
+    EVERYWHERE = enum.auto()
+    DENSE = enum.auto()  # those without experts
+    ROUTED = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +63,24 @@ class TensorRule:
     parts: tuple[str, ...] = ()
     part: int = 0
     groups: str | None = None
+    slices: str | None = None
     flag: str | None = None
+    where: Where = Where.EVERYWHERE
     add: float = 0.0
     scale: str | None = None
 
-    def names(self, layer_idx: int, dims: Mapping[str, int]) -> list[str]:
+    def names(self, layer_idx: int, dims: Mapping[str, int], expert: int = 0) -> list[str]:
         """The names of the source tensors: one, or one for each head."""
         n = 1 if "{head}" not in self.source or self.groups is None else dims[self.groups]
-        return [self.source.format(layer=layer_idx, head=head) for head in range(n)]
+        return [self.source.format(layer=layer_idx, head=i, expert=expert) for i in range(n)]
 
     def source_shape(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         """The shape that each source tensor must have."""
         n_outputs = sum(dims[part] for part in self.parts or self.shape[:1])
         n_outputs //= len(self.names(0, dims))
         shape = (n_outputs, *(dims[dim] for dim in self.shape[1:]))
-        return shape[::-1] if self.transposed else shape
+        shape = shape[::-1] if self.transposed else shape
+        return shape if self.slices is None else (dims[self.slices], *shape)
 
 
 def layer(target: TensorType, source: str, *shape: str, **options: Any) -> TensorRule:
@@ -136,7 +148,8 @@ _ORDER: Final = (
     T.EMBEDDING, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
     T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.Q, T.K, T.V,
     T.ATTN_SUB_NORM, T.ATTN_OUT_BIAS, T.ATTN_OUT, T.POST_ATTN_NORM,
-    T.FFN_NORM, T.FFN_NORM_BIAS, T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_GATE, T.FFN_UP,
+    T.FFN_NORM, T.FFN_NORM_BIAS, T.ROUTER_BIAS, T.SELECTION_BIAS, T.EXPERT_ROUTER, T.SHARED_GATE,
+    T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_GATE, T.FFN_UP,
     T.FFN_SUB_NORM, T.FFN_DOWN_BIAS, T.FFN_DOWN, T.POST_FFN_NORM,
     T.FINAL_NORM, T.FINAL_NORM_BIAS, T.HEAD_BIAS, T.HEAD,
 )  # fmt: skip

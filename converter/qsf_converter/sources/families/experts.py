@@ -1,0 +1,453 @@
+"""Families with mixtures of experts: a router, experts, and dense parts beside or instead of them.
+
+Checkpoints of older versions have each expert's matrices by themselves, newer ones gate and up of
+all experts in one tensor; GGUF files, whose names ``gguf_dialects`` makes, each matrix of all
+experts.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore, QkNorm
+from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS
+from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
+from qsf_converter.sources.families.family import Draft, Family
+from qsf_converter.sources.families.llama import (
+    AT,
+    ENDS,
+    MLP,
+    Rules,
+    gated,
+    granite,
+    out,
+    pre_norms,
+    qk_norms,
+    qkv,
+    window_of_all,
+)
+from qsf_converter.sources.families.rules import Place, T, TensorRule, Where, ends, layer
+from qsf_converter.sources.metadata import shown
+
+_SPARSE = f"{AT}block_sparse_moe."
+_GATE_AND_UP = ("expert", "expert")
+
+# ---- rules ----
+
+
+def _expert(target: T, source: str, *shape: str, **options: Any) -> TensorRule:
+    return TensorRule(Place.EXPERT, target, source, shape, **options)
+
+
+def _three(gate: str, up: str, down: str, **options: Any) -> Rules:
+    """The matrices of an expert by the names of their tensors."""
+    return (
+        _expert(T.FFN_GATE, gate, "expert", "hidden", **options),
+        _expert(T.FFN_UP, up, "expert", "hidden", **options),
+        _expert(T.FFN_DOWN, down, "hidden", "expert", **options),
+    )
+
+
+def _one_each(at: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> Rules:
+    at = f"{at}experts.{{expert}}."
+    return _three(f"{at}{gate}.weight", f"{at}{up}.weight", f"{at}{down}.weight")
+
+
+def _in_one(gate_up: str, down: str) -> Rules:
+    """Gate, then up, of all experts in one tensor, down in another."""
+    options: dict[str, Any] = {"slices": "experts", "parts": _GATE_AND_UP}
+    return (
+        _expert(T.FFN_GATE, gate_up, "expert", "hidden", part=0, **options),
+        _expert(T.FFN_UP, gate_up, "expert", "hidden", part=1, **options),
+        _expert(T.FFN_DOWN, down, "hidden", "expert", slices="experts"),
+    )
+
+
+def _of_gguf() -> Rules:
+    at = f"{MLP}experts."
+    names = (f"{at}{name}.weight" for name in ("gate_proj", "up_proj", "down_proj"))
+    return _three(*names, slices="experts")
+
+
+def _router(name: str) -> TensorRule:
+    return layer(T.EXPERT_ROUTER, name, "experts", "hidden", where=Where.ROUTED)
+
+
+_LAYOUTS = (
+    _one_each(MLP),
+    _in_one(f"{MLP}experts.gate_up_proj", f"{MLP}experts.down_proj"),
+    _of_gguf(),
+)
+_ROUTER = _router(f"{MLP}gate.weight")
+_DENSE = gated(where=Where.DENSE)
+_SHARED = gated(f"{MLP}shared_experts.", "shared", where=Where.ROUTED, flag="shared")
+
+# ---- configurations ----
+
+
+def _routed(draft: Draft, layers: Collection[int], **routing: Any) -> None:
+    """Give ``layers`` experts, and all layers the widths of their parts."""
+    config, dense_dim = draft.config, draft.dims["ffn"]
+    n_experts = config.count("num_experts", MAX_LAYER_EXPERTS)
+    n_chosen = config.count("num_experts_per_tok", MAX_CHOSEN)
+    if n_chosen > n_experts:
+        raise config.error("num_experts_per_tok", f"= {n_chosen}, there are {n_experts} experts")
+    expert_dim = draft.dims["expert"]
+    shared_dim = draft.dims.setdefault("shared", 0)
+    n_dense = draft.header.n_layers - len(layers)
+    largest = max(expert_dim, shared_dim, dense_dim if n_dense else 0)
+    draft.header = replace(draft.header, ffn_dim=largest)
+    draft.dims |= {"experts": n_experts, "one": 1}
+    if shared_dim:
+        draft.flags.add("shared")
+    for i, kind in enumerate(draft.layers):
+        if i not in layers:
+            draft.layers[i] = replace(kind, ffn_dim=dense_dim)
+            continue
+        draft.layers[i] = replace(
+            kind,
+            ffn=Ffn.GATED if shared_dim else Ffn.NONE,
+            ffn_dim=shared_dim or largest,
+            n_experts=n_experts,
+            n_chosen=n_chosen,
+            expert_dim=expert_dim,
+            **routing,
+        )
+
+
+def _by_sum(config: Config) -> ExpertWeights:
+    is_divided = config.boolean("norm_topk_prob")
+    return ExpertWeights.BY_SUM if is_divided else ExpertWeights.AS_IS
+
+
+def _all_routed(draft: Draft, **routing: Any) -> None:
+    """Every layer has experts as wide as ``intermediate_size``, and nothing beside them."""
+    draft.dims["expert"] = draft.dims["ffn"]
+    _routed(draft, range(draft.header.n_layers), **routing)
+
+
+def _olmoe(draft: Draft) -> None:
+    _all_routed(draft, expert_weights=_by_sum(draft.config))
+
+
+def _mixtral(draft: Draft) -> None:
+    _all_routed(draft, expert_weights=ExpertWeights.BY_SUM)
+
+
+def _granite_moe(draft: Draft) -> None:
+    granite(draft)
+    _all_routed(draft, expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX)
+
+
+def _qwen_moe(draft: Draft) -> None:
+    config, n_layers = draft.config, draft.header.n_layers
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(i) is int for i in dense):
+        raise config.error("mlp_only_layers", f"= {shown(dense)} is not a list of layers")
+    step = config.count("decoder_sparse_step", MAX_LAYERS)
+    layers = [i for i in range(n_layers) if i not in dense and (i + 1) % step == 0]
+    if not layers:
+        raise config.error("decoder_sparse_step", f"= {step}: no layer has experts")
+    draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
+    config.get("max_window_layers")  # without windows it says nothing
+    _routed(draft, layers, expert_weights=_by_sum(config))
+
+
+def _qwen2_moe(draft: Draft) -> None:
+    draft.dims["shared"] = draft.config.count("shared_expert_intermediate_size", MAX_FFN_DIM)
+    _qwen_moe(draft)
+
+
+def _ernie(draft: Draft) -> None:
+    config, n_layers = draft.config, draft.header.n_layers
+    start, end = (_layer_number(config, f"moe_layer_{name}_index") for name in ("start", "end"))
+    interval = config.count("moe_layer_interval", MAX_LAYERS)
+    last = n_layers - 1 if end == -1 else end
+    layers = [i for i in range(n_layers) if start <= i <= last and (i + 1) % interval == 0]
+    if not layers:
+        raise config.error("moe_layer_interval", f"= {interval}: no layer has experts")
+    draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
+    n_shared = config.get("moe_num_shared_experts")
+    if n_shared:
+        n_shared = config.count("moe_num_shared_experts", MAX_LAYER_EXPERTS)
+        draft.dims["shared"] = n_shared * draft.dims["expert"]
+    _routed(
+        draft,
+        layers,
+        expert_weights=ExpertWeights.BY_SUM,
+        weights_epsilon=config.positive("moe_norm_min"),
+    )
+
+
+def _layer_number(config: Config, name: str) -> int:
+    value = config.get(name)
+    if type(value) is not int or not -1 <= value < MAX_LAYERS:
+        raise config.error(name, f"= {shown(value)} is not the number of a layer")
+    return value
+
+
+def _glm4_moe(draft: Draft) -> None:
+    config, n_layers = draft.config, draft.header.n_layers
+    n_dense = config.get("first_k_dense_replace")
+    if type(n_dense) is not int or not 0 <= n_dense < n_layers:
+        raise config.error("first_k_dense_replace", f"= {shown(n_dense)}: no layer has experts")
+    draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
+    n_shared = config.count("n_shared_experts", MAX_LAYER_EXPERTS)
+    draft.dims["shared"] = n_shared * draft.dims["expert"]
+    n_groups = config.count("n_group", MAX_LAYER_EXPERTS)
+    groups: dict[str, Any] = {}
+    kept = config.count("topk_group", n_groups)
+    if n_groups > 1:
+        groups = {"n_groups": n_groups, "n_groups_kept": kept}
+        groups["group_score"] = GroupScore.TWO_LARGEST
+    weights = _by_sum(config)
+    _routed(
+        draft,
+        range(n_dense, n_layers),
+        expert_score=ExpertScore.SIGMOID,
+        expert_weights=weights,
+        weights_epsilon=1e-20 if weights == ExpertWeights.BY_SUM else 0.0,
+        weights_factor=config.positive("routed_scaling_factor"),
+        **groups,
+    )
+    if "use_qk_norm" in draft.flags:
+        draft.set_all(qk_norm=QkNorm.PER_HEAD)
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    "norm_epsilon": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "norm_topk_prob": False,
+}
+_RENAMES = {"norm_epsilon": "rms_norm_eps", "num_experts": "num_local_experts"}
+_QWEN_DEFAULTS = {
+    **_DEFAULTS,
+    "max_position_embeddings": 32768,
+    "decoder_sparse_step": 1,
+}
+# Of Qwen's windows nothing but their absence is published.
+_NO_WINDOWS: Mapping[str, Any] = {"use_sliding_window": (None, False)}
+
+FAMILIES = (
+    Family(
+        name="OlmoeForCausalLM",
+        title="OLMoE",
+        model_type="olmoe",
+        rules=(
+            *pre_norms(),
+            *qkv(bias="attention_bias"),
+            *qk_norms("q", "kv"),
+            *out(bias="attention_bias"),
+            _ROUTER,
+            *ENDS,
+        ),
+        layouts=_LAYOUTS,
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "max_position_embeddings": 4096,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+        },
+        flags={"attention_bias": False},
+        kind={"qk_norm": QkNorm.WHOLE_WIDTH},
+        adjust=_olmoe,
+    ),
+    Family(
+        name="Qwen2MoeForCausalLM",
+        title="Qwen 1.5, 2 MoE",
+        model_type="qwen2_moe",
+        rules=(
+            *pre_norms(),
+            *qkv(bias="qkv_bias"),
+            *out(),
+            *_DENSE,
+            _ROUTER,
+            layer(T.SHARED_GATE, f"{MLP}shared_expert_gate.weight", "hidden", slices="one",
+                  where=Where.ROUTED),
+            *gated(f"{MLP}shared_expert.", "shared", where=Where.ROUTED),
+            *ENDS,
+        ),
+        layouts=_LAYOUTS,
+        renames=_RENAMES,
+        defaults={
+            **_QWEN_DEFAULTS,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "num_key_value_heads": 16,
+        },
+        flags={"qkv_bias": True},
+        neutral=_NO_WINDOWS,
+        adjust=_qwen2_moe,
+    ),
+    Family(
+        name="Qwen3MoeForCausalLM",
+        title="Qwen 3 MoE (30B-A3B, Coder)",
+        model_type="qwen3_moe",
+        rules=(
+            *pre_norms(),
+            *qkv(bias="attention_bias"),
+            *qk_norms(),
+            *out(bias="attention_bias"),
+            *_DENSE,
+            _ROUTER,
+            *ENDS,
+        ),
+        layouts=_LAYOUTS,
+        renames=_RENAMES,
+        defaults={
+            **_QWEN_DEFAULTS,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "num_key_value_heads": 4,
+        },
+        flags={"attention_bias": False},
+        kind={"qk_norm": QkNorm.PER_HEAD},
+        neutral=_NO_WINDOWS,
+        adjust=_qwen_moe,
+    ),
+    Family(
+        name="MixtralForCausalLM",
+        title="Mixtral",
+        model_type="mixtral",
+        rules=(*pre_norms(), *qkv(), *out(), *ENDS),
+        layouts=(
+            (_router(f"{_SPARSE}gate.weight"), *_one_each(_SPARSE, "w1", "w3", "w2")),
+            *((_ROUTER, *rules) for rules in _LAYOUTS),
+        ),
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        windows=window_of_all,
+        adjust=_mixtral,
+    ),
+    Family(
+        name="GraniteMoeForCausalLM",
+        title="Granite 3 MoE",
+        model_type="granitemoe",
+        rules=(
+            *pre_norms(),
+            *qkv(bias="attention_bias"),
+            *out(bias="attention_bias"),
+            *ends("embed_tokens", "norm", scale="logits"),
+        ),
+        layouts=(
+            (
+                _router(f"{_SPARSE}router.layer.weight"),
+                *_in_one(f"{_SPARSE}input_linear.weight", f"{_SPARSE}output_linear.weight"),
+            ),
+            (
+                _router(f"{_SPARSE}router.weight"),
+                *_in_one(f"{_SPARSE}experts.gate_up_proj", f"{_SPARSE}experts.down_proj"),
+            ),
+            (_ROUTER, *_of_gguf()),
+        ),
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "max_position_embeddings": 2048,
+            "embedding_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        flags={"attention_bias": False},
+        adjust=_granite_moe,
+    ),
+    Family(
+        name="Ernie4_5_MoeForCausalLM",
+        title="ERNIE 4.5 MoE",
+        model_type="ernie4_5_moe",
+        is_interleaved=True,
+        rules=(*pre_norms(), *qkv(), *out(), *_DENSE, _ROUTER, *_SHARED, *ENDS),
+        layouts=tuple(
+            (
+                layer(T.SELECTION_BIAS, f"{MLP}{at}e_score_correction_bias", "experts",
+                      slices="one", where=Where.ROUTED),
+                *rules,
+            )
+            for rules, at in zip(
+                _LAYOUTS,
+                ("moe_statics.", "gate.moe_statics.", "gate.moe_statics."),
+                strict=True,
+            )
+        ),
+        renames={**_RENAMES, "num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+        defaults={
+            **_DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131072,
+            "rope_theta": 500000.0,
+            "num_experts": 64,
+            "num_experts_per_tok": 6,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": -1,
+            "moe_layer_interval": 1,
+            "moe_intermediate_size": 1536,
+            "moe_norm_min": 1e-12,
+        },
+        neutral={"use_bias": (None, False)},
+        adjust=_ernie,
+    ),
+    Family(
+        name="Glm4MoeForCausalLM",
+        title="GLM-4.5, 4.6",
+        model_type="glm4_moe",
+        has_partial_rope=True,
+        rules=(
+            *pre_norms(),
+            *qkv(bias="attention_bias"),
+            *(replace(rule, flag="use_qk_norm") for rule in qk_norms()),
+            *out(),
+            *_DENSE,
+            layer(T.SELECTION_BIAS, f"{MLP}gate.e_score_correction_bias", "experts",
+                  where=Where.ROUTED),
+            _ROUTER,
+            *_SHARED,
+            *ENDS,
+        ),
+        layouts=_LAYOUTS,
+        renames={**_RENAMES, "num_experts": "n_routed_experts"},
+        defaults={
+            **_DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "partial_rotary_factor": 0.5,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.0,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+        },
+        flags={"attention_bias": False, "use_qk_norm": False},
+        # Layers behind the last one predict further tokens; their tensors are left out.
+        neutral={"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)},
+        adjust=_glm4_moe,
+    ),
+)
