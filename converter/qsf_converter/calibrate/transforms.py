@@ -107,8 +107,8 @@ def _norm_in_front(weights: Weights, group: tuple[TensorType, ...]) -> TensorTyp
         kind = T.ATTN_SUB_NORM
     elif group == (T.FFN_DOWN,):
         kind = T.FFN_SUB_NORM
-    elif weights.is_shared_norm:
-        return None
+    elif weights.is_shared_norm or (T.Q not in group and weights.kind.n_experts):
+        return None  # a router and experts read the norm, too
     else:
         kind = T.ATTN_NORM if T.Q in group else T.FFN_NORM
     return kind if kind in weights else None

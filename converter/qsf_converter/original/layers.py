@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, QkNorm, plain_kind
 from qsf.file.layout import Activation, Arch, Header, Norm, Positions, RopeScaling, TensorType
+from qsf_converter.original.routing import route
 from qsf_converter.rounding.pieces import Piece, read_rows, read_tensor
 from qsf_converter.rounding.plan import Plan, Target
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
@@ -43,19 +44,33 @@ BIASES: Final = {
     T.INPUT_NORM: T.INPUT_NORM_BIAS,
 }
 _HEAD_ROWS: Final = 16384  # of the head at once
+_EXPERTS_BYTES: Final = 256 << 20  # of a layer's experts as f32, which are kept up to this
 
 
 class Weights(dict[TensorType, Float32Array]):
-    """The tensors of a unit by their types, and of a layer what it computes with them."""
+    """The tensors of a unit by their types, and of a layer what it computes with them.
 
-    def __init__(self, tensors: Mapping[TensorType, Float32Array], kind: LayerKind) -> None:
+    ``expert`` reads the tensors of an expert of the layer by its number.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[TensorType, Float32Array],
+        kind: LayerKind,
+        expert: Callable[[int], Weights] | None = None,
+    ) -> None:
         """Take the tensors as they are."""
         super().__init__(tensors)
         self.kind = kind
+        self.expert = expert
 
-    def changed(self, changes: Mapping[TensorType, Float32Array] | None = None) -> Weights:
-        """Return a copy with some tensors in the place of its own."""
-        return Weights({**self, **(changes or {})}, self.kind)
+    def changed(
+        self,
+        changes: Mapping[TensorType, Float32Array] | None = None,
+        expert: Callable[[int], Weights] | None = None,
+    ) -> Weights:
+        """Return a copy with some tensors in the place of its own, or with other experts."""
+        return Weights({**self, **(changes or {})}, self.kind, expert or self.expert)
 
     @property
     def is_shared_norm(self) -> bool:
@@ -72,8 +87,14 @@ class Original:
         self.arch: Arch = plan.facts.arch
         self._checkpoint = checkpoint
         self._by_unit: dict[int, list[Target]] = {}
+        self._experts: dict[tuple[int, int], list[Target]] = {}  # by unit and expert
+        self._kept_experts: dict[tuple[int, int], Weights] = {}  # of one layer
         for target in plan.targets:
-            self._by_unit.setdefault(target.unit_idx, []).append(target)
+            if target.expert is None:
+                self._by_unit.setdefault(target.unit_idx, []).append(target)
+            else:
+                place = (target.unit_idx, target.expert)
+                self._experts.setdefault(place, []).append(target)
         facts = plan.facts
         is_gated = any(target.rule.target == T.FFN_GATE for target in plan.targets)
         plain = plain_kind(self.header, self.arch, is_gated=is_gated)
@@ -81,15 +102,42 @@ class Original:
         self._rope_sets = facts.rope_sets
         self._frequencies = _rope_frequencies(self.header, self.arch)
 
-    def targets(self, unit_idx: int) -> list[Target]:
-        """The tensors of a unit: 0 embedding, 1 .. n_layers, n_layers + 1 final."""
+    def targets(self, unit_idx: int, expert: int | None = None) -> list[Target]:
+        """The tensors of a unit: 0 embedding, 1 .. n_layers, n_layers + 1 final.
+
+        With ``expert`` those of an expert of a layer; empty if the layer has no such expert.
+        """
+        if expert is not None:
+            return self._experts.get((unit_idx, expert), [])
         return self._by_unit[unit_idx]
 
     def weights(self, unit_idx: int) -> Weights:
-        """Read all tensors of a unit as f32: matrices [n_rows, n_cols], vectors [n]."""
+        """Read all tensors of a unit as f32: matrices [n_rows, n_cols], vectors [n].
+
+        Experts of a layer are read when they are asked for, and kept if all of them are small.
+        """
         layer = min(max(unit_idx - 1, 0), self.header.n_layers - 1)
-        weights = Weights({}, self._kinds[layer])
-        for target in self._by_unit[unit_idx]:
+
+        def expert(number: int) -> Weights:
+            return self._expert(unit_idx, number)
+
+        return self._read(self._by_unit[unit_idx], Weights({}, self._kinds[layer], expert))
+
+    def _expert(self, unit_idx: int, number: int) -> Weights:
+        place = (unit_idx, number)
+        if place in self._kept_experts:
+            return self._kept_experts[place]
+        targets, kind = self._experts[place], self._kinds[unit_idx - 1]
+        weights = self._read(targets, Weights({}, kind))
+        self._kept_experts = {
+            at: kept for at, kept in self._kept_experts.items() if at[0] == unit_idx
+        }
+        if kind.n_experts * sum(values.nbytes for values in weights.values()) <= _EXPERTS_BYTES:
+            self._kept_experts[place] = weights
+        return weights
+
+    def _read(self, targets: list[Target], weights: Weights) -> Weights:
+        for target in targets:
             if target.rule.target is None:  # learned positions
                 continue
             values = read_tensor(target, self._checkpoint)
@@ -124,16 +172,31 @@ class Original:
     ) -> Float32Array:
         """Return the residual stream behind a layer; ``x`` [n_samples, n_tokens, dim] is kept.
 
-        ``observe`` is told the input of every matrix, all tokens of a sample at once, one sample
-        after another.
+        ``observe`` is told the input of every matrix but those of experts, all tokens of a sample
+        at once, one sample after another.
         """
         out = np.empty_like(x)
+        inputs = np.empty_like(x) if weights.kind.n_experts else None
 
         def pass_sample(i: int) -> None:
-            out[i] = self._layer_of_sample(weights, x[i], observe)
+            into = None if inputs is None else inputs[i]
+            out[i] = self._layer_of_sample(weights, x[i], observe, into)
 
         for_each(len(x), pass_sample, n_threads=1 if observe is not None else None)
+        if inputs is not None:
+            self._add_routed(weights, inputs, out)
         return out
+
+    def _add_routed(self, w: Weights, inputs: Float32Array, out: Float32Array) -> None:
+        """Add to the streams ``out`` what the experts make of the FFN's ``inputs``."""
+        assert w.expert is not None
+        y, rows = inputs.reshape(-1, inputs.shape[-1]), out.reshape(-1, out.shape[-1])
+        choice = route(w.kind, w, y)
+        for expert in range(w.kind.n_experts):
+            tokens, weights = choice.tokens_of(expert)
+            if len(tokens):
+                own = w.expert(expert)
+                rows[tokens] += weights * self.ffn_output(own, self.ffn_hidden(own, y[tokens]))
 
     def final_norm(
         self, weights: Mapping[TensorType, Float32Array], x: Float32Array
@@ -233,6 +296,8 @@ class Original:
         else:
             hidden = _activate(w.kind.activation, linear(w, T.FFN_GATE, y))
             hidden *= up
+        if T.SHARED_GATE in w:  # of the output, to which it is the same
+            hidden /= 1 + np.exp(-(y @ w[T.SHARED_GATE]))[:, None]
         return self._normalise(w, T.FFN_SUB_NORM, hidden)
 
     def ffn_output(self, w: Weights, hidden: Float32Array) -> Float32Array:
@@ -241,7 +306,11 @@ class Original:
         return y if w.kind.residual_factor == 1 else y * np.float32(w.kind.residual_factor)
 
     def _layer_of_sample(
-        self, w: Weights, x: Float32Array, observe: Observer | None
+        self,
+        w: Weights,
+        x: Float32Array,
+        observe: Observer | None,
+        inputs: Float32Array | None,
     ) -> Float32Array:
         def told(kinds: tuple[TensorType, ...], y: Float32Array) -> Float32Array:
             if observe is not None:
@@ -252,7 +321,12 @@ class Original:
         x = self.layer_input(w, x)
         heads = told(of_out, self.heads(w, told(of_qkv, self.attention_input(w, x))))
         behind = x + self.attention_output(w, heads)
-        y = told(of_gate, self.ffn_input(w, x, behind))
+        y = self.ffn_input(w, x, behind)
+        if inputs is not None:
+            inputs[:] = y
+        if T.FFN_UP not in w:
+            return behind
+        told(of_gate, y)
         hidden = told(of_down, self.ffn_hidden(w, y))
         return np.asarray(behind + self.ffn_output(w, hidden))
 

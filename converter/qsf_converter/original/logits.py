@@ -106,9 +106,11 @@ class OriginalLogits:
         x = original.embed(tokens)
         for unit_idx in range(1, n_layers + 1):
             weights = self._weights(unit_idx)
-            for i in range(len(x)):
-                x[i : i + 1] = original.layer(weights, x[i : i + 1])
-                advance(tokens.shape[1] / n_layers)
+            # Experts are read once for all windows, and the others need no copy of all of them.
+            step = len(x) if weights.kind.n_experts else 1
+            for i in range(0, len(x), step):
+                x[i : i + step] = original.layer(weights, x[i : i + step])
+                advance(step * tokens.shape[1] / n_layers)
         final = self._weights(n_layers + 1)
         for i in range(len(x)):
             x[i] = original.final_norm(final, x[i])
