@@ -7,7 +7,10 @@ The size of META is needed before anything is rounded, to choose types for a tar
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -65,7 +68,8 @@ def section_bytes(
 ) -> dict[str, int]:
     """Return upper bounds of the sections that do not follow from the plan, in file order."""
     longest = _LONGEST_NUMBER
-    tensors = tuple(_longest_report(target) for target in plan.targets)
+    targets = {target.name: target for target in plan.targets}  # experts of a layer are one
+    tensors = tuple(map(_longest_report, targets.values()))
     layers = tuple(
         LayerReport(layer, longest, longest, longest) for layer in range(plan.facts.header.n_layers)
     )
@@ -113,26 +117,49 @@ def _longest_report(target: Target) -> TensorReport:
     )
 
 
-def tensor_report(
-    target: Target, errors: ErrorSums, action: str | None, output_error: float | None
-) -> TensorReport:
-    """Return the report of a tensor that is written; ``action`` is more than plain rounding."""
-    n_weights = target.n_rows * target.n_cols
-    return TensorReport(
-        name=target.name,
-        source=target.source.name,
-        type=dtype_name(target.dtype),
-        n_rows=target.n_rows,
-        n_cols=target.n_cols,
-        bits_per_weight=target.n_bytes * 8 / n_weights,
-        mse=errors.mse,
-        max_error=errors.max_error,
-        cosine=errors.cosine,
-        relative_error=_relative_error(errors),
-        outliers=None if target.outliers is None else target.outliers.near_fraction,
-        action=_action(target, errors, action),
-        output_error=output_error,
-    )
+@dataclass(frozen=True, slots=True)
+class WrittenTensor:
+    """A tensor that is in the file; ``action`` is more than plain rounding."""
+
+    target: Target
+    errors: ErrorSums
+    action: str | None
+    output_error: float | None
+
+    def report(self) -> TensorReport:
+        """Return what META says of it."""
+        target, errors = self.target, self.errors
+        return TensorReport(
+            name=target.name,
+            source=target.source.name,
+            type=dtype_name(target.dtype),
+            n_rows=target.n_rows,
+            n_cols=target.n_cols,
+            bits_per_weight=target.n_bytes * 8 / (target.n_rows * target.n_cols),
+            mse=errors.mse,
+            max_error=errors.max_error,
+            cosine=errors.cosine,
+            relative_error=_relative_error(errors),
+            outliers=None if target.outliers is None else target.outliers.near_fraction,
+            action=_action(target, errors, self.action),
+            output_error=self.output_error,
+        )
+
+
+def report_of_experts(experts: Sequence[WrittenTensor]) -> TensorReport:
+    """Return the report of one matrix of all experts of a layer, as if they lay in one tensor."""
+    errors = ErrorSums()
+    for written in experts:
+        errors.add(written.errors)
+    fed = [written.output_error for written in experts if written.action == FEEDBACK]
+    output_error = None
+    if fed:
+        output_error = sum(error for error in fed if error is not None) / len(fed)
+    action = experts[0].action
+    if 0 < len(fed) < len(experts):
+        action = f"{FEEDBACK}, {len(experts) - len(fed)} of {len(experts)} {ROUNDED}"
+    joined = WrittenTensor(experts[0].target, errors, action, output_error).report()
+    return dataclasses.replace(joined, n_rows=joined.n_rows * len(experts))
 
 
 def _action(target: Target, errors: ErrorSums, action: str | None) -> str:

@@ -9,7 +9,7 @@ from qsf.file.layout import OUTLIERS_OF, Dtype, Layout
 from qsf.file.writer import Writer
 from qsf.report.record import TensorReport
 from qsf_converter.calibrate.sensitivity import Sensitivity
-from qsf_converter.meta import tensor_report
+from qsf_converter.meta import WrittenTensor, report_of_experts
 from qsf_converter.rounding.compression import Chooser
 from qsf_converter.rounding.outlier_tables import OutlierTable, with_outlier_tables
 from qsf_converter.rounding.pieces import RoundedTensor, RoundedUnit
@@ -45,26 +45,33 @@ class UnitWriter:
     def write(self, units: Iterable[RoundedUnit]) -> tuple[TensorReport, ...]:
         """Write all units and the section WPOS; return the report of every tensor."""
         reports: list[TensorReport] = []
+        experts: dict[str, list[WrittenTensor]] = {}  # by name, which those of a layer share
         for unit in units:
             if unit.unit.place is Place.POSITIONS:
-                reports += [self._write_pieces(t, self._positions.extend) for t in unit.tensors]
+                written_here = [self._write_pieces(t, self._positions.extend) for t in unit.tensors]
+                reports += [written.report() for written in written_here]
                 continue
-            self._begin(unit.unit)
+            self._begin(unit.unit, unit.importance)
             for tensor in with_outlier_tables(unit):
                 if isinstance(tensor, OutlierTable):
                     self._write_table(tensor)
+                    continue
+                written = self._write_tensor(tensor)
+                if unit.unit.expert is None:
+                    reports.append(written.report())
                 else:
-                    reports.append(self._write_tensor(tensor))
+                    experts.setdefault(tensor.target.name, []).append(written)
             self._end(unit.unit)
+        reports += map(report_of_experts, experts.values())
         if self._positions:
             self._writer.add_section("WPOS", bytes(self._positions), required=True)
         return tuple(reports)
 
-    def _begin(self, unit: PlannedUnit) -> None:
-        importance = 1.0
+    def _begin(self, unit: PlannedUnit, importance: float) -> None:
         if unit.expert is not None:
-            layer_idx = unit.unit_idx - 1
-            self._writer.begin_expert(layer_idx, unit.expert, dtype=unit.dtype)
+            self._writer.begin_expert(
+                unit.unit_idx - 1, unit.expert, dtype=unit.dtype, importance=importance
+            )
             return
         if unit.place is Place.LAYER and self._sensitivity is not None:
             importance = self._sensitivity.importance(unit.unit_idx - 1)
@@ -77,20 +84,20 @@ class UnitWriter:
         else:
             self._writer.end_unit()
 
-    def _write_tensor(self, tensor: RoundedTensor) -> TensorReport:
+    def _write_tensor(self, tensor: RoundedTensor) -> WrittenTensor:
         target = tensor.target
         assert target.rule.target is not None  # only learned positions have no type
         layout = Layout.VECTOR if target.is_vector else Layout.TILES
         self._writer.begin_tensor(
             target.rule.target, target.n_rows, target.n_cols, target.dtype, layout
         )
-        report = self._write_pieces(tensor, self._writer.write)
+        written = self._write_pieces(tensor, self._writer.write)
         self._writer.end_tensor()
-        return report
+        return written
 
     def _write_pieces(
         self, tensor: RoundedTensor, write: Callable[[bytes], object]
-    ) -> TensorReport:
+    ) -> WrittenTensor:
         target = tensor.target
         errors = ErrorSums()
         output_error = None
@@ -99,7 +106,7 @@ class UnitWriter:
             errors.add(rounded.errors)
             output_error = rounded.output_error
             self._progress(target.source_bytes * rounded.piece.n_rows // target.n_rows)
-        return tensor_report(target, errors, tensor.action, output_error)
+        return WrittenTensor(target, errors, tensor.action, output_error)
 
     def _write_table(self, table: OutlierTable) -> None:
         matrix, packed = table.matrix, table.packed

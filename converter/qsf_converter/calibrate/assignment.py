@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -91,15 +92,19 @@ def mixed_policy(targets: Sequence[Target]) -> Policy:
     """Return the types of ``mixed`` when nothing was measured.
 
     Attention Q, K, V and FFN gate and up 2-bit, attention out 3-bit (few weights, and it writes
-    to the residual stream), FFN down 4-bit, embedding and head 4-bit.
+    to the residual stream), FFN down 4-bit, embedding and head 4-bit. In mixtures of experts these
+    are the types of experts; what all tokens read is small beside them and gets 4-bit.
     """
     by_name = {}
+    is_mixture = any(target.expert is not None for target in targets)
     for target in targets:
         if target.has_choice:
             in_layer = target.is_of_layer
             kind = target.rule.target
             assert kind is not None  # only learned positions have no type
-            by_name[target.name] = _MIXED.get(kind, Dtype.Q4) if in_layer else _MIXED_EMBEDDING
+            dtype = _MIXED.get(kind, Dtype.Q4) if in_layer else _MIXED_EMBEDDING
+            is_for_all = is_mixture and target.expert is None
+            by_name[target.name] = Dtype.Q4 if is_for_all else dtype
     return policy_of(targets, by_name)
 
 
@@ -155,26 +160,31 @@ def file_bytes(
     """
     header = plan.facts.header
     at = HEADER_BYTES
-    unit_idx = -1
-    positions_bytes = n_tensors = n_bands = 0
-    for target in plan.targets:
-        if target.rule.place is Place.POSITIONS:
-            positions_bytes += target.n_bytes
+    positions_bytes = n_tensors = n_bands = n_experts = 0
+    templates = set[tuple[tuple[object, ...], ...]]()  # what experts have, which is listed once
+    for unit in plan.units:
+        if unit.place is Place.POSITIONS:
+            positions_bytes += unit.n_bytes
             continue
-        if target.unit_idx != unit_idx:
-            unit_idx = target.unit_idx
-            at = padded(at, UNIT_ALIGN)
-        at += TENSOR_HEADER_BYTES + padded(target.n_bytes, DATA_ALIGN)
-        n_tensors += 1
-        if target.name in outlier_bytes:
-            at += TENSOR_HEADER_BYTES + padded(outlier_bytes[target.name], DATA_ALIGN)
-            n_tensors += 1
-        if target.rule.place is Place.EMBEDDING:
-            n_bands = -(-target.n_rows // TILE_ROWS)
+        at = padded(at, UNIT_ALIGN)
+        for target in unit.targets:
+            at += TENSOR_HEADER_BYTES + padded(target.n_bytes, DATA_ALIGN)
+            if target.name in outlier_bytes:
+                at += TENSOR_HEADER_BYTES + padded(outlier_bytes[target.name], DATA_ALIGN)
+                n_tensors += 1
+            if target.rule.place is Place.EMBEDDING:
+                n_bands = -(-target.n_rows // TILE_ROWS)
+        n_experts += unit.expert is not None
+        facts = tuple((t.rule.target, t.dtype, t.n_rows, t.n_cols) for t in unit.targets)
+        if unit.expert is None or facts not in templates:
+            n_tensors += len(unit.targets)
+        if unit.expert is not None:
+            templates.add(facts)
     sizes = [
         *([positions_bytes] if positions_bytes else []),
         *section_bytes.values(),
         header.n_layers * LAYER_ENTRY.size,
+        *([n_experts * LAYER_ENTRY.size] if n_experts else []),
         *map(len, plan.facts.tables().values()),
         n_tensors * TENSOR_ENTRY.size,
         n_bands * 4,
@@ -214,9 +224,7 @@ def fit_to_size(
     # Between units is padding that depends on what the matrices get. So first as if there were
     # none, then with what was too much taken off.
     matrix_bytes = sum(_data_bytes(t, smallest[t.name]) for t in plan.targets if t.has_choice)
-    budget_bytes = (
-        most_bytes - (least_bytes - matrix_bytes) + UNIT_ALIGN * (plan.facts.header.n_layers + 2)
-    )
+    budget_bytes = most_bytes - (least_bytes - matrix_bytes) + UNIT_ALIGN * len(plan.units)
     while budget_bytes >= matrix_bytes:
         fit = assign(plan.targets, costs, budget_bytes)
         excess_bytes = n_bytes_with(fit.dtypes) - most_bytes
@@ -323,7 +331,10 @@ def assign(
 
     Raises QsfConversionError when no types fit, or a cost is not finite.
     """
-    items = [_item(target, costs[target.name]) for target in targets if target.has_choice]
+    matrices = [target for target in targets if target.has_choice]
+    counts = Counter(target.name for target in matrices)  # experts of a layer get one type
+    distinct = {target.name: target for target in matrices}.values()
+    items = [_item(target, costs[target.name], counts[target.name]) for target in distinct]
     least_bytes = sum(int(item.n_bytes[0]) for item in items)
     if least_bytes > budget_bytes:
         raise QsfConversionError(
@@ -341,11 +352,11 @@ def assign(
     )
 
 
-def _item(target: Target, costs: Mapping[Dtype, float]) -> _Item:
-    """Drop the types that are no smaller than a better one."""
+def _item(target: Target, costs: Mapping[Dtype, float], n: int) -> _Item:
+    """``n`` matrices like ``target``. Drop the types that are no smaller than a better one."""
     if not costs or not all(math.isfinite(cost) for cost in costs.values()):
         raise QsfConversionError(f"{target.name}: costs {dict(costs)}, they must be finite")
-    options = sorted((_data_bytes(target, dtype), cost, dtype) for dtype, cost in costs.items())
+    options = sorted((n * _data_bytes(target, dtype), cost, dtype) for dtype, cost in costs.items())
     kept = options[:1]
     for option in options[1:]:
         if option[1] < kept[-1][1]:

@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
 from qsf.file.layout import Dtype, TensorType
+from qsf.report.record import ROUNDED
 from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
+from qsf_converter.calibrate.experts import RoutedPart, round_plainly
 from qsf_converter.calibrate.state import CalibrationState
 from qsf_converter.original.divergence import Divergence
 from qsf_converter.original.layers import Original, Weights, for_each
@@ -53,6 +55,7 @@ _SAMPLES_AT_ONCE: Final = 8  # in sums
 _SAMPLES_TO_CHOOSE: Final = 16  # enough to choose transforms by
 
 FEEDBACK: Final = "feedback"
+PLAINLY: Final = ROUNDED  # an expert that few tokens met
 
 
 @dataclass(slots=True)
@@ -76,6 +79,16 @@ class _Heads:
     before_rounded: dict[int, Float32Array] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A rounded layer without its experts, and what these read in both models."""
+
+    tensors: list[RoundedTensor]
+    exact: Weights
+    stored: Weights
+    inputs: tuple[Float32Array, Float32Array] | None  # of a layer that has experts
+
+
 class Calibration:
     """The rounding of one model on one text."""
 
@@ -92,7 +105,8 @@ class Calibration:
     ) -> None:
         """Take token ids [n_samples, n_tokens]: samples to fit to, and held-out ones.
 
-        ``state`` saves finished layers, so that a later call can continue. ``progress`` is called
+        ``state`` saves finished layers, so that a later call can continue; those of mixtures of
+        experts, whose layers are not held in memory, are not saved. ``progress`` is called
         with the source bytes of each step that is done, several times a layer.
         """
         self._plan = plan
@@ -103,6 +117,7 @@ class Calibration:
         self._n_threads = n_threads or os.cpu_count() or 1
         self._state = state
         self._advance = progress or (lambda _n_bytes: None)
+        self._is_mixture = any(target.expert is not None for target in plan.targets)
         self._embedding: list[RoundedPiece] = []  # kept for a tied head
         self.divergence: Divergence | None = None
 
@@ -115,6 +130,9 @@ class Calibration:
         streams = yield from self._embed()
         n_saved = 0 if self._state is None else self._state.n_layers
         for unit in self._plan.layers:
+            if self._original.targets(unit.unit_idx, 0):
+                yield from self._routed_layer(unit, streams)
+                continue
             if unit.unit_idx <= n_saved:
                 assert self._state is not None
                 self._read_through(unit)
@@ -123,8 +141,8 @@ class Calibration:
                     streams = Streams(*self._state.streams())
                 self._advance(sum(t.source_bytes for t in unit.targets))
                 continue
-            tensors = self._layer(unit, streams)
-            if self._state is not None:
+            tensors = self._layer(unit, streams).tensors
+            if self._state is not None and not self._is_mixture:
                 self._state.save(unit.unit_idx, tensors, (streams.exact, streams.rounded))
             yield RoundedUnit(unit, tensors)
         unit = self._plan.units[-1]
@@ -169,8 +187,8 @@ class Calibration:
         if self._plan.facts.arch.tied_head:
             self._embedding.append(rounded)
 
-    def _layer(self, unit: PlannedUnit, streams: Streams) -> list[RoundedTensor]:
-        """Round one layer, and take both streams through it."""
+    def _layer(self, unit: PlannedUnit, streams: Streams) -> _Layer:
+        """Round one layer but its experts, and take both streams through it."""
         original = self._original
         targets = {t.rule.target: t for t in unit.targets if t.rule.target is not None}
         dtypes = {kind: target.dtype for kind, target in targets.items()}
@@ -181,8 +199,13 @@ class Calibration:
         stored = exact.changed()
         rounded: dict[TensorType, Rounded] = {}
         heads = _Heads()
+        inputs: tuple[Float32Array, Float32Array] | None = None
         layer_bytes = sum(target.source_bytes for target in targets.values())
         for n, group in enumerate(INPUT_GROUPS):
+            if group[0] is T.FFN_GATE and exact.kind.n_experts:
+                inputs = self._expert_inputs(exact, stored, streams)
+            if not any(kind in exact for kind in group):
+                continue  # a layer of experts alone
             rounding = Rounding(self._sums(group, exact, stored, streams, heads), self._n_threads)
             for kind in group:
                 if kind in exact:
@@ -192,7 +215,10 @@ class Calibration:
             self._advance(
                 layer_bytes * (n + 1) // len(INPUT_GROUPS) - layer_bytes * n // len(INPUT_GROUPS)
             )
-        return [
+        if T.EXPERT_ROUTER in targets:
+            router = targets[T.EXPERT_ROUTER]
+            rounded[T.EXPERT_ROUTER] = round_plainly(router, exact[T.EXPERT_ROUTER])
+        tensors = [
             RoundedTensor(target, (_vector(target, exact[kind]),))
             if target.is_vector
             else RoundedTensor(
@@ -202,6 +228,59 @@ class Calibration:
             )
             for kind, target in targets.items()
         ]
+        return _Layer(tensors, exact, stored, inputs)
+
+    def _expert_inputs(
+        self, exact: Weights, stored: Weights, streams: Streams
+    ) -> tuple[Float32Array, Float32Array]:
+        """Return what router and experts read in both models, [n_tokens of all samples, dim]."""
+        original, dim = self._original, self._plan.facts.header.dim
+        return (
+            original.ffn_input(exact, streams.exact, streams.exact).reshape(-1, dim),
+            original.ffn_input(stored, streams.rounded, streams.rounded).reshape(-1, dim),
+        )
+
+    def _routed_layer(self, unit: PlannedUnit, streams: Streams) -> Iterator[RoundedUnit]:
+        """Yield a layer and its experts, one after another."""
+        layer = self._layer(unit, streams)
+        yield RoundedUnit(unit, layer.tensors)
+        assert layer.inputs is not None
+        n_tokens, dim = self._tokens.shape[1], self._plan.facts.header.dim
+        part = RoutedPart(
+            self._original, layer.exact, layer.stored, layer.inputs, self._n_fitted * n_tokens
+        )
+        both = (streams.exact.reshape(-1, dim), streams.rounded.reshape(-1, dim))
+
+        def targets(expert: int) -> dict[TensorType, Target]:
+            own = self._original.targets(unit.unit_idx, expert)
+            return {t.rule.target: t for t in own if t.rule.target is not None}
+
+        for expert in part.round_into(targets, self._round_expert, self._n_threads, both):
+            of_expert = targets(expert.number)
+            planned = PlannedUnit(
+                Place.EXPERT, unit.unit_idx, expert.number, tuple(of_expert.values())
+            )
+            action = PLAINLY if expert.is_plain else FEEDBACK
+            tensors = [
+                RoundedTensor(target, (_vector(target, expert.weights[kind]),))
+                if target.is_vector
+                else RoundedTensor(
+                    target, (_matrix(Piece.whole(target), expert.rounded[kind]),), action
+                )
+                for kind, target in of_expert.items()
+            ]
+            yield RoundedUnit(planned, tensors, expert.share)
+            self._advance(sum(t.source_bytes for t in of_expert.values()))
+
+    def _round_expert(
+        self, rounding: Rounding | None, target: Target, rows: Float32Array
+    ) -> Rounded:
+        if rounding is not None:
+            return self._round(rounding, target, rows)
+        try:
+            return round_plainly(target, rows)
+        except UnrepresentableError as error:
+            raise _refusal(target, error) from error
 
     def _final(self, unit: PlannedUnit, streams: Streams) -> Iterator[RoundedTensor]:
         """Yield norm and head; then compare the predictions on the held-out samples."""
@@ -371,10 +450,7 @@ class Calibration:
             has_table = target.outliers is not None and target.outliers.has_table
             return rounding.round(target.dtype, rows, has_table=has_table)
         except UnrepresentableError as error:
-            raise QsfConversionError(
-                f"tensor {target.source.name}, row {error.row}, column {error.col} of "
-                f"{target.name}: {error.reason}"
-            ) from error
+            raise _refusal(target, error) from error
 
     def _read_through(self, unit: PlannedUnit) -> None:
         """Read a layer that an earlier call has rounded, for the digest of the weights."""
@@ -390,6 +466,13 @@ def _vector(target: Target, values: Float32Array) -> RoundedPiece:
         raise QsfConversionError(
             f"tensor {target.source.name} at {[error.col]}: {error.reason}"
         ) from error
+
+
+def _refusal(target: Target, error: UnrepresentableError) -> QsfConversionError:
+    return QsfConversionError(
+        f"tensor {target.source.name}, row {error.row}, column {error.col} of "
+        f"{target.name}: {error.reason}"
+    )
 
 
 def _matrix(piece: Piece, rounded: Rounded) -> RoundedPiece:

@@ -263,14 +263,54 @@ class _Measurement:
         out = original.layer(weights, x, observe)
         self._advance()
         self.cosines.append(_mean_cosine(x, out))
-        for stream in self.streams:
-            stream.x = original.layer(weights, stream.x)
-            self._advance()
+        self._pass_streams(weights)
         for target in original.targets(layer + 1):
             if target.name in self.candidates:
                 self._start_matrix(target, weights, x, inputs)
+        for target in original.targets(layer + 1, 0):
+            if target.name in self.candidates:
+                self._start_experts(target, weights, x)
         self.streams.append(_Stream(str(layer), None, x))
         return out
+
+    def _pass_streams(self, weights: Weights) -> None:
+        """Take the streams through a layer; experts, which are read once, meet all together."""
+        if weights.kind.n_experts and self.streams:
+            joined = np.concatenate([stream.x for stream in self.streams])
+            passed = np.split(self.original.layer(weights, joined), len(self.streams))
+            for stream, x in zip(self.streams, passed, strict=True):
+                stream.x = x
+                self._advance()
+            return
+        for stream in self.streams:
+            stream.x = self.original.layer(weights, stream.x)
+            self._advance()
+
+    def _start_experts(self, first: Target, weights: Weights, x: Float32Array) -> None:
+        """Do what `_start_matrix` does with a matrix of all experts, rounded together.
+
+        The output errors are those of the weights: what each expert reads is not looked at.
+        """
+        kind, read = first.rule.target, weights.expert
+        assert kind is not None and read is not None
+        types = _types(self.candidates[first.name])
+        lost = dict.fromkeys(types, 0.0)
+        energy = 0.0
+        for number in range(weights.kind.n_experts):
+            exact = read(number)[kind]
+            energy += _energy(exact)
+            for dtype in types:
+                lost[dtype] += _energy(self._round(first.name, dtype, exact) - exact)
+        for dtype in _measured_types(types, self.measured):
+
+            def rounded(number: int, dtype: Dtype = dtype) -> Weights:
+                own = read(number)
+                return own.changed({kind: self._round(first.name, dtype, own[kind])})
+
+            changed = self.original.layer(weights.changed(expert=rounded), x)
+            self.streams.append(_Stream(first.name, dtype, changed))
+            self._advance()
+        self.errors[first.name] = {t: lost[t] / energy if energy else 0.0 for t in types}
 
     def _start_matrix(
         self,
@@ -425,8 +465,10 @@ def _check(
 
 
 def _matrices(original: Original) -> list[Target]:
+    """All matrices; of the experts of a layer those of the first, for all of them."""
     units = range(original.header.n_layers + 2)
-    return [target for unit in units for target in original.targets(unit) if target.has_choice]
+    targets = [t for unit in units for t in (*original.targets(unit), *original.targets(unit, 0))]
+    return [target for target in targets if target.has_choice]
 
 
 def _jobs(

@@ -96,6 +96,7 @@ class RoundedUnit:
 
     unit: PlannedUnit
     tensors: Iterable[RoundedTensor]
+    importance: float = 1.0  # of an expert: the share of the tokens that it was chosen for
 
 
 def rounded_units(
