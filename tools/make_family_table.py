@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from qsf_converter.sources.architectures import FAMILIES
-from qsf_converter.sources.gguf_dialects import DIALECTS
+from qsf_converter.sources.gguf_config import ALL_DIALECTS
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "use.md"
 BEGIN, END = "<!-- families: tools/make_family_table.py -->\n", "<!-- end of families -->\n"
@@ -23,7 +23,7 @@ def table() -> str:
     lines = ["| models | `architectures` in config.json | GGUF |", "|---|---|---|"]
     for family in sorted(FAMILIES.values(), key=lambda family: family.title.lower()):
         names = ", ".join(f"`{name}`" for name in (family.name, *family.nested))
-        dialects = [f"`{name}`" for name, one in DIALECTS.items() if family.name in one.families]
+        dialects = [f"`{name}`" for name, one in ALL_DIALECTS.items() if family.name in one.families]
         lines.append(f"| {family.title} | {names} | {', '.join(dialects)} |")
     return "\n".join(lines) + "\n"
 

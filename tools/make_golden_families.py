@@ -258,14 +258,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "vocab_size": 67, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1},
     ),
     "bitnet": ("bitnet", {**SIX, "hidden_act": "relu2", "tie_word_embeddings": True}),
-    "olmoe": ("olmoe", {**LOCAL, "num_experts": 8, "num_experts_per_tok": 3}),
+    "olmoe": ("olmoe", {**LOCAL, "num_local_experts": 8, "num_experts_per_tok": 3}),
     "olmoe-sum": ("olmoe", {**LOCAL, "norm_topk_prob": True, "tie_word_embeddings": True}),
     "qwen2_moe": (
-        "qwen2_moe", {**MOE, "num_hidden_layers": 3, "shared_expert_intermediate_size": 56,
-                      "mlp_only_layers": [1]},
+        "qwen2_moe", {**MOE, "shared_expert_intermediate_size": 56},
     ),
     "qwen2_moe-sum": (
         "qwen2_moe", {**MOE, "num_experts": 5, "shared_expert_intermediate_size": 40,
+                      "num_hidden_layers": 3, "mlp_only_layers": [1],
                       "norm_topk_prob": True, "qkv_bias": False, "tie_word_embeddings": True},
     ),
     "qwen3_moe": ("qwen3_moe", {**MOE, "norm_topk_prob": True}),

@@ -20,8 +20,11 @@ from qsf.file.layout import Positions
 from qsf_converter.sources.architectures import FAMILIES
 from qsf_converter.sources.families.family import Family
 from qsf_converter.sources.gguf_dialects import DIALECTS, Dialect, variant_of
+from qsf_converter.sources.gguf_experts import EXPERT_DIALECTS
 
 Metadata = Mapping[str, Any]
+
+ALL_DIALECTS: Final[Mapping[str, Dialect]] = {**DIALECTS, **EXPERT_DIALECTS}
 
 # Tensors that belong to the configuration.
 ROPE_FACTORS: Final = "rope_freqs.weight"
@@ -75,12 +78,12 @@ _KNOWN = {
 def dialect_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> Dialect:
     """Return the table of the file's architecture; raises QsfConversionError if none has it."""
     name = metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in DIALECTS:
+    if not isinstance(name, str) or name not in ALL_DIALECTS:
         raise QsfConversionError(
             f"architecture {shown(name)} of a GGUF file is not supported; "
-            f"supported: {', '.join(DIALECTS)}"
+            f"supported: {', '.join(ALL_DIALECTS)}"
         )
-    return variant_of(DIALECTS[name], shapes)
+    return variant_of(ALL_DIALECTS[name], shapes)
 
 
 def config_of(
@@ -158,7 +161,7 @@ def family_of(config: Mapping[str, Any], dialect: Dialect) -> Family:
         )
         for rule in family.rules
     )
-    return dataclasses.replace(family, rules=rules)
+    return dataclasses.replace(family, rules=rules, layouts=family.layouts[-1:])
 
 
 def _plain(key: str, value: Any) -> Any:

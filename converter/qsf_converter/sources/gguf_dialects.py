@@ -60,29 +60,37 @@ def _ends(embedding: str, norm: str, head: str = "lm_head") -> dict[str, str]:
     }
 
 
-_QKV = {
+QKV = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
 }
-_FFN = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+FFN = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _FUSED_FFN = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
-_OUT = {"attn_output": "self_attn.o_proj"}
-_PRE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+OUT = {"attn_output": "self_attn.o_proj"}
+EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+EXPERT_COUNTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+PRE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _POST = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_QK = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+QK = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _ENDS = _ends("model.embed_tokens", "model.norm")
 
 
-def _names(*tables: Mapping[str, str]) -> dict[str, str]:
+def names(*tables: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of all tensors of a file whose layers have those of ``tables``."""
     joined = {here: there for table in tables for here, there in table.items()}
     return {**_ENDS, **_layers("model.layers", joined)}
 
 
-_LLAMA_NAMES = _names(_PRE, _QKV, _OUT, _FFN)
+_LLAMA_NAMES = names(PRE, QKV, OUT, FFN)
 _CONFIG = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
@@ -90,21 +98,24 @@ _CONFIG = {
     "num_attention_heads": "attention.head_count",
     "max_position_embeddings": "context_length",
 }
-_RMS_CONFIG = {**_CONFIG, "rms_norm_eps": "attention.layer_norm_rms_epsilon"}
-_OPTIONAL = {
+RMS_CONFIG = {**_CONFIG, "rms_norm_eps": "attention.layer_norm_rms_epsilon"}
+OPTIONAL = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
     "rope_theta": "rope.freq_base",
 }
 _WINDOW = {"sliding_window": "attention.sliding_window"}
-_PERMUTED = {
+PERMUTED = {
     "self_attn.q_proj": "num_attention_heads",
     "self_attn.k_proj": "num_key_value_heads",
 }
 
 
-def _llama(_fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    more: dict[str, Any] = _biases(_fields, shapes, config)
+def _llama(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    if fields.get("expert_count"):
+        counts = {name: fields.get(key) for name, key in EXPERT_COUNTS.items()}
+        return {"architectures": ["MixtralForCausalLM"], **counts}
+    more: dict[str, Any] = _biases(fields, shapes, config)
     if config.get("sliding_window"):
         more["architectures"] = ["MistralForCausalLM"]
     return more
@@ -117,7 +128,8 @@ def _biases(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict
     }
 
 
-def _attention_bias(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+def attention_bias(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read whether Q, K and V have biases."""
     return {"attention_bias": _biases(fields, shapes, config)["attention_bias"]}
 
 
@@ -143,7 +155,7 @@ def _gemma(period: int, largest: int) -> Callable[..., dict[str, Any]]:
         is_largest = config["num_hidden_layers"] == largest
         width = config["hidden_size"] // config["num_attention_heads"]
         return {
-            **_attention_bias(fields, shapes, config),
+            **attention_bias(fields, shapes, config),
             **_layer_types(fields, config, period),
             "query_pre_attn_scalar": width if is_largest else config["head_dim"],
         }
@@ -152,7 +164,7 @@ def _gemma(period: int, largest: int) -> Callable[..., dict[str, Any]]:
 
 
 def _olmo(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    more = _attention_bias(fields, shapes, config)
+    more = attention_bias(fields, shapes, config)
     if config.get("sliding_window"):
         more |= {"architectures": ["Olmo3ForCausalLM"], **_layer_types(fields, config, 4)}
     return more
@@ -199,18 +211,19 @@ def _mpt(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[st
 
 _LLAMA = Dialect(
     family="LlamaForCausalLM",
-    config=_RMS_CONFIG,
-    optional={**_OPTIONAL, **_WINDOW},
+    config=RMS_CONFIG,
+    optional={**OPTIONAL, **_WINDOW},
     constants={"hidden_act": "silu"},
-    tensors=_LLAMA_NAMES,
-    permuted=_PERMUTED,
+    tensors={**_LLAMA_NAMES, **_layers("model.layers", EXPERTS)},
+    permuted=PERMUTED,
     more=_llama,
-    other_families=("MistralForCausalLM",),
+    read_by_more=("expert_count",),
+    other_families=("MistralForCausalLM", "MixtralForCausalLM"),
 )
 _QWEN2 = replace(
     _LLAMA,
     family="Qwen2ForCausalLM",
-    optional=_OPTIONAL,
+    optional=OPTIONAL,
     constants={"hidden_act": "silu", "use_sliding_window": False},
     permuted={},
     more=None,
@@ -223,32 +236,32 @@ _GEMMA_FIELDS: Mapping[str, Any] = {
 }
 _GEMMA2 = Dialect(
     family="Gemma2ForCausalLM",
-    config=_RMS_CONFIG,
+    config=RMS_CONFIG,
     optional={
-        **_OPTIONAL,
+        **OPTIONAL,
         **_WINDOW,
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping",
     },
     constants=_GEMMA_FIELDS,
-    tensors=_names(
+    tensors=names(
         {**_POST, "attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"},
-        _QKV, _OUT, _FFN,
+        QKV, OUT, FFN,
     ),
     has_one_in_norms=True,
     more=_gemma(2, 46),
 )  # fmt: skip
 _GLM4 = Dialect(
     family="Glm4ForCausalLM",
-    config=_RMS_CONFIG,
-    optional=_OPTIONAL,
+    config=RMS_CONFIG,
+    optional=OPTIONAL,
     constants={"hidden_act": "silu"},
-    tensors=_names(
-        {**_PRE, "post_attention_norm": "post_self_attn_layernorm",
+    tensors=names(
+        {**PRE, "post_attention_norm": "post_self_attn_layernorm",
          "post_ffw_norm": "post_mlp_layernorm"},
-        _QKV, _OUT, _FUSED_FFN,
+        QKV, OUT, _FUSED_FFN,
     ),
-    more=_attention_bias,
+    more=attention_bias,
 )  # fmt: skip
 _LAYER_NORM = {**_CONFIG, "layer_norm_eps": "attention.layer_norm_epsilon"}
 _FALCON_LAYER = {
@@ -281,7 +294,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         _LLAMA,
         other_families=(),
         family="Ministral3ForCausalLM",
-        optional=_OPTIONAL,
+        optional=OPTIONAL,
         constants={"hidden_act": "silu"},
         more=None,
     ),
@@ -289,14 +302,14 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "qwen3": replace(
         _QWEN2,
         family="Qwen3ForCausalLM",
-        tensors=_names(_PRE, _QKV, _QK, _OUT, _FFN),
-        more=_attention_bias,
+        tensors=names(PRE, QKV, QK, OUT, FFN),
+        more=attention_bias,
     ),
     "phi3": replace(
         _LLAMA,
         other_families=(),
         family="Phi3ForCausalLM",
-        tensors=_names(_PRE, {"attn_qkv": "self_attn.qkv_proj"}, _OUT, _FUSED_FFN),
+        tensors=names(PRE, {"attn_qkv": "self_attn.qkv_proj"}, OUT, _FUSED_FFN),
         permuted={},
         more=None,
     ),
@@ -304,7 +317,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         _LLAMA,
         other_families=(),
         family="SmolLM3ForCausalLM",
-        optional=_OPTIONAL,
+        optional=OPTIONAL,
         # llama.cpp knows of every fourth layer that it does not rotate.
         constants={"hidden_act": "silu", "no_rope_layer_interval": 4},
         more=_biases,
@@ -314,7 +327,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         other_families=(),
         family="GraniteForCausalLM",
         optional={
-            **_OPTIONAL,
+            **OPTIONAL,
             "embedding_multiplier": "embedding_scale",
             "residual_multiplier": "residual_scale",
             "attention_multiplier": "attention.scale",
@@ -324,26 +337,26 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     ),
     "gemma": Dialect(
         family="GemmaForCausalLM",
-        config=_RMS_CONFIG,
-        optional=_OPTIONAL,
+        config=RMS_CONFIG,
+        optional=OPTIONAL,
         constants={"hidden_act": "gelu_pytorch_tanh", "dtype": "bfloat16"},
         tensors=_LLAMA_NAMES,
         has_one_in_norms=True,
-        more=_attention_bias,
+        more=attention_bias,
     ),
     "gemma2": _GEMMA2,
     "gemma3": replace(
         _GEMMA2,
         family="Gemma3ForCausalLM",
         optional={**_GEMMA2.optional, "rope_local_base_freq": "rope.freq_base_swa"},
-        tensors={**_GEMMA2.tensors, **_layers("model.layers", _QK)},
+        tensors={**_GEMMA2.tensors, **_layers("model.layers", QK)},
         more=_gemma(6, 62),
     ),
     "olmo2": replace(
         _LLAMA,
         other_families=("Olmo3ForCausalLM",),
         family="Olmo2ForCausalLM",
-        tensors=_names(_POST, _QKV, _QK, _OUT, _FFN),
+        tensors=names(_POST, QKV, QK, OUT, FFN),
         permuted={},
         more=_olmo,
     ),
@@ -351,29 +364,29 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         _LLAMA,
         other_families=(),
         family="Exaone4ForCausalLM",
-        tensors=_names(_POST, _QKV, _QK, _OUT, _FFN),
+        tensors=names(_POST, QKV, QK, OUT, FFN),
         permuted={},
         more=_exaone4,
     ),
     "chatglm": replace(
-        _GLM4, family="GlmForCausalLM", tensors=_names(_PRE, _QKV, _OUT, _FUSED_FFN)
+        _GLM4, family="GlmForCausalLM", tensors=names(PRE, QKV, OUT, _FUSED_FFN)
     ),
     "glm4": _GLM4,
     "bitnet": replace(
         _LLAMA,
         other_families=(),
         family="BitNetForCausalLM",
-        optional=_OPTIONAL,
+        optional=OPTIONAL,
         constants={"hidden_act": "relu2"},
-        tensors=_names(
-            _PRE,
-            _QKV,
-            _OUT,
-            _FFN,
+        tensors=names(
+            PRE,
+            QKV,
+            OUT,
+            FFN,
             {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
         ),
         permuted={},
-        more=_attention_bias,
+        more=attention_bias,
     ),
     "gpt2": Dialect(
         family="GPT2LMHeadModel",
@@ -405,14 +418,14 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "phi2": Dialect(
         family="PhiForCausalLM",
         config=_LAYER_NORM,
-        optional=_OPTIONAL,
+        optional=OPTIONAL,
         constants={"hidden_act": "gelu_new"},
         tensors={
             **_ends("model.embed_tokens", "model.final_layernorm"),
             **_layers(
                 "model.layers",
                 {
-                    **_QKV,
+                    **QKV,
                     "attn_norm": "input_layernorm",
                     "attn_output": "self_attn.dense",
                     "ffn_up": "mlp.fc1",
@@ -424,7 +437,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "stablelm": Dialect(
         family="StableLmForCausalLM",
         config=_LAYER_NORM,
-        optional=_OPTIONAL,
+        optional=OPTIONAL,
         constants={"hidden_act": "silu"},
         tensors=_LLAMA_NAMES,
         more=_stablelm,
@@ -432,9 +445,9 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "starcoder2": Dialect(
         family="Starcoder2ForCausalLM",
         config={**_CONFIG, "norm_epsilon": "attention.layer_norm_epsilon"},
-        optional=_OPTIONAL,
+        optional=OPTIONAL,
         constants={"hidden_act": "gelu_pytorch_tanh"},
-        tensors=_names(_PRE, _QKV, _OUT, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+        tensors=names(PRE, QKV, OUT, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
         more=_starcoder2,
     ),
     "gptneox": Dialect(

@@ -13,7 +13,7 @@ from make import gguf_families, golden_families
 from make.golden_families import Case
 from qsf.file.reader import Reader
 from qsf_converter import convert
-from qsf_converter.sources.gguf_dialects import DIALECTS
+from qsf_converter.sources.gguf_config import ALL_DIALECTS
 
 # llama.cpp knows these from the model's name or size, and files do not say them.
 ASSUMED: dict[str, dict[str, Any]] = {
@@ -26,7 +26,7 @@ ASSUMED: dict[str, dict[str, Any]] = {
 NOT_SAID = (
     "qwen2-window", "starcoder2-window", "llama-dynamic", "llama-yarn-more", "llama-yarn-factor",
     "llama-llama3", "llama-proportional", "falcon-alibi", "gemma3-nested", "mistral-nested", "gptj",
-    "stablelm-heads",
+    "stablelm-heads", "olmoe-sum", "qwen2_moe-sum", "qwen3_moe-sparse",
 )  # fmt: skip
 
 
@@ -57,9 +57,12 @@ def test_both_sources_give_one_file(name: str, tmp_path: Path) -> None:
         assert found.layer_kinds == expected.layer_kinds
         for i in range(len(expected.units)):
             assert found.read_unit(i) == expected.read_unit(i), i
+        assert found.first_experts == expected.first_experts
+        for unit in expected.experts:
+            assert found.read_unit(unit.idx) == expected.read_unit(unit.idx), unit.idx
         assert found.sections.keys() == expected.sections.keys()
 
 
 def test_every_dialect_is_tried() -> None:
     tried = {gguf_families.ARCHITECTURES[case.config["model_type"]] for case in cases().values()}
-    assert tried | {"gpt2"} == DIALECTS.keys()
+    assert tried | {"gpt2"} == ALL_DIALECTS.keys()

@@ -8,6 +8,7 @@ that of convert_hf_to_gguf.py.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from make.golden_families import Case
 
 Array = NDArray[np.float32]
 Keys = gguf.Keys
-PERMUTED = ("granite", "mistral3", "smollm3", "llama")
+PERMUTED = ("granite", "granitemoe", "mistral3", "smollm3", "llama")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi": "phi2", "phi3": "phi3",
@@ -28,9 +29,24 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "ministral3": "mistral3",
     "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4", "stablelm": "stablelm",
     "gpt_neox": "gptneox", "falcon": "falcon", "bloom": "bloom", "mpt": "mpt", "bitnet": "bitnet",
-    "starcoder2": "starcoder2",
+    "starcoder2": "starcoder2", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "mixtral": "llama",
+    "qwen3_moe": "qwen3moe", "granitemoe": "granitemoe", "ernie4_5_moe": "ernie4_5-moe",
+    "glm4_moe": "glm4moe",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
+_EXPERT_KEYS = {
+    "num_experts num_local_experts n_routed_experts moe_num_experts": Keys.LLM.EXPERT_COUNT,
+    "num_experts_per_tok moe_k": Keys.LLM.EXPERT_USED_COUNT,
+    "moe_intermediate_size": Keys.LLM.EXPERT_FEED_FORWARD_LENGTH,
+    "shared_expert_intermediate_size": Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH,
+    "n_shared_experts moe_num_shared_experts": Keys.LLM.EXPERT_SHARED_COUNT,
+    "first_k_dense_replace moe_layer_start_index": Keys.LLM.LEADING_DENSE_BLOCK_COUNT,
+    "moe_layer_interval": Keys.LLM.INTERLEAVE_MOE_LAYER_STEP,
+    "routed_scaling_factor": Keys.LLM.EXPERT_WEIGHTS_SCALE,
+    "n_group": Keys.LLM.EXPERT_GROUP_COUNT,
+    "topk_group": Keys.LLM.EXPERT_GROUP_USED_COUNT,
+    "num_nextn_predict_layers": Keys.LLM.NEXTN_PREDICT_LAYERS,
+}
 N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer")
 N_HEADS = ("num_attention_heads", "n_heads", "n_head")
 
@@ -45,22 +61,47 @@ def write_case(case: Case, path: Path) -> Path:
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     n_layers = _first(config, *N_LAYERS)
     names = gguf.get_tensor_name_map(kind, n_layers)
-    for name, stored in case.tensors().items():
+    for name, stored in joined_experts(case.tensors()).items():
         # The package's table has BitNet's names of before transformers.
         known = name.replace("ffn_sub_norm", "ffn_layernorm")
         known = known.replace("attn_sub_norm", "inner_attn_ln")
         if arch == "bloom":
             known = known.removeprefix("transformer.")
+        # As the converter renames them; some are known in another way only.
+        known = known.replace("e_score_correction_bias", "e_score_correction.bias")
         there = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert there is not None, name
-        values = _converted(config, arch, name, stored)
-        if values.ndim == 1:
+        values = _converted(config, arch, name, stored).squeeze()
+        if values.ndim == 1 or there.endswith("ffn_gate_inp.weight"):
             writer.add_tensor(there, values.astype(np.float32))
         else:
             writer.add_tensor(there, values.astype(np.float16))
     _add_rope_factors(writer, config)
     close(writer)
     return path
+
+
+def joined_experts(tensors: dict[str, Array]) -> dict[str, Array]:
+    """Return the tensors with each matrix of all experts of a layer as one."""
+    joined: dict[str, list[Array]] = {}
+    for name, values in tensors.items():
+        match = re.fullmatch(r"(.*\.(?:mlp|block_sparse_moe)\.experts)\.\d+\.(\w+)\.weight", name)
+        if match:  # in the order of their numbers
+            matrix = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.get(match[2], match[2])
+            at = match[1].replace("block_sparse_moe", "mlp")
+            joined.setdefault(f"{at}.{matrix}.weight", []).append(values)
+        elif name.endswith("block_sparse_moe.input_linear.weight"):
+            at = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts")
+            gate, up = np.split(values, 2, axis=1)
+            joined |= {f"{at}.gate_proj.weight": list(gate), f"{at}.up_proj.weight": list(up)}
+        elif name.endswith("block_sparse_moe.output_linear.weight"):
+            at = name.replace("block_sparse_moe.output_linear.weight", "mlp.experts")
+            joined[f"{at}.down_proj.weight"] = list(values)
+        else:
+            joined[name] = [values]
+    return {
+        name: np.stack(parts) if ".experts." in name else parts[0] for name, parts in joined.items()
+    }
 
 
 def _converted(config: dict[str, Any], arch: str, name: str, values: Array) -> Array:
@@ -118,6 +159,15 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
         said[Keys.Attention.HEAD_COUNT_KV] = config["num_key_value_heads"]
     if "head_dim" in config:
         said |= {Keys.Attention.KEY_LENGTH: head_dim, Keys.Attention.VALUE_LENGTH: head_dim}
+    for names, key in _EXPERT_KEYS.items():
+        for name in names.split():
+            if config.get(name) is not None:
+                said[key] = config[name]
+    if "routed_scaling_factor" in config:
+        said[Keys.LLM.EXPERT_WEIGHTS_NORM] = config["norm_topk_prob"]
+    if config["model_type"] == "glm4_moe":
+        said[Keys.LLM.BLOCK_COUNT] += config["num_nextn_predict_layers"]
+        said[Keys.LLM.EXPERT_GATING_FUNC] = 2
     if "rms_norm_eps" in config:
         said[Keys.Attention.LAYERNORM_RMS_EPS] = config["rms_norm_eps"]
     for name in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"):
@@ -174,7 +224,7 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
     ):
         if config.get(name) is not None:
             said[key] = config[name]
-    if config.get("sliding_window") is not None and arch != "qwen2":
+    if config.get("sliding_window") is not None and arch not in ("qwen2", "qwen2moe"):
         said[Keys.Attention.SLIDING_WINDOW] = config["sliding_window"]
         if "layer_types" in config:
             windows = [kind == "sliding_attention" for kind in config["layer_types"]]

@@ -76,6 +76,16 @@ def _router(name: str) -> TensorRule:
     return layer(T.EXPERT_ROUTER, name, "experts", "hidden", where=Where.ROUTED)
 
 
+def _bias(name: str, **options: Any) -> TensorRule:
+    """The selection bias."""
+    return layer(T.SELECTION_BIAS, f"{MLP}{name}", "experts", where=Where.ROUTED, **options)
+
+
+def _shared_gate(**options: Any) -> TensorRule:
+    name = f"{MLP}shared_expert_gate.weight"
+    return layer(T.SHARED_GATE, name, "hidden", where=Where.ROUTED, **options)
+
+
 _LAYOUTS = (
     _one_each(MLP),
     _in_one(f"{MLP}experts.gate_up_proj", f"{MLP}experts.down_proj"),
@@ -268,12 +278,14 @@ FAMILIES = (
             *out(),
             *_DENSE,
             _ROUTER,
-            layer(T.SHARED_GATE, f"{MLP}shared_expert_gate.weight", "hidden", slices="one",
-                  where=Where.ROUTED),
             *gated(f"{MLP}shared_expert.", "shared", where=Where.ROUTED),
             *ENDS,
         ),
-        layouts=_LAYOUTS,
+        # GGUF files have the gate as a vector.
+        layouts=(
+            *((_shared_gate(slices="one"), *rules) for rules in _LAYOUTS[:2]),
+            (_shared_gate(), *_LAYOUTS[2]),
+        ),
         renames=_RENAMES,
         defaults={
             **_QWEN_DEFAULTS,
@@ -378,17 +390,10 @@ FAMILIES = (
         model_type="ernie4_5_moe",
         is_interleaved=True,
         rules=(*pre_norms(), *qkv(), *out(), *_DENSE, _ROUTER, *_SHARED, *ENDS),
-        layouts=tuple(
-            (
-                layer(T.SELECTION_BIAS, f"{MLP}{at}e_score_correction_bias", "experts",
-                      slices="one", where=Where.ROUTED),
-                *rules,
-            )
-            for rules, at in zip(
-                _LAYOUTS,
-                ("moe_statics.", "gate.moe_statics.", "gate.moe_statics."),
-                strict=True,
-            )
+        layouts=(
+            (_bias("moe_statics.e_score_correction_bias", slices="one"), *_LAYOUTS[0]),
+            (_bias("gate.moe_statics.e_score_correction_bias", slices="one"), *_LAYOUTS[1]),
+            (_bias("gate.selection.bias"), *_LAYOUTS[2]),
         ),
         renames={**_RENAMES, "num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
         defaults={
@@ -421,13 +426,14 @@ FAMILIES = (
             *(replace(rule, flag="use_qk_norm") for rule in qk_norms()),
             *out(),
             *_DENSE,
-            layer(T.SELECTION_BIAS, f"{MLP}gate.e_score_correction_bias", "experts",
-                  where=Where.ROUTED),
             _ROUTER,
             *_SHARED,
             *ENDS,
         ),
-        layouts=_LAYOUTS,
+        layouts=(
+            *((_bias("gate.e_score_correction_bias"), *rules) for rules in _LAYOUTS[:2]),
+            (_bias("gate.selection.bias"), *_LAYOUTS[2]),
+        ),
         renames={**_RENAMES, "num_experts": "n_routed_experts"},
         defaults={
             **_DEFAULTS,

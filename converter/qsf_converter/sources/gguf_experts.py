@@ -1,0 +1,167 @@
+"""How llama.cpp stores mixtures of experts, as tables: each matrix of all experts is one tensor.
+
+Sources as in `gguf_dialects`. Mixtral is there: its architecture is llama.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from qsf.errors import QsfConversionError
+from qsf_converter.sources import gguf_dialects
+from qsf_converter.sources.gguf_dialects import (
+    EXPERT_COUNTS,
+    EXPERTS,
+    FFN,
+    OPTIONAL,
+    OUT,
+    PERMUTED,
+    PRE,
+    QK,
+    QKV,
+    RMS_CONFIG,
+    Dialect,
+    Fields,
+    Shapes,
+    attention_bias,
+    names,
+)
+
+_WIDTH = {"moe_intermediate_size": "expert_feed_forward_length"}
+_SHARED = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+
+
+def _qwen3(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    routed = {name.split(".")[1] for name in shapes if ".ffn_gate_inp." in name}
+    layers = range(config["num_hidden_layers"])
+    return {
+        **attention_bias(fields, shapes, config),
+        "mlp_only_layers": [i for i in layers if str(i) not in routed],
+    }
+
+
+def _qwen2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    more = _qwen3(fields, shapes, config)
+    more["qkv_bias"] = more.pop("attention_bias")
+    return more
+
+
+def _glm4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers that predict further tokens are counted, and are behind the others."""
+    n_more = fields.get("nextn_predict_layers", 0)
+    n_layers = config["num_hidden_layers"]
+    if type(n_more) is not int or type(n_layers) is not int or not 0 <= n_more < n_layers:
+        raise QsfConversionError(f"its {n_layers!r} layers cannot have {n_more!r} more in them")
+    if fields.get("expert_gating_func", 2) != 2:
+        raise QsfConversionError(
+            f"its metadata's expert_gating_func = {fields['expert_gating_func']!r}: only 2, sigmoid,"
+            " is supported for this architecture"
+        )
+    return {
+        **attention_bias(fields, shapes, config),
+        "num_hidden_layers": n_layers - n_more,
+        "use_qk_norm": any("attn_q_norm" in name for name in shapes),
+    }
+
+
+_OLMOE = Dialect(
+    family="OlmoeForCausalLM",
+    config={**RMS_CONFIG, **EXPERT_COUNTS},
+    optional=OPTIONAL,
+    constants={"hidden_act": "silu", "norm_topk_prob": False},
+    tensors=names(PRE, QKV, QK, OUT, EXPERTS),
+    more=attention_bias,
+)
+_QWEN3 = replace(
+    _OLMOE,
+    family="Qwen3MoeForCausalLM",
+    config={**_OLMOE.config, **_WIDTH},
+    constants={"hidden_act": "silu", "norm_topk_prob": True},
+    tensors=names(PRE, QKV, QK, OUT, FFN, EXPERTS),
+    more=_qwen3,
+)
+_GRANITE = gguf_dialects.DIALECTS["granite"]
+
+EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
+    "olmoe": _OLMOE,
+    "qwen3moe": _QWEN3,
+    "qwen2moe": replace(
+        _QWEN3,
+        family="Qwen2MoeForCausalLM",
+        config={
+            **_QWEN3.config,
+            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        },
+        constants={"hidden_act": "silu", "norm_topk_prob": False},
+        tensors=names(
+            PRE,
+            QKV,
+            OUT,
+            FFN,
+            EXPERTS,
+            {name: there.replace("experts", "expert") for name, there in _SHARED.items()},
+            {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
+        ),
+        more=_qwen2,
+    ),
+    "granitemoe": replace(
+        _GRANITE,
+        family="GraniteMoeForCausalLM",
+        config=_OLMOE.config,
+        tensors=names(PRE, QKV, OUT, EXPERTS),
+        permuted=PERMUTED,
+        read_by_more=(),
+        more=attention_bias,
+    ),
+    "ernie4_5-moe": replace(
+        _OLMOE,
+        family="Ernie4_5_MoeForCausalLM",
+        config={
+            **_OLMOE.config,
+            **_WIDTH,
+            "moe_layer_interval": "interleave_moe_layer_step",
+            "moe_layer_start_index": "leading_dense_block_count",
+        },
+        optional={**OPTIONAL, "moe_num_shared_experts": "expert_shared_count"},
+        constants={"hidden_act": "silu"},
+        tensors=names(
+            PRE, QKV, OUT, FFN, EXPERTS, _SHARED, {"exp_probs_b": "mlp.gate.selection"}
+        ),
+        # What it says of their width is another number for some models; their tensors say it.
+        read_by_more=("expert_shared_feed_forward_length",),
+        more=None,
+    ),
+    "glm4moe": replace(
+        _OLMOE,
+        family="Glm4MoeForCausalLM",
+        config={**_OLMOE.config, **_WIDTH, "first_k_dense_replace": "leading_dense_block_count"},
+        optional={
+            **OPTIONAL,
+            "n_shared_experts": "expert_shared_count",
+            "routed_scaling_factor": "expert_weights_scale",
+            "norm_topk_prob": "expert_weights_norm",
+            "n_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
+        },
+        constants={"hidden_act": "silu"},
+        tensors=names(
+            {**PRE, "post_attention_norm": PRE["ffn_norm"]},
+            QKV,
+            QK,
+            OUT,
+            FFN,
+            EXPERTS,
+            _SHARED,
+            {"exp_probs_b": "mlp.gate.selection"},
+        ),
+        read_by_more=("nextn_predict_layers", "expert_gating_func"),
+        more=_glm4,
+    ),
+}

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures of experts: layouts of checkpoints, routing, routers, memory, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from make import golden_families
+from make.golden_families import Case
+from oracle import reference
+from oracle.reference import Model
+from oracle.reference_experts import Routing, choose
+from qsf.errors import QsfConversionError
+from qsf.file.layout import Dtype, TensorType
+from qsf.file.reader import Reader
+from qsf_converter import convert
+from qsf_converter.sources.families.config import Config
+from qsf_converter.sources.families.positions import parameters_of, rope_of
+
+CASES = {
+    name: case
+    for name, case in golden_families.cases().items()
+    if case.experts is not None
+}
+Tensors = dict[str, NDArray[np.float32]]
+
+
+def fused(tensors: Tensors) -> Tensors:
+    """The tensors as transformers 5 holds them: gate and up of all experts in one, down another."""
+    out: Tensors = {}
+    experts: dict[tuple[str, str], Tensors] = {}
+    for name, values in tensors.items():
+        name = name.replace("mlp.moe_statics", "mlp.gate.moe_statics")
+        match = re.fullmatch(r"(.*)\.(mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight", name)
+        if match:
+            experts.setdefault((match[1], match[3]), {})[match[4]] = values
+        elif ".block_sparse_moe.gate." in name:
+            out[name.replace("block_sparse_moe", "mlp")] = values
+        elif "block_sparse_moe" in name:  # Granite has them in one, under other names
+            for ours, theirs in (
+                ("input_linear.weight", "experts.gate_up_proj"),
+                ("output_linear.weight", "experts.down_proj"),
+                ("router.layer", "router"),
+            ):
+                name = name.replace(ours, theirs)
+            out[name] = values
+        else:
+            out[name] = values
+    for layer in dict.fromkeys(layer for layer, _ in experts):
+        own = [one for (at, _), one in experts.items() if at == layer]
+        parts = [[one.get(a, one.get(b)) for one in own] for a, b in _NAMES]
+        gate, up, down = (np.stack([w for w in part if w is not None]) for part in parts)
+        out[f"{layer}.mlp.experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        out[f"{layer}.mlp.experts.down_proj"] = down
+    return out
+
+
+_NAMES = (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+
+
+def same_files(a: Path, b: Path) -> bool:
+    """Equal but for META, which has the digest of the tensors as they are stored."""
+    with Reader(a) as one, Reader(b) as other:
+        units = range(len(one.units) + len(one.experts))
+        return (
+            one.header == other.header
+            and one.layer_kinds == other.layer_kinds
+            and one.tensors == other.tensors
+            and all(one.read_unit(i) == other.read_unit(i) for i in units)
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_experts_in_one_tensor_give_the_same_file(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    joined = fused(case.tensors())
+    assert joined.keys() != case.shapes.keys()
+    one, other = tmp_path / "one.qsf", tmp_path / "other.qsf"
+    convert(case.write(tmp_path / "m"), one)
+    report = convert(
+        golden_families.write_checkpoint(tmp_path / "fused", case.config, joined), other
+    )
+    assert not [text for text in report.warnings if "not used" in text]
+    assert same_files(one, other)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_token_goes_where_transformers_sends_it(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    path = tmp_path / "model.qsf"
+    convert(case.write(tmp_path / "m"), path, quant_type="f16", embed_type="f16")
+    model = reference.load_qsf(path, golden_families.N_TOKENS)
+    values = reference.forward(model, case.tokens, dtype=np.float64).values
+    experts, weights = (
+        np.stack([array for at, array in values.items() if at.endswith(what)])
+        for what in (".chosen", ".chosen_weights")
+    )
+    np.testing.assert_array_equal(experts, case.experts)
+    assert case.weights is not None
+    np.testing.assert_allclose(weights, case.weights, atol=5e-6)
+
+
+def gpt_oss_of(case: Case) -> Model:
+    """The reference's model of gpt-oss, which is not converted yet."""
+    config, stored = case.config, case.tensors()
+    weights = {
+        "embedding": stored["model.embed_tokens.weight"],
+        "final_norm": stored["model.norm.weight"],
+        "head": stored["lm_head.weight"],
+    }
+    for i in range(config["num_hidden_layers"]):
+        at, ours = f"model.layers.{i}.", f"layer.{i}."
+        for theirs, name in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "attn_out")):
+            weights[f"{ours}{name}"] = stored[f"{at}self_attn.{theirs}_proj.weight"]
+            weights[f"{ours}{name}_bias"] = stored[f"{at}self_attn.{theirs}_proj.bias"]
+        for theirs, name in (
+            ("self_attn.sinks", "sinks"),
+            ("input_layernorm.weight", "attn_norm"),
+            ("post_attention_layernorm.weight", "ffn_norm"),
+            ("mlp.router.weight", "expert_router"),
+            ("mlp.router.bias", "router_bias"),
+        ):
+            weights[ours + name] = stored[at + theirs]
+        # [experts, inputs, outputs]; rows of gate and up take turns.
+        for name, part, tensor in (
+            ("ffn_gate", slice(0, None, 2), "gate_up_proj"),
+            ("ffn_up", slice(1, None, 2), "gate_up_proj"),
+            ("ffn_down", slice(None), "down_proj"),
+        ):
+            matrices, biases = (stored[f"{at}mlp.experts.{tensor}{end}"] for end in ("", "_bias"))
+            for expert, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
+                weights[f"{ours}expert.{expert}.{name}"] = matrix.T[part]
+                weights[f"{ours}expert.{expert}.{name}_bias"] = bias[part]
+    own = Config({"rope_theta": 1.0, **config})
+    rope = rope_of(
+        parameters_of(own, ""),
+        config["head_dim"],
+        config["max_position_embeddings"],
+        is_interleaved=False,
+        may_be_partial=False,
+    )
+    (rope_set,) = rope.sets
+    plain = reference.Layer(
+        n_heads=config["num_attention_heads"],
+        n_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        activation="silu_clamped",
+        frequencies=np.array(rope_set.frequencies, np.float32),
+        rope_factor=rope_set.factor,
+        routing=Routing(
+            n_experts=config["num_local_experts"],
+            n_chosen=config["num_experts_per_tok"],
+            score="logits",
+            weights="softmax",
+        ),
+    )
+    windows = [config["sliding_window"] * (t != "full_attention") for t in config["layer_types"]]
+    return Model(
+        reference.Config(
+            n_layers=len(windows),
+            dim=config["hidden_size"],
+            n_heads=plain.n_heads,
+            n_kv_heads=plain.n_kv_heads,
+            head_dim=plain.head_dim,
+            norm="rms",
+            activation="silu_clamped",
+            positions="rope",
+            norm_epsilon=config["rms_norm_eps"],
+            layers=tuple(dataclasses.replace(plain, window_tokens=w) for w in windows),
+        ),
+        weights,
+    )
+
+
+def test_the_reference_computes_gpt_oss() -> None:
+    case = golden_families.waiting()["gpt_oss"]
+    trace = reference.forward(gpt_oss_of(case), case.tokens, dtype=np.float64)
+    assert np.abs(trace.logits - case.logits).max() < 1e-5 * np.abs(case.logits).max()
+    chosen = np.stack([array for at, array in trace.values.items() if at.endswith(".chosen")])
+    np.testing.assert_array_equal(chosen, case.experts)
+
+
+def test_of_equal_scores_the_lower_number_is_chosen() -> None:
+    logits = np.array([[1.0, 3.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0]])
+    routing = Routing(n_experts=4, n_chosen=2, score="logits", weights="softmax")
+    choice = choose(logits, None, routing)
+    np.testing.assert_array_equal(choice.experts, [[1, 2], [0, 1]])
+    np.testing.assert_array_equal(choice.weights, np.full((2, 2), 0.5))
+
+
+def test_a_selection_bias_chooses_and_does_not_weigh() -> None:
+    routing = Routing(n_experts=3, n_chosen=1, score="sigmoid", factor=2.0)
+    choice = choose(np.zeros((1, 3)), np.array([0.0, 0.1, 0.2]), routing)
+    assert (int(choice.experts[0, 0]), float(choice.weights[0, 0])) == (2, 1.0)
+
+
+def test_only_the_best_groups_are_chosen_from() -> None:
+    logits = np.array([[9.0, 0.0, 5.0, 5.5, 4.0, 4.0]])
+    routing = Routing(n_experts=6, n_chosen=2, score="logits", n_groups=3)
+    by_largest = choose(logits, None, routing)
+    np.testing.assert_array_equal(by_largest.experts, [[0, 1]])
+    by_two = choose(logits, None, dataclasses.replace(routing, group_score="sum_of_2"))
+    np.testing.assert_array_equal(by_two.experts, [[2, 3]])
+
+
+def router_dtype(case: Case, scale: float, tmp_path: Path) -> Dtype:
+    tensors = case.tensors()
+    for name, values in tensors.items():
+        if name.endswith("mlp.gate.weight"):
+            tensors[name] = values * np.float32(scale)
+    folder = golden_families.write_checkpoint(tmp_path / "m", case.config, tensors)
+    path = tmp_path / "model.qsf"
+    convert(folder, path, quant_type="2bit", overwrite=True)
+    with Reader(path) as reader:
+        router = reader.tensor(1, TensorType.EXPERT_ROUTER)
+        assert router is not None
+        return Dtype(router.dtype)
+
+
+def test_routers_are_stored_exactly_whatever_the_type_of_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES["olmoe"]
+    assert router_dtype(case, 1.0, tmp_path) == Dtype.F16
+    written = golden_families.safetensors_bytes
+    monkeypatch.setattr(
+        golden_families, "safetensors_bytes", lambda tensors, _kind: written(tensors, "fp32")
+    )
+    assert router_dtype(case, 1.0, tmp_path) == Dtype.F16
+    assert router_dtype(case, 1.001, tmp_path) == Dtype.F32  # f16 does not hold these
+
+
+def changed(case: Case, tmp_path: Path, **changes: Any) -> Path:
+    return dataclasses.replace(case, config={**case.config, **changes}).write(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
+        ("olmoe", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9, there are 8 experts"),
+        ("olmoe", {"num_experts": 7}, r"gate.weight has shape \[8, 72\]"),
+        ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window = True"),
+        ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers = 3 is not a list"),
+        ("qwen3_moe", {"mlp_only_layers": [0, 1]}, "no layer has experts"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias = True is not supported"),
+        ("ernie4_5_moe", {"moe_layer_start_index": 9}, "no layer has experts"),
+        ("glm4_moe", {"first_k_dense_replace": 3}, "no layer has experts"),
+        ("glm4_moe-groups", {"n_group": 3}, "8 experts in 3 groups"),
+        ("glm4_moe", {"topk_group": 2}, "topk_group = 2 is not within 1..1"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_name(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = changed(CASES[name], tmp_path, **changes)
+    with pytest.raises(QsfConversionError, match=message):
+        convert(folder, tmp_path / "model.qsf")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("GptOssForCausalLM", "attention sinks"),
+        ("DeepseekV3ForCausalLM", "latent attention"),
+        ("Glm4MoeLiteForCausalLM", "latent attention"),
+        ("Llama4ForCausalLM", "a mixture of experts of another form"),
+    ],
+)
+def test_other_mixtures_are_refused_with_a_reason(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}), "utf-8")
+    with pytest.raises(QsfConversionError, match=reason):
+        convert(tmp_path, tmp_path / "model.qsf")
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    tensors = CASES["olmoe"].tensors()
+    del tensors["model.layers.1.mlp.experts.6.up_proj.weight"]
+    golden_families.write_checkpoint(tmp_path / "m", CASES["olmoe"].config, tensors)
+    with pytest.raises(QsfConversionError, match=r"no tensor model\.layers\.1\.mlp\.experts\.6\.up"):
+        convert(tmp_path / "m", tmp_path / "model.qsf")
+
+
+def test_a_value_that_is_no_number_is_found_in_its_expert(tmp_path: Path) -> None:
+    tensors = fused(CASES["olmoe"].tensors())
+    tensors["model.layers.0.mlp.experts.gate_up_proj"][5, 43, 7] = np.nan
+    golden_families.write_checkpoint(tmp_path / "m", CASES["olmoe"].config, tensors)
+    with pytest.raises(QsfConversionError, match=r"gate_up_proj at \[5, 43, 7\]"):
+        convert(tmp_path / "m", tmp_path / "model.qsf")
