@@ -23,7 +23,9 @@ def table() -> str:
     lines = ["| models | `architectures` in config.json | GGUF |", "|---|---|---|"]
     for family in sorted(FAMILIES.values(), key=lambda family: family.title.lower()):
         names = ", ".join(f"`{name}`" for name in (family.name, *family.nested))
-        dialects = [f"`{name}`" for name, one in ALL_DIALECTS.items() if family.name in one.families]
+        dialects = [
+            f"`{name}`" for name, one in ALL_DIALECTS.items() if family.name in one.families
+        ]
         lines.append(f"| {family.title} | {names} | {', '.join(dialects)} |")
     return "\n".join(lines) + "\n"
 

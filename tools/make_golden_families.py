@@ -405,11 +405,11 @@ class _Chosen:
                 self._margin = min(self._margin, float(gaps.min()))
             return self._topk[0](values, k, *args, **options)
 
-        torch.topk = torch.Tensor.topk = topk  # type: ignore[assignment, method-assign]
+        torch.topk = torch.Tensor.topk = topk
         return self
 
     def __exit__(self, *_error: object) -> None:
-        torch.topk, torch.Tensor.topk = self._topk  # type: ignore[method-assign]
+        torch.topk, torch.Tensor.topk = self._topk
         if self._margin < LEAST_MARGIN:
             raise ValueError(f"a choice of experts is as near as {self._margin:.2g}")
 

@@ -155,7 +155,7 @@ def report_of_experts(experts: Sequence[WrittenTensor]) -> TensorReport:
     output_error = None
     if fed:
         output_error = sum(error for error in fed if error is not None) / len(fed)
-    action = experts[0].action
+    action = FEEDBACK if fed else None
     if 0 < len(fed) < len(experts):
         action = f"{FEEDBACK}, {len(experts) - len(fed)} of {len(experts)} {ROUNDED}"
     joined = WrittenTensor(experts[0].target, errors, action, output_error).report()

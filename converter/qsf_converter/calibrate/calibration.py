@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
 from qsf.file.layout import Dtype, TensorType
-from qsf.report.record import ROUNDED
 from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
 from qsf_converter.calibrate.experts import RoutedPart, round_plainly
@@ -55,7 +54,6 @@ _SAMPLES_AT_ONCE: Final = 8  # in sums
 _SAMPLES_TO_CHOOSE: Final = 16  # enough to choose transforms by
 
 FEEDBACK: Final = "feedback"
-PLAINLY: Final = ROUNDED  # an expert that few tokens met
 
 
 @dataclass(slots=True)
@@ -260,7 +258,7 @@ class Calibration:
             planned = PlannedUnit(
                 Place.EXPERT, unit.unit_idx, expert.number, tuple(of_expert.values())
             )
-            action = PLAINLY if expert.is_plain else FEEDBACK
+            action = None if expert.is_plain else FEEDBACK
             tensors = [
                 RoundedTensor(target, (_vector(target, expert.weights[kind]),))
                 if target.is_vector

@@ -27,7 +27,6 @@ from qsf_converter.rounding.plan import Target
 from qsf_converter.rounding.quantisers import UnrepresentableError, quantise_rows
 from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles
 from qsf_converter.sources.checkpoint import Float32Array
-from qsf_converter.sources.families.rules import Place
 
 # What is measured in a layer; the other types follow from their output errors, see `measure`.
 MEASURED: Final = (Dtype.Q2, Dtype.Q3)
@@ -292,7 +291,8 @@ class _Measurement:
         The output errors are those of the weights: what each expert reads is not looked at.
         """
         kind, read = first.rule.target, weights.expert
-        assert kind is not None and read is not None
+        assert kind is not None
+        assert read is not None
         types = _types(self.candidates[first.name])
         lost = dict.fromkeys(types, 0.0)
         energy = 0.0

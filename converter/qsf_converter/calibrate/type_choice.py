@@ -20,7 +20,6 @@ from qsf_converter.original.layers import Original
 from qsf_converter.request import MIXED, Request
 from qsf_converter.rounding.plan import Plan, Policy, parse_quant_type
 from qsf_converter.sources.checkpoint import Checkpoint
-from qsf_converter.sources.families.rules import Place
 
 _LAYER_TOKENS: Final = 2048  # to measure layers by
 

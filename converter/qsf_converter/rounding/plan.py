@@ -245,9 +245,7 @@ class Plan:
     def embedding_dtype(self) -> Dtype:
         """The type of the embeddings and the head, or mixed."""
         return common_dtype(
-            target.dtype
-            for target in self.targets
-            if target.is_matrix and not target.is_of_layer
+            target.dtype for target in self.targets if target.is_matrix and not target.is_of_layer
         )
 
 

@@ -368,9 +368,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         permuted={},
         more=_exaone4,
     ),
-    "chatglm": replace(
-        _GLM4, family="GlmForCausalLM", tensors=names(PRE, QKV, OUT, _FUSED_FFN)
-    ),
+    "chatglm": replace(_GLM4, family="GlmForCausalLM", tensors=names(PRE, QKV, OUT, _FUSED_FFN)),
     "glm4": _GLM4,
     "bitnet": replace(
         _LLAMA,

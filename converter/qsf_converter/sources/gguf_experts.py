@@ -61,8 +61,8 @@ def _glm4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str
         raise QsfConversionError(f"its {n_layers!r} layers cannot have {n_more!r} more in them")
     if fields.get("expert_gating_func", 2) != 2:
         raise QsfConversionError(
-            f"its metadata's expert_gating_func = {fields['expert_gating_func']!r}: only 2, sigmoid,"
-            " is supported for this architecture"
+            f"its metadata's expert_gating_func = {fields['expert_gating_func']!r}: of this"
+            " architecture only 2, sigmoid, is supported"
         )
     return {
         **attention_bias(fields, shapes, config),
@@ -131,9 +131,7 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
         },
         optional={**OPTIONAL, "moe_num_shared_experts": "expert_shared_count"},
         constants={"hidden_act": "silu"},
-        tensors=names(
-            PRE, QKV, OUT, FFN, EXPERTS, _SHARED, {"exp_probs_b": "mlp.gate.selection"}
-        ),
+        tensors=names(PRE, QKV, OUT, FFN, EXPERTS, _SHARED, {"exp_probs_b": "mlp.gate.selection"}),
         # What it says of their width is another number for some models; their tensors say it.
         read_by_more=("expert_shared_feed_forward_length",),
         more=None,

@@ -276,7 +276,7 @@ def test_what_the_file_says_of_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"llama.expert_count": 8}, "llama.expert_count = 8 is not supported"),
+        ({"llama.expert_count": 8}, "num_experts_per_tok is missing"),
         ({"llama.attn_logit_softcapping": 50.0}, "softcapping = 50.0 is not supported"),
         ({"llama.final_logit_softcapping": 30.0}, "softcapping = 30.0 is not supported"),
         ({"llama.residual_scale": 0.22}, "residual_scale = 0.22 is not supported"),

@@ -33,8 +33,8 @@ def refuse(folder: Path, message: str, error: type[QsfError] = QsfConversionErro
     ("changes", "message"),
     [
         (
-            {"architectures": ["Qwen3MoeForCausalLM"]},
-            "Qwen3MoeForCausalLM is not supported: mixtures of experts; supported: .*Llama",
+            {"architectures": ["DbrxForCausalLM"]},
+            "DbrxForCausalLM is not supported: a mixture of experts of another form; supported: .*",
         ),
         (
             {"architectures": ["NoForCausalLM"]},

@@ -76,8 +76,8 @@ def _stored() -> dict[str, Case]:
                 shapes={tensor: tuple(shape) for tensor, shape in shapes.items()},
                 tokens=tokens_of(planes.shape[2]),
                 logits=(units * (largest / LOGIT_STEPS)).astype(np.float32),
-                experts=stored[f"{name}/experts"] if f"{name}/experts" in stored else None,
-                weights=stored[f"{name}/weights"] if f"{name}/weights" in stored else None,
+                experts=stored.get(f"{name}/experts"),
+                weights=stored.get(f"{name}/weights"),
             )
     return found
 

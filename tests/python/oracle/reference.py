@@ -209,7 +209,7 @@ class _Pass:
         return out
 
     def feed_forward(self, x: Array, layer: Layer, at: str) -> Array:
-        """The dense part, also called shared experts, and the routed part, of which one may lack."""
+        """The dense part, which is the shared experts, and the routed part; one may be missing."""
         out = np.zeros_like(x)
         if f"{at}.ffn_up" in self.model.weights:
             out = self.ffn(x, layer, at)

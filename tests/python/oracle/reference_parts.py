@@ -139,9 +139,7 @@ def attend(q: Array, k: Array, v: Array, window_tokens: int = 0) -> Array:
     return attend_layer(q, k, v, layer)
 
 
-def attend_layer(
-    q: Array, k: Array, v: Array, layer: Layer, sinks: Array | None = None
-) -> Array:
+def attend_layer(q: Array, k: Array, v: Array, layer: Layer, sinks: Array | None = None) -> Array:
     """Causal attention of every position over those before it and itself.
 
     `q` is [n_tokens, n_heads, head_dim], `k` and `v` [n_tokens, n_kv_heads, head_dim]; returned

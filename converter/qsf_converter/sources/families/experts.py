@@ -51,7 +51,9 @@ def _three(gate: str, up: str, down: str, **options: Any) -> Rules:
     )
 
 
-def _one_each(at: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> Rules:
+def _one_each(
+    at: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> Rules:
     at = f"{at}experts.{{expert}}."
     return _three(f"{at}{gate}.weight", f"{at}{up}.weight", f"{at}{down}.weight")
 

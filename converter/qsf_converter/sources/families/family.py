@@ -82,9 +82,9 @@ class Family:
     ``flags`` are facts for the rules: those that are keys of config.json are read from there,
     True in ``flags`` where a file states none; all others always hold. ``kind`` are fields of
     ``LayerKind`` that all layers have. ``layouts`` are the ways in which checkpoints store the rest
-    of the tensors, such as experts: one each or in one tensor. ``nested`` are classes for more than text whose text part
-    this is: the keys lie under ``text_config``, and the tensors whose names begin with one of
-    ``left_out`` are not converted.
+    of the tensors, such as experts: one each or in one tensor; GGUF files have the last of them.
+    ``nested`` are classes for more than text whose text part this is: the keys lie under
+    ``text_config``, and the tensors whose names begin with one of ``left_out`` are not converted.
     """
 
     name: str
