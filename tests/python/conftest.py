@@ -73,13 +73,22 @@ def tiny_gpt2_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_moe_dir() -> Path:
+    """The bundled mixture of experts, as HuggingFace stores it."""
+    return ROOT / "tests" / "models" / "tiny-moe"
+
+
+@pytest.fixture(scope="session")
 def converted(
-    tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path, tiny_gpt2_dir: Path
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_llama_dir: Path,
+    tiny_gpt2_dir: Path,
+    tiny_moe_dir: Path,
 ) -> Callable[[str, str], Path]:
     """``converted("tiny-llama", "4bit")``: the .qsf file, made once per test run."""
     from qsf_converter.convert import convert
 
-    sources = {"tiny-llama": tiny_llama_dir, "tiny-gpt2": tiny_gpt2_dir}
+    sources = {"tiny-llama": tiny_llama_dir, "tiny-gpt2": tiny_gpt2_dir, "tiny-moe": tiny_moe_dir}
     folder = tmp_path_factory.mktemp("converted")
 
     def get(model: str, quant_type: str) -> Path:
