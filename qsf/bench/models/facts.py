@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,7 @@ from qsf.errors import (
     QsfIOError,
     QsfUnsupportedError,
 )
-from qsf.file.layout import Layout, dtype_name
+from qsf.file.layout import Layout, Tensor, dtype_name
 from qsf.file.reader import Reader
 from qsf_converter.sources.gguf_file import MAGIC, GgufHead, GgufTensor, read_head
 
@@ -61,7 +61,8 @@ class FileFacts:
         tensor_bytes: of all tensors, as they are in memory: without compression or alignment.
         bits_per_weight: 8 * tensor_bytes / n_weights.
         token_bytes: of weights that generating one token reads: all but the tables of embeddings
-            and positions, of which one row; a head that is the embedding counts.
+            and positions, of which one row, and experts that it does not meet; a head that is the
+            embedding counts.
         token_madds: multiply-adds of one token's matrices, without the head.
         head_madds: of the head.
     """
@@ -114,17 +115,18 @@ def read_facts(path: Path) -> FileFacts:
 
 def _qsf_facts(path: Path) -> FileFacts:
     with Reader(path) as reader:
-        header, tensors = reader.header, reader.tensors
-        n_weights = token_madds = 0
-        for tensor in tensors:
+        header = reader.header
+        n_weights = token_madds = tensor_bytes = unused_bytes = 0
+        for tensor, n_all, n_met in _tensors_of(reader):
+            tensor_bytes += tensor.data_bytes * n_all
+            unused_bytes += tensor.data_bytes * (n_all - n_met)
             n_values = tensor.n_rows * tensor.n_cols
             if tensor.layout == Layout.OUTLIERS:
                 continue
-            n_weights += n_values
-            is_layer = 0 < tensor.unit_idx <= header.n_layers
+            n_weights += n_values * n_all
+            is_layer = tensor.unit_idx not in (0, header.n_layers + 1)
             if tensor.layout == Layout.TILES and is_layer:
-                token_madds += n_values
-        tensor_bytes = sum(tensor.data_bytes for tensor in tensors)
+                token_madds += n_values * n_met
         embedding = reader.units[0].tensors[0]
         tables = [] if reader.arch.tied_head else [_Table(header.n_vocab, embedding.data_bytes)]
         if "WPOS" in reader.sections:
@@ -140,9 +142,20 @@ def _qsf_facts(path: Path) -> FileFacts:
             file_bytes=reader.file_bytes,
             tensor_bytes=tensor_bytes,
             tables=tables,
+            unused_bytes=unused_bytes,
             token_madds=token_madds,
             dimensions={name: getattr(header, name) for name in (*_DIMENSIONS, "max_tokens")},
         )
+
+
+def _tensors_of(reader: Reader) -> Iterator[tuple[Tensor, int, int]]:
+    """Yield tensors, how many of each there are, and how many a token meets: of experts a part."""
+    for unit in reader.units:
+        yield from ((tensor, 1, 1) for tensor in unit.tensors)
+    for i, kind in enumerate(reader.layer_kinds):
+        experts = reader.experts_of(i)
+        for tensor in experts[0].tensors if experts else ():
+            yield tensor, kind.n_experts, kind.n_chosen
 
 
 def _gguf_facts(path: Path) -> FileFacts:
@@ -173,19 +186,19 @@ def _gguf_facts(path: Path) -> FileFacts:
         file_bytes=file_bytes,
         tensor_bytes=sum(tensor.n_bytes for tensor in tensors),
         tables=[_Table(table.shape[0], table.n_bytes) for table in found],
-        token_madds=sum(_used_values(head, tensor) for tensor in in_layers),
+        unused_bytes=sum(t.n_bytes - _used(head, t, t.n_bytes) for t in in_layers),
+        token_madds=sum(_used(head, t, math.prod(t.shape)) for t in in_layers),
         dimensions=dimensions,
     )
 
 
-def _used_values(head: GgufHead, tensor: GgufTensor) -> int:
-    """Return the weights of a layer's matrix that a token meets: of experts those in use."""
-    n_values = math.prod(tensor.shape)
+def _used(head: GgufHead, tensor: GgufTensor, amount: int) -> int:
+    """Return the part of ``amount`` of a layer's matrix that a token meets: of experts in use."""
     if len(tensor.shape) < 3:
-        return n_values
+        return amount
     arch = head.metadata["general.architecture"]
     n_used = head.metadata.get(f"{arch}.expert_used_count", tensor.shape[0])
-    return n_values * int(n_used) // tensor.shape[0]
+    return amount * int(n_used) // tensor.shape[0]
 
 
 def _gguf_dimensions(path: Path, head: GgufHead) -> dict[str, int]:
@@ -210,7 +223,7 @@ def _gguf_dimensions(path: Path, head: GgufHead) -> dict[str, int]:
         "n_heads": n_heads,
         "n_kv_heads": number("attention.head_count_kv", n_heads),
         "head_dim": number("attention.key_length", dim // n_heads),
-        "ffn_dim": number("feed_forward_length"),
+        "ffn_dim": number("expert_feed_forward_length", number("feed_forward_length")),
         "n_vocab": head.tensors["token_embd.weight"].shape[0],
         "max_tokens": number("context_length"),
     }
@@ -236,10 +249,12 @@ def _facts(
     file_bytes: int,
     tensor_bytes: int,
     tables: list[_Table],
+    unused_bytes: int,
     token_madds: int,
     dimensions: Mapping[str, int],
 ) -> FileFacts:
-    token_bytes = tensor_bytes - sum(table.n_bytes - table.row_bytes for table in tables)
+    token_bytes = tensor_bytes - unused_bytes
+    token_bytes -= sum(table.n_bytes - table.row_bytes for table in tables)
     return FileFacts(
         path=path,
         engine=engine,

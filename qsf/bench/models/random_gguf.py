@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from qsf.bench.models.shapes import Shape, config_of, facts_of, family_of
 from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
-from qsf_converter.sources.families.rules import Place
-from qsf_converter.sources.gguf_dialects import DIALECTS, Dialect
+from qsf_converter.sources.families.rules import Place, Where
+from qsf_converter.sources.gguf_config import ALL_DIALECTS
+from qsf_converter.sources.gguf_dialects import Dialect
 from qsf_converter.sources.gguf_file import TYPES
 
 GENERATOR: Final = 1  # counted up when the same arguments give another file
@@ -176,7 +177,7 @@ def tensors(shape: Shape, mixture: str) -> Iterator[Tensor]:
 def _dialect_of(shape: Shape) -> tuple[str, Dialect]:
     """Return llama.cpp's name of the architecture, and how it stores it."""
     family = family_of(shape).name
-    return next((arch, one) for arch, one in DIALECTS.items() if one.family == family)
+    return next((arch, one) for arch, one in ALL_DIALECTS.items() if one.family == family)
 
 
 def _tensors_of_dialect(shape: Shape, mixture: str) -> Iterator[Tensor]:
@@ -185,10 +186,13 @@ def _tensors_of_dialect(shape: Shape, mixture: str) -> Iterator[Tensor]:
     facts = facts_of(shape)
     here = {there: name for name, there in dialect.tensors.items()}
     vectors: dict[str, int] = {}
+    others = Where.DENSE if shape.n_experts else Where.ROUTED
     for layer in range(shape.n_layers):
         done = set()
-        for rule in family.rules:
-            if rule.place is not Place.LAYER or rule.flag not in (None, *facts.flags):
+        for rule in (*family.rules, *(family.layouts or ((),))[-1]):
+            if rule.place not in (Place.LAYER, Place.EXPERT) or rule.where is others:
+                continue
+            if rule.flag not in (None, *facts.flags):
                 continue
             pattern = here[family.prefixes[0] + rule.source]
             name = pattern.format(layer=layer)
@@ -199,13 +203,15 @@ def _tensors_of_dialect(shape: Shape, mixture: str) -> Iterator[Tensor]:
             if len(dims) == 1:
                 vectors[name] = dims[0]
             else:
-                kind = name.split(".")[2]
-                yield _matrix(name, (dims[0], dims[1]), _layer_type(mixture, kind, layer, shape))
+                kind = name.split(".")[2].removesuffix("_exps")
+                is_router = kind == "ffn_gate_inp"  # which llama-quantize leaves as it is
+                wanted = "F32" if is_router else _layer_type(mixture, kind, layer, shape)
+                yield _matrix(name, dims, wanted)
     for name, length in {**vectors, "output_norm.weight": shape.dim}.items():
         yield Tensor(name, (length,), "F32")
 
 
-def _matrix(name: str, dims: tuple[int, int], wanted: str) -> Tensor:
+def _matrix(name: str, dims: tuple[int, ...], wanted: str) -> Tensor:
     """Return a matrix of the type wanted, or of what stands in where its rows do not fit."""
     for kind in (wanted, _FALLBACKS.get(wanted, "F16")):
         if dims[-1] % _BLOCKS[kind][0] == 0:
@@ -286,6 +292,9 @@ def _said_by_dialect(shape: Shape) -> dict[str, int | float | str]:
         for field, key in {**dialect.config, **dialect.optional}.items()
         if config.get(field) is not None
     }
+    if shape.n_experts:
+        said[f"{arch}.expert_count"] = shape.n_experts
+        said[f"{arch}.expert_used_count"] = shape.n_chosen
     return said | {
         f"{arch}.attention.value_length": shape.head_dim,
         f"{arch}.rope.dimension_count": rotary_dims,
@@ -384,7 +393,7 @@ def _write_data(
 def _random_data(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[Any]:
     """Return what is stored of one tensor."""
     if tensor.type in ("F32", "F16"):
-        if len(tensor.dims) == 2:
+        if len(tensor.dims) > 1:
             values: npt.NDArray[np.float32] = random.standard_normal(tensor.dims, np.float32)
             values *= np.float32(0.02)
             return values if tensor.type == "F32" else values.astype(np.float16)

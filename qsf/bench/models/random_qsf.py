@@ -22,7 +22,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf.bench.models.shapes import Entry, Shape, T, facts_of, final_entries, layer_entries
+from qsf.bench.models.shapes import (
+    Entry,
+    Shape,
+    T,
+    expert_entries,
+    facts_of,
+    final_entries,
+    layer_entries,
+)
 from qsf.file import layout as lay
 from qsf.file.layout import (
     BLOCK,
@@ -99,9 +107,16 @@ def _arch_of(shape: Shape) -> Arch:
 
 
 def _units(shape: Shape, quant_type: Dtype, embed_type: Dtype) -> list[tuple[Dtype, list[Entry]]]:
+    """The units in the order of the file: the experts of a layer follow it."""
     embedding: list[Entry] = [(T.EMBEDDING, shape.n_vocab, shape.dim)]
-    layers = [(quant_type, layer_entries(shape))] * shape.n_layers
+    experts = [(quant_type, expert_entries(shape))] * shape.n_experts
+    layers = [(quant_type, layer_entries(shape)), *experts] * shape.n_layers
     return [(embed_type, embedding), *layers, (embed_type, final_entries(shape))]
+
+
+def _dtype_of(entry: Entry, dtype: Dtype) -> Dtype:
+    """Routers are f16 in a unit of any type."""
+    return Dtype.F16 if entry[0] == T.EXPERT_ROUTER else dtype
 
 
 def _meta(seed: int) -> bytes:
@@ -111,6 +126,7 @@ def _meta(seed: int) -> bytes:
 
 def _data_bytes(entry: Entry, dtype: Dtype) -> int:
     _, n_rows, n_cols = entry
+    dtype = _dtype_of(entry, dtype)
     return tensor_bytes(n_rows, n_cols, dtype, Layout.TILES) if n_rows else 4 * n_cols
 
 
@@ -130,16 +146,20 @@ def qsf_bytes(
 ) -> int:
     """Return the size of the file that `write_model` makes, without compression or tokenizer."""
     dtype = parse_quant_type(quant_type)
-    at, n_tensors = lay.HEADER_BYTES, 0
+    at = lay.HEADER_BYTES
+    n_tensors = 1 + shape.n_layers * len(layer_entries(shape)) + len(final_entries(shape))
+    n_tensors += len(expert_entries(shape))  # of the one template
     for unit_dtype, entries in _units(shape, dtype, embed_type_of(quant_type, embed_type)):
         at = lay.padded(at, lay.UNIT_ALIGN)
-        n_tensors += len(entries)
         for entry in entries:
             at += lay.TENSOR_HEADER_BYTES + lay.padded(
                 _data_bytes(entry, unit_dtype), lay.DATA_ALIGN
             )
     n_sections = _N_SECTIONS
     sections = [len(_meta(seed)), shape.n_layers * lay.ENTRY_BYTES]
+    if shape.n_experts:
+        sections.append(shape.n_layers * shape.n_experts * lay.ENTRY_BYTES)
+        n_sections += 1
     if shape.family == "gpt2":
         sections.append(2 * shape.max_tokens * shape.dim)
         n_sections += 1
@@ -192,17 +212,20 @@ def write_model(
         progress=told,
         needed_bytes=total_bytes,
     ) as writer:
-        for unit_idx, (dtype, entries) in enumerate(_units(shape, quant_type, embed_type)):
-            is_layer = 0 < unit_idx <= shape.n_layers
-            is_real = not is_layer or n_real_layers is None or unit_idx <= n_real_layers
-            _write_unit(
-                writer,
-                weights if is_real else None,
-                unit_idx,
-                dtype,
-                entries,
-                compression=compression if is_layer else Compression.NONE,
-            )
+        unit_of_layer = 1 + shape.n_experts
+        for place, (dtype, entries) in enumerate(_units(shape, quant_type, embed_type)):
+            layer, expert = divmod(place - 1, unit_of_layer)
+            is_layer = 0 <= layer < shape.n_layers
+            is_real = not is_layer or n_real_layers is None or layer < n_real_layers
+            if is_layer and expert:
+                writer.begin_expert(layer, expert - 1, dtype=dtype)
+            else:
+                writer.begin_unit(
+                    0 if place == 0 else layer + 1,
+                    dtype=dtype,
+                    compression=compression if is_layer else Compression.NONE,
+                )
+            _write_unit(writer, weights if is_real else None, dtype, entries)
         if shape.family == "gpt2":
             writer.add_section("WPOS", weights.positions(shape.max_tokens, shape.dim))
         if tokenizer_from is not None:
@@ -219,17 +242,11 @@ def write_model(
 
 
 def _write_unit(
-    writer: Writer,
-    weights: Weights | None,
-    unit_idx: int,
-    dtype: Dtype,
-    entries: list[Entry],
-    *,
-    compression: Compression,
+    writer: Writer, weights: Weights | None, unit_dtype: Dtype, entries: list[Entry]
 ) -> None:
-    """Write one unit: norms are one, biases zero, matrices random, or holes without weights."""
-    writer.begin_unit(unit_idx, dtype=dtype, compression=compression)
+    """Write what is in a unit: norms are one, biases zero, matrices random, or holes without."""
     for kind, n_rows, n_cols in entries:
+        dtype = _dtype_of((kind, n_rows, n_cols), unit_dtype)
         if n_rows:
             writer.begin_tensor(kind, n_rows, n_cols, dtype, Layout.TILES)
             if weights is None:

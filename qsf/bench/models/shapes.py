@@ -24,7 +24,7 @@ from qsf.file.layout import (
 from qsf.file.reader import Reader
 from qsf_converter.sources.architectures import FAMILIES, read_facts
 from qsf_converter.sources.families.family import Facts, Family
-from qsf_converter.sources.families.rules import Place
+from qsf_converter.sources.families.rules import Place, Where, in_file_order
 
 T = TensorType
 Entry = tuple[TensorType, int, int]  # a matrix [n_rows, n_cols], or a vector: n_rows is 0
@@ -46,7 +46,8 @@ class Shape:
 
     ``family`` is its ``model_type``, such as llama. ``head_dim`` 0 becomes dim / n_heads, and
     ``is_tied`` None what the family has: the head of GPT-2 is its embedding. ``window_tokens`` is
-    that of the layers of the family that have windows.
+    that of the layers of the family that have windows. In a mixture of experts all layers have
+    ``n_experts``, of which a token meets ``n_chosen``, and ``ffn_dim`` is that of one.
     """
 
     n_layers: int
@@ -60,6 +61,8 @@ class Shape:
     head_dim: int = 0
     is_tied: bool | None = None
     window_tokens: int = 0
+    n_experts: int = 0
+    n_chosen: int = 0
 
     def __post_init__(self) -> None:
         """Fill in what follows from the rest, so that equal shapes compare equal."""
@@ -122,7 +125,14 @@ SHAPES: Final[Mapping[str, Shape]] = _LLAMAS | {
     "smollm3-3b": Shape(
         36, 2048, 11008, 16, 4, 128256, 65536, family="smollm3", head_dim=128, is_tied=True
     ),
-}
+    "olmoe-1b-7b": Shape(
+        16, 2048, 1024, 16, 16, 50304, 4096, family="olmoe", n_experts=64, n_chosen=8
+    ),
+    "qwen3-30b-a3b": Shape(
+        48, 2048, 768, 32, 4, 151936, 40960, family="qwen3_moe", head_dim=128, n_experts=128,
+        n_chosen=8,
+    ),
+}  # fmt: skip
 ALIASES: Final[Mapping[str, str]] = {
     "110m": "llama-110m",
     "1.1b": "tinyllama-1.1b",
@@ -150,6 +160,8 @@ def name_of(shape: Shape) -> str:
     tied = "-tied" if shape.is_tied else ""
     if shape.window_tokens:
         tied += f"-window{shape.window_tokens}"
+    if shape.n_experts:
+        tied += f"-experts{shape.n_experts}.{shape.n_chosen}"
     return (
         f"{shape.family}-{shape.n_layers}x{shape.dim}-ffn{shape.ffn_dim}-heads{shape.n_heads}"
         f".{shape.n_kv_heads}.{shape.head_dim}-vocab{shape.n_vocab}-ctx{shape.max_tokens}{tied}"
@@ -159,6 +171,7 @@ def name_of(shape: Shape) -> str:
 # What the configurations of published models say beside their sizes.
 _MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3": {"rope_theta": 1000000.0},
+    "qwen3_moe": {"rope_theta": 1000000.0, "norm_topk_prob": True},
     "phi3": {"partial_rotary_factor": 0.75},
     "gemma3_text": {"query_pre_attn_scalar": 256},
 }
@@ -187,6 +200,10 @@ def config_of(shape: Shape) -> dict[str, Any]:
         "sliding_window": shape.window_tokens or None,
         **_MORE.get(shape.family, {}),
     }
+    if shape.n_experts:
+        said |= {"num_experts": shape.n_experts, "num_experts_per_tok": shape.n_chosen}
+    if "moe_intermediate_size" in family.defaults:
+        said["moe_intermediate_size"] = shape.ffn_dim
     return {family.renames.get(name, name): value for name, value in said.items()}
 
 
@@ -204,18 +221,27 @@ def layer_entries(shape: Shape) -> list[Entry]:
     return _entries(shape, Place.LAYER)
 
 
+def expert_entries(shape: Shape) -> list[Entry]:
+    """Return the tensors of an expert in the order of a .qsf file; none without experts."""
+    return _entries(shape, Place.EXPERT) if shape.n_experts else []
+
+
 def final_entries(shape: Shape) -> list[Entry]:
     """Return the tensors of the final unit in the order of a .qsf file."""
     return _entries(shape, Place.FINAL)
 
 
 def _entries(shape: Shape, place: Place) -> list[Entry]:
-    facts = facts_of(shape)
+    facts, family = facts_of(shape), family_of(shape)
     flags = facts.flags if shape.is_tied else facts.flags | {"separate_head"}
+    others = Where.DENSE if shape.n_experts else Where.ROUTED
     return [
         (rule.target, *_size(tuple(facts.dims[dim] for dim in rule.shape)))
-        for rule in family_of(shape).rules
-        if rule.place is place and rule.target is not None and rule.flag in (None, *flags)
+        for rule in in_file_order((*family.rules, *(family.layouts or ((),))[0]))
+        if rule.place is place
+        and rule.target is not None
+        and rule.flag in (None, *flags)
+        and rule.where is not others
     ]
 
 
@@ -255,8 +281,8 @@ def shape_of_file(path: Path) -> Shape:
 
 
 def _shape_of(reader: Reader, family: str) -> Shape:
-    """The shape that the header says, without a window."""
-    header = reader.header
+    """The shape that the header and the first layer say, without a window."""
+    header, kinds = reader.header, reader.layer_kinds
     return Shape(
         header.n_layers,
         header.dim,
@@ -268,6 +294,8 @@ def _shape_of(reader: Reader, family: str) -> Shape:
         family,
         header.head_dim,
         reader.arch.tied_head,
+        n_experts=kinds[0].n_experts,
+        n_chosen=kinds[0].n_chosen,
     )
 
 

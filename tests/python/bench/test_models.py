@@ -51,6 +51,8 @@ FAMILIES = {
     "qwen3": dataclasses.replace(LLAMA, family="qwen3"),
     "phi3": dataclasses.replace(LLAMA, family="phi3"),
     "smollm3": dataclasses.replace(LLAMA, family="smollm3", n_layers=4),
+    "olmoe": dataclasses.replace(LLAMA, family="olmoe", n_experts=5, n_chosen=2),
+    "qwen3_moe": dataclasses.replace(LLAMA, family="qwen3_moe", n_experts=6, n_chosen=3),
 }
 
 
@@ -152,6 +154,19 @@ def test_facts_by_hand(tmp_path: Path) -> None:
     assert b.token_bytes == matrices * 34 // 32 + head + 272 + 4 * norms
     assert kv_bytes_per_position(a, "f16", "llama.cpp") == 2 * 2 * 128 * 2
     assert kv_bytes_per_position(a, "4bit", "llama.cpp") == 288
+
+
+def test_a_token_meets_the_experts_that_are_chosen(tmp_path: Path) -> None:
+    shape = FAMILIES["qwen3_moe"]
+    matrix = 512 * 256
+    attention = (256 + 128 + 128) * 256 + 256 * 256
+    for path in (
+        write_qsf(tmp_path / "m.qsf", shape, "f16", "f16"),
+        write_gguf(tmp_path / "m.gguf", shape, "F16"),
+    ):
+        facts = read_facts(path)
+        assert facts.token_madds == 2 * (attention + 6 * 256 + 3 * 3 * matrix)
+        assert facts.tensor_bytes - facts.token_bytes == 2 * (2 * 3 * 3 * matrix + 319 * 256)
 
 
 def test_a_tied_head_and_positions_by_hand(tmp_path: Path) -> None:
