@@ -77,6 +77,9 @@ class Application(Protocol):
     def extra_headers(self, head: Head | None) -> dict[str, str]:
         """Return headers that every answer to this head has."""
 
+    def explain(self, problem: Problem, head: Head | None) -> object:
+        """Return the body that says what is wrong, in the form of the API that was asked."""
+
 
 @dataclass
 class Exchange:
@@ -477,7 +480,8 @@ class Connection(asyncio.Protocol):
         exchange = Exchange(self, head or Head("GET", "", {}, self.peer))
         if head is None:
             self._is_closing = True
-        await exchange.send_json(problem.body(), problem.status, problem.headers())
+        body = self._application.explain(problem, head)
+        await exchange.send_json(body, problem.status, problem.headers())
 
     async def _linger(self) -> None:
         """Close; a client that is still sending gets the answer first, and not a reset."""

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from qsf.errors import QsfError
-from qsf.serve import openai, text_api
+from qsf.serve import anthropic, openai, responses, text_api
 from qsf.serve.asked import Asked, Serving, make_jobs
 from qsf.serve.calls import Call, Choice, Form, answer_call
 from qsf.serve.fields import read_json
@@ -114,6 +114,9 @@ class Server:
             ("POST", "/chat/completions"): chat,
             ("POST", "/v1/completions"): texts,
             ("POST", "/completions"): texts,
+            ("POST", "/v1/responses"): complete(responses.read, responses.ResponsesForm),
+            ("POST", "/v1/messages"): complete(anthropic.read, anthropic.MessagesForm),
+            ("POST", "/v1/messages/count_tokens"): text(anthropic.count_tokens),
         }
 
     # ---- life ----
@@ -199,6 +202,12 @@ class Server:
         """Return headers that every answer to this head has."""
         every = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         return every if head is None else {**every, **self._gate.cors_headers(head)}
+
+    def explain(self, problem: Problem, head: Head | None) -> object:
+        """Return the body that says what is wrong: Anthropic's form at its paths, else OpenAI's."""
+        if head is not None and head.path.startswith("/v1/messages"):
+            return anthropic.problem_body(problem)
+        return problem.body()
 
     def check(self, head: Head) -> tuple[Endpoint, str]:
         """Return what answers this head, and for whom. Raises Problem."""

@@ -132,7 +132,12 @@ class StopMatcher:
                     f"a stop string must be a text that is not empty: {stop!r}", argument="stop"
                 )
         self._held = ""
-        self.is_stopped = False
+        self.stopped_by: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string was complete; ``stopped_by`` is which."""
+        return self.stopped_by is not None
 
     def push(self, piece: str) -> str:
         """Return the text that can be shown now. After a match: ""."""
@@ -140,12 +145,14 @@ class StopMatcher:
             return ""
         text = self._held + piece
         found = [
-            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop)) >= 0
         ]
         if found:
-            self.is_stopped = True
+            _, start, self.stopped_by = min(found)
             self._held = ""
-            return text[: min(found)[1]]
+            return text[:start]
         n_held = max((_n_overlap(text, stop) for stop in self._stops), default=0)
         n_shown = len(text) - n_held
         self._held = text[n_shown:]

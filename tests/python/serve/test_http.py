@@ -52,6 +52,9 @@ class Echo:
     def extra_headers(self, head: Head | None) -> dict[str, str]:
         return {}
 
+    def explain(self, problem: Problem, head: Head | None) -> object:
+        return problem.body()
+
 
 class Wire(asyncio.Transport):
     """A transport in memory; ``is_stuck``: the client takes nothing."""

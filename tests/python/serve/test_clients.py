@@ -1,0 +1,214 @@
+"""The official clients of OpenAI and Anthropic, and what they rely on."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.served import Client, serving
+from qsf.errors import QsfIOError
+
+CHAT: Any = [{"role": "user", "content": "Tell me a story"}]
+FIELDS: Any = {"temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def client(tiny_chat_8bit: Path) -> Iterator[Client]:
+    with serving(tiny_chat_8bit, parallel=2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def text(client: Client) -> str:
+    """What the model says to CHAT in 20 tokens."""
+    answer = client.post("/v1/chat/completions", messages=CHAT, max_tokens=20, **FIELDS).json
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def break_after(client: Client, monkeypatch: pytest.MonkeyPatch, n_passes: int) -> None:
+    """Let the engine fail from then on."""
+    engine = client.server.scheduler._engine
+    evaluate = engine.evaluate
+    n_done = 0
+
+    def fail(items: Any) -> Any:
+        nonlocal n_done
+        n_done += 1
+        if n_done > n_passes:
+            raise QsfIOError("Input/output error")
+        return evaluate(items)
+
+    monkeypatch.setattr(engine, "evaluate", fail)
+
+
+# ---- without clients: the quick tests ----
+
+
+def names(body: bytes) -> list[str]:
+    return [line[7:] for line in body.decode().splitlines() if line.startswith("event: ")]
+
+
+def test_messages(client: Client, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"messages": CHAT, "max_tokens": 20, **FIELDS}
+    whole = client.post("/v1/messages", fields).json
+    assert whole["content"] == [{"type": "text", "text": text}]
+    assert (whole["type"], whole["stop_reason"]) == ("message", "max_tokens")
+    counts = client.post("/v1/messages/count_tokens", messages=CHAT).json
+    n_read = whole["usage"]["input_tokens"] + whole["usage"]["cache_read_input_tokens"]
+    assert counts["input_tokens"] == n_read
+    stopped = client.post("/v1/messages", {**fields, "stop_sequences": ["zzz", text[5:9]]}).json
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", text[5:9])
+    assert stopped["content"][0]["text"] == text[:5]
+    stream = client.post("/v1/messages", {**fields, "stream": True})
+    kinds = names(stream.body)
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+    told = client.post("/v1/messages", {**fields, "system": [{"type": "text", "text": "Hm."}]})
+    assert told.json["usage"]["input_tokens"] > 0
+    wrong = client.post("/v1/messages", messages=CHAT)
+    assert (wrong.status, wrong.json["type"]) == (400, "error")
+    assert "max_tokens is missing" in wrong.json["error"]["message"]
+    break_after(client, monkeypatch, 3)
+    broken = client.post("/v1/messages", {**fields, "stream": True})
+    assert names(broken.body)[-1] == "error"
+
+
+def test_responses(client: Client, text: str) -> None:
+    fields = {"input": "Tell me a story", "max_output_tokens": 20, **FIELDS}
+    whole = client.post("/v1/responses", fields).json
+    assert whole["output"][0]["content"][0]["text"] == text
+    assert (whole["status"], whole["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
+    stream = client.post("/v1/responses", {**fields, "stream": True})
+    kinds = names(stream.body)
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.incomplete"
+    assert [event["sequence_number"] for event in stream.events] == list(range(len(kinds)))
+    for name, value in (
+        ("store", True),
+        ("previous_response_id", "resp_1"),
+        ("background", True),
+        ("tools", [{}]),
+        ("truncation", "auto"),
+        ("input", [{"type": "function_call_output"}]),
+        ("input", [{"role": "user", "content": [{"type": "input_image"}]}]),
+        ("max_output_tokens", 0),
+    ):
+        wrong = client.post("/v1/responses", {**fields, name: value})
+        assert (wrong.status, wrong.error["param"]) == (400, name)
+
+
+# ---- the clients ----
+
+
+@pytest.fixture(scope="module")
+def openai() -> Any:
+    return pytest.importorskip("openai")
+
+
+@pytest.fixture(scope="module")
+def anthropic() -> Any:
+    return pytest.importorskip("anthropic")
+
+
+@pytest.mark.slow
+def test_openai(openai: Any, client: Client, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0) as ai:
+        model = ai.models.list().data[0].id
+        asked = {"model": model, "messages": CHAT, "max_completion_tokens": 20, **FIELDS}
+        whole = ai.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+        assert whole.choices[0].message.content == text
+        assert len(whole.choices[0].logprobs.content) == 20
+        chunks = list(
+            ai.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        )
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+        assert chunks[-1].usage.completion_tokens == 20
+        plain = ai.completions.create(model=model, prompt="Once", max_tokens=4, logprobs=1)
+        assert len(plain.choices[0].logprobs.tokens) == 4
+        said = ai.responses.create(
+            model=model, input="Tell me a story", max_output_tokens=20, **FIELDS
+        )
+        assert said.output_text == text
+        with ai.responses.stream(
+            model=model, input="Tell me a story", max_output_tokens=20, **FIELDS
+        ) as stream:
+            pieces = [e.delta for e in stream if e.type == "response.output_text.delta"]
+        assert "".join(pieces) == text
+        with pytest.raises(openai.BadRequestError, match="n is 9"):
+            ai.chat.completions.create(**asked, n=9)
+        break_after(client, monkeypatch, 4)
+        with pytest.raises(openai.APIError, match="Input/output error"):
+            list(ai.chat.completions.create(**asked, stream=True))
+        with pytest.raises(openai.InternalServerError):
+            ai.chat.completions.create(**asked)
+
+
+@pytest.mark.slow
+def test_openai_async_cancels(openai: Any, client: Client) -> None:
+    async def run() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key="none") as ai:
+            asked = {"model": "x", "messages": CHAT, "stream": True, "max_tokens": 400}
+            stream = await ai.chat.completions.create(**asked, extra_body={"ignore_eos": True})
+            async for _chunk in stream:
+                break
+            await stream.close()
+
+    asyncio.run(run())
+    for _ in range(1000):
+        if not client.server.scheduler.running:
+            return
+        asyncio.run(asyncio.sleep(0.01))
+    pytest.fail("the request goes on")
+
+
+@pytest.mark.slow
+def test_anthropic(
+    anthropic: Any, client: Client, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with anthropic.Anthropic(base_url=client.url, api_key="none", max_retries=0) as ai:
+        asked: Any = {"model": "x", "messages": CHAT, "max_tokens": 20, "extra_body": FIELDS}
+        whole = ai.messages.create(**asked)
+        assert whole.content[0].text == text
+        with ai.messages.stream(**asked) as stream:
+            assert "".join(stream.text_stream) == text
+            assert stream.get_final_message().stop_reason == "max_tokens"
+        assert ai.messages.count_tokens(model="x", messages=CHAT).input_tokens > 3
+        with pytest.raises(anthropic.BadRequestError, match="thinking"):
+            ai.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 1024})
+        break_after(client, monkeypatch, 4)
+        with pytest.raises(anthropic.APIStatusError, match="Input/output error"):
+            list(ai.messages.create(**asked, stream=True))
+
+
+@pytest.mark.slow
+def test_curl(client: Client, text: str) -> None:
+    import shutil
+    import subprocess
+
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    body = json.dumps({"messages": CHAT, "max_tokens": 20, "stream": True, **FIELDS})
+    done = subprocess.run(
+        [
+            *("curl", "-sN", f"{client.url}/v1/chat/completions", "-d", body),
+            *("-H", "Content-Type: application/json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    events = [line[6:] for line in done.stdout.splitlines() if line.startswith("data: ")]
+    assert events.pop() == "[DONE]"
+    pieces = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in events]
+    assert "".join(pieces) == text
