@@ -61,8 +61,8 @@ class Model(Uncopyable):
     def __init__(self, path: str | os.PathLike[str], options: Any) -> None:
         """Open the file.
 
-        The budget counts what Python allocates for its caller too, up to 8 MB; arrays from
-        ``logits`` come on top.
+        The budget counts what Python allocates for its caller too, up to ``reserve_mb``; arrays
+        from ``logits`` come on top.
 
         Args:
             path: the file.

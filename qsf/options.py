@@ -482,6 +482,12 @@ class ModelOptions(_Checked):
         "holds a KV cache for each",
         commands=(),
     )
+    reserve_mb: int = _option(
+        8,
+        Whole(8, 1 << 20),
+        "MB of the budget that are left to what Python and the program around it allocate",
+        commands=(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

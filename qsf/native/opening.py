@@ -33,7 +33,11 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
     )
     return binding.Options(
         budget_bytes=_budget_bytes(options.ram_budget),
-        reserve_bytes=max(reserve_bytes, _reserve_bytes(options.max_seq_len or 0)),
+        reserve_bytes=max(
+            reserve_bytes,
+            _reserve_bytes(options.max_seq_len or 0),
+            options.reserve_mb * BYTES_PER_MB,
+        ),
         n_threads=options.threads,
         ctx_tokens=options.max_seq_len,
         max_sessions=options.sessions,

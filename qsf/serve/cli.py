@@ -66,7 +66,11 @@ def _run(request: Request) -> int:
     from qsf.text.parts import require_tokenizer
 
     require_tokenizer(path)
-    opening = replace(request.opening, sessions=request.serving.parallel)
+    opening = replace(
+        request.opening,
+        sessions=request.serving.parallel,
+        reserve_mb=reserve_mb(request.serving),
+    )
     if request.is_plan:
         return _print_plan(Model.plan(path, **opening.arguments()))
     # Before the model is opened: what is there then, the plan of memory counts.
@@ -90,6 +94,15 @@ def _run(request: Request) -> int:
     with model:
         sys.setswitchinterval(_SWITCH_SECONDS)
         return asyncio.run(_serve(model, path, request))
+
+
+def reserve_mb(options: ServeOptions) -> int:
+    """Return how much of the budget the server itself may take, beside what is imported.
+
+    Measured: a body takes up to 5 times its size while it is read, and two large ones may be in
+    memory; a connection takes up to 16 KB, and a small body as much.
+    """
+    return 8 + 10 * options.max_body_mb + -(-options.connections // 32)
 
 
 def _leave_ssl_out() -> None:

@@ -33,7 +33,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
             lines = file.read(_MAX_KEYS * _MAX_KEY_CHARS).decode("utf-8", "replace").splitlines()
     except OSError as error:
         raise QsfIOError(f"{path}: {error.strerror or error}") from error
-    if mode & 0o077:
+    if mode & 0o027:  # systemd gives credentials to a service by its group
         raise QsfArgumentError(
             f"{path} has the mode {mode:04o}: others may use it. chmod 600 {path} keeps them out"
         )

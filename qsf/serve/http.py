@@ -25,6 +25,7 @@ MAX_HEAD_BYTES = 16 << 10
 MAX_LINE_BYTES = 8 << 10
 MAX_FIELDS = 64
 _MAX_WAITING_BYTES = 64 << 10  # of the next request, while one is answered
+_SMALL_BYTES = 16 << 10  # bodies up to this are not large
 _MAX_UNSENT_BYTES = 256 << 10  # of a stream whose reader takes nothing
 _LINGER_BYTES = 4 << 20
 REFUSAL = (
@@ -67,6 +68,7 @@ class Application(Protocol):
     """What answers requests."""
 
     max_body_bytes: int
+    large_bodies: asyncio.Semaphore  # held while the body of a request is large, and in memory
 
     def check(self, head: Head) -> object:
         """Return what answers this head, before its body is read. Raises Problem."""
@@ -92,6 +94,14 @@ class Exchange:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     on_gone: Callable[[], None] | None = None
+    holds: asyncio.Semaphore | None = None
+
+    def drop_body(self) -> None:
+        """Free the memory of the body: it was read."""
+        self.body = b""
+        if self.holds is not None:
+            self.holds.release()
+            self.holds = None
 
     def mark_gone(self) -> None:
         """Note that the client is not there any more."""
@@ -202,13 +212,18 @@ class Connection(asyncio.Protocol):
         address = transport.get_extra_info("peername")
         self.peer = address[0] if isinstance(address, tuple) else ""
         if not self._is_welcome(self):
+            # Closed when its request has come: before, the client would see a reset only.
             transport.write(REFUSAL)
-            transport.close()
+            self._is_closing = True
+            asyncio.get_running_loop().call_later(self._deadlines.linger, transport.abort)
             return
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     def data_received(self, data: bytes) -> None:
         """Keep what has come; much of it waits in the socket."""
+        if self._task is None:
+            self._transport.close()
+            return
         self._incoming += data
         if len(self._incoming) > _MAX_WAITING_BYTES:
             self._transport.pause_reading()
@@ -391,6 +406,22 @@ class Connection(asyncio.Protocol):
         is_http_1_0 = event.http_version < b"1.1"
         return Head(event.method.decode("latin-1"), path, headers, self.peer, is_http_1_0)
 
+    async def _hold_large_body(self, exchange: Exchange) -> None:
+        """Wait until a large body may be in memory: few may be at a time. Raises Problem."""
+        head = exchange.head
+        length = head.get("content-length")
+        if length and int(length) > self._application.max_body_bytes:
+            return  # it is refused
+        if "transfer-encoding" not in head.headers and int(length or 0) <= _SMALL_BYTES:
+            return
+        seconds = self._deadlines.body
+        try:
+            await asyncio.wait_for(self._application.large_bodies.acquire(), seconds)
+        except asyncio.TimeoutError:
+            text = f"other large bodies have been read for {seconds:g} s"
+            raise Problem(503, "busy", text, retry_seconds=5) from None
+        exchange.holds = self._application.large_bodies
+
     async def _read_body(self, head: Head) -> bytes:
         most = self._application.max_body_bytes
         length = head.get("content-length")
@@ -453,10 +484,12 @@ class Connection(asyncio.Protocol):
     async def _serve_one(self) -> bool:
         """Serve one request; return whether another may follow."""
         head: Head | None = None
+        exchange: Exchange | None = None
         try:
             head = await self._read_head()
             exchange = Exchange(self, head)
             endpoint = self._application.check(head)
+            await self._hold_large_body(exchange)
             exchange.body = await self._read_body(head)
             self._exchange = exchange
             await self._application.answer(endpoint, exchange)
@@ -464,6 +497,8 @@ class Connection(asyncio.Protocol):
             await self._refuse(problem, head)
         finally:
             self._exchange = None
+            if exchange is not None:
+                exchange.drop_body()
         if self._is_closing or self._h11.our_state is not h11.DONE:
             return False
         if self._h11.their_state is not h11.DONE:

@@ -87,7 +87,7 @@ class ServeOptions(_Checked):
         30.0, Number(0, 86400), "after SIGTERM, how many seconds requests that run may go on"
     )
     api_key_file: str | None = _serve(
-        None, _Name(), "file with keys, one on each line, that nobody else may read", "no key"
+        None, _Name(), "file with keys, one on each line, that other users may not read", "no key"
     )
     no_auth: bool = _serve(False, Flag(), "let other machines in without a key")
     allowed_host: str | Sequence[str] = _serve(

@@ -45,6 +45,7 @@ class Bounds:
     max_body_bytes: int = 1 << 20
     max_connections: int = 64
     max_of_address: int = 16
+    large_bodies: int = 2
     deadlines: Deadlines = field(default_factory=Deadlines)
 
 
@@ -64,6 +65,7 @@ class Server:
         self.serving = serving
         self.scheduler = scheduler
         self.max_body_bytes = bounds.max_body_bytes
+        self.large_bodies = asyncio.Semaphore(bounds.large_bodies)
         self._metrics = metrics
         self._gate = gate
         self._bounds = bounds
@@ -165,7 +167,10 @@ class Server:
         """Count a connection of an address; return whether there may be one more."""
         peer = connection.peer
         self._addresses[peer] += 1
-        if self._is_stopping or len(self._connections) > self._bounds.max_connections:
+        n_connections, most = len(self._connections), self._bounds.max_connections
+        if n_connections > 2 * most:
+            connection.abort()
+        if self._is_stopping or n_connections > most:
             return False
         is_near = peer in ("", "127.0.0.1", "::1")  # a proxy may be there
         return is_near or self._addresses[peer] <= self._bounds.max_of_address
@@ -264,7 +269,7 @@ class Server:
 
     async def _complete(self, read: Any, make_form: Any, exchange: Exchange, owner: str) -> str:
         asked: Asked = await self._in_thread(lambda: read(read_json(exchange.body), self.serving))
-        exchange.body = b""
+        exchange.drop_body()
         form: Form = make_form(asked, self.serving)
         make = partial(
             make_jobs,

@@ -107,7 +107,10 @@ def tokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
         has_prefix = fields.flag("add_special", fields.flag("add_special_tokens", "prompt" in body))
         try:
             tokens = tokenizer.encode(
-                text, add_prefix=has_prefix, parse_special=fields.flag("parse_special", True)
+                text,
+                add_prefix=has_prefix,
+                parse_special=fields.flag("parse_special", True),
+                max_tokens=serving.ctx_tokens,
             )
         except QsfArgumentError as error:
             raise too_long(error, "content") from None

@@ -24,6 +24,7 @@ class Echo:
     max_body_bytes = 1000
 
     def __init__(self) -> None:
+        self.large_bodies = asyncio.Semaphore(1)
         self.n_answers = 0
         self.gone: list[str] = []
 
@@ -279,6 +280,29 @@ def test_a_head_is_refused_before_its_body_has_come() -> None:
 def test_slow_clients_are_let_go(data: bytes, status: int | None) -> None:
     answer = talk([data] if data else [])
     assert statuses(answer) == ([] if status is None else [status])
+
+
+def test_large_bodies_take_turns() -> None:
+    """So that memory is bounded: the second is not read while the first is there."""
+
+    async def run() -> None:
+        app = Echo()
+        (first, one), (second, two) = (connect(app, Deadlines()) for _ in range(2))
+        at = CHUNKED.index(b"3\r\nabc") + 4
+        first.data_received(CHUNKED[:at])
+        await settle()
+        second.data_received(CHUNKED)
+        await settle()
+        assert (one.sent, two.sent) == (b"", b"")
+        first.data_received(CHUNKED[at:])
+        await settle()
+        assert statuses(one.sent) == statuses(two.sent) == [200]
+        for wire in (one, two):
+            wire.abort()
+        await settle()
+        assert not app.large_bodies.locked()
+
+    asyncio.run(run())
 
 
 def test_a_head_that_comes_byte_by_byte_has_one_deadline() -> None:

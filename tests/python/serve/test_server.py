@@ -305,6 +305,8 @@ def test_tokens_and_templates(client: Client) -> None:
     whole = client.post("/v1/chat/completions", messages=CHAT, max_tokens=1).json
     assert whole["usage"]["prompt_tokens"] == n_chat
     assert client.post("/detokenize", tokens=[2048]).error["param"] == "tokens"
+    long = client.post("/tokenize", content="x " * 40_000)
+    assert (long.status, long.error["code"]) == (400, "context_length_exceeded")
 
 
 def test_status_pages_have_no_text(client: Client) -> None:

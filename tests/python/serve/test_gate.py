@@ -1,0 +1,257 @@
+"""Who may ask: keys, hosts, origins, connections; and what the server takes of the memory."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.served import Client, serving
+from qsf.errors import QsfArgumentError, QsfIOError
+from qsf.serve.gate import is_loopback, read_keys
+
+START = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def locked(tiny_llama_4bit: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys.write_text("# two keys\nfirst-key\n\nsecond-key\n")
+    keys.chmod(0o600)
+    with serving(
+        tiny_llama_4bit,
+        parallel=1,
+        api_key_file=str(keys),
+        allowed_host="models.example",
+        cors_origin="https://app.example",
+    ) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": "first-key"}, 401),
+        ({"authorization": "Bearer "}, 401),
+        ({"authorization": "Bearer # two keys"}, 401),
+        ({"authorization": "Bearer \xff"}, 401),
+        ({"authorization": "Bearer first-key"}, 200),
+        ({"authorization": "bearer second-key"}, 200),
+        ({"x_api_key": "second-key"}, 200),
+    ],
+)
+def test_a_key_is_needed(locked: Client, headers: dict[str, str], status: int) -> None:
+    for method, path, body in (
+        ("GET", "/v1/models", None),
+        ("GET", "/metrics", None),
+        ("POST", "/v1/completions", {"prompt": START, "max_tokens": 1}),
+        ("POST", "/tokenize", {"content": "x"}),
+    ):
+        answer = locked.ask(method, path, body, **headers)
+        assert answer.status == status, (path, answer.body)
+        if status == 401:
+            assert answer.error["code"] == "invalid_api_key"
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert b"key" not in answer.body.replace(b"API key", b"").replace(b"_key", b"")
+
+
+def test_health_and_the_page_need_no_key(locked: Client) -> None:
+    assert locked.get("/health").status == locked.get("/").status == 200
+
+
+def test_keys_do_not_share_prefixes(locked: Client) -> None:
+    """Or the time to the first token would tell what others have asked."""
+
+    def n_cached(key: str, **more: Any) -> int:
+        fields = {"prompt": "A long prompt that nobody else asks", "max_tokens": 1, **more}
+        answer = locked.ask("POST", "/v1/completions", fields, authorization=f"Bearer {key}")
+        n: int = answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return n
+
+    assert n_cached("first-key") == 0
+    assert n_cached("first-key") > 3
+    assert n_cached("second-key") == 0
+    assert n_cached("second-key", cache_salt="a") == 0
+    assert n_cached("second-key", cache_salt="a") > 3
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8080", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8080", 200),
+        ("models.example", 200),
+        ("models.example:443", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("models.example.evil", 403),
+        ("localhost:80:80", 403),
+        ("", 403),
+    ],
+)
+def test_names_of_the_host(locked: Client, host: str, status: int) -> None:
+    answer = locked.get("/health", host=host)
+    assert answer.status == status
+    if status == 403:
+        assert answer.error["code"] == "forbidden_host"
+
+
+def test_origins_of_pages(locked: Client) -> None:
+    own = f"http://127.0.0.1:{locked.port}"
+    assert locked.get("/health", origin=own).status == 200
+    for origin in (
+        "https://evil.example",
+        "null",
+        "http://127.0.0.1:1",
+        "https://app.example.evil",
+    ):
+        answer = locked.get("/health", origin=origin)
+        assert (answer.status, answer.error["code"]) == (403, "forbidden_origin")
+        assert "access-control-allow-origin" not in answer.headers
+    answer = locked.ask("OPTIONS", "/v1/chat/completions", origin="https://app.example")
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    assert "access-control-allow-credentials" not in answer.headers
+    answer = locked.ask("OPTIONS", "/v1/chat/completions", origin="https://evil.example")
+    assert answer.status == 403
+
+
+def test_files_of_keys(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    with pytest.raises(QsfIOError, match="No such file"):
+        read_keys(path)
+    path.write_text("key\n")
+    path.chmod(0o644)
+    with pytest.raises(QsfArgumentError, match="mode 0644"):
+        read_keys(path)
+    path.chmod(0o600)
+    assert len(read_keys(path)) == 1
+    path.write_text("# nothing\n\n")
+    with pytest.raises(QsfArgumentError, match="has 0"):
+        read_keys(path)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost", "/run/socket"])
+def test_addresses_of_this_machine(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.org", ""])
+def test_addresses_that_others_reach(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_connections_have_a_limit(tiny_llama_4bit: Path) -> None:
+    with serving(tiny_llama_4bit, parallel=1, connections=3) as client:
+        held = [client.connect() for _ in range(3)]
+        for sock in held:
+            sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+        answer = client.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503")
+        held.pop().close()
+        for _ in range(500):
+            try:
+                if client.get("/health").status == 200:
+                    break
+            except OSError:
+                pass
+            time.sleep(0.01)
+        else:
+            pytest.fail("a connection that has ended still counts")
+        for sock in held:
+            sock.close()
+
+
+def test_a_socket_of_unix(tiny_llama_4bit: Path, tmp_path: Path) -> None:
+    import socket
+
+    place = str(tmp_path / "s")
+    words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--host", place]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith(f" at {place}\n")
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(place)
+            sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+# ---- memory ----
+
+
+def peak_mb(process_id: int | str) -> float:
+    status = Path(f"/proc/{process_id}/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_serving_takes_15_mb_more_than_running(tiny_llama_4bit: Path) -> None:
+    code = (
+        "import sys; from qsf.run import cli; cli.main(sys.argv[1:]);"
+        "print(open('/proc/self/status').read())"
+    )
+    words = [sys.executable, "-c", code, str(tiny_llama_4bit), "-p", START, "-n", "50"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    run_mb = int(re.findall(r"VmHWM:\s+(\d+)", done.stdout)[0]) / 1024
+    words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+
+        def ask(path: str, fields: dict[str, Any]) -> bytes:
+            request = urllib.request.Request(
+                url + path, json.dumps(fields).encode(), {"content-type": "application/json"}
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return bytes(answer.read())
+            except urllib.error.HTTPError as error:
+                return bytes(error.read())
+
+        fields = {"prompt": START, "max_tokens": 50, "stream": True}
+        threads = [
+            threading.Thread(target=ask, args=("/v1/completions", fields)) for _ in range(16)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert peak_mb(process.pid) - run_mb < 15
+        plan = json.loads(urllib.request.urlopen(f"{url}/props", timeout=60).read())["plan"]
+        idle_mb = peak_mb(process.pid)
+        text = "\u4e2d " * 250_000
+        bodies = [
+            threading.Thread(target=ask, args=(path, {field: value}))
+            for path, field, value in (
+                ("/v1/chat/completions", "messages", [{"role": "user", "content": text}]),
+                ("/v1/completions", "prompt", list(range(1, 1000)) * 150),
+                ("/tokenize", "content", text),
+                ("/v1/chat/completions", "messages", [{"role": "user", "content": "x"}] * 9000),
+            )
+            * 2
+        ]
+        for thread in bodies:
+            thread.start()
+        for thread in bodies:
+            thread.join()
+        assert peak_mb(process.pid) - idle_mb < plan["reserve_bytes"] / 2**20
+        process.terminate()
+        assert process.wait(30) == 0
