@@ -19,13 +19,14 @@ from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids, resolve_sampling
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Self
 
+    from qsf.batch import BatchAnswer
     from qsf.errors import QsfError
     from qsf.native import binding
     from qsf.passes import Choice, Chosen, PassItem, PassReport
@@ -322,6 +323,32 @@ class Model(Uncopyable):
                 chosen.
         """
         return choose_items(self._opened, choices)
+
+    @taking(GenerationOptions)
+    def batch(
+        self, prompts: Iterable[str | Sequence[int] | Sequence[Mapping[str, Any]]], options: Any
+    ) -> Iterator[BatchAnswer]:
+        """Answer many prompts, as many at a time as the model has sessions (``sessions=N``).
+
+        Each pass over the weights serves all of them. Every answer is what ``generate`` (``chat``
+        for messages) gives with the same options, to the bit; answers come as they are finished.
+
+        Args:
+            prompts: texts or token ids to continue, or lists of messages to answer. They are taken
+                when there is room, so they may be endless. What a prompt has in common with one
+                that was answered before is mostly not evaluated again.
+            {options}
+
+        Raises:
+            QsfArgumentError: an option is out of range, or is for a single prompt. What is wrong
+                with one prompt is in its answer.
+            QsfCancelledError: ``cancel`` was called during a pass.
+            QsfIOError, QsfFormatError: the weights could not be read, or are damaged.
+        """
+        from qsf.batch import Batch  # few need it
+
+        batch = Batch(self._opened, options)
+        return batch.answers(self._session, prompts)
 
     @taking(GenerationOptions)
     def generate(self, prompt: str | Sequence[int], options: Any) -> Iterator[str]:

@@ -54,7 +54,7 @@ class PassItem:
     is_cancelled: bool = False
 
 
-class Sampler:
+class Sampler(NativeSampler):
     """How the tokens of one answer are chosen, and the state of its random generator."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Sampler:
             QsfArgumentError: a value is no number, or no token id.
         """
         try:
-            self.native = NativeSampler(
+            super().__init__(
                 temperature=params.temperature,
                 top_p=params.top_p,
                 top_k=params.top_k,
@@ -113,7 +113,7 @@ class Choice:
     """
 
     session: Session
-    sampler: Sampler | None
+    sampler: NativeSampler | None
     recent: array[int]
     n_counted: int = 0
     mask: Any = None
@@ -196,7 +196,7 @@ def choose_items(opened: OpenedModel, choices: Sequence[Choice]) -> list[Chosen 
     natives = [
         NativeChoice(
             session=choice.session._native,
-            sampler=None if choice.sampler is None else choice.sampler.native,
+            sampler=choice.sampler,
             recent=choice.recent,
             n_counted=choice.n_counted,
             mask=choice.mask,

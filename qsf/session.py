@@ -120,6 +120,11 @@ class Session(Uncopyable):
         with self._turn(), self._cancel_lock:
             self._native.close()
 
+    @property
+    def is_closed(self) -> bool:
+        """It, or its model, was closed."""
+        return self._native.is_closed
+
     def __repr__(self) -> str:
         """Say what it is, without waiting for a running call."""
         state = ", closed" if self._native.is_closed else ""
@@ -230,7 +235,7 @@ class Session(Uncopyable):
         ids = as_tokens(tokens)
         if not ids:
             raise QsfArgumentError("tokens must have at least one token", argument="tokens")
-        self._check_context(ids, "tokens")
+        self.check_tokens(ids, "tokens")
         check_value("first_row", first_row, Whole(0))
         n_rows, n_vocab = len(ids) - first_row, self._opened.info.n_vocab
         if n_rows < 1:
@@ -398,18 +403,16 @@ class Session(Uncopyable):
         if isinstance(prompt, str):
             prompt = opened.tokenizer.encode(prompt, max_tokens=opened.info.plan.ctx_tokens)
         tokens = as_tokens(prompt, "prompt")
-        if not tokens:
-            raise QsfArgumentError(
-                "the prompt is empty: there is no token to begin with", argument="prompt"
-            )
-        self._check_context(tokens, "prompt")
+        self.check_tokens(tokens, "prompt")
         matcher = StopMatcher([options.stop] if isinstance(options.stop, str) else options.stop)
         decoder = opened.tokenizer.incremental(at_start=options.begins_text)
         run = Generation(tokens, options, params, seed)
         return run, self._pieces(run, matcher, decoder.push, decoder.flush)
 
-    def _check_context(self, tokens: array[int], name: str) -> None:
-        """Raise QsfArgumentError for more tokens than the context, or ids that are no tokens."""
+    def check_tokens(self, tokens: array[int], name: str) -> None:
+        """Raise QsfArgumentError for none, for more than the context, or ids that are no tokens."""
+        if not tokens:
+            raise QsfArgumentError(f"the {name} is empty: there is no token to begin with", name)
         info = self._opened.info
         ctx_tokens = info.plan.ctx_tokens
         if len(tokens) > ctx_tokens:

@@ -97,11 +97,13 @@ def _run(request: Request) -> int:
     from qsf.text.parts import require_tokenizer
 
     require_tokenizer(request.path)
-    has_prompt = request.prompt is not None or request.prompt_file is not None
+    if request.prompts is not None and request.prompts != "-":
+        Path(request.prompts).open("rb").close()  # now, and not when the model is open
+    has_prompt = any((request.prompt is not None, request.prompt_file, request.prompts))
     is_chat = request.is_interactive or not (
         has_prompt or request.is_raw or request.is_json or not sys.stdin.isatty()
     )
-    prompt = None if is_chat else _prompt(request)
+    prompt = None if is_chat or request.prompts is not None else _prompt(request)
     with _open(request) as model:
         if request.is_verbose:
             from qsf.text.sampling import asked_sampling
@@ -112,7 +114,11 @@ def _run(request: Request) -> int:
             say_lines(report.fewer_skips_lines(model.info.plan))
             say_lines(_streaming_lines(model, request))
         _begin_conversation(model, request)
-        if prompt is None:
+        if request.prompts is not None:
+            from qsf.run.many import answer_many
+
+            code = answer_many(model, request)
+        elif prompt is None:
             from qsf.run.chat import Chat
 
             code = Chat(model, request).run()

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from qsf.options import GenerationOptions, ModelOptions, described
+from qsf.options import GenerationOptions, ModelOptions, Whole, described
 from qsf.run.config import read_defaults
-from qsf.shell.arguments import Group, Parser, UsageError, taken, valid_text
+from qsf.shell.arguments import Group, Parser, UsageError, parser_of, taken, valid_text
 
 _EPILOG = """\
 examples:
@@ -25,6 +25,7 @@ _MORE_EPILOG = """\
   qsf run model.qsf --prompt "Once upon a time" --kv-type k8v4
   qsf run model.qsf --prompt "Once upon a time" --io direct --io-depth 4 --verbose
   qsf run model.qsf --prompt "Once upon a time" --json
+  qsf run model.qsf --prompts asked.jsonl --parallel 8 > answers.jsonl
 
 MODEL is a .qsf file, a HuggingFace folder, a GGUF file, a folder of the HuggingFace cache, or the
 name of a model there: Qwen/Qwen3-4B. What is no .qsf file is converted once, to 4 bits a weight;
@@ -34,6 +35,9 @@ Defaults of your own: ~/.config/qsf/config.toml, with lines such as ram-budget =
 
 exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated
 """
+
+_PARALLEL = Whole(1, 256)
+_DEFAULT_PARALLEL = 4
 
 # What other programs call something that has another name here, or that is not needed.
 _HABITS = {
@@ -78,6 +82,8 @@ class Request:
     model: str
     prompt: str | None
     prompt_file: str | None
+    prompts: str | None
+    answers: Path | None
     system: str | None
     history: Path | None
     generation: GenerationOptions
@@ -152,6 +158,29 @@ def _add_output_options(group: Group) -> None:
     )
 
 
+def _add_many_options(group: Group) -> None:
+    group.add(
+        "--prompts",
+        metavar="FILE.jsonl",
+        help="answer many prompts, several in each pass over the weights: each line is a JSON "
+        "text, or an object with prompt or messages, and id if you like; one JSON object a line "
+        'is printed for each, as with --json, as soon as it is there. "-" is standard input',
+    )
+    group.add(
+        "--parallel",
+        metavar="N",
+        type=parser_of(_PARALLEL),
+        help="with --prompts or --plan: prompts under way at the same time; the budget holds a KV "
+        "cache for each, before weights (default: 4)",
+    )
+    group.add(
+        "--answers",
+        metavar="FILE.jsonl",
+        help="with --prompts: add the answers to this file; prompts that it answers already are "
+        "left out, so that the same command goes on after an interruption",
+    )
+
+
 def _add_prompt_options(group: Group) -> None:
     group.add("-m", "--model", dest="named_model", metavar="MODEL", help="the same as MODEL")
     group.add(
@@ -178,6 +207,7 @@ def _add_prompt_options(group: Group) -> None:
         is_main=True,
         help="chat, as on a terminal without a prompt: /help there shows what can be typed",
     )
+    _add_many_options(group)
     group.add("--system", metavar="TEXT", is_main=True, help="how the model is to answer")
     group.add(
         "--history",
@@ -221,10 +251,12 @@ def parse(arguments: list[str]) -> Request:
         model=model,
         prompt=options.prompt,
         prompt_file=options.prompt_file,
+        prompts=options.prompts,
+        answers=None if options.answers is None else Path(options.answers),
         system=None if options.system is None else valid_text(options.system),
         history=None if options.history is None else Path(options.history),
         generation=taken(GenerationOptions, options),
-        opening=taken(ModelOptions, options),
+        opening=replace(taken(ModelOptions, options), sessions=_sessions(options)),
         is_interactive=options.interactive,
         is_raw=options.raw,
         is_plan=options.plan,
@@ -235,6 +267,34 @@ def parse(arguments: list[str]) -> Request:
         is_yes=options.yes,
         has_special=not options.no_special,
     )
+
+
+def _sessions(options: argparse.Namespace) -> int:
+    """Return how many prompts are under way at the same time."""
+    if options.parallel is not None:
+        return int(options.parallel)
+    return 1 if options.prompts is None else _DEFAULT_PARALLEL
+
+
+def _check_many(options: argparse.Namespace) -> None:
+    """Raise UsageError for what does not go with --prompts, or only with it."""
+    if options.parallel is not None and options.prompts is None and not options.plan:
+        raise UsageError("--parallel is for --prompts and --plan")
+    if options.answers is not None and options.prompts is None:
+        raise UsageError("--answers is for --prompts")
+    if options.prompts is None:
+        return
+    for name in (
+        "prompt",
+        "prompt_file",
+        "interactive",
+        "system",
+        "history",
+        "stream",
+        "no_special",
+    ):
+        if getattr(options, name):
+            raise UsageError(f"--prompts has them all: leave --{name.replace('_', '-')} out")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -249,6 +309,7 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--prompt and --prompt-file exclude each other")
     if options.interactive and (options.prompt is not None or options.prompt_file is not None):
         raise UsageError("--interactive asks for its prompts: leave --prompt out")
+    _check_many(options)
     if options.stream and not options.json:
         raise UsageError("--stream is for --json: text is streamed anyway")
     for name in ("interactive", "system", "history", "template_args"):

@@ -90,10 +90,10 @@ class Group:
             values |= {"action": "append", "default": None}
         elif isinstance(kind, Keywords):
             values["action"] = _Merge
-        self.add(*names, type=_parser_of(kind), metavar=kind.metavar, **values)
+        self.add(*names, type=parser_of(kind), metavar=kind.metavar, **values)
 
 
-def _parser_of(kind: Kind) -> Callable[[str], Any]:
+def parser_of(kind: Kind) -> Callable[[str], Any]:
     """Return ``kind.parse`` with its error as argparse shows it."""
 
     def parse(text: str) -> Any:

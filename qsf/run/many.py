@@ -1,0 +1,185 @@
+"""``qsf run --prompts FILE``: answers to many prompts, and going on after an interruption."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from qsf.errors import QsfArgumentError, QsfError
+from qsf.native.binding import describe_machine
+from qsf.run import report
+from qsf.run.answer import say, show
+from qsf.shell import command
+
+if TYPE_CHECKING:
+    from qsf.batch import BatchAnswer
+    from qsf.model import Model
+    from qsf.run.options import Request
+
+_MOST_LINE_BYTES = 16 << 20
+
+
+def answer_many(model: Model, request: Request) -> int:
+    """Answer every line of --prompts; the exit code is 1 where one could not be answered."""
+    lines = _Lines(request, is_raw=request.is_raw or model.chat_template.is_plain)
+    n_failed = n_answers = n_tokens = 0
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        out = None
+        if request.answers is not None:
+            lines.done = read_done(request.answers)
+            out = stack.enter_context(request.answers.open("a", encoding="utf-8"))
+            if lines.done and not request.is_quiet:
+                say(f"{len(lines.done)} prompts are answered in {request.answers} already")
+        progress = command.Progress("answering", is_wanted=not request.is_quiet)
+        stack.callback(progress.end)
+        stack.enter_context(command.Watcher(lambda _: model.cancel(), progress.tick))
+        prompts = stack.enter_context(closing(lines.prompts()))
+        options = request.generation.arguments()
+        answers = stack.enter_context(closing(model.batch(prompts, **options)))  # type: ignore[type-var]
+        for n_answers, answer in enumerate(answers, 1):
+            n_failed += _write(lines.record(model, answer), out)
+            n_tokens += 0 if answer.stats is None else answer.stats.generated_tokens
+            progress.update(f"answered {n_answers} prompts")
+    for index in sorted(set(lines.done) - lines.seen):
+        raise QsfArgumentError(
+            f"{request.answers} has an answer to line {index + 1}, which {request.prompts} lacks"
+        )
+    if not request.is_quiet:
+        rate = n_tokens / (time.perf_counter() - started)
+        peak = f"peak RSS {describe_machine().peak_bytes / 2**20:.1f} MB"
+        say(f"answered {n_answers} prompts, {n_tokens} tokens, {rate:.1f} tok/s | {peak}")
+    if n_failed:
+        command.say_error("qsf-run", f'{n_failed} prompts have no answer: see their "error"')
+    return 1 if n_failed else 0
+
+
+def _write(record: dict[str, Any], out: IO[str] | None) -> bool:
+    """Write a record as one line, at once; return whether it is an error."""
+    line = report.json_line(record)
+    if out is None:
+        show(line)
+    else:
+        out.write(line)
+        out.flush()
+    return "error" in record
+
+
+def read_done(path: Path) -> dict[int, str]:
+    """Return the digests of the lines that are answered, by their index.
+
+    A last line that was cut off by an interruption is removed from the file.
+
+    Raises:
+        QsfArgumentError: the file has something else in it.
+    """
+    if not path.exists():
+        return {}
+    done: dict[int, str] = {}
+    n_whole = 0
+    with path.open("rb+") as file:
+        for line_no, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                file.truncate(n_whole)
+                break
+            n_whole += len(line)
+            try:
+                record = json.loads(line)
+                done[int(record["index"])] = str(record["of"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise QsfArgumentError(
+                    f"{path}, line {line_no}: no answer of qsf run --prompts; --answers goes on "
+                    "with a file of its own, or begins one"
+                ) from error
+    return done
+
+
+class _Lines:
+    """The lines of --prompts, and what is known of those under way."""
+
+    def __init__(self, request: Request, *, is_raw: bool) -> None:
+        self.done: dict[int, str] = {}
+        self.seen: set[int] = set()
+        self._path = request.prompts
+        self._is_raw = is_raw
+        self._options = repr(request.generation).encode()
+        self._n_taken = 0
+        self._running: dict[int, tuple[int, str, Any, QsfError | None]] = {}
+
+    def prompts(self) -> Generator[Any, None, None]:
+        """Yield the prompts that have no answer yet."""
+        source = sys.stdin.fileno() if self._path == "-" else str(self._path)
+        with open(source, "rb", closefd=self._path != "-") as file:
+            for index, line in enumerate(iter(lambda: file.readline(_MOST_LINE_BYTES), b"")):
+                if not line.strip():
+                    continue
+                digest = hashlib.blake2b(line.strip() + self._options, digest_size=8).hexdigest()
+                self.seen.add(index)
+                if index in self.done:
+                    self._check_same(index, digest)
+                    continue
+                name, prompt, error = self._parse(line)
+                self._running[self._n_taken] = (index, digest, name, error)
+                self._n_taken += 1
+                yield prompt
+
+    def _check_same(self, index: int, digest: str) -> None:
+        if self.done[index] != digest:
+            raise QsfArgumentError(
+                f"line {index + 1} of {self._path}, or an option, is not what --answers has the "
+                "answer to: give a new file"
+            )
+
+    def _parse(self, line: bytes) -> tuple[Any, Any, QsfError | None]:
+        """Return a line's id, its prompt, and what is wrong with it: it has no prompt then."""
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return None, [], QsfArgumentError(f"the line is no JSON: {error}")
+        name = record.get("id") if isinstance(record, dict) else None
+        try:
+            return name, self._prompt_of(record), None
+        except QsfArgumentError as error:
+            return name, [], error
+
+    def _prompt_of(self, record: Any) -> Any:
+        """Return the prompt as ``Model.batch`` takes it. Raises QsfArgumentError."""
+        if isinstance(record, str):
+            record = {"prompt": record}
+        if not isinstance(record, dict) or len({"prompt", "messages"} & set(record)) != 1:
+            raise QsfArgumentError(
+                'the line must be a text, or an object with "prompt" or with "messages"'
+            )
+        for name in record:
+            if name not in ("id", "prompt", "messages"):
+                raise QsfArgumentError(
+                    f"the line has {name!r:.100}; id, prompt and messages are known"
+                )
+        if "prompt" in record:
+            if not isinstance(record["prompt"], str):
+                raise QsfArgumentError("prompt must be a text")
+            prompt = record["prompt"]
+            return prompt if self._is_raw else [{"role": "user", "content": prompt}]
+        if self._is_raw:
+            raise QsfArgumentError(
+                "messages need a chat template: the file has none, or --raw leaves it out"
+            )
+        if not isinstance(record["messages"], list):
+            raise QsfArgumentError("messages must be a list")
+        return record["messages"]
+
+    def record(self, model: Model, answer: BatchAnswer) -> dict[str, Any]:
+        """Return what is written about an answer."""
+        index, digest, name, wrong = self._running.pop(answer.index)
+        start = {"index": index, "of": digest} | ({} if name is None else {"id": name})
+        error = wrong or answer.error
+        if error is not None or answer.stats is None:
+            return {**start, "error": str(error)}
+        return {**start, **report.answer_record(model, answer.stats, answer.text)}
