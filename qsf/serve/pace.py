@@ -6,7 +6,7 @@ from __future__ import annotations
 _WEIGHT = 0.2  # of the newest measurement
 _LEAST_ROWS = 8  # progress, however slow the machine is
 _FIRST_ROWS = 32  # before anything was measured
-_STREAMED_SHARE = 0.25  # how much longer a pass may become that takes longer than wanted anyway
+_STREAMED_SHARE = 0.5  # how much longer a pass may become that takes longer than wanted anyway
 
 
 class Pace:

@@ -267,7 +267,7 @@ def test_the_pace_follows_what_passes_took() -> None:
         streamed.learn(4, 0, 1.4)
         streamed.learn(4, 40, 1.4 + 40 * 0.001)
     assert in_memory.prompt_rows(4) == pytest.approx(0.075 / 0.0018, abs=2)
-    assert streamed.prompt_rows(4) == pytest.approx(0.25 * 1.4 / 0.001, rel=0.1)
+    assert streamed.prompt_rows(4) == pytest.approx(0.5 * 1.4 / 0.001, rel=0.1)
     slow = Pace(0.1)
     slow.learn(1, 0, 0.09)
     slow.learn(1, 10, 10.0)
