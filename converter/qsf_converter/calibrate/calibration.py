@@ -14,6 +14,7 @@ model is from the original.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -340,6 +341,7 @@ class Calibration:
             sums[kinds] = sums[kinds] + product if kinds in sums else product.astype(np.float64)
 
         step = max(1, self._n_fitted // _SAMPLES_TO_CHOOSE)
+        w = Weights(w, dataclasses.replace(w.kind, n_experts=0))  # these are not looked at
         self._original.layer(w, x[: self._n_fitted : step], observe)
         return sums
 
