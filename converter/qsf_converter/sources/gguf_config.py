@@ -278,10 +278,10 @@ def _rope_scaling(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict
         scale = fields.get("attention.temperature_scale")
         if scale:
             stated["llama_4_scaling_beta"] = scale
-        # 0.1 times mscale_all_dim: with mscale 1 the factor of cos and sin is one over the other.
+        # mscale_all_dim itself (a tenth of it for deepseek2 alone), beside an mscale of 1.
         multiplier = fields.get("rope.scaling.yarn_log_multiplier")
         if multiplier:
-            stated |= {"mscale": 1.0, "mscale_all_dim": float(f"{10 * multiplier:.6g}")}
+            stated |= {"mscale": 1.0, "mscale_all_dim": float(f"{multiplier:.6g}")}
         return {**stated, "factor": fields.get("rope.scaling.factor")}
     raise QsfConversionError(
         f"its RoPE scaling {shown(kind)} is not supported; "

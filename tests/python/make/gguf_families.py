@@ -51,8 +51,11 @@ N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer")
 N_HEADS = ("num_attention_heads", "n_heads", "n_head")
 
 
-def write_case(case: Case, path: Path) -> Path:
-    """Write `case`, with f16 matrices and f32 vectors, and return its path."""
+def write_case(case: Case, path: Path, *, is_without_text: bool = False) -> Path:
+    """Write `case`, with f16 matrices and f32 vectors, and return its path.
+
+    is_without_text: say that there is no tokenizer, which llama.cpp wants to be told.
+    """
     config = case.config
     arch = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch)
@@ -77,6 +80,8 @@ def write_case(case: Case, path: Path) -> Path:
         else:
             writer.add_tensor(there, values.astype(np.float16))
     _add_rope_factors(writer, config)
+    if is_without_text:
+        add(writer, "tokenizer.ggml.model", "no_vocab")
     close(writer)
     return path
 
@@ -208,7 +213,7 @@ def _rope(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
             if name in rope:
                 said[key] = rope[name]
         if "mscale_all_dim" in rope:
-            said[Keys.Rope.SCALING_YARN_LOG_MUL] = 0.1 * rope["mscale_all_dim"]
+            said[Keys.Rope.SCALING_YARN_LOG_MUL] = rope["mscale_all_dim"]
     return said
 
 
