@@ -18,6 +18,7 @@ from qsf.text.sampling import StopMatcher
 
 if TYPE_CHECKING:
     from qsf.model import Model
+    from qsf.serve.constraints import Constraint, Constraints
 
 MAX_STOPS = 16
 MAX_BIASES = 1024
@@ -37,6 +38,7 @@ class Serving:
     name: str
     fingerprint: str
     most_choices: int
+    constraints: Constraints | None = None
     max_seconds: float | None = None
     is_strict: bool = False
     is_strict_model: bool = False
@@ -66,6 +68,7 @@ class Asked:
     has_progress: bool = False
     has_pings: bool = True
     salt: str = ""
+    constraint: Constraint | None = None
     ignored: Sequence[str] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -212,6 +215,7 @@ def make_jobs(
                 name=name,
                 max_seconds=max_seconds,
                 wants_progress=asked.has_progress,
+                constraint=None if asked.constraint is None else asked.constraint.copy(),
             )
         )
     return jobs

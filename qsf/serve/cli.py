@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from qsf.model import Model
     from qsf.native.binding import MemoryPlan
+    from qsf.serve.constraints import Constraints
     from qsf.serve.server import Server
 
 _FINGERPRINT_BYTES = 64 << 10
@@ -83,6 +84,7 @@ def _run(request: Request) -> int:
 
     from qsf.serve.server import Server  # noqa: F401
 
+    constraints = read_constraints(path, request.serving)
     try:
         model = Model(path, **opening.arguments())
     except QsfMemoryError as error:
@@ -93,7 +95,7 @@ def _run(request: Request) -> int:
         raise QsfMemoryError(does_not_fit(error.plan, is_command=True)) from None
     with model:
         sys.setswitchinterval(_SWITCH_SECONDS)
-        return asyncio.run(_serve(model, path, request))
+        return asyncio.run(_serve(model, path, request, constraints))
 
 
 def reserve_mb(options: ServeOptions) -> int:
@@ -102,7 +104,7 @@ def reserve_mb(options: ServeOptions) -> int:
     Measured: a body takes up to 5 times its size while it is read, and two large ones may be in
     memory; a connection takes up to 16 KB, and a small body as much.
     """
-    return 8 + 10 * options.max_body_mb + -(-options.connections // 32)
+    return 8 * (1 + options.constraints) + 10 * options.max_body_mb + -(-options.connections // 32)
 
 
 def _leave_ssl_out() -> None:
@@ -133,8 +135,22 @@ def _print_plan(plan: MemoryPlan) -> int:
     return 0 if plan.is_enough else _fail(does_not_fit(plan, is_command=True))
 
 
+def read_constraints(path: Path, options: ServeOptions) -> Constraints | None:
+    """Return what makes constraints, where they are asked for."""
+    if not options.constraints:
+        return None
+    from qsf.serve.constraints import Constraints
+
+    return Constraints(path)
+
+
 def make_server(
-    model: Model, path: Path, options: ServeOptions, *, is_quiet: bool = False
+    model: Model,
+    path: Path,
+    options: ServeOptions,
+    constraints: Constraints | None = None,
+    *,
+    is_quiet: bool = False,
 ) -> Server:
     """Return a server for an open model, which is not started."""
     from qsf.serve.asked import Serving
@@ -165,6 +181,7 @@ def make_server(
         name=options.alias or path.stem,
         fingerprint=_fingerprint(model, path),
         most_choices=options.parallel,
+        constraints=constraints,
         max_seconds=options.max_seconds,
         is_strict=options.strict,
         is_strict_model=options.strict_model,
@@ -188,11 +205,13 @@ def _fingerprint(model: Model, path: Path) -> str:
     return "qsf-" + hashlib.blake2b(start + repr(how).encode(), digest_size=6).hexdigest()
 
 
-async def _serve(model: Model, path: Path, request: Request) -> int:
+async def _serve(
+    model: Model, path: Path, request: Request, constraints: Constraints | None
+) -> int:
     import asyncio
 
     options = request.serving
-    server = make_server(model, path, options, is_quiet=request.is_quiet)
+    server = make_server(model, path, options, constraints, is_quiet=request.is_quiet)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -45,7 +45,17 @@ class ModelEngine:
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
         """Choose the next token for each of (slot, job)."""
-        chosen = self._model.choose([self._choice(slot, job) for slot, job in jobs])
+        errors: dict[int, QsfError] = {}
+        choices = []
+        for slot, job in jobs:
+            try:
+                choices.append(self._choice(slot, job))
+            except QsfError as error:  # of its grammar
+                errors[slot] = error
+        if errors:
+            others = iter(self.choose([pair for pair in jobs if pair[0] not in errors]))
+            return [errors[slot] if slot in errors else next(others) for slot, _ in jobs]
+        chosen = self._model.choose(choices) if choices else []
         return [
             one if isinstance(one, QsfError) else Chosen(one.token, one.logprob or 0.0, one.top)
             for one in chosen
@@ -66,6 +76,7 @@ class ModelEngine:
             job.generator,
             job.tokens,
             n_counted=job.n_generated,
+            mask=None if job.constraint is None else job.constraint.mask(),
             top_logprobs=how.n_top if how.has_logprob else None,
         )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from qsf.text.sampling import SamplingParams, StopMatcher
 
 if TYPE_CHECKING:
+    from qsf.serve.constraints import Constraint
     from qsf.serve.problems import Problem
     from qsf.text.tokenizer import IncrementalDecoder
 
@@ -89,6 +90,7 @@ class Job:
         owner: whose it is: jobs of one owner wait in a line of their own.
         salt: who may share what the engine holds of the prompt.
         sink: is told each event, by the thread of the engine.
+        constraint: which tokens may be chosen; None: any.
         max_seconds: from its arrival to its end; None: no limit.
     """
 
@@ -104,6 +106,7 @@ class Job:
     name: str = ""
     max_seconds: float | None = None
     wants_progress: bool = False
+    constraint: Constraint | None = None
 
     state: State = State.WAITING
     is_cancelled: bool = False
@@ -140,6 +143,8 @@ class Job:
         text = self.matcher.push(self.decoder.push(chosen.token))
         if self.matcher.is_stopped:
             return Event(text, self._take_unsent(), "stop")
+        if self.constraint is not None and self.constraint.take(chosen.token):
+            return self._ended("end", text)
         if self.n_generated >= self.max_tokens:
             return self._ended("length", text)
         if not text:

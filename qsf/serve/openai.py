@@ -25,6 +25,7 @@ from qsf.serve.asked import (
     too_long,
 )
 from qsf.serve.calls import Choice, Sent
+from qsf.serve.constraints import read_constraint
 from qsf.serve.fields import Fields, shown
 from qsf.serve.job import Chosen, Event
 from qsf.serve.problems import Problem, invalid
@@ -42,6 +43,7 @@ _NO_EFFECT = (
     *("verbosity", "prompt_cache_retention", "parallel_tool_calls"),
 )
 _NO_TOOLS = "answers are free text: nothing can make them calls of functions"
+_USE = "structured_outputs and response_format say what form an answer must have"
 _REFUSED = {
     "tools": _NO_TOOLS,
     "functions": _NO_TOOLS,
@@ -49,18 +51,16 @@ _REFUSED = {
     "audio": "answers are text",
     "web_search_options": "nothing is searched",
     "prediction": "answers are not predicted",
-    "grammar": "answers are not constrained",
-    "structured_outputs": "answers are not constrained",
-    "guided_json": "answers are not constrained",
-    "guided_regex": "answers are not constrained",
-    "guided_choice": "answers are not constrained",
-    "guided_grammar": "answers are not constrained",
-    "json_schema": "answers are not constrained",
+    "guided_json": _USE,
+    "guided_regex": _USE,
+    "guided_choice": _USE,
+    "guided_grammar": _USE,
+    "json_schema": _USE,
     "kv_policy": "the whole context is kept",
 }
 
 
-def read_common(fields: Fields, asked: dict[str, Any]) -> Fields:
+def read_common(fields: Fields, serving: Serving, asked: dict[str, Any]) -> Fields:
     """Take the fields that all requests have; return those of ``stream_options``."""
     asked["is_stream"] = fields.flag("stream")
     options = fields.object("stream_options")
@@ -73,18 +73,14 @@ def read_common(fields: Fields, asked: dict[str, Any]) -> Fields:
     asked["salt"] = "" if salt is None else f"salt {salt}"
     fields.ignore(*_NO_EFFECT)
     fields.refuse(_REFUSED)
-    _refuse_format(fields)
+    formats = fields.object("response_format")
+    constraint = read_constraint(fields, serving.constraints, formats, "response_format")
+    asked["constraint"] = constraint
+    _refuse_calls(fields)
     return options
 
 
-def _refuse_format(fields: Fields) -> None:
-    kind = fields.object("response_format").text("type", "text")
-    if kind != "text":
-        raise invalid(
-            "response_format",
-            f"response_format {shown(kind)} is not supported: answers are free text",
-            "unsupported_parameter",
-        )
+def _refuse_calls(fields: Fields) -> None:
     modalities = fields.list("modalities", 8)
     if any(one != "text" for one in modalities):
         raise invalid("modalities", f"modalities {shown(modalities)}: answers are text")
@@ -110,7 +106,7 @@ def read_chat(body: dict[str, Any], serving: Serving) -> Asked:
     fields = Fields(body)
     read_model(fields, serving)
     common: dict[str, Any] = {}
-    options = read_common(fields, common)
+    options = read_common(fields, serving, common)
     has_logprob = fields.flag("logprobs")
     n_top = fields.take("top_logprobs", Whole(0, MAX_TOP), 0)
     if n_top and not has_logprob:
@@ -176,7 +172,7 @@ def read_completion(body: dict[str, Any], serving: Serving) -> Asked:
     fields = Fields(body)
     read_model(fields, serving)
     common: dict[str, Any] = {}
-    options = read_common(fields, common)
+    options = read_common(fields, serving, common)
     n_top = fields.take("logprobs", Whole(0, MAX_TOP))
     has_echo = fields.flag("echo")
     if has_echo and n_top is not None:

@@ -101,6 +101,9 @@ class ServeOptions(_Checked):
     )
     strict: bool = _serve(False, Flag(), "refuse fields that are not known, instead of naming them")
     strict_model: bool = _serve(False, Flag(), "refuse requests for a model of another name")
+    constraints: bool = _serve(
+        False, Flag(), "let requests ask for JSON, schemas, regular expressions and grammars"
+    )
     max_body_mb: int = _serve(1, Whole(1, 64), "most MB of the body of a request")
     connections: int = _serve(
         64, Whole(1, 10_000), "most connections at a time, 16 of an address of another machine"

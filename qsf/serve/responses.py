@@ -19,6 +19,7 @@ from qsf.serve.asked import (
     read_model,
 )
 from qsf.serve.calls import Choice, Sent
+from qsf.serve.constraints import read_constraint
 from qsf.serve.fields import Fields, shown
 from qsf.serve.job import Event
 from qsf.serve.openai import encode_messages
@@ -56,13 +57,7 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
     if fields.raw("tool_choice") not in (None, "none", "auto"):
         raise invalid("tool_choice", "tool_choice is not supported: no tools are called")
     text = fields.object("text")
-    kind = text.object("format").text("type", "text")
-    if kind != "text":
-        raise invalid(
-            "text.format",
-            f"text.format {shown(kind)} is not supported: answers are free text",
-            "unsupported_parameter",
-        )
+    constraint = read_constraint(fields, serving.constraints, text.object("format"), "text.format")
     text.ignore("verbosity")
     effort = fields.object("reasoning").text("effort")
     is_stream = fields.flag("stream")
@@ -77,6 +72,7 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
         stops=[],
         begins_text=begins_text,
         is_stream=is_stream,
+        constraint=constraint,
         ignored=finish([fields, text], serving),
         extra={"instructions": fields.text("instructions")},
     )

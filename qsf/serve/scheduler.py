@@ -391,7 +391,11 @@ class Scheduler:
             job.state = State.DECODING
             job.first = job.first or now
             job.last = now
-            event = job.take(chosen)
+            try:
+                event = job.take(chosen)
+            except QsfError as error:  # of its grammar
+                self._fail(slot, error)
+                continue
             if event is None:
                 continue
             if event.is_last:

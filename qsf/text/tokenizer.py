@@ -181,6 +181,11 @@ class Tokenizer:
         return tuple(sorted((name for name in names if name), key=lambda name: (-len(name), name)))
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        """The special tokens."""
+        return self._special_ids
+
+    @property
     def n_vocab(self) -> int:
         """How many tokens there are, added ones included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qsf import Model
-from qsf.serve.cli import make_server
+from qsf.serve.cli import make_server, read_constraints
 from qsf.serve.options import ServeOptions
 from qsf.serve.server import Server
 
@@ -100,7 +100,8 @@ def serving(path: Path, model: Model | None = None, **options: Any) -> Iterator[
     """Serve a model; the options are those of ServeOptions."""
     asked = ServeOptions(**{"port": 0, "grace": 5.0, **options})
     opened = model or Model(path, ram_budget=None, sessions=asked.parallel, threads=1)
-    server = make_server(opened, path, asked, is_quiet=True)
+    constraints = read_constraints(path, asked)
+    server = make_server(opened, path, asked, constraints, is_quiet=True)
     ready = threading.Event()
     box: dict[str, Any] = {}
 

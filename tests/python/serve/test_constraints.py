@@ -1,0 +1,165 @@
+"""Answers that must have a form: each is checked by its own reader, or refused."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.served import Client, serving
+from qsf.errors import QsfError
+from qsf.serve.constraints import Constraint
+
+pytest.importorskip("llguidance")
+
+CHAT: Any = [{"role": "user", "content": "Tell me a story"}]
+PERSON: Any = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "kind": {"enum": ["cat", "dog"]},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["name", "age", "kind", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def client(tiny_chat_8bit: Path) -> Iterator[Client]:
+    with serving(tiny_chat_8bit, parallel=3, constraints=True) as found:
+        yield found
+
+
+def ask(client: Client, seed: int = 0, **fields: Any) -> tuple[str, str]:
+    answer = client.post(
+        "/v1/chat/completions",
+        messages=CHAT,
+        max_tokens=200,
+        temperature=1.5,
+        seed=seed,
+        **fields,
+    )
+    assert answer.status == 200, answer.body
+    choice = answer.json["choices"][0]
+    return choice["message"]["content"], choice["finish_reason"]
+
+
+def is_person(value: Any) -> bool:
+    return (
+        list(value) == ["name", "age", "kind", "tags"]
+        and isinstance(value["name"], str)
+        and len(value["name"]) <= 12
+        and isinstance(value["age"], int)
+        and 0 <= value["age"] <= 120
+        and value["kind"] in ("cat", "dog")
+        and len(value["tags"]) <= 3
+        and all(isinstance(tag, bool) for tag in value["tags"])
+    )
+
+
+def test_a_schema_is_followed(client: Client) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    texts = set()
+    for seed in range(12):
+        text, reason = ask(client, seed, response_format=schema)
+        assert reason == "stop"
+        assert is_person(json.loads(text)), text
+        texts.add(text)
+        assert ask(client, seed, structured_outputs={"json": PERSON}) == (text, reason)
+    assert len(texts) > 3
+    said = client.post(
+        "/v1/responses",
+        input="Tell me a story",
+        text={"format": {"type": "json_schema", "name": "person", "schema": PERSON}},
+    ).json
+    assert is_person(json.loads(said["output"][0]["content"][0]["text"]))
+
+
+def test_other_forms_are_followed(client: Client) -> None:
+    for seed in range(6):
+        text, _ = ask(client, seed, structured_outputs={"choice": ["yes", "no", "perhaps"]})
+        assert text in ("yes", "no", "perhaps")
+        text, _ = ask(client, seed, structured_outputs={"regex": "[a-f]{3}-[0-9]{2,4}"})
+        assert re.fullmatch("[a-f]{3}-[0-9]{2,4}", text), text
+        text, _ = ask(client, seed, grammar='root ::= "<" [xyz]+ ">" | "none"')
+        assert re.fullmatch("<[xyz]+>|none", text) or text.startswith("<"), text
+        text, reason = ask(client, seed, response_format={"type": "json_object"})
+        if reason == "stop":
+            assert isinstance(json.loads(text), dict)
+
+
+def test_a_constraint_holds_in_a_stream_beside_others(client: Client) -> None:
+    fields = {"messages": CHAT, "n": 3, "seed": 4, "temperature": 1.5, "max_tokens": 200}
+    form = {"structured_outputs": {"json": PERSON}}
+    events = client.post("/v1/chat/completions", {**fields, **form, "stream": True}).events
+    assert events.pop() == "[DONE]"
+    texts = ["", "", ""]
+    for event in events:
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["delta"].get("content", "")
+    assert all(is_person(json.loads(text)) for text in texts)
+    assert ask(client, 5, **form)[0] == texts[1]
+
+
+def test_a_grammar_that_fails_ends_its_own_request(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = Constraint.mask
+    n_masks = 0
+
+    def fail(self: Constraint) -> bytes:
+        nonlocal n_masks
+        n_masks += 1
+        if n_masks == 4:
+            raise QsfError("the grammar cannot be followed: too complex")
+        return mask(self)
+
+    monkeypatch.setattr(Constraint, "mask", fail)
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(ask, client, 1)
+        answer = client.post(
+            "/v1/chat/completions", messages=CHAT, structured_outputs={"json": PERSON}
+        )
+        assert (answer.status, answer.error["code"]) == (500, "engine_error")
+        assert "too complex" in answer.error["message"]
+        assert other.result()[0]
+
+
+def test_what_cannot_be_enforced_is_refused(client: Client, tiny_llama_4bit: Path) -> None:
+    deep: Any = {"type": "string"}
+    for _ in range(28):
+        deep = {"type": "array", "items": deep}
+    schema = {"type": "object", "properties": {str(i): {} for i in range(501)}}
+    for fields, name, said in (
+        ({"json": {"type": "strange"}}, "json", "strange"),
+        ({"json": {"type": "array", "uniqueItems": True}}, "json", "uniqueItems"),
+        ({"json": schema}, "json", "501 properties, and 500 is the limit"),
+        ({"json": {"description": "x" * 70_000}}, "json", "65536 is the limit"),
+        ({"json": 5}, "json", "must be a JSON schema"),
+        ({"regex": "[0-9"}, "regex", "cannot be enforced"),
+        ({"regex": "(" * 20_000}, "regex", "cannot be enforced"),
+        ({"choice": []}, "choice", "must be 1 to 1000 texts"),
+        ({"choice": [1]}, "choice", "must be 1 to 1000 texts"),
+        ({"grammar": "root := ((("}, "grammar", "grammar"),
+        ({"regex": "a", "choice": ["a"]}, "regex", "both given"),
+        ({"colour": "red"}, "colour", "is not known"),
+    ):
+        answer = client.post(
+            "/v1/chat/completions", messages=CHAT, max_tokens=5, structured_outputs=fields
+        )
+        assert answer.status == 400, fields
+        assert answer.error["param"] == f"structured_outputs.{name}"
+        assert said in answer.error["message"]
+    assert ask(client, structured_outputs={"json": deep})[0].startswith("[")
+    with serving(tiny_llama_4bit, parallel=1) as plain:
+        answer = plain.post("/v1/completions", prompt="x", response_format={"type": "json_object"})
+        assert answer.status == 400
+        assert "without --constraints" in answer.error["message"]
