@@ -18,9 +18,11 @@ from oracle import reference
 from oracle.reference import Model
 from oracle.reference_experts import Routing, choose
 from qsf.errors import QsfConversionError
+from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn
 from qsf.file.layout import Dtype, TensorType
 from qsf.file.reader import Reader
 from qsf_converter import convert
+from qsf_converter.sources.architectures import family_of, read_facts
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.positions import parameters_of, rope_of
 
@@ -260,6 +262,65 @@ def test_what_cannot_be_computed_is_refused_by_name(
     folder = changed(CASES[name], tmp_path, **changes)
     with pytest.raises(QsfConversionError, match=message):
         convert(folder, tmp_path / "model.qsf")
+
+
+# What configurations of published models say beside sizes, and how they route.
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Qwen3-Coder-30B-A3B": (
+        {
+            "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False,
+            "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+            "intermediate_size": 5472, "max_position_embeddings": 262144, "max_window_layers": 28,
+            "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True,
+            "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+            "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": False,
+            "qkv_bias": False, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 1e7,
+            "router_aux_loss_coef": 0.0, "shared_expert_intermediate_size": 0,
+            "sliding_window": None, "tie_word_embeddings": False, "use_qk_norm": True,
+            "use_sliding_window": False, "vocab_size": 151936,
+        },
+        {"n_experts": 128, "n_chosen": 8, "expert_dim": 768, "ffn": Ffn.NONE,
+         "expert_weights": ExpertWeights.BY_SUM},
+    ),
+    "ERNIE-4.5-21B-A3B": (
+        {
+            "architectures": ["Ernie4_5_MoeForCausalLM"], "hidden_act": "silu",
+            "hidden_size": 2560, "intermediate_size": 12288, "max_position_embeddings": 131072,
+            "num_attention_heads": 20, "num_key_value_heads": 4, "num_hidden_layers": 28,
+            "rms_norm_eps": 1e-5, "vocab_size": 103424, "rope_theta": 500000, "use_rmsnorm": True,
+            "tie_word_embeddings": True, "use_bias": False, "moe_num_experts": 64,
+            "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_intermediate_size": 1536,
+            "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_k": 6, "moe_layer_interval": 1,
+            "moe_use_aux_free": True,
+        },
+        {"n_experts": 64, "n_chosen": 6, "expert_dim": 1536, "ffn_dim": 3072,
+         "expert_score": ExpertScore.SOFTMAX},
+    ),
+    "GLM-4.5-Air": (
+        {
+            "architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "head_dim": 128,
+            "hidden_act": "silu", "hidden_size": 4096, "partial_rotary_factor": 0.5,
+            "intermediate_size": 10944, "max_position_embeddings": 131072,
+            "moe_intermediate_size": 1408, "norm_topk_prob": True, "num_attention_heads": 96,
+            "n_group": 1, "topk_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
+            "routed_scaling_factor": 1.0, "num_experts_per_tok": 8, "first_k_dense_replace": 1,
+            "num_hidden_layers": 46, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+            "rope_scaling": None, "rope_theta": 1000000, "num_nextn_predict_layers": 1,
+            "tie_word_embeddings": False, "use_qk_norm": False, "vocab_size": 151552,
+        },
+        {"n_experts": 128, "n_chosen": 8, "expert_dim": 1408, "ffn_dim": 1408,
+         "expert_score": ExpertScore.SIGMOID},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_configurations_of_published_models_are_read(name: str) -> None:
+    config, wanted = PUBLISHED[name]
+    facts = read_facts(family_of(config), config)
+    last = facts.layer_kinds[-1]
+    assert {key: getattr(last, key) for key in wanted} == wanted
+    assert facts.header.ffn_dim == max(kind.ffn_dim for kind in facts.layer_kinds)
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:

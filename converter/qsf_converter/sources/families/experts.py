@@ -182,6 +182,7 @@ def _ernie(draft: Draft) -> None:
     if not layers:
         raise config.error("moe_layer_interval", f"= {interval}: no layer has experts")
     draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
+    config.get("moe_capacity")  # of training
     n_shared = config.get("moe_num_shared_experts")
     if n_shared:
         n_shared = config.count("moe_num_shared_experts", MAX_LAYER_EXPERTS)
@@ -325,7 +326,7 @@ FAMILIES = (
         },
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.PER_HEAD},
-        neutral=_NO_WINDOWS,
+        neutral={**_NO_WINDOWS, "use_qk_norm": (True,)},
         adjust=_qwen_moe,
     ),
     Family(
@@ -414,7 +415,13 @@ FAMILIES = (
             "moe_intermediate_size": 1536,
             "moe_norm_min": 1e-12,
         },
-        neutral={"use_bias": (None, False)},
+        neutral={
+            "use_bias": (None, False),
+            "use_rmsnorm": (True,),
+            "moe_gate": ("topk",),
+            "moe_gate_act": ("softmax",),
+            "moe_use_aux_free": (True,),  # with a selection bias, which all have
+        },
         adjust=_ernie,
     ),
     Family(
