@@ -106,6 +106,55 @@ static void check_steps(qsf_model *m, const char *what)
     qsf_session_destroy(s);
 }
 
+/* Passes of two sessions, and choosing for both */
+static void check_passes(qsf_model *m, const char *what)
+{
+    static const uint32_t tokens[2] = {1, 2};
+    static const uint32_t mask = 0x00fff0;
+    qsf_session *s[2];
+    if (!CHECK_OK(qsf_session_create(m, &s[0])) || !CHECK_OK(qsf_session_create(m, &s[1])))
+        return;
+    float logprobs[2][3];
+    uint32_t best[2][3];
+    const float bias = 1.0f;
+    qsf_sampling how;
+    qsf_sampling_default(&how);
+    how.frequency_penalty = 0.5f;
+    qsf_status status = QSF_OK;
+    const uint64_t n_calls_before = n_calls;
+    for (int i = 0; status == QSF_OK && i < 20; i++) {
+        qsf_pass_item items[2];
+        qsf_choose_item choices[2];
+        qsf_pass_report report;
+        for (int k = 0; k < 2; k++) {
+            items[k] = (qsf_pass_item){s[k], tokens, 1, QSF_WANTS_LAST, NULL, QSF_OK};
+            choices[k] = (qsf_choose_item){
+                .session = s[k],
+                .how = &how,
+                .recent = tokens,
+                .n_recent = 2,
+                .n_counted = 1,
+                .mask = &mask,
+                .biased = tokens,
+                .biases = &bias,
+                .n_biased = 1,
+                .logprob_tokens = best[k],
+                .logprobs = logprobs[k],
+                .n_logprobs = 3,
+            };
+        }
+        status = qsf_model_pass(m, items, 2, &report);
+        if (status == QSF_OK)
+            status = qsf_model_choose(m, choices, 2);
+    }
+    const uint64_t n_new_calls = n_calls - n_calls_before;
+    CHECK_OK(status);
+    if (!CHECK_EQ_U64(n_new_calls, 0))
+        printf("passes, %s\n", what);
+    qsf_session_destroy(s[0]);
+    qsf_session_destroy(s[1]);
+}
+
 /* With everything in memory, and with as little as will do. */
 static void check_model(const tiny_model *model, const char *what)
 {
@@ -118,6 +167,7 @@ static void check_model(const tiny_model *model, const char *what)
         qsf_model *m = NULL;
         qsf_options_default(&opt);
         opt.n_threads = 2;
+        opt.max_sessions = opt.chunk_tokens = 2;
         opt.budget_bytes = is_streamed ? 1 : 0;
         const qsf_status status = qsf_model_plan(path, &opt, &plan);
         CHECK_EQ(status, is_streamed ? QSF_ERR_NOMEM : QSF_OK);
@@ -129,6 +179,7 @@ static void check_model(const tiny_model *model, const char *what)
         qsf_model_info(m, &facts);
         CHECK((facts.plan.n_units_resident == facts.plan.n_units) == (is_streamed == 0));
         check_steps(m, what);
+        check_passes(m, what);
         qsf_model_close(m);
     }
 }
