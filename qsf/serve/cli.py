@@ -7,13 +7,14 @@ Exit codes: 0 (ended by a signal), 1 (it could not be done), 2 (wrong options).
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qsf.errors import QsfError, QsfFormatError, QsfMemoryError
+from qsf.errors import QsfError, QsfFormatError, QsfIOError, QsfMemoryError
 from qsf.file.reader import is_qsf_file
 from qsf.serve.options import Request, ServeOptions, parse
 from qsf.shell import command
@@ -72,8 +73,6 @@ def _run(request: Request) -> int:
         sessions=request.serving.parallel,
         reserve_mb=reserve_mb(request.serving),
     )
-    if request.is_plan:
-        return _print_plan(Model.plan(path, **opening.arguments()))
     # Before the model is opened: what is there then, the plan of memory counts.
     _leave_ssl_out()
     try:
@@ -85,6 +84,8 @@ def _run(request: Request) -> int:
     from qsf.serve.server import Server  # noqa: F401
 
     constraints = read_constraints(path, request.serving)
+    if request.is_plan:
+        return _print_plan(Model.plan(path, **opening.arguments()))
     try:
         model = Model(path, **opening.arguments())
     except QsfMemoryError as error:
@@ -222,7 +223,11 @@ async def _serve(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
-    where = await server.start(options.host, options.port)
+    try:
+        where = await server.start(options.host, options.port)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise QsfIOError(f"--host {options.host} --port {options.port}: {reason}") from None
     sys.stderr.write(f"qsf-serve: {server.serving.name} at {where}\n")
     sys.stderr.flush()
     await stopped.wait()

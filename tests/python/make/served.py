@@ -7,6 +7,7 @@ import asyncio
 import http.client
 import json
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,6 +94,16 @@ class Client:
             while more := sock.recv(65536):
                 received += more
             return received
+
+
+@contextmanager
+def started(words: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """Start a command with a pipe for its errors; it does not outlive the block."""
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @contextmanager

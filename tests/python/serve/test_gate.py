@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from make.served import Client, serving
+from make.served import Client, serving, started
 from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.serve.gate import is_loopback, read_keys
 
@@ -182,7 +182,7 @@ def test_a_socket_of_unix(tiny_llama_4bit: Path, tmp_path: Path) -> None:
 
     place = str(tmp_path / "s")
     words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--host", place]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+    with started(words) as process:
         assert process.stderr is not None
         assert process.stderr.readline().endswith(f" at {place}\n")
         with socket.socket(socket.AF_UNIX) as sock:
@@ -211,7 +211,7 @@ def test_serving_takes_15_mb_more_than_running(tiny_llama_4bit: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     run_mb = int(re.findall(r"VmHWM:\s+(\d+)", done.stdout)[0]) / 1024
     words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+    with started(words) as process:
         assert process.stderr is not None
         url = process.stderr.readline().split()[-1]
         threading.Thread(target=process.stderr.read, daemon=True).start()

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from make.served import Client, serving
+from make.served import Client, serving, started
 from qsf import Model
 
 START = "Once upon a time"
@@ -435,7 +435,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(
 
 def test_the_command_serves_and_ends(tiny_llama_4bit: Path) -> None:
     words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+    with started(words) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         assert line.startswith("qsf-serve: tiny-llama-4bit at http://127.0.0.1:")
@@ -451,6 +451,21 @@ def test_the_command_serves_and_ends(tiny_llama_4bit: Path) -> None:
         assert process.wait(30) == 0
     assert "POST /v1/completions 200" in rest
     assert START not in rest
+
+
+def test_a_port_in_use_and_a_plan(tiny_llama_4bit: Path, plain: Client) -> None:
+    words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit)]
+    taken = [*words, "--port", str(plain.port)]
+    done = subprocess.run(taken, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    said = f"qsf-serve: error: --host 127.0.0.1 --port {plain.port}: Address already in use"
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
+    done = subprocess.run(
+        [*words, "--plan"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split("reserved for Python")[1].split()[0]) == 20
 
 
 @pytest.mark.parametrize(

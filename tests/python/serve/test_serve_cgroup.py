@@ -1,0 +1,86 @@
+"""The budget under load where it is real: ``qsf serve`` in a control group with it as the limit."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.served import started
+from qsf.bench.models.random_qsf import QUANT_TYPES, write_model
+from qsf.bench.models.shapes import Shape
+from qsf.bench.run.memory_group import CapError, memory_group
+
+pytestmark = pytest.mark.slow
+
+BUDGET_MB = 110
+START = "Once upon a time there was a little girl"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
+    """About 130 MB, so that most of it is streamed."""
+    shape = Shape(12, 1024, 2816, 16, 16, n_vocab=2048, max_tokens=1024)
+    path = tmp_path_factory.mktemp("serve") / "m.qsf"
+    dtype = QUANT_TYPES["8bit"]
+    write_model(path, shape, dtype, dtype, tokenizer_from=tiny_llama_dir)
+    return path
+
+
+def ask(url: str, fields: dict[str, Any]) -> tuple[int, Any]:
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(fields).encode(), {"content-type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_the_budget_holds_under_load(model: Path) -> None:
+    try:
+        with memory_group(BUDGET_MB << 20) as group:
+            command = [sys.executable, "-m", "qsf", "serve", str(model), "--port", "0"]
+            command += ["--ram-budget", str(BUDGET_MB), "--parallel", "4", "--ctx-size", "256"]
+            words = group.enter_and_run(command)
+            with started(words) as process:
+                assert process.stderr is not None
+                url = process.stderr.readline().split()[-1]
+                threading.Thread(target=process.stderr.read, daemon=True).start()
+                n_served = load(url)
+                plan = json.loads(urllib.request.urlopen(f"{url}/props", timeout=60).read())["plan"]
+                process.terminate()
+                assert process.wait(60) == 0
+            assert group.n_oom_kills() == 0
+    except CapError as error:
+        pytest.skip(str(error))
+    assert n_served == 8
+    assert plan["streamed_bytes"] > 0
+    assert plan["budget_bytes"] == BUDGET_MB << 20
+
+
+def load(url: str) -> int:
+    """Send what takes memory: answers, long prompts, the largest bodies. Return how many went."""
+    text = {"prompt": START, "max_tokens": 8, "seed": 1}
+    long = {"prompt": list(range(1, 201)), "max_tokens": 4, "seed": 2}
+    large = {"prompt": "\u4e2d " * 140_000}
+    with ThreadPoolExecutor(14) as pool:
+        answers = list(pool.map(lambda one: ask(url, one), [text, long, large] * 4))
+    for status, answer in answers:
+        assert status in (200, 400), answer
+    texts = {
+        json.dumps(answer["choices"]): answer["usage"]["prompt_tokens"]
+        for status, answer in answers
+        if status == 200
+    }
+    assert len(texts) == 2  # the same seed, the same text, however many are served
+    return sum(status == 200 for status, _ in answers)
