@@ -20,6 +20,7 @@ from qsf.serve.options import Request, ServeOptions, parse
 from qsf.shell import command
 from qsf.shell.arguments import UsageError
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE
+from qsf.text.chat import RENDER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,9 +104,15 @@ def reserve_mb(options: ServeOptions) -> int:
     """Return how much of the budget the server itself may take, beside what is imported.
 
     Measured: a body takes up to 5 times its size while it is read, and two large ones may be in
-    memory; a connection takes up to 16 KB, and a small body as much.
+    memory; a connection takes up to 16 KB, and a small body as much. The process that renders a
+    chat template runs beside all that.
     """
-    return 8 * (1 + options.constraints) + 10 * options.max_body_mb + -(-options.connections // 32)
+    return (
+        (RENDER_BYTES >> 20)
+        + 8 * (1 + options.constraints)
+        + 10 * options.max_body_mb
+        + -(-options.connections // 32)
+    )
 
 
 def _leave_ssl_out() -> None:

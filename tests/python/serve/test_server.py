@@ -465,7 +465,7 @@ def test_a_port_in_use_and_a_plan(tiny_llama_4bit: Path, plain: Client) -> None:
         [*words, "--plan"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split("reserved for Python")[1].split()[0]) == 20
+    assert float(done.stdout.split("reserved for Python")[1].split()[0]) == 32
 
 
 @pytest.mark.parametrize(
