@@ -22,7 +22,8 @@ void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes)
     /* Weights and the ring are fully used, so huge pages cost nothing there. A read of 1 MB into
      * one huge page is one request for the disk; into small pages it is a list of 256. KV and
      * scratch may stay partly unused. */
-    const bool is_all_used = use == QSF_USE_WEIGHTS || use == QSF_USE_STREAM;
+    const bool is_all_used =
+        use == QSF_USE_WEIGHTS || use == QSF_USE_STREAM || use == QSF_USE_EXPERTS;
     void *const p = is_all_used ? qsf_heap_alloc_huge(n_bytes) : qsf_heap_alloc(n_bytes);
     if (p == NULL)
         return NULL;
@@ -56,6 +57,8 @@ const char *qsf_use_name(qsf_use use)
         return "weights";
     case QSF_USE_STREAM:
         return "stream";
+    case QSF_USE_EXPERTS:
+        return "experts";
     case QSF_USE_EMBEDDING:
         return "embedding";
     case QSF_USE_KV:

@@ -1,0 +1,506 @@
+/* experts.c - requests of experts, places for them, and the threads that fill these.
+ *
+ * Only the computing thread changes which expert a place holds; the threads change states, under
+ * the lock.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "stream/experts.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/status.h"
+#include "checksum/crc32.h"
+#include "platform/clock.h"
+
+#define NONE UINT32_MAX
+#define CANCEL_POLL_NS (UINT64_C(20) * 1000 * 1000)
+
+static const qsf_unit *unit_of(const qsf_experts *e, uint32_t expert)
+{
+    return &e->reader->units[e->reader->n_units_file + expert];
+}
+
+/* ---- sizes ---- */
+
+static uint32_t layer_experts(const qsf_reader *r, uint32_t unit_idx)
+{
+    return r->kinds[r->units[unit_idx].kind].n_experts;
+}
+
+size_t qsf_experts_slot_bytes(const qsf_reader *r)
+{
+    uint64_t most_bytes = 0;
+    for (uint32_t i = 1; i + 1 < r->n_units; i++)
+        for (uint32_t j = 0; j < layer_experts(r, i); j++) {
+            const uint64_t n_bytes = r->units[r->units[i].first_expert + j].raw_bytes;
+            most_bytes = n_bytes > most_bytes ? n_bytes : most_bytes;
+        }
+    return qsf_round_up((size_t)most_bytes, QSF_IO_ALIGN);
+}
+
+uint32_t qsf_experts_count(const qsf_reader *r)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 1; i + 1 < r->n_units; i++)
+        n += layer_experts(r, i);
+    return n;
+}
+
+size_t qsf_experts_place_bytes(size_t slot_bytes)
+{
+    return slot_bytes + QSF_IO_ALIGN;
+}
+
+size_t qsf_experts_table_bytes(const qsf_reader *r, uint32_t n_places)
+{
+    return r->n_experts * (sizeof(uint32_t) + sizeof(float)) +
+           n_places * (sizeof(qsf_expert_slot) + sizeof(uint32_t));
+}
+
+/* ---- the reading threads ---- */
+
+static void record(const qsf_experts *e, qsf_trace_kind kind, uint32_t layer_idx,
+                   uint32_t thread_idx, uint64_t begin_ns, uint64_t end_ns, uint64_t n_bytes)
+{
+    if (!qsf_trace_is_on(e->trace))
+        return;
+    qsf_trace_record(e->trace, &(qsf_trace_event){
+                                   .begin_ns = begin_ns,
+                                   .end_ns = end_ns,
+                                   .n_bytes = n_bytes,
+                                   .kind = (uint32_t)kind,
+                                   .unit_idx = qsf_reader_file_idx(e->reader, layer_idx + 1),
+                                   .thread_idx = thread_idx,
+                               });
+}
+
+/* Reads an expert and verifies it. */
+static qsf_status load(qsf_experts *e, qsf_io_queue *queue, const qsf_expert_slot *s,
+                       uint32_t thread_idx, uint32_t layer_idx, uint64_t *checksum_ns)
+{
+    const qsf_unit *const u = unit_of(e, s->expert);
+    const size_t n_bytes = (size_t)u->stored_bytes;
+    const qsf_io_read want = {
+        .off = u->off,
+        .dst = s->raw,
+        .n_bytes = qsf_round_up(n_bytes, QSF_IO_ALIGN),
+        .need_bytes = n_bytes,
+    };
+    qsf_io_read done;
+    const uint64_t begin_ns = qsf_clock_ns();
+    QSF_TRY(qsf_io_start(queue, &want));
+    QSF_TRY(qsf_io_finish(queue, &done));
+    const uint64_t read_ns = qsf_clock_ns();
+    const uint32_t crc32 = qsf_crc32(0, s->raw, n_bytes);
+    const uint64_t end_ns = qsf_clock_ns();
+    *checksum_ns = end_ns - read_ns;
+    record(e, QSF_TRACE_READ, layer_idx, thread_idx, begin_ns, read_ns, n_bytes);
+    record(e, QSF_TRACE_CHECKSUM, layer_idx, thread_idx, read_ns, end_ns, n_bytes);
+    if (crc32 != u->crc32)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%" PRIu64 " bytes at %" PRIu64 ": checksum is %08" PRIx32
+                        ", stored is %08" PRIx32,
+                        u->stored_bytes, u->off, crc32, u->crc32);
+    return QSF_OK;
+}
+
+/* Fills the place of the next job. Caller holds the lock; it is released meanwhile. */
+static void run_job(qsf_experts *e, qsf_io_queue *queue, uint32_t thread_idx)
+{
+    qsf_expert_slot *const s = &e->slots[e->jobs[e->next_job++ % e->n_places]];
+    const uint32_t layer_idx = e->layer_idx;
+    uint64_t checksum_ns = 0;
+    e->n_reading++;
+    qsf_mutex_unlock(&e->lock);
+    const qsf_status status = load(e, queue, s, thread_idx, layer_idx, &checksum_ns);
+    qsf_mutex_lock(&e->lock);
+    e->n_reading--;
+    e->totals.read_bytes += unit_of(e, s->expert)->stored_bytes;
+    e->totals.checksum_ns += checksum_ns;
+    s->state = status == QSF_OK ? QSF_SLOT_READY : QSF_SLOT_FAILED;
+    if (status != QSF_OK && e->failure_status == QSF_OK) {
+        e->failure_status = status;
+        snprintf(e->failure, sizeof e->failure,
+                 "unit %" PRIu32 " (an expert of layer %" PRIu32 "): %s",
+                 e->reader->n_units_file + s->expert, layer_idx, qsf_error_detail());
+    }
+    qsf_condition_wake_all(&e->has_data);
+}
+
+static void *run_reader(void *arg)
+{
+    qsf_experts *const e = arg;
+    qsf_io_queue queue;
+    const qsf_status status = qsf_io_queue_open(&queue, e->io, 1);
+    qsf_mutex_lock(&e->lock);
+    const uint32_t thread_idx = 1 + QSF_IO_MAX_DEPTH + e->n_begun++;
+    while (!e->is_stopping) {
+        if (e->next_job == e->end_job) {
+            qsf_condition_wait(&e->has_job, &e->lock);
+        } else if (status == QSF_OK) {
+            run_job(e, &queue, thread_idx);
+        } else { /* the system has no queue for this thread */
+            e->slots[e->jobs[e->next_job++ % e->n_places]].state = QSF_SLOT_FAILED;
+            e->failure_status = e->failure_status == QSF_OK ? status : e->failure_status;
+            snprintf(e->failure, sizeof e->failure, "%s", qsf_error_detail());
+            qsf_condition_wake_all(&e->has_data);
+        }
+    }
+    qsf_mutex_unlock(&e->lock);
+    if (status == QSF_OK)
+        qsf_io_queue_close(&queue);
+    return NULL;
+}
+
+/* ---- memory ---- */
+
+static bool acquire_place(qsf_experts *e, qsf_expert_slot *s)
+{
+    const size_t n_bytes = qsf_experts_place_bytes(e->slot_bytes);
+    s->memory = qsf_ledger_acquire(e->ledger, QSF_USE_EXPERTS, n_bytes);
+    if (s->memory == NULL)
+        return false;
+    s->raw = (unsigned char *)s->memory + -(uintptr_t)s->memory % QSF_IO_ALIGN;
+    s->state = QSF_SLOT_EMPTY;
+    s->expert = NONE;
+    return true;
+}
+
+/* Makes a place empty; the expert in it has none then. */
+static void empty(qsf_experts *e, qsf_expert_slot *s)
+{
+    if (s->expert != NONE && e->slot_of[s->expert] == (uint32_t)(s - e->slots))
+        e->slot_of[s->expert] = NONE;
+    s->state = QSF_SLOT_EMPTY;
+    s->expert = NONE;
+    s->is_wanted = false;
+}
+
+static void release_place(qsf_experts *e, qsf_expert_slot *s)
+{
+    empty(e, s);
+    qsf_ledger_release(e->ledger, QSF_USE_EXPERTS, s->memory,
+                       qsf_experts_place_bytes(e->slot_bytes));
+    s->memory = NULL;
+}
+
+static qsf_status acquire(qsf_experts *e, size_t n, size_t item_bytes, void *out)
+{
+    void *const p = qsf_ledger_acquire(e->ledger, QSF_USE_TABLES, n * item_bytes);
+    memcpy(out, &p, sizeof p);
+    if (p == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the tables of experts: %zu KB",
+                        n * item_bytes >> 10);
+    return QSF_OK;
+}
+
+static qsf_status acquire_all(qsf_experts *e)
+{
+    const size_t n = e->reader->n_experts;
+    QSF_TRY(acquire(e, e->n_places, sizeof *e->slots, &e->slots));
+    QSF_TRY(acquire(e, e->n_places, sizeof *e->jobs, &e->jobs));
+    QSF_TRY(acquire(e, n, sizeof *e->slot_of, &e->slot_of));
+    QSF_TRY(acquire(e, n, sizeof *e->counts, &e->counts));
+    for (size_t i = 0; i < n; i++) {
+        const float share = unit_of(e, (uint32_t)i)->importance;
+        e->slot_of[i] = NONE;
+        e->counts[i] = share < 1.0F ? share : 0.0F; /* 1: not measured */
+    }
+    qsf_expert_policy_init(&e->policy, e->counts, (uint32_t)n);
+    for (uint32_t i = 0; i < e->n_places; i++)
+        if (!acquire_place(e, &e->slots[i]))
+            return QSF_FAIL(QSF_ERR_NOMEM,
+                            "no memory for expert %" PRIu32 " of %" PRIu32 " in memory: %.1f MB", i,
+                            e->n_places, qsf_mb(e->slot_bytes));
+    return QSF_OK;
+}
+
+static qsf_status start_threads(qsf_experts *e)
+{
+    QSF_TRY(qsf_mutex_init(&e->lock));
+    e->n_sync = 1;
+    QSF_TRY(qsf_condition_init(&e->has_job));
+    e->n_sync = 2;
+    QSF_TRY(qsf_condition_init(&e->has_data));
+    e->n_sync = 3;
+    for (; e->n_threads < QSF_EXPERT_READERS; e->n_threads++)
+        QSF_TRY(qsf_thread_start(&e->threads[e->n_threads], QSF_EXPERT_STACK_BYTES, run_reader, e));
+    return QSF_OK;
+}
+
+qsf_status qsf_experts_init(qsf_experts *e, const qsf_reader *r, qsf_ledger *ledger,
+                            const qsf_experts_options *options)
+{
+    *e = (qsf_experts){
+        .reader = r,
+        .ledger = ledger,
+        .io = options->io,
+        .trace = options->trace,
+        .slot_bytes = qsf_experts_slot_bytes(r),
+        .n_slots = options->n_slots,
+        .n_places = options->n_slots + options->n_transit,
+    };
+    if (e->slot_bytes == 0)
+        return QSF_OK;
+    qsf_status status = acquire_all(e);
+    if (status == QSF_OK)
+        status = start_threads(e);
+    if (status != QSF_OK)
+        qsf_experts_destroy(e);
+    return status;
+}
+
+void qsf_experts_destroy(qsf_experts *e)
+{
+    if (e->n_sync == 3) {
+        qsf_mutex_lock(&e->lock);
+        e->is_stopping = true;
+        qsf_condition_wake_all(&e->has_job);
+        qsf_mutex_unlock(&e->lock);
+        for (uint32_t i = 0; i < e->n_threads; i++)
+            qsf_thread_join(&e->threads[i]);
+    }
+    if (e->n_sync > 2)
+        qsf_condition_destroy(&e->has_data);
+    if (e->n_sync > 1)
+        qsf_condition_destroy(&e->has_job);
+    if (e->n_sync > 0)
+        qsf_mutex_destroy(&e->lock);
+    for (uint32_t i = 0; e->counts != NULL && i < e->n_places; i++)
+        release_place(e, &e->slots[i]);
+    if (e->ledger != NULL) {
+        const size_t n = e->reader->n_experts;
+        qsf_ledger_release(e->ledger, QSF_USE_TABLES, e->counts, n * sizeof *e->counts);
+        qsf_ledger_release(e->ledger, QSF_USE_TABLES, e->slot_of, n * sizeof *e->slot_of);
+        qsf_ledger_release(e->ledger, QSF_USE_TABLES, e->jobs, e->n_places * sizeof *e->jobs);
+        qsf_ledger_release(e->ledger, QSF_USE_TABLES, e->slots, e->n_places * sizeof *e->slots);
+    }
+    *e = (qsf_experts){0};
+}
+
+/* ---- requests ---- */
+
+/* Layers until an expert is needed, counted from the layer that requests; its own is the last. */
+static uint32_t distance_of(const qsf_experts *e, uint32_t expert)
+{
+    const uint32_t first = e->reader->units[e->layer_idx + 1].first_expert;
+    const uint32_t here =
+        first - e->reader->n_units_file + layer_experts(e->reader, e->layer_idx + 1);
+    const uint32_t n = e->reader->n_experts;
+    return (expert + n - here % n) % n; /* in experts instead of layers: the order is the same */
+}
+
+/* Returns the slot that the missing expert may have: an empty one, or that of the expert which is
+ * used least, if the policy admits it; NONE if there is none. */
+static uint32_t find_slot(const qsf_experts *e, uint32_t missing)
+{
+    uint32_t worst = NONE;
+    for (uint32_t i = 0; i < e->n_slots; i++) {
+        const qsf_expert_slot *const s = &e->slots[i];
+        if (s->memory == NULL || s->is_wanted)
+            continue;
+        if (s->state == QSF_SLOT_EMPTY)
+            return i;
+        if (worst == NONE || qsf_expert_policy_is_worse(
+                                 &e->policy, s->expert, distance_of(e, s->expert),
+                                 e->slots[worst].expert, distance_of(e, e->slots[worst].expert)))
+            worst = i;
+    }
+    if (worst != NONE && !qsf_expert_policy_admits(&e->policy, missing, e->slots[worst].expert))
+        return NONE;
+    return worst;
+}
+
+static uint32_t find_transit(const qsf_experts *e)
+{
+    for (uint32_t i = e->n_slots; i < e->n_places; i++)
+        if (!e->slots[i].is_wanted)
+            return i;
+    return NONE;
+}
+
+/* Gives places to the missing experts of the request, in order, while there are any. */
+static void place_wanted(qsf_experts *e)
+{
+    const uint64_t before = e->end_job;
+    qsf_mutex_lock(&e->lock);
+    for (; e->n_placed < e->n_wanted; e->n_placed++) {
+        const uint32_t expert = e->wanted[e->n_placed] - e->reader->n_units_file;
+        if (e->slot_of[expert] != NONE)
+            continue; /* a hit */
+        uint32_t place = find_slot(e, expert);
+        if (place == NONE)
+            place = find_transit(e);
+        if (place == NONE)
+            break;
+        qsf_expert_slot *const s = &e->slots[place];
+        empty(e, s);
+        s->state = QSF_SLOT_QUEUED;
+        s->expert = expert;
+        s->is_wanted = true;
+        e->slot_of[expert] = place;
+        e->jobs[e->end_job++ % e->n_places] = place;
+    }
+    if (e->end_job != before)
+        qsf_condition_wake_all(&e->has_job);
+    qsf_mutex_unlock(&e->lock);
+}
+
+void qsf_experts_begin_pass(qsf_experts *e, uint32_t n_tokens, const qsf_cancel *cancel,
+                            qsf_stopwatch *stopwatch)
+{
+    e->cancel = cancel;
+    e->stopwatch = stopwatch;
+    if (e->n_places > 0)
+        qsf_expert_policy_advance(&e->policy, n_tokens);
+}
+
+void qsf_experts_request(qsf_experts *e, uint32_t layer_idx, const uint32_t *wanted,
+                         const uint32_t *uses, uint32_t n_wanted)
+{
+    assert(e->n_wanted == 0);
+    e->layer_idx = layer_idx;
+    e->wanted = wanted;
+    e->n_wanted = n_wanted;
+    e->n_placed = 0;
+    e->totals.n_uses += n_wanted;
+    for (uint32_t i = 0; i < n_wanted; i++) {
+        const uint32_t expert = wanted[i] - e->reader->n_units_file;
+        qsf_expert_policy_use(&e->policy, expert, uses[i]);
+        if (e->slot_of[expert] == NONE)
+            continue;
+        e->slots[e->slot_of[expert]].is_wanted = true;
+        e->totals.n_hits++;
+    }
+    place_wanted(e);
+}
+
+/* Waits until the place is filled. */
+static qsf_status wait_for(qsf_experts *e, const qsf_expert_slot *s)
+{
+    qsf_status status = QSF_OK;
+    uint64_t begin_ns = 0;
+    qsf_mutex_lock(&e->lock);
+    while (s->state == QSF_SLOT_QUEUED && status == QSF_OK) {
+        if (begin_ns == 0)
+            begin_ns = qsf_clock_ns();
+        if (qsf_cancel_is_set(e->cancel))
+            status = QSF_FAIL(QSF_ERR_CANCELLED,
+                              "cancelled while reading experts of layer %" PRIu32, e->layer_idx);
+        else
+            qsf_condition_wait_for(&e->has_data, &e->lock, CANCEL_POLL_NS);
+    }
+    if (s->state == QSF_SLOT_FAILED)
+        status = QSF_FAIL(e->failure_status, "%s", e->failure);
+    qsf_mutex_unlock(&e->lock);
+    if (begin_ns != 0) {
+        const uint64_t end_ns = qsf_clock_ns();
+        e->totals.wait_ns += end_ns - begin_ns;
+        qsf_stopwatch_set_aside(e->stopwatch, QSF_PHASE_WAIT, begin_ns, end_ns,
+                                unit_of(e, s->expert)->stored_bytes);
+    }
+    return status;
+}
+
+/* The expert in the place is not needed any more in this request. */
+static void end_use(qsf_experts *e, uint32_t i)
+{
+    const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
+    if (place == NONE)
+        return;
+    e->slots[place].is_wanted = false;
+    if (place >= e->n_slots)
+        empty(e, &e->slots[place]);
+}
+
+qsf_status qsf_experts_take(qsf_experts *e, uint32_t i, const unsigned char **out)
+{
+    assert(i < e->n_wanted);
+    if (i > 0) {
+        end_use(e, i - 1);
+        place_wanted(e);
+    }
+    const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
+    assert(place != NONE);
+    const qsf_expert_slot *const s = &e->slots[place];
+    QSF_TRY(wait_for(e, s));
+    *out = s->raw;
+    return QSF_OK;
+}
+
+void qsf_experts_end(qsf_experts *e)
+{
+    if (e->n_wanted == 0)
+        return;
+    qsf_mutex_lock(&e->lock);
+    for (; e->next_job < e->end_job; e->next_job++)
+        e->slots[e->jobs[e->next_job % e->n_places]].state = QSF_SLOT_FAILED;
+    while (e->n_reading > 0)
+        qsf_condition_wait(&e->has_data, &e->lock);
+    e->failure_status = QSF_OK;
+    qsf_mutex_unlock(&e->lock);
+    for (uint32_t i = 0; i < e->n_places; i++) {
+        qsf_expert_slot *const s = &e->slots[i];
+        s->is_wanted = false;
+        if (s->state == QSF_SLOT_FAILED || i >= e->n_slots)
+            empty(e, s);
+    }
+    e->n_wanted = 0;
+    e->wanted = NULL;
+}
+
+void qsf_experts_report(qsf_experts *e, qsf_stats *out)
+{
+    if (e->n_sync == 0) /* no experts */
+        return;
+    qsf_mutex_lock(&e->lock);
+    const qsf_expert_counts totals = e->totals;
+    qsf_mutex_unlock(&e->lock);
+    out->n_expert_uses = totals.n_uses;
+    out->n_expert_hits = totals.n_hits;
+    out->expert_read_bytes = totals.read_bytes;
+    out->read_bytes += totals.read_bytes;
+    out->checksum_ns += totals.checksum_ns;
+    out->wait_ns += totals.wait_ns;
+}
+
+/* ---- memory pressure ---- */
+
+uint32_t qsf_experts_held(const qsf_experts *e)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < e->n_slots; i++)
+        n += e->slots[i].memory != NULL;
+    return n;
+}
+
+bool qsf_experts_give_slot(qsf_experts *e)
+{
+    uint32_t worst = NONE;
+    for (uint32_t i = 0; i < e->n_slots; i++) {
+        const qsf_expert_slot *const s = &e->slots[i];
+        if (s->memory == NULL)
+            continue;
+        const bool is_empty = s->state == QSF_SLOT_EMPTY;
+        if (worst == NONE || is_empty ||
+            (e->slots[worst].state != QSF_SLOT_EMPTY &&
+             qsf_expert_policy_is_worse(&e->policy, s->expert, 0, e->slots[worst].expert, 0)))
+            worst = i;
+    }
+    if (worst == NONE)
+        return false;
+    release_place(e, &e->slots[worst]);
+    return true;
+}
+
+bool qsf_experts_take_slot(qsf_experts *e)
+{
+    for (uint32_t i = 0; i < e->n_slots; i++)
+        if (e->slots[i].memory == NULL)
+            return acquire_place(e, &e->slots[i]);
+    return false;
+}

@@ -1,0 +1,130 @@
+/* experts.h - the experts of routed layers: a pool of equal slots, filled by threads of its own.
+ *
+ * A layer requests its experts in ascending order. Those in a slot are there at once; reads of the
+ * others are queued together, into slots of experts that are used less (expert_policy.h), or into
+ * transit slots, which keep nothing. Each load is verified once, before its first use. What is
+ * kept has no say in any result.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_STREAM_EXPERTS_H
+#define QSF_STREAM_EXPERTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/cancel.h"
+#include "format/records.h"
+#include "io/io.h"
+#include "platform/stopwatch.h"
+#include "platform/thread.h"
+#include "platform/trace.h"
+#include "stream/expert_policy.h"
+
+#define QSF_EXPERT_READERS                                                 \
+    4 /* two reads in flight fill a device; threads also compute checksums \
+       */
+#define QSF_EXPERT_STACK_BYTES (64 * 1024)
+
+typedef struct qsf_expert_slot {
+    enum { QSF_SLOT_EMPTY, QSF_SLOT_QUEUED, QSF_SLOT_READY, QSF_SLOT_FAILED } state;
+    uint32_t expert;    /* number in EXPT, unless empty */
+    bool is_wanted;     /* by the present request, and not used yet */
+    void *memory;       /* NULL: given back */
+    unsigned char *raw; /* [slot_bytes], at a multiple of QSF_IO_ALIGN */
+} qsf_expert_slot;
+
+typedef struct qsf_experts_options {
+    uint32_t n_slots;
+    uint32_t n_transit; /* 2 or more */
+    qsf_io *io;         /* borrowed, open */
+    qsf_trace *trace;   /* borrowed, or NULL */
+} qsf_experts_options;
+
+/* Since init. */
+typedef struct qsf_expert_counts {
+    uint64_t n_uses; /* experts that layers requested */
+    uint64_t n_hits; /* of these, in memory */
+    uint64_t read_bytes;
+    uint64_t wait_ns;
+    uint64_t checksum_ns;
+} qsf_expert_counts;
+
+typedef struct qsf_experts {
+    const qsf_reader *reader; /* borrowed */
+    qsf_ledger *ledger;       /* borrowed */
+    qsf_io *io;               /* borrowed */
+    qsf_trace *trace;         /* borrowed, or NULL */
+    size_t slot_bytes;
+    uint32_t n_slots;       /* of the plan; some may be given back */
+    uint32_t n_places;      /* slots, then transit slots */
+    qsf_expert_slot *slots; /* [n_places] */
+    uint32_t *slot_of;      /* [n_experts] a place, or UINT32_MAX */
+    uint32_t *jobs;         /* [n_places] places to fill: job i at i % n_places */
+    float *counts;          /* [n_experts] of the policy */
+    qsf_expert_policy policy;
+    /* the present request */
+    const uint32_t *wanted; /* [n_wanted] units, ascending; borrowed */
+    uint32_t n_wanted;
+    uint32_t n_placed;  /* of wanted */
+    uint32_t layer_idx; /* that requested */
+    const qsf_cancel *cancel;
+    qsf_stopwatch *stopwatch;
+    /* under lock, with the states of slots */
+    qsf_mutex lock;
+    qsf_condition has_job;
+    qsf_condition has_data;
+    uint64_t next_job;
+    uint64_t end_job;
+    uint32_t n_reading;
+    uint32_t n_begun; /* threads */
+    bool is_stopping;
+    qsf_status failure_status;
+    char failure[256];
+    qsf_expert_counts totals;
+    qsf_thread threads[QSF_EXPERT_READERS];
+    uint32_t n_threads;
+    uint32_t n_sync; /* how many of lock, has_job and has_data exist */
+} qsf_experts;
+
+/* Bytes of a slot, in which each expert of the layers fits; 0: the model has none. */
+size_t qsf_experts_slot_bytes(const qsf_reader *r);
+/* Experts of the layers that are not left out. */
+uint32_t qsf_experts_count(const qsf_reader *r);
+/* Bytes that a slot takes from the ledger. */
+size_t qsf_experts_place_bytes(size_t slot_bytes);
+/* Bytes of tables for so many places. */
+size_t qsf_experts_table_bytes(const qsf_reader *r, uint32_t n_places);
+
+/* Acquires all slots and starts the threads. Does nothing if the model has no experts. On failure
+ * nothing is held. */
+qsf_status qsf_experts_init(qsf_experts *e, const qsf_reader *r, qsf_ledger *ledger,
+                            const qsf_experts_options *options);
+void qsf_experts_destroy(qsf_experts *e); /* accepts a zeroed one */
+
+/* n_tokens pass through the layers. `cancel` and `stopwatch`: as of the stream. */
+void qsf_experts_begin_pass(qsf_experts *e, uint32_t n_tokens, const qsf_cancel *cancel,
+                            qsf_stopwatch *stopwatch);
+
+/* Requests the units wanted [n_wanted] of a layer, ascending, each chosen by uses[i] tokens. They
+ * stay borrowed until qsf_experts_end(). */
+void qsf_experts_request(qsf_experts *e, uint32_t layer_idx, const uint32_t *wanted,
+                         const uint32_t *uses, uint32_t n_wanted);
+
+/* *out = raw bytes of wanted[i], verified, valid until the next take or end. Take them in order. */
+qsf_status qsf_experts_take(qsf_experts *e, uint32_t i, const unsigned char **out);
+
+/* Ends the request, complete or not; afterwards nothing is being read. */
+void qsf_experts_end(qsf_experts *e);
+
+/* Adds the reading part of the statistics to what is there. */
+void qsf_experts_report(qsf_experts *e, qsf_stats *out);
+
+/* For memory pressure, between requests. give_slot gives back the slot whose expert is used least,
+ * false if there is none. take_slot acquires one again, false if all are there or memory is not.
+ */
+bool qsf_experts_give_slot(qsf_experts *e);
+bool qsf_experts_take_slot(qsf_experts *e);
+uint32_t qsf_experts_held(const qsf_experts *e); /* slots in memory, without transit slots */
+
+#endif
