@@ -15,7 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
+from make.kind_models import ROUTED, write_model  # noqa: E402
 from make.tiny_checkpoints import LLAMA3_SCALING, make_gpt2, make_llama  # noqa: E402
+from qsf.file.layout import Dtype  # noqa: E402
 from qsf_converter import convert  # noqa: E402
 
 
@@ -35,6 +37,7 @@ def main() -> None:
         gpt2 = make_gpt2(folder / "gpt2", seed=2, n_layers=3, max_tokens=128)
         convert(llama, golden / "tiny-llama-4bit.qsf", quant_type="4bit", overwrite=True)
         convert(gpt2, golden / "tiny-gpt2-8bit.qsf", quant_type="8bit", overwrite=True)
+    write_model(golden / "tiny-experts-4bit.qsf", ROUTED[:3], dtype=Dtype.Q4, seed=6)
 
 
 if __name__ == "__main__":

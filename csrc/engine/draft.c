@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "engine/session_buffers.h"
+#include "stream/experts.h"
 #include "stream/stream.h"
 #include "memory/arena.h"
 #include "model/embedding.h"
@@ -15,6 +16,10 @@
 
 /* Larger heads are not rotated by default. */
 #define MAX_DEFAULT_ROTATION 256
+
+/* While one expert is computed, others arrive. */
+#define LEAST_TRANSIT 2U
+#define MOST_TRANSIT 4U
 
 /* Stands for a sum or product that does not fit 64 bits. */
 #define TOO_MANY_BYTES UINT64_MAX
@@ -92,6 +97,56 @@ uint64_t qsf_plan_embedding_bytes(const qsf_config *c, uint32_t n_rows)
     return measuring.failed ? UINT64_MAX : measuring.used_bytes;
 }
 
+/* What is needed at all for a slot and what it is entered in */
+static uint64_t expert_place_bytes(const qsf_draft *d)
+{
+    return qsf_experts_place_bytes((size_t)d->plan->expert_slot_bytes) +
+           qsf_experts_table_bytes(d->in->reader, 1) - qsf_experts_table_bytes(d->in->reader, 0);
+}
+
+uint32_t qsf_draft_count_slots(const qsf_draft *d, uint64_t n_bytes)
+{
+    const uint64_t n_fitting = n_bytes / expert_place_bytes(d);
+    return n_fitting < d->plan->n_experts ? (uint32_t)n_fitting : d->plan->n_experts;
+}
+
+void qsf_draft_find_experts(qsf_draft *d)
+{
+    const qsf_reader *const r = d->in->reader;
+    qsf_plan *const plan = d->plan;
+    uint32_t most_chosen = 0;
+    plan->n_experts = qsf_experts_count(r);
+    plan->expert_slot_bytes = qsf_experts_slot_bytes(r);
+    for (uint32_t i = 1; i + 1 < r->n_units; i++) {
+        const qsf_layer_kind *const k = &r->kinds[r->units[i].kind];
+        uint64_t layer_bytes = 0;
+        for (uint32_t j = 0; j < k->n_experts; j++)
+            layer_bytes += r->units[r->units[i].first_expert + j].raw_bytes;
+        if (k->n_experts != 0)
+            plan->expert_token_bytes += layer_bytes / k->n_experts * k->n_chosen;
+        plan->model_bytes = qsf_add_capped(plan->model_bytes, layer_bytes);
+        plan->experts_a_token += k->n_chosen;
+        most_chosen = k->n_chosen > most_chosen ? k->n_chosen : most_chosen;
+    }
+    if (plan->n_experts != 0)
+        plan->expert_transit_slots = most_chosen < LEAST_TRANSIT  ? LEAST_TRANSIT
+                                     : most_chosen > MOST_TRANSIT ? MOST_TRANSIT
+                                                                  : most_chosen;
+}
+
+/* Sizes of the slots of experts. */
+static void add_experts(qsf_draft *d)
+{
+    qsf_plan *const plan = d->plan;
+    plan->expert_slots = plan->n_experts == 0 ? 0 : d->how.n_expert_slots;
+    plan->experts_bytes = 0;
+    if (plan->n_experts == 0)
+        return;
+    (void)qsf_mul_u64((uint64_t)plan->expert_slots + plan->expert_transit_slots,
+                      expert_place_bytes(d), &plan->experts_bytes);
+    plan->stacks_bytes += QSF_EXPERT_READERS * QSF_EXPERT_STACK_BYTES;
+}
+
 /* Sizes that depend on which units are resident. */
 static void add_units(qsf_draft *d)
 {
@@ -144,9 +199,10 @@ void qsf_draft_add_up(qsf_draft *d)
     (void)qsf_mul_u64(session_bytes(c, plan), d->in->options->max_sessions, &plan->kv_bytes);
     plan->scratch_bytes = scratch_bytes(c, plan);
     add_units(d);
+    add_experts(d);
     const uint64_t parts[] = {plan->tables_bytes, plan->kv_bytes,        plan->scratch_bytes,
                               plan->stream_bytes, plan->embedding_bytes, plan->weights_bytes,
-                              plan->stacks_bytes};
+                              plan->stacks_bytes, plan->experts_bytes};
     plan->engine_bytes = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         plan->engine_bytes = qsf_add_capped(plan->engine_bytes, parts[i]);

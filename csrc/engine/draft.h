@@ -38,6 +38,7 @@ typedef struct qsf_choice {
     size_t ring_bytes; /* unless streamed units need more */
     uint32_t io_depth;
     uint32_t n_embedding_rows;
+    uint32_t n_expert_slots;
 } qsf_choice;
 
 /* Units that need equally large buffers when they are streamed. */
@@ -57,6 +58,12 @@ typedef struct qsf_draft {
 
 /* Finds the tiers. Call it before the other functions. */
 void qsf_draft_find_tiers(qsf_draft *d);
+
+/* Fills what the plan says of the model's experts. Call it once, before the others. */
+void qsf_draft_find_experts(qsf_draft *d);
+
+/* Returns how many slots of experts n_bytes hold, at most one for each expert. */
+uint32_t qsf_draft_count_slots(const qsf_draft *d, uint64_t n_bytes);
 
 /* Computes the plan for the draft's choice and resident units; engine_bytes is the total. */
 void qsf_draft_add_up(qsf_draft *d);

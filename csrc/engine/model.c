@@ -9,6 +9,7 @@ void qsf_model_release(qsf_model *m)
     qsf_ledger_release(&m->ledger, QSF_USE_SCRATCH, m->scratch_memory, m->scratch_memory_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_EMBEDDING, m->embedding_memory,
                        m->embedding_memory_bytes);
+    qsf_experts_destroy(&m->experts);
     qsf_stream_destroy(&m->stream);
     qsf_io_close(&m->io);
     qsf_pool_destroy(m->pool);

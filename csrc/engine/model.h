@@ -36,6 +36,7 @@ struct qsf_model {
     qsf_mutex lock;
     qsf_ledger ledger;
     qsf_stream stream;
+    qsf_experts experts;
     qsf_scratch scratch;
     qsf_shared_buffers shared; /* its sampler: under `choosing` */
     qsf_pressure pressure;

@@ -24,6 +24,8 @@ static void update_plan(qsf_model *m, const qsf_ledger *before)
     const uint32_t n_threads = old_depth != 0 ? old_depth : m->io_setup.depth;
     plan->weights_bytes += now[QSF_USE_WEIGHTS] - then[QSF_USE_WEIGHTS];
     plan->stream_bytes += now[QSF_USE_STREAM] - then[QSF_USE_STREAM];
+    plan->experts_bytes += now[QSF_USE_EXPERTS] - then[QSF_USE_EXPERTS];
+    plan->expert_slots = qsf_experts_held(&m->experts);
     plan->embedding_bytes += now[QSF_USE_EMBEDDING] - then[QSF_USE_EMBEDDING];
     plan->ring_bytes = m->stream.ring_bytes;
     plan->io_depth = m->stream.ring != NULL ? n_threads : 0;
@@ -62,7 +64,11 @@ qsf_memory_move qsf_model_give(qsf_model *m, uint64_t wanted_bytes)
 {
     const qsf_ledger before = m->ledger;
     const qsf_residency now = residency_of(m);
-    bool has_moved = false;
+    bool has_moved = false; /* with the stream */
+    bool has_given = false; /* slots of experts, which disturbs nothing */
+    while (qsf_sub_floored(before.held_bytes, m->ledger.held_bytes) < wanted_bytes &&
+           qsf_experts_give_slot(&m->experts))
+        has_given = true;
     while (qsf_sub_floored(before.held_bytes, m->ledger.held_bytes) < wanted_bytes) {
         const uint32_t unit_idx = qsf_eviction_choose(&now);
         if (unit_idx == UINT32_MAX)
@@ -75,10 +81,11 @@ qsf_memory_move qsf_model_give(qsf_model *m, uint64_t wanted_bytes)
     }
     if (qsf_sub_floored(before.held_bytes, m->ledger.held_bytes) < wanted_bytes)
         has_moved |= shrink_ring(m);
-    if (!has_moved)
+    if (!has_moved && !has_given)
         return (qsf_memory_move){0};
     update_plan(m, &before);
-    return (qsf_memory_move){true, true, qsf_sub_floored(before.held_bytes, m->ledger.held_bytes)};
+    return (qsf_memory_move){has_moved, true,
+                             qsf_sub_floored(before.held_bytes, m->ledger.held_bytes)};
 }
 
 /* Bytes below the ceiling that the plan did not use. */
@@ -101,6 +108,30 @@ static qsf_memory_move widen_ring(qsf_model *m)
     return (qsf_memory_move){true, true, m->ledger.held_bytes - before.held_bytes};
 }
 
+static uint32_t missing_slots(const qsf_model *m)
+{
+    return m->experts.n_slots - qsf_experts_held(&m->experts);
+}
+
+static uint64_t slot_cost_bytes(const qsf_model *m)
+{
+    return qsf_experts_place_bytes(m->experts.slot_bytes);
+}
+
+/* Slots were given back first, so they come back last. */
+static qsf_memory_move take_slots(qsf_model *m, uint64_t room_bytes)
+{
+    const qsf_ledger before = m->ledger;
+    for (uint64_t left = room_bytes;
+         missing_slots(m) > 0 && left >= slot_cost_bytes(m) && qsf_experts_take_slot(&m->experts);
+         left -= slot_cost_bytes(m)) {
+    }
+    if (m->ledger.held_bytes == before.held_bytes)
+        return (qsf_memory_move){0};
+    update_plan(m, &before);
+    return (qsf_memory_move){false, true, m->ledger.held_bytes - before.held_bytes};
+}
+
 /* The last unit is loaded through the ring, which is released afterwards: for a moment the model
  * may hold more than its first plan, but never more than the ceiling. */
 qsf_memory_move qsf_model_take(qsf_model *m, uint64_t room_bytes)
@@ -110,7 +141,9 @@ qsf_memory_move qsf_model_take(qsf_model *m, uint64_t room_bytes)
         return ring_bytes <= room_bytes ? widen_ring(m) : (qsf_memory_move){0};
     const qsf_residency now = residency_of(m);
     const uint32_t unit_idx = qsf_eviction_choose_return(&now);
-    if (unit_idx == UINT32_MAX || m->reader.units[unit_idx].raw_bytes > room_bytes)
+    if (unit_idx == UINT32_MAX)
+        return take_slots(m, room_bytes);
+    if (m->reader.units[unit_idx].raw_bytes > room_bytes)
         return (qsf_memory_move){0};
     const qsf_ledger before = m->ledger;
     m->ledger.ceiling_bytes += slack_bytes(m);
@@ -131,5 +164,7 @@ uint64_t qsf_model_next_cost_bytes(const qsf_model *m)
         return ring_bytes;
     const qsf_residency now = residency_of(m);
     const uint32_t next = qsf_eviction_choose_return(&now);
-    return next != UINT32_MAX ? m->reader.units[next].raw_bytes : 0;
+    if (next != UINT32_MAX)
+        return m->reader.units[next].raw_bytes;
+    return missing_slots(m) > 0 ? slot_cost_bytes(m) : 0;
 }

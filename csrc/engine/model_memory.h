@@ -19,7 +19,8 @@ typedef struct qsf_memory_move {
     uint64_t n_bytes;
 } qsf_memory_move;
 
-/* Gives back wanted_bytes, or as much as possible: first units, then most of the ring. */
+/* Gives back wanted_bytes, or as much as possible: first slots of experts,
+ * then units, then most of the ring. */
 qsf_memory_move qsf_model_give(qsf_model *m, uint64_t wanted_bytes);
 
 /* Takes one step back towards the plan if it costs at most room_bytes: first the ring, because all

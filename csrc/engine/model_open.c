@@ -104,7 +104,7 @@ static qsf_status make_plan(qsf_model *m)
         .available_bytes = m->memory.available_bytes,
         .limit_bytes = m->memory.limit_bytes,
         .fixed_bytes = m->ledger.held_bytes + measuring.used_bytes +
-                       qsf_stream_table_bytes(&m->reader) +
+                       qsf_stream_table_bytes(&m->reader) + qsf_experts_table_bytes(&m->reader, 0) +
                        sizeof(qsf_session) * m->options.max_sessions,
     };
     const qsf_status status = qsf_plan_make(&input, &m->plan, m->is_resident);
@@ -129,7 +129,7 @@ static uint64_t io_read_bytes(const qsf_model *m)
     for (uint32_t i = 0; i < m->reader.n_units; i++)
         n_bytes +=
             m->plan.ring_bytes == 0 || !m->is_resident[i] ? m->reader.units[i].stored_bytes : 0;
-    return n_bytes;
+    return qsf_add_capped(n_bytes, m->plan.expert_token_bytes);
 }
 
 /* Chooses how to read and opens the file for it. A probe reads into memory that the plan will use
@@ -193,6 +193,13 @@ static qsf_status take_memory(qsf_model *m)
         .trace = &m->trace,
     };
     QSF_TRY(qsf_stream_init(&m->stream, &m->reader, &m->ledger, &streaming));
+    const qsf_experts_options caching = {
+        .n_slots = plan->expert_slots,
+        .n_transit = plan->expert_transit_slots,
+        .io = &m->io,
+        .trace = &m->trace,
+    };
+    QSF_TRY(qsf_experts_init(&m->experts, &m->reader, &m->ledger, &caching));
     QSF_TRY(take_embedding_cache(m));
     m->scratch_memory_bytes = (size_t)plan->scratch_bytes;
     QSF_TRY(acquire_memory(m, QSF_USE_SCRATCH, m->scratch_memory_bytes, &m->scratch_memory));
@@ -207,6 +214,7 @@ static qsf_status take_memory(qsf_model *m)
         .kernels = &m->kernels,
         .pool = m->pool,
         .stream = &m->stream,
+        .experts = &m->experts,
         .scratch = &m->scratch,
         .ropes = m->forward.ops.ropes,
         .exact = m->options.exact != 0,

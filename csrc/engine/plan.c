@@ -24,6 +24,8 @@
 #define DEFAULT_CHUNK_TOKENS 64
 /* Unpacks each tile, and reads each streamed unit, for more tokens at once. */
 #define LARGE_CHUNK_TOKENS 256
+/* A chunk reads nearly all experts, so that each twice as large halves what a prompt reads. */
+#define EXPERTS_CHUNK_TOKENS 1024
 
 /* What the disk reads at 1 to 2 GB/s in 8 to 16 ms: the time to choose a token, or to compute a
  * large resident layer or the head. */
@@ -172,10 +174,12 @@ static bool try_choice(qsf_draft *d, const qsf_choice *how, uint64_t most_bytes)
 /* Doubles the chunk while the plan needs at most most_bytes. */
 static void grow_chunk(qsf_draft *d, uint64_t most_bytes)
 {
+    const uint32_t most_tokens =
+        d->plan->n_experts == 0 ? LARGE_CHUNK_TOKENS : EXPERTS_CHUNK_TOKENS;
     qsf_choice how = d->how;
     do {
         how.chunk_tokens *= 2;
-        if (d->in->options->chunk_tokens != 0 || how.chunk_tokens > LARGE_CHUNK_TOKENS ||
+        if (d->in->options->chunk_tokens != 0 || how.chunk_tokens > most_tokens ||
             d->how.chunk_tokens == d->how.ctx_tokens)
             return;
         if (how.chunk_tokens > how.ctx_tokens)
@@ -186,6 +190,12 @@ static void grow_chunk(qsf_draft *d, uint64_t most_bytes)
 static uint64_t with_an_eighth(const qsf_plan *plan)
 {
     return qsf_draft_needed_bytes(plan) + qsf_draft_room_bytes(plan) / PART_FOR_MORE;
+}
+
+/* Experts want all memory that is left, so that a chunk may take only a part of it. */
+static uint64_t most_for_chunk(const qsf_draft *d)
+{
+    return d->plan->n_experts == 0 ? TOO_MANY_BYTES : with_an_eighth(d->plan);
 }
 
 /* A step of the ladder often frees more than is needed. The rest would all go to weights, so each
@@ -254,6 +264,28 @@ static bool shorten_context(qsf_draft *d)
            halve(d->in->options->ctx_tokens, PATIENT_CTX_TOKENS, &d->how.ctx_tokens);
 }
 
+/* Gives what is left to slots of experts. An embedding table of which a token reads one row is
+ * worth less than they are. */
+static void add_slots(qsf_draft *d)
+{
+    qsf_plan *const plan = d->plan;
+    if (plan->n_experts == 0)
+        return;
+    const bool is_table_kept = d->is_resident[0] && !qsf_stream_passes_ring(d->in->reader, 0);
+    const uint64_t engine_bytes = plan->engine_bytes;
+    uint32_t n_slots = qsf_draft_count_slots(d, qsf_draft_room_bytes(plan));
+    if (is_table_kept && n_slots < plan->n_experts) {
+        d->is_resident[0] = false;
+        qsf_draft_add_up(d);
+        d->is_resident[0] = plan->engine_bytes >= engine_bytes; /* a table smaller than its cache */
+        qsf_draft_add_up(d);
+        n_slots = qsf_draft_count_slots(d, qsf_draft_room_bytes(plan));
+    }
+    d->how.n_expert_slots = n_slots;
+    qsf_draft_add_up(d);
+    assert(qsf_draft_fits(plan));
+}
+
 /* Each pass reads every streamed unit, but only a few rows of a separate embedding table, so that
  * table comes last. */
 static void choose_resident(qsf_draft *d)
@@ -262,7 +294,8 @@ static void choose_resident(qsf_draft *d)
     while (is_streaming && shorten_context(d))
         is_streaming = !fits_without_streaming(d);
     if (!is_streaming) {
-        grow_chunk(d, TOO_MANY_BYTES);
+        grow_chunk(d, most_for_chunk(d));
+        add_slots(d);
         return;
     }
     qsf_draft_choose_least(d);
@@ -273,8 +306,10 @@ static void choose_resident(qsf_draft *d)
         qsf_draft_add_up(d);
         assert(qsf_draft_fits(d->plan));
     }
-    widen_ring(d);
-    grow_chunk(d, TOO_MANY_BYTES);
+    if (d->plan->n_experts == 0)
+        widen_ring(d);
+    grow_chunk(d, most_for_chunk(d));
+    add_slots(d);
     if (!d->is_resident[0]) {
         d->is_resident[0] = true;
         qsf_draft_add_up(d);
@@ -403,6 +438,7 @@ qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resi
     for (uint32_t i = 0; i < in->reader->n_units; i++)
         plan->model_bytes = qsf_add_capped(plan->model_bytes, in->reader->units[i].raw_bytes);
     qsf_draft d = {.in = in, .plan = plan, .is_resident = is_resident};
+    qsf_draft_find_experts(&d);
     qsf_draft_find_tiers(&d);
     QSF_TRY(plan_least(&d));
     plan->min_budget_bytes = qsf_draft_needed_bytes(plan);

@@ -144,5 +144,6 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
     };
     memcpy(out->phase_ns, s->phase_ns, sizeof out->phase_ns);
     qsf_stream_report(&m->stream, out);
+    qsf_experts_report(&m->experts, out);
     qsf_mutex_unlock(&m->lock);
 }

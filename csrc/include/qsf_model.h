@@ -88,12 +88,13 @@ typedef struct qsf_plan {
     uint64_t ring_bytes;       /* part of stream_bytes: the buffer for reading ahead */
     uint64_t embedding_bytes;  /* one band and the cache of rows, if the embedding table is not
                                 * resident */
+    uint64_t experts_bytes;    /* slots of experts, if the model has any */
     uint64_t kv_bytes;         /* KV pages of all sessions */
     uint64_t scratch_bytes;    /* activations of one prompt chunk, logits of a pass, sampling */
     uint64_t tables_bytes;     /* index, positions, session and thread records */
     uint64_t stacks_bytes;     /* of the worker threads */
-    uint64_t model_bytes;      /* raw bytes of all n_units */
-    uint64_t streamed_bytes;   /* bytes read from the file for every token */
+    uint64_t model_bytes;      /* raw bytes of all n_units and all experts */
+    uint64_t streamed_bytes;   /* bytes read from the file for every token, beside experts */
     uint64_t min_budget_bytes; /* the smallest budget_bytes that works with these options */
     uint32_t n_units;          /* embedding, layers that are not skipped, final norm and head */
     uint32_t n_units_resident;
@@ -107,6 +108,13 @@ typedef struct qsf_plan {
     uint32_t kv_is_rotated;  /* 0 or 1 */
     uint32_t io_depth;       /* reads in flight at the same time; 0: nothing is streamed */
     uint32_t embedding_rows; /* rows in the embedding cache; 0: no cache */
+    /* Mixtures of experts: those of a token are read unless a slot has them. */
+    uint32_t n_experts;            /* of all layers; 0: the model has none */
+    uint32_t experts_a_token;      /* that a token uses, in all layers */
+    uint32_t expert_slots;         /* experts that can stay in memory */
+    uint32_t expert_transit_slots; /* more slots, for experts that do not stay */
+    uint64_t expert_slot_bytes;    /* of the largest expert */
+    uint64_t expert_token_bytes;   /* that a token uses, all of it read if no slot has it */
     /* The fields above do not count skipped layers (qsf_options.quality). */
     uint32_t n_layers; /* layers in the file */
     uint32_t n_layers_skipped;

@@ -107,6 +107,11 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
     const uint32_t ffn = k->ffn_dim;
     const bool is_per_head = k->qk_norm == QSF_QK_NORM_PER_HEAD;
     const presence qk_norm = k->qk_norm != QSF_QK_NORM_NONE ? ALWAYS : NEVER;
+    const bool is_routed = k->n_experts != 0;
+    const presence router = is_routed ? ALWAYS : NEVER;
+    const presence by_router = is_routed ? OPTIONAL : NEVER;
+    const presence any_ffn = is_routed || k->ffn != QSF_FFN_NONE ? OPTIONAL : NEVER;
+    const presence shared = is_routed && k->ffn != QSF_FFN_NONE ? OPTIONAL : NEVER;
     const presence up = k->ffn != QSF_FFN_NONE ? ALWAYS : NEVER;
     const presence by_up = k->ffn != QSF_FFN_NONE ? OPTIONAL : NEVER;
     const presence gate = k->ffn == QSF_FFN_GATED ? ALWAYS : NEVER;
@@ -132,8 +137,12 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         LAYER_OUTLIERS(QSF_TENSOR_ATTN_OUT_OUTLIERS, attn_out_outliers, OPTIONAL, dim, q),
         LAYER_MATRIX(QSF_TENSOR_ATTN_OUT, attn_out, ALWAYS, dim, q),
         LAYER_VECTOR(QSF_TENSOR_POST_ATTN_NORM, post_attn_norm, OPTIONAL, dim),
-        LAYER_VECTOR(QSF_TENSOR_FFN_NORM, ffn_norm, by_up, dim),
-        LAYER_VECTOR(QSF_TENSOR_FFN_NORM_BIAS, ffn_norm_bias, by_up, dim),
+        LAYER_VECTOR(QSF_TENSOR_FFN_NORM, ffn_norm, any_ffn, dim),
+        LAYER_VECTOR(QSF_TENSOR_FFN_NORM_BIAS, ffn_norm_bias, any_ffn, dim),
+        LAYER_VECTOR(QSF_TENSOR_ROUTER_BIAS, router_bias, by_router, k->n_experts),
+        LAYER_VECTOR(QSF_TENSOR_SELECTION_BIAS, selection_bias, by_router, k->n_experts),
+        LAYER_MATRIX(QSF_TENSOR_EXPERT_ROUTER, router, router, k->n_experts, dim),
+        LAYER_VECTOR(QSF_TENSOR_SHARED_GATE, shared_gate, shared, dim),
         LAYER_VECTOR(QSF_TENSOR_FFN_GATE_BIAS, gate_bias, by_gate, ffn),
         LAYER_VECTOR(QSF_TENSOR_FFN_UP_BIAS, up_bias, by_up, ffn),
         LAYER_OUTLIERS(QSF_TENSOR_FFN_GATE_OUTLIERS, gate_outliers, by_gate, ffn, dim),
@@ -144,10 +153,56 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         LAYER_VECTOR(QSF_TENSOR_FFN_DOWN_BIAS, down_bias, by_up, dim),
         LAYER_OUTLIERS(QSF_TENSOR_FFN_DOWN_OUTLIERS, down_outliers, by_up, dim, ffn),
         LAYER_MATRIX(QSF_TENSOR_FFN_DOWN, down, up, dim, ffn),
-        LAYER_VECTOR(QSF_TENSOR_POST_FFN_NORM, post_ffn_norm, by_up, dim),
+        LAYER_VECTOR(QSF_TENSOR_POST_FFN_NORM, post_ffn_norm, any_ffn, dim),
     };
     l->kind = k;
     return match_unit(r, idx + 1, rules, sizeof rules / sizeof rules[0], l);
+}
+
+#define EXPERT_VECTOR(type, field, n)                                                \
+    {                                                                                \
+        type, #field, offsetof(qsf_expert, field), QSF_LAYOUT_VECTOR, OPTIONAL, 1, n \
+    }
+#define EXPERT_MATRIX(type, field, rows, cols)                                          \
+    {                                                                                   \
+        type, #field, offsetof(qsf_expert, field), QSF_LAYOUT_TILES, ALWAYS, rows, cols \
+    }
+
+/* Matches the tensors of the experts of layer `idx`; those of a template are matched once. */
+static qsf_status match_experts(const qsf_reader *r, uint32_t idx)
+{
+    const qsf_unit *const u = &r->units[idx + 1];
+    const qsf_layer_kind *const k = &r->kinds[u->kind];
+    const uint32_t dim = r->header.dim;
+    const tensor_rule rules[] = {
+        EXPERT_VECTOR(QSF_TENSOR_FFN_GATE_BIAS, gate_bias, k->expert_dim),
+        EXPERT_VECTOR(QSF_TENSOR_FFN_UP_BIAS, up_bias, k->expert_dim),
+        EXPERT_MATRIX(QSF_TENSOR_FFN_GATE, gate, k->expert_dim, dim),
+        EXPERT_MATRIX(QSF_TENSOR_FFN_UP, up, k->expert_dim, dim),
+        EXPERT_VECTOR(QSF_TENSOR_FFN_DOWN_BIAS, down_bias, dim),
+        EXPERT_MATRIX(QSF_TENSOR_FFN_DOWN, down, dim, k->expert_dim),
+    };
+    uint32_t last_template = 0;
+    for (uint32_t i = u->first_expert; i < u->first_expert + k->n_experts; i++) {
+        qsf_expert e;
+        if (r->units[i].template_idx == last_template)
+            continue;
+        last_template = r->units[i].template_idx;
+        QSF_TRY(match_unit(r, i, rules, sizeof rules / sizeof rules[0], &e));
+    }
+    return QSF_OK;
+}
+
+void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx, qsf_expert *out)
+{
+    *out = (qsf_expert){
+        .gate_bias = qsf_reader_tensor(r, unit_idx, QSF_TENSOR_FFN_GATE_BIAS),
+        .up_bias = qsf_reader_tensor(r, unit_idx, QSF_TENSOR_FFN_UP_BIAS),
+        .gate = qsf_reader_tensor(r, unit_idx, QSF_TENSOR_FFN_GATE),
+        .up = qsf_reader_tensor(r, unit_idx, QSF_TENSOR_FFN_UP),
+        .down_bias = qsf_reader_tensor(r, unit_idx, QSF_TENSOR_FFN_DOWN_BIAS),
+        .down = qsf_reader_tensor(r, unit_idx, QSF_TENSOR_FFN_DOWN),
+    };
 }
 
 /* Attention and FFN must have a norm somewhere, and a bias of a norm its norm. */
@@ -155,7 +210,8 @@ static qsf_status check_norms(const qsf_layer *l, uint32_t idx)
 {
     const bool has_attn_norm = l->attn_norm != NULL || l->post_attn_norm != NULL;
     const bool has_ffn_norm = l->ffn_norm != NULL || l->post_ffn_norm != NULL ||
-                              l->kind->is_parallel || l->kind->ffn == QSF_FFN_NONE;
+                              l->kind->is_parallel ||
+                              (l->kind->ffn == QSF_FFN_NONE && l->kind->n_experts == 0);
     if (!has_attn_norm || !has_ffn_norm)
         return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has no %s", idx + 1,
                         has_attn_norm ? "ffn_norm" : "attn_norm");
@@ -163,6 +219,16 @@ static qsf_status check_norms(const qsf_layer *l, uint32_t idx)
         (l->attn_norm == NULL && l->attn_norm_bias != NULL) ||
         (l->ffn_norm == NULL && l->ffn_norm_bias != NULL))
         return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has the bias of a norm but not the norm", idx + 1);
+    return QSF_OK;
+}
+
+/* The router is exact: few bits would change the choice of experts. */
+static qsf_status check_router(const qsf_layer *l, uint32_t idx)
+{
+    const qsf_tensor *const t = l->router;
+    if (t != NULL && t->dtype != QSF_DTYPE_F16 && t->dtype != QSF_DTYPE_F32)
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "unit %u: the router has type %s, expected f16 or f32",
+                        idx + 1, qsf_dtype_name(t->dtype));
     return QSF_OK;
 }
 
@@ -192,7 +258,11 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
         c->least_head_dim = k->head_dim;
     if (l->q_norm != NULL)
         raise_to(&c->qk_norm_cols, l->q_norm->n_cols); /* not below the K norm's */
-    c->has_gate |= l->gate != NULL;
+    if (k->n_experts != 0)
+        raise_to(&c->ffn_dim, k->expert_dim);
+    raise_to(&c->n_experts, k->n_experts);
+    raise_to(&c->n_chosen, k->n_chosen);
+    c->has_gate |= l->gate != NULL || k->n_experts != 0;
     c->keeps_input |= qsf_layer_keeps_input(l);
     raise_outliers_bytes(c, l);
 }
@@ -270,6 +340,8 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
     count_ropes(c, r);
     for (uint32_t i = 0; i < c->n_layers; i++) {
         QSF_TRY(match_layer(r, i, &layers[i]));
+        QSF_TRY(match_experts(r, i));
+        QSF_TRY(check_router(&layers[i], i));
         QSF_TRY(check_norms(&layers[i], i));
         add_layer(c, &layers[i]);
     }

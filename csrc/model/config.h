@@ -41,6 +41,10 @@ typedef struct qsf_layer {
     const qsf_tensor *post_attn_norm; /* [dim], optional */
     const qsf_tensor *ffn_norm;       /* [dim]; optional if there is a post_ffn_norm, or parallel */
     const qsf_tensor *ffn_norm_bias;  /* [dim], optional */
+    const qsf_tensor *router_bias;    /* [n_experts], optional */
+    const qsf_tensor *selection_bias; /* [n_experts], optional */
+    const qsf_tensor *router;         /* [n_experts, dim], layers with experts */
+    const qsf_tensor *shared_gate;    /* [dim], optional, of the dense part beside experts */
     const qsf_tensor *gate_bias;      /* [ffn_dim], optional */
     const qsf_tensor *up_bias;        /* [ffn_dim], optional */
     const qsf_tensor *gate_outliers;
@@ -54,6 +58,16 @@ typedef struct qsf_layer {
     const qsf_tensor *post_ffn_norm; /* [dim], optional */
 } qsf_layer;
 
+/* The tensors of an expert in the order of the pass. */
+typedef struct qsf_expert {
+    const qsf_tensor *gate_bias; /* [expert_dim], optional */
+    const qsf_tensor *up_bias;   /* [expert_dim], optional */
+    const qsf_tensor *gate;      /* [expert_dim, dim] */
+    const qsf_tensor *up;        /* [expert_dim, dim] */
+    const qsf_tensor *down_bias; /* [dim], optional */
+    const qsf_tensor *down;      /* [dim, expert_dim] */
+} qsf_expert;
+
 typedef struct qsf_config {
     uint32_t n_layers;
     const qsf_layer *layers; /* [n_layers] */
@@ -62,15 +76,17 @@ typedef struct qsf_config {
     uint32_t max_tokens; /* longest sequence that the model allows */
     uint32_t n_heads;    /* the largest of all layers; likewise the next four */
     uint32_t head_dim;
-    uint32_t q_dim;  /* heads * head_dim */
-    uint32_t kv_dim; /* KV heads * head_dim */
-    uint32_t ffn_dim;
+    uint32_t q_dim;          /* heads * head_dim */
+    uint32_t kv_dim;         /* KV heads * head_dim */
+    uint32_t ffn_dim;        /* or expert_dim */
     uint32_t least_kv_heads; /* of all layers; likewise the next */
     uint32_t least_head_dim;
     uint32_t qk_norm_cols; /* of the widest Q or K norm; 0: none */
     uint32_t n_ropes;      /* RoPE sets, for one context each */
     uint32_t n_rope_pairs; /* of all of them */
     uint32_t n_own_pairs;  /* of the one that header and ARCH make */
+    uint32_t n_experts;    /* of the layer with the most; 0: no layer has any; likewise the next */
+    uint32_t n_chosen;
     bool is_rms_norm;
     bool has_gate;    /* in some layer */
     bool keeps_input; /* some parallel layer needs its input again for the FFN */
@@ -112,6 +128,9 @@ static inline size_t qsf_stride(uint32_t dim)
  * the architecture or an option of it. QSF_ERR_FORMAT: a tensor is missing, misplaced or has the
  * wrong shape. */
 qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers, qsf_ends *ends);
+
+/* Fills *out with the tensors of an expert, whose shapes qsf_config_init has checked. */
+void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx, qsf_expert *out);
 
 /* True if the FFN of a layer reads the layer's input, which attention has changed by then. */
 bool qsf_layer_keeps_input(const qsf_layer *l);

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "model/attention.h"
 #include "model/linear.h"
+#include "model/routed.h"
 
 /* Writes the position of each row in its sequence. */
 static void number_rows(const qsf_chunk *chunk, uint32_t *positions)
@@ -160,6 +161,7 @@ typedef struct branch_end {
     const qsf_tensor *bias;
     const qsf_tensor *outliers;
     const qsf_tensor *post_norm;
+    bool is_kept; /* stays in y, because more is added to it */
 } branch_end;
 
 /* x += factor * (w @ in (+ bias)), normalised before it is added if there is a post norm */
@@ -170,12 +172,13 @@ static qsf_status add_product(qsf_ops *o, const branch_end *end, const qsf_acts 
     const bool is_normed = end->post_norm != NULL;
     size_t n_used = 0;
     qsf_norm_weights weights;
-    qsf_linear out = {end->w, NULL, s->y, s->dim_stride, 1, is_normed ? NULL : residual_epilogue,
-                      job,    {0}};
+    qsf_linear out = {end->w, NULL, s->y, s->dim_stride, 1, residual_epilogue, job, {0}};
+    if (is_normed || end->is_kept)
+        out.epilogue = NULL;
     QSF_TRY(load(o, end->bias, 0, &out.bias));
     QSF_TRY(qsf_ops_load_outliers(o, end->outliers, &n_used, &out.outliers));
     QSF_TRY(qsf_linear_run(o, &out, 1, in));
-    if (!is_normed)
+    if (!is_normed || end->is_kept)
         return QSF_OK;
     QSF_TRY(load_norm(o, end->post_norm, NULL, &weights));
     qsf_ops_add_normed(o, &weights);
@@ -185,7 +188,8 @@ static qsf_status add_product(qsf_ops *o, const branch_end *end, const qsf_acts 
 /* x += attention(norm(x)) */
 static qsf_status run_attention(qsf_ops *o, const qsf_layer *l, epilogue_job *job)
 {
-    const branch_end end = {l->attn_out, l->attn_out_bias, l->attn_out_outliers, l->post_attn_norm};
+    const branch_end end = {l->attn_out, l->attn_out_bias, l->attn_out_outliers, l->post_attn_norm,
+                            false};
     qsf_acts attended;
     QSF_TRY(project_heads(o, l, job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
@@ -210,32 +214,54 @@ static qsf_status prepare_ffn(qsf_ops *o, const qsf_layer *l, qsf_acts *out)
     return QSF_OK;
 }
 
-/* x += ffn(norm(x)) */
-static qsf_status run_ffn(qsf_ops *o, const qsf_layer *l, const epilogue_job *job)
+/* x += ffn(in), or y = ffn(in) if experts are added to it */
+static qsf_status run_dense(qsf_ops *o, const qsf_layer *l, const qsf_acts *in,
+                            const epilogue_job *job)
 {
     const qsf_scratch *const s = o->scratch;
     const size_t stride = qsf_stride(o->kind->ffn_dim);
-    const branch_end end = {l->down, l->down_bias, l->down_outliers, l->post_ffn_norm};
+    const branch_end end = {l->down, l->down_bias, l->down_outliers, l->post_ffn_norm,
+                            o->kind->n_experts != 0};
     size_t n_used = 0;
-    qsf_acts in;
     qsf_acts activated;
     qsf_linear gate = {l->gate, NULL, s->gate, stride, 1, NULL, NULL, {0}};
     qsf_linear up = {l->up, NULL, s->up, stride, 1, up_epilogue, job, {0}};
-    QSF_TRY(prepare_ffn(o, l, &in));
-    qsf_ops_lap(o, QSF_PHASE_NORM);
     QSF_TRY(load(o, l->gate_bias, 1, &gate.bias));
     QSF_TRY(load(o, l->up_bias, 0, &up.bias));
     QSF_TRY(qsf_ops_load_outliers(o, l->gate_outliers, &n_used, &gate.outliers));
     QSF_TRY(qsf_ops_load_outliers(o, l->up_outliers, &n_used, &up.outliers));
     if (l->gate != NULL) {
-        QSF_TRY(qsf_linear_run_pair(o, &gate, &up, &in));
+        QSF_TRY(qsf_linear_run_pair(o, &gate, &up, in));
     } else {
         up.y = s->gate;
-        QSF_TRY(qsf_linear_run(o, &up, 1, &in));
+        QSF_TRY(qsf_linear_run(o, &up, 1, in));
     }
     qsf_ops_lap(o, QSF_PHASE_GATE_UP);
     QSF_TRY(sub_norm(o, s->gate, o->kind->ffn_dim, l->ffn_sub_norm, &activated));
     return add_product(o, &end, &activated, job);
+}
+
+/* x += dense(norm(x)) + experts(norm(x)), either of which may be missing */
+static qsf_status run_ffn(qsf_ops *o, const qsf_layer *l, const epilogue_job *job)
+{
+    const bool is_routed = o->kind->n_experts != 0;
+    qsf_norm_weights weights;
+    qsf_acts in;
+    QSF_TRY(prepare_ffn(o, l, &in));
+    qsf_ops_lap(o, QSF_PHASE_NORM);
+    if (is_routed)
+        QSF_TRY(qsf_routed_choose(o, l, job->layer_idx, &in));
+    if (l->up != NULL)
+        QSF_TRY(run_dense(o, l, &in, job));
+    if (!is_routed)
+        return QSF_OK;
+    QSF_TRY(load_norm(o, l->post_ffn_norm, NULL, &weights));
+    QSF_TRY(qsf_routed_add(o, l, in.f32));
+    if (weights.weight != NULL)
+        qsf_ops_add_normed(o, &weights);
+    else
+        qsf_ops_add_residual(o, 0, o->config->dim);
+    return QSF_OK;
 }
 
 /* Beginning a resident unit is too cheap to time. */
@@ -278,7 +304,7 @@ static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t lay
     QSF_TRY(begin_unit(o, layer_idx + 1));
     QSF_TRY(begin_layer(o, l));
     QSF_TRY(run_attention(o, l, &job));
-    if (l->kind->ffn != QSF_FFN_NONE)
+    if (l->kind->ffn != QSF_FFN_NONE || l->kind->n_experts != 0)
         QSF_TRY(run_ffn(o, l, &job));
     return end_unit(o, QSF_PHASE_DOWN);
 }
@@ -364,9 +390,12 @@ qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)
     if (chunk->stopwatch != NULL)
         chunk->stopwatch->unit_idx = 0; /* the embedding */
     begin_pass(f, chunk);
+    qsf_experts_begin_pass(f->ops.experts, chunk->n_tokens, chunk->cancel, chunk->stopwatch);
     const qsf_status status = run_units(f, chunk);
-    if (status != QSF_OK)
+    if (status != QSF_OK) {
         qsf_stream_abandon(f->ops.stream);
+        qsf_experts_end(f->ops.experts);
+    }
     qsf_stream_end_pass(f->ops.stream);
     f->ops.stopwatch = NULL;
     return status;

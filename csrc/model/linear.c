@@ -158,7 +158,7 @@ static void add_part(range *s, const qsf_linear *l, size_t first, size_t end)
 static qsf_status run_range(qsf_ops *o, range *s)
 {
     const unsigned char *bytes;
-    QSF_TRY(qsf_stream_acquire(o->stream, s->parts[0].off, s->n_bytes, &bytes));
+    QSF_TRY(qsf_ops_acquire(o, s->parts[0].off, s->n_bytes, &bytes));
     size_t n_items = 0;
     for (size_t i = 0; i < s->n_parts; i++) {
         part *const p = &s->parts[i];
@@ -213,7 +213,7 @@ qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linear
     while (idx < n_linears) {
         const qsf_tensor *const w = linears[idx].w;
         const uint64_t off = w->data_off + tile_row * tile_row_bytes(&linears[idx]);
-        const size_t cap_bytes = qsf_stream_range_bytes(o->stream, w->unit_idx, off);
+        const size_t cap_bytes = qsf_ops_range_bytes(o, w->unit_idx, off);
         fill_range(&s, cap_bytes, linears, n_linears, &idx, &tile_row);
         assert(s.n_parts > 0);
         QSF_TRY(run_range(o, &s));
@@ -229,7 +229,7 @@ qsf_status qsf_linear_run_pair(qsf_ops *o, const qsf_linear *first, const qsf_li
     const uint64_t end_off = second->w->data_off + n_tile_rows * tile_row_bytes(second);
     assert(first->w->n_rows == second->w->n_rows && first->epilogue == NULL);
     if (end_off < begin_off ||
-        end_off - begin_off > qsf_stream_range_bytes(o->stream, first->w->unit_idx, begin_off)) {
+        end_off - begin_off > qsf_ops_range_bytes(o, first->w->unit_idx, begin_off)) {
         QSF_TRY(qsf_linear_run(o, first, 1, x));
         return qsf_linear_run(o, second, 1, x);
     }

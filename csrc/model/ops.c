@@ -34,14 +34,32 @@ static bool is_little_endian(void)
     return first == 1;
 }
 
+bool qsf_ops_is_resident(const qsf_ops *o, uint32_t unit_idx)
+{
+    return o->expert != NULL || qsf_stream_is_resident(o->stream, unit_idx);
+}
+
+size_t qsf_ops_range_bytes(const qsf_ops *o, uint32_t unit_idx, uint64_t off)
+{
+    return o->expert != NULL ? SIZE_MAX : qsf_stream_range_bytes(o->stream, unit_idx, off);
+}
+
+qsf_status qsf_ops_acquire(qsf_ops *o, uint64_t off, size_t n_bytes, const unsigned char **out)
+{
+    if (o->expert == NULL)
+        return qsf_stream_acquire(o->stream, off, n_bytes, out);
+    *out = o->expert + off;
+    return QSF_OK;
+}
+
 qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, const float **out)
 {
     *out = NULL;
     if (t == NULL)
         return QSF_OK;
     const unsigned char *bytes;
-    QSF_TRY(qsf_stream_acquire(o->stream, t->data_off, (size_t)t->data_bytes, &bytes));
-    const bool stays = qsf_stream_is_resident(o->stream, t->unit_idx);
+    QSF_TRY(qsf_ops_acquire(o, t->data_off, (size_t)t->data_bytes, &bytes));
+    const bool stays = qsf_ops_is_resident(o, t->unit_idx);
     if (stays && t->dtype == QSF_DTYPE_F32 && is_little_endian()) {
         *out = (const float *)(const void *)bytes; /* the address is a multiple of 64 */
         return QSF_OK;

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "format/outliers.h"
+#include "stream/experts.h"
 #include "stream/stream.h"
 #include "kernels/kernels.h"
 #include "model/config.h"
@@ -26,6 +27,8 @@ typedef struct qsf_ops {
     const qsf_kernels *kernels;
     qsf_pool *pool;
     qsf_stream *stream;
+    qsf_experts *experts;
+    const unsigned char *expert; /* raw bytes of the expert that runs; NULL: the stream's unit */
     qsf_scratch *scratch;
     const qsf_rope *ropes;      /* [n_ropes of the config] */
     const qsf_layer_kind *kind; /* of the layer that runs */
@@ -41,6 +44,11 @@ void qsf_ops_lap(const qsf_ops *o, qsf_phase phase);
 /* Returns the smallest number of items in a piece of a parallel loop. A hand-over costs about a
  * microsecond, as much as 16 KiB of weights or 16 Ki multiply-adds. */
 size_t qsf_ops_piece(size_t work_per_item);
+
+/* As the functions of the stream, for the unit or the expert that runs. */
+bool qsf_ops_is_resident(const qsf_ops *o, uint32_t unit_idx);
+size_t qsf_ops_range_bytes(const qsf_ops *o, uint32_t unit_idx, uint64_t off);
+qsf_status qsf_ops_acquire(qsf_ops *o, uint64_t off, size_t n_bytes, const unsigned char **out);
 
 /* *out = a vector tensor [n_cols] of the current unit as f32, valid until the unit ends: in place
  * if it is resident and f32, else a copy in space [n_cols]. NULL for a NULL tensor. */

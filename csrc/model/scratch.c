@@ -46,6 +46,27 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
     s->partial_sums = qsf_arena_push(a, n_partials, sizeof *s->partial_sums);
 }
 
+static void layout_routed(qsf_routed_scratch *s, qsf_arena *a, const qsf_config *c, size_t n,
+                          size_t dim_stride)
+{
+    const size_t n_rows = n < QSF_EXPERT_ROWS ? n : QSF_EXPERT_ROWS;
+    *s = (qsf_routed_scratch){0};
+    if (c->n_experts == 0)
+        return;
+    s->scores = qsf_arena_push(a, n * c->n_experts, sizeof *s->scores);
+    for (size_t i = 0; i < sizeof s->biases / sizeof s->biases[0]; i++)
+        s->biases[i] = qsf_arena_push(a, c->n_experts, sizeof *s->biases[i]);
+    s->gates = qsf_arena_push(a, n, sizeof *s->gates);
+    s->weights = qsf_arena_push(a, n * c->n_chosen, sizeof *s->weights);
+    s->chosen = qsf_arena_push(a, n * c->n_chosen, sizeof *s->chosen);
+    s->choices = qsf_arena_push(a, n * c->n_chosen, sizeof *s->choices);
+    s->first = qsf_arena_push(a, (size_t)c->n_experts + 1, sizeof *s->first);
+    s->units = qsf_arena_push(a, c->n_experts, sizeof *s->units);
+    s->uses = qsf_arena_push(a, c->n_experts, sizeof *s->uses);
+    s->rows = qsf_arena_push(a, n_rows * dim_stride, sizeof *s->rows);
+    s->outputs = qsf_arena_push(a, n_rows * dim_stride, sizeof *s->outputs);
+}
+
 void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
                         const qsf_kv_form *kv_form, uint32_t chunk_tokens, uint32_t ctx_tokens,
                         uint32_t n_threads)
@@ -84,6 +105,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
         s->qk_norms[i] = qsf_arena_push(a, c->qk_norm_cols, sizeof *s->qk_norms[i]);
     s->head_bias = qsf_arena_push(a, c->has_head_bias ? c->n_vocab : 0, sizeof *s->head_bias);
     s->outliers = qsf_arena_push(a, c->outliers_bytes, 1);
+    layout_routed(&s->routed, a, c, n, s->dim_stride);
     s->act_q = qsf_arena_push(a, n * widest, sizeof *s->act_q);
     s->act_q_low = qsf_arena_push(a, n * widest, sizeof *s->act_q_low);
     s->act_scale = qsf_arena_push(a, n * n_blocks, sizeof *s->act_scale);

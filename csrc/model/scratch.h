@@ -38,6 +38,24 @@ typedef struct qsf_attend_scratch {
     qsf_span_sums *partial_sums; /* [split_tokens, heads, n_spans] */
 } qsf_attend_scratch;
 
+/* Rows that an expert computes together; more share nothing but the weights in the cache. */
+#define QSF_EXPERT_ROWS 64
+
+/* Buffers of the routed part; empty if no layer has experts. */
+typedef struct qsf_routed_scratch {
+    float *scores;     /* [chunk, n_experts], rows at n_experts of the layer */
+    float *biases[2];  /* [n_experts] of router and selection */
+    float *gates;      /* [chunk] of the dense part */
+    float *weights;    /* [chunk, n_chosen] */
+    uint16_t *chosen;  /* [chunk, n_chosen] */
+    uint32_t *choices; /* [chunk * n_chosen] places in `chosen`, by expert */
+    uint32_t *first;   /* [n_experts + 1] of each expert in choices */
+    uint32_t *units;   /* [n_experts] that some token chose */
+    uint32_t *uses;    /* [n_experts] tokens that chose them */
+    float *rows;       /* [QSF_EXPERT_ROWS, dim_stride] inputs of an expert */
+    float *outputs;    /* [QSF_EXPERT_ROWS, dim_stride] */
+} qsf_routed_scratch;
+
 typedef struct qsf_scratch {
     uint32_t chunk_tokens;
     size_t dim_stride; /* dim, padded to 64 */
@@ -62,7 +80,8 @@ typedef struct qsf_scratch {
     float *qk_norms[2]; /* [qk_norm_cols] weights of Q norm and K norm */
     float *head_bias;   /* [n_vocab], if the head has one */
     unsigned char
-        *outliers;         /* [config's outliers_bytes] sparse outliers that are in use together */
+        *outliers; /* [config's outliers_bytes] sparse outliers that are in use together */
+    qsf_routed_scratch routed;
     int8_t *act_q;         /* [chunk, widest input] */
     int8_t *act_q_low;     /* [chunk, widest input] */
     float *act_scale;      /* [chunk, widest input / 64] */

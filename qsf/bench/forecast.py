@@ -95,9 +95,17 @@ def _measure(path: Path, plans: list[tuple[str, MemoryPlan]], *, is_quiet: bool)
             sys.stderr.write(f"measuring: {command.one_line(text)}\n")
 
     memory, madds = measure_memory([plans[0][1].n_threads], say)
-    is_streamed = any(plan.streamed_bytes for _, plan in plans)
+    is_streamed = any(_read_bytes(plan) for _, plan in plans)
     disk = measure_disk(path, say) if is_streamed else {}
     return Limits(memory_gb_per_s=memory, disk_gb_per_s=disk, gmadds_per_s=madds)
+
+
+def _read_bytes(plan: MemoryPlan) -> float:
+    """Return what a token reads from the file, if all experts are chosen alike: the worst case."""
+    if plan.n_experts == 0:
+        return float(plan.streamed_bytes)
+    missing = 1.0 - plan.expert_slots / plan.n_experts
+    return plan.streamed_bytes + plan.expert_token_bytes * missing
 
 
 def table_lines(facts: FileFacts, limits: Limits, plans: list[tuple[str, MemoryPlan]]) -> list[str]:
@@ -121,14 +129,14 @@ def table_lines(facts: FileFacts, limits: Limits, plans: list[tuple[str, MemoryP
             limits,
             threads=plan.n_threads,
             kv_token_bytes=None if of_position is None else of_position * mean_positions(_TEST),
-            streamed_bytes=float(plan.streamed_bytes),
+            streamed_bytes=_read_bytes(plan),
         )
         taken = (plan.process_bytes + plan.reserve_bytes + plan.engine_bytes) / _MB
         expected, most, by = ("-", "-", "not measured")
         if bound is not None:
             most, by = _speed(bound.tok_per_s), bound.limited_by
             expected = _speed(bound.tok_per_s * _REACHED[by])
-        read_mb = plan.streamed_bytes / _MB
+        read_mb = _read_bytes(plan) / _MB
         lines.append(f"{name:>12} {taken:>10,.1f} {read_mb:>14,.1f} {expected:>15} {most:>8}  {by}")
     if facts.token_bytes < _CACHE_BYTES:
         lines.append("so small a model fits into the processor's cache, and may be faster")

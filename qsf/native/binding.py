@@ -186,6 +186,7 @@ class MemoryPlan:
     stream_bytes: int
     ring_bytes: int
     embedding_bytes: int
+    experts_bytes: int
     kv_bytes: int
     scratch_bytes: int
     tables_bytes: int
@@ -205,6 +206,12 @@ class MemoryPlan:
     kv_is_rotated: bool
     io_depth: int
     embedding_rows: int
+    n_experts: int
+    experts_a_token: int
+    expert_slots: int
+    expert_transit_slots: int
+    expert_slot_bytes: int
+    expert_token_bytes: int
     n_layers: int
     n_layers_skipped: int
     n_skips_asked: int

@@ -122,6 +122,9 @@ class SessionStats:
     parallel_ns: int
     n_embedding_rows: int
     n_embedding_hits: int
+    n_expert_uses: int
+    n_expert_hits: int
+    expert_read_bytes: int
     n_given_back: int
     n_taken_again: int
     given_back_bytes: int

@@ -111,6 +111,7 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         (f"ring for the others, filled by {reads}", plan.ring_bytes),
         ("decode buffer", plan.stream_bytes - plan.ring_bytes),
         (_embedding_text(plan), plan.embedding_bytes),
+        (_experts_text(plan), plan.experts_bytes),
         (_kv_cache_text(plan), plan.kv_bytes),
         (f"activations, chunks of {plan.chunk_tokens}", plan.scratch_bytes),
         ("tables", plan.tables_bytes),
@@ -129,6 +130,9 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         lines.append(_map_line("ceiling: what the machine gives", mb(plan.ceiling_bytes)))
     if plan.streamed_bytes:
         lines.append(_map_line("read from the file per token", mb(plan.streamed_bytes)))
+    if plan.expert_slots < plan.n_experts:
+        name = f"and at most {plan.experts_a_token} experts that are not in memory"
+        lines.append(_map_line(name, mb(plan.expert_token_bytes)))
     return lines + skip_lines(plan)
 
 
@@ -142,9 +146,15 @@ def _embedding_text(plan: MemoryPlan) -> str:
     return f"embedding, a band{rows}"
 
 
+def _experts_text(plan: MemoryPlan) -> str:
+    return (
+        f"{plan.expert_slots} of {plan.n_experts} experts, {plan.expert_transit_slots} in transit"
+    )
+
+
 def _stacks_text(plan: MemoryPlan) -> str:
     threads = f"{plan.n_threads} threads"
-    return f"{threads} and readers" if plan.io_depth else threads
+    return f"{threads} and readers" if plan.io_depth or plan.n_experts else threads
 
 
 def _map_line(name: str, value: str) -> str:
@@ -295,10 +305,25 @@ def timeline_lines(model: Model) -> list[str]:
             f"embedding rows: {stats.n_embedding_rows} asked for, {stats.n_embedding_hits} found "
             f"in the cache ({rate:.0f} %)"
         )
+    lines += _expert_lines(model)
     events = model.memory_events
     if events:
         lines.append("memory: " + "; ".join(_event_text(event) for event in events))
     return lines
+
+
+def _expert_lines(model: Model) -> list[str]:
+    stats = model.session_stats
+    if stats.n_expert_uses == 0:
+        return []
+    plan = model.info.plan
+    n_tokens = stats.prompt_tokens + stats.step_tokens
+    rate = 100 * stats.n_expert_hits / stats.n_expert_uses
+    return [
+        f"experts: {stats.n_expert_uses} used, {stats.n_expert_hits} of them in memory"
+        f" ({rate:.0f} %), {mb(stats.expert_read_bytes // max(n_tokens, 1))} read a token;"
+        f" {plan.expert_slots} of {plan.n_experts} fit, a token uses {plan.experts_a_token}"
+    ]
 
 
 def total_line(stats: SessionStats, units: Sequence[UnitTime]) -> str:

@@ -103,22 +103,25 @@ static void check_refused_tensors(void)
 {
     tiny_model_build(&file, &llama);
     qsf_store_u32(entry_of(1, QSF_TENSOR_FFN_UP) + 4, QSF_TENSOR_EXPERT_ROUTER);
+    refuse(QSF_ERR_FORMAT, "unit 1 has router, which layers of its kind do not have");
+    tiny_model_build(&file, &llama);
+    qsf_store_u16(entry_of(1, QSF_TENSOR_FFN_UP) + 18, 1); /* an index that no layer has */
     refuse(QSF_ERR_FORMAT, "unit 1 has no up");
     tiny_model_build(&file, &llama);
-    qsf_store_u32(entry_of(2, QSF_TENSOR_FFN_GATE) + 4, QSF_TENSOR_EXPERT_ROUTER);
+    qsf_store_u16(entry_of(2, QSF_TENSOR_FFN_GATE) + 18, 1);
     refuse(QSF_ERR_FORMAT, "unit 2 has no gate");
     tiny_model_build(&file, &llama);
-    qsf_store_u32(entry_of(1, QSF_TENSOR_FFN_GATE) + 4, QSF_TENSOR_EXPERT_ROUTER);
+    qsf_store_u16(entry_of(1, QSF_TENSOR_FFN_GATE) + 18, 1);
     /* Without the first layer's gate, no layer has one. */
     refuse(QSF_ERR_UNSUPPORTED, "unit 1 has 9 tensors, but this build can run only 8 of them");
     tiny_model_build(&file, &gpt2);
     qsf_store_u32(entry_of(1, QSF_TENSOR_FFN_UP_BIAS) + 4, QSF_TENSOR_FFN_GATE_BIAS);
     refuse(QSF_ERR_FORMAT, "unit 1 has gate_bias, which layers of its kind do not have");
     tiny_model_build(&file, &gpt2);
-    qsf_store_u32(entry_of(2, QSF_TENSOR_FFN_UP_BIAS) + 4, QSF_TENSOR_EXPERT_ROUTER);
+    qsf_store_u16(entry_of(2, QSF_TENSOR_FFN_UP_BIAS) + 18, 1);
     refuse(QSF_ERR_UNSUPPORTED, "tensors, but this build can run only");
     tiny_model_build(&file, &llama);
-    qsf_store_u16(entry_of(1, QSF_TENSOR_Q) + 18, 1); /* an expert's number */
+    qsf_store_u16(entry_of(1, QSF_TENSOR_Q) + 18, 1);
     refuse(QSF_ERR_FORMAT, "unit 1 has no q");
 }
 

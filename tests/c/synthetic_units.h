@@ -14,6 +14,7 @@ typedef struct synthetic_units {
     qsf_reader reader;
     qsf_unit units[SYNTHETIC_MAX_UNITS];
     qsf_tensor tensors[SYNTHETIC_MAX_UNITS];
+    qsf_layer_kind kind; /* of all layers: without experts */
 } synthetic_units;
 
 /* All of unit_bytes, uncompressed, with one matrix of rows of 4096 each. */
@@ -36,6 +37,8 @@ static inline void synthetic_make(synthetic_units *s, uint32_t n_layers, uint64_
                              .n_tensors = n_units,
                              .units = s->units,
                              .tensors = s->tensors,
+                             .kinds = &s->kind,
+                             .n_kinds = 1,
                              .arch = {.tied_head = is_tied},
                              .header = {.n_layers = n_layers}};
 }

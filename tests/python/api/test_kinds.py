@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
-from make.kind_models import LAYER_NORMS, MIXED, VOCAB, write_model
+from make.kind_models import LAYER_NORMS, MIXED, ROUTED, VOCAB, write_model
 from oracle import reference
 from oracle.reference_models import load_qsf
 from qsf import errors
@@ -34,13 +34,15 @@ def written(folder: Path, name: str, dtype: Dtype) -> Path:
     path = folder / f"{name}-{dtype.name}.qsf"
     if not path.exists() and name == "mixed":
         write_model(path, MIXED, dtype=dtype)
+    elif not path.exists() and name == "routed":
+        write_model(path, ROUTED, dtype=dtype, seed=5)
     elif not path.exists():
         arch = Arch(tied_head=name == "tied")
         write_model(path, LAYER_NORMS, dtype=dtype, norm=Norm.LAYER, arch=arch, seed=3)
     return path
 
 
-NAMES = ("mixed", "layer-norms", "tied")
+NAMES = ("mixed", "layer-norms", "tied", "routed")
 MODELS = [(name, dtype) for name in NAMES for dtype in (Dtype.F16, Dtype.Q4)]
 
 

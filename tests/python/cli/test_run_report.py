@@ -47,6 +47,17 @@ def plan(**changes: Any) -> MemoryPlan:
     return MemoryPlan(**{**values, **changes})
 
 
+def test_experts_are_in_the_memory_map() -> None:
+    some = plan(n_experts=64, expert_slots=10, expert_transit_slots=4, experts_a_token=16,
+                experts_bytes=14 * MB, expert_token_bytes=16 * MB)  # fmt: skip
+    lines = report.plan_lines(some)
+    assert any("10 of 64 experts, 4 in transit" in line and "14.0" in line for line in lines)
+    assert any("at most 16 experts that are not in memory" in line for line in lines)
+    every = report.plan_lines(replace(some, expert_slots=64))
+    assert not any("not in memory" in line for line in every)
+    assert not any("expert" in line for line in report.plan_lines(plan()))
+
+
 def test_alike_neighbours_are_one_line() -> None:
     units = [unit("embedding"), *(unit(f"layer {i}") for i in range(3))]
     units += [unit(f"layer {i}", read_mb=7, wait_ms=3) for i in range(3, 10)]

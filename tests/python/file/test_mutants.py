@@ -14,6 +14,7 @@ from make.mutants import SECTIONS, mutant
 from make.outlier_files import add_outliers
 from qsf.file.kinds import RopeSet
 from qsf.file.reader import Reader
+from qsf_converter import convert
 
 N_MUTANTS = 24
 
@@ -33,12 +34,14 @@ def of_kinds(source: Path, path: Path) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings in Linux only")
-@pytest.mark.parametrize("tag", [tag for tag in SECTIONS if tag != "EXPT"])
+@pytest.mark.parametrize("tag", SECTIONS)
 def test_mutants_give_typed_errors(
-    tag: str, tmp_path: Path, tiny_llama_4bit: Path, tiny_gpt2_8bit: Path
+    tag: str, tmp_path: Path, tiny_llama_4bit: Path, tiny_gpt2_8bit: Path, tiny_moe_dir: Path
 ) -> None:
     base = tiny_gpt2_8bit if tag == "WPOS" else tiny_llama_4bit
-    if tag in ("KIND", "ROPE"):
+    if tag == "EXPT":
+        convert(tiny_moe_dir, base := tmp_path / "experts.qsf", quant_type="4bit")
+    elif tag in ("KIND", "ROPE"):
         base = of_kinds(base, tmp_path / "kinds.qsf")
     data = base.read_bytes()
     paths = []

@@ -14,7 +14,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, QkNorm, RopeSet
+from qsf.file.kinds import (
+    ROPE_NONE,
+    ExpertScore,
+    ExpertWeights,
+    Ffn,
+    GroupScore,
+    LayerKind,
+    QkNorm,
+    RopeSet,
+)
 from qsf.file.layout import (
     Activation,
     Arch,
@@ -26,7 +35,7 @@ from qsf.file.layout import (
     Positions,
     TensorType,
 )
-from qsf.file.units import unit_order, unit_shapes
+from qsf.file.units import expert_shapes, unit_order, unit_shapes
 from qsf.file.writer import Writer
 from qsf_converter.rounding.quantisers import quantise_rows
 
@@ -63,11 +72,13 @@ class Layer:
     kind: LayerKind
     extra: tuple[TensorType, ...] = ()
     without: tuple[TensorType, ...] = ()
+    of_experts: tuple[TensorType, ...] = ()  # biases of its experts
 
     def types(self) -> set[TensorType]:
         """Return the types of its tensors."""
         norms = (T.Q_NORM, T.K_NORM) if self.kind.qk_norm else ()
-        usual = {T.ATTN_NORM, *_MATRICES, *norms, *_FFN[Ffn(self.kind.ffn)]}
+        routed = (T.FFN_NORM, T.EXPERT_ROUTER) if self.kind.n_experts else ()
+        usual = {T.ATTN_NORM, *_MATRICES, *norms, *routed, *_FFN[Ffn(self.kind.ffn)]}
         return (usual | set(self.extra)) - set(self.without)
 
 
@@ -99,6 +110,23 @@ LAYER_NORMS: Final = (
 )  # fmt: skip
 
 
+EXPERT_BIASES: Final = (T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_DOWN_BIAS)
+ROUTED: Final = (
+    Layer(kind()),
+    Layer(kind(ffn=Ffn.NONE, n_experts=6, n_chosen=2, expert_dim=40,
+               expert_weights=ExpertWeights.BY_SUM)),
+    Layer(kind(ffn_dim=24, n_experts=8, n_chosen=3, expert_dim=40, weights_factor=2.5,
+               expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM,
+               weights_epsilon=1e-20, n_groups=4, n_groups_kept=2,
+               group_score=GroupScore.TWO_LARGEST), (T.SELECTION_BIAS, T.SHARED_GATE)),
+    Layer(kind(ffn=Ffn.NONE, n_experts=5, n_chosen=5, expert_dim=17, residual_factor=0.5,
+               expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX,
+               activation=Activation.GELU_TANH), (T.ROUTER_BIAS, *POST_NORMS), (),
+          EXPERT_BIASES),
+    Layer(kind(n_experts=4, n_chosen=1, expert_dim=64, is_parallel=True), (), (T.FFN_NORM,)),
+)  # fmt: skip
+
+
 def _values(
     rng: np.random.Generator, type: TensorType, shape: tuple[int, int]
 ) -> NDArray[np.float32]:
@@ -126,7 +154,8 @@ def write_model(
     header = Header(
         architecture=Architecture.OTHER, n_layers=len(layers), dim=DIM,
         n_heads=max(k.n_heads for k in kinds), n_kv_heads=0, n_vocab=VOCAB, max_tokens=MAX_TOKENS,
-        ffn_dim=max(k.ffn_dim for k in kinds), head_dim=max(k.head_dim for k in kinds),
+        ffn_dim=max(max(k.ffn_dim, k.expert_dim) for k in kinds),
+        head_dim=max(k.head_dim for k in kinds),
         dtype=dtype, activation=Activation.SILU, norm=norm, positions=Positions.ROPE,
         rope_theta=10000.0, bos_id=1, eos_id=2, pad_id=None,
     )  # fmt: skip
@@ -142,12 +171,34 @@ def write_model(
             for type in order:
                 if type not in types:
                     continue
-                rows = _values(rng, type, shapes[type])
-                is_vector = rows.shape[0] == 1
-                stored = Dtype.F32 if is_vector else dtype
-                layout = Layout.VECTOR if is_vector else Layout.TILES
-                w.begin_tensor(type, rows.shape[0], rows.shape[1], stored, layout)
-                w.write(rows.tobytes() if is_vector else quantise_rows(dtype, rows))
-                w.end_tensor()
+                _write_tensor(w, rng, type, shapes[type], dtype)
             w.end_unit()
+            if is_layer:
+                _write_experts(w, rng, layers[unit_idx - 1], unit_idx - 1, dtype)
     return path
+
+
+def _write_experts(
+    w: Writer, rng: np.random.Generator, layer: Layer, layer_idx: int, dtype: Dtype
+) -> None:
+    """Write the experts of a layer; every third has 8 bits, so that there are two templates."""
+    for i in range(layer.kind.n_experts):
+        of_expert = Dtype.Q8 if i % 3 == 2 and dtype is Dtype.Q4 else dtype
+        shapes = expert_shapes(w.header, layer.kind)
+        w.begin_expert(layer_idx, i, dtype=of_expert, importance=i / 10)
+        for type in unit_order(w.header.n_layers + 2, w.header.n_layers, is_tied=False):
+            if type not in EXPERT_BIASES or type in layer.of_experts:
+                _write_tensor(w, rng, type, shapes[type], of_expert)
+        w.end_unit()
+
+
+def _write_tensor(
+    w: Writer, rng: np.random.Generator, type: TensorType, shape: tuple[int, int], dtype: Dtype
+) -> None:
+    rows = _values(rng, type, shape)
+    is_vector = rows.shape[0] == 1
+    stored = Dtype.F32 if is_vector or type is T.EXPERT_ROUTER else dtype
+    layout = Layout.VECTOR if is_vector else Layout.TILES
+    w.begin_tensor(type, rows.shape[0], rows.shape[1], stored, layout)
+    w.write(rows.tobytes() if is_vector else quantise_rows(stored, rows))
+    w.end_tensor()

@@ -1,0 +1,304 @@
+/* check_experts.c - experts in slots: one answer whatever is kept, faults that leave everything as
+ * it was, and what the policy keeps.
+ *
+ * Uses tests/golden/tiny-experts-4bit.qsf, made by tools/make_golden_files.py: three layers, of
+ * which two have 6 and 8 experts and choose 2 and 3.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
+#include "check.h"
+#include "engine/model.h"
+#include "engine/model_memory.h"
+#include "engine/model_open.h"
+#include "engine/session.h"
+
+static const char path[] = "tests/golden/tiny-experts-4bit.qsf"; /* tests run in the root */
+
+#define N_TOKENS 60
+#define N_VOCAB 101
+#define N_EXPERTS 14
+#define N_CHOSEN 5 /* of a token, in both layers */
+
+static uint32_t tokens[N_TOKENS];
+
+static qsf_options options_of(uint32_t n_threads, uint32_t chunk_tokens)
+{
+    qsf_options opt;
+    qsf_options_default(&opt);
+    opt.budget_bytes = 0;
+    opt.n_threads = n_threads;
+    opt.chunk_tokens = chunk_tokens;
+    opt.ctx_tokens = 96;
+    return opt;
+}
+
+static qsf_model *open_with(uint32_t n_threads, uint32_t chunk_tokens, uint32_t n_slots)
+{
+    const qsf_options opt = options_of(n_threads, chunk_tokens);
+    qsf_model *m = NULL;
+    if (!CHECK_OK(qsf_model_create(path, &opt, NULL, &m)))
+        return NULL;
+    CHECK_EQ(m->plan.n_experts, N_EXPERTS);
+    CHECK_EQ(m->plan.expert_slots, N_EXPERTS);
+    CHECK_EQ(m->plan.experts_a_token, N_CHOSEN);
+    while (qsf_experts_held(&m->experts) > n_slots)
+        CHECK(qsf_experts_give_slot(&m->experts));
+    return m;
+}
+
+/* Evaluates all tokens: as a prompt, or one by one. */
+static qsf_status run(qsf_model *m, bool is_prompt, float *logits)
+{
+    qsf_session *s;
+    QSF_TRY(qsf_session_create(m, &s));
+    qsf_status status = QSF_OK;
+    for (size_t n_done = 0; is_prompt && status == QSF_OK && n_done < N_TOKENS;)
+        status = qsf_session_sync(s, tokens, N_TOKENS, &n_done);
+    for (size_t i = 0; !is_prompt && status == QSF_OK && i < N_TOKENS; i++)
+        status = qsf_session_step(s, tokens[i]);
+    if (status == QSF_OK)
+        status = qsf_session_logits(s, logits, N_VOCAB);
+    qsf_session_destroy(s);
+    return status;
+}
+
+static void check_one_answer(void)
+{
+    static const uint32_t slots[] = {N_EXPERTS, 0, 1, 2, N_CHOSEN, N_EXPERTS / 2};
+    static const struct {
+        uint32_t n_threads;
+        uint32_t chunk_tokens;
+        bool is_prompt;
+    } ways[] = {{1, 64, true}, {3, 64, true}, {2, 7, true}, {1, 1, false}, {2, 16, false}};
+    float want[N_VOCAB];
+    bool is_first = true;
+    for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++)
+        for (size_t j = 0; j < sizeof ways / sizeof ways[0]; j++) {
+            float have[N_VOCAB];
+            qsf_model *const m = open_with(ways[j].n_threads, ways[j].chunk_tokens, slots[i]);
+            if (m == NULL)
+                return;
+            for (int again = 0; again < 2; again++) { /* with what the first run left there */
+                if (CHECK_OK(run(m, ways[j].is_prompt, is_first ? want : have)) && !is_first)
+                    CHECK(memcmp(want, have, sizeof want) == 0);
+                is_first = false;
+            }
+            CHECK_EQ(qsf_experts_held(&m->experts), slots[i]);
+            if (slots[i] == 0)
+                CHECK_EQ_U64(m->experts.totals.n_hits, 0);
+            else if (!ways[j].is_prompt)
+                CHECK(m->experts.totals.n_hits > 0);
+            if (slots[i] == N_EXPERTS)
+                CHECK(m->experts.totals.n_uses - m->experts.totals.n_hits <= N_EXPERTS);
+            qsf_model_close(m);
+        }
+}
+
+/* The N-th read of an expert fails, ends early or is wrong: the step says so, the next one works.
+ */
+static void check_read_faults(void)
+{
+    static const qsf_fault_kind kinds[] = {QSF_FAULT_FAIL, QSF_FAULT_SHORT, QSF_FAULT_CORRUPT};
+    float want[N_VOCAB];
+    float have[N_VOCAB];
+    for (int k = 0; k < 3; k++)
+        for (int64_t n = 0; n < 24; n++) {
+            qsf_model *const m = open_with(2, 16, (uint32_t)n % 4);
+            if (m == NULL)
+                return;
+            if (n == 0)
+                CHECK_OK(run(m, false, want));
+            const uint64_t held_bytes = m->ledger.held_bytes;
+            m->reader.file.fault_kind = kinds[k];
+            m->reader.file.reads_until_fault = n;
+            const qsf_status status = run(m, n % 2 == 0, have);
+            CHECK_EQ(status, kinds[k] == QSF_FAULT_FAIL ? QSF_ERR_IO : QSF_ERR_FORMAT);
+            CHECK_CONTAINS(qsf_error_detail(), "an expert of layer ");
+            CHECK_EQ_U64(m->ledger.held_bytes, held_bytes);
+            CHECK_OK(run(m, n % 2 == 0, have));
+            CHECK(memcmp(want, have, sizeof want) == 0);
+            qsf_model_close(m);
+        }
+}
+
+static void check_allocation_faults(void)
+{
+    const qsf_options opt = options_of(2, 16);
+    qsf_status status = QSF_ERR_NOMEM;
+    int64_t n = 0;
+    for (; status != QSF_OK && n < 200; n++) {
+        qsf_model *m = NULL;
+        const qsf_faults faults = {.grants_until_fault = n, .reads_until_fault = -1};
+        status = qsf_model_create(path, &opt, &faults, &m);
+        CHECK(status == QSF_OK || status == QSF_ERR_NOMEM);
+        CHECK((m != NULL) == (status == QSF_OK));
+        qsf_model_close(m);
+    }
+    CHECK(n > N_EXPERTS + 10); /* tables, slots and the rest */
+}
+
+/* Cancelled while reads are queued: nothing is read afterwards, and the next run is right. */
+static void check_cancel(void)
+{
+    static const uint32_t uses[] = {1, 1, 1};
+    float want[N_VOCAB];
+    float have[N_VOCAB];
+    atomic_bool is_cancelled = true;
+    const atomic_bool *const flags[] = {&is_cancelled};
+    const qsf_cancel cancel = {flags, 1};
+    qsf_model *const m = open_with(1, 16, 0);
+    if (m == NULL)
+        return;
+    CHECK_OK(run(m, false, want));
+    const unsigned char *bytes;
+    uint32_t units[3];
+    for (uint32_t i = 0; i < 3; i++)
+        units[i] = m->reader.n_units_file + i;
+    m->reader.file.fault_kind = QSF_FAULT_SLOW;
+    m->reader.file.reads_until_fault = 0;
+    qsf_experts_begin_pass(&m->experts, 1, &cancel, NULL);
+    qsf_experts_request(&m->experts, 1, units, uses, 3);
+    qsf_status status = QSF_OK;
+    for (uint32_t i = 0; status == QSF_OK && i < 3; i++)
+        status = qsf_experts_take(&m->experts, i, &bytes);
+    CHECK_EQ(status, QSF_ERR_CANCELLED);
+    qsf_experts_end(&m->experts);
+    CHECK_EQ(m->experts.n_reading, 0);
+    CHECK_EQ_U64(m->experts.next_job, m->experts.end_job);
+    CHECK_OK(run(m, false, have));
+    CHECK(memcmp(want, have, sizeof want) == 0);
+    qsf_model_close(m);
+}
+
+/* Slots are given back before anything else, and taken again. */
+static void check_pressure(void)
+{
+    qsf_model *const m = open_with(1, 16, N_EXPERTS);
+    if (m == NULL)
+        return;
+    float want[N_VOCAB];
+    float have[N_VOCAB];
+    CHECK_OK(run(m, false, want));
+    const uint64_t engine_bytes = m->plan.engine_bytes;
+    const qsf_memory_move given = qsf_model_give(m, 3 * m->plan.expert_slot_bytes);
+    CHECK(given.is_done && !given.has_disturbed);
+    CHECK_EQ(m->plan.expert_slots, N_EXPERTS - 3);
+    CHECK_EQ(m->plan.n_units_resident, m->plan.n_units);
+    CHECK_EQ_U64(m->plan.engine_bytes, engine_bytes - given.n_bytes);
+    CHECK_OK(run(m, false, have));
+    CHECK(memcmp(want, have, sizeof want) == 0);
+    CHECK(qsf_model_next_cost_bytes(m) >= m->plan.expert_slot_bytes);
+    const qsf_memory_move taken = qsf_model_take(m, 100 * m->plan.expert_slot_bytes);
+    CHECK(taken.is_done && !taken.has_disturbed);
+    CHECK_EQ_U64(taken.n_bytes, given.n_bytes);
+    CHECK_EQ(m->plan.expert_slots, N_EXPERTS);
+    CHECK_EQ_U64(m->plan.engine_bytes, engine_bytes);
+    CHECK_EQ_U64(qsf_model_next_cost_bytes(m), 0);
+    CHECK_OK(run(m, false, have));
+    CHECK(memcmp(want, have, sizeof want) == 0);
+    qsf_model_close(m);
+}
+
+/* From the smallest budget to one in which all fit: the plan fits, no other slot would, more memory
+ * is never fewer slots, and the answer is one. */
+static void check_plans(void)
+{
+    const qsf_faults faults = {-1, -1, UINT64_C(10) << 20};
+    qsf_options opt = options_of(1, 0);
+    qsf_model *m = NULL;
+    float want[N_VOCAB];
+    float have[N_VOCAB];
+    opt.budget_bytes = 1;
+    CHECK_STATUS(qsf_model_create(path, &opt, &faults, &m), QSF_ERR_NOMEM);
+    opt.budget_bytes = UINT64_C(1) << 30;
+    if (!CHECK_OK(qsf_model_create(path, &opt, &faults, &m)))
+        return;
+    CHECK_OK(run(m, false, want));
+    CHECK_EQ(m->plan.expert_slots, N_EXPERTS);
+    const uint64_t most_bytes = m->plan.process_bytes + m->plan.engine_bytes;
+    opt.budget_bytes = m->plan.min_budget_bytes;
+    qsf_model_close(m);
+    uint32_t n_seen = 0; /* numbers of slots */
+    uint32_t n_slots = 0;
+    for (; opt.budget_bytes < most_bytes + 100000; opt.budget_bytes += 20000) {
+        if (!CHECK_OK(qsf_model_create(path, &opt, &faults, &m)))
+            return;
+        const qsf_plan *const p = &m->plan;
+        const uint64_t used_bytes = p->process_bytes + p->engine_bytes;
+        CHECK(used_bytes <= opt.budget_bytes);
+        CHECK(p->expert_slots == N_EXPERTS ||
+              opt.budget_bytes - used_bytes < p->expert_slot_bytes + 8192);
+        CHECK(m->ledger.held_bytes <= m->ledger.ceiling_bytes);
+        CHECK_EQ(m->experts.n_slots, p->expert_slots);
+        n_seen += opt.budget_bytes == p->min_budget_bytes || p->expert_slots != n_slots;
+        n_slots = p->expert_slots;
+        CHECK_OK(run(m, false, have));
+        CHECK(memcmp(want, have, sizeof want) == 0);
+        qsf_model_close(m);
+    }
+    CHECK_EQ(n_slots, N_EXPERTS);
+    CHECK(n_seen > 5);
+}
+
+/* A cycle of 10 experts through 6 slots: the least recently used one is always gone when it is
+ * needed, counts keep some. Experts are visited in the order that they have in a pass. */
+static void check_policy(void)
+{
+    enum { CYCLE = 10, SLOTS = 6, PASSES = 50 };
+    float counts[CYCLE] = {0.0F};
+    uint32_t held[SLOTS];
+    uint32_t recent[SLOTS]; /* least recently used first */
+    uint32_t n_hits = 0;
+    uint32_t n_recent_hits = 0;
+    qsf_expert_policy p;
+    qsf_expert_policy_init(&p, counts, CYCLE);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        held[i] = recent[i] = i;
+    for (uint32_t pass = 0; pass < PASSES; pass++) {
+        qsf_expert_policy_advance(&p, 1);
+        for (uint32_t e = 0; e < CYCLE; e++) {
+            uint32_t worst = 0;
+            bool is_hit = false;
+            qsf_expert_policy_use(&p, e, 1);
+            for (uint32_t i = 0; i < SLOTS; i++) {
+                is_hit |= held[i] == e;
+                if (qsf_expert_policy_is_worse(&p, held[i], (held[i] + CYCLE - e) % CYCLE,
+                                               held[worst], (held[worst] + CYCLE - e) % CYCLE))
+                    worst = i;
+            }
+            n_hits += is_hit;
+            if (!is_hit && qsf_expert_policy_admits(&p, e, held[worst]))
+                held[worst] = e;
+            uint32_t at = 0;
+            while (at < SLOTS && recent[at] != e)
+                at++;
+            n_recent_hits += at < SLOTS && pass > 0;
+            at = at < SLOTS ? at : 0;
+            memmove(recent + at, recent + at + 1, (SLOTS - at - 1) * sizeof *recent);
+            recent[SLOTS - 1] = e;
+        }
+    }
+    CHECK_EQ(n_recent_hits, 0);
+    CHECK(n_hits > PASSES * (CYCLE / 4));
+    /* Counts fade, and growing units do not overflow. */
+    qsf_expert_policy_advance(&p, 2000);
+    qsf_expert_policy_use(&p, 3, 1);
+    for (uint32_t e = 0; e < CYCLE; e++)
+        CHECK((e == 3) != (counts[e] < 1e-3F * counts[3]));
+}
+
+int main(void)
+{
+    uint64_t state = 3;
+    for (int i = 0; i < N_TOKENS; i++)
+        tokens[i] = (uint32_t)(qsf_random_uniform(&state) * N_VOCAB);
+    check_one_answer();
+    check_read_faults();
+    check_allocation_faults();
+    check_cancel();
+    check_pressure();
+    check_plans();
+    check_policy();
+    return check_report("check_experts");
+}
