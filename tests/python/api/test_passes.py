@@ -44,6 +44,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "mixed": write_model(folder / "mixed.qsf", MIXED),
         "layer-norms": write_model(folder / "norms.qsf", LAYER_NORMS, norm=Norm.LAYER, seed=1),
         "streamed": make_streamed_gpt2(folder),
+        "experts": Path(__file__).parents[2] / "golden" / "tiny-experts-4bit.qsf",
     }
 
 
@@ -58,6 +59,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixed": ("mixed", {"chunk_tokens": 16}),
     "mixed-many-rows": ("mixed", {"n_threads": 2, "logits_rows": 40, "chunk_tokens": 40}),
     "layer-norms": ("layer-norms", {"chunk_tokens": 24}),
+    "experts": ("experts", {"chunk_tokens": 16}),
     "streamed": ("streamed", {"chunk_tokens": 32, "ctx_tokens": 128}),
 }  # fmt: skip
 
