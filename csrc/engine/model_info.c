@@ -13,12 +13,23 @@ static const char *const architecture_names[QSF_ARCHITECTURE_COUNT] = {
     [QSF_ARCHITECTURE_OTHER] = "other",
 };
 
-static uint64_t count_parameters(const qsf_reader *r)
+static uint64_t count_weights(const qsf_tensor *tensors, uint32_t n_tensors)
 {
     uint64_t n = 0;
-    for (uint32_t i = 0; i < r->n_tensors; i++)
-        if (r->tensors[i].layout != QSF_LAYOUT_OUTLIERS) /* outliers are weights of a matrix */
-            n += (uint64_t)r->tensors[i].n_rows * r->tensors[i].n_cols;
+    for (uint32_t i = 0; i < n_tensors; i++)
+        if (tensors[i].layout != QSF_LAYOUT_OUTLIERS) /* outliers are weights of a matrix */
+            n += (uint64_t)tensors[i].n_rows * tensors[i].n_cols;
+    return n;
+}
+
+static uint64_t count_parameters(const qsf_reader *r)
+{
+    uint64_t n = count_weights(r->tensors, r->n_tensors);
+    for (uint32_t i = r->n_units_file; i < qsf_reader_n_all_units(r); i++) {
+        const qsf_unit *const first = &r->units[r->units[i].template_idx];
+        if (first != &r->units[i]) /* its tensors are in the table once, under the first expert */
+            n += count_weights(r->tensors + first->first_tensor, first->n_tensors);
+    }
     const qsf_section *const positions = qsf_reader_section(r, "WPOS");
     return positions != NULL ? n + positions->n_bytes / 2 : n;
 }

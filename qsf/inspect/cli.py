@@ -305,10 +305,17 @@ def _report_sections(reader: Reader) -> Iterator[str]:
 
 
 def _matrix_types(unit: Unit) -> str:
-    """Return the type of the unit's matrices, which for embedding and head is not the file's."""
-    from qsf.file.layout import Dtype, Layout, dtype_name
+    """Return the type of the unit's matrices, which for embedding and head is not the file's.
 
-    dtypes = {t.dtype for t in unit.tensors if t.layout == Layout.TILES}
+    A router is exact whatever the type of the others.
+    """
+    from qsf.file.layout import Dtype, Layout, TensorType, dtype_name
+
+    dtypes = {
+        t.dtype
+        for t in unit.tensors
+        if t.layout == Layout.TILES and t.type != TensorType.EXPERT_ROUTER
+    }
     if len(dtypes) > 1:
         return dtype_name(Dtype.MIXED)
     return dtype_name(dtypes.pop()) if dtypes else "-"

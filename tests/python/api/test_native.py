@@ -250,7 +250,8 @@ def test_closed_handles_are_refused_and_a_session_outlives_its_model(
 
 
 def choose(session: binding.NativeSession, seed: int, **how: float) -> int:
-    values = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0} | how
+    plain = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    values: dict[str, Any] = plain | how
     top_k = int(values.pop("top_k", 0))
     sampler = binding.NativeSampler(top_k=top_k, seed=seed, **values)
     return sampler.choose(session, TOKENS)

@@ -12,6 +12,8 @@ import pytest
 from make.commands import PROMPT, Run
 from oracle import reference
 from qsf.evaluate import cli as eval_cli
+from qsf.file.reader import Reader
+from qsf.inspect.cli import describe, report_lines
 from qsf.model import Model
 
 STORY = (
@@ -31,6 +33,13 @@ def test_a_story_is_told(run: Run, mixture: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(", there was a little girl named Lily.")
     assert "32 of 32 experts" in done.stderr
+
+
+def test_every_expert_is_counted(mixture: Path) -> None:
+    with Reader(mixture) as reader, Model(mixture, ram_budget=None) as model:
+        assert model.info.n_parameters == describe(reader)["parameters"] > 3_000_000
+        layers = [line for line in report_lines(reader, with_tensors=False) if "layer" in line]
+    assert not [line for line in layers if "mixed" in line]
 
 
 @pytest.mark.parametrize("quant_type", ["8bit", "4bit"])
