@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from qsf.bench.judge import limits, machine, rows
 from qsf.bench.judge.results import Failure, Limits, Results
@@ -27,12 +27,13 @@ from qsf.bench.run.llama_bench import KV_TYPES as BASELINE_KV_TYPES
 from qsf.bench.run.memory_group import memory_group
 from qsf.bench.run.rounds import TaskRuns, run_rounds
 from qsf.bench.run.tasks import LLAMA, QSF, Task
+from qsf.bench.show.trace import chrome_trace
 from qsf.errors import QsfArgumentError, QsfError, QsfUnsupportedError
 from qsf.shell.command import StoppedError, explain_folder
 
 _CACHES = {
-    True: "dropped before runs that stream or are in a cgroup",
-    False: "left as they were",
+    False: "dropped before runs that stream or are in a cgroup",
+    True: "left as they were",
 }
 _PROCESS_MB = 48  # Python, KV cache, buffers
 _TRACED_TOKENS = 8
@@ -55,25 +56,16 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """The recorded events of a process; see `trace.chrome_trace`."""
-
-    rows: list[list[int]]
-    kinds: list[str]
-    n_layers: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class Outputs:
     """What a run gives.
 
+    ``trace``: Chrome's trace events, if they were wanted and could be had.
     ``is_incomplete``: something that was asked for is missing, and the results say what.
     ``stopped``: the exception of a signal that ended the rounds before their time.
     """
 
     results: Results
-    trace: Trace | None
+    trace: dict[str, Any] | None
     is_incomplete: bool
     stopped: StoppedError | None = None
 
@@ -109,7 +101,7 @@ class _Campaign:
         self.failures: list[Failure] = []
         self.notes: list[str] = []
         self.runs: list[TaskRuns] = []
-        self.trace: Trace | None = None
+        self.trace: dict[str, Any] | None = None
 
     def run(self, *, wants_trace: bool) -> Outputs:
         """See `run`."""
@@ -131,7 +123,7 @@ class _Campaign:
             if not any(task_runs.has_figures for task_runs in self.runs):
                 raise
             stopped = error
-            is_after = all(len(r.outcomes) == self.request.n_rounds for r in self.runs)
+            is_after = all(len(r.outcomes) == self.request.options.rounds for r in self.runs)
             what = "what comes after the rounds was done" if is_after else "all rounds were done"
             self.notes.append(f"{error.text} before {what}")
         return self.outputs(known, bounds, stopped, wants_trace=wants_trace)
@@ -179,12 +171,12 @@ class _Campaign:
         """Return the settings of all rows."""
         request = self.request
         return {
-            "rounds": request.n_rounds,
+            "rounds": request.options.rounds,
             "tests": [test.words for test in request.tests],
-            "kv_type": request.kv_type or "each engine's default",
-            "io": request.io or "auto",
-            "caches": _CACHES[request.is_cold],
-            "weights": "of files" if request.models else "random",
+            "kv_type": request.options.kv_type or "each engine's default",
+            "io": request.options.io or "auto",
+            "caches": _CACHES[request.options.warm],
+            "weights": "of files" if request.options.models else "random",
         }
 
     def measured(self, runs: TaskRuns) -> rows.Measured:
@@ -204,9 +196,9 @@ class _Campaign:
     def check(self) -> None:
         """Refuse what cannot be met before anything is made or measured, which takes minutes."""
         request = self.request
-        for path in request.models:
+        for path in request.options.models:
             self.check_context(path.name, _read_model(path).max_tokens)
-        for path in request.baseline_models:
+        for path in request.options.baseline_model:
             _read_gguf(path)
         for name in request.shapes:
             self.check_context(name, shapes.find_shape(name).max_tokens)
@@ -236,7 +228,7 @@ class _Campaign:
         if not any(setting.has_baseline for setting in request.settings):
             self.notes.append("llama.cpp is left out: it has no --ram-budget, --cgroup binds both")
             return None
-        python = request.llama_python
+        python = request.options.baseline_python
         try:
             llama = find_baseline(str(python) if python else None)
         except BaselineMissingError as error:
@@ -245,9 +237,9 @@ class _Campaign:
                 return None
             why, said = error.why, str(error)
         else:
-            if request.kv_type is None or request.kv_type in BASELINE_KV_TYPES:
+            if request.options.kv_type is None or request.options.kv_type in BASELINE_KV_TYPES:
                 return llama
-            why = said = f"it has no KV cache of {request.kv_type}"
+            why = said = f"it has no KV cache of {request.options.kv_type}"
         self.watcher.warn(f"llama.cpp is left out: {said}")
         self.notes.append(f"llama.cpp is left out: {why}")
         return None
@@ -261,8 +253,10 @@ class _Campaign:
         """Return the files, which are made if need be."""
         request = self.request
         pairs = []
-        gguf_paths: Sequence[Path | None] = request.baseline_models or [None] * len(request.models)
-        for path, gguf_path in zip(request.models, gguf_paths, strict=True):
+        gguf_paths: Sequence[Path | None] = request.options.baseline_model or [None] * len(
+            request.options.models
+        )
+        for path, gguf_path in zip(request.options.models, gguf_paths, strict=True):
             facts = _read_model(path)
             pairs.append(_Pair(facts, self.gguf_of_model(facts, gguf_path)))
         for name in request.shapes:
@@ -312,7 +306,7 @@ class _Campaign:
                 self.watcher.begin(f"making random weights, {name}, {engine} {type_name}")
             self.watcher.update(n_done / n_all if n_all else 1.0, f"{n_all / 1e6:.0f} MB")
 
-        folder = self.request.cache
+        folder = self.request.options.cache
         return read_facts(
             cache.find_or_make(engine, shape, type_name, folder=folder, progress=progress)
         )
@@ -367,15 +361,15 @@ class _Campaign:
             tests=self.request.tests,
             budget_mb=setting.budget_mb if is_qsf else None,
             cap_mb=setting.cap_mb,
-            kv_type=self.request.kv_type,
-            io=self.request.io if is_qsf else None,
+            kv_type=self.request.options.kv_type,
+            io=self.request.options.io if is_qsf and self.request.options.io != "auto" else None,
             is_slow=_is_streamed(setting, facts) and facts.token_bytes > _SLOW_BYTES,
             program=program,
         )
 
     def run_rounds(self) -> None:
         """Run all tasks in turns."""
-        tasks, n_rounds = self.tasks(), self.request.n_rounds
+        tasks, n_rounds = self.tasks(), self.request.options.rounds
         self.watcher.begin(f"measuring, rounds: {n_rounds}, runs in each: {len(tasks)}")
 
         def progress(n_done: int, n_all: int, text: str) -> None:
@@ -399,7 +393,7 @@ class _Campaign:
         return run_task(
             task,
             self.llama.python if is_llama and self.llama else sys.executable,
-            is_cold=self.request.is_cold and is_bound,
+            is_cold=is_bound and not self.request.options.warm,
             n_weights=facts.n_weights,
         )
 
@@ -420,7 +414,9 @@ class _Campaign:
         if why or answer is None:
             self.miss(QSF, facts.path.name, "trace", why)
             return
-        self.trace = Trace(answer.trace, answer.trace_kinds, facts.n_layers, facts.path.name)
+        self.trace = chrome_trace(
+            answer.trace, answer.trace_kinds, n_layers=facts.n_layers, name=facts.path.name
+        )
 
 
 def _is_streamed(setting: Setting, facts: FileFacts) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from qsf.bench import campaign
 from qsf.bench.judge import compare, results
 from qsf.bench.options import EXIT_SLOWER, PROGRAM, Options, parse
-from qsf.bench.request import Request, make_request
+from qsf.bench.request import make_request
 from qsf.bench.show import page, table, trace
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
@@ -68,7 +68,7 @@ def _hangup_terminates() -> Iterator[None]:
 def bench_command(options: Options) -> int:
     """Measure, report, write; returns the exit code. Raises QsfError."""
     request = make_request(options, n_cores=binding.describe_machine().n_cores)
-    check_outputs(options, request)
+    check_outputs(options)
     old = results.read(options.compare) if options.compare is not None else None
     steps = Steps(enabled=not options.quiet, program=PROGRAM)
     try:
@@ -112,12 +112,12 @@ def print_report(found: results.Results, comparison: compare.Comparison | None) 
     sys.stdout.flush()
 
 
-def check_outputs(options: Options, request: Request) -> None:
+def check_outputs(options: Options) -> None:
     """Refuse before the work what would fail, or destroy something, after it."""
     paths = [path for path in (options.json, options.html, options.trace) if path is not None]
     if len({path.resolve() for path in paths}) < len(paths):
         raise QsfArgumentError("--json, --html and --trace need names of their own")
-    sources = [options.compare, *request.models, *request.baseline_models]
+    sources = [options.compare, *options.models, *options.baseline_model]
     taken = {path.resolve() for path in sources if path is not None}
     for path in paths:
         if path.resolve() in taken:
@@ -135,13 +135,6 @@ def write_outputs(
         page.write_page(outputs.results, options.html, comparison, overwrite=options.force)
     traced = outputs.trace
     if options.trace is not None and traced is not None:
-        trace.write_trace(
-            options.trace,
-            traced.rows,
-            traced.kinds,
-            n_layers=traced.n_layers,
-            name=traced.name,
-            overwrite=options.force,
-        )
+        trace.write_trace(options.trace, traced, overwrite=options.force)
     written = [options.json, options.html, options.trace if traced is not None else None]
     return [path for path in written if path is not None]

@@ -1,18 +1,23 @@
-"""The options of ``python -m qsf.bench``, each described once; the parser is made of them."""
+"""The options of ``python -m qsf.bench``, each described once; the parser is made of them.
+
+What an option may be by itself is checked here; `request` knows what excludes what.
+"""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from qsf.bench.models import shapes
+from qsf.bench.run.memory_group import parse_limit
 from qsf.errors import QsfArgumentError
-from qsf.options import ModelOptions, described
+from qsf.options import ModelOptions, described, parse_kv_type
 from qsf_converter.rounding.plan import QUANT_TYPES
 
 PROGRAM = "python -m qsf.bench"
@@ -33,47 +38,137 @@ def _model_help(name: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
+# ---- what a value is: each returns it, or raises ValueError or QsfArgumentError ----
+
+
+def _list_of(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Parse "1,2", each part once."""
+
+    def parse_list(text: str) -> tuple[Any, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(parts):
+            raise ValueError(f"{text!r} is not a list such as 1,2")
+        return tuple(dict.fromkeys(map(parse, parts)))
+
+    return parse_list
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        number = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
+        if not least <= number <= most:
+            raise ValueError(f"{text!r} is not a whole number from {least} to {most}")
+        return number
+
+    return parse
+
+
+def _budget(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not re.fullmatch(r"[1-9][0-9]{0,7}", text):
+        raise ValueError(f"{text!r} is not a number of MB, or none")
+    return int(text)
+
+
+def _cap(text: str) -> int:
+    """Return the MB of "300M" or "1.5G"."""
+    return parse_limit(text) >> 20
+
+
+def _one_of(names: Iterable[str]) -> Callable[[str], str]:
+    known = tuple(names)
+
+    def parse(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"{text} is unknown; available: {', '.join(known)}")
+        return text
+
+    return parse
+
+
+def _shape(text: str) -> str:
+    return shapes.name_of(shapes.find_shape(text))
+
+
+def _kv_type(text: str) -> str:
+    parse_kv_type(text)
+    return text
+
+
+_TOKENS = _list_of(_whole(0, 1 << 20))
+
+# ---- the options ----
+
+
 def _option(
-    metavar: str, text: str, *, shown: str = "", default: Any = None, flags: tuple[str, ...] = ()
+    metavar: str,
+    text: str,
+    parse: Callable[[str], Any] = str,
+    *,
+    shown: str = "",
+    default: Any = None,
+    flags: tuple[str, ...] = (),
 ) -> Any:
     """Describe an option; ``shown`` is the default in words where it is no plain value."""
     words = f"{text} [default: {shown}]" if shown else text
-    return field(default=default, metadata={"metavar": metavar, "help": words, "flags": flags})
+    metadata = {"metavar": metavar, "help": words, "flags": flags, "parse": parse}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The values of the command line as they were typed. MB are 2^20 bytes."""
+    """The values of the command line, each checked by itself. MB are 2^20 bytes."""
 
     models: tuple[Path, ...] = ()
-    shape: str | None = _option(
-        "NAME,...", "Shapes of random weights: see below.", shown=DEFAULT_SHAPE
+    shape: tuple[str, ...] | None = _option(
+        "NAME,...", "Shapes of random weights: see below.", _list_of(_shape), shown=DEFAULT_SHAPE
     )
-    quant: str | None = _option(
-        "TYPE,...", "Types of random weights: see below.", shown=",".join(DEFAULT_TYPES)
+    quant: tuple[str, ...] | None = _option(
+        "TYPE,...",
+        "Types of random weights: see below.",
+        _list_of(_one_of(QUANT_TYPES)),
+        shown=",".join(DEFAULT_TYPES),
     )
-    threads: str | None = _option(
-        "N,...", "Numbers of threads.", shown="1 and all cores, in a cgroup all cores"
+    threads: tuple[int, ...] | None = _option(
+        "N,...",
+        "Numbers of threads.",
+        _list_of(_whole(1, 256)),
+        shown="1 and all cores, in a cgroup all cores",
     )
-    prompt: str | None = _option(
-        "N,...", "Lengths of prompts in tokens; 0: none.", shown="512, in a cgroup 32"
+    prompt: tuple[int, ...] | None = _option(
+        "N,...",
+        "Lengths of prompts in tokens; 0: none.",
+        _TOKENS,
+        shown="512, in a cgroup 32",
     )
-    gen: str | None = _option(
-        "N,...", "Numbers of tokens to generate; 0: none.", shown="128, in a cgroup 16"
+    gen: tuple[int, ...] | None = _option(
+        "N,...",
+        "Numbers of tokens to generate; 0: none.",
+        _TOKENS,
+        shown="128, in a cgroup 16",
     )
-    depth: str = _option("N,...", "Tokens in the context before each test.", shown="0", default="0")
-    ram_budget: str | None = _option(
+    depth: tuple[int, ...] = _option(
+        "N,...", "Tokens in the context before each test.", _TOKENS, shown="0", default=(0,)
+    )
+    ram_budget: tuple[int | None, ...] | None = _option(
         "MB|none,...",
         "Memory budgets of QSF. llama.cpp has no budget: it runs only beside none, or in a cgroup.",
+        _list_of(_budget),
         shown="none, in a cgroup its limit",
     )
-    cgroup: str | None = _option(
+    cgroup: tuple[int, ...] | None = _option(
         "300M,...",
         "Run everything in memory control groups of these limits. Linux, as root or in a "
         "delegated group.",
+        _list_of(_cap),
     )
     rounds: int = _option(
-        "N", "Rounds; each runs everything once.", shown=str(DEFAULT_ROUNDS), default=DEFAULT_ROUNDS
+        "N",
+        "Rounds; each runs everything once.",
+        _whole(1, 100),
+        shown=str(DEFAULT_ROUNDS),
+        default=DEFAULT_ROUNDS,
     )
     baseline: tuple[str, ...] = _option(
         "llama.cpp|none|NAME=PATH",
@@ -83,32 +178,38 @@ class Options:
         default=(),
     )
     baseline_python: Path | None = _option(
-        "PYTHON", "The Python that has llama-cpp-python.", shown="the one that runs this"
+        "PYTHON", "The Python that has llama-cpp-python.", Path, shown="the one that runs this"
     )
     baseline_model: tuple[Path, ...] = _option(
         "MODEL.gguf",
         "The .gguf file to measure beside a MODEL; once for each MODEL, in their order.",
+        Path,
         shown="random weights of its shape",
         default=(),
     )
     kv_type: str | None = _option(
         "TYPE",
         f"For both sides: {_model_help('kv_type')}",
+        _kv_type,
         shown="QSF 4bit, llama.cpp f16",
     )
-    io: str | None = _option("HOW", _model_help("io"), shown="auto")
-    json: Path | None = _option("FILE", "Write the results as JSON.")
-    html: Path | None = _option("FILE", "Write the report as one web page.")
+    io: str | None = _option(
+        "HOW", _model_help("io"), _one_of(MODEL_OPTIONS["io"].kind.choices or ()), shown="auto"
+    )
+    json: Path | None = _option("FILE", "Write the results as JSON.", Path)
+    html: Path | None = _option("FILE", "Write the report as one web page.", Path)
     trace: Path | None = _option(
-        "FILE", "Write the timeline of a few tokens as Chrome trace events."
+        "FILE", "Write the timeline of a few tokens as Chrome trace events.", Path
     )
     compare: Path | None = _option(
-        "OLD.json", "Results of an earlier run: report what became slower or faster."
+        "OLD.json", "Results of an earlier run: report what became slower or faster.", Path
     )
     warm: bool = _option(
         "", "Leave files in the page cache before runs that stream or in a cgroup.", default=False
     )
-    cache: Path | None = _option("FOLDER", "Folder for random weights.", shown="~/.cache/qsf/bench")
+    cache: Path | None = _option(
+        "FOLDER", "Folder for random weights.", Path, shown="~/.cache/qsf/bench"
+    )
     force: bool = _option("", "Replace output files.", default=False)
     quiet: bool = _option("", "No progress on standard error.", default=False, flags=("-q",))
 
@@ -146,21 +247,35 @@ def _parser(version: str) -> argparse.ArgumentParser:
     for option in fields(Options):
         if not option.metadata:
             continue
-        about, kind = option.metadata, str(option.type)
+        about = option.metadata
         flags = (*about["flags"], "--" + option.name.replace("_", "-"))
         keys: dict[str, Any] = {"dest": option.name, "help": about["help"]}
-        if kind == "bool":
+        if option.default is False:
             parser.add_argument(*flags, action="store_true", **keys)
             continue
-        value = Path if "Path" in kind else int if kind == "int" else str
-        action = "append" if kind.startswith("tuple") else "store"
-        default = None if kind.startswith("tuple") else option.default
+        action = (
+            "append" if option.name.startswith("baseline") and option.default == () else "store"
+        )
+        default = None if action == "append" else option.default
+        value = _value_of(about["parse"])
         parser.add_argument(
             *flags, metavar=about["metavar"], type=value, action=action, default=default, **keys
         )
     parser.add_argument("--version", action="version", version=version)
     parser.set_defaults(baseline=[], baseline_model=[])
     return parser
+
+
+def _value_of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return ``parse`` with errors that argparse shows."""
+
+    def value(text: str) -> Any:
+        try:
+            return parse(text)
+        except (ValueError, QsfArgumentError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return value
 
 
 def _lines(names: Iterable[str]) -> str:

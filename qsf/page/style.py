@@ -121,17 +121,9 @@ gap:26px 24px}}
 gap:0 16px}}
 .times li{{list-style:none;margin:0 0 13px}}
 ul.times{{padding:0}}
-.ratios{{display:grid;grid-template-columns:minmax(0,max-content) minmax(90px,1fr) max-content;
-gap:6px 16px;align-items:center;margin:0;font-size:.9rem}}
-.ratios dt,.ratios dd{{margin:0;overflow-wrap:anywhere}}
-.ratios .v{{text-align:right;white-space:nowrap}}
-.range{{width:100%;height:16px}}
 .says{{margin:0;padding-left:1.2em;font-size:.95rem}}
 .table+.says{{margin-top:16px}}
 .says li{{margin:0 0 6px;overflow-wrap:anywhere}}
-.limits{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,230px),1fr));
-gap:20px 36px}}
-.limits .v .soft{{display:none}}
 .panels .lo{{paint-order:stroke;stroke:var(--card);stroke-width:3;stroke-linejoin:round}}
 @media (max-width:560px){{
 main,header,footer{{padding-left:14px;padding-right:14px}}
@@ -145,8 +137,6 @@ section{{padding:18px 16px}}
 th,td{{padding:6px 9px}}
 .panels svg.plot text{{font-size:13px}}
 .table:not(.tall) tbody th{{white-space:normal;min-width:8.5em}}
-.ratios{{grid-template-columns:1fr max-content;gap:3px 12px}}
-.ratios dt{{grid-column:1/-1;margin-top:7px}}
 tr>:first-child{{padding-left:16px}}
 tr>:last-child{{padding-right:16px}}
 }}

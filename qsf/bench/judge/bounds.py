@@ -42,14 +42,6 @@ def kv_bytes_per_position(facts: FileFacts, kv_type: str, engine: str) -> float 
     return facts.n_layers * facts.n_kv_heads * n_values * bits / 8
 
 
-def madds_per_token(test: Test, facts: FileFacts) -> float:
-    """Return multiply-adds of a token in the mean: layers, head where it is wanted, attention."""
-    of_head = facts.head_madds / (test.n_tokens if test.kind == "pp" else 1)
-    # For each position before it, and itself, a token multiplies with a key and a value.
-    of_position = 2 * facts.n_layers * facts.n_heads * facts.head_dim
-    return facts.token_madds + of_head + of_position * mean_positions(test)
-
-
 def mean_positions(test: Test) -> float:
     """Return the mean number of positions that a token of the test attends to, with its own."""
     return test.depth + (test.n_tokens + 1) / 2

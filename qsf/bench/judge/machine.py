@@ -81,25 +81,14 @@ def command_line(argv: Sequence[str]) -> str:
 def commit_of(root: Path) -> str | None:
     """Return the commit that is checked out in ``root``; None: it is no checkout.
 
-    "dirty" follows where files that git knows were changed: such figures cannot be had again.
+    "-dirty" follows where files that git knows were changed: such figures cannot be had again.
     """
     if not (root / ".git").exists():
         return None
-    commit = _git(root, "rev-parse", "--short", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
-    if not commit or changes is None:
-        return None
-    return f"{commit} dirty" if changes else commit
-
-
-def _git(root: Path, *arguments: str) -> str | None:
+    words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=True,
+            words, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -13,7 +13,7 @@ import statistics
 import types
 import typing
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +81,7 @@ class Row:
     n_weights: int = 0
     cap: Cap | None = None
     breakdown: Breakdown | None = None
-    engine_tok_per_s: float | None = None  # by the engine's own count; median
     load_seconds: float | None = None
-    madds_per_token: float | None = None  # multiply-adds, of weights and attention
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -220,18 +218,16 @@ def read(path: Path) -> Results:
         if not isinstance(known, dict) or known.pop("format", None) != FORMAT:
             raise ValueError(f'"format" is not {FORMAT}')
         return _results(known)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise QsfFormatError(f"{path} is not a result of python -m qsf.bench: {error}") from error
 
 
 def _results(known: dict[str, Any]) -> Results:
-    results: Results = _record(Results, known, "")
+    results: Results = _record(Results, known)
     n_rows = len(results.rows)
-    for i, ratio in enumerate(results.ratios):
+    for ratio in results.ratios:
         if not (0 <= ratio.row < n_rows and 0 <= ratio.vs < n_rows):
-            raise ValueError(
-                f"ratios[{i}] is of rows {ratio.row} and {ratio.vs}, there are {n_rows}"
-            )
+            raise ValueError(f"a ratio of rows {ratio.row} and {ratio.vs}, there are {n_rows}")
     return results
 
 
@@ -241,57 +237,30 @@ _HINTS = {
 }
 
 
-def _record(kind: type[Any], known: object, where: str) -> Any:
-    """Return a record of ``kind``; keys of a later version are left out. Raises ValueError."""
-    if not isinstance(known, dict):
-        raise _unlike(known, where, "an object")
+def _record(kind: type[Any], known: dict[str, Any]) -> Any:
+    """Return a record of ``kind``; keys of other versions are left out."""
     hints = _HINTS[kind]
-    values: dict[str, Any] = {}
-    for item in dataclasses.fields(kind):
-        place = f"{where}.{item.name}" if where else item.name
-        if item.name in known:
-            values[item.name] = _value(hints[item.name], known[item.name], place)
-        elif item.default is MISSING and item.default_factory is MISSING:
-            raise ValueError(f"{place} is missing")
-    return kind(**values)
+    values = {name: _value(hints[name], known[name], name) for name in hints if name in known}
+    return kind(**values)  # a TypeError names what is missing
 
 
-def _value(hint: Any, known: object, where: str) -> Any:
-    """Return what JSON holds as the type of a record's field. Raises ValueError."""
+def _value(hint: Any, known: Any, name: str) -> Any:
+    """Return what JSON holds as the type of a record's field. Raises ValueError, TypeError."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:  # always of something and None
-        return None if known is None else _value(arguments[0], known, where)
-    if dataclasses.is_dataclass(hint):
-        return _record(typing.cast("type[Any]", hint), known, where)
-    if origin is list:
-        if not isinstance(known, list):
-            raise _unlike(known, where, "a list")
-        return [_value(arguments[0], one, f"{where}[{i}]") for i, one in enumerate(known)]
-    if origin is dict:
-        if not isinstance(known, dict):
-            raise _unlike(known, where, "an object")
-        return {key: _value(arguments[1], one, f"{where}.{key}") for key, one in known.items()}
-    if hint is float:
-        return _number(known, where)
+        return None if known is None else _value(arguments[0], known, name)
     if hint is Any:
         return known
-    if not isinstance(known, hint) or isinstance(known, bool):
-        raise _unlike(known, where, {int: "a whole number", str: "a text"}[hint])
+    if hint is float and isinstance(known, int) and not isinstance(known, bool):
+        known = float(known)
+    wanted = dict if dataclasses.is_dataclass(hint) else origin or hint
+    is_number = not isinstance(known, float) or math.isfinite(known)
+    if not isinstance(known, wanted) or isinstance(known, bool) or not is_number:
+        raise ValueError(f"{name} is {str(known)[:40]!r}, expected {wanted.__name__}")
+    if dataclasses.is_dataclass(hint):
+        return _record(typing.cast("type[Any]", hint), known)
+    if origin is list:
+        return [_value(arguments[0], value, name) for value in known]
+    if origin is dict:
+        return {key: _value(arguments[1], value, key) for key, value in known.items()}
     return known
-
-
-def _number(known: object, where: str) -> float:
-    if isinstance(known, bool) or not isinstance(known, int | float):
-        raise _unlike(known, where, "a number")
-    try:
-        number = float(known)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise _unlike(number, where, "a number")
-    return number
-
-
-def _unlike(known: object, where: str, wanted: str) -> ValueError:
-    shown = type(known).__name__ if isinstance(known, dict | list) else repr(known)[:40]
-    return ValueError(f"{where or 'the whole'} is {shown}, expected {wanted}")

@@ -129,11 +129,7 @@ def _draft(measured: Measured, test: Test, limits: Limits) -> _Draft | None:
         n_weights=facts.n_weights,
         cap=_worst(measured.caps),
         breakdown=_breakdown(tests),
-        engine_tok_per_s=_median(
-            run.n_tokens / run.engine_ns * 1e9 for run in tests if run.engine_ns
-        ),
         load_seconds=_median(answer.load_seconds for answer in answers if answer.load_seconds),
-        madds_per_token=bounds.madds_per_token(test, facts),
     )
     draft = _Draft(row, task, first.n_vocab, by_round)
     _check_parts(draft, tests)

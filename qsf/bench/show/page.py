@@ -1,20 +1,18 @@
 """The report of a benchmark as one HTML page that needs nothing else: no script, font or network.
 
-The page is made of a `results.Results`, which may come from somebody else's JSON: every text is
-escaped, and a plot leaves out what no axis can show. A section without content is left out.
+All texts are escaped. A section without content is left out.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qsf.bench.judge.compare import Comparison
-from qsf.bench.judge.results import Breakdown, Limits, Ratio, Results, Row
+from qsf.bench.judge.results import Breakdown, Ratio, Results, Row
 from qsf.bench.run.tasks import QSF
 from qsf.bench.show import plots, table
 from qsf.page import html
@@ -22,14 +20,7 @@ from qsf.page.plots import figure
 from qsf.page.svg import N_PART_COLOURS, stacked_bar, text
 from qsf.shell.output import write_text
 
-_MAX_ROWS = 2_000
-_MAX_BARS = 40
 _MAX_BOXES = 4
-_MAX_TEXT = 400  # characters of a setting
-_MAX_LINES = 200  # notes, settings
-_MOST = 1e18  # bytes; more is no size
-_TIMES = "\N{MULTIPLICATION SIGN}"
-_FASTER, _SLOWER, _EQUAL = 0, 1, 5  # colours
 
 # In the order of a token's way; the place is the colour.
 _PARTS = {
@@ -71,7 +62,7 @@ def page(results: Results, comparison: Comparison | None = None) -> str:
         *plots.sections(results.rows),
         _times(results.rows),
         _all_rows(results.rows),
-        _limits(results.limits),
+        _limits(results),
         _notes(results.notes),
         _method(results),
     ]
@@ -110,8 +101,6 @@ def _machine_line(results: Results) -> str:
 
 def _size(n_bytes: float) -> str:
     """Return bytes in MB or GB of powers of ten."""
-    if n_bytes < 1e6:
-        return f"{figure(n_bytes / 1e3)} kB"
     return f"{figure(n_bytes / 1e9)} GB" if n_bytes >= 4e9 else f"{figure(n_bytes / 1e6)} MB"
 
 
@@ -120,125 +109,78 @@ def _setting(row: Row) -> str:
     return row.label.removeprefix(f"{row.engine}, {row.type}, ")
 
 
-# ---- the figures at the top ----
+def _table(
+    anchor: str,
+    title: str,
+    note: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    n_texts: int,
+    *,
+    more: str = "",
+) -> str:
+    """Return a section with a table, whose first ``n_texts`` columns are words, and more."""
+    content = html.table(heads, rows, range(n_texts)) if rows else ""
+    content = html.scroll(title, content, kind="table") if rows else ""
+    return html.section(title, note, content + more, anchor=anchor) if content or more else ""
+
+
+# ---- the figures at the top, and ratios ----
 
 
 def _headline(results: Results) -> str:
-    """Return the boxes at the top: ratios, share of the limit, least memory."""
-    boxes = [_ratio_box(results.rows, ratio) for ratio in _main_ratios(results)]
-    own = [row for row in results.rows if row.engine == QSF and row.test.startswith("tg")]
-    near = [row for row in own if row.fraction_of_limit is not None]
-    if near:
-        below = [row for row in near if not row.above_limit] or near
-        best = max(below, key=lambda row: (plots.is_unlimited(row), row.fraction_of_limit or 0.0))
-        limits = best.above_limit or f"limited by {best.limited_by or 'nothing known'}"
-        boxes.append(
-            (
-                "Of the machine's limit",
-                best.share_of_limit,
-                f"{best.type}, {_setting(best)}: {figure(best.tok_per_s.median)} tok/s; {limits}",
-            )
-        )
-    limited = [row for row in own if not plots.is_unlimited(row)]
-    if limited:
-        least = min(limited, key=lambda row: row.peak_rss_bytes)
-        boxes.append(
-            (
-                "Least memory",
-                _size(least.peak_rss_bytes),
-                f"{least.type}, {_setting(least)}: {figure(least.tok_per_s.median)} tok/s "
-                f"from a file of {_size(least.file_bytes)}",
-            )
-        )
-    return html.figures(boxes) if boxes else ""
-
-
-def _main_ratios(results: Results) -> list[Ratio]:
-    """Return the ratios with the most threads and least depth; generation first."""
+    """Return the boxes at the top: ratios with the most threads and least depth, unlimited."""
     rows = results.rows
     ratios = [ratio for ratio in results.ratios if plots.is_unlimited(rows[ratio.row])]
     ratios = ratios or results.ratios
     most = max((rows[ratio.row].threads for ratio in ratios), default=0)
     least = min((rows[ratio.row].depth for ratio in ratios), default=0)
     ratios = [r for r in ratios if rows[r.row].threads == most and rows[r.row].depth == least]
-    return sorted(ratios, key=lambda r: not rows[r.row].test.startswith("tg"))[:_MAX_BOXES]
+    ratios.sort(key=lambda r: not rows[r.row].test.startswith("tg"))
+    boxes = [_ratio_box(rows, ratio) for ratio in ratios[:_MAX_BOXES]]
+    return html.figures(boxes) if boxes else ""
 
 
 def _ratio_box(rows: Sequence[Row], ratio: Ratio) -> tuple[str, str, str]:
     row, other = rows[ratio.row], rows[ratio.vs]
     what = "Generating" if row.test.startswith("tg") else "Reading a prompt"
-    is_sure = "in every round" if len(ratio.values) > 1 else "in the only round"
-    verdict = "not told apart by the rounds"
-    if ratio.min > 1 or ratio.max < 1:
-        verdict = f"{'faster' if ratio.min > 1 else 'slower'} {is_sure}"
     speeds = ", ".join(f"{plots.file_words(one)} {figure(one.tok_per_s.median)} tok/s"
                        for one in (row, other))  # fmt: skip
     return (
         f"{what}, {plots.threads_words(row.threads)}",
-        f"{figure(ratio.median)} {_TIMES}",
-        f"{row.test}: {speeds}; {verdict}, {figure(ratio.min)} to {figure(ratio.max)} {_TIMES}",
+        f"{figure(ratio.median)} x",
+        f"{row.test}: {speeds}; {_verdict(ratio)}",
     )
 
 
-# ---- ratios and changes ----
+def _verdict(ratio: Ratio) -> str:
+    is_sure = "in every round" if len(ratio.values) > 1 else "in the only round"
+    if ratio.min > 1 or ratio.max < 1:
+        return f"{'faster' if ratio.min > 1 else 'slower'} {is_sure}"
+    return "not told apart by the rounds"
 
 
 def _ratios(results: Results) -> str:
-    """Return all ratios, each as a range around the line of equal speed."""
-    shown = [r for r in results.ratios if 0 < r.min <= r.median <= r.max < math.inf]
-    shown = shown[: 2 * _MAX_BARS]
-    if not shown:
-        return ""
-    span = 1.04 * max(0.1, *(abs(math.log(v)) for r in shown for v in (r.min, r.max)))
     has_shapes = len({row.shape for row in results.rows}) > 1
-    items = []
-    for ratio in shown:
+    rows = []
+    for ratio in results.ratios:
         row, other = results.rows[ratio.row], results.rows[ratio.vs]
-        label = f"{row.type} to {plots.file_words(other)}, {_setting(row)}"
-        label += f", {row.shape}" if has_shapes else ""
-        words = f"{figure(ratio.median)} {_TIMES} ({figure(ratio.min)} to {figure(ratio.max)})"
-        items.append(
-            f"<dt>{text(label)}</dt><dd>{_range_bar(ratio, span, f'{label}: {words}')}</dd>"
-            f'<dd class="v">{text(words)}</dd>'
-        )
-    more = f" {len(shown)} of {len(results.ratios)} are shown." * (len(shown) < len(results.ratios))
-    note = (
-        "tok/s of QSF divided by those of the baseline: median, least and most of the rounds. On "
-        f"the right of the middle QSF is faster; the scale is logarithmic.{more}"
-    )
-    content = f'<dl class="ratios">{"".join(items)}</dl>'
-    return html.section("Ratios", note, content, anchor="ratios", is_long=True)
-
-
-def _range_bar(ratio: Ratio, span: float, title: str) -> str:
-    """Return a range on a logarithmic scale from -``span`` to ``span``, 0 in the middle."""
-    low, middle, high = (50 + 50 * math.log(v) / span for v in (ratio.min, ratio.median, ratio.max))
-    colour = _FASTER if ratio.min > 1 else _SLOWER if ratio.max < 1 else _EQUAL
-    return (
-        '<svg class="range" viewBox="0 0 100 16" preserveAspectRatio="none" role="img" '
-        f'aria-label="{text(title)}"><title>{text(title)}</title>'
-        '<rect class="track" y="2" width="100" height="12"/>'
-        f'<rect class="c{colour}" x="{min(50.0, middle):.2f}" y="5" width="{abs(middle - 50):.2f}" '
-        f'height="6" opacity=".35"/><rect class="c{colour}" x="{low:.2f}" y="5" '
-        f'width="{max(0.4, high - low):.2f}" height="6"/>'
-        f'<rect class="c{colour}" x="{middle - 0.5:.2f}" y="2" width="1" height="12"/>'
-        '<rect class="ink" x="49.85" width=".3" height="16"/></svg>'
-    )
+        what = f"{row.type} to {plots.file_words(other)}" + f", {row.shape}" * has_shapes
+        numbers = [figure(value) for value in (ratio.median, ratio.min, ratio.max)]
+        rows.append([what, _setting(row), _verdict(ratio), *numbers])
+    heads = ("Files", "Test", "QSF is", "ratio", "least", "most")
+    note = "tok/s of QSF divided by those of the baseline in the same round: median and range."
+    return _table("ratios", "Ratios", note, heads, rows, 3)
 
 
 def _changes(comparison: Comparison | None) -> str:
     if comparison is None:
         return ""
-    shown = [change for change in comparison.changes if table.is_worth_a_line(change)]
     heads = ("What", *(heading.capitalize() for heading in table.CHANGE_HEADINGS[1:]))
-    rows = []
-    for change in shown[:_MAX_ROWS]:
-        what, *cells = table.change_words(change)
-        rows.append([f"{change.row}: {what}", *cells])
-    content = html.scroll("changes", html.table(heads, rows, {0, 5}), kind="table") if rows else ""
+    rows = [table.change_words(change) for change in comparison.changes]
     note = f"These results and the earlier ones; {table.COMPARISON_RULE}."
-    lines = html.sentences(comparison.notes[:_MAX_LINES])
-    return html.section("Since the earlier results", note, content + lines, anchor="changes")
+    lines = html.sentences(comparison.notes)
+    return _table("changes", "Since the earlier results", note, heads, rows, 1, more=lines)
 
 
 # ---- where the time goes ----
@@ -247,7 +189,6 @@ def _changes(comparison: Comparison | None) -> str:
 def _times(rows: Sequence[Row]) -> str:
     """Return a bar for each row of generation that has a breakdown."""
     timed = [(row, row.breakdown) for row in rows if row.breakdown and row.test.startswith("tg")]
-    timed = [(row, known) for row, known in timed if 0 < _total(known) < math.inf][:_MAX_BARS]
     if not timed:
         return ""
     names = dict.fromkeys(name for _, known in timed for name in known.parts)
@@ -344,79 +285,44 @@ _TEXTS = {"Type", "Engine", "Shape", "Test", "limited by", "KV cache", "Reads by
 
 def _all_rows(rows: Sequence[Row]) -> str:
     """Return the table of all rows; an empty column is left out."""
-    shown = rows[:_MAX_ROWS]
-    if not shown:
+    if not rows:
         return ""
-    columns = [(name, [show(row) for row in shown]) for name, show in _COLUMNS]
+    columns = [(name, [show(row) for row in rows]) for name, show in _COLUMNS]
     columns = [(name, cells) for name, cells in columns if any(cells)]
     texts = {idx for idx, (name, _) in enumerate(columns) if name in _TEXTS}
-    content = html.table(
-        [name for name, _ in columns],
-        list(zip(*(cells for _, cells in columns), strict=True)),
-        texts,
-    )
-    above = [f"* {row.label}: {row.above_limit}" for row in shown if row.above_limit]
-    more = f" The first {_MAX_ROWS:,} of {len(rows):,} are shown." if len(rows) > _MAX_ROWS else ""
-    note = f"tok/s are medians over the rounds, with the least and the most beside them.{more}"
+    cells = list(zip(*(cells for _, cells in columns), strict=True))
+    content = html.table([name for name, _ in columns], cells, texts)
+    above = [f"* {row.label}: {row.above_limit}" for row in rows if row.above_limit]
     return html.section(
         "All measurements",
-        note,
+        "tok/s are medians over the rounds, with the least and the most beside them.",
         html.scroll("all measurements", content, kind="table tall") + html.sentences(above),
         anchor="rows",
         is_long=True,
     )
 
 
-def _limits(limits: Limits) -> str:
-    """Return the limits of the machine; "" if nothing was measured."""
-    kinds = (
-        ("Memory, read", limits.memory_gb_per_s, "GB/s", 0, True),
-        ("Disk, read", limits.disk_gb_per_s, "GB/s", 1, False),
-        ("Arithmetic", limits.gmadds_per_s, "billion multiply-adds/s", 2, True),
-    )
-    blocks = []
-    for title, known, unit, colour, is_by_threads in kinds:
-        largest = max(known.values(), default=0.0)
-        bars = [
-            (
-                plots.threads_words(int(name)) if is_by_threads and name.isdecimal() else name,
-                value / largest if largest > 0 else 0.0,
-                colour,
-                figure(value),
-                "",
-            )
-            for name, value in known.items()
-        ]
-        if bars:
-            head = f"<h3>{text(title)} <span>{text(unit)}</span></h3>"
-            blocks.append(f"<div>{head}{html.bars(bars)}</div>")
-    if not blocks:
-        return ""
+def _limits(results: Results) -> str:
     note = (
         "The better of two measurements, before and after the rounds. A row above its limit says "
         "why: limits are measured for half a second."
     )
-    content = f'<div class="limits">{"".join(blocks)}</div>'
-    return html.section("Limits of the machine", note, content, anchor="limits")
+    rows = [(what, how, value, unit) for what, how, value, unit in table.limit_rows(results.limits)]
+    return _table("limits", "Limits of the machine", note, ("What", "How", "", ""), rows, 2)
 
 
 def _failures(results: Results) -> str:
-    if not results.failures:
-        return ""
-    heads = ("Engine", "What", "Why", "Times", "File")
+    heads = ("Engine", "What", "Why", "File", "Times")
     rows = [
-        (plots.engine_words(f.engine), f.what, f.why, f"{f.n_times:,}", f.file)
-        for f in results.failures[:_MAX_ROWS]
+        (plots.engine_words(f.engine), f.what, f.why, f.file, f"{f.n_times:,}")
+        for f in results.failures
     ]
-    content = html.scroll("failures", html.table(heads, rows, {0, 1, 2, 4}), kind="table")
-    return html.section("Failures", "Processes that gave no figures.", content, anchor="failed")
+    return _table("failed", "Failures", "Processes that gave no figures.", heads, rows, 4)
 
 
 def _notes(notes: Sequence[str]) -> str:
-    if not notes:
-        return ""
-    lines = html.sentences(notes[:_MAX_LINES])
-    return html.section("Notes", "What these figures do and do not say.", lines, anchor="notes")
+    note = "What these figures do and do not say."
+    return _table("notes", "Notes", note, (), (), 0, more=html.sentences(notes))
 
 
 def _method(results: Results) -> str:
@@ -424,45 +330,32 @@ def _method(results: Results) -> str:
     versions = dict.fromkeys(row.version for row in results.rows if row.version)
     settings = _flat(results.settings)
     if versions:
-        settings.setdefault("versions", ", ".join(versions))
+        settings["versions"] = ", ".join(versions)
     blocks = [
         f"<div><h3>{title}</h3>{html.facts(named)}</div>"
         for title, named in (("Settings", settings), ("Machine", _flat(results.machine)))
         if named
     ]
-    if not blocks:
-        return ""
     note = (
         "Engines take turns, each in processes of its own, and each test runs after a warm-up; "
         "ratios are those of runs next to each other."
     )
-    content = f'<div class="panels">{"".join(blocks)}</div>'
-    return html.section("How it was measured", note, content, anchor="method")
+    content = f'<div class="panels">{"".join(blocks)}</div>' if blocks else ""
+    return _table("method", "How it was measured", note, (), (), 0, more=content)
 
 
-def _flat(known: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Return settings as names and texts; objects in objects get both names."""
-    flat: dict[str, str] = {}
-    for name, value in known.items():
-        if isinstance(value, dict) and value and not before:
-            flat |= _flat(value, f"{name.replace('_', ' ')}: ")
-        elif value not in (None, "", [], {}):
-            flat[before + name.removeprefix("n_").replace("_", " ")] = _value(name, value)
-    return dict(list(flat.items())[:_MAX_LINES])
+def _flat(known: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings as names and texts, without those that are empty."""
+    return {
+        name.removeprefix("n_").replace("_", " "): _value(name, value)
+        for name, value in known.items()
+        if value not in (None, "", [], {})
+    }
 
 
 def _value(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        words = "yes" if value else "no"
-    elif isinstance(value, int | float) and name.endswith("_bytes") and abs(value) < _MOST:
-        words = _size(value)
-    elif isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
-        words = ", ".join(map(str, value))
-    elif isinstance(value, str | int | float):
-        words = str(value)
-    else:
-        try:
-            words = json.dumps(value)
-        except RecursionError:  # of somebody else's file
-            words = "..."
-    return words if len(words) <= _MAX_TEXT else f"{words[:_MAX_TEXT]} ..."
+    if name.endswith("_bytes"):
+        return _size(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)

@@ -8,12 +8,11 @@ to a test, has a table of its own.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,10 +20,9 @@ from qsf.bench.judge.compare import Change, Comparison
 from qsf.bench.judge.results import Failure, Limits, Ratio, Results, Row, Spread
 from qsf.bench.run.tasks import QSF
 
-_WIDE = 100  # columns for all in one table
 _FILE_COLUMN = 20
-_PART_COLUMN = 18  # of a breakdown
 _TEST_COLUMN = 19
+_N_BESIDE = 3  # rows of a breakdown beside each other: with their names, 80 columns
 _LEAST_SHARE = 0.0005  # of a token: parts below it show as zeros
 _STYLES = {"slower": "bold red", "faster": "green", "noisy": "yellow", "same": ""}
 
@@ -33,7 +31,7 @@ def report(results: Results) -> RenderableType:
     """Return the whole report of a result."""
     parts: list[RenderableType | None] = [
         _machine(results),
-        *(_Rows(_title_of(results, rows), rows) for rows in _by_shape(results.rows)),
+        *(table for rows in _by_shape(results.rows) for table in _rows_of_shape(results, rows)),
         _ratios(results),
         *_breakdowns(results.rows),
         _files(results.rows),
@@ -45,17 +43,20 @@ def report(results: Results) -> RenderableType:
 
 
 def comparison_report(comparison: Comparison) -> RenderableType:
-    """Return the changes, row by row, then the notes."""
-    parts: list[RenderableType] = []
-    for name in dict.fromkeys(change.row for change in comparison.changes):
-        parts.append(_changes(name, [c for c in comparison.changes if c.row == name]))
-    parts.append(_sentences("Notes", comparison.notes) or Text())
+    """Return the changes, then the notes."""
+    table = _table([("", False), *((heading, True) for heading in CHANGE_HEADINGS[1:-1]),
+                    ("", False)])  # fmt: skip
+    for change in comparison.changes:
+        *cells, verdict = change_words(change)
+        table.add_row(*cells, Text(verdict, _STYLES[change.verdict]))
     counts = {
         verdict: sum(change.verdict == verdict for change in comparison.changes)
         for verdict in _STYLES
     }
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    parts.append(Text(f"{len(comparison.changes)} figures compared: {words}"))
+    parts: list[RenderableType] = [table, Text()] if comparison.changes else []
+    parts.append(_sentences("Notes", comparison.notes) or Text())
+    parts.append(Text(f"{len(comparison.changes)} speeds compared: {words}"))
     if comparison.changes:
         parts.append(Text(COMPARISON_RULE))
     return Group(*parts)
@@ -65,6 +66,19 @@ COMPARISON_RULE = (
     "before, now: medians. A change is more than the spread of the rounds and 3 %. *: in terms of "
     "the baseline, round by round"
 )
+CHANGE_HEADINGS = ("", "before", "now", "change", "noise", "verdict")
+
+
+def change_words(change: Change) -> list[str]:
+    """Return the cells of a change, of the columns `CHANGE_HEADINGS`."""
+    return [
+        change.row + ("*" if change.is_relative else ""),
+        rate_text(change.old),
+        rate_text(change.new),
+        f"{100 * change.change:+.1f} %",
+        f"{100 * change.noise:.1f} %" if change.noise < 10 else "unknown",
+        change.verdict,
+    ]
 
 
 def as_text(what: RenderableType, width: int = 80) -> str:
@@ -98,9 +112,9 @@ def ratio_text(ratio: Ratio) -> str:
     return spread_text(Spread(ratio.median, ratio.min, ratio.max, ratio.values), "x")
 
 
-def mb_text(n_bytes: float) -> str:
+def mb_text(n_bytes: float | None) -> str:
     """Return bytes in MB of 2^20, as everywhere."""
-    return f"{n_bytes / 2**20:,.0f}"
+    return "" if n_bytes is None else f"{n_bytes / 2**20:,.0f}"
 
 
 def test_text(row: Row) -> str:
@@ -155,30 +169,27 @@ def _machine(results: Results) -> RenderableType:
 
 
 def _limits(limits: Limits) -> RenderableType | None:
-    tables: list[RenderableType] = []
-    threads = list(dict.fromkeys([*limits.memory_gb_per_s, *limits.gmadds_per_s]))
-    if threads:
-        table = _table([("", False), *((f"{n} thr", True) for n in threads)])
-        for name, rates in (
-            ("memory, GB/s read", limits.memory_gb_per_s),
-            ("8-bit multiply-adds, 10^9/s", limits.gmadds_per_s),
-        ):
-            if rates:
-                table.add_row(name, *(_rate_or_dash(rates.get(n)) for n in threads))
-        tables.append(table)
-    if ways := limits.disk_gb_per_s:
-        kinds = dict.fromkeys(way.partition(" ")[0] for way in ways)
-        counts = dict.fromkeys(way.partition(" ")[2] for way in ways)
-        table = _table([("disk, GB/s read", False), *((count, True) for count in counts)])
-        for kind in kinds:
-            cells = (_rate_or_dash(ways.get(f"{kind} {count}")) for count in counts)
-            table.add_row(Text(kind), *cells)
-        tables += [Text(), table] if tables else [table]
-    return _titled("Limits of the machine", *tables) if tables else None
+    rows = limit_rows(limits)
+    if not rows:
+        return None
+    table = _table([("", False), ("", False), ("", True), ("", False)])
+    table.show_header = False
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return _titled("Limits of the machine", table)
 
 
-def _rate_or_dash(rate: float | None) -> str:
-    return "-" if rate is None else rate_text(rate)
+def limit_rows(limits: Limits) -> list[tuple[str, str, str, str]]:
+    """Return the limits in words: of what, how, how much, of which unit."""
+    return [
+        (what, how(key), rate_text(rate), unit)
+        for what, rates, how, unit in (
+            ("memory, read", limits.memory_gb_per_s, _threads_text, "GB/s"),
+            ("disk, read", limits.disk_gb_per_s, str, "GB/s"),
+            ("8-bit multiply-adds", limits.gmadds_per_s, _threads_text, "10^9/s"),
+        )
+        for key, rate in rates.items()
+    ]
 
 
 def _files(rows: Sequence[Row]) -> RenderableType | None:
@@ -198,15 +209,15 @@ def _files(rows: Sequence[Row]) -> RenderableType | None:
             ("bits/wt", True, lambda row: f"{row.bits_per_weight:.2f}"),
             ("MB", True, lambda row: mb_text(row.file_bytes)),
             ("KV", False, lambda row: row.kv_type),
-            ("load s", True, lambda row: _known(row.load_seconds, ".2f")),
+            (
+                "load s",
+                True,
+                lambda row: "" if row.load_seconds is None else f"{row.load_seconds:.2f}",
+            ),
             ("kernels", False, lambda row: row.kernels),
         ],
     )
     return _titled("Files", table)
-
-
-def _known(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
 
 
 def _by_shape(rows: Sequence[Row]) -> list[list[Row]]:
@@ -224,20 +235,25 @@ def _title_of(results: Results, rows: Sequence[Row]) -> str:
     return f"{next(iter(files))}: {rows[0].shape}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of a shape: one table where there is room, else one for each setting."""
-
-    title: str
-    rows: Sequence[Row]
-
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        if options.max_width >= _WIDE:
-            yield _titled(self.title, _rows(self.rows, is_wide=True))
-            return
-        for setting in dict.fromkeys(_setting_text(row) for row in self.rows):
-            rows = [row for row in self.rows if _setting_text(row) == setting]
-            yield _titled(f"{self.title}, {setting}", _rows(rows, is_wide=False))
+def _rows_of_shape(results: Results, rows: Sequence[Row]) -> Iterator[RenderableType]:
+    """Yield a table of a shape for each setting."""
+    title = _title_of(results, rows)
+    for setting in dict.fromkeys(map(_setting_text, rows)):
+        shown = [row for row in rows if _setting_text(row) == setting]
+        table = _filled(
+            shown,
+            [
+                ("file", False, file_text),
+                ("test", False, test_text),
+                ("tok/s", True, lambda row: spread_text(row.tok_per_s)),
+                ("of limit", False, _limit_text),
+                ("GB/s", True, lambda row: "" if row.gb_per_s is None else rate_text(row.gb_per_s)),
+                ("peak MB", True, lambda row: mb_text(row.peak_rss_bytes or None)),
+            ],
+        )
+        table.columns[0].max_width = _FILE_COLUMN
+        table.columns[0].min_width = min(_FILE_COLUMN, max(len(file_text(row)) for row in shown))
+        yield _titled(f"{title}, {setting}", table)
 
 
 def _setting_text(row: Row) -> str:
@@ -245,36 +261,13 @@ def _setting_text(row: Row) -> str:
     return _threads_text(row.threads) + (f", {memory} MB" if memory else "")
 
 
-def _rows(rows: Sequence[Row], *, is_wide: bool) -> Table:
-    table = _filled(
-        rows,
-        [
-            ("file", False, file_text),
-            ("thr", True, lambda row: str(row.threads) if is_wide else ""),
-            ("test", False, test_text),
-            ("MB at most", False, lambda row: memory_text(row) if is_wide else ""),
-            ("tok/s", True, lambda row: spread_text(row.tok_per_s)),
-            ("of limit", False, _limit_text),
-            ("GB/s", True, lambda row: "" if row.gb_per_s is None else rate_text(row.gb_per_s)),
-            (
-                "peak MB",
-                True,
-                lambda row: mb_text(row.peak_rss_bytes) if row.peak_rss_bytes else "",
-            ),
-        ],
-    )
-    table.columns[0].max_width = _FILE_COLUMN
-    table.columns[0].min_width = min(_FILE_COLUMN, max(len(file_text(row)) for row in rows))
-    return table
-
-
 def file_text(row: Row) -> str:
     """Return engine and type."""
     return f"{row.engine} {row.type}"
 
 
-def _threads_text(n_threads: int) -> str:
-    return f"{n_threads} thread{'' if n_threads == 1 else 's'}"
+def _threads_text(n_threads: int | str) -> str:
+    return f"{n_threads} thread{'' if str(n_threads) == '1' else 's'}"
 
 
 def _limit_text(row: Row) -> str:
@@ -300,43 +293,32 @@ def _ratios(results: Results) -> RenderableType | None:
 # ---- breakdowns ----
 
 
-@dataclass(frozen=True, slots=True)
-class _Breakdowns:
-    """Parts downwards, rows sideways, as many beside each other as the width holds."""
+def _breakdowns(rows: Sequence[Row]) -> Iterator[RenderableType]:
+    """Yield tables: parts downwards, rows sideways."""
+    shown = [row for row in rows if row.breakdown is not None and row.test.startswith("tg")]
+    for first in range(0, len(shown), _N_BESIDE):
+        table = _breakdown_table(shown[first : first + _N_BESIDE])
+        yield _titled("Where a token's time goes, ms and share", table)
 
-    rows: Sequence[Row]
 
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        n_beside = max(1, (options.max_width - _PART_COLUMN) // _TEST_COLUMN)
-        for first in range(0, len(self.rows), n_beside):
-            table = self._table(self.rows[first : first + n_beside])
-            yield _titled("Where a token's time goes, ms and share", table)
-
-    def _table(self, rows: Sequence[Row]) -> Table:
-        headings = [(_breakdown_heading(row), True) for row in rows]
-        table = _table([("", False), *headings])
-        for column in table.columns[1:]:
-            column.no_wrap, column.max_width = False, _TEST_COLUMN - 2
-        breakdowns = [row.breakdown for row in rows if row.breakdown is not None]
-        table.add_row("all of it", *(f"{found.wall_ms:.3f} 100 %" for found in breakdowns))
-        for name in dict.fromkeys(name for found in breakdowns for name in found.parts):
-            spreads = [found.parts.get(name) for found in breakdowns]
+def _breakdown_table(rows: Sequence[Row]) -> Table:
+    table = _table([("", False), *((_breakdown_heading(row), True) for row in rows)])
+    for column in table.columns[1:]:
+        column.no_wrap, column.max_width = False, _TEST_COLUMN - 2
+    breakdowns = [row.breakdown for row in rows if row.breakdown is not None]
+    table.add_row("all of it", *(f"{known.wall_ms:.3f} 100 %" for known in breakdowns))
+    for prefix, kinds in (
+        ("", [known.parts for known in breakdowns]),
+        ("beside: ", [known.beside for known in breakdowns]),
+    ):
+        for name in dict.fromkeys(name for parts in kinds for name in parts):
             cells = [
-                _part_text(spread, found.wall_ms)
-                for spread, found in zip(spreads, breakdowns, strict=True)
+                _part_text(parts.get(name), known.wall_ms)
+                for parts, known in zip(kinds, breakdowns, strict=True)
             ]
             if any(cells):
-                table.add_row(Text(part_name(name)), *cells)
-        for name in dict.fromkeys(name for found in breakdowns for name in found.beside):
-            cells = [_part_text(found.beside.get(name), found.wall_ms) for found in breakdowns]
-            if any(cells):
-                table.add_row(Text(f"beside: {part_name(name)}"), *cells)
-        return table
-
-
-def part_name(name: str) -> str:
-    """Return a part's name for people."""
-    return name.replace("_", " ")
+                table.add_row(Text(prefix + name.replace("_", " ")), *cells)
+    return table
 
 
 def _part_text(spread: Spread | None, wall_ms: float) -> str:
@@ -349,11 +331,6 @@ def _part_text(spread: Spread | None, wall_ms: float) -> str:
 def _breakdown_heading(row: Row) -> str:
     words = [row.type, test_text(row), f"{row.threads} thr", memory_text(row)]
     return " ".join(word for word in words if word)
-
-
-def _breakdowns(rows: Sequence[Row]) -> list[RenderableType]:
-    shown = [row for row in rows if row.breakdown is not None and row.test.startswith("tg")]
-    return [_Breakdowns(shown)] if shown else []
 
 
 # ---- sentences ----
@@ -375,40 +352,3 @@ def _sentences(title: str, lines: Sequence[str]) -> RenderableType | None:
     for line in lines:
         table.add_row("-", Text(line, overflow="fold"))
     return _titled(title, table)
-
-
-# ---- changes ----
-
-
-def _changes(name: str, changes: Sequence[Change]) -> RenderableType:
-    """Return the changes of a row: its speed, and the parts that are not the same."""
-    shown = [change for change in changes if is_worth_a_line(change)]
-    table = _table([("", False), *((heading, True) for heading in CHANGE_HEADINGS[1:-1]),
-                    ("", False)])  # fmt: skip
-    for change in shown:
-        *cells, verdict = change_words(change)
-        table.add_row(*cells, Text(verdict, _STYLES[change.verdict]))
-    n_same = len(changes) - len(shown)
-    parts = f"{n_same} part{'' if n_same == 1 else 's'} of the token: the same"
-    return _titled(name, table, *([Text(parts)] if n_same else []))
-
-
-CHANGE_HEADINGS = ("", "before", "now", "change", "noise", "verdict")
-
-
-def change_words(change: Change) -> list[str]:
-    """Return the cells of a change, of the columns `CHANGE_HEADINGS`."""
-    unit = " ms" if change.unit == "ms" else ""
-    return [
-        part_name(change.what) + ("*" if change.is_relative else ""),
-        f"{rate_text(change.old)}{unit}",
-        f"{rate_text(change.new)}{unit}",
-        f"{100 * change.change:+.1f} %",
-        f"{100 * change.noise:.1f} %" if change.noise < 10 else "unknown",
-        change.verdict,
-    ]
-
-
-def is_worth_a_line(change: Change) -> bool:
-    """Whether a change is shown: all speeds, and parts that are not the same."""
-    return change.unit != "ms" or change.verdict != "same"

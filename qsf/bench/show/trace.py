@@ -8,36 +8,27 @@ metadata events ("M") that name the process and its threads.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qsf.errors import QsfFormatError
+from qsf.shell.output import write_text
 
 _PID = 1
 _COMPUTING = 0  # the thread
-_N_FIELDS = 7  # begin_ns, end_ns, kind_idx, unit_idx, thread_idx, n_bytes, n_tokens
 _BESIDE = {"read": "disk", "checksum": "check"}  # categories of what other threads do
 _AROUND = {"pass": "pass", "sample": "python", "python": "python"}  # of no unit of the file
 
 
 def chrome_trace(
-    rows: Sequence[Sequence[int]],
-    kinds: Sequence[str],
-    *,
-    n_layers: int,
-    name: str = "qsf",
-    about: Mapping[str, Any] | None = None,
+    rows: Sequence[Sequence[int]], kinds: Sequence[str], *, n_layers: int, name: str
 ) -> dict[str, Any]:
     """Return the trace of ``rows``: (begin_ns, end_ns, kind, unit, thread, n_bytes, n_tokens).
 
     ``kinds`` names the kinds. Unit 0 is the embedding, 1 .. ``n_layers`` are the layers, the next
     is what follows them, any other none. Thread 0 computes, the others read; one that has several
-    reads under way gets a line for each. ``about`` goes to ``otherData``. Times count from the
-    first event. Raises QsfFormatError for rows of another form.
+    reads under way gets a line for each. Times count from the first event.
     """
-    for row in rows:
-        _check(row, len(kinds))
     origin_ns = min((row[0] for row in rows), default=0)
     # A pass begins with its first phase: what contains the other comes first.
     ordered = sorted(rows, key=lambda row: (row[0], -row[1], kinds[row[2]] != "pass"))
@@ -48,40 +39,12 @@ def chrome_trace(
         _event(row, kinds, n_layers, origin_ns) | {"tid": lines.index(line)}
         for row, line in zip(ordered, placed, strict=True)
     ]
-    other = {
-        key: value if isinstance(value, str) else json.dumps(value)
-        for key, value in (about or {}).items()
-    }
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+    return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def write_trace(
-    path: Path,
-    rows: Sequence[Sequence[int]],
-    kinds: Sequence[str],
-    *,
-    n_layers: int,
-    name: str = "qsf",
-    about: Mapping[str, Any] | None = None,
-    overwrite: bool,
-) -> None:
-    """Write `chrome_trace` as a file, complete or not at all. Raises QsfError."""
-    from qsf.shell.output import write_text
-
-    trace = chrome_trace(rows, kinds, n_layers=n_layers, name=name, about=about)
-    events = ",\n".join(json.dumps(event) for event in trace.pop("traceEvents"))
-    rest = json.dumps(trace)[1:]
-    write_text(path, f'{{"traceEvents": [\n{events}\n], {rest}\n', overwrite=overwrite)
-
-
-def _check(row: Sequence[int], n_kinds: int) -> None:
-    if len(row) != _N_FIELDS:
-        raise QsfFormatError(f"an event of the trace has {len(row)} fields, not {_N_FIELDS}")
-    begin_ns, end_ns, kind_idx = row[:3]
-    if end_ns < begin_ns:
-        raise QsfFormatError(f"an event of the trace ends {begin_ns - end_ns} ns before it begins")
-    if not 0 <= kind_idx < n_kinds:
-        raise QsfFormatError(f"an event of the trace is of kind {kind_idx}, there are {n_kinds}")
+def write_trace(path: Path, trace: dict[str, Any], *, overwrite: bool) -> None:
+    """Write the trace, complete or not at all. Raises QsfError."""
+    write_text(path, json.dumps(trace) + "\n", overwrite=overwrite)
 
 
 def _placed(ordered: Sequence[Sequence[int]]) -> list[tuple[int, int]]:

@@ -81,7 +81,7 @@ def test_a_checkout_has_a_commit_and_says_that_it_was_changed(tmp_path: Path) ->
     (tmp_path / "another").write_text("not known to git")
     assert machine.commit_of(tmp_path) == commit
     (tmp_path / "file").write_text("b")
-    assert machine.commit_of(tmp_path) == f"{commit} dirty"
+    assert machine.commit_of(tmp_path) == f"{commit}-dirty"
 
 
 # ---- memory ----

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from make.bench_results import full_results
 from make.drawn_pages import anchors, cells, number, section
 from make.page_parser import PageParser
 from qsf.bench.judge.compare import Change, Comparison
-from qsf.bench.judge.results import Breakdown, Limits, Ratio, Results, Spread, spread_of
+from qsf.bench.judge.results import Breakdown, Limits, Results, spread_of
 from qsf.bench.show.page import page, write_page
 from qsf.errors import QsfArgumentError
 from qsf.page.plots import figure
@@ -23,10 +22,7 @@ SECTIONS = (
     *("failed", "changes", "ratios", "bits", "memory", "cgroup", "depth"),
     *("time", "rows", "limits", "notes", "method"),
 )
-CHANGES = [
-    Change("1.1B, qsf, 4bit", "tok/s", "tok/s", 33.1, 34.2, 0.034, 0.03, "faster", True),
-    Change("1.1B, qsf, 4bit", "attention", "ms", 1.0, 1.0, 0.0, 0.03, "same", False),
-]
+CHANGES = [Change("1.1B, qsf, 4bit", 33.1, 34.2, 0.034, 0.03, "faster", is_relative=True)]
 COMPARISON = Comparison(CHANGES, ["Measured on another day."])
 HOSTILE = '<b onclick="x">&\'\u202e\x1b]0;</title></script><script>'
 
@@ -78,7 +74,7 @@ def test_names_of_a_file_cannot_do_harm(full: Results) -> None:
     rows += [replace(row, test=row.test, type=HOSTILE) for row in full.rows]
     results = Results(
         machine={HOSTILE: HOSTILE, "cpu": HOSTILE, "x": {HOSTILE: [HOSTILE, {HOSTILE: 1}]}},
-        limits=Limits({HOSTILE: 1.0, "2": 3.0}, {HOSTILE: 2.0}, {HOSTILE: 3.0, "2": 9.0}),
+        limits=Limits({HOSTILE: 1.0}, {HOSTILE: 2.0}, {HOSTILE: 3.0}),
         rows=rows,
         ratios=full.ratios,
         failures=[replace(full.failures[0], engine=HOSTILE, file=HOSTILE, what=HOSTILE,
@@ -86,7 +82,7 @@ def test_names_of_a_file_cannot_do_harm(full: Results) -> None:
         notes=[HOSTILE],
         settings={HOSTILE: HOSTILE},
     )  # fmt: skip
-    made = page(results, Comparison([replace(CHANGES[0], row=HOSTILE, what=HOSTILE)], [HOSTILE]))
+    made = page(results, Comparison([replace(CHANGES[0], row=HOSTILE)], [HOSTILE]))
     parser = PageParser().read(made)
     names = {tag for tag, _ in parser.tags}
     assert names.isdisjoint({"b", "script"})
@@ -167,50 +163,34 @@ def test_headline_ratios_are_plain_ones_of_the_most_threads(full: Results, full_
         speeds = [figure(one.tok_per_s.median) for one in (row, other)]
         assert more.startswith(f"{row.test}: QSF {row.type} {speeds[0]} tok/s, ")
         assert f"llama.cpp {other.type} {speeds[1]} tok/s; " in more
-        assert f"faster in every round, {figure(ratio.min)} to {figure(ratio.max)}" in more
-    assert [name for name, _, _ in said[4:]] == ["Of the machine&#x27;s limit", "Least memory"]
-    own = [row for row in full.rows if row.engine == "qsf" and row.test == "tg128"]
-    best = max(row.fraction_of_limit or 0 for row in own if not row.budget_mb and not row.cap)
-    assert number(said[4][1]) == pytest.approx(100 * best, abs=0.51)
-    least = min(row.peak_rss_bytes for row in own if row.budget_mb or row.cap)
-    assert number(said[5][1]) == pytest.approx(least / 1e6, rel=6e-3)
+        assert more.endswith("; faster in every round")
+    assert len(said) == 4
 
 
 @pytest.mark.parametrize(
-    ("values", "said", "colour"),
+    ("values", "said"),
     [
-        ([0.5, 0.6, 0.7], "slower in every round", "c1"),
-        ([0.9, 1.1, 1.2], "not told apart by the rounds", "c5"),
-        ([0.8, 0.9, 1.2], "not told apart by the rounds", "c5"),
-        ([1.01, 1.2, 1.3], "faster in every round", "c0"),
+        ([0.5, 0.6, 0.7], "slower in every round"),
+        ([0.9, 1.1, 1.2], "not told apart by the rounds"),
+        ([1.01, 1.2, 1.3], "faster in every round"),
     ],
 )
 def test_a_ratio_is_called_what_all_rounds_say(
-    full: Results, values: list[float], said: str, colour: str
+    full: Results, values: list[float], said: str
 ) -> None:
     spread = spread_of(values)
     ratio = replace(
         full.ratios[0], median=spread.median, min=spread.min, max=spread.max, values=values
     )
-    made = page(replace(full, ratios=[ratio]))
-    assert said in made
-    bar = re.search(r'<svg class="range".*?</svg>', section(made, "ratios"), re.DOTALL)
-    assert bar
-    found = re.findall(r'<rect class="(\w+)" x="([\d.]+)" y="\d" width="([\d.]+)"', bar[0])
-    assert {one[0] for one in found} == {colour}
-    _, low, width = found[1]
-    ends = [float(low), float(low) + float(width)]
-    middle = float(found[2][1]) + 0.5
-    assert ends[0] <= middle <= ends[1]
-    for place, value in zip((*ends, middle), (spread.min, spread.max, spread.median), strict=True):
-        assert (place > 50) == (value > 1)
-    scale = [(p - 50) / math.log(v) for p, v in zip(ends, (spread.min, spread.max), strict=True)]
-    assert scale[0] == pytest.approx(scale[1], rel=0.05)
+    (row,) = cells(section(page(replace(full, ratios=[ratio])), "ratios"))
+    assert row["QSF is"] == said
+    numbers = [number(row[name]) for name in ("least", "ratio", "most")]
+    assert numbers == pytest.approx(values, rel=6e-3)
 
 
 def test_limits_are_those_of_the_json(full: Results, full_page: str) -> None:
-    shown = section(full_page, "limits")
-    said = re.findall(r'<dt>(.*?)</dt>.*?<dd class="v">([\d.,]+) ', shown, re.DOTALL)
+    said = re.findall(r"<tr>(.*?)</tr>", section(full_page, "limits"), re.DOTALL)[1:]
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in said]
     expected = [
         *((f"{n} thread{'s' if n != '1' else ''}", v) for n, v in
           full.limits.memory_gb_per_s.items()),
@@ -218,19 +198,15 @@ def test_limits_are_those_of_the_json(full: Results, full_page: str) -> None:
         *((f"{n} thread{'s' if n != '1' else ''}", v) for n, v in
           full.limits.gmadds_per_s.items()),
     ]  # fmt: skip
-    assert [name for name, _ in said] == [name for name, _ in expected]
-    for (_, shown_value), (_, value) in zip(said, expected, strict=True):
-        assert number(shown_value) == pytest.approx(value, rel=6e-3)
+    assert [row[1] for row in rows] == [name for name, _ in expected]
+    values = [number(row[2]) for row in rows]
+    assert values == pytest.approx([value for _, value in expected], rel=6e-3)
 
 
 def test_more_than_a_limit_is_never_claimed(full: Results) -> None:
     rows = [replace(row, fraction_of_limit=1.07, limited_by="disk") for row in full.rows]
     made = page(replace(full, rows=rows))
-    figures = re.search(r'<dl class="figures">.*?</dl>', made, re.DOTALL)
-    assert figures
     why = "faster than the disk as it was measured: the page cache holds streamed weights"
-    assert "<dd>cached<small>" in figures[0]
-    assert why in figures[0]
     assert "107 %" not in made
     shown = section(made, "rows")
     assert [row["of the limit"] for row in cells(shown)] == ["cached *"] * len(rows)
@@ -249,15 +225,15 @@ def test_failures_notes_and_settings_are_said(full: Results, full_page: str) -> 
     for note in full.notes:
         assert note in section(full_page, "notes")
     method = section(full_page, "method")
-    for said in ("0123abc", "QSF 0.1.0, llama.cpp 0.3.36", "--threads 1,2", "plan: ctx tokens"):
+    for said in ("0123abc", "QSF 0.1.0, llama.cpp 0.3.36", "--threads 1,2", "ctx_tokens"):
         assert said in method
-    assert "<dt>warm up</dt><dd>yes</dd>" in method
+    assert "<dt>warm up</dt><dd>true</dd>" in method
 
 
 def test_a_comparison_is_shown(full: Results, full_page: str) -> None:
     table = cells(section(full_page, "changes"))
     assert [tuple(row.values()) for row in table] == [
-        ("1.1B, qsf, 4bit: tok/s*", "33.1", "34.2", "+3.4 %", "3.0 %", "faster")
+        ("1.1B, qsf, 4bit*", "33.1", "34.2", "+3.4 %", "3.0 %", "faster")
     ]
     assert "Measured on another day." in section(full_page, "changes")
     assert section(page(full), "changes") == ""
@@ -300,36 +276,3 @@ def test_colours_of_the_parts_are_told_apart(full_page: str) -> None:
         assert set(titled) == {colour}
         assert full_page.count(f"--p{colour}:") == 2  # light and dark
         assert f".p{colour}{{" in full_page
-
-
-# ---- numbers that no run gives ----
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, 5e-324, 1e308, 1e-12, 1e16])
-@pytest.mark.parametrize("which", ["speed", "bits", "madds", "bytes", "limits", "parts", "ratios"])
-def test_any_number_is_survived(full: Results, which: str, value: float) -> None:
-    rows, limits, ratios = list(full.rows), full.limits, list(full.ratios)
-    for idx in range(0, len(rows), 3):
-        row = rows[idx]
-        if which == "speed":
-            rows[idx] = replace(row, tok_per_s=Spread(value, -value, value))
-        elif which == "bits":
-            rows[idx] = replace(row, bits_per_weight=value, fraction_of_limit=value)
-        elif which == "madds":
-            rows[idx] = replace(row, madds_per_token=value, gb_per_s=value)
-        elif which == "bytes":
-            rows[idx] = replace(row, bytes_per_token=int(min(value, 2**62)), peak_rss_bytes=2**62)
-        elif which == "parts" and row.breakdown:
-            parts = {name: Spread(value, value, value) for name in row.breakdown.parts}
-            rows[idx] = replace(row, breakdown=Breakdown(value, parts, parts))
-    if which == "limits":
-        limits = Limits({"2": value}, {"direct x1": value}, {"2": value})
-    if which == "ratios":
-        ratios = [Ratio(0, 1, value, -value, value), Ratio(0, 1, value, value, value), *ratios]
-    made = page(replace(full, rows=rows, limits=limits, ratios=ratios))
-    PageParser().read(made)
-    for svg in re.findall(r"<svg.*?</svg>", made, re.DOTALL):
-        drawn = re.sub(r"<title>.*?</title>|aria-label=\"[^\"]*\"", "", svg)
-        assert not re.search(r"\b(nan|inf)\b", drawn), drawn[:200]
-        for width in re.findall(r'(?:width|x)="(-?[\d.e+]+)"', drawn):
-            assert -10 <= float(width) <= 400

@@ -77,8 +77,7 @@ def browser() -> str:
 
 @pytest.fixture(scope="module")
 def full_page() -> str:
-    row = "1.1B, qsf, 4bit, tg128"
-    change = Change(row, "tok/s", "tok/s", 33.1, 34.2, 0.034, 0.03, "faster", True)
+    change = Change("1.1B, qsf, 4bit, tg128", 33.1, 34.2, 0.034, 0.03, "faster", is_relative=True)
     return page(full_results(), Comparison([change], ["Measured on another day."]))
 
 

@@ -60,7 +60,7 @@ def test_lists_are_every_combination_once() -> None:
     ("options", "said"),
     [
         ({"threads": "0"}, "--threads: '0' is not a whole number from 1 to 256"),
-        ({"threads": "1,,2"}, "--threads '1,,2' is not a list"),
+        ({"threads": "1,,2"}, "--threads: '1,,2' is not a list"),
         ({"prompt": "x"}, "--prompt: 'x' is not a whole number"),
         ({"gen": "-1"}, "--gen: '-1' is not a whole number"),
         ({"prompt": "0", "gen": "0"}, "leave nothing to measure"),
@@ -69,11 +69,11 @@ def test_lists_are_every_combination_once() -> None:
         ({"ram_budget": "lots"}, "--ram-budget: 'lots' is not a number of MB, or none"),
         ({"ram_budget": "none", "cgroup": "300M"}, "--ram-budget none is more than --cgroup 300M"),
         ({"ram_budget": "400", "cgroup": "300M"}, "--ram-budget 400 is more than --cgroup 300M"),
-        ({"threads": ""}, "--threads '' is not a list"),
-        ({"shape": ""}, "--shape '' is not a list"),
+        ({"threads": ""}, "--threads: '' is not a list"),
+        ({"shape": ""}, "--shape: '' is not a list"),
         ({"shape": "tiny,7a"}, "--shape: shape '7a' is unknown; known: tiny, gpt2"),
-        ({"quant": "5bit"}, "--quant 5bit is unknown; available: 2bit"),
-        ({"rounds": 0}, "--rounds 0: expected 1 to 100"),
+        ({"quant": "5bit"}, "--quant: 5bit is unknown; available: 2bit"),
+        ({"rounds": 0}, "--rounds: '0' is not a whole number from 1 to 100"),
         ({"baseline": "vllm"}, "--baseline vllm is unknown; available: llama.cpp, none"),
         ({"baseline": "llama.cpp none"}, "exclude each other"),
         ({"baseline": "ik=a ik=b"}, "--baseline ik is given twice"),
@@ -82,8 +82,8 @@ def test_lists_are_every_combination_once() -> None:
         ({"baseline": "ik=a", "ram_budget": "200"}, "llama.cpp cannot run beside --ram-budget"),
         ({"baseline": "ik=a", "kv_type": "2bit"}, "--kv-type 2bit is QSF's alone"),
         ({"kv_type": "k9"}, "--kv-type"),
-        ({"io": "fast"}, "--io fast is unknown; available: auto, buffered"),
-        ({"baseline_models": [Path("a.gguf")]}, "0 MODELs and 1 --baseline-model"),
+        ({"io": "fast"}, "--io: fast is unknown; available: auto, buffered"),
+        ({"baseline_model": [Path("a.gguf")]}, "0 MODELs and 1 --baseline-model"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
@@ -98,7 +98,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
         ({"shape": "gpt2"}, "--shape is for random weights"),
         ({"quant": "4bit"}, "--quant is for random weights"),
         (
-            {"baseline": "none", "baseline_models": [Path("a.gguf")]},
+            {"baseline": "none", "baseline_model": [Path("a.gguf")]},
             "of no use with --baseline none",
         ),
         (
@@ -107,15 +107,15 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
         ),
         ({"baseline": "llama.cpp", "ram_budget": "200,400"}, "beside --ram-budget 200,400, for it"),
         (
-            {"baseline_models": [Path("a.gguf")], "ram_budget": "200"},
+            {"baseline_model": [Path("a.gguf")], "ram_budget": "200"},
             "beside --ram-budget 200, for",
         ),
         (
             {"baseline": "llama.cpp", "kv_type": "k8v4"},
             "k8v4 is QSF's alone: llama.cpp has f16, 8bit",
         ),
-        ({"baseline_models": [Path("a.gguf")], "kv_type": "2bit"}, "--kv-type 2bit is QSF's alone"),
-        ({"baseline_models": [Path("x/m.qsf")]}, "2 files are called m.qsf"),
+        ({"baseline_model": [Path("a.gguf")], "kv_type": "2bit"}, "--kv-type 2bit is QSF's alone"),
+        ({"baseline_model": [Path("x/m.qsf")]}, "2 files are called m.qsf"),
     ],
 )
 def test_options_that_exclude_each_other(options: dict[str, Any], said: str) -> None:
@@ -128,9 +128,9 @@ def test_rows_are_told_apart_by_names() -> None:
     with pytest.raises(QsfArgumentError, match=r"2 files are called m\.qsf: results are told"):
         request(Path("a/m.qsf"), Path("b/m.qsf"))
     same = [Path("a.gguf")] * 2  # two models beside one baseline
-    assert request(Path("a.qsf"), Path("b.qsf"), baseline_models=same).baseline_models == tuple(
-        same
-    )
+    assert request(
+        Path("a.qsf"), Path("b.qsf"), baseline_model=same
+    ).options.baseline_model == tuple(same)
 
 
 def test_the_baseline_may_be_asked_for_beside_some_budgets() -> None:
@@ -148,9 +148,9 @@ def test_shapes_have_one_name() -> None:
 
 
 def test_what_qsf_alone_has_may_be_measured_without_the_baseline() -> None:
-    assert request(*MODEL, kv_type="k8v4").kv_type == "k8v4"
+    assert request(*MODEL, kv_type="k8v4").options.kv_type == "k8v4"
     assert request(*MODEL, kv_type="k8v4", baseline="none").llama is False
-    assert request(*MODEL, kv_type="8bit", baseline="llama.cpp").kv_type == "8bit"
+    assert request(*MODEL, kv_type="8bit", baseline="llama.cpp").options.kv_type == "8bit"
 
 
 def test_llama_bench_programs_have_names_and_stand_beside_llama_cpp() -> None:
@@ -158,7 +158,7 @@ def test_llama_bench_programs_have_names_and_stand_beside_llama_cpp() -> None:
     assert found.programs == {"ik": Path("/a/llama-bench"), "old": Path("/b/llama-bench")}
     assert found.llama is None
     assert request(baseline="none ik=/a").llama is False
-    assert request(*MODEL, baseline="none ik=/a", baseline_models=[Path("a.gguf")]).programs
+    assert request(*MODEL, baseline="none ik=/a", baseline_model=[Path("a.gguf")]).programs
 
 
 def test_a_task_survives_its_json() -> None:

@@ -120,15 +120,6 @@ def test_small_heads_take_whole_blocks_in_qsf_alone() -> None:
     assert kv_bytes_per_position(small, "f16", "llama.cpp") == 10 * 4 * 32 * 4
 
 
-def test_multiply_adds_of_weights_and_attention() -> None:
-    deep = tasks.Test("tg", 128, 1000)
-    one = measured_of("qsf", [[run_of(deep, 20.0), run_of(PP, 500.0)]], tests=[deep, PP])
-    generating, prompt = analyse([one], LIMITS).rows
-    of_position = 2 * 10 * 8 * 64
-    assert generating.madds_per_token == 1_051_200_000 + of_position * 1064.5
-    assert prompt.madds_per_token == 1_000_000_000 + 100_000 + of_position * 256.5
-
-
 def test_a_prompt_is_held_against_arithmetic_without_most_of_the_head() -> None:
     one = measured_of("qsf", [[run_of(PP, 500.0)]], tests=[PP])
     row = only_row(one)
@@ -271,7 +262,7 @@ def test_parts_that_do_not_sum_to_the_time_are_said_and_not_stretched() -> None:
 def test_microseconds_a_token_are_not_worth_a_word(microseconds: int, *, is_said: bool) -> None:
     wall_ns, off_ns = TG.n_tokens * 100_000, TG.n_tokens * microseconds * 1000
     parts = {"phase_ffn": wall_ns - off_ns}
-    run = replace(run_of(TG, 10_000.0), parts=parts, engine_ns=wall_ns - off_ns)
+    run = replace(run_of(TG, 10_000.0), parts=parts)
     notes = analyse([measured_of("qsf", [[run]], tests=[TG])], LIMITS).notes
     assert any("the parts sum to" in note for note in notes) == is_said
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qsf.bench.judge.results import Breakdown, Limits, Ratio, Results, Row, Spread, spread_of
+from qsf.bench.judge.results import Limits, Ratio, Results, Row, Spread, spread_of
 from qsf.bench.judge.rows import Measured, analyse
 from qsf.bench.models.facts import FileFacts
-from qsf.bench.options import Options
+from qsf.bench.options import parse
 from qsf.bench.request import Request, make_request
 from qsf.bench.run.tasks import Answer, Cap, Task, Test, TestRun
 
@@ -53,21 +53,18 @@ def facts_of(**changes: Any) -> FileFacts:
     return replace(facts, **changes)
 
 
-def request_of(
-    *models: Path,
-    n_cores: int = 2,
-    baseline: str = "",
-    baseline_models: Sequence[Path] = (),
-    **options: Any,
-) -> Request:
-    """Return the request of these options; ``baseline`` may be several words."""
-    asked = Options(
-        models=models,
-        baseline=tuple(baseline.split()),
-        baseline_model=tuple(baseline_models),
-        **options,
-    )
-    return make_request(asked, n_cores=n_cores)
+def request_of(*models: Path, n_cores: int = 2, **options: Any) -> Request:
+    """Return the request of these options; lists and the words of ``baseline`` are repeated."""
+    words = [*map(str, models)]
+    for name, value in options.items():
+        values = value.split() if name == "baseline" else value
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        else:
+            for one in values if isinstance(values, list) else [value]:
+                words += [flag, str(one)]
+    return make_request(parse(words, "version"), n_cores=n_cores)
 
 
 def run_of(test: Test, rate: float, **changes: Any) -> TestRun:
@@ -78,7 +75,6 @@ def run_of(test: Test, rate: float, **changes: Any) -> TestRun:
         "depth": test.depth,
         "n_tokens": test.n_tokens,
         "wall_ns": wall_ns,
-        "engine_ns": wall_ns,
         "n_passes": 2 if test.kind == "pp" else test.n_tokens,
     }
     return TestRun(**(known | changes))
@@ -182,12 +178,8 @@ class Noisy:
             [value * (1 + self.chance.gauss(0, self.noise)) for _ in range(self.n_rounds)]
         )
 
-    def row(self, rate: float, parts_ms: Mapping[str, float] | None = None, **changes: Any) -> Row:
-        """Return a row of generation, whose parts have noise of their own."""
-        breakdown = None
-        if parts_ms is not None:
-            spreads = {name: self.spread(ms) for name, ms in parts_ms.items()}
-            breakdown = Breakdown(sum(s.median for s in spreads.values()), spreads)
+    def row(self, rate: float, **changes: Any) -> Row:
+        """Return a row of generation."""
         known: dict[str, Any] = {
             "engine": "qsf",
             "shape": "small",
@@ -203,7 +195,6 @@ class Noisy:
             "fraction_of_limit": 0.8,
             "limited_by": "memory",
             "n_weights": 1_000_000_000,
-            "breakdown": breakdown,
         }
         return Row(**(known | changes))
 
@@ -216,10 +207,9 @@ class Noisy:
 def results_of(
     rows: Sequence[Row],
     *,
-    memory_gb_per_s: float = 20.0,
     ratios: Sequence[Ratio] = (),
     **machine: Any,
 ) -> Results:
     """Return a result of these rows."""
     known = {"cpu": "Processor X", "n_cores": 2, "isa": "avx2", "isa_available": ["avx2"]}
-    return Results(known | machine, Limits({"2": memory_gb_per_s}), list(rows), list(ratios))
+    return Results(known | machine, Limits({"2": 20.0}), list(rows), list(ratios))

@@ -118,9 +118,7 @@ def _row(
         n_weights=N_WEIGHTS,
         cap=None if cap_mb is None else Cap(cap_mb, int(cap_mb * 0.98e6), 0),
         breakdown=breakdown if engine == "qsf" else None,
-        engine_tok_per_s=tok_per_s.median * 1.004,
         load_seconds=0.42,
-        madds_per_token=madds,
     )
 
 
