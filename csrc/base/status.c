@@ -46,6 +46,8 @@ const char *qsf_status_name(qsf_status status)
         return "QSF_ERR_CANCELLED";
     case QSF_ERR_NUMERIC:
         return "QSF_ERR_NUMERIC";
+    case QSF_ERR_DAMAGED:
+        return "QSF_ERR_DAMAGED";
     }
     return "unknown status";
 }

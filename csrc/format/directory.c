@@ -111,7 +111,7 @@ static qsf_status check_sections(const qsf_reader *r, const qsf_header_links *li
     }
     const uint32_t layr_crc32 = qsf_reader_section(r, "LAYR")->crc32;
     if (layr_crc32 != links->layr_crc32)
-        return QSF_FAIL(QSF_ERR_FORMAT,
+        return QSF_FAIL(QSF_ERR_DAMAGED,
                         "section LAYR: checksum is %08" PRIx32 " in the directory, %08" PRIx32
                         " in the header",
                         layr_crc32, links->layr_crc32);
@@ -130,7 +130,7 @@ qsf_status qsf_directory_read(qsf_reader *r, const qsf_header_links *links)
     QSF_TRY(qsf_file_read_at(&r->file, links->directory_off, bytes, n_bytes));
     const uint32_t crc32 = qsf_crc32(0, bytes, n_bytes);
     if (crc32 != links->directory_crc32)
-        return QSF_FAIL(QSF_ERR_FORMAT,
+        return QSF_FAIL(QSF_ERR_DAMAGED,
                         "directory: checksum is %08" PRIx32 ", the header says %08" PRIx32, crc32,
                         links->directory_crc32);
     r->directory_off = links->directory_off;

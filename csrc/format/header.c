@@ -49,12 +49,12 @@ static qsf_status check_identity(const unsigned char *bytes, uint64_t file_bytes
     const uint32_t real[2] = {qsf_crc32(0, bytes, 96), qsf_crc32(0, bytes + 100, 24)};
     for (int i = 0; i < 2; i++)
         if (stored[i] != real[i])
-            return QSF_FAIL(QSF_ERR_FORMAT,
+            return QSF_FAIL(QSF_ERR_DAMAGED,
                             "header: checksum of bytes %s is %08" PRIx32 ", stored is %08" PRIx32,
                             i == 0 ? "0..95" : "100..123", real[i], stored[i]);
     const uint32_t low_bytes = qsf_load_u32(bytes + 92);
     if (low_bytes != (file_bytes & 0xFFFFFFFF))
-        return QSF_FAIL(QSF_ERR_FORMAT,
+        return QSF_FAIL(QSF_ERR_DAMAGED,
                         "the file has %" PRIu64
                         " bytes, but its header was written for one of %" PRIu32
                         " (mod 2^32): truncated or extended",

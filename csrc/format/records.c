@@ -31,7 +31,7 @@ qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *ds
         return QSF_OK;
     char name[5];
     qsf_section_name(s->tag, name);
-    return QSF_FAIL(QSF_ERR_FORMAT,
+    return QSF_FAIL(QSF_ERR_DAMAGED,
                     "section %s (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08" PRIx32
                     ", stored is %08" PRIx32,
                     name, s->n_bytes, s->off, crc32, s->crc32);

@@ -28,10 +28,12 @@ typedef enum qsf_status {
     QSF_ERR_ARG = -1,         /* the caller broke a documented rule */
     QSF_ERR_NOMEM = -2,       /* the request needs more memory than the budget allows */
     QSF_ERR_IO = -3,          /* the operating system reported an error when opening or reading */
-    QSF_ERR_FORMAT = -4,      /* the file is damaged or not a QSF file */
+    QSF_ERR_FORMAT = -4,      /* not a QSF file, or one that breaks a rule of the format */
     QSF_ERR_UNSUPPORTED = -5, /* the file is valid, but this build cannot read it */
     QSF_ERR_CANCELLED = -6,   /* qsf_session_cancel() was called */
-    QSF_ERR_NUMERIC = -7      /* the model produced NaN or infinity */
+    QSF_ERR_NUMERIC = -7,     /* the model produced NaN or infinity */
+    QSF_ERR_DAMAGED = -8      /* bytes of the file have changed since it was written: a checksum is
+                               * wrong, or the file is truncated */
 } qsf_status;
 
 typedef struct qsf_model qsf_model;

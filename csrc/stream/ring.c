@@ -319,7 +319,7 @@ qsf_status qsf_ring_end_unit(qsf_ring *ring, uint64_t *wait_ns, uint64_t *read_n
     const uint32_t crc32 = ring->unit_crc32;
     if (status == QSF_OK && crc32 != u->crc32) {
         ring->is_paused = true;
-        status = QSF_FAIL(QSF_ERR_FORMAT,
+        status = QSF_FAIL(QSF_ERR_DAMAGED,
                           "unit %" PRIu32 " (%" PRIu64 " bytes at %" PRIu64
                           "): checksum is %08" PRIx32 ", stored is %08" PRIx32,
                           qsf_reader_file_idx(ring->reader, unit_idx), u->stored_bytes, u->off,

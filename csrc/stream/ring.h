@@ -70,7 +70,7 @@ size_t qsf_ring_range_bytes(const qsf_ring *ring, uint64_t off);
 qsf_status qsf_ring_take(qsf_ring *ring, uint64_t off, size_t n_bytes, uint64_t *wait_ns,
                          const unsigned char **out);
 
-/* Waits for the rest of the unit and verifies its checksum; QSF_ERR_FORMAT if it differs from the
+/* Waits for the rest of the unit and verifies its checksum; QSF_ERR_DAMAGED if it differs from the
  * index. *read_ns: time from the start of the unit's first read to the end of its last. */
 qsf_status qsf_ring_end_unit(qsf_ring *ring, uint64_t *wait_ns, uint64_t *read_ns);
 

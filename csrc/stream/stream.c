@@ -454,7 +454,7 @@ qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const uns
     s->band_bytes_read += row_bytes;
     const uint32_t crc32 = qsf_crc32(0, s->band, row_bytes);
     if (crc32 != r->band_crc32[band_idx])
-        return QSF_FAIL(QSF_ERR_FORMAT,
+        return QSF_FAIL(QSF_ERR_DAMAGED,
                         "embedding band %" PRIu32 ": checksum is %08" PRIx32
                         ", stored is %08" PRIx32,
                         band_idx, crc32, r->band_crc32[band_idx]);

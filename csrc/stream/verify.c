@@ -69,7 +69,7 @@ static qsf_status walk_band(unit_walk *w, const qsf_tensor *t, const unsigned ch
     w->band_crc32 = qsf_crc32(at % band_bytes == 0 ? 0 : w->band_crc32, p, n_bytes);
     const uint64_t band_idx = at / band_bytes;
     if ((at + n_bytes) % band_bytes == 0 && w->band_crc32 != w->reader->band_crc32[band_idx])
-        return QSF_FAIL(QSF_ERR_FORMAT,
+        return QSF_FAIL(QSF_ERR_DAMAGED,
                         "embedding band %" PRIu64 ": checksum is %08" PRIx32
                         ", stored is %08" PRIx32,
                         band_idx, w->band_crc32, w->reader->band_crc32[band_idx]);
@@ -201,7 +201,7 @@ static qsf_status verify_unit(qsf_reader *r, uint32_t unit_idx, unsigned char *b
     QSF_TRY(status);
     QSF_TRY(qsf_unit_source_finish(&source));
     if (bytes.running_crc32 != u->crc32)
-        return QSF_FAIL(QSF_ERR_FORMAT,
+        return QSF_FAIL(QSF_ERR_DAMAGED,
                         "unit %" PRIu32 " (%" PRIu64 " bytes at %" PRIu64
                         "): checksum is %08" PRIx32 ", stored is %08" PRIx32,
                         unit_idx, u->stored_bytes, u->off, bytes.running_crc32, u->crc32);
@@ -231,7 +231,7 @@ static qsf_status verify_zero(qsf_reader *r, uint64_t off, uint64_t end, unsigne
         const size_t n_bytes = end - off < buffer_bytes ? (size_t)(end - off) : buffer_bytes;
         QSF_TRY(qsf_file_read_at(&r->file, off, buffer, n_bytes));
         if (!is_zero(buffer, n_bytes))
-            return QSF_FAIL(QSF_ERR_FORMAT,
+            return QSF_FAIL(QSF_ERR_DAMAGED,
                             "the padding in %" PRIu64 " .. %" PRIu64 " of the file is not all zero",
                             off, off + n_bytes - 1);
         off += n_bytes;
@@ -251,7 +251,7 @@ static qsf_status verify_section(qsf_reader *r, const qsf_extent *e, unsigned ch
         done += n_bytes;
     }
     if (e->is_checked && crc32 != e->crc32)
-        return QSF_FAIL(QSF_ERR_FORMAT,
+        return QSF_FAIL(QSF_ERR_DAMAGED,
                         "section %s (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08" PRIx32
                         ", stored is %08" PRIx32,
                         e->name, e->n_bytes, e->off, crc32, e->crc32);

@@ -33,6 +33,7 @@ _ERROR_OF_STATUS: dict[int, type[errors.QsfError]] = {
     lib.QSF_ERR_NOMEM: errors.QsfMemoryError,
     lib.QSF_ERR_IO: errors.QsfIOError,
     lib.QSF_ERR_FORMAT: errors.QsfFormatError,
+    lib.QSF_ERR_DAMAGED: errors.QsfFormatError,
     lib.QSF_ERR_UNSUPPORTED: errors.QsfUnsupportedError,
     lib.QSF_ERR_CANCELLED: errors.QsfCancelledError,
     lib.QSF_ERR_NUMERIC: errors.QsfNumericError,
@@ -49,9 +50,7 @@ def error_of(status: int) -> errors.QsfError:
     """Return the exception for the latest error of this thread, of this ``qsf_status``."""
     detail = ffi.string(lib.qsf_error_detail()).decode("utf-8", "replace")
     kind = _ERROR_OF_STATUS.get(status, errors.QsfError)
-    if status == lib.QSF_ERR_FORMAT:  # the engine has no status of its own for damage
-        return kind(detail, is_damage="checksum" in detail or "truncated" in detail)
-    return kind(detail)
+    return kind(detail, is_damage=True) if status == lib.QSF_ERR_DAMAGED else kind(detail)
 
 
 def check_status(status: int) -> None:

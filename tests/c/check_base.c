@@ -303,12 +303,12 @@ static void check_failures(void)
 
     CHECK_STR(qsf_status_name(QSF_OK), "QSF_OK");
     CHECK_STR(qsf_status_name(QSF_ERR_FORMAT), "QSF_ERR_FORMAT");
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 9; i++) {
         CHECK(strncmp(qsf_status_name((qsf_status)-i), "QSF_", 4) == 0);
         for (int j = 0; j < i; j++)
             CHECK(strcmp(qsf_status_name((qsf_status)-i), qsf_status_name((qsf_status)-j)) != 0);
     }
-    CHECK_STR(qsf_status_name((qsf_status)-8), "unknown status");
+    CHECK_STR(qsf_status_name((qsf_status)-9), "unknown status");
 }
 
 int main(void)

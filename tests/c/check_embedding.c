@@ -206,7 +206,7 @@ static void check_damage(void)
     band[5] ^= 1;
     CHECK(tiny_write(path, file.bytes, file.n_bytes));
     for (int i = 0; i < 3; i++)
-        CHECK_STATUS(ask(&o, &e, 3, x), QSF_ERR_FORMAT);
+        CHECK_STATUS(ask(&o, &e, 3, x), QSF_ERR_DAMAGED);
     CHECK_OK(ask(&o, &e, 20, x));
     CHECK_BYTES(x, reference[20], sizeof x);
     CHECK(e.n_used == 1 && e.n_requested == 2 && e.n_hits == 1);

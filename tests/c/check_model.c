@@ -461,11 +461,11 @@ static void check_damage(const char *path)
         n_streamed += is_streamed;
         copy_file(path, (unsigned long)(m->reader.units[unit].off + 100));
         qsf_model *damaged = NULL;
-        CHECK_STATUS(qsf_model_open(copy_path, &opt, &damaged), QSF_ERR_FORMAT);
+        CHECK_STATUS(qsf_model_open(copy_path, &opt, &damaged), QSF_ERR_DAMAGED);
         const qsf_options least = options_of(2, least_budget_bytes(copy_path));
         const qsf_faults none = {-1, -1, PROCESS_BYTES};
         qsf_status status = qsf_model_create(copy_path, &least, &none, &damaged);
-        if (!CHECK_EQ(status, is_streamed ? QSF_OK : QSF_ERR_FORMAT) || !is_streamed)
+        if (!CHECK_EQ(status, is_streamed ? QSF_OK : QSF_ERR_DAMAGED) || !is_streamed)
             continue;
         float logits[MAX_VOCAB];
         qsf_session *s;
@@ -473,7 +473,7 @@ static void check_damage(const char *path)
         CHECK_OK(qsf_session_create(damaged, &s));
         while (status == QSF_OK && n_done < 3)
             status = qsf_session_sync(s, tokens, 3, &n_done);
-        CHECK_EQ(status, QSF_ERR_FORMAT);
+        CHECK_EQ(status, QSF_ERR_DAMAGED);
         CHECK_STATUS(qsf_session_logits(s, logits, MAX_VOCAB), QSF_ERR_ARG);
         qsf_session_destroy(s);
         qsf_model_close(damaged);

@@ -195,7 +195,7 @@ static void check_orders(qsf_io_setup setup)
 static void check_faults(qsf_io_setup setup)
 {
     static const qsf_fault_kind kinds[] = {QSF_FAULT_FAIL, QSF_FAULT_SHORT, QSF_FAULT_CORRUPT};
-    static const qsf_status wanted[] = {QSF_ERR_IO, QSF_ERR_FORMAT, QSF_ERR_FORMAT};
+    static const qsf_status wanted[] = {QSF_ERR_IO, QSF_ERR_FORMAT, QSF_ERR_DAMAGED};
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         uint32_t n_failed = 0;
         for (int64_t n = 0; n < 300; n += 7 * (int64_t)check_stride()) {

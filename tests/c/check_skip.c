@@ -357,9 +357,9 @@ static void check_damage(void)
     flip_byte_of_layer(5);
     CHECK(tiny_write(path, file.bytes, file.n_bytes));
     qsf_model *none = NULL;
-    CHECK_STATUS(qsf_model_open(path, &less, &none), QSF_ERR_FORMAT);
+    CHECK_STATUS(qsf_model_open(path, &less, &none), QSF_ERR_DAMAGED);
     CHECK_CONTAINS(qsf_error_detail(), "unit 6 ");
-    CHECK_STATUS(qsf_file_verify(path), QSF_ERR_FORMAT);
+    CHECK_STATUS(qsf_file_verify(path), QSF_ERR_DAMAGED);
     CHECK_CONTAINS(qsf_error_detail(), "unit 4 "); /* of the whole file, layer 3 is the first */
 }
 

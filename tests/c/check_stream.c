@@ -161,6 +161,12 @@ static void check_sizes(void)
     }
 }
 
+/* A block that does not decode is found before its unit's checksum. */
+static bool is_refused(qsf_status status)
+{
+    return status == QSF_ERR_DAMAGED || status == QSF_ERR_FORMAT;
+}
+
 /* A flipped byte of a layer is found when a resident one is loaded, and at the latest by
  * end_unit when it is streamed; the other units still pass. */
 static void check_damage(void)
@@ -177,12 +183,12 @@ static void check_damage(void)
             opened o;
             uint32_t digest = 0;
             if (CHECK_OK(open_stream(&o, 0, 0))) {
-                CHECK_STATUS(pass_unit(&o.pass.stream, 1, 1, &digest), QSF_ERR_FORMAT);
+                CHECK(is_refused(pass_unit(&o.pass.stream, 1, 1, &digest)));
                 CHECK_OK(pass_unit(&o.pass.stream, 2, 1, &digest));
-                CHECK_STATUS(pass_unit(&o.pass.stream, 1, 2, &digest), QSF_ERR_FORMAT);
+                CHECK(is_refused(pass_unit(&o.pass.stream, 1, 2, &digest)));
                 close_stream(&o);
             }
-            CHECK_STATUS(open_stream(&o, 2, 0), QSF_ERR_FORMAT);
+            CHECK(is_refused(open_stream(&o, 2, 0)));
             CHECK_EQ_U64(o.ledger.held_bytes, 0);
             file.bytes[off + at] ^= 0x10;
         }
@@ -237,7 +243,7 @@ static void check_bands(void)
     CHECK(tiny_write(path, file.bytes, file.n_bytes));
     opened o;
     const unsigned char *band = NULL;
-    CHECK_STATUS(open_stream(&o, 1, 0), QSF_ERR_FORMAT);
+    CHECK_STATUS(open_stream(&o, 1, 0), QSF_ERR_DAMAGED);
     if (!CHECK_OK(open_stream(&o, 0, 0)))
         return;
     CHECK_OK(qsf_stream_embedding_band(&o.pass.stream, 0, &band));
@@ -245,8 +251,8 @@ static void check_bands(void)
     const uint64_t before_bytes = read_bytes(&o);
     CHECK_OK(qsf_stream_embedding_band(&o.pass.stream, 0, &band));
     CHECK_EQ_U64(read_bytes(&o), before_bytes); /* the last band is kept */
-    CHECK_STATUS(qsf_stream_embedding_band(&o.pass.stream, 1, &band), QSF_ERR_FORMAT);
-    CHECK_STATUS(qsf_stream_embedding_band(&o.pass.stream, 1, &band), QSF_ERR_FORMAT);
+    CHECK_STATUS(qsf_stream_embedding_band(&o.pass.stream, 1, &band), QSF_ERR_DAMAGED);
+    CHECK_STATUS(qsf_stream_embedding_band(&o.pass.stream, 1, &band), QSF_ERR_DAMAGED);
     CHECK_OK(qsf_stream_embedding_band(&o.pass.stream, 2, &band));
     CHECK_BYTES(band, file.bytes + first + 2112, 1056);
     CHECK_STATUS(qsf_stream_embedding_band(&o.pass.stream, 3, &band), QSF_ERR_ARG);

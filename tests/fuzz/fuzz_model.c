@@ -54,7 +54,7 @@ static const char *store(const unsigned char *bytes, size_t n_bytes)
 
 static bool is_about_the_file(qsf_status status)
 {
-    return status == QSF_ERR_FORMAT || status == QSF_ERR_UNSUPPORTED;
+    return status == QSF_ERR_FORMAT || status == QSF_ERR_DAMAGED || status == QSF_ERR_UNSUPPORTED;
 }
 
 static void sample(qsf_session *s, const float *logits, uint32_t n_vocab, float temperature)
@@ -91,7 +91,8 @@ static float *run(qsf_model *m, uint32_t *n_vocab)
         status = qsf_session_sync(s, tokens, n, &n_done);
     if (status == QSF_OK && facts.plan.ctx_tokens > n)
         status = qsf_session_step(s, facts.n_vocab - 1);
-    require(status == QSF_OK || status == QSF_ERR_FORMAT, "evaluation broke a rule");
+    require(status == QSF_OK || status == QSF_ERR_FORMAT || status == QSF_ERR_DAMAGED,
+            "evaluation broke a rule");
     float *logits = NULL;
     if (status == QSF_OK) {
         logits = malloc(facts.n_vocab * sizeof *logits);

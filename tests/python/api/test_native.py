@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from qsf import errors
+from qsf.errors import QsfFormatError
 from qsf.file.stored_tokenizer import unpack_tokenizer
 from qsf.native import binding
 from qsf.native._qsf import lib
@@ -55,7 +56,20 @@ def session(model: binding.NativeModel) -> Iterator[binding.NativeSession]:
 def test_every_status_has_its_exception() -> None:
     statuses = {getattr(lib, name) for name in dir(lib) if name.startswith("QSF_ERR_")}
     assert set(binding._ERROR_OF_STATUS) == statuses
-    assert len(set(binding._ERROR_OF_STATUS.values())) == len(statuses)
+    kinds = [kind for status, kind in binding._ERROR_OF_STATUS.items()
+             if status != lib.QSF_ERR_DAMAGED]  # fmt: skip
+    assert len(set(kinds)) == len(statuses) - 1
+
+
+def test_damage_is_a_status_of_its_own(tmp_path: Path, tiny_llama_8bit: Path) -> None:
+    """And the exception says so, whatever its text."""
+    data = bytearray(tiny_llama_8bit.read_bytes())
+    for at, is_damage in ((0, False), (len(data) // 2, True), (len(data) - 1, True)):
+        path = tmp_path / f"{at}.qsf"
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(QsfFormatError) as caught:
+            binding.verify_file(path)
+        assert caught.value.is_damage == is_damage, str(caught.value)
 
 
 def test_the_machine_is_described() -> None:
