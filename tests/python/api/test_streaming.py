@@ -184,7 +184,7 @@ def test_it_really_streams(model_path: Path, children: list[Child], right_text: 
 
 
 @pytest.mark.parametrize("method", IO_METHODS)
-@pytest.mark.parametrize("keep", [0, 30_000_000])
+@pytest.mark.parametrize("keep", [0, 15_000_000])
 def test_a_file_that_is_truncated_is_an_error(
     copy: Path, children: list[Child], right_text: str, method: str, keep: int
 ) -> None:

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,34 +20,14 @@ from qsf.native import binding
 from qsf.native.opening import budget_mb
 from qsf.options import ModelOptions
 from qsf.run.config import read_defaults
+from qsf.shell import completion
 from qsf.shell.entry import VERBS
 from qsf_converter import convert
-
-Front = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def qsf(tmp_path: Path) -> Front:
-    """Run ``qsf`` in an empty folder."""
-
-    def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "qsf", *map(str, arguments)],
-            input=stdin,
-            capture_output=True,
-            encoding="utf-8",
-            cwd=tmp_path,
-            timeout=120,
-            check=False,
-        )
-
-    return call
-
 
 # ---- verbs ----
 
 
-def test_a_newcomer_is_told_what_to_do_next(qsf: Front) -> None:
+def test_a_newcomer_is_told_what_to_do_next(qsf: Run) -> None:
     done = qsf()
     assert (done.returncode, done.stderr) == (0, "")
     assert "qsf chat path/to/model" in done.stdout
@@ -65,7 +44,7 @@ def test_a_newcomer_is_told_what_to_do_next(qsf: Front) -> None:
         ("quantize", "there is no command 'quantize', nor a model of that name here"),
     ],
 )
-def test_an_unknown_verb_is_named_with_a_guess(qsf: Front, word: str, said: str) -> None:
+def test_an_unknown_verb_is_named_with_a_guess(qsf: Run, word: str, said: str) -> None:
     done = qsf(word)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -73,7 +52,7 @@ def test_an_unknown_verb_is_named_with_a_guess(qsf: Front, word: str, said: str)
     assert said in done.stderr
 
 
-def test_a_model_needs_no_verb(qsf: Front, tiny_llama_8bit: Path) -> None:
+def test_a_model_needs_no_verb(qsf: Run, tiny_llama_8bit: Path) -> None:
     options = ("-p", PROMPT, "-n", 4, "--temp", 0, "-q")
     texts = [
         qsf(*words, *options).stdout
@@ -101,21 +80,40 @@ def test_the_run_path_imports_no_other_command(tiny_llama_8bit: Path) -> None:
         assert not name.startswith(("qsf.find", "qsf.bench", "qsf.run.chat", "qsf.shell.typer"))
 
 
+@pytest.fixture(scope="module")
+def options_of_verbs() -> dict[str, list[str]]:
+    """What the commands say of their options: a process each, so only once."""
+    return {verb: completion.options_of(verb) for verb in VERBS}
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete_verbs_and_options(qsf: Front, shell: str) -> None:
-    done = qsf("completion", shell)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_shells_complete_verbs_and_options(
+    shell: str,
+    options_of_verbs: dict[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(completion, "options_of", options_of_verbs.__getitem__)
+    monkeypatch.setattr(sys, "argv", ["qsf completion", shell])
+    assert completion.main() == 0
+    written = capsys.readouterr().out
     for word in (*VERBS, "ram-budget", "quant-type"):
-        assert word in done.stdout
+        assert word in written
     if shell == "bash":
-        script = f"{done.stdout}\nCOMP_WORDS=(qsf run --ram); COMP_CWORD=2; _qsf; echo $COMPREPLY"
+        script = f"{written}\nCOMP_WORDS=(qsf run --ram); COMP_CWORD=2; _qsf; echo $COMPREPLY"
         answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
         assert answer.stdout == "--ram-budget\n"
     elif shutil.which(shell):
-        subprocess.run([shell, "-n"], input=done.stdout, text=True, check=True)
+        subprocess.run([shell, "-n"], input=written, text=True, check=True)
 
 
-def test_a_plan_says_how_fast_a_model_can_be(qsf: Front, tiny_llama_8bit: Path) -> None:
+def test_completion_is_a_command(qsf: Run) -> None:
+    done = qsf("completion", "csh")
+    assert done.returncode == 2
+    assert "one shell is needed: bash, zsh or fish" in done.stderr
+
+
+def test_a_plan_says_how_fast_a_model_can_be(qsf: Run, tiny_llama_8bit: Path) -> None:
     done = qsf("plan", tiny_llama_8bit, "--threads", 1)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -207,7 +205,7 @@ def test_a_template_is_told_keywords(run: Run, told_file: Path) -> None:
 
 
 def test_inspect_says_whether_there_really_is_a_template(
-    qsf: Front, tiny_chat_8bit: Path, tiny_llama_8bit: Path
+    qsf: Run, tiny_chat_8bit: Path, tiny_llama_8bit: Path
 ) -> None:
     assert "chat template: yes" in qsf("inspect", tiny_chat_8bit).stdout
     assert "chat template: no" in qsf("inspect", tiny_llama_8bit).stdout

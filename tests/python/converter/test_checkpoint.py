@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from make import hf_makers
+from make.fresh import write_fresh
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf_converter.sources.checkpoint import to_float32
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
@@ -134,7 +135,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     save_file(weights(np.float16), path)
     content = path.read_bytes()
     for n in range(len(content)):
-        path.write_bytes(content[:n])
+        write_fresh(path, content[:n])
         with pytest.raises(QsfConversionError):
             SafetensorsCheckpoint(tmp_path)
     path.write_bytes(content + b"\0")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from make import gguf_files, hf_makers, tiny_checkpoints
+from make.fresh import write_fresh
 from make.gguf_files import Type
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf.file.layout import dtype_name
@@ -450,7 +451,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     content = path.read_bytes()
     n_head_bytes = content.index(b"output_norm.weight")
     for n in [*range(0, n_head_bytes, 7), *range(n_head_bytes, len(content) - 4, 9973)]:
-        path.write_bytes(content[:n])
+        write_fresh(path, content[:n])
         with pytest.raises(QsfConversionError):
             GgufCheckpoint(path)
 
@@ -464,7 +465,7 @@ def test_flipped_bytes_never_raise_anything_else(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     n_refused = 0
     for at in rng.integers(4, 2600, 250).tolist():
-        path.write_bytes(content[:at] + rng.bytes(1) + content[at + 1 :])
+        write_fresh(path, content[:at] + rng.bytes(1) + content[at + 1 :])
         try:
             with open_source(path):
                 pass

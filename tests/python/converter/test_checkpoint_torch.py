@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from make import hf_makers, torch_files
+from make.fresh import write_fresh
 from make.torch_files import StoredTensor
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf_converter import convert
@@ -346,13 +347,13 @@ def test_every_truncation_and_any_flipped_byte_of_the_directory(tmp_path: Path) 
     torch_files.save(path, {"x": np.zeros(4, np.float32)})
     content = path.read_bytes()
     for n in range(0, len(content), 5):
-        path.write_bytes(content[:n])
+        write_fresh(path, content[:n])
         with pytest.raises(QsfConversionError):
             TorchCheckpoint(tmp_path)
     n_refused = 0
     for at in range(content.index(b"PK\x01\x02"), len(content)):
         for value in (0xFF,):
-            path.write_bytes(content[:at] + bytes([value]) + content[at + 1 :])
+            write_fresh(path, content[:at] + bytes([value]) + content[at + 1 :])
             try:
                 TorchCheckpoint(tmp_path).close()
             except QsfConversionError:

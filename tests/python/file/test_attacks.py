@@ -44,6 +44,7 @@ from make.attacks import (
     u32,
 )
 from make.examples import examples
+from make.fresh import write_fresh
 from make.qsf_files import repair
 from qsf.errors import QsfError, QsfFormatError
 from qsf.file.layout import Compression
@@ -55,7 +56,7 @@ from qsf.file.reader import Reader
 def check_changed_bytes(path: Path, compression: Compression, step: int) -> None:
     """By opening, or by verify: padding too is under the rule that it is zero."""
     data = SMALL[compression]
-    path.write_bytes(data)
+    write_fresh(path, data)
     check(path)
     rng = random.Random(1)
     accepted = []
@@ -108,7 +109,7 @@ def test_appended_bytes_are_refused(tmp_path: Path, n_bytes: int, byte: bytes) -
 
 def refuse(tmp_path: Path, data: bytes, error: type[QsfError]) -> None:
     path = tmp_path / "m.qsf"
-    path.write_bytes(data)
+    write_fresh(path, data)
     with pytest.raises(QsfError) as e:
         check(path)
     assert type(e.value) is error, e.value
@@ -140,7 +141,7 @@ def test_a_table_beyond_its_limit_is_not_read(tmp_path: Path, tag: bytes) -> Non
     data = bytearray(repair(data))
     struct.pack_into("<I", data, 92, size)
     struct.pack_into("<I", data, 96, zlib.crc32(data[:96]))
-    path.write_bytes(data)
+    write_fresh(path, data)
     os.truncate(path, size)
     with pytest.raises(QsfFormatError, match="allowed: up to 67108864"):
         Reader(path)

@@ -41,22 +41,33 @@ def here(capfd: pytest.CaptureFixture[str]) -> Here:
     return call
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Run the command in an empty folder, where only the installed package can be found."""
+def _in(folder: Path, command: list[str]) -> Run:
+    """Return what runs a command in a folder where only the installed package can be found."""
 
     def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*COMMAND, *map(str, arguments)],
+            [*command, *map(str, arguments)],
             input=stdin,
             capture_output=True,
             encoding="utf-8",
-            cwd=tmp_path,
+            cwd=folder,
             timeout=120,
             check=False,
         )
 
     return call
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run ``qsf-run`` in an empty folder."""
+    return _in(tmp_path, COMMAND)
+
+
+@pytest.fixture
+def qsf(tmp_path: Path) -> Run:
+    """Run ``qsf`` in an empty folder."""
+    return _in(tmp_path, [sys.executable, "-m", "qsf"])
 
 
 @pytest.fixture

@@ -21,14 +21,14 @@ IO_METHODS = tuple(name for name in ALL_METHODS if name != "auto")
 
 
 def make_large_llama(folder: Path, **shape: int) -> Path:
-    """Return a checkpoint that makes 45 MB of 8-bit weights in eight units, with a tokenizer."""
+    """Return a checkpoint that makes 23 MB of 8-bit weights in eight units, with a tokenizer."""
     sizes = {
         "n_layers": 6,
-        "dim": 768,
-        "n_heads": 12,
-        "n_kv_heads": 12,
+        "dim": 512,
+        "n_heads": 8,
+        "n_kv_heads": 8,
         "head_dim": 64,
-        "ffn_dim": 2048,
+        "ffn_dim": 1536,
         "n_vocab": 2048,
         "max_tokens": 512,
         **shape,
@@ -37,7 +37,7 @@ def make_large_llama(folder: Path, **shape: int) -> Path:
 
 
 def make_streamed_llama(folder: Path) -> Path:
-    """45 MB in eight units, with a tokenizer and without an end of text."""
+    """23 MB in eight units, with a tokenizer and without an end of text."""
     checkpoint = make_large_llama(folder / "llama", max_tokens=1024)
     for name in ("config.json", "generation_config.json"):
         values = json.loads((checkpoint / name).read_text("utf-8"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from make.fresh import write_fresh
 from qsf.errors import QsfError
 from qsf.file.reader import Reader
 from qsf.native import binding
@@ -40,5 +41,5 @@ def agree(path: Path) -> type[QsfError] | None:
 
 
 def verdict(path: Path, data: bytes | bytearray) -> type[QsfError] | None:
-    path.write_bytes(data)
+    write_fresh(path, data)
     return agree(path)
