@@ -101,7 +101,7 @@ static qsf_status load(qsf_experts *e, qsf_io_queue *queue, const qsf_expert_slo
     record(e, QSF_TRACE_READ, layer_idx, thread_idx, begin_ns, read_ns, n_bytes);
     record(e, QSF_TRACE_CHECKSUM, layer_idx, thread_idx, read_ns, end_ns, n_bytes);
     if (crc32 != u->crc32)
-        return QSF_FAIL(QSF_ERR_FORMAT,
+        return QSF_FAIL(QSF_ERR_DAMAGED,
                         "%" PRIu64 " bytes at %" PRIu64 ": checksum is %08" PRIx32
                         ", stored is %08" PRIx32,
                         u->stored_bytes, u->off, crc32, u->crc32);
