@@ -95,7 +95,10 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _io_text(model: Model) -> str:
     info = model.info
-    is_streamed = info.plan.n_units_resident < info.plan.n_units
+    is_streamed = (
+        info.plan.n_units_resident < info.plan.n_units
+        or info.plan.expert_slots < info.plan.n_experts
+    )
     rest = "" if is_streamed else "; all weights are in memory"
     return f"{info.io_name} x{max(info.io_depth, 1)}, {model.io_origin}{rest}"
 

@@ -9,7 +9,9 @@ Usage: python tests/fuzz/fuzz_sections.py SECONDS_PER_SECTION FOLDER [FIRST_SEED
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -50,16 +52,31 @@ def try_section(tag: str, base: Path, n_seconds: float, seed: int, kept: Path) -
     return n_tried, n_wrong
 
 
+def convert_yarn(folder: Path) -> Path:
+    """Return a file with the section ROPE: tiny-llama with other frequencies."""
+    source = Path(shutil.copytree(ROOT / "examples" / "tiny-llama", folder / "yarn"))
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    config["rope_scaling"] = {
+        "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    (source / "config.json").write_text(json.dumps(config), "utf-8")
+    convert(source, folder / "yarn.qsf", quant_type="4bit")
+    return folder / "yarn.qsf"
+
+
 def main(n_seconds: float, kept: Path, seed: int, tags: list[str]) -> int:
     """Try all sections; the exit code is 1 where a promise was broken."""
     kept.mkdir(parents=True, exist_ok=True)
     totals = [0, 0]
     with tempfile.TemporaryDirectory() as folder:
-        llama, gpt2 = Path(folder) / "llama.qsf", Path(folder) / "gpt2.qsf"
+        llama, gpt2, moe = (Path(folder) / f"{name}.qsf" for name in ("llama", "gpt2", "moe"))
         convert(ROOT / "examples" / "tiny-llama", llama, quant_type="4bit")
         convert(ROOT / "tests" / "models" / "tiny-gpt2", gpt2, quant_type="8bit")
+        convert(ROOT / "tests" / "models" / "tiny-moe", moe, quant_type="4bit")
+        yarn = convert_yarn(Path(folder))
+        bases = {"WPOS": gpt2, "EXPT": moe, "KIND": moe, "ROPE": yarn}
         for tag in tags:
-            base = gpt2 if tag == "WPOS" else llama
+            base = bases.get(tag, llama)
             for i, n in enumerate(try_section(tag, base, n_seconds, seed, kept)):
                 totals[i] += n
     print(f"{totals[0]} mutants, {totals[1]} of them broke a promise")
