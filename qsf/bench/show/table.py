@@ -199,7 +199,7 @@ def _files(rows: Sequence[Row]) -> RenderableType | None:
         firsts.setdefault((row.engine, row.shape, row.type, row.file, row.kv_type), row)
     if not firsts:
         return None
-    has_shapes = len({row.shape for row in rows}) > 1
+    has_shapes = _has_shapes(rows)
     table = _filled(
         list(firsts.values()),
         [
@@ -218,6 +218,11 @@ def _files(rows: Sequence[Row]) -> RenderableType | None:
         ],
     )
     return _titled("Files", table)
+
+
+def _has_shapes(rows: Sequence[Row]) -> bool:
+    """Return whether a row must say its shape."""
+    return len({row.shape for row in rows}) > 1
 
 
 def _by_shape(rows: Sequence[Row]) -> list[list[Row]]:
@@ -282,10 +287,11 @@ def _ratios(results: Results) -> RenderableType | None:
         return None
     headings = ("files", "test", "thr", "MB at most", "ratio")
     table = _table([(heading, heading in ("thr", "ratio")) for heading in headings])
+    has_shapes = _has_shapes(results.rows)
     for ratio in results.ratios:
         row, other = results.rows[ratio.row], results.rows[ratio.vs]
-        cells = [f"{row.type} / {file_text(other)}", test_text(row), str(row.threads),
-                 memory_text(row)]  # fmt: skip
+        files = f"{row.type} / {file_text(other)}" + f", {row.shape}" * has_shapes
+        cells = [files, test_text(row), str(row.threads), memory_text(row)]
         table.add_row(*map(Text, cells), ratio_text(ratio))
     return _titled("QSF / baseline, round by round", table)
 
@@ -296,13 +302,15 @@ def _ratios(results: Results) -> RenderableType | None:
 def _breakdowns(rows: Sequence[Row]) -> Iterator[RenderableType]:
     """Yield tables: parts downwards, rows sideways."""
     shown = [row for row in rows if row.breakdown is not None and row.test.startswith("tg")]
+    has_shapes = _has_shapes(rows)
     for first in range(0, len(shown), _N_BESIDE):
-        table = _breakdown_table(shown[first : first + _N_BESIDE])
+        table = _breakdown_table(shown[first : first + _N_BESIDE], has_shapes=has_shapes)
         yield _titled("Where a token's time goes, ms and share", table)
 
 
-def _breakdown_table(rows: Sequence[Row]) -> Table:
-    table = _table([("", False), *((_breakdown_heading(row), True) for row in rows)])
+def _breakdown_table(rows: Sequence[Row], *, has_shapes: bool) -> Table:
+    headings = [f"{row.shape} " * has_shapes + _breakdown_heading(row) for row in rows]
+    table = _table([("", False), *((heading, True) for heading in headings)])
     for column in table.columns[1:]:
         column.no_wrap, column.max_width = False, _TEST_COLUMN - 2
     breakdowns = [row.breakdown for row in rows if row.breakdown is not None]

@@ -97,6 +97,16 @@ def test_files_limits_ratios_parts_failures_and_notes_are_shown() -> None:
     assert "- a [note] to read" in lines
 
 
+def test_rows_of_several_shapes_say_which() -> None:
+    results = small_results()
+    rows = [*results.rows, replace(results.rows[1], shape="other")]
+    text = as_text(report(replace(results, rows=rows)), 120)
+    assert "4bit / llama.cpp Q4_K_M, small" in text
+    assert "small 4bit tg128" in text
+    assert "other 4bit tg128" in text
+    assert "Q4_K_M, small" not in as_text(report(results), 120)
+
+
 def many_rows() -> Results:
     """Return results whose cells are as wide as they get."""
     results = small_results()
