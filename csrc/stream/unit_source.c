@@ -15,7 +15,7 @@
 
 void qsf_unit_source_begin(qsf_unit_source *s, uint32_t unit_idx)
 {
-    assert(unit_idx < s->reader->n_units);
+    assert(unit_idx < qsf_reader_n_all_units(s->reader));
     s->unit_idx = unit_idx;
     s->stored_done_bytes = 0;
     s->raw_done_bytes = 0;
