@@ -79,7 +79,7 @@ def _run(request: Request) -> int:
     try:
         import h11  # noqa: F401
     except ImportError:
-        return _fail("serving needs the Python package h11: pip install 'qsf[server]'")
+        return _fail("serving needs the Python package h11 (extra server): pip install h11")
     import asyncio
 
     from qsf.serve.server import Server  # noqa: F401
