@@ -96,7 +96,8 @@ class Constraints:
             import llguidance
         except ImportError as error:
             raise QsfArgumentError(
-                "constraints need the Python package llguidance (extra constraints): pip install llguidance"
+                "constraints need the Python package llguidance (extra constraints): "
+                "pip install llguidance"
             ) from error
         parts = read_text_parts(path)
         with Reader(path) as reader:
