@@ -83,8 +83,11 @@ def test_a_signal_in_the_rounds_keeps_what_was_measured(
         for number in numbers:
             running.process.send_signal(number)
         assert running.end() == code
-        assert "the report has what was measured until then" in running.said
-        assert "before all rounds were done" in running.output
+        # A second signal may come while the report is printed already; the file is whole then too.
+        is_cut_off = len(numbers) > 1 and "the report is cut off" in running.said
+        if not is_cut_off:
+            assert "the report has what was measured until then" in running.said
+            assert "before all rounds were done" in running.output
     assert [len(row.tok_per_s.values) for row in results.read(out).rows] == [1, 1]
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
