@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from qsf.errors import QsfArgumentError
@@ -80,11 +80,7 @@ class Sampler(NativeSampler):
         """
         try:
             super().__init__(
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
-                min_p=params.min_p,
-                repetition_penalty=params.repetition_penalty,
+                **asdict(params),
                 seed=seed,
                 frequency_penalty=frequency_penalty,
                 presence_penalty=presence_penalty,

@@ -97,7 +97,7 @@ uint64_t qsf_plan_embedding_bytes(const qsf_config *c, uint32_t n_rows)
     return measuring.failed ? UINT64_MAX : measuring.used_bytes;
 }
 
-/* What is needed at all for a slot and what it is entered in */
+/* Bytes of a slot and of its entries in the tables. */
 static uint64_t expert_place_bytes(const qsf_draft *d)
 {
     return qsf_experts_place_bytes((size_t)d->plan->expert_slot_bytes) +

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from qsf.native import binding
@@ -88,14 +88,7 @@ class Generation:
         self.options = options
         self.seed = seed
         self.is_cancelled = False
-        self.sampler = binding.NativeSampler(
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
-            seed=seed,
-        )
+        self.sampler = binding.NativeSampler(**asdict(params), seed=seed)
         self.is_behind = False  # the last of tokens is not evaluated yet
         self.stop_reason = "abandoned"
         self.n_reported = 0  # prompt tokens that ``progress`` was told of

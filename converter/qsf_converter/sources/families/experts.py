@@ -19,6 +19,7 @@ from qsf_converter.sources.families.family import Draft, Family
 from qsf_converter.sources.families.llama import (
     AT,
     ENDS,
+    GRANITE_DEFAULTS,
     MLP,
     Rules,
     gated,
@@ -376,11 +377,7 @@ FAMILIES = (
         renames=_RENAMES,
         defaults={
             **_DEFAULTS,
-            "max_position_embeddings": 2048,
-            "embedding_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
+            **GRANITE_DEFAULTS,
             "num_experts": 8,
             "num_experts_per_tok": 2,
         },

@@ -217,6 +217,13 @@ _QWEN_DEFAULTS = {
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
+GRANITE_DEFAULTS = {
+    "max_position_embeddings": 2048,
+    "embedding_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
 _OLMO_DEFAULTS = {**_DEFAULTS, "norm_epsilon": 1e-5, "max_position_embeddings": 2048}
 _OLMO_RULES = (
     *post_norms(),
@@ -355,14 +362,7 @@ FAMILIES = (
             *ends("embed_tokens", "norm", scale="logits"),
         ),
         renames=_RENAMES,
-        defaults={
-            **_DEFAULTS,
-            "max_position_embeddings": 2048,
-            "embedding_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
+        defaults={**_DEFAULTS, **GRANITE_DEFAULTS},
         flags=_BIASES,
         adjust=granite,
     ),
