@@ -269,14 +269,16 @@ class Model(Uncopyable):
         self,
         messages: str | Sequence[Mapping[str, Any]],
         template_args: Mapping[str, Any] | None = None,
+        tools: Sequence[Any] | None = None,
     ) -> list[int]:
         """Return the prompt for the answer to ``messages``: mappings with role and content.
 
-        ``template_args`` is what ``ChatTemplate.render`` takes under that name.
+        ``template_args`` and ``tools`` are what ``ChatTemplate.render`` takes under these names.
         """
         return self.chat_template.encode(
             as_messages(messages),
             self.tokenizer,
+            tools=tools,
             template_args=template_args,
             max_tokens=self.info.plan.ctx_tokens,
         )

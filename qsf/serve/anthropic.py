@@ -1,8 +1,9 @@
-"""Anthropic's Messages: what a request asks for, and the form of the answers. Text only."""
+"""Anthropic's Messages: what a request asks for, and the form of the answers."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -18,17 +19,26 @@ from qsf.serve.asked import (
     read_model,
     read_stops,
 )
+from qsf.serve.call_reader import CallPart
 from qsf.serve.calls import Choice, Sent
 from qsf.serve.fields import Fields, shown
 from qsf.serve.job import Event
 from qsf.serve.openai import encode_messages
 from qsf.serve.problems import Problem, invalid
 from qsf.serve.timings import usage
+from qsf.serve.tools import (
+    MAX_TOOLS,
+    Tools,
+    call_turn,
+    checked_choice,
+    read_function,
+    read_tools,
+    tools_constraint,
+)
 
-_REASONS = {"end": "end_turn", "stop": "stop_sequence", "length": "max_tokens"}
+_REASONS = {"end": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "calls": "tool_use"}
 _REFUSED = {
-    "tools": "answers are free text: nothing can make them calls of functions",
-    "mcp_servers": "no tools are called",
+    "mcp_servers": "clients call the tools",
     "container": "there are no containers",
     "output_config": "answers are not constrained",
     "output_format": "answers are not constrained",
@@ -47,15 +57,55 @@ def _read_turns(fields: Fields) -> list[dict[str, Any]]:
     if not messages:
         raise invalid("messages", "messages must be a list of at least one message")
     system = fields.raw("system")
-    if system is None:
-        return messages
-    return [{"role": "system", "content": system}, *messages]
+    turns = [] if system is None else [{"role": "system", "content": system}]
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        turns += _blocks(message, content) if isinstance(content, list) else [message]
+    return turns
+
+
+def _blocks(message: dict[str, Any], content: list[Any]) -> list[dict[str, Any]]:
+    """Return the turns of a message in blocks: results of calls are turns of their own."""
+    calls, results, texts = [], [], []
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_use" and isinstance(block.get("name"), str):
+            calls.append(call_turn(block.get("id"), block["name"], block.get("input")))
+        elif kind == "tool_result":
+            inner = block.get("content")
+            inner = "" if inner is None else inner
+            results.append(
+                {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": inner}
+            )
+        else:
+            texts.append(block)
+    if calls:
+        return [{**message, "content": texts or "", "tool_calls": calls}]
+    return [*results, {**message, "content": texts}] if texts or not results else results
+
+
+def _read_tools(fields: Fields, serving: Serving) -> Tools | None:
+    tools = []
+    for value in fields.list("tools", MAX_TOOLS):
+        kind = value.get("type", "custom") if isinstance(value, dict) else value
+        if kind not in ("custom", None):
+            text = f"tools must be custom, not {shown(kind)}"
+            raise invalid("tools", text, "unsupported_parameter")
+        tools.append(read_function(value, "tools", "input_schema"))
+    choice = fields.object("tool_choice")
+    kind = choice.text("type")
+    names = {"any": "required", "tool": choice.text("name")}
+    return read_tools(
+        tools,
+        checked_choice(names.get(kind, kind) if kind is not None else None, tools),
+        is_parallel=not choice.flag("disable_parallel_tool_use"),
+        place="tools",
+        serving=serving,
+    )
 
 
 def _refuse(fields: Fields) -> None:
     fields.refuse(_REFUSED)
-    if fields.object("tool_choice").text("type", "auto") not in ("auto", "none"):
-        raise invalid("tool_choice", "tool_choice is not supported: no tools are called")
     thinking = fields.object("thinking").text("type", "disabled")
     if thinking != "disabled":
         raise invalid(
@@ -77,7 +127,8 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
     is_stream = fields.flag("stream")
     choosing = read_choosing(fields, serving, n_top=0, has_logprob=False)
     stops = read_stops(fields, "stop_sequences")
-    prompt, begins_text = encode_messages(_read_turns(fields), {}, serving)
+    tools = _read_tools(fields, serving)
+    prompt, begins_text = encode_messages(_read_turns(fields), {}, serving, tools)
     return Asked(
         prompts=[prompt],
         choosing=choosing,
@@ -85,6 +136,8 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
         stops=stops,
         begins_text=begins_text,
         is_stream=is_stream,
+        tools=tools,
+        constraint=tools_constraint(tools, None, serving),
         ignored=finish([fields], serving),
     )
 
@@ -94,7 +147,8 @@ def count_tokens(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     fields = Fields(body)
     read_model(fields, serving)
     _refuse(fields)
-    return {"input_tokens": len(encode_messages(_read_turns(fields), {}, serving)[0])}
+    tools = _read_tools(fields, serving)
+    return {"input_tokens": len(encode_messages(_read_turns(fields), {}, serving, tools)[0])}
 
 
 class MessagesForm:
@@ -104,6 +158,8 @@ class MessagesForm:
         """Begin an answer."""
         self.name = f"msg_{os.urandom(12).hex()}"
         self._serving = serving
+        self._n_blocks = 0  # begun
+        self._open = ""  # the kind of the last one, which has not ended
 
     def _message(self, choices: Sequence[Choice], content: list[Any]) -> dict[str, Any]:
         choice = choices[0]
@@ -131,20 +187,41 @@ class MessagesForm:
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
         """Return the message without its text."""
-        block = {"type": "text", "text": ""}
-        return [
-            _event("message_start", message=self._message(choices, [])),
-            _event("content_block_start", index=0, content_block=block),
-        ]
+        return [_event("message_start", message=self._message(choices, []))]
+
+    def _begin_block(self, block: dict[str, Any]) -> list[Sent]:
+        sent = self._end_block()
+        sent.append(_event("content_block_start", index=self._n_blocks, content_block=block))
+        self._n_blocks += 1
+        self._open = block["type"]
+        return sent
+
+    def _end_block(self) -> list[Sent]:
+        is_open, self._open = bool(self._open), ""
+        return [_event("content_block_stop", index=self._n_blocks - 1)] if is_open else []
+
+    def _delta(self, kind: str, **delta: str) -> Sent:
+        delta = {"type": kind, **delta}
+        return _event("content_block_delta", index=self._n_blocks - 1, delta=delta)
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return a piece of text."""
-        delta = {"type": "text_delta", "text": event.text}
-        return [_event("content_block_delta", index=0, delta=delta)] if event.text else []
+        """Return a piece of text, or of calls."""
+        sent: list[Sent] = []
+        if event.text:
+            if self._open != "text":
+                sent += self._begin_block({"type": "text", "text": ""})
+            sent.append(self._delta("text_delta", text=event.text))
+        for part in event.calls:
+            if part.name:
+                sent += self._begin_block(_tool_use(part, {}))
+            if part.arguments:
+                sent.append(self._delta("input_json_delta", partial_json=part.arguments))
+        return sent
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return the end of the text."""
-        return [_event("content_block_stop", index=0)]
+        """Return the end of the last block."""
+        sent = [] if self._n_blocks else self._begin_block({"type": "text", "text": ""})
+        return sent + self._end_block()
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
         """Return why it has ended, and how many tokens there were."""
@@ -159,7 +236,23 @@ class MessagesForm:
 
     def whole(self, choices: Sequence[Choice]) -> object:
         """Return the answer in one piece."""
-        return self._message(choices, [{"type": "text", "text": choices[0].text}])
+        choice = choices[0]
+        blocks = [_tool_use(call, _input(call)) for call in choice.calls]
+        if choice.text or not blocks:
+            blocks.insert(0, {"type": "text", "text": choice.text})
+        return self._message(choices, blocks)
+
+
+def _tool_use(call: CallPart, value: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": value}
+
+
+def _input(call: CallPart) -> Any:
+    """Return the arguments; {} where ``max_tokens`` has cut them: they are no JSON."""
+    try:
+        return json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return {}
 
 
 def _event(kind: str, **more: Any) -> Sent:

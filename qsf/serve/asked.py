@@ -14,11 +14,13 @@ from qsf.options import GenerationOptions, Number, Texts, Whole, described
 from qsf.serve.fields import Fields, shown
 from qsf.serve.job import Choosing, Event, Job
 from qsf.serve.problems import Problem, invalid
+from qsf.serve.tools import ArgumentsConstraint
 from qsf.text.sampling import StopMatcher
 
 if TYPE_CHECKING:
     from qsf.model import Model
-    from qsf.serve.constraints import Constraint, Constraints
+    from qsf.serve.tools import Tools
+    from qsf.text.constraints import Constraint, Constraints
 
 MAX_STOPS = 16
 MAX_BIASES = 1024
@@ -69,6 +71,7 @@ class Asked:
     has_pings: bool = True
     salt: str = ""
     constraint: Constraint | None = None
+    tools: Tools | None = None
     ignored: Sequence[str] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -201,12 +204,20 @@ def make_jobs(
     for index in range(len(asked.prompts) * asked.n):
         how = asked.choosing
         seed = (how.seed + index % asked.n) % 2**64
+        decoder = model.tokenizer.incremental(at_start=asked.begins_text)
+        constraint: Any = None if asked.constraint is None else asked.constraint.copy()
+        reader = None
+        if asked.tools is not None:
+            decoder = asked.tools.decoder(decoder)
+            reader = asked.tools.reader()
+            if asked.tools.strict and constraint is None:
+                constraint = ArgumentsConstraint(asked.tools.strict, reader)
         jobs.append(
             Job(
                 prompt=array("I", asked.prompts[index // asked.n]),
                 choosing=replace(how, seed=seed),
                 max_tokens=asked.max_tokens,
-                decoder=model.tokenizer.incremental(at_start=asked.begins_text),
+                decoder=decoder,
                 matcher=StopMatcher(asked.stops),
                 end_ids=end_ids,
                 sink=lambda _job, event, index=index: sink(index, event),  # type: ignore[misc]
@@ -215,7 +226,8 @@ def make_jobs(
                 name=name,
                 max_seconds=max_seconds,
                 wants_progress=asked.has_progress,
-                constraint=None if asked.constraint is None else asked.constraint.copy(),
+                constraint=constraint,
+                reader=reader,
             )
         )
     return jobs

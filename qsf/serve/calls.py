@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from qsf.serve.call_reader import CallPart
 from qsf.serve.job import Chosen, Event, Job
 from qsf.serve.problems import Problem
 
@@ -29,6 +30,7 @@ class Choice:
 
     job: Job
     texts: list[str] = field(default_factory=list)
+    calls: list[CallPart] = field(default_factory=list)  # of functions, each as far as it is known
     tokens: list[Chosen] = field(default_factory=list)
     reason: str = ""
 
@@ -163,6 +165,11 @@ def _take(choices: Sequence[Choice], item: tuple[int, Event] | None) -> None:
     choice = choices[index]
     if event.text:
         choice.texts.append(event.text)
+    for part in event.calls:
+        if part.name:
+            choice.calls.append(replace(part))
+        else:
+            choice.calls[part.index].arguments += part.arguments
     choice.tokens += event.tokens
     choice.reason = event.reason
 
@@ -180,7 +187,7 @@ async def _stream(
                 continue
             _take(choices, item)
             index, event = item
-            if event.text or event.tokens or event.n_done:
+            if event.text or event.tokens or event.calls or event.n_done:
                 await _send(exchange, form.more(index, choices[index], event))
             if event.is_last:
                 await _send(exchange, form.end(index, choices[index]))

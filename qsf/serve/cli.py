@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from qsf.model import Model
     from qsf.native.binding import MemoryPlan
-    from qsf.serve.constraints import Constraints
     from qsf.serve.server import Server
+    from qsf.text.constraints import Constraints
 
 _FINGERPRINT_BYTES = 64 << 10
 _SWITCH_SECONDS = 0.0005  # how long the engine's thread waits for Python's lock, 5 ms by default
@@ -147,7 +147,7 @@ def read_constraints(path: Path, options: ServeOptions) -> Constraints | None:
     """Return what makes constraints, where they are asked for."""
     if not options.constraints:
         return None
-    from qsf.serve.constraints import Constraints
+    from qsf.text.constraints import Constraints
 
     return Constraints(path)
 

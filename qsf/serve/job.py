@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from qsf.text.sampling import SamplingParams, StopMatcher
 
 if TYPE_CHECKING:
-    from qsf.serve.constraints import Constraint
+    from qsf.serve.call_reader import CallPart, CallReader
     from qsf.serve.problems import Problem
+    from qsf.serve.tools import ArgumentsConstraint
+    from qsf.text.constraints import Constraint
     from qsf.text.tokenizer import IncrementalDecoder
 
 
@@ -62,14 +64,17 @@ class Event:
 
     Attributes:
         text: that can be shown now.
+        calls: parts of calls of functions, which come after the text.
         tokens: chosen since the last event, where log-probabilities are wanted.
-        reason: why the job has ended: "end", "stop", "length"; "": it goes on.
+        reason: why the job has ended: "end", "stop", "length", "calls" (functions are called); "":
+            it goes on.
         problem: why it has failed; then there is no reason.
         n_done: tokens of the prompt that are done, where there is neither text nor an end.
     """
 
     text: str = ""
     tokens: tuple[Chosen, ...] = ()
+    calls: tuple[CallPart, ...] = ()
     reason: str = ""
     problem: Problem | None = None
     n_done: int = 0
@@ -91,6 +96,7 @@ class Job:
         salt: who may share what the engine holds of the prompt.
         sink: is told each event, by the thread of the engine.
         constraint: which tokens may be chosen; None: any.
+        reader: finds calls of functions in the text; None: there are none.
         max_seconds: from its arrival to its end; None: no limit.
     """
 
@@ -106,7 +112,8 @@ class Job:
     name: str = ""
     max_seconds: float | None = None
     wants_progress: bool = False
-    constraint: Constraint | None = None
+    constraint: Constraint | ArgumentsConstraint | None = None
+    reader: CallReader | None = None
 
     state: State = State.WAITING
     is_cancelled: bool = False
@@ -141,21 +148,34 @@ class Job:
             return self._ended("end")
         self.tokens.append(chosen.token)
         text = self.matcher.push(self.decoder.push(chosen.token))
-        if self.matcher.is_stopped:
-            return Event(text, self._take_unsent(), "stop")
+        calls: tuple[CallPart, ...] = ()
+        is_full = False
+        if self.reader is not None:
+            text, calls = self.reader.push(text)
+            is_full = self.reader.is_full
+        if self.matcher.is_stopped or is_full:
+            return self._ended("end", text, calls)
         if self.constraint is not None and self.constraint.take(chosen.token):
-            return self._ended("end", text)
+            return self._ended("end", text, calls)
         if self.n_generated >= self.max_tokens:
-            return self._ended("length", text)
-        if not text:
+            return self._ended("length", text, calls)
+        if not text and not calls:
             return None
-        return Event(text, self._take_unsent())
+        return Event(text, self._take_unsent(), calls)
 
-    def _ended(self, reason: str, text: str = "") -> Event:
-        text += self.matcher.push(self.decoder.flush()) + self.matcher.flush()
+    def _ended(self, reason: str, text: str = "", calls: tuple[CallPart, ...] = ()) -> Event:
+        rest = ""
+        if not self.matcher.is_stopped:
+            rest = self.matcher.push(self.decoder.flush()) + self.matcher.flush()
         if self.matcher.is_stopped:
             reason = "stop"
-        return Event(text, self._take_unsent(), reason)
+        if self.reader is not None:
+            for more in (self.reader.push(rest), self.reader.finish()):
+                text, calls = text + more[0], calls + more[1]
+            rest = ""
+            if self.reader.n_calls and reason != "length":
+                reason = "calls"
+        return Event(text + rest, self._take_unsent(), calls, reason)
 
     def _take_unsent(self) -> tuple[Chosen, ...]:
         tokens = tuple(self.unsent)

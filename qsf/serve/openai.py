@@ -25,29 +25,30 @@ from qsf.serve.asked import (
     too_long,
 )
 from qsf.serve.calls import Choice, Sent
-from qsf.serve.constraints import read_constraint
 from qsf.serve.fields import Fields, shown
+from qsf.serve.forms import read_form
 from qsf.serve.job import Chosen, Event
 from qsf.serve.problems import Problem, invalid
 from qsf.serve.timings import timings, usage
+from qsf.serve.tools import Tools, chat_turns, read_chat_tools, tools_constraint
 from qsf.text.arguments import as_messages
 
 if TYPE_CHECKING:
+    from qsf.serve.call_reader import CallPart
     from qsf.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 64
-_REASONS = {"end": "stop", "stop": "stop", "length": "length"}
+_REASONS = {"end": "stop", "stop": "stop", "length": "length", "calls": "tool_calls"}
 # Fields of OpenAI's that may come without effect, and those that cannot be honoured.
 _NO_EFFECT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-    *("verbosity", "prompt_cache_retention", "parallel_tool_calls"),
+    *("verbosity", "prompt_cache_retention"),
 )
-_NO_TOOLS = "answers are free text: nothing can make them calls of functions"
+_OLD = "tools and tool_choice have taken its place"
 _USE = "structured_outputs and response_format say what form an answer must have"
 _REFUSED = {
-    "tools": _NO_TOOLS,
-    "functions": _NO_TOOLS,
-    "function_call": _NO_TOOLS,
+    "functions": _OLD,
+    "function_call": _OLD,
     "audio": "answers are text",
     "web_search_options": "nothing is searched",
     "prediction": "answers are not predicted",
@@ -73,22 +74,13 @@ def read_common(fields: Fields, serving: Serving, asked: dict[str, Any]) -> Fiel
     asked["salt"] = "" if salt is None else f"salt {salt}"
     fields.ignore(*_NO_EFFECT)
     fields.refuse(_REFUSED)
-    formats = fields.object("response_format")
-    constraint = read_constraint(fields, serving.constraints, formats, "response_format")
-    asked["constraint"] = constraint
-    _refuse_calls(fields)
-    return options
-
-
-def _refuse_calls(fields: Fields) -> None:
     modalities = fields.list("modalities", 8)
     if any(one != "text" for one in modalities):
         raise invalid("modalities", f"modalities {shown(modalities)}: answers are text")
-    choice = fields.raw("tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise invalid(
-            "tool_choice", f"tool_choice is {shown(choice)}: {_NO_TOOLS}", "unsupported_parameter"
-        )
+    tools = asked["tools"] = read_chat_tools(fields, serving)
+    form = read_form(fields, fields.object("response_format"), "response_format")
+    asked["constraint"] = tools_constraint(tools, form, serving)
+    return options
 
 
 def read_max_tokens(fields: Fields, *names: str) -> int | None:
@@ -113,7 +105,7 @@ def read_chat(body: dict[str, Any], serving: Serving) -> Asked:
         raise invalid("top_logprobs", f"top_logprobs is {n_top}, and logprobs is not true")
     choosing = read_choosing(fields, serving, n_top=n_top, has_logprob=has_logprob)
     most = read_max_tokens(fields, "max_completion_tokens", "max_tokens")
-    prompt, begins_text = read_messages(fields, serving)
+    prompt, begins_text = read_messages(fields, serving, common["tools"])
     n, stops = read_choices(fields, serving), read_stops(fields)
     return Asked(
         prompts=[prompt],
@@ -127,7 +119,7 @@ def read_chat(body: dict[str, Any], serving: Serving) -> Asked:
     )
 
 
-def read_messages(fields: Fields, serving: Serving) -> tuple[list[int], bool]:
+def read_messages(fields: Fields, serving: Serving, tools: Tools | None) -> tuple[list[int], bool]:
     """Return the prompt for the answer to ``messages``, and whether the answer begins a text."""
     values = fields.take("chat_template_kwargs", Keywords(), {})
     effort = fields.text("reasoning_effort")
@@ -135,11 +127,11 @@ def read_messages(fields: Fields, serving: Serving) -> tuple[list[int], bool]:
     messages = fields.list("messages", MAX_MESSAGES)
     if not messages:
         raise invalid("messages", "messages must be a list of at least one message")
-    return encode_messages(messages, arguments, serving)
+    return encode_messages(chat_turns(messages), arguments, serving, tools)
 
 
 def encode_messages(
-    messages: list[Any], arguments: dict[str, Any], serving: Serving
+    messages: list[Any], arguments: dict[str, Any], serving: Serving, tools: Tools | None = None
 ) -> tuple[list[int], bool]:
     """Return the prompt for the answer to messages, and whether the answer begins a text.
 
@@ -155,9 +147,12 @@ def encode_messages(
             if turn["role"] == "developer":
                 turn["role"] = "system"
         prefix = ""
-        if turns[-1]["role"] == "assistant" and len(turns) > 1 and not template.is_plain:
+        last = turns[-1]
+        is_begun = last["role"] == "assistant" and len(turns) > 1 and not last.get("tool_calls")
+        if is_begun and not template.is_plain:
             prefix = turns.pop()["content"] or ""
-        prompt = model.chat_tokens(turns, arguments)
+        described = None if tools is None else tools.described
+        prompt = model.chat_tokens(turns, arguments, described)
         if prefix:
             prompt += model.tokenizer.encode(
                 prefix, add_prefix=False, parse_special=False, max_tokens=serving.ctx_tokens
@@ -172,6 +167,7 @@ def read_completion(body: dict[str, Any], serving: Serving) -> Asked:
     fields = Fields(body)
     read_model(fields, serving)
     common: dict[str, Any] = {}
+    fields.refuse({"tools": "calls are for /v1/chat/completions"})
     options = read_common(fields, serving, common)
     n_top = fields.take("logprobs", Whole(0, MAX_TOP))
     has_echo = fields.flag("echo")
@@ -316,7 +312,11 @@ class ChatForm(_OpenAiForm):
             job = choice.job
             progress = {"total": job.n_prompt, "cache": job.n_cached, "processed": event.n_done}
             return [self._chunk([], prompt_progress=progress)]
-        return [self._delta(index, {"content": event.text}, event.tokens)]
+        if not event.calls:
+            return [self._delta(index, {"content": event.text}, event.tokens)]
+        delta: dict[str, Any] = {"content": event.text} if event.text else {}
+        delta["tool_calls"] = [{"index": part.index, **_call(part)} for part in event.calls]
+        return [self._delta(index, delta, event.tokens)]
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
         """Return why it has ended."""
@@ -335,9 +335,17 @@ class ChatForm(_OpenAiForm):
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         has_logprob = self.asked.choosing.has_logprob
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": choice.text,
+            "refusal": None,
+        }
+        if choice.calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [_call(call) for call in choice.calls]
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(choice.tokens) if has_logprob else None,
             "finish_reason": _REASONS[choice.reason],
         }
@@ -352,6 +360,14 @@ class ChatForm(_OpenAiForm):
             for chosen in tokens
         ]
         return {"content": entries, "refusal": None}
+
+
+def _call(part: CallPart) -> dict[str, Any]:
+    """Return a call, or more of its arguments, as OpenAI has it."""
+    if not part.name:
+        return {"function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"id": part.id, "type": "function", "function": function}
 
 
 def token_entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:

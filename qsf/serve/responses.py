@@ -1,4 +1,4 @@
-"""OpenAI's Responses, as far as they need no memory of the server: text in, text out."""
+"""OpenAI's Responses, as far as they need no memory of the server."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -18,13 +18,24 @@ from qsf.serve.asked import (
     read_choosing,
     read_model,
 )
+from qsf.serve.call_reader import CallPart
 from qsf.serve.calls import Choice, Sent
-from qsf.serve.constraints import read_constraint
 from qsf.serve.fields import Fields, shown
+from qsf.serve.forms import read_form
 from qsf.serve.job import Event
 from qsf.serve.openai import encode_messages
 from qsf.serve.problems import Problem, invalid
 from qsf.serve.timings import usage
+from qsf.serve.tools import (
+    MAX_TOOLS,
+    Tool,
+    Tools,
+    call_turn,
+    checked_choice,
+    read_function,
+    read_tools,
+    tools_constraint,
+)
 
 _STATELESS = "the server keeps no answers"
 _REFUSED = {
@@ -33,15 +44,14 @@ _REFUSED = {
     "background": _STATELESS,
     "store": _STATELESS,
     "prompt": "there are no stored prompts",
-    "tools": "answers are free text: nothing can make them calls of functions",
     "include": "there is nothing more to include",
     "top_logprobs": "log-probabilities are told by /v1/chat/completions",
-    "max_tool_calls": "no tools are called",
+    "max_tool_calls": "clients call the tools",
     "context_management": "the whole context is kept",
 }
 _NO_EFFECT = (
     *("metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("service_tier", "parallel_tool_calls", "stream_options"),
+    *("service_tier", "stream_options"),
 )
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -54,17 +64,16 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
     fields.ignore(*_NO_EFFECT)
     if fields.text("truncation", "disabled") != "disabled":
         raise invalid("truncation", "truncation must be disabled: nothing is cut")
-    if fields.raw("tool_choice") not in (None, "none", "auto"):
-        raise invalid("tool_choice", "tool_choice is not supported: no tools are called")
+    tools = _read_tools(fields, serving)
     text = fields.object("text")
-    constraint = read_constraint(fields, serving.constraints, text.object("format"), "text.format")
+    form = read_form(fields, text.object("format"), "text.format")
     text.ignore("verbosity")
     effort = fields.object("reasoning").text("effort")
     is_stream = fields.flag("stream")
     most = fields.take("max_output_tokens", Whole(1))
     choosing = read_choosing(fields, serving, n_top=0, has_logprob=False)
     arguments = {} if effort is None else {"reasoning_effort": effort}
-    prompt, begins_text = encode_messages(_read_turns(fields), arguments, serving)
+    prompt, begins_text = encode_messages(_read_turns(fields), arguments, serving, tools)
     return Asked(
         prompts=[prompt],
         choosing=choosing,
@@ -72,36 +81,79 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
         stops=[],
         begins_text=begins_text,
         is_stream=is_stream,
-        constraint=constraint,
+        tools=tools,
+        constraint=tools_constraint(tools, form, serving),
         ignored=finish([fields, text], serving),
         extra={"instructions": fields.text("instructions")},
     )
 
 
+def _read_tools(fields: Fields, serving: Serving) -> Tools | None:
+    tools = []
+    for value in fields.list("tools", MAX_TOOLS):
+        kind = value.get("type") if isinstance(value, dict) else value
+        if kind != "function":
+            text = f"tools must be functions, not {shown(kind)}"
+            raise invalid("tools", text, "unsupported_parameter")
+        tools.append(read_function(value, "tools"))
+    choice = fields.raw("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = choice.get("name")
+    return read_tools(
+        tools,
+        checked_choice(choice, tools),
+        is_parallel=fields.flag("parallel_tool_calls", True),
+        place="tools",
+        serving=serving,
+    )
+
+
 def _read_turns(fields: Fields) -> list[dict[str, Any]]:
     instructions = fields.text("instructions")
-    turns = [] if instructions is None else [{"role": "system", "content": instructions}]
+    turns: list[dict[str, Any]] = []
+    if instructions is not None:
+        turns.append({"role": "system", "content": instructions})
     value = fields.raw("input")
     if isinstance(value, str):
         return [*turns, {"role": "user", "content": value}]
     items = fields.list("input", MAX_MESSAGES)
     if not items:
         raise invalid("input", "input must be a text, or a list of at least one message")
-    return [*turns, *map(_read_item, items)]
+    for item in items:
+        turn = _read_item(item)
+        calls = turn.get("tool_calls")
+        if calls and turns and turns[-1]["role"] == "assistant":  # one turn of the model's
+            turns[-1] = {**turns[-1], "tool_calls": [*turns[-1].get("tool_calls", ()), *calls]}
+        else:
+            turns.append(turn)
+    return turns
 
 
 def _read_item(item: Any) -> dict[str, Any]:
+    kind = item.get("type") if isinstance(item, dict) else None
+    if kind == "function_call" and isinstance(item.get("name"), str):
+        call = call_turn(item.get("call_id"), item["name"], item.get("arguments"), "input")
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "function_call_output" and isinstance(item.get("output"), str | list):
+        output = item["output"]
+        text = _texts(output) if isinstance(output, list) else output
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
     if not isinstance(item, dict) or item.get("type", "message") != "message":
         raise invalid("input", f"input must be messages, not {shown(item)}")
     content = item.get("content")
-    for part in content if isinstance(content, list) else ():
-        if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS:
-            raise invalid("input", f"input has a part that is no text: {shown(part)}")
+    content = _texts(content) if isinstance(content, list) else content
     return {"role": item.get("role"), "content": content}
 
 
+def _texts(parts: list[Any]) -> list[Any]:
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS:
+            raise invalid("input", f"input has a part that is no text: {shown(part)}")
+    return parts
+
+
 class ResponsesForm:
-    """Answers of /v1/responses."""
+    """Answers of /v1/responses: a message, calls of functions, or both."""
 
     def __init__(self, asked: Asked, serving: Serving) -> None:
         """Begin an answer."""
@@ -111,9 +163,11 @@ class ResponsesForm:
         self._asked = asked
         self._serving = serving
         self._n_events = 0
+        self._message_at: int | None = None  # its place in the output, among the calls
 
     def _response(self, choices: Sequence[Choice], status: str, **more: Any) -> dict[str, Any]:
         params = self._asked.choosing.params
+        tools = self._asked.tools
         return {
             "id": self.name,
             "object": "response",
@@ -125,9 +179,9 @@ class ResponsesForm:
             "temperature": params.temperature,
             "top_p": params.top_p,
             "text": {"format": {"type": "text"}},
-            "tools": [],
-            "tool_choice": "none",
-            "parallel_tool_calls": False,
+            "tools": [] if tools is None else [_tool(tool) for tool in tools.tools],
+            "tool_choice": _choice(tools),
+            "parallel_tool_calls": tools is not None and tools.is_parallel,
             "store": False,
             "error": None,
             "incomplete_details": None,
@@ -146,14 +200,18 @@ class ResponsesForm:
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the answer in one piece."""
-        is_cut = choices[0].reason == "length"
+        choice = choices[0]
+        is_cut = choice.reason == "length"
         status = "incomplete" if is_cut else "completed"
         counts = usage(choices, 1)
+        output = [_call_item(call, status) for call in choice.calls]
+        if choice.text or not output:
+            output.insert(self._message_at or 0, self._item(status, [_part(choice.text)]))
         return self._response(
             choices,
             status,
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
-            output=[self._item(status, [_part(choices[0].text)])],
+            output=output,
             usage={
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": {
@@ -171,36 +229,79 @@ class ResponsesForm:
         return kind, {"type": kind, "sequence_number": self._n_events - 1, **more}
 
     def _text_event(self, kind: str, **more: Any) -> Sent:
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        at = self._message_at
+        place = {"item_id": self._item_id, "output_index": at, "content_index": 0}
         return self._event(kind, **place, **more)
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
         """Return the response without its text."""
         response = self._response(choices, "in_progress")
-        item = self._item("in_progress", [])
         return [
             self._event("response.created", response=response),
             self._event("response.in_progress", response=response),
-            self._event("response.output_item.added", output_index=0, item=item),
+        ]
+
+    def _call_at(self, index: int) -> int:
+        return index + (self._message_at is not None and self._message_at <= index)
+
+    def _begin_message(self, n_calls: int) -> list[Sent]:
+        if self._message_at is not None:
+            return []
+        self._message_at = n_calls
+        item = self._item("in_progress", [])
+        return [
+            self._event("response.output_item.added", output_index=n_calls, item=item),
             self._text_event("response.content_part.added", part=_part("")),
         ]
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return a piece of text."""
-        if not event.text:
-            return []
-        return [self._text_event("response.output_text.delta", delta=event.text, logprobs=[])]
+        """Return a piece of text, or of calls."""
+        sent: list[Sent] = []
+        if event.text:
+            n_new = sum(bool(part.name) for part in event.calls)
+            sent += self._begin_message(len(choice.calls) - n_new)
+            sent.append(
+                self._text_event("response.output_text.delta", delta=event.text, logprobs=[])
+            )
+        for part in event.calls:
+            place = self._call_at(part.index)
+            item = _call_item(choice.calls[part.index], "in_progress")
+            if part.name:
+                empty = {**item, "arguments": ""}
+                sent.append(
+                    self._event("response.output_item.added", output_index=place, item=empty)
+                )
+            if part.arguments:
+                sent.append(
+                    self._event(
+                        "response.function_call_arguments.delta",
+                        item_id=item["id"],
+                        output_index=place,
+                        delta=part.arguments,
+                    )
+                )
+        return sent
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return the whole text, which ends it."""
+        """Return the whole text and the whole calls, which ends them."""
         status = "incomplete" if choice.reason == "length" else "completed"
         part = _part(choice.text)
-        item = self._item(status, [part])
-        return [
-            self._text_event("response.output_text.done", text=choice.text, logprobs=[]),
-            self._text_event("response.content_part.done", part=part),
-            self._event("response.output_item.done", output_index=0, item=item),
-        ]
+        sent = [] if choice.calls else self._begin_message(0)
+        if self._message_at is not None:
+            item = self._item(status, [part])
+            sent += [
+                self._text_event("response.output_text.done", text=choice.text, logprobs=[]),
+                self._text_event("response.content_part.done", part=part),
+                self._event("response.output_item.done", output_index=self._message_at, item=item),
+            ]
+        for i, call in enumerate(choice.calls):
+            place = self._call_at(i)
+            item = _call_item(call, status)
+            facts = {"item_id": item["id"], "output_index": place, "name": call.name}
+            done = "response.function_call_arguments.done"
+            sent.append(self._event(done, arguments=call.arguments, **facts))
+            sent.append(self._event("response.output_item.done", output_index=place, item=item))
+        return sent
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
         """Return the whole response."""
@@ -214,3 +315,31 @@ class ResponsesForm:
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _call_item(call: CallPart, status: str) -> dict[str, Any]:
+    return {
+        "id": f"fc_{call.id}",
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": status,
+    }
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.schema,
+        "strict": tool.is_strict,
+    }
+
+
+def _choice(tools: Tools | None) -> Any:
+    if tools is None:
+        return "none"
+    is_named = tools.choice not in ("auto", "required")
+    return {"type": "function", "name": tools.choice} if is_named else tools.choice

@@ -10,6 +10,7 @@ from qsf.options import Keywords
 from qsf.serve.asked import MAX_MESSAGES, Serving, too_long
 from qsf.serve.fields import Fields, shown
 from qsf.serve.problems import invalid
+from qsf.serve.tools import chat_turns, read_chat_tools
 from qsf.text.arguments import as_messages
 
 if TYPE_CHECKING:
@@ -128,9 +129,15 @@ def _chat_tokens(fields: Fields, serving: Serving) -> list[int]:
     messages = fields.list("messages", MAX_MESSAGES)
     arguments = fields.take("chat_template_kwargs", Keywords(), {})
     try:
-        return serving.model.chat_tokens(as_messages(messages), arguments)
+        tools = _described_tools(fields, serving)
+        return serving.model.chat_tokens(as_messages(chat_turns(messages)), arguments, tools)
     except QsfArgumentError as error:
         raise too_long(error, "messages") from None
+
+
+def _described_tools(fields: Fields, serving: Serving) -> list[dict[str, Any]] | None:
+    tools = read_chat_tools(fields, serving)
+    return None if tools is None else tools.described
 
 
 def detokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
@@ -151,7 +158,8 @@ def apply_template(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     arguments = fields.take("chat_template_kwargs", Keywords(), {})
     try:
         prompt = serving.model.chat_template.render(
-            as_messages(messages),
+            as_messages(chat_turns(messages)),
+            tools=_described_tools(fields, serving),
             template_args=arguments,
             add_generation_prompt=fields.flag("add_generation_prompt", True),
         )

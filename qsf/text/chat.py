@@ -49,6 +49,7 @@ class ChatTemplate:
     Args:
         template: ``chat_template`` of the file's CHAT section; None: there is none.
         special_tokens: names such as ``bos_token`` and their texts, for the template.
+        tool_template: used instead where there are tools; None: the same.
 
     Example::
 
@@ -57,11 +58,18 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, template: object = None, special_tokens: Mapping[str, object] | None = None
+        self,
+        template: object = None,
+        special_tokens: Mapping[str, object] | None = None,
+        tool_template: str | None = None,
     ) -> None:
         """Keep the template; it is compiled when used. Raises QsfFormatError if it is none."""
         self._source = _template_source(template)
-        n_bytes = len((self._source or "").encode("utf-8", "replace"))
+        self._tool_source = tool_template or self._source
+        n_bytes = max(
+            len((source or "").encode("utf-8", "replace"))
+            for source in (self._source, self._tool_source)
+        )
         if n_bytes > MAX_SOURCE_BYTES:
             raise QsfFormatError(
                 f"the file's chat template has {n_bytes} bytes, allowed: up to {MAX_SOURCE_BYTES}"
@@ -74,6 +82,11 @@ class ChatTemplate:
     def is_plain(self) -> bool:
         """The file has no template: turns are joined as plain text."""
         return self._source is None
+
+    @property
+    def tool_source(self) -> str:
+        """The template where there are tools; "": there is none."""
+        return self._tool_source or ""
 
     def render(
         self,
@@ -118,33 +131,34 @@ class ChatTemplate:
         from qsf.text.render import render  # which imports subprocess: only chats need it
 
         values["add_generation_prompt"] = add_generation_prompt
-        return render(self._source, {**self._special_tokens, **values}, max_bytes=max_bytes)
+        source = self._source if tools is None else self._tool_source
+        return render(source or "", {**self._special_tokens, **values}, max_bytes=max_bytes)
 
     def encode(
         self,
         messages: Sequence[Mapping[str, Any]],
         tokenizer: Tokenizer,
         *,
+        tools: Sequence[Any] | None = None,
         template_args: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         max_tokens: int | None = None,
     ) -> list[int]:
         """Return the prompt as token ids; one of clearly more than ``max_tokens`` is refused.
 
-        Special tokens come from the template only: where a message's content, or an argument,
-        reads like one, it is encoded as ordinary text, so that nobody can end a turn by typing its
+        Special tokens come from the template only: where a message, a tool or an argument reads
+        like one, it is encoded as ordinary text, so that nobody can end a turn by typing its
         marker. The arguments are those of ``render``.
         """
         names = tokenizer.special_names
         safe = [
-            {**message, "content": _protected(message.get("content"), names)}
-            if "content" in message
-            else message
+            {key: v if key == "role" else _protected(v, names) for key, v in message.items()}
             for message in messages
         ]
         max_bytes = _MAX_TEXT_BYTES if max_tokens is None else max_text_bytes(max_tokens)
         text = self.render(
             safe,
+            tools=_protected(tools, names),
             template_args=_protected(dict(template_args or {}), names),
             add_generation_prompt=add_generation_prompt,
             max_bytes=max_bytes,
@@ -162,7 +176,7 @@ def _protected(content: Any, names: Sequence[str]) -> Any:
     if isinstance(content, list):
         return [_protected(part, names) for part in content]
     if isinstance(content, dict):
-        return {key: _protected(value, names) for key, value in content.items()}
+        return {_protected(key, names): _protected(one, names) for key, one in content.items()}
     return content
 
 

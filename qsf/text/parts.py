@@ -79,7 +79,11 @@ def read_text_parts(path: str | os.PathLike[str], *, budget_bytes: int | None = 
         text_bytes = 0
     template: ChatTemplate | QsfFormatError
     try:
-        template = ChatTemplate(chat.get("chat_template"), special)
+        named = chat.get("chat_templates")
+        of_tools = named.get("tool_use") if isinstance(named, dict) else None
+        template = ChatTemplate(
+            chat.get("chat_template"), special, of_tools if isinstance(of_tools, str) else None
+        )
     except QsfFormatError as error:
         template = error
     return TextParts(tokenizer, template, generation, text_bytes)

@@ -153,7 +153,7 @@ class StopMatcher:
             _, start, self.stopped_by = min(found)
             self._held = ""
             return text[:start]
-        n_held = max((_n_overlap(text, stop) for stop in self._stops), default=0)
+        n_held = max((n_overlap(text, stop) for stop in self._stops), default=0)
         n_shown = len(text) - n_held
         self._held = text[n_shown:]
         return text[:n_shown]
@@ -164,7 +164,7 @@ class StopMatcher:
         return held
 
 
-def _n_overlap(text: str, stop: str) -> int:
+def n_overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of ``text`` that ``stop`` begins with."""
     for n in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:n]):

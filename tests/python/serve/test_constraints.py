@@ -14,7 +14,7 @@ import pytest
 
 from make.served import Client, serving
 from qsf.errors import QsfError
-from qsf.serve.constraints import Constraint
+from qsf.text.constraints import Constraint
 
 pytest.importorskip("llguidance")
 
@@ -115,7 +115,7 @@ def test_a_grammar_that_fails_ends_its_own_request(
     mask = Constraint.mask
     n_masks = 0
 
-    def fail(self: Constraint) -> bytes:
+    def fail(self: Constraint) -> bytes | None:
         nonlocal n_masks
         n_masks += 1
         if n_masks == 4:

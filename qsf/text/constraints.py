@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import reprlib
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.file.reader import Reader
-from qsf.serve.fields import Fields, shown
-from qsf.serve.problems import Problem, invalid
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids
 
@@ -35,7 +35,7 @@ _LIMITS = {
     "max_lexer_states": 62_500,
     "max_grammar_size": 125_000,
 }
-_KINDS = ("json", "regex", "choice", "grammar")
+KINDS = ("json", "regex", "choice", "grammar")
 
 
 class _Vocabulary:
@@ -58,25 +58,49 @@ class _Vocabulary:
 class Constraint:
     """What an answer may still be. Used by one thread at a time."""
 
-    def __init__(self, matcher: Any) -> None:
-        """Take a matcher of llguidance."""
+    def __init__(self, matcher: Any, tokenizer: Any) -> None:
+        """Take a matcher and a tokenizer of llguidance."""
         self._matcher = matcher
+        self._tokenizer = tokenizer
+        self._forced: deque[int] = deque()  # what must come next, as far as it is known
 
     def copy(self) -> Constraint:
         """Return the same, to be used for another answer."""
-        return Constraint(self._matcher.deep_copy())
+        return Constraint(self._matcher.deep_copy(), self._tokenizer)
 
-    def mask(self) -> bytes:
-        """Return which tokens may come next, a bit each. Raises QsfError."""
+    def forced(self) -> int | None:
+        """Return the token that must come next; None: there is a choice. Raises QsfError.
+
+        Where one text only can follow, it has the tokens that the tokenizer gives it.
+        """
+        if not self._forced:
+            self._forced.extend(self._matcher.compute_ff_tokens())
+            self._check()
+        return self._forced[0] if self._forced else None
+
+    def mask(self) -> bytes | None:
+        """Return which tokens may come next, a bit each; None: all. Raises QsfError."""
         mask: bytes = self._matcher.compute_bitmask()
         self._check()
-        return mask
+        token = self.forced()
+        if token is None:
+            return mask
+        only = bytearray(len(mask))
+        only[token // 8] = 1 << token % 8
+        return bytes(only)
 
     def take(self, token: int) -> bool:
         """Take the token that was chosen; return whether nothing may follow. Raises QsfError."""
+        if self._forced:
+            self._forced.popleft()
         self._matcher.consume_token(token)
         self._check()
         return bool(self._matcher.is_stopped())
+
+    def take_text(self, text: str) -> bool:
+        """Take text that is there already; return whether it may be."""
+        tokens = self._tokenizer.tokenize_str(text)
+        return int(self._matcher.try_consume_tokens(tokens)) == len(tokens)
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -112,51 +136,66 @@ class Constraints:
         )
 
     def make(self, kind: str, value: Any, name: str) -> Constraint:
-        """Return the constraint of a kind: "json" (a schema), "regex", "choice", "grammar".
+        """Return the constraint of a kind: one of ``KINDS`` ("json" is a schema), or "lark".
 
-        Raises Problem, which names the field ``name``, for what cannot be enforced.
+        "json_then_text" is a schema too, and anything may follow. Raises QsfArgumentError, which
+        names ``name``, for what cannot be enforced.
         """
         try:
-            grammar = self._grammar(kind, value, name)
+            grammar = self._grammar(kind, value)
         except ValueError as error:
-            raise invalid(name, f"{name}: {error}", "invalid_grammar") from None
+            raise QsfArgumentError(f"{name}: {error}", name) from None
         limits = self._library.LLParserLimits(**_LIMITS)
         matcher = self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             text = " ".join(matcher.get_error().split())
-            raise invalid(name, f"{name} cannot be enforced: {text[:300]}", "invalid_grammar")
-        return Constraint(matcher)
+            raise QsfArgumentError(f"{name} cannot be enforced: {text[:300]}", name)
+        return Constraint(matcher, self._tokenizer)
 
-    def _grammar(self, kind: str, value: Any, name: str) -> str:
+    def _grammar(self, kind: str, value: Any) -> str:
         size = len(json.dumps(value))
         if size > _MAX_GRAMMAR_BYTES:
             raise ValueError(f"{size} bytes, and {_MAX_GRAMMAR_BYTES} is the limit")
         if kind == "json":
             return self._json_grammar(value)
+        if kind == "json_then_text":
+            grammar = f"start: {lark_json(value)} rest\nrest: /(?s:.*)/"
+            return str(self._library.LLMatcher.grammar_from_lark(grammar))
         if kind == "choice":
             if not _is_texts(value) or not 1 <= len(value) <= _MAX_CHOICES:
-                raise ValueError(f"must be 1 to {_MAX_CHOICES} texts, not {shown(value)}")
+                raise ValueError(f"must be 1 to {_MAX_CHOICES} texts, not {reprlib.repr(value)}")
         elif not isinstance(value, str) or not value:
-            raise ValueError(f"must be a text, not {shown(value)}")
+            raise ValueError(f"must be a text, not {reprlib.repr(value)}")
         elif "\0" in value:
             raise ValueError("has a zero byte")
-        grammar: str = self._library.grammar_from(kind, value)
-        return grammar
+        elif kind == "lark":  # "grammar" guesses the notation, from what a schema may contain
+            return str(self._library.LLMatcher.grammar_from_lark(value))
+        return str(self._library.grammar_from(kind, value))
 
     def _json_grammar(self, schema: Any) -> str:
         if isinstance(schema, str):
             schema = json.loads(schema)
-        if not isinstance(schema, dict):
-            raise ValueError(f"must be a JSON schema, not {shown(schema)}")
-        n_properties = sum(len(one) for one in _properties(schema))
-        if n_properties > _MAX_PROPERTIES:
-            raise ValueError(f"{n_properties} properties, and {_MAX_PROPERTIES} is the limit")
-        if "x-guidance" in schema:
-            raise ValueError("x-guidance is not for requests")
+        _check_schema(schema)
         grammar: str = self._library.LLMatcher.grammar_from_json_schema(
             schema, overrides=_JSON_FORM
         )
         return grammar
+
+
+def lark_json(schema: Any) -> str:
+    """Return a schema as a part of a Lark grammar. Raises ValueError for what it cannot be."""
+    _check_schema(schema)
+    return "%json " + json.dumps({**schema, "x-guidance": _JSON_FORM})
+
+
+def _check_schema(schema: Any) -> None:
+    if not isinstance(schema, dict):
+        raise ValueError(f"must be a JSON schema, not {reprlib.repr(schema)}")
+    n_properties = sum(len(one) for one in _properties(schema))
+    if n_properties > _MAX_PROPERTIES:
+        raise ValueError(f"{n_properties} properties, and {_MAX_PROPERTIES} is the limit")
+    if "x-guidance" in schema:
+        raise ValueError("x-guidance is not for requests")
 
 
 def _is_texts(value: Any) -> bool:
@@ -174,49 +213,3 @@ def _properties(value: Any) -> Iterable[Mapping[str, Any]]:
             stack += part.values()
         elif isinstance(part, list):
             stack += part
-
-
-def read_constraint(
-    fields: Fields, constraints: Constraints | None, formats: Fields, name: str
-) -> Constraint | None:
-    """Return the form that an answer must have; None: any.
-
-    Args:
-        fields: of the request, for ``structured_outputs`` and ``grammar``.
-        constraints: None where the server was started without.
-        formats: OpenAI's object with the type of the answer.
-        name: of this object.
-    """
-    asked: list[tuple[str, Any, str]] = []
-    kind = formats.text("type", "text")
-    if kind == "json_object":
-        asked.append(("json", {"type": "object"}, name))
-    elif kind == "json_schema":
-        place = formats.object("json_schema") if "json_schema" in formats else formats
-        place.ignore("name", "description", "strict")
-        asked.append(("json", place.raw("schema"), place.name("schema")))
-    elif kind != "text":
-        raise invalid(name, f"{name}.type must be text, json_object or json_schema, not {kind!r}")
-    outputs = fields.object("structured_outputs")
-    for one in _KINDS:
-        if one in outputs:
-            asked.append((one, outputs.raw(one), outputs.name(one)))
-    outputs_rest: Sequence[str] = outputs.rest()
-    if outputs_rest:
-        raise invalid(outputs_rest[0], f"{outputs_rest[0]} is not known", "unsupported_parameter")
-    if "grammar" in fields:
-        asked.append(("grammar", fields.raw("grammar"), "grammar"))
-    if not asked:
-        return None
-    if len(asked) > 1:
-        names = " and ".join(place for _, _, place in asked)
-        raise invalid(asked[0][2], f"{names} are both given: an answer has one form")
-    kind, value, place_name = asked[0]
-    if constraints is None:
-        raise Problem(
-            400,
-            "unsupported_parameter",
-            f"{place_name} is not supported: the server was started without --constraints",
-            param=place_name,
-        )
-    return constraints.make(kind, value, place_name)

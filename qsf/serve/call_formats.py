@@ -1,0 +1,241 @@
+"""How model families write calls of functions; which one a model does, its chat template says."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qsf.text.constraints import lark_json
+
+if TYPE_CHECKING:
+    from qsf.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a family writes calls: ``first``, calls with ``between`` them, ``last``.
+
+    A call is ``before``, the name, ``middle``, the arguments, ``after``.
+
+    Attributes:
+        name: the family's.
+        signs: texts that all stand in the chat template.
+        begin: what no other text has, and calls begin with; "": a call is the whole answer.
+        end: what ends a call, or all of them; "": their JSON does.
+        arguments: how arguments are written: "json", "parameter" or "arg_key" elements.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    begin: str
+    end: str
+    before: str
+    middle: str
+    after: str
+    first: str = ""
+    between: str = ""
+    last: str = ""
+    arguments: str = "json"
+
+    @property
+    def is_list(self) -> bool:
+        """Calls are the entries of one JSON list."""
+        return self.first.endswith("[")
+
+
+_OBJECT = {"before": '{"name": "', "middle": '", "arguments": ', "after": "}"}
+_LIST = {**_OBJECT, "between": ", ", "last": "]"}
+# The first whose signs are all there.
+FORMATS = (
+    Format(
+        "Qwen3-Coder", ("<tool_call>", "<function="), "<tool_call>", "</tool_call>",
+        "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", between="\n",
+        arguments="parameter",
+    ),
+    Format(
+        "GLM", ("<tool_call>", "<arg_key>"), "<tool_call>", "</tool_call>",
+        "<tool_call>", "\n", "</tool_call>", between="\n", arguments="arg_key",
+    ),
+    Format(
+        "Hermes and Qwen", ("<tool_call>",), "<tool_call>", "</tool_call>",
+        '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between="\n",
+    ),
+    Format("Granite", ("<|tool_call|>",), "<|tool_call|>", "", first="<|tool_call|>[", **_LIST),
+    Format("Mistral", ("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]", "", "[TOOL_CALLS]", "[ARGS]", ""),
+    Format("Mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", "", first="[TOOL_CALLS][", **_LIST),
+    Format(
+        "Llama 3", ("dictionary of argument name and its value",), "", "",
+        '{"name": "', '", "parameters": ', "}",
+    ),
+)  # fmt: skip
+# Texts of special tokens that are part of calls.
+_MARKERS = ("<|tool_call|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
+            "<|python_tag|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")  # fmt: skip
+
+
+def find_format(template: str) -> Format | None:
+    """Return how the model of a chat template writes calls; None: it is not known."""
+    return next((f for f in FORMATS if all(sign in template for sign in f.signs)), None)
+
+
+def marker_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """Return the special tokens that may be part of calls, with their texts."""
+    names = {
+        token: tokenizer.token_bytes(token, skip_special=False) for token in tokenizer.special_ids
+    }
+    return {t: name.decode() for t, name in names.items() if name in map(str.encode, _MARKERS)}
+
+
+class _Lark:
+    """A grammar that is being written."""
+
+    def __init__(self, markers: Mapping[int, str]) -> None:
+        self.rules: list[str] = []
+        self._token_of = {name: token for token, name in markers.items()}
+        names = "|".join(map(re.escape, self._token_of))
+        self._cut = re.compile(f"({names})") if names else None
+
+    def text(self, text: str) -> str:
+        """Return what matches a text: special tokens by their ids."""
+        parts = self._cut.split(text) if self._cut else [text]
+        found = [
+            f"<[{self._token_of[part]}]>" if part in self._token_of else json.dumps(part)
+            for part in parts
+            if part
+        ]
+        return " ".join(found)
+
+    def rule(self, body: str, attribute: str = "") -> str:
+        """Add a rule; return its name."""
+        name = f"r{len(self.rules)}"
+        self.rules.append(f"{name}{attribute}: {body}")
+        return name
+
+
+def calls_grammar(
+    form: Format,
+    functions: Mapping[str, Mapping[str, Any]],
+    markers: Mapping[int, str],
+    *,
+    is_parallel: bool,
+    answer: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the Lark grammar of answers that call functions.
+
+    Raises ValueError for a schema that cannot be enforced.
+
+    Args:
+        form: of the calls.
+        functions: the schemas of their arguments by their names.
+        markers: see ``marker_tokens``.
+        is_parallel: there may be several calls.
+        answer: a schema; an answer may also be its JSON.
+    """
+    lark = _Lark(markers)
+    calls = [
+        lark.rule(
+            f"{lark.text(form.before + name + form.middle)} {_arguments(lark, form, schema)} "
+            f"{lark.text(form.after)}"
+        )
+        for name, schema in functions.items()
+    ]
+    call = lark.rule(" | ".join(calls))
+    more = f" ({lark.text(form.between)} {call})*" if is_parallel and form.begin else ""
+    whole = f"{lark.text(form.first)} {call}{more} {lark.text(form.last)}"
+    if answer is not None:
+        whole += f" | {lark_json(answer)}"
+    return "\n".join([f"start: {whole}", *lark.rules])
+
+
+def _arguments(lark: _Lark, form: Format, schema: Mapping[str, Any]) -> str:
+    if form.arguments == "json":
+        return lark.rule(lark_json(schema))
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    parts = []
+    for name, inner in schema.get("properties", {}).items():
+        if form.arguments == "parameter":
+            start, end = f"<parameter={name}>\n", "\n</parameter>\n"
+        else:
+            start, end = f"<arg_key>{name}</arg_key>\n<arg_value>", "</arg_value>\n"
+        part = f"{lark.text(start)} {_value(lark, inner, shared, end)}"
+        parts.append(part if name in schema.get("required", ()) else f"({part})?")
+    return " ".join(parts)
+
+
+def _value(lark: _Lark, schema: Any, shared: Mapping[str, Any], end: str) -> str:
+    """Return the rule of a value that is no JSON where it is a text, with the text that ends it."""
+    if not isinstance(schema, dict):
+        raise ValueError(f"a property must have a schema, not {schema!r}")
+    texts = [schema["const"]] if "const" in schema else schema.get("enum", ())
+    if texts and all(isinstance(text, str) for text in texts):
+        return f"{lark.rule(' | '.join(map(lark.text, texts)))} {lark.text(end)}"
+    if schema.get("type") != "string":
+        return f"{lark.rule(lark_json({**shared, **schema}))} {lark.text(end)}"
+    limits = sorted({"pattern", "format", "minLength", "maxLength"} & set(schema))
+    if limits:
+        raise ValueError(f"{limits[0]} of a text cannot be enforced in calls of this model's form")
+    if lark.text(end) == json.dumps(end):
+        return lark.rule("/(?s:.*)/", f"[suffix={json.dumps(end)}]")
+    return f"{lark.rule('/(?s:.*)/')} {lark.text(end)}"
+
+
+# ---- what was written ----
+
+
+def read_whole(form: Format, body: str, schemas: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the calls (name, arguments in JSON) in what stands between begin and end; []: none."""
+    try:
+        if form.arguments != "json":
+            return [_read_elements(form, body, schemas)]
+        value = json.loads(body)
+        entries = value if isinstance(value, list) else [value]
+        calls = [(entry["name"], _arguments_text(entry)) for entry in entries]
+        return calls if all(name in schemas for name, _ in calls) else []
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def _arguments_text(entry: Mapping[str, Any]) -> str:
+    names = [name for name in ("arguments", "parameters") if name in entry]
+    value: Any = entry[names[0]] if names else {}
+    value = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(value, dict):
+        raise ValueError("arguments are an object")
+    return json.dumps(value, ensure_ascii=False)
+
+
+_ELEMENTS = {
+    "parameter": (
+        re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*)?", re.DOTALL),
+        re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL),
+    ),
+    "arg_key": (
+        re.compile(r"\s*([^\s<]+)(.*)", re.DOTALL),
+        re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL),
+    ),
+}
+
+
+def _read_elements(form: Format, body: str, schemas: Mapping[str, Any]) -> tuple[str, str]:
+    call, element = _ELEMENTS[form.arguments]
+    found = call.fullmatch(body)
+    if found is None or found[1] not in schemas:
+        raise ValueError("no call")
+    properties = schemas[found[1]].get("properties", {})
+    pairs: Iterable[tuple[str, str]] = element.findall(found[2])
+    values = {key: _read_value(text, properties.get(key, {})) for key, text in pairs}
+    return found[1], json.dumps(values, ensure_ascii=False)
+
+
+def _read_value(text: str, schema: Any) -> Any:
+    facts = schema if isinstance(schema, dict) else {}
+    if facts.get("type") == "string" or text in facts.get("enum", ()):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

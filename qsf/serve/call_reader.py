@@ -1,0 +1,247 @@
+"""``CallReader``: calls of functions in what a model writes, while it is being written."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qsf.serve.call_formats import Format, read_whole
+from qsf.text.sampling import n_overlap
+
+# Templates of Mistral's refuse ids of another form; the others take any.
+_ID_LETTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 9
+_JSON_HEAD = re.compile(
+    r'\s*\[?\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_NAMED_HEAD = re.compile(r"\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?=\{)")
+_OBJECT_START = '{"name":'
+
+
+@dataclass(slots=True)
+class CallPart:
+    """A call, or with an empty name more of its arguments.
+
+    Attributes:
+        index: of the call in the answer.
+        arguments: JSON.
+    """
+
+    index: int
+    arguments: str
+    name: str = ""
+    id: str = ""
+
+
+class _Braces:
+    """Finds the end of a JSON object or list."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._is_text = self._is_escaped = False
+
+    def end(self, text: str) -> int | None:
+        """Return the index behind the value's end; None: it goes on."""
+        for i, letter in enumerate(text):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_text:
+                self._is_escaped = letter == "\\"
+                self._is_text = letter != '"'
+            elif letter == '"':
+                self._is_text = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return i + 1
+        return None
+
+
+class CallReader:
+    """Takes the text of an answer piece by piece; gives the text outside calls, and the calls.
+
+    What looks like a call, but is none of a known function, is text.
+    """
+
+    def __init__(self, form: Format, schemas: Mapping[str, Any], *, is_parallel: bool) -> None:
+        """Begin an answer; ``schemas`` are those of the arguments, by the functions' names."""
+        self._form = form
+        self._schemas = schemas
+        self._is_parallel = is_parallel
+        self._head = _NAMED_HEAD if form.middle == "[ARGS]" else _JSON_HEAD
+        self._rest = ""  # not looked at yet
+        self._raw = ""  # what has begun the calls, should they be none
+        self._state: Callable[[], bool] = self._in_text if form.begin else self._at_start
+        self._braces = _Braces(0)
+        self._text: list[str] = []
+        self._space = ""  # at the end of the text, for what comes
+        self._parts: list[CallPart] = []
+        self._is_behind_call = False  # and no text since
+        self.n_calls = 0
+        self.is_full = False  # nothing more is wanted
+        self.open_name: str | None = None  # of the function whose arguments are being written
+        self.open_arguments = ""
+
+    def push(self, text: str) -> tuple[str, tuple[CallPart, ...]]:
+        """Take more text; return text and parts of calls that can be told now."""
+        self._rest += text
+        while not self.is_full and self._state():
+            pass
+        return self._taken()
+
+    def finish(self) -> tuple[str, tuple[CallPart, ...]]:
+        """Return what is left at the end."""
+        if self.is_full:
+            return "", ()
+        if self._state == self._in_head:
+            self._take_whole(self._rest, "")
+        elif self._state in (self._in_text, self._at_start, self._behind_calls):
+            self._say(self._rest)
+        if not self._is_behind_call:
+            self._text.append(self._space)
+        self._rest = self._space = ""
+        return self._taken()
+
+    def _taken(self) -> tuple[str, tuple[CallPart, ...]]:
+        text, parts = "".join(self._text), tuple(self._parts)
+        self._text.clear()
+        self._parts.clear()
+        return text, parts
+
+    def _tell(self, arguments: str) -> None:
+        """Tell more of the arguments of the last call."""
+        if self._parts:
+            self._parts[-1].arguments += arguments
+        else:
+            self._parts.append(CallPart(self.n_calls - 1, arguments))
+
+    def _say(self, text: str) -> None:
+        """Tell text; space at its end waits, and is dropped beside calls."""
+        text = self._space + text
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        if self._is_behind_call:
+            shown = shown.lstrip()
+        if shown:
+            self._text.append(shown)
+            self._is_behind_call = False
+
+    def _begin(self, name: str, arguments: str = "") -> None:
+        letters = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+        self._parts.append(CallPart(self.n_calls, arguments, name, letters))
+        self.n_calls += 1
+        self._space = ""
+        self._is_behind_call = True
+
+    def _take_whole(self, body: str, end: str) -> None:
+        calls = read_whole(self._form, body, self._schemas)
+        for name, arguments in calls if self._is_parallel else calls[:1]:
+            self._begin(name, arguments)
+        if not calls:
+            self._say(self._raw + body + end)
+        self.is_full = bool(calls) and not self._is_parallel
+
+    # ---- states: each returns whether the next may go on ----
+
+    def _at_start(self) -> bool:
+        """Where a call is the whole answer."""
+        text = self._rest.lstrip()
+        if not text:
+            return False
+        tag = "<|python_tag|>"
+        self._raw = self._rest[: len(self._rest) - len(text)]
+        if text.startswith(tag):
+            self._raw, text = self._raw + tag, text[len(tag) :].lstrip()
+        elif tag.startswith(text):
+            return False
+        self._rest = text
+        self._state = self._in_head
+        return True
+
+    def _in_text(self) -> bool:
+        begin = self._form.begin
+        at = self._rest.find(begin) if begin else -1
+        if at < 0:
+            n_shown = len(self._rest) - (n_overlap(self._rest, begin) if begin else 0)
+            self._say(self._rest[:n_shown])
+            self._rest = self._rest[n_shown:]
+            return False
+        self._say(self._rest[:at])
+        self._raw, self._rest = begin, self._rest[at + len(begin) :]
+        self._state = self._in_head
+        return True
+
+    def _in_head(self) -> bool:
+        form = self._form
+        found = self._head.match(self._rest) if form.arguments == "json" else None
+        if found is not None and found["name"] in self._schemas:
+            self._begin(found["name"])
+            self.open_name, self.open_arguments = found["name"], ""
+            self._rest = self._rest[found.end() :]
+            self._braces = _Braces(0)
+            self._state = self._in_arguments
+            return True
+        if form.end:
+            body, end, rest = self._rest.partition(form.end)
+            if not end:
+                return False
+            self._rest = rest
+            self._state = self._in_text
+            self._take_whole(body, end)
+            return True
+        start = re.sub(r"\s", "", self._rest[:100])[: len(_OBJECT_START)]
+        if not form.begin and not _OBJECT_START.startswith(start):
+            self._rest = self._raw + self._rest
+            self._state = self._in_text
+            return True
+        return False
+
+    def _in_arguments(self) -> bool:
+        end = self._braces.end(self._rest)
+        text = self._rest[:end]
+        if text:
+            self.open_arguments += text
+            self._tell(text)
+        self._rest = self._rest[len(text) :]
+        if end is None:
+            return False
+        self.open_name = None
+        self._braces = _Braces(1)
+        is_bare = self._head is _NAMED_HEAD
+        self._state = self._behind_calls if is_bare else self._behind_arguments
+        return True
+
+    def _behind_arguments(self) -> bool:
+        """Up to the end of the object that is the call."""
+        end = self._braces.end(self._rest)
+        self._rest = "" if end is None else self._rest[end:]
+        if end is None:
+            return False
+        self._state = self._behind_calls
+        return True
+
+    def _behind_calls(self) -> bool:
+        form = self._form
+        if not self._is_parallel:
+            self.is_full = True
+            return False
+        text = self._rest = self._rest.lstrip()
+        if text[:1] == "]":
+            self._rest = text[1:]
+            return True
+        if text[:1] in (",", ";") or (text[:1] == "{" and not form.begin):
+            self._raw, self._rest = "", text.lstrip(",;")
+            self._state = self._in_head
+            return True
+        if not text or (form.end.startswith(text) and text != form.end):
+            return False
+        self._rest = text.removeprefix(form.end)
+        self._state = self._in_text
+        return True

@@ -1,0 +1,76 @@
+"""The form that a request asks of its answer: ``response_format``, ``structured_outputs``."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qsf.errors import QsfArgumentError
+from qsf.serve.problems import Problem, invalid
+from qsf.text.constraints import KINDS
+
+if TYPE_CHECKING:
+    from qsf.serve.fields import Fields
+    from qsf.text.constraints import Constraint, Constraints
+
+
+class AnswerForm(NamedTuple):
+    """A kind of ``Constraints.make``, its value, and the field that asks for it."""
+
+    kind: str
+    value: Any
+    place: str
+
+
+def read_form(fields: Fields, formats: Fields, name: str) -> AnswerForm | None:
+    """Return the form that an answer must have; None: any.
+
+    Args:
+        fields: of the request, for ``structured_outputs`` and ``grammar``.
+        formats: OpenAI's object with the type of the answer.
+        name: of this object.
+    """
+    asked: list[AnswerForm] = []
+    kind = formats.text("type", "text")
+    if kind == "json_object":
+        asked.append(AnswerForm("json", {"type": "object"}, name))
+    elif kind == "json_schema":
+        place = formats.object("json_schema") if "json_schema" in formats else formats
+        place.ignore("name", "description", "strict")
+        asked.append(AnswerForm("json", place.raw("schema"), place.name("schema")))
+    elif kind != "text":
+        raise invalid(name, f"{name}.type must be text, json_object or json_schema, not {kind!r}")
+    outputs = fields.object("structured_outputs")
+    for one in KINDS:
+        if one in outputs:
+            asked.append(AnswerForm(one, outputs.raw(one), outputs.name(one)))
+    outputs_rest: Sequence[str] = outputs.rest()
+    if outputs_rest:
+        raise invalid(outputs_rest[0], f"{outputs_rest[0]} is not known", "unsupported_parameter")
+    if "grammar" in fields:
+        asked.append(AnswerForm("grammar", fields.raw("grammar"), "grammar"))
+    if len(asked) > 1:
+        names = " and ".join(form.place for form in asked)
+        raise invalid(asked[0].place, f"{names} are both given: an answer has one form")
+    return asked[0] if asked else None
+
+
+def constrain(constraints: Constraints | None, form: AnswerForm) -> Constraint:
+    """Return the constraint of a form. Raises Problem for what cannot be enforced."""
+    try:
+        return need_constraints(constraints, form.place).make(*form)
+    except QsfArgumentError as error:
+        raise invalid(form.place, str(error), "invalid_grammar") from None
+
+
+def need_constraints(constraints: Constraints | None, place: str) -> Constraints:
+    """Return what makes constraints. Raises Problem where the server has none."""
+    if constraints is None:
+        raise Problem(
+            400,
+            "unsupported_parameter",
+            f"{place} is not supported so: the server was started without --constraints",
+            param=place,
+        )
+    return constraints

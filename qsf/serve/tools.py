@@ -1,0 +1,324 @@
+"""Tools: the functions that a request offers, and how an answer may, or must, call them."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qsf.errors import QsfArgumentError, QsfError
+from qsf.serve.call_formats import FORMATS, Format, calls_grammar, find_format, marker_tokens
+from qsf.serve.call_reader import CallReader
+from qsf.serve.fields import Fields, shown
+from qsf.serve.forms import AnswerForm, constrain, need_constraints
+from qsf.serve.problems import invalid
+from qsf.text.tokenizer import IncrementalDecoder
+
+if TYPE_CHECKING:
+    from qsf.serve.asked import Serving
+    from qsf.text.constraints import Constraint
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that an answer may call."""
+
+    name: str
+    description: str | None
+    schema: Mapping[str, Any]  # of its arguments
+    is_strict: bool
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The function as chat templates know it."""
+        function = {"name": self.name, "description": self.description or ""}
+        return {"type": "function", "function": {**function, "parameters": self.schema}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What a request says about functions.
+
+    Attributes:
+        tools: all of them, for the template.
+        choice: "auto", "required", or the name of the function that is to be called.
+        markers: special tokens that are part of calls, with their texts.
+        strict: what the arguments of some functions must be, by their names.
+    """
+
+    tools: Sequence[Tool]
+    choice: str
+    is_parallel: bool
+    form: Format
+    markers: Mapping[int, str]
+    strict: Mapping[str, Constraint]
+
+    @property
+    def described(self) -> list[dict[str, Any]]:
+        """The functions as chat templates know them."""
+        return [tool.described for tool in self.tools]
+
+    def reader(self) -> CallReader:
+        """Return what reads an answer."""
+        schemas = {tool.name: tool.schema for tool in self.tools}
+        return CallReader(self.form, schemas, is_parallel=self.is_parallel)
+
+    def decoder(self, decoder: IncrementalDecoder) -> IncrementalDecoder:
+        """Return a decoder that tells special tokens of calls."""
+        return _WithMarkers(decoder, self.markers) if self.markers else decoder
+
+
+class _WithMarkers(IncrementalDecoder):
+    def __init__(self, decoder: IncrementalDecoder, markers: Mapping[int, str]) -> None:
+        self._decoder = decoder
+        self._markers = markers
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._markers:
+            return self._decoder.flush() + self._markers[token_id]
+        return self._decoder.push(token_id)
+
+    def flush(self) -> str:
+        return self._decoder.flush()
+
+
+class ArgumentsConstraint:
+    """Lets an answer be what it likes, but arguments of strict functions what they must be."""
+
+    def __init__(self, strict: Mapping[str, Constraint], reader: CallReader) -> None:
+        """Follow what ``reader`` reads."""
+        self._strict = strict
+        self._reader = reader
+        self._inner: Constraint | None = None
+
+    def forced(self) -> int | None:
+        """Return the token that must come next; None: there is a choice."""
+        return None if self._inner is None else self._inner.forced()
+
+    def mask(self) -> bytes | None:
+        """Return which tokens may come next, a bit each; None: all."""
+        return None if self._inner is None else self._inner.mask()
+
+    def take(self, token: int) -> bool:
+        """Note that the reader was given the text of ``token``. Raises QsfError."""
+        name = self._reader.open_name
+        if name is None or name not in self._strict:
+            self._inner = None
+        elif self._inner is None:
+            self._inner = self._strict[name].copy()
+            if not self._inner.take_text(self._reader.open_arguments):
+                raise QsfError(f"the arguments of {name} cannot become what its schema describes")
+        else:
+            self._inner.take(token)
+        return False
+
+
+def read_tools(
+    tools: Sequence[Tool], choice: str, *, is_parallel: bool, place: str, serving: Serving
+) -> Tools | None:
+    """Return what a request says about functions; None: nothing is to be called.
+
+    Raises Problem for what this model, or this server, cannot do.
+
+    Args:
+        tools: the functions.
+        choice: "none", "auto", "required", or a name.
+        is_parallel: an answer may have several calls.
+        place: of the field with the functions, for errors.
+        serving: the model.
+    """
+    _check_tools(tools, choice, place)
+    if not tools or choice == "none":
+        return None
+    template = serving.model.chat_template.tool_source
+    if "tools" not in template:
+        raise invalid(
+            place,
+            f"{place} is not supported: the model's chat template has none",
+            "unsupported_parameter",
+        )
+    form = find_format(template)
+    if form is None:
+        known = ", ".join(dict.fromkeys(one.name for one in FORMATS))
+        raise invalid(
+            place,
+            f"{place} is not supported: the model's chat template asks for calls of a form that is "
+            f"not known here (known: {known})",
+            "unsupported_parameter",
+        )
+    return Tools(
+        tools=tools,
+        choice=choice,
+        is_parallel=is_parallel,
+        form=form,
+        markers=marker_tokens(serving.model.tokenizer),
+        strict=_strict_constraints(tools, form, serving, place) if choice == "auto" else {},
+    )
+
+
+def _check_tools(tools: Sequence[Tool], choice: str, place: str) -> None:
+    names = [tool.name for tool in tools]
+    if len(tools) > MAX_TOOLS:
+        raise invalid(place, f"{place} has {len(tools)} entries, and {MAX_TOOLS} is the limit")
+    for name in names:
+        if _NAME.fullmatch(name) is None:
+            raise invalid(
+                place,
+                f"{place}: a name must be 1 to 64 letters, digits, '_', '-' or '.', not "
+                f"{shown(name)}",
+            )
+    if len(set(names)) < len(names):
+        name = next(name for name in names if names.count(name) > 1)
+        raise invalid(place, f"{place} has two functions called {name}")
+    if choice == "required" and not tools:
+        raise invalid("tool_choice", f"tool_choice is {choice}, and {place} is empty")
+    if choice not in ("none", "auto", "required", *names):
+        raise invalid("tool_choice", f"tool_choice is {shown(choice)}, and {place} has no such one")
+
+
+def _strict_constraints(
+    tools: Sequence[Tool], form: Format, serving: Serving, place: str
+) -> dict[str, Constraint]:
+    strict = [tool for tool in tools if tool.is_strict]
+    if strict and form.arguments != "json":
+        raise invalid(
+            place,
+            f"{place}: {strict[0].name} is strict, which this model's form of calls ({form.name}) "
+            "allows only with tool_choice required",
+            "unsupported_parameter",
+        )
+    return {
+        tool.name: constrain(
+            serving.constraints, AnswerForm("json_then_text", dict(tool.schema), place)
+        )
+        for tool in strict
+    }
+
+
+def tools_constraint(
+    tools: Tools | None, form: AnswerForm | None, serving: Serving
+) -> Constraint | None:
+    """Return the form that an answer must have; None: any.
+
+    A call that must be made has no other form; where calls may be made, an answer that is none has
+    the one that is asked for.
+    """
+    if tools is None or (tools.choice == "auto" and form is None):
+        return None if form is None else constrain(serving.constraints, form)
+    place = "tool_choice" if tools.choice != "auto" or form is None else form.place
+    constraints = need_constraints(serving.constraints, place)
+    answer = form.value if tools.choice == "auto" and form is not None else None
+    if answer is not None and form is not None and form.kind != "json":
+        raise invalid(
+            place, f"{place} and tools are both given: beside calls only JSON is possible"
+        )
+    if isinstance(answer, str):
+        answer = json.loads(answer)
+    chosen = [tool for tool in tools.tools if tools.choice in ("auto", "required", tool.name)]
+    try:
+        grammar = calls_grammar(
+            tools.form,
+            {tool.name: tool.schema for tool in chosen},
+            tools.markers,
+            is_parallel=tools.is_parallel and tools.choice in ("auto", "required"),
+            answer=answer,
+        )
+        return constraints.make("lark", grammar, place)
+    except (ValueError, QsfArgumentError) as error:
+        raise invalid(place, f"{place}: {error}", "invalid_grammar") from None
+
+
+# ---- OpenAI's chat completions ----
+
+
+def read_function(value: Any, place: str, schema_name: str = "parameters") -> Tool:
+    """Return a function as a request describes it. Raises Problem."""
+    if not isinstance(value, dict):
+        raise invalid(place, f"{place} must be objects, not {shown(value)}")
+    function = Fields(value, f"{place}.")
+    name = function.text("name")
+    if name is None:
+        raise invalid(place, f"{place}: a function has no name")
+    schema = function.raw(schema_name) or _NO_PARAMETERS
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        raise invalid(
+            place, f"{place}: {schema_name} of {shown(name)} must be the schema of an object"
+        )
+    return Tool(name, function.text("description"), schema, function.flag("strict"))
+
+
+def read_chat_tools(fields: Fields, serving: Serving) -> Tools | None:
+    """Return what ``tools``, ``tool_choice`` and ``parallel_tool_calls`` say."""
+    tools = []
+    for value in fields.list("tools", MAX_TOOLS):
+        kind = value.get("type") if isinstance(value, dict) else value
+        if kind != "function":
+            raise invalid(
+                "tools", f"tools must be functions, not {shown(kind)}", "unsupported_parameter"
+            )
+        tools.append(read_function(value.get("function"), "tools"))
+    choice = fields.raw("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        function = choice.get("function")
+        choice = function.get("name") if isinstance(function, dict) else choice.get("name")
+    return read_tools(
+        tools,
+        checked_choice(choice, tools),
+        is_parallel=fields.flag("parallel_tool_calls", True),
+        place="tools",
+        serving=serving,
+    )
+
+
+def checked_choice(choice: Any, tools: Sequence[Tool]) -> str:
+    """Return "none", "auto", "required" or a name. Raises Problem."""
+    if choice is None:
+        return "auto" if tools else "none"
+    if not isinstance(choice, str):
+        raise invalid(
+            "tool_choice",
+            f"tool_choice must be none, auto, required or a function of tools, not {shown(choice)}",
+            "unsupported_parameter",
+        )
+    return choice if tools or choice != "auto" else "none"
+
+
+def chat_turns(messages: Sequence[Any]) -> list[Any]:
+    """Return messages with the calls that they have as chat templates know them."""
+    return [_chat_turn(message) if isinstance(message, dict) else message for message in messages]
+
+
+def _chat_turn(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if message.get("role") != "assistant" or not calls:
+        return message
+    if not isinstance(calls, list):
+        raise invalid("messages", f"tool_calls must be a list, not {shown(calls)}")
+    turn = {**message, "tool_calls": [_chat_call(call) for call in calls]}
+    return {**turn, "content": message.get("content") or ""}
+
+
+def _chat_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise invalid("messages", f"tool_calls must name functions, not {shown(call)}")
+    return call_turn(call.get("id"), function["name"], function.get("arguments"))
+
+
+def call_turn(call_id: Any, name: str, arguments: Any, place: str = "messages") -> dict[str, Any]:
+    """Return a call as chat templates know it: its arguments are an object."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            text = f"{place}: the arguments of {shown(name)} are no JSON: {shown(arguments)}"
+            raise invalid(place, text) from None
+    function = {"name": name, "arguments": {} if arguments is None else arguments}
+    return {"id": call_id, "type": "function", "function": function}

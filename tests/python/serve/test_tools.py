@@ -1,0 +1,549 @@
+"""Calls of functions: how they are read, enforced and told, in the forms of the model families."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.served import Client, serving
+from qsf.serve.call_formats import FORMATS, Format, calls_grammar
+from qsf.serve.call_reader import CallReader
+from qsf.serve.job import Chosen
+
+WEATHER: Any = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"enum": ["C", "F"]},
+    },
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+}
+SCHEMAS: Any = {"weather": WEATHER, "now": {"type": "object", "properties": {}}}
+BY_NAME = {f"{form.name} {form.begin}{form.middle}": form for form in FORMATS}
+ARGUMENTS = {"city": "Ulm } ]", "days": 3, "unit": "C"}
+
+
+def written(form: Format, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls as a model of the family writes them."""
+    return (
+        form.first
+        + form.between.join(
+            form.before + name + form.middle + arguments_text(form, values) + form.after
+            for name, values in calls
+        )
+        + form.last
+    )
+
+
+def arguments_text(form: Format, values: dict[str, Any]) -> str:
+    if form.arguments == "json":
+        return json.dumps(values)
+    shape = {
+        "parameter": "<parameter={}>\n{}\n</parameter>\n",
+        "arg_key": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+    }[form.arguments]
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
+    return "".join(shape.format(key, text) for key, text in texts.items())
+
+
+def read(
+    form: Format, pieces: list[str], *, is_parallel: bool = True
+) -> tuple[str, list[tuple[str, Any]]]:
+    reader = CallReader(form, SCHEMAS, is_parallel=is_parallel)
+    text = ""
+    calls: list[list[str]] = []
+    for more, parts in [*map(reader.push, pieces), reader.finish()]:
+        text += more
+        for part in parts:
+            if part.name:
+                assert len(part.id) == 9
+                calls.append([part.name, part.arguments])
+            else:
+                assert part.index == len(calls) - 1
+                calls[part.index][1] += part.arguments
+    return text, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def cut(text: str, n: int) -> list[str]:
+    return [text[i : i + n] for i in range(0, len(text), n)]
+
+
+@pytest.mark.parametrize("form", BY_NAME.values(), ids=BY_NAME)
+def test_calls_are_read_however_the_text_is_cut(form: Format) -> None:
+    calls = [("weather", ARGUMENTS), ("now", {})]
+    said = "I look it up." if form.begin else ""
+    text = f"{said}\n{written(form, *calls)}"
+    if not form.begin:
+        text = "; ".join(written(form, call) for call in calls)
+    for n in (1, 2, 3, 7, len(text)):
+        assert read(form, cut(text, n)) == (said, calls), n
+    assert read(form, list(text), is_parallel=False) == (said, calls[:1])
+
+
+@pytest.mark.parametrize("form", BY_NAME.values(), ids=BY_NAME)
+def test_what_is_no_call_is_text(form: Format) -> None:
+    for text in (
+        "",
+        " Hello  ",
+        "a <tool b [TOOL c",
+        "1 < 2 and [3]",
+        '{"answer": 42}',
+        written(form, ("unknown", ARGUMENTS)),
+        form.begin + "x",
+        form.begin + " " + form.end + " y",
+        "{",
+    ):
+        for n in (1, 5, 100):
+            assert read(form, cut(text, n)) == (text, []), n
+
+
+def form_of(name: str) -> Format:
+    return next(form for key, form in BY_NAME.items() if key.startswith(name))
+
+
+HERMES = form_of("Hermes")
+
+
+def test_unusual_json_is_read() -> None:
+    for body in (
+        '{"arguments": {"days": 1}, "name": "weather"}',
+        '\n{ "name" : "weather" , "parameters" : {"days": 1} }\n',
+        '{"name": "weather", "arguments": "{\\"days\\": 1}"}',
+        '[{"name": "weather", "arguments": {"days": 1}, "id": "a}"}]',
+    ):
+        text = f"<tool_call>{body}</tool_call> Done."
+        assert read(HERMES, list(text)) == ("Done.", [("weather", {"days": 1})]), body
+    listed = form_of('Mistral [TOOL_CALLS]"')
+    text = '[TOOL_CALLS] [{"name": "now", "arguments": {}, "id": "123456789"}, '
+    text += '{"name": "weather", "arguments": {"days": 1}}]'
+    assert read(listed, list(text)) == ("", [("now", {}), ("weather", {"days": 1})])
+
+
+def test_arguments_are_told_while_they_are_written() -> None:
+    reader = CallReader(HERMES, SCHEMAS, is_parallel=True)
+    start = '<tool_call>\n{"name": "weather", "arguments": {"city": "U'
+    _, (begun,) = reader.push(start)
+    assert (begun.name, begun.arguments) == ("weather", '{"city": "U')
+    _, (more,) = reader.push("lm")
+    assert (more.name, more.arguments) == ("", "lm")
+
+
+# ---- the server ----
+
+CHAT: Any = [{"role": "user", "content": "What is the weather in Ulm?"}]
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "Of a city.", "parameters": WEATHER},
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+TEMPLATE = (
+    "{{ bos_token }}{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "</tools>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}SIGNS{{ call.function | tojson }}{% endfor %}"
+    "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def set_form(client: Client, form: Format | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    signs = "nothing known" if form is None else " ".join(form.signs)
+    template = client.model.chat_template
+    monkeypatch.setattr(template, "_tool_source", TEMPLATE.replace("SIGNS", signs))
+    monkeypatch.setattr(template, "_source", TEMPLATE.replace("SIGNS", signs))
+
+
+@pytest.fixture(scope="module")
+def client(tiny_chat_8bit: Path) -> Iterator[Client]:
+    pytest.importorskip("llguidance")
+    with serving(tiny_chat_8bit, parallel=2, constraints=True) as found:
+        yield found
+
+
+@pytest.fixture
+def hermes(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
+    set_form(client, HERMES, monkeypatch)
+    return client
+
+
+def scripted(client: Client, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model write ``text``."""
+    tokens = client.model.tokenizer.encode(text, add_prefix=False)
+    end = min(client.model.end_ids)
+
+    def choose(jobs: Any) -> list[Chosen]:
+        return [Chosen([*tokens, end][job.n_generated]) for _, job in jobs]
+
+    monkeypatch.setattr(client.server.scheduler._engine, "choose", choose)
+
+
+def is_weather(values: Any) -> bool:
+    return (
+        list(values) == ["city", "days", "unit"]
+        and len(values["city"]) <= 8
+        and values["days"] in range(1, 10)
+        and values["unit"] in ("C", "F")
+    )
+
+
+FIELDS: Any = {"messages": CHAT, "tools": TOOLS, "max_tokens": 150, "temperature": 1.2}
+
+
+def ask(client: Client, **fields: Any) -> Any:
+    answer = client.post("/v1/chat/completions", {**FIELDS, **fields})
+    assert answer.status == 200, answer.body
+    return answer.json["choices"][0]
+
+
+@pytest.mark.parametrize("form", BY_NAME.values(), ids=BY_NAME)
+def test_a_call_that_must_be_is_made(
+    client: Client, form: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_form(client, form, monkeypatch)
+    tools = json.loads(json.dumps(TOOLS))
+    if form.arguments != "json":
+        del tools[0]["function"]["parameters"]["properties"]["city"]
+        tools[0]["function"]["parameters"]["required"].remove("city")
+    named = {"type": "function", "function": {"name": "weather"}}
+    for seed in range(3):
+        choice = ask(client, tools=tools, tool_choice=named, seed=seed)
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] is None
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "weather"
+        values = json.loads(call["function"]["arguments"])
+        assert is_weather({"city": "", **values}), values
+        fields = {"tool_choice": "required", "parallel_tool_calls": False}
+        choice = ask(client, tools=tools[:1], seed=seed, **fields)
+        assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["weather"]
+
+
+def test_texts_in_elements_are_free(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where arguments are no JSON, a text ends with its element, and says no more of itself."""
+    fields: Any = {"properties": {"say": {"type": "string"}}, "required": ["say"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": fields}}]
+    for name in ("Qwen3-Coder", "GLM"):
+        form = form_of(name)
+        set_form(client, form, monkeypatch)
+        text = written(form, ("f", {"say": 'a "quoted"\ntext'}))
+        assert read_as(client, form, tools, text) == {"say": 'a "quoted"\ntext'}
+        fields["properties"]["say"]["pattern"] = "a+"
+        answer = client.post(
+            "/v1/chat/completions", messages=CHAT, tools=tools, tool_choice="required"
+        )
+        assert "pattern of a text cannot be enforced" in answer.error["message"]
+        del fields["properties"]["say"]["pattern"]
+
+
+def read_as(client: Client, form: Format, tools: Any, text: str) -> Any:
+    """Return the arguments of a call that the grammar of ``tools`` lets pass."""
+    constraints = client.server.serving.constraints
+    assert constraints is not None
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    grammar = calls_grammar(form, schemas, {}, is_parallel=True)
+    assert constraints.make("lark", grammar, "x").take_text(text)
+    reader = CallReader(form, schemas, is_parallel=True)
+    _, (call,) = reader.push(text)
+    return json.loads(call.arguments)
+
+
+def test_markers_may_be_special_tokens(client: Client) -> None:
+    from qsf.serve.tools import Tools
+
+    constraints = client.server.serving.constraints
+    assert constraints is not None
+    form, markers = form_of("Mistral [TOOL_CALLS][ARGS]"), {5: "[TOOL_CALLS]", 6: "[ARGS]"}
+    grammar = calls_grammar(form, {"now": SCHEMAS["now"]}, markers, is_parallel=False)
+    constraint = constraints.make("lark", grammar, "x")
+    tokenizer = client.model.tokenizer
+    name = tokenizer.encode("now", add_prefix=False)
+    for token in (5, *name, 6):
+        mask = constraint.mask()
+        assert mask is not None
+        assert mask[token // 8] & 1 << token % 8
+        constraint.take(token)
+    tools = Tools(tools=(), choice="auto", is_parallel=True, form=form, markers=markers, strict={})
+    decoder = tools.decoder(tokenizer.incremental())
+    assert "".join(map(decoder.push, (5, *name, 6))) == "[TOOL_CALLS]now[ARGS]"
+
+
+def test_a_stream_has_the_same_calls(hermes: Client) -> None:
+    fields = {"tool_choice": "required", "parallel_tool_calls": False, "seed": 5}
+    whole = ask(hermes, **fields)["message"]["tool_calls"]
+    asked = {**FIELDS, **fields, "stream": True}
+    events = hermes.post("/v1/chat/completions", asked).events
+    assert events.pop() == "[DONE]"
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    parts = [p for e in events for p in e["choices"][0]["delta"].get("tool_calls", ())]
+    assert [part["index"] for part in parts] == [0] * len(parts)
+    assert parts[0]["function"]["name"] == whole[0]["function"]["name"]
+    assert sum("id" in part for part in parts) == 1
+    text = "".join(part["function"]["arguments"] for part in parts)
+    assert text == whole[0]["function"]["arguments"]
+
+
+def test_a_model_may_call_or_answer(hermes: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [("weather", ARGUMENTS), ("now", {})]
+    scripted(hermes, "I look.\n" + written(HERMES, *calls), monkeypatch)
+    choice = ask(hermes)
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("I look.", "tool_calls")
+    made = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert [(one["name"], json.loads(one["arguments"])) for one in made] == calls
+    assert len(ask(hermes, parallel_tool_calls=False)["message"]["tool_calls"]) == 1
+    choice = ask(hermes, tool_choice="none")
+    assert choice["message"]["content"].startswith("I look.\n<tool_call>")
+    assert "tool_calls" not in choice["message"]
+    scripted(hermes, "It rains.", monkeypatch)
+    choice = ask(hermes)
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("It rains.", "stop")
+    assert "tool_calls" not in choice["message"]
+
+
+def test_strict_arguments_are_enforced_in_free_answers(
+    hermes: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = json.loads(json.dumps(TOOLS))
+    tools[0]["function"]["strict"] = True
+    start = 'Hm. <tool_call>\n{"name": "weather", "arguments": {'
+    tokens = hermes.model.tokenizer.encode(start, add_prefix=False)
+    engine = hermes.server.scheduler._engine
+    choose = engine.choose
+
+    def begun(jobs: Any) -> Any:
+        n = jobs[0][1].n_generated
+        return [Chosen(tokens[n])] if n < len(tokens) else choose(jobs)
+
+    monkeypatch.setattr(engine, "choose", begun)
+    for seed in range(4):
+        choice = ask(hermes, tools=tools, parallel_tool_calls=False, seed=seed)
+        (call,) = choice["message"]["tool_calls"]
+        assert is_weather(json.loads(call["function"]["arguments"]))
+        assert choice["message"]["content"] == "Hm."
+
+
+def test_a_form_and_tools_exclude_each_other_only_where_they_must(hermes: Client) -> None:
+    schema: Any = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for seed in range(8):
+        choice = ask(hermes, response_format=form, seed=seed, parallel_tool_calls=False)
+        if choice["finish_reason"] == "stop":
+            assert json.loads(choice["message"]["content"]) in ({"x": 1}, {"x": 2})
+        else:
+            assert len(choice["message"]["tool_calls"]) == 1
+    fields = {**FIELDS, "structured_outputs": {"regex": "a+"}}
+    answer = hermes.post("/v1/chat/completions", fields)
+    assert (answer.status, answer.error["param"]) == (400, "structured_outputs.regex")
+
+
+def test_calls_and_results_reach_the_template(hermes: Client) -> None:
+    function = {"name": "weather", "arguments": '{"city": "<s>Ulm"}'}
+    call = {"id": "abcdefghi", "type": "function", "function": function}
+    turns = [
+        *CHAT,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "3 C"},
+    ]
+    prompt = hermes.post("/apply-template", messages=turns, tools=TOOLS).json["prompt"]
+    assert '<tool_call>{"name": "weather", "arguments": {"city": "<s>Ulm"}}' in prompt
+    assert "<tool>3 C" in prompt
+    assert '<tools>{"type": "function", "function": {"name": "weather"' in prompt
+    asked = {"messages": turns, "tools": TOOLS}
+    whole = hermes.post("/v1/chat/completions", {**asked, "max_tokens": 1}).json
+    tokens = hermes.post("/tokenize", asked).json
+    assert tokens["count"] == whole["usage"]["prompt_tokens"]
+    bos = hermes.model.tokenizer.bos_id
+    assert tokens["tokens"].count(bos) == 1  # not the one that the arguments spell
+
+
+def test_anthropics_blocks_become_the_same_turns(hermes: Client) -> None:
+    values = {"city": "Ulm"}
+    used = {"type": "tool_use", "id": "abcdefghi", "name": "weather", "input": values}
+    result = {"type": "tool_result", "tool_use_id": "abcdefghi", "content": "3 C"}
+    said = [
+        *CHAT,
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
+    ]
+    tools = [{"name": "weather", "description": "Of a city.", "input_schema": WEATHER}]
+    counted = hermes.post("/v1/messages/count_tokens", messages=said, tools=tools).json
+    function = {"name": "weather", "arguments": json.dumps(values)}
+    turns = [
+        *CHAT,
+        {"role": "assistant", "tool_calls": [{"id": "abcdefghi", "function": function}]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "3 C"},
+        {"role": "user", "content": "So?"},
+    ]
+    tokens = hermes.post("/tokenize", messages=turns, tools=TOOLS[:1]).json
+    assert counted["input_tokens"] == tokens["count"]
+
+
+UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+WRONG: Any = [
+    ({"tools": [{"type": "web_search"}]}, "tools", "must be functions, not 'web_search'"),
+    ({"tools": [{"type": "function"}]}, "tools", "must be objects"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools", "has no name"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "not 'a b'"),
+    ({"tools": TOOLS + TOOLS[:1]}, "tools", "two functions called weather"),
+    ({"tools": TOOLS * 65}, "tools", "130 entries, and 128 is the limit"),
+    ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "no such one"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "allowed_tools"),
+    ({"tool_choice": "required"}, "tool_choice", "is required, and tools is empty"),
+    (
+        {
+            "tool_choice": "required",
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": UNIQUE}}],
+        },
+        "tool_choice",
+        "uniqueItems",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}, "messages", "tool_calls"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "said"), WRONG, ids=lambda v: str(v)[:30])
+def test_wrong_tools_are_refused_by_name(
+    hermes: Client, fields: Any, param: str, said: str
+) -> None:
+    answer = hermes.post("/v1/chat/completions", {"messages": CHAT, **fields})
+    assert answer.status == 400, answer.body
+    assert answer.error["param"] == param
+    assert said in answer.error["message"]
+
+
+def test_what_a_model_or_server_cannot_do_is_refused_by_name(
+    client: Client, tiny_chat_8bit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(server: Client, **fields: Any) -> str:
+        answer = server.post("/v1/chat/completions", {**FIELDS, **fields})
+        assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
+        return str(answer.error["message"])
+
+    assert "the model's chat template has none" in refused(client)
+    assert ask(client, tool_choice="none", max_tokens=1)["finish_reason"] == "length"
+    set_form(client, None, monkeypatch)
+    assert "known: Qwen3-Coder, GLM, Hermes and Qwen" in refused(client)
+    with serving(tiny_chat_8bit, parallel=1) as free:
+        set_form(free, HERMES, monkeypatch)
+        assert "without --constraints" in refused(free, tool_choice="required")
+        assert ask(free, max_tokens=3)["finish_reason"] == "length"
+
+
+# ---- other APIs and the official clients ----
+
+
+def test_messages_have_blocks(hermes: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = [{"name": "weather", "input_schema": WEATHER}, {"name": "now", "input_schema": {}}]
+    asked = {"messages": CHAT, "tools": tools, "max_tokens": 150}
+    calls = written(HERMES, ("weather", ARGUMENTS), ("now", {}))
+    scripted(hermes, "I look.\n" + calls, monkeypatch)
+    whole = hermes.post("/v1/messages", asked).json
+    assert whole["stop_reason"] == "tool_use"
+    assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
+    assert whole["content"][1]["input"] == ARGUMENTS
+    events = hermes.post("/v1/messages", {**asked, "stream": True}).events
+    starts = [e for e in events if e["type"] == "content_block_start"]
+    assert [e["index"] for e in starts] == [0, 1, 2]
+    assert [e["content_block"]["type"] for e in starts] == ["text", "tool_use", "tool_use"]
+    assert [e["type"] for e in events].count("content_block_stop") == 3
+    deltas = [e for e in events if e["type"] == "content_block_delta"]
+    text = "".join(e["delta"].get("partial_json", "") for e in deltas if e["index"] == 1)
+    assert json.loads(text) == ARGUMENTS
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    assert len(hermes.post("/v1/messages", {**asked, "tool_choice": choice}).json["content"]) == 2
+
+
+def test_responses_have_items(hermes: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    asked = {"input": "What is the weather?", "tools": tools}
+    with monkeypatch.context() as patch:
+        scripted(hermes, "I look.\n" + written(HERMES, ("weather", ARGUMENTS)), patch)
+        whole = hermes.post("/v1/responses", asked).json
+        stream = hermes.post("/v1/responses", {**asked, "stream": True}).events
+    assert [item["type"] for item in whole["output"]] == ["message", "function_call"]
+    assert json.loads(whole["output"][1]["arguments"]) == ARGUMENTS
+    done = [e for e in stream if e["type"] == "response.output_item.done"]
+    places = [(e["output_index"], e["item"]["type"]) for e in done]
+    assert places == [(0, "message"), (1, "function_call")]
+    last = stream[-1]["response"]["output"]
+    assert [item["type"] for item in last] == ["message", "function_call"]
+    call_id = whole["output"][1]["call_id"]
+    result = {"type": "function_call_output", "call_id": call_id, "output": "3 C"}
+    more = [{"role": "user", "content": "What is the weather?"}, *whole["output"], result]
+    answer = hermes.post("/v1/responses", {**asked, "input": more, "max_output_tokens": 2})
+    assert answer.status == 200, answer.body
+
+
+@pytest.mark.slow
+def test_openai(hermes: Client) -> None:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{hermes.url}/v1", api_key="none", max_retries=0) as ai:
+        asked: Any = {
+            "model": "x",
+            "messages": CHAT,
+            "tools": TOOLS,
+            "tool_choice": {"type": "function", "function": {"name": "weather"}},
+            "seed": 3,
+        }
+        (call,) = ai.chat.completions.create(**asked).choices[0].message.tool_calls
+        assert is_weather(json.loads(call.function.arguments))
+        with ai.chat.completions.stream(**asked) as stream:
+            events = list(stream)
+            (same,) = stream.get_final_completion().choices[0].message.tool_calls
+        assert same.function.arguments == call.function.arguments
+        assert any(e.type == "tool_calls.function.arguments.delta" for e in events)
+        turns = [
+            *CHAT,
+            {"role": "assistant", "tool_calls": [call.model_dump()]},
+            {"role": "tool", "tool_call_id": call.id, "content": "3 C"},
+        ]
+        more = ai.chat.completions.create(model="x", messages=turns, tools=TOOLS, max_tokens=4)
+        assert more.choices[0].finish_reason in ("length", "stop")
+        flat: Any = [{"type": "function", **TOOLS[0]["function"], "strict": True}]
+        with ai.responses.stream(
+            model="x",
+            input="Weather?",
+            tools=flat,
+            tool_choice="required",
+            parallel_tool_calls=False,
+        ) as stream:
+            kinds = {event.type for event in stream}
+            final = stream.get_final_response()
+        assert "response.function_call_arguments.delta" in kinds
+        assert is_weather(json.loads(final.output[0].arguments))
+
+
+@pytest.mark.slow
+def test_anthropic(hermes: Client) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    tools: Any = [{"name": "weather", "input_schema": WEATHER}]
+    with anthropic.Anthropic(base_url=hermes.url, api_key="none", max_retries=0) as ai:
+        asked: Any = {
+            "model": "x",
+            "messages": CHAT,
+            "max_tokens": 250,
+            "tools": tools,
+            "tool_choice": {"type": "tool", "name": "weather"},
+            "extra_body": {"seed": 4},
+        }
+        whole = ai.messages.create(**asked)
+        assert whole.stop_reason == "tool_use"
+        assert is_weather(whole.content[0].input)
+        with ai.messages.stream(**asked) as stream:
+            final = stream.get_final_message()
+        assert final.content[0].input == whole.content[0].input
+        result = {"type": "tool_result", "tool_use_id": whole.content[0].id, "content": "3 C"}
+        turns: Any = [
+            *CHAT,
+            {"role": "assistant", "content": whole.content},
+            {"role": "user", "content": [result]},
+        ]
+        more = ai.messages.create(model="x", messages=turns, tools=tools, max_tokens=4)
+        assert more.stop_reason in ("max_tokens", "end_turn")
