@@ -58,6 +58,7 @@ static void gather(const qsf_shared_buffers *b, const qsf_pass_part *parts, uint
         qsf_session *const s = p->session;
         b->segments[i] = (qsf_segment){&s->buffers.kv, n_tokens, p->n_tokens, s->n_tokens};
         b->cancelled[i] = &s->cancelled;
+        s->n_incoming_bytes = 0; /* pages are overwritten */
         memcpy(b->tokens + n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
         n_tokens += p->n_tokens;
         for (uint32_t row = 0; row < p->n_rows; row++)

@@ -20,7 +20,9 @@ struct qsf_session {
     qsf_session_buffers buffers;
     uint32_t n_tokens; /* evaluated */
     bool has_logits;
-    atomic_bool cancelled; /* set by any thread */
+    qsf_state incoming;        /* the state that is being written */
+    uint64_t n_incoming_bytes; /* of it so far; 0: none, or it was in vain */
+    atomic_bool cancelled;     /* set by any thread */
     uint64_t prompt_tokens;
     uint64_t prompt_ns;
     uint64_t step_tokens;

@@ -26,6 +26,7 @@
 #include "qsf_model.h"
 #include "qsf_session.h"
 #include "qsf_pass.h"
+#include "qsf_state.h"
 #include "qsf_stats.h"
 #include "qsf_text.h"
 #include "qsf_rounding.h"

@@ -2,6 +2,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/kvcache.h"
 
+#include <string.h>
+
 #include "base/checked.h"
 
 /* Returns the pages of a KV head: all of the context, or as many as a chunk with its window can
@@ -89,17 +91,28 @@ bool qsf_kvcache_can_rotate(const qsf_config *c)
 
 void qsf_kvcache_begin_chunk(qsf_kvcache *kv, uint32_t begin, uint32_t end)
 {
+    if (begin == 0)
+        kv->n_adopted = 0;
     if (begin == 0 || end > kv->n_stored)
         kv->n_stored = end;
+}
+
+/* Returns the first position that a token at `position` sees. */
+static uint32_t first_seen(const qsf_layer_kind *k, uint32_t position)
+{
+    return k->window_tokens != 0 && position >= k->window_tokens ? position + 1 - k->window_tokens
+                                                                 : 0;
 }
 
 bool qsf_kvcache_holds(const qsf_kvcache *kv, const qsf_config *c, uint32_t position)
 {
     const uint32_t end_page = (uint32_t)qsf_ceil_div(kv->n_stored, QSF_KV_PAGE_TOKENS);
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        const uint32_t window = c->layers[i].kind->window_tokens;
-        const uint32_t first = window != 0 && position >= window ? position + 1 - window : 0;
-        if (first < position && first / QSF_KV_PAGE_TOKENS + kv->layers[i].n_pages < end_page)
+        const qsf_layer_kind *const kind = c->layers[i].kind;
+        const uint32_t first_page = first_seen(kind, position) / QSF_KV_PAGE_TOKENS;
+        if (first_seen(kind, position) < position &&
+            (first_page + kv->layers[i].n_pages < end_page ||
+             first_page < first_seen(kind, kv->n_adopted) / QSF_KV_PAGE_TOKENS))
             return false;
     }
     return true;
@@ -150,4 +163,112 @@ uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, const qsf_config *c, uint
                    (l->k_page_bytes + l->v_page_bytes) * l->n_kv_heads;
     }
     return n_bytes;
+}
+
+/* ---- images ---- */
+
+/* The part of an image that belongs to one layer, KV head, and K or V */
+typedef struct qsf_image_part {
+    void **table;
+    uint32_t n_table; /* pages, from which the table repeats */
+    uint32_t first_page;
+    uint32_t end_page;
+    size_t page_bytes;
+} qsf_image_part;
+
+static qsf_image_part find_part(const qsf_kvcache *kv, const qsf_config *c, uint32_t position,
+                                uint32_t layer, uint32_t part)
+{
+    const qsf_kv_layer *const l = &kv->layers[layer];
+    const uint32_t first = first_seen(c->layers[layer].kind, position);
+    void **const tables = part % 2 == 0 ? kv->k_tables : kv->v_tables;
+    return (qsf_image_part){
+        .table = tables + l->first_entry + (size_t)(part / 2) * l->n_entries,
+        .n_table = l->n_pages,
+        .first_page = first / QSF_KV_PAGE_TOKENS,
+        .end_page = first < position ? (uint32_t)qsf_ceil_div(position, QSF_KV_PAGE_TOKENS)
+                                     : first / QSF_KV_PAGE_TOKENS,
+        .page_bytes = part % 2 == 0 ? l->k_page_bytes : l->v_page_bytes,
+    };
+}
+
+uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, const qsf_config *c, uint32_t position)
+{
+    uint64_t n_bytes = 0;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const qsf_kv_layer *const l = &kv->layers[i];
+        const qsf_image_part p = find_part(kv, c, position, i, 0);
+        n_bytes += (uint64_t)(p.end_page - p.first_page) * (l->k_page_bytes + l->v_page_bytes) *
+                   l->n_kv_heads;
+    }
+    return n_bytes;
+}
+
+/* Copies a part's bytes between the cache and a buffer, where [offset, offset + n_bytes) of the
+ * image meets the part, which begins at part_offset. Exactly one of dst and src is not NULL. */
+static void move_part(const qsf_image_part *p, uint64_t part_offset, uint64_t offset,
+                      unsigned char *dst, const unsigned char *src, size_t n_bytes)
+{
+    const uint64_t end = offset + n_bytes;
+    for (uint32_t page = p->first_page; page < p->end_page; page++) {
+        const uint64_t at = part_offset + (uint64_t)(page - p->first_page) * p->page_bytes;
+        const uint64_t from = at > offset ? at : offset;
+        const uint64_t to = at + p->page_bytes < end ? at + p->page_bytes : end;
+        if (from >= to)
+            continue;
+        unsigned char *const here =
+            (unsigned char *)p->table[page % p->n_table] + (size_t)(from - at);
+        if (dst != NULL)
+            memcpy(dst + (from - offset), here, (size_t)(to - from));
+        else
+            memcpy(here, src + (from - offset), (size_t)(to - from));
+    }
+}
+
+static void move_image(const qsf_kvcache *kv, const qsf_config *c, uint32_t position,
+                       uint64_t offset, unsigned char *dst, const unsigned char *src,
+                       size_t n_bytes)
+{
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < c->n_layers && at < offset + n_bytes; i++) {
+        for (uint32_t part = 0; part < 2 * kv->layers[i].n_kv_heads; part++) {
+            const qsf_image_part p = find_part(kv, c, position, i, part);
+            const uint64_t part_bytes = (uint64_t)(p.end_page - p.first_page) * p.page_bytes;
+            if (at < offset + n_bytes && offset < at + part_bytes)
+                move_part(&p, at, offset, dst, src, n_bytes);
+            at += part_bytes;
+        }
+    }
+}
+
+void qsf_kvcache_read_image(const qsf_kvcache *kv, const qsf_config *c, uint32_t position,
+                            uint64_t offset, void *dst, size_t n_bytes)
+{
+    move_image(kv, c, position, offset, dst, NULL, n_bytes);
+}
+
+void qsf_kvcache_write_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
+                             uint64_t offset, const void *src, size_t n_bytes)
+{
+    move_image(kv, c, position, offset, NULL, src, n_bytes);
+}
+
+void qsf_kvcache_copy(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_config *c,
+                      uint32_t position)
+{
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        for (uint32_t part = 0; part < 2 * kv->layers[i].n_kv_heads; part++) {
+            const qsf_image_part to = find_part(kv, c, position, i, part);
+            const qsf_image_part p = find_part(from, c, position, i, part);
+            for (uint32_t page = p.first_page; page < p.end_page; page++)
+                memcpy(to.table[page % to.n_table], p.table[page % p.n_table], p.page_bytes);
+        }
+    }
+    qsf_kvcache_adopt(kv, position);
+}
+
+void qsf_kvcache_adopt(qsf_kvcache *kv, uint32_t position)
+{
+    kv->n_stored = position;
+    kv->n_adopted = position;
 }

@@ -42,7 +42,8 @@ typedef struct qsf_kv_layer {
 
 typedef struct qsf_kvcache {
     qsf_kv_form form;
-    uint32_t n_stored;    /* one more than the last position that was stored; 0: none that counts */
+    uint32_t n_stored;  /* one more than the last position that was stored; 0: none that counts */
+    uint32_t n_adopted; /* pages were taken over for going on at this position; 0: they were not */
     qsf_kv_layer *layers; /* [n_layers] */
     unsigned char *pages; /* [layers, kv_heads]: n_pages pages of K, then n_pages of V */
     void **k_tables;      /* [layers, kv_heads, n_entries] */
@@ -79,6 +80,26 @@ void qsf_kvcache_store_k(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, 
                          uint32_t position, const float *key);
 void qsf_kvcache_store_v(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
                          uint32_t position, const float *value);
+
+/* The image of a cache at a position is what continuing there needs: of each layer and KV head the
+ * pages of K, then those of V, from the first that the position sees to that of the position before
+ * it. It does not depend on the context or the chunk. Meaningful if the cache holds the position.
+ */
+uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, const qsf_config *c, uint32_t position);
+
+/* Copy n_bytes of the image from `offset` on, which must be inside it. Writing into a cache makes
+ * it hold nothing, until it adopts the position. */
+void qsf_kvcache_read_image(const qsf_kvcache *kv, const qsf_config *c, uint32_t position,
+                            uint64_t offset, void *dst, size_t n_bytes);
+void qsf_kvcache_write_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
+                             uint64_t offset, const void *src, size_t n_bytes);
+
+/* Takes the image of a cache of the same model and form, page by page, and adopts the position. */
+void qsf_kvcache_copy(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_config *c,
+                      uint32_t position);
+
+/* Notes that the whole image of `position` was written. */
+void qsf_kvcache_adopt(qsf_kvcache *kv, uint32_t position);
 
 /* Returns the bytes of the pages that n_tokens positions touch. */
 uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, const qsf_config *c, uint32_t n_tokens);

@@ -18,7 +18,9 @@
 #define TINY_MODEL_FFN 40
 #endif
 #define TINY_MODEL_VOCAB 24
+#ifndef TINY_MODEL_TOKENS
 #define TINY_MODEL_TOKENS 40 /* more than a page of the KV cache */
+#endif
 
 typedef struct tiny_model {
     uint32_t n_layers;

@@ -1,0 +1,216 @@
+/* state.c - the state of a session as bytes, and copies of it. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/status.h"
+#include "checksum/crc32.h"
+#include "engine/model.h"
+#include "engine/pass.h"
+#include "engine/session.h"
+
+/* ---- the key ---- */
+
+/* Returns a checksum of answers of the C library: RoPE is computed with its functions, and their
+ * last bits differ between libraries. */
+static uint32_t check_libm(void)
+{
+    uint32_t crc = 0;
+    for (uint32_t i = 0; i < 64; i++) {
+        const double angle = 37.1 * (double)i + 0.3;
+        const double answers[] = {cos(angle), sin(angle), pow(1e4, -(double)i / 64.0),
+                                  (double)logf(1.0F + (float)i)};
+        crc = qsf_crc32(crc, answers, sizeof answers);
+    }
+    return crc;
+}
+
+/* Returns a checksum of the frequencies of RoPE, which depend on the context with some models. */
+static uint32_t check_ropes(const qsf_model *m)
+{
+    uint32_t crc = 0;
+    for (uint32_t i = 0; i < m->config.n_ropes; i++) {
+        const qsf_rope *const rope = &m->forward.ops.ropes[i];
+        crc = qsf_crc32(crc, rope->frequencies, rope->n_pairs * sizeof *rope->frequencies);
+        crc = qsf_crc32(crc, &rope->factor, sizeof rope->factor);
+    }
+    return crc;
+}
+
+qsf_status qsf_model_state_key(qsf_model *m, unsigned char *key)
+{
+    QSF_REQUIRE(m);
+    QSF_REQUIRE(key);
+    unsigned char header[QSF_HEADER_BYTES]; /* has the checksum of the directory, and so of all */
+    const qsf_plan *const p = &m->plan;
+    QSF_TRY(qsf_file_read_at(&m->reader.file, 0, header, sizeof header));
+    const char *const version = qsf_version();
+    const uint32_t form = p->kv_k_bits | p->kv_v_bits << 8 | (uint32_t)p->kv_is_rotated << 16 |
+                          (uint32_t)m->options.exact << 17;
+    const uint32_t words[QSF_STATE_KEY_BYTES / 4] = {
+        qsf_crc32(0, header, 64),
+        qsf_crc32(0, header + 64, sizeof header - 64),
+        (uint32_t)m->reader.file.n_bytes,
+        qsf_crc32(0, p->skipped_layers, sizeof p->skipped_layers),
+        form,
+        check_ropes(m),
+        check_libm(),
+        qsf_crc32(0, version, strlen(version)),
+    };
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        qsf_store_u32(key + 4 * i, words[i]);
+    return QSF_OK;
+}
+
+/* ---- reading and writing ---- */
+
+/* The bytes of the logits at the beginning of a state */
+static size_t logits_bytes(const qsf_session *s, const qsf_state *state)
+{
+    return state->has_logits != 0 ? s->model->config.n_vocab * sizeof *s->buffers.logits : 0;
+}
+
+static uint64_t state_bytes(const qsf_session *s, const qsf_state *state)
+{
+    return logits_bytes(s, state) +
+           qsf_kvcache_image_bytes(&s->buffers.kv, &s->model->config, state->n_tokens);
+}
+
+qsf_status qsf_session_describe_state(const qsf_session *s, qsf_state *out)
+{
+    QSF_REQUIRE(s);
+    QSF_REQUIRE(out);
+    *out = (qsf_state){0};
+    if (!qsf_kvcache_holds(&s->buffers.kv, &s->model->config, s->n_tokens))
+        return QSF_OK;
+    out->n_tokens = s->n_tokens;
+    out->has_logits = s->has_logits;
+    out->n_bytes = state_bytes(s, out);
+    return QSF_OK;
+}
+
+static qsf_status check_range(const qsf_state *state, uint64_t offset, size_t n_bytes)
+{
+    if (offset > state->n_bytes || n_bytes > state->n_bytes - offset)
+        return QSF_FAIL(QSF_ERR_ARG, "%zu bytes at %llu are not inside a state of %llu bytes",
+                        n_bytes, (unsigned long long)offset, (unsigned long long)state->n_bytes);
+    return QSF_OK;
+}
+
+/* Returns how many of n_bytes at `offset` are logits. */
+static size_t count_logits(const qsf_session *s, const qsf_state *state, uint64_t offset,
+                           size_t n_bytes)
+{
+    const size_t n_all = logits_bytes(s, state);
+    const uint64_t n_left = offset < n_all ? n_all - offset : 0;
+    return n_left < n_bytes ? (size_t)n_left : n_bytes;
+}
+
+qsf_status qsf_session_read_state(const qsf_session *s, uint64_t offset, void *dst, size_t n_bytes,
+                                  uint32_t *crc32)
+{
+    QSF_REQUIRE(dst);
+    QSF_REQUIRE(crc32);
+    qsf_state state;
+    QSF_TRY(qsf_session_describe_state(s, &state));
+    QSF_TRY(check_range(&state, offset, n_bytes));
+    const size_t n = count_logits(s, &state, offset, n_bytes);
+    if (n > 0)
+        memcpy(dst, (const unsigned char *)s->buffers.logits + offset, n);
+    if (n < n_bytes)
+        qsf_kvcache_read_image(&s->buffers.kv, &s->model->config, state.n_tokens,
+                               offset + n - logits_bytes(s, &state), (unsigned char *)dst + n,
+                               n_bytes - n);
+    *crc32 = qsf_crc32(0, dst, n_bytes);
+    return QSF_OK;
+}
+
+/* Makes the session hold nothing, and begins to take a state. */
+static qsf_status begin_state(qsf_session *s, const qsf_state *state)
+{
+    if (state->n_tokens > s->model->plan.ctx_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "the state has %u tokens, but the context holds %u",
+                        state->n_tokens, s->model->plan.ctx_tokens);
+    if (state->has_logits > (state->n_tokens > 0) || state->n_bytes != state_bytes(s, state))
+        return QSF_FAIL(QSF_ERR_ARG, "a state of %u tokens has %llu bytes here, not %llu",
+                        state->n_tokens, (unsigned long long)state_bytes(s, state),
+                        (unsigned long long)state->n_bytes);
+    s->n_tokens = 0;
+    s->has_logits = false;
+    s->incoming = *state;
+    s->n_incoming_bytes = 0;
+    return QSF_OK;
+}
+
+qsf_status qsf_session_write_state(qsf_session *s, const qsf_state *state, uint64_t offset,
+                                   const void *src, size_t n_bytes, uint32_t crc32)
+{
+    QSF_REQUIRE(s);
+    QSF_REQUIRE(state);
+    QSF_REQUIRE(src);
+    if (offset == 0)
+        QSF_TRY(begin_state(s, state));
+    if (offset != s->n_incoming_bytes || memcmp(state, &s->incoming, sizeof *state) != 0)
+        return QSF_FAIL(QSF_ERR_ARG, "the state was written up to byte %llu, and not to %llu",
+                        (unsigned long long)s->n_incoming_bytes, (unsigned long long)offset);
+    QSF_TRY(check_range(state, offset, n_bytes));
+    s->n_incoming_bytes = 0;
+    if (qsf_crc32(0, src, n_bytes) != crc32)
+        return QSF_FAIL(QSF_ERR_DAMAGED,
+                        "%zu bytes at %llu of the session's state do not have their checksum",
+                        n_bytes, (unsigned long long)offset);
+    const size_t n = count_logits(s, state, offset, n_bytes);
+    if (n > 0)
+        memcpy((unsigned char *)s->buffers.logits + offset, src, n);
+    if (n < n_bytes)
+        qsf_kvcache_write_image(&s->buffers.kv, &s->model->config, state->n_tokens,
+                                offset + n - logits_bytes(s, state), (const unsigned char *)src + n,
+                                n_bytes - n);
+    s->n_incoming_bytes = offset + n_bytes;
+    return QSF_OK;
+}
+
+qsf_status qsf_session_adopt_state(qsf_session *s, const uint32_t *tokens)
+{
+    QSF_REQUIRE(s);
+    QSF_REQUIRE(tokens);
+    const qsf_state *const state = &s->incoming;
+    if (s->n_tokens != 0 || s->n_incoming_bytes == 0 || s->n_incoming_bytes != state->n_bytes)
+        return QSF_FAIL(QSF_ERR_ARG, "of %llu bytes of the state %llu were written",
+                        (unsigned long long)state->n_bytes,
+                        (unsigned long long)s->n_incoming_bytes);
+    QSF_TRY(qsf_pass_check_tokens(s->model, tokens, state->n_tokens));
+    memcpy(s->buffers.tokens, tokens, state->n_tokens * sizeof *tokens);
+    qsf_kvcache_adopt(&s->buffers.kv, state->n_tokens);
+    s->n_tokens = state->n_tokens;
+    s->has_logits = state->has_logits != 0;
+    s->n_incoming_bytes = 0;
+    return QSF_OK;
+}
+
+qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_tokens)
+{
+    QSF_REQUIRE(to);
+    QSF_REQUIRE(from);
+    if (to == from || to->model != from->model)
+        return QSF_FAIL(QSF_ERR_ARG, "a session is copied to another one of the same model");
+    if (n_tokens > from->n_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "cannot copy %zu tokens: only %u are held", n_tokens,
+                        from->n_tokens);
+    const qsf_config *const c = &to->model->config;
+    const uint32_t n = (uint32_t)n_tokens;
+    if (!qsf_kvcache_holds(&from->buffers.kv, c, n))
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "cannot copy %zu of %u tokens: layers with a window hold only the last "
+                        "ones",
+                        n_tokens, from->n_tokens);
+    qsf_kvcache_copy(&to->buffers.kv, &from->buffers.kv, c, n);
+    memcpy(to->buffers.tokens, from->buffers.tokens, n * sizeof *to->buffers.tokens);
+    to->n_tokens = n;
+    to->n_incoming_bytes = 0;
+    to->has_logits = from->has_logits && n == from->n_tokens;
+    if (to->has_logits)
+        memcpy(to->buffers.logits, from->buffers.logits, c->n_vocab * sizeof *to->buffers.logits);
+    return QSF_OK;
+}

@@ -1,0 +1,253 @@
+/* check_state.c - the state of a session as bytes: what is read and written again goes on with the
+ * same bits, in pieces of any size; what is damaged, incomplete or of another form is refused, and
+ * the session holds nothing. Copies. Files, key: tests/python/api/test_sessions_on_disk.py.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#define TINY_MODEL_TOKENS 200 /* more pages than the ring of a window has */
+#include <unistd.h>
+
+#include "check.h"
+#include "engine/model.h"
+#include "engine/session.h"
+#include "tiny_model.h"
+
+#define N_TOKENS 150
+#define MOST_BYTES (1 << 16)
+
+static char path[64];
+static tiny_file file;
+static uint32_t tokens[TINY_MODEL_TOKENS];
+static unsigned char bytes[MOST_BYTES];
+
+typedef struct pair {
+    qsf_model *m;
+    qsf_session *a;
+    qsf_session *b;
+} pair;
+
+static bool open_pair(pair *o, uint32_t kv_type, uint32_t ctx_tokens, uint32_t chunk_tokens)
+{
+    qsf_options opt;
+    qsf_options_default(&opt);
+    opt.n_threads = 2;
+    opt.max_sessions = 2;
+    opt.kv_k_type = opt.kv_v_type = kv_type;
+    opt.ctx_tokens = ctx_tokens;
+    opt.chunk_tokens = chunk_tokens;
+    return CHECK_OK(qsf_model_open(path, &opt, &o->m)) &&
+           CHECK_OK(qsf_session_create(o->m, &o->a)) && CHECK_OK(qsf_session_create(o->m, &o->b));
+}
+
+static void close_pair(pair *o)
+{
+    qsf_session_destroy(o->a);
+    qsf_session_destroy(o->b);
+    qsf_model_close(o->m);
+}
+
+static void hold(qsf_session *s, size_t n_tokens)
+{
+    size_t n_done = 0;
+    while (n_done < n_tokens)
+        if (!CHECK_OK(qsf_session_sync(s, tokens, n_tokens, &n_done)))
+            return;
+}
+
+static void check_same_logits(const qsf_session *a, const qsf_session *b)
+{
+    float x[TINY_MODEL_VOCAB];
+    float y[TINY_MODEL_VOCAB];
+    CHECK_OK(qsf_session_logits(a, x, TINY_MODEL_VOCAB));
+    CHECK_OK(qsf_session_logits(b, y, TINY_MODEL_VOCAB));
+    CHECK_BYTES(x, y, sizeof x);
+}
+
+/* Moves the state of one session to another, n bytes at a time. */
+static qsf_status move(const qsf_session *from, qsf_session *to, size_t n)
+{
+    qsf_state state;
+    uint32_t crc32;
+    CHECK_OK(qsf_session_describe_state(from, &state));
+    for (uint64_t at = 0; at < state.n_bytes; at += n) {
+        const size_t n_now = n < state.n_bytes - at ? n : (size_t)(state.n_bytes - at);
+        CHECK_OK(qsf_session_read_state(from, at, bytes, n_now, &crc32));
+        const qsf_status status = qsf_session_write_state(to, &state, at, bytes, n_now, crc32);
+        if (status != QSF_OK)
+            return status;
+        CHECK_EQ(qsf_session_position(to), 0);
+    }
+    return qsf_session_adopt_state(to, tokens);
+}
+
+/* What was moved has its logits at once, and goes on with the same bits. */
+static void check_moves(uint32_t kv_type, uint32_t n_tokens)
+{
+    static const size_t sizes[] = {1, 7, 96, 4096, MOST_BYTES};
+    pair o;
+    if (!open_pair(&o, kv_type, TINY_MODEL_TOKENS, 8))
+        return;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        hold(o.a, n_tokens);
+        hold(o.b, 5);
+        CHECK_OK(move(o.a, o.b, sizes[i]));
+        CHECK_EQ(qsf_session_position(o.b), n_tokens);
+        check_same_logits(o.a, o.b);
+        for (uint32_t t = n_tokens; t < TINY_MODEL_TOKENS; t++) {
+            CHECK_OK(qsf_session_step(o.a, tokens[t]));
+            CHECK_OK(qsf_session_step(o.b, tokens[t]));
+            check_same_logits(o.a, o.b);
+        }
+        qsf_stats stats;
+        qsf_session_stats(o.b, &stats);
+        CHECK_EQ(stats.prompt_tokens, 5 * (i + 1)); /* nothing of the state was evaluated again */
+        if (qsf_session_rewind(o.a, 0) != QSF_OK || qsf_session_rewind(o.b, 0) != QSF_OK)
+            CHECK(false);
+    }
+    close_pair(&o);
+}
+
+/* To a model with another context and chunk, whose rings have other sizes, and back. */
+static void check_other_plan(void)
+{
+    pair o;
+    pair other;
+    if (!open_pair(&o, QSF_KV_4BIT, TINY_MODEL_TOKENS, 8) ||
+        !open_pair(&other, QSF_KV_4BIT, N_TOKENS + 8, 96))
+        return;
+    hold(o.a, N_TOKENS);
+    CHECK_OK(move(o.a, other.a, 100));
+    check_same_logits(o.a, other.a);
+    CHECK_OK(qsf_session_step(o.a, tokens[N_TOKENS]));
+    CHECK_OK(qsf_session_step(other.a, tokens[N_TOKENS]));
+    CHECK_OK(move(other.a, o.b, 4096));
+    check_same_logits(o.a, o.b);
+    CHECK_OK(qsf_session_step(o.a, tokens[N_TOKENS + 1]));
+    CHECK_OK(qsf_session_step(o.b, tokens[N_TOKENS + 1]));
+    check_same_logits(o.a, o.b);
+    close_pair(&o);
+    close_pair(&other);
+}
+
+/* After a move nobody goes back to where a window began before what was moved. */
+static void check_rewinds(uint32_t window_tokens)
+{
+    pair o;
+    if (!open_pair(&o, QSF_KV_4BIT, TINY_MODEL_TOKENS, TINY_MODEL_TOKENS))
+        return;
+    hold(o.a, N_TOKENS);
+    CHECK_OK(move(o.a, o.b, 1000));
+    CHECK_STATUS(qsf_session_rewind(o.b, 40), window_tokens != 0 ? QSF_ERR_ARG : QSF_OK);
+    hold(o.b, 41); /* evaluates everything again where it must */
+    CHECK_OK(qsf_session_rewind(o.a, 0));
+    hold(o.a, 41);
+    check_same_logits(o.a, o.b);
+    CHECK_OK(qsf_session_rewind(o.b, 30)); /* as what was moved is forgotten */
+    close_pair(&o);
+}
+
+/* A copy of a beginning goes on as if it had been evaluated. */
+static void check_copies(uint32_t kv_type, uint32_t n_kept)
+{
+    pair o;
+    if (!open_pair(&o, kv_type, TINY_MODEL_TOKENS, 8))
+        return;
+    hold(o.a, N_TOKENS);
+    CHECK_OK(qsf_session_copy(o.b, o.a, N_TOKENS));
+    check_same_logits(o.a, o.b);
+    if (n_kept == N_TOKENS - 1) {
+        CHECK_STATUS(qsf_session_copy(o.b, o.a, 33), QSF_ERR_ARG);
+        CHECK_EQ(qsf_session_position(o.b), N_TOKENS);
+    }
+    CHECK_OK(qsf_session_copy(o.b, o.a, n_kept));
+    CHECK_EQ(qsf_session_position(o.b), n_kept);
+    float unused[TINY_MODEL_VOCAB];
+    CHECK_STATUS(qsf_session_logits(o.b, unused, TINY_MODEL_VOCAB), QSF_ERR_ARG);
+    hold(o.b, N_TOKENS);
+    check_same_logits(o.a, o.b);
+    qsf_stats stats;
+    qsf_session_stats(o.b, &stats);
+    CHECK_EQ(stats.prompt_tokens, N_TOKENS - n_kept);
+    CHECK_STATUS(qsf_session_copy(o.b, o.a, N_TOKENS + 1), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_session_copy(o.b, o.b, 1), QSF_ERR_ARG);
+    CHECK_EQ(qsf_session_position(o.b), N_TOKENS);
+    close_pair(&o);
+}
+
+static void check_refused(void)
+{
+    pair o;
+    if (!open_pair(&o, QSF_KV_8BIT, TINY_MODEL_TOKENS, 8))
+        return;
+    qsf_state state;
+    uint32_t crc32;
+    hold(o.a, N_TOKENS);
+    hold(o.b, 3);
+    CHECK_OK(qsf_session_describe_state(o.a, &state));
+    CHECK(state.n_bytes < MOST_BYTES && state.has_logits == 1);
+    const size_t n = (size_t)state.n_bytes;
+    CHECK_OK(qsf_session_read_state(o.a, 0, bytes, n, &crc32));
+    CHECK_STATUS(qsf_session_read_state(o.a, 1, bytes, n, &crc32), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_session_read_state(o.a, UINT64_MAX, bytes, 1, &crc32), QSF_ERR_ARG);
+    CHECK_OK(qsf_session_read_state(o.a, 0, bytes, n, &crc32));
+
+    qsf_state wrong = state; /* of another size: refused before anything is dropped */
+    wrong.n_bytes--;
+    CHECK_STATUS(qsf_session_write_state(o.b, &wrong, 0, bytes, n, crc32), QSF_ERR_ARG);
+    wrong = state;
+    wrong.n_tokens = 1000;
+    CHECK_STATUS(qsf_session_write_state(o.b, &wrong, 0, bytes, n, crc32), QSF_ERR_ARG);
+    wrong = state;
+    wrong.has_logits = 2;
+    CHECK_STATUS(qsf_session_write_state(o.b, &wrong, 0, bytes, n, crc32), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_session_write_state(o.b, &state, 8, bytes, n - 8, crc32), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_session_adopt_state(o.b, tokens), QSF_ERR_ARG);
+    CHECK_EQ(qsf_session_position(o.b), 3);
+
+    const size_t stride = check_stride();
+    for (size_t i = 0; i < n; i += stride) {
+        bytes[i] ^= 0x10;
+        CHECK_STATUS(qsf_session_write_state(o.b, &state, 0, bytes, n, crc32), QSF_ERR_DAMAGED);
+        CHECK_EQ(qsf_session_position(o.b), 0);
+        CHECK_STATUS(qsf_session_adopt_state(o.b, tokens), QSF_ERR_ARG);
+        bytes[i] ^= 0x10;
+    }
+
+    CHECK_OK(qsf_session_write_state(o.b, &state, 0, bytes, n, crc32));
+    const uint32_t unknown[N_TOKENS] = {TINY_MODEL_VOCAB};
+    CHECK_STATUS(qsf_session_adopt_state(o.b, unknown), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_session_write_state(o.b, &state, n, bytes, 1, crc32), QSF_ERR_ARG);
+    hold(o.b, 2); /* which overwrites pages */
+    CHECK_OK(qsf_session_rewind(o.b, 0));
+    CHECK_STATUS(qsf_session_adopt_state(o.b, tokens), QSF_ERR_ARG);
+    close_pair(&o);
+}
+
+static void run_all(uint32_t window_tokens)
+{
+    static const uint32_t types[] = {QSF_KV_F16, QSF_KV_8BIT, QSF_KV_4BIT, QSF_KV_2BIT};
+    const tiny_model model = {
+        .n_layers = 2, .dtype = QSF_DTYPE_4BIT, .window_tokens = window_tokens};
+    tiny_model_build(&file, &model);
+    if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
+        return;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        for (uint32_t n = 1; n < TINY_MODEL_TOKENS; n += 11)
+            check_moves(types[i], n);
+        check_moves(types[i], 96);
+        check_copies(types[i], window_tokens != 0 ? N_TOKENS - 1 : 33);
+    }
+    check_other_plan();
+    check_rewinds(window_tokens);
+    check_refused();
+}
+
+int main(void)
+{
+    for (uint32_t i = 0; i < TINY_MODEL_TOKENS; i++)
+        tokens[i] = (i * 7 + 1) % TINY_MODEL_VOCAB;
+    snprintf(path, sizeof path, "/tmp/check_state_%ld.qsf", (long)getpid());
+    run_all(0);
+    run_all(5);
+    unlink(path);
+    return check_report("check_state");
+}
