@@ -23,11 +23,12 @@ def create_partial(path: Path) -> tuple[int, Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     while True:
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        # Who holds it already takes it for abandoned and is about to remove it.
         with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX)
         if os.fstat(fd).st_nlink > 0:
             return fd, temporary
-        os.close(fd)  # another process took it for abandoned before it was locked
+        os.close(fd)  # it was removed before it was locked
 
 
 def remove_abandoned(path: Path) -> None:
