@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfConversionError
@@ -91,6 +92,7 @@ class Model(Uncopyable):
             template_or_error=parts.template,
             generation=parts.generation,
             end_ids=end_ids(info.eos_id, parts.generation),
+            name=Path(os.fsdecode(self._path)).name,
         )
         self._session = create_session(self._opened)
 

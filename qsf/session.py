@@ -19,10 +19,11 @@ from qsf.errors import (
     QsfMemoryError,
     QsfStateError,
 )
+from qsf.kept import copy_held, load_session, save_session
 from qsf.native import binding
 from qsf.options import GenerationOptions, Whole, check_value
 from qsf.taking import taking
-from qsf.text.arguments import as_messages, as_tokens
+from qsf.text.arguments import as_messages, as_tokens, check_rows
 from qsf.text.generation import ChosenToken, Generation
 from qsf.text.opened import OpenedModel
 from qsf.text.sampling import StopMatcher, asked_sampling, resolve_sampling
@@ -173,25 +174,40 @@ class Session(Uncopyable):
     def fork(self) -> Session:
         """Return a new session that holds the same tokens and messages, to continue otherwise.
 
-        The engine evaluates the tokens again, at the speed of a prompt: the KV cache gets the same
-        bits as if it were copied, because bits do not depend on how a prompt is cut.
+        Their KV cache is copied, so nothing is evaluated again.
 
         Raises:
             QsfMemoryError: as many sessions are open as the model was opened for.
         """
-        tokens = as_tokens(self.tokens)
         copy = create_session(self._opened)
         copy.messages = [dict(message) for message in self.messages]
         try:
-            if tokens:
-                with copy._turn():
-                    n_done = 0
-                    while n_done < len(tokens):
-                        n_done = copy._sync(tokens)
+            copy_held(copy, self)
         except BaseException:
             copy.close()
             raise
         return copy
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the session to a file: its messages, tokens and KV cache (docs/sessions.md).
+
+        The file is complete or not there, and one of that name is replaced. Others may not read
+        it. Raises QsfIOError where the system refuses; a file of that name is then as it was.
+        """
+        save_session(self, path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Hold what a file of ``save`` has: its messages, tokens and KV cache.
+
+        It goes on with the same bits as if it had stayed, and evaluates nothing again.
+
+        Raises:
+            QsfFormatError: the file is damaged or no session file. The session may hold no tokens
+                then; its messages are as they were.
+            QsfArgumentError: another model, KV type or release has computed it, or the context is
+                too small; nothing has changed.
+        """
+        load_session(self, path)
 
     @property
     def stats(self) -> GenerationStats | None:
@@ -244,21 +260,8 @@ class Session(Uncopyable):
             )
         if out is None:
             out = numpy.empty((n_rows, n_vocab), dtype=numpy.float32)
-        elif (
-            not isinstance(out, numpy.ndarray)
-            or out.dtype != numpy.float32
-            or not out.flags.c_contiguous
-            or not out.flags.writeable
-        ):
-            raise QsfArgumentError(
-                "out must be a C-contiguous, writable array of float32", argument="out"
-            )
-        elif out.ndim != 2 or len(out) < n_rows or out.shape[1] != n_vocab:
-            raise QsfArgumentError(
-                f"out has the shape {list(out.shape)}: at least {n_rows} rows of {n_vocab} are "
-                "needed",
-                argument="out",
-            )
+        else:
+            check_rows(out, n_rows, n_vocab)
         out = out[:n_rows]
         n_done = 0
         with self._turn():

@@ -30,8 +30,8 @@ MAY_INCLUDE: dict[str, frozenset[str]] = {
     "text": frozenset({"base", "platform", "memory"}),
     "model": frozenset({"base", "platform", "memory", "format", "stream", "kernels"}),
     "engine": frozenset(
-        {"base", "platform", "memory", "io", "machine", "format", "stream", "kernels", "text"}
-        | {"model"}
+        {"base", "platform", "memory", "io", "machine", "checksum", "format", "stream", "kernels"}
+        | {"text", "model"}
     ),
 }
 BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are allowed

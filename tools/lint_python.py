@@ -21,7 +21,7 @@ OTHER_FOLDERS = ("tools", "bench", "tests/python")  # only the length of files
 
 # Sets of rooms that the table uses.
 _BASE = frozenset({"qsf.errors", "qsf.native", "qsf.file", "qsf.text"})
-_MODEL = _BASE | {"qsf.options", "qsf.session", "qsf.passes", "qsf.batch", "qsf.model"}
+_MODEL = _BASE | {"qsf.options", "qsf.kept", "qsf.session", "qsf.passes", "qsf.batch", "qsf.model"}
 _CONVERTER = frozenset(
     {
         "qsf_converter.text",
@@ -41,7 +41,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.text": frozenset({"qsf.errors", "qsf.file", "qsf.native", "qsf.options"}),
     "qsf.options": frozenset({"qsf.errors"}),
     "qsf.taking": frozenset({"qsf.options"}),
-    "qsf.session": _BASE | {"qsf.options", "qsf.taking"},
+    "qsf.kept": _BASE | {"qsf.options"},
+    "qsf.session": _BASE | {"qsf.options", "qsf.taking", "qsf.kept"},
     "qsf.passes": _BASE | {"qsf.session"},
     "qsf.batch": _BASE | {"qsf.options", "qsf.session", "qsf.passes"},
     "qsf.model": (_MODEL - {"qsf.model"}) | {"qsf.taking", "qsf.find"},

@@ -12,6 +12,9 @@ from qsf.errors import QsfArgumentError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
 
 def as_tokens(ids: Sequence[int], name: str = "tokens") -> array[int]:
     """Return token ids as an array. Raises QsfArgumentError for what cannot be token ids."""
@@ -26,6 +29,26 @@ def as_tokens(ids: Sequence[int], name: str = "tokens") -> array[int]:
         raise QsfArgumentError(
             f"{name} must be a sequence of token ids: {error}", argument=name
         ) from error
+
+
+def check_rows(out: npt.NDArray[np.float32], n_rows: int, n_cols: int) -> None:
+    """Raise QsfArgumentError for an array that cannot be filled with n_rows of n_cols floats."""
+    import numpy
+
+    if (
+        not isinstance(out, numpy.ndarray)
+        or out.dtype != numpy.float32
+        or not out.flags.c_contiguous
+        or not out.flags.writeable
+    ):
+        raise QsfArgumentError(
+            "out must be a C-contiguous, writable array of float32", argument="out"
+        )
+    if out.ndim != 2 or len(out) < n_rows or out.shape[1] != n_cols:
+        raise QsfArgumentError(
+            f"out has the shape {list(out.shape)}: at least {n_rows} rows of {n_cols} are needed",
+            argument="out",
+        )
 
 
 def as_messages(messages: object) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ class OpenedModel:
     template_or_error: ChatTemplate | QsfFormatError
     generation: Mapping[str, Any]
     end_ids: frozenset[int]
+    name: str = ""  # of the file, for people
     sessions: WeakSet[Any] = field(default_factory=WeakSet)  # of Session, a floor above
     _lock: threading.RLock = field(default_factory=threading.RLock)
 

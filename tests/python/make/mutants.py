@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import struct
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -179,3 +181,45 @@ def mutant(data: bytes, tag: str, seed: int) -> bytes:
         at = rng.choice([*range(12, 92), *range(-320, 0)])
         changed[at] = rng.randrange(256)
     return repair(changed)
+
+
+def session_mutant(data: bytes, seed: int) -> bytes:
+    """Change a session file: its header, note, tokens, checksums or state; all checksums right."""
+    rng = random.Random(f"session {seed}")
+    n_tokens, _, n_note, state_bytes = struct.unpack_from("<IIIQ", data, 12)
+    ends = [128, 128 + n_note, 128 + n_note + 4 * n_tokens, len(data) - state_bytes, len(data)]
+    head, note, tokens, table, state = (data[a:b] for a, b in itertools.pairwise([0, *ends]))
+    kind = rng.choice(["head", "note", "tokens", "state", "bytes"])
+    if kind == "bytes":
+        return _bytes(rng, data)  # and checksums as they were
+    if kind == "note":
+        note = _json(rng, note)
+    elif kind == "tokens":
+        at = 4 * rng.randrange(n_tokens)
+        tokens = tokens[:at] + rng.choice([b"\0" * 4, b"\xff" * 4, b"\1\2\0\0"]) + tokens[at + 4 :]
+    elif kind == "state":
+        changed = bytearray(state)
+        for _ in range(rng.randint(1, 40)):
+            at = rng.randrange(len(changed))
+            n = min(rng.randint(1, 64), len(changed) - at)
+            changed[at : at + n] = rng.choice([rng.randbytes(n), b"\0" * n, b"\xff" * n])
+        state = bytes(changed)
+    return _repaired_session(rng, kind == "head", head, note, tokens, state, table)
+
+
+def _repaired_session(rng: random.Random, is_hostile: bool, head: bytes, *parts: bytes) -> bytes:
+    note, tokens, state, _ = parts
+    sums = [zlib.crc32(state[at : at + (1 << 20)]) for at in range(0, len(state), 1 << 20)]
+    rest = note + tokens + struct.pack(f"<{len(sums)}I", *sums)
+    header = bytearray(head)
+    n_before = -(-(128 + len(rest)) // 4096) * 4096
+    struct.pack_into("<I", header, 20, len(note))
+    struct.pack_into("<I", header, 36, zlib.crc32(rest))
+    struct.pack_into("<Q", header, 80, n_before + len(state))
+    if is_hostile:
+        for _ in range(rng.randint(1, 3)):
+            at = rng.choice([4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 80, 84, 100])
+            value = rng.choice([0, 1, 2, 127, 2**20, 2**31, 2**32 - 1, rng.randrange(2**32)])
+            struct.pack_into("<I", header, at, value)
+    struct.pack_into("<I", header, 124, zlib.crc32(bytes(header[:124])))
+    return bytes(header) + rest.ljust(n_before - 128, b"\0") + state

@@ -1,0 +1,344 @@
+"""The file of a session that is kept: messages, tokens and the KV cache (docs/sessions.md).
+
+Pure Python; what the state of a session is made of only the engine knows.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+import sys
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfUnsupportedError
+from qsf.file.output import Output
+
+MAGIC: Final = b"QSFS"
+VERSION: Final = 1
+BLOCK_BYTES: Final = 1 << 20
+MAX_NOTE_BYTES: Final = 4 << 20
+MAX_TOKENS: Final = 1 << 20
+MAX_STATE_BYTES: Final = 1 << 42
+_ALIGN: Final = 4096
+_HEADER: Final = struct.Struct("<4sIIIIIQII8x32sQ36xI")
+_NOTE_NAMES: Final = {"messages", "model", "kv_type", "owner"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionHead:
+    """All of a session file but the state.
+
+    Attributes:
+        key: of all that the bits of the state depend on.
+        tokens: those that the state holds.
+        has_logits: the state has logits after the last of them.
+        state_bytes: size of the state; 0: there is none, and no tokens.
+        messages: the conversation, mappings with role and content.
+        model: what the model was called, for people.
+        kv_type: how keys and values are stored, for people.
+        owner: who may use it, in a server.
+    """
+
+    key: bytes
+    tokens: array[int]
+    has_logits: bool
+    state_bytes: int
+    messages: Sequence[dict[str, Any]] = ()
+    model: str = ""
+    kv_type: str = ""
+    owner: str = field(default="", repr=False)
+
+    def note(self) -> bytes:
+        """Return what the file has as JSON. Raises QsfArgumentError where that cannot be."""
+        try:
+            note = {name: getattr(self, name) for name in sorted(_NOTE_NAMES)}
+            note["messages"] = list(self.messages)
+            data = json.dumps(note, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise QsfArgumentError(f"messages cannot be kept: {error}") from error
+        if len(self.tokens) > MAX_TOKENS:
+            raise QsfArgumentError(
+                f"the session has {len(self.tokens)} tokens; at most {MAX_TOKENS} can be kept"
+            )
+        if len(data) > MAX_NOTE_BYTES:
+            raise QsfArgumentError(
+                f"the messages have {len(data) / 1e6:.1f} MB; a session is kept with at most "
+                f"{MAX_NOTE_BYTES / 1e6:.1f}"
+            )
+        return data
+
+
+def is_session_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether ``path`` is a regular file that begins as a session file does."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode) and os.read(fd, 4) == MAGIC
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _words(numbers: array[int]) -> bytes:
+    """Return 32-bit numbers as the file has them."""
+    if sys.byteorder == "big":
+        numbers = array("I", numbers)
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _numbers(data: bytes) -> array[int]:
+    numbers = array("I")
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def _state_offset(n_note: int, n_tokens: int, n_blocks: int) -> int:
+    end = _HEADER.size + n_note + 4 * (n_tokens + n_blocks)
+    return -(-end // _ALIGN) * _ALIGN
+
+
+# ---- writing ----
+
+
+class _SessionOutput(Output):
+    """Writes a session file: blocks first, what describes them last, then its name."""
+
+    def write(self, head: SessionHead, read_block: Callable[[int, memoryview], int]) -> None:
+        note, tokens = head.note(), _words(head.tokens)
+        n_blocks = -(-head.state_bytes // BLOCK_BYTES)
+        at = _state_offset(len(note), len(head.tokens), n_blocks)
+        self._create()
+        is_named = False
+        try:
+            with self._system_calls():
+                os.fchmod(self._fd, 0o600)
+            checksums = array("I")
+            buffer = memoryview(bytearray(min(BLOCK_BYTES, head.state_bytes)))
+            for offset in range(0, head.state_bytes, BLOCK_BYTES):
+                block = buffer[: min(BLOCK_BYTES, head.state_bytes - offset)]
+                checksums.append(read_block(offset, block))
+                self._put_at(at + offset, block)
+            rest = note + tokens + _words(checksums)
+            self._put_at(_HEADER.size, rest.ljust(at - _HEADER.size, b"\0"))
+            self._put_at(0, _pack_header(head, len(note), rest, at + head.state_bytes))
+            self._take_name()
+            is_named = True
+        finally:
+            self.abort()
+            if not is_named:
+                self._unlink()
+
+
+def _pack_header(head: SessionHead, n_note: int, rest: bytes, file_bytes: int) -> bytes:
+    data = _HEADER.pack(
+        MAGIC,
+        VERSION,
+        _HEADER.size,
+        len(head.tokens),
+        int(head.has_logits),
+        n_note,
+        head.state_bytes,
+        BLOCK_BYTES,
+        zlib.crc32(rest),
+        head.key,
+        file_bytes,
+        0,
+    )
+    return data[:-4] + struct.pack("<I", zlib.crc32(data[:-4]))
+
+
+def write_session(
+    path: Path, head: SessionHead, read_block: Callable[[int, memoryview], int]
+) -> None:
+    """Write a session file, complete or not at all; one that is there is replaced.
+
+    Args:
+        path: the file.
+        head: what it says.
+        read_block: fills a buffer with the state from an offset on; returns its CRC32.
+
+    Raises:
+        QsfIOError: the system refuses; the file is as it was.
+    """
+    _SessionOutput(path, None, head.state_bytes).write(head, read_block)
+
+
+# ---- reading ----
+
+
+class SessionFile:
+    """An open session file, of which all but the state was checked.
+
+    Attributes:
+        head: what the file says.
+    """
+
+    head: SessionHead
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open the file.
+
+        Raises:
+            QsfIOError: the system refused to open or to read it.
+            QsfFormatError: it is damaged or no session file.
+            QsfUnsupportedError: it needs another release.
+        """
+        self.path = Path(path)
+        self._fd = -1
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            info = os.fstat(self._fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise QsfIOError(f"{self.path}: not a regular file")
+            self.file_bytes = info.st_size
+            self._read_head()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, QsfFormatError):
+                raise error.located(self.path) from error
+            if isinstance(error, (OSError, ValueError)) and not isinstance(error, QsfError):
+                raise QsfIOError(f"{self.path}: {getattr(error, 'strerror', error)}") from error
+            raise
+
+    def __enter__(self) -> SessionFile:
+        """Return self."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def read_blocks(self, take: Callable[[int, memoryview, int], None]) -> None:
+        """Call ``take(offset, block, crc32)`` for each block of the state, in order."""
+        buffer = memoryview(bytearray(min(BLOCK_BYTES, self.head.state_bytes)))
+        for i, crc32 in enumerate(self._checksums):
+            offset = i * BLOCK_BYTES
+            block = buffer[: min(BLOCK_BYTES, self.head.state_bytes - offset)]
+            self._fill(self._at + offset, block)
+            take(offset, block, crc32)
+
+    def check_blocks(self) -> None:
+        """Read all of the state. Raises QsfFormatError if a block is damaged."""
+
+        def check(offset: int, block: memoryview, crc32: int) -> None:
+            if zlib.crc32(block) != crc32:
+                raise _damage(f"the block at {offset} of the state").located(self.path)
+
+        self.read_blocks(check)
+
+    def _fill(self, at: int, view: memoryview) -> None:
+        try:
+            while view:
+                n = os.preadv(self._fd, [view], at)
+                if n == 0:
+                    raise QsfFormatError("the file ends early", is_damage=True).located(self.path)
+                view, at = view[n:], at + n
+        except OSError as error:
+            raise QsfIOError(f"{self.path}: {error.strerror}") from error
+
+    def _read_at(self, at: int, n_bytes: int) -> bytes:
+        data = bytearray(n_bytes)
+        self._fill(at, memoryview(data))
+        return bytes(data)
+
+    def _read_head(self) -> None:
+        if self.file_bytes < _HEADER.size:
+            raise QsfFormatError(
+                f"not a session file: {self.file_bytes} bytes, its header has {_HEADER.size}"
+            )
+        data = self._read_at(0, _HEADER.size)
+        magic, version, n_header, n_tokens, has_logits, n_note, *rest = _HEADER.unpack(data)
+        state_bytes, block_bytes, rest_crc32, key, file_bytes, crc32 = rest
+        if magic != MAGIC:
+            raise QsfFormatError(f"not a session file: it begins with {magic.hex(' ')}")
+        if zlib.crc32(data[:-4]) != crc32:
+            raise _damage("the header")
+        if version != VERSION:
+            raise QsfUnsupportedError(
+                f"{self.path}: session file version {version}, this release reads {VERSION}"
+            )
+        for name, value, most in (
+            ("size of the header", abs(n_header - _HEADER.size), 0),
+            ("number of tokens", n_tokens, MAX_TOKENS),
+            ("flag of logits", has_logits, min(n_tokens, 1)),
+            ("size of the note", n_note, MAX_NOTE_BYTES),
+            ("size of the state", state_bytes, MAX_STATE_BYTES if n_tokens else 0),
+            ("size of blocks", abs(block_bytes - BLOCK_BYTES), 0),
+            ("reserved field", any(data[40:48] + data[88:124]), 0),
+        ):
+            if value > most:
+                raise QsfFormatError(f"header: the {name} is not allowed")
+        n_blocks = -(-state_bytes // BLOCK_BYTES)
+        self._at = _state_offset(n_note, n_tokens, n_blocks)
+        if self.file_bytes != file_bytes or file_bytes != self._at + state_bytes:
+            raise QsfFormatError(
+                f"the file has {self.file_bytes} bytes, but its header makes it"
+                f" {self._at + state_bytes}: truncated or extended",
+                is_damage=True,
+            )
+        self._read_rest(key, n_note, n_tokens, n_blocks, rest_crc32)
+        self.head = SessionHead(
+            key=key,
+            tokens=self._tokens,
+            has_logits=bool(has_logits),
+            state_bytes=state_bytes,
+            **self._note,
+        )
+
+    def _read_rest(self, key: bytes, n_note: int, n_tokens: int, n_blocks: int, crc32: int) -> None:
+        data = self._read_at(_HEADER.size, self._at - _HEADER.size)
+        ends = n_note, n_note + 4 * n_tokens, n_note + 4 * (n_tokens + n_blocks)
+        if zlib.crc32(data[: ends[2]]) != crc32 or any(data[ends[2] :]):
+            raise _damage("what comes before the state")
+        self._note = _parse_note(data[: ends[0]])
+        self._tokens = _numbers(data[ends[0] : ends[1]])
+        self._checksums = _numbers(data[ends[1] : ends[2]])
+
+
+def _damage(what: str) -> QsfFormatError:
+    return QsfFormatError(f"{what} is damaged: its checksum is wrong", is_damage=True)
+
+
+def _parse_note(data: bytes) -> dict[str, Any]:
+    try:
+        note = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise QsfFormatError(f"the note is not JSON: {error}") from error
+    if not isinstance(note, dict) or set(note) != _NOTE_NAMES:
+        raise QsfFormatError(f"the note must have {', '.join(sorted(_NOTE_NAMES))}")
+    for name in _NOTE_NAMES - {"messages"}:
+        if not isinstance(note[name], str):
+            raise QsfFormatError(f"the note: {name} must be a text")
+    messages = note["messages"]
+    if not isinstance(messages, list) or not all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
+        for message in messages
+    ):
+        raise QsfFormatError("the note: messages must be a list of objects with role and content")
+    return note

@@ -1,0 +1,119 @@
+"""Sessions that are kept: what ``Session.save``, ``load`` and ``fork`` do with the engine's state.
+
+A file is written and read block by block, so that it may be larger than the memory budget.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import os
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qsf.errors import QsfArgumentError, QsfError
+from qsf.file.session_file import SessionFile, SessionHead, write_session
+from qsf.native import state as native
+from qsf.options import kv_type_name
+from qsf.text.arguments import as_messages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from qsf.session import Session
+    from qsf.text.opened import OpenedModel
+
+
+def save_session(session: Session, path: str | os.PathLike[str], owner: str = "") -> None:
+    """Write what the session holds: see ``Session.save``."""
+    opened = session._opened
+    with session._turn():
+        state = native.describe_state(session._native)
+        head = SessionHead(
+            key=native.state_key(opened.native),
+            tokens=session._sequence[: state.n_tokens],
+            has_logits=state.has_logits,
+            state_bytes=state.n_bytes,
+            messages=session.messages,
+            model=opened.name,
+            kv_type=kv_type(opened),
+            owner=owner,
+        )
+        write_session(
+            Path(path),
+            head,
+            lambda offset, block: native.read_state(session._native, offset, block),
+        )
+
+
+def load_session(session: Session, path: str | os.PathLike[str]) -> SessionHead:
+    """Make the session hold what a file has: see ``Session.load``."""
+    opened = session._opened
+    with SessionFile(path) as file:
+        head = file.head
+        messages = as_messages(head.messages)
+        _check_goes_on(opened, file)
+        state = native.State(len(head.tokens), head.has_logits, head.state_bytes)
+
+        def take(offset: int, block: memoryview, crc32: int) -> None:
+            native.write_state(session._native, state, offset, block, crc32)
+
+        with session._turn():
+            session._holder = None
+            session._sequence = array("I")
+            session._native.rewind(0)
+            try:
+                file.read_blocks(take)
+            except QsfError as error:
+                raise error.located(path) if error.path is None else error from None
+            if state.n_bytes:
+                native.adopt_state(session._native, head.tokens)
+            session._sequence = head.tokens
+    session.messages[:] = messages
+    return head
+
+
+def _check_goes_on(opened: OpenedModel, file: SessionFile) -> None:
+    head, ctx_tokens = file.head, opened.info.plan.ctx_tokens
+    if head.key != native.state_key(opened.native):
+        raise QsfArgumentError(
+            f"{file.path}: what it holds was computed by {head.model} with a KV cache of "
+            f"{head.kv_type}, and this is {opened.name} with {kv_type(opened)}: it goes on with "
+            "the same file, KV type, quality, exactness and release only",
+            argument="path",
+        )
+    if len(head.tokens) > ctx_tokens:
+        raise QsfArgumentError(
+            f"{file.path}: it holds {len(head.tokens)} tokens, but the context holds {ctx_tokens}: "
+            f"open the model with max_seq_len={len(head.tokens)} or more",
+            argument="path",
+        )
+
+
+def kv_type(opened: OpenedModel) -> str:
+    """Return how keys and values are stored, such as k8v4."""
+    plan = opened.info.plan
+    return kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
+
+
+def copy_held(to: Session, source: Session, n_tokens: int | None = None) -> None:
+    """Make a session hold the first tokens that another of the model holds, or all, by copying.
+
+    Raises:
+        QsfArgumentError: fewer are held, or a layer with a sliding window has given up what the
+            next token would see; ``to`` holds what it held.
+    """
+    with _both_turns(to, source):
+        n_copied = source._native.position() if n_tokens is None else n_tokens
+        native.copy_tokens(to._native, source._native, n_copied)
+        to._holder = None
+        to._sequence = source._sequence[:n_copied]
+
+
+@contextlib.contextmanager
+def _both_turns(a: Session, b: Session) -> Iterator[None]:
+    """Use two sessions: taken in one order, so that two threads never wait for each other."""
+    first, second = sorted((a, b), key=id)
+    with first._turn(), second._turn():
+        yield

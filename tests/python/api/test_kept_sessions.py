@@ -1,0 +1,321 @@
+"""Sessions on disk: the same bits as if they had stayed, and never wrong text."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qsf
+from make.kind_models import MIXED, ROUTED, VOCAB, write_model
+from make.mutants import session_mutant
+from qsf import errors
+from qsf.file.layout import Dtype
+from qsf.file.session_file import BLOCK_BYTES, SessionFile, SessionHead, write_session
+
+TOKENS = np.random.default_rng(8).integers(0, VOCAB, 200).tolist()
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hi ☃"},
+    {"role": "assistant", "content": None, "x": [1]},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama_8bit: Path) -> Iterator[qsf.Model]:
+    with qsf.Model(tiny_llama_8bit, ram_budget=None, sessions=2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def session(model: qsf.Model) -> Iterator[qsf.Session]:
+    with model.create_session() as created:
+        yield created
+
+
+@pytest.fixture
+def kept(model: qsf.Model, tmp_path: Path) -> Path:
+    """A session of 40 tokens."""
+    model.logits(TOKENS[:40])
+    model.session.messages[:] = MESSAGES
+    model.session.save(tmp_path / "kept.qsfs")
+    return tmp_path / "kept.qsfs"
+
+
+def next_logits(session: qsf.Session, tokens: list[int]) -> np.ndarray[Any, Any]:
+    return session.logits(tokens, first_row=len(session.tokens))
+
+
+# ---- the same bits ----
+
+
+def written(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.qsf"
+    if name == "mixed":
+        write_model(path, MIXED, dtype=Dtype.Q4)
+    else:
+        write_model(path, ROUTED, dtype=Dtype.Q4, seed=5)
+    return path
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "8bit", "k8v4", "4bit", "2bit", "exact"])
+@pytest.mark.parametrize("name", ["mixed", "routed"])
+def test_what_is_loaded_goes_on_with_the_same_bits(tmp_path: Path, name: str, kv_type: str) -> None:
+    """Windows, experts, other threads and a context for which rings have other sizes."""
+    path, file = written(tmp_path, name), tmp_path / "kept"
+    how: dict[str, Any] = {"exact": True} if kv_type == "exact" else {"kv_type": kv_type}
+    with qsf.Model(path, ram_budget=None, max_seq_len=220, threads=1, **how) as model:
+        model.logits(TOKENS[:150])
+        model.session.messages.append({"role": "user", "content": "Hi"})
+        model.session.save(file)
+        want = next_logits(model.session, TOKENS)
+    for ctx, threads in ((220, 2), (299, 3)):
+        with qsf.Model(path, ram_budget=None, max_seq_len=ctx, threads=threads, **how) as model:
+            model.session.load(file)
+            assert model.session.tokens == TOKENS[:150]
+            assert model.session.messages == [{"role": "user", "content": "Hi"}]
+            assert np.array_equal(next_logits(model.session, TOKENS), want)
+            assert model.session_stats.prompt_tokens == 50
+
+
+def test_nothing_is_evaluated_again(model: qsf.Model, session: qsf.Session, kept: Path) -> None:
+    session.load(kept)
+    assert session.messages == MESSAGES
+    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
+    text = "".join(session.generate(TOKENS[:40], **greedy))
+    assert session.stats is not None
+    assert session.stats.evaluated_tokens == 0  # the logits were kept too
+    assert text == "".join(model.generate(TOKENS[:40], **greedy))
+    session.load(kept)
+    session.rewind(20)
+    assert np.array_equal(next_logits(session, TOKENS[:41])[-1], model.logits(TOKENS[:41])[-1])
+
+
+def test_files_do_not_depend_on_what_was_held_before(
+    model: qsf.Model, session: qsf.Session, kept: Path
+) -> None:
+    session.logits(TOKENS[50:90])
+    session.load(kept)
+    session.save(kept.with_name("again"))
+    assert kept.with_name("again").read_bytes() == kept.read_bytes()
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_an_empty_session_is_kept(model: qsf.Model, session: qsf.Session, tmp_path: Path) -> None:
+    session.messages.append({"role": "user", "content": "x" * 5000})
+    session.save(tmp_path / "empty")
+    model.logits(TOKENS[:3])
+    model.session.load(tmp_path / "empty")
+    assert model.session.tokens == []
+    assert model.session.messages == session.messages
+    session.messages.append({"role": "user", "content": {1, 2}})
+    with pytest.raises(errors.QsfArgumentError, match="cannot be kept"):
+        session.save(tmp_path / "empty")
+
+
+# ---- refused ----
+
+
+def test_another_model_type_or_context_is_refused(
+    kept: Path, tiny_llama_8bit: Path, tiny_llama_4bit: Path
+) -> None:
+    for path, options, said in (
+        (tiny_llama_8bit, {"kv_type": "8bit"}, "tiny-llama-8bit.qsf with 8bit"),
+        (tiny_llama_8bit, {"kv_rotation": False}, "it goes on with the same file"),
+        (tiny_llama_8bit, {"exact": True}, "it goes on with the same file"),
+        (tiny_llama_4bit, {}, "computed by tiny-llama-8bit.qsf"),
+        (tiny_llama_8bit, {"max_seq_len": 39}, "max_seq_len=40"),
+    ):
+        with qsf.Model(path, ram_budget=None, **options) as other:
+            other.logits([1, 2, 3])
+            with pytest.raises(errors.QsfArgumentError, match=said):
+                other.session.load(kept)
+            assert other.session.tokens == [1, 2, 3]
+            assert other.session.messages == []
+
+
+def test_each_byte_flipped_is_found(session: qsf.Session, kept: Path, tmp_path: Path) -> None:
+    data = bytearray(kept.read_bytes())
+    n_before = len(data) - int.from_bytes(data[24:32], "little")
+    flipped = tmp_path / "flipped"
+    for at in [*range(n_before), *range(n_before, len(data), 211)]:
+        data[at] ^= 1 << at % 8
+        flipped.write_bytes(data)
+        with pytest.raises(errors.QsfFormatError, match=str(flipped)) as caught:
+            session.load(flipped)
+        assert caught.value.is_damage or at < 4
+        assert session.tokens == []
+        data[at] ^= 1 << at % 8
+    flipped.write_bytes(data)
+    session.load(flipped)
+    assert session.tokens == TOKENS[:40]
+
+
+def test_each_length_is_found(session: qsf.Session, kept: Path, tmp_path: Path) -> None:
+    data = kept.read_bytes()
+    cut = tmp_path / "cut"
+    for n in [*range(0, 4200, 7), *range(4200, len(data), 1009), len(data) - 1]:
+        cut.write_bytes(data[:n])
+        with pytest.raises(errors.QsfFormatError, match=str(cut)):
+            session.load(cut)
+    cut.write_bytes(data + b"\0")
+    with pytest.raises(errors.QsfFormatError, match="truncated or extended"):
+        session.load(cut)
+    for missing in (tmp_path / "absent", tmp_path, Path("/dev/null"), tmp_path / "a\0b"):
+        with pytest.raises(errors.QsfIOError):
+            session.load(missing)
+
+
+def test_hostile_files_give_typed_errors_or_text(
+    session: qsf.Session, kept: Path, tmp_path: Path
+) -> None:
+    data, path = kept.read_bytes(), tmp_path / "hostile"
+    n_loaded = 0
+    for seed in range(300):
+        path.write_bytes(session_mutant(data, seed))
+        try:
+            session.load(path)
+            n_loaded += 1
+            "".join(session.generate([*session.tokens, 5], max_tokens=2, seed=1))
+        except errors.QsfError:
+            continue
+    assert 20 < n_loaded < 280
+
+
+# ---- writing ----
+
+
+@pytest.mark.parametrize("name", ["pwrite", "fsync", "fchmod", "close"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"),
+                                   KeyboardInterrupt()])  # fmt: skip
+def test_every_call_may_fail(
+    kept: Path, model: qsf.Model, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
+) -> None:
+    """The N-th call fails, for every N until the file is complete; the old file stays."""
+    before = kept.read_bytes()
+    real: Callable[..., Any] = getattr(os, name)
+    n_calls = 0
+    fail_at = -1
+
+    def count(*args: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == fail_at:
+            if name == "close":
+                real(*args)
+            raise error
+        return real(*args)
+
+    def save(path: Path) -> int:
+        nonlocal n_calls
+        n_calls = 0
+        with monkeypatch.context() as m:
+            m.setattr(os, name, count)
+            model.session.save(path)
+        return n_calls
+
+    n_all = save(kept.with_name("count"))
+    kept.with_name("count").unlink()
+    n_before = n_all - 1 if name in ("fsync", "close") else n_all  # the last one: of the folder
+    assert n_before >= 1
+    model.session.messages.append({"role": "user", "content": "more"})
+    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else errors.QsfIOError
+    for n in range(1, n_before + 1):
+        fail_at = n
+        with pytest.raises(expected):
+            save(kept)
+        assert kept.read_bytes() == before
+        assert list(kept.parent.iterdir()) == [kept]
+
+
+# Kills itself before the N-th of the calls that change something.
+_DYING = """
+import os, signal, sys
+from array import array
+from pathlib import Path
+from qsf.file.session_file import SessionHead, write_session
+n_left = int(sys.argv[2])
+def dying(name):
+    real = getattr(os, name)
+    def call(*args, **more):
+        global n_left
+        n_left -= 1
+        if n_left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **more)
+    setattr(os, name, call)
+for name in ("open", "pwrite", "fchmod", "fsync", "close", "replace", "rename"):
+    dying(name)
+head = SessionHead(key=b"k" * 32, tokens=array("I", [7] * 9), has_logits=False,
+                   state_bytes=3 << 20, messages=[], model="new")
+import zlib
+def block(offset, view):
+    view[:] = bytes([offset >> 20]) * len(view)
+    return zlib.crc32(view)
+write_session(Path(sys.argv[1]), head, block)
+"""
+
+
+def test_a_writer_may_be_killed_at_any_call(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    head = SessionHead(
+        key=b"k" * 32, tokens=array("I"), has_logits=False, state_bytes=0, model="old"
+    )
+    n_killed = 0
+    for n in range(100):
+        write_session(path, head, lambda *_: 0)
+        done = subprocess.run([sys.executable, "-c", _DYING, str(path), str(n)], check=False)
+        with SessionFile(path) as file:
+            file.check_blocks()
+            is_new = file.head.model == "new"
+        if done.returncode == 0:
+            assert is_new
+            break
+        assert done.returncode == -signal.SIGKILL
+        n_killed += 1
+    assert n_killed > 8
+    write_session(path, head, lambda *_: 0)
+    assert list(tmp_path.iterdir()) == [path]  # what the dead have left was removed
+
+
+def test_two_processes_that_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    program = _DYING.replace(
+        "write_session(Path(sys.argv[1]), head, block)",
+        "for _ in range(15): write_session(Path(sys.argv[1]), head, block)",
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", program, str(path), "100000"]) for _ in range(2)
+    ]
+    n_read = 0
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            with SessionFile(path) as file:
+                file.check_blocks()
+            n_read += 1
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert n_read > 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    n_bytes = 40 << 20
+    head = SessionHead(key=b"k" * 32, tokens=array("I", [1]), has_logits=False, state_bytes=n_bytes)
+    tracemalloc.start()
+    try:
+        write_session(tmp_path / "large", head, lambda _, block: 0)
+        with SessionFile(tmp_path / "large") as file:
+            file.read_blocks(lambda *_: None)
+        assert tracemalloc.get_traced_memory()[1] < 3 * BLOCK_BYTES
+    finally:
+        tracemalloc.stop()
