@@ -17,7 +17,7 @@ from qsf.errors import QsfArgumentError, QsfError
 from qsf.options import GenerationOptions, described
 from qsf.run import report
 from qsf.run.answer import generate, say, say_lines, show
-from qsf.run.conversation import read_messages, with_system, write_messages
+from qsf.run.conversation import read_conversation, with_system, write_conversation
 from qsf.run.options import Request
 from qsf.shell import command
 from qsf.shell.arguments import valid_text
@@ -34,7 +34,8 @@ _HELP = """\
 /retry           another answer to the last question; /edit changes the question first
 /undo            forget the last question and its answer
 /reset           forget the conversation
-/save FILE       write the conversation as JSON; /load FILE reads one
+/save FILE       keep the conversation, with what was evaluated, or as FILE.json only its
+                 messages; /load FILE goes on with one
 /set NAME VALUE  an option, such as temperature 0.2; without VALUE: as it was; alone: all
 /context         how full the context is
 /help            this; /exit or Ctrl-D ends, Ctrl-C stops an answer
@@ -165,7 +166,7 @@ class Chat:
             turns = "turn is" if n_forgotten == 1 else f"{n_forgotten} turns are"
             say(f"(the context was full: the oldest {turns} forgotten; /save keeps what is left)")
         if self._request.history is not None:
-            write_messages(self._request.history, self._messages)
+            write_conversation(self._request.history, self._model.session)
 
     def _forget_oldest(self) -> bool:
         """Forget the oldest question and its answer; return False if there is none."""
@@ -272,13 +273,15 @@ class Chat:
     def _save(self, name: str) -> None:
         if not name:
             raise QsfArgumentError("/save FILE: the file is missing")
-        write_messages(Path(name).expanduser(), self._messages)
+        write_conversation(Path(name).expanduser(), self._model.session)
         say(f"({len(self._messages)} messages are in {name})")
 
     def _load(self, name: str) -> None:
         if not name:
             raise QsfArgumentError("/load FILE: the file is missing")
-        self._messages[:] = read_messages(Path(name).expanduser())
+        reason = read_conversation(Path(name).expanduser(), self._model.session)
+        if reason:
+            say(f"({reason}: the conversation is evaluated again)")
         say(f"({len(self._messages)} messages from {name})")
 
     def _set(self, rest: str) -> None:

@@ -167,17 +167,19 @@ def _open_in_budget(request: Request) -> Model:
 
 
 def _begin_conversation(model: Model, request: Request) -> None:
-    """Give the model's session what --history and --system say."""
+    """Give the model's session what --session and --system say."""
     if request.system is None and request.history is None:
         return
     if model.chat_template.is_plain:
-        name = "--system" if request.history is None else "--history"
+        name = "--system" if request.history is None else "--session"
         raise QsfArgumentError(f"{name} needs a chat template, and the file has none")
-    from qsf.run.conversation import read_messages, with_system
+    from qsf.run.conversation import read_conversation, with_system
 
     messages = model.session.messages
     if request.history is not None and request.history.exists():
-        messages[:] = read_messages(request.history)
+        reason = read_conversation(request.history, model.session)
+        if reason and not request.is_quiet:
+            say_lines([f"note: {reason}", "note: so the conversation is evaluated again"])
     messages[:] = with_system(messages, request.system)
 
 
@@ -232,9 +234,9 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
             show("\n")
         raise
     if request.history is not None:
-        from qsf.run.conversation import write_messages
+        from qsf.run.conversation import write_conversation
 
-        write_messages(request.history, model.session.messages)
+        write_conversation(request.history, model.session)
     stats = model.stats
     if stats is None:
         return 0

@@ -1,4 +1,4 @@
-"""A conversation as a file: a JSON list of messages with role and content."""
+"""A conversation as a file: a session with its KV cache, or a JSON list of messages."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -7,13 +7,45 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfError, QsfIOError
+from qsf.file.session_file import SessionFile, is_session_file
 from qsf.text.arguments import as_messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from qsf.session import Session
+
 _MAX_BYTES = 4 << 20
+
+
+def read_conversation(path: Path, session: Session) -> str:
+    """Give the session what a file has; return why its KV cache was not taken, "" if it was.
+
+    Raises QsfError if there is nothing to take.
+    """
+    if not is_session_file(path):
+        session.messages[:] = read_messages(path)
+        return ""
+    try:
+        session.load(path)
+    except QsfError as error:
+        with SessionFile(path) as file:  # raises where the messages cannot be had either
+            session.messages[:] = as_messages(file.head.messages)
+        return str(error)
+    return ""
+
+
+def write_conversation(path: Path, session: Session) -> None:
+    """Write what the session holds, whole or not at all: as JSON if the file is, or is called so.
+
+    Raises QsfError.
+    """
+    is_other = path.suffix == ".json" or path.exists()
+    if is_other and not is_session_file(path):
+        write_messages(path, session.messages)
+    else:
+        session.save(path)
 
 
 def read_messages(path: Path) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ _MORE_EPILOG = """\
   qsf run model.qsf --ram-budget 100 --plan
   qsf run model.qsf --prompt "Once upon a time" --kv-type k8v4
   qsf run model.qsf --prompt "Once upon a time" --io direct --io-depth 4 --verbose
+  qsf run model.qsf --prompt "Who are you?" --session talk.qsfs
   qsf run model.qsf --prompt "Once upon a time" --json
   qsf run model.qsf --prompts asked.jsonl --parallel 8 > answers.jsonl
 
@@ -210,10 +211,13 @@ def _add_prompt_options(group: Group) -> None:
     _add_many_options(group)
     group.add("--system", metavar="TEXT", is_main=True, help="how the model is to answer")
     group.add(
+        "--session",
         "--history",
-        metavar="FILE.json",
-        help="a conversation, as a JSON list of messages with role and content: it is continued, "
-        "and written back with the answer; it need not exist",
+        dest="history",
+        metavar="FILE",
+        help="a conversation that is continued, and written back with the answer: with its KV "
+        "cache, so that nothing is evaluated again, or if it is called FILE.json as a JSON list of "
+        "messages with role and content; it need not exist",
     )
     group.add(
         "--raw", action="store_true", is_main=True, help="continue the prompt: no chat template"
@@ -276,6 +280,10 @@ def _sessions(options: argparse.Namespace) -> int:
     return 1 if options.prompts is None else _DEFAULT_PARALLEL
 
 
+def _flag(name: str) -> str:
+    return "--session" if name == "history" else f"--{name.replace('_', '-')}"
+
+
 def _check_many(options: argparse.Namespace) -> None:
     """Raise UsageError for what does not go with --prompts, or only with it."""
     if options.parallel is not None and options.prompts is None and not options.plan:
@@ -294,7 +302,7 @@ def _check_many(options: argparse.Namespace) -> None:
         "no_special",
     ):
         if getattr(options, name):
-            raise UsageError(f"--prompts has them all: leave --{name.replace('_', '-')} out")
+            raise UsageError(f"--prompts has them all: leave {_flag(name)} out")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -314,6 +322,6 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--stream is for --json: text is streamed anyway")
     for name in ("interactive", "system", "history", "template_args"):
         if options.raw and getattr(options, name):
-            raise UsageError(f"--raw has no turns: leave --{name.replace('_', '-')} out")
+            raise UsageError(f"--raw has no turns: leave {_flag(name)} out")
     if options.json and (options.interactive or options.plan):
         raise UsageError("--json is for one answer, not for --interactive or --plan")

@@ -92,6 +92,11 @@ def remove_models() -> NoReturn:
     start("qsf.find.cli", "remove_main")
 
 
+def sessions() -> NoReturn:
+    """Start ``qsf sessions``."""
+    start("qsf.inspect.sessions")
+
+
 def complete() -> NoReturn:
     """Start ``qsf completion``."""
     start("qsf.shell.completion")
@@ -110,6 +115,7 @@ VERBS = {
     "plan": (plan, "say how fast a model would be in which budget"),
     "list": (show_models, "list the models that `run` and `chat` have converted"),
     "rm": (remove_models, "remove some of them"),
+    "sessions": (sessions, "list, show and remove conversations that were kept"),
     "completion": (complete, "print what lets a shell complete these commands"),
 }
 """What starts each command, and what it does."""

@@ -162,7 +162,7 @@ def test_what_a_file_without_template_cannot_honour_is_refused(
     run: Run, tiny_llama_8bit: Path, tiny_chat_8bit: Path
 ) -> None:
     check_refused(run(tiny_llama_8bit, "-p", "x", "--system", "y"), 1, "--system needs a chat")
-    check_refused(run(tiny_llama_8bit, "-p", "x", "--history", "y"), 1, "--history needs a chat")
+    check_refused(run(tiny_llama_8bit, "-p", "x", "--history", "y"), 1, "--session needs a chat")
     for words in (["--system", "y"], ["--history", "y"], ["--interactive"]):
         check_refused(run(tiny_chat_8bit, "--raw", *words), 2, "--raw has no turns")
 

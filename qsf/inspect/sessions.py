@@ -1,0 +1,124 @@
+"""``qsf sessions``: the files that ``qsf run --session`` and ``Session.save`` keep sessions in."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qsf.errors import QsfArgumentError, QsfError, QsfIOError
+from qsf.file.session_file import SessionFile, is_session_file
+from qsf.shell import command, typer_app
+
+_MB = 2**20
+_MAX_SHOWN = 60  # characters of a message in a list
+
+app = typer_app.create_app()
+
+_Files = Annotated[list[Path], typer.Argument(help="Session files.", show_default=False)]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def main() -> int:
+    """Run ``qsf sessions`` and return its exit code."""
+    return typer_app.run(app, sys.argv[1:], program="qsf sessions")
+
+
+@app.callback()
+def about() -> None:
+    """List, show and remove files with sessions: a conversation and its KV cache."""
+
+
+@app.command("list")
+def list_sessions(
+    folder: Annotated[Path, typer.Argument(help="Where they are.")] = Path(),
+    is_json: _Json = False,
+) -> None:
+    """List the session files in a folder, the latest first."""
+    try:
+        paths = [path for path in folder.iterdir() if is_session_file(path)]
+        paths.sort(key=lambda path: -path.stat().st_mtime)
+    except OSError as error:
+        raise QsfIOError(f"{folder}: {error.strerror}") from error
+    found = [_facts(path) for path in paths]
+    if is_json:
+        print(json.dumps(found, ensure_ascii=False, indent=2))
+        return
+    if not found:
+        print(f"no session files in {folder}: qsf run --session FILE keeps one")
+        return
+    width = max(len(facts["file"]) for facts in found)
+    print(f"{'file':<{width}}  {'tokens':>7} {'MB':>8}  {'written':<16}  last question")
+    for facts in found:
+        print(
+            f"{command.one_line(facts['file']):<{width}}  {facts['tokens']:>7} "
+            f"{facts['bytes'] / _MB:>8.1f}  {facts['written']:<16}  {_question(facts)}"
+        )
+
+
+@app.command()
+def show(files: _Files, is_json: _Json = False) -> None:
+    """Say what is in session files, check every byte, and print the conversation."""
+    shown = []
+    for path in files:
+        with SessionFile(path) as file:
+            file.check_blocks()
+        shown.append(_facts(path))
+    if is_json:
+        print(json.dumps(shown, ensure_ascii=False, indent=2))
+        return
+    for facts in shown:
+        print(
+            f"{facts['file']}: {facts['tokens']} tokens of {command.one_line(facts['model'])}, "
+            f"KV cache {facts['kv_type']}, {facts['bytes'] / _MB:.1f} MB, all checksums right"
+        )
+        for message in facts["messages"]:
+            print(f"{command.one_line(message['role'])}: {_clean(message['content'])}")
+
+
+@app.command()
+def rm(files: _Files) -> None:
+    """Remove session files, and nothing else."""
+    for path in files:
+        if not is_session_file(path):
+            reason = "is no session file" if path.exists() else "there is no such file"
+            raise QsfArgumentError(f"{path}: {reason}")
+    for path in files:
+        n_bytes = path.stat().st_size
+        path.unlink()
+        print(f"removed {command.one_line(str(path))}, {n_bytes / _MB:,.1f} MB")
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    written = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+    facts = {"file": str(path), "bytes": path.stat().st_size, "written": written}
+    try:
+        with SessionFile(path) as file:
+            head = file.head
+    except QsfError as error:
+        nothing = {"tokens": 0, "model": "", "kv_type": "", "messages": []}
+        return facts | nothing | {"error": str(error)}
+    return facts | {
+        "tokens": len(head.tokens),
+        "model": head.model,
+        "kv_type": head.kv_type,
+        "messages": list(head.messages),
+    }
+
+
+def _question(facts: dict[str, Any]) -> str:
+    if "error" in facts:
+        return "damaged"
+    asked = [m["content"] for m in facts["messages"] if m["role"] == "user"]
+    text = command.one_line(str(asked[-1])) if asked else ""
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
+
+
+def _clean(content: object) -> str:
+    """Return a text without what could steer a terminal; line ends stay."""
+    return "\n".join(command.one_line(line) for line in str(content).split("\n"))
