@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from qsf.options import GenerationOptions
     from qsf.session import Session
+    from qsf.text.constraints import Constraint
     from qsf.text.opened import OpenedModel
 
     Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -57,11 +58,15 @@ class _Slot:
         self.matcher = StopMatcher(())
         self.decoder: Any = None
         self.n_held = 0
+        self.constraint: Constraint | None = None
 
-    def begin(self, index: int, run: Generation, decoder: Any) -> None:
+    def begin(
+        self, index: int, run: Generation, decoder: Any, constraint: Constraint | None
+    ) -> None:
         """Begin an answer; what the session holds of its prompt is kept."""
         stop = run.options.stop
         self.index, self.run, self.pieces, self.decoder = index, run, [], decoder
+        self.constraint = None if constraint is None else constraint.copy()
         self.matcher = StopMatcher([stop] if isinstance(stop, str) else stop)
         try:
             self.session.rewind(self.n_common(run.tokens))
@@ -84,8 +89,13 @@ class _Slot:
 class Batch:
     """The prompts of one ``Model.batch``, and the sessions that answer them."""
 
-    def __init__(self, opened: OpenedModel, options: GenerationOptions) -> None:
-        """Take the options."""
+    def __init__(
+        self,
+        opened: OpenedModel,
+        options: GenerationOptions,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """Take the options, and the form that all answers must have."""
         if options.progress is not None or options.on_token is not None:
             name = "progress" if options.progress is not None else "on_token"
             raise QsfArgumentError(f"{name} is for one prompt: a batch has none", argument=name)
@@ -93,6 +103,23 @@ class Batch:
         self._options = options
         self._params = resolve_sampling(opened.generation, **asked_sampling(options))
         self._slots: list[_Slot] = []
+        self._constraint = constraint
+
+    def pieces(self, session: Session, prompt: Prompt) -> Iterator[str]:
+        """Yield the text of one answer as it is made; ``session.stats`` has what it took.
+
+        Raises QsfError.
+        """
+        slot = _Slot(session)
+        self._slots = [slot]
+        error = self._begin(0, prompt)
+        while error is None and slot.run is not None:
+            n_before = len(slot.pieces)
+            for _, error in self._pass([slot]):
+                session._stats = self._finish(slot, error).stats
+            yield "".join(slot.pieces[n_before:])
+        if error is not None:
+            raise error
 
     def answers(self, session: Session, prompts: Iterable[Prompt]) -> Iterator[BatchAnswer]:
         """Yield answers as they are finished; prompts are taken when there is room for them.
@@ -132,7 +159,7 @@ class Batch:
         free = [slot for slot in self._slots if slot.run is None]
         slot = max(free, key=lambda slot: slot.n_common(run.tokens))
         decoder = self._opened.tokenizer.incremental(at_start=begins_text)
-        slot.begin(index, run, decoder)
+        slot.begin(index, run, decoder, self._constraint)
         return None
 
     def _generation(self, prompt: Prompt) -> tuple[Generation, bool]:
@@ -178,14 +205,30 @@ class Batch:
         ready = [slot for slot, item in taken if item.wants == "last"]
         ended = [(slot, None) for slot in ready if not self._wants_more(slot)]
         choosing = [slot for slot in ready if self._wants_more(slot)]
-        choices = [Choice(s.session, s.run.sampler, s.run.tokens) for s in choosing if s.run]
         results: list[tuple[_Slot, QsfError | None]] = [*ended]
+        choices = []
+        for slot in tuple(choosing):
+            try:
+                mask = None if slot.constraint is None else slot.constraint.mask()
+            except QsfError as error:
+                choosing.remove(slot)
+                results.append((slot, error))
+                continue
+            run = _run(slot)
+            choices.append(Choice(slot.session, run.sampler, run.tokens, mask=mask))
         for slot, chosen in zip(choosing, choose_items(self._opened, choices), strict=True):
             if isinstance(chosen, QsfError):
                 results.append((slot, chosen))
-            elif self._take_token(slot, chosen.token):
+            elif self._take_token(slot, chosen.token) or self._take_forced(slot):
                 results.append((slot, None))
         return results
+
+    def _take_forced(self, slot: _Slot) -> bool:
+        """Add what must come next, for one pass; return whether that ends the answer."""
+        while slot.constraint is not None and (token := slot.constraint.forced()) is not None:
+            if self._take_token(slot, token):
+                return True
+        return False
 
     def _take(self, active: list[_Slot]) -> list[tuple[_Slot, PassItem]]:
         """Return the next pass: what goes on one token first, then pieces of prompts."""
@@ -225,6 +268,8 @@ class Batch:
         slot.pieces.append(slot.matcher.push(slot.decoder.push(token)))
         if slot.matcher.is_stopped:
             run.stop_reason = "stop"
+        elif slot.constraint is not None and slot.constraint.take(token):
+            run.stop_reason = "end"
         elif run.n_generated >= run.options.max_tokens:
             run.stop_reason = "length"
         elif len(run.tokens) > self._opened.info.plan.ctx_tokens:

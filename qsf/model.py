@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
-    from qsf.batch import BatchAnswer
+    from qsf.batch import Batch, BatchAnswer
     from qsf.errors import QsfError
     from qsf.native import binding
     from qsf.passes import Choice, Chosen, PassItem, PassReport
     from qsf.text.chat import ChatTemplate
+    from qsf.text.constraints import Constraint
     from qsf.text.generation import GenerationStats
     from qsf.text.sampling import SamplingParams
     from qsf.text.tokenizer import Tokenizer
@@ -349,10 +350,18 @@ class Model(Uncopyable):
             QsfCancelledError: ``cancel`` was called during a pass.
             QsfIOError, QsfFormatError: the weights could not be read, or are damaged.
         """
+        return self.start_batch(options).answers(self._session, prompts)
+
+    def start_batch(
+        self, options: GenerationOptions, constraint: Constraint | None = None
+    ) -> Batch:
+        """Return what answers many prompts with these options, all in the form of ``constraint``.
+
+        Raises QsfArgumentError where an option is for a single prompt.
+        """
         from qsf.batch import Batch  # few need it
 
-        batch = Batch(self._opened, options)
-        return batch.answers(self._session, prompts)
+        return Batch(self._opened, options, constraint)
 
     @taking(GenerationOptions)
     def generate(self, prompt: str | Sequence[int], options: Any) -> Iterator[str]:

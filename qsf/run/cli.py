@@ -19,6 +19,7 @@ from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryErro
 from qsf.file.reader import is_qsf_file
 from qsf.run import report
 from qsf.run.answer import generate, say_lines, show
+from qsf.run.form import answer_in_form, read_constraint
 from qsf.run.options import Request, parse
 from qsf.shell import command
 from qsf.shell.arguments import UsageError, valid_text
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from qsf.model import Model
     from qsf.native.binding import MemoryPlan
+    from qsf.text.constraints import Constraint
 
 # Without --max-seq-len a context has no more tokens (csrc/engine/plan.c).
 _DEFAULT_CTX_TOKENS = 4096
@@ -103,7 +105,10 @@ def _run(request: Request) -> int:
     is_chat = request.is_interactive or not (
         has_prompt or request.is_raw or request.is_json or not sys.stdin.isatty()
     )
+    if is_chat and request.form is not None:
+        raise UsageError(f"--{request.form[0]} is for --prompt and --prompts, not for a chat")
     prompt = None if is_chat or request.prompts is not None else _prompt(request)
+    constraint = read_constraint(request)
     with _open(request) as model:
         if request.is_verbose:
             from qsf.text.sampling import asked_sampling
@@ -117,13 +122,13 @@ def _run(request: Request) -> int:
         if request.prompts is not None:
             from qsf.run.many import answer_many
 
-            code = answer_many(model, request)
+            code = answer_many(model, request, constraint)
         elif prompt is None:
             from qsf.run.chat import Chat
 
             code = Chat(model, request).run()
         else:
-            code = _complete(model, request, prompt)
+            code = _complete(model, request, prompt, constraint)
         if request.is_verbose:
             say_lines(report.timeline_lines(model))
         return code
@@ -207,18 +212,25 @@ def _prompt(request: Request) -> str:
     return text
 
 
-def _start_of(model: Model, request: Request, prompt: str) -> Callable[..., Iterator[str]]:
+def _start_of(
+    model: Model, request: Request, prompt: str, constraint: Constraint | None
+) -> Callable[..., Iterator[str]]:
     """Return what generates, given options: an answer by the template, or a continuation."""
-    if not request.is_raw and not model.chat_template.is_plain:
+    is_answer = not request.is_raw and not model.chat_template.is_plain
+    if is_answer and constraint is None:
         return partial(model.session.chat, prompt)
+    if is_answer and constraint is not None:
+        return lambda **_: answer_in_form(model, request.generation, constraint, prompt)
     tokens = model.tokenizer.encode(
         prompt, parse_special=request.has_special, max_tokens=model.info.plan.ctx_tokens
     )
+    if constraint is not None:
+        return lambda **_: answer_in_form(model, request.generation, constraint, tokens)
     return partial(model.generate, tokens)
 
 
-def _complete(model: Model, request: Request, prompt: str) -> int:
-    start = _start_of(model, request, prompt)
+def _complete(model: Model, request: Request, prompt: str, constraint: Constraint | None) -> int:
+    start = _start_of(model, request, prompt, constraint)
     shown: list[str] = []
     try:
         pieces = generate(model, request.generation, start, is_quiet=request.is_quiet)
@@ -257,6 +269,7 @@ def _print_plan(request: Request) -> int:
     from qsf.model import Model
 
     with command.Watcher(command.leave_at_once):
+        read_constraint(request)  # what it takes is in "process before opening"
         plan = Model.plan(request.path, **request.opening.arguments())
     for line in report.plan_lines(plan):
         print(line)

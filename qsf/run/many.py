@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from qsf.batch import BatchAnswer
     from qsf.model import Model
     from qsf.run.options import Request
+    from qsf.text.constraints import Constraint
 
 _MOST_LINE_BYTES = 16 << 20
 
 
-def answer_many(model: Model, request: Request) -> int:
+def answer_many(model: Model, request: Request, constraint: Constraint | None) -> int:
     """Answer every line of --prompts; the exit code is 1 where one could not be answered."""
     lines = _Lines(request, is_raw=request.is_raw or model.chat_template.is_plain)
     n_failed = n_answers = n_tokens = 0
@@ -42,8 +43,8 @@ def answer_many(model: Model, request: Request) -> int:
         stack.callback(progress.end)
         stack.enter_context(command.Watcher(lambda _: model.cancel(), progress.tick))
         prompts = stack.enter_context(closing(lines.prompts()))
-        options = request.generation.arguments()
-        answers = stack.enter_context(closing(model.batch(prompts, **options)))  # type: ignore[type-var]
+        batch = model.start_batch(request.generation, constraint)
+        answers = stack.enter_context(closing(batch.answers(model.session, prompts)))  # type: ignore[type-var]
         for n_answers, answer in enumerate(answers, 1):
             n_failed += _write(lines.record(model, answer), out)
             n_tokens += 0 if answer.stats is None else answer.stats.generated_tokens

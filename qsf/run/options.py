@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from qsf.options import GenerationOptions, ModelOptions, Whole, described
 from qsf.run.config import read_defaults
+from qsf.run.form import RESERVE_MB
 from qsf.shell.arguments import Group, Parser, UsageError, parser_of, taken, valid_text
 
 _EPILOG = """\
@@ -37,6 +38,12 @@ Defaults of your own: ~/.config/qsf/config.toml, with lines such as ram-budget =
 exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated
 """
 
+# Options that say what answers must look like.
+_FORMS = {
+    "json-schema": ("FILE", "a JSON schema"),
+    "grammar": ("FILE", "a grammar in llama.cpp's notation (GBNF), or Lark"),
+    "regex": ("TEXT", "a regular expression"),
+}
 _PARALLEL = Whole(1, 256)
 _DEFAULT_PARALLEL = 4
 
@@ -84,6 +91,7 @@ class Request:
     prompt: str | None
     prompt_file: str | None
     prompts: str | None
+    form: tuple[str, str] | None  # an option that says what answers must look like, its value
     answers: Path | None
     system: str | None
     history: Path | None
@@ -209,6 +217,9 @@ def _add_prompt_options(group: Group) -> None:
         help="chat, as on a terminal without a prompt: /help there shows what can be typed",
     )
     _add_many_options(group)
+    for name, (metavar, what) in _FORMS.items():
+        text = f"answers follow {what} (needs the Python package llguidance)"
+        group.add(f"--{name}", metavar=metavar, help=text)
     group.add("--system", metavar="TEXT", is_main=True, help="how the model is to answer")
     group.add(
         "--session",
@@ -250,17 +261,22 @@ def parse(arguments: list[str]) -> Request:
     options = parser.parse_args(arguments)
     _check(options)
     model = options.model or options.named_model
+    form = next(iter(_forms(options)), None)
+    opening = replace(taken(ModelOptions, options), sessions=_sessions(options))
+    if form is not None:
+        opening = replace(opening, reserve_mb=RESERVE_MB)
     return Request(
         path=Path(model),
         model=model,
         prompt=options.prompt,
         prompt_file=options.prompt_file,
         prompts=options.prompts,
+        form=form,
         answers=None if options.answers is None else Path(options.answers),
         system=None if options.system is None else valid_text(options.system),
         history=None if options.history is None else Path(options.history),
         generation=taken(GenerationOptions, options),
-        opening=replace(taken(ModelOptions, options), sessions=_sessions(options)),
+        opening=opening,
         is_interactive=options.interactive,
         is_raw=options.raw,
         is_plan=options.plan,
@@ -271,6 +287,12 @@ def parse(arguments: list[str]) -> Request:
         is_yes=options.yes,
         has_special=not options.no_special,
     )
+
+
+def _forms(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the options that say what answers must look like, with their values."""
+    found = [(name, getattr(options, name.replace("-", "_"))) for name in _FORMS]
+    return [(name, value) for name, value in found if value is not None]
 
 
 def _sessions(options: argparse.Namespace) -> int:
@@ -318,6 +340,8 @@ def _check(options: argparse.Namespace) -> None:
     if options.interactive and (options.prompt is not None or options.prompt_file is not None):
         raise UsageError("--interactive asks for its prompts: leave --prompt out")
     _check_many(options)
+    if len(forms := _forms(options)) > 1:
+        raise UsageError(f"--{forms[0][0]} and --{forms[1][0]} exclude each other")
     if options.stream and not options.json:
         raise UsageError("--stream is for --json: text is streamed anyway")
     for name in ("interactive", "system", "history", "template_args"):

@@ -121,6 +121,7 @@ class Job:
     n_held: int = 0  # of tokens, that the engine has evaluated
     n_cached: int = 0  # of the prompt, that it had before
     n_generated: int = 0
+    n_forced: int = 0  # of these, that nothing else could have been
     generator: Any = None  # what the engine keeps between two choices
     unsent: list[Chosen] = field(default_factory=list)
     arrived: float = 0.0
@@ -162,6 +163,25 @@ class Job:
         if not text and not calls:
             return None
         return Event(text, self._take_unsent(), calls)
+
+    def take_forced(self) -> list[Event]:
+        """Add the tokens that must come next, as far as they are known; return what can be told.
+
+        They are evaluated together in one pass. Where log-probabilities are wanted they come one
+        by one, because logits of their own are needed.
+        """
+        events: list[Event] = []
+        while self.constraint is not None and not self.choosing.has_logprob:
+            token = self.constraint.forced()
+            if token is None:
+                break
+            self.n_forced += 1
+            event = self.take(Chosen(token))
+            if event is not None:
+                events.append(event)
+                if event.is_last:
+                    break
+        return events
 
     def _ended(self, reason: str, text: str = "", calls: tuple[CallPart, ...] = ()) -> Event:
         rest = ""

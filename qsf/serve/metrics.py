@@ -49,6 +49,7 @@ class Metrics:
             "generation_tokens_total": 0,
             "prefix_cache_queries_total": 0,
             "prefix_cache_hits_total": 0,
+            "forced_tokens_total": 0,
             "passes_total": 0,
             "pass_seconds_total": 0.0,
         }
@@ -82,6 +83,11 @@ class Metrics:
             self.histograms["inter_token_latency_seconds"].add(now - job.last)
         else:
             self.histograms["time_to_first_token_seconds"].add(now - job.arrived)
+
+    def count_forced(self, n_tokens: int) -> None:
+        """Count tokens that nothing else could have been, and that took no pass of their own."""
+        self.counters["generation_tokens_total"] += n_tokens
+        self.counters["forced_tokens_total"] += n_tokens
 
     def count_end(self, job: Job, event: Event, now: float) -> None:
         """Count a job that has ended."""

@@ -286,6 +286,7 @@ class Scheduler:
         job.n_cached = job.n_held = self._keep(slot, n_common)
         slot.salt = job.salt
         self._metrics.count_prompt(job)
+        self._take_forced(slot)
 
     def _keep(self, slot: Slot, n_tokens: int) -> int:
         try:
@@ -298,16 +299,18 @@ class Scheduler:
     def _choose_rows(self) -> list[tuple[Slot, PassItem]]:
         """Return the tokens of the next pass."""
         rows: list[tuple[Slot, PassItem]] = []
-        prompts: list[Slot] = []
-        for slot in self._slots:
-            job = slot.job
-            if job is None:
+        jobs = [(slot, slot.job) for slot in self._slots if slot.job is not None]
+        prompts = [slot for slot, job in jobs if job.state is State.PROMPT]
+        n_free = self._engine.chunk_tokens - (len(jobs) - len(prompts))
+        for slot, running in jobs:
+            if running.state is State.PROMPT:
                 continue
-            if job.state is State.PROMPT:
-                prompts.append(slot)
-            else:
-                rows.append((slot, PassItem(slot.index, job.tokens[job.n_held :], True)))
-        n_free = self._engine.chunk_tokens - len(rows)
+            n_held, n_all = running.n_held, len(running.tokens)
+            n_forced = min(n_all - n_held - 1, n_free)
+            n_free -= n_forced
+            tokens = running.tokens[n_held : n_held + 1 + n_forced]
+            is_whole = n_held + len(tokens) == n_all
+            rows.append((slot, PassItem(slot.index, tokens, is_whole)))
         if rows:
             n_free = min(n_free, self._pace.prompt_rows(len(rows)))
         prompts.sort(key=lambda slot: slot.job.arrived if slot.job is not None else 0.0)
@@ -315,13 +318,13 @@ class Scheduler:
             job = slot.job
             assert job is not None
             is_alone = i + 1 == len(prompts)
-            n_rows = min(job.n_prompt - job.n_held, n_free if is_alone else -(-n_free // 2))
+            n_left = len(job.tokens) - job.n_held  # with what is forced after the prompt
+            n_rows = min(n_left, n_free if is_alone else -(-n_free // 2))
             if n_rows <= 0:
                 break
             n_free -= n_rows
             tokens = job.tokens[job.n_held : job.n_held + n_rows]
-            is_whole = job.n_held + n_rows == job.n_prompt
-            rows.append((slot, PassItem(slot.index, tokens, is_whole)))
+            rows.append((slot, PassItem(slot.index, tokens, n_rows == n_left)))
         return rows
 
     def _pass(self, rows: list[tuple[Slot, PassItem]]) -> None:
@@ -336,12 +339,12 @@ class Scheduler:
                 slot.held.extend(item.tokens)
                 job.n_held = len(slot.held)
                 is_prompt = job.state is State.PROMPT
-                n_prompt += len(item.tokens) if is_prompt else 0
+                n_prompt += len(item.tokens) - (not is_prompt)
                 n_decoded += not is_prompt
                 if item.wants_logits:
                     ready.append(slot)
-                elif job.wants_progress:
-                    job.sink(job, Event(n_done=job.n_held))
+                elif job.wants_progress and is_prompt:
+                    job.sink(job, Event(n_done=min(job.n_held, job.n_prompt)))
                 continue
             job.n_held = self._keep(slot, min(self._engine.n_held(slot.index), job.n_held))
             # A cancellation may have been meant for the job that had the slot before.
@@ -396,13 +399,31 @@ class Scheduler:
             except QsfError as error:  # of its grammar
                 self._fail(slot, error)
                 continue
-            if event is None:
-                continue
-            if event.is_last:
-                self._release(slot)
-                self._end(job, event)
-            else:
-                job.sink(job, event)
+            if event is None or self._tell(slot, job, event):
+                self._take_forced(slot)
+
+    def _tell(self, slot: Slot, job: Job, event: Event) -> bool:
+        """Tell an event; return whether the job goes on."""
+        if event.is_last:
+            self._release(slot)
+            self._end(job, event)
+        else:
+            job.sink(job, event)
+        return not event.is_last
+
+    def _take_forced(self, slot: Slot) -> None:
+        """Add the tokens that must come next: they ride in the next pass."""
+        job = slot.job
+        assert job is not None
+        n_before = job.n_forced
+        try:
+            events = job.take_forced()
+        except QsfError as error:  # of its grammar
+            self._fail(slot, error)
+            return
+        self._metrics.count_forced(job.n_forced - n_before)
+        for event in events:
+            self._tell(slot, job, event)
 
     def _fail(self, slot: Slot, error: QsfError) -> None:
         job = slot.job

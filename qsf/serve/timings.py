@@ -37,6 +37,7 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
         "prompt_ms": round(prompt_ms, 3),
         "prompt_per_second": round(1e3 * n_new / prompt_ms, 3) if prompt_ms else 0.0,
         "predicted_n": job.n_generated,
+        "forced_n": job.n_forced,
         "predicted_ms": round(answer_ms, 3),
         "predicted_per_second": round(1e3 * n_steps / answer_ms, 3) if answer_ms else 0.0,
         "queue_ms": round(1e3 * max(job.admitted - job.arrived, 0.0), 3),

@@ -1,0 +1,124 @@
+"""``qsf run --json-schema``, ``--grammar``, ``--regex``."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qsf import Model
+from qsf.options import GenerationOptions
+from qsf.text.constraints import Constraints
+
+pytest.importorskip("llguidance")
+
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"age_of_the_cat": {"type": "integer", "minimum": 0, "maximum": 40}},
+    "required": ["age_of_the_cat"],
+    "additionalProperties": False,
+}
+
+
+def run(*words: str, code: int = 0, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "qsf", "run", *words],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def is_cat(text: str) -> bool:
+    value = json.loads(text)
+    return list(value) == ["age_of_the_cat"] and 0 <= value["age_of_the_cat"] <= 40
+
+
+def test_answers_have_the_form(tmp_path: Path, tiny_chat_8bit: Path, tiny_llama_4bit: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps(SCHEMA))
+    grammar = tmp_path / "grammar.gbnf"
+    grammar.write_text('root ::= "<" [xyz] [xyz] ">"')
+    history = tmp_path / "history.json"
+    hot = ("--temperature", "1.5", "--seed", "3", "--ram-budget", "400MB", "-q")
+    asked: tuple[str, ...]
+    for model in (tiny_chat_8bit, tiny_llama_4bit):
+        asked = (str(model), "--prompt", "How old is the cat?", *hot)
+        assert is_cat(run(*asked, "--json-schema", str(schema)))
+        assert re.fullmatch("<[xyz]{2}>\n", run(*asked, "--grammar", str(grammar)))
+        said = json.loads(run(*asked, "--regex", "[a-c]{3}", "--json"))
+        assert re.fullmatch("[a-c]{3}", said["text"])
+        assert said["stop_reason"] == "end"
+    asked = (str(tiny_chat_8bit), "--prompt", "How old?", "--history", str(history), *hot)
+    text = run(*asked, "--json-schema", str(schema))
+    turns = json.loads(history.read_text())
+    assert turns[-1] == {"role": "assistant", "content": text.removesuffix("\n")}
+
+
+def test_many_prompts_have_the_form(tmp_path: Path, tiny_chat_8bit: Path) -> None:
+    schema, prompts = tmp_path / "schema.json", tmp_path / "prompts.jsonl"
+    schema.write_text(json.dumps(SCHEMA))
+    prompts.write_text("".join(json.dumps(f"How old is cat {i}?") + "\n" for i in range(5)))
+    words = ("--prompts", str(prompts), "--temperature", "1.5", "--ram-budget", "400MB")
+    out = run(str(tiny_chat_8bit), *words, "--json-schema", str(schema))
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert len(answers) == 5
+    assert all(is_cat(answer["text"]) for answer in answers)
+
+
+def test_forced_tokens_do_not_change_the_text(
+    tiny_chat_8bit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraint = Constraints(tiny_chat_8bit).make("json", SCHEMA, "x")
+    n_passes: list[int] = []
+    with Model(tiny_chat_8bit, ram_budget=None) as model:
+        texts = []
+        for is_forcing in (True, False):
+            for seed in range(5):
+                options = GenerationOptions(temperature=1.5, seed=seed)
+                batch = model.start_batch(options, constraint)
+                if not is_forcing:
+                    monkeypatch.setattr(batch, "_take_forced", lambda _slot: False)
+                pieces = list(batch.pieces(model.session, [{"role": "user", "content": "Hm"}]))
+                n_passes.append(len(pieces))
+                texts.append("".join(pieces))
+                stats = model.stats
+                assert stats is not None
+                assert stats.stop_reason == "end"
+        assert texts[:5] == texts[5:]
+        assert all(map(is_cat, texts))
+        assert sum(n_passes[:5]) < 0.6 * sum(n_passes[5:])
+
+
+def test_wrong_forms_are_refused(tmp_path: Path, tiny_chat_8bit: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"type": "array", "uniqueItems": True}))
+    model = str(tiny_chat_8bit)
+    asked = (model, "--prompt", "x")
+    said = run(*asked, "--json-schema", str(schema), code=1)
+    assert "--json-schema cannot be enforced" in said
+    assert "uniqueItems" in said
+    schema.write_text("{")
+    assert "--json-schema" in run(*asked, "--json-schema", str(schema), code=1)
+    assert "absent" in run(*asked, "--json-schema", str(tmp_path / "absent"), code=1)
+    both = ("--regex", "a", "--grammar", "b")
+    assert "--grammar and --regex exclude each other" in run(*asked, *both, code=2)
+    chat = (model, "--interactive", "--regex", "a")
+    assert "--regex is for --prompt and --prompts" in run(*chat, code=2)
+    (tmp_path / "llguidance.py").write_text("raise ModuleNotFoundError('no llguidance')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    said = run(*asked, "--regex", "a", code=1, PYTHONPATH=path)
+    assert said.endswith("pip install llguidance\n")
+    assert said.count("\n") == 1
