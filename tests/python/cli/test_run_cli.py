@@ -295,12 +295,12 @@ def test_the_short_help_has_ten_options_of_the_same_descriptions(run: Run) -> No
         assert " ".join(words[-2:]) in " ".join(long.split())
 
 
-def test_the_examples_of_the_help_work(run: Run, tiny_llama_8bit: Path, tmp_path: Path) -> None:
-    shutil.copy(tiny_llama_8bit, tmp_path / "model.qsf")
+def test_the_examples_of_the_help_work(run: Run, tiny_chat_8bit: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny_chat_8bit, tmp_path / "model.qsf")
     (tmp_path / "asked.jsonl").write_text('"She"\n', "utf-8")
     lines = run("--help-all").stdout.split("examples:")[1].split("MODEL is")[0].splitlines()
     examples = [shlex.split(line.split("|")[-1].split(">")[0]) for line in lines if line.strip()]
-    assert len(examples) == 9
+    assert len(examples) == 10
     for words in examples:
         assert words[0] == "qsf"
         assert words[1] in ("run", "chat")
