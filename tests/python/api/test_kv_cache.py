@@ -177,7 +177,14 @@ def negative_log_likelihood(path: Path, texts: list[list[int]], kv_type: str | N
 # Measured of these texts, written at temperature 1: 0.08, 0.07, 1.3 and 38 %; of 30,000 tokens of
 # natural text 0.02, 0.2, 0.8 and 24 % (bench/LOG.md). Another libm would write other texts.
 @pytest.mark.parametrize(
-    ("kv_type", "limit"), [("8bit", 0.002), (None, 0.006), ("4bit", 0.02), ("2bit", 0.6)]
+    ("kv_type", "limit"),
+    [
+        (None, 0.006),
+        *(
+            pytest.param(*both, marks=pytest.mark.slow)
+            for both in (("8bit", 0.002), ("4bit", 0.02), ("2bit", 0.6))
+        ),
+    ],
 )
 def test_perplexity(
     tiny_llama: tuple[Path, list[list[int]]], kv_type: str | None, limit: float

@@ -125,8 +125,10 @@ def streamed(request: pytest.FixtureRequest, folder: Path) -> tuple[Path, NDArra
 
 
 @pytest.mark.parametrize("method", IO_METHODS)
-@pytest.mark.parametrize("depth", [1, 4])
-@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("depth", "n_threads"),
+    [(4, 2), *(pytest.param(*both, marks=pytest.mark.slow) for both in ((1, 1), (1, 2), (4, 1)))],
+)
 def test_ways_of_reading(
     streamed: tuple[Path, NDArray[np.float32]], method: str, depth: int, n_threads: int
 ) -> None:

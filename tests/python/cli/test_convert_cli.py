@@ -289,9 +289,11 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-@pytest.mark.parametrize("compress", ["none", "zstd"])
+@pytest.mark.parametrize("compress", ["none", pytest.param("zstd", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+    ids=["int", "term"],
 )
 def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int, compress: str) -> None:
     sparse_llama(tmp_path / "m", 24)
@@ -318,6 +320,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int, compres
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compress", ["none", "zstd"])
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path, compress: str) -> None:
     n_bytes = sparse_llama(tmp_path / "m", 3)

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from make.calibrated_models import small_llama
-from make.commands import PROMPT, Run, check_refused
+from make.commands import PROMPT, Here, Run, check_refused
 from qsf import Model
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
 from qsf.native.opening import budget_mb
 from qsf.options import ModelOptions
+from qsf.run import cli
 from qsf.run.config import read_defaults
 from qsf.shell import completion
 from qsf.shell.entry import VERBS
@@ -311,10 +312,10 @@ def test_a_users_defaults_hold_unless_an_option_says_otherwise(
     ],
 )
 def test_wrong_defaults_are_one_line_and_code_2(
-    run: Run, config: Path, text: str, said: str
+    here: Here, config: Path, text: str, said: str
 ) -> None:
     config.write_text(text, "utf-8")
-    done = run("m.qsf", "-p", "x")
+    done = here("m.qsf", "-p", "x", command=cli.main)
     check_refused(done, 2, said)
     assert str(config) in done.stderr
 
@@ -332,8 +333,8 @@ def test_wrong_defaults_are_one_line_and_code_2(
         (["--json", "-i"], "--interactive"),
     ],
 )
-def test_habits_are_answered_with_the_right_name(run: Run, words: list[str], said: str) -> None:
-    check_refused(run("m.qsf", *words), 2, said)
+def test_habits_are_answered_with_the_right_name(here: Here, words: list[str], said: str) -> None:
+    check_refused(here("m.qsf", *words, command=cli.main), 2, said)
 
 
 def test_options_of_other_programs_mean_the_same(run: Run, tiny_llama_8bit: Path) -> None:

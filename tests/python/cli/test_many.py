@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from make.commands import Run, Start, check_refused
+from make.commands import Here, Run, Start, check_refused
+from qsf.run import cli
 
 MAN = {"prompt": "The old man", "id": "man"}
 LINES: list[Any] = ["Once upon a time", MAN, "She", {"prompt": "A"}]
@@ -108,28 +109,28 @@ def test_other_answers_are_refused(run: Run, tiny_llama_8bit: Path, asked: Path)
     assert answers.read_text("utf-8") == "something else\n"
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ("3", "must be a text, or an object"),
-        ('{"prompt": "a", "messages": []}', "must be a text, or an object"),
-        ('{"prompt": 3}', "prompt must be a text"),
-        ('{"messages": "a"}', "need a chat template|must be a list"),
-        ('{"prompt": "a", "temperature": 1}', "'temperature'; id, prompt and messages"),
-        (json.dumps("word " * 3000), "context|too long"),
-    ],
-)
-def test_a_wrong_line_is_answered_with_its_error(
-    run: Run, tiny_llama_8bit: Path, line: str, said: str
-) -> None:
-    done = run(tiny_llama_8bit, "--prompts", "-", "-n", 2, stdin=f'{line}\n"She"\n')
+WRONG_LINES = {
+    "{": "no JSON",
+    "[" * 100_000: "no JSON",
+    "3": "must be a text, or an object",
+    '{"prompt": "a", "messages": []}': "must be a text, or an object",
+    '{"prompt": 3}': "prompt must be a text",
+    '{"messages": "a"}': "need a chat template|must be a list",
+    '{"prompt": "a", "temperature": 1}': "'temperature'; id, prompt and messages",
+    json.dumps("word " * 3000): "context|too long",
+}
+
+
+def test_a_wrong_line_is_answered_with_its_error(run: Run, tiny_llama_8bit: Path) -> None:
+    lines = "\n".join([*WRONG_LINES, '"She"', ""])
+    done = run(tiny_llama_8bit, "--prompts", "-", "-n", 2, stdin=lines)
     assert done.returncode == 1
-    assert "1 prompts have no answer" in done.stderr
-    wrong, fine = records(done.stdout)
-    assert re.search(said, wrong["error"])
-    assert fine["text"]
+    assert f"{len(WRONG_LINES)} prompts have no answer" in done.stderr
+    found = records(done.stdout)
+    for record, said in zip(found, WRONG_LINES.values(), strict=False):
+        assert re.search(said, record["error"])
+    assert found[-1]["text"]
+    assert len(found) == len(WRONG_LINES) + 1
 
 
 @pytest.mark.parametrize(
@@ -143,9 +144,9 @@ def test_a_wrong_line_is_answered_with_its_error(
     ],
 )
 def test_options_that_do_not_go_together(
-    run: Run, tiny_llama_8bit: Path, options: tuple[Any, ...], said: str
+    here: Here, tiny_llama_8bit: Path, options: tuple[Any, ...], said: str
 ) -> None:
-    check_refused(run(tiny_llama_8bit, *options), 2, said)
+    check_refused(here(tiny_llama_8bit, *options, command=cli.main), 2, said)
 
 
 def test_the_plan_has_a_cache_for_each(run: Run, tiny_llama_8bit: Path) -> None:

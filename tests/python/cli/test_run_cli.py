@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from make.commands import COMMAND, PROMPT, Run, Start, check_refused
+from make.commands import COMMAND, PROMPT, Here, Run, Start, check_refused
 from make.qsf_files import tiny_header, write_tiny
 from qsf.errors import QsfStateError
 from qsf.run import cli
@@ -189,8 +189,8 @@ def test_a_plan_that_does_not_fit_says_what_would_and_it_does(
         (["m.qsf", "-p", "x", "--ram-budget", "Auto"], "'Auto' is not a size"),
     ],
 )
-def test_wrong_options_are_one_line_and_code_2(run: Run, arguments: list[str], said: str) -> None:
-    check_refused(run(*arguments), 2, said)
+def test_wrong_options_are_one_line_and_code_2(here: Here, arguments: list[str], said: str) -> None:
+    check_refused(here(*arguments, command=cli.main), 2, said)
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_wrong_options_are_one_line_and_code_2(run: Run, arguments: list[str], s
     ],
 )
 def test_values_out_of_range_are_one_line(
-    run: Run, tiny_llama_8bit: Path, arguments: list[str], said: str
+    here: Here, tiny_llama_8bit: Path, arguments: list[str], said: str
 ) -> None:
-    check_refused(run(tiny_llama_8bit, "-p", PROMPT, *arguments), 2, said)
+    check_refused(here(tiny_llama_8bit, "-p", PROMPT, *arguments, command=cli.main), 2, said)
 
 
 def test_files_that_are_not_models_are_one_line(

@@ -44,6 +44,7 @@ def test_the_bundled_mixture_tells_stories(converted: Callable[[str, str], Path]
     assert reference.greedy(model, prompt, 8)
 
 
+@pytest.mark.slow
 def test_experts_get_feedback_on_the_tokens_that_they_meet(
     calibrated: Report, tiny_moe_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

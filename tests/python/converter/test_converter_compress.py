@@ -393,8 +393,9 @@ def failing(
 CALLS = [(os, "pwrite"), (os, "pread"), (os, "ftruncate"), (blocks, "pack_block")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "name"), CALLS, ids=[name for _, name in CALLS])
-@pytest.mark.parametrize("kind", ["full", pytest.param("interrupt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["full", "interrupt"])
 def test_a_failure_anywhere_leaves_the_old_file_and_no_thread(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

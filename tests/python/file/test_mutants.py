@@ -16,8 +16,6 @@ from qsf.file.kinds import RopeSet
 from qsf.file.reader import Reader
 from qsf_converter import convert
 
-N_MUTANTS = 24
-
 
 def of_kinds(source: Path, path: Path) -> Path:
     """Copy a model; every second layer gets a window, ALiBi, a cap and other frequencies."""
@@ -34,9 +32,15 @@ def of_kinds(source: Path, path: Path) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings in Linux only")
+@pytest.mark.parametrize("n_mutants", [8, pytest.param(24, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tag", SECTIONS)
 def test_mutants_give_typed_errors(
-    tag: str, tmp_path: Path, tiny_llama_4bit: Path, tiny_gpt2_8bit: Path, tiny_moe_dir: Path
+    tag: str,
+    n_mutants: int,
+    tmp_path: Path,
+    tiny_llama_4bit: Path,
+    tiny_gpt2_8bit: Path,
+    tiny_moe_dir: Path,
 ) -> None:
     base = tiny_gpt2_8bit if tag == "WPOS" else tiny_llama_4bit
     if tag == "EXPT":
@@ -45,13 +49,13 @@ def test_mutants_give_typed_errors(
         base = of_kinds(base, tmp_path / "kinds.qsf")
     data = base.read_bytes()
     paths = []
-    for seed in range(N_MUTANTS):
+    for seed in range(n_mutants):
         path = tmp_path / f"{seed}.qsf"
         path.write_bytes(mutant(data, tag, seed))
         paths.append(path)
     results = outcomes(base, [base, *paths])
     assert results[0] == "fine"
     assert [line for line in results if line.startswith(("WRONG", "CRASH"))] == []
-    assert len(results) == N_MUTANTS + 1
+    assert len(results) == n_mutants + 1
     is_refused = any(line.startswith("Qsf") for line in results)
     assert is_refused or tag == "META", "broken META is said by qsf-inspect and stops nothing"

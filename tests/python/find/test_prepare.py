@@ -225,6 +225,7 @@ def test_a_model_of_the_hub_is_downloaded_if_the_user_says_so(hub: FakeHub, tmp_
     assert qsf("run", REPO, "-p", "Once upon a time", "-n", 4, "--temp", 0).stdout == done.stdout
 
 
+@pytest.mark.slow
 def test_a_download_that_broke_off_fetches_only_what_is_missing(hub: FakeHub) -> None:
     """Of a file the library keeps whole pieces of 10 MB, and this one is smaller."""
     hub.break_after = 1 << 20

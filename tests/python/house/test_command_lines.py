@@ -94,7 +94,9 @@ def run_line(words: list[str], here: Here) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize(
+    "document", ["README.md", pytest.param("docs/use.md", marks=pytest.mark.slow)]
+)
 def test_every_command_line_runs(document: str, folder: Path, here: Here) -> None:
     n_run = 0
     for line in command_lines(document):
