@@ -9,10 +9,8 @@ PY := $(VENV)/bin/python
 FIND_PYTHON = for p in python3.13 python3.12 python3.11 python3.10 python3; do \
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' \
 		>/dev/null 2>&1; then echo $$p; exit; fi; done; exit 1
-# The system's CMake where it is new enough, else the one installed into the environment.
-CMAKE = $$(if cmake --version 2>/dev/null | awk 'NR == 1 { split($$3, v, "."); \
-	ok = v[1] > 3 || (v[1] == 3 && v[2] >= 21) } END { exit !ok }'; \
-	then command -v cmake; else echo $(CURDIR)/$(VENV)/bin/cmake; fi)
+# The CMake that built the Python module, so that build/c stays as it is; without it the system's.
+CMAKE = $$(if [ -x $(VENV)/bin/cmake ]; then echo $(CURDIR)/$(VENV)/bin/cmake; else echo cmake; fi)
 CTEST = $$(dirname "$(CMAKE)")/ctest
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 CLANG_FORMAT = $(VENV)/bin/clang-format
@@ -39,7 +37,8 @@ PYTEST_ARGS ?=
 # A newer compiler than ours must not stop a user: its warnings are errors in CI only.
 WERROR ?= $(if $(CI),ON,OFF)
 
-# $(call c_tests,folder,flags,ctest's flags): configures, builds and runs the C tests.
+# $(call c_tests,folder,flags,ctest's flags): configures, builds and runs the C tests. In build/c the
+# objects are there already: the Python module was built there.
 c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OFF \
 		-DQSF_WERROR=$(WERROR) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
 	$(CMAKE) --build build/$(1) -j $(JOBS) >>build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
@@ -66,14 +65,15 @@ $(PY): | build/system.stamp
 
 build/install.stamp: $(INPUTS) build/system.stamp | $(PY)
 	@echo "Building and installing qsf into $(VENV)"
-	@if [ ! -x "$(CMAKE)" ]; then $(PY) -m pip install -q "cmake>=3.21"; fi
-	@if ! $(PY) -c 'import scikit_build_core, cffi' 2>/dev/null; then \
-		$(PY) -m pip install -q "scikit-build-core>=0.11" "cffi>=1.16" cmake ninja; fi
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip install -q --no-build-isolation -e ".[test]"
+	@if ! $(PY) -c 'import scikit_build_core, cffi, cmake, ninja' 2>/dev/null; then \
+		$(PY) -m pip install -q "scikit-build-core>=0.11" "cffi>=1.16" "cmake>=3.21" ninja; fi
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip install -q --no-build-isolation \
+		-C cmake.define.QSF_WERROR=$(WERROR) -e ".[test]"
 	@touch $@
 
 build/lint.stamp: pyproject.toml build/install.stamp
-	@$(PY) -m pip install -q --no-build-isolation -e ".[lint]"
+	@$(PY) -m pip install -q --no-build-isolation \
+		-C cmake.define.QSF_WERROR=$(WERROR) -e ".[lint]"
 	@touch $@
 
 # ---- verbs ----
@@ -110,7 +110,7 @@ check-isa: build/install.stamp ## the C tests and those of models, on each lower
 		print(*(isa.decode() for isa in ffi.string(m.isa_available).split() if isa != best))'); \
 	for isa in $$levels; do \
 		echo "QSF_ISA=$$isa"; export QSF_ISA=$$isa; $(THINNED) \
-		$(call c_tests,c,); \
+		$(call c_tests,c,-DQSF_BUILD_LIBRARY=ON); \
 		if [ $$isa = scalar ]; then tests="$(SCALAR_TESTS)"; else tests="$(ISA_TESTS)"; fi; \
 		$(PY) -m pytest -m "not slow and not golden" $(QUICK_ARGS) $(PYTEST_ARGS) \
 			$$(printf 'tests/python/api/test_%s.py ' $$tests); \
