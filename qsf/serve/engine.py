@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from qsf import passes
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
+from qsf.kept import copy_held
 from qsf.serve.job import Chosen, Job
 
 if TYPE_CHECKING:
@@ -92,6 +93,10 @@ class ModelEngine:
         except QsfArgumentError:  # a window of attention has gone on: from the start
             session.rewind(0)
         return len(session.tokens)
+
+    def copy(self, slot: int, source: int, n_tokens: int) -> None:
+        """Make the slot hold the first tokens that another holds, by copying its KV cache."""
+        copy_held(self._sessions[slot], self._sessions[source], n_tokens)
 
     def cancel(self, slot: int) -> None:
         """End what is evaluated for the slot; from any thread."""

@@ -57,6 +57,9 @@ class Engine(Protocol):
     def keep(self, slot: int, n_tokens: int) -> int:
         """Forget all but the first tokens of the slot; return how many it holds then."""
 
+    def copy(self, slot: int, source: int, n_tokens: int) -> None:
+        """Make the slot hold the first tokens that another holds. Raises QsfError: it cannot."""
+
     def cancel(self, slot: int) -> None:
         """End what is evaluated for the slot; from any thread."""
 
@@ -271,7 +274,7 @@ class Scheduler:
             job = line.popleft()
             if line:
                 self._waiting[owner] = line  # behind the other owners
-            slot = min(free, key=lambda slot: (-_n_common(slot, job), slot.used))
+            slot = _choose_slot(free, job)
             slot.job = job
             job.state = State.PROMPT
             job.admitted = self._clock()
@@ -279,14 +282,31 @@ class Scheduler:
         return admitted
 
     def _prepare(self, slot: Slot) -> None:
-        """Keep what the slot holds of the job's prompt; one token at least is evaluated."""
+        """Keep or copy what the slots hold of the job's prompt; evaluate one token at least.
+
+        Copying a thousand tokens takes as long as evaluating one.
+        """
         job = slot.job
         assert job is not None
-        n_common = min(_n_common(slot, job), job.n_prompt - 1)
-        job.n_cached = job.n_held = self._keep(slot, n_common)
+        n_most = job.n_prompt - 1
+        n_common = min(_n_common(slot, job), n_most)
+        source = max(self._slots, key=lambda other: _n_common(other, job))
+        n_shared = min(_n_common(source, job), n_most)
+        if n_shared <= n_common or not self._copy(slot, source, n_shared):
+            self._keep(slot, n_common)
+        job.n_cached = job.n_held = len(slot.held)
         slot.salt = job.salt
         self._metrics.count_prompt(job)
         self._take_forced(slot)
+
+    def _copy(self, slot: Slot, source: Slot, n_tokens: int) -> bool:
+        """Return whether the slot holds the first tokens of another one now."""
+        try:
+            self._engine.copy(slot.index, source.index, n_tokens)
+        except QsfError:  # a window of attention has gone on there
+            return False
+        slot.held = source.held[:n_tokens]
+        return True
 
     def _keep(self, slot: Slot, n_tokens: int) -> int:
         try:
@@ -451,6 +471,17 @@ class Scheduler:
 
 def _shutting_down() -> Problem:
     return Problem(503, "shutting_down", "the server is shutting down", retry_seconds=5)
+
+
+def _choose_slot(free: Sequence[Slot], job: Job) -> Slot:
+    """Return the slot that the job goes on from, or else the one that was not used for longest.
+
+    What a slot holds beyond the prompt stays for others: its beginning is copied.
+    """
+    goes_on = [slot for slot in free if slot.held and _n_common(slot, job) == len(slot.held)]
+    if goes_on:
+        return max(goes_on, key=lambda slot: len(slot.held))
+    return min(free, key=lambda slot: slot.used)
 
 
 def _n_common(slot: Slot, job: Job) -> int:

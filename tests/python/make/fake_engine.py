@@ -31,6 +31,8 @@ class FakeEngine:
         self.cancelled: set[int] = set()
         self.failures: list[QsfError] = []
         self.passes: list[list[PassItem]] = []
+        self.is_windowed = False
+        self.n_copied = 0
         self.before_pass: Callable[[], None] = lambda: None
 
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
@@ -69,6 +71,15 @@ class FakeEngine:
         del self.tokens[slot][n_tokens:]
         self.has_logits[slot] = False
         return n_tokens
+
+    def copy(self, slot: int, source: int, n_tokens: int) -> None:
+        assert slot != source
+        assert n_tokens <= len(self.tokens[source])
+        if self.is_windowed:
+            raise QsfError("the window has gone on")
+        self.tokens[slot] = self.tokens[source][:n_tokens]
+        self.has_logits[slot] = False
+        self.n_copied += n_tokens
 
     def cancel(self, slot: int) -> None:
         self.cancelled.add(slot)

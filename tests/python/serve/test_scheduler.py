@@ -93,6 +93,51 @@ def test_a_prefix_is_not_evaluated_again_but_for_the_same_owner() -> None:
         assert told.text == alone(prompt(10), 1, 2)
 
 
+def test_a_beginning_is_copied_from_another_slot() -> None:
+    """While its slot is taken, and afterwards so that it keeps what it holds."""
+    setup = Setup(3)
+
+    def tick() -> None:
+        setup.clock.now += 0.1
+
+    setup.engine.before_pass = tick
+    first = Told(prompt(36), max_tokens=20)
+    first.job.end_ids = frozenset()
+    setup.submit(first)
+    for _ in range(4):
+        setup.scheduler.step()
+    beside = Told([*prompt(36), 50], seed=2)
+    stranger = Told([*prompt(36), 50], seed=2, owner="b")
+    setup.submit(beside, stranger)
+    setup.run()
+    assert (beside.job.n_cached, stranger.job.n_cached) == (36, 0)
+    assert setup.engine.n_copied == 36
+    again = Told([*prompt(36), 51])
+    setup.submit(again)
+    setup.run()
+    assert again.job.n_cached == 36
+    goes_on = Told([*first.job.tokens, 9])
+    setup.submit(goes_on)
+    setup.run()
+    assert goes_on.job.n_cached >= len(first.job.tokens) - 1  # nobody has overwritten it
+    for told, seed in ((first, 1), (beside, 2), (stranger, 2), (again, 1), (goes_on, 1)):
+        most = 20 if told is first else 8
+        if told is not first:
+            assert told.text == alone(told.job.prompt, seed, most)
+
+
+def test_where_it_cannot_be_copied_it_is_evaluated() -> None:
+    setup = Setup(2)
+    setup.engine.is_windowed = True
+    first, second = Told(prompt(40)), Told([*prompt(38), 50])
+    setup.submit(first)
+    setup.scheduler.step()
+    setup.submit(second)
+    setup.run()
+    assert second.job.n_cached == 0
+    assert second.text == alone(second.job.prompt, 1, 8)
+
+
 def test_owners_have_turns() -> None:
     setup = Setup(1)
     order: list[str] = []
