@@ -12,19 +12,16 @@ void qsf_ledger_init(qsf_ledger *l, uint64_t ceiling_bytes)
     *l = (qsf_ledger){.ceiling_bytes = ceiling_bytes, .grants_until_fault = -1};
 }
 
-void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes)
+/* True if a request is granted: the ceiling allows it, and no test wants it to fail. */
+static bool is_granted(qsf_ledger *l, size_t n_bytes)
 {
-    assert(n_bytes >= 1 && (unsigned)use < QSF_USE_COUNT);
     if (l->grants_until_fault >= 0 && l->grants_until_fault-- == 0)
-        return NULL;
-    if (n_bytes > l->ceiling_bytes - l->held_bytes)
-        return NULL;
-    /* Weights and the ring are fully used, so huge pages cost nothing there. A read of 1 MB into
-     * one huge page is one request for the disk; into small pages it is a list of 256. KV and
-     * scratch may stay partly unused. */
-    const bool is_all_used =
-        use == QSF_USE_WEIGHTS || use == QSF_USE_STREAM || use == QSF_USE_EXPERTS;
-    void *const p = is_all_used ? qsf_heap_alloc_huge(n_bytes) : qsf_heap_alloc(n_bytes);
+        return false;
+    return n_bytes <= l->ceiling_bytes - l->held_bytes;
+}
+
+static void *count(qsf_ledger *l, qsf_use use, size_t n_bytes, void *p)
+{
     if (p == NULL)
         return NULL;
     l->held_bytes += n_bytes;
@@ -33,6 +30,28 @@ void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes)
     if (l->held_bytes > l->peak_bytes)
         l->peak_bytes = l->held_bytes;
     return p;
+}
+
+void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes)
+{
+    assert(n_bytes >= 1 && (unsigned)use < QSF_USE_COUNT);
+    if (!is_granted(l, n_bytes))
+        return NULL;
+    /* Weights and the ring are fully used, so huge pages cost nothing there. A read of 1 MB into
+     * one huge page is one request for the disk; into small pages it is a list of 256. KV and
+     * scratch may stay partly unused. */
+    const bool is_all_used =
+        use == QSF_USE_WEIGHTS || use == QSF_USE_STREAM || use == QSF_USE_EXPERTS;
+    void *const p = is_all_used ? qsf_heap_alloc_huge(n_bytes) : qsf_heap_alloc(n_bytes);
+    return count(l, use, n_bytes, p);
+}
+
+void *qsf_ledger_acquire_row(qsf_ledger *l, qsf_use use, size_t n, size_t item_bytes)
+{
+    assert(n >= 1 && item_bytes >= 1 && (unsigned)use < QSF_USE_COUNT);
+    if (item_bytes > SIZE_MAX / n || !is_granted(l, n * item_bytes))
+        return NULL;
+    return count(l, use, n * item_bytes, qsf_heap_alloc_row(n, item_bytes));
 }
 
 void qsf_ledger_release(qsf_ledger *l, qsf_use use, void *p, size_t n_bytes)

@@ -41,7 +41,11 @@ void qsf_ledger_init(qsf_ledger *l, uint64_t ceiling_bytes);
  * it, or if a test injects a fault. n_bytes >= 1. */
 void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes);
 
-/* Frees memory from acquire; use and n_bytes as there. Accepts NULL. */
+/* The same for n items behind each other, each of which is released by itself. NULL too where that
+ * is not possible (platform/heap.h). */
+void *qsf_ledger_acquire_row(qsf_ledger *l, qsf_use use, size_t n, size_t item_bytes);
+
+/* Frees memory from acquire, or an item of a row; use and n_bytes as there. Accepts NULL. */
 void qsf_ledger_release(qsf_ledger *l, qsf_use use, void *p, size_t n_bytes);
 
 /* Never NULL: "weights", "kv", ... */

@@ -49,15 +49,19 @@ void *qsf_heap_alloc(size_t n_bytes)
     return p;
 }
 
+static size_t page_bytes(void)
+{
+    const long n_bytes = sysconf(_SC_PAGESIZE);
+    return n_bytes > 0 ? (size_t)n_bytes : 4096;
+}
+
 #if defined(MADV_HUGEPAGE)
 
 /* Maps whole pages at a multiple of HUGE_PAGE_BYTES: maps more and unmaps the rest around them.
  * NULL if the system refuses. */
 static void *map_aligned(size_t n_bytes)
 {
-    const long system_bytes = sysconf(_SC_PAGESIZE);
-    const size_t page_bytes = system_bytes > 0 ? (size_t)system_bytes : 4096;
-    const size_t kept_bytes = (n_bytes + page_bytes - 1) / page_bytes * page_bytes;
+    const size_t kept_bytes = (n_bytes + page_bytes() - 1) / page_bytes() * page_bytes();
     unsigned char *const mapped = mmap(NULL, kept_bytes + HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE,
                                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED)
@@ -84,6 +88,14 @@ void *qsf_heap_alloc_huge(size_t n_bytes)
     }
 #endif
     return qsf_heap_alloc(n_bytes);
+}
+
+void *qsf_heap_alloc_row(size_t n, size_t item_bytes)
+{
+    assert(n >= 1);
+    if (!is_mapped(item_bytes) || item_bytes % page_bytes() != 0 || item_bytes > MAX_BYTES / n)
+        return NULL;
+    return qsf_heap_alloc_huge(n * item_bytes);
 }
 
 void qsf_heap_free(void *p, size_t n_bytes)
