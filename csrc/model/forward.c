@@ -120,7 +120,7 @@ static void residual_epilogue(const void *arg, size_t begin, size_t end)
 static void up_epilogue(const void *arg, size_t begin, size_t end)
 {
     const epilogue_job *const job = arg;
-    qsf_ops_activate(job->ops, begin, end);
+    qsf_ops_activate(job->ops, 0, job->ops->n_tokens, begin, end);
 }
 
 /* Computes q, k and v of norm(x), finished; k and v go to the cache. */

@@ -12,6 +12,7 @@
 /* Tile rows [first, end) of one matrix, all in one range. */
 typedef struct part {
     const qsf_linear *linear;
+    const qsf_acts *x;
     qsf_matmul_fn *matmul;
     uint64_t off;               /* of tile row `first` in the unit */
     const unsigned char *tiles; /* of tile row `first` */
@@ -19,17 +20,16 @@ typedef struct part {
     size_t first;
     size_t end;
     size_t item_tile_rows; /* number of tile rows that contain whole groups */
+    size_t first_item;     /* equal for two parts: an item is the same tile rows of both */
     size_t n_items;
     float *tail; /* [n_tokens, 16] */
 } part;
 
 typedef struct range {
     const qsf_ops *ops;
-    const qsf_acts *x;
-    part parts[QSF_LINEAR_MAX];
+    part parts[QSF_LINEAR_APART_MAX];
     size_t n_parts;
     size_t n_bytes;
-    bool is_paired;           /* an item is the same tile rows of every part */
     atomic_bool is_malformed; /* the sparse outliers of a part are malformed */
 } range;
 
@@ -54,9 +54,10 @@ static size_t group_tile_rows(size_t group_rows)
 
 /* Computes the last rows of a matrix whose row count is no multiple of 16, in `tail`, so that
  * nothing is written behind them. Only one item of a part contains them. */
-static void run_tail(const part *p, const qsf_acts *x, size_t tile_row)
+static void run_tail(const part *p, size_t tile_row)
 {
     const qsf_linear *const l = p->linear;
+    const qsf_acts *const x = p->x;
     const size_t row = tile_row * QSF_TILE_ROWS;
     p->matmul(p->tiles + (tile_row - p->first) * p->tile_row_bytes, 1, x, p->tail, QSF_TILE_ROWS);
     for (size_t t = 0; t < x->n_tokens; t++)
@@ -66,8 +67,9 @@ static void run_tail(const part *p, const qsf_acts *x, size_t tile_row)
 
 /* Adds the sparse outliers of tile rows [begin, end), right after their products. Each thread
  * checks the entries that it uses; a pass that finds malformed ones fails. */
-static void add_outliers(range *s, const qsf_linear *l, size_t begin, size_t end)
+static void add_outliers(range *s, const part *p, size_t begin, size_t end)
 {
+    const qsf_linear *const l = p->linear;
     for (size_t i = begin; i < end; i++) {
         const size_t row = i * QSF_TILE_ROWS;
         const size_t rows_left = l->w->n_rows - row;
@@ -78,7 +80,7 @@ static void add_outliers(range *s, const qsf_linear *l, size_t begin, size_t end
         else if (n_entries > 0)
             s->ops->kernels->add_outliers(entries, n_entries,
                                           rows_left < QSF_TILE_ROWS ? rows_left : QSF_TILE_ROWS,
-                                          s->x, l->y + row, l->y_stride);
+                                          p->x, l->y + row, l->y_stride);
     }
 }
 
@@ -86,16 +88,16 @@ static void add_outliers(range *s, const qsf_linear *l, size_t begin, size_t end
 static void run_tile_rows(range *s, const part *p, size_t begin, size_t end)
 {
     const qsf_linear *const l = p->linear;
-    const qsf_acts *const x = s->x;
+    const qsf_acts *const x = p->x;
     const size_t n_whole = l->w->n_rows / QSF_TILE_ROWS;
     const size_t whole_end = end < n_whole ? end : n_whole;
     if (begin < whole_end)
         p->matmul(p->tiles + (begin - p->first) * p->tile_row_bytes, whole_end - begin, x,
                   l->y + begin * QSF_TILE_ROWS, l->y_stride);
     if (end > n_whole)
-        run_tail(p, x, n_whole);
+        run_tail(p, n_whole);
     if (l->outliers.bytes != NULL)
-        add_outliers(s, l, begin, end);
+        add_outliers(s, p, begin, end);
     const size_t row = begin * QSF_TILE_ROWS;
     const size_t row_end = end > n_whole ? l->w->n_rows : end * QSF_TILE_ROWS;
     for (size_t t = 0; l->bias != NULL && t < x->n_tokens; t++)
@@ -119,27 +121,25 @@ static void run_items(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     range *const s = arg;
     (void)worker_idx;
-    size_t part_begin = 0; /* first item of the part */
     for (size_t i = 0; i < s->n_parts; i++) {
         const part *const p = &s->parts[i];
-        const size_t part_end = part_begin + p->n_items;
-        const size_t from = begin > part_begin ? begin : part_begin;
+        const size_t part_end = p->first_item + p->n_items;
+        const size_t from = begin > p->first_item ? begin : p->first_item;
         const size_t to = end < part_end ? end : part_end;
         if (from < to)
-            run_tile_rows(s, p, item_tile_row(p, from - part_begin),
-                          item_tile_row(p, to - part_begin));
-        if (!s->is_paired)
-            part_begin = part_end;
+            run_tile_rows(s, p, item_tile_row(p, from - p->first_item),
+                          item_tile_row(p, to - p->first_item));
     }
 }
 
-static void add_part(range *s, const qsf_linear *l, size_t first, size_t end)
+static void add_part(range *s, const qsf_linear *l, const qsf_acts *x, size_t first, size_t end)
 {
     const qsf_ops *const o = s->ops;
     const size_t item_tile_rows = group_tile_rows(l->group_rows);
     const size_t n_bytes = tile_row_bytes(l);
     s->parts[s->n_parts] = (part){
         .linear = l,
+        .x = x,
         .matmul =
             o->exact ? o->kernels->matmul_exact[l->w->dtype] : o->kernels->matmul[l->w->dtype],
         .off = l->w->data_off + first * n_bytes,
@@ -148,25 +148,35 @@ static void add_part(range *s, const qsf_linear *l, size_t first, size_t end)
         .end = end,
         .item_tile_rows = item_tile_rows,
         .n_items = qsf_ceil_div(end, item_tile_rows) - first / item_tile_rows,
-        .tail = o->scratch->tails[s->n_parts],
+        .tail = o->scratch->tails[s->n_parts % QSF_LINEAR_MAX],
     };
     s->n_bytes = (size_t)(s->parts[s->n_parts].off + (end - first) * n_bytes - s->parts[0].off);
     s->n_parts++;
 }
 
-/* Acquires the bytes of the range and runs its items on the pool. */
-static qsf_status run_range(qsf_ops *o, range *s)
+/* Runs the items of all parts on the pool. */
+static void run_parts(const qsf_ops *o, range *s, bool is_paired)
+{
+    size_t n_items = 0;
+    size_t work = 0;
+    for (size_t i = 0; i < s->n_parts; i++) {
+        part *const p = &s->parts[i];
+        const bool is_second = is_paired && i % 2 == 1;
+        p->first_item = is_second ? p[-1].first_item : n_items;
+        n_items += is_second ? 0 : p->n_items;
+        work += (p->end - p->first) * p->tile_row_bytes * p->x->n_tokens;
+    }
+    qsf_pool_run(o->pool, n_items, qsf_ops_piece(work / n_items), run_items, s);
+}
+
+/* Acquires the bytes of the range and runs it. */
+static qsf_status run_range(qsf_ops *o, range *s, bool is_paired)
 {
     const unsigned char *bytes;
     QSF_TRY(qsf_ops_acquire(o, s->parts[0].off, s->n_bytes, &bytes));
-    size_t n_items = 0;
-    for (size_t i = 0; i < s->n_parts; i++) {
-        part *const p = &s->parts[i];
-        p->tiles = bytes + (p->off - s->parts[0].off);
-        n_items = s->is_paired ? p->n_items : n_items + p->n_items;
-    }
-    const size_t work_per_item = s->n_bytes / n_items * s->x->n_tokens;
-    qsf_pool_run(o->pool, n_items, qsf_ops_piece(work_per_item), run_items, s);
+    for (size_t i = 0; i < s->n_parts; i++)
+        s->parts[i].tiles = bytes + (s->parts[i].off - s->parts[0].off);
+    run_parts(o, s, is_paired);
     if (!atomic_load_explicit(&s->is_malformed, memory_order_relaxed))
         return QSF_OK;
     for (size_t i = 0; i < s->n_parts; i++)
@@ -178,7 +188,7 @@ static qsf_status run_range(qsf_ops *o, range *s)
 
 /* Fills the range from tile row *tile_row of linears[*idx] on, and moves both behind it. */
 static void fill_range(range *s, size_t cap_bytes, const qsf_linear *linears, size_t n_linears,
-                       size_t *idx, size_t *tile_row)
+                       const qsf_acts *x, size_t *idx, size_t *tile_row)
 {
     s->n_parts = 0;
     s->n_bytes = 0;
@@ -194,7 +204,7 @@ static void fill_range(range *s, size_t cap_bytes, const qsf_linear *linears, si
         if (n_fitting == 0)
             return;
         const size_t n = n_left < n_fitting ? n_left : n_fitting;
-        add_part(s, l, *tile_row, *tile_row + n);
+        add_part(s, l, x, *tile_row, *tile_row + n);
         *tile_row += n;
         if (n < n_left)
             return;
@@ -207,16 +217,16 @@ qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linear
                           const qsf_acts *x)
 {
     assert(n_linears <= QSF_LINEAR_MAX);
-    range s = {.ops = o, .x = x};
+    range s = {.ops = o};
     size_t idx = 0;
     size_t tile_row = 0;
     while (idx < n_linears) {
         const qsf_tensor *const w = linears[idx].w;
         const uint64_t off = w->data_off + tile_row * tile_row_bytes(&linears[idx]);
         const size_t cap_bytes = qsf_ops_range_bytes(o, w->unit_idx, off);
-        fill_range(&s, cap_bytes, linears, n_linears, &idx, &tile_row);
+        fill_range(&s, cap_bytes, linears, n_linears, x, &idx, &tile_row);
         assert(s.n_parts > 0);
-        QSF_TRY(run_range(o, &s));
+        QSF_TRY(run_range(o, &s, false));
     }
     return QSF_OK;
 }
@@ -233,9 +243,23 @@ qsf_status qsf_linear_run_pair(qsf_ops *o, const qsf_linear *first, const qsf_li
         QSF_TRY(qsf_linear_run(o, first, 1, x));
         return qsf_linear_run(o, second, 1, x);
     }
-    range s = {.ops = o, .x = x, .is_paired = true};
-    add_part(&s, first, 0, n_tile_rows);
-    add_part(&s, second, 0, n_tile_rows);
+    range s = {.ops = o};
+    add_part(&s, first, x, 0, n_tile_rows);
+    add_part(&s, second, x, 0, n_tile_rows);
     assert(s.parts[0].n_items == s.parts[1].n_items);
-    return run_range(o, &s);
+    return run_range(o, &s, true);
+}
+
+void qsf_linear_run_apart(qsf_ops *o, const qsf_linear_apart *products, size_t n_products,
+                          bool is_paired)
+{
+    assert(n_products <= QSF_LINEAR_APART_MAX);
+    range s = {.ops = o};
+    for (size_t i = 0; i < n_products; i++) {
+        const qsf_linear_apart *const p = &products[i];
+        add_part(&s, &p->linear, &p->x, 0, tile_row_count(&p->linear));
+        s.parts[i].tiles = p->unit + p->linear.w->data_off;
+        s.parts[i].tail = p->tail;
+    }
+    run_parts(o, &s, is_paired);
 }

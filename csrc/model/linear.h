@@ -10,6 +10,7 @@
 #ifndef QSF_MODEL_LINEAR_H
 #define QSF_MODEL_LINEAR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "model/ops.h"
@@ -41,5 +42,19 @@ qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linear
  * of `first` are complete. `first` comes before `second` in the file and has no epilogue. */
 qsf_status qsf_linear_run_pair(qsf_ops *o, const qsf_linear *first, const qsf_linear *second,
                                const qsf_acts *x);
+
+/* A matrix of a unit that is in memory as a whole, on rows of its own. It has no outliers. */
+typedef struct qsf_linear_apart {
+    qsf_linear linear;
+    const unsigned char *unit;
+    qsf_acts x;
+    float *tail; /* [x.n_tokens, 16] */
+} qsf_linear_apart;
+
+/* Runs up to QSF_LINEAR_APART_MAX matrices in one region; if paired, the first two are a pair as
+ * above, then the next two, and so on. */
+#define QSF_LINEAR_APART_MAX 16
+void qsf_linear_run_apart(qsf_ops *o, const qsf_linear_apart *products, size_t n_products,
+                          bool is_paired);
 
 #endif

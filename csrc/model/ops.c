@@ -184,7 +184,7 @@ qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weig
     };
 }
 
-void qsf_ops_activate(const qsf_ops *o, size_t begin, size_t end)
+void qsf_ops_activate(const qsf_ops *o, size_t first_row, size_t n, size_t begin, size_t end)
 {
     const qsf_kernels *const k = o->kernels;
     const qsf_scratch *const s = o->scratch;
@@ -203,7 +203,7 @@ void qsf_ops_activate(const qsf_ops *o, size_t begin, size_t end)
         [QSF_ACTIVATION_GELU_ERF] = k->gelu_erf_mul,
         [QSF_ACTIVATION_RELU_SQUARED] = k->relu_squared_mul,
     };
-    for (size_t t = 0; t < o->n_tokens; t++) {
+    for (size_t t = first_row; t < first_row + n; t++) {
         const size_t i = t * stride + begin;
         if (o->kind->ffn == QSF_FFN_GATED)
             gated[o->kind->activation](s->gate + i, s->up + i, end - begin);

@@ -80,9 +80,9 @@ void qsf_ops_norm(qsf_ops *o, const float *x, const qsf_norm_weights *norm, floa
 qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weights *norm,
                          float *normed);
 
-/* gate[begin .. end) of every row of the chunk becomes activation(gate) * up for gated layers,
- * else activation(gate). */
-void qsf_ops_activate(const qsf_ops *o, size_t begin, size_t end);
+/* gate[begin .. end) of n rows becomes activation(gate) * up for gated layers, else
+ * activation(gate). */
+void qsf_ops_activate(const qsf_ops *o, size_t first_row, size_t n, size_t begin, size_t end);
 
 /* x[begin .. end) += factor of the layer * y[begin .. end) for every row of the chunk. */
 void qsf_ops_add_residual(const qsf_ops *o, size_t begin, size_t end);

@@ -78,80 +78,246 @@ qsf_status qsf_routed_choose(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx,
     return QSF_OK;
 }
 
-/* The choices [n] that an expert computes together. */
-typedef struct batch {
-    const qsf_ops *ops;
-    const uint32_t *choices; /* [n] */
+/* Experts that run in the same parallel regions. */
+#define WAVE_EXPERTS (QSF_LINEAR_APART_MAX / 2)
+
+typedef struct member {
+    const struct wave *wave;
+    uint32_t i; /* in `units` */
+    const unsigned char *unit;
+    qsf_expert expert;
+    uint32_t first_choice;
+    uint32_t first_row; /* of the wave */
     uint32_t n;
-    uint32_t n_chosen;
-} batch;
+    const float *biases[3]; /* of gate, up and down, or NULL */
+} member;
+
+typedef struct wave {
+    qsf_ops *ops;
+    const float *x;      /* rows of the chunk */
+    uint32_t first_unit; /* of the layer's experts */
+    uint32_t n_left;     /* experts with choices that have not run */
+    bool keeps;          /* all choices have a row of outputs, so that they may run in any order */
+    uint32_t n_rows;
+    uint32_t n;
+    member members[WAVE_EXPERTS];
+} wave;
+
+static bool is_copied(const qsf_tensor *t)
+{
+    return t != NULL && t->dtype != QSF_DTYPE_F32;
+}
+
+/* Biases that are not f32 are copied to the space for those of one expert. */
+static bool is_last(const qsf_expert *e)
+{
+    return is_copied(e->gate_bias) || is_copied(e->up_bias) || is_copied(e->down_bias);
+}
+
+static qsf_status load_biases(qsf_ops *o, member *m)
+{
+    float *const *const space = o->scratch->vectors;
+    o->expert = m->unit;
+    qsf_status status = qsf_ops_load_vector(o, m->expert.gate_bias, space[1], &m->biases[0]);
+    if (status == QSF_OK)
+        status = qsf_ops_load_vector(o, m->expert.up_bias, space[2], &m->biases[1]);
+    if (status == QSF_OK)
+        status = qsf_ops_load_vector(o, m->expert.down_bias, space[3], &m->biases[2]);
+    o->expert = NULL;
+    return status;
+}
+
+/* Adds choices of expert i that have not run, as many as there are rows for. */
+static qsf_status add_member(wave *w, uint32_t i)
+{
+    const qsf_ops *const o = w->ops;
+    const qsf_routed_scratch *const s = &o->scratch->routed;
+    const uint32_t expert = s->units[i] - w->first_unit;
+    const uint32_t left_rows = QSF_EXPERT_ROWS - w->n_rows;
+    member *const m = &w->members[w->n++];
+    *m = (member){.wave = w, .i = i, .first_row = w->n_rows};
+    m->n = s->uses[i] < left_rows ? s->uses[i] : left_rows;
+    m->first_choice = s->first[expert + 1] - s->uses[i];
+    s->uses[i] -= m->n;
+    w->n_rows += m->n;
+    w->n_left -= s->uses[i] == 0;
+    qsf_expert_find(o->experts->reader, s->units[i], &m->expert);
+    QSF_TRY(qsf_experts_take(o->experts, i, &m->unit));
+    return load_biases(w->ops, m);
+}
+
+/* Collects experts that are in memory; waits for the first one if none is. */
+static qsf_status collect(wave *w)
+{
+    qsf_experts *const experts = w->ops->experts;
+    const uint32_t *const uses = w->ops->scratch->routed.uses;
+    uint32_t first = experts->n_wanted;
+    w->n = w->n_rows = 0;
+    for (uint32_t i = 0; i < experts->n_wanted; i++) {
+        if (uses[i] == 0)
+            continue;
+        first = first < i ? first : i;
+        if (w->n == WAVE_EXPERTS || w->n_rows == QSF_EXPERT_ROWS ||
+            (w->n > 0 && is_last(&w->members[w->n - 1].expert)))
+            break;
+        if (qsf_experts_is_ready(experts, i))
+            QSF_TRY(add_member(w, i));
+        else if (!w->keeps)
+            break;
+    }
+    return w->n > 0 ? QSF_OK : add_member(w, first);
+}
+
+/* Rows [first, first + n) of x */
+static qsf_acts rows_of(const qsf_acts *x, size_t first, size_t n)
+{
+    const size_t block = first * x->n_blocks;
+    qsf_acts rows = *x;
+    rows.n_tokens = n;
+    rows.f32 += block * QSF_BLOCK;
+    rows.q += block * QSF_BLOCK;
+    rows.q_low += block * QSF_BLOCK;
+    rows.scale += block;
+    rows.sum += block;
+    rows.scaled_sum += block;
+    rows.fine_sum += block;
+    return rows;
+}
 
 static void activate(const void *arg, size_t begin, size_t end)
 {
-    const batch *const b = arg;
-    qsf_ops_activate(b->ops, begin, end);
+    const member *const m = arg;
+    qsf_ops_activate(m->wave->ops, m->first_row, m->n, begin, end);
 }
 
-/* y[row] += weight * output for rows [begin, end) of the result, of every choice */
-static void add_weighted(const void *arg, size_t begin, size_t end)
+/* Activated rows of all members: activation(gate x) * (up x), in s->gate */
+static void run_gate_up(wave *w, const qsf_acts *x)
 {
-    const batch *const b = arg;
-    const qsf_scratch *const s = b->ops->scratch;
-    for (uint32_t i = 0; i < b->n; i++) {
-        const uint32_t choice = b->choices[i];
-        const size_t row = choice / b->n_chosen * s->dim_stride;
-        b->ops->kernels->add_scaled(s->y + row + begin,
-                                    s->routed.outputs + i * s->dim_stride + begin,
-                                    s->routed.weights[choice], end - begin);
+    const qsf_scratch *const s = w->ops->scratch;
+    const size_t stride = qsf_stride(w->ops->kind->ffn_dim);
+    qsf_linear_apart products[2 * WAVE_EXPERTS];
+    for (uint32_t i = 0; i < w->n; i++) {
+        const member *const m = &w->members[i];
+        const size_t off = m->first_row * stride;
+        const size_t tail_off = m->first_row * QSF_TILE_ROWS;
+        const qsf_acts rows = x->n_tokens == w->n_rows ? rows_of(x, m->first_row, m->n) : *x;
+        products[2 * i] = (qsf_linear_apart){
+            {m->expert.gate, m->biases[0], s->gate + off, stride, 1, NULL, NULL, {0}},
+            m->unit,
+            rows,
+            s->tails[0] + tail_off};
+        products[2 * i + 1] = (qsf_linear_apart){
+            {m->expert.up, m->biases[1], s->up + off, stride, 1, activate, m, {0}},
+            m->unit,
+            rows,
+            s->tails[1] + tail_off};
+    }
+    qsf_linear_run_apart(w->ops, products, 2 * (size_t)w->n, true);
+}
+
+/* Outputs of all members, each at the place of its choice, or of its row in the wave. */
+static void run_down(wave *w, const qsf_acts *activated)
+{
+    const qsf_scratch *const s = w->ops->scratch;
+    qsf_linear_apart products[WAVE_EXPERTS];
+    for (uint32_t i = 0; i < w->n; i++) {
+        const member *const m = &w->members[i];
+        float *const y =
+            s->routed.outputs + (w->keeps ? m->first_choice : m->first_row) * s->dim_stride;
+        products[i] =
+            (qsf_linear_apart){{m->expert.down, m->biases[2], y, s->dim_stride, 1, NULL, NULL, {0}},
+                               m->unit,
+                               rows_of(activated, m->first_row, m->n),
+                               s->tails[2] + m->first_row * QSF_TILE_ROWS};
+    }
+    qsf_linear_run_apart(w->ops, products, w->n, false);
+}
+
+/* The input of a wave: its rows in order, or the one row of a chunk of one token. */
+static qsf_acts gather(const wave *w)
+{
+    qsf_ops *const o = w->ops;
+    const qsf_scratch *const s = o->scratch;
+    const uint32_t n_chosen = o->kind->n_chosen;
+    const qsf_norm_weights none = {0};
+    for (uint32_t i = 0; i < w->n; i++) {
+        const member *const m = &w->members[i];
+        for (uint32_t j = 0; j < m->n && m->first_row + j < o->n_tokens; j++) {
+            const uint32_t token = s->routed.choices[m->first_choice + j] / n_chosen;
+            memcpy(s->routed.rows + (m->first_row + j) * s->dim_stride,
+                   w->x + token * s->dim_stride, s->dim_stride * sizeof *w->x);
+        }
+    }
+    return qsf_ops_prepare(o, s->routed.rows, o->config->dim, &none, s->routed.rows);
+}
+
+/* Choices [first, first + n), whose outputs are there */
+typedef struct add_job {
+    const qsf_ops *ops;
+    uint32_t first;
+    uint32_t n;
+} add_job;
+
+/* y[row] += weight * output in columns [begin, end), choices ascending */
+static void add_weighted(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const add_job *const job = arg;
+    const qsf_scratch *const s = job->ops->scratch;
+    const qsf_routed_scratch *const r = &s->routed;
+    (void)worker_idx;
+    for (uint32_t i = 0; i < job->n; i++) {
+        const uint32_t choice = r->choices[job->first + i];
+        const size_t row = choice / job->ops->kind->n_chosen * s->dim_stride;
+        job->ops->kernels->add_scaled(s->y + row + begin, r->outputs + i * s->dim_stride + begin,
+                                      r->weights[choice], end - begin);
     }
 }
 
-/* Runs an expert for a batch. The caller has set what `o` says of tokens, kind and expert. */
-static qsf_status run_batch(qsf_ops *o, const qsf_expert *e, const float *x, const batch *b)
+static void add_outputs(const qsf_ops *o, uint32_t first, uint32_t n)
 {
-    const qsf_scratch *const s = o->scratch;
+    add_job job = {o, first, n};
+    qsf_pool_run(o->pool, o->config->dim, qsf_ops_piece(n), add_weighted, &job);
+}
+
+/* Runs the collected experts. */
+static void run_wave(wave *w, uint32_t n_tokens)
+{
+    qsf_ops *const o = w->ops;
     const qsf_norm_weights none = {0};
-    const size_t stride = qsf_stride(o->kind->ffn_dim);
-    qsf_linear gate = {e->gate, NULL, s->gate, stride, 1, NULL, NULL, {0}};
-    qsf_linear up = {e->up, NULL, s->up, stride, 1, activate, b, {0}};
-    qsf_linear down = {e->down, NULL, s->routed.outputs, s->dim_stride, 1, add_weighted, b, {0}};
-    QSF_TRY(qsf_ops_load_vector(o, e->gate_bias, s->vectors[1], &gate.bias));
-    QSF_TRY(qsf_ops_load_vector(o, e->up_bias, s->vectors[2], &up.bias));
-    QSF_TRY(qsf_ops_load_vector(o, e->down_bias, s->vectors[3], &down.bias));
-    for (uint32_t i = 0; i < b->n; i++)
-        memcpy(s->routed.rows + i * s->dim_stride, x + b->choices[i] / b->n_chosen * s->dim_stride,
-               s->dim_stride * sizeof *x);
-    const qsf_acts in = qsf_ops_prepare(o, s->routed.rows, o->config->dim, &none, s->routed.rows);
-    QSF_TRY(qsf_linear_run_pair(o, &gate, &up, &in));
-    const qsf_acts activated = qsf_ops_prepare(o, s->gate, o->kind->ffn_dim, &none, s->gate);
-    return qsf_linear_run(o, &down, 1, &activated);
+    o->n_tokens = n_tokens == 1 ? 1 : w->n_rows;
+    const qsf_acts in = gather(w);
+    run_gate_up(w, &in);
+    o->n_tokens = w->n_rows;
+    const qsf_acts activated =
+        qsf_ops_prepare(o, o->scratch->gate, o->kind->ffn_dim, &none, o->scratch->gate);
+    run_down(w, &activated);
+    if (!w->keeps)
+        add_outputs(o, w->members[0].first_choice, w->n_rows);
+    for (uint32_t i = 0; i < w->n; i++)
+        if (o->scratch->routed.uses[w->members[i].i] == 0)
+            qsf_experts_release(o->experts, w->members[i].i);
 }
 
 static qsf_status run_experts(qsf_ops *o, const float *x)
 {
-    const qsf_routed_scratch *const s = &o->scratch->routed;
-    qsf_experts *const experts = o->experts;
-    const uint32_t n_chosen = o->kind->n_chosen;
+    const uint32_t n_tokens = o->n_tokens;
+    const uint32_t n_choices = n_tokens * o->kind->n_chosen;
     qsf_layer_kind kind = *o->kind; /* of an expert */
     kind.ffn = QSF_FFN_GATED;
     kind.ffn_dim = kind.expert_dim;
     o->kind = &kind;
-    qsf_status status = QSF_OK;
-    for (uint32_t i = 0, at = 0; status == QSF_OK && i < experts->n_wanted; i++) {
-        const uint32_t end = at + s->uses[i];
-        qsf_expert e;
-        qsf_expert_find(experts->reader, s->units[i], &e);
-        status = qsf_experts_take(experts, i, &o->expert);
-        while (status == QSF_OK && at < end) {
-            batch b = {o, s->choices + at, end - at, n_chosen};
-            b.n = b.n < QSF_EXPERT_ROWS ? b.n : QSF_EXPERT_ROWS;
-            o->n_tokens = b.n;
-            status = run_batch(o, &e, x, &b);
-            at += b.n;
-        }
+    wave w = {.ops = o,
+              .x = x,
+              .first_unit = o->experts->reader->units[o->experts->layer_idx + 1].first_expert,
+              .n_left = o->experts->n_wanted,
+              .keeps = n_choices <= QSF_EXPERT_ROWS};
+    while (w.n_left > 0) {
+        QSF_TRY(collect(&w));
+        run_wave(&w, n_tokens);
     }
-    o->expert = NULL;
-    return status;
+    if (w.keeps)
+        add_outputs(o, 0, n_choices);
+    return QSF_OK;
 }
 
 qsf_status qsf_routed_add(qsf_ops *o, const qsf_layer *l, const float *x)

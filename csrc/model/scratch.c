@@ -46,10 +46,17 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
     s->partial_sums = qsf_arena_push(a, n_partials, sizeof *s->partial_sums);
 }
 
+/* Rows that experts compute together; 0: there are none. */
+static size_t routed_rows(const qsf_config *c, size_t n)
+{
+    const size_t n_rows = c->n_experts != 0 ? n * c->n_chosen : 0;
+    return n_rows < QSF_EXPERT_ROWS ? n_rows : QSF_EXPERT_ROWS;
+}
+
 static void layout_routed(qsf_routed_scratch *s, qsf_arena *a, const qsf_config *c, size_t n,
                           size_t dim_stride)
 {
-    const size_t n_rows = n < QSF_EXPERT_ROWS ? n : QSF_EXPERT_ROWS;
+    const size_t n_rows = routed_rows(c, n);
     *s = (qsf_routed_scratch){0};
     if (c->n_experts == 0)
         return;
@@ -72,6 +79,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
                         uint32_t n_threads)
 {
     const size_t n = chunk_tokens;
+    const size_t n_wide = larger(n, routed_rows(c, n));
     *s = (qsf_scratch){
         .chunk_tokens = chunk_tokens,
         .dim_stride = qsf_stride(c->dim),
@@ -90,15 +98,15 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
     s->k = qsf_arena_push(a, n * kv_stride, sizeof *s->k);
     s->v = qsf_arena_push(a, n * kv_stride, sizeof *s->v);
     s->attended = qsf_arena_push(a, n * q_stride, sizeof *s->attended);
-    s->gate = qsf_arena_push(a, n * ffn_stride, sizeof *s->gate);
-    s->up = c->has_gate ? qsf_arena_push(a, n * ffn_stride, sizeof *s->up) : NULL;
+    s->gate = qsf_arena_push(a, n_wide * ffn_stride, sizeof *s->gate);
+    s->up = c->has_gate ? qsf_arena_push(a, n_wide * ffn_stride, sizeof *s->up) : NULL;
     s->y = qsf_arena_push(a, n * s->dim_stride, sizeof *s->y);
     s->positions = qsf_arena_push(a, n, sizeof *s->positions);
     s->rope_cos = qsf_arena_push(a, n * c->n_rope_pairs, sizeof *s->rope_cos);
     s->rope_sin = qsf_arena_push(a, n * c->n_rope_pairs, sizeof *s->rope_sin);
     layout_attention(&s->attend, a, c, chunk_tokens, ctx_tokens, n_threads);
     for (size_t i = 0; i < sizeof s->tails / sizeof s->tails[0]; i++)
-        s->tails[i] = qsf_arena_push(a, n * QSF_TILE_ROWS, sizeof *s->tails[i]);
+        s->tails[i] = qsf_arena_push(a, n_wide * QSF_TILE_ROWS, sizeof *s->tails[i]);
     for (size_t i = 0; i < sizeof s->vectors / sizeof s->vectors[0]; i++)
         s->vectors[i] = qsf_arena_push(a, larger(widest, kv_stride), sizeof *s->vectors[i]);
     for (size_t i = 0; i < sizeof s->qk_norms / sizeof s->qk_norms[0]; i++)
@@ -106,10 +114,10 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
     s->head_bias = qsf_arena_push(a, c->has_head_bias ? c->n_vocab : 0, sizeof *s->head_bias);
     s->outliers = qsf_arena_push(a, c->outliers_bytes, 1);
     layout_routed(&s->routed, a, c, n, s->dim_stride);
-    s->act_q = qsf_arena_push(a, n * widest, sizeof *s->act_q);
-    s->act_q_low = qsf_arena_push(a, n * widest, sizeof *s->act_q_low);
-    s->act_scale = qsf_arena_push(a, n * n_blocks, sizeof *s->act_scale);
-    s->act_sum = qsf_arena_push(a, n * n_blocks, sizeof *s->act_sum);
-    s->act_scaled_sum = qsf_arena_push(a, n * n_blocks, sizeof *s->act_scaled_sum);
-    s->act_fine_sum = qsf_arena_push(a, n * n_blocks, sizeof *s->act_fine_sum);
+    s->act_q = qsf_arena_push(a, n_wide * widest, sizeof *s->act_q);
+    s->act_q_low = qsf_arena_push(a, n_wide * widest, sizeof *s->act_q_low);
+    s->act_scale = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_scale);
+    s->act_sum = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_sum);
+    s->act_scaled_sum = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_scaled_sum);
+    s->act_fine_sum = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_fine_sum);
 }

@@ -2,7 +2,8 @@
  *
  * Rows are tokens of the chunk. Buffers have room for the widest layer; a layer's rows lie at its
  * own strides: q_stride is its q_dim padded to 64, likewise the others. Inputs of a matmul are
- * padded to 64 columns with zeros, results to 16.
+ * padded to 64 columns with zeros, results to 16. `wide` rows are the chunk's, or `routed` ones if
+ * these are more.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_SCRATCH_H
@@ -38,10 +39,11 @@ typedef struct qsf_attend_scratch {
     qsf_span_sums *partial_sums; /* [split_tokens, heads, n_spans] */
 } qsf_attend_scratch;
 
-/* Rows that an expert computes together; more share nothing but the weights in the cache. */
+/* Rows that experts compute together; more share nothing but the weights in the cache. */
 #define QSF_EXPERT_ROWS 64
 
-/* Buffers of the routed part; empty if no layer has experts. */
+/* Buffers of the routed part: `routed` rows are the chunk's times n_chosen, at most
+ * QSF_EXPERT_ROWS. Empty if no layer has experts. */
 typedef struct qsf_routed_scratch {
     float *scores;     /* [chunk, n_experts], rows at n_experts of the layer */
     float *biases[2];  /* [n_experts] of router and selection */
@@ -52,8 +54,8 @@ typedef struct qsf_routed_scratch {
     uint32_t *first;   /* [n_experts + 1] of each expert in choices */
     uint32_t *units;   /* [n_experts] that some token chose */
     uint32_t *uses;    /* [n_experts] tokens that chose them */
-    float *rows;       /* [QSF_EXPERT_ROWS, dim_stride] inputs of an expert */
-    float *outputs;    /* [QSF_EXPERT_ROWS, dim_stride] */
+    float *rows;       /* [routed, dim_stride] inputs of experts */
+    float *outputs;    /* [routed, dim_stride] */
 } qsf_routed_scratch;
 
 typedef struct qsf_scratch {
@@ -66,15 +68,15 @@ typedef struct qsf_scratch {
     float *k;          /* [chunk, kv_stride] */
     float *v;          /* [chunk, kv_stride] */
     float *attended;   /* [chunk, q_stride] */
-    float *gate;       /* [chunk, ffn_stride] input of the down projection */
-    float *up;         /* [chunk, ffn_stride]; NULL if the FFN has no gate */
+    float *gate;       /* [wide, ffn_stride] input of the down projection */
+    float *up;         /* [wide, ffn_stride]; NULL if the FFN has no gate */
     float *y; /* [chunk, dim_stride] output of attention or the FFN, before the residual add */
     uint32_t *positions; /* [chunk] positions of the rows in their sequences */
     float *rope_cos;     /* [chunk, pairs] of each RoPE set, one set behind the other */
     float *rope_sin;     /* the same */
     qsf_kv_form kv_form; /* the same in all sessions */
     qsf_attend_scratch attend;
-    float *tails[3];    /* [chunk, 16] last tile rows that the output has no room for, one for each
+    float *tails[3];    /* [wide, 16] last tile rows that the output has no room for, one for each
                            matrix that runs at the same time */
     float *vectors[4];  /* [widest vector] norm weight, norm bias, and two more biases */
     float *qk_norms[2]; /* [qk_norm_cols] weights of Q norm and K norm */
@@ -82,12 +84,12 @@ typedef struct qsf_scratch {
     unsigned char
         *outliers; /* [config's outliers_bytes] sparse outliers that are in use together */
     qsf_routed_scratch routed;
-    int8_t *act_q;         /* [chunk, widest input] */
-    int8_t *act_q_low;     /* [chunk, widest input] */
-    float *act_scale;      /* [chunk, widest input / 64] */
-    int32_t *act_sum;      /* [chunk, widest input / 64] */
-    float *act_scaled_sum; /* [chunk, widest input / 64] */
-    int32_t *act_fine_sum; /* [chunk, widest input / 64] */
+    int8_t *act_q;         /* [wide, widest input] */
+    int8_t *act_q_low;     /* [wide, widest input] */
+    float *act_scale;      /* [wide, widest input / 64] */
+    int32_t *act_sum;      /* [wide, widest input / 64] */
+    float *act_scaled_sum; /* [wide, widest input / 64] */
+    int32_t *act_fine_sum; /* [wide, widest input / 64] */
 } qsf_scratch;
 
 /* Call once on a measuring arena and once on the real one, whose memory is zeroed. */

@@ -1,10 +1,6 @@
-/* experts.c - requests of experts, places for them, and the threads that fill these.
- *
- * Only the computing thread changes which expert a place holds; the threads change states, under
- * the lock.
- */
+/* experts.c - requests of experts, and places for them. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "stream/experts.h"
+#include "stream/experts_private.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -13,16 +9,13 @@
 
 #include "base/checked.h"
 #include "base/status.h"
-#include "checksum/crc32.h"
 #include "platform/clock.h"
 
 #define NONE UINT32_MAX
+/* An expert is read in pieces, so that it is there early, and one is checked while the next
+ * arrive. Larger pieces, and whole experts, were slower (bench/LOG.md). */
+#define PIECE_BYTES ((size_t)1 << 20)
 #define CANCEL_POLL_NS (UINT64_C(20) * 1000 * 1000)
-
-static const qsf_unit *unit_of(const qsf_experts *e, uint32_t expert)
-{
-    return &e->reader->units[e->reader->n_units_file + expert];
-}
 
 /* ---- sizes ---- */
 
@@ -59,101 +52,6 @@ size_t qsf_experts_table_bytes(const qsf_reader *r, uint32_t n_places)
 {
     return r->n_experts * (sizeof(uint32_t) + sizeof(float)) +
            n_places * (sizeof(qsf_expert_slot) + sizeof(uint32_t));
-}
-
-/* ---- the reading threads ---- */
-
-static void record(const qsf_experts *e, qsf_trace_kind kind, uint32_t layer_idx,
-                   uint32_t thread_idx, uint64_t begin_ns, uint64_t end_ns, uint64_t n_bytes)
-{
-    if (!qsf_trace_is_on(e->trace))
-        return;
-    qsf_trace_record(e->trace, &(qsf_trace_event){
-                                   .begin_ns = begin_ns,
-                                   .end_ns = end_ns,
-                                   .n_bytes = n_bytes,
-                                   .kind = (uint32_t)kind,
-                                   .unit_idx = qsf_reader_file_idx(e->reader, layer_idx + 1),
-                                   .thread_idx = thread_idx,
-                               });
-}
-
-/* Reads an expert and verifies it. */
-static qsf_status load(qsf_experts *e, qsf_io_queue *queue, const qsf_expert_slot *s,
-                       uint32_t thread_idx, uint32_t layer_idx, uint64_t *checksum_ns)
-{
-    const qsf_unit *const u = unit_of(e, s->expert);
-    const size_t n_bytes = (size_t)u->stored_bytes;
-    const qsf_io_read want = {
-        .off = u->off,
-        .dst = s->raw,
-        .n_bytes = qsf_round_up(n_bytes, QSF_IO_ALIGN),
-        .need_bytes = n_bytes,
-    };
-    qsf_io_read done;
-    const uint64_t begin_ns = qsf_clock_ns();
-    QSF_TRY(qsf_io_start(queue, &want));
-    QSF_TRY(qsf_io_finish(queue, &done));
-    const uint64_t read_ns = qsf_clock_ns();
-    const uint32_t crc32 = qsf_crc32(0, s->raw, n_bytes);
-    const uint64_t end_ns = qsf_clock_ns();
-    *checksum_ns = end_ns - read_ns;
-    record(e, QSF_TRACE_READ, layer_idx, thread_idx, begin_ns, read_ns, n_bytes);
-    record(e, QSF_TRACE_CHECKSUM, layer_idx, thread_idx, read_ns, end_ns, n_bytes);
-    if (crc32 != u->crc32)
-        return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "%" PRIu64 " bytes at %" PRIu64 ": checksum is %08" PRIx32
-                        ", stored is %08" PRIx32,
-                        u->stored_bytes, u->off, crc32, u->crc32);
-    return QSF_OK;
-}
-
-/* Fills the place of the next job. Caller holds the lock; it is released meanwhile. */
-static void run_job(qsf_experts *e, qsf_io_queue *queue, uint32_t thread_idx)
-{
-    qsf_expert_slot *const s = &e->slots[e->jobs[e->next_job++ % e->n_places]];
-    const uint32_t layer_idx = e->layer_idx;
-    uint64_t checksum_ns = 0;
-    e->n_reading++;
-    qsf_mutex_unlock(&e->lock);
-    const qsf_status status = load(e, queue, s, thread_idx, layer_idx, &checksum_ns);
-    qsf_mutex_lock(&e->lock);
-    e->n_reading--;
-    e->totals.read_bytes += unit_of(e, s->expert)->stored_bytes;
-    e->totals.checksum_ns += checksum_ns;
-    s->state = status == QSF_OK ? QSF_SLOT_READY : QSF_SLOT_FAILED;
-    if (status != QSF_OK && e->failure_status == QSF_OK) {
-        e->failure_status = status;
-        snprintf(e->failure, sizeof e->failure,
-                 "unit %" PRIu32 " (an expert of layer %" PRIu32 "): %s",
-                 e->reader->n_units_file + s->expert, layer_idx, qsf_error_detail());
-    }
-    qsf_condition_wake_all(&e->has_data);
-}
-
-static void *run_reader(void *arg)
-{
-    qsf_experts *const e = arg;
-    qsf_io_queue queue;
-    const qsf_status status = qsf_io_queue_open(&queue, e->io, 1);
-    qsf_mutex_lock(&e->lock);
-    const uint32_t thread_idx = 1 + QSF_IO_MAX_DEPTH + e->n_begun++;
-    while (!e->is_stopping) {
-        if (e->next_job == e->end_job) {
-            qsf_condition_wait(&e->has_job, &e->lock);
-        } else if (status == QSF_OK) {
-            run_job(e, &queue, thread_idx);
-        } else { /* the system has no queue for this thread */
-            e->slots[e->jobs[e->next_job++ % e->n_places]].state = QSF_SLOT_FAILED;
-            e->failure_status = e->failure_status == QSF_OK ? status : e->failure_status;
-            snprintf(e->failure, sizeof e->failure, "%s", qsf_error_detail());
-            qsf_condition_wake_all(&e->has_data);
-        }
-    }
-    qsf_mutex_unlock(&e->lock);
-    if (status == QSF_OK)
-        qsf_io_queue_close(&queue);
-    return NULL;
 }
 
 /* ---- memory ---- */
@@ -228,7 +126,7 @@ static qsf_status acquire_all(qsf_experts *e)
     QSF_TRY(acquire(e, n, sizeof *e->slot_of, &e->slot_of));
     QSF_TRY(acquire(e, n, sizeof *e->counts, &e->counts));
     for (size_t i = 0; i < n; i++) {
-        const float share = unit_of(e, (uint32_t)i)->importance;
+        const float share = qsf_experts_unit(e, (uint32_t)i)->importance;
         e->slot_of[i] = NONE;
         e->counts[i] = share < 1.0F ? share : 0.0F; /* 1: not measured */
     }
@@ -245,8 +143,31 @@ static qsf_status start_threads(qsf_experts *e)
     QSF_TRY(qsf_condition_init(&e->has_data));
     e->n_sync = 3;
     for (; e->n_threads < QSF_EXPERT_READERS; e->n_threads++)
-        QSF_TRY(qsf_thread_start(&e->threads[e->n_threads], QSF_EXPERT_STACK_BYTES, run_reader, e));
+        QSF_TRY(qsf_thread_start(&e->threads[e->n_threads], QSF_EXPERT_STACK_BYTES,
+                                 qsf_experts_read, e));
     return QSF_OK;
+}
+
+/* Loads all experts, for each of which there is a slot. Like that of other weights, this is not
+ * counted. */
+static qsf_status load_all(qsf_experts *e)
+{
+    static const uint32_t no_uses[QSF_MAX_LAYER_EXPERTS];
+    uint32_t units[QSF_MAX_LAYER_EXPERTS];
+    qsf_status status = QSF_OK;
+    for (uint32_t i = 1; status == QSF_OK && i + 1 < e->reader->n_units; i++) {
+        const uint32_t n = layer_experts(e->reader, i);
+        for (uint32_t j = 0; j < n; j++)
+            units[j] = e->reader->units[i].first_expert + j;
+        qsf_experts_request(e, i - 1, units, no_uses, n);
+        for (uint32_t j = 0; status == QSF_OK && j < n; j++) {
+            const unsigned char *bytes;
+            status = qsf_experts_take(e, j, &bytes);
+        }
+        qsf_experts_end(e);
+    }
+    e->totals = (qsf_expert_counts){0};
+    return status;
 }
 
 qsf_status qsf_experts_init(qsf_experts *e, const qsf_reader *r, qsf_ledger *ledger,
@@ -258,6 +179,7 @@ qsf_status qsf_experts_init(qsf_experts *e, const qsf_reader *r, qsf_ledger *led
         .io = options->io,
         .trace = options->trace,
         .slot_bytes = qsf_experts_slot_bytes(r),
+        .piece_bytes = PIECE_BYTES,
         .n_slots = options->n_slots,
         .n_places = options->n_slots + options->n_transit,
     };
@@ -266,6 +188,8 @@ qsf_status qsf_experts_init(qsf_experts *e, const qsf_reader *r, qsf_ledger *led
     qsf_status status = acquire_all(e);
     if (status == QSF_OK)
         status = start_threads(e);
+    if (status == QSF_OK && e->n_slots >= qsf_experts_count(r))
+        status = load_all(e);
     if (status != QSF_OK)
         qsf_experts_destroy(e);
     return status;
@@ -358,6 +282,8 @@ static void place_wanted(qsf_experts *e)
         empty(e, s);
         s->state = QSF_SLOT_QUEUED;
         s->expert = expert;
+        s->done_bytes = 0;
+        s->crc32 = 0;
         s->is_wanted = true;
         e->slot_of[expert] = place;
         e->jobs[e->end_job++ % e->n_places] = place;
@@ -418,35 +344,40 @@ static qsf_status wait_for(qsf_experts *e, const qsf_expert_slot *s)
         const uint64_t end_ns = qsf_clock_ns();
         e->totals.wait_ns += end_ns - begin_ns;
         qsf_stopwatch_set_aside(e->stopwatch, QSF_PHASE_WAIT, begin_ns, end_ns,
-                                unit_of(e, s->expert)->stored_bytes);
+                                qsf_experts_unit(e, s->expert)->stored_bytes);
     }
     return status;
 }
 
-/* The expert in the place is not needed any more in this request. */
-static void end_use(qsf_experts *e, uint32_t i)
+bool qsf_experts_is_ready(qsf_experts *e, uint32_t i)
 {
+    assert(i < e->n_wanted);
     const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
-    if (place == NONE)
-        return;
-    e->slots[place].is_wanted = false;
-    if (place >= e->n_slots)
-        empty(e, &e->slots[place]);
+    qsf_mutex_lock(&e->lock);
+    const bool is_ready = place != NONE && e->slots[place].state == QSF_SLOT_READY;
+    qsf_mutex_unlock(&e->lock);
+    return is_ready;
 }
 
 qsf_status qsf_experts_take(qsf_experts *e, uint32_t i, const unsigned char **out)
 {
     assert(i < e->n_wanted);
-    if (i > 0) {
-        end_use(e, i - 1);
-        place_wanted(e);
-    }
     const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
     assert(place != NONE);
     const qsf_expert_slot *const s = &e->slots[place];
     QSF_TRY(wait_for(e, s));
     *out = s->raw;
     return QSF_OK;
+}
+
+void qsf_experts_release(qsf_experts *e, uint32_t i)
+{
+    const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
+    assert(place != NONE);
+    e->slots[place].is_wanted = false;
+    if (place >= e->n_slots)
+        empty(e, &e->slots[place]);
+    place_wanted(e);
 }
 
 void qsf_experts_end(qsf_experts *e)
@@ -456,6 +387,7 @@ void qsf_experts_end(qsf_experts *e)
     qsf_mutex_lock(&e->lock);
     for (; e->next_job < e->end_job; e->next_job++)
         e->slots[e->jobs[e->next_job % e->n_places]].state = QSF_SLOT_FAILED;
+    e->next_off = 0;
     while (e->n_reading > 0)
         qsf_condition_wait(&e->has_data, &e->lock);
     e->failure_status = QSF_OK;

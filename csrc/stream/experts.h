@@ -21,15 +21,15 @@
 #include "platform/trace.h"
 #include "stream/expert_policy.h"
 
-#define QSF_EXPERT_READERS                                                 \
-    4 /* two reads in flight fill a device; threads also compute checksums \
-       */
+#define QSF_EXPERT_READERS 4 /* they also compute checksums */
 #define QSF_EXPERT_STACK_BYTES (64 * 1024)
 
 typedef struct qsf_expert_slot {
     enum { QSF_SLOT_EMPTY, QSF_SLOT_QUEUED, QSF_SLOT_READY, QSF_SLOT_FAILED } state;
-    uint32_t expert;    /* number in EXPT, unless empty */
-    bool is_wanted;     /* by the present request, and not used yet */
+    uint32_t expert;     /* number in EXPT, unless empty */
+    bool is_wanted;      /* by the present request, and not released yet */
+    uint64_t done_bytes; /* of what is being read; likewise the next */
+    uint32_t crc32;
     void *memory;       /* NULL: given back */
     unsigned char *raw; /* [slot_bytes], at a multiple of QSF_IO_ALIGN */
 } qsf_expert_slot;
@@ -56,6 +56,7 @@ typedef struct qsf_experts {
     qsf_io *io;               /* borrowed */
     qsf_trace *trace;         /* borrowed, or NULL */
     size_t slot_bytes;
+    size_t piece_bytes;     /* of a read, a multiple of QSF_IO_ALIGN */
     uint32_t n_slots;       /* of the plan; some may be given back */
     uint32_t n_places;      /* slots, then transit slots */
     qsf_expert_slot *slots; /* [n_places] */
@@ -75,9 +76,10 @@ typedef struct qsf_experts {
     qsf_condition has_job;
     qsf_condition has_data;
     uint64_t next_job;
+    uint64_t next_off; /* in the expert of next_job */
     uint64_t end_job;
-    uint32_t n_reading;
-    uint32_t n_begun; /* threads */
+    uint32_t n_reading; /* pieces */
+    uint32_t n_begun;   /* threads */
     bool is_stopping;
     qsf_status failure_status;
     char failure[256];
@@ -111,8 +113,15 @@ void qsf_experts_begin_pass(qsf_experts *e, uint32_t n_tokens, const qsf_cancel 
 void qsf_experts_request(qsf_experts *e, uint32_t layer_idx, const uint32_t *wanted,
                          const uint32_t *uses, uint32_t n_wanted);
 
-/* *out = raw bytes of wanted[i], verified, valid until the next take or end. Take them in order. */
+/* True if wanted[i], which is not released yet, is in memory. */
+bool qsf_experts_is_ready(qsf_experts *e, uint32_t i);
+
+/* *out = raw bytes of wanted[i], verified, valid until it is released or the request ends. Waits
+ * for them: then all taken before must be released, and all wanted before it taken. */
 qsf_status qsf_experts_take(qsf_experts *e, uint32_t i, const unsigned char **out);
+
+/* The request does not need wanted[i], which was taken, any more. */
+void qsf_experts_release(qsf_experts *e, uint32_t i);
 
 /* Ends the request, complete or not; afterwards nothing is being read. */
 void qsf_experts_end(qsf_experts *e);

@@ -106,9 +106,29 @@ static void check_footprint(void)
     CHECK(status_kib("VmSize:") <= size_kib + SLACK_KIB);
 }
 
+/* Items of a row lie behind each other and are freed in any order. */
+static void check_row(void)
+{
+    enum { N_ITEMS = 5 };
+    static const size_t n_bytes = 3 * MIB + 65536; /* a multiple of every system's page */
+    static const uint32_t order[N_ITEMS] = {2, 0, 4, 1, 3};
+    unsigned char *const row = qsf_heap_alloc_row(N_ITEMS, n_bytes);
+    CHECK_EQ(row == NULL, QSF_ASAN);
+    for (size_t i = 0; row != NULL && i < N_ITEMS; i++) {
+        unsigned char *const item = row + order[i] * n_bytes;
+        CHECK(all_equal(item, n_bytes, 0));
+        memset(item, 0xA5, n_bytes);
+        qsf_heap_free(item, n_bytes);
+    }
+    CHECK(qsf_heap_alloc_row(2, 65536) == NULL); /* from the C library, which frees no parts */
+    CHECK(qsf_heap_alloc_row(2, n_bytes + 64) == NULL);
+    CHECK(qsf_heap_alloc_row(SIZE_MAX / MIB, 65536 * 64) == NULL);
+}
+
 int main(void)
 {
     check_sizes();
+    check_row();
     check_footprint();
     return check_report("check_heap");
 }

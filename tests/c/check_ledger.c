@@ -2,6 +2,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
 
+#include "base/asan.h"
 #include "memory/ledger.h"
 #include "platform/heap.h"
 
@@ -75,6 +76,27 @@ static void check_ceiling(void)
     CHECK(qsf_ledger_acquire(&ledger, QSF_USE_HANDLE, 1) == NULL);
 }
 
+/* A row is one request, and each item goes back by itself. */
+static void check_row(void)
+{
+    static const size_t n_bytes = 1 << 20;
+    qsf_ledger ledger;
+    qsf_ledger_init(&ledger, 3 * n_bytes);
+    CHECK(qsf_ledger_acquire_row(&ledger, QSF_USE_EXPERTS, 4, n_bytes) == NULL);
+    CHECK(qsf_ledger_acquire_row(&ledger, QSF_USE_EXPERTS, 4, SIZE_MAX / 2) == NULL);
+    ledger.grants_until_fault = 0;
+    CHECK(qsf_ledger_acquire_row(&ledger, QSF_USE_EXPERTS, 3, n_bytes) == NULL);
+    CHECK_EQ_U64(ledger.held_bytes, 0);
+    unsigned char *const row = qsf_ledger_acquire_row(&ledger, QSF_USE_EXPERTS, 3, n_bytes);
+    CHECK_EQ(row == NULL, QSF_ASAN);
+    for (size_t i = 0; row != NULL && i < 3; i++) {
+        CHECK_EQ_U64(ledger.held_by_use[QSF_USE_EXPERTS], (3 - i) * n_bytes);
+        qsf_ledger_release(&ledger, QSF_USE_EXPERTS, row + i * n_bytes, n_bytes);
+    }
+    CHECK_EQ_U64(ledger.held_bytes, 0);
+    CHECK_EQ_U64(ledger.n_acquired, row != NULL);
+}
+
 /* With n the n-th request after n good ones fails, and only that one. */
 static void check_faults(void)
 {
@@ -112,6 +134,7 @@ int main(void)
 {
     check_blocks();
     check_ceiling();
+    check_row();
     check_faults();
     check_names();
     return check_report("check_ledger");

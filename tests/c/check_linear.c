@@ -203,6 +203,20 @@ static void run_pair(qsf_ops *o, const qsf_acts *x, const qsf_reader *reader, bo
         atomic_store(&results[0].n_finished[i], 1); /* it has none */
     check_result(&results[0]);
     check_result(&results[1]);
+    if (!qsf_stream_is_resident(o->stream, 2))
+        return;
+    const unsigned char *unit;
+    prepare(&results[0], reader, &w[0], 1, has_bias);
+    prepare(&results[1], reader, &w[1], 1, has_bias);
+    CHECK_OK(qsf_stream_begin_unit(o->stream, 2));
+    CHECK_OK(qsf_stream_acquire(o->stream, 0, 1, &unit));
+    const qsf_linear_apart apart[] = {{first, unit, *x, tails[0]}, {second, unit, *x, tails[1]}};
+    qsf_linear_run_apart(o, apart, 2, true);
+    CHECK_OK(qsf_stream_end_unit(o->stream));
+    for (size_t i = 0; i < results[0].n_rows; i++)
+        atomic_store(&results[0].n_finished[i], 1);
+    check_result(&results[0]);
+    check_result(&results[1]);
 }
 
 static void run_all(qsf_stream *stream, const qsf_reader *reader, uint32_t n_threads)

@@ -1,0 +1,163 @@
+/* experts_readers.c - the threads that fill the places of experts, piece by piece. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/checked.h"
+#include "base/status.h"
+#include "checksum/crc32.h"
+#include "platform/clock.h"
+#include "stream/experts_private.h"
+
+/* Reads in flight of a thread, where the system allows more than one. */
+#define QUEUE_DEPTH 2
+
+/* Caller holds the lock. */
+static void record(const qsf_experts *e, qsf_trace_kind kind, uint32_t thread_idx,
+                   uint64_t begin_ns, uint64_t end_ns, uint64_t n_bytes)
+{
+    if (!qsf_trace_is_on(e->trace))
+        return;
+    qsf_trace_record(e->trace, &(qsf_trace_event){
+                                   .begin_ns = begin_ns,
+                                   .end_ns = end_ns,
+                                   .n_bytes = n_bytes,
+                                   .kind = (uint32_t)kind,
+                                   .unit_idx = qsf_reader_file_idx(e->reader, e->layer_idx + 1),
+                                   .thread_idx = thread_idx,
+                               });
+}
+
+/* A part of an expert that is being read. */
+typedef struct piece {
+    uint32_t place;
+    uint64_t off; /* in the expert */
+    size_t n_bytes;
+    uint64_t begin_ns;
+} piece;
+
+static void fail_place(qsf_experts *e, qsf_expert_slot *s, qsf_status status, const char *why)
+{
+    s->state = QSF_SLOT_FAILED;
+    if (e->failure_status != QSF_OK)
+        return;
+    e->failure_status = status;
+    snprintf(e->failure, sizeof e->failure, "unit %" PRIu32 " (an expert of layer %" PRIu32 "): %s",
+             e->reader->n_units_file + s->expert, e->layer_idx, why);
+}
+
+/* Takes the next piece of the jobs. Caller holds the lock. */
+static piece take_piece(qsf_experts *e)
+{
+    piece p = {.place = e->jobs[e->next_job % e->n_places], .off = e->next_off};
+    const qsf_expert_slot *const s = &e->slots[p.place];
+    const uint64_t left_bytes = qsf_experts_unit(e, s->expert)->stored_bytes - p.off;
+    p.n_bytes = left_bytes < e->piece_bytes ? (size_t)left_bytes : e->piece_bytes;
+    e->next_off += p.n_bytes;
+    if (p.n_bytes == left_bytes) {
+        e->next_off = 0;
+        e->next_job++;
+    }
+    e->n_reading++;
+    return p;
+}
+
+/* A piece is there or has failed; the last one of an expert judges it. Caller holds the lock. */
+static void end_piece(qsf_experts *e, const piece *p, qsf_status status, uint32_t crc32)
+{
+    qsf_expert_slot *const s = &e->slots[p->place];
+    const qsf_unit *const u = qsf_experts_unit(e, s->expert);
+    e->n_reading--;
+    s->done_bytes += p->n_bytes;
+    s->crc32 ^= qsf_crc32_combine(crc32, 0, u->stored_bytes - p->off - p->n_bytes);
+    e->totals.read_bytes += p->n_bytes;
+    if (status != QSF_OK) {
+        fail_place(e, s, status, qsf_error_detail());
+    } else if (s->state == QSF_SLOT_QUEUED && s->done_bytes == u->stored_bytes) {
+        char why[96];
+        snprintf(why, sizeof why,
+                 "%" PRIu64 " bytes at %" PRIu64 ": checksum is %08" PRIx32
+                 ", stored is %08" PRIx32,
+                 u->stored_bytes, u->off, s->crc32, u->crc32);
+        if (s->crc32 == u->crc32)
+            s->state = QSF_SLOT_READY;
+        else
+            fail_place(e, s, QSF_ERR_DAMAGED, why);
+    }
+    if (s->state != QSF_SLOT_QUEUED)
+        qsf_condition_wake_all(&e->has_data);
+}
+
+/* Starts reads until the queue is full. Caller holds the lock; it is released meanwhile. */
+static void start_pieces(qsf_experts *e, qsf_io_queue *queue, piece *under_way)
+{
+    while (queue->n_started < queue->depth && e->next_job != e->end_job) {
+        uint32_t at = 0;
+        while (under_way[at].n_bytes != 0)
+            at++;
+        piece *const p = &under_way[at];
+        *p = take_piece(e);
+        const qsf_expert_slot *const s = &e->slots[p->place];
+        const qsf_io_read want = {
+            .off = qsf_experts_unit(e, s->expert)->off + p->off,
+            .dst = s->raw + p->off,
+            .n_bytes = qsf_round_up(p->n_bytes, QSF_IO_ALIGN),
+            .need_bytes = p->n_bytes,
+            .tag = at,
+        };
+        p->begin_ns = qsf_clock_ns();
+        qsf_mutex_unlock(&e->lock);
+        const qsf_status status = qsf_io_start(queue, &want);
+        qsf_mutex_lock(&e->lock);
+        if (status != QSF_OK) {
+            end_piece(e, p, status, 0);
+            p->n_bytes = 0;
+        }
+    }
+}
+
+/* Waits for a read and computes its checksum. Caller holds the lock; it is released meanwhile. */
+static void finish_piece(qsf_experts *e, qsf_io_queue *queue, piece *under_way, uint32_t thread_idx)
+{
+    qsf_io_read done;
+    qsf_mutex_unlock(&e->lock);
+    const qsf_status status = qsf_io_finish(queue, &done);
+    piece *const p = &under_way[done.tag];
+    const uint64_t read_ns = qsf_clock_ns();
+    const uint32_t crc32 = status == QSF_OK ? qsf_crc32(0, done.dst, p->n_bytes) : 0;
+    const uint64_t end_ns = qsf_clock_ns();
+    qsf_mutex_lock(&e->lock);
+    record(e, QSF_TRACE_READ, thread_idx, p->begin_ns, read_ns, p->n_bytes);
+    record(e, QSF_TRACE_CHECKSUM, thread_idx, read_ns, end_ns, p->n_bytes);
+    e->totals.checksum_ns += end_ns - read_ns;
+    end_piece(e, p, status, crc32);
+    p->n_bytes = 0;
+}
+
+void *qsf_experts_read(void *arg)
+{
+    qsf_experts *const e = arg;
+    piece under_way[QUEUE_DEPTH] = {{0}};
+    qsf_io_queue queue;
+    const qsf_status status = qsf_io_queue_open(&queue, e->io, QUEUE_DEPTH);
+    qsf_mutex_lock(&e->lock);
+    const uint32_t thread_idx = 1 + QSF_IO_MAX_DEPTH + e->n_begun++;
+    while (!e->is_stopping) {
+        if (status == QSF_OK)
+            start_pieces(e, &queue, under_way);
+        if (status == QSF_OK && queue.n_started > 0) {
+            finish_piece(e, &queue, under_way, thread_idx);
+        } else if (e->next_job == e->end_job) {
+            qsf_condition_wait(&e->has_job, &e->lock);
+        } else if (status != QSF_OK) { /* the system has no queue for this thread */
+            const piece p = take_piece(e);
+            end_piece(e, &p, status, 0);
+        }
+    }
+    while (status == QSF_OK && queue.n_started > 0)
+        finish_piece(e, &queue, under_way, thread_idx);
+    qsf_mutex_unlock(&e->lock);
+    if (status == QSF_OK)
+        qsf_io_queue_close(&queue);
+    return NULL;
+}
