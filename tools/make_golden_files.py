@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 from make.kind_models import ROUTED, write_model  # noqa: E402
 from make.tiny_checkpoints import LLAMA3_SCALING, make_gpt2, make_llama  # noqa: E402
+from oracle.expert_policy import replay  # noqa: E402
 from qsf.file.layout import Dtype  # noqa: E402
 from qsf_converter import convert  # noqa: E402
 
@@ -38,6 +39,7 @@ def main() -> None:
         convert(llama, golden / "tiny-llama-4bit.qsf", quant_type="4bit", overwrite=True)
         convert(gpt2, golden / "tiny-gpt2-8bit.qsf", quant_type="8bit", overwrite=True)
     write_model(golden / "tiny-experts-4bit.qsf", ROUTED[:3], dtype=Dtype.Q4, seed=6)
+    (golden / "expert-trace.txt").write_text(replay(), encoding="ascii")
 
 
 if __name__ == "__main__":

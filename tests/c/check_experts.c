@@ -5,6 +5,7 @@
  * which two have 6 and 8 experts and choose 2 and 3.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
 #include <string.h>
 
 #include "check.h"
@@ -42,6 +43,8 @@ static qsf_model *open_with(uint32_t n_threads, uint32_t chunk_tokens, uint32_t 
     CHECK_EQ(m->plan.n_experts, N_EXPERTS);
     CHECK_EQ(m->plan.expert_slots, N_EXPERTS);
     CHECK_EQ(m->plan.experts_a_token, N_CHOSEN);
+    CHECK(m->plan.expert_slot_bytes > 2 * QSF_IO_ALIGN);
+    m->experts.piece_bytes = QSF_IO_ALIGN;
     while (qsf_experts_held(&m->experts) > n_slots)
         CHECK(qsf_experts_give_slot(&m->experts));
     return m;
@@ -89,8 +92,8 @@ static void check_one_answer(void)
                 CHECK_EQ_U64(m->experts.totals.n_hits, 0);
             else if (!ways[j].is_prompt)
                 CHECK(m->experts.totals.n_hits > 0);
-            if (slots[i] == N_EXPERTS)
-                CHECK(m->experts.totals.n_uses - m->experts.totals.n_hits <= N_EXPERTS);
+            if (slots[i] == N_EXPERTS) /* loaded by opening */
+                CHECK_EQ_U64(m->experts.totals.n_hits, m->experts.totals.n_uses);
             qsf_model_close(m);
         }
 }
@@ -289,6 +292,56 @@ static void check_policy(void)
         CHECK((e == 3) != (counts[e] < 1e-3F * counts[3]));
 }
 
+/* The hits of every token are those that the model of the policy in tests/python/oracle found for
+ * the same experts and slots: a line of the trace has the experts, then the hits. */
+static void check_replay(void)
+{
+    static const uint32_t slots[] = {0, 1, 2, 4, 5, 7, 10, 13};
+    enum { N_SETUPS = sizeof slots / sizeof slots[0], LINES = 200, FIRST_LAYER_CHOICES = 2 };
+    static const uint32_t uses[N_CHOSEN] = {1, 1, 1, 1, 1};
+    static const uint32_t n_of[] = {FIRST_LAYER_CHOICES, N_CHOSEN - FIRST_LAYER_CHOICES};
+    for (size_t i = 0; i < N_SETUPS; i++) {
+        FILE *const trace = fopen("tests/golden/expert-trace.txt", "r");
+        qsf_model *const m = open_with(1, 16, 0);
+        if (m == NULL || !CHECK(trace != NULL))
+            return;
+        qsf_experts *const e = &m->experts;
+        uint32_t n_lines = 0;
+        uint32_t n_wrong = 0;
+        memset(e->counts, 0, N_EXPERTS * sizeof *e->counts);
+        while (qsf_experts_held(e) < slots[i])
+            CHECK(qsf_experts_take_slot(e));
+        unsigned row[N_CHOSEN + N_SETUPS];
+        for (bool is_line = true; is_line;) {
+            for (size_t j = 0; is_line && j < N_CHOSEN + N_SETUPS; j++)
+                is_line = fscanf(trace, "%u", &row[j]) == 1;
+            if (!is_line)
+                break;
+            const uint64_t n_hits = e->totals.n_hits;
+            uint32_t units[N_CHOSEN];
+            for (uint32_t j = 0; j < N_CHOSEN; j++)
+                units[j] = m->reader.n_units_file + row[j];
+            qsf_experts_begin_pass(e, 1, NULL, NULL);
+            for (uint32_t layer = 0; layer < 2; layer++) {
+                qsf_experts_request(e, layer + 1, units + layer * FIRST_LAYER_CHOICES, uses,
+                                    n_of[layer]);
+                for (uint32_t j = 0; j < n_of[layer]; j++) {
+                    const unsigned char *bytes;
+                    CHECK_OK(qsf_experts_take(e, j, &bytes));
+                    qsf_experts_release(e, j);
+                }
+                qsf_experts_end(e);
+            }
+            n_wrong += e->totals.n_hits - n_hits != row[N_CHOSEN + i];
+            n_lines++;
+        }
+        CHECK_EQ(n_lines, LINES);
+        CHECK_EQ(n_wrong, 0);
+        qsf_model_close(m);
+        fclose(trace);
+    }
+}
+
 int main(void)
 {
     uint64_t state = 3;
@@ -301,5 +354,6 @@ int main(void)
     check_pressure();
     check_plans();
     check_policy();
+    check_replay();
     return check_report("check_experts");
 }
