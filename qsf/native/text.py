@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 import os
+from array import array
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from qsf.native._qsf import ffi, lib
 from qsf.native.binding import check_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,23 @@ class Text:
             check_status(status)
             if count[0] <= n_room:
                 return list(ffi.unpack(ids, count[0])) if count[0] else []
+            n_room = count[0]
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool) -> str:
+        """Return the text of all ids, as ``qsf_detokenize``; other threads run meanwhile."""
+        known = array("I", (token_id for token_id in ids if 0 <= token_id < self.facts.n_ids))
+        flags = lib.QSF_DETOKENIZE_START | (0 if skip_special else lib.QSF_DETOKENIZE_SPECIAL)
+        count = ffi.new("size_t *")
+        n_room = 16 * len(known) + 64
+        while True:
+            out = _uninitialised("char[]", n_room)
+            pointer = ffi.from_buffer("uint32_t[]", known)
+            status = lib.qsf_detokenize(
+                self._handle, pointer, len(known), flags, out, n_room, count
+            )
+            check_status(status)
+            if count[0] <= n_room:
+                return str(ffi.buffer(out, count[0]), "utf-8")
             n_room = count[0]
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -10,6 +10,7 @@ from qsf.text.tokenizer import IncrementalDecoder, Tokenizer, byte_of_char
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
     from qsf.native.text import TextDecoder
 
@@ -77,6 +78,10 @@ class EngineTokenizer(Tokenizer):
         if skip_special and token_id in self._special_ids:
             return b""
         return self._text.token_bytes(token_id)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Return the text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""
+        return self._text.decode(ids, skip_special=skip_special)
 
     def incremental(
         self, *, at_start: bool = False, skip_special: bool = True
