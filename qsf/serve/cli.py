@@ -167,6 +167,7 @@ def make_server(
     from qsf.serve.metrics import Metrics
     from qsf.serve.scheduler import Limits, Scheduler
     from qsf.serve.server import Bounds, Server, log_line
+    from qsf.serve.slot_files import SlotFiles
 
     engine = ModelEngine(model)
     keys = () if options.api_key_file is None else read_keys(Path(options.api_key_file))
@@ -196,7 +197,11 @@ def make_server(
     )
     bounds = Bounds(max_body_bytes=options.max_body_mb << 20, max_connections=options.connections)
     log = None if is_quiet else log_line
-    return Server(serving, Scheduler(engine, limits, metrics), metrics, gate, bounds, log)
+    kept = None
+    if options.session_dir is not None:
+        folder = Path(options.session_dir)
+        kept = SlotFiles(folder, engine, lambda text: command.say_error("qsf-serve", text))
+    return Server(serving, Scheduler(engine, limits, metrics), metrics, gate, bounds, log, kept)
 
 
 def _texts(value: str | Sequence[str]) -> tuple[str, ...]:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qsf import passes
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
-from qsf.kept import copy_held
+from qsf.kept import copy_held, load_session, save_session
 from qsf.serve.job import Chosen, Job
 
 if TYPE_CHECKING:
@@ -97,6 +99,15 @@ class ModelEngine:
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
         """Make the slot hold the first tokens that another holds, by copying its KV cache."""
         copy_held(self._sessions[slot], self._sessions[source], n_tokens)
+
+    def save(self, slot: int, path: Path, owner: str) -> None:
+        """Write what the slot holds to a session file. Raises QsfError."""
+        save_session(self._sessions[slot], path, owner)
+
+    def load(self, slot: int, path: Path) -> tuple[array[int], str]:
+        """Make the slot hold what a file has; return its tokens and owner. Raises QsfError."""
+        head = load_session(self._sessions[slot], path)
+        return array("I", head.tokens), head.owner
 
     def cancel(self, slot: int) -> None:
         """End what is evaluated for the slot; from any thread."""

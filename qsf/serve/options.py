@@ -105,6 +105,12 @@ class ServeOptions(_Checked):
         False, Flag(), "let requests ask for JSON, schemas, regular expressions and grammars"
     )
     max_body_mb: int = _serve(1, Whole(1, 64), "most MB of the body of a request")
+    session_dir: str | None = _serve(
+        None,
+        _Name(),
+        "folder that keeps what sequences hold when the server stops, for the next start",
+        "nothing is kept",
+    )
     connections: int = _serve(
         64, Whole(1, 10_000), "most connections at a time, 16 of an address of another machine"
     )

@@ -481,7 +481,7 @@ def _choose_slot(free: Sequence[Slot], job: Job) -> Slot:
     goes_on = [slot for slot in free if slot.held and _n_common(slot, job) == len(slot.held)]
     if goes_on:
         return max(goes_on, key=lambda slot: len(slot.held))
-    return min(free, key=lambda slot: slot.used)
+    return min(free, key=lambda slot: (slot.used, len(slot.held)))
 
 
 def _n_common(slot: Slot, job: Job) -> int:

@@ -27,6 +27,7 @@ from qsf.serve.metrics import Metrics
 from qsf.serve.page import page_headers, read_page
 from qsf.serve.problems import Problem, problem_of
 from qsf.serve.scheduler import Scheduler
+from qsf.serve.slot_files import SlotFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Server:
         gate: Gate,
         bounds: Bounds,
         log: Callable[[str], None] | None = None,
+        slot_files: SlotFiles | None = None,
     ) -> None:
         """Take the parts; nothing runs yet."""
         self.serving = serving
@@ -70,6 +72,7 @@ class Server:
         self._gate = gate
         self._bounds = bounds
         self._log = log
+        self._slot_files = slot_files
         self._created = int(time.time())
         self._connections: set[Connection] = set()
         self._addresses: Counter[str] = Counter()
@@ -127,6 +130,8 @@ class Server:
         """Listen; return where. ``host`` may be the path of a Unix socket."""
         loop = asyncio.get_running_loop()
         self._loop = loop
+        if self._slot_files is not None:
+            self._slot_files.load(self.scheduler.slots)
         self._engine_thread = threading.Thread(
             target=self.scheduler.run, args=(self._deliver,), name="qsf-engine", daemon=True
         )
@@ -153,6 +158,9 @@ class Server:
         self.scheduler.close(at_once=True)
         if self._engine_thread is not None:
             await self._loop.run_in_executor(None, self._engine_thread.join)
+            if self._slot_files is not None:
+                await self._loop.run_in_executor(None, self._slot_files.save, self.scheduler.slots)
+                self._slot_files.close()
         await asyncio.sleep(0.05)  # the last events reach their clients
         for connection in tuple(self._connections):
             connection.abort()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,14 @@ import pytest
 import qsf
 from make.fake_engine import Told
 from make.kind_models import MIXED, VOCAB, write_model
+from make.served import Client, serving
+from qsf import errors
 from qsf.file.layout import Dtype
 from qsf.serve.engine import ModelEngine
 from qsf.serve.job import Choosing
 from qsf.serve.metrics import Metrics
 from qsf.serve.scheduler import Limits, Scheduler
+from qsf.serve.slot_files import SlotFiles
 
 TOKENS = np.random.default_rng(5).integers(0, VOCAB, 150).tolist()
 
@@ -60,3 +64,33 @@ def test_the_text_is_that_of_a_prompt_alone(
     cached = [one.job.n_cached for one in told]
     assert cached[:3] == [0, 100, 70]
     assert cached[3] >= 99
+
+
+def test_what_slots_hold_outlasts_the_server(tiny_chat_8bit: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    options: dict[str, Any] = {"parallel": 2, "session_dir": str(folder)}
+    fields = {"prompt": "Once upon a time " * 9, "max_tokens": 9, "seed": 4, "cache_salt": "mine"}
+
+    def cached(client: Client, **more: Any) -> int:
+        answer = client.post("/v1/completions", {**fields, **more}).json
+        texts.append(answer["choices"][0]["text"])
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    texts: list[str] = []
+    no_engine: Any = None
+    with serving(tiny_chat_8bit, **options) as client:
+        texts.append(client.post("/v1/completions", fields).json["choices"][0]["text"])
+        with pytest.raises(errors.QsfArgumentError, match="in use by another server"):
+            SlotFiles(folder, no_engine, print)
+    assert folder.stat().st_mode & 0o077 == 0
+    with serving(tiny_chat_8bit, **options) as client:
+        assert cached(client, cache_salt="another") == 0
+        assert cached(client) > 20
+    assert len(set(texts)) == 1
+    for path in folder.glob("*.qsfs"):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    with serving(tiny_chat_8bit, **options) as client:
+        assert cached(client) == 0
+    assert len(set(texts)) == 1
