@@ -40,9 +40,10 @@
 #define ROOFLINE_NS 300000 /* and one of multiply-adds alone */
 #define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
 
-static const qsf_dtype dtypes[] = {
-    QSF_DTYPE_4BIT,    QSF_DTYPE_4BIT_SYM,      QSF_DTYPE_3BIT, QSF_DTYPE_2BIT, QSF_DTYPE_2BIT_SYM,
-    QSF_DTYPE_TERNARY, QSF_DTYPE_TERNARY_DENSE, QSF_DTYPE_8BIT, QSF_DTYPE_F16,  QSF_DTYPE_F32};
+static const qsf_dtype dtypes[] = {QSF_DTYPE_4BIT,          QSF_DTYPE_4BIT_SYM, QSF_DTYPE_3BIT,
+                                   QSF_DTYPE_2BIT,          QSF_DTYPE_2BIT_SYM, QSF_DTYPE_TERNARY,
+                                   QSF_DTYPE_TERNARY_DENSE, QSF_DTYPE_8BIT,     QSF_DTYPE_MXFP4,
+                                   QSF_DTYPE_F16,           QSF_DTYPE_F32};
 static const size_t token_counts[] = {1, 2, 4, 8, 16, 64, MAX_TOKENS};
 
 typedef struct options {
@@ -60,14 +61,15 @@ typedef struct bench {
     options opt;
     unsigned char *tiles; /* [n_bytes], of any type */
     size_t n_bytes;
-    float *f32;        /* [512, 2048] */
-    int8_t *q;         /* [512, 2048] */
-    int8_t *q_low;     /* [512, 2048] */
-    float *scale;      /* [512, 32] */
-    int32_t *sum;      /* [512, 32] */
-    float *scaled_sum; /* [512, 32] */
-    int32_t *fine_sum; /* [512, 32] */
-    float *y;          /* [n_threads, 512, 256] */
+    float *f32;         /* [512, 2048] */
+    int8_t *q;          /* [512, 2048] */
+    int8_t *q_low;      /* [512, 2048] */
+    float *scale;       /* [512, 32] */
+    int32_t *sum;       /* [512, 32] */
+    int32_t *first_sum; /* [512, 32] */
+    float *scaled_sum;  /* [512, 32] */
+    int32_t *fine_sum;  /* [512, 32] */
+    float *y;           /* [n_threads, 512, 256] */
     void *pool_block;
     qsf_pool *pool;
     qsf_roofline_read_fn *read;
@@ -132,11 +134,13 @@ static void bench_init(bench *b)
     b->q_low = need(malloc(n_x));
     b->scale = need(malloc(n_x_blocks * sizeof *b->scale));
     b->sum = need(malloc(n_x_blocks * sizeof *b->sum));
+    b->first_sum = need(malloc(n_x_blocks * sizeof *b->first_sum));
     b->scaled_sum = need(malloc(n_x_blocks * sizeof *b->scaled_sum));
     b->fine_sum = need(malloc(n_x_blocks * sizeof *b->fine_sum));
     qsf_kernels k;
     qsf_kernels_init(&k, QSF_ISA_SCALAR);
-    const qsf_act_row out = {b->q, b->q_low, b->scale, b->sum, b->scaled_sum, b->fine_sum};
+    const qsf_act_row out = {b->q,         b->q_low,      b->scale,   b->sum,
+                             b->first_sum, b->scaled_sum, b->fine_sum};
     k.quantise(b->f32, n_x_blocks, &out);
     b->y = need(
         calloc(b->opt.n_threads * MAX_TOKENS * STRIPE_TILE_ROWS * QSF_TILE_ROWS, sizeof *b->y));
@@ -158,6 +162,7 @@ static void bench_destroy(bench *b)
     free(b->q_low);
     free(b->scale);
     free(b->sum);
+    free(b->first_sum);
     free(b->scaled_sum);
     free(b->fine_sum);
     free(b->y);
@@ -317,7 +322,7 @@ static void bench_isa(const bench *b, qsf_isa isa)
                       .matmul = k.matmul[dtypes[d]],
                       .madds = qsf_dtype_is_quantised(dtypes[d]) ? qsf_roofline_madds(isa) : NULL,
                       .x = {n_tokens, N_BLOCKS, b->f32, b->q, b->q_low, b->scale, b->sum,
-                            b->scaled_sum, b->fine_sum},
+                            b->first_sum, b->scaled_sum, b->fine_sum},
                       .stripe_bytes = STRIPE_TILES * qsf_dtype_tile_bytes(dtypes[d])};
             const result r = measure(&w);
             print_result(&b->opt, k.isa_name, dtypes[d], n_tokens, &r);

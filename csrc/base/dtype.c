@@ -21,6 +21,7 @@ static const dtype_row rows[QSF_DTYPE_COUNT] = {
     [QSF_DTYPE_F32] = {"f32", 4, false, false},
     [QSF_DTYPE_TERNARY_DENSE] = {"ternary-dense", 0, true, false},
     [QSF_DTYPE_4BIT_SYM] = {"4bit-sym", 0, true, false},
+    [QSF_DTYPE_MXFP4] = {"mxfp4", 0, true, false},
 };
 
 const char *qsf_dtype_name(uint32_t dtype)

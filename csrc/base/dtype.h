@@ -11,9 +11,11 @@
 #include <stdint.h>
 
 #define QSF_TILE_ROWS 16
-#define QSF_BLOCK 64 /* columns of a tile; weights that share one scale */
+#define QSF_BLOCK 64     /* columns of a tile; weights that share one scale */
+#define QSF_SUB_BLOCK 32 /* weights that share one scale in MXFP4 */
 
-/* Offsets in a tile: 16 scales, then 16 mins if the type has them, then codes. */
+/* Offsets in a tile: 16 scales, then 16 mins if the type has them, then codes. MXFP4 has a scale of
+ * one byte for each 32 columns: 16 for the first, then 16 for the others. */
 #define QSF_TILE_SCALES_OFF 0
 #define QSF_TILE_MINS_OFF 32
 #define QSF_TILE_CODES_OFF(has_min) ((has_min) ? 64 : 32)
@@ -30,7 +32,8 @@ typedef enum qsf_dtype {
     QSF_DTYPE_F32 = 8,
     QSF_DTYPE_TERNARY_DENSE = 9,
     QSF_DTYPE_4BIT_SYM = 10,
-    QSF_DTYPE_COUNT = 11
+    QSF_DTYPE_MXFP4 = 11,
+    QSF_DTYPE_COUNT = 12
 } qsf_dtype;
 
 /* Never NULL; "unknown" for an id outside the table. */
@@ -51,6 +54,7 @@ static inline size_t qsf_dtype_tile_bytes(uint32_t dtype)
            : dtype == QSF_DTYPE_F32           ? 4096
            : dtype == QSF_DTYPE_TERNARY_DENSE ? 240
            : dtype == QSF_DTYPE_4BIT_SYM      ? 544
+           : dtype == QSF_DTYPE_MXFP4         ? 544
                                               : 0;
 }
 

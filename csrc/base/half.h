@@ -63,4 +63,14 @@ static inline uint16_t qsf_half_from_float(float value)
     return (uint16_t)(sign | (result + up));
 }
 
+/* The scale of an MXFP4 block, times 1/2, because its codes stand for multiples of 1/2: 2^(e -
+ * 128), exact for every e. */
+static inline float qsf_half_scale_from_e8m0(uint8_t e)
+{
+    const uint32_t bits = e < 2 ? UINT32_C(0x00200000) << e : (uint32_t)(e - 1) << 23;
+    float scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return scale;
+}
+
 #endif

@@ -50,7 +50,8 @@ typedef enum qsf_activation {
     QSF_ACTIVATION_RELU = 2,
     QSF_ACTIVATION_GELU_ERF = 3,
     QSF_ACTIVATION_RELU_SQUARED = 4,
-    QSF_ACTIVATION_COUNT = 5
+    QSF_ACTIVATION_SILU_CLAMPED = 5,
+    QSF_ACTIVATION_COUNT = 6
 } qsf_activation;
 
 typedef enum qsf_norm { QSF_NORM_LAYER = 0, QSF_NORM_RMS = 1, QSF_NORM_COUNT = 2 } qsf_norm;
@@ -156,7 +157,8 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_FFN_GATE_OUTLIERS = 33,
     QSF_TENSOR_FFN_UP_OUTLIERS = 34,
     QSF_TENSOR_FFN_DOWN_OUTLIERS = 35,
-    QSF_TENSOR_FIRST_FREE = 36, /* .. 43 and 47 .. 65: kept for other mixers */
+    QSF_TENSOR_SINKS = 36,
+    QSF_TENSOR_FIRST_FREE = 37, /* .. 43 and 47 .. 65: kept for other mixers */
     QSF_TENSOR_ROUTER_BIAS = 44,
     QSF_TENSOR_SELECTION_BIAS = 45,
     QSF_TENSOR_SHARED_GATE = 46,

@@ -391,11 +391,13 @@ static void QSF_NAME(fill)(qsf_kernels *k)
     k->silu = QSF_NAME(silu);
     k->relu = QSF_NAME(relu);
     k->relu_squared = QSF_NAME(relu_squared);
+    k->silu_clamped = QSF_NAME(silu_clamped);
     k->gelu_tanh_mul = QSF_NAME(gelu_tanh_mul);
     k->gelu_erf_mul = QSF_NAME(gelu_erf_mul);
     k->silu_mul = QSF_NAME(silu_mul);
     k->relu_mul = QSF_NAME(relu_mul);
     k->relu_squared_mul = QSF_NAME(relu_squared_mul);
+    k->silu_clamped_mul = QSF_NAME(silu_clamped_mul);
     k->add = QSF_NAME(add);
     k->add_scaled = QSF_NAME(add_scaled);
     k->scale = QSF_NAME(scale);

@@ -117,6 +117,24 @@ QSF_FORCED_INLINE void load_plane(qsf_dtype dtype, const unsigned char *half, si
     code[3] = _mm256_or_si256(code[3], _mm256_and_si256(_mm256_srli_epi16(third, 1), fours));
 }
 
+/* Adds planes begin .. end - 1 of a sub-block of half an MXFP4 tile, values + 12; q of its columns
+ */
+QSF_FORCED_INLINE void add_mxfp4_planes(const unsigned char *half, size_t sub, size_t begin,
+                                        size_t end, const int8_t *q, size_t q_stride,
+                                        size_t n_tokens, __m256i *sum)
+{
+    const __m256i mask = _mm256_set1_epi8(15);
+    const __m256i values = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    for (size_t p = begin; p < end; p++) {
+        __m256i bytes = load32(half + p * 64);
+        if (sub == 1)
+            bytes = _mm256_srli_epi16(bytes, 4);
+        const __m256i value = _mm256_shuffle_epi8(values, _mm256_and_si256(bytes, mask));
+        add_codes(value, q + 4 * p, q_stride, n_tokens, sum);
+    }
+}
+
 /* Loads the last four columns of half a dense ternary tile, one byte per row. */
 QSF_FORCED_INLINE __m256i load_dense_end(const unsigned char *codes, size_t half_idx)
 {

@@ -171,6 +171,59 @@ QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, cons
         dot_quarters(dtype, tile, q, q_stride, n_tokens, quarter, n_quarters, dot);
 }
 
+/* As dot_quarters for 32 columns of MXFP4; codes become values by a table. At most 8 * 12 * 127 =
+ * 12192 is added to a sum. */
+QSF_FORCED_INLINE void dot_sub_quarters(const unsigned char *tile, size_t sub, const int8_t *q,
+                                        size_t q_stride, size_t n_tokens, size_t first_quarter,
+                                        size_t n_quarters, dots *dot)
+{
+    static const int8_t values[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    const int8x16_t table = vld1q_s8(values);
+    partial acc[8];
+    QSF_UNROLL
+    for (size_t i = 0; i < n_tokens * n_quarters; i++)
+        acc[i] = partial_zero();
+    QSF_UNROLL
+    for (size_t g = 0; g < 8; g++) {
+        int8x16_t value[4];
+        QSF_UNROLL
+        for (size_t i = 0; i < n_quarters; i++) {
+            const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(false);
+            const uint8x16_t bytes = vld1q_u8(codes + 64 * g + 16 * (first_quarter + i));
+            value[i] = vqtbl1q_s8(table, sub == 0 ? vandq_u8(bytes, vdupq_n_u8(15))
+                                                  : vshrq_n_u8(bytes, 4));
+        }
+        QSF_UNROLL
+        for (size_t t = 0; t < n_tokens; t++) {
+            const int8x16_t q16 = vld1q_s8(q + t * q_stride + g / 4 * 16);
+            QSF_UNROLL
+            for (size_t i = 0; i < n_quarters; i++)
+                acc[t * n_quarters + i] =
+                    partial_add(acc[t * n_quarters + i], value[i], q16, g % 4);
+        }
+        if (n_quarters > 1)
+            keep_loads_here();
+    }
+    QSF_UNROLL
+    for (size_t t = 0; t < n_tokens; t++) {
+        QSF_UNROLL
+        for (size_t i = 0; i < n_quarters; i++)
+            dot[t].quarter[first_quarter + i] = partial_rows(acc[t * n_quarters + i]);
+    }
+}
+
+#define QSF_MXFP4_ZERO 0
+
+/* As dot_tile for 32 columns of MXFP4 */
+QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, const int8_t *q,
+                                     size_t q_stride, size_t n_tokens, dots *dot)
+{
+    const size_t n_quarters = n_tokens <= 2 ? 4 : 1;
+    QSF_ROLLED
+    for (size_t quarter = 0; quarter < 4; quarter += n_quarters)
+        dot_sub_quarters(tile, sub, q, q_stride, n_tokens, quarter, n_quarters, dot);
+}
+
 QSF_FORCED_INLINE float32x4_t quarter_to_f32(int32x4_t sums, int32_t factor, int32x4_t start)
 {
     return vcvtq_f32_s32(vaddq_s32(factor == 2 ? vaddq_s32(sums, sums) : sums, start));

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 
 #include "base/dtype.h"
+#include "base/half.h"
 #include "kernels/forced_inline.h"
 
 /* For a symmetric type, the weight is (factor * code - zero) * unit * scale. */
@@ -17,6 +18,13 @@ typedef struct int_form {
     float unit;
 } int_form;
 
+/* The scales of 16 rows of an MXFP4 tile, halved; p: sub-block 0 or 1 of the tile's first bytes */
+QSF_FORCED_INLINE void load_half_scales(const unsigned char *p, float *scales)
+{
+    for (size_t r = 0; r < QSF_TILE_ROWS; r++)
+        scales[r] = qsf_half_scale_from_e8m0(p[r]);
+}
+
 /* A literal after inlining, if dtype is one. */
 QSF_FORCED_INLINE int_form int_form_of(qsf_dtype dtype)
 {
@@ -24,6 +32,9 @@ QSF_FORCED_INLINE int_form int_form_of(qsf_dtype dtype)
         return (int_form){dtype, true, 1, 0, 1.0F};
     if (dtype == QSF_DTYPE_2BIT_SYM)
         return (int_form){dtype, false, 2, 3, 0.5F};
+    if (dtype ==
+        QSF_DTYPE_MXFP4) /* codes are looked up: value + 12 where they must not be negative */
+        return (int_form){dtype, false, 1, 12, 1.0F};
     if (dtype == QSF_DTYPE_4BIT_SYM)
         return (int_form){dtype, false, 1, 8, 1.0F};
     return (int_form){dtype, false, 1, dtype == QSF_DTYPE_8BIT ? 128 : 1, 1.0F};

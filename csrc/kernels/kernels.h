@@ -28,13 +28,14 @@
 typedef struct qsf_acts {
     size_t n_tokens;
     size_t n_blocks;
-    const float *f32;        /* [n_tokens, n_blocks * 64] */
-    const int8_t *q;         /* [n_tokens, n_blocks * 64], -127..127 */
-    const int8_t *q_low;     /* [n_tokens, n_blocks * 64]: x is near scale * (q + q_low / 256) */
-    const float *scale;      /* [n_tokens, n_blocks] */
-    const int32_t *sum;      /* [n_tokens, n_blocks], sum of the block's q */
-    const float *scaled_sum; /* [n_tokens, n_blocks], scale * (float)sum */
-    const int32_t *fine_sum; /* [n_tokens, n_blocks], sum of the block's 256 * q + q_low */
+    const float *f32;         /* [n_tokens, n_blocks * 64] */
+    const int8_t *q;          /* [n_tokens, n_blocks * 64], -127..127 */
+    const int8_t *q_low;      /* [n_tokens, n_blocks * 64]: x is near scale * (q + q_low / 256) */
+    const float *scale;       /* [n_tokens, n_blocks] */
+    const int32_t *sum;       /* [n_tokens, n_blocks], sum of the block's q */
+    const int32_t *first_sum; /* [n_tokens, n_blocks], of its first 32 */
+    const float *scaled_sum;  /* [n_tokens, n_blocks], scale * (float)sum */
+    const int32_t *fine_sum;  /* [n_tokens, n_blocks], sum of the block's 256 * q + q_low */
 } qsf_acts;
 
 /* Destination of the integers of one token's activations; as in qsf_acts, without n_tokens. */
@@ -43,6 +44,7 @@ typedef struct qsf_act_row {
     int8_t *q_low;
     float *scale;
     int32_t *sum;
+    int32_t *first_sum;
     float *scaled_sum;
     int32_t *fine_sum;
 } qsf_act_row;
@@ -60,6 +62,10 @@ typedef struct qsf_act_row {
  *   (2 code - 3) / 2, 4-bit code - 8, ternary and dense ternary code - 1:
  *     dot = exact integer sum of value * q, of 2 * value * q for 2 bits
  *     acc = fmaf((float)dot, w_scale * x_scale, acc), for 2 bits with w_scale / 2
+ *   MXFP4, with 8-bit activations; value: that of the code, times 2; the first 32 columns, then the
+ *   others:
+ *     dot = exact integer sum of value * q
+ *     acc = fmaf((float)dot, w_scale / 2 * x_scale, acc)
  *   8-bit, with 16-bit activations (their rounding would otherwise exceed the weights'):
  *     dot = exact integer sum of (code - 128) * (256 * q + q_low), below 2^28
  *     acc = fmaf((float)dot, w_scale * (x_scale * 2^-8), acc)
@@ -113,7 +119,8 @@ typedef void qsf_rope_fn(float *x, const float *cos, const float *sin, size_t n_
 /* Activation functions, in place on x [n]; built on the table's exp (vecops.h). */
 typedef void qsf_activation_fn(float *x, size_t n);
 
-/* gate[i] = activation(gate[i]) * up[i] */
+/* gate[i] = activation(gate[i]) * up[i]; with silu_clamped, up[i] is clamped to -7 .. 7, and 1 is
+ * added to it */
 typedef void qsf_gated_fn(float *gate, const float *up, size_t n);
 
 /* x[i] += y[i] */
@@ -259,11 +266,13 @@ typedef struct qsf_kernels {
     qsf_activation_fn *silu;
     qsf_activation_fn *relu;
     qsf_activation_fn *relu_squared;
+    qsf_activation_fn *silu_clamped; /* g / (1 + e^(-1.702 g)), g = min(x, 7) */
     qsf_gated_fn *gelu_tanh_mul;
     qsf_gated_fn *gelu_erf_mul;
     qsf_gated_fn *silu_mul;
     qsf_gated_fn *relu_mul;
     qsf_gated_fn *relu_squared_mul;
+    qsf_gated_fn *silu_clamped_mul;
     qsf_add_fn *add;
     qsf_add_scaled_fn *add_scaled;
     qsf_scale_fn *scale;

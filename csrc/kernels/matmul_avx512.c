@@ -155,6 +155,20 @@ QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, cons
     }
 }
 
+/* As dot_tile for 32 columns of MXFP4, values + 12 */
+QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, const int8_t *q,
+                                     size_t q_stride, size_t n_tokens, dots *dot)
+{
+    const token_rows x = rows_of(q, q_stride, n_tokens);
+    for (size_t t = 0; t < n_tokens; t++)
+        dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
+    for (size_t p = 0; p < 8; p++) {
+        __m512i codes[5];
+        unpack_plane(QSF_DTYPE_MXFP4, tile, p, codes);
+        add_group(codes[sub], &x, p, n_tokens, p % 2, dot);
+    }
+}
+
 /* dot [n_tokens]: exact sums of code * (256 q + q_low) of an 8-bit tile */
 QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
                                      const int8_t *q_low, size_t q_stride, size_t n_tokens,
@@ -246,10 +260,10 @@ QSF_FORCED_INLINE bool is_unpacked_once(qsf_dtype dtype)
 }
 
 /* dot [n_tokens] += codes of a tile, or unpacked codes, * a block of the activations; token t's is
- * at q + first[t] * 64. */
+ * at q + first[t] * 64. Of MXFP4 only sub-block `sub`, a literal. */
 QSF_FORCED_INLINE void add_wide_dots(int_form form, const unsigned char *tile,
                                      const unsigned char *unpacked, const int8_t *q,
-                                     const size_t *first, size_t n_tokens, __m512i *dot)
+                                     const size_t *first, size_t sub, size_t n_tokens, __m512i *dot)
 {
     const qsf_dtype dtype = is_unpacked_once(form.dtype) ? QSF_DTYPE_8BIT : form.dtype;
     const planes layout = planes_of(dtype);
@@ -266,12 +280,61 @@ QSF_FORCED_INLINE void add_wide_dots(int_form form, const unsigned char *tile,
             unpack_plane(dtype, tile, p, codes);
         for (size_t k = 0; k < layout.n_in_plane; k++) {
             const size_t g = group_of(dtype, p, k);
+            if (dtype == QSF_DTYPE_MXFP4 && k != sub)
+                continue;
             if (form.factor == 2)
                 codes[k] = _mm512_add_epi8(codes[k], codes[k]);
             for (size_t t = 0; t < n_tokens; t++)
                 dot[t] = add_four(dot[t], codes[k], &rows, n_tokens, t, 4 * g);
         }
     }
+}
+
+/* Continues acc [n_tokens] over block b, or over one sub-block of MXFP4, of a tile row. */
+QSF_FORCED_INLINE void wide_block(int_form form, const wide_tiles *w, const qsf_acts *x, size_t b,
+                                  const size_t *first, size_t sub, size_t n_tokens, lanes *acc)
+{
+    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
+    const bool is_mxfp4 = form.dtype == QSF_DTYPE_MXFP4;
+    const int32_t *const sums = is_fine ? x->fine_sum : x->sum;
+    const float x_unit = is_fine ? 0x1p-8F : 1.0F;
+    const unsigned char *const tile = w->tiles + b * qsf_dtype_tile_bytes(form.dtype);
+    const unsigned char *const codes =
+        is_unpacked_once(form.dtype) ? w->codes + (b - w->first) * QSF_TILE_ROWS * QSF_BLOCK : NULL;
+    __m512i dot[WIDE];
+    for (size_t t = 0; t < n_tokens; t++)
+        dot[t] = _mm512_setzero_si512();
+    add_wide_dots(form, tile, codes, x->q + b * QSF_BLOCK, first, sub, n_tokens, dot);
+    if (is_fine) {
+        for (size_t t = 0; t < n_tokens; t++)
+            dot[t] = _mm512_slli_epi32(dot[t], 8);
+        add_wide_dots(form, tile, codes, x->q_low + b * QSF_BLOCK, first, sub, n_tokens, dot);
+    }
+    lanes scale;
+    if (is_mxfp4) {
+        float half_scales[QSF_TILE_ROWS];
+        load_half_scales(tile + sub * QSF_TILE_ROWS, half_scales);
+        scale = lanes_load(half_scales);
+    } else {
+        scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
+    }
+    if (form.unit != 1.0F)
+        scale = lanes_mul(scale, lanes_set(form.unit));
+    for (size_t t = 0; t < n_tokens; t++) {
+        const size_t i = first[t] + b;
+        int32_t sum = form.has_min ? 0 : sums[i];
+        if (is_mxfp4)
+            sum = sub == 0 ? x->first_sum[i] : sum - x->first_sum[i];
+        if (!form.has_min)
+            dot[t] = _mm512_sub_epi32(dot[t], _mm512_set1_epi32(form.zero * sum));
+        const lanes factor = lanes_mul(scale, lanes_set(x->scale[i] * x_unit));
+        acc[t] = lanes_fma(_mm512_cvtepi32_ps(dot[t]), factor, acc[t]);
+    }
+    if (!form.has_min)
+        return;
+    const lanes min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
+    for (size_t t = 0; t < n_tokens; t++)
+        acc[t] = lanes_fma(min, lanes_set(x->scaled_sum[first[t] + b]), acc[t]);
 }
 
 /* Multiplies a tile row with n_tokens tokens, NARROW or WIDE (a literal), of which n are stored.
@@ -281,43 +344,16 @@ QSF_FORCED_INLINE void wide_group(int_form form, const wide_tiles *w, const qsf_
                                   size_t y_stride)
 {
     const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
-    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
-    const int32_t *const sums = is_fine ? x->fine_sum : x->sum;
-    const float x_unit = is_fine ? 0x1p-8F : 1.0F;
     lanes acc[WIDE];
     for (size_t t = 0; t < n_tokens; t++)
         acc[t] = w->first == 0 || t >= n ? lanes_set(0.0F) : lanes_load(y + t * y_stride);
     for (size_t b = w->first; b < w->end; b++) {
-        const unsigned char *const tile = w->tiles + b * tile_bytes;
-        const unsigned char *const codes =
-            is_unpacked_once(form.dtype) ? w->codes + (b - w->first) * QSF_TILE_ROWS * QSF_BLOCK
-                                         : NULL;
         for (size_t i = 0; i < tile_bytes; i += 64)
-            __builtin_prefetch((const void *)((uintptr_t)tile + QSF_AHEAD_BYTES + i));
-        __m512i dot[WIDE];
-        for (size_t t = 0; t < n_tokens; t++)
-            dot[t] = _mm512_setzero_si512();
-        add_wide_dots(form, tile, codes, x->q + b * QSF_BLOCK, first, n_tokens, dot);
-        if (is_fine) {
-            for (size_t t = 0; t < n_tokens; t++)
-                dot[t] = _mm512_slli_epi32(dot[t], 8);
-            add_wide_dots(form, tile, codes, x->q_low + b * QSF_BLOCK, first, n_tokens, dot);
-        }
-        lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
-        if (form.unit != 1.0F)
-            scale = lanes_mul(scale, lanes_set(form.unit));
-        for (size_t t = 0; t < n_tokens; t++) {
-            const size_t i = first[t] + b;
-            if (!form.has_min)
-                dot[t] = _mm512_sub_epi32(dot[t], _mm512_set1_epi32(form.zero * sums[i]));
-            const lanes factor = lanes_mul(scale, lanes_set(x->scale[i] * x_unit));
-            acc[t] = lanes_fma(_mm512_cvtepi32_ps(dot[t]), factor, acc[t]);
-        }
-        if (!form.has_min)
-            continue;
-        const lanes min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
-        for (size_t t = 0; t < n_tokens; t++)
-            acc[t] = lanes_fma(min, lanes_set(x->scaled_sum[first[t] + b]), acc[t]);
+            __builtin_prefetch(
+                (const void *)((uintptr_t)w->tiles + b * tile_bytes + QSF_AHEAD_BYTES + i));
+        wide_block(form, w, x, b, first, 0, n_tokens, acc);
+        if (form.dtype == QSF_DTYPE_MXFP4)
+            wide_block(form, w, x, b, first, 1, n_tokens, acc);
     }
     for (size_t t = 0; t < n_tokens; t++)
         if (t < n)
@@ -403,6 +439,7 @@ BY_TOKENS(4bit_sym, QSF_DTYPE_4BIT_SYM)
 BY_TOKENS(ternary, QSF_DTYPE_TERNARY)
 BY_TOKENS(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
 BY_TOKENS(8bit, QSF_DTYPE_8BIT)
+BY_TOKENS(mxfp4, QSF_DTYPE_MXFP4)
 
 QSF_TARGET_END
 
@@ -417,6 +454,7 @@ qsf_matmul_fn *qsf_matmul_avx512(qsf_dtype dtype)
         [QSF_DTYPE_TERNARY] = matmul_ternary_any,
         [QSF_DTYPE_TERNARY_DENSE] = matmul_ternary_dense_any,
         [QSF_DTYPE_8BIT] = matmul_8bit_any,
+        [QSF_DTYPE_MXFP4] = matmul_mxfp4_any,
     };
     return by_dtype[dtype];
 }

@@ -67,6 +67,19 @@ QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, cons
     }
 }
 
+/* As dot_tile for 32 columns of MXFP4 */
+QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, const int8_t *q,
+                                     size_t q_stride, size_t n_tokens, dots *dot)
+{
+    for (size_t h = 0; h < 2; h++) {
+        __m256i sum[QSF_GROUP_TOKENS];
+        sums_begin(n_tokens, sum);
+        add_mxfp4_planes(codes_of(QSF_DTYPE_MXFP4, tile) + 32 * h, sub, 0, 8, q, q_stride, n_tokens,
+                         sum);
+        sums_end(sum, n_tokens, h, dot);
+    }
+}
+
 /* As dot_tile, for a tile that unpack_tile() has unpacked. */
 QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
                                     size_t q_stride, size_t n_tokens, dots *dot)

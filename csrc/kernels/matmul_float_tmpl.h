@@ -8,6 +8,8 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include "kernels/int_form.h"
+
 /* Column `col` (16 rows) of a tile of halves or floats */
 QSF_FORCED_INLINE lanes load_column(const unsigned char *tile, size_t col, bool is_f16)
 {
@@ -190,6 +192,32 @@ static inline void decode_4bit_sym(const unsigned char *tile, float *columns)
     decode_4bit_codes(decoder_of(tile, false, 8.0F), tile + QSF_TILE_CODES_OFF(false), columns);
 }
 
+/* Twice the value of a code of MXFP4: with m = 0 .. 7, the largest of m, 2m - 4 and 4m - 16 */
+QSF_FORCED_INLINE lanes mxfp4_value(lanes code)
+{
+    const lanes eight = lanes_set(8.0F);
+    const lanes m = lanes_where_less(code, eight, code, lanes_sub(code, eight));
+    const lanes from4 = lanes_fma(m, lanes_set(2.0F), lanes_set(-4.0F));
+    const lanes from6 = lanes_fma(m, lanes_set(4.0F), lanes_set(-16.0F));
+    const lanes value = lanes_max(lanes_max(m, from4), from6);
+    return lanes_where_less(code, eight, value, lanes_sub(lanes_set(0.0F), value));
+}
+
+static inline void decode_mxfp4(const unsigned char *tile, float *columns)
+{
+    const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(false);
+    for (unsigned sub = 0; sub < 2; sub++) {
+        float half_scales[QSF_TILE_ROWS];
+        load_half_scales(tile + sub * QSF_TILE_ROWS, half_scales);
+        const lanes scale = lanes_load(half_scales);
+        for (unsigned c = 0; c < QSF_SUB_BLOCK; c++) {
+            const lanes code = lanes_load_codes(codes + c / 4 * 64, 8 * (c % 4) + 4 * sub, 15);
+            lanes_store(columns + (sub * QSF_SUB_BLOCK + c) * QSF_TILE_ROWS,
+                        lanes_mul(mxfp4_value(code), scale));
+        }
+    }
+}
+
 static inline void decode_8bit(const unsigned char *tile, float *columns)
 {
     const decoder d = decoder_of(tile, false, 128.0F);
@@ -311,6 +339,7 @@ DECODED_MATMUL(4bit_sym, QSF_DTYPE_4BIT_SYM)
 DECODED_MATMUL(ternary, QSF_DTYPE_TERNARY)
 DECODED_MATMUL(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
 DECODED_MATMUL(8bit, QSF_DTYPE_8BIT)
+DECODED_MATMUL(mxfp4, QSF_DTYPE_MXFP4)
 
 /* The fill function's part for the f32 form. */
 static void QSF_NAME(fill_matmul_float)(qsf_kernels *k)
@@ -325,6 +354,7 @@ static void QSF_NAME(fill_matmul_float)(qsf_kernels *k)
     k->matmul_exact[QSF_DTYPE_TERNARY] = QSF_NAME(matmul_ternary_f32);
     k->matmul_exact[QSF_DTYPE_TERNARY_DENSE] = QSF_NAME(matmul_ternary_dense_f32);
     k->matmul_exact[QSF_DTYPE_8BIT] = QSF_NAME(matmul_8bit_f32);
+    k->matmul_exact[QSF_DTYPE_MXFP4] = QSF_NAME(matmul_mxfp4_f32);
     k->matmul_exact[QSF_DTYPE_F16] = QSF_NAME(matmul_f16_f32);
     k->matmul_exact[QSF_DTYPE_F32] = QSF_NAME(matmul_f32_f32);
 }

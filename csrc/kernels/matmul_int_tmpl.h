@@ -10,12 +10,13 @@
  *   dot_tile_fine(tile, q, q_low, q_stride, n_tokens, dots *dot)
  *                      the same for 8 bits: sums of code * (256 * q + q_low), below 2^30,
  *                      or of (code - 128 + QSF_FINE_ZERO) * ... where that is defined
- *   dots_to_lanes(dots, int32_t factor, int32_t start)
- *                      (float)(factor * sum + start) for each row
- * dtype, n_tokens and factor are literals after inlining. If registers are few, also
- *   QSF_UNPACKED_TOKENS   from so many tokens on, tiles are unpacked to memory, once for all
- *   QSF_UNPACKED_BYTES    of a tile
- *   unpack_tile(dtype, tile, to), dot_unpacked(dtype, codes, ...)   as dot_tile; not for 8 bits
+ *   dot_sub_block(tile, sub, q, q_stride, n_tokens, dots *dot)
+ *                      the same for 32 columns of MXFP4, sub-block `sub`, a literal: sums of (value
+ * + 12) * q, or of value * q with QSF_MXFP4_ZERO 0; q of those columns dots_to_lanes(dots, int32_t
+ * factor, int32_t start) (float)(factor * sum + start) for each row dtype, n_tokens and factor are
+ * literals after inlining. If registers are few, also QSF_UNPACKED_TOKENS   from so many tokens on,
+ * tiles are unpacked to memory, once for all QSF_UNPACKED_BYTES    of a tile unpack_tile(dtype,
+ * tile, to), dot_unpacked(dtype, codes, ...)   as dot_tile; not for 8 bits and MXFP4
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
@@ -23,6 +24,10 @@
 
 #ifndef QSF_FINE_ZERO
 #define QSF_FINE_ZERO 128
+#endif
+
+#ifndef QSF_MXFP4_ZERO
+#define QSF_MXFP4_ZERO 12
 #endif
 
 /* How far ahead tiles are prefetched: processors do not prefetch beyond a page of 4 KiB, and a tile
@@ -39,7 +44,8 @@
 /* True for types that profit; narrower types compute more than they read. */
 static inline bool is_paired(qsf_dtype dtype)
 {
-    return dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM || dtype == QSF_DTYPE_8BIT;
+    return dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM || dtype == QSF_DTYPE_8BIT ||
+           dtype == QSF_DTYPE_MXFP4;
 }
 
 /* Does the float steps of one block, whose dots are dot [n_tokens]. */
@@ -66,11 +72,34 @@ QSF_FORCED_INLINE void add_dots(int_form form, const unsigned char *tile, const 
         acc[t] = lanes_fma(min, lanes_set(x->scaled_sum[block + t * n_blocks]), acc[t]);
 }
 
+/* As add_block for one sub-block of MXFP4 */
+QSF_FORCED_INLINE void add_sub_block(const unsigned char *tile, size_t sub, const qsf_acts *x,
+                                     size_t block, size_t n_tokens, lanes *acc)
+{
+    const int8_t *const q = x->q + block * QSF_BLOCK + sub * QSF_SUB_BLOCK;
+    dots dot[QSF_GROUP_TOKENS];
+    float half_scales[QSF_TILE_ROWS];
+    dot_sub_block(tile, sub, q, x->n_blocks * QSF_BLOCK, n_tokens, dot);
+    load_half_scales(tile + sub * QSF_TILE_ROWS, half_scales);
+    const lanes scale = lanes_load(half_scales);
+    for (size_t t = 0; t < n_tokens; t++) {
+        const size_t i = block + t * x->n_blocks;
+        const int32_t sum = sub == 0 ? x->first_sum[i] : x->sum[i] - x->first_sum[i];
+        const lanes dot_t = dots_to_lanes(dot[t], 1, QSF_MXFP4_ZERO == 0 ? 0 : -12 * sum);
+        acc[t] = lanes_fma(dot_t, lanes_mul(scale, lanes_set(x->scale[i])), acc[t]);
+    }
+}
+
 /* Continues acc over one block: token t0 + t is at x->scale[i] and so on, i = block + t *
  * n_blocks. */
 QSF_FORCED_INLINE void add_block(int_form form, const unsigned char *tile, const qsf_acts *x,
                                  size_t block, size_t n_tokens, lanes *acc)
 {
+    if (form.dtype == QSF_DTYPE_MXFP4) {
+        add_sub_block(tile, 0, x, block, n_tokens, acc);
+        add_sub_block(tile, 1, x, block, n_tokens, acc);
+        return;
+    }
     const size_t q_stride = x->n_blocks * QSF_BLOCK;
     const int8_t *const q = x->q + block * QSF_BLOCK;
     dots dot[QSF_GROUP_TOKENS];
@@ -201,7 +230,8 @@ QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, siz
 {
     const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
 #ifdef QSF_UNPACKED_TOKENS
-    if (x->n_tokens >= QSF_UNPACKED_TOKENS && form.dtype != QSF_DTYPE_8BIT) {
+    if (x->n_tokens >= QSF_UNPACKED_TOKENS && form.dtype != QSF_DTYPE_8BIT &&
+        form.dtype != QSF_DTYPE_MXFP4) {
         for (size_t i = 0; i < n_tile_rows; i++)
             int_row_by_panels(form, tiles + i * x->n_blocks * tile_bytes, tile_bytes, x,
                               y + i * QSF_TILE_ROWS, y_stride);
@@ -245,6 +275,7 @@ INT_MATMUL(4bit_sym, QSF_DTYPE_4BIT_SYM)
 INT_MATMUL(ternary, QSF_DTYPE_TERNARY)
 INT_MATMUL(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
 INT_MATMUL(8bit, QSF_DTYPE_8BIT)
+INT_MATMUL(mxfp4, QSF_DTYPE_MXFP4)
 
 /* The fill function's part for the integer form. */
 static void QSF_NAME(fill_matmul_int)(qsf_kernels *k)
@@ -257,4 +288,5 @@ static void QSF_NAME(fill_matmul_int)(qsf_kernels *k)
     k->matmul[QSF_DTYPE_TERNARY] = QSF_NAME(matmul_ternary);
     k->matmul[QSF_DTYPE_TERNARY_DENSE] = QSF_NAME(matmul_ternary_dense);
     k->matmul[QSF_DTYPE_8BIT] = QSF_NAME(matmul_8bit);
+    k->matmul[QSF_DTYPE_MXFP4] = QSF_NAME(matmul_mxfp4);
 }

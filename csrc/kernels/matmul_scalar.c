@@ -64,6 +64,7 @@ QSF_FORCED_INLINE int32_t code_of(qsf_dtype dtype, const unsigned char *tile, si
         return (int32_t)(low_bits(codes, r, c) | high_bit(codes, r, c) << 2);
     case QSF_DTYPE_4BIT:
     case QSF_DTYPE_4BIT_SYM:
+    case QSF_DTYPE_MXFP4:
         return (int32_t)nibble(codes, r, c);
     case QSF_DTYPE_8BIT:
         return (int32_t)plane_byte(codes, c / 4, r, c);
@@ -82,6 +83,9 @@ QSF_FORCED_INLINE int32_t code_of(qsf_dtype dtype, const unsigned char *tile, si
 /* Returns the value of a code of a symmetric type, as a multiple of unit_of() times the scale. */
 static int32_t value_of(qsf_dtype dtype, int32_t code)
 {
+    static const int8_t of_mxfp4[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    if (dtype == QSF_DTYPE_MXFP4)
+        return of_mxfp4[code];
     if (dtype == QSF_DTYPE_2BIT_SYM)
         return 2 * code - 3;
     return code - (dtype == QSF_DTYPE_4BIT_SYM ? 8 : dtype == QSF_DTYPE_8BIT ? 128 : 1);
@@ -92,8 +96,11 @@ static float unit_of(qsf_dtype dtype)
     return dtype == QSF_DTYPE_2BIT_SYM ? 0.5F : 1.0F;
 }
 
-static float scale_of(const unsigned char *tile, size_t r)
+/* As a multiple of the scale of column c's block, or of half that of MXFP4. */
+static float scale_of(qsf_dtype dtype, const unsigned char *tile, size_t r, size_t c)
 {
+    if (dtype == QSF_DTYPE_MXFP4)
+        return qsf_half_scale_from_e8m0(tile[c / QSF_SUB_BLOCK * QSF_TILE_ROWS + r]);
     return qsf_half_to_float(qsf_load_u16(tile + QSF_TILE_SCALES_OFF + 2 * r));
 }
 
@@ -111,21 +118,23 @@ QSF_FORCED_INLINE float weight_of(qsf_dtype dtype, const unsigned char *tile, si
         return qsf_load_f32(tile + 4 * (c * QSF_TILE_ROWS + r));
     const int32_t code = code_of(dtype, tile, r, c);
     if (qsf_dtype_has_min(dtype))
-        return fmaf((float)code, scale_of(tile, r), min_of(tile, r));
-    return (float)value_of(dtype, code) * (unit_of(dtype) * scale_of(tile, r));
+        return fmaf((float)code, scale_of(dtype, tile, r, c), min_of(tile, r));
+    return (float)value_of(dtype, code) * (unit_of(dtype) * scale_of(dtype, tile, r, c));
 }
 
-/* One block of the integer form, row r of a tile, times 8-bit activations. */
+/* Columns first .. first + n_cols - 1 of one block of the integer form, row r of a tile, times
+ * 8-bit activations. */
 QSF_FORCED_INLINE float add_block_i8(qsf_dtype dtype, const unsigned char *tile, size_t r,
-                                     const qsf_acts *x, size_t block, float acc)
+                                     const qsf_acts *x, size_t block, size_t first, size_t n_cols,
+                                     float acc)
 {
     const bool has_min = qsf_dtype_has_min(dtype);
     int32_t dot = 0;
-    for (size_t c = 0; c < QSF_BLOCK; c++) {
+    for (size_t c = first; c < first + n_cols; c++) {
         const int32_t code = code_of(dtype, tile, r, c);
         dot += (has_min ? code : value_of(dtype, code)) * x->q[block * QSF_BLOCK + c];
     }
-    const float w_scale = unit_of(dtype) * scale_of(tile, r);
+    const float w_scale = unit_of(dtype) * scale_of(dtype, tile, r, first);
     acc = fmaf((float)dot, w_scale * x->scale[block], acc);
     return has_min ? fmaf(min_of(tile, r), x->scaled_sum[block], acc) : acc;
 }
@@ -140,19 +149,25 @@ static float add_block_i16(const unsigned char *tile, size_t r, const qsf_acts *
         const int32_t value = value_of(QSF_DTYPE_8BIT, code_of(QSF_DTYPE_8BIT, tile, r, c));
         dot += value * (256 * x->q[i] + x->q_low[i]);
     }
-    return fmaf((float)dot, scale_of(tile, r) * (x->scale[block] * 0x1p-8F), acc);
+    return fmaf((float)dot, scale_of(QSF_DTYPE_8BIT, tile, r, 0) * (x->scale[block] * 0x1p-8F),
+                acc);
 }
 
 /* One output: the row of tiles at `tiles`, times token t. */
 QSF_FORCED_INLINE float dot_integer(qsf_dtype dtype, const unsigned char *tiles, size_t r,
                                     const qsf_acts *x, size_t t)
 {
+    const size_t n_cols = dtype == QSF_DTYPE_MXFP4 ? QSF_SUB_BLOCK : QSF_BLOCK;
     float acc = 0.0F;
     for (size_t b = 0; b < x->n_blocks; b++) {
         const unsigned char *const tile = tiles + b * qsf_dtype_tile_bytes(dtype);
         const size_t block = t * x->n_blocks + b;
-        acc = dtype == QSF_DTYPE_8BIT ? add_block_i16(tile, r, x, block, acc)
-                                      : add_block_i8(dtype, tile, r, x, block, acc);
+        if (dtype == QSF_DTYPE_8BIT) {
+            acc = add_block_i16(tile, r, x, block, acc);
+            continue;
+        }
+        for (size_t c = 0; c < QSF_BLOCK; c += n_cols)
+            acc = add_block_i8(dtype, tile, r, x, block, c, n_cols, acc);
     }
     return acc;
 }
@@ -225,6 +240,7 @@ ALL_FORMS(4bit_sym, QSF_DTYPE_4BIT_SYM)
 ALL_FORMS(ternary, QSF_DTYPE_TERNARY)
 ALL_FORMS(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
 ALL_FORMS(8bit, QSF_DTYPE_8BIT)
+ALL_FORMS(mxfp4, QSF_DTYPE_MXFP4)
 FLOAT_FORMS(f16, QSF_DTYPE_F16)
 FLOAT_FORMS(f32, QSF_DTYPE_F32)
 
@@ -238,6 +254,7 @@ void qsf_kernels_fill_scalar(qsf_kernels *k)
     fill_ternary(k);
     fill_ternary_dense(k);
     fill_8bit(k);
+    fill_mxfp4(k);
     fill_f16_float(k);
     fill_f32_float(k);
     k->matmul[QSF_DTYPE_F16] = k->matmul_exact[QSF_DTYPE_F16];

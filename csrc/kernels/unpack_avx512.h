@@ -26,6 +26,16 @@ QSF_FORCED_INLINE void unpack_4bit(const unsigned char *bytes, size_t p, __m512i
     codes[1] = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
 }
 
+/* As unpack_4bit, of MXFP4: values + 12 */
+QSF_FORCED_INLINE void unpack_mxfp4(const unsigned char *bytes, size_t p, __m512i *codes)
+{
+    const __m512i values = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    unpack_4bit(bytes, p, codes);
+    codes[0] = _mm512_shuffle_epi8(values, codes[0]);
+    codes[1] = _mm512_shuffle_epi8(values, codes[1]);
+}
+
 /* Groups p, p + 4, p + 8, p + 12 */
 QSF_FORCED_INLINE void unpack_2bit(const unsigned char *bytes, size_t p, __m512i *codes)
 {
@@ -102,7 +112,7 @@ QSF_FORCED_INLINE planes planes_of(qsf_dtype dtype)
 {
     if (dtype == QSF_DTYPE_8BIT)
         return (planes){16, 1};
-    if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM)
+    if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM || dtype == QSF_DTYPE_MXFP4)
         return (planes){8, 2};
     return dtype == QSF_DTYPE_TERNARY_DENSE ? (planes){4, 5} : (planes){4, 4};
 }
@@ -124,6 +134,8 @@ QSF_FORCED_INLINE void unpack_plane(qsf_dtype dtype, const unsigned char *tile, 
         codes[0] = load64(bytes + p * 64);
     else if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM)
         unpack_4bit(bytes, p, codes);
+    else if (dtype == QSF_DTYPE_MXFP4)
+        unpack_mxfp4(bytes, p, codes);
     else if (dtype == QSF_DTYPE_3BIT)
         unpack_3bit(bytes, p, codes);
     else if (dtype == QSF_DTYPE_TERNARY_DENSE)

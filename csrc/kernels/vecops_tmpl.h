@@ -62,6 +62,14 @@ static inline lanes lanes_relu_squared(lanes x)
     return lanes_mul(lanes_relu(x), lanes_relu(x));
 }
 
+/* g / (1 + e^-1.702 g), g = min(x, 7); NaN stays. */
+static inline lanes lanes_silu_clamped(lanes x)
+{
+    const lanes seven = lanes_set(7.0F);
+    const lanes g = lanes_where_less(seven, x, seven, x);
+    return times_logistic(g, lanes_mul(lanes_set(1.702F), g));
+}
+
 typedef lanes lanes_unary(lanes x);
 
 /* x [n] = op(x) */
@@ -100,6 +108,25 @@ ACTIVATION(gelu_erf)
 ACTIVATION(silu)
 ACTIVATION(relu)
 ACTIVATION(relu_squared)
+
+static void QSF_NAME(silu_clamped)(float *x, size_t n)
+{
+    apply(lanes_silu_clamped, x, n);
+}
+
+static void QSF_NAME(silu_clamped_mul)(float *gate, const float *up, size_t n)
+{
+    const lanes low = lanes_set(-7.0F);
+    const lanes high = lanes_set(7.0F);
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes u = lanes_load_part(up + i, m);
+        const lanes not_high = lanes_where_less(high, u, high, u);
+        const lanes clamped = lanes_where_less(not_high, low, low, not_high);
+        const lanes g = lanes_silu_clamped(lanes_load_part(gate + i, m));
+        lanes_store_part(gate + i, lanes_mul(g, lanes_add(clamped, lanes_set(1.0F))), m);
+    }
+}
 
 static void QSF_NAME(add)(float *x, const float *y, size_t n)
 {
@@ -227,11 +254,15 @@ static inline void quantise_block(const float *x, size_t b, const qsf_act_row *o
 
     int32_t sum = 0;
     int32_t sum_low = 0;
+    out->first_sum[b] = 0;
     if (amax >= QSF_QUANTISE_MIN && amax <= FLT_MAX) {
         const lanes factor = lanes_set(32512.0F / amax);
-        for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES)
+        for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES) {
             lanes_store_i8_pair(q + i, q_low + i, lanes_mul(lanes_load(x + i), factor), &sum,
                                 &sum_low);
+            if (i + QSF_LANES == QSF_BLOCK / 2)
+                out->first_sum[b] = sum;
+        }
     } else {
         memset(q, 0, QSF_BLOCK);
         memset(q_low, 0, QSF_BLOCK);

@@ -142,7 +142,8 @@ typedef struct attention_job {
     const qsf_ops *ops;
     const qsf_chunk *chunk;
     uint32_t layer;
-    size_t item_spans; /* spans of a row group in an item; 0: all of them */
+    const float *sinks; /* [n_heads], or NULL */
+    size_t item_spans;  /* spans of a row group in an item; 0: all of them */
 } attention_job;
 
 /* Positions first .. end - 1 */
@@ -266,6 +267,7 @@ static qsf_acts gather_queries(const qsf_ops *o, const row_group *group, size_t 
         .q_low = s->act_q_low + value_off,
         .scale = s->act_scale + block_off,
         .sum = s->act_sum + block_off,
+        .first_sum = s->act_first_sum + block_off,
         .scaled_sum = s->act_scaled_sum + block_off,
         .fine_sum = s->act_fine_sum + block_off,
     };
@@ -279,6 +281,7 @@ static qsf_acts gather_queries(const qsf_ops *o, const row_group *group, size_t 
         .q_low = rows.q_low,
         .scale = rows.scale,
         .sum = rows.sum,
+        .first_sum = rows.first_sum,
         .scaled_sum = rows.scaled_sum,
         .fine_sum = rows.fine_sum,
     };
@@ -384,6 +387,15 @@ static void write_row(const qsf_ops *o, size_t row, const qsf_span_sums *sums, c
         o->kernels->hadamard(out, o->kind->head_dim);
 }
 
+/* Adds the sink of a row of the chunk (times heads) to its first span. */
+static void add_sink(const attention_job *job, size_t row, qsf_span_sums *sums, float *values)
+{
+    const qsf_layer_kind *const kind = job->ops->kind;
+    if (job->sinks != NULL)
+        job->ops->kernels->span_sink(sums, values, job->sinks[row % kind->n_heads],
+                                     qsf_stride(kind->head_dim));
+}
+
 /* Attends a whole row group, its spans in ascending order. */
 static void attend_row_group(const attention_job *job, const row_group *group, size_t worker_idx)
 {
@@ -406,6 +418,7 @@ static void attend_row_group(const attention_job *job, const row_group *group, s
             if (span == first_span(group->seen[r])) {
                 memcpy(to, from, stride * sizeof *to);
                 sums[r] = next[r];
+                add_sink(job, chunk_row(o->kind, group, r), &sums[r], to);
             } else {
                 o->kernels->span_merge(&sums[r], to, &next[r], from, stride);
             }
@@ -480,6 +493,7 @@ static void merge_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
             qsf_span_sums *const sums = s->partial_sums + begin * s->n_spans;
             float *const values = s->partial_values + begin * s->n_spans * stride;
             const size_t first = first_span(seen);
+            add_sink(job, begin, &sums[first], values + first * stride);
             for (size_t span = first + 1; span < end_span(seen); span++)
                 o->kernels->span_merge(&sums[first], values + first * stride, &sums[span],
                                        values + span * stride, stride);
@@ -506,10 +520,10 @@ static size_t choose_item_spans(const qsf_ops *o, const qsf_chunk *chunk, size_t
     return n_spans > 0 ? n_spans : 1;
 }
 
-void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer)
+void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, const float *sinks)
 {
     const qsf_layer_kind *const kind = o->kind;
-    attention_job job = {.ops = o, .chunk = chunk, .layer = layer};
+    attention_job job = {.ops = o, .chunk = chunk, .layer = layer, .sinks = sinks};
     size_t most_spans = 0;
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
         const size_t n = spans_of(kind, &chunk->segments[i]);

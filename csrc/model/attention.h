@@ -33,7 +33,8 @@ void qsf_attention_finish_whole(qsf_ops *o, const qsf_chunk *chunk, uint32_t lay
                                 const float *q_weight, const float *k_weight);
 
 /* attended = softmax(score(q . k)) . v for every token and head of the chunk, whether a prompt, one
- * token, or tokens of many sequences. The layer's kind says how q . k becomes a score. */
-void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer);
+ * token, or tokens of many sequences. The layer's kind says how q . k becomes a score. sinks
+ * [n_heads], or NULL: a score of each head that has no value. */
+void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, const float *sinks);
 
 #endif

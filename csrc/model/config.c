@@ -126,6 +126,7 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         LAYER_VECTOR(QSF_TENSOR_V_BIAS, v_bias, OPTIONAL, kv),
         LAYER_VECTOR(QSF_TENSOR_Q_NORM, q_norm, qk_norm, is_per_head ? k->head_dim : q),
         LAYER_VECTOR(QSF_TENSOR_K_NORM, k_norm, qk_norm, is_per_head ? k->head_dim : kv),
+        LAYER_VECTOR(QSF_TENSOR_SINKS, sinks, OPTIONAL, k->n_heads),
         LAYER_OUTLIERS(QSF_TENSOR_Q_OUTLIERS, q_outliers, OPTIONAL, q, dim),
         LAYER_OUTLIERS(QSF_TENSOR_K_OUTLIERS, k_outliers, OPTIONAL, kv, dim),
         LAYER_OUTLIERS(QSF_TENSOR_V_OUTLIERS, v_outliers, OPTIONAL, kv, dim),

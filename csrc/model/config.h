@@ -28,6 +28,7 @@ typedef struct qsf_layer {
     const qsf_tensor *v_bias;          /* [kv_dim], optional */
     const qsf_tensor *q_norm;          /* [head_dim] or [q_dim], as the kind says */
     const qsf_tensor *k_norm;          /* [head_dim] or [kv_dim] */
+    const qsf_tensor *sinks;           /* [n_heads], optional */
     const qsf_tensor *q_outliers;      /* sparse outliers of q, optional; likewise the others */
     const qsf_tensor *k_outliers;
     const qsf_tensor *v_outliers;

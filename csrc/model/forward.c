@@ -84,6 +84,7 @@ typedef struct epilogue_job {
     uint32_t layer_idx;
     const float *q_norm; /* weights, or NULL */
     const float *k_norm;
+    const float *sinks;
 } epilogue_job;
 
 static void q_epilogue(const void *arg, size_t begin, size_t end)
@@ -146,6 +147,7 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, epilogue_job
     QSF_TRY(load(o, layer->v_bias, 2, &qkv[2].bias));
     QSF_TRY(qsf_ops_load_vector(o, layer->q_norm, s->qk_norms[0], &job->q_norm));
     QSF_TRY(qsf_ops_load_vector(o, layer->k_norm, s->qk_norms[1], &job->k_norm));
+    QSF_TRY(load(o, layer->sinks, 3, &job->sinks));
     QSF_TRY(qsf_ops_load_outliers(o, layer->q_outliers, &n_used, &qkv[0].outliers));
     QSF_TRY(qsf_ops_load_outliers(o, layer->k_outliers, &n_used, &qkv[1].outliers));
     QSF_TRY(qsf_ops_load_outliers(o, layer->v_outliers, &n_used, &qkv[2].outliers));
@@ -193,7 +195,7 @@ static qsf_status run_attention(qsf_ops *o, const qsf_layer *l, epilogue_job *jo
     qsf_acts attended;
     QSF_TRY(project_heads(o, l, job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
-    qsf_attention_run(o, job->chunk, job->layer_idx);
+    qsf_attention_run(o, job->chunk, job->layer_idx, job->sinks);
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
     QSF_TRY(sub_norm(o, o->scratch->attended, qsf_q_dim(o->kind), l->attn_sub_norm, &attended));
     QSF_TRY(add_product(o, &end, &attended, job));
@@ -299,7 +301,7 @@ static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t lay
 {
     qsf_ops *const o = &f->ops;
     const qsf_layer *const l = &o->config->layers[layer_idx];
-    epilogue_job job = {o, chunk, layer_idx, NULL, NULL};
+    epilogue_job job = {o, chunk, layer_idx, NULL, NULL, NULL};
     o->kind = l->kind;
     QSF_TRY(begin_unit(o, layer_idx + 1));
     QSF_TRY(begin_layer(o, l));

@@ -104,6 +104,7 @@ static void quantise_row(const qsf_ops *o, const float *x, size_t t, size_t stri
         .q_low = s->act_q_low + t * stride,
         .scale = s->act_scale + t * n_blocks,
         .sum = s->act_sum + t * n_blocks,
+        .first_sum = s->act_first_sum + t * n_blocks,
         .scaled_sum = s->act_scaled_sum + t * n_blocks,
         .fine_sum = s->act_fine_sum + t * n_blocks,
     };
@@ -179,6 +180,7 @@ qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weig
         .q_low = s->act_q_low,
         .scale = s->act_scale,
         .sum = s->act_sum,
+        .first_sum = s->act_first_sum,
         .scaled_sum = s->act_scaled_sum,
         .fine_sum = s->act_fine_sum,
     };
@@ -195,6 +197,7 @@ void qsf_ops_activate(const qsf_ops *o, size_t first_row, size_t n, size_t begin
         [QSF_ACTIVATION_RELU] = k->relu,
         [QSF_ACTIVATION_GELU_ERF] = k->gelu_erf,
         [QSF_ACTIVATION_RELU_SQUARED] = k->relu_squared,
+        [QSF_ACTIVATION_SILU_CLAMPED] = k->silu_clamped,
     };
     qsf_gated_fn *const gated[QSF_ACTIVATION_COUNT] = {
         [QSF_ACTIVATION_GELU_TANH] = k->gelu_tanh_mul,
@@ -202,6 +205,7 @@ void qsf_ops_activate(const qsf_ops *o, size_t first_row, size_t n, size_t begin
         [QSF_ACTIVATION_RELU] = k->relu_mul,
         [QSF_ACTIVATION_GELU_ERF] = k->gelu_erf_mul,
         [QSF_ACTIVATION_RELU_SQUARED] = k->relu_squared_mul,
+        [QSF_ACTIVATION_SILU_CLAMPED] = k->silu_clamped_mul,
     };
     for (size_t t = first_row; t < first_row + n; t++) {
         const size_t i = t * stride + begin;

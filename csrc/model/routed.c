@@ -180,6 +180,7 @@ static qsf_acts rows_of(const qsf_acts *x, size_t first, size_t n)
     rows.scale += block;
     rows.sum += block;
     rows.scaled_sum += block;
+    rows.first_sum += block;
     rows.fine_sum += block;
     return rows;
 }

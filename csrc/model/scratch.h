@@ -30,6 +30,7 @@ typedef struct qsf_attend_scratch {
     int8_t *act_q_low;           /* [threads, 16, head_stride] */
     float *act_scale;            /* [threads, 16, head_stride / 64] */
     int32_t *act_sum;            /* [threads, 16, head_stride / 64] */
+    int32_t *act_first_sum;      /* [threads, 16, head_stride / 64] */
     float *act_scaled_sum;       /* [threads, 16, head_stride / 64] */
     int32_t *act_fine_sum;       /* [threads, 16, head_stride / 64] */
     float *scores;               /* [threads, 16, 256] */
@@ -78,18 +79,19 @@ typedef struct qsf_scratch {
     qsf_attend_scratch attend;
     float *tails[3];    /* [wide, 16] last tile rows that the output has no room for, one for each
                            matrix that runs at the same time */
-    float *vectors[4];  /* [widest vector] norm weight, norm bias, and two more biases */
+    float *vectors[4];  /* [widest vector] norm weight, norm bias, and two more vectors */
     float *qk_norms[2]; /* [qk_norm_cols] weights of Q norm and K norm */
     float *head_bias;   /* [n_vocab], if the head has one */
     unsigned char
         *outliers; /* [config's outliers_bytes] sparse outliers that are in use together */
     qsf_routed_scratch routed;
-    int8_t *act_q;         /* [wide, widest input] */
-    int8_t *act_q_low;     /* [wide, widest input] */
-    float *act_scale;      /* [wide, widest input / 64] */
-    int32_t *act_sum;      /* [wide, widest input / 64] */
-    float *act_scaled_sum; /* [wide, widest input / 64] */
-    int32_t *act_fine_sum; /* [wide, widest input / 64] */
+    int8_t *act_q;          /* [wide, widest input] */
+    int8_t *act_q_low;      /* [wide, widest input] */
+    float *act_scale;       /* [wide, widest input / 64] */
+    int32_t *act_sum;       /* [wide, widest input / 64] */
+    int32_t *act_first_sum; /* [wide, widest input / 64] */
+    float *act_scaled_sum;  /* [wide, widest input / 64] */
+    int32_t *act_fine_sum;  /* [wide, widest input / 64] */
 } qsf_scratch;
 
 /* Call once on a measuring arena and once on the real one, whose memory is zeroed. */

@@ -19,10 +19,12 @@ typedef struct shape {
     uint32_t n_kv_heads;
     uint32_t head_dim;
     uint32_t window_tokens;
+    bool has_sinks;
 } shape;
 
 typedef struct rig {
     qsf_layer_kind kind;
+    const float *sinks; /* or NULL */
     qsf_layer layer;
     qsf_config config;
     qsf_rope rope;
@@ -33,6 +35,9 @@ typedef struct rig {
     qsf_ops ops;
     void *blocks[2 + MAX_SEQUENCES];
 } rig;
+
+/* Below all scores, among them, above them. */
+static const float some_sinks[] = {-30.0F, 0.3F, 12.0F, 90.0F};
 
 static void *zeroed(size_t n_bytes)
 {
@@ -51,6 +56,7 @@ static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint
                         .head_dim = s->head_dim,
                         .window_tokens = s->window_tokens,
                         .score_scale = 1.0F / sqrtf((float)s->head_dim)},
+               .sinks = s->has_sinks ? some_sinks : NULL,
                .rope = {.n_pairs = s->head_dim / 2}};
     g->layer.kind = &g->kind;
     g->config = (qsf_config){.n_layers = 1,
@@ -137,7 +143,7 @@ static void run_chunk(rig *g, qsf_segment *segments, const uint32_t *sequences, 
         qsf_attention_store_k(&g->ops, &chunk, 0, NULL, h, 0, chunk.n_tokens);
         qsf_attention_store_v(&g->ops, &chunk, 0, h);
     }
-    qsf_attention_run(&g->ops, &chunk, 0);
+    qsf_attention_run(&g->ops, &chunk, 0, g->sinks);
 }
 
 /* Evaluates n_tokens of a sequence in chunks; out [n_tokens, q_dim] */
@@ -187,6 +193,10 @@ static void check_formula(const rig *g, uint32_t n_tokens, const float *attended
                 e[p] += (double)q[d] * (double)page[(p % 32 / 16 * n_cols + d) * 16 + p % 16];
             e[p] /= sqrt((double)c->head_dim);
             max = fmax(max, e[p]);
+        }
+        if (g->sinks != NULL) {
+            max = fmax(max, (double)g->sinks[h]);
+            total = exp((double)g->sinks[h] - max);
         }
         for (uint32_t p = first; p < n_tokens; p++)
             total += e[p] = exp(e[p] - max);
@@ -282,7 +292,8 @@ static void check_shape(const shape *s, qsf_kv_form form)
 int main(int argc, char **argv)
 {
     static const shape shapes[] = {
-        {2, 2, 16, 0}, {8, 1, 64, 0}, {6, 2, 80, 0}, {3, 1, 128, 300}, {4, 4, 32, 20},
+        {2, 2, 16, 0, false},  {8, 1, 64, 0, false}, {6, 2, 80, 0, false},  {3, 1, 128, 300, false},
+        {4, 4, 32, 20, false}, {4, 2, 64, 0, true},  {4, 1, 16, 300, true},
     };
     static const qsf_kv_form forms[] = {
         {QSF_DTYPE_F32, QSF_DTYPE_F32, false},   {QSF_DTYPE_F16, QSF_DTYPE_F16, false},

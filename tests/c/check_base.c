@@ -228,6 +228,7 @@ static void check_dtypes(void)
         {"2bit-sym", 0, 2, 1, true}, {"2bit", 1, 2, 2, true},    {"3bit", 2, 3, 2, true},
         {"4bit", 3, 4, 2, true},     {"ternary", 4, 2, 1, true}, {"8bit", 6, 8, 1, true},
         {"f16", 7, 16, 0, false},    {"f32", 8, 32, 0, false},   {"4bit-sym", 10, 4, 1, true},
+        {"mxfp4", 11, 4, 1, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const uint32_t dtype = cases[i].dtype;
@@ -248,7 +249,7 @@ static void check_dtypes(void)
         const size_t want = dtype == QSF_DTYPE_F16 ? 2 : dtype == QSF_DTYPE_F32 ? 4 : 0;
         CHECK_EQ(qsf_dtype_scalar_bytes(dtype), want);
     }
-    static const uint32_t unknown[] = {QSF_DTYPE_COUNT, 12, 1000, UINT32_MAX};
+    static const uint32_t unknown[] = {QSF_DTYPE_COUNT, 13, 1000, UINT32_MAX};
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
         CHECK_STR(qsf_dtype_name(unknown[i]), "unknown");
         CHECK_EQ(qsf_dtype_tile_bytes(unknown[i]), 0);

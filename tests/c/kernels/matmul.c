@@ -5,9 +5,10 @@
 #include "base/half.h"
 #include "kernel_data.h"
 
-static const qsf_dtype dtypes[] = {
-    QSF_DTYPE_2BIT_SYM, QSF_DTYPE_2BIT,          QSF_DTYPE_3BIT, QSF_DTYPE_4BIT, QSF_DTYPE_4BIT_SYM,
-    QSF_DTYPE_TERNARY,  QSF_DTYPE_TERNARY_DENSE, QSF_DTYPE_8BIT, QSF_DTYPE_F16,  QSF_DTYPE_F32};
+static const qsf_dtype dtypes[] = {QSF_DTYPE_2BIT_SYM,      QSF_DTYPE_2BIT,     QSF_DTYPE_3BIT,
+                                   QSF_DTYPE_4BIT,          QSF_DTYPE_4BIT_SYM, QSF_DTYPE_TERNARY,
+                                   QSF_DTYPE_TERNARY_DENSE, QSF_DTYPE_8BIT,     QSF_DTYPE_MXFP4,
+                                   QSF_DTYPE_F16,           QSF_DTYPE_F32};
 
 static uint64_t n_compared;
 
@@ -24,6 +25,7 @@ typedef struct problem {
     int8_t *q_low;        /* [n_tokens, n_blocks * 64] */
     float *scale;         /* [n_tokens, n_blocks] */
     int32_t *sum;         /* [n_tokens, n_blocks] */
+    int32_t *first_sum;   /* [n_tokens, n_blocks] */
     float *scaled_sum;    /* [n_tokens, n_blocks] */
     int32_t *fine_sum;    /* [n_tokens, n_blocks] */
     qsf_acts acts;        /* of these only what the form may read, the others NULL */
@@ -54,6 +56,29 @@ static uint16_t random_half(fill how, bool negative)
     return 0;
 }
 
+/* A scale of MXFP4: 2^(e - 127) */
+static unsigned char random_exponent(fill how)
+{
+    switch (how) {
+    case FILL_RANDOM:
+    case FILL_EXTREMES:
+        return (unsigned char)(120 + random_u32() % 10);
+    case FILL_ZEROS:
+    case FILL_DENORMAL:
+        return (unsigned char)(random_u32() % 3);
+    case FILL_LARGEST:
+    case FILL_SMALLEST:
+        return 128;
+    case FILL_HUGE:
+        return (unsigned char)(250 + random_u32() % 6);
+    case FILL_BITS:
+        return (unsigned char)random_u32();
+    case FILL_COUNT:
+        break;
+    }
+    return 0;
+}
+
 static unsigned char random_code(fill how)
 {
     static const unsigned char edges[] = {0x00, 0x0F, 0xF0, 0xFF, 0x80, 0x7F, 0x01, 0x88};
@@ -76,7 +101,11 @@ static void fill_tile(unsigned char *tile, qsf_dtype dtype, fill how)
         memcpy(tile, values, sizeof values);
         return;
     }
-    for (size_t i = 0; i < n_halves; i++) {
+    for (size_t i = 0; i < n_halves && dtype == QSF_DTYPE_MXFP4; i++) {
+        tile[2 * i] = random_exponent(how);
+        tile[2 * i + 1] = random_exponent(how);
+    }
+    for (size_t i = 0; i < n_halves && dtype != QSF_DTYPE_MXFP4; i++) {
         const uint16_t h = random_half(how, (random_u32() & 1) != 0);
         memcpy(tile + 2 * i, &h, 2);
     }
@@ -114,11 +143,13 @@ static void fill_acts(problem *p)
     fill_floats(p->scale, n_blocks, p->how);
     for (size_t b = 0; b < n_blocks; b++) {
         p->sum[b] = 0;
+        p->first_sum[b] = 0;
         p->fine_sum[b] = 0;
         for (size_t i = b * QSF_BLOCK; i < (b + 1) * QSF_BLOCK; i++) {
             p->q[i] = random_q(p->how);
             p->q_low[i] = random_q_low(p->how, p->q[i]);
             p->sum[b] += p->q[i];
+            p->first_sum[b] += i % QSF_BLOCK < QSF_SUB_BLOCK ? p->q[i] : 0;
             p->fine_sum[b] += 256 * p->q[i] + p->q_low[i];
         }
         p->scaled_sum[b] = p->scale[b] * (float)p->sum[b];
@@ -145,6 +176,7 @@ static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_toke
     p.q_low = exact_alloc(n_all * QSF_BLOCK);
     p.scale = exact_floats(n_all);
     p.sum = exact_alloc(n_all * sizeof *p.sum);
+    p.first_sum = exact_alloc(n_all * sizeof *p.first_sum);
     p.scaled_sum = exact_floats(n_all);
     p.fine_sum = exact_alloc(n_all * sizeof *p.fine_sum);
     fill_acts(&p);
@@ -162,6 +194,7 @@ static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_toke
         p.acts.scaled_sum = p.scaled_sum;
     } else if (p.acts.q != NULL) {
         p.acts.sum = p.sum;
+        p.acts.first_sum = dtype == QSF_DTYPE_MXFP4 ? p.first_sum : NULL;
     }
     return p;
 }
@@ -174,6 +207,7 @@ static void problem_free(problem *p)
     free(p->q_low);
     free(p->scale);
     free(p->sum);
+    free(p->first_sum);
     free(p->scaled_sum);
     free(p->fine_sum);
 }
@@ -268,6 +302,14 @@ static weight weight_at(const unsigned char *tile, qsf_dtype dtype, size_t r, si
         const unsigned byte = g < 15 ? tile[32 + g / 5 * 64 + at] : tile[224 + r];
         return without_min(tile, r, trit_of(byte, g < 15 ? g % 5 : c % 4) - 1.0);
     }
+    case QSF_DTYPE_MXFP4: {
+        /* The table of the OCP's specification of microscaling formats, version 1.0: E2M1. */
+        static const double values[] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
+        const unsigned code = tile[32 + g % 8 * 64 + at] / (g < 8 ? 1 : 16) % 16;
+        const double scale = ldexp(1.0, (int)tile[c / 32 * 16 + r] - 127);
+        /* There is no -0. */
+        return (weight){code < 8 ? values[code] : 0.0 - values[code - 8], scale, 0.0};
+    }
     case QSF_DTYPE_8BIT:
         return without_min(tile, r, (double)tile[32 + g * 64 + at] - 128.0);
     case QSF_DTYPE_F16:
@@ -301,6 +343,7 @@ static double exact_output(const problem *p, size_t row, size_t t, double *toler
         const unsigned char *const tile = p->tiles + (row / 16 * p->n_blocks + b) * tile_bytes;
         const size_t block = t * p->n_blocks + b;
         double by_code = 0.0;
+        double by_first = 0.0; /* the part of the first 32 columns */
         double by_min = 0.0;
         for (size_t c = 0; c < QSF_BLOCK; c++) {
             const weight w = weight_at(tile, p->dtype, row % 16, c);
@@ -310,12 +353,13 @@ static double exact_output(const problem *p, size_t row, size_t t, double *toler
             const double x = integer_form ? q * (double)p->scale[block] : (double)p->f32[i];
             by_code += w.code * w.scale * x;
             by_min += w.min * x;
+            by_first = c + 1 == QSF_SUB_BLOCK ? by_code : by_first;
             if (!integer_form)
                 sum_abs += fabs((w.code * w.scale + w.min) * x);
         }
         sum += by_code + by_min;
         if (integer_form)
-            sum_abs += fabs(by_code) + fabs(by_min);
+            sum_abs += fabs(by_first) + fabs(by_code - by_first) + fabs(by_min);
     }
     const size_t n_roundings = p->n_blocks * (integer_form ? 2 : QSF_BLOCK) + 3;
     *tolerance = sum_abs * (double)n_roundings * (FLT_EPSILON / 2);

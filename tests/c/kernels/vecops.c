@@ -117,13 +117,26 @@ static double one_rounding(double x, double y)
     return y * EPS / 2.0;
 }
 
+static double silu_clamped_exact(double x)
+{
+    const double g = x < 7.0 ? x : 7.0;
+    return g / (1.0 + exp(-1.702 * g));
+}
+
+/* As silu; the argument of exp has two roundings. */
+static double silu_clamped_tolerance(double x, double y)
+{
+    const double g = x < 7.0 ? x : 7.0;
+    return fabs(y) * EPS * (3.0 + 1.702 * fabs(g)) + underflow(x);
+}
+
 #define ACTIVATION(name) \
 #name, offsetof(qsf_kernels, name), offsetof(qsf_kernels, name##_mul), name##_exact
 
 static const activation activations[] = {
     {ACTIVATION(silu), silu_tolerance},         {ACTIVATION(gelu_tanh), gelu_tanh_tolerance},
     {ACTIVATION(gelu_erf), gelu_erf_tolerance}, {ACTIVATION(relu), no_tolerance},
-    {ACTIVATION(relu_squared), one_rounding},
+    {ACTIVATION(relu_squared), one_rounding},   {ACTIVATION(silu_clamped), silu_clamped_tolerance},
 };
 
 static output run_activation(const qsf_kernels *k, const activation *a, const float *x, size_t n)
@@ -189,6 +202,12 @@ static output run_gated(const qsf_kernels *k, const activation *a, const float *
     return out;
 }
 
+/* What the activation of the gate is multiplied with. */
+static double gated_factor(const activation *a, double up)
+{
+    return a->exact == silu_clamped_exact ? fmin(fmax(up, -7.0), 7.0) + 1.0 : up;
+}
+
 static void check_gated(const activation *a, size_t n, fill how)
 {
     float *const x = exact_floats(n);
@@ -202,8 +221,9 @@ static void check_gated(const activation *a, size_t n, fill how)
     }
     for (size_t i = 0; i < n && how <= FILL_EXTREMES; i++) {
         const double active = a->exact((double)x[i]);
-        const double gated = active * (double)y[i];
-        const double tolerance = a->tolerance((double)x[i], active) * fabs((double)y[i]);
+        const double factor = gated_factor(a, (double)y[i]);
+        const double gated = active * factor;
+        const double tolerance = a->tolerance((double)x[i], active) * fabs(factor);
         check_close(a->name, i, n, ((const float *)want.at)[i], gated,
                     tolerance + fabs(gated) * EPS + (double)FLT_MIN);
     }
