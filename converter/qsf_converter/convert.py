@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qsf.errors import QsfIOError
+from qsf.file.layout import Dtype
 from qsf.file.partial import remove_abandoned
 from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
@@ -137,6 +138,8 @@ def convert_as(
         warnings += plan.warnings
         if request is not asked:
             warnings.append(f"its weights are ternary: {request.quant_type}, which keeps them")
+        if any(target.dtype == Dtype.MXFP4 for target in plan.targets):
+            warnings.append("its experts are stored as MXFP4, which is kept")
         if source.tokenizer is None:
             warnings.append("without a tokenizer the file can only be run on token ids")
         _, reason = _text_tables(source)

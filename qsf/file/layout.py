@@ -72,6 +72,7 @@ class Activation(IntEnum):
     RELU = 2
     GELU_ERF = 3
     RELU_SQUARED = 4
+    SILU_CLAMPED = 5
 
 
 class Norm(IntEnum):
@@ -103,6 +104,7 @@ class Dtype(IntEnum):
     F32 = 8
     TERNARY_DENSE = 9
     Q4_SYM = 10
+    MXFP4 = 11
 
 
 class Layout(IntEnum):
@@ -169,6 +171,7 @@ class TensorType(IntEnum):
     FFN_GATE_OUTLIERS = 33
     FFN_UP_OUTLIERS = 34
     FFN_DOWN_OUTLIERS = 35
+    SINKS = 36
     ROUTER_BIAS = 44
     SELECTION_BIAS = 45
     SHARED_GATE = 46
@@ -178,7 +181,7 @@ class TensorType(IntEnum):
 
 
 # Kept for other mixers; a reader refuses them as unsupported.
-FREE_TENSOR_TYPES: Final = (*range(36, 44), *range(47, 66))
+FREE_TENSOR_TYPES: Final = (*range(37, 44), *range(47, 66))
 
 OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
     TensorType.Q: TensorType.Q_OUTLIERS,
@@ -203,6 +206,7 @@ _DTYPES: Final[dict[int, tuple[str, int, int]]] = {  # name, bytes of a tile, by
     Dtype.F32: ("f32", 4096, 4),
     Dtype.TERNARY_DENSE: ("ternary-dense", 240, 0),
     Dtype.Q4_SYM: ("4bit-sym", 544, 0),
+    Dtype.MXFP4: ("mxfp4", 544, 0),
 }
 
 
@@ -247,7 +251,7 @@ def tensor_fault(
             return f"a vector of type {dtype} ({dtype_name(dtype)}), allowed: f16, f32"
     elif layout == Layout.TILES:
         if dtype not in _DTYPES or dtype == Dtype.MIXED:
-            return f"tiles of type {dtype} ({dtype_name(dtype)}), allowed: 0 .. 4, 6 .. 10"
+            return f"tiles of type {dtype} ({dtype_name(dtype)}), allowed: 0 .. 4, 6 .. 11"
     else:
         return f"layout {layout}, allowed: 0, 1, 2"
     return None

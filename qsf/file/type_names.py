@@ -8,7 +8,9 @@ import re
 from qsf.errors import QsfArgumentError
 from qsf.file.layout import Dtype, dtype_name
 
-TYPE_NAMES = (*(dtype_name(kind) for kind in Dtype if kind not in (Dtype.MIXED, Dtype.F32)),)
+TYPE_NAMES = (
+    *(dtype_name(kind) for kind in Dtype if kind not in (Dtype.MIXED, Dtype.F32, Dtype.MXFP4)),
+)
 
 
 def our_type(name: str) -> str:

@@ -15,7 +15,7 @@ _T = TensorType
 _LAYER_ORDER: Final = (  # every vector and outlier table before the matrix that needs it
     _T.INPUT_NORM, _T.INPUT_NORM_BIAS,
     _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
-    _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.ATTN_SUB_NORM,
+    _T.SINKS, _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.ATTN_SUB_NORM,
     _T.ATTN_OUT_BIAS, _T.ATTN_OUT_OUTLIERS, _T.ATTN_OUT, _T.POST_ATTN_NORM,
     _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ROUTER_BIAS, _T.SELECTION_BIAS, _T.EXPERT_ROUTER,
     _T.SHARED_GATE, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
@@ -61,6 +61,7 @@ def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
         _T.V_BIAS: (1, kv),
         _T.Q_NORM: (1, kind.head_dim if per_head else q),
         _T.K_NORM: (1, kind.head_dim if per_head else kv),
+        _T.SINKS: (1, kind.n_heads),
         _T.ATTN_SUB_NORM: (1, q),
         _T.FFN_SUB_NORM: (1, kind.ffn_dim),
         _T.FFN_GATE_BIAS: (1, kind.ffn_dim),

@@ -268,9 +268,15 @@ class Original:
                 cap = np.float32(kind.score_cap)
                 scores = cap * np.tanh(scores / cap)
             scores[hidden] = -np.inf
-            scores -= scores.max(axis=1, keepdims=True)
+            largest = scores.max(axis=1, keepdims=True)
+            if T.SINKS in w:
+                largest = np.maximum(largest, w[T.SINKS][head])
+            scores -= largest
             np.exp(scores, out=scores)
-            scores /= scores.sum(axis=1, keepdims=True)
+            total = scores.sum(axis=1, keepdims=True)
+            if T.SINKS in w:
+                total += np.exp(w[T.SINKS][head] - largest)
+            scores /= total
             out[:, head] = scores @ v[head // n_shared]
         return self._normalise(w, T.ATTN_SUB_NORM, out.reshape(n_tokens, -1))
 
@@ -295,7 +301,7 @@ class Original:
             hidden = _activate(w.kind.activation, up)
         else:
             hidden = _activate(w.kind.activation, linear(w, T.FFN_GATE, y))
-            hidden *= up
+            hidden *= _gated(w.kind.activation, up)
         if T.SHARED_GATE in w:  # of the output, to which it is the same
             hidden /= 1 + np.exp(-(y @ w[T.SHARED_GATE]))[:, None]
         return self._normalise(w, T.FFN_SUB_NORM, hidden)
@@ -458,6 +464,11 @@ def _rope_frequencies(header: Header, arch: Arch) -> NDArray[np.float64]:
     return np.asarray(frequencies)
 
 
+def _gated(kind: int, up: Float32Array) -> Float32Array:
+    """What the activation of the gate is multiplied with."""
+    return np.clip(up, -7, 7) + 1 if kind == Activation.SILU_CLAMPED else up
+
+
 def _activate(kind: int, x: Float32Array) -> Float32Array:
     if kind == Activation.SILU:
         with np.errstate(over="ignore"):
@@ -468,6 +479,10 @@ def _activate(kind: int, x: Float32Array) -> Float32Array:
     if kind == Activation.GELU_ERF:
         erf = np.frompyfunc(math.erf, 1, 1)(x * np.float32(math.sqrt(0.5)))
         return np.asarray(np.float32(0.5) * x * (1 + erf.astype(np.float32)))
+    if kind == Activation.SILU_CLAMPED:
+        gate = np.minimum(x, np.float32(7))
+        with np.errstate(over="ignore"):
+            return np.asarray(gate / (1 + np.exp(np.float32(-1.702) * gate)))
     positive: Float32Array = np.maximum(x, 0)
     if kind == Activation.RELU_SQUARED:
         positive *= positive

@@ -31,8 +31,14 @@ from qsf_converter.rounding.quantisers import (
     absmean,
     quantise_rows,
 )
-from qsf_converter.rounding.tiles import TILE_ROWS
-from qsf_converter.sources.checkpoint import Checkpoint, RawArray, to_float32
+from qsf_converter.rounding.tiles import TILE_ROWS, mxfp4_tiles
+from qsf_converter.sources.checkpoint import (
+    MXFP4_COLS,
+    MXFP4_OVERFLOWING,
+    Checkpoint,
+    RawArray,
+    to_float32,
+)
 from qsf_converter.sources.families.rules import Place
 
 _PIECE_BYTES = 32 << 20  # of f32
@@ -222,11 +228,15 @@ def read_rows(piece: Piece, checkpoint: Checkpoint) -> NDArray[np.float32]:
     Raises QsfConversionError for a value that is not finite, before it spreads.
     """
     rows = _oriented(piece, _read_raw(piece, checkpoint))
+    _check_finite(piece, rows)
+    return rows
+
+
+def _check_finite(piece: Piece, rows: NDArray[np.float32]) -> None:
     if not np.isfinite(rows).all():
         row, col = (int(idx) for idx in np.argwhere(~np.isfinite(rows))[0])
         error = UnrepresentableError(row, col, float(rows[row, col]), math.inf)
         raise _refusal(piece, error)
-    return rows
 
 
 def read_tensor(target: Target, checkpoint: Checkpoint) -> NDArray[np.float32]:
@@ -246,6 +256,8 @@ def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
 def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
     """Round what ``_read_raw`` returned; runs on a worker."""
     target = piece.target
+    if target.dtype == Dtype.MXFP4:
+        return keep_mxfp4(piece, raw)
     rows = _oriented(piece, raw)
     del raw
     try:
@@ -264,6 +276,13 @@ def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
         return RoundedPiece(piece, tiles, errors)
     except UnrepresentableError as error:
         raise _refusal(piece, error) from error
+
+
+def keep_mxfp4(piece: Piece, raw: RawArray) -> RoundedPiece:
+    """Make tiles of MXFP4 blocks as they are stored."""
+    if raw["scale"].max(initial=0) >= MXFP4_OVERFLOWING:
+        _check_finite(piece, to_float32(raw))
+    return RoundedPiece(piece, mxfp4_tiles(raw), ErrorSums(n_values=raw.size * MXFP4_COLS))
 
 
 def _round_apart(piece: Piece, rows: NDArray[np.float32], outliers: OutlierPlan) -> RoundedPiece:

@@ -19,7 +19,7 @@ from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import Dtype, TensorType, dtype_name
 from qsf.file.type_names import our_type
 from qsf_converter.rounding.tiles import tile_bytes
-from qsf_converter.sources.checkpoint import Checkpoint, SourceTensor
+from qsf_converter.sources.checkpoint import MXFP4, Checkpoint, SourceTensor
 from qsf_converter.sources.families.family import Facts, Family
 from qsf_converter.sources.families.rules import Place, TensorRule, Where, in_file_order
 
@@ -38,6 +38,7 @@ QUANT_TYPES: Mapping[str, Dtype] = {
     )
 }
 TERNARY_TYPES = (Dtype.TERNARY, Dtype.TERNARY_DENSE)
+_BELOW_MXFP4 = (*TERNARY_TYPES, Dtype.Q2, Dtype.Q2_SYM, Dtype.Q3)
 DEFAULT_QUANT_TYPE = "4bit"
 DEFAULT_EMBED_TYPE = "8bit"
 
@@ -51,6 +52,12 @@ class Policy:
     layers: Dtype
     embeddings: Dtype
     by_name: Mapping[str, Dtype] = field(default_factory=dict)  # ``Target.name`` -> type
+
+    def of_source(self, source: SourceTensor, rule: TensorRule, name: str) -> Dtype:
+        """As ``dtype_of``; what is stored as MXFP4 keeps it, unless fewer bits are asked for."""
+        if source.dtype == MXFP4 and self.layers not in _BELOW_MXFP4:
+            return Dtype.MXFP4
+        return self.dtype_of(rule, name)
 
     def dtype_of(self, rule: TensorRule, name: str) -> Dtype:
         """Vectors are f32, position rows and routers f16; the head counts as an embedding."""
@@ -151,7 +158,12 @@ class Target:
 
     @property
     def has_choice(self) -> bool:
-        """Is it a matrix whose type is chosen? A router keeps what it has."""
+        """Is it a matrix whose type is chosen? A router and MXFP4 keep what they have."""
+        return self.has_unit_type and self.dtype != Dtype.MXFP4
+
+    @property
+    def has_unit_type(self) -> bool:
+        """Is it a matrix whose type counts as its unit's? That of a router does not."""
         return self.is_matrix and self.rule.target != TensorType.EXPERT_ROUTER
 
     @property
@@ -203,7 +215,7 @@ class PlannedUnit:
     @property
     def dtype(self) -> Dtype:
         """The type of its matrices, or mixed."""
-        return common_dtype(target.dtype for target in self.targets if target.has_choice)
+        return common_dtype(target.dtype for target in self.targets if target.has_unit_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +251,7 @@ class Plan:
     @property
     def layer_dtype(self) -> Dtype:
         """The type of the matrices of all layers and experts, or mixed."""
-        return common_dtype(t.dtype for t in self.targets if t.has_choice and t.is_of_layer)
+        return common_dtype(t.dtype for t in self.targets if t.has_unit_type and t.is_of_layer)
 
     @property
     def embedding_dtype(self) -> Dtype:
@@ -408,7 +420,7 @@ def _target(
         n_rows=1 if is_vector else n_outputs,
         n_cols=n_outputs if is_vector else n_inputs,
         share=_share(rule, dims),
-        dtype=policy.dtype_of(rule, target_name(rule, unit_idx)),
+        dtype=policy.of_source(source, rule, target_name(rule, unit_idx)),
         is_vector=is_vector,
         factor=1.0 if rule.scale is None else facts.factors[rule.scale],
         joined=tuple(one.name for one in sources[1:]),

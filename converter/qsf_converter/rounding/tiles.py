@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.file.layout import Dtype
+from qsf_converter.sources.checkpoint import MXFP4_COLS, MXFP4_VALUES, RawArray
 
 Float32Array = NDArray[np.float32]
 CodeArray = NDArray[np.uint8]
@@ -40,6 +41,7 @@ TILE_DTYPES: Final[dict[int, np.dtype[np.void]]] = {
     ),
     Dtype.Q4: np.dtype([("scales", *_HALVES), ("mins", *_HALVES), ("codes", *_plane(8))]),
     Dtype.Q4_SYM: np.dtype([("scales", *_HALVES), ("codes", *_plane(8))]),
+    Dtype.MXFP4: np.dtype([("scales", "u1", (2, TILE_ROWS)), ("codes", *_plane(8))]),
     Dtype.TERNARY: np.dtype([("scales", *_HALVES), ("codes", *_plane(4))]),
     Dtype.TERNARY_DENSE: np.dtype(
         [("scales", *_HALVES), ("codes", *_plane(3)), ("last", "u1", (TILE_ROWS,))]
@@ -71,6 +73,12 @@ def dequantise_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Float
     if dtype in (Dtype.F16, Dtype.F32):
         # [tile row, block, col, row] -> [tile row, row, block, col]
         values = tiles["values"].transpose(0, 3, 1, 2).astype(np.float32)
+    elif dtype == Dtype.MXFP4:
+        scales = np.ldexp(np.float32(1), tiles["scales"].astype(np.int32) - 127)
+        # [tile row, block, half, row] -> [tile row, row, block, half]
+        scales = np.repeat(scales.transpose(0, 3, 1, 2), MXFP4_COLS, axis=-1)
+        with np.errstate(over="ignore"):
+            values = MXFP4_VALUES[_unpack(dtype, tiles)] * scales
     else:
         codes = _unpack(dtype, tiles).astype(np.float32)
         scales = tiles["scales"].transpose(0, 2, 1)[..., None].astype(np.float32)
@@ -83,6 +91,22 @@ def dequantise_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Float
     return np.ascontiguousarray(values.reshape(shape)[:n_rows, :n_cols])
 
 
+def mxfp4_tiles(raw: RawArray) -> bytes:
+    """Return the tiles of MXFP4 blocks [n_rows, n_blocks], as a checkpoint has them: bit by bit."""
+    n_rows, n_halves = raw.shape
+    n_tile_rows, n_blocks = -(-n_rows // TILE_ROWS), -(-n_halves // 2)
+    padded = np.zeros((n_tile_rows * TILE_ROWS, 2 * n_blocks), raw.dtype)
+    padded[:n_rows, :n_halves] = raw
+    shape = (n_tile_rows, TILE_ROWS, n_blocks, 2)
+    tiles = np.empty((n_tile_rows, n_blocks), TILE_DTYPES[Dtype.MXFP4])
+    tiles["scales"] = padded["scale"].reshape(shape).transpose(0, 2, 3, 1)
+    pairs = padded["codes"].reshape(*shape, 8, 2)  # [..., groups, two of four columns]
+    codes = np.stack((pairs & 15, pairs >> 4), axis=-1).reshape(*shape, 8, 4)
+    planes = (codes[:, :, :, 0] | codes[:, :, :, 1] << 4).transpose(0, 2, 3, 1, 4)
+    tiles["codes"] = np.ascontiguousarray(planes).view("<u4")[..., 0]
+    return tiles.tobytes()
+
+
 def _unpack(dtype: int, tiles: TileArray) -> CodeArray:
     """The codes of ``tiles`` [tile rows, blocks], as [tile row, row, block, 64]."""
     n_tile_rows, n_blocks = tiles.shape
@@ -90,7 +114,7 @@ def _unpack(dtype: int, tiles: TileArray) -> CodeArray:
     groups = np.empty((16, n_tile_rows, n_blocks, TILE_ROWS), "<u4")
     if dtype == Dtype.Q8:
         groups[:] = planes
-    elif dtype in (Dtype.Q4, Dtype.Q4_SYM):
+    elif dtype in (Dtype.Q4, Dtype.Q4_SYM, Dtype.MXFP4):
         groups[:8] = planes & 0x0F0F0F0F
         groups[8:] = planes >> 4 & 0x0F0F0F0F
     elif dtype == Dtype.TERNARY_DENSE:

@@ -27,7 +27,6 @@ _NESTED: Final = {name: family for family in FAMILIES.values() for name in famil
 
 # What other architectures compute that the engine does not, by a part of their names.
 _MISSING: Final = (
-    (r"GptOss", "attention sinks and experts of 4 bits in MXFP4"),
     (r"Qwen3Next|Qwen3_5|KimiLinear|OlmoHybrid", "layers with a gated delta rule"),
     (r"DeepseekV[23]|Glm4MoeLite", "latent attention (MLA)"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states"),

@@ -11,13 +11,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Float32Array = NDArray[np.float32]
-RawArray = NDArray[np.generic]
+RawArray = NDArray[Any]
+
+# MXFP4 of the OCP's microscaling formats: blocks of 32 numbers of E2M1 with a scale of E8M0.
+MXFP4: Final = "MXFP4"  # the type of a tensor
+MXFP4_COLS: Final = 32
+MXFP4_BLOCK: Final = np.dtype([("scale", "u1"), ("codes", "u1", (MXFP4_COLS // 2,))])
+_MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+MXFP4_VALUES: Final = np.array((*_MAGNITUDES, *(0.0 - v for v in _MAGNITUDES)), np.float32)
+MXFP4_OVERFLOWING: Final = 253  # from this scale on values may be infinite in f32; 255 is NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +62,10 @@ class Checkpoint(Protocol):
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
         """Read rows [start, stop) of a matrix, or a vector as row 0: [stop - start, n_cols].
 
-        The array holds the stored numbers; ``to_float32`` makes them computable. Raises
-        QsfIOError when the system refuses, QsfConversionError when the type is not F32, F16
-        or BF16.
+        The array holds the stored numbers; ``to_float32`` makes them computable. Those of MXFP4
+        are blocks of 32 columns, [stop - start, n_cols / 32] of ``MXFP4_BLOCK``: the even columns
+        are the low halves of the bytes. Raises QsfIOError when the system refuses,
+        QsfConversionError when the type is none of these, F32, F16 or BF16.
         """
 
     def digest(self) -> str:
@@ -70,7 +79,18 @@ class Checkpoint(Protocol):
 
 
 def to_float32(raw: RawArray) -> Float32Array:
-    """Return stored numbers as f32; u16 is bf16, the upper half of an f32."""
+    """Return stored numbers as f32; u16 is bf16, the upper half of an f32.
+
+    MXFP4 blocks [n_rows, n_blocks] become [n_rows, 32 * n_blocks], with a scale of NaN all NaN.
+    """
+    if raw.dtype == MXFP4_BLOCK:
+        codes = raw["codes"]
+        values = MXFP4_VALUES[np.stack((codes & 15, codes >> 4), axis=-1)]
+        values = values.reshape(*raw.shape, MXFP4_COLS)
+        with np.errstate(over="ignore"):
+            values = np.ldexp(values, raw["scale"].astype(np.int32)[..., None] - 127)
+        values[raw["scale"] == 255] = np.nan
+        return values.reshape(len(raw), -1)
     if raw.dtype == np.uint16:
         wide = raw.astype(np.uint32)
         np.left_shift(wide, 16, out=wide)

@@ -1,7 +1,7 @@
 """The weights of a GGUF file, under the names and in the order of HuggingFace's checkpoints.
 
-F32, F16 and BF16 are handed over as they are stored; quantised types become f32 through the
-``gguf`` package, a range of rows at a time.
+F32, F16, BF16 and MXFP4 are handed over as they are stored; other quantised types become f32
+through the ``gguf`` package, a range of rows at a time.
 
 llama.cpp's converter reorders the rows of LLaMA's Q and K so that the two halves of each head,
 which RoPE turns together, lie interleaved; here they are put back. Rows are whole blocks in every
@@ -22,7 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf_converter.sources.checkpoint import RawArray, SourceTensor
+from qsf_converter.sources.checkpoint import (
+    MXFP4,
+    MXFP4_BLOCK,
+    MXFP4_COLS,
+    RawArray,
+    SourceTensor,
+)
 from qsf_converter.sources.checkpoint_files import READABLE, FileCheckpoint, Located
 from qsf_converter.sources.families.family import Family
 from qsf_converter.sources.gguf_config import (
@@ -131,7 +137,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         return np.frombuffer(self._read_at(located, 0, tensor.n_bytes), "<f4")
 
     def _check_readable(self, located: _Stored) -> None:
-        if located.tensor.dtype not in READABLE:
+        if located.tensor.dtype not in (*READABLE, MXFP4):
             _dequantiser(located.tensor)
 
     def _stored_rows(self, located: _Stored, start: int, stop: int) -> bytearray:
@@ -159,6 +165,8 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         tensor = located.tensor
         if tensor.dtype in READABLE:
             return super()._values(located, stored, n_rows)
+        if tensor.dtype == MXFP4:
+            return _mxfp4_blocks(stored, n_rows)
         n_cols = tensor.shape[-1]
         package, kind = _dequantiser(tensor)
         rows = np.frombuffer(stored, np.uint8).reshape(n_rows, tensor.row_bytes)
@@ -172,12 +180,27 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         return values
 
 
+def _mxfp4_blocks(stored: bytearray, n_rows: int) -> RawArray:
+    """Return the blocks [n_rows, n_blocks]; in the file low halves of bytes are columns 0 .. 15."""
+    raw = np.frombuffer(stored, MXFP4_BLOCK).reshape(n_rows, -1)
+    codes = np.concatenate((raw["codes"] & 15, raw["codes"] >> 4), axis=-1)
+    pairs = codes.reshape(*raw.shape, MXFP4_COLS // 2, 2)
+    blocks = np.empty(raw.shape, MXFP4_BLOCK)
+    blocks["scale"] = raw["scale"]
+    blocks["codes"] = pairs[..., 0] | pairs[..., 1] << 4
+    return blocks
+
+
 def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
     """Return the type that keeps what the layers' matrices hold; None: they are not quantised.
 
+    Matrices of MXFP4 keep their type, whatever the others get.
+
     Types of 5 bits and more become 8bit, also Q8_0, whose 8.5 bits hold numbers of 8 bits.
     """
-    matrices = [t for t in tensors if t.name.startswith("blk.") and len(t.shape) > 1]
+    matrices = [
+        t for t in tensors if t.name.startswith("blk.") and len(t.shape) > 1 and t.type != MXFP4
+    ]
     types = {t.type for t in matrices}
     if types <= set(READABLE):
         return None
@@ -189,7 +212,9 @@ def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
 
 def _rounded_twice(tensors: Iterable[GgufTensor]) -> tuple[str, ...]:
     """Return what to say of matrices that are quantised already."""
-    types = sorted({t.type for t in tensors if t.type not in READABLE and len(t.shape) > 1})
+    types = sorted(
+        {t.type for t in tensors if t.type not in (*READABLE, MXFP4) and len(t.shape) > 1}
+    )
     if not types:
         return ()
     return (

@@ -232,7 +232,7 @@ def _rope_fields(
     head_dim = config.get("head_dim")
     if head_dim is None:
         head_dim = config["hidden_size"] // max(1, config["num_attention_heads"])
-    scaling = _rope_scaling(fields, tensors)
+    scaling = _rope_scaling(fields, tensors, dialect)
     rotary_dims = fields.get("rope.dimension_count", head_dim)
     if dialect.permuted and rotary_dims != head_dim:
         raise QsfConversionError(
@@ -249,7 +249,9 @@ def _rope_fields(
     return {} if scaling is None else {"rope_scaling": scaling}
 
 
-def _rope_scaling(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any] | None:
+def _rope_scaling(
+    fields: Mapping[str, Any], tensors: Mapping[str, Any], dialect: Dialect
+) -> dict[str, Any] | None:
     kind = fields.get("rope.scaling.type", "linear" if "rope.scale_linear" in fields else "none")
     factor = fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 1.0))
     if LONG_FACTORS in tensors and SHORT_FACTORS in tensors:
@@ -282,7 +284,7 @@ def _rope_scaling(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict
         multiplier = fields.get("rope.scaling.yarn_log_multiplier")
         if multiplier:
             stated |= {"mscale": 1.0, "mscale_all_dim": float(f"{multiplier:.6g}")}
-        return {**stated, "factor": fields.get("rope.scaling.factor")}
+        return {**dialect.yarn, **stated, "factor": fields.get("rope.scaling.factor")}
     raise QsfConversionError(
         f"its RoPE scaling {shown(kind)} is not supported; "
         "supported: none, linear, llama3, yarn, longrope"

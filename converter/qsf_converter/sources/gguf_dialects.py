@@ -22,7 +22,8 @@ class Dialect:
 
     ``constants`` are fields of config.json that such a file does not say. ``has_one_in_norms``: its
     norms are stored as 1 + w, and ``is_ungrouped``: fused tensors hold all of Q, then K, then V.
-    ``more`` reads what is said in other ways than by a value.
+    ``more`` reads what is said in other ways than by a value. ``yarn`` are fields of that scaling
+    of RoPE which such a file does not say.
     """
 
     family: str
@@ -36,6 +37,7 @@ class Dialect:
     is_ungrouped: bool = False
     more: Callable[[Fields, Shapes, Mapping[str, Any]], Mapping[str, Any]] | None = None
     read_by_more: tuple[str, ...] = ()
+    yarn: Mapping[str, Any] = field(default_factory=dict)
     other_families: tuple[str, ...] = ()  # that ``more`` may find it to be
 
     @property
@@ -137,7 +139,7 @@ def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[
     return _biases(fields, shapes, config)
 
 
-def _layer_types(fields: Fields, config: Mapping[str, Any], period: int) -> dict[str, Any]:
+def layer_types(fields: Fields, config: Mapping[str, Any], period: int) -> dict[str, Any]:
     """The windows: one bool for each layer, or every n-th without (absent: ``period``)."""
     if not config.get("sliding_window"):
         return {}
@@ -156,7 +158,7 @@ def _gemma(period: int, largest: int) -> Callable[..., dict[str, Any]]:
         width = config["hidden_size"] // config["num_attention_heads"]
         return {
             **attention_bias(fields, shapes, config),
-            **_layer_types(fields, config, period),
+            **layer_types(fields, config, period),
             "query_pre_attn_scalar": width if is_largest else config["head_dim"],
         }
 
@@ -166,12 +168,12 @@ def _gemma(period: int, largest: int) -> Callable[..., dict[str, Any]]:
 def _olmo(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     more = attention_bias(fields, shapes, config)
     if config.get("sliding_window"):
-        more |= {"architectures": ["Olmo3ForCausalLM"], **_layer_types(fields, config, 4)}
+        more |= {"architectures": ["Olmo3ForCausalLM"], **layer_types(fields, config, 4)}
     return more
 
 
 def _exaone4(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"sliding_window": config.get("sliding_window"), **_layer_types(fields, config, 4)}
+    return {"sliding_window": config.get("sliding_window"), **layer_types(fields, config, 4)}
 
 
 def _stablelm(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from qsf_converter.sources.gguf_dialects import (
     Fields,
     Shapes,
     attention_bias,
+    layer_types,
     names,
 )
 
@@ -69,6 +70,10 @@ def _glm4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str
         "num_hidden_layers": n_layers - n_more,
         "use_qk_norm": any("attn_q_norm" in name for name in shapes),
     }
+
+
+def _gpt_oss(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**attention_bias(fields, shapes, config), **layer_types(fields, config, 2)}
 
 
 _OLMOE = Dialect(
@@ -119,6 +124,26 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
         permuted=PERMUTED,
         read_by_more=(),
         more=attention_bias,
+    ),
+    "gpt-oss": replace(
+        _OLMOE,
+        family="GptOssForCausalLM",
+        # All its layers are routed; the width of an expert is that of the FFN.
+        config={
+            **_OLMOE.config,
+            "intermediate_size": "expert_feed_forward_length",
+            "sliding_window": "attention.sliding_window",
+        },
+        constants={"hidden_act": "silu"},
+        tensors=names(
+            {**PRE, "post_attention_norm": PRE["ffn_norm"]},
+            QKV,
+            OUT,
+            {**EXPERTS, "ffn_gate_inp": "mlp.router"},
+            {"attn_sinks": "self_attn.sinks"},
+        ),
+        yarn={"truncate": False},
+        more=_gpt_oss,
     ),
     "ernie4_5-moe": replace(
         _OLMOE,

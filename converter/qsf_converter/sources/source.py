@@ -17,6 +17,7 @@ from qsf_converter.sources.architectures import family_of, read_facts
 from qsf_converter.sources.checkpoint import Checkpoint
 from qsf_converter.sources.checkpoint_bitnet import TernaryCheckpoint, bitnet_of
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
+from qsf_converter.sources.checkpoint_mxfp4 import Mxfp4Checkpoint, is_mxfp4
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
 from qsf_converter.sources.families.family import Facts, Family
@@ -101,15 +102,20 @@ def _open_directory(path: Path) -> Iterator[Source]:
     if bitnet is not None:
         del values["quantization_config"]
         left_out += () if bitnet.is_ternary else (_MASTER_WEIGHTS,)
+    has_mxfp4 = is_mxfp4(config)
+    if has_mxfp4:
+        del values["quantization_config"]
     facts = read_facts(family, values)
     tokenizer = metadata.tokenizer_bytes(path)
     if tokenizer is None:
         left_out += (_no_tokenizer(path),)
     is_ternary = bitnet is not None and bitnet.is_ternary
-    with _open_weights(path, reads_bytes=is_ternary) as stored:
+    with _open_weights(path, reads_bytes=is_ternary or has_mxfp4) as stored:
         checkpoint: Checkpoint = stored
         if bitnet is not None and is_ternary:
             checkpoint = TernaryCheckpoint(stored, bitnet)
+        if has_mxfp4:
+            checkpoint = Mxfp4Checkpoint(stored)
         yield _with_usable_tokenizer(
             Source(
                 path=path,

@@ -133,7 +133,6 @@ def test_sharded_and_split_checkpoints_give_the_same_file(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "lacks"),
     [
-        ("GptOssForCausalLM", "attention sinks and experts of 4 bits in MXFP4"),
         ("Llama4ForCausalLM", "a mixture of experts of another form"),
         ("Qwen3NextForCausalLM", "layers with a gated delta rule"),
         ("Lfm2ForCausalLM", "layers with short convolutions"),

@@ -18,7 +18,8 @@ from qsf.file.layout import Dtype, Layout, dtype_name, tensor_bytes
 from qsf_converter.rounding.quantisers import Rule, quantise_rows
 from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles, tile_bytes
 
-ALL_TYPES = [dtype for dtype in Dtype if dtype != Dtype.MIXED]
+# Those that weights are rounded to; for MXFP4 see test_mxfp4.py.
+ALL_TYPES = [dtype for dtype in Dtype if dtype not in (Dtype.MIXED, Dtype.MXFP4)]
 QUANTISED = [dtype for dtype in ALL_TYPES if dtype not in (Dtype.F16, Dtype.F32)]
 EDGE_ROWS = [1, 15, 16, 17, 33]
 EDGE_COLS = [1, 3, 63, 64, 65, 130]

@@ -99,7 +99,7 @@ EXPERT_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("EXPT: stored 0", F, expert(0, "I", 8, 0)),
     ("EXPT: raw 0", F, expert(0, "I", 12, 0)),
     ("EXPT: stored is not raw", F, expert(0, "I", 12, 64)),
-    ("EXPT: quantisation type", F, expert(0, "B", 16, 11)),
+    ("EXPT: quantisation type", F, expert(0, "B", 16, 12)),
     ("EXPT: another type than its template", F, expert(1, "B", 16, 6)),
     ("EXPT: compression", F, expert(0, "B", 17, 1)),
     ("EXPT: compression 4", F, expert(0, "B", 17, 4)),

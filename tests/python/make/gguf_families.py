@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ ARCHITECTURES = {
     "gpt_neox": "gptneox", "falcon": "falcon", "bloom": "bloom", "mpt": "mpt", "bitnet": "bitnet",
     "starcoder2": "starcoder2", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "mixtral": "llama",
     "qwen3_moe": "qwen3moe", "granitemoe": "granitemoe", "ernie4_5_moe": "ernie4_5-moe",
-    "glm4_moe": "glm4moe",
+    "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
 _EXPERT_KEYS = {
@@ -56,15 +57,33 @@ def write_case(case: Case, path: Path, *, is_without_text: bool = False) -> Path
 
     is_without_text: say that there is no tokenizer, which llama.cpp wants to be told.
     """
+    writer = begin(case, path)
+    for name, values in converted_tensors(case, case.tensors()):
+        writer.add_tensor(name, values)
+    _add_rope_factors(writer, case.config)
+    if is_without_text:
+        add(writer, "tokenizer.ggml.model", "no_vocab")
+    close(writer)
+    return path
+
+
+def begin(case: Case, path: Path) -> Any:
+    """Return a writer of the file that has the metadata of `case`."""
     config = case.config
     arch = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch)
     for key, value in {**_sizes(config), **_more(config, arch)}.items():
         add(writer, key.format(arch=arch), value)
+    return writer
+
+
+def converted_tensors(case: Case, tensors: dict[str, Array]) -> Iterator[tuple[str, Any]]:
+    """Yield tensors as the file has them: f16 matrices, f32 vectors and routers."""
+    config = case.config
+    arch = ARCHITECTURES[config["model_type"]]
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    n_layers = _first(config, *N_LAYERS)
-    names = gguf.get_tensor_name_map(kind, n_layers)
-    for name, stored in joined_experts(case.tensors()).items():
+    names = gguf.get_tensor_name_map(kind, _first(config, *N_LAYERS))
+    for name, stored in joined_experts(tensors).items():
         # The package's table has BitNet's names of before transformers.
         known = name.replace("ffn_sub_norm", "ffn_layernorm")
         known = known.replace("attn_sub_norm", "inner_attn_ln")
@@ -72,18 +91,12 @@ def write_case(case: Case, path: Path, *, is_without_text: bool = False) -> Path
             known = known.removeprefix("transformer.")
         # As the converter renames them; some are known in another way only.
         known = known.replace("e_score_correction_bias", "e_score_correction.bias")
+        known = known.replace(".sinks", ".sinks.weight")
         there = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert there is not None, name
         values = _converted(config, arch, name, stored).squeeze()
-        if values.ndim == 1 or there.endswith("ffn_gate_inp.weight"):
-            writer.add_tensor(there, values.astype(np.float32))
-        else:
-            writer.add_tensor(there, values.astype(np.float16))
-    _add_rope_factors(writer, config)
-    if is_without_text:
-        add(writer, "tokenizer.ggml.model", "no_vocab")
-    close(writer)
-    return path
+        is_f32 = values.ndim == 1 or there.endswith(("ffn_gate_inp.weight", ".bias"))
+        yield there, values.astype(np.float32 if is_f32 else np.float16)
 
 
 def joined_experts(tensors: dict[str, Array]) -> dict[str, Array]:
@@ -99,6 +112,14 @@ def joined_experts(tensors: dict[str, Array]) -> dict[str, Array]:
             at = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts")
             gate, up = np.split(values, 2, axis=1)
             joined |= {f"{at}.gate_proj.weight": list(gate), f"{at}.up_proj.weight": list(up)}
+        elif match := re.fullmatch(r"(.*\.mlp\.experts)\.gate_up_proj(_bias)?", name):  # gpt-oss
+            kind = "bias" if match[2] else "weight"
+            rows = values if match[2] else values.swapaxes(1, 2)
+            joined[f"{match[1]}.gate_proj.{kind}"] = list(rows[:, 0::2])
+            joined[f"{match[1]}.up_proj.{kind}"] = list(rows[:, 1::2])
+        elif match := re.fullmatch(r"(.*\.mlp\.experts\.down_proj)(_bias)?", name):
+            rows = values if match[2] else values.swapaxes(1, 2)
+            joined[f"{match[1]}.{'bias' if match[2] else 'weight'}"] = list(rows)
         elif name.endswith("block_sparse_moe.output_linear.weight"):
             at = name.replace("block_sparse_moe.output_linear.weight", "mlp.experts")
             joined[f"{at}.down_proj.weight"] = list(values)
@@ -170,6 +191,8 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
                 said[key] = config[name]
     if "routed_scaling_factor" in config:
         said[Keys.LLM.EXPERT_WEIGHTS_NORM] = config["norm_topk_prob"]
+    if config["model_type"] == "gpt_oss":
+        said[Keys.LLM.EXPERT_FEED_FORWARD_LENGTH] = config["intermediate_size"]
     if config["model_type"] == "glm4_moe":
         said[Keys.LLM.BLOCK_COUNT] += config["num_nextn_predict_layers"]
         said[Keys.LLM.EXPERT_GATING_FUNC] = 2
@@ -231,7 +254,7 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
             said[key] = config[name]
     if config.get("sliding_window") is not None and arch not in ("qwen2", "qwen2moe"):
         said[Keys.Attention.SLIDING_WINDOW] = config["sliding_window"]
-        if "layer_types" in config:
+        if "layer_types" in config and arch != "gpt-oss":  # llama.cpp knows that they alternate
             windows = [kind == "sliding_attention" for kind in config["layer_types"]]
             said[Keys.Attention.SLIDING_WINDOW_PATTERN] = windows
     if arch == "gptneox":

@@ -26,7 +26,6 @@ PATH = Path(__file__).resolve().parents[2] / "golden" / "families.npz"
 N_TOKENS = 40
 LOGIT_STEPS = 1 << 19  # between nought and the largest logit: 2e-6 of it, rounded to 1e-6
 _ROUTER = re.compile(r"\.(mlp|block_sparse_moe)\.(gate|router|router\.layer)\.weight$")
-_WAITING = ("gpt_oss",)
 _TABLES = ("embed", "wte", "word_embeddings")  # their rows are looked up, not summed
 
 
@@ -53,13 +52,8 @@ class Case:
 
 
 def cases() -> dict[str, Case]:
-    """The cases of all families that are converted, by name."""
-    return {name: case for name, case in _stored().items() if name not in _WAITING}
-
-
-def waiting() -> dict[str, Case]:
-    """The cases of families that only the reference computes, by name."""
-    return {name: _stored()[name] for name in _WAITING}
+    """The cases of all families, by name."""
+    return dict(_stored())
 
 
 @functools.cache

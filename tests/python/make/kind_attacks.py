@@ -95,7 +95,7 @@ KIND_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("kind: form of the FFN", F, kind(u32(64, 3))),
     ("kind: FFN 0", F, kind(u32(65, 0))),
     ("kind: FFN above the header's", F, kind(u32(65, 13))),
-    ("kind: activation", F, kind(u32(66, 5))),
+    ("kind: activation", F, kind(u32(66, 6))),
     ("kind: factor negative", F, kind(f32(128, -1.0))),
     ("kind: the second is bad", F, kind(b"", u32(16, 2))),
     ("rope: 3 bytes", F, lambda d: grow(d, b"ROPE", b"\1\0\0")),

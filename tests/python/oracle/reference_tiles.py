@@ -21,6 +21,7 @@ TILE_BYTES = {
     "3bit": 448,
     "4bit": 576,
     "4bit-sym": 544,
+    "mxfp4": 544,
     "ternary": 288,
     "ternary-dense": 240,
     "8bit": 1056,
@@ -28,6 +29,10 @@ TILE_BYTES = {
     "f32": 4096,
 }
 """Bytes of a tile of 16 rows and 64 columns (docs/format.md, section 5)."""
+
+
+# The table of the OCP's specification of microscaling formats, version 1.0, but for -0.
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def decode_tiles(kind: str, data: bytes, n_rows: int, n_cols: int) -> Array:
@@ -42,6 +47,11 @@ def decode_tiles(kind: str, data: bytes, n_rows: int, n_cols: int) -> Array:
     if kind in ("f16", "f32"):
         elements = tiles.view("<f2" if kind == "f16" else "<f4")
         values = elements[:, c * 16 + r].astype(np.float32)
+    elif kind == "mxfp4":
+        codes = _codes(kind, tiles[:, 32:], r, c)
+        exponents = tiles[:, c // 32 * 16 + r].astype(np.float64) - 127
+        with np.errstate(over="ignore"):
+            values = (E2M1[codes] * 2.0**exponents).astype(np.float32)
     else:
         scales = tiles[:, :32].view("<f2")[:, :, None].astype(np.float64)
         has_min = kind in ("2bit", "3bit", "4bit")
@@ -64,7 +74,7 @@ def _codes(kind: str, codes: NDArray[np.uint8], r: Array, c: Array) -> NDArray[n
     if kind == "8bit":
         found = codes[:, g * 64 + r * 4 + j].astype(np.int64)
         return found
-    if kind in ("4bit", "4bit-sym"):
+    if kind in ("4bit", "4bit-sym", "mxfp4"):
         found = codes[:, g % 8 * 64 + r * 4 + j].astype(np.int64) >> (g // 8 * 4) & 15
         return found
     if kind == "ternary-dense":

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore, QkNorm
-from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS
+from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Activation
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
 from qsf_converter.sources.families.family import Draft, Family
 from qsf_converter.sources.families.llama import (
@@ -28,6 +28,7 @@ from qsf_converter.sources.families.llama import (
     pre_norms,
     qk_norms,
     qkv,
+    window_but_every,
     window_of_all,
 )
 from qsf_converter.sources.families.rules import Place, T, TensorRule, Where, ends, layer
@@ -97,6 +98,33 @@ _LAYOUTS = (
 _ROUTER = _router(f"{MLP}gate.weight")
 _DENSE = gated(where=Where.DENSE)
 _SHARED = gated(f"{MLP}shared_experts.", "shared", where=Where.ROUTED, flag="shared")
+
+
+def _of_gpt_oss(gate_up: str, down: str, **options: Any) -> Rules:
+    """Rows of gate and up take turns; with their biases, and sinks."""
+    both: dict[str, Any] = {"slices": "experts", "parts": _GATE_AND_UP, "groups": "expert"}
+    at = f"{MLP}experts."
+    return (
+        layer(T.SINKS, f"{AT}self_attn.sinks", "heads"),
+        _expert(T.FFN_GATE, f"{at}{gate_up}", "expert", "hidden", part=0, **both, **options),
+        _expert(T.FFN_UP, f"{at}{gate_up}", "expert", "hidden", part=1, **both, **options),
+        _expert(T.FFN_DOWN, f"{at}{down}", "hidden", "expert", slices="experts", **options),
+        _expert(T.FFN_GATE_BIAS, f"{at}gate_up_proj_bias", "expert", part=0, **both),
+        _expert(T.FFN_UP_BIAS, f"{at}gate_up_proj_bias", "expert", part=1, **both),
+        _expert(T.FFN_DOWN_BIAS, f"{at}down_proj_bias", "hidden", slices="experts"),
+    )
+
+
+def _gpt_oss_of_gguf() -> Rules:
+    at = f"{MLP}experts."
+    return (
+        layer(T.SINKS, f"{AT}self_attn.sinks.weight", "heads"),
+        *_of_gguf(),
+        _expert(T.FFN_GATE_BIAS, f"{at}gate_proj.bias", "expert", slices="experts"),
+        _expert(T.FFN_UP_BIAS, f"{at}up_proj.bias", "expert", slices="experts"),
+        _expert(T.FFN_DOWN_BIAS, f"{at}down_proj.bias", "hidden", slices="experts"),
+    )
+
 
 # ---- configurations ----
 
@@ -229,6 +257,14 @@ def _glm4_moe(draft: Draft) -> None:
     )
     if "use_qk_norm" in draft.flags:
         draft.set_all(qk_norm=QkNorm.PER_HEAD)
+
+
+def _gpt_oss(draft: Draft) -> None:
+    if draft.header.activation != Activation.SILU:
+        raise draft.config.error("hidden_act", "is not supported; supported: silu")
+    draft.header = replace(draft.header, activation=Activation.SILU_CLAMPED)
+    draft.set_all(activation=Activation.SILU_CLAMPED)
+    _all_routed(draft, expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX)
 
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -383,6 +419,55 @@ FAMILIES = (
         },
         flags={"attention_bias": False},
         adjust=_granite_moe,
+    ),
+    Family(
+        name="GptOssForCausalLM",
+        title="gpt-oss",
+        model_type="gpt_oss",
+        rules=(
+            *pre_norms(),
+            *qkv(bias="attention_bias"),
+            *out(bias="attention_bias"),
+            _router(f"{MLP}router.weight"),
+            layer(T.ROUTER_BIAS, f"{MLP}router.bias", "experts", where=Where.ROUTED),
+            *ENDS,
+        ),
+        layouts=(
+            _of_gpt_oss("gate_up_proj_blocks", "down_proj_blocks"),  # of MXFP4
+            _of_gpt_oss("gate_up_proj", "down_proj", transposed=True),
+            _gpt_oss_of_gguf(),
+        ),
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "num_experts": 128,
+            "num_experts_per_tok": 4,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        flags={"attention_bias": True},
+        windows=window_but_every,
+        neutral={
+            "swiglu_alpha": (1.702,),
+            "swiglu_limit": (7.0,),
+            # Other names of what is read by its usual one.
+            "experts_per_token": (4,),
+            "initial_context_length": (4096,),
+        },
+        adjust=_gpt_oss,
     ),
     Family(
         name="Ernie4_5_MoeForCausalLM",
