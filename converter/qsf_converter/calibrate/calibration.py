@@ -36,6 +36,7 @@ from qsf_converter.rounding.pieces import (
     RoundedPiece,
     RoundedTensor,
     RoundedUnit,
+    kept_tensor,
     read_rows,
     read_tensor,
     round_plain,
@@ -259,12 +260,13 @@ class Calibration:
             planned = PlannedUnit(
                 Place.EXPERT, unit.unit_idx, expert.number, tuple(of_expert.values())
             )
-            action = None if expert.is_plain else FEEDBACK
             tensors = [
                 RoundedTensor(target, (_vector(target, expert.weights[kind]),))
                 if target.is_vector
                 else RoundedTensor(
-                    target, (_matrix(Piece.whole(target), expert.rounded[kind]),), action
+                    target,
+                    (_matrix(Piece.whole(target), expert.rounded[kind]),),
+                    None if expert.is_plain or target.dtype == Dtype.MXFP4 else FEEDBACK,
                 )
                 for kind, target in of_expert.items()
             ]
@@ -274,6 +276,9 @@ class Calibration:
     def _round_expert(
         self, rounding: Rounding | None, target: Target, rows: Float32Array
     ) -> Rounded:
+        if target.dtype == Dtype.MXFP4:
+            kept = kept_tensor(target, self._checkpoint)
+            return Rounded(kept.data, rows, kept.errors, 0.0)
         if rounding is not None:
             return self._round(rounding, target, rows)
         try:

@@ -232,6 +232,12 @@ def read_rows(piece: Piece, checkpoint: Checkpoint) -> NDArray[np.float32]:
     return rows
 
 
+def kept_tensor(target: Target, checkpoint: Checkpoint) -> RoundedPiece:
+    """Return a whole tensor of MXFP4 as it will lie in the file; see `read_rows`."""
+    piece = Piece.whole(target)
+    return keep_mxfp4(piece, _read_raw(piece, checkpoint))
+
+
 def _check_finite(piece: Piece, rows: NDArray[np.float32]) -> None:
     if not np.isfinite(rows).all():
         row, col = (int(idx) for idx in np.argwhere(~np.isfinite(rows))[0])

@@ -14,6 +14,7 @@ runs in little memory, not for speed, since a hole is read faster than a disk.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,8 @@ from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
 from qsf_converter.rounding.plan import DEFAULT_EMBED_TYPE, QUANT_TYPES, parse_quant_type
 from qsf_converter.rounding.quantisers import quantise_rows
+from qsf_converter.rounding.tiles import mxfp4_tiles
+from qsf_converter.sources.checkpoint import MXFP4_BLOCK, MXFP4_COLS, MXFP4_VALUES
 
 GENERATOR: Final = 1  # counted up when the same arguments give another file
 WEIGHT_STD: Final = 0.02
@@ -75,8 +78,8 @@ class Weights:
         """Write the tiles of a matrix; a last row of tiles that needs padding has its own."""
         tile_bytes = tensor_bytes(TILE_ROWS, BLOCK, dtype, Layout.TILES)
         if dtype not in self._pools:
-            pool = quantise_rows(dtype, self._normal(TILE_ROWS, BLOCK * POOL_TILES))
-            self._pools[dtype] = memoryview(pool)
+            rows = self._normal(TILE_ROWS, BLOCK * POOL_TILES)
+            self._pools[dtype] = memoryview(self._tiles(dtype, rows))
         pool_view = self._pools[dtype]
         whole_rows = n_rows // TILE_ROWS * TILE_ROWS if n_cols % BLOCK == 0 else 0
         left = tensor_bytes(whole_rows, n_cols, dtype, Layout.TILES)
@@ -88,7 +91,16 @@ class Weights:
             at = 0
         for row in range(whole_rows, n_rows, 1024):
             rows = self._normal(min(1024, n_rows - row), n_cols)
-            writer.write(quantise_rows(dtype, rows))
+            writer.write(self._tiles(dtype, rows))
+
+    def _tiles(self, dtype: Dtype, rows: NDArray[np.float32]) -> bytes:
+        if dtype != Dtype.MXFP4:
+            return quantise_rows(dtype, rows)
+        # Nothing is rounded to it: codes at random, with a scale that makes weights as large.
+        raw = np.empty((len(rows), -(-rows.shape[1] // MXFP4_COLS)), MXFP4_BLOCK)
+        raw["scale"] = 127 + round(math.log2(WEIGHT_STD / MXFP4_VALUES.std()))
+        raw["codes"] = self._random.integers(0, 256, (*raw.shape, MXFP4_COLS // 2))
+        return mxfp4_tiles(raw)
 
 
 def embed_type_of(quant_type: str, embed_type: str | None = None) -> Dtype:
@@ -109,7 +121,8 @@ def _arch_of(shape: Shape) -> Arch:
 def _units(shape: Shape, quant_type: Dtype, embed_type: Dtype) -> list[tuple[Dtype, list[Entry]]]:
     """The units in the order of the file: the experts of a layer follow it."""
     embedding: list[Entry] = [(T.EMBEDDING, shape.n_vocab, shape.dim)]
-    experts = [(quant_type, expert_entries(shape))] * shape.n_experts
+    expert_type = Dtype.MXFP4 if shape.family == "gpt_oss" else quant_type
+    experts = [(expert_type, expert_entries(shape))] * shape.n_experts
     layers = [(quant_type, layer_entries(shape)), *experts] * shape.n_layers
     return [(embed_type, embedding), *layers, (embed_type, final_entries(shape))]
 

@@ -132,6 +132,10 @@ SHAPES: Final[Mapping[str, Shape]] = _LLAMAS | {
         48, 2048, 768, 32, 4, 151936, 40960, family="qwen3_moe", head_dim=128, n_experts=128,
         n_chosen=8,
     ),
+    "gpt-oss-20b": Shape(
+        24, 2880, 2880, 64, 8, 201088, 131072, family="gpt_oss", head_dim=64, window_tokens=128,
+        n_experts=32, n_chosen=4,
+    ),
 }  # fmt: skip
 ALIASES: Final[Mapping[str, str]] = {
     "110m": "llama-110m",

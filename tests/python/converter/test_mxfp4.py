@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
-from make import gguf_families, golden_families
+from make import calibrated_models, gguf_families, golden_families
 from make.gguf_files import close
 from make.golden_families import Case
 from make.tiny_checkpoints import safetensors_bytes
@@ -24,6 +24,8 @@ from qsf.file.kinds import ExpertScore, ExpertWeights
 from qsf.file.layout import Activation, Dtype, TensorType
 from qsf.file.reader import Reader
 from qsf_converter import convert
+from qsf_converter.calibrate.calibration import Calibration
+from qsf_converter.rounding.pieces import RoundedUnit, rounded_units
 from qsf_converter.rounding.tiles import dequantise_tiles, mxfp4_tiles
 from qsf_converter.sources.checkpoint import MXFP4_BLOCK, to_float32
 
@@ -234,6 +236,27 @@ def test_fewer_bits_are_given_only_where_they_are_asked_for(
             router = reader.tensor(1, TensorType.EXPERT_ROUTER)
             assert router is not None
             assert router.dtype == Dtype.F16
+
+
+def test_calibration_keeps_the_experts(
+    gpt_oss: tuple[dict[str, Any], Tensors], tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "m", *gpt_oss)
+    with calibrated_models.planned(folder, Dtype.Q4, Dtype.Q8) as (source, plan):
+        tokens = np.random.default_rng(3).integers(0, 67, (4, 24))
+        calibration = Calibration(plan, source.checkpoint, tokens[:3], tokens[3:])
+        calibrated = [tiles_of(unit) for unit in calibration.units()]
+        plain = [tiles_of(unit) for unit in rounded_units(plan.units, source.checkpoint, 1)]
+    assert calibration.divergence is not None
+    assert len(calibrated) == len(plain) == 2 + 4 * (1 + N_EXPERTS)
+    for kept, unrounded in zip(calibrated, plain, strict=True):
+        experts = {name: data for name, data in unrounded.items() if "EXPERTS" in name}
+        assert kept.items() >= experts.items()
+
+
+def tiles_of(unit: RoundedUnit) -> dict[str, bytes]:
+    """The bytes of a unit's tensors by name."""
+    return {t.target.name: b"".join(p.data for p in t.pieces) for t in unit.tensors}
 
 
 def test_nothing_is_rounded_to_mxfp4(
