@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
+from make.gpt_oss import make_gpt_oss
 from make.streamed_models import (
     IO_METHODS,
     least_options,
@@ -25,12 +27,14 @@ from qsf.native import binding
 from qsf_converter import convert
 from qsf_converter.rounding.plan import QUANT_TYPES
 
-MAKERS = {"llama": make_llama, "mistral": make_mistral, "gpt2": make_gpt2}
+MAKERS: dict[str, Callable[..., Path]] = {
+    "llama": make_llama, "mistral": make_mistral, "gpt2": make_gpt2, "gpt_oss": make_gpt_oss
+}  # fmt: skip
 TOKENS = np.random.default_rng(8).integers(0, 101, 60).tolist()
 
-# Every type once as the type of everything, and the three families with the usual mixtures.
+# Every type once as the type of everything, and the families with the usual mixtures.
 MODELS: list[tuple[str, str, str | None]] = [("llama", quant, quant) for quant in QUANT_TYPES]
-MODELS += [(maker, quant, None) for maker in MAKERS for quant in ("4bit", "8bit")]
+MODELS += [(maker, quant, None) for maker in MAKERS for quant in ("4bit", "8bit")]  # MXFP4: gpt_oss
 MODELS += [("mistral", "f16", None), ("gpt2", "f16", None), ("gpt2", "2bit", "ternary-dense")]
 
 DUMP = """

@@ -90,7 +90,7 @@ def kind(**changes: object) -> LayerKind:
 MIXED: Final = (
     Layer(kind(qk_norm=QkNorm.PER_HEAD, window_tokens=5), (T.INPUT_NORM, *POST_NORMS)),
     Layer(kind(n_heads=6, n_kv_heads=3, rope_set=1, score_cap=2.0, activation=Activation.GELU_TANH),
-          BIASES),
+          (*BIASES, T.SINKS)),
     Layer(kind(head_dim=8, rope_set=ROPE_NONE, alibi_slopes=(0.5, 0.25, 0.125, 0.0625),
                score_cap=3.0, ffn=Ffn.PLAIN, ffn_dim=40, activation=Activation.RELU)),
     Layer(kind(qk_norm=QkNorm.WHOLE_WIDTH, residual_factor=0.3), POST_NORMS,
@@ -98,7 +98,7 @@ MIXED: Final = (
     Layer(kind(is_parallel=True, qk_norm=QkNorm.OWN_WEIGHTS, score_scale=0.2), (),
           (T.FFN_NORM,)),
     Layer(kind(is_parallel=True, n_kv_heads=1, temperature_beta=0.3, temperature_step=7,
-               window_tokens=40), BIASES),
+               window_tokens=40, activation=Activation.SILU_CLAMPED), (*BIASES, T.SINKS)),
     Layer(kind(n_kv_heads=4, activation=Activation.RELU_SQUARED), SUB_NORMS),
     Layer(kind(ffn=Ffn.NONE, window_tokens=33, rope_set=1)),
 )  # fmt: skip
@@ -121,7 +121,7 @@ ROUTED: Final = (
                group_score=GroupScore.TWO_LARGEST), (T.SELECTION_BIAS, T.SHARED_GATE)),
     Layer(kind(ffn=Ffn.NONE, n_experts=5, n_chosen=5, expert_dim=17, residual_factor=0.5,
                expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX,
-               activation=Activation.GELU_TANH), (T.ROUTER_BIAS, *POST_NORMS), (),
+               activation=Activation.SILU_CLAMPED), (T.ROUTER_BIAS, T.SINKS, *POST_NORMS), (),
           EXPERT_BIASES),
     Layer(kind(n_experts=4, n_chosen=1, expert_dim=64, is_parallel=True), (), (T.FFN_NORM,)),
 )  # fmt: skip
