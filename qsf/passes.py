@@ -24,9 +24,6 @@ from qsf.text.arguments import as_tokens
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy as np
-    import numpy.typing as npt
-
     from qsf.errors import QsfError
     from qsf.session import Session
     from qsf.text.opened import OpenedModel
@@ -42,7 +39,8 @@ class PassItem:
         tokens: what follows the tokens that the session holds: a piece of a prompt, or the token
             that was chosen.
         wants: logits of no token, of the last one (``choose`` takes them), or of all.
-        logits: for "all" the pass puts them here, f32 [n_tokens, n_vocab].
+        logits: for "all" the pass puts them here, f32 [n_tokens, n_vocab]: into a buffer of the
+            caller's that is this large or larger, else into a new array of numpy.
         is_cancelled: set by the pass: ``session.cancel()`` was called meanwhile, and the session
             holds what it held before.
     """
@@ -50,7 +48,7 @@ class PassItem:
     session: Session
     tokens: Sequence[int]
     wants: Literal["none", "last", "all"] = "last"
-    logits: npt.NDArray[np.float32] | None = None
+    logits: Any = None
     is_cancelled: bool = False
 
 
@@ -104,7 +102,7 @@ class Choice:
             first; any object with a buffer. None: all.
         top_logprobs: None: no log-probabilities; 0: that of the token; more: also those of the
             most probable ones.
-        logits: f32 [n_vocab], chosen from instead of the session's: a row of a pass.
+        logits: f32 [n_vocab], chosen from instead of the session's: a row of a pass, any buffer.
         token: see ``sampler``.
     """
 
@@ -114,7 +112,7 @@ class Choice:
     n_counted: int = 0
     mask: Any = None
     top_logprobs: int | None = None
-    logits: npt.NDArray[np.float32] | None = None
+    logits: Any = None
     token: int = 0
 
 
@@ -144,10 +142,15 @@ def _native_item(opened: OpenedModel, item: PassItem) -> NativeItem:
     tokens = as_tokens(item.tokens)
     if item.wants not in WANTS:
         raise QsfArgumentError(f"wants must be one of {', '.join(WANTS)}, not {item.wants!r}")
-    if item.wants == "all":
+    n_values = len(tokens) * opened.info.n_vocab
+    if item.wants == "all" and item.logits is None:
         import numpy
 
         item.logits = numpy.empty((len(tokens), opened.info.n_vocab), dtype=numpy.float32)
+    elif item.wants == "all" and memoryview(item.logits).nbytes < 4 * n_values:
+        raise QsfArgumentError(
+            f"logits has {memoryview(item.logits).nbytes} bytes, and {4 * n_values} are needed"
+        )
     logits = item.logits if item.wants == "all" else None
     return NativeItem(item.session._native, tokens, item.wants, logits)
 

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
-    import numpy as np
-    import numpy.typing as npt
-
     from qsf.native.binding import NativeModel, NativeSampler, NativeSession
 
 WANTS = {"none": lib.QSF_WANTS_NONE, "last": lib.QSF_WANTS_LAST, "all": lib.QSF_WANTS_ALL}
@@ -30,7 +27,7 @@ class NativeItem:
     session: NativeSession
     tokens: array[int]
     wants: str = "last"
-    logits: npt.NDArray[np.float32] | None = None
+    logits: Any = None  # a buffer of f32; None: none
     is_cancelled: bool = False
 
 
@@ -109,7 +106,7 @@ class NativeChoice:
     n_counted: int = 0
     mask: Any = None
     n_logprobs: int = 0
-    logits: npt.NDArray[np.float32] | None = None
+    logits: Any = None  # a buffer of f32; None: none
     token: int = 0
 
 
@@ -146,9 +143,10 @@ def _fill(struct: Any, choice: NativeChoice, model: NativeModel) -> list[Any]:
     if choice.session is not None:
         struct.session = choice.session._live_handle()
     if choice.logits is not None:
-        if choice.logits.size != model.n_vocab:
+        n_values = memoryview(choice.logits).nbytes // 4
+        if n_values != model.n_vocab:
             raise errors.QsfArgumentError(
-                f"logits are {choice.logits.size}, but the vocabulary has {model.n_vocab}"
+                f"logits are {n_values}, but the vocabulary has {model.n_vocab}"
             )
         struct.logits = pointer("float[]", choice.logits)
     struct.recent = pointer("uint32_t[]", choice.recent)

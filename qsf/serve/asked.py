@@ -70,6 +70,7 @@ class Asked:
     has_progress: bool = False
     has_pings: bool = True
     salt: str = ""
+    wants_scores: bool = False
     constraint: Constraint | None = None
     tools: Tools | None = None
     ignored: Sequence[str] = ()
@@ -228,6 +229,7 @@ def make_jobs(
                 wants_progress=asked.has_progress,
                 constraint=constraint,
                 reader=reader,
+                wants_scores=asked.wants_scores,
             )
         )
     return jobs

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from qsf.session import Session
 
 
+# Logits of a prompt whose tokens are scored: so much beside the plan, and so many rows in a pass.
+_SCORE_BYTES = 2 << 20
+_MAX_SCORE_ROWS = 64
+
+
 class ModelEngine:
     """The sessions of a model, one for each slot."""
 
@@ -28,23 +33,56 @@ class ModelEngine:
         self.n_slots = plan.max_sessions
         self.ctx_tokens = plan.ctx_tokens
         self.chunk_tokens = plan.chunk_tokens
+        self.logits_rows = plan.logits_rows
+        self.score_rows = max(1, min(_MAX_SCORE_ROWS, _SCORE_BYTES // (4 * model.info.n_vocab)))
+        self._rows: memoryview | None = None  # [score_rows, n_vocab] of the last pass
         self._model = model
         self._sessions: list[Session] = [model.session]
         self._sessions += [model.create_session() for _ in range(1, self.n_slots)]
 
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
         """Evaluate all items in one pass; return what went wrong with each. Raises QsfError."""
-        natives = [
-            passes.PassItem(
-                self._sessions[item.slot], item.tokens, "last" if item.wants_logits else "none"
-            )
-            for item in items
-        ]
+        natives = [self._item(item) for item in items]
         self._model.run_pass(natives)
         return [
             QsfCancelledError("cancelled in a pass") if native.is_cancelled else None
             for native in natives
         ]
+
+    def _item(self, item: PassItem) -> passes.PassItem:
+        session = self._sessions[item.slot]
+        if not item.wants_scores:
+            wants = "last" if item.wants_logits else "none"
+            return passes.PassItem(session, item.tokens, wants)  # type: ignore[arg-type]
+        if self._rows is None:
+            n_values = self.score_rows * self._model.info.n_vocab
+            self._rows = memoryview(bytearray(4 * n_values))
+        return passes.PassItem(session, item.tokens, "all", self._rows)
+
+    def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]:
+        """Return how probable each of ``tokens`` was: one for each row of the last pass.
+
+        Raises QsfError.
+        """
+        assert self._rows is not None
+        n_bytes = 4 * self._model.info.n_vocab
+        choices = [
+            passes.Choice(
+                self._sessions[slot],
+                None,
+                array("I"),
+                top_logprobs=n_top,
+                logits=self._rows[i * n_bytes : (i + 1) * n_bytes],
+                token=token,
+            )
+            for i, token in enumerate(tokens)
+        ]
+        found = []
+        for one in self._model.choose(choices):
+            if isinstance(one, QsfError):
+                raise one
+            found.append(Chosen(one.token, one.logprob or 0.0, one.top))
+        return found
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
         """Choose the next token for each of (slot, job)."""

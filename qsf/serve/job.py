@@ -96,6 +96,7 @@ class Job:
         salt: who may share what the engine holds of the prompt.
         sink: is told each event, by the thread of the engine.
         constraint: which tokens may be chosen; None: any.
+        wants_scores: how probable each token of the prompt was is wanted too.
         reader: finds calls of functions in the text; None: there are none.
         max_seconds: from its arrival to its end; None: no limit.
     """
@@ -114,6 +115,7 @@ class Job:
     wants_progress: bool = False
     constraint: Constraint | ArgumentsConstraint | None = None
     reader: CallReader | None = None
+    wants_scores: bool = False
 
     state: State = State.WAITING
     is_cancelled: bool = False
@@ -123,6 +125,7 @@ class Job:
     n_generated: int = 0
     n_forced: int = 0  # of these, that nothing else could have been
     generator: Any = None  # what the engine keeps between two choices
+    scores: list[Chosen] = field(default_factory=list)  # of the prompt's tokens but the first
     unsent: list[Chosen] = field(default_factory=list)
     arrived: float = 0.0
     admitted: float = 0.0

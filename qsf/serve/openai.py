@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -171,12 +172,6 @@ def read_completion(body: dict[str, Any], serving: Serving) -> Asked:
     options = read_common(fields, serving, common)
     n_top = fields.take("logprobs", Whole(0, MAX_TOP))
     has_echo = fields.flag("echo")
-    if has_echo and n_top is not None:
-        raise invalid(
-            "echo",
-            "echo with logprobs is not supported: those of prompts are not told",
-            "unsupported_parameter",
-        )
     suffix = fields.text("suffix")
     if suffix:
         raise invalid(
@@ -197,6 +192,7 @@ def read_completion(body: dict[str, Any], serving: Serving) -> Asked:
         max_tokens=fit(prompts, most or 16, serving, "prompt"),
         stops=read_stops(fields),
         n=n,
+        wants_scores=has_echo and n_top is not None,
         ignored=finish([fields, options], serving),
         extra={"has_echo": has_echo},
         **common,
@@ -383,21 +379,41 @@ class TextForm(_OpenAiForm):
     object = "text_completion"
     prefix = "cmpl"
 
+    def __init__(self, asked: Asked, serving: Serving) -> None:
+        """Begin an answer."""
+        super().__init__(asked, serving)
+        self._begun: set[int] = set()  # choices whose prompt was sent with its log-probabilities
+
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
         """Return the prompts, if they are wanted."""
-        if not self.asked.extra["has_echo"]:
+        if not self.asked.extra["has_echo"] or self.asked.wants_scores:
             return []
         return [self._text(i, self._echo(i)) for i in range(len(choices))]
+
+    def _begin_scored(self, index: int, choice: Choice) -> list[Sent]:
+        """Return the prompt with its log-probabilities, once."""
+        if not self.asked.wants_scores or index in self._begun:
+            return []
+        self._begun.add(index)
+        entry = {
+            "index": index,
+            "text": self._echo(index),
+            "logprobs": self._logprobs((), choice),
+            "finish_reason": None,
+        }
+        return [self._chunk([entry])]
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
         """Return a piece of text."""
         if event.n_done:
             return []
-        return [self._text(index, event.text, event.tokens)]
+        sent = self._begin_scored(index, choice)
+        return [*sent, self._text(index, event.text, event.tokens)]
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
         """Return why it has ended."""
-        return [self._text(index, "", reason=_REASONS[choice.reason])]
+        sent = self._begin_scored(index, choice)
+        return [*sent, self._text(index, "", reason=_REASONS[choice.reason])]
 
     def _echo(self, index: int) -> str:
         prompt = self.asked.prompts[index // self.asked.n]
@@ -415,21 +431,33 @@ class TextForm(_OpenAiForm):
         return {
             "index": index,
             "text": echo + choice.text,
-            "logprobs": self._logprobs(choice.tokens) if choice.tokens else None,
+            "logprobs": self._logprobs(choice.tokens, choice) if choice.tokens else None,
             "finish_reason": _REASONS[choice.reason],
         }
 
-    def _logprobs(self, tokens: Sequence[Chosen]) -> dict[str, Any]:
+    def _logprobs(self, tokens: Sequence[Chosen], choice: Choice | None = None) -> dict[str, Any]:
+        """Return log-probabilities, after those of the choice's prompt if these are wanted."""
         tokenizer = self.serving.model.tokenizer
 
         def name(token: int) -> str:
             return tokenizer.token_bytes(token, skip_special=False).decode("utf-8", "replace")
 
-        names = [name(chosen.token) for chosen in tokens]
-        offsets = [sum(map(len, names[:i])) for i in range(len(names))]
+        def top_names(top: Sequence[tuple[int, float]]) -> dict[str, float]:
+            return {name(t): value for t, value in reversed(top)}  # the best of one name
+
+        names: list[str] = []
+        logprobs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        if choice is not None and choice.job.wants_scores:
+            names.append(name(choice.job.prompt[0]))
+            logprobs.append(None)  # nothing comes before it
+            tops.append(None)
+            tokens = [*choice.job.scores, *tokens]
+        names += [name(chosen.token) for chosen in tokens]
+        ends = itertools.accumulate(map(len, names), initial=0)
         return {
             "tokens": names,
-            "token_logprobs": [chosen.logprob for chosen in tokens],
-            "top_logprobs": [{name(t): value for t, value in chosen.top} for chosen in tokens],
-            "text_offset": offsets,
+            "token_logprobs": [*logprobs, *(chosen.logprob for chosen in tokens)],
+            "top_logprobs": [*tops, *(top_names(chosen.top) for chosen in tokens)],
+            "text_offset": list(ends)[:-1],
         }

@@ -33,6 +33,7 @@ class PassItem:
     slot: int
     tokens: array[int]
     wants_logits: bool
+    wants_scores: bool = False  # logits of all its tokens; of one item in a pass
 
 
 class Engine(Protocol):
@@ -41,6 +42,8 @@ class Engine(Protocol):
     n_slots: int
     ctx_tokens: int
     chunk_tokens: int  # the most of one pass
+    logits_rows: int  # tokens with logits in one pass, where more than one item wants some
+    score_rows: int  # the most tokens of an item that wants scores
 
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
         """Evaluate all items in one pass; return what went wrong with each.
@@ -50,6 +53,9 @@ class Engine(Protocol):
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
         """Choose the next token for each of (slot, job), from the logits of the last pass."""
+
+    def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]:
+        """Return how probable each of ``tokens`` was, by the rows of the last pass."""
 
     def n_held(self, slot: int) -> int:
         """Return how many tokens the slot holds."""
@@ -288,7 +294,7 @@ class Scheduler:
         """
         job = slot.job
         assert job is not None
-        n_most = job.n_prompt - 1
+        n_most = 0 if job.wants_scores else job.n_prompt - 1
         n_common = min(_n_common(slot, job), n_most)
         source = max(self._slots, key=lambda other: _n_common(other, job))
         n_shared = min(_n_common(source, job), n_most)
@@ -334,17 +340,22 @@ class Scheduler:
         if rows:
             n_free = min(n_free, self._pace.prompt_rows(len(rows)))
         prompts.sort(key=lambda slot: slot.job.arrived if slot.job is not None else 0.0)
+        n_score = self._engine.score_rows
+        if len(jobs) > 1:  # the others may want a row each
+            n_score = min(n_score, self._engine.logits_rows - len(jobs) + 1)
         for i, slot in enumerate(prompts):
             job = slot.job
             assert job is not None
             is_alone = i + 1 == len(prompts)
             n_left = len(job.tokens) - job.n_held  # with what is forced after the prompt
             n_rows = min(n_left, n_free if is_alone else -(-n_free // 2))
+            if job.wants_scores:
+                n_rows, n_score = min(n_rows, n_score), 0
             if n_rows <= 0:
-                break
+                continue
             n_free -= n_rows
             tokens = job.tokens[job.n_held : job.n_held + n_rows]
-            rows.append((slot, PassItem(slot.index, tokens, n_rows == n_left)))
+            rows.append((slot, PassItem(slot.index, tokens, n_rows == n_left, job.wants_scores)))
         return rows
 
     def _pass(self, rows: list[tuple[Slot, PassItem]]) -> None:
@@ -361,6 +372,8 @@ class Scheduler:
                 is_prompt = job.state is State.PROMPT
                 n_prompt += len(item.tokens) - (not is_prompt)
                 n_decoded += not is_prompt
+                if item.wants_scores and not self._score(slot, job):
+                    continue
                 if item.wants_logits:
                     ready.append(slot)
                 elif job.wants_progress and is_prompt:
@@ -375,6 +388,16 @@ class Scheduler:
         self._pace.learn(n_decoded, n_prompt, seconds)
         self._metrics.count_pass(n_decoded, n_prompt, seconds)
         self._choose_tokens(ready)
+
+    def _score(self, slot: Slot, job: Job) -> bool:
+        """Note how probable tokens of the prompt were; return whether the job goes on."""
+        tokens = job.prompt[1 + len(job.scores) : job.n_held + 1]
+        try:
+            job.scores += self._engine.scores(slot.index, tokens, job.choosing.n_top)
+        except QsfError as error:
+            self._fail(slot, error)
+            return False
+        return True
 
     def _evaluate(self, rows: list[tuple[Slot, PassItem]]) -> list[QsfError | None]:
         """Evaluate; a reading error is tried once more, because disks recover."""

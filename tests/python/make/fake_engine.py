@@ -26,6 +26,7 @@ class FakeEngine:
 
     def __init__(self, n_slots: int = 3, ctx_tokens: int = 64, chunk_tokens: int = 16) -> None:
         self.n_slots, self.ctx_tokens, self.chunk_tokens = n_slots, ctx_tokens, chunk_tokens
+        self.logits_rows, self.score_rows = n_slots + 1, 5
         self.tokens = [array("I") for _ in range(n_slots)]
         self.has_logits = [False] * n_slots
         self.cancelled: set[int] = set()
@@ -62,6 +63,9 @@ class FakeEngine:
         assert self.has_logits[slot]
         assert self.tokens[slot] == job.tokens
         return Chosen(next_token(job.tokens, job.choosing.seed), -1.0)
+
+    def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]:
+        return [Chosen(token, -float(token)) for token in tokens]
 
     def n_held(self, slot: int) -> int:
         return len(self.tokens[slot])

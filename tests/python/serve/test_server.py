@@ -128,6 +128,44 @@ def test_log_probabilities(client: Client) -> None:
     assert [max(top.values()) for top in logprobs["top_logprobs"]] == logprobs["token_logprobs"]
 
 
+def test_echo_with_logprobs_is_what_the_evaluation_says(
+    plain: Client, tiny_llama_8bit: Path
+) -> None:
+    """As lm-eval's local-completions asks: token ids, max_tokens 1, several prompts at a time."""
+    import numpy as np
+
+    text = f"{START} there was a little girl named Lily. " * 6
+    with Model(tiny_llama_8bit, ram_budget=None) as model:
+        prompts = [model.tokenize(text), model.tokenize("The cat sat on the mat."), [1]]
+        rows = model.logits(prompts[0]).astype(np.float64)
+    logprobs = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    wanted = logprobs[np.arange(len(prompts[0]) - 1), prompts[0][1:]]
+    fields = {"prompt": prompts, "max_tokens": 1, "echo": True, "temperature": 0, "logprobs": 3}
+    for _ in range(2):  # nothing comes from a cache
+        choices = plain.post("/v1/completions", fields).json["choices"]
+        for prompt, choice in zip(prompts, choices, strict=True):
+            told = choice["logprobs"]
+            assert {len(values) for values in told.values()} == {len(prompt) + 1}
+            assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+            for value, top in zip(
+                told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True
+            ):
+                assert value <= max(top.values())
+        told = choices[0]["logprobs"]["token_logprobs"]
+        np.testing.assert_allclose(told[1:-1], wanted, atol=2e-5)
+        assert told[-1] == max(choices[0]["logprobs"]["top_logprobs"][-1].values())
+    greedy = [int(row.argmax()) == token for row, token in zip(rows, prompts[0][1:], strict=False)]
+    tops = choices[0]["logprobs"]["top_logprobs"][1:-1]
+    assert [v == max(t.values()) for v, t in zip(told[1:-1], tops, strict=True)] == greedy
+    events = plain.post("/v1/completions", {**fields, "stream": True}).events[:-1]
+    streamed: list[list[Any]] = [[], [], []]
+    for event in events:
+        for choice in event["choices"]:
+            if choice["logprobs"]:
+                streamed[choice["index"]] += choice["logprobs"]["token_logprobs"]
+    assert streamed == [choice["logprobs"]["token_logprobs"] for choice in choices]
+
+
 def test_biases_and_penalties(client: Client) -> None:
     fields = {"prompt": START, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
