@@ -3,6 +3,7 @@
 ==========  =====================================================================================
 `cli`       the command; with `options`, the command line, the only module here that prints
 `request`   the options, checked, with their defaults
+`load`      ``python -m qsf.bench serve URL``: many requests to a server
 `campaign`  a run, from its request to its results
 `models/`   files to measure: `shapes` of well-known models, `random_qsf` and `random_gguf` write
             random weights, `cache` keeps them, `facts` are the bytes and multiply-adds of a token

@@ -288,6 +288,7 @@ _EPILOG = f"""\
 Examples:
   python -m qsf.bench
   python -m qsf.bench model.qsf --threads 2 --depth 0,2048
+  python -m qsf.bench serve http://127.0.0.1:8080     (a server under load; has a --help of its own)
   python -m qsf.bench --shape llama2-7b --quant 4bit --cgroup 300M
   python -m qsf.bench --quant 4bit --ram-budget none,400,200 --html page.html
   python -m qsf.bench --json new.json --compare old.json
