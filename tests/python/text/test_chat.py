@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,36 @@ LLAMA2 = (
 )
 
 
+# What gpt-oss's template is built of: macros that read what a caller may leave out, and the date.
+HARMONY = """{%- macro head() -%}
+    {%- if effort is not defined %}{%- set effort = "medium" %}{%- endif %}
+    {{- "Date: " + strftime_now("%Y") + "\\nReasoning: " + effort }}
+    {%- if tools -%}{{- "tools" }}{%- endif -%}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>" }}{{- head() }}{{- "<|end|>" }}
+{%- if messages[0].role == "developer" or messages[0].role == "system" %}
+    {%- set instructions = messages[0].content %}{%- set rest = messages[1:] %}
+{%- else %}{%- set instructions = "" %}{%- set rest = messages %}{%- endif %}
+{%- if instructions %}{{- "<|start|>developer<|message|>" + instructions + "<|end|>" }}{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in rest -%}
+    {%- set later = namespace(found=false) %}
+    {%- for future in rest[loop.index:] %}
+        {%- if future.role == "assistant" %}{%- set later.found = true %}{%- endif %}
+    {%- endfor %}
+    {%- if message.role == "assistant" and "<|channel|>" in message.content %}
+        {{- raise_exception("no channels here") }}
+    {%- elif message.role == "assistant" %}
+        {%- set last.name = message.role %}
+        {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+    {%- else %}
+        {{- "<|start|>user<|message|>" + message.content }}
+        {{- ("" if later.found else "!") + "<|end|>" }}
+    {%- endif %}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
+
+
 @pytest.fixture(scope="session")
 def tokenizer(tiny_llama_dir: Path) -> Tokenizer:
     return Tokenizer((tiny_llama_dir / "tokenizer.json").read_bytes(), bos_id=0, add_bos=True)
@@ -62,6 +93,20 @@ def test_special_tokens_and_python_methods_are_there() -> None:
     assert template.render([USER, ASSISTANT, again]) == (
         "<s>[INST] Hi [/INST] Hello </s><s>[INST] More? [/INST]"
     )
+
+
+def test_a_template_like_harmony() -> None:
+    system = {"role": "system", "content": "Be kind."}
+    text = ChatTemplate(HARMONY).render([system, USER, ASSISTANT, USER])
+    head, _, rest = text.partition("<|end|>")
+    assert re.fullmatch(r"<\|start\|>system<\|message\|>Date: 20\d\d\nReasoning: medium", head)
+    assert rest == (
+        "<|start|>developer<|message|>Be kind.<|end|><|start|>user<|message|>Hi<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Hello<|end|>"
+        "<|start|>user<|message|>Hi!<|end|><|start|>assistant"
+    )
+    with pytest.raises(QsfArgumentError, match="no channels here"):
+        ChatTemplate(HARMONY).render([USER, {"role": "assistant", "content": "<|channel|>"}])
 
 
 def test_a_template_that_refuses_says_why() -> None:
