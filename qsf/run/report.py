@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qsf.options import kv_type_name
+from qsf.run.expert_hits import hit_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,7 +137,7 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
     if plan.expert_slots < plan.n_experts:
         name = f"and at most {plan.experts_a_token} experts that are not in memory"
         lines.append(_map_line(name, mb(plan.expert_token_bytes)))
-    return lines + skip_lines(plan)
+    return lines + hit_lines(plan) + skip_lines(plan)
 
 
 def _kv_cache_text(plan: MemoryPlan) -> str:

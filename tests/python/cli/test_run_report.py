@@ -6,9 +6,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+import pytest
+
 from qsf.native.binding import MemoryEvent, MemoryPlan, SessionStats, UnitTime, phase_names
 from qsf.native.opening import does_not_fit
 from qsf.run import report
+from qsf.run.expert_hits import usual_hits
 
 MB = 2**20
 MS = 1_000_000
@@ -49,13 +52,24 @@ def plan(**changes: Any) -> MemoryPlan:
 
 def test_experts_are_in_the_memory_map() -> None:
     some = plan(n_experts=64, expert_slots=10, expert_transit_slots=4, experts_a_token=16,
-                experts_bytes=14 * MB, expert_token_bytes=16 * MB)  # fmt: skip
+                experts_bytes=14 * MB, expert_token_bytes=16 * MB, expert_slot_bytes=MB,
+                engine_bytes=20 * MB, budget_bytes=22 * MB)  # fmt: skip
     lines = report.plan_lines(some)
     assert any("10 of 64 experts, 4 in transit" in line and "14.0" in line for line in lines)
     assert any("at most 16 experts that are not in memory" in line for line in lines)
+    assert any("in memory: 16 to 68 %, with twice the memory 50 to 93 %" in x for x in lines)
+    streamed = replace(some, streamed_bytes=16 * MB, budget_bytes=0)
+    assert any("with twice the memory 22 to 79 %" in x for x in report.plan_lines(streamed))
     every = report.plan_lines(replace(some, expert_slots=64))
     assert not any("not in memory" in line for line in every)
     assert not any("expert" in line for line in report.plan_lines(plan()))
+
+
+def test_more_slots_are_more_hits() -> None:
+    shares = [usual_hits(i / 1000) for i in range(1001)]
+    assert [shares[0], shares[200], shares[-1]] == pytest.approx([0, 0.77, 1])
+    assert shares == sorted(shares)
+    assert all(hits >= i / 1000 for i, hits in enumerate(shares))
 
 
 def test_alike_neighbours_are_one_line() -> None:
