@@ -469,6 +469,18 @@ class ModelOptions(_Checked):
         "1, all run",
         commands=("run", "eval"),
     )
+    draft: str = _option(
+        "auto",
+        Choice("auto", "off"),
+        "auto: a pass over the weights also evaluates guesses of the next tokens, made from the "
+        "text so far, as far as that promises to save time; the text is the same with and without",
+        is_main=True,
+    )
+    draft_rows: int = _option(
+        15,
+        Whole(1, 127),
+        "most guesses in a pass",
+    )
     exact: bool = _option(
         False,
         Flag(),

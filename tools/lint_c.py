@@ -28,10 +28,11 @@ MAY_INCLUDE: dict[str, frozenset[str]] = {
     "kernels": frozenset({"base", "platform"}),
     "quantise": frozenset({"base", "platform", "kernels"}),
     "text": frozenset({"base", "platform", "memory"}),
+    "guess": frozenset({"base", "memory"}),
     "model": frozenset({"base", "platform", "memory", "format", "stream", "kernels"}),
     "engine": frozenset(
         {"base", "platform", "memory", "io", "machine", "checksum", "format", "stream", "kernels"}
-        | {"text", "model"}
+        | {"text", "guess", "model"}
     ),
 }
 BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are allowed

@@ -49,7 +49,7 @@ static size_t session_bytes(const qsf_config *c, const qsf_plan *plan)
     qsf_arena measuring;
     qsf_session_buffers buffers;
     qsf_arena_init_measuring(&measuring);
-    qsf_session_layout(&buffers, &measuring, c, plan->ctx_tokens, plan->chunk_tokens, &kv_form);
+    qsf_session_layout(&buffers, &measuring, c, plan, &kv_form);
     return measuring.failed ? SIZE_MAX : measuring.used_bytes;
 }
 
@@ -191,6 +191,7 @@ void qsf_draft_add_up(qsf_draft *d)
     qsf_plan *const plan = d->plan;
     plan->ctx_tokens = d->how.ctx_tokens;
     plan->chunk_tokens = d->how.chunk_tokens;
+    plan->draft_rows = d->how.draft_rows;
     plan->kv_k_bits = d->how.kv_k_bits;
     plan->kv_v_bits = d->how.kv_v_bits;
     plan->kv_is_rotated = is_rotated(c, d->in->options, &d->how);

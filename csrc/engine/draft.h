@@ -39,6 +39,7 @@ typedef struct qsf_choice {
     uint32_t io_depth;
     uint32_t n_embedding_rows;
     uint32_t n_expert_slots;
+    uint32_t draft_rows;
 } qsf_choice;
 
 /* Units that need equally large buffers when they are streamed. */

@@ -61,6 +61,7 @@ static void gather(const qsf_shared_buffers *b, const qsf_pass_part *parts, uint
         s->n_incoming_bytes = 0; /* pages are overwritten */
         memcpy(b->tokens + n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
         n_tokens += p->n_tokens;
+        s->n_ahead = s->n_likeliest = 0;
         for (uint32_t row = 0; row < p->n_rows; row++)
             b->logits_rows[n_rows++] = n_tokens - p->n_rows + row;
         if (p->n_rows > 0) /* for all rows if no other part has some */

@@ -61,12 +61,12 @@
  * cost little time and save little memory. No rung costs text quality: the types of keys and values
  * follow from the model and from what the caller asks, never from the budget. */
 static const struct rung {
-    enum { RUNG_RING, RUNG_CHUNK, RUNG_CTX, RUNG_ROWS, RUNG_DEPTH } kind;
+    enum { RUNG_RING, RUNG_CHUNK, RUNG_DRAFTS, RUNG_CTX, RUNG_ROWS, RUNG_DEPTH } kind;
     uint32_t floor; /* tokens, bytes or reads */
 } ladder[] = {
-    {RUNG_RING, 8 * MIB}, {RUNG_CHUNK, 16}, {RUNG_CTX, 512},      {RUNG_RING, 4 * MIB},
-    {RUNG_CHUNK, 4},      {RUNG_CTX, 256},  {RUNG_RING, 2 * MIB}, {RUNG_ROWS, 0},
-    {RUNG_CHUNK, 1},      {RUNG_RING, 0},   {RUNG_DEPTH, 1},
+    {RUNG_RING, 8 * MIB}, {RUNG_CHUNK, 16}, {RUNG_DRAFTS, 0},     {RUNG_CTX, 512},
+    {RUNG_RING, 4 * MIB}, {RUNG_CHUNK, 4},  {RUNG_CTX, 256},      {RUNG_RING, 2 * MIB},
+    {RUNG_ROWS, 0},       {RUNG_CHUNK, 1},  {RUNG_RING, 0},       {RUNG_DEPTH, 1},
 };
 
 /* Halves *n_tokens, down to floor_tokens, unless the caller set a number. */
@@ -100,6 +100,8 @@ static bool descend(const qsf_options *opt, const struct rung *r, qsf_choice *ho
         return shrink_ring(r->floor, &how->ring_bytes);
     case RUNG_CHUNK:
         return halve(opt->chunk_tokens, r->floor, &how->chunk_tokens);
+    case RUNG_DRAFTS:
+        return halve(0, r->floor, &how->draft_rows);
     case RUNG_CTX:
         return halve(opt->ctx_tokens, r->floor, &how->ctx_tokens);
     case RUNG_ROWS:
@@ -153,6 +155,7 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
     if (how->chunk_tokens > how->ctx_tokens)
         how->chunk_tokens = how->ctx_tokens;
     how->ring_bytes = RING_TARGET_BYTES;
+    how->draft_rows = opt->draft_rows;
     how->io_depth = opt->io_depth != 0 ? opt->io_depth : DEFAULT_IO_DEPTH;
     how->n_embedding_rows = most_embedding_rows(in->config, ceiling_bytes);
     return QSF_OK;
@@ -215,6 +218,9 @@ static void grow(qsf_draft *d)
     }
     grow_chunk(d, with_an_eighth(d->plan));
     how = d->how;
+    how.draft_rows = d->in->options->draft_rows;
+    (void)try_choice(d, &how, with_an_eighth(d->plan));
+    how = d->how;
     how.n_embedding_rows = most_embedding_rows(d->in->config, d->plan->ceiling_bytes);
     (void)try_choice(d, &how, with_an_eighth(d->plan));
 }
@@ -255,6 +261,17 @@ static bool fits_without_streaming(qsf_draft *d)
     return qsf_draft_fits(d->plan);
 }
 
+/* The same, with fewer drafts if that is what it takes. */
+static bool fits_with_fewer_drafts(qsf_draft *d)
+{
+    const uint32_t draft_rows = d->how.draft_rows;
+    bool does_fit = fits_without_streaming(d);
+    while (!does_fit && halve(0, 0, &d->how.draft_rows))
+        does_fit = fits_without_streaming(d);
+    d->how.draft_rows = does_fit ? d->how.draft_rows : draft_rows;
+    return does_fit;
+}
+
 /* If weights are streamed, a long context costs speed, and few conversations need it: the KV cache
  * may take an eighth of the ceiling, or the bytes of PATIENT_CTX_TOKENS. */
 static bool shorten_context(qsf_draft *d)
@@ -286,16 +303,27 @@ static void add_slots(qsf_draft *d)
     assert(qsf_draft_fits(plan));
 }
 
+/* Tokens of a pass need other experts, so that each draft that is wrong is read for nothing. */
+static void drop_drafts(qsf_draft *d)
+{
+    if (d->how.draft_rows == 0 || 4 * (uint64_t)d->plan->expert_slots >= 3 * (uint64_t)d->plan->n_experts)
+        return;
+    d->how.draft_rows = 0;
+    qsf_draft_add_up(d);
+    add_slots(d);
+}
+
 /* Each pass reads every streamed unit, but only a few rows of a separate embedding table, so that
  * table comes last. */
 static void choose_resident(qsf_draft *d)
 {
-    bool is_streaming = !fits_without_streaming(d);
+    bool is_streaming = !fits_with_fewer_drafts(d);
     while (is_streaming && shorten_context(d))
-        is_streaming = !fits_without_streaming(d);
+        is_streaming = !fits_with_fewer_drafts(d);
     if (!is_streaming) {
         grow_chunk(d, most_for_chunk(d));
         add_slots(d);
+        drop_drafts(d);
         return;
     }
     qsf_draft_choose_least(d);
@@ -310,6 +338,7 @@ static void choose_resident(qsf_draft *d)
         widen_ring(d);
     grow_chunk(d, most_for_chunk(d));
     add_slots(d);
+    drop_drafts(d);
     if (!d->is_resident[0]) {
         d->is_resident[0] = true;
         qsf_draft_add_up(d);

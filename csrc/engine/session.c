@@ -37,9 +37,7 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     }
     qsf_arena arena;
     qsf_arena_init(&arena, s->memory, s->memory_bytes);
-    qsf_session_layout(&s->buffers, &arena, &m->config, m->plan.ctx_tokens, m->plan.chunk_tokens,
-                       &m->scratch.kv_form);
-    qsf_kvcache_link(&s->buffers.kv, &m->config, m->plan.ctx_tokens, m->plan.chunk_tokens);
+    qsf_session_layout(&s->buffers, &arena, &m->config, &m->plan, &m->scratch.kv_form);
     atomic_init(&s->cancelled, false);
     m->n_sessions++;
     *out = s;
@@ -86,6 +84,7 @@ qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens)
                         s->n_tokens, n_tokens);
     if (n_tokens < s->n_tokens)
         s->has_logits = false;
+    s->n_ahead = s->n_likeliest = 0;
     s->n_tokens = (uint32_t)n_tokens;
     return QSF_OK;
 }
@@ -141,7 +140,11 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
         .taken_again_bytes = m->pressure.taken_again_bytes,
         .sample_ns = s->sample_ns,
         .n_samples = s->n_samples,
+        .n_step_passes = s->n_step_passes,
+        .n_step_rows = s->n_step_rows,
     };
+    memcpy(out->n_drafted, s->n_drafted, sizeof out->n_drafted);
+    memcpy(out->n_accepted, s->n_accepted, sizeof out->n_accepted);
     memcpy(out->phase_ns, s->phase_ns, sizeof out->phase_ns);
     qsf_stream_report(&m->stream, out);
     qsf_experts_report(&m->experts, out);

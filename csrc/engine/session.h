@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "engine/session_buffers.h"
+#include "guess/thrift.h"
 #include "include/qsf.h"
 #include "platform/stopwatch.h"
 
@@ -20,6 +21,13 @@ struct qsf_session {
     qsf_session_buffers buffers;
     uint32_t n_tokens; /* evaluated */
     bool has_logits;
+    uint32_t n_drafts;  /* of the latest step's pass */
+    uint32_t n_ahead;   /* the last of them, evaluated after n_tokens and not yet asked for. Their
+                           logits are there while the session is the model's draft_owner */
+    uint32_t n_likeliest; /* the last of the latest pass's likeliest tokens: after the session's
+                             tokens, and after each of those ahead; 0: none */
+    uint32_t n_offered; /* drafts of the caller for the next pass of a step */
+    qsf_thrift thrift;
     qsf_state incoming;        /* the state that is being written */
     uint64_t n_incoming_bytes; /* of it so far; 0: none, or it was in vain */
     atomic_bool cancelled;     /* set by any thread */
@@ -29,6 +37,10 @@ struct qsf_session {
     uint64_t step_ns;
     qsf_stopwatch stopwatch;         /* of the running call, or of the latest */
     uint64_t phase_ns[QSF_N_PHASES]; /* of the calls that succeeded */
+    uint64_t n_step_passes;
+    uint64_t n_step_rows;
+    uint64_t n_drafted[QSF_N_GUESSERS];
+    uint64_t n_accepted[QSF_N_GUESSERS];
     uint64_t sample_ns;
     uint64_t n_samples;
     void *memory; /* of the buffers */

@@ -3,11 +3,19 @@
 #include "engine/session_buffers.h"
 
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
-                        uint32_t ctx_tokens, uint32_t chunk_tokens, const qsf_kv_form *kv_form)
+                        const qsf_plan *plan, const qsf_kv_form *kv_form)
 {
-    qsf_kvcache_layout(&b->kv, a, c, ctx_tokens, chunk_tokens, kv_form);
-    b->tokens = qsf_arena_push(a, ctx_tokens, sizeof *b->tokens);
+    /* Windows lose as many positions more as are stored ahead. */
+    const uint32_t chunk_tokens = plan->chunk_tokens + plan->draft_rows;
+    qsf_kvcache_layout(&b->kv, a, c, plan->ctx_tokens, chunk_tokens, kv_form);
+    b->tokens = qsf_arena_push(a, plan->ctx_tokens, sizeof *b->tokens);
     b->logits = qsf_arena_push(a, c->n_vocab, sizeof *b->logits);
+    b->offered = qsf_arena_push(a, plan->draft_rows, sizeof *b->offered);
+    b->draft_kinds = qsf_arena_push(a, plan->draft_rows, sizeof *b->draft_kinds);
+    if (plan->draft_rows > 0)
+        b->likeliest = qsf_arena_push(a, plan->draft_rows + 1, sizeof *b->likeliest);
+    if (!a->measuring)
+        qsf_kvcache_link(&b->kv, c, plan->ctx_tokens, chunk_tokens);
 }
 
 void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
@@ -21,4 +29,9 @@ void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
     b->logits_rows = qsf_arena_push(a, plan->chunk_tokens, sizeof *b->logits_rows);
     b->logits = qsf_arena_push(a, n_logits, sizeof *b->logits);
     qsf_sampler_layout(&b->sampler, a, c->n_vocab);
+    if (plan->draft_rows == 0)
+        return;
+    b->draft_logits =
+        qsf_arena_push(a, (plan->draft_rows + 1) * (uint64_t)c->n_vocab, sizeof *b->draft_logits);
+    qsf_followers_layout(&b->followers, a);
 }

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "engine/sample.h"
+#include "guess/followers.h"
 #include "memory/arena.h"
 #include "model/chunk.h"
 #include "model/kvcache.h"
@@ -15,11 +16,14 @@ typedef struct qsf_session_buffers {
     qsf_kvcache kv;
     uint32_t *tokens; /* [ctx_tokens] */
     float *logits;    /* [n_vocab] after the last token */
+    uint32_t *offered;    /* [draft_rows] */
+    uint8_t *draft_kinds; /* [draft_rows] of the drafts of the latest pass */
+    uint32_t *likeliest;  /* [1 + draft_rows] after each of its tokens */
 } qsf_session_buffers;
 
 /* Call once on a measuring arena and once on the real one, whose memory is zeroed. */
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
-                        uint32_t ctx_tokens, uint32_t chunk_tokens, const qsf_kv_form *kv_form);
+                        const qsf_plan *plan, const qsf_kv_form *kv_form);
 
 /* What one session does in a pass. */
 typedef struct qsf_pass_part {
@@ -40,6 +44,10 @@ typedef struct qsf_shared_buffers {
     uint32_t *logits_rows;         /* [chunk_tokens] */
     float *logits;                 /* [logits_rows of the plan, n_vocab] */
     qsf_sampler sampler;
+    /* NULL if the plan has no draft_rows */
+    float *draft_logits;              /* [1 + draft_rows, n_vocab] of the latest pass with drafts, */
+    const qsf_session *draft_owner;   /* and whose it was */
+    qsf_followers followers;
 } qsf_shared_buffers;
 
 /* As qsf_session_layout(). */

@@ -136,7 +136,7 @@ static qsf_status begin_state(qsf_session *s, const qsf_state *state)
         return QSF_FAIL(QSF_ERR_ARG, "a state of %u tokens has %llu bytes here, not %llu",
                         state->n_tokens, (unsigned long long)state_bytes(s, state),
                         (unsigned long long)state->n_bytes);
-    s->n_tokens = 0;
+    s->n_tokens = s->n_ahead = s->n_likeliest = 0;
     s->has_logits = false;
     s->incoming = *state;
     s->n_incoming_bytes = 0;
@@ -208,6 +208,7 @@ qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_t
     qsf_kvcache_copy(&to->buffers.kv, &from->buffers.kv, c, n);
     memcpy(to->buffers.tokens, from->buffers.tokens, n * sizeof *to->buffers.tokens);
     to->n_tokens = n;
+    to->n_ahead = to->n_likeliest = 0;
     to->n_incoming_bytes = 0;
     to->has_logits = from->has_logits && n == from->n_tokens;
     if (to->has_logits)

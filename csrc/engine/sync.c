@@ -1,4 +1,4 @@
-/* sync.c - brings one session to a token list, chunk by chunk, or one token further.
+/* sync.c - brings one session to a token list, chunk by chunk.
  *
  * Sessions take turns: a call holds the model's lock while it evaluates one chunk.
  */
@@ -65,6 +65,7 @@ static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_token
         n_kept = 0; /* the windows before that position are gone: everything again */
     if (n_kept < s->n_tokens)
         s->has_logits = false;
+    s->n_ahead = s->n_likeliest = 0;
     s->n_tokens = n_kept;
     *n_done = n_kept;
     if (n_kept == n_tokens)
@@ -114,19 +115,4 @@ qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, size_t n_to
         return QSF_FAIL(QSF_ERR_ARG, "n_done is %zu; it must be at most n_tokens, %zu", *n_done,
                         n_tokens);
     return advance(s, tokens, n_tokens, first_row, logits, n_done);
-}
-
-qsf_status qsf_session_step(qsf_session *s, uint32_t token)
-{
-    QSF_REQUIRE(s);
-    const uint64_t start_ns = qsf_clock_ns();
-    qsf_stopwatch_start(&s->stopwatch, &s->model->trace, start_ns);
-    QSF_TRY(qsf_pass_check_tokens(s->model, &token, 1));
-    if (s->n_tokens == s->model->plan.ctx_tokens)
-        return QSF_FAIL(QSF_ERR_ARG, "the context of %u tokens is full", s->n_tokens);
-    QSF_TRY(evaluate(s, &token, 1, 1, s->buffers.logits));
-    s->step_tokens++;
-    qsf_pass_count_phases(s, &s->stopwatch, 1, 1);
-    s->step_ns += qsf_clock_ns() - start_ns;
-    return QSF_OK;
 }

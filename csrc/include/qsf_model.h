@@ -14,6 +14,7 @@ extern "C" {
 
 #define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF /* budget_bytes: what the machine can spare */
 #define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
+#define QSF_MAX_DRAFT_ROWS 127
 #define QSF_SKIP_WORDS 64 /* words of 64 bits; one bit for each layer that a file may have */
 
 /* Type of the numbers in the KV cache. Types of 2, 4 and 8 bits have a scale for 64 numbers. */
@@ -56,6 +57,9 @@ typedef struct qsf_options {
     uint32_t max_sessions;  /* sessions that may be open at once; the plan includes their caches */
     uint32_t logits_rows;   /* most tokens with logits in a qsf_model_pass(), at most 4096; 0: as
                              * many as sessions */
+    uint32_t draft_rows;    /* most guesses that a qsf_session_step() evaluates after its token, 0 to
+                             * QSF_MAX_DRAFT_ROWS; 0: none. Fewer if the budget is small or most
+                             * experts are not in memory */
     uint32_t pin_threads;   /* 1: each thread that the engine starts stays on a physical core of
                              * its own (Linux); QSF_ERR_ARG if there are too few cores. The
                              * calling thread is never pinned */
@@ -90,7 +94,8 @@ typedef struct qsf_plan {
                                 * resident */
     uint64_t experts_bytes;    /* slots of experts, if the model has any */
     uint64_t kv_bytes;         /* KV pages of all sessions */
-    uint64_t scratch_bytes;    /* activations of one prompt chunk, logits of a pass, sampling */
+    uint64_t scratch_bytes;    /* activations of one prompt chunk, logits of a pass and of drafts,
+                                * sampling */
     uint64_t tables_bytes;     /* index, positions, session and thread records */
     uint64_t stacks_bytes;     /* of the worker threads */
     uint64_t model_bytes;      /* raw bytes of all n_units and all experts */
@@ -103,6 +108,7 @@ typedef struct qsf_plan {
     uint32_t n_threads;
     uint32_t max_sessions;
     uint32_t logits_rows; /* 0: a pass gives logits to one item */
+    uint32_t draft_rows;  /* 0: steps guess nothing */
     uint32_t kv_k_bits;   /* bits of a key in the KV cache; 16 and 32 are floats */
     uint32_t kv_v_bits;
     uint32_t kv_is_rotated;  /* 0 or 1 */

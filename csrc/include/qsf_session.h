@@ -34,8 +34,18 @@ QSF_API qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, siz
                                      size_t first_row, float *logits, size_t cap_floats,
                                      size_t *n_done);
 
-/* Evaluates one token and appends it to the session. Allocates no memory. */
+/* Evaluates one token and appends it to the session. Allocates no memory.
+ * If the model was opened with draft_rows, the pass over the weights also evaluates guesses of the
+ * tokens after it, as far as that promises to save time; a later step that asks for such a token
+ * takes no pass. Tokens, logits and errors are the same with and without guesses. Guesses are
+ * dropped when another session's pass has some, and by every other call that evaluates tokens. */
 QSF_API qsf_status qsf_session_step(qsf_session *s, uint32_t token);
+
+/* Makes the next pass of a step of this session take these guesses instead of its own:
+ * tokens [n_tokens] after the token of the step, or as many as there is room for. 0: guess
+ * nothing again. QSF_ERR_ARG: one is outside the vocabulary, or n_tokens > draft_rows of the
+ * plan. */
+QSF_API qsf_status qsf_session_draft(qsf_session *s, const uint32_t *tokens, size_t n_tokens);
 
 /* Returns the number of tokens that the session holds. */
 QSF_API size_t qsf_session_position(const qsf_session *s);

@@ -218,6 +218,7 @@ def evaluate_command(
             ram_budget=ram_budget,
             threads=threads,
             max_seq_len=ctx_tokens,
+            draft="off",
             exact=exact,
             quality=quality,
             kv_type=judged_kv_type(kv_type, is_exact=exact),

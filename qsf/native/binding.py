@@ -129,6 +129,7 @@ class Options:
     chunk_tokens: int | None = None
     max_sessions: int | None = None
     logits_rows: int | None = None
+    draft_rows: int | None = None
     is_pinned: bool = False
     is_exact: bool = False
     kv_k_type: int | None = None
@@ -200,6 +201,7 @@ class MemoryPlan:
     n_threads: int
     max_sessions: int
     logits_rows: int
+    draft_rows: int
     kv_k_bits: int
     kv_v_bits: int
     kv_is_rotated: bool
@@ -504,6 +506,10 @@ class NativeSession:
     def step(self, token: int) -> None:
         """Evaluate one token after those the session holds."""
         check_status(lib.qsf_session_step(self._live_handle(), token))
+
+    def draft(self, tokens: array[int]) -> None:
+        """Give the next pass of a step these guesses of the tokens after it, not the engine's."""
+        check_status(lib.qsf_session_draft(self._live_handle(), _tokens(tokens), len(tokens)))
 
     def position(self) -> int:
         """Return how many tokens the session holds."""

@@ -95,6 +95,10 @@ def memory_event(struct: Any) -> MemoryEvent:
     )
 
 
+GUESSERS = ("the text", "what followed before", "the draft model", "the caller")
+"""Who guesses tokens, as ``QSF_N_GUESSERS`` in qsf_stats.h counts them."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionStats:
     """What a session has done; fields as ``qsf_stats`` in qsf.h.
@@ -103,6 +107,7 @@ class SessionStats:
     counts. ``read_ns`` is time in which at least one read was under way, ``wait_ns`` time in which
     computing waited for one; checksums and decompression are sums over threads. ``phase_ns`` has
     one number for each of ``phase_names()``; their sum is that of ``prompt_ns`` and ``step_ns``.
+    ``n_drafted`` and ``n_accepted`` have one for each of ``GUESSERS``.
     """
 
     prompt_tokens: int
@@ -132,12 +137,18 @@ class SessionStats:
     phase_ns: tuple[int, ...]
     sample_ns: int
     n_samples: int
+    n_step_passes: int
+    n_step_rows: int
+    n_drafted: tuple[int, ...]
+    n_accepted: tuple[int, ...]
 
 
 def session_stats(struct: Any) -> SessionStats:
     """Return a ``qsf_stats`` as a record."""
-    numbers = {name: getattr(struct, name) for name in SessionStats.__slots__ if name != "phase_ns"}
-    return SessionStats(phase_ns=tuple(struct.phase_ns), **numbers)
+    values = {name: getattr(struct, name) for name in SessionStats.__slots__}
+    for name in ("phase_ns", "n_drafted", "n_accepted"):
+        values[name] = tuple(values[name])
+    return SessionStats(**values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ def _run(request: Request) -> int:
     opening = replace(
         request.opening,
         sessions=request.serving.parallel,
+        draft="off",  # requests share passes instead
         reserve_mb=reserve_mb(request.serving),
     )
     # Before the model is opened: what is there then, the plan of memory counts.

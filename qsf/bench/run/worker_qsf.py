@@ -94,6 +94,7 @@ class Opened:
             max_seq_len=ctx_tokens,
             kv_type=task.kv_type,
             io=task.io,
+            draft="off",
         )
         self.ctx_tokens = ctx_tokens
         self.model = open_native(task.path, options)

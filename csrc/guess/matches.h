@@ -1,0 +1,24 @@
+/* matches.h - guesses the next token from an earlier place in the text that reads alike. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_GUESS_MATCHES_H
+#define QSF_GUESS_MATCHES_H
+
+#include <stdint.h>
+
+/* Longer matches are not told apart. */
+#define QSF_MATCH_MOST 32U
+
+/* The longest end of a text that occurs earlier in it; of equally long ones the latest. */
+typedef struct qsf_match {
+    uint32_t next;     /* index of the token that followed then, below n_tokens */
+    uint32_t n_tokens; /* length of the match, at most QSF_MATCH_MOST; 0: none */
+} qsf_match;
+
+/* Looks for the end of tokens [n_tokens] among the latest 32,768 of them. */
+qsf_match qsf_match_find(const uint32_t *tokens, uint32_t n_tokens);
+
+/* Returns the match after the text has grown by one token, of which tokens [n_tokens] is the last:
+ * the same one, if it foretold the token, else a new one. */
+qsf_match qsf_match_extend(qsf_match before, const uint32_t *tokens, uint32_t n_tokens);
+
+#endif
