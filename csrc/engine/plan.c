@@ -201,12 +201,23 @@ static uint64_t most_for_chunk(const qsf_draft *d)
     return d->plan->n_experts == 0 ? TOO_MANY_BYTES : with_an_eighth(d->plan);
 }
 
+/* Drafts that are right save whole passes, so they may take half of the rest. */
+static void grow_drafts(qsf_draft *d)
+{
+    qsf_choice how = d->how;
+    how.draft_rows = d->in->options->draft_rows;
+    const uint64_t most_bytes = qsf_draft_needed_bytes(d->plan) + qsf_draft_room_bytes(d->plan) / 2;
+    while (how.draft_rows > d->how.draft_rows && !try_choice(d, &how, most_bytes))
+        how.draft_rows /= 2;
+}
+
 /* A step of the ladder often frees more than is needed. The rest would all go to weights, so each
  * of these buffers may take an eighth of it. A chunk twice as large halves the passes of a prompt
  * over the disk, and each pass reads all streamed units; the eighth costs each token at most an
  * eighth of the time that resident units save. */
 static void grow(qsf_draft *d)
 {
+    grow_drafts(d);
     qsf_choice how = d->how;
     how.io_depth = d->in->options->io_depth != 0 ? d->in->options->io_depth : DEFAULT_IO_DEPTH;
     (void)try_choice(d, &how, with_an_eighth(d->plan));
@@ -217,9 +228,6 @@ static void grow(qsf_draft *d)
             break;
     }
     grow_chunk(d, with_an_eighth(d->plan));
-    how = d->how;
-    how.draft_rows = d->in->options->draft_rows;
-    (void)try_choice(d, &how, with_an_eighth(d->plan));
     how = d->how;
     how.n_embedding_rows = most_embedding_rows(d->in->config, d->plan->ceiling_bytes);
     (void)try_choice(d, &how, with_an_eighth(d->plan));

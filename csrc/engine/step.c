@@ -103,8 +103,6 @@ static uint32_t draft(qsf_session *s, uint32_t token)
         n = guess_tokens(s, s->n_tokens + 1, n_most);
     }
     s->n_offered = 0;
-    for (uint32_t i = 0; i < n; i++)
-        s->n_drafted[qsf_thrift_guesser_of(s->buffers.draft_kinds[i])]++;
     return n;
 }
 
@@ -161,6 +159,8 @@ static qsf_status evaluate(qsf_session *s, uint32_t token)
         memcpy(s->buffers.logits, rows, m->config.n_vocab * sizeof *rows);
     m->shared.draft_owner = n_drafts > 0 ? s : m->shared.draft_owner;
     s->n_ahead = s->n_drafts = n_drafts;
+    for (uint32_t i = 0; i < n_drafts; i++)
+        s->n_drafted[qsf_thrift_guesser_of(s->buffers.draft_kinds[i])]++;
     s->n_step_passes++;
     s->n_step_rows += 1 + n_drafts;
     return QSF_OK;
@@ -177,6 +177,7 @@ static bool is_ahead(const qsf_session *s, uint32_t token)
 static qsf_status take(qsf_session *s)
 {
     const size_t n_vocab = s->model->config.n_vocab;
+    s->has_logits = false;
     if (atomic_exchange(&s->cancelled, false))
         return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before a token");
     const uint32_t draft_idx = s->n_drafts - s->n_ahead;

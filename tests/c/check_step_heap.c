@@ -167,7 +167,8 @@ static void check_model(const tiny_model *model, const char *what)
         qsf_model *m = NULL;
         qsf_options_default(&opt);
         opt.n_threads = 2;
-        opt.max_sessions = opt.chunk_tokens = 2;
+        opt.max_sessions = 2;
+        opt.chunk_tokens = opt.draft_rows = 4;
         opt.budget_bytes = is_streamed ? 1 : 0;
         const qsf_status status = qsf_model_plan(path, &opt, &plan);
         CHECK_EQ(status, is_streamed ? QSF_ERR_NOMEM : QSF_OK);
