@@ -474,7 +474,6 @@ class ModelOptions(_Checked):
         Choice("auto", "off"),
         "auto: a pass over the weights also evaluates guesses of the next tokens, made from the "
         "text so far, as far as that promises to save time; the text is the same with and without",
-        is_main=True,
     )
     draft_rows: int = _option(
         15,

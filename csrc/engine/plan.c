@@ -64,9 +64,9 @@ static const struct rung {
     enum { RUNG_RING, RUNG_CHUNK, RUNG_DRAFTS, RUNG_CTX, RUNG_ROWS, RUNG_DEPTH } kind;
     uint32_t floor; /* tokens, bytes or reads */
 } ladder[] = {
-    {RUNG_RING, 8 * MIB}, {RUNG_CHUNK, 16}, {RUNG_DRAFTS, 0},     {RUNG_CTX, 512},
-    {RUNG_RING, 4 * MIB}, {RUNG_CHUNK, 4},  {RUNG_CTX, 256},      {RUNG_RING, 2 * MIB},
-    {RUNG_ROWS, 0},       {RUNG_CHUNK, 1},  {RUNG_RING, 0},       {RUNG_DEPTH, 1},
+    {RUNG_RING, 8 * MIB}, {RUNG_CHUNK, 16}, {RUNG_DRAFTS, 0}, {RUNG_CTX, 512},
+    {RUNG_RING, 4 * MIB}, {RUNG_CHUNK, 4},  {RUNG_CTX, 256},  {RUNG_RING, 2 * MIB},
+    {RUNG_ROWS, 0},       {RUNG_CHUNK, 1},  {RUNG_RING, 0},   {RUNG_DEPTH, 1},
 };
 
 /* Halves *n_tokens, down to floor_tokens, unless the caller set a number. */
@@ -314,7 +314,8 @@ static void add_slots(qsf_draft *d)
 /* Tokens of a pass need other experts, so that each draft that is wrong is read for nothing. */
 static void drop_drafts(qsf_draft *d)
 {
-    if (d->how.draft_rows == 0 || 4 * (uint64_t)d->plan->expert_slots >= 3 * (uint64_t)d->plan->n_experts)
+    if (d->how.draft_rows == 0 ||
+        4 * (uint64_t)d->plan->expert_slots >= 3 * (uint64_t)d->plan->n_experts)
         return;
     d->how.draft_rows = 0;
     qsf_draft_add_up(d);

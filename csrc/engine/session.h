@@ -21,12 +21,12 @@ struct qsf_session {
     qsf_session_buffers buffers;
     uint32_t n_tokens; /* evaluated */
     bool has_logits;
-    uint32_t n_drafts;  /* of the latest step's pass */
-    uint32_t n_ahead;   /* the last of them, evaluated after n_tokens and not yet asked for. Their
-                           logits are there while the session is the model's draft_owner */
+    uint32_t n_drafts;    /* of the latest step's pass */
+    uint32_t n_ahead;     /* the last of them, evaluated after n_tokens and not yet asked for. Their
+                             logits are there while the session is the model's draft_owner */
     uint32_t n_likeliest; /* the last of the latest pass's likeliest tokens: after the session's
                              tokens, and after each of those ahead; 0: none */
-    uint32_t n_offered; /* drafts of the caller for the next pass of a step */
+    uint32_t n_offered;   /* drafts of the caller for the next pass of a step */
     qsf_thrift thrift;
     qsf_state incoming;        /* the state that is being written */
     uint64_t n_incoming_bytes; /* of it so far; 0: none, or it was in vain */

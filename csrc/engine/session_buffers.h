@@ -14,8 +14,8 @@
 
 typedef struct qsf_session_buffers {
     qsf_kvcache kv;
-    uint32_t *tokens; /* [ctx_tokens] */
-    float *logits;    /* [n_vocab] after the last token */
+    uint32_t *tokens;     /* [ctx_tokens] */
+    float *logits;        /* [n_vocab] after the last token */
     uint32_t *offered;    /* [draft_rows] */
     uint8_t *draft_kinds; /* [draft_rows] of the drafts of the latest pass */
     uint32_t *likeliest;  /* [1 + draft_rows] after each of its tokens */
@@ -45,8 +45,8 @@ typedef struct qsf_shared_buffers {
     float *logits;                 /* [logits_rows of the plan, n_vocab] */
     qsf_sampler sampler;
     /* NULL if the plan has no draft_rows */
-    float *draft_logits;              /* [1 + draft_rows, n_vocab] of the latest pass with drafts, */
-    const qsf_session *draft_owner;   /* and whose it was */
+    float *draft_logits;            /* [1 + draft_rows, n_vocab] of the latest pass with drafts, */
+    const qsf_session *draft_owner; /* and whose it was */
     qsf_followers followers;
 } qsf_shared_buffers;
 

@@ -142,8 +142,8 @@ static qsf_status evaluate(qsf_session *s, uint32_t token)
     const bool drafts = m->plan.draft_rows > 0;
     const uint32_t n_drafts = draft(s, token);
     float *const rows = n_drafts > 0 ? m->shared.draft_logits : s->buffers.logits;
-    qsf_pass_part part = {
-        s, s->buffers.tokens + s->n_tokens, 1 + n_drafts, 1 + n_drafts, rows, QSF_OK};
+    qsf_pass_part part = {s,     s->buffers.tokens + s->n_tokens, 1 + n_drafts, 1 + n_drafts, rows,
+                          QSF_OK};
     s->has_logits = false;
     const uint64_t start_ns = qsf_clock_ns();
     const qsf_status status = qsf_pass_run(m, &part, 1, &s->stopwatch);

@@ -18,8 +18,8 @@
 
 /* How often guesses are right in ordinary text, until it is known of this one. */
 static const float first_chances[QSF_N_KINDS] = {
-    0.15F, 0.3F,  0.5F, 0.7F, 0.85F, 0.95F,                   /* by length of the match */
-    0.25F, 0.4F,                                              /* followers of one token, of two */
+    0.15F, 0.3F,  0.5F, 0.7F, 0.85F, 0.95F,               /* by length of the match */
+    0.25F, 0.4F,                                          /* followers of one token, of two */
     0.2F,  0.35F, 0.5F, 0.6F, 0.7F,  0.8F,  0.88F, 0.95F, /* by probability */
 };
 

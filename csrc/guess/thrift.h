@@ -17,9 +17,9 @@ typedef enum qsf_guesser {
 
 /* Guesses of one kind, which are right equally often: a match of about this length, two tokens
  * before or one, a draft model's probability. */
-#define QSF_KIND_MATCH 0U     /* 6 kinds */
-#define QSF_KIND_FOLLOWER 6U  /* + n_before - 1 */
-#define QSF_KIND_MODEL 8U     /* 8 kinds */
+#define QSF_KIND_MATCH 0U    /* 6 kinds */
+#define QSF_KIND_FOLLOWER 6U /* + n_before - 1 */
+#define QSF_KIND_MODEL 8U    /* 8 kinds */
 #define QSF_N_KINDS 16U
 #define QSF_KIND_CALLER 16U /* of which nothing is learned */
 

@@ -57,12 +57,12 @@ typedef struct qsf_options {
     uint32_t max_sessions;  /* sessions that may be open at once; the plan includes their caches */
     uint32_t logits_rows;   /* most tokens with logits in a qsf_model_pass(), at most 4096; 0: as
                              * many as sessions */
-    uint32_t draft_rows;    /* most guesses that a qsf_session_step() evaluates after its token, 0 to
-                             * QSF_MAX_DRAFT_ROWS; 0: none. Fewer if the budget is small or most
-                             * experts are not in memory */
-    uint32_t pin_threads;   /* 1: each thread that the engine starts stays on a physical core of
-                             * its own (Linux); QSF_ERR_ARG if there are too few cores. The
-                             * calling thread is never pinned */
+    uint32_t draft_rows;  /* most guesses that a qsf_session_step() evaluates after its token, 0 to
+                           * QSF_MAX_DRAFT_ROWS; 0: none. Fewer if the budget is small or most
+                           * experts are not in memory */
+    uint32_t pin_threads; /* 1: each thread that the engine starts stays on a physical core of
+                           * its own (Linux); QSF_ERR_ARG if there are too few cores. The
+                           * calling thread is never pinned */
     uint32_t exact;       /* 1: f32 activations, f32 KV cache, plain kernels: slow, for reference */
     uint32_t kv_k_type;   /* qsf_kv_type of the keys; if exact is 1, only QSF_KV_F32 */
     uint32_t kv_v_type;   /* qsf_kv_type of the values */

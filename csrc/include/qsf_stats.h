@@ -12,9 +12,10 @@ extern "C" {
 /* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
  * #defines only: no #if, no inline functions) */
 
-#define QSF_N_PHASES 11          /* number of values of qsf_phase */
-#define QSF_N_GUESSERS 4         /* who guesses tokens: an earlier place in the text that reads
-                                  * alike; what the model found likeliest before after the same
+#define QSF_N_PHASES 11 /* number of values of qsf_phase */
+#define QSF_N_GUESSERS                                                                          \
+    4                            /* who guesses tokens: an earlier place in the text that reads \
+                                  * alike; what the model found likeliest before after the same \
                                   * tokens; a draft model; the caller */
 #define QSF_UNIT_NONE 0xFFFFFFFF /* "no unit of the file" in qsf_trace_event */
 
@@ -73,11 +74,11 @@ typedef struct qsf_stats {
     /* prompt_ns and step_ns of this session, split by qsf_phase. Calls that failed count in
      * neither */
     uint64_t phase_ns[QSF_N_PHASES];
-    uint64_t sample_ns; /* time in qsf_session_sample */
-    uint64_t n_samples; /* tokens that qsf_session_sample chose */
-    uint64_t n_step_passes; /* passes over the weights for step_tokens */
-    uint64_t n_step_rows;   /* tokens evaluated in them, wrong guesses included */
-    uint64_t n_drafted[QSF_N_GUESSERS];  /* guesses evaluated, and those that were right */
+    uint64_t sample_ns;                 /* time in qsf_session_sample */
+    uint64_t n_samples;                 /* tokens that qsf_session_sample chose */
+    uint64_t n_step_passes;             /* passes over the weights for step_tokens */
+    uint64_t n_step_rows;               /* tokens evaluated in them, wrong guesses included */
+    uint64_t n_drafted[QSF_N_GUESSERS]; /* guesses evaluated, and those that were right */
     uint64_t n_accepted[QSF_N_GUESSERS];
 } qsf_stats;
 

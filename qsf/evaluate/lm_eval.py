@@ -221,7 +221,9 @@ def _model_options(max_length: int | None, given: dict[str, Any]) -> ModelOption
             argument=unknown[0],
         )
     budget = given.get("ram_budget", "auto") or None  # 0 is none, as for the commands
-    options = ModelOptions(**{**given, "ram_budget": budget, "max_seq_len": max_length, "draft": "off"})
+    options = ModelOptions(
+        **{**given, "ram_budget": budget, "max_seq_len": max_length, "draft": "off"}
+    )
     kv_type = judged_kv_type(options.kv_type, is_exact=options.exact)
     return replace(options, kv_type=kv_type)
 

@@ -577,16 +577,8 @@ class NativeSampler:
 
     def choose(self, session: NativeSession, recent: array[int]) -> int:
         """Return the next token; penalties apply to ``recent``, and biases not at all."""
-        check_status(
-            lib.qsf_session_sample(
-                session._live_handle(),
-                self._how,
-                _tokens(recent),
-                len(recent),
-                self._random_state,
-                self._token,
-            )
-        )
+        arguments = (self._how, _tokens(recent), len(recent), self._random_state, self._token)
+        check_status(lib.qsf_session_sample(session._live_handle(), *arguments))
         return int(self._token[0])
 
     def fill(self, item: Any) -> None:

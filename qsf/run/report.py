@@ -60,6 +60,7 @@ def facts_lines(model: Model, params: SamplingParams) -> list[str]:
                     f"{info.plan.n_threads} threads"),
         ("KV cache", _kv_text(info.plan) + (", rotated" if info.plan.kv_is_rotated else "")),
         ("i/o", _io_text(model)),
+        ("drafts", _drafts_text(info.plan)),
         ("sampling", f"temperature {params.temperature:g}, top-p {params.top_p:g}, "
                      f"top-k {params.top_k}, min-p {params.min_p:g}, repetition penalty "
                      f"{params.repetition_penalty:g}"),
@@ -104,6 +105,17 @@ def _io_text(model: Model) -> str:
     return f"{info.io_name} x{max(info.io_depth, 1)}, {model.io_origin}{rest}"
 
 
+def _drafts_text(plan: MemoryPlan) -> str:
+    if plan.draft_rows:
+        return f"at most {plan.draft_rows} in a pass"
+    if 4 * plan.expert_slots < 3 * plan.n_experts:
+        return (
+            f"none: wrong ones would read experts in vain, of which {plan.expert_slots} of "
+            f"{plan.n_experts} are in memory"
+        )
+    return "none"
+
+
 def plan_lines(plan: MemoryPlan) -> list[str]:
     """Return the memory map as a table."""
     reads = "1 read" if plan.io_depth == 1 else f"{plan.io_depth} reads"
@@ -117,7 +129,7 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         (_embedding_text(plan), plan.embedding_bytes),
         (_experts_text(plan), plan.experts_bytes),
         (_kv_cache_text(plan), plan.kv_bytes),
-        (f"activations, chunks of {plan.chunk_tokens}", plan.scratch_bytes),
+        (_scratch_text(plan), plan.scratch_bytes),
         ("tables", plan.tables_bytes),
         (f"stacks, {_stacks_text(plan)}", plan.stacks_bytes),
     ]
@@ -143,6 +155,11 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
 def _kv_cache_text(plan: MemoryPlan) -> str:
     sessions = f"{plan.max_sessions} sessions of " if plan.max_sessions > 1 else ""
     return f"KV cache, {sessions}{plan.ctx_tokens} tokens, {_kv_text(plan)}"
+
+
+def _scratch_text(plan: MemoryPlan) -> str:
+    drafts = f", {plan.draft_rows} drafts" if plan.draft_rows else ""
+    return f"activations, chunks of {plan.chunk_tokens}{drafts}"
 
 
 def _embedding_text(plan: MemoryPlan) -> str:
@@ -271,8 +288,26 @@ def stats_lines(model: Model, stats: GenerationStats, *, is_verbose: bool) -> li
             f"since opening: {done.n_loops} loops, {done.n_parallel_regions} shared between "
             f"threads, {done.parallel_ns / 1e9:.3f} s in those"
         )
-        lines += phase_lines(done)
+        lines += phase_lines(done) + draft_lines(done)
     return lines
+
+
+def draft_lines(stats: SessionStats) -> list[str]:
+    """Return what guesses of tokens have gained; nothing where there were none."""
+    from qsf.native.records import GUESSERS
+
+    if not any(stats.n_drafted):
+        return []
+    parts = [
+        f"{n_right} of {n} from {name}"
+        for n_right, n, name in zip(stats.n_accepted, stats.n_drafted, GUESSERS, strict=True)
+        if n
+    ]
+    n_passes = stats.n_step_passes
+    return [
+        f"drafts: {stats.step_tokens / n_passes:.2f} tokens and "
+        f"{stats.n_step_rows / n_passes:.2f} rows a pass; right were {', '.join(parts)}"
+    ]
 
 
 def phase_lines(stats: SessionStats) -> list[str]:

@@ -79,9 +79,7 @@ class Walk:
     def __init__(self, name: str, path: Path, options: dict[str, Any], seed: int) -> None:
         self.rng = random.Random(seed)
         n_drafts = options.get("draft_rows", 12)
-        self.models = [
-            opened(name, path, **{**options, "draft_rows": n}) for n in (0, n_drafts)
-        ]
+        self.models = [opened(name, path, **{**options, "draft_rows": n}) for n in (0, n_drafts)]
         self.n_drafts = n_drafts
         self.n_vocab = self.models[0].n_vocab
         self.plain, self.drafting = (model.create_session() for model in self.models)

@@ -38,9 +38,10 @@ def unit(
     )
 
 
-def stats(phase_ns: tuple[int, ...] = (), **changes: int) -> SessionStats:
-    numbers = {field.name: 0 for field in fields(SessionStats) if field.name != "phase_ns"}
-    return SessionStats(phase_ns=phase_ns, **{**numbers, **changes})
+def stats(phase_ns: tuple[int, ...] = (), **changes: Any) -> SessionStats:
+    values: dict[str, Any] = {field.name: 0 for field in fields(SessionStats)}
+    values |= {"n_drafted": (0,) * 4, "n_accepted": (0,) * 4}
+    return SessionStats(**{**values, **changes, "phase_ns": phase_ns})
 
 
 def plan(**changes: Any) -> MemoryPlan:
@@ -146,6 +147,21 @@ def test_the_phases_of_a_token_are_one_line() -> None:
     (line,) = report.phase_lines(stats(spent, step_tokens=4, sample_ns=MS, n_samples=4))
     assert line == "time per token: 250 ms: wait 79 %, qkv 12 %, down 9 %; choosing 0.250 ms"
     assert report.phase_lines(stats((0,) * len(phases))) == []
+
+
+def test_drafts_are_one_line_where_there_were_any() -> None:
+    assert report.draft_lines(stats(step_tokens=4, n_step_passes=4, n_step_rows=4)) == []
+    done = stats(
+        step_tokens=30,
+        n_step_passes=20,
+        n_step_rows=50,
+        n_drafted=(20, 10, 0, 0),
+        n_accepted=(9, 1, 0, 0),
+    )
+    assert report.draft_lines(done) == [
+        "drafts: 1.50 tokens and 2.50 rows a pass; right were 9 of 20 from the text, 1 of 10 from "
+        "what followed before"
+    ]
 
 
 def test_the_map_says_what_limits_it() -> None:
