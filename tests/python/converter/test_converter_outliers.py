@@ -29,7 +29,7 @@ from qsf_converter.rounding.outliers import (
 from qsf_converter.rounding.quantisers import quantise_rows
 
 Rows = NDArray[np.float32]
-TYPES = [dtype for dtype in Dtype if dtype != Dtype.MIXED]
+TYPES = [dtype for dtype in Dtype if dtype not in (Dtype.MIXED, Dtype.MXFP4)]
 
 
 def gaussian(shape: tuple[int, int], seed: int = 0) -> Rows:
