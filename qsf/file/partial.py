@@ -1,6 +1,6 @@
 """Temporary files that become a file when they are complete: created, and cleared away.
 
-``.NAME.PID.partial`` lies beside ``NAME`` and is locked as long as its process lives. A process
+``.NAME.PID.partial`` lies beside ``NAME`` and is locked while it is written. A process
 that is killed leaves it behind unlocked; the next one that writes ``NAME`` removes it.
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -38,8 +38,25 @@ def remove_abandoned(path: Path) -> None:
         for entry in entries:
             number = entry.name.removeprefix(prefix).removesuffix(".partial")
             is_ours = entry.name == f"{prefix}{number}.partial" and number.isdecimal()
-            if is_ours and entry.is_file(follow_symlinks=False):
+            if is_ours and entry.is_file(follow_symlinks=False) and not _is_at_work(int(number)):
                 _remove_unless_locked(Path(entry.path))
+
+
+def _is_at_work(pid: int) -> bool:
+    """Return whether a process of that number lives, other than this one.
+
+    The lock alone does not say so: between two files of one process, and right before a file gets
+    its name, nothing is locked.
+    """
+    if pid in (0, os.getpid()):
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _remove_unless_locked(temporary: Path) -> None:
