@@ -67,6 +67,7 @@ build/install.stamp: $(INPUTS) build/system.stamp | $(PY)
 	@echo "Building and installing qsf into $(VENV)"
 	@if ! $(PY) -c 'import scikit_build_core, cffi, cmake, ninja' 2>/dev/null; then \
 		$(PY) -m pip install -q "scikit-build-core>=0.11" "cffi>=1.16" "cmake>=3.21" ninja; fi
+	@[ -f build/c/build.ninja ] || rm -rf build/c # of another generator, in a clone that is older
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip install -q --no-build-isolation \
 		-C cmake.define.QSF_WERROR=$(WERROR) -e ".[test]"
 	@touch $@
