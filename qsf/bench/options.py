@@ -288,7 +288,6 @@ _EPILOG = f"""\
 Examples:
   python -m qsf.bench
   python -m qsf.bench model.qsf --threads 2 --depth 0,2048
-  python -m qsf.bench serve http://127.0.0.1:8080     (a server under load; has a --help of its own)
   python -m qsf.bench --shape llama2-7b --quant 4bit --cgroup 300M
   python -m qsf.bench --quant 4bit --ram-budget none,400,200 --html page.html
   python -m qsf.bench --json new.json --compare old.json
@@ -301,7 +300,7 @@ Types: {_lines(QUANT_TYPES)}
 
 Without a MODEL, files of random weights are made and kept in the cache folder.
 `make baseline` builds llama.cpp for this processor; docs/benchmarks.md says
-what is measured.
+what is measured. `python -m qsf.bench serve --help`: a server under load.
 
 Exit codes: 0 done, 1 failed, 2 wrong options, {EXIT_SLOWER} slower than --compare,
 130 interrupted, 143 terminated."""

@@ -128,7 +128,13 @@ def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert said.startswith("usage: python -m qsf.bench [OPTIONS] [MODEL.qsf]...\n")
     assert max(map(len, said.splitlines())) <= 80
-    for line in ("Examples:", "  python -m qsf.bench\n", "Shapes: tiny, gpt2", "Types: "):
+    for line in (
+        "Examples:",
+        "  python -m qsf.bench\n",
+        "Shapes: tiny, gpt2",
+        "Types: ",
+        "what is measured. `python -m qsf.bench serve",
+    ):
         assert f"\n{line}" in said
 
 
