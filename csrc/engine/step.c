@@ -106,12 +106,25 @@ static uint32_t draft(qsf_session *s, uint32_t token)
     return n;
 }
 
+/* The first of the largest logits. Sixteen maxima at a time, which compilers make vectors of: one
+ * after the other would take a percent of a step with 262,000 tokens. */
 static uint32_t likeliest(const float *logits, uint32_t n_vocab)
 {
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < n_vocab; i++)
-        best = logits[i] > logits[best] ? i : best;
-    return best;
+    float most[16];
+    for (uint32_t j = 0; j < 16; j++)
+        most[j] = logits[0];
+    for (uint32_t i = 0; i + 16 <= n_vocab; i += 16)
+        for (uint32_t j = 0; j < 16; j++)
+            most[j] = logits[i + j] > most[j] ? logits[i + j] : most[j];
+    float best = most[0];
+    for (uint32_t j = 1; j < 16; j++)
+        best = most[j] > best ? most[j] : best;
+    for (uint32_t i = n_vocab & ~15U; i < n_vocab; i++)
+        best = logits[i] > best ? logits[i] : best;
+    uint32_t token = 0;
+    while (token + 1 < n_vocab && logits[token] < best)
+        token++;
+    return token;
 }
 
 /* Notes for each of the pass's tokens what the model finds likeliest after it. */
