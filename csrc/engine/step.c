@@ -106,8 +106,7 @@ static uint32_t draft(qsf_session *s, uint32_t token)
     return n;
 }
 
-/* The first of the largest logits. Sixteen maxima at a time, which compilers make vectors of: one
- * after the other would take a percent of a step with 262,000 tokens. */
+/* The first of the largest logits. Sixteen maxima at a time, which compilers make vectors of. */
 static uint32_t likeliest(const float *logits, uint32_t n_vocab)
 {
     float most[16];
