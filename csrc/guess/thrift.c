@@ -18,9 +18,8 @@
 
 /* How often guesses are right in ordinary text, until it is known of this one. */
 static const float first_chances[QSF_N_KINDS] = {
-    0.15F, 0.3F,  0.5F, 0.7F, 0.85F, 0.95F,               /* by length of the match */
-    0.25F, 0.4F,                                          /* followers of one token, of two */
-    0.2F,  0.35F, 0.5F, 0.6F, 0.7F,  0.8F,  0.88F, 0.95F, /* by probability */
+    0.15F, 0.3F, 0.5F, 0.7F, 0.85F, 0.95F, /* by length of the match */
+    0.25F, 0.4F,                           /* followers of one token, of two */
 };
 
 /* What passes of 1, 2, 4 .. rows cost where they only compute (docs/benchmarks.md). */
@@ -34,18 +33,10 @@ uint32_t qsf_thrift_kind_of_match(uint32_t n_tokens)
     return kind;
 }
 
-uint32_t qsf_thrift_kind_of_model(float logprob)
-{
-    const double probability = exp((double)logprob);
-    const uint32_t eighth = probability >= 1.0 ? 7 : (uint32_t)(probability * 8.0);
-    return QSF_KIND_MODEL + (eighth < 8 ? eighth : 7);
-}
-
 qsf_guesser qsf_thrift_guesser_of(uint32_t kind)
 {
     return kind < QSF_KIND_FOLLOWER ? QSF_GUESSER_MATCH
-           : kind < QSF_KIND_MODEL  ? QSF_GUESSER_FOLLOWER
-           : kind < QSF_N_KINDS     ? QSF_GUESSER_MODEL
+           : kind < QSF_N_KINDS     ? QSF_GUESSER_FOLLOWER
                                     : QSF_GUESSER_CALLER;
 }
 

@@ -11,17 +11,15 @@
 typedef enum qsf_guesser {
     QSF_GUESSER_MATCH = 0,    /* an earlier place in the text */
     QSF_GUESSER_FOLLOWER = 1, /* what the model found likeliest there before */
-    QSF_GUESSER_MODEL = 2,    /* a draft model */
-    QSF_GUESSER_CALLER = 3    /* qsf_session_draft() */
+    QSF_GUESSER_CALLER = 2    /* qsf_session_draft() */
 } qsf_guesser;
 
-/* Guesses of one kind, which are right equally often: a match of about this length, two tokens
- * before or one, a draft model's probability. */
+/* Guesses of one kind, which are right equally often: a match of about this length, one token
+ * before or two. */
 #define QSF_KIND_MATCH 0U    /* 6 kinds */
 #define QSF_KIND_FOLLOWER 6U /* + n_before - 1 */
-#define QSF_KIND_MODEL 8U    /* 8 kinds */
-#define QSF_N_KINDS 16U
-#define QSF_KIND_CALLER 16U /* of which nothing is learned */
+#define QSF_N_KINDS 8U
+#define QSF_KIND_CALLER 8U /* of which nothing is learned */
 
 #define QSF_THRIFT_SIZES 8U /* passes of 1, 2, 4 .. 128 rows */
 
@@ -31,11 +29,9 @@ typedef struct qsf_thrift {
     float n_tries[QSF_N_KINDS];
     double pass_ns[QSF_THRIFT_SIZES];
     double compute_ns; /* of a pass of one row, without waiting for the disk */
-    double model_ns;   /* of a step of the draft model */
 } qsf_thrift;
 
 uint32_t qsf_thrift_kind_of_match(uint32_t n_tokens);
-uint32_t qsf_thrift_kind_of_model(float logprob);
 qsf_guesser qsf_thrift_guesser_of(uint32_t kind);
 
 /* The chance that a guess of this kind is right. */

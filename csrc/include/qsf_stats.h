@@ -13,10 +13,11 @@ extern "C" {
  * #defines only: no #if, no inline functions) */
 
 #define QSF_N_PHASES 11 /* number of values of qsf_phase */
-#define QSF_N_GUESSERS                                                                          \
-    4                            /* who guesses tokens: an earlier place in the text that reads \
-                                  * alike; what the model found likeliest before after the same \
-                                  * tokens; a draft model; the caller */
+
+/* Who guesses tokens: an earlier place in the text that reads alike; what the model found likeliest
+ * before after the same tokens; the caller. */
+#define QSF_N_GUESSERS 3
+
 #define QSF_UNIT_NONE 0xFFFFFFFF /* "no unit of the file" in qsf_trace_event */
 
 /* Parts of a call of sync, score or step. Each nanosecond of the calling thread belongs to exactly

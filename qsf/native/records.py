@@ -95,7 +95,7 @@ def memory_event(struct: Any) -> MemoryEvent:
     )
 
 
-GUESSERS = ("the text", "what followed before", "the draft model", "the caller")
+GUESSERS = ("the text", "what followed before", "the caller")
 """Who guesses tokens, as ``QSF_N_GUESSERS`` in qsf_stats.h counts them."""
 
 
