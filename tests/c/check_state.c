@@ -29,6 +29,7 @@ static bool open_pair(pair *o, uint32_t kv_type, uint32_t ctx_tokens, uint32_t c
 {
     qsf_options opt;
     qsf_options_default(&opt);
+    opt.budget_bytes = 0; /* an emulator may take more than 200 MB for itself */
     opt.n_threads = 2;
     opt.max_sessions = 2;
     opt.kv_k_type = opt.kv_v_type = kv_type;
