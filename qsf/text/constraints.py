@@ -144,12 +144,12 @@ class Constraints:
         try:
             grammar = self._grammar(kind, value)
         except ValueError as error:
-            raise QsfArgumentError(f"{name}: {error}", name) from None
+            raise QsfArgumentError(f"{name}: {error}") from None
         limits = self._library.LLParserLimits(**_LIMITS)
         matcher = self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             text = " ".join(matcher.get_error().split())
-            raise QsfArgumentError(f"{name} cannot be enforced: {text[:300]}", name)
+            raise QsfArgumentError(f"{name} cannot be enforced: {text[:300]}")
         return Constraint(matcher, self._tokenizer)
 
     def _grammar(self, kind: str, value: Any) -> str:

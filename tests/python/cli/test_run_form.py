@@ -108,10 +108,10 @@ def test_wrong_forms_are_refused(tmp_path: Path, tiny_chat_8bit: Path) -> None:
     model = str(tiny_chat_8bit)
     asked = (model, "--prompt", "x")
     said = run(*asked, "--json-schema", str(schema), code=1)
-    assert "--json-schema cannot be enforced" in said
+    assert "error: --json-schema cannot be enforced" in said
     assert "uniqueItems" in said
     schema.write_text("{")
-    assert "--json-schema" in run(*asked, "--json-schema", str(schema), code=1)
+    assert "error: --json-schema: Expecting" in run(*asked, "--json-schema", str(schema), code=1)
     assert "absent" in run(*asked, "--json-schema", str(tmp_path / "absent"), code=1)
     both = ("--regex", "a", "--grammar", "b")
     assert "--grammar and --regex exclude each other" in run(*asked, *both, code=2)
