@@ -219,7 +219,7 @@ def convert_command(
     )
     report = _convert(request, model_dir, out, is_quiet=quiet)
     for warning in report.warnings:
-        print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
+        print(f"{command.typed(PROGRAM)}: warning: {warning}", file=sys.stderr)
     if report_out is not None:
         write_page(out, report_out, overwrite=force)
     if not quiet:

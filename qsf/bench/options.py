@@ -18,6 +18,7 @@ from qsf.bench.models import shapes
 from qsf.bench.run.memory_group import parse_limit
 from qsf.errors import QsfArgumentError
 from qsf.options import ModelOptions, described, parse_kv_type
+from qsf.shell.command import typed
 from qsf_converter.rounding.plan import QUANT_TYPES
 
 PROGRAM = "python -m qsf.bench"
@@ -226,7 +227,7 @@ def parse(arguments: list[str], version: str) -> Options:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise QsfArgumentError(f"{message.removeprefix('argument ')} (see {PROGRAM} --help)")
+        raise QsfArgumentError(f"{message.removeprefix('argument ')} (see {typed(PROGRAM)} --help)")
 
 
 def _parser(version: str) -> argparse.ArgumentParser:

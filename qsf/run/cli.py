@@ -67,7 +67,7 @@ def _main(arguments: list[str]) -> int:
         request = replace(request, path=path)
         return _run(request)
     except UsageError as error:
-        return _fail(f"{error} (see qsf-run --help)", EXIT_USAGE)
+        return _fail(f"{error} (see {command.typed('qsf-run')} --help)", EXIT_USAGE)
     except QsfError as error:
         # A signal that comes while the session is being taken leaves it taken: closing it fails.
         if isinstance(error.__context__, StoppedError):

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         request = parse(words)
         return _run(request)
     except UsageError as error:
-        return _fail(f"{error} (see qsf-serve --help)", EXIT_USAGE)
+        return _fail(f"{error} (see {command.typed('qsf-serve')} --help)", EXIT_USAGE)
     except QsfError as error:
         if request is None:
             return _fail(command.explain(error), EXIT_USAGE)
@@ -241,7 +241,7 @@ async def _serve(
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise QsfIOError(f"--host {options.host} --port {options.port}: {reason}") from None
-    sys.stderr.write(f"qsf-serve: {server.serving.name} at {where}\n")
+    sys.stderr.write(f"{command.typed('qsf-serve')}: {server.serving.name} at {where}\n")
     sys.stderr.flush()
     await stopped.wait()
     await server.stop(options.grace)

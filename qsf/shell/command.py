@@ -199,10 +199,15 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
+def typed(program: str) -> str:
+    """Return the name by which the user started ``program``: of ``qsf-run`` also ``qsf run``."""
+    return sys.argv[0] if sys.argv[0].startswith("qsf ") else program  # see entry.front
+
+
 def say_error(program: str, text: str) -> None:
     """Print an error as the commands do: one line on standard error."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{program}: error: {one_line(text)}\n")
+        sys.stderr.write(f"{typed(program)}: error: {one_line(text)}\n")
         sys.stderr.flush()
 
 
@@ -278,6 +283,6 @@ def version_line(program: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return f"{program} {version('qsf')}"
+        return f"{typed(program)} {version('qsf')}"
     except PackageNotFoundError:
-        return f"{program} (not installed)"
+        return f"{typed(program)} (not installed)"

@@ -137,7 +137,7 @@ def front() -> NoReturn:
     words = sys.argv[1:]
     name = words[0] if words else ""
     if name in VERBS:
-        del sys.argv[1]
+        sys.argv[:2] = [f"qsf {name}"]  # what errors begin with: see command.typed
         VERBS[name][0]()
     if name in ("", "-h", "--help", "help"):
         _print(_help() if name else _FIRST_STEPS)
@@ -150,6 +150,7 @@ def front() -> NoReturn:
             f"qsf: error: there is no command {name!r}{_guess(name)} (see qsf --help)\n"
         )
         sys.exit(2)
+    sys.argv[0] = "qsf run"
     run()
 
 

@@ -108,7 +108,7 @@ class Steps:
     def __init__(self, *, enabled: bool, program: str) -> None:
         """Show nothing yet; ``program`` begins the warnings."""
         self._enabled = enabled
-        self._program = program
+        self._program = command.typed(program)
         self._bar = _Bar("", enabled=False)
 
     def begin(self, what: str) -> None:

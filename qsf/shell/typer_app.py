@@ -58,7 +58,7 @@ def run(
     command.prepare_streams()
     try:
         with command.stopped_by_signals():
-            code: object = app(arguments, standalone_mode=False, prog_name=program)
+            code: object = app(arguments, standalone_mode=False, prog_name=command.typed(program))
             sys.stdout.flush()
     except command.StoppedError as stopped:
         outcome = stopped.outcome or when_cut_off
@@ -82,7 +82,7 @@ def _explain(error: Exception, program: str) -> tuple[str, int]:
     """Return the text and the exit code of an error."""
     explain_usage: Any = getattr(error, "format_message", None)
     if callable(explain_usage):
-        return f"{explain_usage()} (see {program} --help)", command.EXIT_USAGE
+        return f"{explain_usage()} (see {command.typed(program)} --help)", command.EXIT_USAGE
     if isinstance(error, QsfError):
         is_usage = isinstance(error, QsfArgumentError)
         return command.explain(error), command.EXIT_USAGE if is_usage else command.EXIT_FAILED

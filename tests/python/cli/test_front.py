@@ -53,6 +53,14 @@ def test_an_unknown_verb_is_named_with_a_guess(qsf: Run, word: str, said: str) -
     assert said in done.stderr
 
 
+def test_errors_begin_with_what_was_typed(qsf: Run, run: Run, tmp_path: Path) -> None:
+    absent = tmp_path / "absent.qsf"
+    assert qsf("chat", absent).stderr.startswith("qsf chat: error: ")
+    assert qsf(absent).stderr.startswith("qsf run: error: ")
+    assert qsf("inspect", "--nothing").stderr.endswith("(see qsf inspect --help)\n")
+    assert run(absent, "--nothing").stderr.endswith("(see qsf-run --help)\n")
+
+
 def test_a_model_needs_no_verb(qsf: Run, tiny_llama_8bit: Path) -> None:
     options = ("-p", PROMPT, "-n", 4, "--temp", 0, "-q")
     texts = [
