@@ -1,5 +1,4 @@
-"""The parts of bench/baseline_quality.py that need no llama.cpp, and what it says without."""
-
+"""Quality beside llama.cpp: bench/baseline_quality.py, and our logits beside the real one's."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -7,14 +6,28 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import safetensors.numpy
+
+from make import bench_baselines, gguf_files
+from qsf.bench.models import random_gguf
+from qsf.bench.models.shapes import Shape
+from qsf.evaluate.evaluation import evaluate
+from qsf.model import Model
+from qsf_converter.convert import convert
+from qsf_converter.original.logits import open_original
+
+N_TOKENS = 60
+
+Ask = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
@@ -29,50 +42,10 @@ def quantiser(quality: ModuleType) -> ModuleType:
     return importlib.import_module("llama_quantiser")
 
 
-def test_score(quality: ModuleType) -> None:
-    """Two windows of two scored tokens over three words, by hand."""
-    p = np.log(np.array([[[0.5, 0.25, 0.25]] * 2] * 2, np.float32))
-    q = p.copy()
-    q[1, 1] = np.log([0.125, 0.5, 0.375])
-    tokens = np.array([[2, 0, 0], [2, 1, 0]], np.int32)
-    same = quality.score(p + 7, p - 3, tokens)  # logits, not logarithms of probabilities
-    assert same["kl_mean"] == pytest.approx(0, abs=1e-7)
-    assert same["top1_agreement"] == 1
-    assert same["perplexity"] == pytest.approx((1 / (0.5 * 0.5 * 0.25 * 0.5)) ** 0.25)
-    other = quality.score(p, q, tokens)
-    kl = 0.5 * math.log(4) + 0.25 * math.log(0.5) + 0.25 * math.log(2 / 3)  # of p || q
-    assert other["kl_mean"] == pytest.approx(kl / 4)
-    assert other["kl_p99"] == pytest.approx(0.97 * kl)  # linear between the last two of four
-    assert other["top1_agreement"] == 0.75
-    assert other["perplexity"] == pytest.approx((1 / (0.5 * 0.5 * 0.25 * 0.125)) ** 0.25)
-
-
-def test_cut_windows(quality: ModuleType) -> None:
-    assert quality.cut_windows([5, 6, 7, 8, 9], 0, 3).tolist() == [[0, 5, 6], [0, 7, 8]]
-    with pytest.raises(SystemExit, match="the text has 1 tokens; a window needs 2"):
-        quality.cut_windows([5], 0, 3)
-
-
 def test_rows_of_q_and_k_are_turned_in_the_same_pairs(quantiser: ModuleType) -> None:
     rows = np.arange(16, dtype=np.float32).reshape(8, 2)  # two heads of four
     found = quantiser.interleave(rows, 2)[:, 0] / 2
     assert found.tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-
-
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_safetensors_are_read_as_f32(quantiser: ModuleType, tmp_path: Path, dtype: str) -> None:
-    values = np.array([[1, -2.5, 0.125], [3, 0, -64]], np.float32)
-    path = tmp_path / "model.safetensors"
-    if dtype == "BF16":
-        header = {"a": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}
-        text = json.dumps(header).encode()
-        stored = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + stored)
-    else:
-        kind = {"F32": np.float32, "F16": np.float16}[dtype]
-        safetensors.numpy.save_file({"b": values.astype(kind), "a": values[0].astype(kind)}, path)
-    found = dict(quantiser.read_safetensors(path))
-    assert (found["b" if "b" in found else "a"] == values).all()
 
 
 def test_every_tensor_of_a_llama_has_a_name(quantiser: ModuleType, tiny_llama_dir: Path) -> None:
@@ -101,16 +74,15 @@ def test_rows_of_qsf_files(
     out = tmp_path / "out.json"
     words = (tiny_llama_dir, text, "--types", "--ctx", 24, "--windows", 2, "--json", out)
     run(quality, monkeypatch, *words, "--qsf", tiny_llama_8bit, tiny_llama_4bit)
-    original, eight, four = json.loads(out.read_text())
-    assert original["bits_per_weight"] == 32
-    assert original["kl_mean"] == 0
+    eight, four = json.loads(out.read_text())
     assert 8 < eight["bits_per_weight"] < 9
     assert 0 < eight["kl_mean"] < four["kl_mean"] / 8
     assert four["kl_mean"] < 0.1
-    assert abs(eight["perplexity"] / original["perplexity"] - 1) < 0.02
+    assert abs(eight["perplexity_change_percent"]) < 2
+    assert eight["tokens"] == 2 * 23  # all but BOS
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5
-    assert lines[3].startswith(f"| {tiny_llama_8bit.name} | QSF |")
+    assert lines[0] == f"original: perplexity {eight['against_perplexity']:.4f}"
+    assert lines[4].startswith(f"| {tiny_llama_8bit.name} | qsf |")
 
 
 def test_without_the_baseline(
@@ -130,3 +102,93 @@ def test_without_the_baseline(
     message = str(caught.value)
     assert "No module named" in message
     assert "llama-cpp-python and gguf" in message
+
+
+# ---- the real llama.cpp ----
+
+
+@pytest.fixture
+def ask_llama(project_root: Path) -> Ask:
+    """Return what runs a command of bench/llama_quantiser.py."""
+    python = bench_baselines.baseline_python()
+    program = str(project_root / "bench" / "llama_quantiser.py")
+
+    def ask(*words: str | Path) -> None:
+        subprocess.run([python, program, *map(str, words)], check=True, capture_output=True)
+
+    return ask
+
+
+def llama_logits(ask_llama: Ask, gguf: Path, tokens: list[int]) -> npt.NDArray[np.float32]:
+    """Return llama.cpp's logits after each token but the last: [n_tokens - 1, n_vocab]."""
+    folder = gguf.parent
+    np.save(folder / "tokens.npy", np.array([tokens], np.int32))
+    ask_llama("logits", gguf, folder / "tokens.npy", folder / "logits.npy")
+    found: npt.NDArray[np.float32] = np.load(folder / "logits.npy")[0]
+    return found
+
+
+def check_agreement(
+    quality: ModuleType, theirs: npt.NDArray[np.float32], ours: Path, original: Path
+) -> None:
+    """Both are the original but for rounding, and so are alike."""
+    tokens = text_tokens()
+    with (
+        Model(ours, ram_budget=None, threads=1, kv_type="f16", max_seq_len=N_TOKENS) as model,
+        open_original(original) as source,
+    ):
+        mine = evaluate(model, tokens, against=source)
+        other = evaluate(quality.StoredLogits(theirs[None]), tokens, against=source)
+    assert other.kl_mean is not None
+    assert other.kl_mean < 1e-5
+    assert math.log(other.perplexity) == pytest.approx(math.log(mine.perplexity), rel=1e-3)
+
+
+def text_tokens() -> list[int]:
+    """Return tokens that every model of the tests has."""
+    return [1, *np.random.default_rng(0).integers(3, 200, N_TOKENS - 1).tolist()]
+
+
+def test_llama_and_qsf_agree_on_what_is_not_quantised(
+    quality: ModuleType,
+    tmp_path: Path,
+    ask_llama: Ask,
+    tiny_llama_dir: Path,
+    tiny_llama_f16: Path,
+) -> None:
+    gguf = tmp_path / "F32.gguf"
+    ask_llama("gguf", tiny_llama_dir, gguf)
+    theirs = llama_logits(ask_llama, gguf, text_tokens())
+    check_agreement(quality, theirs, tiny_llama_f16, tiny_llama_dir)
+
+
+@pytest.mark.slow
+def test_llama_and_qsf_agree_on_gpt2(
+    quality: ModuleType, tmp_path: Path, ask_llama: Ask, tiny_gpt2_dir: Path
+) -> None:
+    gguf = gguf_files.write(tiny_gpt2_dir, tmp_path / "F16.gguf", tokenizer=True)
+    ours = tmp_path / "f16.qsf"
+    convert(tiny_gpt2_dir, ours, quant_type="f16")
+    check_agreement(quality, llama_logits(ask_llama, gguf, text_tokens()), ours, tiny_gpt2_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixture", random_gguf.FILE_TYPES)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(2, 256, 512, 4, 2, 320, 64),
+        Shape(2, 256, 512, 4, 4, 301, 64, family="gpt2"),
+        Shape(2, 192, 320, 4, 2, 301, 64, head_dim=32, is_tied=True),
+    ],
+    ids=["llama", "gpt2", "odd"],
+)
+def test_llama_runs_the_random_files(
+    tmp_path: Path, ask_llama: Ask, shape: Shape, mixture: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    random_gguf.write_model(path, shape, mixture)
+    logits = llama_logits(ask_llama, path, list(range(1, 40)))
+    assert logits.shape == (38, shape.n_vocab)
+    assert np.isfinite(logits).all()
+    assert 0.01 < logits.std() < 10
