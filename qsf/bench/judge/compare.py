@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from qsf.bench.judge.results import Results, Row
+from qsf.bench.judge.results import Ratio, Results, Row
 from qsf.bench.run.tasks import QSF
 
 LEAST = 0.03
@@ -80,8 +80,14 @@ def compare(old: Results, new: Results) -> Comparison:
             notes.append(f"{_name(row)}: not compared, the files differ ({_work(before)}, then "
                          f"{_work(row)})")  # fmt: skip
             continue
-        baselines = _common_baseline(old, k, new, i)
-        changes.append(_change(before, row, baselines, is_other_machine=is_other_machine))
+        ratios = _common_ratios(old, k, new, i)
+        change, noise, verdict = judge(*(
+            (_rounds(before), _rounds(row)) if ratios is None else (one.values for one in ratios)
+        ))  # fmt: skip
+        if is_other_machine and ratios is None:
+            verdict = "noisy"
+        speeds = before.tok_per_s.median, row.tok_per_s.median
+        changes.append(Change(_name(row), *speeds, change, noise, verdict, ratios is not None))
         if row.peak_rss_bytes > before.peak_rss_bytes * (1 + _PEAK_GREW):
             peaks = [f"{one.peak_rss_bytes / 2**20:,.0f} MB" for one in (before, row)]
             notes.append(f"{_name(row)}: peak memory {', then '.join(peaks)}")
@@ -116,37 +122,19 @@ def _rounds(row: Row) -> list[float]:
     return row.tok_per_s.values or [row.tok_per_s.median]
 
 
-def _change(
-    before: Row, after: Row, baselines: tuple[Row, Row] | None, *, is_other_machine: bool
-) -> Change:
-    sides = [_rounds(before), _rounds(after)]
-    weather = [row.tok_per_s.values for row in baselines] if baselines is not None else []
-    is_relative = [len(values) for values in weather] == [len(side) for side in sides] and all(
-        value > 0 for values in weather for value in values
-    )
-    if is_relative:
-        sides = [
-            [v / b for v, b in zip(side, values, strict=True)]
-            for side, values in zip(sides, weather, strict=True)
-        ]
-    change, noise, verdict = judge(*sides)
-    if is_other_machine and not is_relative:
-        verdict = "noisy"
-    old, new = before.tok_per_s.median, after.tok_per_s.median
-    return Change(_name(after), old, new, change, noise, verdict, is_relative)
-
-
-def _common_baseline(old: Results, k: int, new: Results, i: int) -> tuple[Row, Row] | None:
-    """Return the rows of a baseline that both results have beside rows k and i; None: none."""
-
-    def beside(results: Results, row_idx: int) -> list[Row]:
-        return [results.rows[ratio.vs] for ratio in results.ratios if ratio.row == row_idx]
-
-    for then in beside(old, k):
-        for now in beside(new, i):
-            is_same_build = (then.version, then.kernels) == (now.version, now.kernels)
-            if then.key == now.key and is_same_build and _is_same_work(then, now):
-                return then, now
+def _common_ratios(old: Results, k: int, new: Results, i: int) -> tuple[Ratio, Ratio] | None:
+    """Return the ratios of rows k and i to one build of a baseline, of all their rounds."""
+    for then in (ratio for ratio in old.ratios if ratio.row == k):
+        for now in (ratio for ratio in new.ratios if ratio.row == i):
+            before, after = old.rows[then.vs], new.rows[now.vs]
+            is_same_build = (before.version, before.kernels) == (after.version, after.kernels)
+            is_complete = [len(then.values), len(now.values)] == [
+                len(_rounds(old.rows[k])),
+                len(_rounds(new.rows[i])),
+            ]
+            is_usable = is_complete and min(then.values + now.values) > 0
+            if before.key == after.key and is_same_build and is_usable:
+                return (then, now) if _is_same_work(before, after) else None
     return None
 
 

@@ -13,10 +13,9 @@ import ctypes
 import errno
 import mmap
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from qsf.errors import QsfIOError
@@ -99,15 +98,15 @@ def _measure_ways(path: Path, n_places: int, progress: Progress) -> dict[str, fl
                 continue
             if not flag:
                 _forget(fd)
-            reading = _Reading(fd, first, n_places)
             try:
-                rates[f"{name} x{n_readers}"] = reading.run(n_readers)
+                rates[f"{name} x{n_readers}"], n_read = _read(fd, first, n_places, n_readers)
             except OSError as error:
                 if not flag or error.errno not in _NO_DIRECT:
                     raise
                 refused = name
                 progress(f"disk: {path.name} cannot be read past the page cache")
-            first = reading.next_place % n_places
+                continue
+            first = (first + n_read) % n_places
     return rates
 
 
@@ -134,53 +133,29 @@ def _forget(fd: int) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-@dataclass(slots=True)
-class _Reading:
-    """Some threads that read one megabyte after the other until the time is over."""
+def _read(fd: int, first: int, n_places: int, n_readers: int) -> tuple[float, int]:
+    """Read megabytes one after another, until the time is over or all are read.
 
-    fd: int
-    next_place: int  # in megabytes, not yet taken modulo n_places
-    n_places: int
-    n_read: int = 0
-    last_ns: int = 0
-    failures: list[OSError] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    Returns GB/s and how many. Raises the OSError of a reader that failed.
+    """
+    places = iter(range(first, first + n_places))  # next() of one is atomic
 
-    def run(self, n_readers: int) -> float:
-        """Return GB/s. Raises the OSError of a reader that failed."""
-        end_place = self.next_place + self.n_places
-        with _buffers(n_readers) as buffers:
-            began_ns = time.perf_counter_ns()
-            end_ns = began_ns + int(_DISK_SECONDS * 1e9)
-            readers = [
-                threading.Thread(target=self._read, args=(buffer, end_place, end_ns))
-                for buffer in buffers
-            ]
-            for reader in readers:
-                reader.start()
-            for reader in readers:
-                reader.join()
-        if self.failures:
-            raise self.failures[0]
-        return self.n_read * READ_BYTES / max(self.last_ns - began_ns, 1)
+    def read(buffer: memoryview) -> tuple[int, int]:
+        n_read = last_ns = 0
+        while time.perf_counter_ns() < end_ns and (place := next(places, None)) is not None:
+            got = os.preadv(fd, [buffer], place % n_places * READ_BYTES)
+            if got != READ_BYTES:
+                raise OSError(errno.EIO, f"{got} bytes came of {READ_BYTES}")
+            n_read, last_ns = n_read + 1, time.perf_counter_ns()
+        return n_read, last_ns
 
-    def _read(self, buffer: memoryview, end_place: int, end_ns: int) -> None:
-        try:
-            while time.perf_counter_ns() < end_ns:
-                with self.lock:
-                    if self.next_place >= end_place:
-                        break
-                    place = self.next_place % self.n_places
-                    self.next_place += 1
-                got = os.preadv(self.fd, [buffer], place * READ_BYTES)
-                if got != READ_BYTES:
-                    raise OSError(errno.EIO, f"{got} bytes came of {READ_BYTES}")
-                with self.lock:
-                    self.n_read += 1
-                    self.last_ns = max(self.last_ns, time.perf_counter_ns())
-        except OSError as error:
-            with self.lock:
-                self.failures.append(error)
+    with _buffers(n_readers) as buffers, ThreadPoolExecutor(n_readers) as pool:
+        began_ns = time.perf_counter_ns()
+        end_ns = began_ns + int(_DISK_SECONDS * 1e9)
+        found = list(pool.map(read, buffers))
+    n_read = sum(n for n, _ in found)
+    last_ns = max(ns for _, ns in found)
+    return n_read * READ_BYTES / max(last_ns - began_ns, 1), n_read
 
 
 def _private_mapping(n_bytes: int) -> mmap.mmap:
