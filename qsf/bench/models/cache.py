@@ -95,13 +95,13 @@ def find_or_make(
     stem = f"{name_of(shape)}-{type_name}"
     if engine == "qsf":
         embed_type = embed_type or embed_type_beside_baseline(shape, type_name)
-        total_bytes = qsf_bytes(shape, type_name, embed_type=embed_type, seed=seed)
+        total_bytes = qsf_bytes(shape, type_name, embed_type=embed_type)
         stem += f"-embed-{embed_type}-v{random_qsf.GENERATOR}-seed{seed}"
     else:
         total_bytes = gguf_bytes(shape, type_name)
         stem += f"-v{random_gguf.GENERATOR}-seed{seed}"
     path = folder / f"{stem}{'.qsf' if engine == 'qsf' else '.gguf'}"
-    if _is_whole(path, total_bytes, shape):
+    if _is_whole(path, shape):
         return path
     _make_room(path, total_bytes)
     if engine == "qsf":
@@ -113,13 +113,13 @@ def find_or_make(
     return path
 
 
-def _is_whole(path: Path, total_bytes: int, shape: Shape) -> bool:
-    """Is the file there, of the size it must have, and does its head say what it should?"""
+def _is_whole(path: Path, shape: Shape) -> bool:
+    """Is the file there, of the size that its head says, and of this shape?"""
+    if not path.exists():
+        return False
     try:
-        if path.stat().st_size != total_bytes:
-            return False
         facts = read_facts(path)
-    except (OSError, QsfError):
+    except QsfError:
         return False
     known = {field.name for field in fields(FileFacts)}
     dimensions = [field.name for field in fields(Shape) if field.name in known]

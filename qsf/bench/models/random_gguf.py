@@ -25,7 +25,7 @@ from qsf_converter.sources.gguf_config import ALL_DIALECTS
 from qsf_converter.sources.gguf_dialects import Dialect
 from qsf_converter.sources.gguf_file import TYPES
 
-GENERATOR: Final = 1  # counted up when the same arguments give another file
+GENERATOR: Final = 2  # counted up when the same arguments give another file
 
 # What most matrices are, and the number that llama.cpp has for the mixture.
 FILE_TYPES: Final[Mapping[str, tuple[str, int]]] = {
@@ -112,21 +112,8 @@ def gguf_bits_per_weight(shape: Shape, mixture: str) -> float:
 
 
 def gguf_bytes(shape: Shape, mixture: str) -> int:
-    """Return the size of the file that `write_model` makes.
-
-    Raises QsfArgumentError for an unknown type.
-    """
-    all_tensors = list(tensors(shape, mixture))
-    head_bytes = 4 + 4 + 8 + 8
-    for key, value in _metadata(shape, mixture).items():
-        value_bytes = 8 + len(value) if isinstance(value, str) else 4
-        head_bytes += 8 + len(key) + 4 + value_bytes
-    head_bytes += sum(8 + len(t.name) + 4 + 8 * len(t.dims) + 4 + 8 for t in all_tensors)
-    return _aligned(head_bytes) + sum(_aligned(t.n_bytes) for t in all_tensors)
-
-
-def _aligned(n_bytes: int) -> int:
-    return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+    """Return the bytes of all tensors. Raises QsfArgumentError for an unknown type."""
+    return sum(tensor.n_bytes for tensor in tensors(shape, mixture))
 
 
 # ---- which tensors there are ----
@@ -140,38 +127,14 @@ def tensors(shape: Shape, mixture: str) -> Iterator[Tensor]:
         )
     base = FILE_TYPES[mixture][0]
     head = base if base in ("Q8_0", "F16") else "Q6_K"
-    is_gpt2 = shape.family == "gpt2"
     embedding = "Q4_K" if base in ("TQ1_0", "TQ2_0") else base
-    dim, ffn_dim, q_dim, kv_dim = shape.dim, shape.ffn_dim, shape.q_dim, shape.kv_dim
-    table = (shape.n_vocab, dim)
+    table = (shape.n_vocab, shape.dim)
     yield _matrix("token_embd.weight", table, head if shape.is_tied else embedding)
-    if is_gpt2:
-        yield Tensor("position_embd.weight", (shape.max_tokens, dim), "F32")
+    if shape.family == "gpt2":
+        yield Tensor("position_embd.weight", (shape.max_tokens, shape.dim), "F32")
     if not shape.is_tied:
         yield _matrix("output.weight", table, head)
-    if shape.family not in ("llama", "gpt2"):
-        yield from _tensors_of_dialect(shape, mixture)
-        return
-    if is_gpt2:
-        matrices = {"attn_qkv": (q_dim + 2 * kv_dim, dim), "attn_output": (dim, q_dim)}
-        matrices |= {"ffn_up": (ffn_dim, dim), "ffn_down": (dim, ffn_dim)}
-    else:
-        matrices = {"attn_q": (q_dim, dim), "attn_k": (kv_dim, dim), "attn_v": (kv_dim, dim)}
-        matrices |= {"attn_output": (dim, q_dim), "ffn_gate": (ffn_dim, dim)}
-        matrices |= {"ffn_up": (ffn_dim, dim), "ffn_down": (dim, ffn_dim)}
-    vectors = {"output_norm": dim}
-    for layer in range(shape.n_layers):
-        prefix = f"blk.{layer}."
-        vectors |= {f"{prefix}attn_norm": dim, f"{prefix}ffn_norm": dim}
-        for kind, dims in matrices.items():
-            wanted = _layer_type(mixture, kind, layer, shape)
-            yield _matrix(f"{prefix}{kind}.weight", dims, wanted)
-            if is_gpt2:
-                yield Tensor(f"{prefix}{kind}.bias", dims[:1], "F32")
-    for name, length in vectors.items():
-        yield Tensor(f"{name}.weight", (length,), "F32")
-        if is_gpt2:
-            yield Tensor(f"{name}.bias", (length,), "F32")
+    yield from _tensors_of_layers(shape, mixture)
 
 
 def _dialect_of(shape: Shape) -> tuple[str, Dialect]:
@@ -180,7 +143,7 @@ def _dialect_of(shape: Shape) -> tuple[str, Dialect]:
     return next((arch, one) for arch, one in ALL_DIALECTS.items() if one.family == family)
 
 
-def _tensors_of_dialect(shape: Shape, mixture: str) -> Iterator[Tensor]:
+def _tensors_of_layers(shape: Shape, mixture: str) -> Iterator[Tensor]:
     """Yield the tensors of the layers and the final norm, by the converter's tables."""
     family, (_, dialect) = family_of(shape), _dialect_of(shape)
     facts = facts_of(shape)
@@ -202,12 +165,17 @@ def _tensors_of_dialect(shape: Shape, mixture: str) -> Iterator[Tensor]:
             done.add(name)
             if len(dims) == 1:
                 vectors[name] = dims[0]
-            else:
-                kind = name.split(".")[2].removesuffix("_exps")
-                is_router = kind == "ffn_gate_inp"  # which llama-quantize leaves as it is
-                wanted = "F32" if is_router else _layer_type(mixture, kind, layer, shape)
-                yield _matrix(name, dims, wanted)
-    for name, length in {**vectors, "output_norm.weight": shape.dim}.items():
+                continue
+            if shape.family == "gpt2":  # whose checkpoints alone have [inputs, outputs]
+                dims = dims[::-1]
+            kind = name.split(".")[2].removesuffix("_exps")
+            is_router = kind == "ffn_gate_inp"  # which llama-quantize leaves as it is
+            wanted = "F32" if is_router else _layer_type(mixture, kind, layer, shape)
+            yield _matrix(name, dims, wanted)
+    vectors["output_norm.weight"] = shape.dim
+    if shape.family == "gpt2":
+        vectors["output_norm.bias"] = shape.dim
+    for name, length in vectors.items():
         yield Tensor(name, (length,), "F32")
 
 
@@ -255,7 +223,8 @@ def _mixed_type(mixture: str, kind: str, layer: int, shape: Shape) -> str:
 
 def _metadata(shape: Shape, mixture: str) -> dict[str, int | float | str]:
     """Return what llama.cpp must know, in the file's order; there is no tokenizer."""
-    arch = _dialect_of(shape)[0]
+    arch, dialect = _dialect_of(shape)
+    config, facts = config_of(shape), facts_of(shape)
     known: dict[str, int | float | str] = {
         "general.architecture": arch,
         "general.file_type": FILE_TYPES[mixture][1],
@@ -268,36 +237,19 @@ def _metadata(shape: Shape, mixture: str) -> dict[str, int | float | str]:
         f"{arch}.vocab_size": shape.n_vocab,
         "tokenizer.ggml.model": "no_vocab",
     }
-    if arch == "gpt2":
-        return known | {f"{arch}.attention.layer_norm_epsilon": 1e-5}
-    if arch != "llama":
-        return known | _said_by_dialect(shape)
-    return known | {
-        f"{arch}.attention.head_count_kv": shape.n_kv_heads,
-        f"{arch}.attention.key_length": shape.head_dim,
-        f"{arch}.attention.value_length": shape.head_dim,
-        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
-        f"{arch}.rope.dimension_count": shape.head_dim,
-        f"{arch}.rope.freq_base": 10000.0,
-    }
-
-
-def _said_by_dialect(shape: Shape) -> dict[str, int | float | str]:
-    """What else llama.cpp must know of an architecture other than LLaMA and GPT-2."""
-    arch, dialect = _dialect_of(shape)
-    config, facts = config_of(shape), facts_of(shape)
-    rotary_dims = facts.arch.rope_dims or shape.head_dim
-    said: dict[str, int | float | str] = {
+    known |= {
         f"{arch}.{key}": config[field]
         for field, key in {**dialect.config, **dialect.optional}.items()
         if config.get(field) is not None
     }
     if shape.n_experts:
-        said[f"{arch}.expert_count"] = shape.n_experts
-        said[f"{arch}.expert_used_count"] = shape.n_chosen
-    return said | {
+        known[f"{arch}.expert_count"] = shape.n_experts
+        known[f"{arch}.expert_used_count"] = shape.n_chosen
+    if shape.family == "gpt2":
+        return known
+    return known | {
         f"{arch}.attention.value_length": shape.head_dim,
-        f"{arch}.rope.dimension_count": rotary_dims,
+        f"{arch}.rope.dimension_count": facts.arch.rope_dims or shape.head_dim,
         f"{arch}.rope.freq_base": facts.header.rope_theta,
     }
 
@@ -382,12 +334,12 @@ def _write_data(
     total_bytes: int,
 ) -> None:
     random = np.random.default_rng(seed)
-    left_bytes = sum(_aligned(tensor.n_bytes) for tensor in tensors(shape, mixture))
+    n_done = 0
     for tensor in tensors(shape, mixture):
         writer.write_tensor_data(_random_data(tensor, random))
-        left_bytes -= _aligned(tensor.n_bytes)
+        n_done += tensor.n_bytes
         if progress is not None:
-            progress(total_bytes - left_bytes, total_bytes)
+            progress(n_done, total_bytes)
 
 
 def _random_data(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[Any]:

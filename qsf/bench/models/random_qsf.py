@@ -32,7 +32,6 @@ from qsf.bench.models.shapes import (
     final_entries,
     layer_entries,
 )
-from qsf.file import layout as lay
 from qsf.file.layout import (
     BLOCK,
     TILE_ROWS,
@@ -53,8 +52,6 @@ from qsf_converter.sources.checkpoint import MXFP4_BLOCK, MXFP4_COLS, MXFP4_VALU
 GENERATOR: Final = 1  # counted up when the same arguments give another file
 WEIGHT_STD: Final = 0.02
 POOL_TILES: Final = 4096
-
-_N_SECTIONS: Final = 7  # EMBD, FINL, META and the four tables
 
 
 class Weights:
@@ -143,48 +140,26 @@ def _data_bytes(entry: Entry, dtype: Dtype) -> int:
     return tensor_bytes(n_rows, n_cols, dtype, Layout.TILES) if n_rows else 4 * n_cols
 
 
-def qsf_bits_per_weight(shape: Shape, quant_type: str, *, embed_type: str | None = None) -> float:
-    """Return the bits that a weight takes on average, all tensors counted."""
+def _size(shape: Shape, quant_type: Dtype, embed_type: Dtype) -> tuple[int, int]:
+    """Return the number of weights, and the bytes of all tensors."""
     n_positions = shape.max_tokens * shape.dim if shape.family == "gpt2" else 0
     n_values, n_bytes = n_positions, 2 * n_positions
-    dtype = parse_quant_type(quant_type)
-    for unit_dtype, entries in _units(shape, dtype, embed_type_of(quant_type, embed_type)):
+    for unit_dtype, entries in _units(shape, quant_type, embed_type):
         n_values += sum(max(1, n_rows) * n_cols for _, n_rows, n_cols in entries)
         n_bytes += sum(_data_bytes(entry, unit_dtype) for entry in entries)
+    return n_values, n_bytes
+
+
+def qsf_bits_per_weight(shape: Shape, quant_type: str, *, embed_type: str | None = None) -> float:
+    """Return the bits that a weight takes on average, all tensors counted."""
+    dtypes = parse_quant_type(quant_type), embed_type_of(quant_type, embed_type)
+    n_values, n_bytes = _size(shape, *dtypes)
     return 8 * n_bytes / n_values
 
 
-def qsf_bytes(
-    shape: Shape, quant_type: str, *, embed_type: str | None = None, seed: int = 0
-) -> int:
-    """Return the size of the file that `write_model` makes, without compression or tokenizer."""
-    dtype = parse_quant_type(quant_type)
-    at = lay.HEADER_BYTES
-    n_tensors = 1 + shape.n_layers * len(layer_entries(shape)) + len(final_entries(shape))
-    n_tensors += len(expert_entries(shape))  # of the one template
-    for unit_dtype, entries in _units(shape, dtype, embed_type_of(quant_type, embed_type)):
-        at = lay.padded(at, lay.UNIT_ALIGN)
-        for entry in entries:
-            at += lay.TENSOR_HEADER_BYTES + lay.padded(
-                _data_bytes(entry, unit_dtype), lay.DATA_ALIGN
-            )
-    n_sections = _N_SECTIONS
-    sections = [len(_meta(seed)), shape.n_layers * lay.ENTRY_BYTES]
-    if shape.n_experts:
-        sections.append(shape.n_layers * shape.n_experts * lay.ENTRY_BYTES)
-        n_sections += 1
-    if shape.family == "gpt2":
-        sections.append(2 * shape.max_tokens * shape.dim)
-        n_sections += 1
-    tables = facts_of(shape).tables()
-    n_sections += len(tables) - 1
-    sections += map(len, tables.values())
-    sections.append(n_tensors * lay.ENTRY_BYTES)
-    sections.append(-(-shape.n_vocab // TILE_ROWS) * 4)
-    sections.append(n_sections * lay.ENTRY_BYTES)
-    for n_bytes in sections:
-        at = lay.padded(at, lay.DATA_ALIGN) + n_bytes
-    return at
+def qsf_bytes(shape: Shape, quant_type: str, *, embed_type: str | None = None) -> int:
+    """Return the bytes of all tensors, without compression."""
+    return _size(shape, parse_quant_type(quant_type), embed_type_of(quant_type, embed_type))[1]
 
 
 def write_model(
@@ -205,9 +180,7 @@ def write_model(
     be written; with ``compression`` more than there will be. Raises QsfIOError when the system
     refuses, as when the disk is full.
     """
-    total_bytes = qsf_bytes(
-        shape, lay.dtype_name(quant_type), embed_type=lay.dtype_name(embed_type), seed=seed
-    )
+    total_bytes = _size(shape, quant_type, embed_type)[1]
 
     def told(done_bytes: int) -> None:
         if progress is not None:

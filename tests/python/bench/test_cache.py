@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,11 +16,8 @@ import gguf
 import pytest
 
 from qsf.bench.models import cache, random_qsf
-from qsf.bench.models.random_gguf import gguf_bytes
-from qsf.bench.models.shapes import SHAPES, Shape
-from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
-from qsf.file.layout import Dtype
-from qsf.file.reader import Reader
+from qsf.bench.models.shapes import Shape
+from qsf.errors import QsfIOError, QsfUnsupportedError
 
 LLAMA = Shape(2, 256, 512, 4, 2, 320, 64)
 ODD = Shape(2, 192, 320, 4, 2, 301, 64, head_dim=32, is_tied=True)
@@ -71,26 +67,6 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, kind: str, damage: str) -> 
         path.write_bytes(whole[:at] + bytes([9]) + whole[at + 1 :])
     assert MAKE[kind](tmp_path) == path
     assert path.read_bytes() == whole
-
-
-def test_files_that_differ_have_names_that_differ(tmp_path: Path) -> None:
-    make = cache.find_or_make
-    paths = [
-        make("qsf", LLAMA, "4bit", folder=tmp_path),
-        make("qsf", LLAMA, "4bit", folder=tmp_path, seed=1),
-        make("qsf", LLAMA, "4bit", folder=tmp_path, embed_type="4bit"),
-        make("qsf", LLAMA, "2bit", folder=tmp_path),
-        make("qsf", ODD, "4bit", folder=tmp_path),
-        make("llama.cpp", LLAMA, "Q4_0", folder=tmp_path),
-        make("llama.cpp", LLAMA, "Q4_0", folder=tmp_path, seed=1),
-    ]
-    assert len(set(paths)) == len(paths)
-    with Reader(paths[2]) as reader:
-        assert reader.units[0].tensors[0].dtype == Dtype.Q4
-    with pytest.raises(QsfArgumentError, match="5bit is unknown"):
-        make("qsf", LLAMA, "5bit", folder=tmp_path)
-    with pytest.raises(QsfArgumentError, match="'Q7' of a GGUF file is unknown"):
-        make("llama.cpp", LLAMA, "Q7", folder=tmp_path)
 
 
 def test_the_folder_is_where_caches_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,21 +138,6 @@ def test_what_killed_processes_left_goes_when_it_is_old(tmp_path: Path) -> None:
     os.utime(old, (0, time.time() - 3600))
     MAKE["gguf"](tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([fresh, path])
-
-
-def test_two_processes_at_once_do_no_harm(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from qsf.bench.models import cache, shapes\n"
-        "path = cache.find_or_make('llama.cpp', shapes.SHAPES['tiny'], 'Q8_0', "
-        "folder=Path(sys.argv[1]), progress=lambda *_: None)\n"
-        "print(path.stat().st_size)"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate()[0] for process in both]
-    n_bytes = gguf_bytes(SHAPES["tiny"], "Q8_0")
-    assert [int(text) for text in said] == [n_bytes, n_bytes]
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_without_the_package_it_is_said_what_to_install(
