@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qsf.bench.judge.results import Ratio, Results, Row, read
-from qsf.bench.show.table import mb_text, ratio_text, spread_text
+from qsf.bench.show.report import mb_text, spread_text
 from qsf.errors import QsfError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,7 +84,7 @@ def times(found: Found | None) -> str:
     """Return the ratio, in bold: it is what a reader looks for."""
     if found is None or found.ratio is None:
         return NOTHING
-    return f"**{ratio_text(found.ratio).replace('x', 'x**', 1)}"
+    return f"**{spread_text(found.ratio, 'x').replace('x', 'x**', 1)}"
 
 
 def of_limit(found: Found | None, limited_by: str) -> str:

@@ -24,6 +24,7 @@ from qsf.bench.judge import compare, results
 from qsf.bench.options import EXIT_SLOWER, PROGRAM, Options, parse
 from qsf.bench.request import make_request
 from qsf.bench.show import page, table, trace
+from qsf.bench.show.report import changes_of
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
 from qsf.shell import command, typer_app
@@ -114,7 +115,7 @@ def print_report(found: results.Results, comparison: compare.Comparison | None) 
             stream.reconfigure(errors="replace")
     print(table.as_text(table.report(found), width), end="")
     if comparison is not None:
-        print("\n" + table.as_text(table.comparison_report(comparison), width), end="")
+        print("\n" + table.as_text(table.shown(changes_of(comparison)), width), end="")
     sys.stdout.flush()
 
 

@@ -7,14 +7,16 @@ All texts are escaped. A section without content is left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from qsf.bench.judge.compare import Comparison
 from qsf.bench.judge.results import Breakdown, Ratio, Results, Row
 from qsf.bench.run.tasks import QSF
-from qsf.bench.show import plots, table
+from qsf.bench.show import plots
+from qsf.bench.show.report import Part, changes_of, file_text, parts_of, threads_text
 from qsf.page import html
 from qsf.page.plots import figure
 from qsf.page.svg import N_PART_COLOURS, stacked_bar, text
@@ -54,27 +56,43 @@ def write_page(
 
 def page(results: Results, comparison: Comparison | None = None) -> str:
     """Return the page, with the changes since an earlier result if there is one."""
+    parts = parts_of(results)
+    parts.sort(key=lambda part: part.anchor != "failed")
+    parts += changes_of(comparison) if comparison is not None else []
+    tables = {
+        anchor: _section(list(of_anchor))
+        for anchor, of_anchor in groupby(parts, lambda p: p.anchor)
+    }
+    tables["time"] = _times(results.rows)
+    order = ("failed", "changes", "rows", "ratios", "plots", "time", "files", "limits", "notes")
     sections = [
-        _headline(results),
-        _failures(results),
-        _changes(comparison),
-        _ratios(results),
-        *plots.sections(results.rows),
-        _times(results.rows),
-        _all_rows(results.rows),
-        _limits(results),
-        _notes(results.notes),
-        _method(results),
+        "".join(plots.sections(results.rows)) if anchor == "plots" else tables.get(anchor, "")
+        for anchor in order
     ]
     name = _name(results)
     return html.document(
         "Benchmark",
         name,
         _machine_line(results),
-        "\n".join(section for section in sections if section),
+        "\n".join(filter(None, [_headline(results), *sections, _method(results)])),
         "Made by python -m qsf.bench.",
         title=f"{name}: benchmark",
     )
+
+
+def _section(parts: Sequence[Part]) -> str:
+    """Return the parts of one anchor as a section, each table under its own title."""
+    inner = []
+    for part in parts:
+        if len(parts) > 1:
+            inner.append(f"<h3>{text(part.title)}</h3>")
+        if part.rows:
+            texts = [i for i, (_, is_number) in enumerate(part.headings) if not is_number]
+            content = html.table([name for name, _ in part.headings], part.rows, texts)
+            inner.append(html.scroll(part.title, content, kind="table"))
+        inner.append(html.sentences(part.lines))
+    title = "Measurements" if parts[0].anchor == "rows" else parts[0].title
+    return html.section(title, parts[0].note, "".join(inner), anchor=parts[0].anchor)
 
 
 def _name(results: Results) -> str:
@@ -99,33 +117,7 @@ def _machine_line(results: Results) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _size(n_bytes: float) -> str:
-    """Return bytes in MB or GB of powers of ten."""
-    return f"{figure(n_bytes / 1e9)} GB" if n_bytes >= 4e9 else f"{figure(n_bytes / 1e6)} MB"
-
-
-def _setting(row: Row) -> str:
-    """Return the test and its setting, without engine and type."""
-    return row.label.removeprefix(f"{row.engine}, {row.type}, ")
-
-
-def _table(
-    anchor: str,
-    title: str,
-    note: str,
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    n_texts: int,
-    *,
-    more: str = "",
-) -> str:
-    """Return a section with a table, whose first ``n_texts`` columns are words, and more."""
-    content = html.table(heads, rows, range(n_texts)) if rows else ""
-    content = html.scroll(title, content, kind="table") if rows else ""
-    return html.section(title, note, content + more, anchor=anchor) if content or more else ""
-
-
-# ---- the figures at the top, and ratios ----
+# ---- the figures at the top ----
 
 
 def _headline(results: Results) -> str:
@@ -144,10 +136,10 @@ def _headline(results: Results) -> str:
 def _ratio_box(rows: Sequence[Row], ratio: Ratio) -> tuple[str, str, str]:
     row, other = rows[ratio.row], rows[ratio.vs]
     what = "Generating" if row.test.startswith("tg") else "Reading a prompt"
-    speeds = ", ".join(f"{plots.file_words(one)} {figure(one.tok_per_s.median)} tok/s"
+    speeds = ", ".join(f"{file_text(one)} {figure(one.tok_per_s.median)} tok/s"
                        for one in (row, other))  # fmt: skip
     return (
-        f"{what}, {plots.threads_words(row.threads)}",
+        f"{what}, {threads_text(row.threads)}",
         f"{figure(ratio.median)} x",
         f"{row.test}: {speeds}; {_verdict(ratio)}",
     )
@@ -158,29 +150,6 @@ def _verdict(ratio: Ratio) -> str:
     if ratio.min > 1 or ratio.max < 1:
         return f"{'faster' if ratio.min > 1 else 'slower'} {is_sure}"
     return "not told apart by the rounds"
-
-
-def _ratios(results: Results) -> str:
-    has_shapes = len({row.shape for row in results.rows}) > 1
-    rows = []
-    for ratio in results.ratios:
-        row, other = results.rows[ratio.row], results.rows[ratio.vs]
-        what = f"{row.type} to {plots.file_words(other)}" + f", {row.shape}" * has_shapes
-        numbers = [figure(value) for value in (ratio.median, ratio.min, ratio.max)]
-        rows.append([what, _setting(row), _verdict(ratio), *numbers])
-    heads = ("Files", "Test", "QSF is", "ratio", "least", "most")
-    note = "tok/s of QSF divided by those of the baseline in the same round: median and range."
-    return _table("ratios", "Ratios", note, heads, rows, 3)
-
-
-def _changes(comparison: Comparison | None) -> str:
-    if comparison is None:
-        return ""
-    heads = ("What", *(heading.capitalize() for heading in table.CHANGE_HEADINGS[1:]))
-    rows = [table.change_words(change) for change in comparison.changes]
-    note = f"These results and the earlier ones; {table.COMPARISON_RULE}."
-    lines = html.sentences(comparison.notes)
-    return _table("changes", "Since the earlier results", note, heads, rows, 1, more=lines)
 
 
 # ---- where the time goes ----
@@ -214,12 +183,8 @@ def _colour(name: str) -> int:
     return min(_place(name), N_PART_COLOURS - 1)
 
 
-def _total(known: Breakdown) -> float:
-    return sum(max(0.0, part.median) for part in known.parts.values())
-
-
 def _time_bar(row: Row, known: Breakdown, names: Sequence[str]) -> str:
-    total = _total(known)
+    total = sum(max(0.0, part.median) for part in known.parts.values())
     pieces = [
         (part.median / total, _colour(name),
          f"{_PARTS.get(name, name)}: {figure(part.median)} ms ({figure(part.min)} to "
@@ -227,7 +192,7 @@ def _time_bar(row: Row, known: Breakdown, names: Sequence[str]) -> str:
         for name in names
         if (part := known.parts.get(name)) is not None and part.median > 0
     ]  # fmt: skip
-    label = f"{row.type}, {_setting(row)}"
+    label = row.label.removeprefix(f"{row.engine}, ")
     titles = "; ".join(title for _, _, title in pieces)
     busy = [
         f"{_BESIDE.get(name, name)} {figure(part.median)} ms"
@@ -241,88 +206,7 @@ def _time_bar(row: Row, known: Breakdown, names: Sequence[str]) -> str:
     )
 
 
-# ---- tables ----
-
-
-def _or_empty(value: float | None, show: Callable[[float], str] = figure) -> str:
-    return "" if value is None else show(value)
-
-
-def _of_limit(row: Row) -> str:
-    return f"{row.share_of_limit} *" if row.above_limit else row.share_of_limit
-
-
-_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
-    ("Type", lambda row: row.type),
-    ("Engine", lambda row: plots.engine_words(row.engine)),
-    ("Shape", lambda row: row.shape),
-    ("Test", lambda row: row.test),
-    ("Depth", lambda row: f"{row.depth:,}" if row.depth else ""),
-    ("Threads", lambda row: str(row.threads)),
-    ("Budget, MB", lambda row: _or_empty(row.budget_mb, "{:,}".format)),
-    ("Cgroup, MB", lambda row: f"{row.cap.limit_mb:,}" if row.cap else ""),
-    ("tok/s", lambda row: figure(row.tok_per_s.median)),
-    ("least", lambda row: figure(row.tok_per_s.min)),
-    ("most", lambda row: figure(row.tok_per_s.max)),
-    ("of the limit", _of_limit),
-    ("limited by", lambda row: row.limited_by),
-    ("limit, tok/s", lambda row: _or_empty(row.limit_tok_per_s)),
-    ("GB/s", lambda row: _or_empty(row.gb_per_s)),
-    ("Peak memory", lambda row: _or_empty(row.peak_rss_bytes or None, _size)),
-    ("Needed a pass", lambda row: _or_empty(row.bytes_per_token, _size)),
-    ("From the disk a token", lambda row: _or_empty(row.read_bytes_per_token or None, _size)),
-    ("Bits a weight", lambda row: f"{row.bits_per_weight:.2f}"),
-    ("File", lambda row: _size(row.file_bytes)),
-    ("KV cache", lambda row: row.kv_type),
-    ("Reads by", lambda row: row.io),
-    ("Loaded in, s", lambda row: _or_empty(row.load_seconds)),
-    ("Version", lambda row: row.version),
-    ("Kernels", lambda row: row.kernels),
-)  # fmt: skip
-_TEXTS = {"Type", "Engine", "Shape", "Test", "limited by", "KV cache", "Reads by", "Version",
-          "Kernels"}  # fmt: skip
-
-
-def _all_rows(rows: Sequence[Row]) -> str:
-    """Return the table of all rows; an empty column is left out."""
-    if not rows:
-        return ""
-    columns = [(name, [show(row) for row in rows]) for name, show in _COLUMNS]
-    columns = [(name, cells) for name, cells in columns if any(cells)]
-    texts = {idx for idx, (name, _) in enumerate(columns) if name in _TEXTS}
-    cells = list(zip(*(cells for _, cells in columns), strict=True))
-    content = html.table([name for name, _ in columns], cells, texts)
-    above = [f"* {row.label}: {row.above_limit}" for row in rows if row.above_limit]
-    return html.section(
-        "All measurements",
-        "tok/s are medians over the rounds, with the least and the most beside them.",
-        html.scroll("all measurements", content, kind="table tall") + html.sentences(above),
-        anchor="rows",
-        is_long=True,
-    )
-
-
-def _limits(results: Results) -> str:
-    note = (
-        "The better of two measurements, before and after the rounds. A row above its limit says "
-        "why: limits are measured for half a second."
-    )
-    rows = [(what, how, value, unit) for what, how, value, unit in table.limit_rows(results.limits)]
-    return _table("limits", "Limits of the machine", note, ("What", "How", "", ""), rows, 2)
-
-
-def _failures(results: Results) -> str:
-    heads = ("Engine", "What", "Why", "File", "Times")
-    rows = [
-        (plots.engine_words(f.engine), f.what, f.why, f.file, f"{f.n_times:,}")
-        for f in results.failures
-    ]
-    return _table("failed", "Failures", "Processes that gave no figures.", heads, rows, 4)
-
-
-def _notes(notes: Sequence[str]) -> str:
-    note = "What these figures do and do not say."
-    return _table("notes", "Notes", note, (), (), 0, more=html.sentences(notes))
+# ---- how it was measured ----
 
 
 def _method(results: Results) -> str:
@@ -340,8 +224,8 @@ def _method(results: Results) -> str:
         "Engines take turns, each in processes of its own, and each test runs after a warm-up; "
         "ratios are those of runs next to each other."
     )
-    content = f'<div class="panels">{"".join(blocks)}</div>' if blocks else ""
-    return _table("method", "How it was measured", note, (), (), 0, more=content)
+    content = f'<div class="panels">{"".join(blocks)}</div>'
+    return html.section("How it was measured", note, content, anchor="method") if blocks else ""
 
 
 def _flat(known: Mapping[str, Any]) -> dict[str, str]:
@@ -355,7 +239,7 @@ def _flat(known: Mapping[str, Any]) -> dict[str, str]:
 
 def _value(name: str, value: Any) -> str:
     if name.endswith("_bytes"):
-        return _size(value)
+        return f"{figure(value / 1e9)} GB"
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from qsf.bench.judge.results import Row
 from qsf.bench.run.tasks import LLAMA, QSF
+from qsf.bench.show.report import file_text, threads_text
 from qsf.page import html
 from qsf.page.plots import Axis, Point, Series, figure, key, plot
 from qsf.page.svg import text
@@ -18,21 +19,6 @@ _LAST_COLOUR = 5
 _LOG_SPAN = 30  # fastest / slowest from which a linear axis would hide the slow
 _MAX_ROWS = 600
 _MAX_KEYS = 24  # of a legend
-
-
-def engine_words(engine: str) -> str:
-    """Return how an engine is written."""
-    return "QSF" if engine == QSF else engine
-
-
-def file_words(row: Row) -> str:
-    """Return engine and type."""
-    return f"{engine_words(row.engine)} {row.type}"
-
-
-def threads_words(threads: int) -> str:
-    """Return "1 thread", "2 threads"."""
-    return f"{threads} thread{'' if threads == 1 else 's'}"
 
 
 def is_unlimited(row: Row) -> bool:
@@ -165,14 +151,12 @@ class _Look:
 
     def legend(self, rows: Sequence[Row], by_type: bool) -> str:
         entries = {
-            file_words(row) if by_type else engine_words(row.engine): self.colour(
-                row, by_type=by_type
-            )
+            file_text(row) if by_type else row.engine: self.colour(row, by_type=by_type)
             for row in rows
         }
         items = [f"<li>{key(None, colour)}{text(name)}</li>" for name, colour in entries.items()]
         threads = sorted({row.threads for row in rows})
-        items += [f"<li>{key(self.markers[n], None)}{threads_words(n)}</li>" for n in threads]
+        items += [f"<li>{key(self.markers[n], None)}{threads_text(n)}</li>" for n in threads]
         return f'<ul class="keys">{"".join(items[:_MAX_KEYS])}</ul>'
 
 

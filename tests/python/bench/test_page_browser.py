@@ -31,8 +31,8 @@ FLAGS = (
 PHONE, DESK = (360, 800), (1280, 900)
 BACKGROUND = {"light": (0xFA, 0xF9, 0xF6), "dark": (0x13, 0x15, 0x18)}  # --page of the style
 SECTIONS = (
-    *("failed", "changes", "ratios", "bits", "memory", "cgroup", "depth"),
-    *("time", "rows", "limits", "notes", "method"),
+    *("failed", "changes", "rows", "ratios", "bits", "memory", "cgroup", "depth"),
+    *("time", "files", "limits", "notes", "method"),
 )
 # Writes what the browser made of the page into its title: widths, what sticks out beside boxes
 # that scroll, and texts of plots that lie on each other (turned ones are left out).

@@ -19,7 +19,8 @@ from make.examples import examples
 from qsf.bench.judge.compare import compare
 from qsf.bench.judge.results import Limits, Results, read, spread_of, write
 from qsf.bench.run.tasks import Cap
-from qsf.bench.show.table import as_text, comparison_report, report
+from qsf.bench.show.report import changes_of
+from qsf.bench.show.table import as_text, report, shown
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError
 
 
@@ -220,7 +221,7 @@ def test_any_value_anywhere_is_refused_or_can_be_shown(
     assert read(path) == results
     assert as_text(report(results))
     for one, other in ((results, results), (results, FULL), (FULL, results)):
-        assert as_text(comparison_report(compare(one, other)))
+        assert as_text(shown(changes_of(compare(one, other))))
 
 
 def test_spreads_and_limits() -> None:

@@ -18,7 +18,8 @@ from make.bench_records import LIMITS, small_results
 from qsf.bench.judge.compare import Change, Comparison, compare
 from qsf.bench.judge.results import Results, Row, Spread, spread_of, write
 from qsf.bench.run.tasks import Cap
-from qsf.bench.show.table import as_text, comparison_report, rate_text, report, spread_text
+from qsf.bench.show.report import changes_of, rate_text, spread_text
+from qsf.bench.show.table import as_text, report, shown
 
 WIDTHS = (80, 140)
 
@@ -158,22 +159,18 @@ def test_long_names_do_not_cut_figures_off(width: int) -> None:
         assert figure in text
 
 
-def test_a_pipe_gets_no_colours() -> None:
-    assert "\x1b" not in as_text(report(small_results()))
-
-
 def test_a_terminal_is_told_what_is_slower() -> None:
     console = Console(force_terminal=True, color_system="standard", width=80)
-    with console.capture() as shown:
-        console.print(comparison_report(comparison()))
-    assert re.search(r"\x1b\[1;31mslower", shown.get())
+    with console.capture() as said:
+        console.print(shown(changes_of(comparison())))
+    assert re.search(r"\x1b\[1;31mslower", said.get())
 
 
 def test_results_of_nothing_can_be_shown() -> None:
     empty = Results({}, replace(LIMITS, disk_gb_per_s={}, memory_gb_per_s={}), [], [])
     assert "unknown processor" in as_text(report(empty))
     assert "multiply-adds" in as_text(report(empty))
-    assert as_text(comparison_report(compare(empty, empty))).endswith("0 same\n")
+    assert "0 same\n" in as_text(shown(changes_of(compare(empty, empty))))
 
 
 # ---- comparisons ----
@@ -191,13 +188,13 @@ def comparison(*changes: Change) -> Comparison:
 
 def test_changes_are_shown() -> None:
     other = change(row="large, qsf", verdict="noisy", noise=float("inf"))
-    lines = as_text(comparison_report(comparison(change(is_relative=True), other))).splitlines()
+    lines = as_text(shown(changes_of(comparison(change(is_relative=True), other)))).splitlines()
     row = cells(line_with(lines, "2 threads*"))
     assert row[1:] == ["20.5", "18.5", "-10.0 %", "5.0 %", "slower"]
     row = cells(line_with(lines, "large, qsf"))
     assert row == ["large, qsf", "20.5", "18.5", "-10.0 %", "unknown", "noisy"]
     assert "- a note" in lines
-    assert "2 speeds compared: 1 slower, 0 faster, 1 noisy, 0 same" in lines
+    assert "- 2 speeds compared: 1 slower, 0 faster, 1 noisy, 0 same" in lines
     assert max(map(len, lines)) <= 80
 
 
@@ -287,15 +284,6 @@ def test_a_table_without_an_end_does_not_swallow_the_next(
     assert readme.read_text().startswith(BEFORE + "mine\n" + SECOND + "| shape | type | limit |")
 
 
-def test_results_can_be_printed(
-    readme: Path, readme_table: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert readme_table.main([str(readme.parent / "a.json")]) == 0
-    shown = capsys.readouterr().out
-    assert "in-memory:" in shown
-    assert "**6.00x**" in shown
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -334,19 +322,6 @@ def test_what_is_not_known_is_a_dash(readme_table: ModuleType) -> None:
     assert row[5:] == ["-", "-", "-"]
 
 
-def test_the_table_of_memory_has_the_most_threads_and_no_depth(readme_table: ModuleType) -> None:
-    row = small_results().rows[1]
-    rows = [
-        replace(row, threads=1, tok_per_s=spread_of([1.0])),
-        replace(row, depth=2048, tok_per_s=spread_of([2.0])),
-        replace(row, budget_mb=300, tok_per_s=spread_of([3.0])),
-        replace(row, tok_per_s=spread_of([4.0])),
-    ]
-    (found,) = table_rows(readme_table.in_memory([only(rows)]), "small")
-    assert found[6] == "4.00"
-    assert "2 threads" in readme_table.in_memory([only(rows)])
-
-
 def test_the_table_of_budgets_has_a_line_for_each(readme_table: ModuleType) -> None:
     prompt, generation = small_results().rows[:2]
     rows = [
@@ -362,9 +337,3 @@ def test_the_table_of_budgets_has_a_line_for_each(readme_table: ModuleType) -> N
     assert found[1][4:] == ["30.0", "3.00"]
     with pytest.raises(readme_table.TableError, match="no row of QSF with a budget"):
         readme_table.budgets([only([generation])])
-
-
-@pytest.mark.parametrize("name", ["in_memory", "capped"])
-def test_results_without_such_rows_are_refused(readme_table: ModuleType, name: str) -> None:
-    with pytest.raises(readme_table.TableError, match="no row of QSF"):
-        getattr(readme_table, name)([only([])])
