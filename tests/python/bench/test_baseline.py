@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qsf.bench.run import baseline, llama_bench
+from qsf.bench.run import baseline
 from qsf.bench.run.launch import run_task
 from qsf.bench.run.tasks import Task, Test
 
@@ -205,12 +205,6 @@ def test_a_llama_bench_answers_by_its_json(tmp_path: Path) -> None:
     ]
 
 
-def test_the_command_has_only_what_is_asked_for() -> None:
-    command = llama_bench.command_of(task("x", tests=(Test("tg", 16),), kv_type="8bit"))
-    expected = "x -m m.gguf -t 2 -r 1 -o json -p 0 -n 16 -ctk q8_0 -ctv q8_0 -fa 1"
-    assert command == expected.split()
-
-
 def test_another_model_is_refused_with_both_numbers(tmp_path: Path) -> None:
     outcome = run(tmp_path, ALL, n_weights=1_100_048_384)
     assert outcome.answer is None
@@ -232,12 +226,6 @@ def test_output_that_is_no_answer_is_a_failure(tmp_path: Path, records: Any, why
     outcome = run(tmp_path, records)
     assert outcome.answer is None
     assert why in outcome.why
-
-
-def test_a_llama_bench_of_before_depths_has_none(tmp_path: Path) -> None:
-    old = [{key: value for key, value in r.items() if key != "n_depth"} for r in ALL[:2]]
-    assert run(tmp_path, old, tests=TESTS[:2]).why == ""
-    assert "-d" not in (tmp_path / "arguments").read_text().split()
 
 
 def test_a_llama_bench_that_fails_or_is_none_is_a_failure(tmp_path: Path) -> None:

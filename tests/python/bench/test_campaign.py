@@ -18,7 +18,7 @@ from qsf.bench.campaign import Outputs
 from qsf.bench.judge import limits
 from qsf.bench.models.facts import read_facts
 from qsf.bench.models.random_gguf import write_model as write_gguf
-from qsf.bench.models.shapes import Shape, shape_of_file
+from qsf.bench.models.shapes import shape_of_file
 from qsf.bench.run.baseline import Baseline, BaselineMissingError
 from qsf.bench.run.launch import Outcome
 from qsf.bench.run.memory_group import CapError
@@ -183,17 +183,6 @@ def test_the_baseline_has_no_part_in_budgets(
     assert [task.kv_type for task in tasks] == ["8bit"] * 3
 
 
-def test_a_baseline_that_has_nothing_to_do_is_not_looked_for(
-    machine: Machine, tiny_llama_8bit: Path
-) -> None:
-    found = machine.run(tiny_llama_8bit, ram_budget="100,200")
-    assert not any(line.startswith("asked") for line in machine.said)
-    assert found.results.notes == [
-        "llama.cpp is left out: it has no --ram-budget, --cgroup binds both"
-    ]
-    assert not found.is_incomplete
-
-
 def test_a_group_begins_without_anything_cached(
     machine: Machine, groups: list[int], tiny_llama_8bit: Path
 ) -> None:
@@ -322,17 +311,6 @@ def test_a_group_that_cannot_be_had_is_said_before_the_work(
     assert machine.said == []
 
 
-def test_a_baseline_of_other_work_is_refused(
-    machine: Machine, tiny_llama_8bit: Path, tmp_path: Path
-) -> None:
-    machine.baseline = Baseline("p", "2")
-    path = tmp_path / "other.gguf"
-    write_gguf(path, Shape(2, 64, 128, 2, 2, n_vocab=512), "Q8_0", seed=0)
-    with pytest.raises(QsfArgumentError, match="are not the same work: layers"):
-        machine.run(tiny_llama_8bit, baseline_model=[path])
-    assert machine.ran == []
-
-
 # ---- what is missing ----
 
 
@@ -379,43 +357,6 @@ def test_a_baseline_without_such_a_cache_is_left_out(
     assert not found.is_incomplete
 
 
-def test_a_model_that_no_random_weights_imitate_goes_without_the_baseline(
-    machine: Machine, tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine.baseline = Baseline("p", "2")
-    monkeypatch.setattr(campaign, "baseline_type", lambda *_: "F16")
-    found = machine.run(tiny_llama_8bit)
-    (failure,) = found.results.failures
-    assert failure.what == f"beside {tiny_llama_8bit.name}"
-    assert "bits per weight" in failure.why
-    assert "/" not in failure.why.replace("tok/s", "")
-    assert len(found.results.rows) == 2
-
-
-def test_a_baseline_that_is_killed_costs_nothing_but_its_rounds(
-    machine: Machine, tiny_llama_8bit: Path, baseline_file: Path
-) -> None:
-    machine.baseline = Baseline("p", "2")
-    n_asked = 0
-
-    def answer(task: Task) -> Outcome:
-        nonlocal n_asked
-        n_asked += task.engine == "llama.cpp"
-        if task.engine == "llama.cpp" and n_asked == 2:
-            return Outcome(task, None, "killed by SIGKILL", 1.0, 0, None)
-        return answered(task)
-
-    machine.answer = answer
-    found = machine.run(tiny_llama_8bit, baseline_model=[baseline_file], rounds=3)
-    assert found.is_incomplete
-    (failure,) = found.results.failures
-    assert (failure.engine, failure.file) == ("llama.cpp", "baseline.gguf")
-    assert (failure.why, failure.n_times) == ("killed by SIGKILL", 1)
-    n_values = [len(row.tok_per_s.values) for row in found.results.rows]
-    assert n_values == [3, 3, 2, 2]
-    assert [len(ratio.values) for ratio in found.results.ratios] == [2, 2]
-
-
 def test_a_baseline_that_crashes_is_said_how_to_build(
     machine: Machine, tiny_llama_8bit: Path, baseline_file: Path
 ) -> None:
@@ -456,14 +397,6 @@ def test_an_interruption_keeps_what_was_measured(machine: Machine, tiny_llama_8b
     assert found.results.notes[0] == "interrupted before all rounds were done"
     assert {"note 1", "note 2"} <= set(found.results.notes)
     assert len(machine.ran) == 3
-
-
-def test_an_interruption_before_the_first_figure_is_passed_on(
-    machine: Machine, tiny_llama_8bit: Path
-) -> None:
-    stop_at(machine, 0)
-    with pytest.raises(StoppedError):
-        machine.run(tiny_llama_8bit, baseline="none")
 
 
 @pytest.mark.parametrize("what", ["limits", "trace"])

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,18 +39,6 @@ def test_a_machine_is_described_in_json_without_folders(monkeypatch: pytest.Monk
     assert "/home" not in text
     assert str(Path(__file__).parents[3]) not in text
     assert "baseline" not in machine.describe()
-
-
-@pytest.mark.parametrize(
-    ("argv", "command"),
-    [
-        (["x", "--json=/tmp/a b/out.json"], "--json=out.json"),
-        (["x", "/a/b/", "../c/d.qsf,/e/f.qsf"], "b d.qsf,f.qsf"),
-        (["x", "~/m.qsf", "--threads", "1,2"], "m.qsf --threads 1,2"),
-    ],
-)
-def test_files_of_the_command_line_have_their_names_alone(argv: list[str], command: str) -> None:
-    assert machine.command_line(argv) == f"python -m qsf.bench {command}"
 
 
 def test_processors_are_known_by_name_and_flags() -> None:
@@ -237,10 +224,3 @@ def test_buffers_lie_in_huge_pages_of_their_own() -> None:
         addresses = [ctypes.addressof(ctypes.c_char.from_buffer(b)) for b in buffers]
     assert [address % (2 * MB) for address in addresses] == [0, 0, 0]
     assert len(set(addresses)) == 3
-
-
-def test_buffered_reads_are_cold(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda _fd, *rest: asked.append(rest))
-    limits.measure_disk(file, silent)
-    assert asked == [(0, 0, os.POSIX_FADV_DONTNEED)] * 2

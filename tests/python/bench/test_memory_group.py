@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qsf.bench.run import memory_group
-from qsf.errors import QsfArgumentError, QsfError
+from qsf.errors import QsfArgumentError
 
 MB = 1 << 20
 
@@ -107,10 +107,6 @@ def test_a_group_that_cannot_be_had_is_said(
     ):
         pass
     assert list(no_controller.iterdir()) == []
-
-
-def test_a_limit_that_cannot_be_kept_is_a_qsf_error() -> None:
-    assert issubclass(memory_group.CapError, QsfError)
 
 
 def test_a_group_that_stays_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

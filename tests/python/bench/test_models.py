@@ -24,8 +24,8 @@ from qsf.bench.models.random_gguf import (
     gguf_bits_per_weight,
     gguf_bytes,
 )
-from qsf.bench.models.random_qsf import QUANT_TYPES, embed_type_of, qsf_bits_per_weight, qsf_bytes
-from qsf.bench.models.shapes import ALIASES, SHAPES, Shape, find_shape, layer_entries, name_of
+from qsf.bench.models.random_qsf import QUANT_TYPES, qsf_bits_per_weight, qsf_bytes
+from qsf.bench.models.shapes import SHAPES, Shape, layer_entries, name_of
 from qsf.bench.models.shapes import shape_of_file as shape_of
 from qsf.errors import (
     QsfArgumentError,
@@ -74,23 +74,6 @@ def write_gguf(path: Path, shape: Shape, mixture: str) -> Path:
 # ---- shapes ----
 
 
-def test_names_of_the_issue_and_earlier_ones_are_known() -> None:
-    for name in ("gpt2", "tinyllama-1.1b", "llama2-7b", "llama2-70b", "mistral-7b", "tiny"):
-        assert find_shape(name) is SHAPES[name]
-    for alias in ("110m", "1.1b", "7b", "70b"):
-        assert find_shape(alias) is SHAPES[ALIASES[alias]]
-    assert find_shape("110m") == Shape(12, 768, 2048, 12, 12)
-    with pytest.raises(QsfArgumentError, match=r"'8b' is unknown; known: tiny, gpt2, .* 70b"):
-        find_shape("8b")
-
-
-def test_a_shape_fills_in_what_follows() -> None:
-    assert (LLAMA.head_dim, LLAMA.kv_dim, LLAMA.is_tied) == (64, 128, False)
-    assert GPT2.is_tied
-    assert (ODD.q_dim, ODD.kv_dim) == (128, 64)
-    assert dataclasses.replace(LLAMA, head_dim=64) == LLAMA
-
-
 def test_names_tell_shapes_apart() -> None:
     assert [name_of(shape) for shape in SHAPES.values()] == list(SHAPES)
     others = [
@@ -105,8 +88,12 @@ def test_names_tell_shapes_apart() -> None:
 # ---- files of both formats ----
 
 
-@pytest.mark.parametrize("quant_type", BASELINE_TYPES)
-@pytest.mark.parametrize("family", FAMILIES)
+# Each family with one type, and each type with one family.
+CASES = [(family, "4bit") for family in FAMILIES]
+CASES += [("llama", quant_type) for quant_type in BASELINE_TYPES if quant_type != "4bit"]
+
+
+@pytest.mark.parametrize(("family", "quant_type"), CASES)
 def test_both_files_are_as_predicted_and_the_same_work(
     tmp_path: Path, family: str, quant_type: str
 ) -> None:
@@ -114,10 +101,10 @@ def test_both_files_are_as_predicted_and_the_same_work(
     embed_type = cache.embed_type_beside_baseline(shape, quant_type)
     ours = write_qsf(tmp_path / "m.qsf", shape, quant_type, embed_type)
     theirs = write_gguf(tmp_path / "m.gguf", shape, BASELINE_TYPES[quant_type])
-    assert ours.stat().st_size == qsf_bytes(shape, quant_type, embed_type=embed_type)
-    assert theirs.stat().st_size == gguf_bytes(shape, BASELINE_TYPES[quant_type])
     assert shape_of(ours) == shape
     a, b = read_facts(ours), read_facts(theirs)
+    assert a.tensor_bytes == qsf_bytes(shape, quant_type, embed_type=embed_type)
+    assert b.tensor_bytes == gguf_bytes(shape, BASELINE_TYPES[quant_type])
     assert (a.engine, a.type, b.engine, b.type) == (
         *("qsf", quant_type),
         *("llama.cpp", BASELINE_TYPES[quant_type]),
@@ -183,22 +170,10 @@ def test_a_tied_head_and_positions_by_hand(tmp_path: Path) -> None:
     assert b.token_bytes == (matrices + table) * 34 // 32 + 4 * vectors + 4 * 256
 
 
-def test_compressed_layers_count_as_in_memory(tmp_path: Path) -> None:
-    from qsf.file.layout import Compression
-
-    plain = read_facts(write_qsf(tmp_path / "m.qsf", LLAMA, "ternary"))
-    path = tmp_path / "c.qsf"
-    random_qsf.write_model(
-        path, LLAMA, Dtype.TERNARY, Dtype.Q8, compression=Compression.LZ4, n_real_layers=1
-    )
-    packed = read_facts(path)
-    assert packed.file_bytes < plain.file_bytes
-    assert packed.tensor_bytes == plain.tensor_bytes
-    assert packed.token_bytes == plain.token_bytes
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("mixture", FILE_TYPES)
+@pytest.mark.parametrize(
+    ("family", "mixture"),
+    [*((family, "Q4_K_M") for family in FAMILIES), *(("odd", mixture) for mixture in FILE_TYPES)],
+)
 def test_the_gguf_holds_what_its_table_says(tmp_path: Path, family: str, mixture: str) -> None:
     """Read back by our own reader and by the gguf package, whose weights must look like some."""
     path = write_gguf(tmp_path / "m.gguf", FAMILIES[family], mixture)
@@ -292,16 +267,6 @@ def test_sizes_are_those_of_published_files(name: str, mixture: str, published_g
     assert gguf_bytes(SHAPES[name], mixture) / 1e9 == pytest.approx(published_gb, rel=3e-3)
 
 
-def test_files_do_not_depend_on_the_day(tmp_path: Path) -> None:
-    for write, suffix, kind in ((write_qsf, "qsf", "3bit"), (write_gguf, "gguf", "Q3_K_M")):
-        paths = [write(tmp_path / f"{name}.{suffix}", LLAMA, kind) for name in "ab"]
-        assert paths[0].read_bytes() == paths[1].read_bytes()
-    other = tmp_path / "c.gguf"
-    random_gguf.write_model(other, LLAMA, "Q3_K_M", seed=1)
-    assert other.stat().st_size == (tmp_path / "a.gguf").stat().st_size
-    assert other.read_bytes() != (tmp_path / "a.gguf").read_bytes()
-
-
 def test_progress_ends_at_the_size(tmp_path: Path) -> None:
     for write, args in (
         (random_qsf.write_model, (GPT2, Dtype.Q4, Dtype.Q8)),
@@ -311,7 +276,7 @@ def test_progress_ends_at_the_size(tmp_path: Path) -> None:
         path = tmp_path / "m"
         write(path, *args, progress=lambda *numbers, to=told: to.append(numbers))
         assert told == sorted(told)
-        assert told[-1] == (path.stat().st_size, path.stat().st_size)
+        assert told[-1][0] == told[-1][1] == read_facts(path).tensor_bytes
 
 
 def test_facts_of_a_real_gguf(tmp_path: Path, tiny_llama_dir: Path, tiny_llama_f16: Path) -> None:
@@ -378,13 +343,6 @@ def test_other_work_is_refused(tmp_path: Path, changed: dict[str, Any], text: st
     size = f"{facts.file_bytes / 1e6:.1f} MB"
     assert f"m.qsf (qsf 4bit, 5.00 bits per weight, {size})" in str(caught.value)
     assert f"{other.bits_per_weight:.2f} bits per weight" in str(caught.value)
-
-
-def test_nearly_the_same_is_accepted(tmp_path: Path) -> None:
-    facts = read_facts(write_qsf(tmp_path / "m.qsf", LLAMA, "4bit"))
-    facts = dataclasses.replace(facts, bits_per_weight=5.0, n_weights=100_000)
-    check_same_work(facts, dataclasses.replace(facts, bits_per_weight=6.25, n_weights=101_000))
-    check_same_work(facts, dataclasses.replace(facts, bits_per_weight=4.0, n_weights=99_010))
 
 
 # Of the others the head is so much that its type decides how many bits a weight takes.
@@ -463,11 +421,6 @@ def test_numbers_that_change_no_work_may_differ(
     assert shape_of(write_qsf(tmp_path / "m.qsf", LLAMA, "8bit")) == LLAMA
 
 
-def test_the_shape_of_the_bundled_models(tiny_llama_4bit: Path, tiny_gpt2_8bit: Path) -> None:
-    assert shape_of(tiny_llama_4bit) == Shape(6, 192, 512, 6, 2, 2048, 512, is_tied=True)
-    assert shape_of(tiny_gpt2_8bit).family == "gpt2"
-
-
 # ---- the scripts ----
 
 
@@ -479,23 +432,15 @@ def test_the_scripts_of_bench_make_the_same(project_root: Path, tmp_path: Path) 
 
     out = tmp_path / "m.qsf"
     said = run("make_model.py", str(out), "--shape", "tiny", "--quant-type", "2bit")
-    assert out.stat().st_size == qsf_bytes(SHAPES["tiny"], "2bit")
+    assert read_facts(out).tensor_bytes == qsf_bytes(SHAPES["tiny"], "2bit")
     assert said.startswith(f"{out}: 2 MB, ")
     out = tmp_path / "m.gguf"
     said = run("make_gguf.py", str(out), "--shape", "tiny", "--type", "Q8_0")
-    assert out.stat().st_size == gguf_bytes(SHAPES["tiny"], "Q8_0")
+    assert read_facts(out).tensor_bytes == gguf_bytes(SHAPES["tiny"], "Q8_0")
     assert said == f"{out}: 4 MB, 8.52 bits per weight\n"
     run("make_checkpoint.py", str(tmp_path / "hf"), "--shape", "tiny")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["hidden_size"] == 256
-
-
-def test_types_of_embeddings() -> None:
-    assert embed_type_of("2bit") == Dtype.Q8
-    assert embed_type_of("f16") == Dtype.F16
-    assert embed_type_of("f16", "4bit") == Dtype.Q4
-    with pytest.raises(QsfArgumentError, match="type of embeddings q is unknown"):
-        embed_type_of("2bit", "q")
 
 
 def test_values_of_ternary_codes_are_in_use() -> None:

@@ -9,22 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from make.bench_results import full_results
-from make.drawn_pages import anchors, cells, number, section
+from make.bench_results import COMPARISON, full_results
+from make.drawn_pages import SECTIONS, anchors, cells, number, section
 from make.page_parser import PageParser
-from qsf.bench.judge.compare import Change, Comparison
+from qsf.bench.judge.compare import Comparison
 from qsf.bench.judge.results import Breakdown, Limits, Results, spread_of
 from qsf.bench.show.page import page, write_page
 from qsf.bench.show.report import changes_of, parts_of
 from qsf.errors import QsfArgumentError
 from qsf.page.plots import figure
 
-SECTIONS = (
-    *("failed", "changes", "rows", "ratios", "bits", "memory", "cgroup", "depth"),
-    *("time", "files", "limits", "notes", "method"),
-)
-CHANGES = [Change("1.1B, qsf, 4bit", 33.1, 34.2, 0.034, 0.03, "faster", is_relative=True)]
-COMPARISON = Comparison(CHANGES, ["Measured on another day."])
 HOSTILE = '<b onclick="x">&\'\u202e\x1b]0;</title></script><script>'
 
 
@@ -86,7 +80,7 @@ def test_names_of_a_file_cannot_do_harm(full: Results) -> None:
         notes=[HOSTILE],
         settings={HOSTILE: HOSTILE},
     )  # fmt: skip
-    made = page(results, Comparison([replace(CHANGES[0], row=HOSTILE)], [HOSTILE]))
+    made = page(results, Comparison([replace(COMPARISON.changes[0], row=HOSTILE)], [HOSTILE]))
     parser = PageParser().read(made)
     names = {tag for tag, _ in parser.tags}
     assert names.isdisjoint({"b", "script"})

@@ -124,35 +124,6 @@ def test_options_that_exclude_each_other(options: dict[str, Any], said: str) -> 
     assert said in str(error.value)
 
 
-def test_rows_are_told_apart_by_names() -> None:
-    with pytest.raises(QsfArgumentError, match=r"2 files are called m\.qsf: results are told"):
-        request(Path("a/m.qsf"), Path("b/m.qsf"))
-    same = [Path("a.gguf")] * 2  # two models beside one baseline
-    assert request(
-        Path("a.qsf"), Path("b.qsf"), baseline_model=same
-    ).options.baseline_model == tuple(same)
-
-
-def test_the_baseline_may_be_asked_for_beside_some_budgets() -> None:
-    asked: dict[str, Any] = {"baseline": "llama.cpp", "ram_budget": "200,none"}
-    assert [setting.has_baseline for setting in request(*MODEL, threads="1", **asked).settings] == [
-        False,
-        True,
-    ]
-    asked = {"baseline": "llama.cpp", "ram_budget": "200", "cgroup": "300M"}
-    assert request(*MODEL, **asked).settings[0].has_baseline
-
-
-def test_shapes_have_one_name() -> None:
-    assert request(shape="7b,llama2-7b,tiny").shapes == ("llama2-7b", "tiny")
-
-
-def test_what_qsf_alone_has_may_be_measured_without_the_baseline() -> None:
-    assert request(*MODEL, kv_type="k8v4").options.kv_type == "k8v4"
-    assert request(*MODEL, kv_type="k8v4", baseline="none").llama is False
-    assert request(*MODEL, kv_type="8bit", baseline="llama.cpp").options.kv_type == "8bit"
-
-
 def test_llama_bench_programs_have_names_and_stand_beside_llama_cpp() -> None:
     found = request(baseline="ik=/a/llama-bench old=/b/llama-bench")
     assert found.programs == {"ik": Path("/a/llama-bench"), "old": Path("/b/llama-bench")}

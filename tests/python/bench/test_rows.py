@@ -17,9 +17,8 @@ from make.bench_records import (
     facts_of,
     measured_of,
     run_of,
-    small_results,
 )
-from qsf.bench.judge.bounds import bound_of, kv_bytes_per_position
+from qsf.bench.judge.bounds import kv_bytes_per_position
 from qsf.bench.judge.results import Limits, Row
 from qsf.bench.judge.rows import Analysis, Measured, analyse
 from qsf.bench.run import tasks
@@ -92,12 +91,6 @@ def test_generation_is_held_against_memory_with_the_kv_cache() -> None:
     assert row.gb_per_s == pytest.approx(20.0 * needed / 1e9, rel=1e-6)
 
 
-def test_depth_adds_positions() -> None:
-    deep = tasks.Test("tg", 128, 2048)
-    row = only_row(measured_of("qsf", [[run_of(deep, 20.0)]], tests=[deep]))
-    assert row.bytes_per_token == round(600_000_000 + 2880 * (2048 + 64.5))
-
-
 @pytest.mark.parametrize(
     ("engine", "kv_type", "n_bytes"),
     [
@@ -112,12 +105,6 @@ def test_depth_adds_positions() -> None:
 )
 def test_kv_cache_types(engine: str, kv_type: str, n_bytes: float | None) -> None:
     assert kv_bytes_per_position(facts_of(), kv_type, engine) == n_bytes
-
-
-def test_small_heads_take_whole_blocks_in_qsf_alone() -> None:
-    small = facts_of(head_dim=32)
-    assert kv_bytes_per_position(small, "f16", "qsf") == 10 * 4 * 64 * 4
-    assert kv_bytes_per_position(small, "f16", "llama.cpp") == 10 * 4 * 32 * 4
 
 
 def test_a_prompt_is_held_against_arithmetic_without_most_of_the_head() -> None:
@@ -146,23 +133,12 @@ def test_what_qsf_streams_is_held_against_the_best_of_the_disk() -> None:
     assert row.gb_per_s == pytest.approx(1.5, rel=1e-6)
 
 
-def test_what_hardly_streams_is_held_against_memory() -> None:
-    little = {"plan": {"streamed_bytes": 1_000_000}}
-    row = only_row(measured_of("qsf", tg_runs(20.0), tests=[TG], answer=little))
-    assert row.limited_by == "memory"
-
-
 def test_of_the_baseline_the_group_holds_all_that_fits() -> None:
     caps = [Cap(300, None, 0)]
     one = measured_of("llama.cpp", tg_runs(1.0), tests=[TG], cap_mb=300, caps=caps)
     row = only_row(one)
     assert row.limited_by == "disk"
     assert row.limit_tok_per_s == pytest.approx(2e9 / (600_000_000 - (300 << 20)))
-
-
-def test_a_group_larger_than_the_weights_needs_no_disk() -> None:
-    one = measured_of("llama.cpp", tg_runs(10.0), tests=[TG], cap_mb=1000)
-    assert only_row(one).limited_by == "memory"
 
 
 def test_where_the_page_cache_answers_the_disk_is_no_limit() -> None:
@@ -206,12 +182,6 @@ def test_unknown_limits_stay_unknown(
     assert row.gb_per_s is None
 
 
-def test_nothing_bounds_what_needs_nothing() -> None:
-    empty = facts_of(token_bytes=0)
-    bound = bound_of(TG, empty, LIMITS, threads=2, kv_token_bytes=0.0, streamed_bytes=0.0)
-    assert bound is None
-
-
 def test_a_disk_read_through_the_cache_only_is_said() -> None:
     limits = replace(LIMITS, disk_gb_per_s={"buffered x1": 5.0})
     (note,) = analyse([], limits).notes
@@ -240,13 +210,6 @@ def test_the_breakdown_is_in_milliseconds_a_token() -> None:
     assert not any("parts" in note for note in found.notes)
 
 
-def test_a_part_that_a_round_does_not_have_took_no_time_in_it() -> None:
-    rounds = [[with_parts(20.0, 0.2, 0.8)], [with_parts(20.0, 0.2, 0.7, 0.1)]]
-    breakdown = only_row(measured_of("qsf", rounds, tests=[TG])).breakdown
-    assert breakdown is not None
-    assert breakdown.parts["sample"].values == pytest.approx([0.0, 5.0], rel=1e-6)
-
-
 def test_parts_that_do_not_sum_to_the_time_are_said_and_not_stretched() -> None:
     rounds = [[with_parts(20.0, 0.2, 0.79)], [with_parts(20.0, 0.2, 0.7)]]
     found = analyse([measured_of("qsf", rounds, tests=[TG])], LIMITS)
@@ -256,19 +219,6 @@ def test_parts_that_do_not_sum_to_the_time_are_said_and_not_stretched() -> None:
     breakdown = found.rows[0].breakdown
     assert breakdown is not None
     assert sum(part.values[1] for part in breakdown.parts.values()) == pytest.approx(45.0, rel=1e-6)
-
-
-@pytest.mark.parametrize(("microseconds", "is_said"), [(19, False), (21, True)])
-def test_microseconds_a_token_are_not_worth_a_word(microseconds: int, *, is_said: bool) -> None:
-    wall_ns, off_ns = TG.n_tokens * 100_000, TG.n_tokens * microseconds * 1000
-    parts = {"phase_ffn": wall_ns - off_ns}
-    run = replace(run_of(TG, 10_000.0), parts=parts)
-    notes = analyse([measured_of("qsf", [[run]], tests=[TG])], LIMITS).notes
-    assert any("the parts sum to" in note for note in notes) == is_said
-
-
-def test_an_engine_without_parts_has_no_breakdown() -> None:
-    assert only_row(measured_of("llama.cpp", tg_runs(10.0), tests=[TG])).breakdown is None
 
 
 # ---- ratios ----
@@ -325,9 +275,3 @@ def test_other_settings_and_files_that_are_no_pair_are_not_compared(task: dict[s
     found = both(**task)
     assert found.ratios == []
     assert not any("not compared" in note for note in found.notes)
-
-
-def test_in_a_group_a_budget_is_no_obstacle() -> None:
-    found = small_results()
-    capped = [ratio for ratio in found.ratios if found.rows[ratio.row].cap is not None]
-    assert [ratio.median for ratio in capped] == pytest.approx([6.0], rel=1e-6)

@@ -193,18 +193,6 @@ def test_a_model_is_opened_for_each_length_and_as_it_was_asked_for(
 # ---- what is timed ----
 
 
-def test_the_loop_counts_what_passes_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    #              begin  call 1     call 2     end
-    clock = iter([100, 103, 150, 157, 190, 192])
-    monkeypatch.setattr(worker_qsf, "time", SimpleNamespace(perf_counter_ns=lambda: next(clock)))
-    loop = worker_qsf.Loop(keeps_gaps=True)
-    assert loop.call(max, 1, 2) == 2
-    loop.call(max, 1, 2)
-    loop.end()
-    assert (loop.wall_ns, loop.python_ns) == (92, 3 + 7 + 2)
-    assert loop.gaps == [(100, 103), (150, 157), (190, 192)]
-
-
 def test_the_engines_counters_of_the_timed_loop_alone_are_answered(
     models: list[FakeModel],
 ) -> None:
@@ -220,21 +208,6 @@ def test_the_engines_counters_of_the_timed_loop_alone_are_answered(
     assert (answer.n_vocab, answer.n_weights, answer.kernels) == (100, 7, "scalar")
     assert (answer.kv_type, answer.io) == ("4bit", "direct x1")
     assert answer.plan["n_layers"] == 4
-
-
-def test_the_last_test_is_traced_with_pythons_own_gaps(models: list[FakeModel]) -> None:
-    step = tasks.Test("tg", 1)
-    answer = worker_qsf.measure(qsf_task(step, step, trace_events=50))
-    calls = models[0].calls
-    assert [call for call in calls if call[0] == "trace"] == [("trace", 50)]
-    assert calls.index(("trace", 50)) == len(calls) - 5  # before stats, step, choose, stats
-    assert answer.trace_kinds == ["kind 0", "kind 1", "python"]
-    assert answer.trace[0] == [1, 2, 1, 5, 6, 3, 7]
-    gaps = answer.trace[1:]
-    assert len(gaps) == 3
-    assert [gap[2:] for gap in gaps] == [[2, -1, 0, 0, 0]] * 3
-    assert sum(gap[1] - gap[0] for gap in gaps) == answer.tests[-1].parts["python"]
-    assert worker_qsf.measure(qsf_task(step)).trace == []
 
 
 # ---- real models ----

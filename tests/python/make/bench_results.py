@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 
+from qsf.bench.judge.compare import Change, Comparison
 from qsf.bench.judge.results import (
     Breakdown,
     Failure,
@@ -192,3 +193,9 @@ def full_results(seed: int = 7) -> Results:
             "depths": [0, 2048],
         },
     )
+
+
+COMPARISON = Comparison(
+    [Change("1.1B, qsf, 4bit", 33.1, 34.2, 0.034, 0.03, "faster", is_relative=True)],
+    ["Measured on another day."],
+)

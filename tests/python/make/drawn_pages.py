@@ -10,6 +10,12 @@ from xml.etree import ElementTree
 
 from qsf.bench.judge.results import Results, Row
 
+# Of a page with everything in it, in their order.
+SECTIONS = (
+    *("failed", "changes", "rows", "ratios", "bits", "memory", "cgroup", "depth"),
+    *("time", "files", "limits", "notes", "method"),
+)
+
 
 def section(page: str, anchor: str) -> str:
     """The section of an id; nothing when it is not there."""
