@@ -241,7 +241,7 @@ async def _serve(
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise QsfIOError(f"--host {options.host} --port {options.port}: {reason}") from None
-    sys.stderr.write(f"{command.typed('qsf-serve')}: {server.serving.name} at {where}\n")
+    sys.stderr.write(f"qsf-serve: {server.serving.name} at {where}\n")
     sys.stderr.flush()
     await stopped.wait()
     await server.stop(options.grace)

@@ -147,7 +147,7 @@ def test_the_package_is_a_command_too() -> None:
     for name in ("run", "convert", "inspect"):
         done = run(name, "--version")
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(f"qsf-{name} ")
+        assert done.stdout.startswith(f"qsf {name} ")
 
 
 # ---- on a terminal ----

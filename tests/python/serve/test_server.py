@@ -497,7 +497,7 @@ def test_a_port_in_use_and_a_plan(tiny_llama_4bit: Path, plain: Client) -> None:
     taken = [*words, "--port", str(plain.port)]
     done = subprocess.run(taken, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    said = f"qsf-serve: error: --host 127.0.0.1 --port {plain.port}: Address already in use"
+    said = f"qsf serve: error: --host 127.0.0.1 --port {plain.port}: Address already in use"
     assert done.stderr.startswith(said)
     assert done.stderr.count("\n") == 1
     done = subprocess.run(
