@@ -21,8 +21,12 @@
 #define QSF_GROUP_TOKENS 4 /* if there are fewer than WIDE_FROM */
 #define QSF_PAIRED_TOKENS 4
 #define WIDE_FROM 5
-#define WIDE_BLOCKS 8     /* whose unpacked codes stay in the first-level cache */
-#define WIDE_TILE_ROWS 4  /* whose tiles stay in the second-level cache for all tokens */
+#define WIDE_BLOCKS 16    /* whose activations are copied side by side */
+#define WIDE_TILE_ROWS 16 /* that meet them, and stay in the second-level cache for all tokens */
+#define UNPACKED_BLOCKS 8 /* the same where codes are unpacked first */
+#define UNPACKED_TILE_ROWS 4
+#define UNPACKED_BYTES (QSF_TILE_ROWS * QSF_BLOCK) /* of a tile */
+#define AHEAD_TILES 4                              /* so far ahead tiles are prefetched */
 #define IN_PLACE_TOKENS 2 /* at most so many tokens are faster without unpacking */
 
 QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
@@ -201,12 +205,16 @@ QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
 #define WIDE 12
 #define NARROW 8
 
-/* The same block of some tokens. Twelve addresses do not fit into registers beside the others, but
- * four, to which a multiple of the stride is added. */
-typedef struct wide_rows {
-    const int8_t *at[NARROW]; /* of token t, or of token 3 t */
-    size_t stride;
-} wide_rows;
+/* Activations of up to WIDE tokens over some blocks, side by side, so that one address and literal
+ * offsets reach them all: twelve addresses do not fit into registers beside the others, and an
+ * index in an address costs a slot of the front end. */
+typedef struct panel {
+    _Alignas(64) int8_t q[WIDE_BLOCKS][WIDE][QSF_BLOCK];
+    int8_t q_low[WIDE_BLOCKS][WIDE][QSF_BLOCK]; /* of 8 bits */
+    float scale[WIDE_BLOCKS][WIDE];
+    float scaled_sum[WIDE_BLOCKS][WIDE]; /* with a min */
+    int32_t zeros[2][WIDE_BLOCKS][WIDE]; /* zero point * sum: without; of MXFP4 of each sub-block */
+} panel;
 
 /* add_four's asm needs its offset as a literal, which it becomes where gcc unrolls the loops: with
  * -O3, which CMakeLists.txt tells by QSF_IS_RELEASE, and without sanitizers. */
@@ -217,40 +225,18 @@ typedef struct wide_rows {
 #define IS_ASM_FOLDED 0
 #endif
 
-/* sum += codes * four activations of token t, in one instruction: gcc makes it two. */
-QSF_FORCED_INLINE __m512i add_four(__m512i sum, __m512i codes, const wide_rows *x, size_t n_tokens,
-                                   size_t t, size_t off)
+/* sum += codes * the four activations at q + off, in one instruction: gcc makes it two. */
+QSF_FORCED_INLINE __m512i add_four(__m512i sum, __m512i codes, const int8_t *q, size_t off)
 {
-    const bool is_wide = n_tokens == WIDE;
-    const int8_t *const q = x->at[is_wide ? t / 3 : t];
 #if IS_ASM_FOLDED
-    if (!is_wide || t % 3 == 0)
-        __asm__("vpdpbusd %c3(%2)%{1to16%}, %1, %0"
-                : "+v"(sum)
-                : "v"(codes), "r"(q), "i"(off), "m"(*(const int8_t(*)[])q));
-    else if (t % 3 == 1)
-        __asm__("vpdpbusd %c3(%2,%4,1)%{1to16%}, %1, %0"
-                : "+v"(sum)
-                : "v"(codes), "r"(q), "i"(off), "r"(x->stride), "m"(*(const int8_t(*)[])q));
-    else
-        __asm__("vpdpbusd %c3(%2,%4,2)%{1to16%}, %1, %0"
-                : "+v"(sum)
-                : "v"(codes), "r"(q), "i"(off), "r"(x->stride), "m"(*(const int8_t(*)[])q));
-#else
-    int32_t four;
-    memcpy(&four, q + (is_wide ? t % 3 : 0) * x->stride + off, sizeof four);
-    sum = _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(four));
-#endif
+    __asm__("vpdpbusd %c3(%2)%{1to16%}, %1, %0"
+            : "+v"(sum)
+            : "v"(codes), "r"(q), "i"(off), "m"(*(const int8_t(*)[])q));
     return sum;
+#else
+    return _mm512_dpbusd_epi32(sum, codes, broadcast4(q + off));
+#endif
 }
-
-/* A tile row, or its blocks first .. end - 1 with the codes [n_blocks, 16, 64] unpacked. */
-typedef struct wide_tiles {
-    const unsigned char *tiles;
-    const unsigned char *codes;
-    size_t first;
-    size_t end;
-} wide_tiles;
 
 /* True for the type whose codes take longer to unpack than to multiply: that is done once for all
  * tokens. */
@@ -259,18 +245,38 @@ QSF_FORCED_INLINE bool is_unpacked_once(qsf_dtype dtype)
     return dtype == QSF_DTYPE_TERNARY_DENSE;
 }
 
-/* dot [n_tokens] += codes of a tile, or unpacked codes, * a block of the activations; token t's is
- * at q + first[t] * 64. Of MXFP4 only sub-block `sub`, a literal. */
+/* Copies blocks b0 .. b0 + n_blocks - 1 of n tokens from t0 on; up to n_tokens the last again. */
+QSF_FORCED_INLINE void panel_fill(int_form form, const qsf_acts *x, size_t b0, size_t n_blocks,
+                                  size_t t0, size_t n, size_t n_tokens, panel *p)
+{
+    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
+    for (size_t t = 0; t < n_tokens; t++) {
+        const size_t first = (t0 + (t < n ? t : n - 1)) * x->n_blocks + b0;
+        for (size_t b = 0; b < n_blocks; b++) {
+            const size_t i = first + b;
+            _mm512_store_si512(p->q[b][t], _mm512_loadu_si512(x->q + i * QSF_BLOCK));
+            if (is_fine)
+                _mm512_store_si512(p->q_low[b][t], _mm512_loadu_si512(x->q_low + i * QSF_BLOCK));
+            p->scale[b][t] = x->scale[i] * (is_fine ? 0x1p-8F : 1.0F);
+            if (form.has_min)
+                p->scaled_sum[b][t] = x->scaled_sum[i];
+            else if (form.dtype == QSF_DTYPE_MXFP4) {
+                p->zeros[0][b][t] = form.zero * x->first_sum[i];
+                p->zeros[1][b][t] = form.zero * (x->sum[i] - x->first_sum[i]);
+            } else
+                p->zeros[0][b][t] = form.zero * (is_fine ? x->fine_sum[i] : x->sum[i]);
+        }
+    }
+}
+
+/* dot [n_tokens] += codes of a tile, or unpacked codes, * a block of activations q [WIDE, 64]. Of
+ * MXFP4 only sub-block `sub`, a literal. */
 QSF_FORCED_INLINE void add_wide_dots(int_form form, const unsigned char *tile,
-                                     const unsigned char *unpacked, const int8_t *q,
-                                     const size_t *first, size_t sub, size_t n_tokens, __m512i *dot)
+                                     const unsigned char *unpacked, const int8_t *q, size_t sub,
+                                     size_t n_tokens, __m512i *dot)
 {
     const qsf_dtype dtype = is_unpacked_once(form.dtype) ? QSF_DTYPE_8BIT : form.dtype;
     const planes layout = planes_of(dtype);
-    const bool is_wide = n_tokens == WIDE;
-    wide_rows rows = {.stride = is_wide ? (first[1] - first[0]) * QSF_BLOCK : 0};
-    for (size_t i = 0; i < (is_wide ? WIDE / 3 : NARROW); i++)
-        rows.at[i] = q + first[is_wide ? 3 * i : i] * QSF_BLOCK;
 #pragma GCC unroll 16
     for (size_t p = 0; p < layout.n_planes; p++) {
         __m512i codes[5];
@@ -285,33 +291,27 @@ QSF_FORCED_INLINE void add_wide_dots(int_form form, const unsigned char *tile,
             if (form.factor == 2)
                 codes[k] = _mm512_add_epi8(codes[k], codes[k]);
             for (size_t t = 0; t < n_tokens; t++)
-                dot[t] = add_four(dot[t], codes[k], &rows, n_tokens, t, 4 * g);
+                dot[t] = add_four(dot[t], codes[k], q, t * QSF_BLOCK + 4 * g);
         }
     }
 }
 
-/* Continues acc [n_tokens] over block b, or over one sub-block of MXFP4, of a tile row. */
-QSF_FORCED_INLINE void wide_block(int_form form, const wide_tiles *w, const qsf_acts *x, size_t b,
-                                  const size_t *first, size_t sub, size_t n_tokens, lanes *acc)
+/* Continues acc [n_tokens] over block b of the panel, or over one sub-block of MXFP4. */
+QSF_FORCED_INLINE void wide_block(int_form form, const unsigned char *tile,
+                                  const unsigned char *codes, const panel *p, size_t b, size_t sub,
+                                  size_t n_tokens, lanes *acc)
 {
-    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
-    const bool is_mxfp4 = form.dtype == QSF_DTYPE_MXFP4;
-    const int32_t *const sums = is_fine ? x->fine_sum : x->sum;
-    const float x_unit = is_fine ? 0x1p-8F : 1.0F;
-    const unsigned char *const tile = w->tiles + b * qsf_dtype_tile_bytes(form.dtype);
-    const unsigned char *const codes =
-        is_unpacked_once(form.dtype) ? w->codes + (b - w->first) * QSF_TILE_ROWS * QSF_BLOCK : NULL;
     __m512i dot[WIDE];
     for (size_t t = 0; t < n_tokens; t++)
         dot[t] = _mm512_setzero_si512();
-    add_wide_dots(form, tile, codes, x->q + b * QSF_BLOCK, first, sub, n_tokens, dot);
-    if (is_fine) {
+    add_wide_dots(form, tile, codes, p->q[b][0], sub, n_tokens, dot);
+    if (form.dtype == QSF_DTYPE_8BIT) {
         for (size_t t = 0; t < n_tokens; t++)
             dot[t] = _mm512_slli_epi32(dot[t], 8);
-        add_wide_dots(form, tile, codes, x->q_low + b * QSF_BLOCK, first, sub, n_tokens, dot);
+        add_wide_dots(form, tile, codes, p->q_low[b][0], sub, n_tokens, dot);
     }
     lanes scale;
-    if (is_mxfp4) {
+    if (form.dtype == QSF_DTYPE_MXFP4) {
         float half_scales[QSF_TILE_ROWS];
         load_half_scales(tile + sub * QSF_TILE_ROWS, half_scales);
         scale = lanes_load(half_scales);
@@ -321,104 +321,122 @@ QSF_FORCED_INLINE void wide_block(int_form form, const wide_tiles *w, const qsf_
     if (form.unit != 1.0F)
         scale = lanes_mul(scale, lanes_set(form.unit));
     for (size_t t = 0; t < n_tokens; t++) {
-        const size_t i = first[t] + b;
-        int32_t sum = form.has_min ? 0 : sums[i];
-        if (is_mxfp4)
-            sum = sub == 0 ? x->first_sum[i] : sum - x->first_sum[i];
         if (!form.has_min)
-            dot[t] = _mm512_sub_epi32(dot[t], _mm512_set1_epi32(form.zero * sum));
-        const lanes factor = lanes_mul(scale, lanes_set(x->scale[i] * x_unit));
+            dot[t] = _mm512_sub_epi32(dot[t], _mm512_set1_epi32(p->zeros[sub][b][t]));
+        const lanes factor = lanes_mul(scale, lanes_set(p->scale[b][t]));
         acc[t] = lanes_fma(_mm512_cvtepi32_ps(dot[t]), factor, acc[t]);
     }
     if (!form.has_min)
         return;
     const lanes min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
     for (size_t t = 0; t < n_tokens; t++)
-        acc[t] = lanes_fma(min, lanes_set(x->scaled_sum[first[t] + b]), acc[t]);
+        acc[t] = lanes_fma(min, lanes_set(p->scaled_sum[b][t]), acc[t]);
 }
 
-/* Multiplies a tile row with n_tokens tokens, NARROW or WIDE (a literal), of which n are stored.
- * Token t's first block of x is first[t]. y: the output of the first; continued from block 1 on. */
-QSF_FORCED_INLINE void wide_group(int_form form, const wide_tiles *w, const qsf_acts *x,
-                                  const size_t *first, size_t n_tokens, size_t n, float *y,
-                                  size_t y_stride)
+/* Tiles of one row, side by side in memory, and where reading goes on after them. */
+typedef struct wide_row {
+    const unsigned char *tiles;
+    const unsigned char *codes; /* [n_blocks, 16, 64], unpacked, or NULL */
+    const unsigned char *next;
+    size_t n_blocks;
+    bool is_first; /* y begins here, and is continued otherwise */
+} wide_row;
+
+/* Multiplies it with a panel of n_tokens tokens, NARROW or WIDE (a literal), of which n are stored.
+ * y: the output of the first. */
+QSF_FORCED_INLINE void wide_group(int_form form, const wide_row *w, const panel *p, size_t n_tokens,
+                                  size_t n, float *y, size_t y_stride)
 {
     const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
     lanes acc[WIDE];
     for (size_t t = 0; t < n_tokens; t++)
-        acc[t] = w->first == 0 || t >= n ? lanes_set(0.0F) : lanes_load(y + t * y_stride);
-    for (size_t b = w->first; b < w->end; b++) {
+        acc[t] = w->is_first || t >= n ? lanes_set(0.0F) : lanes_load(y + t * y_stride);
+    for (size_t b = 0; b < w->n_blocks; b++) {
+        const unsigned char *const tile = w->tiles + b * tile_bytes;
+        const unsigned char *const codes =
+            is_unpacked_once(form.dtype) ? w->codes + b * UNPACKED_BYTES : NULL;
+        const size_t later = b + AHEAD_TILES;
+        const uintptr_t ahead = later < w->n_blocks
+                                    ? (uintptr_t)w->tiles + later * tile_bytes
+                                    : (uintptr_t)w->next + (later - w->n_blocks) * tile_bytes;
         for (size_t i = 0; i < tile_bytes; i += 64)
-            __builtin_prefetch(
-                (const void *)((uintptr_t)w->tiles + b * tile_bytes + QSF_AHEAD_BYTES + i));
-        wide_block(form, w, x, b, first, 0, n_tokens, acc);
+            __builtin_prefetch((const void *)(ahead + i));
+        wide_block(form, tile, codes, p, b, 0, n_tokens, acc);
         if (form.dtype == QSF_DTYPE_MXFP4)
-            wide_block(form, w, x, b, first, 1, n_tokens, acc);
+            wide_block(form, tile, codes, p, b, 1, n_tokens, acc);
     }
     for (size_t t = 0; t < n_tokens; t++)
         if (t < n)
             lanes_store(y + t * y_stride, acc[t]);
 }
 
-/* Multiplies tile rows w [n_tile_rows] with n tokens from t0 on, at most n_tokens (a literal). Of
- * fewer the last is repeated. */
-QSF_FORCED_INLINE void wide_tokens(int_form form, const wide_tiles *w, size_t n_tile_rows,
-                                   const qsf_acts *x, size_t t0, size_t n_tokens, size_t n,
-                                   float *y, size_t y_stride)
+/* Blocks b0 .. b0 + n_blocks - 1 of some tile rows. */
+typedef struct wide_tiles {
+    const unsigned char *tiles; /* the first tile row's tile of block b0 */
+    const unsigned char *codes; /* [n_tile_rows, n_blocks, 16, 64], unpacked, or NULL */
+    size_t n_tile_rows;
+    size_t b0;
+    size_t n_blocks;
+} wide_tiles;
+
+/* Multiplies them with n tokens from t0 on, at most n_tokens (a literal). */
+QSF_FORCED_INLINE void wide_tokens(int_form form, const wide_tiles *w, const qsf_acts *x, size_t t0,
+                                   size_t n_tokens, size_t n, float *y, size_t y_stride)
 {
-    size_t first[WIDE];
-    for (size_t t = 0; t < n_tokens; t++)
-        first[t] = (t0 + (t < n ? t : n - 1)) * x->n_blocks;
-    for (size_t i = 0; i < n_tile_rows; i++)
-        wide_group(form, &w[i], x, first, n_tokens, n, y + t0 * y_stride + i * QSF_TILE_ROWS,
-                   y_stride);
+    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    const size_t row_bytes = x->n_blocks * tile_bytes;
+    panel p;
+    panel_fill(form, x, w->b0, w->n_blocks, t0, n, n_tokens, &p);
+    wide_row row = {
+        .tiles = w->tiles, .codes = w->codes, .n_blocks = w->n_blocks, .is_first = w->b0 == 0};
+    for (size_t i = 0; i < w->n_tile_rows; i++) {
+        const bool is_last = i + 1 == w->n_tile_rows;
+        row.next = is_last ? w->tiles + w->n_blocks * tile_bytes : row.tiles + row_bytes;
+        wide_group(form, &row, &p, n_tokens, n, y + t0 * y_stride + i * QSF_TILE_ROWS, y_stride);
+        row.tiles = row.next;
+        if (is_unpacked_once(form.dtype))
+            row.codes += w->n_blocks * UNPACKED_BYTES;
+    }
 }
 
-QSF_FORCED_INLINE void wide_rows_of_tiles(int_form form, const wide_tiles *w, size_t n_tile_rows,
-                                          const qsf_acts *x, float *y, size_t y_stride)
+QSF_FORCED_INLINE void wide_part(int_form form, const wide_tiles *w, const qsf_acts *x, float *y,
+                                 size_t y_stride)
 {
     for (size_t t = 0; t < x->n_tokens;) {
         const size_t n_left = x->n_tokens - t;
         if (n_left >= WIDE && n_left != 2 * NARROW) {
-            wide_tokens(form, w, n_tile_rows, x, t, WIDE, WIDE, y, y_stride);
+            wide_tokens(form, w, x, t, WIDE, WIDE, y, y_stride);
             t += WIDE;
         } else {
             const size_t n = n_left < NARROW ? n_left : NARROW;
-            wide_tokens(form, w, n_tile_rows, x, t, NARROW, n, y, y_stride);
+            wide_tokens(form, w, x, t, NARROW, n, y, y_stride);
             t += n;
         }
-    }
-}
-
-/* One tile row, some blocks at a time */
-QSF_FORCED_INLINE void wide_unpacked(int_form form, const unsigned char *tiles, const qsf_acts *x,
-                                     float *y, size_t y_stride)
-{
-    _Alignas(64) unsigned char codes[WIDE_BLOCKS * QSF_TILE_ROWS * QSF_BLOCK];
-    for (size_t b0 = 0; b0 < x->n_blocks; b0 += WIDE_BLOCKS) {
-        const size_t left = x->n_blocks - b0;
-        const wide_tiles w = {tiles, codes, b0, b0 + (left < WIDE_BLOCKS ? left : WIDE_BLOCKS)};
-        for (size_t b = w.first; b < w.end; b++)
-            unpack_scaled(form, tiles + b * qsf_dtype_tile_bytes(form.dtype), 0,
-                          codes + (b - b0) * QSF_TILE_ROWS * QSF_BLOCK);
-        wide_rows_of_tiles(form, &w, 1, x, y, y_stride);
     }
 }
 
 QSF_FORCED_INLINE void matmul_wide(int_form form, const unsigned char *tiles, size_t n_tile_rows,
                                    const qsf_acts *x, float *y, size_t y_stride)
 {
-    const size_t row_bytes = x->n_blocks * qsf_dtype_tile_bytes(form.dtype);
-    for (size_t i = 0; i < n_tile_rows && is_unpacked_once(form.dtype); i++)
-        wide_unpacked(form, tiles + i * row_bytes, x, y + i * QSF_TILE_ROWS, y_stride);
-    for (size_t i = 0; i < n_tile_rows && !is_unpacked_once(form.dtype); i += WIDE_TILE_ROWS) {
-        const size_t left = n_tile_rows - i;
-        const size_t n_rows = left < WIDE_TILE_ROWS ? left : WIDE_TILE_ROWS;
-        wide_tiles w[WIDE_TILE_ROWS];
-        for (size_t r = 0; r < n_rows; r++)
-            w[r] = (wide_tiles){tiles + (i + r) * row_bytes, NULL, 0, x->n_blocks};
-        wide_rows_of_tiles(form, w, n_rows, x, y + i * QSF_TILE_ROWS, y_stride);
-    }
+    const bool is_unpacked = is_unpacked_once(form.dtype);
+    const size_t most_rows = is_unpacked ? UNPACKED_TILE_ROWS : WIDE_TILE_ROWS;
+    const size_t most_blocks = is_unpacked ? UNPACKED_BLOCKS : WIDE_BLOCKS;
+    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    _Alignas(64) unsigned char codes[UNPACKED_TILE_ROWS * UNPACKED_BLOCKS * UNPACKED_BYTES];
+    for (size_t i = 0; i < n_tile_rows; i += most_rows)
+        for (size_t b0 = 0; b0 < x->n_blocks; b0 += most_blocks) {
+            const size_t rows_left = n_tile_rows - i;
+            const size_t blocks_left = x->n_blocks - b0;
+            const wide_tiles w = {tiles + (i * x->n_blocks + b0) * tile_bytes,
+                                  is_unpacked ? codes : NULL,
+                                  rows_left < most_rows ? rows_left : most_rows, b0,
+                                  blocks_left < most_blocks ? blocks_left : most_blocks};
+            for (size_t r = 0; r < w.n_tile_rows && is_unpacked; r++)
+                for (size_t b = 0; b < w.n_blocks; b++)
+                    unpack_scaled(form, w.tiles + (r * x->n_blocks + b) * tile_bytes, 0,
+                                  codes + (r * w.n_blocks + b) * UNPACKED_BYTES);
+            wide_part(form, &w, x, y + i * QSF_TILE_ROWS, y_stride);
+        }
 }
 
 #define BY_TOKENS(type, dtype)                                                      \
