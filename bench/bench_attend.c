@@ -3,6 +3,7 @@
  * One line of JSON per shape, KV type, depth and number of threads: microseconds for a layer,
  * nanoseconds for a position of a KV head, and gigabytes of pages per second (as if each tile of
  * query rows read them anew). Decode: one token; prompt: 64 tokens whose last one is at `depth`.
+ * Scattered: no page lies behind the one before it, as in a pool that many sessions have used.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
@@ -62,7 +63,44 @@ static void fill_cache(qsf_kvcache *kv, const qsf_kernels *k, const shape *s, ui
         }
 }
 
-static void measure(const shape *s, qsf_dtype type, uint32_t n_threads, qsf_isa isa)
+/* Turns the order of the blocks round, so that no pages are neighbours. */
+static void scatter(const qsf_kvcache *kv)
+{
+    const uint32_t n = kv->pool->n_places;
+    for (uint32_t i = 0; i < n / 2; i++) {
+        const uint32_t block = kv->blocks[i];
+        kv->blocks[i] = kv->blocks[n - 1 - i];
+        kv->blocks[n - 1 - i] = block;
+    }
+}
+
+/* Lays out what attention needs, and stores CTX_TOKENS positions. Returns the memory. */
+static void *prepare(const qsf_config *c, const qsf_kv_form *form, uint32_t n_threads,
+                     bool is_scattered, qsf_scratch *scratch, qsf_kv_pool *pages, qsf_kvcache *kv)
+{
+    const qsf_kv_sizes sizes = {CTX_TOKENS, 64, 1, 1};
+    qsf_arena a;
+    void *block = NULL;
+    qsf_arena_init_measuring(&a);
+    for (int pass = 0; pass < 2; pass++) {
+        qsf_scratch_layout(scratch, &a, c, form, 64, CTX_TOKENS, n_threads);
+        qsf_kv_pool_layout(pages, &a, c, &sizes, form);
+        qsf_kvcache_layout(kv, &a, pages, 0);
+        if (pass == 1)
+            break;
+        const size_t n_bytes = a.used_bytes;
+        block = zeroed(n_bytes);
+        qsf_arena_init(&a, block, n_bytes);
+    }
+    if (qsf_kvcache_reserve(kv, 0, CTX_TOKENS) != QSF_OK)
+        exit(2);
+    if (is_scattered)
+        scatter(kv);
+    return block;
+}
+
+static void measure(const shape *s, qsf_dtype type, uint32_t n_threads, qsf_isa isa,
+                    bool is_scattered)
 {
     static const uint32_t depths[] = {128, 512, 2048, 8192};
     const qsf_kv_form form = {type, type, false};
@@ -84,18 +122,10 @@ static void measure(const shape *s, qsf_dtype type, uint32_t n_threads, qsf_isa 
     qsf_kernels k;
     qsf_kernels_init(&k, isa);
     qsf_scratch scratch;
+    qsf_kv_pool pages;
     qsf_kvcache kv;
     qsf_pool *pool;
-    qsf_arena a;
-    qsf_arena_init_measuring(&a);
-    qsf_scratch_layout(&scratch, &a, &c, &form, 64, CTX_TOKENS, n_threads);
-    qsf_kvcache_layout(&kv, &a, &c, CTX_TOKENS, 64, &form);
-    const size_t n_bytes = a.used_bytes;
-    void *const block = zeroed(n_bytes);
-    qsf_arena_init(&a, block, n_bytes);
-    qsf_scratch_layout(&scratch, &a, &c, &form, 64, CTX_TOKENS, n_threads);
-    qsf_kvcache_layout(&kv, &a, &c, CTX_TOKENS, 64, &form);
-    qsf_kvcache_link(&kv, &c, CTX_TOKENS, 64);
+    void *const block = prepare(&c, &form, n_threads, is_scattered, &scratch, &pages, &kv);
     fill_cache(&kv, &k, s, CTX_TOKENS);
     fill(scratch.q, 64 * qsf_stride(c.q_dim));
     void *const pool_block = zeroed(qsf_pool_bytes(n_threads));
@@ -118,14 +148,14 @@ static void measure(const shape *s, qsf_dtype type, uint32_t n_threads, qsf_isa 
             for (size_t run = 0; run < N_RUNS; run++) {
                 const uint64_t start_ns = qsf_clock_ns();
                 for (uint32_t i = 0; i < n_repeats; i++)
-                    qsf_attention_run(&o, &chunk, 0);
+                    qsf_attention_run(&o, &chunk, 0, NULL);
                 us[run] = (double)(qsf_clock_ns() - start_ns) / 1e3 / n_repeats;
             }
             qsort(us, N_RUNS, sizeof us[0], by_value);
             const double median = us[N_RUNS / 2];
             const double n_positions = (double)depth * s->n_kv_heads;
             const double page_bytes =
-                (double)(kv.layers[0].k_page_bytes + kv.layers[0].v_page_bytes);
+                (double)(pages.layers[0].k_page_bytes + pages.layers[0].v_page_bytes);
             printf("{\"shape\": \"%s\", \"kv\": \"%s\", \"isa\": \"%s\", \"threads\": %u, "
                    "\"tokens\": %u, \"depth\": %u, \"us\": %.1f, \"us_best\": %.1f, "
                    "\"ns_per_position\": %.2f, \"gb_s\": %.2f}\n",
@@ -145,15 +175,17 @@ int main(int argc, char **argv)
     static const qsf_dtype types[] = {QSF_DTYPE_F16, QSF_DTYPE_8BIT, QSF_DTYPE_4BIT,
                                       QSF_DTYPE_2BIT};
     const char *const only_shape = argc > 1 ? argv[1] : "";
+    const bool is_scattered = argc > 2 && strcmp(argv[2], "scattered") == 0;
     qsf_isa isa;
     if (qsf_isa_choose(&isa) != QSF_OK) { /* QSF_ISA overrides */
-        fprintf(stderr, "usage: bench_attend [shape]: 1.1B, GPT-2 or 7B; QSF_ISA must be known\n");
+        fprintf(stderr, "usage: bench_attend [shape [scattered]]: 1.1B, GPT-2 or 7B; QSF_ISA must "
+                        "be known\n");
         return 2;
     }
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
         for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
             for (uint32_t n_threads = 1; n_threads <= 2; n_threads++)
                 if (*only_shape == '\0' || strcmp(only_shape, shapes[s].name) == 0)
-                    measure(&shapes[s], types[t], n_threads, isa);
+                    measure(&shapes[s], types[t], n_threads, isa, is_scattered);
     return 0;
 }

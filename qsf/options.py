@@ -493,6 +493,9 @@ class ModelOptions(_Checked):
         "holds a KV cache for each",
         commands=(),
     )
+    kv_contexts: int | None = _option(
+        None, Whole(1), "full contexts that the KV pool holds", "one for each session", commands=()
+    )
     reserve_mb: int = _option(
         8,
         Whole(8, 1 << 20),

@@ -42,15 +42,24 @@ qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan)
     };
 }
 
-/* Bytes of a session's allocation, by measuring. */
-static size_t session_bytes(const qsf_config *c, const qsf_plan *plan)
+/* Bytes of the pool of KV pages and of one session, by measuring. */
+static void measure_sessions(const qsf_config *c, qsf_plan *plan)
 {
     const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
-    qsf_arena measuring;
+    const qsf_kv_sizes sizes = qsf_plan_kv_sizes(plan);
+    qsf_arena pages;
+    qsf_arena session;
+    qsf_kv_pool pool;
     qsf_session_buffers buffers;
-    qsf_arena_init_measuring(&measuring);
-    qsf_session_layout(&buffers, &measuring, c, plan, &kv_form);
-    return measuring.failed ? SIZE_MAX : measuring.used_bytes;
+    qsf_arena_init_measuring(&pages);
+    qsf_kv_pool_layout(&pool, &pages, c, &sizes, &kv_form);
+    qsf_arena_init_measuring(&session);
+    qsf_session_layout(&buffers, &session, c, plan, &pool, 0);
+    plan->kv_pool_bytes = pages.failed ? TOO_MANY_BYTES : pages.used_bytes;
+    plan->session_bytes = session.failed ? TOO_MANY_BYTES : session.used_bytes;
+    uint64_t sessions_bytes = TOO_MANY_BYTES;
+    (void)qsf_mul_u64(plan->session_bytes, plan->max_sessions, &sessions_bytes);
+    plan->kv_bytes = qsf_add_capped(plan->kv_pool_bytes, sessions_bytes);
 }
 
 /* Bytes of a chunk's scratch and of what sessions share, by measuring. */
@@ -189,6 +198,7 @@ void qsf_draft_add_up(qsf_draft *d)
 {
     const qsf_config *const c = d->in->config;
     qsf_plan *const plan = d->plan;
+    const uint32_t n_contexts = d->in->options->kv_contexts;
     plan->ctx_tokens = d->how.ctx_tokens;
     plan->chunk_tokens = d->how.chunk_tokens;
     plan->draft_rows = d->how.draft_rows;
@@ -196,8 +206,10 @@ void qsf_draft_add_up(qsf_draft *d)
     plan->kv_v_bits = d->how.kv_v_bits;
     plan->kv_is_rotated = is_rotated(c, d->in->options, &d->how);
     plan->tables_bytes = d->in->fixed_bytes;
-    plan->kv_bytes = TOO_MANY_BYTES;
-    (void)qsf_mul_u64(session_bytes(c, plan), d->in->options->max_sessions, &plan->kv_bytes);
+    plan->max_sessions = d->in->options->max_sessions;
+    plan->kv_contexts =
+        n_contexts != 0 && n_contexts < plan->max_sessions ? n_contexts : plan->max_sessions;
+    measure_sessions(c, plan);
     plan->scratch_bytes = scratch_bytes(c, plan);
     add_units(d);
     add_experts(d);

@@ -6,6 +6,7 @@
 
 void qsf_model_release(qsf_model *m)
 {
+    qsf_ledger_release(&m->ledger, QSF_USE_KV, m->kv_memory, m->kv_memory_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_SCRATCH, m->scratch_memory, m->scratch_memory_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_EMBEDDING, m->embedding_memory,
                        m->embedding_memory_bytes);
@@ -21,6 +22,8 @@ void qsf_model_release(qsf_model *m)
         qsf_mutex_destroy(&m->lock);
     if (m->has_choosing)
         qsf_mutex_destroy(&m->choosing);
+    if (m->has_kv_lock)
+        qsf_mutex_destroy(&m->kv_lock);
     if (m->has_trace)
         qsf_trace_destroy(&m->trace);
     qsf_ledger ledger = m->ledger; /* m, which holds the ledger, is released last */

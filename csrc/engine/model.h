@@ -40,8 +40,10 @@ struct qsf_model {
     qsf_scratch scratch;
     qsf_shared_buffers shared; /* its sampler: under `choosing` */
     qsf_pressure pressure;
+    qsf_kv_pool kv_pool;      /* its blocks: under kv_lock, which is taken last */
     uint64_t full_ring_bytes; /* ring_bytes of the plan at open */
     uint32_t n_sessions;
+    uint32_t n_created; /* sessions so far */
     bool is_closed;
     /* allocations from the ledger; the plan does not count all of them */
     void *tables_memory;
@@ -50,6 +52,8 @@ struct qsf_model {
     size_t embedding_memory_bytes;
     void *scratch_memory;
     size_t scratch_memory_bytes;
+    void *kv_memory;
+    size_t kv_memory_bytes;
     qsf_layer *layers; /* [n_layers] */
     size_t layers_bytes;
     bool *is_resident; /* [n_units] */
@@ -57,6 +61,8 @@ struct qsf_model {
     bool has_lock;
     qsf_mutex choosing; /* taken for a choice; never waits for a pass */
     bool has_choosing;
+    qsf_mutex kv_lock; /* of the pool's blocks; not of their pages */
+    bool has_kv_lock;
     bool has_trace;
     qsf_trace trace; /* under its own lock */
 };

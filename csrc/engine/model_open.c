@@ -179,6 +179,17 @@ static qsf_status take_embedding_cache(qsf_model *m)
     return QSF_OK;
 }
 
+static qsf_status take_kv_pool(qsf_model *m, const qsf_kv_form *form)
+{
+    const qsf_kv_sizes sizes = qsf_plan_kv_sizes(&m->plan);
+    m->kv_memory_bytes = (size_t)m->plan.kv_pool_bytes;
+    QSF_TRY(acquire_memory(m, QSF_USE_KV, m->kv_memory_bytes, &m->kv_memory));
+    qsf_arena arena;
+    qsf_arena_init(&arena, m->kv_memory, m->kv_memory_bytes);
+    qsf_kv_pool_layout(&m->kv_pool, &arena, &m->config, &sizes, form);
+    return QSF_OK;
+}
+
 static qsf_status take_memory(qsf_model *m)
 {
     const qsf_plan *const plan = &m->plan;
@@ -209,6 +220,7 @@ static qsf_status take_memory(qsf_model *m)
     qsf_scratch_layout(&m->scratch, &arena, &m->config, &kv_form, plan->chunk_tokens,
                        plan->ctx_tokens, plan->n_threads);
     qsf_shared_layout(&m->shared, &arena, &m->config, plan);
+    QSF_TRY(take_kv_pool(m, &kv_form));
     m->forward.ops = (qsf_ops){
         .config = &m->config,
         .kernels = &m->kernels,
@@ -263,6 +275,8 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
     m->has_lock = true;
     QSF_TRY(qsf_mutex_init(&m->choosing));
     m->has_choosing = true;
+    QSF_TRY(qsf_mutex_init(&m->kv_lock));
+    m->has_kv_lock = true;
     QSF_TRY(qsf_trace_init(&m->trace));
     m->has_trace = true;
     return QSF_OK;

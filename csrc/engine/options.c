@@ -47,6 +47,9 @@ qsf_status qsf_options_check(const qsf_options *opt)
     if (opt->max_sessions < 1 || opt->max_sessions > MAX_SESSIONS)
         return QSF_FAIL(QSF_ERR_ARG, "max_sessions is %u; it must be 1 to %u", opt->max_sessions,
                         MAX_SESSIONS);
+    if (opt->kv_contexts > opt->max_sessions)
+        return QSF_FAIL(QSF_ERR_ARG, "kv_contexts is %u; it must be at most max_sessions, %u",
+                        opt->kv_contexts, opt->max_sessions);
     if (opt->logits_rows > MAX_LOGITS_ROWS)
         return QSF_FAIL(QSF_ERR_ARG, "logits_rows is %u; it must be at most %u", opt->logits_rows,
                         MAX_LOGITS_ROWS);

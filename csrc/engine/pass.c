@@ -47,6 +47,22 @@ static bool watch_memory(void *arg)
     return has_moved;
 }
 
+/* Takes the KV blocks that the parts will write. */
+static qsf_status reserve(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts)
+{
+    qsf_status status = QSF_OK;
+    qsf_mutex_lock(&m->kv_lock);
+    for (uint32_t i = 0; i < n_parts && status == QSF_OK; i++) {
+        qsf_session *const s = parts[i].session;
+        s->n_ahead = s->n_likeliest = 0;
+        status = qsf_kvcache_reserve(&s->buffers.kv, s->n_tokens, s->n_tokens + parts[i].n_tokens);
+    }
+    qsf_mutex_unlock(&m->kv_lock);
+    for (uint32_t i = 0; i < n_parts; i++)
+        parts[i].status = status;
+    return status;
+}
+
 /* Makes segments of the parts. */
 static void gather(const qsf_shared_buffers *b, const qsf_pass_part *parts, uint32_t n_parts,
                    qsf_chunk *chunk)
@@ -61,12 +77,10 @@ static void gather(const qsf_shared_buffers *b, const qsf_pass_part *parts, uint
         s->n_incoming_bytes = 0; /* pages are overwritten */
         memcpy(b->tokens + n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
         n_tokens += p->n_tokens;
-        s->n_ahead = s->n_likeliest = 0;
         for (uint32_t row = 0; row < p->n_rows; row++)
             b->logits_rows[n_rows++] = n_tokens - p->n_rows + row;
         if (p->n_rows > 0) /* for all rows if no other part has some */
             chunk->logits = p->n_rows == n_rows ? p->rows : b->logits;
-        qsf_kvcache_begin_chunk(&s->buffers.kv, s->n_tokens, s->n_tokens + p->n_tokens);
     }
     chunk->n_tokens = n_tokens;
     chunk->n_logits_rows = n_rows;
@@ -148,6 +162,7 @@ qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qs
         .before_layer = watch_memory,
         .before_layer_arg = &watched,
     };
+    QSF_TRY(reserve(m, parts, n_parts));
     gather(b, parts, n_parts, &chunk);
     w->n_tokens = chunk.n_tokens;
     const qsf_status status = run_chunk(m, &chunk);

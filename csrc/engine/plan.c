@@ -467,7 +467,6 @@ qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resi
         .reserve_bytes = opt->reserve_bytes,
         .n_units = in->reader->n_units,
         .n_threads = opt->n_threads,
-        .max_sessions = opt->max_sessions,
         .logits_rows = opt->logits_rows != 0   ? opt->logits_rows
                        : opt->max_sessions > 1 ? opt->max_sessions
                                                : 0,

@@ -7,9 +7,19 @@
 #include "base/status.h"
 #include "engine/model.h"
 
+void qsf_session_trim(qsf_session *s, uint32_t n_tokens)
+{
+    qsf_mutex_lock(&s->model->kv_lock);
+    qsf_kvcache_trim(&s->buffers.kv, n_tokens);
+    s->n_incoming_bytes = 0; /* its pages may be gone */
+    qsf_mutex_unlock(&s->model->kv_lock);
+}
+
 static void release_session(qsf_session *s)
 {
     qsf_model *const m = s->model;
+    if (s->memory != NULL)
+        qsf_session_trim(s, 0);
     qsf_ledger_release(&m->ledger, QSF_USE_KV, s->memory, s->memory_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, s, sizeof *s);
 }
@@ -27,17 +37,18 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
         return QSF_FAIL(QSF_ERR_NOMEM, "cannot allocate %zu bytes for a session's record",
                         sizeof *s);
     s->model = m;
-    s->memory_bytes = (size_t)m->plan.kv_bytes / m->options.max_sessions;
+    s->memory_bytes = (size_t)m->plan.session_bytes;
     s->memory = qsf_ledger_acquire(&m->ledger, QSF_USE_KV, s->memory_bytes);
     if (s->memory == NULL) {
         const size_t memory_bytes = s->memory_bytes;
         release_session(s);
-        return QSF_FAIL(QSF_ERR_NOMEM, "cannot allocate %.1f MB for a session's KV cache",
+        return QSF_FAIL(QSF_ERR_NOMEM, "cannot allocate %.1f MB for a session's tokens and logits",
                         qsf_mb(memory_bytes));
     }
     qsf_arena arena;
     qsf_arena_init(&arena, s->memory, s->memory_bytes);
-    qsf_session_layout(&s->buffers, &arena, &m->config, &m->plan, &m->scratch.kv_form);
+    qsf_session_layout(&s->buffers, &arena, &m->config, &m->plan, &m->kv_pool,
+                       m->n_created++ % m->plan.max_sessions);
     atomic_init(&s->cancelled, false);
     m->n_sessions++;
     *out = s;
@@ -86,6 +97,7 @@ qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens)
         s->has_logits = false;
     s->n_ahead = s->n_likeliest = 0;
     s->n_tokens = (uint32_t)n_tokens;
+    qsf_session_trim(s, s->n_tokens);
     return QSF_OK;
 }
 
@@ -128,7 +140,7 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
         .step_ns = s->step_ns,
         .n_allocations = m->ledger.n_acquired,
         .allocated_bytes = m->ledger.held_bytes,
-        .kv_used_bytes = qsf_kvcache_used_bytes(&s->buffers.kv, &m->config, s->n_tokens),
+        .kv_used_bytes = qsf_kvcache_used_bytes(&s->buffers.kv, s->n_tokens),
         .n_loops = counts.n_runs,
         .n_parallel_regions = counts.n_shared_runs,
         .parallel_ns = counts.shared_ns,
@@ -143,6 +155,9 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
         .n_step_passes = s->n_step_passes,
         .n_step_rows = s->n_step_rows,
     };
+    qsf_mutex_lock(&m->kv_lock);
+    out->kv_free_tokens = (uint64_t)m->kv_pool.groups[0].n_free * QSF_KV_PAGE_TOKENS;
+    qsf_mutex_unlock(&m->kv_lock);
     memcpy(out->n_drafted, s->n_drafted, sizeof out->n_drafted);
     memcpy(out->n_accepted, s->n_accepted, sizeof out->n_accepted);
     memcpy(out->phase_ns, s->phase_ns, sizeof out->phase_ns);

@@ -47,6 +47,9 @@ struct qsf_session {
     size_t memory_bytes;
 };
 
+/* Gives back KV blocks without a position below n_tokens. */
+void qsf_session_trim(qsf_session *s, uint32_t n_tokens);
+
 /* QSF_ERR_ARG: nothing was evaluated yet, or the session was rewound. */
 qsf_status qsf_session_check_logits(const qsf_session *s);
 

@@ -2,20 +2,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/session_buffers.h"
 
-void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
-                        const qsf_plan *plan, const qsf_kv_form *kv_form)
+qsf_kv_sizes qsf_plan_kv_sizes(const qsf_plan *plan)
 {
-    /* Windows lose as many positions more as are stored ahead. */
-    const uint32_t chunk_tokens = plan->chunk_tokens + plan->draft_rows;
-    qsf_kvcache_layout(&b->kv, a, c, plan->ctx_tokens, chunk_tokens, kv_form);
+    return (qsf_kv_sizes){
+        .ctx_tokens = plan->ctx_tokens,
+        /* Windows lose as many positions more as are stored ahead. */
+        .chunk_tokens = plan->chunk_tokens + plan->draft_rows,
+        .n_sessions = plan->max_sessions,
+        .n_contexts = plan->kv_contexts,
+    };
+}
+
+void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
+                        const qsf_plan *plan, qsf_kv_pool *pool, uint32_t home)
+{
+    qsf_kvcache_layout(&b->kv, a, pool, home);
     b->tokens = qsf_arena_push(a, plan->ctx_tokens, sizeof *b->tokens);
     b->logits = qsf_arena_push(a, c->n_vocab, sizeof *b->logits);
     b->offered = qsf_arena_push(a, plan->draft_rows, sizeof *b->offered);
     b->draft_kinds = qsf_arena_push(a, plan->draft_rows, sizeof *b->draft_kinds);
     if (plan->draft_rows > 0)
         b->likeliest = qsf_arena_push(a, plan->draft_rows + 1, sizeof *b->likeliest);
-    if (!a->measuring)
-        qsf_kvcache_link(&b->kv, c, plan->ctx_tokens, chunk_tokens);
 }
 
 void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,

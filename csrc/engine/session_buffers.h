@@ -21,9 +21,13 @@ typedef struct qsf_session_buffers {
     uint32_t *likeliest;  /* [1 + draft_rows] after each of its tokens */
 } qsf_session_buffers;
 
-/* Call once on a measuring arena and once on the real one, whose memory is zeroed. */
+/* Returns what the plan's pool holds. */
+qsf_kv_sizes qsf_plan_kv_sizes(const qsf_plan *plan);
+
+/* Call once on a measuring arena and once on the real one, whose memory is zeroed. `home`: of
+ * qsf_kvcache_layout(). */
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
-                        const qsf_plan *plan, const qsf_kv_form *kv_form);
+                        const qsf_plan *plan, qsf_kv_pool *pool, uint32_t home);
 
 /* What one session does in a pass. */
 typedef struct qsf_pass_part {

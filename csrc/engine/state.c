@@ -1,4 +1,4 @@
-/* state.c - the state of a session as bytes, and copies of it. */
+/* state.c - the state of a session as bytes, and what two sessions share. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <string.h>
@@ -140,7 +140,13 @@ static qsf_status begin_state(qsf_session *s, const qsf_state *state)
     s->has_logits = false;
     s->incoming = *state;
     s->n_incoming_bytes = 0;
-    return QSF_OK;
+    qsf_mutex_lock(&s->model->kv_lock);
+    qsf_kvcache_trim(&s->buffers.kv, 0);
+    const qsf_status status = qsf_kvcache_reserve(&s->buffers.kv, 0, state->n_tokens);
+    if (status != QSF_OK)
+        qsf_kvcache_trim(&s->buffers.kv, 0);
+    qsf_mutex_unlock(&s->model->kv_lock);
+    return status;
 }
 
 qsf_status qsf_session_write_state(qsf_session *s, const qsf_state *state, uint64_t offset,
@@ -156,10 +162,12 @@ qsf_status qsf_session_write_state(qsf_session *s, const qsf_state *state, uint6
                         (unsigned long long)s->n_incoming_bytes, (unsigned long long)offset);
     QSF_TRY(check_range(state, offset, n_bytes));
     s->n_incoming_bytes = 0;
-    if (qsf_crc32(0, src, n_bytes) != crc32)
+    if (qsf_crc32(0, src, n_bytes) != crc32) {
+        qsf_session_trim(s, 0);
         return QSF_FAIL(QSF_ERR_DAMAGED,
                         "%zu bytes at %llu of the session's state do not have their checksum",
                         n_bytes, (unsigned long long)offset);
+    }
     const size_t n = count_logits(s, state, offset, n_bytes);
     if (n > 0)
         memcpy((unsigned char *)s->buffers.logits + offset, src, n);
@@ -205,7 +213,9 @@ qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_t
                         "cannot copy %zu of %u tokens: layers with a window hold only the last "
                         "ones",
                         n_tokens, from->n_tokens);
-    qsf_kvcache_copy(&to->buffers.kv, &from->buffers.kv, c, n);
+    qsf_mutex_lock(&to->model->kv_lock);
+    qsf_kvcache_share(&to->buffers.kv, &from->buffers.kv, c, n);
+    qsf_mutex_unlock(&to->model->kv_lock);
     memcpy(to->buffers.tokens, from->buffers.tokens, n * sizeof *to->buffers.tokens);
     to->n_tokens = n;
     to->n_ahead = to->n_likeliest = 0;

@@ -147,12 +147,11 @@ static void learn(qsf_session *s, uint32_t token, bool is_ahead)
                             s->buffers.likeliest[n_rows - s->n_likeliest]);
 }
 
-/* Evaluates a token and drafts in one pass. */
-static qsf_status evaluate(qsf_session *s, uint32_t token)
+/* Evaluates in one pass the token and the drafts that stand behind those of the session. */
+static qsf_status evaluate(qsf_session *s, uint32_t n_drafts)
 {
     qsf_model *const m = s->model;
     const bool drafts = m->plan.draft_rows > 0;
-    const uint32_t n_drafts = draft(s, token);
     float *const rows = n_drafts > 0 ? m->shared.draft_logits : s->buffers.logits;
     qsf_pass_part part = {s,     s->buffers.tokens + s->n_tokens, 1 + n_drafts, 1 + n_drafts, rows,
                           QSF_OK};
@@ -176,6 +175,14 @@ static qsf_status evaluate(qsf_session *s, uint32_t token)
     s->n_step_passes++;
     s->n_step_rows += 1 + n_drafts;
     return QSF_OK;
+}
+
+/* Evaluates a token, with drafts if there is room for them. */
+static qsf_status evaluate_ahead(qsf_session *s, uint32_t token)
+{
+    const uint32_t n_drafts = draft(s, token);
+    const qsf_status status = evaluate(s, n_drafts);
+    return status == QSF_ERR_NOMEM && n_drafts > 0 ? evaluate(s, 0) : status;
 }
 
 /* True if the token is evaluated already. */
@@ -215,7 +222,7 @@ qsf_status qsf_session_step(qsf_session *s, uint32_t token)
     const bool is_there = is_ahead(s, token);
     if (m->plan.draft_rows > 0)
         learn(s, token, is_there);
-    const qsf_status status = is_there ? take(s) : evaluate(s, token);
+    const qsf_status status = is_there ? take(s) : evaluate_ahead(s, token);
     qsf_mutex_unlock(&m->lock);
     QSF_TRY(status);
     s->step_tokens++;

@@ -55,6 +55,8 @@ typedef struct qsf_options {
                              * if the budget is small */
     uint32_t chunk_tokens;  /* most prompt tokens evaluated together; 0: the plan chooses */
     uint32_t max_sessions;  /* sessions that may be open at once; the plan includes their caches */
+    uint32_t kv_contexts;   /* sequences of ctx_tokens that the KV pool of all sessions has room
+                             * for, at most max_sessions; 0: as many as sessions */
     uint32_t logits_rows;   /* most tokens with logits in a qsf_model_pass(), at most 4096; 0: as
                              * many as sessions */
     uint32_t draft_rows;  /* most guesses that a qsf_session_step() evaluates after its token, 0 to
@@ -93,7 +95,9 @@ typedef struct qsf_plan {
     uint64_t embedding_bytes;  /* one band and the cache of rows, if the embedding table is not
                                 * resident */
     uint64_t experts_bytes;    /* slots of experts, if the model has any */
-    uint64_t kv_bytes;         /* KV pages of all sessions */
+    uint64_t kv_bytes;         /* KV pages of all sessions, their tokens and logits */
+    uint64_t kv_pool_bytes;    /* part of kv_bytes: the pages */
+    uint64_t session_bytes;    /* of one session, beside pages; part of kv_bytes for each */
     uint64_t scratch_bytes;    /* activations of one prompt chunk, logits of a pass and of drafts,
                                 * sampling */
     uint64_t tables_bytes;     /* index, positions, session and thread records */
@@ -107,6 +111,7 @@ typedef struct qsf_plan {
     uint32_t chunk_tokens;
     uint32_t n_threads;
     uint32_t max_sessions;
+    uint32_t kv_contexts; /* sequences of ctx_tokens that the KV pool has room for */
     uint32_t logits_rows; /* 0: a pass gives logits to one item */
     uint32_t draft_rows;  /* 0: steps guess nothing */
     uint32_t kv_k_bits;   /* bits of a key in the KV cache; 16 and 32 are floats */

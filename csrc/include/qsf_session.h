@@ -20,7 +20,8 @@ QSF_API void qsf_session_destroy(qsf_session *s);
  * the tokens after the common prefix, then evaluates at most one chunk of the missing ones.
  * *n_done becomes the number of tokens that are evaluated. Call again until it equals n_tokens.
  * The last token is always evaluated again, so that its logits are available.
- * QSF_ERR_ARG: a token is outside the vocabulary, or n_tokens > ctx_tokens.
+ * QSF_ERR_ARG: a token is outside the vocabulary, or n_tokens > ctx_tokens. QSF_ERR_NOMEM, as of
+ * score, step and qsf_model_pass(): the KV pool is full; nothing was evaluated.
  * After QSF_ERR_CANCELLED, QSF_ERR_IO, QSF_ERR_FORMAT or QSF_ERR_DAMAGED the session holds the
  * tokens that it held before the chunk and can be used again. */
 QSF_API qsf_status qsf_session_sync(qsf_session *s, const uint32_t *tokens, size_t n_tokens,

@@ -1,4 +1,4 @@
-/* qsf_state.h - part of qsf.h: the state of a session as bytes, and copies of it.
+/* qsf_state.h - part of qsf.h: the state of a session as bytes, and what two sessions share.
  *
  * The state is what a session needs to go on: the logits of its last token, if it has them, and its
  * KV cache. Who keeps it with the tokens can continue the session later, in another process, with
@@ -52,8 +52,9 @@ QSF_API qsf_status qsf_session_write_state(qsf_session *s, const qsf_state *stat
  * QSF_ERR_ARG: it was not, or a token is outside the vocabulary. */
 QSF_API qsf_status qsf_session_adopt_state(qsf_session *s, const uint32_t *tokens);
 
-/* Makes `to` hold the first n_tokens of what `from` holds, by copying; with their logits if these
- * are all its tokens. Both are sessions of one model. No other call may use either meanwhile.
+/* Makes `to` hold the first n_tokens of what `from` holds, with their logits if these are all its
+ * tokens. Both hold the same KV memory, until one evaluates behind them: then it takes a copy of at
+ * most 32 positions. Both are sessions of one model. No other call may use either meanwhile.
  * QSF_ERR_ARG: `from` holds fewer, or could not be rewound to them; `to` has not changed. */
 QSF_API qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_tokens);
 

@@ -361,21 +361,23 @@ static void attend_span(const attention_job *job, const row_group *group, const 
     if (first_slot >= end_slot)
         return;
     const size_t page = span * QSF_KV_SPAN_PAGES;
-    const qsf_kv_layer *const pages = &kv->layers[job->layer];
-    const void *const *const k_pages = qsf_kvcache_k_pages(kv, job->layer, group->kv_head, page);
-    const void *const *const v_pages = qsf_kvcache_v_pages(kv, job->layer, group->kv_head, page);
+    const qsf_kv_layer *const layer = &kv->pool->layers[job->layer];
     const size_t first_page = first_slot / QSF_KV_PAGE_TOKENS;
     const size_t end_page = qsf_ceil_div(end_slot, QSF_KV_PAGE_TOKENS);
-    prefetch_pages(k_pages, first_page, end_page, pages->k_page_bytes);
-    prefetch_pages(v_pages, first_page, end_page, pages->v_page_bytes);
-    score_pages(k->matmul[kv->form.k_type], pages->k_page_bytes, k_pages, first_page, end_page, x,
-                scores);
+    const void *k_pages[QSF_KV_SPAN_PAGES];
+    const void *v_pages[QSF_KV_SPAN_PAGES];
+    qsf_kvcache_find_pages(kv, job->layer, group->kv_head, page, first_page, end_page, k_pages,
+                           v_pages);
+    prefetch_pages(k_pages, first_page, end_page, layer->k_page_bytes);
+    prefetch_pages(v_pages, first_page, end_page, layer->v_page_bytes);
+    score_pages(k->matmul[kv->pool->form.k_type], layer->k_page_bytes, k_pages, first_page,
+                end_page, x, scores);
     for (size_t r = 0; r < group->n_rows; r++)
         if (ranges[r].begin < ranges[r].end)
             sums[r] = weigh_scores(o, group, r, begin, ranges[r], scores + r * QSF_KV_SPAN_TOKENS);
-    k->span_values[kv->form.v_type](v_pages, x->n_blocks, scores, ranges, group->n_rows,
-                                    s->span_values +
-                                        worker_idx * QSF_ATTEND_ROWS * x->n_blocks * QSF_BLOCK);
+    k->span_values[kv->pool->form.v_type](v_pages, x->n_blocks, scores, ranges, group->n_rows,
+                                          s->span_values + worker_idx * QSF_ATTEND_ROWS *
+                                                               x->n_blocks * QSF_BLOCK);
 }
 
 /* attended = values / total, rotated back */

@@ -1,82 +1,20 @@
-/* kvcache.c - lays out the pages and their tables. */
+/* kvcache.c - the blocks of one session, and what is in them. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/kvcache.h"
 
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/status.h"
 
-/* Returns the pages of a KV head: all of the context, or as many as a chunk with its window can
- * touch. */
-static uint32_t count_pages(const qsf_layer_kind *k, uint32_t ctx_tokens, uint32_t chunk_tokens)
+void qsf_kvcache_layout(qsf_kvcache *kv, qsf_arena *a, qsf_kv_pool *pool, uint32_t home)
 {
-    const size_t n_all = qsf_ceil_div(ctx_tokens, QSF_KV_PAGE_TOKENS);
-    const size_t n_seen =
-        qsf_ceil_div((size_t)k->window_tokens + chunk_tokens, QSF_KV_PAGE_TOKENS) + 1;
-    return (uint32_t)(k->window_tokens != 0 && n_seen < n_all ? n_seen : n_all);
-}
-
-/* Returns the pages of a layer; first_entry is left to the caller. */
-static qsf_kv_layer describe_layer(const qsf_layer_kind *k, uint32_t ctx_tokens,
-                                   uint32_t chunk_tokens, const qsf_kv_form *form)
-{
-    const size_t n_blocks = qsf_ceil_div(k->head_dim, QSF_BLOCK);
-    const size_t n_tile_rows = QSF_KV_PAGE_TOKENS / QSF_TILE_ROWS;
-    const uint32_t n_pages = count_pages(k, ctx_tokens, chunk_tokens);
-    const bool is_ring = n_pages < qsf_ceil_div(ctx_tokens, QSF_KV_PAGE_TOKENS);
-    return (qsf_kv_layer){
-        .n_kv_heads = k->n_kv_heads,
-        .head_dim = k->head_dim,
-        .n_pages = n_pages,
-        .n_entries = n_pages + (is_ring ? QSF_KV_SPAN_PAGES - 1 : 0),
-        .k_page_bytes = n_tile_rows * n_blocks * qsf_dtype_tile_bytes(form->k_type),
-        .v_page_bytes = n_blocks * qsf_kv_value_block_bytes(form->v_type),
-    };
-}
-
-void qsf_kvcache_layout(qsf_kvcache *kv, qsf_arena *a, const qsf_config *c, uint32_t ctx_tokens,
-                        uint32_t chunk_tokens, const qsf_kv_form *form)
-{
-    uint64_t n_entries = 0; /* below 2^43: limits of layout.h */
-    uint64_t pages_bytes = 0;
-    *kv = (qsf_kvcache){.form = *form};
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        const qsf_kv_layer l = describe_layer(c->layers[i].kind, ctx_tokens, chunk_tokens, form);
-        const uint64_t page_bytes = (uint64_t)l.n_kv_heads * (l.k_page_bytes + l.v_page_bytes);
-        uint64_t layer_bytes = UINT64_MAX;
-        (void)qsf_mul_u64(page_bytes, l.n_pages, &layer_bytes);
-        pages_bytes = qsf_add_capped(pages_bytes, layer_bytes);
-        n_entries += (uint64_t)l.n_kv_heads * l.n_entries;
-    }
-    kv->layers = qsf_arena_push(a, c->n_layers, sizeof *kv->layers);
-    kv->k_tables = qsf_arena_push(a, n_entries, sizeof *kv->k_tables);
-    kv->v_tables = qsf_arena_push(a, n_entries, sizeof *kv->v_tables);
-    kv->pages = qsf_arena_push(a, pages_bytes, 1);
-}
-
-/* Points a head's table at n_pages pages of page_bytes, again from the first for a ring. */
-static unsigned char *link_pages(void **table, const qsf_kv_layer *l, size_t page_bytes,
-                                 unsigned char *pages)
-{
-    for (size_t i = 0; i < l->n_entries; i++)
-        table[i] = pages + i % l->n_pages * page_bytes;
-    return pages + l->n_pages * page_bytes;
-}
-
-void qsf_kvcache_link(qsf_kvcache *kv, const qsf_config *c, uint32_t ctx_tokens,
-                      uint32_t chunk_tokens)
-{
-    unsigned char *at = kv->pages;
-    size_t entry = 0;
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        qsf_kv_layer *const l = &kv->layers[i];
-        *l = describe_layer(c->layers[i].kind, ctx_tokens, chunk_tokens, &kv->form);
-        l->first_entry = entry;
-        for (uint32_t head = 0; head < l->n_kv_heads; head++, entry += l->n_entries) {
-            at = link_pages(kv->k_tables + entry, l, l->k_page_bytes, at);
-            at = link_pages(kv->v_tables + entry, l, l->v_page_bytes, at);
-        }
-    }
+    *kv = (qsf_kvcache){.pool = pool, .home = home};
+    kv->blocks = qsf_arena_push(a, pool->n_places, sizeof *kv->blocks);
+    if (a->measuring || a->failed)
+        return;
+    for (uint32_t i = 0; i < pool->n_places; i++)
+        kv->blocks[i] = QSF_KV_NO_BLOCK;
 }
 
 bool qsf_kvcache_can_rotate(const qsf_config *c)
@@ -89,12 +27,77 @@ bool qsf_kvcache_can_rotate(const qsf_config *c)
     return true;
 }
 
-void qsf_kvcache_begin_chunk(qsf_kvcache *kv, uint32_t begin, uint32_t end)
+/* ---- blocks ---- */
+
+static uint32_t page_of(uint32_t position)
 {
+    return position / QSF_KV_PAGE_TOKENS;
+}
+
+static uint32_t end_page_of(uint32_t end)
+{
+    return (uint32_t)qsf_ceil_div(end, QSF_KV_PAGE_TOKENS);
+}
+
+/* Returns the block that a place wants: the one behind that of the place before, if no other
+ * session has that, else one of the session's part of the pool. */
+static uint32_t wanted_block(const qsf_kvcache *kv, const qsf_kv_group *g, uint32_t place)
+{
+    const uint32_t before = place > 0 ? kv->blocks[g->first_place + place - 1] : QSF_KV_NO_BLOCK;
+    if (before != QSF_KV_NO_BLOCK && g->n_holders[before] == 1)
+        return before + 1;
+    return (uint32_t)((uint64_t)g->n_blocks * kv->home / kv->pool->n_sessions) + place;
+}
+
+/* Makes the block of a page one that only this session has: its own, a copy, or a new one. */
+static bool own_block(qsf_kvcache *kv, uint32_t group_idx, uint32_t page, bool is_begun)
+{
+    const qsf_kv_group *const g = &kv->pool->groups[group_idx];
+    const uint32_t place = page % g->n_places;
+    uint32_t *const block = &kv->blocks[g->first_place + place];
+    if (*block != QSF_KV_NO_BLOCK && g->n_holders[*block] == 1)
+        return true;
+    const uint32_t taken = qsf_kv_pool_take(kv->pool, group_idx, wanted_block(kv, g, place),
+                                            is_begun ? *block : QSF_KV_NO_BLOCK);
+    if (taken == QSF_KV_NO_BLOCK)
+        return false;
+    qsf_kv_pool_drop(kv->pool, group_idx, *block);
+    *block = taken;
+    return true;
+}
+
+qsf_status qsf_kvcache_reserve(qsf_kvcache *kv, uint32_t begin, uint32_t end)
+{
+    const qsf_kv_pool *const pool = kv->pool;
+    qsf_kvcache_trim(kv, end);
+    for (uint32_t i = 0; i < pool->n_groups; i++) {
+        for (uint32_t page = page_of(begin); page < end_page_of(end); page++)
+            if (!own_block(kv, i, page, page * QSF_KV_PAGE_TOKENS < begin))
+                return QSF_FAIL(
+                    QSF_ERR_NOMEM,
+                    "the KV pool of %u positions is full: none of its %u blocks is free for "
+                    "position %u; end or rewind a session, or open the model with more kv_contexts",
+                    pool->groups[i].n_blocks * QSF_KV_PAGE_TOKENS, pool->groups[i].n_blocks,
+                    page * QSF_KV_PAGE_TOKENS);
+    }
     if (begin == 0)
         kv->n_adopted = 0;
     if (begin == 0 || end > kv->n_stored)
         kv->n_stored = end;
+    return QSF_OK;
+}
+
+void qsf_kvcache_trim(qsf_kvcache *kv, uint32_t n_tokens)
+{
+    for (uint32_t i = 0; i < kv->pool->n_groups; i++) {
+        const qsf_kv_group *const g = &kv->pool->groups[i];
+        uint32_t *const blocks = kv->blocks + g->first_place;
+        const uint32_t n_kept = i == 0 || n_tokens == 0 ? end_page_of(n_tokens) : g->n_places;
+        for (uint32_t place = n_kept; place < g->n_places; place++) {
+            qsf_kv_pool_drop(kv->pool, i, blocks[place]);
+            blocks[place] = QSF_KV_NO_BLOCK;
+        }
+    }
 }
 
 /* Returns the first position that a token at `position` sees. */
@@ -104,63 +107,76 @@ static uint32_t first_seen(const qsf_layer_kind *k, uint32_t position)
                                                                  : 0;
 }
 
+/* Returns how many pages of a layer a session can hold. */
+static uint32_t count_places(const qsf_kvcache *kv, uint32_t layer)
+{
+    return kv->pool->groups[kv->pool->layers[layer].group_idx].n_places;
+}
+
 bool qsf_kvcache_holds(const qsf_kvcache *kv, const qsf_config *c, uint32_t position)
 {
-    const uint32_t end_page = (uint32_t)qsf_ceil_div(kv->n_stored, QSF_KV_PAGE_TOKENS);
+    const uint32_t end_page = end_page_of(kv->n_stored);
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const qsf_layer_kind *const kind = c->layers[i].kind;
-        const uint32_t first_page = first_seen(kind, position) / QSF_KV_PAGE_TOKENS;
+        const uint32_t first_page = page_of(first_seen(kind, position));
         if (first_seen(kind, position) < position &&
-            (first_page + kv->layers[i].n_pages < end_page ||
-             first_page < first_seen(kind, kv->n_adopted) / QSF_KV_PAGE_TOKENS))
+            (first_page + count_places(kv, i) < end_page ||
+             first_page < page_of(first_seen(kind, kv->n_adopted))))
             return false;
     }
     return true;
 }
 
-/* Returns the index in the tables of a page of a layer and KV head. */
-static size_t entry_of(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head, size_t page)
+/* ---- pages ---- */
+
+static uint32_t block_of(const qsf_kvcache *kv, const qsf_kv_layer *l, size_t page)
 {
-    const qsf_kv_layer *const l = &kv->layers[layer];
-    return l->first_entry + (size_t)kv_head * l->n_entries + page % l->n_pages;
+    const qsf_kv_group *const g = &kv->pool->groups[l->group_idx];
+    return kv->blocks[g->first_place + page % g->n_places];
 }
 
-const void *const *qsf_kvcache_k_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head,
-                                       size_t page)
+void qsf_kvcache_find_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head, size_t page,
+                            size_t first, size_t end, const void **k_pages, const void **v_pages)
 {
-    return (const void *const *)(kv->k_tables + entry_of(kv, layer, kv_head, page));
-}
-
-const void *const *qsf_kvcache_v_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head,
-                                       size_t page)
-{
-    return (const void *const *)(kv->v_tables + entry_of(kv, layer, kv_head, page));
+    const qsf_kv_layer *const l = &kv->pool->layers[layer];
+    const qsf_kv_group *const g = &kv->pool->groups[l->group_idx];
+    const unsigned char *const k_first = qsf_kv_pool_k_page(kv->pool, l, kv_head, 0);
+    const unsigned char *const v_first = qsf_kv_pool_v_page(kv->pool, l, kv_head, 0);
+    const uint32_t *const blocks = kv->blocks + g->first_place;
+    uint32_t place = (uint32_t)(page + first) % g->n_places;
+    for (size_t i = first; i < end; i++) {
+        k_pages[i] = k_first + blocks[place] * l->k_page_bytes;
+        v_pages[i] = v_first + blocks[place] * l->v_page_bytes;
+        place = place + 1 < g->n_places ? place + 1 : 0;
+    }
 }
 
 void qsf_kvcache_store_k(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
                          uint32_t position, const float *key)
 {
-    const size_t entry = entry_of(kv, layer, kv_head, position / QSF_KV_PAGE_TOKENS);
-    k->k_store[kv->form.k_type](key, kv->layers[layer].head_dim, position % QSF_KV_PAGE_TOKENS,
-                                kv->k_tables[entry]);
+    const qsf_kv_layer *const l = &kv->pool->layers[layer];
+    k->k_store[kv->pool->form.k_type](
+        key, l->head_dim, position % QSF_KV_PAGE_TOKENS,
+        qsf_kv_pool_k_page(kv->pool, l, kv_head, block_of(kv, l, page_of(position))));
 }
 
 void qsf_kvcache_store_v(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
                          uint32_t position, const float *value)
 {
-    const size_t entry = entry_of(kv, layer, kv_head, position / QSF_KV_PAGE_TOKENS);
-    k->v_store[kv->form.v_type](value, kv->layers[layer].head_dim, position % QSF_KV_PAGE_TOKENS,
-                                kv->v_tables[entry]);
+    const qsf_kv_layer *const l = &kv->pool->layers[layer];
+    k->v_store[kv->pool->form.v_type](
+        value, l->head_dim, position % QSF_KV_PAGE_TOKENS,
+        qsf_kv_pool_v_page(kv->pool, l, kv_head, block_of(kv, l, page_of(position))));
 }
 
-uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, const qsf_config *c, uint32_t n_tokens)
+uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, uint32_t n_tokens)
 {
-    const uint64_t n_pages = qsf_ceil_div(n_tokens, QSF_KV_PAGE_TOKENS);
+    const uint32_t n_pages = end_page_of(n_tokens);
     uint64_t n_bytes = 0;
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        const qsf_kv_layer *const l = &kv->layers[i];
-        n_bytes += (n_pages < l->n_pages ? n_pages : l->n_pages) *
-                   (l->k_page_bytes + l->v_page_bytes) * l->n_kv_heads;
+    for (uint32_t i = 0; i < kv->pool->n_layers; i++) {
+        const qsf_kv_layer *const l = &kv->pool->layers[i];
+        const uint64_t n_held = n_pages < count_places(kv, i) ? n_pages : count_places(kv, i);
+        n_bytes += n_held * (l->k_page_bytes + l->v_page_bytes) * l->n_kv_heads;
     }
     return n_bytes;
 }
@@ -169,34 +185,42 @@ uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, const qsf_config *c, uint
 
 /* The part of an image that belongs to one layer, KV head, and K or V */
 typedef struct qsf_image_part {
-    void **table;
-    uint32_t n_table; /* pages, from which the table repeats */
+    const qsf_kv_layer *layer;
+    uint32_t kv_head;
+    bool is_key;
     uint32_t first_page;
     uint32_t end_page;
     size_t page_bytes;
 } qsf_image_part;
 
+/* Returns the pages of a layer that are in the image of a position. */
+static void find_range(const qsf_config *c, uint32_t layer, uint32_t position, uint32_t *first_page,
+                       uint32_t *end_page)
+{
+    const uint32_t first = first_seen(c->layers[layer].kind, position);
+    *first_page = page_of(first);
+    *end_page = first < position ? end_page_of(position) : *first_page;
+}
+
 static qsf_image_part find_part(const qsf_kvcache *kv, const qsf_config *c, uint32_t position,
                                 uint32_t layer, uint32_t part)
 {
-    const qsf_kv_layer *const l = &kv->layers[layer];
-    const uint32_t first = first_seen(c->layers[layer].kind, position);
-    void **const tables = part % 2 == 0 ? kv->k_tables : kv->v_tables;
-    return (qsf_image_part){
-        .table = tables + l->first_entry + (size_t)(part / 2) * l->n_entries,
-        .n_table = l->n_pages,
-        .first_page = first / QSF_KV_PAGE_TOKENS,
-        .end_page = first < position ? (uint32_t)qsf_ceil_div(position, QSF_KV_PAGE_TOKENS)
-                                     : first / QSF_KV_PAGE_TOKENS,
+    const qsf_kv_layer *const l = &kv->pool->layers[layer];
+    qsf_image_part p = {
+        .layer = l,
+        .kv_head = part / 2,
+        .is_key = part % 2 == 0,
         .page_bytes = part % 2 == 0 ? l->k_page_bytes : l->v_page_bytes,
     };
+    find_range(c, layer, position, &p.first_page, &p.end_page);
+    return p;
 }
 
 uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, const qsf_config *c, uint32_t position)
 {
     uint64_t n_bytes = 0;
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        const qsf_kv_layer *const l = &kv->layers[i];
+        const qsf_kv_layer *const l = &kv->pool->layers[i];
         const qsf_image_part p = find_part(kv, c, position, i, 0);
         n_bytes += (uint64_t)(p.end_page - p.first_page) * (l->k_page_bytes + l->v_page_bytes) *
                    l->n_kv_heads;
@@ -206,8 +230,8 @@ uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, const qsf_config *c, uin
 
 /* Copies a part's bytes between the cache and a buffer, where [offset, offset + n_bytes) of the
  * image meets the part, which begins at part_offset. Exactly one of dst and src is not NULL. */
-static void move_part(const qsf_image_part *p, uint64_t part_offset, uint64_t offset,
-                      unsigned char *dst, const unsigned char *src, size_t n_bytes)
+static void move_part(const qsf_kvcache *kv, const qsf_image_part *p, uint64_t part_offset,
+                      uint64_t offset, unsigned char *dst, const unsigned char *src, size_t n_bytes)
 {
     const uint64_t end = offset + n_bytes;
     for (uint32_t page = p->first_page; page < p->end_page; page++) {
@@ -216,8 +240,10 @@ static void move_part(const qsf_image_part *p, uint64_t part_offset, uint64_t of
         const uint64_t to = at + p->page_bytes < end ? at + p->page_bytes : end;
         if (from >= to)
             continue;
-        unsigned char *const here =
-            (unsigned char *)p->table[page % p->n_table] + (size_t)(from - at);
+        const uint32_t block = block_of(kv, p->layer, page);
+        unsigned char *const here = (p->is_key ? qsf_kv_pool_k_page : qsf_kv_pool_v_page)(
+                                        kv->pool, p->layer, p->kv_head, block) +
+                                    (size_t)(from - at);
         if (dst != NULL)
             memcpy(dst + (from - offset), here, (size_t)(to - from));
         else
@@ -231,11 +257,11 @@ static void move_image(const qsf_kvcache *kv, const qsf_config *c, uint32_t posi
 {
     uint64_t at = 0;
     for (uint32_t i = 0; i < c->n_layers && at < offset + n_bytes; i++) {
-        for (uint32_t part = 0; part < 2 * kv->layers[i].n_kv_heads; part++) {
+        for (uint32_t part = 0; part < 2 * kv->pool->layers[i].n_kv_heads; part++) {
             const qsf_image_part p = find_part(kv, c, position, i, part);
             const uint64_t part_bytes = (uint64_t)(p.end_page - p.first_page) * p.page_bytes;
             if (at < offset + n_bytes && offset < at + part_bytes)
-                move_part(&p, at, offset, dst, src, n_bytes);
+                move_part(kv, &p, at, offset, dst, src, n_bytes);
             at += part_bytes;
         }
     }
@@ -253,17 +279,39 @@ void qsf_kvcache_write_image(qsf_kvcache *kv, const qsf_config *c, uint32_t posi
     move_image(kv, c, position, offset, NULL, src, n_bytes);
 }
 
-void qsf_kvcache_copy(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_config *c,
-                      uint32_t position)
+/* Holds the other cache's blocks of one group. Layers of a group may have different windows. */
+static void share_group(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_config *c,
+                        uint32_t group_idx, uint32_t position)
 {
+    const qsf_kv_group *const g = &kv->pool->groups[group_idx];
+    uint32_t *const to_blocks = kv->blocks + g->first_place;
+    const uint32_t *const from_blocks = from->blocks + g->first_place;
+    uint32_t first_page = UINT32_MAX;
+    uint32_t end_page = 0;
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        for (uint32_t part = 0; part < 2 * kv->layers[i].n_kv_heads; part++) {
-            const qsf_image_part to = find_part(kv, c, position, i, part);
-            const qsf_image_part p = find_part(from, c, position, i, part);
-            for (uint32_t page = p.first_page; page < p.end_page; page++)
-                memcpy(to.table[page % to.n_table], p.table[page % p.n_table], p.page_bytes);
-        }
+        uint32_t first;
+        uint32_t end;
+        find_range(c, i, position, &first, &end);
+        if (kv->pool->layers[i].group_idx != group_idx || first == end)
+            continue;
+        first_page = first < first_page ? first : first_page;
+        end_page = end > end_page ? end : end_page;
     }
+    for (uint32_t page = first_page; page < end_page; page++)
+        qsf_kv_pool_hold(kv->pool, group_idx, from_blocks[page % g->n_places]);
+    for (uint32_t place = 0; place < g->n_places; place++) {
+        qsf_kv_pool_drop(kv->pool, group_idx, to_blocks[place]);
+        to_blocks[place] = QSF_KV_NO_BLOCK;
+    }
+    for (uint32_t page = first_page; page < end_page; page++)
+        to_blocks[page % g->n_places] = from_blocks[page % g->n_places];
+}
+
+void qsf_kvcache_share(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_config *c,
+                       uint32_t position)
+{
+    for (uint32_t i = 0; i < kv->pool->n_groups; i++)
+        share_group(kv, from, c, i, position);
     qsf_kvcache_adopt(kv, position);
 }
 

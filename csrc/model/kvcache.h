@@ -1,10 +1,11 @@
-/* kvcache.h - the pages that hold keys and values of one session.
+/* kvcache.h - the keys and values of one session: a table of blocks of the pool (kvpool.h).
  *
- * A page holds 32 positions of the keys, or of the values, of one KV head of one layer, in the
- * layouts of kernels.h ("KV pages and attention"). Logical position p lies in page p / 32,
- * slot p % 32, of its layer and head; the page tables have the addresses of the pages. Untouched
- * pages cost no memory. A layer with a window holds only the pages that a chunk sees, as a ring:
- * page p takes the place of page p - n_pages.
+ * Logical position p lies in page p / 32, slot p % 32, of each layer and KV head. The table has,
+ * for each group of layers, the block of each page. A group with a window holds only the pages that
+ * a chunk sees, as a ring: page p takes the place of page p - n_places.
+ *
+ * A session takes blocks as it grows and gives them back. Sessions with the same beginning may hold
+ * the same blocks; one that is to write into such a block takes a copy of it before.
  *
  * Keys and values may be rotated by a Hadamard matrix before they are stored. It spreads outliers
  * over the head, so that few bits suffice. Queries are then rotated too, and the attended values
@@ -18,61 +19,38 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/kernels.h"
-#include "memory/arena.h"
-#include "model/config.h"
-
-/* How keys and values are stored; the same for all sessions of a model. */
-typedef struct qsf_kv_form {
-    qsf_dtype k_type; /* f32, f16, 8bit, 4bit or 2bit, as below */
-    qsf_dtype v_type;
-    bool is_rotated; /* by qsf_hadamard_fn; heads of 16 .. 4096 dimensions */
-} qsf_kv_form;
-
-/* The pages of one layer */
-typedef struct qsf_kv_layer {
-    uint32_t n_kv_heads;
-    uint32_t head_dim;
-    uint32_t n_pages;   /* of a KV head */
-    uint32_t n_entries; /* of a head's page table: of a ring, a span more than its pages */
-    size_t first_entry; /* of the layer in the tables */
-    size_t k_page_bytes;
-    size_t v_page_bytes;
-} qsf_kv_layer;
+#include "model/kvpool.h"
 
 typedef struct qsf_kvcache {
-    qsf_kv_form form;
+    qsf_kv_pool *pool;
+    uint32_t *blocks;   /* [n_places of the pool] or QSF_KV_NO_BLOCK */
+    uint32_t home;      /* this part of the pool's n_sessions it takes blocks from, if it can */
     uint32_t n_stored;  /* one more than the last position that was stored; 0: none that counts */
     uint32_t n_adopted; /* pages were taken over for going on at this position; 0: they were not */
-    qsf_kv_layer *layers; /* [n_layers] */
-    unsigned char *pages; /* [layers, kv_heads]: n_pages pages of K, then n_pages of V */
-    void **k_tables;      /* [layers, kv_heads, n_entries] */
-    void **v_tables;      /* [layers, kv_heads, n_entries] */
 } qsf_kvcache;
 
-/* Call once on a measuring arena and once on the real one, then qsf_kvcache_link. */
-void qsf_kvcache_layout(qsf_kvcache *kv, qsf_arena *a, const qsf_config *c, uint32_t ctx_tokens,
-                        uint32_t chunk_tokens, const qsf_kv_form *form);
-
-/* Fills the page tables after the real layout, with the same numbers. */
-void qsf_kvcache_link(qsf_kvcache *kv, const qsf_config *c, uint32_t ctx_tokens,
-                      uint32_t chunk_tokens);
+/* Call once on a measuring arena and once on the real one. The table is empty then. */
+void qsf_kvcache_layout(qsf_kvcache *kv, qsf_arena *a, qsf_kv_pool *pool, uint32_t home);
 
 /* True if heads of this model can be rotated. */
 bool qsf_kvcache_can_rotate(const qsf_config *c);
 
-/* Notes that a chunk will store positions up to `end`, the first of them `begin`. From position 0
- * on, what is stored is forgotten. */
-void qsf_kvcache_begin_chunk(qsf_kvcache *kv, uint32_t begin, uint32_t end);
+/* Makes room for positions begin .. end - 1, which will be stored behind those before `begin`:
+ * takes blocks, copies shared ones, and gives back what is behind `end`. From position 0 on, what
+ * is stored is forgotten. QSF_ERR_NOMEM: too few blocks are free; positions before `begin` are as
+ * they were. */
+qsf_status qsf_kvcache_reserve(qsf_kvcache *kv, uint32_t begin, uint32_t end);
+
+/* Gives back blocks that have no position below n_tokens; rings keep theirs, except for 0. */
+void qsf_kvcache_trim(qsf_kvcache *kv, uint32_t n_tokens);
 
 /* True if the pages still hold all positions that a token at `position` sees. */
 bool qsf_kvcache_holds(const qsf_kvcache *kv, const qsf_config *c, uint32_t position);
 
-/* Return the addresses of a span's pages, of which page `page`, a multiple of 8, is the first. */
-const void *const *qsf_kvcache_k_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head,
-                                       size_t page);
-const void *const *qsf_kvcache_v_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head,
-                                       size_t page);
+/* Write the addresses of pages first .. end - 1 of the span whose first page is `page`, a multiple
+ * of 8, to entries first .. end - 1 of k_pages and v_pages [8]. */
+void qsf_kvcache_find_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head, size_t page,
+                            size_t first, size_t end, const void **k_pages, const void **v_pages);
 
 /* Stores k or v [head_dim] of one position. Different heads may be stored from different
  * threads. */
@@ -87,21 +65,22 @@ void qsf_kvcache_store_v(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, 
  */
 uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, const qsf_config *c, uint32_t position);
 
-/* Copy n_bytes of the image from `offset` on, which must be inside it. Writing into a cache makes
- * it hold nothing, until it adopts the position. */
+/* Copy n_bytes of the image from `offset` on, which must be inside it. Before writing, reserve from
+ * position 0 on. Writing into a cache makes it hold nothing, until it adopts the position. */
 void qsf_kvcache_read_image(const qsf_kvcache *kv, const qsf_config *c, uint32_t position,
                             uint64_t offset, void *dst, size_t n_bytes);
 void qsf_kvcache_write_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
                              uint64_t offset, const void *src, size_t n_bytes);
 
-/* Takes the image of a cache of the same model and form, page by page, and adopts the position. */
-void qsf_kvcache_copy(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_config *c,
-                      uint32_t position);
+/* Holds the blocks of another cache of the same pool that the image of the position is in, instead
+ * of its own, and adopts the position. */
+void qsf_kvcache_share(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_config *c,
+                       uint32_t position);
 
 /* Notes that the whole image of `position` was written. */
 void qsf_kvcache_adopt(qsf_kvcache *kv, uint32_t position);
 
 /* Returns the bytes of the pages that n_tokens positions touch. */
-uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, const qsf_config *c, uint32_t n_tokens);
+uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, uint32_t n_tokens);
 
 #endif

@@ -128,6 +128,7 @@ class Options:
     ctx_tokens: int | None = None
     chunk_tokens: int | None = None
     max_sessions: int | None = None
+    kv_contexts: int | None = None
     logits_rows: int | None = None
     draft_rows: int | None = None
     is_pinned: bool = False
@@ -188,6 +189,8 @@ class MemoryPlan:
     embedding_bytes: int
     experts_bytes: int
     kv_bytes: int
+    kv_pool_bytes: int
+    session_bytes: int
     scratch_bytes: int
     tables_bytes: int
     stacks_bytes: int
@@ -200,6 +203,7 @@ class MemoryPlan:
     chunk_tokens: int
     n_threads: int
     max_sessions: int
+    kv_contexts: int
     logits_rows: int
     draft_rows: int
     kv_k_bits: int

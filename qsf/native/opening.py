@@ -41,6 +41,7 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
         n_threads=options.threads,
         ctx_tokens=options.max_seq_len,
         max_sessions=options.sessions,
+        kv_contexts=options.kv_contexts,
         draft_rows=0 if options.draft == "off" else options.draft_rows,
         is_pinned=options.pin_threads,
         is_exact=options.exact,

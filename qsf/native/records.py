@@ -122,6 +122,7 @@ class SessionStats:
     n_allocations: int
     allocated_bytes: int
     kv_used_bytes: int
+    kv_free_tokens: int
     n_loops: int
     n_parallel_regions: int
     parallel_ns: int

@@ -70,7 +70,7 @@ def adopt_state(session: NativeSession, tokens: array[int]) -> None:
 
 
 def copy_tokens(to: NativeSession, source: NativeSession, n_tokens: int) -> None:
-    """Make ``to`` hold the first ``n_tokens`` of what ``source`` holds, by copying."""
+    """Make ``to`` hold the first ``n_tokens`` of what ``source`` holds, sharing its KV blocks."""
     check_status(lib.qsf_session_copy(to._live_handle(), source._live_handle(), n_tokens))
 
 

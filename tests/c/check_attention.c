@@ -1,6 +1,6 @@
 /* check_attention.c - attention without the rest of a model: the same bits for any number of
- * threads, any split of a sequence into chunks, and sequences alone or together; and near the
- * formula in double. Contexts of several spans.
+ * threads, any split of a sequence into chunks, sequences alone or together, and any blocks
+ * of the pool; and near the formula in double. Contexts of several spans.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/kernel_data.h"
@@ -30,10 +30,11 @@ typedef struct rig {
     qsf_rope rope;
     qsf_kernels kernels;
     qsf_scratch scratch;
+    qsf_kv_pool kv_pool;
     qsf_kvcache caches[MAX_SEQUENCES];
     qsf_pool *pool;
     qsf_ops ops;
-    void *blocks[2 + MAX_SEQUENCES];
+    void *blocks[3];
 } rig;
 
 /* Below all scores, among them, above them. */
@@ -46,6 +47,23 @@ static void *zeroed(size_t n_bytes)
         exit(2);
     memset(p, 0, n_bytes);
     return p;
+}
+
+/* Exchanges the blocks of all sequences: no result may depend on where they are. */
+static void shuffle_blocks(rig *g)
+{
+    const qsf_kv_group *const group = &g->kv_pool.groups[g->kv_pool.layers[0].group_idx];
+    random_restart(7);
+    for (uint32_t i = group->n_blocks; i-- > 1;) {
+        const uint32_t j = random_u32() % (i + 1);
+        uint32_t *const a =
+            &g->caches[i / group->n_places].blocks[group->first_place + i % group->n_places];
+        uint32_t *const b =
+            &g->caches[j / group->n_places].blocks[group->first_place + j % group->n_places];
+        const uint32_t block = *a;
+        *a = *b;
+        *b = block;
+    }
 }
 
 static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint32_t n_threads,
@@ -80,16 +98,23 @@ static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint
     CHECK(!a.failed);
     g->blocks[1] = zeroed(qsf_pool_bytes(n_threads));
     CHECK_OK(qsf_pool_init(g->blocks[1], n_threads, false, &g->pool));
-    for (size_t i = 0; i < MAX_SEQUENCES; i++) {
-        qsf_arena_init_measuring(&a);
-        qsf_kvcache_layout(&g->caches[i], &a, &g->config, CTX_TOKENS, chunk_tokens, &form);
-        g->blocks[2 + i] = zeroed(a.used_bytes);
-        /* What no token has written may be anything. */
-        memset(g->blocks[2 + i], 0xFF, a.used_bytes);
-        qsf_arena_init(&a, g->blocks[2 + i], a.used_bytes);
-        qsf_kvcache_layout(&g->caches[i], &a, &g->config, CTX_TOKENS, chunk_tokens, &form);
-        qsf_kvcache_link(&g->caches[i], &g->config, CTX_TOKENS, chunk_tokens);
+    const qsf_kv_sizes sizes = {CTX_TOKENS, chunk_tokens, MAX_SEQUENCES, MAX_SEQUENCES};
+    qsf_arena_init_measuring(&a);
+    qsf_kv_pool_layout(&g->kv_pool, &a, &g->config, &sizes, &form);
+    for (uint32_t i = 0; i < MAX_SEQUENCES; i++)
+        qsf_kvcache_layout(&g->caches[i], &a, &g->kv_pool, i);
+    const size_t n_bytes = a.used_bytes;
+    qsf_arena_init(&a, g->blocks[2] = zeroed(n_bytes), n_bytes);
+    qsf_kv_pool_layout(&g->kv_pool, &a, &g->config, &sizes, &form);
+    const size_t pages_bytes = a.used_bytes;
+    unsigned char *const pages = g->kv_pool.layers[0].pages;
+    for (uint32_t i = 0; i < MAX_SEQUENCES; i++) {
+        qsf_kvcache_layout(&g->caches[i], &a, &g->kv_pool, i);
+        CHECK_OK(qsf_kvcache_reserve(&g->caches[i], 0, CTX_TOKENS));
     }
+    CHECK(!a.failed);
+    /* What no token has written may be anything. */
+    memset(pages, 0xFF, pages_bytes - (size_t)(pages - (unsigned char *)g->blocks[2]));
     g->ops = (qsf_ops){.config = &g->config,
                        .kernels = &g->kernels,
                        .pool = g->pool,
@@ -162,6 +187,14 @@ static void run_sequence(rig *g, uint32_t sequence, uint32_t n_tokens, uint32_t 
     }
 }
 
+static const float *page_of(const qsf_kvcache *kv, uint32_t kv_head, uint32_t position, bool is_key)
+{
+    const void *k;
+    const void *v;
+    qsf_kvcache_find_pages(kv, 0, kv_head, position / 32, 0, 1, &k, &v);
+    return is_key ? k : v;
+}
+
 /* The formula for one token, f32 keys and values; rope and rotation taken from what is stored. */
 static void check_formula(const rig *g, uint32_t n_tokens, const float *attended)
 {
@@ -187,7 +220,7 @@ static void check_formula(const rig *g, uint32_t n_tokens, const float *attended
         double max = -HUGE_VAL;
         double total = 0.0;
         for (uint32_t p = first; p < n_tokens; p++) {
-            const float *const page = qsf_kvcache_k_pages(kv, 0, kv_head, p / 32)[0];
+            const float *const page = page_of(kv, kv_head, p, true);
             e[p] = 0.0;
             for (size_t d = 0; d < c->head_dim; d++)
                 e[p] += (double)q[d] * (double)page[(p % 32 / 16 * n_cols + d) * 16 + p % 16];
@@ -203,7 +236,7 @@ static void check_formula(const rig *g, uint32_t n_tokens, const float *attended
         for (size_t d = 0; d < c->head_dim; d++) {
             double want = 0.0;
             for (uint32_t p = first; p < n_tokens; p++) {
-                const float *const page = qsf_kvcache_v_pages(kv, 0, kv_head, p / 32)[0];
+                const float *const page = page_of(kv, kv_head, p, false);
                 want += e[p] * (double)page[(d / 64 * 32 + p % 32) * 64 + d % 64];
             }
             /* |v| <= 3 and |score| <= 9 sqrt(head_dim): far above what rounding does, far below
@@ -235,6 +268,7 @@ static void check_batch(const shape *s, qsf_kv_form form, uint32_t n_threads)
     float *const want = exact_floats(CTX_TOKENS * q_dim);
     rig g;
     rig_make(&g, s, form, best, n_threads, 64);
+    shuffle_blocks(&g);
     qsf_segment segments[MAX_SEQUENCES];
     const uint32_t sequences[MAX_SEQUENCES] = {0, 1, 2};
     for (uint32_t i = 0; i < MAX_SEQUENCES; i++) {
@@ -280,6 +314,8 @@ static void check_shape(const shape *s, qsf_kv_form form)
         const bool is_small = n < 100000;
         const qsf_isa isa = is_small && qsf_isa_has((qsf_isa)i) ? (qsf_isa)i : best;
         rig_make(&g, s, form, isa, splits[i].n_threads, splits[i].chunk_tokens);
+        if (i > 0)
+            shuffle_blocks(&g);
         run_sequence(&g, 0, n_tokens, splits[i].chunk_tokens, have);
         check_bits(want, have, n, qsf_isa_name(isa), s, form);
         rig_free(&g);

@@ -214,6 +214,9 @@ static void check_refused(void)
     }
 
     CHECK_OK(qsf_session_write_state(o.b, &state, 0, bytes, n, crc32));
+    CHECK_OK(qsf_session_rewind(o.b, 0)); /* gives the pages back */
+    CHECK_STATUS(qsf_session_adopt_state(o.b, tokens), QSF_ERR_ARG);
+    CHECK_OK(qsf_session_write_state(o.b, &state, 0, bytes, n, crc32));
     const uint32_t unknown[N_TOKENS] = {TINY_MODEL_VOCAB};
     CHECK_STATUS(qsf_session_adopt_state(o.b, unknown), QSF_ERR_ARG);
     CHECK_STATUS(qsf_session_write_state(o.b, &state, n, bytes, 1, crc32), QSF_ERR_ARG);

@@ -159,7 +159,7 @@ def test_a_window_holds_only_its_pages(folder: Path) -> None:
         ring = -(-(kind.window_tokens + 8) // 32) + 1 if kind.window_tokens else 1000
         for i, all_pages in enumerate((8, 16)):
             pages[i] += kind.n_kv_heads * min(ring, all_pages)
-    page_bytes = 2 * 576 + 64 + 64 + 32 * 32 + 2 * 8  # K tiles; V scales, mins, codes; the tables
+    page_bytes = 2 * 576 + 64 + 64 + 32 * 32  # K tiles; V scales, mins, codes
     more_tokens = 256 * 4  # the tokens themselves
     have = kv_bytes(512) - kv_bytes(256)
     assert abs(have - (pages[1] - pages[0]) * page_bytes - more_tokens) < 4096

@@ -64,7 +64,10 @@ def test_the_plan_has_room_for_as_many_sessions_as_asked_for(tiny_llama_8bit: Pa
     one = qsf.Model.plan(tiny_llama_8bit, ram_budget=None)
     three = qsf.Model.plan(tiny_llama_8bit, ram_budget=None, sessions=3)
     assert (one.max_sessions, three.max_sessions) == (1, 3)
-    assert three.kv_bytes == 3 * one.kv_bytes
+    assert three.session_bytes == one.session_bytes
+    assert (one.kv_contexts, three.kv_contexts) == (1, 3)
+    assert three.kv_bytes == three.kv_pool_bytes + 3 * three.session_bytes
+    assert 2.9 * one.kv_pool_bytes < three.kv_pool_bytes <= 3 * one.kv_pool_bytes
 
 
 def test_more_sessions_than_the_plan_has_room_for_are_refused(tiny_llama_8bit: Path) -> None:

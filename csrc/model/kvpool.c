@@ -1,0 +1,143 @@
+/* kvpool.c - lays out the pages, hands out blocks of them. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/kvpool.h"
+
+#include <string.h>
+
+#include "base/checked.h"
+
+/* ---- layout ---- */
+
+/* Returns the pages that a session needs of a head: all of the context, or as many as a chunk with
+ * its window can touch. */
+static uint32_t count_pages(const qsf_layer_kind *k, const qsf_kv_sizes *sizes)
+{
+    const size_t n_all = qsf_ceil_div(sizes->ctx_tokens, QSF_KV_PAGE_TOKENS);
+    const size_t n_seen =
+        qsf_ceil_div((size_t)k->window_tokens + sizes->chunk_tokens, QSF_KV_PAGE_TOKENS) + 1;
+    return (uint32_t)(k->window_tokens != 0 && n_seen < n_all ? n_seen : n_all);
+}
+
+/* Adds a group of which a session needs n_places blocks. */
+static void add_group(qsf_kv_pool *pool, uint32_t n_places, uint32_t n_blocks)
+{
+    pool->groups[pool->n_groups++] = (qsf_kv_group){
+        .n_places = n_places,
+        .first_place = pool->n_places,
+        .n_blocks = n_blocks,
+        .n_free = n_blocks,
+    };
+    pool->n_places += n_places;
+}
+
+/* Returns the group of layers that need n_places blocks: a new one if there is room for it. */
+static uint32_t find_group(qsf_kv_pool *pool, uint32_t n_places)
+{
+    for (uint32_t i = 0; i < pool->n_groups; i++)
+        if (pool->groups[i].n_places == n_places)
+            return i;
+    if (pool->n_groups == QSF_KV_MOST_GROUPS)
+        return 0;
+    add_group(pool, n_places, n_places * pool->n_sessions);
+    return pool->n_groups - 1;
+}
+
+static qsf_kv_layer describe_layer(qsf_kv_pool *pool, const qsf_layer_kind *k,
+                                   const qsf_kv_sizes *sizes)
+{
+    const size_t n_blocks = qsf_ceil_div(k->head_dim, QSF_BLOCK);
+    const size_t n_tile_rows = QSF_KV_PAGE_TOKENS / QSF_TILE_ROWS;
+    return (qsf_kv_layer){
+        .n_kv_heads = k->n_kv_heads,
+        .head_dim = k->head_dim,
+        .group_idx = find_group(pool, count_pages(k, sizes)),
+        .k_page_bytes = n_tile_rows * n_blocks * qsf_dtype_tile_bytes(pool->form.k_type),
+        .v_page_bytes = n_blocks * qsf_kv_value_block_bytes(pool->form.v_type),
+    };
+}
+
+/* Returns the bytes of all pages of a layer. */
+static uint64_t layer_bytes(const qsf_kv_pool *pool, const qsf_kv_layer *l)
+{
+    const uint64_t page_bytes = (uint64_t)l->n_kv_heads * (l->k_page_bytes + l->v_page_bytes);
+    uint64_t n_bytes = UINT64_MAX;
+    (void)qsf_mul_u64(page_bytes, pool->groups[l->group_idx].n_blocks, &n_bytes);
+    return n_bytes;
+}
+
+void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
+                        const qsf_kv_sizes *sizes, const qsf_kv_form *form)
+{
+    const uint32_t n_context = (uint32_t)qsf_ceil_div(sizes->ctx_tokens, QSF_KV_PAGE_TOKENS);
+    uint64_t pages_bytes = 0;
+    *pool = (qsf_kv_pool){.form = *form, .n_layers = c->n_layers, .n_sessions = sizes->n_sessions};
+    add_group(pool, n_context, n_context * sizes->n_contexts); /* below 2^30: layout.h */
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const qsf_kv_layer l = describe_layer(pool, c->layers[i].kind, sizes);
+        pages_bytes = qsf_add_capped(pages_bytes, layer_bytes(pool, &l));
+    }
+    pool->layers = qsf_arena_push(a, c->n_layers, sizeof *pool->layers);
+    for (uint32_t i = 0; i < pool->n_groups; i++)
+        pool->groups[i].n_holders =
+            qsf_arena_push(a, pool->groups[i].n_blocks, sizeof *pool->groups[i].n_holders);
+    unsigned char *at = qsf_arena_push(a, pages_bytes, 1);
+    if (a->measuring || a->failed)
+        return;
+    for (uint32_t i = 0; i < pool->n_groups; i++)
+        memset(pool->groups[i].n_holders, 0, pool->groups[i].n_blocks * sizeof(uint32_t));
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        pool->layers[i] = describe_layer(pool, c->layers[i].kind, sizes);
+        pool->layers[i].pages = at;
+        at += layer_bytes(pool, &pool->layers[i]);
+    }
+}
+
+/* ---- blocks ---- */
+
+/* Zeroes the pages of a block, or copies those of another. */
+static void fill_block(const qsf_kv_pool *pool, uint32_t group_idx, uint32_t block, uint32_t from)
+{
+    for (uint32_t i = 0; i < pool->n_layers; i++) {
+        const qsf_kv_layer *const l = &pool->layers[i];
+        if (l->group_idx != group_idx)
+            continue;
+        for (uint32_t head = 0; head < l->n_kv_heads; head++) {
+            unsigned char *const k = qsf_kv_pool_k_page(pool, l, head, block);
+            unsigned char *const v = qsf_kv_pool_v_page(pool, l, head, block);
+            if (from == QSF_KV_NO_BLOCK) {
+                memset(k, 0, l->k_page_bytes);
+                memset(v, 0, l->v_page_bytes);
+                continue;
+            }
+            memcpy(k, qsf_kv_pool_k_page(pool, l, head, from), l->k_page_bytes);
+            memcpy(v, qsf_kv_pool_v_page(pool, l, head, from), l->v_page_bytes);
+        }
+    }
+}
+
+uint32_t qsf_kv_pool_take(qsf_kv_pool *pool, uint32_t group_idx, uint32_t wanted, uint32_t from)
+{
+    qsf_kv_group *const g = &pool->groups[group_idx];
+    if (g->n_free == 0)
+        return QSF_KV_NO_BLOCK;
+    uint32_t block = wanted % g->n_blocks;
+    while (g->n_holders[block] != 0)
+        block = block + 1 < g->n_blocks ? block + 1 : 0;
+    fill_block(pool, group_idx, block, from);
+    g->n_holders[block] = 1;
+    g->n_free--;
+    return block;
+}
+
+void qsf_kv_pool_hold(qsf_kv_pool *pool, uint32_t group_idx, uint32_t block)
+{
+    if (block != QSF_KV_NO_BLOCK)
+        pool->groups[group_idx].n_holders[block]++;
+}
+
+void qsf_kv_pool_drop(qsf_kv_pool *pool, uint32_t group_idx, uint32_t block)
+{
+    qsf_kv_group *const g = &pool->groups[group_idx];
+    if (block != QSF_KV_NO_BLOCK && --g->n_holders[block] == 0)
+        g->n_free++;
+}

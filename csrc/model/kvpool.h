@@ -1,0 +1,104 @@
+/* kvpool.h - the pages that hold keys and values, in blocks that all sessions share.
+ *
+ * A page holds 32 positions of the keys, or of the values, of one KV head of one layer, in the
+ * layouts of kernels.h ("KV pages and attention"). Layers that keep equally many positions are a
+ * group: those without a window, and those of each window. A block of a group is its pages of the
+ * same 32 positions. A session's table (kvcache.h) has a place for each block that it may need:
+ * for all of the context, or for what a chunk sees of a window.
+ *
+ * Pages of a head lie in the order of the blocks, so blocks behind each other are pages behind each
+ * other. Untouched pages cost no memory.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_MODEL_KVPOOL_H
+#define QSF_MODEL_KVPOOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "include/qsf.h"
+#include "kernels/kernels.h"
+#include "memory/arena.h"
+#include "model/config.h"
+
+/* Of the windows of more kinds the layers keep all of the context. */
+#define QSF_KV_MOST_GROUPS 8
+
+#define QSF_KV_NO_BLOCK UINT32_MAX
+
+/* How keys and values are stored; the same for all sessions of a model. */
+typedef struct qsf_kv_form {
+    qsf_dtype k_type; /* f32, f16, 8bit, 4bit or 2bit, as below */
+    qsf_dtype v_type;
+    bool is_rotated; /* by qsf_hadamard_fn; heads of 16 .. 4096 dimensions */
+} qsf_kv_form;
+
+/* How much a pool holds. */
+typedef struct qsf_kv_sizes {
+    uint32_t ctx_tokens;   /* of a session */
+    uint32_t chunk_tokens; /* stored at once, drafts included */
+    uint32_t n_sessions;
+    uint32_t n_contexts; /* of ctx_tokens that fit, 1 .. n_sessions */
+} qsf_kv_sizes;
+
+/* Where the pages of a layer are */
+typedef struct qsf_kv_layer {
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+    uint32_t group_idx;
+    size_t k_page_bytes;
+    size_t v_page_bytes;
+    unsigned char *pages; /* [kv_heads]: n_blocks pages of K, then n_blocks of V */
+} qsf_kv_layer;
+
+typedef struct qsf_kv_group {
+    uint32_t n_places;    /* in a session's table; page p has place p % n_places */
+    uint32_t first_place; /* in a session's table */
+    uint32_t n_blocks;
+    uint32_t n_free;
+    uint32_t *n_holders; /* [n_blocks] tables that have the block */
+} qsf_kv_group;
+
+/* Not thread-safe: whoever takes, shares or gives back blocks has the only turn. Reading and
+ * writing pages needs no turn. */
+typedef struct qsf_kv_pool {
+    qsf_kv_form form;
+    uint32_t n_layers;
+    uint32_t n_groups; /* the first: layers that keep all of the context */
+    uint32_t n_places; /* of a session's table */
+    uint32_t n_sessions;
+    qsf_kv_group groups[QSF_KV_MOST_GROUPS];
+    qsf_kv_layer *layers; /* [n_layers] */
+} qsf_kv_pool;
+
+/* Call once on a measuring arena and once on the real one. All blocks are free then. */
+void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
+                        const qsf_kv_sizes *sizes, const qsf_kv_form *form);
+
+/* Takes a free block for one holder: `wanted` if it is free, else the next behind it. Its pages are
+ * zeroed, unless they become those of block `from`. QSF_KV_NO_BLOCK if none is free. */
+uint32_t qsf_kv_pool_take(qsf_kv_pool *pool, uint32_t group_idx, uint32_t wanted, uint32_t from);
+
+/* Counts a holder more, or less; accepts QSF_KV_NO_BLOCK. */
+void qsf_kv_pool_hold(qsf_kv_pool *pool, uint32_t group_idx, uint32_t block);
+void qsf_kv_pool_drop(qsf_kv_pool *pool, uint32_t group_idx, uint32_t block);
+
+/* Return a page of a layer's KV head. */
+static inline unsigned char *qsf_kv_pool_k_page(const qsf_kv_pool *pool, const qsf_kv_layer *l,
+                                                uint32_t kv_head, uint32_t block)
+{
+    const size_t n_blocks = pool->groups[l->group_idx].n_blocks;
+    return l->pages + kv_head * n_blocks * (l->k_page_bytes + l->v_page_bytes) +
+           block * l->k_page_bytes;
+}
+
+static inline unsigned char *qsf_kv_pool_v_page(const qsf_kv_pool *pool, const qsf_kv_layer *l,
+                                                uint32_t kv_head, uint32_t block)
+{
+    const size_t n_blocks = pool->groups[l->group_idx].n_blocks;
+    return l->pages + kv_head * n_blocks * (l->k_page_bytes + l->v_page_bytes) +
+           n_blocks * l->k_page_bytes + block * l->v_page_bytes;
+}
+
+#endif

@@ -1,0 +1,247 @@
+/* check_kv_pool.c - sessions that grow, go back, share blocks and end, in any order, against arrays
+ * of their own: each finds what it has stored, every block is held as often as tables have it, and
+ * a pool that is full changes nothing. With and without layers that have windows.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+#include "kernels/kernel_data.h"
+#include "memory/arena.h"
+#include "model/kvcache.h"
+
+#define N_SESSIONS 4
+#define N_LAYERS 3
+#define CTX_TOKENS 300
+#define CHUNK_TOKENS 40
+#define HEAD_DIM 16
+#define N_OPERATIONS 1000
+
+uint64_t random_seed = 20262; /* argv[1] overrides */
+uint64_t random_state;
+
+typedef struct rig {
+    qsf_layer_kind kinds[N_LAYERS];
+    qsf_layer layers[N_LAYERS];
+    qsf_config config;
+    qsf_kernels kernels;
+    qsf_kv_pool pool;
+    qsf_kvcache caches[N_SESSIONS];
+    float stored[N_SESSIONS][CTX_TOKENS]; /* [n_held] what each position has */
+    uint32_t n_held[N_SESSIONS];
+    void *memory;
+} rig;
+
+static void layout(rig *g, qsf_arena *a, uint32_t ctx_tokens, uint32_t n_contexts)
+{
+    const qsf_kv_form form = {QSF_DTYPE_F32, QSF_DTYPE_F32, false};
+    const qsf_kv_sizes sizes = {ctx_tokens, CHUNK_TOKENS, N_SESSIONS, n_contexts};
+    qsf_kv_pool_layout(&g->pool, a, &g->config, &sizes, &form);
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        qsf_kvcache_layout(&g->caches[i], a, &g->pool, i);
+}
+
+static void rig_make(rig *g, const uint32_t *windows, uint32_t ctx_tokens, uint32_t n_contexts)
+{
+    *g = (rig){.config = {.n_layers = N_LAYERS, .layers = g->layers}};
+    for (uint32_t i = 0; i < N_LAYERS; i++) {
+        g->kinds[i] = (qsf_layer_kind){
+            .n_kv_heads = 1 + i % 2, .head_dim = HEAD_DIM, .window_tokens = windows[i]};
+        g->layers[i].kind = &g->kinds[i];
+    }
+    qsf_kernels_init(&g->kernels, QSF_ISA_SCALAR);
+    qsf_arena a;
+    qsf_arena_init_measuring(&a);
+    layout(g, &a, ctx_tokens, n_contexts);
+    const size_t n_bytes = a.used_bytes;
+    g->memory = exact_alloc(n_bytes);
+    qsf_arena_init(&a, g->memory, n_bytes);
+    layout(g, &a, ctx_tokens, n_contexts);
+    CHECK(!a.failed);
+    CHECK_EQ(a.used_bytes, n_bytes);
+}
+
+/* What a position of a layer and head has, from the value of its session. */
+static float value_at(float value, uint32_t layer, uint32_t head, bool is_key)
+{
+    return value + (float)(layer * 8 + head * 2 + is_key) / 64.0F;
+}
+
+static void store(rig *g, uint32_t session, uint32_t position, float value)
+{
+    float row[HEAD_DIM];
+    for (uint32_t i = 0; i < N_LAYERS; i++)
+        for (uint32_t head = 0; head < g->kinds[i].n_kv_heads; head++) {
+            for (uint32_t is_key = 0; is_key < 2; is_key++) {
+                for (size_t d = 0; d < HEAD_DIM; d++)
+                    row[d] = value_at(value, i, head, is_key != 0);
+                (is_key != 0 ? qsf_kvcache_store_k : qsf_kvcache_store_v)(
+                    &g->caches[session], &g->kernels, i, head, position, row);
+            }
+        }
+    g->stored[session][position] = value;
+}
+
+/* Compares what a token behind the session's would see. */
+static void check_stored(const rig *g, uint32_t session)
+{
+    const qsf_kvcache *const kv = &g->caches[session];
+    for (uint32_t i = 0; i < N_LAYERS; i++) {
+        const uint32_t n = g->n_held[session];
+        const uint32_t window = g->kinds[i].window_tokens;
+        for (uint32_t p = window != 0 && n >= window ? n + 1 - window : 0; p < n; p++)
+            for (uint32_t head = 0; head < g->kinds[i].n_kv_heads; head++) {
+                const void *k;
+                const void *v;
+                qsf_kvcache_find_pages(kv, i, head, p / 32, 0, 1, &k, &v);
+                const float value = g->stored[session][p];
+                const float *const keys = k; /* tiles [2, 1] of columns [64, 16] */
+                const float *const values = v;
+                CHECK(keys[(p % 32 / 16 * 64 + 3) * 16 + p % 16] == value_at(value, i, head, true));
+                CHECK(values[p % 32 * 64 + 3] == value_at(value, i, head, false));
+            }
+    }
+}
+
+/* Every block has as many holders as tables that have it; the others are free. */
+static void check_holders(const rig *g)
+{
+    for (uint32_t i = 0; i < g->pool.n_groups; i++) {
+        const qsf_kv_group *const group = &g->pool.groups[i];
+        uint32_t n_free = 0;
+        for (uint32_t block = 0; block < group->n_blocks; block++) {
+            uint32_t n = 0;
+            for (uint32_t s = 0; s < N_SESSIONS; s++)
+                for (uint32_t place = 0; place < group->n_places; place++)
+                    n += g->caches[s].blocks[group->first_place + place] == block;
+            CHECK_EQ(group->n_holders[block], n);
+            n_free += n == 0;
+        }
+        CHECK_EQ(group->n_free, n_free);
+    }
+}
+
+static void grow(rig *g, uint32_t session)
+{
+    const uint32_t begin = g->n_held[session];
+    const uint32_t left = CTX_TOKENS - begin;
+    uint32_t n = 1 + random_u32() % CHUNK_TOKENS;
+    n = n < left ? n : left;
+    if (n == 0)
+        return;
+    const qsf_status status = qsf_kvcache_reserve(&g->caches[session], begin, begin + n);
+    if (status != QSF_OK) {
+        CHECK_STATUS(status, QSF_ERR_NOMEM);
+        CHECK_EQ(g->pool.groups[0].n_free, 0);
+        return;
+    }
+    for (uint32_t p = begin; p < begin + n; p++)
+        store(g, session, p, (float)(random_u32() % 100000));
+    g->n_held[session] += n;
+}
+
+/* Goes back to a position before, if the windows of layers are still there. */
+static void go_back(rig *g, uint32_t session)
+{
+    const uint32_t n = g->n_held[session] - random_u32() % (1 + g->n_held[session]);
+    if (!qsf_kvcache_holds(&g->caches[session], &g->config, n))
+        return;
+    qsf_kvcache_trim(&g->caches[session], n);
+    g->n_held[session] = n;
+}
+
+static void share(rig *g, uint32_t session)
+{
+    const uint32_t from = (session + 1 + random_u32() % (N_SESSIONS - 1)) % N_SESSIONS;
+    const uint32_t n = g->n_held[from] - random_u32() % 3 % (1 + g->n_held[from]);
+    if (!qsf_kvcache_holds(&g->caches[from], &g->config, n))
+        return;
+    qsf_kvcache_share(&g->caches[session], &g->caches[from], &g->config, n);
+    memcpy(g->stored[session], g->stored[from], n * sizeof(float));
+    g->n_held[session] = n;
+}
+
+static void end(rig *g, uint32_t session)
+{
+    qsf_kvcache_trim(&g->caches[session], 0);
+    g->n_held[session] = 0;
+}
+
+static void check_random(const uint32_t *windows, uint32_t n_contexts)
+{
+    static rig g;
+    rig_make(&g, windows, CTX_TOKENS, n_contexts);
+    uint32_t n_full = 0;
+    uint32_t n_shared = 0;
+    for (size_t i = 0; i < N_OPERATIONS; i++) {
+        const uint32_t session = random_u32() % N_SESSIONS;
+        const uint32_t what = random_u32() % 16;
+        (what < 9 ? grow : what < 12 ? go_back : what < 15 ? share : end)(&g, session);
+        check_holders(&g);
+        for (uint32_t s = 0; s < N_SESSIONS; s++)
+            check_stored(&g, s);
+        n_full += g.pool.groups[0].n_free == 0;
+        const qsf_kv_group *const group = &g.pool.groups[g.pool.n_groups - 1];
+        for (uint32_t block = 0; block < group->n_blocks; block++)
+            n_shared += group->n_holders[block] > 1;
+    }
+    CHECK(n_shared > 100);
+    CHECK((n_full > 0) ==
+          (n_contexts < N_SESSIONS)); /* contexts of all sessions always have room */
+    for (uint32_t s = 0; s < N_SESSIONS; s++)
+        end(&g, s);
+    for (uint32_t i = 0; i < g.pool.n_groups; i++)
+        CHECK_EQ(g.pool.groups[i].n_free, g.pool.groups[i].n_blocks);
+    free(g.memory);
+}
+
+/* Sessions that share nothing have their blocks one behind the other, whoever grows first. */
+static void check_neighbours(void)
+{
+    static const uint32_t no_windows[N_LAYERS] = {0};
+    static rig g;
+    rig_make(&g, no_windows, CTX_TOKENS, N_SESSIONS);
+    for (uint32_t page = 0; page < 9; page++)
+        for (uint32_t s = 0; s < N_SESSIONS; s++) {
+            CHECK_OK(qsf_kvcache_reserve(&g.caches[s], page * 32, page * 32 + 32));
+            CHECK_EQ(g.caches[s].blocks[page], g.caches[s].blocks[0] + page);
+        }
+    free(g.memory);
+}
+
+/* A block that was another session's has none of its bytes: files of sessions have whole pages. */
+static void check_zeroed(void)
+{
+    static const uint32_t no_windows[N_LAYERS] = {0};
+    static rig g;
+    rig_make(&g, no_windows, 32, 1);
+    CHECK_EQ(g.pool.groups[0].n_blocks, 1);
+    CHECK_OK(qsf_kvcache_reserve(&g.caches[0], 0, 32));
+    for (uint32_t p = 0; p < 32; p++)
+        store(&g, 0, p, 77.0F);
+    CHECK_STATUS(qsf_kvcache_reserve(&g.caches[1], 0, 1), QSF_ERR_NOMEM);
+    qsf_kvcache_trim(&g.caches[0], 0);
+    CHECK_OK(qsf_kvcache_reserve(&g.caches[1], 0, 1));
+    const size_t n_bytes = (size_t)qsf_kvcache_image_bytes(&g.caches[1], &g.config, 1);
+    unsigned char *const image = exact_alloc(n_bytes);
+    qsf_kvcache_read_image(&g.caches[1], &g.config, 1, 0, image, n_bytes);
+    for (size_t i = 0; i < n_bytes; i++)
+        if (!CHECK_EQ(image[i], 0))
+            break;
+    free(image);
+    free(g.memory);
+}
+
+int main(int argc, char **argv)
+{
+    static const uint32_t windows[][N_LAYERS] = {{0, 0, 0}, {0, 50, 0}, {70, 50, 71}, {5, 5, 5}};
+    if (argc > 1)
+        random_seed = strtoull(argv[1], NULL, 10);
+    printf("check_kv_pool: seed %" PRIu64 "\n", random_seed);
+    for (size_t i = 0; i < COUNT_OF(windows); i++) {
+        random_restart(i);
+        check_random(windows[i], N_SESSIONS);
+        check_random(windows[i], 1);
+    }
+    check_neighbours();
+    check_zeroed();
+    return check_report("check_kv_pool");
+}
