@@ -12,7 +12,7 @@ from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qsf.errors import QsfArgumentError, QsfError
+from qsf.errors import QsfArgumentError, QsfError, QsfMemoryError
 from qsf.file.session_file import SessionFile, SessionHead, write_session
 from qsf.native import state as native
 from qsf.options import kv_type_name
@@ -65,6 +65,8 @@ def load_session(session: Session, path: str | os.PathLike[str]) -> SessionHead:
             session._native.rewind(0)
             try:
                 file.read_blocks(take)
+            except QsfMemoryError:  # of the KV pool: the file is as it should be
+                raise
             except QsfError as error:
                 raise error.located(path) if error.path is None else error from None
             if state.n_bytes:
@@ -98,7 +100,7 @@ def kv_type(opened: OpenedModel) -> str:
 
 
 def copy_held(to: Session, source: Session, n_tokens: int | None = None) -> None:
-    """Make a session hold the first tokens that another of the model holds, or all, by copying.
+    """Make a session hold the first tokens that another of the model holds, or all, by sharing.
 
     Raises:
         QsfArgumentError: fewer are held, or a layer with a sliding window has given up what the

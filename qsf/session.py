@@ -174,7 +174,7 @@ class Session(Uncopyable):
     def fork(self) -> Session:
         """Return a new session that holds the same tokens and messages, to continue otherwise.
 
-        Their KV cache is copied, so nothing is evaluated again.
+        Both hold the same KV cache up to where they part, so nothing is evaluated again.
 
         Raises:
             QsfMemoryError: as many sessions are open as the model was opened for.
