@@ -189,7 +189,7 @@ class AnyOrder(RuleBasedStateMachine):
             with pytest.raises(errors.QsfMemoryError):
                 hold(held.session, want)
 
-    def expected(self, tokens: list[int]) -> np.ndarray:
+    def expected(self, tokens: list[int]) -> Any:
         key = tuple(tokens)
         if key not in self.known:
             self.known[key] = hold(self.alone.session, tokens)
