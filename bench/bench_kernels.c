@@ -1,7 +1,7 @@
 /* bench_kernels.c - speed of the matrix products, beside what the machine can do at most.
  *
  * usage: bench_kernels [--isa NAME] [--type NAME] [--tokens N] [--mib N] [--threads N]
- *                      [--huge 0|1] [--runs N] [--json]
+ *                      [--huge 0|1] [--runs N] [--json | --table]
  *
  * One line per instruction set, type and number of tokens (all of them unless said): GB/s of
  * weights read and G multiply-adds/s. Beside them, measured in turn with each run on the
@@ -13,7 +13,8 @@
  * The weights, 2048 columns wide, fill --mib MiB (256), which is to exceed the caches, and
  * lie in huge pages where the system has some (--huge 0: in small ones). --threads N threads (1)
  * take stripes of 16 tile rows, as the engine's do. The scalar kernels only run when asked for.
- * --json prints one object a line, for programs.
+ * --json prints one object a line, for programs. --table prints the table of docs/benchmarks.md: of
+ * each type the part of the limit that binds, reading or multiplying, for 1, 8, 64 and 512 tokens.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
@@ -36,8 +37,9 @@
 #define STRIPE_TILES ((size_t)STRIPE_TILE_ROWS * N_BLOCKS)
 #define MAX_TOKENS 512
 #define MAX_RUNS 99
-#define RUN_NS 2000000     /* about how long a run takes: less than a turn of the scheduler */
-#define ROOFLINE_NS 300000 /* and one of multiply-adds alone */
+/* About how long a run takes, also of multiply-adds alone: less than a turn of the scheduler, and
+ * the same for both, since the shorter one meets a busy neighbour less often. */
+#define RUN_NS 2000000
 #define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
 
 static const qsf_dtype dtypes[] = {QSF_DTYPE_4BIT,          QSF_DTYPE_4BIT_SYM, QSF_DTYPE_3BIT,
@@ -45,6 +47,7 @@ static const qsf_dtype dtypes[] = {QSF_DTYPE_4BIT,          QSF_DTYPE_4BIT_SYM, 
                                    QSF_DTYPE_TERNARY_DENSE, QSF_DTYPE_8BIT,     QSF_DTYPE_MXFP4,
                                    QSF_DTYPE_F16,           QSF_DTYPE_F32};
 static const size_t token_counts[] = {1, 2, 4, 8, 16, 64, MAX_TOKENS};
+static const size_t table_counts[] = {1, 8, 64, MAX_TOKENS};
 
 typedef struct options {
     const char *isa;  /* NULL: all */
@@ -55,6 +58,7 @@ typedef struct options {
     size_t n_runs;
     bool huge;
     bool json;
+    bool table;
 } options;
 
 typedef struct bench {
@@ -124,9 +128,10 @@ static void bench_init(bench *b)
     const size_t n_x_blocks = n_x / QSF_BLOCK;
     b->n_bytes = b->opt.mib << 20;
     b->tiles = weights_alloc(b->n_bytes, b->opt.huge);
-    /* As halves these bytes are ordinary numbers, in every place of every type. */
+    /* As halves, and as exponents of MXFP4, these bytes are ordinary numbers, in every place of
+     * every type: others are slow. */
     for (size_t i = 0; i < b->n_bytes; i++)
-        b->tiles[i] = (unsigned char)(i % 2 == 1 ? 0x20 + i / 2 % 16 : i * 37 % 256);
+        b->tiles[i] = (unsigned char)(i % 2 == 1 ? 0x20 + i / 2 % 16 : 0x60 + i * 37 % 64);
     b->f32 = need(malloc(n_x * sizeof *b->f32));
     for (size_t i = 0; i < n_x; i++)
         b->f32[i] = (float)(i * 7919 % 2001) / 1000.0F - 1.0F;
@@ -217,7 +222,7 @@ static double median(double *seconds, size_t n)
 }
 
 /* As many stripes as take RUN_NS, but a few per thread and no more than there are; as many
- * rounds of multiply-adds as take ROOFLINE_NS. Warms up what is measured. */
+ * rounds of multiply-adds. Warms up what is measured. */
 static void size_up(work *w)
 {
     const bench *const b = w->b;
@@ -231,7 +236,7 @@ static void size_up(work *w)
         return;
     w->n_rounds = 10000;
     const double roofline_once = seconds_of(w, 1, multiply_alone);
-    w->n_rounds = (size_t)(10000 * (ROOFLINE_NS * 1e-9 / roofline_once)) + 1;
+    w->n_rounds = (size_t)(10000 * (RUN_NS * 1e-9 / roofline_once)) + 1;
 }
 
 static result measure(work *w)
@@ -268,6 +273,10 @@ static void print_head(const options *opt)
 {
     if (opt->json)
         return;
+    if (opt->table) {
+        printf("| instruction set | type | 1 row | 8 | 64 | 512 |\n|---|---|---|---|---|---|\n");
+        return;
+    }
     printf("%zu MiB of weights in %s pages, %zu thread%s, medians of %zu runs\n\n", opt->mib,
            opt->huge ? "huge" : "small", opt->n_threads, opt->n_threads == 1 ? "" : "s",
            opt->n_runs);
@@ -275,13 +284,23 @@ static void print_head(const options *opt)
            "reading", "part", "Gmadd/s", "limit", "part");
 }
 
+static double read_part(const result *r)
+{
+    return r->gb_s / r->read_gb_s;
+}
+
+/* 0 if the limit is unknown */
+static double roofline_part(qsf_dtype dtype, const result *r)
+{
+    const double per_madd = dtype == QSF_DTYPE_8BIT ? 2.0 : 1.0;
+    return r->roofline_gmadd_s > 0 ? per_madd * r->gmadd_s / r->roofline_gmadd_s : 0;
+}
+
 static void print_result(const options *opt, const char *isa, qsf_dtype dtype, size_t n_tokens,
                          const result *r)
 {
-    const double per_madd = dtype == QSF_DTYPE_8BIT ? 2.0 : 1.0;
-    const double read_part = r->gb_s / r->read_gb_s;
-    const double roofline_part =
-        r->roofline_gmadd_s > 0 ? per_madd * r->gmadd_s / r->roofline_gmadd_s : 0;
+    const double of_reading = read_part(r);
+    const double of_madds = roofline_part(dtype, r);
     if (opt->json) {
         printf("{\"kernel\": \"matmul\", \"type\": \"%s\", \"isa\": \"%s\", \"tokens\": %zu, "
                "\"threads\": %zu, \"huge\": %d, \"weights_gb_s\": %.2f, \"read_gb_s\": %.2f, "
@@ -289,18 +308,44 @@ static void print_result(const options *opt, const char *isa, qsf_dtype dtype, s
                "\"gmadd_s_worst\": %.1f, \"roofline_gmadd_s\": %.1f, \"roofline_part\": %.3f, "
                "\"runs\": %zu}\n",
                qsf_dtype_name(dtype), isa, n_tokens, opt->n_threads, opt->huge, r->gb_s,
-               r->read_gb_s, read_part, r->gmadd_s, r->gmadd_s_best, r->gmadd_s_worst,
-               r->roofline_gmadd_s, roofline_part, opt->n_runs);
+               r->read_gb_s, of_reading, r->gmadd_s, r->gmadd_s_best, r->gmadd_s_worst,
+               r->roofline_gmadd_s, of_madds, opt->n_runs);
     } else if (r->roofline_gmadd_s > 0) {
         printf("%-8s %-14s %6zu | %8.2f %8.2f %5.0f%% | %8.1f %8.1f %5.0f%%\n", isa,
-               qsf_dtype_name(dtype), n_tokens, r->gb_s, r->read_gb_s, 100 * read_part, r->gmadd_s,
-               r->roofline_gmadd_s, 100 * roofline_part);
+               qsf_dtype_name(dtype), n_tokens, r->gb_s, r->read_gb_s, 100 * of_reading, r->gmadd_s,
+               r->roofline_gmadd_s, 100 * of_madds);
     } else {
         printf("%-8s %-14s %6zu | %8.2f %8.2f %5.0f%% | %8.1f %8s %6s\n", isa,
-               qsf_dtype_name(dtype), n_tokens, r->gb_s, r->read_gb_s, 100 * read_part, r->gmadd_s,
+               qsf_dtype_name(dtype), n_tokens, r->gb_s, r->read_gb_s, 100 * of_reading, r->gmadd_s,
                "-", "-");
     }
     fflush(stdout);
+}
+
+static result measure_tokens(const bench *b, const qsf_kernels *k, qsf_isa isa, qsf_dtype dtype,
+                             size_t n_tokens)
+{
+    work w = {.b = b,
+              .matmul = k->matmul[dtype],
+              .madds = qsf_dtype_is_quantised(dtype) ? qsf_roofline_madds(isa) : NULL,
+              .x = {n_tokens, N_BLOCKS, b->f32, b->q, b->q_low, b->scale, b->sum, b->first_sum,
+                    b->scaled_sum, b->fine_sum},
+              .stripe_bytes = STRIPE_TILES * qsf_dtype_tile_bytes(dtype)};
+    return measure(&w);
+}
+
+/* One line of the table; "m" marks parts of the speed of memory. */
+static void print_parts(const bench *b, const qsf_kernels *k, qsf_isa isa, qsf_dtype dtype)
+{
+    printf("| %s | %s |", k->isa_name, qsf_dtype_name(dtype));
+    for (size_t t = 0; t < COUNT_OF(table_counts); t++) {
+        const result r = measure_tokens(b, k, isa, dtype, table_counts[t]);
+        const double read = read_part(&r);
+        const double multiply = roofline_part(dtype, &r);
+        printf(" %.0f%s |", 100 * (read > multiply ? read : multiply), read > multiply ? " m" : "");
+        fflush(stdout);
+    }
+    printf("\n");
 }
 
 static void bench_isa(const bench *b, qsf_isa isa)
@@ -312,19 +357,15 @@ static void bench_isa(const bench *b, qsf_isa isa)
     for (size_t d = 0; d < COUNT_OF(dtypes); d++) {
         if (b->opt.type != NULL && strcmp(b->opt.type, qsf_dtype_name(dtypes[d])) != 0)
             continue;
-        for (size_t t = 0; t < COUNT_OF(token_counts); t++) {
+        /* What has no kernel of its own here is scalar, and would take minutes. */
+        const bool is_scalar = k.matmul[dtypes[d]] == scalar.matmul[dtypes[d]];
+        if (b->opt.table && qsf_dtype_is_quantised(dtypes[d]) && !is_scalar)
+            print_parts(b, &k, isa, dtypes[d]);
+        for (size_t t = 0; t < COUNT_OF(token_counts) && !b->opt.table; t++) {
             const size_t n_tokens = b->opt.n_tokens != 0 ? b->opt.n_tokens : token_counts[t];
-            /* What has no kernel of its own here is scalar, and would take minutes. */
-            const bool is_scalar = k.matmul[dtypes[d]] == scalar.matmul[dtypes[d]];
             if (t > 0 && (b->opt.n_tokens != 0 || is_scalar))
                 continue;
-            work w = {.b = b,
-                      .matmul = k.matmul[dtypes[d]],
-                      .madds = qsf_dtype_is_quantised(dtypes[d]) ? qsf_roofline_madds(isa) : NULL,
-                      .x = {n_tokens, N_BLOCKS, b->f32, b->q, b->q_low, b->scale, b->sum,
-                            b->first_sum, b->scaled_sum, b->fine_sum},
-                      .stripe_bytes = STRIPE_TILES * qsf_dtype_tile_bytes(dtypes[d])};
-            const result r = measure(&w);
+            const result r = measure_tokens(b, &k, isa, dtypes[d], n_tokens);
             print_result(&b->opt, k.isa_name, dtypes[d], n_tokens, &r);
         }
     }
@@ -334,7 +375,7 @@ static _Noreturn void usage(void)
 {
     fprintf(stderr, "usage: bench_kernels [--isa NAME] [--type NAME] [--tokens 1..512]\n"
                     "       [--mib 16..65536] [--threads 1..64] [--huge 0|1] [--runs 1..99] "
-                    "[--json]\n");
+                    "[--json | --table]\n");
     exit(2);
 }
 
@@ -352,8 +393,9 @@ static options options_of(int argc, char **argv)
     options o = {.mib = 256, .n_threads = 1, .n_runs = 21, .huge = true};
     for (int i = 1; i < argc; i++) {
         const char *const name = argv[i];
-        if (strcmp(name, "--json") == 0) {
-            o.json = true;
+        if (strcmp(name, "--json") == 0 || strcmp(name, "--table") == 0) {
+            o.json = o.json || name[2] == 'j';
+            o.table = o.table || name[2] == 't';
             continue;
         }
         const char *const value = ++i < argc ? argv[i] : NULL;
@@ -376,6 +418,8 @@ static options options_of(int argc, char **argv)
         else
             usage();
     }
+    if (o.table && (o.json || o.n_tokens != 0))
+        usage();
     return o;
 }
 
