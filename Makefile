@@ -93,6 +93,8 @@ test-c: build/install.stamp ## the C tests
 	@$(PY) tools/check_exports.py build/c/libqsf.a --module \
 		"$$($(PY) -c 'import qsf.native._qsf as m; print(m.__file__)')"
 
+# What Python compiles is kept, whatever the environment says: rewriting the tests takes 7 s a run.
+test-py: export PYTHONDONTWRITEBYTECODE :=
 test-py: build/install.stamp ## the quick Python tests
 	@$(PY) -m pytest -m "not slow and not golden" $(QUICK_ARGS) $(PYTEST_ARGS)
 

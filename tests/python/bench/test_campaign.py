@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -357,24 +357,6 @@ def test_a_baseline_without_such_a_cache_is_left_out(
     assert not found.is_incomplete
 
 
-def test_a_baseline_that_crashes_is_said_how_to_build(
-    machine: Machine, tiny_llama_8bit: Path, baseline_file: Path
-) -> None:
-    machine.baseline = Baseline("p", "2")
-
-    def answer(task: Task) -> Outcome:
-        if task.engine == "qsf":
-            return answered(task)
-        return Outcome(task, None, "crashed with SIGSEGV", 1.0, 0, None)
-
-    machine.answer = answer
-    found = machine.run(tiny_llama_8bit, baseline_model=[baseline_file])
-    (said,) = [line for line in machine.said if "builds it" in line]
-    assert said.startswith("warning: llama.cpp crashed with SIGSEGV. This builds it for this")
-    assert "GGML_NATIVE=ON" in said
-    assert [row.engine for row in found.results.rows] == ["qsf", "qsf"]
-
-
 # ---- interruptions ----
 
 
@@ -440,14 +422,3 @@ def test_the_trace_is_of_a_few_tokens(
     assert all(task.trace_events == 0 for task, _, _ in machine.ran[:-1])
     machine.run(tiny_llama_8bit, gen="0", baseline="none", wants_trace=True)
     assert [test.name for test in machine.ran[-1][0].tests] == ["pp8"]
-
-
-def test_a_trace_that_fails_is_missed(machine: Machine, tiny_llama_8bit: Path) -> None:
-    def answer(task: Task) -> Outcome:
-        return replace(answered(task), why="crashed" if task.trace_events else "")
-
-    machine.answer = answer
-    found = machine.run(tiny_llama_8bit, baseline="none", wants_trace=True)
-    assert (found.trace, found.is_incomplete) == (None, True)
-    assert [failure.what for failure in found.results.failures] == ["trace"]
-    assert len(found.results.rows) == 2

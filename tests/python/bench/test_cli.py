@@ -268,19 +268,6 @@ def test_outputs_that_would_fail_or_destroy_are_refused_before_the_work(
     assert (ran.n_runs, model.read_text()) == (0, "precious")
 
 
-def test_an_older_result_that_is_none_is_refused_before_the_work(
-    ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "old.json"
-    for text, said in (("{", "Expecting"), ("[]", '"format" is not'), ("\0\xff", "not a result")):
-        path.write_text(text)
-        assert ran("--compare", path) == 1
-        assert said in capsys.readouterr().err
-    assert ran("--compare", tmp_path / "absent.json") == 1
-    assert "absent.json: No such file or directory" in capsys.readouterr().err
-    assert ran.n_runs == 0
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 @pytest.mark.parametrize(("where", "code"), [("pipe", 0), ("full disk", 1)])
 def test_a_report_that_nobody_takes_is_written_all_the_same(
@@ -386,23 +373,6 @@ def test_a_baseline_that_is_killed_leaves_qsfs_figures(quick: Bench, tmp_path: P
     assert failure.engine == "llama.cpp"
     assert failure.why.startswith("killed by SIGKILL")
     assert "killed by SIGKILL" in done.stdout
-
-
-@pytest.mark.parametrize(("options", "code"), [([], 0), (["--baseline", "llama.cpp"], 1)])
-def test_a_baseline_that_is_not_installed(
-    quick: Bench, tmp_path: Path, options: list[str], code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "llama_cpp.py").write_text("raise ImportError(\"No module named 'llama_cpp'\")")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    out = tmp_path / "a.json"
-    done = quick(*ONE, "--json", out, *options)
-    assert done.returncode == code
-    (line,) = [line for line in done.stderr.splitlines() if "has no llama-cpp-python" in line]
-    assert "-m pip install --force-reinstall --no-cache-dir --no-binary" in line
-    assert "has no llama-cpp-python" in done.stdout
-    found = results.read(out)
-    assert [row.test for row in found.rows] == ["pp8", "tg4"]
-    assert len(found.failures) == code
 
 
 @pytest.mark.slow

@@ -156,20 +156,6 @@ def test_a_token_meets_the_experts_that_are_chosen(tmp_path: Path) -> None:
         assert facts.tensor_bytes - facts.token_bytes == 2 * (2 * 3 * 3 * matrix + 319 * 256)
 
 
-def test_a_tied_head_and_positions_by_hand(tmp_path: Path) -> None:
-    matrices = 4 * (4 * 256 * 256 + 2 * 512 * 256)
-    # In a layer: two norms with biases, biases of Q, K, V and out, of up and down.
-    vectors = 4 * (4 * 256 + 4 * 256 + 512 + 256) + 2 * 256
-    table, positions = 1203 * 256, 64 * 256
-    padded = 1216 * 256 * 33 // 32  # rows in tiles of 16
-    a = read_facts(write_qsf(tmp_path / "m.qsf", GPT2, "8bit"))
-    assert a.n_weights == matrices + vectors + table + positions
-    assert a.tensor_bytes == matrices * 33 // 32 + 4 * vectors + padded + 2 * positions
-    assert a.token_bytes == matrices * 33 // 32 + 4 * vectors + padded + 2 * 256
-    b = read_facts(write_gguf(tmp_path / "m.gguf", GPT2, "Q8_0"))
-    assert b.token_bytes == (matrices + table) * 34 // 32 + 4 * vectors + 4 * 256
-
-
 @pytest.mark.parametrize(
     ("family", "mixture"),
     [*((family, "Q4_K_M") for family in FAMILIES), *(("odd", mixture) for mixture in FILE_TYPES)],

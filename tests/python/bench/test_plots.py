@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from make.bench_results import full_results
-from make.drawn_pages import Drawn, anchors, drawn, row_of, section, svgs
+from make.drawn_pages import Drawn, anchors, drawn, row_of, section
 from make.page_parser import PageParser
 from qsf.bench.judge.results import Results, Row
 from qsf.bench.show.page import page
@@ -118,14 +118,6 @@ def test_a_plot_without_two_places_across_is_left_out(
     made = page(only(full, keep))
     PageParser().read(made)
     assert SECTIONS - set(anchors(made)) == absent
-
-
-def test_several_shapes_have_plots_of_their_own(full: Results) -> None:
-    rows = full.rows + [replace(row, shape="3B") for row in full.rows]
-    made = section(page(replace(full, rows=rows)), "bits")
-    assert len(svgs(made)) == 4
-    heads = [head.split(" <")[0] for head in re.findall(r"<h3>(.*?)</h3>", made)]
-    assert heads == ["1.1B, pp512", "1.1B, tg128", "3B, pp512", "3B, tg128"]
 
 
 def test_engines_and_types_have_colours_of_their_own(full: Results, full_page: str) -> None:

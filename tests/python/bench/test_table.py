@@ -140,25 +140,6 @@ def test_nothing_is_wider_than_the_terminal_or_cut_off(width: int) -> None:
     assert text.count("llama.cpp Q4_K_M") == 12
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_long_names_do_not_cut_figures_off(width: int) -> None:
-    results = small_results()
-    long = "a-long-name-of-a-model-4bit-calibrated"
-    rows = [
-        replace(row, type=f"{row.type} {long}", kernels=f"CPU_REPACK:604.45 {long}")
-        for row in results.rows
-    ]
-    text = as_text(report(replace(results, rows=rows)), width)
-    assert max(map(len, text.splitlines())) <= width
-    for figure in (
-        "0.500 (0.480-0.520)",
-        "25.0 (24.0-26.0)",
-        "75 % memory",
-        "4.00x (4.00-4.00)",
-    ):
-        assert figure in text
-
-
 def test_a_terminal_is_told_what_is_slower() -> None:
     console = Console(force_terminal=True, color_system="standard", width=80)
     with console.capture() as said:
@@ -274,14 +255,6 @@ def test_writing_twice_changes_nothing_and_check_sees_a_change(
     assert readme_table.main(check) == 0
     readme.write_text(readme.read_text().replace("**4.00x**", "**5.00x**"))
     assert readme_table.main(check) == 1
-
-
-def test_a_table_without_an_end_does_not_swallow_the_next(
-    readme: Path, readme_table: ModuleType
-) -> None:
-    readme.write_text(BEFORE + "mine\n" + SECOND + AFTER)
-    assert readme_table.main(["--readme", str(readme)]) == 0
-    assert readme.read_text().startswith(BEFORE + "mine\n" + SECOND + "| shape | type | limit |")
 
 
 @pytest.mark.parametrize(

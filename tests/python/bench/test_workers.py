@@ -165,13 +165,6 @@ def test_steps_are_given_tokens_and_a_choice_each(models: list[FakeModel]) -> No
     assert answer.tests[0].n_passes == 2
 
 
-def test_a_slow_prompt_is_warmed_up_with_one_token(models: list[FakeModel]) -> None:
-    worker_qsf.measure(qsf_task(tasks.Test("pp", 4), is_slow=True))
-    timed = ("sync", tokens_of(4), 4)
-    step = ("step", tokens_of(4)[0])
-    assert models[0].calls[1:] == [("rewind", 0), step, ("rewind", 0), "stats", timed, "stats"]
-
-
 def test_a_model_is_opened_for_each_length_and_as_it_was_asked_for(
     models: list[FakeModel],
 ) -> None:

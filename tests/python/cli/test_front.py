@@ -91,8 +91,10 @@ def test_the_run_path_imports_no_other_command(tiny_llama_8bit: Path) -> None:
 
 @pytest.fixture(scope="module")
 def options_of_verbs() -> dict[str, list[str]]:
-    """What the commands say of their options: a process each, so only once."""
-    return {verb: completion.options_of(verb) for verb in VERBS}
+    """What two commands say of their options, by a process each; of the others nothing."""
+    return {
+        verb: completion.options_of(verb) if verb in ("run", "convert") else [] for verb in VERBS
+    }
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

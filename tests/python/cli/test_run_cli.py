@@ -224,17 +224,20 @@ def test_values_out_of_range_are_one_line(
 
 
 def test_files_that_are_not_models_are_one_line(
-    run: Run, tmp_path: Path, tiny_llama_8bit: Path
+    run: Run, here: Here, tmp_path: Path, tiny_llama_8bit: Path
 ) -> None:
-    check_refused(run("absent.qsf", "-p", "x"), 1, "absent.qsf")
-    check_refused(run(tmp_path, "-p", "x"), 1, "a folder without config.json")
+    def refused(path: Path, said: str) -> None:
+        check_refused(here(path, "-p", "x", command=cli.main), 1, said)
+
+    refused(tmp_path / "absent.qsf", "absent.qsf")
+    refused(tmp_path, "a folder without config.json")
     other = tmp_path / "other.qsf"
     other.write_bytes(b"PK\x03\x04" * 100)
-    check_refused(run(other, "-p", "x"), 1, "other.qsf")
+    refused(other, "other.qsf")
     data = tiny_llama_8bit.read_bytes()
     for n_bytes in (0, 3, 100, 5000, len(data) - 1):
         other.write_bytes(data[:n_bytes])
-        check_refused(run(other, "-p", "x"), 1, "other.qsf")
+        refused(other, "other.qsf")
     write_tiny(other)
     check_refused(run(other, "-p", "x"), 1, "tokenizer")
 
