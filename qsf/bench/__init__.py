@@ -12,7 +12,8 @@
             `baseline` finds llama.cpp
 `judge/`    from times to `results`: `machine` and its `limits`, `bounds` of a test, `rows` and
             ratios, `compare` with an earlier result
-`show/`     `table` for a terminal, `page` and `plots` as HTML, `trace` for Chrome
+`show/`     `report`: its parts, which `table` shows on a terminal and `page`, with `plots`, as
+            HTML; `trace` for Chrome
 ==========  =====================================================================================
 
 Packages import downwards only: the modules here, then show, judge, run, models.

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,6 @@ class Ended:
 
     exit_code: int  # negative: the signal that ended it
     is_late: bool  # it was ended because its time was over
-    wall_seconds: float
     max_rss_bytes: int | None
     cap: Cap | None
     output: str  # the last of it
@@ -68,7 +66,6 @@ class Outcome:
     task: Task
     answer: Answer | None
     why: str
-    wall_seconds: float  # of the whole process
     peak_rss_bytes: int  # the process alone, by the kernel's count; 0: not known
     cap: Cap | None
     note: str = ""  # what a reader of the figures must know
@@ -104,7 +101,6 @@ def run_command(
             group = stack.enter_context(memory_group(limit_mb << 20))
             command = group.enter_and_run(list(command))
         own_peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        began = time.perf_counter()
         later = contextlib.ExitStack()
         stack.callback(later.close)
         with _signals_later():
@@ -113,7 +109,6 @@ def run_command(
             # A second Ctrl-C must not keep us from removing what the first one left.
             stack.callback(later.enter_context, _signals_later())
         is_late = _wait(process, timeout_seconds)
-        wall_seconds = time.perf_counter() - began
         peak_kb = _end(process)
         cap = None
         if group is not None and limit_mb is not None:
@@ -121,7 +116,6 @@ def run_command(
         return Ended(
             exit_code=process.returncode,
             is_late=is_late,
-            wall_seconds=wall_seconds,
             max_rss_bytes=peak_kb * 1024 if peak_kb > own_peak_kb else None,
             cap=cap,
             output=_tail(paths[0]),
@@ -289,9 +283,9 @@ def run_task(
                 after = " after it had answered" if answer else ""
                 why = f"ended with {ended.exit_code}{after}{last_lines(ended.errors)}"
             peak_bytes = ended.max_rss_bytes or (answer.peak_rss_bytes if answer else 0)
-            return Outcome(task, answer, why, ended.wall_seconds, peak_bytes, ended.cap, note)
+            return Outcome(task, answer, why, peak_bytes, ended.cap, note)
     except WorkerError as error:
-        return Outcome(task, None, str(error), 0.0, 0, None)
+        return Outcome(task, None, str(error), 0, None)
 
 
 def _failure_of(ended: Ended, timeout_seconds: float) -> str:

@@ -42,7 +42,7 @@ def answered(task: Task, *, why: str = "", note: str = "") -> Outcome:
         trace=[[0, 5, 0, 1, 0, 0, 1]] if task.trace_events else [],
         trace_kinds=["pass"] if task.trace_events else [],
     )
-    return Outcome(task, answer, why, 1.0, 2 << 20, None, note)
+    return Outcome(task, answer, why, 2 << 20, None, note)
 
 
 @dataclass

@@ -8,14 +8,12 @@ import os
 import subprocess
 import sys
 from array import array
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from qsf.bench.models import random_gguf, shapes
 from qsf.bench.run import launch, tasks, worker_llama, worker_qsf
 from qsf.native import binding
 from qsf.native.opening import native_options
@@ -430,24 +428,3 @@ def test_the_baseline_finds_no_modules_of_ours(
     task = tasks.Task("llama.cpp", str(tmp_path), 1, (tasks.Test("tg", 1),))
     outcome = launch.run_task(task, sys.executable)
     assert "No module named 'tasks'" in outcome.why
-
-
-def test_a_real_baseline_is_measured(tmp_path: Path) -> None:
-    python = os.environ.get("QSF_BASELINE_PYTHON")
-    if not python:
-        pytest.skip("QSF_BASELINE_PYTHON names no interpreter that has llama-cpp-python")
-    path = tmp_path / "m.gguf"
-    shape = shapes.Shape(2, 256, 512, 4, 2, n_vocab=512, max_tokens=512)
-    random_gguf.write_model(path, shape, "Q8_0")
-    tests = (tasks.Test("pp", 40, depth=3), tasks.Test("tg", 4), tasks.Test("tg", 2, depth=9))
-    for kv_type in (None, "8bit"):
-        task = tasks.Task("llama.cpp", str(path), 1, tests, kv_type=kv_type)
-        outcome = launch.run_task(task, python)
-        assert outcome.why == ""
-        assert outcome.answer is not None
-        assert [run.n_passes for run in outcome.answer.tests] == [1, 4, 2]
-        assert outcome.answer.n_vocab == 512
-        assert outcome.answer.version.startswith("llama.cpp ")
-        assert "CPU" in outcome.answer.kernels
-        assert asdict(outcome.answer)["kv_type"] == (kv_type or "f16")
-        assert outcome.peak_rss_bytes > path.stat().st_size
