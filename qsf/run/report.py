@@ -153,7 +153,7 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
 
 
 def _kv_cache_text(plan: MemoryPlan) -> str:
-    sessions = f"{plan.max_sessions} sessions of " if plan.max_sessions > 1 else ""
+    sessions = f"{plan.kv_contexts} sessions of " if plan.kv_contexts > 1 else ""
     return f"KV cache, {sessions}{plan.ctx_tokens} tokens, {_kv_text(plan)}"
 
 

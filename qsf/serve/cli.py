@@ -71,7 +71,8 @@ def _run(request: Request) -> int:
     require_tokenizer(path)
     opening = replace(
         request.opening,
-        sessions=request.serving.parallel,
+        sessions=min(2 * request.serving.parallel, 256),  # the others keep what was said
+        kv_contexts=request.serving.parallel,
         draft="off",  # requests share passes instead
         reserve_mb=reserve_mb(request.serving),
     )

@@ -25,12 +25,13 @@ _MAX_SCORE_ROWS = 64
 
 
 class ModelEngine:
-    """The sessions of a model, one for each slot."""
+    """The sessions of a model, one for each slot; their KV pool holds ``n_running`` contexts."""
 
     def __init__(self, model: Model) -> None:
         """Take all sessions that the model was opened for."""
         plan = model.info.plan
         self.n_slots = plan.max_sessions
+        self.n_running = plan.kv_contexts
         self.ctx_tokens = plan.ctx_tokens
         self.chunk_tokens = plan.chunk_tokens
         self.logits_rows = plan.logits_rows
@@ -135,7 +136,7 @@ class ModelEngine:
         return len(session.tokens)
 
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
-        """Make the slot hold the first tokens that another holds, by copying its KV cache."""
+        """Make the slot hold the first tokens that another holds, by sharing its KV memory."""
         copy_held(self._sessions[slot], self._sessions[source], n_tokens)
 
     def save(self, slot: int, path: Path, owner: str) -> None:

@@ -17,7 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from qsf.errors import QsfCancelledError, QsfError, QsfFormatError, QsfIOError
+from qsf.errors import (
+    QsfCancelledError,
+    QsfError,
+    QsfFormatError,
+    QsfIOError,
+    QsfMemoryError,
+)
 from qsf.serve.job import Chosen, Event, Job, State
 from qsf.serve.metrics import Metrics
 from qsf.serve.pace import Pace
@@ -40,6 +46,7 @@ class Engine(Protocol):
     """What evaluates: slots, each with a sequence of tokens and its KV cache."""
 
     n_slots: int
+    n_running: int  # slots that may have a job: so many contexts have room beside each other
     ctx_tokens: int
     chunk_tokens: int  # the most of one pass
     logits_rows: int  # tokens with logits in one pass, where more than one item wants some
@@ -48,7 +55,8 @@ class Engine(Protocol):
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
         """Evaluate all items in one pass; return what went wrong with each.
 
-        Raises QsfError where the pass has failed: then no slot has changed, or ``n_held`` says so.
+        Raises QsfError where the pass has failed: then no slot has changed, or ``n_held`` says so;
+        QsfMemoryError where slots hold too much together.
         """
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
@@ -131,7 +139,7 @@ class Scheduler:
     def _check_room(self, jobs: Sequence[Job]) -> None:
         limits = self._limits
         waiting = [job for line in self._waiting.values() for job in line]
-        n_free = sum(slot.job is None for slot in self._slots)
+        n_free = self._engine.n_running - len(self.running)
         n_behind = max(len(waiting) - n_free, 0)  # the others have slots in the next round
         n_tokens = sum(job.n_prompt for job in waiting)
         n_new = sum(job.n_prompt for job in jobs)
@@ -177,6 +185,11 @@ class Scheduler:
         """How many jobs wait."""
         with self._changed:
             return sum(len(line) for line in self._waiting.values())
+
+    @property
+    def n_running_most(self) -> int:
+        """How many jobs may have a slot."""
+        return self._engine.n_running
 
     @property
     def running(self) -> list[Job]:
@@ -273,7 +286,7 @@ class Scheduler:
         admitted = []
         while self._waiting:
             free = [slot for slot in self._slots if slot.job is None]
-            if not free:
+            if len(self.running) == self._engine.n_running:
                 break
             owner = next(iter(self._waiting))
             line = self._waiting.pop(owner)
@@ -288,10 +301,7 @@ class Scheduler:
         return admitted
 
     def _prepare(self, slot: Slot) -> None:
-        """Keep or copy what the slots hold of the job's prompt; evaluate one token at least.
-
-        Copying a thousand tokens takes as long as evaluating one.
-        """
+        """Keep or share what the slots hold of the job's prompt; evaluate one token at least."""
         job = slot.job
         assert job is not None
         n_most = 0 if job.wants_scores else job.n_prompt - 1
@@ -403,7 +413,7 @@ class Scheduler:
         """Evaluate; a reading error is tried once more, because disks recover."""
         items = [item for _, item in rows]
         try:
-            return self._engine.evaluate(items)
+            return self._evaluate_with_room(items)
         except (QsfIOError, QsfFormatError):
             pass
         except QsfError as error:
@@ -414,9 +424,20 @@ class Scheduler:
                 if job is not None and self._engine.n_held(slot.index) != job.n_held:
                     n_held = self._keep(slot, job.n_held)
                     item.tokens = job.tokens[n_held : job.n_held + len(item.tokens)]
-            return self._engine.evaluate(items)
+            return self._evaluate_with_room(items)
         except QsfError as error:
             return [error] * len(rows)
+
+    def _evaluate_with_room(self, items: list[PassItem]) -> list[QsfError | None]:
+        """Evaluate; while there is no room, what was not used for longest is forgotten."""
+        while True:
+            try:
+                return self._engine.evaluate(items)
+            except QsfMemoryError:
+                kept = [slot for slot in self._slots if slot.job is None and slot.held]
+                if not kept:
+                    raise
+                self._keep(min(kept, key=lambda slot: slot.used), 0)
 
     def _choose_tokens(self, ready: list[Slot]) -> None:
         pairs = [(slot.index, slot.job) for slot in ready if slot.job is not None]

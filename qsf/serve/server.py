@@ -332,7 +332,7 @@ class Server:
 
 def _share_used(scheduler: Scheduler, ctx_tokens: int) -> float:
     used = sum(len(slot.held) for slot in scheduler.slots if slot.job is not None)
-    return used / (ctx_tokens * len(scheduler.slots))
+    return used / (ctx_tokens * scheduler.n_running_most)
 
 
 def _note(choices: Sequence[Choice]) -> str:

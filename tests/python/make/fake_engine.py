@@ -7,7 +7,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Sequence
 
-from qsf.errors import QsfCancelledError, QsfError
+from qsf.errors import QsfCancelledError, QsfError, QsfMemoryError
 from qsf.serve.job import Choosing, Chosen, Event, Job
 from qsf.serve.scheduler import PassItem
 from qsf.text.sampling import SamplingParams, StopMatcher
@@ -24,8 +24,12 @@ def next_token(tokens: Sequence[int], seed: int) -> int:
 class FakeEngine:
     """Checks what it is asked for; ``failures`` are raised by the next passes, one each."""
 
-    def __init__(self, n_slots: int = 3, ctx_tokens: int = 64, chunk_tokens: int = 16) -> None:
-        self.n_slots, self.ctx_tokens, self.chunk_tokens = n_slots, ctx_tokens, chunk_tokens
+    def __init__(
+        self, n_slots: int = 3, ctx_tokens: int = 64, chunk_tokens: int = 16, n_kept: int = 0
+    ) -> None:
+        self.n_running, self.ctx_tokens, self.chunk_tokens = n_slots, ctx_tokens, chunk_tokens
+        self.n_slots = n_slots = n_slots + n_kept
+        self.n_full = 0
         self.logits_rows, self.score_rows = n_slots + 1, 5
         self.tokens = [array("I") for _ in range(n_slots)]
         self.has_logits = [False] * n_slots
@@ -44,6 +48,11 @@ class FakeEngine:
         self.passes.append(list(items))
         if self.failures:
             raise self.failures.pop(0)
+        n_held = sum(len(tokens) for tokens in self.tokens)
+        n_new = sum(len(item.tokens) for item in items)
+        if n_held + n_new > self.n_running * self.ctx_tokens:
+            self.n_full += 1
+            raise QsfMemoryError("the pool is full")
         return [self._evaluate(item) for item in items]
 
     def _evaluate(self, item: PassItem) -> QsfError | None:

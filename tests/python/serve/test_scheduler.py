@@ -29,8 +29,8 @@ class Clock:
 
 
 class Setup:
-    def __init__(self, n_slots: int = 2, **limits: float) -> None:
-        self.engine = FakeEngine(n_slots)
+    def __init__(self, n_slots: int = 2, n_kept: int = 0, **limits: float) -> None:
+        self.engine = FakeEngine(n_slots, n_kept=n_kept)
         self.clock = Clock()
         self.metrics = Metrics()
         self.scheduler = Scheduler(
@@ -319,12 +319,32 @@ def test_the_pace_follows_what_passes_took() -> None:
     assert slow.prompt_rows(1) == 8  # some progress, however slow
 
 
+def test_what_was_said_is_kept_as_long_as_there_is_room() -> None:
+    """Two at a time, and two more sequences are kept; the longest unused gives way."""
+    setup = Setup(2, n_kept=2)
+
+    def answer(first: int) -> Told:
+        told = Told(prompt(30, first), max_tokens=4)
+        told.job.end_ids = frozenset()
+        setup.submit(told)
+        setup.run()
+        assert told.text == alone(prompt(30, first), 1, 4)
+        setup.clock.now += 1
+        return told
+
+    assert [answer(first).job.n_cached for first in (5, 1, 2)] == [0, 0, 0]
+    assert answer(5).job.n_cached == 29  # though two others have been answered since
+    assert setup.engine.n_full == 1  # 128 tokens are room for three, so 1 was forgotten
+    assert answer(2).job.n_cached == 29
+    assert answer(1).job.n_cached == 0
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Jobs come, are cancelled, passes fail, time passes; what must hold holds after each step."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.setup = Setup(3, max_waiting=4, queue_seconds=50)
+        self.setup = Setup(3, n_kept=2, max_waiting=4, queue_seconds=50)
         self.told: list[Told] = []
         self.asked: list[tuple[list[int], int, int]] = []
         self.n_failures = 0
