@@ -25,7 +25,7 @@ static void update_plan(qsf_model *m, const qsf_ledger *before)
     plan->weights_bytes += now[QSF_USE_WEIGHTS] - then[QSF_USE_WEIGHTS];
     plan->stream_bytes += now[QSF_USE_STREAM] - then[QSF_USE_STREAM];
     plan->experts_bytes += now[QSF_USE_EXPERTS] - then[QSF_USE_EXPERTS];
-    plan->expert_slots = qsf_experts_held(&m->experts);
+    plan->expert_slots = m->experts.n_held;
     plan->embedding_bytes += now[QSF_USE_EMBEDDING] - then[QSF_USE_EMBEDDING];
     plan->ring_bytes = m->stream.ring_bytes;
     plan->io_depth = m->stream.ring != NULL ? n_threads : 0;
@@ -110,7 +110,7 @@ static qsf_memory_move widen_ring(qsf_model *m)
 
 static uint32_t missing_slots(const qsf_model *m)
 {
-    return m->experts.n_slots - qsf_experts_held(&m->experts);
+    return m->experts.n_slots - m->experts.n_held;
 }
 
 static uint64_t slot_cost_bytes(const qsf_model *m)

@@ -63,10 +63,13 @@ typedef struct qsf_stats {
     /* rows of an embedding table that is not resident: requested, and found in the cache */
     uint64_t n_embedding_rows;
     uint64_t n_embedding_hits;
-    /* experts that layers used, those that were in memory, and bytes of those that were read, which
+    /* experts that layers used, those that were in memory, those that were to be read ahead of the
+     * layer that may use them, those of them that it did, and bytes of those that were read, which
      * read_bytes counts too */
     uint64_t n_expert_uses;
     uint64_t n_expert_hits;
+    uint64_t n_expert_guesses;
+    uint64_t n_expert_right_guesses;
     uint64_t expert_read_bytes;
     /* under memory pressure: how often and how many bytes were given back, and taken again */
     uint64_t n_given_back;

@@ -394,10 +394,9 @@ qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)
     begin_pass(f, chunk);
     qsf_experts_begin_pass(f->ops.experts, chunk->n_tokens, chunk->cancel, chunk->stopwatch);
     const qsf_status status = run_units(f, chunk);
-    if (status != QSF_OK) {
+    if (status != QSF_OK)
         qsf_stream_abandon(f->ops.stream);
-        qsf_experts_end(f->ops.experts);
-    }
+    qsf_experts_end_pass(f->ops.experts);
     qsf_stream_end_pass(f->ops.stream);
     f->ops.stopwatch = NULL;
     return status;

@@ -36,19 +36,19 @@ static bool is_little_endian(void)
 
 bool qsf_ops_is_resident(const qsf_ops *o, uint32_t unit_idx)
 {
-    return o->expert != NULL || qsf_stream_is_resident(o->stream, unit_idx);
+    return o->apart != NULL || qsf_stream_is_resident(o->stream, unit_idx);
 }
 
 size_t qsf_ops_range_bytes(const qsf_ops *o, uint32_t unit_idx, uint64_t off)
 {
-    return o->expert != NULL ? SIZE_MAX : qsf_stream_range_bytes(o->stream, unit_idx, off);
+    return o->apart != NULL ? SIZE_MAX : qsf_stream_range_bytes(o->stream, unit_idx, off);
 }
 
 qsf_status qsf_ops_acquire(qsf_ops *o, uint64_t off, size_t n_bytes, const unsigned char **out)
 {
-    if (o->expert == NULL)
+    if (o->apart == NULL)
         return qsf_stream_acquire(o->stream, off, n_bytes, out);
-    *out = o->expert + off;
+    *out = o->apart + off;
     return QSF_OK;
 }
 

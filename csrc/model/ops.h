@@ -28,7 +28,7 @@ typedef struct qsf_ops {
     qsf_pool *pool;
     qsf_stream *stream;
     qsf_experts *experts;
-    const unsigned char *expert; /* raw bytes of the expert that runs; NULL: the stream's unit */
+    const unsigned char *apart; /* raw bytes of a unit that runs beside the stream's; or NULL */
     qsf_scratch *scratch;
     const qsf_rope *ropes;      /* [n_ropes of the config] */
     const qsf_layer_kind *kind; /* of the layer that runs */
@@ -45,7 +45,7 @@ void qsf_ops_lap(const qsf_ops *o, qsf_phase phase);
  * microsecond, as much as 16 KiB of weights or 16 Ki multiply-adds. */
 size_t qsf_ops_piece(size_t work_per_item);
 
-/* As the functions of the stream, for the unit or the expert that runs. */
+/* As the functions of the stream, for the stream's unit or the one apart. */
 bool qsf_ops_is_resident(const qsf_ops *o, uint32_t unit_idx);
 size_t qsf_ops_range_bytes(const qsf_ops *o, uint32_t unit_idx, uint64_t off);
 qsf_status qsf_ops_acquire(qsf_ops *o, uint64_t off, size_t n_bytes, const unsigned char **out);

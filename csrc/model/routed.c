@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "model/ahead.h"
 #include "model/linear.h"
 #include "model/routing.h"
 
@@ -117,13 +118,13 @@ static bool is_last(const qsf_expert *e)
 static qsf_status load_biases(qsf_ops *o, member *m)
 {
     float *const *const space = o->scratch->vectors;
-    o->expert = m->unit;
+    o->apart = m->unit;
     qsf_status status = qsf_ops_load_vector(o, m->expert.gate_bias, space[1], &m->biases[0]);
     if (status == QSF_OK)
         status = qsf_ops_load_vector(o, m->expert.up_bias, space[2], &m->biases[1]);
     if (status == QSF_OK)
         status = qsf_ops_load_vector(o, m->expert.down_bias, space[3], &m->biases[2]);
-    o->expert = NULL;
+    o->apart = NULL;
     return status;
 }
 
@@ -146,17 +147,15 @@ static qsf_status add_member(wave *w, uint32_t i)
     return load_biases(w->ops, m);
 }
 
-/* Collects experts that are in memory; waits for the first one if none is. */
+/* Collects experts that are in memory; waits for one if none is. */
 static qsf_status collect(wave *w)
 {
     qsf_experts *const experts = w->ops->experts;
     const uint32_t *const uses = w->ops->scratch->routed.uses;
-    uint32_t first = experts->n_wanted;
     w->n = w->n_rows = 0;
     for (uint32_t i = 0; i < experts->n_wanted; i++) {
         if (uses[i] == 0)
             continue;
-        first = first < i ? first : i;
         if (w->n == WAVE_EXPERTS || w->n_rows == QSF_EXPERT_ROWS ||
             (w->n > 0 && is_last(&w->members[w->n - 1].expert)))
             break;
@@ -165,7 +164,12 @@ static qsf_status collect(wave *w)
         else if (!w->keeps)
             break;
     }
-    return w->n > 0 ? QSF_OK : add_member(w, first);
+    if (w->n > 0)
+        return QSF_OK;
+    uint32_t first = 0;
+    while (uses[first] == 0)
+        first++;
+    return add_member(w, w->keeps ? qsf_experts_next(experts) : first);
 }
 
 /* Rows [first, first + n) of x */
@@ -307,6 +311,7 @@ static qsf_status run_experts(qsf_ops *o, const float *x)
     kind.ffn = QSF_FFN_GATED;
     kind.ffn_dim = kind.expert_dim;
     o->kind = &kind;
+    QSF_TRY(qsf_ahead_guess(o, o->experts->layer_idx));
     wave w = {.ops = o,
               .x = x,
               .first_unit = o->experts->reader->units[o->experts->layer_idx + 1].first_expert,

@@ -71,6 +71,7 @@ static void layout_routed(qsf_routed_scratch *s, qsf_arena *a, const qsf_config 
     s->first = qsf_arena_push(a, (size_t)c->n_experts + 1, sizeof *s->first);
     s->units = qsf_arena_push(a, c->n_experts, sizeof *s->units);
     s->uses = qsf_arena_push(a, c->n_experts, sizeof *s->uses);
+    s->likely = qsf_arena_push(a, c->n_experts, sizeof *s->likely);
     s->rows = qsf_arena_push(a, n_rows * dim_stride, sizeof *s->rows);
     s->outputs = qsf_arena_push(a, n_rows * dim_stride, sizeof *s->outputs);
 }

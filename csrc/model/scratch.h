@@ -55,6 +55,7 @@ typedef struct qsf_routed_scratch {
     uint32_t *first;   /* [n_experts + 1] of each expert in choices */
     uint32_t *units;   /* [n_experts] that some token chose */
     uint32_t *uses;    /* [n_experts] tokens that chose them */
+    uint32_t *likely;  /* [n_experts] units that the next layer may want */
     float *rows;       /* [routed, dim_stride] inputs of experts */
     float *outputs;    /* [routed, dim_stride] */
 } qsf_routed_scratch;

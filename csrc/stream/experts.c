@@ -80,13 +80,15 @@ static qsf_status acquire_places(qsf_experts *e)
     const size_t n_bytes = qsf_experts_place_bytes(e->slot_bytes);
     unsigned char *const row =
         qsf_ledger_acquire_row(e->ledger, QSF_USE_EXPERTS, e->n_places, n_bytes);
-    for (uint32_t i = 0; i < e->n_places; i++)
+    for (uint32_t i = 0; i < e->n_places; i++) {
+        e->slots[i].stays = i < e->n_slots;
         if (row != NULL)
             use_memory(&e->slots[i], row + i * n_bytes);
         else if (!acquire_place(e, &e->slots[i]))
             return QSF_FAIL(QSF_ERR_NOMEM,
                             "no memory for expert %" PRIu32 " of %" PRIu32 " in memory: %.1f MB", i,
                             e->n_places, qsf_mb(e->slot_bytes));
+    }
     return QSF_OK;
 }
 
@@ -181,6 +183,7 @@ qsf_status qsf_experts_init(qsf_experts *e, const qsf_reader *r, qsf_ledger *led
         .slot_bytes = qsf_experts_slot_bytes(r),
         .piece_bytes = PIECE_BYTES,
         .n_slots = options->n_slots,
+        .n_held = options->n_slots,
         .n_places = options->n_slots + options->n_transit,
     };
     if (e->slot_bytes == 0)
@@ -240,9 +243,9 @@ static uint32_t distance_of(const qsf_experts *e, uint32_t expert)
 static uint32_t find_slot(const qsf_experts *e, uint32_t missing)
 {
     uint32_t worst = NONE;
-    for (uint32_t i = 0; i < e->n_slots; i++) {
+    for (uint32_t i = 0; i < e->n_places; i++) {
         const qsf_expert_slot *const s = &e->slots[i];
-        if (s->memory == NULL || s->is_wanted)
+        if (s->memory == NULL || !s->stays || s->is_wanted)
             continue;
         if (s->state == QSF_SLOT_EMPTY)
             return i;
@@ -258,39 +261,113 @@ static uint32_t find_slot(const qsf_experts *e, uint32_t missing)
 
 static uint32_t find_transit(const qsf_experts *e)
 {
-    for (uint32_t i = e->n_slots; i < e->n_places; i++)
-        if (!e->slots[i].is_wanted)
+    for (uint32_t i = 0; i < e->n_places; i++)
+        if (!e->slots[i].stays && e->slots[i].expert == NONE && e->slots[i].n_reading == 0)
             return i;
     return NONE;
 }
 
-/* Gives places to the missing experts of the request, in order, while there are any. */
+/* Has the place filled with an expert. Caller holds the lock. */
+static void queue(qsf_experts *e, uint32_t place, uint32_t expert)
+{
+    qsf_expert_slot *const s = &e->slots[place];
+    empty(e, s);
+    s->state = QSF_SLOT_QUEUED;
+    s->expert = expert;
+    s->done_bytes = 0;
+    s->crc32 = 0;
+    e->slot_of[expert] = place;
+    s->job = e->end_job;
+    e->jobs[e->end_job++ % e->n_places] = place;
+}
+
+/* A guess was right: if it may stay, its place becomes a slot and the slot's one in transit. */
+static void keep_guess(qsf_experts *e, qsf_expert_slot *guess)
+{
+    const uint32_t place = find_slot(e, guess->expert);
+    if (place == NONE)
+        return;
+    empty(e, &e->slots[place]);
+    e->slots[place].stays = false;
+    guess->stays = true;
+}
+
+/* Gives places to the missing experts of the request, in order, and then to guesses, while there
+ * are any. */
 static void place_wanted(qsf_experts *e)
 {
     const uint64_t before = e->end_job;
     qsf_mutex_lock(&e->lock);
     for (; e->n_placed < e->n_wanted; e->n_placed++) {
         const uint32_t expert = e->wanted[e->n_placed] - e->reader->n_units_file;
-        if (e->slot_of[expert] != NONE)
-            continue; /* a hit */
+        if (e->is_released[e->n_placed])
+            continue; /* a guess that was there early */
+        if (e->slot_of[expert] != NONE) {
+            if (!e->slots[e->slot_of[expert]].stays)
+                keep_guess(e, &e->slots[e->slot_of[expert]]);
+            continue;
+        }
         uint32_t place = find_slot(e, expert);
         if (place == NONE)
             place = find_transit(e);
         if (place == NONE)
             break;
-        qsf_expert_slot *const s = &e->slots[place];
-        empty(e, s);
-        s->state = QSF_SLOT_QUEUED;
-        s->expert = expert;
-        s->done_bytes = 0;
-        s->crc32 = 0;
-        s->is_wanted = true;
-        e->slot_of[expert] = place;
-        e->jobs[e->end_job++ % e->n_places] = place;
+        queue(e, place, expert);
+        e->slots[place].is_wanted = true;
+    }
+    for (; e->n_placed == e->n_wanted && e->n_guesses > 0; e->n_guesses--, e->guesses++) {
+        const uint32_t expert = e->guesses[0] - e->reader->n_units_file;
+        if (e->slot_of[expert] != NONE)
+            continue;
+        const uint32_t place = find_transit(e);
+        if (place == NONE)
+            break;
+        queue(e, place, expert);
+        e->totals.n_guesses++;
     }
     if (e->end_job != before)
         qsf_condition_wake_all(&e->has_job);
     qsf_mutex_unlock(&e->lock);
+}
+
+/* Forgets experts in transit that the request does not want. Caller holds the lock. */
+static void drop_guesses(qsf_experts *e)
+{
+    uint64_t end = e->next_job;
+    const uint32_t first = e->next_job < e->end_job ? e->jobs[e->next_job % e->n_places] : NONE;
+    for (uint32_t i = 0; i < e->n_places; i++)
+        if (!e->slots[i].stays && !e->slots[i].is_wanted)
+            empty(e, &e->slots[i]);
+    for (uint64_t i = e->next_job; i < e->end_job; i++) {
+        const uint32_t place = e->jobs[i % e->n_places];
+        if (e->slots[place].state == QSF_SLOT_QUEUED)
+            e->jobs[end++ % e->n_places] = place;
+    }
+    e->end_job = end;
+    if (first != NONE && e->slots[first].state != QSF_SLOT_QUEUED)
+        e->next_off = 0;
+}
+
+/* Sees to it that the missing expert which waits for a place gets one if experts are released in
+ * ascending order: right guesses that come later may hold all of them. */
+static void make_way(qsf_experts *e)
+{
+    uint32_t last = NONE;
+    for (uint32_t i = 0; i < e->n_wanted && e->n_placed < e->n_wanted; i++) {
+        const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
+        if (place == NONE || e->slots[place].stays)
+            continue;
+        if (i < e->n_placed)
+            return;
+        last = place;
+    }
+    if (last == NONE)
+        return;
+    qsf_mutex_lock(&e->lock);
+    e->slots[last].is_wanted = false;
+    drop_guesses(e);
+    qsf_mutex_unlock(&e->lock);
+    place_wanted(e);
 }
 
 void qsf_experts_begin_pass(qsf_experts *e, uint32_t n_tokens, const qsf_cancel *cancel,
@@ -310,15 +387,43 @@ void qsf_experts_request(qsf_experts *e, uint32_t layer_idx, const uint32_t *wan
     e->wanted = wanted;
     e->n_wanted = n_wanted;
     e->n_placed = 0;
+    e->n_released = 0;
+    e->n_missing = n_wanted;
     e->totals.n_uses += n_wanted;
+    qsf_mutex_lock(&e->lock);
     for (uint32_t i = 0; i < n_wanted; i++) {
         const uint32_t expert = wanted[i] - e->reader->n_units_file;
+        e->is_released[i] = false;
         qsf_expert_policy_use(&e->policy, expert, uses[i]);
         if (e->slot_of[expert] == NONE)
             continue;
-        e->slots[e->slot_of[expert]].is_wanted = true;
-        e->totals.n_hits++;
+        qsf_expert_slot *const s = &e->slots[e->slot_of[expert]];
+        s->is_wanted = s->state != QSF_SLOT_FAILED; /* a guess, which is read again */
+        e->totals.n_hits += s->stays;
+        e->n_missing -= s->stays;
+        e->totals.n_right_guesses += !s->stays;
     }
+    drop_guesses(e);
+    qsf_mutex_unlock(&e->lock);
+    place_wanted(e);
+    make_way(e);
+}
+
+void qsf_experts_guess(qsf_experts *e, const uint32_t *units, uint32_t n)
+{
+    assert(e->n_wanted > 0);
+    e->guesses = units;
+    e->n_guesses = n;
+    place_wanted(e);
+}
+
+/* Waits for guesses that were dropped while they were read. */
+static void wait_for_place(qsf_experts *e)
+{
+    qsf_mutex_lock(&e->lock);
+    if (e->n_reading > 0 && find_transit(e) == NONE)
+        qsf_condition_wait(&e->has_data, &e->lock);
+    qsf_mutex_unlock(&e->lock);
     place_wanted(e);
 }
 
@@ -359,12 +464,28 @@ bool qsf_experts_is_ready(qsf_experts *e, uint32_t i)
     return is_ready;
 }
 
+uint32_t qsf_experts_next(const qsf_experts *e)
+{
+    uint32_t next = e->n_placed; /* if none has a place, the one that gets the next */
+    uint64_t next_job = UINT64_MAX;
+    for (uint32_t i = 0; i < e->n_wanted; i++) {
+        const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
+        if (place == NONE || !e->slots[place].is_wanted || e->slots[place].job >= next_job)
+            continue;
+        next = i;
+        next_job = e->slots[place].job;
+    }
+    return next;
+}
+
 qsf_status qsf_experts_take(qsf_experts *e, uint32_t i, const unsigned char **out)
 {
     assert(i < e->n_wanted);
-    const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
-    assert(place != NONE);
-    const qsf_expert_slot *const s = &e->slots[place];
+    const uint32_t expert = e->wanted[i] - e->reader->n_units_file;
+    place_wanted(e);
+    while (e->slot_of[expert] == NONE)
+        wait_for_place(e);
+    const qsf_expert_slot *const s = &e->slots[e->slot_of[expert]];
     QSF_TRY(wait_for(e, s));
     *out = s->raw;
     return QSF_OK;
@@ -375,9 +496,22 @@ void qsf_experts_release(qsf_experts *e, uint32_t i)
     const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
     assert(place != NONE);
     e->slots[place].is_wanted = false;
-    if (place >= e->n_slots)
+    e->is_released[i] = true;
+    e->n_released++;
+    if (!e->slots[place].stays)
         empty(e, &e->slots[place]);
     place_wanted(e);
+}
+
+/* Ends all reading. Caller holds the lock. */
+static void stop_reading(qsf_experts *e)
+{
+    for (; e->next_job < e->end_job; e->next_job++)
+        e->slots[e->jobs[e->next_job % e->n_places]].state = QSF_SLOT_FAILED;
+    e->next_off = 0;
+    while (e->n_reading > 0)
+        qsf_condition_wait(&e->has_data, &e->lock);
+    e->failure_status = QSF_OK;
 }
 
 void qsf_experts_end(qsf_experts *e)
@@ -385,21 +519,28 @@ void qsf_experts_end(qsf_experts *e)
     if (e->n_wanted == 0)
         return;
     qsf_mutex_lock(&e->lock);
-    for (; e->next_job < e->end_job; e->next_job++)
-        e->slots[e->jobs[e->next_job % e->n_places]].state = QSF_SLOT_FAILED;
-    e->next_off = 0;
-    while (e->n_reading > 0)
-        qsf_condition_wait(&e->has_data, &e->lock);
-    e->failure_status = QSF_OK;
-    qsf_mutex_unlock(&e->lock);
+    if (e->n_released < e->n_wanted)
+        stop_reading(e);
     for (uint32_t i = 0; i < e->n_places; i++) {
         qsf_expert_slot *const s = &e->slots[i];
-        s->is_wanted = false;
-        if (s->state == QSF_SLOT_FAILED || i >= e->n_slots)
+        if (s->is_wanted && (!s->stays || s->state == QSF_SLOT_FAILED))
             empty(e, s);
+        s->is_wanted = false;
     }
-    e->n_wanted = 0;
+    qsf_mutex_unlock(&e->lock);
+    e->n_wanted = e->n_guesses = 0;
     e->wanted = NULL;
+}
+
+void qsf_experts_end_pass(qsf_experts *e)
+{
+    if (e->n_sync == 0) /* no experts */
+        return;
+    qsf_experts_end(e);
+    qsf_mutex_lock(&e->lock);
+    stop_reading(e);
+    drop_guesses(e);
+    qsf_mutex_unlock(&e->lock);
 }
 
 void qsf_experts_report(qsf_experts *e, qsf_stats *out)
@@ -411,6 +552,8 @@ void qsf_experts_report(qsf_experts *e, qsf_stats *out)
     qsf_mutex_unlock(&e->lock);
     out->n_expert_uses = totals.n_uses;
     out->n_expert_hits = totals.n_hits;
+    out->n_expert_guesses = totals.n_guesses;
+    out->n_expert_right_guesses = totals.n_right_guesses;
     out->expert_read_bytes = totals.read_bytes;
     out->read_bytes += totals.read_bytes;
     out->checksum_ns += totals.checksum_ns;
@@ -419,20 +562,12 @@ void qsf_experts_report(qsf_experts *e, qsf_stats *out)
 
 /* ---- memory pressure ---- */
 
-uint32_t qsf_experts_held(const qsf_experts *e)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < e->n_slots; i++)
-        n += e->slots[i].memory != NULL;
-    return n;
-}
-
 bool qsf_experts_give_slot(qsf_experts *e)
 {
     uint32_t worst = NONE;
-    for (uint32_t i = 0; i < e->n_slots; i++) {
+    for (uint32_t i = 0; i < e->n_places; i++) {
         const qsf_expert_slot *const s = &e->slots[i];
-        if (s->memory == NULL)
+        if (s->memory == NULL || !s->stays)
             continue;
         const bool is_empty = s->state == QSF_SLOT_EMPTY;
         if (worst == NONE || is_empty ||
@@ -443,13 +578,17 @@ bool qsf_experts_give_slot(qsf_experts *e)
     if (worst == NONE)
         return false;
     release_place(e, &e->slots[worst]);
+    e->n_held--;
     return true;
 }
 
 bool qsf_experts_take_slot(qsf_experts *e)
 {
-    for (uint32_t i = 0; i < e->n_slots; i++)
-        if (e->slots[i].memory == NULL)
-            return acquire_place(e, &e->slots[i]);
+    for (uint32_t i = 0; i < e->n_places; i++)
+        if (e->slots[i].memory == NULL) {
+            const bool is_there = acquire_place(e, &e->slots[i]);
+            e->n_held += is_there;
+            return is_there;
+        }
     return false;
 }

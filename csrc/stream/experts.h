@@ -2,8 +2,9 @@
  *
  * A layer requests its experts in ascending order. Those in a slot are there at once; reads of the
  * others are queued together, into slots of experts that are used less (expert_policy.h), or into
- * transit slots, which keep nothing. Each load is verified once, before its first use. What is
- * kept has no say in any result.
+ * transit slots, which keep nothing. Each load is verified once, before its first use. While a
+ * layer is computed, experts that the next one may want are read into transit slots that are free.
+ * What is kept or guessed has no say in any result.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_STREAM_EXPERTS_H
@@ -27,7 +28,10 @@
 typedef struct qsf_expert_slot {
     enum { QSF_SLOT_EMPTY, QSF_SLOT_QUEUED, QSF_SLOT_READY, QSF_SLOT_FAILED } state;
     uint32_t expert;     /* number in EXPT, unless empty */
+    bool stays;          /* else in transit; a guess, unless wanted */
     bool is_wanted;      /* by the present request, and not released yet */
+    uint32_t n_reading;  /* pieces */
+    uint64_t job;        /* number of the job that filled it */
     uint64_t done_bytes; /* of what is being read; likewise the next */
     uint32_t crc32;
     void *memory;       /* NULL: given back */
@@ -43,8 +47,10 @@ typedef struct qsf_experts_options {
 
 /* Since init. */
 typedef struct qsf_expert_counts {
-    uint64_t n_uses; /* experts that layers requested */
-    uint64_t n_hits; /* of these, in memory */
+    uint64_t n_uses;          /* experts that layers requested */
+    uint64_t n_hits;          /* of these, in memory */
+    uint64_t n_guesses;       /* experts that got a place in transit before they were requested */
+    uint64_t n_right_guesses; /* of these, requested */
     uint64_t read_bytes;
     uint64_t wait_ns;
     uint64_t checksum_ns;
@@ -57,8 +63,9 @@ typedef struct qsf_experts {
     qsf_trace *trace;         /* borrowed, or NULL */
     size_t slot_bytes;
     size_t piece_bytes;     /* of a read, a multiple of QSF_IO_ALIGN */
-    uint32_t n_slots;       /* of the plan; some may be given back */
-    uint32_t n_places;      /* slots, then transit slots */
+    uint32_t n_slots;       /* of the plan */
+    uint32_t n_held;        /* of these, not given back */
+    uint32_t n_places;      /* slots and transit slots */
     qsf_expert_slot *slots; /* [n_places] */
     uint32_t *slot_of;      /* [n_experts] a place, or UINT32_MAX */
     uint32_t *jobs;         /* [n_places] places to fill: job i at i % n_places */
@@ -67,7 +74,12 @@ typedef struct qsf_experts {
     /* the present request */
     const uint32_t *wanted; /* [n_wanted] units, ascending; borrowed */
     uint32_t n_wanted;
+    uint32_t n_missing; /* of wanted: not in a slot when it was requested */
     uint32_t n_placed;  /* of wanted */
+    uint32_t n_released;
+    bool is_released[QSF_MAX_LAYER_EXPERTS]; /* [n_wanted] */
+    const uint32_t *guesses;                 /* [n_guesses] units, likely ones first; borrowed */
+    uint32_t n_guesses;
     uint32_t layer_idx; /* that requested */
     const qsf_cancel *cancel;
     qsf_stopwatch *stopwatch;
@@ -116,15 +128,26 @@ void qsf_experts_request(qsf_experts *e, uint32_t layer_idx, const uint32_t *wan
 /* True if wanted[i], which is not released yet, is in memory. */
 bool qsf_experts_is_ready(qsf_experts *e, uint32_t i);
 
+/* Of the wanted that are not released, returns the one whose read was queued first. */
+uint32_t qsf_experts_next(const qsf_experts *e);
+
 /* *out = raw bytes of wanted[i], verified, valid until it is released or the request ends. Waits
- * for them: then all taken before must be released, and all wanted before it taken. */
+ * for them: then all taken before must be released, and it must be the next, or the first. */
 qsf_status qsf_experts_take(qsf_experts *e, uint32_t i, const unsigned char **out);
 
 /* The request does not need wanted[i], which was taken, any more. */
 void qsf_experts_release(qsf_experts *e, uint32_t i);
 
-/* Ends the request, complete or not; afterwards nothing is being read. */
+/* Says which experts the next layer may want: units [n], likely ones first, borrowed until the
+ * request ends. They are read after all of the present request, as far as transit slots are free.
+ */
+void qsf_experts_guess(qsf_experts *e, const uint32_t *units, uint32_t n);
+
+/* Ends the request. If it is not complete, nothing is being read afterwards, else guesses are. */
 void qsf_experts_end(qsf_experts *e);
+
+/* Ends the request, if any, and forgets all guesses; afterwards nothing is being read. */
+void qsf_experts_end_pass(qsf_experts *e);
 
 /* Adds the reading part of the statistics to what is there. */
 void qsf_experts_report(qsf_experts *e, qsf_stats *out);
@@ -134,6 +157,5 @@ void qsf_experts_report(qsf_experts *e, qsf_stats *out);
  */
 bool qsf_experts_give_slot(qsf_experts *e);
 bool qsf_experts_take_slot(qsf_experts *e);
-uint32_t qsf_experts_held(const qsf_experts *e); /* slots in memory, without transit slots */
 
 #endif

@@ -39,8 +39,8 @@ typedef struct piece {
 static void fail_place(qsf_experts *e, qsf_expert_slot *s, qsf_status status, const char *why)
 {
     s->state = QSF_SLOT_FAILED;
-    if (e->failure_status != QSF_OK)
-        return;
+    if (!s->is_wanted || e->failure_status != QSF_OK)
+        return; /* a guess that is right is read again */
     e->failure_status = status;
     snprintf(e->failure, sizeof e->failure, "unit %" PRIu32 " (an expert of layer %" PRIu32 "): %s",
              e->reader->n_units_file + s->expert, e->layer_idx, why);
@@ -50,7 +50,7 @@ static void fail_place(qsf_experts *e, qsf_expert_slot *s, qsf_status status, co
 static piece take_piece(qsf_experts *e)
 {
     piece p = {.place = e->jobs[e->next_job % e->n_places], .off = e->next_off};
-    const qsf_expert_slot *const s = &e->slots[p.place];
+    qsf_expert_slot *const s = &e->slots[p.place];
     const uint64_t left_bytes = qsf_experts_unit(e, s->expert)->stored_bytes - p.off;
     p.n_bytes = left_bytes < e->piece_bytes ? (size_t)left_bytes : e->piece_bytes;
     e->next_off += p.n_bytes;
@@ -58,6 +58,7 @@ static piece take_piece(qsf_experts *e)
         e->next_off = 0;
         e->next_job++;
     }
+    s->n_reading++;
     e->n_reading++;
     return p;
 }
@@ -66,11 +67,16 @@ static piece take_piece(qsf_experts *e)
 static void end_piece(qsf_experts *e, const piece *p, qsf_status status, uint32_t crc32)
 {
     qsf_expert_slot *const s = &e->slots[p->place];
-    const qsf_unit *const u = qsf_experts_unit(e, s->expert);
     e->n_reading--;
+    s->n_reading--;
+    e->totals.read_bytes += p->n_bytes;
+    if (s->n_reading == 0)
+        qsf_condition_wake_all(&e->has_data); /* for who needs the place, or an end of reading */
+    if (s->state == QSF_SLOT_EMPTY)
+        return; /* a guess that was dropped */
+    const qsf_unit *const u = qsf_experts_unit(e, s->expert);
     s->done_bytes += p->n_bytes;
     s->crc32 ^= qsf_crc32_combine(crc32, 0, u->stored_bytes - p->off - p->n_bytes);
-    e->totals.read_bytes += p->n_bytes;
     if (status != QSF_OK) {
         fail_place(e, s, status, qsf_error_detail());
     } else if (s->state == QSF_SLOT_QUEUED && s->done_bytes == u->stored_bytes) {

@@ -281,6 +281,11 @@ bool qsf_stream_is_resident(const qsf_stream *s, uint32_t unit_idx)
     return s->resident[unit_idx] != NULL;
 }
 
+const unsigned char *qsf_stream_resident(const qsf_stream *s, uint32_t unit_idx)
+{
+    return s->resident[unit_idx];
+}
+
 qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
 {
     if (s->unit_idx != NONE || unit_idx >= s->reader->n_units)

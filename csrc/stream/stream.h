@@ -146,6 +146,8 @@ qsf_status qsf_stream_keep(qsf_stream *s, uint32_t unit_idx);
 qsf_status qsf_stream_resize_ring(qsf_stream *s, size_t ring_bytes);
 
 bool qsf_stream_is_resident(const qsf_stream *s, uint32_t unit_idx);
+/* Returns the raw bytes of a resident unit, else NULL. */
+const unsigned char *qsf_stream_resident(const qsf_stream *s, uint32_t unit_idx);
 
 /* Fills the reading part of the statistics. */
 void qsf_stream_report(const qsf_stream *s, qsf_stats *out);

@@ -130,6 +130,8 @@ class SessionStats:
     n_embedding_hits: int
     n_expert_uses: int
     n_expert_hits: int
+    n_expert_guesses: int
+    n_expert_right_guesses: int
     expert_read_bytes: int
     n_given_back: int
     n_taken_again: int

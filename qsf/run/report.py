@@ -361,7 +361,8 @@ def _expert_lines(model: Model) -> list[str]:
     return [
         f"experts: {stats.n_expert_uses} used, {stats.n_expert_hits} of them in memory"
         f" ({rate:.0f} %), {mb(stats.expert_read_bytes // max(n_tokens, 1))} read a token;"
-        f" {plan.expert_slots} of {plan.n_experts} fit, a token uses {plan.experts_a_token}"
+        f" {plan.expert_slots} of {plan.n_experts} fit, a token uses {plan.experts_a_token};"
+        f" {stats.n_expert_guesses} read ahead, {stats.n_expert_right_guesses} of them used"
     ]
 
 

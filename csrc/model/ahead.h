@@ -1,0 +1,14 @@
+/* ahead.h - guesses which experts the next layer will choose, so that the disk reads some of them
+ * while this layer's last experts and the next attention are computed.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_MODEL_AHEAD_H
+#define QSF_MODEL_AHEAD_H
+
+#include "model/ops.h"
+
+/* For the layer whose experts are requested, once its dense part is done: uses the scores, biases
+ * and rows of the routed scratch. */
+qsf_status qsf_ahead_guess(qsf_ops *o, uint32_t layer_idx);
+
+#endif
