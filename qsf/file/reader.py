@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import TracebackType
 from typing import Final
 
-from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfUnsupportedError
+from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsupportedError
 from qsf.file import layout as lay
 from qsf.file.arch import parse_arch
 from qsf.file.blocks import unpack_block
@@ -33,6 +30,7 @@ from qsf.file.layout import (
     TensorType,
     Unit,
 )
+from qsf.file.opened import OpenedFile, begins_with
 from qsf.file.units import check_contents, parse_tensor
 
 READ_BYTES: Final = 1 << 20
@@ -58,22 +56,14 @@ class Extent:
 
 def is_qsf_file(path: str | os.PathLike[str]) -> bool:
     """Return whether ``path`` is a regular file that begins as a .qsf file does."""
-    try:
-        # A named pipe would wait for a writer.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError):
-        return False
-    try:
-        return stat.S_ISREG(os.fstat(fd).st_mode) and os.read(fd, 4) == lay.MAGIC
-    finally:
-        os.close(fd)
+    return begins_with(path, lay.MAGIC)
 
 
 def _printable(tag: str) -> str:
     return "".join(c if " " <= c <= "~" else "?" for c in tag)
 
 
-class Reader:
+class Reader(OpenedFile):
     """A checked .qsf file; weights are read only when asked for.
 
     Attributes:
@@ -98,56 +88,10 @@ class Reader:
     first_experts: tuple[int, ...]
     tensors: tuple[Tensor, ...]
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open and check the file.
-
-        Raises:
-            QsfIOError: the system refused to open or to read it.
-            QsfFormatError: it is damaged or not a .qsf file.
-            QsfUnsupportedError: it needs another release.
-        """
-        self.path = Path(path)
-        self._fd = -1
-        self._verified_units: set[int] = set()
-        try:
-            # Without O_NONBLOCK a named pipe would wait here for a writer.
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            info = os.fstat(self._fd)
-            if not stat.S_ISREG(info.st_mode):
-                raise QsfIOError(f"{self.path}: not a regular file")
-            self.file_bytes = info.st_size
-            self._open_all()
-        except BaseException as e:
-            self.close()
-            if isinstance(e, QsfFormatError):
-                raise e.located(self.path) from e
-            if isinstance(e, (OSError, ValueError)) and not isinstance(e, QsfError):
-                # ValueError: a path with a zero byte.
-                raise QsfIOError(f"{self.path}: {getattr(e, 'strerror', e)}") from e
-            raise
-
-    def __enter__(self) -> Reader:
-        """Return self."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the file."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
     # ---- opening ----
 
-    def _open_all(self) -> None:
+    def _check(self) -> None:
+        self._verified_units: set[int] = set()
         data = self._read_start()
         self.header = lay.parse_model(data)
         self._read_directory(data)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import struct
 import sys
 import zlib
@@ -16,10 +15,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
-from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfUnsupportedError
+from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsupportedError
+from qsf.file.opened import OpenedFile, begins_with
 from qsf.file.output import Output
 
 MAGIC: Final = b"QSFS"
@@ -79,16 +78,7 @@ class SessionHead:
 
 def is_session_file(path: str | os.PathLike[str]) -> bool:
     """Return whether ``path`` is a regular file that begins as a session file does."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError):
-        return False
-    try:
-        return stat.S_ISREG(os.fstat(fd).st_mode) and os.read(fd, 4) == MAGIC
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+    return begins_with(path, MAGIC)
 
 
 def _words(numbers: array[int]) -> bytes:
@@ -181,7 +171,7 @@ def write_session(
 # ---- reading ----
 
 
-class SessionFile:
+class SessionFile(OpenedFile):
     """An open session file, of which all but the state was checked.
 
     Attributes:
@@ -189,50 +179,6 @@ class SessionFile:
     """
 
     head: SessionHead
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open the file.
-
-        Raises:
-            QsfIOError: the system refused to open or to read it.
-            QsfFormatError: it is damaged or no session file.
-            QsfUnsupportedError: it needs another release.
-        """
-        self.path = Path(path)
-        self._fd = -1
-        try:
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            info = os.fstat(self._fd)
-            if not stat.S_ISREG(info.st_mode):
-                raise QsfIOError(f"{self.path}: not a regular file")
-            self.file_bytes = info.st_size
-            self._read_head()
-        except BaseException as error:
-            self.close()
-            if isinstance(error, QsfFormatError):
-                raise error.located(self.path) from error
-            if isinstance(error, (OSError, ValueError)) and not isinstance(error, QsfError):
-                raise QsfIOError(f"{self.path}: {getattr(error, 'strerror', error)}") from error
-            raise
-
-    def __enter__(self) -> SessionFile:
-        """Return self."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the file."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
     def read_blocks(self, take: Callable[[int, memoryview, int], None]) -> None:
         """Call ``take(offset, block, crc32)`` for each block of the state, in order."""
@@ -267,7 +213,7 @@ class SessionFile:
         self._fill(at, memoryview(data))
         return bytes(data)
 
-    def _read_head(self) -> None:
+    def _check(self) -> None:
         if self.file_bytes < _HEADER.size:
             raise QsfFormatError(
                 f"not a session file: {self.file_bytes} bytes, its header has {_HEADER.size}"

@@ -78,6 +78,33 @@ class Checkpoint(Protocol):
         """Close the files."""
 
 
+class WrappedCheckpoint:
+    """Tensors made of another checkpoint's; with ``read_rows`` a ``Checkpoint``."""
+
+    def __init__(self, stored: Checkpoint) -> None:
+        """Keep the checkpoint; who derives from this fills ``_tensors``."""
+        self._stored = stored
+        self._tensors: dict[str, SourceTensor] = {}
+
+    @property
+    def tensors(self) -> Mapping[str, SourceTensor]:
+        """All tensors but the scales, with the shapes that weights have."""
+        return self._tensors
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that hold the weights."""
+        return self._stored.paths
+
+    def digest(self) -> str:
+        """SHA-256 of the tensors as they are stored; see ``Checkpoint.digest``."""
+        return self._stored.digest()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._stored.close()
+
+
 def to_float32(raw: RawArray) -> Float32Array:
     """Return stored numbers as f32; u16 is bf16, the upper half of an f32.
 

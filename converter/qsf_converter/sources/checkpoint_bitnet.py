@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +21,7 @@ from qsf_converter.sources.checkpoint import (
     Float32Array,
     RawArray,
     SourceTensor,
+    WrappedCheckpoint,
     to_float32,
 )
 from qsf_converter.sources.families.config import Config
@@ -63,7 +63,7 @@ def bitnet_of(config: Mapping[str, Any]) -> BitNet | None:
     return BitNet(is_ternary=not is_online, divides_by_scale=not is_auto)
 
 
-class TernaryCheckpoint:
+class TernaryCheckpoint(WrappedCheckpoint):
     """The ternary weights of another checkpoint, unpacked and scaled; a ``Checkpoint``.
 
     ``stored`` must read U8 tensors too. Raises QsfConversionError for a packed tensor that is no
@@ -72,9 +72,8 @@ class TernaryCheckpoint:
 
     def __init__(self, stored: Checkpoint, bitnet: BitNet) -> None:
         """Find the scales and read them."""
-        self._stored = stored
+        super().__init__(stored)
         self._factors: dict[str, float] = {}
-        self._tensors: dict[str, SourceTensor] = {}
         for tensor in stored.tensors.values():
             if tensor.name.endswith(".weight_scale"):
                 continue
@@ -91,16 +90,6 @@ class TernaryCheckpoint:
                 tensor = dataclasses.replace(tensor, shape=(n_rows * _PACKED_ROWS, n_cols))
             self._tensors[tensor.name] = tensor
 
-    @property
-    def tensors(self) -> Mapping[str, SourceTensor]:
-        """All tensors but the scales, with the shapes that matrices have unpacked."""
-        return self._tensors
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files that hold the weights."""
-        return self._stored.paths
-
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
         """Read rows [start, stop); see ``Checkpoint.read_rows``. What has a scale becomes f32."""
         if name not in self._factors:
@@ -111,14 +100,6 @@ class TernaryCheckpoint:
             values = to_float32(self._stored.read_rows(name, start, stop))
         scaled: Float32Array = values * np.float32(self._factors[name])
         return scaled
-
-    def digest(self) -> str:
-        """SHA-256 of the tensors as they are stored; see ``Checkpoint.digest``."""
-        return self._stored.digest()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._stored.close()
 
     def _factor(self, tensor: SourceTensor, bitnet: BitNet) -> float:
         if math.prod(tensor.shape) != 1 or tensor.dtype == _BYTES:

@@ -9,7 +9,6 @@ so.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +21,7 @@ from qsf_converter.sources.checkpoint import (
     Checkpoint,
     RawArray,
     SourceTensor,
+    WrappedCheckpoint,
 )
 
 _BYTES: Final = "U8"
@@ -34,7 +34,7 @@ def is_mxfp4(config: Mapping[str, Any]) -> bool:
     return isinstance(stated, dict) and stated.get("quant_method") == "mxfp4"
 
 
-class Mxfp4Checkpoint:
+class Mxfp4Checkpoint(WrappedCheckpoint):
     """The tensors of another checkpoint, codes and scales joined; a ``Checkpoint``.
 
     A joined tensor has the name of its codes, the type ``MXFP4`` and the shape of its weights.
@@ -44,8 +44,7 @@ class Mxfp4Checkpoint:
 
     def __init__(self, stored: Checkpoint) -> None:
         """Join the tensors."""
-        self._stored = stored
-        self._tensors: dict[str, SourceTensor] = {}
+        super().__init__(stored)
         for tensor in stored.tensors.values():
             if tensor.dtype != _BYTES:
                 self._tensors[tensor.name] = tensor
@@ -67,16 +66,6 @@ class Mxfp4Checkpoint:
         weights = (*shape[:-2], shape[-2] * MXFP4_COLS)
         return SourceTensor(codes.name, weights, MXFP4, codes.n_bytes + scales.n_bytes)
 
-    @property
-    def tensors(self) -> Mapping[str, SourceTensor]:
-        """All tensors but the scales, with the shapes that weights have."""
-        return self._tensors
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files that hold the weights."""
-        return self._stored.paths
-
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
         """Read rows [start, stop); see ``Checkpoint.read_rows``."""
         tensor = self._tensors[name]
@@ -90,14 +79,6 @@ class Mxfp4Checkpoint:
         raw["codes"] = codes.reshape(stop - start, n_blocks, -1)
         raw["scale"] = self._stored.read_rows(_scales_of(name), start, stop)
         return raw
-
-    def digest(self) -> str:
-        """SHA-256 of the tensors as they are stored; see ``Checkpoint.digest``."""
-        return self._stored.digest()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._stored.close()
 
 
 def _scales_of(name: str) -> str:

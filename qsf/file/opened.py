@@ -1,0 +1,87 @@
+"""A file that is open and was checked, and that one handle reads."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from qsf.errors import QsfError, QsfFormatError, QsfIOError
+
+_Opened = TypeVar("_Opened", bound="OpenedFile")
+# Without O_NONBLOCK a named pipe would wait for a writer.
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+def begins_with(path: str | os.PathLike[str], magic: bytes) -> bool:
+    """Return whether ``path`` is a regular file that begins with ``magic``."""
+    try:
+        fd = os.open(path, _FLAGS)
+    except (OSError, ValueError):
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode) and os.read(fd, len(magic)) == magic
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+class OpenedFile:
+    """An open file; a kind of file says in ``_check`` what opening reads and checks.
+
+    Attributes:
+        path: the file.
+        file_bytes: its size.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open and check the file.
+
+        Raises:
+            QsfIOError: the system refused to open or to read it.
+            QsfFormatError: it is damaged or of another kind.
+            QsfUnsupportedError: it needs another release.
+        """
+        self.path = Path(path)
+        self._fd = -1
+        try:
+            self._fd = os.open(self.path, _FLAGS)
+            info = os.fstat(self._fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise QsfIOError(f"{self.path}: not a regular file")
+            self.file_bytes = info.st_size
+            self._check()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, QsfFormatError):
+                raise error.located(self.path) from error
+            if isinstance(error, (OSError, ValueError)) and not isinstance(error, QsfError):
+                # ValueError: a path with a zero byte.
+                raise QsfIOError(f"{self.path}: {getattr(error, 'strerror', error)}") from error
+            raise
+
+    def _check(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: _Opened) -> _Opened:
+        """Return self."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
