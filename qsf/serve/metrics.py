@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from bisect import bisect_left
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class Metrics:
     def __init__(self) -> None:
         """Begin with nothing counted."""
         self.counters: dict[str, float] = {
+            "requests_total": 0,
             "prompt_tokens_total": 0,
             "generation_tokens_total": 0,
             "prefix_cache_queries_total": 0,
@@ -62,6 +66,10 @@ class Metrics:
             "request_queue_time_seconds": Histogram(_SECONDS),
             "pass_rows": Histogram(_ROWS),
         }
+
+    def count_requests(self, n_jobs: int) -> None:
+        """Count sequences that were taken: each ends once."""
+        self.counters["requests_total"] += n_jobs
 
     def count_prompt(self, job: Job) -> None:
         """Count a job that was admitted."""
@@ -101,7 +109,7 @@ class Metrics:
 
     def text(self, gauges: dict[str, float]) -> str:
         """Return everything as Prometheus reads it."""
-        lines: list[str] = []
+        lines = _process_lines()
         for kind, values in (("gauge", gauges), ("counter", self.counters)):
             for name, value in values.items():
                 lines += [f"# TYPE qsf:{name} {kind}", f"qsf:{name} {value:.9g}"]
@@ -114,3 +122,19 @@ class Metrics:
         for name, histogram in self.histograms.items():
             lines += [f"# TYPE qsf:{name} histogram", *histogram.lines(f"qsf:{name}")]
         return "\n".join(lines) + "\n"
+
+
+def _process_lines() -> list[str]:
+    """Return memory and open files of this process; nothing where the system does not tell."""
+    try:
+        memory = Path("/proc/self/statm").read_text("ascii")
+        n_files = len(os.listdir("/proc/self/fd")) - 1  # without the folder  # noqa: PTH208
+    except OSError:
+        return []
+    n_bytes = int(memory.split()[1]) * resource.getpagesize()
+    return [
+        "# TYPE process_resident_memory_bytes gauge",
+        f"process_resident_memory_bytes {n_bytes}",
+        "# TYPE process_open_fds gauge",
+        f"process_open_fds {n_files}",
+    ]

@@ -130,6 +130,7 @@ class Scheduler:
             if self._is_closed:
                 raise _shutting_down()
             self._check_room(jobs)
+            self._metrics.count_requests(len(jobs))
             now = self._clock()
             for job in jobs:
                 job.arrived = now
