@@ -31,9 +31,8 @@ from qsf.serve.tools import (
     Tool,
     Tools,
     call_turn,
-    checked_choice,
+    choose_tools,
     read_function,
-    read_tools,
     tools_constraint,
 )
 
@@ -96,16 +95,7 @@ def _read_tools(fields: Fields, serving: Serving) -> Tools | None:
             text = f"tools must be functions, not {shown(kind)}"
             raise invalid("tools", text, "unsupported_parameter")
         tools.append(read_function(value, "tools"))
-    choice = fields.raw("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        choice = choice.get("name")
-    return read_tools(
-        tools,
-        checked_choice(choice, tools),
-        is_parallel=fields.flag("parallel_tool_calls", True),
-        place="tools",
-        serving=serving,
-    )
+    return choose_tools(fields, tools, serving)
 
 
 def _read_turns(fields: Fields) -> list[dict[str, Any]]:

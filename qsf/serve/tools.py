@@ -231,7 +231,9 @@ def tools_constraint(
             answer=answer,
         )
         return constraints.make("lark", grammar, place)
-    except (ValueError, QsfArgumentError) as error:
+    except QsfArgumentError as error:  # names the place
+        raise invalid(place, str(error), "invalid_grammar") from None
+    except ValueError as error:
         raise invalid(place, f"{place}: {error}", "invalid_grammar") from None
 
 
@@ -264,10 +266,17 @@ def read_chat_tools(fields: Fields, serving: Serving) -> Tools | None:
                 "tools", f"tools must be functions, not {shown(kind)}", "unsupported_parameter"
             )
         tools.append(read_function(value.get("function"), "tools"))
+    return choose_tools(fields, tools, serving)
+
+
+def choose_tools(fields: Fields, tools: Sequence[Tool], serving: Serving) -> Tools | None:
+    """Return what ``tool_choice`` and ``parallel_tool_calls`` make of the functions."""
     choice = fields.raw("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        function = choice.get("function")
-        choice = function.get("name") if isinstance(function, dict) else choice.get("name")
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "function":
+        choice = _function_name(choice)
+    elif kind == "allowed_tools":
+        tools, choice = _read_allowed(choice.get("allowed_tools", choice), tools)
     return read_tools(
         tools,
         checked_choice(choice, tools),
@@ -275,6 +284,27 @@ def read_chat_tools(fields: Fields, serving: Serving) -> Tools | None:
         place="tools",
         serving=serving,
     )
+
+
+def _function_name(value: dict[str, Any]) -> Any:
+    """Return the name that chat completions have in an object, and Responses do not."""
+    function = value.get("function")
+    return function.get("name") if isinstance(function, dict) else value.get("name")
+
+
+def _read_allowed(value: Any, tools: Sequence[Tool]) -> tuple[Sequence[Tool], str]:
+    """Return the functions that are allowed, and whether one must be called."""
+    place = "tool_choice.allowed_tools"
+    if not isinstance(value, dict) or not isinstance(value.get("tools"), list):
+        raise invalid("tool_choice", f"{place} must have mode and tools, not {shown(value)}")
+    mode = value.get("mode")
+    if mode not in ("auto", "required"):
+        raise invalid("tool_choice", f"{place}: mode must be auto or required, not {shown(mode)}")
+    names = [_function_name(one) if isinstance(one, dict) else one for one in value["tools"]]
+    for name in names:
+        if not any(tool.name == name for tool in tools):
+            raise invalid("tool_choice", f"{place} has {shown(name)}, and tools has no such one")
+    return [tool for tool in tools if tool.name in names], mode
 
 
 def checked_choice(choice: Any, tools: Sequence[Tool]) -> str:

@@ -225,6 +225,30 @@ def test_a_call_that_must_be_is_made(
         assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["weather"]
 
 
+def test_only_allowed_tools_are_offered(hermes: Client) -> None:
+    """The answer is that to a request with no other tools."""
+    for mode in ("auto", "required"):
+        weather = {"type": "function", "function": {"name": "weather"}}
+        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [weather]}}
+        fields: Any = {"seed": 3, "max_tokens": 60}
+        found = ask(hermes, tool_choice=allowed, **fields)
+        alone = ask(hermes, tools=TOOLS[:1], tool_choice=mode, **fields)
+        for choice in (found, alone):
+            for call in choice["message"].get("tool_calls", ()):
+                del call["id"]
+        assert found == alone
+        flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+        named = {"type": "function", "name": "weather"}
+        choice = {"type": "allowed_tools", "mode": mode, "tools": [named]}
+        body = {"input": "Weather?", "tools": flat, "max_output_tokens": 2}
+        answer = hermes.post("/v1/responses", {**body, "tool_choice": choice}).json
+        assert (
+            answer["tools"]
+            == hermes.post("/v1/responses", {**body, "tools": flat[:1]}).json["tools"]
+        )
+        assert answer["tool_choice"] == mode
+
+
 def test_texts_in_elements_are_free(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where arguments are no JSON, a text ends with its element, and says no more of itself."""
     fields: Any = {"properties": {"say": {"type": "string"}}, "required": ["say"]}
@@ -238,7 +262,8 @@ def test_texts_in_elements_are_free(client: Client, monkeypatch: pytest.MonkeyPa
         answer = client.post(
             "/v1/chat/completions", messages=CHAT, tools=tools, tool_choice="required"
         )
-        assert "pattern of a text cannot be enforced" in answer.error["message"]
+        said = "tool_choice: pattern of a text cannot be enforced"
+        assert answer.error["message"].startswith(said)
         del fields["properties"]["say"]["pattern"]
 
 
@@ -385,6 +410,10 @@ def test_anthropics_blocks_become_the_same_turns(hermes: Client) -> None:
     assert counted["input_tokens"] == tokens["count"]
 
 
+def allowed(what: Any) -> Any:
+    return {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": what}}
+
+
 UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 WRONG: Any = [
     ({"tools": [{"type": "web_search"}]}, "tools", "must be functions, not 'web_search'"),
@@ -394,7 +423,10 @@ WRONG: Any = [
     ({"tools": TOOLS + TOOLS[:1]}, "tools", "two functions called weather"),
     ({"tools": TOOLS * 65}, "tools", "130 entries, and 128 is the limit"),
     ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "no such one"),
-    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "allowed_tools"),
+    (allowed({}), "tool_choice", "must have mode and tools"),
+    (allowed({"mode": "any", "tools": []}), "tool_choice", "mode must be auto or required"),
+    (allowed({"mode": "auto", "tools": [{"name": "f"}]}), "tool_choice", "has 'f', and tools has"),
+    (allowed({"mode": "required", "tools": []}), "tool_choice", "required, and tools is empty"),
     ({"tool_choice": "required"}, "tool_choice", "is required, and tools is empty"),
     (
         {
@@ -402,7 +434,7 @@ WRONG: Any = [
             "tools": [{"type": "function", "function": {"name": "f", "parameters": UNIQUE}}],
         },
         "tool_choice",
-        "uniqueItems",
+        "tool_choice cannot be enforced",
     ),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}, "messages", "tool_calls"),
 ]
