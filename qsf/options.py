@@ -363,7 +363,7 @@ def check_value(name: str, value: object, kind: Kind) -> None:
         raise QsfArgumentError(f"{name} must be {kind.rule}, not {shown}", argument=name)
 
 
-def _option(
+def option_field(
     default: Any,
     kind: Kind,
     help: str,
@@ -373,6 +373,7 @@ def _option(
     also: tuple[str, ...] = (),
     is_main: bool = False,
 ) -> Any:
+    """Return the field of a ``CheckedOptions``; the arguments are those of ``Option``."""
     facts = (kind, default, help, default_help, commands, also, is_main)
     return dataclasses.field(default=default, metadata={"option": facts})
 
@@ -385,7 +386,9 @@ def described(options: type, command: str = "") -> tuple[Option, ...]:
     return tuple(o for o in all_of_them if not command or command in o.commands)
 
 
-class _Checked:
+class CheckedOptions:
+    """Options as the fields of a dataclass, checked when it is made."""
+
     __slots__ = ()
 
     def __post_init__(self) -> None:
@@ -402,10 +405,10 @@ _EVERY = ("run", "eval", "bench", "harness")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions(_Checked):
+class ModelOptions(CheckedOptions):
     """How to open a model. Checked when made. Raises QsfArgumentError, which names the option."""
 
-    ram_budget: int | str | None = _option(
+    ram_budget: int | str | None = option_field(
         200,
         Budget(),
         "ceiling for the memory of the whole process, Python and tokenizer included: MB of 2^20 "
@@ -414,7 +417,7 @@ class ModelOptions(_Checked):
         commands=_EVERY,
         is_main=True,
     )
-    threads: int | None = _option(
+    threads: int | None = option_field(
         None,
         Whole(1, 256),
         "at most 256",
@@ -422,10 +425,10 @@ class ModelOptions(_Checked):
         commands=_EVERY,
         also=("-t",),
     )
-    pin_threads: bool = _option(
+    pin_threads: bool = option_field(
         False, Flag(), "keep each thread that the engine starts on a core of its own (Linux)"
     )
-    max_seq_len: int | None = _option(
+    max_seq_len: int | None = option_field(
         None,
         Whole(1),
         "longest sequence in tokens, prompt included",
@@ -433,20 +436,20 @@ class ModelOptions(_Checked):
         also=("-c", "--ctx-size"),
         is_main=True,
     )
-    kv_type: str | None = _option(
+    kv_type: str | None = option_field(
         None,
         KvType(),
         "precision of the KV cache: f16, 8bit, 4bit, 2bit, or keys and values apart, as k8v4",
         "4bit; k8v4 if heads have fewer than 128 dimensions",
         commands=_EVERY,
     )
-    kv_rotation: bool | None = _option(
+    kv_rotation: bool | None = option_field(
         None,
         Switch(),
         "rotate keys and values by a Hadamard matrix, which makes few bits enough",
         "auto: with 4 bits or fewer, in heads of 16 to 256 dimensions",
     )
-    io: str | None = _option(
+    io: str | None = option_field(
         None,
         Choice(*IO_METHODS),
         "how weights that do not fit in memory are read: buffered, direct (past the page cache), "
@@ -454,13 +457,13 @@ class ModelOptions(_Checked):
         "auto: what suits the memory, else what a probe of a quarter of a second finds fastest",
         commands=("run", "bench"),
     )
-    io_depth: int | None = _option(
+    io_depth: int | None = option_field(
         None,
         Whole(1, 32),
         "reads under way at the same time, at most 32",
         "chosen with the method",
     )
-    quality: float = _option(
+    quality: float = option_field(
         1.0,
         Number(0, 1),
         "below 1: skip the share 1 - F of the layers, the least important first, but never the "
@@ -469,34 +472,34 @@ class ModelOptions(_Checked):
         "1, all run",
         commands=("run", "eval"),
     )
-    draft: str = _option(
+    draft: str = option_field(
         "auto",
         Choice("auto", "off"),
         "auto: a pass over the weights also evaluates guesses of the next tokens, made from the "
         "text so far, as far as that promises to save time; the text is the same with and without",
     )
-    draft_rows: int = _option(
+    draft_rows: int = option_field(
         15,
         Whole(1, 127),
         "most guesses in a pass",
     )
-    exact: bool = _option(
+    exact: bool = option_field(
         False,
         Flag(),
         "full-precision arithmetic: slow, for reference",
         commands=("run", "eval", "harness"),
     )
-    sessions: int = _option(
+    sessions: int = option_field(
         1,
         Whole(1, 256),
         "how many sessions may be open at the same time, the model's own included; the budget "
         "holds a KV cache for each",
         commands=(),
     )
-    kv_contexts: int | None = _option(
+    kv_contexts: int | None = option_field(
         None, Whole(1), "full contexts that the KV pool holds", "one for each session", commands=()
     )
-    reserve_mb: int = _option(
+    reserve_mb: int = option_field(
         8,
         Whole(8, 1 << 20),
         "MB of the budget that are left to what Python and the program around it allocate",
@@ -505,20 +508,20 @@ class ModelOptions(_Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationOptions(_Checked):
+class GenerationOptions(CheckedOptions):
     """How to continue a prompt. Checked when made. Raises QsfArgumentError, which names the option.
 
     None of the five from ``temperature`` on: what the file recommends, else ``SamplingParams()``.
     """
 
-    max_tokens: int = _option(
+    max_tokens: int = option_field(
         256,
         Length(),
         "at most so many tokens; -1: until the model ends or the context is full",
         also=("-n", "--n-predict"),
         is_main=True,
     )
-    temperature: float | None = _option(
+    temperature: float | None = option_field(
         None,
         Number(0, 100),
         "0 always takes the most probable token",
@@ -526,41 +529,41 @@ class GenerationOptions(_Checked):
         also=("--temp",),
         is_main=True,
     )
-    top_p: float | None = _option(
+    top_p: float | None = option_field(
         None,
         Number(0, 1, is_open=True),
         "choose among the tokens that together have this probability; 1: off",
         "the file's, else 0.9",
     )
-    top_k: int | None = _option(
+    top_k: int | None = option_field(
         None,
         Whole(0),
         "choose among the N most probable tokens; 0: off",
         "the file's, else 40",
     )
-    min_p: float | None = _option(
+    min_p: float | None = option_field(
         None,
         Number(0, 1),
         "choose among the tokens at least F times as probable as the first; 0: off",
         "the file's, else 0",
     )
-    repetition_penalty: float | None = _option(
+    repetition_penalty: float | None = option_field(
         None,
         Number(0.01, 100),
         "above 1: make tokens less probable that occurred already; 1: off",
         "the file's, else 1",
         also=("--repeat-penalty",),
     )
-    seed: int | None = _option(
+    seed: int | None = option_field(
         None,
         Whole(0, 2**64 - 1),
         "the same seed gives the same text",
         "a new one; the statistics have it",
     )
-    stop: str | Sequence[str] = _option(
+    stop: str | Sequence[str] = option_field(
         (), Texts(), "stop before this text; may be given several times", "none"
     )
-    template_args: Mapping[str, Any] | None = _option(
+    template_args: Mapping[str, Any] | None = option_field(
         None,
         Keywords(),
         "what the chat template is told beside the messages, such as enable_thinking=false, or "
@@ -568,28 +571,28 @@ class GenerationOptions(_Checked):
         "nothing",
         also=("--template-arg", "--chat-template-kwargs"),
     )
-    begins_text: bool = _option(
+    begins_text: bool = option_field(
         False,
         Flag(),
         "the output is a text of its own (an answer), not the rest of the prompt's, so a "
         "SentencePiece vocabulary's leading space is dropped",
         commands=(),
     )
-    progress: Callable[[int, int], None] | None = _option(  # noqa: RUF009
+    progress: Callable[[int, int], None] | None = option_field(  # noqa: RUF009
         None,
         Call(),
         "called while a long prompt is read, with how many of its tokens are done and how many "
         "there are; it may use the model",
         commands=(),
     )
-    on_token: Callable[[ChosenToken], None] | None = _option(  # noqa: RUF009
+    on_token: Callable[[ChosenToken], None] | None = option_field(  # noqa: RUF009
         None,
         Call(),
         "called with each token that is chosen, one that ends the text included, and its "
         "log-probability; it may use the model",
         commands=(),
     )
-    top_logprobs: int = _option(
+    top_logprobs: int = option_field(
         0,
         Whole(0, 100),
         "how many of the most probable tokens on_token is told beside the chosen one",

@@ -9,10 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from qsf.options import GenerationOptions, ModelOptions, Whole, described
+from qsf.options import GenerationOptions, ModelOptions, Whole
 from qsf.run.config import read_defaults
 from qsf.run.form import RESERVE_MB
-from qsf.shell.arguments import Group, Parser, UsageError, parser_of, taken, valid_text
+from qsf.shell.arguments import (
+    Group,
+    Parser,
+    UsageError,
+    model_parser,
+    parser_of,
+    taken,
+    valid_text,
+)
 
 _EPILOG = """\
 examples:
@@ -111,30 +119,18 @@ class Request:
 # argparse and not typer, as in the tools for which memory does not matter: typer brings
 # pydantic, and with it 22 MiB of a budget that counts the whole process (argparse: 2 MiB).
 def _parser(*, shows_all: bool = True) -> Parser:
-    parser = Parser(
-        prog="qsf run",
-        usage="qsf run [options] MODEL     (the same as qsf-run; qsf chat MODEL chats)",
-        description="Generate text with a model inside a memory budget. On a terminal, without a "
-        "prompt, chat with it.",
-        epilog=_EPILOG + (_MORE_EPILOG if shows_all else "\n--help-all shows all options.\n"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        add_help=False,
-    )
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help="a .qsf file, a HuggingFace folder, a GGUF file, or a name such as Qwen/Qwen3-4B",
+    parser = model_parser(
+        "qsf run",
+        "the same as qsf-run; qsf chat MODEL chats",
+        "Generate text with a model inside a memory budget. On a terminal, without a prompt, chat "
+        "with it.",
+        _EPILOG + (_MORE_EPILOG if shows_all else "\n--help-all shows all options.\n"),
     )
     _add_prompt_options(Group(parser, "prompt", shows_all=shows_all))
-    group = Group(parser, "choice of tokens", shows_all=shows_all)
-    for option in described(GenerationOptions, "run"):
-        group.add_option(option)
+    Group(parser, "choice of tokens", shows_all=shows_all).add_options(GenerationOptions)
     group = Group(parser, "memory and speed", shows_all=shows_all)
-    for option in described(ModelOptions, "run"):
-        group.add_option(option)
-    group.add("--plan", action="store_true", help="print where the memory would go, and exit")
+    group.add_options(ModelOptions)
+    group.add_plan()
     _add_output_options(Group(parser, "output", shows_all=shows_all))
     return parser
 
@@ -159,8 +155,7 @@ def _add_output_options(group: Group) -> None:
         action="store_true",
         help="with --json: one object a line for each piece of text, then the whole",
     )
-    group.add("-y", "--yes", action="store_true", help="download a model without asking")
-    group.add("--version", action="store_true", help="print the version and exit")
+    group.add_asking()
     group.add("-h", "--help", action=_Help, nargs=0, is_main=True, help="show the main options")
     group.add(
         "--help-all", action=_Help, nargs=0, const=True, is_main=True, help="show all options"

@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from qsf.options import Flag, Kind, ModelOptions, Number, Texts, Whole, _Checked, _option, described
+from qsf.options import (
+    CheckedOptions,
+    Flag,
+    Kind,
+    ModelOptions,
+    Number,
+    Texts,
+    Whole,
+    option_field,
+)
 from qsf.serve.gate import is_loopback
-from qsf.shell.arguments import Group, Parser, UsageError, taken
+from qsf.shell.arguments import Group, Parser, UsageError, model_parser, taken
 
 _EPILOG = """\
 examples:
@@ -49,11 +56,13 @@ class _Name(Kind):
 
 
 def _serve(default: Any, kind: Kind, help: str, default_help: str = "", **more: Any) -> Any:
-    return _option(default, kind, help, default_help, commands=("serve",), is_main=True, **more)
+    return option_field(
+        default, kind, help, default_help, commands=("serve",), is_main=True, **more
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(_Checked):
+class ServeOptions(CheckedOptions):
     """How to serve. Checked when made. Raises QsfArgumentError, which names the option."""
 
     host: str = _serve(
@@ -128,43 +137,22 @@ class Request:
     is_yes: bool
 
 
-class _Help(argparse.Action):
-    """Prints the help and exits."""
-
-    def __call__(self, *_: Any) -> NoReturn:
-        _parser().print_help()
-        sys.exit(0)
-
-
 def _parser() -> Parser:
-    parser = Parser(
-        prog="qsf serve",
-        usage="qsf serve [options] MODEL     (the same as qsf-serve)",
-        description="Answer HTTP requests with a model inside a memory budget, many at a time. The "
-        "requests are those of OpenAI's API.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        add_help=False,
+    parser = model_parser(
+        "qsf serve",
+        "the same as qsf-serve",
+        "Answer HTTP requests with a model inside a memory budget, many at a time. The requests "
+        "are those of OpenAI's API.",
+        _EPILOG,
     )
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help="a .qsf file, a HuggingFace folder, a GGUF file, or a name such as Qwen/Qwen3-4B",
-    )
-    group = Group(parser, "serving", shows_all=True)
-    for option in described(ServeOptions, "serve"):
-        group.add_option(option)
+    Group(parser, "serving", shows_all=True).add_options(ServeOptions, "serve")
     group = Group(parser, "memory and speed", shows_all=True)
-    for option in described(ModelOptions, "run"):
-        group.add_option(option)
-    group.add("--plan", action="store_true", help="print where the memory would go, and exit")
+    group.add_options(ModelOptions)
+    group.add_plan()
     group = Group(parser, "output", shows_all=True)
     group.add("-q", "--quiet", action="store_true", help="no line for each request")
-    group.add("-y", "--yes", action="store_true", help="download a model without asking")
-    group.add("--version", action="store_true", help="print the version and exit")
-    group.add("-h", "--help", action=_Help, nargs=0, help="show this help")
+    group.add_asking()
+    group.add("-h", "--help", action="help", help="show this help")
     return parser
 
 

@@ -46,6 +46,26 @@ class Parser(argparse.ArgumentParser):
         return f": did you mean {likely[0]}?" if likely else ""
 
 
+def model_parser(prog: str, what: str, description: str, epilog: str) -> Parser:
+    """Return a parser of a command with options and MODEL; ``what`` says its other names."""
+    parser = Parser(
+        prog=prog,
+        usage=f"{prog} [options] MODEL     ({what})",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a .qsf file, a HuggingFace folder, a GGUF file, or a name such as Qwen/Qwen3-4B",
+    )
+    return parser
+
+
 class _Merge(argparse.Action):
     """Adds what is given to what was given before."""
 
@@ -73,7 +93,21 @@ class Group:
         self._parser.flags += [name for name in names if name.startswith("--")]
         self._group.add_argument(*names, help=shown, **values)
 
-    def add_option(self, option: Option) -> None:
+    def add_options(self, options: type, command: str = "run") -> None:
+        """Add the options that ``options`` has as fields, those of ``command``."""
+        for option in described(options, command):
+            self._add_option(option)
+
+    def add_plan(self) -> None:
+        """Add what opens no model."""
+        self.add("--plan", action="store_true", help="print where the memory would go, and exit")
+
+    def add_asking(self) -> None:
+        """Add how a model is found, and the version."""
+        self.add("-y", "--yes", action="store_true", help="download a model without asking")
+        self.add("--version", action="store_true", help="print the version and exit")
+
+    def _add_option(self, option: Option) -> None:
         """Add an option of qsf/options.py."""
         short = [name for name in option.also if not name.startswith("--")]
         names = [*short, option.flag, *(name for name in option.also if name not in short)]
