@@ -10,12 +10,12 @@ from typing import Any
 
 from qsf.options import Whole
 from qsf.serve.asked import (
-    MAX_MESSAGES,
     Asked,
     Serving,
     finish,
     fit,
     read_choosing,
+    read_messages,
     read_model,
     read_stops,
 )
@@ -53,9 +53,7 @@ def problem_body(problem: Problem) -> dict[str, Any]:
 
 def _read_turns(fields: Fields) -> list[dict[str, Any]]:
     """Return the messages, the system's first."""
-    messages = fields.list("messages", MAX_MESSAGES)
-    if not messages:
-        raise invalid("messages", "messages must be a list of at least one message")
+    messages = read_messages(fields)
     system = fields.raw("system")
     turns = [] if system is None else [{"role": "system", "content": system}]
     for message in messages:

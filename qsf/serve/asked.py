@@ -134,6 +134,14 @@ def read_choices(fields: Fields, serving: Serving) -> int:
     return int(n)
 
 
+def read_messages(fields: Fields) -> list[Any]:
+    """Return ``messages``: at least one."""
+    messages = fields.list("messages", MAX_MESSAGES)
+    if not messages:
+        raise invalid("messages", "messages must be a list of at least one message")
+    return messages
+
+
 def read_model(fields: Fields, serving: Serving) -> None:
     """Take the model's name: any will do, unless the server is strict."""
     name = fields.text("model")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from qsf.errors import QsfArgumentError
 from qsf.options import Keywords, Whole
 from qsf.serve.asked import (
-    MAX_MESSAGES,
     MAX_TOP,
     Asked,
     Serving,
@@ -21,6 +20,7 @@ from qsf.serve.asked import (
     fit,
     read_choices,
     read_choosing,
+    read_messages,
     read_model,
     read_stops,
     too_long,
@@ -106,7 +106,7 @@ def read_chat(body: dict[str, Any], serving: Serving) -> Asked:
         raise invalid("top_logprobs", f"top_logprobs is {n_top}, and logprobs is not true")
     choosing = read_choosing(fields, serving, n_top=n_top, has_logprob=has_logprob)
     most = read_max_tokens(fields, "max_completion_tokens", "max_tokens")
-    prompt, begins_text = read_messages(fields, serving, common["tools"])
+    prompt, begins_text = _read_turns(fields, serving, common["tools"])
     n, stops = read_choices(fields, serving), read_stops(fields)
     return Asked(
         prompts=[prompt],
@@ -120,15 +120,12 @@ def read_chat(body: dict[str, Any], serving: Serving) -> Asked:
     )
 
 
-def read_messages(fields: Fields, serving: Serving, tools: Tools | None) -> tuple[list[int], bool]:
+def _read_turns(fields: Fields, serving: Serving, tools: Tools | None) -> tuple[list[int], bool]:
     """Return the prompt for the answer to ``messages``, and whether the answer begins a text."""
     values = fields.take("chat_template_kwargs", Keywords(), {})
     effort = fields.text("reasoning_effort")
     arguments = {**values, **({} if effort is None else {"reasoning_effort": effort})}
-    messages = fields.list("messages", MAX_MESSAGES)
-    if not messages:
-        raise invalid("messages", "messages must be a list of at least one message")
-    return encode_messages(chat_turns(messages), arguments, serving, tools)
+    return encode_messages(chat_turns(read_messages(fields)), arguments, serving, tools)
 
 
 def encode_messages(
