@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from qsf.bench.models.random_qsf import QUANT_TYPES, write_model
-from qsf.bench.models.shapes import Shape
+from make.streamed_models import write_random_llama
 from qsf.bench.run import launch, tasks
 from qsf.bench.run.launch import Ended, run_command, run_task
 from qsf.bench.run.memory_group import CapError, memory_group
@@ -58,10 +57,7 @@ def _groups_can_be_made() -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
     """About 130 MB: more than twice of what the smallest budget here is."""
-    shape = Shape(12, 1024, 2816, 16, 16, n_vocab=2048, max_tokens=1024)
-    path = tmp_path_factory.mktemp("cgroup") / "m.qsf"
-    dtype = QUANT_TYPES["8bit"]
-    write_model(path, shape, dtype, dtype, tokenizer_from=tiny_llama_dir)
+    path = write_random_llama(tmp_path_factory.mktemp("cgroup") / "m.qsf", tiny_llama_dir)
     assert path.stat().st_size > 120 * MB
     return path
 

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from qsf import Model
+from qsf.errors import QsfIOError
 from qsf.serve.cli import make_server, read_constraints
 from qsf.serve.options import ServeOptions
 from qsf.serve.server import Server
@@ -94,6 +97,22 @@ class Client:
             while more := sock.recv(65536):
                 received += more
             return received
+
+
+def break_after(client: Client, monkeypatch: pytest.MonkeyPatch, n_passes: int) -> None:
+    """Let the engine fail from then on."""
+    engine = client.server.scheduler._engine
+    evaluate = engine.evaluate
+    n_done = 0
+
+    def fail(items: Any) -> Any:
+        nonlocal n_done
+        n_done += 1
+        if n_done > n_passes:
+            raise QsfIOError("cannot read the file: Input/output error")
+        return evaluate(items)
+
+    monkeypatch.setattr(engine, "evaluate", fail)
 
 
 @contextmanager

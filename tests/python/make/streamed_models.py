@@ -13,6 +13,8 @@ import pytest
 import qsf
 from make.golden import MODELS
 from make.tiny_checkpoints import make_gpt2, make_llama
+from qsf.bench.models.random_qsf import QUANT_TYPES, write_model
+from qsf.bench.models.shapes import Shape
 from qsf.errors import QsfUnsupportedError
 from qsf.options import IO_METHODS as ALL_METHODS
 from qsf_converter import convert
@@ -44,6 +46,14 @@ def make_streamed_llama(folder: Path) -> Path:
         (checkpoint / name).write_text(json.dumps({**values, "eos_token_id": None}), "utf-8")
     convert(checkpoint, folder / "llama.qsf", quant_type="8bit")
     return folder / "llama.qsf"
+
+
+def write_random_llama(path: Path, tokenizer_from: Path) -> Path:
+    """Random weights of about 130 MB: most of it is streamed in a budget of 110."""
+    shape = Shape(12, 1024, 2816, 16, 16, n_vocab=2048, max_tokens=1024)
+    dtype = QUANT_TYPES["8bit"]
+    write_model(path, shape, dtype, dtype, tokenizer_from=tokenizer_from)
+    return path
 
 
 def make_streamed_gpt2(folder: Path) -> Path:

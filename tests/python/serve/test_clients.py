@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from make.served import Client, serving
-from qsf.errors import QsfIOError
+from make.served import Client, break_after, serving
 
 CHAT: Any = [{"role": "user", "content": "Tell me a story"}]
 FIELDS: Any = {"temperature": 0}
@@ -29,22 +28,6 @@ def text(client: Client) -> str:
     """What the model says to CHAT in 20 tokens."""
     answer = client.post("/v1/chat/completions", messages=CHAT, max_tokens=20, **FIELDS).json
     return str(answer["choices"][0]["message"]["content"])
-
-
-def break_after(client: Client, monkeypatch: pytest.MonkeyPatch, n_passes: int) -> None:
-    """Let the engine fail from then on."""
-    engine = client.server.scheduler._engine
-    evaluate = engine.evaluate
-    n_done = 0
-
-    def fail(items: Any) -> Any:
-        nonlocal n_done
-        n_done += 1
-        if n_done > n_passes:
-            raise QsfIOError("Input/output error")
-        return evaluate(items)
-
-    monkeypatch.setattr(engine, "evaluate", fail)
 
 
 # ---- without clients: the quick tests ----

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from make.served import started
-from qsf.bench.models.random_qsf import QUANT_TYPES, write_model
-from qsf.bench.models.shapes import Shape
+from make.streamed_models import write_random_llama
 from qsf.bench.run.memory_group import CapError, memory_group
 
 pytestmark = pytest.mark.slow
@@ -27,12 +26,7 @@ START = "Once upon a time there was a little girl"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
-    """About 130 MB, so that most of it is streamed."""
-    shape = Shape(12, 1024, 2816, 16, 16, n_vocab=2048, max_tokens=1024)
-    path = tmp_path_factory.mktemp("serve") / "m.qsf"
-    dtype = QUANT_TYPES["8bit"]
-    write_model(path, shape, dtype, dtype, tokenizer_from=tiny_llama_dir)
-    return path
+    return write_random_llama(tmp_path_factory.mktemp("serve") / "m.qsf", tiny_llama_dir)
 
 
 def ask(url: str, fields: dict[str, Any]) -> tuple[int, Any]:
