@@ -26,10 +26,12 @@ MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_MESSAGES = 256
 MAX_TOP = 20
-_SAMPLING = {o.name: o.kind for o in described(GenerationOptions)}
+SAMPLING = {o.name: o.kind for o in described(GenerationOptions)}
 _NAMES = ("temperature", "top_k", "min_p", "repetition_penalty")
-_PENALTY = Number(-2, 2)
-_SEED = Whole(-(2**63), 2**64 - 1)
+PENALTY = Number(-2, 2)
+BIAS = Number(-100, 100)
+MOST_CHOICES = Whole(1, 128)
+SEED = Whole(-(2**63), 2**64 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +81,20 @@ class Asked:
 
 def read_choosing(fields: Fields, serving: Serving, *, n_top: int, has_logprob: bool) -> Choosing:
     """Return how tokens are chosen."""
-    asked: dict[str, Any] = {name: fields.take(name, _SAMPLING[name]) for name in _NAMES}
+    asked: dict[str, Any] = {name: fields.take(name, SAMPLING[name]) for name in _NAMES}
     top_p = fields.take("top_p", Number(0, 1))
     if top_p == 0:  # OpenAI's least: only the first
         asked["top_k"] = 1
     else:
         asked["top_p"] = top_p
-    seed = fields.take("seed", _SEED)
+    seed = fields.take("seed", SEED)
     if seed is None:
         seed = int.from_bytes(os.urandom(4), "little")
     return Choosing(
         params=serving.model.sampling_params(**asked),
         seed=seed % 2**64,
-        presence_penalty=fields.take("presence_penalty", _PENALTY, 0.0),
-        frequency_penalty=fields.take("frequency_penalty", _PENALTY, 0.0),
+        presence_penalty=fields.take("presence_penalty", PENALTY, 0.0),
+        frequency_penalty=fields.take("frequency_penalty", PENALTY, 0.0),
         logit_bias=_read_biases(fields, serving),
         n_top=n_top,
         has_logprob=has_logprob,
@@ -108,7 +110,7 @@ def _read_biases(fields: Fields, serving: Serving) -> Mapping[int, float]:
             raise invalid(
                 name, f"{name} must be for token ids below {n_vocab}, and one is {shown(key)}"
             )
-        if not Number(-100, 100).is_valid(value):
+        if not BIAS.is_valid(value):
             raise invalid(
                 name, f"{name} must be from -100 to 100, and for token {key} it is {shown(value)}"
             )
@@ -128,7 +130,7 @@ def read_stops(fields: Fields, name: str = "stop") -> list[str]:
 
 def read_choices(fields: Fields, serving: Serving) -> int:
     """Return how many answers are wanted."""
-    n = fields.take("n", Whole(1, 128), 1)
+    n = fields.take("n", MOST_CHOICES, 1)
     if n > serving.most_choices:
         raise invalid("n", f"n is {n}, and this server makes {serving.most_choices} at a time")
     return int(n)

@@ -133,9 +133,8 @@ async def answer_call(
     choices = [Choice(job) for job in jobs]
     scheduler.submit(jobs)
     if asked.ignored:
-        exchange.headers["x-qsf-ignored"] = (
-            ", ".join(asked.ignored)[:1000].encode("ascii", "replace").decode()
-        )
+        names = ("".join(c if "!" <= c <= "~" else "?" for c in name) for name in asked.ignored)
+        exchange.headers["x-qsf-ignored"] = ", ".join(names)[:1000].rstrip()
     exchange.on_gone = call.mark_gone
     if exchange.is_gone:
         call.mark_gone()

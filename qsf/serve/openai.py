@@ -13,6 +13,7 @@ from qsf.errors import QsfArgumentError
 from qsf.options import Keywords, Whole
 from qsf.serve.asked import (
     MAX_TOP,
+    MOST_CHOICES,
     Asked,
     Serving,
     encode_text,
@@ -177,7 +178,7 @@ def read_completion(body: dict[str, Any], serving: Serving) -> Asked:
             "unsupported_parameter",
         )
     n = read_choices(fields, serving)
-    best_of = fields.take("best_of", Whole(1, 128), n)
+    best_of = fields.take("best_of", MOST_CHOICES, n)
     if best_of != n:
         raise invalid("best_of", f"best_of is {best_of} and n is {n}: all that is made is sent")
     prompts = _read_prompts(fields, serving)

@@ -26,6 +26,7 @@ class Problem(Exception):  # noqa: N818
         param: the field at fault; None: none.
         retry_seconds: when to try again; None: not said.
         is_final: trying again cannot help, although the status says otherwise.
+        allow: methods that there are instead.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Problem(Exception):  # noqa: N818
         param: str | None = None,
         retry_seconds: int | None = None,
         is_final: bool = False,
+        allow: str = "",
     ) -> None:
         """Say what is wrong, with the numbers found and allowed."""
         super().__init__(message)
@@ -45,6 +47,7 @@ class Problem(Exception):  # noqa: N818
         self.param = param
         self.retry_seconds = retry_seconds
         self.is_final = is_final
+        self.allow = allow
 
     @property
     def kind(self) -> str:
@@ -70,6 +73,8 @@ class Problem(Exception):  # noqa: N818
             headers["retry-after"] = str(self.retry_seconds)
         if self.is_final and self.status >= 500:
             headers["x-should-retry"] = "false"  # OpenAI's client tries again from 500 on
+        if self.allow:
+            headers["allow"] = self.allow
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return headers

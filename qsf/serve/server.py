@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from qsf.errors import QsfError
+from qsf.native.binding import version
 from qsf.serve import anthropic, openai, responses, text_api
 from qsf.serve.asked import Asked, Serving, make_jobs
 from qsf.serve.calls import Call, Choice, Form, answer_call
@@ -105,6 +106,7 @@ class Server:
         texts = complete(openai.read_completion, openai.TextForm)
         return {
             ("GET", "/"): Endpoint(self._answer_page, is_open=True),
+            ("GET", "/openapi.json"): get(self._describe, is_open=True),
             ("GET", "/health"): health,
             ("GET", "/v1/health"): health,
             ("GET", "/v1/models"): get(lambda: {"object": "list", "data": [entry()]}),
@@ -233,7 +235,9 @@ class Server:
             others = [m for m, path in self._endpoints if path == head.path]
             if not others:
                 raise Problem(404, "not_found", f"there is nothing at {head.path[:100]!r}")
-            raise Problem(405, "method_not_allowed", f"{head.path} takes {' and '.join(others)}")
+            text = f"{head.path} takes {' and '.join(others)}"
+            allow = ", ".join([*others, *(["HEAD"] if "GET" in others else []), "OPTIONS"])
+            raise Problem(405, "method_not_allowed", text, allow=allow)
         owner = "" if endpoint.is_open else self._gate.owner_of(head)
         if endpoint.has_body:
             kind = head.get("content-type").split(";")[0].strip().lower()
@@ -325,6 +329,11 @@ class Server:
 
     async def _answer_options(self, exchange: Exchange, _owner: str) -> None:
         await exchange.send(200, b"", "text/plain")
+
+    def _describe(self) -> dict[str, Any]:
+        from qsf.serve.openapi import describe  # few ask for it
+
+        return describe(version(), self.serving.name)
 
     def _health(self) -> dict[str, str]:
         return {"status": "ok"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
 from qsf.options import Keywords
-from qsf.serve.asked import MAX_MESSAGES, Serving, too_long
+from qsf.serve.asked import MAX_MESSAGES, Serving, read_messages, too_long
 from qsf.serve.fields import Fields, shown
 from qsf.serve.problems import invalid
 from qsf.serve.tools import chat_turns, read_chat_tools
@@ -98,25 +98,26 @@ def tokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     """Answer /tokenize: llama-server's ``content``, vLLM's ``prompt`` or ``messages``."""
     fields = Fields(body)
     tokenizer = serving.model.tokenizer
+    has_pieces = fields.flag("with_pieces")
+    parse_special = fields.flag("parse_special", True)
+    has_prefix = fields.flag("add_special", fields.flag("add_special_tokens", "prompt" in body))
+    text = fields.text("content", fields.text("prompt"))
     if "messages" in fields:
         tokens = _chat_tokens(fields, serving)
     else:
-        text = fields.text("content")
-        text = fields.text("prompt") if text is None else text
         if text is None:
             raise invalid("content", "content is missing: a text, or messages")
-        has_prefix = fields.flag("add_special", fields.flag("add_special_tokens", "prompt" in body))
         try:
             tokens = tokenizer.encode(
                 text,
                 add_prefix=has_prefix,
-                parse_special=fields.flag("parse_special", True),
+                parse_special=parse_special,
                 max_tokens=serving.ctx_tokens,
             )
         except QsfArgumentError as error:
             raise too_long(error, "content") from None
     answer: dict[str, Any] = {"tokens": tokens}
-    if fields.flag("with_pieces"):
+    if has_pieces:
         pieces = [tokenizer.token_bytes(t, skip_special=False) for t in tokens]
         answer["tokens"] = [
             {"id": token, "piece": piece.decode("utf-8", "replace")}
@@ -142,7 +143,10 @@ def _described_tools(fields: Fields, serving: Serving) -> list[dict[str, Any]] |
 
 def detokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     """Answer /detokenize: ``tokens`` to ``content``, which vLLM calls ``prompt``."""
-    tokens = Fields(body).list("tokens", _MAX_IDS)
+    fields = Fields(body)
+    if "tokens" not in fields:
+        raise invalid("tokens", "tokens is missing")
+    tokens = fields.list("tokens", _MAX_IDS)
     n_vocab = serving.model.info.n_vocab
     for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < n_vocab:
@@ -154,7 +158,7 @@ def detokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
 def apply_template(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     """Answer /apply-template: ``messages`` to the prompt that they become."""
     fields = Fields(body)
-    messages = fields.list("messages", MAX_MESSAGES)
+    messages = read_messages(fields)
     arguments = fields.take("chat_template_kwargs", Keywords(), {})
     try:
         prompt = serving.model.chat_template.render(

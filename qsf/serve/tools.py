@@ -327,10 +327,11 @@ def chat_turns(messages: Sequence[Any]) -> list[Any]:
 
 def _chat_turn(message: dict[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
-    if message.get("role") != "assistant" or not calls:
-        return message
-    if not isinstance(calls, list):
+    _check_id(message.get("tool_call_id"), "tool_call_id")
+    if not isinstance(calls, list | None):
         raise invalid("messages", f"tool_calls must be a list, not {shown(calls)}")
+    if not calls:
+        return message
     turn = {**message, "tool_calls": [_chat_call(call) for call in calls]}
     return {**turn, "content": message.get("content") or ""}
 
@@ -339,7 +340,13 @@ def _chat_call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise invalid("messages", f"tool_calls must name functions, not {shown(call)}")
+    _check_id(call.get("id"), "the id of a call")
     return call_turn(call.get("id"), function["name"], function.get("arguments"))
+
+
+def _check_id(value: Any, name: str) -> None:
+    if not isinstance(value, str | None):
+        raise invalid("messages", f"{name} must be a text, not {shown(value)}")
 
 
 def call_turn(call_id: Any, name: str, arguments: Any, place: str = "messages") -> dict[str, Any]:
@@ -350,5 +357,8 @@ def call_turn(call_id: Any, name: str, arguments: Any, place: str = "messages") 
         except (ValueError, RecursionError):
             text = f"{place}: the arguments of {shown(name)} are no JSON: {shown(arguments)}"
             raise invalid(place, text) from None
+    if not isinstance(arguments, dict | None):
+        text = f"{place}: the arguments of {shown(name)} must be an object, not {shown(arguments)}"
+        raise invalid(place, text)
     function = {"name": name, "arguments": {} if arguments is None else arguments}
     return {"id": call_id, "type": "function", "function": function}

@@ -285,6 +285,10 @@ def test_what_is_unknown_is_named_and_refused_by_a_strict_server(
     client: Client, tiny_llama_8bit: Path
 ) -> None:
     fields = {"prompt": START, "max_tokens": 1, "frobnicate": 1, "user": "me", "stream_options": {}}
+    answer = client.post("/v1/completions", {**fields, " \x1d\r\n\u00e9": 1})
+    assert (answer.status, answer.headers["x-qsf-ignored"]) == (200, "?????, frobnicate")
+    answer = client.post("/v1/completions", {**fields, "a" * 998: 1})  # cut at a space
+    assert (answer.status, len(answer.headers["x-qsf-ignored"])) == (200, 999)
     answer = client.post("/v1/completions", fields)
     assert (answer.status, answer.headers["x-qsf-ignored"]) == (200, "frobnicate")
     with serving(tiny_llama_8bit, parallel=1, strict=True, strict_model=True) as strict:

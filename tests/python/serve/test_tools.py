@@ -414,6 +414,11 @@ def allowed(what: Any) -> Any:
     return {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": what}}
 
 
+def called(arguments: Any) -> Any:
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
+
+
 UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 WRONG: Any = [
     ({"tools": [{"type": "web_search"}]}, "tools", "must be functions, not 'web_search'"),
@@ -436,7 +441,15 @@ WRONG: Any = [
         "tool_choice",
         "tool_choice cannot be enforced",
     ),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}, "messages", "tool_calls"),
+    *(
+        ({"messages": [{"role": role, "tool_calls": [{"id": "1"}]}]}, "messages", "tool_calls")
+        for role in ("assistant", "user")
+    ),
+    ({"messages": [{"role": "tool", "tool_call_id": {}}]}, "messages", "tool_call_id"),
+    *(
+        (called(arguments), "messages", "the arguments of 'f' must be an object")
+        for arguments in ("5", True, [1])
+    ),
 ]
 
 
