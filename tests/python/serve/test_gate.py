@@ -81,9 +81,9 @@ def test_keys_do_not_share_prefixes(locked: Client) -> None:
         n: int = answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
         return n
 
-    assert n_cached("first-key") == 0
+    assert n_cached("first-key") <= 1  # the begin of text, which it has asked for before
     assert n_cached("first-key") > 3
-    assert n_cached("second-key") == 0
+    assert n_cached("second-key") <= 1
     assert n_cached("second-key", cache_salt="a") == 0
     assert n_cached("second-key", cache_salt="a") > 3
 
