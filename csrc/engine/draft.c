@@ -85,9 +85,9 @@ static bool is_rotated(const qsf_config *c, const qsf_options *opt, const qsf_ch
            qsf_kvcache_can_rotate(c) && c->head_dim <= MAX_DEFAULT_ROTATION;
 }
 
-static uint64_t pool_stacks_bytes(const qsf_plan *plan)
+static uint64_t pool_stacks_bytes(const qsf_draft *d)
 {
-    return (uint64_t)(plan->n_threads - 1) * QSF_POOL_STACK_BYTES;
+    return d->in->has_pool ? 0 : (uint64_t)(d->plan->n_threads - 1) * QSF_POOL_STACK_BYTES;
 }
 
 /* Stacks of the reading threads: io_uring needs one thread, the other methods one for each read. */
@@ -169,8 +169,7 @@ static void add_units(qsf_draft *d)
                                                               : sizes.ring_bytes;
     plan->io_depth = is_streaming ? d->how.io_depth : 0;
     plan->stream_bytes = qsf_stream_buffer_bytes(r, &sizes, (size_t)plan->ring_bytes);
-    plan->stacks_bytes =
-        pool_stacks_bytes(plan) + reader_stacks_bytes(d->in->options, plan->io_depth);
+    plan->stacks_bytes = pool_stacks_bytes(d) + reader_stacks_bytes(d->in->options, plan->io_depth);
     if (sizes.load_bytes != 0) {
         /* Loading ends before sessions and activations exist, so it may use their memory. */
         const uint64_t later_bytes = qsf_add_capped(plan->kv_bytes, plan->scratch_bytes);
@@ -206,6 +205,7 @@ void qsf_draft_add_up(qsf_draft *d)
     plan->kv_v_bits = d->how.kv_v_bits;
     plan->kv_is_rotated = is_rotated(c, d->in->options, &d->how);
     plan->tables_bytes = d->in->fixed_bytes;
+    plan->drafter_bytes = d->in->drafter_bytes;
     plan->max_sessions = d->in->options->max_sessions;
     plan->kv_contexts =
         n_contexts != 0 && n_contexts < plan->max_sessions ? n_contexts : plan->max_sessions;
@@ -215,7 +215,7 @@ void qsf_draft_add_up(qsf_draft *d)
     add_experts(d);
     const uint64_t parts[] = {plan->tables_bytes, plan->kv_bytes,        plan->scratch_bytes,
                               plan->stream_bytes, plan->embedding_bytes, plan->weights_bytes,
-                              plan->stacks_bytes, plan->experts_bytes};
+                              plan->stacks_bytes, plan->experts_bytes,   plan->drafter_bytes};
     plan->engine_bytes = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         plan->engine_bytes = qsf_add_capped(plan->engine_bytes, parts[i]);

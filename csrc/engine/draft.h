@@ -25,6 +25,8 @@ typedef struct qsf_plan_input {
                                    limit: unknown */
     uint64_t limit_bytes;       /* limit of the control group if it is the tighter one; 0: none */
     uint64_t fixed_bytes;       /* tables that any plan needs */
+    uint64_t drafter_bytes;     /* of a draft model that is held; 0: none */
+    bool has_pool;              /* threads are another model's */
 } qsf_plan_input;
 
 /* Tiers for which the plan compares streaming the units with keeping them. */

@@ -13,7 +13,10 @@ void qsf_model_release(qsf_model *m)
     qsf_experts_destroy(&m->experts);
     qsf_stream_destroy(&m->stream);
     qsf_io_close(&m->io);
-    qsf_pool_destroy(m->pool);
+    if (m->drafter != NULL)
+        qsf_model_release(m->drafter);
+    if (!m->is_drafter)
+        qsf_pool_destroy(m->pool);
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->tables_memory, m->tables_memory_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->is_resident, m->is_resident_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->layers, m->layers_bytes);

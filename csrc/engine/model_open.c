@@ -2,11 +2,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/model_open.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "base/status.h"
 #include "format/reader.h"
+#include "engine/drafter_tokens.h"
 #include "engine/model.h"
 #include "engine/options.h"
 #include "engine/plan.h"
@@ -21,6 +23,11 @@
 
 /* Sizes that the plan holds in 64 bits are converted to size_t. */
 _Static_assert(SIZE_MAX >= UINT64_MAX, "the engine needs a 64-bit system");
+
+/* As many tokens as drafts can be taken back in layers with windows. */
+#define DRAFTER_CHUNK_TOKENS 128
+/* Tokens of a pass with a draft model's guesses, compared with other guesses, at least. */
+#define LEAST_SPEEDUP 1.5
 
 /* Tables that every plan needs, in one allocation for the life of the model. */
 typedef struct tables {
@@ -37,7 +44,7 @@ static void layout_tables(tables *t, qsf_arena *a, const qsf_model *m)
     t->ropes = qsf_arena_push(a, m->config.n_ropes, sizeof *t->ropes);
     t->rope_frequencies = qsf_arena_push(a, m->config.n_own_pairs, sizeof *t->rope_frequencies);
     t->positions = positions != NULL ? qsf_arena_push(a, (size_t)positions->n_bytes, 1) : NULL;
-    t->pool = qsf_arena_push(a, qsf_pool_bytes(m->options.n_threads), 1);
+    t->pool = m->is_drafter ? NULL : qsf_arena_push(a, qsf_pool_bytes(m->options.n_threads), 1);
 }
 
 static qsf_status acquire_memory(qsf_model *m, qsf_use use, size_t n_bytes, void **memory)
@@ -69,7 +76,9 @@ static qsf_status take_tables(qsf_model *m)
         QSF_TRY(qsf_reader_read_section(&m->reader, section, t.positions));
         m->forward.positions = t.positions;
     }
-    return qsf_pool_init(t.pool, m->options.n_threads, m->options.pin_threads != 0, &m->pool);
+    return m->is_drafter
+               ? QSF_OK
+               : qsf_pool_init(t.pool, m->options.n_threads, m->options.pin_threads != 0, &m->pool);
 }
 
 /* Opens and checks the file. Acquires only small tables. */
@@ -90,23 +99,28 @@ static qsf_status read_directory(qsf_model *m, const char *path, const qsf_fault
     return QSF_OK;
 }
 
-static qsf_status make_plan(qsf_model *m)
+/* Makes the plan, with a draft model of drafter_bytes beside it. */
+static qsf_status make_plan(qsf_model *m, uint64_t drafter_bytes)
 {
     qsf_arena measuring;
     tables t;
     qsf_arena_init_measuring(&measuring);
     layout_tables(&t, &measuring, m);
-    const qsf_plan_input input = {
+    qsf_plan_input input = {
         .reader = &m->reader,
         .config = &m->config,
         .options = &m->options,
-        .process_bytes = m->memory.resident_bytes,
-        .available_bytes = m->memory.available_bytes,
-        .limit_bytes = m->memory.limit_bytes,
         .fixed_bytes = m->ledger.held_bytes + measuring.used_bytes +
                        qsf_stream_table_bytes(&m->reader) + qsf_experts_table_bytes(&m->reader, 0) +
                        sizeof(qsf_session) * m->options.max_sessions,
+        .drafter_bytes = drafter_bytes,
+        .has_pool = m->is_drafter,
     };
+    if (!m->is_drafter) { /* which is in memory as a whole, or not at all */
+        input.process_bytes = m->memory.resident_bytes;
+        input.available_bytes = m->memory.available_bytes;
+        input.limit_bytes = m->memory.limit_bytes;
+    }
     const qsf_status status = qsf_plan_make(&input, &m->plan, m->is_resident);
     qsf_skip_describe(&m->reader, m->options.quality, &m->plan);
     return status;
@@ -119,7 +133,9 @@ static qsf_status prepare(qsf_model *m, const char *path, const qsf_faults *faul
     QSF_TRY(qsf_skip_layers(&m->reader, m->options.quality));
     if (m->reader.n_units < m->reader.n_units_file) /* again, for the layers that are not skipped */
         QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
-    return make_plan(m);
+    if (m->is_drafter && m->options.ctx_tokens > m->config.max_tokens)
+        m->options.ctx_tokens = m->config.max_tokens;
+    return make_plan(m, 0);
 }
 
 /* Bytes that each pass reads; if it reads none, bytes that loading reads. */
@@ -193,7 +209,7 @@ static qsf_status take_kv_pool(qsf_model *m, const qsf_kv_form *form)
 static qsf_status take_memory(qsf_model *m)
 {
     const qsf_plan *const plan = &m->plan;
-    m->ledger.ceiling_bytes = plan->engine_bytes - plan->stacks_bytes;
+    m->ledger.ceiling_bytes = plan->engine_bytes - plan->stacks_bytes - plan->drafter_bytes;
     QSF_TRY(take_tables(m));
     QSF_TRY(choose_io(m));
     const qsf_stream_options streaming = {
@@ -282,6 +298,97 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
     return QSF_OK;
 }
 
+/* Faults that tests inject go on from one model to the other. */
+static void hand_faults(qsf_model *to, const qsf_model *from)
+{
+    to->ledger.grants_until_fault = from->ledger.grants_until_fault;
+    atomic_store(&to->reader.file.reads_until_fault, from->reader.file.reads_until_fault);
+}
+
+/* Opens the draft model as far as its plan. */
+static qsf_status prepare_drafter(qsf_model *m, const char *path)
+{
+    const qsf_options opt = {
+        .n_threads = m->options.n_threads,
+        .ctx_tokens = m->plan.ctx_tokens,
+        .chunk_tokens = DRAFTER_CHUNK_TOKENS,
+        .max_sessions = m->options.max_sessions,
+        .logits_rows = 1,
+        .io_method = m->options.io_method,
+        .io_depth = m->options.io_depth,
+        .quality = 1.0,
+    };
+    const qsf_faults left = {m->ledger.grants_until_fault, m->reader.file.reads_until_fault, 0};
+    QSF_TRY(create_empty(&opt, &left, &m->drafter));
+    m->drafter->is_drafter = true;
+    QSF_TRY(prepare(m->drafter, path, &left));
+    hand_faults(m, m->drafter);
+    return qsf_drafter_check_tokens(&m->reader, &m->drafter->reader);
+}
+
+/* Bytes that a token reads, of experts on average. */
+static double read_bytes(const qsf_plan *plan)
+{
+    const double n_experts = plan->n_experts;
+    const double missing = n_experts > 0.0 ? 1.0 - plan->expert_slots / n_experts : 0.0;
+    return (double)plan->streamed_bytes + (double)plan->expert_token_bytes * missing;
+}
+
+/* Plans again with the draft model. It is not held if the plan without it has a longer context, or
+ * if layers in the same memory save as much: each pass reads more with it, and there are 1.5 times
+ * fewer of them. If it takes m bytes and nothing is rounded, it is held where a pass reads 3 m. */
+static qsf_status choose_drafter(qsf_model *m)
+{
+    const qsf_plan without = m->plan;
+    const uint64_t n_bytes = m->drafter->plan.engine_bytes;
+    const qsf_status status = make_plan(m, n_bytes);
+    qsf_drafter_state state = QSF_DRAFTER_HELD;
+    if (status != QSF_OK || m->plan.draft_rows == 0 || m->plan.ctx_tokens < without.ctx_tokens)
+        state = QSF_DRAFTER_NO_ROOM;
+    else if (read_bytes(&m->plan) > read_bytes(&without) * LEAST_SPEEDUP)
+        state = QSF_DRAFTER_NOT_WORTH;
+    if (state != QSF_DRAFTER_HELD) {
+        qsf_model_release(m->drafter);
+        m->drafter = NULL;
+        QSF_TRY(make_plan(m, 0));
+    }
+    m->plan.min_budget_bytes = without.min_budget_bytes;
+    m->plan.drafter_state = state;
+    m->plan.drafter_wanted_bytes = n_bytes;
+    return QSF_OK;
+}
+
+/* Returns `status`; the latest error text then says which file it is about. */
+static qsf_status name_drafter(qsf_status status, const char *path)
+{
+    char detail[256];
+    snprintf(detail, sizeof detail, "%s", qsf_error_detail());
+    return QSF_FAIL(status, "the draft model %s: %s", path, detail);
+}
+
+/* Reads both models' directories and makes the plan of both. */
+static qsf_status prepare_both(qsf_model *m, const char *path, const qsf_faults *faults)
+{
+    const char *const draft_path = m->options.draft_path;
+    m->options.draft_path = NULL; /* the caller's */
+    QSF_TRY(prepare(m, path, faults));
+    if (draft_path == NULL)
+        return QSF_OK;
+    const qsf_status status = prepare_drafter(m, draft_path);
+    return status == QSF_OK ? choose_drafter(m) : name_drafter(status, draft_path);
+}
+
+/* Takes the planned memory of both models. */
+static qsf_status take_both(qsf_model *m)
+{
+    QSF_TRY(take_memory(m));
+    if (m->drafter == NULL)
+        return QSF_OK;
+    m->drafter->pool = m->pool;
+    hand_faults(m->drafter, m);
+    return take_memory(m->drafter);
+}
+
 qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_faults *faults,
                             qsf_model **out)
 {
@@ -289,9 +396,9 @@ qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_
     *out = NULL;
     qsf_status status = create_empty(opt, faults, &m);
     if (status == QSF_OK)
-        status = prepare(m, path, faults);
+        status = prepare_both(m, path, faults);
     if (status == QSF_OK)
-        status = take_memory(m);
+        status = take_both(m);
     if (status != QSF_OK) {
         if (m != NULL)
             qsf_model_release(m);
@@ -322,7 +429,7 @@ qsf_status qsf_model_plan(const char *path, const qsf_options *opt, qsf_plan *ou
     memset(out, 0, sizeof *out);
     qsf_status status = create_empty(opt, NULL, &m);
     if (status == QSF_OK)
-        status = prepare(m, path, NULL);
+        status = prepare_both(m, path, NULL);
     if (m != NULL) {
         *out = m->plan;
         qsf_model_release(m);

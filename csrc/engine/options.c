@@ -56,6 +56,9 @@ qsf_status qsf_options_check(const qsf_options *opt)
     if (opt->draft_rows > QSF_MAX_DRAFT_ROWS)
         return QSF_FAIL(QSF_ERR_ARG, "draft_rows is %u; it must be at most %u", opt->draft_rows,
                         QSF_MAX_DRAFT_ROWS);
+    if (opt->draft_path != NULL && opt->draft_rows == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "draft_path is set, but draft_rows is 0: set it to 1 to %u",
+                        QSF_MAX_DRAFT_ROWS);
     if (opt->exact > 1)
         return QSF_FAIL(QSF_ERR_ARG, "exact is %u; it must be 0 or 1", opt->exact);
     if (!(opt->quality >= 0.0 && opt->quality <= 1.0))

@@ -34,6 +34,9 @@ void qsf_pressure_begin(qsf_model *m)
                                         plan->scratch_bytes),
                         plan->stream_bytes),
         plan->reserve_bytes);
+    if (m->drafter != NULL)
+        signs.available_bytes = qsf_sub_floored(
+            signs.available_bytes, m->drafter->plan.kv_bytes + m->drafter->plan.scratch_bytes);
     qsf_pressure_init(&m->pressure, &signs);
     m->full_ring_bytes = plan->ring_bytes;
     m->pressure.look = look_at_system;

@@ -18,6 +18,7 @@ void qsf_session_trim(qsf_session *s, uint32_t n_tokens)
 static void release_session(qsf_session *s)
 {
     qsf_model *const m = s->model;
+    qsf_session_destroy(s->drafter);
     if (s->memory != NULL)
         qsf_session_trim(s, 0);
     qsf_ledger_release(&m->ledger, QSF_USE_KV, s->memory, s->memory_bytes);
@@ -50,6 +51,12 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     qsf_session_layout(&s->buffers, &arena, &m->config, &m->plan, &m->kv_pool,
                        m->n_created++ % m->plan.max_sessions);
     atomic_init(&s->cancelled, false);
+    const qsf_status status =
+        m->drafter != NULL ? qsf_session_create(m->drafter, &s->drafter) : QSF_OK;
+    if (status != QSF_OK) {
+        release_session(s);
+        return status;
+    }
     m->n_sessions++;
     *out = s;
     return QSF_OK;
@@ -138,8 +145,8 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
         .prompt_ns = s->prompt_ns,
         .step_tokens = s->step_tokens,
         .step_ns = s->step_ns,
-        .n_allocations = m->ledger.n_acquired,
-        .allocated_bytes = m->ledger.held_bytes,
+        .n_allocations = m->ledger.n_acquired + (m->drafter ? m->drafter->ledger.n_acquired : 0),
+        .allocated_bytes = m->ledger.held_bytes + (m->drafter ? m->drafter->ledger.held_bytes : 0),
         .kv_used_bytes = qsf_kvcache_used_bytes(&s->buffers.kv, s->n_tokens),
         .n_loops = counts.n_runs,
         .n_parallel_regions = counts.n_shared_runs,

@@ -27,6 +27,8 @@ struct qsf_session {
     uint32_t n_likeliest; /* the last of the latest pass's likeliest tokens: after the session's
                              tokens, and after each of those ahead; 0: none */
     uint32_t n_offered;   /* drafts of the caller for the next pass of a step */
+    uint32_t n_model_guesses; /* of the latest pass, evaluated or not */
+    qsf_session *drafter;     /* of the draft model, or NULL */
     qsf_thrift thrift;
     qsf_state incoming;        /* the state that is being written */
     uint64_t n_incoming_bytes; /* of it so far; 0: none, or it was in vain */

@@ -21,8 +21,11 @@ void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *
     b->logits = qsf_arena_push(a, c->n_vocab, sizeof *b->logits);
     b->offered = qsf_arena_push(a, plan->draft_rows, sizeof *b->offered);
     b->draft_kinds = qsf_arena_push(a, plan->draft_rows, sizeof *b->draft_kinds);
-    if (plan->draft_rows > 0)
+    if (plan->draft_rows > 0) {
         b->likeliest = qsf_arena_push(a, plan->draft_rows + 1, sizeof *b->likeliest);
+        b->model_guesses = qsf_arena_push(a, plan->draft_rows + 1, sizeof *b->model_guesses);
+        b->model_kinds = qsf_arena_push(a, plan->draft_rows + 1, sizeof *b->model_kinds);
+    }
 }
 
 void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,

@@ -19,6 +19,9 @@ typedef struct qsf_session_buffers {
     uint32_t *offered;    /* [draft_rows] */
     uint8_t *draft_kinds; /* [draft_rows] of the drafts of the latest pass */
     uint32_t *likeliest;  /* [1 + draft_rows] after each of its tokens */
+    /* [1 + draft_rows] what the draft model guessed after each of them; QSF_KIND_CALLER: nothing */
+    uint32_t *model_guesses;
+    uint8_t *model_kinds;
 } qsf_session_buffers;
 
 /* Returns what the plan's pool holds. */

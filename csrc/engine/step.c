@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "engine/drafter.h"
 #include "engine/model.h"
 #include "engine/options.h"
 #include "engine/pass.h"
@@ -15,15 +16,12 @@
 #include "guess/matches.h"
 #include "platform/clock.h"
 
-/* A draft that is less likely to be reached is not worth looking for. */
-#define LEAST_PATH 0.02
-
 typedef struct guess {
     uint32_t token;
     uint32_t kind;
 } guess;
 
-#define N_GUESSES 3
+#define N_GUESSES 4
 
 /* Lists what may follow tokens [n_tokens], of which `match` is the match. */
 static uint32_t list_guesses(const qsf_followers *followers, const uint32_t *tokens,
@@ -48,37 +46,64 @@ static void count_guesses(qsf_session *s, uint32_t token)
         list_guesses(&s->model->shared.followers, tokens, s->n_tokens, match, guesses);
     for (uint32_t i = 0; i < n; i++)
         qsf_thrift_count(&s->thrift, guesses[i].kind, guesses[i].token == token);
+    const uint32_t row = 1 + s->n_drafts - s->n_likeliest;
+    if (s->n_likeliest > 0 && row < s->n_model_guesses &&
+        s->buffers.model_kinds[row] != QSF_KIND_CALLER)
+        qsf_thrift_count(&s->thrift, s->buffers.model_kinds[row],
+                         s->buffers.model_guesses[row] == token);
+}
+
+/* The guess that is right most often; *chance is 0 if there is none. */
+static guess best_guess(const qsf_thrift *t, const guess *guesses, uint32_t n, double *chance)
+{
+    guess best = {0};
+    *chance = 0.0;
+    for (uint32_t i = 0; i < n; i++)
+        if (qsf_thrift_chance(t, guesses[i].kind) > *chance) {
+            *chance = qsf_thrift_chance(t, guesses[i].kind);
+            best = guesses[i];
+        }
+    return best;
+}
+
+/* Asks the draft model what follows the first n_tokens, if that promises to gain. */
+static uint32_t ask_model(qsf_session *s, uint32_t n_tokens, qsf_thrift_chain *chain,
+                          double best_chance, guess *out)
+{
+    const uint32_t row = chain->n_drafts;
+    s->buffers.model_kinds[row] = QSF_KIND_CALLER;
+    s->n_model_guesses = row + 1;
+    if (s->drafter == NULL || !qsf_thrift_wants_model(&s->thrift, chain, best_chance) ||
+        !qsf_drafter_guess(s, n_tokens, chain, &out->token, &out->kind))
+        return 0;
+    s->buffers.model_guesses[row] = out->token;
+    s->buffers.model_kinds[row] = (uint8_t)out->kind;
+    return 1;
 }
 
 /* Writes guesses after tokens [n_tokens] and their kinds to the session. Returns how many are worth
  * evaluating. */
 static uint32_t guess_tokens(qsf_session *s, uint32_t n_tokens, uint32_t n_most)
 {
-    double paths[QSF_MAX_DRAFT_ROWS];
     uint32_t *const tokens = s->buffers.tokens;
     qsf_match match = qsf_match_find(tokens, n_tokens);
-    double path = 1.0;
-    uint32_t n_drafts = 0;
-    for (; n_drafts < n_most; n_drafts++) {
+    qsf_thrift_chain chain;
+    qsf_thrift_begin(&chain);
+    while (chain.n_drafts < n_most) {
         guess guesses[N_GUESSES];
-        double best_chance = 0.0;
-        const uint32_t end = n_tokens + n_drafts;
-        const uint32_t n = list_guesses(&s->model->shared.followers, tokens, end, match, guesses);
-        for (uint32_t i = 0; i < n; i++) {
-            const double chance = qsf_thrift_chance(&s->thrift, guesses[i].kind);
-            if (chance <= best_chance)
-                continue;
-            best_chance = chance;
-            tokens[end] = guesses[i].token;
-            s->buffers.draft_kinds[n_drafts] = (uint8_t)guesses[i].kind;
-        }
-        path *= best_chance;
-        if (path < LEAST_PATH)
+        double chance;
+        const uint32_t end = n_tokens + chain.n_drafts;
+        uint32_t n = list_guesses(&s->model->shared.followers, tokens, end, match, guesses);
+        (void)best_guess(&s->thrift, guesses, n, &chance);
+        n += ask_model(s, end, &chain, chance, &guesses[n]);
+        const guess best = best_guess(&s->thrift, guesses, n, &chance);
+        s->buffers.draft_kinds[chain.n_drafts] = (uint8_t)best.kind;
+        if (!qsf_thrift_append(&chain, chance))
             break;
-        paths[n_drafts] = path;
+        tokens[end] = best.token;
         match = qsf_match_extend(match, tokens, end + 1);
     }
-    return qsf_thrift_choose(&s->thrift, paths, n_drafts);
+    return qsf_thrift_choose(&s->thrift, &chain);
 }
 
 /* Writes drafts behind `token`, which is the session's next. Returns their number. */
@@ -91,6 +116,7 @@ static uint32_t draft(qsf_session *s, uint32_t token)
     uint32_t n_most = plan->draft_rows < n_chunk ? plan->draft_rows : n_chunk;
     n_most = n_most < n_left ? n_most : n_left;
     end[0] = token;
+    s->n_model_guesses = 0;
     if (n_most == 0)
         return 0;
     const bool is_offered = s->n_offered > 0;

@@ -1,12 +1,13 @@
 /* text_open.c - a vocabulary from a file: its section is read, its checksum compared. */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/text_open.h"
+
 #include "base/status.h"
 #include "format/reader.h"
-#include "text/text.h"
 
 #define READER_BYTES (UINT64_C(8) << 20) /* the file's own tables, until the section is read */
 
-static qsf_status read_text(qsf_reader *r, qsf_text **out)
+qsf_status qsf_text_read(qsf_reader *r, qsf_text **out)
 {
     const qsf_section *const section = qsf_reader_section(r, "TEXT");
     if (section == NULL)
@@ -28,7 +29,7 @@ qsf_status qsf_text_open(const char *path, qsf_text **out)
     qsf_reader r = {.file.fd = -1};
     qsf_status status = qsf_reader_open(&r, &ledger, path, -1);
     if (status == QSF_OK)
-        status = read_text(&r, out);
+        status = qsf_text_read(&r, out);
     qsf_reader_close(&r);
     if (status != QSF_OK) {
         qsf_text_close(*out);

@@ -7,19 +7,23 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "include/qsf.h"
+
 /* Who guessed; QSF_N_GUESSERS of them. */
 typedef enum qsf_guesser {
     QSF_GUESSER_MATCH = 0,    /* an earlier place in the text */
     QSF_GUESSER_FOLLOWER = 1, /* what the model found likeliest there before */
-    QSF_GUESSER_CALLER = 2    /* qsf_session_draft() */
+    QSF_GUESSER_MODEL = 2,    /* a draft model */
+    QSF_GUESSER_CALLER = 3    /* qsf_session_draft() */
 } qsf_guesser;
 
 /* Guesses of one kind, which are right equally often: a match of about this length, one token
- * before or two. */
+ * before or two, a draft model's probability. */
 #define QSF_KIND_MATCH 0U    /* 6 kinds */
 #define QSF_KIND_FOLLOWER 6U /* + n_before - 1 */
-#define QSF_N_KINDS 8U
-#define QSF_KIND_CALLER 8U /* of which nothing is learned */
+#define QSF_KIND_MODEL 8U    /* 8 kinds */
+#define QSF_N_KINDS 16U
+#define QSF_KIND_CALLER 16U /* of which nothing is learned */
 
 #define QSF_THRIFT_SIZES 8U /* passes of 1, 2, 4 .. 128 rows */
 
@@ -27,11 +31,24 @@ typedef enum qsf_guesser {
 typedef struct qsf_thrift {
     float n_hits[QSF_N_KINDS];
     float n_tries[QSF_N_KINDS];
+    float n_model_hits; /* of all kinds of a draft model */
+    float n_model_tries;
     double pass_ns[QSF_THRIFT_SIZES];
     double compute_ns; /* of a pass of one row, without waiting for the disk */
+    double model_ns;   /* of a step of the draft model */
+    double credit_ns;  /* time that the draft model may take although it promises no gain */
 } qsf_thrift;
 
+/* Drafts that are being chosen, one after the other. */
+typedef struct qsf_thrift_chain {
+    double paths[QSF_MAX_DRAFT_ROWS]; /* the chance that a draft and all before it are right */
+    uint32_t n_drafts;
+    double n_tokens; /* that a pass with them yields, on average */
+    double model_ns; /* that the draft model has taken for them */
+} qsf_thrift_chain;
+
 uint32_t qsf_thrift_kind_of_match(uint32_t n_tokens);
+uint32_t qsf_thrift_kind_of_model(double probability);
 qsf_guesser qsf_thrift_guesser_of(uint32_t kind);
 
 /* The chance that a guess of this kind is right. */
@@ -44,8 +61,23 @@ void qsf_thrift_learn(qsf_thrift *t, uint32_t n_rows, uint64_t ns, uint64_t wait
 /* What a pass of n_rows takes; 0 before the first one was measured. */
 double qsf_thrift_cost_ns(const qsf_thrift *t, uint32_t n_rows);
 
-/* Returns how many of n_drafts should be in the next pass: paths [n_drafts] are the chances that a
- * draft and all before it are right. */
-uint32_t qsf_thrift_choose(const qsf_thrift *t, const double *paths, uint32_t n_drafts);
+/* Begins the drafts of a pass. */
+void qsf_thrift_begin(qsf_thrift_chain *c);
+
+/* Appends a draft that is right with this chance if all before it are; false if it is not worth
+ * looking for more. */
+bool qsf_thrift_append(qsf_thrift_chain *c, double chance);
+
+/* True if the draft model should guess the next token of the chain, for which others have a guess
+ * that is right with chance best_chance: it promises to save more time than it takes. A hundredth
+ * of the time of passes goes to guesses that promise nothing, so that it is known when they do. */
+bool qsf_thrift_wants_model(const qsf_thrift *t, const qsf_thrift_chain *c, double best_chance);
+
+/* Notes that the draft model took `ns` for n_tokens tokens, of which the last guess is the chain's
+ * next. */
+void qsf_thrift_spend(qsf_thrift *t, qsf_thrift_chain *c, uint64_t ns, uint32_t n_tokens);
+
+/* Returns how many drafts of the chain should be in the next pass. */
+uint32_t qsf_thrift_choose(const qsf_thrift *t, const qsf_thrift_chain *c);
 
 #endif

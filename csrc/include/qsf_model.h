@@ -59,9 +59,14 @@ typedef struct qsf_options {
                              * for, at most max_sessions; 0: as many as sessions */
     uint32_t logits_rows;   /* most tokens with logits in a qsf_model_pass(), at most 4096; 0: as
                              * many as sessions */
-    uint32_t draft_rows;  /* most guesses that a qsf_session_step() evaluates after its token, 0 to
-                           * QSF_MAX_DRAFT_ROWS; 0: none. Fewer if the budget is small or most
-                           * experts are not in memory */
+    uint32_t draft_rows; /* most guesses that a qsf_session_step() evaluates after its token, 0 to
+                          * QSF_MAX_DRAFT_ROWS; 0: none. Fewer if the budget is small or most
+                          * experts are not in memory */
+    /* UTF-8 path of a smaller model, which guesses tokens too, or NULL. It is held in memory,
+     * inside the plan, if that saves more time than the same memory for the model's own weights;
+     * else the plan says why not. QSF_ERR_ARG if its tokens are others, or draft_rows is 0. Read by
+     * open and plan only */
+    const char *draft_path;
     uint32_t pin_threads; /* 1: each thread that the engine starts stays on a physical core of
                            * its own (Linux); QSF_ERR_ARG if there are too few cores. The
                            * calling thread is never pinned */
@@ -79,6 +84,14 @@ typedef struct qsf_options {
 } qsf_options;
 
 QSF_API void qsf_options_default(qsf_options *out);
+
+/* What became of qsf_options.draft_path. */
+typedef enum qsf_drafter_state {
+    QSF_DRAFTER_NONE = 0, /* it was NULL */
+    QSF_DRAFTER_HELD = 1,
+    QSF_DRAFTER_NO_ROOM = 2,  /* it does not fit beside the model, its context and its drafts */
+    QSF_DRAFTER_NOT_WORTH = 3 /* a pass would read more than 1.5 times as much from the file */
+} qsf_drafter_state;
 
 /* The memory plan, made before any memory is taken. engine_bytes is the sum of the fields from
  * weights_bytes to stacks_bytes, without ring_bytes, which is part of stream_bytes. */
@@ -100,6 +113,7 @@ typedef struct qsf_plan {
     uint64_t session_bytes;    /* of one session, beside pages; part of kv_bytes for each */
     uint64_t scratch_bytes;    /* activations of one prompt chunk, logits of a pass and of drafts,
                                 * sampling */
+    uint64_t drafter_bytes;    /* the draft model with its own KV cache and buffers, or 0 */
     uint64_t tables_bytes;     /* index, positions, session and thread records */
     uint64_t stacks_bytes;     /* of the worker threads */
     uint64_t model_bytes;      /* raw bytes of all n_units and all experts */
@@ -111,10 +125,12 @@ typedef struct qsf_plan {
     uint32_t chunk_tokens;
     uint32_t n_threads;
     uint32_t max_sessions;
-    uint32_t kv_contexts; /* sequences of ctx_tokens that the KV pool has room for */
-    uint32_t logits_rows; /* 0: a pass gives logits to one item */
-    uint32_t draft_rows;  /* 0: steps guess nothing */
-    uint32_t kv_k_bits;   /* bits of a key in the KV cache; 16 and 32 are floats */
+    uint32_t kv_contexts;          /* sequences of ctx_tokens that the KV pool has room for */
+    uint32_t logits_rows;          /* 0: a pass gives logits to one item */
+    uint32_t draft_rows;           /* 0: steps guess nothing */
+    uint32_t drafter_state;        /* a qsf_drafter_state */
+    uint64_t drafter_wanted_bytes; /* drafter_bytes, or what they would be */
+    uint32_t kv_k_bits;            /* bits of a key in the KV cache; 16 and 32 are floats */
     uint32_t kv_v_bits;
     uint32_t kv_is_rotated;  /* 0 or 1 */
     uint32_t io_depth;       /* reads in flight at the same time; 0: nothing is streamed */

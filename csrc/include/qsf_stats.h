@@ -15,8 +15,8 @@ extern "C" {
 #define QSF_N_PHASES 11 /* number of values of qsf_phase */
 
 /* Who guesses tokens: an earlier place in the text that reads alike; what the model found likeliest
- * before after the same tokens; the caller. */
-#define QSF_N_GUESSERS 3
+ * before after the same tokens; a draft model; the caller. */
+#define QSF_N_GUESSERS 4
 
 #define QSF_UNIT_NONE 0xFFFFFFFF /* "no unit of the file" in qsf_trace_event */
 

@@ -1,9 +1,11 @@
 /* check_drafts.c - a pass with drafts that fails or is cancelled leaves the session as it was,
- * wherever it fails; guesses and what they cost. Bits: tests/python/api/test_drafts.py.
+ * wherever it fails; guesses and what they cost; draft models in the plan. Bits:
+ * tests/python/api/test_drafts.py.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #define TINY_CAP_BYTES (16 << 20) /* a model larger than the buffers of streaming */
 #define TINY_MODEL_DIM 256
+#define TINY_LAYERS 6
 #define TINY_MODEL_FFN 2048
 #include <unistd.h>
 
@@ -17,6 +19,7 @@
 #include "tiny_model.h"
 
 static char path[64];
+static char draft_path[64];
 static tiny_file file;
 
 static const uint32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
@@ -149,29 +152,32 @@ static void check_followers(void)
     CHECK(!qsf_followers_find(&f, tokens + 3, 2, 2, &token));
 }
 
+/* How many of n_drafts are chosen, each right with this chance. */
+static uint32_t chosen(const qsf_thrift *t, uint32_t n_drafts, double chance)
+{
+    qsf_thrift_chain c;
+    qsf_thrift_begin(&c);
+    for (uint32_t i = 0; i < n_drafts; i++)
+        (void)qsf_thrift_append(&c, chance);
+    return qsf_thrift_choose(t, &c);
+}
+
 /* Guesses that are never right are not drafted; those that are always right are, as far as the
  * passes are cheap. */
 static void check_thrift(void)
 {
     qsf_thrift t = {0};
-    double paths[8];
-    for (size_t i = 0; i < 8; i++)
-        paths[i] = 1.0;
-    CHECK_EQ(qsf_thrift_choose(&t, paths, 8), 0); /* nothing was measured */
+    CHECK_EQ(chosen(&t, 8, 1.0), 0); /* nothing was measured */
     for (int i = 0; i < 50; i++)
         qsf_thrift_learn(&t, 1, 1000, 900); /* behind a disk */
-    CHECK_EQ(qsf_thrift_choose(&t, paths, 8), 8);
-    for (size_t i = 0; i < 8; i++)
-        paths[i] = 0.01;
-    CHECK_EQ(qsf_thrift_choose(&t, paths, 1), 0);
+    CHECK_EQ(chosen(&t, 8, 1.0), 8);
+    CHECK_EQ(chosen(&t, 1, 0.01), 0);
     for (int i = 0; i < 50; i++)
         qsf_thrift_learn(&t, 4, 5000, 0); /* passes of four cost more than four */
-    for (size_t i = 0; i < 8; i++)
-        paths[i] = 1.0;
-    CHECK(qsf_thrift_choose(&t, paths, 3) < 3);
+    CHECK(chosen(&t, 3, 1.0) < 3);
     for (int i = 0; i < 300; i++)
         qsf_thrift_learn(&t, 1, 1000, 900); /* what was measured long ago is forgotten */
-    CHECK_EQ(qsf_thrift_choose(&t, paths, 3), 3);
+    CHECK_EQ(chosen(&t, 3, 1.0), 3);
     const uint32_t kind = qsf_thrift_kind_of_match(40);
     CHECK_EQ(kind, qsf_thrift_kind_of_match(17));
     CHECK_EQ(qsf_thrift_kind_of_match(1), QSF_KIND_MATCH);
@@ -184,12 +190,181 @@ static void check_thrift(void)
     CHECK(qsf_thrift_chance(&t, kind) > 0.9);
 }
 
+/* A draft model that is right takes steps as long as they save more than they take; one that is
+ * wrong takes a hundredth of the time. */
+static void check_thrift_of_models(void)
+{
+    qsf_thrift t = {0};
+    qsf_thrift_chain c;
+    qsf_thrift_begin(&c);
+    CHECK(!qsf_thrift_wants_model(&t, &c, 0.0)); /* no pass was measured */
+    qsf_thrift_learn(&t, 1, 1000000, 900000);
+    CHECK(qsf_thrift_wants_model(&t, &c, 0.0));
+    CHECK(!qsf_thrift_wants_model(&t, &c, 0.9) || t.credit_ns > 0.0);
+    CHECK_EQ(qsf_thrift_guesser_of(qsf_thrift_kind_of_model(1.0)), QSF_GUESSER_MODEL);
+    CHECK_EQ(qsf_thrift_kind_of_model(1.0), QSF_KIND_MODEL + 7);
+    CHECK_EQ(qsf_thrift_kind_of_model(0.0), QSF_KIND_MODEL);
+    uint32_t n_steps = 0;
+    for (; n_steps < 20 && qsf_thrift_wants_model(&t, &c, 0.0); n_steps++) {
+        qsf_thrift_spend(&t, &c, 50000, 1);
+        CHECK(qsf_thrift_append(&c, 0.9));
+    }
+    CHECK(n_steps > 3 && n_steps < 20);
+    for (int i = 0; i < 600; i++)
+        qsf_thrift_count(&t, QSF_KIND_MODEL + 3, false);
+    double model_ns = 0.0;
+    for (int i = 0; i < 1000; i++) {
+        qsf_thrift_begin(&c);
+        if (qsf_thrift_wants_model(&t, &c, 0.0))
+            qsf_thrift_spend(&t, &c, 50000, 1);
+        model_ns += c.model_ns;
+        qsf_thrift_learn(&t, 1, 1000000, 900000);
+    }
+    CHECK(model_ns > 0.0 && model_ns <= 0.011 * 1000 * 1e6);
+}
+
+/* Options with a draft model, and the memory that the process is taken to have. */
+static qsf_options with_drafter(uint64_t *process_bytes)
+{
+    qsf_options opt;
+    qsf_plan plan;
+    qsf_options_default(&opt);
+    opt.n_threads = 2;
+    opt.chunk_tokens = 8;
+    opt.ctx_tokens = TINY_MODEL_TOKENS;
+    opt.draft_rows = 4;
+    opt.budget_bytes = 1;
+    CHECK_STATUS(qsf_model_plan(path, &opt, &plan), QSF_ERR_NOMEM);
+    *process_bytes = plan.process_bytes;
+    opt.draft_path = draft_path;
+    opt.budget_bytes = plan.min_budget_bytes;
+    return opt;
+}
+
+/* The least budget has no room for a draft model; more has; all that there is has, too. */
+static void check_plan(void)
+{
+    qsf_model *m;
+    qsf_faults faults = {-1, -1, 0};
+    qsf_options opt = with_drafter(&faults.process_bytes);
+    if (!CHECK_OK(qsf_model_create(path, &opt, &faults, &m)))
+        return;
+    CHECK_EQ(m->plan.drafter_state, QSF_DRAFTER_NO_ROOM);
+    CHECK_EQ(m->plan.drafter_bytes, 0);
+    CHECK(m->plan.drafter_wanted_bytes > 0);
+    CHECK(m->drafter == NULL);
+    CHECK_EQ(m->plan.min_budget_bytes, opt.budget_bytes);
+    uint32_t n_of_state[QSF_DRAFTER_NOT_WORTH + 1] = {0};
+    while (m->plan.drafter_state != QSF_DRAFTER_HELD || m->plan.streamed_bytes > 0) {
+        n_of_state[m->plan.drafter_state]++;
+        CHECK(m->plan.ceiling_bytes == opt.budget_bytes);
+        CHECK(m->plan.process_bytes + m->plan.engine_bytes <= opt.budget_bytes);
+        CHECK((m->drafter != NULL) == (m->plan.drafter_state == QSF_DRAFTER_HELD));
+        CHECK(m->ledger.ceiling_bytes + m->plan.stacks_bytes + m->plan.drafter_bytes ==
+              m->plan.engine_bytes);
+        CHECK(m->drafter == NULL || m->drafter->ledger.ceiling_bytes <= m->plan.drafter_bytes);
+        qsf_model_close(m);
+        opt.budget_bytes += 1 << 16;
+        if (!CHECK_OK(qsf_model_create(path, &opt, &faults, &m)))
+            return;
+    }
+    CHECK_EQ(m->plan.drafter_bytes, m->plan.drafter_wanted_bytes);
+    CHECK(n_of_state[QSF_DRAFTER_NO_ROOM] > 0);
+    CHECK(n_of_state[QSF_DRAFTER_NOT_WORTH] > 0);
+    CHECK(n_of_state[QSF_DRAFTER_HELD] > 0); /* streamed */
+    qsf_model_close(m);
+    opt.draft_rows = 0;
+    CHECK_STATUS(qsf_model_open(path, &opt, &m), QSF_ERR_ARG);
+}
+
+/* The N-th allocation or read of both models fails, for every N that there is. */
+static void check_failing_open(bool is_read)
+{
+    qsf_options opt = with_drafter(&(uint64_t){0});
+    opt.budget_bytes = 0;
+    int64_t n = 0;
+    for (; n < 1000; n++) {
+        const qsf_faults faults = {is_read ? -1 : n, is_read ? n : -1, 0};
+        qsf_model *m;
+        if (qsf_model_create(path, &opt, &faults, &m) == QSF_OK) {
+            CHECK_EQ(m->plan.drafter_state, QSF_DRAFTER_HELD);
+            qsf_model_close(m);
+            break;
+        }
+        CHECK(m == NULL);
+    }
+    CHECK(n > 10 && n < 1000);
+}
+
+/* Makes passes so slow that each guess of the draft model is worth its time. */
+static void slow_down(qsf_thrift *t)
+{
+    for (size_t i = 0; i < QSF_THRIFT_SIZES; i++)
+        t->pass_ns[i] = 1e12;
+    t->compute_ns = 1.0;
+}
+
+/* The N-th allocation of a session with a draft model fails; then steps are those without, with one
+ * that guesses at random, and with one that is always right: the model itself. */
+static void check_drafter(const char *drafter_path, bool is_right)
+{
+    opened o = {0};
+    opened plain;
+    qsf_options opt = with_drafter(&(uint64_t){0});
+    opt.budget_bytes = 0;
+    opt.draft_path = drafter_path;
+    if (!CHECK_OK(qsf_model_open(path, &opt, &o.m)) || !open_one(&plain, 0))
+        return;
+    qsf_model *const drafter = o.m->drafter;
+    for (int64_t n = 0; n < 2; n++) {
+        drafter->ledger.grants_until_fault = n;
+        CHECK_STATUS(qsf_session_create(o.m, &o.s), QSF_ERR_NOMEM);
+        CHECK(o.s == NULL);
+        CHECK_EQ(o.m->n_sessions + drafter->n_sessions, 0);
+    }
+    drafter->ledger.grants_until_fault = -1;
+    size_t n_done;
+    CHECK_OK(qsf_session_create(o.m, &o.s));
+    CHECK_OK(qsf_session_sync(o.s, tokens, 2, &n_done));
+    float logits[TINY_MODEL_VOCAB];
+    for (uint32_t i = 2; i < TINY_MODEL_TOKENS; i++) {
+        CHECK_OK(qsf_session_logits(o.s, logits, TINY_MODEL_VOCAB));
+        uint32_t token = 0;
+        for (uint32_t j = 1; j < TINY_MODEL_VOCAB; j++)
+            token = logits[j] > logits[token] ? j : token;
+        slow_down(&o.s->thrift);
+        CHECK_OK(qsf_session_step(o.s, token));
+        CHECK_OK(qsf_session_step(plain.s, token));
+        check_same(&o, &plain);
+    }
+    CHECK(o.s->thrift.n_model_tries > 0.0F);
+    CHECK(!is_right || o.s->n_accepted[QSF_GUESSER_MODEL] > 0);
+    CHECK(!is_right || o.s->n_step_passes < plain.s->n_step_passes / 2);
+    qsf_session_cancel(o.s->drafter); /* a draft model that fails guesses nothing */
+    qsf_session_cancel(o.s);
+    CHECK_OK(qsf_session_rewind(o.s, 2));
+    CHECK_STATUS(qsf_session_step(o.s, 1), QSF_ERR_CANCELLED);
+    CHECK_OK(qsf_session_step(o.s, 1));
+    close_one(&o);
+    close_one(&plain);
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "/tmp/check_drafts_%ld.qsf", (long)getpid());
-    tiny_model_build(&file, &(tiny_model){.n_layers = 2, .dtype = QSF_DTYPE_4BIT});
+    tiny_model_build(&file, &(tiny_model){.n_layers = 6, .dtype = QSF_DTYPE_4BIT});
     if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
         return check_report("check_drafts");
+    snprintf(draft_path, sizeof draft_path, "/tmp/check_drafts_%ld_small.qsf", (long)getpid());
+    tiny_model_build(&file, &(tiny_model){.n_layers = 1, .dtype = QSF_DTYPE_4BIT});
+    if (!CHECK(tiny_write(draft_path, file.bytes, file.n_bytes)))
+        return check_report("check_drafts");
+    check_plan();
+    check_failing_open(false);
+    check_failing_open(true);
+    check_drafter(draft_path, false);
+    check_drafter(path, true);
+    check_thrift_of_models();
     check_failures(QSF_FAULT_FAIL);
     check_failures(QSF_FAULT_SHORT);
     check_failures(QSF_FAULT_CORRUPT);
@@ -197,5 +372,6 @@ int main(void)
     check_followers();
     check_thrift();
     unlink(path);
+    unlink(draft_path);
     return check_report("check_drafts");
 }

@@ -1,0 +1,17 @@
+/* drafter.h - a session of a smaller model guesses what a session's model will choose. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_ENGINE_DRAFTER_H
+#define QSF_ENGINE_DRAFTER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/session.h"
+
+/* Guesses what follows the first n_tokens of the session's buffer, and what kind of guess it is.
+ * False if nothing was guessed: the text is too long for the draft model, has tokens that it does
+ * not know, or the session was cancelled. Notes what it took. */
+bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_thrift_chain *chain, uint32_t *token,
+                       uint32_t *kind);
+
+#endif

@@ -1,0 +1,12 @@
+/* drafter_tokens.h - a draft model must have the tokens of the model that it guesses for. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_ENGINE_DRAFTER_TOKENS_H
+#define QSF_ENGINE_DRAFTER_TOKENS_H
+
+#include "format/records.h"
+
+/* QSF_ERR_ARG, with what differs first, unless ids that both files have are the same tokens. Takes
+ * the memory of both vocabularies meanwhile, unless they are equal byte for byte. */
+qsf_status qsf_drafter_check_tokens(qsf_reader *model, qsf_reader *drafter);
+
+#endif
