@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import reprlib
 from collections.abc import Mapping
@@ -221,6 +222,21 @@ class Choice(Kind):
         return text
 
 
+class WordOrFile(Choice):
+    """One of several words, or the path of a file."""
+
+    choices = None
+
+    def __init__(self, *words: str) -> None:
+        """Take the words."""
+        self.metavar = "|".join((*words, "FILE"))
+        self.rule = f"{', '.join(words)} or the path of a file"
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it is a text or a path."""
+        return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
+
+
 class KvType(Kind):
     """A type of KV cache."""
 
@@ -418,12 +434,7 @@ class ModelOptions(CheckedOptions):
         is_main=True,
     )
     threads: int | None = option_field(
-        None,
-        Whole(1, 256),
-        "at most 256",
-        "one per physical core",
-        commands=_EVERY,
-        also=("-t",),
+        None, Whole(1, 256), "at most 256", "one per physical core", commands=_EVERY, also=("-t",)
     )
     pin_threads: bool = option_field(
         False, Flag(), "keep each thread that the engine starts on a core of its own (Linux)"
@@ -458,10 +469,7 @@ class ModelOptions(CheckedOptions):
         commands=("run", "bench"),
     )
     io_depth: int | None = option_field(
-        None,
-        Whole(1, 32),
-        "reads under way at the same time, at most 32",
-        "chosen with the method",
+        None, Whole(1, 32), "reads under way at the same time, at most 32", "chosen with the method"
     )
     quality: float = option_field(
         1.0,
@@ -472,17 +480,14 @@ class ModelOptions(CheckedOptions):
         "1, all run",
         commands=("run", "eval"),
     )
-    draft: str = option_field(
+    draft: str | os.PathLike[str] = option_field(  # noqa: RUF009
         "auto",
-        Choice("auto", "off"),
+        WordOrFile("auto", "off"),
         "auto: a pass over the weights also evaluates guesses of the next tokens, made from the "
-        "text so far, as far as that promises to save time; the text is the same with and without",
+        "text so far, where that saves time; the text is the same with and without. FILE: a "
+        "smaller model, a .qsf file with the same tokenizer, guesses too",
     )
-    draft_rows: int = option_field(
-        15,
-        Whole(1, 127),
-        "most guesses in a pass",
-    )
+    draft_rows: int = option_field(15, Whole(1, 127), "most guesses in a pass")
     exact: bool = option_field(
         False,
         Flag(),
@@ -561,7 +566,7 @@ class GenerationOptions(CheckedOptions):
         "a new one; the statistics have it",
     )
     stop: str | Sequence[str] = option_field(
-        (), Texts(), "stop before this text; may be given several times", "none"
+        (), Texts(), "stop before this text; repeatable", "none"
     )
     template_args: Mapping[str, Any] | None = option_field(
         None,

@@ -1,6 +1,6 @@
 """The binding to the C engine: status to exception, handle to object. No policy.
 
-Its records of what was measured are in ``records.py``, but belong to this module's names.
+Its records of plans and measurements are in ``records.py``, but belong to this module's names.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from qsf import errors
 from qsf.native._qsf import ffi, lib
 from qsf.native.records import MemoryEvent as MemoryEvent
+from qsf.native.records import MemoryPlan as MemoryPlan
 from qsf.native.records import Roofline as Roofline
 from qsf.native.records import SessionStats as SessionStats
 from qsf.native.records import TraceEvent as TraceEvent
 from qsf.native.records import UnitTime as UnitTime
-from qsf.native.records import memory_event, session_stats, trace_event, unit_time
+from qsf.native.records import memory_event, memory_plan, session_stats, trace_event, unit_time
 from qsf.native.records import phase_names as phase_names
 from qsf.native.records import trace_kind_name as trace_kind_name
 
@@ -131,6 +133,7 @@ class Options:
     kv_contexts: int | None = None
     logits_rows: int | None = None
     draft_rows: int | None = None
+    draft_path: str | os.PathLike[str] | None = None
     is_pinned: bool = False
     is_exact: bool = False
     kv_k_type: int | None = None
@@ -161,86 +164,16 @@ class Options:
         if self.kv_rotation is not None:
             on, off = lib.QSF_KV_ROTATION_ON, lib.QSF_KV_ROTATION_OFF
             out.kv_rotation = on if self.kv_rotation else off
+        if self.draft_path is not None:
+            path = ffi.new("char[]", _path(self.draft_path))
+            out.draft_path = path
+            _PATHS[out] = path
         return out
 
 
-_OPTION_NUMBERS = tuple(
-    name for name in Options.__slots__ if name not in ("is_pinned", "is_exact", "kv_rotation")
-)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Where the memory goes; fields as ``qsf_plan`` in qsf.h.
-
-    ``is_enough`` is False where the budget, or what the machine has to give, is too small;
-    ``min_budget_bytes`` is enough. ``skipped_layers`` ascend. ``text_bytes`` is the part of
-    ``process_bytes`` that the tokenizer has taken; the engine does not know it.
-    """
-
-    budget_bytes: int
-    ceiling_bytes: int
-    process_bytes: int
-    reserve_bytes: int
-    engine_bytes: int
-    weights_bytes: int
-    stream_bytes: int
-    ring_bytes: int
-    embedding_bytes: int
-    experts_bytes: int
-    kv_bytes: int
-    kv_pool_bytes: int
-    session_bytes: int
-    scratch_bytes: int
-    tables_bytes: int
-    stacks_bytes: int
-    model_bytes: int
-    streamed_bytes: int
-    min_budget_bytes: int
-    n_units: int
-    n_units_resident: int
-    ctx_tokens: int
-    chunk_tokens: int
-    n_threads: int
-    max_sessions: int
-    kv_contexts: int
-    logits_rows: int
-    draft_rows: int
-    kv_k_bits: int
-    kv_v_bits: int
-    kv_is_rotated: bool
-    io_depth: int
-    embedding_rows: int
-    n_experts: int
-    experts_a_token: int
-    expert_slots: int
-    expert_transit_slots: int
-    expert_slot_bytes: int
-    expert_token_bytes: int
-    n_layers: int
-    n_layers_skipped: int
-    n_skips_asked: int
-    skipped_layers: tuple[int, ...]
-    is_enough: bool
-    text_bytes: int = 0
-
-
-_PLAN_FIELDS = tuple(
-    name
-    for name in MemoryPlan.__slots__
-    if name not in ("is_enough", "kv_is_rotated", "skipped_layers", "text_bytes")
-)
-
-
-def _plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
-    numbers = {name: getattr(struct, name) for name in _PLAN_FIELDS}
-    words = struct.skipped_layers
-    return MemoryPlan(
-        **numbers,
-        kv_is_rotated=struct.kv_is_rotated != 0,
-        skipped_layers=tuple(i for i in range(struct.n_layers) if words[i // 64] >> (i % 64) & 1),
-        is_enough=is_enough,
-    )
+_NO_NUMBERS = ("is_pinned", "is_exact", "kv_rotation", "draft_path")
+_OPTION_NUMBERS = tuple(name for name in Options.__slots__ if name not in _NO_NUMBERS)
+_PATHS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # what structs of options point to
 
 
 def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
@@ -248,9 +181,9 @@ def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
     out = ffi.new("qsf_plan *")
     status = lib.qsf_model_plan(_path(path), options.as_struct(), out)
     if status == lib.QSF_ERR_NOMEM and out.min_budget_bytes:
-        return _plan(out, is_enough=False)
+        return memory_plan(out, is_enough=False)
     check_status(status)
-    return _plan(out, is_enough=True)
+    return memory_plan(out, is_enough=True)
 
 
 def verify_file(path: str | os.PathLike[str]) -> None:
@@ -380,7 +313,7 @@ class NativeModel:
             pad_id=_id(out.pad_id),
             n_parameters=out.n_parameters,
             file_bytes=out.file_bytes,
-            plan=_plan(out.plan, is_enough=True),
+            plan=memory_plan(out.plan, is_enough=True),
         )
 
     def section(self, tag: str) -> bytes | None:

@@ -43,6 +43,7 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
         max_sessions=options.sessions,
         kv_contexts=options.kv_contexts,
         draft_rows=0 if options.draft == "off" else options.draft_rows,
+        draft_path=None if options.draft in ("auto", "off") else options.draft,
         is_pinned=options.pin_threads,
         is_exact=options.exact,
         kv_k_type=key_bits,

@@ -1,4 +1,4 @@
-"""Records of what the C engine has measured, and from its structs to them. No policy."""
+"""Records of what the C engine has planned and measured, made from its structs. No policy."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -95,7 +95,91 @@ def memory_event(struct: Any) -> MemoryEvent:
     )
 
 
-GUESSERS = ("the text", "what followed before", "the caller")
+DRAFTER_NONE: int = lib.QSF_DRAFTER_NONE
+DRAFTER_HELD: int = lib.QSF_DRAFTER_HELD
+DRAFTER_NOT_WORTH: int = lib.QSF_DRAFTER_NOT_WORTH
+"""Values of ``MemoryPlan.drafter_state``: ``qsf_drafter_state`` in qsf.h."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the memory goes; fields as ``qsf_plan`` in qsf.h.
+
+    ``is_enough`` is False where the budget, or what the machine has to give, is too small;
+    ``min_budget_bytes`` is enough. ``skipped_layers`` ascend. ``text_bytes`` is the part of
+    ``process_bytes`` that the tokenizer has taken; the engine does not know it.
+    """
+
+    budget_bytes: int
+    ceiling_bytes: int
+    process_bytes: int
+    reserve_bytes: int
+    engine_bytes: int
+    weights_bytes: int
+    stream_bytes: int
+    ring_bytes: int
+    embedding_bytes: int
+    experts_bytes: int
+    kv_bytes: int
+    kv_pool_bytes: int
+    session_bytes: int
+    scratch_bytes: int
+    drafter_bytes: int
+    tables_bytes: int
+    stacks_bytes: int
+    model_bytes: int
+    streamed_bytes: int
+    min_budget_bytes: int
+    n_units: int
+    n_units_resident: int
+    ctx_tokens: int
+    chunk_tokens: int
+    n_threads: int
+    max_sessions: int
+    kv_contexts: int
+    logits_rows: int
+    draft_rows: int
+    drafter_state: int
+    drafter_wanted_bytes: int
+    kv_k_bits: int
+    kv_v_bits: int
+    kv_is_rotated: bool
+    io_depth: int
+    embedding_rows: int
+    n_experts: int
+    experts_a_token: int
+    expert_slots: int
+    expert_transit_slots: int
+    expert_slot_bytes: int
+    expert_token_bytes: int
+    n_layers: int
+    n_layers_skipped: int
+    n_skips_asked: int
+    skipped_layers: tuple[int, ...]
+    is_enough: bool
+    text_bytes: int = 0
+
+
+_PLAN_FIELDS = tuple(
+    name
+    for name in MemoryPlan.__slots__
+    if name not in ("is_enough", "kv_is_rotated", "skipped_layers", "text_bytes")
+)
+
+
+def memory_plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
+    """Return a ``qsf_plan`` as a record."""
+    numbers = {name: getattr(struct, name) for name in _PLAN_FIELDS}
+    words = struct.skipped_layers
+    return MemoryPlan(
+        **numbers,
+        kv_is_rotated=struct.kv_is_rotated != 0,
+        skipped_layers=tuple(i for i in range(struct.n_layers) if words[i // 64] >> (i % 64) & 1),
+        is_enough=is_enough,
+    )
+
+
+GUESSERS = ("the text", "what followed before", "the draft model", "the caller")
 """Who guesses tokens, as ``QSF_N_GUESSERS`` in qsf_stats.h counts them."""
 
 

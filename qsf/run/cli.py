@@ -117,6 +117,7 @@ def _run(request: Request) -> int:
             say_lines(report.facts_lines(model, sampling))
         elif not request.is_quiet:
             say_lines(report.fewer_skips_lines(model.info.plan))
+            say_lines(report.drafter_lines(model.info.plan))
             say_lines(_streaming_lines(model, request))
         _begin_conversation(model, request)
         if request.prompts is not None:

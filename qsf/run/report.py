@@ -107,13 +107,28 @@ def _io_text(model: Model) -> str:
 
 def _drafts_text(plan: MemoryPlan) -> str:
     if plan.draft_rows:
-        return f"at most {plan.draft_rows} in a pass"
+        model = ", also by the draft model" if plan.drafter_bytes else ""
+        return f"at most {plan.draft_rows} in a pass{model}"
     if 4 * plan.expert_slots < 3 * plan.n_experts:
         return (
             f"none: wrong ones would read experts in vain, of which {plan.expert_slots} of "
             f"{plan.n_experts} are in memory"
         )
     return "none"
+
+
+def drafter_lines(plan: MemoryPlan) -> list[str]:
+    """Return why the draft model is not held; nothing where it is, or none was asked for."""
+    from qsf.native.records import DRAFTER_HELD, DRAFTER_NONE, DRAFTER_NOT_WORTH
+
+    if plan.drafter_state in (DRAFTER_NONE, DRAFTER_HELD):
+        return []
+    why = (
+        "a pass over the weights would read more than 1.5 times as much; layers in memory save more"
+        if plan.drafter_state == DRAFTER_NOT_WORTH
+        else "there is no room for them beside the model, its context and its drafts"
+    )
+    return [f"without the draft model, which takes {mb(plan.drafter_wanted_bytes)} MB: {why}"]
 
 
 def plan_lines(plan: MemoryPlan) -> list[str]:
@@ -130,6 +145,7 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         (_experts_text(plan), plan.experts_bytes),
         (_kv_cache_text(plan), plan.kv_bytes),
         (_scratch_text(plan), plan.scratch_bytes),
+        ("draft model", plan.drafter_bytes),
         ("tables", plan.tables_bytes),
         (f"stacks, {_stacks_text(plan)}", plan.stacks_bytes),
     ]
@@ -149,7 +165,7 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
     if plan.expert_slots < plan.n_experts:
         name = f"and at most {plan.experts_a_token} experts that are not in memory"
         lines.append(_map_line(name, mb(plan.expert_token_bytes)))
-    return lines + hit_lines(plan) + skip_lines(plan)
+    return lines + hit_lines(plan) + drafter_lines(plan) + skip_lines(plan)
 
 
 def _kv_cache_text(plan: MemoryPlan) -> str:

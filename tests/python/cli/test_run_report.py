@@ -155,8 +155,8 @@ def test_drafts_are_one_line_where_there_were_any() -> None:
         step_tokens=30,
         n_step_passes=20,
         n_step_rows=50,
-        n_drafted=(20, 10, 0),
-        n_accepted=(9, 1, 0),
+        n_drafted=(20, 10, 0, 0),
+        n_accepted=(9, 1, 0, 0),
     )
     assert report.draft_lines(done) == [
         "drafts: 1.50 tokens and 2.50 rows a pass; right were 9 of 20 from the text, 1 of 10 from "
