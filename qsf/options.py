@@ -206,35 +206,23 @@ class Switch(Flag):
 
 
 class Choice(Kind):
-    """One of several words."""
+    """One of several words, or with ``has_files`` the path of a file."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, has_files: bool = False) -> None:
         """Take the words."""
-        self.choices = words
-        self.rule = f"one of {', '.join(words)}"
+        self.choices = None if has_files else words
+        self.rule = f"one of {', '.join(words)}" + has_files * ", or the path of a file"
+        self.metavar = "|".join((*words, "FILE")) if has_files else None
 
     def is_valid(self, value: Any) -> bool:
         """Return whether it is one of the words."""
-        return isinstance(value, str) and value in (self.choices or ())
+        if self.choices is None:
+            return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
+        return isinstance(value, str) and value in self.choices
 
     def parse(self, text: str) -> str:
         """Return the word: argparse checks it."""
         return text
-
-
-class WordOrFile(Choice):
-    """One of several words, or the path of a file."""
-
-    choices = None
-
-    def __init__(self, *words: str) -> None:
-        """Take the words."""
-        self.metavar = "|".join((*words, "FILE"))
-        self.rule = f"{', '.join(words)} or the path of a file"
-
-    def is_valid(self, value: Any) -> bool:
-        """Return whether it is a text or a path."""
-        return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
 
 
 class KvType(Kind):
@@ -482,7 +470,7 @@ class ModelOptions(CheckedOptions):
     )
     draft: str | os.PathLike[str] = option_field(  # noqa: RUF009
         "auto",
-        WordOrFile("auto", "off"),
+        Choice("auto", "off", has_files=True),
         "auto: a pass over the weights also evaluates guesses of the next tokens, made from the "
         "text so far, where that saves time; the text is the same with and without. FILE: a "
         "smaller model, a .qsf file with the same tokenizer, guesses too",
