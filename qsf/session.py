@@ -103,9 +103,7 @@ class Session(Uncopyable):
         self.messages: list[dict[str, Any]] = []
         self._opened = opened
         self._native = native
-        self._lock = threading.Lock()  # the engine's session is used by one thread at a time
-        self._lock_owner: int | None = None
-        self._n_turns = 0
+        self._lock = threading.RLock()  # the engine's session is used by one thread at a time
         self._holder: object = None  # whose tokens the engine's session holds
         self._sequence = array("I")  # begins with the tokens that it holds
         self._cancel_lock = threading.RLock()  # cancel() may meet close()
@@ -439,30 +437,19 @@ class Session(Uncopyable):
 
     # ---- turns ----
 
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Use the engine's session: alone, and in its own process only."""
-        self._begin_turn()
-        try:
-            yield
-        finally:
-            self._end_turn()
+    def _turn(self) -> contextlib.AbstractContextManager[object]:
+        """Use the engine's session: alone, and in its own process only.
 
-    def _begin_turn(self) -> None:
+        What is returned is entered and left in C: an exception that a signal's handler raises comes
+        before that or after it, and the lock is never left behind.
+        """
         self._native.owner.check()  # first: a lock that was held at a fork is never released
-        if self._lock_owner == threading.get_ident():
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition does
             raise QsfStateError(
                 "the session is in the middle of a call of this thread: a signal handler or "
                 "finaliser cannot use it (cancel() it can)"
             )
-        self._lock.acquire()
-        self._lock_owner = threading.get_ident()
-        self._n_turns += 1
-
-    def _end_turn(self) -> None:
-        if self._lock_owner == threading.get_ident():  # not where the next turn was refused
-            self._lock_owner = None
-            self._lock.release()
+        return self._lock
 
     def _sync(self, tokens: array[int]) -> int:
         """Evaluate at most one chunk towards holding ``tokens``; return how many are held."""
@@ -538,15 +525,15 @@ class Session(Uncopyable):
         self._holder = run
 
     def _report(self, run: Generation, n_done: int) -> bool:
-        """Call ``progress`` between two turns; return whether others used the session meanwhile."""
-        n_turns = self._n_turns
-        self._end_turn()
+        """Call ``progress`` between two turns; return whether others changed the session."""
+        self._holder = mark = object()
         try:
+            self._lock.release()
             if run.options.progress is not None:
                 run.options.progress(n_done, run.n_prompt)
         finally:
-            self._begin_turn()
-        return self._n_turns != n_turns + 1
+            self._lock.acquire()
+        return self._holder is not mark
 
     def _step(self, run: Generation) -> None:
         """Evaluate the last of the run's tokens, where the session holds all others."""

@@ -7,6 +7,8 @@ import copy
 import gc
 import os
 import pickle
+import random
+import signal
 import sys
 import threading
 import weakref
@@ -321,6 +323,33 @@ def in_child(work: Any) -> str:
     watch.cancel()
     _, status = os.waitpid(pid, 0)
     return said if status == 0 else f"hung: {status}"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_exception_of_a_signal_handler_leaves_the_session_usable(session: qsf.Session) -> None:
+    """Wherever it comes: a with statement over a generator was left with its lock taken."""
+
+    class Stopped(BaseException):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    delays = random.Random(5)
+    expected = list(session.generate("ab", max_tokens=3, temperature=0))
+    previous = signal.signal(signal.SIGALRM, stop)
+    try:
+        for _ in range(200):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delays.uniform(2e-5, 3e-3))
+                while True:
+                    list(session.generate("ab", max_tokens=3, temperature=0))
+            except Stopped:
+                pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert list(session.generate("ab", max_tokens=3, temperature=0)) == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
