@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -141,9 +142,10 @@ def test_cancelling_ends_the_batch(model: qsf.Model) -> None:
 def test_a_damaged_weight_ends_the_batch(tmp_path: Path) -> None:
     path = make_streamed_llama(tmp_path)
     with qsf.Model(path, **least_options(path, sessions=2, io="buffered")) as model:
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+        at = path.stat().st_size // 2
+        with path.open("r+b", buffering=0) as file:  # in place: it is read meanwhile
+            byte = os.pread(file.fileno(), 1, at)[0]
+            os.pwrite(file.fileno(), bytes([byte ^ 1]), at)
         with pytest.raises(QsfFormatError, match="checksum"):
             list(model.batch([[1, 2], [3]], max_tokens=2))
         assert model.session.tokens == []
