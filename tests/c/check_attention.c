@@ -106,15 +106,15 @@ static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint
     const size_t n_bytes = a.used_bytes;
     qsf_arena_init(&a, g->blocks[2] = zeroed(n_bytes), n_bytes);
     qsf_kv_pool_layout(&g->kv_pool, &a, &g->config, &sizes, &form);
-    const size_t pages_bytes = a.used_bytes;
-    unsigned char *const pages = g->kv_pool.layers[0].pages;
+    const qsf_kv_layer *const l = &g->kv_pool.layers[0];
+    const size_t n_pages = (size_t)l->n_kv_heads * g->kv_pool.groups[l->group_idx].n_blocks;
     for (uint32_t i = 0; i < MAX_SEQUENCES; i++) {
         qsf_kvcache_layout(&g->caches[i], &a, &g->kv_pool, i);
         CHECK_OK(qsf_kvcache_reserve(&g->caches[i], 0, CTX_TOKENS));
     }
     CHECK(!a.failed);
     /* What no token has written may be anything. */
-    memset(pages, 0xFF, pages_bytes - (size_t)(pages - (unsigned char *)g->blocks[2]));
+    memset(l->pages, 0xFF, n_pages * (l->k_page_bytes + l->v_page_bytes));
     g->ops = (qsf_ops){.config = &g->config,
                        .kernels = &g->kernels,
                        .pool = g->pool,
