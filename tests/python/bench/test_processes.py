@@ -246,6 +246,7 @@ def test_a_second_interruption_does_not_stop_the_cleaning(
 ) -> None:
     ended = launch._end
     n_interruptions = 0
+    was_interrupted = threading.Event()
 
     def slowly(process: Any) -> int:
         signal.raise_signal(signal.SIGINT)  # the user's second Ctrl-C
@@ -254,11 +255,15 @@ def test_a_second_interruption_does_not_stop_the_cleaning(
     def interrupt() -> None:
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
             time.sleep(0.01)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        # A signal just before a system call does not end it: Ctrl-C is pressed again then.
+        while not was_interrupted.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            was_interrupted.wait(1)
 
     def note(_number: int, _frame: object) -> None:
         nonlocal n_interruptions
         n_interruptions += 1
+        was_interrupted.set()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launch, "_end", slowly)
@@ -271,7 +276,7 @@ def test_a_second_interruption_does_not_stop_the_cleaning(
         thread.join()
     finally:
         signal.signal(signal.SIGINT, previous)
-    assert n_interruptions == 2
+    assert n_interruptions >= 2
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
