@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import tokenizers
@@ -378,10 +379,10 @@ def test_a_signal_while_the_session_is_taken_is_no_error(
     tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(session: Session, _tokens: object) -> int:
-        session._begin_turn = _refused  # type: ignore[method-assign]
+        session._turn = _refused  # type: ignore[method-assign]
         raise StoppedError(signal.SIGTERM)
 
-    def _refused() -> None:
+    def _refused() -> NoReturn:
         raise QsfStateError("the session is in the middle of a call")
 
     monkeypatch.setattr(Session, "_sync", stopped)
