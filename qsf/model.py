@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qsf.closing import Closing
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.native.opening import io_origin, open_native, plan_native, text_budget_bytes
 from qsf.options import GenerationOptions, ModelOptions
@@ -21,7 +22,6 @@ from qsf.text.sampling import end_ids, resolve_sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     import numpy as np
     import numpy.typing as npt
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from qsf.text.tokenizer import Tokenizer
 
 
-class Model(Uncopyable):
+class Model(Closing, Uncopyable):
     """One .qsf file, opened: the weights, the tokenizer and the chat template.
 
     The model has a session of its own, ``session``, which ``generate`` and ``logits`` use: a call
@@ -166,19 +166,6 @@ class Model(Uncopyable):
             f"{info.n_parameters / 1e6:,.1f}M weights, {info.plan.ctx_tokens} tokens of context"
             f"{state}>"
         )
-
-    def __enter__(self) -> Self:
-        """Return the model itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the model."""
-        self.close()
 
     @property
     def info(self) -> binding.ModelInfo:

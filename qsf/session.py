@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from qsf.closing import Closing
 from qsf.errors import (
     QsfArgumentError,
     QsfCancelledError,
@@ -30,11 +31,9 @@ from qsf.text.sampling import StopMatcher, asked_sampling, resolve_sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-    from types import TracebackType
 
     import numpy as np
     import numpy.typing as npt
-    from typing_extensions import Self
 
     from qsf.text.generation import GenerationStats
 
@@ -68,7 +67,7 @@ def create_session(opened: OpenedModel) -> Session:
     return session
 
 
-class Session(Uncopyable):
+class Session(Closing, Uncopyable):
     """One sequence of tokens and its KV cache, of an open model.
 
     ``Model.create_session()`` makes one; ``model.session`` is the model's own, which
@@ -129,19 +128,6 @@ class Session(Uncopyable):
         state = ", closed" if self._native.is_closed else ""
         n_ctx = self._opened.info.plan.ctx_tokens
         return f"<qsf.Session: context {n_ctx} tokens, {len(self.messages)} messages{state}>"
-
-    def __enter__(self) -> Self:
-        """Return the session itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the session."""
-        self.close()
 
     # ---- what it holds ----
 

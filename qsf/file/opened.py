@@ -6,12 +6,10 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
 
+from qsf.closing import Closing
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
 
-_Opened = TypeVar("_Opened", bound="OpenedFile")
 # Without O_NONBLOCK a named pipe would wait for a writer.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -30,7 +28,7 @@ def begins_with(path: str | os.PathLike[str], magic: bytes) -> bool:
         os.close(fd)
 
 
-class OpenedFile:
+class OpenedFile(Closing):
     """An open file; a kind of file says in ``_check`` what opening reads and checks.
 
     Attributes:
@@ -66,19 +64,6 @@ class OpenedFile:
 
     def _check(self) -> None:
         raise NotImplementedError
-
-    def __enter__(self: _Opened) -> _Opened:
-        """Return self."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the file."""
-        self.close()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

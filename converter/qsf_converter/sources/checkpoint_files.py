@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from qsf.closing import Closing
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf_converter.sources.checkpoint import RawArray, SourceTensor
 from qsf_converter.sources.metadata import open_regular, read_bytes
@@ -41,10 +42,9 @@ class Located:
 
 
 LocatedT = TypeVar("LocatedT", bound=Located)
-SelfT = TypeVar("SelfT", bound="FileCheckpoint[Any]")
 
 
-class FileCheckpoint(Generic[LocatedT]):
+class FileCheckpoint(Closing, Generic[LocatedT]):
     """A ``Checkpoint`` in one file or several; a file format says how they are opened.
 
     Use it as a context manager. Raises QsfConversionError when the files are absent or damaged,
@@ -69,14 +69,6 @@ class FileCheckpoint(Generic[LocatedT]):
             self.close()
             raise
         self._tensors = {name: located.tensor for name, located in self._located.items()}
-
-    def __enter__(self: SelfT) -> SelfT:
-        """Return the open checkpoint."""
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Close the files."""
-        self.close()
 
     @property
     def tensors(self) -> Mapping[str, SourceTensor]:
