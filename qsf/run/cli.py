@@ -69,9 +69,6 @@ def _main(arguments: list[str]) -> int:
     except UsageError as error:
         return _fail(f"{error} (see {command.typed('qsf-run')} --help)", EXIT_USAGE)
     except QsfError as error:
-        # A signal that comes while the session is being taken leaves it taken: closing it fails.
-        if isinstance(error.__context__, StoppedError):
-            raise error.__context__ from None
         if request is None:  # the user's defaults
             return _fail(str(error), EXIT_USAGE)
         read = request.path if isinstance(error, QsfFormatError) else None
