@@ -16,6 +16,7 @@
 #include "guess/followers.h"
 #include "guess/matches.h"
 #include "guess/thrift.h"
+#include "least_budget.h"
 #include "tiny_model.h"
 
 static char path[64];
@@ -33,15 +34,11 @@ typedef struct opened {
 static bool open_one(opened *o, uint32_t draft_rows)
 {
     qsf_options opt;
-    qsf_plan plan;
     qsf_options_default(&opt);
     opt.n_threads = 2;
     opt.chunk_tokens = 8;
     opt.draft_rows = draft_rows;
-    opt.budget_bytes = 1;
-    CHECK_STATUS(qsf_model_plan(path, &opt, &plan), QSF_ERR_NOMEM);
-    const qsf_faults known = {-1, -1, plan.process_bytes};
-    opt.budget_bytes = plan.min_budget_bytes;
+    const qsf_faults known = least_budget(path, &opt);
     while (CHECK_OK(qsf_model_create(path, &opt, &known, &o->m)) &&
            o->m->plan.draft_rows < draft_rows) {
         qsf_model_close(o->m);
@@ -227,17 +224,13 @@ static void check_thrift_of_models(void)
 static qsf_options with_drafter(uint64_t *process_bytes)
 {
     qsf_options opt;
-    qsf_plan plan;
     qsf_options_default(&opt);
     opt.n_threads = 2;
     opt.chunk_tokens = 8;
     opt.ctx_tokens = TINY_MODEL_TOKENS;
     opt.draft_rows = 4;
-    opt.budget_bytes = 1;
-    CHECK_STATUS(qsf_model_plan(path, &opt, &plan), QSF_ERR_NOMEM);
-    *process_bytes = plan.process_bytes;
+    *process_bytes = least_budget(path, &opt).process_bytes;
     opt.draft_path = draft_path;
-    opt.budget_bytes = plan.min_budget_bytes;
     return opt;
 }
 

@@ -10,6 +10,7 @@
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
+#include "least_budget.h"
 #include "tiny_model.h"
 
 #define N_SESSIONS 3
@@ -29,15 +30,11 @@ typedef struct many {
 static bool open_many(many *o, uint32_t max_sessions)
 {
     qsf_options opt;
-    qsf_plan plan;
     qsf_options_default(&opt);
     opt.n_threads = 2;
     opt.chunk_tokens = 8;
     opt.max_sessions = max_sessions;
-    opt.budget_bytes = 1;
-    CHECK_STATUS(qsf_model_plan(path, &opt, &plan), QSF_ERR_NOMEM);
-    const qsf_faults known = {-1, -1, plan.process_bytes};
-    opt.budget_bytes = plan.min_budget_bytes;
+    const qsf_faults known = least_budget(path, &opt);
     if (!CHECK_OK(qsf_model_create(path, &opt, &known, &o->m)))
         return false;
     CHECK(o->m->plan.streamed_bytes > 0);
