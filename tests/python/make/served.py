@@ -9,7 +9,7 @@ import json
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,20 +99,31 @@ class Client:
             return received
 
 
-def break_after(client: Client, monkeypatch: pytest.MonkeyPatch, n_passes: int) -> None:
-    """Let the engine fail from then on."""
+def after_passes(
+    client: Client, monkeypatch: pytest.MonkeyPatch, n_passes: int, act: Callable[[], None]
+) -> None:
+    """Call ``act`` before each pass of the engine but the next ``n_passes``."""
     engine = client.server.scheduler._engine
     evaluate = engine.evaluate
     n_done = 0
 
-    def fail(items: Any) -> Any:
+    def evaluate_later(items: Any) -> Any:
         nonlocal n_done
         n_done += 1
         if n_done > n_passes:
-            raise QsfIOError("cannot read the file: Input/output error")
+            act()
         return evaluate(items)
 
-    monkeypatch.setattr(engine, "evaluate", fail)
+    monkeypatch.setattr(engine, "evaluate", evaluate_later)
+
+
+def break_after(client: Client, monkeypatch: pytest.MonkeyPatch, n_passes: int) -> None:
+    """Let the engine fail from then on."""
+
+    def fail() -> None:
+        raise QsfIOError("cannot read the file: Input/output error")
+
+    after_passes(client, monkeypatch, n_passes, fail)
 
 
 @contextmanager

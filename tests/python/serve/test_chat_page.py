@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from make.chromium import Browser, find_browser
-from make.served import Client, serving
+from make.served import Client, after_passes, serving
 
 PHONE, DESK = (360, 740), (1100, 800)
 
@@ -129,20 +130,7 @@ def test_stop_and_errors(client: Client, browser: Browser, monkeypatch: pytest.M
     set_field(browser, "max_tokens", 400)
     browser.show(client.url, DESK, "light")
     browser.wait_for("contextTokens === 512")
-    engine = client.server.scheduler._engine
-    evaluate = engine.evaluate
-    n_passes = 0
-
-    def slow(items: Any) -> Any:
-        nonlocal n_passes
-        n_passes += 1
-        if n_passes > 4:
-            import time
-
-            time.sleep(0.05)
-        return evaluate(items)
-
-    monkeypatch.setattr(engine, "evaluate", slow)
+    after_passes(client, monkeypatch, 4, lambda: time.sleep(0.05))
     browser.type("Tell me a story")
     browser.press("Enter")
     browser.wait_for("running && messages[1].content")
