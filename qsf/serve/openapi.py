@@ -107,16 +107,13 @@ _MESSAGE = _object(
     tool_call_id=_TEXT,
 )
 _IDS = _list({"type": "integer", "minimum": 0})
-_TEMPLATE: Mapping[str, Schema] = {
-    "chat_template_kwargs": _OBJECT,
-    "tools": _list(_ref("Tool"), MAX_TOOLS),
-}
 _MESSAGES = _list(_ref("Message"), MAX_MESSAGES, 1)
 _TOOLS: Mapping[str, Schema] = {
     "tools": _list(_ref("Tool"), MAX_TOOLS),
     "tool_choice": {"anyOf": [_TEXT, _OBJECT]},
     "parallel_tool_calls": _FLAG,
 }
+_TEMPLATE: Mapping[str, Schema] = {"chat_template_kwargs": _OBJECT, "tools": _TOOLS["tools"]}
 _CALLED = _object("name", name=_TEXT, arguments={"anyOf": [_TEXT, _OBJECT]})
 _CHOICE = _object(
     "index finish_reason",
