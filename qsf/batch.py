@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
+from qsf.kept import copy_held
 from qsf.passes import Choice, PassItem, choose_items, run_items
 from qsf.session import create_session
-from qsf.text.arguments import as_messages, as_tokens
+from qsf.text.arguments import as_messages, as_tokens, count_common
 from qsf.text.generation import Generation, GenerationStats
 from qsf.text.sampling import StopMatcher, asked_sampling, resolve_sampling
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from qsf.text.opened import OpenedModel
 
     Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+# Fewer tokens are evaluated rather than waited for: a block of the KV pool.
+_LEAST_SHARED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class _Slot:
         self.decoder: Any = None
         self.n_held = 0
         self.constraint: Constraint | None = None
+        # Who evaluates the first tokens of this prompt, its prompt's index, and how many tokens
+        self.leader: tuple[_Slot, int, int] | None = None
 
     def begin(
         self, index: int, run: Generation, decoder: Any, constraint: Constraint | None
@@ -68,22 +74,45 @@ class _Slot:
         self.index, self.run, self.pieces, self.decoder = index, run, [], decoder
         self.constraint = None if constraint is None else constraint.copy()
         self.matcher = StopMatcher([stop] if isinstance(stop, str) else stop)
+        run.start_seconds = time.perf_counter()
+
+    def share(self, others: Sequence[_Slot]) -> None:
+        """Keep what the session holds of its prompt, or take it from a slot that holds more.
+
+        Where another slot is about to hold more, wait for it.
+        """
+        run = _run(self)
+        n_common = self.n_common(run.tokens)
+        source = max(others, key=lambda slot: slot.n_common(run.tokens))
+        n_shared = source.n_common(run.tokens)
         try:
-            self.session.rewind(self.n_common(run.tokens))
+            if n_shared > n_common:
+                copy_held(self.session, source.session, n_shared)
+            else:
+                self.session.rewind(n_common)
         except QsfArgumentError:  # a window of attention has gone on: from the start
             self.session.rewind(0)
         self.n_held = len(self.session.tokens)
         run.n_evaluated = len(run.tokens) - self.n_held
-        run.start_seconds = time.perf_counter()
+        self.leader = None
+        n_best = self.n_held + _LEAST_SHARED - 1
+        for other in others:
+            if other.run is None or other.index >= self.index:
+                continue
+            n_tokens = count_common(other.run.tokens, run.tokens[:-1])
+            if n_tokens > max(n_best, other.n_held):
+                self.leader, n_best = (other, other.index, n_tokens), n_tokens
+
+    def is_waiting(self) -> bool:
+        """Return whether another slot is still evaluating the beginning of the prompt."""
+        if self.leader is None:
+            return False
+        slot, index, n_tokens = self.leader
+        return slot.index == index and slot.run is not None and slot.n_held < n_tokens
 
     def n_common(self, tokens: array[int]) -> int:
         """Return how many leading tokens the session holds, but never all: logits are needed."""
-        n = 0
-        for held, wanted in zip(self.session.tokens, tokens[:-1], strict=False):
-            if held != wanted:
-                break
-            n += 1
-        return n
+        return count_common(as_tokens(self.session.tokens), tokens[:-1])
 
 
 class Batch:
@@ -160,6 +189,7 @@ class Batch:
         slot = max(free, key=lambda slot: slot.n_common(run.tokens))
         decoder = self._opened.tokenizer.incremental(at_start=begins_text)
         slot.begin(index, run, decoder, self._constraint)
+        slot.share(self._slots)
         return None
 
     def _generation(self, prompt: Prompt) -> tuple[Generation, bool]:
@@ -234,6 +264,10 @@ class Batch:
         """Return the next pass: what goes on one token first, then pieces of prompts."""
         left = self._opened.info.plan.chunk_tokens
         taken = []
+        for slot in active:
+            if slot.leader is not None and not slot.is_waiting():
+                slot.share(self._slots)
+        active = [slot for slot in active if slot.leader is None]
         for slot in sorted(active, key=lambda slot: len(_run(slot).tokens) - slot.n_held > 1):
             missing = _run(slot).tokens[slot.n_held :]
             tokens = missing[:left]

@@ -327,8 +327,8 @@ class Model(Closing, Uncopyable):
 
         Args:
             prompts: texts or token ids to continue, or lists of messages to answer. They are taken
-                when there is room, so they may be endless. What a prompt has in common with one
-                that was answered before is mostly not evaluated again.
+                when there is room, so they may be endless. A beginning of 32 tokens or more that
+                prompts beside each other have in common is evaluated once, and held once.
             {options}
 
         Raises:

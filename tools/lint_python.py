@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.kept": _BASE | {"qsf.options"},
     "qsf.session": _BASE | {"qsf.options", "qsf.taking", "qsf.kept"},
     "qsf.passes": _BASE | {"qsf.session"},
-    "qsf.batch": _BASE | {"qsf.options", "qsf.session", "qsf.passes"},
+    "qsf.batch": _BASE | {"qsf.options", "qsf.kept", "qsf.session", "qsf.passes"},
     "qsf.model": (_MODEL - {"qsf.model"}) | {"qsf.taking", "qsf.find"},
     "qsf": frozenset(),
     "qsf.page": frozenset({"qsf.errors", "qsf.shell"}),

@@ -233,7 +233,7 @@ def make_jobs(
                 end_ids=end_ids,
                 sink=lambda _job, event, index=index: sink(index, event),  # type: ignore[misc]
                 owner=owner,
-                salt=asked.salt or owner,
+                salt=f"{owner} {asked.salt}".strip(),
                 name=name,
                 max_seconds=max_seconds,
                 wants_progress=asked.has_progress,

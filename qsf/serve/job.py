@@ -120,6 +120,7 @@ class Job:
     state: State = State.WAITING
     is_cancelled: bool = False
     tokens: array[int] = field(default_factory=lambda: array("I"))
+    turn: int = 0  # the how many-th that was admitted, from 1
     n_held: int = 0  # of tokens, that the engine has evaluated
     n_cached: int = 0  # of the prompt, that it had before
     n_generated: int = 0

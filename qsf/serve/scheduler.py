@@ -14,7 +14,7 @@ import traceback
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from qsf.errors import (
@@ -28,6 +28,7 @@ from qsf.serve.job import Chosen, Event, Job, State
 from qsf.serve.metrics import Metrics
 from qsf.serve.pace import Pace
 from qsf.serve.problems import Problem, problem_of
+from qsf.serve.slots import Slot, Slots
 
 _MAX_RETRY_SECONDS = 60
 
@@ -88,17 +89,6 @@ class Limits:
     pass_seconds: float = 0.1
 
 
-@dataclass(slots=True)
-class Slot:
-    """A sequence in the engine: of a job, or left over from one."""
-
-    index: int
-    job: Job | None = None
-    held: array[int] = field(default_factory=lambda: array("I"))
-    salt: str = ""
-    used: float = 0.0
-
-
 class Scheduler:
     """Jobs in, events out. ``submit`` and ``cancel`` may be called from any thread."""
 
@@ -115,12 +105,13 @@ class Scheduler:
         self._metrics = metrics
         self._clock = clock
         self._pace = Pace(limits.pass_seconds)
-        self._slots = [Slot(index) for index in range(engine.n_slots)]
+        self._slots = Slots(engine, clock)
         self._waiting: dict[str, deque[Job]] = {}  # by owner; the first owner is next
         self._left: list[Job] = []  # the line, by being cancelled
         self._changed = threading.Condition()
         self._is_closed = self._is_ended = False
         self._n_passes = 0
+        self._n_turns = 0  # of jobs that were admitted
 
     # ---- from any thread ----
 
@@ -167,8 +158,8 @@ class Scheduler:
                 self._left.append(job)
                 if not line:
                     del self._waiting[job.owner]
-            for slot in self._slots:
-                if slot.job is job:
+            for slot, running in self._slots.taken:
+                if running is job:
                     self._engine.cancel(slot.index)
             self._changed.notify()
 
@@ -177,7 +168,7 @@ class Scheduler:
         with self._changed:
             self._is_closed = True
             self._is_ended = at_once
-            for slot in self._slots if at_once else ():
+            for slot in self._slots.all if at_once else ():
                 self._engine.cancel(slot.index)
             self._changed.notify()
 
@@ -195,12 +186,12 @@ class Scheduler:
     @property
     def running(self) -> list[Job]:
         """The jobs that have a slot."""
-        return [slot.job for slot in self._slots if slot.job is not None]
+        return [job for _, job in self._slots.taken]
 
     @property
     def slots(self) -> Sequence[Slot]:
         """All slots, to be looked at."""
-        return self._slots
+        return self._slots.all
 
     # ---- the thread ----
 
@@ -228,14 +219,14 @@ class Scheduler:
         self._end_jobs()
         with self._changed:
             admitted = self._admit()
-        for slot in admitted:
-            self._prepare(slot)
+        waiting = [slot for slot, _ in self._slots.taken if slot.leader is not None]
+        for slot in admitted + waiting:
+            if not slot.is_waiting():
+                self._prepare(slot)
         rows = self._choose_rows()
         if rows:
             self._pass(rows)
-        return bool(self._waiting or self._left) or any(
-            slot.job is not None for slot in self._slots
-        )
+        return bool(self._waiting or self._left or self._slots.taken)
 
     def _end_jobs(self) -> None:
         """End what is cancelled, out of time, or waits at a closed door."""
@@ -254,9 +245,8 @@ class Scheduler:
                         ended.append((job, problem))
                 if not line:
                     del self._waiting[owner]
-        for slot in self._slots:
-            running = slot.job
-            if running is not None and (problem := self._end_of_any(running, now)) is not None:
+        for slot, running in self._slots.taken:
+            if (problem := self._end_of_any(running, now)) is not None:
                 self._release(slot)
                 ended.append((running, problem))
         for job, problem in ended:
@@ -286,7 +276,6 @@ class Scheduler:
         """Give free slots to jobs that wait, the owners in turns."""
         admitted = []
         while self._waiting:
-            free = [slot for slot in self._slots if slot.job is None]
             if len(self.running) == self._engine.n_running:
                 break
             owner = next(iter(self._waiting))
@@ -294,49 +283,27 @@ class Scheduler:
             job = line.popleft()
             if line:
                 self._waiting[owner] = line  # behind the other owners
-            slot = _choose_slot(free, job)
+            slot = self._slots.choose(job)
             slot.job = job
+            self._n_turns += 1
+            job.turn = self._n_turns
             job.state = State.PROMPT
             job.admitted = self._clock()
             admitted.append(slot)
         return admitted
 
     def _prepare(self, slot: Slot) -> None:
-        """Keep or share what the slots hold of the job's prompt; evaluate one token at least."""
+        """Begin with a prompt, unless another job is evaluating its beginning."""
         job = slot.job
         assert job is not None
-        n_most = 0 if job.wants_scores else job.n_prompt - 1
-        n_common = min(_n_common(slot, job), n_most)
-        source = max(self._slots, key=lambda other: _n_common(other, job))
-        n_shared = min(_n_common(source, job), n_most)
-        if n_shared <= n_common or not self._copy(slot, source, n_shared):
-            self._keep(slot, n_common)
-        job.n_cached = job.n_held = len(slot.held)
-        slot.salt = job.salt
-        self._metrics.count_prompt(job)
-        self._take_forced(slot)
-
-    def _copy(self, slot: Slot, source: Slot, n_tokens: int) -> bool:
-        """Return whether the slot holds the first tokens of another one now."""
-        try:
-            self._engine.copy(slot.index, source.index, n_tokens)
-        except QsfError:  # a window of attention has gone on there
-            return False
-        slot.held = source.held[:n_tokens]
-        return True
-
-    def _keep(self, slot: Slot, n_tokens: int) -> int:
-        try:
-            n_held = self._engine.keep(slot.index, n_tokens)
-        except QsfError:
-            n_held = 0  # the engine's next answer says what is wrong
-        del slot.held[n_held:]
-        return n_held
+        if self._slots.prepare(slot):
+            self._metrics.count_prompt(job)
+            self._take_forced(slot)
 
     def _choose_rows(self) -> list[tuple[Slot, PassItem]]:
         """Return the tokens of the next pass."""
         rows: list[tuple[Slot, PassItem]] = []
-        jobs = [(slot, slot.job) for slot in self._slots if slot.job is not None]
+        jobs = [(slot, job) for slot, job in self._slots.taken if slot.leader is None]
         prompts = [slot for slot, job in jobs if job.state is State.PROMPT]
         n_free = self._engine.chunk_tokens - (len(jobs) - len(prompts))
         for slot, running in jobs:
@@ -390,7 +357,7 @@ class Scheduler:
                 elif job.wants_progress and is_prompt:
                     job.sink(job, Event(n_done=min(job.n_held, job.n_prompt)))
                 continue
-            job.n_held = self._keep(slot, min(self._engine.n_held(slot.index), job.n_held))
+            job.n_held = self._slots.keep(slot, min(self._engine.n_held(slot.index), job.n_held))
             # A cancellation may have been meant for the job that had the slot before.
             if not isinstance(error, QsfCancelledError):
                 self._fail(slot, error)
@@ -423,7 +390,7 @@ class Scheduler:
             for slot, item in rows:  # the first try may have evaluated some
                 job = slot.job
                 if job is not None and self._engine.n_held(slot.index) != job.n_held:
-                    n_held = self._keep(slot, job.n_held)
+                    n_held = self._slots.keep(slot, job.n_held)
                     item.tokens = job.tokens[n_held : job.n_held + len(item.tokens)]
             return self._evaluate_with_room(items)
         except QsfError as error:
@@ -435,10 +402,8 @@ class Scheduler:
             try:
                 return self._engine.evaluate(items)
             except QsfMemoryError:
-                kept = [slot for slot in self._slots if slot.job is None and slot.held]
-                if not kept:
+                if not self._slots.make_room():
                     raise
-                self._keep(min(kept, key=lambda slot: slot.used), 0)
 
     def _choose_tokens(self, ready: list[Slot]) -> None:
         pairs = [(slot.index, slot.job) for slot in ready if slot.job is not None]
@@ -492,20 +457,20 @@ class Scheduler:
 
     def _fail(self, slot: Slot, error: QsfError) -> None:
         job = slot.job
-        self._keep(slot, 0)
+        self._slots.keep(slot, 0)
         self._release(slot)
         if job is not None:
             self._end(job, Event(problem=problem_of(error)))
 
     def _fail_all(self, error: QsfError) -> None:
-        for slot in self._slots:
+        for slot in self._slots.all:
             if slot.job is not None:
                 self._fail(slot, error)
 
     def _release(self, slot: Slot) -> None:
         """Take the slot from its job; what it holds may be of use to the next."""
         with self._changed:
-            slot.job = None
+            slot.job = slot.leader = None
             slot.used = self._clock()
 
     def _end(self, job: Job, event: Event) -> None:
@@ -516,24 +481,3 @@ class Scheduler:
 
 def _shutting_down() -> Problem:
     return Problem(503, "shutting_down", "the server is shutting down", retry_seconds=5)
-
-
-def _choose_slot(free: Sequence[Slot], job: Job) -> Slot:
-    """Return the slot that the job goes on from, or else the one that was not used for longest.
-
-    What a slot holds beyond the prompt stays for others: its beginning is copied.
-    """
-    goes_on = [slot for slot in free if slot.held and _n_common(slot, job) == len(slot.held)]
-    if goes_on:
-        return max(goes_on, key=lambda slot: len(slot.held))
-    return min(free, key=lambda slot: (slot.used, len(slot.held)))
-
-
-def _n_common(slot: Slot, job: Job) -> int:
-    """Return how many tokens of the job's prompt the slot holds, for a job that may know."""
-    if slot.salt != job.salt:
-        return 0
-    n_most = min(len(slot.held), job.n_prompt)
-    if slot.held[:n_most] == job.prompt[:n_most]:
-        return n_most
-    return next(i for i in range(n_most) if slot.held[i] != job.prompt[i])

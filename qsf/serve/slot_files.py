@@ -19,7 +19,7 @@ from qsf.file.partial import remove_abandoned
 
 if TYPE_CHECKING:
     from qsf.serve.engine import ModelEngine
-    from qsf.serve.scheduler import Slot
+    from qsf.serve.slots import Slot
 
 
 class SlotFiles:

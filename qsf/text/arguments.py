@@ -31,6 +31,18 @@ def as_tokens(ids: Sequence[int], name: str = "tokens") -> array[int]:
         ) from error
 
 
+def count_common(a: array[int], b: array[int]) -> int:
+    """Return how many leading tokens two sequences have in common."""
+    at, step, n_most = 0, 32, min(len(a), len(b))
+    while at < n_most:
+        end = min(at + step, n_most)
+        if a[at:end] == b[at:end]:
+            at, step = end, 2 * step
+        else:  # they differ before the end
+            n_most, step = end - 1, max((end - at) // 2, 1)
+    return at
+
+
 def check_rows(out: npt.NDArray[np.float32], n_rows: int, n_cols: int) -> None:
     """Raise QsfArgumentError for an array that cannot be filled with n_rows of n_cols floats."""
     import numpy

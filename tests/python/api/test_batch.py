@@ -65,6 +65,17 @@ def test_each_answer_is_that_of_generate(model: qsf.Model, options: dict[str, An
     assert n_open(model) == 1
 
 
+def test_equal_beginnings_are_evaluated_once(model: qsf.Model) -> None:
+    beginning = list(range(5, 105))
+    prompts = [[*beginning, i] for i in range(7)]
+    model.session.rewind(0)
+    answers = list(model.batch(prompts, max_tokens=3, temperature=0))
+    evaluated = {answer.index: answer.stats.evaluated_tokens for answer in answers if answer.stats}
+    assert evaluated == {0: 101, **dict.fromkeys(range(1, 7), 1)}
+    for answer in answers:
+        assert answer.text == alone(model, prompts[answer.index], max_tokens=3, temperature=0)[0]
+
+
 def test_streamed_weights_and_a_chunk_smaller_than_the_sessions(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_keys_do_not_share_prefixes(locked: Client) -> None:
     assert n_cached("second-key") <= 1
     assert n_cached("second-key", cache_salt="a") == 0
     assert n_cached("second-key", cache_salt="a") > 3
+    assert n_cached("first-key", cache_salt="a") == 0  # a salt that others use too is no way in
 
 
 @pytest.mark.parametrize(

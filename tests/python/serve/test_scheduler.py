@@ -126,6 +126,39 @@ def test_a_beginning_is_copied_from_another_slot() -> None:
             assert told.text == alone(told.job.prompt, seed, most)
 
 
+@pytest.mark.parametrize("n_own", [0, 3])
+def test_equal_beginnings_that_come_together_are_evaluated_once(n_own: int) -> None:
+    setup = Setup(3)
+    prompts = [[*prompt(40), *prompt(n_own, 7 * i)] for i in range(3)]
+    told = [Told(each, seed=i) for i, each in enumerate(prompts)]
+    stranger = Told(prompts[0], owner="b")
+    setup.submit(*told, stranger)
+    setup.run()
+    assert [one.text for one in told] == [alone(each, i, 8) for i, each in enumerate(prompts)]
+    assert [one.job.n_cached for one in told] == [0, 40 - (n_own == 0), 40 - (n_own == 0)]
+    assert stranger.job.n_cached == 0
+    n_prompt = sum(
+        len(item.tokens) for items in setup.engine.passes for item in items if len(item.tokens) > 1
+    )
+    assert n_prompt <= 2 * 40 + 4 * n_own  # a single token may be of an answer
+
+
+@pytest.mark.parametrize(("n_steps", "n_cached"), [(1, [16, 50]), (2, [32, 32])])
+def test_who_waited_for_another_goes_on_without_it(n_steps: int, n_cached: list[int]) -> None:
+    """It takes what was evaluated before the other was cancelled; the third waits for it."""
+    setup = Setup(3)
+    first, second, third = (Told([*prompt(50), 3 + i]) for i in range(3))
+    setup.submit(first, second, third)
+    for _ in range(n_steps):
+        setup.scheduler.step()
+    setup.scheduler.cancel(first.job)
+    setup.run()
+    assert first.end == "cancelled"
+    for told in (second, third):
+        assert told.text == alone(told.job.prompt, 1, 8)
+    assert [second.job.n_cached, third.job.n_cached] == n_cached
+
+
 def test_where_it_cannot_be_copied_it_is_evaluated() -> None:
     setup = Setup(2)
     setup.engine.is_windowed = True
