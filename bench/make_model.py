@@ -14,8 +14,8 @@ import argparse
 import time
 from pathlib import Path
 
-from qsf.bench.models.random_qsf import QUANT_TYPES, embed_type_of, write_model
-from qsf.bench.models.shapes import ALIASES, SHAPES, Shape, find_shape
+from qsf.bench.models.random_qsf import embed_type_of, write_model
+from qsf.bench.models.shapes import ALIASES, SHAPES, find_shape
 from qsf.errors import QsfError
 from qsf.file.layout import Compression
 from qsf_converter.rounding.compression import (
@@ -24,8 +24,7 @@ from qsf_converter.rounding.compression import (
     DEFAULT_COMPRESSION,
     parse_compression,
 )
-
-__all__ = ["QUANT_TYPES", "Shape", "main", "write_model"]
+from qsf_converter.rounding.plan import QUANT_TYPES
 
 
 def main() -> None:

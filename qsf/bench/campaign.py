@@ -146,7 +146,7 @@ class _Campaign:
     ) -> Outputs:
         """Make results of what has been gathered."""
         analysis = rows.analyse(
-            [self.measured(task_runs) for task_runs in self.runs],
+            self.runs,
             bounds,
             [(str(pair.qsf.path), str(pair.gguf.path)) for pair in self.pairs if pair.gguf],
         )
@@ -178,18 +178,6 @@ class _Campaign:
             "caches": _CACHES[request.options.warm],
             "weights": "of files" if request.options.models else "random",
         }
-
-    def measured(self, runs: TaskRuns) -> rows.Measured:
-        """Return the rounds of a task with the facts of its file."""
-        outcomes = [outcome for outcome in runs.outcomes if outcome is not None]
-        return rows.Measured(
-            task=runs.task,
-            facts=self.facts[runs.task.path],
-            answers=[None if outcome is None else outcome.answer for outcome in runs.outcomes],
-            peak_rss_bytes=max((outcome.peak_rss_bytes for outcome in outcomes), default=0),
-            caps=[outcome.cap for outcome in outcomes if outcome.cap is not None],
-            failures=runs.failures,
-        )
 
     # ---- files ----
 
@@ -317,13 +305,9 @@ class _Campaign:
         """Return the limits of the machine."""
         self.watcher.begin(f"measuring {when}the limits of the machine")
         thread_counts = sorted({setting.n_threads for setting in self.request.settings})
-        n_steps = len(thread_counts) + limits.N_DISK_WAYS
-        n_done = 0
 
         def progress(text: str) -> None:
-            nonlocal n_done
-            self.watcher.update(min(1.0, n_done / n_steps), text)
-            n_done += 1
+            self.watcher.update(0.0, text)
 
         memory, madds = limits.measure_memory(thread_counts, progress)
         disk = limits.measure_disk(self.pairs[0].qsf.path, progress)
@@ -369,13 +353,14 @@ class _Campaign:
 
     def run_rounds(self) -> None:
         """Run all tasks in turns."""
-        tasks, n_rounds = self.tasks(), self.request.options.rounds
-        self.watcher.begin(f"measuring, rounds: {n_rounds}, runs in each: {len(tasks)}")
+        n_rounds = self.request.options.rounds
+        self.runs = [TaskRuns(task, self.facts[task.path]) for task in self.tasks()]
+        self.watcher.begin(f"measuring, rounds: {n_rounds}, runs in each: {len(self.runs)}")
 
         def progress(n_done: int, n_all: int, text: str) -> None:
             self.watcher.update(n_done / n_all, text)
 
-        run_rounds(tasks, n_rounds, self.run_task, runs=self.runs, progress=progress)
+        run_rounds(self.runs, n_rounds, self.run_task, progress)
         crashes = [
             why for r in self.runs if r.task.engine == LLAMA for why in r.failures if "crash" in why
         ]

@@ -9,13 +9,9 @@ terminated.
 
 from __future__ import annotations
 
-import contextlib
-import io
+import json
 import shutil
-import signal
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,12 +19,12 @@ from qsf.bench import campaign
 from qsf.bench.judge import compare, results
 from qsf.bench.options import EXIT_SLOWER, PROGRAM, Options, parse
 from qsf.bench.request import make_request
-from qsf.bench.show import page, table, trace
+from qsf.bench.show import page, table
 from qsf.bench.show.report import changes_of
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
 from qsf.shell import command, typer_app
-from qsf.shell.output import check_output
+from qsf.shell.output import check_output, write_text
 from qsf.shell.progress import Steps
 
 
@@ -53,23 +49,7 @@ def run(arguments: list[str]) -> int:
             return 0
         return bench_command(options)
 
-    with _hangup_terminates():
-        return typer_app.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
-
-
-@contextlib.contextmanager
-def _hangup_terminates() -> Iterator[None]:
-    """Handle the end of the terminal as SIGTERM: measured processes have sessions of their own."""
-    hangup = getattr(signal, "SIGHUP", None)  # not on every system
-    is_main = threading.current_thread() is threading.main_thread()
-    if hangup is None or not is_main or signal.getsignal(hangup) is signal.SIG_IGN:  # as nohup does
-        yield
-        return
-    previous = signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(hangup, previous)
+    return typer_app.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
 
 
 def bench_command(options: Options) -> int:
@@ -110,9 +90,6 @@ def bench_command(options: Options) -> int:
 def print_report(found: results.Results, comparison: compare.Comparison | None) -> None:
     """Print the tables to standard output."""
     width = shutil.get_terminal_size((120, 24)).columns
-    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks our lines shows others
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
     print(table.as_text(table.report(found), width), end="")
     if comparison is not None:
         print("\n" + table.as_text(table.shown(changes_of(comparison)), width), end="")
@@ -139,9 +116,10 @@ def write_outputs(
     if options.json is not None:
         results.write(outputs.results, options.json, overwrite=options.force)
     if options.html is not None:
-        page.write_page(outputs.results, options.html, comparison, overwrite=options.force)
+        text = page.page(outputs.results, comparison)
+        write_text(options.html, text, overwrite=options.force)
     traced = outputs.trace
     if options.trace is not None and traced is not None:
-        trace.write_trace(options.trace, traced, overwrite=options.force)
+        write_text(options.trace, json.dumps(traced) + "\n", overwrite=options.force)
     written = [options.json, options.html, options.trace if traced is not None else None]
     return [path for path in written if path is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from qsf.bench.models import shapes
 from qsf.bench.run.memory_group import parse_limit
 from qsf.errors import QsfArgumentError
-from qsf.options import ModelOptions, described, parse_kv_type
+from qsf.options import ModelOptions, Whole, described
 from qsf.shell.command import typed
 from qsf_converter.rounding.plan import QUANT_TYPES
 
@@ -54,16 +54,6 @@ def _list_of(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     return parse_list
 
 
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        number = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
-        if not least <= number <= most:
-            raise ValueError(f"{text!r} is not a whole number from {least} to {most}")
-        return number
-
-    return parse
-
-
 def _budget(text: str) -> int | None:
     if text == "none":
         return None
@@ -72,17 +62,10 @@ def _budget(text: str) -> int | None:
     return int(text)
 
 
-def _cap(text: str) -> int:
-    """Return the MB of "300M" or "1.5G"."""
-    return parse_limit(text) >> 20
-
-
-def _one_of(names: Iterable[str]) -> Callable[[str], str]:
-    known = tuple(names)
-
+def _one_of(names: Collection[str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if text not in known:
-            raise ValueError(f"{text} is unknown; available: {', '.join(known)}")
+        if text not in names:
+            raise ValueError(f"{text} is unknown; available: {', '.join(names)}")
         return text
 
     return parse
@@ -92,12 +75,7 @@ def _shape(text: str) -> str:
     return shapes.name_of(shapes.find_shape(text))
 
 
-def _kv_type(text: str) -> str:
-    parse_kv_type(text)
-    return text
-
-
-_TOKENS = _list_of(_whole(0, 1 << 20))
+_TOKENS = _list_of(Whole(0, 1 << 20).parse)
 
 # ---- the options ----
 
@@ -123,7 +101,10 @@ class Options:
 
     models: tuple[Path, ...] = ()
     shape: tuple[str, ...] | None = _option(
-        "NAME,...", "Shapes of random weights: see below.", _list_of(_shape), shown=DEFAULT_SHAPE
+        "NAME,...",
+        "Shapes of random weights: see below.",
+        _list_of(_shape),
+        shown=DEFAULT_SHAPE,
     )
     quant: tuple[str, ...] | None = _option(
         "TYPE,...",
@@ -134,7 +115,7 @@ class Options:
     threads: tuple[int, ...] | None = _option(
         "N,...",
         "Numbers of threads.",
-        _list_of(_whole(1, 256)),
+        _list_of(Whole(1, 256).parse),
         shown="1 and all cores, in a cgroup all cores",
     )
     prompt: tuple[int, ...] | None = _option(
@@ -162,12 +143,12 @@ class Options:
         "300M,...",
         "Run everything in memory control groups of these limits. Linux, as root or in a "
         "delegated group.",
-        _list_of(_cap),
+        _list_of(lambda text: parse_limit(text) >> 20),
     )
     rounds: int = _option(
         "N",
         "Rounds; each runs everything once.",
-        _whole(1, 100),
+        Whole(1, 100).parse,
         shown=str(DEFAULT_ROUNDS),
         default=DEFAULT_ROUNDS,
     )
@@ -191,7 +172,7 @@ class Options:
     kv_type: str | None = _option(
         "TYPE",
         f"For both sides: {_model_help('kv_type')}",
-        _kv_type,
+        MODEL_OPTIONS["kv_type"].kind.parse,
         shown="QSF 4bit, llama.cpp f16",
     )
     io: str | None = _option(
@@ -245,23 +226,16 @@ def _parser(version: str) -> argparse.ArgumentParser:
         "models", nargs="*", type=Path, metavar="MODEL.qsf",
         help="Files to measure. [default: random weights]",
     )  # fmt: skip
-    for option in fields(Options):
-        if not option.metadata:
-            continue
+    for option in fields(Options)[1:]:
         about = option.metadata
         flags = (*about["flags"], "--" + option.name.replace("_", "-"))
         keys: dict[str, Any] = {"dest": option.name, "help": about["help"]}
         if option.default is False:
-            parser.add_argument(*flags, action="store_true", **keys)
-            continue
-        action = (
-            "append" if option.name.startswith("baseline") and option.default == () else "store"
-        )
-        default = None if action == "append" else option.default
-        value = _value_of(about["parse"])
-        parser.add_argument(
-            *flags, metavar=about["metavar"], type=value, action=action, default=default, **keys
-        )
+            keys["action"] = "store_true"
+        else:
+            keys |= {"metavar": about["metavar"], "type": _value_of(about["parse"])}
+            keys |= {"action": "append"} if option.default == () else {"default": option.default}
+        parser.add_argument(*flags, **keys)
     parser.add_argument("--version", action="version", version=version)
     parser.set_defaults(baseline=[], baseline_model=[])
     return parser

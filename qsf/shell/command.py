@@ -28,7 +28,11 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_STOPPING = {  # the end of the terminal asks for the same as SIGTERM
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGHUP: signal.SIGTERM,
+}
 _TICK_SECONDS = 0.5
 _PATIENCE_SECONDS = 2.0
 _NUDGE_SECONDS = 0.05
@@ -49,12 +53,12 @@ class StoppedError(BaseException):
 
 
 def _raise_stopped(number: int, _frame: object) -> None:
-    raise StoppedError(number)
+    raise StoppedError(_STOPPING[signal.Signals(number)])
 
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise StoppedError; one that our parent ignores stays ignored."""
+    """Let SIGINT, SIGTERM and SIGHUP raise StoppedError; what our parent ignores stays ignored."""
     previous = {}
     if threading.current_thread() is threading.main_thread():
         previous = {
@@ -78,8 +82,8 @@ class Watcher:
     and the thread here reads it.
 
     Args:
-        on_signal: called in that thread for SIGINT and SIGTERM, as soon as they arrive. The
-            main thread gets its StoppedError all the same, when it is back.
+        on_signal: called in that thread for SIGINT and SIGTERM, as soon as they arrive; SIGHUP
+            counts as SIGTERM. The main thread gets its StoppedError all the same, when it is back.
         on_tick: called in that thread twice a second.
     """
 
@@ -121,9 +125,9 @@ class Watcher:
             numbers = os.read(self._reader, 64)
             if not numbers:
                 return
-            for number in _STOPPING:
+            for number, meaning in _STOPPING.items():
                 if number in numbers:
-                    self._on_signal(number)
+                    self._on_signal(meaning)
 
 
 def _nudge_main_thread(_number: int) -> None:

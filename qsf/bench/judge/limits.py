@@ -28,7 +28,6 @@ _MEMORY_MS = 400
 _DISK_SECONDS = 0.5  # for each way of reading: six of them
 _DIRECT_READERS = (1, 2, 4, 8)
 _BUFFERED_READERS = (1, 4)
-N_DISK_WAYS = len(_DIRECT_READERS) + len(_BUFFERED_READERS)
 _NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)  # how filesystems refuse O_DIRECT
 
 Progress = Callable[[str], None]
@@ -73,64 +72,40 @@ def measure_disk(path: Path, progress: Progress) -> dict[str, float]:
     Raises:
         QsfIOError: the file cannot be read.
     """
-    try:
-        n_places = path.stat().st_size // READ_BYTES
-        return _measure_ways(path, n_places, progress) if n_places else {}
-    except OSError as error:
-        raise QsfIOError(f"{path}: {error.strerror or error}") from error
-
-
-def _measure_ways(path: Path, n_places: int, progress: Progress) -> dict[str, float]:
     rates: dict[str, float] = {}
     first = 0
     direct_flag = getattr(os, "O_DIRECT", 0)  # not on every system
-    ways = [("direct", n, direct_flag) for n in _DIRECT_READERS if direct_flag]
-    ways += [("buffered", n, 0) for n in _BUFFERED_READERS]
-    refused = ""
-    for name, n_readers, flag in ways:
-        if name == refused:
-            continue
-        progress(f"disk, {name} x{n_readers}")
-        with _opened(path, flag) as fd:
-            if fd is None:
-                refused = name
-                progress(f"disk: the filesystem of {path.name} has no O_DIRECT")
-                continue
-            if not flag:
-                _forget(fd)
+    ways = [("direct", direct_flag, _DIRECT_READERS)] if direct_flag else []
+    try:
+        n_places = path.stat().st_size // READ_BYTES
+        for name, flag, numbers in [*ways, ("buffered", 0, _BUFFERED_READERS)] if n_places else ():
             try:
-                rates[f"{name} x{n_readers}"], n_read = _read(fd, first, n_places, n_readers)
+                for n_readers in numbers:
+                    progress(f"disk, {name} x{n_readers}")
+                    rate, n_read = _read_file(path, flag, first, n_places, n_readers)
+                    rates[f"{name} x{n_readers}"] = rate
+                    first = (first + n_read) % n_places
             except OSError as error:
                 if not flag or error.errno not in _NO_DIRECT:
                     raise
-                refused = name
-                progress(f"disk: {path.name} cannot be read past the page cache")
-                continue
-            first = (first + n_read) % n_places
+                progress(f"disk: the filesystem of {path.name} has no O_DIRECT")
+    except OSError as error:
+        raise QsfIOError(f"{path}: {error.strerror or error}") from error
     return rates
 
 
-@contextlib.contextmanager
-def _opened(path: Path, flag: int) -> Iterator[int | None]:
-    """Open for reading; None where the filesystem does not know ``flag``."""
+def _read_file(
+    path: Path, flag: int, first: int, n_places: int, n_readers: int
+) -> tuple[float, int]:
+    """Open the file and read it as `_read` does, buffered from a cold cache."""
+    fd = os.open(path, os.O_RDONLY | flag)
     try:
-        fd = os.open(path, os.O_RDONLY | flag)
-    except OSError as error:
-        if not flag or error.errno not in _NO_DIRECT:
-            raise
-        yield None
-        return
-    try:
-        yield fd
+        if not flag and hasattr(os, "posix_fadvise"):
+            os.fsync(fd)  # the cache keeps what is not written yet
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return _read(fd, first, n_places, n_readers)
     finally:
         os.close(fd)
-
-
-def _forget(fd: int) -> None:
-    """Ask the page cache to let go of the file; what is not yet written it would keep."""
-    if hasattr(os, "posix_fadvise"):
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _read(fd: int, first: int, n_places: int, n_readers: int) -> tuple[float, int]:
@@ -158,18 +133,12 @@ def _read(fd: int, first: int, n_places: int, n_readers: int) -> tuple[float, in
     return n_read * READ_BYTES / max(last_ns - began_ns, 1), n_read
 
 
-def _private_mapping(n_bytes: int) -> mmap.mmap:
-    """Return memory; a shared mapping, which is Python's default, gets no huge pages."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, n_bytes)
-    return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
 @contextlib.contextmanager
 def _buffers(n_buffers: int) -> Iterator[list[memoryview]]:
     """A megabyte for each reader, each in a huge page of its own where the system grants them."""
     n_bytes = (n_buffers + 1) * _HUGE_PAGE_BYTES
-    with _private_mapping(n_bytes) as block:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a shared mapping gets no huge pages
+    with mmap.mmap(-1, n_bytes, flags=flags) as block:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel built without them
                 block.madvise(mmap.MADV_HUGEPAGE)

@@ -17,13 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# Of the dozens that a processor has, those that decide which kernels can run, here or in llama.cpp.
-_FLAGS = (
-    *("sse4_1", "sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw"),
-    *("avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx512vbmi"),
-    *("amx_tile", "amx_int8", "amx_bf16"),
-    *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme"),
-)
+from qsf.bench.run.baseline import compiler_of
+
 _CPUINFO = Path("/proc/cpuinfo")
 _GIT_SECONDS = 10
 
@@ -34,7 +29,7 @@ def describe(baselines: Sequence[str] = ()) -> dict[str, Any]:
     Keys of what is not known are left out: ``commit`` where QSF does not run from a checkout,
     ``baseline`` where there is none, ``compiler`` where the extension does not say.
     """
-    from qsf.native import binding
+    from qsf.native import _qsf, binding
 
     machine = binding.describe_machine()
     info = _CPUINFO.read_text("utf-8", "replace") if _CPUINFO.exists() else ""
@@ -43,7 +38,6 @@ def describe(baselines: Sequence[str] = ()) -> dict[str, Any]:
         "n_cores": machine.n_cores,
         "isa": machine.isa_name,
         "isa_available": list(machine.isa_available),
-        "cpu_flags": cpu_flags(info),
         "memory_bytes": machine.memory_bytes,
         "system": platform.platform(),
         "libc": " ".join(platform.libc_ver()).strip(),
@@ -51,7 +45,7 @@ def describe(baselines: Sequence[str] = ()) -> dict[str, Any]:
         "qsf": _version(),
         "commit": commit_of(Path(__file__).resolve().parents[3]),
         "baseline": "; ".join(baselines),
-        "compiler": _compiler(),
+        "compiler": compiler_of(Path(str(_qsf.__file__))),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command_line(sys.argv),
@@ -63,13 +57,6 @@ def cpu_name(cpuinfo: str) -> str:
     """Return the processor's name, from the text of /proc/cpuinfo where that has one."""
     found = re.search(r"^(?:model name|Processor|cpu model)\s*: (.*\S)", cpuinfo, re.MULTILINE)
     return found[1] if found else platform.processor() or platform.machine()
-
-
-def cpu_flags(cpuinfo: str) -> list[str]:
-    """Return those of the processor's flags that matter to the kernels."""
-    found = re.search(r"^(?:flags|Features)\s*: (.*)", cpuinfo, re.MULTILINE)
-    has = set(found[1].split()) if found else set()
-    return [flag for flag in _FLAGS if flag in has]
 
 
 def command_line(argv: Sequence[str]) -> str:
@@ -100,18 +87,3 @@ def _version() -> str:
         return metadata.version("qsf")
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _compiler() -> str | None:
-    """Return the compiler of the engine, whose name compilers write into their output."""
-    from qsf.native import _qsf
-
-    try:
-        made = Path(str(_qsf.__file__)).read_bytes()
-    except OSError:
-        return None
-    clang = re.search(rb"clang version ([\d.]+)", made)  # beside gcc's, which made the C library
-    gcc = re.search(rb"GCC: \([^)\0]{0,80}\) ([\d.]+)", made)
-    if clang is not None:
-        return f"clang {clang[1].decode()}"
-    return f"gcc {gcc[1].decode()}" if gcc else None

@@ -10,11 +10,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
 
 from qsf.bench.judge import bounds
 from qsf.bench.judge.results import Breakdown, Failure, Limits, Ratio, Row, Spread, spread_of
-from qsf.bench.models.facts import FileFacts
+from qsf.bench.run.rounds import TaskRuns
 from qsf.bench.run.tasks import QSF, Answer, Cap, Task, Test, TestRun
 
 # A call takes microseconds from one clock to the other: up to so much a token is no disagreement.
@@ -22,23 +21,6 @@ _CALL_NS = 20_000
 _PARTS_TOLERANCE = 0.03
 _SAME_WEIGHTS = 0.01  # one format may store a small table that the other computes
 _FROM_CACHE = 0.5  # if less of the streamed bytes comes from the disk, the page cache answered
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """All rounds of one task. ``answers[i]`` is that of round i, None where there was none."""
-
-    task: Task
-    facts: FileFacts
-    answers: Sequence[Answer | None]
-    peak_rss_bytes: int  # the most of all rounds, by the kernel's count
-    caps: Sequence[Cap] = ()  # of the rounds; empty: no group
-    failures: Mapping[str, int] = field(default_factory=dict)  # reason -> number of times
-
-    @property
-    def file(self) -> str:
-        """The file's name, without folder."""
-        return PurePath(self.task.path).name
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +45,15 @@ class _Draft:
 
 
 def analyse(
-    measured: Sequence[Measured], limits: Limits, pairs: Iterable[tuple[str, str]] = ()
+    runs: Sequence[TaskRuns], limits: Limits, pairs: Iterable[tuple[str, str]] = ()
 ) -> Analysis:
-    """Return rows in the order of ``measured`` and of its tests.
+    """Return rows in the order of ``runs`` and of their tests.
 
     ``pairs`` are files of QSF and of the baselines, as in `Task.path`, that are compared.
     """
     drafts = [
         draft
-        for task_runs in measured
+        for task_runs in runs
         for test in task_runs.task.tests
         if (draft := _draft(task_runs, test, limits)) is not None
     ]
@@ -84,21 +66,24 @@ def analyse(
             "has no direct reads: its limit may be that of memory"
         )
     failures = [
-        Failure(one.task.engine, one.file, one.task.setting, why, n_times)
-        for one in measured
-        for why, n_times in one.failures.items()
+        Failure(task_runs.task.engine, task_runs.file, task_runs.task.setting, why, n_times)
+        for task_runs in runs
+        for why, n_times in task_runs.failures.items()
     ]
     rows = [draft.row for draft in drafts]
     return Analysis(rows, ratios, failures, list(dict.fromkeys(notes + ratio_notes)))
 
 
-def _draft(measured: Measured, test: Test, limits: Limits) -> _Draft | None:
+def _draft(measured: TaskRuns, test: Test, limits: Limits) -> _Draft | None:
     """Return the row of a test; None where no round has answered."""
-    runs: dict[int, tuple[Answer, TestRun]] = {}
-    for number, answer in enumerate(measured.answers):
-        for run in answer.tests if answer is not None else ():
-            if answer is not None and (run.name, run.depth) == (test.name, test.depth):
-                runs[number] = (answer, run)
+    outcomes = {i: outcome for i, outcome in enumerate(measured.outcomes) if outcome is not None}
+    runs = {
+        i: (outcome.answer, run)
+        for i, outcome in outcomes.items()
+        if outcome.answer is not None
+        for run in outcome.answer.tests
+        if (run.name, run.depth) == (test.name, test.depth)
+    }
     if not runs:
         return None
     by_round = {n: run.n_tokens / run.wall_ns * 1e9 for n, (_, run) in runs.items()}
@@ -116,7 +101,7 @@ def _draft(measured: Measured, test: Test, limits: Limits) -> _Draft | None:
         depth=test.depth,
         budget_mb=task.budget_mb,
         tok_per_s=spread_of(list(by_round.values())),
-        peak_rss_bytes=measured.peak_rss_bytes,
+        peak_rss_bytes=max(outcome.peak_rss_bytes for outcome in outcomes.values()),
         fraction_of_limit=None,
         read_bytes_per_token=_median(
             run.disk_bytes / run.n_tokens for run in tests if run.disk_bytes is not None
@@ -127,7 +112,7 @@ def _draft(measured: Measured, test: Test, limits: Limits) -> _Draft | None:
         version=first.version,
         kernels=first.kernels,
         n_weights=facts.n_weights,
-        cap=_worst(measured.caps),
+        cap=_worst([outcome.cap for outcome in outcomes.values() if outcome.cap is not None]),
         breakdown=_breakdown(tests),
         load_seconds=_median(answer.load_seconds for answer in answers if answer.load_seconds),
     )
@@ -194,7 +179,7 @@ def _check_parts(draft: _Draft, runs: Sequence[TestRun]) -> None:
 
 def _bound(
     draft: _Draft,
-    measured: Measured,
+    measured: TaskRuns,
     test: Test,
     runs: Sequence[tuple[Answer, TestRun]],
     limits: Limits,

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -19,13 +17,13 @@ from qsf.bench.models.random_qsf import embed_type_of, qsf_bits_per_weight, qsf_
 from qsf.bench.models.shapes import Shape, name_of
 from qsf.errors import QsfError, QsfIOError
 from qsf.file.layout import dtype_name
+from qsf.file.partial import remove_abandoned
 from qsf_converter.rounding.plan import DEFAULT_EMBED_TYPE, parse_quant_type
 
 Progress = Callable[[int, int], None]
 
 _SMALL_EMBED_TYPE: Final = "4bit"
 _SPARE_BYTES: Final = 64 << 20  # that are left to others on the disk
-_ABANDONED_SECONDS: Final = 600
 
 
 def default_folder() -> Path:
@@ -131,7 +129,7 @@ def _make_room(path: Path, total_bytes: int) -> None:
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path)
+        remove_abandoned(path)
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
         raise QsfIOError(
@@ -144,12 +142,3 @@ def _make_room(path: Path, total_bytes: int) -> None:
             f"needed, {free_bytes / 1e6:.0f} MB are free there; --cache FOLDER puts models "
             "elsewhere"
         )
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove what killed processes left of this file: they had no time to do it themselves."""
-    now = time.time()
-    for partial in path.parent.glob(f".{path.name}.*.partial"):
-        with contextlib.suppress(OSError):
-            if now - partial.stat().st_mtime > _ABANDONED_SECONDS:
-                partial.unlink()

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from qsf.bench.models.shapes import Shape, config_of, facts_of, family_of
 from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
+from qsf.file.partial import create_partial
 from qsf_converter.sources.families.rules import Place, Where
 from qsf_converter.sources.gguf_config import ALL_DIALECTS
 from qsf_converter.sources.gguf_dialects import Dialect
@@ -272,21 +273,20 @@ def write_model(
     writer_type, type_numbers = _library()
     if out.is_dir() or not out.parent.is_dir():
         raise QsfIOError(f"{out}: no file can be written there")
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
+        fd, temporary = create_partial(out)
         try:
-            temporary.unlink(missing_ok=True)  # left by a killed process that had our number
             writer = writer_type(temporary, _dialect_of(shape)[0])
             try:
                 _add_heads(writer, type_numbers, shape, mixture)
                 _write_data(writer, shape, mixture, seed, progress, total_bytes)
             finally:
                 writer.close()
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+            os.fsync(fd)
             temporary.replace(out)
         finally:
             temporary.unlink(missing_ok=True)
+            os.close(fd)
     except OSError as error:
         raise QsfIOError(
             f"{out}: {error.strerror or error}; about {total_bytes / 1e6:.0f} MB are needed"

@@ -35,16 +35,14 @@ from qsf.bench.models.shapes import (
 from qsf.file.layout import (
     BLOCK,
     TILE_ROWS,
-    Arch,
     Compression,
     Dtype,
-    Header,
     Layout,
     tensor_bytes,
 )
 from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
-from qsf_converter.rounding.plan import DEFAULT_EMBED_TYPE, QUANT_TYPES, parse_quant_type
+from qsf_converter.rounding.plan import DEFAULT_EMBED_TYPE, parse_quant_type
 from qsf_converter.rounding.quantisers import quantise_rows
 from qsf_converter.rounding.tiles import mxfp4_tiles
 from qsf_converter.sources.checkpoint import MXFP4_BLOCK, MXFP4_COLS, MXFP4_VALUES
@@ -104,15 +102,6 @@ def embed_type_of(quant_type: str, embed_type: str | None = None) -> Dtype:
     """Return the type of embedding and head: what was asked for, else what qsf-convert takes."""
     default = "f16" if quant_type == "f16" else DEFAULT_EMBED_TYPE
     return parse_quant_type(embed_type or default, option="type of embeddings")
-
-
-def header_of(shape: Shape, dtype: Dtype) -> Header:
-    """Return the model's numbers; it has no end-of-text token, so that runs have one length."""
-    return replace(facts_of(shape).header, dtype=dtype)
-
-
-def _arch_of(shape: Shape) -> Arch:
-    return facts_of(shape).arch
 
 
 def _units(shape: Shape, quant_type: Dtype, embed_type: Dtype) -> list[tuple[Dtype, list[Entry]]]:
@@ -187,12 +176,11 @@ def write_model(
             progress(min(done_bytes, total_bytes), total_bytes)
 
     weights = Weights(seed)
-    header = header_of(shape, quant_type)
     facts = facts_of(shape)
     with Writer(
         out,
-        header,
-        _arch_of(shape),
+        replace(facts.header, dtype=quant_type),
+        facts.arch,
         layer_kinds=facts.layer_kinds,
         rope_sets=facts.rope_sets,
         progress=told,
@@ -245,14 +233,3 @@ def _write_unit(
             writer.write(np.full(n_cols, value, "<f4").tobytes())
         writer.end_tensor()
     writer.end_unit()
-
-
-__all__ = [
-    "GENERATOR",
-    "QUANT_TYPES",
-    "embed_type_of",
-    "header_of",
-    "qsf_bits_per_weight",
-    "qsf_bytes",
-    "write_model",
-]

@@ -10,17 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfUnsupportedError
-from qsf.file.kinds import LayerKind, plain_kind
-from qsf.file.layout import (
-    OUTLIERS_OF,
-    Activation,
-    Arch,
-    Architecture,
-    Header,
-    Norm,
-    Positions,
-    TensorType,
-)
+from qsf.file.kinds import ROPE_NONE, LayerKind, plain_kind
+from qsf.file.layout import OUTLIERS_OF, Arch, Architecture, Header, TensorType
 from qsf.file.reader import Reader
 from qsf_converter.sources.architectures import FAMILIES, read_facts
 from qsf_converter.sources.families.family import Facts, Family
@@ -28,16 +19,6 @@ from qsf_converter.sources.families.rules import Place, Where, in_file_order
 
 T = TensorType
 Entry = tuple[TensorType, int, int]  # a matrix [n_rows, n_cols], or a vector: n_rows is 0
-
-_FAMILIES: Final = {  # of architectures whose work a random file can have
-    Architecture.GPT2: "gpt2",
-    Architecture.LLAMA: "llama",
-    Architecture.MISTRAL: "llama",
-}
-_PARTS: Final = {
-    "gpt2": (Activation.GELU_TANH, Norm.LAYER, Positions.LEARNED),
-    "llama": (Activation.SILU, Norm.RMS, Positions.ROPE),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +63,11 @@ class Shape:
         return self.n_kv_heads * self.head_dim
 
 
-def _gemma3(
-    n_layers: int,
-    dim: int,
-    ffn_dim: int,
-    n_heads: int,
-    n_kv_heads: int,
-    n_vocab: int,
-    max_tokens: int,
-    window_tokens: int,
-) -> Shape:
-    return Shape(
-        n_layers, dim, ffn_dim, n_heads, n_kv_heads, n_vocab, max_tokens, family="gemma3_text",
-        head_dim=256, is_tied=True, window_tokens=window_tokens,
-    )  # fmt: skip
-
-
-_LLAMAS: Final[dict[str, Shape]] = {
+_QWEN3: Final = functools.partial(
+    Shape, n_vocab=151936, max_tokens=40960, family="qwen3", head_dim=128
+)
+_GEMMA3: Final = functools.partial(Shape, family="gemma3_text", head_dim=256, is_tied=True)
+SHAPES: Final[Mapping[str, Shape]] = {
     "tiny": Shape(4, 256, 768, 4, 2, n_vocab=2048),
     "gpt2": Shape(12, 768, 3072, 12, 12, n_vocab=50257, max_tokens=1024, family="gpt2"),
     "llama-110m": Shape(12, 768, 2048, 12, 12),
@@ -107,18 +76,12 @@ _LLAMAS: Final[dict[str, Shape]] = {
     "llama2-13b": Shape(40, 5120, 13824, 40, 40, max_tokens=4096),
     "llama2-70b": Shape(80, 8192, 28672, 64, 8, max_tokens=4096),
     "mistral-7b": Shape(32, 4096, 14336, 32, 8, max_tokens=32768),
-}
-SHAPES: Final[Mapping[str, Shape]] = _LLAMAS | {
-    "qwen3-0.6b": Shape(
-        28, 1024, 3072, 16, 8, 151936, 40960, family="qwen3", head_dim=128, is_tied=True
-    ),
-    "qwen3-4b": Shape(
-        36, 2560, 9728, 32, 8, 151936, 40960, family="qwen3", head_dim=128, is_tied=True
-    ),
-    "qwen3-8b": Shape(36, 4096, 12288, 32, 8, 151936, 40960, family="qwen3", head_dim=128),
-    "gemma3-270m": _gemma3(18, 640, 2048, 4, 1, 262144, 32768, 512),
-    "gemma3-1b": _gemma3(26, 1152, 6912, 4, 1, 262144, 32768, 512),
-    "gemma3-4b": _gemma3(34, 2560, 10240, 8, 4, 262208, 131072, 1024),
+    "qwen3-0.6b": _QWEN3(28, 1024, 3072, 16, 8, is_tied=True),
+    "qwen3-4b": _QWEN3(36, 2560, 9728, 32, 8, is_tied=True),
+    "qwen3-8b": _QWEN3(36, 4096, 12288, 32, 8),
+    "gemma3-270m": _GEMMA3(18, 640, 2048, 4, 1, 262144, 32768, window_tokens=512),
+    "gemma3-1b": _GEMMA3(26, 1152, 6912, 4, 1, 262144, 32768, window_tokens=512),
+    "gemma3-4b": _GEMMA3(34, 2560, 10240, 8, 4, 262208, 131072, window_tokens=1024),
     "phi4-mini": Shape(
         32, 3072, 8192, 24, 8, 200064, 131072, family="phi3", head_dim=128, is_tied=True
     ),
@@ -128,10 +91,7 @@ SHAPES: Final[Mapping[str, Shape]] = _LLAMAS | {
     "olmoe-1b-7b": Shape(
         16, 2048, 1024, 16, 16, 50304, 4096, family="olmoe", n_experts=64, n_chosen=8
     ),
-    "qwen3-30b-a3b": Shape(
-        48, 2048, 768, 32, 4, 151936, 40960, family="qwen3_moe", head_dim=128, n_experts=128,
-        n_chosen=8,
-    ),
+    "qwen3-30b-a3b": _QWEN3(48, 2048, 768, 32, 4, family="qwen3_moe", n_experts=128, n_chosen=8),
     "gpt-oss-20b": Shape(
         24, 2880, 2880, 64, 8, 201088, 131072, family="gpt_oss", head_dim=64, window_tokens=128,
         n_experts=32, n_chosen=4,
@@ -262,98 +222,63 @@ def shape_of_file(path: Path) -> Shape:
     Numbers that change no work may differ: epsilon, the base and the scaling of RoPE, and side
     tables of outliers, which are part of how QSF stores a matrix.
 
-    Raises QsfUnsupportedError for a model whose work no random file has, saying why; QsfIOError and
+    Raises QsfUnsupportedError for a model whose work no random file has; QsfIOError and
     QsfFormatError when the file does not open.
     """
     with Reader(path) as reader:
-        header, arch = reader.header, reader.arch
-        if "KIND" in reader.sections or header.architecture == Architecture.PHI:
-            return _shape_of_kinds(path, reader)
-        family = _FAMILIES.get(Architecture(header.architecture))
-        if family is None:
-            name = Architecture(header.architecture).name.lower()
-            raise _unsupported(path, f"the architecture {name}")
-        shape = _shape_of(reader, family)
-        _check_parts(path, header, arch, family)
-        wanted = {kind for kind, _, _ in layer_entries(shape)}
-        ignored = set(OUTLIERS_OF.values())
-        for unit in reader.units[1:-1]:
-            found = {TensorType(tensor.type) for tensor in unit.tensors} - ignored
-            if found != wanted or any(tensor.index for tensor in unit.tensors):
-                raise _unsupported(path, _difference(unit.idx - 1, found, wanted))
-        return shape
-
-
-def _shape_of(reader: Reader, family: str) -> Shape:
-    """The shape that the header and the first layer say, without a window."""
-    header, kinds = reader.header, reader.layer_kinds
-    return Shape(
-        header.n_layers,
-        header.dim,
-        header.ffn_dim,
-        header.n_heads,
-        header.n_kv_heads,
-        header.n_vocab,
-        header.max_tokens,
-        family,
-        header.head_dim,
-        reader.arch.tied_head,
-        n_experts=kinds[0].n_experts,
-        n_chosen=kinds[0].n_chosen,
+        header, kinds = reader.header, reader.layer_kinds
+        window_tokens = max(_window(kind, header) for kind in kinds)
+        families = sorted({shape.family for shape in SHAPES.values()})
+        for family in families:
+            shape = Shape(
+                header.n_layers, header.dim, header.ffn_dim, header.n_heads, header.n_kv_heads,
+                header.n_vocab, header.max_tokens, family, header.head_dim, reader.arch.tied_head,
+                window_tokens, kinds[0].n_experts, kinds[0].n_chosen,
+            )  # fmt: skip
+            if _does_the_work_of(reader, shape):
+                return shape
+    raise QsfUnsupportedError(
+        f"{path}: its layers do the work of none of {', '.join(families)}: no random GGUF has the "
+        "same work; give one of the model itself"
     )
 
 
-def _shape_of_kinds(path: Path, reader: Reader) -> Shape:
-    """The shape of the family all of whose layers do the work of the file's."""
-    header = reader.header
-    for family in sorted({shape.family for shape in SHAPES.values()}):
-        window_tokens = max(kind.window_tokens for kind in reader.layer_kinds)
-        shape = replace(_shape_of(reader, family), window_tokens=window_tokens)
-        try:
-            facts = facts_of(shape)
-        except QsfConversionError:
-            continue
-        if facts.header.architecture != header.architecture:
-            continue
-        plain = (plain_kind(facts.header, facts.arch),) * header.n_layers
-        wanted = [_work(kind) for kind in facts.layer_kinds or plain]
-        if wanted == [_work(kind) for kind in reader.layer_kinds] and all(
-            {T(tensor.type) for tensor in unit.tensors} - set(OUTLIERS_OF.values())
-            == {kind for kind, _, _ in layer_entries(shape)}
+def _does_the_work_of(reader: Reader, shape: Shape) -> bool:
+    """Return whether every layer of the file does what a layer of the shape does."""
+    header, arch = reader.header, reader.arch
+    try:
+        facts = facts_of(shape)
+    except QsfConversionError:
+        return False
+    plain = (plain_kind(facts.header, facts.arch),) * header.n_layers
+    entries = {kind for kind, _, _ in layer_entries(shape)}
+    return (
+        _parts(facts.header, facts.arch) == _parts(header, arch)
+        and [_work(kind, header) for kind in facts.layer_kinds or plain]
+        == [_work(kind, header) for kind in reader.layer_kinds]
+        and all(
+            {T(tensor.type) for tensor in unit.tensors} - set(OUTLIERS_OF.values()) == entries
             for unit in reader.units[1:-1]
-        ):
-            return shape
-    raise _unsupported(path, "layers that are of none of the known shapes' families")
-
-
-def _work(kind: LayerKind) -> LayerKind:
-    """The kind without what changes no work: the base of RoPE, and the scale of scores."""
-    return replace(kind, rope_set=min(kind.rope_set, 255) // 255, score_scale=0.0)
-
-
-def _check_parts(path: Path, header: Header, arch: Arch, family: str) -> None:
-    found = (header.activation, header.norm, header.positions)
-    for value, wanted in zip(found, _PARTS[family], strict=True):
-        if value != wanted:
-            what = f"{type(wanted).__name__.lower()} {type(wanted)(value).name.lower()}"
-            raise _unsupported(path, f"{what} where {family} has {wanted.name.lower()}")
-    if 0 < arch.window_tokens < header.max_tokens:
-        raise _unsupported(path, f"a sliding window of {arch.window_tokens} tokens")
-    if family == "llama" and arch.rope_dims not in (None, header.head_dim):
-        raise _unsupported(path, f"RoPE on {arch.rope_dims} of {header.head_dim} dimensions")
-    if family == "gpt2" and header.head_dim * header.n_heads != header.dim:
-        raise _unsupported(path, f"{header.n_heads} heads of {header.head_dim} in {header.dim}")
-
-
-def _difference(layer: int, found: set[TensorType], wanted: set[TensorType]) -> str:
-    more = sorted(kind.name for kind in found - wanted)
-    missing = sorted(kind.name for kind in wanted - found)
-    words = [f"layer {layer} with {', '.join(more)}"] if more else []
-    words += [f"layer {layer} without {', '.join(missing)}"] if missing else []
-    return " and ".join(words) or f"layer {layer} with experts"
-
-
-def _unsupported(path: Path, what: str) -> QsfUnsupportedError:
-    return QsfUnsupportedError(
-        f"{path}: {what}: no random GGUF has the same work; give one of the model itself"
+        )
     )
+
+
+def _parts(header: Header, arch: Arch) -> tuple[object, ...]:
+    """Return what all layers share; Mistral is LLaMA with a window, which their kinds have."""
+    is_llama = header.architecture == Architecture.MISTRAL
+    architecture = Architecture.LLAMA if is_llama else header.architecture
+    rope_dims = header.head_dim if arch.rope_dims is None else arch.rope_dims
+    return (architecture, header.activation, header.norm, header.positions, header.head_dim,
+            rope_dims)  # fmt: skip
+
+
+def _window(kind: LayerKind, header: Header) -> int:
+    """Return the window of a layer; 0 where it is no shorter than the context."""
+    return kind.window_tokens if kind.window_tokens < header.max_tokens else 0
+
+
+def _work(kind: LayerKind, header: Header) -> LayerKind:
+    """Return the kind without what changes no work, and the FFN's form, which its tensors tell."""
+    rope_set = min(kind.rope_set, ROPE_NONE) // ROPE_NONE
+    window_tokens = _window(kind, header)
+    return replace(kind, rope_set=rope_set, window_tokens=window_tokens, score_scale=0.0, ffn=0)

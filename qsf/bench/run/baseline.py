@@ -16,24 +16,20 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from qsf.bench.run.launch import WorkerError, last_lines, run_command, signal_text
+from qsf.bench.run.launch import last_lines, run_command, signal_text
+from qsf.bench.run.tasks import WorkerError
 from qsf.errors import QsfError
 
 _TIMEOUT_SECONDS = 120.0
 _MARK = "qsf-baseline "  # before the line that answers: anything may be printed beside it
 _ASK = f"""
-import glob, json, os, re
+import glob, json, os
 import llama_cpp as api
 api.llama_backend_init()
-made = b""
-for path in glob.glob(os.path.join(os.path.dirname(api.__file__), "lib", "libggml-cpu*")):
-    made = open(path, "rb").read()
-clang = re.search(rb"clang version ([\\d.]+)", made)
-gcc = re.search(rb"GCC: \\([^)\\0]{{0,80}}\\) ([\\d.]+)", made)
 print({_MARK!r} + json.dumps({{
     "version": api.__version__,
     "system": api.llama_print_system_info().decode("utf-8", "replace"),
-    "compiler": "clang " + clang[1].decode() if clang else "gcc " + gcc[1].decode() if gcc else "",
+    "made": glob.glob(os.path.join(os.path.dirname(api.__file__), "lib", "libggml-cpu*")),
 }}))
 """
 
@@ -89,7 +85,8 @@ def find_baseline(python: str | None = None) -> Baseline:
     answers = re.findall(rf"^{re.escape(_MARK)}(.+)$", ended.output, re.MULTILINE)
     if ended.exit_code == 0 and answers:
         known = json.loads(answers[-1])
-        return Baseline(python, known["version"], known["compiler"], isa_words(known["system"]))
+        compiler = "".join(compiler_of(Path(path)) for path in known["made"][-1:])
+        return Baseline(python, known["version"], compiler, isa_words(known["system"]))
     if "No module named 'llama_cpp'" in ended.errors:
         why = f"{python} has no llama-cpp-python"
     elif ended.is_late:
@@ -99,6 +96,18 @@ def find_baseline(python: str | None = None) -> Baseline:
         why = f"llama-cpp-python of {python} does not work here: {said}"
     how = f". This builds it for this machine: {install_command(python)}"
     raise BaselineMissingError(why, how)
+
+
+def compiler_of(path: Path) -> str:
+    """Return the compiler that made a library, which writes its name into it; "": not known."""
+    try:
+        made = path.read_bytes()
+    except OSError:
+        return ""
+    clang = re.search(rb"clang version ([\d.]+)", made)  # beside gcc's, which made the C library
+    gcc = re.search(rb"GCC: \([^)\0]{0,80}\) ([\d.]+)", made)
+    found = clang or gcc
+    return f"{'clang' if clang else 'gcc'} {found[1].decode()}" if found else ""
 
 
 def isa_words(system_info: str) -> str:

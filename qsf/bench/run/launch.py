@@ -23,8 +23,15 @@ from typing import IO
 
 from qsf.bench.run import llama_bench
 from qsf.bench.run.memory_group import memory_group
-from qsf.bench.run.tasks import ANSWER_VARIABLE, QSF, Answer, Cap, Task, parse_answer
-from qsf.errors import QsfError
+from qsf.bench.run.tasks import (
+    ANSWER_VARIABLE,
+    QSF,
+    Answer,
+    Cap,
+    Task,
+    WorkerError,
+    parse_answer,
+)
 
 TIMEOUT_SECONDS = 3600.0
 
@@ -33,10 +40,6 @@ _LLAMA_WORKER = Path(__file__).with_name("worker_llama.py")
 _KEPT_BYTES = 1 << 16  # of what a process writes
 _SHOWN_LINES = 5
 _SHOWN_CHARS = 800
-
-
-class WorkerError(QsfError):
-    """A measured process has given no answer, or none that can be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,7 @@ def _tail(path: Path) -> str:
         return file.read().decode("utf-8", "replace")
 
 
-# ---- caches ----
+# ---- tasks ----
 
 
 def forget_file(path: str | os.PathLike[str]) -> None:
@@ -219,8 +222,12 @@ def forget_file(path: str | os.PathLike[str]) -> None:
         raise WorkerError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def drop_caches() -> str:
-    """Let the system forget all that it has read. Returns why it did not, or nothing."""
+def drop_caches(path: str) -> str:
+    """Let the system forget the file, and all else that it has read if it may.
+
+    Returns why it may not, or nothing. Raises WorkerError: the file cannot be read.
+    """
+    forget_file(path)
     try:
         if os.access(_DROP_CACHES, os.W_OK):
             os.sync()
@@ -228,9 +235,6 @@ def drop_caches() -> str:
     except OSError as error:
         return f"{_DROP_CACHES}: {error.strerror}"
     return ""
-
-
-# ---- tasks ----
 
 
 def run_task(
@@ -254,43 +258,37 @@ def run_task(
     Raises:
         CapError: the task's memory group cannot be made.
     """
-    try:
-        note = ""
-        if is_cold:
-            forget_file(task.path)
-            if why := drop_caches():
-                note = f"only the model was dropped from the caches before a run ({why})"
-        with tempfile.TemporaryDirectory(prefix="qsf-bench-") as folder:
-            answer_path = Path(folder, "answer.json")
-            command = [python, *worker_of(task), json.dumps(task.as_json())]
+    answer = None
+    with tempfile.TemporaryDirectory(prefix="qsf-bench-") as folder:
+        answer_path = Path(folder, "answer.json")
+        command = [python, *worker_of(task), json.dumps(task.as_json())]
+        try:
+            refused = drop_caches(task.path) if is_cold else ""
             ended = run_command(
                 llama_bench.command_of(task) if task.program else command,
                 limit_mb=task.cap_mb,
                 timeout_seconds=timeout_seconds,
                 environment={ANSWER_VARIABLE: str(answer_path)},
             )
-            answer, why = None, _failure_of(ended, timeout_seconds)
-            try:
-                if task.program:
-                    if not ended.exit_code:
-                        answer = llama_bench.answer_of(ended.output, task, n_weights=n_weights)
-                else:
-                    answer = read_answer(answer_path, task, ended)
-                    why = why or answer.failure
-            except (WorkerError, llama_bench.OutputError) as error:
-                why = why or str(error)
-            if not why and ended.exit_code:
-                after = " after it had answered" if answer else ""
-                why = f"ended with {ended.exit_code}{after}{last_lines(ended.errors)}"
-            peak_bytes = ended.max_rss_bytes or (answer.peak_rss_bytes if answer else 0)
-            return Outcome(task, answer, why, peak_bytes, ended.cap, note)
-    except WorkerError as error:
-        return Outcome(task, None, str(error), 0, None)
-
-
-def _failure_of(ended: Ended, timeout_seconds: float) -> str:
-    late = f"did not end within {timeout_seconds:g} s"
-    return late if ended.is_late else signal_text(ended)
+        except WorkerError as error:
+            return Outcome(task, None, str(error), 0, None)
+        late = f"did not end within {timeout_seconds:g} s"
+        why = late if ended.is_late else signal_text(ended)
+        try:
+            if not task.program:
+                answer = read_answer(answer_path, task, ended)
+            elif not ended.exit_code:
+                answer = llama_bench.answer_of(ended.output, task, n_weights=n_weights)
+        except WorkerError as error:
+            why = why or str(error)
+    if answer is not None:
+        why = why or answer.failure
+    if ended.exit_code and not why:
+        after = " after it had answered" if answer else ""
+        why = f"ended with {ended.exit_code}{after}{last_lines(ended.errors)}"
+    peak_bytes = ended.max_rss_bytes or (answer.peak_rss_bytes if answer else 0)
+    note = f"only the model was dropped from the caches before a run ({refused})" if refused else ""
+    return Outcome(task, answer, why, peak_bytes, ended.cap, note)
 
 
 def worker_of(task: Task) -> list[str]:
@@ -302,27 +300,13 @@ def read_answer(path: Path, task: Task, ended: Ended) -> Answer:
     """Return what the process answered. Raises WorkerError, with its last lines."""
     said = last_lines(ended.errors)
     try:
-        answer = parse_answer(json.loads(path.read_bytes()))
-        _check_tests(answer, task)
+        answer = parse_answer(json.loads(path.read_bytes()), task)
     except OSError:
         raise WorkerError(f"ended with {ended.exit_code} and gave no answer{said}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"
         raise WorkerError(f"gave an answer that cannot be read ({what}){said}") from error
     return answer
-
-
-def _check_tests(answer: Answer, task: Task) -> None:
-    """Raise ValueError if these are not the task's tests, or all of them without a failure."""
-    asked = [(test.name, test.depth) for test in task.tests]
-    done = [(run.name, run.depth) for run in answer.tests]
-    if done != asked[: len(done)] or (len(done) < len(asked) and not answer.failure):
-        raise ValueError(f"tests {done}, asked for {asked}")
-    for run in answer.tests:
-        if type(run.wall_ns) is not int or run.wall_ns <= 0:
-            raise ValueError(f"{run.name} took {run.wall_ns!r} ns")
-    if type(answer.peak_rss_bytes) is not int:
-        raise ValueError(f"a peak of {answer.peak_rss_bytes!r} bytes")
 
 
 def last_lines(text: str) -> str:

@@ -11,15 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from qsf.bench.run.tasks import Answer, Task, Test, TestRun
-from qsf.errors import QsfError
+from qsf.bench.run.tasks import Answer, Task, Test, TestRun, WorkerError
 
 KV_TYPES = {"f16": "f16", "8bit": "q8_0", "4bit": "q4_0"}
 MOST_WEIGHTS_APART = 0.01
-
-
-class OutputError(QsfError):
-    """llama-bench's output is not the JSON that is expected, or is about another model."""
 
 
 def command_of(task: Task) -> list[str]:
@@ -46,13 +41,13 @@ def answer_of(output: str, task: Task, *, n_weights: int) -> Answer:
         n_weights: of the task's file.
 
     Raises:
-        OutputError: no such JSON, a test is missing, or it measured another model.
+        WorkerError: no such JSON, a test is missing, or it measured another model.
     """
     records = _records(output)
     first = records[0]
     measured_weights = _whole(first, "model_n_params")
     if abs(measured_weights / max(n_weights, 1) - 1) > MOST_WEIGHTS_APART:
-        raise OutputError(
+        raise WorkerError(
             f"it measured a model of {measured_weights:,} weights "
             f"({Path(str(first.get('model_filename', '?'))).name}), but {Path(task.path).name} has "
             f"{n_weights:,}: the rows would not be the same work"
@@ -76,9 +71,9 @@ def _records(output: str) -> list[dict[str, Any]]:
     try:
         records = json.loads(output[begin : end + 1])
     except ValueError as error:
-        raise OutputError(f"its output is not the JSON of llama-bench -o json: {error}") from error
+        raise WorkerError(f"its output is not the JSON of llama-bench -o json: {error}") from error
     if not records or not all(isinstance(record, dict) for record in records):
-        raise OutputError("its output is not the JSON of llama-bench -o json: no records")
+        raise WorkerError("its output is not the JSON of llama-bench -o json: no records")
     return list(records)
 
 
@@ -90,11 +85,11 @@ def _run_of(test: Test, records: list[dict[str, Any]]) -> TestRun:
             wall_ns = _whole(record, "avg_ns")
             n_passes = -(-test.n_tokens // 512) if test.kind == "pp" else test.n_tokens
             return TestRun(test.name, test.depth, test.n_tokens, wall_ns, n_passes=n_passes)
-    raise OutputError(f"its output lacks the test {test.words}")
+    raise WorkerError(f"its output lacks the test {test.words}")
 
 
 def _whole(record: dict[str, Any], key: str) -> int:
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise OutputError(f"its JSON has {key} {value!r}, expected a whole number")
+        raise WorkerError(f"its JSON has {key} {value!r}, expected a whole number")
     return value

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from qsf.bench.models.facts import FileFacts
 from qsf.bench.run.launch import Outcome
 from qsf.bench.run.memory_group import CapError
 from qsf.bench.run.tasks import Task
@@ -21,8 +22,6 @@ from qsf.errors import QsfError
 N_TRIES = 2  # of a task that never succeeds
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
-
-Progress = Callable[[int, int, str], None]  # n_done, n_all, the next run
 
 
 class NothingMeasuredError(QsfError):
@@ -34,8 +33,18 @@ class TaskRuns:
     """The outcomes of one task so far, one for each round; None where it gave no figures."""
 
     task: Task
+    facts: FileFacts  # of its file
     outcomes: list[Outcome | None] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)  # reason -> number of times
+
+    def __str__(self) -> str:
+        """Return engine, file and setting."""
+        return f"{self.task.engine} {self.file}, {self.task.setting}"
+
+    @property
+    def file(self) -> str:
+        """The file's name, without folder."""
+        return Path(self.task.path).name
 
     @property
     def has_figures(self) -> bool:
@@ -67,43 +76,29 @@ class TaskRuns:
 
 
 def run_rounds(
-    tasks: Sequence[Task],
+    runs: Sequence[TaskRuns],
     n_rounds: int,
     run: Callable[[Task], Outcome],
-    *,
-    runs: list[TaskRuns] | None = None,
-    progress: Progress = lambda _n_done, _n_all, _next: None,
-) -> list[TaskRuns]:
-    """Run all rounds and return the outcomes of each task, in the order of the tasks.
+    progress: Callable[[int, int, str], None] = lambda _n_done, _n_all, _next: None,
+) -> None:
+    """Run all rounds, and add the outcomes to ``runs``, which has them after an interruption too.
 
-    ``runs``, an empty list, is filled meanwhile, so that it has the outcomes after an interruption.
     A task that fails is tried again in the next round, and left out if it has failed twice without
-    any figures.
+    any figures. ``progress`` is told n_done, n_all and the next run.
 
     Raises:
         NothingMeasuredError: all tasks have failed.
     """
-    runs = [] if runs is None else runs
-    runs += map(TaskRuns, tasks)
-    n_all = n_rounds * len(tasks)
+    n_all = n_rounds * len(runs)
     for n_done in range(n_all):
-        task_runs = runs[n_done % len(tasks)]
+        task_runs = runs[n_done % len(runs)]
         if task_runs.is_left_out:
             task_runs.outcomes.append(None)
-        else:
-            task = task_runs.task
-            tests = ", ".join(test.words for test in task.tests)
-            progress(
-                n_done, n_all, f"{task.engine} {Path(task.path).name}, {task.setting}, {tests}"
-            )
-            task_runs.run(run)
+            continue
+        tests = ", ".join(test.words for test in task_runs.task.tests)
+        progress(n_done, n_all, f"{task_runs}, {tests}")
+        task_runs.run(run)
     progress(n_all, n_all, "")
     if not any(task_runs.has_figures for task_runs in runs):
-        texts = [
-            f"{task_runs.task.engine}, {Path(task_runs.task.path).name}, "
-            f"{task_runs.task.setting}: {why}"
-            for task_runs in runs
-            for why in task_runs.failures
-        ]
+        texts = [f"{task_runs}: {why}" for task_runs in runs for why in task_runs.failures]
         raise NothingMeasuredError("nothing could be measured: " + "; ".join(texts))
-    return runs

@@ -9,12 +9,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
+from qsf.errors import QsfError
+
 QSF = "qsf"
 LLAMA = "llama.cpp"
 """Names of engines; a llama-bench that the user names is an engine of that name."""
 
 ANSWER_VARIABLE = "QSF_BENCH_ANSWER"
 """The environment variable that names the file for the answer: stdout is anybody's."""
+
+
+class WorkerError(QsfError):
+    """A measured process has given no answer, or none that can be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +161,20 @@ class Answer:
         return asdict(self)
 
 
-def parse_answer(known: dict[str, Any]) -> Answer:
-    """Return the answer of `Answer.as_json`. Raises KeyError or TypeError for anything else."""
-    tests = [TestRun(**test) for test in known["tests"]]
-    return Answer(**(known | {"tests": tests}))
+def parse_answer(known: dict[str, Any], task: Task) -> Answer:
+    """Return the answer of `Answer.as_json` to the task.
+
+    Raises ValueError, KeyError, TypeError or AttributeError for anything else, such as other tests
+    than the task's, or fewer without a failure.
+    """
+    answer = Answer(**(known | {"tests": [TestRun(**test) for test in known["tests"]]}))
+    asked = [(test.name, test.depth) for test in task.tests]
+    done = [(run.name, run.depth) for run in answer.tests]
+    if done != asked[: len(done)] or (len(done) < len(asked) and not answer.failure):
+        raise ValueError(f"tests {done}, asked for {asked}")
+    for run in answer.tests:
+        if type(run.wall_ns) is not int or run.wall_ns <= 0:
+            raise ValueError(f"{run.name} took {run.wall_ns!r} ns")
+    if type(answer.peak_rss_bytes) is not int:
+        raise ValueError(f"a peak of {answer.peak_rss_bytes!r} bytes")
+    return answer

@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import resource
 import sys
 import time
 from array import array
@@ -179,22 +180,11 @@ def disk_bytes() -> int | None:
 def peak_rss_bytes() -> int:
     """Return the most memory that this process has had."""
     peak_kb = number_in("/proc/self/status", "VmHWM:")
-    if peak_kb is None:
-        import resource
-
-        peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak_kb * 1024
-
-
-def leave_own_folder() -> None:
-    """Let nothing be imported from here: there are a `trace` and a `results` in qsf.bench."""
-    own = Path(__file__).resolve().parent
-    sys.path[:] = [path for path in sys.path if not path or Path(path).resolve() != own]
+    return 1024 * (peak_kb or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Run the tests in order; returns a `tasks.Answer`, with what went wrong in it."""
-    leave_own_folder()
     import llama_cpp as api
 
     answer: dict[str, Any] = {
@@ -228,4 +218,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    del sys.path[0]  # this folder, of which nothing may be imported
     sys.exit(main(sys.argv[1:]))

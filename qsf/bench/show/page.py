@@ -9,49 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from qsf.bench.judge.compare import Comparison
-from qsf.bench.judge.results import Breakdown, Ratio, Results, Row
+from qsf.bench.judge.results import Breakdown, Results, Row
 from qsf.bench.run.tasks import QSF
 from qsf.bench.show import plots
-from qsf.bench.show.report import Part, changes_of, file_text, parts_of, threads_text
+from qsf.bench.show.report import Part, changes_of, parts_of
 from qsf.page import html
 from qsf.page.plots import figure
 from qsf.page.svg import N_PART_COLOURS, stacked_bar, text
-from qsf.shell.output import write_text
 
-_MAX_BOXES = 4
+_MAX_FILES = 4  # in the title
 
 # In the order of a token's way; the place is the colour.
-_PARTS = {
-    "embedding": "embedding",
-    "norm": "norms",
-    "qkv": "Q, K, V",
-    "attention": "attention",
-    "attn_out": "output of attention",
-    "gate_up": "gate and up",
-    "down": "down",
-    "head": "output head",
-    "wait": "waiting for the disk",
-    "decompress": "decompressing",
-    "sample": "choosing a token",
-    "python": "Python",
-    "other": "the rest",
-}
-_BESIDE = {"read": "reading", "checksum": "checksums"}
-
-
-def write_page(
-    results: Results, path: Path, comparison: Comparison | None = None, *, overwrite: bool
-) -> None:
-    """Write the page, complete or not at all.
-
-    Raises QsfArgumentError when ``path`` exists and ``overwrite`` is false, QsfIOError when the
-    system refuses.
-    """
-    write_text(path, page(results, comparison), overwrite=overwrite)
+_PARTS = (
+    *("embedding", "norm", "qkv", "attention", "attn_out", "gate_up", "down", "head"),
+    *("wait", "decompress", "sample", "python", "other"),
+)
 
 
 def page(results: Results, comparison: Comparison | None = None) -> str:
@@ -74,7 +49,7 @@ def page(results: Results, comparison: Comparison | None = None) -> str:
         "Benchmark",
         name,
         _machine_line(results),
-        "\n".join(filter(None, [_headline(results), *sections, _method(results)])),
+        "\n".join(filter(None, [*sections, _method(results)])),
         "Made by python -m qsf.bench.",
         title=f"{name}: benchmark",
     )
@@ -103,7 +78,7 @@ def _name(results: Results) -> str:
         types = dict.fromkeys(row.type for row in own)
         return f"{', '.join(shapes)}, {' and '.join(types)} (random weights)"
     files = dict.fromkeys(row.file for row in own if row.file)
-    return ", ".join(list(files)[:_MAX_BOXES]) or "No measurements"
+    return ", ".join(list(files)[:_MAX_FILES]) or "No measurements"
 
 
 def _machine_line(results: Results) -> str:
@@ -117,41 +92,6 @@ def _machine_line(results: Results) -> str:
     return ", ".join(word for word in words if word)
 
 
-# ---- the figures at the top ----
-
-
-def _headline(results: Results) -> str:
-    """Return the boxes at the top: ratios with the most threads and least depth, unlimited."""
-    rows = results.rows
-    ratios = [ratio for ratio in results.ratios if plots.is_unlimited(rows[ratio.row])]
-    ratios = ratios or results.ratios
-    most = max((rows[ratio.row].threads for ratio in ratios), default=0)
-    least = min((rows[ratio.row].depth for ratio in ratios), default=0)
-    ratios = [r for r in ratios if rows[r.row].threads == most and rows[r.row].depth == least]
-    ratios.sort(key=lambda r: not rows[r.row].test.startswith("tg"))
-    boxes = [_ratio_box(rows, ratio) for ratio in ratios[:_MAX_BOXES]]
-    return html.figures(boxes) if boxes else ""
-
-
-def _ratio_box(rows: Sequence[Row], ratio: Ratio) -> tuple[str, str, str]:
-    row, other = rows[ratio.row], rows[ratio.vs]
-    what = "Generating" if row.test.startswith("tg") else "Reading a prompt"
-    speeds = ", ".join(f"{file_text(one)} {figure(one.tok_per_s.median)} tok/s"
-                       for one in (row, other))  # fmt: skip
-    return (
-        f"{what}, {threads_text(row.threads)}",
-        f"{figure(ratio.median)} x",
-        f"{row.test}: {speeds}; {_verdict(ratio)}",
-    )
-
-
-def _verdict(ratio: Ratio) -> str:
-    is_sure = "in every round" if len(ratio.values) > 1 else "in the only round"
-    if ratio.min > 1 or ratio.max < 1:
-        return f"{'faster' if ratio.min > 1 else 'slower'} {is_sure}"
-    return "not told apart by the rounds"
-
-
 # ---- where the time goes ----
 
 
@@ -163,7 +103,7 @@ def _times(rows: Sequence[Row]) -> str:
     names = dict.fromkeys(name for _, known in timed for name in known.parts)
     names = dict.fromkeys(sorted(names, key=_place))
     legend = "".join(
-        f'<li><i class="p{_colour(name)}"></i>{text(_PARTS.get(name, name))}</li>' for name in names
+        f'<li><i class="p{_colour(name)}"></i>{text(_words(name))}</li>' for name in names
     )
     bars = "".join(_time_bar(row, known, list(names)) for row, known in timed)
     note = (
@@ -174,9 +114,12 @@ def _times(rows: Sequence[Row]) -> str:
     return html.section("Where the time goes", note, content, anchor="time")
 
 
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
 def _place(name: str) -> int:
-    names = list(_PARTS)
-    return names.index(name) if name in names else len(names)
+    return _PARTS.index(name) if name in _PARTS else len(_PARTS)
 
 
 def _colour(name: str) -> int:
@@ -187,7 +130,7 @@ def _time_bar(row: Row, known: Breakdown, names: Sequence[str]) -> str:
     total = sum(max(0.0, part.median) for part in known.parts.values())
     pieces = [
         (part.median / total, _colour(name),
-         f"{_PARTS.get(name, name)}: {figure(part.median)} ms ({figure(part.min)} to "
+         f"{_words(name)}: {figure(part.median)} ms ({figure(part.min)} to "
          f"{figure(part.max)}), {100 * part.median / total:.1f} %")
         for name in names
         if (part := known.parts.get(name)) is not None and part.median > 0
@@ -195,7 +138,7 @@ def _time_bar(row: Row, known: Breakdown, names: Sequence[str]) -> str:
     label = row.label.removeprefix(f"{row.engine}, ")
     titles = "; ".join(title for _, _, title in pieces)
     busy = [
-        f"{_BESIDE.get(name, name)} {figure(part.median)} ms"
+        f"{_words(name)} {figure(part.median)} ms"
         for name, part in known.beside.items()
         if part.median > 0
     ]

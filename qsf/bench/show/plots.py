@@ -3,37 +3,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from qsf.bench.judge.results import Row
-from qsf.bench.run.tasks import LLAMA, QSF
 from qsf.bench.show.report import file_text, threads_text
 from qsf.page import html
 from qsf.page.plots import Axis, Point, Series, figure, key, plot
 from qsf.page.svg import text
 
-_COLOURS = {QSF: (0, 2, 3, 4, 1), LLAMA: (1, 4, 3, 2, 0)}  # in the order of choice
-_LAST_COLOUR = 5
+_N_COLOURS = 6
 _LOG_SPAN = 30  # fastest / slowest from which a linear axis would hide the slow
-_MAX_ROWS = 600
-_MAX_KEYS = 24  # of a legend
 
 
 def is_unlimited(row: Row) -> bool:
     """Whether it could take as much memory as it liked."""
     return row.budget_mb is None and row.cap is None
-
-
-def test_words(test: str) -> str:
-    """Return what a test does, such as "a prompt of 512 tokens"; "" for an unknown name."""
-    match = re.fullmatch(r"(pp|tg)(\d{1,9})", test)
-    if match is None:
-        return ""
-    n_tokens = int(match[2])
-    tokens = f"{n_tokens:,} token{'' if n_tokens == 1 else 's'}"
-    return f"a prompt of {tokens}" if match[1] == "pp" else f"{tokens}, one by one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +70,7 @@ _PLANS = (
 
 def sections(rows: Sequence[Row]) -> Iterator[str]:
     """Yield a section for each kind of plot that has something to show."""
-    rows = rows[:_MAX_ROWS]
-    look = _Look.of(rows)
+    look = _Look(rows)
     for plan in _PLANS:
         groups: dict[tuple[object, ...], list[Row]] = {}
         for row in rows if plan.by_type else _least_depth(rows):
@@ -112,36 +96,18 @@ def _least_depth(rows: Sequence[Row]) -> list[Row]:
 
 def _figure(first: Row, svg: str, plan: _Plan, rows: Sequence[Row]) -> str:
     has_shapes = len({row.shape for row in rows}) > 1
-    words = [test_words(first.test)]
-    if plan.by_depth and first.depth:
-        words.append(f"after {first.depth:,} tokens")
     title = f"{first.shape}, {first.test}" if has_shapes else first.test
-    more = f" <span>{text(', '.join(filter(None, words)))}</span>" if any(words) else ""
-    return f"<figure><h3>{text(title)}{more}</h3>{svg}</figure>"
+    after = f" after {first.depth:,} tokens" if plan.by_depth and first.depth else ""
+    return f"<figure><h3>{text(title + after)}</h3>{svg}</figure>"
 
 
-@dataclass(frozen=True, slots=True)
 class _Look:
     """Colours of engines and types, markers of numbers of threads: the same in all plots."""
 
-    colours: dict[tuple[str, str], int]
-    markers: dict[int, int]
-
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> _Look:
-        types: dict[str, list[str]] = {}
-        for engine, kind in dict.fromkeys((row.engine, row.type) for row in rows):
-            types.setdefault(engine, []).append(kind)
-        # The first types of all engines choose first: those are the colours of the engines.
-        pairs = [(i, engine, kind) for engine, of_it in types.items()
-                 for i, kind in enumerate(of_it)]  # fmt: skip
-        colours: dict[tuple[str, str], int] = {}
-        for _, engine, kind in sorted(pairs, key=lambda pair: pair[0]):
-            wanted = _COLOURS.get(engine, (3, 4, 2))
-            free = [c for c in wanted if c not in colours.values()]
-            colours[engine, kind] = free[0] if free else _LAST_COLOUR
-        threads = sorted({row.threads for row in rows})
-        return cls(colours, {n: idx for idx, n in enumerate(threads)})
+    def __init__(self, rows: Sequence[Row]) -> None:
+        kinds = dict.fromkeys((row.engine, row.type) for row in rows)
+        self.colours = {kind: min(i, _N_COLOURS - 1) for i, kind in enumerate(kinds)}
+        self.markers = {n: i for i, n in enumerate(sorted({row.threads for row in rows}))}
 
     def colour(self, row: Row, *, by_type: bool) -> int:
         """Return the colour of a type; else that of the engine, which is its first type's."""
@@ -157,7 +123,7 @@ class _Look:
         items = [f"<li>{key(None, colour)}{text(name)}</li>" for name, colour in entries.items()]
         threads = sorted({row.threads for row in rows})
         items += [f"<li>{key(self.markers[n], None)}{threads_text(n)}</li>" for n in threads]
-        return f'<ul class="keys">{"".join(items[:_MAX_KEYS])}</ul>'
+        return f'<ul class="keys">{"".join(items)}</ul>'
 
 
 def _panel(plan: _Plan, rows: Sequence[Row], look: _Look) -> str:

@@ -7,12 +7,8 @@ metadata events ("M") that name the process and its threads.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-from qsf.shell.output import write_text
 
 _PID = 1
 _COMPUTING = 0  # the thread
@@ -40,11 +36,6 @@ def chrome_trace(
         for row, line in zip(ordered, placed, strict=True)
     ]
     return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def write_trace(path: Path, trace: dict[str, Any], *, overwrite: bool) -> None:
-    """Write the trace, complete or not at all. Raises QsfError."""
-    write_text(path, json.dumps(trace) + "\n", overwrite=overwrite)
 
 
 def _placed(ordered: Sequence[Sequence[int]]) -> list[tuple[int, int]]:

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -127,17 +125,6 @@ def test_nothing_is_left_of_a_gguf_that_fills_the_disk(
     with pytest.raises(QsfIOError, match=r"No space left on device; about 1 MB are needed"):
         MAKE["gguf"](tmp_path)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"damaged"]
-
-
-def test_what_killed_processes_left_goes_when_it_is_old(tmp_path: Path) -> None:
-    path = MAKE["gguf"](tmp_path)
-    path.unlink()
-    old, fresh = (tmp_path / f".{path.name}.{n}.partial" for n in (1, 2))
-    for partial in (old, fresh):
-        partial.touch()
-    os.utime(old, (0, time.time() - 3600))
-    MAKE["gguf"](tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([fresh, path])
 
 
 def test_without_the_package_it_is_said_what_to_install(

@@ -86,7 +86,7 @@ def test_a_run_as_a_user_types_it(cache: Path, tmp_path: Path) -> None:
     known = json.loads(outputs[0].read_text())
     assert known["machine"]["command"].startswith("python -m qsf.bench --shape tiny")
     assert str(tmp_path) not in outputs[0].read_text()
-    assert {"commit", "cpu", "cpu_flags", "qsf", "python"} - {"commit"} <= set(known["machine"])
+    assert {"cpu", "isa_available", "qsf", "python"} <= set(known["machine"])
     assert known["limits"]["memory_gb_per_s"] == {"1": 10.0}
     assert known["limits"]["disk_gb_per_s"] == {"direct x1": 1.0}
     assert [row["test"] for row in known["rows"]] == ["pp8", "tg4"]
@@ -355,7 +355,7 @@ def test_a_budget_that_is_too_small_names_one_that_would_do(quick: Bench) -> Non
 
 FAKE_BASELINE = """#!/bin/sh
 case "$*" in
-*llama_backend_init*) echo 'qsf-baseline {"version": "1.2.3", "system": "", "compiler": ""}';;
+*llama_backend_init*) echo 'qsf-baseline {"version": "1.2.3", "system": "", "made": []}';;
 *) kill -KILL $$;;
 esac
 """

@@ -128,7 +128,7 @@ def test_engines_and_types_have_colours_of_their_own(full: Results, full_page: s
     ]
     assert len({colour for colour, _ in keys}) == 4
     of_bits = re.findall(r'class="(c\d)" d="[^"]*"/></svg>([^<]*)</li>', section(full_page, "bits"))
-    assert of_bits == [("c0", "qsf"), ("c1", "llama.cpp")]
+    assert of_bits == [("c0", "qsf"), ("c2", "llama.cpp")]
 
 
 def test_a_label_that_has_no_room_is_left_out() -> None:

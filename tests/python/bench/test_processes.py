@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from make.bench_records import facts_of
 from qsf.bench.run import launch, rounds, tasks
 from qsf.bench.run.launch import Outcome
 from qsf.bench.run.memory_group import CapError, Group
@@ -368,6 +369,10 @@ def name(given: tasks.Task) -> str:
     return Path(given.path).name
 
 
+def all_of(given: list[tasks.Task]) -> list[rounds.TaskRuns]:
+    return [rounds.TaskRuns(one, facts_of()) for one in given]
+
+
 def test_a_task_that_fails_twice_is_left_out(three: list[tasks.Task]) -> None:
     turns: list[str] = []
 
@@ -375,7 +380,8 @@ def test_a_task_that_fails_twice_is_left_out(three: list[tasks.Task]) -> None:
         turns.append(name(given))
         return outcome_of(given, "crashed", n_tests=0) if name(given) == "b" else outcome_of(given)
 
-    found = rounds.run_rounds(three, 4, note)
+    found = all_of(three)
+    rounds.run_rounds(found, 4, note)
     assert "".join(turns) == "abcabcacac"
     assert [len(one.outcomes) for one in found] == [4, 4, 4]
     assert found[1].outcomes == [None] * 4
@@ -389,7 +395,8 @@ def test_a_task_that_has_succeeded_is_tried_on(three: list[tasks.Task]) -> None:
         why = next(whys)
         return outcome_of(given, why, n_tests=0 if why else 2)
 
-    (found,) = rounds.run_rounds(three[:1], 5, flaky)
+    (found,) = runs = all_of(three[:1])
+    rounds.run_rounds(runs, 5, flaky)
     assert [outcome is not None for outcome in found.outcomes] == [True, False, False, False, True]
     assert found.failures == {"7.5 MB short": 2, "late": 1}
 
@@ -401,6 +408,6 @@ def test_all_that_fails_is_an_error(three: list[tasks.Task]) -> None:
         return outcome_of(given, "crashed", n_tests=0)
 
     with pytest.raises(rounds.NothingMeasuredError) as raised:
-        rounds.run_rounds(three[:2], 2, fail)
-    assert "qsf, a, 2 threads: no more groups" in str(raised.value)
-    assert "qsf, b, 2 threads: crashed" in str(raised.value)
+        rounds.run_rounds(all_of(three[:2]), 2, fail)
+    assert "qsf a, 2 threads: no more groups" in str(raised.value)
+    assert "qsf b, 2 threads: crashed" in str(raised.value)

@@ -20,14 +20,15 @@ from make.bench_records import (
 )
 from qsf.bench.judge.bounds import kv_bytes_per_position
 from qsf.bench.judge.results import Limits, Row
-from qsf.bench.judge.rows import Analysis, Measured, analyse
+from qsf.bench.judge.rows import Analysis, analyse
 from qsf.bench.run import tasks
+from qsf.bench.run.rounds import TaskRuns
 from qsf.bench.run.tasks import Cap
 
 PAIR = [(QSF_FILE, BASELINE_FILE)]
 
 
-def only_row(one: Measured, limits: Limits = LIMITS) -> Row:
+def only_row(one: TaskRuns, limits: Limits = LIMITS) -> Row:
     (row,) = analyse([one], limits).rows
     return row
 
@@ -64,13 +65,13 @@ def test_depths_are_not_mixed_up() -> None:
 
 def test_the_worst_of_all_groups_is_kept() -> None:
     caps = [Cap(300, 280 << 20, 0), Cap(300, 290 << 20, 1), Cap(300, None, 0)]
-    one = measured_of("qsf", tg_runs(20.0), tests=[TG], cap_mb=300, caps=caps)
+    one = measured_of("qsf", tg_runs(20.0, 20.0, 20.0), tests=[TG], cap_mb=300, caps=caps)
     assert only_row(one).cap == Cap(300, 290 << 20, 1)
 
 
 def test_the_same_failure_is_said_once_with_its_number() -> None:
     one = measured_of("qsf", [None, None, [run_of(TG, 20.0)]], tests=[TG], cap_mb=300)
-    one = replace(one, failures={"killed by signal 9": 2})
+    one.failures["killed by signal 9"] = 2
     (failure,) = analyse([one], LIMITS).failures
     assert (failure.n_times, failure.what) == (2, "2 threads, cgroup 300 MB")
     assert (failure.why, failure.file) == ("killed by signal 9", "small-4bit.qsf")

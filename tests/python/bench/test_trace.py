@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qsf.bench.show.trace import chrome_trace, write_trace
-from qsf.errors import QsfArgumentError
+from qsf.bench.show.trace import chrome_trace
 
 KINDS = ["embedding", "norm", "qkv", "wait", "pass", "read", "checksum", "sample", "python"]
 N_LAYERS = 2
@@ -136,11 +133,3 @@ def test_any_times_give_a_valid_trace(seed: int) -> None:
             ours = [e for e in of_kind(trace, "X") if e["tid"] == tid]
             ends = [0.0, *(e["ts"] + e["dur"] for e in ours)]
             assert all(e["ts"] >= end - 1e-6 for e, end in zip(ours, ends, strict=False))
-
-
-def test_the_file_is_the_trace(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    write_trace(path, trace_of(a_run()), overwrite=False)
-    assert json.loads(path.read_text("utf-8")) == trace_of(a_run())
-    with pytest.raises(QsfArgumentError, match="exists"):
-        write_trace(path, trace_of([]), overwrite=False)

@@ -208,10 +208,11 @@ def test_a_real_model_is_measured(tiny_llama_4bit: Path, tmp_path: Path) -> None
     tests = (tasks.Test("pp", 20), tasks.Test("tg", 4), tasks.Test("tg", 3, depth=17))
     out = tmp_path / "answer"
     command = [sys.executable, "-m", "qsf.bench.run.worker_qsf", "-"]
-    text = json.dumps(qsf_task(*tests, path=str(tiny_llama_4bit)).as_json())
+    task = qsf_task(*tests, path=str(tiny_llama_4bit))
+    text = json.dumps(task.as_json())
     environment = os.environ | {tasks.ANSWER_VARIABLE: str(out)}
     subprocess.run(command, env=environment, input=text, text=True, check=True)
-    answer = tasks.parse_answer(json.loads(out.read_text("utf-8")))
+    answer = tasks.parse_answer(json.loads(out.read_text("utf-8")), task)
     assert [(run.name, run.depth) for run in answer.tests] == [("pp20", 0), ("tg4", 0), ("tg3", 17)]
     assert [run.n_passes for run in answer.tests] == [1, 4, 3]
     for run in answer.tests:
@@ -244,7 +245,7 @@ def test_what_fails_is_answered_with_what_was_done_before(
     task = qsf_task(tasks.Test("tg", 2), too_long, path=str(tiny_llama_4bit))
     monkeypatch.setenv(tasks.ANSWER_VARIABLE, str(tmp_path / "answer"))
     assert worker_qsf.main([json.dumps(task.as_json())]) == 1
-    answer = tasks.parse_answer(json.loads((tmp_path / "answer").read_text("utf-8")))
+    answer = tasks.parse_answer(json.loads((tmp_path / "answer").read_text("utf-8")), task)
     assert [run.name for run in answer.tests] == ["tg2"]
     assert "context" in answer.failure or "tokens" in answer.failure
     small = worker_qsf.measure(
@@ -355,7 +356,7 @@ def ask_llama(
     patch.setitem(sys.modules, "llama_cpp", api)
     path = options.pop("path", "m.gguf")
     task = tasks.Task("llama.cpp", path, 3, tests, **options)
-    return tasks.parse_answer(worker_llama.measure(task.as_json()))
+    return tasks.parse_answer(worker_llama.measure(task.as_json()), task)
 
 
 def test_llama_does_what_qsf_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,17 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from qsf.bench.judge.results import Limits, Ratio, Results, Row, Spread, spread_of
-from qsf.bench.judge.rows import Measured, analyse
+from qsf.bench.judge.rows import analyse
 from qsf.bench.models.facts import FileFacts
 from qsf.bench.options import parse
 from qsf.bench.request import Request, make_request
+from qsf.bench.run.launch import Outcome
+from qsf.bench.run.rounds import TaskRuns
 from qsf.bench.run.tasks import Answer, Cap, Task, Test, TestRun
 
 PP = Test("pp", 512)
@@ -104,20 +107,22 @@ def measured_of(
     facts: FileFacts | None = None,
     answer: Mapping[str, Any] | None = None,
     caps: Sequence[Cap] = (),
-    **task: Any,
-) -> Measured:
+    **more: Any,
+) -> TaskRuns:
     """Return what rounds gave; None: the process of that round gave nothing."""
     is_qsf = engine == "qsf"
     changes: dict[str, Any] = {} if is_qsf else {"version": "llama.cpp 1", "kv_type": "f16"}
     changes |= dict(answer or {})
     path = QSF_FILE if is_qsf else BASELINE_FILE
-    known: dict[str, Any] = {"n_threads": 2, "tests": tuple(tests), "path": path} | task
-    return Measured(
-        Task(engine, **known),
+    known: dict[str, Any] = {"n_threads": 2, "tests": tuple(tests), "path": path} | more
+    task = Task(engine, **known)
+    return TaskRuns(
+        task,
         facts or facts_of(type="4bit" if is_qsf else "Q4_K_M"),
-        [None if runs is None else answer_of(runs, **changes) for runs in rounds],
-        peak_rss_bytes=720 << 20,
-        caps=caps,
+        [
+            None if runs is None else Outcome(task, answer_of(runs, **changes), "", 720 << 20, cap)
+            for runs, cap in zip_longest(rounds, caps[: len(rounds)])
+        ],
     )
 
 
@@ -137,7 +142,7 @@ def small_results(**machine: Any) -> Results:
 
     scales = (1.0, 0.96, 1.04)
     streamed = {"plan": {"streamed_bytes": 500_000_000}, "io": "direct x4"}
-    capped: dict[str, Any] = {"tests": [TG], "cap_mb": 300, "caps": [Cap(300, 290 << 20, 0)]}
+    capped: dict[str, Any] = {"tests": [TG], "cap_mb": 300, "caps": 3 * [Cap(300, 290 << 20, 0)]}
     measured = [
         measured_of("qsf", [qsf_runs(scale) for scale in scales]),
         measured_of("llama.cpp", [baseline_runs(scale) for scale in scales]),
@@ -146,7 +151,7 @@ def small_results(**machine: Any) -> Results:
         ),
         measured_of("llama.cpp", [[run_of(TG, 0.5 * s)] for s in scales], **capped),
     ]
-    measured[1] = replace(measured[1], failures={"killed by signal 9": 1})
+    measured[1].failures["killed by signal 9"] = 1
     found = analyse(measured, LIMITS, [(QSF_FILE, BASELINE_FILE)])
     known = {"cpu": "Processor X", "n_cores": 2, "isa": "avx2", "isa_available": ["avx2"]}
     known |= {"commit": "abc1234", "date": "2026-01-02T03:04:05+00:00", "baseline": "llama.cpp 1"}
