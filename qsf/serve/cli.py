@@ -71,8 +71,7 @@ def _run(request: Request) -> int:
     require_tokenizer(path)
     opening = replace(
         request.opening,
-        sessions=min(2 * request.serving.parallel, 256),  # the others keep what was said
-        kv_contexts=request.serving.parallel,
+        **request.serving.sessions(),
         draft="off",  # requests share passes instead
         reserve_mb=reserve_mb(request.serving),
     )
@@ -167,11 +166,12 @@ def make_server(
     from qsf.serve.engine import ModelEngine
     from qsf.serve.gate import Gate, is_loopback, read_keys
     from qsf.serve.metrics import Metrics
+    from qsf.serve.prefix import read_prefix
     from qsf.serve.scheduler import Limits, Scheduler
     from qsf.serve.server import Bounds, Server, log_line
     from qsf.serve.slot_files import SlotFiles
 
-    engine = ModelEngine(model)
+    engine = ModelEngine(model, options.parallel)
     keys = () if options.api_key_file is None else read_keys(Path(options.api_key_file))
     hosts = _texts(options.allowed_host)
     gate = Gate(
@@ -203,7 +203,9 @@ def make_server(
     if options.session_dir is not None:
         folder = Path(options.session_dir)
         kept = SlotFiles(folder, engine, lambda text: command.say_error("qsf-serve", text))
-    return Server(serving, Scheduler(engine, limits, metrics), metrics, gate, bounds, log, kept)
+    prefix = None if options.prefix is None else read_prefix(Path(options.prefix), model)
+    scheduler = Scheduler(engine, limits, metrics)
+    return Server(serving, scheduler, metrics, gate, bounds, log, kept, prefix)
 
 
 def _texts(value: str | Sequence[str]) -> tuple[str, ...]:

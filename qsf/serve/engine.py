@@ -15,7 +15,7 @@ from qsf.serve.job import Chosen, Job
 
 if TYPE_CHECKING:
     from qsf.model import Model
-    from qsf.serve.scheduler import PassItem
+    from qsf.serve.slots import PassItem
     from qsf.session import Session
 
 
@@ -25,13 +25,16 @@ _MAX_SCORE_ROWS = 64
 
 
 class ModelEngine:
-    """The sessions of a model, one for each slot; their KV pool holds ``n_running`` contexts."""
+    """The sessions of a model, one for each slot."""
 
-    def __init__(self, model: Model) -> None:
-        """Take all sessions that the model was opened for."""
+    def __init__(self, model: Model, n_running: int | None = None) -> None:
+        """Take all sessions that the model was opened for; ``n_running`` may have jobs.
+
+        None: as many as the KV pool has contexts.
+        """
         plan = model.info.plan
         self.n_slots = plan.max_sessions
-        self.n_running = plan.kv_contexts
+        self.n_running = n_running or plan.kv_contexts
         self.ctx_tokens = plan.ctx_tokens
         self.chunk_tokens = plan.chunk_tokens
         self.logits_rows = plan.logits_rows

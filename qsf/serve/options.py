@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qsf.errors import QsfArgumentError
 from qsf.options import (
     CheckedOptions,
     Flag,
@@ -36,6 +37,9 @@ http://127.0.0.1:8080/ is a page to chat with. docs/server.md has all requests a
 
 exit codes: 0 ended by a signal, 1 failed, 2 wrong options
 """
+
+
+_MOST_SESSIONS = 256
 
 
 class _Name(Kind):
@@ -74,7 +78,7 @@ class ServeOptions(CheckedOptions):
     port: int = _serve(8080, Whole(0, 65535), "port to listen on; 0: any that is free")
     parallel: int = _serve(
         4,
-        Whole(1, 256),
+        Whole(1, _MOST_SESSIONS),
         "how many sequences are evaluated together; the budget holds a KV cache for each",
         also=("-np",),
     )
@@ -114,6 +118,13 @@ class ServeOptions(CheckedOptions):
         False, Flag(), "let requests ask for JSON, schemas, regular expressions and grammars"
     )
     max_body_mb: int = _serve(1, Whole(1, 64), "most MB of the body of a request")
+    prefix: str | None = _serve(
+        None,
+        _Name(),
+        "file with the beginning of prompts, a text or FILE.json with messages: evaluated at the "
+        "start, never forgotten, shared by all",
+        "none",
+    )
     session_dir: str | None = _serve(
         None,
         _Name(),
@@ -123,6 +134,27 @@ class ServeOptions(CheckedOptions):
     connections: int = _serve(
         64, Whole(1, 10_000), "most connections at a time, 16 of an address of another machine"
     )
+
+    def __post_init__(self) -> None:
+        """Check the options together."""
+        CheckedOptions.__post_init__(self)
+        if self.prefix is not None and self.parallel == _MOST_SESSIONS:
+            raise QsfArgumentError(
+                f"--prefix takes one of {_MOST_SESSIONS} sequences: --parallel may be at most "
+                f"{_MOST_SESSIONS - 1} beside it",
+                argument="parallel",
+            )
+
+    def sessions(self) -> dict[str, Any]:
+        """Return for how many sessions, and contexts of the KV pool, the model is opened.
+
+        Half of the sessions keep what was said; one has the prefix.
+        """
+        n_prefix = int(self.prefix is not None)
+        return {
+            "sessions": min(2 * self.parallel + n_prefix, _MOST_SESSIONS),
+            "kv_contexts": self.parallel + n_prefix,
+        }
 
 
 @dataclass(frozen=True, slots=True)

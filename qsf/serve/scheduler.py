@@ -15,7 +15,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from qsf.errors import (
     QsfCancelledError,
@@ -24,59 +23,13 @@ from qsf.errors import (
     QsfIOError,
     QsfMemoryError,
 )
-from qsf.serve.job import Chosen, Event, Job, State
+from qsf.serve.job import Event, Job, State
 from qsf.serve.metrics import Metrics
 from qsf.serve.pace import Pace
 from qsf.serve.problems import Problem, problem_of
-from qsf.serve.slots import Slot, Slots
+from qsf.serve.slots import Engine, PassItem, Slot, Slots
 
 _MAX_RETRY_SECONDS = 60
-
-
-@dataclass(slots=True)
-class PassItem:
-    """Tokens of one slot in a pass, after those that the slot holds."""
-
-    slot: int
-    tokens: array[int]
-    wants_logits: bool
-    wants_scores: bool = False  # logits of all its tokens; of one item in a pass
-
-
-class Engine(Protocol):
-    """What evaluates: slots, each with a sequence of tokens and its KV cache."""
-
-    n_slots: int
-    n_running: int  # slots that may have a job: so many contexts have room beside each other
-    ctx_tokens: int
-    chunk_tokens: int  # the most of one pass
-    logits_rows: int  # tokens with logits in one pass, where more than one item wants some
-    score_rows: int  # the most tokens of an item that wants scores
-
-    def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
-        """Evaluate all items in one pass; return what went wrong with each.
-
-        Raises QsfError where the pass has failed: then no slot has changed, or ``n_held`` says so;
-        QsfMemoryError where slots hold too much together.
-        """
-
-    def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
-        """Choose the next token for each of (slot, job), from the logits of the last pass."""
-
-    def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]:
-        """Return how probable each of ``tokens`` was, by the rows of the last pass."""
-
-    def n_held(self, slot: int) -> int:
-        """Return how many tokens the slot holds."""
-
-    def keep(self, slot: int, n_tokens: int) -> int:
-        """Forget all but the first tokens of the slot; return how many it holds then."""
-
-    def copy(self, slot: int, source: int, n_tokens: int) -> None:
-        """Make the slot hold the first tokens that another holds. Raises QsfError: it cannot."""
-
-    def cancel(self, slot: int) -> None:
-        """End what is evaluated for the slot; from any thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +147,10 @@ class Scheduler:
         return self._slots.all
 
     # ---- the thread ----
+
+    def pin(self, tokens: array[int]) -> None:
+        """Evaluate tokens that all may share from then on; before ``run``. Raises QsfError."""
+        self._slots.pin(tokens)
 
     def run(self, deliver: Callable[[], None]) -> None:
         """Work until closed and nothing is left; ``deliver`` is called after each round."""

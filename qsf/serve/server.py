@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,7 @@ class Server:
         bounds: Bounds,
         log: Callable[[str], None] | None = None,
         slot_files: SlotFiles | None = None,
+        prefix: array[int] | None = None,
     ) -> None:
         """Take the parts; nothing runs yet."""
         self.serving = serving
@@ -74,6 +76,7 @@ class Server:
         self._bounds = bounds
         self._log = log
         self._slot_files = slot_files
+        self._prefix = prefix
         self._created = int(time.time())
         self._connections: set[Connection] = set()
         self._addresses: Counter[str] = Counter()
@@ -134,6 +137,8 @@ class Server:
         self._loop = loop
         if self._slot_files is not None:
             self._slot_files.load(self.scheduler.slots)
+        if self._prefix is not None:
+            self.scheduler.pin(self._prefix)
         self._engine_thread = threading.Thread(
             target=self.scheduler.run, args=(self._deliver,), name="qsf-engine", daemon=True
         )

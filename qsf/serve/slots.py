@@ -9,19 +9,62 @@ tokens of the few sequences that there are; docs/server.md has what that takes.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from qsf.errors import QsfError
-from qsf.serve.job import Job, State
+from qsf.serve.job import Chosen, Job, State
 from qsf.text.arguments import count_common
-
-if TYPE_CHECKING:
-    from qsf.serve.scheduler import Engine
 
 # Fewer tokens are evaluated rather than waited for: a block of the KV pool.
 _LEAST_TOKENS = 32
+
+
+@dataclass(slots=True)
+class PassItem:
+    """Tokens of one slot in a pass, after those that the slot holds."""
+
+    slot: int
+    tokens: array[int]
+    wants_logits: bool
+    wants_scores: bool = False  # logits of all its tokens; of one item in a pass
+
+
+class Engine(Protocol):
+    """What evaluates: slots, each with a sequence of tokens and its KV cache."""
+
+    n_slots: int
+    n_running: int  # slots that may have a job: so many contexts have room beside each other
+    ctx_tokens: int
+    chunk_tokens: int  # the most of one pass
+    logits_rows: int  # tokens with logits in one pass, where more than one item wants some
+    score_rows: int  # the most tokens of an item that wants scores
+
+    def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
+        """Evaluate all items in one pass; return what went wrong with each.
+
+        Raises QsfError where the pass has failed: then no slot has changed, or ``n_held`` says so;
+        QsfMemoryError where slots hold too much together.
+        """
+
+    def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
+        """Choose the next token for each of (slot, job), from the logits of the last pass."""
+
+    def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]:
+        """Return how probable each of ``tokens`` was, by the rows of the last pass."""
+
+    def n_held(self, slot: int) -> int:
+        """Return how many tokens the slot holds."""
+
+    def keep(self, slot: int, n_tokens: int) -> int:
+        """Forget all but the first tokens of the slot; return how many it holds then."""
+
+    def copy(self, slot: int, source: int, n_tokens: int) -> None:
+        """Make the slot hold the first tokens that another holds. Raises QsfError: it cannot."""
+
+    def cancel(self, slot: int) -> None:
+        """End what is evaluated for the slot; from any thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +74,7 @@ class Slot:
     Attributes:
         leader: the slot, with its job, that evaluates the first tokens of this slot's job, and how
             many; until then the job waits. None: it does not.
+        is_pinned: it holds what all may share, and never anything else.
     """
 
     index: int
@@ -39,6 +83,7 @@ class Slot:
     salt: str = ""
     used: float = 0.0
     leader: tuple[Slot, Job, int] | None = None
+    is_pinned: bool = False
 
     def is_waiting(self) -> bool:
         """Return whether another slot is still evaluating the beginning of this one's job."""
@@ -62,12 +107,25 @@ class Slots:
         """The slots that have a job, with it."""
         return [(slot, job) for slot in self.all if (job := slot.job) is not None]
 
+    def pin(self, tokens: array[int]) -> None:
+        """Evaluate tokens that prompts may begin with, and keep them for all. Raises QsfError."""
+        slot = self.all[-1]
+        n_chunk = self._engine.chunk_tokens
+        self.keep(slot, count_common(slot.held, tokens))
+        while len(slot.held) < len(tokens):
+            piece = tokens[len(slot.held) : len(slot.held) + n_chunk]
+            for error in self._engine.evaluate([PassItem(slot.index, piece, False)]):
+                if error is not None:
+                    raise error
+            slot.held.extend(piece)
+        slot.is_pinned = True
+
     def choose(self, job: Job) -> Slot:
         """Return the free slot that the job goes on from, or else the longest unused one.
 
         What a slot holds beyond the prompt stays for others: its beginning is copied.
         """
-        free = [slot for slot in self.all if slot.job is None]
+        free = [slot for slot in self.all if slot.job is None and not slot.is_pinned]
         goes_on = [slot for slot in free if slot.held and _n_held_of(slot, job) == len(slot.held)]
         if goes_on:
             return max(goes_on, key=lambda slot: len(slot.held))
@@ -123,7 +181,7 @@ class Slots:
 
     def make_room(self) -> bool:
         """Forget what was not used for longest; return whether there was anything."""
-        kept = [slot for slot in self.all if slot.job is None and slot.held]
+        kept = [slot for slot in self.all if slot.job is None and slot.held and not slot.is_pinned]
         if kept:
             self.keep(min(kept, key=lambda slot: slot.used), 0)
         return bool(kept)
@@ -131,4 +189,5 @@ class Slots:
 
 def _n_held_of(slot: Slot, job: Job) -> int:
     """Return how many tokens of the job's prompt the slot holds, for a job that may know."""
-    return count_common(slot.held, job.prompt) if slot.salt == job.salt else 0
+    is_shared = slot.salt == job.salt or slot.is_pinned
+    return count_common(slot.held, job.prompt) if is_shared else 0

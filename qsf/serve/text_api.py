@@ -45,7 +45,7 @@ def props(serving: Serving, scheduler: Scheduler) -> dict[str, Any]:
     defaults = serving.model.generation_defaults
     return {
         "model_alias": serving.name,
-        "total_slots": info.plan.kv_contexts,
+        "total_slots": scheduler.n_running_most,
         "n_ctx": serving.ctx_tokens,
         "chat_template_is_plain": serving.model.chat_template.is_plain,
         "system_fingerprint": serving.fingerprint,

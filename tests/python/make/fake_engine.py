@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from qsf.errors import QsfCancelledError, QsfError, QsfMemoryError
 from qsf.serve.job import Choosing, Chosen, Event, Job
-from qsf.serve.scheduler import PassItem
+from qsf.serve.slots import PassItem
 from qsf.text.sampling import SamplingParams, StopMatcher
 from qsf.text.tokenizer import IncrementalDecoder
 

@@ -140,9 +140,7 @@ def started(words: list[str]) -> Iterator[subprocess.Popen[str]]:
 def serving(path: Path, model: Model | None = None, **options: Any) -> Iterator[Client]:
     """Serve a model; the options are those of ServeOptions."""
     asked = ServeOptions(**{"port": 0, "grace": 5.0, **options})
-    opened = model or Model(
-        path, ram_budget=None, sessions=2 * asked.parallel, kv_contexts=asked.parallel, threads=1
-    )
+    opened = model or Model(path, ram_budget=None, threads=1, **asked.sessions())
     constraints = read_constraints(path, asked)
     server = make_server(opened, path, asked, constraints, is_quiet=True)
     ready = threading.Event()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from qsf.file.layout import Dtype
 from qsf.serve.engine import ModelEngine
 from qsf.serve.job import Choosing
 from qsf.serve.metrics import Metrics
+from qsf.serve.options import ServeOptions
+from qsf.serve.prefix import read_prefix
 from qsf.serve.scheduler import Limits, Scheduler
 from qsf.serve.slot_files import SlotFiles
 
@@ -114,3 +117,59 @@ def test_what_slots_hold_outlasts_the_server(tiny_chat_8bit: Path, tmp_path: Pat
     with serving(tiny_chat_8bit, **options) as client:
         assert cached(client) == 0
     assert len(set(texts)) == 1
+
+
+@pytest.mark.parametrize("is_messages", [False, True])
+def test_a_pinned_prefix_is_shared_by_all_and_stays(
+    tiny_chat_8bit: Path, tmp_path: Path, is_messages: bool
+) -> None:
+    text = "You tell stories about animals in the wood. " * 4
+    path = tmp_path / ("prefix.json" if is_messages else "prefix.txt")
+    path.write_text(json.dumps([{"role": "system", "content": text}]) if is_messages else text)
+
+    def ask(client: Client, i: int) -> tuple[str, int]:
+        fields: dict[str, Any] = {"max_tokens": 5, "seed": 4, "cache_salt": str(i)}
+        if is_messages:
+            messages = [
+                {"role": "system", "content": text},
+                {"role": "user", "content": f"{i} foxes"},
+            ]
+            answer = client.post("/v1/chat/completions", {**fields, "messages": messages}).json
+            said = answer["choices"][0]["message"]["content"]
+        else:
+            answer = client.post("/v1/completions", {**fields, "prompt": f"{text}{i} foxes"}).json
+            said = answer["choices"][0]["text"]
+        return said, answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with serving(tiny_chat_8bit, parallel=1) as client:
+        alone = [ask(client, i) for i in range(4)]
+    with serving(tiny_chat_8bit, parallel=1, prefix=str(path)) as client:
+        n_prefix = len(client.server.scheduler.slots[-1].held)
+        shared = [ask(client, i) for i in range(4)]
+    assert [text for text, _ in shared] == [text for text, _ in alone]
+    assert [n for _, n in alone] == [0] * 4
+    assert all(n_prefix - 2 <= n <= n_prefix for _, n in shared)  # the last may merge
+    assert n_prefix > 40
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "text"),
+    [
+        ("a.txt", b"word " * 900, "tokens"),
+        ("a.txt", b"\xff", "not UTF-8"),
+        ("a.json", b"{}", "not a conversation"),
+        ("none.txt", None, "No such file"),
+    ],
+)
+def test_a_prefix_that_cannot_be_is_refused(
+    tiny_chat_8bit: Path, tmp_path: Path, name: str, data: bytes | None, text: str
+) -> None:
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with (
+        qsf.Model(tiny_chat_8bit, ram_budget=None, sessions=3, max_seq_len=200) as model,
+        pytest.raises(errors.QsfError, match=text),
+    ):
+        read_prefix(tmp_path / name, model)
+    with pytest.raises(errors.QsfArgumentError, match="at most 255"):
+        ServeOptions(prefix="a", parallel=256)
