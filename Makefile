@@ -167,7 +167,7 @@ fuzz: build/install.stamp ## each fuzz target and section for FUZZ_SECONDS (need
 
 baseline: build/install.stamp ## llama.cpp for python -m qsf.bench, built for this processor
 	@tools/bootstrap.sh baseline
-	@command=$$($(PY) -m qsf.bench.run.baseline); echo "$$command"; eval "$$command"
+	@tools/build_baseline.sh $(PY)
 	@$(PY) -c 'from qsf.bench.run.baseline import find_baseline; print(find_baseline().words)'
 
 bench: build/install.stamp ## build and run the benchmarks

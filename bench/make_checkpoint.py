@@ -3,7 +3,7 @@
 For measuring conversion, memory and speed on real sizes without downloading a model.
 Tensors are written one at a time, so any size fits in little memory.
 
-Usage: python bench/make_checkpoint.py OUT_DIR --shape 1.1b [--tokenizer-from DIR]
+Usage: python bench/make_checkpoint.py OUT_DIR --shape tinyllama-1.1b [--tokenizer-from DIR]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qsf.bench.models.shapes import ALIASES, SHAPES, Shape, find_shape
+from qsf.bench.models.shapes import SHAPES, Shape, find_shape
 
 MAX_SHARD_BYTES = 2 << 30
 
@@ -148,7 +148,7 @@ def main() -> None:
     """Parse the command line and write the checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out_dir", type=Path)
-    parser.add_argument("--shape", choices=(*SHAPES, *ALIASES), default="1.1b")
+    parser.add_argument("--shape", choices=SHAPES, default="tinyllama-1.1b")
     parser.add_argument("--tokenizer-from", type=Path, help="folder to copy tokenizer files from")
     args = parser.parse_args()
     shape = find_shape(args.shape)

@@ -3,7 +3,7 @@
 The command line of qsf/bench/random_gguf.py, which says what the file is.
 
 Needs: pip install gguf
-Usage: python bench/make_gguf.py OUT.gguf --shape 1.1b --type Q4_K_M
+Usage: python bench/make_gguf.py OUT.gguf --shape tinyllama-1.1b --type Q4_K_M
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from qsf.bench.models.random_gguf import FILE_TYPES, tensors, write_model
-from qsf.bench.models.shapes import ALIASES, SHAPES, find_shape
+from qsf.bench.models.shapes import SHAPES, find_shape
 from qsf.errors import QsfError
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     """Parse the command line and write the model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--shape", choices=(*SHAPES, *ALIASES), default="1.1b")
+    parser.add_argument("--shape", choices=SHAPES, default="tinyllama-1.1b")
     parser.add_argument("--type", choices=FILE_TYPES, default="Q4_0")
     args = parser.parse_args()
     shape = find_shape(args.shape)

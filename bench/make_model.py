@@ -3,7 +3,7 @@
 The command line of qsf/bench/random_qsf.py, which says what the file is. With --sparse N only
 the first N layers have weights, the others are holes in the file.
 
-Usage: python bench/make_model.py OUT.qsf --shape 1.1b --quant-type 2bit
+Usage: python bench/make_model.py OUT.qsf --shape tinyllama-1.1b --quant-type 2bit
            [--embed-type 8bit] [--tokenizer-from examples/tiny-llama] [--seed 0]
            [--compress zstd | --sparse 1]
 """
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from qsf.bench.models.random_qsf import embed_type_of, write_model
-from qsf.bench.models.shapes import ALIASES, SHAPES, find_shape
+from qsf.bench.models.shapes import SHAPES, find_shape
 from qsf.errors import QsfError
 from qsf.file.layout import Compression
 from qsf_converter.rounding.compression import (
@@ -31,7 +31,7 @@ def main() -> None:
     """Parse the command line, write the file, say how long it took."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--shape", choices=(*SHAPES, *ALIASES), default="1.1b")
+    parser.add_argument("--shape", choices=SHAPES, default="tinyllama-1.1b")
     parser.add_argument("--quant-type", choices=QUANT_TYPES, default="4bit")
     parser.add_argument(
         "--embed-type", choices=QUANT_TYPES, help="default: 8bit, or f16 with --quant-type f16"

@@ -16,12 +16,7 @@ from qsf.bench.judge.results import Failure, Limits, Results
 from qsf.bench.models import cache, shapes
 from qsf.bench.models.facts import FileFacts, baseline_type, check_same_work, read_facts
 from qsf.bench.request import Request, Setting
-from qsf.bench.run.baseline import (
-    Baseline,
-    BaselineMissingError,
-    find_baseline,
-    install_command,
-)
+from qsf.bench.run.baseline import HOW, Baseline, BaselineMissingError, find_baseline
 from qsf.bench.run.launch import Outcome, run_task
 from qsf.bench.run.llama_bench import KV_TYPES as BASELINE_KV_TYPES
 from qsf.bench.run.memory_group import memory_group
@@ -31,10 +26,6 @@ from qsf.bench.show.trace import chrome_trace
 from qsf.errors import QsfArgumentError, QsfError, QsfUnsupportedError
 from qsf.shell.command import StoppedError, explain_folder
 
-_CACHES = {
-    False: "dropped before runs that stream or are in a cgroup",
-    True: "left as they were",
-}
 _PROCESS_MB = 48  # Python, KV cache, buffers
 _TRACED_TOKENS = 8
 _TRACED_EVENTS = 1 << 18
@@ -175,7 +166,7 @@ class _Campaign:
             "tests": [test.words for test in request.tests],
             "kv_type": request.options.kv_type or "each engine's default",
             "io": request.options.io or "auto",
-            "caches": _CACHES[request.options.warm],
+            "caches": "dropped before runs that stream or are in a cgroup",
             "weights": "of files" if request.options.models else "random",
         }
 
@@ -364,9 +355,8 @@ class _Campaign:
         crashes = [
             why for r in self.runs if r.task.engine == LLAMA for why in r.failures if "crash" in why
         ]
-        if crashes and self.llama is not None:
-            how = install_command(self.llama.python)
-            self.watcher.warn(f"llama.cpp {crashes[0]}. This builds it for this machine: {how}")
+        if crashes:
+            self.watcher.warn(f"llama.cpp {crashes[0]}: {HOW}")
 
     def run_task(self, task: Task) -> Outcome:
         """Run one process."""
@@ -378,7 +368,7 @@ class _Campaign:
         return run_task(
             task,
             self.llama.python if is_llama and self.llama else sys.executable,
-            is_cold=is_bound and not self.request.options.warm,
+            is_cold=is_bound,
             n_weights=facts.n_weights,
         )
 

@@ -29,6 +29,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from qsf.options import Kind, Number, Whole
+from qsf.shell.arguments import parser_of
+
 _WORDS = ("time", "day", "way", "man", "world", "life", "hand", "part", "child", "eye", "place")
 _CONNECT_SECONDS = 30.0
 _FAULTS = ("half", "unread", "value")
@@ -272,11 +275,35 @@ def share(values: Sequence[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def _numbers(text: str) -> list[int]:
-    numbers = [int(part) for part in text.split(",")]
-    if min(numbers) < 1:
-        raise ValueError(text)
-    return numbers
+class _Numbers(Whole):
+    """Several whole numbers."""
+
+    def parse(self, text: str) -> Any:
+        """Return their list."""
+        return [Whole.parse(self, part) for part in text.split(",")]
+
+
+_SHARE = Number(0, 1)
+_ABOVE_0 = Number(0, 1e9, is_open=True)
+_OPTIONS: tuple[tuple[str, Kind, Any, str], ...] = (
+    ("streams", _Numbers(1), [1, 4, 8], "closed loop: so many requests at a time, a row each"),
+    ("rate", _ABOVE_0, None, "open loop instead: so many requests a second"),
+    ("requests", Whole(1), 16, "of each row"),
+    ("prompt-tokens", _Numbers(1), [16, 64, 256], "words of a prompt: one of these, by the seed"),
+    ("max-tokens", Whole(1), 64, "of an answer"),
+    ("disconnects", _SHARE, 0.0, "share of the requests whose clients leave in the middle"),
+    (
+        "faults", _SHARE, 0.0,
+        "share of the requests that are wrong: half of one, a wrong value, an answer that nobody "
+        "waits for",
+    ),
+    (
+        "seconds", _ABOVE_0, None,
+        "a soak: requests for so long instead of --requests; shows what the server's memory, open "
+        "files and requests do meanwhile",
+    ),
+    ("seed", Whole(0), 0, "of prompts and times"),
+)  # fmt: skip
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -284,59 +311,21 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m qsf.bench serve", description=(__doc__ or "").split("\n\n")[1]
     )
-    add = parser.add_argument
-    add("url", metavar="URL", help="of a server, such as http://127.0.0.1:8080")
-    add(
-        "--streams",
-        type=_numbers,
-        default=[1, 4, 8],
-        metavar="N,...",
-        help="closed loop: so many requests at a time, a row each (default: 1,4,8)",
-    )
-    add("--rate", type=float, metavar="R", help="open loop instead: R requests a second")
-    add("--requests", type=int, default=16, metavar="N", help="of each row (default: 16)")
-    add(
-        "--prompt-tokens",
-        type=_numbers,
-        default=[16, 64, 256],
-        metavar="N,...",
-        help="words of a prompt: one of these, by the seed (default: 16,64,256)",
-    )
-    add("--max-tokens", type=int, default=64, metavar="N", help="of an answer (default: 64)")
-    add(
-        "--disconnects",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="of the requests, 0 to 1: clients that leave in the middle (default: 0)",
-    )
-    add(
-        "--faults",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="of the requests, 0 to 1: half of one, a wrong value, an answer that nobody waits for "
-        "(default: 0)",
-    )
-    add(
-        "--seconds",
-        type=float,
-        metavar="S",
-        help="a soak: requests for so long instead of --requests; shows what the server's memory, "
-        "open files and requests do meanwhile",
-    )
-    add("--seed", type=int, default=0, metavar="N", help="of prompts and times (default: 0)")
-    add("--json", action="store_true", help="print JSON instead of a table")
-    options = parser.parse_args(arguments)  # fmt: skip
+    parser.add_argument("url", metavar="URL", help="of a server, such as http://127.0.0.1:8080")
+    for name, kind, default, text in _OPTIONS:
+        is_list = isinstance(default, list)
+        shown = ",".join(map(str, default)) if is_list else default
+        parser.add_argument(
+            f"--{name}",
+            type=parser_of(kind),
+            default=default,
+            metavar="N,..." if is_list else kind.metavar,
+            help=text if default is None else f"{text} (default: {shown})",
+        )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args(arguments)
     if urlsplit(options.url).scheme != "http" or not urlsplit(options.url).hostname:
         parser.error(f"URL must begin with http://, not be {options.url!r}")
-    if options.requests < 1 or options.max_tokens < 1:
-        parser.error("--requests and --max-tokens are at least 1")
-    if not 0 <= options.disconnects <= 1 or not 0 <= options.faults <= 1:
-        parser.error("--disconnects and --faults are from 0 to 1")
-    for name, value in (("rate", options.rate), ("seconds", options.seconds)):
-        if value is not None and not 0 < value < float("inf"):
-            parser.error(f"--{name} must be above 0, not {value:g}")
     return options
 
 

@@ -186,9 +186,6 @@ class Options:
     compare: Path | None = _option(
         "OLD.json", "Results of an earlier run: report what became slower or faster.", Path
     )
-    warm: bool = _option(
-        "", "Leave files in the page cache before runs that stream or in a cgroup.", default=False
-    )
     cache: Path | None = _option(
         "FOLDER", "Folder for random weights.", Path, shown="~/.cache/qsf/bench"
     )

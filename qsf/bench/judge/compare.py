@@ -23,7 +23,6 @@ from qsf.bench.run.tasks import QSF
 LEAST = 0.03
 NOISY = 0.10  # a wider spread hides what matters
 MANY_ROUNDS = 8
-_PEAK_GREW = 0.05
 _SAME_FILE = 0.01
 
 Verdict = Literal["slower", "faster", "same", "noisy"]
@@ -88,9 +87,6 @@ def compare(old: Results, new: Results) -> Comparison:
             verdict = "noisy"
         speeds = before.tok_per_s.median, row.tok_per_s.median
         changes.append(Change(_name(row), *speeds, change, noise, verdict, ratios is not None))
-        if row.peak_rss_bytes > before.peak_rss_bytes * (1 + _PEAK_GREW):
-            peaks = [f"{one.peak_rss_bytes / 2**20:,.0f} MB" for one in (before, row)]
-            notes.append(f"{_name(row)}: peak memory {', then '.join(peaks)}")
     notes += [f"only in the older result: {_name(row)}" for row in left.values()]
     return Comparison(changes, notes)
 

@@ -52,16 +52,6 @@ class Shape:
         if self.is_tied is None:
             object.__setattr__(self, "is_tied", self.family == "gpt2")
 
-    @property
-    def q_dim(self) -> int:
-        """Outputs of Q, all heads."""
-        return self.n_heads * self.head_dim
-
-    @property
-    def kv_dim(self) -> int:
-        """Outputs of K, and of V, all heads."""
-        return self.n_kv_heads * self.head_dim
-
 
 _QWEN3: Final = functools.partial(
     Shape, n_vocab=151936, max_tokens=40960, family="qwen3", head_dim=128
@@ -97,22 +87,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
         n_experts=32, n_chosen=4,
     ),
 }  # fmt: skip
-ALIASES: Final[Mapping[str, str]] = {
-    "110m": "llama-110m",
-    "1.1b": "tinyllama-1.1b",
-    "7b": "llama2-7b",
-    "13b": "llama2-13b",
-    "70b": "llama2-70b",
-}
 
 
 def find_shape(name: str) -> Shape:
-    """Return the shape of that name or alias. Raises QsfArgumentError with the known names."""
-    shape = SHAPES.get(ALIASES.get(name, name))
+    """Return the shape of that name. Raises QsfArgumentError with the known names."""
+    shape = SHAPES.get(name)
     if shape is None:
-        raise QsfArgumentError(
-            f"shape {name!r} is unknown; known: {', '.join((*SHAPES, *ALIASES))}"
-        )
+        raise QsfArgumentError(f"shape {name!r} is unknown; known: {', '.join(SHAPES)}")
     return shape
 
 

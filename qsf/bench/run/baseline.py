@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python: where it is, how it was built, how to build it.
+"""llama.cpp through llama-cpp-python: where it is, and how it was built.
 
 It is asked in a process of its own: importing it takes memory, and a llama.cpp that was built for
 another processor crashes.
@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +30,7 @@ print({_MARK!r} + json.dumps({{
 }}))
 """
 
-_PACKAGES = "llama-cpp-python gguf"
-_NO_AMX = "-mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
-# gcc 12 loses stores before _tile_loadconfig, and its llama.cpp crashes; clang 14 and 15 lack
-# AVX512_FP16 or tile intrinsics that llama.cpp's AMX code uses.
-_GCC_WITH_AMX = 13
-_CLANG_WITH_AMX = 16
-_NEWEST_CLANG = 30
+HOW = "`make baseline` builds it for this machine, docs/benchmarks.md says how elsewhere"
 
 
 class BaselineMissingError(QsfError):
@@ -94,8 +85,7 @@ def find_baseline(python: str | None = None) -> Baseline:
     else:
         said = signal_text(ended) or f"ended with {ended.exit_code}{last_lines(ended.errors)}"
         why = f"llama-cpp-python of {python} does not work here: {said}"
-    how = f". This builds it for this machine: {install_command(python)}"
-    raise BaselineMissingError(why, how)
+    raise BaselineMissingError(why, f": {HOW}")
 
 
 def compiler_of(path: Path) -> str:
@@ -118,54 +108,3 @@ def isa_words(system_info: str) -> str:
     names = re.findall(r"\b([A-Z][A-Z0-9_]*) = 1\b", system_info)
     known = ("AVX", "AMX", "NEON", "DOTPROD", "MATMUL_INT8", "SVE", "SME", "RVV", "VSX")
     return " ".join(name for name in names if name.startswith(known))
-
-
-def install_command(python: str = sys.executable) -> str:
-    """Return the shell command that builds and installs llama.cpp for this processor.
-
-    It names the newest clang that can build llama.cpp's AMX and AVX-512 code, if there is one. Else
-    it takes the default compiler, and leaves AMX out if that is a gcc that breaks it. gguf comes
-    with it, which makes files of random weights.
-    """
-    flags, compiler = "-DGGML_NATIVE=ON", ""
-    clang = newest_clang()
-    if clang is not None:
-        compiler = f"CC={clang} CXX={clang.replace('clang', 'clang++')} "
-    elif _has_amx() and (_major_version("gcc") or _GCC_WITH_AMX) < _GCC_WITH_AMX:
-        flags = f"\"{flags} -DCMAKE_C_FLAGS='{_NO_AMX}' -DCMAKE_CXX_FLAGS='{_NO_AMX}'\""
-    pip = f"{shlex.quote(python)} -m pip install --force-reinstall --no-cache-dir"
-    return f"{compiler}CMAKE_ARGS={flags} {pip} --no-binary llama-cpp-python {_PACKAGES}"
-
-
-def newest_clang() -> str | None:
-    """Return the command of the newest clang with C++ whose AMX code works; None: there is none."""
-    names = [f"clang-{major}" for major in range(_NEWEST_CLANG, _CLANG_WITH_AMX - 1, -1)]
-    for name in [*names, "clang"]:
-        has_cxx = shutil.which(name) and shutil.which(name.replace("clang", "clang++"))
-        if has_cxx and (_major_version(name) or 0) >= _CLANG_WITH_AMX:
-            return name
-    return None
-
-
-def _has_amx() -> bool:
-    try:
-        cpuinfo = Path("/proc/cpuinfo").read_text("utf-8", "replace")
-    except OSError:
-        return False
-    return re.search(r"^flags\s*:.*\bamx_tile\b", cpuinfo, re.MULTILINE) is not None
-
-
-def _major_version(compiler: str) -> int | None:
-    """Return the major version of a compiler; None: it does not run."""
-    try:
-        done = subprocess.run(
-            [compiler, "-dumpversion"], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.match(r"\d+", done.stdout)
-    return int(found[0]) if found else None
-
-
-if __name__ == "__main__":  # for a shell: eval "$(python -m qsf.bench.run.baseline)"
-    sys.stdout.write(install_command() + "\n")

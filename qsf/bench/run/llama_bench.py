@@ -58,7 +58,6 @@ def answer_of(output: str, task: Task, *, n_weights: int) -> Answer:
         kernels=str(first.get("backends") or "CPU"),
         kv_type=task.kv_type or "f16",
         n_vocab=0,
-        n_weights=measured_weights,
         load_seconds=0.0,
         peak_rss_bytes=0,
         tests=[_run_of(test, records) for test in task.tests],

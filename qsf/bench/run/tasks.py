@@ -80,7 +80,6 @@ class Task:
     cap_mb: int | None = None  # of the memory control group; None: not in one
     kv_type: str | None = None  # as --kv-type; None: the engine's default
     io: str | None = None  # as --io of qsf-run; None: auto
-    ctx_tokens: int | None = None  # None: each test's own
     is_slow: bool = False
     trace_events: int = 0  # at most so many of the last test; 0: no trace
     program: str = ""  # the llama-bench to run; "": our own worker
@@ -121,7 +120,6 @@ class TestRun:
     depth: int
     n_tokens: int
     wall_ns: int
-    engine_ns: int | None = None  # by the engine's own count: prompt_ns + step_ns
     parts: dict[str, int] = field(default_factory=dict)  # ns
     beside: dict[str, int] = field(default_factory=dict)  # ns
     n_passes: int = 0  # over the weights
@@ -146,7 +144,6 @@ class Answer:
     kernels: str  # what it says of them, such as "amx" or "CPU_REPACK:604.45 CPU:71.78"
     kv_type: str  # such as "4bit" or "f16"
     n_vocab: int
-    n_weights: int
     load_seconds: float
     peak_rss_bytes: int  # VmHWM at the end, as the process sees itself
     tests: list[TestRun]

@@ -1,8 +1,8 @@
 """The measured process of llama.cpp: opens a file, runs tests on it and says what they took.
 
 Run by its path, with a Python that has llama-cpp-python and need not have QSF, so nothing of QSF
-is imported. TASK on the command line is the JSON of a `tasks.Task`, or ``-``: it is read from
-stdin. The `tasks.Answer` goes as JSON into the file that ``QSF_BENCH_ANSWER`` names.
+is imported. TASK on the command line is the JSON of a `tasks.Task`. The `tasks.Answer` goes as
+JSON into the file that ``QSF_BENCH_ANSWER`` names.
 
 Everything is set as llama-bench sets it: batches of 2048 tokens and physical ones of 512, KV cache
 of f16, flash attention "auto", weights mapped from the file. In a memory control group weights are
@@ -88,7 +88,6 @@ class Model:
         self._vocab = api.llama_model_get_vocab(self._model)
         self._sampler = api.llama_sampler_init_greedy()
         self.n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
-        self.n_weights = int(api.llama_model_n_params(self._model))
 
     def open_context(self, n_tokens: int) -> None:
         """Have a context of so many tokens, and nothing in it. Raises LlamaError."""
@@ -119,7 +118,7 @@ class Model:
         """Warm up and time one test; returns a `tasks.TestRun`."""
         depth, n_tokens = test["depth"], test["n_tokens"]
         is_prompt = test["kind"] == "pp"
-        self.open_context(self._task["ctx_tokens"] or test["ctx_tokens"])
+        self.open_context(test["ctx_tokens"])
         tokens = tokens_of(n_tokens, self.n_vocab)
         self._evaluate(tokens_of(depth, self.n_vocab))
         self._evaluate(tokens if is_prompt and not self._task["is_slow"] else tokens[:1])
@@ -192,7 +191,6 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         "kernels": "",
         "kv_type": task["kv_type"] or "f16",
         "n_vocab": 0,
-        "n_weights": 0,
         "load_seconds": 0.0,
         "tests": [],
     }
@@ -200,7 +198,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         began_ns = time.perf_counter_ns()
         model = Model(api, task)
         answer["load_seconds"] = (time.perf_counter_ns() - began_ns) / 1e9
-        answer |= {"n_vocab": model.n_vocab, "n_weights": model.n_weights}
+        answer["n_vocab"] = model.n_vocab
         answer["kernels"] = " ".join(model.log.buffers)
         for test in task["tests"]:
             answer["tests"].append(model.run(test))
@@ -211,8 +209,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Do the task of the command line; 1: not all of it could be done."""
-    text = sys.stdin.read() if arguments[0] == "-" else arguments[0]
-    answer = measure(json.loads(text))
+    answer = measure(json.loads(arguments[0]))
     Path(os.environ[ANSWER_VARIABLE]).write_text(json.dumps(answer), "utf-8")
     return 1 if answer.get("failure") else 0
 

@@ -1,8 +1,8 @@
 """The measured process of QSF: opens a file, runs tests on it and says what they took.
 
-Run as ``python -m qsf.bench.run.worker_qsf TASK``. TASK is the JSON of a `tasks.Task`, or ``-``:
-it is read from stdin. The `tasks.Answer` goes as JSON into the file that the environment variable
-``QSF_BENCH_ANSWER`` names, because anything may write to stdout.
+Run as ``python -m qsf.bench.run.worker_qsf TASK``. TASK is the JSON of a `tasks.Task`. The
+`tasks.Answer` goes as JSON into the file that the environment variable ``QSF_BENCH_ANSWER`` names,
+because anything may write to stdout.
 
 Memory is measured, so nothing is imported here that ``qsf-run`` would not import too.
 
@@ -180,7 +180,6 @@ def test_run(
         depth=test.depth,
         n_tokens=test.n_tokens,
         wall_ns=loop.wall_ns,
-        engine_ns=grown("prompt_ns") + grown("step_ns"),
         parts=parts,
         beside={"read": grown("read_ns"), "checksum": grown("checksum_ns")},
         n_passes=n_passes,
@@ -220,7 +219,6 @@ def measure(task: Task) -> Answer:
         kernels="",
         kv_type="",
         n_vocab=0,
-        n_weights=0,
         load_seconds=0.0,
         peak_rss_bytes=0,
         tests=[],
@@ -228,11 +226,10 @@ def measure(task: Task) -> Answer:
     opened: Opened | None = None
     try:
         for i, test in enumerate(task.tests):
-            ctx_tokens = task.ctx_tokens or test.ctx_tokens
-            if opened is None or opened.ctx_tokens != ctx_tokens:
+            if opened is None or opened.ctx_tokens != test.ctx_tokens:
                 if opened is not None:
                     opened.close()
-                opened = Opened(task, ctx_tokens)
+                opened = Opened(task, test.ctx_tokens)
             is_last = i == len(task.tests) - 1
             run, trace = opened.run(
                 test, is_slow=task.is_slow, trace_events=task.trace_events if is_last else 0
@@ -256,7 +253,6 @@ def with_run(answer: Answer, opened: Opened, run: TestRun) -> Answer:
         kernels=info.isa_name,
         kv_type=kv_type_name(info.plan.kv_k_bits, info.plan.kv_v_bits),
         n_vocab=info.n_vocab,
-        n_weights=info.n_parameters,
         load_seconds=answer.load_seconds or opened.load_seconds,
         tests=[*answer.tests, run],
         plan=asdict(info.plan),
@@ -266,8 +262,7 @@ def with_run(answer: Answer, opened: Opened, run: TestRun) -> Answer:
 
 def main(arguments: Sequence[str]) -> int:
     """Do the task of the command line; 1: not all of it could be done."""
-    text = sys.stdin.read() if arguments[0] == "-" else arguments[0]
-    answer = measure(parse_task(json.loads(text)))
+    answer = measure(parse_task(json.loads(arguments[0])))
     Path(os.environ[ANSWER_VARIABLE]).write_text(json.dumps(answer.as_json()), "utf-8")
     return 1 if answer.failure else 0
 

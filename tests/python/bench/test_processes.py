@@ -31,7 +31,6 @@ ANSWER = tasks.Answer(
     kernels="k",
     kv_type="f16",
     n_vocab=10,
-    n_weights=20,
     load_seconds=0.5,
     peak_rss_bytes=12345,
     tests=[tasks.TestRun(test.name, test.depth, test.n_tokens, wall_ns=100) for test in TESTS],

@@ -64,7 +64,6 @@ class FakeSession:
     def stats(self) -> Any:
         self.calls.append("stats")
         known: dict[str, Any] = dict.fromkeys(binding.SessionStats.__slots__, 0)
-        known |= {"prompt_ns": 10 * self.n_calls, "step_ns": self.n_calls}
         known |= {"read_ns": 2 * self.n_calls, "checksum_ns": 3 * self.n_calls}
         known |= {"read_bytes": 1000 * self.n_calls}
         known |= {"phase_ns": (4 * self.n_calls, 5 * self.n_calls), "sample_ns": 6 * self.n_calls}
@@ -175,8 +174,7 @@ def test_a_model_is_opened_for_each_length_and_as_it_was_asked_for(
     assert (options.budget_bytes, options.n_threads) == (300 << 20, 2)
     assert (options.kv_k_type, options.kv_v_type) == parse_kv_type("8bit")
     assert options.io_method == 3
-    worker_qsf.measure(qsf_task(*prompts, step, ctx_tokens=64))
-    assert [model.options.ctx_tokens for model in models[2:]] == [64]
+    worker_qsf.measure(qsf_task(step))
     assert models[2].options.budget_bytes == 0
     assert models[2].options.kv_k_type is None
 
@@ -190,13 +188,12 @@ def test_the_engines_counters_of_the_timed_loop_alone_are_answered(
     answer = worker_qsf.measure(qsf_task(tasks.Test("pp", 8, depth=4)))
     assert len(models) == 1
     run = answer.tests[0]
-    assert run.engine_ns == 2 * 11  # of two calls, and not of those before
     python_ns = run.parts.pop("python")
     assert run.parts == {"phase_embed": 2 * 4, "phase_mlp": 2 * 5, "sample": 2 * 6}
     assert 0 < python_ns <= run.wall_ns
     assert run.beside == {"read": 2 * 2, "checksum": 2 * 3}
     assert run.read_bytes == 2000
-    assert (answer.n_vocab, answer.n_weights, answer.kernels) == (100, 7, "scalar")
+    assert (answer.n_vocab, answer.kernels) == (100, "scalar")
     assert (answer.kv_type, answer.io) == ("4bit", "direct x1")
     assert answer.plan["n_layers"] == 4
 
@@ -207,20 +204,15 @@ def test_the_engines_counters_of_the_timed_loop_alone_are_answered(
 def test_a_real_model_is_measured(tiny_llama_4bit: Path, tmp_path: Path) -> None:
     tests = (tasks.Test("pp", 20), tasks.Test("tg", 4), tasks.Test("tg", 3, depth=17))
     out = tmp_path / "answer"
-    command = [sys.executable, "-m", "qsf.bench.run.worker_qsf", "-"]
     task = qsf_task(*tests, path=str(tiny_llama_4bit))
-    text = json.dumps(task.as_json())
-    environment = os.environ | {tasks.ANSWER_VARIABLE: str(out)}
-    subprocess.run(command, env=environment, input=text, text=True, check=True)
+    command = [sys.executable, "-m", "qsf.bench.run.worker_qsf", json.dumps(task.as_json())]
+    subprocess.run(command, env=os.environ | {tasks.ANSWER_VARIABLE: str(out)}, check=True)
     answer = tasks.parse_answer(json.loads(out.read_text("utf-8")), task)
     assert [(run.name, run.depth) for run in answer.tests] == [("pp20", 0), ("tg4", 0), ("tg3", 17)]
     assert [run.n_passes for run in answer.tests] == [1, 4, 3]
     for run in answer.tests:
-        assert run.engine_ns is not None
-        assert run.engine_ns > 0
-        assert run.engine_ns + run.parts["python"] <= run.wall_ns
         phases_ns = sum(ns for part, ns in run.parts.items() if part.startswith("phase_"))
-        assert 0 < phases_ns <= run.engine_ns
+        assert 0 < phases_ns <= run.wall_ns - run.parts["python"]
     assert answer.version == f"QSF {binding.version()}"
     assert answer.plan["ctx_tokens"] == 21
     assert answer.peak_rss_bytes > 1 << 20
@@ -311,9 +303,6 @@ class FakeLlama(SimpleNamespace):
     def llama_vocab_n_tokens(self, _vocab: str) -> int:
         return 100
 
-    def llama_model_n_params(self, _model: str) -> int:
-        return 7
-
     def llama_sampler_init_greedy(self) -> str:
         return "greedy"
 
@@ -380,7 +369,7 @@ def test_llama_does_what_qsf_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [run.n_tokens for run in answer.tests] == [2500, 2]
     assert all(run.wall_ns > 0 for run in answer.tests)
     assert (answer.version, answer.kernels) == ("llama.cpp 9.8", "CPU_Mapped:12.50")
-    assert (answer.n_vocab, answer.n_weights, answer.kv_type) == (100, 7, "f16")
+    assert (answer.n_vocab, answer.kv_type) == (100, "f16")
     assert answer.peak_rss_bytes > 1 << 20
     api.calls.clear()
     ask_llama(api, monkeypatch, tasks.Test("pp", 4), is_slow=True)
@@ -399,10 +388,10 @@ def test_llama_is_set_as_its_own_bench_sets_it(monkeypatch: pytest.MonkeyPatch) 
     types = {"type_k": 1, "type_v": 1, "flash_attn_type": -1}
     assert vars(api.contexts[0]) == {"n_threads": 3, "n_threads_batch": 3} | sizes | types
     assert api.contexts[1].n_ctx == 5
-    ask_llama(api, monkeypatch, tasks.Test("tg", 4), ctx_tokens=64, cap_mb=300, kv_type="8bit")
+    ask_llama(api, monkeypatch, tasks.Test("tg", 4), cap_mb=300, kv_type="8bit")
     assert api.model_params.use_extra_bufts is False
     last = api.contexts[-1]
-    assert (last.n_ctx, last.type_k, last.type_v, last.flash_attn_type) == (64, 8, 8, 1)
+    assert (last.n_ctx, last.type_k, last.type_v, last.flash_attn_type) == (5, 8, 8, 1)
     older = FakeLlama(has_modes=False)
     ask_llama(older, monkeypatch, tasks.Test("tg", 4), kv_type="4bit")
     assert older.model_params.use_mmap is True

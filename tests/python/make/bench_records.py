@@ -90,7 +90,6 @@ def answer_of(runs: Sequence[TestRun], **changes: Any) -> Answer:
         kernels="avx2",
         kv_type="4bit",
         n_vocab=32000,
-        n_weights=1_000_000_000,
         load_seconds=1.0,
         peak_rss_bytes=700 << 20,
         tests=list(runs),

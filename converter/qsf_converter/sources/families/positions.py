@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -37,10 +37,6 @@ class Rope:
     arch: dict[str, Any] | None
     sets: tuple[RopeSet, ...]
     temperature: tuple[float, int] | None = None
-
-    def numbered(self, number: int) -> tuple[RopeSet, ...]:
-        """The sets under another number."""
-        return tuple(replace(one, number=number) for one in self.sets)
 
 
 @dataclass(frozen=True, slots=True)
