@@ -326,6 +326,7 @@ def in_child(work: Any) -> str:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see below
 def test_an_exception_of_a_signal_handler_leaves_the_session_usable(session: qsf.Session) -> None:
     """Wherever it comes: a with statement over a generator was left with its lock taken."""
 
