@@ -13,6 +13,7 @@
 #include "engine/model_memory.h"
 #include "engine/model_open.h"
 #include "engine/session.h"
+#include "model/routing.h"
 
 static const char path[] = "tests/golden/tiny-experts-4bit.qsf"; /* tests run in the root */
 
@@ -241,7 +242,25 @@ static void check_guesses(void)
     qsf_model_close(all);
 }
 
-/* Slots are given back before anything else, and taken again. */
+/* Evaluates all tokens one by one, and has slots given back and taken again on the way. */
+static void run_under_pressure(qsf_model *m, float *logits)
+{
+    qsf_session *s;
+    if (!CHECK_OK(qsf_session_create(m, &s)))
+        return;
+    for (size_t i = 0; i < N_TOKENS; i++) {
+        CHECK_OK(qsf_session_step(s, tokens[i]));
+        if (i % 20 == 9)
+            CHECK(qsf_model_give(m, 5 * m->plan.expert_slot_bytes).is_done);
+        if (i % 20 == 19)
+            CHECK(qsf_model_take(m, 3 * m->plan.expert_slot_bytes).is_done);
+    }
+    CHECK(m->plan.expert_slots > 0 && m->plan.expert_slots < N_EXPERTS);
+    CHECK_OK(qsf_session_logits(s, logits, N_VOCAB));
+    qsf_session_destroy(s);
+}
+
+/* Slots are given back before anything else, and taken again, between answers and inside one. */
 static void check_pressure(void)
 {
     qsf_model *const m = open_with(1, 16, N_EXPERTS);
@@ -266,6 +285,8 @@ static void check_pressure(void)
     CHECK_EQ_U64(m->plan.engine_bytes, engine_bytes);
     CHECK_EQ_U64(qsf_model_next_cost_bytes(m), 0);
     CHECK_OK(run(m, false, have));
+    CHECK(memcmp(want, have, sizeof want) == 0);
+    run_under_pressure(m, have);
     CHECK(memcmp(want, have, sizeof want) == 0);
     qsf_model_close(m);
 }
@@ -408,6 +429,39 @@ static void check_replay(void)
     }
 }
 
+/* Of equal scores the lower number is chosen, of groups too. */
+static void check_ties(void)
+{
+    static const struct {
+        float logits[6];
+        uint32_t n_groups;
+        uint16_t chosen[2];
+    } cases[] = {
+        {{1, 3, 3, 3, 0, 0}, 1, {1, 2}}, {{2, 2, 2, 2, 2, 2}, 1, {0, 1}},
+        {{3, 1, 1, 1, 1, 3}, 1, {0, 5}}, {{4, 0, 1, 4, 4, 0}, 3, {0, 3}},
+        {{1, 0, 2, 2, 0, 2}, 3, {2, 3}},
+    };
+    qsf_kernels kernels;
+    qsf_kernels_init(&kernels, QSF_ISA_SCALAR);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const qsf_layer_kind kind = {.n_experts = 6,
+                                     .n_chosen = 2,
+                                     .n_groups = cases[i].n_groups,
+                                     .n_groups_kept = cases[i].n_groups > 1 ? 2 : 1,
+                                     .expert_score = QSF_EXPERT_LOGIT,
+                                     .expert_weights = QSF_EXPERT_WEIGHTS_SOFTMAX,
+                                     .weights_factor = 1.0F};
+        float logits[6];
+        float weights[2];
+        uint16_t chosen[2];
+        memcpy(logits, cases[i].logits, sizeof logits);
+        qsf_routing_choose(&kernels, &kind, logits, NULL, chosen, weights);
+        CHECK_EQ(chosen[0], cases[i].chosen[0]);
+        CHECK_EQ(chosen[1], cases[i].chosen[1]);
+        CHECK(weights[0] == 0.5F && weights[1] == 0.5F);
+    }
+}
+
 int main(void)
 {
     uint64_t state = 3;
@@ -419,6 +473,7 @@ int main(void)
     check_cancel();
     check_guesses();
     check_pressure();
+    check_ties();
     check_plans();
     check_policy();
     check_replay();

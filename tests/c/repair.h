@@ -61,14 +61,15 @@ static inline void repair_bands(unsigned char *file, size_t file_bytes)
     }
 }
 
-static inline void repair_layers(unsigned char *file, size_t file_bytes)
+/* LAYR or EXPT, whose entries are of one form. */
+static inline void repair_units(unsigned char *file, size_t file_bytes, const char *tag)
 {
-    const unsigned char *const layr = repair_find(file, file_bytes, "LAYR");
-    if (layr == NULL)
+    const unsigned char *const index = repair_find(file, file_bytes, tag);
+    if (index == NULL)
         return;
-    const uint64_t n_layers = qsf_load_u64(layr + 16) / QSF_LAYER_ENTRY_BYTES;
-    for (uint64_t i = 0; i < n_layers; i++) {
-        unsigned char *const entry = file + qsf_load_u64(layr + 8) + i * QSF_LAYER_ENTRY_BYTES;
+    const uint64_t n_units = qsf_load_u64(index + 16) / QSF_LAYER_ENTRY_BYTES;
+    for (uint64_t i = 0; i < n_units; i++) {
+        unsigned char *const entry = file + qsf_load_u64(index + 8) + i * QSF_LAYER_ENTRY_BYTES;
         const uint64_t off = qsf_load_u64(entry);
         const uint32_t n_bytes = qsf_load_u32(entry + 8);
         if (repair_is_inside(off, n_bytes, file_bytes))
@@ -105,7 +106,8 @@ static inline void repair_checksums(unsigned char *file, size_t file_bytes)
     if (file_bytes < QSF_HEADER_BYTES)
         return;
     repair_bands(file, file_bytes);
-    repair_layers(file, file_bytes);
+    repair_units(file, file_bytes, "LAYR");
+    repair_units(file, file_bytes, "EXPT");
     repair_sections(file, file_bytes);
 }
 
