@@ -15,6 +15,7 @@ from qsf.kept import copy_held
 from qsf.passes import Choice, PassItem, choose_items, run_items
 from qsf.session import create_session
 from qsf.text.arguments import as_messages, as_tokens, count_common
+from qsf.text.channels import answer_decoder
 from qsf.text.generation import Generation, GenerationStats
 from qsf.text.sampling import StopMatcher, asked_sampling, resolve_sampling
 
@@ -187,7 +188,7 @@ class Batch:
             return error
         free = [slot for slot in self._slots if slot.run is None]
         slot = max(free, key=lambda slot: slot.n_common(run.tokens))
-        decoder = self._opened.tokenizer.incremental(at_start=begins_text)
+        decoder = answer_decoder(self._opened.tokenizer, begins_text=begins_text)
         slot.begin(index, run, decoder, self._constraint)
         slot.share(self._slots)
         return None

@@ -16,6 +16,7 @@ from qsf.passes import choose_items, run_items
 from qsf.session import Session, Uncopyable, create_session
 from qsf.taking import taking
 from qsf.text.arguments import as_messages, as_tokens
+from qsf.text.channels import ends_with_channels
 from qsf.text.opened import OpenedModel
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids, resolve_sampling
@@ -92,7 +93,7 @@ class Model(Closing, Uncopyable):
             tokenizer_or_none=parts.tokenizer,
             template_or_error=parts.template,
             generation=parts.generation,
-            end_ids=end_ids(info.eos_id, parts.generation),
+            end_ids=ends_with_channels(end_ids(info.eos_id, parts.generation), parts.tokenizer),
             name=Path(os.fsdecode(self._path)).name,
         )
         self._session = create_session(self._opened)

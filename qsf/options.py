@@ -585,6 +585,13 @@ class GenerationOptions(CheckedOptions):
         "log-probability; it may use the model",
         commands=(),
     )
+    on_reasoning: Callable[[str], None] | None = option_field(  # noqa: RUF009
+        None,
+        Call(),
+        "called with pieces of what the model says in other channels than the final one (gpt-oss), "
+        "which are not part of the answer; it may use the model",
+        commands=(),
+    )
     top_logprobs: int = option_field(
         0,
         Whole(0, 100),

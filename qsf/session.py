@@ -25,6 +25,7 @@ from qsf.native import binding
 from qsf.options import GenerationOptions, Whole, check_value
 from qsf.taking import taking
 from qsf.text.arguments import as_messages, as_tokens, check_rows
+from qsf.text.channels import answer_decoder
 from qsf.text.generation import ChosenToken, Generation
 from qsf.text.opened import OpenedModel
 from qsf.text.sampling import StopMatcher, asked_sampling, resolve_sampling
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from qsf.text.generation import GenerationStats
+    from qsf.text.tokenizer import IncrementalDecoder
 
 
 class Uncopyable:
@@ -392,9 +394,9 @@ class Session(Closing, Uncopyable):
         tokens = as_tokens(prompt, "prompt")
         self.check_tokens(tokens, "prompt")
         matcher = StopMatcher([options.stop] if isinstance(options.stop, str) else options.stop)
-        decoder = opened.tokenizer.incremental(at_start=options.begins_text)
+        decoder = answer_decoder(opened.tokenizer, begins_text=options.begins_text)
         run = Generation(tokens, options, params, seed)
-        return run, self._pieces(run, matcher, decoder.push, decoder.flush)
+        return run, self._pieces(run, matcher, decoder)
 
     def check_tokens(self, tokens: array[int], name: str) -> None:
         """Raise QsfArgumentError for none, for more than the context, or ids that are no tokens."""
@@ -452,18 +454,21 @@ class Session(Closing, Uncopyable):
     # ---- one generation ----
 
     def _pieces(
-        self, run: Generation, matcher: StopMatcher, push: Any, flush: Any
+        self, run: Generation, matcher: StopMatcher, decoder: IncrementalDecoder
     ) -> Iterator[str]:
         self._running.append(run)
         try:
             for token in self._chosen(run):
-                piece = matcher.push(push(token))
+                piece = matcher.push(decoder.push(token))
+                reasoning = decoder.take_reasoning()
+                if reasoning and run.options.on_reasoning is not None:
+                    run.options.on_reasoning(reasoning)
                 if piece:
                     yield piece
                 if matcher.is_stopped:
                     run.stop_reason = "stop"
                     return
-            rest = matcher.push(flush()) + matcher.flush()
+            rest = matcher.push(decoder.flush()) + matcher.flush()
             if rest:
                 yield rest
         finally:

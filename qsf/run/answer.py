@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from qsf.run import report
 from qsf.shell import command
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def generate(
 ) -> Generator[str, None, None]:
     """Yield the pieces of text of ``start(**options)``; a signal stops the engine at once.
 
-    To be closed.
+    Reasoning is shown on a terminal, on standard error. To be closed.
     """
     progress = command.Progress("reading the prompt", is_wanted=not is_quiet)
 
@@ -51,11 +52,25 @@ def generate(
         if n_done == n_all:
             progress.end()
 
+    has_reasoning = False
+
+    def show_reasoning(piece: str) -> None:
+        nonlocal has_reasoning
+        progress.end()
+        has_reasoning = True
+        sys.stderr.write(report.dim(piece))
+        sys.stderr.flush()
+
     options = replace(options, progress=show_progress)
+    if sys.stderr.isatty() and not is_quiet:
+        options = replace(options, on_reasoning=show_reasoning)
     try:
         with command.Watcher(lambda _: model.cancel(), progress.tick):
             for piece in start(**options.arguments()):
                 progress.end()
+                if has_reasoning:
+                    say("\n")
+                    has_reasoning = False
                 yield piece
     finally:
         progress.end()

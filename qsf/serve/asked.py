@@ -15,6 +15,7 @@ from qsf.serve.fields import Fields, shown
 from qsf.serve.job import Choosing, Event, Job
 from qsf.serve.problems import Problem, invalid
 from qsf.serve.tools import ArgumentsConstraint
+from qsf.text.channels import answer_decoder
 from qsf.text.sampling import StopMatcher
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def make_jobs(
     for index in range(len(asked.prompts) * asked.n):
         how = asked.choosing
         seed = (how.seed + index % asked.n) % 2**64
-        decoder = model.tokenizer.incremental(at_start=asked.begins_text)
+        decoder = answer_decoder(model.tokenizer, begins_text=asked.begins_text)
         constraint: Any = None if asked.constraint is None else asked.constraint.copy()
         reader = None
         if asked.tools is not None:

@@ -30,6 +30,7 @@ class Choice:
 
     job: Job
     texts: list[str] = field(default_factory=list)
+    reasoning: str = ""
     calls: list[CallPart] = field(default_factory=list)  # of functions, each as far as it is known
     tokens: list[Chosen] = field(default_factory=list)
     reason: str = ""
@@ -164,6 +165,7 @@ def _take(choices: Sequence[Choice], item: tuple[int, Event] | None) -> None:
     choice = choices[index]
     if event.text:
         choice.texts.append(event.text)
+    choice.reasoning += event.reasoning
     for part in event.calls:
         if part.name:
             choice.calls.append(replace(part))
@@ -186,7 +188,7 @@ async def _stream(
                 continue
             _take(choices, item)
             index, event = item
-            if event.text or event.tokens or event.calls or event.n_done:
+            if event.text or event.reasoning or event.tokens or event.calls or event.n_done:
                 await _send(exchange, form.more(index, choices[index], event))
             if event.is_last:
                 await _send(exchange, form.end(index, choices[index]))

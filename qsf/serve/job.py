@@ -64,6 +64,7 @@ class Event:
 
     Attributes:
         text: that can be shown now.
+        reasoning: what was said in other channels than the final one.
         calls: parts of calls of functions, which come after the text.
         tokens: chosen since the last event, where log-probabilities are wanted.
         reason: why the job has ended: "end", "stop", "length", "calls" (functions are called); "":
@@ -78,6 +79,7 @@ class Event:
     reason: str = ""
     problem: Problem | None = None
     n_done: int = 0
+    reasoning: str = ""
 
     @property
     def is_last(self) -> bool:
@@ -164,9 +166,10 @@ class Job:
             return self._ended("end", text, calls)
         if self.n_generated >= self.max_tokens:
             return self._ended("length", text, calls)
-        if not text and not calls:
+        reasoning = self.decoder.take_reasoning()
+        if not text and not reasoning and not calls:
             return None
-        return Event(text, self._take_unsent(), calls)
+        return Event(text, self._take_unsent(), calls, reasoning=reasoning)
 
     def take_forced(self) -> list[Event]:
         """Add the tokens that must come next, as far as they are known; return what can be told.
@@ -199,7 +202,8 @@ class Job:
             rest = ""
             if self.reader.n_calls and reason != "length":
                 reason = "calls"
-        return Event(text + rest, self._take_unsent(), calls, reason)
+        reasoning = self.decoder.take_reasoning()
+        return Event(text + rest, self._take_unsent(), calls, reason, reasoning=reasoning)
 
     def _take_unsent(self) -> tuple[Chosen, ...]:
         tokens = tuple(self.unsent)

@@ -306,10 +306,13 @@ class ChatForm(_OpenAiForm):
             job = choice.job
             progress = {"total": job.n_prompt, "cache": job.n_cached, "processed": event.n_done}
             return [self._chunk([], prompt_progress=progress)]
-        if not event.calls:
-            return [self._delta(index, {"content": event.text}, event.tokens)]
-        delta: dict[str, Any] = {"content": event.text} if event.text else {}
-        delta["tool_calls"] = [{"index": part.index, **_call(part)} for part in event.calls]
+        delta: dict[str, Any] = {}
+        if event.reasoning:
+            delta["reasoning_content"] = event.reasoning
+        if event.text or not (event.reasoning or event.calls):
+            delta["content"] = event.text
+        if event.calls:
+            delta["tool_calls"] = [{"index": part.index, **_call(part)} for part in event.calls]
         return [self._delta(index, delta, event.tokens)]
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
@@ -334,6 +337,8 @@ class ChatForm(_OpenAiForm):
             "content": choice.text,
             "refusal": None,
         }
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
         if choice.calls:
             message["content"] = choice.text or None
             message["tool_calls"] = [_call(call) for call in choice.calls]

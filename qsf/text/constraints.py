@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.file.reader import Reader
+from qsf.text.channels import ends_with_channels
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids
 
@@ -125,7 +126,8 @@ class Constraints:
             ) from error
         parts = read_text_parts(path)
         with Reader(path) as reader:
-            ends = sorted(end_ids(reader.header.eos_id, parts.generation))
+            named = end_ids(reader.header.eos_id, parts.generation)
+            ends = sorted(ends_with_channels(named, parts.tokenizer))
             n_vocab = reader.header.n_vocab
         if parts.tokenizer is None or not ends:
             raise QsfArgumentError("constraints need a tokenizer, and a token that ends a text")

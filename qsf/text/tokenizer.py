@@ -323,6 +323,10 @@ class IncrementalDecoder:
         """Return what is left: U+FFFD for an unfinished character, else ""."""
         return self._without_leading_spaces(self._utf8.decode(b"", final=True))
 
+    def take_reasoning(self) -> str:
+        """Return what was said since the last call that is not part of the answer."""
+        return ""
+
     def _without_leading_spaces(self, text: str) -> str:
         while text and self._n_leading_spaces:
             if text[0] != " ":

@@ -1,0 +1,56 @@
+"""A small model with gpt-oss's channels in tokenizer and template, and what it is made to say."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from make.golden import MODELS
+from make.tiny_checkpoints import make_llama
+from qsf.text.tokenizer import Tokenizer
+from qsf_converter import convert
+
+N_WORDS = 2048  # of the bundled tokenizer
+MARKERS = (
+    "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>",
+    "<|call|>",
+)  # fmt: skip
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}"
+    "<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>{% endfor %}<|start|>assistant"
+)
+THOUGHTS = "Who asks? A cat."
+ANSWER = "I am a dog, and you are not."
+TEXT = (
+    f"<|channel|>analysis<|message|>{THOUGHTS}<|end|>"
+    "<|start|>assistant<|channel|>commentary to=user <|constrain|>json<|message|>{}<|end|>"
+    f"<|start|>assistant<|channel|>final<|message|>{ANSWER}<|return|>"
+)
+
+
+def make_harmony(folder: Path) -> Path:
+    """Return a .qsf file. Its end of text is ``<|end|>``, as in GGUF files that know no better."""
+    checkpoint = make_llama(
+        folder / "hf", seed=1, n_vocab=N_WORDS + len(MARKERS), max_tokens=256,
+        tokenizer_from=MODELS["tiny-llama"],
+    )  # fmt: skip
+    path = checkpoint / "tokenizer.json"
+    tokenizer = json.loads(path.read_text("utf-8"))
+    plain = {**tokenizer["added_tokens"][0]}
+    tokenizer["added_tokens"] += [
+        {**plain, "id": N_WORDS + i, "content": name} for i, name in enumerate(MARKERS)
+    ]
+    path.write_text(json.dumps(tokenizer), "utf-8")
+    path = checkpoint / "tokenizer_config.json"
+    config = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**config, "chat_template": TEMPLATE}), "utf-8")
+    ends = {"eos_token_id": [1, N_WORDS + MARKERS.index("<|end|>")]}
+    (checkpoint / "generation_config.json").write_text(json.dumps(ends), "utf-8")
+    convert(checkpoint, folder / "m.qsf", quant_type="8bit")
+    return folder / "m.qsf"
+
+
+def said(tokenizer: Tokenizer, text: str = TEXT) -> list[int]:
+    """Return the tokens of what the model says."""
+    return tokenizer.encode(text, add_prefix=False)
