@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import signal
 import subprocess
 import sys
 import tracemalloc
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import numpy as np
 import pytest
 
 import qsf
+from make.failing_calls import ERRORS, FailingCalls
 from make.kind_models import MIXED, ROUTED, VOCAB, write_model
 from make.mutants import session_mutant
 from qsf import errors
@@ -196,44 +195,21 @@ def test_hostile_files_give_typed_errors_or_text(
 
 
 @pytest.mark.parametrize("name", ["pwrite", "fsync", "fchmod", "close"])
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"),
-                                   KeyboardInterrupt()])  # fmt: skip
+@pytest.mark.parametrize("error", ERRORS)
 def test_every_call_may_fail(
     kept: Path, model: qsf.Model, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
 ) -> None:
     """The N-th call fails, for every N until the file is complete; the old file stays."""
     before = kept.read_bytes()
-    real: Callable[..., Any] = getattr(os, name)
-    n_calls = 0
-    fail_at = -1
-
-    def count(*args: Any) -> Any:
-        nonlocal n_calls
-        n_calls += 1
-        if n_calls == fail_at:
-            if name == "close":
-                real(*args)
-            raise error
-        return real(*args)
-
-    def save(path: Path) -> int:
-        nonlocal n_calls
-        n_calls = 0
-        with monkeypatch.context() as m:
-            m.setattr(os, name, count)
-            model.session.save(path)
-        return n_calls
-
-    n_all = save(kept.with_name("count"))
+    calls = FailingCalls(monkeypatch, name, error)
+    numbers = calls.before_the_name(lambda: model.session.save(kept.with_name("count")))
     kept.with_name("count").unlink()
-    n_before = n_all - 1 if name in ("fsync", "close") else n_all  # the last one: of the folder
-    assert n_before >= 1
+    assert numbers
     model.session.messages.append({"role": "user", "content": "more"})
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else errors.QsfIOError
-    for n in range(1, n_before + 1):
-        fail_at = n
+    for number in numbers:
         with pytest.raises(expected):
-            save(kept)
+            calls.during(lambda: model.session.save(kept), fail_at=number)
         assert kept.read_bytes() == before
         assert list(kept.parent.iterdir()) == [kept]
 

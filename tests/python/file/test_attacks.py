@@ -24,13 +24,13 @@ from make.attacks import (
     LZ4,
     NONE,
     PACKED,
+    PACKED_ATTACKS,
     PLAIN,
     SMALL,
     TIED,
     ZSTD,
     Change,
     arch,
-    block,
     check,
     entry,
     entry_at,
@@ -154,15 +154,7 @@ def test_untied_without_a_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", PACKED)
-@pytest.mark.parametrize(
-    "change",
-    [
-        block("I", 0, 0), block("I", 0, 0xFFFFFFFF), block("I", 4, 0), block("I", 4, 0xFFFFFFFF),
-        block("I", 4, 4735), block("I", 4, 4737), block("II", 0, 10, 10), block("12s", 8, b"\xff"),
-        layer(0, "I", 8, 7), layer(0, "I", 8, 60), layer(0, "I", 8, 200), layer(0, "I", 12, 4800),
-        layer(0, "I", 12, 4672), layer(0, "I", 12, 0xFFFFFFFF), layer(0, "B", 17, 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", PACKED_ATTACKS)
 def test_attacks_on_compressed_layers(
     tmp_path: Path, compression: Compression, change: Change
 ) -> None:

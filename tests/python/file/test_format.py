@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 import struct
@@ -21,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from make.examples import examples
+from make.failing_calls import ERRORS, FailingCalls
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
 from qsf.file.layout import (
@@ -281,46 +281,26 @@ def test_an_exception_leaves_nothing_behind(tmp_path: Path, error: type[BaseExce
 
 
 @pytest.mark.parametrize("name", ["pwrite", "fsync", "ftruncate", "pread", "close"])
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"),
-                                   KeyboardInterrupt()])  # fmt: skip
+@pytest.mark.parametrize("error", ERRORS)
 def test_every_call_may_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
 ) -> None:
     """The N-th call fails, for every N until the file is complete."""
     path = put_old(tmp_path)
-    real: Callable[..., Any] = getattr(os, name)
-    n_calls = 0
-    fail_at = -1
+    calls = FailingCalls(monkeypatch, name, error)
 
-    def count(*args: Any) -> Any:
-        nonlocal n_calls
-        n_calls += 1
-        if n_calls == fail_at:
-            if name == "close":
-                real(*args)
-            raise error
-        return real(*args)
+    def write(target: Path) -> None:
+        write_tiny(target, compression=Compression.LZ4, is_dull=True)
 
-    def write(target: Path) -> int:
-        nonlocal n_calls
-        n_calls = 0
-        with monkeypatch.context() as m:
-            m.setattr(os, name, count)
-            write_tiny(target, compression=Compression.LZ4, is_dull=True)
-        return n_calls
-
-    n_all = write(tmp_path / "count.qsf")
+    numbers = calls.before_the_name(lambda: write(tmp_path / "count.qsf"))
     (tmp_path / "count.qsf").unlink()
-    assert n_all >= 1
-    # The last fsync and close are of the folder, when the new file is in place already.
-    n_before = n_all - 1 if name in ("fsync", "close") else n_all
-    for fail_at in range(1, n_before + 1):
-        expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else QsfIOError
+    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else QsfIOError
+    for number in numbers:
         with pytest.raises(expected) as e:
-            write(path)
+            calls.during(lambda: write(path), fail_at=number)
         if expected is QsfIOError:
             assert str(path) in str(e.value)
-            assert "No space left on device after" in str(e.value) or fail_at == 1
+            assert "No space left on device after" in str(e.value) or number == 1
         assert_untouched(path)
 
 

@@ -18,11 +18,11 @@ from make.attacks import (
     ATTACKS,
     LEARNED,
     PACKED,
+    PACKED_ATTACKS,
     PLAIN,
     SMALL,
     TIED,
     Change,
-    block,
     entry,
     entry_at,
     layer,
@@ -98,14 +98,8 @@ def test_attacks_on_experts(path: Path, error: type[QsfError], change: Change) -
 @pytest.mark.parametrize("compression", PACKED)
 @pytest.mark.parametrize(
     "change",
-    [
-        block("I", 0, 0), block("I", 0, 0xFFFFFFFF), block("I", 4, 0), block("I", 4, 0xFFFFFFFF),
-        block("I", 4, 4735), block("I", 4, 4737), block("II", 0, 10, 10), block("12s", 8, b"\xff"),
-        layer(0, "I", 8, 7), layer(0, "I", 8, 60), layer(0, "I", 8, 200), layer(0, "I", 12, 4800),
-        layer(0, "I", 12, 4672), layer(0, "I", 12, 0xFFFFFFFF), layer(0, "B", 17, 0),
-        layer(0, "B", 17, 1), layer(0, "B", 17, 2), layer(0, "B", 17, 3),
-    ],
-)  # fmt: skip
+    [*PACKED_ATTACKS, layer(0, "B", 17, 1), layer(0, "B", 17, 2), layer(0, "B", 17, 3)],
+)
 def test_compressed_layers(path: Path, compression: int, change: Change) -> None:
     data = bytearray(PACKED[compression])  # type: ignore[index]
     change(data)

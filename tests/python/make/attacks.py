@@ -380,3 +380,11 @@ ATTACKS = [
     *ARCH_ATTACKS,
     *UNIT_ATTACKS,
 ]
+
+# On the layers of a compressed file.
+PACKED_ATTACKS: list[Change] = [
+    block("I", 0, 0), block("I", 0, 0xFFFFFFFF), block("I", 4, 0), block("I", 4, 0xFFFFFFFF),
+    block("I", 4, 4735), block("I", 4, 4737), block("II", 0, 10, 10), block("12s", 8, b"\xff"),
+    layer(0, "I", 8, 7), layer(0, "I", 8, 60), layer(0, "I", 8, 200), layer(0, "I", 12, 4800),
+    layer(0, "I", 12, 4672), layer(0, "I", 12, 0xFFFFFFFF), layer(0, "B", 17, 0),
+]  # fmt: skip

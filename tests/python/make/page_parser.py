@@ -35,6 +35,20 @@ class PageParser(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
+    def check_needs_nothing(self, page: str) -> None:
+        """Read a page that loads nothing, runs nothing and says so to the browser."""
+        self.read(page)
+        names = {tag for tag, _ in self.tags}
+        loading = {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+        assert names.isdisjoint(loading)
+        for word in ("http:", "https:", "//", "url(", "@import", "javascript:", "data:"):
+            assert word not in page
+        attributes = {name for _, attrs in self.tags for name in attrs}
+        assert attributes.isdisjoint({"src", "href", "srcset", "action", "background"})
+        assert not any(name.startswith("on") for name in attributes)
+        policy = [attrs["content"] for _, attrs in self.tags if attrs.get("http-equiv")]
+        assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+
     def handle_data(self, data: str) -> None:
         if data.strip() and "style" not in self.open:
             self.texts.append(data.strip())
