@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -143,19 +144,24 @@ def test_another_model_type_or_context_is_refused(
             assert other.session.messages == []
 
 
+def put(path: Path, at: int, value: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([value]))
+
+
 def test_each_byte_flipped_is_found(session: qsf.Session, kept: Path, tmp_path: Path) -> None:
     data = bytearray(kept.read_bytes())
     n_before = len(data) - int.from_bytes(data[24:32], "little")
     flipped = tmp_path / "flipped"
+    flipped.write_bytes(data)
     for at in [*range(n_before), *range(n_before, len(data), 211)]:
-        data[at] ^= 1 << at % 8
-        flipped.write_bytes(data)
+        put(flipped, at, data[at] ^ 1 << at % 8)
         with pytest.raises(errors.QsfFormatError, match=str(flipped)) as caught:
             session.load(flipped)
         assert caught.value.is_damage or at < 4
         assert session.tokens == []
-        data[at] ^= 1 << at % 8
-    flipped.write_bytes(data)
+        put(flipped, at, data[at])
     session.load(flipped)
     assert session.tokens == TOKENS[:40]
 
@@ -163,8 +169,9 @@ def test_each_byte_flipped_is_found(session: qsf.Session, kept: Path, tmp_path: 
 def test_each_length_is_found(session: qsf.Session, kept: Path, tmp_path: Path) -> None:
     data = kept.read_bytes()
     cut = tmp_path / "cut"
-    for n in [*range(0, 4200, 7), *range(4200, len(data), 1009), len(data) - 1]:
-        cut.write_bytes(data[:n])
+    cut.write_bytes(data)
+    for n in [len(data) - 1, *range(len(data) - 2, 4200, -1009), *range(4200, -1, -7)]:
+        os.truncate(cut, n)
         with pytest.raises(errors.QsfFormatError, match=str(cut)):
             session.load(cut)
     cut.write_bytes(data + b"\0")
