@@ -75,6 +75,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.bench": _MODEL
     | {"qsf.shell", "qsf.page", "qsf.find"}
     | {"qsf_converter.sources", "qsf_converter.rounding", "qsf_converter.text"},
+    "qsf.plan": _MODEL | {"qsf.shell", "qsf.find", "qsf.bench"},
 }
 
 # The ways from qsf to qsf_converter, which nothing that runs a model imports: an import inside a

@@ -79,7 +79,7 @@ def chat() -> NoReturn:
 
 def plan() -> NoReturn:
     """Start ``qsf plan``."""
-    start("qsf.bench.forecast")
+    start("qsf.plan.cli")
 
 
 def show_models() -> NoReturn:

@@ -21,7 +21,7 @@ MODULES = {
     "qsf-eval": "qsf.evaluate.cli",
     "qsf-serve": "qsf.serve.cli",
     "qsf.bench": "qsf.bench.cli",
-    "qsf-plan": "qsf.bench.forecast",
+    "qsf-plan": "qsf.plan.cli",
     "qsf-list": "qsf.find.cli",
     "qsf-completion": "qsf.shell.completion",
     "qsf.bench serve": "qsf.bench.load",
