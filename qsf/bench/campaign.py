@@ -102,7 +102,7 @@ class _Campaign:
         files = [facts for pair in self.pairs for facts in (pair.qsf, pair.gguf) if facts]
         self.facts = {str(facts.path): facts for facts in files}
         baselines = [self.llama.words] if self.llama else []
-        known = machine.describe([*baselines, *self.request.programs])
+        machine_facts = machine.describe([*baselines, *self.request.programs])
         bounds = self.measure_limits()
         stopped = None
         try:
@@ -117,7 +117,7 @@ class _Campaign:
             is_after = all(len(r.outcomes) == self.request.options.rounds for r in self.runs)
             what = "what comes after the rounds was done" if is_after else "all rounds were done"
             self.notes.append(f"{error.text} before {what}")
-        return self.outputs(known, bounds, stopped, wants_trace=wants_trace)
+        return self.outputs(machine_facts, bounds, stopped, wants_trace=wants_trace)
 
     def miss(self, engine: str, file: str, what: str, why: str, *, how: str = "") -> None:
         """Note that something that was asked for is missing; all else goes on.
@@ -129,7 +129,7 @@ class _Campaign:
 
     def outputs(
         self,
-        known: dict[str, object],
+        machine_facts: dict[str, object],
         bounds: Limits,
         stopped: StoppedError | None,
         *,
@@ -144,7 +144,7 @@ class _Campaign:
         outcomes = [outcome for task_runs in self.runs for outcome in task_runs.outcomes if outcome]
         notes = [*self.notes, *(o.note for o in outcomes if o.note), *analysis.notes]
         results = Results(
-            machine=known,
+            machine=machine_facts,
             limits=bounds,
             rows=analysis.rows,
             ratios=analysis.ratios,
@@ -214,12 +214,12 @@ class _Campaign:
             if request.llama:
                 self.miss(LLAMA, "", "all of it", error.why, how=str(error))
                 return None
-            why, said = error.why, str(error)
+            why, advice = error.why, str(error)
         else:
             if request.options.kv_type is None or request.options.kv_type in BASELINE_KV_TYPES:
                 return llama
-            why = said = f"it has no KV cache of {request.options.kv_type}"
-        self.watcher.warn(f"llama.cpp is left out: {said}")
+            why = advice = f"it has no KV cache of {request.options.kv_type}"
+        self.watcher.warn(f"llama.cpp is left out: {advice}")
         self.notes.append(f"llama.cpp is left out: {why}")
         return None
 

@@ -87,10 +87,10 @@ def bench_command(options: Options) -> int:
     return EXIT_SLOWER if comparison is not None and comparison.is_regression else 0
 
 
-def print_report(found: results.Results, comparison: compare.Comparison | None) -> None:
+def print_report(measured: results.Results, comparison: compare.Comparison | None) -> None:
     """Print the tables to standard output."""
     width = shutil.get_terminal_size((120, 24)).columns
-    print(table.as_text(table.report(found), width), end="")
+    print(table.as_text(table.report(measured), width), end="")
     if comparison is not None:
         print("\n" + table.as_text(table.shown(changes_of(comparison)), width), end="")
     sys.stdout.flush()

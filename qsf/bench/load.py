@@ -234,9 +234,9 @@ async def _sample(url: str, seconds: float) -> Sample | None:
         writer.close()
     except (OSError, asyncio.TimeoutError, UnicodeDecodeError):
         return None
-    found = re.findall(r"^([\w:]+)(?:{.*})? ([\d.e+]+)\r?$", text, re.MULTILINE)
+    values = re.findall(r"^([\w:]+)(?:{.*})? ([\d.e+]+)\r?$", text, re.MULTILINE)
     sums: Counter[str] = Counter()
-    for name, value in found:
+    for name, value in values:
         sums[name] += int(float(value))
     if "process_open_fds" not in sums:
         return None
@@ -333,13 +333,13 @@ def run(arguments: Sequence[str]) -> tuple[str, int]:
     """Measure; return the report and the exit code."""
     options = parse(arguments)
     rows = [None] if options.rate is not None else options.streams
-    found = [asyncio.run(load(options, streams)) for streams in rows]
-    code = int(any(row.n_failed for row in found))
+    measured = [asyncio.run(load(options, streams)) for streams in rows]
+    code = int(any(row.n_failed for row in measured))
     if options.json:
-        return json.dumps([asdict(row) for row in found], indent=1), code
+        return json.dumps([asdict(row) for row in measured], indent=1), code
     lines = ["           tokens   first token, s       pause, ms              requests"]
     lines.append("streams  a second     p50     p95     p50    p99   most   done left failed")
-    for row in found:
+    for row in measured:
         name = f"{row.rate:g}/s" if row.streams is None else str(row.streams)
         pauses = (1e3 * s for s in (row.pause_p50, row.pause_p99, row.pause_most))
         lines.append(

@@ -198,9 +198,9 @@ def parse(arguments: list[str], version: str) -> Options:
 
     Raises QsfArgumentError for an unknown option or a value of the wrong form.
     """
-    known = vars(_parser(version).parse_args(arguments))
-    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-    return Options(**(known | lists))
+    values = vars(_parser(version).parse_args(arguments))
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Options(**(values | lists))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -54,8 +54,8 @@ def streamed_bytes_at_best(task: Task, facts: FileFacts, plan: Mapping[str, obje
     it holds weights.
     """
     if task.engine == QSF:
-        known = plan.get("streamed_bytes", 0)
-        return float(known) if isinstance(known, int | float) else 0.0
+        n_bytes = plan.get("streamed_bytes", 0)
+        return float(n_bytes) if isinstance(n_bytes, int | float) else 0.0
     if task.cap_mb is None:
         return 0.0
     return float(max(0, facts.token_bytes - (task.cap_mb << 20)))
@@ -112,5 +112,5 @@ def bound_of(
             return None
         n_bytes = facts.token_bytes + kv_token_bytes
         seconds["memory"] = (n_bytes / memory / 1e9, n_bytes)
-    by, (token_seconds, binding_bytes) = max(seconds.items(), key=lambda known: known[1][0])
+    by, (token_seconds, binding_bytes) = max(seconds.items(), key=lambda need: need[1][0])
     return Bound(by, 1 / token_seconds, binding_bytes) if token_seconds > 0 else None

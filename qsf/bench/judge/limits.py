@@ -53,12 +53,12 @@ def measure_memory(
     for n_threads in sorted(set(thread_counts)):
         progress(f"memory and arithmetic, {n_threads} thread{'' if n_threads == 1 else 's'}")
         roofline = binding.measure_roofline(n_threads, n_bytes, _MEMORY_MS)
-        for known, rate in (
+        for rates, rate in (
             (gb_per_s, roofline.read_gb_per_s),
             (gmadds_per_s, roofline.gmadds_per_s),
         ):
             if rate > 0:
-                known[str(n_threads)] = rate
+                rates[str(n_threads)] = rate
     return gb_per_s, gmadds_per_s
 
 
@@ -127,9 +127,9 @@ def _read(fd: int, first: int, n_places: int, n_readers: int) -> tuple[float, in
     with _buffers(n_readers) as buffers, ThreadPoolExecutor(n_readers) as pool:
         began_ns = time.perf_counter_ns()
         end_ns = began_ns + int(_DISK_SECONDS * 1e9)
-        found = list(pool.map(read, buffers))
-    n_read = sum(n for n, _ in found)
-    last_ns = max(ns for _, ns in found)
+        counts = list(pool.map(read, buffers))
+    n_read = sum(n for n, _ in counts)
+    last_ns = max(ns for _, ns in counts)
     return n_read * READ_BYTES / max(last_ns - began_ns, 1), n_read
 
 

@@ -33,7 +33,7 @@ def describe(baselines: Sequence[str] = ()) -> dict[str, Any]:
 
     machine = binding.describe_machine()
     info = _CPUINFO.read_text("utf-8", "replace") if _CPUINFO.exists() else ""
-    known: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "cpu": cpu_name(info),
         "n_cores": machine.n_cores,
         "isa": machine.isa_name,
@@ -50,13 +50,13 @@ def describe(baselines: Sequence[str] = ()) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command_line(sys.argv),
     }
-    return {name: value for name, value in known.items() if value not in (None, "")}
+    return {name: value for name, value in facts.items() if value not in (None, "")}
 
 
 def cpu_name(cpuinfo: str) -> str:
     """Return the processor's name, from the text of /proc/cpuinfo where that has one."""
-    found = re.search(r"^(?:model name|Processor|cpu model)\s*: (.*\S)", cpuinfo, re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
+    match = re.search(r"^(?:model name|Processor|cpu model)\s*: (.*\S)", cpuinfo, re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def command_line(argv: Sequence[str]) -> str:

@@ -171,7 +171,7 @@ class Limits:
         """Return the larger of each: other processes may have been busy during one of the two."""
 
         def larger(a: dict[str, float], b: dict[str, float]) -> dict[str, float]:
-            return {name: max(known.get(name, 0.0) for known in (a, b)) for name in {**a, **b}}
+            return {name: max(rates.get(name, 0.0) for rates in (a, b)) for name in {**a, **b}}
 
         return Limits(
             memory_gb_per_s=larger(self.memory_gb_per_s, other.memory_gb_per_s),
@@ -214,16 +214,16 @@ def read(path: Path) -> Results:
     try:
         if len(raw) > _MOST_BYTES:
             raise ValueError(f"more than {_MOST_BYTES:,} bytes")
-        known = json.loads(raw.decode("utf-8"))
-        if not isinstance(known, dict) or known.pop("format", None) != FORMAT:
+        record = json.loads(raw.decode("utf-8"))
+        if not isinstance(record, dict) or record.pop("format", None) != FORMAT:
             raise ValueError(f'"format" is not {FORMAT}')
-        return _results(known)
+        return _results(record)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise QsfFormatError(f"{path} is not a result of python -m qsf.bench: {error}") from error
 
 
-def _results(known: dict[str, Any]) -> Results:
-    results: Results = _record(Results, known)
+def _results(record: dict[str, Any]) -> Results:
+    results: Results = _record(Results, record)
     n_rows = len(results.rows)
     for ratio in results.ratios:
         if not (0 <= ratio.row < n_rows and 0 <= ratio.vs < n_rows):
@@ -237,30 +237,30 @@ _HINTS = {
 }
 
 
-def _record(kind: type[Any], known: dict[str, Any]) -> Any:
+def _record(kind: type[Any], record: dict[str, Any]) -> Any:
     """Return a record of ``kind``; keys of other versions are left out."""
     hints = _HINTS[kind]
-    values = {name: _value(hints[name], known[name], name) for name in hints if name in known}
+    values = {name: _value(hints[name], record[name], name) for name in hints if name in record}
     return kind(**values)  # a TypeError names what is missing
 
 
-def _value(hint: Any, known: Any, name: str) -> Any:
+def _value(hint: Any, value: Any, name: str) -> Any:
     """Return what JSON holds as the type of a record's field. Raises ValueError, TypeError."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:  # always of something and None
-        return None if known is None else _value(arguments[0], known, name)
+        return None if value is None else _value(arguments[0], value, name)
     if hint is Any:
-        return known
-    if hint is float and isinstance(known, int) and not isinstance(known, bool):
-        known = float(known)
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
     wanted = dict if dataclasses.is_dataclass(hint) else origin or hint
-    is_number = not isinstance(known, float) or math.isfinite(known)
-    if not isinstance(known, wanted) or isinstance(known, bool) or not is_number:
-        raise ValueError(f"{name} is {str(known)[:40]!r}, expected {wanted.__name__}")
+    is_number = not isinstance(value, float) or math.isfinite(value)
+    if not isinstance(value, wanted) or isinstance(value, bool) or not is_number:
+        raise ValueError(f"{name} is {str(value)[:40]!r}, expected {wanted.__name__}")
     if dataclasses.is_dataclass(hint):
-        return _record(typing.cast("type[Any]", hint), known)
+        return _record(typing.cast("type[Any]", hint), value)
     if origin is list:
-        return [_value(arguments[0], value, name) for value in known]
+        return [_value(arguments[0], item, name) for item in value]
     if origin is dict:
-        return {key: _value(arguments[1], value, key) for key, value in known.items()}
-    return known
+        return {key: _value(arguments[1], item, key) for key, item in value.items()}
+    return value

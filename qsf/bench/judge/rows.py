@@ -123,8 +123,8 @@ def _draft(measured: TaskRuns, test: Test, limits: Limits) -> _Draft | None:
 
 
 def _median(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return statistics.median(known) if known else None
+    rounds = list(values)
+    return statistics.median(rounds) if rounds else None
 
 
 def _worst(caps: Sequence[Cap]) -> Cap | None:

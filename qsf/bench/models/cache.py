@@ -119,8 +119,8 @@ def _is_whole(path: Path, shape: Shape) -> bool:
         facts = read_facts(path)
     except QsfError:
         return False
-    known = {field.name for field in fields(FileFacts)}
-    dimensions = [field.name for field in fields(Shape) if field.name in known]
+    names = {field.name for field in fields(FileFacts)}
+    dimensions = [field.name for field in fields(Shape) if field.name in names]
     return all(getattr(facts, name) == getattr(shape, name) for name in dimensions)
 
 

@@ -176,7 +176,7 @@ def _gguf_facts(path: Path) -> FileFacts:
     tensors = head.tensors.values()
     is_tied = "output.weight" not in head.tensors
     names = ["position_embd.weight"] + ([] if is_tied else ["token_embd.weight"])
-    found = [head.tensors[name] for name in names if name in head.tensors]
+    tables = [head.tensors[name] for name in names if name in head.tensors]
     in_layers = [t for t in tensors if t.name.startswith("blk.") and len(t.shape) > 1]
     return _facts(
         path,
@@ -185,7 +185,7 @@ def _gguf_facts(path: Path) -> FileFacts:
         n_weights=sum(math.prod(tensor.shape) for tensor in tensors),
         file_bytes=file_bytes,
         tensor_bytes=sum(tensor.n_bytes for tensor in tensors),
-        tables=[_Table(table.shape[0], table.n_bytes) for table in found],
+        tables=[_Table(table.shape[0], table.n_bytes) for table in tables],
         unused_bytes=sum(t.n_bytes - _used(head, t, t.n_bytes) for t in in_layers),
         token_madds=sum(_used(head, t, math.prod(t.shape)) for t in in_layers),
         dimensions=dimensions,

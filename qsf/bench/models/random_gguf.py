@@ -196,10 +196,10 @@ def _gets_more_bits(layer: int, n_layers: int) -> bool:
 
 def _layer_type(mixture: str, kind: str, layer: int, shape: Shape) -> str:
     """Return what llama-quantize makes of one matrix of a layer, without importance matrix."""
-    found = _mixed_type(mixture, kind, layer, shape)
+    mixed = _mixed_type(mixture, kind, layer, shape)
     # What llama.cpp takes for LLaMA 70B: so many heads share a V that its bits cost little.
     is_70b = shape.family == "llama" and shape.n_layers == 80 and shape.n_heads > shape.n_kv_heads
-    return "Q5_K" if is_70b and kind == "attn_v" and found in ("Q3_K", "Q4_K") else found
+    return "Q5_K" if is_70b and kind == "attn_v" and mixed in ("Q3_K", "Q4_K") else mixed
 
 
 def _mixed_type(mixture: str, kind: str, layer: int, shape: Shape) -> str:
@@ -226,7 +226,7 @@ def _metadata(shape: Shape, mixture: str) -> dict[str, int | float | str]:
     """Return what llama.cpp must know, in the file's order; there is no tokenizer."""
     arch, dialect = _dialect_of(shape)
     config, facts = config_of(shape), facts_of(shape)
-    known: dict[str, int | float | str] = {
+    metadata: dict[str, int | float | str] = {
         "general.architecture": arch,
         "general.file_type": FILE_TYPES[mixture][1],
         "general.quantization_version": 2,
@@ -238,17 +238,17 @@ def _metadata(shape: Shape, mixture: str) -> dict[str, int | float | str]:
         f"{arch}.vocab_size": shape.n_vocab,
         "tokenizer.ggml.model": "no_vocab",
     }
-    known |= {
+    metadata |= {
         f"{arch}.{key}": config[field]
         for field, key in {**dialect.config, **dialect.optional}.items()
         if config.get(field) is not None
     }
     if shape.n_experts:
-        known[f"{arch}.expert_count"] = shape.n_experts
-        known[f"{arch}.expert_used_count"] = shape.n_chosen
+        metadata[f"{arch}.expert_count"] = shape.n_experts
+        metadata[f"{arch}.expert_used_count"] = shape.n_chosen
     if shape.family == "gpt2":
-        return known
-    return known | {
+        return metadata
+    return metadata | {
         f"{arch}.attention.value_length": shape.head_dim,
         f"{arch}.rope.dimension_count": facts.arch.rope_dims or shape.head_dim,
         f"{arch}.rope.freq_base": facts.header.rope_theta,

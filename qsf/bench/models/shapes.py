@@ -99,8 +99,8 @@ def find_shape(name: str) -> Shape:
 
 def name_of(shape: Shape) -> str:
     """Return the shape's name, or one made of its dimensions."""
-    for name, known in SHAPES.items():
-        if known == shape:
+    for name, other in SHAPES.items():
+        if other == shape:
             return name
     tied = "-tied" if shape.is_tied else ""
     if shape.window_tokens:
@@ -130,7 +130,7 @@ def family_of(shape: Shape) -> Family:
 def config_of(shape: Shape) -> dict[str, Any]:
     """Return the shape as a config.json."""
     family = family_of(shape)
-    said = {
+    config = {
         "num_hidden_layers": shape.n_layers,
         "hidden_size": shape.dim,
         "intermediate_size": shape.ffn_dim,
@@ -146,10 +146,10 @@ def config_of(shape: Shape) -> dict[str, Any]:
         **_MORE.get(shape.family, {}),
     }
     if shape.n_experts:
-        said |= {"num_experts": shape.n_experts, "num_experts_per_tok": shape.n_chosen}
+        config |= {"num_experts": shape.n_experts, "num_experts_per_tok": shape.n_chosen}
     if "moe_intermediate_size" in family.defaults:
-        said["moe_intermediate_size"] = shape.ffn_dim
-    return {family.renames.get(name, name): value for name, value in said.items()}
+        config["moe_intermediate_size"] = shape.ffn_dim
+    return {family.renames.get(name, name): value for name, value in config.items()}
 
 
 @functools.cache

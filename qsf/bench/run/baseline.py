@@ -75,16 +75,16 @@ def find_baseline(python: str | None = None) -> Baseline:
         raise BaselineMissingError(str(error), ": --baseline-python must name a Python") from error
     answers = re.findall(rf"^{re.escape(_MARK)}(.+)$", ended.output, re.MULTILINE)
     if ended.exit_code == 0 and answers:
-        known = json.loads(answers[-1])
-        compiler = "".join(compiler_of(Path(path)) for path in known["made"][-1:])
-        return Baseline(python, known["version"], compiler, isa_words(known["system"]))
+        answer = json.loads(answers[-1])
+        compiler = "".join(compiler_of(Path(path)) for path in answer["made"][-1:])
+        return Baseline(python, answer["version"], compiler, isa_words(answer["system"]))
     if "No module named 'llama_cpp'" in ended.errors:
         why = f"{python} has no llama-cpp-python"
     elif ended.is_late:
         why = f"llama-cpp-python of {python} does not answer within {_TIMEOUT_SECONDS:g} s"
     else:
-        said = signal_text(ended) or f"ended with {ended.exit_code}{last_lines(ended.errors)}"
-        why = f"llama-cpp-python of {python} does not work here: {said}"
+        end = signal_text(ended) or f"ended with {ended.exit_code}{last_lines(ended.errors)}"
+        why = f"llama-cpp-python of {python} does not work here: {end}"
     raise BaselineMissingError(why, f": {HOW}")
 
 
@@ -96,8 +96,8 @@ def compiler_of(path: Path) -> str:
         return ""
     clang = re.search(rb"clang version ([\d.]+)", made)  # beside gcc's, which made the C library
     gcc = re.search(rb"GCC: \([^)\0]{0,80}\) ([\d.]+)", made)
-    found = clang or gcc
-    return f"{'clang' if clang else 'gcc'} {found[1].decode()}" if found else ""
+    compiler = clang or gcc
+    return f"{'clang' if clang else 'gcc'} {compiler[1].decode()}" if compiler else ""
 
 
 def isa_words(system_info: str) -> str:
@@ -106,5 +106,5 @@ def isa_words(system_info: str) -> str:
     Sets that all processors of a kind have are left out, and names that are no sets.
     """
     names = re.findall(r"\b([A-Z][A-Z0-9_]*) = 1\b", system_info)
-    known = ("AVX", "AMX", "NEON", "DOTPROD", "MATMUL_INT8", "SVE", "SME", "RVV", "VSX")
-    return " ".join(name for name in names if name.startswith(known))
+    sets = ("AVX", "AMX", "NEON", "DOTPROD", "MATMUL_INT8", "SVE", "SME", "RVV", "VSX")
+    return " ".join(name for name in names if name.startswith(sets))

@@ -298,14 +298,14 @@ def worker_of(task: Task) -> list[str]:
 
 def read_answer(path: Path, task: Task, ended: Ended) -> Answer:
     """Return what the process answered. Raises WorkerError, with its last lines."""
-    said = last_lines(ended.errors)
+    end = last_lines(ended.errors)
     try:
         answer = parse_answer(json.loads(path.read_bytes()), task)
     except OSError:
-        raise WorkerError(f"ended with {ended.exit_code} and gave no answer{said}") from None
+        raise WorkerError(f"ended with {ended.exit_code} and gave no answer{end}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise WorkerError(f"gave an answer that cannot be read ({what}){said}") from error
+        raise WorkerError(f"gave an answer that cannot be read ({what}){end}") from error
     return answer
 
 
@@ -329,7 +329,7 @@ def signal_text(ended: Ended) -> str:
         return f"killed by {name}: the system was out of memory, or somebody did it"
     if name in ("SIGTERM", "SIGINT", "SIGHUP"):
         return f"ended by {name}"
-    said = last_lines(ended.errors)
+    end = last_lines(ended.errors)
     if name == "SIGILL":
-        said = ": an instruction that this processor lacks: built for another processor?" + said
-    return f"crashed with {name}{said}"
+        end = ": an instruction that this processor lacks: built for another processor?" + end
+    return f"crashed with {name}{end}"

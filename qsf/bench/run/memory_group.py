@@ -34,8 +34,8 @@ class CapError(QsfError):
 
 def parse_limit(text: str) -> int:
     """Return the bytes of "300M" or "1.5G". Raises QsfArgumentError."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([MG])", text)
-    n_mb = float(found[1]) * (1024 if found[2] == "G" else 1) if found else 0.0
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([MG])", text)
+    n_mb = float(match[1]) * (1024 if match[2] == "G" else 1) if match else 0.0
     if n_mb < 1 or n_mb != int(n_mb):
         raise QsfArgumentError(
             f"{text!r} is not a limit of memory: it must be a whole number of MB, as 300M or 1.5G"
@@ -48,7 +48,7 @@ def group_folders(mountinfo: str, own_groups: str) -> list[tuple[int, Path]]:
 
     The arguments are the texts of /proc/self/mountinfo and /proc/self/cgroup.
     """
-    found: list[tuple[int, Path]] = []
+    folders: list[tuple[int, Path]] = []
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         places, system = left.split(), right.split()
@@ -61,12 +61,12 @@ def group_folders(mountinfo: str, own_groups: str) -> list[tuple[int, Path]]:
         own = own_folder(own_groups, "memory" if is_v1 else "", visible_from=places[3], top=top)
         if is_v1:
             # Beside all other groups, and if that is not allowed inside of our own.
-            found += [(1, folder) for folder in dict.fromkeys((top, own))]
+            folders += [(1, folder) for folder in dict.fromkeys((top, own))]
         else:
             # A group of version 2 that has processes has no groups with limits: beside our own.
             above = [folder for folder in own.parents if folder.is_relative_to(top)]
-            found += [(2, folder) for folder in above or [top]]
-    return sorted(found, key=lambda one: one[0])
+            folders += [(2, folder) for folder in above or [top]]
+    return sorted(folders, key=lambda folder: folder[0])
 
 
 def own_folder(own_groups: str, controller: str, *, visible_from: str, top: Path) -> Path:
@@ -81,8 +81,8 @@ def own_folder(own_groups: str, controller: str, *, visible_from: str, top: Path
 
 def number_after(text: str, key: str) -> int:
     """Return the number behind ``key`` at the beginning of a line; 0: there is none."""
-    found = re.search(rf"^{re.escape(key)}:?\s+(\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(rf"^{re.escape(key)}:?\s+(\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 @dataclass(frozen=True, slots=True)

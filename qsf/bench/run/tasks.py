@@ -91,17 +91,17 @@ class Task:
 
     def as_json(self) -> dict[str, Any]:
         """Return what `parse_task` reads; each test has ``name`` and ``ctx_tokens`` too."""
-        known = asdict(self)
-        known["tests"] = [
+        record = asdict(self)
+        record["tests"] = [
             asdict(test) | {"name": test.name, "ctx_tokens": test.ctx_tokens} for test in self.tests
         ]
-        return known
+        return record
 
 
-def parse_task(known: dict[str, Any]) -> Task:
+def parse_task(record: dict[str, Any]) -> Task:
     """Return the task of `Task.as_json`."""
-    tests = tuple(Test(t["kind"], t["n_tokens"], t["depth"]) for t in known["tests"])
-    return Task(**(known | {"tests": tests}))
+    tests = tuple(Test(t["kind"], t["n_tokens"], t["depth"]) for t in record["tests"])
+    return Task(**(record | {"tests": tests}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +158,17 @@ class Answer:
         return asdict(self)
 
 
-def parse_answer(known: dict[str, Any], task: Task) -> Answer:
+def parse_answer(record: dict[str, Any], task: Task) -> Answer:
     """Return the answer of `Answer.as_json` to the task.
 
     Raises ValueError, KeyError, TypeError or AttributeError for anything else, such as other tests
     than the task's, or fewer without a failure.
     """
-    answer = Answer(**(known | {"tests": [TestRun(**test) for test in known["tests"]]}))
-    asked = [(test.name, test.depth) for test in task.tests]
+    answer = Answer(**(record | {"tests": [TestRun(**test) for test in record["tests"]]}))
+    wanted = [(test.name, test.depth) for test in task.tests]
     done = [(run.name, run.depth) for run in answer.tests]
-    if done != asked[: len(done)] or (len(done) < len(asked) and not answer.failure):
-        raise ValueError(f"tests {done}, asked for {asked}")
+    if done != wanted[: len(done)] or (len(done) < len(wanted) and not answer.failure):
+        raise ValueError(f"tests {done}, asked for {wanted}")
     for run in answer.tests:
         if type(run.wall_ns) is not int or run.wall_ns <= 0:
             raise ValueError(f"{run.name} took {run.wall_ns!r} ns")

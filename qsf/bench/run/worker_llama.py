@@ -100,8 +100,8 @@ class Model:
         params.n_threads = params.n_threads_batch = self._task["n_threads"]
         kv_type = self._task["kv_type"] or "f16"
         if kv_type not in KV_TYPES:
-            known = ", ".join(KV_TYPES)
-            raise LlamaError(f"a KV cache of {kv_type} has no counterpart in llama.cpp: {known}")
+            types = ", ".join(KV_TYPES)
+            raise LlamaError(f"a KV cache of {kv_type} has no counterpart in llama.cpp: {types}")
         params.type_k = params.type_v = getattr(api, KV_TYPES[kv_type])
         is_quantised = kv_type != "f16"  # values can be so with flash attention only
         if not hasattr(params, "flash_attn_type"):
@@ -130,11 +130,11 @@ class Model:
         began_ns = time.perf_counter_ns()
         n_passes = self._evaluate(tokens) if is_prompt else self._step(tokens)
         wall_ns = time.perf_counter_ns() - began_ns
-        found = {"name": test["name"], "depth": depth, "n_tokens": n_tokens}
-        found |= {"wall_ns": wall_ns, "n_passes": n_passes}
+        run = {"name": test["name"], "depth": depth, "n_tokens": n_tokens}
+        run |= {"wall_ns": wall_ns, "n_passes": n_passes}
         if n_disk_bytes is not None:
-            found["disk_bytes"] = (disk_bytes() or 0) - n_disk_bytes
-        return found
+            run["disk_bytes"] = (disk_bytes() or 0) - n_disk_bytes
+        return run
 
     def _evaluate(self, tokens: array[int]) -> int:
         """Evaluate the tokens after those before; returns the number of passes."""

@@ -66,9 +66,9 @@ class Loop:
     def call(self, engine: Callable[..., Any], *arguments: object) -> Any:
         """Call the engine."""
         self._add_gap()
-        found = engine(*arguments)
+        result = engine(*arguments)
         self._left_ns = time.perf_counter_ns()
-        return found
+        return result
 
     def end(self) -> None:
         """Stop the clock."""

@@ -82,13 +82,13 @@ def _name(results: Results) -> str:
 
 
 def _machine_line(results: Results) -> str:
-    known = _flat(results.machine)
-    words = [known.get("cpu", "")]
-    if "cores" in known:
-        words.append(f"{known['cores']} core{'' if known['cores'] == '1' else 's'}")
-    if "memory bytes" in known:
-        words.append(f"{known['memory bytes']} of memory")
-    words += [known.get("isa", ""), known.get("baseline", ""), known.get("date", "")[:10]]
+    machine = _flat(results.machine)
+    words = [machine.get("cpu", "")]
+    if "cores" in machine:
+        words.append(f"{machine['cores']} core{'' if machine['cores'] == '1' else 's'}")
+    if "memory bytes" in machine:
+        words.append(f"{machine['memory bytes']} of memory")
+    words += [machine.get("isa", ""), machine.get("baseline", ""), machine.get("date", "")[:10]]
     return ", ".join(word for word in words if word)
 
 
@@ -100,12 +100,12 @@ def _times(rows: Sequence[Row]) -> str:
     timed = [(row, row.breakdown) for row in rows if row.breakdown and row.test.startswith("tg")]
     if not timed:
         return ""
-    names = dict.fromkeys(name for _, known in timed for name in known.parts)
+    names = dict.fromkeys(name for _, breakdown in timed for name in breakdown.parts)
     names = dict.fromkeys(sorted(names, key=_place))
     legend = "".join(
         f'<li><i class="p{_colour(name)}"></i>{text(_words(name))}</li>' for name in names
     )
-    bars = "".join(_time_bar(row, known, list(names)) for row, known in timed)
+    bars = "".join(_time_bar(row, breakdown, list(names)) for row, breakdown in timed)
     note = (
         "Each bar is the time of one generated token on the computing thread: its parts follow "
         "each other. The work of other threads at the same time is beneath the bar."
@@ -126,26 +126,27 @@ def _colour(name: str) -> int:
     return min(_place(name), N_PART_COLOURS - 1)
 
 
-def _time_bar(row: Row, known: Breakdown, names: Sequence[str]) -> str:
-    total = sum(max(0.0, part.median) for part in known.parts.values())
+def _time_bar(row: Row, breakdown: Breakdown, names: Sequence[str]) -> str:
+    total = sum(max(0.0, part.median) for part in breakdown.parts.values())
     pieces = [
         (part.median / total, _colour(name),
          f"{_words(name)}: {figure(part.median)} ms ({figure(part.min)} to "
          f"{figure(part.max)}), {100 * part.median / total:.1f} %")
         for name in names
-        if (part := known.parts.get(name)) is not None and part.median > 0
+        if (part := breakdown.parts.get(name)) is not None and part.median > 0
     ]  # fmt: skip
     label = row.label.removeprefix(f"{row.engine}, ")
     titles = "; ".join(title for _, _, title in pieces)
     busy = [
         f"{_words(name)} {figure(part.median)} ms"
-        for name, part in known.beside.items()
+        for name, part in breakdown.beside.items()
         if part.median > 0
     ]
     beside = f'<p class="soft">Meanwhile on other threads: {text(", ".join(busy))}</p>'
+    wall = text(figure(breakdown.wall_ms))
     return (
-        f"<li><p><span>{text(label)}</span><span>{text(figure(known.wall_ms))} ms a token</span>"
-        f"</p>{stacked_bar(f'{label}: {titles}', pieces, palette='p')}{beside if busy else ''}</li>"
+        f"<li><p><span>{text(label)}</span><span>{wall} ms a token</span></p>"
+        f"{stacked_bar(f'{label}: {titles}', pieces, palette='p')}{beside if busy else ''}</li>"
     )
 
 
@@ -171,11 +172,11 @@ def _method(results: Results) -> str:
     return html.section("How it was measured", note, content, anchor="method") if blocks else ""
 
 
-def _flat(known: Mapping[str, Any]) -> dict[str, str]:
+def _flat(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return settings as names and texts, without those that are empty."""
     return {
         name.removeprefix("n_").replace("_", " "): _value(name, value)
-        for name, value in known.items()
+        for name, value in settings.items()
         if value not in (None, "", [], {})
     }
 

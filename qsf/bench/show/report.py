@@ -103,7 +103,7 @@ def spread_text(spread: Spread | Ratio, suffix: str = "") -> str:
 
 
 def mb_text(n_bytes: float | None) -> str:
-    """Return bytes in MB of 2^20, as everywhere; "" where they are not known."""
+    """Return bytes in MB of 2^20, as everywhere; "" where they are not breakdown."""
     return f"{n_bytes / 2**20:,.0f}" if n_bytes else ""
 
 
@@ -237,15 +237,15 @@ def _breakdown(rows: Sequence[Row], *, has_shapes: bool) -> Part:
     ]
     headings = [("", False), *((" ".join(filter(None, words)), True) for words in names)]
     breakdowns = [row.breakdown for row in rows if row.breakdown is not None]
-    lines = [["all of it", *(f"{known.wall_ms:.3f} 100 %" for known in breakdowns)]]
+    lines = [["all of it", *(f"{breakdown.wall_ms:.3f} 100 %" for breakdown in breakdowns)]]
     for prefix, kinds in (
-        ("", [known.parts for known in breakdowns]),
-        ("beside: ", [known.beside for known in breakdowns]),
+        ("", [breakdown.parts for breakdown in breakdowns]),
+        ("beside: ", [breakdown.beside for breakdown in breakdowns]),
     ):
         for name in dict.fromkeys(name for parts in kinds for name in parts):
             cells = [
-                _part_text(parts.get(name), known.wall_ms)
-                for parts, known in zip(kinds, breakdowns, strict=True)
+                _part_text(parts.get(name), breakdown.wall_ms)
+                for parts, breakdown in zip(kinds, breakdowns, strict=True)
             ]
             if any(cells):
                 lines.append([prefix + name.replace("_", " "), *cells])

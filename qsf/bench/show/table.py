@@ -22,12 +22,12 @@ _STYLES = {"slower": "bold red", "faster": "green", "noisy": "yellow"}
 
 def report(results: Results) -> RenderableType:
     """Return the whole report of a result: the machine, then its parts."""
-    known = results.machine
-    first = f"{known.get('cpu', 'unknown processor')}, {known.get('n_cores', '?')} cores"
-    if known.get("isa"):
-        first += f", {known['isa']} kernels"
+    machine = results.machine
+    first = f"{machine.get('cpu', 'unknown processor')}, {machine.get('n_cores', '?')} cores"
+    if machine.get("isa"):
+        first += f", {machine['isa']} kernels"
     names = (("qsf", "QSF"), ("commit", "commit"), ("baseline", ""), ("date", ""), ("load", "load"))
-    second = [f"{label} {known[key]}".strip() for key, label in names if known.get(key)]
+    second = [f"{label} {machine[key]}".strip() for key, label in names if machine.get(key)]
     lines = [first, ", ".join(second)] if second else [first]
     return Group(*map(Text, lines), Text(), shown(parts_of(results)))
 
