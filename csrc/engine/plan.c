@@ -296,6 +296,8 @@ static void add_slots(qsf_draft *d)
     qsf_plan *const plan = d->plan;
     if (plan->n_experts == 0)
         return;
+    d->how.n_expert_slots = 0; /* those that were given already are room, too */
+    qsf_draft_add_up(d);
     const bool is_table_kept = d->is_resident[0] && !qsf_stream_passes_ring(d->in->reader, 0);
     const uint64_t engine_bytes = plan->engine_bytes;
     uint32_t n_slots = qsf_draft_count_slots(d, qsf_draft_room_bytes(plan));

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from make.streamed_models import write_random_llama
+from make.streamed_models import write_random_llama, write_random_mixture
 from qsf.bench.run import launch, tasks
 from qsf.bench.run.launch import Ended, run_command, run_task
 from qsf.bench.run.memory_group import CapError, memory_group
@@ -62,8 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Pat
     return path
 
 
-@pytest.fixture(scope="module")
-def run(model: Path) -> Run:
+def runner(model: Path) -> Run:
     """Run the model with a budget in MB, in a group with that limit or another one."""
 
     def call(budget_mb: int, *options: str, limit_mb: int = 0) -> Ended:
@@ -75,7 +74,11 @@ def run(model: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def least_mb(run: Run) -> int:
+def run(model: Path) -> Run:
+    return runner(model)
+
+
+def find_least_mb(run: Run) -> int:
     """What the error says to set where a budget is too small, and one more.
 
     A process takes a megabyte more or less, by how much of its libraries the system holds. In a
@@ -86,6 +89,11 @@ def least_mb(run: Run) -> int:
     found = re.search(r"set --ram-budget (\d+)", done.errors)
     assert found is not None, done.errors
     return int(found[1]) + 1
+
+
+@pytest.fixture(scope="module")
+def least_mb(run: Run) -> int:
+    return find_least_mb(run)
 
 
 def check_refused(done: Ended) -> None:
@@ -169,6 +177,22 @@ def test_the_text_does_not_depend_on_the_limit(run: Run, least_mb: int) -> None:
         done = run(budget_mb, "--kv-type", "4bit", "--verbose")
         texts[resident_units(done)] = check_inside(done, budget_mb)
         assert texts[resident_units(done)].strip()
+    assert len(texts) == 3, "two limits gave the same plan"
+    assert len(set(texts.values())) == 1
+
+
+def test_experts_larger_than_the_limit(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    path = write_random_mixture(tmp_path / "m.qsf", tiny_llama_dir)
+    run = runner(path)
+    least_mb = find_least_mb(run)
+    assert path.stat().st_size > 2 * (least_mb + 40) * MB
+    texts = {}
+    for budget_mb in (least_mb, least_mb + 15, least_mb + 40):
+        done = run(budget_mb, "--kv-type", "4bit", "--verbose")
+        text = check_inside(done, budget_mb)
+        found = re.search(r"(\d+) of 256 experts", done.errors)
+        assert found is not None, done.errors
+        texts[int(found[1])] = text
     assert len(texts) == 3, "two limits gave the same plan"
     assert len(set(texts.values())) == 1
 

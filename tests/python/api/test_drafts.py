@@ -16,7 +16,7 @@ import pytest
 
 import qsf
 from make.kind_models import LAYER_NORMS, MIXED, write_model
-from make.streamed_models import make_streamed_gpt2
+from make.streamed_models import least_options, make_streamed_gpt2, write_random_mixture
 from make.tiny_checkpoints import make_llama, make_mistral
 from qsf.errors import QsfArgumentError, QsfCancelledError
 from qsf.file.layout import Norm
@@ -308,3 +308,15 @@ def test_cancelled_and_abandoned_answers(tiny_llama_8bit: Path) -> None:
                     assert want.startswith(text)
                 assert held[0] == held[1]
         assert "".join(drafting.generate(prompt, **asked)) == want
+
+
+def test_drafts_take_no_room_from_experts(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """What too few slots for drafts leave without them is all of it: it was a few slots."""
+    path = write_random_mixture(tmp_path / "m.qsf", tiny_llama_dir, n_real_layers=0)
+    options = least_options(path)
+    options["ram_budget"] += 60
+    n_slots = [
+        qsf.Model.plan(path, **options, draft=draft).expert_slots for draft in ("off", "auto")
+    ]
+    assert n_slots[0] > 30
+    assert n_slots[1] > 0.8 * n_slots[0]

@@ -57,6 +57,24 @@ def write_random_llama(path: Path, tokenizer_from: Path) -> Path:
     return path
 
 
+def write_random_mixture(
+    path: Path, tokenizer_from: Path, *, n_real_layers: int | None = None
+) -> Path:
+    """Random weights of about 210 MB, nearly all of it in 256 experts of which a token has 16.
+
+    With fewer real layers than four the others are holes.
+    """
+    shape = Shape(
+        4, 512, 512, 8, 4, n_vocab=2048, max_tokens=1024, family="qwen3_moe", head_dim=64,
+        n_experts=64, n_chosen=4,
+    )  # fmt: skip
+    dtype = QUANT_TYPES["8bit"]
+    write_model(
+        path, shape, dtype, dtype, tokenizer_from=tokenizer_from, n_real_layers=n_real_layers
+    )
+    return path
+
+
 def make_streamed_gpt2(folder: Path) -> Path:
     """12 MB in five units; the embedding is the head, too."""
     checkpoint = make_gpt2(
