@@ -69,6 +69,7 @@ def bound_of(
     threads: int,
     kv_token_bytes: float | None,
     streamed_bytes: float,
+    first_bytes: float = 0.0,
     n_passes: int = 1,
 ) -> Bound | None:
     """Return the limit of a test: the slowest of its needs, each at the machine's best rate.
@@ -80,6 +81,7 @@ def bound_of(
         threads: number of threads, which selects the limits.
         kv_token_bytes: of the KV cache that a token reads; ignored for a prompt.
         streamed_bytes: of weights that a pass reads from the disk.
+        first_bytes: of a token, which memory gives before it is known what is to be read.
         n_passes: of a prompt over the weights, one for each chunk.
 
     Returns:
@@ -96,7 +98,8 @@ def bound_of(
         if not disk:
             return None
         n_bytes = streamed_bytes * per_token
-        seconds["disk"] = (n_bytes / disk / 1e9, n_bytes)
+        before = first_bytes / memory if memory and test.kind == "tg" else 0.0
+        seconds["disk"] = ((n_bytes / disk + before) / 1e9, n_bytes)
     if test.kind == "pp":
         if not gmadds:
             return None

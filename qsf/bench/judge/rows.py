@@ -191,7 +191,13 @@ def _bound(
     kv_token_bytes = None
     if position_bytes is not None:
         kv_token_bytes = position_bytes * bounds.mean_positions(test)
-    streamed = bounds.streamed_bytes_at_best(measured.task, facts, runs[-1][0].plan)
+    plan = runs[-1][0].plan
+    streamed = bounds.streamed_bytes_at_best(measured.task, facts, plan)
+    of_experts = plan.get("expert_token_bytes", 0)
+    first_bytes = 0.0
+    if of_experts:  # routers choose what is read: as much as it was
+        first_bytes = max(0.0, facts.token_bytes - of_experts - streamed)
+        streamed = _median((run.read_bytes or 0) / max(run.n_passes, 1) for _, run in runs) or 0.0
     bound = bounds.bound_of(
         test,
         facts,
@@ -199,6 +205,7 @@ def _bound(
         threads=row.threads,
         kv_token_bytes=kv_token_bytes,
         streamed_bytes=_without_cached(draft, test, streamed, n_passes),
+        first_bytes=first_bytes,
         n_passes=n_passes,
     )
     needed = facts.token_bytes + (kv_token_bytes or 0) if test.kind == "tg" else facts.token_bytes

@@ -134,6 +134,20 @@ def test_what_qsf_streams_is_held_against_the_best_of_the_disk() -> None:
     assert row.gb_per_s == pytest.approx(1.5, rel=1e-6)
 
 
+def test_of_a_mixture_the_disk_gives_what_was_missing_and_memory_the_rest_before() -> None:
+    plan = {"plan": {"streamed_bytes": 0, "expert_token_bytes": 400_000_000}}
+    runs = tg_runs(3.0, read_bytes=128 * 300_000_000)
+    row = only_row(measured_of("qsf", runs, tests=[TG], answer=plan))
+    assert row.limited_by == "disk"
+    assert row.limit_tok_per_s == pytest.approx(1 / (300e6 / 2e9 + 200e6 / 20e9))
+    assert row.gb_per_s == pytest.approx(0.9, rel=1e-6)
+    held = tg_runs(3.0, read_bytes=0)
+    assert only_row(measured_of("qsf", held, tests=[TG], answer=plan)).limited_by == "memory"
+    prompt = [[run_of(PP, 500.0, read_bytes=2 * 3_000_000_000)]]
+    row = only_row(measured_of("qsf", prompt, tests=[PP], answer=plan))
+    assert row.limit_tok_per_s == pytest.approx(2e9 / (2 * 3_000_000_000 / 512))
+
+
 def test_of_the_baseline_the_group_holds_all_that_fits() -> None:
     caps = [Cap(300, None, 0)]
     one = measured_of("llama.cpp", tg_runs(1.0), tests=[TG], cap_mb=300, caps=caps)
