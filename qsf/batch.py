@@ -129,6 +129,11 @@ class Batch:
         if options.progress is not None or options.on_token is not None:
             name = "progress" if options.progress is not None else "on_token"
             raise QsfArgumentError(f"{name} is for one prompt: a batch has none", argument=name)
+        if opened.info.plan.kv_policy.startswith("recompute"):
+            raise QsfArgumentError(
+                "kv_policy recompute is for generate and chat, not for a batch: window:W is",
+                argument="kv_policy",
+            )
         self._opened = opened
         self._options = options
         self._params = resolve_sampling(opened.generation, **asked_sampling(options))
@@ -299,7 +304,7 @@ class Batch:
         if token in self._opened.end_ids:
             run.stop_reason = "end"
             return True
-        run.tokens.append(token)
+        run.append(token)
         slot.pieces.append(slot.matcher.push(slot.decoder.push(token)))
         if slot.matcher.is_stopped:
             run.stop_reason = "stop"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from qsf.errors import QsfArgumentError, QsfError, QsfMemoryError
 from qsf.file.session_file import SessionFile, SessionHead, write_session
+from qsf.kv import kv_type_name
 from qsf.native import state as native
-from qsf.options import kv_type_name
 from qsf.text.arguments import as_messages
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.closing import Closing
 from qsf.errors import QsfArgumentError, QsfConversionError
-from qsf.native.opening import io_origin, open_native, plan_native, text_budget_bytes
+from qsf.native.opening import io_origin, open_native, plan_native, text_budget_bytes, with_policy
 from qsf.options import GenerationOptions, ModelOptions
 from qsf.passes import choose_items, run_items
 from qsf.session import Session, Uncopyable, create_session
@@ -85,7 +85,8 @@ class Model(Closing, Uncopyable):
         parts = read_text_parts(path, budget_bytes=text_budget_bytes(options))
         native = open_native(path, options, parts.reserve_bytes)
         info = native.info()
-        info = replace(info, plan=replace(info.plan, text_bytes=parts.text_bytes))
+        memory = with_policy(info.plan, options)
+        info = replace(info, plan=replace(memory, text_bytes=parts.text_bytes))
         self._io_origin = io_origin(options, info)
         self._opened = OpenedModel(
             native=native,

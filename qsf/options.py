@@ -1,9 +1,8 @@
 """Every option of opening a model and of generating text, described once.
 
-A field of ``ModelOptions`` or ``GenerationOptions`` has the type and the default. Its ``Option``
-has the range, the unit, the help and the commands that take it. ``Model``, ``Session``,
-``qsf-run``, ``qsf-eval`` and the model of lm-evaluation-harness read these descriptions. Only small
-modules are imported here: ``qsf-run`` counts its own memory in the budget.
+A field of ``ModelOptions`` or ``GenerationOptions`` has the type and the default, its ``Option``
+the range, the unit, the help and the commands that take it. All commands read these descriptions.
+Only small modules are imported here: ``qsf-run`` counts its own memory in the budget.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
+from qsf.kv import KV_POLICIES, KV_TYPES, parse_kv_policy, parse_kv_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,26 +30,6 @@ MAX_U32 = 2**32 - 1
 
 IO_METHODS = ("auto", "buffered", "direct", "uring", "mmap")
 """Ways of reading; the index is the number of ``qsf_io_method`` in qsf.h."""
-
-_KV_BITS = {"2bit": 2, "4bit": 4, "8bit": 8, "f16": 16, "f32": 32}
-_KV_TYPES = "f32, f16, 8bit, 4bit, 2bit, or kXvY with X, Y of 16, 8, 4, 2"
-
-
-def parse_kv_type(name: str) -> tuple[int, int]:
-    """Return the bits of keys and of values. Raises ValueError for an unknown type."""
-    if name in _KV_BITS:
-        return _KV_BITS[name], _KV_BITS[name]
-    apart = re.fullmatch(r"k(2|4|8|16)v(2|4|8|16)", name)
-    if apart is None:
-        raise ValueError(f"{name!r} is not a type of KV cache: {_KV_TYPES}")
-    return int(apart[1]), int(apart[2])
-
-
-def kv_type_name(key_bits: int, value_bits: int) -> str:
-    """Return the name of the type with so many bits for keys and for values."""
-    if key_bits != value_bits:
-        return f"k{key_bits}v{value_bits}"
-    return next(name for name, bits in _KV_BITS.items() if bits == key_bits)
 
 
 # ---- what values an option takes ----
@@ -225,23 +205,24 @@ class Choice(Kind):
         return text
 
 
-class KvType(Kind):
-    """A type of KV cache."""
+class Name(Kind):
+    """A name that a function understands; it raises ValueError for any other."""
 
-    metavar = "TYPE"
-    rule = f"a type of KV cache: {_KV_TYPES}"
+    def __init__(self, parse: Callable[[str], object], metavar: str, rule: str) -> None:
+        """Take the function, and what it understands."""
+        self._parse, self.metavar, self.rule = parse, metavar, rule
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether it is the name of a type."""
+        """Return whether it is such a name."""
         try:
-            parse_kv_type(value)
+            self._parse(value)
         except (TypeError, ValueError):
             return False
         return True
 
     def parse(self, text: str) -> str:
         """Return the name."""
-        parse_kv_type(text)
+        self._parse(text)
         return text
 
 
@@ -401,7 +382,7 @@ class CheckedOptions:
             option.check(getattr(self, option.name))
 
     def arguments(self) -> dict[str, Any]:
-        """Return the values by name, for ``Model(path, **arguments)`` and the like."""
+        """Return the values by name, as arguments of ``Model`` and the like."""
         return {option.name: getattr(self, option.name) for option in described(type(self))}
 
 
@@ -437,10 +418,17 @@ class ModelOptions(CheckedOptions):
     )
     kv_type: str | None = option_field(
         None,
-        KvType(),
+        Name(parse_kv_type, "TYPE", f"a type of KV cache: {KV_TYPES}"),
         "precision of the KV cache: f16, 8bit, 4bit, 2bit, or keys and values apart, as k8v4",
         "4bit; k8v4 if heads have fewer than 128 dimensions",
         commands=_EVERY,
+    )
+    kv_policy: str = option_field(
+        "none",
+        Name(parse_kv_policy, "POLICY", f"a policy for the KV cache: {KV_POLICIES}"),
+        "how a text goes on that outgrows its memory: recompute evaluates the beginning and the "
+        "newest half again; window:W holds only the W newest tokens (docs/memory.md)",
+        commands=("run", "eval"),
     )
     kv_rotation: bool | None = option_field(
         None,

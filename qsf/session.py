@@ -21,6 +21,7 @@ from qsf.errors import (
     QsfStateError,
 )
 from qsf.kept import copy_held, load_session, save_session
+from qsf.kv import parse_kv_policy
 from qsf.native import binding
 from qsf.options import GenerationOptions, Whole, check_value
 from qsf.taking import taking
@@ -544,7 +545,7 @@ class Session(Closing, Uncopyable):
             if run.is_cancelled:
                 raise QsfCancelledError("cancelled between two tokens")
             if run.is_behind:
-                if len(run.tokens) > self._opened.info.plan.ctx_tokens:
+                if not self._shorten(run):
                     run.stop_reason = "context"
                     return None
                 if self._holder is run:
@@ -566,9 +567,22 @@ class Session(Closing, Uncopyable):
         if token in self._opened.end_ids:
             run.stop_reason = "end"
             return None
-        run.tokens.append(token)
+        run.append(token)
         run.is_behind = True
         return token
+
+    def _shorten(self, run: Generation) -> bool:
+        """Forget the middle of a text that fills the context; return False if no policy says so."""
+        plan = self._opened.info.plan
+        if len(run.tokens) <= plan.ctx_tokens:
+            return True
+        policy = parse_kv_policy(plan.kv_policy)
+        if policy is None:
+            return False
+        run.tokens = policy.shortened(run.tokens, plan.ctx_tokens)
+        run.n_shortened += 1
+        self._holder = None  # who evaluates the tokens anew
+        return True
 
     def _chosen_token(self, run: Generation, token: int) -> ChosenToken | None:
         if run.options.on_token is None:

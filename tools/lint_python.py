@@ -20,7 +20,7 @@ PACKAGES = {"qsf": "qsf", "qsf_converter": "converter/qsf_converter"}  # name ->
 OTHER_FOLDERS = ("tools", "bench", "tests/python")  # only the length of files
 
 # Sets of rooms that the table uses.
-_BASE = frozenset({"qsf.errors", "qsf.closing", "qsf.native", "qsf.file", "qsf.text"})
+_BASE = frozenset({"qsf.errors", "qsf.closing", "qsf.kv", "qsf.native", "qsf.file", "qsf.text"})
 _MODEL = _BASE | {"qsf.options", "qsf.kept", "qsf.session", "qsf.passes", "qsf.batch", "qsf.model"}
 _CONVERTER = frozenset(
     {
@@ -37,10 +37,11 @@ _CONVERTER = frozenset(
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.errors": frozenset(),
     "qsf.closing": frozenset(),
-    "qsf.native": frozenset({"qsf.errors", "qsf.options"}),
+    "qsf.kv": frozenset({"qsf.errors"}),
+    "qsf.native": frozenset({"qsf.errors", "qsf.kv", "qsf.options"}),
     "qsf.file": frozenset({"qsf.errors", "qsf.closing"}),
     "qsf.text": frozenset({"qsf.errors", "qsf.file", "qsf.native", "qsf.options"}),
-    "qsf.options": frozenset({"qsf.errors"}),
+    "qsf.options": frozenset({"qsf.errors", "qsf.kv"}),
     "qsf.taking": frozenset({"qsf.options"}),
     "qsf.kept": _BASE | {"qsf.options"},
     "qsf.session": _BASE | {"qsf.options", "qsf.taking", "qsf.kept"},

@@ -126,9 +126,29 @@ static qsf_status make_plan(qsf_model *m, uint64_t drafter_bytes)
     return status;
 }
 
+/* Gives the options' window to the layers that have none. */
+static qsf_status limit_windows(const qsf_options *opt, qsf_reader *r)
+{
+    bool is_limited = opt->kv_window_tokens == 0;
+    for (uint32_t i = 0; opt->kv_window_tokens != 0 && i < r->n_kinds; i++) {
+        qsf_layer_kind *const k = &r->kinds[i];
+        if (k->window_tokens != 0)
+            continue;
+        k->window_tokens = opt->kv_window_tokens;
+        k->pinned_tokens = opt->kv_pinned_tokens;
+        is_limited = true;
+    }
+    return is_limited ? QSF_OK
+                      : QSF_FAIL(QSF_ERR_ARG,
+                                 "a window of %u tokens is for layers that see all of the context: "
+                                 "all layers of this model have windows of their own",
+                                 opt->kv_window_tokens);
+}
+
 static qsf_status prepare(qsf_model *m, const char *path, const qsf_faults *faults)
 {
     QSF_TRY(read_directory(m, path, faults));
+    QSF_TRY(limit_windows(&m->options, &m->reader));
     QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
     QSF_TRY(qsf_skip_layers(&m->reader, m->options.quality));
     if (m->reader.n_units < m->reader.n_units_file) /* again, for the layers that are not skipped */
@@ -314,6 +334,8 @@ static qsf_status prepare_drafter(qsf_model *m, const char *path)
         .chunk_tokens = DRAFTER_CHUNK_TOKENS,
         .max_sessions = m->options.max_sessions,
         .logits_rows = 1,
+        .kv_window_tokens = m->options.kv_window_tokens,
+        .kv_pinned_tokens = m->options.kv_pinned_tokens,
         .io_method = m->options.io_method,
         .io_depth = m->options.io_depth,
         .quality = 1.0,

@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "io/io.h"
+#include "kernels/kernels.h"
 #include "platform/pool.h"
 
 #define MAX_SESSIONS 1024
@@ -59,6 +60,14 @@ qsf_status qsf_options_check(const qsf_options *opt)
     if (opt->draft_path != NULL && opt->draft_rows == 0)
         return QSF_FAIL(QSF_ERR_ARG, "draft_path is set, but draft_rows is 0: set it to 1 to %u",
                         QSF_MAX_DRAFT_ROWS);
+    if (opt->kv_window_tokens != 0 && opt->kv_window_tokens < QSF_KV_PAGE_TOKENS)
+        return QSF_FAIL(QSF_ERR_ARG, "kv_window_tokens is %u; it must be at least %u, or 0",
+                        opt->kv_window_tokens, QSF_KV_PAGE_TOKENS);
+    if (opt->kv_pinned_tokens != 0 && opt->kv_window_tokens == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "kv_pinned_tokens is %u, but kv_window_tokens is 0",
+                        opt->kv_pinned_tokens);
+    if (opt->ctx_is_fixed > 1)
+        return QSF_FAIL(QSF_ERR_ARG, "ctx_is_fixed is %u; it must be 0 or 1", opt->ctx_is_fixed);
     if (opt->exact > 1)
         return QSF_FAIL(QSF_ERR_ARG, "exact is %u; it must be 0 or 1", opt->exact);
     if (!(opt->quality >= 0.0 && opt->quality <= 1.0))

@@ -69,7 +69,7 @@ static const struct rung {
     {RUNG_ROWS, 0},       {RUNG_CHUNK, 1},  {RUNG_RING, 0},   {RUNG_DEPTH, 1},
 };
 
-/* Halves *n_tokens, down to floor_tokens, unless the caller set a number. */
+/* Halves *n_tokens, down to floor_tokens, unless the caller set a number: option_tokens != 0. */
 static bool halve(uint32_t option_tokens, uint32_t floor_tokens, uint32_t *n_tokens)
 {
     if (option_tokens != 0 || *n_tokens <= floor_tokens)
@@ -103,7 +103,7 @@ static bool descend(const qsf_options *opt, const struct rung *r, qsf_choice *ho
     case RUNG_DRAFTS:
         return halve(0, r->floor, &how->draft_rows);
     case RUNG_CTX:
-        return halve(opt->ctx_tokens, r->floor, &how->ctx_tokens);
+        return halve(opt->ctx_tokens | opt->ctx_is_fixed, r->floor, &how->ctx_tokens);
     case RUNG_ROWS:
         return drop_rows(&how->n_embedding_rows);
     case RUNG_DEPTH:
@@ -286,7 +286,8 @@ static bool shorten_context(qsf_draft *d)
 {
     const uint64_t most_bytes = d->plan->ceiling_bytes / PART_FOR_KV;
     return d->plan->kv_bytes > most_bytes &&
-           halve(d->in->options->ctx_tokens, PATIENT_CTX_TOKENS, &d->how.ctx_tokens);
+           halve(d->in->options->ctx_tokens | d->in->options->ctx_is_fixed, PATIENT_CTX_TOKENS,
+                 &d->how.ctx_tokens);
 }
 
 /* Gives what is left to slots of experts. An embedding table of which a token reads one row is

@@ -46,6 +46,7 @@ qsf_status qsf_model_state_key(qsf_model *m, unsigned char *key)
     const qsf_plan *const p = &m->plan;
     QSF_TRY(qsf_file_read_at(&m->reader.file, 0, header, sizeof header));
     const char *const version = qsf_version();
+    const uint32_t policy[] = {m->options.kv_window_tokens, m->options.kv_pinned_tokens};
     const uint32_t form = p->kv_k_bits | p->kv_v_bits << 8 | (uint32_t)p->kv_is_rotated << 16 |
                           (uint32_t)m->options.exact << 17;
     const uint32_t words[QSF_STATE_KEY_BYTES / 4] = {
@@ -53,7 +54,7 @@ qsf_status qsf_model_state_key(qsf_model *m, unsigned char *key)
         qsf_crc32(0, header + 64, sizeof header - 64),
         (uint32_t)m->reader.file.n_bytes,
         qsf_crc32(0, p->skipped_layers, sizeof p->skipped_layers),
-        form,
+        qsf_crc32(form, policy, sizeof policy),
         check_ropes(m),
         check_libm(),
         qsf_crc32(0, version, strlen(version)),

@@ -71,6 +71,7 @@ typedef struct qsf_layer_kind {
     uint32_t n_kv_heads;
     uint32_t head_dim;
     uint32_t window_tokens; /* 0: attends to all earlier positions */
+    uint32_t pinned_tokens; /* first positions that are seen beside the window; never in a file */
     uint32_t rope_set;      /* a number of qsf_rope_set, or QSF_ROPE_NONE */
     float score_scale;
     float score_cap;           /* 0: none */

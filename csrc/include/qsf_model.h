@@ -74,8 +74,14 @@ typedef struct qsf_options {
     uint32_t kv_k_type;   /* qsf_kv_type of the keys; if exact is 1, only QSF_KV_F32 */
     uint32_t kv_v_type;   /* qsf_kv_type of the values */
     uint32_t kv_rotation; /* a qsf_kv_rotation */
-    uint32_t io_method;   /* a qsf_io_method; QSF_ERR_UNSUPPORTED if the system lacks it */
-    uint32_t io_depth;    /* reads in flight at the same time, at most 32; 0: the engine chooses */
+    /* Layers without a window of their own attend to the newest kv_window_tokens, at least 32, and
+     * to the first kv_pinned_tokens only, and keep no others: little memory, but other answers. 0:
+     * off. QSF_ERR_ARG if all layers have windows */
+    uint32_t kv_window_tokens;
+    uint32_t kv_pinned_tokens;
+    uint32_t ctx_is_fixed; /* 1: a small budget does not shorten the context if ctx_tokens is 0 */
+    uint32_t io_method;    /* a qsf_io_method; QSF_ERR_UNSUPPORTED if the system lacks it */
+    uint32_t io_depth;     /* reads in flight at the same time, at most 32; 0: the engine chooses */
     /* Share of the layers that run, 0 to 1. (1 - quality) * n_layers, rounded to nearest, are
      * skipped, the least important first, but never the first two or the last two. Skipped
      * layers are not read and have no KV cache. QSF_ERR_ARG if the file does not say how

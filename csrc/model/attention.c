@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "model/seen.h"
 
 /* Turns one head of a row by the position, and by Hadamard if the cache is rotated. */
 static void rotate_row(const qsf_ops *o, float *x, size_t t, bool has_positions)
@@ -146,20 +147,13 @@ typedef struct attention_job {
     size_t item_spans;  /* spans of a row group in an item; 0: all of them */
 } attention_job;
 
-/* Positions first .. end - 1 */
-typedef struct positions {
-    size_t first;
-    size_t end;
-} positions;
-
 /* A row group, and the positions that its rows see. */
 typedef struct row_group {
     const qsf_segment *segment;
     uint32_t kv_head;
     size_t first_row; /* numbered as in the comment at the top */
     size_t n_rows;
-    positions seen[QSF_ATTEND_ROWS];
-    positions seen_by_any;
+    qsf_seen seen[QSF_ATTEND_ROWS]; /* in ascending order */
 } row_group;
 
 static uint32_t heads_per_kv(const qsf_layer_kind *k)
@@ -172,35 +166,11 @@ static size_t row_groups_of(const qsf_layer_kind *k, const qsf_segment *g)
     return qsf_ceil_div((size_t)g->n_tokens * heads_per_kv(k), QSF_ATTEND_ROWS);
 }
 
-/* Returns the positions that token t of a segment sees: itself and those before, within the
- * window. */
-static positions seen_by(const qsf_layer_kind *k, const qsf_segment *g, size_t t)
-{
-    const size_t end = (size_t)g->first_position + t + 1;
-    const size_t window = k->window_tokens;
-    return (positions){window != 0 && end > window ? end - window : 0, end};
-}
-
-static size_t first_span(positions seen)
-{
-    return seen.first / QSF_KV_SPAN_TOKENS;
-}
-
-static size_t end_span(positions seen)
-{
-    return qsf_ceil_div(seen.end, QSF_KV_SPAN_TOKENS);
-}
-
-/* Returns the number of spans that the rows of the segment see. */
-static size_t spans_of(const qsf_layer_kind *k, const qsf_segment *g)
-{
-    return end_span(seen_by(k, g, g->n_tokens - 1)) - first_span(seen_by(k, g, 0));
-}
-
 /* Returns the items of a row group of segment g. */
 static size_t parts_of(const attention_job *job, const qsf_segment *g)
 {
-    return job->item_spans != 0 ? qsf_ceil_div(spans_of(job->ops->kind, g), job->item_spans) : 1;
+    return job->item_spans != 0 ? qsf_ceil_div(qsf_seen_spans(job->ops->kind, g).n, job->item_spans)
+                                : 1;
 }
 
 static size_t items_of(const attention_job *job, const qsf_segment *g)
@@ -209,14 +179,15 @@ static size_t items_of(const attention_job *job, const qsf_segment *g)
     return row_groups_of(kind, g) * kind->n_kv_heads * parts_of(job, g);
 }
 
-/* Returns the row group of item `item` of segment g; *span becomes the item's first span. */
+/* Returns the row group of item `item` of segment g; *first becomes the item's first span, of
+ * qsf_seen_spans(). */
 static row_group row_group_of(const attention_job *job, const qsf_segment *g, size_t item,
-                              size_t *span)
+                              size_t *first)
 {
     const qsf_layer_kind *const kind = job->ops->kind;
     const size_t n_parts = parts_of(job, g);
     const size_t n_groups = row_groups_of(kind, g);
-    *span = first_span(seen_by(kind, g, 0)) + item % n_parts * job->item_spans;
+    *first = item % n_parts * job->item_spans;
     const size_t first_row = item / n_parts % n_groups * QSF_ATTEND_ROWS;
     const size_t left = (size_t)g->n_tokens * heads_per_kv(kind) - first_row;
     row_group group = {
@@ -226,8 +197,7 @@ static row_group row_group_of(const attention_job *job, const qsf_segment *g, si
         .n_rows = left < QSF_ATTEND_ROWS ? left : QSF_ATTEND_ROWS,
     };
     for (size_t r = 0; r < group.n_rows; r++)
-        group.seen[r] = seen_by(kind, g, (first_row + r) / heads_per_kv(kind));
-    group.seen_by_any = (positions){group.seen[0].first, group.seen[group.n_rows - 1].end};
+        group.seen[r] = qsf_seen_by(kind, g, (first_row + r) / heads_per_kv(kind));
     return group;
 }
 
@@ -331,7 +301,32 @@ static qsf_span_sums weigh_scores(const qsf_ops *o, const row_group *group, size
         o->kernels->cap(first, scale / kind->score_cap, kind->score_cap, n);
         scale = 1.0F;
     }
+    const qsf_seen *const seen = &group->seen[r];
+    size_t p = begin + range.begin > seen->pinned ? begin + range.begin : seen->pinned;
+    for (; p < seen->first && p < begin + range.end; p++)
+        scores[p - begin] = -INFINITY;
     return o->kernels->span_softmax(scores, range, scale);
+}
+
+/* Finds pages first .. end - 1 of a span. Those between pinned positions and the window may be
+ * gone: they become page `first`, whose values get no weight. */
+static void find_pages(const attention_job *job, const row_group *group, size_t page, size_t first,
+                       size_t end, const void **k_pages, const void **v_pages)
+{
+    const qsf_kvcache *const kv = group->segment->kv;
+    const qsf_seen *const seen = &group->seen[0];
+    const size_t pinned_end = qsf_ceil_div(seen->pinned, QSF_KV_PAGE_TOKENS);
+    const size_t window = seen->first / QSF_KV_PAGE_TOKENS;
+    size_t gone = pinned_end > page + first ? pinned_end - page : first;
+    gone = gone < end ? gone : end;
+    size_t back = window > page + gone ? window - page : gone;
+    back = back < end ? back : end;
+    qsf_kvcache_find_pages(kv, job->layer, group->kv_head, page, first, gone, k_pages, v_pages);
+    for (size_t i = gone; i < back; i++) {
+        k_pages[i] = k_pages[first];
+        v_pages[i] = v_pages[first];
+    }
+    qsf_kvcache_find_pages(kv, job->layer, group->kv_head, page, back, end, k_pages, v_pages);
 }
 
 /* Computes the sums, and in the worker's span_values the values, of all rows over one span. ranges
@@ -348,15 +343,11 @@ static void attend_span(const attention_job *job, const row_group *group, const 
     size_t first_slot = QSF_KV_SPAN_TOKENS;
     size_t end_slot = 0;
     for (size_t r = 0; r < group->n_rows; r++) {
-        const size_t first = group->seen[r].first > begin ? group->seen[r].first - begin : 0;
-        const size_t end = group->seen[r].end > begin ? group->seen[r].end - begin : 0;
-        const size_t last = end < QSF_KV_SPAN_TOKENS ? end : QSF_KV_SPAN_TOKENS;
-        ranges[r] = first < last ? (qsf_span_range){(uint32_t)first, (uint32_t)last}
-                                 : (qsf_span_range){0, 0};
-        if (first >= last)
+        ranges[r] = qsf_seen_slots(group->seen[r], begin);
+        if (ranges[r].begin >= ranges[r].end)
             continue;
-        first_slot = first < first_slot ? first : first_slot;
-        end_slot = last > end_slot ? last : end_slot;
+        first_slot = ranges[r].begin < first_slot ? ranges[r].begin : first_slot;
+        end_slot = ranges[r].end > end_slot ? ranges[r].end : end_slot;
     }
     if (first_slot >= end_slot)
         return;
@@ -366,8 +357,7 @@ static void attend_span(const attention_job *job, const row_group *group, const 
     const size_t end_page = qsf_ceil_div(end_slot, QSF_KV_PAGE_TOKENS);
     const void *k_pages[QSF_KV_SPAN_PAGES];
     const void *v_pages[QSF_KV_SPAN_PAGES];
-    qsf_kvcache_find_pages(kv, job->layer, group->kv_head, page, first_page, end_page, k_pages,
-                           v_pages);
+    find_pages(job, group, page, first_page, end_page, k_pages, v_pages);
     prefetch_pages(k_pages, first_page, end_page, layer->k_page_bytes);
     prefetch_pages(v_pages, first_page, end_page, layer->v_page_bytes);
     score_pages(k->matmul[kv->pool->form.k_type], layer->k_page_bytes, k_pages, first_page,
@@ -406,9 +396,11 @@ static void attend_row_group(const attention_job *job, const row_group *group, s
     const size_t stride = qsf_stride(o->kind->head_dim);
     const size_t worker_off = worker_idx * QSF_ATTEND_ROWS * stride;
     const qsf_acts x = gather_queries(o, group, worker_idx);
+    const qsf_spans all = qsf_seen_spans(o->kind, group->segment);
+    bool is_begun[QSF_ATTEND_ROWS] = {false};
     qsf_span_sums sums[QSF_ATTEND_ROWS];
-    for (size_t span = first_span(group->seen_by_any); span < end_span(group->seen_by_any);
-         span++) {
+    for (size_t i = 0; i < all.n; i++) {
+        const size_t span = qsf_span_at(&all, i);
         qsf_span_range ranges[QSF_ATTEND_ROWS];
         qsf_span_sums next[QSF_ATTEND_ROWS];
         attend_span(job, group, &x, span, worker_idx, ranges, next);
@@ -417,7 +409,8 @@ static void attend_row_group(const attention_job *job, const row_group *group, s
             float *const to = s->values + worker_off + r * stride;
             if (ranges[r].begin == ranges[r].end)
                 continue;
-            if (span == first_span(group->seen[r])) {
+            if (!is_begun[r]) {
+                is_begun[r] = true;
                 memcpy(to, from, stride * sizeof *to);
                 sums[r] = next[r];
                 add_sink(job, chunk_row(o->kind, group, r), &sums[r], to);
@@ -430,27 +423,28 @@ static void attend_row_group(const attention_job *job, const row_group *group, s
         write_row(o, chunk_row(o->kind, group, r), &sums[r], s->values + worker_off + r * stride);
 }
 
-/* Attends item_spans spans of a row group from `first` on; merge_rows merges the results. */
+/* Attends item_spans spans of a row group from `first` of qsf_seen_spans() on; merge_rows merges
+ * the results. */
 static void attend_part(const attention_job *job, const row_group *group, size_t first,
                         size_t worker_idx)
 {
     const qsf_ops *const o = job->ops;
     const qsf_attend_scratch *const s = &o->scratch->attend;
     const size_t stride = qsf_stride(o->kind->head_dim);
+    const qsf_spans all = qsf_seen_spans(o->kind, group->segment);
     const size_t item_end = first + job->item_spans;
-    const size_t group_end = end_span(group->seen_by_any);
-    const size_t end = item_end < group_end ? item_end : group_end;
-    if (first >= end)
+    const size_t end = item_end < all.n ? item_end : all.n;
+    if (qsf_span_at(&all, first) * QSF_KV_SPAN_TOKENS >= group->seen[group->n_rows - 1].end)
         return;
     const qsf_acts x = gather_queries(o, group, worker_idx);
-    for (size_t span = first; span < end; span++) {
+    for (size_t i = first; i < end; i++) {
         qsf_span_range ranges[QSF_ATTEND_ROWS];
         qsf_span_sums sums[QSF_ATTEND_ROWS];
-        attend_span(job, group, &x, span, worker_idx, ranges, sums);
+        attend_span(job, group, &x, qsf_span_at(&all, i), worker_idx, ranges, sums);
         for (size_t r = 0; r < group->n_rows; r++) {
             if (ranges[r].begin == ranges[r].end)
                 continue;
-            const size_t part = chunk_row(o->kind, group, r) * s->n_spans + span;
+            const size_t part = chunk_row(o->kind, group, r) * s->n_spans + i;
             s->partial_sums[part] = sums[r];
             memcpy(s->partial_values + part * stride,
                    s->span_values + (worker_idx * QSF_ATTEND_ROWS + r) * stride,
@@ -467,15 +461,20 @@ static void attend_items(void *arg, size_t begin, size_t end, size_t worker_idx)
         const qsf_segment *const g = &job->chunk->segments[i];
         const size_t end_item = first_item + items_of(job, g);
         for (; begin < end && begin < end_item; begin++) {
-            size_t span;
-            const row_group group = row_group_of(job, g, begin - first_item, &span);
+            size_t first;
+            const row_group group = row_group_of(job, g, begin - first_item, &first);
             if (job->item_spans != 0)
-                attend_part(job, &group, span, worker_idx);
+                attend_part(job, &group, first, worker_idx);
             else
                 attend_row_group(job, &group, worker_idx);
         }
         first_item = end_item;
     }
+}
+
+static bool sees_span(const qsf_seen *seen, const qsf_spans *all, size_t i)
+{
+    return qsf_seen_slots(*seen, qsf_span_at(all, i) * QSF_KV_SPAN_TOKENS).end != 0;
 }
 
 /* Merges the spans of rows begin .. end - 1 (rows of the chunk times heads) in ascending order,
@@ -490,15 +489,19 @@ static void merge_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
     for (uint32_t i = 0; i < job->chunk->n_segments; i++) {
         const qsf_segment *const g = &job->chunk->segments[i];
         const size_t end_row = ((size_t)g->first_row + g->n_tokens) * o->kind->n_heads;
+        const qsf_spans all = qsf_seen_spans(o->kind, g);
         for (; begin < end && begin < end_row; begin++) {
-            const positions seen = seen_by(o->kind, g, begin / o->kind->n_heads - g->first_row);
+            const qsf_seen seen = qsf_seen_by(o->kind, g, begin / o->kind->n_heads - g->first_row);
             qsf_span_sums *const sums = s->partial_sums + begin * s->n_spans;
             float *const values = s->partial_values + begin * s->n_spans * stride;
-            const size_t first = first_span(seen);
+            size_t first = 0;
+            while (!sees_span(&seen, &all, first))
+                first++;
             add_sink(job, begin, &sums[first], values + first * stride);
-            for (size_t span = first + 1; span < end_span(seen); span++)
-                o->kernels->span_merge(&sums[first], values + first * stride, &sums[span],
-                                       values + span * stride, stride);
+            for (size_t j = first + 1; j < all.n; j++)
+                if (sees_span(&seen, &all, j))
+                    o->kernels->span_merge(&sums[first], values + first * stride, &sums[j],
+                                           values + j * stride, stride);
             write_row(o, begin, &sums[first], values + first * stride);
         }
     }
@@ -528,7 +531,7 @@ void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, const
     attention_job job = {.ops = o, .chunk = chunk, .layer = layer, .sinks = sinks};
     size_t most_spans = 0;
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
-        const size_t n = spans_of(kind, &chunk->segments[i]);
+        const size_t n = qsf_seen_spans(kind, &chunk->segments[i]).n;
         most_spans = n > most_spans ? n : most_spans;
     }
     job.item_spans = choose_item_spans(o, chunk, most_spans);
@@ -536,9 +539,9 @@ void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, const
     size_t n_scores = 0; /* approximate */
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
         const qsf_segment *const g = &chunk->segments[i];
-        const positions last = seen_by(kind, g, g->n_tokens - 1);
+        const qsf_seen last = qsf_seen_by(kind, g, g->n_tokens - 1);
         n_items += items_of(&job, g);
-        n_scores += (last.end - last.first) * g->n_tokens * kind->n_heads;
+        n_scores += (last.end - last.first + last.pinned) * g->n_tokens * kind->n_heads;
     }
     qsf_pool_run(o->pool, n_items, qsf_ops_piece(n_scores * 2 * kind->head_dim / n_items),
                  attend_items, &job);

@@ -53,7 +53,7 @@ static uint32_t wanted_block(const qsf_kvcache *kv, const qsf_kv_group *g, uint3
 static bool own_block(qsf_kvcache *kv, uint32_t group_idx, uint32_t page, bool is_begun)
 {
     const qsf_kv_group *const g = &kv->pool->groups[group_idx];
-    const uint32_t place = page % g->n_places;
+    const uint32_t place = qsf_kv_place(g, page);
     uint32_t *const block = &kv->blocks[g->first_place + place];
     if (*block != QSF_KV_NO_BLOCK && g->n_holders[*block] == 1)
         return true;
@@ -107,10 +107,10 @@ static uint32_t first_seen(const qsf_layer_kind *k, uint32_t position)
                                                                  : 0;
 }
 
-/* Returns how many pages of a layer a session can hold. */
-static uint32_t count_places(const qsf_kvcache *kv, uint32_t layer)
+/* Returns the group that has the blocks of a layer. */
+static const qsf_kv_group *group_of(const qsf_kvcache *kv, uint32_t layer)
 {
-    return kv->pool->groups[kv->pool->layers[layer].group_idx].n_places;
+    return &kv->pool->groups[kv->pool->layers[layer].group_idx];
 }
 
 bool qsf_kvcache_holds(const qsf_kvcache *kv, const qsf_config *c, uint32_t position)
@@ -118,9 +118,11 @@ bool qsf_kvcache_holds(const qsf_kvcache *kv, const qsf_config *c, uint32_t posi
     const uint32_t end_page = end_page_of(kv->n_stored);
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const qsf_layer_kind *const kind = c->layers[i].kind;
-        const uint32_t first_page = page_of(first_seen(kind, position));
+        const qsf_kv_group *const g = group_of(kv, i);
+        const uint32_t seen_page = page_of(first_seen(kind, position));
+        const uint32_t first_page = seen_page > g->n_pinned ? seen_page : g->n_pinned;
         if (first_seen(kind, position) < position &&
-            (first_page + count_places(kv, i) < end_page ||
+            (first_page + (g->n_places - g->n_pinned) < end_page ||
              first_page < page_of(first_seen(kind, kv->n_adopted))))
             return false;
     }
@@ -132,7 +134,7 @@ bool qsf_kvcache_holds(const qsf_kvcache *kv, const qsf_config *c, uint32_t posi
 static uint32_t block_of(const qsf_kvcache *kv, const qsf_kv_layer *l, size_t page)
 {
     const qsf_kv_group *const g = &kv->pool->groups[l->group_idx];
-    return kv->blocks[g->first_place + page % g->n_places];
+    return kv->blocks[g->first_place + qsf_kv_place(g, page)];
 }
 
 void qsf_kvcache_find_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head, size_t page,
@@ -143,11 +145,11 @@ void qsf_kvcache_find_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_h
     const unsigned char *const k_first = qsf_kv_pool_k_page(kv->pool, l, kv_head, 0);
     const unsigned char *const v_first = qsf_kv_pool_v_page(kv->pool, l, kv_head, 0);
     const uint32_t *const blocks = kv->blocks + g->first_place;
-    uint32_t place = (uint32_t)(page + first) % g->n_places;
+    uint32_t place = qsf_kv_place(g, page + first);
     for (size_t i = first; i < end; i++) {
         k_pages[i] = k_first + blocks[place] * l->k_page_bytes;
         v_pages[i] = v_first + blocks[place] * l->v_page_bytes;
-        place = place + 1 < g->n_places ? place + 1 : 0;
+        place = place + 1 < g->n_places ? place + 1 : g->n_pinned;
     }
 }
 
@@ -175,7 +177,8 @@ uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, uint32_t n_tokens)
     uint64_t n_bytes = 0;
     for (uint32_t i = 0; i < kv->pool->n_layers; i++) {
         const qsf_kv_layer *const l = &kv->pool->layers[i];
-        const uint64_t n_held = n_pages < count_places(kv, i) ? n_pages : count_places(kv, i);
+        const uint32_t n_places = group_of(kv, i)->n_places;
+        const uint64_t n_held = n_pages < n_places ? n_pages : n_places;
         n_bytes += n_held * (l->k_page_bytes + l->v_page_bytes) * l->n_kv_heads;
     }
     return n_bytes;
@@ -183,37 +186,57 @@ uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, uint32_t n_tokens)
 
 /* ---- images ---- */
 
+/* Pages that a token sees: those below `pinned`, and first .. end - 1 */
+typedef struct qsf_seen_pages {
+    uint32_t pinned;
+    uint32_t first; /* not below pinned */
+    uint32_t end;
+} qsf_seen_pages;
+
 /* The part of an image that belongs to one layer, KV head, and K or V */
 typedef struct qsf_image_part {
     const qsf_kv_layer *layer;
     uint32_t kv_head;
     bool is_key;
-    uint32_t first_page;
-    uint32_t end_page;
+    qsf_seen_pages pages;
     size_t page_bytes;
 } qsf_image_part;
 
-/* Returns the pages of a layer that are in the image of a position. */
-static void find_range(const qsf_config *c, uint32_t layer, uint32_t position, uint32_t *first_page,
-                       uint32_t *end_page)
+static uint32_t count_pages(const qsf_seen_pages *s)
 {
-    const uint32_t first = first_seen(c->layers[layer].kind, position);
-    *first_page = page_of(first);
-    *end_page = first < position ? end_page_of(position) : *first_page;
+    return s->pinned + (s->end - s->first);
+}
+
+/* Returns page i of those that are seen. */
+static uint32_t page_at(const qsf_seen_pages *s, uint32_t i)
+{
+    return i < s->pinned ? i : s->first + (i - s->pinned);
+}
+
+/* Returns the pages of a layer that are in the image of a position. */
+static qsf_seen_pages find_range(const qsf_config *c, uint32_t layer, uint32_t position)
+{
+    const qsf_layer_kind *const k = c->layers[layer].kind;
+    const uint32_t first = first_seen(k, position);
+    qsf_seen_pages s = {qsf_kv_pinned_pages(k), page_of(first), end_page_of(position)};
+    if (first == position)
+        s.end = s.first;
+    s.pinned = s.pinned < s.end ? s.pinned : s.end;
+    s.first = s.first > s.pinned ? s.first : s.pinned;
+    return s;
 }
 
 static qsf_image_part find_part(const qsf_kvcache *kv, const qsf_config *c, uint32_t position,
                                 uint32_t layer, uint32_t part)
 {
     const qsf_kv_layer *const l = &kv->pool->layers[layer];
-    qsf_image_part p = {
+    return (qsf_image_part){
         .layer = l,
         .kv_head = part / 2,
         .is_key = part % 2 == 0,
+        .pages = find_range(c, layer, position),
         .page_bytes = part % 2 == 0 ? l->k_page_bytes : l->v_page_bytes,
     };
-    find_range(c, layer, position, &p.first_page, &p.end_page);
-    return p;
 }
 
 uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, const qsf_config *c, uint32_t position)
@@ -221,9 +244,9 @@ uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, const qsf_config *c, uin
     uint64_t n_bytes = 0;
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const qsf_kv_layer *const l = &kv->pool->layers[i];
-        const qsf_image_part p = find_part(kv, c, position, i, 0);
-        n_bytes += (uint64_t)(p.end_page - p.first_page) * (l->k_page_bytes + l->v_page_bytes) *
-                   l->n_kv_heads;
+        const qsf_seen_pages pages = find_range(c, i, position);
+        n_bytes +=
+            (uint64_t)count_pages(&pages) * (l->k_page_bytes + l->v_page_bytes) * l->n_kv_heads;
     }
     return n_bytes;
 }
@@ -234,13 +257,13 @@ static void move_part(const qsf_kvcache *kv, const qsf_image_part *p, uint64_t p
                       uint64_t offset, unsigned char *dst, const unsigned char *src, size_t n_bytes)
 {
     const uint64_t end = offset + n_bytes;
-    for (uint32_t page = p->first_page; page < p->end_page; page++) {
-        const uint64_t at = part_offset + (uint64_t)(page - p->first_page) * p->page_bytes;
+    for (uint32_t i = 0; i < count_pages(&p->pages); i++) {
+        const uint64_t at = part_offset + (uint64_t)i * p->page_bytes;
         const uint64_t from = at > offset ? at : offset;
         const uint64_t to = at + p->page_bytes < end ? at + p->page_bytes : end;
         if (from >= to)
             continue;
-        const uint32_t block = block_of(kv, p->layer, page);
+        const uint32_t block = block_of(kv, p->layer, page_at(&p->pages, i));
         unsigned char *const here = (p->is_key ? qsf_kv_pool_k_page : qsf_kv_pool_v_page)(
                                         kv->pool, p->layer, p->kv_head, block) +
                                     (size_t)(from - at);
@@ -259,7 +282,7 @@ static void move_image(const qsf_kvcache *kv, const qsf_config *c, uint32_t posi
     for (uint32_t i = 0; i < c->n_layers && at < offset + n_bytes; i++) {
         for (uint32_t part = 0; part < 2 * kv->pool->layers[i].n_kv_heads; part++) {
             const qsf_image_part p = find_part(kv, c, position, i, part);
-            const uint64_t part_bytes = (uint64_t)(p.end_page - p.first_page) * p.page_bytes;
+            const uint64_t part_bytes = (uint64_t)count_pages(&p.pages) * p.page_bytes;
             if (at < offset + n_bytes && offset < at + part_bytes)
                 move_part(kv, &p, at, offset, dst, src, n_bytes);
             at += part_bytes;
@@ -286,25 +309,28 @@ static void share_group(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_conf
     const qsf_kv_group *const g = &kv->pool->groups[group_idx];
     uint32_t *const to_blocks = kv->blocks + g->first_place;
     const uint32_t *const from_blocks = from->blocks + g->first_place;
-    uint32_t first_page = UINT32_MAX;
-    uint32_t end_page = 0;
+    qsf_seen_pages all = {0, UINT32_MAX, 0};
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        uint32_t first;
-        uint32_t end;
-        find_range(c, i, position, &first, &end);
-        if (kv->pool->layers[i].group_idx != group_idx || first == end)
+        const qsf_seen_pages s = find_range(c, i, position);
+        if (kv->pool->layers[i].group_idx != group_idx || count_pages(&s) == 0)
             continue;
-        first_page = first < first_page ? first : first_page;
-        end_page = end > end_page ? end : end_page;
+        all.pinned = s.pinned > all.pinned ? s.pinned : all.pinned;
+        all.first = s.first < all.first ? s.first : all.first;
+        all.end = s.end > all.end ? s.end : all.end;
     }
-    for (uint32_t page = first_page; page < end_page; page++)
-        qsf_kv_pool_hold(kv->pool, group_idx, from_blocks[page % g->n_places]);
+    if (all.end == 0)
+        all.first = 0;
+    all.first = all.first > all.pinned ? all.first : all.pinned;
+    for (uint32_t i = 0; i < count_pages(&all); i++)
+        qsf_kv_pool_hold(kv->pool, group_idx, from_blocks[qsf_kv_place(g, page_at(&all, i))]);
     for (uint32_t place = 0; place < g->n_places; place++) {
         qsf_kv_pool_drop(kv->pool, group_idx, to_blocks[place]);
         to_blocks[place] = QSF_KV_NO_BLOCK;
     }
-    for (uint32_t page = first_page; page < end_page; page++)
-        to_blocks[page % g->n_places] = from_blocks[page % g->n_places];
+    for (uint32_t i = 0; i < count_pages(&all); i++) {
+        const uint32_t place = qsf_kv_place(g, page_at(&all, i));
+        to_blocks[place] = from_blocks[place];
+    }
 }
 
 void qsf_kvcache_share(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_config *c,

@@ -2,7 +2,8 @@
  *
  * Logical position p lies in page p / 32, slot p % 32, of each layer and KV head. The table has,
  * for each group of layers, the block of each page. A group with a window holds only the pages that
- * a chunk sees, as a ring: page p takes the place of page p - n_places.
+ * a chunk sees, as a ring: a page takes the place of one that no token sees any more. Where first
+ * positions are pinned, their pages stay beside the ring.
  *
  * A session takes blocks as it grows and gives them back. Sessions with the same beginning may hold
  * the same blocks; one that is to write into such a block takes a copy of it before.

@@ -8,21 +8,23 @@
 
 /* ---- layout ---- */
 
-/* Returns the pages that a session needs of a head: all of the context, or as many as a chunk with
- * its window can touch. */
+/* Returns the pages that a session needs of a head: all of the context, or the pinned ones and as
+ * many as a chunk with its window can touch. */
 static uint32_t count_pages(const qsf_layer_kind *k, const qsf_kv_sizes *sizes)
 {
     const size_t n_all = qsf_ceil_div(sizes->ctx_tokens, QSF_KV_PAGE_TOKENS);
     const size_t n_seen =
-        qsf_ceil_div((size_t)k->window_tokens + sizes->chunk_tokens, QSF_KV_PAGE_TOKENS) + 1;
+        qsf_ceil_div((size_t)k->window_tokens + sizes->chunk_tokens, QSF_KV_PAGE_TOKENS) + 1 +
+        qsf_kv_pinned_pages(k);
     return (uint32_t)(k->window_tokens != 0 && n_seen < n_all ? n_seen : n_all);
 }
 
 /* Adds a group of which a session needs n_places blocks. */
-static void add_group(qsf_kv_pool *pool, uint32_t n_places, uint32_t n_blocks)
+static void add_group(qsf_kv_pool *pool, uint32_t n_places, uint32_t n_pinned, uint32_t n_blocks)
 {
     pool->groups[pool->n_groups++] = (qsf_kv_group){
         .n_places = n_places,
+        .n_pinned = n_pinned,
         .first_place = pool->n_places,
         .n_blocks = n_blocks,
         .n_free = n_blocks,
@@ -31,14 +33,16 @@ static void add_group(qsf_kv_pool *pool, uint32_t n_places, uint32_t n_blocks)
 }
 
 /* Returns the group of layers that need n_places blocks: a new one if there is room for it. */
-static uint32_t find_group(qsf_kv_pool *pool, uint32_t n_places)
+static uint32_t find_group(qsf_kv_pool *pool, uint32_t n_places, uint32_t n_pinned)
 {
-    for (uint32_t i = 0; i < pool->n_groups; i++)
-        if (pool->groups[i].n_places == n_places)
+    if (n_places == pool->groups[0].n_places)
+        return 0;
+    for (uint32_t i = 1; i < pool->n_groups; i++)
+        if (pool->groups[i].n_places == n_places && pool->groups[i].n_pinned == n_pinned)
             return i;
     if (pool->n_groups == QSF_KV_MOST_GROUPS)
         return 0;
-    add_group(pool, n_places, n_places * pool->n_sessions);
+    add_group(pool, n_places, n_pinned, n_places * pool->n_sessions);
     return pool->n_groups - 1;
 }
 
@@ -50,7 +54,7 @@ static qsf_kv_layer describe_layer(qsf_kv_pool *pool, const qsf_layer_kind *k,
     return (qsf_kv_layer){
         .n_kv_heads = k->n_kv_heads,
         .head_dim = k->head_dim,
-        .group_idx = find_group(pool, count_pages(k, sizes)),
+        .group_idx = find_group(pool, count_pages(k, sizes), qsf_kv_pinned_pages(k)),
         .k_page_bytes = n_tile_rows * n_blocks * qsf_dtype_tile_bytes(pool->form.k_type),
         .v_page_bytes = n_blocks * qsf_kv_value_block_bytes(pool->form.v_type),
     };
@@ -71,7 +75,7 @@ void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
     const uint32_t n_context = (uint32_t)qsf_ceil_div(sizes->ctx_tokens, QSF_KV_PAGE_TOKENS);
     uint64_t pages_bytes = 0;
     *pool = (qsf_kv_pool){.form = *form, .n_layers = c->n_layers, .n_sessions = sizes->n_sessions};
-    add_group(pool, n_context, n_context * sizes->n_contexts); /* below 2^30: layout.h */
+    add_group(pool, n_context, 0, n_context * sizes->n_contexts); /* below 2^30: layout.h */
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const qsf_kv_layer l = describe_layer(pool, c->layers[i].kind, sizes);
         pages_bytes = qsf_add_capped(pages_bytes, layer_bytes(pool, &l));

@@ -42,6 +42,12 @@ typedef struct qsf_kv_sizes {
     uint32_t n_contexts; /* of ctx_tokens that fit, 1 .. n_sessions */
 } qsf_kv_sizes;
 
+/* Returns the pages that positions which a layer sees beside its window touch. */
+static inline uint32_t qsf_kv_pinned_pages(const qsf_layer_kind *k)
+{
+    return (k->pinned_tokens + QSF_KV_PAGE_TOKENS - 1) / QSF_KV_PAGE_TOKENS;
+}
+
 /* Where the pages of a layer are */
 typedef struct qsf_kv_layer {
     uint32_t n_kv_heads;
@@ -53,7 +59,8 @@ typedef struct qsf_kv_layer {
 } qsf_kv_layer;
 
 typedef struct qsf_kv_group {
-    uint32_t n_places;    /* in a session's table; page p has place p % n_places */
+    uint32_t n_places;    /* in a session's table */
+    uint32_t n_pinned;    /* places of the first pages; the other places are a ring */
     uint32_t first_place; /* in a session's table */
     uint32_t n_blocks;
     uint32_t n_free;
@@ -83,6 +90,14 @@ uint32_t qsf_kv_pool_take(qsf_kv_pool *pool, uint32_t group_idx, uint32_t wanted
 /* Counts a holder more, or less; accepts QSF_KV_NO_BLOCK. */
 void qsf_kv_pool_hold(qsf_kv_pool *pool, uint32_t group_idx, uint32_t block);
 void qsf_kv_pool_drop(qsf_kv_pool *pool, uint32_t group_idx, uint32_t block);
+
+/* Returns the place of a page in the group's part of a table. */
+static inline uint32_t qsf_kv_place(const qsf_kv_group *g, size_t page)
+{
+    return (uint32_t)(page < g->n_pinned
+                          ? page
+                          : g->n_pinned + (page - g->n_pinned) % (g->n_places - g->n_pinned));
+}
 
 /* Return a page of a layer's KV head. */
 static inline unsigned char *qsf_kv_pool_k_page(const qsf_kv_pool *pool, const qsf_kv_layer *l,

@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/dtype.h"
 #include "kernels/kernels.h"
+#include "model/seen.h"
 
 static size_t larger(size_t a, size_t b)
 {
@@ -22,10 +23,10 @@ static uint32_t split_tokens(const qsf_config *c, uint32_t chunk_tokens, uint32_
 static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_config *c,
                              uint32_t chunk_tokens, uint32_t ctx_tokens, uint32_t n_threads)
 {
-    *s = (qsf_attend_scratch){
-        .n_spans = (uint32_t)qsf_ceil_div(ctx_tokens, QSF_KV_SPAN_TOKENS),
-        .split_tokens = split_tokens(c, chunk_tokens, n_threads),
-    };
+    *s = (qsf_attend_scratch){.split_tokens = split_tokens(c, chunk_tokens, n_threads)};
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        s->n_spans = (uint32_t)larger(
+            s->n_spans, qsf_seen_most_spans(c->layers[i].kind, s->split_tokens, ctx_tokens));
     const size_t n_rows = (size_t)n_threads * QSF_ATTEND_ROWS;
     const size_t head_stride = qsf_stride(c->head_dim);
     const size_t n_values = n_rows * head_stride;

@@ -22,7 +22,7 @@
 
 /* Buffers of attention, beside q, k and v. Each worker uses the part at its index. */
 typedef struct qsf_attend_scratch {
-    uint32_t n_spans; /* of the longest sequence */
+    uint32_t n_spans; /* most that a chunk of split_tokens sees */
     /* Larger chunks are not split over spans. */
     uint32_t split_tokens;
     float *q;                    /* [threads, 16, head_stride] query rows of the row group */

@@ -20,7 +20,8 @@ import typer
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 from qsf.evaluate.windows import DEFAULT_PROTOCOL, PROTOCOLS
-from qsf.options import ModelOptions, kv_type_name
+from qsf.kv import kv_type_name
+from qsf.options import ModelOptions
 from qsf.shell import command, typer_app
 from qsf.shell.progress import ProgressLine
 
@@ -49,6 +50,7 @@ Protocols: which tokens are scored. Compare figures of one protocol and --ctx.
   windows    windows side by side, all tokens but the first of each (the papers')
   llama.cpp  the same windows, begun with BOS, the second half (llama-perplexity)
   sliding    windows that overlap, what is new in each (HuggingFace, --stride)
+  repeated   windows that end with 64 of their own tokens, 48 of these: what was read is found again
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
@@ -155,6 +157,15 @@ _KvType = Annotated[
         "kv_type", default_help="f16, and again that of qsf-run; f32 with --exact"
     ),
 ]
+_KvPolicy = Annotated[
+    str,
+    typer_app.model_option(
+        "kv_policy",
+        help="compare with the same file without this policy, by position: window:W, or recompute "
+        "in half of --ctx",
+        default_help="none",
+    ),
+]
 _Exact = Annotated[bool, typer_app.model_option("exact")]
 _Quality = Annotated[float, typer_app.model_option("quality")]
 _Threads = Annotated[int | None, typer_app.model_option("threads")]
@@ -185,6 +196,7 @@ def evaluate_command(
     max_tokens: _MaxTokens = None,
     json_out: _JsonOut = None,
     kv_type: _KvType = None,
+    kv_policy: _KvPolicy = "none",
     exact: _Exact = False,
     quality: _Quality = 1.0,
     threads: _Threads = None,
@@ -213,7 +225,7 @@ def evaluate_command(
         protocol=protocol,
         stride_tokens=stride,
         max_tokens=max_tokens,
-        against=against,
+        against=model if against is None and kv_policy != "none" else against,
         opening=ModelOptions(
             ram_budget=ram_budget,
             threads=threads,
@@ -222,11 +234,12 @@ def evaluate_command(
             exact=exact,
             quality=quality,
             kv_type=judged_kv_type(kv_type, is_exact=exact),
+            kv_policy=kv_policy,
         ),
     )
     evaluation, _ = _measure(request, is_quiet=quiet)
     run_cache = None
-    if kv_type is None and not exact:
+    if kv_type is None and not exact and kv_policy == "none":
         run_cache = _measure_run_cache(request, evaluation, is_quiet=quiet)
     _publish(request, evaluation, run_cache, text, json_out)
 
@@ -303,7 +316,7 @@ def _measure(request: _Request, *, is_quiet: bool) -> tuple[Evaluation, str]:
         with command.Watcher(leave), _opened(request) as (model, reference):
             plan = model.info.plan
             evaluation = evaluate(
-                model,
+                _source(model, request.ctx_tokens),
                 request.text,
                 ctx_tokens=request.ctx_tokens,
                 protocol=request.protocol,
@@ -315,6 +328,16 @@ def _measure(request: _Request, *, is_quiet: bool) -> tuple[Evaluation, str]:
             return evaluation, kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
     finally:
         line.close()
+
+
+def _source(model: Model, ctx_tokens: int) -> Model | LogitSource:
+    from qsf.evaluate.shortened import ShortenedLogits
+    from qsf.kv import parse_kv_policy
+
+    policy = parse_kv_policy(model.info.plan.kv_policy)
+    if policy is None or model.info.plan.ctx_tokens >= ctx_tokens:
+        return model
+    return ShortenedLogits(model, policy, ctx_tokens)
 
 
 def _measure_run_cache(request: _Request, evaluation: Evaluation, *, is_quiet: bool) -> _RunCache:
@@ -339,7 +362,7 @@ def _opened(request: _Request) -> Iterator[tuple[Model, Model | LogitSource | No
             # The second one finds the first in the process, so it may have the whole budget.
             half_mb = _half_budget(request, budget_mb)
             reference = stack.enter_context(_open(request, request.against, half_mb))
-        model = stack.enter_context(_open(request, request.model, budget_mb))
+        model = stack.enter_context(_open(request, request.model, budget_mb, is_judged=True))
         if request.against is not None and reference is None:
             from qsf_converter.original.logits import open_original
 
@@ -373,20 +396,24 @@ def _half_budget(request: _Request, budget_mb: int | str | None) -> int | None:
     if budget_mb is None:
         return None
     if isinstance(budget_mb, str):
-        opening = replace(request.opening, quality=1.0)
+        opening = replace(request.opening, quality=1.0, kv_policy="none")
         plan = Model.plan(str(request.against), **opening.arguments())
         budget_mb = (plan.budget_bytes or plan.ceiling_bytes) // _MB
     process_mb = binding.describe_machine().resident_bytes // _MB
     return max(1, process_mb + (budget_mb - process_mb) // 2)
 
 
-def _open(request: _Request, path: Path, budget_mb: Any) -> Model:
+def _open(request: _Request, path: Path, budget_mb: Any, *, is_judged: bool = False) -> Model:
     from qsf.model import Model
     from qsf.native.opening import does_not_fit
 
     opening = replace(request.opening, ram_budget=budget_mb)
     if path != request.model:
         opening = replace(opening, quality=1.0)
+    if not is_judged:
+        opening = replace(opening, kv_policy="none")
+    elif opening.kv_policy.startswith("recompute"):
+        opening = replace(opening, max_seq_len=request.ctx_tokens // 2)
     try:
         return Model(path, **opening.arguments())
     except QsfMemoryError as error:
@@ -428,6 +455,7 @@ def _publish(
             "text": str(text_path),
             "text_bytes": len(request.text.encode()),
             "kv_type": request.opening.kv_type,
+            "kv_policy": request.opening.kv_policy,
             "quality": request.opening.quality,
             "arithmetic": "f32" if request.opening.exact else "integer",
             "run_cache": None if run_cache is None else asdict(run_cache),
@@ -448,7 +476,8 @@ def report_lines(
     e, opening = evaluation, request.opening
     arithmetic = "full-precision arithmetic" if opening.exact else "integer activations"
     skipping = f", quality {opening.quality:g}" if opening.quality < 1 else ""
-    yield "model", f"{request.model}: KV cache {opening.kv_type}, {arithmetic}{skipping}"
+    policy = "" if opening.kv_policy == "none" else f", {opening.kv_policy}"
+    yield "model", f"{request.model}: KV cache {opening.kv_type}{policy}, {arithmetic}{skipping}"
     yield "text", f"{text_path}: {len(request.text.encode()):,} bytes, {e.text_tokens:,} tokens"
     yield "protocol", protocol_text(e)
     yield "tokens scored", f"{e.tokens:,} in {e.windows:,} window{'' if e.windows == 1 else 's'}"
@@ -481,6 +510,13 @@ def _comparison_lines(request: _Request, e: Evaluation) -> Iterator[tuple[str, s
     yield "  KL max", f"{e.kl_max:.4g}"
     same, error = 100 * (e.top1_agreement or 0), 100 * (e.top1_agreement_error or 0)
     yield "  same top token", f"{same:.2f} % +- {error:.2f}"
+    is_by_place = request.opening.kv_policy != "none" or e.protocol == "repeated"
+    for place in e.places if is_by_place else ():
+        yield (
+            f"  from {place.position}",
+            f"perplexity {place.perplexity:.3f}, there {place.against_perplexity:.3f}, "
+            f"KL {place.kl_mean:.4g}",
+        )
 
 
 def protocol_text(evaluation: Evaluation) -> str:
@@ -488,7 +524,11 @@ def protocol_text(evaluation: Evaluation) -> str:
     e = evaluation
     if e.protocol == "sliding":
         return f"sliding: windows of {e.ctx_tokens} tokens, every {e.stride_tokens}, what is new"
-    what = "all but the first" if e.protocol == "windows" else "the second half, behind BOS"
+    what = {
+        "windows": "all but the first",
+        "llama.cpp": "the second half, behind BOS",
+        "repeated": "48 of the last 64, which stood before",
+    }[e.protocol]
     return f"{e.protocol}: windows of {e.ctx_tokens} tokens, {what} of each"
 
 

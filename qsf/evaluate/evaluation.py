@@ -35,6 +35,7 @@ _BLOCK_BYTES: Final = 128 << 20  # of logits at once
 _BLOCK_ROWS: Final = 256  # as many as the engine evaluates at once
 _COMPARED_BYTES: Final = 4 << 20  # of float64 at once, so that it stays in the cache
 _ENCODING_FACTOR: Final = 200  # memory that encoding takes, in sizes of the text: measured
+_PLACES: Final = 16  # of a window, which have figures of their own
 _SPARE_BYTES: Final = 8 << 20  # scores, tokens, windows, libraries loaded late
 
 
@@ -106,6 +107,25 @@ class ModelLogits:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """What was measured at one place of the windows, beside a reference.
+
+    Attributes:
+        position: the first of a 16th of a window; with ``repeated`` where the passage was before.
+        tokens: how many were scored there.
+        perplexity: of these.
+        against_perplexity: the reference's.
+        kl_mean: mean of KL(reference || model) in nats.
+    """
+
+    position: int
+    tokens: int
+    perplexity: float
+    against_perplexity: float
+    kl_mean: float
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """What was measured. None: not measured, for want of a reference or of a tokenizer.
 
@@ -134,6 +154,7 @@ class Evaluation:
         seconds: for everything, the reference included.
         tokens_per_second: tokens that the model evaluated, per second of its own time.
         token_nll: [tokens] negative log-likelihood of each scored token in nats.
+        places: the comparison by position, ascending; empty without a reference.
     """
 
     protocol: str
@@ -160,6 +181,7 @@ class Evaluation:
     seconds: float
     tokens_per_second: float
     token_nll: Floats = field(repr=False, compare=False)
+    places: tuple[Place, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures by name; numbers that JSON does not have are None."""
@@ -221,7 +243,7 @@ def evaluate(
         protocol=protocol,
         ctx_tokens=ctx_tokens,
         stride_tokens=checked_stride(protocol, ctx_tokens, stride_tokens),
-        n_windows=len(windows),
+        windows=windows,
         text_tokens=len(tokens),
         scored_bytes=_scored_bytes(windows, source.tokenizer),
         seconds=time.perf_counter() - started,
@@ -466,7 +488,7 @@ def _summary(
     protocol: str,
     ctx_tokens: int,
     stride_tokens: int | None,
-    n_windows: int,
+    windows: Sequence[Window],
     text_tokens: int,
     scored_bytes: int | None,
     seconds: float,
@@ -479,7 +501,7 @@ def _summary(
         protocol=protocol,
         ctx_tokens=ctx_tokens,
         stride_tokens=stride_tokens,
-        windows=n_windows,
+        windows=len(windows),
         tokens=len(nll),
         text_tokens=text_tokens,
         scored_bytes=scored_bytes,
@@ -490,7 +512,34 @@ def _summary(
         seconds=seconds,
         tokens_per_second=tokens_per_second,
         token_nll=nll,
+        places=_places(scores, nll, windows),
     )
+
+
+def _places(scores: _Scores, nll: Floats, windows: Sequence[Window]) -> tuple[Place, ...]:
+    if not scores.kl:
+        return ()
+    reference_nll, kl = np.concatenate(scores.reference_nll), np.concatenate(scores.kl)
+    n_rows = -(-max(len(window.tokens) for window in windows) // _PLACES)
+    at = np.concatenate([_positions(window, n_rows) for window in windows])
+    return tuple(
+        Place(
+            position=int(position),
+            tokens=int((at == position).sum()),
+            perplexity=_exp(float(nll[at == position].mean())),
+            against_perplexity=_exp(float(reference_nll[at == position].mean())),
+            kl_mean=float(kl[at == position].mean()),
+        )
+        for position in np.unique(at)
+    )
+
+
+def _positions(window: Window, place_rows: int) -> NDArray[np.int64]:
+    """Return the place of each scored row, [n_rows]."""
+    if window.depth is not None:
+        return np.full(window.n_rows, window.depth)
+    rows = np.arange(window.first_row, window.first_row + window.n_rows)
+    return rows // place_rows * place_rows
 
 
 def perplexity_change(nll: Floats, reference_nll: Floats) -> tuple[float, float]:

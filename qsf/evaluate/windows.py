@@ -8,6 +8,9 @@ This is the protocol, and only figures of the same protocol and context can be c
   one; tokens from ctx / 2 + 1 on are scored (llama-perplexity).
 - ``sliding``: windows of ctx tokens, each stride tokens after the last; scored are the tokens that
   the window before did not reach (HuggingFace, "Perplexity of fixed-length models").
+- ``repeated``: the windows of ``windows``, but the last 64 tokens of each repeat 64 of its own, of
+  the beginning in the first window, of farther on in the next, and so on; the last 48 are scored.
+  So a model is asked for what it has read, at eight depths.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -24,8 +27,12 @@ from qsf.errors import QsfArgumentError
 
 Tokens = NDArray[np.int64]
 
-PROTOCOLS: Final = ("windows", "llama.cpp", "sliding")
+PROTOCOLS: Final = ("windows", "llama.cpp", "sliding", "repeated")
 DEFAULT_PROTOCOL: Final = "windows"
+
+_REPEATED_TOKENS: Final = 64
+_CUE_TOKENS: Final = 16  # of those, which are not scored
+_DEPTHS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +40,13 @@ class Window:
     """Tokens that a model reads from position 0; logits row i predicts ``tokens[i + 1]``.
 
     Scored are the rows from ``first_row`` to the last but one: the last token is only predicted,
-    so that no model need evaluate it.
+    so that no model need evaluate it. ``depth``: where the window's end stood first, if it is
+    repeated.
     """
 
     tokens: Tokens
     first_row: int
+    depth: int | None = None
 
     @property
     def n_rows(self) -> int:
@@ -85,6 +94,8 @@ def cut_windows(
     if stride is not None:
         return list(_sliding_windows(ids, ctx_tokens, stride))
     starts = range(0, n_tokens - ctx_tokens + 1, ctx_tokens)
+    if protocol == "repeated":
+        return _repeated_windows(ids, ctx_tokens, starts)
     if protocol == "windows":
         if not starts:
             return [Window(ids, 0)]
@@ -98,6 +109,19 @@ def cut_windows(
     if bos_id is not None:
         for window in windows:
             window.tokens[0] = bos_id
+    return windows
+
+
+def _repeated_windows(ids: Tokens, ctx_tokens: int, starts: Sequence[int]) -> list[Window]:
+    if not starts:
+        raise QsfArgumentError(f"the text has {len(ids)} tokens, less than one of {ctx_tokens}")
+    first_row = ctx_tokens - _REPEATED_TOKENS + _CUE_TOKENS - 1
+    windows = []
+    for i, start in enumerate(starts):
+        tokens = ids[start : start + ctx_tokens].copy()
+        depth = (ctx_tokens - 2 * _REPEATED_TOKENS) * (i % _DEPTHS) // (_DEPTHS - 1)
+        tokens[-_REPEATED_TOKENS:] = tokens[depth : depth + _REPEATED_TOKENS]
+        windows.append(Window(tokens, first_row, depth))
     return windows
 
 
@@ -120,7 +144,7 @@ def checked_stride(protocol: str, ctx_tokens: int, stride_tokens: int | None) ->
         raise QsfArgumentError(
             f"there is no protocol {protocol!r}: {', '.join(PROTOCOLS)} are known"
         )
-    least = 3 if protocol == "llama.cpp" else 2  # for one scored token
+    least = {"llama.cpp": 3, "repeated": 2 * _REPEATED_TOKENS}.get(protocol, 2)
     if ctx_tokens < least:
         raise QsfArgumentError(
             f"the context must be at least {least} tokens with protocol {protocol}, not "

@@ -139,6 +139,9 @@ class Options:
     kv_k_type: int | None = None
     kv_v_type: int | None = None
     kv_rotation: bool | None = None
+    kv_window_tokens: int | None = None
+    kv_pinned_tokens: int | None = None
+    ctx_is_fixed: bool = False
     io_method: int | None = None
     io_depth: int | None = None
     quality: float | None = None

@@ -7,8 +7,9 @@ import os
 from dataclasses import replace
 
 from qsf.errors import QsfFormatError, QsfMemoryError, QsfUnsupportedError
+from qsf.kv import parse_kv_policy, parse_kv_type
 from qsf.native import binding
-from qsf.options import IO_METHODS, Budget, ModelOptions, parse_kv_type
+from qsf.options import IO_METHODS, Budget, ModelOptions
 
 BYTES_PER_MB = 2**20
 
@@ -31,6 +32,7 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
     key_bits, value_bits = (
         (None, None) if options.kv_type is None else parse_kv_type(options.kv_type)
     )
+    policy = parse_kv_policy(options.kv_policy)
     return binding.Options(
         budget_bytes=_budget_bytes(options.ram_budget),
         reserve_bytes=max(
@@ -49,6 +51,9 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
         kv_k_type=key_bits,
         kv_v_type=value_bits,
         kv_rotation=options.kv_rotation,
+        kv_window_tokens=policy.window_tokens if policy else None,
+        kv_pinned_tokens=policy.pinned_tokens if policy and policy.window_tokens else None,
+        ctx_is_fixed=policy is not None,
         io_method=None if options.io is None else IO_METHODS.index(options.io),
         io_depth=options.io_depth,
         quality=options.quality,
@@ -88,7 +93,16 @@ def plan_native(
     path: str | os.PathLike[str], options: ModelOptions, reserve_bytes: int = 0
 ) -> binding.MemoryPlan:
     """Return the memory plan, even if the budget is too small for it."""
-    return binding.plan_model(path, native_options(options, reserve_bytes))
+    plan = binding.plan_model(path, native_options(options, reserve_bytes))
+    return with_policy(plan, options)
+
+
+def with_policy(plan: binding.MemoryPlan, options: ModelOptions) -> binding.MemoryPlan:
+    """Return the plan with the KV policy, which it must have room for."""
+    policy = parse_kv_policy(options.kv_policy)
+    if policy is not None:
+        policy.check_context(plan.ctx_tokens)
+    return replace(plan, kv_policy=options.kv_policy)
 
 
 def open_native(

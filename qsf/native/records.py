@@ -107,7 +107,8 @@ class MemoryPlan:
 
     ``is_enough`` is False where the budget, or what the machine has to give, is too small;
     ``min_budget_bytes`` is enough. ``skipped_layers`` ascend. ``text_bytes`` is the part of
-    ``process_bytes`` that the tokenizer has taken; the engine does not know it.
+    ``process_bytes`` that the tokenizer has taken, and ``kv_policy`` the option; the engine does
+    not know them.
     """
 
     budget_bytes: int
@@ -158,12 +159,13 @@ class MemoryPlan:
     skipped_layers: tuple[int, ...]
     is_enough: bool
     text_bytes: int = 0
+    kv_policy: str = "none"
 
 
 _PLAN_FIELDS = tuple(
     name
     for name in MemoryPlan.__slots__
-    if name not in ("is_enough", "kv_is_rotated", "skipped_layers", "text_bytes")
+    if name not in ("is_enough", "kv_is_rotated", "skipped_layers", "text_bytes", "kv_policy")
 )
 
 

@@ -22,7 +22,7 @@ from qsf.bench.judge.results import Limits
 from qsf.bench.models.facts import read_facts
 from qsf.bench.run.tasks import QSF, Test
 from qsf.errors import QsfError
-from qsf.options import kv_type_name
+from qsf.kv import kv_type_name
 from qsf.shell import command, typer_app
 
 if TYPE_CHECKING:

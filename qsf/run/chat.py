@@ -17,7 +17,7 @@ from qsf.errors import QsfArgumentError, QsfError
 from qsf.options import GenerationOptions, described
 from qsf.run import report
 from qsf.run.answer import generate, say, say_lines, show
-from qsf.run.conversation import read_conversation, with_system, write_conversation
+from qsf.run.conversation import read_conversation, system_lines, with_system, write_conversation
 from qsf.run.options import Request
 from qsf.shell import command
 from qsf.shell.arguments import valid_text
@@ -156,8 +156,8 @@ class Chat:
                 self._say_answer(line, options)
                 break
             except QsfArgumentError as error:
-                if error.argument == "prompt" and self._forget_oldest():
-                    n_forgotten += 1
+                if error.argument == "prompt" and (n_turns := self._forget_oldest()):
+                    n_forgotten += n_turns
                     continue
                 self._messages[:] = before
                 say(f"({command.explain(error)})")
@@ -168,16 +168,18 @@ class Chat:
         if self._request.history is not None:
             write_conversation(self._request.history, self._model.session)
 
-    def _forget_oldest(self) -> bool:
-        """Forget the oldest question and its answer; return False if there is none."""
-        for start, message in enumerate(self._messages):
-            if message["role"] == "user":
-                end = start + 1
-                while end < len(self._messages) and self._messages[end]["role"] != "user":
-                    end += 1
-                del self._messages[start:end]
-                return True
-        return False
+    def _forget_oldest(self) -> int:
+        """Forget the oldest question and its answer, with a KV policy half of all; say how many.
+
+        What is left is evaluated again, which the next messages of half a context need not.
+        """
+        starts = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
+        has_policy = self._model.info.plan.kv_policy != "none"
+        n_turns = (len(starts) + 1) // 2 if has_policy else min(1, len(starts))
+        if n_turns:
+            end = starts[n_turns] if n_turns < len(starts) else len(self._messages)
+            del self._messages[starts[0] : end]
+        return n_turns
 
     def _say_answer(self, line: str, options: GenerationOptions) -> None:
         chat = partial(self._model.session.chat, line)
@@ -222,6 +224,7 @@ class Chat:
             say("(the file has no chat template, so there is no place for it)")
             return
         self._messages[:] = with_system(self._messages, text)
+        say_lines(system_lines(self._model))
         say("(the model is told so from now on)" if text else "(the model is told nothing)")
 
     def _reset(self, _: str) -> None:

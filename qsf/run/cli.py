@@ -176,7 +176,7 @@ def _begin_conversation(model: Model, request: Request) -> None:
     if model.chat_template.is_plain:
         name = "--system" if request.history is None else "--session"
         raise QsfArgumentError(f"{name} needs a chat template, and the file has none")
-    from qsf.run.conversation import read_conversation, with_system
+    from qsf.run.conversation import read_conversation, system_lines, with_system
 
     messages = model.session.messages
     if request.history is not None and request.history.exists():
@@ -184,6 +184,8 @@ def _begin_conversation(model: Model, request: Request) -> None:
         if reason and not request.is_quiet:
             say_lines([f"note: {reason}", "note: so the conversation is evaluated again"])
     messages[:] = with_system(messages, request.system)
+    if not request.is_quiet:
+        say_lines(system_lines(model))
 
 
 def _prompt(request: Request) -> str:

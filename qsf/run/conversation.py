@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfError, QsfIOError
 from qsf.file.session_file import SessionFile, is_session_file
+from qsf.kv import parse_kv_policy
 from qsf.text.arguments import as_messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from qsf.model import Model
     from qsf.session import Session
 
 _MAX_BYTES = 4 << 20
+_TURN_TOKENS = 16  # what a template puts around a message
 
 
 def read_conversation(path: Path, session: Session) -> str:
@@ -83,3 +86,19 @@ def with_system(messages: Sequence[dict[str, Any]], text: str | None) -> list[di
         return list(messages)
     rest = [message for message in messages if message["role"] != "system"]
     return [{"role": "system", "content": text}, *rest] if text else rest
+
+
+def system_lines(model: Model) -> list[str]:
+    """Return what to say where the KV policy does not keep all that the system says."""
+    policy = parse_kv_policy(model.info.plan.kv_policy)
+    said = [m["content"] for m in model.session.messages if m["role"] == "system"]
+    if policy is None or not said or not isinstance(said[0], str):
+        return []
+    n_tokens = len(model.tokenizer.encode(said[0])) + _TURN_TOKENS
+    if n_tokens <= policy.pinned_tokens:
+        return []
+    kind = policy.name.split(":")[0] + (f":{policy.window_tokens}" if policy.window_tokens else "")
+    return [
+        f"note: the system message takes about {n_tokens} tokens, and {policy.name} keeps only the "
+        f"first {policy.pinned_tokens} when the context is full: --kv-policy {kind}:{n_tokens}"
+    ]

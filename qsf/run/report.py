@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsf.options import kv_type_name
+from qsf.kv import kv_type_name
 from qsf.run.expert_hits import hit_lines
 
 if TYPE_CHECKING:
@@ -170,7 +170,8 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
 
 def _kv_cache_text(plan: MemoryPlan) -> str:
     sessions = f"{plan.kv_contexts} sessions of " if plan.kv_contexts > 1 else ""
-    return f"KV cache, {sessions}{plan.ctx_tokens} tokens, {_kv_text(plan)}"
+    policy = "" if plan.kv_policy == "none" else f", {plan.kv_policy}"
+    return f"KV cache, {sessions}{plan.ctx_tokens} tokens, {_kv_text(plan)}{policy}"
 
 
 def _scratch_text(plan: MemoryPlan) -> str:
@@ -243,9 +244,12 @@ def ending_lines(model: Model, stats: GenerationStats) -> list[str]:
     if n_tokens < model.info.max_tokens:
         return [
             f"(the context of {n_tokens} tokens is full; --max-seq-len asks for a longer one, "
-            "which a larger --ram-budget may take)"
+            "which a larger --ram-budget may take; --kv-policy goes on without the middle)"
         ]
-    return [f"(the context of {n_tokens} tokens is full; the model was made for no more)"]
+    return [
+        f"(the context of {n_tokens} tokens is full; the model was made for no more: --kv-policy "
+        "goes on without the middle)"
+    ]
 
 
 def speed_line(stats: GenerationStats) -> str:
@@ -295,6 +299,8 @@ def stats_lines(model: Model, stats: GenerationStats, *, is_verbose: bool) -> li
         parts.append(f"first token {stats.first_token_seconds:.3f} s")
     if stats.stop_reason == "length" and stats.generated_tokens:
         parts.append("cut by --max-tokens")
+    if stats.n_shortened:
+        parts.append(f"context full {stats.n_shortened} times, its middle forgotten")
     parts.append(f"peak RSS {mb(stats.peak_bytes)} MB")
     lines = [" | ".join(parts)]
     if is_verbose:

@@ -202,6 +202,8 @@ def parse(arguments: list[str]) -> Request:
         )
     if serving.no_auth and serving.api_key_file is not None:
         raise UsageError("--no-auth and --api-key-file exclude each other")
+    if given.kv_policy.startswith("recompute"):
+        raise UsageError("--kv-policy recompute is for qsf run and qsf chat: window:W is for both")
     return Request(
         model=given.model,
         serving=serving,

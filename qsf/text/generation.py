@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from qsf.native import binding
 
 if TYPE_CHECKING:
-    from array import array
-
     from qsf.options import GenerationOptions
     from qsf.text.sampling import SamplingParams
 
@@ -51,6 +50,7 @@ class GenerationStats:
         seed: what makes the same text again.
         peak_bytes: the most memory that the process has had so far.
         token_ids: the generated tokens, without one that ends the text.
+        n_shortened: how often the context was full and the KV policy has forgotten its middle.
     """
 
     prompt_tokens: int
@@ -64,6 +64,7 @@ class GenerationStats:
     seed: int
     peak_bytes: int
     token_ids: tuple[int, ...] = field(repr=False)
+    n_shortened: int = 0
 
     @property
     def prompt_rate(self) -> float:
@@ -85,6 +86,8 @@ class Generation:
         """Begin with the tokens of the prompt; those that are chosen are added to them."""
         self.tokens = tokens
         self.n_prompt = len(tokens)
+        self.answer = array("I")
+        self.n_shortened = 0
         self.options = options
         self.seed = seed
         self.is_cancelled = False
@@ -100,6 +103,11 @@ class Generation:
         self.step_seconds = 0.0
         self.first_token_seconds = 0.0
 
+    def append(self, token: int) -> None:
+        """Add a token that was chosen."""
+        self.tokens.append(token)
+        self.answer.append(token)
+
     def stats(self) -> GenerationStats:
         """Return what has happened so far."""
         return GenerationStats(
@@ -113,5 +121,6 @@ class Generation:
             stop_reason=self.stop_reason,
             seed=self.seed,
             peak_bytes=binding.describe_machine().peak_bytes,
-            token_ids=tuple(self.tokens[self.n_prompt :]),
+            token_ids=tuple(self.answer),
+            n_shortened=self.n_shortened,
         )

@@ -20,6 +20,7 @@ typedef struct shape {
     uint32_t head_dim;
     uint32_t window_tokens;
     bool has_sinks;
+    uint32_t pinned_tokens;
 } shape;
 
 typedef struct rig {
@@ -73,6 +74,7 @@ static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint
                         .n_kv_heads = s->n_kv_heads,
                         .head_dim = s->head_dim,
                         .window_tokens = s->window_tokens,
+                        .pinned_tokens = s->pinned_tokens,
                         .score_scale = 1.0F / sqrtf((float)s->head_dim)},
                .sinks = s->has_sinks ? some_sinks : NULL,
                .rope = {.n_pairs = s->head_dim / 2}};
@@ -216,10 +218,14 @@ static void check_formula(const rig *g, uint32_t n_tokens, const float *attended
         const qsf_kvcache *const kv = &g->caches[0];
         const uint32_t window = g->kind.window_tokens;
         const uint32_t first = window != 0 && n_tokens > window ? n_tokens - window : 0;
+        const uint32_t pinned = g->kind.pinned_tokens;
         const size_t n_cols = qsf_stride(c->head_dim);
         double max = -HUGE_VAL;
         double total = 0.0;
-        for (uint32_t p = first; p < n_tokens; p++) {
+        for (uint32_t p = 0; p < n_tokens; p++) {
+            e[p] = -HUGE_VAL;
+            if (p >= pinned && p < first)
+                continue;
             const float *const page = page_of(kv, kv_head, p, true);
             e[p] = 0.0;
             for (size_t d = 0; d < c->head_dim; d++)
@@ -231,11 +237,13 @@ static void check_formula(const rig *g, uint32_t n_tokens, const float *attended
             max = fmax(max, (double)g->sinks[h]);
             total = exp((double)g->sinks[h] - max);
         }
-        for (uint32_t p = first; p < n_tokens; p++)
+        for (uint32_t p = 0; p < n_tokens; p++)
             total += e[p] = exp(e[p] - max);
         for (size_t d = 0; d < c->head_dim; d++) {
             double want = 0.0;
-            for (uint32_t p = first; p < n_tokens; p++) {
+            for (uint32_t p = 0; p < n_tokens; p++) {
+                if (p >= pinned && p < first)
+                    continue;
                 const float *const page = page_of(kv, kv_head, p, false);
                 want += e[p] * (double)page[(d / 64 * 32 + p % 32) * 64 + d % 64];
             }
@@ -253,10 +261,11 @@ static void check_bits(const float *want, const float *have, size_t n, const cha
 {
     const size_t i = first_difference(want, have, n);
     if (!CHECK_EQ(i, n))
-        printf("  %s: %u heads of %u, %u KV heads, window %u, K %s, V %s: [%zu] is %a, not %a\n",
-               what, s->n_heads, s->head_dim, s->n_kv_heads, s->window_tokens,
-               qsf_dtype_name(form.k_type), qsf_dtype_name(form.v_type), i, (double)have[i],
-               (double)want[i]);
+        printf(
+            "  %s: %u heads of %u, %u KV heads, window %u + %u, K %s, V %s: [%zu] is %a, not %a\n",
+            what, s->n_heads, s->head_dim, s->n_kv_heads, s->window_tokens, s->pinned_tokens,
+            qsf_dtype_name(form.k_type), qsf_dtype_name(form.v_type), i, (double)have[i],
+            (double)want[i]);
 }
 
 /* Last tokens of several sequences of different lengths in one chunk, and a longer segment. */
@@ -328,8 +337,10 @@ static void check_shape(const shape *s, qsf_kv_form form)
 int main(int argc, char **argv)
 {
     static const shape shapes[] = {
-        {2, 2, 16, 0, false},  {8, 1, 64, 0, false}, {6, 2, 80, 0, false},  {3, 1, 128, 300, false},
-        {4, 4, 32, 20, false}, {4, 2, 64, 0, true},  {4, 1, 16, 300, true},
+        {2, 2, 16, 0, false, 0},    {8, 1, 64, 0, false, 0},  {6, 2, 80, 0, false, 0},
+        {3, 1, 128, 300, false, 0}, {4, 4, 32, 20, false, 0}, {4, 2, 64, 0, true, 0},
+        {4, 1, 16, 300, true, 0},   {4, 2, 16, 150, true, 4}, {4, 1, 32, 140, false, 270},
+        {2, 1, 16, 33, false, 33},
     };
     static const qsf_kv_form forms[] = {
         {QSF_DTYPE_F32, QSF_DTYPE_F32, false},   {QSF_DTYPE_F16, QSF_DTYPE_F16, false},

@@ -18,6 +18,11 @@
 uint64_t random_seed = 20262; /* argv[1] overrides */
 uint64_t random_state;
 
+typedef struct layer_sees {
+    uint32_t window;
+    uint32_t pinned;
+} layer_sees;
+
 typedef struct rig {
     qsf_layer_kind kinds[N_LAYERS];
     qsf_layer layers[N_LAYERS];
@@ -39,12 +44,14 @@ static void layout(rig *g, qsf_arena *a, uint32_t ctx_tokens, uint32_t n_context
         qsf_kvcache_layout(&g->caches[i], a, &g->pool, i);
 }
 
-static void rig_make(rig *g, const uint32_t *windows, uint32_t ctx_tokens, uint32_t n_contexts)
+static void rig_make(rig *g, const layer_sees *sees, uint32_t ctx_tokens, uint32_t n_contexts)
 {
     *g = (rig){.config = {.n_layers = N_LAYERS, .layers = g->layers}};
     for (uint32_t i = 0; i < N_LAYERS; i++) {
-        g->kinds[i] = (qsf_layer_kind){
-            .n_kv_heads = 1 + i % 2, .head_dim = HEAD_DIM, .window_tokens = windows[i]};
+        g->kinds[i] = (qsf_layer_kind){.n_kv_heads = 1 + i % 2,
+                                       .head_dim = HEAD_DIM,
+                                       .window_tokens = sees[i].window,
+                                       .pinned_tokens = sees[i].pinned};
         g->layers[i].kind = &g->kinds[i];
     }
     qsf_kernels_init(&g->kernels, QSF_ISA_SCALAR);
@@ -80,6 +87,11 @@ static void store(rig *g, uint32_t session, uint32_t position, float value)
     g->stored[session][position] = value;
 }
 
+static bool is_seen(const rig *g, uint32_t layer, uint32_t position, uint32_t first)
+{
+    return position >= first || position < g->kinds[layer].pinned_tokens;
+}
+
 /* Compares what a token behind the session's would see. */
 static void check_stored(const rig *g, uint32_t session)
 {
@@ -87,8 +99,10 @@ static void check_stored(const rig *g, uint32_t session)
     for (uint32_t i = 0; i < N_LAYERS; i++) {
         const uint32_t n = g->n_held[session];
         const uint32_t window = g->kinds[i].window_tokens;
-        for (uint32_t p = window != 0 && n >= window ? n + 1 - window : 0; p < n; p++)
-            for (uint32_t head = 0; head < g->kinds[i].n_kv_heads; head++) {
+        const uint32_t first = window != 0 && n >= window ? n + 1 - window : 0;
+        for (uint32_t p = 0; p < n; p++)
+            for (uint32_t head = 0; head < g->kinds[i].n_kv_heads && is_seen(g, i, p, first);
+                 head++) {
                 const void *k;
                 const void *v;
                 qsf_kvcache_find_pages(kv, i, head, p / 32, 0, 1, &k, &v);
@@ -165,10 +179,10 @@ static void end(rig *g, uint32_t session)
     g->n_held[session] = 0;
 }
 
-static void check_random(const uint32_t *windows, uint32_t n_contexts)
+static void check_random(const layer_sees *sees, uint32_t n_contexts)
 {
     static rig g;
-    rig_make(&g, windows, CTX_TOKENS, n_contexts);
+    rig_make(&g, sees, CTX_TOKENS, n_contexts);
     uint32_t n_full = 0;
     uint32_t n_shared = 0;
     for (size_t i = 0; i < N_OPERATIONS; i++) {
@@ -196,7 +210,7 @@ static void check_random(const uint32_t *windows, uint32_t n_contexts)
 /* Sessions that share nothing have their blocks one behind the other, whoever grows first. */
 static void check_neighbours(void)
 {
-    static const uint32_t no_windows[N_LAYERS] = {0};
+    static const layer_sees no_windows[N_LAYERS] = {{0, 0}};
     static rig g;
     rig_make(&g, no_windows, CTX_TOKENS, N_SESSIONS);
     for (uint32_t page = 0; page < 9; page++)
@@ -210,7 +224,7 @@ static void check_neighbours(void)
 /* A block that was another session's has none of its bytes: files of sessions have whole pages. */
 static void check_zeroed(void)
 {
-    static const uint32_t no_windows[N_LAYERS] = {0};
+    static const layer_sees no_windows[N_LAYERS] = {{0, 0}};
     static rig g;
     rig_make(&g, no_windows, 32, 1);
     CHECK_EQ(g.pool.groups[0].n_blocks, 1);
@@ -232,14 +246,18 @@ static void check_zeroed(void)
 
 int main(int argc, char **argv)
 {
-    static const uint32_t windows[][N_LAYERS] = {{0, 0, 0}, {0, 50, 0}, {70, 50, 71}, {5, 5, 5}};
+    static const layer_sees layers[][N_LAYERS] = {
+        {{0, 0}, {0, 0}, {0, 0}},       {{0, 0}, {50, 0}, {0, 0}},    {{70, 0}, {50, 0}, {71, 0}},
+        {{5, 0}, {5, 0}, {5, 0}},       {{40, 4}, {40, 4}, {40, 4}},  {{40, 64}, {9, 0}, {40, 64}},
+        {{33, 33}, {33, 33}, {33, 70}}, {{40, 0}, {40, 100}, {0, 0}},
+    };
     if (argc > 1)
         random_seed = strtoull(argv[1], NULL, 10);
     printf("check_kv_pool: seed %" PRIu64 "\n", random_seed);
-    for (size_t i = 0; i < COUNT_OF(windows); i++) {
+    for (size_t i = 0; i < COUNT_OF(layers); i++) {
         random_restart(i);
-        check_random(windows[i], N_SESSIONS);
-        check_random(windows[i], 1);
+        check_random(layers[i], N_SESSIONS);
+        check_random(layers[i], 1);
     }
     check_neighbours();
     check_zeroed();

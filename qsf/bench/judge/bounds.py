@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from qsf.bench.judge.results import Limits
 from qsf.bench.models.facts import FileFacts
 from qsf.bench.run.tasks import QSF, Task, Test
-from qsf.options import parse_kv_type
+from qsf.kv import parse_kv_type
 
 # Bits of a value with its share of scales and minimums.
 _LLAMA_KV_BITS = {"f16": 16.0, "8bit": 8.5, "4bit": 4.5}

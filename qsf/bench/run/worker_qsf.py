@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.bench.run.tasks import ANSWER_VARIABLE, Answer, Task, Test, TestRun, parse_task
 from qsf.errors import QsfError, QsfMemoryError
+from qsf.kv import kv_type_name
 from qsf.native import binding
 from qsf.native.opening import does_not_fit, open_native
-from qsf.options import ModelOptions, kv_type_name
+from qsf.options import ModelOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,8 +17,8 @@ from make.golden import MODELS, load_golden
 from make.tiny_checkpoints import make_gpt2, make_llama, make_mistral
 from oracle.reference import forward, hadamard, load_qsf, quantise_kv
 from qsf.errors import QsfArgumentError
+from qsf.kv import kv_type_name, parse_kv_type
 from qsf.native import binding
-from qsf.options import kv_type_name, parse_kv_type
 from qsf_converter import convert
 
 FORMS: list[tuple[str, bool]] = [

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from qsf.bench.run import launch, tasks, worker_llama, worker_qsf
+from qsf.kv import parse_kv_type
 from qsf.native import binding
 from qsf.native.opening import native_options
-from qsf.options import ModelOptions, parse_kv_type
+from qsf.options import ModelOptions
 
 CHUNK_TOKENS = 4
 

@@ -47,7 +47,7 @@ def stats(phase_ns: tuple[int, ...] = (), **changes: Any) -> SessionStats:
 def plan(**changes: Any) -> MemoryPlan:
     values: dict[str, Any] = {field.name: 0 for field in fields(MemoryPlan)}
     values |= {"kv_k_bits": 4, "kv_v_bits": 4, "is_enough": False, "kv_is_rotated": False}
-    values["skipped_layers"] = ()
+    values |= {"skipped_layers": (), "kv_policy": "none"}
     return MemoryPlan(**{**values, **changes})
 
 

@@ -120,13 +120,15 @@ def test_sliding_by_whole_windows_is_windows_and_the_rest() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "said"),
     [
-        (("gptq", 4), {}, "windows, llama.cpp, sliding are known"),
+        (("gptq", 4), {}, "windows, llama.cpp, sliding, repeated are known"),
         (("windows", 4), {"stride_tokens": 4}, "a stride of 4 is for protocol sliding only"),
         (("llama.cpp", 4), {"stride_tokens": 2}, "sliding only"),
         (("sliding", 4), {"stride_tokens": 5}, "from 1 to the context's 4 tokens, not 5"),
         (("sliding", 4), {"stride_tokens": 0}, "not 0"),
         (("windows", 1), {}, "at least 2 tokens"),
         (("llama.cpp", 2), {}, "at least 3 tokens"),
+        (("repeated", 127), {}, "at least 128 tokens"),
+        (("repeated", 128), {}, "less than one of 128"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(
@@ -140,10 +142,40 @@ def test_what_cannot_be_honoured_is_refused(
 def test_a_text_of_one_token_predicts_nothing(n_tokens: int) -> None:
     for protocol in PROTOCOLS:
         with pytest.raises(QsfArgumentError, match=f"{n_tokens} tokens?: at least 2"):
-            cut_windows([5] * n_tokens, protocol, 4)
+            cut_windows([5] * n_tokens, protocol, 128)
+
+
+def test_repeated_windows_end_with_what_they_had() -> None:
+    windows = cut_windows(list(range(9 * 192)), "repeated", 192)
+    assert [w.depth for w in windows] == [0, 9, 18, 27, 36, 45, 54, 64, 0]
+    for i, window in enumerate(windows):
+        start = 192 * i + (window.depth or 0)
+        assert window.tokens[:128].tolist() == list(range(192 * i, 192 * i + 128))
+        assert window.tokens[128:].tolist() == list(range(start, start + 64))
+        assert window.scored.tolist() == list(range(start + 16, start + 64))
 
 
 # ---- figures known by hand ----
+
+
+def test_places_are_sixteenths_of_a_window() -> None:
+    rows = np.zeros((64, 64))
+    rows[np.arange(63), np.arange(1, 64)] = 9  # knows what follows
+    other = rows.copy()
+    other[40:] = 0
+    found = evaluate(Table(rows), range(64), ctx_tokens=64, against=Table(other))
+    assert [place.position for place in found.places] == list(range(0, 64, 4))
+    assert [place.tokens for place in found.places] == [4] * 15 + [3]
+    for place in found.places:
+        is_same = place.position < 40
+        assert place.kl_mean == 0 if is_same else place.kl_mean > 1
+        assert place.against_perplexity == pytest.approx(place.perplexity if is_same else 64)
+    assert evaluate(Table(rows), range(64), ctx_tokens=64).places == ()
+    model, reference_model = Table(rows), Table(other)
+    model.max_tokens = reference_model.max_tokens = 128
+    ids = [*range(64)] * 4
+    again = evaluate(model, ids, ctx_tokens=128, protocol="repeated", against=reference_model)
+    assert [(place.position, place.tokens) for place in again.places] == [(0, 96)]
 
 
 def test_uniform_logits_have_the_perplexity_of_the_vocabulary() -> None:

@@ -46,6 +46,7 @@ class Layer:
     is_parallel: bool = False
     residual_factor: float = 1.0
     routing: Routing | None = None  # of layers with experts
+    pinned_tokens: int = 0  # first positions, seen beside the window
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,44 @@
+/* seen.h - which positions a token sees, and in which spans (256 positions) and slots they are. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_MODEL_SEEN_H
+#define QSF_MODEL_SEEN_H
+
+#include <stddef.h>
+
+#include "kernels/kernels.h"
+#include "model/chunk.h"
+
+/* Positions first .. end - 1, and those below `pinned`, which is 0 or below `first` */
+typedef struct qsf_seen {
+    size_t pinned;
+    size_t first;
+    size_t end;
+} qsf_seen;
+
+/* Returns what token t of a segment sees: itself and those before, within the window or pinned. */
+qsf_seen qsf_seen_by(const qsf_layer_kind *k, const qsf_segment *g, size_t t);
+
+/* Returns the slots of the span from position `begin` on that are seen, with those between pinned
+ * positions and the window, which are not. Begin and end are 0 if the span has none. */
+qsf_span_range qsf_seen_slots(qsf_seen seen, size_t begin);
+
+/* Spans in ascending order: the first n_pinned, then those from `first` on, n in all */
+typedef struct qsf_spans {
+    size_t n_pinned;
+    size_t first;
+    size_t n;
+} qsf_spans;
+
+/* Returns the spans that the tokens of a segment see. */
+qsf_spans qsf_seen_spans(const qsf_layer_kind *k, const qsf_segment *g);
+
+/* Returns the most spans that tokens of a segment of chunk_tokens see. */
+size_t qsf_seen_most_spans(const qsf_layer_kind *k, size_t chunk_tokens, size_t ctx_tokens);
+
+/* Returns span i of `s`. */
+static inline size_t qsf_span_at(const qsf_spans *s, size_t i)
+{
+    return i < s->n_pinned ? i : s->first + (i - s->n_pinned);
+}
+
+#endif

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts longer than memory: windows with pinned first tokens, and contexts that are begun anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import qsf
+from make.kind_models import MIXED, ROUTED, VOCAB, write_model
+from oracle import reference
+from oracle.reference_models import Layer, load_qsf
+from qsf import errors
+from qsf.file.layout import Dtype
+from qsf.kv import KvPolicy, parse_kv_policy
+
+TOKENS = np.random.default_rng(9).integers(0, VOCAB, 400).tolist()
+WINDOW, PINNED = 32, 20
+POLICY = f"window:{WINDOW}:{PINNED}"
+GREEDY: dict[str, Any] = {"temperature": 0, "stop": ()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("policies")
+
+
+def written(folder: Path, name: str, dtype: Dtype = Dtype.Q4) -> Path:
+    path = folder / f"{name}-{dtype.name}.qsf"
+    if not path.exists():
+        write_model(path, MIXED if name == "mixed" else ROUTED, dtype=dtype, seed=5)
+    return path
+
+
+def limited(layer: Layer) -> Layer:
+    """The layer with the policy's window; the model's own windows stay."""
+    if layer.window_tokens:
+        return layer
+    return dataclasses.replace(layer, window_tokens=WINDOW, pinned_tokens=PINNED)
+
+
+# ---- the window: the numbers ----
+
+
+@pytest.mark.parametrize("name", ["mixed", "routed"])
+def test_a_window_is_that_of_the_reference(folder: Path, name: str) -> None:
+    path = written(folder, name, Dtype.F16)
+    model = load_qsf(path, 220)
+    layers = tuple(limited(model.config.layer(i)) for i in range(model.config.n_layers))
+    changed = dataclasses.replace(model, config=dataclasses.replace(model.config, layers=layers))
+    want = reference.forward(changed, TOKENS[:200]).logits
+    whole = reference.forward(model, TOKENS[:200]).logits
+    n_all = WINDOW + PINNED  # nobody has lost anything yet
+    assert np.abs(want[:n_all] - whole[:n_all]).max() < 1e-4 * np.abs(whole).max()
+    assert np.abs(want[-1] - whole[-1]).max() > 1e-2 * np.abs(whole).max()
+    opened = qsf.Model(path, exact=True, max_seq_len=220, ram_budget=None, kv_policy=POLICY)
+    with opened as engine:
+        have = engine.logits(TOKENS[:200])
+    assert np.abs(have - want).max() <= 3e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "k8v4", "2bit"])
+def test_the_bits_depend_on_nothing_else(folder: Path, kv_type: str) -> None:
+    """Not on the pages that the ring holds, which follow from chunk and context, nor on threads."""
+    path = written(folder, "mixed")
+    how: dict[str, Any] = {"ram_budget": None, "kv_policy": POLICY, "kv_type": kv_type}
+    with qsf.Model(path, max_seq_len=220, threads=1, **how) as model:
+        want = model.logits(TOKENS[:210])
+    with qsf.Model(path, max_seq_len=290, threads=3, sessions=2, **how) as model:
+        for n in range(0, 210, 7):
+            have = model.logits(TOKENS[: n + 7], first_row=n)
+            assert np.array_equal(have, want[n : n + 7])
+    least = qsf.Model.plan(path, max_seq_len=220, **{**how, "ram_budget": 1}).min_budget_bytes
+    with qsf.Model(path, max_seq_len=220, **{**how, "ram_budget": (least >> 20) + 2}) as model:
+        assert np.array_equal(model.logits(TOKENS[:210]), want)
+
+
+def test_memory_does_not_grow_with_the_context(tiny_llama_8bit: Path) -> None:
+    def kv_bytes(ctx: int, policy: str) -> int:
+        plan = qsf.Model.plan(
+            tiny_llama_8bit, ram_budget=None, max_seq_len=ctx, kv_policy=policy, draft="off"
+        )
+        return plan.kv_pool_bytes
+
+    page = kv_bytes(32, "none")
+    assert kv_bytes(512, "none") > 15 * page
+    # Pinned pages, the window's and a chunk's (256), and one that both ends touch.
+    assert kv_bytes(512, "window:32:33") < 12.5 * page
+    assert kv_bytes(512, "window:32:33") == kv_bytes(480, "window:32:33")
+
+
+# ---- the window: sessions ----
+
+
+def test_going_back_to_what_was_dropped(folder: Path) -> None:
+    with qsf.Model(
+        written(folder, "mixed"), ram_budget=None, max_seq_len=400, kv_policy=POLICY
+    ) as model:
+        want = model.logits([*TOKENS[:100], 7])
+        model.logits(TOKENS)
+        model.session.rewind(len(TOKENS) - 1)
+        with pytest.raises(errors.QsfArgumentError, match="hold only the last"):
+            model.session.rewind(100)
+        assert np.array_equal(model.logits([*TOKENS[:100], 7]), want)
+
+
+def test_forks_and_files_go_on_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    path, file = written(folder, "mixed"), tmp_path / "kept"
+    how: dict[str, Any] = {"ram_budget": None, "kv_policy": POLICY, "sessions": 2}
+    with qsf.Model(path, max_seq_len=220, **how) as model:
+        model.logits(TOKENS[:150])
+        model.session.save(file)
+        with model.session.fork() as fork:
+            want = fork.logits(TOKENS[:200], first_row=150)
+            assert np.array_equal(model.logits(TOKENS[:200], first_row=150), want)
+            evaluated = model.session_stats.prompt_tokens, fork.engine_stats.prompt_tokens
+            assert evaluated == (200, 50)
+    with qsf.Model(path, max_seq_len=290, **how) as model:  # a ring of another size
+        model.session.load(file)
+        assert np.array_equal(model.logits(TOKENS[:200], first_row=150), want)
+        assert model.session_stats.prompt_tokens == 50
+    for other in ("none", f"window:{WINDOW}:{PINNED + 1}", f"window:{WINDOW + 1}:{PINNED}"):
+        with (
+            qsf.Model(path, max_seq_len=220, **{**how, "kv_policy": other}) as model,
+            pytest.raises(errors.QsfArgumentError, match="goes on with"),
+        ):
+            model.session.load(file)
+
+
+def test_drafts_change_no_token(tiny_llama_8bit: Path) -> None:
+    texts = []
+    for draft in ("off", "auto"):
+        with qsf.Model(
+            tiny_llama_8bit, ram_budget=None, kv_policy="window:40:8", draft=draft
+        ) as model:
+            text = "".join(model.generate("Tom saw a red ball. " * 9, max_tokens=150, **GREEDY))
+            texts.append((text, model.stats and model.stats.token_ids))
+    assert texts[0] == texts[1]
+
+
+# ---- a context that is full ----
+
+
+def greedy_tokens(model: qsf.Model, tokens: list[int]) -> int:
+    return int(model.logits(tokens, first_row=len(tokens) - 1)[0].argmax())
+
+
+@pytest.mark.parametrize("policy", ["recompute:10", "window:32:10"])
+def test_the_middle_is_forgotten(tiny_llama_8bit: Path, policy: str) -> None:
+    """Against a loop that evaluates what is left as a text of its own."""
+    n_ctx, prompt = 96, [0, *range(100, 160)]
+    how: dict[str, Any] = {"ram_budget": None, "max_seq_len": n_ctx}
+    with qsf.Model(tiny_llama_8bit, kv_policy=policy, **how) as model:
+        tokens, want = list(prompt), []
+        n_newest = 43 if policy.startswith("recompute") else 32
+        for _ in range(200):
+            if len(tokens) > n_ctx:
+                tokens = tokens[:10] + tokens[-n_newest:]
+            want.append(greedy_tokens(model, tokens))
+            if want[-1] in model.end_ids:
+                break
+            tokens.append(want[-1])
+        for _ in model.generate(prompt, max_tokens=200, **GREEDY):
+            pass
+        stats = model.stats
+        assert stats is not None
+        assert list(stats.token_ids) == [token for token in want if token not in model.end_ids]
+        assert stats.n_shortened >= 1
+        assert len(model.session.tokens) <= n_ctx
+
+
+def test_without_a_policy_the_text_ends(tiny_llama_8bit: Path) -> None:
+    with qsf.Model(tiny_llama_8bit, ram_budget=None, max_seq_len=96) as model:
+        for _ in model.generate([0, *range(100, 190)], max_tokens=200, **GREEDY):
+            pass
+        assert model.stats is not None
+        assert (model.stats.stop_reason, model.stats.n_shortened) == ("context", 0)
+
+
+@given(st.integers(0, 60), st.integers(0, 200), st.integers(1, 200), st.integers(0, 3))
+def test_what_stays_fits_and_is_begin_and_end(
+    pinned: int, window: int, n_more: int, n_over: int
+) -> None:
+    n_ctx = pinned + max(window, 1) + n_more
+    policy = KvPolicy("x", window, pinned)
+    policy.check_context(n_ctx)
+    tokens = array("I", range(n_ctx + 1 + n_over))
+    kept = policy.shortened(tokens, n_ctx)
+    n_newest = policy.newest_tokens(n_ctx)
+    assert kept == tokens[:pinned] + tokens[len(tokens) - n_newest :]
+    assert len(kept) <= n_ctx
+    assert n_newest <= (window or n_ctx)
+
+
+# ---- what is asked for ----
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "window", "window:", "window:31", "window:-5", "window:64:", "recompute:x", "h2o:9"],
+)
+def test_other_names_are_refused(tiny_llama_8bit: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a policy|is too small"):
+        parse_kv_policy(name)
+    with pytest.raises(errors.QsfArgumentError, match="kv_policy must be"):
+        qsf.Model(tiny_llama_8bit, kv_policy=name)
+
+
+def test_what_a_name_says() -> None:
+    assert parse_kv_policy("none") is None
+    assert parse_kv_policy("window:64") == KvPolicy("window:64", 64, 256)
+    assert parse_kv_policy("recompute:0") == KvPolicy("recompute:0", 0, 0)
+
+
+@pytest.mark.parametrize("policy", ["window:400:112", "recompute:511", "window:4000"])
+def test_a_context_with_nothing_to_forget_is_refused(tiny_llama_8bit: Path, policy: str) -> None:
+    with pytest.raises(errors.QsfArgumentError, match="the context has only 512"):
+        qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy=policy)
+    with pytest.raises(errors.QsfArgumentError, match="the context has only 512"):
+        qsf.Model.plan(tiny_llama_8bit, ram_budget=None, kv_policy=policy)
+
+
+def test_a_small_budget_does_not_change_the_answer(tiny_llama_8bit: Path) -> None:
+    """It shortens the context of a model without a policy."""
+    least = qsf.Model.plan(tiny_llama_8bit, ram_budget=1, kv_policy="recompute:4")
+    assert least.ctx_tokens == 512
+    assert least.min_budget_bytes > qsf.Model.plan(tiny_llama_8bit, ram_budget=1).min_budget_bytes
+
+
+def test_a_batch_has_no_recompute(tiny_llama_8bit: Path) -> None:
+    with (
+        qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="recompute") as model,
+        pytest.raises(errors.QsfArgumentError, match="not for a batch"),
+    ):
+        list(model.batch(["Once"], max_tokens=2))
+
+
+def test_a_batch_has_the_window(tiny_llama_8bit: Path) -> None:
+    prompts = ["Once upon a time " * 20, "Tom had a ball. " * 22]
+    with qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy=POLICY, sessions=3) as model:
+        alone = ["".join(model.generate(text, max_tokens=30, **GREEDY)) for text in prompts]
+        answers = list(model.batch(prompts, max_tokens=30, **GREEDY))
+    assert [answer.text for answer in sorted(answers, key=lambda a: a.index)] == alone
+
+
+def test_a_model_of_windows_needs_none(folder: Path) -> None:
+    path = folder / "windows.qsf"
+    layer = next(layer for layer in MIXED if layer.kind.window_tokens)
+    write_model(path, (layer, layer), dtype=Dtype.Q4)
+    with pytest.raises(errors.QsfArgumentError, match="all layers of this model have windows"):
+        qsf.Model(path, ram_budget=None, kv_policy=POLICY, max_seq_len=200)
+    with qsf.Model(path, ram_budget=None, kv_policy="recompute:4", max_seq_len=200) as model:
+        assert model.info.plan.kv_policy == "recompute:4"

@@ -1,0 +1,119 @@
+"""``--kv-policy`` as a user types it: answers, chats and measurements that outgrow their memory."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qsf
+from make.commands import Run, check_refused
+from qsf.evaluate import cli as eval_cli
+from qsf.evaluate.shortened import ShortenedLogits
+from qsf.evaluate.windows import cut_windows
+from qsf.kv import KvPolicy
+
+PROMPT = "Once upon a time"
+GREEDY = ("--temperature", 0)
+
+
+def test_the_plan_names_the_policy_and_holds_less(run: Run, tiny_llama_8bit: Path) -> None:
+    def kv_line(*options: object) -> str:
+        done = run(tiny_llama_8bit, "--plan", "--draft", "off", *options)
+        assert done.returncode == 0, done.stderr
+        return next(line for line in done.stdout.splitlines() if "KV cache" in line)
+
+    whole = kv_line("--parallel", 8)
+    window = kv_line("--parallel", 8, "--kv-policy", "window:64:4")
+    assert "512 tokens, k8v4, window:64:4" in window
+    assert float(window.split()[-1]) < float(whole.split()[-1])
+
+
+def test_an_answer_goes_on_behind_the_context(run: Run, tiny_llama_8bit: Path) -> None:
+    asked = ("-p", PROMPT, "--raw", *GREEDY, "-n", 200, "--max-seq-len", 64, "--json")
+    cut = json.loads(run(tiny_llama_8bit, *asked).stdout)
+    assert cut["stop_reason"] == "context"
+    for policy in ("recompute:8", "window:32:8"):
+        done = json.loads(run(tiny_llama_8bit, *asked, "--kv-policy", policy).stdout)
+        assert done["generated_tokens"] > cut["generated_tokens"]
+        assert len(done["ids"]) >= done["generated_tokens"] - 1
+        if policy.startswith("recompute"):
+            assert done["text"].startswith(cut["text"])
+
+
+def test_it_says_that_the_middle_was_forgotten(run: Run, tiny_llama_8bit: Path) -> None:
+    asked = ("-p", PROMPT, "--raw", *GREEDY, "-n", 100, "--max-seq-len", 64)
+    assert "--kv-policy goes on" in run(tiny_llama_8bit, *asked).stderr
+    done = run(tiny_llama_8bit, *asked, "--kv-policy", "recompute:8")
+    assert "its middle forgotten" in done.stderr
+    assert "is full;" not in done.stderr
+
+
+def test_a_chat_forgets_half_of_its_turns(run: Run, tiny_llama_8bit: Path) -> None:
+    lines = "".join(f"Tom saw ball {i}.\n" for i in range(9))
+    asked = ("--interactive", "--max-seq-len", 96, *GREEDY, "-n", 8)
+    done = run(tiny_llama_8bit, *asked, "--kv-policy", "recompute:4", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert "turns are forgotten" in done.stderr
+    assert "turn is forgotten" in run(tiny_llama_8bit, *asked, stdin=lines).stderr
+
+
+def test_a_long_system_message_is_said_to_be_cut(run: Run, tiny_chat_8bit: Path) -> None:
+    asked = ("-p", "Hi", "-n", 1, "--kv-policy", "window:64:40", "--system")
+    long = "Be kind and brief. " * 12
+    assert "keeps only the first 40" in run(tiny_chat_8bit, *asked, long).stderr
+    assert "keeps only" not in run(tiny_chat_8bit, *asked, "Be kind.").stderr
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("h2o:64", "is not a policy for the KV cache: none, recompute[:P] or window:W[:P]"),
+        ("window:4", "a window has at least 32"),
+    ],
+)
+def test_other_policies_are_refused(
+    run: Run, tiny_llama_8bit: Path, policy: str, said: str
+) -> None:
+    check_refused(run(tiny_llama_8bit, "-p", PROMPT, "--kv-policy", policy), 2, said)
+
+
+def test_what_has_nothing_to_forget_is_refused(run: Run, tiny_llama_8bit: Path) -> None:
+    done = run(tiny_llama_8bit, "-p", PROMPT, "--kv-policy", "window:500")
+    check_refused(done, 1, "the context has only 512")
+
+
+# ---- measuring ----
+
+
+def test_eval_compares_with_the_same_file(tiny_llama_8bit: Path, tmp_path: Path) -> None:
+    text, figures = tmp_path / "text.txt", tmp_path / "figures.json"
+    text.write_text("Tom saw a red ball. Lily had a little dog and a big hat. " * 20, "utf-8")
+    for policy, first_worse in (("window:32:4", 36), ("recompute:4", 64)):
+        asked = [tiny_llama_8bit, "--text", text, "--ctx", 128, "--kv-policy", policy]
+        asked += ["--ram-budget", 0, "--threads", 1, "--quiet", "--json", figures]
+        assert eval_cli.run([*map(str, asked)]) == 0
+        found: dict[str, Any] = json.loads(figures.read_text("utf-8"))
+        assert found["kv_policy"] == policy
+        assert found["against"] == str(tiny_llama_8bit)
+        for place in found["places"]:
+            is_whole = place["position"] + 8 <= first_worse
+            assert (place["kl_mean"] == 0) == is_whole, place
+
+
+def test_shortened_logits_are_those_of_what_is_left(tiny_llama_8bit: Path) -> None:
+    policy, tokens = KvPolicy("recompute:4", 0, 4), np.arange(100, 180)
+    with qsf.Model(tiny_llama_8bit, ram_budget=None, max_seq_len=32) as model:
+        source = ShortenedLogits(model, policy, 80)
+        blocks = source.logits(cut_windows(tokens, "windows", 80), 30, lambda _: None)
+        have = np.concatenate([block.copy() for block in blocks])
+        held: list[int] = []
+        for i, token in enumerate(tokens[:-1].tolist()):
+            held.append(token)
+            if len(held) > 32:
+                held = held[:4] + held[-14:]
+            assert np.array_equal(have[i], model.logits(held, first_row=len(held) - 1)[0])
