@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
 from qsf.kept import copy_held
-from qsf.passes import Choice, PassItem, choose_items, run_items
+from qsf.passes import Choice, PassItem, choose_items, is_ahead, run_items
 from qsf.session import create_session
 from qsf.text.arguments import as_messages, as_tokens, count_common
 from qsf.text.channels import answer_decoder
@@ -139,6 +139,7 @@ class Batch:
         self._params = resolve_sampling(opened.generation, **asked_sampling(options))
         self._slots: list[_Slot] = []
         self._constraint = constraint
+        self.n_passes = 0
 
     def pieces(self, session: Session, prompt: Prompt) -> Iterator[str]:
         """Yield the text of one answer as it is made; ``session.stats`` has what it took.
@@ -238,7 +239,7 @@ class Batch:
             slot.n_held += len(item.tokens)
             self._slots.remove(slot)  # where not all have room in a pass they take turns
             self._slots.append(slot)
-        ready = [slot for slot, item in taken if item.wants == "last"]
+        ready = [slot for slot, _ in taken if slot.n_held == len(_run(slot).tokens)]
         ended = [(slot, None) for slot in ready if not self._wants_more(slot)]
         choosing = [slot for slot in ready if self._wants_more(slot)]
         results: list[tuple[_Slot, QsfError | None]] = [*ended]
@@ -267,7 +268,17 @@ class Batch:
         return False
 
     def _take(self, active: list[_Slot]) -> list[tuple[_Slot, PassItem]]:
-        """Return the next pass: what goes on one token first, then pieces of prompts."""
+        """Return the next pass: what is evaluated already, or what goes on and then prompts."""
+        going = [(slot, _run(slot)) for slot in active if _run(slot).n_generated > 0]
+        nexts = [(slot, run.tokens[slot.n_held : slot.n_held + 1]) for slot, run in going]
+        ahead = [
+            (slot, PassItem(slot.session, token, "ahead"))
+            for slot, token in nexts
+            if is_ahead(slot.session, token[0])
+        ]
+        if ahead:
+            return ahead
+        self.n_passes += 1
         left = self._opened.info.plan.chunk_tokens
         taken = []
         for slot in active:
@@ -279,7 +290,7 @@ class Batch:
             tokens = missing[:left]
             is_last = len(tokens) == len(missing)
             if tokens:
-                item = PassItem(slot.session, tokens, "last" if is_last else "none")
+                item = PassItem(slot.session, tokens, "ahead" if is_last else "none")
                 taken.append((slot, item))
             left -= len(tokens)
         return taken

@@ -38,7 +38,8 @@ class PassItem:
         session: of the model; each at most once in a pass.
         tokens: what follows the tokens that the session holds: a piece of a prompt, or the token
             that was chosen.
-        wants: logits of no token, of the last one (``choose`` takes them), or of all.
+        wants: logits of no token, of the last one (``choose`` takes them), or of all; "ahead": of
+            the last one, and the pass may evaluate guesses of what follows: ``is_ahead``.
         logits: for "all" the pass puts them here, f32 [n_tokens, n_vocab]: into a buffer of the
             caller's that is this large or larger, else into a new array of numpy.
         is_cancelled: set by the pass: ``session.cancel()`` was called meanwhile, and the session
@@ -47,7 +48,7 @@ class PassItem:
 
     session: Session
     tokens: Sequence[int]
-    wants: Literal["none", "last", "all"] = "last"
+    wants: Literal["none", "last", "all", "ahead"] = "last"
     logits: Any = None
     is_cancelled: bool = False
 
@@ -130,12 +131,22 @@ def run_items(opened: OpenedModel, items: Sequence[PassItem]) -> PassReport:
                 report.read_bytes + again.read_bytes,
                 report.n_tokens,
                 report.n_rows,
+                report.n_drafts + again.n_drafts,
             )
         for native, item in zip(natives, items, strict=True):
             item.is_cancelled = native.is_cancelled
             if not native.is_cancelled:
                 _append(item.session, native.tokens)
     return report
+
+
+def is_ahead(session: Session, token: int) -> bool:
+    """Return whether an "ahead" pass has evaluated this token already, as the session's next.
+
+    A pass of such tokens alone, each of which wants "ahead", evaluates nothing. One that evaluates
+    drops the guesses of all sessions, so it comes after those.
+    """
+    return session._native.is_ahead(token)
 
 
 def _native_item(opened: OpenedModel, item: PassItem) -> NativeItem:

@@ -29,7 +29,8 @@ bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_thrift_chain *chai
                            qsf_session_logprobs(s->drafter, ids, logprobs, 2) == QSF_OK &&
                            ids[1] < s->model->config.n_vocab;
     const uint64_t n_evaluated = s->drafter->prompt_tokens - n_before;
-    qsf_thrift_spend(&s->thrift, chain, qsf_clock_ns() - start_ns, (uint32_t)n_evaluated);
+    qsf_thrift_spend(&s->model->shared.costs, chain, qsf_clock_ns() - start_ns,
+                     (uint32_t)n_evaluated);
     if (!has_guess)
         return false;
     *token = ids[1];

@@ -80,7 +80,7 @@ static void gather(const qsf_shared_buffers *b, const qsf_pass_part *parts, uint
         for (uint32_t row = 0; row < p->n_rows; row++)
             b->logits_rows[n_rows++] = n_tokens - p->n_rows + row;
         if (p->n_rows > 0) /* for all rows if no other part has some */
-            chunk->logits = p->n_rows == n_rows ? p->rows : b->logits;
+            chunk->logits = p->n_rows == n_rows && p->rows != NULL ? p->rows : b->logits;
     }
     chunk->n_tokens = n_tokens;
     chunk->n_logits_rows = n_rows;
@@ -112,12 +112,15 @@ static void append(const qsf_model *m, const qsf_pass_part *p, const float *rows
     const size_t n_vocab = m->config.n_vocab;
     qsf_session *const s = p->session;
     memmove(s->buffers.tokens + s->n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
-    s->n_tokens += p->n_tokens;
+    s->n_tokens += p->n_tokens - p->n_drafts;
+    s->n_ahead = s->n_drafts = p->n_drafts;
+    s->draft_pass = m->shared.logits_pass;
     s->has_logits = p->n_rows > 0;
     if (p->n_rows == 0)
         return;
-    const float *const last = rows + (p->n_rows - 1) * n_vocab;
-    if (rows != p->rows)
+    s->draft_logits = rows + (p->n_rows - p->n_drafts) * n_vocab;
+    const float *const last = s->draft_logits - n_vocab;
+    if (p->rows != NULL && rows != p->rows)
         memcpy(p->rows, rows, p->n_rows * n_vocab * sizeof *rows);
     if (p->rows != s->buffers.logits)
         memcpy(s->buffers.logits, last, n_vocab * sizeof *last);
@@ -164,112 +167,8 @@ qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qs
     };
     QSF_TRY(reserve(m, parts, n_parts));
     gather(b, parts, n_parts, &chunk);
+    m->shared.logits_pass += chunk.logits == b->logits;
     w->n_tokens = chunk.n_tokens;
     const qsf_status status = run_chunk(m, &chunk);
     return hand_out(m, parts, n_parts, chunk.logits, status);
-}
-
-/* Checks one item alone. */
-static qsf_status check_item(const qsf_model *m, const qsf_pass_item *item, uint32_t idx)
-{
-    const qsf_session *const s = item->session;
-    if (s == NULL || item->tokens == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "item %u has no %s", idx, s == NULL ? "session" : "tokens");
-    if (s->model != m)
-        return QSF_FAIL(QSF_ERR_ARG, "the session of item %u belongs to another model", idx);
-    if (item->n_tokens == 0)
-        return QSF_FAIL(QSF_ERR_ARG, "item %u has 0 tokens; it must have at least 1", idx);
-    if (item->n_tokens > m->plan.ctx_tokens - s->n_tokens)
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "item %u has %u tokens after %u, which do not fit in a context of %u", idx,
-                        item->n_tokens, s->n_tokens, m->plan.ctx_tokens);
-    if (item->wants > QSF_WANTS_ALL)
-        return QSF_FAIL(QSF_ERR_ARG, "item %u wants %u; it must be 0, 1 or 2", idx, item->wants);
-    if (item->wants == QSF_WANTS_ALL && item->logits == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "item %u wants all logits, but has no room for them", idx);
-    return qsf_pass_check_tokens(m, item->tokens, item->n_tokens);
-}
-
-/* Checks all items and makes their parts. */
-static qsf_status take_items(qsf_model *m, const qsf_pass_item *items, uint32_t n_items,
-                             qsf_pass_report *report)
-{
-    uint32_t n_wanting = 0;
-    *report = (qsf_pass_report){0};
-    if (n_items == 0 || n_items > m->plan.max_sessions)
-        return QSF_FAIL(QSF_ERR_ARG, "n_items is %u; it must be 1 to %u, the sessions of the model",
-                        n_items, m->plan.max_sessions);
-    for (uint32_t i = 0; i < n_items; i++) {
-        const qsf_pass_item *const item = &items[i];
-        QSF_TRY(check_item(m, item, i));
-        for (uint32_t j = 0; j < i; j++)
-            if (items[j].session == item->session)
-                return QSF_FAIL(QSF_ERR_ARG, "items %u and %u have the same session", j, i);
-        const bool wants_all = item->wants == QSF_WANTS_ALL;
-        m->shared.parts[i] = (qsf_pass_part){
-            .session = item->session,
-            .tokens = item->tokens,
-            .n_tokens = item->n_tokens,
-            .n_rows = wants_all ? item->n_tokens : item->wants,
-            .rows = wants_all ? item->logits : item->session->buffers.logits,
-        };
-        if (item->n_tokens > m->plan.chunk_tokens - report->n_tokens)
-            return QSF_FAIL(QSF_ERR_ARG, "the pass has more than %u tokens, the chunk of the plan",
-                            m->plan.chunk_tokens);
-        report->n_tokens += item->n_tokens;
-        report->n_rows += m->shared.parts[i].n_rows;
-        n_wanting += item->wants != QSF_WANTS_NONE;
-    }
-    if (n_wanting > 1 && report->n_rows > m->plan.logits_rows)
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "%u tokens want logits, but the model was opened for %u (logits_rows)",
-                        report->n_rows, m->plan.logits_rows);
-    return QSF_OK;
-}
-
-/* Counts for a session its share of a pass. */
-static void count_share(const qsf_pass_part *p, qsf_stopwatch *w, const qsf_pass_report *report)
-{
-    qsf_session *const s = p->session;
-    const uint64_t ns = report->ns * p->n_tokens / report->n_tokens;
-    const bool is_step = p->n_tokens == 1 && s->n_tokens > 1;
-    *(is_step ? &s->step_tokens : &s->prompt_tokens) += p->n_tokens;
-    *(is_step ? &s->step_ns : &s->prompt_ns) += ns;
-    qsf_pass_count_phases(s, w, p->n_tokens, report->n_tokens);
-}
-
-static qsf_status run_items(qsf_model *m, qsf_pass_item *items, uint32_t n_items,
-                            qsf_pass_report *report)
-{
-    QSF_TRY(take_items(m, items, n_items, report));
-    qsf_pass_part *const parts = m->shared.parts;
-    qsf_stopwatch w;
-    qsf_stats before;
-    qsf_stats after;
-    const uint64_t start_ns = qsf_clock_ns();
-    qsf_stopwatch_start(&w, &m->trace, start_ns);
-    qsf_stream_report(&m->stream, &before);
-    const qsf_status status = qsf_pass_run(m, parts, n_items, &w);
-    qsf_stream_report(&m->stream, &after);
-    report->ns = qsf_clock_ns() - start_ns;
-    report->wait_ns = w.phase_ns[QSF_PHASE_WAIT];
-    report->read_bytes = after.read_bytes - before.read_bytes;
-    for (uint32_t i = 0; i < n_items; i++) {
-        items[i].status = parts[i].status;
-        if (parts[i].status == QSF_OK)
-            count_share(&parts[i], &w, report);
-    }
-    return status;
-}
-
-qsf_status qsf_model_pass(qsf_model *m, qsf_pass_item *items, uint32_t n_items,
-                          qsf_pass_report *report)
-{
-    QSF_REQUIRE(m);
-    QSF_REQUIRE(items);
-    qsf_pass_report unused;
-    qsf_mutex_lock(&m->lock);
-    const qsf_status status = run_items(m, items, n_items, report != NULL ? report : &unused);
-    qsf_mutex_unlock(&m->lock);
-    return status;
 }

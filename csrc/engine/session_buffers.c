@@ -31,7 +31,8 @@ void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *
 void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
                        const qsf_plan *plan)
 {
-    const uint64_t n_logits = (uint64_t)plan->logits_rows * c->n_vocab;
+    const uint64_t n_rows = plan->draft_rows > 0 && plan->logits_rows == 0 ? 1 : plan->logits_rows;
+    const uint64_t n_logits = (n_rows + plan->draft_rows) * c->n_vocab;
     b->parts = qsf_arena_push(a, plan->max_sessions, sizeof *b->parts);
     b->segments = qsf_arena_push(a, plan->max_sessions, sizeof *b->segments);
     b->cancelled = qsf_arena_push(a, plan->max_sessions, sizeof *b->cancelled);
@@ -39,9 +40,6 @@ void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
     b->logits_rows = qsf_arena_push(a, plan->chunk_tokens, sizeof *b->logits_rows);
     b->logits = qsf_arena_push(a, n_logits, sizeof *b->logits);
     qsf_sampler_layout(&b->sampler, a, c->n_vocab);
-    if (plan->draft_rows == 0)
-        return;
-    b->draft_logits =
-        qsf_arena_push(a, (plan->draft_rows + 1) * (uint64_t)c->n_vocab, sizeof *b->draft_logits);
-    qsf_followers_layout(&b->followers, a);
+    if (plan->draft_rows > 0)
+        qsf_followers_layout(&b->followers, a);
 }

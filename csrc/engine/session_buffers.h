@@ -4,10 +4,12 @@
 #define QSF_ENGINE_SESSION_BUFFERS_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "engine/sample.h"
 #include "guess/followers.h"
+#include "guess/thrift.h"
 #include "memory/arena.h"
 #include "model/chunk.h"
 #include "model/kvcache.h"
@@ -38,8 +40,10 @@ typedef struct qsf_pass_part {
     const uint32_t *tokens; /* [n_tokens] */
     uint32_t n_tokens;
     uint32_t n_rows; /* logits of the last n_rows tokens */
-    float *rows;     /* [n_rows, n_vocab] receives them */
+    float *rows;     /* [n_rows, n_vocab] receives them; NULL: they stay in the shared ones */
     qsf_status status;
+    bool may_draft;    /* the pass may also evaluate guesses of what follows: see drafting.h */
+    uint32_t n_drafts; /* the last of the tokens, which do not become the session's yet */
 } qsf_pass_part;
 
 /* What one pass at a time uses, and one choice. */
@@ -49,12 +53,11 @@ typedef struct qsf_shared_buffers {
     const atomic_bool **cancelled; /* [max_sessions] */
     uint32_t *tokens;              /* [chunk_tokens] */
     uint32_t *logits_rows;         /* [chunk_tokens] */
-    float *logits;                 /* [logits_rows of the plan, n_vocab] */
+    float *logits;                 /* [rows of the plan and drafts, n_vocab], of */
+    uint64_t logits_pass;          /* the pass with this number */
     qsf_sampler sampler;
-    /* NULL if the plan has no draft_rows */
-    float *draft_logits;            /* [1 + draft_rows, n_vocab] of the latest pass with drafts, */
-    const qsf_session *draft_owner; /* and whose it was */
-    qsf_followers followers;
+    qsf_costs costs;
+    qsf_followers followers; /* empty if the plan has no draft_rows */
 } qsf_shared_buffers;
 
 /* As qsf_session_layout(). */

@@ -21,6 +21,8 @@
 #define LEAST_PATH 0.02
 /* Of the time of passes, for trying the draft model. */
 #define CREDIT_SHARE 0.01
+/* A pass that waits for the disk for a larger share of its time takes no less with fewer rows. */
+#define LEAST_WAIT 0.05
 /* How often a draft model is right, until it is known. */
 #define FIRST_MODEL_CHANCE 0.6
 
@@ -56,7 +58,7 @@ qsf_guesser qsf_thrift_guesser_of(uint32_t kind)
                                     : QSF_GUESSER_CALLER;
 }
 
-double qsf_thrift_chance(const qsf_thrift *t, uint32_t kind)
+double qsf_thrift_chance(const qsf_chances *t, uint32_t kind)
 {
     const float n_hits = t->n_hits[kind] + PRIOR_TRIES * first_chances[kind];
     return (double)(n_hits / (t->n_tries[kind] + PRIOR_TRIES));
@@ -72,17 +74,11 @@ static void count(float *n_hits, float *n_tries, float most_tries, bool is_right
     *n_tries /= 2.0F;
 }
 
-void qsf_thrift_count(qsf_thrift *t, uint32_t kind, bool is_right)
+void qsf_thrift_count(qsf_chances *t, uint32_t kind, bool is_right)
 {
     count(&t->n_hits[kind], &t->n_tries[kind], MOST_TRIES, is_right);
     if (qsf_thrift_guesser_of(kind) == QSF_GUESSER_MODEL)
         count(&t->n_model_hits, &t->n_model_tries, MOST_MODEL_TRIES, is_right);
-}
-
-/* What a pass of 2^size rows takes if only one of a row was measured. */
-static double reckoned_ns(const qsf_thrift *t, uint32_t size)
-{
-    return fmax(t->pass_ns[0], t->compute_ns * compute_shares[size]);
 }
 
 static void move(double *mean, double value, double share)
@@ -100,35 +96,56 @@ static double place_of(uint32_t n_rows, uint32_t *size)
     return ((double)n_rows - n_least) / n_least;
 }
 
-double qsf_thrift_cost_ns(const qsf_thrift *t, uint32_t n_rows)
+/* Reads a table of sizes at n_rows, which may lie beyond the largest. */
+static double at_rows(const double *table, uint32_t n_rows)
 {
     uint32_t size;
     const double share = place_of(n_rows, &size);
-    return t->pass_ns[size] + (t->pass_ns[size + 1] - t->pass_ns[size]) * share;
+    return table[size] + (table[size + 1] - table[size]) * share;
 }
 
-void qsf_thrift_learn(qsf_thrift *t, uint32_t n_rows, uint64_t ns, uint64_t wait_ns)
+double qsf_thrift_cost_ns(const qsf_costs *t, uint32_t n_rows)
+{
+    return at_rows(t->pass_ns, n_rows);
+}
+
+void qsf_thrift_learn(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, uint64_t ns,
+                      uint64_t wait_ns)
 {
     uint32_t size;
     const double share = place_of(n_rows, &size);
     t->credit_ns += (double)ns * CREDIT_SHARE;
-    if (n_rows == 1) {
-        move(&t->compute_ns, (double)(ns - (wait_ns < ns ? wait_ns : ns)), NEW_SHARE);
-        move(&t->pass_ns[0], (double)ns, NEW_SHARE);
-    } else if (t->pass_ns[0] > 0.0) {
-        const double ratio = fmin((double)ns / qsf_thrift_cost_ns(t, n_rows), MOST_RATIO);
-        t->pass_ns[size] *= 1.0 + (ratio - 1.0) * NEW_SHARE * (1.0 - share);
-        t->pass_ns[size + 1] *= 1.0 + (ratio - 1.0) * NEW_SHARE * share;
+    if (share > 1.0)
+        return;
+    if (n_drafts == 0) {
+        const double busy_ns = (double)(ns - (wait_ns < ns ? wait_ns : ns));
+        const double row_ns = busy_ns / at_rows(compute_shares, n_rows);
+        move(&t->compute_ns, row_ns, NEW_SHARE);
+        move(&t->least_ns, (double)wait_ns > LEAST_WAIT * (double)ns ? (double)ns : row_ns,
+             NEW_SHARE);
+    } else if (t->least_ns == 0.0) {
+        return;
     }
-    for (uint32_t i = 1; i < QSF_THRIFT_SIZES; i++)
-        if (n_rows == 1 || (i != size && i != size + 1))
-            move(&t->pass_ns[i], reckoned_ns(t, i), RECKONED_SHARE);
+    const double before_ns = qsf_thrift_cost_ns(t, n_rows);
+    const double ratio = before_ns > 0.0 ? fmin((double)ns / before_ns, MOST_RATIO) : 1.0;
+    const double change = (ratio - 1.0) * NEW_SHARE;
+    for (uint32_t i = 0; i < QSF_THRIFT_SIZES; i++) {
+        const double part = i == size ? 1.0 - share : i == size + 1 ? share : 0.0;
+        const bool is_base = n_drafts > 0 && UINT32_C(1) << i <= n_rows - n_drafts;
+        if (part > 0.0 && before_ns > 0.0) /* drafts say nothing of the pass without them */
+            t->pass_ns[i] *= is_base ? 1.0 : 1.0 + change * part;
+        else
+            move(&t->pass_ns[i], fmax(t->least_ns, t->compute_ns * compute_shares[i]),
+                 RECKONED_SHARE);
+    }
 }
 
-void qsf_thrift_begin(qsf_thrift_chain *c)
+void qsf_thrift_begin(qsf_thrift_chain *c, uint32_t n_rows)
 {
-    c->n_drafts = 0;
-    c->n_tokens = 1.0;
+    c->next = NULL;
+    c->n_drafts = c->n_chosen = 0;
+    c->n_rows = n_rows;
+    c->n_tokens = n_rows;
     c->model_ns = 0.0;
 }
 
@@ -149,24 +166,26 @@ bool qsf_thrift_append(qsf_thrift_chain *c, double chance)
 }
 
 /* The chance that the draft model's next guess is right, whatever its probability. */
-static double model_chance(const qsf_thrift *t)
+static double model_chance(const qsf_chances *t)
 {
     const double n_hits = (double)t->n_model_hits + (double)PRIOR_TRIES * FIRST_MODEL_CHANCE;
     return n_hits / (double)(t->n_model_tries + PRIOR_TRIES);
 }
 
-bool qsf_thrift_wants_model(const qsf_thrift *t, const qsf_thrift_chain *c, double best_chance)
+bool qsf_thrift_wants_model(const qsf_costs *t, const qsf_chances *chances,
+                            const qsf_thrift_chain *c, double best_chance)
 {
     if (t->pass_ns[0] == 0.0)
         return false;
-    const double pass_ns = qsf_thrift_cost_ns(t, 1 + c->n_drafts);
-    const double row_ns = fmax(0.0, qsf_thrift_cost_ns(t, 2 + c->n_drafts) - pass_ns);
+    const uint32_t n_rows = c->n_rows + c->n_drafts;
+    const double pass_ns = qsf_thrift_cost_ns(t, n_rows);
+    const double row_ns = fmax(0.0, qsf_thrift_cost_ns(t, n_rows + 1) - pass_ns);
     const double token_ns = (pass_ns + c->model_ns) / c->n_tokens;
-    const double gain_ns = last_path(c) * (model_chance(t) - best_chance) * token_ns;
+    const double gain_ns = last_path(c) * (model_chance(chances) - best_chance) * token_ns;
     return gain_ns > t->model_ns + row_ns || (c->n_drafts == 0 && t->credit_ns > 0.0);
 }
 
-void qsf_thrift_spend(qsf_thrift *t, qsf_thrift_chain *c, uint64_t ns, uint32_t n_tokens)
+void qsf_thrift_spend(qsf_costs *t, qsf_thrift_chain *c, uint64_t ns, uint32_t n_tokens)
 {
     c->model_ns += (double)ns;
     t->credit_ns = fmax(t->credit_ns - (double)ns, -t->pass_ns[0]);
@@ -174,18 +193,38 @@ void qsf_thrift_spend(qsf_thrift *t, qsf_thrift_chain *c, uint64_t ns, uint32_t 
         move(&t->model_ns, (double)ns, NEW_SHARE);
 }
 
-uint32_t qsf_thrift_choose(const qsf_thrift *t, const qsf_thrift_chain *c)
+/* The chain whose next draft is the likeliest of those that were not taken, or NULL. */
+static qsf_thrift_chain *likeliest(qsf_thrift_chain *first)
 {
-    uint32_t n_best = 0;
-    double best = LEAST_GAIN / (c->model_ns + qsf_thrift_cost_ns(t, 1));
-    double n_tokens = 1.0;
-    for (uint32_t i = 0; i < c->n_drafts && t->pass_ns[0] > 0.0; i++) {
-        n_tokens += c->paths[i];
-        const double rate = n_tokens / (c->model_ns + qsf_thrift_cost_ns(t, i + 2));
-        if (rate > best) {
-            best = rate;
-            n_best = i + 1;
-        }
+    qsf_thrift_chain *best = NULL;
+    for (qsf_thrift_chain *c = first; c != NULL; c = c->next)
+        if (c->n_taken < c->n_drafts &&
+            (best == NULL || c->paths[c->n_taken] > best->paths[best->n_taken]))
+            best = c;
+    return best;
+}
+
+void qsf_thrift_choose(const qsf_costs *t, qsf_thrift_chain *first, uint32_t n_most)
+{
+    double model_ns = 0.0;
+    for (qsf_thrift_chain *c = first; c != NULL; c = c->next) {
+        c->n_taken = c->n_chosen = 0;
+        model_ns += c->model_ns;
     }
-    return n_best;
+    if (first == NULL || t->pass_ns[0] == 0.0)
+        return;
+    double n_tokens = first->n_rows;
+    double best = LEAST_GAIN * n_tokens / (model_ns + qsf_thrift_cost_ns(t, first->n_rows));
+    for (uint32_t n = 1; n <= n_most; n++) {
+        qsf_thrift_chain *const next = likeliest(first);
+        if (next == NULL)
+            return;
+        n_tokens += next->paths[next->n_taken++];
+        const double rate = n_tokens / (model_ns + qsf_thrift_cost_ns(t, first->n_rows + n));
+        if (rate <= best)
+            continue;
+        best = rate;
+        for (qsf_thrift_chain *c = first; c != NULL; c = c->next)
+            c->n_chosen = c->n_taken;
+    }
 }

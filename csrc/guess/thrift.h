@@ -27,23 +27,32 @@ typedef enum qsf_guesser {
 
 #define QSF_THRIFT_SIZES 8U /* passes of 1, 2, 4 .. 128 rows */
 
-/* All zero at first */
-typedef struct qsf_thrift {
+/* How often guesses of a session are right; all zero at first. */
+typedef struct qsf_chances {
     float n_hits[QSF_N_KINDS];
     float n_tries[QSF_N_KINDS];
     float n_model_hits; /* of all kinds of a draft model */
     float n_model_tries;
+} qsf_chances;
+
+/* What passes of a model take; all zero at first. */
+typedef struct qsf_costs {
     double pass_ns[QSF_THRIFT_SIZES];
+    double least_ns;   /* of a pass, however few rows it has */
     double compute_ns; /* of a pass of one row, without waiting for the disk */
     double model_ns;   /* of a step of the draft model */
     double credit_ns;  /* time that the draft model may take although it promises no gain */
-} qsf_thrift;
+} qsf_costs;
 
-/* Drafts that are being chosen, one after the other. */
+/* Drafts of one session that are being chosen, one after the other. */
 typedef struct qsf_thrift_chain {
+    struct qsf_thrift_chain *next;    /* of another session in the same pass, or NULL */
     double paths[QSF_MAX_DRAFT_ROWS]; /* the chance that a draft and all before it are right */
     uint32_t n_drafts;
-    double n_tokens; /* that a pass with them yields, on average */
+    uint32_t n_taken; /* of them, while it is being chosen */
+    uint32_t n_chosen;
+    uint32_t n_rows; /* of the pass without drafts, of all sessions */
+    double n_tokens; /* that the pass yields with these drafts alone, on average */
     double model_ns; /* that the draft model has taken for them */
 } qsf_thrift_chain;
 
@@ -52,17 +61,19 @@ uint32_t qsf_thrift_kind_of_model(double probability);
 qsf_guesser qsf_thrift_guesser_of(uint32_t kind);
 
 /* The chance that a guess of this kind is right. */
-double qsf_thrift_chance(const qsf_thrift *t, uint32_t kind);
-void qsf_thrift_count(qsf_thrift *t, uint32_t kind, bool is_right);
+double qsf_thrift_chance(const qsf_chances *t, uint32_t kind);
+void qsf_thrift_count(qsf_chances *t, uint32_t kind, bool is_right);
 
-/* Notes that a pass of n_rows took `ns`, of them wait_ns waiting for the disk. */
-void qsf_thrift_learn(qsf_thrift *t, uint32_t n_rows, uint64_t ns, uint64_t wait_ns);
+/* Notes that a pass of n_rows, n_drafts of them drafts, took `ns`, of them wait_ns waiting for the
+ * disk. */
+void qsf_thrift_learn(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, uint64_t ns,
+                      uint64_t wait_ns);
 
 /* What a pass of n_rows takes; 0 before the first one was measured. */
-double qsf_thrift_cost_ns(const qsf_thrift *t, uint32_t n_rows);
+double qsf_thrift_cost_ns(const qsf_costs *t, uint32_t n_rows);
 
-/* Begins the drafts of a pass. */
-void qsf_thrift_begin(qsf_thrift_chain *c);
+/* Begins the drafts of a session in a pass that has n_rows without any. */
+void qsf_thrift_begin(qsf_thrift_chain *c, uint32_t n_rows);
 
 /* Appends a draft that is right with this chance if all before it are; false if it is not worth
  * looking for more. */
@@ -71,13 +82,15 @@ bool qsf_thrift_append(qsf_thrift_chain *c, double chance);
 /* True if the draft model should guess the next token of the chain, for which others have a guess
  * that is right with chance best_chance: it promises to save more time than it takes. A hundredth
  * of the time of passes goes to guesses that promise nothing, so that it is known when they do. */
-bool qsf_thrift_wants_model(const qsf_thrift *t, const qsf_thrift_chain *c, double best_chance);
+bool qsf_thrift_wants_model(const qsf_costs *t, const qsf_chances *chances,
+                            const qsf_thrift_chain *c, double best_chance);
 
 /* Notes that the draft model took `ns` for n_tokens tokens, of which the last guess is the chain's
  * next. */
-void qsf_thrift_spend(qsf_thrift *t, qsf_thrift_chain *c, uint64_t ns, uint32_t n_tokens);
+void qsf_thrift_spend(qsf_costs *t, qsf_thrift_chain *c, uint64_t ns, uint32_t n_tokens);
 
-/* Returns how many drafts of the chain should be in the next pass. */
-uint32_t qsf_thrift_choose(const qsf_thrift *t, const qsf_thrift_chain *c);
+/* Sets n_chosen of all chains of a pass: of their drafts the likeliest, at most n_most, and none
+ * that is not worth its time. */
+void qsf_thrift_choose(const qsf_costs *t, qsf_thrift_chain *first, uint32_t n_most);
 
 #endif

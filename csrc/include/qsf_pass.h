@@ -16,6 +16,7 @@ extern "C" {
 #define QSF_WANTS_NONE 0
 #define QSF_WANTS_LAST 1
 #define QSF_WANTS_ALL 2
+#define QSF_WANTS_AHEAD 3 /* the last, and the pass may evaluate guesses of what follows */
 
 /* What a pass does for one session. */
 typedef struct qsf_pass_item {
@@ -32,7 +33,8 @@ typedef struct qsf_pass_report {
     uint64_t wait_ns;    /* of it, waiting for streamed weights */
     uint64_t read_bytes; /* weights read meanwhile, partly ahead for the next pass */
     uint32_t n_tokens;   /* of all items */
-    uint32_t n_rows;     /* tokens with logits */
+    uint32_t n_rows;     /* of them, those with logits */
+    uint32_t n_drafts;   /* guesses that were evaluated beside them */
 } qsf_pass_report;
 
 /* Evaluates the tokens of all items in one pass over the weights: at most chunk_tokens of the plan,
@@ -44,6 +46,12 @@ typedef struct qsf_pass_report {
  * evaluated. After other errors all items have that status, and no session holds other tokens. */
 QSF_API qsf_status qsf_model_pass(qsf_model *m, qsf_pass_item *items, uint32_t n_items,
                                   qsf_pass_report *report);
+
+/* Returns 1 if a pass with QSF_WANTS_AHEAD has evaluated this token already, as the session's next
+ * one; else 0. Where this holds for the single tokens of all items, which want QSF_WANTS_AHEAD, the
+ * next qsf_model_pass() evaluates nothing. Give it these before the others: a pass that evaluates
+ * drops the guesses of all sessions. */
+QSF_API uint32_t qsf_session_is_ahead(qsf_session *s, uint32_t token);
 
 /* The choice of one token. Unused pointers are NULL, unused numbers 0. */
 typedef struct qsf_choose_item {

@@ -447,6 +447,10 @@ class NativeSession:
         """Evaluate one token after those the session holds."""
         check_status(lib.qsf_session_step(self._live_handle(), token))
 
+    def is_ahead(self, token: int) -> bool:
+        """Return whether a pass has evaluated this token already, as the next one."""
+        return bool(lib.qsf_session_is_ahead(self._live_handle(), token))
+
     def draft(self, tokens: array[int]) -> None:
         """Give the next pass of a step these guesses of the tokens after it, not the engine's."""
         check_status(lib.qsf_session_draft(self._live_handle(), _tokens(tokens), len(tokens)))

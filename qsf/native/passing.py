@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
     from qsf.native.binding import NativeModel, NativeSampler, NativeSession
 
-WANTS = {"none": lib.QSF_WANTS_NONE, "last": lib.QSF_WANTS_LAST, "all": lib.QSF_WANTS_ALL}
+WANTS = {
+    "none": lib.QSF_WANTS_NONE,
+    "last": lib.QSF_WANTS_LAST,
+    "all": lib.QSF_WANTS_ALL,
+    "ahead": lib.QSF_WANTS_AHEAD,
+}
 """Which tokens of an item get logits: their names in Python."""
 
 
@@ -40,7 +45,8 @@ class PassReport:
         wait_ns: of them, those of waiting for streamed weights.
         read_bytes: weights that were read meanwhile, partly ahead for the next pass.
         n_tokens: tokens of all items.
-        n_rows: tokens with logits.
+        n_rows: of them, those with logits.
+        n_drafts: guesses that were evaluated beside them.
     """
 
     ns: int
@@ -48,6 +54,7 @@ class PassReport:
     read_bytes: int
     n_tokens: int
     n_rows: int
+    n_drafts: int
 
 
 def run_pass(model: NativeModel, items: Sequence[NativeItem]) -> PassReport:

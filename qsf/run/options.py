@@ -258,11 +258,6 @@ def parse(arguments: list[str]) -> Request:
     model = options.model or options.named_model
     form = next(iter(_forms(options)), None)
     opening = replace(taken(ModelOptions, options), sessions=_sessions(options))
-    if options.prompts is not None or form is not None:  # these make passes of their own
-        if opening.draft not in ("auto", "off"):
-            name = "prompts" if form is None else form[0]
-            raise UsageError(f"--draft {opening.draft} is not for --{name}, which has no drafts")
-        opening = replace(opening, draft="off")
     if form is not None:
         opening = replace(opening, reserve_mb=RESERVE_MB)
     return Request(

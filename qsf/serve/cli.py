@@ -72,7 +72,6 @@ def _run(request: Request) -> int:
     opening = replace(
         request.opening,
         **request.serving.sessions(),
-        draft="off",  # requests share passes instead
         reserve_mb=reserve_mb(request.serving),
     )
     # Before the model is opened: what is there then, the plan of memory counts.

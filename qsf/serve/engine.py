@@ -39,6 +39,7 @@ class ModelEngine:
         self.chunk_tokens = plan.chunk_tokens
         self.logits_rows = plan.logits_rows
         self.score_rows = max(1, min(_MAX_SCORE_ROWS, _SCORE_BYTES // (4 * model.info.n_vocab)))
+        self.n_drafts = 0
         self._rows: memoryview | None = None  # [score_rows, n_vocab] of the last pass
         self._model = model
         self._sessions: list[Session] = [model.session]
@@ -47,7 +48,7 @@ class ModelEngine:
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
         """Evaluate all items in one pass; return what went wrong with each. Raises QsfError."""
         natives = [self._item(item) for item in items]
-        self._model.run_pass(natives)
+        self.n_drafts = self._model.run_pass(natives).n_drafts
         return [
             QsfCancelledError("cancelled in a pass") if native.is_cancelled else None
             for native in natives
@@ -56,7 +57,7 @@ class ModelEngine:
     def _item(self, item: PassItem) -> passes.PassItem:
         session = self._sessions[item.slot]
         if not item.wants_scores:
-            wants = "last" if item.wants_logits else "none"
+            wants = "ahead" if item.wants_logits else "none"
             return passes.PassItem(session, item.tokens, wants)  # type: ignore[arg-type]
         if self._rows is None:
             n_values = self.score_rows * self._model.info.n_vocab
@@ -87,6 +88,10 @@ class ModelEngine:
                 raise one
             found.append(Chosen(one.token, one.logprob or 0.0, one.top))
         return found
+
+    def is_ahead(self, slot: int, token: int) -> bool:
+        """Return whether the latest pass evaluated this token too, as the slot's next one."""
+        return passes.is_ahead(self._sessions[slot], token)
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
         """Choose the next token for each of (slot, job)."""

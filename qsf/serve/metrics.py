@@ -54,6 +54,8 @@ class Metrics:
             "prefix_cache_queries_total": 0,
             "prefix_cache_hits_total": 0,
             "forced_tokens_total": 0,
+            "spec_decode_num_draft_tokens_total": 0,
+            "spec_decode_num_accepted_tokens_total": 0,
             "passes_total": 0,
             "pass_seconds_total": 0.0,
         }
@@ -78,11 +80,16 @@ class Metrics:
         self.counters["prefix_cache_hits_total"] += job.n_cached
         self.histograms["request_queue_time_seconds"].add(job.admitted - job.arrived)
 
-    def count_pass(self, n_decoded: int, n_prompt: int, seconds: float) -> None:
-        """Count a pass."""
+    def count_pass(self, n_tokens: int, n_drafts: int, seconds: float) -> None:
+        """Count a pass of so many tokens, and guesses beside them."""
         self.counters["passes_total"] += 1
         self.counters["pass_seconds_total"] += seconds
-        self.histograms["pass_rows"].add(n_decoded + n_prompt)
+        self.counters["spec_decode_num_draft_tokens_total"] += n_drafts
+        self.histograms["pass_rows"].add(n_tokens + n_drafts)
+
+    def count_accepted(self, n_tokens: int) -> None:
+        """Count tokens that took no pass, because an earlier one had guessed them."""
+        self.counters["spec_decode_num_accepted_tokens_total"] += n_tokens
 
     def count_token(self, job: Job, now: float) -> None:
         """Count a token that is chosen; ``job`` is as it was before."""

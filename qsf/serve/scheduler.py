@@ -180,7 +180,7 @@ class Scheduler:
         for slot in admitted + waiting:
             if not slot.is_waiting():
                 self._prepare(slot)
-        rows = self._choose_rows()
+        rows = self._ahead_rows() or self._choose_rows()
         if rows:
             self._pass(rows)
         return bool(self._waiting or self._left or self._slots.taken)
@@ -257,6 +257,16 @@ class Scheduler:
             self._metrics.count_prompt(job)
             self._take_forced(slot)
 
+    def _ahead_rows(self) -> list[tuple[Slot, PassItem]]:
+        """Return the tokens that need no pass: before the next one, which would drop the others."""
+        rows = []
+        for slot, job in self._slots.taken:
+            token = job.tokens[job.n_held : job.n_held + 1]
+            if job.state is State.DECODING and self._engine.is_ahead(slot.index, token[0]):
+                item = PassItem(slot.index, token, wants_logits=True, is_ahead=True)
+                rows.append((slot, item))
+        return rows
+
     def _choose_rows(self) -> list[tuple[Slot, PassItem]]:
         """Return the tokens of the next pass."""
         rows: list[tuple[Slot, PassItem]] = []
@@ -309,7 +319,7 @@ class Scheduler:
                 n_decoded += not is_prompt
                 if item.wants_scores and not self._score(slot, job):
                     continue
-                if item.wants_logits:
+                if job.n_held == len(job.tokens):
                     ready.append(slot)
                 elif job.wants_progress and is_prompt:
                     job.sink(job, Event(n_done=min(job.n_held, job.n_prompt)))
@@ -318,10 +328,13 @@ class Scheduler:
             # A cancellation may have been meant for the job that had the slot before.
             if not isinstance(error, QsfCancelledError):
                 self._fail(slot, error)
-        seconds = self._clock() - started
-        self._n_passes += 1
-        self._pace.learn(n_decoded, n_prompt, seconds)
-        self._metrics.count_pass(n_decoded, n_prompt, seconds)
+        if rows[0][1].is_ahead:
+            self._metrics.count_accepted(n_decoded)
+        else:
+            seconds = self._clock() - started
+            self._n_passes += 1
+            self._pace.learn(n_decoded, n_prompt, seconds)
+            self._metrics.count_pass(n_decoded + n_prompt, self._engine.n_drafts, seconds)
         self._choose_tokens(ready)
 
     def _score(self, slot: Slot, job: Job) -> bool:

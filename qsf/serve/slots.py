@@ -29,6 +29,7 @@ class PassItem:
     tokens: array[int]
     wants_logits: bool
     wants_scores: bool = False  # logits of all its tokens; of one item in a pass
+    is_ahead: bool = False  # evaluated already, as all of this pass
 
 
 class Engine(Protocol):
@@ -40,6 +41,7 @@ class Engine(Protocol):
     chunk_tokens: int  # the most of one pass
     logits_rows: int  # tokens with logits in one pass, where more than one item wants some
     score_rows: int  # the most tokens of an item that wants scores
+    n_drafts: int  # guesses in the latest pass, beside its items
 
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
         """Evaluate all items in one pass; return what went wrong with each.
@@ -47,6 +49,9 @@ class Engine(Protocol):
         Raises QsfError where the pass has failed: then no slot has changed, or ``n_held`` says so;
         QsfMemoryError where slots hold too much together.
         """
+
+    def is_ahead(self, slot: int, token: int) -> bool:
+        """Return whether the latest pass evaluated this token too, as the slot's next one."""
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
         """Choose the next token for each of (slot, job), from the logits of the last pass."""

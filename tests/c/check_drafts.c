@@ -150,72 +150,104 @@ static void check_followers(void)
 }
 
 /* How many of n_drafts are chosen, each right with this chance. */
-static uint32_t chosen(const qsf_thrift *t, uint32_t n_drafts, double chance)
+static uint32_t chosen(const qsf_costs *t, uint32_t n_drafts, double chance)
 {
     qsf_thrift_chain c;
-    qsf_thrift_begin(&c);
+    qsf_thrift_begin(&c, 1);
     for (uint32_t i = 0; i < n_drafts; i++)
         (void)qsf_thrift_append(&c, chance);
-    return qsf_thrift_choose(t, &c);
+    qsf_thrift_choose(t, &c, n_drafts);
+    return c.n_chosen;
 }
 
 /* Guesses that are never right are not drafted; those that are always right are, as far as the
  * passes are cheap. */
 static void check_thrift(void)
 {
-    qsf_thrift t = {0};
+    qsf_costs t = {0};
+    qsf_chances chances = {0};
     CHECK_EQ(chosen(&t, 8, 1.0), 0); /* nothing was measured */
     for (int i = 0; i < 50; i++)
-        qsf_thrift_learn(&t, 1, 1000, 900); /* behind a disk */
+        qsf_thrift_learn(&t, 1, 0, 1000, 900); /* behind a disk */
     CHECK_EQ(chosen(&t, 8, 1.0), 8);
     CHECK_EQ(chosen(&t, 1, 0.01), 0);
     for (int i = 0; i < 50; i++)
-        qsf_thrift_learn(&t, 4, 5000, 0); /* passes of four cost more than four */
+        qsf_thrift_learn(&t, 4, 3, 5000, 0); /* passes of four cost more than four */
     CHECK(chosen(&t, 3, 1.0) < 3);
     for (int i = 0; i < 300; i++)
-        qsf_thrift_learn(&t, 1, 1000, 900); /* what was measured long ago is forgotten */
+        qsf_thrift_learn(&t, 1, 0, 1000, 900); /* what was measured long ago is forgotten */
     CHECK_EQ(chosen(&t, 3, 1.0), 3);
     const uint32_t kind = qsf_thrift_kind_of_match(40);
     CHECK_EQ(kind, qsf_thrift_kind_of_match(17));
     CHECK_EQ(qsf_thrift_kind_of_match(1), QSF_KIND_MATCH);
-    CHECK(qsf_thrift_chance(&t, kind) > 0.9);
+    CHECK(qsf_thrift_chance(&chances, kind) > 0.9);
     for (int i = 0; i < 200; i++)
-        qsf_thrift_count(&t, kind, false);
-    CHECK(qsf_thrift_chance(&t, kind) < 0.1);
+        qsf_thrift_count(&chances, kind, false);
+    CHECK(qsf_thrift_chance(&chances, kind) < 0.1);
     for (int i = 0; i < 500; i++)
-        qsf_thrift_count(&t, kind, true);
-    CHECK(qsf_thrift_chance(&t, kind) > 0.9);
+        qsf_thrift_count(&chances, kind, true);
+    CHECK(qsf_thrift_chance(&chances, kind) > 0.9);
+}
+
+/* Of two sessions the one whose guesses are likelier has more of the drafts, and with more sessions
+ * in a pass each draft must gain more. */
+static void check_thrift_of_many(void)
+{
+    qsf_costs t = {0};
+    qsf_thrift_chain chains[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        qsf_thrift_begin(&chains[i], 2);
+        for (uint32_t j = 0; j < 6; j++)
+            (void)qsf_thrift_append(&chains[i], i == 0 ? 0.9 : 0.4);
+    }
+    chains[0].next = &chains[1];
+    qsf_thrift_choose(&t, chains, 12); /* nothing was measured */
+    CHECK_EQ(chains[0].n_chosen + chains[1].n_chosen, 0);
+    for (int i = 0; i < 50; i++)
+        qsf_thrift_learn(&t, 2, 0, 1000, 900); /* behind a disk, never with one row */
+    CHECK(qsf_thrift_cost_ns(&t, 1) > 900.0);
+    qsf_thrift_choose(&t, chains, 4); /* 0.9, 0.81, 0.73, 0.66 before 0.4 */
+    CHECK_EQ(chains[0].n_chosen, 4);
+    CHECK_EQ(chains[1].n_chosen, 0);
+    qsf_thrift_choose(&t, chains, 8); /* 0.59, 0.53, 0.4, 0.16 */
+    CHECK_EQ(chains[0].n_chosen, 6);
+    CHECK_EQ(chains[1].n_chosen, 2);
+    for (int i = 0; i < 50; i++)
+        qsf_thrift_learn(&t, 3, 1, 1500, 0); /* each row takes as much as the others */
+    qsf_thrift_choose(&t, chains, 1);
+    CHECK_EQ(chains[0].n_chosen + chains[1].n_chosen, 0);
 }
 
 /* A draft model that is right takes steps as long as they save more than they take; one that is
  * wrong takes a hundredth of the time. */
 static void check_thrift_of_models(void)
 {
-    qsf_thrift t = {0};
+    qsf_costs t = {0};
+    qsf_chances chances = {0};
     qsf_thrift_chain c;
-    qsf_thrift_begin(&c);
-    CHECK(!qsf_thrift_wants_model(&t, &c, 0.0)); /* no pass was measured */
-    qsf_thrift_learn(&t, 1, 1000000, 900000);
-    CHECK(qsf_thrift_wants_model(&t, &c, 0.0));
-    CHECK(!qsf_thrift_wants_model(&t, &c, 0.9) || t.credit_ns > 0.0);
+    qsf_thrift_begin(&c, 1);
+    CHECK(!qsf_thrift_wants_model(&t, &chances, &c, 0.0)); /* no pass was measured */
+    qsf_thrift_learn(&t, 1, 0, 1000000, 900000);
+    CHECK(qsf_thrift_wants_model(&t, &chances, &c, 0.0));
+    CHECK(!qsf_thrift_wants_model(&t, &chances, &c, 0.9) || t.credit_ns > 0.0);
     CHECK_EQ(qsf_thrift_guesser_of(qsf_thrift_kind_of_model(1.0)), QSF_GUESSER_MODEL);
     CHECK_EQ(qsf_thrift_kind_of_model(1.0), QSF_KIND_MODEL + 7);
     CHECK_EQ(qsf_thrift_kind_of_model(0.0), QSF_KIND_MODEL);
     uint32_t n_steps = 0;
-    for (; n_steps < 20 && qsf_thrift_wants_model(&t, &c, 0.0); n_steps++) {
+    for (; n_steps < 20 && qsf_thrift_wants_model(&t, &chances, &c, 0.0); n_steps++) {
         qsf_thrift_spend(&t, &c, 50000, 1);
         CHECK(qsf_thrift_append(&c, 0.9));
     }
     CHECK(n_steps > 3 && n_steps < 20);
     for (int i = 0; i < 600; i++)
-        qsf_thrift_count(&t, QSF_KIND_MODEL + 3, false);
+        qsf_thrift_count(&chances, QSF_KIND_MODEL + 3, false);
     double model_ns = 0.0;
     for (int i = 0; i < 1000; i++) {
-        qsf_thrift_begin(&c);
-        if (qsf_thrift_wants_model(&t, &c, 0.0))
+        qsf_thrift_begin(&c, 1);
+        if (qsf_thrift_wants_model(&t, &chances, &c, 0.0))
             qsf_thrift_spend(&t, &c, 50000, 1);
         model_ns += c.model_ns;
-        qsf_thrift_learn(&t, 1, 1000000, 900000);
+        qsf_thrift_learn(&t, 1, 0, 1000000, 900000);
     }
     CHECK(model_ns > 0.0 && model_ns <= 0.011 * 1000 * 1e6);
 }
@@ -290,10 +322,11 @@ static void check_failing_open(bool is_read)
 }
 
 /* Makes passes so slow that each guess of the draft model is worth its time. */
-static void slow_down(qsf_thrift *t)
+static void slow_down(qsf_costs *t)
 {
     for (size_t i = 0; i < QSF_THRIFT_SIZES; i++)
         t->pass_ns[i] = 1e12;
+    t->least_ns = 1e12;
     t->compute_ns = 1.0;
 }
 
@@ -325,12 +358,12 @@ static void check_drafter(const char *drafter_path, bool is_right)
         uint32_t token = 0;
         for (uint32_t j = 1; j < TINY_MODEL_VOCAB; j++)
             token = logits[j] > logits[token] ? j : token;
-        slow_down(&o.s->thrift);
+        slow_down(&o.m->shared.costs);
         CHECK_OK(qsf_session_step(o.s, token));
         CHECK_OK(qsf_session_step(plain.s, token));
         check_same(&o, &plain);
     }
-    CHECK(o.s->thrift.n_model_tries > 0.0F);
+    CHECK(o.s->chances.n_model_tries > 0.0F);
     CHECK(!is_right || o.s->n_accepted[QSF_GUESSER_MODEL] > 0);
     CHECK(!is_right || o.s->n_step_passes < plain.s->n_step_passes / 2);
     qsf_session_cancel(o.s->drafter); /* a draft model that fails guesses nothing */
@@ -358,6 +391,7 @@ int main(void)
     check_drafter(draft_path, false);
     check_drafter(path, true);
     check_thrift_of_models();
+    check_thrift_of_many();
     check_failures(QSF_FAULT_FAIL);
     check_failures(QSF_FAULT_SHORT);
     check_failures(QSF_FAULT_CORRUPT);

@@ -27,22 +27,31 @@ typedef struct many {
 } many;
 
 /* Opens the model with as little memory as will do, so that its layers are streamed. */
-static bool open_many(many *o, uint32_t max_sessions)
+static bool open_drafting(many *o, uint32_t max_sessions, uint32_t draft_rows)
 {
     qsf_options opt;
     qsf_options_default(&opt);
     opt.n_threads = 2;
-    opt.chunk_tokens = 8;
+    opt.chunk_tokens = 8 + 2 * draft_rows;
+    opt.draft_rows = draft_rows;
     opt.max_sessions = max_sessions;
     const qsf_faults known = least_budget(path, &opt);
-    if (!CHECK_OK(qsf_model_create(path, &opt, &known, &o->m)))
-        return false;
+    while (CHECK_OK(qsf_model_create(path, &opt, &known, &o->m)) &&
+           (o->m->plan.draft_rows < draft_rows || o->m->plan.chunk_tokens < opt.chunk_tokens)) {
+        qsf_model_close(o->m);
+        opt.budget_bytes += 1 << 16;
+    }
     CHECK(o->m->plan.streamed_bytes > 0);
     CHECK_EQ(o->m->plan.logits_rows, max_sessions > 1 ? max_sessions : 0);
     for (uint32_t i = 0; i < max_sessions; i++)
         if (!CHECK_OK(qsf_session_create(o->m, &o->sessions[i])))
             return false;
     return true;
+}
+
+static bool open_many(many *o, uint32_t max_sessions)
+{
+    return open_drafting(o, max_sessions, 0);
 }
 
 static void close_many(many *o, uint32_t n_sessions)
@@ -116,6 +125,49 @@ static void check_failures(qsf_fault_kind kind)
     close_many(&undisturbed, N_SESSIONS);
 }
 
+/* The N-th read of a pass with guesses fails, for every N that there is: none is ahead then. */
+static void check_failing_guesses(void)
+{
+    static many o;
+    qsf_pass_item items[N_SESSIONS];
+    if (!open_drafting(&o, N_SESSIONS, 6))
+        return;
+    for (uint32_t i = 0; i < N_SESSIONS; i++) {
+        items[i] = (qsf_pass_item){o.sessions[i], tokens, 1 + i, QSF_WANTS_AHEAD, NULL, QSF_OK};
+        CHECK_OK(qsf_session_draft(o.sessions[i], tokens + 1 + i, 2));
+    }
+    int64_t n = 0;
+    for (; n < 1000; n++) {
+        o.m->reader.file.reads_until_fault = n;
+        const qsf_status status = qsf_model_pass(o.m, items, N_SESSIONS, NULL);
+        o.m->reader.file.reads_until_fault = -1;
+        if (status == QSF_OK)
+            break;
+        for (uint32_t i = 0; i < N_SESSIONS; i++) {
+            CHECK_EQ(qsf_session_position(o.sessions[i]), 0);
+            CHECK_EQ(qsf_session_is_ahead(o.sessions[i], tokens[1 + i]), 0);
+            CHECK_OK(qsf_session_draft(o.sessions[i], tokens + 1 + i, 2));
+        }
+    }
+    CHECK(n > 0);
+    for (uint32_t i = 0; i < N_SESSIONS; i++) {
+        CHECK_EQ(qsf_session_position(o.sessions[i]), 1 + i);
+        CHECK_EQ(qsf_session_is_ahead(o.sessions[i], tokens[1 + i]), 1);
+        CHECK_EQ(qsf_session_is_ahead(o.sessions[i], tokens[7]), 0);
+    }
+    qsf_pass_report report;
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        items[i] = (qsf_pass_item){o.sessions[i], tokens + 1 + i, 1, QSF_WANTS_AHEAD, NULL, QSF_OK};
+    qsf_session_cancel(o.sessions[1]);
+    CHECK_OK(qsf_model_pass(o.m, items, N_SESSIONS, &report));
+    CHECK_EQ(report.ns + report.read_bytes, 0); /* no pass */
+    CHECK_EQ(items[1].status, QSF_ERR_CANCELLED);
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        CHECK_EQ(qsf_session_position(o.sessions[i]), 1 + i + (i != 1));
+    CHECK_EQ(qsf_session_is_ahead(NULL, 0), 0);
+    close_many(&o, N_SESSIONS);
+}
+
 /* All sessions cancelled: the pass ends; one of them: only its own item. */
 static void check_cancelled(void)
 {
@@ -158,7 +210,7 @@ static void check_refused(void)
         {s, tokens, 8, QSF_WANTS_NONE, NULL, QSF_OK}, /* 9 in all */
         {s, tokens, UINT32_MAX, QSF_WANTS_NONE, NULL, QSF_OK},
         {s, &outside, 1, QSF_WANTS_NONE, NULL, QSF_OK},
-        {s, tokens, 1, 3, NULL, QSF_OK},
+        {s, tokens, 1, 4, NULL, QSF_OK},
         {s, tokens, 1, QSF_WANTS_ALL, NULL, QSF_OK},
         {s, tokens, 3, QSF_WANTS_ALL, room, QSF_OK}, /* 4 rows for 3 sessions */
         {o.sessions[0], tokens, 1, QSF_WANTS_NONE, NULL, QSF_OK},
@@ -204,6 +256,7 @@ int main(void)
     check_failures(QSF_FAULT_FAIL);
     check_failures(QSF_FAULT_SHORT);
     check_failures(QSF_FAULT_CORRUPT);
+    check_failing_guesses();
     check_cancelled();
     check_refused();
     unlink(path);

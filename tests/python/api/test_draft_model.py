@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -147,12 +148,19 @@ def test_the_budget_holds_both(tiny_llama_8bit: Path, sibling: Path) -> None:
     assert text == want + "\n"
 
 
-def test_what_has_no_drafts_refuses_a_draft_model(
+def test_prompts_of_a_file_have_a_draft_model(
     tiny_llama_8bit: Path, sibling: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model, drafter = str(tiny_llama_8bit), str(sibling)
     prompts = tmp_path / "prompts.jsonl"
-    assert main([model, "--draft", drafter, "--prompts", str(prompts)]) == 2
-    assert f"--draft {drafter} is not for --prompts" in capfd.readouterr().err
+    prompts.write_text('"Once upon a time"\n"The little dog saw"\n"She"\n' * 3, "utf-8")
+    texts = []
+    for draft in ("off", drafter):
+        words = [model, "--prompts", str(prompts), "-n", "20", "-q", "--draft", draft]
+        assert main([*words, "--temperature", "0", "--parallel", "3"]) == 0
+        records = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+        texts.append({record["index"]: record["text"] for record in records})
+    assert len(texts[0]) == 9
+    assert texts[0] == texts[1]
     assert main([model, "--draft", drafter, "--plan", "--ram-budget", "0"]) == 0
     assert "draft model" in capfd.readouterr().out

@@ -91,7 +91,7 @@ def test_a_signal_leaves_whole_lines(start: Start, tiny_llama_8bit: Path, tmp_pa
         assert process.wait(60) == 130
     text = answers.read_text("utf-8")
     assert text.endswith("\n")
-    assert [record["index"] for record in records(text)] == list(range(text.count("\n")))
+    assert len({record["index"] for record in records(text)}) == text.count("\n")
 
 
 def test_other_answers_are_refused(run: Run, tiny_llama_8bit: Path, asked: Path) -> None:

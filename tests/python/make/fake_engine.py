@@ -25,7 +25,12 @@ class FakeEngine:
     """Checks what it is asked for; ``failures`` are raised by the next passes, one each."""
 
     def __init__(
-        self, n_slots: int = 3, ctx_tokens: int = 64, chunk_tokens: int = 16, n_kept: int = 0
+        self,
+        n_slots: int = 3,
+        ctx_tokens: int = 64,
+        chunk_tokens: int = 16,
+        n_kept: int = 0,
+        most_drafts: int = 0,  # what jobs of seed 1 choose next
     ) -> None:
         self.n_running, self.ctx_tokens, self.chunk_tokens = n_slots, ctx_tokens, chunk_tokens
         self.n_slots = n_slots = n_slots + n_kept
@@ -36,6 +41,9 @@ class FakeEngine:
         self.cancelled: set[int] = set()
         self.failures: list[QsfError] = []
         self.passes: list[list[PassItem]] = []
+        self.most_drafts = most_drafts
+        self.n_drafts = self.n_accepted = 0
+        self.ahead: list[list[int]] = [[] for _ in range(n_slots)]
         self.is_windowed = False
         self.n_copied = 0
         self.before_pass: Callable[[], None] = lambda: None
@@ -53,17 +61,38 @@ class FakeEngine:
         if n_held + n_new > self.n_running * self.ctx_tokens:
             self.n_full += 1
             raise QsfMemoryError("the pool is full")
+        self.n_drafts = 0
+        if any(item.is_ahead for item in items):
+            assert all(item.is_ahead and len(item.tokens) == 1 for item in items)
+        else:
+            self.ahead = [[] for _ in self.ahead]
         return [self._evaluate(item) for item in items]
+
+    def is_ahead(self, slot: int, token: int) -> bool:
+        return self.ahead[slot][:1] == [token]
 
     def _evaluate(self, item: PassItem) -> QsfError | None:
         self.has_logits[item.slot] = False
+        if item.is_ahead:
+            assert self.is_ahead(item.slot, item.tokens[0])
         if item.slot in self.cancelled:
             self.cancelled.discard(item.slot)
             return QsfCancelledError("cancelled")
         self.tokens[item.slot].extend(item.tokens)
         assert len(self.tokens[item.slot]) <= self.ctx_tokens
         self.has_logits[item.slot] = item.wants_logits
+        if item.is_ahead:
+            self.ahead[item.slot].pop(0)
+            self.n_accepted += 1
+        elif item.wants_logits:
+            self._guess(self.tokens[item.slot][:], self.ahead[item.slot])
         return None
+
+    def _guess(self, tokens: array[int], ahead: list[int]) -> None:
+        while len(ahead) < self.most_drafts and len(tokens) < self.ctx_tokens:
+            ahead.append(next_token(tokens, 1))
+            tokens.append(ahead[-1])
+            self.n_drafts += 1
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
         return [self._choose(slot, job) for slot, job in jobs]
@@ -81,6 +110,7 @@ class FakeEngine:
 
     def keep(self, slot: int, n_tokens: int) -> int:
         assert n_tokens <= len(self.tokens[slot])
+        self.ahead[slot] = []
         del self.tokens[slot][n_tokens:]
         self.has_logits[slot] = False
         return n_tokens
@@ -90,6 +120,7 @@ class FakeEngine:
         assert n_tokens <= len(self.tokens[source])
         if self.is_windowed:
             raise QsfError("the window has gone on")
+        self.ahead[slot] = []
         self.tokens[slot] = self.tokens[source][:n_tokens]
         self.has_logits[slot] = False
         self.n_copied += n_tokens

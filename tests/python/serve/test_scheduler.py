@@ -29,8 +29,10 @@ class Clock:
 
 
 class Setup:
-    def __init__(self, n_slots: int = 2, n_kept: int = 0, **limits: float) -> None:
-        self.engine = FakeEngine(n_slots, n_kept=n_kept)
+    def __init__(
+        self, n_slots: int = 2, n_kept: int = 0, most_drafts: int = 0, **limits: float
+    ) -> None:
+        self.engine = FakeEngine(n_slots, n_kept=n_kept, most_drafts=most_drafts)
         self.clock = Clock()
         self.metrics = Metrics()
         self.scheduler = Scheduler(
@@ -65,6 +67,25 @@ def test_a_text_is_the_same_whoever_else_is_served() -> None:
         assert one.text == alone(prompt(3 + 7 * i, i), i, 5 + i)
         assert one.n_ends == 1
     assert max(len(items) for items in setup.engine.passes) == 3
+
+
+def test_tokens_that_were_guessed_take_no_pass() -> None:
+    passes, texts = [], []
+    for most_drafts in (0, 4):
+        setup = Setup(3, most_drafts=most_drafts)
+        told = [Told(prompt(3 + i, i), max_tokens=20) for i in range(3)]
+        for one in told:
+            one.job.end_ids = frozenset()
+        setup.submit(*told)
+        setup.run()
+        texts.append([one.text for one in told])
+        counters = setup.metrics.counters
+        passes.append(counters["passes_total"])
+        assert counters["generation_tokens_total"] == 60
+        assert counters["spec_decode_num_accepted_tokens_total"] == setup.engine.n_accepted
+        assert counters["spec_decode_num_draft_tokens_total"] >= setup.engine.n_accepted
+    assert texts[0] == texts[1]
+    assert 0 < passes[1] < passes[0] / 3
 
 
 def test_prompts_go_in_pieces_beside_those_who_decode() -> None:
@@ -377,7 +398,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setup = Setup(3, n_kept=2, max_waiting=4, queue_seconds=50)
+        self.setup = Setup(3, n_kept=2, most_drafts=3, max_waiting=4, queue_seconds=50)
         self.told: list[Told] = []
         self.asked: list[tuple[list[int], int, int]] = []
         self.n_failures = 0

@@ -1,0 +1,262 @@
+/* drafting.c - guesses of the next tokens in the pass of the token before them.
+ *
+ * The tokens that were guessed stay behind those of the session, evaluated, until it is asked for
+ * them or for others. So a step has the same effect with and without guesses, and only its time
+ * differs.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/drafting.h"
+
+#include <string.h>
+
+#include "base/status.h"
+#include "engine/drafter.h"
+#include "engine/model.h"
+#include "engine/session.h"
+#include "guess/matches.h"
+#include "platform/clock.h"
+
+typedef struct guess {
+    uint32_t token;
+    uint32_t kind;
+} guess;
+
+#define N_GUESSES 4
+
+/* Lists what may follow tokens [n_tokens], of which `match` is the match. */
+static uint32_t list_guesses(const qsf_followers *followers, const uint32_t *tokens,
+                             uint32_t n_tokens, qsf_match match, guess *out)
+{
+    uint32_t n = 0;
+    if (match.n_tokens > 0)
+        out[n++] = (guess){tokens[match.next], qsf_thrift_kind_of_match(match.n_tokens)};
+    for (uint32_t n_before = 1; n_before <= 2; n_before++)
+        if (qsf_followers_find(followers, tokens, n_tokens, n_before, &out[n].token))
+            out[n++].kind = QSF_KIND_FOLLOWER + n_before - 1;
+    return n;
+}
+
+/* Counts which guesses of the session's next token were right, also where it was not drafted. */
+static void count_guesses(qsf_session *s, uint32_t token)
+{
+    guess guesses[N_GUESSES];
+    const uint32_t *const tokens = s->buffers.tokens;
+    const qsf_match match = qsf_match_find(tokens, s->n_tokens);
+    const uint32_t n =
+        list_guesses(&s->model->shared.followers, tokens, s->n_tokens, match, guesses);
+    for (uint32_t i = 0; i < n; i++)
+        qsf_thrift_count(&s->chances, guesses[i].kind, guesses[i].token == token);
+    const uint32_t row = 1 + s->n_drafts - s->n_likeliest;
+    if (s->n_likeliest > 0 && row < s->n_model_guesses &&
+        s->buffers.model_kinds[row] != QSF_KIND_CALLER)
+        qsf_thrift_count(&s->chances, s->buffers.model_kinds[row],
+                         s->buffers.model_guesses[row] == token);
+}
+
+/* The guess that is right most often; *chance is 0 if there is none. */
+static guess best_guess(const qsf_chances *t, const guess *guesses, uint32_t n, double *chance)
+{
+    guess best = {0};
+    *chance = 0.0;
+    for (uint32_t i = 0; i < n; i++)
+        if (qsf_thrift_chance(t, guesses[i].kind) > *chance) {
+            *chance = qsf_thrift_chance(t, guesses[i].kind);
+            best = guesses[i];
+        }
+    return best;
+}
+
+/* Asks the draft model what follows the first n_tokens, if that promises to gain. */
+static uint32_t ask_model(qsf_session *s, uint32_t n_tokens, double best_chance, guess *out)
+{
+    qsf_thrift_chain *const chain = &s->chain;
+    const uint32_t row = chain->n_drafts;
+    s->buffers.model_kinds[row] = QSF_KIND_CALLER;
+    s->n_model_guesses = row + 1;
+    if (s->drafter == NULL ||
+        !qsf_thrift_wants_model(&s->model->shared.costs, &s->chances, chain, best_chance) ||
+        !qsf_drafter_guess(s, n_tokens, chain, &out->token, &out->kind))
+        return 0;
+    s->buffers.model_guesses[row] = out->token;
+    s->buffers.model_kinds[row] = (uint8_t)out->kind;
+    return 1;
+}
+
+/* Writes guesses after tokens [n_tokens], and their kinds, to the session, for its chain. */
+static void guess_tokens(qsf_session *s, uint32_t n_tokens, uint32_t n_most)
+{
+    uint32_t *const tokens = s->buffers.tokens;
+    qsf_thrift_chain *const chain = &s->chain;
+    qsf_match match = qsf_match_find(tokens, n_tokens);
+    while (chain->n_drafts < n_most) {
+        guess guesses[N_GUESSES];
+        double chance;
+        const uint32_t end = n_tokens + chain->n_drafts;
+        uint32_t n = list_guesses(&s->model->shared.followers, tokens, end, match, guesses);
+        (void)best_guess(&s->chances, guesses, n, &chance);
+        n += ask_model(s, end, chance, &guesses[n]);
+        const guess best = best_guess(&s->chances, guesses, n, &chance);
+        s->buffers.draft_kinds[chain->n_drafts] = (uint8_t)best.kind;
+        if (!qsf_thrift_append(chain, chance))
+            break;
+        tokens[end] = best.token;
+        match = qsf_match_extend(match, tokens, end + 1);
+    }
+}
+
+/* How many drafts a session has room for after n_tokens. They take no KV blocks that others may
+ * need. */
+static uint32_t room_for_drafts(const qsf_plan *plan, uint32_t n_tokens)
+{
+    const uint32_t n_used = n_tokens % QSF_KV_PAGE_TOKENS;
+    const uint32_t n_left = plan->ctx_tokens - n_tokens;
+    const uint32_t n_page = n_used == 0 ? 0 : QSF_KV_PAGE_TOKENS - n_used;
+    return plan->kv_contexts == plan->max_sessions || n_left < n_page ? n_left : n_page;
+}
+
+/* Takes the session's guesses, or those of its caller, which are taken first. Returns the number of
+ * the caller's. */
+static uint32_t guess_part(const qsf_pass_part *p, uint32_t n_rows, uint32_t n_most)
+{
+    qsf_session *const s = p->session;
+    const uint32_t end = s->n_tokens + p->n_tokens;
+    const uint32_t n_left = room_for_drafts(&s->model->plan, end);
+    n_most = n_most < n_left ? n_most : n_left;
+    memcpy(s->buffers.tokens + s->n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
+    qsf_thrift_begin(&s->chain, n_rows);
+    s->n_model_guesses = 0;
+    const uint32_t n_offered = s->n_offered < n_most ? s->n_offered : n_most;
+    if (s->n_offered == 0)
+        guess_tokens(s, end, n_most);
+    memcpy(s->buffers.tokens + end, s->buffers.offered, n_offered * sizeof *p->tokens);
+    memset(s->buffers.draft_kinds, QSF_KIND_CALLER, n_offered);
+    s->n_offered = 0;
+    return n_offered;
+}
+
+/* Appends drafts to the parts that may have some. */
+static void add_drafts(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, uint32_t n_rows)
+{
+    const uint32_t n_chunk = m->plan.chunk_tokens - n_rows;
+    uint32_t n_most = m->plan.draft_rows < n_chunk ? m->plan.draft_rows : n_chunk;
+    qsf_thrift_chain *first = NULL;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        qsf_pass_part *const p = &parts[i];
+        if (!p->may_draft)
+            continue;
+        p->n_drafts = guess_part(p, n_rows, n_most);
+        n_most -= p->n_drafts;
+        p->session->chain.next = first;
+        first = &p->session->chain;
+    }
+    qsf_thrift_choose(&m->shared.costs, first, n_most);
+    for (uint32_t i = 0; i < n_parts; i++) {
+        qsf_pass_part *const p = &parts[i];
+        if (!p->may_draft)
+            continue;
+        p->n_drafts += p->session->chain.n_chosen;
+        p->tokens = p->session->buffers.tokens + p->session->n_tokens;
+        p->n_tokens += p->n_drafts;
+        p->n_rows += p->n_drafts;
+        p->rows = p->n_drafts > 0 ? NULL : p->rows;
+    }
+}
+
+/* The first of the largest logits. Sixteen maxima at a time, which compilers make vectors of. */
+static uint32_t likeliest(const float *logits, uint32_t n_vocab)
+{
+    float most[16];
+    for (uint32_t j = 0; j < 16; j++)
+        most[j] = logits[0];
+    for (uint32_t i = 0; i + 16 <= n_vocab; i += 16)
+        for (uint32_t j = 0; j < 16; j++)
+            most[j] = logits[i + j] > most[j] ? logits[i + j] : most[j];
+    float best = most[0];
+    for (uint32_t j = 1; j < 16; j++)
+        best = most[j] > best ? most[j] : best;
+    for (uint32_t i = n_vocab & ~15U; i < n_vocab; i++)
+        best = logits[i] > best ? logits[i] : best;
+    uint32_t token = 0;
+    while (token + 1 < n_vocab && logits[token] < best)
+        token++;
+    return token;
+}
+
+/* Notes after each row of a part's logits what the model finds likeliest, and counts its drafts. */
+static void note_drafts(const qsf_pass_part *p)
+{
+    qsf_session *const s = p->session;
+    const uint32_t n_vocab = s->model->config.n_vocab;
+    s->n_likeliest = 1 + p->n_drafts;
+    s->buffers.likeliest[0] = likeliest(s->buffers.logits, n_vocab);
+    for (uint32_t i = 0; i < p->n_drafts; i++) {
+        s->buffers.likeliest[1 + i] = likeliest(s->draft_logits + i * (size_t)n_vocab, n_vocab);
+        s->n_drafted[qsf_thrift_guesser_of(s->buffers.draft_kinds[i])]++;
+    }
+}
+
+/* Learns what the pass took, if each of its parts was one token with drafts: rows without logits
+ * and prompts cost something else. */
+static void learn_costs(qsf_model *m, const qsf_pass_part *parts, uint32_t n_parts,
+                        const qsf_stopwatch *w, uint64_t start_ns)
+{
+    uint32_t n_drafts = 0;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        if (!parts[i].may_draft || parts[i].n_tokens - parts[i].n_drafts > 1)
+            return;
+        n_drafts += parts[i].n_drafts;
+    }
+    qsf_thrift_learn(&m->shared.costs, n_parts + n_drafts, n_drafts, qsf_clock_ns() - start_ns,
+                     w->phase_ns[QSF_PHASE_WAIT]);
+}
+
+qsf_status qsf_drafting_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qsf_stopwatch *w)
+{
+    if (m->plan.draft_rows == 0)
+        return qsf_pass_run(m, parts, n_parts, w);
+    uint32_t n_rows = 0;
+    for (uint32_t i = 0; i < n_parts; i++)
+        n_rows += parts[i].n_tokens;
+    add_drafts(m, parts, n_parts, n_rows);
+    const uint64_t start_ns = qsf_clock_ns();
+    QSF_TRY(qsf_pass_run(m, parts, n_parts, w));
+    learn_costs(m, parts, n_parts, w, start_ns);
+    for (uint32_t i = 0; i < n_parts; i++)
+        if (parts[i].may_draft && parts[i].status == QSF_OK)
+            note_drafts(&parts[i]);
+    return QSF_OK;
+}
+
+void qsf_drafting_learn(qsf_session *s, uint32_t token)
+{
+    qsf_followers *const followers = &s->model->shared.followers;
+    const uint32_t n_rows = 1 + s->n_drafts;
+    const bool is_ahead = qsf_drafting_has(s, token);
+    if (s->model->plan.draft_rows == 0)
+        return;
+    count_guesses(s, token);
+    for (uint32_t i = 0; s->n_likeliest > 0 && (i == 0 || !is_ahead); i++, s->n_likeliest--)
+        qsf_followers_learn(followers, s->buffers.tokens, s->n_tokens + i,
+                            s->buffers.likeliest[n_rows - s->n_likeliest]);
+}
+
+bool qsf_drafting_has(const qsf_session *s, uint32_t token)
+{
+    return s->n_ahead > 0 && s->draft_pass == s->model->shared.logits_pass &&
+           s->buffers.tokens[s->n_tokens] == token;
+}
+
+qsf_status qsf_drafting_take(qsf_session *s)
+{
+    const size_t n_vocab = s->model->config.n_vocab;
+    s->has_logits = false;
+    if (atomic_exchange(&s->cancelled, false))
+        return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before a token");
+    const uint32_t draft_idx = s->n_drafts - s->n_ahead;
+    memcpy(s->buffers.logits, s->draft_logits + draft_idx * n_vocab, n_vocab * sizeof(float));
+    s->has_logits = true;
+    s->n_accepted[qsf_thrift_guesser_of(s->buffers.draft_kinds[draft_idx])]++;
+    s->n_tokens++;
+    s->n_ahead--;
+    return QSF_OK;
+}

@@ -1,0 +1,164 @@
+/* items.c - tokens of many sessions in one pass over the weights. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/status.h"
+#include "engine/drafting.h"
+#include "engine/model.h"
+#include "engine/session.h"
+#include "platform/clock.h"
+
+/* Checks one item alone. */
+static qsf_status check_item(const qsf_model *m, const qsf_pass_item *item, uint32_t idx)
+{
+    const qsf_session *const s = item->session;
+    if (s == NULL || item->tokens == NULL)
+        return QSF_FAIL(QSF_ERR_ARG, "item %u has no %s", idx, s == NULL ? "session" : "tokens");
+    if (s->model != m)
+        return QSF_FAIL(QSF_ERR_ARG, "the session of item %u belongs to another model", idx);
+    if (item->n_tokens == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "item %u has 0 tokens; it must have at least 1", idx);
+    if (item->n_tokens > m->plan.ctx_tokens - s->n_tokens)
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "item %u has %u tokens after %u, which do not fit in a context of %u", idx,
+                        item->n_tokens, s->n_tokens, m->plan.ctx_tokens);
+    if (item->wants > QSF_WANTS_AHEAD)
+        return QSF_FAIL(QSF_ERR_ARG, "item %u wants %u; it must be 0, 1, 2 or 3", idx, item->wants);
+    if (item->wants == QSF_WANTS_ALL && item->logits == NULL)
+        return QSF_FAIL(QSF_ERR_ARG, "item %u wants all logits, but has no room for them", idx);
+    return qsf_pass_check_tokens(m, item->tokens, item->n_tokens);
+}
+
+static qsf_pass_part part_of(const qsf_pass_item *item)
+{
+    const bool wants_all = item->wants == QSF_WANTS_ALL;
+    return (qsf_pass_part){
+        .session = item->session,
+        .tokens = item->tokens,
+        .n_tokens = item->n_tokens,
+        .n_rows = wants_all ? item->n_tokens : item->wants != QSF_WANTS_NONE,
+        .rows = wants_all ? item->logits : item->session->buffers.logits,
+        .may_draft = item->wants == QSF_WANTS_AHEAD,
+    };
+}
+
+/* Checks all items and counts their tokens and rows. */
+static qsf_status check_items(const qsf_model *m, const qsf_pass_item *items, uint32_t n_items,
+                              qsf_pass_report *report)
+{
+    uint32_t n_wanting = 0;
+    *report = (qsf_pass_report){0};
+    if (n_items == 0 || n_items > m->plan.max_sessions)
+        return QSF_FAIL(QSF_ERR_ARG, "n_items is %u; it must be 1 to %u, the sessions of the model",
+                        n_items, m->plan.max_sessions);
+    for (uint32_t i = 0; i < n_items; i++) {
+        const qsf_pass_item *const item = &items[i];
+        QSF_TRY(check_item(m, item, i));
+        for (uint32_t j = 0; j < i; j++)
+            if (items[j].session == item->session)
+                return QSF_FAIL(QSF_ERR_ARG, "items %u and %u have the same session", j, i);
+        if (item->n_tokens > m->plan.chunk_tokens - report->n_tokens)
+            return QSF_FAIL(QSF_ERR_ARG, "the pass has more than %u tokens, the chunk of the plan",
+                            m->plan.chunk_tokens);
+        report->n_tokens += item->n_tokens;
+        report->n_rows += part_of(item).n_rows;
+        n_wanting += item->wants != QSF_WANTS_NONE;
+    }
+    if (n_wanting > 1 && report->n_rows > m->plan.logits_rows)
+        return QSF_FAIL(QSF_ERR_ARG,
+                        "%u tokens want logits, but the model was opened for %u (logits_rows)",
+                        report->n_rows, m->plan.logits_rows);
+    return QSF_OK;
+}
+
+/* Takes the items' tokens if all are ahead; else makes parts of all. Returns whether it took them.
+ */
+static bool take_items(qsf_model *m, qsf_pass_item *items, uint32_t n_items)
+{
+    bool is_ahead = true;
+    for (uint32_t i = 0; i < n_items; i++) {
+        const qsf_pass_item *const item = &items[i];
+        const bool may_draft = item->wants == QSF_WANTS_AHEAD;
+        if (may_draft)
+            qsf_drafting_learn(item->session, item->tokens[0]);
+        is_ahead &=
+            may_draft && item->n_tokens == 1 && qsf_drafting_has(item->session, item->tokens[0]);
+        m->shared.parts[i] = part_of(item);
+    }
+    for (uint32_t i = 0; is_ahead && i < n_items; i++) {
+        items[i].status = qsf_drafting_take(items[i].session);
+        items[i].session->step_tokens += items[i].status == QSF_OK;
+    }
+    return is_ahead;
+}
+
+/* Counts for a session its share of a pass of n_all tokens. */
+static void count_share(const qsf_pass_part *p, qsf_stopwatch *w, uint64_t ns, uint32_t n_all)
+{
+    qsf_session *const s = p->session;
+    const uint32_t n_tokens = p->n_tokens - p->n_drafts;
+    const bool is_step = n_tokens == 1 && s->n_tokens > 1;
+    *(is_step ? &s->step_tokens : &s->prompt_tokens) += n_tokens;
+    *(is_step ? &s->step_ns : &s->prompt_ns) += ns * p->n_tokens / n_all;
+    s->n_step_passes += is_step;
+    s->n_step_rows += is_step ? p->n_tokens : 0;
+    qsf_pass_count_phases(s, w, p->n_tokens, n_all);
+}
+
+/* Evaluates the parts of the items. */
+static qsf_status run_parts(qsf_model *m, qsf_pass_item *items, uint32_t n_items, qsf_stopwatch *w,
+                            qsf_pass_report *report)
+{
+    const qsf_pass_part *const parts = m->shared.parts;
+    const uint64_t start_ns = w->last_ns;
+    qsf_stats before;
+    qsf_stats after;
+    qsf_stream_report(&m->stream, &before);
+    const qsf_status status = qsf_drafting_run(m, m->shared.parts, n_items, w);
+    qsf_stream_report(&m->stream, &after);
+    report->ns = qsf_clock_ns() - start_ns;
+    report->wait_ns = w->phase_ns[QSF_PHASE_WAIT];
+    report->read_bytes = after.read_bytes - before.read_bytes;
+    for (uint32_t i = 0; i < n_items; i++)
+        report->n_drafts += parts[i].n_drafts;
+    for (uint32_t i = 0; i < n_items; i++) {
+        items[i].status = parts[i].status;
+        if (parts[i].status == QSF_OK)
+            count_share(&parts[i], w, report->ns, report->n_tokens + report->n_drafts);
+    }
+    return status;
+}
+
+static qsf_status run_items(qsf_model *m, qsf_pass_item *items, uint32_t n_items,
+                            qsf_pass_report *report)
+{
+    qsf_stopwatch w;
+    QSF_TRY(check_items(m, items, n_items, report));
+    qsf_stopwatch_start(&w, &m->trace, qsf_clock_ns());
+    if (!take_items(m, items, n_items))
+        return run_parts(m, items, n_items, &w, report);
+    qsf_status status = QSF_ERR_CANCELLED;
+    for (uint32_t i = 0; i < n_items; i++)
+        status = items[i].status == QSF_OK ? QSF_OK : status;
+    return status;
+}
+
+qsf_status qsf_model_pass(qsf_model *m, qsf_pass_item *items, uint32_t n_items,
+                          qsf_pass_report *report)
+{
+    QSF_REQUIRE(m);
+    QSF_REQUIRE(items);
+    qsf_pass_report unused;
+    qsf_mutex_lock(&m->lock);
+    const qsf_status status = run_items(m, items, n_items, report != NULL ? report : &unused);
+    qsf_mutex_unlock(&m->lock);
+    return status;
+}
+
+uint32_t qsf_session_is_ahead(qsf_session *s, uint32_t token)
+{
+    if (s == NULL)
+        return 0;
+    qsf_mutex_lock(&s->model->lock);
+    const bool is_ahead = qsf_drafting_has(s, token);
+    qsf_mutex_unlock(&s->model->lock);
+    return is_ahead;
+}
