@@ -2,7 +2,7 @@
 
 Runs in a Python of its own, with
     CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python gguf
-(on processors with AMX see qsf/bench/baseline.py), without QSF and without torch. Every
+(or by tools/build_baseline.sh), without QSF and without torch. Every
 command prints one line of JSON at the end.
 
 Usage: python bench/llama_quantiser.py version

@@ -1,6 +1,6 @@
 """Write a GGUF model of a given shape with random weights, for llama.cpp as the baseline.
 
-The command line of qsf/bench/random_gguf.py, which says what the file is.
+The command line of qsf/bench/models/random_gguf.py, which says what the file is.
 
 Needs: pip install gguf
 Usage: python bench/make_gguf.py OUT.gguf --shape tinyllama-1.1b --type Q4_K_M

@@ -1,7 +1,7 @@
 """Write a .qsf file of a given shape and type with random weights, without a checkpoint.
 
-The command line of qsf/bench/random_qsf.py, which says what the file is. With --sparse N only
-the first N layers have weights, the others are holes in the file.
+The command line of qsf/bench/models/random_qsf.py, which says what the file is. With --sparse N
+only the first N layers have weights, the others are holes in the file.
 
 Usage: python bench/make_model.py OUT.qsf --shape tinyllama-1.1b --quant-type 2bit
            [--embed-type 8bit] [--tokenizer-from examples/tiny-llama] [--seed 0]

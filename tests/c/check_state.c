@@ -1,6 +1,6 @@
 /* check_state.c - the state of a session as bytes: what is read and written again goes on with the
  * same bits, in pieces of any size; what is damaged, incomplete or of another form is refused, and
- * the session holds nothing. Copies. Files, key: tests/python/api/test_sessions_on_disk.py.
+ * the session holds nothing. Copies. Files, key: tests/python/api/test_kept_sessions.py.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #define TINY_MODEL_TOKENS 200 /* more pages than the ring of a window has */

@@ -40,7 +40,7 @@ FILE_TYPES: Final[Mapping[str, tuple[str, int]]] = {
     "TQ2_0": ("TQ2_0", 37),
 }
 
-# What stands beside each of QSF's types; for "mixed" see `file_facts.baseline_type`.
+# What stands beside each of QSF's types; for "mixed" see `facts.baseline_type`.
 BASELINE_TYPES: Final[Mapping[str, str]] = {
     "2bit": "Q2_K",
     "2bit-sym": "Q2_K",
