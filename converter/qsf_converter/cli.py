@@ -62,12 +62,6 @@ Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
 app = typer_app.create_app()
 
 
-def _print_version(is_wanted: bool) -> None:
-    if is_wanted:
-        print(command.version_line(PROGRAM))
-        raise typer.Exit
-
-
 # ---- the options, in the order of --help ----
 
 _Model = Annotated[
@@ -167,10 +161,7 @@ _TargetBpw = Annotated[
     float | None,
     typer.Option(help="The same as bits of OUT for each weight.", min=0.01, max=32),
 ]
-_Version = Annotated[
-    bool,
-    typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
-]
+_Version = Annotated[bool, typer_app.version_option(PROGRAM)]
 
 
 @app.command(name=PROGRAM, epilog=_EPILOG)

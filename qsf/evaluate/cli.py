@@ -69,12 +69,6 @@ def run(arguments: list[str]) -> int:
     return typer_app.run(app, arguments, program=PROGRAM)
 
 
-def _print_version(is_wanted: bool) -> None:
-    if is_wanted:
-        typer.echo(command.version_line(PROGRAM))
-        raise typer.Exit
-
-
 @dataclass(frozen=True, slots=True)
 class _Request:
     """The command line, checked."""
@@ -179,10 +173,7 @@ _RamBudget = Annotated[
     ),
 ]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-_Version = Annotated[
-    bool,
-    typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
-]
+_Version = Annotated[bool, typer_app.version_option(PROGRAM)]
 
 
 @app.command(name=PROGRAM, epilog=_EPILOG)

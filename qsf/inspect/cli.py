@@ -52,12 +52,6 @@ def run(arguments: list[str]) -> int:
     return typer_app.run(app, arguments, program=PROGRAM)
 
 
-def _print_version(is_wanted: bool) -> None:
-    if is_wanted:
-        typer.echo(command.version_line(PROGRAM))
-        raise typer.Exit
-
-
 @app.command(epilog=_EPILOG)
 def inspect(
     model: Annotated[
@@ -76,12 +70,7 @@ def inspect(
         typer.Option(help="Write the quality report as a web page.", metavar="FILE.html"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE.html if it exists.")] = False,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
-    ] = False,
+    version: Annotated[bool, typer_app.version_option(PROGRAM)] = False,
 ) -> None:
     """Show what is in a .qsf file: model, sections, layers, tensors, sizes."""
     from qsf.file.reader import Reader

@@ -45,6 +45,17 @@ def model_option(name: str, *, help: str = "", default_help: str = "") -> Any:
     return typer.Option(option.flag, **facts)
 
 
+def version_option(program: str) -> Any:
+    """Return ``--version`` for typer, which prints the version of ``program`` and ends it."""
+
+    def show(is_wanted: bool) -> None:
+        if is_wanted:
+            typer.echo(command.version_line(program))
+            raise typer.Exit
+
+    return typer.Option("--version", help="Print the version.", callback=show, is_eager=True)
+
+
 def run(
     app: Callable[..., object], arguments: list[str], *, program: str, when_cut_off: str = ""
 ) -> int:
