@@ -88,16 +88,7 @@ class FileFacts:
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A table, of which a token needs one row."""
-
-    n_rows: int
-    n_bytes: int
-
-    @property
-    def row_bytes(self) -> int:
-        return self.n_bytes // self.n_rows
+_Table = tuple[int, int]  # rows, of which a token needs one, and bytes
 
 
 def read_facts(path: Path) -> FileFacts:
@@ -128,12 +119,11 @@ def _qsf_facts(path: Path) -> FileFacts:
             if tensor.layout == Layout.TILES and is_layer:
                 token_madds += n_values * n_met
         embedding = reader.units[0].tensors[0]
-        tables = [] if reader.arch.tied_head else [_Table(header.n_vocab, embedding.data_bytes)]
+        tables = [] if reader.arch.tied_head else [(header.n_vocab, embedding.data_bytes)]
         if "WPOS" in reader.sections:
-            positions = _Table(header.max_tokens, reader.sections["WPOS"].n_bytes)
-            tables.append(positions)
+            tables.append((header.max_tokens, reader.sections["WPOS"].n_bytes))
             n_weights += header.max_tokens * header.dim
-            tensor_bytes += positions.n_bytes
+            tensor_bytes += reader.sections["WPOS"].n_bytes
         return _facts(
             path,
             "qsf",
@@ -185,7 +175,7 @@ def _gguf_facts(path: Path) -> FileFacts:
         n_weights=sum(math.prod(tensor.shape) for tensor in tensors),
         file_bytes=file_bytes,
         tensor_bytes=sum(tensor.n_bytes for tensor in tensors),
-        tables=[_Table(table.shape[0], table.n_bytes) for table in tables],
+        tables=[(table.shape[0], table.n_bytes) for table in tables],
         unused_bytes=sum(t.n_bytes - _used(head, t, t.n_bytes) for t in in_layers),
         token_madds=sum(_used(head, t, math.prod(t.shape)) for t in in_layers),
         dimensions=dimensions,
@@ -254,7 +244,7 @@ def _facts(
     dimensions: Mapping[str, int],
 ) -> FileFacts:
     token_bytes = tensor_bytes - unused_bytes
-    token_bytes -= sum(table.n_bytes - table.row_bytes for table in tables)
+    token_bytes -= sum(n_bytes - n_bytes // n_rows for n_rows, n_bytes in tables)
     return FileFacts(
         path=path,
         engine=engine,

@@ -337,13 +337,6 @@ def test_progress_elsewhere_is_a_line_at_every_tenth(capsys: pytest.CaptureFixtu
 # ---- a machine that is short of something ----
 
 
-def test_a_full_disk_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
-    patch = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))"
-    done = bench(*ONE, "--baseline", "none", "--cache", tmp_path / "cache", patch=patch)
-    check_refused(done, 1, "File too large")
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
 def test_a_budget_that_is_too_small_names_one_that_would_do(quick: Bench) -> None:
     done = quick(*ONE, "--baseline", "none", "--ram-budget", "1")
     check_refused(done, 1, "the model does not fit in 1.0 MB")

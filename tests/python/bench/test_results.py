@@ -21,7 +21,7 @@ from qsf.bench.judge.results import Results, read, write
 from qsf.bench.run.tasks import Cap
 from qsf.bench.show.report import changes_of
 from qsf.bench.show.table import as_text, report, shown
-from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError
+from qsf.errors import QsfError, QsfFormatError, QsfIOError
 
 
 @pytest.fixture
@@ -47,15 +47,6 @@ def test_what_is_written_is_read(path: Path) -> None:
     write(results, path, overwrite=False)
     assert read(path) == results
     assert read(path).limits.best_disk_gb_per_s == 2.0
-
-
-def test_an_existing_file_is_kept_unless_asked(path: Path) -> None:
-    path.write_text("mine")
-    with pytest.raises(QsfArgumentError, match="exists"):
-        write(small_results(), path, overwrite=False)
-    assert path.read_text() == "mine"
-    write(small_results(), path, overwrite=True)
-    assert read(path) == small_results()
 
 
 def test_the_keys_that_were_agreed(path: Path) -> None:
