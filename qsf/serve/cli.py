@@ -200,10 +200,14 @@ def make_server(
     log = None if is_quiet else log_line
     kept = None
     if options.session_dir is not None:
-        folder = Path(options.session_dir)
-        kept = SlotFiles(folder, engine, lambda text: command.say_error("qsf-serve", text))
+        kept = SlotFiles(
+            Path(options.session_dir),
+            engine,
+            options.session_dir_limit << 20,
+            lambda text: command.say_error("qsf-serve", text),
+        )
     prefix = None if options.prefix is None else read_prefix(Path(options.prefix), model)
-    scheduler = Scheduler(engine, limits, metrics)
+    scheduler = Scheduler(engine, limits, metrics, files=kept)
     return Server(serving, scheduler, metrics, gate, bounds, log, kept, prefix)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from qsf import passes
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
 from qsf.kept import copy_held, load_session, save_session
+from qsf.native import state as native
 from qsf.serve.job import Chosen, Job
 
 if TYPE_CHECKING:
@@ -155,6 +156,14 @@ class ModelEngine:
         """Make the slot hold what a file has; return its tokens and owner. Raises QsfError."""
         head = load_session(self._sessions[slot], path)
         return array("I", head.tokens), head.owner
+
+    def state_key(self) -> bytes:
+        """Return what the bits of states depend on."""
+        return native.state_key(self._model._opened.native)
+
+    def state_bytes(self, slot: int) -> int:
+        """Return the size of what a session file would have of the slot; 0: it has nothing."""
+        return native.describe_state(self._sessions[slot]._native).n_bytes
 
     def cancel(self, slot: int) -> None:
         """End what is evaluated for the slot; from any thread."""

@@ -123,6 +123,7 @@ class Job:
     is_cancelled: bool = False
     tokens: array[int] = field(default_factory=lambda: array("I"))
     turn: int = 0  # the how many-th that was admitted, from 1
+    is_begun: bool = False  # its prompt was evaluated in part
     n_held: int = 0  # of tokens, that the engine has evaluated
     n_cached: int = 0  # of the prompt, that it had before
     n_generated: int = 0
@@ -143,6 +144,11 @@ class Job:
     def n_prompt(self) -> int:
         """How many tokens the prompt has."""
         return len(self.prompt)
+
+    @property
+    def is_scoring(self) -> bool:
+        """How probable the tokens of its prompt are is wanted, and not known yet."""
+        return self.wants_scores and not self.first
 
     def take(self, chosen: Chosen) -> Event | None:
         """Add a chosen token; return what can be told now."""

@@ -56,6 +56,10 @@ class Metrics:
             "forced_tokens_total": 0,
             "spec_decode_num_draft_tokens_total": 0,
             "spec_decode_num_accepted_tokens_total": 0,
+            "kv_saved_seconds_total": 0.0,  # of evaluating, less reading
+            "kv_restored_tokens_total": 0,
+            "kv_dropped_tokens_total": 0,
+            "kv_swaps_total": 0,
             "passes_total": 0,
             "pass_seconds_total": 0.0,
         }
@@ -68,6 +72,10 @@ class Metrics:
             "request_queue_time_seconds": Histogram(_SECONDS),
             "pass_rows": Histogram(_ROWS),
         }
+
+    def count(self, name: str, value: float = 1) -> None:
+        """Add to a counter."""
+        self.counters[name] += value
 
     def count_requests(self, n_jobs: int) -> None:
         """Count sequences that were taken: each ends once."""

@@ -125,11 +125,21 @@ class ServeOptions(CheckedOptions):
         "start, never forgotten, shared by all",
         "none",
     )
+    kv_contexts: int | None = _serve(
+        None,
+        Whole(1, _MOST_SESSIONS),
+        "contexts that have room in the KV pool together; where the requests that run need more, "
+        "the youngest waits",
+        "as many as --parallel",
+    )
     session_dir: str | None = _serve(
         None,
         _Name(),
-        "folder that keeps what sequences hold when the server stops, for the next start",
+        "folder for what sequences hold when memory must give it up, and when the server stops",
         "nothing is kept",
+    )
+    session_dir_limit: int = _serve(
+        2048, Whole(1, 1 << 30), "most MB of the files in --session-dir that are of this model"
     )
     connections: int = _serve(
         64, Whole(1, 10_000), "most connections at a time, 16 of an address of another machine"
@@ -144,6 +154,11 @@ class ServeOptions(CheckedOptions):
                 f"{_MOST_SESSIONS - 1} beside it",
                 argument="parallel",
             )
+        if self.kv_contexts is not None and self.kv_contexts > self.parallel:
+            raise QsfArgumentError(
+                f"--kv-contexts {self.kv_contexts} is more than --parallel {self.parallel}",
+                argument="kv_contexts",
+            )
 
     def sessions(self) -> dict[str, Any]:
         """Return for how many sessions, and contexts of the KV pool, the model is opened.
@@ -153,7 +168,7 @@ class ServeOptions(CheckedOptions):
         n_prefix = int(self.prefix is not None)
         return {
             "sessions": min(2 * self.parallel + n_prefix, _MOST_SESSIONS),
-            "kv_contexts": self.parallel + n_prefix,
+            "kv_contexts": (self.kv_contexts or self.parallel) + n_prefix,
         }
 
 

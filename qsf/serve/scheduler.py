@@ -27,6 +27,7 @@ from qsf.serve.job import Event, Job, State
 from qsf.serve.metrics import Metrics
 from qsf.serve.pace import Pace
 from qsf.serve.problems import Problem, problem_of
+from qsf.serve.slot_files import SlotFiles
 from qsf.serve.slots import Engine, PassItem, Slot, Slots
 
 _MAX_RETRY_SECONDS = 60
@@ -51,6 +52,7 @@ class Scheduler:
         limits: Limits,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        files: SlotFiles | None = None,
     ) -> None:
         """Begin with nothing to do."""
         self._engine = engine
@@ -58,13 +60,14 @@ class Scheduler:
         self._metrics = metrics
         self._clock = clock
         self._pace = Pace(limits.pass_seconds)
-        self._slots = Slots(engine, clock)
+        self._slots = Slots(engine, metrics, clock, files)
         self._waiting: dict[str, deque[Job]] = {}  # by owner; the first owner is next
         self._left: list[Job] = []  # the line, by being cancelled
         self._changed = threading.Condition()
         self._is_closed = self._is_ended = False
         self._n_passes = 0
         self._n_turns = 0  # of jobs that were admitted
+        self._is_full = False  # a job was set aside: none is admitted until one has ended
 
     # ---- from any thread ----
 
@@ -148,9 +151,19 @@ class Scheduler:
 
     # ---- the thread ----
 
-    def pin(self, tokens: array[int]) -> None:
-        """Evaluate tokens that all may share from then on; before ``run``. Raises QsfError."""
-        self._slots.pin(tokens)
+    def prepare(self, prefix: array[int] | None = None) -> None:
+        """Measure, and evaluate a prefix for all to share; before ``run``. Raises QsfError."""
+        self._slots.measure()
+        if prefix is not None:
+            self._slots.pin(prefix)
+
+    def write_all(self) -> None:
+        """Write what the slots hold to files, if there is a folder; after ``run``."""
+        self._slots.write_all()
+
+    def gauges(self) -> dict[str, float]:
+        """Return what the slots and files hold."""
+        return self._slots.gauges()
 
     def run(self, deliver: Callable[[], None]) -> None:
         """Work until closed and nothing is left; ``deliver`` is called after each round."""
@@ -174,12 +187,11 @@ class Scheduler:
     def step(self) -> bool:
         """Do one round: ends, admissions, a pass. Return whether there is more to do."""
         self._end_jobs()
-        with self._changed:
-            admitted = self._admit()
-        waiting = [slot for slot, _ in self._slots.taken if slot.leader is not None]
-        for slot in admitted + waiting:
-            if not slot.is_waiting():
+        for slot, _ in self._slots.taken:
+            if slot.leader is not None and not slot.is_waiting():
                 self._prepare(slot)
+        while (admitted := self._admit()) is not None:
+            self._prepare(admitted)
         rows = self._ahead_rows() or self._choose_rows()
         if rows:
             self._pass(rows)
@@ -222,6 +234,8 @@ class Scheduler:
 
     def _end_of_waiting(self, job: Job, now: float) -> Problem | None:
         problem = self._end_of_any(job, now)
+        if job.turn:  # it was set aside
+            return problem
         if problem is None and self._is_closed:
             return _shutting_down()
         if problem is None and now - job.arrived >= self._limits.queue_seconds:
@@ -229,12 +243,14 @@ class Scheduler:
             return Problem(503, "queue_timeout", text, retry_seconds=10)
         return problem
 
-    def _admit(self) -> list[Slot]:
-        """Give free slots to jobs that wait, the owners in turns."""
-        admitted = []
-        while self._waiting:
-            if len(self.running) == self._engine.n_running:
-                break
+    def _admit(self) -> Slot | None:
+        """Give a free slot to the next job that waits, the owners in turns."""
+        with self._changed:
+            n_running = len(self.running)
+            is_full = n_running == self._engine.n_running or (self._is_full and n_running)
+            if is_full or not self._waiting:
+                return None
+            self._is_full = False
             owner = next(iter(self._waiting))
             line = self._waiting.pop(owner)
             job = line.popleft()
@@ -242,19 +258,27 @@ class Scheduler:
                 self._waiting[owner] = line  # behind the other owners
             slot = self._slots.choose(job)
             slot.job = job
-            self._n_turns += 1
-            job.turn = self._n_turns
             job.state = State.PROMPT
-            job.admitted = self._clock()
-            admitted.append(slot)
-        return admitted
+            if not job.turn:
+                self._n_turns += 1
+                job.turn = self._n_turns
+                job.admitted = self._clock()
+            return slot
 
     def _prepare(self, slot: Slot) -> None:
         """Begin with a prompt, unless another job is evaluating its beginning."""
         job = slot.job
         assert job is not None
-        if self._slots.prepare(slot):
-            self._metrics.count_prompt(job)
+        try:
+            is_ready = self._slots.prepare(slot)
+        except QsfMemoryError:
+            self._set_aside(slot)
+            return
+        if is_ready:
+            if not job.is_begun:
+                job.is_begun = True
+                job.n_cached = job.n_held
+                self._metrics.count_prompt(job)
             self._take_forced(slot)
 
     def _ahead_rows(self) -> list[tuple[Slot, PassItem]]:
@@ -294,18 +318,20 @@ class Scheduler:
             is_alone = i + 1 == len(prompts)
             n_left = len(job.tokens) - job.n_held  # with what is forced after the prompt
             n_rows = min(n_left, n_free if is_alone else -(-n_free // 2))
-            if job.wants_scores:
+            if job.is_scoring:
                 n_rows, n_score = min(n_rows, n_score), 0
             if n_rows <= 0:
                 continue
             n_free -= n_rows
             tokens = job.tokens[job.n_held : job.n_held + n_rows]
-            rows.append((slot, PassItem(slot.index, tokens, n_rows == n_left, job.wants_scores)))
+            rows.append((slot, PassItem(slot.index, tokens, n_rows == n_left, job.is_scoring)))
         return rows
 
     def _pass(self, rows: list[tuple[Slot, PassItem]]) -> None:
         started = self._clock()
         errors = self._evaluate(rows)
+        if not rows:  # all were set aside
+            return
         ready: list[Slot] = []
         n_prompt = n_decoded = 0
         for (slot, item), error in zip(rows, errors, strict=True):
@@ -321,7 +347,7 @@ class Scheduler:
                     continue
                 if job.n_held == len(job.tokens):
                     ready.append(slot)
-                elif job.wants_progress and is_prompt:
+                elif job.wants_progress and is_prompt and not job.first:
                     job.sink(job, Event(n_done=min(job.n_held, job.n_prompt)))
                 continue
             job.n_held = self._slots.keep(slot, min(self._engine.n_held(slot.index), job.n_held))
@@ -334,6 +360,10 @@ class Scheduler:
             seconds = self._clock() - started
             self._n_passes += 1
             self._pace.learn(n_decoded, n_prompt, seconds)
+            slot, item = rows[0]
+            if len(rows) == 1 and n_prompt == len(item.tokens):  # nothing but a prompt
+                first = len(slot.held) - n_prompt
+                self._slots.costs.learn_evaluating(first, n_prompt, seconds)
             self._metrics.count_pass(n_decoded + n_prompt, self._engine.n_drafts, seconds)
         self._choose_tokens(ready)
 
@@ -349,9 +379,8 @@ class Scheduler:
 
     def _evaluate(self, rows: list[tuple[Slot, PassItem]]) -> list[QsfError | None]:
         """Evaluate; a reading error is tried once more, because disks recover."""
-        items = [item for _, item in rows]
         try:
-            return self._evaluate_with_room(items)
+            return self._evaluate_with_room(rows)
         except (QsfIOError, QsfFormatError):
             pass
         except QsfError as error:
@@ -362,18 +391,47 @@ class Scheduler:
                 if job is not None and self._engine.n_held(slot.index) != job.n_held:
                     n_held = self._slots.keep(slot, job.n_held)
                     item.tokens = job.tokens[n_held : job.n_held + len(item.tokens)]
-            return self._evaluate_with_room(items)
+            return self._evaluate_with_room(rows)
         except QsfError as error:
             return [error] * len(rows)
 
-    def _evaluate_with_room(self, items: list[PassItem]) -> list[QsfError | None]:
-        """Evaluate; while there is no room, what was not used for longest is forgotten."""
-        while True:
+    def _evaluate_with_room(self, rows: list[tuple[Slot, PassItem]]) -> list[QsfError | None]:
+        """Evaluate; while there is no room, what is worth least is given up.
+
+        If nothing is left that no job has, the youngest job is set aside, and leaves ``rows``.
+        """
+        while rows:
             try:
-                return self._engine.evaluate(items)
+                return self._engine.evaluate([item for _, item in rows])
             except QsfMemoryError:
-                if not self._slots.make_room():
+                if self._slots.make_room():
+                    continue
+                slot = self._slots.youngest()
+                if slot is None:
                     raise
+                rows[:] = [row for row in rows if row[0] is not slot]
+                self._set_aside(slot)
+        return []
+
+    def _set_aside(self, slot: Slot) -> None:
+        """Let the job wait at the head of the line, and go on later from what a file keeps."""
+        job = slot.job
+        assert job is not None
+        self._release(slot)
+        self._slots.give_up(slot)
+        self._metrics.count("kv_swaps_total")
+        self._is_full = True
+        job.state = State.WAITING
+        job.n_held = 0
+        if job.is_scoring:
+            job.scores.clear()
+        with self._changed:
+            if job.is_cancelled:
+                self._left.append(job)
+                return
+            line = self._waiting.pop(job.owner, deque())
+            line.appendleft(job)
+            self._waiting = {job.owner: line, **self._waiting}
 
     def _choose_tokens(self, ready: list[Slot]) -> None:
         pairs = [(slot.index, slot.job) for slot in ready if slot.job is not None]
@@ -440,6 +498,7 @@ class Scheduler:
     def _release(self, slot: Slot) -> None:
         """Take the slot from its job; what it holds may be of use to the next."""
         with self._changed:
+            self._is_full = False
             slot.job = slot.leader = None
             slot.used = self._clock()
 

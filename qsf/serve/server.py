@@ -135,10 +135,7 @@ class Server:
         """Listen; return where. ``host`` may be the path of a Unix socket."""
         loop = asyncio.get_running_loop()
         self._loop = loop
-        if self._slot_files is not None:
-            self._slot_files.load(self.scheduler.slots)
-        if self._prefix is not None:
-            self.scheduler.pin(self._prefix)
+        self.scheduler.prepare(self._prefix)
         self._engine_thread = threading.Thread(
             target=self.scheduler.run, args=(self._deliver,), name="qsf-engine", daemon=True
         )
@@ -166,7 +163,7 @@ class Server:
         if self._engine_thread is not None:
             await self._loop.run_in_executor(None, self._engine_thread.join)
             if self._slot_files is not None:
-                await self._loop.run_in_executor(None, self._slot_files.save, self.scheduler.slots)
+                await self._loop.run_in_executor(None, self.scheduler.write_all)
                 self._slot_files.close()
         await asyncio.sleep(0.05)  # the last events reach their clients
         for connection in tuple(self._connections):
@@ -328,6 +325,7 @@ class Server:
             "num_requests_waiting": scheduler.n_waiting,
             "kv_cache_usage_perc": _share_used(scheduler, self.serving.ctx_tokens),
             "budget_bytes": self.serving.model.info.plan.budget_bytes,
+            **scheduler.gauges(),
         }
         body = self._metrics.text(gauges).encode()
         await exchange.send(200, body, "text/plain; version=0.0.4; charset=utf-8")

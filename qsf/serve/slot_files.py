@@ -1,7 +1,8 @@
-"""``--session-dir``: what the slots hold outlasts the server.
+"""``--session-dir``: what slots held goes to files, and comes back when a prompt begins like it.
 
-Written when the server stops, and read when it starts; each slot is a session file. Their owners go
-along, so that what one client asked is never of use to another.
+Each is a session file of a name that begins with what its bits depend on, so that those of another
+model are never touched. Their owners go along, so that what one client asked is never of use to
+another. A file that is damaged is removed, and its tokens are evaluated again.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -10,26 +11,78 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
+from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from qsf.errors import QsfArgumentError, QsfError, QsfIOError
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
 from qsf.file.partial import remove_abandoned
+from qsf.file.session_file import SessionFile
+from qsf.serve.costs import Costs, value
+from qsf.text.arguments import count_common
 
 if TYPE_CHECKING:
-    from qsf.serve.engine import ModelEngine
     from qsf.serve.slots import Slot
+
+# The tokens of all files are in memory, 1 MB, and are compared with each prompt.
+_MOST_TOKENS = 1 << 18
+_OFF_SECONDS = 60.0  # nothing is written for so long after the disk has refused
+_SUFFIX = ".qsfs"
+
+
+class FileEngine(Protocol):
+    """What writes the state of slots, and reads it."""
+
+    def state_key(self) -> bytes:
+        """Return what the bits of states depend on."""
+
+    def state_bytes(self, slot: int) -> int:
+        """Return the size of what the slot holds; 0: it cannot be kept."""
+
+    def save(self, slot: int, path: Path, owner: str) -> None:
+        """Write what the slot holds to a session file. Raises QsfError."""
+
+    def load(self, slot: int, path: Path) -> tuple[array[int], str]:
+        """Make the slot hold what a file has; return its tokens and owner. Raises QsfError."""
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """A file, and what is in it; ``used`` is by the clock of SlotFiles."""
+
+    path: Path
+    tokens: array[int]
+    salt: str
+    n_bytes: int
+    used: float
 
 
 class SlotFiles:
     """A folder of one server, which is locked as long as the process lives."""
 
-    def __init__(self, folder: Path, engine: ModelEngine, say: Callable[[str], None]) -> None:
-        """Make the folder if need be. Raises QsfArgumentError if another server uses it."""
-        self._folder = folder
-        self._engine = engine
-        self._say = say
+    def __init__(
+        self,
+        folder: Path,
+        engine: FileEngine,
+        limit_bytes: int,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make the folder if need be, and look at the files of this model.
+
+        Raises QsfArgumentError if another server uses it, QsfIOError.
+        """
+        self.costs = Costs()
+        self.all: list[Kept] = []
+        self.n_failures = 0
+        self.write_seconds = self.read_seconds = 0.0
+        self._folder, self._engine, self._limit_bytes = folder, engine, limit_bytes
+        self._say, self._clock = say, clock
+        self._off_until = float("-inf")
+        self._n_named = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -44,34 +97,140 @@ class SlotFiles:
             ) from error
         except OSError:  # a file system without locks
             pass
+        self._key = engine.state_key()
+        self._prefix = f"{self._key.hex()[:16]}-"
+        try:
+            self._scan()
+        except OSError as error:
+            self.close()
+            raise QsfIOError(f"--session-dir {folder}: {error.strerror}") from error
 
     def close(self) -> None:
         """Let others use the folder."""
         os.close(self._lock)
 
-    def _path(self, index: int) -> Path:
-        return self._folder / f"slot-{index}.qsfs"
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of all files of this model."""
+        return sum(kept.n_bytes for kept in self.all)
 
-    def load(self, slots: Sequence[Slot]) -> None:
-        """Give the slots what they held. A file that cannot be used is said, and left."""
-        for slot in slots:
-            path = self._path(slot.index)
-            remove_abandoned(path)
-            if not path.exists():
-                continue
+    @property
+    def n_tokens(self) -> int:
+        """The tokens in all files of this model."""
+        return sum(len(kept.tokens) for kept in self.all)
+
+    def _scan(self) -> None:
+        for partial in list(self._folder.glob(f".{self._prefix}*.partial")):
+            remove_abandoned(self._folder / (partial.name[1:].partition(_SUFFIX)[0] + _SUFFIX))
+        for path in sorted(self._folder.glob(f"{self._prefix}*{_SUFFIX}")):
+            number = path.name[len(self._prefix) : -len(_SUFFIX)]
+            self._n_named = max(self._n_named, int(number) if number.isdecimal() else 0)
             try:
-                slot.held, slot.salt = self._engine.load(slot.index, path)
+                with SessionFile(path) as file:
+                    head, info = file.head, path.stat()
             except QsfError as error:
                 self._say(f"not taken: {error}")
-
-    def save(self, slots: Sequence[Slot]) -> None:
-        """Write what the slots hold. What cannot be written is said."""
-        for slot in slots:
-            path = self._path(slot.index)
-            try:
-                if slot.held:
-                    self._engine.save(slot.index, path, slot.salt)
-            except QsfError as error:
-                self._say(f"not kept: {error}")
-                with contextlib.suppress(OSError):  # of another conversation
+                if isinstance(error, QsfFormatError):
                     path.unlink(missing_ok=True)
+                continue
+            if head.key == self._key:
+                used = self._clock() - max(time.time() - info.st_mtime, 0.0)
+                self.all.append(Kept(path, head.tokens, head.owner, info.st_size, used))
+        self._make_room(0, 0, ())
+
+    def measure(self, slot: Slot) -> None:
+        """Learn how long reading takes, from a file of what the slot holds."""
+        if self.save(slot):
+            kept = next(kept for kept in self.all if kept.tokens[: len(slot.held)] == slot.held)
+            if len(kept.tokens) == len(slot.held) and self.load(kept, slot):
+                self._remove(kept)
+
+    def find(self, tokens: array[int], salt: str, n_most: int) -> tuple[Kept | None, int]:
+        """Return the file that has most of the first ``n_most`` tokens, and how many it has."""
+        best: Kept | None = None
+        n_best = 0
+        for kept in self.all:
+            if kept.salt == salt:
+                n_tokens = min(count_common(kept.tokens, tokens), n_most)
+                if n_tokens > n_best:
+                    best, n_best = kept, n_tokens
+        return best, n_best
+
+    def load(self, kept: Kept, slot: Slot) -> bool:
+        """Give a slot what a file has; return whether it has it. Raises QsfMemoryError."""
+        started = time.perf_counter()
+        slot.held = array("I")
+        try:
+            slot.held, slot.salt = self._engine.load(slot.index, kept.path)
+        except QsfMemoryError:
+            raise
+        except QsfError as error:
+            self._fail(f"not taken: {error}")
+            self._remove(kept)
+            return False
+        seconds = time.perf_counter() - started
+        self.costs.learn_reading(kept.n_bytes, seconds)
+        self.read_seconds += seconds
+        kept.used = self._clock()
+        with contextlib.suppress(OSError):
+            os.utime(kept.path)
+        return True
+
+    def save(self, slot: Slot) -> bool:
+        """Write what a slot holds, if it is not there; return whether it is there now."""
+        kept, n_tokens = self.find(slot.held, slot.salt, len(slot.held))
+        if kept is not None and n_tokens == len(slot.held):
+            kept.used = max(kept.used, slot.used)
+            return True
+        n_bytes = self._engine.state_bytes(slot.index) + 8 * len(slot.held) + 8192
+        is_off = self._clock() < self._off_until
+        if n_bytes > self._limit_bytes or len(slot.held) > _MOST_TOKENS or is_off:
+            return False
+        replaced = [
+            kept
+            for kept in self.all
+            if kept.salt == slot.salt and kept.tokens == slot.held[: len(kept.tokens)]
+        ]
+        self._make_room(n_bytes, len(slot.held), replaced)
+        self._n_named += 1
+        path = self._folder / f"{self._prefix}{self._n_named}{_SUFFIX}"
+        started = time.perf_counter()
+        try:
+            self._engine.save(slot.index, path, slot.salt)
+            n_bytes = path.stat().st_size
+        except (QsfError, OSError) as error:
+            self._off_until = self._clock() + _OFF_SECONDS
+            self._fail(f"not kept: {error}")
+            return False
+        self.write_seconds += time.perf_counter() - started
+        self.all.append(Kept(path, slot.held[:], slot.salt, n_bytes, slot.used))
+        for kept in replaced:
+            self._remove(kept)
+        return True
+
+    def _make_room(self, n_bytes: int, n_tokens: int, replaced: Sequence[Kept]) -> None:
+        """Remove what is worth least until as much more fits; ``replaced`` will go anyway."""
+        now = self._clock()
+
+        def worth(kept: Kept) -> float:
+            gained = self.costs.evaluating(0, len(kept.tokens)) - self.costs.reading(kept.n_bytes)
+            return value(gained, len(kept.tokens), now - kept.used)
+
+        rest = sorted((kept for kept in self.all if kept not in replaced), key=worth)
+        n_bytes += sum(kept.n_bytes for kept in rest)
+        n_tokens += sum(len(kept.tokens) for kept in rest)
+        for kept in rest:
+            if n_bytes <= self._limit_bytes and n_tokens <= _MOST_TOKENS:
+                return
+            n_bytes -= kept.n_bytes
+            n_tokens -= len(kept.tokens)
+            self._remove(kept)
+
+    def _remove(self, kept: Kept) -> None:
+        self.all.remove(kept)
+        with contextlib.suppress(OSError):
+            kept.path.unlink(missing_ok=True)
+
+    def _fail(self, text: str) -> None:
+        self.n_failures += 1
+        self._say(text)

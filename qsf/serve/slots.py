@@ -13,12 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from qsf.errors import QsfError
+from qsf.errors import QsfError, QsfMemoryError
+from qsf.serve.costs import Costs, value
 from qsf.serve.job import Chosen, Job, State
+from qsf.serve.metrics import Metrics
+from qsf.serve.slot_files import SlotFiles
 from qsf.text.arguments import count_common
 
 # Fewer tokens are evaluated rather than waited for: a block of the KV pool.
 _LEAST_TOKENS = 32
+_MEASURED_TOKENS = 64
+_PINNED_SALT = "prefix"  # of no job
 
 
 @dataclass(slots=True)
@@ -68,6 +73,9 @@ class Engine(Protocol):
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
         """Make the slot hold the first tokens that another holds. Raises QsfError: it cannot."""
 
+    def state_bytes(self, slot: int) -> int:
+        """Return the size of what a session file would have of the slot."""
+
     def cancel(self, slot: int) -> None:
         """End what is evaluated for the slot; from any thread."""
 
@@ -101,10 +109,15 @@ class Slot:
 class Slots:
     """All slots of an engine; used by the scheduler's thread."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
-        """Begin with slots that hold nothing."""
+    def __init__(
+        self, engine: Engine, metrics: Metrics, clock: Callable[[], float], files: SlotFiles | None
+    ) -> None:
+        """Begin with slots that hold nothing; ``files`` takes what they must give up."""
         self._engine = engine
+        self._metrics = metrics
         self._clock = clock
+        self._files = files
+        self.costs = Costs() if files is None else files.costs
         self.all = [Slot(index) for index in range(engine.n_slots)]
 
     @property
@@ -112,21 +125,42 @@ class Slots:
         """The slots that have a job, with it."""
         return [(slot, job) for slot in self.all if (job := slot.job) is not None]
 
+    def measure(self) -> None:
+        """Learn what evaluating and reading cost, if there are files to read. Raises QsfError."""
+        if self._files is None:
+            return
+        slot = self.all[0]
+        n_tokens = min(_MEASURED_TOKENS, self._engine.chunk_tokens, self._engine.ctx_tokens)
+        self._evaluate(slot, array("I", [0] * n_tokens))
+        self._files.measure(slot)
+        self.keep(slot, 0)
+
     def pin(self, tokens: array[int]) -> None:
         """Evaluate tokens that prompts may begin with, and keep them for all. Raises QsfError."""
         slot = self.all[-1]
-        n_chunk = self._engine.chunk_tokens
-        self.keep(slot, count_common(slot.held, tokens))
+        if self._files is not None:
+            kept, n_kept = self._files.find(tokens, _PINNED_SALT, len(tokens))
+            if kept is not None and n_kept == len(tokens):
+                self._files.load(kept, slot)
+                self.keep(slot, min(n_kept, len(slot.held)))
+        self._evaluate(slot, tokens)
+        slot.salt = _PINNED_SALT
+        slot.is_pinned = True
+
+    def _evaluate(self, slot: Slot, tokens: array[int]) -> None:
+        """Make the slot hold the tokens, of which it holds the first."""
         while len(slot.held) < len(tokens):
-            piece = tokens[len(slot.held) : len(slot.held) + n_chunk]
+            first = len(slot.held)
+            piece = tokens[first : first + self._engine.chunk_tokens]
+            started = self._clock()
             for error in self._engine.evaluate([PassItem(slot.index, piece, False)]):
                 if error is not None:
                     raise error
+            self.costs.learn_evaluating(first, len(piece), self._clock() - started)
             slot.held.extend(piece)
-        slot.is_pinned = True
 
     def choose(self, job: Job) -> Slot:
-        """Return the free slot that the job goes on from, or else the longest unused one.
+        """Return the free slot that the job goes on from, or else the one worth least.
 
         What a slot holds beyond the prompt stays for others: its beginning is copied.
         """
@@ -134,25 +168,99 @@ class Slots:
         goes_on = [slot for slot in free if slot.held and _n_held_of(slot, job) == len(slot.held)]
         if goes_on:
             return max(goes_on, key=lambda slot: len(slot.held))
-        return min(free, key=lambda slot: (slot.used, len(slot.held)))
+        return min(free, key=lambda slot: self._worth(slot, is_by_token=False))
+
+    def _worth(self, slot: Slot, *, is_by_token: bool) -> tuple[float, float]:
+        """Return the retention value of what only this slot holds, in order.
+
+        By token where memory is wanted, of which a long sequence frees more than a short one.
+        """
+        n_tokens, n_elsewhere = len(slot.held), self._n_elsewhere(slot)
+        seconds = self.costs.evaluating(n_elsewhere, n_tokens)
+        if self._files is not None and seconds:
+            n_read = self._files.find(slot.held, slot.salt, n_tokens)[1]
+            read_seconds = self.costs.reading(self._engine.state_bytes(slot.index))
+            seconds = min(seconds, read_seconds * (1 if n_read == n_tokens else 2))  # 2: written
+        n_freed = n_tokens - n_elsewhere if is_by_token else 1
+        return value(seconds, n_freed, self._clock() - slot.used), slot.used
+
+    def _n_elsewhere(self, slot: Slot) -> int:
+        """Return how many leading tokens of the slot another one holds too."""
+        others = (
+            other
+            for other in self.all
+            if other is not slot and (other.salt == slot.salt or other.is_pinned)
+        )
+        return max((count_common(other.held, slot.held) for other in others), default=0)
 
     def prepare(self, slot: Slot) -> bool:
-        """Keep or share what the slots hold of the job's prompt; one token is left to evaluate.
+        """Keep, share or read what is held of the job's tokens; one at least is left to evaluate.
 
-        Returns whether the job can begin; else another one is evaluating its beginning.
+        Returns whether the job can begin; else another one is evaluating its beginning. Raises
+        QsfMemoryError: what a file has of it has no room beside the jobs that run.
         """
         job = slot.job
         assert job is not None
-        n_most = 0 if job.wants_scores else job.n_prompt - 1
+        n_most = 0 if job.is_scoring else len(job.tokens) - 1
+        if _n_held_of(slot, job) < len(slot.held):
+            self._write(slot, self._n_elsewhere(slot))
+        saved_seconds = self._read(slot, job, n_most)
         n_common = min(_n_held_of(slot, job), n_most)
         source = max(self.all, key=lambda other: _n_held_of(other, job))
         n_shared = min(_n_held_of(source, job), n_most)
         if n_shared <= n_common or not self._copy(slot, source, n_shared):
             self.keep(slot, n_common)
         slot.salt = job.salt
-        job.n_cached = job.n_held = len(slot.held)
+        job.n_held = len(slot.held)
         slot.leader = self._find_leader(slot, job, n_most)
+        if slot.leader is None:
+            saved_seconds += self.costs.evaluating(0, job.n_held)
+            self._metrics.count("kv_saved_seconds_total", saved_seconds)
         return slot.leader is None
+
+    def _read(self, slot: Slot, job: Job, n_most: int) -> float:
+        """Take the beginning of the job from a file if no slot has it; return minus the seconds.
+
+        A file is read if an eighth of it, and 32 tokens, are gained: that is quicker by far.
+        """
+        if self._files is None:
+            return 0.0
+        before = self._files.read_seconds
+        while True:
+            n_held = max(_n_held_of(other, job) for other in self.all)
+            kept, n_kept = self._files.find(job.tokens, job.salt, n_most)
+            n_gained = n_kept - n_held
+            if kept is None or n_gained < max(_LEAST_TOKENS, len(kept.tokens) // 8):
+                break
+            self.keep(slot, 0)
+            try:
+                if self._files.load(kept, slot):
+                    self._metrics.count("kv_restored_tokens_total", self.keep(slot, n_kept))
+                    break
+            except QsfMemoryError:
+                if not self.make_room():  # which may write other files, and remove this one
+                    if len(self.taken) > 1:
+                        raise
+                    break
+        return before - self._files.read_seconds
+
+    def _write(self, slot: Slot, n_elsewhere: int) -> None:
+        """Write what a slot will lose, if there is enough that only it holds."""
+        n_lost = len(slot.held) - n_elsewhere
+        if self._files is None or n_lost < _LEAST_TOKENS or not self._files.save(slot):
+            self._metrics.count("kv_dropped_tokens_total", n_lost)
+
+    def give_up(self, slot: Slot) -> None:
+        """Forget what a slot holds, or let a file have it."""
+        self._write(slot, self._n_elsewhere(slot))
+        self.keep(slot, 0)
+
+    def write_all(self) -> None:
+        """Write what slots hold; those worth most are written last, and so stay."""
+        for slot in sorted(self.all, key=lambda slot: self._worth(slot, is_by_token=True)):
+            if self._files is not None and slot.held:
+                n_tokens = len(slot.held)
+                self._write(slot, self._files.find(slot.held, slot.salt, n_tokens)[1])
 
     def _find_leader(self, slot: Slot, job: Job, n_most: int) -> tuple[Slot, Job, int] | None:
         """Return who of those that came before evaluates more of the prompt than the slot holds."""
@@ -161,7 +269,7 @@ class Slots:
         for other, lead in self.taken:
             if lead.state is not State.PROMPT or lead.salt != job.salt or lead.turn >= job.turn:
                 continue
-            n_tokens = min(count_common(lead.tokens, job.prompt), n_most)
+            n_tokens = min(count_common(lead.tokens, job.tokens), n_most)
             if n_tokens > max(n_best, len(other.held)):
                 best, n_best = (other, lead, n_tokens), n_tokens
         return best
@@ -185,14 +293,33 @@ class Slots:
         return n_held
 
     def make_room(self) -> bool:
-        """Forget what was not used for longest; return whether there was anything."""
+        """Give up what is worth least of what no job has; return whether there was anything."""
         kept = [slot for slot in self.all if slot.job is None and slot.held and not slot.is_pinned]
         if kept:
-            self.keep(min(kept, key=lambda slot: slot.used), 0)
+            self.give_up(min(kept, key=lambda slot: self._worth(slot, is_by_token=True)))
         return bool(kept)
+
+    def youngest(self) -> Slot | None:
+        """Return the slot of the job that was admitted last; the first one goes on in any case."""
+        others = sorted(self.taken, key=lambda pair: pair[1].turn)[1:]
+        return others[-1][0] if others else None
+
+    def gauges(self) -> dict[str, float]:
+        """Return what is where, and what files took."""
+        tokens: dict[str, float] = {"kv_tokens_in_memory": sum(len(slot.held) for slot in self.all)}
+        if (files := self._files) is None:
+            return tokens
+        return {
+            **tokens,
+            "kv_tokens_on_disk": files.n_tokens,
+            "session_files_bytes": files.n_bytes,
+            "session_files_read_seconds": files.read_seconds,
+            "session_files_write_seconds": files.write_seconds,
+            "session_files_failures": files.n_failures,
+        }
 
 
 def _n_held_of(slot: Slot, job: Job) -> int:
-    """Return how many tokens of the job's prompt the slot holds, for a job that may know."""
+    """Return how many of the job's tokens the slot holds, for a job that may know."""
     is_shared = slot.salt == job.salt or slot.is_pinned
-    return count_common(slot.held, job.prompt) if is_shared else 0
+    return count_common(slot.held, job.tokens) if is_shared else 0

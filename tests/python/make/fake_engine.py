@@ -6,8 +6,10 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from qsf.errors import QsfCancelledError, QsfError, QsfMemoryError
+from qsf.errors import QsfCancelledError, QsfError, QsfIOError, QsfMemoryError
+from qsf.file.session_file import SessionFile, SessionHead, write_session
 from qsf.serve.job import Choosing, Chosen, Event, Job
 from qsf.serve.slots import PassItem
 from qsf.text.sampling import SamplingParams, StopMatcher
@@ -31,7 +33,11 @@ class FakeEngine:
         chunk_tokens: int = 16,
         n_kept: int = 0,
         most_drafts: int = 0,  # what jobs of seed 1 choose next
+        n_contexts: int | None = None,
     ) -> None:
+        self.n_pool = (n_contexts or n_slots) * ctx_tokens
+        self.is_disk_full = False
+        self.n_loaded = 0
         self.n_running, self.ctx_tokens, self.chunk_tokens = n_slots, ctx_tokens, chunk_tokens
         self.n_slots = n_slots = n_slots + n_kept
         self.n_full = 0
@@ -58,7 +64,7 @@ class FakeEngine:
             raise self.failures.pop(0)
         n_held = sum(len(tokens) for tokens in self.tokens)
         n_new = sum(len(item.tokens) for item in items)
-        if n_held + n_new > self.n_running * self.ctx_tokens:
+        if n_held + n_new > self.n_pool:
             self.n_full += 1
             raise QsfMemoryError("the pool is full")
         self.n_drafts = 0
@@ -124,6 +130,37 @@ class FakeEngine:
         self.tokens[slot] = self.tokens[source][:n_tokens]
         self.has_logits[slot] = False
         self.n_copied += n_tokens
+
+    def state_key(self) -> bytes:
+        return bytes(32)
+
+    def state_bytes(self, slot: int) -> int:
+        return 4 * len(self.tokens[slot])
+
+    def save(self, slot: int, path: Path, owner: str) -> None:
+        if self.is_disk_full:
+            raise QsfIOError("no space left")
+        tokens = self.tokens[slot]
+        head = SessionHead(
+            key=bytes(32), tokens=tokens, has_logits=False, state_bytes=4 * len(tokens), owner=owner
+        )
+
+        def read_block(offset: int, block: memoryview) -> int:
+            block[:] = tokens.tobytes()[offset : offset + len(block)]
+            return zlib.crc32(block)
+
+        write_session(path, head, read_block)
+
+    def load(self, slot: int, path: Path) -> tuple[array[int], str]:
+        self.keep(slot, 0)
+        with SessionFile(path) as file:
+            file.check_blocks()
+            n_held = sum(len(tokens) for tokens in self.tokens)
+            if n_held + len(file.head.tokens) > self.n_pool:
+                raise QsfMemoryError("the pool is full")
+            self.tokens[slot] = file.head.tokens[:]
+            self.n_loaded += 1
+            return file.head.tokens, file.head.owner
 
     def cancel(self, slot: int) -> None:
         self.cancelled.add(slot)

@@ -104,7 +104,7 @@ def test_what_slots_hold_outlasts_the_server(tiny_chat_8bit: Path, tmp_path: Pat
     with serving(tiny_chat_8bit, **options) as client:
         texts.append(client.post("/v1/completions", fields).json["choices"][0]["text"])
         with pytest.raises(errors.QsfArgumentError, match="in use by another server"):
-            SlotFiles(folder, no_engine, print)
+            SlotFiles(folder, no_engine, 1 << 20, print)
     assert folder.stat().st_mode & 0o077 == 0
     with serving(tiny_chat_8bit, **options) as client:
         assert cached(client, cache_salt="another") == 0

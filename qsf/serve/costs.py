@@ -1,0 +1,59 @@
+"""What it costs to have a sequence back: evaluating its tokens again, or reading them."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+_KEPT_SHARE = 0.9  # of the older measurements, with each new one
+_SLOPE = 1 / 2048  # of evaluating, before it is known: a token there takes twice as long as at 0
+_LEAST_SECONDS = 1e-3  # a sequence was not used for at least this long
+
+
+class Costs:
+    """Seconds, learned from passes and files.
+
+    A token at position p takes c0 + c1 * p seconds to evaluate: attention looks at all before it.
+    """
+
+    def __init__(self) -> None:
+        """Begin with what a small model takes."""
+        self._c0, self._c1 = 1e-3, 1e-3 * _SLOPE
+        self._sums = [0.0] * 5  # a*a, a*b, b*b, a*s, b*s of passes with s = c0 * a + c1 * b
+        self._read_sums = [0.0, 0.0]  # bytes, seconds
+
+    def learn_evaluating(self, first: int, n_tokens: int, seconds: float) -> None:
+        """Take how long a pass over tokens from position ``first`` on took."""
+        a, b = float(n_tokens), n_tokens * (first + n_tokens / 2)
+        new = (a * a, a * b, b * b, a * seconds, b * seconds)
+        self._sums = [_KEPT_SHARE * s + x for s, x in zip(self._sums, new, strict=True)]
+        aa, ab, bb, at, bt = self._sums
+        determinant = aa * bb - ab * ab
+        if determinant > 1e-3 * aa * bb:
+            c0 = (at * bb - bt * ab) / determinant
+            c1 = (aa * bt - ab * at) / determinant
+            if c0 > 0 and c1 >= 0:
+                self._c0, self._c1 = c0, c1
+                return
+        self._c0 = max(at, 0.0) / (aa + _SLOPE * ab)
+        self._c1 = self._c0 * _SLOPE
+
+    def learn_reading(self, n_bytes: int, seconds: float) -> None:
+        """Take how long a file took."""
+        sums = zip(self._read_sums, (n_bytes, seconds), strict=True)
+        self._read_sums = [_KEPT_SHARE * s + x for s, x in sums]
+
+    def evaluating(self, first: int, end: int) -> float:
+        """Return the seconds for the tokens from position ``first`` up to ``end``."""
+        return self._c0 * (end - first) + self._c1 * (end * end - first * first) / 2
+
+    def reading(self, n_bytes: int) -> float:
+        """Return the seconds for a file; before there was one, at 500 MB/s."""
+        read_bytes, seconds = self._read_sums
+        return n_bytes * (seconds / read_bytes if read_bytes else 2e-9)
+
+
+def value(cost_seconds: float, n_tokens: int, inactive_seconds: float) -> float:
+    """Return what keeping a sequence is worth: what its loss costs, over the time without use.
+
+    For each token that its loss makes room for: or many short sequences would go for a long one.
+    """
+    return cost_seconds / max(n_tokens, 1) / max(inactive_seconds, _LEAST_SECONDS)

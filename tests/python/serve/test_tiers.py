@@ -1,0 +1,391 @@
+"""What slots hold goes to files and comes back: bits, room, damage, kills."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+import qsf
+from make.fake_engine import FakeEngine, Told, next_token
+from make.kind_models import VOCAB
+from make.served import serving
+from qsf.errors import QsfArgumentError
+from qsf.serve.costs import Costs
+from qsf.serve.engine import ModelEngine
+from qsf.serve.job import Choosing
+from qsf.serve.metrics import Metrics
+from qsf.serve.options import ServeOptions
+from qsf.serve.scheduler import Limits, Scheduler
+from qsf.serve.slot_files import SlotFiles
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 0.01
+        return self.now
+
+
+class Tiers:
+    """A scheduler on a made-up engine, with a folder."""
+
+    def __init__(self, folder: Path, limit_bytes: int = 1 << 20, **engine: Any) -> None:
+        self.engine = FakeEngine(**engine)
+        self.clock = Clock()
+        self.said: list[str] = []
+        self.files = SlotFiles(folder, self.engine, limit_bytes, self.said.append, self.clock)
+        self.metrics = Metrics()
+        self.scheduler = Scheduler(self.engine, Limits(), self.metrics, self.clock, self.files)
+
+    def submit(self, first: int, n: int = 40, most: int = 8, owner: str = "") -> Told:
+        tokens = prompt(first, n)
+        told = Told(tokens, max_tokens=most, owner=owner)
+        told.job.end_ids = frozenset()
+        self.scheduler.submit([told.job])
+        return told
+
+    def run(self) -> None:
+        for _ in range(5000):
+            if not self.scheduler.step():
+                return
+        pytest.fail("it does not end")
+
+    def ask(self, first: int, n: int = 40, owner: str = "") -> int:
+        """Answer a prompt; return how many of its tokens were not evaluated."""
+        told = self.submit(first, n, owner=owner)
+        self.run()
+        assert told.text == text(first, n)
+        return told.job.n_cached
+
+    def close(self) -> None:
+        self.scheduler.write_all()
+        self.files.close()
+
+
+def prompt(first: int, n: int) -> list[int]:
+    return [1 + (first + i * (1 + first % 7)) % 49 for i in range(n)]
+
+
+def text(first: int, n: int, most: int = 8) -> str:
+    tokens = prompt(first, n)
+    for _ in range(most):
+        tokens.append(next_token(tokens, 1))
+    return "".join(chr(0x40 + token) for token in tokens[n:])
+
+
+def test_what_memory_gives_up_comes_back_from_a_file(tmp_path: Path) -> None:
+    tiers = Tiers(tmp_path, n_slots=2)
+    assert [tiers.ask(first) for first in range(5)] == [0] * 5
+    assert [tiers.ask(first) for first in range(5)] == [39] * 5
+    assert tiers.engine.n_loaded >= 3
+    assert tiers.ask(0, owner="b") == 0
+    assert tiers.metrics.counters["kv_restored_tokens_total"] >= 3 * 39
+    assert tiers.metrics.counters["kv_saved_seconds_total"] > 0
+    assert tiers.scheduler.gauges()["kv_tokens_on_disk"] == tiers.files.n_tokens > 100
+    tiers.close()
+    again = Tiers(tmp_path, n_slots=2)
+    assert [again.ask(first) for first in range(5)] == [39] * 5
+    again.close()
+
+
+def test_what_goes_on_replaces_its_beginning(tmp_path: Path) -> None:
+    tiers = Tiers(tmp_path, n_slots=1)
+    tokens = prompt(0, 34)
+    for _ in range(3):
+        told = Told(tokens, max_tokens=6)
+        told.job.end_ids = frozenset()
+        tiers.scheduler.submit([told.job])
+        tiers.run()
+        tokens = [*told.job.tokens.tolist(), 3]
+        tiers.ask(1)  # what was said goes to a file
+    begun = [kept for kept in tiers.files.all if kept.tokens[:34].tolist() == prompt(0, 34)]
+    assert [len(kept.tokens) for kept in begun] == [34 + 6 + 7 + 6]
+    assert len(list(tmp_path.glob("*.qsfs"))) == len(tiers.files.all) == 2
+    tiers.close()
+
+
+def test_the_files_stay_inside_their_limit(tmp_path: Path) -> None:
+    stranger = tmp_path / "0123456789abcdef-1.qsfs"
+    stranger.write_bytes(b"of another model")
+    limit_bytes = 4 * 4600
+    tiers = Tiers(tmp_path, limit_bytes, n_slots=1)
+    for first in range(9):
+        tiers.ask(first)
+        assert tiers.files.n_bytes <= limit_bytes
+    assert len(tiers.files.all) >= 2
+    on_disk = sum(path.stat().st_size for path in tmp_path.glob("0000*.qsfs"))
+    assert on_disk == tiers.files.n_bytes
+    assert stranger.read_bytes() == b"of another model"
+    assert tiers.ask(7) == 39  # the newest is there
+    tiers.close()
+    small = Tiers(tmp_path, 5000, n_slots=1)  # a smaller limit at the next start
+    assert small.files.n_bytes <= 5000
+    small.close()
+
+
+def test_a_full_disk_costs_what_it_would_have_kept(tmp_path: Path) -> None:
+    tiers = Tiers(tmp_path, n_slots=1)
+    tiers.engine.is_disk_full = True
+    assert [tiers.ask(first) for first in (0, 1, 0)] == [0, 0, 0]
+    assert tiers.said == ["not kept: no space left"]  # once, and then it is off for a while
+    assert tiers.scheduler.gauges()["session_files_failures"] == 1
+    tiers.engine.is_disk_full = False
+    tiers.clock.now += 61
+    assert [tiers.ask(first) for first in (1, 0)] == [0, 39]
+    tiers.close()
+
+
+def test_a_damaged_file_is_removed_and_computed_again(tmp_path: Path) -> None:
+    tiers = Tiers(tmp_path, n_slots=1)
+    assert [tiers.ask(first) for first in (0, 1)] == [0, 0]
+    (path,) = tmp_path.glob("*.qsfs")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    tiers.scheduler._slots.keep(tiers.scheduler.slots[0], 0)
+    assert tiers.ask(0) == 0
+    assert not path.exists()
+    assert len(tiers.said) == 1
+    tiers.close()
+    (path,) = tmp_path.glob("*.qsfs")
+    path.write_bytes(path.read_bytes()[:200])
+    again = Tiers(tmp_path, n_slots=1)
+    assert not path.exists()
+    assert again.ask(0) == 0
+    again.close()
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_full_pool_sets_the_youngest_aside(tmp_path: Path, has_folder: bool) -> None:
+    """Four at a time in the room of one and a half: all are answered, the oldest first."""
+    engine = FakeEngine(4, n_contexts=2, ctx_tokens=64)
+    engine.n_pool = 130
+    clock, metrics = Clock(), Metrics()
+    files = SlotFiles(tmp_path, engine, 1 << 20, print, clock) if has_folder else None
+    scheduler = Scheduler(engine, Limits(), metrics, clock, files)
+    told = [Told(prompt(i, 36), max_tokens=12) for i in range(6)]
+    for one in told:
+        one.job.end_ids = frozenset()
+        scheduler.submit([one.job])
+    for _ in range(1000):
+        if not scheduler.step():
+            break
+        if told[0].n_ends == 0:  # the oldest is never set aside
+            assert told[0].job in scheduler.running
+        assert sum(len(tokens) for tokens in engine.tokens) <= 130
+    assert [one.text for one in told] == [text(i, 36, 12) for i in range(6)]
+    assert metrics.counters["kv_swaps_total"] >= 2
+    assert metrics.counters["requests_total"] == sum(metrics.ends.values()) == 6
+    assert (engine.n_loaded > 0) == has_folder
+    if files is not None:
+        files.close()
+
+
+@pytest.mark.parametrize("n_steps", range(1, 12))
+def test_who_was_set_aside_can_leave(n_steps: int) -> None:
+    engine = FakeEngine(3, n_contexts=1)
+    scheduler = Scheduler(engine, Limits(queue_seconds=1), Metrics(), Clock())
+    told = [Told(prompt(i, 30), max_tokens=10) for i in range(3)]
+    for one in told:
+        one.job.end_ids = frozenset()
+        scheduler.submit([one.job])
+    for _ in range(n_steps):
+        scheduler.step()
+    scheduler.cancel(told[2].job)
+    scheduler.close()
+    while scheduler.step():
+        pass
+    assert [one.n_ends for one in told] == [1, 1, 1]
+    assert told[2].end == "cancelled"
+    assert all(one.text == text(i, 30, 10) for i, one in enumerate(told) if one.end == "length")
+    assert told[0].end == "length"
+
+
+class AnyTier(RuleBasedStateMachine):
+    """Conversations come back in any order, servers end or are killed, files are damaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.mkdtemp()
+        self.start(20_000)
+
+    def start(self, limit_bytes: int) -> None:
+        path = Path(self.folder)
+        self.tiers = Tiers(path, limit_bytes, n_slots=2, n_kept=1, n_contexts=1)
+        self.asked: list[tuple[Told, int, int]] = []
+
+    @rule(first=st.integers(0, 6), n=st.integers(1, 50), owner=st.sampled_from("ab"))
+    def ask(self, first: int, n: int, owner: str) -> None:
+        self.asked.append((self.tiers.submit(first, n, owner=owner), first, n))
+
+    @rule(n_steps=st.integers(1, 9))
+    def step(self, n_steps: int) -> None:
+        for _ in range(n_steps):
+            self.tiers.scheduler.step()
+
+    @rule()
+    def finish(self) -> None:
+        self.tiers.run()
+
+    @rule(is_killed=st.booleans(), limit_bytes=st.sampled_from([9_000, 20_000, 60_000]))
+    def restart(self, is_killed: bool, limit_bytes: int) -> None:
+        if is_killed:
+            self.tiers.files.close()
+        else:
+            self.tiers.run()
+            self.tiers.close()
+        self.start(limit_bytes)
+
+    @rule(data=st.data(), is_full=st.booleans())
+    def damage(self, data: st.DataObject, is_full: bool) -> None:
+        self.tiers.engine.is_disk_full = is_full
+        paths = sorted(Path(self.folder).glob("*.qsfs"))
+        if paths:
+            path = data.draw(st.sampled_from(paths))
+            content = bytearray(path.read_bytes())
+            content[data.draw(st.integers(0, len(content) - 1))] ^= 1
+            path.write_bytes(content)
+
+    @invariant()
+    def texts_are_right(self) -> None:
+        assert self.tiers.files.n_bytes <= self.tiers.files._limit_bytes
+        assert {kept.path for kept in self.tiers.files.all} == set(Path(self.folder).glob("*.qsfs"))
+        for slot in self.tiers.scheduler.slots:
+            assert slot.held == self.tiers.engine.tokens[slot.index]
+        for told, first, n in self.asked:
+            whole = text(first, n)
+            assert whole.startswith(told.text)
+            if told.n_ends:
+                assert (told.end, told.text) == ("length", whole)
+
+    def teardown(self) -> None:
+        self.tiers.run()
+        self.texts_are_right()
+        assert all(told.n_ends == 1 for told, _, _ in self.asked)
+        self.tiers.files.close()
+        shutil.rmtree(self.folder)
+
+
+TestAnyTier = AnyTier.TestCase
+TestAnyTier.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from serve.test_tiers import Tiers
+tiers = Tiers(Path(sys.argv[1]), n_slots=1)
+n_left = int(sys.argv[2])
+def before(call):
+    def checked(*arguments, **named):
+        global n_left
+        n_left -= 1
+        if n_left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **named)
+    return checked
+for name in ("pwrite", "fsync", "replace", "rename", "unlink", "open", "close"):
+    setattr(os, name, before(getattr(os, name)))
+for first in (0, 1, 0, 2):
+    tiers.ask(first)
+tiers.close()
+"""
+
+
+def test_a_kill_at_any_call_leaves_no_wrong_text(tmp_path: Path) -> None:
+    """While sequences are written: the next start finds whole files, and no others."""
+    n_killed = 0
+    for n_calls in range(0, 60, 4):
+        folder = tmp_path / str(n_calls)
+        child = subprocess.run(
+            [sys.executable, "-c", KILLED, str(folder), str(n_calls)],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            check=False,
+        )
+        assert child.returncode in (0, -signal.SIGKILL)
+        n_killed += child.returncode != 0
+        tiers = Tiers(folder, n_slots=1)
+        assert not list(folder.glob(".*.partial"))
+        for first in range(3):
+            tiers.ask(first)
+        assert tiers.said == []
+        tiers.close()
+    assert n_killed > 5
+
+
+def by_argmax(model: qsf.Model, tokens: list[int]) -> list[int]:
+    """Six tokens, each from logits that are evaluated from the start."""
+    tokens = list(tokens)
+    for _ in range(6):
+        model.session.rewind(0)
+        tokens.append(int(model.logits(tokens, first_row=len(tokens) - 1)[0].argmax()))
+    return tokens[-6:]
+
+
+def test_bits_after_swaps_and_restarts(tiny_llama_8bit: Path, tmp_path: Path) -> None:
+    """Three at a time in the room of one, and ten times what memory holds."""
+    prompts = [np.random.default_rng(i).integers(0, VOCAB, 90).tolist() for i in range(10)]
+    options: dict[str, Any] = {"ram_budget": None, "max_seq_len": 128}
+    with qsf.Model(tiny_llama_8bit, **options) as model:
+        alone = [by_argmax(model, tokens) for tokens in prompts]
+    n_swaps = n_cached = 0.0
+    for _ in range(2):
+        with qsf.Model(tiny_llama_8bit, sessions=4, kv_contexts=1, **options) as model:
+            engine = ModelEngine(model, 3)
+            files = SlotFiles(tmp_path, engine, 64 << 20, pytest.fail)
+            scheduler = Scheduler(engine, Limits(), metrics := Metrics(), files=files)
+            scheduler.prepare()
+            told = [Told(tokens, max_tokens=6) for tokens in prompts]
+            for one in told:
+                one.job.end_ids = frozenset()
+                one.job.choosing = Choosing(params=model.sampling_params(temperature=0), seed=1)
+                scheduler.submit([one.job])
+            while scheduler.step():
+                pass
+            scheduler.write_all()
+            files.close()
+        assert [one.job.tokens[90:].tolist() for one in told] == alone
+        n_swaps += metrics.counters["kv_swaps_total"]
+        n_cached = metrics.counters["prefix_cache_hits_total"]
+    assert n_swaps > 0
+    assert n_cached == 10 * 89
+
+
+def test_the_server_tells_what_the_tiers_hold(tiny_chat_8bit: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"parallel": 2, "session_dir": str(tmp_path), "kv_contexts": 1}
+    with serving(tiny_chat_8bit, **options) as client:
+        client.post("/v1/completions", {"prompt": "Once upon a time " * 9, "max_tokens": 3})
+        metrics = client.get("/metrics").body.decode()
+    for name in ("kv_tokens_in_memory", "kv_tokens_on_disk", "session_files_bytes"):
+        assert f"qsf:{name} " in metrics
+    assert list(tmp_path.glob("*.qsfs"))
+    with pytest.raises(QsfArgumentError, match="--kv-contexts 3 is more than --parallel 2"):
+        ServeOptions(parallel=2, kv_contexts=3)
+
+
+def test_costs_are_learned() -> None:
+    costs = Costs()
+    for first in (0, 256, 512, 1024):
+        costs.learn_evaluating(first, 256, 256 * 2e-3 + 1e-6 * 256 * (first + 128))
+    assert costs.evaluating(0, 1000) == pytest.approx(2.0 + 0.5, rel=1e-6)
+    assert costs.evaluating(1000, 1100) == pytest.approx(0.2 + 0.105, rel=1e-6)
+    costs.learn_reading(10_000_000, 0.05)
+    assert costs.reading(20_000_000) == pytest.approx(0.1)
+    one = Costs()
+    one.learn_evaluating(0, 64, 0.64)
+    assert one.evaluating(0, 64) == pytest.approx(0.64)
