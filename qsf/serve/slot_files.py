@@ -214,9 +214,10 @@ class SlotFiles:
 
         def worth(kept: Kept) -> float:
             gained = self.costs.evaluating(0, len(kept.tokens)) - self.costs.reading(kept.n_bytes)
-            return value(gained, len(kept.tokens), now - kept.used)
+            return value(max(gained, 0.0), len(kept.tokens), now - kept.used)
 
-        rest = sorted((kept for kept in self.all if kept not in replaced), key=worth)
+        rest = [kept for kept in self.all if kept not in replaced]
+        rest.sort(key=lambda kept: (worth(kept), kept.used))
         n_bytes += sum(kept.n_bytes for kept in rest)
         n_tokens += sum(len(kept.tokens) for kept in rest)
         for kept in rest:
