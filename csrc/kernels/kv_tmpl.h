@@ -36,18 +36,15 @@ static inline void block_range(const float *x, float *lowest, float *highest, fl
         high = lanes_max(v, high);
         magnitude = lanes_larger_magnitude(magnitude, lanes_abs(v));
     }
-    float by_lane[3][QSF_LANES];
+    float by_lane[2][QSF_LANES];
     lanes_store(by_lane[0], low);
     lanes_store(by_lane[1], high);
-    lanes_store(by_lane[2], magnitude);
     *lowest = by_lane[0][0];
     *highest = by_lane[1][0];
-    *largest = by_lane[2][0];
+    *largest = lanes_top_magnitude(magnitude);
     for (size_t l = 1; l < QSF_LANES; l++) {
         *lowest = by_lane[0][l] < *lowest ? by_lane[0][l] : *lowest;
         *highest = by_lane[1][l] > *highest ? by_lane[1][l] : *highest;
-        /* NaN is kept. */
-        *largest = *largest > by_lane[2][l] || *largest != *largest ? *largest : by_lane[2][l];
     }
 }
 
@@ -233,7 +230,30 @@ KV_STORE(8bit, store_codes, QSF_DTYPE_8BIT)
 KV_STORE(4bit, store_codes, QSF_DTYPE_4BIT)
 KV_STORE(2bit, store_codes, QSF_DTYPE_2BIT)
 
-/* One block: n a power of two from 16 on. */
+/* A block of n values, a literal up to 128: all of it is in registers. */
+QSF_FORCED_INLINE void hadamard_registers(float *x, size_t n)
+{
+    lanes v[128 / QSF_LANES];
+    const size_t n_lanes = n / QSF_LANES;
+    for (size_t i = 0; i < n_lanes; i++) {
+        v[i] = lanes_load(x + i * QSF_LANES);
+        for (size_t h = 1; h < QSF_LANES; h *= 2)
+            v[i] = lanes_butterfly(v[i], h);
+    }
+    for (size_t h = 1; h < n_lanes; h *= 2)
+        for (size_t i = 0; i < n_lanes; i++) {
+            if ((i & h) != 0)
+                continue;
+            const lanes a = v[i];
+            v[i] = lanes_add(a, v[i + h]);
+            v[i + h] = lanes_sub(a, v[i + h]);
+        }
+    const lanes factor = lanes_set(1.0F / sqrtf((float)n));
+    for (size_t i = 0; i < n_lanes; i++)
+        lanes_store(x + i * QSF_LANES, lanes_mul(v[i], factor));
+}
+
+/* A block of n values: a power of two from 16 on. */
 QSF_FORCED_INLINE void hadamard_block(float *x, size_t n)
 {
     for (size_t i = 0; i < n; i += QSF_LANES) {
@@ -260,7 +280,12 @@ static void QSF_NAME(hadamard)(float *x, size_t n)
 {
     for (size_t m = 4096; m >= QSF_LANES; m /= 2)
         if ((n & m) != 0) {
-            hadamard_block(x, m);
+            if (m == 64)
+                hadamard_registers(x, 64);
+            else if (m == 128)
+                hadamard_registers(x, 128);
+            else
+                hadamard_block(x, m);
             x += m;
         }
 }

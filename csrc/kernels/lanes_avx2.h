@@ -164,19 +164,24 @@ static inline lanes lanes_larger_magnitude(lanes a, lanes b)
     return (lanes){larger_magnitude8(a.lo, b.lo), larger_magnitude8(a.hi, b.hi)};
 }
 
-/* Writes two registers of 8 small integers as 16 bytes and returns their sum. */
-static inline int32_t store_i8x16(int8_t *to, __m256i lo, __m256i hi)
+static inline float lanes_top_magnitude(lanes v)
+{
+    const __m256i by8 = _mm256_max_epi32(_mm256_castps_si256(v.lo), _mm256_castps_si256(v.hi));
+    const __m128i by4 =
+        _mm_max_epi32(_mm256_castsi256_si128(by8), _mm256_extracti128_si256(by8, 1));
+    const __m128i by2 = _mm_max_epi32(by4, _mm_shuffle_epi32(by4, 0x4E));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(by2, _mm_shuffle_epi32(by2, 0xB1))));
+}
+
+/* Writes two registers of 8 small integers as 16 bytes and adds them to *sum. */
+static inline void store_i8x16(int8_t *to, __m256i lo, __m256i hi, lanes *sum)
 {
     /* packs works in 128-bit halves: [lo0-3 hi0-3 | lo4-7 hi4-7]; this restores the order. */
     const __m256i mixed = _mm256_packs_epi32(lo, hi);
     const __m256i words = _mm256_permute4x64_epi64(mixed, 0xD8);
     _mm_storeu_si128((void *)to, _mm_packs_epi16(_mm256_castsi256_si128(words),
                                                  _mm256_extracti128_si256(words, 1)));
-    const __m256i by8 = _mm256_add_epi32(lo, hi);
-    const __m128i by4 =
-        _mm_add_epi32(_mm256_castsi256_si128(by8), _mm256_extracti128_si256(by8, 1));
-    const __m128i by2 = _mm_add_epi32(by4, _mm_shuffle_epi32(by4, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(by2, _mm_shuffle_epi32(by2, 0xB1)));
+    *sum = lanes_add(*sum, (lanes){_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)});
 }
 
 static inline __m256i high_part8(__m256i fine)
@@ -184,16 +189,16 @@ static inline __m256i high_part8(__m256i fine)
     return _mm256_srai_epi32(_mm256_add_epi32(fine, _mm256_set1_epi32(128)), 8);
 }
 
-static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, int32_t *sum,
-                                       int32_t *sum_low)
+static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, lanes *sum,
+                                       lanes *sum_low)
 {
     const __m256i fine_lo = _mm256_cvtps_epi32(v.lo);
     const __m256i fine_hi = _mm256_cvtps_epi32(v.hi);
     const __m256i high_lo = high_part8(fine_lo);
     const __m256i high_hi = high_part8(fine_hi);
-    *sum += store_i8x16(q, high_lo, high_hi);
-    *sum_low += store_i8x16(q_low, _mm256_sub_epi32(fine_lo, _mm256_slli_epi32(high_lo, 8)),
-                            _mm256_sub_epi32(fine_hi, _mm256_slli_epi32(high_hi, 8)));
+    store_i8x16(q, high_lo, high_hi, sum);
+    store_i8x16(q_low, _mm256_sub_epi32(fine_lo, _mm256_slli_epi32(high_lo, 8)),
+                _mm256_sub_epi32(fine_hi, _mm256_slli_epi32(high_hi, 8)), sum_low);
 }
 
 static inline __m256 load_codes8(const unsigned char *p, unsigned shift, uint32_t mask)

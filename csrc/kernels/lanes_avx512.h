@@ -132,16 +132,27 @@ static inline lanes lanes_larger_magnitude(lanes a, lanes b)
     return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
-static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, int32_t *sum,
-                                       int32_t *sum_low)
+static inline float lanes_top_magnitude(lanes v)
+{
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m256i by8 =
+        _mm256_max_epi32(_mm512_castsi512_si256(bits), _mm512_extracti32x8_epi32(bits, 1));
+    const __m128i by4 =
+        _mm_max_epi32(_mm256_castsi256_si128(by8), _mm256_extracti128_si256(by8, 1));
+    const __m128i by2 = _mm_max_epi32(by4, _mm_shuffle_epi32(by4, 0x4E));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(by2, _mm_shuffle_epi32(by2, 0xB1))));
+}
+
+static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, lanes *sum,
+                                       lanes *sum_low)
 {
     const __m512i fine = _mm512_cvtps_epi32(v);
     const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(fine, _mm512_set1_epi32(128)), 8);
     const __m512i low = _mm512_sub_epi32(fine, _mm512_slli_epi32(high, 8));
     _mm_storeu_si128((void *)q, _mm512_cvtepi32_epi8(high));
     _mm_storeu_si128((void *)q_low, _mm512_cvtepi32_epi8(low));
-    *sum += _mm512_reduce_add_epi32(high);
-    *sum_low += _mm512_reduce_add_epi32(low);
+    *sum = _mm512_add_ps(*sum, _mm512_cvtepi32_ps(high));
+    *sum_low = _mm512_add_ps(*sum_low, _mm512_cvtepi32_ps(low));
 }
 
 static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uint32_t mask)

@@ -198,13 +198,23 @@ static inline lanes lanes_larger_magnitude(lanes a, lanes b)
     return LANES_OF_2(larger_magnitude4, a, b);
 }
 
-/* Writes four registers of 4 small integers as 16 bytes and returns their sum. */
-static inline int32_t store_i8x16(int8_t *to, int32x4_t a, int32x4_t b, int32x4_t c, int32x4_t d)
+static inline float lanes_top_magnitude(lanes v)
+{
+    const float32x4_t by4 =
+        larger_magnitude4(larger_magnitude4(v.a, v.b), larger_magnitude4(v.c, v.d));
+    const int32_t top = vmaxvq_s32(vreinterpretq_s32_f32(by4));
+    return vget_lane_f32(vreinterpret_f32_s32(vdup_n_s32(top)), 0);
+}
+
+/* Writes four registers of 4 small integers as 16 bytes and adds them to *sum. */
+static inline void store_i8x16(int8_t *to, int32x4_t a, int32x4_t b, int32x4_t c, int32x4_t d,
+                               lanes *sum)
 {
     const int16x8_t lo = vcombine_s16(vmovn_s32(a), vmovn_s32(b));
     const int16x8_t hi = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
     vst1q_s8(to, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
-    return vaddlvq_s16(vaddq_s16(lo, hi));
+    *sum = lanes_add(
+        *sum, (lanes){vcvtq_f32_s32(a), vcvtq_f32_s32(b), vcvtq_f32_s32(c), vcvtq_f32_s32(d)});
 }
 
 static inline int32x4_t low_part4(int32x4_t fine, int32x4_t high)
@@ -212,17 +222,17 @@ static inline int32x4_t low_part4(int32x4_t fine, int32x4_t high)
     return vsubq_s32(fine, vshlq_n_s32(high, 8));
 }
 
-static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, int32_t *sum,
-                                       int32_t *sum_low)
+static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, lanes *sum,
+                                       lanes *sum_low)
 {
     const int32x4_t fine[4] = {vcvtnq_s32_f32(v.a), vcvtnq_s32_f32(v.b), vcvtnq_s32_f32(v.c),
                                vcvtnq_s32_f32(v.d)};
     /* A rounding shift computes q: fine / 256 to nearest, halves up. */
     const int32x4_t high[4] = {vrshrq_n_s32(fine[0], 8), vrshrq_n_s32(fine[1], 8),
                                vrshrq_n_s32(fine[2], 8), vrshrq_n_s32(fine[3], 8)};
-    *sum += store_i8x16(q, high[0], high[1], high[2], high[3]);
-    *sum_low += store_i8x16(q_low, low_part4(fine[0], high[0]), low_part4(fine[1], high[1]),
-                            low_part4(fine[2], high[2]), low_part4(fine[3], high[3]));
+    store_i8x16(q, high[0], high[1], high[2], high[3], sum);
+    store_i8x16(q_low, low_part4(fine[0], high[0]), low_part4(fine[1], high[1]),
+                low_part4(fine[2], high[2]), low_part4(fine[3], high[3]), sum_low);
 }
 
 static inline float32x4_t load_codes4(const unsigned char *p, unsigned shift, uint32_t mask)

@@ -189,18 +189,27 @@ static inline lanes lanes_larger_magnitude(lanes a, lanes b)
     return a;
 }
 
+/* The largest magnitude of all lanes, as lanes_larger_magnitude. */
+static inline float lanes_top_magnitude(lanes v)
+{
+    float top = v.at[0];
+    for (size_t l = 1; l < QSF_LANES; l++)
+        top = top > v.at[l] || top != top ? top : v.at[l];
+    return top;
+}
+
 /* Rounds to nearest even and splits into 256 * q + q_low, [16] each, q_low in -128..127. Adds
- * them to *sum and *sum_low. Every lane is in -32512..32512. */
-static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, int32_t *sum,
-                                       int32_t *sum_low)
+ * them to the lanes of *sum and *sum_low. Every lane is in -32512..32512. */
+static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, lanes *sum,
+                                       lanes *sum_low)
 {
     for (size_t l = 0; l < QSF_LANES; l++) {
         const int32_t fine = (int32_t)rintf(v.at[l]);
         const int32_t high = (fine + 128 + 65536) / 256 - 256; /* the quotient rounded down */
         q[l] = (int8_t)high;
         q_low[l] = (int8_t)(fine - 256 * high);
-        *sum += q[l];
-        *sum_low += q_low[l];
+        sum->at[l] += (float)q[l];
+        sum_low->at[l] += (float)q_low[l];
     }
 }
 

@@ -246,31 +246,30 @@ static inline void quantise_block(const float *x, size_t b, const qsf_act_row *o
     lanes magnitude = lanes_set(0.0F);
     for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES)
         magnitude = lanes_larger_magnitude(magnitude, lanes_abs(lanes_load(x + i)));
-    float by_lane[QSF_LANES];
-    lanes_store(by_lane, magnitude);
-    float amax = by_lane[0];
-    for (size_t l = 1; l < QSF_LANES; l++)
-        amax = amax > by_lane[l] || amax != amax ? amax : by_lane[l];
+    const float amax = lanes_top_magnitude(magnitude);
 
-    int32_t sum = 0;
-    int32_t sum_low = 0;
-    out->first_sum[b] = 0;
+    /* Of integers whose sum is below 2^24: exact in any order. */
+    lanes first_sums = lanes_set(0.0F);
+    lanes sums = lanes_set(0.0F);
+    lanes low_sums = lanes_set(0.0F);
     if (amax >= QSF_QUANTISE_MIN && amax <= FLT_MAX) {
         const lanes factor = lanes_set(32512.0F / amax);
         for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES) {
-            lanes_store_i8_pair(q + i, q_low + i, lanes_mul(lanes_load(x + i), factor), &sum,
-                                &sum_low);
+            lanes_store_i8_pair(q + i, q_low + i, lanes_mul(lanes_load(x + i), factor), &sums,
+                                &low_sums);
             if (i + QSF_LANES == QSF_BLOCK / 2)
-                out->first_sum[b] = sum;
+                first_sums = sums;
         }
     } else {
         memset(q, 0, QSF_BLOCK);
         memset(q_low, 0, QSF_BLOCK);
     }
+    const float sum = lanes_sum(sums);
     out->scale[b] = amax / 127.0F;
-    out->sum[b] = sum;
-    out->scaled_sum[b] = out->scale[b] * (float)sum;
-    out->fine_sum[b] = 256 * sum + sum_low;
+    out->sum[b] = (int32_t)sum;
+    out->first_sum[b] = (int32_t)lanes_sum(first_sums);
+    out->scaled_sum[b] = out->scale[b] * sum;
+    out->fine_sum[b] = 256 * (int32_t)sum + (int32_t)lanes_sum(low_sums);
 }
 
 static void QSF_NAME(quantise)(const float *x, size_t n_blocks, const qsf_act_row *out)
