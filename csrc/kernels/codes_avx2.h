@@ -29,6 +29,17 @@ QSF_FORCED_INLINE __m256i broadcast4(const void *q)
     return _mm256_set1_epi32(four);
 }
 
+/* row [n_tokens]: the addresses of q [n_tokens, q_stride], which the empty asm hides: otherwise gcc
+ * keeps that of each group of columns in a register of its own, and has too few. */
+QSF_FORCED_INLINE void rows_of(const int8_t *q, size_t q_stride, size_t n_tokens,
+                               const int8_t **row)
+{
+    for (size_t t = 0; t < n_tokens; t++) {
+        row[t] = q + t * q_stride;
+        __asm__("" : "+r"(row[t]));
+    }
+}
+
 /* How the groups of columns are stored: n_planes planes of 64 bytes with n_codes codes in a byte;
  * code k of plane p belongs to group p * plane_step + k * code_step. The last four columns of dense
  * ternary are not included. */

@@ -19,6 +19,7 @@
 #define QSF_GROUP_TOKENS 8
 #define QSF_UNPACKED_TOKENS 8
 #define QSF_UNPACKED_BYTES 1024
+#define QSF_PANEL_TOKENS 4 /* eight sums, two registers of codes, three of products */
 
 QSF_TARGET_BEGIN("avx2,fma,f16c")
 
@@ -103,20 +104,34 @@ QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, cons
         }
 }
 
-/* As dot_tile, for a tile that unpack_tile() has unpacked. */
+/* As dot_tile, for a tile that unpack_tile() has unpacked: one load of activations for both halves.
+ */
 QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
                                     size_t q_stride, size_t n_tokens, dots *dot)
 {
     const size_t n_groups = groups_per_sum(dtype);
-    for (size_t h = 0; h < 2; h++)
-        for (size_t g0 = 0; g0 < QSF_TILE_GROUPS; g0 += n_groups) {
-            __m256i sum[QSF_GROUP_TOKENS];
-            sums_begin(n_tokens, sum);
-            for (size_t g = g0; g < g0 + n_groups; g++)
-                add_codes(load32(codes + (h * QSF_TILE_GROUPS + g) * 32), q + 4 * g, q_stride,
-                          n_tokens, sum);
-            sums_end(sum, n_tokens, h, g0 == 0, dot);
+    const int8_t *row[QSF_PANEL_TOKENS];
+    rows_of(q, q_stride, n_tokens, row);
+#pragma GCC unroll 2
+    for (size_t g0 = 0; g0 < QSF_TILE_GROUPS; g0 += n_groups) {
+        __m256i sum[2][QSF_PANEL_TOKENS];
+        sums_begin(n_tokens, sum[0]);
+        sums_begin(n_tokens, sum[1]);
+#pragma GCC unroll 16
+        for (size_t g = g0; g < g0 + n_groups; g++) {
+            const __m256i low = load32(codes + g * 32);
+            const __m256i high = load32(codes + (QSF_TILE_GROUPS + g) * 32);
+            for (size_t t = 0; t < n_tokens; t++) {
+                const __m256i four = broadcast4(row[t] + 4 * g);
+                const __m256i low_pairs = _mm256_maddubs_epi16(low, four);
+                const __m256i high_pairs = _mm256_maddubs_epi16(high, four);
+                ADD_IN_ORDER("vpaddw", sum[0][t], low_pairs);
+                ADD_IN_ORDER("vpaddw", sum[1][t], high_pairs);
+            }
         }
+        sums_end(sum[0], n_tokens, 0, g0 == 0, dot);
+        sums_end(sum[1], n_tokens, 1, g0 == 0, dot);
+    }
 }
 
 /* The 16-bit activations 256 * q + q_low of a block, columns 0, 2, 1, 3 of each four:

@@ -17,6 +17,7 @@
 #define QSF_GROUP_TOKENS 8
 #define QSF_UNPACKED_TOKENS 8
 #define QSF_UNPACKED_BYTES 1024
+#define QSF_PANEL_TOKENS 6 /* twelve sums, two registers of codes and one of activations */
 
 QSF_TARGET_BEGIN("avxvnni,avx2,fma,f16c")
 
@@ -80,19 +81,29 @@ QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, cons
     }
 }
 
-/* As dot_tile, for a tile that unpack_tile() has unpacked. */
+/* As dot_tile, for a tile that unpack_tile() has unpacked: one load of activations for both halves.
+ */
 QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
                                     size_t q_stride, size_t n_tokens, dots *dot)
 {
+    const int8_t *row[QSF_PANEL_TOKENS];
+    __m256i sum[2][QSF_PANEL_TOKENS];
     (void)dtype;
-    for (size_t h = 0; h < 2; h++) {
-        __m256i sum[QSF_GROUP_TOKENS];
-        sums_begin(n_tokens, sum);
-        for (size_t g = 0; g < QSF_TILE_GROUPS; g++)
-            add_codes(load32(codes + (h * QSF_TILE_GROUPS + g) * 32), q + 4 * g, q_stride, n_tokens,
-                      sum);
-        sums_end(sum, n_tokens, h, dot);
+    rows_of(q, q_stride, n_tokens, row);
+    sums_begin(n_tokens, sum[0]);
+    sums_begin(n_tokens, sum[1]);
+#pragma GCC unroll 16
+    for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
+        const __m256i low = load32(codes + g * 32);
+        const __m256i high = load32(codes + (QSF_TILE_GROUPS + g) * 32);
+        for (size_t t = 0; t < n_tokens; t++) {
+            const __m256i four = broadcast4(row[t] + 4 * g);
+            sum[0][t] = _mm256_dpbusd_avx_epi32(sum[0][t], low, four);
+            sum[1][t] = _mm256_dpbusd_avx_epi32(sum[1][t], high, four);
+        }
     }
+    sums_end(sum[0], n_tokens, 0, dot);
+    sums_end(sum[1], n_tokens, 1, dot);
 }
 
 /* codes * q, for one plane of the activations of an 8-bit tile */

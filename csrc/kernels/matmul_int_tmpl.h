@@ -14,9 +14,12 @@
  *                      the same for 32 columns of MXFP4, sub-block `sub`, a literal: sums of (value
  * + 12) * q, or of value * q with QSF_MXFP4_ZERO 0; q of those columns dots_to_lanes(dots, int32_t
  * factor, int32_t start) (float)(factor * sum + start) for each row dtype, n_tokens and factor are
- * literals after inlining. If registers are few, also QSF_UNPACKED_TOKENS   from so many tokens on,
- * tiles are unpacked to memory, once for all QSF_UNPACKED_BYTES    of a tile unpack_tile(dtype,
- * tile, to), dot_unpacked(dtype, codes, ...)   as dot_tile; not for 8 bits and MXFP4
+ * literals after inlining. If registers are few, also
+ *   QSF_UNPACKED_TOKENS   from so many tokens on, tiles are unpacked to memory, once for all
+ *   QSF_UNPACKED_BYTES    of a tile
+ *   QSF_PANEL_TOKENS      most tokens that share an unpacked tile
+ *   unpack_tile(dtype, tile, to), dot_unpacked(dtype, codes, ...)
+ *                         as dot_tile; not for 8 bits and MXFP4
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
@@ -187,12 +190,12 @@ QSF_FORCED_INLINE void panel_group(int_form form, const unsigned char *tiles, si
                                    const qsf_acts *x, size_t t0, size_t n_tokens, float *y,
                                    size_t y_stride)
 {
-    lanes acc[QSF_GROUP_TOKENS];
+    lanes acc[QSF_PANEL_TOKENS];
     for (size_t t = 0; t < n_tokens; t++)
         acc[t] = b0 == 0 ? lanes_set(0.0F) : lanes_load(y + t * y_stride);
     for (size_t b = 0; b < n_panel; b++) {
         const size_t block = t0 * x->n_blocks + b0 + b;
-        dots dot[QSF_GROUP_TOKENS];
+        dots dot[QSF_PANEL_TOKENS];
         dot_unpacked(form.dtype, codes + b * QSF_UNPACKED_BYTES, x->q + block * QSF_BLOCK,
                      x->n_blocks * QSF_BLOCK, n_tokens, dot);
         add_dots(form, tiles + (b0 + b) * tile_bytes, dot, x, block, n_tokens, acc);
@@ -213,8 +216,8 @@ QSF_FORCED_INLINE void int_row_by_panels(int_form form, const unsigned char *til
         for (size_t b = 0; b < n; b++)
             unpack_tile(form.dtype, tiles + (b0 + b) * tile_bytes, codes + b * QSF_UNPACKED_BYTES);
         size_t t = 0;
-        for (; t + QSF_GROUP_TOKENS <= x->n_tokens; t += QSF_GROUP_TOKENS)
-            panel_group(form, tiles, tile_bytes, codes, b0, n, x, t, QSF_GROUP_TOKENS,
+        for (; t + QSF_PANEL_TOKENS <= x->n_tokens; t += QSF_PANEL_TOKENS)
+            panel_group(form, tiles, tile_bytes, codes, b0, n, x, t, QSF_PANEL_TOKENS,
                         y + t * y_stride, y_stride);
         for (; t + 2 <= x->n_tokens; t += 2)
             panel_group(form, tiles, tile_bytes, codes, b0, n, x, t, 2, y + t * y_stride, y_stride);
