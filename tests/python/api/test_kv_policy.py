@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import qsf
 from make.kind_models import MIXED, ROUTED, VOCAB, write_model
+from make.streamed_models import least_options
 from oracle import reference
 from oracle.reference_models import Layer, load_qsf
 from qsf import errors
@@ -77,8 +78,8 @@ def test_the_bits_depend_on_nothing_else(folder: Path, kv_type: str) -> None:
         for n in range(0, 210, 7):
             have = model.logits(TOKENS[: n + 7], first_row=n)
             assert np.array_equal(have, want[n : n + 7])
-    least = qsf.Model.plan(path, max_seq_len=220, **{**how, "ram_budget": 1}).min_budget_bytes
-    with qsf.Model(path, max_seq_len=220, **{**how, "ram_budget": (least >> 20) + 2}) as model:
+    least = least_options(path, max_seq_len=220, kv_policy=POLICY, kv_type=kv_type)
+    with qsf.Model(path, **least) as model:
         assert np.array_equal(model.logits(TOKENS[:210]), want)
 
 
@@ -229,9 +230,10 @@ def test_a_context_with_nothing_to_forget_is_refused(tiny_llama_8bit: Path, poli
 
 def test_a_small_budget_does_not_change_the_answer(tiny_llama_8bit: Path) -> None:
     """It shortens the context of a model without a policy."""
-    least = qsf.Model.plan(tiny_llama_8bit, ram_budget=1, kv_policy="recompute:4")
-    assert least.ctx_tokens == 512
-    assert least.min_budget_bytes > qsf.Model.plan(tiny_llama_8bit, ram_budget=1).min_budget_bytes
+    fixed = qsf.Model.plan(tiny_llama_8bit, ram_budget=1, kv_policy="recompute:4")
+    free = qsf.Model.plan(tiny_llama_8bit, ram_budget=1)
+    assert fixed.ctx_tokens == 512 > free.ctx_tokens
+    assert fixed.engine_bytes > free.engine_bytes
 
 
 def test_a_batch_has_no_recompute(tiny_llama_8bit: Path) -> None:
