@@ -160,7 +160,8 @@ def test_requests_follow_each_other() -> None:
 
 @pytest.mark.parametrize("data", [GET + POST, CHUNKED + GET], ids=["plain", "chunked"])
 def test_splits_at_every_byte(data: bytes) -> None:
-    whole = statuses(talk([data]))
+    patient = Deadlines(idle=0.4)  # a pause of the machine between two bytes is no slow client
+    whole = statuses(talk([data], deadlines=patient))
 
     async def run() -> None:
         for at in range(1, len(data)):
@@ -173,7 +174,7 @@ def test_splits_at_every_byte(data: bytes) -> None:
             await settle(3)
 
     asyncio.run(run())
-    assert statuses(talk([data[i : i + 1] for i in range(len(data))])) == whole
+    assert statuses(talk([data[i : i + 1] for i in range(len(data))], deadlines=patient)) == whole
 
 
 def test_a_stream_is_chunked_and_in_http_1_0_ends_with_the_connection() -> None:
