@@ -15,28 +15,21 @@ import numpy as np
 import pytest
 
 import qsf
+from make.draft_models import make_draft_models, open_streamed
 from make.kind_models import LAYER_NORMS, MIXED, write_model
-from make.streamed_models import least_options, make_streamed_gpt2, write_random_mixture
-from make.tiny_checkpoints import make_llama, make_mistral
+from make.streamed_models import least_options, write_random_mixture
 from qsf.errors import QsfArgumentError, QsfCancelledError
 from qsf.file.layout import Norm
 from qsf.native import binding
-from qsf_converter import convert
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("drafts")
-    for name, make in (("llama", make_llama), ("mistral", make_mistral)):
-        make(folder / name, seed=3)
-        convert(folder / name, folder / f"{name}.qsf", quant_type="4bit")
     return {
-        "llama": folder / "llama.qsf",
-        "mistral": folder / "mistral.qsf",
+        **make_draft_models(folder),
         "mixed": write_model(folder / "mixed.qsf", MIXED),
         "layer-norms": write_model(folder / "norms.qsf", LAYER_NORMS, norm=Norm.LAYER, seed=1),
-        "streamed": make_streamed_gpt2(folder),
-        "experts": Path(__file__).parents[2] / "golden" / "tiny-experts-4bit.qsf",
     }
 
 
@@ -58,15 +51,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def opened(name: str, path: Path, **options: Any) -> binding.NativeModel:
     """Open with what the case asks for; a streamed model in little memory."""
-    asked = binding.Options(budget_bytes=0, **options)
     if name == "streamed":
-        least = binding.plan_model(path, replace(asked, budget_bytes=1 << 20)).min_budget_bytes
-        asked = replace(asked, budget_bytes=least + (1 << 18))
-    model = binding.NativeModel(path, asked)
-    while model.info().plan.draft_rows < options["draft_rows"]:
-        model.close()
-        asked = replace(asked, budget_bytes=(asked.budget_bytes or 0) + (1 << 18))
-        model = binding.NativeModel(path, asked)
+        model = open_streamed(path, **options)
+    else:
+        model = binding.NativeModel(path, binding.Options(budget_bytes=0, **options))
     plan = model.info().plan
     assert (plan.streamed_bytes > 0) == (name == "streamed")
     assert plan.draft_rows == options["draft_rows"]

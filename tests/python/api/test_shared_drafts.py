@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from array import array
 from collections.abc import Sequence
@@ -14,14 +13,12 @@ import numpy as np
 import pytest
 
 import qsf
-from make.streamed_models import make_streamed_gpt2
-from make.tiny_checkpoints import make_llama, make_mistral
+from make.draft_models import make_draft_models, open_streamed
 from qsf import batch as batch_module
-from qsf.errors import QsfArgumentError, QsfMemoryError
+from qsf.errors import QsfArgumentError
 from qsf.native import binding
 from qsf.native.passing import NativeItem, PassReport, run_pass
 from qsf.passes import PassItem, run_items
-from qsf_converter import convert
 
 N_SESSIONS = 4
 N_DRAFTS = 12
@@ -29,16 +26,7 @@ N_DRAFTS = 12
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("shared-drafts")
-    for name, make in (("llama", make_llama), ("mistral", make_mistral)):
-        make(folder / name, seed=3)
-        convert(folder / name, folder / f"{name}.qsf", quant_type="4bit")
-    return {
-        "llama": folder / "llama.qsf",
-        "mistral": folder / "mistral.qsf",
-        "streamed": make_streamed_gpt2(folder),
-        "experts": Path(__file__).parents[2] / "golden" / "tiny-experts-4bit.qsf",
-    }
+    return make_draft_models(tmp_path_factory.mktemp("shared-drafts"))
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -56,19 +44,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def opened(name: str, path: Path, n_drafts: int, **options: Any) -> binding.NativeModel:
     """Open; a streamed model in little memory."""
     asked: dict[str, Any] = {"draft_rows": n_drafts, "max_sessions": N_SESSIONS, **options}
-    if name != "streamed":
-        return binding.NativeModel(path, binding.Options(budget_bytes=0, **asked))
-    for more_bytes in range(1 << 18, 1 << 24, 1 << 18):
-        # What the process holds, and so the least budget, may grow meanwhile.
-        least = binding.plan_model(path, binding.Options(budget_bytes=1 << 20, **asked))
-        budget_bytes = least.min_budget_bytes + more_bytes
-        with contextlib.suppress(QsfMemoryError):
-            model = binding.NativeModel(path, binding.Options(budget_bytes=budget_bytes, **asked))
-            plan = model.info().plan
-            if plan.draft_rows == n_drafts and plan.chunk_tokens >= 32 and plan.streamed_bytes:
-                return model
-            model.close()
-    raise AssertionError("no budget streams layers and has room for drafts")
+    if name == "streamed":
+        return open_streamed(path, least_chunk_tokens=32, **asked)
+    return binding.NativeModel(path, binding.Options(budget_bytes=0, **asked))
 
 
 class Mixture:
