@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
 from qsf.kept import copy_held
+from qsf.kv import KV_BLOCK_TOKENS
 from qsf.passes import Choice, PassItem, choose_items, is_ahead, run_items
 from qsf.session import create_session
 from qsf.text.arguments import as_messages, as_tokens, count_common
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from qsf.text.opened import OpenedModel
 
     Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-
-# Fewer tokens are evaluated rather than waited for: a block of the KV pool.
-_LEAST_SHARED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class _Slot:
         self.n_held = len(self.session.tokens)
         run.n_evaluated = len(run.tokens) - self.n_held
         self.leader = None
-        n_best = self.n_held + _LEAST_SHARED - 1
+        n_best = self.n_held + KV_BLOCK_TOKENS - 1  # fewer are evaluated rather than waited for
         for other in others:
             if other.run is None or other.index >= self.index:
                 continue

@@ -16,8 +16,9 @@ _KV_BITS = {"2bit": 2, "4bit": 4, "8bit": 8, "f16": 16, "f32": 32}
 KV_TYPES = "f32, f16, 8bit, 4bit, 2bit, or kXvY with X, Y of 16, 8, 4, 2"
 KV_POLICIES = "none, recompute[:P] or window:W[:P]"
 
+KV_BLOCK_TOKENS = 32  # of the KV pool; sequences share whole blocks
+
 _PINNED_TOKENS = 256
-_LEAST_WINDOW_TOKENS = 32
 _MOST_TOKENS = 2**31
 
 
@@ -92,8 +93,8 @@ def parse_kv_policy(text: str) -> KvPolicy | None:
         raise ValueError(f"{text!r} is not a policy for the KV cache: {KV_POLICIES}")
     window_tokens = int(found[2] or 0)
     pinned_tokens = _PINNED_TOKENS if found[3] is None else int(found[3])
-    if found[2] is not None and window_tokens < _LEAST_WINDOW_TOKENS:
-        raise ValueError(f"{text!r} is too small: a window has at least {_LEAST_WINDOW_TOKENS}")
+    if found[2] is not None and window_tokens < KV_BLOCK_TOKENS:
+        raise ValueError(f"{text!r} is too small: a window has at least {KV_BLOCK_TOKENS}")
     if max(window_tokens, pinned_tokens) > _MOST_TOKENS:
         raise ValueError(f"{text!r} is too much: at most {_MOST_TOKENS} tokens")
     return KvPolicy(text, window_tokens, pinned_tokens)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from qsf.errors import QsfError, QsfMemoryError
+from qsf.kv import KV_BLOCK_TOKENS
 from qsf.serve.costs import Costs, value
 from qsf.serve.job import Chosen, Job, State
 from qsf.serve.metrics import Metrics
@@ -21,7 +22,7 @@ from qsf.serve.slot_files import SlotFiles
 from qsf.text.arguments import count_common
 
 # Fewer tokens are evaluated rather than waited for: a block of the KV pool.
-_LEAST_TOKENS = 32
+_LEAST_TOKENS = KV_BLOCK_TOKENS
 _MEASURED_TOKENS = 64
 _PINNED_SALT = "prefix"  # of no job
 
