@@ -65,7 +65,6 @@ class Scheduler:
         self._left: list[Job] = []  # the line, by being cancelled
         self._changed = threading.Condition()
         self._is_closed = self._is_ended = False
-        self._n_passes = 0
         self._n_turns = 0  # of jobs that were admitted
         self._is_full = False  # a job was set aside: none is admitted until one has ended
 
@@ -358,7 +357,6 @@ class Scheduler:
             self._metrics.count_accepted(n_decoded)
         else:
             seconds = self._clock() - started
-            self._n_passes += 1
             self._pace.learn(n_decoded, n_prompt, seconds)
             slot, item = rows[0]
             if len(rows) == 1 and n_prompt == len(item.tokens):  # nothing but a prompt
