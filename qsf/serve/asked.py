@@ -216,7 +216,10 @@ def make_jobs(
     for index in range(len(asked.prompts) * asked.n):
         how = asked.choosing
         seed = (how.seed + index % asked.n) % 2**64
-        decoder = answer_decoder(model.tokenizer, begins_text=asked.begins_text)
+        functions = () if asked.tools is None else asked.tools.names
+        decoder = answer_decoder(
+            model.tokenizer, begins_text=asked.begins_text, functions=functions
+        )
         constraint: Any = None if asked.constraint is None else asked.constraint.copy()
         reader = None
         if asked.tools is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from qsf.text.channels import CALL_BEGIN, CALL_MARKERS, CALL_MIDDLE
 from qsf.text.constraints import lark_json
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class Format:
     arguments: str = "json"
 
     @property
+    def is_single(self) -> bool:
+        """An answer has one call at most: Harmony's ends with it."""
+        return self.begin == CALL_BEGIN
+
+    @property
     def is_list(self) -> bool:
         """Calls are the entries of one JSON list."""
         return self.first.endswith("[")
@@ -71,10 +77,14 @@ FORMATS = (
         "Llama 3", ("dictionary of argument name and its value",), "", "",
         '{"name": "', '", "parameters": ', "}",
     ),
+    Format(
+        "gpt-oss", ("<|channel|>commentary",), CALL_BEGIN, "<|call|>", CALL_BEGIN, CALL_MIDDLE, "",
+    ),
 )  # fmt: skip
 # Texts of special tokens that are part of calls.
 _MARKERS = ("<|tool_call|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
-            "<|python_tag|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")  # fmt: skip
+            "<|python_tag|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+            *CALL_MARKERS)  # fmt: skip
 
 
 def find_format(template: str) -> Format | None:

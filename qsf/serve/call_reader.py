@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsf.serve.call_formats import Format, read_whole
+from qsf.text.channels import CALL_MIDDLE
 from qsf.text.sampling import n_overlap
 
 # Templates of Mistral's refuse ids of another form; the others take any.
@@ -19,7 +20,9 @@ _ID_LENGTH = 9
 _JSON_HEAD = re.compile(
     r'\s*\[?\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_NAMED_HEAD = re.compile(r"\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?=\{)")
+_NAMED_HEAD = re.compile(
+    rf"\s*(?P<name>[\w.-]+)(?:(?:\[CALL_ID\]\w*)?\[ARGS\]|{re.escape(CALL_MIDDLE)})\s*(?=\{{)"
+)
 _OBJECT_START = '{"name":'
 
 
@@ -75,7 +78,7 @@ class CallReader:
         self._form = form
         self._schemas = schemas
         self._is_parallel = is_parallel
-        self._head = _NAMED_HEAD if form.middle == "[ARGS]" else _JSON_HEAD
+        self._head = _NAMED_HEAD if form.middle in ("[ARGS]", CALL_MIDDLE) else _JSON_HEAD
         self._rest = ""  # not looked at yet
         self._raw = ""  # what has begun the calls, should they be none
         self._state: Callable[[], bool] = self._in_text if form.begin else self._at_start

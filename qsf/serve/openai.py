@@ -34,6 +34,7 @@ from qsf.serve.problems import Problem, invalid
 from qsf.serve.timings import timings, usage
 from qsf.serve.tools import Tools, chat_turns, read_chat_tools, tools_constraint
 from qsf.text.arguments import as_messages
+from qsf.text.channels import final_header
 
 if TYPE_CHECKING:
     from qsf.serve.call_reader import CallPart
@@ -153,7 +154,7 @@ def encode_messages(
         described = None if tools is None else tools.described
         prompt = model.chat_tokens(turns, arguments, described)
         if prefix:
-            prompt += model.tokenizer.encode(
+            prompt += final_header(model.tokenizer) + model.tokenizer.encode(
                 prefix, add_prefix=False, parse_special=False, max_tokens=serving.ctx_tokens
             )
     except QsfArgumentError as error:

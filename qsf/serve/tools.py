@@ -15,6 +15,7 @@ from qsf.serve.call_reader import CallReader
 from qsf.serve.fields import Fields, shown
 from qsf.serve.forms import AnswerForm, constrain, need_constraints
 from qsf.serve.problems import invalid
+from qsf.text.channels import CALL_MARKERS
 from qsf.text.tokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class Tools:
     strict: Mapping[str, Constraint]
 
     @property
+    def names(self) -> set[str]:
+        """The names of the functions."""
+        return {tool.name for tool in self.tools}
+
+    @property
     def described(self) -> list[dict[str, Any]]:
         """The functions as chat templates know them."""
         return [tool.described for tool in self.tools]
@@ -71,8 +77,9 @@ class Tools:
         return CallReader(self.form, schemas, is_parallel=self.is_parallel)
 
     def decoder(self, decoder: IncrementalDecoder) -> IncrementalDecoder:
-        """Return a decoder that tells special tokens of calls."""
-        return _WithMarkers(decoder, self.markers) if self.markers else decoder
+        """Return a decoder that tells special tokens of calls, but those of channels."""
+        told = {t: name for t, name in self.markers.items() if name not in CALL_MARKERS}
+        return _WithMarkers(decoder, told) if told else decoder
 
 
 class _WithMarkers(IncrementalDecoder):
@@ -156,7 +163,7 @@ def read_tools(
     return Tools(
         tools=tools,
         choice=choice,
-        is_parallel=is_parallel,
+        is_parallel=is_parallel and not form.is_single,
         form=form,
         markers=marker_tokens(serving.model.tokenizer),
         strict=_strict_constraints(tools, form, serving, place) if choice == "auto" else {},
@@ -330,10 +337,14 @@ def _chat_turn(message: dict[str, Any]) -> dict[str, Any]:
     _check_id(message.get("tool_call_id"), "tool_call_id")
     if not isinstance(calls, list | None):
         raise invalid("messages", f"tool_calls must be a list, not {shown(calls)}")
-    if not calls:
-        return message
+    if not calls:  # templates may ask whether there is the word alone
+        return {name: value for name, value in message.items() if name != "tool_calls"}
     turn = {**message, "tool_calls": [_chat_call(call) for call in calls]}
-    return {**turn, "content": message.get("content") or ""}
+    turn["content"] = message.get("content") or ""
+    thoughts = message.get("reasoning_content")
+    if isinstance(thoughts, str) and not turn["content"]:
+        turn.setdefault("thinking", thoughts)  # gpt-oss's word for it
+    return turn
 
 
 def _chat_call(call: Any) -> dict[str, Any]:

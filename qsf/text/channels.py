@@ -1,19 +1,24 @@
-"""Answers in channels, as gpt-oss writes them (Harmony): the final one is shown."""
+"""Answers in channels, as gpt-oss writes them (Harmony): the final one, and calls of functions."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from qsf.text.tokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from qsf.text.tokenizer import Tokenizer
 
 _ENDS = ("<|return|>", "<|call|>")
 _MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", *_ENDS)
+CALL_BEGIN = "<|channel|>commentary to=functions."
+CALL_MIDDLE = " <|constrain|>json<|message|>"
+CALL_MARKERS = ("<|channel|>", "<|constrain|>", "<|message|>")
+_RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 
 def channel_markers(tokenizer: Tokenizer) -> dict[int, str]:
@@ -29,25 +34,48 @@ def ends_with_channels(end_ids: frozenset[int], tokenizer: Tokenizer | None) -> 
     return (end_ids - set(markers)) | ends
 
 
-def answer_decoder(tokenizer: Tokenizer, *, begins_text: bool) -> IncrementalDecoder:
-    """Return a decoder of what is generated: an answer if it begins a text, else a continuation."""
+def final_header(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens between a role and an answer that is begun; []: there are no channels."""
+    if not channel_markers(tokenizer):
+        return []
+    return tokenizer.encode("<|channel|>final<|message|>", add_prefix=False)
+
+
+def answer_decoder(
+    tokenizer: Tokenizer, *, begins_text: bool, functions: Collection[str] = ()
+) -> IncrementalDecoder:
+    """Return a decoder of what is generated: an answer if it begins a text, else a continuation.
+
+    Calls of ``functions``, by names, are text in one form: ``CALL_BEGIN``, the name,
+    ``CALL_MIDDLE``, the arguments.
+    """
     decoder = tokenizer.incremental(at_start=begins_text)
     markers = channel_markers(tokenizer) if begins_text else {}
-    return _ChannelDecoder(decoder, markers) if markers else decoder
+    return _ChannelDecoder(decoder, markers, functions) if markers else decoder
 
 
 class _ChannelDecoder(IncrementalDecoder):
-    """Gives the text of the final channel, and that of the others as reasoning.
+    """Gives the text of the final channel and calls, and that of the others as reasoning.
 
     A message is ``<|channel|>``, its channel's name and perhaps more, ``<|message|>``, text,
-    ``<|end|>``; before the next one comes ``<|start|>`` with a role.
+    ``<|end|>``; before the next one comes ``<|start|>`` with a role. Whom it is for ("to=") stands
+    behind the role or the channel.
     """
 
-    def __init__(self, decoder: IncrementalDecoder, markers: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        decoder: IncrementalDecoder,
+        markers: Mapping[int, str],
+        functions: Collection[str],
+    ) -> None:
         self._decoder = decoder
         self._markers = markers
+        self._functions = functions
         self._marker = ""  # the last one; "": none has come yet
+        self._has_text = False  # before the first marker, and it is shown
+        self._role = ""
         self._channel = ""
+        self._is_call = False
         self._reasoning = ""
 
     def push(self, token_id: int) -> str:
@@ -55,26 +83,50 @@ class _ChannelDecoder(IncrementalDecoder):
         marker = self._markers.get(token_id)
         if marker is None:
             return self._sort(self._decoder.push(token_id))
-        text = self.flush()
+        text = self._sort(self._decoder.flush())
         self._marker = marker
-        if marker != "<|message|>":
-            self._channel = ""
+        self._is_call = False
+        if marker == "<|message|>":
+            return text + self._begin_message()
+        if marker != "<|channel|>":
+            self._role = ""
+        self._channel = ""
         return text
 
     def flush(self) -> str:
         """Return what is left of the text to be shown."""
-        return self._sort(self._decoder.flush())
+        held = self._role if self._marker == "" else ""
+        self._role = ""
+        return held + self._sort(self._decoder.flush())
 
     def take_reasoning(self) -> str:
         """Return what other channels have said since the last call."""
         text, self._reasoning = self._reasoning, ""
         return text
 
+    def _begin_message(self) -> str:
+        found = _RECIPIENT.search(f"{self._role} {self._channel}")
+        self._is_call = found is not None and found[1] in self._functions
+        return CALL_BEGIN + found[1] + CALL_MIDDLE if found and self._is_call else ""
+
     def _sort(self, text: str) -> str:
         if self._marker == "<|channel|>":
             self._channel += text
-        elif self._marker == "<|message|>" and self._channel.split()[:1] not in ([], ["final"]):
+        elif self._marker == "<|message|>":
+            if self._is_call or self._channel.split()[:1] in ([], ["final"]):
+                return text
             self._reasoning += text
-        elif self._marker in ("", "<|message|>"):
-            return text
+        elif self._marker == "<|start|>":
+            self._role += text
+        elif self._marker == "":
+            return self._sort_first(text)
         return ""
+
+    def _sort_first(self, text: str) -> str:
+        """Hold text before the first marker as long as it may say whom the message is for."""
+        self._role += text
+        if not self._has_text and self._role.lstrip()[:3] == "to="[: len(self._role.lstrip())]:
+            return ""
+        text, self._role = self._role, ""
+        self._has_text = True
+        return text

@@ -16,9 +16,19 @@ MARKERS = (
     "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>",
     "<|call|>",
 )  # fmt: skip
+# Calls and their results as gpt-oss's template has them.
 TEMPLATE = (
-    "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}"
-    "<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>{% endfor %}<|start|>assistant"
+    "{% for t in tools or [] %}<|start|>developer<|message|>{{ t.function.name }}<|end|>"
+    "{% endfor %}{% for m in messages %}"
+    "{% if 'tool_calls' in m %}{% set call = m.tool_calls[0].function %}"
+    "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>"
+    "{% endif %}<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json"
+    "<|message|>{{ call.arguments | tojson }}<|call|>"
+    "{% elif m.role == 'tool' %}<|start|>functions to=assistant<|channel|>commentary<|message|>"
+    "{{ m.content | tojson }}<|end|>"
+    "{% else %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}"
+    "<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "<|start|>assistant"
 )
 THOUGHTS = "Who asks? A cat."
 ANSWER = "I am a dog, and you are not."
@@ -26,6 +36,10 @@ TEXT = (
     f"<|channel|>analysis<|message|>{THOUGHTS}<|end|>"
     "<|start|>assistant<|channel|>commentary to=user <|constrain|>json<|message|>{}<|end|>"
     f"<|start|>assistant<|channel|>final<|message|>{ANSWER}<|return|>"
+)
+CALL = (
+    f"<|channel|>analysis<|message|>{THOUGHTS}<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.weather <|constrain|>json<|message|>{"city": "Ulm"}<|call|>'
 )
 
 

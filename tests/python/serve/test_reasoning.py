@@ -1,19 +1,28 @@
-"""What gpt-oss says before its answer is ``reasoning_content``, in a stream and whole."""
+"""What gpt-oss says before its answer is ``reasoning_content``; its calls are ``tool_calls``."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from make.harmony import ANSWER, THOUGHTS, make_harmony, said
+from make.harmony import ANSWER, CALL, TEXT, THOUGHTS, make_harmony, said
 from make.served import Client, serving
 from qsf.serve.job import Chosen, Job
+from qsf.serve.openai import encode_messages
 
 CHAT: Any = [{"role": "user", "content": "Who are you?"}]
+CITY: Any = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Ulm", "Bonn"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +33,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 @pytest.fixture(autouse=True)
-def script(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def script(client: Client, monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
     """Let the model say what it is to say."""
-    tokens = said(client.model.tokenizer)
+    tokens = said(client.model.tokenizer, getattr(request, "param", TEXT))
 
     def choose(jobs: Sequence[tuple[int, Job]]) -> list[Chosen]:
         return [Chosen(tokens[job.n_generated]) for _, job in jobs]
@@ -61,3 +70,78 @@ def test_other_forms_have_the_answer_alone(client: Client) -> None:
     assert [part["text"] for part in response["output"][0]["content"]] == [ANSWER]
     message = client.post("/v1/messages", messages=CHAT, max_tokens=100).json
     assert [part["text"] for part in message["content"]] == [ANSWER]
+
+
+# ---- calls of functions ----
+
+
+@pytest.mark.parametrize("script", [CALL], indirect=True)
+def test_a_call(client: Client) -> None:
+    answer = client.post("/v1/chat/completions", messages=CHAT, tools=TOOLS)
+    choice = answer.json["choices"][0]
+    message = choice["message"]
+    assert (message["content"], message["reasoning_content"]) == (None, THOUGHTS)
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "weather", "arguments": '{"city": "Ulm"}'}
+    ]
+    assert choice["finish_reason"] == "tool_calls"
+    answer = client.post("/v1/chat/completions", messages=CHAT, tools=TOOLS, stream=True)
+    deltas = [event["choices"][0]["delta"] for event in answer.events[:-1]]
+    parts = [part["function"] for delta in deltas for part in delta.get("tool_calls", ())]
+    assert [part["name"] for part in parts if "name" in part] == ["weather"]
+    assert "".join(part["arguments"] for part in parts) == '{"city": "Ulm"}'
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == THOUGHTS
+    unasked = client.post("/v1/chat/completions", messages=CHAT).json["choices"][0]["message"]
+    assert "tool_calls" not in unasked
+    message = client.post("/v1/messages", messages=CHAT, max_tokens=100, tools=[
+        {"name": "weather", "input_schema": CITY}
+    ]).json  # fmt: skip
+    assert [block["input"] for block in message["content"]] == [{"city": "Ulm"}]
+
+
+@pytest.mark.parametrize("script", ["Ulm"], indirect=True)
+def test_calls_results_and_thoughts_reach_the_template(client: Client) -> None:
+    function = {"name": "weather", "arguments": '{"city": "Ulm"}'}
+    turns = [
+        *CHAT,
+        {
+            "role": "assistant",
+            "reasoning_content": THOUGHTS,
+            "tool_calls": [{"id": "a", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "3 C"},
+        {"role": "assistant", "content": "Three.", "tool_calls": None},
+    ]
+    prompt = client.post("/apply-template", messages=turns, tools=TOOLS).json["prompt"]
+    assert prompt == (
+        "<|start|>developer<|message|>weather<|end|><|start|>user<|message|>Who are you?<|end|>"
+        f"<|start|>assistant<|channel|>analysis<|message|>{THOUGHTS}<|end|>"
+        "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>"
+        '{"city": "Ulm"}<|call|>'
+        '<|start|>functions to=assistant<|channel|>commentary<|message|>"3 C"<|end|>'
+        "<|start|>assistant<|channel|>final<|message|>Three.<|end|><|start|>assistant"
+    )
+
+
+@pytest.mark.parametrize("script", [" dog.<|return|>"], indirect=True)
+def test_an_answer_that_is_begun_goes_on_in_the_final_channel(client: Client) -> None:
+    begun = [*CHAT, {"role": "assistant", "content": "I am a"}]
+    answer = client.post("/v1/chat/completions", messages=begun).json
+    assert answer["choices"][0]["message"]["content"] == " dog."
+    tokens, _ = encode_messages(begun, {}, client.server.serving)
+    header = said(client.model.tokenizer, "<|start|>assistant<|channel|>final<|message|>I am a")
+    assert tokens[-len(header) :] == header
+
+
+def test_a_call_that_must_be_is_made(tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    with serving(make_harmony(tmp_path), constraints=True) as free:
+        for seed in range(3):
+            choice = free.post(
+                "/v1/chat/completions", messages=CHAT, tools=TOOLS, tool_choice="required",
+                seed=seed, temperature=1.2,
+            ).json["choices"][0]  # fmt: skip
+            assert choice["finish_reason"] == "tool_calls"
+            (call,) = choice["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"])["city"] in ("Ulm", "Bonn")
+            assert choice["message"]["content"] is None

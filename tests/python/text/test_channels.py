@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from make.harmony import ANSWER, N_WORDS, TEXT, THOUGHTS, make_harmony, said
+from make.harmony import ANSWER, CALL, N_WORDS, TEXT, THOUGHTS, make_harmony, said
 from qsf import Model
 from qsf.native import binding
-from qsf.text.channels import answer_decoder
+from qsf.text.channels import CALL_BEGIN, CALL_MIDDLE, answer_decoder
 from qsf.text.tokenizer import Tokenizer
 
 
@@ -22,9 +22,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         yield opened
 
 
-def read(tokenizer: Tokenizer, text: str, *, begins_text: bool = True) -> tuple[str, str]:
+def read(
+    tokenizer: Tokenizer, text: str, *, begins_text: bool = True, functions: Sequence[str] = ()
+) -> tuple[str, str]:
     """Return what is shown of a text, and what is reasoning."""
-    decoder = answer_decoder(tokenizer, begins_text=begins_text)
+    decoder = answer_decoder(tokenizer, begins_text=begins_text, functions=functions)
     shown = reasoning = ""
     for token in said(tokenizer, text):
         shown += decoder.push(token)
@@ -48,6 +50,35 @@ def read(tokenizer: Tokenizer, text: str, *, begins_text: bool = True) -> tuple[
 )
 def test_the_final_channel_is_shown(model: Model, text: str, shown: str, reasoning: str) -> None:
     assert read(model.tokenizer, text) == (shown, reasoning)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "reasoning"),
+    [
+        (CALL.removesuffix("<|call|>"), '{"city": "Ulm"}', THOUGHTS),
+        (" to=functions.weather<|channel|>commentary json<|message|>{}", "{}", ""),
+        (
+            "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant to=functions.weather"
+            "<|channel|>commentary <|constrain|>json<|message|>{}<|end|>"
+            "<|start|>assistant<|channel|>analysis<|message|>, well",
+            "{}",
+            "Hm, well",
+        ),
+    ],
+)
+def test_calls_of_known_functions_have_one_form(
+    model: Model, text: str, shown: str, reasoning: str
+) -> None:
+    call = CALL_BEGIN + "weather" + CALL_MIDDLE + shown
+    assert read(model.tokenizer, text, functions=["weather", "now"]) == (call, reasoning)
+    unknown, thoughts = read(model.tokenizer, text, functions=["now"])
+    assert unknown == ""
+    assert sorted(thoughts) == sorted(shown + reasoning)
+
+
+@pytest.mark.parametrize("text", ["to", "to b", "To be", " two", "to=", "x to=functions.weather"])
+def test_what_only_looks_like_whom_it_is_for_is_shown(model: Model, text: str) -> None:
+    assert read(model.tokenizer, text, functions=["weather"]) == (text, "")
 
 
 def test_half_a_character_stays_in_its_channel(model: Model) -> None:
