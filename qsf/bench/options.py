@@ -25,6 +25,8 @@ PROGRAM = "python -m qsf.bench"
 DEFAULT_SHAPE = "tinyllama-1.1b"
 DEFAULT_TYPES = ("4bit", "2bit")
 DEFAULT_ROUNDS = 3
+DEFAULT_ROUTING = "local"
+ROUTINGS = (DEFAULT_ROUTING, "even")
 EXIT_SLOWER = 3
 
 _HELP_COLUMNS = 80
@@ -132,6 +134,14 @@ class Options:
     )
     depth: tuple[int, ...] = _option(
         "N,...", "Tokens in the context before each test.", _TOKENS, shown="0", default=(0,)
+    )
+    routing: tuple[str, ...] = _option(
+        "local,even",
+        "How random mixtures choose experts: as much alike from token to token as a trained one "
+        "does, or evenly, the worst case.",
+        _list_of(_one_of(ROUTINGS)),
+        shown=DEFAULT_ROUTING,
+        default=(DEFAULT_ROUTING,),
     )
     ram_budget: tuple[int | None, ...] | None = _option(
         "MB|none,...",

@@ -8,7 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from qsf.bench.options import DEFAULT_SHAPE, DEFAULT_TYPES, Options
+from qsf.bench.models.shapes import find_shape
+from qsf.bench.options import DEFAULT_ROUTING, DEFAULT_SHAPE, DEFAULT_TYPES, Options
 from qsf.bench.run.llama_bench import KV_TYPES as BASELINE_KV_TYPES
 from qsf.bench.run.tasks import LLAMA, QSF, Test, setting_words
 from qsf.errors import QsfArgumentError
@@ -98,8 +99,9 @@ def _memory(options: Options) -> list[tuple[int | None, int | None]]:
 def _tests(options: Options, *, is_capped: bool) -> tuple[Test, ...]:
     prompts = options.prompt or (_CAPPED_PROMPT if is_capped else _DEFAULT_PROMPT,)
     gens = options.gen or (_CAPPED_GEN if is_capped else _DEFAULT_GEN,)
-    tests = [Test("pp", n, at) for at in options.depth for n in prompts if n]
-    tests += [Test("tg", n, at) for at in options.depth for n in gens if n]
+    evens = [routing != DEFAULT_ROUTING for routing in options.routing]
+    tests = [Test("pp", n, at, e) for at in options.depth for n in prompts if n for e in evens]
+    tests += [Test("tg", n, at, e) for at in options.depth for n in gens if n for e in evens]
     if not tests:
         raise QsfArgumentError("--prompt 0 and --gen 0 leave nothing to measure")
     return tuple(tests)
@@ -144,6 +146,8 @@ def _refuse_conflicts(options: Options, llama: bool | None, programs: dict[str, 
     if models and (options.shape is not None or options.quant is not None):
         name = "--shape" if options.shape is not None else "--quant"
         raise QsfArgumentError(f"{name} is for random weights: leave it out beside MODEL")
+    if options.routing != (DEFAULT_ROUTING,):
+        _refuse_routing(options, programs)
     for name, n_times in Counter(path.name for path in [*models, *dict.fromkeys(gguf)]).items():
         if n_times > 1:
             raise QsfArgumentError(
@@ -163,4 +167,17 @@ def _refuse_conflicts(options: Options, llama: bool | None, programs: dict[str, 
         raise QsfArgumentError(
             f"--kv-type {options.kv_type} is QSF's alone: llama.cpp has "
             f"{', '.join(BASELINE_KV_TYPES)}, or leave it out with --baseline {NO_BASELINE}"
+        )
+
+
+def _refuse_routing(options: Options, programs: dict[str, Path]) -> None:
+    name = f"--routing {','.join(options.routing)}"
+    if options.models:
+        raise QsfArgumentError(f"{name} is for random weights: leave it out beside MODEL")
+    for shape in options.shape or (DEFAULT_SHAPE,):
+        if not find_shape(shape).n_experts:
+            raise QsfArgumentError(f"{name} is for shapes with experts, and {shape} has none")
+    if programs:
+        raise QsfArgumentError(
+            f"{name} is not for {next(iter(programs))}, which chooses tokens itself"
         )

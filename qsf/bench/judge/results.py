@@ -73,6 +73,7 @@ class Row:
     bytes_per_token: int | None = None  # that a token (pp: a pass) needs, of weights and KV cache
     gb_per_s: float | None = None  # tok/s * what of them comes from where limited_by says
     read_bytes_per_token: float | None = None  # from the disk, by the kernel's count
+    expert_hits: float | None = None  # share of the chosen experts that were in memory
     kv_type: str = ""
     io: str = ""
     file: str = ""  # name without folder

@@ -106,6 +106,9 @@ def _draft(measured: TaskRuns, test: Test, limits: Limits) -> _Draft | None:
         read_bytes_per_token=_median(
             run.disk_bytes / run.n_tokens for run in tests if run.disk_bytes is not None
         ),
+        expert_hits=_median(
+            run.n_expert_hits / run.n_expert_uses for run in tests if run.n_expert_uses
+        ),
         kv_type=first.kv_type,
         io=first.io,
         file=measured.file,

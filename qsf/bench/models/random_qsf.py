@@ -5,6 +5,16 @@ is quantised once from normally distributed weights, and every matrix takes its 
 there, beginning at a random place; so codes and scales look like those of a model, activations
 stay finite, and any size fits in little memory. The text such a model writes means nothing.
 
+Tokens of a mixture of experts choose experts by their rows of the embedding, which are so large
+that layers hardly change what routers see. Rows of the first half of the vocabulary have a part in
+common and one that drifts from row to row. When they are fed one after the other, tokens choose
+alike as in Qwen3-30B-A3B: 39 % of the experts of the token before, and least-recently-used
+caches of 6, 11, 17, 22, 34 and 45 % of the experts hit 38, 59, 72, 78, 87 and 91 % where recorded
+choices of that model give 38, 57, 71, 80, 92 and 96 % (6 of 128 chosen, 150 tokens). Rows of the
+other half are independent: any expert is as likely as the others, the worst case. What is not real:
+all layers are alike, and one layer's choice says nothing of the next's, though its router, applied
+too early, would be nearly always right.
+
 Layers may be left without weights. Their matrices are holes in the file, zeros that take no room
 on the disk, so that a model of 70 B parameters is made in seconds: for seeing that it opens and
 runs in little memory, not for speed, since a hole is read faster than a disk.
@@ -47,9 +57,14 @@ from qsf_converter.rounding.quantisers import quantise_rows
 from qsf_converter.rounding.tiles import mxfp4_tiles
 from qsf_converter.sources.checkpoint import MXFP4_BLOCK, MXFP4_COLS, MXFP4_VALUES
 
-GENERATOR: Final = 1  # counted up when the same arguments give another file
+GENERATOR: Final = 2  # counted up when the same arguments give another file
 WEIGHT_STD: Final = 0.02
 POOL_TILES: Final = 4096
+# Rows of the embedding of a mixture: their size, and shares of it.
+_ROUTING_STD: Final = 50.0
+_COMMON_SHARE: Final = 0.5
+_DRIFTING_SHARE: Final = 0.25
+_DRIFT: Final = math.exp(-1 / 5)  # of it, what the next row keeps
 
 
 class Weights:
@@ -87,6 +102,19 @@ class Weights:
         for row in range(whole_rows, n_rows, 1024):
             rows = self._normal(min(1024, n_rows - row), n_cols)
             writer.write(self._tiles(dtype, rows))
+
+    def write_routing_rows(self, writer: Writer, dtype: Dtype, n_rows: int, n_cols: int) -> None:
+        """Write the tiles of an embedding by which tokens choose experts."""
+        shares = (_COMMON_SHARE, _DRIFTING_SHARE, 1 - _COMMON_SHARE - _DRIFTING_SHARE)
+        of_common, of_drifting, of_own = np.sqrt(np.array(shares, np.float32))
+        common, drifting = self._random.standard_normal((2, n_cols), np.float32)
+        for first in range(0, n_rows, 1024):
+            rows = self._random.standard_normal((min(1024, n_rows - first), n_cols), np.float32)
+            steps = self._random.standard_normal(rows.shape, np.float32)
+            for row in range(min(len(rows), (n_rows + 1) // 2 - first)):
+                drifting = _DRIFT * drifting + np.sqrt(1 - _DRIFT**2) * steps[row]
+                rows[row] = of_common * common + of_drifting * drifting + of_own * rows[row]
+            writer.write(self._tiles(dtype, np.float32(_ROUTING_STD) * rows))
 
     def _tiles(self, dtype: Dtype, rows: NDArray[np.float32]) -> bytes:
         if dtype != Dtype.MXFP4:
@@ -199,7 +227,10 @@ def write_model(
                     dtype=dtype,
                     compression=compression if is_layer else Compression.NONE,
                 )
-            _write_unit(writer, weights if is_real else None, dtype, entries)
+            if place == 0 and shape.n_experts:
+                _write_routing_rows(writer, weights, dtype, entries[0])
+            else:
+                _write_unit(writer, weights if is_real else None, dtype, entries)
         if shape.family == "gpt2":
             writer.add_section("WPOS", weights.positions(shape.max_tokens, shape.dim))
         if tokenizer_from is not None:
@@ -213,6 +244,14 @@ def write_model(
                     writer.add_section("TEXT", tables)
                 writer.add_section("TOKN", pack_tokenizer(tokenizer))
         writer.add_section("META", _meta(seed))
+
+
+def _write_routing_rows(writer: Writer, weights: Weights, dtype: Dtype, entry: Entry) -> None:
+    kind, n_rows, n_cols = entry
+    writer.begin_tensor(kind, n_rows, n_cols, dtype, Layout.TILES)
+    weights.write_routing_rows(writer, dtype, n_rows, n_cols)
+    writer.end_tensor()
+    writer.end_unit()
 
 
 def _write_unit(

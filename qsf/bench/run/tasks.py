@@ -30,6 +30,9 @@ class Test:
     ``pp``: a prompt of ``n_tokens`` after ``depth`` others; only the last token's logits are
     computed. ``tg``: ``n_tokens`` one at a time after ``depth`` others, and a token is chosen
     greedily after each. The input tokens are fixed, so that both engines get the same.
+
+    ``is_even``: each token is unlike those before it, so that random mixtures choose their experts
+    evenly (see `random_qsf`).
     """
 
     __test__: ClassVar[bool] = False  # pytest takes names that begin with Test for its own
@@ -37,11 +40,12 @@ class Test:
     kind: Literal["pp", "tg"]
     n_tokens: int
     depth: int = 0
+    is_even: bool = False
 
     @property
     def name(self) -> str:
         """Such as ``pp512``; the depth is apart."""
-        return f"{self.kind}{self.n_tokens}"
+        return f"{self.kind}{self.n_tokens}{'-even' * self.is_even}"
 
     @property
     def words(self) -> str:
@@ -100,7 +104,7 @@ class Task:
 
 def parse_task(record: dict[str, Any]) -> Task:
     """Return the task of `Task.as_json`."""
-    tests = tuple(Test(t["kind"], t["n_tokens"], t["depth"]) for t in record["tests"])
+    tests = tuple(Test(t["kind"], t["n_tokens"], t["depth"], t["is_even"]) for t in record["tests"])
     return Task(**(record | {"tests": tests}))
 
 
@@ -124,6 +128,8 @@ class TestRun:
     beside: dict[str, int] = field(default_factory=dict)  # ns
     n_passes: int = 0  # over the weights
     read_bytes: int | None = None  # of weights, by the engine's count
+    n_expert_uses: int = 0
+    n_expert_hits: int = 0  # of these, in memory when they were chosen
     disk_bytes: int | None = None  # by the kernel's (/proc/self/io), all that the process read
 
 

@@ -36,10 +36,17 @@ class LlamaError(Exception):
     """llama.cpp could not do what it was asked for."""
 
 
-def tokens_of(n_tokens: int, n_vocab: int) -> array[int]:
-    """Return the tokens of a test: the same for both engines (see `worker_qsf`)."""
+def tokens_of(n_tokens: int, n_vocab: int, *, is_even: bool) -> array[int]:
+    """Return the tokens of a test: the same for both engines (see `worker_qsf`).
+
+    Of the first half of the vocabulary a run, or of the other half any (see `random_qsf`).
+    """
     chosen = random.Random(n_tokens)
-    return array("I", (chosen.randrange(n_vocab) for _ in range(n_tokens)))
+    n_half = (n_vocab + 1) // 2
+    if is_even:
+        return array("I", (n_vocab - 1 - chosen.randrange(n_half) for _ in range(n_tokens)))
+    first = chosen.randrange(n_half)
+    return array("I", ((first + i) % n_half for i in range(n_tokens)))
 
 
 class Log:
@@ -119,8 +126,8 @@ class Model:
         depth, n_tokens = test["depth"], test["n_tokens"]
         is_prompt = test["kind"] == "pp"
         self.open_context(test["ctx_tokens"])
-        tokens = tokens_of(n_tokens, self.n_vocab)
-        self._evaluate(tokens_of(depth, self.n_vocab))
+        tokens = tokens_of(n_tokens, self.n_vocab, is_even=test["is_even"])
+        self._evaluate(tokens_of(depth, self.n_vocab, is_even=test["is_even"]))
         self._evaluate(tokens if is_prompt and not self._task["is_slow"] else tokens[:1])
         if is_prompt:
             memory = self._api.llama_get_memory(self._context)

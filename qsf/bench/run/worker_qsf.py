@@ -43,10 +43,17 @@ _COMPUTING_THREAD = 0
 _NO_TOKENS = array("I")
 
 
-def tokens_of(n_tokens: int, n_vocab: int) -> array[int]:
-    """Return the tokens of a test: the same for both engines (see `worker_llama`)."""
+def tokens_of(n_tokens: int, n_vocab: int, *, is_even: bool) -> array[int]:
+    """Return the tokens of a test: the same for both engines (see `worker_llama`).
+
+    Of the first half of the vocabulary a run, or of the other half any (see `random_qsf`).
+    """
     chosen = random.Random(n_tokens)
-    return array("I", (chosen.randrange(n_vocab) for _ in range(n_tokens)))
+    n_half = (n_vocab + 1) // 2
+    if is_even:
+        return array("I", (n_vocab - 1 - chosen.randrange(n_half) for _ in range(n_tokens)))
+    first = chosen.randrange(n_half)
+    return array("I", ((first + i) % n_half for i in range(n_tokens)))
 
 
 class Loop:
@@ -114,8 +121,8 @@ class Opened:
     def run(self, test: Test, *, is_slow: bool, trace_events: int) -> tuple[TestRun, list[Any]]:
         """Warm up and time one test; also returns the trace's rows."""
         n_vocab = self.info.n_vocab
-        before = tokens_of(test.depth, n_vocab)
-        tokens = tokens_of(test.n_tokens, n_vocab)
+        before = tokens_of(test.depth, n_vocab, is_even=test.is_even)
+        tokens = tokens_of(test.n_tokens, n_vocab, is_even=test.is_even)
         self.session.rewind(0)
         if before:
             self._hold(before)
@@ -185,6 +192,8 @@ def test_run(
         beside={"read": grown("read_ns"), "checksum": grown("checksum_ns")},
         n_passes=n_passes,
         read_bytes=grown("read_bytes"),
+        n_expert_uses=grown("n_expert_uses"),
+        n_expert_hits=grown("n_expert_hits"),
     )
 
 

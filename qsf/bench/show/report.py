@@ -50,6 +50,7 @@ def parts_of(results: Results) -> list[Part]:
     parts = [
         *_measurements(results),
         _ratios(results, has_shapes=has_shapes),
+        _experts(rows, has_shapes=has_shapes),
         *_breakdowns(rows, has_shapes=has_shapes),
         _files(rows, has_shapes=has_shapes),
         _limits(results.limits),
@@ -169,6 +170,23 @@ def _limit_text(row: Row) -> str:
     if row.fraction_of_limit is None or row.above_limit:
         return row.share_of_limit
     return f"{row.share_of_limit} {'arith.' if row.limited_by == 'arithmetic' else row.limited_by}"
+
+
+def _experts(rows: Sequence[Row], *, has_shapes: bool) -> Part:
+    """Return what mixtures of experts found in memory and what they read."""
+    return _filled(
+        "experts",
+        "Experts",
+        [row for row in rows if row.expert_hits is not None],
+        [
+            ("file", False, lambda row: file_text(row) + f", {row.shape}" * has_shapes),
+            ("test", False, _test_text),
+            ("thr", True, lambda row: str(row.threads)),
+            ("MB at most", False, memory_text),
+            ("in memory", True, lambda row: f"{100 * (row.expert_hits or 0):.0f} %"),
+            ("MB read a token", True, lambda row: mb_text(row.read_bytes_per_token)),
+        ],
+    )
 
 
 def _files(rows: Sequence[Row], *, has_shapes: bool) -> Part:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import qsf
+from oracle.reference_models import load_qsf
 from qsf.bench.models import random_qsf
 from qsf.bench.models.shapes import Shape
 from qsf.file.layout import Compression, Dtype, Layout
@@ -77,3 +78,18 @@ def test_a_sparse_model_is_whole_and_takes_little_of_the_disk(
         logits = model.logits([3, 260, 7])
     assert np.isfinite(logits).all()
     assert logits.std() > 0.01
+
+
+def test_tokens_of_mixtures_choose_experts_alike_or_evenly(tmp_path: Path) -> None:
+    shape = Shape(1, 512, 64, 4, 4, 256, 32, family="olmoe", n_experts=4, n_chosen=2)
+    path = tmp_path / "m.qsf"
+    random_qsf.write_model(path, shape, Dtype.Q4, Dtype.Q8)
+    rows = load_qsf(path).weights["embedding"][:256]
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    run, free = rows[:128], rows[128:]
+    near = float(np.mean(np.sum(run[1:] * run[:-1], axis=1)))
+    far = float(np.mean(np.sum(run[32:] * run[:-32], axis=1)))
+    none = float(np.mean(np.sum(free[1:] * free[:-1], axis=1)))
+    assert (near, far, none) == pytest.approx((0.70, 0.5, 0.0), abs=0.06)
+    with qsf.Model(path, ram_budget=None) as model:
+        assert np.isfinite(model.logits([3, 200, 7])).all()

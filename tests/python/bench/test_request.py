@@ -56,6 +56,11 @@ def test_lists_are_every_combination_once() -> None:
     ]
 
 
+def test_mixtures_can_be_routed_in_two_ways() -> None:
+    found = request(shape="olmoe-1b-7b", prompt="8", gen="4", routing="local,even")
+    assert [test.name for test in found.tests] == ["pp8", "pp8-even", "tg4", "tg4-even"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -84,6 +89,12 @@ def test_lists_are_every_combination_once() -> None:
         ({"kv_type": "k9"}, "--kv-type"),
         ({"io": "fast"}, "--io: fast is unknown; available: auto, buffered"),
         ({"baseline_model": [Path("a.gguf")]}, "0 MODELs and 1 --baseline-model"),
+        ({"routing": "odd"}, "--routing: odd is unknown; available: local, even"),
+        ({"routing": "even"}, "--routing even is for shapes with experts, and tinyllama-1.1b has"),
+        (
+            {"routing": "even", "shape": "olmoe-1b-7b", "baseline": "ik=a"},
+            "--routing even is not for ik, which chooses tokens itself",
+        ),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
@@ -97,6 +108,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
     [
         ({"shape": "gpt2"}, "--shape is for random weights"),
         ({"quant": "4bit"}, "--quant is for random weights"),
+        ({"routing": "even"}, "--routing even is for random weights"),
         (
             {"baseline": "none", "baseline_model": [Path("a.gguf")]},
             "of no use with --baseline none",

@@ -148,6 +148,12 @@ def test_of_a_mixture_the_disk_gives_what_was_missing_and_memory_the_rest_before
     assert row.limit_tok_per_s == pytest.approx(2e9 / (2 * 3_000_000_000 / 512))
 
 
+def test_of_a_mixture_the_share_of_experts_in_memory_is_told() -> None:
+    runs = [[run_of(TG, 3.0, n_expert_uses=200, n_expert_hits=n)] for n in (50, 80, 60)]
+    assert only_row(measured_of("qsf", runs, tests=[TG])).expert_hits == pytest.approx(0.3)
+    assert only_row(measured_of("qsf", tg_runs(3.0), tests=[TG])).expert_hits is None
+
+
 def test_of_the_baseline_the_group_holds_all_that_fits() -> None:
     caps = [Cap(300, None, 0)]
     one = measured_of("llama.cpp", tg_runs(1.0), tests=[TG], cap_mb=300, caps=caps)

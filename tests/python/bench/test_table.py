@@ -98,6 +98,15 @@ def test_files_limits_ratios_parts_failures_and_notes_are_shown() -> None:
     assert "- a [note] to read" in lines
 
 
+def test_of_mixtures_it_is_said_what_was_in_memory() -> None:
+    results = small_results()
+    assert "Experts" not in lines_of(results)
+    row = replace(results.rows[1], expert_hits=0.404, read_bytes_per_token=500 * 2.0**20)
+    lines = lines_of(replace(results, rows=[row], ratios=[]))
+    assert "Experts" in lines
+    assert cells(line_with(lines, "qsf 4bit", "40 %"))[-2:] == ["40 %", "500"]
+
+
 def test_rows_of_several_shapes_say_which() -> None:
     results = small_results()
     rows = [*results.rows, replace(results.rows[1], shape="other")]

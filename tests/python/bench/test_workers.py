@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from array import array
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,20 +24,27 @@ from qsf.options import ModelOptions
 CHUNK_TOKENS = 4
 
 
-def tokens_of(n_tokens: int) -> list[int]:
-    return list(worker_qsf.tokens_of(n_tokens, 100))
+def tokens_of(n_tokens: int, *, is_even: bool = False) -> list[int]:
+    return list(worker_qsf.tokens_of(n_tokens, 100, is_even=is_even))
 
 
 # ---- what is evaluated ----
 
 
-def test_both_engines_get_the_same_tokens() -> None:
+@pytest.mark.parametrize("is_even", [False, True])
+def test_both_engines_get_the_same_tokens(is_even: bool) -> None:
     for n_tokens, n_vocab in ((0, 10), (1, 1), (128, 512), (512, 32000)):
-        ours = worker_qsf.tokens_of(n_tokens, n_vocab)
-        assert ours == worker_llama.tokens_of(n_tokens, n_vocab)
+        ours = worker_qsf.tokens_of(n_tokens, n_vocab, is_even=is_even)
+        assert ours == worker_llama.tokens_of(n_tokens, n_vocab, is_even=is_even)
         assert len(ours) == n_tokens
         assert all(token < n_vocab for token in ours)
-    assert len(set(worker_qsf.tokens_of(128, 32000))) > 100
+    assert len(set(worker_qsf.tokens_of(128, 32000, is_even=is_even))) > 100
+
+
+def test_tokens_are_a_run_of_one_half_or_any_of_the_other() -> None:
+    run = tokens_of(40)
+    assert [b - a for a, b in pairwise(run)] == [1] * 39 or max(run) == 49
+    assert max(run) < 50 <= min(tokens_of(40, is_even=True))
 
 
 class FakeSession:
@@ -406,7 +414,7 @@ def test_what_llama_cannot_do_is_answered(monkeypatch: pytest.MonkeyPatch) -> No
     answer = ask_llama(FakeLlama(), monkeypatch, step, path="m.qsf")
     assert answer.failure == "m.qsf cannot be opened: not a GGUF"
     api = FakeLlama()
-    monkeypatch.setattr(worker_llama, "tokens_of", lambda n, _: array("i", [-1] * n))
+    monkeypatch.setattr(worker_llama, "tokens_of", lambda n, _, **_how: array("i", [-1] * n))
     assert "llama_decode failed with 1" in ask_llama(api, monkeypatch, step).failure
 
 
