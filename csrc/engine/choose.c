@@ -23,6 +23,14 @@ static qsf_status check_logprobs(const qsf_model *m, size_t n_tokens)
                           n_tokens, n_vocab + 1);
 }
 
+/* Notes how the session's next choice will be, if it is like this one. */
+static void note_choice(qsf_session *s, const qsf_sampling *how, const qsf_adjustment *change,
+                        uint64_t random_state)
+{
+    s->last_choice = (qsf_last_choice){*how, random_state, s->n_tokens, (uint32_t)change->n_recent,
+                                       (uint32_t)change->n_counted};
+}
+
 /* Chooses under the lock of choosing, and counts it for the session unless s is NULL. */
 static qsf_status choose_locked(qsf_model *m, qsf_session *s, const float *logits,
                                 const qsf_sampling *how, const qsf_adjustment *change,
@@ -35,6 +43,8 @@ static qsf_status choose_locked(qsf_model *m, qsf_session *s, const float *logit
     if (s != NULL) {
         s->sample_ns += end_ns - start_ns;
         s->n_samples++;
+        if (logits == s->buffers.logits)
+            note_choice(s, how, change, *random_state);
     }
     qsf_trace_record(&m->trace, &(qsf_trace_event){.begin_ns = start_ns,
                                                    .end_ns = end_ns,

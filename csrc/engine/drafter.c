@@ -1,4 +1,4 @@
-/* drafter.c - the draft model follows the text and says what it finds likeliest. */
+/* drafter.c - the draft model follows the text and chooses as the session's model will. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/drafter.h"
 
@@ -18,22 +18,43 @@ static bool follow(const qsf_session *s, uint32_t n_tokens)
     return true;
 }
 
+/* Chooses what follows the first n_tokens, n_draws choices later than the session's next one, by
+ * the draft model's logits. Masks and biases are not known here. */
+static bool choose(const qsf_session *s, uint32_t n_tokens, uint32_t n_draws, uint32_t *token,
+                   float *logprob)
+{
+    const qsf_last_choice *const c = &s->last_choice;
+    const uint32_t n_new = n_tokens > c->n_tokens ? n_tokens - c->n_tokens : 0;
+    const uint32_t n_recent = n_new + c->n_recent < n_tokens ? n_new + c->n_recent : n_tokens;
+    const uint32_t n_counted = n_new + c->n_counted < n_recent ? n_new + c->n_counted : n_recent;
+    qsf_choose_item item = {
+        .session = s->drafter,
+        .how = &c->how,
+        .recent = s->buffers.tokens + n_tokens - n_recent,
+        .n_recent = n_recent,
+        .n_counted = n_counted,
+        .random_state = qsf_random_after(c->random_state, n_draws),
+        .logprob_tokens = token,
+        .logprobs = logprob,
+        .n_logprobs = 1,
+    };
+    return qsf_model_choose(s->drafter->model, &item, 1) == QSF_OK &&
+           *token < s->model->config.n_vocab;
+}
+
 bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_thrift_chain *chain, uint32_t *token,
                        uint32_t *kind)
 {
     const uint64_t start_ns = qsf_clock_ns();
     const uint64_t n_before = s->drafter->prompt_tokens;
-    uint32_t ids[2] = {0};
-    float logprobs[2];
-    const bool has_guess = follow(s, n_tokens) &&
-                           qsf_session_logprobs(s->drafter, ids, logprobs, 2) == QSF_OK &&
-                           ids[1] < s->model->config.n_vocab;
+    float logprob;
+    const bool has_guess =
+        follow(s, n_tokens) && choose(s, n_tokens, chain->n_drafts, token, &logprob);
     const uint64_t n_evaluated = s->drafter->prompt_tokens - n_before;
     qsf_thrift_spend(&s->model->shared.costs, chain, qsf_clock_ns() - start_ns,
                      (uint32_t)n_evaluated);
     if (!has_guess)
         return false;
-    *token = ids[1];
-    *kind = qsf_thrift_kind_of_model(exp((double)logprobs[1]));
+    *kind = qsf_thrift_kind_of_model(exp((double)logprob));
     return true;
 }

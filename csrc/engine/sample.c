@@ -15,6 +15,9 @@
 #define FIRST_CANDIDATES 256
 #define MORE_CANDIDATES 16
 
+/* The increment of splitmix64 */
+#define RANDOM_STEP UINT64_C(0x9E3779B97F4A7C15)
+
 /* Most that a bias or a penalty may add, so that infinities never meet in a sum. */
 #define MOST_SHIFT 1e6f
 
@@ -42,14 +45,23 @@ void qsf_sampler_layout(qsf_sampler *s, qsf_arena *a, uint32_t n_vocab)
     s->is_seen = qsf_arena_push(a, n_vocab, sizeof *s->is_seen);
 }
 
-double qsf_random_uniform(uint64_t *state)
+uint64_t qsf_random_next(uint64_t *state)
 {
-    *state += UINT64_C(0x9E3779B97F4A7C15);
+    *state += RANDOM_STEP;
     uint64_t z = *state;
     z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
     z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
-    z ^= z >> 31;
-    return (double)(z >> 11) * 0x1p-53;
+    return z ^ z >> 31;
+}
+
+double qsf_random_uniform(uint64_t *state)
+{
+    return (double)(qsf_random_next(state) >> 11) * 0x1p-53;
+}
+
+uint64_t qsf_random_after(uint64_t state, uint32_t n_draws)
+{
+    return state + n_draws * RANDOM_STEP;
 }
 
 /* exp(x) for x <= 0, with the same bits on every machine (libm differs): x = n ln2 + r, |r| <= ln2
@@ -66,7 +78,7 @@ static double exp_of_negative(double x)
     return ldexp(sum, (int)n);
 }
 
-/* log(x) for a finite x >= 1, with the same bits on every machine: x = m 2^n, sqrt(1/2) <= m <
+/* log(x) for a finite x > 0, with the same bits on every machine: x = m 2^n, sqrt(1/2) <= m <
  * sqrt(2), and the series of 2 atanh(t), t = (m - 1) / (m + 1), |t| < 0.172. */
 static double log_of(double x)
 {
@@ -227,31 +239,42 @@ static double weigh_all(const choosing *c, float least)
     return total;
 }
 
-/* Returns the index in values [n] at which the running sum exceeds *left, and subtracts the sum
- * before it from *left. Rounding may leave *left above the whole sum: then returns the last index
- * that is not 0. */
-static size_t walk(const float *values, size_t n, double *left)
+/* A race of tokens: each ends after a random time, exponential with its weight as the rate, and the
+ * first one wins, so a token wins with a probability in proportion to its weight. A token's random
+ * number depends on the draw and its id alone. So two models that find similar weights, and draw
+ * with the same state, mostly choose the same token. */
+typedef struct race {
+    uint64_t draw;
+    double best; /* the time of the first one so far, and its token */
+    uint32_t token;
+} race;
+
+static race begin_race(uint64_t *random_state)
 {
-    size_t chosen = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (values[i] == 0.0f)
-            continue;
-        chosen = i;
-        if (*left < (double)values[i])
-            break;
-        *left -= (double)values[i];
-    }
-    return chosen;
+    return (race){qsf_random_next(random_state), INFINITY, UINT32_MAX};
 }
 
-/* Without top-k and top-p no sorting is needed: weigh all, choose the strip, then the id in it. */
-static uint32_t choose_any(const choosing *c, double draw)
+/* Of equal times the lower id wins. */
+static void let_run(race *r, uint32_t id, double weight)
 {
-    const qsf_sampler *const s = c->s;
-    double left = draw * weigh_all(c, c->how->min_p);
-    const size_t first = walk(s->sums, qsf_ceil_div(s->n_vocab, QSF_STRIP), &left) * QSF_STRIP;
-    const size_t n = s->n_vocab - first < QSF_STRIP ? s->n_vocab - first : QSF_STRIP;
-    return (uint32_t)(first + walk(s->odds + first, n, &left));
+    uint64_t state = qsf_random_after(r->draw, id);
+    const double u = qsf_random_uniform(&state);
+    if (weight == 0.0 || u > r->best * weight) /* cheaper, and -log(1 - u) >= u */
+        return;
+    const double time = -log_of(1.0 - u) / weight;
+    if (time > r->best || (time == r->best && id > r->token))
+        return;
+    r->best = time;
+    r->token = id;
+}
+
+/* Without top-k and top-p no sorting is needed. */
+static uint32_t choose_any(const choosing *c, race r)
+{
+    (void)weigh_all(c, c->how->min_p);
+    for (uint32_t id = 0; id < c->s->n_vocab; id++)
+        let_run(&r, id, (double)c->s->odds[id]);
+    return r.token;
 }
 
 /* Returns a score that at least n_wanted ids reach: the smallest of the largest n_wanted `tops`,
@@ -314,16 +337,15 @@ static uint32_t pop_best(const choosing *c, uint32_t n)
 }
 
 /* Chooses among the n_kept best ids, which are at the end of the n ids. */
-static uint32_t choose_kept(const qsf_sampler *s, uint32_t n, uint32_t n_kept, double left)
+static uint32_t choose_kept(const qsf_sampler *s, uint32_t n, uint32_t n_kept, race r)
 {
-    uint32_t i = 0;
-    while (i + 1 < n_kept && left >= s->weights[i])
-        left -= s->weights[i++];
-    return s->heap[n - 1 - i];
+    for (uint32_t i = 0; i < n_kept; i++)
+        let_run(&r, s->heap[n - 1 - i], s->weights[i]);
+    return r.token;
 }
 
 /* Chooses among the top_k best, restricted by top-p and min-p. */
-static uint32_t choose_top_k(const choosing *c, double draw)
+static uint32_t choose_top_k(const choosing *c, race r)
 {
     qsf_sampler *const s = c->s;
     const uint32_t limit = c->how->top_k < c->n_allowed ? c->how->top_k : c->n_allowed;
@@ -341,11 +363,11 @@ static uint32_t choose_top_k(const choosing *c, double draw)
             break;
         sum += s->weights[n_kept++];
     }
-    return choose_kept(s, n, n_kept, draw * sum);
+    return choose_kept(s, n, n_kept, r);
 }
 
 /* Chooses among all ids, restricted by top-p and min-p. */
-static uint32_t choose_top_p(const choosing *c, double draw)
+static uint32_t choose_top_p(const choosing *c, race r)
 {
     qsf_sampler *const s = c->s;
     const double enough = (double)c->how->top_p * weigh_all(c, 0.0f);
@@ -363,7 +385,7 @@ static uint32_t choose_top_p(const choosing *c, double draw)
                 sum += s->weights[n_kept++];
         }
         if (is_last || sum >= enough || n_ordered == s->n_vocab)
-            return choose_kept(s, n, n_kept, draw * sum);
+            return choose_kept(s, n, n_kept, r);
     }
 }
 
@@ -385,13 +407,13 @@ qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float 
         *token = find_best(&c);
         return QSF_OK;
     }
-    const double draw = qsf_random_uniform(random_state);
+    const race r = begin_race(random_state);
     if (how->top_k != 0 && how->top_k < s->n_vocab)
-        *token = choose_top_k(&c, draw);
+        *token = choose_top_k(&c, r);
     else if (how->top_p < 1.0f)
-        *token = choose_top_p(&c, draw);
+        *token = choose_top_p(&c, r);
     else
-        *token = choose_any(&c, draw);
+        *token = choose_any(&c, r);
     return QSF_OK;
 }
 

@@ -53,7 +53,12 @@ qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float 
 qsf_status qsf_sampler_logprobs(qsf_sampler *s, const qsf_kernels *k, const float *logits,
                                 uint32_t *tokens, float *logprobs, size_t n_tokens);
 
-/* Returns the next number of a splitmix64 sequence (Steele, Lea, Flood 2014) in [0, 1). */
+/* Returns the next number of a splitmix64 sequence (Steele, Lea, Flood 2014); _uniform: in [0, 1).
+ */
+uint64_t qsf_random_next(uint64_t *state);
 double qsf_random_uniform(uint64_t *state);
+
+/* Returns the state after n_draws more. */
+uint64_t qsf_random_after(uint64_t state, uint32_t n_draws);
 
 #endif

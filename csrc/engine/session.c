@@ -51,6 +51,8 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     qsf_session_layout(&s->buffers, &arena, &m->config, &m->plan, &m->kv_pool,
                        m->n_created++ % m->plan.max_sessions);
     atomic_init(&s->cancelled, false);
+    /* A greedy choice, until there is one. */
+    s->last_choice.how = (qsf_sampling){.repetition_penalty = 1.0f, .top_p = 1.0f};
     const qsf_status status =
         m->drafter != NULL ? qsf_session_create(m->drafter, &s->drafter) : QSF_OK;
     if (status != QSF_OK) {

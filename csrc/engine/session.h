@@ -16,6 +16,15 @@
 #include "include/qsf.h"
 #include "platform/stopwatch.h"
 
+/* How the latest token was chosen from a session's logits. */
+typedef struct qsf_last_choice {
+    qsf_sampling how;
+    uint64_t random_state; /* after it */
+    uint32_t n_tokens;     /* that the session held */
+    uint32_t n_recent;
+    uint32_t n_counted;
+} qsf_last_choice;
+
 struct qsf_session {
     qsf_model *model;
     qsf_session_buffers buffers;
@@ -30,6 +39,7 @@ struct qsf_session {
     uint32_t n_offered;       /* drafts of the caller for the next pass of a step */
     uint32_t n_model_guesses; /* of the latest pass, evaluated or not */
     qsf_session *drafter;     /* of the draft model, or NULL */
+    qsf_last_choice last_choice; /* the draft model chooses likewise */
     qsf_chances chances;
     qsf_thrift_chain chain;
     qsf_state incoming;        /* the state that is being written */

@@ -84,7 +84,10 @@ QSF_API void qsf_sampling_default(qsf_sampling *out);
 /* Chooses the next token from the session's logits, which do not change.
  * recent [n_recent] are the tokens that the penalties apply to. *random_state is the
  * state of the random generator; a call draws once unless temperature is 0. The same logits,
- * parameters and state give the same token on every machine.
+ * parameters and state give the same token on every machine. The tokens that are left race: each
+ * has a random time of its own, by the state and its id, and the first one wins. So similar logits
+ * mostly give the same token, and a draft model guesses by the way and the state that this session
+ * had last, here or in qsf_model_choose().
  * QSF_ERR_NUMERIC: a logit is NaN or infinite. */
 QSF_API qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how,
                                       const uint32_t *recent, size_t n_recent,

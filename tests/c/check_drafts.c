@@ -30,8 +30,18 @@ typedef struct opened {
     qsf_session *s;
 } opened;
 
-/* Opens the streamed model and evaluates two tokens. */
-static bool open_one(opened *o, uint32_t draft_rows)
+/* Makes passes so slow that each guess of the draft model is worth its time. */
+static void slow_down(qsf_costs *t)
+{
+    for (size_t i = 0; i < QSF_THRIFT_SIZES; i++)
+        t->pass_ns[i] = 1e12;
+    t->least_ns = 1e12;
+    t->compute_ns = 1.0;
+}
+
+/* Opens the streamed model, with a draft model unless its path is NULL, and evaluates two tokens.
+ */
+static bool open_one(opened *o, uint32_t draft_rows, const char *drafter_path)
 {
     qsf_options opt;
     qsf_options_default(&opt);
@@ -39,8 +49,10 @@ static bool open_one(opened *o, uint32_t draft_rows)
     opt.chunk_tokens = 8;
     opt.draft_rows = draft_rows;
     const qsf_faults known = least_budget(path, &opt);
-    while (CHECK_OK(qsf_model_create(path, &opt, &known, &o->m)) &&
-           o->m->plan.draft_rows < draft_rows) {
+    opt.draft_path = drafter_path;
+    while (
+        CHECK_OK(qsf_model_create(path, &opt, &known, &o->m)) &&
+        (o->m->plan.draft_rows < draft_rows || (drafter_path != NULL && o->m->drafter == NULL))) {
         qsf_model_close(o->m);
         opt.budget_bytes += 1 << 16;
     }
@@ -67,16 +79,34 @@ static void check_same(const opened *a, const opened *b)
     CHECK_BYTES(have, want, sizeof want);
 }
 
-/* The N-th read of a pass with drafts fails, for every N that there is; then it succeeds. */
-static void check_failures(qsf_fault_kind kind)
+/* Takes two tokens that are ahead. */
+static void check_accepted(const opened *o, const opened *plain)
+{
+    CHECK_OK(qsf_session_step(o->s, tokens[3]));
+    CHECK_OK(qsf_session_step(plain->s, tokens[3]));
+    check_same(o, plain);
+    qsf_session_cancel(o->s); /* in the middle of what is accepted */
+    CHECK_STATUS(qsf_session_step(o->s, tokens[4]), QSF_ERR_CANCELLED);
+    CHECK_EQ(qsf_session_position(o->s), 4);
+    CHECK_OK(qsf_session_step(o->s, tokens[4]));
+    CHECK_OK(qsf_session_step(plain->s, tokens[4]));
+    check_same(o, plain);
+    CHECK_EQ(o->s->n_accepted[QSF_GUESSER_CALLER], 2);
+    CHECK_EQ(o->s->n_step_passes, 1);
+}
+
+/* The N-th read of a pass with drafts of the caller, or of a draft model, fails, for every N that
+ * there is; then it succeeds. */
+static void check_failures(qsf_fault_kind kind, const char *drafter_path)
 {
     opened o;
     opened plain;
-    if (!open_one(&o, 4) || !open_one(&plain, 0))
+    if (!open_one(&o, 4, drafter_path) || !open_one(&plain, 0, NULL))
         return;
     uint32_t n_failed = 0;
     for (int64_t n = 0; n < 1000; n++) {
-        CHECK_OK(qsf_session_draft(o.s, tokens + 3, 3));
+        CHECK_OK(qsf_session_draft(o.s, tokens + 3, drafter_path == NULL ? 3 : 0));
+        slow_down(&o.m->shared.costs);
         o.m->reader.file.fault_kind = kind;
         o.m->reader.file.reads_until_fault = n;
         const qsf_status status = qsf_session_step(o.s, tokens[2]);
@@ -88,20 +118,12 @@ static void check_failures(qsf_fault_kind kind)
         CHECK_EQ(o.s->n_ahead, 0);
     }
     CHECK(n_failed > 0);
-    CHECK_EQ(o.s->n_ahead, 3);
+    CHECK(drafter_path != NULL ? o.s->n_ahead > 0 : o.s->n_ahead == 3);
+    CHECK((drafter_path != NULL) == (o.s->n_drafted[QSF_GUESSER_MODEL] > 0));
     CHECK_OK(qsf_session_step(plain.s, tokens[2]));
     check_same(&o, &plain);
-    CHECK_OK(qsf_session_step(o.s, tokens[3]));
-    CHECK_OK(qsf_session_step(plain.s, tokens[3]));
-    check_same(&o, &plain);
-    qsf_session_cancel(o.s); /* in the middle of what is accepted */
-    CHECK_STATUS(qsf_session_step(o.s, tokens[4]), QSF_ERR_CANCELLED);
-    CHECK_EQ(qsf_session_position(o.s), 4);
-    CHECK_OK(qsf_session_step(o.s, tokens[4]));
-    CHECK_OK(qsf_session_step(plain.s, tokens[4]));
-    check_same(&o, &plain);
-    CHECK_EQ(o.s->n_accepted[QSF_GUESSER_CALLER], 2);
-    CHECK_EQ(o.s->n_step_passes, 1);
+    if (drafter_path == NULL)
+        check_accepted(&o, &plain);
     close_one(&o);
     close_one(&plain);
 }
@@ -321,25 +343,17 @@ static void check_failing_open(bool is_read)
     CHECK(n > 10 && n < 1000);
 }
 
-/* Makes passes so slow that each guess of the draft model is worth its time. */
-static void slow_down(qsf_costs *t)
-{
-    for (size_t i = 0; i < QSF_THRIFT_SIZES; i++)
-        t->pass_ns[i] = 1e12;
-    t->least_ns = 1e12;
-    t->compute_ns = 1.0;
-}
-
 /* The N-th allocation of a session with a draft model fails; then steps are those without, with one
- * that guesses at random, and with one that is always right: the model itself. */
-static void check_drafter(const char *drafter_path, bool is_right)
+ * that guesses at random, and with one that is always right: the model itself, which chooses with
+ * the penalties and random numbers of the session. */
+static void check_drafter(const char *drafter_path, bool is_right, const qsf_sampling *how)
 {
     opened o = {0};
     opened plain;
     qsf_options opt = with_drafter(&(uint64_t){0});
     opt.budget_bytes = 0;
     opt.draft_path = drafter_path;
-    if (!CHECK_OK(qsf_model_open(path, &opt, &o.m)) || !open_one(&plain, 0))
+    if (!CHECK_OK(qsf_model_open(path, &opt, &o.m)) || !open_one(&plain, 0, NULL))
         return;
     qsf_model *const drafter = o.m->drafter;
     for (int64_t n = 0; n < 2; n++) {
@@ -352,15 +366,18 @@ static void check_drafter(const char *drafter_path, bool is_right)
     size_t n_done;
     CHECK_OK(qsf_session_create(o.m, &o.s));
     CHECK_OK(qsf_session_sync(o.s, tokens, 2, &n_done));
-    float logits[TINY_MODEL_VOCAB];
+    uint32_t text[TINY_MODEL_TOKENS];
+    memcpy(text, tokens, 2 * sizeof *text);
+    const uint32_t mask = is_right ? UINT32_MAX : 0x00F0F0FC; /* a draft model does not know it */
+    qsf_choose_item item = {.session = o.s, .how = how, .recent = text, .mask = &mask};
     for (uint32_t i = 2; i < TINY_MODEL_TOKENS; i++) {
-        CHECK_OK(qsf_session_logits(o.s, logits, TINY_MODEL_VOCAB));
-        uint32_t token = 0;
-        for (uint32_t j = 1; j < TINY_MODEL_VOCAB; j++)
-            token = logits[j] > logits[token] ? j : token;
+        item.n_recent = i;
+        item.n_counted = i - 2;
+        CHECK_OK(qsf_model_choose(o.m, &item, 1));
+        text[i] = item.token;
         slow_down(&o.m->shared.costs);
-        CHECK_OK(qsf_session_step(o.s, token));
-        CHECK_OK(qsf_session_step(plain.s, token));
+        CHECK_OK(qsf_session_step(o.s, text[i]));
+        CHECK_OK(qsf_session_step(plain.s, text[i]));
         check_same(&o, &plain);
     }
     CHECK(o.s->chances.n_model_tries > 0.0F);
@@ -388,13 +405,18 @@ int main(void)
     check_plan();
     check_failing_open(false);
     check_failing_open(true);
-    check_drafter(draft_path, false);
-    check_drafter(path, true);
+    const qsf_sampling greedy = {1.3f, 0.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f};
+    const qsf_sampling hot = {1.1f, 1.0f, 20, 0.95f, 0.01f, 0.1f, 0.1f};
+    check_drafter(draft_path, false, &greedy);
+    check_drafter(draft_path, false, &hot);
+    check_drafter(path, true, &greedy);
+    check_drafter(path, true, &hot);
     check_thrift_of_models();
     check_thrift_of_many();
-    check_failures(QSF_FAULT_FAIL);
-    check_failures(QSF_FAULT_SHORT);
-    check_failures(QSF_FAULT_CORRUPT);
+    check_failures(QSF_FAULT_FAIL, NULL);
+    check_failures(QSF_FAULT_SHORT, NULL);
+    check_failures(QSF_FAULT_CORRUPT, NULL);
+    check_failures(QSF_FAULT_FAIL, draft_path);
     check_matches();
     check_followers();
     check_thrift();

@@ -101,6 +101,49 @@ static void check_frequencies(const qsf_sampling *how, uint64_t seed)
     }
 }
 
+/* Pearson's statistic of counts of n cells, less its mean, in standard deviations. */
+static double excess_of(const uint32_t *n_drawn, const double *p, int n, double n_draws)
+{
+    double sum = 0.0;
+    for (int i = 0; i < n; i++)
+        sum += pow(n_drawn[i] - n_draws * p[i], 2.0) / (n_draws * p[i]);
+    return (sum - (n - 1)) / sqrt(2.0 * (n - 1));
+}
+
+/* A million draws of one seed, or of a million seeds one after the other, have the frequencies of
+ * the weights, alone and in pairs with the draw before. */
+static void check_chi_square(bool has_one_seed)
+{
+    enum { N_DRAWS = 1000000, N = 6 };
+    static const float logits[N] = {0.0f, 1.5f, -3.0f, 0.2f, 1.4f, -0.8f};
+    const qsf_sampling how = {1.0f, 1.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f};
+    qsf_sampler s;
+    make_sampler_of(&s, N);
+    double p[N];
+    double pairs[N * N];
+    double total = 0.0;
+    for (int i = 0; i < N; i++)
+        total += exp((double)logits[i]);
+    for (int i = 0; i < N; i++)
+        p[i] = exp((double)logits[i]) / total;
+    for (int i = 0; i < N * N; i++)
+        pairs[i] = p[i / N] * p[i % N];
+    uint32_t n_drawn[N] = {0};
+    uint32_t n_pairs[N * N] = {0};
+    uint64_t state = 42;
+    uint32_t before = 0;
+    for (uint64_t i = 0; i < N_DRAWS; i++) {
+        uint32_t token = 0;
+        state = has_one_seed ? state : i;
+        CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, &unchanged, &state, &token));
+        n_drawn[token]++;
+        n_pairs[before * N + token] += i > 0;
+        before = token;
+    }
+    CHECK(excess_of(n_drawn, p, N, N_DRAWS) < 5.0);
+    CHECK(excess_of(n_pairs, pairs, N * N, N_DRAWS - 1) < 5.0);
+}
+
 static void check_filters(void)
 {
     const qsf_sampling cases[] = {
@@ -232,7 +275,8 @@ static int falling(const void *a, const void *b)
 }
 
 /* The rules, step by step, on everything in order. */
-static uint32_t plain_choice(const float *logits, uint32_t n, const qsf_sampling *how, double draw)
+static uint32_t plain_choice(const float *logits, uint32_t n, const qsf_sampling *how,
+                             uint64_t draw)
 {
     static uint32_t order[MAX_VOCAB];
     static double w[MAX_VOCAB];
@@ -260,11 +304,17 @@ static uint32_t plain_choice(const float *logits, uint32_t n, const qsf_sampling
             w[i] = 0.0;
         sum += w[i];
     }
-    double left = draw * sum;
-    uint32_t i = 0;
-    while (left >= w[i] && i + 1 < limit)
-        left -= w[i++];
-    return order[i];
+    uint32_t first = 0;
+    double least = INFINITY;
+    for (uint32_t i = 0; i < limit; i++) {
+        uint64_t state = qsf_random_after(draw, order[i]);
+        const double time = -log1p(-qsf_random_uniform(&state)) / w[i];
+        if (w[i] == 0.0 || time >= least)
+            continue;
+        least = time;
+        first = order[i];
+    }
+    return first;
 }
 
 static void check_large_one(uint32_t n, const qsf_sampling *how, int kind, uint64_t seed)
@@ -282,7 +332,7 @@ static void check_large_one(uint32_t n, const qsf_sampling *how, int kind, uint6
     for (int i = 0; i < 20; i++) {
         uint64_t same_state = state;
         uint32_t token = UINT32_MAX;
-        const double draw = how->temperature == 0.0f ? 0.0 : qsf_random_uniform(&same_state);
+        const uint64_t draw = how->temperature == 0.0f ? 0 : qsf_random_next(&same_state);
         CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, how, &unchanged, &state, &token));
         CHECK_EQ_U64(state, same_state);
         if (!CHECK_EQ(token, plain_choice(logits, n, how, draw)) && check_is_printed())
@@ -403,6 +453,8 @@ int main(void)
     check_generator();
     check_greedy();
     check_filters();
+    check_chi_square(true);
+    check_chi_square(false);
     check_not_finite();
     check_extremes();
     check_infinite_penalty();

@@ -139,6 +139,16 @@ def test_a_limit_ends_a_process_that_takes_more() -> None:
     assert not list(Path("/sys/fs/cgroup").glob(f"**/qsf-cap-{os.getpid()}-*"))
 
 
+def test_a_draft_model_is_inside_the_budget(run: Run, least_mb: int, tiny_llama_4bit: Path) -> None:
+    budget_mb = least_mb + 55
+    for way in (("--temperature", "0"), ("--temperature", "0.9", "--seed", "3")):
+        plain = check_inside(run(budget_mb, "--draft", "off", *way), budget_mb)
+        done = run(budget_mb, "--draft", str(tiny_llama_4bit), "--verbose", *way)
+        assert "\n  draft model " in done.errors
+        assert resident_units(done) < 12  # it streams
+        assert check_inside(done, budget_mb) == plain
+
+
 def test_an_interruption_removes_the_group() -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))

@@ -34,7 +34,17 @@ def sibling(converted: Callable[[str, str], Path]) -> Path:
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.0, "repetition_penalty": 1.3},
-    *({"temperature": 0.9, "seed": seed} for seed in range(20)),
+    *(
+        {
+            "temperature": (0.9, 0.7, 1.3)[seed % 3],
+            "top_k": (40, 0, 5, 0)[seed % 4],
+            "top_p": (0.9, 1.0)[seed // 2 % 2],
+            "min_p": (0.0, 0.02)[seed // 4 % 2],
+            "repetition_penalty": (1.0, 1.2)[seed // 8 % 2],
+            "seed": seed,
+        }
+        for seed in range(20)
+    ),
 ]
 
 
@@ -148,16 +158,24 @@ def test_the_budget_holds_both(tiny_llama_8bit: Path, sibling: Path) -> None:
     assert text == want + "\n"
 
 
+@pytest.mark.parametrize("form", [(), ("--regex", "[A-Z][a-z]{2,9}( [a-z]+){2,4} the end")])
 def test_prompts_of_a_file_have_a_draft_model(
-    tiny_llama_8bit: Path, sibling: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    form: tuple[str, ...],
+    tiny_llama_8bit: Path,
+    sibling: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    if form:
+        pytest.importorskip("llguidance")
     model, drafter = str(tiny_llama_8bit), str(sibling)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('"Once upon a time"\n"The little dog saw"\n"She"\n' * 3, "utf-8")
     texts = []
     for draft in ("off", drafter):
         words = [model, "--prompts", str(prompts), "-n", "20", "-q", "--draft", draft]
-        words += ["--temperature", "0", "--parallel", "3", "--ram-budget", "0"]
+        words += ["--temperature", "1.1" if form else "0", "--seed", "5", *form]
+        words += ["--parallel", "3", "--ram-budget", "0"]
         assert main(words) == 0
         records = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
         texts.append({record["index"]: record["text"] for record in records})
