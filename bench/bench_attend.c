@@ -83,7 +83,8 @@ static void *prepare(const qsf_config *c, const qsf_kv_form *form, uint32_t n_th
     void *block = NULL;
     qsf_arena_init_measuring(&a);
     for (int pass = 0; pass < 2; pass++) {
-        qsf_scratch_layout(scratch, &a, c, form, 64, CTX_TOKENS, n_threads);
+        qsf_scratch_layout(scratch, &a, c, form,
+                           &(qsf_scratch_sizes){64, CTX_TOKENS, n_threads, true});
         qsf_kv_pool_layout(pages, &a, c, &sizes, form);
         qsf_kvcache_layout(kv, &a, pages, 0);
         if (pass == 1)

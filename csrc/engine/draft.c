@@ -42,6 +42,12 @@ qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan)
     };
 }
 
+qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan)
+{
+    return (qsf_scratch_sizes){plan->chunk_tokens, plan->ctx_tokens, plan->n_threads,
+                               plan->draft_rows > 1};
+}
+
 /* Bytes of the pool of KV pages and of one session, by measuring. */
 static void measure_sessions(const qsf_config *c, qsf_plan *plan)
 {
@@ -70,8 +76,8 @@ static size_t scratch_bytes(const qsf_config *c, const qsf_plan *plan)
     qsf_scratch scratch;
     qsf_shared_buffers shared;
     qsf_arena_init_measuring(&measuring);
-    qsf_scratch_layout(&scratch, &measuring, c, &kv_form, plan->chunk_tokens, plan->ctx_tokens,
-                       plan->n_threads);
+    const qsf_scratch_sizes sizes = qsf_plan_scratch_sizes(plan);
+    qsf_scratch_layout(&scratch, &measuring, c, &kv_form, &sizes);
     qsf_shared_layout(&shared, &measuring, c, plan);
     return measuring.failed ? SIZE_MAX : measuring.used_bytes;
 }

@@ -14,6 +14,7 @@
 #include "format/records.h"
 #include "model/config.h"
 #include "model/kvcache.h"
+#include "model/scratch.h"
 
 /* What the plan depends on. Planning only looks sizes up and allocates nothing. */
 typedef struct qsf_plan_input {
@@ -84,6 +85,9 @@ uint64_t qsf_draft_room_bytes(const qsf_plan *plan);
 
 /* Returns the bytes of a cache of n_rows embedding rows. */
 uint64_t qsf_plan_embedding_bytes(const qsf_config *c, uint32_t n_rows);
+
+/* Returns what the plan's scratch is for. */
+qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan);
 
 /* Returns the form in which the plan stores keys and values. */
 qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan);

@@ -8,10 +8,11 @@
 
 #include "engine/session.h"
 
-/* Guesses what follows the first n_tokens of the session's buffer, and what kind of guess it is.
- * False if nothing was guessed: the text is too long for the draft model, has tokens that it does
- * not know, or the session was cancelled. Notes what it took. */
-bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_thrift_chain *chain, uint32_t *token,
-                       uint32_t *kind);
+/* Guesses what follows the first n_tokens of the session's buffer, what it would choose first, and
+ * returns how many guesses it wrote to out [QSF_MODEL_GUESSES]. 0: the text is too long for the
+ * draft model, has tokens that it does not know, or the session was cancelled. Notes what it took.
+ */
+uint32_t qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_thrift_chain *chain,
+                           qsf_guess *out);
 
 #endif

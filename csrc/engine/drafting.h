@@ -15,7 +15,7 @@
 bool qsf_drafting_has(const qsf_session *s, uint32_t token);
 
 /* Makes that token the session's. QSF_ERR_CANCELLED. */
-qsf_status qsf_drafting_take(qsf_session *s);
+qsf_status qsf_drafting_take(qsf_session *s, uint32_t token);
 
 /* Learns from the token that is the session's next: before it is taken or evaluated. What the
  * latest pass found likeliest teaches only then, after the guesses of it were counted; if the token

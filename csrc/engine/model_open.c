@@ -253,8 +253,8 @@ static qsf_status take_memory(qsf_model *m)
     qsf_arena arena;
     qsf_arena_init(&arena, m->scratch_memory, m->scratch_memory_bytes);
     const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
-    qsf_scratch_layout(&m->scratch, &arena, &m->config, &kv_form, plan->chunk_tokens,
-                       plan->ctx_tokens, plan->n_threads);
+    const qsf_scratch_sizes sizes = qsf_plan_scratch_sizes(plan);
+    qsf_scratch_layout(&m->scratch, &arena, &m->config, &kv_form, &sizes);
     qsf_shared_layout(&m->shared, &arena, &m->config, plan);
     QSF_TRY(take_kv_pool(m, &kv_form));
     m->forward.ops = (qsf_ops){

@@ -104,7 +104,8 @@ qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens)
                         s->n_tokens, n_tokens);
     if (n_tokens < s->n_tokens)
         s->has_logits = false;
-    s->n_ahead = s->n_likeliest = 0;
+    s->n_ahead = 0;
+    s->has_likeliest = false;
     s->n_tokens = (uint32_t)n_tokens;
     qsf_session_trim(s, s->n_tokens);
     return QSF_OK;

@@ -30,15 +30,16 @@ struct qsf_session {
     qsf_session_buffers buffers;
     uint32_t n_tokens; /* evaluated */
     bool has_logits;
-    uint32_t n_drafts; /* of the latest step's pass */
-    uint32_t n_ahead;  /* the last of them, evaluated after n_tokens and not yet asked for */
-    const float *draft_logits; /* [n_drafts, n_vocab] of the latest step's pass, */
-    uint64_t draft_pass;       /* as long as the model's logits_pass is this one */
-    uint32_t n_likeliest;     /* the last of the latest pass's likeliest tokens: after the session's
-                                 tokens, and after each of those ahead; 0: none */
-    uint32_t n_offered;       /* drafts of the caller for the next pass of a step */
-    uint32_t n_model_guesses; /* of the latest pass, evaluated or not */
-    qsf_session *drafter;     /* of the draft model, or NULL */
+    uint32_t n_drafts;    /* of the latest step's pass */
+    uint32_t first_draft; /* the position behind the pass's token, where the first of them lies */
+    uint32_t n_ahead; /* the last of them, behind the one that was taken last: those that follow it
+                         are evaluated and not yet asked for */
+    const float *draft_logits;   /* [n_drafts, n_vocab] of the latest step's pass, */
+    uint64_t draft_pass;         /* as long as the model's logits_pass is this one */
+    bool has_likeliest;          /* of the latest pass: what it found likeliest teaches still */
+    uint32_t n_offered;          /* drafts of the caller for the next pass of a step */
+    uint32_t n_model_guesses;    /* of the latest pass, evaluated or not */
+    qsf_session *drafter;        /* of the draft model, or NULL */
     qsf_last_choice last_choice; /* the draft model chooses likewise */
     qsf_chances chances;
     qsf_thrift_chain chain;

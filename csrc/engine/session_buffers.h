@@ -14,16 +14,27 @@
 #include "model/chunk.h"
 #include "model/kvcache.h"
 
+/* A guess of the next token, and its kind (thrift.h) */
+typedef struct qsf_guess {
+    uint32_t token;
+    uint32_t kind;
+} qsf_guess;
+
+/* Most guesses of one token by a draft model. */
+#define QSF_MODEL_GUESSES 4U
+
 typedef struct qsf_session_buffers {
     qsf_kvcache kv;
     uint32_t *tokens;     /* [ctx_tokens] */
     float *logits;        /* [n_vocab] after the last token */
     uint32_t *offered;    /* [draft_rows] */
     uint8_t *draft_kinds; /* [draft_rows] of the drafts of the latest pass */
-    uint32_t *likeliest;  /* [1 + draft_rows] after each of its tokens */
-    /* [1 + draft_rows] what the draft model guessed after each of them; QSF_KIND_CALLER: nothing */
-    uint32_t *model_guesses;
-    uint8_t *model_kinds;
+    uint8_t
+        *draft_parents;  /* [draft_rows] what they follow: 0 the pass's token, i the i-th draft */
+    uint32_t *likeliest; /* [1 + draft_rows] after each of its tokens */
+    /* [1 + draft_rows, QSF_MODEL_GUESSES] what the draft model guessed after the pass's token and
+     * the drafts of the chain; QSF_KIND_CALLER: nothing */
+    qsf_guess *model_guesses;
 } qsf_session_buffers;
 
 /* Returns what the plan's pool holds. */
@@ -43,13 +54,14 @@ typedef struct qsf_pass_part {
     float *rows;     /* [n_rows, n_vocab] receives them; NULL: they stay in the shared ones */
     qsf_status status;
     bool may_draft;    /* the pass may also evaluate guesses of what follows: see drafting.h */
-    uint32_t n_drafts; /* the last of the tokens, which do not become the session's yet */
+    uint32_t n_drafts; /* the last of the tokens, which do not become the session's yet; in the
+                          order of the session's draft_parents */
 } qsf_pass_part;
 
 /* What one pass at a time uses, and one choice. */
 typedef struct qsf_shared_buffers {
     qsf_pass_part *parts;          /* [max_sessions] */
-    qsf_segment *segments;         /* [max_sessions] */
+    qsf_segment *segments;         /* [max_sessions + draft_rows] */
     const atomic_bool **cancelled; /* [max_sessions] */
     uint32_t *tokens;              /* [chunk_tokens] */
     uint32_t *logits_rows;         /* [chunk_tokens] */

@@ -137,8 +137,8 @@ static qsf_status begin_state(qsf_session *s, const qsf_state *state)
         return QSF_FAIL(QSF_ERR_ARG, "a state of %u tokens has %llu bytes here, not %llu",
                         state->n_tokens, (unsigned long long)state_bytes(s, state),
                         (unsigned long long)state->n_bytes);
-    s->n_tokens = s->n_ahead = s->n_likeliest = 0;
-    s->has_logits = false;
+    s->n_tokens = s->n_ahead = 0;
+    s->has_logits = s->has_likeliest = false;
     s->incoming = *state;
     s->n_incoming_bytes = 0;
     qsf_mutex_lock(&s->model->kv_lock);
@@ -219,7 +219,8 @@ qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_t
     qsf_mutex_unlock(&to->model->kv_lock);
     memcpy(to->buffers.tokens, from->buffers.tokens, n * sizeof *to->buffers.tokens);
     to->n_tokens = n;
-    to->n_ahead = to->n_likeliest = 0;
+    to->n_ahead = 0;
+    to->has_likeliest = false;
     to->n_incoming_bytes = 0;
     to->has_logits = from->has_logits && n == from->n_tokens;
     if (to->has_logits)

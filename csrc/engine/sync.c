@@ -65,7 +65,8 @@ static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_token
         n_kept = 0; /* the windows before that position are gone: everything again */
     if (n_kept < s->n_tokens)
         s->has_logits = false;
-    s->n_ahead = s->n_likeliest = 0;
+    s->n_ahead = 0;
+    s->has_likeliest = false;
     s->n_tokens = n_kept;
     *n_done = n_kept;
     if (n_kept == n_tokens)

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "model/branch.h"
 #include "model/seen.h"
 
 /* Turns one head of a row by the position, and by Hadamard if the cache is rotated. */
@@ -84,8 +85,8 @@ void qsf_attention_store_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t la
         if (norm.weight != NULL)
             qsf_ops_norm_row(o, k, &norm, kind->head_dim, k);
         rotate_row(o, k, t, true);
-        qsf_kvcache_store_k(segment_of(chunk, t)->kv, o->kernels, layer, kv_head, s->positions[t],
-                            k);
+        const qsf_segment *const g = segment_of(chunk, t);
+        qsf_kvcache_store_k(g->kv, o->kernels, layer, kv_head, s->positions[t] + g->n_behind, k);
     }
 }
 
@@ -97,8 +98,8 @@ void qsf_attention_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t la
     for (size_t t = 0; t < o->n_tokens; t++) {
         float *const v = s->v + t * qsf_stride(qsf_kv_dim(kind)) + (size_t)kv_head * kind->head_dim;
         rotate_row(o, v, t, false);
-        qsf_kvcache_store_v(segment_of(chunk, t)->kv, o->kernels, layer, kv_head, s->positions[t],
-                            v);
+        const qsf_segment *const g = segment_of(chunk, t);
+        qsf_kvcache_store_v(g->kv, o->kernels, layer, kv_head, s->positions[t] + g->n_behind, v);
     }
 }
 
@@ -358,6 +359,9 @@ static void attend_span(const attention_job *job, const row_group *group, const 
     const void *k_pages[QSF_KV_SPAN_PAGES];
     const void *v_pages[QSF_KV_SPAN_PAGES];
     find_pages(job, group, page, first_page, end_page, k_pages, v_pages);
+    if (group->segment->trunk != NULL)
+        qsf_branch_compose_pages(s, group->segment, job->layer, group->kv_head, page, first_page,
+                                 end_page, worker_idx, k_pages, v_pages);
     prefetch_pages(k_pages, first_page, end_page, layer->k_page_bytes);
     prefetch_pages(v_pages, first_page, end_page, layer->v_page_bytes);
     score_pages(k->matmul[kv->pool->form.k_type], layer->k_page_bytes, k_pages, first_page,

@@ -46,17 +46,20 @@ static uint32_t find_group(qsf_kv_pool *pool, uint32_t n_places, uint32_t n_pinn
     return pool->n_groups - 1;
 }
 
+size_t qsf_kv_page_bytes(uint32_t head_dim, qsf_dtype type)
+{
+    return qsf_ceil_div(head_dim, QSF_BLOCK) * qsf_kv_value_block_bytes(type); /* two tiles each */
+}
+
 static qsf_kv_layer describe_layer(qsf_kv_pool *pool, const qsf_layer_kind *k,
                                    const qsf_kv_sizes *sizes)
 {
-    const size_t n_blocks = qsf_ceil_div(k->head_dim, QSF_BLOCK);
-    const size_t n_tile_rows = QSF_KV_PAGE_TOKENS / QSF_TILE_ROWS;
     return (qsf_kv_layer){
         .n_kv_heads = k->n_kv_heads,
         .head_dim = k->head_dim,
         .group_idx = find_group(pool, count_pages(k, sizes), qsf_kv_pinned_pages(k)),
-        .k_page_bytes = n_tile_rows * n_blocks * qsf_dtype_tile_bytes(pool->form.k_type),
-        .v_page_bytes = n_blocks * qsf_kv_value_block_bytes(pool->form.v_type),
+        .k_page_bytes = qsf_kv_page_bytes(k->head_dim, pool->form.k_type),
+        .v_page_bytes = qsf_kv_page_bytes(k->head_dim, pool->form.v_type),
     };
 }
 

@@ -79,6 +79,9 @@ typedef struct qsf_kv_pool {
     qsf_kv_layer *layers; /* [n_layers] */
 } qsf_kv_pool;
 
+/* Returns the bytes of a K page or a V page. */
+size_t qsf_kv_page_bytes(uint32_t head_dim, qsf_dtype type);
+
 /* Call once on a measuring arena and once on the real one. All blocks are free then. */
 void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
                         const qsf_kv_sizes *sizes, const qsf_kv_form *form);

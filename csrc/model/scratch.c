@@ -21,13 +21,18 @@ static uint32_t split_tokens(const qsf_config *c, uint32_t chunk_tokens, uint32_
 }
 
 static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_config *c,
-                             uint32_t chunk_tokens, uint32_t ctx_tokens, uint32_t n_threads)
+                             const qsf_kv_form *kv_form, const qsf_scratch_sizes *sizes)
 {
-    *s = (qsf_attend_scratch){.split_tokens = split_tokens(c, chunk_tokens, n_threads)};
+    const size_t n_pages = sizes->has_branches ? (size_t)sizes->n_threads * QSF_BRANCH_PAGES : 0;
+    *s = (qsf_attend_scratch){
+        .split_tokens = split_tokens(c, sizes->chunk_tokens, sizes->n_threads),
+        .k_page_bytes = qsf_kv_page_bytes(c->head_dim, kv_form->k_type),
+        .v_page_bytes = qsf_kv_page_bytes(c->head_dim, kv_form->v_type),
+    };
     for (uint32_t i = 0; i < c->n_layers; i++)
         s->n_spans = (uint32_t)larger(
-            s->n_spans, qsf_seen_most_spans(c->layers[i].kind, s->split_tokens, ctx_tokens));
-    const size_t n_rows = (size_t)n_threads * QSF_ATTEND_ROWS;
+            s->n_spans, qsf_seen_most_spans(c->layers[i].kind, s->split_tokens, sizes->ctx_tokens));
+    const size_t n_rows = (size_t)sizes->n_threads * QSF_ATTEND_ROWS;
     const size_t head_stride = qsf_stride(c->head_dim);
     const size_t n_values = n_rows * head_stride;
     const size_t n_blocks = n_values / QSF_BLOCK;
@@ -46,6 +51,8 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
     s->values = qsf_arena_push(a, n_values, sizeof *s->values);
     s->partial_values = qsf_arena_push(a, n_partials * head_stride, sizeof *s->partial_values);
     s->partial_sums = qsf_arena_push(a, n_partials, sizeof *s->partial_sums);
+    s->k_pages = qsf_arena_push(a, n_pages, s->k_page_bytes);
+    s->v_pages = qsf_arena_push(a, n_pages, s->v_page_bytes);
 }
 
 /* Rows that experts compute together; 0: there are none. */
@@ -78,13 +85,12 @@ static void layout_routed(qsf_routed_scratch *s, qsf_arena *a, const qsf_config 
 }
 
 void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
-                        const qsf_kv_form *kv_form, uint32_t chunk_tokens, uint32_t ctx_tokens,
-                        uint32_t n_threads)
+                        const qsf_kv_form *kv_form, const qsf_scratch_sizes *sizes)
 {
-    const size_t n = chunk_tokens;
+    const size_t n = sizes->chunk_tokens;
     const size_t n_wide = larger(n, routed_rows(c, n));
     *s = (qsf_scratch){
-        .chunk_tokens = chunk_tokens,
+        .chunk_tokens = sizes->chunk_tokens,
         .dim_stride = qsf_stride(c->dim),
         .kv_form = *kv_form,
     };
@@ -107,7 +113,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
     s->positions = qsf_arena_push(a, n, sizeof *s->positions);
     s->rope_cos = qsf_arena_push(a, n * c->n_rope_pairs, sizeof *s->rope_cos);
     s->rope_sin = qsf_arena_push(a, n * c->n_rope_pairs, sizeof *s->rope_sin);
-    layout_attention(&s->attend, a, c, chunk_tokens, ctx_tokens, n_threads);
+    layout_attention(&s->attend, a, c, kv_form, sizes);
     for (size_t i = 0; i < sizeof s->tails / sizeof s->tails[0]; i++)
         s->tails[i] = qsf_arena_push(a, n_wide * QSF_TILE_ROWS, sizeof *s->tails[i]);
     for (size_t i = 0; i < sizeof s->vectors / sizeof s->vectors[0]; i++)

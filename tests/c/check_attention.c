@@ -91,12 +91,13 @@ static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint
                              .n_ropes = 1,
                              .n_rope_pairs = s->head_dim / 2};
     qsf_kernels_init(&g->kernels, isa);
+    const qsf_scratch_sizes scratch_sizes = {chunk_tokens, CTX_TOKENS, n_threads, true};
     qsf_arena a;
     qsf_arena_init_measuring(&a);
-    qsf_scratch_layout(&g->scratch, &a, &g->config, &form, chunk_tokens, CTX_TOKENS, n_threads);
+    qsf_scratch_layout(&g->scratch, &a, &g->config, &form, &scratch_sizes);
     g->blocks[0] = zeroed(a.used_bytes);
     qsf_arena_init(&a, g->blocks[0], a.used_bytes);
-    qsf_scratch_layout(&g->scratch, &a, &g->config, &form, chunk_tokens, CTX_TOKENS, n_threads);
+    qsf_scratch_layout(&g->scratch, &a, &g->config, &form, &scratch_sizes);
     CHECK(!a.failed);
     g->blocks[1] = zeroed(qsf_pool_bytes(n_threads));
     CHECK_OK(qsf_pool_init(g->blocks[1], n_threads, false, &g->pool));
