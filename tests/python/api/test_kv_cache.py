@@ -174,15 +174,16 @@ def negative_log_likelihood(path: Path, texts: list[list[int]], kv_type: str | N
     return total / sum(len(tokens) - 1 for tokens in texts)
 
 
-# Measured of these texts, written at temperature 1: 0.08, 0.07, 1.3 and 38 %; of 30,000 tokens of
+# Measured of these texts, written at temperature 1: 0.61, 0.06, 1.6 and 39 %, with weights of 8 bits
+# 0.31, 0.03, 2.0 and 38; of other texts of other seeds 0.08, 0.07, 1.3 and 38; of 30,000 tokens of
 # natural text 0.02, 0.2, 0.8 and 24 % (bench/LOG.md). Another libm would write other texts.
 @pytest.mark.parametrize(
     ("kv_type", "limit"),
     [
-        (None, 0.006),
+        (None, 0.01),
         *(
             pytest.param(*both, marks=pytest.mark.slow)
-            for both in (("8bit", 0.002), ("4bit", 0.02), ("2bit", 0.6))
+            for both in (("8bit", 0.002), ("4bit", 0.03), ("2bit", 0.6))
         ),
     ],
 )
