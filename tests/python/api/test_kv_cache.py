@@ -174,7 +174,7 @@ def negative_log_likelihood(path: Path, texts: list[list[int]], kv_type: str | N
     return total / sum(len(tokens) - 1 for tokens in texts)
 
 
-# Measured of these texts, written at temperature 1: 0.61, 0.06, 1.6 and 39 %, with weights of 8 bits
+# Measured of these texts, written at temperature 1: 0.61, 0.06, 1.6 and 39 %, with 8-bit weights
 # 0.31, 0.03, 2.0 and 38; of other texts of other seeds 0.08, 0.07, 1.3 and 38; of 30,000 tokens of
 # natural text 0.02, 0.2, 0.8 and 24 % (bench/LOG.md). Another libm would write other texts.
 @pytest.mark.parametrize(
