@@ -3,8 +3,8 @@
  * Included after exp_tmpl.h and vecops_tmpl.h. Contracts at "KV pages and attention" in kernels.h;
  * the scores themselves are matrix products.
  *
- * Quantised values are decoded once for all query rows: a block of a page becomes [32, 64] floats,
- * like a page of f32. A single row decodes while it adds.
+ * Values are decoded once for all query rows: a block of two pages becomes [64, 64] floats, which
+ * stay in the first-level cache. A single row decodes while it adds.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
@@ -17,12 +17,25 @@
 #define QSF_VALUE_GROUPS 1
 #endif
 
+/* Pages that are decoded at a time, and their slots. */
+#define QSF_PIECE_PAGES 2
+#define QSF_PIECE_TOKENS (QSF_PIECE_PAGES * QSF_KV_PAGE_TOKENS)
+
 /* Returns the number of lanes of positions p .. p + 15 that are below `position`. */
 static inline size_t lane_of(size_t position, size_t p)
 {
     if (position <= p)
         return 0;
     return position - p < QSF_LANES ? position - p : QSF_LANES;
+}
+
+/* The lanes of positions p .. p + 15 that are in the range from v, the others from `out`. Most
+ * vectors lie inside: the branch is cheaper than a mask. */
+QSF_FORCED_INLINE lanes lanes_in(qsf_span_range range, size_t p, lanes v, lanes out)
+{
+    if (range.begin <= p && p + QSF_LANES <= range.end)
+        return v;
+    return lanes_between(lane_of(range.begin, p), lane_of(range.end, p), v, out);
 }
 
 static qsf_span_sums QSF_NAME(span_softmax)(float *scores, qsf_span_range range, float scale)
@@ -34,16 +47,14 @@ static qsf_span_sums QSF_NAME(span_softmax)(float *scores, qsf_span_range range,
     for (size_t p = begin; p < range.end; p += QSF_LANES) {
         const lanes s = lanes_mul(lanes_load(scores + p), lanes_set(scale));
         lanes_store(scores + p, s);
-        largest = lanes_max(
-            lanes_between(lane_of(range.begin, p), lane_of(range.end, p), s, lowest), largest);
+        largest = lanes_max(lanes_in(range, p, s, lowest), largest);
     }
     const float max = lanes_top(largest);
     lanes total = zero;
     for (size_t p = begin; p < range.end; p += QSF_LANES) {
         const lanes e = lanes_exp(lanes_sub(lanes_load(scores + p), lanes_set(max)));
         lanes_store(scores + p, e);
-        total = lanes_add(total,
-                          lanes_between(lane_of(range.begin, p), lane_of(range.end, p), e, zero));
+        total = lanes_add(total, lanes_in(range, p, e, zero));
     }
     return (qsf_span_sums){max, lanes_sum(total)};
 }
@@ -149,7 +160,7 @@ QSF_FORCED_INLINE void add_slots(qsf_dtype dtype, const unsigned char *block, co
         lanes_store(values + i * QSF_LANES, acc[i]);
 }
 
-/* Adds the same slots of decoded values [32, 64] to n (a literal) rows; values [n, stride], e [n,
+/* Adds the same slots of decoded values [64, 64] to n (a literal) rows; values [n, stride], e [n,
  * 256]. */
 QSF_FORCED_INLINE void add_slots_of_rows(const float *decoded, const float *e, size_t n,
                                          size_t begin, size_t end, float *values, size_t stride)
@@ -175,17 +186,14 @@ QSF_FORCED_INLINE void add_slots_of_rows(const float *decoded, const float *e, s
     }
 }
 
-/* Returns the part of a range in the page whose first slot in the span is `first`, as slots of the
- * page. */
-static inline qsf_span_range range_in_page(qsf_span_range range, size_t first)
+/* Returns the part of a range in the n_slots slots whose first one in the span is `first`, numbered
+ * from there. */
+static inline qsf_span_range range_in(qsf_span_range range, size_t first, uint32_t n_slots)
 {
     const uint32_t at = (uint32_t)first;
     const uint32_t begin = range.begin > at ? range.begin - at : 0;
     const uint32_t end = range.end > at ? range.end - at : 0;
-    return (qsf_span_range){
-        begin < QSF_KV_PAGE_TOKENS ? begin : QSF_KV_PAGE_TOKENS,
-        end < QSF_KV_PAGE_TOKENS ? end : QSF_KV_PAGE_TOKENS,
-    };
+    return (qsf_span_range){begin < n_slots ? begin : n_slots, end < n_slots ? end : n_slots};
 }
 
 static inline uint32_t smaller_u32(uint32_t a, uint32_t b)
@@ -205,30 +213,30 @@ static inline void add_slots_of_row(const float *decoded, const float *e, size_t
         add_slots(QSF_DTYPE_F32, (const unsigned char *)decoded, NULL, NULL, e, begin, end, values);
 }
 
-/* Adds a page, whose first slot in the span is `first`, to n (a literal) rows with a range each:
+/* Adds a piece, whose first slot in the span is `first`, to n (a literal) rows with a range each:
  * together where all attend, one by one before and after. */
-QSF_FORCED_INLINE void add_page_of_rows(const float *decoded, const float *e,
-                                        const qsf_span_range *ranges, size_t first, size_t n,
-                                        float *values, size_t stride)
+QSF_FORCED_INLINE void add_piece_of_rows(const float *decoded, const float *e,
+                                         const qsf_span_range *ranges, size_t first, size_t n,
+                                         float *values, size_t stride)
 {
     uint32_t begin = 0;
-    uint32_t end = QSF_KV_PAGE_TOKENS;
+    uint32_t end = QSF_PIECE_TOKENS;
     for (size_t r = 0; r < n; r++) {
-        const qsf_span_range range = range_in_page(ranges[r], first);
+        const qsf_span_range range = range_in(ranges[r], first, QSF_PIECE_TOKENS);
         begin = larger_u32(begin, range.begin);
         end = smaller_u32(end, range.end);
     }
     if (begin >= end) /* no slot is in all ranges */
-        begin = end = QSF_KV_PAGE_TOKENS;
+        begin = end = QSF_PIECE_TOKENS;
     for (size_t r = 0; r < n; r++) {
-        const qsf_span_range range = range_in_page(ranges[r], first);
+        const qsf_span_range range = range_in(ranges[r], first, QSF_PIECE_TOKENS);
         add_slots_of_row(decoded, e + r * QSF_KV_SPAN_TOKENS, range.begin,
                          smaller_u32(begin, range.end), values + r * stride);
     }
     if (begin < end)
         add_slots_of_rows(decoded, e, n, begin, end, values, stride);
     for (size_t r = 0; r < n; r++) {
-        const qsf_span_range range = range_in_page(ranges[r], first);
+        const qsf_span_range range = range_in(ranges[r], first, QSF_PIECE_TOKENS);
         add_slots_of_row(decoded, e + r * QSF_KV_SPAN_TOKENS, end, range.end, values + r * stride);
     }
 }
@@ -247,30 +255,54 @@ QSF_FORCED_INLINE void decode_slots(qsf_dtype dtype, const unsigned char *block,
     }
 }
 
-/* Adds a block of 64 dims of one page to all rows; `all` are the slots that any row attends to. */
-QSF_FORCED_INLINE void add_block(qsf_dtype dtype, const unsigned char *block, const float *e,
-                                 const qsf_span_range *ranges, qsf_span_range all, size_t first,
-                                 size_t n_rows, float *values, size_t stride)
+/* Adds a piece of 64 dims, block_off bytes into its pages, to all rows; `all` are its slots that
+ * any row attends to. Pages outside may not exist. */
+QSF_FORCED_INLINE void add_piece(qsf_dtype dtype, const void *const *pages, size_t block_off,
+                                 const float *e, const qsf_span_range *ranges, qsf_span_range all,
+                                 size_t first, size_t n_rows, float *values, size_t stride)
 {
-    if (n_rows == 1) {
-        float scales[QSF_KV_PAGE_TOKENS];
-        float mins[QSF_KV_PAGE_TOKENS];
-        load_scales(dtype, block, scales, mins);
-        add_slots(dtype, block, scales, mins, e, all.begin, all.end, values);
-        return;
+    float decoded[QSF_PIECE_TOKENS * QSF_BLOCK];
+    for (size_t page = 0; page < QSF_PIECE_PAGES; page++) {
+        const size_t slot = page * QSF_KV_PAGE_TOKENS;
+        const qsf_span_range range = range_in(all, slot, QSF_KV_PAGE_TOKENS);
+        if (range.begin < range.end)
+            decode_slots(dtype, (const unsigned char *)pages[page] + block_off, range,
+                         decoded + slot * QSF_BLOCK);
     }
-    float decoded[QSF_KV_PAGE_TOKENS * QSF_BLOCK];
-    decode_slots(dtype, block, all, decoded);
     size_t r = 0;
     for (; r + 4 <= n_rows; r += 4)
-        add_page_of_rows(decoded, e + r * QSF_KV_SPAN_TOKENS, ranges + r, first, 4,
-                         values + r * stride, stride);
+        add_piece_of_rows(decoded, e + r * QSF_KV_SPAN_TOKENS, ranges + r, first, 4,
+                          values + r * stride, stride);
     for (; r + 2 <= n_rows; r += 2)
-        add_page_of_rows(decoded, e + r * QSF_KV_SPAN_TOKENS, ranges + r, first, 2,
-                         values + r * stride, stride);
+        add_piece_of_rows(decoded, e + r * QSF_KV_SPAN_TOKENS, ranges + r, first, 2,
+                          values + r * stride, stride);
     for (; r < n_rows; r++)
-        add_page_of_rows(decoded, e + r * QSF_KV_SPAN_TOKENS, ranges + r, first, 1,
-                         values + r * stride, stride);
+        add_piece_of_rows(decoded, e + r * QSF_KV_SPAN_TOKENS, ranges + r, first, 1,
+                          values + r * stride, stride);
+}
+
+/* Adds a page, whose first slot in the span is `first`, to the values of one row. */
+QSF_FORCED_INLINE void add_page(qsf_dtype dtype, const unsigned char *block, const float *e,
+                                qsf_span_range range, float *values)
+{
+    float scales[QSF_KV_PAGE_TOKENS];
+    float mins[QSF_KV_PAGE_TOKENS];
+    load_scales(dtype, block, scales, mins);
+    add_slots(dtype, block, scales, mins, e, range.begin, range.end, values);
+}
+
+/* As span_values for one row */
+QSF_FORCED_INLINE void span_values_of_row(qsf_dtype dtype, size_t block_bytes,
+                                          const void *const *v_pages, size_t n_blocks,
+                                          const float *e, qsf_span_range all, float *values)
+{
+    for (size_t page = 0; page < QSF_KV_SPAN_PAGES; page++) {
+        const size_t first = page * QSF_KV_PAGE_TOKENS;
+        const qsf_span_range range = range_in(all, first, QSF_KV_PAGE_TOKENS);
+        for (size_t b = 0; range.begin < range.end && b < n_blocks; b++)
+            add_page(dtype, (const unsigned char *)v_pages[page] + b * block_bytes, e + first,
+                     range, values + b * QSF_BLOCK);
+    }
 }
 
 QSF_FORCED_INLINE void span_values(qsf_dtype dtype, size_t block_bytes, const void *const *v_pages,
@@ -279,19 +311,23 @@ QSF_FORCED_INLINE void span_values(qsf_dtype dtype, size_t block_bytes, const vo
 {
     const size_t stride = n_blocks * QSF_BLOCK;
     memset(values, 0, n_rows * stride * sizeof *values);
-    for (size_t page = 0; page < QSF_KV_SPAN_PAGES; page++) {
+    if (n_rows == 1) {
+        span_values_of_row(dtype, block_bytes, v_pages, n_blocks, e, ranges[0], values);
+        return;
+    }
+    for (size_t page = 0; page < QSF_KV_SPAN_PAGES; page += QSF_PIECE_PAGES) {
         const size_t first = page * QSF_KV_PAGE_TOKENS;
-        qsf_span_range all = {QSF_KV_PAGE_TOKENS, 0};
+        qsf_span_range all = {QSF_PIECE_TOKENS, 0};
         for (size_t r = 0; r < n_rows; r++) {
-            const qsf_span_range range = range_in_page(ranges[r], first);
+            const qsf_span_range range = range_in(ranges[r], first, QSF_PIECE_TOKENS);
             if (range.begin >= range.end)
                 continue;
             all.begin = smaller_u32(all.begin, range.begin);
             all.end = larger_u32(all.end, range.end);
         }
         for (size_t b = 0; all.begin < all.end && b < n_blocks; b++)
-            add_block(dtype, (const unsigned char *)v_pages[page] + b * block_bytes, e + first,
-                      ranges, all, first, n_rows, values + b * QSF_BLOCK, stride);
+            add_piece(dtype, v_pages + page, b * block_bytes, e + first, ranges, all, first, n_rows,
+                      values + b * QSF_BLOCK, stride);
     }
 }
 

@@ -1,9 +1,10 @@
 /* attention.c - attention over the pages, by row groups and spans, on the pool.
  *
- * A row group is up to 16 query rows of one segment and KV head: row i is query head i %
+ * A row group is up to 64 query rows of one segment and KV head: row i is query head i %
  * heads_per_kv of token i / heads_per_kv. One item of the parallel loop attends a whole row group,
- * span after span. If there are too few row groups for the threads, an item is a few spans of one,
- * and a second loop merges them. Both ways give the same bits (kernels.h).
+ * span after span. If there are too few row groups for the threads, groups become smaller; then an
+ * item is a few spans of one, and a second loop merges them. All ways give the same bits
+ * (kernels.h).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/attention.h"
@@ -145,6 +146,7 @@ typedef struct attention_job {
     const qsf_chunk *chunk;
     uint32_t layer;
     const float *sinks; /* [n_heads], or NULL */
+    size_t group_rows;  /* most rows of a row group */
     size_t item_spans;  /* spans of a row group in an item; 0: all of them */
 } attention_job;
 
@@ -162,9 +164,10 @@ static uint32_t heads_per_kv(const qsf_layer_kind *k)
     return k->n_heads / k->n_kv_heads;
 }
 
-static size_t row_groups_of(const qsf_layer_kind *k, const qsf_segment *g)
+/* Returns the row groups of a KV head of segment g. */
+static size_t row_groups_of(const attention_job *job, const qsf_segment *g)
 {
-    return qsf_ceil_div((size_t)g->n_tokens * heads_per_kv(k), QSF_ATTEND_ROWS);
+    return qsf_ceil_div((size_t)g->n_tokens * heads_per_kv(job->ops->kind), job->group_rows);
 }
 
 /* Returns the items of a row group of segment g. */
@@ -176,8 +179,7 @@ static size_t parts_of(const attention_job *job, const qsf_segment *g)
 
 static size_t items_of(const attention_job *job, const qsf_segment *g)
 {
-    const qsf_layer_kind *const kind = job->ops->kind;
-    return row_groups_of(kind, g) * kind->n_kv_heads * parts_of(job, g);
+    return row_groups_of(job, g) * job->ops->kind->n_kv_heads * parts_of(job, g);
 }
 
 /* Returns the row group of item `item` of segment g; *first becomes the item's first span, of
@@ -187,15 +189,15 @@ static row_group row_group_of(const attention_job *job, const qsf_segment *g, si
 {
     const qsf_layer_kind *const kind = job->ops->kind;
     const size_t n_parts = parts_of(job, g);
-    const size_t n_groups = row_groups_of(kind, g);
+    const size_t n_groups = row_groups_of(job, g);
     *first = item % n_parts * job->item_spans;
-    const size_t first_row = item / n_parts % n_groups * QSF_ATTEND_ROWS;
+    const size_t first_row = item / n_parts % n_groups * job->group_rows;
     const size_t left = (size_t)g->n_tokens * heads_per_kv(kind) - first_row;
     row_group group = {
         .segment = g,
         .kv_head = (uint32_t)(item / n_parts / n_groups),
         .first_row = first_row,
-        .n_rows = left < QSF_ATTEND_ROWS ? left : QSF_ATTEND_ROWS,
+        .n_rows = left < job->group_rows ? left : job->group_rows,
     };
     for (size_t r = 0; r < group.n_rows; r++)
         group.seen[r] = qsf_seen_by(kind, g, (first_row + r) / heads_per_kv(kind));
@@ -514,19 +516,33 @@ static void merge_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 /* So that fast threads find more items while slow ones work. */
 #define ITEMS_PER_THREAD 4
 
-/* Chooses the spans of an item: few row groups are split, so that all threads have work. */
-static size_t choose_item_spans(const qsf_ops *o, const qsf_chunk *chunk, size_t most_spans)
+/* Smaller row groups decode the pages too often. */
+#define LEAST_GROUP_ROWS 16
+
+static size_t count_row_groups(const attention_job *job)
 {
-    const size_t wanted = (size_t)ITEMS_PER_THREAD * qsf_pool_thread_count(o->pool);
     size_t n_groups = 0;
-    for (uint32_t i = 0; i < chunk->n_segments; i++)
-        n_groups += row_groups_of(o->kind, &chunk->segments[i]) * o->kind->n_kv_heads;
-    if (most_spans < 2 || qsf_pool_thread_count(o->pool) == 1 || n_groups >= wanted ||
-        chunk->n_tokens > o->scratch->attend.split_tokens)
-        return 0;
+    for (uint32_t i = 0; i < job->chunk->n_segments; i++)
+        n_groups += row_groups_of(job, &job->chunk->segments[i]) * job->ops->kind->n_kv_heads;
+    return n_groups;
+}
+
+/* Chooses group_rows and item_spans: groups are large, and not split, if all threads have work. */
+static void choose_items(attention_job *job, size_t most_spans)
+{
+    const qsf_ops *const o = job->ops;
+    const size_t n_threads = qsf_pool_thread_count(o->pool);
+    const size_t wanted = n_threads == 1 ? 1 : ITEMS_PER_THREAD * n_threads;
+    job->group_rows = QSF_ATTEND_ROWS;
+    while (count_row_groups(job) < wanted && job->group_rows > LEAST_GROUP_ROWS)
+        job->group_rows /= 2;
+    const size_t n_groups = count_row_groups(job);
+    if (most_spans < 2 || n_groups >= wanted ||
+        job->chunk->n_tokens > o->scratch->attend.split_tokens)
+        return;
     const size_t n_spans =
         most_spans * n_groups / wanted; /* rounded down: more items rather than fewer */
-    return n_spans > 0 ? n_spans : 1;
+    job->item_spans = n_spans > 0 ? n_spans : 1;
 }
 
 void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, const float *sinks)
@@ -538,7 +554,7 @@ void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, const
         const size_t n = qsf_seen_spans(kind, &chunk->segments[i]).n;
         most_spans = n > most_spans ? n : most_spans;
     }
-    job.item_spans = choose_item_spans(o, chunk, most_spans);
+    choose_items(&job, most_spans);
     size_t n_items = 0;
     size_t n_scores = 0; /* approximate */
     for (uint32_t i = 0; i < chunk->n_segments; i++) {

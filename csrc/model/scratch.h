@@ -16,9 +16,9 @@
 #include "model/config.h"
 #include "model/kvcache.h"
 
-/* Query rows of a row group, which share a pass over the pages: query heads of one KV head, times
- * tokens. */
-#define QSF_ATTEND_ROWS 16
+/* Most query rows of a row group, which share a pass over the pages: query heads of one KV head,
+ * times tokens. */
+#define QSF_ATTEND_ROWS 64
 
 /* Pages that a branch and the branches before it, up to QSF_BRANCH_TOKENS in all, may touch. */
 #define QSF_BRANCH_PAGES 2
@@ -29,17 +29,17 @@ typedef struct qsf_attend_scratch {
     uint32_t n_spans; /* most that a chunk of split_tokens sees */
     /* Larger chunks are not split over spans. */
     uint32_t split_tokens;
-    float *q;                    /* [threads, 16, head_stride] query rows of the row group */
-    int8_t *act_q;               /* [threads, 16, head_stride] their integers, as in qsf_acts */
-    int8_t *act_q_low;           /* [threads, 16, head_stride] */
-    float *act_scale;            /* [threads, 16, head_stride / 64] */
-    int32_t *act_sum;            /* [threads, 16, head_stride / 64] */
-    int32_t *act_first_sum;      /* [threads, 16, head_stride / 64] */
-    float *act_scaled_sum;       /* [threads, 16, head_stride / 64] */
-    int32_t *act_fine_sum;       /* [threads, 16, head_stride / 64] */
-    float *scores;               /* [threads, 16, 256] */
-    float *span_values;          /* [threads, 16, head_stride] result of one span */
-    float *values;               /* [threads, 16, head_stride] result of the spans so far */
+    float *q;                    /* [threads, 64, head_stride] query rows of the row group */
+    int8_t *act_q;               /* [threads, 64, head_stride] their integers, as in qsf_acts */
+    int8_t *act_q_low;           /* [threads, 64, head_stride] */
+    float *act_scale;            /* [threads, 64, head_stride / 64] */
+    int32_t *act_sum;            /* [threads, 64, head_stride / 64] */
+    int32_t *act_first_sum;      /* [threads, 64, head_stride / 64] */
+    float *act_scaled_sum;       /* [threads, 64, head_stride / 64] */
+    int32_t *act_fine_sum;       /* [threads, 64, head_stride / 64] */
+    float *scores;               /* [threads, 64, 256] */
+    float *span_values;          /* [threads, 64, head_stride] result of one span */
+    float *values;               /* [threads, 64, head_stride] result of the spans so far */
     float *partial_values;       /* [split_tokens, heads, n_spans, head_stride] */
     qsf_span_sums *partial_sums; /* [split_tokens, heads, n_spans] */
     size_t k_page_bytes;         /* of the widest heads */
