@@ -43,13 +43,17 @@ static qsf_span_sums QSF_NAME(span_softmax)(float *scores, qsf_span_range range,
     const size_t begin = range.begin / QSF_LANES * QSF_LANES;
     const lanes lowest = lanes_set(-INFINITY);
     const lanes zero = lanes_set(0.0F);
-    lanes largest = lowest;
-    for (size_t p = begin; p < range.end; p += QSF_LANES) {
-        const lanes s = lanes_mul(lanes_load(scores + p), lanes_set(scale));
-        lanes_store(scores + p, s);
-        largest = lanes_max(lanes_in(range, p, s, lowest), largest);
-    }
-    const float max = lanes_top(largest);
+    /* Two chains, because a maximum waits for the one before. */
+    lanes largest[2] = {lowest, lowest};
+    for (size_t p = range.begin / (2 * QSF_LANES) * (2 * QSF_LANES); p < range.end;
+         p += 2 * QSF_LANES)
+        for (size_t i = 0; i < 2; i++) {
+            const size_t at = p + i * QSF_LANES;
+            const lanes s = lanes_mul(lanes_load(scores + at), lanes_set(scale));
+            lanes_store(scores + at, s);
+            largest[i] = lanes_max(lanes_in(range, at, s, lowest), largest[i]);
+        }
+    const float max = lanes_top(lanes_max(largest[0], largest[1]));
     lanes total = zero;
     for (size_t p = begin; p < range.end; p += QSF_LANES) {
         const lanes e = lanes_exp(lanes_sub(lanes_load(scores + p), lanes_set(max)));
@@ -261,7 +265,7 @@ QSF_FORCED_INLINE void add_piece(qsf_dtype dtype, const void *const *pages, size
                                  const float *e, const qsf_span_range *ranges, qsf_span_range all,
                                  size_t first, size_t n_rows, float *values, size_t stride)
 {
-    float decoded[QSF_PIECE_TOKENS * QSF_BLOCK];
+    _Alignas(64) float decoded[QSF_PIECE_TOKENS * QSF_BLOCK]; /* no load spans two cache lines */
     for (size_t page = 0; page < QSF_PIECE_PAGES; page++) {
         const size_t slot = page * QSF_KV_PAGE_TOKENS;
         const qsf_span_range range = range_in(all, slot, QSF_KV_PAGE_TOKENS);
