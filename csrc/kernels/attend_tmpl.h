@@ -12,7 +12,7 @@
 
 /* Rows and groups of 16 dims whose sums are in registers together: QSF_VALUE_ROWS *
  * QSF_VALUE_GROUPS lanes of sums, one of values and one of e. */
-#define QSF_VALUE_ROWS 4
+#define QSF_VALUE_ROWS 6
 #ifndef QSF_VALUE_GROUPS
 #define QSF_VALUE_GROUPS 1
 #endif
@@ -274,6 +274,9 @@ QSF_FORCED_INLINE void add_piece(qsf_dtype dtype, const void *const *pages, size
                          decoded + slot * QSF_BLOCK);
     }
     size_t r = 0;
+    for (; r + QSF_VALUE_ROWS <= n_rows; r += QSF_VALUE_ROWS)
+        add_piece_of_rows(decoded, e + r * QSF_KV_SPAN_TOKENS, ranges + r, first, QSF_VALUE_ROWS,
+                          values + r * stride, stride);
     for (; r + 4 <= n_rows; r += 4)
         add_piece_of_rows(decoded, e + r * QSF_KV_SPAN_TOKENS, ranges + r, first, 4,
                           values + r * stride, stride);
