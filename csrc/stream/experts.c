@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "platform/clock.h"
 
-#define NONE UINT32_MAX
+#define NONE QSF_EXPERTS_NONE
 /* An expert is read in pieces, so that it is there early, and one is checked while the next
  * arrive. Larger pieces, and whole experts, were slower (bench/LOG.md). */
 #define PIECE_BYTES ((size_t)1 << 20)
@@ -56,60 +56,6 @@ size_t qsf_experts_table_bytes(const qsf_reader *r, uint32_t n_places)
 
 /* ---- memory ---- */
 
-static void use_memory(qsf_expert_slot *s, void *memory)
-{
-    s->memory = memory;
-    s->raw = (unsigned char *)memory + -(uintptr_t)memory % QSF_IO_ALIGN;
-    s->state = QSF_SLOT_EMPTY;
-    s->expert = NONE;
-}
-
-static bool acquire_place(qsf_experts *e, qsf_expert_slot *s)
-{
-    void *const memory =
-        qsf_ledger_acquire(e->ledger, QSF_USE_EXPERTS, qsf_experts_place_bytes(e->slot_bytes));
-    if (memory != NULL)
-        use_memory(s, memory);
-    return memory != NULL;
-}
-
-/* One behind the other if possible: the disk reads faster into huge pages, which a place by itself
- * fills in part. */
-static qsf_status acquire_places(qsf_experts *e)
-{
-    const size_t n_bytes = qsf_experts_place_bytes(e->slot_bytes);
-    unsigned char *const row =
-        qsf_ledger_acquire_row(e->ledger, QSF_USE_EXPERTS, e->n_places, n_bytes);
-    for (uint32_t i = 0; i < e->n_places; i++) {
-        e->slots[i].stays = i < e->n_slots;
-        if (row != NULL)
-            use_memory(&e->slots[i], row + i * n_bytes);
-        else if (!acquire_place(e, &e->slots[i]))
-            return QSF_FAIL(QSF_ERR_NOMEM,
-                            "no memory for expert %" PRIu32 " of %" PRIu32 " in memory: %.1f MB", i,
-                            e->n_places, qsf_mb(e->slot_bytes));
-    }
-    return QSF_OK;
-}
-
-/* Makes a place empty; the expert in it has none then. */
-static void empty(qsf_experts *e, qsf_expert_slot *s)
-{
-    if (s->expert != NONE && e->slot_of[s->expert] == (uint32_t)(s - e->slots))
-        e->slot_of[s->expert] = NONE;
-    s->state = QSF_SLOT_EMPTY;
-    s->expert = NONE;
-    s->is_wanted = false;
-}
-
-static void release_place(qsf_experts *e, qsf_expert_slot *s)
-{
-    empty(e, s);
-    qsf_ledger_release(e->ledger, QSF_USE_EXPERTS, s->memory,
-                       qsf_experts_place_bytes(e->slot_bytes));
-    s->memory = NULL;
-}
-
 static qsf_status acquire(qsf_experts *e, size_t n, size_t item_bytes, void *out)
 {
     void *const p = qsf_ledger_acquire(e->ledger, QSF_USE_TABLES, n * item_bytes);
@@ -133,7 +79,7 @@ static qsf_status acquire_all(qsf_experts *e)
         e->counts[i] = share < 1.0F ? share : 0.0F; /* 1: not measured */
     }
     qsf_expert_policy_init(&e->policy, e->counts, (uint32_t)n);
-    return acquire_places(e);
+    return qsf_experts_acquire_places(e);
 }
 
 static qsf_status start_threads(qsf_experts *e)
@@ -215,7 +161,7 @@ void qsf_experts_destroy(qsf_experts *e)
     if (e->n_sync > 0)
         qsf_mutex_destroy(&e->lock);
     for (uint32_t i = 0; e->counts != NULL && i < e->n_places; i++)
-        release_place(e, &e->slots[i]);
+        qsf_experts_release_place(e, &e->slots[i]);
     if (e->ledger != NULL) {
         const size_t n = e->reader->n_experts;
         qsf_ledger_release(e->ledger, QSF_USE_TABLES, e->counts, n * sizeof *e->counts);
@@ -271,7 +217,7 @@ static uint32_t find_transit(const qsf_experts *e)
 static void queue(qsf_experts *e, uint32_t place, uint32_t expert)
 {
     qsf_expert_slot *const s = &e->slots[place];
-    empty(e, s);
+    qsf_experts_empty(e, s);
     s->state = QSF_SLOT_QUEUED;
     s->expert = expert;
     s->done_bytes = 0;
@@ -287,7 +233,7 @@ static void keep_guess(qsf_experts *e, qsf_expert_slot *guess)
     const uint32_t place = find_slot(e, guess->expert);
     if (place == NONE)
         return;
-    empty(e, &e->slots[place]);
+    qsf_experts_empty(e, &e->slots[place]);
     e->slots[place].stays = false;
     guess->stays = true;
 }
@@ -337,7 +283,7 @@ static void drop_guesses(qsf_experts *e)
     const uint32_t first = e->next_job < e->end_job ? e->jobs[e->next_job % e->n_places] : NONE;
     for (uint32_t i = 0; i < e->n_places; i++)
         if (!e->slots[i].stays && !e->slots[i].is_wanted)
-            empty(e, &e->slots[i]);
+            qsf_experts_empty(e, &e->slots[i]);
     for (uint64_t i = e->next_job; i < e->end_job; i++) {
         const uint32_t place = e->jobs[i % e->n_places];
         if (e->slots[place].state == QSF_SLOT_QUEUED)
@@ -375,8 +321,10 @@ void qsf_experts_begin_pass(qsf_experts *e, uint32_t n_tokens, const qsf_cancel 
 {
     e->cancel = cancel;
     e->stopwatch = stopwatch;
-    if (e->n_places > 0)
-        qsf_expert_policy_advance(&e->policy, n_tokens);
+    if (e->n_places == 0)
+        return;
+    qsf_expert_policy_advance(&e->policy, n_tokens);
+    qsf_experts_lend_slots(e, n_tokens);
 }
 
 void qsf_experts_request(qsf_experts *e, uint32_t layer_idx, const uint32_t *wanted,
@@ -499,7 +447,7 @@ void qsf_experts_release(qsf_experts *e, uint32_t i)
     e->is_released[i] = true;
     e->n_released++;
     if (!e->slots[place].stays)
-        empty(e, &e->slots[place]);
+        qsf_experts_empty(e, &e->slots[place]);
     place_wanted(e);
 }
 
@@ -524,7 +472,7 @@ void qsf_experts_end(qsf_experts *e)
     for (uint32_t i = 0; i < e->n_places; i++) {
         qsf_expert_slot *const s = &e->slots[i];
         if (s->is_wanted && (!s->stays || s->state == QSF_SLOT_FAILED))
-            empty(e, s);
+            qsf_experts_empty(e, s);
         s->is_wanted = false;
     }
     qsf_mutex_unlock(&e->lock);
@@ -541,6 +489,7 @@ void qsf_experts_end_pass(qsf_experts *e)
     stop_reading(e);
     drop_guesses(e);
     qsf_mutex_unlock(&e->lock);
+    qsf_experts_return_slots(e);
 }
 
 void qsf_experts_report(qsf_experts *e, qsf_stats *out)
@@ -558,37 +507,4 @@ void qsf_experts_report(qsf_experts *e, qsf_stats *out)
     out->read_bytes += totals.read_bytes;
     out->checksum_ns += totals.checksum_ns;
     out->wait_ns += totals.wait_ns;
-}
-
-/* ---- memory pressure ---- */
-
-bool qsf_experts_give_slot(qsf_experts *e)
-{
-    uint32_t worst = NONE;
-    for (uint32_t i = 0; i < e->n_places; i++) {
-        const qsf_expert_slot *const s = &e->slots[i];
-        if (s->memory == NULL || !s->stays)
-            continue;
-        const bool is_empty = s->state == QSF_SLOT_EMPTY;
-        if (worst == NONE || is_empty ||
-            (e->slots[worst].state != QSF_SLOT_EMPTY &&
-             qsf_expert_policy_is_worse(&e->policy, s->expert, 0, e->slots[worst].expert, 0)))
-            worst = i;
-    }
-    if (worst == NONE)
-        return false;
-    release_place(e, &e->slots[worst]);
-    e->n_held--;
-    return true;
-}
-
-bool qsf_experts_take_slot(qsf_experts *e)
-{
-    for (uint32_t i = 0; i < e->n_places; i++)
-        if (e->slots[i].memory == NULL) {
-            const bool is_there = acquire_place(e, &e->slots[i]);
-            e->n_held += is_there;
-            return is_there;
-        }
-    return false;
 }

@@ -65,6 +65,7 @@ typedef struct qsf_experts {
     size_t piece_bytes;     /* of a read, a multiple of QSF_IO_ALIGN */
     uint32_t n_slots;       /* of the plan */
     uint32_t n_held;        /* of these, not given back */
+    uint32_t n_lent;        /* of these, in transit for a chunk of a prompt */
     uint32_t n_places;      /* slots and transit slots */
     qsf_expert_slot *slots; /* [n_places] */
     uint32_t *slot_of;      /* [n_experts] a place, or UINT32_MAX */

@@ -14,6 +14,21 @@ static inline const qsf_unit *qsf_experts_unit(const qsf_experts *e, uint32_t ex
     return &e->reader->units[e->reader->n_units_file + expert];
 }
 
+#define QSF_EXPERTS_NONE UINT32_MAX
+
+/* Acquires memory for all places, as far as there is some. */
+qsf_status qsf_experts_acquire_places(qsf_experts *e);
+void qsf_experts_release_place(qsf_experts *e, qsf_expert_slot *s);
+/* Makes a place empty; the expert in it has none then. */
+void qsf_experts_empty(qsf_experts *e, qsf_expert_slot *s);
+
+/* For a pass of n_tokens that meets nearly all experts, a quarter of the slots, at most as many as
+ * a layer has experts, becomes transit slots: those whose experts are used least. The next layer's
+ * experts are read into them while this layer's attention is computed. */
+void qsf_experts_lend_slots(qsf_experts *e, uint32_t n_tokens);
+/* They are slots again. Nothing is in transit. */
+void qsf_experts_return_slots(qsf_experts *e);
+
 /* A reading thread of the qsf_experts. */
 void *qsf_experts_read(void *experts);
 

@@ -242,6 +242,54 @@ static void check_guesses(void)
     qsf_model_close(all);
 }
 
+/* A chunk that meets nearly all experts reads the next layer's into slots of experts that are used
+ * least; afterwards they are slots again, and the others have kept what they had. */
+static void check_lending(void)
+{
+    enum { FIRST = 6, N_NEXT = 8, N_HELD = 9, N_LENT = N_HELD / 4, N_TRANSIT = 3 };
+    static const uint32_t uses[N_NEXT] = {20, 20, 20, 20, 20, 20, 20, 20};
+    uint32_t here[FIRST];
+    uint32_t next[N_NEXT];
+    qsf_model *const all = open_with(1, 16, N_EXPERTS);
+    qsf_model *const m = open_with(1, 16, N_HELD);
+    if (all == NULL || m == NULL)
+        return;
+    qsf_experts *const e = &m->experts;
+    for (uint32_t i = 0; i < FIRST; i++)
+        here[i] = m->reader.n_units_file + i;
+    for (uint32_t i = 0; i < N_NEXT; i++)
+        next[i] = m->reader.n_units_file + FIRST + i;
+    CHECK_EQ(m->plan.expert_transit_slots, N_TRANSIT);
+    for (uint32_t i = 0; i < 2; i++) { /* experts of the first layer are used most */
+        qsf_experts_begin_pass(e, 1, NULL, NULL);
+        qsf_experts_request(e, 1, here, uses, FIRST);
+        take_all(e, &all->experts, here, FIRST);
+        qsf_experts_end_pass(e);
+        CHECK_EQ(e->n_lent, 0);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint64_t n_guesses = e->totals.n_guesses;
+        qsf_experts_begin_pass(e, 16, NULL, NULL);
+        CHECK_EQ(e->n_lent, N_LENT);
+        qsf_experts_request(e, 1, here, uses, FIRST);
+        CHECK_EQ(e->n_missing, 0);
+        qsf_experts_guess(e, next, N_NEXT);
+        CHECK_EQ_U64(e->totals.n_guesses - n_guesses, N_LENT + N_TRANSIT);
+        take_all(e, &all->experts, here, FIRST);
+        qsf_experts_end(e);
+        qsf_experts_request(e, 2, next, uses, N_NEXT);
+        take_all(e, &all->experts, next, N_NEXT);
+        qsf_experts_end_pass(e);
+        CHECK_EQ(e->n_lent, 0);
+        uint32_t n_slots = 0;
+        for (uint32_t j = 0; j < e->n_places; j++)
+            n_slots += e->slots[j].memory != NULL && e->slots[j].stays;
+        CHECK_EQ(n_slots, N_HELD);
+    }
+    qsf_model_close(m);
+    qsf_model_close(all);
+}
+
 /* Evaluates all tokens one by one, and has slots given back and taken again on the way. */
 static void run_under_pressure(qsf_model *m, float *logits)
 {
@@ -472,6 +520,7 @@ int main(void)
     check_allocation_faults();
     check_cancel();
     check_guesses();
+    check_lending();
     check_pressure();
     check_ties();
     check_plans();
