@@ -1,221 +1,288 @@
-"""What eviction by attention (H2O, SnapKV) would gain over a window of equal size: a simulation.
+"""What eviction by attention (SnapKV, H2O) would gain over a window of equal memory: a simulation.
 
-A LLaMA checkpoint in numpy, f32, token by token, with a mask of kept positions for each layer and
-KV head, which a policy changes after each token. Windows of 256 tokens of a text; scored is the
-second half, against the model that keeps all.
+A checkpoint in numpy, f32, whole windows of a text at once, with a mask of what each token sees in
+each layer and head. Scored are the tokens behind a prompt, against the model that sees all.
+``text`` takes windows as they are; ``repeated`` lets 64 tokens from anywhere in the prompt come
+again at its end: 16 in it, as a question, 48 behind it.
 
-Usage: python bench/kv_eviction.py MODEL_FOLDER TEXT [--windows N]
+Usage: python bench/kv_eviction.py MODEL TEXT [--task text|repeated] [--windows N] [--ctx N]
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from qsf.file.layout import Dtype, TensorType
+from qsf_converter.original.layers import Original, Weights, linear
+from qsf_converter.rounding.plan import Policy, make_plan
+from qsf_converter.sources.source import open_source
 
 Array = NDArray[Any]
-# (keep, mass, i): after token i; keep and mass are [windows, layers, KV heads, positions].
-Policy = Callable[[Array, Array, int], None]
+Seen = Array  # [layers or 1, KV heads or 1, tokens, tokens]: what a token, a row, sees
+Rule = Callable[["Masked", Array, Array], Seen]  # of the tokens, and the attention of a prompt
 
-CTX_TOKENS = 256
-BUDGET_TOKENS = 100
-PROMPT_TOKENS = CTX_TOKENS // 2
-OBSERVED_ROWS = 32
-
-
-class Llama:
-    """The weights of a checkpoint, f32."""
-
-    def __init__(self, folder: Path) -> None:
-        """Read the folder."""
-        from safetensors.numpy import load_file
-
-        self.config = json.loads((folder / "config.json").read_text("utf-8"))
-        tensors = load_file(folder / "model.safetensors")
-        self.tensors = {name: t.astype(np.float32) for name, t in tensors.items()}
-        self.n_layers = self.config["num_hidden_layers"]
-        self.n_heads = self.config["num_attention_heads"]
-        self.n_kv_heads = self.config["num_key_value_heads"]
-        self.head_dim = self.config["hidden_size"] // self.n_heads
-        theta = self.config.get("rope_theta", 10000.0)
-        pairs = np.arange(0, self.head_dim, 2) / self.head_dim
-        self.frequencies = (theta**-pairs).astype(np.float32)
-
-    def matrix(self, layer: int, name: str) -> Array:
-        """Return a matrix [outputs, inputs] of a layer."""
-        return self.tensors[f"model.layers.{layer}.{name}.weight"]
-
-    def norm(self, x: Array, name: str) -> Array:
-        """Return x [.., dim], normalised."""
-        scale = 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.config["rms_norm_eps"])
-        return np.asarray(x * scale * self.tensors[name])
-
-    def rotate(self, x: Array, position: int) -> Array:
-        """Return x [.., head_dim] with RoPE."""
-        cos, sin = np.cos(position * self.frequencies), np.sin(position * self.frequencies)
-        a, b = np.split(x, 2, axis=-1)
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+PAGE_TOKENS = 32
+OBSERVED_ROWS = 32  # the last of a prompt
+CUE_TOKENS, PASSAGE_TOKENS = 16, 64
+DEPTHS = 9
 
 
-def predict(model: Llama, ids: Array, policy: Policy) -> Array:
-    """Return the log-probabilities [windows, positions, vocabulary] after each token of ids."""
-    n, n_tokens = ids.shape
-    shape = (n, model.n_layers, model.n_kv_heads, n_tokens)
-    keep, mass = np.zeros(shape, bool), np.zeros(shape, np.float32)
-    keys = np.zeros((*shape, model.head_dim), np.float32)
-    values = np.zeros_like(keys)
-    table = model.tensors["model.embed_tokens.weight"]
-    head = model.tensors.get("lm_head.weight", table)
-    out = np.empty((n, n_tokens, len(table)), np.float32)
-    for i in range(n_tokens):
-        x = table[ids[:, i]]
-        keep[..., i] = True
-        for layer in range(model.n_layers):
-            at = f"model.layers.{layer}"
-            y = model.norm(x, f"{at}.input_layernorm.weight")
-            q, k, v = (
-                (y @ model.matrix(layer, f"self_attn.{name}_proj").T).reshape(
-                    n, model.n_kv_heads, -1, model.head_dim
-                )
-                for name in "qkv"
+class Masked(Original):
+    """A checkpoint whose attention sees what it is told to, and tells what it looked at."""
+
+    layers: list[Weights]
+    layer_idx = 0
+    seen: Seen
+    mass: Array  # [layers, KV heads, tokens, tokens] attention, summed over a group's heads
+
+    def heads(self, w: Weights, y: Array) -> Array:
+        """As the original's, for layers without windows, ALiBi, caps and sinks."""
+        kind, n_tokens = w.kind, len(y)
+        if kind.window_tokens or kind.alibi_slopes or kind.score_cap or TensorType.SINKS in w:
+            raise SystemExit("a layer has a window, ALiBi, a cap or sinks: not simulated here")
+        scale = np.float32(kind.score_scale or kind.head_dim**-0.5)
+        q, k = (
+            self._turned(w, matrix, norm, y)
+            for matrix, norm in (
+                (TensorType.Q, TensorType.Q_NORM),
+                (TensorType.K, TensorType.K_NORM),
             )
-            keys[:, layer, :, i] = model.rotate(k[:, :, 0], i)
-            values[:, layer, :, i] = v[:, :, 0]
-            seen = slice(0, i + 1)
-            scores = np.einsum("nkgd,nktd->nkgt", model.rotate(q, i), keys[:, layer, :, seen])
-            scores *= model.head_dim**-0.5
-            scores[~np.broadcast_to(keep[:, layer, :, None, seen], scores.shape)] = -np.inf
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            weights /= weights.sum(axis=-1, keepdims=True)
-            mass[:, layer, :, seen] += weights.sum(axis=2)
-            attended = np.einsum("nkgt,nktd->nkgd", weights, values[:, layer, :, seen])
-            x = x + attended.reshape(n, -1) @ model.matrix(layer, "self_attn.o_proj").T
-            y = model.norm(x, f"{at}.post_attention_layernorm.weight")
-            gate = y @ model.matrix(layer, "mlp.gate_proj").T
-            up = y @ model.matrix(layer, "mlp.up_proj").T
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ model.matrix(layer, "mlp.down_proj").T
-        logits = model.norm(x, "model.norm.weight") @ head.T
-        logits -= logits.max(axis=-1, keepdims=True)
-        out[:, i] = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-        policy(keep, mass, i)
-    return out
+        )
+        v = linear(w, TensorType.V, y).reshape(n_tokens, -1, kind.head_dim).transpose(1, 0, 2)
+        q = q.reshape(kind.n_kv_heads, -1, n_tokens, kind.head_dim)
+        scores = q @ k[:, None].swapaxes(-1, -2) * scale
+        seen = self.seen[min(self.layer_idx, len(self.seen) - 1)]
+        scores[~np.broadcast_to(seen[:, None], scores.shape)] = -np.inf
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=-1, keepdims=True)
+        self.mass[self.layer_idx] = scores.sum(axis=1)
+        out = (scores @ v[:, None]).reshape(kind.n_heads, n_tokens, kind.head_dim)
+        return np.asarray(out.swapaxes(0, 1).reshape(n_tokens, -1))
+
+    def predict(self, ids: Array, seen: Seen) -> Array:
+        """Return the stream [tokens, dim] behind the last layer; sets ``mass``."""
+        n, kinds = len(ids), self.layers[0].kind
+        self.seen = seen & np.tri(n, dtype=bool)
+        self.mass = np.empty((self.header.n_layers, kinds.n_kv_heads, n, n), np.float32)
+        x = self.embed(ids[None])
+        for i, weights in enumerate(self.layers):
+            self.layer_idx = i
+            x = self.layer(weights, x)
+        return np.asarray(x[0])
 
 
-# ---- policies ----
+@contextmanager
+def opened(path: Path) -> Iterator[Masked]:
+    """Open a checkpoint with all of its layers in memory."""
+    with open_source(path) as source:
+        policy = Policy(Dtype.F16, Dtype.F16)
+        model = Masked(
+            make_plan(source.family, source.facts, source.checkpoint, policy), source.checkpoint
+        )
+        model.layers = [model.weights(i + 1) for i in range(model.header.n_layers)]
+        yield model
 
 
-def keep_all(keep: Array, mass: Array, i: int) -> None:
-    """Change nothing."""
+# ---- what is seen ----
 
 
-def window(n_pinned: int) -> Policy:
-    """Keep the first n_pinned and the newest of the budget."""
-
-    def change(keep: Array, mass: Array, i: int) -> None:
-        del mass
-        keep[..., n_pinned : max(n_pinned, i + 1 - (BUDGET_TOKENS - n_pinned))] = False
-
-    return change
+def see_all(_model: Masked, ids: Array, _mass: Array) -> Seen:
+    """Return that everything is seen."""
+    return np.ones((1, 1, len(ids), len(ids)), bool)
 
 
-def shared_mass(mass: Array) -> Array:
-    """One choice for all layers and heads, which is what gives blocks of the pool back."""
-    return np.broadcast_to(mass.mean(axis=(1, 2), keepdims=True), mass.shape)
+def window(n_window: int, n_pinned: int) -> Rule:
+    """Return the rule of ``--kv-policy window``: every token sees the first and the newest."""
+
+    def rule(_model: Masked, ids: Array, _mass: Array) -> Seen:
+        at = np.arange(len(ids))
+        seen = (at[:, None] - at < n_window) | (at < n_pinned)
+        return np.asarray(seen[None, None])
+
+    return rule
 
 
-def keep_best(keep: Array, mass: Array, end: int, n_kept: int, page_tokens: int) -> None:
-    """Of the positions below ``end`` keep only those pages that have the most mass."""
-    n_pages = -(-end // page_tokens)
-    padded = np.zeros((*mass.shape[:-1], n_pages * page_tokens), np.float32)
-    padded[..., :end] = np.where(keep[..., :end], mass[..., :end], -1)
-    by_page = padded.reshape(*mass.shape[:-1], n_pages, page_tokens).mean(axis=-1)
-    order = np.argsort(-by_page, axis=-1, kind="stable")
-    rank = np.argsort(order, axis=-1)
-    is_best = np.repeat(rank < n_kept // page_tokens, page_tokens, axis=-1)[..., :end]
-    keep[..., :end] &= is_best
+def behind_prompt(kept: Array, n_tokens: int) -> Seen:
+    """Let tokens behind a prompt see of it what is kept, [layers or 1, KV heads or 1, prompt]."""
+    n_prompt = kept.shape[-1]
+    seen = np.ones((*kept.shape[:2], n_tokens, n_tokens), bool)
+    seen[..., n_prompt:, :n_prompt] = kept[:, :, None]
+    return seen
 
 
-def h2o(page_tokens: int, *, is_shared: bool) -> Policy:
-    """Half of the budget newest, half those with the largest sums of attention."""
+def newest(n_prompt: int, n_kept: int, n_pinned: int) -> Rule:
+    """Return the rule that forgets the middle of a prompt when it has been read."""
 
-    def change(keep: Array, mass: Array, i: int) -> None:
-        half = BUDGET_TOKENS // 2
-        if i + 1 > BUDGET_TOKENS:
-            chosen_by = shared_mass(mass) if is_shared else mass
-            keep_best(keep, chosen_by, i + 1 - half, half, page_tokens)
+    def rule(_model: Masked, ids: Array, _mass: Array) -> Seen:
+        at = np.arange(n_prompt)
+        kept = (at < n_pinned) | (at >= n_prompt - n_kept + n_pinned)
+        return behind_prompt(kept[None, None], len(ids))
 
-    return change
-
-
-def snapkv(page_tokens: int, *, is_shared: bool) -> Policy:
-    """After the prompt: its last rows, and what they attend to; half of the prompt stays."""
-    state: dict[str, Array] = {}
-
-    def change(keep: Array, mass: Array, i: int) -> None:
-        if i == PROMPT_TOKENS - 1 - OBSERVED_ROWS:
-            state["before"] = mass.copy()
-        if i == PROMPT_TOKENS - 1:
-            observed = mass - state["before"]
-            chosen_by = shared_mass(observed) if is_shared else observed
-            end = PROMPT_TOKENS - OBSERVED_ROWS
-            keep_best(keep, chosen_by, end, PROMPT_TOKENS // 2 - OBSERVED_ROWS, page_tokens)
-
-    return change
+    return rule
 
 
-def newest_half(keep: Array, mass: Array, i: int) -> None:
-    """As snapkv, but the first four and the newest of the prompt stay."""
-    del mass
-    if i == PROMPT_TOKENS - 1:
-        keep[..., 4 : PROMPT_TOKENS // 2 + 4] = False
+def best_pages(mass: Array, n_kept: int) -> Array:
+    """Return which pages [..., pages] have the most of the mass."""
+    order = np.argsort(-mass, axis=-1, kind="stable")
+    return np.asarray(np.argsort(order, axis=-1) < n_kept)
 
 
-POLICIES: dict[str, Policy] = {
-    "window, 4 + 96": window(4),
-    "window, 100": window(0),
-    "h2o, tokens, each head": h2o(1, is_shared=False),
-    "h2o, tokens, one choice": h2o(1, is_shared=True),
-    "h2o, pages of 10, one choice": h2o(10, is_shared=True),
-    "half of the prompt: first 4, newest 60": newest_half,
-    "snapkv, tokens, each head": snapkv(1, is_shared=False),
-    "snapkv, pages of 8, one choice": snapkv(8, is_shared=True),
-}
+def snapkv(n_prompt: int, n_kept: int, page_tokens: int, shared: tuple[int, ...]) -> Rule:
+    """Return the rule that keeps of a prompt what its last rows look at, by pages.
+
+    The first page and the last 32 positions stay. ``shared`` are the axes (layers, KV heads) over
+    which there is one choice.
+    """
+
+    def rule(_model: Masked, ids: Array, mass: Array) -> Seen:
+        observed = mass[..., n_prompt - OBSERVED_ROWS : n_prompt, :n_prompt].sum(axis=-2)
+        observed = observed.mean(axis=shared, keepdims=True) if shared else observed
+        pages = observed.reshape(*observed.shape[:2], -1, page_tokens).sum(axis=-1)
+        pages[..., : max(1, 4 // page_tokens)] = pages[..., -(OBSERVED_ROWS // page_tokens) :] = (
+            np.inf
+        )
+        kept = best_pages(pages, n_kept // page_tokens)
+        return behind_prompt(np.repeat(kept, page_tokens, axis=-1), len(ids))
+
+    return rule
+
+
+def h2o(n_kept: int, page_tokens: int, shared: tuple[int, ...]) -> Rule:
+    """Return the rule that keeps half of the pages for being new, half for the sum of attention."""
+
+    def rule(model: Masked, ids: Array, mass: Array) -> Seen:
+        n = len(ids)
+        n_pages, n_held = -(-n // page_tokens), n_kept // page_tokens
+        total = np.zeros((*mass.shape[:2], n_pages), np.float32)
+        held = np.ones((*(1 if i in shared else mass.shape[i] for i in (0, 1)), n_pages), bool)
+        seen = np.ones((*held.shape[:2], n, n), bool)
+        for end in range(PAGE_TOKENS, n, PAGE_TOKENS):
+            model.predict(ids[:end], seen[..., :end, :end])
+            rows = model.mass[..., end - PAGE_TOKENS :, :].sum(axis=-2)
+            total[..., : end // page_tokens] += rows.reshape(*rows.shape[:2], -1, page_tokens).sum(
+                -1
+            )
+            if end <= n_kept:
+                continue
+            n_old = end // page_tokens - n_held // 2
+            of_all = total.mean(axis=shared, keepdims=True) if shared else total
+            old = np.where(held[..., :n_old], of_all[..., :n_old], -1)
+            held[..., :n_old] &= best_pages(old, n_held - n_held // 2)
+            seen[..., end:, :] &= np.repeat(held, page_tokens, axis=-1)[:, :, None, :n]
+        return seen
+
+    return rule
+
+
+def rules(n_prompt: int, n_kept: int, n_answer: int) -> dict[str, Rule]:
+    """Return what is compared: all keep as many positions, when the answer begins or on average."""
+    n_end = n_kept + n_answer
+    n_mean = n_kept + n_answer // 2 // PAGE_TOKENS * PAGE_TOKENS
+    half_page = PAGE_TOKENS // 2
+    return {
+        "all": see_all,
+        f"window:{n_end - 32}:32, prompt too": window(n_end - 32, 32),
+        f"first 32, newest {n_kept - 32} of the prompt": newest(n_prompt, n_kept, 32),
+        f"newest {n_kept} of the prompt": newest(n_prompt, n_kept, 0),
+        "snapkv, pages of 32, one choice": snapkv(n_prompt, n_kept, 32, (0, 1)),
+        "snapkv, pages of 32, each layer": snapkv(n_prompt, n_kept, 32, (1,)),
+        "snapkv, pages of 32, each head": snapkv(n_prompt, n_kept, 32, ()),
+        "snapkv, pages of 8, each head": snapkv(n_prompt, n_kept, 8, ()),
+        f"window:{n_mean + half_page}:0": window(n_mean + half_page, 0),
+        f"h2o:{n_mean}, pages of 32, one choice": h2o(n_mean, 32, (0, 1)),
+    }
+
+
+# ---- figures ----
+
+
+@dataclass
+class Scores:
+    """Of one rule, by window."""
+
+    nll: list[float] = field(default_factory=list)
+    kl: list[float] = field(default_factory=list)
+    hits: list[float] = field(default_factory=list)  # the likeliest token was right
+
+    def line(self, name: str, against: Scores) -> str:
+        """Return a row of the table."""
+        change = np.array(self.nll) - against.nll
+        error = change.std() / math.sqrt(len(change))
+        thirds = np.arange(len(change)) % DEPTHS * 3 // DEPTHS
+        hits = "".join(f"{np.array(self.hits)[thirds == i].mean():6.1%}" for i in range(3))
+        return (
+            f"{name:40}{math.exp(np.mean(self.nll)):10.2f}{change.mean():+9.2%} +-{error:6.2%}"
+            f"{np.mean(self.kl):10.4f}   {hits}"
+        )
+
+
+def score(
+    model: Masked, ids: Array, n_prompt: int, compared: dict[str, Rule], scores: dict[str, Scores]
+) -> None:
+    """Add the figures of one window."""
+    model.predict(ids, see_all(model, ids, ids))
+    mass = model.mass
+    whole: Array = np.empty(0)
+    targets = ids[n_prompt:, None]
+    for name, rule in compared.items():
+        seen = rule(model, ids, mass)
+        rows = model.logits(model.predict(ids, seen)[n_prompt - 1 : -1]).astype(np.float64)
+        rows -= rows.max(axis=-1, keepdims=True)
+        rows -= np.log(np.exp(rows).sum(axis=-1, keepdims=True))
+        whole = rows if name == "all" else whole
+        kept = scores.setdefault(name, Scores())
+        kept.nll.append(-float(np.take_along_axis(rows, targets, -1).mean()))
+        kept.kl.append(float((np.exp(whole) * (whole - rows)).sum(axis=-1).mean()))
+        kept.hits.append(float((rows.argmax(axis=-1) == targets[:, 0]).mean()))
+
+
+def cut(ids: Array, i: int, ctx_tokens: int, n_prompt: int, task: str) -> Array:
+    """Return window i of a text; with ``repeated`` its passage comes again."""
+    tokens = ids[i * ctx_tokens : (i + 1) * ctx_tokens].copy()
+    if task == "text":
+        return np.asarray(tokens)
+    begin = n_prompt - CUE_TOKENS
+    at = (n_prompt - 2 * PASSAGE_TOKENS) * (i % DEPTHS) // (DEPTHS - 1)
+    tokens[begin : begin + PASSAGE_TOKENS] = tokens[at : at + PASSAGE_TOKENS].copy()
+    return np.asarray(tokens[: begin + PASSAGE_TOKENS])
 
 
 def main() -> None:
     """Print a table."""
-    from tokenizers import Tokenizer
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--windows", type=int, default=64)
+    parser.add_argument("--task", choices=("text", "repeated"), default="text")
+    parser.add_argument("--windows", type=int, default=27)
+    parser.add_argument("--ctx", type=int, default=256)
     asked = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(asked.model / "tokenizer.json"))
-    n_chars = 16 * asked.windows * CTX_TOKENS
-    ids = np.array(tokenizer.encode(asked.text.read_text("utf-8")[:n_chars]).ids)
-    ids = ids[: asked.windows * CTX_TOKENS].reshape(-1, CTX_TOKENS)
-    model = Llama(asked.model)
-    scored = slice(PROMPT_TOKENS, CTX_TOKENS - 1)
-    targets = ids[:, PROMPT_TOKENS + 1 :, None]
-    whole = predict(model, ids, keep_all)[:, scored].astype(np.float64)
-    nll = -np.take_along_axis(whole, targets, -1)
-    print(f"{'policy':40}{'perplexity':>12}{'change':>10}{'':10}{'KL':>10}")
-    print(f"{'all':40}{np.exp(nll.mean()):12.3f}")
-    for name, policy in POLICIES.items():
-        rows = predict(model, ids, policy)[:, scored].astype(np.float64)
-        changes = -np.take_along_axis(rows, targets, -1) - nll
-        change, error = changes.mean(), changes.std() / np.sqrt(changes.size)
-        kl = (np.exp(whole) * (whole - rows)).sum(axis=-1).mean()
-        print(
-            f"{name:40}{np.exp(nll.mean() + change):12.3f}{change:10.2%} +-{error:7.2%}{kl:10.4f}"
-        )
+    text = asked.text.read_text("utf-8")[: 16 * asked.windows * asked.ctx]
+    ids = np.array(tokenizer.encode(text).ids)
+    n_prompt = asked.ctx * 3 // 4 // PAGE_TOKENS * PAGE_TOKENS
+    n_kept = n_prompt // 2 // PAGE_TOKENS * PAGE_TOKENS
+    scores: dict[str, Scores] = {}
+    with opened(asked.model) as model:
+        for i in range(asked.windows):
+            tokens = cut(ids, i, asked.ctx, n_prompt, asked.task)
+            compared = rules(n_prompt, n_kept, len(tokens) - n_prompt)
+            score(model, tokens, n_prompt, compared, scores)
+    print(f"prompt {n_prompt}, kept {n_kept}; hits by thirds of the depth of what is asked for")
+    print(f"{'what is kept':40}{'perplexity':>10}{'change':>9}{'':9}{'KL':>10}")
+    for name, kept in scores.items():
+        print(kept.line(name, scores["all"]))
 
 
 if __name__ == "__main__":
