@@ -2,7 +2,7 @@
  *
  * An unpacked tile of weights is an AMX tile without rearranging: its 16 groups of 4 columns are
  * the rows. With the blocks of 16 tokens as the other operand, one tdpbssd computes all 16 x 16
- * dots.
+ * dots. They go to memory, and the float steps of kernels.h follow, while the next products run.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vecops.h"
@@ -16,24 +16,18 @@
 #include "kernels/forced_inline.h"
 #include "kernels/matmul_avx512.h"
 
-#define QSF_MANY_TOKENS 16
-#define QSF_MANY_ROWS 2
-#define QSF_MANY_BLOCKS 8
-#define AMX_FROM 8 /* fewer tokens are faster without AMX */
+#define GROUP_TOKENS 16 /* whose dots one product gives */
+#define MOST_ROWS 4     /* tile rows and blocks of a chunk: 16 KiB of codes, which stay in the */
+#define MOST_BLOCKS 4   /* first-level cache for all tokens */
+#define LAG 2           /* steps from the beginning of a product to its float steps */
+#define RING 4          /* products whose dots are kept: a power of two above LAG */
+#define AMX_FROM 5      /* fewer tokens are faster without AMX */
 
 QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
 #include "kernels/lanes_avx512.h"
 
 #include "kernels/unpack_avx512.h"
-
-#include "kernels/matmul_many_tmpl.h"
-
-/* Unpacks signed codes: the zero point is subtracted. */
-QSF_FORCED_INLINE void unpack_codes(int_form form, const unsigned char *tile, unsigned char *codes)
-{
-    unpack_scaled(form, tile, form.zero, codes);
-}
 
 /* The record that ldtilecfg reads. */
 typedef struct tile_config {
@@ -44,71 +38,309 @@ typedef struct tile_config {
     uint8_t n_rows[16];
 } tile_config;
 
-/* Tiles 0, 1: dots of 16 tokens with two tile rows; 2: 16 tokens; 3, 4: codes of two tile rows; 5
- * .. 7: as 0 .. 2, for the n_tail remaining tokens. */
-QSF_FORCED_INLINE void configure_tiles(size_t n_tail)
+/* Tiles 0, 1: dots; 2, 3: codes; 4 .. 7: activations of the four blocks of a chunk; of 8 bits those
+ * of two blocks, and then their low parts. */
+QSF_FORCED_INLINE void configure_tiles(void)
 {
     tile_config config = {.palette = 1};
     for (size_t i = 0; i < 8; i++) {
         config.row_bytes[i] = 64;
-        config.n_rows[i] = i < 5 ? 16 : (uint8_t)(n_tail > 0 ? n_tail : 1);
+        config.n_rows[i] = 16;
     }
     /* gcc assumes that ldtilecfg reads only 8 bytes. */
     __asm__ volatile("" : : "m"(config) : "memory");
     _tile_loadconfig(&config);
 }
 
-/* dots [16 tokens, 16 rows] of one tile row: codes [16, 64] times the tokens in tile a, through
- * tiles c and b */
-#define TILE_DOTS(c, a, b, codes, dots) \
-    do {                                \
-        _tile_zero(c);                  \
-        _tile_loadd(b, codes, 64);      \
-        _tile_dpbssd(c, a, b);          \
-        _tile_stored(c, dots, 64);      \
+typedef struct product_dots {
+    _Alignas(64) int32_t at[GROUP_TOKENS][QSF_TILE_ROWS];
+} product_dots;
+
+/* Some blocks of some tile rows, unpacked, and the scales of the 16 tokens that meet them. */
+typedef struct chunk {
+    _Alignas(64) unsigned char codes[MOST_ROWS][MOST_BLOCKS][QSF_TILE_ROWS * QSF_BLOCK];
+    product_dots dots[RING];
+    product_dots low_dots[RING]; /* of 8 bits */
+    lanes scale[MOST_ROWS][MOST_BLOCKS];
+    lanes min[MOST_ROWS][MOST_BLOCKS];
+    _Alignas(64) float x_scale[MOST_BLOCKS][GROUP_TOKENS];
+    _Alignas(64) float scaled_sum[MOST_BLOCKS][GROUP_TOKENS];
+    int8_t q[2][MOST_BLOCKS][GROUP_TOKENS][QSF_BLOCK]; /* of fewer than 16 tokens; and low parts */
+    size_t n_rows;
+    size_t b0;
+    size_t n_blocks;
+    size_t row_bytes; /* from one of its tile rows to the next */
+    uintptr_t next;   /* the chunk after it, which the first group of tokens prefetches; or 0 */
+} chunk;
+
+QSF_FORCED_INLINE size_t most_blocks(qsf_dtype dtype)
+{
+    return dtype == QSF_DTYPE_8BIT ? MOST_BLOCKS / 2 : MOST_BLOCKS;
+}
+
+/* Unpacks signed codes: the zero point is subtracted. tiles: the first tile of the chunk */
+QSF_FORCED_INLINE void unpack_chunk(int_form form, const unsigned char *tiles, chunk *c)
+{
+    for (size_t r = 0; r < c->n_rows; r++)
+        for (size_t b = 0; b < c->n_blocks; b++) {
+            const unsigned char *const tile =
+                tiles + r * c->row_bytes + b * qsf_dtype_tile_bytes(form.dtype);
+            unpack_scaled(form, tile, form.zero, c->codes[r][b]);
+            c->scale[r][b] = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
+            if (form.unit != 1.0F)
+                c->scale[r][b] = lanes_mul(c->scale[r][b], lanes_set(form.unit));
+            if (form.has_min)
+                c->min[r][b] = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
+        }
+}
+
+/* Prefetches the tile of the next chunk that is where r, b is in this one. What lies behind the end
+ * has no effect. */
+QSF_FORCED_INLINE void prefetch_next(qsf_dtype dtype, const chunk *c, size_t r, size_t b)
+{
+    const size_t tile_bytes = qsf_dtype_tile_bytes(dtype);
+    const uintptr_t tile = c->next + r * c->row_bytes + b * tile_bytes;
+    for (size_t i = 0; i < tile_bytes; i += 64)
+        __builtin_prefetch((const void *)(tile + i));
+}
+
+/* to[b][t] = from[t * stride + b] of n_blocks blocks and n tokens, and 0 elsewhere */
+QSF_FORCED_INLINE void transpose(const float *from, size_t stride, size_t n_blocks, size_t n,
+                                 float (*to)[GROUP_TOKENS])
+{
+    const __mmask8 blocks = (__mmask8)((1U << n_blocks) - 1);
+    __m512 z[4]; /* lane j of z[i]: token 4 j + i */
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; i++) {
+        __m128 rows[4];
+#pragma GCC unroll 4
+        for (size_t j = 0; j < 4; j++) {
+            const size_t t = 4 * j + i;
+            rows[j] = t < n ? _mm_maskz_loadu_ps(blocks, from + t * stride) : _mm_setzero_ps();
+        }
+        z[i] = _mm512_insertf32x4(_mm512_castps128_ps512(rows[0]), rows[1], 1);
+        z[i] = _mm512_insertf32x4(z[i], rows[2], 2);
+        z[i] = _mm512_insertf32x4(z[i], rows[3], 3);
+    }
+    const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(z[0], z[1]));
+    const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(z[2], z[3]));
+    const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(z[0], z[1]));
+    const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(z[2], z[3]));
+    _mm512_store_pd(to[0], _mm512_unpacklo_pd(low01, low23));
+    _mm512_store_pd(to[1], _mm512_unpackhi_pd(low01, low23));
+    _mm512_store_pd(to[2], _mm512_unpacklo_pd(high01, high23));
+    _mm512_store_pd(to[3], _mm512_unpackhi_pd(high01, high23));
+}
+
+/* The activations of a chunk: 16 tokens, from one to the next `stride` bytes, `step` from block to
+ * block. low: of 8 bits */
+typedef struct group_acts {
+    const int8_t *q;
+    const int8_t *low;
+    size_t stride;
+    size_t step;
+} group_acts;
+
+/* Those of n tokens at `from`; fewer than 16 are copied, so that nothing is read behind them. */
+QSF_FORCED_INLINE group_acts whole_group(bool is_fine, chunk *c, group_acts from, size_t n)
+{
+    if (n == GROUP_TOKENS)
+        return from;
+    for (size_t t = 0; t < n; t++)
+        for (size_t b = 0; b < c->n_blocks; b++) {
+            const size_t i = t * from.stride + b * from.step;
+            _mm512_store_si512(c->q[0][b][t], _mm512_loadu_si512(from.q + i));
+            if (is_fine)
+                _mm512_store_si512(c->q[1][b][t], _mm512_loadu_si512(from.low + i));
+        }
+    return (group_acts){c->q[0][0][0], c->q[1][0][0], QSF_BLOCK, sizeof c->q[0][0]};
+}
+
+/* Loads the activations of n tokens from t0 on into tiles, and their scales into the chunk. */
+QSF_FORCED_INLINE void load_group(int_form form, chunk *c, const qsf_acts *x, size_t t0, size_t n)
+{
+    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
+    const size_t first = t0 * x->n_blocks + c->b0;
+    transpose(x->scale + first, x->n_blocks, c->n_blocks, n, c->x_scale);
+    for (size_t b = 0; b < MOST_BLOCKS && is_fine; b++)
+        lanes_store(c->x_scale[b], lanes_mul(lanes_load(c->x_scale[b]), lanes_set(0x1p-8F)));
+    if (form.has_min)
+        transpose(x->scaled_sum + first, x->n_blocks, c->n_blocks, n, c->scaled_sum);
+    const group_acts at = {x->q + first * QSF_BLOCK, is_fine ? x->q_low + first * QSF_BLOCK : NULL,
+                           x->n_blocks * QSF_BLOCK, QSF_BLOCK};
+    const group_acts a = whole_group(is_fine, c, at, n);
+    /* gcc does not know that tileloadd reads memory: the codes, and what was copied. */
+    __asm__ volatile("" : : : "memory");
+    _tile_loadd(4, a.q, a.stride);
+    if (c->n_blocks > 1)
+        _tile_loadd(5, a.q + a.step, a.stride);
+    if (is_fine) {
+        _tile_loadd(6, a.low, a.stride);
+        if (c->n_blocks > 1)
+            _tile_loadd(7, a.low + a.step, a.stride);
+        return;
+    }
+    if (c->n_blocks > 2)
+        _tile_loadd(6, a.q + 2 * a.step, a.stride);
+    if (c->n_blocks > 3)
+        _tile_loadd(7, a.q + 3 * a.step, a.stride);
+}
+
+QSF_FORCED_INLINE size_t ring_idx(qsf_dtype dtype, size_t r, size_t b)
+{
+    return (r * most_blocks(dtype) + b) % RING;
+}
+
+/* Begins the product of the tokens in tile x with the codes in tile w, in tile d. */
+#define MULTIPLY(d, x, w)      \
+    do {                       \
+        _tile_zero(d);         \
+        _tile_dpbssd(d, x, w); \
     } while (0)
 
-/* dots [n_rows, 16, 16] of one block: q [n_tokens, stride]. n_rows: 1 or even */
-QSF_FORCED_INLINE void tile_dots(const many_codes *codes, const int8_t *q, size_t stride,
-                                 size_t n_rows, size_t n_tokens, many_dots *out)
+/* Begins the product of tile row r and block b, a literal: the names of tiles are. Of 8 bits, whose
+ * two products would need more tiles, it is stored at once. */
+QSF_FORCED_INLINE void start_product(qsf_dtype dtype, chunk *c, size_t r, size_t b)
 {
-    if (n_tokens == 16)
-        _tile_loadd(2, q, (int)stride);
+    const size_t at = ring_idx(dtype, r, b);
+    if (b % 2 == 0)
+        _tile_loadd(2, c->codes[r][b], 64);
     else
-        _tile_loadd(7, q, (int)stride);
-    for (size_t r = 0; r < n_rows; r += 2) {
-        if (n_tokens == 16) {
-            TILE_DOTS(0, 2, 3, codes->at[r], out->at[r]);
-            if (r + 1 < n_rows)
-                TILE_DOTS(1, 2, 4, codes->at[r + 1], out->at[r + 1]);
-        } else {
-            TILE_DOTS(5, 7, 3, codes->at[r], out->at[r]);
-            if (r + 1 < n_rows)
-                TILE_DOTS(6, 7, 4, codes->at[r + 1], out->at[r + 1]);
-        }
+        _tile_loadd(3, c->codes[r][b], 64);
+    if (b == 0)
+        MULTIPLY(0, 4, 2);
+    else if (b == 1)
+        MULTIPLY(1, 5, 3);
+    else if (b == 2)
+        MULTIPLY(0, 6, 2);
+    else
+        MULTIPLY(1, 7, 3);
+    if (dtype == QSF_DTYPE_8BIT && b == 0) {
+        _tile_stored(0, c->dots[at].at[0], 64);
+        MULTIPLY(1, 6, 2);
+        _tile_stored(1, c->low_dots[at].at[0], 64);
+    } else if (dtype == QSF_DTYPE_8BIT) {
+        _tile_stored(1, c->dots[at].at[0], 64);
+        MULTIPLY(0, 7, 3);
+        _tile_stored(0, c->low_dots[at].at[0], 64);
     }
 }
 
-QSF_FORCED_INLINE void compute_dots(int_form form, many *m, size_t n_blocks, size_t n_rows,
-                                    const qsf_acts *x, size_t block, size_t n_tokens)
+/* Stores the dots of a product one step after it began, when they are nearly ready: a store that
+ * waits for them holds up what follows. */
+QSF_FORCED_INLINE void store_dots(qsf_dtype dtype, chunk *c, size_t r, size_t b)
 {
-    const size_t stride = x->n_blocks * QSF_BLOCK;
-    for (size_t b = 0; b < n_blocks; b++) {
-        const size_t i = (block + b) * QSF_BLOCK;
-        tile_dots(&m->codes[b], x->q + i, stride, n_rows, n_tokens, &m->dots[b]);
-        if (form.dtype != QSF_DTYPE_8BIT)
-            continue;
-        many_dots low;
-        tile_dots(&m->codes[b], x->q_low + i, stride, n_rows, n_tokens, &low);
-        for (size_t r = 0; r < n_rows; r++)
-            for (size_t t = 0; t < n_tokens; t++) {
-                int32_t *const dots = m->dots[b].at[r][t];
-                const __m512i high = _mm512_loadu_si512((const void *)dots);
-                _mm512_storeu_si512(
-                    (void *)dots, _mm512_add_epi32(_mm512_slli_epi32(high, 8),
-                                                   _mm512_loadu_si512((const void *)low.at[r][t])));
-            }
+    if (dtype == QSF_DTYPE_8BIT)
+        return;
+    if (b % 2 == 0)
+        _tile_stored(0, c->dots[ring_idx(dtype, r, b)].at[0], 64);
+    else
+        _tile_stored(1, c->dots[ring_idx(dtype, r, b)].at[0], 64);
+}
+
+/* Steps go through the tile rows of a chunk, and in each through its blocks. Does what is due
+ * `ahead` steps before the float steps: LAG before, the product begins; 1 before, it is stored. */
+QSF_FORCED_INLINE void run_ahead(qsf_dtype dtype, chunk *c, size_t r, size_t b, size_t ahead)
+{
+    const size_t most = most_blocks(dtype);
+    const size_t ahead_r = r + (b + ahead) / most;
+    const size_t ahead_b = (b + ahead) % most;
+    if (ahead_r >= c->n_rows || ahead_b >= c->n_blocks)
+        return;
+    if (ahead == LAG)
+        start_product(dtype, c, ahead_r, ahead_b);
+    else
+        store_dots(dtype, c, ahead_r, ahead_b);
+}
+
+/* Does the float steps of tile row r and block b for n_tokens, a literal. */
+QSF_FORCED_INLINE void add_dots(int_form form, const chunk *c, size_t r, size_t b, size_t n_tokens,
+                                lanes *acc)
+{
+    const size_t at = ring_idx(form.dtype, r, b);
+    const lanes scale = c->scale[r][b];
+    for (size_t t = 0; t < n_tokens; t++) {
+        __m512i dot = _mm512_load_si512(c->dots[at].at[t]);
+        if (form.dtype == QSF_DTYPE_8BIT)
+            dot = _mm512_add_epi32(_mm512_slli_epi32(dot, 8),
+                                   _mm512_load_si512(c->low_dots[at].at[t]));
+        const lanes factor = lanes_mul(scale, lanes_set(c->x_scale[b][t]));
+        acc[t] = lanes_fma(_mm512_cvtepi32_ps(dot), factor, acc[t]);
     }
+    const lanes min = form.has_min ? c->min[r][b] : lanes_set(0.0F);
+    for (size_t t = 0; t < n_tokens && form.has_min; t++)
+        acc[t] = lanes_fma(min, lanes_set(c->scaled_sum[b][t]), acc[t]);
+}
+
+/* Multiplies a chunk with the n tokens that load_group has loaded, up to n_tokens (a literal).
+ * y: the output of the first; the first chunk of its rows begins it, the others continue it. */
+QSF_FORCED_INLINE void multiply_group(int_form form, chunk *c, size_t n_tokens, size_t n, float *y,
+                                      size_t y_stride)
+{
+    const size_t most = most_blocks(form.dtype);
+    for (size_t b = 0; b < LAG; b++)
+        if (b < c->n_blocks)
+            start_product(form.dtype, c, 0, b);
+    store_dots(form.dtype, c, 0, 0);
+    for (size_t r = 0; r < c->n_rows; r++, y += QSF_TILE_ROWS) {
+        lanes acc[GROUP_TOKENS];
+#pragma GCC unroll 16
+        for (size_t t = 0; t < n_tokens; t++)
+            acc[t] = c->b0 == 0 || t >= n ? lanes_set(0.0F) : lanes_load(y + t * y_stride);
+#pragma GCC unroll 4
+        for (size_t b = 0; b < most; b++) {
+            run_ahead(form.dtype, c, r, b, LAG);
+            run_ahead(form.dtype, c, r, b, 1);
+            if (b >= c->n_blocks)
+                continue;
+            if (c->next != 0)
+                prefetch_next(form.dtype, c, r, b);
+            add_dots(form, c, r, b, n_tokens, acc);
+        }
+#pragma GCC unroll 16
+        for (size_t t = 0; t < n_tokens; t++)
+            if (t < n)
+                lanes_store(y + t * y_stride, acc[t]);
+    }
+}
+
+/* Multiplies a chunk with all tokens. */
+QSF_FORCED_INLINE void multiply_chunk(int_form form, chunk *c, const qsf_acts *x, float *y,
+                                      size_t y_stride)
+{
+    for (size_t t = 0; t < x->n_tokens; t += GROUP_TOKENS) {
+        const size_t n_left = x->n_tokens - t;
+        const size_t n = n_left < GROUP_TOKENS ? n_left : GROUP_TOKENS;
+        load_group(form, c, x, t, n);
+        if (n > GROUP_TOKENS / 2)
+            multiply_group(form, c, GROUP_TOKENS, n, y + t * y_stride, y_stride);
+        else
+            multiply_group(form, c, GROUP_TOKENS / 2, n, y + t * y_stride, y_stride);
+        c->next = 0;
+    }
+}
+
+QSF_FORCED_INLINE void matmul_amx(int_form form, const unsigned char *tiles, size_t n_tile_rows,
+                                  const qsf_acts *x, float *y, size_t y_stride)
+{
+    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    const size_t most = most_blocks(form.dtype);
+    chunk c;
+    c.row_bytes = x->n_blocks * tile_bytes;
+    configure_tiles();
+    for (size_t i = 0; i < n_tile_rows; i += MOST_ROWS)
+        for (c.b0 = 0; c.b0 < x->n_blocks; c.b0 += most) {
+            const size_t rows_left = n_tile_rows - i;
+            const size_t blocks_left = x->n_blocks - c.b0;
+            const unsigned char *const row = tiles + i * c.row_bytes;
+            c.n_rows = rows_left < MOST_ROWS ? rows_left : MOST_ROWS;
+            c.n_blocks = blocks_left < most ? blocks_left : most;
+            c.next = (uintptr_t)row +
+                     (blocks_left > most ? (c.b0 + most) * tile_bytes : MOST_ROWS * c.row_bytes);
+            unpack_chunk(form, row + c.b0 * tile_bytes, &c);
+            multiply_chunk(form, &c, x, y + i * QSF_TILE_ROWS, y_stride);
+        }
+    _tile_release();
 }
 
 #define BY_TOKENS(type, dtype)                                                      \
@@ -119,9 +351,7 @@ QSF_FORCED_INLINE void compute_dots(int_form form, many *m, size_t n_blocks, siz
             qsf_matmul_avx512(dtype)(tiles, n_tile_rows, x, y, y_stride);           \
             return;                                                                 \
         }                                                                           \
-        configure_tiles(x->n_tokens % 16);                                          \
-        matmul_many(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);        \
-        _tile_release();                                                            \
+        matmul_amx(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);         \
     }
 
 BY_TOKENS(2bit_sym, QSF_DTYPE_2BIT_SYM)
