@@ -78,14 +78,13 @@ static void scatter(const qsf_kvcache *kv)
 static void *prepare(const qsf_config *c, const qsf_kv_form *form, uint32_t n_threads,
                      bool is_scattered, qsf_scratch *scratch, qsf_kv_pool *pages, qsf_kvcache *kv)
 {
-    const qsf_kv_sizes sizes = {CTX_TOKENS, 64, 1, 1};
+    const qsf_kv_sizes sizes = {CTX_TOKENS, 64, 1, 1, 0};
     qsf_arena a;
     void *block = NULL;
     qsf_arena_init_measuring(&a);
     for (int pass = 0; pass < 2; pass++) {
-        qsf_scratch_layout(scratch, &a, c, form,
-                           &(qsf_scratch_sizes){64, CTX_TOKENS, n_threads, true});
         qsf_kv_pool_layout(pages, &a, c, &sizes, form);
+        qsf_scratch_layout(scratch, &a, c, pages, &(qsf_scratch_sizes){64, n_threads, true});
         qsf_kvcache_layout(kv, &a, pages, 0);
         if (pass == 1)
             break;
@@ -149,7 +148,8 @@ static void measure(const shape *s, qsf_dtype type, uint32_t n_threads, qsf_isa 
             for (size_t run = 0; run < N_RUNS; run++) {
                 const uint64_t start_ns = qsf_clock_ns();
                 for (uint32_t i = 0; i < n_repeats; i++)
-                    qsf_attention_run(&o, &chunk, 0, NULL);
+                    if (qsf_attention_run(&o, &chunk, 0, NULL) != QSF_OK)
+                        exit(2);
                 us[run] = (double)(qsf_clock_ns() - start_ns) / 1e3 / n_repeats;
             }
             qsort(us, N_RUNS, sizeof us[0], by_value);

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _KV_BITS = {"2bit": 2, "4bit": 4, "8bit": 8, "f16": 16, "f32": 32}
 KV_TYPES = "f32, f16, 8bit, 4bit, 2bit, or kXvY with X, Y of 16, 8, 4, 2"
-KV_POLICIES = "none, recompute[:P] or window:W[:P]"
+KV_POLICIES = "none, disk[:W], recompute[:P] or window:W[:P]"
 
 KV_BLOCK_TOKENS = 32  # of the KV pool; sequences share whole blocks
 
@@ -81,12 +81,23 @@ class KvPolicy:
         return tokens[: self.pinned_tokens] + tokens[len(tokens) - n_newest :]
 
 
+def resident_tokens(text: str) -> int | None:
+    """Return the newest tokens that ``disk:W`` holds in memory, 0 for ``disk``; else None.
+
+    The others' keys and values lie in a file: nothing is forgotten, and the bits are the same.
+    """
+    found = re.fullmatch(r"disk(?::([0-9]{1,9}))?", text)
+    return None if found is None else int(found[1] or 0)
+
+
 def parse_kv_policy(text: str) -> KvPolicy | None:
-    """Return the policy of a name; None for "none". Raises ValueError if there is no such policy.
+    """Return how the policy of a name forgets; None for "none" and "disk", which do not.
+
+    Raises ValueError if there is no such policy.
 
     ``window:1024`` and ``recompute`` pin the first 256 tokens, ``window:1024:64`` 64.
     """
-    if text == "none":
+    if text == "none" or resident_tokens(text) is not None:
         return None
     found = re.fullmatch(r"(recompute|window:([0-9]{1,10}))(?::([0-9]{1,10}))?", text)
     if found is None:

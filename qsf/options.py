@@ -427,7 +427,8 @@ class ModelOptions(CheckedOptions):
         "none",
         Name(parse_kv_policy, "POLICY", f"a policy for the KV cache: {KV_POLICIES}"),
         "how a text goes on that outgrows its memory: recompute evaluates the beginning and the "
-        "newest half again; window:W holds only the W newest tokens (docs/memory.md)",
+        "newest half again; window:W holds only the W newest tokens; disk holds all, the oldest in "
+        "a file in TMPDIR that each pass reads (docs/memory.md)",
         commands=("run", "eval"),
     )
     kv_rotation: bool | None = option_field(

@@ -29,7 +29,7 @@ MAY_INCLUDE: dict[str, frozenset[str]] = {
     "quantise": frozenset({"base", "platform", "kernels"}),
     "text": frozenset({"base", "platform", "memory"}),
     "guess": frozenset({"base", "memory"}),
-    "model": frozenset({"base", "platform", "memory", "format", "stream", "kernels"}),
+    "model": frozenset({"base", "platform", "memory", "checksum", "format", "stream", "kernels"}),
     "engine": frozenset(
         {"base", "platform", "memory", "io", "machine", "checksum", "format", "stream", "kernels"}
         | {"text", "guess", "model"}
@@ -40,7 +40,7 @@ BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are all
     "printf|fprintf|puts|putchar|fputs|perror": frozenset(),
     "exit|abort|_Exit|quick_exit": frozenset(),
     "strcpy|strcat|sprintf|vsprintf|gets|strtok|atoi|alloca": frozenset(),
-    "fopen|fread|open|openat|pread|mmap": frozenset({"platform", "io"}),
+    "fopen|fread|open|openat|mkstemp|pread|pwrite|mmap": frozenset({"platform", "io"}),
     r"pthread_\w+": frozenset({"platform"}),
 }
 MAX_LINES = 600

@@ -44,42 +44,39 @@ qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan)
 
 qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan)
 {
-    return (qsf_scratch_sizes){plan->chunk_tokens, plan->ctx_tokens, plan->n_threads,
-                               plan->draft_rows > 1};
+    return (qsf_scratch_sizes){plan->chunk_tokens, plan->n_threads, plan->draft_rows > 1};
 }
 
-/* Bytes of the pool of KV pages and of one session, by measuring. */
+/* Bytes of the pool of KV pages, of one session, of a chunk's scratch and of what sessions share,
+ * by measuring. */
 static void measure_sessions(const qsf_config *c, qsf_plan *plan)
 {
     const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
     const qsf_kv_sizes sizes = qsf_plan_kv_sizes(plan);
     qsf_arena pages;
     qsf_arena session;
+    qsf_arena measuring;
     qsf_kv_pool pool;
     qsf_session_buffers buffers;
+    qsf_scratch scratch;
+    qsf_shared_buffers shared;
     qsf_arena_init_measuring(&pages);
     qsf_kv_pool_layout(&pool, &pages, c, &sizes, &kv_form);
     qsf_arena_init_measuring(&session);
     qsf_session_layout(&buffers, &session, c, plan, &pool, 0);
+    qsf_arena_init_measuring(&measuring);
+    const qsf_scratch_sizes scratch_sizes = qsf_plan_scratch_sizes(plan);
+    qsf_scratch_layout(&scratch, &measuring, c, &pool, &scratch_sizes);
+    qsf_shared_layout(&shared, &measuring, c, plan);
     plan->kv_pool_bytes = pages.failed ? TOO_MANY_BYTES : pages.used_bytes;
+    plan->kv_cold_token_bytes = pool.cold_token_bytes;
+    if (pool.n_cold_records == 0)
+        plan->kv_resident_tokens = plan->ctx_tokens;
     plan->session_bytes = session.failed ? TOO_MANY_BYTES : session.used_bytes;
+    plan->scratch_bytes = measuring.failed ? TOO_MANY_BYTES : measuring.used_bytes;
     uint64_t sessions_bytes = TOO_MANY_BYTES;
     (void)qsf_mul_u64(plan->session_bytes, plan->max_sessions, &sessions_bytes);
     plan->kv_bytes = qsf_add_capped(plan->kv_pool_bytes, sessions_bytes);
-}
-
-/* Bytes of a chunk's scratch and of what sessions share, by measuring. */
-static size_t scratch_bytes(const qsf_config *c, const qsf_plan *plan)
-{
-    const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
-    qsf_arena measuring;
-    qsf_scratch scratch;
-    qsf_shared_buffers shared;
-    qsf_arena_init_measuring(&measuring);
-    const qsf_scratch_sizes sizes = qsf_plan_scratch_sizes(plan);
-    qsf_scratch_layout(&scratch, &measuring, c, &kv_form, &sizes);
-    qsf_shared_layout(&shared, &measuring, c, plan);
-    return measuring.failed ? SIZE_MAX : measuring.used_bytes;
 }
 
 /* Rotation helps with few bits; a very wide head averages its outliers without it. */
@@ -205,6 +202,8 @@ void qsf_draft_add_up(qsf_draft *d)
     qsf_plan *const plan = d->plan;
     const uint32_t n_contexts = d->in->options->kv_contexts;
     plan->ctx_tokens = d->how.ctx_tokens;
+    plan->kv_resident_tokens =
+        d->how.resident_tokens < d->how.ctx_tokens ? d->how.resident_tokens : d->how.ctx_tokens;
     plan->chunk_tokens = d->how.chunk_tokens;
     plan->draft_rows = d->how.draft_rows;
     plan->kv_k_bits = d->how.kv_k_bits;
@@ -216,7 +215,6 @@ void qsf_draft_add_up(qsf_draft *d)
     plan->kv_contexts =
         n_contexts != 0 && n_contexts < plan->max_sessions ? n_contexts : plan->max_sessions;
     measure_sessions(c, plan);
-    plan->scratch_bytes = scratch_bytes(c, plan);
     add_units(d);
     add_experts(d);
     const uint64_t parts[] = {plan->tables_bytes, plan->kv_bytes,        plan->scratch_bytes,

@@ -35,6 +35,7 @@ typedef struct qsf_plan_input {
 
 typedef struct qsf_choice {
     uint32_t ctx_tokens;
+    uint32_t resident_tokens; /* of the context; more than it: all */
     uint32_t chunk_tokens;
     uint32_t kv_k_bits;
     uint32_t kv_v_bits;

@@ -34,6 +34,7 @@ typedef struct tables {
     qsf_rope *ropes;          /* [n_ropes] */
     float *rope_frequencies;  /* [n_own_pairs] */
     unsigned char *positions; /* f16 [max_tokens, dim], or NULL */
+    char *kv_folder;          /* a copy of the options', or NULL */
     void *pool;
 } tables;
 
@@ -44,6 +45,8 @@ static void layout_tables(tables *t, qsf_arena *a, const qsf_model *m)
     t->ropes = qsf_arena_push(a, m->config.n_ropes, sizeof *t->ropes);
     t->rope_frequencies = qsf_arena_push(a, m->config.n_own_pairs, sizeof *t->rope_frequencies);
     t->positions = positions != NULL ? qsf_arena_push(a, (size_t)positions->n_bytes, 1) : NULL;
+    const char *const folder = m->options.kv_folder;
+    t->kv_folder = folder != NULL ? qsf_arena_push(a, strlen(folder) + 1, 1) : NULL;
     t->pool = m->is_drafter ? NULL : qsf_arena_push(a, qsf_pool_bytes(m->options.n_threads), 1);
 }
 
@@ -69,6 +72,9 @@ static qsf_status take_tables(qsf_model *m)
     qsf_arena arena;
     qsf_arena_init(&arena, m->tables_memory, m->tables_memory_bytes);
     layout_tables(&t, &arena, m);
+    if (t.kv_folder != NULL)
+        m->options.kv_folder =
+            memcpy(t.kv_folder, m->options.kv_folder, strlen(m->options.kv_folder) + 1);
     m->forward.ops.ropes = t.ropes;
     qsf_ropes_choose(&m->config, &m->reader, m->plan.ctx_tokens, t.rope_frequencies, t.ropes);
     if (m->config.has_learned_positions) {
@@ -215,14 +221,15 @@ static qsf_status take_embedding_cache(qsf_model *m)
     return QSF_OK;
 }
 
-static qsf_status take_kv_pool(qsf_model *m, const qsf_kv_form *form)
+static qsf_status take_kv_pool(qsf_model *m)
 {
+    const qsf_kv_form form = qsf_plan_kv_form(&m->plan);
     const qsf_kv_sizes sizes = qsf_plan_kv_sizes(&m->plan);
     m->kv_memory_bytes = (size_t)m->plan.kv_pool_bytes;
     QSF_TRY(acquire_memory(m, QSF_USE_KV, m->kv_memory_bytes, &m->kv_memory));
     qsf_arena arena;
     qsf_arena_init(&arena, m->kv_memory, m->kv_memory_bytes);
-    qsf_kv_pool_layout(&m->kv_pool, &arena, &m->config, &sizes, form);
+    qsf_kv_pool_layout(&m->kv_pool, &arena, &m->config, &sizes, &form);
     return QSF_OK;
 }
 
@@ -252,11 +259,10 @@ static qsf_status take_memory(qsf_model *m)
     QSF_TRY(acquire_memory(m, QSF_USE_SCRATCH, m->scratch_memory_bytes, &m->scratch_memory));
     qsf_arena arena;
     qsf_arena_init(&arena, m->scratch_memory, m->scratch_memory_bytes);
-    const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
+    QSF_TRY(take_kv_pool(m));
     const qsf_scratch_sizes sizes = qsf_plan_scratch_sizes(plan);
-    qsf_scratch_layout(&m->scratch, &arena, &m->config, &kv_form, &sizes);
+    qsf_scratch_layout(&m->scratch, &arena, &m->config, &m->kv_pool, &sizes);
     qsf_shared_layout(&m->shared, &arena, &m->config, plan);
-    QSF_TRY(take_kv_pool(m, &kv_form));
     m->forward.ops = (qsf_ops){
         .config = &m->config,
         .kernels = &m->kernels,

@@ -66,6 +66,14 @@ qsf_status qsf_options_check(const qsf_options *opt)
     if (opt->kv_pinned_tokens != 0 && opt->kv_window_tokens == 0)
         return QSF_FAIL(QSF_ERR_ARG, "kv_pinned_tokens is %u, but kv_window_tokens is 0",
                         opt->kv_pinned_tokens);
+    if (opt->kv_folder != NULL && (opt->kv_window_tokens != 0 || opt->kv_contexts != 0))
+        return QSF_FAIL(QSF_ERR_ARG, "kv_folder is set, so %s must be 0: %s",
+                        opt->kv_window_tokens != 0 ? "kv_window_tokens" : "kv_contexts",
+                        opt->kv_window_tokens != 0 ? "nothing is forgotten"
+                                                   : "each session has memory of its own");
+    if (opt->kv_folder == NULL && opt->kv_resident_tokens != 0)
+        return QSF_FAIL(QSF_ERR_ARG, "kv_resident_tokens is %u, but kv_folder is NULL",
+                        opt->kv_resident_tokens);
     if (opt->ctx_is_fixed > 1)
         return QSF_FAIL(QSF_ERR_ARG, "ctx_is_fixed is %u; it must be 0 or 1", opt->ctx_is_fixed);
     if (opt->exact > 1)

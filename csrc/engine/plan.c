@@ -78,6 +78,14 @@ static bool halve(uint32_t option_tokens, uint32_t floor_tokens, uint32_t *n_tok
     return true;
 }
 
+/* Halves the context, or, if its older pages may lie in a file, what stays of it in memory. */
+static bool shorten(const qsf_options *opt, uint32_t floor_tokens, qsf_choice *how)
+{
+    if (opt->kv_folder == NULL)
+        return halve(opt->ctx_tokens | opt->ctx_is_fixed, floor_tokens, &how->ctx_tokens);
+    return halve(opt->kv_resident_tokens, floor_tokens, &how->resident_tokens);
+}
+
 static bool shrink_ring(size_t floor_bytes, size_t *ring_bytes)
 {
     if (*ring_bytes <= floor_bytes)
@@ -103,7 +111,7 @@ static bool descend(const qsf_options *opt, const struct rung *r, qsf_choice *ho
     case RUNG_DRAFTS:
         return halve(0, r->floor, &how->draft_rows);
     case RUNG_CTX:
-        return halve(opt->ctx_tokens | opt->ctx_is_fixed, r->floor, &how->ctx_tokens);
+        return shorten(opt, r->floor, how);
     case RUNG_ROWS:
         return drop_rows(&how->n_embedding_rows);
     case RUNG_DEPTH:
@@ -151,6 +159,9 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
     how->ctx_tokens = opt->ctx_tokens;
     if (how->ctx_tokens == 0)
         how->ctx_tokens = max_tokens < DEFAULT_CTX_TOKENS ? max_tokens : DEFAULT_CTX_TOKENS;
+    how->resident_tokens = opt->kv_folder != NULL && opt->kv_resident_tokens != 0
+                               ? opt->kv_resident_tokens
+                               : how->ctx_tokens;
     how->chunk_tokens = opt->chunk_tokens != 0 ? opt->chunk_tokens : DEFAULT_CHUNK_TOKENS;
     if (how->chunk_tokens > how->ctx_tokens)
         how->chunk_tokens = how->ctx_tokens;
@@ -285,9 +296,7 @@ static bool fits_with_fewer_drafts(qsf_draft *d)
 static bool shorten_context(qsf_draft *d)
 {
     const uint64_t most_bytes = d->plan->ceiling_bytes / PART_FOR_KV;
-    return d->plan->kv_bytes > most_bytes &&
-           halve(d->in->options->ctx_tokens | d->in->options->ctx_is_fixed, PATIENT_CTX_TOKENS,
-                 &d->how.ctx_tokens);
+    return d->plan->kv_bytes > most_bytes && shorten(d->in->options, PATIENT_CTX_TOKENS, &d->how);
 }
 
 /* Gives what is left to slots of experts. An embedding table of which a token reads one row is

@@ -19,8 +19,10 @@ static void release_session(qsf_session *s)
 {
     qsf_model *const m = s->model;
     qsf_session_destroy(s->drafter);
-    if (s->memory != NULL)
+    if (s->memory != NULL) {
         qsf_session_trim(s, 0);
+        qsf_file_close(&s->buffers.kv.cold.file);
+    }
     qsf_ledger_release(&m->ledger, QSF_USE_KV, s->memory, s->memory_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, s, sizeof *s);
 }
@@ -53,8 +55,11 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     atomic_init(&s->cancelled, false);
     /* A greedy choice, until there is one. */
     s->last_choice.how = (qsf_sampling){.repetition_penalty = 1.0f, .top_p = 1.0f};
-    const qsf_status status =
-        m->drafter != NULL ? qsf_session_create(m->drafter, &s->drafter) : QSF_OK;
+    qsf_status status = QSF_OK;
+    if (m->kv_pool.n_cold_records != 0)
+        status = qsf_kv_cold_open(&s->buffers.kv.cold, m->options.kv_folder);
+    if (status == QSF_OK && m->drafter != NULL)
+        status = qsf_session_create(m->drafter, &s->drafter);
     if (status != QSF_OK) {
         release_session(s);
         return status;
@@ -151,6 +156,8 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
         .n_allocations = m->ledger.n_acquired + (m->drafter ? m->drafter->ledger.n_acquired : 0),
         .allocated_bytes = m->ledger.held_bytes + (m->drafter ? m->drafter->ledger.held_bytes : 0),
         .kv_used_bytes = qsf_kvcache_used_bytes(&s->buffers.kv, s->n_tokens),
+        .kv_read_bytes = s->buffers.kv.cold.read_bytes,
+        .kv_written_bytes = s->buffers.kv.cold.written_bytes,
         .n_loops = counts.n_runs,
         .n_parallel_regions = counts.n_shared_runs,
         .parallel_ns = counts.shared_ns,

@@ -10,6 +10,8 @@ qsf_kv_sizes qsf_plan_kv_sizes(const qsf_plan *plan)
         .chunk_tokens = plan->chunk_tokens + plan->draft_rows,
         .n_sessions = plan->max_sessions,
         .n_contexts = plan->kv_contexts,
+        .resident_tokens =
+            plan->kv_resident_tokens < plan->ctx_tokens ? plan->kv_resident_tokens : 0,
     };
 }
 

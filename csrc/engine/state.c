@@ -116,13 +116,14 @@ qsf_status qsf_session_read_state(const qsf_session *s, uint64_t offset, void *d
     qsf_state state;
     QSF_TRY(qsf_session_describe_state(s, &state));
     QSF_TRY(check_range(&state, offset, n_bytes));
+    qsf_kvcache *const cache = (qsf_kvcache *)&s->buffers.kv; /* reading its file is counted */
     const size_t n = count_logits(s, &state, offset, n_bytes);
     if (n > 0)
         memcpy(dst, (const unsigned char *)s->buffers.logits + offset, n);
     if (n < n_bytes)
-        qsf_kvcache_read_image(&s->buffers.kv, &s->model->config, state.n_tokens,
-                               offset + n - logits_bytes(s, &state), (unsigned char *)dst + n,
-                               n_bytes - n);
+        QSF_TRY(qsf_kvcache_read_image(cache, &s->model->config, state.n_tokens,
+                                       offset + n - logits_bytes(s, &state),
+                                       (unsigned char *)dst + n, n_bytes - n));
     *crc32 = qsf_crc32(0, dst, n_bytes);
     return QSF_OK;
 }
@@ -173,9 +174,9 @@ qsf_status qsf_session_write_state(qsf_session *s, const qsf_state *state, uint6
     if (n > 0)
         memcpy((unsigned char *)s->buffers.logits + offset, src, n);
     if (n < n_bytes)
-        qsf_kvcache_write_image(&s->buffers.kv, &s->model->config, state->n_tokens,
-                                offset + n - logits_bytes(s, state), (const unsigned char *)src + n,
-                                n_bytes - n);
+        QSF_TRY(qsf_kvcache_write_image(&s->buffers.kv, &s->model->config, state->n_tokens,
+                                        offset + n - logits_bytes(s, state),
+                                        (const unsigned char *)src + n, n_bytes - n));
     s->n_incoming_bytes = offset + n_bytes;
     return QSF_OK;
 }
@@ -215,8 +216,16 @@ qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_t
                         "ones",
                         n_tokens, from->n_tokens);
     qsf_mutex_lock(&to->model->kv_lock);
-    qsf_kvcache_share(&to->buffers.kv, &from->buffers.kv, c, n);
+    qsf_kvcache *const cache = (qsf_kvcache *)&from->buffers.kv; /* its holders are counted */
+    const qsf_status status = qsf_kvcache_share(&to->buffers.kv, cache, c, n);
+    if (status != QSF_OK)
+        qsf_kvcache_trim(&to->buffers.kv, 0);
     qsf_mutex_unlock(&to->model->kv_lock);
+    if (status != QSF_OK) {
+        to->n_tokens = to->n_ahead = 0;
+        to->has_likeliest = to->has_logits = false;
+        return status;
+    }
     memcpy(to->buffers.tokens, from->buffers.tokens, n * sizeof *to->buffers.tokens);
     to->n_tokens = n;
     to->n_ahead = 0;

@@ -79,6 +79,13 @@ typedef struct qsf_options {
      * off. QSF_ERR_ARG if all layers have windows */
     uint32_t kv_window_tokens;
     uint32_t kv_pinned_tokens;
+    /* UTF-8 path of a folder on a disk, or NULL. Then a context may be longer than memory: the
+     * newest kv_resident_tokens (0: the plan chooses) and a chunk stay there, and older keys and
+     * values lie in a file without a name for each session, which every pass reads: the same bits,
+     * slower. Not with kv_window_tokens or kv_contexts. A full disk is QSF_ERR_IO, and changes
+     * nothing that a session holds */
+    const char *kv_folder;
+    uint32_t kv_resident_tokens;
     uint32_t ctx_is_fixed; /* 1: a small budget does not shorten the context if ctx_tokens is 0 */
     uint32_t io_method;    /* a qsf_io_method; QSF_ERR_UNSUPPORTED if the system lacks it */
     uint32_t io_depth;     /* reads in flight at the same time, at most 32; 0: the engine chooses */
@@ -102,21 +109,23 @@ typedef enum qsf_drafter_state {
 /* The memory plan, made before any memory is taken. engine_bytes is the sum of the fields from
  * weights_bytes to stacks_bytes, without ring_bytes, which is part of stream_bytes. */
 typedef struct qsf_plan {
-    uint64_t budget_bytes;     /* from the options, or chosen for QSF_BUDGET_AUTO; 0: none */
-    uint64_t ceiling_bytes;    /* the plan stays below this: the budget, or less if the machine or
-                                * its control group has less left; 0: no ceiling */
-    uint64_t process_bytes;    /* resident before the model was opened */
-    uint64_t reserve_bytes;    /* the caller's own share, from the options */
-    uint64_t engine_bytes;     /* all memory that the engine will allocate */
-    uint64_t weights_bytes;    /* resident units; part of model_bytes */
-    uint64_t stream_bytes;     /* buffers for units that are not resident */
-    uint64_t ring_bytes;       /* part of stream_bytes: the buffer for reading ahead */
-    uint64_t embedding_bytes;  /* one band and the cache of rows, if the embedding table is not
-                                * resident */
-    uint64_t experts_bytes;    /* slots of experts, if the model has any */
-    uint64_t kv_bytes;         /* KV pages of all sessions, their tokens and logits */
-    uint64_t kv_pool_bytes;    /* part of kv_bytes: the pages */
-    uint64_t session_bytes;    /* of one session, beside pages; part of kv_bytes for each */
+    uint64_t budget_bytes;    /* from the options, or chosen for QSF_BUDGET_AUTO; 0: none */
+    uint64_t ceiling_bytes;   /* the plan stays below this: the budget, or less if the machine or
+                               * its control group has less left; 0: no ceiling */
+    uint64_t process_bytes;   /* resident before the model was opened */
+    uint64_t reserve_bytes;   /* the caller's own share, from the options */
+    uint64_t engine_bytes;    /* all memory that the engine will allocate */
+    uint64_t weights_bytes;   /* resident units; part of model_bytes */
+    uint64_t stream_bytes;    /* buffers for units that are not resident */
+    uint64_t ring_bytes;      /* part of stream_bytes: the buffer for reading ahead */
+    uint64_t embedding_bytes; /* one band and the cache of rows, if the embedding table is not
+                               * resident */
+    uint64_t experts_bytes;   /* slots of experts, if the model has any */
+    uint64_t kv_bytes;        /* KV pages of all sessions, their tokens and logits */
+    uint64_t kv_pool_bytes;   /* part of kv_bytes: the pages */
+    uint64_t kv_cold_token_bytes; /* of keys and values that a token at the end of the context reads
+                                   * from a file; 0: all are in memory */
+    uint64_t session_bytes;       /* of one session, beside pages; part of kv_bytes for each */
     uint64_t scratch_bytes;    /* activations of one prompt chunk, logits of a pass and of drafts,
                                 * sampling */
     uint64_t drafter_bytes;    /* the draft model with its own KV cache and buffers, or 0 */
@@ -128,6 +137,7 @@ typedef struct qsf_plan {
     uint32_t n_units;          /* embedding, layers that are not skipped, final norm and head */
     uint32_t n_units_resident;
     uint32_t ctx_tokens;
+    uint32_t kv_resident_tokens; /* of the context, whose keys and values stay in memory */
     uint32_t chunk_tokens;
     uint32_t n_threads;
     uint32_t max_sessions;

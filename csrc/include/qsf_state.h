@@ -55,7 +55,9 @@ QSF_API qsf_status qsf_session_adopt_state(qsf_session *s, const uint32_t *token
 /* Makes `to` hold the first n_tokens of what `from` holds, with their logits if these are all its
  * tokens. Both hold the same KV memory, until one evaluates behind them: then it takes a copy of at
  * most 32 positions. Both are sessions of one model. No other call may use either meanwhile.
- * QSF_ERR_ARG: `from` holds fewer, or could not be rewound to them; `to` has not changed. */
+ * QSF_ERR_ARG: `from` holds fewer, or could not be rewound to them; `to` has not changed. Keys and
+ * values in the file of a session (qsf_options.kv_folder) are copied: QSF_ERR_IO or QSF_ERR_DAMAGED
+ * if they cannot be, and `to` holds nothing. */
 QSF_API qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_tokens);
 
 /* ---- cdef end ---- */

@@ -3,8 +3,9 @@
  * A row group is up to 64 query rows of one segment and KV head: row i is query head i %
  * heads_per_kv of token i / heads_per_kv. One item of the parallel loop attends a whole row group,
  * span after span. If there are too few row groups for the threads, groups become smaller; then an
- * item is a few spans of one, and a second loop merges them. All ways give the same bits
- * (kernels.h).
+ * item is a few spans of one, and a second loop merges them. Cold pages of a segment pass through a
+ * buffer: its spans are attended part by part, and the sums of rows are carried from one to the
+ * next. All ways give the same bits (kernels.h).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/attention.h"
@@ -14,132 +15,9 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/status.h"
 #include "model/branch.h"
 #include "model/seen.h"
-
-/* Turns one head of a row by the position, and by Hadamard if the cache is rotated. */
-static void rotate_row(const qsf_ops *o, float *x, size_t t, bool has_positions)
-{
-    const qsf_layer_kind *const kind = o->kind;
-    const qsf_scratch *const s = o->scratch;
-    if (has_positions && kind->rope_set != QSF_ROPE_NONE) {
-        const qsf_rope *const rope = &o->ropes[kind->rope_set];
-        const size_t row = s->chunk_tokens * rope->first_pair + t * rope->n_pairs;
-        (rope->is_interleaved ? o->kernels->rope_interleaved : o->kernels->rope_split)(
-            x, s->rope_cos + row, s->rope_sin + row, rope->n_pairs);
-    }
-    if (s->kv_form.is_rotated)
-        o->kernels->hadamard(x, kind->head_dim);
-}
-
-/* Returns 1 + beta * ln(1 + floor(position / step)). */
-static float temperature_at(const qsf_layer_kind *kind, uint32_t position)
-{
-    return 1.0F + kind->temperature_beta * logf(1.0F + (float)(position / kind->temperature_step));
-}
-
-/* Returns the norm of a head; its weight is NULL if heads have none by themselves. */
-static qsf_norm_weights head_norm(const qsf_layer_kind *kind, const float *weight, uint32_t head)
-{
-    const bool is_own = kind->qk_norm == QSF_QK_NORM_OWN_WEIGHTS;
-    const bool is_shared = kind->qk_norm == QSF_QK_NORM_PER_HEAD;
-    return (qsf_norm_weights){
-        .weight = is_own      ? weight + (size_t)head * kind->head_dim
-                  : is_shared ? weight
-                              : NULL,
-    };
-}
-
-void qsf_attention_finish_q(const qsf_ops *o, const float *weight, uint32_t head, size_t begin,
-                            size_t end)
-{
-    const qsf_layer_kind *const kind = o->kind;
-    const qsf_scratch *const s = o->scratch;
-    const qsf_norm_weights norm = head_norm(kind, weight, head);
-    for (size_t t = begin; t < end; t++) {
-        float *const q = s->q + t * qsf_stride(qsf_q_dim(kind)) + (size_t)head * kind->head_dim;
-        if (norm.weight != NULL)
-            qsf_ops_norm_row(o, q, &norm, kind->head_dim, q);
-        if (kind->temperature_step != 0 && s->positions[t] >= kind->temperature_step)
-            o->kernels->scale(q, temperature_at(kind, s->positions[t]), kind->head_dim);
-        rotate_row(o, q, t, true);
-    }
-}
-
-/* Returns the segment of a row of the chunk. */
-static const qsf_segment *segment_of(const qsf_chunk *chunk, size_t row)
-{
-    const qsf_segment *g = chunk->segments;
-    while (row >= (size_t)g->first_row + g->n_tokens)
-        g++;
-    return g;
-}
-
-void qsf_attention_store_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
-                           const float *weight, uint32_t kv_head, size_t begin, size_t end)
-{
-    const qsf_layer_kind *const kind = o->kind;
-    const qsf_scratch *const s = o->scratch;
-    const qsf_norm_weights norm = head_norm(kind, weight, kv_head);
-    for (size_t t = begin; t < end; t++) {
-        float *const k = s->k + t * qsf_stride(qsf_kv_dim(kind)) + (size_t)kv_head * kind->head_dim;
-        if (norm.weight != NULL)
-            qsf_ops_norm_row(o, k, &norm, kind->head_dim, k);
-        rotate_row(o, k, t, true);
-        const qsf_segment *const g = segment_of(chunk, t);
-        qsf_kvcache_store_k(g->kv, o->kernels, layer, kv_head, s->positions[t] + g->n_behind, k);
-    }
-}
-
-void qsf_attention_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
-                           uint32_t kv_head)
-{
-    const qsf_layer_kind *const kind = o->kind;
-    const qsf_scratch *const s = o->scratch;
-    for (size_t t = 0; t < o->n_tokens; t++) {
-        float *const v = s->v + t * qsf_stride(qsf_kv_dim(kind)) + (size_t)kv_head * kind->head_dim;
-        rotate_row(o, v, t, false);
-        const qsf_segment *const g = segment_of(chunk, t);
-        qsf_kvcache_store_v(g->kv, o->kernels, layer, kv_head, s->positions[t] + g->n_behind, v);
-    }
-}
-
-/* The argument of finish_tokens */
-typedef struct whole_job {
-    const qsf_ops *ops;
-    const qsf_chunk *chunk;
-    uint32_t layer;
-    qsf_norm_weights q_norm;
-    qsf_norm_weights k_norm;
-} whole_job;
-
-static void finish_tokens(void *arg, size_t begin, size_t end, size_t worker_idx)
-{
-    const whole_job *const job = arg;
-    const qsf_ops *const o = job->ops;
-    const qsf_layer_kind *const kind = o->kind;
-    const uint32_t q_dim = qsf_q_dim(kind);
-    const uint32_t kv_dim = qsf_kv_dim(kind);
-    (void)worker_idx;
-    for (size_t t = begin; t < end; t++) {
-        float *const q = o->scratch->q + t * qsf_stride(q_dim);
-        float *const k = o->scratch->k + t * qsf_stride(kv_dim);
-        qsf_ops_norm_row(o, q, &job->q_norm, q_dim, q);
-        qsf_ops_norm_row(o, k, &job->k_norm, kv_dim, k);
-        for (uint32_t head = 0; head < kind->n_heads; head++)
-            qsf_attention_finish_q(o, NULL, head, t, t + 1);
-        for (uint32_t head = 0; head < kind->n_kv_heads; head++)
-            qsf_attention_store_k(o, job->chunk, job->layer, NULL, head, t, t + 1);
-    }
-}
-
-void qsf_attention_finish_whole(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
-                                const float *q_weight, const float *k_weight)
-{
-    whole_job job = {o, chunk, layer, {q_weight, NULL}, {k_weight, NULL}};
-    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(2 * (size_t)qsf_q_dim(o->kind)), finish_tokens,
-                 &job);
-}
 
 typedef struct attention_job {
     const qsf_ops *ops;
@@ -148,6 +26,11 @@ typedef struct attention_job {
     const float *sinks; /* [n_heads], or NULL */
     size_t group_rows;  /* most rows of a row group */
     size_t item_spans;  /* spans of a row group in an item; 0: all of them */
+    /* If spans are attended part by part: this part's, and its cold pages in the transit buffer */
+    size_t first_span;
+    size_t end_span;
+    size_t first_cold;
+    size_t end_cold;
 } attention_job;
 
 /* A row group, and the positions that its rows see. */
@@ -311,8 +194,23 @@ static qsf_span_sums weigh_scores(const qsf_ops *o, const row_group *group, size
     return o->kernels->span_softmax(scores, range, scale);
 }
 
-/* Finds pages first .. end - 1 of a span. Those between pinned positions and the window may be
- * gone: they become page `first`, whose values get no weight. */
+/* Finds pages first .. end - 1 of a span that are in the transit buffer; returns the first one that
+ * is not. */
+static size_t find_cold_pages(const attention_job *job, const row_group *group, size_t page,
+                              size_t first, size_t end, const void **k_pages, const void **v_pages)
+{
+    const qsf_kv_layer *const l = &group->segment->kv->pool->layers[job->layer];
+    const unsigned char *const records =
+        job->ops->scratch->attend.transit + group->kv_head * (l->k_page_bytes + l->v_page_bytes);
+    for (; first < end && page + first < job->end_cold; first++) {
+        k_pages[first] = records + (page + first - job->first_cold) * qsf_kv_record_bytes(l);
+        v_pages[first] = (const unsigned char *)k_pages[first] + l->k_page_bytes;
+    }
+    return first;
+}
+
+/* Finds pages first .. end - 1 of a span in memory. Those between pinned positions and the window
+ * may be gone: they become page `first`, whose values get no weight. */
 static void find_pages(const attention_job *job, const row_group *group, size_t page, size_t first,
                        size_t end, const void **k_pages, const void **v_pages)
 {
@@ -360,7 +258,10 @@ static void attend_span(const attention_job *job, const row_group *group, const 
     const size_t end_page = qsf_ceil_div(end_slot, QSF_KV_PAGE_TOKENS);
     const void *k_pages[QSF_KV_SPAN_PAGES];
     const void *v_pages[QSF_KV_SPAN_PAGES];
-    find_pages(job, group, page, first_page, end_page, k_pages, v_pages);
+    const size_t first_hot =
+        find_cold_pages(job, group, page, first_page, end_page, k_pages, v_pages);
+    if (first_hot < end_page)
+        find_pages(job, group, page, first_hot, end_page, k_pages, v_pages);
     if (group->segment->trunk != NULL)
         qsf_branch_compose_pages(s, group->segment, job->layer, group->kv_head, page, first_page,
                                  end_page, worker_idx, k_pages, v_pages);
@@ -394,7 +295,25 @@ static void add_sink(const attention_job *job, size_t row, qsf_span_sums *sums, 
                                      qsf_stride(kind->head_dim));
 }
 
-/* Attends a whole row group, its spans in ascending order. */
+/* Moves the sums and values of a row from or to where they are between two parts. */
+static void carry(const attention_job *job, size_t row, bool is_end, qsf_span_sums *sums,
+                  float *values)
+{
+    const qsf_ops *const o = job->ops;
+    const uint32_t head_dim = o->kind->head_dim;
+    float *const there = o->scratch->attended + head_off(o, row);
+    qsf_span_sums *const carried = &o->scratch->attend.carried[row];
+    if (is_end) {
+        *carried = *sums;
+        memcpy(there, values, head_dim * sizeof *values);
+    } else {
+        *sums = *carried;
+        memcpy(values, there, head_dim * sizeof *values);
+        memset(values + head_dim, 0, (qsf_stride(head_dim) - head_dim) * sizeof *values);
+    }
+}
+
+/* Attends a whole row group, or the job's part of it, its spans in ascending order. */
 static void attend_row_group(const attention_job *job, const row_group *group, size_t worker_idx)
 {
     const qsf_ops *const o = job->ops;
@@ -403,10 +322,20 @@ static void attend_row_group(const attention_job *job, const row_group *group, s
     const size_t worker_off = worker_idx * QSF_ATTEND_ROWS * stride;
     const qsf_acts x = gather_queries(o, group, worker_idx);
     const qsf_spans all = qsf_seen_spans(o->kind, group->segment);
+    const bool is_part = job->end_span != 0;
+    const bool is_last = !is_part || job->end_span >= qsf_span_at(&all, all.n);
     bool is_begun[QSF_ATTEND_ROWS] = {false};
     qsf_span_sums sums[QSF_ATTEND_ROWS];
+    for (size_t r = 0; is_part && r < group->n_rows; r++) {
+        is_begun[r] = group->seen[r].first / QSF_KV_SPAN_TOKENS < job->first_span;
+        if (is_begun[r])
+            carry(job, chunk_row(o->kind, group, r), false, &sums[r],
+                  s->values + worker_off + r * stride);
+    }
     for (size_t i = 0; i < all.n; i++) {
         const size_t span = qsf_span_at(&all, i);
+        if (is_part && (span < job->first_span || span >= job->end_span))
+            continue;
         qsf_span_range ranges[QSF_ATTEND_ROWS];
         qsf_span_sums next[QSF_ATTEND_ROWS];
         attend_span(job, group, &x, span, worker_idx, ranges, next);
@@ -425,8 +354,14 @@ static void attend_row_group(const attention_job *job, const row_group *group, s
             }
         }
     }
-    for (size_t r = 0; r < group->n_rows; r++)
-        write_row(o, chunk_row(o->kind, group, r), &sums[r], s->values + worker_off + r * stride);
+    for (size_t r = 0; r < group->n_rows; r++) {
+        const size_t row = chunk_row(o->kind, group, r);
+        float *const values = s->values + worker_off + r * stride;
+        if (is_last)
+            write_row(o, row, &sums[r], values);
+        else if (is_begun[r])
+            carry(job, row, true, &sums[r], values);
+    }
 }
 
 /* Attends item_spans spans of a row group from `first` of qsf_seen_spans() on; merge_rows merges
@@ -545,27 +480,93 @@ static void choose_items(attention_job *job, size_t most_spans)
     job->item_spans = n_spans > 0 ? n_spans : 1;
 }
 
-void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, const float *sinks)
+/* Runs the items of the chunk, in pieces. */
+static void run_items(attention_job *job)
+{
+    const qsf_layer_kind *const kind = job->ops->kind;
+    size_t n_items = 0;
+    size_t n_scores = 0; /* approximate */
+    for (uint32_t i = 0; i < job->chunk->n_segments; i++) {
+        const qsf_segment *const g = &job->chunk->segments[i];
+        const qsf_seen last = qsf_seen_by(kind, g, g->n_tokens - 1);
+        n_items += items_of(job, g);
+        n_scores += (last.end - last.first + last.pinned) * g->n_tokens * kind->n_heads;
+    }
+    qsf_pool_run(job->ops->pool, n_items, qsf_ops_piece(n_scores * 2 * kind->head_dim / n_items),
+                 attend_items, job);
+}
+
+/* Attends the segments of the chunk, all of one sequence: its cold pages, as many as the transit
+ * buffer holds, and so on, and those in memory with the last of them. */
+static qsf_status attend_by_parts(const qsf_ops *o, attention_job *job)
+{
+    const qsf_segment *const segments = job->chunk->segments;
+    qsf_kvcache *const kv = segments[0].kv;
+    const qsf_kv_layer *const l = &kv->pool->layers[job->layer];
+    const size_t n_cold = qsf_kvcache_cold_pages(kv, job->layer);
+    const size_t first_page = qsf_seen_by(o->kind, &segments[0], 0).first / QSF_KV_PAGE_TOKENS;
+    const size_t part_spans =
+        qsf_kv_transit_bytes(kv->pool) / qsf_kv_record_bytes(l) / QSF_KV_SPAN_PAGES;
+    size_t end_span = 0;
+    for (uint32_t i = 0; i < job->chunk->n_segments; i++) {
+        const qsf_spans all = qsf_seen_spans(o->kind, &segments[i]);
+        end_span = all.first + all.n > end_span ? all.first + all.n : end_span;
+    }
+    job->end_span = first_page / QSF_KV_SPAN_PAGES;
+    while (job->end_span < end_span) {
+        const size_t end_page = (job->end_span + part_spans) * QSF_KV_SPAN_PAGES;
+        const size_t page = job->end_span * QSF_KV_SPAN_PAGES;
+        job->first_span = job->end_span;
+        job->end_span = end_page < n_cold ? job->first_span + part_spans : end_span;
+        job->first_cold = page > first_page ? page : first_page;
+        job->end_cold = end_page < n_cold ? end_page : n_cold;
+        qsf_ops_lap(o, QSF_PHASE_ATTENTION);
+        if (job->first_cold < job->end_cold)
+            QSF_TRY(qsf_kv_cold_read_records(&kv->cold, l, (uint32_t)job->first_cold,
+                                             (uint32_t)job->end_cold, o->scratch->attend.transit));
+        qsf_stopwatch_lap(o->stopwatch, QSF_PHASE_WAIT);
+        run_items(job);
+    }
+    return QSF_OK;
+}
+
+/* Attends a chunk some of whose sequences have cold pages: one sequence after the other. */
+static qsf_status attend_cold(const qsf_ops *o, const attention_job *all)
+{
+    const qsf_chunk *const whole = all->chunk;
+    qsf_chunk chunk = *whole;
+    attention_job job = *all;
+    job.chunk = &chunk;
+    for (uint32_t i = 0; i < whole->n_segments; i += chunk.n_segments) {
+        chunk.segments = whole->segments + i;
+        chunk.n_segments = 1; /* and its branches */
+        while (i + chunk.n_segments < whole->n_segments &&
+               chunk.segments[chunk.n_segments].kv == chunk.segments[0].kv)
+            chunk.n_segments++;
+        QSF_TRY(attend_by_parts(o, &job));
+    }
+    return QSF_OK;
+}
+
+qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, const float *sinks)
 {
     const qsf_layer_kind *const kind = o->kind;
     attention_job job = {.ops = o, .chunk = chunk, .layer = layer, .sinks = sinks};
     size_t most_spans = 0;
+    size_t n_cold = 0;
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
         const size_t n = qsf_seen_spans(kind, &chunk->segments[i]).n;
         most_spans = n > most_spans ? n : most_spans;
+        n_cold += qsf_kvcache_cold_pages(chunk->segments[i].kv, layer);
     }
     choose_items(&job, most_spans);
-    size_t n_items = 0;
-    size_t n_scores = 0; /* approximate */
-    for (uint32_t i = 0; i < chunk->n_segments; i++) {
-        const qsf_segment *const g = &chunk->segments[i];
-        const qsf_seen last = qsf_seen_by(kind, g, g->n_tokens - 1);
-        n_items += items_of(&job, g);
-        n_scores += (last.end - last.first + last.pinned) * g->n_tokens * kind->n_heads;
+    if (n_cold > 0) {
+        job.item_spans = 0;
+        return attend_cold(o, &job);
     }
-    qsf_pool_run(o->pool, n_items, qsf_ops_piece(n_scores * 2 * kind->head_dim / n_items),
-                 attend_items, &job);
+    run_items(&job);
     if (job.item_spans != 0)
         qsf_pool_run(o->pool, (size_t)chunk->n_tokens * kind->n_heads,
                      qsf_ops_piece(2 * most_spans * kind->head_dim), merge_rows, &job);
+    return QSF_OK;
 }

@@ -1,9 +1,4 @@
-/* attention.h - attention of a chunk, from q, k and v.
- *
- * The first three functions are for epilogues of the matmuls. Each works on one head, whose rows
- * are complete; different threads may work on different heads or rows. Then qsf_attention_run
- * attends.
- */
+/* attention.h - attention of a chunk, from q, k and v as heads.h leaves them. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_ATTENTION_H
 #define QSF_MODEL_ATTENTION_H
@@ -13,28 +8,11 @@
 #include "model/chunk.h"
 #include "model/ops.h"
 
-/* Finishes head `head` of q in rows begin .. end - 1: its norm, if heads have one by themselves,
- * the query temperature, RoPE, and Hadamard if the cache is rotated. weight: of the Q norm, or NULL
- */
-void qsf_attention_finish_q(const qsf_ops *o, const float *weight, uint32_t head, size_t begin,
-                            size_t end);
-
-/* Finishes KV head `kv_head` of k likewise, without a temperature, and stores it. */
-void qsf_attention_store_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
-                           const float *weight, uint32_t kv_head, size_t begin, size_t end);
-
-/* Rotates KV head `kv_head` of v by Hadamard if the cache is rotated, and stores it, for all
- * rows. */
-void qsf_attention_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
-                           uint32_t kv_head);
-
-/* Normalises q and k over their whole width, then finishes all heads of all rows. */
-void qsf_attention_finish_whole(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
-                                const float *q_weight, const float *k_weight);
-
 /* attended = softmax(score(q . k)) . v for every token and head of the chunk, whether a prompt, one
  * token, or tokens of many sequences. The layer's kind says how q . k becomes a score. sinks
- * [n_heads], or NULL: a score of each head that has no value. */
-void qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, const float *sinks);
+ * [n_heads], or NULL: a score of each head that has no value. Errors are of the files of cold pages
+ * (kvcold.h). */
+qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
+                             const float *sinks);
 
 #endif

@@ -9,6 +9,7 @@
 #include "base/half.h"
 #include "base/status.h"
 #include "model/attention.h"
+#include "model/heads.h"
 #include "model/linear.h"
 #include "model/routed.h"
 
@@ -92,7 +93,7 @@ static void q_epilogue(const void *arg, size_t begin, size_t end)
     const epilogue_job *const job = arg;
     const size_t head_dim = job->ops->kind->head_dim;
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
-        qsf_attention_finish_q(job->ops, job->q_norm, (uint32_t)h, 0, job->ops->n_tokens);
+        qsf_heads_finish_q(job->ops, job->q_norm, (uint32_t)h, 0, job->ops->n_tokens);
 }
 
 static void k_epilogue(const void *arg, size_t begin, size_t end)
@@ -100,8 +101,8 @@ static void k_epilogue(const void *arg, size_t begin, size_t end)
     const epilogue_job *const job = arg;
     const size_t head_dim = job->ops->kind->head_dim;
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
-        qsf_attention_store_k(job->ops, job->chunk, job->layer_idx, job->k_norm, (uint32_t)h, 0,
-                              job->ops->n_tokens);
+        qsf_heads_store_k(job->ops, job->chunk, job->layer_idx, job->k_norm, (uint32_t)h, 0,
+                          job->ops->n_tokens);
 }
 
 static void v_epilogue(const void *arg, size_t begin, size_t end)
@@ -109,7 +110,7 @@ static void v_epilogue(const void *arg, size_t begin, size_t end)
     const epilogue_job *const job = arg;
     const size_t head_dim = job->ops->kind->head_dim;
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
-        qsf_attention_store_v(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
+        qsf_heads_store_v(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
 }
 
 static void residual_epilogue(const void *arg, size_t begin, size_t end)
@@ -153,7 +154,7 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, epilogue_job
     QSF_TRY(qsf_ops_load_outliers(o, layer->v_outliers, &n_used, &qkv[2].outliers));
     QSF_TRY(qsf_linear_run(o, qkv, sizeof qkv / sizeof qkv[0], &in));
     if (is_whole)
-        qsf_attention_finish_whole(o, job->chunk, job->layer_idx, job->q_norm, job->k_norm);
+        qsf_heads_finish_whole(o, job->chunk, job->layer_idx, job->q_norm, job->k_norm);
     return QSF_OK;
 }
 
@@ -195,7 +196,7 @@ static qsf_status run_attention(qsf_ops *o, const qsf_layer *l, epilogue_job *jo
     qsf_acts attended;
     QSF_TRY(project_heads(o, l, job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
-    qsf_attention_run(o, job->chunk, job->layer_idx, job->sinks);
+    QSF_TRY(qsf_attention_run(o, job->chunk, job->layer_idx, job->sinks));
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
     QSF_TRY(sub_norm(o, o->scratch->attended, qsf_q_dim(o->kind), l->attn_sub_norm, &attended));
     QSF_TRY(add_product(o, &end, &attended, job));

@@ -11,6 +11,7 @@ void qsf_kvcache_layout(qsf_kvcache *kv, qsf_arena *a, qsf_kv_pool *pool, uint32
 {
     *kv = (qsf_kvcache){.pool = pool, .home = home};
     kv->blocks = qsf_arena_push(a, pool->n_places, sizeof *kv->blocks);
+    qsf_kv_cold_layout(&kv->cold, a, pool);
     if (a->measuring || a->failed)
         return;
     for (uint32_t i = 0; i < pool->n_places; i++)
@@ -66,10 +67,62 @@ static bool own_block(qsf_kvcache *kv, uint32_t group_idx, uint32_t page, bool i
     return true;
 }
 
+/* Returns a page of the pool that a place of the first group has. */
+static unsigned char *page_in_pool(const qsf_kvcache *kv, const qsf_kv_cold_page *p)
+{
+    const uint32_t block = kv->blocks[qsf_kv_place(&kv->pool->groups[0], p->record)];
+    return (p->is_key ? qsf_kv_pool_k_page : qsf_kv_pool_v_page)(kv->pool, p->layer, p->kv_head,
+                                                                 block);
+}
+
+/* Writes all pages of the first group at 32 positions to the file, or reads them from there. */
+static qsf_status move_record(qsf_kvcache *kv, uint32_t record, bool is_written)
+{
+    for (uint32_t i = 0; i < kv->pool->n_layers; i++) {
+        const qsf_kv_layer *const l = &kv->pool->layers[i];
+        for (uint32_t part = 0; l->group_idx == 0 && part < 2 * l->n_kv_heads; part++) {
+            const qsf_kv_cold_page p = {l, record, part / 2, part % 2 == 0};
+            const size_t n_bytes = p.is_key ? l->k_page_bytes : l->v_page_bytes;
+            QSF_TRY(is_written ? qsf_kv_cold_write(&kv->cold, &p, 0, n_bytes, page_in_pool(kv, &p))
+                               : qsf_kv_cold_read(&kv->cold, &p, 0, n_bytes, page_in_pool(kv, &p)));
+        }
+    }
+    return QSF_OK;
+}
+
+/* Writes pages whose places are wanted by positions up to end - 1. Positions before `begin` are
+ * stored. */
+static qsf_status write_cold(qsf_kvcache *kv, uint32_t begin, uint32_t end)
+{
+    const uint32_t n_places = kv->pool->groups[0].n_places;
+    const uint32_t n_wanted = end_page_of(end) > n_places ? end_page_of(end) - n_places : 0;
+    if (begin == 0)
+        kv->cold.n_records = 0;
+    for (; kv->cold.n_records < n_wanted && kv->cold.n_records < end_page_of(begin);
+         kv->cold.n_records++)
+        QSF_TRY(move_record(kv, kv->cold.n_records, true));
+    if (kv->cold.n_records < n_wanted)
+        kv->cold.n_records = n_wanted; /* an image will be written there */
+    return QSF_OK;
+}
+
+/* Reads the page that `begin` lies in if it is cold, because the session went back. */
+static qsf_status read_cold(qsf_kvcache *kv, uint32_t begin)
+{
+    if (kv->cold.n_records <= page_of(begin))
+        return QSF_OK;
+    if (begin % QSF_KV_PAGE_TOKENS != 0)
+        QSF_TRY(move_record(kv, page_of(begin), false));
+    kv->cold.n_records = page_of(begin);
+    return QSF_OK;
+}
+
 qsf_status qsf_kvcache_reserve(qsf_kvcache *kv, uint32_t begin, uint32_t end)
 {
     const qsf_kv_pool *const pool = kv->pool;
     qsf_kvcache_trim(kv, end);
+    if (pool->n_cold_records != 0)
+        QSF_TRY(write_cold(kv, begin, end));
     for (uint32_t i = 0; i < pool->n_groups; i++) {
         for (uint32_t page = page_of(begin); page < end_page_of(end); page++)
             if (!own_block(kv, i, page, page * QSF_KV_PAGE_TOKENS < begin))
@@ -80,6 +133,8 @@ qsf_status qsf_kvcache_reserve(qsf_kvcache *kv, uint32_t begin, uint32_t end)
                     pool->groups[i].n_blocks * QSF_KV_PAGE_TOKENS, pool->groups[i].n_blocks,
                     page * QSF_KV_PAGE_TOKENS);
     }
+    if (begin != 0)
+        QSF_TRY(read_cold(kv, begin));
     if (begin == 0)
         kv->n_adopted = 0;
     if (begin == 0 || end > kv->n_stored)
@@ -92,7 +147,8 @@ void qsf_kvcache_trim(qsf_kvcache *kv, uint32_t n_tokens)
     for (uint32_t i = 0; i < kv->pool->n_groups; i++) {
         const qsf_kv_group *const g = &kv->pool->groups[i];
         uint32_t *const blocks = kv->blocks + g->first_place;
-        const uint32_t n_kept = i == 0 || n_tokens == 0 ? end_page_of(n_tokens) : g->n_places;
+        const bool is_ring = i != 0 || kv->pool->n_cold_records != 0;
+        const uint32_t n_kept = !is_ring || n_tokens == 0 ? end_page_of(n_tokens) : g->n_places;
         for (uint32_t place = n_kept; place < g->n_places; place++) {
             qsf_kv_pool_drop(kv->pool, i, blocks[place]);
             blocks[place] = QSF_KV_NO_BLOCK;
@@ -121,8 +177,9 @@ bool qsf_kvcache_holds(const qsf_kvcache *kv, const qsf_config *c, uint32_t posi
         const qsf_kv_group *const g = group_of(kv, i);
         const uint32_t seen_page = page_of(first_seen(kind, position));
         const uint32_t first_page = seen_page > g->n_pinned ? seen_page : g->n_pinned;
+        const bool is_ring = g != &kv->pool->groups[0] || kv->pool->n_cold_records == 0;
         if (first_seen(kind, position) < position &&
-            (first_page + (g->n_places - g->n_pinned) < end_page ||
+            ((is_ring && first_page + (g->n_places - g->n_pinned) < end_page) ||
              first_page < page_of(first_seen(kind, kv->n_adopted))))
             return false;
     }
@@ -151,6 +208,11 @@ void qsf_kvcache_find_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_h
         v_pages[i] = v_first + blocks[place] * l->v_page_bytes;
         place = place + 1 < g->n_places ? place + 1 : g->n_pinned;
     }
+}
+
+uint32_t qsf_kvcache_cold_pages(const qsf_kvcache *kv, uint32_t layer)
+{
+    return kv->pool->layers[layer].group_idx == 0 ? kv->cold.n_records : 0;
 }
 
 void qsf_kvcache_store_k(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
@@ -281,32 +343,50 @@ uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, const qsf_config *c, uin
     return n_bytes;
 }
 
+/* Copies bytes from .. to - 1 of page i of a part between the cache and dst or src, of which
+ * exactly one is not NULL. */
+static qsf_status move_page(qsf_kvcache *kv, const qsf_image_part *p, uint32_t i, size_t from,
+                            size_t to, unsigned char *dst, const unsigned char *src)
+{
+    const uint32_t page = page_at(&p->pages, i);
+    if (p->layer->group_idx == 0 && page < kv->cold.n_records) {
+        const qsf_kv_cold_page cold = {p->layer, page, p->kv_head, p->is_key};
+        return dst != NULL ? qsf_kv_cold_read(&kv->cold, &cold, from, to, dst)
+                           : qsf_kv_cold_write(&kv->cold, &cold, from, to, src);
+    }
+    const uint32_t block = block_of(kv, p->layer, page);
+    unsigned char *const here = (p->is_key ? qsf_kv_pool_k_page : qsf_kv_pool_v_page)(
+                                    kv->pool, p->layer, p->kv_head, block) +
+                                from;
+    if (dst != NULL)
+        memcpy(dst, here, to - from);
+    if (src != NULL)
+        memcpy(here, src, to - from);
+    return QSF_OK;
+}
+
 /* Copies a part's bytes between the cache and a buffer, where [offset, offset + n_bytes) of the
- * image meets the part, which begins at part_offset. Exactly one of dst and src is not NULL. */
-static void move_part(const qsf_kvcache *kv, const qsf_image_part *p, uint64_t part_offset,
-                      uint64_t offset, unsigned char *dst, const unsigned char *src, size_t n_bytes)
+ * image meets the part, which begins at part_offset. */
+static qsf_status move_part(qsf_kvcache *kv, const qsf_image_part *p, uint64_t part_offset,
+                            uint64_t offset, unsigned char *dst, const unsigned char *src,
+                            size_t n_bytes)
 {
     const uint64_t end = offset + n_bytes;
     for (uint32_t i = 0; i < count_pages(&p->pages); i++) {
         const uint64_t at = part_offset + (uint64_t)i * p->page_bytes;
         const uint64_t from = at > offset ? at : offset;
         const uint64_t to = at + p->page_bytes < end ? at + p->page_bytes : end;
-        if (from >= to)
-            continue;
-        const uint32_t block = block_of(kv, p->layer, page_at(&p->pages, i));
-        unsigned char *const here = (p->is_key ? qsf_kv_pool_k_page : qsf_kv_pool_v_page)(
-                                        kv->pool, p->layer, p->kv_head, block) +
-                                    (size_t)(from - at);
-        if (dst != NULL)
-            memcpy(dst + (from - offset), here, (size_t)(to - from));
-        else
-            memcpy(here, src + (from - offset), (size_t)(to - from));
+        if (from < to)
+            QSF_TRY(move_page(kv, p, i, (size_t)(from - at), (size_t)(to - at),
+                              dst != NULL ? dst + (from - offset) : NULL,
+                              src != NULL ? src + (from - offset) : NULL));
     }
+    return QSF_OK;
 }
 
-static void move_image(const qsf_kvcache *kv, const qsf_config *c, uint32_t position,
-                       uint64_t offset, unsigned char *dst, const unsigned char *src,
-                       size_t n_bytes)
+static qsf_status move_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
+                             uint64_t offset, unsigned char *dst, const unsigned char *src,
+                             size_t n_bytes)
 {
     uint64_t at = 0;
     for (uint32_t i = 0; i < c->n_layers && at < offset + n_bytes; i++) {
@@ -314,22 +394,23 @@ static void move_image(const qsf_kvcache *kv, const qsf_config *c, uint32_t posi
             const qsf_image_part p = find_part(kv, c, position, i, part);
             const uint64_t part_bytes = (uint64_t)count_pages(&p.pages) * p.page_bytes;
             if (at < offset + n_bytes && offset < at + part_bytes)
-                move_part(kv, &p, at, offset, dst, src, n_bytes);
+                QSF_TRY(move_part(kv, &p, at, offset, dst, src, n_bytes));
             at += part_bytes;
         }
     }
+    return QSF_OK;
 }
 
-void qsf_kvcache_read_image(const qsf_kvcache *kv, const qsf_config *c, uint32_t position,
-                            uint64_t offset, void *dst, size_t n_bytes)
+qsf_status qsf_kvcache_read_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
+                                  uint64_t offset, void *dst, size_t n_bytes)
 {
-    move_image(kv, c, position, offset, dst, NULL, n_bytes);
+    return move_image(kv, c, position, offset, dst, NULL, n_bytes);
 }
 
-void qsf_kvcache_write_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
-                             uint64_t offset, const void *src, size_t n_bytes)
+qsf_status qsf_kvcache_write_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
+                                   uint64_t offset, const void *src, size_t n_bytes)
 {
-    move_image(kv, c, position, offset, NULL, src, n_bytes);
+    return move_image(kv, c, position, offset, NULL, src, n_bytes);
 }
 
 /* Holds the other cache's blocks of one group. Layers of a group may have different windows. */
@@ -351,6 +432,8 @@ static void share_group(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_conf
     if (all.end == 0)
         all.first = 0;
     all.first = all.first > all.pinned ? all.first : all.pinned;
+    if (group_idx == 0 && kv->pool->n_cold_records != 0) /* all that may become cold */
+        all.first = from->cold.n_records < all.end ? from->cold.n_records : all.end;
     for (uint32_t i = 0; i < count_pages(&all); i++)
         qsf_kv_pool_hold(kv->pool, group_idx, from_blocks[qsf_kv_place(g, page_at(&all, i))]);
     for (uint32_t place = 0; place < g->n_places; place++) {
@@ -363,12 +446,39 @@ static void share_group(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_conf
     }
 }
 
-void qsf_kvcache_share(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_config *c,
-                       uint32_t position)
+/* Copies what the image of a position has of a record from one cache's file to the other's. */
+static qsf_status copy_record(qsf_kvcache *kv, qsf_kvcache *from, const qsf_config *c,
+                              uint32_t position, uint32_t record)
+{
+    unsigned char bytes[4096];
+    for (uint32_t i = 0; i < kv->pool->n_layers; i++) {
+        const qsf_kv_layer *const l = &kv->pool->layers[i];
+        if (l->group_idx != 0 || record < find_range(c, i, position).first)
+            continue;
+        for (uint32_t part = 0; part < 2 * l->n_kv_heads; part++) {
+            const qsf_kv_cold_page p = {l, record, part / 2, part % 2 == 0};
+            const size_t n_bytes = p.is_key ? l->k_page_bytes : l->v_page_bytes;
+            for (size_t at = 0; at < n_bytes; at += sizeof bytes) {
+                const size_t end = n_bytes - at < sizeof bytes ? n_bytes : at + sizeof bytes;
+                QSF_TRY(qsf_kv_cold_read(&from->cold, &p, at, end, bytes));
+                QSF_TRY(qsf_kv_cold_write(&kv->cold, &p, at, end, bytes));
+            }
+        }
+    }
+    return QSF_OK;
+}
+
+qsf_status qsf_kvcache_share(qsf_kvcache *kv, qsf_kvcache *from, const qsf_config *c,
+                             uint32_t position)
 {
     for (uint32_t i = 0; i < kv->pool->n_groups; i++)
         share_group(kv, from, c, i, position);
     qsf_kvcache_adopt(kv, position);
+    for (kv->cold.n_records = 0;
+         kv->cold.n_records < from->cold.n_records && kv->cold.n_records < end_page_of(position);
+         kv->cold.n_records++)
+        QSF_TRY(copy_record(kv, from, c, position, kv->cold.n_records));
+    return QSF_OK;
 }
 
 void qsf_kvcache_adopt(qsf_kvcache *kv, uint32_t position)

@@ -5,6 +5,10 @@
  * a chunk sees, as a ring: a page takes the place of one that no token sees any more. Where first
  * positions are pinned, their pages stay beside the ring.
  *
+ * Where the pool does not hold all of a context, the places of the first group are a ring as well:
+ * a page that another one takes the place of becomes cold (kvcold.h). Functions that move cold
+ * pages return errors of their file.
+ *
  * A session takes blocks as it grows and gives them back. Sessions with the same beginning may hold
  * the same blocks; one that is to write into such a block takes a copy of it before.
  *
@@ -20,6 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "model/kvcold.h"
 #include "model/kvpool.h"
 
 typedef struct qsf_kvcache {
@@ -28,6 +33,7 @@ typedef struct qsf_kvcache {
     uint32_t home;      /* this part of the pool's n_sessions it takes blocks from, if it can */
     uint32_t n_stored;  /* one more than the last position that was stored; 0: none that counts */
     uint32_t n_adopted; /* pages were taken over for going on at this position; 0: they were not */
+    qsf_kv_cold cold;   /* the first group's older pages, if the pool does not hold all of them */
 } qsf_kvcache;
 
 /* Call once on a measuring arena and once on the real one. The table is empty then. */
@@ -37,9 +43,9 @@ void qsf_kvcache_layout(qsf_kvcache *kv, qsf_arena *a, qsf_kv_pool *pool, uint32
 bool qsf_kvcache_can_rotate(const qsf_config *c);
 
 /* Makes room for positions begin .. end - 1, which will be stored behind those before `begin`:
- * takes blocks, copies shared ones, and gives back what is behind `end`. From position 0 on, what
- * is stored is forgotten. QSF_ERR_NOMEM: too few blocks are free; positions before `begin` are as
- * they were. */
+ * takes blocks, copies shared ones, gives back what is behind `end`, and writes pages that become
+ * cold. From position 0 on, what is stored is forgotten. QSF_ERR_NOMEM: too few blocks are free.
+ * After an error positions before `begin` are as they were. */
 qsf_status qsf_kvcache_reserve(qsf_kvcache *kv, uint32_t begin, uint32_t end);
 
 /* Gives back blocks that have no position below n_tokens; rings keep theirs, except for 0. */
@@ -49,9 +55,12 @@ void qsf_kvcache_trim(qsf_kvcache *kv, uint32_t n_tokens);
 bool qsf_kvcache_holds(const qsf_kvcache *kv, const qsf_config *c, uint32_t position);
 
 /* Write the addresses of pages first .. end - 1 of the span whose first page is `page`, a multiple
- * of 8, to entries first .. end - 1 of k_pages and v_pages [8]. */
+ * of 8, to entries first .. end - 1 of k_pages and v_pages [8]. None of them may be cold. */
 void qsf_kvcache_find_pages(const qsf_kvcache *kv, uint32_t layer, uint32_t kv_head, size_t page,
                             size_t first, size_t end, const void **k_pages, const void **v_pages);
+
+/* Returns how many pages of a layer are cold, from the first on. */
+uint32_t qsf_kvcache_cold_pages(const qsf_kvcache *kv, uint32_t layer);
 
 /* Stores k or v [head_dim] of one position. Different heads may be stored from different
  * threads. */
@@ -74,15 +83,16 @@ uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, const qsf_config *c, uin
 
 /* Copy n_bytes of the image from `offset` on, which must be inside it. Before writing, reserve from
  * position 0 on. Writing into a cache makes it hold nothing, until it adopts the position. */
-void qsf_kvcache_read_image(const qsf_kvcache *kv, const qsf_config *c, uint32_t position,
-                            uint64_t offset, void *dst, size_t n_bytes);
-void qsf_kvcache_write_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
-                             uint64_t offset, const void *src, size_t n_bytes);
+qsf_status qsf_kvcache_read_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
+                                  uint64_t offset, void *dst, size_t n_bytes);
+qsf_status qsf_kvcache_write_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
+                                   uint64_t offset, const void *src, size_t n_bytes);
 
 /* Holds the blocks of another cache of the same pool that the image of the position is in, instead
- * of its own, and adopts the position. */
-void qsf_kvcache_share(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_config *c,
-                       uint32_t position);
+ * of its own, with a copy of its cold pages, and adopts the position. After an error trim it to 0
+ * tokens. */
+qsf_status qsf_kvcache_share(qsf_kvcache *kv, qsf_kvcache *from, const qsf_config *c,
+                             uint32_t position);
 
 /* Notes that the whole image of `position` was written. */
 void qsf_kvcache_adopt(qsf_kvcache *kv, uint32_t position);

@@ -8,15 +8,22 @@
 
 /* ---- layout ---- */
 
-/* Returns the pages that a session needs of a head: all of the context, or the pinned ones and as
- * many as a chunk with its window can touch. */
-static uint32_t count_pages(const qsf_layer_kind *k, const qsf_kv_sizes *sizes)
+/* Returns the pages that n_tokens, 0 for all of the context, and a chunk behind them touch. */
+static uint32_t count_pages(const qsf_kv_sizes *sizes, uint32_t n_tokens, uint32_t n_pinned)
 {
     const size_t n_all = qsf_ceil_div(sizes->ctx_tokens, QSF_KV_PAGE_TOKENS);
     const size_t n_seen =
-        qsf_ceil_div((size_t)k->window_tokens + sizes->chunk_tokens, QSF_KV_PAGE_TOKENS) + 1 +
-        qsf_kv_pinned_pages(k);
-    return (uint32_t)(k->window_tokens != 0 && n_seen < n_all ? n_seen : n_all);
+        qsf_ceil_div((size_t)n_tokens + sizes->chunk_tokens, QSF_KV_PAGE_TOKENS) + 1 + n_pinned;
+    return (uint32_t)(n_tokens != 0 && n_seen < n_all ? n_seen : n_all);
+}
+
+/* Returns the pages that a session needs of a head: those of the layer's window, or as many as
+ * stay in memory without one. */
+static uint32_t count_kept(const qsf_layer_kind *k, const qsf_kv_sizes *sizes)
+{
+    const uint32_t n_window = count_pages(sizes, k->window_tokens, qsf_kv_pinned_pages(k));
+    const uint32_t n_resident = count_pages(sizes, sizes->resident_tokens, 0);
+    return n_window < n_resident ? n_window : n_resident;
 }
 
 /* Adds a group of which a session needs n_places blocks. */
@@ -57,7 +64,7 @@ static qsf_kv_layer describe_layer(qsf_kv_pool *pool, const qsf_layer_kind *k,
     return (qsf_kv_layer){
         .n_kv_heads = k->n_kv_heads,
         .head_dim = k->head_dim,
-        .group_idx = find_group(pool, count_pages(k, sizes), qsf_kv_pinned_pages(k)),
+        .group_idx = find_group(pool, count_kept(k, sizes), qsf_kv_pinned_pages(k)),
         .k_page_bytes = qsf_kv_page_bytes(k->head_dim, pool->form.k_type),
         .v_page_bytes = qsf_kv_page_bytes(k->head_dim, pool->form.v_type),
     };
@@ -72,16 +79,39 @@ static uint64_t layer_bytes(const qsf_kv_pool *pool, const qsf_kv_layer *l)
     return n_bytes;
 }
 
+/* Adds a layer's records to the file of a session, if some of its pages become cold. */
+static void add_records(qsf_kv_pool *pool, qsf_kv_layer *l, uint64_t *file_bytes)
+{
+    if (l->group_idx != 0 || pool->n_cold_records == 0)
+        return;
+    l->cold_off = *file_bytes;
+    l->first_cold = pool->n_cold_pages;
+    *file_bytes += (uint64_t)pool->n_cold_records * qsf_kv_record_bytes(l);
+    pool->n_cold_pages += (size_t)2 * pool->n_cold_records * l->n_kv_heads;
+    pool->cold_token_bytes +=
+        (uint64_t)(pool->n_cold_records - pool->groups[0].n_places) * qsf_kv_record_bytes(l);
+    if (qsf_kv_record_bytes(l) > pool->most_record_bytes)
+        pool->most_record_bytes = qsf_kv_record_bytes(l);
+}
+
 void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
                         const qsf_kv_sizes *sizes, const qsf_kv_form *form)
 {
     const uint32_t n_context = (uint32_t)qsf_ceil_div(sizes->ctx_tokens, QSF_KV_PAGE_TOKENS);
+    const uint32_t n_resident = count_pages(sizes, sizes->resident_tokens, 0);
     uint64_t pages_bytes = 0;
-    *pool = (qsf_kv_pool){.form = *form, .n_layers = c->n_layers, .n_sessions = sizes->n_sessions};
-    add_group(pool, n_context, 0, n_context * sizes->n_contexts); /* below 2^30: layout.h */
+    uint64_t file_bytes = 0;
+    *pool = (qsf_kv_pool){
+        .form = *form,
+        .n_layers = c->n_layers,
+        .n_sessions = sizes->n_sessions,
+        .n_cold_records = n_resident < n_context ? n_context : 0,
+    };
+    add_group(pool, n_resident, 0, n_resident * sizes->n_contexts); /* below 2^30: layout.h */
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        const qsf_kv_layer l = describe_layer(pool, c->layers[i].kind, sizes);
+        qsf_kv_layer l = describe_layer(pool, c->layers[i].kind, sizes);
         pages_bytes = qsf_add_capped(pages_bytes, layer_bytes(pool, &l));
+        add_records(pool, &l, &file_bytes);
     }
     pool->layers = qsf_arena_push(a, c->n_layers, sizeof *pool->layers);
     for (uint32_t i = 0; i < pool->n_groups; i++)
@@ -92,11 +122,23 @@ void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
         return;
     for (uint32_t i = 0; i < pool->n_groups; i++)
         memset(pool->groups[i].n_holders, 0, pool->groups[i].n_blocks * sizeof(uint32_t));
+    pool->n_cold_pages = 0; /* counted once more */
+    pool->cold_token_bytes = 0;
+    file_bytes = 0;
     for (uint32_t i = 0; i < c->n_layers; i++) {
         pool->layers[i] = describe_layer(pool, c->layers[i].kind, sizes);
         pool->layers[i].pages = at;
         at += layer_bytes(pool, &pool->layers[i]);
+        add_records(pool, &pool->layers[i], &file_bytes);
     }
+}
+
+size_t qsf_kv_transit_bytes(const qsf_kv_pool *pool)
+{
+    const size_t span_bytes = QSF_KV_SPAN_PAGES * pool->most_record_bytes;
+    if (pool->n_cold_records == 0)
+        return 0;
+    return span_bytes > QSF_KV_TRANSIT_BYTES ? span_bytes : QSF_KV_TRANSIT_BYTES;
 }
 
 /* ---- blocks ---- */

@@ -4,7 +4,8 @@
  * layouts of kernels.h ("KV pages and attention"). Layers that keep equally many positions are a
  * group: those without a window, and those of each window. A block of a group is its pages of the
  * same 32 positions. A session's table (kvcache.h) has a place for each block that it may need:
- * for all of the context, or for what a chunk sees of a window.
+ * for all of the context, or for what a chunk sees of a window. Where a session keeps less of the
+ * context in memory, the first group's older pages are cold: in a file of the session (kvcold.h).
  *
  * Pages of a head lie in the order of the blocks, so blocks behind each other are pages behind each
  * other. Untouched pages cost no memory.
@@ -40,7 +41,12 @@ typedef struct qsf_kv_sizes {
     uint32_t chunk_tokens; /* stored at once, drafts included */
     uint32_t n_sessions;
     uint32_t n_contexts; /* of ctx_tokens that fit, 1 .. n_sessions */
+    /* newest positions that stay in memory, beside a chunk, for each session; 0: the context's */
+    uint32_t resident_tokens;
 } qsf_kv_sizes;
+
+/* Cold pages pass through a buffer of about so many bytes. */
+#define QSF_KV_TRANSIT_BYTES ((size_t)1 << 18)
 
 /* Returns the pages that positions which a layer sees beside its window touch. */
 static inline uint32_t qsf_kv_pinned_pages(const qsf_layer_kind *k)
@@ -56,7 +62,15 @@ typedef struct qsf_kv_layer {
     size_t k_page_bytes;
     size_t v_page_bytes;
     unsigned char *pages; /* [kv_heads]: n_blocks pages of K, then n_blocks of V */
+    uint64_t cold_off;    /* of its records in a session's file */
+    size_t first_cold;    /* index of its first page there */
 } qsf_kv_layer;
+
+/* Returns the bytes of a record: a layer's pages of the same 32 positions, of each head K and V. */
+static inline size_t qsf_kv_record_bytes(const qsf_kv_layer *l)
+{
+    return l->n_kv_heads * (l->k_page_bytes + l->v_page_bytes);
+}
 
 typedef struct qsf_kv_group {
     uint32_t n_places;    /* in a session's table */
@@ -75,6 +89,11 @@ typedef struct qsf_kv_pool {
     uint32_t n_groups; /* the first: layers that keep all of the context */
     uint32_t n_places; /* of a session's table */
     uint32_t n_sessions;
+    uint32_t n_cold_records; /* of a layer of the first group, for all of the context; 0: no page
+                              * is ever cold */
+    size_t n_cold_pages;     /* in all of them */
+    size_t most_record_bytes;
+    uint64_t cold_token_bytes; /* of cold pages, read for a token at the end of a full context */
     qsf_kv_group groups[QSF_KV_MOST_GROUPS];
     qsf_kv_layer *layers; /* [n_layers] */
 } qsf_kv_pool;
@@ -85,6 +104,10 @@ size_t qsf_kv_page_bytes(uint32_t head_dim, qsf_dtype type);
 /* Call once on a measuring arena and once on the real one. All blocks are free then. */
 void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
                         const qsf_kv_sizes *sizes, const qsf_kv_form *form);
+
+/* Returns the bytes of the buffer that cold pages pass through: those of a span at least; 0: there
+ * are none. */
+size_t qsf_kv_transit_bytes(const qsf_kv_pool *pool);
 
 /* Takes a free block for one holder: `wanted` if it is free, else the next behind it. Its pages are
  * zeroed, unless they become those of block `from`. QSF_KV_NO_BLOCK if none is free. */

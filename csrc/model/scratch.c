@@ -21,17 +21,26 @@ static uint32_t split_tokens(const qsf_config *c, uint32_t chunk_tokens, uint32_
 }
 
 static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_config *c,
-                             const qsf_kv_form *kv_form, const qsf_scratch_sizes *sizes)
+                             const qsf_kv_pool *pool, const qsf_scratch_sizes *sizes)
 {
+    /* Spans are split only if no page of the layer is cold. */
+    const uint32_t n_hot = pool->groups[0].n_places;
+    const uint32_t n_all = pool->n_cold_records != 0 ? pool->n_cold_records : n_hot;
+    const size_t n_carried =
+        pool->n_cold_records != 0 ? (size_t)sizes->chunk_tokens * c->n_heads : 0;
     const size_t n_pages = sizes->has_branches ? (size_t)sizes->n_threads * QSF_BRANCH_PAGES : 0;
     *s = (qsf_attend_scratch){
         .split_tokens = split_tokens(c, sizes->chunk_tokens, sizes->n_threads),
-        .k_page_bytes = qsf_kv_page_bytes(c->head_dim, kv_form->k_type),
-        .v_page_bytes = qsf_kv_page_bytes(c->head_dim, kv_form->v_type),
+        .k_page_bytes = qsf_kv_page_bytes(c->head_dim, pool->form.k_type),
+        .v_page_bytes = qsf_kv_page_bytes(c->head_dim, pool->form.v_type),
     };
-    for (uint32_t i = 0; i < c->n_layers; i++)
-        s->n_spans = (uint32_t)larger(
-            s->n_spans, qsf_seen_most_spans(c->layers[i].kind, s->split_tokens, sizes->ctx_tokens));
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const qsf_layer_kind *const k = c->layers[i].kind;
+        const size_t n_tokens =
+            (size_t)(k->window_tokens == 0 ? n_hot : n_all) * QSF_KV_PAGE_TOKENS;
+        s->n_spans =
+            (uint32_t)larger(s->n_spans, qsf_seen_most_spans(k, s->split_tokens, n_tokens));
+    }
     const size_t n_rows = (size_t)sizes->n_threads * QSF_ATTEND_ROWS;
     const size_t head_stride = qsf_stride(c->head_dim);
     const size_t n_values = n_rows * head_stride;
@@ -53,6 +62,8 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
     s->partial_sums = qsf_arena_push(a, n_partials, sizeof *s->partial_sums);
     s->k_pages = qsf_arena_push(a, n_pages, s->k_page_bytes);
     s->v_pages = qsf_arena_push(a, n_pages, s->v_page_bytes);
+    s->carried = qsf_arena_push(a, n_carried, sizeof *s->carried);
+    s->transit = qsf_arena_push(a, qsf_kv_transit_bytes(pool), 1);
 }
 
 /* Rows that experts compute together; 0: there are none. */
@@ -84,15 +95,15 @@ static void layout_routed(qsf_routed_scratch *s, qsf_arena *a, const qsf_config 
     s->outputs = qsf_arena_push(a, n_rows * dim_stride, sizeof *s->outputs);
 }
 
-void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
-                        const qsf_kv_form *kv_form, const qsf_scratch_sizes *sizes)
+void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const qsf_kv_pool *pool,
+                        const qsf_scratch_sizes *sizes)
 {
     const size_t n = sizes->chunk_tokens;
     const size_t n_wide = larger(n, routed_rows(c, n));
     *s = (qsf_scratch){
         .chunk_tokens = sizes->chunk_tokens,
         .dim_stride = qsf_stride(c->dim),
-        .kv_form = *kv_form,
+        .kv_form = pool->form,
     };
     const size_t q_stride = qsf_stride(c->q_dim);
     const size_t kv_stride = qsf_stride(c->kv_dim);
@@ -113,7 +124,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
     s->positions = qsf_arena_push(a, n, sizeof *s->positions);
     s->rope_cos = qsf_arena_push(a, n * c->n_rope_pairs, sizeof *s->rope_cos);
     s->rope_sin = qsf_arena_push(a, n * c->n_rope_pairs, sizeof *s->rope_sin);
-    layout_attention(&s->attend, a, c, kv_form, sizes);
+    layout_attention(&s->attend, a, c, pool, sizes);
     for (size_t i = 0; i < sizeof s->tails / sizeof s->tails[0]; i++)
         s->tails[i] = qsf_arena_push(a, n_wide * QSF_TILE_ROWS, sizeof *s->tails[i]);
     for (size_t i = 0; i < sizeof s->vectors / sizeof s->vectors[0]; i++)

@@ -46,6 +46,8 @@ typedef struct qsf_attend_scratch {
     size_t v_page_bytes;
     unsigned char *k_pages; /* [threads, QSF_BRANCH_PAGES] as a branch sees them, if chunks have */
     unsigned char *v_pages; /* the same */
+    qsf_span_sums *carried;      /* [chunk, heads] of the spans so far, if pages may be cold */
+    unsigned char *transit;      /* [qsf_kv_transit_bytes()] cold pages that are attended to */
 } qsf_attend_scratch;
 
 /* Rows that experts compute together; more share nothing but the weights in the cache. */
@@ -106,13 +108,13 @@ typedef struct qsf_scratch {
 /* What the scratch is for. */
 typedef struct qsf_scratch_sizes {
     uint32_t chunk_tokens;
-    uint32_t ctx_tokens;
     uint32_t n_threads;
     bool has_branches; /* chunks may have some */
 } qsf_scratch_sizes;
 
-/* Call once on a measuring arena and once on the real one, whose memory is zeroed. */
-void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c,
-                        const qsf_kv_form *kv_form, const qsf_scratch_sizes *sizes);
+/* Call once on a measuring arena and once on the real one, whose memory is zeroed. Of the pool only
+ * its sizes are read. */
+void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const qsf_kv_pool *pool,
+                        const qsf_scratch_sizes *sizes);
 
 #endif

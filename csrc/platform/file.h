@@ -1,6 +1,6 @@
-/* file.h - a file opened for reading: size, and exact reads at an offset.
+/* file.h - a file opened for reading, or one without a name: exact reads and writes at an offset.
  *
- * A read is complete or fails; these functions handle short reads and EINTR.
+ * A read or write is complete or fails; these functions handle short ones and EINTR.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_FILE_H
@@ -41,6 +41,14 @@ void qsf_file_close(qsf_file *f);
 /* Reads exactly n_bytes. QSF_ERR_IO: the system reports an error; QSF_ERR_FORMAT: the file ends
  * early (it shrank after it was opened). Any thread may call it. */
 qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes);
+
+/* Creates a file without a name in `folder` (UTF-8), to read and write; its bytes are gone when it
+ * is closed, or with the process. The system does not read ahead in it. QSF_ERR_IO: it cannot be
+ * created; QSF_ERR_ARG: the folder lies in memory. The text names the folder. */
+qsf_status qsf_file_create_unnamed(qsf_file *f, const char *folder);
+
+/* Writes exactly n_bytes. QSF_ERR_IO: the system reports an error, such as a full disk. */
+qsf_status qsf_file_write_at(qsf_file *f, uint64_t offset, const void *src, size_t n_bytes);
 
 /* For reads by other means (io.h): counts one successful read and injects the fault of a test if
  * its turn has come. n_bytes: bytes that the caller will use. */

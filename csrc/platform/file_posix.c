@@ -1,12 +1,17 @@
-/* file_posix.c - files through POSIX open, fstat and pread. */
+/* file_posix.c - files through POSIX open, fstat, pread and pwrite. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#if defined(__linux__)
+#include <sys/vfs.h>
+#endif
 #include <time.h>
 #include <unistd.h>
 
@@ -52,6 +57,57 @@ qsf_status qsf_file_open(qsf_file *f, const char *path)
     }
     f->fd = fd;
     f->n_bytes = (uint64_t)about.st_size;
+    return QSF_OK;
+}
+
+/* Returns a descriptor, or -1 with errno. */
+static int open_unnamed(const char *folder)
+{
+#if defined(O_TMPFILE)
+    const int unnamed = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (unnamed >= 0 || (errno != EOPNOTSUPP && errno != EISDIR))
+        return unnamed;
+#endif
+    char path[4096]; /* where the file system has no files without names */
+    const int n = snprintf(path, sizeof path, "%s/qsf-XXXXXX", folder);
+    if (n < 0 || (size_t)n >= sizeof path) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    const int fd = mkstemp(path);
+    if (fd < 0)
+        return -1;
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    unlink(path);
+    return fd;
+}
+
+/* True if files there take memory: tmpfs, ramfs. */
+static bool is_in_memory(int fd)
+{
+#if defined(__linux__)
+    struct statfs about;
+    return fstatfs(fd, &about) == 0 && ((uint64_t)about.f_type == UINT64_C(0x01021994) ||
+                                        (uint64_t)about.f_type == UINT64_C(0x858458f6));
+#else
+    (void)fd;
+    return false;
+#endif
+}
+
+qsf_status qsf_file_create_unnamed(qsf_file *f, const char *folder)
+{
+    *f = (qsf_file){.fd = open_unnamed(folder), .reads_until_fault = -1};
+    if (f->fd < 0)
+        return QSF_FAIL(QSF_ERR_IO, "cannot create a file in %s: %s", folder, strerror(errno));
+    if (is_in_memory(f->fd)) {
+        qsf_file_close(f);
+        return QSF_FAIL(QSF_ERR_ARG, "%s lies in memory, not on a disk: name another folder",
+                        folder);
+    }
+#if defined(POSIX_FADV_RANDOM)
+    (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_RANDOM); /* pages on their way are locked */
+#endif
     return QSF_OK;
 }
 
@@ -127,4 +183,21 @@ qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_by
         from += (uint64_t)got;
     }
     return qsf_file_end_read(f, offset, dst, n_bytes);
+}
+
+qsf_status qsf_file_write_at(qsf_file *f, uint64_t offset, const void *src, size_t n_bytes)
+{
+    const unsigned char *from = src;
+    size_t left_bytes = n_bytes;
+    while (left_bytes > 0) {
+        const ssize_t put = pwrite(f->fd, from, left_bytes, (off_t)(offset + n_bytes - left_bytes));
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0)
+            return QSF_FAIL(QSF_ERR_IO, "write of %zu bytes at %" PRIu64 ": %s", n_bytes, offset,
+                            put < 0 ? strerror(errno) : "nothing was written");
+        from += put;
+        left_bytes -= (size_t)put;
+    }
+    return QSF_OK;
 }

@@ -141,6 +141,8 @@ class Options:
     kv_rotation: bool | None = None
     kv_window_tokens: int | None = None
     kv_pinned_tokens: int | None = None
+    kv_folder: str | os.PathLike[str] | None = None
+    kv_resident_tokens: int | None = None
     ctx_is_fixed: bool = False
     io_method: int | None = None
     io_depth: int | None = None
@@ -167,16 +169,18 @@ class Options:
         if self.kv_rotation is not None:
             on, off = lib.QSF_KV_ROTATION_ON, lib.QSF_KV_ROTATION_OFF
             out.kv_rotation = on if self.kv_rotation else off
-        if self.draft_path is not None:
-            path = ffi.new("char[]", _path(self.draft_path))
-            out.draft_path = path
-            _PATHS[out] = path
+        paths = _PATHS[out] = []
+        for name in _OPTION_PATHS:
+            if (path := getattr(self, name)) is not None:
+                paths.append(ffi.new("char[]", _path(path)))
+                setattr(out, name, paths[-1])
         return out
 
 
-_NO_NUMBERS = ("is_pinned", "is_exact", "kv_rotation", "draft_path")
+_OPTION_PATHS = ("draft_path", "kv_folder")
+_NO_NUMBERS = ("is_pinned", "is_exact", "kv_rotation", *_OPTION_PATHS)
 _OPTION_NUMBERS = tuple(name for name in Options.__slots__ if name not in _NO_NUMBERS)
-_PATHS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # what structs of options point to
+_PATHS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # what structs of options point to
 
 
 def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:

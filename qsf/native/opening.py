@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 from qsf.errors import QsfFormatError, QsfMemoryError, QsfUnsupportedError
-from qsf.kv import parse_kv_policy, parse_kv_type
+from qsf.kv import parse_kv_policy, parse_kv_type, resident_tokens
 from qsf.native import binding
 from qsf.options import IO_METHODS, Budget, ModelOptions
 
@@ -33,6 +34,7 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
         (None, None) if options.kv_type is None else parse_kv_type(options.kv_type)
     )
     policy = parse_kv_policy(options.kv_policy)
+    n_resident = resident_tokens(options.kv_policy)
     return binding.Options(
         budget_bytes=_budget_bytes(options.ram_budget),
         reserve_bytes=max(
@@ -53,11 +55,19 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
         kv_rotation=options.kv_rotation,
         kv_window_tokens=policy.window_tokens if policy else None,
         kv_pinned_tokens=policy.pinned_tokens if policy and policy.window_tokens else None,
+        kv_folder=None if n_resident is None else temporary_folder(),
+        kv_resident_tokens=n_resident,
         ctx_is_fixed=policy is not None,
         io_method=None if options.io is None else IO_METHODS.index(options.io),
         io_depth=options.io_depth,
         quality=options.quality,
     )
+
+
+def temporary_folder() -> str:
+    """Return the folder of files that are larger than memory: TMPDIR, else /var/tmp or /tmp."""
+    usual = "/var/tmp" if Path("/var/tmp").is_dir() else "/tmp"
+    return os.environ.get("TMPDIR") or usual
 
 
 def budget_mb(ram_budget: int | str | None) -> int | str | None:

@@ -123,6 +123,7 @@ class MemoryPlan:
     experts_bytes: int
     kv_bytes: int
     kv_pool_bytes: int
+    kv_cold_token_bytes: int
     session_bytes: int
     scratch_bytes: int
     drafter_bytes: int
@@ -134,6 +135,7 @@ class MemoryPlan:
     n_units: int
     n_units_resident: int
     ctx_tokens: int
+    kv_resident_tokens: int
     chunk_tokens: int
     n_threads: int
     max_sessions: int
@@ -208,6 +210,8 @@ class SessionStats:
     n_allocations: int
     allocated_bytes: int
     kv_used_bytes: int
+    kv_read_bytes: int
+    kv_written_bytes: int
     kv_free_tokens: int
     n_loops: int
     n_parallel_regions: int

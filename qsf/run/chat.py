@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qsf.errors import QsfArgumentError, QsfError
+from qsf.kv import parse_kv_policy
 from qsf.options import GenerationOptions, described
 from qsf.run import report
 from qsf.run.answer import generate, say, say_lines, show
@@ -174,7 +175,7 @@ class Chat:
         What is left is evaluated again, which the next messages of half a context need not.
         """
         starts = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
-        has_policy = self._model.info.plan.kv_policy != "none"
+        has_policy = parse_kv_policy(self._model.info.plan.kv_policy) is not None
         n_turns = (len(starts) + 1) // 2 if has_policy else min(1, len(starts))
         if n_turns:
             end = starts[n_turns] if n_turns < len(starts) else len(self._messages)

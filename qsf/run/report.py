@@ -162,6 +162,8 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         lines.append(_map_line("ceiling: what the machine gives", mb(plan.ceiling_bytes)))
     if plan.streamed_bytes:
         lines.append(_map_line("read from the file per token", mb(plan.streamed_bytes)))
+    if plan.kv_cold_token_bytes:
+        lines.append(_map_line("and keys and values, at most", mb(plan.kv_cold_token_bytes)))
     if plan.expert_slots < plan.n_experts:
         name = f"and at most {plan.experts_a_token} experts that are not in memory"
         lines.append(_map_line(name, mb(plan.expert_token_bytes)))
@@ -171,7 +173,10 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
 def _kv_cache_text(plan: MemoryPlan) -> str:
     sessions = f"{plan.kv_contexts} sessions of " if plan.kv_contexts > 1 else ""
     policy = "" if plan.kv_policy == "none" else f", {plan.kv_policy}"
-    return f"KV cache, {sessions}{plan.ctx_tokens} tokens, {_kv_text(plan)}{policy}"
+    resident = ""
+    if plan.kv_resident_tokens < plan.ctx_tokens:
+        resident = f"{plan.kv_resident_tokens} of "
+    return f"KV cache, {sessions}{resident}{plan.ctx_tokens} tokens, {_kv_text(plan)}{policy}"
 
 
 def _scratch_text(plan: MemoryPlan) -> str:
@@ -310,8 +315,19 @@ def stats_lines(model: Model, stats: GenerationStats, *, is_verbose: bool) -> li
             f"since opening: {done.n_loops} loops, {done.n_parallel_regions} shared between "
             f"threads, {done.parallel_ns / 1e9:.3f} s in those"
         )
-        lines += phase_lines(done) + draft_lines(done)
+        lines += phase_lines(done) + draft_lines(done) + cold_lines(done)
     return lines
+
+
+def cold_lines(stats: SessionStats) -> list[str]:
+    """Return what keys and values in a file have cost; nothing where all were in memory."""
+    if not stats.kv_written_bytes:
+        return []
+    n_tokens = stats.prompt_tokens + stats.step_tokens
+    return [
+        f"keys and values: {mb(stats.kv_written_bytes)} MB written to a file and "
+        f"{mb(stats.kv_read_bytes)} MB read, {mb(stats.kv_read_bytes // max(n_tokens, 1))} a token"
+    ]
 
 
 def draft_lines(stats: SessionStats) -> list[str]:

@@ -60,7 +60,7 @@ _REFUSED = {
     "guided_choice": _USE,
     "guided_grammar": _USE,
     "json_schema": _USE,
-    "kv_policy": "the whole context is kept",
+    "kv_policy": "it is fixed when the server starts, by qsf serve --kv-policy",
 }
 
 

@@ -219,6 +219,11 @@ def parse(arguments: list[str]) -> Request:
         raise UsageError("--no-auth and --api-key-file exclude each other")
     if given.kv_policy.startswith("recompute"):
         raise UsageError("--kv-policy recompute is for qsf run and qsf chat: window:W is for both")
+    if given.kv_policy.startswith("disk"):
+        raise UsageError(
+            "--kv-policy disk is for qsf run, qsf chat and qsf eval: all sessions of a server "
+            "share one pool in memory; --kv-contexts says how much"
+        )
     return Request(
         model=given.model,
         serving=serving,

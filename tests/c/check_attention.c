@@ -1,11 +1,12 @@
 /* check_attention.c - attention without the rest of a model: the same bits for any number of
- * threads, any split of a sequence into chunks, sequences alone or together, and any blocks
- * of the pool; and near the formula in double. Contexts of several spans.
+ * threads, any split of a sequence into chunks, sequences alone or together, any blocks of the
+ * pool, and pages in a file; and near the formula in double. Contexts of several spans.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/kernel_data.h"
 #include "memory/arena.h"
 #include "model/attention.h"
+#include "model/heads.h"
 
 #define CTX_TOKENS 700
 #define MAX_SEQUENCES 3
@@ -35,6 +36,7 @@ typedef struct rig {
     qsf_kvcache caches[MAX_SEQUENCES];
     qsf_pool *pool;
     qsf_ops ops;
+    uint32_t resident_tokens; /* 0: all */
     void *blocks[3];
 } rig;
 
@@ -55,7 +57,7 @@ static void shuffle_blocks(rig *g)
 {
     const qsf_kv_group *const group = &g->kv_pool.groups[g->kv_pool.layers[0].group_idx];
     random_restart(7);
-    for (uint32_t i = group->n_blocks; i-- > 1;) {
+    for (uint32_t i = g->resident_tokens == 0 ? group->n_blocks : 0; i-- > 1;) {
         const uint32_t j = random_u32() % (i + 1);
         uint32_t *const a =
             &g->caches[i / group->n_places].blocks[group->first_place + i % group->n_places];
@@ -68,7 +70,7 @@ static void shuffle_blocks(rig *g)
 }
 
 static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint32_t n_threads,
-                     uint32_t chunk_tokens)
+                     uint32_t chunk_tokens, uint32_t resident_tokens)
 {
     *g = (rig){.kind = {.n_heads = s->n_heads,
                         .n_kv_heads = s->n_kv_heads,
@@ -77,7 +79,8 @@ static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint
                         .pinned_tokens = s->pinned_tokens,
                         .score_scale = 1.0F / sqrtf((float)s->head_dim)},
                .sinks = s->has_sinks ? some_sinks : NULL,
-               .rope = {.n_pairs = s->head_dim / 2}};
+               .rope = {.n_pairs = s->head_dim / 2},
+               .resident_tokens = resident_tokens};
     g->layer.kind = &g->kind;
     g->config = (qsf_config){.n_layers = 1,
                              .layers = &g->layer,
@@ -91,17 +94,12 @@ static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint
                              .n_ropes = 1,
                              .n_rope_pairs = s->head_dim / 2};
     qsf_kernels_init(&g->kernels, isa);
-    const qsf_scratch_sizes scratch_sizes = {chunk_tokens, CTX_TOKENS, n_threads, true};
+    const qsf_scratch_sizes scratch_sizes = {chunk_tokens, n_threads, true};
     qsf_arena a;
-    qsf_arena_init_measuring(&a);
-    qsf_scratch_layout(&g->scratch, &a, &g->config, &form, &scratch_sizes);
-    g->blocks[0] = zeroed(a.used_bytes);
-    qsf_arena_init(&a, g->blocks[0], a.used_bytes);
-    qsf_scratch_layout(&g->scratch, &a, &g->config, &form, &scratch_sizes);
-    CHECK(!a.failed);
     g->blocks[1] = zeroed(qsf_pool_bytes(n_threads));
     CHECK_OK(qsf_pool_init(g->blocks[1], n_threads, false, &g->pool));
-    const qsf_kv_sizes sizes = {CTX_TOKENS, chunk_tokens, MAX_SEQUENCES, MAX_SEQUENCES};
+    const qsf_kv_sizes sizes = {CTX_TOKENS, chunk_tokens, MAX_SEQUENCES, MAX_SEQUENCES,
+                                resident_tokens};
     qsf_arena_init_measuring(&a);
     qsf_kv_pool_layout(&g->kv_pool, &a, &g->config, &sizes, &form);
     for (uint32_t i = 0; i < MAX_SEQUENCES; i++)
@@ -113,8 +111,17 @@ static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint
     const size_t n_pages = (size_t)l->n_kv_heads * g->kv_pool.groups[l->group_idx].n_blocks;
     for (uint32_t i = 0; i < MAX_SEQUENCES; i++) {
         qsf_kvcache_layout(&g->caches[i], &a, &g->kv_pool, i);
-        CHECK_OK(qsf_kvcache_reserve(&g->caches[i], 0, CTX_TOKENS));
+        if (resident_tokens == 0)
+            CHECK_OK(qsf_kvcache_reserve(&g->caches[i], 0, CTX_TOKENS));
+        else
+            CHECK_OK(qsf_kv_cold_open(&g->caches[i].cold, "."));
     }
+    CHECK(!a.failed);
+    qsf_arena_init_measuring(&a);
+    qsf_scratch_layout(&g->scratch, &a, &g->config, &g->kv_pool, &scratch_sizes);
+    const size_t scratch_bytes = a.used_bytes;
+    qsf_arena_init(&a, g->blocks[0] = zeroed(scratch_bytes), scratch_bytes);
+    qsf_scratch_layout(&g->scratch, &a, &g->config, &g->kv_pool, &scratch_sizes);
     CHECK(!a.failed);
     /* What no token has written may be anything. */
     memset(l->pages, 0xFF, n_pages * (l->k_page_bytes + l->v_page_bytes));
@@ -128,6 +135,8 @@ static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint
 
 static void rig_free(rig *g)
 {
+    for (size_t i = 0; i < MAX_SEQUENCES; i++)
+        qsf_file_close(&g->caches[i].cold.file);
     qsf_pool_destroy(g->pool);
     for (size_t i = 0; i < COUNT_OF(g->blocks); i++)
         free(g->blocks[i]);
@@ -149,6 +158,9 @@ static void run_chunk(rig *g, qsf_segment *segments, const uint32_t *sequences, 
     for (uint32_t i = 0; i < n_segments; i++) {
         segments[i].kv = &g->caches[sequences[i]];
         segments[i].first_row = chunk.n_tokens;
+        if (g->resident_tokens != 0)
+            CHECK_OK(qsf_kvcache_reserve(segments[i].kv, segments[i].first_position,
+                                         segments[i].first_position + segments[i].n_tokens));
         for (uint32_t t = 0; t < segments[i].n_tokens; t++) {
             const uint32_t row = chunk.n_tokens + t;
             const uint32_t position = segments[i].first_position + t;
@@ -166,12 +178,12 @@ static void run_chunk(rig *g, qsf_segment *segments, const uint32_t *sequences, 
     }
     g->ops.n_tokens = chunk.n_tokens;
     for (uint32_t h = 0; h < c->n_heads; h++)
-        qsf_attention_finish_q(&g->ops, NULL, h, 0, chunk.n_tokens);
+        qsf_heads_finish_q(&g->ops, NULL, h, 0, chunk.n_tokens);
     for (uint32_t h = 0; h < g->kind.n_kv_heads; h++) {
-        qsf_attention_store_k(&g->ops, &chunk, 0, NULL, h, 0, chunk.n_tokens);
-        qsf_attention_store_v(&g->ops, &chunk, 0, h);
+        qsf_heads_store_k(&g->ops, &chunk, 0, NULL, h, 0, chunk.n_tokens);
+        qsf_heads_store_v(&g->ops, &chunk, 0, h);
     }
-    qsf_attention_run(&g->ops, &chunk, 0, g->sinks);
+    CHECK_OK(qsf_attention_run(&g->ops, &chunk, 0, g->sinks));
 }
 
 /* Evaluates n_tokens of a sequence in chunks; out [n_tokens, q_dim] */
@@ -270,14 +282,15 @@ static void check_bits(const float *want, const float *have, size_t n, const cha
 }
 
 /* Last tokens of several sequences of different lengths in one chunk, and a longer segment. */
-static void check_batch(const shape *s, qsf_kv_form form, uint32_t n_threads)
+static void check_batch(const shape *s, qsf_kv_form form, uint32_t n_threads,
+                        uint32_t resident_tokens)
 {
     static const uint32_t lengths[MAX_SEQUENCES] = {600, 31, 300};
     static const uint32_t last[MAX_SEQUENCES] = {1, 5, 2};
     const size_t q_dim = (size_t)s->n_heads * s->head_dim;
     float *const want = exact_floats(CTX_TOKENS * q_dim);
     rig g;
-    rig_make(&g, s, form, best, n_threads, 64);
+    rig_make(&g, s, form, best, n_threads, 64, resident_tokens);
     shuffle_blocks(&g);
     qsf_segment segments[MAX_SEQUENCES];
     const uint32_t sequences[MAX_SEQUENCES] = {0, 1, 2};
@@ -307,7 +320,7 @@ static void check_shape(const shape *s, qsf_kv_form form)
     float *const want = exact_floats(n);
     float *const have = exact_floats(n);
     rig g;
-    rig_make(&g, s, form, best, 1, 64);
+    rig_make(&g, s, form, best, 1, 64, 0);
     run_sequence(&g, 0, n_tokens, 64, want);
     if (form.k_type == QSF_DTYPE_F32 && form.v_type == QSF_DTYPE_F32 && !form.is_rotated)
         check_formula(&g, n_tokens, want + (n_tokens - 1) * (size_t)s->n_heads * s->head_dim);
@@ -318,19 +331,27 @@ static void check_shape(const shape *s, qsf_kv_form form)
     static const struct {
         uint32_t n_threads;
         uint32_t chunk_tokens;
-    } splits[] = {{1, 1}, {3, 64}, {2, 3}, {3, 50}};
+        uint32_t resident_tokens;
+    } splits[] = {{1, 1, 0}, {3, 64, 0}, {2, 3, 0}, {3, 50, 0}, {3, 64, 1}, {2, 7, 130}};
     for (size_t i = 0; i < COUNT_OF(splits); i++) {
         /* Small shapes also on every instruction set; of others, the kernels' checks tell. */
         const bool is_small = n < 100000;
         const qsf_isa isa = is_small && qsf_isa_has((qsf_isa)i) ? (qsf_isa)i : best;
-        rig_make(&g, s, form, isa, splits[i].n_threads, splits[i].chunk_tokens);
+        if (splits[i].resident_tokens != 0 && s->pinned_tokens != 0)
+            continue; /* what is pinned belongs to a policy that keeps nothing else */
+        rig_make(&g, s, form, isa, splits[i].n_threads, splits[i].chunk_tokens,
+                 splits[i].resident_tokens);
         if (i > 0)
             shuffle_blocks(&g);
         run_sequence(&g, 0, n_tokens, splits[i].chunk_tokens, have);
         check_bits(want, have, n, qsf_isa_name(isa), s, form);
+        if (splits[i].resident_tokens != 0)
+            CHECK((g.caches[0].cold.read_bytes > 0) == (s->window_tokens != 20));
         rig_free(&g);
     }
-    check_batch(s, form, 2);
+    check_batch(s, form, 2, 0);
+    if (s->pinned_tokens == 0)
+        check_batch(s, form, 2, 64);
     free(want);
     free(have);
 }

@@ -1,8 +1,13 @@
 /* check_kv_pool.c - sessions that grow, go back, share blocks and end, in any order, against arrays
  * of their own: each finds what it has stored, every block is held as often as tables have it, and
- * a pool that is full changes nothing. With and without layers that have windows.
+ * a pool that is full changes nothing. With and without layers that have windows, and with older
+ * pages in files, which may be full, fail, or have changed.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include "check.h"
 #include "kernels/kernel_data.h"
 #include "memory/arena.h"
@@ -35,16 +40,18 @@ typedef struct rig {
     void *memory;
 } rig;
 
-static void layout(rig *g, qsf_arena *a, uint32_t ctx_tokens, uint32_t n_contexts)
+static void layout(rig *g, qsf_arena *a, uint32_t ctx_tokens, uint32_t n_contexts,
+                   uint32_t resident_tokens)
 {
     const qsf_kv_form form = {QSF_DTYPE_F32, QSF_DTYPE_F32, false};
-    const qsf_kv_sizes sizes = {ctx_tokens, CHUNK_TOKENS, N_SESSIONS, n_contexts};
+    const qsf_kv_sizes sizes = {ctx_tokens, CHUNK_TOKENS, N_SESSIONS, n_contexts, resident_tokens};
     qsf_kv_pool_layout(&g->pool, a, &g->config, &sizes, &form);
     for (uint32_t i = 0; i < N_SESSIONS; i++)
         qsf_kvcache_layout(&g->caches[i], a, &g->pool, i);
 }
 
-static void rig_make(rig *g, const layer_sees *sees, uint32_t ctx_tokens, uint32_t n_contexts)
+static void rig_make(rig *g, const layer_sees *sees, uint32_t ctx_tokens, uint32_t n_contexts,
+                     uint32_t resident_tokens)
 {
     *g = (rig){.config = {.n_layers = N_LAYERS, .layers = g->layers}};
     for (uint32_t i = 0; i < N_LAYERS; i++) {
@@ -57,13 +64,22 @@ static void rig_make(rig *g, const layer_sees *sees, uint32_t ctx_tokens, uint32
     qsf_kernels_init(&g->kernels, QSF_ISA_SCALAR);
     qsf_arena a;
     qsf_arena_init_measuring(&a);
-    layout(g, &a, ctx_tokens, n_contexts);
+    layout(g, &a, ctx_tokens, n_contexts, resident_tokens);
     const size_t n_bytes = a.used_bytes;
     g->memory = exact_alloc(n_bytes);
     qsf_arena_init(&a, g->memory, n_bytes);
-    layout(g, &a, ctx_tokens, n_contexts);
+    layout(g, &a, ctx_tokens, n_contexts, resident_tokens);
     CHECK(!a.failed);
     CHECK_EQ(a.used_bytes, n_bytes);
+    for (uint32_t i = 0; resident_tokens != 0 && i < N_SESSIONS; i++)
+        CHECK_OK(qsf_kv_cold_open(&g->caches[i].cold, "."));
+}
+
+static void rig_free(rig *g)
+{
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        qsf_file_close(&g->caches[i].cold.file);
+    free(g->memory);
 }
 
 /* What a position of a layer and head has, from the value of its session. */
@@ -92,20 +108,37 @@ static bool is_seen(const rig *g, uint32_t layer, uint32_t position, uint32_t fi
     return position >= first || position < g->kinds[layer].pinned_tokens;
 }
 
-/* Compares what a token behind the session's would see. */
-static void check_stored(const rig *g, uint32_t session)
+/* Finds the pages of a position, in memory or in the session's file. */
+static void find_page(qsf_kvcache *kv, uint32_t layer, uint32_t head, uint32_t position,
+                      const void **k, const void **v)
 {
-    const qsf_kvcache *const kv = &g->caches[session];
+    static float pages[2][32 * 64];
+    if (position / 32 >= qsf_kvcache_cold_pages(kv, layer)) {
+        qsf_kvcache_find_pages(kv, layer, head, position / 32, 0, 1, k, v);
+        return;
+    }
+    for (uint32_t is_key = 0; is_key < 2; is_key++) {
+        const qsf_kv_cold_page page = {&kv->pool->layers[layer], position / 32, head, is_key != 0};
+        CHECK_OK(qsf_kv_cold_read(&kv->cold, &page, 0, sizeof pages[0], pages[is_key]));
+    }
+    *k = pages[1];
+    *v = pages[0];
+}
+
+/* Compares what a token behind the session's would see. */
+static void check_stored(rig *g, uint32_t session)
+{
+    qsf_kvcache *const kv = &g->caches[session];
     for (uint32_t i = 0; i < N_LAYERS; i++) {
         const uint32_t n = g->n_held[session];
         const uint32_t window = g->kinds[i].window_tokens;
         const uint32_t first = window != 0 && n >= window ? n + 1 - window : 0;
-        for (uint32_t p = 0; p < n; p++)
+        for (uint32_t p = 0; p < n; p += kv->cold.n_records != 0 ? 13 : 1)
             for (uint32_t head = 0; head < g->kinds[i].n_kv_heads && is_seen(g, i, p, first);
                  head++) {
                 const void *k;
                 const void *v;
-                qsf_kvcache_find_pages(kv, i, head, p / 32, 0, 1, &k, &v);
+                find_page(kv, i, head, p, &k, &v);
                 const float value = g->stored[session][p];
                 const float *const keys = k; /* tiles [2, 1] of columns [64, 16] */
                 const float *const values = v;
@@ -168,7 +201,7 @@ static void share(rig *g, uint32_t session)
     const uint32_t n = g->n_held[from] - random_u32() % 3 % (1 + g->n_held[from]);
     if (!qsf_kvcache_holds(&g->caches[from], &g->config, n))
         return;
-    qsf_kvcache_share(&g->caches[session], &g->caches[from], &g->config, n);
+    CHECK_OK(qsf_kvcache_share(&g->caches[session], &g->caches[from], &g->config, n));
     memcpy(g->stored[session], g->stored[from], n * sizeof(float));
     g->n_held[session] = n;
 }
@@ -179,13 +212,15 @@ static void end(rig *g, uint32_t session)
     g->n_held[session] = 0;
 }
 
-static void check_random(const layer_sees *sees, uint32_t n_contexts)
+static void check_random(const layer_sees *sees, uint32_t n_contexts, uint32_t resident_tokens)
 {
     static rig g;
-    rig_make(&g, sees, CTX_TOKENS, n_contexts);
+    rig_make(&g, sees, CTX_TOKENS, n_contexts, resident_tokens);
+    CHECK_EQ(g.pool.n_cold_records, resident_tokens != 0 ? (CTX_TOKENS + 31) / 32 : 0);
+    uint64_t written_bytes = 0;
     uint32_t n_full = 0;
     uint32_t n_shared = 0;
-    for (size_t i = 0; i < N_OPERATIONS; i++) {
+    for (size_t i = 0; i < (resident_tokens != 0 ? N_OPERATIONS / 4 : N_OPERATIONS); i++) {
         const uint32_t session = random_u32() % N_SESSIONS;
         const uint32_t what = random_u32() % 16;
         (what < 9 ? grow : what < 12 ? go_back : what < 15 ? share : end)(&g, session);
@@ -197,14 +232,17 @@ static void check_random(const layer_sees *sees, uint32_t n_contexts)
         for (uint32_t block = 0; block < group->n_blocks; block++)
             n_shared += group->n_holders[block] > 1;
     }
-    CHECK(n_shared > 100);
-    CHECK((n_full > 0) ==
-          (n_contexts < N_SESSIONS)); /* contexts of all sessions always have room */
-    for (uint32_t s = 0; s < N_SESSIONS; s++)
+    CHECK(n_shared > 10);
+    if (resident_tokens == 0) /* contexts of all sessions always have room */
+        CHECK((n_full > 0) == (n_contexts < N_SESSIONS));
+    for (uint32_t s = 0; s < N_SESSIONS; s++) {
+        written_bytes += g.caches[s].cold.written_bytes;
         end(&g, s);
+    }
+    CHECK((written_bytes > 0) == (resident_tokens != 0));
     for (uint32_t i = 0; i < g.pool.n_groups; i++)
         CHECK_EQ(g.pool.groups[i].n_free, g.pool.groups[i].n_blocks);
-    free(g.memory);
+    rig_free(&g);
 }
 
 /* Sessions that share nothing have their blocks one behind the other, whoever grows first. */
@@ -212,13 +250,13 @@ static void check_neighbours(void)
 {
     static const layer_sees no_windows[N_LAYERS] = {{0, 0}};
     static rig g;
-    rig_make(&g, no_windows, CTX_TOKENS, N_SESSIONS);
+    rig_make(&g, no_windows, CTX_TOKENS, N_SESSIONS, 0);
     for (uint32_t page = 0; page < 9; page++)
         for (uint32_t s = 0; s < N_SESSIONS; s++) {
             CHECK_OK(qsf_kvcache_reserve(&g.caches[s], page * 32, page * 32 + 32));
             CHECK_EQ(g.caches[s].blocks[page], g.caches[s].blocks[0] + page);
         }
-    free(g.memory);
+    rig_free(&g);
 }
 
 /* A block that was another session's has none of its bytes: files of sessions have whole pages. */
@@ -226,7 +264,7 @@ static void check_zeroed(void)
 {
     static const layer_sees no_windows[N_LAYERS] = {{0, 0}};
     static rig g;
-    rig_make(&g, no_windows, 32, 1);
+    rig_make(&g, no_windows, 32, 1, 0);
     CHECK_EQ(g.pool.groups[0].n_blocks, 1);
     CHECK_OK(qsf_kvcache_reserve(&g.caches[0], 0, 32));
     for (uint32_t p = 0; p < 32; p++)
@@ -236,12 +274,75 @@ static void check_zeroed(void)
     CHECK_OK(qsf_kvcache_reserve(&g.caches[1], 0, 1));
     const size_t n_bytes = (size_t)qsf_kvcache_image_bytes(&g.caches[1], &g.config, 1);
     unsigned char *const image = exact_alloc(n_bytes);
-    qsf_kvcache_read_image(&g.caches[1], &g.config, 1, 0, image, n_bytes);
+    CHECK_OK(qsf_kvcache_read_image(&g.caches[1], &g.config, 1, 0, image, n_bytes));
     for (size_t i = 0; i < n_bytes; i++)
         if (!CHECK_EQ(image[i], 0))
             break;
     free(image);
-    free(g.memory);
+    rig_free(&g);
+}
+
+/* Stores positions up to `end` - 1. */
+static void grow_to(rig *g, uint32_t end)
+{
+    while (g->n_held[0] < end) {
+        const uint32_t begin = g->n_held[0];
+        const uint32_t next = end - begin < CHUNK_TOKENS ? end : begin + CHUNK_TOKENS;
+        if (!CHECK_OK(qsf_kvcache_reserve(&g->caches[0], begin, next)))
+            return;
+        for (uint32_t p = begin; p < next; p++)
+            store(g, 0, p, (float)p);
+        g->n_held[0] = next;
+    }
+}
+
+/* Each of these is an error, after which the session has what it had. */
+static void check_faults(void)
+{
+    static const layer_sees no_windows[N_LAYERS] = {{0, 0}};
+    static rig g;
+    rig_make(&g, no_windows, CTX_TOKENS, N_SESSIONS, 32);
+    qsf_kvcache *const kv = &g.caches[0];
+    grow_to(&g, 200);
+    const qsf_kv_cold_page page = {&g.pool.layers[1], 0, 1, false};
+    float values[2 * 2 * 32 * 64];
+
+    struct rlimit before;
+    CHECK_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+    const struct rlimit full = {1024, before.rlim_max};
+    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+    CHECK_STATUS(qsf_kvcache_reserve(kv, 200, 240), QSF_ERR_IO);
+    CHECK(strstr(qsf_error_detail(), "keys and values in .:") != NULL);
+    CHECK_STATUS(qsf_kvcache_share(&g.caches[1], kv, &g.config, 200), QSF_ERR_IO);
+    qsf_kvcache_trim(&g.caches[1], 0);
+    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    check_stored(&g, 0);
+    grow_to(&g, 240);
+
+    kv->cold.file.reads_until_fault = 0;
+    CHECK_STATUS(qsf_kv_cold_read(&kv->cold, &page, 0, 64, values), QSF_ERR_IO);
+    kv->cold.file.reads_until_fault = 0;
+    CHECK_STATUS(qsf_kv_cold_read_records(&kv->cold, page.layer, 0, 1, (unsigned char *)values),
+                 QSF_ERR_IO);
+    kv->cold.file.reads_until_fault = 0;
+    CHECK_STATUS(qsf_kvcache_reserve(kv, 40, 50), QSF_ERR_IO); /* reads the page again */
+    check_stored(&g, 0);
+
+    unsigned char bit;
+    const off_t off = (off_t)g.pool.layers[1].cold_off + 77;
+    CHECK_EQ(pread(kv->cold.file.fd, &bit, 1, off), 1);
+    bit ^= 4;
+    CHECK_EQ(pwrite(kv->cold.file.fd, &bit, 1, off), 1);
+    const qsf_kv_cold_page changed = {&g.pool.layers[1], 0, 0, true};
+    CHECK_STATUS(qsf_kv_cold_read(&kv->cold, &changed, 200, 201, values), QSF_ERR_DAMAGED);
+    CHECK_STATUS(qsf_kv_cold_read_records(&kv->cold, page.layer, 0, 1, (unsigned char *)values),
+                 QSF_ERR_DAMAGED);
+    CHECK_OK(qsf_kv_cold_read(&kv->cold, &page, 0, 64, values));
+    end(&g, 0);
+    grow_to(&g, 240); /* over it */
+    check_stored(&g, 0);
+    CHECK_STATUS(qsf_kv_cold_open(&g.caches[3].cold, "no such folder"), QSF_ERR_IO);
+    rig_free(&g);
 }
 
 int main(int argc, char **argv)
@@ -256,9 +357,13 @@ int main(int argc, char **argv)
     printf("check_kv_pool: seed %" PRIu64 "\n", random_seed);
     for (size_t i = 0; i < COUNT_OF(layers); i++) {
         random_restart(i);
-        check_random(layers[i], N_SESSIONS);
-        check_random(layers[i], 1);
+        check_random(layers[i], N_SESSIONS, 0);
+        check_random(layers[i], 1, 0);
+        if (layers[i][2].pinned == 0 && layers[i][1].pinned == 0)
+            check_random(layers[i], N_SESSIONS, 1);
     }
+    signal(SIGXFSZ, SIG_IGN);
+    check_faults();
     check_neighbours();
     check_zeroed();
     return check_report("check_kv_pool");

@@ -1,6 +1,6 @@
 /* check_verify.c - trees of drafts in a pass: the logits of every node, what is kept of a path and
  * all that follows it are those of plain steps, for any tree, KV type, window, number of threads,
- * streamed or resident. The instruction set is that of the run.
+ * streamed or resident, with older pages in a file or without. The instruction set is that of the run.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #define TINY_CAP_BYTES (16 << 20) /* a model larger than the buffers of streaming */
@@ -39,6 +39,7 @@ typedef struct setup {
     uint32_t window_tokens;
     bool is_gpt2; /* one KV head for each head */
     bool is_streamed;
+    uint32_t resident_tokens; /* 0: all */
 } setup;
 
 typedef struct rig {
@@ -67,6 +68,8 @@ static bool rig_make(rig *g, const setup *s)
     opt.kv_v_type = s->kv_v_type;
     opt.kv_window_tokens = s->window_tokens;
     opt.kv_pinned_tokens = s->window_tokens / 8;
+    opt.kv_folder = s->resident_tokens != 0 ? "." : NULL;
+    opt.kv_resident_tokens = s->resident_tokens;
     *g = (rig){0};
     if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
         return false;
@@ -170,14 +173,18 @@ static void check_nodes(rig *g)
     free(have);
 }
 
-/* What the caches hold of the tokens before `n` that a token at n sees is the same. */
+/* What the caches hold in memory of the tokens before `n` that a token at n sees is the same. */
 static void check_kv(const rig *g, uint32_t n)
 {
     const qsf_kv_pool *const pool = &g->m->kv_pool;
     for (uint32_t layer = 0; layer < pool->n_layers; layer++) {
         const qsf_kv_layer *const l = &pool->layers[layer];
         const uint32_t window = g->m->config.layers[layer].kind->window_tokens;
-        for (uint32_t p = window != 0 && n > window ? n - window : 0; p < n; p++) {
+        const uint32_t n_cold = qsf_kvcache_cold_pages(&g->tree->buffers.kv, layer) >
+                                        qsf_kvcache_cold_pages(&g->plain->buffers.kv, layer)
+                                    ? qsf_kvcache_cold_pages(&g->tree->buffers.kv, layer)
+                                    : qsf_kvcache_cold_pages(&g->plain->buffers.kv, layer);
+        for (uint32_t p = window != 0 && n > window ? n - window : 32 * n_cold; p < n; p++) {
             unsigned char slots[2][2][2 * 4096] = {{{0}}};
             for (uint32_t i = 0; i < 2; i++) {
                 const qsf_session *const s = i == 0 ? g->tree : g->plain;
@@ -237,7 +244,7 @@ static void check_walk(rig *g)
 
 static void check_setup(const setup *s)
 {
-    static const uint32_t held[] = {1, 31, 33, 250, 256};
+    static const uint32_t held[] = {1, 31, 33, 250, 256, 340};
     rig g;
     if (!rig_make(&g, s))
         return;
@@ -253,6 +260,7 @@ static void check_setup(const setup *s)
                 check_walk(&g);
         }
     }
+    CHECK_EQ(g.tree->buffers.kv.cold.read_bytes > 0, s->resident_tokens != 0);
     rig_free(&g);
 }
 
@@ -260,7 +268,7 @@ static void check_setup(const setup *s)
 static void check_shared_tail(void)
 {
     rig g;
-    if (!rig_make(&g, &(setup){QSF_KV_8BIT, QSF_KV_4BIT, 1, 0, false, false}))
+    if (!rig_make(&g, &(setup){QSF_KV_8BIT, QSF_KV_4BIT, 1, 0, false, false, 0}))
         return;
     choose_tree(&g, 10, 2);
     g.tokens[10] = 1;
@@ -280,7 +288,7 @@ static void check_shared_tail(void)
 static void check_failures(void)
 {
     rig g;
-    if (!rig_make(&g, &(setup){QSF_KV_8BIT, QSF_KV_4BIT, 2, 0, false, true}))
+    if (!rig_make(&g, &(setup){QSF_KV_8BIT, QSF_KV_4BIT, 2, 0, false, true, 0}))
         return;
     choose_tree(&g, 40, 20);
     int64_t n = 0;
@@ -313,11 +321,12 @@ static void check_failures(void)
 int main(int argc, char **argv)
 {
     static const setup setups[] = {
-        {QSF_KV_DEFAULT, QSF_KV_DEFAULT, 2, 0, false, true},
-        {QSF_KV_F32, QSF_KV_F32, 1, 0, true, false},
-        {QSF_KV_F16, QSF_KV_2BIT, 3, 0, false, false},
-        {QSF_KV_4BIT, QSF_KV_8BIT, 2, 40, false, false},
-        {QSF_KV_2BIT, QSF_KV_F16, 1, 64, true, true},
+        {QSF_KV_DEFAULT, QSF_KV_DEFAULT, 2, 0, false, true, 0},
+        {QSF_KV_F32, QSF_KV_F32, 1, 0, true, false, 0},
+        {QSF_KV_F16, QSF_KV_2BIT, 3, 0, false, false, 0},
+        {QSF_KV_4BIT, QSF_KV_8BIT, 2, 40, false, false, 0},
+        {QSF_KV_2BIT, QSF_KV_F16, 1, 64, true, true, 0},
+        {QSF_KV_8BIT, QSF_KV_F16, 3, 0, true, false, 1},
     };
     if (argc > 1)
         random_state = strtoull(argv[1], NULL, 10);

@@ -16,6 +16,8 @@ from qsf.evaluate import cli as eval_cli
 from qsf.evaluate.shortened import ShortenedLogits
 from qsf.evaluate.windows import cut_windows
 from qsf.kv import KvPolicy
+from qsf.serve.options import parse as parse_serving
+from qsf.shell.arguments import UsageError
 
 PROMPT = "Once upon a time"
 GREEDY = ("--temperature", 0)
@@ -72,7 +74,10 @@ def test_a_long_system_message_is_said_to_be_cut(run: Run, tiny_chat_8bit: Path)
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        ("h2o:64", "is not a policy for the KV cache: none, recompute[:P] or window:W[:P]"),
+        (
+            "h2o:64",
+            "is not a policy for the KV cache: none, disk[:W], recompute[:P] or window:W[:P]",
+        ),
         ("window:4", "a window has at least 32"),
     ],
 )
@@ -117,3 +122,29 @@ def test_shortened_logits_are_those_of_what_is_left(tiny_llama_8bit: Path) -> No
             if len(held) > 32:
                 held = held[:4] + held[-14:]
             assert np.array_equal(have[i], model.logits(held, first_row=len(held) - 1)[0])
+
+
+# ---- keys and values in a file ----
+
+
+def test_the_plan_and_the_end_say_what_a_file_costs(
+    run: Run, tiny_llama_8bit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    asked = ("--ram-budget", 0, "--max-seq-len", 512, "--kv-policy", "disk:32")
+    plan = run(tiny_llama_8bit, "--plan", *asked)
+    assert "KV cache, 32 of 512 tokens, k8v4, disk:32" in plan.stdout
+    assert "and keys and values, at most" in plan.stdout
+    prompt = ("-p", "Tom saw a red ball. " * 55, "--raw", *GREEDY, "-n", 40, "--verbose")
+    done = run(tiny_llama_8bit, *asked, *prompt)
+    if "lies in memory" in done.stderr:
+        pytest.skip(done.stderr)
+    whole = run(tiny_llama_8bit, *asked[:4], *prompt)
+    assert done.stdout == whole.stdout
+    assert "MB written to a file and" in done.stderr
+    assert "written to a file" not in whole.stderr
+
+
+def test_a_server_has_no_file(tiny_llama_8bit: Path) -> None:
+    with pytest.raises(UsageError, match="--kv-policy disk is for qsf run"):
+        parse_serving([str(tiny_llama_8bit), "--kv-policy", "disk:64"])

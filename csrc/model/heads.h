@@ -1,0 +1,33 @@
+/* heads.h - what is done to the heads of q, k and v before attention.
+ *
+ * The first three functions are for epilogues of the matmuls. Each works on one head, whose rows
+ * are complete; different threads may work on different heads or rows.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_MODEL_HEADS_H
+#define QSF_MODEL_HEADS_H
+
+#include <stdint.h>
+
+#include "model/chunk.h"
+#include "model/ops.h"
+
+/* Finishes head `head` of q in rows begin .. end - 1: its norm, if heads have one by themselves,
+ * the query temperature, RoPE, and Hadamard if the cache is rotated. weight: of the Q norm, or NULL
+ */
+void qsf_heads_finish_q(const qsf_ops *o, const float *weight, uint32_t head, size_t begin,
+                        size_t end);
+
+/* Finishes KV head `kv_head` of k likewise, without a temperature, and stores it. */
+void qsf_heads_store_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
+                       const float *weight, uint32_t kv_head, size_t begin, size_t end);
+
+/* Rotates KV head `kv_head` of v by Hadamard if the cache is rotated, and stores it, for all
+ * rows. */
+void qsf_heads_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, uint32_t kv_head);
+
+/* Normalises q and k over their whole width, then finishes all heads of all rows. */
+void qsf_heads_finish_whole(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
+                            const float *q_weight, const float *k_weight);
+
+#endif
