@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from qsf.text.opened import OpenedModel
 
 
-def save_session(session: Session, path: str | os.PathLike[str], owner: str = "") -> None:
-    """Write what the session holds: see ``Session.save``."""
+def save_session(
+    session: Session, path: str | os.PathLike[str], owner: str = "", *, is_synced: bool = True
+) -> None:
+    """Write what the session holds: see ``Session.save``, and ``write_session``."""
     opened = session._opened
     with session._turn():
         state = native.describe_state(session._native)
@@ -44,6 +46,7 @@ def save_session(session: Session, path: str | os.PathLike[str], owner: str = ""
             Path(path),
             head,
             lambda offset, block: native.read_state(session._native, offset, block),
+            is_synced=is_synced,
         )
 
 

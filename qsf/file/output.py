@@ -34,6 +34,7 @@ class Output:
         self._needed_bytes = needed_bytes
         self._at = lay.HEADER_BYTES  # where the next byte goes
         self._fd = -1
+        self._is_synced = True  # before it takes its name: it is whole after a power cut, too
 
     def _create(self) -> None:
         folder = self.path.parent
@@ -120,15 +121,18 @@ class Output:
         self._at = n_bytes
 
     def _take_name(self) -> None:
-        """Sync the complete temporary and rename it to the path."""
+        """Rename the complete temporary to the path, both on the disk by then if it is synced."""
         with self._system_calls():
-            os.fsync(self._fd)
+            if self._is_synced:
+                os.fsync(self._fd)
             fd, self._fd = self._fd, -1
             os.close(fd)
             self._rename()
 
     def _rename(self) -> None:
         self._temporary.replace(self.path)
+        if not self._is_synced:
+            return
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)

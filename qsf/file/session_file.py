@@ -108,7 +108,10 @@ def _state_offset(n_note: int, n_tokens: int, n_blocks: int) -> int:
 class _SessionOutput(Output):
     """Writes a session file: blocks first, what describes them last, then its name."""
 
-    def write(self, head: SessionHead, read_block: Callable[[int, memoryview], int]) -> None:
+    def write(
+        self, head: SessionHead, read_block: Callable[[int, memoryview], int], *, is_synced: bool
+    ) -> None:
+        self._is_synced = is_synced
         note, tokens = head.note(), _words(head.tokens)
         n_blocks = -(-head.state_bytes // BLOCK_BYTES)
         at = _state_offset(len(note), len(head.tokens), n_blocks)
@@ -153,7 +156,11 @@ def _pack_header(head: SessionHead, n_note: int, rest: bytes, file_bytes: int) -
 
 
 def write_session(
-    path: Path, head: SessionHead, read_block: Callable[[int, memoryview], int]
+    path: Path,
+    head: SessionHead,
+    read_block: Callable[[int, memoryview], int],
+    *,
+    is_synced: bool = True,
 ) -> None:
     """Write a session file, complete or not at all; one that is there is replaced.
 
@@ -161,11 +168,13 @@ def write_session(
         path: the file.
         head: what it says.
         read_block: fills a buffer with the state from an offset on; returns its CRC32.
+        is_synced: wait for the disk. Else a power cut may leave a file that is damaged, which its
+            checksums tell.
 
     Raises:
         QsfIOError: the system refuses; the file is as it was.
     """
-    _SessionOutput(path, None, head.state_bytes).write(head, read_block)
+    _SessionOutput(path, None, head.state_bytes).write(head, read_block, is_synced=is_synced)
 
 
 # ---- reading ----

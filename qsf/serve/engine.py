@@ -149,8 +149,11 @@ class ModelEngine:
         copy_held(self._sessions[slot], self._sessions[source], n_tokens)
 
     def save(self, slot: int, path: Path, owner: str) -> None:
-        """Write what the slot holds to a session file. Raises QsfError."""
-        save_session(self._sessions[slot], path, owner)
+        """Write what the slot holds to a session file. Raises QsfError.
+
+        Streams wait meanwhile, but not for the disk: what a power cut damages is evaluated again.
+        """
+        save_session(self._sessions[slot], path, owner, is_synced=False)
 
     def load(self, slot: int, path: Path) -> tuple[array[int], str]:
         """Make the slot hold what a file has; return its tokens and owner. Raises QsfError."""

@@ -149,7 +149,7 @@ class FakeEngine:
             block[:] = tokens.tobytes()[offset : offset + len(block)]
             return zlib.crc32(block)
 
-        write_session(path, head, read_block)
+        write_session(path, head, read_block, is_synced=False)
 
     def load(self, slot: int, path: Path) -> tuple[array[int], str]:
         self.keep(slot, 0)

@@ -337,8 +337,11 @@ def by_argmax(model: qsf.Model, tokens: list[int]) -> list[int]:
     return tokens[-6:]
 
 
-def test_bits_after_swaps_and_restarts(tiny_llama_8bit: Path, tmp_path: Path) -> None:
+def test_bits_after_swaps_and_restarts(
+    tiny_llama_8bit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three at a time in the room of one, and ten times what memory holds."""
+    monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("streams wait for the disk"))
     prompts = [np.random.default_rng(i).integers(0, VOCAB, 90).tolist() for i in range(10)]
     options: dict[str, Any] = {"ram_budget": None, "max_seq_len": 128}
     with qsf.Model(tiny_llama_8bit, **options) as model:
