@@ -180,6 +180,29 @@ def test_reading_through_the_page_cache_keeps_the_limit(
         check_inside(done, budget_mb)
 
 
+def test_a_context_longer_than_memory_keeps_the_limit(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group counts what is written to the file as well, until the disk has it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    asked = ["--prompt", "Once upon a time there was a little girl. " * 80, "--raw"]
+    asked += ["--max-seq-len", "1024", "--draft", "off", "--verbose"]
+    whole = check_inside(run(300, *asked), 300)
+    least = {}
+    for policy in ("none", "disk:64"):
+        done = run(20, *asked, "--kv-policy", policy, limit_mb=200)
+        check_refused(done)
+        found = re.search(r"set --ram-budget (\d+)", done.errors)
+        assert found is not None
+        least[policy] = int(found[1]) + 1
+    assert least["disk:64"] < least["none"] - 10
+    done = run(least["disk:64"], *asked, "--kv-policy", "disk:64")
+    if "lies in memory" in done.errors:
+        pytest.skip(done.errors)
+    assert check_inside(done, least["disk:64"]) == whole
+    assert "MB written to a file" in done.errors
+
+
 def test_the_text_does_not_depend_on_the_limit(run: Run, least_mb: int) -> None:
     # The KV cache is said, because the least budget of all might leave less for it.
     texts = {}

@@ -62,6 +62,40 @@ def test_the_budget_holds_under_load(model: Path) -> None:
     assert plan["budget_bytes"] == BUDGET_MB << 20
 
 
+def test_ten_times_the_pool_in_the_budget(model: Path, tmp_path: Path) -> None:
+    """What many conversations hold goes to files, whose page cache the group counts as well."""
+    prompts = [list(range(first, first + 230)) for first in range(1, 1201, 100)]
+    asked = [{"prompt": prompt, "max_tokens": 6, "temperature": 0} for prompt in prompts]
+    options = ["--parallel", "3", "--ctx-size", "256", "--kv-contexts", "1"]
+    options += ["--session-dir", str(tmp_path / "kept"), "--queue", "64"]
+    try:
+        with memory_group(BUDGET_MB << 20) as group:
+            command = [sys.executable, "-m", "qsf", "serve", str(model), "--port", "0"]
+            command += ["--ram-budget", str(BUDGET_MB), *options]
+            with started(group.enter_and_run(command)) as process:
+                assert process.stderr is not None
+                url = process.stderr.readline().split()[-1]
+                threading.Thread(target=process.stderr.read, daemon=True).start()
+                rounds = []
+                for _ in range(2):
+                    with ThreadPoolExecutor(len(asked)) as pool:
+                        rounds.append(list(pool.map(lambda one: ask(url, one), asked)))
+                metrics = urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode()
+                process.terminate()
+                assert process.wait(60) == 0
+            assert group.n_oom_kills() == 0
+    except CapError as error:
+        pytest.skip(str(error))
+    texts = [[answer["choices"][0]["text"] for _, answer in answers] for answers in rounds]
+    assert {status for answers in rounds for status, _ in answers} == {200}
+    assert texts[0] == texts[1]
+    counts = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[:1] != "#")
+    # All but what memory has came back from files; nothing was lost.
+    assert float(counts["qsf:kv_restored_tokens_total"]) > 8 * 200
+    assert float(counts["qsf:kv_tokens_on_disk"]) > 10 * 200
+    assert float(counts["qsf:session_files_failures"]) == 0
+
+
 def load(url: str) -> int:
     """Send what takes memory: answers, long prompts, the largest bodies. Return how many went."""
     text = {"prompt": START, "max_tokens": 8, "seed": 1}
