@@ -1,7 +1,7 @@
 /* check_verify.c - trees of drafts in a pass: the logits of every node, what is kept of a path and
  * all that follows it are those of plain steps, for any tree, KV type, window, number of threads,
- * streamed or resident, with older pages in a file or without. The instruction set is that of the run.
- */
+ * streamed or resident, with older pages in a file or without. The instruction set is that of the
+ * run. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #define TINY_CAP_BYTES (16 << 20) /* a model larger than the buffers of streaming */
 #define TINY_MODEL_DIM 256
