@@ -46,8 +46,8 @@ typedef struct qsf_attend_scratch {
     size_t v_page_bytes;
     unsigned char *k_pages; /* [threads, QSF_BRANCH_PAGES] as a branch sees them, if chunks have */
     unsigned char *v_pages; /* the same */
-    qsf_span_sums *carried;      /* [chunk, heads] of the spans so far, if pages may be cold */
-    unsigned char *transit;      /* [qsf_kv_transit_bytes()] cold pages that are attended to */
+    qsf_span_sums *carried; /* [chunk, heads] of the spans so far, if pages may be cold */
+    unsigned char *transit; /* [qsf_kv_transit_bytes()] cold pages that are attended to */
 } qsf_attend_scratch;
 
 /* Rows that experts compute together; more share nothing but the weights in the cache. */
