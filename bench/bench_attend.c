@@ -2,7 +2,8 @@
  *
  * One line of JSON per shape, KV type, depth and number of threads: microseconds for a layer,
  * nanoseconds for a position of a KV head, and gigabytes of pages per second (as if each tile of
- * query rows read them anew). Decode: one token; prompt: 64 tokens whose last one is at `depth`.
+ * query rows read them anew). Decode: one token; prompt: 64 tokens whose last one is at `depth`;
+ * tree: of 64 tokens 16 are a chain, the others branches of it. The three are measured in turns.
  * Scattered: no page lies behind the one before it, as in a pool that many sessions have used.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -84,7 +85,7 @@ static void *prepare(const qsf_config *c, const qsf_kv_form *form, uint32_t n_th
     qsf_arena_init_measuring(&a);
     for (int pass = 0; pass < 2; pass++) {
         qsf_kv_pool_layout(pages, &a, c, &sizes, form);
-        qsf_scratch_layout(scratch, &a, c, pages, &(qsf_scratch_sizes){64, n_threads, true});
+        qsf_scratch_layout(scratch, &a, c, pages, &(qsf_scratch_sizes){64, n_threads});
         qsf_kvcache_layout(kv, &a, pages, 0);
         if (pass == 1)
             break;
@@ -97,6 +98,41 @@ static void *prepare(const qsf_config *c, const qsf_kv_form *form, uint32_t n_th
     if (is_scattered)
         scatter(kv);
     return block;
+}
+
+/* The first n_chain rows follow each other, the others are branches. */
+typedef struct rows {
+    const char *name;
+    uint32_t n_rows;
+    uint32_t n_chain;
+} rows;
+
+#define N_CASES 3
+static const rows cases[N_CASES] = {{"decode", 1, 1}, {"prompt", 64, 64}, {"tree", 64, 16}};
+
+/* Rows that end at `depth`. */
+static qsf_chunk make_chunk(const rows *r, qsf_kvcache *kv, uint32_t depth, uint32_t *positions,
+                            qsf_segment *segments)
+{
+    const uint32_t first = depth - r->n_rows;
+    uint32_t n = 0;
+    segments[n++] = (qsf_segment){kv, 0, r->n_chain, first, r->n_rows - r->n_chain, 0, NULL};
+    for (uint32_t i = 0; i < r->n_rows; i++)
+        positions[i] = first + (i < r->n_chain ? i : 1 + i % r->n_chain);
+    for (uint32_t i = r->n_chain; i < r->n_rows; i++)
+        segments[n++] =
+            (qsf_segment){kv, i, 1, positions[i], 0, first + i - positions[i], &segments[0]};
+    return (qsf_chunk){.n_tokens = r->n_rows, .segments = segments, .n_segments = n};
+}
+
+/* Returns microseconds. */
+static double time_chunk(qsf_ops *o, const qsf_chunk *chunk, uint32_t n_repeats)
+{
+    const uint64_t start_ns = qsf_clock_ns();
+    for (uint32_t i = 0; i < n_repeats; i++)
+        if (qsf_attention_run(o, chunk, 0, NULL) != QSF_OK)
+            exit(2);
+    return (double)(qsf_clock_ns() - start_ns) / 1e3 / n_repeats;
 }
 
 static void measure(const shape *s, qsf_dtype type, uint32_t n_threads, qsf_isa isa,
@@ -131,40 +167,36 @@ static void measure(const shape *s, qsf_dtype type, uint32_t n_threads, qsf_isa 
     void *const pool_block = zeroed(qsf_pool_bytes(n_threads));
     if (qsf_pool_init(pool_block, n_threads, false, &pool) != QSF_OK)
         exit(2);
-    for (uint32_t n_tokens = 1; n_tokens <= 64; n_tokens += 63)
-        for (size_t d = 0; d < sizeof depths / sizeof depths[0]; d++) {
-            const uint32_t depth = depths[d];
-            qsf_ops o = {.config = &c,
-                         .kernels = &k,
-                         .pool = pool,
-                         .scratch = &scratch,
-                         .kind = &kind,
-                         .n_tokens = n_tokens};
-            const qsf_segment g = {
-                .kv = &kv, .n_tokens = n_tokens, .first_position = depth - n_tokens};
-            const qsf_chunk chunk = {.n_tokens = n_tokens, .segments = &g, .n_segments = 1};
-            double us[N_RUNS];
-            const uint32_t n_repeats = 1 + 100000 / (depth * n_tokens);
-            for (size_t run = 0; run < N_RUNS; run++) {
-                const uint64_t start_ns = qsf_clock_ns();
-                for (uint32_t i = 0; i < n_repeats; i++)
-                    if (qsf_attention_run(&o, &chunk, 0, NULL) != QSF_OK)
-                        exit(2);
-                us[run] = (double)(qsf_clock_ns() - start_ns) / 1e3 / n_repeats;
+    for (size_t d = 0; d < sizeof depths / sizeof depths[0]; d++) {
+        double us[N_CASES][N_RUNS];
+        for (size_t run = 0; run < N_RUNS; run++) /* in turns */
+            for (size_t i = 0; i < N_CASES; i++) {
+                qsf_segment segments[64];
+                const qsf_chunk chunk =
+                    make_chunk(&cases[i], &kv, depths[d], scratch.positions, segments);
+                qsf_ops o = {.config = &c,
+                             .kernels = &k,
+                             .pool = pool,
+                             .scratch = &scratch,
+                             .kind = &kind,
+                             .n_tokens = chunk.n_tokens};
+                us[i][run] = time_chunk(&o, &chunk, 1 + 100000 / (depths[d] * chunk.n_tokens));
             }
-            qsort(us, N_RUNS, sizeof us[0], by_value);
-            const double median = us[N_RUNS / 2];
-            const double n_positions = (double)depth * s->n_kv_heads;
+        for (size_t i = 0; i < N_CASES; i++) {
+            qsort(us[i], N_RUNS, sizeof us[i][0], by_value);
+            const double median = us[i][N_RUNS / 2];
+            const double n_positions = (double)depths[d] * s->n_kv_heads;
             const double page_bytes =
                 (double)(pages.layers[0].k_page_bytes + pages.layers[0].v_page_bytes);
             printf("{\"shape\": \"%s\", \"kv\": \"%s\", \"isa\": \"%s\", \"threads\": %u, "
-                   "\"tokens\": %u, \"depth\": %u, \"us\": %.1f, \"us_best\": %.1f, "
+                   "\"rows\": \"%s\", \"depth\": %u, \"us\": %.1f, \"us_best\": %.1f, "
                    "\"ns_per_position\": %.2f, \"gb_s\": %.2f}\n",
-                   s->name, qsf_dtype_name(type), k.isa_name, n_threads, n_tokens, depth, median,
-                   us[0], median * 1e3 / n_positions / n_tokens,
+                   s->name, qsf_dtype_name(type), k.isa_name, n_threads, cases[i].name, depths[d],
+                   median, us[i][0], median * 1e3 / n_positions / cases[i].n_rows,
                    n_positions / QSF_KV_PAGE_TOKENS * page_bytes / median / 1e3);
-            fflush(stdout);
         }
+        fflush(stdout);
+    }
     qsf_pool_destroy(pool);
     free(pool_block);
     free(block);

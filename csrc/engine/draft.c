@@ -44,7 +44,7 @@ qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan)
 
 qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan)
 {
-    return (qsf_scratch_sizes){plan->chunk_tokens, plan->n_threads, plan->draft_rows > 1};
+    return (qsf_scratch_sizes){plan->chunk_tokens, plan->n_threads};
 }
 
 /* Bytes of the pool of KV pages, of one session, of a chunk's scratch and of what sessions share,

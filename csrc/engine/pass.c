@@ -77,10 +77,11 @@ static uint32_t make_segments(const qsf_pass_part *p, uint32_t first_row, qsf_se
     qsf_session *const s = p->session;
     const uint32_t n_own = p->n_tokens - p->n_drafts;
     uint32_t n = 0;
-    segments[n++] = (qsf_segment){&s->buffers.kv, first_row, n_own, s->n_tokens, 0, NULL};
+    segments[n++] = (qsf_segment){&s->buffers.kv, first_row, n_own, s->n_tokens, 0, 0, NULL};
     for (uint32_t i = 1; i <= p->n_drafts; i++) {
         const uint32_t parent_row = first_row + n_own - 1 + parent_of(p, i);
         const uint32_t row = first_row + n_own - 1 + i;
+        segments[0].n_branch_rows += n > 1 || parent_row + 1 != row;
         if (parent_row + 1 == row) {
             segments[n - 1].n_tokens++;
             continue;
@@ -90,7 +91,7 @@ static uint32_t make_segments(const qsf_pass_part *p, uint32_t first_row, qsf_se
             trunk--;
         const uint32_t position = trunk->first_position + (parent_row - trunk->first_row) + 1;
         const uint32_t n_behind = s->n_tokens + (row - first_row) - position;
-        segments[n++] = (qsf_segment){&s->buffers.kv, row, 1, position, n_behind, trunk};
+        segments[n++] = (qsf_segment){&s->buffers.kv, row, 1, position, 0, n_behind, trunk};
     }
     return n;
 }

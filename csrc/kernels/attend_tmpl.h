@@ -317,7 +317,6 @@ QSF_FORCED_INLINE void span_values(qsf_dtype dtype, size_t block_bytes, const vo
                                    size_t n_rows, float *values)
 {
     const size_t stride = n_blocks * QSF_BLOCK;
-    memset(values, 0, n_rows * stride * sizeof *values);
     if (n_rows == 1) {
         span_values_of_row(dtype, block_bytes, v_pages, n_blocks, e, ranges[0], values);
         return;

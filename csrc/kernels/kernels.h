@@ -218,8 +218,9 @@ typedef qsf_span_sums qsf_span_softmax_fn(float *scores, qsf_span_range range, f
  * is that of scores[0] from the position of the query; n <= distance + 1 */
 typedef void qsf_alibi_fn(float *scores, float scale, float slope, uint32_t distance, size_t n);
 
-/* values [n_rows, n_blocks * 64], e [n_rows, 256], ranges [n_rows], v_pages [8] of the span. Does
- * not read pages that are in no range. A row with an empty range gets zeros. */
+/* Adds the slots of `ranges` [n_rows], in ascending order, to values [n_rows, n_blocks * 64], which
+ * are zeros before the first. e [n_rows, 256], v_pages [8] of the span. Does not read pages that
+ * are in no range. */
 typedef void qsf_span_values_fn(const void *const *v_pages, size_t n_blocks, const float *e,
                                 const qsf_span_range *ranges, size_t n_rows, float *values);
 

@@ -1,61 +1,74 @@
-/* branch.c - copies of pages, and of the rows that lie behind them. */
+/* branch.c - finds the rows of a branch behind their positions, and attends to them one by one. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/branch.h"
 
-#include <string.h>
+#include "model/scratch.h"
 
-#include "base/checked.h"
-
-/* Returns the branch at the end of a path of branches whose trunk is none. */
-static const qsf_segment *first_branch(const qsf_segment *branch)
+/* Returns the slot of the span at which the first branch of the path begins; 0 if it is before. */
+static uint32_t first_own_slot(const qsf_branch_span *b)
 {
-    while (branch->trunk->trunk != NULL)
-        branch = branch->trunk;
-    return branch;
+    const qsf_segment *first = b->branch;
+    while (first->trunk->trunk != NULL)
+        first = first->trunk;
+    return first->first_position > b->begin ? (uint32_t)(first->first_position - b->begin) : 0;
 }
 
-/* Copies a row of a branch from where it is stored to the page and slot of its position. */
-static void copy_row(const qsf_segment *branch, uint32_t layer, uint32_t kv_head, uint32_t position,
-                     unsigned char *k_page, unsigned char *v_page)
+/* Finds the pages that hold the row of a position of the branch; returns where it is stored. */
+static size_t find_row(const qsf_branch_span *b, size_t position, const void **k_pages,
+                       const void **v_pages)
 {
-    const qsf_kv_pool *const pool = branch->kv->pool;
-    const size_t n_blocks = qsf_ceil_div(pool->layers[layer].head_dim, QSF_BLOCK);
-    const size_t from = (size_t)position + branch->n_behind;
-    const size_t i = from / QSF_KV_PAGE_TOKENS % QSF_KV_SPAN_PAGES;
+    const qsf_segment *g = b->branch;
+    while (position < g->first_position)
+        g = g->trunk;
+    const size_t place = position + g->n_behind;
+    const size_t page = place / QSF_KV_PAGE_TOKENS;
+    const size_t i = page % QSF_KV_SPAN_PAGES;
+    qsf_kvcache_find_pages(g->kv, b->layer, b->kv_head, page - i, i, i + 1, k_pages, v_pages);
+    return place;
+}
+
+qsf_span_range qsf_branch_shared_slots(const qsf_branch_span *b, qsf_span_range range)
+{
+    const uint32_t own = first_own_slot(b);
+    if (own <= range.begin)
+        return (qsf_span_range){0, 0};
+    return (qsf_span_range){range.begin, own < range.end ? own : range.end};
+}
+
+void qsf_branch_score(const qsf_ops *o, const qsf_branch_span *b, const qsf_acts *x,
+                      size_t end_slot, float *scores)
+{
+    const qsf_kv_pool *const pool = b->branch->kv->pool;
+    const size_t tile_bytes =
+        pool->layers[b->layer].k_page_bytes / (QSF_KV_PAGE_TOKENS / QSF_TILE_ROWS);
     const void *k_pages[QSF_KV_SPAN_PAGES];
     const void *v_pages[QSF_KV_SPAN_PAGES];
-    qsf_kvcache_find_pages(branch->kv, layer, kv_head, from / QSF_KV_PAGE_TOKENS - i, i, i + 1,
-                           k_pages, v_pages);
-    qsf_kv_copy_slot(pool->form.k_type, true, n_blocks, from % QSF_KV_PAGE_TOKENS, k_pages[i],
-                     position % QSF_KV_PAGE_TOKENS, k_page);
-    qsf_kv_copy_slot(pool->form.v_type, false, n_blocks, from % QSF_KV_PAGE_TOKENS, v_pages[i],
-                     position % QSF_KV_PAGE_TOKENS, v_page);
+    float tile_scores[QSF_ATTEND_ROWS * QSF_TILE_ROWS];
+    for (size_t slot = first_own_slot(b); slot < end_slot; slot++) {
+        const size_t place = find_row(b, b->begin + slot, k_pages, v_pages);
+        const unsigned char *const page = k_pages[place / QSF_KV_PAGE_TOKENS % QSF_KV_SPAN_PAGES];
+        const size_t tile = place % QSF_KV_PAGE_TOKENS / QSF_TILE_ROWS;
+        o->kernels->matmul[pool->form.k_type](page + tile * tile_bytes, 1, x, tile_scores,
+                                              QSF_TILE_ROWS);
+        for (size_t r = 0; r < x->n_tokens; r++)
+            scores[r * QSF_KV_SPAN_TOKENS + slot] =
+                tile_scores[r * QSF_TILE_ROWS + place % QSF_TILE_ROWS];
+    }
 }
 
-void qsf_branch_compose_pages(const qsf_attend_scratch *s, const qsf_segment *branch,
-                              uint32_t layer, uint32_t kv_head, size_t page, size_t first,
-                              size_t end, size_t worker_idx, const void **k_pages,
-                              const void **v_pages)
+void qsf_branch_add_values(const qsf_ops *o, const qsf_branch_span *b, size_t n_blocks,
+                           const float *e, qsf_span_range range, float *values)
 {
-    const qsf_kv_layer *const l = &branch->kv->pool->layers[layer];
-    const size_t first_page = first_branch(branch)->first_position / QSF_KV_PAGE_TOKENS;
-    unsigned char *const k_own = s->k_pages + worker_idx * QSF_BRANCH_PAGES * s->k_page_bytes;
-    unsigned char *const v_own = s->v_pages + worker_idx * QSF_BRANCH_PAGES * s->v_page_bytes;
-    first = first_page > page + first ? first_page - page : first;
-    for (size_t i = first; i < end; i++) {
-        const size_t own = page + i - first_page;
-        k_pages[i] = memcpy(k_own + own * s->k_page_bytes, k_pages[i], l->k_page_bytes);
-        v_pages[i] = memcpy(v_own + own * s->v_page_bytes, v_pages[i], l->v_page_bytes);
-    }
-    uint32_t end_position = branch->first_position + branch->n_tokens;
-    for (const qsf_segment *b = branch; b->trunk != NULL; b = b->trunk) {
-        for (uint32_t p = b->first_position; p < end_position; p++) {
-            const size_t i = p / QSF_KV_PAGE_TOKENS;
-            const size_t own = i - first_page;
-            if (i >= page + first && i < page + end)
-                copy_row(b, layer, kv_head, p, k_own + own * s->k_page_bytes,
-                         v_own + own * s->v_page_bytes);
-        }
-        end_position = b->first_position;
+    const void *k_pages[QSF_KV_SPAN_PAGES];
+    const void *v_pages[QSF_KV_SPAN_PAGES];
+    float weights[QSF_KV_SPAN_TOKENS];
+    const uint32_t own = first_own_slot(b);
+    for (size_t slot = own > range.begin ? own : range.begin; slot < range.end; slot++) {
+        const size_t place = find_row(b, b->begin + slot, k_pages, v_pages);
+        const uint32_t at = (uint32_t)(place % QSF_KV_SPAN_TOKENS);
+        const qsf_span_range one = {at, at + 1};
+        weights[at] = e[slot];
+        o->kernels->span_values[b->branch->kv->pool->form.v_type](v_pages, n_blocks, weights, &one,
+                                                                  1, values);
     }
 }

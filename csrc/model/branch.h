@@ -1,18 +1,34 @@
-/* branch.h - the pages of a sequence as a branch (chunk.h) sees them. */
+/* branch.h - attention of a branch (chunk.h) to its own rows, which lie behind their positions.
+ *
+ * Rows of a branch attend to the pages of its sequence as all others do. Their slots from the first
+ * branch on hold what other rows have stored there: these functions put the branch's in their
+ * place. The bits are those of a sequence without branches.
+ */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_BRANCH_H
 #define QSF_MODEL_BRANCH_H
 
 #include "model/chunk.h"
-#include "model/scratch.h"
+#include "model/ops.h"
 
-/* Replaces, of the pages first .. end - 1 of a span whose first page is `page`, those that rows of
- * the branch or of a branch before it belong to: by copies in the worker's scratch, with each row
- * at its own position. The bytes of the positions that the branch sees are those of a sequence
- * without branches. */
-void qsf_branch_compose_pages(const qsf_attend_scratch *s, const qsf_segment *branch,
-                              uint32_t layer, uint32_t kv_head, size_t page, size_t first,
-                              size_t end, size_t worker_idx, const void **k_pages,
-                              const void **v_pages);
+/* The part of one layer, KV head and span that rows of a branch attend to */
+typedef struct qsf_branch_span {
+    const qsf_segment *branch;
+    uint32_t layer;
+    uint32_t kv_head;
+    size_t begin; /* first position of the span */
+} qsf_branch_span;
+
+/* Returns the part of a row's range that is not the branch's own, but of the sequence before. */
+qsf_span_range qsf_branch_shared_slots(const qsf_branch_span *b, qsf_span_range range);
+
+/* Replaces the scores [n, 256] of n rows of the branch at its own slots below end_slot. x: the
+ * rows, at most QSF_ATTEND_ROWS */
+void qsf_branch_score(const qsf_ops *o, const qsf_branch_span *b, const qsf_acts *x,
+                      size_t end_slot, float *scores);
+
+/* Adds the branch's own slots of one row's range to its values; e [256]. */
+void qsf_branch_add_values(const qsf_ops *o, const qsf_branch_span *b, size_t n_blocks,
+                           const float *e, qsf_span_range range, float *values);
 
 #endif

@@ -24,7 +24,9 @@ typedef struct qsf_segment {
     uint32_t first_row;
     uint32_t n_tokens;
     uint32_t first_position;
-    uint32_t n_behind;               /* 0: not a branch */
+    uint32_t n_branch_rows; /* of its branches, whose segments and rows follow its own; 0 of a
+                               branch */
+    uint32_t n_behind;      /* 0: not a branch */
     const struct qsf_segment *trunk; /* of a branch; else NULL */
 } qsf_segment;
 

@@ -245,3 +245,19 @@ void qsf_ops_add_normed(qsf_ops *o, const qsf_norm_weights *norm)
     rows_job job = {o, norm, s->y, s->y, o->config->dim, s->dim_stride};
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(s->dim_stride), add_normed_rows, &job);
 }
+
+qsf_acts qsf_acts_rows(const qsf_acts *x, size_t first, size_t n)
+{
+    const size_t block = first * x->n_blocks;
+    qsf_acts rows = *x;
+    rows.n_tokens = n;
+    rows.f32 += block * QSF_BLOCK;
+    rows.q += block * QSF_BLOCK;
+    rows.q_low += block * QSF_BLOCK;
+    rows.scale += block;
+    rows.sum += block;
+    rows.scaled_sum += block;
+    rows.first_sum += block;
+    rows.fine_sum += block;
+    return rows;
+}

@@ -90,4 +90,7 @@ void qsf_ops_add_residual(const qsf_ops *o, size_t begin, size_t end);
 /* x += factor of the layer * norm(y) for every row of the chunk. */
 void qsf_ops_add_normed(qsf_ops *o, const qsf_norm_weights *norm);
 
+/* Returns rows [first, first + n) of x. */
+qsf_acts qsf_acts_rows(const qsf_acts *x, size_t first, size_t n);
+
 #endif

@@ -172,23 +172,6 @@ static qsf_status collect(wave *w)
     return add_member(w, w->keeps ? qsf_experts_next(experts) : first);
 }
 
-/* Rows [first, first + n) of x */
-static qsf_acts rows_of(const qsf_acts *x, size_t first, size_t n)
-{
-    const size_t block = first * x->n_blocks;
-    qsf_acts rows = *x;
-    rows.n_tokens = n;
-    rows.f32 += block * QSF_BLOCK;
-    rows.q += block * QSF_BLOCK;
-    rows.q_low += block * QSF_BLOCK;
-    rows.scale += block;
-    rows.sum += block;
-    rows.scaled_sum += block;
-    rows.first_sum += block;
-    rows.fine_sum += block;
-    return rows;
-}
-
 static void activate(const void *arg, size_t begin, size_t end)
 {
     const member *const m = arg;
@@ -205,7 +188,7 @@ static void run_gate_up(wave *w, const qsf_acts *x)
         const member *const m = &w->members[i];
         const size_t off = m->first_row * stride;
         const size_t tail_off = m->first_row * QSF_TILE_ROWS;
-        const qsf_acts rows = x->n_tokens == w->n_rows ? rows_of(x, m->first_row, m->n) : *x;
+        const qsf_acts rows = x->n_tokens == w->n_rows ? qsf_acts_rows(x, m->first_row, m->n) : *x;
         products[2 * i] = (qsf_linear_apart){
             {m->expert.gate, m->biases[0], s->gate + off, stride, 1, NULL, NULL, {0}},
             m->unit,
@@ -232,7 +215,7 @@ static void run_down(wave *w, const qsf_acts *activated)
         products[i] =
             (qsf_linear_apart){{m->expert.down, m->biases[2], y, s->dim_stride, 1, NULL, NULL, {0}},
                                m->unit,
-                               rows_of(activated, m->first_row, m->n),
+                               qsf_acts_rows(activated, m->first_row, m->n),
                                s->tails[2] + m->first_row * QSF_TILE_ROWS};
     }
     qsf_linear_run_apart(w->ops, products, w->n, false);

@@ -28,11 +28,8 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
     const uint32_t n_all = pool->n_cold_records != 0 ? pool->n_cold_records : n_hot;
     const size_t n_carried =
         pool->n_cold_records != 0 ? (size_t)sizes->chunk_tokens * c->n_heads : 0;
-    const size_t n_pages = sizes->has_branches ? (size_t)sizes->n_threads * QSF_BRANCH_PAGES : 0;
     *s = (qsf_attend_scratch){
         .split_tokens = split_tokens(c, sizes->chunk_tokens, sizes->n_threads),
-        .k_page_bytes = qsf_kv_page_bytes(c->head_dim, pool->form.k_type),
-        .v_page_bytes = qsf_kv_page_bytes(c->head_dim, pool->form.v_type),
     };
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const qsf_layer_kind *const k = c->layers[i].kind;
@@ -60,8 +57,6 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
     s->values = qsf_arena_push(a, n_values, sizeof *s->values);
     s->partial_values = qsf_arena_push(a, n_partials * head_stride, sizeof *s->partial_values);
     s->partial_sums = qsf_arena_push(a, n_partials, sizeof *s->partial_sums);
-    s->k_pages = qsf_arena_push(a, n_pages, s->k_page_bytes);
-    s->v_pages = qsf_arena_push(a, n_pages, s->v_page_bytes);
     s->carried = qsf_arena_push(a, n_carried, sizeof *s->carried);
     s->transit = qsf_arena_push(a, qsf_kv_transit_bytes(pool), 1);
 }

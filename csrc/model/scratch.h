@@ -20,10 +20,6 @@
  * times tokens. */
 #define QSF_ATTEND_ROWS 64
 
-/* Pages that a branch and the branches before it, up to QSF_BRANCH_TOKENS in all, may touch. */
-#define QSF_BRANCH_PAGES 2
-#define QSF_BRANCH_TOKENS 32
-
 /* Buffers of attention, beside q, k and v. Each worker uses the part at its index. */
 typedef struct qsf_attend_scratch {
     uint32_t n_spans; /* most that a chunk of split_tokens sees */
@@ -42,12 +38,8 @@ typedef struct qsf_attend_scratch {
     float *values;               /* [threads, 64, head_stride] result of the spans so far */
     float *partial_values;       /* [split_tokens, heads, n_spans, head_stride] */
     qsf_span_sums *partial_sums; /* [split_tokens, heads, n_spans] */
-    size_t k_page_bytes;         /* of the widest heads */
-    size_t v_page_bytes;
-    unsigned char *k_pages; /* [threads, QSF_BRANCH_PAGES] as a branch sees them, if chunks have */
-    unsigned char *v_pages; /* the same */
-    qsf_span_sums *carried; /* [chunk, heads] of the spans so far, if pages may be cold */
-    unsigned char *transit; /* [qsf_kv_transit_bytes()] cold pages that are attended to */
+    qsf_span_sums *carried;      /* [chunk, heads] of the spans so far, if pages may be cold */
+    unsigned char *transit;      /* [qsf_kv_transit_bytes()] cold pages that are attended to */
 } qsf_attend_scratch;
 
 /* Rows that experts compute together; more share nothing but the weights in the cache. */
@@ -109,7 +101,6 @@ typedef struct qsf_scratch {
 typedef struct qsf_scratch_sizes {
     uint32_t chunk_tokens;
     uint32_t n_threads;
-    bool has_branches; /* chunks may have some */
 } qsf_scratch_sizes;
 
 /* Call once on a measuring arena and once on the real one, whose memory is zeroed. Of the pool only

@@ -4,9 +4,9 @@
 
 #include "base/checked.h"
 
-qsf_seen qsf_seen_by(const qsf_layer_kind *k, const qsf_segment *g, size_t t)
+qsf_seen qsf_seen_at(const qsf_layer_kind *k, size_t position)
 {
-    const size_t end = (size_t)g->first_position + t + 1;
+    const size_t end = position + 1;
     const size_t window = k->window_tokens;
     const size_t first = window != 0 && end > window ? end - window : 0;
     return first <= k->pinned_tokens ? (qsf_seen){0, 0, end}
@@ -35,12 +35,18 @@ static size_t end_span(qsf_seen seen)
 
 qsf_spans qsf_seen_spans(const qsf_layer_kind *k, const qsf_segment *g)
 {
-    const qsf_seen seen = qsf_seen_by(k, g, 0);
+    const qsf_seen seen = qsf_seen_at(k, g->first_position);
+    size_t last = 0;
+    const qsf_segment *s = g;
+    for (size_t n = 0; n < (size_t)g->n_tokens + g->n_branch_rows; n += s->n_tokens, s++) {
+        const size_t end = (size_t)s->first_position + s->n_tokens;
+        last = end > last + 1 ? end - 1 : last;
+    }
     const size_t first = seen.first / QSF_KV_SPAN_TOKENS;
     const size_t n_pinned = qsf_ceil_div(seen.pinned, QSF_KV_SPAN_TOKENS);
-    qsf_spans s = {n_pinned < first ? n_pinned : first, first, 0};
-    s.n = s.n_pinned + end_span(qsf_seen_by(k, g, g->n_tokens - 1)) - first;
-    return s;
+    qsf_spans all = {n_pinned < first ? n_pinned : first, first, 0};
+    all.n = all.n_pinned + end_span(qsf_seen_at(k, last)) - first;
+    return all;
 }
 
 size_t qsf_seen_most_spans(const qsf_layer_kind *k, size_t chunk_tokens, size_t ctx_tokens)

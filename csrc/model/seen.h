@@ -15,8 +15,8 @@ typedef struct qsf_seen {
     size_t end;
 } qsf_seen;
 
-/* Returns what token t of a segment sees: itself and those before, within the window or pinned. */
-qsf_seen qsf_seen_by(const qsf_layer_kind *k, const qsf_segment *g, size_t t);
+/* Returns what a token sees: itself and those before, within the window or pinned. */
+qsf_seen qsf_seen_at(const qsf_layer_kind *k, size_t position);
 
 /* Returns the slots of the span from position `begin` on that are seen, with those between pinned
  * positions and the window, which are not. Begin and end are 0 if the span has none. */
@@ -29,7 +29,7 @@ typedef struct qsf_spans {
     size_t n;
 } qsf_spans;
 
-/* Returns the spans that the tokens of a segment see. */
+/* Returns the spans that the tokens of a segment and of its branches see. */
 qsf_spans qsf_seen_spans(const qsf_layer_kind *k, const qsf_segment *g);
 
 /* Returns the most spans that tokens of a segment of chunk_tokens see. */

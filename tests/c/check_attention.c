@@ -94,7 +94,7 @@ static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint
                              .n_ropes = 1,
                              .n_rope_pairs = s->head_dim / 2};
     qsf_kernels_init(&g->kernels, isa);
-    const qsf_scratch_sizes scratch_sizes = {chunk_tokens, n_threads, true};
+    const qsf_scratch_sizes scratch_sizes = {chunk_tokens, n_threads};
     qsf_arena a;
     g->blocks[1] = zeroed(qsf_pool_bytes(n_threads));
     CHECK_OK(qsf_pool_init(g->blocks[1], n_threads, false, &g->pool));

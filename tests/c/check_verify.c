@@ -111,26 +111,18 @@ static uint32_t parent_of(const rig *g, uint32_t i)
     return g->tree->buffers.draft_parents[i - 1];
 }
 
-/* Chooses tokens and a tree. A chain first, as the engine has it, or not. Branches are at most
- * QSF_BRANCH_TOKENS long. */
+/* Chooses tokens and a tree. A chain first, as the engine has it, or not. */
 static void choose_tree(rig *g, uint32_t n_held, uint32_t n_drafts)
 {
     const uint32_t n_chain = random_below(n_drafts + 1);
-    uint32_t n_branched[1 + MOST_DRAFTS] = {0}; /* tokens since the chain from the root on */
-    bool is_trunk = true;
     g->n_held = n_held;
     g->n_drafts = n_drafts;
     for (uint32_t i = 0; i < n_held + n_drafts; i++)
         g->tokens[i] = i < n_held ? i * i % TINY_MODEL_VOCAB : random_below(TINY_MODEL_VOCAB);
     g->depths[0] = 0;
     for (uint32_t i = 1; i <= n_drafts; i++) {
-        uint32_t parent = i - 1;
-        if (i > n_chain && (random_below(3) == 0 || n_branched[parent] == QSF_BRANCH_TOKENS))
-            do
-                parent = random_below(i);
-            while (n_branched[parent] == QSF_BRANCH_TOKENS);
-        is_trunk = is_trunk && parent == i - 1;
-        n_branched[i] = is_trunk ? 0 : n_branched[parent] + 1;
+        const bool is_branch = i > n_chain && random_below(3) == 0;
+        const uint32_t parent = is_branch ? random_below(i) : i - 1;
         g->depths[i] = g->depths[parent] + 1;
         g->tree->buffers.draft_parents[i - 1] = (uint8_t)parent;
     }

@@ -63,6 +63,7 @@ static void read_value(qsf_dtype type, const void *page, size_t head_dim, size_t
     float e[SPAN] = {0};
     e[slot] = 1.0F;
     const qsf_span_range one = {(uint32_t)slot, (uint32_t)slot + 1};
+    memset(out, 0, blocks_of(head_dim) * QSF_BLOCK * sizeof *out);
     scalar.span_values[type](pages, blocks_of(head_dim), e, &one, 1, out);
 }
 
@@ -335,12 +336,23 @@ static void span_free(span *s)
     free(s->e);
 }
 
-static output sum_values(const qsf_kernels *k, const span *s, size_t first_row, size_t n_rows)
+/* The slots of each row before `slot`, then the others. */
+static output sum_values(const qsf_kernels *k, const span *s, size_t first_row, size_t n_rows,
+                         uint32_t slot)
 {
     const size_t n_blocks = blocks_of(s->head_dim);
     const output out = output_make(n_rows * n_blocks * QSF_BLOCK * sizeof(float));
-    k->span_values[s->type]((const void *const *)s->pages, n_blocks, s->e + first_row * SPAN,
-                            s->ranges + first_row, n_rows, out.at);
+    memset(out.at, 0, n_rows * n_blocks * QSF_BLOCK * sizeof(float));
+    qsf_span_range parts[2][MAX_ROWS];
+    for (size_t r = 0; r < n_rows; r++) {
+        const qsf_span_range all = s->ranges[first_row + r];
+        const uint32_t mid = slot < all.begin ? all.begin : slot < all.end ? slot : all.end;
+        parts[0][r] = (qsf_span_range){all.begin, mid};
+        parts[1][r] = (qsf_span_range){mid, all.end};
+    }
+    for (size_t i = 0; i < 2; i++)
+        k->span_values[s->type]((const void *const *)s->pages, n_blocks, s->e + first_row * SPAN,
+                                parts[i], n_rows, out.at);
     return out;
 }
 
@@ -372,16 +384,16 @@ static void check_values(qsf_dtype type, size_t head_dim, size_t n_rows, size_t 
     char what[128];
     snprintf(what, sizeof what, "values %s, head_dim %zu, %zu rows, range %zu, fill %d",
              qsf_dtype_name(type), head_dim, n_rows, range_idx, (int)how);
-    const output want = sum_values(&scalar, &s, 0, n_rows);
+    const output want = sum_values(&scalar, &s, 0, n_rows, SPAN);
     for (size_t i = 0; i < n_levels; i++) {
-        const output have = sum_values(&levels[i], &s, 0, n_rows);
+        const output have = sum_values(&levels[i], &s, 0, n_rows, random_u32() % SPAN);
         check_outputs(&want, &have, levels[i].isa_name, what);
         free(have.block);
         n_compared++;
     }
     const size_t stride = blocks_of(head_dim) * QSF_BLOCK;
     for (size_t r = 0; r < n_rows; r++) { /* each row as if it were alone */
-        const output alone = sum_values(&scalar, &s, r, 1);
+        const output alone = sum_values(&scalar, &s, r, 1, SPAN);
         if (!CHECK_EQ(first_difference((float *)want.at + r * stride, alone.at, stride), stride))
             printf("  row %zu of %s\n", r, what);
         free(alone.block);

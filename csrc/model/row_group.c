@@ -1,0 +1,261 @@
+/* row_group.c - scores, exponentials and values of the rows of a group. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/row_group.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "model/branch.h"
+
+size_t qsf_row_group_chunk_row(const qsf_layer_kind *k, const qsf_row_group *group, size_t r)
+{
+    const uint32_t n_heads = qsf_heads_per_kv(k);
+    const size_t row = group->first_row + r;
+    return (group->segment->first_row + row / n_heads) * k->n_heads +
+           (size_t)group->kv_head * n_heads + row % n_heads;
+}
+
+size_t qsf_row_group_head_off(const qsf_ops *o, size_t row)
+{
+    const qsf_layer_kind *const k = o->kind;
+    return row / k->n_heads * qsf_stride(qsf_q_dim(k)) + row % k->n_heads * k->head_dim;
+}
+
+qsf_acts qsf_row_group_gather(const qsf_ops *o, const qsf_row_group *group, size_t worker_idx)
+{
+    const qsf_layer_kind *const kind = o->kind;
+    const qsf_attend_scratch *const s = &o->scratch->attend;
+    const size_t stride = qsf_stride(kind->head_dim);
+    const size_t n_blocks = stride / QSF_BLOCK;
+    const size_t value_off = worker_idx * QSF_ATTEND_ROWS * stride;
+    const size_t block_off = value_off / QSF_BLOCK;
+    for (size_t r = 0; r < group->n_rows; r++) {
+        float *const q = s->q + value_off + r * stride;
+        memcpy(q,
+               o->scratch->q + qsf_row_group_head_off(o, qsf_row_group_chunk_row(kind, group, r)),
+               kind->head_dim * sizeof *q);
+        memset(q + kind->head_dim, 0, (stride - kind->head_dim) * sizeof *q);
+    }
+    const qsf_act_row rows = {
+        .q = s->act_q + value_off,
+        .q_low = s->act_q_low + value_off,
+        .scale = s->act_scale + block_off,
+        .sum = s->act_sum + block_off,
+        .first_sum = s->act_first_sum + block_off,
+        .scaled_sum = s->act_scaled_sum + block_off,
+        .fine_sum = s->act_fine_sum + block_off,
+    };
+    if (qsf_dtype_is_quantised(o->scratch->kv_form.k_type)) /* rows and blocks are contiguous */
+        o->kernels->quantise(s->q + value_off, group->n_rows * n_blocks, &rows);
+    return (qsf_acts){
+        .n_tokens = group->n_rows,
+        .n_blocks = n_blocks,
+        .f32 = s->q + value_off,
+        .q = rows.q,
+        .q_low = rows.q_low,
+        .scale = rows.scale,
+        .sum = rows.sum,
+        .first_sum = rows.first_sum,
+        .scaled_sum = rows.scaled_sum,
+        .fine_sum = rows.fine_sum,
+    };
+}
+
+/* Computes scores [n_rows, 256] of pages first .. end - 1 of a span. Pages that are contiguous in
+ * memory are one product. */
+static void score_pages(qsf_matmul_fn *matmul, size_t page_bytes, const void *const *pages,
+                        size_t first, size_t end, const qsf_acts *x, float *scores)
+{
+    const size_t tile_rows = QSF_KV_PAGE_TOKENS / QSF_TILE_ROWS;
+    for (size_t i = first; i < end;) {
+        const unsigned char *const tiles = pages[i];
+        size_t n = 1;
+        while (i + n < end && pages[i + n] == tiles + n * page_bytes)
+            n++;
+        matmul(tiles, n * tile_rows, x, scores + i * QSF_KV_PAGE_TOKENS, QSF_KV_SPAN_TOKENS);
+        i += n;
+    }
+}
+
+#define CACHE_LINE_BYTES 64
+
+/* Prefetches pages: each is too short for the processor's own prefetcher. */
+static void prefetch_pages(const void *const *pages, size_t first, size_t end, size_t page_bytes)
+{
+    for (size_t i = first; i < end; i++)
+        for (size_t off = 0; off < page_bytes; off += CACHE_LINE_BYTES)
+            __builtin_prefetch((const unsigned char *)pages[i] + off);
+}
+
+/* Turns the scores [256] of row r into exponentials. `begin` is the first position of the span. */
+static qsf_span_sums weigh_scores(const qsf_ops *o, const qsf_row_group *group, size_t r,
+                                  size_t begin, qsf_span_range range, float *scores)
+{
+    const qsf_layer_kind *const kind = o->kind;
+    float *const first = scores + range.begin;
+    const size_t n = range.end - range.begin;
+    float scale = kind->score_scale;
+    if (kind->alibi_slopes.n != 0) {
+        const size_t head = qsf_row_group_chunk_row(kind, group, r) % kind->n_heads;
+        const size_t distance = group->seen[r].end - 1 - (begin + range.begin);
+        o->kernels->alibi(first, scale, kind->alibi_slopes.values[head], (uint32_t)distance, n);
+        scale = 1.0F;
+    }
+    if (kind->score_cap != 0.0F) {
+        o->kernels->cap(first, scale / kind->score_cap, kind->score_cap, n);
+        scale = 1.0F;
+    }
+    const qsf_seen *const seen = &group->seen[r];
+    size_t p = begin + range.begin > seen->pinned ? begin + range.begin : seen->pinned;
+    for (; p < seen->first && p < begin + range.end; p++)
+        scores[p - begin] = -INFINITY;
+    return o->kernels->span_softmax(scores, range, scale);
+}
+
+/* Finds pages first .. end - 1 of a span that are in the transit buffer; returns the first one that
+ * is not. */
+static size_t find_cold_pages(const qsf_attention_job *job, const qsf_row_group *group, size_t page,
+                              size_t first, size_t end, const void **k_pages, const void **v_pages)
+{
+    const qsf_kv_layer *const l = &group->segment->kv->pool->layers[job->layer];
+    const unsigned char *const records =
+        job->ops->scratch->attend.transit + group->kv_head * (l->k_page_bytes + l->v_page_bytes);
+    for (; first < end && page + first < job->end_cold; first++) {
+        k_pages[first] = records + (page + first - job->first_cold) * qsf_kv_record_bytes(l);
+        v_pages[first] = (const unsigned char *)k_pages[first] + l->k_page_bytes;
+    }
+    return first;
+}
+
+/* Finds pages first .. end - 1 of a span in memory. Those between pinned positions and the window
+ * may be gone: they become page `first`, whose values get no weight. */
+static void find_pages(const qsf_attention_job *job, const qsf_row_group *group, size_t page,
+                       size_t first, size_t end, const void **k_pages, const void **v_pages)
+{
+    const qsf_kvcache *const kv = group->segment->kv;
+    const qsf_seen *const seen = &group->all;
+    const size_t pinned_end = qsf_ceil_div(seen->pinned, QSF_KV_PAGE_TOKENS);
+    const size_t window = seen->first / QSF_KV_PAGE_TOKENS;
+    size_t gone = pinned_end > page + first ? pinned_end - page : first;
+    gone = gone < end ? gone : end;
+    size_t back = window > page + gone ? window - page : gone;
+    back = back < end ? back : end;
+    qsf_kvcache_find_pages(kv, job->layer, group->kv_head, page, first, gone, k_pages, v_pages);
+    for (size_t i = gone; i < back; i++) {
+        k_pages[i] = k_pages[first];
+        v_pages[i] = v_pages[first];
+    }
+    qsf_kvcache_find_pages(kv, job->layer, group->kv_head, page, back, end, k_pages, v_pages);
+}
+
+/* True if a branch has rows of its own in the span. */
+static bool has_branch_rows(const qsf_row_group *group, size_t begin)
+{
+    const qsf_segment *const g = group->segment;
+    return g->n_branch_rows != 0 && begin + QSF_KV_SPAN_TOKENS > g->first_position;
+}
+
+/* Finds the rows of the branch behind *branch, or of the first one if that is NULL: rows *first ..
+ * *end - 1 of the group, from the given *end on. False: there are none. */
+static bool find_branch_rows(const qsf_attention_job *job, const qsf_row_group *group,
+                             size_t *first, size_t *end, const qsf_segment **branch)
+{
+    const size_t n_heads = qsf_heads_per_kv(job->ops->kind);
+    const qsf_segment *g = *branch != NULL ? *branch : group->segment;
+    const size_t row = group->segment->first_row * n_heads + group->first_row; /* of the chunk */
+    const size_t n_trunk = (size_t)group->segment->n_tokens * n_heads;
+    *first = n_trunk > group->first_row + *end ? n_trunk - group->first_row : *end;
+    if (*first >= group->n_rows)
+        return false;
+    while (row + *first >= ((size_t)g->first_row + g->n_tokens) * n_heads)
+        g++;
+    const size_t n = ((size_t)g->first_row + g->n_tokens) * n_heads - row;
+    *end = n < group->n_rows ? n : group->n_rows;
+    *branch = g;
+    return true;
+}
+
+/* Computes scores of the group's branches with their own rows. */
+static void score_branches(const qsf_attention_job *job, const qsf_row_group *group,
+                           const qsf_acts *x, size_t begin, const qsf_span_range *ranges,
+                           float *scores)
+{
+    qsf_branch_span b = {NULL, job->layer, group->kv_head, begin};
+    for (size_t first, end = 0; find_branch_rows(job, group, &first, &end, &b.branch);) {
+        const qsf_acts rows = qsf_acts_rows(x, first, end - first);
+        qsf_branch_score(job->ops, &b, &rows, ranges[end - 1].end,
+                         scores + first * QSF_KV_SPAN_TOKENS);
+    }
+}
+
+/* Computes the values of all rows over one span, in the worker's span_values. */
+static void add_values(const qsf_attention_job *job, const qsf_row_group *group, size_t n_blocks,
+                       size_t begin, const void *const *v_pages, const float *e,
+                       const qsf_span_range *ranges, float *values)
+{
+    const qsf_ops *const o = job->ops;
+    const size_t stride = n_blocks * QSF_BLOCK;
+    qsf_span_values_fn *const add = o->kernels->span_values[group->segment->kv->pool->form.v_type];
+    memset(values, 0, group->n_rows * stride * sizeof *values);
+    if (!has_branch_rows(group, begin)) {
+        add(v_pages, n_blocks, e, ranges, group->n_rows, values);
+        return;
+    }
+    qsf_branch_span b = {NULL, job->layer, group->kv_head, begin};
+    qsf_span_range shared[QSF_ATTEND_ROWS];
+    memcpy(shared, ranges, group->n_rows * sizeof *ranges);
+    for (size_t r, end = 0; find_branch_rows(job, group, &r, &end, &b.branch);)
+        for (; r < end; r++)
+            shared[r] = qsf_branch_shared_slots(&b, ranges[r]);
+    add(v_pages, n_blocks, e, shared, group->n_rows, values);
+    b.branch = NULL;
+    for (size_t r, end = 0; find_branch_rows(job, group, &r, &end, &b.branch);)
+        for (; r < end; r++)
+            qsf_branch_add_values(o, &b, n_blocks, e + r * QSF_KV_SPAN_TOKENS, ranges[r],
+                                  values + r * stride);
+}
+
+void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group *group,
+                               const qsf_acts *x, size_t span, size_t worker_idx,
+                               qsf_span_range *ranges, qsf_span_sums *sums)
+{
+    const qsf_ops *const o = job->ops;
+    const qsf_kernels *const k = o->kernels;
+    const qsf_kvcache *const kv = group->segment->kv;
+    const qsf_attend_scratch *const s = &o->scratch->attend;
+    const size_t begin = span * QSF_KV_SPAN_TOKENS;
+    float *const scores = s->scores + worker_idx * QSF_ATTEND_ROWS * QSF_KV_SPAN_TOKENS;
+    size_t first_slot = QSF_KV_SPAN_TOKENS;
+    size_t end_slot = 0;
+    for (size_t r = 0; r < group->n_rows; r++) {
+        ranges[r] = qsf_seen_slots(group->seen[r], begin);
+        if (ranges[r].begin >= ranges[r].end)
+            continue;
+        first_slot = ranges[r].begin < first_slot ? ranges[r].begin : first_slot;
+        end_slot = ranges[r].end > end_slot ? ranges[r].end : end_slot;
+    }
+    if (first_slot >= end_slot)
+        return;
+    const size_t page = span * QSF_KV_SPAN_PAGES;
+    const qsf_kv_layer *const layer = &kv->pool->layers[job->layer];
+    const size_t first_page = first_slot / QSF_KV_PAGE_TOKENS;
+    const size_t end_page = qsf_ceil_div(end_slot, QSF_KV_PAGE_TOKENS);
+    const void *k_pages[QSF_KV_SPAN_PAGES];
+    const void *v_pages[QSF_KV_SPAN_PAGES];
+    const size_t first_hot =
+        find_cold_pages(job, group, page, first_page, end_page, k_pages, v_pages);
+    if (first_hot < end_page)
+        find_pages(job, group, page, first_hot, end_page, k_pages, v_pages);
+    prefetch_pages(k_pages, first_page, end_page, layer->k_page_bytes);
+    prefetch_pages(v_pages, first_page, end_page, layer->v_page_bytes);
+    score_pages(k->matmul[kv->pool->form.k_type], layer->k_page_bytes, k_pages, first_page,
+                end_page, x, scores);
+    if (has_branch_rows(group, begin))
+        score_branches(job, group, x, begin, ranges, scores);
+    for (size_t r = 0; r < group->n_rows; r++)
+        if (ranges[r].begin < ranges[r].end)
+            sums[r] = weigh_scores(o, group, r, begin, ranges[r], scores + r * QSF_KV_SPAN_TOKENS);
+    add_values(job, group, x->n_blocks, begin, v_pages, scores, ranges,
+               s->span_values + worker_idx * QSF_ATTEND_ROWS * x->n_blocks * QSF_BLOCK);
+}
