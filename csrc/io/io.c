@@ -131,3 +131,9 @@ qsf_status qsf_io_finish(qsf_io_queue *queue, qsf_io_read *read)
                                 : finish_here(queue, read));
     return qsf_file_end_read(queue->io->file, read->off, read->dst, read->need_bytes);
 }
+
+bool qsf_io_has_ended(const qsf_io_queue *queue)
+{
+    return queue->ring != NULL && queue->n_started > 0 &&
+           queue->io->way->queue_fns->has_ended(queue);
+}

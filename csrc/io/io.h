@@ -59,4 +59,7 @@ qsf_status qsf_io_start(qsf_io_queue *queue, const qsf_io_read *read);
  * Handles short reads and EINTR. Faults that a test injects happen here. */
 qsf_status qsf_io_finish(qsf_io_queue *queue, qsf_io_read *read);
 
+/* True if qsf_io_finish() may be called and need not wait; false if a read takes place there. */
+bool qsf_io_has_ended(const qsf_io_queue *queue);
+
 #endif

@@ -273,6 +273,13 @@ static qsf_status finish_read(qsf_io_queue *queue, qsf_io_read *read)
     }
 }
 
+static bool has_ended(const qsf_io_queue *queue)
+{
+    const ring *const r = queue->ring;
+    return atomic_load_explicit(r->answer_tail, memory_order_acquire) !=
+           atomic_load_explicit(r->answer_head, memory_order_relaxed);
+}
+
 static void close_queue(qsf_io_queue *queue)
 {
     ring *const r = queue->ring;
@@ -314,6 +321,7 @@ static const qsf_io_queue_fns queue_fns = {
     .close = close_queue,
     .start = start_read,
     .finish = finish_read,
+    .has_ended = has_ended,
 };
 
 #else

@@ -55,6 +55,7 @@ typedef struct qsf_io_queue_fns {
     void (*close)(qsf_io_queue *queue);
     qsf_status (*start)(qsf_io_queue *queue, const qsf_io_read *read);
     qsf_status (*finish)(qsf_io_queue *queue, qsf_io_read *read);
+    bool (*has_ended)(const qsf_io_queue *queue); /* `finish` need not wait */
 } qsf_io_queue_fns;
 
 struct qsf_io_way {

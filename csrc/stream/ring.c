@@ -16,49 +16,48 @@
 #define NONE UINT32_MAX
 /* Large enough to hide the overhead of a read, small enough for several reads in flight. 512 KiB
  * and 1 MiB were equally fast (bench/LOG.md). */
-#define MAX_PIECE_BYTES ((size_t)1024 * 1024)
-#define MIN_PIECE_BYTES ((size_t)QSF_IO_ALIGN)
-#define SPARE_PIECES 32 /* for the short pieces at ends of units and at the end of the ring */
+#define MAX_SLOT_BYTES ((size_t)1024 * 1024)
+#define MIN_SLOT_BYTES ((size_t)QSF_IO_ALIGN)
+/* Most that is used at once, so that its slots are soon free for the disk. */
+#define MAX_RANGE_BYTES ((size_t)2 * 1024 * 1024)
 #define CANCEL_POLL_NS 20000000
 
 /* ---- memory ---- */
 
 size_t qsf_ring_least_bytes(size_t range_bytes)
 {
-    return qsf_round_up(range_bytes, QSF_IO_ALIGN) + 4 * MIN_PIECE_BYTES;
+    return qsf_round_up(range_bytes, QSF_IO_ALIGN) + 4 * MIN_SLOT_BYTES;
 }
 
 /* Leaves room for `depth` reads in flight beside the range in use. */
-static size_t choose_piece_bytes(size_t ring_bytes, size_t range_bytes, uint32_t depth)
+static size_t choose_slot_bytes(size_t ring_bytes, size_t range_bytes, uint32_t depth)
 {
     const size_t room_bytes = ring_bytes - qsf_round_up(range_bytes, QSF_IO_ALIGN);
     const size_t n_bytes = room_bytes / (depth + 2) / QSF_IO_ALIGN * QSF_IO_ALIGN;
-    return n_bytes < MIN_PIECE_BYTES   ? MIN_PIECE_BYTES
-           : n_bytes > MAX_PIECE_BYTES ? MAX_PIECE_BYTES
-                                       : n_bytes;
-}
-
-/* Number of pieces that suffices for every depth. */
-static uint32_t piece_count(size_t ring_bytes, size_t range_bytes)
-{
-    const size_t n_bytes = choose_piece_bytes(ring_bytes, range_bytes, QSF_IO_MAX_DEPTH);
-    return (uint32_t)(ring_bytes / n_bytes) + SPARE_PIECES;
+    return n_bytes < MIN_SLOT_BYTES   ? MIN_SLOT_BYTES
+           : n_bytes > MAX_SLOT_BYTES ? MAX_SLOT_BYTES
+                                      : n_bytes;
 }
 
 typedef struct layout {
     qsf_ring *ring;
     qsf_piece *pieces;
     uint32_t *order;
+    bool *is_taken;
     unsigned char *seam;
     unsigned char *bytes;
 } layout;
 
+/* With records for as many slots as there are at any depth. */
 static void lay_out(layout *l, qsf_arena *a, size_t ring_bytes, size_t range_bytes,
                     const qsf_reader *r)
 {
+    const size_t most_slots =
+        ring_bytes / choose_slot_bytes(ring_bytes, range_bytes, QSF_IO_MAX_DEPTH);
     l->ring = qsf_arena_push(a, 1, sizeof *l->ring);
-    l->pieces = qsf_arena_push(a, piece_count(ring_bytes, range_bytes), sizeof *l->pieces);
+    l->pieces = qsf_arena_push(a, most_slots, sizeof *l->pieces);
     l->order = qsf_arena_push(a, r->n_units, sizeof *l->order);
+    l->is_taken = qsf_arena_push(a, most_slots, sizeof *l->is_taken);
     l->seam = qsf_arena_push(a, range_bytes + QSF_DATA_ALIGN, 1);
     l->bytes = qsf_arena_push(a, ring_bytes + QSF_IO_ALIGN, 1);
 }
@@ -90,6 +89,7 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
     layout l;
     qsf_arena_init(&arena, block, block_bytes);
     lay_out(&l, &arena, ring_bytes, range_bytes, r);
+    const size_t slot_bytes = choose_slot_bytes(ring_bytes, range_bytes, setup->depth);
     qsf_ring *const ring = l.ring;
     *ring = (qsf_ring){
         .reader = r,
@@ -99,14 +99,14 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
         .block = block,
         .block_bytes = block_bytes,
         .bytes = l.bytes + -(uintptr_t)l.bytes % QSF_IO_ALIGN,
-        .ring_bytes = ring_bytes,
+        .slot_bytes = slot_bytes,
+        .n_slots = (uint32_t)(ring_bytes / slot_bytes),
         .range_bytes = range_bytes,
-        .piece_bytes = choose_piece_bytes(ring_bytes, range_bytes, setup->depth),
         .seam = l.seam,
         .queue_depth = qsf_io_queue_depth(setup),
         .is_paused = true,
         .pieces = l.pieces,
-        .cap_pieces = piece_count(ring_bytes, range_bytes),
+        .is_taken = l.is_taken,
         .order = l.order,
         .unit_idx = NONE,
     };
@@ -137,8 +137,7 @@ static void restart(qsf_ring *ring, uint32_t next_order, uint64_t next_pass)
     while (ring->n_reading > 0)
         qsf_condition_wait(&ring->has_data, &ring->lock);
     ring->tail = ring->head;
-    ring->used_bytes = 0;
-    ring->write_off = 0;
+    memset(ring->is_taken, 0, ring->n_slots * sizeof *ring->is_taken);
     ring->next_order = next_order;
     ring->next_off = 0;
     ring->next_pass = next_pass;
@@ -180,7 +179,7 @@ static bool is_at(qsf_ring *ring, uint32_t unit_idx)
     if (ring->is_paused)
         return false;
     if (ring->tail < ring->head) {
-        const qsf_piece *const p = &ring->pieces[ring->tail % ring->cap_pieces];
+        const qsf_piece *const p = &ring->pieces[ring->tail % ring->n_slots];
         return p->unit_idx == unit_idx && p->off == 0;
     }
     return qsf_ring_is_next_wanted(ring) && ring->order[ring->next_order] == unit_idx &&
@@ -205,9 +204,6 @@ qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx)
     if (!is_at(ring, unit_idx))
         restart(ring, place, ring->pass);
     ring->unit_idx = unit_idx;
-    const size_t next_off = ring->write_off == ring->ring_bytes ? 0 : ring->write_off;
-    const qsf_piece *const p = &ring->pieces[ring->tail % ring->cap_pieces];
-    ring->unit_start = ring->tail < ring->head ? (size_t)(p->bytes - ring->bytes) : next_off;
     ring->unit_off = 0;
     ring->unit_crc32 = 0;
     ring->unit_first_ns = 0;
@@ -216,21 +212,43 @@ qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx)
     return QSF_OK;
 }
 
-size_t qsf_ring_range_bytes(const qsf_ring *ring, uint64_t off)
+/* Bytes of the current unit from `off` on that lie one behind the other, in the piece of `off` and
+ * those after it that are ready. Stops soon after most_bytes. Caller holds the lock. */
+static size_t adjacent_bytes(const qsf_ring *ring, uint64_t off, size_t most_bytes)
 {
-    const size_t at = (size_t)((ring->unit_start + off) % ring->ring_bytes);
-    const size_t most_bytes = ring->ring_bytes / 4; /* leaves the rest for reads in flight */
-    size_t n_bytes = ring->ring_bytes - at;
-    if (n_bytes > most_bytes)
-        n_bytes = most_bytes;
-    return n_bytes > ring->range_bytes ? n_bytes : ring->range_bytes;
+    size_t n_bytes = 0;
+    uint64_t next_off = ring->unit_off;
+    const unsigned char *end = NULL; /* NULL: `off` is not reached */
+    for (uint64_t i = ring->tail; i < ring->head && n_bytes < most_bytes; i++) {
+        const qsf_piece *const p = &ring->pieces[i % ring->n_slots];
+        if (p->off != next_off || (end != NULL && (p->bytes != end || p->state != PIECE_READY)))
+            break;
+        next_off += p->data_bytes;
+        if (next_off <= off)
+            continue;
+        n_bytes += p->off < off ? (size_t)(next_off - off) : p->data_bytes;
+        end = p->bytes + p->data_bytes;
+    }
+    return n_bytes;
+}
+
+size_t qsf_ring_range_bytes(qsf_ring *ring, uint64_t off)
+{
+    qsf_mutex_lock(&ring->lock);
+    size_t most_bytes = ring->n_slots / 4 * ring->slot_bytes; /* the rest is for reads in flight */
+    if (most_bytes > MAX_RANGE_BYTES)
+        most_bytes = MAX_RANGE_BYTES;
+    const size_t n_bytes = adjacent_bytes(ring, off, most_bytes);
+    qsf_mutex_unlock(&ring->lock);
+    most_bytes = n_bytes < most_bytes ? n_bytes : most_bytes;
+    return most_bytes > ring->range_bytes ? most_bytes : ring->range_bytes;
 }
 
 /* Waits until piece piece_no is ready. */
 static qsf_status wait_for(qsf_ring *ring, uint64_t piece_no)
 {
     for (;;) {
-        const qsf_piece *const p = &ring->pieces[piece_no % ring->cap_pieces];
+        const qsf_piece *const p = &ring->pieces[piece_no % ring->n_slots];
         if (piece_no < ring->head && p->state == PIECE_READY)
             return QSF_OK;
         if (ring->failure_status != QSF_OK)
@@ -245,14 +263,14 @@ static qsf_status wait_for(qsf_ring *ring, uint64_t piece_no)
 /* Removes the oldest piece, which is ready, and adds it to the checksum and times of its unit. */
 static void remove_oldest(qsf_ring *ring)
 {
-    const qsf_piece *const p = &ring->pieces[ring->tail % ring->cap_pieces];
+    const qsf_piece *const p = &ring->pieces[ring->tail % ring->n_slots];
     ring->unit_crc32 = qsf_crc32_combine(ring->unit_crc32, p->crc32, p->data_bytes);
     if (p->off == 0)
         ring->unit_first_ns = p->start_ns;
     if (p->end_ns > ring->unit_last_ns)
         ring->unit_last_ns = p->end_ns;
     ring->unit_off = p->off + p->data_bytes;
-    ring->used_bytes -= p->n_bytes;
+    ring->is_taken[(size_t)(p->bytes - ring->bytes) / ring->slot_bytes] = false;
     ring->tail++;
     qsf_condition_wake_all(&ring->has_room);
 }
@@ -264,7 +282,7 @@ static qsf_status move_to(qsf_ring *ring, uint64_t off, uint64_t end_off)
     uint64_t done_off = ring->unit_off; /* end of the pieces visited */
     for (uint64_t i = ring->tail; done_off < end_off; i++) {
         QSF_TRY(wait_for(ring, i));
-        const qsf_piece *const p = &ring->pieces[i % ring->cap_pieces];
+        const qsf_piece *const p = &ring->pieces[i % ring->n_slots];
         assert(p->unit_idx == ring->unit_idx);
         done_off = p->off + p->data_bytes;
         if (done_off <= off)
@@ -288,24 +306,36 @@ static qsf_status move_timed(qsf_ring *ring, uint64_t off, uint64_t end_off, uin
     return status;
 }
 
+/* Copies bytes [off, off + n_bytes) of the current unit, whose pieces are ready, to the seam. */
+static const unsigned char *copy_to_seam(const qsf_ring *ring, uint64_t off, size_t n_bytes)
+{
+    unsigned char *const seam = ring->seam + off % QSF_DATA_ALIGN;
+    size_t done_bytes = 0;
+    assert(n_bytes <= ring->range_bytes);
+    for (uint64_t i = ring->tail; done_bytes < n_bytes; i++) {
+        const qsf_piece *const p = &ring->pieces[i % ring->n_slots];
+        const size_t skipped_bytes = (size_t)(off + done_bytes - p->off);
+        size_t part_bytes = p->data_bytes - skipped_bytes;
+        if (part_bytes > n_bytes - done_bytes)
+            part_bytes = n_bytes - done_bytes;
+        memcpy(seam + done_bytes, p->bytes + skipped_bytes, part_bytes);
+        done_bytes += part_bytes;
+    }
+    return seam;
+}
+
 qsf_status qsf_ring_take(qsf_ring *ring, uint64_t off, size_t n_bytes, uint64_t *wait_ns,
                          const unsigned char **out)
 {
+    assert(ring->unit_idx != NONE);
     qsf_mutex_lock(&ring->lock);
-    assert(ring->unit_idx != NONE && n_bytes <= qsf_ring_range_bytes(ring, off));
     const qsf_status status = move_timed(ring, off, off + n_bytes, wait_ns);
+    const bool is_adjacent =
+        status == QSF_OK && n_bytes > 0 && adjacent_bytes(ring, off, n_bytes) >= n_bytes;
     qsf_mutex_unlock(&ring->lock);
     QSF_TRY(status);
-    const size_t at = (size_t)((ring->unit_start + off) % ring->ring_bytes);
-    const size_t first_bytes = ring->ring_bytes - at;
-    if (n_bytes <= first_bytes) {
-        *out = ring->bytes + at;
-        return QSF_OK;
-    }
-    unsigned char *const seam = ring->seam + off % QSF_DATA_ALIGN;
-    memcpy(seam, ring->bytes + at, first_bytes);
-    memcpy(seam + first_bytes, ring->bytes, n_bytes - first_bytes);
-    *out = seam;
+    const qsf_piece *const p = &ring->pieces[ring->tail % ring->n_slots];
+    *out = is_adjacent ? p->bytes + (off - p->off) : copy_to_seam(ring, off, n_bytes);
     return QSF_OK;
 }
 

@@ -60,9 +60,9 @@ void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const qsf_cancel *cancel
 /* Begins a unit. If it is not the next one in the order, reading restarts at it. */
 qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx);
 
-/* Most stored bytes that one qsf_ring_take() may ask for at `off`: those before the end of the
- * ring, at least range_bytes. */
-size_t qsf_ring_range_bytes(const qsf_ring *ring, uint64_t off);
+/* Most stored bytes that one qsf_ring_take() may ask for at `off`: those that lie one behind the
+ * other and are ready or will be next, at least range_bytes. Grows while the readers work. */
+size_t qsf_ring_range_bytes(qsf_ring *ring, uint64_t off);
 
 /* Waits for the stored bytes [off, off + n_bytes) of the current unit and releases all bytes before
  * `off`. n_bytes <= qsf_ring_range_bytes(off). *out equals off modulo 64. Adds the time of the wait

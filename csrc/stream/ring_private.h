@@ -1,9 +1,9 @@
 /* ring_private.h - the record that the readers and the consumer of a ring share.
  *
- * Readers append pieces at `head`, the consumer removes them at `tail`. Pieces take bytes of the
- * ring in the same order, without gaps; a piece ends at the end of the ring. So stored byte `off`
- * of a unit lies at (start of the unit + off) modulo ring_bytes. A range is contiguous unless it
- * crosses the end of the ring; then it is copied to the seam.
+ * Readers append pieces at `head`, the consumer removes them at `tail`. A piece takes the lowest
+ * free slot. So pieces mostly lie one behind the other, and only as much of the ring is written as
+ * is needed at the moment: memory that was used lately is written faster. A range of pieces that do
+ * not lie one behind the other is copied to the seam.
  *
  * `lock` protects all fields below it. The reader owns the bytes of a piece while its state is
  * READING, the consumer afterwards.
@@ -22,8 +22,7 @@ typedef struct qsf_piece {
     uint32_t unit_idx;
     uint32_t crc32;       /* of its data_bytes */
     uint64_t off;         /* of its first byte in the stored unit, a multiple of 4096 */
-    size_t data_bytes;    /* of the unit */
-    size_t n_bytes;       /* data_bytes rounded up to 4096 */
+    size_t data_bytes;    /* of the unit; less than a slot has at the end of the unit only */
     unsigned char *bytes; /* in the ring */
     uint64_t start_ns;
     uint64_t end_ns;
@@ -36,10 +35,10 @@ struct qsf_ring {
     qsf_trace *trace;   /* borrowed, or NULL */
     void *block;        /* all memory of the ring, this record included */
     size_t block_bytes;
-    unsigned char *bytes; /* [ring_bytes], aligned to 4096 */
-    size_t ring_bytes;
+    unsigned char *bytes; /* [n_slots][slot_bytes], aligned to 4096 */
+    size_t slot_bytes;
+    uint32_t n_slots;
     size_t range_bytes;
-    size_t piece_bytes;
     unsigned char *seam; /* [range_bytes + 64] */
     uint32_t queue_depth;
     uint32_t n_threads;
@@ -51,14 +50,12 @@ struct qsf_ring {
     qsf_condition has_data; /* the consumer waits */
     bool is_stopping;
     bool is_paused;    /* no read begins, and pieces are invalid */
-    qsf_piece *pieces; /* [cap_pieces], piece i at i % cap_pieces */
-    uint32_t cap_pieces;
-    uint64_t head; /* pieces [tail, head) are in use */
+    qsf_piece *pieces; /* [n_slots], piece i at i % n_slots */
+    bool *is_taken;    /* [n_slots]: the slot has a piece */
+    uint64_t head;     /* pieces [tail, head) are in use */
     uint64_t tail;
     uint32_t n_reading;   /* pieces that a reader reads or verifies */
     uint32_t n_under_way; /* those with a read in flight */
-    size_t write_off;     /* offset of the next piece; ring_bytes means 0 */
-    size_t used_bytes;
     /* the cursor of reading */
     uint32_t *order; /* [n_units] */
     uint32_t n_order;
@@ -72,7 +69,6 @@ struct qsf_ring {
     const qsf_cancel *cancel;
     qsf_stopwatch *stopwatch; /* of the pass, or NULL */
     uint32_t unit_idx;        /* current unit; NONE: none */
-    size_t unit_start;        /* offset in the ring of its stored byte 0 */
     uint64_t unit_off;        /* its pieces before this offset are removed */
     uint32_t unit_crc32;      /* of the removed pieces */
     uint64_t unit_first_ns;

@@ -19,38 +19,32 @@ bool qsf_ring_is_next_wanted(qsf_ring *ring)
     return ring->next_pass == ring->pass || ring->next_order < ring->n_always;
 }
 
-/* Allocates the next piece in the ring; NULL if there is nothing to read or no room. */
+/* Begins the next piece in the lowest free slot; NULL if there is nothing to read or no slot. */
 static qsf_piece *begin_piece(qsf_ring *ring, uint64_t *piece_no)
 {
     if (ring->is_paused || ring->is_stopping || ring->failure_status != QSF_OK ||
         ring->n_order == 0 || !qsf_ring_is_next_wanted(ring) ||
-        ring->head - ring->tail == ring->cap_pieces)
+        ring->head - ring->tail == ring->n_slots)
         return NULL;
+    uint32_t slot = 0;
+    while (ring->is_taken[slot])
+        slot++;
     const uint32_t unit_idx = ring->order[ring->next_order];
     const uint64_t left_bytes = ring->reader->units[unit_idx].stored_bytes - ring->next_off;
-    const size_t write_off = ring->write_off == ring->ring_bytes ? 0 : ring->write_off;
-    size_t data_bytes = left_bytes < ring->piece_bytes ? (size_t)left_bytes : ring->piece_bytes;
-    if (data_bytes > ring->ring_bytes - write_off)
-        data_bytes = ring->ring_bytes - write_off;
-    const size_t n_bytes = qsf_round_up(data_bytes, QSF_IO_ALIGN);
-    if (n_bytes > ring->ring_bytes - ring->used_bytes)
-        return NULL;
     const uint64_t now_ns = qsf_clock_ns();
     *piece_no = ring->head++;
-    qsf_piece *const p = &ring->pieces[*piece_no % ring->cap_pieces];
+    qsf_piece *const p = &ring->pieces[*piece_no % ring->n_slots];
     *p = (qsf_piece){
         .state = PIECE_READING,
         .unit_idx = unit_idx,
         .off = ring->next_off,
-        .data_bytes = data_bytes,
-        .n_bytes = n_bytes,
-        .bytes = ring->bytes + write_off,
+        .data_bytes = left_bytes < ring->slot_bytes ? (size_t)left_bytes : ring->slot_bytes,
+        .bytes = ring->bytes + slot * ring->slot_bytes,
         .start_ns = now_ns,
     };
-    ring->write_off = write_off + n_bytes;
-    ring->used_bytes += n_bytes;
-    ring->next_off += data_bytes;
-    if (data_bytes == left_bytes) {
+    ring->is_taken[slot] = true;
+    ring->next_off += p->data_bytes;
+    if (p->data_bytes == left_bytes) {
         ring->next_off = 0;
         ring->next_order++;
     }
@@ -94,7 +88,7 @@ static void start_reads(qsf_ring *ring, qsf_io_queue *queue)
         const qsf_io_read read = {
             .off = ring->reader->units[p->unit_idx].off + p->off,
             .dst = p->bytes,
-            .n_bytes = p->n_bytes,
+            .n_bytes = qsf_round_up(p->data_bytes, QSF_IO_ALIGN),
             .need_bytes = p->data_bytes,
             .tag = piece_no,
         };
@@ -123,27 +117,62 @@ static void record(const qsf_ring *ring, const qsf_piece *p, qsf_trace_kind kind
                                   });
 }
 
-/* Waits for one read and computes its checksum. Caller holds the lock; it is released meanwhile. */
-static void finish_read(qsf_ring *ring, qsf_io_queue *queue, uint32_t thread_idx)
+/* Waits for a read, and takes all that have ended with it. Returns how many of them are to be
+ * verified, in `taken`. Caller holds the lock; it is released meanwhile. */
+static uint32_t take_reads(qsf_ring *ring, qsf_io_queue *queue, uint32_t thread_idx,
+                           qsf_piece *taken[QSF_IO_MAX_DEPTH])
 {
-    qsf_io_read read;
-    qsf_mutex_unlock(&ring->lock);
-    const qsf_status status = qsf_io_finish(queue, &read);
-    qsf_mutex_lock(&ring->lock);
-    qsf_piece *const p = &ring->pieces[read.tag % ring->cap_pieces];
-    end_read(ring, p);
-    record(ring, p, QSF_TRACE_READ, thread_idx, p->start_ns, p->end_ns);
-    if (status == QSF_OK) {
+    uint32_t n_taken = 0;
+    do {
+        qsf_io_read read;
         qsf_mutex_unlock(&ring->lock);
-        const uint64_t start_ns = qsf_clock_ns();
-        const uint32_t crc32 = qsf_crc32(0, p->bytes, p->data_bytes);
-        const uint64_t end_ns = qsf_clock_ns();
-        record(ring, p, QSF_TRACE_CHECKSUM, thread_idx, start_ns, end_ns);
+        const qsf_status status = qsf_io_finish(queue, &read);
         qsf_mutex_lock(&ring->lock);
-        p->crc32 = crc32;
-        ring->counts.checksum_ns += end_ns - start_ns;
+        qsf_piece *const p = &ring->pieces[read.tag % ring->n_slots];
+        end_read(ring, p);
+        record(ring, p, QSF_TRACE_READ, thread_idx, p->start_ns, p->end_ns);
+        if (status == QSF_OK)
+            taken[n_taken++] = p;
+        else
+            end_piece(ring, p, status);
+    } while (qsf_io_has_ended(queue));
+    return n_taken;
+}
+
+/* Computes the checksum of a piece. Caller holds the lock; it is released meanwhile. */
+static void check_piece(qsf_ring *ring, qsf_piece *p, uint32_t thread_idx)
+{
+    qsf_mutex_unlock(&ring->lock);
+    const uint64_t start_ns = qsf_clock_ns();
+    const uint32_t crc32 = qsf_crc32(0, p->bytes, p->data_bytes);
+    const uint64_t end_ns = qsf_clock_ns();
+    record(ring, p, QSF_TRACE_CHECKSUM, thread_idx, start_ns, end_ns);
+    qsf_mutex_lock(&ring->lock);
+    p->crc32 = crc32;
+    ring->counts.checksum_ns += end_ns - start_ns;
+    end_piece(ring, p, QSF_OK);
+}
+
+/* Reads until the ring stops. A disk answers several reads at once: the next ones are asked for
+ * before the checksums of those, so that it does not wait for them. Caller holds the lock. */
+static void read_pieces(qsf_ring *ring, qsf_io_queue *queue, uint32_t thread_idx)
+{
+    qsf_piece *taken[QSF_IO_MAX_DEPTH];
+    uint32_t n_taken = 0;
+    for (;;) {
+        if (!ring->is_stopping)
+            start_reads(ring, queue);
+        for (uint32_t i = 0; i < n_taken; i++)
+            check_piece(ring, taken[i], thread_idx);
+        if (queue->n_started == 0 && ring->is_stopping)
+            return;
+        if (queue->n_started > 0)
+            n_taken = take_reads(ring, queue, thread_idx, taken);
+        else if (n_taken > 0)
+            n_taken = 0; /* the ring may have room by now */
+        else
+            qsf_condition_wait(&ring->has_room, &ring->lock);
     }
-    end_piece(ring, p, status);
 }
 
 static void *run_reader(void *arg)
@@ -160,16 +189,7 @@ static void *run_reader(void *arg)
         qsf_mutex_unlock(&ring->lock);
         return NULL;
     }
-    const uint32_t thread_idx = ++ring->n_begun;
-    while (!ring->is_stopping) {
-        start_reads(ring, &queue);
-        if (queue.n_started > 0)
-            finish_read(ring, &queue, thread_idx);
-        else if (!ring->is_stopping)
-            qsf_condition_wait(&ring->has_room, &ring->lock);
-    }
-    while (queue.n_started > 0)
-        finish_read(ring, &queue, thread_idx);
+    read_pieces(ring, &queue, ++ring->n_begun);
     qsf_mutex_unlock(&ring->lock);
     qsf_io_queue_close(&queue);
     return NULL;
