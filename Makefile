@@ -124,14 +124,16 @@ check-san: build/install.stamp ## the C tests with address, undefined and thread
 	@$(THINNED) $(call c_tests,tsan,-DQSF_SANITIZE=thread)
 
 # All tests on the newest processor that qemu can be; then those whose course depends on the
-# instruction set, on a processor without SDOT and with scalar forced.
+# instruction set, on processors without SMMLA and without SDOT and with scalar forced.
 check-arm: build/install.stamp ## the C tests for 64-bit ARM under qemu, on each level
 	@tools/bootstrap.sh arm
-	@$(THINNED) export QEMU_CPU=max QSF_CHECK_ISA=dotprod; \
+	@$(THINNED) export QEMU_CPU=max QSF_CHECK_ISA=i8mm; \
 		$(call c_tests,arm,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake)
+	@$(THINNED) export QEMU_CPU=cortex-a76 QSF_CHECK_ISA=dotprod; \
+		$(call ctest,arm) -R '^check_(isa|model)'
 	@$(THINNED) export QEMU_CPU=cortex-a53 QSF_CHECK_ISA=neon; \
 		$(call ctest,arm) -R '^check_(isa|kernels|model)'
-	@$(THINNED) export QEMU_CPU=max QSF_CHECK_ISA=dotprod QSF_ISA=scalar; \
+	@$(THINNED) export QEMU_CPU=max QSF_CHECK_ISA=i8mm QSF_ISA=scalar; \
 		$(call ctest,arm) -R '^check_(isa|model)'
 
 check-old: build/install.stamp ## kernels and models on an x86-64 processor without AVX, under qemu

@@ -4,10 +4,10 @@
  * k other bytes follow, so the lookups are independent.
  *
  * QSF_ISA limits the choice: scalar allows tables; avx2 and avxvnni also 128-bit carry-less
- * products; avx512 and amx also 512-bit ones; neon and dotprod also the CRC32 instructions of ARM.
- * The processor must have the extension, which no level includes; else the next slower way is used.
- * Without QSF_ISA, or if it is unknown, all ways of the processor are allowed; opening a model
- * reports an unknown level.
+ * products; avx512 and amx also 512-bit ones; neon, dotprod and i8mm also the CRC32 instructions of
+ * ARM. The processor must have the extension, which no level includes; else the next slower way is
+ * used. Without QSF_ISA, or if it is unknown, all ways of the processor are allowed; opening a
+ * model reports an unknown level.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "checksum/crc32.h"

@@ -32,6 +32,8 @@ void qsf_kernels_init(qsf_kernels *k, qsf_isa isa)
         qsf_kernels_fill_neon(k);
     if (isa >= QSF_ISA_DOTPROD)
         qsf_kernels_fill_dotprod(k);
+    if (isa >= QSF_ISA_I8MM)
+        qsf_kernels_fill_i8mm(k);
 #endif
     k->isa_name = qsf_isa_name(isa);
 }

@@ -312,6 +312,7 @@ void qsf_kernels_fill_amx(qsf_kernels *k);
 #if QSF_ARCH_ARM
 void qsf_kernels_fill_neon(qsf_kernels *k);
 void qsf_kernels_fill_dotprod(qsf_kernels *k);
+void qsf_kernels_fill_i8mm(qsf_kernels *k);
 #endif
 
 #endif

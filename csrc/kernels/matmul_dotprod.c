@@ -1,7 +1,6 @@
 /* matmul_dotprod.c - matrix products with SDOT, an extension of NEON in ARMv8.2.
  *
- * A register of codes is 4 rows x 4 columns; sdot multiplies it with four activations, a lane of
- * another register, and adds to 4 row sums.
+ * From 6 tokens on, tiles are unpacked to memory, once for all of them.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vecops.h"
@@ -20,7 +19,10 @@
 #define QSF_NAME(op) op##_dotprod
 #define QSF_FLOAT_SUMS 4 /* in 16 of 32 registers */
 #define QSF_GROUP_TOKENS 8
-#define QSF_FINE_ZERO 0 /* dot_tile_fine has subtracted it */
+#define QSF_UNPACKED_TOKENS 6
+#define QSF_UNPACKED_BYTES 1024
+#define QSF_PANEL_TOKENS 6 /* sums in 24 of 32 registers, activations in 6, codes in one */
+#define QSF_FINE_ZERO 0    /* sdot_tile_fine has subtracted it */
 
 /* clang names the feature; gcc names the architecture. */
 #if defined(__clang__)
@@ -31,97 +33,51 @@ QSF_TARGET_BEGIN("arch=armv8.2-a+dotprod")
 
 #include "kernels/lanes_neon.h"
 
-typedef int32x4_t partial;
+#include "kernels/dot_tile_sdot.h"
 
-QSF_FORCED_INLINE partial partial_zero(void)
+#define dot_tile_fine sdot_tile_fine
+
+/* to [16 groups, 4 quarters, 4 x 4] */
+QSF_FORCED_INLINE void unpack_tile(qsf_dtype dtype, const unsigned char *tile, unsigned char *to)
 {
-    return vdupq_n_s32(0);
-}
-
-QSF_FORCED_INLINE partial partial_add(partial sums, int8x16_t codes, int8x16_t q, size_t lane)
-{
-    switch (lane) {
-    case 0:
-        return vdotq_laneq_s32(sums, codes, q, 0);
-    case 1:
-        return vdotq_laneq_s32(sums, codes, q, 1);
-    case 2:
-        return vdotq_laneq_s32(sums, codes, q, 2);
-    default:
-        return vdotq_laneq_s32(sums, codes, q, 3);
-    }
-}
-
-QSF_FORCED_INLINE int32x4_t partial_rows(partial sums)
-{
-    return sums;
-}
-
-#include "kernels/dot_tile_neon.h"
-
-/* Adds group g = 4 k + lane (lane a literal) of n_quarters quarters of an 8-bit tile, less its zero
- * point 128, times q and q_low [n_tokens, q_stride] (from column 16 k on), to acc [n_tokens,
- * n_quarters, 2]. */
-QSF_FORCED_INLINE void add_group_fine(const unsigned char *codes, const int8_t *q,
-                                      const int8_t *q_low, size_t q_stride, size_t n_tokens,
-                                      size_t n_quarters, size_t lane, partial *acc)
-{
-    int8x16_t code[4];
     QSF_UNROLL
-    for (size_t i = 0; i < n_quarters; i++)
-        code[i] =
-            vreinterpretq_s8_u8(veorq_u8(vld1q_u8(codes + 64 * lane + 16 * i), vdupq_n_u8(128)));
-    QSF_UNROLL
-    for (size_t t = 0; t < n_tokens; t++) {
-        const int8x16_t high = vld1q_s8(q + t * q_stride);
-        const int8x16_t low = vld1q_s8(q_low + t * q_stride);
+    for (size_t g = 0; g < 8; g++) {
         QSF_UNROLL
-        for (size_t i = 0; i < n_quarters; i++) {
-            partial *const sums = acc + (t * n_quarters + i) * 2;
-            sums[0] = partial_add(sums[0], code[i], high, lane);
-            sums[1] = partial_add(sums[1], code[i], low, lane);
+        for (size_t quarter = 0; quarter < 4; quarter++) {
+            const code_pair codes = unpack_pair(dtype, tile, quarter, g);
+            vst1q_s8((int8_t *)to + 64 * g + 16 * quarter, codes.at[0]);
+            vst1q_s8((int8_t *)to + 64 * (g + 8) + 16 * quarter, codes.at[1]);
         }
+        keep_loads_here();
     }
 }
 
-QSF_FORCED_INLINE void dot_quarters_fine(const unsigned char *tile, const int8_t *q,
-                                         const int8_t *q_low, size_t q_stride, size_t n_tokens,
-                                         size_t first_quarter, size_t n_quarters, dots *dot)
+/* As dot_tile, of a tile that unpack_tile() has unpacked */
+QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
+                                    size_t q_stride, size_t n_tokens, dots *dot)
 {
-    partial acc[16];
-    QSF_UNROLL
-    for (size_t i = 0; i < n_tokens * n_quarters * 2; i++)
-        acc[i] = partial_zero();
-    QSF_ROLLED
-    for (size_t k = 0; k < 4; k++) {
-        const unsigned char *const codes =
-            tile + QSF_TILE_CODES_OFF(false) + 256 * k + 16 * first_quarter;
-        const int8_t *const qk = q + 16 * k;
-        const int8_t *const qk_low = q_low + 16 * k;
-        add_group_fine(codes, qk, qk_low, q_stride, n_tokens, n_quarters, 0, acc);
-        add_group_fine(codes, qk, qk_low, q_stride, n_tokens, n_quarters, 1, acc);
-        add_group_fine(codes, qk, qk_low, q_stride, n_tokens, n_quarters, 2, acc);
-        add_group_fine(codes, qk, qk_low, q_stride, n_tokens, n_quarters, 3, acc);
-    }
+    (void)dtype;
     QSF_UNROLL
     for (size_t t = 0; t < n_tokens; t++) {
         QSF_UNROLL
-        for (size_t i = 0; i < n_quarters; i++) {
-            const partial *const sums = acc + (t * n_quarters + i) * 2;
-            dot[t].quarter[first_quarter + i] = vaddq_s32(vshlq_n_s32(sums[0], 8), sums[1]);
+        for (size_t quarter = 0; quarter < 4; quarter++)
+            dot[t].quarter[quarter] = partial_zero();
+    }
+    QSF_UNROLL
+    for (size_t c = 0; c < QSF_BLOCK; c += 16) {
+        int8x16_t x[QSF_PANEL_TOKENS];
+        QSF_UNROLL
+        for (size_t t = 0; t < n_tokens; t++)
+            x[t] = vld1q_s8(q + t * q_stride + c);
+#pragma GCC unroll 16
+        for (size_t i = 0; i < 16; i++) {
+            const int8x16_t code = vld1q_s8((const int8_t *)codes + 16 * c + 16 * i);
+            QSF_UNROLL
+            for (size_t t = 0; t < n_tokens; t++)
+                dot[t].quarter[i % 4] = partial_add(dot[t].quarter[i % 4], code, x[t], i / 4);
+            keep_loads_here();
         }
     }
-}
-
-/* dot [n_tokens]: exact sums of (code - 128) * (256 q + q_low) of an 8-bit tile */
-QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
-                                     const int8_t *q_low, size_t q_stride, size_t n_tokens,
-                                     dots *dot)
-{
-    const size_t n_quarters = n_tokens <= 2 ? 4 : n_tokens <= 4 ? 2 : 1;
-    QSF_ROLLED
-    for (size_t quarter = 0; quarter < 4; quarter += n_quarters)
-        dot_quarters_fine(tile, q, q_low, q_stride, n_tokens, quarter, n_quarters, dot);
 }
 
 #include "kernels/matmul_int_tmpl.h"

@@ -12,12 +12,17 @@
 #include <immintrin.h>
 #endif
 
-/* As matmul_dotprod.c: not every clang offers it. */
+/* As matmul_dotprod.c and matmul_i8mm.c: not every clang offers them. */
 #if QSF_ARCH_ARM && (defined(__ARM_FEATURE_DOTPROD) || !defined(__clang__) || __clang_major__ >= 16)
 #include <arm_neon.h>
 #define HAS_SDOT 1
 #else
 #define HAS_SDOT 0
+#endif
+#if HAS_SDOT && (defined(__ARM_FEATURE_MATMUL_INT8) || !defined(__clang__) || __clang_major__ >= 16)
+#define HAS_SMMLA 1
+#else
+#define HAS_SMMLA 0
 #endif
 
 /* ---- the loops ---- */
@@ -203,6 +208,34 @@ QSF_TARGET_END
 
 #endif
 
+#if HAS_SMMLA
+
+#if defined(__clang__)
+QSF_TARGET_BEGIN("i8mm")
+#else
+QSF_TARGET_BEGIN("arch=armv8.2-a+i8mm")
+#endif
+
+static double madds_i8mm(size_t n_rounds)
+{
+    int32x4_t sum[16];
+    for (size_t k = 0; k < 16; k++)
+        sum[k] = vdupq_n_s32(0);
+    int8x16_t x = vdupq_n_s8(1);
+    for (size_t i = 0; i < n_rounds; i++)
+        for (size_t k = 0; k < 16; k++) {
+            __asm__ volatile("" : "+w"(x));
+            sum[k] = vmmlaq_s32(sum[k], x, x);
+        }
+    for (size_t k = 0; k < 16; k++)
+        __asm__ volatile("" : : "w"(sum[k]));
+    return (double)n_rounds * 16 * 32;
+}
+
+QSF_TARGET_END
+
+#endif
+
 qsf_roofline_read_fn *qsf_roofline_reader(void)
 {
 #if QSF_ARCH_X86
@@ -229,6 +262,10 @@ qsf_roofline_madds_fn *qsf_roofline_madds(qsf_isa isa)
 #if HAS_SDOT
     if (isa == QSF_ISA_DOTPROD)
         return madds_dotprod;
+#endif
+#if HAS_SMMLA
+    if (isa == QSF_ISA_I8MM)
+        return madds_i8mm;
 #endif
     (void)isa;
     return NULL;

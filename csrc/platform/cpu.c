@@ -32,6 +32,8 @@ const char *qsf_isa_name(qsf_isa isa)
         return "neon";
     case QSF_ISA_DOTPROD:
         return "dotprod";
+    case QSF_ISA_I8MM:
+        return "i8mm";
     case QSF_ISA_COUNT:
         break;
     }

@@ -3,7 +3,7 @@
  *
  * A level is a set of extensions: avx2 includes FMA and F16C; avxvnni is the 256-bit form; avx512
  * is F, BW, VL, DQ and VNNI; amx is int8 tiles, which the operating system must grant; neon is
- * every 64-bit ARM; dotprod adds SDOT. The environment variable QSF_ISA forces a level.
+ * every 64-bit ARM; dotprod adds SDOT, i8mm SMMLA. The environment variable QSF_ISA forces a level.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_CPU_H
@@ -50,10 +50,11 @@ typedef enum qsf_isa {
     QSF_ISA_AMX = 4,
     QSF_ISA_NEON = 5,
     QSF_ISA_DOTPROD = 6,
-    QSF_ISA_COUNT = 7
+    QSF_ISA_I8MM = 7,
+    QSF_ISA_COUNT = 8
 } qsf_isa;
 
-/* Never NULL: "scalar", "avx2", "avxvnni", "avx512", "amx", "neon", "dotprod". */
+/* Never NULL: "scalar", "avx2", "avxvnni", "avx512", "amx", "neon", "dotprod", "i8mm". */
 const char *qsf_isa_name(qsf_isa isa);
 
 /* True if processor and operating system support the level. */

@@ -8,6 +8,9 @@
 #include <sys/auxv.h>
 #define HWCAP_BIT_CRC32 (1UL << 7)
 #define HWCAP_BIT_ASIMDDP (1UL << 20)
+#define HWCAP2_BIT_I8MM (1UL << 13)
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 static bool has_dotprod(void)
@@ -16,6 +19,19 @@ static bool has_dotprod(void)
     return (getauxval(AT_HWCAP) & HWCAP_BIT_ASIMDDP) != 0;
 #elif defined(__ARM_FEATURE_DOTPROD)
     return true; /* set by the compiler; every Apple processor has it */
+#else
+    return false;
+#endif
+}
+
+static bool has_i8mm(void)
+{
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP2) & HWCAP2_BIT_I8MM) != 0;
+#elif defined(__APPLE__)
+    int has = 0; /* the M1 has not, the M2 has */
+    size_t n_bytes = sizeof has;
+    return sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &n_bytes, NULL, 0) == 0 && has != 0;
 #else
     return false;
 #endif
@@ -36,6 +52,8 @@ bool qsf_isa_has(qsf_isa isa)
 {
     if (isa == QSF_ISA_DOTPROD)
         return has_dotprod();
+    if (isa == QSF_ISA_I8MM)
+        return has_dotprod() && has_i8mm();
     return isa == QSF_ISA_SCALAR || isa == QSF_ISA_NEON;
 }
 

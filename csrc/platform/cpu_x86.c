@@ -143,6 +143,7 @@ bool qsf_isa_has(qsf_isa isa)
         return has_amx(&f);
     case QSF_ISA_NEON:
     case QSF_ISA_DOTPROD:
+    case QSF_ISA_I8MM:
     case QSF_ISA_COUNT:
         break;
     }

@@ -123,6 +123,7 @@ static void check_choice(void)
         {"amx", best},
         {"neon", best},
         {"dotprod", best},
+        {"i8mm", best},
         {"", best},
         {"no such level", best},
     };

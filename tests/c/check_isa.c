@@ -91,7 +91,10 @@ static void check_by_compiler(void)
         return;
     uint64_t features;
     __asm__("mrs %0, ID_AA64ISAR0_EL1" : "=r"(features));
-    CHECK(qsf_isa_has(QSF_ISA_DOTPROD) == ((features >> 44 & 15) != 0));
+    const bool has_dotprod = (features >> 44 & 15) != 0;
+    CHECK(qsf_isa_has(QSF_ISA_DOTPROD) == has_dotprod);
+    __asm__("mrs %0, ID_AA64ISAR1_EL1" : "=r"(features));
+    CHECK(qsf_isa_has(QSF_ISA_I8MM) == (has_dotprod && (features >> 52 & 15) != 0));
 #endif
 }
 
@@ -183,6 +186,7 @@ static void check_names(void)
     CHECK_STR(qsf_isa_name(QSF_ISA_AMX), "amx");
     CHECK_STR(qsf_isa_name(QSF_ISA_NEON), "neon");
     CHECK_STR(qsf_isa_name(QSF_ISA_DOTPROD), "dotprod");
+    CHECK_STR(qsf_isa_name(QSF_ISA_I8MM), "i8mm");
     CHECK_STR(qsf_isa_name(QSF_ISA_COUNT), "unknown");
 }
 
