@@ -21,7 +21,7 @@
 #define MOST_BLOCKS 4   /* first-level cache for all tokens */
 #define LAG 2           /* steps from the beginning of a product to its float steps */
 #define RING 4          /* products whose dots are kept: a power of two above LAG */
-#define AMX_FROM 5      /* fewer tokens are faster without AMX */
+#define AMX_FROM 9      /* fewer tokens are faster without AMX */
 
 QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 

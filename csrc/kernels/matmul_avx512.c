@@ -201,12 +201,15 @@ QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
 
 #include "kernels/matmul_int_tmpl.h"
 
-/* Most tokens that share the codes of a tile, which stay in registers: their sums take 24 of 32. */
-#define WIDE 12
+/* Most tokens that share the codes of a tile, which stay in registers with their dots; fewer go as
+ * MEDIUM or NARROW. */
+#define WIDE 16 /* their sums lie in the first-level cache, which costs less than two passes */
+#define MEDIUM 12
 #define NARROW 8
+#define WIDE_STREAMS 2 /* tile rows that go side by side: two streams of reads are faster */
 
 /* Activations of up to WIDE tokens over some blocks, side by side, so that one address and literal
- * offsets reach them all: twelve addresses do not fit into registers beside the others, and an
+ * offsets reach them all: their addresses do not fit into registers beside the others, and an
  * index in an address costs a slot of the front end. */
 typedef struct panel {
     _Alignas(64) int8_t q[WIDE_BLOCKS][WIDE][QSF_BLOCK];
@@ -333,41 +336,61 @@ QSF_FORCED_INLINE void wide_block(int_form form, const unsigned char *tile,
         acc[t] = lanes_fma(min, lanes_set(p->scaled_sum[b][t]), acc[t]);
 }
 
-/* Tiles of one row, side by side in memory, and where reading goes on after them. */
-typedef struct wide_row {
-    const unsigned char *tiles;
-    const unsigned char *codes; /* [n_blocks, 16, 64], unpacked, or NULL */
+/* Tiles of up to WIDE_STREAMS tile rows, and where reading goes on after them. */
+typedef struct wide_rows {
+    const unsigned char *tiles; /* from one row to the next row_bytes */
+    const unsigned char *codes; /* [n_rows, n_blocks, 16, 64], unpacked, or NULL */
     const unsigned char *next;
+    size_t n_rows;
+    size_t row_bytes;
     size_t n_blocks;
     bool is_first; /* y begins here, and is continued otherwise */
-} wide_row;
+} wide_rows;
 
-/* Multiplies it with a panel of n_tokens tokens, NARROW or WIDE (a literal), of which n are stored.
- * y: the output of the first. */
-QSF_FORCED_INLINE void wide_group(int_form form, const wide_row *w, const panel *p, size_t n_tokens,
-                                  size_t n, float *y, size_t y_stride)
+/* Prefetches the tile of row r that comes AHEAD_TILES after that of block b. */
+QSF_FORCED_INLINE void wide_prefetch(qsf_dtype dtype, const wide_rows *w, size_t r, size_t b)
+{
+    const size_t tile_bytes = qsf_dtype_tile_bytes(dtype);
+    const size_t later = b + AHEAD_TILES;
+    const uintptr_t ahead = later < w->n_blocks
+                                ? (uintptr_t)w->tiles + later * tile_bytes
+                                : (uintptr_t)w->next + (later - w->n_blocks) * tile_bytes;
+    for (size_t i = 0; i < tile_bytes; i += 64)
+        __builtin_prefetch((const void *)(ahead + r * w->row_bytes + i));
+}
+
+/* Multiplies them with a panel of n_tokens tokens, of which n are stored. y: the output of the
+ * first. n_streams (most rows) and n_tokens are literals. */
+QSF_FORCED_INLINE void wide_group(int_form form, const wide_rows *w, const panel *p,
+                                  size_t n_streams, size_t n_tokens, size_t n, float *y,
+                                  size_t y_stride)
 {
     const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
-    lanes acc[WIDE];
-    for (size_t t = 0; t < n_tokens; t++)
-        acc[t] = w->is_first || t >= n ? lanes_set(0.0F) : lanes_load(y + t * y_stride);
-    for (size_t b = 0; b < w->n_blocks; b++) {
-        const unsigned char *const tile = w->tiles + b * tile_bytes;
-        const unsigned char *const codes =
-            is_unpacked_once(form.dtype) ? w->codes + b * UNPACKED_BYTES : NULL;
-        const size_t later = b + AHEAD_TILES;
-        const uintptr_t ahead = later < w->n_blocks
-                                    ? (uintptr_t)w->tiles + later * tile_bytes
-                                    : (uintptr_t)w->next + (later - w->n_blocks) * tile_bytes;
-        for (size_t i = 0; i < tile_bytes; i += 64)
-            __builtin_prefetch((const void *)(ahead + i));
-        wide_block(form, tile, codes, p, b, 0, n_tokens, acc);
-        if (form.dtype == QSF_DTYPE_MXFP4)
-            wide_block(form, tile, codes, p, b, 1, n_tokens, acc);
-    }
-    for (size_t t = 0; t < n_tokens; t++)
-        if (t < n)
-            lanes_store(y + t * y_stride, acc[t]);
+    const size_t n_rows = n_streams == 1 ? 1 : w->n_rows;
+    lanes acc[WIDE_STREAMS][WIDE];
+    for (size_t r = 0; r < n_rows; r++)
+        for (size_t t = 0; t < n_tokens; t++)
+            acc[r][t] = w->is_first || t >= n ? lanes_set(0.0F)
+                                              : lanes_load(y + r * QSF_TILE_ROWS + t * y_stride);
+    for (size_t b = 0; b < w->n_blocks; b++)
+        for (size_t r = 0; r < n_rows; r++) {
+            const unsigned char *const tile = w->tiles + r * w->row_bytes + b * tile_bytes;
+            const unsigned char *const codes =
+                is_unpacked_once(form.dtype) ? w->codes + (r * w->n_blocks + b) * UNPACKED_BYTES
+                                             : NULL;
+            const panel *same = p;
+            /* Otherwise gcc loads all scales of the block before the loop, and has too few
+             * registers. */
+            __asm__("" : "+r"(same));
+            wide_prefetch(form.dtype, w, r, b);
+            wide_block(form, tile, codes, same, b, 0, n_tokens, acc[r]);
+            if (form.dtype == QSF_DTYPE_MXFP4)
+                wide_block(form, tile, codes, same, b, 1, n_tokens, acc[r]);
+        }
+    for (size_t r = 0; r < n_rows; r++)
+        for (size_t t = 0; t < n_tokens; t++)
+            if (t < n)
+                lanes_store(y + r * QSF_TILE_ROWS + t * y_stride, acc[r][t]);
 }
 
 /* Blocks b0 .. b0 + n_blocks - 1 of some tile rows. */
@@ -379,39 +402,52 @@ typedef struct wide_tiles {
     size_t n_blocks;
 } wide_tiles;
 
-/* Multiplies them with n tokens from t0 on, at most n_tokens (a literal). */
-QSF_FORCED_INLINE void wide_tokens(int_form form, const wide_tiles *w, const qsf_acts *x, size_t t0,
-                                   size_t n_tokens, size_t n, float *y, size_t y_stride)
+/* Multiplies them with n tokens from t0 on, at most n_tokens, by way of the panel p. n_streams and
+ * n_tokens are literals. */
+QSF_FORCED_INLINE void wide_tokens(int_form form, const wide_tiles *w, const qsf_acts *x, panel *p,
+                                   size_t t0, size_t n_streams, size_t n_tokens, size_t n, float *y,
+                                   size_t y_stride)
 {
     const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
     const size_t row_bytes = x->n_blocks * tile_bytes;
-    panel p;
-    panel_fill(form, x, w->b0, w->n_blocks, t0, n, n_tokens, &p);
-    wide_row row = {
-        .tiles = w->tiles, .codes = w->codes, .n_blocks = w->n_blocks, .is_first = w->b0 == 0};
-    for (size_t i = 0; i < w->n_tile_rows; i++) {
-        const bool is_last = i + 1 == w->n_tile_rows;
-        row.next = is_last ? w->tiles + w->n_blocks * tile_bytes : row.tiles + row_bytes;
-        wide_group(form, &row, &p, n_tokens, n, y + t0 * y_stride + i * QSF_TILE_ROWS, y_stride);
-        row.tiles = row.next;
+    panel_fill(form, x, w->b0, w->n_blocks, t0, n, n_tokens, p);
+    wide_rows rows = {.tiles = w->tiles,
+                      .codes = w->codes,
+                      .row_bytes = row_bytes,
+                      .n_blocks = w->n_blocks,
+                      .is_first = w->b0 == 0};
+    for (size_t i = 0; i < w->n_tile_rows; i += n_streams) {
+        const size_t n_left = w->n_tile_rows - i;
+        const bool is_last = n_left <= n_streams;
+        rows.n_rows = is_last ? n_left : n_streams;
+        rows.next =
+            is_last ? w->tiles + w->n_blocks * tile_bytes : rows.tiles + n_streams * row_bytes;
+        wide_group(form, &rows, p, n_streams, n_tokens, n, y + t0 * y_stride + i * QSF_TILE_ROWS,
+                   y_stride);
+        rows.tiles = rows.next;
         if (is_unpacked_once(form.dtype))
-            row.codes += w->n_blocks * UNPACKED_BYTES;
+            rows.codes += rows.n_rows * w->n_blocks * UNPACKED_BYTES;
     }
 }
 
-QSF_FORCED_INLINE void wide_part(int_form form, const wide_tiles *w, const qsf_acts *x, float *y,
-                                 size_t y_stride)
+/* The first tokens read the tiles from memory; the others find them in the second-level cache,
+ * where one stream is faster. */
+QSF_FORCED_INLINE void wide_part(int_form form, const wide_tiles *w, const qsf_acts *x, panel *p,
+                                 float *y, size_t y_stride)
 {
-    for (size_t t = 0; t < x->n_tokens;) {
+    const size_t n_first = x->n_tokens < WIDE ? x->n_tokens : WIDE;
+    if (n_first > MEDIUM)
+        wide_tokens(form, w, x, p, 0, WIDE_STREAMS, WIDE, n_first, y, y_stride);
+    else if (n_first > NARROW)
+        wide_tokens(form, w, x, p, 0, WIDE_STREAMS, MEDIUM, n_first, y, y_stride);
+    else
+        wide_tokens(form, w, x, p, 0, WIDE_STREAMS, NARROW, n_first, y, y_stride);
+    for (size_t t = WIDE; t < x->n_tokens; t += WIDE) {
         const size_t n_left = x->n_tokens - t;
-        if (n_left >= WIDE && n_left != 2 * NARROW) {
-            wide_tokens(form, w, x, t, WIDE, WIDE, y, y_stride);
-            t += WIDE;
-        } else {
-            const size_t n = n_left < NARROW ? n_left : NARROW;
-            wide_tokens(form, w, x, t, NARROW, n, y, y_stride);
-            t += n;
-        }
+        if (n_left > NARROW)
+            wide_tokens(form, w, x, p, t, 1, WIDE, n_left < WIDE ? n_left : WIDE, y, y_stride);
+        else
+            wide_tokens(form, w, x, p, t, 1, NARROW, n_left, y, y_stride);
     }
 }
 
@@ -422,6 +458,7 @@ QSF_FORCED_INLINE void matmul_wide(int_form form, const unsigned char *tiles, si
     const size_t most_rows = is_unpacked ? UNPACKED_TILE_ROWS : WIDE_TILE_ROWS;
     const size_t most_blocks = is_unpacked ? UNPACKED_BLOCKS : WIDE_BLOCKS;
     const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    panel p; /* one for all who fill it: stacks are small */
     _Alignas(64) unsigned char codes[UNPACKED_TILE_ROWS * UNPACKED_BLOCKS * UNPACKED_BYTES];
     for (size_t i = 0; i < n_tile_rows; i += most_rows)
         for (size_t b0 = 0; b0 < x->n_blocks; b0 += most_blocks) {
@@ -435,7 +472,7 @@ QSF_FORCED_INLINE void matmul_wide(int_form form, const unsigned char *tiles, si
                 for (size_t b = 0; b < w.n_blocks; b++)
                     unpack_scaled(form, w.tiles + (r * x->n_blocks + b) * tile_bytes, 0,
                                   codes + (r * w.n_blocks + b) * UNPACKED_BYTES);
-            wide_part(form, &w, x, y + i * QSF_TILE_ROWS, y_stride);
+            wide_part(form, &w, x, &p, y + i * QSF_TILE_ROWS, y_stride);
         }
 }
 
