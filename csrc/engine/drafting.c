@@ -17,7 +17,7 @@
 #include "guess/matches.h"
 #include "platform/clock.h"
 
-#define N_GUESSES (3 + QSF_MODEL_GUESSES)
+#define N_GUESSES (1 + 2 * QSF_FOLLOWERS + QSF_MODEL_GUESSES)
 
 /* Lists what may follow tokens [n_tokens], of which `match` is the match. */
 static uint32_t list_guesses(const qsf_followers *followers, const uint32_t *tokens,
@@ -26,9 +26,12 @@ static uint32_t list_guesses(const qsf_followers *followers, const uint32_t *tok
     uint32_t n = 0;
     if (match.n_tokens > 0)
         out[n++] = (qsf_guess){tokens[match.next], qsf_thrift_kind_of_match(match.n_tokens)};
-    for (uint32_t n_before = 1; n_before <= 2; n_before++)
-        if (qsf_followers_find(followers, tokens, n_tokens, n_before, &out[n].token))
-            out[n++].kind = QSF_KIND_FOLLOWER + n_before - 1;
+    for (uint32_t n_before = 1; n_before <= 2; n_before++) {
+        const qsf_follower *const f = qsf_followers_find(followers, tokens, n_tokens, n_before);
+        const uint32_t kind = QSF_KIND_FOLLOWER + (n_before - 1) * QSF_FOLLOWER_CLASSES;
+        for (uint32_t i = 0; f != NULL && i < QSF_FOLLOWERS; i++)
+            out[n++] = (qsf_guess){f[i].token, kind + f[i].class};
+    }
     return n;
 }
 
@@ -206,24 +209,22 @@ static void add_drafts(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, uin
     }
 }
 
-/* The first of the largest logits. Sixteen maxima at a time, which compilers make vectors of. */
-static uint32_t likeliest(const float *logits, uint32_t n_vocab)
+/* Finds the likeliest tokens [QSF_FOLLOWERS] by the logits of a row; of a smaller vocabulary the
+ * last one several times. False: a logit is not finite. */
+static bool find_likeliest(qsf_model *m, const float *logits, qsf_follower *out)
 {
-    float most[16];
-    for (uint32_t j = 0; j < 16; j++)
-        most[j] = logits[0];
-    for (uint32_t i = 0; i + 16 <= n_vocab; i += 16)
-        for (uint32_t j = 0; j < 16; j++)
-            most[j] = logits[i + j] > most[j] ? logits[i + j] : most[j];
-    float best = most[0];
-    for (uint32_t j = 1; j < 16; j++)
-        best = most[j] > best ? most[j] : best;
-    for (uint32_t i = n_vocab & ~15U; i < n_vocab; i++)
-        best = logits[i] > best ? logits[i] : best;
-    uint32_t token = 0;
-    while (token + 1 < n_vocab && logits[token] < best)
-        token++;
-    return token;
+    const uint32_t n_vocab = m->config.n_vocab;
+    const uint32_t n = n_vocab < QSF_FOLLOWERS ? n_vocab : QSF_FOLLOWERS;
+    uint32_t tokens[1 + QSF_FOLLOWERS] = {0};
+    float logprobs[1 + QSF_FOLLOWERS];
+    if (qsf_sampler_logprobs(&m->shared.sampler, &m->kernels, logits, tokens, logprobs,
+                             (size_t)n + 1) != QSF_OK)
+        return false;
+    for (uint32_t i = 0; i < QSF_FOLLOWERS; i++) {
+        const uint32_t rank = i < n ? i + 1 : n;
+        out[i] = qsf_follower_of(tokens[rank], exp((double)logprobs[rank]));
+    }
+    return true;
 }
 
 /* Notes after each row of a part's logits what the model finds likeliest, and counts its drafts. */
@@ -231,10 +232,12 @@ static void note_drafts(const qsf_pass_part *p)
 {
     qsf_session *const s = p->session;
     const uint32_t n_vocab = s->model->config.n_vocab;
-    s->has_likeliest = true;
-    s->buffers.likeliest[0] = likeliest(s->buffers.logits, n_vocab);
+    qsf_follower *const found = s->buffers.likeliest;
+    s->has_likeliest = find_likeliest(s->model, s->buffers.logits, found);
     for (uint32_t i = 0; i < p->n_drafts; i++) {
-        s->buffers.likeliest[1 + i] = likeliest(s->draft_logits + i * (size_t)n_vocab, n_vocab);
+        s->has_likeliest =
+            s->has_likeliest && find_likeliest(s->model, s->draft_logits + i * (size_t)n_vocab,
+                                               found + (1 + i) * QSF_FOLLOWERS);
         s->n_drafted[qsf_thrift_guesser_of(s->buffers.draft_kinds[i])]++;
     }
 }
@@ -280,7 +283,8 @@ static void learn_draft(const qsf_session *s, uint32_t first, uint32_t i)
     const uint32_t before = parent == first ? s->n_tokens : s->first_draft + parent;
     const uint32_t tokens[] = {b->tokens[before - 1], b->tokens[s->first_draft + i]};
     if (parent >= first)
-        qsf_followers_learn(&s->model->shared.followers, tokens, 2, b->likeliest[i + 1]);
+        qsf_followers_learn(&s->model->shared.followers, tokens, 2,
+                            b->likeliest + (i + 1) * QSF_FOLLOWERS);
 }
 
 void qsf_drafting_learn(qsf_session *s, uint32_t token)
@@ -292,7 +296,8 @@ void qsf_drafting_learn(qsf_session *s, uint32_t token)
     count_guesses(s, token);
     if (!s->has_likeliest)
         return;
-    qsf_followers_learn(&s->model->shared.followers, b->tokens, s->n_tokens, b->likeliest[first]);
+    qsf_followers_learn(&s->model->shared.followers, b->tokens, s->n_tokens,
+                        b->likeliest + first * QSF_FOLLOWERS);
     s->has_likeliest = qsf_drafting_has(s, token);
     for (uint32_t i = first; !s->has_likeliest && i < s->n_drafts; i++)
         learn_draft(s, first, i);

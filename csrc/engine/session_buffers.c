@@ -25,7 +25,8 @@ void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *
     b->draft_kinds = qsf_arena_push(a, plan->draft_rows, sizeof *b->draft_kinds);
     b->draft_parents = qsf_arena_push(a, plan->draft_rows, sizeof *b->draft_parents);
     if (plan->draft_rows > 0) {
-        b->likeliest = qsf_arena_push(a, plan->draft_rows + 1, sizeof *b->likeliest);
+        b->likeliest = qsf_arena_push(a, (plan->draft_rows + 1) * (uint64_t)QSF_FOLLOWERS,
+                                      sizeof *b->likeliest);
         b->model_guesses = qsf_arena_push(a, (plan->draft_rows + 1) * (uint64_t)QSF_MODEL_GUESSES,
                                           sizeof *b->model_guesses);
     }

@@ -30,8 +30,8 @@ typedef struct qsf_session_buffers {
     uint32_t *offered;    /* [draft_rows] */
     uint8_t *draft_kinds; /* [draft_rows] of the drafts of the latest pass */
     uint8_t
-        *draft_parents;  /* [draft_rows] what they follow: 0 the pass's token, i the i-th draft */
-    uint32_t *likeliest; /* [1 + draft_rows] after each of its tokens */
+        *draft_parents; /* [draft_rows] what they follow: 0 the pass's token, i the i-th draft */
+    qsf_follower *likeliest; /* [1 + draft_rows, QSF_FOLLOWERS] after each of its tokens */
     /* [1 + draft_rows, QSF_MODEL_GUESSES] what the draft model guessed after the pass's token and
      * the drafts of the chain; QSF_KIND_CALLER: nothing */
     qsf_guess *model_guesses;

@@ -2,7 +2,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "guess/followers.h"
 
-#define N_ENTRIES_LOG2 16
+#include <string.h>
+
+#define N_ENTRIES_LOG2 14
 
 static uint64_t hash_of(const uint32_t *tokens, uint32_t n_tokens, uint32_t n_before)
 {
@@ -13,7 +15,7 @@ static uint64_t hash_of(const uint32_t *tokens, uint32_t n_tokens, uint32_t n_be
     return z * UINT64_C(0xBF58476D1CE4E5B9);
 }
 
-static qsf_follower *entry_of(const qsf_followers *f, uint64_t hash)
+static qsf_follower_entry *entry_of(const qsf_followers *f, uint64_t hash)
 {
     return &f->entries[hash >> (64 - N_ENTRIES_LOG2)];
 }
@@ -28,22 +30,31 @@ void qsf_followers_layout(qsf_followers *f, qsf_arena *a)
     f->entries = qsf_arena_push(a, (size_t)1 << N_ENTRIES_LOG2, sizeof *f->entries);
 }
 
+qsf_follower qsf_follower_of(uint32_t token, double probability)
+{
+    qsf_follower f = {.token = token & 0xFFFFFF, .class = probability < 0.8};
+    for (; probability < 0.5 && f.class < QSF_FOLLOWER_CLASSES - 1; probability *= 2.0)
+        f.class ++;
+    return f;
+}
+
 void qsf_followers_learn(qsf_followers *f, const uint32_t *tokens, uint32_t n_tokens,
-                         uint32_t token)
+                         const qsf_follower *likeliest)
 {
     for (uint32_t n_before = 1; n_before <= 2 && n_before <= n_tokens; n_before++) {
         const uint64_t hash = hash_of(tokens, n_tokens, n_before);
-        *entry_of(f, hash) = (qsf_follower){tag_of(hash), token};
+        qsf_follower_entry *const e = entry_of(f, hash);
+        e->tag = tag_of(hash);
+        memcpy(e->followers, likeliest, sizeof e->followers);
     }
 }
 
-bool qsf_followers_find(const qsf_followers *f, const uint32_t *tokens, uint32_t n_tokens,
-                        uint32_t n_before, uint32_t *token)
+const qsf_follower *qsf_followers_find(const qsf_followers *f, const uint32_t *tokens,
+                                       uint32_t n_tokens, uint32_t n_before)
 {
     if (n_tokens < n_before)
-        return false;
+        return NULL;
     const uint64_t hash = hash_of(tokens, n_tokens, n_before);
-    const qsf_follower *const e = entry_of(f, hash);
-    *token = e->token;
-    return e->tag == tag_of(hash);
+    const qsf_follower_entry *const e = entry_of(f, hash);
+    return e->tag == tag_of(hash) ? e->followers : NULL;
 }

@@ -1,32 +1,45 @@
 /* followers.h - guesses the next token from what the model found likeliest after the same two
- * tokens, or the same one, when it last evaluated them ("token recycling"). Rows of wrong drafts
- * teach it too. */
+ * tokens, the same one, or any, when it last evaluated them ("token recycling"). Rows of wrong
+ * drafts teach it too. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_GUESS_FOLLOWERS_H
 #define QSF_GUESS_FOLLOWERS_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "memory/arena.h"
 
+/* Most followers of the same tokens. */
+#define QSF_FOLLOWERS 7U
+
+/* How likely the model found a follower: 0.8 and more, 0.5, then half of the one before. */
+#define QSF_FOLLOWER_CLASSES 7U
+
 typedef struct qsf_follower {
-    uint32_t tag; /* of the tokens before, from 1 on; 0: empty */
-    uint32_t token;
+    uint32_t token : 24; /* ids are below QSF_MAX_VOCAB */
+    uint32_t class : 8;  /* below QSF_FOLLOWER_CLASSES */
 } qsf_follower;
 
+typedef struct qsf_follower_entry {
+    uint32_t tag; /* of the tokens before, from 1 on; 0: empty */
+    qsf_follower followers[QSF_FOLLOWERS];
+} qsf_follower_entry;
+
 typedef struct qsf_followers {
-    qsf_follower *entries; /* a table by hash; a new entry takes the place of the old one */
+    qsf_follower_entry *entries; /* a table by hash; a new entry takes the place of the old one */
 } qsf_followers;
 
 void qsf_followers_layout(qsf_followers *f, qsf_arena *a);
 
-/* Notes that `token` was the likeliest after tokens [n_tokens]. */
-void qsf_followers_learn(qsf_followers *f, const uint32_t *tokens, uint32_t n_tokens,
-                         uint32_t token);
+qsf_follower qsf_follower_of(uint32_t token, double probability);
 
-/* Finds what followed the last n_before, 1 or 2, of tokens [n_tokens]. */
-bool qsf_followers_find(const qsf_followers *f, const uint32_t *tokens, uint32_t n_tokens,
-                        uint32_t n_before, uint32_t *token);
+/* Notes that these were the likeliest after tokens [n_tokens]. */
+void qsf_followers_learn(qsf_followers *f, const uint32_t *tokens, uint32_t n_tokens,
+                         const qsf_follower *likeliest);
+
+/* Returns the followers [QSF_FOLLOWERS] of the last n_before, 1 or 2, of tokens [n_tokens], the
+ * likeliest first; NULL if there are none. */
+const qsf_follower *qsf_followers_find(const qsf_followers *f, const uint32_t *tokens,
+                                       uint32_t n_tokens, uint32_t n_before);
 
 #endif

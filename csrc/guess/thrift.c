@@ -29,8 +29,9 @@
 
 /* How often guesses are right in ordinary text, until it is known of this one. */
 static const float first_chances[QSF_N_KINDS] = {
-    0.15F, 0.3F,  0.5F,  0.7F,  0.85F, 0.95F,               /* by length of the match */
-    0.25F, 0.4F,                                            /* followers of one token, of two */
+    0.15F, 0.3F,  0.5F,  0.7F,  0.85F, 0.95F,        /* by length of the match */
+    0.5F,  0.35F, 0.25F, 0.12F, 0.06F, 0.03F, 0.01F, /* followers of one token, by probability */
+    0.7F,  0.5F,  0.3F,  0.15F, 0.08F, 0.04F, 0.02F, /* of two */
     0.2F,  0.35F, 0.5F,  0.6F,  0.7F,  0.8F,  0.88F, 0.95F, /* by probability */
     0.4F,  0.25F, 0.15F, 0.08F, 0.04F, 0.01F, /* the same by halves, what comes after */
 };

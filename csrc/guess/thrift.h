@@ -20,11 +20,11 @@ typedef enum qsf_guesser {
 /* Guesses of one kind, which are right equally often: a match of about this length, one token
  * before or two, a draft model's probability of what it guesses first, or else. */
 #define QSF_KIND_MATCH 0U    /* 6 kinds */
-#define QSF_KIND_FOLLOWER 6U /* + n_before - 1 */
-#define QSF_KIND_MODEL 8U    /* 8 kinds */
-#define QSF_KIND_ELSE 16U    /* 6 kinds */
-#define QSF_N_KINDS 22U
-#define QSF_KIND_CALLER 22U /* of which nothing is learned */
+#define QSF_KIND_FOLLOWER 6U /* 7 kinds of one token before, 7 of two */
+#define QSF_KIND_MODEL 20U   /* 8 kinds */
+#define QSF_KIND_ELSE 28U    /* 6 kinds */
+#define QSF_N_KINDS 34U
+#define QSF_KIND_CALLER 34U /* of which nothing is learned */
 
 #define QSF_THRIFT_SIZES 8U /* passes of 1, 2, 4 .. 128 rows */
 

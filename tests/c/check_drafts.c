@@ -154,21 +154,31 @@ static void check_matches(void)
 
 static void check_followers(void)
 {
-    static qsf_follower entries[1 << 16];
+    static qsf_follower_entry entries[1 << 14];
+    static const double chances[QSF_FOLLOWERS] = {0.8, 0.79, 0.49, 0.24, 0.1, 0.04, 0.0};
+    qsf_follower likeliest[2][QSF_FOLLOWERS];
+    for (uint32_t i = 0; i < 2 * QSF_FOLLOWERS; i++)
+        likeliest[i / QSF_FOLLOWERS][i % QSF_FOLLOWERS] =
+            qsf_follower_of(70 + i, chances[i % QSF_FOLLOWERS]);
+    for (uint32_t i = 0; i < QSF_FOLLOWERS; i++) {
+        CHECK_EQ(likeliest[0][i].token, 70 + i);
+        CHECK_EQ(likeliest[0][i].class, i);
+    }
     qsf_followers f = {entries};
-    uint32_t token = 0;
-    CHECK(!qsf_followers_find(&f, tokens, 2, 2, &token));
-    CHECK(!qsf_followers_find(&f, tokens, 0, 1, &token));
-    qsf_followers_learn(&f, tokens, 2, 77);
-    qsf_followers_learn(&f, tokens + 4, 1, 78);
-    CHECK(qsf_followers_find(&f, tokens, 2, 2, &token));
-    CHECK_EQ(token, 77);
-    CHECK(qsf_followers_find(&f, tokens + 1, 1, 1, &token));
-    CHECK_EQ(token, 77);
-    CHECK(!qsf_followers_find(&f, tokens + 1, 1, 2, &token));
-    CHECK(qsf_followers_find(&f, tokens + 3, 2, 1, &token));
-    CHECK_EQ(token, 78);
-    CHECK(!qsf_followers_find(&f, tokens + 3, 2, 2, &token));
+    CHECK(qsf_followers_find(&f, tokens, 2, 2) == NULL);
+    CHECK(qsf_followers_find(&f, tokens, 0, 1) == NULL);
+    qsf_followers_learn(&f, tokens, 2, likeliest[0]);
+    qsf_followers_learn(&f, tokens + 4, 1, likeliest[1]);
+    const qsf_follower *const found[] = {
+        qsf_followers_find(&f, tokens, 2, 2),
+        qsf_followers_find(&f, tokens + 1, 1, 1),
+        qsf_followers_find(&f, tokens + 3, 2, 1),
+    };
+    for (size_t i = 0; i < sizeof found / sizeof found[0]; i++)
+        if (CHECK(found[i] != NULL))
+            CHECK_BYTES(found[i], likeliest[i == 2], sizeof likeliest[0]);
+    CHECK(qsf_followers_find(&f, tokens + 1, 1, 2) == NULL);
+    CHECK(qsf_followers_find(&f, tokens + 3, 2, 2) == NULL);
 }
 
 /* How many of n_drafts are chosen, each right with this chance. */
