@@ -6,12 +6,16 @@
  * of that part is dropped before. Prints the median of each in GB/s (10^9), with the least and
  * the most; then one line for programs: `best direct x4 1.72 GB/s`.
  *
- * Usage: bench_disk FILE [--mb N] [--method NAME] [--depth N] [--rounds N] [--kib N] [--cached]
+ * Usage: bench_disk FILE [--mb N] [--method NAME] [--depth N] [--rounds N] [--kib N] [--into-mb N]
+ *                   [--cached]
  *   --mb N         so much is read by a run (default 256; no more than the file has)
  *   --method NAME  only buffered, direct, uring or mmap
  *   --depth N      only N reads at the same time (default 1, 2, 4 and 8)
  *   --rounds N     default 3, at most 99
  *   --kib N        bytes of a read, in KiB (default 1024)
+ *   --into-mb N    reads go to N MiB of memory in turn, a place for each read under way or more;
+ *                  default: those that are under way, again and again. A disk whose host copies
+ *                  is slower into memory that was not used lately
  *   --cached       all runs read the beginning of the file, and nothing is dropped
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -32,21 +36,24 @@
 #define MAX_ROUNDS 99
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define MAX_SETUPS 32
+#define MAX_DEPTH 8 /* if none is asked for */
 #define STACK_BYTES ((size_t)256 * 1024)
 
 typedef struct options {
     const char *path;
     uint64_t run_bytes;
     size_t read_bytes;
-    uint32_t method; /* QSF_IO_AUTO: all */
-    uint32_t depth;  /* 0: all */
+    size_t into_bytes; /* 0: a place for each read under way */
+    uint32_t method;   /* QSF_IO_AUTO: all */
+    uint32_t depth;    /* 0: all */
     uint32_t n_rounds;
     bool is_cached;
 } options;
 
 typedef struct pass {
     qsf_io *io;
-    unsigned char *buffer; /* a place for each read under way */
+    unsigned char *buffer; /* places of read_bytes */
+    uint32_t n_places;     /* the next read goes to; 0: where the one that ended went */
     size_t read_bytes;
     uint32_t queue_depth;
     uint64_t end_off;
@@ -58,6 +65,12 @@ static void fail(void)
 {
     fprintf(stderr, "bench_disk: %s\n", qsf_error_detail());
     exit(1);
+}
+
+static unsigned char *next_place(pass *p)
+{
+    const uint32_t i = atomic_fetch_add(&p->next_place, 1);
+    return p->buffer + (p->n_places > 0 ? i % p->n_places : i) * p->read_bytes;
 }
 
 static bool start_next(pass *p, qsf_io_queue *queue, unsigned char *dst)
@@ -79,12 +92,12 @@ static void *read_queue(void *arg)
     if (qsf_io_queue_open(&queue, p->io, p->queue_depth) != QSF_OK)
         fail();
     for (uint32_t i = 0; i < p->queue_depth; i++)
-        start_next(p, &queue, p->buffer + atomic_fetch_add(&p->next_place, 1) * p->read_bytes);
+        start_next(p, &queue, next_place(p));
     while (queue.n_started > 0) {
         qsf_io_read had;
         if (qsf_io_finish(&queue, &had) != QSF_OK)
             fail();
-        start_next(p, &queue, had.dst);
+        start_next(p, &queue, p->n_places > 0 ? next_place(p) : had.dst);
     }
     qsf_io_queue_close(&queue);
     return NULL;
@@ -98,6 +111,7 @@ static double run(const options *o, qsf_io *io, const qsf_io_setup *setup, unsig
     const uint32_t n_queues = qsf_io_queue_count(setup);
     pass p = {.io = io,
               .buffer = buffer,
+              .n_places = (uint32_t)(o->into_bytes / o->read_bytes),
               .read_bytes = o->read_bytes,
               .queue_depth = qsf_io_queue_depth(setup),
               .end_off = begin_off + o->run_bytes,
@@ -160,6 +174,8 @@ static options parse(int argc, char **argv)
             o.run_bytes = number(value) << 20;
         else if (strcmp(argv[i], "--kib") == 0)
             o.read_bytes = (size_t)number(value) << 10;
+        else if (strcmp(argv[i], "--into-mb") == 0)
+            o.into_bytes = (size_t)number(value) << 20;
         else if (strcmp(argv[i], "--depth") == 0)
             o.depth = (uint32_t)number(value);
         else if (strcmp(argv[i], "--rounds") == 0)
@@ -171,9 +187,10 @@ static options parse(int argc, char **argv)
         i++;
     }
     if (o.path == NULL || o.n_rounds < 1 || o.n_rounds > MAX_ROUNDS || o.depth > QSF_IO_MAX_DEPTH ||
-        o.read_bytes % QSF_IO_ALIGN != 0) {
+        o.read_bytes % QSF_IO_ALIGN != 0 ||
+        (o.into_bytes > 0 && o.into_bytes / o.read_bytes < (o.depth > 0 ? o.depth : MAX_DEPTH))) {
         fprintf(stderr, "usage: bench_disk FILE [--mb N] [--method NAME] [--depth N] "
-                        "[--rounds N] [--kib N] [--cached]\n");
+                        "[--rounds N] [--kib N] [--into-mb N] [--cached]\n");
         exit(2);
     }
     return o;
@@ -182,7 +199,7 @@ static options parse(int argc, char **argv)
 /* What is asked for and can be had. */
 static size_t list_setups(const options *o, qsf_file *file, qsf_io *ios, qsf_io_setup *out)
 {
-    static const uint32_t depths[] = {1, 2, 4, 8};
+    static const uint32_t depths[] = {1, 2, 4, MAX_DEPTH};
     size_t n = 0;
     for (uint32_t method = QSF_IO_BUFFERED; method <= QSF_IO_MMAP; method++) {
         if (o->method != QSF_IO_AUTO && o->method != method)
@@ -209,7 +226,8 @@ int main(int argc, char **argv)
     if (o.run_bytes > file.n_bytes)
         o.run_bytes = file.n_bytes;
     o.run_bytes -= o.run_bytes % o.read_bytes;
-    const size_t buffer_bytes = qsf_round_up(QSF_IO_MAX_DEPTH * o.read_bytes, HUGE_PAGE_BYTES);
+    const size_t buffer_bytes = qsf_round_up(
+        o.into_bytes > 0 ? o.into_bytes : QSF_IO_MAX_DEPTH * o.read_bytes, HUGE_PAGE_BYTES);
     unsigned char *const buffer = aligned_alloc(HUGE_PAGE_BYTES, buffer_bytes);
 #if defined(MADV_HUGEPAGE)
     if (buffer != NULL) /* as the engine's ring; small pages cost a third of the speed */
@@ -219,6 +237,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_disk: the file is smaller than a read, or no memory\n");
         return 1;
     }
+    memset(buffer, 1, o.into_bytes); /* else the first reads meet pages that are not there */
     qsf_io ios[QSF_IO_MMAP + 1] = {0};
     qsf_io_setup setups[MAX_SETUPS];
     const size_t n_setups = list_setups(&o, &file, ios, setups);
