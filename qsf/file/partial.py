@@ -1,16 +1,32 @@
 """Temporary files that become a file when they are complete: created, and cleared away.
 
 ``.NAME.PID.partial`` lies beside ``NAME`` and is locked while it is written. A process
-that is killed leaves it behind unlocked; the next one that writes ``NAME`` removes it.
+that is killed leaves it behind unlocked; the next one that writes ``NAME`` removes it. A process that
+ends by itself leaves none.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
 from pathlib import Path
+from typing import Final
+
+# Temporaries of this process that may be there. Who creates one removes it, unless a signal raises
+# its exception after the system created the file and before the caller knows of it.
+_own: Final[set[Path]] = set()
+
+
+@atexit.register
+def _remove_own() -> None:
+    ending = f".{os.getpid()}.partial"  # a fork has a copy of its parent's
+    for temporary in _own:
+        if temporary.name.endswith(ending):
+            with contextlib.suppress(OSError, ValueError):
+                temporary.unlink()
 
 
 def create_partial(path: Path) -> tuple[int, Path]:
@@ -20,7 +36,9 @@ def create_partial(path: Path) -> tuple[int, Path]:
     with a zero byte.
     """
     remove_abandoned(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial").absolute()
+    _own.difference_update([own for own in list(_own) if not os.path.lexists(own)])
+    _own.add(temporary)
     while True:
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         # Who holds it already takes it for abandoned and is about to remove it.

@@ -9,6 +9,7 @@ import random
 import struct
 import subprocess
 import sys
+import textwrap
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -335,6 +336,28 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
     assert sorted(tmp_path.iterdir()) == sorted([*kept, link, own])
     writer.abort()
     assert not own.exists()
+
+
+def test_a_signal_right_after_the_system_created_the_temporary_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    code = """
+        import os, pathlib, sys
+        from qsf.file.partial import create_partial
+
+        def create(*args, system=os.open):
+            system(*args)
+            raise KeyboardInterrupt
+
+        path = pathlib.Path(sys.argv[1])
+        create_partial(path.with_name("other"))[1].rename(path)
+        os.open = create
+        create_partial(path)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "m.qsf")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.stderr.endswith("\nKeyboardInterrupt\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.qsf"]
 
 
 def test_an_impossible_path_is_refused_at_once(tmp_path: Path) -> None:
