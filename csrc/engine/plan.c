@@ -266,15 +266,18 @@ static void widen_ring(qsf_draft *d)
         (void)try_choice(d, &how, plan->ceiling_bytes);
 }
 
-/* True if nothing has to be streamed: every unit is resident, or every unit but a separate
- * embedding table, of which each token reads one row. */
+/* True if nothing has to be streamed but a separate embedding table, of which each token reads one
+ * row. A table that is smaller than the cache of its rows is resident. */
 static bool fits_without_streaming(qsf_draft *d)
 {
     const qsf_reader *const r = d->in->reader;
     memset(d->is_resident, 1, r->n_units * sizeof *d->is_resident);
     qsf_draft_add_up(d);
-    if (!qsf_draft_fits(d->plan) && !qsf_stream_passes_ring(r, 0)) {
+    if (!qsf_stream_passes_ring(r, 0)) {
+        const uint64_t engine_bytes = d->plan->engine_bytes;
         d->is_resident[0] = false;
+        qsf_draft_add_up(d);
+        d->is_resident[0] = d->plan->engine_bytes >= engine_bytes;
         qsf_draft_add_up(d);
     }
     return qsf_draft_fits(d->plan);
@@ -299,26 +302,15 @@ static bool shorten_context(qsf_draft *d)
     return d->plan->kv_bytes > most_bytes && shorten(d->in->options, PATIENT_CTX_TOKENS, &d->how);
 }
 
-/* Gives what is left to slots of experts. An embedding table of which a token reads one row is
- * worth less than they are. */
+/* Gives what is left to slots of experts; those that were given already are room, too. */
 static void add_slots(qsf_draft *d)
 {
     qsf_plan *const plan = d->plan;
     if (plan->n_experts == 0)
         return;
-    d->how.n_expert_slots = 0; /* those that were given already are room, too */
+    d->how.n_expert_slots = 0;
     qsf_draft_add_up(d);
-    const bool is_table_kept = d->is_resident[0] && !qsf_stream_passes_ring(d->in->reader, 0);
-    const uint64_t engine_bytes = plan->engine_bytes;
-    uint32_t n_slots = qsf_draft_count_slots(d, qsf_draft_room_bytes(plan));
-    if (is_table_kept && n_slots < plan->n_experts) {
-        d->is_resident[0] = false;
-        qsf_draft_add_up(d);
-        d->is_resident[0] = plan->engine_bytes >= engine_bytes; /* a table smaller than its cache */
-        qsf_draft_add_up(d);
-        n_slots = qsf_draft_count_slots(d, qsf_draft_room_bytes(plan));
-    }
-    d->how.n_expert_slots = n_slots;
+    d->how.n_expert_slots = qsf_draft_count_slots(d, qsf_draft_room_bytes(plan));
     qsf_draft_add_up(d);
     assert(qsf_draft_fits(plan));
 }
@@ -334,19 +326,9 @@ static void drop_drafts(qsf_draft *d)
     add_slots(d);
 }
 
-/* Each pass reads every streamed unit, but only a few rows of a separate embedding table, so that
- * table comes last. */
-static void choose_resident(qsf_draft *d)
+/* Chooses layers and the head: those that stay in memory beside what is left of the buffers. */
+static void choose_streamed(qsf_draft *d)
 {
-    bool is_streaming = !fits_with_fewer_drafts(d);
-    while (is_streaming && shorten_context(d))
-        is_streaming = !fits_with_fewer_drafts(d);
-    if (!is_streaming) {
-        grow_chunk(d, most_for_chunk(d));
-        add_slots(d);
-        drop_drafts(d);
-        return;
-    }
     qsf_draft_choose_least(d);
     grow(d);
     for (uint32_t i = 0; i < MAX_ROUNDS; i++) {
@@ -357,6 +339,17 @@ static void choose_resident(qsf_draft *d)
     }
     if (d->plan->n_experts == 0)
         widen_ring(d);
+}
+
+/* Each pass reads every streamed unit, but only a few rows of a separate embedding table, so that
+ * table comes last, after the chunk and the experts: with more budget neither becomes smaller. */
+static void choose_resident(qsf_draft *d)
+{
+    bool is_streaming = !fits_with_fewer_drafts(d);
+    while (is_streaming && shorten_context(d))
+        is_streaming = !fits_with_fewer_drafts(d);
+    if (is_streaming)
+        choose_streamed(d);
     grow_chunk(d, most_for_chunk(d));
     add_slots(d);
     drop_drafts(d);
