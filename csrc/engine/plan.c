@@ -266,21 +266,35 @@ static void widen_ring(qsf_draft *d)
         (void)try_choice(d, &how, plan->ceiling_bytes);
 }
 
+/* Keeps an embedding table if that takes no more than reading its rows from the disk. */
+static void weigh_table(qsf_draft *d)
+{
+    d->is_resident[0] = false;
+    qsf_draft_add_up(d);
+    const uint64_t engine_bytes = d->plan->engine_bytes;
+    d->is_resident[0] = true;
+    qsf_draft_add_up(d);
+    d->is_resident[0] = d->plan->engine_bytes <= engine_bytes;
+    qsf_draft_add_up(d);
+}
+
 /* True if nothing has to be streamed but a separate embedding table, of which each token reads one
- * row. A table that is smaller than the cache of its rows is resident. */
+ * row, past a cache that is added later. */
 static bool fits_without_streaming(qsf_draft *d)
 {
     const qsf_reader *const r = d->in->reader;
+    const uint32_t n_rows = d->how.n_embedding_rows;
     memset(d->is_resident, 1, r->n_units * sizeof *d->is_resident);
-    qsf_draft_add_up(d);
     if (!qsf_stream_passes_ring(r, 0)) {
-        const uint64_t engine_bytes = d->plan->engine_bytes;
-        d->is_resident[0] = false;
-        qsf_draft_add_up(d);
-        d->is_resident[0] = d->plan->engine_bytes >= engine_bytes;
+        d->how.n_embedding_rows = 0;
+        weigh_table(d);
+    } else {
         qsf_draft_add_up(d);
     }
-    return qsf_draft_fits(d->plan);
+    if (qsf_draft_fits(d->plan))
+        return true;
+    d->how.n_embedding_rows = n_rows;
+    return false;
 }
 
 /* The same, with fewer drafts if that is what it takes. */
@@ -300,6 +314,18 @@ static bool shorten_context(qsf_draft *d)
 {
     const uint64_t most_bytes = d->plan->ceiling_bytes / PART_FOR_KV;
     return d->plan->kv_bytes > most_bytes && shorten(d->in->options, PATIENT_CTX_TOKENS, &d->how);
+}
+
+/* Gives what is left to a cache of embedding rows. */
+static void add_rows(qsf_draft *d)
+{
+    if (d->is_resident[0])
+        return;
+    qsf_choice how = d->how;
+    how.n_embedding_rows = most_embedding_rows(d->in->config, d->plan->ceiling_bytes);
+    while (how.n_embedding_rows > d->how.n_embedding_rows && !try_choice(d, &how, TOO_MANY_BYTES))
+        how.n_embedding_rows /= 2;
+    weigh_table(d);
 }
 
 /* Gives what is left to slots of experts; those that were given already are room, too. */
@@ -342,7 +368,8 @@ static void choose_streamed(qsf_draft *d)
 }
 
 /* Each pass reads every streamed unit, but only a few rows of a separate embedding table, so that
- * table comes last, after the chunk and the experts: with more budget neither becomes smaller. */
+ * its cache comes after the chunk, and the whole table after the experts: with more budget none of
+ * these becomes smaller. */
 static void choose_resident(qsf_draft *d)
 {
     bool is_streaming = !fits_with_fewer_drafts(d);
@@ -351,6 +378,7 @@ static void choose_resident(qsf_draft *d)
     if (is_streaming)
         choose_streamed(d);
     grow_chunk(d, most_for_chunk(d));
+    add_rows(d);
     add_slots(d);
     drop_drafts(d);
     if (!d->is_resident[0]) {

@@ -1,8 +1,8 @@
 """Temporary files that become a file when they are complete: created, and cleared away.
 
 ``.NAME.PID.partial`` lies beside ``NAME`` and is locked while it is written. A process
-that is killed leaves it behind unlocked; the next one that writes ``NAME`` removes it. A process that
-ends by itself leaves none.
+that is killed leaves it behind unlocked; the next one that writes ``NAME`` removes it. A
+process that ends by itself leaves none.
 """
 # SPDX-License-Identifier: Apache-2.0
 

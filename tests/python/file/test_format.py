@@ -9,8 +9,8 @@ import random
 import struct
 import subprocess
 import sys
-import textwrap
 import tempfile
+import textwrap
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
