@@ -15,6 +15,9 @@
 #define FIRST_CANDIDATES 256
 #define MORE_CANDIDATES 16
 
+/* Maxima of fewer strips together save nothing, and would have no room in a small vocabulary. */
+#define LEAST_FOLD 4
+
 /* The increment of splitmix64 */
 #define RANDOM_STEP UINT64_C(0x9E3779B97F4A7C15)
 
@@ -277,31 +280,56 @@ static uint32_t choose_any(const choosing *c, race r)
     return r.token;
 }
 
-/* Returns a score that at least n_wanted ids reach: the smallest of the largest n_wanted `tops`,
+/* Takes maxima of a bucket over several strips together, while n_wanted are less than a third of
+ * what remains; returns how many are in out, or `tops` themselves. So few are searched fast, and
+ * their floor is hardly lower. */
+static const float *fold_tops(const choosing *c, size_t n_wanted, float *out, size_t *n)
+{
+    const size_t n_strips = qsf_ceil_div(c->s->n_vocab, QSF_STRIP);
+    size_t fold = 1;
+    while (n_strips / (2 * fold) * QSF_STRIP_BUCKETS >= 3 * n_wanted)
+        fold *= 2;
+    *n = qsf_ceil_div(n_strips, fold < LEAST_FOLD ? 1 : fold) * QSF_STRIP_BUCKETS;
+    if (fold < LEAST_FOLD)
+        return c->s->tops;
+    for (size_t s = 0; s < n_strips; s++) {
+        const float *const tops = c->s->tops + s * QSF_STRIP_BUCKETS;
+        float *const most = out + s / fold * QSF_STRIP_BUCKETS;
+        for (size_t i = 0; i < QSF_STRIP_BUCKETS; i++)
+            most[i] = s % fold == 0 || tops[i] > most[i] ? tops[i] : most[i];
+    }
+    return out;
+}
+
+/* Puts `top` into a min-heap [n] in the place of its least, from place `at` down. */
+static void replace_least(float *least, size_t n, size_t at, float top)
+{
+    for (size_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
+        if (child + 1 < n && least[child + 1] < least[child])
+            child++;
+        if (!(least[child] < top))
+            break;
+        least[at] = least[child];
+        at = child;
+    }
+    least[at] = top;
+}
+
+/* Returns a score that at least n_wanted ids reach: the smallest of the largest n_wanted maxima,
  * collected in a min-heap. */
 static float find_floor(const choosing *c, size_t n_wanted)
 {
-    const size_t n_buckets = qsf_ceil_div(c->s->n_vocab, QSF_STRIP) * QSF_STRIP_BUCKETS;
-    float *const least = c->s->odds; /* [n_wanted] free until weights are needed */
-    if (n_wanted > n_buckets || n_wanted > c->s->n_vocab)
+    float *const least = c->s->odds; /* [n_wanted] free until weights are needed, as what follows */
+    size_t n;
+    const float *const tops = fold_tops(c, n_wanted, least + n_wanted, &n);
+    if (n_wanted > n || n_wanted > c->s->n_vocab)
         return -INFINITY;
-    for (size_t i = 0; i < n_wanted; i++)
-        least[i] = -INFINITY;
-    for (size_t b = 0; b < n_buckets; b++) {
-        const float top = c->s->tops[b];
-        if (!(top > least[0]))
-            continue;
-        size_t at = 0;
-        for (size_t child = 1; child < n_wanted; child = 2 * at + 1) {
-            if (child + 1 < n_wanted && least[child + 1] < least[child])
-                child++;
-            if (!(least[child] < top))
-                break;
-            least[at] = least[child];
-            at = child;
-        }
-        least[at] = top;
-    }
+    memcpy(least, tops, n_wanted * sizeof *least);
+    for (size_t i = n_wanted / 2; i-- > 0;)
+        replace_least(least, n_wanted, i, least[i]);
+    for (size_t i = n_wanted; i < n; i++)
+        if (tops[i] > least[0])
+            replace_least(least, n_wanted, 0, tops[i]);
     return least[0];
 }
 
@@ -393,7 +421,8 @@ qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float 
                               const qsf_sampling *how, const qsf_adjustment *change,
                               uint64_t *random_state, uint32_t *token)
 {
-    if (!k->all_finite(logits, s->n_vocab))
+    choosing c = {s, k, how, logits, 0.0f, s->n_vocab};
+    if (!k->bucket_max(logits, s->n_vocab, s->tops, &c.best))
         return name_not_finite(logits);
     const uint32_t n_allowed =
         change->mask == NULL ? s->n_vocab : count_allowed(s, change->mask, token);
@@ -401,8 +430,10 @@ qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float 
         return QSF_FAIL(QSF_ERR_ARG, "the mask allows none of %u tokens", s->n_vocab);
     if (n_allowed == 1 && change->mask != NULL)
         return QSF_OK;
-    choosing c = {s, k, how, adjust(s, logits, how, change), 0.0f, n_allowed};
-    c.best = k->bucket_max(c.scores, s->n_vocab, s->tops);
+    c.n_allowed = n_allowed;
+    c.scores = adjust(s, logits, how, change);
+    if (c.scores != logits) /* which may be infinite */
+        (void)k->bucket_max(c.scores, s->n_vocab, s->tops, &c.best);
     if (how->temperature == 0.0f) {
         *token = find_best(&c);
         return QSF_OK;
@@ -420,10 +451,10 @@ qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float 
 qsf_status qsf_sampler_logprobs(qsf_sampler *s, const qsf_kernels *k, const float *logits,
                                 uint32_t *tokens, float *logprobs, size_t n_tokens)
 {
-    if (!k->all_finite(logits, s->n_vocab))
-        return name_not_finite(logits);
     const qsf_sampling plain = {.temperature = 1.0f};
-    choosing c = {s, k, &plain, logits, k->bucket_max(logits, s->n_vocab, s->tops), s->n_vocab};
+    choosing c = {s, k, &plain, logits, 0.0f, s->n_vocab};
+    if (!k->bucket_max(logits, s->n_vocab, s->tops, &c.best))
+        return name_not_finite(logits);
     const double log_total = log_of(weigh_all(&c, 0.0f));
     const size_t n_top = n_tokens - 1;
     const uint32_t n = n_top > 0 ? gather(&c, n_top) : 0;

@@ -243,12 +243,10 @@ typedef void qsf_span_normalise_fn(const qsf_span_sums *sums, const float *value
 #define QSF_STRIP 256
 #define QSF_STRIP_BUCKETS 16
 
-/* Returns true if no x is infinite or NaN. */
-typedef bool qsf_all_finite_fn(const float *x, size_t n);
-
 /* out[b] = largest x of bucket b (-infinity if it is empty), for all buckets of strips 0 .. ceil(n
- * / 256) - 1. Returns the largest of all. Of -0 and +0 it may choose either. */
-typedef float qsf_bucket_max_fn(const float *x, size_t n, float *out);
+ * / 256) - 1; *max = the largest of all. Of -0 and +0 it may choose either. Returns true if no x is
+ * infinite or NaN; with a NaN the maxima are undefined. */
+typedef bool qsf_bucket_max_fn(const float *x, size_t n, float *out, float *max);
 
 /* e[i] = x[i] < max ? exp((x[i] - max) * factor) : 1, but 0 if that is below `least`; sums[s] =
  * 16-lane sum of strip s of e. factor > 0, may be infinite. */
@@ -293,7 +291,6 @@ typedef struct qsf_kernels {
     qsf_span_merge_fn *span_merge;
     qsf_span_normalise_fn *span_normalise;
     qsf_hadamard_fn *hadamard;
-    qsf_all_finite_fn *all_finite;
     qsf_bucket_max_fn *bucket_max;
     qsf_weigh_fn *weigh;
 } qsf_kernels;

@@ -4,51 +4,38 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
-static bool QSF_NAME(all_finite)(const float *x, size_t n)
-{
-    /* x - x is 0 if x is finite, else NaN. Four sums hide the latency of the addition. */
-    lanes sums[4] = {lanes_set(0.0F), lanes_set(0.0F), lanes_set(0.0F), lanes_set(0.0F)};
-    size_t i = 0;
-    for (; i + 4 * QSF_LANES <= n; i += 4 * QSF_LANES) {
-        for (size_t j = 0; j < 4; j++) {
-            const lanes v = lanes_load(x + i + j * QSF_LANES);
-            sums[j] = lanes_add(sums[j], lanes_sub(v, v));
-        }
-    }
-    for (; i < n; i += QSF_LANES) {
-        const lanes v = lanes_load_part(x + i, lanes_left(n, i));
-        sums[0] = lanes_add(sums[0], lanes_sub(v, v));
-    }
-    const lanes sum = lanes_add(lanes_add(sums[0], sums[1]), lanes_add(sums[2], sums[3]));
-    return lanes_sum(sum) == 0.0F;
-}
-
-static float QSF_NAME(bucket_max)(const float *x, size_t n, float *out)
+static bool QSF_NAME(bucket_max)(const float *x, size_t n, float *out, float *max)
 {
     const lanes lowest = lanes_set(-INFINITY);
     lanes largest = lowest;
+    /* x - x is 0 if x is finite, else NaN. Two sums and two maxima hide the latency. */
+    lanes sums[2] = {lanes_set(0.0F), lanes_set(0.0F)};
     size_t i = 0;
     for (; i + QSF_STRIP <= n; i += QSF_STRIP, out += QSF_STRIP_BUCKETS) {
-        lanes a = lanes_load(x + i);
-        lanes b = lanes_load(x + i + QSF_LANES);
-        for (size_t j = 2 * QSF_LANES; j < QSF_STRIP; j += 2 * QSF_LANES) {
-            a = lanes_max(lanes_load(x + i + j), a);
-            b = lanes_max(lanes_load(x + i + j + QSF_LANES), b);
-        }
-        a = lanes_max(a, b);
-        lanes_store(out, a);
-        largest = lanes_max(a, largest);
+        lanes most[2] = {lowest, lowest};
+        for (size_t j = 0; j < QSF_STRIP; j += 2 * QSF_LANES)
+            for (size_t k = 0; k < 2; k++) {
+                const lanes v = lanes_load(x + i + j + k * QSF_LANES);
+                most[k] = lanes_max(v, most[k]);
+                sums[k] = lanes_add(sums[k], lanes_sub(v, v));
+            }
+        most[0] = lanes_max(most[0], most[1]);
+        lanes_store(out, most[0]);
+        largest = lanes_max(most[0], largest);
     }
     if (i < n) {
-        lanes a = lowest;
+        lanes most = lowest;
         for (; i < n; i += QSF_LANES) {
             const size_t m = lanes_left(n, i);
-            a = lanes_max(lanes_between(0, m, lanes_load_part(x + i, m), lowest), a);
+            const lanes v = lanes_load_part(x + i, m);
+            most = lanes_max(lanes_between(0, m, v, lowest), most);
+            sums[0] = lanes_add(sums[0], lanes_sub(v, v));
         }
-        lanes_store(out, a);
-        largest = lanes_max(a, largest);
+        lanes_store(out, most);
+        largest = lanes_max(most, largest);
     }
-    return lanes_top(largest);
+    *max = lanes_top(largest);
+    return lanes_sum(lanes_add(sums[0], sums[1])) == 0.0F;
 }
 
 static void QSF_NAME(weigh)(const float *x, size_t n, float max, float factor, float least,
@@ -78,7 +65,6 @@ static void QSF_NAME(weigh)(const float *x, size_t n, float max, float factor, f
 /* The part of the fill function for these kernels. */
 static void QSF_NAME(fill_sample)(qsf_kernels *k)
 {
-    k->all_finite = QSF_NAME(all_finite);
     k->bucket_max = QSF_NAME(bucket_max);
     k->weigh = QSF_NAME(weigh);
 }
