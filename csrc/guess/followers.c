@@ -28,6 +28,10 @@ static uint32_t tag_of(uint64_t hash)
 void qsf_followers_layout(qsf_followers *f, qsf_arena *a)
 {
     f->entries = qsf_arena_push(a, (size_t)1 << N_ENTRIES_LOG2, sizeof *f->entries);
+    /* A page that is read before it is written is faulted twice, the second time with an interrupt
+     * of every core that runs the process. */
+    if (f->entries != NULL)
+        memset(f->entries, 0, sizeof *f->entries << N_ENTRIES_LOG2);
 }
 
 qsf_follower qsf_follower_of(uint32_t token, double probability)
