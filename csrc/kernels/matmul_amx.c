@@ -21,7 +21,8 @@
 #define MOST_BLOCKS 4   /* first-level cache for all tokens */
 #define LAG 2           /* steps from the beginning of a product to its float steps */
 #define RING 4          /* products whose dots are kept: a power of two above LAG */
-#define AMX_FROM 9      /* fewer tokens are faster without AMX */
+#define AMX_FROM 5      /* fewer tokens are faster without AMX, */
+#define AMX_FROM_4BIT 9 /* of this type eight, too */
 
 QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
@@ -343,25 +344,25 @@ QSF_FORCED_INLINE void matmul_amx(int_form form, const unsigned char *tiles, siz
     _tile_release();
 }
 
-#define BY_TOKENS(type, dtype)                                                      \
+#define BY_TOKENS(type, dtype, from)                                                \
     static void matmul_##type##_amx(const unsigned char *tiles, size_t n_tile_rows, \
                                     const qsf_acts *x, float *y, size_t y_stride)   \
     {                                                                               \
-        if (x->n_tokens < AMX_FROM) {                                               \
+        if (x->n_tokens < (from)) {                                                 \
             qsf_matmul_avx512(dtype)(tiles, n_tile_rows, x, y, y_stride);           \
             return;                                                                 \
         }                                                                           \
         matmul_amx(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);         \
     }
 
-BY_TOKENS(2bit_sym, QSF_DTYPE_2BIT_SYM)
-BY_TOKENS(2bit, QSF_DTYPE_2BIT)
-BY_TOKENS(3bit, QSF_DTYPE_3BIT)
-BY_TOKENS(4bit, QSF_DTYPE_4BIT)
-BY_TOKENS(4bit_sym, QSF_DTYPE_4BIT_SYM)
-BY_TOKENS(ternary, QSF_DTYPE_TERNARY)
-BY_TOKENS(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
-BY_TOKENS(8bit, QSF_DTYPE_8BIT)
+BY_TOKENS(2bit_sym, QSF_DTYPE_2BIT_SYM, AMX_FROM)
+BY_TOKENS(2bit, QSF_DTYPE_2BIT, AMX_FROM)
+BY_TOKENS(3bit, QSF_DTYPE_3BIT, AMX_FROM)
+BY_TOKENS(4bit, QSF_DTYPE_4BIT, AMX_FROM_4BIT)
+BY_TOKENS(4bit_sym, QSF_DTYPE_4BIT_SYM, AMX_FROM)
+BY_TOKENS(ternary, QSF_DTYPE_TERNARY, AMX_FROM)
+BY_TOKENS(ternary_dense, QSF_DTYPE_TERNARY_DENSE, AMX_FROM)
+BY_TOKENS(8bit, QSF_DTYPE_8BIT, AMX_FROM)
 
 QSF_TARGET_END
 
