@@ -62,8 +62,10 @@ def _limit(kind: int, most: int, slack: int = 0) -> None:
     resource.setrlimit(kind, (most, most + slack))
 
 
-def _describe(error: minijinja.TemplateError) -> str:
+def _describe(error: minijinja.TemplateError, fuel: int) -> str:
     where = f"line {error.line}: " if error.line else ""
+    if error.kind == "OutOfFuel":
+        return f"{where}it takes more than {fuel} steps"
     return f"{where}{error.detail or error.kind}"
 
 
@@ -103,7 +105,7 @@ def _render(source: str, values: dict[str, Any], fuel: int) -> tuple[str, str]:
         cause = error.__cause__
         if isinstance(cause, _RefusedError):
             return "R", str(cause)
-        return ("M", "") if isinstance(cause, MemoryError) else ("E", _describe(error))
+        return ("M", "") if isinstance(cause, MemoryError) else ("E", _describe(error, fuel))
 
 
 def main() -> None:

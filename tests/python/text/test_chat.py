@@ -156,7 +156,7 @@ def test_a_broken_template_is_the_files_fault(source: str) -> None:
 
 def test_a_template_without_end_is_stopped() -> None:
     loop = "{% for a in range(9999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(QsfFormatError, match="Fuel"):
+    with pytest.raises(QsfFormatError, match="more than 20000000 steps"):
         ChatTemplate(loop).render([USER])
 
 
