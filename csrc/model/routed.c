@@ -128,7 +128,8 @@ static qsf_status load_biases(qsf_ops *o, member *m)
     return status;
 }
 
-/* Adds choices of expert i that have not run, as many as there are rows for. */
+/* Adds choices of expert i that have not run, as many as there are rows for: all, unless it is the
+ * only member. */
 static qsf_status add_member(wave *w, uint32_t i)
 {
     const qsf_ops *const o = w->ops;
@@ -156,8 +157,8 @@ static qsf_status collect(wave *w)
     for (uint32_t i = 0; i < experts->n_wanted; i++) {
         if (uses[i] == 0)
             continue;
-        if (w->n == WAVE_EXPERTS || w->n_rows == QSF_EXPERT_ROWS ||
-            (w->n > 0 && is_last(&w->members[w->n - 1].expert)))
+        if (w->n == WAVE_EXPERTS || (w->n > 0 && (w->n_rows + uses[i] > QSF_EXPERT_ROWS ||
+                                                  is_last(&w->members[w->n - 1].expert))))
             break;
         if (qsf_experts_is_ready(experts, i))
             QSF_TRY(add_member(w, i));

@@ -42,8 +42,8 @@ typedef struct qsf_attend_scratch {
     unsigned char *transit;      /* [qsf_kv_transit_bytes()] cold pages that are attended to */
 } qsf_attend_scratch;
 
-/* Rows that experts compute together; more share nothing but the weights in the cache. */
-#define QSF_EXPERT_ROWS 64
+/* Rows that experts compute together. An expert with more unpacks its weights again. */
+#define QSF_EXPERT_ROWS 256
 
 /* Buffers of the routed part: `routed` rows are the chunk's times n_chosen, at most
  * QSF_EXPERT_ROWS. Empty if no layer has experts. */

@@ -100,6 +100,35 @@ static void check_one_answer(void)
         }
 }
 
+/* Chunks so large that experts run one after the other, and one with more rows than run together:
+ * the same logits as in small chunks. */
+static void check_large_chunks(void)
+{
+    enum { N_MANY = 512 };
+    static const uint32_t chunk_tokens[] = {16, 64, N_MANY};
+    static uint32_t many[N_MANY];
+    float want[N_VOCAB];
+    for (uint32_t i = 0; i < N_MANY; i++)
+        many[i] = tokens[i % 3]; /* which choose few experts */
+    for (size_t i = 0; i < sizeof chunk_tokens / sizeof chunk_tokens[0]; i++) {
+        float have[N_VOCAB];
+        qsf_options opt = options_of(2, chunk_tokens[i]);
+        qsf_model *m = NULL;
+        qsf_session *s = NULL;
+        opt.ctx_tokens = N_MANY;
+        if (!CHECK_OK(qsf_model_create(path, &opt, NULL, &m)))
+            return;
+        CHECK_OK(qsf_session_create(m, &s));
+        for (size_t n_done = 0; n_done < N_MANY;)
+            if (!CHECK_OK(qsf_session_sync(s, many, N_MANY, &n_done)))
+                break;
+        CHECK_OK(qsf_session_logits(s, i == 0 ? want : have, N_VOCAB));
+        CHECK(i == 0 || memcmp(want, have, sizeof want) == 0);
+        qsf_session_destroy(s);
+        qsf_model_close(m);
+    }
+}
+
 /* The N-th read of an expert fails, ends early or is wrong: the step says so, unless it was a
  * guess, which changes nothing; the next one works. */
 static void check_read_faults(void)
@@ -516,6 +545,7 @@ int main(void)
     for (int i = 0; i < N_TOKENS; i++)
         tokens[i] = (uint32_t)(qsf_random_uniform(&state) * N_VOCAB);
     check_one_answer();
+    check_large_chunks();
     check_read_faults();
     check_allocation_faults();
     check_cancel();
