@@ -271,6 +271,19 @@ static void keep_from(qsf_draft *d, size_t buffer_bytes)
     qsf_draft_add_up(d);
 }
 
+void qsf_draft_weigh_table(qsf_draft *d)
+{
+    d->is_resident[0] = false;
+    qsf_draft_add_up(d);
+    const uint64_t engine_bytes = d->plan->engine_bytes;
+    d->is_resident[0] = true;
+    qsf_draft_add_up(d);
+    if (d->plan->engine_bytes > engine_bytes) {
+        d->is_resident[0] = false;
+        qsf_draft_add_up(d);
+    }
+}
+
 void qsf_draft_choose_least(qsf_draft *d)
 {
     qsf_plan *const plan = d->plan;
@@ -296,13 +309,6 @@ void qsf_draft_choose_least(qsf_draft *d)
     if (tried_bytes != best_bytes)
         keep_from(d, best_bytes);
     /* A small table may be smaller than a band of it with a cache of rows. */
-    if (d->is_resident[0] || d->in->reader->units[0].raw_bytes > plan->embedding_bytes)
-        return;
-    least_bytes = plan->engine_bytes;
-    d->is_resident[0] = true;
-    qsf_draft_add_up(d);
-    if (plan->engine_bytes > least_bytes) {
-        d->is_resident[0] = false;
-        qsf_draft_add_up(d);
-    }
+    if (!d->is_resident[0] && d->in->reader->units[0].raw_bytes <= plan->embedding_bytes)
+        qsf_draft_weigh_table(d);
 }

@@ -73,6 +73,10 @@ uint32_t qsf_draft_count_slots(const qsf_draft *d, uint64_t n_bytes);
 /* Computes the plan for the draft's choice and resident units; engine_bytes is the total. */
 void qsf_draft_add_up(qsf_draft *d);
 
+/* Keeps the embedding table if that takes no more memory than reading its rows from the disk, and
+ * computes the plan. */
+void qsf_draft_weigh_table(qsf_draft *d);
+
 /* Chooses the resident units that need the least memory, and computes the plan. Usually no unit is
  * resident. But the buffers for the most demanding units may be larger than these units: buffers
  * for a compressed unit hold a whole chunk of 1 MiB, and a small model is smaller than a ring. */

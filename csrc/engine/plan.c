@@ -266,18 +266,6 @@ static void widen_ring(qsf_draft *d)
         (void)try_choice(d, &how, plan->ceiling_bytes);
 }
 
-/* Keeps an embedding table if that takes no more than reading its rows from the disk. */
-static void weigh_table(qsf_draft *d)
-{
-    d->is_resident[0] = false;
-    qsf_draft_add_up(d);
-    const uint64_t engine_bytes = d->plan->engine_bytes;
-    d->is_resident[0] = true;
-    qsf_draft_add_up(d);
-    d->is_resident[0] = d->plan->engine_bytes <= engine_bytes;
-    qsf_draft_add_up(d);
-}
-
 /* True if nothing has to be streamed but a separate embedding table, of which each token reads one
  * row, past a cache that is added later. */
 static bool fits_without_streaming(qsf_draft *d)
@@ -285,12 +273,10 @@ static bool fits_without_streaming(qsf_draft *d)
     const qsf_reader *const r = d->in->reader;
     const uint32_t n_rows = d->how.n_embedding_rows;
     memset(d->is_resident, 1, r->n_units * sizeof *d->is_resident);
-    if (!qsf_stream_passes_ring(r, 0)) {
-        d->how.n_embedding_rows = 0;
-        weigh_table(d);
-    } else {
-        qsf_draft_add_up(d);
-    }
+    d->how.n_embedding_rows = 0;
+    qsf_draft_add_up(d);
+    if (!qsf_stream_passes_ring(r, 0))
+        qsf_draft_weigh_table(d);
     if (qsf_draft_fits(d->plan))
         return true;
     d->how.n_embedding_rows = n_rows;
@@ -325,7 +311,7 @@ static void add_rows(qsf_draft *d)
     how.n_embedding_rows = most_embedding_rows(d->in->config, d->plan->ceiling_bytes);
     while (how.n_embedding_rows > d->how.n_embedding_rows && !try_choice(d, &how, TOO_MANY_BYTES))
         how.n_embedding_rows /= 2;
-    weigh_table(d);
+    qsf_draft_weigh_table(d);
 }
 
 /* Gives what is left to slots of experts; those that were given already are room, too. */
