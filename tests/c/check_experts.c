@@ -51,20 +51,26 @@ static qsf_model *open_with(uint32_t n_threads, uint32_t chunk_tokens, uint32_t 
     return m;
 }
 
-/* Evaluates all tokens: as a prompt, or one by one. */
-static qsf_status run(qsf_model *m, bool is_prompt, float *logits)
+/* Evaluates the tokens [n]: as a prompt, or one by one. */
+static qsf_status run_tokens(qsf_model *m, const uint32_t *all, size_t n, bool is_prompt,
+                             float *logits)
 {
     qsf_session *s;
     QSF_TRY(qsf_session_create(m, &s));
     qsf_status status = QSF_OK;
-    for (size_t n_done = 0; is_prompt && status == QSF_OK && n_done < N_TOKENS;)
-        status = qsf_session_sync(s, tokens, N_TOKENS, &n_done);
-    for (size_t i = 0; !is_prompt && status == QSF_OK && i < N_TOKENS; i++)
-        status = qsf_session_step(s, tokens[i]);
+    for (size_t n_done = 0; is_prompt && status == QSF_OK && n_done < n;)
+        status = qsf_session_sync(s, all, n, &n_done);
+    for (size_t i = 0; !is_prompt && status == QSF_OK && i < n; i++)
+        status = qsf_session_step(s, all[i]);
     if (status == QSF_OK)
         status = qsf_session_logits(s, logits, N_VOCAB);
     qsf_session_destroy(s);
     return status;
+}
+
+static qsf_status run(qsf_model *m, bool is_prompt, float *logits)
+{
+    return run_tokens(m, tokens, N_TOKENS, is_prompt, logits);
 }
 
 static void check_one_answer(void)
@@ -114,17 +120,11 @@ static void check_large_chunks(void)
         float have[N_VOCAB];
         qsf_options opt = options_of(2, chunk_tokens[i]);
         qsf_model *m = NULL;
-        qsf_session *s = NULL;
         opt.ctx_tokens = N_MANY;
         if (!CHECK_OK(qsf_model_create(path, &opt, NULL, &m)))
             return;
-        CHECK_OK(qsf_session_create(m, &s));
-        for (size_t n_done = 0; n_done < N_MANY;)
-            if (!CHECK_OK(qsf_session_sync(s, many, N_MANY, &n_done)))
-                break;
-        CHECK_OK(qsf_session_logits(s, i == 0 ? want : have, N_VOCAB));
+        CHECK_OK(run_tokens(m, many, N_MANY, true, i == 0 ? want : have));
         CHECK(i == 0 || memcmp(want, have, sizeof want) == 0);
-        qsf_session_destroy(s);
         qsf_model_close(m);
     }
 }
