@@ -24,8 +24,8 @@ from qsf.text.chat import MAX_SOURCE_BYTES, ChatTemplate, template_fault
 USER = {"role": "user", "content": "Hi"}
 LONG = "{% set ns = namespace(x='abcd') %}"
 
-# Since version 3.1 of minijinja what makes a long string takes steps for its bytes.
-_TOO_MUCH = "more memory|too large|more than 20000000 steps"
+# Since version 3.1 of minijinja, making a long string takes steps.
+STEPS = "more than 20000000 steps"
 
 # What the file may do, and what the error says of it.
 HOSTILE = {
@@ -43,19 +43,19 @@ HOSTILE = {
         "memory",
     ),
     "added": (LONG + "{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}", "memory"),
-    "replace": ('{{ ("a" * 100000) | replace("a", "b" * 100000) }}', _TOO_MUCH),
-    "method": ('{{ ("a" * 100000).replace("a", "b" * 100000) }}', _TOO_MUCH),
+    "replace": ('{{ ("a" * 100000) | replace("a", "b" * 100000) }}', f"more memory|{STEPS}"),
+    "method": ('{{ ("a" * 100000).replace("a", "b" * 100000) }}', f"more memory|{STEPS}"),
     "indent": ('{{ "a" | indent(10**9) }}', "more memory"),
-    "lines": ('{{ ("a\n" * 1000) | indent(100000000) }}', _TOO_MUCH),
+    "lines": ('{{ ("a\n" * 1000) | indent(100000000) }}', f"more memory|{STEPS}"),
     "tojson": ("{{ messages | tojson(indent=10**9) }}", "more memory"),
-    "time": ('{{ strftime_now("%Y" * 1000000) }}', _TOO_MUCH),
+    "time": ('{{ strftime_now("%Y" * 1000000) }}', f"more memory|too large|{STEPS}"),
     "join": ('{{ range(90000) | join("b" * 60000) }}', "more memory"),
-    "times": ('{{ ("a" * 60000) * 60000 }}', _TOO_MUCH),
+    "times": ('{{ ("a" * 60000) * 60000 }}', f"more memory|too large|{STEPS}"),
     "list": ("{{ ([1] * 60000) * 60000 }}", "more memory|too large"),
     "power": ("{{ 10**10**10 }}", "line 1"),
     "loop": (
         "{% for a in range(9999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "more than 20000000 steps",
+        STEPS,
     ),
     "broken": ("{% if %}", "line 1"),
     "filter": ("{{ 1 | no_such_filter }}", "line 1"),
