@@ -26,9 +26,8 @@
  * Without a taker, yielding costs less than sleeping. */
 #define ALONE_NS 5000
 #define PAUSES_PER_LOOK 32 /* pauses between clock readings; a reading costs 1 to a few pauses */
-/* A piece is 1 / (SHARES * threads) of the items left. First pieces are large, because each begins
- * with weights that are not prefetched; last ones are small, because all threads wait for the last
- * one. */
+/* A piece is 1 / SHARES of what is left of a thread's items. First pieces are large; last ones are
+ * small, because all threads wait for the last one. */
 #define SHARES 2
 
 #define GATE_OPEN (UINT64_C(1) << 31)
@@ -36,6 +35,10 @@
 #define GATE_GENERATION_SHIFT 32
 
 typedef struct pool_worker {
+    /* Items [begin, end) of the job that are this worker's and not taken: begin << 32 | end. The
+     * worker takes pieces at the front, so that it goes on where its prefetching has been; who has
+     * none left takes some of another's at the end. */
+    alignas(CACHE_LINE) _Atomic uint64_t range;
     qsf_pool *pool;
     qsf_thread thread;
     uint32_t worker_idx;
@@ -52,7 +55,6 @@ struct qsf_pool {
     /* The job: written by the caller while the gate is closed and nobody is inside. */
     qsf_pool_fn *fn;
     void *arg;
-    size_t n_items;
     size_t least_items; /* smallest piece */
 
     qsf_pool_counts counts; /* used by the caller only */
@@ -61,8 +63,7 @@ struct qsf_pool {
     alignas(CACHE_LINE) _Atomic uint64_t gate;
     atomic_bool stopping;
     atomic_uint n_asleep;
-    alignas(CACHE_LINE) atomic_size_t next_item;
-    alignas(CACHE_LINE) pool_worker workers[]; /* [n_threads - 1] */
+    pool_worker workers[]; /* [n_threads]; the first is the caller */
 };
 
 static inline void spin_pause(void)
@@ -94,33 +95,89 @@ static bool spin_on(spinning *s)
     return now_ns < s->end_ns;
 }
 
-/* Takes the next piece, items [*begin, *end); false if none is left. */
-static bool take_piece(qsf_pool *p, size_t *begin, size_t *end)
+static uint64_t range_of(size_t begin, size_t end)
 {
-    size_t at = atomic_load_explicit(&p->next_item, memory_order_relaxed);
-    while (at < p->n_items) {
-        const size_t left = p->n_items - at;
-        size_t n = left / (SHARES * (size_t)p->n_threads);
+    return (uint64_t)begin << 32 | end;
+}
+
+static size_t range_begin(uint64_t range)
+{
+    return (size_t)(range >> 32);
+}
+
+static size_t range_end(uint64_t range)
+{
+    return (size_t)(range & UINT32_MAX);
+}
+
+/* Gives each thread an equal part of the items, but none fewer than the smallest piece. */
+static void share_items(qsf_pool *p, size_t n_items)
+{
+    const size_t most_ranges = n_items / p->least_items;
+    const size_t n_ranges = p->n_threads < most_ranges ? p->n_threads : most_ranges;
+    for (size_t i = 0; i < p->n_threads; i++) {
+        const size_t begin = i < n_ranges ? n_items * i / n_ranges : 0;
+        const size_t end = i < n_ranges ? n_items * (i + 1) / n_ranges : 0;
+        atomic_store_explicit(&p->workers[i].range, range_of(begin, end), memory_order_relaxed);
+    }
+}
+
+/* Takes the next piece of a worker's own items, [*begin, *end); false if none is left. */
+static bool take_piece(const qsf_pool *p, pool_worker *worker, size_t *begin, size_t *end)
+{
+    uint64_t range = atomic_load_explicit(&worker->range, memory_order_relaxed);
+    while (range_begin(range) < range_end(range)) {
+        const size_t left = range_end(range) - range_begin(range);
+        size_t n = left / SHARES;
         if (n < p->least_items)
             n = p->least_items;
         if (left < n || left - n < p->least_items)
             n = left;
-        if (atomic_compare_exchange_weak_explicit(&p->next_item, &at, at + n, memory_order_relaxed,
-                                                  memory_order_relaxed)) {
-            *begin = at;
-            *end = at + n;
+        *begin = range_begin(range);
+        *end = *begin + n;
+        if (atomic_compare_exchange_weak_explicit(&worker->range, &range,
+                                                  range_of(*end, range_end(range)),
+                                                  memory_order_relaxed, memory_order_relaxed))
+            return true;
+    }
+    return false;
+}
+
+/* Gives a worker without items half of another's; false if that has none. */
+static bool take_half(const qsf_pool *p, pool_worker *worker, pool_worker *other)
+{
+    uint64_t range = atomic_load_explicit(&other->range, memory_order_relaxed);
+    while (range_begin(range) < range_end(range)) {
+        const size_t left = range_end(range) - range_begin(range);
+        const size_t kept = left / 2 < p->least_items ? 0 : left - left / 2;
+        const size_t at = range_begin(range) + kept;
+        if (atomic_compare_exchange_weak_explicit(&other->range, &range,
+                                                  range_of(range_begin(range), at),
+                                                  memory_order_relaxed, memory_order_relaxed)) {
+            atomic_store_explicit(&worker->range, range_of(at, range_end(range)),
+                                  memory_order_relaxed);
             return true;
         }
     }
     return false;
 }
 
-static void work_on_pieces(qsf_pool *p, size_t worker_idx)
+static bool take_of_others(qsf_pool *p, pool_worker *worker)
+{
+    for (uint32_t i = 1; i < p->n_threads; i++)
+        if (take_half(p, worker, &p->workers[(worker->worker_idx + i) % p->n_threads]))
+            return true;
+    return false;
+}
+
+static void work_on_pieces(qsf_pool *p, pool_worker *worker)
 {
     size_t begin;
     size_t end;
-    while (take_piece(p, &begin, &end))
-        p->fn(p->arg, begin, end, worker_idx);
+    do {
+        while (take_piece(p, worker, &begin, &end))
+            p->fn(p->arg, begin, end, worker->worker_idx);
+    } while (take_of_others(p, worker));
 }
 
 static uint32_t generation_of(uint64_t gate)
@@ -174,7 +231,7 @@ static void wait_for_news(qsf_pool *p, uint32_t seen_generation)
 
 static void *run_worker(void *arg)
 {
-    const pool_worker *const worker = arg;
+    pool_worker *const worker = arg;
     qsf_pool *const p = worker->pool;
     uint32_t seen_generation = 0;
     for (;;) {
@@ -183,7 +240,7 @@ static void *run_worker(void *arg)
             return NULL;
         seen_generation = generation_of(atomic_load(&p->gate));
         if (enter_gate(p)) {
-            work_on_pieces(p, worker->worker_idx);
+            work_on_pieces(p, worker);
             leave_gate(p);
         }
     }
@@ -224,13 +281,14 @@ static void run_together(qsf_pool *p)
     assert((closed & (GATE_OPEN | GATE_INSIDE)) == 0);
     atomic_store(&p->gate, (uint64_t)generation << GATE_GENERATION_SHIFT | GATE_OPEN);
     wake_sleepers(p);
-    work_on_pieces(p, 0);
+    work_on_pieces(p, &p->workers[0]);
     atomic_fetch_and(&p->gate, ~GATE_OPEN);
     wait_until_empty(p);
 }
 
 void qsf_pool_run(qsf_pool *p, size_t n_items, size_t min_piece, qsf_pool_fn *fn, void *arg)
 {
+    assert(n_items <= UINT32_MAX);
     if (n_items == 0)
         return;
     const size_t least_items = min_piece > 0 ? min_piece : 1;
@@ -243,9 +301,8 @@ void qsf_pool_run(qsf_pool *p, size_t n_items, size_t min_piece, qsf_pool_fn *fn
     const uint64_t start_ns = qsf_clock_ns();
     p->fn = fn;
     p->arg = arg;
-    p->n_items = n_items;
     p->least_items = least_items;
-    atomic_store_explicit(&p->next_item, 0, memory_order_relaxed);
+    share_items(p, n_items);
     run_together(p);
     p->counts.n_shared_runs++;
     p->end_ns = qsf_clock_ns();
@@ -254,9 +311,7 @@ void qsf_pool_run(qsf_pool *p, size_t n_items, size_t min_piece, qsf_pool_fn *fn
 
 size_t qsf_pool_bytes(uint32_t n_threads)
 {
-    const size_t n_workers = n_threads > 0 ? n_threads - 1 : 0;
-    const size_t n_bytes = sizeof(qsf_pool) + n_workers * sizeof(pool_worker);
-    return (n_bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+    return sizeof(qsf_pool) + n_threads * sizeof(pool_worker); /* both are whole cache lines */
 }
 
 static void stop_workers(qsf_pool *p)
@@ -265,7 +320,7 @@ static void stop_workers(qsf_pool *p)
     atomic_store(&p->stopping, true);
     qsf_condition_wake_all(&p->job_ready);
     qsf_mutex_unlock(&p->lock);
-    for (uint32_t i = 0; i < p->n_started; i++)
+    for (uint32_t i = 1; i <= p->n_started; i++)
         qsf_thread_join(&p->workers[i].thread);
     p->n_started = 0;
 }
@@ -307,10 +362,10 @@ qsf_status qsf_pool_init(void *block, uint32_t n_threads, bool pin, qsf_pool **o
     qsf_pool *const p = block;
     p->n_threads = n_threads;
     p->n_started = 0;
+    p->workers[0].worker_idx = 0;
     atomic_init(&p->gate, 0);
     atomic_init(&p->stopping, false);
     atomic_init(&p->n_asleep, 0);
-    atomic_init(&p->next_item, 0);
     p->counts = (qsf_pool_counts){0};
     p->end_ns = 0;
     uint32_t cpus[QSF_POOL_MAX_THREADS];
@@ -318,7 +373,7 @@ qsf_status qsf_pool_init(void *block, uint32_t n_threads, bool pin, qsf_pool **o
         QSF_TRY(choose_cpus(n_threads, cpus));
     QSF_TRY(init_signals(p));
     while (p->n_started < n_threads - 1) {
-        pool_worker *const worker = &p->workers[p->n_started];
+        pool_worker *const worker = &p->workers[p->n_started + 1];
         worker->pool = p;
         worker->worker_idx = p->n_started + 1;
         qsf_status status =

@@ -1,8 +1,9 @@
 /* pool.h - a parallel for-loop on a fixed set of workers.
  *
- * The calling thread is worker 0, so a pool of one starts no thread. Workers take pieces when they
- * are free, large ones first, so a slow or busy core takes fewer. A piece writes only its own
- * outputs, so the result does not depend on who takes it. Workers spin briefly, then sleep.
+ * The calling thread is worker 0, so a pool of one starts no thread. Workers share the items
+ * equally, and one that is done takes some of another's, so a slow or busy core does fewer. A piece
+ * writes only its own outputs, so the result does not depend on who takes it. Workers spin briefly,
+ * then sleep.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_POOL_H
@@ -50,8 +51,8 @@ qsf_pool_counts qsf_pool_count(const qsf_pool *p);
 uint64_t qsf_pool_end_ns(const qsf_pool *p);
 
 /* Runs fn over [0, n_items) in pieces of at least min_piece items and returns when all are done. If
- * the items are too few for two pieces, the caller runs fn once and wakes no worker. One caller at
- * a time; fn must not call qsf_pool_run. */
+ * the items are too few for two pieces, the caller runs fn once and wakes no worker. n_items is
+ * below 2^32. One caller at a time; fn must not call qsf_pool_run. */
 void qsf_pool_run(qsf_pool *p, size_t n_items, size_t min_piece, qsf_pool_fn *fn, void *arg);
 
 #endif

@@ -327,25 +327,26 @@ static void check_run_counts(void)
     stop(&s);
 }
 
-/* Alone, the caller takes the pieces in order: large ones first, none larger than a share. */
+/* Of its own items, the first half, the caller takes the pieces in order: large ones first, none
+ * larger than half of them. */
 typedef struct pieces {
     size_t last_end;
     size_t last_size;
-    size_t n_pieces;
     size_t n_wrong;
 } pieces;
 
+#define N_GUIDED 1000
+#define LEAST_GUIDED 10
+
 static void watch_pieces(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
-    static const size_t smaller_share = 1000 / 4 + 1;
     pieces *const p = arg;
-    if (worker_idx != 0)
+    if (worker_idx != 0 || end > N_GUIDED / 2)
         return; /* looks at what the caller gets; a worker may take some in between */
-    p->n_wrong += begin < p->last_end || end - begin > smaller_share;
-    p->n_wrong += p->last_size != 0 && end - begin > p->last_size && end != 1000;
+    p->n_wrong += begin < p->last_end || end - begin > N_GUIDED / 4;
+    p->n_wrong += p->last_size != 0 && end - begin > p->last_size + LEAST_GUIDED;
     p->last_end = end;
     p->last_size = end - begin;
-    p->n_pieces++;
 }
 
 static void check_guided_pieces(void)
@@ -353,8 +354,45 @@ static void check_guided_pieces(void)
     started_pool s = start(2);
     for (int i = 0; i < 200; i++) {
         pieces p = {0};
-        qsf_pool_run(s.pool, 1000, 10, watch_pieces, &p);
+        qsf_pool_run(s.pool, N_GUIDED, LEAST_GUIDED, watch_pieces, &p);
         CHECK_EQ(p.n_wrong, 0);
+    }
+    stop(&s);
+}
+
+/* Two threads each wait in their first piece: the caller until the worker has begun, the worker
+ * until everything but its own piece is done. */
+typedef struct slow_worker {
+    atomic_bool has_begun;
+    atomic_size_t n_done;
+    atomic_bool is_alone; /* the rest was not done in time */
+} slow_worker;
+
+static void wait_for_others(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    slow_worker *const w = arg;
+    const uint64_t give_up_ns = qsf_clock_ns() + UINT64_C(10000000000);
+    const bool is_first_of_worker = worker_idx == 1 && !atomic_exchange(&w->has_begun, true);
+    while (worker_idx == 0 && !atomic_load(&w->has_begun) && qsf_clock_ns() < give_up_ns)
+        sched_yield();
+    while (is_first_of_worker && atomic_load(&w->n_done) + (end - begin) < N_GUIDED) {
+        if (qsf_clock_ns() > give_up_ns) {
+            atomic_store(&w->is_alone, true);
+            break;
+        }
+        sched_yield();
+    }
+    atomic_fetch_add(&w->n_done, end - begin);
+}
+
+static void check_items_of_a_slow_worker(void)
+{
+    started_pool s = start(2);
+    for (int i = 0; i < 20; i++) {
+        slow_worker w = {0};
+        qsf_pool_run(s.pool, N_GUIDED, LEAST_GUIDED, wait_for_others, &w);
+        CHECK_EQ(w.n_done, N_GUIDED);
+        CHECK(w.has_begun && !w.is_alone);
     }
     stop(&s);
 }
@@ -428,6 +466,7 @@ int main(void)
     check_one_core();
     check_run_counts();
     check_guided_pieces();
+    check_items_of_a_slow_worker();
 #if defined(__linux__)
     check_pinned();
 #endif
