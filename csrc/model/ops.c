@@ -163,19 +163,14 @@ static void prepare_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
     }
 }
 
-qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weights *norm,
-                         float *normed)
+/* The rows that quantise_row has written; f32: as qsf_acts has them, or NULL */
+static qsf_acts acts_of(const qsf_ops *o, const float *f32, size_t stride)
 {
     const qsf_scratch *const s = o->scratch;
-    const size_t stride = qsf_stride(dim);
-    float *const rows = norm->weight != NULL ? normed : x;
-    rows_job job = {o, norm, x, rows, dim, stride};
-    if (norm->weight != NULL || !o->exact || stride != dim)
-        qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(stride), prepare_rows, &job);
     return (qsf_acts){
         .n_tokens = o->n_tokens,
         .n_blocks = stride / QSF_BLOCK,
-        .f32 = rows,
+        .f32 = f32,
         .q = s->act_q,
         .q_low = s->act_q_low,
         .scale = s->act_scale,
@@ -184,6 +179,47 @@ qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weig
         .scaled_sum = s->act_scaled_sum,
         .fine_sum = s->act_fine_sum,
     };
+}
+
+qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weights *norm,
+                         float *normed)
+{
+    const size_t stride = qsf_stride(dim);
+    float *const rows = norm->weight != NULL ? normed : x;
+    rows_job job = {o, norm, x, rows, dim, stride};
+    if (norm->weight != NULL || !o->exact || stride != dim)
+        qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(stride), prepare_rows, &job);
+    return acts_of(o, rows, stride);
+}
+
+typedef struct gather_job {
+    const qsf_ops *ops;
+    const float *x;
+    const uint32_t *rows;
+    float *copies;
+} gather_job;
+
+static void gather_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const gather_job *const job = arg;
+    const qsf_ops *const o = job->ops;
+    const size_t stride = o->scratch->dim_stride;
+    (void)worker_idx;
+    for (size_t t = begin; t < end; t++) {
+        const float *const row = job->x + job->rows[t] * stride;
+        if (job->copies != NULL)
+            memcpy(job->copies + t * stride, row, stride * sizeof *row);
+        if (!o->exact)
+            quantise_row(o, row, t, stride);
+    }
+}
+
+qsf_acts qsf_ops_gather(qsf_ops *o, const float *x, const uint32_t *rows, float *copies)
+{
+    const size_t stride = o->scratch->dim_stride;
+    gather_job job = {o, x, rows, copies};
+    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(stride), gather_rows, &job);
+    return acts_of(o, copies, stride);
 }
 
 void qsf_ops_activate(const qsf_ops *o, size_t first_row, size_t n, size_t begin, size_t end)

@@ -76,9 +76,14 @@ void qsf_ops_norm(qsf_ops *o, const float *x, const qsf_norm_weights *norm, floa
 
 /* Describes the rows of x [n_tokens, dim] as matmul input: normalised if the norm has a weight, and
  * quantised unless exact, row by row in one pass. Rows lie at dim padded to 64; the padding becomes
- * zero. Normalised rows go to `normed`, which may be x. Valid until the next prepare. */
+ * zero. Normalised rows go to `normed`, which may be x. Valid until the next prepare or gather. */
 qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weights *norm,
                          float *normed);
+
+/* Describes rows[0 .. n_tokens) of x, which lie at dim_stride and are padded with zeros, as matmul
+ * input: quantised unless exact, and copied to `copies`. Without copies only quantised weights may
+ * read it. Valid until the next prepare or gather. */
+qsf_acts qsf_ops_gather(qsf_ops *o, const float *x, const uint32_t *rows, float *copies);
 
 /* gate[begin .. end) of n rows becomes activation(gate) * up for gated layers, else
  * activation(gate). */

@@ -222,22 +222,25 @@ static void run_down(wave *w, const qsf_acts *activated)
     qsf_linear_run_apart(w->ops, products, w->n, false);
 }
 
+static bool is_float(const qsf_tensor *t)
+{
+    return t->dtype == QSF_DTYPE_F16 || t->dtype == QSF_DTYPE_F32;
+}
+
 /* The input of a wave: its rows in order, or the one row of a chunk of one token. */
 static qsf_acts gather(const wave *w)
 {
     qsf_ops *const o = w->ops;
-    const qsf_scratch *const s = o->scratch;
-    const uint32_t n_chosen = o->kind->n_chosen;
-    const qsf_norm_weights none = {0};
+    const qsf_routed_scratch *const s = &o->scratch->routed;
+    bool is_read_as_f32 = o->exact;
+    uint32_t tokens[QSF_EXPERT_ROWS];
     for (uint32_t i = 0; i < w->n; i++) {
         const member *const m = &w->members[i];
-        for (uint32_t j = 0; j < m->n && m->first_row + j < o->n_tokens; j++) {
-            const uint32_t token = s->routed.choices[m->first_choice + j] / n_chosen;
-            memcpy(s->routed.rows + (m->first_row + j) * s->dim_stride,
-                   w->x + token * s->dim_stride, s->dim_stride * sizeof *w->x);
-        }
+        is_read_as_f32 |= is_float(m->expert.gate) || is_float(m->expert.up);
+        for (uint32_t j = 0; j < m->n; j++)
+            tokens[m->first_row + j] = s->choices[m->first_choice + j] / o->kind->n_chosen;
     }
-    return qsf_ops_prepare(o, s->routed.rows, o->config->dim, &none, s->routed.rows);
+    return qsf_ops_gather(o, w->x, tokens, is_read_as_f32 ? s->rows : NULL);
 }
 
 /* Choices [first, first + n), whose outputs are there */
