@@ -250,25 +250,32 @@ typedef struct add_job {
     uint32_t n;
 } add_job;
 
-/* y[row] += weight * output in columns [begin, end), choices ascending */
+/* y += weight * output in values [begin, end) of the rows [n_tokens, dim], choices ascending: nearly
+ * whole rows, which memory gives faster than columns of all. */
 static void add_weighted(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const add_job *const job = arg;
     const qsf_scratch *const s = job->ops->scratch;
     const qsf_routed_scratch *const r = &s->routed;
+    const size_t dim = job->ops->config->dim;
     (void)worker_idx;
     for (uint32_t i = 0; i < job->n; i++) {
         const uint32_t choice = r->choices[job->first + i];
-        const size_t row = choice / job->ops->kind->n_chosen * s->dim_stride;
-        job->ops->kernels->add_scaled(s->y + row + begin, r->outputs + i * s->dim_stride + begin,
-                                      r->weights[choice], end - begin);
+        const size_t row = choice / job->ops->kind->n_chosen;
+        const size_t from = begin > row * dim ? begin - row * dim : 0;
+        const size_t to = end < row * dim + dim ? end - row * dim : dim;
+        if (row * dim < end && from < to)
+            job->ops->kernels->add_scaled(s->y + row * s->dim_stride + from,
+                                          r->outputs + i * s->dim_stride + from, r->weights[choice],
+                                          to - from);
     }
 }
 
-static void add_outputs(const qsf_ops *o, uint32_t first, uint32_t n)
+static void add_outputs(const qsf_ops *o, uint32_t n_tokens, uint32_t first, uint32_t n)
 {
     add_job job = {o, first, n};
-    qsf_pool_run(o->pool, o->config->dim, qsf_ops_piece(n), add_weighted, &job);
+    qsf_pool_run(o->pool, (size_t)n_tokens * o->config->dim, qsf_ops_piece(n / n_tokens),
+                 add_weighted, &job);
 }
 
 /* Runs the collected experts. */
@@ -284,7 +291,7 @@ static void run_wave(wave *w, uint32_t n_tokens)
         qsf_ops_prepare(o, o->scratch->gate, o->kind->ffn_dim, &none, o->scratch->gate);
     run_down(w, &activated);
     if (!w->keeps)
-        add_outputs(o, w->members[0].first_choice, w->n_rows);
+        add_outputs(o, n_tokens, w->members[0].first_choice, w->n_rows);
     for (uint32_t i = 0; i < w->n; i++)
         if (o->scratch->routed.uses[w->members[i].i] == 0)
             qsf_experts_release(o->experts, w->members[i].i);
@@ -309,7 +316,7 @@ static qsf_status run_experts(qsf_ops *o, const float *x)
         run_wave(&w, n_tokens);
     }
     if (w.keeps)
-        add_outputs(o, 0, n_choices);
+        add_outputs(o, n_tokens, 0, n_choices);
     return QSF_OK;
 }
 
