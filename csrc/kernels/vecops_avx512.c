@@ -24,6 +24,8 @@ QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
 #include "kernels/vecops_tmpl.h"
 
+#include "kernels/quantise_avx512.h"
+
 #include "kernels/attend_tmpl.h"
 
 #include "kernels/sample_tmpl.h"
@@ -33,6 +35,7 @@ QSF_TARGET_END
 void qsf_vecops_fill_avx512(qsf_kernels *k)
 {
     fill_avx512(k);
+    k->quantise = quantise_by_fours;
     fill_sample_avx512(k);
 }
 

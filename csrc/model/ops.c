@@ -287,7 +287,8 @@ qsf_acts qsf_acts_rows(const qsf_acts *x, size_t first, size_t n)
     const size_t block = first * x->n_blocks;
     qsf_acts rows = *x;
     rows.n_tokens = n;
-    rows.f32 += block * QSF_BLOCK;
+    if (rows.f32 != NULL)
+        rows.f32 += block * QSF_BLOCK;
     rows.q += block * QSF_BLOCK;
     rows.q_low += block * QSF_BLOCK;
     rows.scale += block;

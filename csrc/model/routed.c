@@ -250,8 +250,8 @@ typedef struct add_job {
     uint32_t n;
 } add_job;
 
-/* y += weight * output in values [begin, end) of the rows [n_tokens, dim], choices ascending: nearly
- * whole rows, which memory gives faster than columns of all. */
+/* y += weight * output in values [begin, end) of the rows [n_tokens, dim], choices ascending:
+ * nearly whole rows, which memory gives faster than columns of all. */
 static void add_weighted(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const add_job *const job = arg;

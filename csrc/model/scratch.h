@@ -58,7 +58,7 @@ typedef struct qsf_routed_scratch {
     uint32_t *units;   /* [n_experts] that some token chose */
     uint32_t *uses;    /* [n_experts] tokens that chose them */
     uint32_t *likely;  /* [n_experts] units that the next layer may want */
-    float *rows;       /* [routed, dim_stride] inputs of experts */
+    float *rows;       /* [routed, dim_stride] inputs of experts that read f32 */
     float *outputs;    /* [routed, dim_stride] */
 } qsf_routed_scratch;
 

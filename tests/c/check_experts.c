@@ -106,8 +106,8 @@ static void check_one_answer(void)
         }
 }
 
-/* Chunks so large that experts run one after the other, and one with more rows than run together:
- * the same logits as in small chunks. */
+/* Chunks so large that experts run one after the other, and one with more rows than run together,
+ * whose outputs several threads add: the same logits as in small chunks. */
 static void check_large_chunks(void)
 {
     enum { N_MANY = 512 };

@@ -1,0 +1,118 @@
+/* quantise_avx512.h - activations to integers, four blocks at a time.
+ *
+ * What is one number a block, maximum, factor and sums, is computed for the four together. Values
+ * stay integers: their sums are exact in any order.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#define BLOCKS_AT_ONCE 4
+
+/* Lane 4 i: the largest of v[i], whose elements are not negative as integers. */
+QSF_FORCED_INLINE __m512i top_of_four(const __m512i *v)
+{
+    const __m512i low01 = _mm512_shuffle_i32x4(v[0], v[1], 0x44);
+    const __m512i high01 = _mm512_shuffle_i32x4(v[0], v[1], 0xEE);
+    const __m512i low23 = _mm512_shuffle_i32x4(v[2], v[3], 0x44);
+    const __m512i high23 = _mm512_shuffle_i32x4(v[2], v[3], 0xEE);
+    const __m512i by8_01 = _mm512_max_epi32(low01, high01);
+    const __m512i by8_23 = _mm512_max_epi32(low23, high23);
+    const __m512i by4 = _mm512_max_epi32(_mm512_shuffle_i32x4(by8_01, by8_23, 0x88),
+                                         _mm512_shuffle_i32x4(by8_01, by8_23, 0xDD));
+    const __m512i by2 = _mm512_max_epi32(by4, _mm512_shuffle_epi32(by4, _MM_PERM_BADC));
+    return _mm512_max_epi32(by2, _mm512_shuffle_epi32(by2, _MM_PERM_CDAB));
+}
+
+/* (*first)[i] = sum of elements 0 .. 7 of v[i], (*second)[i] of the others */
+QSF_FORCED_INLINE void sum_halves_of_four(const __m512i *v, __m128i *first, __m128i *second)
+{
+    const __m512i by4_01 = _mm512_add_epi32(_mm512_shuffle_i32x4(v[0], v[1], 0x88),
+                                            _mm512_shuffle_i32x4(v[0], v[1], 0xDD));
+    const __m512i by4_23 = _mm512_add_epi32(_mm512_shuffle_i32x4(v[2], v[3], 0x88),
+                                            _mm512_shuffle_i32x4(v[2], v[3], 0xDD));
+    const __m512i by2 = _mm512_add_epi32(_mm512_unpacklo_epi32(by4_01, by4_23),
+                                         _mm512_unpackhi_epi32(by4_01, by4_23));
+    /* Lane 0: the first half of v[0], 1: of v[2], 4, 5: the second; 8, 9, 12, 13: of v[1], v[3] */
+    const __m512i sums = _mm512_add_epi32(by2, _mm512_shuffle_epi32(by2, _MM_PERM_BADC));
+    const __m512i order = _mm512_setr_epi32(0, 8, 1, 9, 4, 12, 5, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m512i sorted = _mm512_permutexvar_epi32(order, sums);
+    *first = _mm512_castsi512_si128(sorted);
+    *second = _mm512_extracti32x4_epi32(sorted, 1);
+}
+
+/* Stores q and q_low of a block, x [64] times factor. sums, low_sums: of 4 neighbours each */
+QSF_FORCED_INLINE void round_block(const float *x, __m512 factor, int8_t *q, int8_t *q_low,
+                                   __m512i *sums, __m512i *low_sums)
+{
+    /* Packing takes 16 bytes of each operand in turn. */
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i ones = _mm512_set1_epi8(1);
+    __m512i fine[4];
+    for (size_t i = 0; i < 4; i++)
+        fine[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), factor));
+    /* Up to 32512 + 128: 16 bits hold it. */
+    const __m512i half = _mm512_set1_epi16(128);
+    const __m512i a = _mm512_add_epi16(_mm512_packs_epi32(fine[0], fine[1]), half);
+    const __m512i b = _mm512_add_epi16(_mm512_packs_epi32(fine[2], fine[3]), half);
+    const __m512i high = _mm512_permutexvar_epi32(
+        order, _mm512_packs_epi16(_mm512_srai_epi16(a, 8), _mm512_srai_epi16(b, 8)));
+    /* The low byte is q_low + 128. */
+    const __m512i byte = _mm512_set1_epi16(255);
+    const __m512i low = _mm512_xor_si512(
+        _mm512_permutexvar_epi32(
+            order, _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte))),
+        _mm512_set1_epi8(-128));
+    _mm512_storeu_si512(q, high);
+    _mm512_storeu_si512(q_low, low);
+    *sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, high);
+    *low_sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, low);
+}
+
+/* Blocks [b, b + 4). False, and nothing is stored, if one of them needs more care. */
+QSF_FORCED_INLINE bool quantise_four(const float *x, size_t b, const qsf_act_row *out)
+{
+    __m512i v[BLOCKS_AT_ONCE];
+    __m512i low[BLOCKS_AT_ONCE];
+    for (size_t i = 0; i < BLOCKS_AT_ONCE; i++) {
+        lanes magnitude = lanes_abs(lanes_load(x + i * QSF_BLOCK));
+        for (size_t j = QSF_LANES; j < QSF_BLOCK; j += QSF_LANES)
+            magnitude =
+                lanes_larger_magnitude(magnitude, lanes_abs(lanes_load(x + i * QSF_BLOCK + j)));
+        v[i] = _mm512_castps_si512(magnitude);
+    }
+    const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m128 amax =
+        _mm_castsi128_ps(_mm512_castsi512_si128(_mm512_permutexvar_epi32(places, top_of_four(v))));
+    if ((_mm_cmp_ps_mask(amax, _mm_set1_ps(QSF_QUANTISE_MIN), _CMP_GE_OQ) &
+         _mm_cmp_ps_mask(amax, _mm_set1_ps(FLT_MAX), _CMP_LE_OQ)) != 0xF)
+        return false;
+    const __m512 factors = _mm512_castps128_ps512(_mm_div_ps(_mm_set1_ps(32512.0F), amax));
+    for (size_t i = 0; i < BLOCKS_AT_ONCE; i++)
+        round_block(x + i * QSF_BLOCK, _mm512_permutexvar_ps(_mm512_set1_epi32((int)i), factors),
+                    out->q + (b + i) * QSF_BLOCK, out->q_low + (b + i) * QSF_BLOCK, &v[i], &low[i]);
+    __m128i first;
+    __m128i second;
+    __m128i first_low;
+    __m128i second_low;
+    sum_halves_of_four(v, &first, &second);
+    sum_halves_of_four(low, &first_low, &second_low);
+    const __m128i sum = _mm_add_epi32(first, second);
+    const __m128 scale = _mm_div_ps(amax, _mm_set1_ps(127.0F));
+    _mm_storeu_ps(out->scale + b, scale);
+    _mm_storeu_si128((void *)(out->sum + b), sum);
+    _mm_storeu_si128((void *)(out->first_sum + b), first);
+    _mm_storeu_ps(out->scaled_sum + b, _mm_mul_ps(scale, _mm_cvtepi32_ps(sum)));
+    _mm_storeu_si128((void *)(out->fine_sum + b),
+                     _mm_add_epi32(_mm_slli_epi32(sum, 8), _mm_add_epi32(first_low, second_low)));
+    return true;
+}
+
+static void quantise_by_fours(const float *x, size_t n_blocks, const qsf_act_row *out)
+{
+    size_t b = 0;
+    for (; b + BLOCKS_AT_ONCE <= n_blocks; b += BLOCKS_AT_ONCE)
+        if (!quantise_four(x + b * QSF_BLOCK, b, out))
+            for (size_t i = b; i < b + BLOCKS_AT_ONCE; i++)
+                quantise_block(x + i * QSF_BLOCK, i, out);
+    for (; b < n_blocks; b++)
+        quantise_block(x + b * QSF_BLOCK, b, out);
+}
