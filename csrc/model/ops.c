@@ -195,8 +195,8 @@ qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weig
 typedef struct gather_job {
     const qsf_ops *ops;
     const float *x;
-    const uint32_t *rows;
-    float *copies;
+    const uint32_t *rows; /* of x */
+    float *copies;        /* or NULL */
 } gather_job;
 
 static void gather_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
