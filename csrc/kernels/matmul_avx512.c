@@ -50,6 +50,28 @@ static inline __m512i broadcast4(const int8_t *q)
     return _mm512_set1_epi32(four);
 }
 
+/* add_four's asm needs its offset as a literal, which it becomes where gcc unrolls the loops: with
+ * -O3, which CMakeLists.txt tells by QSF_IS_RELEASE, and without sanitizers. */
+#if defined(QSF_IS_RELEASE) && defined(__OPTIMIZE__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define IS_ASM_FOLDED 1
+#else
+#define IS_ASM_FOLDED 0
+#endif
+
+/* sum += codes * the four activations at q + off, in one instruction: gcc makes it two. */
+QSF_FORCED_INLINE __m512i add_four(__m512i sum, __m512i codes, const int8_t *q, size_t off)
+{
+#if IS_ASM_FOLDED
+    __asm__("vpdpbusd %c3(%2)%{1to16%}, %1, %0"
+            : "+v"(sum)
+            : "v"(codes), "r"(q), "i"(off), "m"(*(const int8_t(*)[])q));
+    return sum;
+#else
+    return _mm512_dpbusd_epi32(sum, codes, broadcast4(q + off));
+#endif
+}
+
 /* A block of activations of some tokens. */
 typedef struct token_rows {
     const int8_t *q[QSF_GROUP_TOKENS];
@@ -71,9 +93,9 @@ QSF_FORCED_INLINE token_rows rows_of(const int8_t *q, size_t q_stride, size_t n_
 QSF_FORCED_INLINE void add_group(__m512i codes, const token_rows *x, size_t group, size_t n_tokens,
                                  size_t part, dots *dot)
 {
+#pragma GCC unroll 4
     for (size_t t = 0; t < n_tokens; t++)
-        dot[t].part[part] =
-            _mm512_dpbusd_epi32(dot[t].part[part], codes, broadcast4(x->q[t] + 4 * group));
+        dot[t].part[part] = add_four(dot[t].part[part], codes, x->q[t], 4 * group);
 }
 
 /* As dot_tile for 2-bit codes, which are not shifted: sum b is 4^b * code * q. It needs no shifts;
@@ -150,9 +172,11 @@ QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, cons
     }
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
+#pragma GCC unroll 16
     for (size_t p = 0; p < layout.n_planes; p++) {
         __m512i codes[5];
         unpack_plane(dtype, tile, p, codes);
+#pragma GCC unroll 8
         for (size_t k = 0; k < layout.n_in_plane; k++)
             if (group_of(dtype, p, k) < QSF_TILE_GROUPS)
                 add_group(codes[k], &x, group_of(dtype, p, k), n_tokens, k % 2, dot);
@@ -166,6 +190,7 @@ QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, cons
     const token_rows x = rows_of(q, q_stride, n_tokens);
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
+#pragma GCC unroll 8
     for (size_t p = 0; p < 8; p++) {
         __m512i codes[5];
         unpack_plane(QSF_DTYPE_MXFP4, tile, p, codes);
@@ -182,6 +207,7 @@ QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
     const token_rows low = rows_of(q_low, q_stride, n_tokens);
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
+#pragma GCC unroll 16
     for (size_t g = 0; g < 16; g++) {
         const __m512i codes = load64(tile + QSF_TILE_CODES_OFF(false) + g * 64);
         add_group(codes, &high, g, n_tokens, 0, dot);
@@ -218,28 +244,6 @@ typedef struct panel {
     float scaled_sum[WIDE_BLOCKS][WIDE]; /* with a min */
     int32_t zeros[2][WIDE_BLOCKS][WIDE]; /* zero point * sum: without; of MXFP4 of each sub-block */
 } panel;
-
-/* add_four's asm needs its offset as a literal, which it becomes where gcc unrolls the loops: with
- * -O3, which CMakeLists.txt tells by QSF_IS_RELEASE, and without sanitizers. */
-#if defined(QSF_IS_RELEASE) && defined(__OPTIMIZE__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define IS_ASM_FOLDED 1
-#else
-#define IS_ASM_FOLDED 0
-#endif
-
-/* sum += codes * the four activations at q + off, in one instruction: gcc makes it two. */
-QSF_FORCED_INLINE __m512i add_four(__m512i sum, __m512i codes, const int8_t *q, size_t off)
-{
-#if IS_ASM_FOLDED
-    __asm__("vpdpbusd %c3(%2)%{1to16%}, %1, %0"
-            : "+v"(sum)
-            : "v"(codes), "r"(q), "i"(off), "m"(*(const int8_t(*)[])q));
-    return sum;
-#else
-    return _mm512_dpbusd_epi32(sum, codes, broadcast4(q + off));
-#endif
-}
 
 /* True for the type whose codes take longer to unpack than to multiply: that is done once for all
  * tokens. */
