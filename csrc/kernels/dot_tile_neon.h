@@ -229,6 +229,14 @@ QSF_FORCED_INLINE float32x4_t quarter_to_f32(int32x4_t sums, int32_t factor, int
     return vcvtq_f32_s32(vaddq_s32(factor == 2 ? vaddq_s32(sums, sums) : sums, start));
 }
 
+QSF_FORCED_INLINE dots dots_add(dots a, dots b)
+{
+    QSF_UNROLL
+    for (size_t i = 0; i < 4; i++)
+        a.quarter[i] = vaddq_s32(a.quarter[i], b.quarter[i]);
+    return a;
+}
+
 QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
 {
     const int32x4_t start4 = vdupq_n_s32(start);

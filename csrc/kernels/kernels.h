@@ -156,7 +156,12 @@ typedef void qsf_cap_fn(float *x, float factor, float cap, size_t n);
  *   s[p] = (matmul of the query row and K) * scale, where `scale` is the model's
  *   max = largest s[p]; e[p] = exp(s[p] - max)
  *   total = 16-lane sum of e by p (lane p % 16)
- *   values[d] = over p ascending, from +0: fmaf(e[p], v[p][d], acc)
+ *   f32, f16: values[d] = over p ascending, from +0: fmaf(e[p], v[p][d], acc)
+ *   values that are codes, per block of 64 dims, with the scale and min (0 of 8 bits) of position
+ * p: w[p] = e[p] * scale[p]; amax = largest |w|; fine[p] = rint(w[p] * (32512 / amax)), ties to
+ *     even, or 0 as in qsf_quantise_fn; dot = exact integer sum of code * fine[p], with code - 128
+ *     for 8 bits; start = 16-lane sum of fmaf(e[p], min[p], lane)
+ *     values[d] = fmaf((float)dot, amax / 32512, start)
  * Spans are merged in ascending order. The first is taken unchanged; then, with new = larger max:
  *   a = exp(max - new), b = exp(next max - new)
  *   total = fmaf(next total, b, total * a), values[d] = fmaf(next values[d], b, values[d] * a)
@@ -218,11 +223,46 @@ typedef qsf_span_sums qsf_span_softmax_fn(float *scores, qsf_span_range range, f
  * is that of scores[0] from the position of the query; n <= distance + 1 */
 typedef void qsf_alibi_fn(float *scores, float scale, float slope, uint32_t distance, size_t n);
 
-/* Adds the slots of `ranges` [n_rows], in ascending order, to values [n_rows, n_blocks * 64], which
- * are zeros before the first. e [n_rows, 256], v_pages [8] of the span. Does not read pages that
- * are in no range. */
-typedef void qsf_span_values_fn(const void *const *v_pages, size_t n_blocks, const float *e,
-                                const qsf_span_range *ranges, size_t n_rows, float *values);
+/* Adds the slots of `ranges` [n_rows], in ascending order, to values [n_rows, 64], rows `stride`
+ * floats apart, which are zeros before the first. e [n_rows, 256], blocks [8]: f32 or f16, of the
+ * V pages of the span. Does not read blocks that are in no range. */
+typedef void qsf_add_values_fn(const unsigned char *const *blocks, const float *e,
+                               const qsf_span_range *ranges, size_t n_rows, float *values,
+                               size_t stride);
+
+/* A block of 64 dims of the values of a span that are codes: tiles of 8 bits with dims as rows and
+ * positions as columns, codes [dims / 16, positions / 64], and codes of fewer bits plus 128. Only
+ * of the positions that are asked for. */
+typedef struct qsf_value_tiles {
+    _Alignas(64) unsigned char codes[QSF_BLOCK / QSF_TILE_ROWS][QSF_KV_SPAN_TOKENS / QSF_BLOCK]
+                                    [QSF_TILE_ROWS * QSF_BLOCK];
+    _Alignas(64) float scale[QSF_KV_SPAN_TOKENS];
+    float min[QSF_KV_SPAN_TOKENS];
+} qsf_value_tiles;
+
+/* blocks [8] of the V pages of the span; reads those that `range` meets. */
+typedef void qsf_value_tiles_fn(const unsigned char *const *blocks, qsf_span_range range,
+                                qsf_value_tiles *tiles);
+
+/* Weights of the values for some rows, by 64 positions: fine = 256 * q + q_low */
+#define QSF_VALUE_ROWS 16
+typedef struct qsf_value_weights {
+    _Alignas(64) int8_t q[QSF_KV_SPAN_TOKENS / QSF_BLOCK][QSF_VALUE_ROWS][QSF_BLOCK];
+    int8_t q_low[QSF_KV_SPAN_TOKENS / QSF_BLOCK][QSF_VALUE_ROWS][QSF_BLOCK];
+    int32_t fine_sum[QSF_VALUE_ROWS];
+    float factor[QSF_VALUE_ROWS]; /* amax / 32512 */
+    float start[QSF_VALUE_ROWS];
+} qsf_value_weights;
+
+/* Computes row r of the weights for the 64s of positions that `all` meets; e [256], range inside
+ * `all`. */
+typedef void qsf_value_weights_fn(const float *e, qsf_span_range range, qsf_span_range all,
+                                  const qsf_value_tiles *tiles, size_t r, qsf_value_weights *out);
+
+/* values [n_rows, 64], rows `stride` floats apart, n_rows <= 16, over the 64s of positions that
+ * `all` meets. */
+typedef void qsf_value_products_fn(const qsf_value_tiles *tiles, const qsf_value_weights *weights,
+                                   qsf_span_range all, size_t n_rows, float *values, size_t stride);
 
 /* Merges the next span of a row into the earlier ones. n: a multiple of 16 */
 typedef void qsf_span_merge_fn(qsf_span_sums *sums, float *values, const qsf_span_sums *next_sums,
@@ -284,7 +324,10 @@ typedef struct qsf_kernels {
     qsf_cap_fn *cap;
     qsf_kv_store_fn *k_store[QSF_DTYPE_COUNT]; /* NULL if pages do not have the type */
     qsf_kv_store_fn *v_store[QSF_DTYPE_COUNT];
-    qsf_span_values_fn *span_values[QSF_DTYPE_COUNT];
+    qsf_add_values_fn *add_values[QSF_DTYPE_COUNT];   /* of f32 and f16 */
+    qsf_value_tiles_fn *value_tiles[QSF_DTYPE_COUNT]; /* of the other types of pages */
+    qsf_value_weights_fn *value_weights;
+    qsf_value_products_fn *value_products;
     qsf_alibi_fn *alibi;
     qsf_span_softmax_fn *span_softmax;
     qsf_span_sink_fn *span_sink;

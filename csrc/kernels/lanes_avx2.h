@@ -201,6 +201,36 @@ static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, lanes 
                 _mm256_sub_epi32(fine_hi, _mm256_slli_epi32(high_hi, 8)), sum_low);
 }
 
+/* As lanes_store_fine, of x [32]; returns sums of four. */
+static inline __m256i store_fine32(int8_t *q, int8_t *q_low, const float *x, __m256 factor)
+{
+    const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i fine[4];
+    for (size_t i = 0; i < 4; i++)
+        fine[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), factor));
+    const __m256i words[2] = {_mm256_packs_epi32(fine[0], fine[1]),
+                              _mm256_packs_epi32(fine[2], fine[3])};
+    __m256i high[2];
+    __m256i low[2];
+    for (size_t i = 0; i < 2; i++) {
+        high[i] = _mm256_srai_epi16(_mm256_add_epi16(words[i], _mm256_set1_epi16(128)), 8);
+        low[i] = _mm256_and_si256(words[i], _mm256_set1_epi16(255));
+    }
+    _mm256_storeu_si256(
+        (void *)q, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(high[0], high[1]), in_order));
+    _mm256_storeu_si256((void *)q_low,
+                        _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low[0], low[1]), in_order));
+    return _mm256_add_epi32(_mm256_add_epi32(fine[0], fine[1]), _mm256_add_epi32(fine[2], fine[3]));
+}
+
+static inline void lanes_store_fine(int8_t *q, int8_t *q_low, const float *x, lanes factor,
+                                    lanes *sum)
+{
+    const __m256i lo = store_fine32(q, q_low, x, factor.lo);
+    const __m256i hi = store_fine32(q + 32, q_low + 32, x + 32, factor.lo);
+    *sum = lanes_add(*sum, (lanes){_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)});
+}
+
 static inline __m256 load_codes8(const unsigned char *p, unsigned shift, uint32_t mask)
 {
     const __m256i words = _mm256_loadu_si256((const void *)p);
@@ -213,16 +243,40 @@ static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uin
     return (lanes){load_codes8(p, shift, mask), load_codes8(p + 32, shift, mask)};
 }
 
-static inline __m256 load_bytes8(const unsigned char *p, unsigned shift, unsigned mask)
+/* Four rows of 4 bytes in each 16, from 16 bytes of four rows */
+static inline void interleave4(const unsigned char *from, size_t stride, __m256i *first,
+                               __m256i *last)
 {
-    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p));
-    return _mm256_cvtepi32_ps(
-        _mm256_and_si256(_mm256_srli_epi32(bytes, (int)shift), _mm256_set1_epi32((int)mask)));
+    __m128i row[4];
+    for (size_t j = 0; j < 4; j++)
+        row[j] = _mm_loadu_si128((const void *)(from + j * stride));
+    const __m128i low01 = _mm_unpacklo_epi8(row[0], row[1]);
+    const __m128i high01 = _mm_unpackhi_epi8(row[0], row[1]);
+    const __m128i low23 = _mm_unpacklo_epi8(row[2], row[3]);
+    const __m128i high23 = _mm_unpackhi_epi8(row[2], row[3]);
+    *first = _mm256_set_m128i(_mm_unpackhi_epi16(low01, low23), _mm_unpacklo_epi16(low01, low23));
+    *last =
+        _mm256_set_m128i(_mm_unpackhi_epi16(high01, high23), _mm_unpacklo_epi16(high01, high23));
 }
 
-static inline lanes lanes_load_bytes(const unsigned char *p, unsigned shift, unsigned mask)
+static inline void spread_codes8(__m256i four, size_t bits, size_t k, unsigned char *to)
 {
-    return (lanes){load_bytes8(p, shift, mask), load_bytes8(p + 8, shift, mask)};
+    const __m256i mask = _mm256_set1_epi8((char)((1U << bits) - 1));
+    const __m256i codes = _mm256_and_si256(_mm256_srli_epi16(four, (int)(k * bits)), mask);
+    _mm256_storeu_si256((void *)to,
+                        bits == 8 ? four : _mm256_or_si256(codes, _mm256_set1_epi8(-128)));
+}
+
+static inline void lanes_spread_codes(const unsigned char *from, size_t stride, size_t bits,
+                                      unsigned char *to, size_t step)
+{
+    __m256i first;
+    __m256i last;
+    interleave4(from, stride, &first, &last);
+    for (size_t k = 0; k < 8 / bits; k++) {
+        spread_codes8(first, bits, k, to + k * step);
+        spread_codes8(last, bits, k, to + k * step + 32);
+    }
 }
 
 static inline __m256 butterfly8(__m256 v, size_t h)

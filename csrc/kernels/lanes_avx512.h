@@ -155,6 +155,31 @@ static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, lanes 
     *sum_low = _mm512_add_ps(*sum_low, _mm512_cvtepi32_ps(low));
 }
 
+static inline void lanes_store_fine(int8_t *q, int8_t *q_low, const float *x, lanes factor,
+                                    lanes *sum)
+{
+    const __m512i in_order =
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i fine[4];
+    for (size_t i = 0; i < 4; i++)
+        fine[i] = _mm512_cvtps_epi32(lanes_mul(lanes_load(x + i * QSF_LANES), factor));
+    const __m512i words[2] = {_mm512_packs_epi32(fine[0], fine[1]),
+                              _mm512_packs_epi32(fine[2], fine[3])};
+    __m512i high[2];
+    __m512i low[2];
+    for (size_t i = 0; i < 2; i++) {
+        high[i] = _mm512_srai_epi16(_mm512_add_epi16(words[i], _mm512_set1_epi16(128)), 8);
+        low[i] = _mm512_and_si512(words[i], _mm512_set1_epi16(255));
+    }
+    _mm512_storeu_si512((void *)q,
+                        _mm512_permutexvar_epi32(in_order, _mm512_packs_epi16(high[0], high[1])));
+    _mm512_storeu_si512((void *)q_low,
+                        _mm512_permutexvar_epi32(in_order, _mm512_packus_epi16(low[0], low[1])));
+    const __m512i sums =
+        _mm512_add_epi32(_mm512_add_epi32(fine[0], fine[1]), _mm512_add_epi32(fine[2], fine[3]));
+    *sum = _mm512_add_ps(*sum, _mm512_cvtepi32_ps(sums));
+}
+
 static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uint32_t mask)
 {
     const __m512i words = _mm512_loadu_si512((const void *)p);
@@ -162,19 +187,23 @@ static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uin
         _mm512_and_si512(_mm512_srli_epi32(words, shift), _mm512_set1_epi32((int)mask)));
 }
 
-static inline lanes lanes_load_bytes(const unsigned char *p, unsigned shift, unsigned mask)
+static inline void lanes_spread_codes(const unsigned char *from, size_t stride, size_t bits,
+                                      unsigned char *to, size_t step)
 {
-    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
-    return _mm512_cvtepi32_ps(
-        _mm512_and_si512(_mm512_srli_epi32(bytes, shift), _mm512_set1_epi32((int)mask)));
-}
-
-/* table[code] for 4-bit codes from bit `shift` of 16 bytes on; higher bits are ignored. */
-#define QSF_LANES_HAVE_LOOKUP
-static inline lanes lanes_lookup(lanes table, const unsigned char *p, unsigned shift)
-{
-    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, shift), table);
+    const __m512i by_row = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i by_byte =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m512i mask = _mm512_set1_epi8((char)((1U << bits) - 1));
+    __m512i four = _mm512_castsi128_si512(_mm_loadu_si128((const void *)from));
+    four = _mm512_inserti32x4(four, _mm_loadu_si128((const void *)(from + stride)), 1);
+    four = _mm512_inserti32x4(four, _mm_loadu_si128((const void *)(from + 2 * stride)), 2);
+    four = _mm512_inserti32x4(four, _mm_loadu_si128((const void *)(from + 3 * stride)), 3);
+    four = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(by_row, four), by_byte);
+    for (size_t k = 0; k < 8 / bits; k++) {
+        const __m512i codes = _mm512_and_si512(_mm512_srli_epi32(four, (unsigned)(k * bits)), mask);
+        _mm512_storeu_si512((void *)(to + k * step),
+                            bits == 8 ? four : _mm512_or_si512(codes, _mm512_set1_epi8(-128)));
+    }
 }
 
 static inline lanes lanes_butterfly(lanes v, size_t h)

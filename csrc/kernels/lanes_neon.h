@@ -235,6 +235,29 @@ static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, lanes 
                 low_part4(fine[2], high[2]), low_part4(fine[3], high[3]), sum_low);
 }
 
+/* As lanes_store_fine, of x [16]; returns sums of four. */
+static inline int32x4_t store_fine16(int8_t *q, int8_t *q_low, const float *x, float32x4_t factor)
+{
+    int32x4_t fine[4];
+    for (size_t i = 0; i < 4; i++)
+        fine[i] = vcvtnq_s32_f32(vmulq_f32(vld1q_f32(x + 4 * i), factor));
+    const int16x8_t first = vcombine_s16(vmovn_s32(fine[0]), vmovn_s32(fine[1]));
+    const int16x8_t last = vcombine_s16(vmovn_s32(fine[2]), vmovn_s32(fine[3]));
+    vst1q_s8(q, vcombine_s8(vrshrn_n_s16(first, 8), vrshrn_n_s16(last, 8)));
+    vst1q_s8(q_low, vcombine_s8(vmovn_s16(first), vmovn_s16(last)));
+    return vaddq_s32(vaddq_s32(fine[0], fine[1]), vaddq_s32(fine[2], fine[3]));
+}
+
+static inline void lanes_store_fine(int8_t *q, int8_t *q_low, const float *x, lanes factor,
+                                    lanes *sum)
+{
+    const lanes sums = {vcvtq_f32_s32(store_fine16(q, q_low, x, factor.a)),
+                        vcvtq_f32_s32(store_fine16(q + 16, q_low + 16, x + 16, factor.a)),
+                        vcvtq_f32_s32(store_fine16(q + 32, q_low + 32, x + 32, factor.a)),
+                        vcvtq_f32_s32(store_fine16(q + 48, q_low + 48, x + 48, factor.a))};
+    *sum = lanes_add(*sum, sums);
+}
+
 static inline float32x4_t load_codes4(const unsigned char *p, unsigned shift, uint32_t mask)
 {
     const uint32x4_t words = vreinterpretq_u32_u8(vld1q_u8(p));
@@ -248,19 +271,20 @@ static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uin
                    load_codes4(p + 32, shift, mask), load_codes4(p + 48, shift, mask)};
 }
 
-static inline float32x4_t f32_of_codes(uint16x4_t codes)
+static inline void lanes_spread_codes(const unsigned char *from, size_t stride, size_t bits,
+                                      unsigned char *to, size_t step)
 {
-    return vcvtq_f32_u32(vmovl_u16(codes));
-}
-
-static inline lanes lanes_load_bytes(const unsigned char *p, unsigned shift, unsigned mask)
-{
-    const uint8x16_t shifted = vshlq_u8(vld1q_u8(p), vdupq_n_s8((int8_t)(0 - (int)shift)));
-    const uint8x16_t codes = vandq_u8(shifted, vdupq_n_u8((uint8_t)mask));
-    const uint16x8_t lo = vmovl_u8(vget_low_u8(codes));
-    const uint16x8_t hi = vmovl_high_u8(codes);
-    return (lanes){f32_of_codes(vget_low_u16(lo)), f32_of_codes(vget_high_u16(lo)),
-                   f32_of_codes(vget_low_u16(hi)), f32_of_codes(vget_high_u16(hi))};
+    const uint8x16_t mask = vdupq_n_u8((uint8_t)((1U << bits) - 1));
+    const uint8x16_t zero = vdupq_n_u8(bits == 8 ? 0 : 128);
+    for (size_t k = 0; k < 8 / bits; k++) {
+        uint8x16x4_t codes;
+        for (size_t j = 0; j < 4; j++) {
+            const uint8x16_t row = vld1q_u8(from + j * stride);
+            const uint8x16_t shifted = vshlq_u8(row, vdupq_n_s8((int8_t)(0 - (int)(k * bits))));
+            codes.val[j] = vorrq_u8(vandq_u8(shifted, mask), zero);
+        }
+        vst4q_u8(to + k * step, codes);
+    }
 }
 
 static inline float32x4_t butterfly2(float32x4_t v)

@@ -213,6 +213,20 @@ static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, lanes 
     }
 }
 
+/* Rounds x [64] * factor as lanes_store_i8_pair, to q and q_low [64]. Adds 256 * q + q_low to the
+ * lanes of *sum, in any order. */
+static inline void lanes_store_fine(int8_t *q, int8_t *q_low, const float *x, lanes factor,
+                                    lanes *sum)
+{
+    for (size_t i = 0; i < QSF_BLOCK; i++) {
+        const int32_t fine = (int32_t)rintf(x[i] * factor.at[0]);
+        const int32_t high = (fine + 128 + 65536) / 256 - 256; /* the quotient rounded down */
+        q[i] = (int8_t)high;
+        q_low[i] = (int8_t)(fine - 256 * high);
+        sum->at[i % QSF_LANES] += (float)fine;
+    }
+}
+
 /* Loads bits shift .. shift + 7 under `mask` of 16 little-endian 32-bit words. */
 static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uint32_t mask)
 {
@@ -222,13 +236,17 @@ static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uin
     return v;
 }
 
-/* Loads bits from `shift` on under `mask` of 16 bytes. */
-static inline lanes lanes_load_bytes(const unsigned char *p, unsigned shift, unsigned mask)
+/* Of the codes of `bits` bits in 16 bytes of each of four rows, low bits first: code k of byte i of
+ * row j becomes byte 4 i + j of to + k * step, plus 128 if it has fewer than 8 bits. */
+static inline void lanes_spread_codes(const unsigned char *from, size_t stride, size_t bits,
+                                      unsigned char *to, size_t step)
 {
-    lanes v;
-    for (size_t l = 0; l < QSF_LANES; l++)
-        v.at[l] = (float)(p[l] >> shift & mask);
-    return v;
+    for (size_t k = 0; k < 8 / bits; k++)
+        for (size_t i = 0; i < 16; i++)
+            for (size_t j = 0; j < 4; j++) {
+                const unsigned code = from[j * stride + i] >> (k * bits) & ((1U << bits) - 1);
+                to[k * step + 4 * i + j] = (unsigned char)(code + (bits == 8 ? 0 : 128));
+            }
 }
 
 /* Lanes l and l + h, for l & h == 0, become their sum and difference; h is 1, 2, 4 or 8. */

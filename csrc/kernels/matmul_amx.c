@@ -344,6 +344,65 @@ QSF_FORCED_INLINE void matmul_amx(int_form form, const unsigned char *tiles, siz
     _tile_release();
 }
 
+/* The dots of 16 dims: of q and of q_low, [rows, dims]. */
+typedef struct value_dots {
+    product_dots at[2];
+} value_dots;
+
+/* Dims 16 g .. 16 g + 31 of 16 rows over 64s of positions begin .. end - 1 */
+QSF_FORCED_INLINE void dot_values(const qsf_value_tiles *tiles, const qsf_value_weights *w,
+                                  size_t begin, size_t end, size_t g, value_dots *dots)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (size_t b = begin; b < end; b++) {
+        _tile_loadd(4, w->q[b], QSF_BLOCK);
+        _tile_loadd(6, tiles->codes[g][b], 64);
+        _tile_loadd(7, tiles->codes[g + 1][b], 64);
+        _tile_dpbsud(0, 4, 6);
+        _tile_dpbsud(2, 4, 7);
+        _tile_loadd(5, w->q_low[b], QSF_BLOCK);
+        _tile_dpbsud(1, 5, 6);
+        _tile_dpbsud(3, 5, 7);
+    }
+    _tile_stored(0, dots[0].at[0].at[0], 64);
+    _tile_stored(1, dots[0].at[1].at[0], 64);
+    _tile_stored(2, dots[1].at[0].at[0], 64);
+    _tile_stored(3, dots[1].at[1].at[0], 64);
+}
+
+static void value_products_amx(const qsf_value_tiles *tiles, const qsf_value_weights *w,
+                               qsf_span_range all, size_t n_rows, float *values, size_t stride)
+{
+    if (n_rows < AMX_FROM) {
+        qsf_value_products_avx512()(tiles, w, all, n_rows, values, stride);
+        return;
+    }
+    const size_t begin = all.begin / QSF_BLOCK;
+    const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK;
+    value_dots dots[QSF_BLOCK / QSF_TILE_ROWS];
+    configure_tiles();
+    /* gcc does not know that tileloadd reads memory. */
+    __asm__ volatile("" : : : "memory");
+    for (size_t g = 0; g < QSF_BLOCK / QSF_TILE_ROWS; g += 2)
+        dot_values(tiles, w, begin, end, g, dots + g);
+    _tile_release();
+    for (size_t r = 0; r < n_rows; r++) {
+        const __m512i zero = _mm512_set1_epi32(128 * w->fine_sum[r]);
+        for (size_t g = 0; g < QSF_BLOCK / QSF_TILE_ROWS; g++) {
+            const __m512i high = _mm512_load_si512(dots[g].at[0].at[r]);
+            const __m512i low = _mm512_load_si512(dots[g].at[1].at[r]);
+            const __m512i dot =
+                _mm512_sub_epi32(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low), zero);
+            lanes_store(values + r * stride + g * QSF_TILE_ROWS,
+                        lanes_fma(_mm512_cvtepi32_ps(dot), lanes_set(w->factor[r]),
+                                  lanes_set(w->start[r])));
+        }
+    }
+}
+
 #define BY_TOKENS(type, dtype, from)                                                \
     static void matmul_##type##_amx(const unsigned char *tiles, size_t n_tile_rows, \
                                     const qsf_acts *x, float *y, size_t y_stride)   \
@@ -376,6 +435,7 @@ void qsf_kernels_fill_amx(qsf_kernels *k)
     k->matmul[QSF_DTYPE_TERNARY] = matmul_ternary_amx;
     k->matmul[QSF_DTYPE_TERNARY_DENSE] = matmul_ternary_dense_amx;
     k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_amx;
+    k->value_products = value_products_amx;
 }
 
 #endif

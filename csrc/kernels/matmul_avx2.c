@@ -149,26 +149,34 @@ QSF_FORCED_INLINE void join_planes(const int8_t *q, const int8_t *q_low, int16_t
     }
 }
 
-/* dot [n_tokens] = exact sums of code * (256 q + q_low) of an 8-bit tile. Codes are widened to 16
+/* A block of 16-bit activations */
+typedef struct fine_acts {
+    int16_t fine[QSF_GROUP_TOKENS][QSF_BLOCK];
+} fine_acts;
+
+QSF_FORCED_INLINE void load_fine(const int8_t *q, const int8_t *q_low, size_t q_stride,
+                                 size_t n_tokens, fine_acts *x)
+{
+    for (size_t t = 0; t < n_tokens; t++)
+        join_planes(q + t * q_stride, q_low + t * q_stride, x->fine[t]);
+}
+
+/* dot [n_tokens] = exact sums of code * x of the codes of an 8-bit tile. They are widened to 16
  * bits in place, as columns 0, 2 and 1, 3. */
-QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
-                                     const int8_t *q_low, size_t q_stride, size_t n_tokens,
-                                     dots *dot)
+QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, const fine_acts *x, size_t n_tokens,
+                                dots *dot)
 {
     const __m256i low_bytes = _mm256_set1_epi16(255);
-    int16_t fine[QSF_GROUP_TOKENS][QSF_BLOCK];
-    for (size_t t = 0; t < n_tokens; t++)
-        join_planes(q + t * q_stride, q_low + t * q_stride, fine[t]);
     for (size_t h = 0; h < 2; h++) {
         __m256i sum[QSF_GROUP_TOKENS];
         sums_begin(n_tokens, sum);
         for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
-            const __m256i codes = load32(codes_of(QSF_DTYPE_8BIT, tile) + g * 64 + h * 32);
+            const __m256i codes = load32(bytes + g * 64 + h * 32);
             const __m256i even = _mm256_and_si256(codes, low_bytes);
             const __m256i odd = _mm256_srli_epi16(codes, 8);
             for (size_t t = 0; t < n_tokens; t++) {
-                const __m256i by_even = _mm256_madd_epi16(even, broadcast4(&fine[t][4 * g]));
-                const __m256i by_odd = _mm256_madd_epi16(odd, broadcast4(&fine[t][4 * g + 2]));
+                const __m256i by_even = _mm256_madd_epi16(even, broadcast4(&x->fine[t][4 * g]));
+                const __m256i by_odd = _mm256_madd_epi16(odd, broadcast4(&x->fine[t][4 * g + 2]));
                 ADD_IN_ORDER("vpaddd", sum[t], by_even);
                 ADD_IN_ORDER("vpaddd", sum[t], by_odd);
             }
@@ -176,6 +184,11 @@ QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
         for (size_t t = 0; t < n_tokens; t++)
             dot[t].half[h] = sum[t];
     }
+}
+
+QSF_FORCED_INLINE dots dots_add(dots a, dots b)
+{
+    return (dots){{_mm256_add_epi32(a.half[0], b.half[0]), _mm256_add_epi32(a.half[1], b.half[1])}};
 }
 
 QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)

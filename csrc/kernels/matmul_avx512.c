@@ -198,23 +198,29 @@ QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, cons
     }
 }
 
-/* dot [n_tokens]: exact sums of code * (256 q + q_low) of an 8-bit tile */
-QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
-                                     const int8_t *q_low, size_t q_stride, size_t n_tokens,
-                                     dots *dot)
+#include "kernels/fine_acts.h"
+
+/* dot [n_tokens]: exact sums of code * x of the codes of an 8-bit tile */
+QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, const fine_acts *x, size_t n_tokens,
+                                dots *dot)
 {
-    const token_rows high = rows_of(q, q_stride, n_tokens);
-    const token_rows low = rows_of(q_low, q_stride, n_tokens);
+    const token_rows high = rows_of(x->q, x->q_stride, n_tokens);
+    const token_rows low = rows_of(x->q_low, x->q_stride, n_tokens);
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
 #pragma GCC unroll 16
     for (size_t g = 0; g < 16; g++) {
-        const __m512i codes = load64(tile + QSF_TILE_CODES_OFF(false) + g * 64);
+        const __m512i codes = load64(bytes + g * 64);
         add_group(codes, &high, g, n_tokens, 0, dot);
         add_group(codes, &low, g, n_tokens, 1, dot);
     }
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[0] = _mm512_slli_epi32(dot[t].part[0], 8);
+}
+
+QSF_FORCED_INLINE dots dots_add(dots a, dots b)
+{
+    return (dots){{_mm512_add_epi32(a.part[0], b.part[0]), _mm512_add_epi32(a.part[1], b.part[1])}};
 }
 
 QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
@@ -500,6 +506,55 @@ BY_TOKENS(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
 BY_TOKENS(8bit, QSF_DTYPE_8BIT)
 BY_TOKENS(mxfp4, QSF_DTYPE_MXFP4)
 
+/* dot [n_rows] += codes of a tile * q [WIDE, 64] */
+QSF_FORCED_INLINE void add_value_dots(const unsigned char *codes, const int8_t *q, size_t n_rows,
+                                      __m512i *dot)
+{
+#pragma GCC unroll 16
+    for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
+        const __m512i four = load64(codes + g * 64);
+        for (size_t r = 0; r < n_rows; r++)
+            dot[r] = add_four(dot[r], four, q, r * QSF_BLOCK + 4 * g);
+    }
+}
+
+/* As value_group, for the first n of n_rows rows, a literal up to WIDE */
+QSF_FORCED_INLINE void wide_values(const qsf_value_tiles *tiles, const qsf_value_weights *w,
+                                   size_t begin, size_t end, size_t n, size_t n_rows, float *values,
+                                   size_t stride)
+{
+    for (size_t g = 0; g < QSF_BLOCK / QSF_TILE_ROWS; g++) {
+        __m512i dot[WIDE];
+        for (size_t r = 0; r < n_rows; r++)
+            dot[r] = _mm512_setzero_si512();
+        for (size_t b = begin; b < end; b++)
+            add_value_dots(tiles->codes[g][b], w->q[b][0], n_rows, dot);
+        for (size_t r = 0; r < n_rows; r++)
+            dot[r] = _mm512_slli_epi32(dot[r], 8);
+        for (size_t b = begin; b < end; b++)
+            add_value_dots(tiles->codes[g][b], w->q_low[b][0], n_rows, dot);
+        for (size_t r = 0; r < n; r++) {
+            const __m512i zero = _mm512_set1_epi32(128 * w->fine_sum[r]);
+            lanes_store(values + r * stride + g * QSF_TILE_ROWS,
+                        lanes_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(dot[r], zero)),
+                                  lanes_set(w->factor[r]), lanes_set(w->start[r])));
+        }
+    }
+}
+
+static void value_products_any(const qsf_value_tiles *tiles, const qsf_value_weights *w,
+                               qsf_span_range all, size_t n_rows, float *values, size_t stride)
+{
+    const size_t begin = all.begin / QSF_BLOCK;
+    const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK;
+    if (n_rows < WIDE_FROM)
+        value_products_avx512(tiles, w, all, n_rows, values, stride);
+    else if (n_rows <= NARROW)
+        wide_values(tiles, w, begin, end, n_rows, NARROW, values, stride);
+    else
+        wide_values(tiles, w, begin, end, n_rows, WIDE, values, stride);
+}
+
 QSF_TARGET_END
 
 qsf_matmul_fn *qsf_matmul_avx512(qsf_dtype dtype)
@@ -518,12 +573,18 @@ qsf_matmul_fn *qsf_matmul_avx512(qsf_dtype dtype)
     return by_dtype[dtype];
 }
 
+qsf_value_products_fn *qsf_value_products_avx512(void)
+{
+    return value_products_any;
+}
+
 void qsf_kernels_fill_avx512(qsf_kernels *k)
 {
     fill_matmul_int_avx512(k);
     for (int d = 0; d < QSF_DTYPE_COUNT; d++)
         if (qsf_matmul_avx512((qsf_dtype)d) != NULL)
             k->matmul[d] = qsf_matmul_avx512((qsf_dtype)d);
+    k->value_products = value_products_any;
     fill_matmul_float_avx512(k);
     qsf_vecops_fill_avx512(k);
 }

@@ -8,4 +8,6 @@
 /* NULL for a type without an integer form. */
 qsf_matmul_fn *qsf_matmul_avx512(qsf_dtype dtype);
 
+qsf_value_products_fn *qsf_value_products_avx512(void);
+
 #endif

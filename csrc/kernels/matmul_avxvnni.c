@@ -15,6 +15,7 @@
 
 #define QSF_NAME(op) op##_avxvnni
 #define QSF_GROUP_TOKENS 8
+#define QSF_FINE_TOKENS 6 /* as QSF_PANEL_TOKENS */
 #define QSF_UNPACKED_TOKENS 8
 #define QSF_UNPACKED_BYTES 1024
 #define QSF_PANEL_TOKENS 6 /* twelve sums, two registers of codes and one of activations */
@@ -106,29 +107,41 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes,
     sums_end(sum[1], n_tokens, 1, dot);
 }
 
-/* codes * q, for one plane of the activations of an 8-bit tile */
+/* sum [2, n_tokens]: codes of an 8-bit tile * one plane of the activations */
 QSF_FORCED_INLINE void dot_plane(const unsigned char *codes, const int8_t *q, size_t q_stride,
-                                 size_t n_tokens, __m256i *sum)
+                                 size_t n_tokens, __m256i (*sum)[QSF_GROUP_TOKENS])
 {
-    sums_begin(n_tokens, sum);
-    for (size_t g = 0; g < QSF_TILE_GROUPS; g++)
-        add_codes(load32(codes + g * 64), q + 4 * g, q_stride, n_tokens, sum);
+    sums_begin(n_tokens, sum[0]);
+    sums_begin(n_tokens, sum[1]);
+    for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
+        const __m256i low = load32(codes + g * 64);
+        const __m256i high = load32(codes + g * 64 + 32);
+        for (size_t t = 0; t < n_tokens; t++) {
+            const __m256i four = broadcast4(q + t * q_stride + 4 * g);
+            sum[0][t] = _mm256_dpbusd_avx_epi32(sum[0][t], low, four);
+            sum[1][t] = _mm256_dpbusd_avx_epi32(sum[1][t], high, four);
+        }
+    }
 }
 
-/* dot [n_tokens]: exact sums of code * (256 q + q_low) of an 8-bit tile */
-QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
-                                     const int8_t *q_low, size_t q_stride, size_t n_tokens,
-                                     dots *dot)
+#include "kernels/fine_acts.h"
+
+/* dot [n_tokens]: exact sums of code * x of the codes of an 8-bit tile */
+QSF_FORCED_INLINE void dot_fine(const unsigned char *codes, const fine_acts *x, size_t n_tokens,
+                                dots *dot)
 {
-    const unsigned char *const codes = codes_of(QSF_DTYPE_8BIT, tile);
-    for (size_t h = 0; h < 2; h++) {
-        __m256i high[QSF_GROUP_TOKENS];
-        __m256i low[QSF_GROUP_TOKENS];
-        dot_plane(codes + 32 * h, q, q_stride, n_tokens, high);
-        dot_plane(codes + 32 * h, q_low, q_stride, n_tokens, low);
+    __m256i high[2][QSF_GROUP_TOKENS];
+    __m256i low[2][QSF_GROUP_TOKENS];
+    dot_plane(codes, x->q, x->q_stride, n_tokens, high);
+    dot_plane(codes, x->q_low, x->q_stride, n_tokens, low);
+    for (size_t h = 0; h < 2; h++)
         for (size_t t = 0; t < n_tokens; t++)
-            dot[t].half[h] = _mm256_add_epi32(_mm256_slli_epi32(high[t], 8), low[t]);
-    }
+            dot[t].half[h] = _mm256_add_epi32(_mm256_slli_epi32(high[h][t], 8), low[h][t]);
+}
+
+QSF_FORCED_INLINE dots dots_add(dots a, dots b)
+{
+    return (dots){{_mm256_add_epi32(a.half[0], b.half[0]), _mm256_add_epi32(a.half[1], b.half[1])}};
 }
 
 QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)

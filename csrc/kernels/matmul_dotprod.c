@@ -22,7 +22,7 @@
 #define QSF_UNPACKED_TOKENS 6
 #define QSF_UNPACKED_BYTES 1024
 #define QSF_PANEL_TOKENS 6 /* sums in 24 of 32 registers, activations in 6, codes in one */
-#define QSF_FINE_ZERO 0    /* sdot_tile_fine has subtracted it */
+#define QSF_FINE_ZERO 0    /* sdot_fine has subtracted it */
 
 /* clang names the feature; gcc names the architecture. */
 #if defined(__clang__)
@@ -35,7 +35,13 @@ QSF_TARGET_BEGIN("arch=armv8.2-a+dotprod")
 
 #include "kernels/dot_tile_sdot.h"
 
-#define dot_tile_fine sdot_tile_fine
+#include "kernels/fine_acts.h"
+
+QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, const fine_acts *x, size_t n_tokens,
+                                dots *dot)
+{
+    sdot_fine(bytes, x->q, x->q_low, x->q_stride, n_tokens, dot);
+}
 
 /* to [16 groups, 4 quarters, 4 x 4] */
 QSF_FORCED_INLINE void unpack_tile(qsf_dtype dtype, const unsigned char *tile, unsigned char *to)

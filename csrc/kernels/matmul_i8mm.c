@@ -24,7 +24,7 @@
 #define QSF_UNPACKED_TOKENS 6 /* fewer are faster with sdot */
 #define QSF_UNPACKED_BYTES 1024
 #define QSF_PANEL_TOKENS 6 /* sums in 24 of 32 registers, activations in 6, codes in one */
-#define QSF_FINE_ZERO 0    /* dot_tile_fine has subtracted it */
+#define QSF_FINE_ZERO 0    /* dot_fine has subtracted it */
 
 #if defined(__clang__)
 QSF_TARGET_BEGIN("dotprod,i8mm")
@@ -140,7 +140,7 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes,
 }
 
 /* Computes n_quarters quarters of an 8-bit tile: x [2 planes, 8 columns of 64, n_pairs] */
-QSF_FORCED_INLINE void smmla_quarters_fine(const unsigned char *tile, const int8x16_t *x,
+QSF_FORCED_INLINE void smmla_quarters_fine(const unsigned char *bytes, const int8x16_t *x,
                                            size_t n_pairs, size_t first_quarter, size_t n_quarters,
                                            dots *dot)
 {
@@ -152,8 +152,7 @@ QSF_FORCED_INLINE void smmla_quarters_fine(const unsigned char *tile, const int8
     }
     QSF_ROLLED
     for (size_t s = 0; s < 8; s++) {
-        const unsigned char *const codes =
-            tile + QSF_TILE_CODES_OFF(false) + 128 * s + 16 * first_quarter;
+        const unsigned char *const codes = bytes + 128 * s + 16 * first_quarter;
         QSF_UNROLL
         for (size_t k = 0; k < n_quarters; k++) {
             const uint8x16_t even = veorq_u8(vld1q_u8(codes + 16 * k), vdupq_n_u8(128));
@@ -187,29 +186,42 @@ QSF_FORCED_INLINE void smmla_quarters_fine(const unsigned char *tile, const int8
     }
 }
 
-/* dot [n_tokens]: exact sums of (code - 128) * (256 q + q_low) of an 8-bit tile */
-QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
-                                     const int8_t *q_low, size_t q_stride, size_t n_tokens,
-                                     dots *dot)
+/* A block of 16-bit activations: of pairs of tokens, planes [2, 8, n_pairs]; of one, where they are
+ */
+typedef struct fine_acts {
+    int8x16_t pairs[2 * 8 * QSF_GROUP_TOKENS / 2];
+    const int8_t *q;
+    const int8_t *q_low;
+} fine_acts;
+
+QSF_FORCED_INLINE void load_fine(const int8_t *q, const int8_t *q_low, size_t q_stride,
+                                 size_t n_tokens, fine_acts *x)
 {
     const size_t n_pairs = n_tokens / 2;
-    const size_t n_quarters = n_tokens <= 2 ? 4 : n_tokens <= 4 ? 2 : 1;
-    int8x16_t x[2 * 8 * QSF_GROUP_TOKENS / 2];
-    if (n_tokens == 1) {
-        sdot_tile_fine(tile, q, q_low, q_stride, 1, dot);
-        return;
-    }
+    x->q = q;
+    x->q_low = q_low;
     for (size_t i = 0; i < n_pairs; i++)
         for (size_t c = 0; c < 4; c++)
             for (size_t plane = 0; plane < 2; plane++) {
                 const int8_t *const first = (plane == 0 ? q : q_low) + 2 * i * q_stride + 16 * c;
                 const token_pair pair = load_tokens(first, first + q_stride);
-                x[(8 * plane + 2 * c) * n_pairs + i] = pair.at[0];
-                x[(8 * plane + 2 * c + 1) * n_pairs + i] = pair.at[1];
+                x->pairs[(8 * plane + 2 * c) * n_pairs + i] = pair.at[0];
+                x->pairs[(8 * plane + 2 * c + 1) * n_pairs + i] = pair.at[1];
             }
+}
+
+/* dot [n_tokens]: exact sums of (code - 128) * x of the codes of an 8-bit tile */
+QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, const fine_acts *x, size_t n_tokens,
+                                dots *dot)
+{
+    const size_t n_quarters = n_tokens <= 2 ? 4 : n_tokens <= 4 ? 2 : 1;
+    if (n_tokens == 1) {
+        sdot_fine(bytes, x->q, x->q_low, 0, 1, dot);
+        return;
+    }
     QSF_ROLLED
     for (size_t quarter = 0; quarter < 4; quarter += n_quarters)
-        smmla_quarters_fine(tile, x, n_pairs, quarter, n_quarters, dot);
+        smmla_quarters_fine(bytes, x->pairs, n_tokens / 2, quarter, n_quarters, dot);
 }
 
 #include "kernels/matmul_int_tmpl.h"

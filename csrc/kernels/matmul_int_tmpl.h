@@ -7,9 +7,14 @@
  *   dots               a type: the 16 row sums of a tile and a token, in any form
  *   dot_tile(dtype, tile, q, q_stride, n_tokens, dots *dot)
  *                      dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride]
- *   dot_tile_fine(tile, q, q_low, q_stride, n_tokens, dots *dot)
- *                      the same for 8 bits: sums of code * (256 * q + q_low), below 2^30,
- *                      or of (code - 128 + QSF_FINE_ZERO) * ... where that is defined
+ *   fine_acts          a type: a block of 16-bit activations of some tokens
+ *   load_fine(q, q_low, q_stride, n_tokens, fine_acts *x)
+ *   dot_fine(codes, x, n_tokens, dots *dot)
+ *                      exact sums of code * (256 * q + q_low) of the codes of an 8-bit tile, or of
+ *                      (code - 128 + QSF_FINE_ZERO) * ... where that is defined
+ *   QSF_FINE_TOKENS    most rows of values that share the codes of a tile, if not
+ *                      QSF_GROUP_TOKENS: 8, 6, 4 or 2
+ *   dots_add(a, b)     the sum of two dots
  *   dot_sub_block(tile, sub, q, q_stride, n_tokens, dots *dot)
  *                      the same for 32 columns of MXFP4, sub-block `sub`, a literal: sums of (value
  * + 12) * q, or of value * q with QSF_MXFP4_ZERO 0; q of those columns dots_to_lanes(dots, int32_t
@@ -27,6 +32,10 @@
 
 #ifndef QSF_FINE_ZERO
 #define QSF_FINE_ZERO 128
+#endif
+
+#ifndef QSF_FINE_TOKENS
+#define QSF_FINE_TOKENS QSF_GROUP_TOKENS
 #endif
 
 #ifndef QSF_MXFP4_ZERO
@@ -106,10 +115,13 @@ QSF_FORCED_INLINE void add_block(int_form form, const unsigned char *tile, const
     const size_t q_stride = x->n_blocks * QSF_BLOCK;
     const int8_t *const q = x->q + block * QSF_BLOCK;
     dots dot[QSF_GROUP_TOKENS];
-    if (form.dtype == QSF_DTYPE_8BIT)
-        dot_tile_fine(tile, q, x->q_low + block * QSF_BLOCK, q_stride, n_tokens, dot);
-    else
+    if (form.dtype == QSF_DTYPE_8BIT) {
+        fine_acts fine;
+        load_fine(q, x->q_low + block * QSF_BLOCK, q_stride, n_tokens, &fine);
+        dot_fine(tile + QSF_TILE_CODES_OFF(false), &fine, n_tokens, dot);
+    } else {
         dot_tile(form.dtype, tile, q, q_stride, n_tokens, dot);
+    }
     add_dots(form, tile, dot, x, block, n_tokens, acc);
 }
 
@@ -270,6 +282,47 @@ QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, siz
     }
 }
 
+/* Rows r0 .. r0 + n_rows - 1 of values (n_rows a literal <= QSF_GROUP_TOKENS), over 64s of
+ * positions begin .. end - 1 */
+QSF_FORCED_INLINE void value_group(const qsf_value_tiles *tiles, const qsf_value_weights *w,
+                                   size_t begin, size_t end, size_t r0, size_t n_rows,
+                                   float *values, size_t stride)
+{
+    fine_acts fine[QSF_KV_SPAN_TOKENS / QSF_BLOCK];
+    for (size_t b = begin; b < end; b++)
+        load_fine(w->q[b][r0], w->q_low[b][r0], QSF_BLOCK, n_rows, &fine[b]);
+    for (size_t g = 0; g < QSF_BLOCK / QSF_TILE_ROWS; g++) {
+        dots sum[QSF_GROUP_TOKENS];
+        dot_fine(tiles->codes[g][begin], &fine[begin], n_rows, sum);
+        for (size_t b = begin + 1; b < end; b++) {
+            dots dot[QSF_GROUP_TOKENS];
+            dot_fine(tiles->codes[g][b], &fine[b], n_rows, dot);
+            for (size_t r = 0; r < n_rows; r++)
+                sum[r] = dots_add(sum[r], dot[r]);
+        }
+        for (size_t r = 0; r < n_rows; r++) {
+            const lanes dot = dots_to_lanes(sum[r], 1, -QSF_FINE_ZERO * w->fine_sum[r0 + r]);
+            lanes_store(values + r * stride + g * QSF_TILE_ROWS,
+                        lanes_fma(dot, lanes_set(w->factor[r0 + r]), lanes_set(w->start[r0 + r])));
+        }
+    }
+}
+
+static void QSF_NAME(value_products)(const qsf_value_tiles *tiles, const qsf_value_weights *w,
+                                     qsf_span_range all, size_t n_rows, float *values,
+                                     size_t stride)
+{
+    const size_t begin = all.begin / QSF_BLOCK;
+    const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK;
+    size_t r = 0;
+    for (; r + QSF_FINE_TOKENS <= n_rows; r += QSF_FINE_TOKENS)
+        value_group(tiles, w, begin, end, r, QSF_FINE_TOKENS, values + r * stride, stride);
+    for (; r + 2 <= n_rows; r += 2)
+        value_group(tiles, w, begin, end, r, 2, values + r * stride, stride);
+    for (; r < n_rows; r++)
+        value_group(tiles, w, begin, end, r, 1, values + r * stride, stride);
+}
+
 #define INT_MATMUL(type, dtype)                                                         \
     static void QSF_NAME(matmul_##type)(const unsigned char *tiles, size_t n_tile_rows, \
                                         const qsf_acts *x, float *y, size_t y_stride)   \
@@ -299,4 +352,5 @@ static void QSF_NAME(fill_matmul_int)(qsf_kernels *k)
     k->matmul[QSF_DTYPE_TERNARY_DENSE] = QSF_NAME(matmul_ternary_dense);
     k->matmul[QSF_DTYPE_8BIT] = QSF_NAME(matmul_8bit);
     k->matmul[QSF_DTYPE_MXFP4] = QSF_NAME(matmul_mxfp4);
+    k->value_products = QSF_NAME(value_products);
 }

@@ -67,7 +67,7 @@ QSF_FORCED_INLINE int32x4_t partial_rows(partial sums)
 
 /* Computes the row sums of one quarter of an 8-bit tile: fine [n_tokens, 64] are 16-bit
  * activations. Two groups together are 8 columns of each row, widened to 16 bits. */
-QSF_FORCED_INLINE void dot_quarter_fine(const unsigned char *tile, size_t quarter,
+QSF_FORCED_INLINE void dot_quarter_fine(const unsigned char *bytes, size_t quarter,
                                         const int16_t *fine, size_t n_tokens, dots *dot)
 {
     int32x4_t acc[4 * QSF_GROUP_TOKENS];
@@ -75,7 +75,7 @@ QSF_FORCED_INLINE void dot_quarter_fine(const unsigned char *tile, size_t quarte
     for (size_t i = 0; i < 4 * n_tokens; i++)
         acc[i] = vdupq_n_s32(0);
     for (size_t g = 0; g < 16; g += 2) {
-        const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(false) + g * 64 + quarter * 16;
+        const unsigned char *const codes = bytes + g * 64 + quarter * 16;
         const uint32x4_t even = vreinterpretq_u32_u8(vld1q_u8(codes));
         const uint32x4_t odd = vreinterpretq_u32_u8(vld1q_u8(codes + 64));
         const uint8x16_t rows01 = vreinterpretq_u8_u32(vzip1q_u32(even, odd));
@@ -99,20 +99,28 @@ QSF_FORCED_INLINE void dot_quarter_fine(const unsigned char *tile, size_t quarte
                                              vpaddq_s32(acc[4 * t + 2], acc[4 * t + 3]));
 }
 
-/* dot [n_tokens]: exact sums of code * (256 q + q_low) of an 8-bit tile */
-QSF_FORCED_INLINE void dot_tile_fine(const unsigned char *tile, const int8_t *q,
-                                     const int8_t *q_low, size_t q_stride, size_t n_tokens,
-                                     dots *dot)
-{
+/* A block of 16-bit activations */
+typedef struct fine_acts {
     int16_t fine[QSF_GROUP_TOKENS * QSF_BLOCK];
+} fine_acts;
+
+QSF_FORCED_INLINE void load_fine(const int8_t *q, const int8_t *q_low, size_t q_stride,
+                                 size_t n_tokens, fine_acts *x)
+{
     for (size_t t = 0; t < n_tokens; t++)
         for (size_t i = 0; i < QSF_BLOCK; i += 8) {
             const int16x8_t high = vshll_n_s8(vld1_s8(q + t * q_stride + i), 8);
             const int8x8_t low = vld1_s8(q_low + t * q_stride + i);
-            vst1q_s16(fine + t * QSF_BLOCK + i, vaddw_s8(high, low));
+            vst1q_s16(x->fine + t * QSF_BLOCK + i, vaddw_s8(high, low));
         }
+}
+
+/* dot [n_tokens]: exact sums of code * x of the codes of an 8-bit tile */
+QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, const fine_acts *x, size_t n_tokens,
+                                dots *dot)
+{
     for (size_t quarter = 0; quarter < 4; quarter++)
-        dot_quarter_fine(tile, quarter, fine, n_tokens, dot);
+        dot_quarter_fine(bytes, quarter, x->fine, n_tokens, dot);
 }
 
 #include "kernels/matmul_int_tmpl.h"

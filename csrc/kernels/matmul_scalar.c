@@ -244,6 +244,26 @@ ALL_FORMS(mxfp4, QSF_DTYPE_MXFP4)
 FLOAT_FORMS(f16, QSF_DTYPE_F16)
 FLOAT_FORMS(f32, QSF_DTYPE_F32)
 
+/* As add_block_i16 over all positions of some blocks: one sum, one scale. */
+static void value_products_scalar(const qsf_value_tiles *tiles, const qsf_value_weights *w,
+                                  qsf_span_range all, size_t n_rows, float *values, size_t stride)
+{
+    const size_t begin = all.begin / QSF_BLOCK * QSF_BLOCK;
+    const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK * QSF_BLOCK;
+    for (size_t r = 0; r < n_rows; r++)
+        for (size_t d = 0; d < QSF_BLOCK; d++) {
+            int32_t dot = 0;
+            for (size_t p = begin; p < end; p++) {
+                const unsigned char *const codes = tiles->codes[d / QSF_TILE_ROWS][p / QSF_BLOCK];
+                const size_t c = p % QSF_BLOCK;
+                const int32_t code = (int32_t)plane_byte(codes, c / 4, d % QSF_TILE_ROWS, c);
+                dot += (code - 128) *
+                       (256 * w->q[p / QSF_BLOCK][r][c] + w->q_low[p / QSF_BLOCK][r][c]);
+            }
+            values[r * stride + d] = fmaf((float)dot, w->factor[r], w->start[r]);
+        }
+}
+
 void qsf_kernels_fill_scalar(qsf_kernels *k)
 {
     fill_2bit_sym(k);
@@ -259,5 +279,6 @@ void qsf_kernels_fill_scalar(qsf_kernels *k)
     fill_f32_float(k);
     k->matmul[QSF_DTYPE_F16] = k->matmul_exact[QSF_DTYPE_F16];
     k->matmul[QSF_DTYPE_F32] = k->matmul_exact[QSF_DTYPE_F32];
+    k->value_products = value_products_scalar;
     qsf_vecops_fill_scalar(k);
 }

@@ -1,7 +1,10 @@
-/* branch.c - finds the rows of a branch behind their positions, and attends to them one by one. */
+/* branch.c - finds the rows of a branch behind their positions, and puts them into their places. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/branch.h"
 
+#include <string.h>
+
+#include "kernels/values.h"
 #include "model/scratch.h"
 
 /* Returns the slot of the span at which the first branch of the path begins; 0 if it is before. */
@@ -27,14 +30,6 @@ static size_t find_row(const qsf_branch_span *b, size_t position, const void **k
     return place;
 }
 
-qsf_span_range qsf_branch_shared_slots(const qsf_branch_span *b, qsf_span_range range)
-{
-    const uint32_t own = first_own_slot(b);
-    if (own <= range.begin)
-        return (qsf_span_range){0, 0};
-    return (qsf_span_range){range.begin, own < range.end ? own : range.end};
-}
-
 void qsf_branch_score(const qsf_ops *o, const qsf_branch_span *b, const qsf_acts *x,
                       size_t end_slot, float *scores)
 {
@@ -56,19 +51,27 @@ void qsf_branch_score(const qsf_ops *o, const qsf_branch_span *b, const qsf_acts
     }
 }
 
-void qsf_branch_add_values(const qsf_ops *o, const qsf_branch_span *b, size_t n_blocks,
-                           const float *e, qsf_span_range range, float *values)
+void qsf_branch_values(const qsf_ops *o, const qsf_branch_span *b, size_t block,
+                       const unsigned char *const *shared, const float *e,
+                       const qsf_span_range *ranges, size_t n_rows, float *values, size_t stride)
 {
+    const qsf_dtype type = b->branch->kv->pool->form.v_type;
+    const size_t block_bytes = qsf_kv_value_block_bytes(type);
     const void *k_pages[QSF_KV_SPAN_PAGES];
     const void *v_pages[QSF_KV_SPAN_PAGES];
-    float weights[QSF_KV_SPAN_TOKENS];
-    const uint32_t own = first_own_slot(b);
-    for (size_t slot = own > range.begin ? own : range.begin; slot < range.end; slot++) {
+    unsigned char copies[QSF_KV_SPAN_PAGES][QSF_KV_PAGE_TOKENS * QSF_BLOCK * sizeof(float)];
+    const unsigned char *blocks[QSF_KV_SPAN_PAGES];
+    memcpy(blocks, shared, sizeof blocks);
+    for (size_t slot = first_own_slot(b); slot < ranges[n_rows - 1].end; slot++) {
+        const size_t to = slot / QSF_KV_PAGE_TOKENS;
+        if (blocks[to] != copies[to]) {
+            memcpy(copies[to], shared[to], block_bytes);
+            blocks[to] = copies[to];
+        }
         const size_t place = find_row(b, b->begin + slot, k_pages, v_pages);
-        const uint32_t at = (uint32_t)(place % QSF_KV_SPAN_TOKENS);
-        const qsf_span_range one = {at, at + 1};
-        weights[at] = e[slot];
-        o->kernels->span_values[b->branch->kv->pool->form.v_type](v_pages, n_blocks, weights, &one,
-                                                                  1, values);
+        const unsigned char *const from = v_pages[place / QSF_KV_PAGE_TOKENS % QSF_KV_SPAN_PAGES];
+        qsf_kv_copy_slot(type, false, 1, place % QSF_KV_PAGE_TOKENS, from + block * block_bytes,
+                         slot % QSF_KV_PAGE_TOKENS, copies[to]);
     }
+    qsf_span_values(o->kernels, type, blocks, e, ranges, n_rows, values, stride);
 }

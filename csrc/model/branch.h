@@ -19,16 +19,15 @@ typedef struct qsf_branch_span {
     size_t begin; /* first position of the span */
 } qsf_branch_span;
 
-/* Returns the part of a row's range that is not the branch's own, but of the sequence before. */
-qsf_span_range qsf_branch_shared_slots(const qsf_branch_span *b, qsf_span_range range);
-
 /* Replaces the scores [n, 256] of n rows of the branch at its own slots below end_slot. x: the
  * rows, at most QSF_ATTEND_ROWS */
 void qsf_branch_score(const qsf_ops *o, const qsf_branch_span *b, const qsf_acts *x,
                       size_t end_slot, float *scores);
 
-/* Adds the branch's own slots of one row's range to its values; e [256]. */
-void qsf_branch_add_values(const qsf_ops *o, const qsf_branch_span *b, size_t n_blocks,
-                           const float *e, qsf_span_range range, float *values);
+/* Computes block `block` of the values of n_rows rows of the branch over the span, as
+ * qsf_span_values(); shared [8]: that block of the pages of its sequence. */
+void qsf_branch_values(const qsf_ops *o, const qsf_branch_span *b, size_t block,
+                       const unsigned char *const *shared, const float *e,
+                       const qsf_span_range *ranges, size_t n_rows, float *values, size_t stride);
 
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "kernels/values.h"
 #include "model/branch.h"
 
 size_t qsf_row_group_chunk_row(const qsf_layer_kind *k, const qsf_row_group *group, size_t r)
@@ -189,31 +190,30 @@ static void score_branches(const qsf_attention_job *job, const qsf_row_group *gr
     }
 }
 
-/* Computes the values of all rows over one span, in the worker's span_values. */
-static void add_values(const qsf_attention_job *job, const qsf_row_group *group, size_t n_blocks,
-                       size_t begin, const void *const *v_pages, const float *e,
-                       const qsf_span_range *ranges, float *values)
+/* Computes block `block` of the values of all rows over one span, in the worker's span_values. */
+static void span_values(const qsf_attention_job *job, const qsf_row_group *group, size_t block,
+                        size_t begin, const void *const *v_pages, const float *e,
+                        const qsf_span_range *ranges, float *values, size_t stride)
 {
-    const qsf_ops *const o = job->ops;
-    const size_t stride = n_blocks * QSF_BLOCK;
-    qsf_span_values_fn *const add = o->kernels->span_values[group->segment->kv->pool->form.v_type];
-    memset(values, 0, group->n_rows * stride * sizeof *values);
-    if (!has_branch_rows(group, begin)) {
-        add(v_pages, n_blocks, e, ranges, group->n_rows, values);
-        return;
-    }
+    const qsf_kernels *const k = job->ops->kernels;
+    const qsf_dtype type = group->segment->kv->pool->form.v_type;
+    const size_t block_off = block * qsf_kv_value_block_bytes(type);
+    const unsigned char *blocks[QSF_KV_SPAN_PAGES];
+    for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
+        blocks[i] = v_pages[i] == NULL ? NULL : (const unsigned char *)v_pages[i] + block_off;
+    size_t n_trunk = group->n_rows;
+    size_t r = 0;
+    size_t end = 0;
     qsf_branch_span b = {NULL, job->layer, group->kv_head, begin};
-    qsf_span_range shared[QSF_ATTEND_ROWS];
-    memcpy(shared, ranges, group->n_rows * sizeof *ranges);
-    for (size_t r, end = 0; find_branch_rows(job, group, &r, &end, &b.branch);)
-        for (; r < end; r++)
-            shared[r] = qsf_branch_shared_slots(&b, ranges[r]);
-    add(v_pages, n_blocks, e, shared, group->n_rows, values);
-    b.branch = NULL;
-    for (size_t r, end = 0; find_branch_rows(job, group, &r, &end, &b.branch);)
-        for (; r < end; r++)
-            qsf_branch_add_values(o, &b, n_blocks, e + r * QSF_KV_SPAN_TOKENS, ranges[r],
-                                  values + r * stride);
+    if (has_branch_rows(group, begin) && find_branch_rows(job, group, &r, &end, &b.branch))
+        n_trunk = r;
+    qsf_span_values(k, type, blocks, e, ranges, n_trunk, values, stride);
+    if (n_trunk == group->n_rows)
+        return;
+    do
+        qsf_branch_values(job->ops, &b, block, blocks, e + r * QSF_KV_SPAN_TOKENS, ranges + r,
+                          end - r, values + r * stride, stride);
+    while (find_branch_rows(job, group, &r, &end, &b.branch));
 }
 
 void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group *group,
@@ -242,7 +242,7 @@ void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group
     const size_t first_page = first_slot / QSF_KV_PAGE_TOKENS;
     const size_t end_page = qsf_ceil_div(end_slot, QSF_KV_PAGE_TOKENS);
     const void *k_pages[QSF_KV_SPAN_PAGES];
-    const void *v_pages[QSF_KV_SPAN_PAGES];
+    const void *v_pages[QSF_KV_SPAN_PAGES] = {NULL};
     const size_t first_hot =
         find_cold_pages(job, group, page, first_page, end_page, k_pages, v_pages);
     if (first_hot < end_page)
@@ -256,6 +256,8 @@ void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group
     for (size_t r = 0; r < group->n_rows; r++)
         if (ranges[r].begin < ranges[r].end)
             sums[r] = weigh_scores(o, group, r, begin, ranges[r], scores + r * QSF_KV_SPAN_TOKENS);
-    add_values(job, group, x->n_blocks, begin, v_pages, scores, ranges,
-               s->span_values + worker_idx * QSF_ATTEND_ROWS * x->n_blocks * QSF_BLOCK);
+    const size_t stride = x->n_blocks * QSF_BLOCK;
+    float *const values = s->span_values + worker_idx * QSF_ATTEND_ROWS * stride;
+    for (size_t b = 0; b < x->n_blocks; b++)
+        span_values(job, group, b, begin, v_pages, scores, ranges, values + b * QSF_BLOCK, stride);
 }

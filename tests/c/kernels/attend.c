@@ -1,9 +1,11 @@
 /* attend.c - KV pages and the steps of attention over a span: every level against
  * scalar bit by bit, and scalar against the formulas in double. Slots that no row attends to hold
- * NaN; pages that none attends to are NULL.
+ * NaN; pages before the first and after the last that any attends to are NULL.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/bytes.h"
 #include "base/half.h"
+#include "kernels/values.h"
 #include "kernel_data.h"
 
 #define PAGE QSF_KV_PAGE_TOKENS
@@ -48,7 +50,7 @@ static void check_same_page(const output *want, const output *have, const char *
                head_dim, (int)how);
 }
 
-/* What a page says of one slot, out [n_blocks * 64]; the values by a sum of one slot. */
+/* What a page says of one slot, out [n_blocks * 64]. */
 static void read_key(qsf_dtype type, const void *page, size_t head_dim, size_t slot, float *out)
 {
     const size_t n_blocks = blocks_of(head_dim);
@@ -57,14 +59,40 @@ static void read_key(qsf_dtype type, const void *page, size_t head_dim, size_t s
                              n_blocks, slot % QSF_TILE_ROWS, out);
 }
 
+/* Code `i` of `bits` bits of a block's slot: 16 dims are in 16 bytes. */
+static unsigned value_code(const unsigned char *codes, size_t bits, size_t i)
+{
+    const size_t n_pieces = bits / 2;
+    const size_t piece = i / 16 % n_pieces;
+    return codes[16 * piece + i % 16] >> (i / 16 / n_pieces * bits) & ((1U << bits) - 1);
+}
+
+static float half_at(const unsigned char *halves, size_t i)
+{
+    return qsf_half_to_float(qsf_load_u16(halves + 2 * i));
+}
+
+static float value_at(qsf_dtype type, const unsigned char *block, size_t slot, size_t i)
+{
+    const size_t bits = type == QSF_DTYPE_8BIT ? 8 : type == QSF_DTYPE_4BIT ? 4 : 2;
+    const unsigned char *const codes =
+        block + (bits < 8 ? 4 : 2) * PAGE + slot * bits * QSF_BLOCK / 8;
+    if (type == QSF_DTYPE_F32)
+        return qsf_load_f32(block + 4 * (slot * QSF_BLOCK + i));
+    if (type == QSF_DTYPE_F16)
+        return half_at(block, slot * QSF_BLOCK + i);
+    const float code = (float)value_code(codes, bits, i);
+    if (type == QSF_DTYPE_8BIT)
+        return (code - 128.0F) * half_at(block, slot);
+    return fmaf(code, half_at(block, slot), half_at(block, PAGE + slot));
+}
+
 static void read_value(qsf_dtype type, const void *page, size_t head_dim, size_t slot, float *out)
 {
-    const void *pages[QSF_KV_SPAN_PAGES] = {page};
-    float e[SPAN] = {0};
-    e[slot] = 1.0F;
-    const qsf_span_range one = {(uint32_t)slot, (uint32_t)slot + 1};
-    memset(out, 0, blocks_of(head_dim) * QSF_BLOCK * sizeof *out);
-    scalar.span_values[type](pages, blocks_of(head_dim), e, &one, 1, out);
+    for (size_t i = 0; i < blocks_of(head_dim) * QSF_BLOCK; i++)
+        out[i] = value_at(
+            type, (const unsigned char *)page + i / QSF_BLOCK * qsf_kv_value_block_bytes(type),
+            slot, i % QSF_BLOCK);
 }
 
 /* Half a step off at most, and at the lower end what the f16 minimum is off; a step is at most
@@ -115,8 +143,8 @@ static void check_slot(qsf_dtype type, size_t head_dim, const float *x, const ou
     float value[MAX_HEAD_DIM + QSF_BLOCK];
     read_key(type, k->at, head_dim, slot, key);
     read_value(type, v->at, head_dim, slot, value);
-    for (size_t d = 0; d < head_dim; d++) /* a sum from +0 has no -0 */
-        CHECK((isnan(key[d]) && isnan(value[d])) || key[d] + 0.0F == value[d]);
+    for (size_t d = 0; d < head_dim; d++)
+        CHECK((isnan(key[d]) && isnan(value[d])) || key[d] == value[d]);
     for (size_t d = 0; d < head_dim; d += QSF_BLOCK)
         check_stored_block(type, x + d, head_dim - d < QSF_BLOCK ? head_dim - d : QSF_BLOCK,
                            key + d);
@@ -310,19 +338,26 @@ static span span_make(qsf_dtype type, size_t head_dim, size_t n_rows, size_t ran
                 how == FILL_BITS ? float_of_bits(random_u32()) : (random_unit() + 1.0F) / 2.0F;
         }
     }
+    size_t first = SPAN;
+    size_t last = 0;
+    for (size_t p = 0; p < SPAN; p++)
+        if (is_used[p]) {
+            first = first < p ? first : p;
+            last = p;
+        }
+    for (size_t i = first / PAGE; first <= last && i <= last / PAGE; i++) {
+        s.pages[i] = exact_alloc(value_page_bytes(type, head_dim));
+        memset(s.pages[i], 0xFF, value_page_bytes(type, head_dim)); /* NaNs */
+    }
     for (size_t p = 0; p < SPAN; p++) {
-        void **const page = &s.pages[p / PAGE];
+        void *const page = s.pages[p / PAGE];
         if (!is_used[p])
             continue;
-        if (*page == NULL) {
-            *page = exact_alloc(value_page_bytes(type, head_dim));
-            memset(*page, 0xFF, value_page_bytes(type, head_dim)); /* NaNs */
-        }
         float row[MAX_HEAD_DIM];
         float decoded[MAX_HEAD_DIM + QSF_BLOCK];
         fill_floats(row, head_dim, how);
-        scalar.v_store[type](row, head_dim, p % PAGE, *page);
-        read_value(type, *page, head_dim, p % PAGE, decoded);
+        scalar.v_store[type](row, head_dim, p % PAGE, page);
+        read_value(type, page, head_dim, p % PAGE, decoded);
         memcpy(s.stored + p * head_dim, decoded, head_dim * sizeof *decoded);
     }
     return s;
@@ -336,42 +371,68 @@ static void span_free(span *s)
     free(s->e);
 }
 
-/* The slots of each row before `slot`, then the others. */
-static output sum_values(const qsf_kernels *k, const span *s, size_t first_row, size_t n_rows,
-                         uint32_t slot)
+static output sum_values(const qsf_kernels *k, const span *s, size_t first_row, size_t n_rows)
 {
     const size_t n_blocks = blocks_of(s->head_dim);
-    const output out = output_make(n_rows * n_blocks * QSF_BLOCK * sizeof(float));
-    memset(out.at, 0, n_rows * n_blocks * QSF_BLOCK * sizeof(float));
-    qsf_span_range parts[2][MAX_ROWS];
-    for (size_t r = 0; r < n_rows; r++) {
-        const qsf_span_range all = s->ranges[first_row + r];
-        const uint32_t mid = slot < all.begin ? all.begin : slot < all.end ? slot : all.end;
-        parts[0][r] = (qsf_span_range){all.begin, mid};
-        parts[1][r] = (qsf_span_range){mid, all.end};
+    const size_t stride = n_blocks * QSF_BLOCK;
+    const output out = output_make(n_rows * stride * sizeof(float));
+    for (size_t b = 0; b < n_blocks; b++) {
+        const unsigned char *blocks[QSF_KV_SPAN_PAGES];
+        for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
+            blocks[i] = s->pages[i] == NULL ? NULL
+                                            : (const unsigned char *)s->pages[i] +
+                                                  b * qsf_kv_value_block_bytes(s->type);
+        qsf_span_values(k, s->type, blocks, s->e + first_row * SPAN, s->ranges + first_row, n_rows,
+                        (float *)out.at + b * QSF_BLOCK, stride);
     }
-    for (size_t i = 0; i < 2; i++)
-        k->span_values[s->type]((const void *const *)s->pages, n_blocks, s->e + first_row * SPAN,
-                                parts[i], n_rows, out.at);
     return out;
+}
+
+/* How far the sum of products e * v may be from the exact one, for sums of magnitudes: of e * v,
+ * and of the parts of v that codes have: e * scale * code and e * min. */
+typedef struct magnitudes {
+    double product;
+    double code;
+    double min;
+    double largest; /* |e * scale| */
+} magnitudes;
+
+static double values_tolerance(qsf_dtype type, const magnitudes *m, double n)
+{
+    const double u = (double)FLT_EPSILON / 2.0;
+    const double top = type == QSF_DTYPE_8BIT ? 128.0 : type == QSF_DTYPE_4BIT ? 15.0 : 3.0;
+    if (type == QSF_DTYPE_F32 || type == QSF_DTYPE_F16)
+        return n * u * 1.01 * m->product;
+    /* Each weight is off by half a step and three roundings; dot, its factor and the result by one
+     * or two. The lanes of the minima are sums of 16, and 4 more. */
+    return n * 0.5 * m->largest / 32512.0 * top + 8.0 * u * m->code + 22.0 * u * m->min +
+           n * u * m->product * 0.01;
 }
 
 static void check_sums(const span *s, const float *have)
 {
     const size_t stride = blocks_of(s->head_dim) * QSF_BLOCK;
+    const bool has_min = s->type == QSF_DTYPE_4BIT || s->type == QSF_DTYPE_2BIT;
     for (size_t r = 0; r < s->n_rows; r++)
         for (size_t d = 0; d < s->head_dim; d++) {
             double sum = 0.0;
-            double sum_abs = 0.0;
+            magnitudes m = {0};
             for (size_t p = s->ranges[r].begin; p < s->ranges[r].end; p++) {
-                const double product =
-                    (double)s->e[r * SPAN + p] * (double)s->stored[p * s->head_dim + d];
-                sum += product;
-                sum_abs += fabs(product);
+                const unsigned char *const scales =
+                    (const unsigned char *)s->pages[p / PAGE] +
+                    d / QSF_BLOCK * qsf_kv_value_block_bytes(s->type);
+                const double e = (double)s->e[r * SPAN + p];
+                const double value = (double)s->stored[p * s->head_dim + d];
+                const double min = has_min ? (double)half_at(scales, PAGE + p % PAGE) : 0.0;
+                sum += e * value;
+                m.product += fabs(e * value);
+                m.code += fabs(e * (value - min));
+                m.min += fabs(e * min);
+                m.largest = fmax(m.largest, fabs(e * (double)half_at(scales, p % PAGE)));
             }
             const double n = (double)s->ranges[r].end - (double)s->ranges[r].begin;
             if (!CHECK(fabs((double)have[r * stride + d] - sum) <=
-                       n * (double)FLT_EPSILON / 2.0 * 1.01 * sum_abs))
+                       values_tolerance(s->type, &m, n)))
                 printf("  values of %s: row %zu, dim %zu of %zu: %a, not %a\n",
                        qsf_dtype_name(s->type), r, d, s->head_dim, (double)have[r * stride + d],
                        sum);
@@ -384,16 +445,16 @@ static void check_values(qsf_dtype type, size_t head_dim, size_t n_rows, size_t 
     char what[128];
     snprintf(what, sizeof what, "values %s, head_dim %zu, %zu rows, range %zu, fill %d",
              qsf_dtype_name(type), head_dim, n_rows, range_idx, (int)how);
-    const output want = sum_values(&scalar, &s, 0, n_rows, SPAN);
+    const output want = sum_values(&scalar, &s, 0, n_rows);
     for (size_t i = 0; i < n_levels; i++) {
-        const output have = sum_values(&levels[i], &s, 0, n_rows, random_u32() % SPAN);
+        const output have = sum_values(&levels[i], &s, 0, n_rows);
         check_outputs(&want, &have, levels[i].isa_name, what);
         free(have.block);
         n_compared++;
     }
     const size_t stride = blocks_of(head_dim) * QSF_BLOCK;
     for (size_t r = 0; r < n_rows; r++) { /* each row as if it were alone */
-        const output alone = sum_values(&scalar, &s, r, 1, SPAN);
+        const output alone = sum_values(&scalar, &s, r, 1);
         if (!CHECK_EQ(first_difference((float *)want.at + r * stride, alone.at, stride), stride))
             printf("  row %zu of %s\n", r, what);
         free(alone.block);
@@ -509,7 +570,8 @@ static void check_types(void)
         n_types += is_page_type;
         CHECK((scalar.k_store[type] != NULL) == is_page_type);
         CHECK((scalar.v_store[type] != NULL) == is_page_type);
-        CHECK((scalar.span_values[type] != NULL) == is_page_type);
+        CHECK((scalar.add_values[type] != NULL) + (scalar.value_tiles[type] != NULL) ==
+              is_page_type);
     }
     CHECK_EQ(n_types, COUNT_OF(types));
 }
@@ -553,7 +615,10 @@ static void run_values(const qsf_kernels *k, const void *args)
 {
     const span *const s = args;
     static float out[MAX_ROWS * 64];
-    k->span_values[s->type]((const void *const *)s->pages, 1, s->e, s->ranges, s->n_rows, out);
+    const unsigned char *blocks[QSF_KV_SPAN_PAGES];
+    for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
+        blocks[i] = s->pages[i];
+    qsf_span_values(k, s->type, blocks, s->e, s->ranges, s->n_rows, out, QSF_BLOCK);
 }
 
 static void run_softmax(const qsf_kernels *k, const void *args)
@@ -577,8 +642,7 @@ void bench_attend(void)
         for (size_t n_rows = 1; n_rows <= 8; n_rows += 7) {
             span s = span_make(types[t], 64, n_rows, 18, FILL_RANDOM);
             char what[64];
-            snprintf(what, sizeof what, "span_values %s, %zu rows", qsf_dtype_name(types[t]),
-                     n_rows);
+            snprintf(what, sizeof what, "values %s, %zu rows", qsf_dtype_name(types[t]), n_rows);
             bench_line(what, (double)SPAN * 64, run_values, &s);
             span_free(&s);
         }

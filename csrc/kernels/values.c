@@ -1,0 +1,43 @@
+/* values.c - the values of a span: codes become products of integers, 16 rows at a time. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/values.h"
+
+#include <string.h>
+
+/* Returns the range from the first slot that any row attends to, to the last. */
+static qsf_span_range union_of(const qsf_span_range *ranges, size_t n_rows)
+{
+    qsf_span_range all = {QSF_KV_SPAN_TOKENS, 0};
+    for (size_t r = 0; r < n_rows; r++) {
+        if (ranges[r].begin >= ranges[r].end)
+            continue;
+        all.begin = ranges[r].begin < all.begin ? ranges[r].begin : all.begin;
+        all.end = ranges[r].end > all.end ? ranges[r].end : all.end;
+    }
+    return all;
+}
+
+void qsf_span_values(const qsf_kernels *k, qsf_dtype dtype, const unsigned char *const *blocks,
+                     const float *e, const qsf_span_range *ranges, size_t n_rows, float *values,
+                     size_t stride)
+{
+    const qsf_span_range all = union_of(ranges, n_rows);
+    if (k->value_tiles[dtype] == NULL || all.begin >= all.end) {
+        for (size_t r = 0; r < n_rows; r++)
+            memset(values + r * stride, 0, QSF_BLOCK * sizeof *values);
+        if (all.begin < all.end)
+            k->add_values[dtype](blocks, e, ranges, n_rows, values, stride);
+        return;
+    }
+    qsf_value_tiles tiles;
+    qsf_value_weights weights;
+    k->value_tiles[dtype](blocks, all, &tiles);
+    for (size_t first = 0; first < n_rows; first += QSF_VALUE_ROWS) {
+        const size_t left = n_rows - first;
+        const size_t n = left < QSF_VALUE_ROWS ? left : QSF_VALUE_ROWS;
+        for (size_t r = 0; r < n; r++)
+            k->value_weights(e + (first + r) * QSF_KV_SPAN_TOKENS, ranges[first + r], all, &tiles,
+                             r, &weights);
+        k->value_products(&tiles, &weights, all, n, values + first * stride, stride);
+    }
+}

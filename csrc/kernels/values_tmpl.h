@@ -1,0 +1,77 @@
+/* values_tmpl.h - values that are codes, and their weights, as integers for products; over lanes.
+ *
+ * Included by attend_tmpl.h. Contracts at "Values that are codes" in kernels.h.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Codes of a slot's 64 dims: pieces of 16 bytes. Byte i of piece j holds those of dims 16 j + i, 16
+ * (j + n_pieces) + i and so on, low bits first. */
+QSF_FORCED_INLINE void value_tiles(size_t bits, const unsigned char *const *blocks,
+                                   qsf_span_range range, qsf_value_tiles *out)
+{
+    const bool has_min = bits < 8;
+    const size_t n_pieces = bits / 2;
+    const size_t stride = 16 * n_pieces;
+    for (size_t p = range.begin / 4 * 4; p < range.end; p += 4) {
+        const unsigned char *const codes = blocks[p / QSF_KV_PAGE_TOKENS] +
+                                           (has_min ? 4 : 2) * QSF_KV_PAGE_TOKENS +
+                                           p % QSF_KV_PAGE_TOKENS * stride;
+        for (size_t j = 0; j < n_pieces; j++)
+            lanes_spread_codes(codes + 16 * j, stride, bits,
+                               out->codes[j][p / QSF_BLOCK] + p % QSF_BLOCK * QSF_TILE_ROWS,
+                               n_pieces * sizeof out->codes[0]);
+    }
+    for (size_t p = range.begin / QSF_LANES * QSF_LANES; p < range.end; p += QSF_LANES) {
+        const unsigned char *const scales =
+            blocks[p / QSF_KV_PAGE_TOKENS] + 2 * (p % QSF_KV_PAGE_TOKENS);
+        lanes_store(out->scale + p, lanes_load_f16(scales));
+        lanes_store(out->min + p,
+                    has_min ? lanes_load_f16(scales + 2 * QSF_KV_PAGE_TOKENS) : lanes_set(0.0F));
+    }
+}
+
+#define VALUE_TILES(type, bits)                                                            \
+    static void QSF_NAME(value_tiles_##type)(const unsigned char *const *blocks,           \
+                                             qsf_span_range range, qsf_value_tiles *tiles) \
+    {                                                                                      \
+        value_tiles(bits, blocks, range, tiles);                                           \
+    }
+
+VALUE_TILES(8bit, 8)
+VALUE_TILES(4bit, 4)
+VALUE_TILES(2bit, 2)
+
+static void QSF_NAME(value_weights)(const float *e, qsf_span_range range, qsf_span_range all,
+                                    const qsf_value_tiles *tiles, size_t r, qsf_value_weights *out)
+{
+    _Alignas(64) float weights[QSF_KV_SPAN_TOKENS];
+    const size_t begin = all.begin / QSF_BLOCK * QSF_BLOCK;
+    const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK * QSF_BLOCK;
+    const lanes zero = lanes_set(0.0F);
+    lanes magnitude = zero;
+    lanes start = zero;
+    for (size_t p = begin; p < end; p += QSF_LANES) {
+        const lanes ep = lanes_load(e + p);
+        const lanes w = lanes_in(range, p, lanes_mul(ep, lanes_load(tiles->scale + p)), zero);
+        lanes_store(weights + p, w);
+        magnitude = lanes_larger_magnitude(magnitude, lanes_abs(w));
+        start = lanes_in(range, p, lanes_fma(ep, lanes_load(tiles->min + p), start), start);
+    }
+    const float amax = lanes_top_magnitude(magnitude);
+    const bool is_usable = amax >= QSF_QUANTISE_MIN && amax <= FLT_MAX;
+    const lanes factor = lanes_set(is_usable ? 32512.0F / amax : 0.0F);
+    lanes sums = zero; /* of integers whose sum is below 2^24: exact in any order */
+    for (size_t p = begin; p < end; p += QSF_BLOCK) {
+        int8_t *const q = out->q[p / QSF_BLOCK][r];
+        int8_t *const q_low = out->q_low[p / QSF_BLOCK][r];
+        if (is_usable) {
+            lanes_store_fine(q, q_low, weights + p, factor, &sums);
+        } else {
+            memset(q, 0, QSF_BLOCK);
+            memset(q_low, 0, QSF_BLOCK);
+        }
+    }
+    out->factor[r] = amax / 32512.0F;
+    out->start[r] = lanes_sum(start);
+    out->fine_sum[r] = (int32_t)lanes_sum(sums);
+}
