@@ -64,7 +64,8 @@ static unsigned value_code(const unsigned char *codes, size_t bits, size_t i)
 {
     const size_t n_pieces = bits / 2;
     const size_t piece = i / 16 % n_pieces;
-    return codes[16 * piece + i % 16] >> (i / 16 / n_pieces * bits) & ((1U << bits) - 1);
+    const unsigned byte = codes[16 * piece + i % 16];
+    return byte >> (i / 16 / n_pieces * bits) & ((1U << bits) - 1);
 }
 
 static float half_at(const unsigned char *halves, size_t i)
