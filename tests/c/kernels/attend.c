@@ -198,60 +198,6 @@ static void check_stores(qsf_dtype type, size_t head_dim, fill how)
     free(rows);
 }
 
-/* ---- hadamard ---- */
-
-static double sign_of(size_t i, size_t j)
-{
-    size_t bits = i & j;
-    int sign = 1;
-    for (; bits != 0; bits &= bits - 1)
-        sign = -sign;
-    return sign;
-}
-
-/* y [m] = x [m], transformed by the formula. */
-static void check_hadamard_block(const float *x, const float *y, size_t m)
-{
-    double sum_abs = 0.0;
-    for (size_t i = 0; i < m; i++)
-        sum_abs += fabs((double)x[i]);
-    for (size_t i = 0; i < m; i++) {
-        double sum = 0.0;
-        for (size_t j = 0; j < m; j++)
-            sum += sign_of(i, j) * (double)x[j];
-        /* log2 m additions, a quotient, a root and a product, each off by half an ulp */
-        CHECK(fabs((double)y[i] - sum / sqrt((double)m)) <=
-              16.0 * (double)FLT_EPSILON * sum_abs / sqrt((double)m));
-    }
-}
-
-static void check_hadamard(size_t n, fill how)
-{
-    float *const x = exact_floats(n);
-    fill_floats(x, n, how);
-    const output want = output_make(n * sizeof *x);
-    memcpy(want.at, x, n * sizeof *x);
-    scalar.hadamard(want.at, n);
-    for (size_t i = 0; i < n_levels; i++) {
-        const output have = output_make(n * sizeof *x);
-        memcpy(have.at, x, n * sizeof *x);
-        levels[i].hadamard(have.at, n);
-        check_outputs(&want, &have, levels[i].isa_name, "hadamard");
-        free(have.block);
-    }
-    if (how == FILL_RANDOM) {
-        size_t begin = 0;
-        for (size_t m = 4096; m >= 16; m /= 2)
-            if ((n & m) != 0) {
-                check_hadamard_block(x + begin, (const float *)want.at + begin, m);
-                begin += m;
-            }
-        CHECK(memcmp((const float *)want.at + begin, x + begin, (n - begin) * sizeof *x) == 0);
-    }
-    free(want.block);
-    free(x);
-}
-
 /* ---- softmax ---- */
 
 /* The score of the largest and e as the formula has them; products round once, differences once. */
@@ -581,11 +527,6 @@ int check_attend(void)
 {
     random_restart(1);
     check_types();
-    static const size_t sizes[] = {16,   32,   64, 128, 256, 512, 1024,
-                                   2048, 4096, 17, 40,  80,  96,  127};
-    for (size_t i = 0; i < COUNT_OF(sizes); i++)
-        for (fill how = 0; how < FILL_COUNT; how++)
-            check_hadamard(sizes[i], how);
     for (size_t r = 0; r < COUNT_OF(ranges); r++)
         for (fill how = 0; how < FILL_COUNT; how++) {
             check_softmax(ranges[r], how, 1.0F);
@@ -629,13 +570,6 @@ static void run_softmax(const qsf_kernels *k, const void *args)
     (void)k->span_softmax(scores, (qsf_span_range){0, SPAN}, 0.125F);
 }
 
-static void run_hadamard(const qsf_kernels *k, const void *args)
-{
-    float x[128];
-    memcpy(x, args, sizeof x);
-    k->hadamard(x, 128);
-}
-
 /* An element of values is one of V, whatever the number of rows that meet it. */
 void bench_attend(void)
 {
@@ -650,5 +584,4 @@ void bench_attend(void)
     float scores[SPAN];
     fill_floats(scores, SPAN, FILL_RANDOM);
     bench_line("span_softmax", SPAN, run_softmax, scores);
-    bench_line("hadamard of 128", 128, run_hadamard, scores);
 }

@@ -21,6 +21,7 @@ static const group groups[] = {
     {"matmul", check_matmul, bench_matmul},
     {"matmul_exact", check_matmul_exact, bench_matmul_exact},
     {"attend", check_attend, bench_attend},
+    {"hadamard", check_hadamard, bench_hadamard},
     {"dequant_row", check_dequant_row, bench_dequant_row},
     {"exp", check_exp, NULL},
     {"kv_store", check_kv_store, bench_kv_store},

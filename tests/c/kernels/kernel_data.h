@@ -27,6 +27,7 @@ extern size_t n_levels;
 
 /* The groups of kernels: each checks its kernels on all levels and returns check_report(). */
 int check_attend(void);
+int check_hadamard(void);
 int check_dequant_row(void);
 int check_exp(void);
 int check_kv_store(void);
@@ -37,6 +38,7 @@ int check_vecops(void);
 
 /* Their speed, on the inputs that the checks make. */
 void bench_attend(void);
+void bench_hadamard(void);
 void bench_dequant_row(void);
 void bench_kv_store(void);
 void bench_matmul(void);
