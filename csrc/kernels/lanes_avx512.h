@@ -155,26 +155,38 @@ static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, lanes 
     *sum_low = _mm512_add_ps(*sum_low, _mm512_cvtepi32_ps(low));
 }
 
+/* fine [4] = x [64] * factor, rounded; q and q_low [64] are split from them, and returned as well
+ */
+static inline void round_and_split(const float *x, __m512 factor, __m512i *fine, int8_t *q,
+                                   int8_t *q_low, __m512i *high, __m512i *low)
+{
+    /* Packing takes 16 bytes of each operand in turn. */
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    for (size_t i = 0; i < 4; i++)
+        fine[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), factor));
+    /* Up to 32512 + 128: 16 bits hold it. */
+    const __m512i half = _mm512_set1_epi16(128);
+    const __m512i a = _mm512_add_epi16(_mm512_packs_epi32(fine[0], fine[1]), half);
+    const __m512i b = _mm512_add_epi16(_mm512_packs_epi32(fine[2], fine[3]), half);
+    *high = _mm512_permutexvar_epi32(
+        order, _mm512_packs_epi16(_mm512_srai_epi16(a, 8), _mm512_srai_epi16(b, 8)));
+    /* The low byte is q_low + 128. */
+    const __m512i byte = _mm512_set1_epi16(255);
+    *low = _mm512_xor_si512(
+        _mm512_permutexvar_epi32(
+            order, _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte))),
+        _mm512_set1_epi8(-128));
+    _mm512_storeu_si512((void *)q, *high);
+    _mm512_storeu_si512((void *)q_low, *low);
+}
+
 static inline void lanes_store_fine(int8_t *q, int8_t *q_low, const float *x, lanes factor,
                                     lanes *sum)
 {
-    const __m512i in_order =
-        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __m512i fine[4];
-    for (size_t i = 0; i < 4; i++)
-        fine[i] = _mm512_cvtps_epi32(lanes_mul(lanes_load(x + i * QSF_LANES), factor));
-    const __m512i words[2] = {_mm512_packs_epi32(fine[0], fine[1]),
-                              _mm512_packs_epi32(fine[2], fine[3])};
-    __m512i high[2];
-    __m512i low[2];
-    for (size_t i = 0; i < 2; i++) {
-        high[i] = _mm512_srai_epi16(_mm512_add_epi16(words[i], _mm512_set1_epi16(128)), 8);
-        low[i] = _mm512_and_si512(words[i], _mm512_set1_epi16(255));
-    }
-    _mm512_storeu_si512((void *)q,
-                        _mm512_permutexvar_epi32(in_order, _mm512_packs_epi16(high[0], high[1])));
-    _mm512_storeu_si512((void *)q_low,
-                        _mm512_permutexvar_epi32(in_order, _mm512_packus_epi16(low[0], low[1])));
+    __m512i high;
+    __m512i low;
+    round_and_split(x, factor, fine, q, q_low, &high, &low);
     const __m512i sums =
         _mm512_add_epi32(_mm512_add_epi32(fine[0], fine[1]), _mm512_add_epi32(fine[2], fine[3]));
     *sum = _mm512_add_ps(*sum, _mm512_cvtepi32_ps(sums));

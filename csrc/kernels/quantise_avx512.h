@@ -43,26 +43,11 @@ QSF_FORCED_INLINE void sum_halves_of_four(const __m512i *v, __m128i *first, __m1
 QSF_FORCED_INLINE void round_block(const float *x, __m512 factor, int8_t *q, int8_t *q_low,
                                    __m512i *sums, __m512i *low_sums)
 {
-    /* Packing takes 16 bytes of each operand in turn. */
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i ones = _mm512_set1_epi8(1);
     __m512i fine[4];
-    for (size_t i = 0; i < 4; i++)
-        fine[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), factor));
-    /* Up to 32512 + 128: 16 bits hold it. */
-    const __m512i half = _mm512_set1_epi16(128);
-    const __m512i a = _mm512_add_epi16(_mm512_packs_epi32(fine[0], fine[1]), half);
-    const __m512i b = _mm512_add_epi16(_mm512_packs_epi32(fine[2], fine[3]), half);
-    const __m512i high = _mm512_permutexvar_epi32(
-        order, _mm512_packs_epi16(_mm512_srai_epi16(a, 8), _mm512_srai_epi16(b, 8)));
-    /* The low byte is q_low + 128. */
-    const __m512i byte = _mm512_set1_epi16(255);
-    const __m512i low = _mm512_xor_si512(
-        _mm512_permutexvar_epi32(
-            order, _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte))),
-        _mm512_set1_epi8(-128));
-    _mm512_storeu_si512(q, high);
-    _mm512_storeu_si512(q_low, low);
+    __m512i high;
+    __m512i low;
+    round_and_split(x, factor, fine, q, q_low, &high, &low);
     *sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, high);
     *low_sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, low);
 }
