@@ -20,10 +20,10 @@ static inline size_t lane_of(size_t position, size_t p)
 }
 
 /* The lanes of positions p .. p + 15 that are in the range from v, the others from `out`. Most
- * vectors lie inside: the branch is cheaper than a mask. */
-QSF_FORCED_INLINE lanes lanes_in(qsf_span_range range, size_t p, lanes v, lanes out)
+ * vectors lie inside: the branch is cheaper than a mask. is_whole, a literal: all do. */
+QSF_FORCED_INLINE lanes lanes_in(bool is_whole, qsf_span_range range, size_t p, lanes v, lanes out)
 {
-    if (range.begin <= p && p + QSF_LANES <= range.end)
+    if (is_whole || (range.begin <= p && p + QSF_LANES <= range.end))
         return v;
     return lanes_between(lane_of(range.begin, p), lane_of(range.end, p), v, out);
 }
@@ -41,7 +41,8 @@ QSF_FORCED_INLINE lanes lanes_in(qsf_span_range range, size_t p, lanes v, lanes 
 #define QSF_PIECE_PAGES 2
 #define QSF_PIECE_TOKENS (QSF_PIECE_PAGES * QSF_KV_PAGE_TOKENS)
 
-static qsf_span_sums QSF_NAME(span_softmax)(float *scores, qsf_span_range range, float scale)
+QSF_FORCED_INLINE qsf_span_sums softmax(bool is_whole, float *scores, qsf_span_range range,
+                                        float scale)
 {
     const size_t begin = range.begin / QSF_LANES * QSF_LANES;
     const lanes lowest = lanes_set(-INFINITY);
@@ -54,16 +55,24 @@ static qsf_span_sums QSF_NAME(span_softmax)(float *scores, qsf_span_range range,
             const size_t at = p + i * QSF_LANES;
             const lanes s = lanes_mul(lanes_load(scores + at), lanes_set(scale));
             lanes_store(scores + at, s);
-            largest[i] = lanes_max(lanes_in(range, at, s, lowest), largest[i]);
+            largest[i] = lanes_max(lanes_in(is_whole, range, at, s, lowest), largest[i]);
         }
     const float max = lanes_top(lanes_max(largest[0], largest[1]));
     lanes total = zero;
     for (size_t p = begin; p < range.end; p += QSF_LANES) {
         const lanes e = lanes_exp(lanes_sub(lanes_load(scores + p), lanes_set(max)));
         lanes_store(scores + p, e);
-        total = lanes_add(total, lanes_in(range, p, e, zero));
+        total = lanes_add(total, lanes_in(is_whole, range, p, e, zero));
     }
     return (qsf_span_sums){max, lanes_sum(total)};
+}
+
+static qsf_span_sums QSF_NAME(span_softmax)(float *scores, qsf_span_range range, float scale)
+{
+    const qsf_span_range whole = {0, QSF_KV_SPAN_TOKENS};
+    if (range.begin == whole.begin && range.end == whole.end)
+        return softmax(true, scores, whole, scale);
+    return softmax(false, scores, range, scale);
 }
 
 static void QSF_NAME(alibi)(float *scores, float scale, float slope, uint32_t distance, size_t n)

@@ -41,26 +41,43 @@ VALUE_TILES(8bit, 8)
 VALUE_TILES(4bit, 4)
 VALUE_TILES(2bit, 2)
 
+/* weights [256] = e * scale where the row attends; returns their largest magnitude. start: the
+ * lanes of the sum of minima. is_whole, a literal: the row attends to all positions. */
+QSF_FORCED_INLINE lanes scale_weights(bool is_whole, const float *e, qsf_span_range range,
+                                      size_t begin, size_t end, const qsf_value_tiles *tiles,
+                                      float *weights, lanes *start)
+{
+    const lanes zero = lanes_set(0.0F);
+    lanes magnitude = zero;
+    lanes sum = zero;
+    for (size_t p = begin; p < end; p += QSF_LANES) {
+        const lanes ep = lanes_load(e + p);
+        const lanes scaled = lanes_mul(ep, lanes_load(tiles->scale + p));
+        const lanes w = lanes_in(is_whole, range, p, scaled, zero);
+        lanes_store(weights + p, w);
+        magnitude = lanes_larger_magnitude(magnitude, lanes_abs(w));
+        const lanes next = lanes_fma(ep, lanes_load(tiles->min + p), sum);
+        sum = lanes_in(is_whole, range, p, next, sum);
+    }
+    *start = sum;
+    return magnitude;
+}
+
 static void QSF_NAME(value_weights)(const float *e, qsf_span_range range, qsf_span_range all,
                                     const qsf_value_tiles *tiles, size_t r, qsf_value_weights *out)
 {
     _Alignas(64) float weights[QSF_KV_SPAN_TOKENS];
     const size_t begin = all.begin / QSF_BLOCK * QSF_BLOCK;
     const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK * QSF_BLOCK;
-    const lanes zero = lanes_set(0.0F);
-    lanes magnitude = zero;
-    lanes start = zero;
-    for (size_t p = begin; p < end; p += QSF_LANES) {
-        const lanes ep = lanes_load(e + p);
-        const lanes w = lanes_in(range, p, lanes_mul(ep, lanes_load(tiles->scale + p)), zero);
-        lanes_store(weights + p, w);
-        magnitude = lanes_larger_magnitude(magnitude, lanes_abs(w));
-        start = lanes_in(range, p, lanes_fma(ep, lanes_load(tiles->min + p), start), start);
-    }
+    const bool is_whole = range.begin == 0 && range.end == QSF_KV_SPAN_TOKENS;
+    lanes start;
+    const lanes magnitude =
+        is_whole ? scale_weights(true, e, range, 0, QSF_KV_SPAN_TOKENS, tiles, weights, &start)
+                 : scale_weights(false, e, range, begin, end, tiles, weights, &start);
     const float amax = lanes_top_magnitude(magnitude);
     const bool is_usable = amax >= QSF_QUANTISE_MIN && amax <= FLT_MAX;
     const lanes factor = lanes_set(is_usable ? 32512.0F / amax : 0.0F);
-    lanes sums = zero; /* of integers whose sum is below 2^24: exact in any order */
+    lanes sums = lanes_set(0.0F); /* of integers whose sum is below 2^24: exact in any order */
     for (size_t p = begin; p < end; p += QSF_BLOCK) {
         int8_t *const q = out->q[p / QSF_BLOCK][r];
         int8_t *const q_low = out->q_low[p / QSF_BLOCK][r];
