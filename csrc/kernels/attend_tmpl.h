@@ -28,6 +28,11 @@ QSF_FORCED_INLINE lanes lanes_in(bool is_whole, qsf_span_range range, size_t p, 
     return lanes_between(lane_of(range.begin, p), lane_of(range.end, p), v, out);
 }
 
+static inline bool is_whole_span(qsf_span_range range)
+{
+    return range.begin == 0 && range.end == QSF_KV_SPAN_TOKENS;
+}
+
 #include "kernels/values_tmpl.h"
 
 /* Rows and groups of 16 dims whose sums are in registers together: QSF_SUM_ROWS *
@@ -41,12 +46,11 @@ QSF_FORCED_INLINE lanes lanes_in(bool is_whole, qsf_span_range range, size_t p, 
 #define QSF_PIECE_PAGES 2
 #define QSF_PIECE_TOKENS (QSF_PIECE_PAGES * QSF_KV_PAGE_TOKENS)
 
-QSF_FORCED_INLINE qsf_span_sums softmax(bool is_whole, float *scores, qsf_span_range range,
-                                        float scale)
+/* Multiplies the scores of a row by the scale; returns the largest. */
+QSF_FORCED_INLINE float scale_scores(bool is_whole, float *scores, qsf_span_range range,
+                                     float scale)
 {
-    const size_t begin = range.begin / QSF_LANES * QSF_LANES;
     const lanes lowest = lanes_set(-INFINITY);
-    const lanes zero = lanes_set(0.0F);
     /* Two chains, because a maximum waits for the one before. */
     lanes largest[2] = {lowest, lowest};
     for (size_t p = range.begin / (2 * QSF_LANES) * (2 * QSF_LANES); p < range.end;
@@ -57,22 +61,41 @@ QSF_FORCED_INLINE qsf_span_sums softmax(bool is_whole, float *scores, qsf_span_r
             lanes_store(scores + at, s);
             largest[i] = lanes_max(lanes_in(is_whole, range, at, s, lowest), largest[i]);
         }
-    const float max = lanes_top(lanes_max(largest[0], largest[1]));
+    return lanes_top(lanes_max(largest[0], largest[1]));
+}
+
+/* Replaces the scores of a row by e; returns their sum. */
+QSF_FORCED_INLINE float exp_scores(bool is_whole, float *scores, qsf_span_range range, float max)
+{
+    const lanes zero = lanes_set(0.0F);
     lanes total = zero;
-    for (size_t p = begin; p < range.end; p += QSF_LANES) {
+    for (size_t p = range.begin / QSF_LANES * QSF_LANES; p < range.end; p += QSF_LANES) {
         const lanes e = lanes_exp(lanes_sub(lanes_load(scores + p), lanes_set(max)));
         lanes_store(scores + p, e);
         total = lanes_add(total, lanes_in(is_whole, range, p, e, zero));
     }
-    return (qsf_span_sums){max, lanes_sum(total)};
+    return lanes_sum(total);
 }
 
-static qsf_span_sums QSF_NAME(span_softmax)(float *scores, qsf_span_range range, float scale)
+/* The row above is scaled before a row becomes exponentials, which so need not wait for the largest
+ * score. */
+static void QSF_NAME(span_softmax)(float *scores, const qsf_span_range *ranges, size_t n_rows,
+                                   float scale, qsf_span_sums *sums)
 {
     const qsf_span_range whole = {0, QSF_KV_SPAN_TOKENS};
-    if (range.begin == whole.begin && range.end == whole.end)
-        return softmax(true, scores, whole, scale);
-    return softmax(false, scores, range, scale);
+    for (size_t r = 0; r <= n_rows; r++) {
+        float *const row = scores + r * QSF_KV_SPAN_TOKENS;
+        if (r < n_rows)
+            sums[r].max = is_whole_span(ranges[r]) ? scale_scores(true, row, whole, scale)
+                                                   : scale_scores(false, row, ranges[r], scale);
+        if (r == 0)
+            continue;
+        const float max = sums[r - 1].max;
+        float *const before = row - QSF_KV_SPAN_TOKENS;
+        sums[r - 1].total = is_whole_span(ranges[r - 1])
+                                ? exp_scores(true, before, whole, max)
+                                : exp_scores(false, before, ranges[r - 1], max);
+    }
 }
 
 static void QSF_NAME(alibi)(float *scores, float scale, float slope, uint32_t distance, size_t n)

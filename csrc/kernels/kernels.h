@@ -215,9 +215,10 @@ typedef struct qsf_span_sums {
     float total;
 } qsf_span_sums;
 
-/* Replaces the scores [256] of one query row inside the range, which is not empty, by e. The other
- * scores become undefined. */
-typedef qsf_span_sums qsf_span_softmax_fn(float *scores, qsf_span_range range, float scale);
+/* Replaces the scores [n_rows, 256] of query rows inside their ranges by e. The other scores become
+ * undefined, and so do the sums of rows whose range is empty. */
+typedef void qsf_span_softmax_fn(float *scores, const qsf_span_range *ranges, size_t n_rows,
+                                 float scale, qsf_span_sums *sums);
 
 /* scores[i] = fmaf(-slope, (float)(distance - i), scores[i] * scale), where distance, below 2^24,
  * is that of scores[0] from the position of the query; n <= distance + 1 */
@@ -254,10 +255,11 @@ typedef struct qsf_value_weights {
     float start[QSF_VALUE_ROWS];
 } qsf_value_weights;
 
-/* Computes row r of the weights for the 64s of positions that `all` meets; e [256], range inside
- * `all`. */
-typedef void qsf_value_weights_fn(const float *e, qsf_span_range range, qsf_span_range all,
-                                  const qsf_value_tiles *tiles, size_t r, qsf_value_weights *out);
+/* Computes the weights of n_rows rows, at most 16, for the 64s of positions that `all` meets; e
+ * [n_rows, 256], ranges inside `all`. */
+typedef void qsf_value_weights_fn(const float *e, const qsf_span_range *ranges, size_t n_rows,
+                                  qsf_span_range all, const qsf_value_tiles *tiles,
+                                  qsf_value_weights *out);
 
 /* values [n_rows, 64], rows `stride` floats apart, n_rows <= 16, over the 64s of positions that
  * `all` meets. */

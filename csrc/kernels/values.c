@@ -35,9 +35,7 @@ void qsf_span_values(const qsf_kernels *k, qsf_dtype dtype, const unsigned char 
     for (size_t first = 0; first < n_rows; first += QSF_VALUE_ROWS) {
         const size_t left = n_rows - first;
         const size_t n = left < QSF_VALUE_ROWS ? left : QSF_VALUE_ROWS;
-        for (size_t r = 0; r < n; r++)
-            k->value_weights(e + (first + r) * QSF_KV_SPAN_TOKENS, ranges[first + r], all, &tiles,
-                             r, &weights);
+        k->value_weights(e + first * QSF_KV_SPAN_TOKENS, ranges + first, n, all, &tiles, &weights);
         k->value_products(&tiles, &weights, all, n, values + first * stride, stride);
     }
 }

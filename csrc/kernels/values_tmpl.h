@@ -41,54 +41,73 @@ VALUE_TILES(8bit, 8)
 VALUE_TILES(4bit, 4)
 VALUE_TILES(2bit, 2)
 
-/* weights [256] = e * scale where the row attends; returns their largest magnitude. start: the
- * lanes of the sum of minima. is_whole, a literal: the row attends to all positions. */
-QSF_FORCED_INLINE lanes scale_weights(bool is_whole, const float *e, qsf_span_range range,
+/* A row's weights before they are rounded */
+typedef struct scaled_weights {
+    _Alignas(64) float at[QSF_KV_SPAN_TOKENS];
+    float largest; /* magnitude */
+} scaled_weights;
+
+/* out = e * scale where the row attends; returns the sum of e * min. is_whole, a literal: the row
+ * attends to all positions. */
+QSF_FORCED_INLINE float scale_weights(bool is_whole, const float *e, qsf_span_range range,
                                       size_t begin, size_t end, const qsf_value_tiles *tiles,
-                                      float *weights, lanes *start)
+                                      scaled_weights *out)
 {
     const lanes zero = lanes_set(0.0F);
     lanes magnitude = zero;
-    lanes sum = zero;
+    lanes start = zero;
     for (size_t p = begin; p < end; p += QSF_LANES) {
         const lanes ep = lanes_load(e + p);
         const lanes scaled = lanes_mul(ep, lanes_load(tiles->scale + p));
         const lanes w = lanes_in(is_whole, range, p, scaled, zero);
-        lanes_store(weights + p, w);
+        lanes_store(out->at + p, w);
         magnitude = lanes_larger_magnitude(magnitude, lanes_abs(w));
-        const lanes next = lanes_fma(ep, lanes_load(tiles->min + p), sum);
-        sum = lanes_in(is_whole, range, p, next, sum);
+        const lanes next = lanes_fma(ep, lanes_load(tiles->min + p), start);
+        start = lanes_in(is_whole, range, p, next, start);
     }
-    *start = sum;
-    return magnitude;
+    out->largest = lanes_top_magnitude(magnitude);
+    return lanes_sum(start);
 }
 
-static void QSF_NAME(value_weights)(const float *e, qsf_span_range range, qsf_span_range all,
-                                    const qsf_value_tiles *tiles, size_t r, qsf_value_weights *out)
+static inline void round_weights(const scaled_weights *w, size_t begin, size_t end, size_t r,
+                                 qsf_value_weights *out)
 {
-    _Alignas(64) float weights[QSF_KV_SPAN_TOKENS];
-    const size_t begin = all.begin / QSF_BLOCK * QSF_BLOCK;
-    const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK * QSF_BLOCK;
-    const bool is_whole = range.begin == 0 && range.end == QSF_KV_SPAN_TOKENS;
-    lanes start;
-    const lanes magnitude =
-        is_whole ? scale_weights(true, e, range, 0, QSF_KV_SPAN_TOKENS, tiles, weights, &start)
-                 : scale_weights(false, e, range, begin, end, tiles, weights, &start);
-    const float amax = lanes_top_magnitude(magnitude);
-    const bool is_usable = amax >= QSF_QUANTISE_MIN && amax <= FLT_MAX;
-    const lanes factor = lanes_set(is_usable ? 32512.0F / amax : 0.0F);
+    const bool is_usable = w->largest >= QSF_QUANTISE_MIN && w->largest <= FLT_MAX;
+    const lanes factor = lanes_set(is_usable ? 32512.0F / w->largest : 0.0F);
     lanes sums = lanes_set(0.0F); /* of integers whose sum is below 2^24: exact in any order */
     for (size_t p = begin; p < end; p += QSF_BLOCK) {
         int8_t *const q = out->q[p / QSF_BLOCK][r];
         int8_t *const q_low = out->q_low[p / QSF_BLOCK][r];
         if (is_usable) {
-            lanes_store_fine(q, q_low, weights + p, factor, &sums);
+            lanes_store_fine(q, q_low, w->at + p, factor, &sums);
         } else {
             memset(q, 0, QSF_BLOCK);
             memset(q_low, 0, QSF_BLOCK);
         }
     }
-    out->factor[r] = amax / 32512.0F;
-    out->start[r] = lanes_sum(start);
+    out->factor[r] = w->largest / 32512.0F;
     out->fine_sum[r] = (int32_t)lanes_sum(sums);
+}
+
+/* A row is scaled before the row above it is rounded, so that rounding does not wait for the
+ * largest weight. */
+static void QSF_NAME(value_weights)(const float *e, const qsf_span_range *ranges, size_t n_rows,
+                                    qsf_span_range all, const qsf_value_tiles *tiles,
+                                    qsf_value_weights *out)
+{
+    const size_t begin = all.begin / QSF_BLOCK * QSF_BLOCK;
+    const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK * QSF_BLOCK;
+    scaled_weights scaled[2];
+    for (size_t r = 0; r <= n_rows; r++) {
+        if (r < n_rows) {
+            const float *const row = e + r * QSF_KV_SPAN_TOKENS;
+            scaled_weights *const to = &scaled[r % 2];
+            out->start[r] =
+                is_whole_span(ranges[r])
+                    ? scale_weights(true, row, ranges[r], 0, QSF_KV_SPAN_TOKENS, tiles, to)
+                    : scale_weights(false, row, ranges[r], begin, end, tiles, to);
+        }
+        if (r > 0)
+            round_weights(&scaled[(r - 1) % 2], begin, end, r - 1, out);
+    }
 }

@@ -89,9 +89,10 @@ static void prefetch_pages(const void *const *pages, size_t first, size_t end, s
             __builtin_prefetch((const unsigned char *)pages[i] + off);
 }
 
-/* Turns the scores [256] of row r into exponentials. `begin` is the first position of the span. */
-static qsf_span_sums weigh_scores(const qsf_ops *o, const qsf_row_group *group, size_t r,
-                                  size_t begin, qsf_span_range range, float *scores)
+/* Does what a model does to the scores [256] of row r before they become exponentials. `begin` is
+ * the first position of the span. */
+static void change_scores(const qsf_ops *o, const qsf_row_group *group, size_t r, size_t begin,
+                          qsf_span_range range, float *scores)
 {
     const qsf_layer_kind *const kind = o->kind;
     float *const first = scores + range.begin;
@@ -103,15 +104,25 @@ static qsf_span_sums weigh_scores(const qsf_ops *o, const qsf_row_group *group, 
         o->kernels->alibi(first, scale, kind->alibi_slopes.values[head], (uint32_t)distance, n);
         scale = 1.0F;
     }
-    if (kind->score_cap != 0.0F) {
+    if (kind->score_cap != 0.0F)
         o->kernels->cap(first, scale / kind->score_cap, kind->score_cap, n);
-        scale = 1.0F;
-    }
     const qsf_seen *const seen = &group->seen[r];
     size_t p = begin + range.begin > seen->pinned ? begin + range.begin : seen->pinned;
     for (; p < seen->first && p < begin + range.end; p++)
         scores[p - begin] = -INFINITY;
-    return o->kernels->span_softmax(scores, range, scale);
+}
+
+/* Turns the scores [n_rows, 256] into exponentials. */
+static void weigh_scores(const qsf_ops *o, const qsf_row_group *group, size_t begin,
+                         const qsf_span_range *ranges, float *scores, qsf_span_sums *sums)
+{
+    const qsf_layer_kind *const kind = o->kind;
+    const bool is_scaled = kind->alibi_slopes.n != 0 || kind->score_cap != 0.0F;
+    for (size_t r = 0; r < group->n_rows; r++)
+        if (ranges[r].begin < ranges[r].end)
+            change_scores(o, group, r, begin, ranges[r], scores + r * QSF_KV_SPAN_TOKENS);
+    o->kernels->span_softmax(scores, ranges, group->n_rows, is_scaled ? 1.0F : kind->score_scale,
+                             sums);
 }
 
 /* Finds pages first .. end - 1 of a span that are in the transit buffer; returns the first one that
@@ -253,9 +264,7 @@ void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group
                 end_page, x, scores);
     if (has_branch_rows(group, begin))
         score_branches(job, group, x, begin, ranges, scores);
-    for (size_t r = 0; r < group->n_rows; r++)
-        if (ranges[r].begin < ranges[r].end)
-            sums[r] = weigh_scores(o, group, r, begin, ranges[r], scores + r * QSF_KV_SPAN_TOKENS);
+    weigh_scores(o, group, begin, ranges, scores, sums);
     const size_t stride = x->n_blocks * QSF_BLOCK;
     float *const values = s->span_values + worker_idx * QSF_ATTEND_ROWS * stride;
     for (size_t b = 0; b < x->n_blocks; b++)

@@ -235,11 +235,13 @@ static void check_softmax(qsf_span_range range, fill how, float spread)
     const float scale = 0.125F;
     const output want = output_make(SPAN * sizeof *scores);
     memcpy(want.at, scores, want.n_bytes);
-    const qsf_span_sums sums = scalar.span_softmax(want.at, range, scale);
+    qsf_span_sums sums;
+    scalar.span_softmax(want.at, &range, 1, scale, &sums);
     for (size_t i = 0; i < n_levels; i++) {
         const output have = output_make(SPAN * sizeof *scores);
         memcpy(have.at, scores, want.n_bytes);
-        const qsf_span_sums other = levels[i].span_softmax(have.at, range, scale);
+        qsf_span_sums other;
+        levels[i].span_softmax(have.at, &range, 1, scale, &other);
         check_outputs(&want, &have, levels[i].isa_name, "span_softmax");
         CHECK_EQ(first_difference(&sums.max, &other.max, 1), 1);
         CHECK_EQ(first_difference(&sums.total, &other.total, 1), 1);
@@ -567,7 +569,8 @@ static void run_softmax(const qsf_kernels *k, const void *args)
 {
     float scores[SPAN];
     memcpy(scores, args, sizeof scores);
-    (void)k->span_softmax(scores, (qsf_span_range){0, SPAN}, 0.125F);
+    qsf_span_sums sums;
+    k->span_softmax(scores, &(qsf_span_range){0, SPAN}, 1, 0.125F, &sums);
 }
 
 /* An element of values is one of V, whatever the number of rows that meet it. */
