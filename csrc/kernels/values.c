@@ -4,8 +4,7 @@
 
 #include <string.h>
 
-/* Returns the range from the first slot that any row attends to, to the last. */
-static qsf_span_range union_of(const qsf_span_range *ranges, size_t n_rows)
+qsf_span_range qsf_union_of_ranges(const qsf_span_range *ranges, size_t n_rows)
 {
     qsf_span_range all = {QSF_KV_SPAN_TOKENS, 0};
     for (size_t r = 0; r < n_rows; r++) {
@@ -17,11 +16,18 @@ static qsf_span_range union_of(const qsf_span_range *ranges, size_t n_rows)
     return all;
 }
 
-void qsf_span_values(const qsf_kernels *k, qsf_dtype dtype, const unsigned char *const *blocks,
-                     const float *e, const qsf_span_range *ranges, size_t n_rows, float *values,
-                     size_t stride)
+void qsf_span_values_prepare(const qsf_kernels *k, qsf_dtype dtype,
+                             const unsigned char *const *blocks, qsf_span_range range,
+                             qsf_value_tiles *tiles)
 {
-    const qsf_span_range all = union_of(ranges, n_rows);
+    if (k->value_tiles[dtype] != NULL)
+        k->value_tiles[dtype](blocks, range, tiles);
+}
+
+void qsf_span_values(const qsf_kernels *k, qsf_dtype dtype, const unsigned char *const *blocks,
+                     const qsf_value_tiles *tiles, qsf_span_range all, const float *e,
+                     const qsf_span_range *ranges, size_t n_rows, float *values, size_t stride)
+{
     if (k->value_tiles[dtype] == NULL || all.begin >= all.end) {
         for (size_t r = 0; r < n_rows; r++)
             memset(values + r * stride, 0, QSF_BLOCK * sizeof *values);
@@ -29,13 +35,11 @@ void qsf_span_values(const qsf_kernels *k, qsf_dtype dtype, const unsigned char 
             k->add_values[dtype](blocks, e, ranges, n_rows, values, stride);
         return;
     }
-    qsf_value_tiles tiles;
     qsf_value_weights weights;
-    k->value_tiles[dtype](blocks, all, &tiles);
     for (size_t first = 0; first < n_rows; first += QSF_VALUE_ROWS) {
         const size_t left = n_rows - first;
         const size_t n = left < QSF_VALUE_ROWS ? left : QSF_VALUE_ROWS;
-        k->value_weights(e + first * QSF_KV_SPAN_TOKENS, ranges + first, n, all, &tiles, &weights);
-        k->value_products(&tiles, &weights, all, n, values + first * stride, stride);
+        k->value_weights(e + first * QSF_KV_SPAN_TOKENS, ranges + first, n, all, tiles, &weights);
+        k->value_products(tiles, &weights, all, n, values + first * stride, stride);
     }
 }

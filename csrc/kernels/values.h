@@ -5,11 +5,20 @@
 
 #include "kernels/kernels.h"
 
+/* Returns the range from the first slot that any row attends to, to the last; begin >= end if there
+ * are none. */
+qsf_span_range qsf_union_of_ranges(const qsf_span_range *ranges, size_t n_rows);
+
+/* Lays out the values of a range if they are codes. blocks [8]: a block of 64 dims of each V page
+ * of the span; reads those that the range meets. Earlier ones outside the range stay. */
+void qsf_span_values_prepare(const qsf_kernels *k, qsf_dtype dtype,
+                             const unsigned char *const *blocks, qsf_span_range range,
+                             qsf_value_tiles *tiles);
+
 /* Computes values [n_rows, 64], rows `stride` floats apart, as the contract of attention in
- * kernels.h says. e [n_rows, 256], blocks [8]: a block of 64 dims of each V page of the span. Reads
- * those from the first slot that any row attends to to the last, and no others. */
+ * kernels.h says. e [n_rows, 256]; ranges inside `all`, which is prepared from these blocks. */
 void qsf_span_values(const qsf_kernels *k, qsf_dtype dtype, const unsigned char *const *blocks,
-                     const float *e, const qsf_span_range *ranges, size_t n_rows, float *values,
-                     size_t stride);
+                     const qsf_value_tiles *tiles, qsf_span_range all, const float *e,
+                     const qsf_span_range *ranges, size_t n_rows, float *values, size_t stride);
 
 #endif

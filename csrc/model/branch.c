@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "kernels/values.h"
 #include "model/scratch.h"
 
 /* Returns the slot of the span at which the first branch of the path begins; 0 if it is before. */
@@ -51,27 +50,22 @@ void qsf_branch_score(const qsf_ops *o, const qsf_branch_span *b, const qsf_acts
     }
 }
 
-void qsf_branch_values(const qsf_ops *o, const qsf_branch_span *b, size_t block,
-                       const unsigned char *const *shared, const float *e,
-                       const qsf_span_range *ranges, size_t n_rows, float *values, size_t stride)
+void qsf_branch_values(const qsf_branch_span *b, size_t block, size_t end_slot,
+                       const unsigned char **blocks, qsf_branch_copies *copies)
 {
     const qsf_dtype type = b->branch->kv->pool->form.v_type;
     const size_t block_bytes = qsf_kv_value_block_bytes(type);
     const void *k_pages[QSF_KV_SPAN_PAGES];
     const void *v_pages[QSF_KV_SPAN_PAGES];
-    unsigned char copies[QSF_KV_SPAN_PAGES][QSF_KV_PAGE_TOKENS * QSF_BLOCK * sizeof(float)];
-    const unsigned char *blocks[QSF_KV_SPAN_PAGES];
-    memcpy(blocks, shared, sizeof blocks);
-    for (size_t slot = first_own_slot(b); slot < ranges[n_rows - 1].end; slot++) {
+    for (size_t slot = first_own_slot(b); slot < end_slot; slot++) {
         const size_t to = slot / QSF_KV_PAGE_TOKENS;
-        if (blocks[to] != copies[to]) {
-            memcpy(copies[to], shared[to], block_bytes);
-            blocks[to] = copies[to];
+        if (blocks[to] != copies->at[to]) {
+            memcpy(copies->at[to], blocks[to], block_bytes);
+            blocks[to] = copies->at[to];
         }
         const size_t place = find_row(b, b->begin + slot, k_pages, v_pages);
         const unsigned char *const from = v_pages[place / QSF_KV_PAGE_TOKENS % QSF_KV_SPAN_PAGES];
         qsf_kv_copy_slot(type, false, 1, place % QSF_KV_PAGE_TOKENS, from + block * block_bytes,
-                         slot % QSF_KV_PAGE_TOKENS, copies[to]);
+                         slot % QSF_KV_PAGE_TOKENS, copies->at[to]);
     }
-    qsf_span_values(o->kernels, type, blocks, e, ranges, n_rows, values, stride);
 }

@@ -24,10 +24,14 @@ typedef struct qsf_branch_span {
 void qsf_branch_score(const qsf_ops *o, const qsf_branch_span *b, const qsf_acts *x,
                       size_t end_slot, float *scores);
 
-/* Computes block `block` of the values of n_rows rows of the branch over the span, as
- * qsf_span_values(); shared [8]: that block of the pages of its sequence. */
-void qsf_branch_values(const qsf_ops *o, const qsf_branch_span *b, size_t block,
-                       const unsigned char *const *shared, const float *e,
-                       const qsf_span_range *ranges, size_t n_rows, float *values, size_t stride);
+/* Room for a block of 64 dims of each V page of a span */
+typedef struct qsf_branch_copies {
+    unsigned char at[QSF_KV_SPAN_PAGES][QSF_KV_PAGE_TOKENS * QSF_BLOCK * sizeof(float)];
+} qsf_branch_copies;
+
+/* Copies the blocks that have slots of the branch below end_slot, and puts these in: blocks [8],
+ * those of the sequence at first. block: which 64 dims. */
+void qsf_branch_values(const qsf_branch_span *b, size_t block, size_t end_slot,
+                       const unsigned char **blocks, qsf_branch_copies *copies);
 
 #endif

@@ -201,7 +201,40 @@ static void score_branches(const qsf_attention_job *job, const qsf_row_group *gr
     }
 }
 
-/* Computes block `block` of the values of all rows over one span, in the worker's span_values. */
+/* Computes a block of the values of the group's branches; tiles: of the block without them. */
+static void branch_values(const qsf_attention_job *job, const qsf_row_group *group, size_t block,
+                          size_t begin, const unsigned char *const *blocks, qsf_span_range all,
+                          qsf_value_tiles *tiles, const float *e, const qsf_span_range *ranges,
+                          float *values, size_t stride)
+{
+    const qsf_kernels *const k = job->ops->kernels;
+    const qsf_segment *const trunk = group->segment;
+    const qsf_dtype type = trunk->kv->pool->form.v_type;
+    qsf_branch_copies copies;
+    /* No branch begins before its trunk, so earlier slots are the same for all. */
+    const size_t first = trunk->first_position > begin ? trunk->first_position - begin : 0;
+    const qsf_span_range own = {(uint32_t)first, all.end};
+    qsf_branch_span b = {NULL, job->layer, group->kv_head, begin};
+    for (size_t r, end = 0; find_branch_rows(job, group, &r, &end, &b.branch);) {
+        const unsigned char *with_own[QSF_KV_SPAN_PAGES];
+        memcpy(with_own, blocks, sizeof with_own);
+        qsf_branch_values(&b, block, ranges[end - 1].end, with_own, &copies);
+        qsf_span_values_prepare(k, type, with_own, own, tiles);
+        qsf_span_values(k, type, with_own, tiles, all, e + r * QSF_KV_SPAN_TOKENS, ranges + r,
+                        end - r, values + r * stride, stride);
+    }
+}
+
+/* Returns the number of rows before those of the group's branches. */
+static size_t count_trunk_rows(const qsf_attention_job *job, const qsf_row_group *group)
+{
+    const qsf_segment *branch = NULL;
+    size_t r;
+    size_t end = 0;
+    return find_branch_rows(job, group, &r, &end, &branch) ? r : group->n_rows;
+}
+
+/* Computes a block of the values of all rows over one span. */
 static void span_values(const qsf_attention_job *job, const qsf_row_group *group, size_t block,
                         size_t begin, const void *const *v_pages, const float *e,
                         const qsf_span_range *ranges, float *values, size_t stride)
@@ -209,22 +242,17 @@ static void span_values(const qsf_attention_job *job, const qsf_row_group *group
     const qsf_kernels *const k = job->ops->kernels;
     const qsf_dtype type = group->segment->kv->pool->form.v_type;
     const size_t block_off = block * qsf_kv_value_block_bytes(type);
+    const bool has_branches = has_branch_rows(group, begin);
+    const qsf_span_range all = qsf_union_of_ranges(ranges, group->n_rows);
     const unsigned char *blocks[QSF_KV_SPAN_PAGES];
+    qsf_value_tiles tiles;
     for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
         blocks[i] = v_pages[i] == NULL ? NULL : (const unsigned char *)v_pages[i] + block_off;
-    size_t n_trunk = group->n_rows;
-    size_t r = 0;
-    size_t end = 0;
-    qsf_branch_span b = {NULL, job->layer, group->kv_head, begin};
-    if (has_branch_rows(group, begin) && find_branch_rows(job, group, &r, &end, &b.branch))
-        n_trunk = r;
-    qsf_span_values(k, type, blocks, e, ranges, n_trunk, values, stride);
-    if (n_trunk == group->n_rows)
-        return;
-    do
-        qsf_branch_values(job->ops, &b, block, blocks, e + r * QSF_KV_SPAN_TOKENS, ranges + r,
-                          end - r, values + r * stride, stride);
-    while (find_branch_rows(job, group, &r, &end, &b.branch));
+    qsf_span_values_prepare(k, type, blocks, all, &tiles);
+    qsf_span_values(k, type, blocks, &tiles, all, e, ranges,
+                    has_branches ? count_trunk_rows(job, group) : group->n_rows, values, stride);
+    if (has_branches)
+        branch_values(job, group, block, begin, blocks, all, &tiles, e, ranges, values, stride);
 }
 
 void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group *group,

@@ -320,6 +320,17 @@ static void span_free(span *s)
     free(s->e);
 }
 
+static void values_of_block(const qsf_kernels *k, const span *s, const unsigned char *const *blocks,
+                            size_t first_row, size_t n_rows, float *out, size_t stride)
+{
+    const qsf_span_range *const row_ranges = s->ranges + first_row;
+    const qsf_span_range all = qsf_union_of_ranges(row_ranges, n_rows);
+    qsf_value_tiles tiles;
+    qsf_span_values_prepare(k, s->type, blocks, all, &tiles);
+    qsf_span_values(k, s->type, blocks, &tiles, all, s->e + first_row * SPAN, row_ranges, n_rows,
+                    out, stride);
+}
+
 static output sum_values(const qsf_kernels *k, const span *s, size_t first_row, size_t n_rows)
 {
     const size_t n_blocks = blocks_of(s->head_dim);
@@ -331,8 +342,7 @@ static output sum_values(const qsf_kernels *k, const span *s, size_t first_row, 
             blocks[i] = s->pages[i] == NULL ? NULL
                                             : (const unsigned char *)s->pages[i] +
                                                   b * qsf_kv_value_block_bytes(s->type);
-        qsf_span_values(k, s->type, blocks, s->e + first_row * SPAN, s->ranges + first_row, n_rows,
-                        (float *)out.at + b * QSF_BLOCK, stride);
+        values_of_block(k, s, blocks, first_row, n_rows, (float *)out.at + b * QSF_BLOCK, stride);
     }
     return out;
 }
@@ -562,7 +572,7 @@ static void run_values(const qsf_kernels *k, const void *args)
     const unsigned char *blocks[QSF_KV_SPAN_PAGES];
     for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
         blocks[i] = s->pages[i];
-    qsf_span_values(k, s->type, blocks, s->e, s->ranges, s->n_rows, out, QSF_BLOCK);
+    values_of_block(k, s, blocks, 0, s->n_rows, out, QSF_BLOCK);
 }
 
 static void run_softmax(const qsf_kernels *k, const void *args)
