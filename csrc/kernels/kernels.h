@@ -157,10 +157,11 @@ typedef void qsf_cap_fn(float *x, float factor, float cap, size_t n);
  *   max = largest s[p]; e[p] = exp(s[p] - max)
  *   total = 16-lane sum of e by p (lane p % 16)
  *   f32, f16: values[d] = over p ascending, from +0: fmaf(e[p], v[p][d], acc)
- *   values that are codes, per block of 64 dims, with the scale and min (0 of 8 bits) of position
- * p: w[p] = e[p] * scale[p]; amax = largest |w|; fine[p] = rint(w[p] * (32512 / amax)), ties to
- *     even, or 0 as in qsf_quantise_fn; dot = exact integer sum of code * fine[p], with code - 128
- *     for 8 bits; start = 16-lane sum of fmaf(e[p], min[p], lane)
+ *   codes, per block of 64 dims, with the scale and the min of position p (no min: 0):
+ *     w[p] = e[p] * scale[p]; amax = largest |w|
+ *     fine[p] = rint(w[p] * (32512 / amax)), ties to even, or 0 as in qsf_quantise_fn
+ *     dot = exact integer sum of code * fine[p], with code - 128 for 8 bits
+ *     start = 16-lane sum of fmaf(e[p], min[p], lane)
  *     values[d] = fmaf((float)dot, amax / 32512, start)
  * Spans are merged in ascending order. The first is taken unchanged; then, with new = larger max:
  *   a = exp(max - new), b = exp(next max - new)

@@ -1,6 +1,6 @@
 /* values_tmpl.h - values that are codes, and their weights, as integers for products; over lanes.
  *
- * Included by attend_tmpl.h. Contracts at "Values that are codes" in kernels.h.
+ * Included by attend_tmpl.h. Contracts at qsf_value_tiles in kernels.h.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
