@@ -107,36 +107,42 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes,
     sums_end(sum[1], n_tokens, 1, dot);
 }
 
-/* sum [2, n_tokens]: codes of an 8-bit tile * one plane of the activations */
-QSF_FORCED_INLINE void dot_plane(const unsigned char *codes, const int8_t *q, size_t q_stride,
-                                 size_t n_tokens, __m256i (*sum)[QSF_GROUP_TOKENS])
+/* sum [n_halves, n_tokens]: codes of halves of an 8-bit tile * one plane of the activations */
+QSF_FORCED_INLINE void dot_plane(const unsigned char *codes, size_t n_halves, const int8_t *q,
+                                 size_t q_stride, size_t n_tokens, __m256i (*sum)[QSF_GROUP_TOKENS])
 {
-    sums_begin(n_tokens, sum[0]);
-    sums_begin(n_tokens, sum[1]);
+    for (size_t h = 0; h < n_halves; h++)
+        sums_begin(n_tokens, sum[h]);
     for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
-        const __m256i low = load32(codes + g * 64);
-        const __m256i high = load32(codes + g * 64 + 32);
+        __m256i code[2];
+        for (size_t h = 0; h < n_halves; h++)
+            code[h] = load32(codes + g * 64 + h * 32);
         for (size_t t = 0; t < n_tokens; t++) {
             const __m256i four = broadcast4(q + t * q_stride + 4 * g);
-            sum[0][t] = _mm256_dpbusd_avx_epi32(sum[0][t], low, four);
-            sum[1][t] = _mm256_dpbusd_avx_epi32(sum[1][t], high, four);
+            for (size_t h = 0; h < n_halves; h++)
+                sum[h][t] = _mm256_dpbusd_avx_epi32(sum[h][t], code[h], four);
         }
     }
 }
 
 #include "kernels/fine_acts.h"
 
-/* dot [n_tokens]: exact sums of code * x of the codes of an 8-bit tile */
+/* dot [n_tokens]: exact sums of code * x of the codes of an 8-bit tile. Sums of more tokens than
+ * QSF_FINE_TOKENS fit the registers for one half only. */
 QSF_FORCED_INLINE void dot_fine(const unsigned char *codes, const fine_acts *x, size_t n_tokens,
                                 dots *dot)
 {
-    __m256i high[2][QSF_GROUP_TOKENS];
-    __m256i low[2][QSF_GROUP_TOKENS];
-    dot_plane(codes, x->q, x->q_stride, n_tokens, high);
-    dot_plane(codes, x->q_low, x->q_stride, n_tokens, low);
-    for (size_t h = 0; h < 2; h++)
-        for (size_t t = 0; t < n_tokens; t++)
-            dot[t].half[h] = _mm256_add_epi32(_mm256_slli_epi32(high[h][t], 8), low[h][t]);
+    const size_t n_halves = n_tokens <= QSF_FINE_TOKENS ? 2 : 1;
+    for (size_t first = 0; first < 2; first += n_halves) {
+        __m256i high[2][QSF_GROUP_TOKENS];
+        __m256i low[2][QSF_GROUP_TOKENS];
+        dot_plane(codes + 32 * first, n_halves, x->q, x->q_stride, n_tokens, high);
+        dot_plane(codes + 32 * first, n_halves, x->q_low, x->q_stride, n_tokens, low);
+        for (size_t h = 0; h < n_halves; h++)
+            for (size_t t = 0; t < n_tokens; t++)
+                dot[t].half[first + h] =
+                    _mm256_add_epi32(_mm256_slli_epi32(high[h][t], 8), low[h][t]);
+    }
 }
 
 QSF_FORCED_INLINE dots dots_add(dots a, dots b)
