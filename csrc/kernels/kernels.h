@@ -256,16 +256,16 @@ typedef struct qsf_value_weights {
     float start[QSF_VALUE_ROWS];
 } qsf_value_weights;
 
-/* Computes the weights of n_rows rows, at most 16, for the 64s of positions that `all` meets; e
- * [n_rows, 256], ranges inside `all`. */
+/* Computes the weights of n_rows rows, at most 16; e [n_rows, 256]. parts, not empty: which 64s of
+ * positions; the ranges are inside. */
 typedef void qsf_value_weights_fn(const float *e, const qsf_span_range *ranges, size_t n_rows,
-                                  qsf_span_range all, const qsf_value_tiles *tiles,
+                                  qsf_span_range parts, const qsf_value_tiles *tiles,
                                   qsf_value_weights *out);
 
-/* values [n_rows, 64], rows `stride` floats apart, n_rows <= 16, over the 64s of positions that
- * `all` meets. */
+/* values [n_rows, 64], rows `stride` floats apart, n_rows <= 16, over the same parts */
 typedef void qsf_value_products_fn(const qsf_value_tiles *tiles, const qsf_value_weights *weights,
-                                   qsf_span_range all, size_t n_rows, float *values, size_t stride);
+                                   qsf_span_range parts, size_t n_rows, float *values,
+                                   size_t stride);
 
 /* Merges the next span of a row into the earlier ones. n: a multiple of 16 */
 typedef void qsf_span_merge_fn(qsf_span_sums *sums, float *values, const qsf_span_sums *next_sums,

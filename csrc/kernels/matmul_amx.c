@@ -30,6 +30,8 @@ QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnn
 
 #include "kernels/unpack_avx512.h"
 
+#include "kernels/values_avx512.h"
+
 /* The record that ldtilecfg reads. */
 typedef struct tile_config {
     uint8_t palette;
@@ -349,15 +351,15 @@ typedef struct value_dots {
     product_dots at[2];
 } value_dots;
 
-/* Dims 16 g .. 16 g + 31 of 16 rows over 64s of positions begin .. end - 1 */
+/* Dims 16 g .. 16 g + 31 of 16 rows */
 QSF_FORCED_INLINE void dot_values(const qsf_value_tiles *tiles, const qsf_value_weights *w,
-                                  size_t begin, size_t end, size_t g, value_dots *dots)
+                                  qsf_span_range parts, size_t g, value_dots *dots)
 {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (size_t b = begin; b < end; b++) {
+    for (size_t b = parts.begin; b < parts.end; b++) {
         _tile_loadd(4, w->q[b], QSF_BLOCK);
         _tile_loadd(6, tiles->codes[g][b], 64);
         _tile_loadd(7, tiles->codes[g + 1][b], 64);
@@ -374,33 +376,26 @@ QSF_FORCED_INLINE void dot_values(const qsf_value_tiles *tiles, const qsf_value_
 }
 
 static void value_products_amx(const qsf_value_tiles *tiles, const qsf_value_weights *w,
-                               qsf_span_range all, size_t n_rows, float *values, size_t stride)
+                               qsf_span_range parts, size_t n_rows, float *values, size_t stride)
 {
     if (n_rows < AMX_FROM) {
-        qsf_value_products_avx512()(tiles, w, all, n_rows, values, stride);
+        qsf_value_products_avx512()(tiles, w, parts, n_rows, values, stride);
         return;
     }
-    const size_t begin = all.begin / QSF_BLOCK;
-    const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK;
     value_dots dots[QSF_BLOCK / QSF_TILE_ROWS];
     configure_tiles();
     /* gcc does not know that tileloadd reads memory. */
     __asm__ volatile("" : : : "memory");
     for (size_t g = 0; g < QSF_BLOCK / QSF_TILE_ROWS; g += 2)
-        dot_values(tiles, w, begin, end, g, dots + g);
+        dot_values(tiles, w, parts, g, dots + g);
     _tile_release();
-    for (size_t r = 0; r < n_rows; r++) {
-        const __m512i zero = _mm512_set1_epi32(128 * w->fine_sum[r]);
+    for (size_t r = 0; r < n_rows; r++)
         for (size_t g = 0; g < QSF_BLOCK / QSF_TILE_ROWS; g++) {
             const __m512i high = _mm512_load_si512(dots[g].at[0].at[r]);
             const __m512i low = _mm512_load_si512(dots[g].at[1].at[r]);
-            const __m512i dot =
-                _mm512_sub_epi32(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low), zero);
-            lanes_store(values + r * stride + g * QSF_TILE_ROWS,
-                        lanes_fma(_mm512_cvtepi32_ps(dot), lanes_set(w->factor[r]),
-                                  lanes_set(w->start[r])));
+            const __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+            lanes_store(values + r * stride + g * QSF_TILE_ROWS, values_of(dot, w, r));
         }
-    }
 }
 
 #define BY_TOKENS(type, dtype, from)                                                \

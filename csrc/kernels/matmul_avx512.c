@@ -35,6 +35,8 @@ QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
 #include "kernels/unpack_avx512.h"
 
+#include "kernels/values_avx512.h"
+
 #include "kernels/matmul_float_tmpl.h"
 
 /* Two partial sums, because a vpdpbusd waits for the one before. */
@@ -520,39 +522,33 @@ QSF_FORCED_INLINE void add_value_dots(const unsigned char *codes, const int8_t *
 
 /* As value_group, for the first n of n_rows rows, a literal up to WIDE */
 QSF_FORCED_INLINE void wide_values(const qsf_value_tiles *tiles, const qsf_value_weights *w,
-                                   size_t begin, size_t end, size_t n, size_t n_rows, float *values,
+                                   qsf_span_range parts, size_t n, size_t n_rows, float *values,
                                    size_t stride)
 {
     for (size_t g = 0; g < QSF_BLOCK / QSF_TILE_ROWS; g++) {
         __m512i dot[WIDE];
         for (size_t r = 0; r < n_rows; r++)
             dot[r] = _mm512_setzero_si512();
-        for (size_t b = begin; b < end; b++)
+        for (size_t b = parts.begin; b < parts.end; b++)
             add_value_dots(tiles->codes[g][b], w->q[b][0], n_rows, dot);
         for (size_t r = 0; r < n_rows; r++)
             dot[r] = _mm512_slli_epi32(dot[r], 8);
-        for (size_t b = begin; b < end; b++)
+        for (size_t b = parts.begin; b < parts.end; b++)
             add_value_dots(tiles->codes[g][b], w->q_low[b][0], n_rows, dot);
-        for (size_t r = 0; r < n; r++) {
-            const __m512i zero = _mm512_set1_epi32(128 * w->fine_sum[r]);
-            lanes_store(values + r * stride + g * QSF_TILE_ROWS,
-                        lanes_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(dot[r], zero)),
-                                  lanes_set(w->factor[r]), lanes_set(w->start[r])));
-        }
+        for (size_t r = 0; r < n; r++)
+            lanes_store(values + r * stride + g * QSF_TILE_ROWS, values_of(dot[r], w, r));
     }
 }
 
 static void value_products_any(const qsf_value_tiles *tiles, const qsf_value_weights *w,
-                               qsf_span_range all, size_t n_rows, float *values, size_t stride)
+                               qsf_span_range parts, size_t n_rows, float *values, size_t stride)
 {
-    const size_t begin = all.begin / QSF_BLOCK;
-    const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK;
     if (n_rows < WIDE_FROM)
-        value_products_avx512(tiles, w, all, n_rows, values, stride);
+        value_products_avx512(tiles, w, parts, n_rows, values, stride);
     else if (n_rows <= NARROW)
-        wide_values(tiles, w, begin, end, n_rows, NARROW, values, stride);
+        wide_values(tiles, w, parts, n_rows, NARROW, values, stride);
     else
-        wide_values(tiles, w, begin, end, n_rows, WIDE, values, stride);
+        wide_values(tiles, w, parts, n_rows, WIDE, values, stride);
 }
 
 QSF_TARGET_END

@@ -282,19 +282,18 @@ QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, siz
     }
 }
 
-/* Rows r0 .. r0 + n_rows - 1 of values (n_rows a literal <= QSF_GROUP_TOKENS), over 64s of
- * positions begin .. end - 1 */
+/* Rows r0 .. r0 + n_rows - 1 of values (n_rows a literal <= QSF_GROUP_TOKENS) */
 QSF_FORCED_INLINE void value_group(const qsf_value_tiles *tiles, const qsf_value_weights *w,
-                                   size_t begin, size_t end, size_t r0, size_t n_rows,
-                                   float *values, size_t stride)
+                                   qsf_span_range parts, size_t r0, size_t n_rows, float *values,
+                                   size_t stride)
 {
     fine_acts fine[QSF_KV_SPAN_TOKENS / QSF_BLOCK];
-    for (size_t b = begin; b < end; b++)
+    for (size_t b = parts.begin; b < parts.end; b++)
         load_fine(w->q[b][r0], w->q_low[b][r0], QSF_BLOCK, n_rows, &fine[b]);
     for (size_t g = 0; g < QSF_BLOCK / QSF_TILE_ROWS; g++) {
         dots sum[QSF_GROUP_TOKENS];
-        dot_fine(tiles->codes[g][begin], &fine[begin], n_rows, sum);
-        for (size_t b = begin + 1; b < end; b++) {
+        dot_fine(tiles->codes[g][parts.begin], &fine[parts.begin], n_rows, sum);
+        for (size_t b = parts.begin + 1; b < parts.end; b++) {
             dots dot[QSF_GROUP_TOKENS];
             dot_fine(tiles->codes[g][b], &fine[b], n_rows, dot);
             for (size_t r = 0; r < n_rows; r++)
@@ -309,18 +308,16 @@ QSF_FORCED_INLINE void value_group(const qsf_value_tiles *tiles, const qsf_value
 }
 
 static void QSF_NAME(value_products)(const qsf_value_tiles *tiles, const qsf_value_weights *w,
-                                     qsf_span_range all, size_t n_rows, float *values,
+                                     qsf_span_range parts, size_t n_rows, float *values,
                                      size_t stride)
 {
-    const size_t begin = all.begin / QSF_BLOCK;
-    const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK;
     size_t r = 0;
     for (; r + QSF_FINE_TOKENS <= n_rows; r += QSF_FINE_TOKENS)
-        value_group(tiles, w, begin, end, r, QSF_FINE_TOKENS, values + r * stride, stride);
+        value_group(tiles, w, parts, r, QSF_FINE_TOKENS, values + r * stride, stride);
     for (; r + 2 <= n_rows; r += 2)
-        value_group(tiles, w, begin, end, r, 2, values + r * stride, stride);
+        value_group(tiles, w, parts, r, 2, values + r * stride, stride);
     for (; r < n_rows; r++)
-        value_group(tiles, w, begin, end, r, 1, values + r * stride, stride);
+        value_group(tiles, w, parts, r, 1, values + r * stride, stride);
 }
 
 #define INT_MATMUL(type, dtype)                                                         \

@@ -246,14 +246,12 @@ FLOAT_FORMS(f32, QSF_DTYPE_F32)
 
 /* As add_block_i16 over all positions of some blocks: one sum, one scale. */
 static void value_products_scalar(const qsf_value_tiles *tiles, const qsf_value_weights *w,
-                                  qsf_span_range all, size_t n_rows, float *values, size_t stride)
+                                  qsf_span_range parts, size_t n_rows, float *values, size_t stride)
 {
-    const size_t begin = all.begin / QSF_BLOCK * QSF_BLOCK;
-    const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK * QSF_BLOCK;
     for (size_t r = 0; r < n_rows; r++)
         for (size_t d = 0; d < QSF_BLOCK; d++) {
             int32_t dot = 0;
-            for (size_t p = begin; p < end; p++) {
+            for (size_t p = parts.begin * QSF_BLOCK; p < parts.end * QSF_BLOCK; p++) {
                 const unsigned char *const codes = tiles->codes[d / QSF_TILE_ROWS][p / QSF_BLOCK];
                 const size_t c = p % QSF_BLOCK;
                 const int32_t code = (int32_t)plane_byte(codes, c / 4, d % QSF_TILE_ROWS, c);

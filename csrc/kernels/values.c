@@ -35,11 +35,12 @@ void qsf_span_values(const qsf_kernels *k, qsf_dtype dtype, const unsigned char 
             k->add_values[dtype](blocks, e, ranges, n_rows, values, stride);
         return;
     }
+    const qsf_span_range parts = {all.begin / QSF_BLOCK, (all.end + QSF_BLOCK - 1) / QSF_BLOCK};
     qsf_value_weights weights;
     for (size_t first = 0; first < n_rows; first += QSF_VALUE_ROWS) {
         const size_t left = n_rows - first;
         const size_t n = left < QSF_VALUE_ROWS ? left : QSF_VALUE_ROWS;
-        k->value_weights(e + first * QSF_KV_SPAN_TOKENS, ranges + first, n, all, tiles, &weights);
-        k->value_products(tiles, &weights, all, n, values + first * stride, stride);
+        k->value_weights(e + first * QSF_KV_SPAN_TOKENS, ranges + first, n, parts, tiles, &weights);
+        k->value_products(tiles, &weights, parts, n, values + first * stride, stride);
     }
 }

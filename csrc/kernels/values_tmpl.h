@@ -92,11 +92,11 @@ static inline void round_weights(const scaled_weights *w, size_t begin, size_t e
 /* A row is scaled before the row above it is rounded, so that rounding does not wait for the
  * largest weight. */
 static void QSF_NAME(value_weights)(const float *e, const qsf_span_range *ranges, size_t n_rows,
-                                    qsf_span_range all, const qsf_value_tiles *tiles,
+                                    qsf_span_range parts, const qsf_value_tiles *tiles,
                                     qsf_value_weights *out)
 {
-    const size_t begin = all.begin / QSF_BLOCK * QSF_BLOCK;
-    const size_t end = (all.end + QSF_BLOCK - 1) / QSF_BLOCK * QSF_BLOCK;
+    const size_t begin = parts.begin * QSF_BLOCK;
+    const size_t end = parts.end * QSF_BLOCK;
     scaled_weights scaled[2];
     for (size_t r = 0; r <= n_rows; r++) {
         if (r < n_rows) {

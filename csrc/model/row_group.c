@@ -201,27 +201,35 @@ static void score_branches(const qsf_attention_job *job, const qsf_row_group *gr
     }
 }
 
+/* A span whose scores have become exponentials */
+typedef struct weighed_span {
+    const qsf_attention_job *job;
+    const qsf_row_group *group;
+    size_t begin;                 /* first position */
+    const float *e;               /* [n_rows, 256] */
+    const qsf_span_range *ranges; /* [n_rows] */
+    qsf_span_range all;           /* their union */
+} weighed_span;
+
 /* Computes a block of the values of the group's branches; tiles: of the block without them. */
-static void branch_values(const qsf_attention_job *job, const qsf_row_group *group, size_t block,
-                          size_t begin, const unsigned char *const *blocks, qsf_span_range all,
-                          qsf_value_tiles *tiles, const float *e, const qsf_span_range *ranges,
-                          float *values, size_t stride)
+static void branch_values(const weighed_span *s, size_t block, const unsigned char *const *blocks,
+                          qsf_value_tiles *tiles, float *values, size_t stride)
 {
-    const qsf_kernels *const k = job->ops->kernels;
-    const qsf_segment *const trunk = group->segment;
+    const qsf_kernels *const k = s->job->ops->kernels;
+    const qsf_segment *const trunk = s->group->segment;
     const qsf_dtype type = trunk->kv->pool->form.v_type;
     qsf_branch_copies copies;
     /* No branch begins before its trunk, so earlier slots are the same for all. */
-    const size_t first = trunk->first_position > begin ? trunk->first_position - begin : 0;
-    const qsf_span_range own = {(uint32_t)first, all.end};
-    qsf_branch_span b = {NULL, job->layer, group->kv_head, begin};
-    for (size_t r, end = 0; find_branch_rows(job, group, &r, &end, &b.branch);) {
+    const size_t first = trunk->first_position > s->begin ? trunk->first_position - s->begin : 0;
+    const qsf_span_range own = {(uint32_t)first, s->all.end};
+    qsf_branch_span b = {NULL, s->job->layer, s->group->kv_head, s->begin};
+    for (size_t r, end = 0; find_branch_rows(s->job, s->group, &r, &end, &b.branch);) {
         const unsigned char *with_own[QSF_KV_SPAN_PAGES];
         memcpy(with_own, blocks, sizeof with_own);
-        qsf_branch_values(&b, block, ranges[end - 1].end, with_own, &copies);
+        qsf_branch_values(&b, block, s->ranges[end - 1].end, with_own, &copies);
         qsf_span_values_prepare(k, type, with_own, own, tiles);
-        qsf_span_values(k, type, with_own, tiles, all, e + r * QSF_KV_SPAN_TOKENS, ranges + r,
-                        end - r, values + r * stride, stride);
+        qsf_span_values(k, type, with_own, tiles, s->all, s->e + r * QSF_KV_SPAN_TOKENS,
+                        s->ranges + r, end - r, values + r * stride, stride);
     }
 }
 
@@ -234,25 +242,24 @@ static size_t count_trunk_rows(const qsf_attention_job *job, const qsf_row_group
     return find_branch_rows(job, group, &r, &end, &branch) ? r : group->n_rows;
 }
 
-/* Computes a block of the values of all rows over one span. */
-static void span_values(const qsf_attention_job *job, const qsf_row_group *group, size_t block,
-                        size_t begin, const void *const *v_pages, const float *e,
-                        const qsf_span_range *ranges, float *values, size_t stride)
+/* Computes a block of the values of all rows. */
+static void span_values(const weighed_span *s, size_t block, const void *const *v_pages,
+                        float *values, size_t stride)
 {
-    const qsf_kernels *const k = job->ops->kernels;
-    const qsf_dtype type = group->segment->kv->pool->form.v_type;
+    const qsf_kernels *const k = s->job->ops->kernels;
+    const qsf_dtype type = s->group->segment->kv->pool->form.v_type;
     const size_t block_off = block * qsf_kv_value_block_bytes(type);
-    const bool has_branches = has_branch_rows(group, begin);
-    const qsf_span_range all = qsf_union_of_ranges(ranges, group->n_rows);
+    const bool has_branches = has_branch_rows(s->group, s->begin);
     const unsigned char *blocks[QSF_KV_SPAN_PAGES];
     qsf_value_tiles tiles;
     for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
         blocks[i] = v_pages[i] == NULL ? NULL : (const unsigned char *)v_pages[i] + block_off;
-    qsf_span_values_prepare(k, type, blocks, all, &tiles);
-    qsf_span_values(k, type, blocks, &tiles, all, e, ranges,
-                    has_branches ? count_trunk_rows(job, group) : group->n_rows, values, stride);
+    qsf_span_values_prepare(k, type, blocks, s->all, &tiles);
+    qsf_span_values(k, type, blocks, &tiles, s->all, s->e, s->ranges,
+                    has_branches ? count_trunk_rows(s->job, s->group) : s->group->n_rows, values,
+                    stride);
     if (has_branches)
-        branch_values(job, group, block, begin, blocks, all, &tiles, e, ranges, values, stride);
+        branch_values(s, block, blocks, &tiles, values, stride);
 }
 
 void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group *group,
@@ -265,21 +272,15 @@ void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group
     const qsf_attend_scratch *const s = &o->scratch->attend;
     const size_t begin = span * QSF_KV_SPAN_TOKENS;
     float *const scores = s->scores + worker_idx * QSF_ATTEND_ROWS * QSF_KV_SPAN_TOKENS;
-    size_t first_slot = QSF_KV_SPAN_TOKENS;
-    size_t end_slot = 0;
-    for (size_t r = 0; r < group->n_rows; r++) {
+    for (size_t r = 0; r < group->n_rows; r++)
         ranges[r] = qsf_seen_slots(group->seen[r], begin);
-        if (ranges[r].begin >= ranges[r].end)
-            continue;
-        first_slot = ranges[r].begin < first_slot ? ranges[r].begin : first_slot;
-        end_slot = ranges[r].end > end_slot ? ranges[r].end : end_slot;
-    }
-    if (first_slot >= end_slot)
+    const qsf_span_range all = qsf_union_of_ranges(ranges, group->n_rows);
+    if (all.begin >= all.end)
         return;
     const size_t page = span * QSF_KV_SPAN_PAGES;
     const qsf_kv_layer *const layer = &kv->pool->layers[job->layer];
-    const size_t first_page = first_slot / QSF_KV_PAGE_TOKENS;
-    const size_t end_page = qsf_ceil_div(end_slot, QSF_KV_PAGE_TOKENS);
+    const size_t first_page = all.begin / QSF_KV_PAGE_TOKENS;
+    const size_t end_page = qsf_ceil_div(all.end, QSF_KV_PAGE_TOKENS);
     const void *k_pages[QSF_KV_SPAN_PAGES];
     const void *v_pages[QSF_KV_SPAN_PAGES] = {NULL};
     const size_t first_hot =
@@ -295,6 +296,7 @@ void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group
     weigh_scores(o, group, begin, ranges, scores, sums);
     const size_t stride = x->n_blocks * QSF_BLOCK;
     float *const values = s->span_values + worker_idx * QSF_ATTEND_ROWS * stride;
+    const weighed_span weighed = {job, group, begin, scores, ranges, all};
     for (size_t b = 0; b < x->n_blocks; b++)
-        span_values(job, group, b, begin, v_pages, scores, ranges, values + b * QSF_BLOCK, stride);
+        span_values(&weighed, b, v_pages, values + b * QSF_BLOCK, stride);
 }
