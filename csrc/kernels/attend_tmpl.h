@@ -77,8 +77,8 @@ QSF_FORCED_INLINE float exp_scores(bool is_whole, float *scores, qsf_span_range 
     return lanes_sum(total);
 }
 
-/* The row above is scaled before a row becomes exponentials, which so need not wait for the largest
- * score. */
+/* The next row is scaled before a row becomes exponentials: so no exponential waits for its row's
+ * largest score. */
 static void QSF_NAME(span_softmax)(float *scores, const qsf_span_range *ranges, size_t n_rows,
                                    float scale, qsf_span_sums *sums)
 {

@@ -89,8 +89,8 @@ static inline void round_weights(const scaled_weights *w, size_t begin, size_t e
     out->fine_sum[r] = (int32_t)lanes_sum(sums);
 }
 
-/* A row is scaled before the row above it is rounded, so that rounding does not wait for the
- * largest weight. */
+/* The next row is scaled before a row is rounded: so no rounding waits for its row's largest
+ * weight. */
 static void QSF_NAME(value_weights)(const float *e, const qsf_span_range *ranges, size_t n_rows,
                                     qsf_span_range parts, const qsf_value_tiles *tiles,
                                     qsf_value_weights *out)

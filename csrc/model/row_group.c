@@ -89,8 +89,8 @@ static void prefetch_pages(const void *const *pages, size_t first, size_t end, s
             __builtin_prefetch((const unsigned char *)pages[i] + off);
 }
 
-/* Does what a model does to the scores [256] of row r before they become exponentials. `begin` is
- * the first position of the span. */
+/* Applies ALiBi and the cap to the scores [256] of row r, and takes out what lies between its
+ * pinned positions and its window. `begin` is the first position of the span. */
 static void change_scores(const qsf_ops *o, const qsf_row_group *group, size_t r, size_t begin,
                           qsf_span_range range, float *scores)
 {
