@@ -1,0 +1,289 @@
+/* wide_avx512.h - products of five and more tokens with AVX-512: their activations are copied side
+ * by side, and each unpacked register of codes meets up to 16 of them.
+ *
+ * Included inside a target region, after unpack_avx512.h; add_four() is the including file's.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_KERNELS_WIDE_AVX512_H
+#define QSF_KERNELS_WIDE_AVX512_H
+
+#include "kernels/int_form.h"
+
+#define WIDE_BLOCKS 32    /* whose activations are copied side by side; a multiple of 16 */
+#define WIDE_TILE_ROWS 32 /* that meet them, and stay in the second-level cache for all tokens */
+#define UNPACKED_BLOCKS 8 /* the same where codes are unpacked first */
+#define UNPACKED_TILE_ROWS 4
+#define UNPACKED_BYTES (QSF_TILE_ROWS * QSF_BLOCK) /* of a tile */
+#define AHEAD_TILES 4                              /* so far ahead tiles are prefetched */
+
+/* Most tokens that share the codes of a tile, which stay in registers with their dots; fewer go as
+ * MEDIUM or NARROW. */
+#define WIDE 16 /* their sums lie in the first-level cache, which costs less than two passes */
+#define MEDIUM 12
+#define NARROW 8
+#define WIDE_STREAMS 2 /* tile rows that go side by side: two streams of reads are faster */
+
+/* Activations of up to WIDE tokens over some blocks, side by side, so that one address and literal
+ * offsets reach them all: their addresses do not fit into registers beside the others, and an
+ * index in an address costs a slot of the front end. */
+typedef struct panel {
+    _Alignas(64) int8_t q[WIDE_BLOCKS][WIDE][QSF_BLOCK];
+    int8_t q_low[WIDE_BLOCKS][WIDE][QSF_BLOCK]; /* of 8 bits */
+    float scale[WIDE][WIDE_BLOCKS];
+    float scaled_sum[WIDE][WIDE_BLOCKS]; /* with a min */
+    int32_t start[2][WIDE][WIDE_BLOCKS]; /* -zero point * sum: without; of MXFP4 by sub-blocks */
+} panel;
+
+/* True for the type whose codes take longer to unpack than to multiply: that is done once for all
+ * tokens. */
+QSF_FORCED_INLINE bool is_unpacked_once(qsf_dtype dtype)
+{
+    return dtype == QSF_DTYPE_TERNARY_DENSE;
+}
+
+/* Copies the scales and sums of up to 16 blocks, from block i of x on, to block b of token t. */
+QSF_FORCED_INLINE void panel_scales(int_form form, const qsf_acts *x, size_t i, size_t n_blocks,
+                                    size_t t, size_t b, panel *p)
+{
+    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
+    const __mmask16 some = n_blocks < 16 ? (__mmask16)((1U << n_blocks) - 1) : 0xFFFF;
+    const __m512i zero = _mm512_set1_epi32(-form.zero);
+    const lanes scale = _mm512_maskz_loadu_ps(some, x->scale + i);
+    lanes_store(&p->scale[t][b], is_fine ? lanes_mul(scale, lanes_set(0x1p-8F)) : scale);
+    if (form.has_min) {
+        lanes_store(&p->scaled_sum[t][b], _mm512_maskz_loadu_ps(some, x->scaled_sum + i));
+        return;
+    }
+    __m512i sum = _mm512_maskz_loadu_epi32(some, (is_fine ? x->fine_sum : x->sum) + i);
+    if (form.dtype == QSF_DTYPE_MXFP4) {
+        const __m512i first = _mm512_maskz_loadu_epi32(some, x->first_sum + i);
+        const __m512i second = _mm512_sub_epi32(sum, first);
+        _mm512_store_si512(&p->start[1][t][b], _mm512_mullo_epi32(second, zero));
+        sum = first;
+    }
+    _mm512_store_si512(&p->start[0][t][b], _mm512_mullo_epi32(sum, zero));
+}
+
+/* Copies blocks b0 .. b0 + n_blocks - 1 of n tokens from t0 on; up to n_tokens the last again. */
+QSF_FORCED_INLINE void panel_fill(int_form form, const qsf_acts *x, size_t b0, size_t n_blocks,
+                                  size_t t0, size_t n, size_t n_tokens, panel *p)
+{
+    for (size_t t = 0; t < n_tokens; t++) {
+        const size_t i = (t0 + (t < n ? t : n - 1)) * x->n_blocks + b0;
+        for (size_t b = 0; b < n_blocks; b++) {
+            const size_t at = (i + b) * QSF_BLOCK;
+            _mm512_store_si512(p->q[b][t], _mm512_loadu_si512(x->q + at));
+            if (form.dtype == QSF_DTYPE_8BIT)
+                _mm512_store_si512(p->q_low[b][t], _mm512_loadu_si512(x->q_low + at));
+        }
+        for (size_t b = 0; b < n_blocks; b += 16)
+            panel_scales(form, x, i + b, n_blocks - b, t, b, p);
+    }
+}
+
+/* dot [n_tokens] += codes of a tile, or unpacked codes, * a block of activations q [WIDE, 64]. Of
+ * MXFP4 only sub-block `sub`, a literal. */
+QSF_FORCED_INLINE void add_wide_dots(int_form form, const unsigned char *tile,
+                                     const unsigned char *unpacked, const int8_t *q, size_t sub,
+                                     size_t n_tokens, __m512i *dot)
+{
+    const qsf_dtype dtype = is_unpacked_once(form.dtype) ? QSF_DTYPE_8BIT : form.dtype;
+    const planes layout = planes_of(dtype);
+#pragma GCC unroll 16
+    for (size_t p = 0; p < layout.n_planes; p++) {
+        __m512i codes[5];
+        if (is_unpacked_once(form.dtype))
+            codes[0] = load64(unpacked + p * 64);
+        else
+            unpack_plane(dtype, tile, p, codes);
+        for (size_t k = 0; k < layout.n_in_plane; k++) {
+            const size_t g = group_of(dtype, p, k);
+            if (dtype == QSF_DTYPE_MXFP4 && k != sub)
+                continue;
+            if (form.factor == 2)
+                codes[k] = _mm512_add_epi8(codes[k], codes[k]);
+            for (size_t t = 0; t < n_tokens; t++)
+                dot[t] = add_four(dot[t], codes[k], q, t * QSF_BLOCK + 4 * g);
+        }
+    }
+}
+
+/* Continues acc [n_tokens] over block b of the panel, or over one sub-block of MXFP4. */
+QSF_FORCED_INLINE void wide_block(int_form form, const unsigned char *tile,
+                                  const unsigned char *codes, const panel *p, size_t b, size_t sub,
+                                  size_t n_tokens, lanes *acc)
+{
+    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
+    __m512i dot[WIDE];
+    for (size_t t = 0; t < n_tokens; t++)
+        dot[t] = form.has_min || is_fine ? _mm512_setzero_si512()
+                                         : _mm512_set1_epi32(p->start[sub][t][b]);
+    add_wide_dots(form, tile, codes, p->q[b][0], sub, n_tokens, dot);
+    if (is_fine) {
+        for (size_t t = 0; t < n_tokens; t++)
+            dot[t] = _mm512_add_epi32(_mm512_slli_epi32(dot[t], 8),
+                                      _mm512_set1_epi32(p->start[0][t][b]));
+        add_wide_dots(form, tile, codes, p->q_low[b][0], sub, n_tokens, dot);
+    }
+    lanes scale;
+    if (form.dtype == QSF_DTYPE_MXFP4) {
+        float half_scales[QSF_TILE_ROWS];
+        load_half_scales(tile + sub * QSF_TILE_ROWS, half_scales);
+        scale = lanes_load(half_scales);
+    } else {
+        scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
+    }
+    if (form.unit != 1.0F)
+        scale = lanes_mul(scale, lanes_set(form.unit));
+    for (size_t t = 0; t < n_tokens; t++) {
+        const lanes factor = lanes_mul(scale, lanes_set(p->scale[t][b]));
+        acc[t] = lanes_fma(_mm512_cvtepi32_ps(dot[t]), factor, acc[t]);
+    }
+    if (!form.has_min)
+        return;
+    const lanes min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
+    for (size_t t = 0; t < n_tokens; t++)
+        acc[t] = lanes_fma(min, lanes_set(p->scaled_sum[t][b]), acc[t]);
+}
+
+/* Tiles of up to WIDE_STREAMS tile rows, and where reading goes on after them. */
+typedef struct wide_rows {
+    const unsigned char *tiles; /* from one row to the next row_bytes */
+    const unsigned char *codes; /* [n_rows, n_blocks, 16, 64], unpacked, or NULL */
+    const unsigned char *next;
+    size_t n_rows;
+    size_t row_bytes;
+    size_t n_blocks;
+    bool is_first; /* y begins here, and is continued otherwise */
+} wide_rows;
+
+/* Prefetches the tile of row r that comes AHEAD_TILES after that of block b. */
+QSF_FORCED_INLINE void wide_prefetch(qsf_dtype dtype, const wide_rows *w, size_t r, size_t b)
+{
+    const size_t tile_bytes = qsf_dtype_tile_bytes(dtype);
+    const size_t later = b + AHEAD_TILES;
+    const uintptr_t ahead = later < w->n_blocks
+                                ? (uintptr_t)w->tiles + later * tile_bytes
+                                : (uintptr_t)w->next + (later - w->n_blocks) * tile_bytes;
+    for (size_t i = 0; i < tile_bytes; i += 64)
+        __builtin_prefetch((const void *)(ahead + r * w->row_bytes + i));
+}
+
+/* Multiplies them with a panel of n_tokens tokens, of which n are stored. y: the output of the
+ * first. n_streams (most rows) and n_tokens are literals. */
+QSF_FORCED_INLINE void wide_group(int_form form, const wide_rows *w, const panel *p,
+                                  size_t n_streams, size_t n_tokens, size_t n, float *y,
+                                  size_t y_stride)
+{
+    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    const size_t n_rows = n_streams == 1 ? 1 : w->n_rows;
+    lanes acc[WIDE_STREAMS][WIDE];
+    for (size_t r = 0; r < n_rows; r++)
+        for (size_t t = 0; t < n_tokens; t++)
+            acc[r][t] = w->is_first || t >= n ? lanes_set(0.0F)
+                                              : lanes_load(y + r * QSF_TILE_ROWS + t * y_stride);
+    for (size_t b = 0; b < w->n_blocks; b++)
+        for (size_t r = 0; r < n_rows; r++) {
+            const unsigned char *const tile = w->tiles + r * w->row_bytes + b * tile_bytes;
+            const unsigned char *const codes =
+                is_unpacked_once(form.dtype) ? w->codes + (r * w->n_blocks + b) * UNPACKED_BYTES
+                                             : NULL;
+            const panel *same = p;
+            /* Otherwise gcc loads all scales of the block before the loop, and has too few
+             * registers. */
+            __asm__("" : "+r"(same));
+            wide_prefetch(form.dtype, w, r, b);
+            wide_block(form, tile, codes, same, b, 0, n_tokens, acc[r]);
+            if (form.dtype == QSF_DTYPE_MXFP4)
+                wide_block(form, tile, codes, same, b, 1, n_tokens, acc[r]);
+        }
+    for (size_t r = 0; r < n_rows; r++)
+        for (size_t t = 0; t < n_tokens; t++)
+            if (t < n)
+                lanes_store(y + r * QSF_TILE_ROWS + t * y_stride, acc[r][t]);
+}
+
+/* Blocks b0 .. b0 + n_blocks - 1 of some tile rows. */
+typedef struct wide_tiles {
+    const unsigned char *tiles; /* the first tile row's tile of block b0 */
+    const unsigned char *codes; /* [n_tile_rows, n_blocks, 16, 64], unpacked, or NULL */
+    size_t n_tile_rows;
+    size_t b0;
+    size_t n_blocks;
+} wide_tiles;
+
+/* Multiplies them with n tokens from t0 on, at most n_tokens, by way of the panel p. n_streams and
+ * n_tokens are literals. */
+QSF_FORCED_INLINE void wide_tokens(int_form form, const wide_tiles *w, const qsf_acts *x, panel *p,
+                                   size_t t0, size_t n_streams, size_t n_tokens, size_t n, float *y,
+                                   size_t y_stride)
+{
+    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    const size_t row_bytes = x->n_blocks * tile_bytes;
+    panel_fill(form, x, w->b0, w->n_blocks, t0, n, n_tokens, p);
+    wide_rows rows = {.tiles = w->tiles,
+                      .codes = w->codes,
+                      .row_bytes = row_bytes,
+                      .n_blocks = w->n_blocks,
+                      .is_first = w->b0 == 0};
+    for (size_t i = 0; i < w->n_tile_rows; i += n_streams) {
+        const size_t n_left = w->n_tile_rows - i;
+        const bool is_last = n_left <= n_streams;
+        rows.n_rows = is_last ? n_left : n_streams;
+        rows.next =
+            is_last ? w->tiles + w->n_blocks * tile_bytes : rows.tiles + n_streams * row_bytes;
+        wide_group(form, &rows, p, n_streams, n_tokens, n, y + t0 * y_stride + i * QSF_TILE_ROWS,
+                   y_stride);
+        rows.tiles = rows.next;
+        if (is_unpacked_once(form.dtype))
+            rows.codes += rows.n_rows * w->n_blocks * UNPACKED_BYTES;
+    }
+}
+
+/* The first tokens read the tiles from memory; the others find them in the second-level cache,
+ * where one stream is faster. */
+QSF_FORCED_INLINE void wide_part(int_form form, const wide_tiles *w, const qsf_acts *x, panel *p,
+                                 float *y, size_t y_stride)
+{
+    const size_t n_first = x->n_tokens < WIDE ? x->n_tokens : WIDE;
+    if (n_first > MEDIUM)
+        wide_tokens(form, w, x, p, 0, WIDE_STREAMS, WIDE, n_first, y, y_stride);
+    else if (n_first > NARROW)
+        wide_tokens(form, w, x, p, 0, WIDE_STREAMS, MEDIUM, n_first, y, y_stride);
+    else
+        wide_tokens(form, w, x, p, 0, WIDE_STREAMS, NARROW, n_first, y, y_stride);
+    for (size_t t = WIDE; t < x->n_tokens; t += WIDE) {
+        const size_t n_left = x->n_tokens - t;
+        if (n_left > NARROW)
+            wide_tokens(form, w, x, p, t, 1, WIDE, n_left < WIDE ? n_left : WIDE, y, y_stride);
+        else
+            wide_tokens(form, w, x, p, t, 1, NARROW, n_left, y, y_stride);
+    }
+}
+
+QSF_FORCED_INLINE void matmul_wide(int_form form, const unsigned char *tiles, size_t n_tile_rows,
+                                   const qsf_acts *x, float *y, size_t y_stride)
+{
+    const bool is_unpacked = is_unpacked_once(form.dtype);
+    const size_t most_rows = is_unpacked ? UNPACKED_TILE_ROWS : WIDE_TILE_ROWS;
+    const size_t most_blocks = is_unpacked ? UNPACKED_BLOCKS : WIDE_BLOCKS;
+    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    panel p; /* one for all who fill it: stacks are small */
+    _Alignas(64) unsigned char codes[UNPACKED_TILE_ROWS * UNPACKED_BLOCKS * UNPACKED_BYTES];
+    for (size_t i = 0; i < n_tile_rows; i += most_rows)
+        for (size_t b0 = 0; b0 < x->n_blocks; b0 += most_blocks) {
+            const size_t rows_left = n_tile_rows - i;
+            const size_t blocks_left = x->n_blocks - b0;
+            const wide_tiles w = {tiles + (i * x->n_blocks + b0) * tile_bytes,
+                                  is_unpacked ? codes : NULL,
+                                  rows_left < most_rows ? rows_left : most_rows, b0,
+                                  blocks_left < most_blocks ? blocks_left : most_blocks};
+            for (size_t r = 0; r < w.n_tile_rows && is_unpacked; r++)
+                for (size_t b = 0; b < w.n_blocks; b++)
+                    unpack_scaled(form, w.tiles + (r * x->n_blocks + b) * tile_bytes, 0,
+                                  codes + (r * w.n_blocks + b) * UNPACKED_BYTES);
+            wide_part(form, &w, x, &p, y + i * QSF_TILE_ROWS, y_stride);
+        }
+}
+
+#endif
