@@ -18,7 +18,8 @@
 
 #define GROUP_TOKENS 16 /* whose dots one product gives */
 #define MOST_ROWS 4     /* tile rows and blocks of a chunk: 16 KiB of codes, which stay in the */
-#define MOST_BLOCKS 4   /* first-level cache for all tokens */
+#define MOST_BLOCKS 4   /* first-level cache for all tokens, */
+#define MOST_TOKENS 256 /* so many: 64 KiB of sums, in the order of their use */
 #define LAG 2           /* steps from the beginning of a product to its float steps */
 #define RING 4          /* products whose dots are kept: a power of two above LAG */
 #define AMX_FROM 5      /* fewer tokens are faster without AMX, */
@@ -69,9 +70,11 @@ typedef struct chunk {
     _Alignas(64) float x_scale[MOST_BLOCKS][GROUP_TOKENS];
     _Alignas(64) float scaled_sum[MOST_BLOCKS][GROUP_TOKENS];
     int8_t q[2][MOST_BLOCKS][GROUP_TOKENS][QSF_BLOCK]; /* of fewer than 16 tokens; and low parts */
+    lanes sums[MOST_TOKENS / GROUP_TOKENS][MOST_ROWS][GROUP_TOKENS]; /* from chunk to chunk */
     size_t n_rows;
     size_t b0;
     size_t n_blocks;
+    bool is_last;     /* its sums are the outputs */
     size_t row_bytes; /* from one of its tile rows to the next */
     uintptr_t next;   /* the chunk after it, which the first group of tokens prefetches; or 0 */
 } chunk;
@@ -105,6 +108,14 @@ QSF_FORCED_INLINE void prefetch_next(qsf_dtype dtype, const chunk *c, size_t r, 
     const uintptr_t tile = c->next + r * c->row_bytes + b * tile_bytes;
     for (size_t i = 0; i < tile_bytes; i += 64)
         __builtin_prefetch((const void *)(tile + i));
+}
+
+/* Prefetches activations: of block b and tokens r, r + 4, ... of the group that begins at `next`: a
+ * part for each product. */
+QSF_FORCED_INLINE void prefetch_acts(uintptr_t next, size_t stride, size_t r, size_t b)
+{
+    for (size_t t = r; t < GROUP_TOKENS; t += MOST_ROWS)
+        __builtin_prefetch((const void *)(next + t * stride + b * QSF_BLOCK));
 }
 
 /* to[b][t] = from[t * stride + b] of n_blocks blocks and n tokens, and 0 elsewhere */
@@ -275,21 +286,40 @@ QSF_FORCED_INLINE void add_dots(int_form form, const chunk *c, size_t r, size_t 
         acc[t] = lanes_fma(min, lanes_set(c->scaled_sum[b][t]), acc[t]);
 }
 
-/* Multiplies a chunk with the n tokens that load_group has loaded, up to n_tokens (a literal).
- * y: the output of the first; the first chunk of its rows begins it, the others continue it. */
-QSF_FORCED_INLINE void multiply_group(int_form form, chunk *c, size_t n_tokens, size_t n, float *y,
-                                      size_t y_stride)
+/* Up to 16 tokens, their sums and outputs */
+typedef struct group {
+    size_t n;
+    uintptr_t next; /* the first activations of the group after it, or 0 */
+    size_t acts_stride;
+    lanes (*sums)[GROUP_TOKENS];
+    float *y; /* the output of the first tile row and token */
+    size_t y_stride;
+} group;
+
+/* Prefetches the outputs of tile row r and tokens b, b + 4, ...: stores that wait for their lines
+ * would hold up what follows. */
+QSF_FORCED_INLINE void prefetch_outputs(const group *g, size_t r, size_t b)
+{
+    for (size_t t = b; t < GROUP_TOKENS; t += MOST_BLOCKS)
+        __builtin_prefetch(
+            (const void *)((uintptr_t)g->y + (r * QSF_TILE_ROWS + t * g->y_stride) * sizeof *g->y),
+            1);
+}
+
+/* Multiplies a chunk with the tokens that load_group has loaded, up to n_tokens (a literal). The
+ * first chunk of its rows begins their sums, the last one stores them. */
+QSF_FORCED_INLINE void multiply_group(int_form form, chunk *c, const group *g, size_t n_tokens)
 {
     const size_t most = most_blocks(form.dtype);
     for (size_t b = 0; b < LAG; b++)
         if (b < c->n_blocks)
             start_product(form.dtype, c, 0, b);
     store_dots(form.dtype, c, 0, 0);
-    for (size_t r = 0; r < c->n_rows; r++, y += QSF_TILE_ROWS) {
+    for (size_t r = 0; r < c->n_rows; r++) {
         lanes acc[GROUP_TOKENS];
 #pragma GCC unroll 16
         for (size_t t = 0; t < n_tokens; t++)
-            acc[t] = c->b0 == 0 || t >= n ? lanes_set(0.0F) : lanes_load(y + t * y_stride);
+            acc[t] = c->b0 == 0 ? lanes_set(0.0F) : g->sums[r][t];
 #pragma GCC unroll 4
         for (size_t b = 0; b < most; b++) {
             run_ahead(form.dtype, c, r, b, LAG);
@@ -298,51 +328,75 @@ QSF_FORCED_INLINE void multiply_group(int_form form, chunk *c, size_t n_tokens, 
                 continue;
             if (c->next != 0)
                 prefetch_next(form.dtype, c, r, b);
+            if (g->next != 0)
+                prefetch_acts(g->next, g->acts_stride, r, b);
+            if (c->is_last && c->b0 != 0) /* few blocks: they are near */
+                prefetch_outputs(g, r + 1, b);
             add_dots(form, c, r, b, n_tokens, acc);
         }
 #pragma GCC unroll 16
         for (size_t t = 0; t < n_tokens; t++)
-            if (t < n)
-                lanes_store(y + t * y_stride, acc[t]);
+            if (!c->is_last)
+                g->sums[r][t] = acc[t];
+            else if (t < g->n)
+                lanes_store(g->y + r * QSF_TILE_ROWS + t * g->y_stride, acc[t]);
     }
 }
 
-/* Multiplies a chunk with all tokens. */
-QSF_FORCED_INLINE void multiply_chunk(int_form form, chunk *c, const qsf_acts *x, float *y,
-                                      size_t y_stride)
+/* Multiplies a chunk with tokens t0 .. end - 1. */
+QSF_FORCED_INLINE void multiply_chunk(int_form form, chunk *c, const qsf_acts *x, size_t t0,
+                                      size_t end, float *y, size_t y_stride)
 {
-    for (size_t t = 0; t < x->n_tokens; t += GROUP_TOKENS) {
-        const size_t n_left = x->n_tokens - t;
-        const size_t n = n_left < GROUP_TOKENS ? n_left : GROUP_TOKENS;
-        load_group(form, c, x, t, n);
-        if (n > GROUP_TOKENS / 2)
-            multiply_group(form, c, GROUP_TOKENS, n, y + t * y_stride, y_stride);
+    for (size_t t = t0; t < end; t += GROUP_TOKENS) {
+        const size_t after = t + GROUP_TOKENS;
+        const uintptr_t next = (uintptr_t)x->q + (after * x->n_blocks + c->b0) * QSF_BLOCK;
+        const group g = {.n = end - t < GROUP_TOKENS ? end - t : GROUP_TOKENS,
+                         .next = after < end && x->n_blocks > MOST_BLOCKS ? next : 0,
+                         .acts_stride = x->n_blocks * QSF_BLOCK,
+                         .sums = c->sums[(t - t0) / GROUP_TOKENS],
+                         .y = y + t * y_stride,
+                         .y_stride = y_stride};
+        load_group(form, c, x, t, g.n);
+        if (g.n > GROUP_TOKENS / 2)
+            multiply_group(form, c, &g, GROUP_TOKENS);
         else
-            multiply_group(form, c, GROUP_TOKENS / 2, n, y + t * y_stride, y_stride);
+            multiply_group(form, c, &g, GROUP_TOKENS / 2);
         c->next = 0;
+    }
+}
+
+/* Multiplies up to MOST_ROWS tile rows with tokens t0 .. end - 1, at most MOST_TOKENS. */
+QSF_FORCED_INLINE void multiply_rows(int_form form, chunk *c, const unsigned char *tiles,
+                                     const qsf_acts *x, size_t t0, size_t end, float *y,
+                                     size_t y_stride)
+{
+    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    const size_t most = most_blocks(form.dtype);
+    for (c->b0 = 0; c->b0 < x->n_blocks; c->b0 += most) {
+        const size_t blocks_left = x->n_blocks - c->b0;
+        c->is_last = blocks_left <= most;
+        c->n_blocks = c->is_last ? blocks_left : most;
+        c->next = (uintptr_t)tiles +
+                  (c->is_last ? MOST_ROWS * c->row_bytes : (c->b0 + most) * tile_bytes);
+        unpack_chunk(form, tiles + c->b0 * tile_bytes, c);
+        multiply_chunk(form, c, x, t0, end, y, y_stride);
     }
 }
 
 QSF_FORCED_INLINE void matmul_amx(int_form form, const unsigned char *tiles, size_t n_tile_rows,
                                   const qsf_acts *x, float *y, size_t y_stride)
 {
-    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
-    const size_t most = most_blocks(form.dtype);
     chunk c;
-    c.row_bytes = x->n_blocks * tile_bytes;
+    c.row_bytes = x->n_blocks * qsf_dtype_tile_bytes(form.dtype);
     configure_tiles();
-    for (size_t i = 0; i < n_tile_rows; i += MOST_ROWS)
-        for (c.b0 = 0; c.b0 < x->n_blocks; c.b0 += most) {
-            const size_t rows_left = n_tile_rows - i;
-            const size_t blocks_left = x->n_blocks - c.b0;
-            const unsigned char *const row = tiles + i * c.row_bytes;
-            c.n_rows = rows_left < MOST_ROWS ? rows_left : MOST_ROWS;
-            c.n_blocks = blocks_left < most ? blocks_left : most;
-            c.next = (uintptr_t)row +
-                     (blocks_left > most ? (c.b0 + most) * tile_bytes : MOST_ROWS * c.row_bytes);
-            unpack_chunk(form, row + c.b0 * tile_bytes, &c);
-            multiply_chunk(form, &c, x, y + i * QSF_TILE_ROWS, y_stride);
+    for (size_t t = 0; t < x->n_tokens; t += MOST_TOKENS) {
+        const size_t end = x->n_tokens - t < MOST_TOKENS ? x->n_tokens : t + MOST_TOKENS;
+        for (size_t i = 0; i < n_tile_rows; i += MOST_ROWS) {
+            c.n_rows = n_tile_rows - i < MOST_ROWS ? n_tile_rows - i : MOST_ROWS;
+            multiply_rows(form, &c, tiles + i * c.row_bytes, x, t, end, y + i * QSF_TILE_ROWS,
+                          y_stride);
         }
+    }
     _tile_release();
 }
 
