@@ -23,6 +23,7 @@
  *   QSF_UNPACKED_TOKENS   from so many tokens on, tiles are unpacked to memory, once for all
  *   QSF_UNPACKED_BYTES    of a tile
  *   QSF_PANEL_TOKENS      most tokens that share an unpacked tile
+ *   QSF_PANEL_PREFETCH    if defined, outputs and activations of the next tokens are prefetched
  *   unpack_tile(dtype, tile, to), dot_unpacked(dtype, codes, ...)
  *                         as dot_tile; not for 8 bits and MXFP4
  */
@@ -212,8 +213,17 @@ QSF_FORCED_INLINE void panel_group(int_form form, const unsigned char *tiles, si
     lanes acc[QSF_PANEL_TOKENS];
     for (size_t t = 0; t < n_tokens; t++)
         acc[t] = b0 == 0 ? lanes_set(0.0F) : lanes_load(y + t * y_stride);
+#ifdef QSF_PANEL_PREFETCH /* what lies behind the end has no effect */
+    for (size_t t = n_tokens; t < 2 * n_tokens; t++)
+        __builtin_prefetch((const void *)((uintptr_t)y + t * y_stride * sizeof *y), 1);
+#endif
     for (size_t b = 0; b < n_panel; b++) {
         const size_t block = t0 * x->n_blocks + b0 + b;
+#ifdef QSF_PANEL_PREFETCH
+        const uintptr_t acts = (uintptr_t)x->q + block * QSF_BLOCK;
+        for (size_t t = n_tokens; t < 2 * n_tokens; t++)
+            __builtin_prefetch((const void *)(acts + t * x->n_blocks * QSF_BLOCK));
+#endif
         dots dot[QSF_PANEL_TOKENS];
         dot_unpacked(form.dtype, codes + b * QSF_UNPACKED_BYTES, x->q + block * QSF_BLOCK,
                      x->n_blocks * QSF_BLOCK, n_tokens, dot);
