@@ -424,6 +424,10 @@ static void check_sizes(qsf_dtype dtype, bool exact, size_t stride)
             }
     for (fill how = FILL_RANDOM; how < FILL_COUNT; how++)
         check_problem(dtype, exact, how, 3, 2, 2);
+    /* More blocks, tile rows and tokens than go through a product together */
+    check_problem(dtype, exact, FILL_RANDOM, 17, 35, 2);
+    check_problem(dtype, exact, FILL_RANDOM, 18, 2, 35);
+    check_problem(dtype, exact, FILL_RANDOM, 261, 5, 1);
 }
 
 /* The value of a weight is one rounding of the formula: c * scale + min is exact in double. */
