@@ -10,9 +10,10 @@
  * reached. 8-bit weights meet two bytes of every activation: a multiply-add counts twice
  * against the roofline. All are medians of --runs (21).
  *
- * The weights, 2048 columns wide, fill --mib MiB (256), which is to exceed the caches, and
- * lie in huge pages where the system has some (--huge 0: in small ones). --threads N threads (1)
- * take stripes of 16 tile rows, as the engine's do. The scalar kernels only run when asked for.
+ * The weights, matrices of 5632 rows and 2048 columns, fill --mib MiB (256), which is to exceed the
+ * caches, and lie in huge pages where the system has some (--huge 0: in small ones). --threads N
+ * threads (1) take stripes of 32 tile rows, as the engine's do. The scalar kernels only run when
+ * asked for.
  * --json prints one object a line, for programs. --table prints the table of docs/benchmarks.md: of
  * each type the part of the limit that binds, reading or multiplying, for 1, 8, 64 and 512 tokens.
  */
@@ -33,8 +34,10 @@
 #include "machine/roofline.h"
 
 #define N_BLOCKS 32 /* rows of 2048 columns */
-#define STRIPE_TILE_ROWS 16
+#define STRIPE_TILE_ROWS 32
 #define STRIPE_TILES ((size_t)STRIPE_TILE_ROWS * N_BLOCKS)
+#define STRIPE_ROWS ((size_t)STRIPE_TILE_ROWS * QSF_TILE_ROWS)
+#define N_ROWS (11 * STRIPE_ROWS) /* of a matrix: outputs of two tokens are 22 KB apart */
 #define MAX_TOKENS 512
 #define MAX_RUNS 99
 /* About how long a run takes, also of multiply-adds alone: less than a turn of the scheduler, and
@@ -73,7 +76,7 @@ typedef struct bench {
     int32_t *first_sum; /* [512, 32] */
     float *scaled_sum;  /* [512, 32] */
     int32_t *fine_sum;  /* [512, 32] */
-    float *y;           /* [n_threads, 512, 256] */
+    float *y;           /* [n_threads, 512, 5632] */
     void *pool_block;
     qsf_pool *pool;
     qsf_roofline_read_fn *read;
@@ -147,8 +150,7 @@ static void bench_init(bench *b)
     const qsf_act_row out = {b->q,         b->q_low,      b->scale,   b->sum,
                              b->first_sum, b->scaled_sum, b->fine_sum};
     k.quantise(b->f32, n_x_blocks, &out);
-    b->y = need(
-        calloc(b->opt.n_threads * MAX_TOKENS * STRIPE_TILE_ROWS * QSF_TILE_ROWS, sizeof *b->y));
+    b->y = need(calloc(b->opt.n_threads * MAX_TOKENS * N_ROWS, sizeof *b->y));
     b->pool_block = need(calloc(1, qsf_pool_bytes((uint32_t)b->opt.n_threads)));
     if (qsf_pool_init(b->pool_block, (uint32_t)b->opt.n_threads, false, &b->pool) != QSF_OK) {
         fprintf(stderr, "bench_kernels: cannot start %zu threads\n", b->opt.n_threads);
@@ -176,10 +178,10 @@ static void bench_destroy(bench *b)
 static void multiply_stripes(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const work *const w = arg;
-    const size_t y_stride = (size_t)STRIPE_TILE_ROWS * QSF_TILE_ROWS;
+    float *const y = w->b->y + worker_idx * MAX_TOKENS * N_ROWS;
     for (size_t s = begin; s < end; s++)
         w->matmul(w->b->tiles + (w->first + s) * w->stripe_bytes, STRIPE_TILE_ROWS, &w->x,
-                  w->b->y + worker_idx * MAX_TOKENS * y_stride, y_stride);
+                  y + s * STRIPE_ROWS % N_ROWS, N_ROWS);
 }
 
 static void read_stripes(void *arg, size_t begin, size_t end, size_t worker_idx)
