@@ -16,10 +16,12 @@
  *                      QSF_GROUP_TOKENS: 8, 6, 4 or 2
  *   dots_add(a, b)     the sum of two dots
  *   dot_sub_block(tile, sub, q, q_stride, n_tokens, dots *dot)
- *                      the same for 32 columns of MXFP4, sub-block `sub`, a literal: sums of (value
- * + 12) * q, or of value * q with QSF_MXFP4_ZERO 0; q of those columns dots_to_lanes(dots, int32_t
- * factor, int32_t start) (float)(factor * sum + start) for each row dtype, n_tokens and factor are
- * literals after inlining. If registers are few, also
+ *                      as dot_tile for 32 columns of MXFP4, those of sub-block `sub`, a literal:
+ *                      sums of (value + 12) * q, or of value * q with QSF_MXFP4_ZERO 0
+ *   dots_to_lanes(dots, int32_t factor, int32_t start)
+ *                      (float)(factor * sum + start) for each row
+ *
+ * dtype, n_tokens and factor are literals after inlining. If registers are few, also
  *   QSF_UNPACKED_TOKENS   from so many tokens on, tiles are unpacked to memory, once for all
  *   QSF_UNPACKED_BYTES    of a tile
  *   QSF_PANEL_TOKENS      most tokens that share an unpacked tile
