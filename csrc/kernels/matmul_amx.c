@@ -17,13 +17,14 @@
 #include "kernels/matmul_avx512.h"
 
 #define GROUP_TOKENS 16 /* whose dots one product gives */
-#define MOST_ROWS 4     /* tile rows and blocks of a chunk: 16 KiB of codes, which stay in the */
-#define MOST_BLOCKS 4   /* first-level cache for all tokens, */
+#define MOST_ROWS 4     /* tile rows of a chunk, and products of each: 16 KiB of codes, which */
+#define MOST_STEPS 4    /* stay in the first-level cache for all tokens, */
 #define MOST_TOKENS 256 /* so many: 64 KiB of sums, in the order of their use */
 #define LAG 2           /* steps from the beginning of a product to its float steps */
 #define RING 4          /* products whose dots are kept: a power of two above LAG */
 #define AMX_FROM 5      /* fewer tokens are faster without AMX, */
-#define AMX_FROM_4BIT 9 /* of this type eight, too */
+#define AMX_FROM_4BIT 9 /* of these types more, too */
+#define AMX_FROM_MXFP4 32
 
 QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
@@ -43,7 +44,7 @@ typedef struct tile_config {
 } tile_config;
 
 /* Tiles 0, 1: dots; 2, 3: codes; 4 .. 7: activations of the four blocks of a chunk; of 8 bits those
- * of two blocks, and then their low parts. */
+ * of two blocks, and then their low parts; of MXFP4 those of two blocks, twice. */
 QSF_FORCED_INLINE void configure_tiles(void)
 {
     tile_config config = {.palette = 1};
@@ -60,28 +61,53 @@ typedef struct product_dots {
     _Alignas(64) int32_t at[GROUP_TOKENS][QSF_TILE_ROWS];
 } product_dots;
 
-/* Some blocks of some tile rows, unpacked, and the scales of the 16 tokens that meet them. */
+/* Some blocks of some tile rows, unpacked, a tile for each product; and the scales of the 16 tokens
+ * that meet them. */
 typedef struct chunk {
-    _Alignas(64) unsigned char codes[MOST_ROWS][MOST_BLOCKS][QSF_TILE_ROWS * QSF_BLOCK];
+    _Alignas(64) unsigned char codes[MOST_ROWS][MOST_STEPS][QSF_TILE_ROWS * QSF_BLOCK];
     product_dots dots[RING];
     product_dots low_dots[RING]; /* of 8 bits */
-    lanes scale[MOST_ROWS][MOST_BLOCKS];
-    lanes min[MOST_ROWS][MOST_BLOCKS];
-    _Alignas(64) float x_scale[MOST_BLOCKS][GROUP_TOKENS];
-    _Alignas(64) float scaled_sum[MOST_BLOCKS][GROUP_TOKENS];
-    int8_t q[2][MOST_BLOCKS][GROUP_TOKENS][QSF_BLOCK]; /* of fewer than 16 tokens; and low parts */
+    lanes scale[MOST_ROWS][MOST_STEPS];
+    lanes min[MOST_ROWS][MOST_STEPS];
+    _Alignas(64) float x_scale[MOST_STEPS][GROUP_TOKENS];
+    _Alignas(64) float scaled_sum[MOST_STEPS][GROUP_TOKENS];
+    int8_t q[2][MOST_STEPS][GROUP_TOKENS][QSF_BLOCK]; /* of fewer than 16 tokens; and low parts */
     lanes sums[MOST_TOKENS / GROUP_TOKENS][MOST_ROWS][GROUP_TOKENS]; /* from chunk to chunk */
     size_t n_rows;
     size_t b0;
     size_t n_blocks;
+    size_t n_steps;   /* products of a tile row */
     bool is_last;     /* its sums are the outputs */
     size_t row_bytes; /* from one of its tile rows to the next */
     uintptr_t next;   /* the chunk after it, which the first group of tokens prefetches; or 0 */
 } chunk;
 
-QSF_FORCED_INLINE size_t most_blocks(qsf_dtype dtype)
+/* A block is one product, of MXFP4 two: each sub-block has scales of its own. */
+QSF_FORCED_INLINE size_t steps_of_block(qsf_dtype dtype)
 {
-    return dtype == QSF_DTYPE_8BIT ? MOST_BLOCKS / 2 : MOST_BLOCKS;
+    return dtype == QSF_DTYPE_MXFP4 ? 2 : 1;
+}
+
+QSF_FORCED_INLINE size_t most_steps(qsf_dtype dtype)
+{
+    return dtype == QSF_DTYPE_8BIT ? MOST_STEPS / 2 : MOST_STEPS;
+}
+
+/* Unpacks a tile of MXFP4 as two, each with zeros in place of the other sub-block. */
+QSF_FORCED_INLINE void unpack_sub_blocks(int_form form, const unsigned char *tile,
+                                         unsigned char (*codes)[QSF_TILE_ROWS * QSF_BLOCK],
+                                         lanes *scale)
+{
+    const size_t half = sizeof codes[0] / 2;
+    unpack_scaled(form, tile, form.zero, codes[0]);
+    memcpy(codes[1] + half, codes[0] + half, half);
+    memset(codes[0] + half, 0, half);
+    memset(codes[1], 0, half);
+    for (size_t i = 0; i < 2; i++) {
+        float half_scales[QSF_TILE_ROWS];
+        load_half_scales(tile + i * QSF_TILE_ROWS, half_scales);
+        scale[i] = lanes_load(half_scales);
+    }
 }
 
 /* Unpacks signed codes: the zero point is subtracted. tiles: the first tile of the chunk */
@@ -91,6 +117,10 @@ QSF_FORCED_INLINE void unpack_chunk(int_form form, const unsigned char *tiles, c
         for (size_t b = 0; b < c->n_blocks; b++) {
             const unsigned char *const tile =
                 tiles + r * c->row_bytes + b * qsf_dtype_tile_bytes(form.dtype);
+            if (form.dtype == QSF_DTYPE_MXFP4) {
+                unpack_sub_blocks(form, tile, &c->codes[r][2 * b], &c->scale[r][2 * b]);
+                continue;
+            }
             unpack_scaled(form, tile, form.zero, c->codes[r][b]);
             c->scale[r][b] = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
             if (form.unit != 1.0F)
@@ -176,16 +206,26 @@ QSF_FORCED_INLINE void load_group(int_form form, chunk *c, const qsf_acts *x, si
     const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
     const size_t first = t0 * x->n_blocks + c->b0;
     transpose(x->scale + first, x->n_blocks, c->n_blocks, n, c->x_scale);
-    for (size_t b = 0; b < MOST_BLOCKS && is_fine; b++)
+    for (size_t b = 0; b < MOST_STEPS && is_fine; b++)
         lanes_store(c->x_scale[b], lanes_mul(lanes_load(c->x_scale[b]), lanes_set(0x1p-8F)));
     if (form.has_min)
         transpose(x->scaled_sum + first, x->n_blocks, c->n_blocks, n, c->scaled_sum);
+    for (size_t s = MOST_STEPS - 1; s > 0 && form.dtype == QSF_DTYPE_MXFP4; s--)
+        memcpy(c->x_scale[s], c->x_scale[s / 2], sizeof c->x_scale[s]);
     const group_acts at = {x->q + first * QSF_BLOCK, is_fine ? x->q_low + first * QSF_BLOCK : NULL,
                            x->n_blocks * QSF_BLOCK, QSF_BLOCK};
     const group_acts a = whole_group(is_fine, c, at, n);
     /* gcc does not know that tileloadd reads memory: the codes, and what was copied. */
     __asm__ volatile("" : : : "memory");
     _tile_loadd(4, a.q, a.stride);
+    if (form.dtype == QSF_DTYPE_MXFP4) {
+        _tile_loadd(5, a.q, a.stride);
+        if (c->n_blocks > 1) {
+            _tile_loadd(6, a.q + a.step, a.stride);
+            _tile_loadd(7, a.q + a.step, a.stride);
+        }
+        return;
+    }
     if (c->n_blocks > 1)
         _tile_loadd(5, a.q + a.step, a.stride);
     if (is_fine) {
@@ -200,9 +240,9 @@ QSF_FORCED_INLINE void load_group(int_form form, chunk *c, const qsf_acts *x, si
         _tile_loadd(7, a.q + 3 * a.step, a.stride);
 }
 
-QSF_FORCED_INLINE size_t ring_idx(qsf_dtype dtype, size_t r, size_t b)
+QSF_FORCED_INLINE size_t ring_idx(qsf_dtype dtype, size_t r, size_t s)
 {
-    return (r * most_blocks(dtype) + b) % RING;
+    return (r * most_steps(dtype) + s) % RING;
 }
 
 /* Begins the product of the tokens in tile x with the codes in tile w, in tile d. */
@@ -212,24 +252,24 @@ QSF_FORCED_INLINE size_t ring_idx(qsf_dtype dtype, size_t r, size_t b)
         _tile_dpbssd(d, x, w); \
     } while (0)
 
-/* Begins the product of tile row r and block b, a literal: the names of tiles are. Of 8 bits, whose
+/* Begins the product of tile row r and step s, a literal: the names of tiles are. Of 8 bits, whose
  * two products would need more tiles, it is stored at once. */
-QSF_FORCED_INLINE void start_product(qsf_dtype dtype, chunk *c, size_t r, size_t b)
+QSF_FORCED_INLINE void start_product(qsf_dtype dtype, chunk *c, size_t r, size_t s)
 {
-    const size_t at = ring_idx(dtype, r, b);
-    if (b % 2 == 0)
-        _tile_loadd(2, c->codes[r][b], 64);
+    const size_t at = ring_idx(dtype, r, s);
+    if (s % 2 == 0)
+        _tile_loadd(2, c->codes[r][s], 64);
     else
-        _tile_loadd(3, c->codes[r][b], 64);
-    if (b == 0)
+        _tile_loadd(3, c->codes[r][s], 64);
+    if (s == 0)
         MULTIPLY(0, 4, 2);
-    else if (b == 1)
+    else if (s == 1)
         MULTIPLY(1, 5, 3);
-    else if (b == 2)
+    else if (s == 2)
         MULTIPLY(0, 6, 2);
     else
         MULTIPLY(1, 7, 3);
-    if (dtype == QSF_DTYPE_8BIT && b == 0) {
+    if (dtype == QSF_DTYPE_8BIT && s == 0) {
         _tile_stored(0, c->dots[at].at[0], 64);
         MULTIPLY(1, 6, 2);
         _tile_stored(1, c->low_dots[at].at[0], 64);
@@ -242,48 +282,48 @@ QSF_FORCED_INLINE void start_product(qsf_dtype dtype, chunk *c, size_t r, size_t
 
 /* Stores the dots of a product one step after it began, when they are nearly ready: a store that
  * waits for them holds up what follows. */
-QSF_FORCED_INLINE void store_dots(qsf_dtype dtype, chunk *c, size_t r, size_t b)
+QSF_FORCED_INLINE void store_dots(qsf_dtype dtype, chunk *c, size_t r, size_t s)
 {
     if (dtype == QSF_DTYPE_8BIT)
         return;
-    if (b % 2 == 0)
-        _tile_stored(0, c->dots[ring_idx(dtype, r, b)].at[0], 64);
+    if (s % 2 == 0)
+        _tile_stored(0, c->dots[ring_idx(dtype, r, s)].at[0], 64);
     else
-        _tile_stored(1, c->dots[ring_idx(dtype, r, b)].at[0], 64);
+        _tile_stored(1, c->dots[ring_idx(dtype, r, s)].at[0], 64);
 }
 
-/* Steps go through the tile rows of a chunk, and in each through its blocks. Does what is due
+/* Steps go through the tile rows of a chunk, and in each through its products. Does what is due
  * `ahead` steps before the float steps: LAG before, the product begins; 1 before, it is stored. */
-QSF_FORCED_INLINE void run_ahead(qsf_dtype dtype, chunk *c, size_t r, size_t b, size_t ahead)
+QSF_FORCED_INLINE void run_ahead(qsf_dtype dtype, chunk *c, size_t r, size_t s, size_t ahead)
 {
-    const size_t most = most_blocks(dtype);
-    const size_t ahead_r = r + (b + ahead) / most;
-    const size_t ahead_b = (b + ahead) % most;
-    if (ahead_r >= c->n_rows || ahead_b >= c->n_blocks)
+    const size_t most = most_steps(dtype);
+    const size_t ahead_r = r + (s + ahead) / most;
+    const size_t ahead_s = (s + ahead) % most;
+    if (ahead_r >= c->n_rows || ahead_s >= c->n_steps)
         return;
     if (ahead == LAG)
-        start_product(dtype, c, ahead_r, ahead_b);
+        start_product(dtype, c, ahead_r, ahead_s);
     else
-        store_dots(dtype, c, ahead_r, ahead_b);
+        store_dots(dtype, c, ahead_r, ahead_s);
 }
 
-/* Does the float steps of tile row r and block b for n_tokens, a literal. */
-QSF_FORCED_INLINE void add_dots(int_form form, const chunk *c, size_t r, size_t b, size_t n_tokens,
+/* Does the float steps of tile row r and step s for n_tokens, a literal. */
+QSF_FORCED_INLINE void add_dots(int_form form, const chunk *c, size_t r, size_t s, size_t n_tokens,
                                 lanes *acc)
 {
-    const size_t at = ring_idx(form.dtype, r, b);
-    const lanes scale = c->scale[r][b];
+    const size_t at = ring_idx(form.dtype, r, s);
+    const lanes scale = c->scale[r][s];
     for (size_t t = 0; t < n_tokens; t++) {
         __m512i dot = _mm512_load_si512(c->dots[at].at[t]);
         if (form.dtype == QSF_DTYPE_8BIT)
             dot = _mm512_add_epi32(_mm512_slli_epi32(dot, 8),
                                    _mm512_load_si512(c->low_dots[at].at[t]));
-        const lanes factor = lanes_mul(scale, lanes_set(c->x_scale[b][t]));
+        const lanes factor = lanes_mul(scale, lanes_set(c->x_scale[s][t]));
         acc[t] = lanes_fma(_mm512_cvtepi32_ps(dot), factor, acc[t]);
     }
-    const lanes min = form.has_min ? c->min[r][b] : lanes_set(0.0F);
+    const lanes min = form.has_min ? c->min[r][s] : lanes_set(0.0F);
     for (size_t t = 0; t < n_tokens && form.has_min; t++)
-        acc[t] = lanes_fma(min, lanes_set(c->scaled_sum[b][t]), acc[t]);
+        acc[t] = lanes_fma(min, lanes_set(c->scaled_sum[s][t]), acc[t]);
 }
 
 /* Up to 16 tokens, their sums and outputs */
@@ -296,11 +336,11 @@ typedef struct group {
     size_t y_stride;
 } group;
 
-/* Prefetches the outputs of tile row r and tokens b, b + 4, ...: stores that wait for their lines
+/* Prefetches the outputs of tile row r and tokens s, s + 4, ...: stores that wait for their lines
  * would hold up what follows. */
-QSF_FORCED_INLINE void prefetch_outputs(const group *g, size_t r, size_t b)
+QSF_FORCED_INLINE void prefetch_outputs(const group *g, size_t r, size_t s)
 {
-    for (size_t t = b; t < GROUP_TOKENS; t += MOST_BLOCKS)
+    for (size_t t = s; t < GROUP_TOKENS; t += MOST_STEPS)
         __builtin_prefetch(
             (const void *)((uintptr_t)g->y + (r * QSF_TILE_ROWS + t * g->y_stride) * sizeof *g->y),
             1);
@@ -310,10 +350,10 @@ QSF_FORCED_INLINE void prefetch_outputs(const group *g, size_t r, size_t b)
  * first chunk of its rows begins their sums, the last one stores them. */
 QSF_FORCED_INLINE void multiply_group(int_form form, chunk *c, const group *g, size_t n_tokens)
 {
-    const size_t most = most_blocks(form.dtype);
-    for (size_t b = 0; b < LAG; b++)
-        if (b < c->n_blocks)
-            start_product(form.dtype, c, 0, b);
+    const size_t most = most_steps(form.dtype);
+    for (size_t s = 0; s < LAG; s++)
+        if (s < c->n_steps)
+            start_product(form.dtype, c, 0, s);
     store_dots(form.dtype, c, 0, 0);
     for (size_t r = 0; r < c->n_rows; r++) {
         lanes acc[GROUP_TOKENS];
@@ -321,18 +361,19 @@ QSF_FORCED_INLINE void multiply_group(int_form form, chunk *c, const group *g, s
         for (size_t t = 0; t < n_tokens; t++)
             acc[t] = c->b0 == 0 ? lanes_set(0.0F) : g->sums[r][t];
 #pragma GCC unroll 4
-        for (size_t b = 0; b < most; b++) {
-            run_ahead(form.dtype, c, r, b, LAG);
-            run_ahead(form.dtype, c, r, b, 1);
-            if (b >= c->n_blocks)
+        for (size_t s = 0; s < most; s++) {
+            const size_t b = s / steps_of_block(form.dtype);
+            run_ahead(form.dtype, c, r, s, LAG);
+            run_ahead(form.dtype, c, r, s, 1);
+            if (s >= c->n_steps)
                 continue;
             if (c->next != 0)
                 prefetch_next(form.dtype, c, r, b);
             if (g->next != 0)
                 prefetch_acts(g->next, g->acts_stride, r, b);
             if (c->is_last && c->b0 != 0) /* few blocks: they are near */
-                prefetch_outputs(g, r + 1, b);
-            add_dots(form, c, r, b, n_tokens, acc);
+                prefetch_outputs(g, r + 1, s);
+            add_dots(form, c, r, s, n_tokens, acc);
         }
 #pragma GCC unroll 16
         for (size_t t = 0; t < n_tokens; t++)
@@ -351,7 +392,7 @@ QSF_FORCED_INLINE void multiply_chunk(int_form form, chunk *c, const qsf_acts *x
         const size_t after = t + GROUP_TOKENS;
         const uintptr_t next = (uintptr_t)x->q + (after * x->n_blocks + c->b0) * QSF_BLOCK;
         const group g = {.n = end - t < GROUP_TOKENS ? end - t : GROUP_TOKENS,
-                         .next = after < end && x->n_blocks > MOST_BLOCKS ? next : 0,
+                         .next = after < end && x->n_blocks > MOST_STEPS ? next : 0,
                          .acts_stride = x->n_blocks * QSF_BLOCK,
                          .sums = c->sums[(t - t0) / GROUP_TOKENS],
                          .y = y + t * y_stride,
@@ -371,11 +412,12 @@ QSF_FORCED_INLINE void multiply_rows(int_form form, chunk *c, const unsigned cha
                                      size_t y_stride)
 {
     const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
-    const size_t most = most_blocks(form.dtype);
+    const size_t most = most_steps(form.dtype) / steps_of_block(form.dtype);
     for (c->b0 = 0; c->b0 < x->n_blocks; c->b0 += most) {
         const size_t blocks_left = x->n_blocks - c->b0;
         c->is_last = blocks_left <= most;
         c->n_blocks = c->is_last ? blocks_left : most;
+        c->n_steps = c->n_blocks * steps_of_block(form.dtype);
         c->next = (uintptr_t)tiles +
                   (c->is_last ? MOST_ROWS * c->row_bytes : (c->b0 + most) * tile_bytes);
         unpack_chunk(form, tiles + c->b0 * tile_bytes, c);
@@ -471,6 +513,7 @@ BY_TOKENS(4bit_sym, QSF_DTYPE_4BIT_SYM, AMX_FROM)
 BY_TOKENS(ternary, QSF_DTYPE_TERNARY, AMX_FROM)
 BY_TOKENS(ternary_dense, QSF_DTYPE_TERNARY_DENSE, AMX_FROM)
 BY_TOKENS(8bit, QSF_DTYPE_8BIT, AMX_FROM)
+BY_TOKENS(mxfp4, QSF_DTYPE_MXFP4, AMX_FROM_MXFP4)
 
 QSF_TARGET_END
 
@@ -484,6 +527,7 @@ void qsf_kernels_fill_amx(qsf_kernels *k)
     k->matmul[QSF_DTYPE_TERNARY] = matmul_ternary_amx;
     k->matmul[QSF_DTYPE_TERNARY_DENSE] = matmul_ternary_dense_amx;
     k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_amx;
+    k->matmul[QSF_DTYPE_MXFP4] = matmul_mxfp4_amx;
     k->value_products = value_products_amx;
 }
 
