@@ -46,7 +46,7 @@ QSF_FORCED_INLINE void panel_scales(int_form form, const qsf_acts *x, size_t i, 
                                     size_t t, size_t b, panel *p)
 {
     const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
-    const __mmask16 some = n_blocks < 16 ? (__mmask16)((1U << n_blocks) - 1) : 0xFFFF;
+    const __mmask16 some = (__mmask16)(n_blocks < 16 ? (1U << n_blocks) - 1 : 0xFFFFU);
     const __m512i zero = _mm512_set1_epi32(-form.zero);
     const lanes scale = _mm512_maskz_loadu_ps(some, x->scale + i);
     lanes_store(&p->scale[t][b], is_fine ? lanes_mul(scale, lanes_set(0x1p-8F)) : scale);
