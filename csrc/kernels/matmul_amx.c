@@ -494,15 +494,21 @@ static void value_products_amx(const qsf_value_tiles *tiles, const qsf_value_wei
         }
 }
 
-#define BY_TOKENS(type, dtype, from)                                                \
-    static void matmul_##type##_amx(const unsigned char *tiles, size_t n_tile_rows, \
-                                    const qsf_acts *x, float *y, size_t y_stride)   \
-    {                                                                               \
-        if (x->n_tokens < (from)) {                                                 \
-            qsf_matmul_avx512(dtype)(tiles, n_tile_rows, x, y, y_stride);           \
-            return;                                                                 \
-        }                                                                           \
-        matmul_amx(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);         \
+/* The chunk, 100 KiB, is on the stack of its own function: not beside that of AVX-512. */
+#define BY_TOKENS(type, dtype, from)                                                 \
+    static __attribute__((noinline)) void matmul_##type##_chunks(                    \
+        const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x, float *y, \
+        size_t y_stride)                                                             \
+    {                                                                                \
+        matmul_amx(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);          \
+    }                                                                                \
+    static void matmul_##type##_amx(const unsigned char *tiles, size_t n_tile_rows,  \
+                                    const qsf_acts *x, float *y, size_t y_stride)    \
+    {                                                                                \
+        if (x->n_tokens < (from))                                                    \
+            qsf_matmul_avx512(dtype)(tiles, n_tile_rows, x, y, y_stride);            \
+        else                                                                         \
+            matmul_##type##_chunks(tiles, n_tile_rows, x, y, y_stride);              \
     }
 
 BY_TOKENS(2bit_sym, QSF_DTYPE_2BIT_SYM, AMX_FROM)
