@@ -16,11 +16,7 @@
 #include "include/qsf.h"
 
 #define QSF_POOL_MAX_THREADS 256
-#if defined(__SANITIZE_THREAD__)
-#define QSF_POOL_STACK_BYTES (2048 * 1024) /* it keeps about 900 KiB of its own there */
-#else
 #define QSF_POOL_STACK_BYTES (256 * 1024)
-#endif
 
 typedef struct qsf_pool qsf_pool;
 
