@@ -6,7 +6,6 @@
 #include <stdbool.h>
 
 #include "base/dtype.h"
-#include "base/half.h"
 #include "kernels/forced_inline.h"
 
 /* For a symmetric type, the weight is (factor * code - zero) * unit * scale. */
@@ -17,13 +16,6 @@ typedef struct int_form {
     int32_t zero;
     float unit;
 } int_form;
-
-/* The scales of 16 rows of an MXFP4 tile, halved; p: sub-block 0 or 1 of the tile's first bytes */
-QSF_FORCED_INLINE void load_half_scales(const unsigned char *p, float *scales)
-{
-    for (size_t r = 0; r < QSF_TILE_ROWS; r++)
-        scales[r] = qsf_half_scale_from_e8m0(p[r]);
-}
 
 /* A literal after inlining, if dtype is one. */
 QSF_FORCED_INLINE int_form int_form_of(qsf_dtype dtype)

@@ -30,6 +30,8 @@ QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnn
 
 #include "kernels/lanes_avx512.h"
 
+#include "kernels/half_scales.h"
+
 #include "kernels/unpack_avx512.h"
 
 #include "kernels/values_avx512.h"
@@ -76,13 +78,13 @@ typedef struct chunk {
     size_t n_rows;
     size_t b0;
     size_t n_blocks;
-    size_t n_steps;   /* products of a tile row */
     bool is_last;     /* its sums are the outputs */
     size_t row_bytes; /* from one of its tile rows to the next */
     uintptr_t next;   /* the chunk after it, which the first group of tokens prefetches; or 0 */
 } chunk;
 
-/* A block is one product, of MXFP4 two: each sub-block has scales of its own. */
+/* A block is one product, of MXFP4 two: each sub-block has scales of its own. So step s of a tile
+ * row is of block s / steps_of_block(). */
 QSF_FORCED_INLINE size_t steps_of_block(qsf_dtype dtype)
 {
     return dtype == QSF_DTYPE_MXFP4 ? 2 : 1;
@@ -103,11 +105,8 @@ QSF_FORCED_INLINE void unpack_sub_blocks(int_form form, const unsigned char *til
     memcpy(codes[1] + half, codes[0] + half, half);
     memset(codes[0] + half, 0, half);
     memset(codes[1], 0, half);
-    for (size_t i = 0; i < 2; i++) {
-        float half_scales[QSF_TILE_ROWS];
-        load_half_scales(tile + i * QSF_TILE_ROWS, half_scales);
-        scale[i] = lanes_load(half_scales);
-    }
+    scale[0] = load_half_scales(tile, 0);
+    scale[1] = load_half_scales(tile, 1);
 }
 
 /* Unpacks signed codes: the zero point is subtracted. tiles: the first tile of the chunk */
@@ -210,8 +209,6 @@ QSF_FORCED_INLINE void load_group(int_form form, chunk *c, const qsf_acts *x, si
         lanes_store(c->x_scale[b], lanes_mul(lanes_load(c->x_scale[b]), lanes_set(0x1p-8F)));
     if (form.has_min)
         transpose(x->scaled_sum + first, x->n_blocks, c->n_blocks, n, c->scaled_sum);
-    for (size_t s = MOST_STEPS - 1; s > 0 && form.dtype == QSF_DTYPE_MXFP4; s--)
-        memcpy(c->x_scale[s], c->x_scale[s / 2], sizeof c->x_scale[s]);
     const group_acts at = {x->q + first * QSF_BLOCK, is_fine ? x->q_low + first * QSF_BLOCK : NULL,
                            x->n_blocks * QSF_BLOCK, QSF_BLOCK};
     const group_acts a = whole_group(is_fine, c, at, n);
@@ -299,7 +296,7 @@ QSF_FORCED_INLINE void run_ahead(qsf_dtype dtype, chunk *c, size_t r, size_t s, 
     const size_t most = most_steps(dtype);
     const size_t ahead_r = r + (s + ahead) / most;
     const size_t ahead_s = (s + ahead) % most;
-    if (ahead_r >= c->n_rows || ahead_s >= c->n_steps)
+    if (ahead_r >= c->n_rows || ahead_s / steps_of_block(dtype) >= c->n_blocks)
         return;
     if (ahead == LAG)
         start_product(dtype, c, ahead_r, ahead_s);
@@ -312,18 +309,19 @@ QSF_FORCED_INLINE void add_dots(int_form form, const chunk *c, size_t r, size_t 
                                 lanes *acc)
 {
     const size_t at = ring_idx(form.dtype, r, s);
+    const size_t b = s / steps_of_block(form.dtype);
     const lanes scale = c->scale[r][s];
     for (size_t t = 0; t < n_tokens; t++) {
         __m512i dot = _mm512_load_si512(c->dots[at].at[t]);
         if (form.dtype == QSF_DTYPE_8BIT)
             dot = _mm512_add_epi32(_mm512_slli_epi32(dot, 8),
                                    _mm512_load_si512(c->low_dots[at].at[t]));
-        const lanes factor = lanes_mul(scale, lanes_set(c->x_scale[s][t]));
+        const lanes factor = lanes_mul(scale, lanes_set(c->x_scale[b][t]));
         acc[t] = lanes_fma(_mm512_cvtepi32_ps(dot), factor, acc[t]);
     }
     const lanes min = form.has_min ? c->min[r][s] : lanes_set(0.0F);
     for (size_t t = 0; t < n_tokens && form.has_min; t++)
-        acc[t] = lanes_fma(min, lanes_set(c->scaled_sum[s][t]), acc[t]);
+        acc[t] = lanes_fma(min, lanes_set(c->scaled_sum[b][t]), acc[t]);
 }
 
 /* Up to 16 tokens, their sums and outputs */
@@ -352,7 +350,7 @@ QSF_FORCED_INLINE void multiply_group(int_form form, chunk *c, const group *g, s
 {
     const size_t most = most_steps(form.dtype);
     for (size_t s = 0; s < LAG; s++)
-        if (s < c->n_steps)
+        if (s / steps_of_block(form.dtype) < c->n_blocks)
             start_product(form.dtype, c, 0, s);
     store_dots(form.dtype, c, 0, 0);
     for (size_t r = 0; r < c->n_rows; r++) {
@@ -365,11 +363,12 @@ QSF_FORCED_INLINE void multiply_group(int_form form, chunk *c, const group *g, s
             const size_t b = s / steps_of_block(form.dtype);
             run_ahead(form.dtype, c, r, s, LAG);
             run_ahead(form.dtype, c, r, s, 1);
-            if (s >= c->n_steps)
+            if (b >= c->n_blocks)
                 continue;
-            if (c->next != 0)
+            const bool is_first = s % steps_of_block(form.dtype) == 0; /* of its block */
+            if (is_first && c->next != 0)
                 prefetch_next(form.dtype, c, r, b);
-            if (g->next != 0)
+            if (is_first && g->next != 0)
                 prefetch_acts(g->next, g->acts_stride, r, b);
             if (c->is_last && c->b0 != 0) /* few blocks: they are near */
                 prefetch_outputs(g, r + 1, s);
@@ -417,7 +416,6 @@ QSF_FORCED_INLINE void multiply_rows(int_form form, chunk *c, const unsigned cha
         const size_t blocks_left = x->n_blocks - c->b0;
         c->is_last = blocks_left <= most;
         c->n_blocks = c->is_last ? blocks_left : most;
-        c->n_steps = c->n_blocks * steps_of_block(form.dtype);
         c->next = (uintptr_t)tiles +
                   (c->is_last ? MOST_ROWS * c->row_bytes : (c->b0 + most) * tile_bytes);
         unpack_chunk(form, tiles + c->b0 * tile_bytes, c);

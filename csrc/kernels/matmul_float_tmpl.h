@@ -8,6 +8,7 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include "kernels/half_scales.h"
 #include "kernels/int_form.h"
 
 /* Column `col` (16 rows) of a tile of halves or floats */
@@ -207,9 +208,7 @@ static inline void decode_mxfp4(const unsigned char *tile, float *columns)
 {
     const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(false);
     for (unsigned sub = 0; sub < 2; sub++) {
-        float half_scales[QSF_TILE_ROWS];
-        load_half_scales(tile + sub * QSF_TILE_ROWS, half_scales);
-        const lanes scale = lanes_load(half_scales);
+        const lanes scale = load_half_scales(tile, sub);
         for (unsigned c = 0; c < QSF_SUB_BLOCK; c++) {
             const lanes code = lanes_load_codes(codes + c / 4 * 64, 8 * (c % 4) + 4 * sub, 15);
             lanes_store(columns + (sub * QSF_SUB_BLOCK + c) * QSF_TILE_ROWS,

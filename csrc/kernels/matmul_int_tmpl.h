@@ -31,6 +31,7 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include "kernels/half_scales.h"
 #include "kernels/int_form.h"
 
 #ifndef QSF_FINE_ZERO
@@ -93,10 +94,8 @@ QSF_FORCED_INLINE void add_sub_block(const unsigned char *tile, size_t sub, cons
 {
     const int8_t *const q = x->q + block * QSF_BLOCK + sub * QSF_SUB_BLOCK;
     dots dot[QSF_GROUP_TOKENS];
-    float half_scales[QSF_TILE_ROWS];
     dot_sub_block(tile, sub, q, x->n_blocks * QSF_BLOCK, n_tokens, dot);
-    load_half_scales(tile + sub * QSF_TILE_ROWS, half_scales);
-    const lanes scale = lanes_load(half_scales);
+    const lanes scale = load_half_scales(tile, sub);
     for (size_t t = 0; t < n_tokens; t++) {
         const size_t i = block + t * x->n_blocks;
         const int32_t sum = sub == 0 ? x->first_sum[i] : x->sum[i] - x->first_sum[i];

@@ -7,6 +7,7 @@
 #ifndef QSF_KERNELS_WIDE_AVX512_H
 #define QSF_KERNELS_WIDE_AVX512_H
 
+#include "kernels/half_scales.h"
 #include "kernels/int_form.h"
 
 #define WIDE_BLOCKS 32    /* whose activations are copied side by side; a multiple of 16 */
@@ -125,14 +126,8 @@ QSF_FORCED_INLINE void wide_block(int_form form, const unsigned char *tile,
                                       _mm512_set1_epi32(p->start[0][t][b]));
         add_wide_dots(form, tile, codes, p->q_low[b][0], sub, n_tokens, dot);
     }
-    lanes scale;
-    if (form.dtype == QSF_DTYPE_MXFP4) {
-        float half_scales[QSF_TILE_ROWS];
-        load_half_scales(tile + sub * QSF_TILE_ROWS, half_scales);
-        scale = lanes_load(half_scales);
-    } else {
-        scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
-    }
+    lanes scale = form.dtype == QSF_DTYPE_MXFP4 ? load_half_scales(tile, sub)
+                                                : lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
     if (form.unit != 1.0F)
         scale = lanes_mul(scale, lanes_set(form.unit));
     for (size_t t = 0; t < n_tokens; t++) {
