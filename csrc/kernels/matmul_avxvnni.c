@@ -83,6 +83,14 @@ QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, cons
     }
 }
 
+/* As sums_begin. Otherwise gcc copies them from a register with zeros, has one too few, and keeps a
+ * sum of symmetric types in memory. */
+QSF_FORCED_INLINE void panel_sums_begin(size_t n_tokens, __m256i *sum)
+{
+    for (size_t t = 0; t < n_tokens; t++)
+        __asm__("vpxor %0, %0, %0" : "=x"(sum[t]));
+}
+
 /* As dot_tile, for a tile that unpack_tile() has unpacked: one load of activations for both halves.
  */
 QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
@@ -92,8 +100,8 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes,
     __m256i sum[2][QSF_PANEL_TOKENS];
     (void)dtype;
     rows_of(q, q_stride, n_tokens, row);
-    sums_begin(n_tokens, sum[0]);
-    sums_begin(n_tokens, sum[1]);
+    panel_sums_begin(n_tokens, sum[0]);
+    panel_sums_begin(n_tokens, sum[1]);
 #pragma GCC unroll 16
     for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
         const __m256i low = load32(codes + g * 32);
