@@ -209,6 +209,9 @@ QSF_FORCED_INLINE void load_group(int_form form, chunk *c, const qsf_acts *x, si
         lanes_store(c->x_scale[b], lanes_mul(lanes_load(c->x_scale[b]), lanes_set(0x1p-8F)));
     if (form.has_min)
         transpose(x->scaled_sum + first, x->n_blocks, c->n_blocks, n, c->scaled_sum);
+    /* One for each step, although both of a block have the same: 5 % faster. */
+    for (size_t s = MOST_STEPS - 1; s > 0 && form.dtype == QSF_DTYPE_MXFP4; s--)
+        memcpy(c->x_scale[s], c->x_scale[s / 2], sizeof c->x_scale[s]);
     const group_acts at = {x->q + first * QSF_BLOCK, is_fine ? x->q_low + first * QSF_BLOCK : NULL,
                            x->n_blocks * QSF_BLOCK, QSF_BLOCK};
     const group_acts a = whole_group(is_fine, c, at, n);
@@ -316,7 +319,7 @@ QSF_FORCED_INLINE void add_dots(int_form form, const chunk *c, size_t r, size_t 
         if (form.dtype == QSF_DTYPE_8BIT)
             dot = _mm512_add_epi32(_mm512_slli_epi32(dot, 8),
                                    _mm512_load_si512(c->low_dots[at].at[t]));
-        const lanes factor = lanes_mul(scale, lanes_set(c->x_scale[b][t]));
+        const lanes factor = lanes_mul(scale, lanes_set(c->x_scale[s][t]));
         acc[t] = lanes_fma(_mm512_cvtepi32_ps(dot), factor, acc[t]);
     }
     const lanes min = form.has_min ? c->min[r][s] : lanes_set(0.0F);
