@@ -14,8 +14,8 @@ CMAKE = $$(if [ -x $(VENV)/bin/cmake ]; then echo $(CURDIR)/$(VENV)/bin/cmake; e
 CTEST = $$(dirname "$(CMAKE)")/ctest
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 CLANG_FORMAT = $(VENV)/bin/clang-format
-C_FILES = $(wildcard csrc/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/fuzz/*.[ch] bench/*.[ch] \
-	examples/*.[ch])
+C_FILES = $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] \
+	tests/fuzz/*.[ch] bench/*.[ch] examples/*.[ch])
 # What is installed: the environment is renewed when one of these changes.
 INPUTS := $(shell find csrc qsf converter -name '*.[ch]' -o -name '*.py' -o -name '*.pyi') \
 	pyproject.toml CMakeLists.txt

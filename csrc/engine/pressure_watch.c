@@ -5,7 +5,7 @@
 #include "base/checked.h"
 #include "engine/model.h"
 #include "engine/model_memory.h"
-#include "machine/psi.h"
+#include "platform/psi.h"
 #include "machine/sysmem.h"
 #include "platform/clock.h"
 

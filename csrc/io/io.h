@@ -15,7 +15,7 @@
 
 #include <stdint.h>
 
-#include "io/io_way.h"
+#include "platform/io_way.h"
 
 /* A method and the number of reads in flight. */
 typedef struct qsf_io_setup {

@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 #include "platform/clock.h"
-#include "io/io_cached.h"
+#include "platform/io_cached.h"
 #include "platform/thread.h"
 
 #define LEAST_PROBED_BYTES (UINT64_C(64) << 20)

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <unistd.h>
 
-#include "machine/cgroup.h"
+#include "platform/cgroup.h"
 #include "platform/cpu.h"
 
 uint32_t qsf_core_count(void)

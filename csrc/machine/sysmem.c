@@ -7,8 +7,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "machine/cgroup.h"
-#include "platform/procfile.h"
+#include "platform/cgroup.h"
+#include "platform/linux/procfile.h"
 
 #if defined(__linux__)
 

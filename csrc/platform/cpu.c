@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "platform/procfile.h"
+#include "platform/linux/procfile.h"
 
 #if defined(__linux__)
 #include <sched.h>

@@ -8,7 +8,7 @@
 #include "base/asan.h"
 #include "sanitized.h"
 #include "platform/heap.h"
-#include "platform/procfile.h"
+#include "platform/linux/procfile.h"
 
 #define MIB ((size_t)1 << 20)
 #define HUGE_PAGE_BYTES (2 * MIB)

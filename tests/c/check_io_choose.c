@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "io/io_cached.h"
+#include "platform/io_cached.h"
 #include "io/io_choose.h"
 
 #if defined(__linux__)

@@ -18,7 +18,7 @@
 #include "platform/clock.h"
 #include "platform/cpu.h"
 #include "platform/pool.h"
-#include "platform/procfile.h"
+#include "platform/linux/procfile.h"
 
 #define MAX_ITEMS 2000
 #define MEETING_NS (UINT64_C(15) * 1000000000) /* only a broken pool waits so long */

@@ -9,10 +9,10 @@
 #include <unistd.h>
 
 #include "base/asan.h"
-#include "machine/cgroup.h"
+#include "platform/cgroup.h"
 #include "platform/heap.h"
-#include "platform/procfile.h"
-#include "machine/psi.h"
+#include "platform/linux/procfile.h"
+#include "platform/psi.h"
 #include "machine/sysmem.h"
 
 #define MIB (UINT64_C(1) << 20)

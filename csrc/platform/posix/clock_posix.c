@@ -1,4 +1,4 @@
-/* clock.c - the system's monotonic clock. */
+/* clock_posix.c - the system's monotonic clock. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/clock.h"
 

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/status.h"
-#include "io/io_way.h"
+#include "platform/io_way.h"
 
 static qsf_status open_buffered(qsf_io *io)
 {

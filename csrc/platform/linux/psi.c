@@ -1,6 +1,6 @@
 /* psi.c - parses the line "full avg10=1.23 avg60=..." of Linux; 0 on other systems. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "machine/psi.h"
+#include "platform/psi.h"
 
 #if defined(__linux__)
 
@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "machine/cgroup.h"
-#include "platform/procfile.h"
+#include "platform/cgroup.h"
+#include "platform/linux/procfile.h"
 
 #define PATH_BYTES 2048
 

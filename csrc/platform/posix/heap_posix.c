@@ -1,4 +1,4 @@
-/* heap.c - small allocations from the C library, large ones from mmap.
+/* heap_posix.c - small allocations from the C library, large ones from mmap.
  *
  * The size of an allocation decides where it comes from, so no record is stored with it. Under
  * AddressSanitizer all come from the C library, because it checks only those for overruns and

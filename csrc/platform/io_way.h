@@ -4,8 +4,8 @@
  * time (queue_fns).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_IO_IO_WAY_H
-#define QSF_IO_IO_WAY_H
+#ifndef QSF_PLATFORM_IO_WAY_H
+#define QSF_PLATFORM_IO_WAY_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "io/io_way.h"
+#include "platform/io_way.h"
 
 #if defined(__linux__)
 

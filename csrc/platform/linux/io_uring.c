@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "io/io_way.h"
+#include "platform/io_way.h"
 
 #if defined(__linux__) && defined(__has_include)
 #if __has_include(<linux/io_uring.h>)

@@ -4,8 +4,8 @@
  * them. On other systems there are no limits.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MACHINE_CGROUP_H
-#define QSF_MACHINE_CGROUP_H
+#ifndef QSF_PLATFORM_CGROUP_H
+#define QSF_PLATFORM_CGROUP_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -5,14 +5,14 @@
  * path.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "machine/cgroup.h"
+#include "platform/cgroup.h"
 
 #if defined(__linux__)
 
 #include <stdio.h>
 #include <string.h>
 
-#include "platform/procfile.h"
+#include "platform/linux/procfile.h"
 
 #define PATH_BYTES 1024
 

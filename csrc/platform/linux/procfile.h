@@ -1,7 +1,7 @@
 /* procfile.h - the small text files in which Linux describes itself (/proc, /sys). */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_PROCFILE_H
-#define QSF_PLATFORM_PROCFILE_H
+#ifndef QSF_PLATFORM_LINUX_PROCFILE_H
+#define QSF_PLATFORM_LINUX_PROCFILE_H
 
 #include <stdbool.h>
 #include <stddef.h>

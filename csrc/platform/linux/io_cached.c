@@ -5,7 +5,7 @@
  * readahead; so it is used only for pages that mincore() reports, and stops once the misses decide.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "io/io_cached.h"
+#include "platform/io_cached.h"
 
 #if defined(__linux__)
 

@@ -1,7 +1,7 @@
 /* io_cached.h - whether the page cache holds a file. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_IO_IO_CACHED_H
-#define QSF_IO_IO_CACHED_H
+#ifndef QSF_PLATFORM_IO_CACHED_H
+#define QSF_PLATFORM_IO_CACHED_H
 
 #include <stdbool.h>
 

@@ -1,6 +1,6 @@
 /* procfile.c - reads and parses the text files of /proc and /sys. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "platform/procfile.h"
+#include "platform/linux/procfile.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* io_way.c - the error texts that all ways of reading share. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "io/io_way.h"
+#include "platform/io_way.h"
 
 #include <inttypes.h>
 #include <string.h>
