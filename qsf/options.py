@@ -420,7 +420,7 @@ class ModelOptions(CheckedOptions):
         None,
         Name(parse_kv_type, "TYPE", f"a type of KV cache: {KV_TYPES}"),
         "precision of the KV cache: f16, 8bit, 4bit, 2bit, or keys and values apart, as k8v4",
-        "4bit; k8v4 if heads have fewer than 128 dimensions",
+        "8bit",
         commands=_EVERY,
     )
     kv_policy: str = option_field(

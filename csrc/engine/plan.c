@@ -41,10 +41,6 @@
 #define MAX_EMBEDDING_ROWS 256
 #define EMBEDDING_PART_OF_CEILING 64
 
-/* Smaller heads keep their keys in 8 bits unless the caller says otherwise: with 4 they cost 0.3 to
- * 1 % of perplexity (docs/use.md). */
-#define LEAST_4BIT_KEY_DIMS 128
-
 /* Share of the free memory that a larger chunk, ring or cache may take from weights. */
 #define PART_FOR_MORE 8
 
@@ -151,11 +147,9 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
         return QSF_FAIL(QSF_ERR_ARG,
                         "heads of %u dimensions cannot be rotated: kv_rotation needs 16 to 4096",
                         in->config->head_dim);
-    const bool is_wide = in->config->least_head_dim >= LEAST_4BIT_KEY_DIMS;
-    const uint32_t k_bits = opt->exact != 0 ? QSF_KV_F32 : is_wide ? QSF_KV_4BIT : QSF_KV_8BIT;
-    const uint32_t v_bits = opt->exact != 0 ? QSF_KV_F32 : QSF_KV_4BIT;
-    how->kv_k_bits = opt->kv_k_type != QSF_KV_DEFAULT ? opt->kv_k_type : k_bits;
-    how->kv_v_bits = opt->kv_v_type != QSF_KV_DEFAULT ? opt->kv_v_type : v_bits;
+    const uint32_t kv_bits = opt->exact != 0 ? QSF_KV_F32 : QSF_KV_8BIT;
+    how->kv_k_bits = opt->kv_k_type != QSF_KV_DEFAULT ? opt->kv_k_type : kv_bits;
+    how->kv_v_bits = opt->kv_v_type != QSF_KV_DEFAULT ? opt->kv_v_type : kv_bits;
     how->ctx_tokens = opt->ctx_tokens;
     if (how->ctx_tokens == 0)
         how->ctx_tokens = max_tokens < DEFAULT_CTX_TOKENS ? max_tokens : DEFAULT_CTX_TOKENS;

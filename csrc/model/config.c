@@ -255,8 +255,6 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
     raise_to(&c->ffn_dim, k->ffn_dim);
     if (k->n_kv_heads < c->least_kv_heads)
         c->least_kv_heads = k->n_kv_heads;
-    if (k->head_dim < c->least_head_dim)
-        c->least_head_dim = k->head_dim;
     if (l->q_norm != NULL)
         raise_to(&c->qk_norm_cols, l->q_norm->n_cols); /* not below the K norm's */
     if (k->n_experts != 0)
@@ -330,7 +328,6 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
         .n_vocab = h->n_vocab,
         .max_tokens = h->max_tokens,
         .least_kv_heads = UINT32_MAX,
-        .least_head_dim = UINT32_MAX,
         .is_rms_norm = h->norm == QSF_NORM_RMS,
         .has_learned_positions = h->positions == QSF_POSITIONS_LEARNED,
         .has_tied_head = r->arch.tied_head != 0,

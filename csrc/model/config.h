@@ -80,13 +80,12 @@ typedef struct qsf_config {
     uint32_t q_dim;          /* heads * head_dim */
     uint32_t kv_dim;         /* KV heads * head_dim */
     uint32_t ffn_dim;        /* or expert_dim */
-    uint32_t least_kv_heads; /* of all layers; likewise the next */
-    uint32_t least_head_dim;
-    uint32_t qk_norm_cols; /* of the widest Q or K norm; 0: none */
-    uint32_t n_ropes;      /* RoPE sets, for one context each */
-    uint32_t n_rope_pairs; /* of all of them */
-    uint32_t n_own_pairs;  /* of the one that header and ARCH make */
-    uint32_t n_experts;    /* of the layer with the most; 0: no layer has any; likewise the next */
+    uint32_t least_kv_heads; /* of all layers */
+    uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
+    uint32_t n_ropes;        /* RoPE sets, for one context each */
+    uint32_t n_rope_pairs;   /* of all of them */
+    uint32_t n_own_pairs;    /* of the one that header and ARCH make */
+    uint32_t n_experts; /* of the layer with the most; 0: no layer has any; likewise the next */
     uint32_t n_chosen;
     bool is_rms_norm;
     bool has_gate;    /* in some layer */

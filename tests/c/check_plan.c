@@ -238,17 +238,11 @@ static void check_kv(void)
         return;
     qsf_options opt = options_of(1);
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
-    CHECK(plan.kv_k_bits == 8 && plan.kv_v_bits == 4 && plan.kv_is_rotated == 1);
+    CHECK(plan.kv_k_bits == 8 && plan.kv_v_bits == 8 && plan.kv_is_rotated == 0);
     CHECK_EQ(plan.chunk_tokens, 1);
     opt.kv_k_type = QSF_KV_2BIT;
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
-    CHECK(plan.kv_k_bits == 2 && plan.kv_v_bits == 4);
-    opt.kv_k_type = QSF_KV_DEFAULT;
-    const uint32_t head_dim = o.config.least_head_dim;
-    o.config.least_head_dim = 128;
-    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
-    CHECK(plan.kv_k_bits == 4 && plan.kv_v_bits == 4 && plan.kv_is_rotated == 1);
-    o.config.least_head_dim = head_dim;
+    CHECK(plan.kv_k_bits == 2 && plan.kv_v_bits == 8 && plan.kv_is_rotated == 1);
 
     opt = options_of(0);
     uint64_t less_bytes = 0;

@@ -44,7 +44,6 @@ static void make_model(uint32_t n_layers, uint64_t layer_bytes, bool is_tied)
                           .n_heads = 32,
                           .least_kv_heads = 32,
                           .head_dim = 128,
-                          .least_head_dim = 128,
                           .ffn_dim = 11008,
                           .n_vocab = 32000,
                           .max_tokens = 32768,
@@ -196,7 +195,7 @@ static void check_ladder(void)
         CHECK(plan.chunk_tokens >= 4 || plan.ctx_tokens <= 256);
         CHECK(plan.embedding_rows != 0 || plan.ctx_tokens <= 256 || is_resident[0]);
         CHECK(plan.io_depth == 4 || plan.ring_bytes < 2 * MIB);
-        CHECK(plan.kv_k_bits == 4 && plan.kv_v_bits == 4);
+        CHECK(plan.kv_k_bits == 8 && plan.kv_v_bits == 8);
         saw_ring = saw_ring || (plan.ring_bytes > 2 * MIB && plan.ring_bytes < 16 * MIB);
     }
     CHECK(saw_ring);
@@ -342,6 +341,7 @@ static void check_relief(void)
     opt.ctx_tokens = 512;
     CHECK_EQ_U64((least_budget(&opt) + MIB - 1) / MIB, n_mb);
     opt.chunk_tokens = 512; /* now that is what takes most */
+    opt.kv_k_type = opt.kv_v_type = QSF_KV_4BIT;
     CHECK_STATUS(make(&opt, &plan), QSF_ERR_NOMEM);
     CHECK(strstr(qsf_error_detail(), "; with prompt chunks of 1 token, ") != NULL);
     opt = options_of(60 * MIB);

@@ -210,14 +210,16 @@ def test_rotation_is_good_for_outliers(tmp_path: Path) -> None:
 
 def test_options_and_what_the_plan_says(long_llama: Path) -> None:
     plan = qsf.Model.plan(long_llama, ram_budget=None)
-    assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 4, True)
+    assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 8, False)
     plan = qsf.Model.plan(long_llama, ram_budget=None, exact=True)
     assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (32, 32, False)
     plan = qsf.Model.plan(long_llama, ram_budget=None, kv_type="k8v16")
     assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 16, False)
     plan = qsf.Model.plan(long_llama, ram_budget=None, kv_type="k8v16", kv_rotation=True)
     assert plan.kv_is_rotated
-    assert not qsf.Model.plan(long_llama, ram_budget=None, kv_rotation=False).kv_is_rotated
+    for rotation in (None, False):
+        plan = qsf.Model.plan(long_llama, ram_budget=None, kv_type="k8v4", kv_rotation=rotation)
+        assert plan.kv_is_rotated == (rotation is None)
     sizes = [
         qsf.Model.plan(long_llama, ram_budget=None, kv_type=kv_type).kv_bytes
         for kv_type in ("f32", "f16", "8bit", "4bit", "2bit")
@@ -237,19 +239,13 @@ def test_what_cannot_be(long_llama: Path, tmp_path: Path) -> None:
         qsf.Model(tmp_path / "m.qsf", ram_budget=None, kv_rotation=True)
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "key_bits", "is_rotated"),
-    [(8, 8, False), (10, 8, False), (16, 8, True), (80, 8, True), (126, 8, True), (128, 4, True)],
-)
-def test_the_default_follows_from_the_heads(
-    tmp_path: Path, head_dim: int, key_bits: int, is_rotated: bool
-) -> None:
-    """Never from the budget: the least plan has the same types as the largest."""
+@pytest.mark.parametrize("head_dim", [8, 80, 256])
+def test_the_default_has_8_bits(tmp_path: Path, head_dim: int) -> None:
+    """Whatever the budget: the least plan has the same types as the largest."""
     convert(make_llama(tmp_path / "hf", head_dim=head_dim), tmp_path / "m.qsf")
     for ram_budget in (None, 1):
         plan = qsf.Model.plan(tmp_path / "m.qsf", ram_budget=ram_budget)
-        assert (plan.kv_k_bits, plan.kv_v_bits) == (key_bits, 4)
-        assert plan.kv_is_rotated == is_rotated
+        assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 8, False)
     assert not plan.is_enough
 
 

@@ -85,8 +85,8 @@ def test_the_cache_of_qsf_run_is_judged_too(
         found: dict[str, Any] = json.loads(path.read_text("utf-8"))
         return found
 
-    both, run_alone = figures(), figures("--kv-type", "k8v4")
-    assert both["run_cache"]["kv_type"] == "k8v4"  # heads of 32 dimensions
+    both, run_alone = figures(), figures("--kv-type", "8bit")
+    assert both["run_cache"]["kv_type"] == "8bit"
     assert both["run_cache"]["perplexity"] == run_alone["perplexity"]
     change = 100 * (run_alone["perplexity"] / both["perplexity"] - 1)
     assert change != 0

@@ -84,7 +84,7 @@ def test_what_cannot_go_on_is_evaluated_again(
     (tmp_path / "talk.qsfs").write_bytes(kept)
     other = run(tiny_chat_8bit, "-p", "And you?", *options, "--kv-type", "f16")
     assert other.returncode == 0
-    assert "with a KV cache of k8v4" in other.stderr
+    assert "with a KV cache of 8bit" in other.stderr
 
     broken = bytearray(kept)
     broken[130] ^= 1  # of the messages

@@ -31,7 +31,7 @@ def test_the_plan_names_the_policy_and_holds_less(run: Run, tiny_llama_8bit: Pat
 
     whole = kv_line("--parallel", 8)
     window = kv_line("--parallel", 8, "--kv-policy", "window:64:4")
-    assert "512 tokens, k8v4, window:64:4" in window
+    assert "512 tokens, 8bit, window:64:4" in window
     assert float(window.split()[-1]) < float(whole.split()[-1])
 
 
@@ -133,7 +133,7 @@ def test_the_plan_and_the_end_say_what_a_file_costs(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     asked = ("--ram-budget", 0, "--max-seq-len", 512, "--kv-policy", "disk:32")
     plan = run(tiny_llama_8bit, "--plan", *asked)
-    assert "KV cache, 32 of 512 tokens, k8v4, disk:32" in plan.stdout
+    assert "KV cache, 32 of 512 tokens, 8bit, disk:32" in plan.stdout
     assert "and keys and values, at most" in plan.stdout
     prompt = ("-p", "Tom saw a red ball. " * 55, "--raw", *GREEDY, "-n", 40, "--verbose")
     done = run(tiny_llama_8bit, *asked, *prompt)
