@@ -118,7 +118,7 @@ static double run(const options *o, qsf_io *io, const qsf_io_setup *setup, unsig
               .next_off = begin_off};
 #if defined(POSIX_FADV_DONTNEED)
     if (!o->is_cached)
-        (void)posix_fadvise(io->file->fd, (off_t)begin_off, (off_t)o->run_bytes,
+        (void)posix_fadvise((int)io->file->handle, (off_t)begin_off, (off_t)o->run_bytes,
                             POSIX_FADV_DONTNEED);
 #endif
     const uint64_t start_ns = qsf_clock_ns();

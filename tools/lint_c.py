@@ -40,9 +40,24 @@ BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are all
     "printf|fprintf|puts|putchar|fputs|perror": frozenset(),
     "exit|abort|_Exit|quick_exit": frozenset(),
     "strcpy|strcat|sprintf|vsprintf|gets|strtok|atoi|alloca": frozenset(),
-    "fopen|fread|open|openat|mkstemp|pread|pwrite|mmap": frozenset({"platform"}),
-    r"pthread_\w+": frozenset({"platform"}),
+    "fopen|fread": frozenset(),
+    "mkstemp|fdopen|fileno|popen|realpath": frozenset({"platform"}),
 }
+# Only these folders name an operating system: its headers, its macros, its files. The others
+# include C11's headers, those of instruction sets and of the codecs. A folder -> those that may
+# include its headers.
+SYSTEM_FOLDERS = {
+    "csrc/platform/posix/": ("csrc/platform/posix/", "csrc/platform/linux/"),
+    "csrc/platform/linux/": ("csrc/platform/linux/",),
+}
+SYSTEM_FREE_HEADER = re.compile(
+    r"(assert|ctype|errno|fenv|float|inttypes|limits|locale|math|std(align|arg|atomic|bool|def|int|io"
+    r"|lib)|string|immintrin|arm_acle|arm_neon|cpuid|lz4|lz4hc|zstd|sanitizer/asan_interface)$"
+)
+SYSTEM_MACRO = re.compile(r"\b(__linux__|__ANDROID__|__APPLE__|__unix__|_WIN32|__MINGW32__)\b")
+SYSTEM_PATH = re.compile(r'"[^"\n]*/(?:proc|sys|dev)/')
+SYSTEM_HEADER = re.compile(r"^\s*#\s*include\s*<([^>]+)\.h>")
+MACROS_ALLOWED_IN = "csrc/include/qsf_library.h"  # how a library exports names
 MAX_LINES = 600
 MAX_COLUMNS = 100
 MAX_FUNCTION_LINES = 80
@@ -111,6 +126,30 @@ def check_room(room: str, text: str, code: str) -> Iterator[Violation]:
         for call in re.finditer(rf"(?<![\w.>])({names})\s*\(", code):
             where = f"only allowed in {', '.join(sorted(rooms))}/" if rooms else "not allowed"
             yield code.count("\n", 0, call.start()) + 1, f"{call.group(1)}() is {where}"
+
+
+def check_system(name: str, text: str, code: str) -> Iterator[Violation]:
+    """Find what names an operating system in the file `name` outside of the folders for it."""
+    inside = next((folder for folder in SYSTEM_FOLDERS if name.startswith(folder)), None)
+    for line_idx, (line, line_code) in enumerate(
+        zip(text.splitlines(), code.splitlines(), strict=True), 1
+    ):
+        include = INCLUDE.match(line)
+        for folder, users in SYSTEM_FOLDERS.items():
+            if include and f"csrc/{include[1]}".startswith(folder) and inside not in users:
+                yield line_idx, f"only {', '.join(users)} may include {include[1]}"
+        if inside is not None:
+            continue
+        where = f"only allowed in {', '.join(SYSTEM_FOLDERS)}"
+        header = SYSTEM_HEADER.match(line)
+        if header and not SYSTEM_FREE_HEADER.match(header[1]):
+            yield line_idx, f"<{header[1]}.h> is {where}"
+        macro = SYSTEM_MACRO.search(line_code)
+        if macro and name != MACROS_ALLOWED_IN:
+            yield line_idx, f"{macro[1]} is {where}"
+        path = SYSTEM_PATH.search(line)
+        if path:
+            yield line_idx, f"a path of the system is {where}"
 
 
 def module_of(path: Path) -> str:
@@ -190,6 +229,7 @@ def check(root: Path) -> list[str]:
             violations = [*check_form(path, text), *check_functions(code)]
             if folder == "csrc":
                 violations += check_room(name.parts[1], text, code)
+                violations += check_system(name.as_posix(), text, code)
                 note_includes(name.relative_to("csrc"), text, includes)
                 if path.name in seen:
                     violations.append((1, f"the name is taken by {seen[path.name]}"))

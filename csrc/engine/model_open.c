@@ -307,8 +307,8 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
                         sizeof *m);
     m->ledger = ledger;
     m->memory = memory;
-    m->reader.file.fd = -1;
-    m->io.direct_fd = -1;
+    m->reader.file.handle = -1;
+    m->io.direct = -1;
     m->options = *opt;
     if (m->options.n_threads == 0)
         m->options.n_threads = default_thread_count();

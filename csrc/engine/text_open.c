@@ -26,7 +26,7 @@ qsf_status qsf_text_open(const char *path, qsf_text **out)
     *out = NULL;
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, READER_BYTES);
-    qsf_reader r = {.file.fd = -1};
+    qsf_reader r = {.file.handle = -1};
     qsf_status status = qsf_reader_open(&r, &ledger, path, -1);
     if (status == QSF_OK)
         status = qsf_text_read(&r, out);

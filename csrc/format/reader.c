@@ -68,7 +68,7 @@ qsf_status qsf_reader_open(qsf_reader *r, qsf_ledger *ledger, const char *path,
                            int64_t reads_until_fault)
 {
     memset(r, 0, sizeof *r);
-    r->file.fd = -1;
+    r->file.handle = -1;
     const uint64_t held_bytes = ledger->held_bytes;
     QSF_TRY(qsf_file_open(&r->file, path));
     r->ledger = ledger;
@@ -97,7 +97,7 @@ void qsf_reader_close(qsf_reader *r)
     qsf_ledger_release(l, QSF_USE_TABLES, r->sections, r->n_sections * sizeof *r->sections);
     qsf_file_close(&r->file);
     memset(r, 0, sizeof *r);
-    r->file.fd = -1;
+    r->file.handle = -1;
 }
 
 void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out)

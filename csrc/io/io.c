@@ -64,11 +64,11 @@ uint32_t qsf_io_queue_depth(const qsf_io_setup *setup)
 
 qsf_status qsf_io_open(qsf_io *io, qsf_file *file, uint32_t method)
 {
-    *io = (qsf_io){.direct_fd = -1};
+    *io = (qsf_io){.direct = -1};
     const qsf_io_way *const way = way_of(method);
     if (way == NULL)
         return QSF_FAIL(QSF_ERR_ARG, "I/O method %" PRIu32 " does not exist", method);
-    *io = (qsf_io){.file = file, .method = method, .way = way, .direct_fd = -1};
+    *io = (qsf_io){.file = file, .method = method, .way = way, .direct = -1};
     const qsf_status status = way->open(io);
     if (status != QSF_OK)
         qsf_io_close(io);
@@ -80,7 +80,7 @@ void qsf_io_close(qsf_io *io)
     if (io->way == NULL)
         return;
     io->way->close(io);
-    *io = (qsf_io){.direct_fd = -1};
+    *io = (qsf_io){.direct = -1};
 }
 
 qsf_status qsf_io_queue_open(qsf_io_queue *queue, qsf_io *io, uint32_t depth)

@@ -224,7 +224,7 @@ static qsf_status open_as(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, u
 qsf_status qsf_io_choose(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, void *buffer,
                          size_t buffer_bytes, qsf_io_setup *setup, bool *is_probed)
 {
-    *io = (qsf_io){.direct_fd = -1};
+    *io = (qsf_io){.direct = -1};
     *setup = (qsf_io_setup){0};
     *is_probed = false;
     if (wish->depth > QSF_IO_MAX_DEPTH || wish->max_threads < 1)

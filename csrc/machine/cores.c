@@ -3,18 +3,15 @@
 #include "machine/cores.h"
 
 #include <stddef.h>
-#include <unistd.h>
 
 #include "platform/cgroup.h"
-#include "platform/cpu.h"
+#include "platform/cpu_system.h"
 
 uint32_t qsf_core_count(void)
 {
     uint32_t n_cores = qsf_cpu_list_cores(NULL, 0);
-    if (n_cores == 0) {
-        const long n_online = sysconf(_SC_NPROCESSORS_ONLN);
-        n_cores = n_online > 0 ? (uint32_t)n_online : 1;
-    }
+    if (n_cores == 0)
+        n_cores = qsf_cpu_count_online();
     qsf_cgroup group;
     qsf_cgroup_read(&group, "");
     return n_cores < group.n_cpus ? n_cores : group.n_cpus;

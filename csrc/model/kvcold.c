@@ -14,7 +14,7 @@
 
 void qsf_kv_cold_layout(qsf_kv_cold *cold, qsf_arena *a, const qsf_kv_pool *pool)
 {
-    *cold = (qsf_kv_cold){.file = {.fd = -1}};
+    *cold = (qsf_kv_cold){.file = {.handle = -1}};
     cold->checksums = qsf_arena_push(a, pool->n_cold_pages, sizeof *cold->checksums);
 }
 

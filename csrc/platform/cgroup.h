@@ -7,8 +7,6 @@
 #ifndef QSF_PLATFORM_CGROUP_H
 #define QSF_PLATFORM_CGROUP_H
 
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 typedef struct qsf_cgroup {
@@ -20,8 +18,5 @@ typedef struct qsf_cgroup {
 /* `root` is a prefix of all paths: "" for this machine; tests use a folder with its own proc/ and
  * sys/. Never fails: a limit that is not found is no limit. */
 void qsf_cgroup_read(qsf_cgroup *out, const char *root);
-
-/* Path of the file `name` in this process's version-2 group; false if there is no such group. */
-bool qsf_cgroup_path(const char *name, const char *root, char *path, size_t cap_bytes);
 
 #endif

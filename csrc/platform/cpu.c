@@ -1,4 +1,4 @@
-/* cpu.c - chooses the instruction-set level and lists the cores. */
+/* cpu.c - chooses the instruction-set level. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/cpu.h"
 
@@ -8,11 +8,6 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "platform/linux/procfile.h"
-
-#if defined(__linux__)
-#include <sched.h>
-#endif
 
 /* No default, so that the compiler warns about a missing level. */
 const char *qsf_isa_name(qsf_isa isa)
@@ -116,67 +111,3 @@ qsf_status qsf_isa_choose(qsf_isa *out)
     return QSF_FAIL(QSF_ERR_ARG, "QSF_ISA is \"%.32s\", which is unknown; this machine has: %s",
                     wanted, available);
 }
-
-#if defined(__linux__)
-
-#define MAX_CPUS 8192 /* most processors of a Linux kernel */
-
-typedef struct cpu_mask {
-    cpu_set_t sets[MAX_CPUS / CPU_SETSIZE];
-} cpu_mask;
-
-static bool mask_has(const cpu_mask *mask, size_t cpu)
-{
-    return CPU_ISSET_S(cpu, sizeof mask->sets, mask->sets) != 0;
-}
-
-/* True if the mask has a processor of the same core with a lower number, so that the core is
- * already counted. The list looks like "0,64" or "0-3". If it is unreadable, the processor counts
- * as a core. */
-static bool core_is_counted(const cpu_mask *mask, size_t cpu)
-{
-    char path[128];
-    char list[256];
-    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list",
-             cpu);
-    if (!qsf_procfile_read(path, list, sizeof list))
-        return false;
-    char *at = list;
-    while (*at >= '0' && *at <= '9') {
-        const size_t first = strtoul(at, &at, 10);
-        const size_t last = *at == '-' ? strtoul(at + 1, &at, 10) : first;
-        for (size_t other = first; other <= last && other < cpu; other++)
-            if (mask_has(mask, other))
-                return true;
-        at += *at == ',';
-    }
-    return false;
-}
-
-uint32_t qsf_cpu_list_cores(uint32_t *cpus, uint32_t cap)
-{
-    cpu_mask mask;
-    memset(&mask, 0, sizeof mask);
-    if (sched_getaffinity(0, sizeof mask.sets, mask.sets) != 0)
-        return 0;
-    uint32_t n_cores = 0;
-    for (uint32_t cpu = 0; cpu < MAX_CPUS; cpu++) {
-        if (!mask_has(&mask, cpu) || core_is_counted(&mask, cpu))
-            continue;
-        if (n_cores < cap)
-            cpus[n_cores] = cpu;
-        n_cores++;
-    }
-    return n_cores;
-}
-
-#else
-
-uint32_t qsf_cpu_list_cores(uint32_t *cpus, uint32_t cap)
-{
-    (void)cpus;
-    (void)cap;
-    return 0;
-}
-
-#endif

@@ -1,59 +1,23 @@
-/* cpu_arm.c - the instruction sets of a 64-bit ARM processor, as the system reports them. */
+/* cpu_arm.c - the instruction sets of a 64-bit ARM processor. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/cpu.h"
 
 #if QSF_ARCH_ARM
 
-#if defined(__linux__)
-#include <sys/auxv.h>
-#define HWCAP_BIT_CRC32 (1UL << 7)
-#define HWCAP_BIT_ASIMDDP (1UL << 20)
-#define HWCAP2_BIT_I8MM (1UL << 13)
-#elif defined(__APPLE__)
-#include <sys/sysctl.h>
-#endif
-
-static bool has_dotprod(void)
-{
-#if defined(__linux__)
-    return (getauxval(AT_HWCAP) & HWCAP_BIT_ASIMDDP) != 0;
-#elif defined(__ARM_FEATURE_DOTPROD)
-    return true; /* set by the compiler; every Apple processor has it */
-#else
-    return false;
-#endif
-}
-
-static bool has_i8mm(void)
-{
-#if defined(__linux__)
-    return (getauxval(AT_HWCAP2) & HWCAP2_BIT_I8MM) != 0;
-#elif defined(__APPLE__)
-    int has = 0; /* the M1 has not, the M2 has */
-    size_t n_bytes = sizeof has;
-    return sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &n_bytes, NULL, 0) == 0 && has != 0;
-#else
-    return false;
-#endif
-}
+#include "platform/cpu_system.h"
 
 bool qsf_cpu_has_crc32(void)
 {
-#if defined(__linux__)
-    return (getauxval(AT_HWCAP) & HWCAP_BIT_CRC32) != 0;
-#elif defined(__ARM_FEATURE_CRC32)
-    return true;
-#else
-    return false;
-#endif
+    return qsf_cpu_arm_features().has_crc32;
 }
 
 bool qsf_isa_has(qsf_isa isa)
 {
+    const qsf_arm_features f = qsf_cpu_arm_features();
     if (isa == QSF_ISA_DOTPROD)
-        return has_dotprod();
+        return f.has_dotprod;
     if (isa == QSF_ISA_I8MM)
-        return has_dotprod() && has_i8mm();
+        return f.has_dotprod && f.has_i8mm;
     return isa == QSF_ISA_SCALAR || isa == QSF_ISA_NEON;
 }
 

@@ -7,10 +7,7 @@
 #include <cpuid.h>
 #include <stdbool.h>
 
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "platform/cpu_system.h"
 
 /* cpuid leaf 1, ecx */
 #define LEAF1_ECX_PCLMUL (1U << 1)
@@ -35,9 +32,6 @@
 #define XCR0_YMM 0x06U
 #define XCR0_ZMM 0xE6U
 #define XCR0_TILES 0x60000U
-/* Linux requires a process to request the tile state. */
-#define ARCH_REQ_XCOMP_PERM 0x1023
-#define XFEATURE_XTILEDATA 18
 
 /* Output registers of cpuid and xgetbv. */
 typedef struct cpu_facts {
@@ -112,19 +106,11 @@ bool qsf_cpu_has_clmul512(void)
     return has_clmul(&f) && has_avx512(&f) && has_all(f.leaf7_ecx, LEAF7_ECX_VPCLMULQDQ);
 }
 
-static bool may_use_tiles(void)
-{
-#if defined(__linux__)
-    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-#else
-    return false;
-#endif
-}
-
 static bool has_amx(const cpu_facts *f)
 {
     return has_avx512(f) && has_all(f->xcr0, XCR0_TILES) &&
-           has_all(f->leaf7_edx, LEAF7_EDX_AMX_TILE | LEAF7_EDX_AMX_INT8) && may_use_tiles();
+           has_all(f->leaf7_edx, LEAF7_EDX_AMX_TILE | LEAF7_EDX_AMX_INT8) &&
+           qsf_cpu_request_tiles();
 }
 
 bool qsf_isa_has(qsf_isa isa)

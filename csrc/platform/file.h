@@ -25,7 +25,7 @@ typedef enum qsf_fault_kind {
 #define QSF_FAULT_SLOW_MS 300
 
 typedef struct qsf_file {
-    int fd; /* -1: closed */
+    intptr_t handle; /* of the system; -1: closed */
     uint64_t n_bytes;
     /* For tests: this many reads succeed, the next one is faulty, later ones succeed. Negative: no
      * read is faulty. */
@@ -34,7 +34,8 @@ typedef struct qsf_file {
 } qsf_file;
 
 /* `path` is UTF-8. QSF_ERR_IO: the file is missing, unreadable or not a regular file; the text
- * names the path. On failure fd is -1. */
+ * names the path. On failure the handle is
+ * -1. */
 qsf_status qsf_file_open(qsf_file *f, const char *path);
 void qsf_file_close(qsf_file *f);
 

@@ -1,17 +1,10 @@
-/* io_way.c - the error texts that all ways of reading share. */
+/* io_way.c - the error text that all ways of reading share. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/io_way.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 #include "base/status.h"
-
-qsf_status qsf_io_fail_system(const qsf_io *io, const qsf_io_read *read, int system_errno)
-{
-    return QSF_FAIL(QSF_ERR_IO, "%s read of %zu bytes at %" PRIu64 ": %s", io->way->name,
-                    read->n_bytes, read->off, strerror(system_errno));
-}
 
 qsf_status qsf_io_fail_short(const qsf_io *io, const qsf_io_read *read, size_t done_bytes)
 {

@@ -26,7 +26,7 @@ typedef struct qsf_io {
     qsf_file *file; /* borrowed */
     uint32_t method;
     const qsf_io_way *way;
-    int direct_fd; /* the same file opened for direct reads; -1: not used */
+    intptr_t direct; /* handle of the same file for direct reads; -1: not used */
     const unsigned char *map;
 } qsf_io;
 
@@ -60,7 +60,7 @@ typedef struct qsf_io_queue_fns {
 
 struct qsf_io_way {
     const char *name;
-    /* Sets io->direct_fd or io->map and tries a read. On failure it changes neither. */
+    /* Sets io->direct or io->map and tries a read. On failure it changes neither. */
     qsf_status (*open)(qsf_io *io);
     void (*close)(qsf_io *io); /* also after a failed open */
     /* Reads in the calling thread, completely or not at all. NULL: the way has queue_fns. */
@@ -74,7 +74,7 @@ extern const qsf_io_way qsf_io_direct_way;
 extern const qsf_io_way qsf_io_uring_way;
 extern const qsf_io_way qsf_io_mmap_way;
 
-/* Opens direct_fd and tries a read through it; closes it. */
+/* Opens io->direct and tries a read through it; closes it. */
 qsf_status qsf_io_direct_open(qsf_io *io);
 void qsf_io_direct_close(qsf_io *io);
 

@@ -3,22 +3,23 @@
 #ifndef QSF_PLATFORM_THREAD_H
 #define QSF_PLATFORM_THREAD_H
 
-#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "include/qsf.h"
 
+#define QSF_LOCK_BYTES 64 /* room for a mutex or a condition variable of any system */
+
 typedef struct qsf_mutex {
-    pthread_mutex_t system;
+    _Alignas(8) unsigned char system[QSF_LOCK_BYTES];
 } qsf_mutex;
 
 typedef struct qsf_condition {
-    pthread_cond_t system;
+    _Alignas(8) unsigned char system[QSF_LOCK_BYTES];
 } qsf_condition;
 
 typedef struct qsf_thread {
-    pthread_t system;
+    uintptr_t system;
 } qsf_thread;
 
 qsf_status qsf_mutex_init(qsf_mutex *m);

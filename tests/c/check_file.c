@@ -52,7 +52,7 @@ static void check_reads(void)
         CHECK_EQ(have[n_bytes], 0xEE);
     }
     qsf_file_close(&f);
-    CHECK_EQ(f.fd, -1);
+    CHECK_EQ(f.handle, -1);
     qsf_file_close(&f); /* twice is fine */
 }
 
@@ -151,9 +151,9 @@ static void check_faults(void)
 
 static void refuse(const char *name, const char *reason)
 {
-    qsf_file f = {.fd = 77};
+    qsf_file f = {.handle = 77};
     CHECK_STATUS(qsf_file_open(&f, name), QSF_ERR_IO);
-    CHECK_EQ(f.fd, -1);
+    CHECK_EQ(f.handle, -1);
     CHECK_CONTAINS(qsf_error_detail(), name);
     CHECK_CONTAINS(qsf_error_detail(), reason);
     qsf_file_close(&f);

@@ -354,7 +354,7 @@ static void check_refused_blocks(uint32_t method)
     fake.fail_errno = EIO;
     CHECK_STATUS(qsf_io_open(&io, &f, method), QSF_ERR_IO);
     fake.fail_errno = 0;
-    CHECK_EQ(io.direct_fd, -1);
+    CHECK_EQ(io.direct, -1);
     CHECK_EQ(count_open(), n_open);
     qsf_file_close(&f);
 }
@@ -477,8 +477,8 @@ static void check_no_readahead(uint32_t method)
     qsf_io_queue queue;
     if (!open_io(&f, &io, method))
         return;
-    if (fsync(f.fd) != 0 || posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED) != 0 ||
-        cached_bytes(f.fd) != 0) {
+    if (fsync((int)f.handle) != 0 || posix_fadvise((int)f.handle, 0, 0, POSIX_FADV_DONTNEED) != 0 ||
+        cached_bytes((int)f.handle) != 0) {
         printf("skipped: %s: pages of this file system stay in memory\n",
                qsf_io_method_name(method));
     } else if (CHECK_OK(qsf_io_queue_open(&queue, &io, 1))) {
@@ -488,7 +488,7 @@ static void check_no_readahead(uint32_t method)
         CHECK_OK(qsf_io_start(&queue, &read));
         CHECK_OK(qsf_io_finish(&queue, &read));
         CHECK(is_same(&read));
-        CHECK(cached_bytes(f.fd) <=
+        CHECK(cached_bytes((int)f.handle) <=
               n_bytes + qsf_io_locked_bytes(method, 1) - QSF_IO_CACHED_STEP_BYTES);
         qsf_io_queue_close(&queue);
     }

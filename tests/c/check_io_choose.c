@@ -58,7 +58,7 @@ static bool write_files(void)
 static bool drop(const qsf_file *f)
 {
 #if defined(POSIX_FADV_DONTNEED)
-    if (posix_fadvise(f->fd, 0, 0, POSIX_FADV_DONTNEED) != 0)
+    if (posix_fadvise((int)f->handle, 0, 0, POSIX_FADV_DONTNEED) != 0)
         return false;
 #endif
     return !qsf_io_is_cached(f);
@@ -84,7 +84,7 @@ static choice choose(qsf_file *f, const qsf_io_wish *wish, size_t buffer_bytes)
     c.status = qsf_io_choose(&io, f, wish, buffer_bytes > 0 ? buffer : NULL, buffer_bytes, &c.setup,
                              &c.is_probed);
     if (c.status != QSF_OK) {
-        CHECK_EQ(io.direct_fd, -1);
+        CHECK_EQ(io.direct, -1);
         return c;
     }
     CHECK_EQ(io.method, c.setup.method);
@@ -284,8 +284,8 @@ int main(void)
         return check_report("check_io_choose");
     snprintf(small_path, sizeof small_path, "%s/small.qsf", folder);
     snprintf(large_path, sizeof large_path, "%s/large.qsf", folder);
-    qsf_file small = {.fd = -1};
-    qsf_file large = {.fd = -1};
+    qsf_file small = {.handle = -1};
+    qsf_file large = {.handle = -1};
     if (CHECK(write_files()) && CHECK_OK(qsf_file_open(&small, small_path)) &&
         CHECK_OK(qsf_file_open(&large, large_path))) {
         const int n_open = count_open();

@@ -330,9 +330,9 @@ static void check_faults(void)
 
     unsigned char bit;
     const off_t off = (off_t)g.pool.layers[1].cold_off + 77;
-    CHECK_EQ(pread(kv->cold.file.fd, &bit, 1, off), 1);
+    CHECK_EQ(pread((int)kv->cold.file.handle, &bit, 1, off), 1);
     bit ^= 4;
-    CHECK_EQ(pwrite(kv->cold.file.fd, &bit, 1, off), 1);
+    CHECK_EQ(pwrite((int)kv->cold.file.handle, &bit, 1, off), 1);
     const qsf_kv_cold_page changed = {&g.pool.layers[1], 0, 0, true};
     CHECK_STATUS(qsf_kv_cold_read(&kv->cold, &changed, 200, 201, values), QSF_ERR_DAMAGED);
     CHECK_STATUS(qsf_kv_cold_read_records(&kv->cold, page.layer, 0, 1, (unsigned char *)values),

@@ -7,11 +7,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/cgroup.h"
 
-#if defined(__linux__)
-
 #include <stdio.h>
 #include <string.h>
 
+#include "platform/linux/cgroup_path.h"
 #include "platform/linux/procfile.h"
 
 #define PATH_BYTES 1024
@@ -234,22 +233,3 @@ void qsf_cgroup_read(qsf_cgroup *out, const char *root)
     walk_up(root, "cpu", visit_cpu_v1, out);
     walk_up(root, "", visit_v2, out);
 }
-
-#else
-
-bool qsf_cgroup_path(const char *name, const char *root, char *path, size_t cap_bytes)
-{
-    (void)name;
-    (void)root;
-    (void)path;
-    (void)cap_bytes;
-    return false;
-}
-
-void qsf_cgroup_read(qsf_cgroup *out, const char *root)
-{
-    (void)root;
-    *out = (qsf_cgroup){UINT64_MAX, UINT64_MAX, UINT32_MAX};
-}
-
-#endif

@@ -7,20 +7,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/io_cached.h"
 
-#if defined(__linux__)
-
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "platform/posix/descriptor.h"
+
 #define N_PLACES 64
 
 /* True if mincore() reports the page that begins at `off` as resident. */
 static bool is_resident(const qsf_file *file, uint64_t off, size_t page_bytes)
 {
-    void *const page = mmap(NULL, page_bytes, PROT_READ, MAP_SHARED, file->fd, (off_t)off);
+    void *const page = mmap(NULL, page_bytes, PROT_READ, MAP_SHARED, qsf_file_fd(file), (off_t)off);
     if (page == MAP_FAILED)
         return false;
     unsigned char bits = 0;
@@ -34,7 +34,7 @@ static bool is_ours(const qsf_file *file)
 {
     struct stat about;
     const uid_t us = geteuid();
-    return us == 0 || (fstat(file->fd, &about) == 0 && about.st_uid == us);
+    return us == 0 || (fstat(qsf_file_fd(file), &about) == 0 && about.st_uid == us);
 }
 
 static bool reads_at_once(const qsf_file *file, uint64_t off)
@@ -42,7 +42,7 @@ static bool reads_at_once(const qsf_file *file, uint64_t off)
 #if defined(RWF_NOWAIT)
     unsigned char byte;
     const struct iovec to = {.iov_base = &byte, .iov_len = 1};
-    if (preadv2(file->fd, &to, 1, (off_t)off, RWF_NOWAIT) == 1)
+    if (preadv2(qsf_file_fd(file), &to, 1, (off_t)off, RWF_NOWAIT) == 1)
         return true;
     if (errno == EAGAIN)
         return false;
@@ -68,13 +68,3 @@ bool qsf_io_is_cached(const qsf_file *file)
     }
     return 2 * n_missing < n_places;
 }
-
-#else
-
-bool qsf_io_is_cached(const qsf_file *file)
-{
-    (void)file;
-    return false;
-}
-
-#endif

@@ -8,16 +8,14 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
-
-#include "base/status.h"
-#include "platform/io_way.h"
-
-#if defined(__linux__)
-
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#include "base/status.h"
+#include "platform/io_way.h"
+#include "platform/posix/descriptor.h"
 
 #define AROUND_BYTES (UINT64_C(2) << 20) /* the largest page */
 
@@ -100,7 +98,7 @@ static qsf_status open_mapping(qsf_io *io)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
                         "I/O method mmap: the file of %" PRIu64 " MB exceeds the address space",
                         n_bytes >> 20);
-    void *const map = mmap(NULL, (size_t)n_bytes, PROT_READ, MAP_SHARED, io->file->fd, 0);
+    void *const map = mmap(NULL, (size_t)n_bytes, PROT_READ, MAP_SHARED, qsf_file_fd(io->file), 0);
     if (map == MAP_FAILED)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
                         "I/O method mmap: cannot map the file of %" PRIu64 " MB: %s", n_bytes >> 20,
@@ -151,7 +149,7 @@ static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
     /* If the file shrank, bytes behind its end are zeroes or missing pages. Only the size of the
      * file reveals the zeroes. */
     struct stat about;
-    if (fstat(io->file->fd, &about) != 0)
+    if (fstat(qsf_file_fd(io->file), &about) != 0)
         return qsf_io_fail_system(io, read, errno);
     const uint64_t now_bytes = (uint64_t)about.st_size;
     const size_t have_bytes =
@@ -162,27 +160,6 @@ static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
         return qsf_io_fail_system(io, read, error == EFAULT ? EIO : error);
     return QSF_OK;
 }
-
-#else
-
-static qsf_status open_mapping(qsf_io *io)
-{
-    (void)io;
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method mmap: this system lacks process_vm_readv");
-}
-
-static void close_mapping(qsf_io *io)
-{
-    io->map = NULL;
-}
-
-static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
-{
-    (void)io;
-    return qsf_io_fail_system(io, read, ENOSYS);
-}
-
-#endif
 
 const qsf_io_way qsf_io_mmap_way = {
     .name = "mmap",

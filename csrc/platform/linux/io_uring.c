@@ -15,8 +15,9 @@
 
 #include "base/status.h"
 #include "platform/io_way.h"
+#include "platform/posix/descriptor.h"
 
-#if defined(__linux__) && defined(__has_include)
+#if defined(__has_include)
 #if __has_include(<linux/io_uring.h>)
 #include <linux/io_uring.h>
 #include <sys/syscall.h>
@@ -161,7 +162,7 @@ static int submit(qsf_io_queue *queue, uint32_t slot)
     const uint32_t idx = tail & r->request_mask;
     r->requests[idx] = (struct io_uring_sqe){
         .opcode = IORING_OP_READ,
-        .fd = queue->io->direct_fd,
+        .fd = qsf_io_direct_fd(queue->io),
         .off = read->off + from,
         .addr = (uintptr_t)(read->dst + from),
         .len = (uint32_t)(n_bytes < MAX_READ_BYTES ? n_bytes : MAX_READ_BYTES),

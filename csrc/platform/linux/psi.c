@@ -1,14 +1,12 @@
-/* psi.c - parses the line "full avg10=1.23 avg60=..." of Linux; 0 on other systems. */
+/* psi.c - parses the line "full avg10=1.23 avg60=..." of Linux. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/psi.h"
-
-#if defined(__linux__)
 
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "platform/cgroup.h"
+#include "platform/linux/cgroup_path.h"
 #include "platform/linux/procfile.h"
 
 #define PATH_BYTES 2048
@@ -51,13 +49,3 @@ double qsf_psi_memory_percent(const char *root)
         (void)read_percent(path, &percent);
     return percent;
 }
-
-#else
-
-double qsf_psi_memory_percent(const char *root)
-{
-    (void)root;
-    return 0.0;
-}
-
-#endif

@@ -12,11 +12,11 @@
 #if defined(__linux__)
 #include <sys/vfs.h>
 #endif
-#include <time.h>
 #include <unistd.h>
 
 #include "base/checked.h"
 #include "base/status.h"
+#include "platform/posix/descriptor.h"
 
 static const char *kind_name(mode_t mode)
 {
@@ -31,7 +31,7 @@ static const char *kind_name(mode_t mode)
 
 qsf_status qsf_file_open(qsf_file *f, const char *path)
 {
-    f->fd = -1;
+    f->handle = -1;
     f->n_bytes = 0;
     f->reads_until_fault = -1;
     f->fault_kind = QSF_FAULT_FAIL;
@@ -55,7 +55,7 @@ qsf_status qsf_file_open(qsf_file *f, const char *path)
         return QSF_FAIL(QSF_ERR_IO, "cannot open %s: it is %s, not a regular file", path,
                         kind_name(about.st_mode));
     }
-    f->fd = fd;
+    f->handle = fd;
     f->n_bytes = (uint64_t)about.st_size;
     return QSF_OK;
 }
@@ -97,65 +97,26 @@ static bool is_in_memory(int fd)
 
 qsf_status qsf_file_create_unnamed(qsf_file *f, const char *folder)
 {
-    *f = (qsf_file){.fd = open_unnamed(folder), .reads_until_fault = -1};
-    if (f->fd < 0)
+    *f = (qsf_file){.handle = open_unnamed(folder), .reads_until_fault = -1};
+    if (f->handle < 0)
         return QSF_FAIL(QSF_ERR_IO, "cannot create a file in %s: %s", folder, strerror(errno));
-    if (is_in_memory(f->fd)) {
+    if (is_in_memory(qsf_file_fd(f))) {
         qsf_file_close(f);
         return QSF_FAIL(QSF_ERR_ARG, "%s lies in memory, not on a disk: name another folder",
                         folder);
     }
 #if defined(POSIX_FADV_RANDOM)
-    (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_RANDOM); /* pages on their way are locked */
+    (void)posix_fadvise(qsf_file_fd(f), 0, 0,
+                        POSIX_FADV_RANDOM); /* pages on their way are locked */
 #endif
     return QSF_OK;
 }
 
 void qsf_file_close(qsf_file *f)
 {
-    if (f->fd >= 0)
-        close(f->fd);
-    f->fd = -1;
-}
-
-/* Counts down and returns the fault of this read. */
-static qsf_fault_kind next_fault(qsf_file *f)
-{
-    if (atomic_load_explicit(&f->reads_until_fault, memory_order_relaxed) < 0)
-        return QSF_FAULT_NONE;
-    if (atomic_fetch_sub_explicit(&f->reads_until_fault, 1, memory_order_relaxed) != 0)
-        return QSF_FAULT_NONE;
-    return atomic_load_explicit(&f->fault_kind, memory_order_relaxed);
-}
-
-static void sleep_ms(uint32_t n_ms)
-{
-    struct timespec left = {.tv_sec = n_ms / 1000, .tv_nsec = (long)(n_ms % 1000) * 1000000};
-    while (nanosleep(&left, &left) != 0 && errno == EINTR)
-        continue;
-}
-
-qsf_status qsf_file_end_read(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes)
-{
-    switch (next_fault(f)) {
-    case QSF_FAULT_FAIL:
-        return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": fault injected by a test",
-                        n_bytes, offset);
-    case QSF_FAULT_SHORT:
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "file ends early (injected by a test): wanted %zu bytes at %" PRIu64,
-                        n_bytes, offset);
-    case QSF_FAULT_SLOW:
-        sleep_ms(QSF_FAULT_SLOW_MS);
-        break;
-    case QSF_FAULT_CORRUPT:
-        if (n_bytes > 0)
-            ((unsigned char *)dst)[n_bytes / 2] ^= 1;
-        break;
-    case QSF_FAULT_NONE:
-        break;
-    }
-    return QSF_OK;
+    if (f->handle >= 0)
+        close(qsf_file_fd(f));
+    f->handle = -1;
 }
 
 qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes)
@@ -167,7 +128,7 @@ qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_by
     size_t left_bytes = n_bytes;
     uint64_t from = offset;
     while (left_bytes > 0) {
-        const ssize_t got = pread(f->fd, to, left_bytes, (off_t)from);
+        const ssize_t got = pread(qsf_file_fd(f), to, left_bytes, (off_t)from);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
@@ -190,7 +151,8 @@ qsf_status qsf_file_write_at(qsf_file *f, uint64_t offset, const void *src, size
     const unsigned char *from = src;
     size_t left_bytes = n_bytes;
     while (left_bytes > 0) {
-        const ssize_t put = pwrite(f->fd, from, left_bytes, (off_t)(offset + n_bytes - left_bytes));
+        const ssize_t put =
+            pwrite(qsf_file_fd(f), from, left_bytes, (off_t)(offset + n_bytes - left_bytes));
         if (put < 0 && errno == EINTR)
             continue;
         if (put <= 0)

@@ -10,11 +10,19 @@
 
 #include "base/status.h"
 #include "platform/io_way.h"
+#include "platform/posix/descriptor.h"
+
+qsf_status qsf_io_fail_system(const qsf_io *io, const qsf_io_read *read, int system_errno)
+{
+    return QSF_FAIL(QSF_ERR_IO, "%s read of %zu bytes at %" PRIu64 ": %s", io->way->name,
+                    read->n_bytes, read->off, strerror(system_errno));
+}
 
 static qsf_status open_buffered(qsf_io *io)
 {
 #if defined(POSIX_FADV_SEQUENTIAL)
-    (void)posix_fadvise(io->file->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* the system may read ahead */
+    (void)posix_fadvise(qsf_file_fd(io->file), 0, 0,
+                        POSIX_FADV_SEQUENTIAL); /* the system may read ahead */
 #else
     (void)io;
 #endif
@@ -24,7 +32,7 @@ static qsf_status open_buffered(qsf_io *io)
 static void stop_readahead(const qsf_io *io)
 {
 #if defined(POSIX_FADV_RANDOM)
-    (void)posix_fadvise(io->file->fd, 0, 0, POSIX_FADV_RANDOM);
+    (void)posix_fadvise(qsf_file_fd(io->file), 0, 0, POSIX_FADV_RANDOM);
 #else
     (void)io;
 #endif
@@ -57,12 +65,12 @@ static qsf_status read_through(const qsf_io *io, int fd, const qsf_io_read *read
 
 static qsf_status read_buffered(const qsf_io *io, const qsf_io_read *read)
 {
-    return read_through(io, io->file->fd, read, QSF_IO_CACHED_STEP_BYTES);
+    return read_through(io, qsf_file_fd(io->file), read, QSF_IO_CACHED_STEP_BYTES);
 }
 
 static qsf_status read_direct(const qsf_io *io, const qsf_io_read *read)
 {
-    return read_through(io, io->direct_fd, read, SIZE_MAX);
+    return read_through(io, qsf_io_direct_fd(io), read, SIZE_MAX);
 }
 
 #if defined(O_DIRECT)
@@ -78,7 +86,7 @@ static qsf_status fail_direct(const char *reason, int system_errno)
 static qsf_status reopen(const qsf_io *io, int *fd)
 {
     char name[32];
-    snprintf(name, sizeof name, "/proc/self/fd/%d", io->file->fd);
+    snprintf(name, sizeof name, "/proc/self/fd/%d", qsf_file_fd(io->file));
     do {
         *fd = open(name, O_RDONLY | O_CLOEXEC | O_DIRECT);
     } while (*fd < 0 && errno == EINTR);
@@ -87,7 +95,7 @@ static qsf_status reopen(const qsf_io *io, int *fd)
                                : fail_direct("cannot open the file a second time", errno);
     struct stat first;
     struct stat second;
-    if (fstat(io->file->fd, &first) != 0 || fstat(*fd, &second) != 0)
+    if (fstat(qsf_file_fd(io->file), &first) != 0 || fstat(*fd, &second) != 0)
         return fail_direct("cannot inspect the file", errno);
     if (first.st_dev != second.st_dev || first.st_ino != second.st_ino)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: %s is not the file that is open",
@@ -118,7 +126,7 @@ static qsf_status try_read(int fd)
  * the index bypass the cache too. That is only slower. */
 static qsf_status reopen(const qsf_io *io, int *fd)
 {
-    *fd = fcntl(io->file->fd, F_DUPFD_CLOEXEC, 0);
+    *fd = fcntl(qsf_file_fd(io->file), F_DUPFD_CLOEXEC, 0);
     if (*fd < 0 || fcntl(*fd, F_NOCACHE, 1) != 0)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: %s", strerror(errno));
     return QSF_OK;
@@ -154,7 +162,7 @@ qsf_status qsf_io_direct_open(qsf_io *io)
     if (status == QSF_OK)
         status = try_read(fd);
     if (status == QSF_OK)
-        io->direct_fd = fd;
+        io->direct = fd;
     else if (fd >= 0)
         close(fd);
     return status;
@@ -162,9 +170,9 @@ qsf_status qsf_io_direct_open(qsf_io *io)
 
 void qsf_io_direct_close(qsf_io *io)
 {
-    if (io->direct_fd >= 0)
-        close(io->direct_fd);
-    io->direct_fd = -1;
+    if (io->direct >= 0)
+        close(qsf_io_direct_fd(io));
+    io->direct = -1;
 }
 
 const qsf_io_way qsf_io_buffered_way = {

@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <limits.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
@@ -13,6 +14,26 @@
 #include <unistd.h>
 
 #include "base/status.h"
+
+_Static_assert(sizeof(pthread_mutex_t) <= QSF_LOCK_BYTES && _Alignof(pthread_mutex_t) <= 8, "");
+_Static_assert(sizeof(pthread_cond_t) <= QSF_LOCK_BYTES && _Alignof(pthread_cond_t) <= 8, "");
+_Static_assert(sizeof(pthread_t) == sizeof(uintptr_t), "");
+
+static pthread_mutex_t *mutex_of(qsf_mutex *m)
+{
+    return (void *)m->system;
+}
+
+static pthread_cond_t *condition_of(qsf_condition *c)
+{
+    return (void *)c->system;
+}
+
+/* pthread_t is a number on some systems, a pointer on others. */
+static pthread_t thread_of(const qsf_thread *t)
+{
+    return (pthread_t)t->system;
+}
 
 /* For calls that fail only if they are used wrongly. */
 static void must_be_zero(int error)
@@ -23,7 +44,7 @@ static void must_be_zero(int error)
 
 qsf_status qsf_mutex_init(qsf_mutex *m)
 {
-    const int error = pthread_mutex_init(&m->system, NULL);
+    const int error = pthread_mutex_init(mutex_of(m), NULL);
     if (error != 0)
         return QSF_FAIL(QSF_ERR_NOMEM, "cannot create a mutex: %s", strerror(error));
     return QSF_OK;
@@ -31,28 +52,28 @@ qsf_status qsf_mutex_init(qsf_mutex *m)
 
 void qsf_mutex_destroy(qsf_mutex *m)
 {
-    must_be_zero(pthread_mutex_destroy(&m->system));
+    must_be_zero(pthread_mutex_destroy(mutex_of(m)));
 }
 
 void qsf_mutex_lock(qsf_mutex *m)
 {
-    must_be_zero(pthread_mutex_lock(&m->system));
+    must_be_zero(pthread_mutex_lock(mutex_of(m)));
 }
 
 void qsf_mutex_unlock(qsf_mutex *m)
 {
-    must_be_zero(pthread_mutex_unlock(&m->system));
+    must_be_zero(pthread_mutex_unlock(mutex_of(m)));
 }
 
 qsf_status qsf_condition_init(qsf_condition *c)
 {
 #if defined(__APPLE__)
-    const int error = pthread_cond_init(&c->system, NULL);
+    const int error = pthread_cond_init(condition_of(c), NULL);
 #else
     pthread_condattr_t attributes;
     must_be_zero(pthread_condattr_init(&attributes));
     must_be_zero(pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC)); /* for wait_for */
-    const int error = pthread_cond_init(&c->system, &attributes);
+    const int error = pthread_cond_init(condition_of(c), &attributes);
     must_be_zero(pthread_condattr_destroy(&attributes));
 #endif
     if (error != 0)
@@ -62,12 +83,12 @@ qsf_status qsf_condition_init(qsf_condition *c)
 
 void qsf_condition_destroy(qsf_condition *c)
 {
-    must_be_zero(pthread_cond_destroy(&c->system));
+    must_be_zero(pthread_cond_destroy(condition_of(c)));
 }
 
 void qsf_condition_wait(qsf_condition *c, qsf_mutex *m)
 {
-    must_be_zero(pthread_cond_wait(&c->system, &m->system));
+    must_be_zero(pthread_cond_wait(condition_of(c), mutex_of(m)));
 }
 
 void qsf_condition_wait_for(qsf_condition *c, qsf_mutex *m, uint64_t timeout_ns)
@@ -77,20 +98,20 @@ void qsf_condition_wait_for(qsf_condition *c, qsf_mutex *m, uint64_t timeout_ns)
 #if defined(__APPLE__)
     until.tv_sec = (time_t)(timeout_ns / second_ns);
     until.tv_nsec = (long)(timeout_ns % second_ns);
-    const int error = pthread_cond_timedwait_relative_np(&c->system, &m->system, &until);
+    const int error = pthread_cond_timedwait_relative_np(condition_of(c), mutex_of(m), &until);
 #else
     clock_gettime(CLOCK_MONOTONIC, &until);
     const uint64_t total_ns = (uint64_t)until.tv_nsec + timeout_ns;
     until.tv_sec += (time_t)(total_ns / second_ns);
     until.tv_nsec = (long)(total_ns % second_ns);
-    const int error = pthread_cond_timedwait(&c->system, &m->system, &until);
+    const int error = pthread_cond_timedwait(condition_of(c), mutex_of(m), &until);
 #endif
     must_be_zero(error == ETIMEDOUT ? 0 : error);
 }
 
 void qsf_condition_wake_all(qsf_condition *c)
 {
-    must_be_zero(pthread_cond_broadcast(&c->system));
+    must_be_zero(pthread_cond_broadcast(condition_of(c)));
 }
 
 /* Signals of faults stay open: a fault whose signal is blocked ends the process without calling the
@@ -124,7 +145,9 @@ qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void
         sigset_t before;
         fill_blocked(&blocked);
         must_be_zero(pthread_sigmask(SIG_BLOCK, &blocked, &before));
-        error = pthread_create(&t->system, &attributes, run, arg);
+        pthread_t started = (pthread_t)0;
+        error = pthread_create(&started, &attributes, run, arg);
+        t->system = (uintptr_t)started;
         must_be_zero(pthread_sigmask(SIG_SETMASK, &before, NULL));
     }
     pthread_attr_destroy(&attributes);
@@ -136,7 +159,7 @@ qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void
 
 void qsf_thread_join(qsf_thread *t)
 {
-    must_be_zero(pthread_join(t->system, NULL));
+    must_be_zero(pthread_join(thread_of(t), NULL));
 }
 
 void qsf_thread_yield(void)
@@ -150,7 +173,7 @@ qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)
     cpu_set_t sets[8192 / CPU_SETSIZE]; /* most processors of a Linux kernel */
     CPU_ZERO_S(sizeof sets, sets);
     CPU_SET_S(cpu, sizeof sets, sets);
-    const int error = pthread_setaffinity_np(t->system, sizeof sets, sets);
+    const int error = pthread_setaffinity_np(thread_of(t), sizeof sets, sets);
     if (error != 0)
         return QSF_FAIL(QSF_ERR_ARG, "cannot pin a thread to processor %u: %s", cpu,
                         strerror(error));

@@ -1,0 +1,27 @@
+/* cpu_system.h - what only the operating system reports about the processor. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_PLATFORM_CPU_SYSTEM_H
+#define QSF_PLATFORM_CPU_SYSTEM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "platform/cpu.h"
+
+/* Requests the state of AMX tiles for this process; false if the system does not grant it. */
+bool qsf_cpu_request_tiles(void);
+
+/* Logical processors that are online; at least 1. */
+uint32_t qsf_cpu_count_online(void);
+
+#if QSF_ARCH_ARM
+typedef struct qsf_arm_features {
+    bool has_dotprod;
+    bool has_i8mm;
+    bool has_crc32;
+} qsf_arm_features;
+
+qsf_arm_features qsf_cpu_arm_features(void);
+#endif
+
+#endif
