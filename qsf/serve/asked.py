@@ -43,7 +43,7 @@ class Serving:
     name: str
     fingerprint: str
     most_choices: int
-    constraints: Constraints | None = None
+    constraints: Constraints | str = ""  # the text: why there are none
     max_seconds: float | None = None
     is_strict: bool = False
     is_strict_model: bool = False

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qsf.errors import QsfError, QsfFormatError, QsfIOError, QsfMemoryError
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
 from qsf.file.reader import is_qsf_file
 from qsf.serve.options import Request, ServeOptions, parse
 from qsf.shell import command
@@ -66,14 +66,10 @@ def _run(request: Request) -> int:
     if isinstance(path, int):
         return path
     from qsf.model import Model
+    from qsf.native.opening import does_not_fit, text_budget_bytes
     from qsf.text.parts import require_tokenizer
 
     require_tokenizer(path)
-    opening = replace(
-        request.opening,
-        **request.serving.sessions(),
-        reserve_mb=reserve_mb(request.serving),
-    )
     # Before the model is opened: what is there then, the plan of memory counts.
     _leave_ssl_out()
     try:
@@ -84,7 +80,12 @@ def _run(request: Request) -> int:
 
     from qsf.serve.server import Server  # noqa: F401
 
-    constraints = read_constraints(path, request.serving)
+    constraints = read_constraints(path, request.serving, text_budget_bytes(request.opening))
+    opening = replace(
+        request.opening,
+        **request.serving.sessions(),
+        reserve_mb=reserve_mb(request.serving, has_grammars=not isinstance(constraints, str)),
+    )
     if request.is_plan:
         return _print_plan(Model.plan(path, **opening.arguments()))
     try:
@@ -92,15 +93,13 @@ def _run(request: Request) -> int:
     except QsfMemoryError as error:
         if error.plan is None:
             raise
-        from qsf.native.opening import does_not_fit
-
         raise QsfMemoryError(does_not_fit(error.plan, is_command=True)) from None
     with model:
         sys.setswitchinterval(_SWITCH_SECONDS)
         return asyncio.run(_serve(model, path, request, constraints))
 
 
-def reserve_mb(options: ServeOptions) -> int:
+def reserve_mb(options: ServeOptions, *, has_grammars: bool) -> int:
     """Return how much of the budget the server itself may take, beside what is imported.
 
     Measured: a body takes up to 5 times its size while it is read, and two large ones may be in
@@ -109,7 +108,7 @@ def reserve_mb(options: ServeOptions) -> int:
     """
     return (
         (RENDER_BYTES >> 20)
-        + 8 * (1 + options.constraints)
+        + 8 * (1 + has_grammars)
         + 10 * options.max_body_mb
         + -(-options.connections // 32)
     )
@@ -143,20 +142,28 @@ def _print_plan(plan: MemoryPlan) -> int:
     return 0 if plan.is_enough else _fail(does_not_fit(plan, is_command=True))
 
 
-def read_constraints(path: Path, options: ServeOptions) -> Constraints | None:
-    """Return what makes constraints, where they are asked for."""
-    if not options.constraints:
-        return None
+def read_constraints(
+    path: Path, options: ServeOptions, budget_bytes: int | None = None
+) -> Constraints | str:
+    """Return what makes constraints, or why there is nothing that does."""
+    if options.constraints is False:
+        return "the server was started with --constraints off"
     from qsf.text.constraints import Constraints
 
-    return Constraints(path)
+    is_asked = options.constraints is True
+    try:
+        return Constraints(path, None if is_asked or budget_bytes is None else budget_bytes // 3)
+    except QsfArgumentError as error:
+        if is_asked:
+            raise
+        return str(error)
 
 
 def make_server(
     model: Model,
     path: Path,
     options: ServeOptions,
-    constraints: Constraints | None = None,
+    constraints: Constraints | str = "",
     *,
     is_quiet: bool = False,
 ) -> Server:
@@ -225,9 +232,7 @@ def _fingerprint(model: Model, path: Path) -> str:
     return "qsf-" + hashlib.blake2b(start + repr(how).encode(), digest_size=6).hexdigest()
 
 
-async def _serve(
-    model: Model, path: Path, request: Request, constraints: Constraints | None
-) -> int:
+async def _serve(model: Model, path: Path, request: Request, constraints: Constraints | str) -> int:
     import asyncio
 
     options = request.serving

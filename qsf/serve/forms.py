@@ -56,7 +56,7 @@ def read_form(fields: Fields, formats: Fields, name: str) -> AnswerForm | None:
     return asked[0] if asked else None
 
 
-def constrain(constraints: Constraints | None, form: AnswerForm) -> Constraint:
+def constrain(constraints: Constraints | str, form: AnswerForm) -> Constraint:
     """Return the constraint of a form. Raises Problem for what cannot be enforced."""
     try:
         return need_constraints(constraints, form.place).make(*form)
@@ -64,13 +64,13 @@ def constrain(constraints: Constraints | None, form: AnswerForm) -> Constraint:
         raise invalid(form.place, str(error), "invalid_grammar") from None
 
 
-def need_constraints(constraints: Constraints | None, place: str) -> Constraints:
+def need_constraints(constraints: Constraints | str, place: str) -> Constraints:
     """Return what makes constraints. Raises Problem where the server has none."""
-    if constraints is None:
+    if isinstance(constraints, str):
         raise Problem(
             400,
             "unsupported_parameter",
-            f"{place} is not supported so: the server was started without --constraints",
+            f"{place} cannot be enforced: {constraints}",
             param=place,
         )
     return constraints

@@ -14,6 +14,7 @@ from qsf.options import (
     Kind,
     ModelOptions,
     Number,
+    Switch,
     Texts,
     Whole,
     option_field,
@@ -114,8 +115,11 @@ class ServeOptions(CheckedOptions):
     )
     strict: bool = _serve(False, Flag(), "refuse fields that are not known, instead of naming them")
     strict_model: bool = _serve(False, Flag(), "refuse requests for a model of another name")
-    constraints: bool = _serve(
-        False, Flag(), "let requests ask for JSON, schemas, regular expressions and grammars"
+    constraints: bool | None = _serve(
+        None,
+        Switch(),
+        "let requests ask for JSON, schemas, regular expressions and grammars",
+        "auto: where llguidance is installed, and its tables take a third of the budget at most",
     )
     max_body_mb: int = _serve(1, Whole(1, 64), "most MB of the body of a request")
     prefix: str | None = _serve(

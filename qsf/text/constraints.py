@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.file.reader import Reader
 from qsf.text.channels import ends_with_channels
+from qsf.text.endless import is_endless_grammar, is_endless_schema
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids
 
@@ -36,18 +37,21 @@ _LIMITS = {
     "max_lexer_states": 62_500,
     "max_grammar_size": 125_000,
 }
+# What llguidance's tables take for each token, its slices included. Measured: 370 to 420.
+_TOKEN_BYTES = 400
+_ENDLESS = "its recursion never ends: each text of this form would contain another one"
 KINDS = ("json", "regex", "choice", "grammar")
 
 
 class _Vocabulary:
     """What llguidance asks of a tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, end_id: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, n_vocab: int, end_id: int) -> None:
         self.eos_token_id = end_id
         self.bos_token_id = tokenizer.bos_id
-        self.tokens = [
-            tokenizer.token_bytes(token, skip_special=False) for token in range(tokenizer.n_vocab)
-        ]
+        # The model may have more rows than its tokenizer has tokens. llguidance goes by this list.
+        names = (tokenizer.token_bytes(i, skip_special=False) for i in range(tokenizer.n_vocab))
+        self.tokens = [*names, *[b""] * (n_vocab - tokenizer.n_vocab)]
         self.special_token_ids = sorted(tokenizer.special_ids)
         self._tokenizer = tokenizer
 
@@ -105,17 +109,18 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise QsfError(f"the grammar cannot be followed: {self._matcher.get_error()[:300]}")
+            raise QsfError(f"the grammar cannot be followed: {_error_text(self._matcher)}")
 
 
 class Constraints:
     """Makes constraints for the vocabulary of one file (extra ``constraints``)."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], most_bytes: int | None = None) -> None:
         """Read the vocabulary; it takes some megabytes, so before the model is opened.
 
         Raises:
-            QsfArgumentError: the package is missing, or the file has no token that ends a text.
+            QsfArgumentError: the package is missing, the file has no token that ends a text, or
+                the tables for the vocabulary take more than ``most_bytes``.
         """
         try:
             import llguidance
@@ -131,11 +136,16 @@ class Constraints:
             n_vocab = reader.header.n_vocab
         if parts.tokenizer is None or not ends:
             raise QsfArgumentError("constraints need a tokenizer, and a token that ends a text")
-        wrapper = llguidance.TokenizerWrapper(_Vocabulary(parts.tokenizer, ends[0]))
+        if most_bytes is not None and _TOKEN_BYTES * n_vocab > most_bytes:
+            raise QsfArgumentError(
+                f"constraints need {_TOKEN_BYTES * n_vocab >> 20} MB for a vocabulary of {n_vocab} "
+                f"tokens, and at most {most_bytes >> 20} MB may be taken"
+            )
+        vocabulary = _Vocabulary(parts.tokenizer, n_vocab, ends[0])
+        wrapper = llguidance.TokenizerWrapper(vocabulary)
         self._library: Any = llguidance
-        self._tokenizer = self._library.LLTokenizer(
-            wrapper, n_vocab=n_vocab, eos_token=ends, slices=[]
-        )
+        self._tokenizer = self._library.LLTokenizer(wrapper, eos_token=ends)
+        wrapper.tokens = vocabulary.tokens = []  # it has its own
 
     def make(self, kind: str, value: Any, name: str) -> Constraint:
         """Return the constraint of a kind: one of ``KINDS`` ("json" is a schema), or "lark".
@@ -145,13 +155,18 @@ class Constraints:
         """
         try:
             grammar = self._grammar(kind, value)
+            if kind in ("grammar", "lark") and is_endless_grammar(grammar):
+                raise ValueError(_ENDLESS)
         except ValueError as error:
             raise QsfArgumentError(f"{name}: {error}") from None
+        except RecursionError:
+            raise QsfArgumentError(f"{name}: its brackets are nested too deeply") from None
         limits = self._library.LLParserLimits(**_LIMITS)
         matcher = self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # its error would be the grammar's: nothing was chosen yet
         if matcher.is_error():
-            text = " ".join(matcher.get_error().split())
-            raise QsfArgumentError(f"{name} cannot be enforced: {text[:300]}")
+            raise QsfArgumentError(f"{name} cannot be enforced: {_error_text(matcher)}")
         return Constraint(matcher, self._tokenizer)
 
     def _grammar(self, kind: str, value: Any) -> str:
@@ -184,6 +199,12 @@ class Constraints:
         return grammar
 
 
+def _error_text(matcher: Any) -> str:
+    """Return what went wrong, on one line and without the state of the library."""
+    text = " ".join(matcher.get_error().partition("<state>")[0].split())[:300]
+    return "no text has this form" if text.startswith("NoExtension") else text
+
+
 def lark_json(schema: Any) -> str:
     """Return a schema as a part of a Lark grammar. Raises ValueError for what it cannot be."""
     _check_schema(schema)
@@ -198,6 +219,8 @@ def _check_schema(schema: Any) -> None:
         raise ValueError(f"{n_properties} properties, and {_MAX_PROPERTIES} is the limit")
     if "x-guidance" in schema:
         raise ValueError("x-guidance is not for requests")
+    if is_endless_schema(schema):
+        raise ValueError(_ENDLESS)
 
 
 def _is_texts(value: Any) -> bool:

@@ -120,12 +120,9 @@ def tiny_llama_f16(converted: Callable[[str, str], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_chat_8bit(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
+def tiny_chat_dir(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
     """The bundled LLaMA model with a chat template and generation defaults of its own."""
-    from qsf_converter.convert import convert
-
-    folder = tmp_path_factory.mktemp("chat")
-    source = folder / "tiny-chat"
+    source = tmp_path_factory.mktemp("chat") / "tiny-chat"
     shutil.copytree(tiny_llama_dir, source)
     tokenizer = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
     tokenizer["chat_template"] = (
@@ -135,8 +132,42 @@ def tiny_chat_8bit(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Pat
     (source / "tokenizer_config.json").write_text(json.dumps(tokenizer), "utf-8")
     generation = {"eos_token_id": [1, 5], "temperature": 0.25, "top_k": 3}
     (source / "generation_config.json").write_text(json.dumps(generation), "utf-8")
-    convert(source, folder / "tiny-chat-8bit.qsf", quant_type="8bit")
-    return folder / "tiny-chat-8bit.qsf"
+    return source
+
+
+@pytest.fixture(scope="session")
+def tiny_chat_8bit(tiny_chat_dir: Path) -> Path:
+    """``tiny_chat_dir`` with 8-bit weights."""
+    from qsf_converter.convert import convert
+
+    path = tiny_chat_dir.with_suffix(".qsf")
+    convert(tiny_chat_dir, path, quant_type="8bit")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_padded_8bit(tiny_chat_dir: Path) -> Path:
+    """The same with 77 rows in its vocabulary that are no tokens, as Qwen models have them.
+
+    They are copies of tokens: a sampler that does not leave them out chooses them.
+    """
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+
+    from qsf_converter.convert import convert
+
+    source = tiny_chat_dir.with_name("tiny-padded")
+    shutil.copytree(tiny_chat_dir, source)
+    tensors = load_file(source / "model.safetensors")
+    rows = tensors["model.embed_tokens.weight"]
+    tensors["model.embed_tokens.weight"] = np.concatenate([rows, rows[260:337]])
+    save_file(tensors, source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    config["vocab_size"] += 77
+    (source / "config.json").write_text(json.dumps(config), "utf-8")
+    path = source.with_suffix(".qsf")
+    convert(source, path, quant_type="8bit")
+    return path
 
 
 @pytest.fixture(scope="session")

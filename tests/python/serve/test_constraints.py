@@ -14,7 +14,9 @@ import pytest
 
 from make.served import Client, serving
 from qsf.errors import QsfError
+from qsf.serve.cli import read_constraints
 from qsf.serve.job import Job
+from qsf.serve.options import ServeOptions
 from qsf.text.constraints import Constraint
 
 pytest.importorskip("llguidance")
@@ -34,8 +36,9 @@ PERSON: Any = {
 
 
 @pytest.fixture(scope="module")
-def client(tiny_chat_8bit: Path) -> Iterator[Client]:
-    with serving(tiny_chat_8bit, parallel=3, constraints=True) as found:
+def client(tiny_padded_8bit: Path) -> Iterator[Client]:
+    """Constraints are on where nobody says otherwise, also for a padded vocabulary."""
+    with serving(tiny_padded_8bit, parallel=3) as found:
         yield found
 
 
@@ -82,6 +85,27 @@ def test_a_schema_is_followed(client: Client) -> None:
         text={"format": {"type": "json_schema", "name": "person", "schema": PERSON}},
     ).json
     assert is_person(json.loads(said["output"][0]["content"][0]["text"]))
+
+
+def test_rows_that_are_no_tokens_are_never_chosen(client: Client) -> None:
+    constraints = client.server.serving.constraints
+    assert not isinstance(constraints, str)
+    n_tokens, n_rows = client.model.tokenizer.n_vocab, client.model.info.n_vocab
+    assert n_tokens == n_rows - 77
+    for kind, value in (("regex", "(?s:.*)"), ("json", PERSON), ("lark", "start: /(.|\\n)+/")):
+        mask = constraints.make(kind, value, "x").mask()
+        assert mask is not None
+        assert len(mask) >= -(-n_rows // 8)
+        assert any(mask)
+        assert not int.from_bytes(mask, "little") >> n_tokens
+
+
+def test_constraints_are_left_out_where_they_take_too_much(tiny_padded_8bit: Path) -> None:
+    auto = read_constraints(tiny_padded_8bit, ServeOptions(), 1 << 20)
+    assert isinstance(auto, str)
+    assert "for a vocabulary of 2125 tokens" in auto
+    asked = read_constraints(tiny_padded_8bit, ServeOptions(constraints=True), 1 << 20)
+    assert not isinstance(asked, str)
 
 
 def test_other_forms_are_followed(client: Client) -> None:
@@ -186,6 +210,11 @@ def test_what_cannot_be_enforced_is_refused(client: Client, tiny_llama_4bit: Pat
         ({"json": schema}, "json", "501 properties, and 500 is the limit"),
         ({"json": {"description": "x" * 70_000}}, "json", "65536 is the limit"),
         ({"json": 5}, "json", "must be a JSON schema"),
+        ({"json": {"$ref": "#"}}, "json", "recursion never ends"),
+        ({"grammar": "root ::= root | item\nitem ::= root"}, "grammar", "recursion never ends"),
+        ({"grammar": 'start: A "x"\nA: A | "y"'}, "grammar", "circular reference"),
+        ({"grammar": "root ::= " + "(" * 5000}, "grammar", "grammar"),
+        ({"regex": "[^\\s\\S]"}, "regex", "no text has this form"),
         ({"regex": "[0-9"}, "regex", "cannot be enforced"),
         ({"regex": "(" * 20_000}, "regex", "cannot be enforced"),
         ({"choice": []}, "choice", "must be 1 to 1000 texts"),
@@ -200,8 +229,9 @@ def test_what_cannot_be_enforced_is_refused(client: Client, tiny_llama_4bit: Pat
         assert answer.status == 400, fields
         assert answer.error["param"] == f"structured_outputs.{name}"
         assert said in answer.error["message"]
+        assert "state" not in answer.error["message"]
     assert ask(client, structured_outputs={"json": deep})[0].startswith("[")
-    with serving(tiny_llama_4bit, parallel=1) as plain:
+    with serving(tiny_llama_4bit, parallel=1, constraints=False) as plain:
         answer = plain.post("/v1/completions", prompt="x", response_format={"type": "json_object"})
         assert answer.status == 400
-        assert "without --constraints" in answer.error["message"]
+        assert "--constraints off" in answer.error["message"]

@@ -212,6 +212,7 @@ def test_serving_takes_15_mb_more_than_running(tiny_llama_4bit: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     run_mb = int(re.findall(r"VmHWM:\s+(\d+)", done.stdout)[0]) / 1024
     words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0"]
+    words += ["--constraints", "off"]
     with started(words) as process:
         assert process.stderr is not None
         url = process.stderr.readline().split()[-1]

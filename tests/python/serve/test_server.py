@@ -28,7 +28,7 @@ CHAT = [{"role": "user", "content": "Tell me a story"}]
 
 @pytest.fixture(scope="module")
 def client(tiny_chat_8bit: Path) -> Iterator[Client]:
-    with serving(tiny_chat_8bit, parallel=3, queue=4) as found:
+    with serving(tiny_chat_8bit, parallel=3, queue=4, constraints=False) as found:
         yield found
 
 
@@ -236,13 +236,13 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user"}]}, "messages", "role and content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "no text"),
     ({"messages": [{"role": "user", "content": "x " * 4000}]}, "messages", "512"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "--constraints off"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not supported"),
     ({"tool_choice": "required"}, "tool_choice", "required"),
     ({"functions": [{}]}, "functions", "not supported"),
     ({"audio": {"voice": "x"}}, "audio", "not supported"),
     ({"modalities": ["audio"]}, "modalities", "answers are text"),
-    ({"grammar": "x"}, "grammar", "not supported"),
+    ({"grammar": "x"}, "grammar", "--constraints off"),
     ({"stream_options": {"include_usage": 2}}, "stream_options.include_usage", "not 2"),
     ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "mapping"),
 ]
@@ -491,11 +491,11 @@ def test_a_port_in_use_and_a_plan(tiny_llama_4bit: Path, plain: Client) -> None:
     said = f"qsf serve: error: --host 127.0.0.1 --port {plain.port}: Address already in use"
     assert done.stderr.startswith(said)
     assert done.stderr.count("\n") == 1
-    done = subprocess.run(
-        [*words, "--plan"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split("reserved for Python")[1].split()[0]) == 32
+    for switch, n_mb in ("off", 32), ("on", 40):
+        asked = [*words, "--plan", "--constraints", switch]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert float(done.stdout.split("reserved for Python")[1].split()[0]) == n_mb
 
 
 def test_a_missing_package_is_named(tmp_path: Path, tiny_llama_4bit: Path) -> None:
