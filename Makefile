@@ -17,7 +17,7 @@ CLANG_FORMAT = $(VENV)/bin/clang-format
 C_FILES = $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] \
 	tests/fuzz/*.[ch] bench/*.[ch] examples/*.[ch])
 # What is installed: the environment is renewed when one of these changes.
-INPUTS := $(shell find csrc qsf converter -name '*.[ch]' -o -name '*.py' -o -name '*.pyi') \
+INPUTS := $(shell find csrc qsf converter bench/qsf_bench -name '*.[ch]' -o -name '*.py' -o -name '*.pyi') \
 	pyproject.toml CMakeLists.txt
 COMMA := ,
 FUZZ_SECONDS ?= 60
@@ -143,7 +143,7 @@ check-old: build/install.stamp ## kernels and models on an x86-64 processor with
 lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_*.py
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy qsf converter/qsf_converter tools/*.py bench/*.py tests/python
+	@$(VENV)/bin/mypy qsf converter/qsf_converter bench/qsf_bench tools/*.py bench/*.py tests/python
 	@$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	@$(PY) tools/lint_c.py
 	@$(PY) tools/lint_python.py
@@ -170,7 +170,7 @@ fuzz: build/install.stamp ## each fuzz target and section for FUZZ_SECONDS (need
 baseline: build/install.stamp ## llama.cpp for python -m qsf.bench, built for this processor
 	@tools/bootstrap.sh baseline
 	@tools/build_baseline.sh $(PY)
-	@$(PY) -c 'from qsf.bench.run.baseline import find_baseline; print(find_baseline().words)'
+	@$(PY) -c 'from qsf_bench.run.baseline import find_baseline; print(find_baseline().words)'
 
 bench: build/install.stamp ## build and run the benchmarks
 	@$(CMAKE) -S . -B build/bench -DQSF_BUILD_BENCH=ON -DQSF_BUILD_MODULE=OFF >/dev/null

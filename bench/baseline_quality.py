@@ -34,12 +34,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qsf.bench.models.facts import read_facts
 from qsf.evaluate.evaluation import Evaluation, LogitSource, evaluate
 from qsf.evaluate.windows import Window, cut_windows
 from qsf.file.layout import Dtype, TensorType
 from qsf.model import Model
 from qsf.text.tokenizer import Tokenizer
+from qsf_bench.models.facts import read_facts
 from qsf_converter.calibrate.texts import cut_samples, read_texts
 from qsf_converter.original.layers import Original
 from qsf_converter.original.logits import OriginalLogits

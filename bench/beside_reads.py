@@ -22,11 +22,11 @@ from array import array
 from pathlib import Path
 from typing import NamedTuple
 
-from qsf.bench.models.facts import read_facts
-from qsf.bench.run.worker_qsf import tokens_of
 from qsf.native import binding
 from qsf.native.opening import open_native
 from qsf.options import ModelOptions
+from qsf_bench.models.facts import read_facts
+from qsf_bench.run.worker_qsf import tokens_of
 
 _READ_MB = 192
 _MEMORY_BYTES = 1 << 30

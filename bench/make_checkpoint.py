@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qsf.bench.models.shapes import SHAPES, Shape, find_shape
+from qsf_bench.models.shapes import SHAPES, Shape, find_shape
 
 MAX_SHARD_BYTES = 2 << 30
 

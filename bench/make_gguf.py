@@ -1,6 +1,6 @@
 """Write a GGUF model of a given shape with random weights, for llama.cpp as the baseline.
 
-The command line of qsf/bench/models/random_gguf.py, which says what the file is.
+The command line of qsf_bench/models/random_gguf.py, which says what the file is.
 
 Needs: pip install gguf
 Usage: python bench/make_gguf.py OUT.gguf --shape tinyllama-1.1b --type Q4_K_M
@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from qsf.bench.models.random_gguf import FILE_TYPES, tensors, write_model
-from qsf.bench.models.shapes import SHAPES, find_shape
 from qsf.errors import QsfError
+from qsf_bench.models.random_gguf import FILE_TYPES, tensors, write_model
+from qsf_bench.models.shapes import SHAPES, find_shape
 
 
 def main() -> None:

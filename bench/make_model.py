@@ -1,6 +1,6 @@
 """Write a .qsf file of a given shape and type with random weights, without a checkpoint.
 
-The command line of qsf/bench/models/random_qsf.py, which says what the file is. With --sparse N
+The command line of qsf_bench/models/random_qsf.py, which says what the file is. With --sparse N
 only the first N layers have weights, the others are holes in the file.
 
 Usage: python bench/make_model.py OUT.qsf --shape tinyllama-1.1b --quant-type 2bit
@@ -14,10 +14,10 @@ import argparse
 import time
 from pathlib import Path
 
-from qsf.bench.models.random_qsf import embed_type_of, write_model
-from qsf.bench.models.shapes import SHAPES, find_shape
 from qsf.errors import QsfError
 from qsf.file.layout import Compression
+from qsf_bench.models.random_qsf import embed_type_of, write_model
+from qsf_bench.models.shapes import SHAPES, find_shape
 from qsf_converter.rounding.compression import (
     AUTO,
     COMPRESSIONS,

@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qsf.bench.judge.results import Ratio, Results, Row, read
-from qsf.bench.show.report import mb_text, spread_text
 from qsf.errors import QsfError
+from qsf_bench.judge.results import Ratio, Results, Row, read
+from qsf_bench.show.report import mb_text, spread_text
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "benchmarks.md"

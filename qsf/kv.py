@@ -18,6 +18,8 @@ KV_POLICIES = "none, disk[:W], recompute[:P] or window:W[:P]"
 
 KV_BLOCK_TOKENS = 32  # of the KV pool; sequences share whole blocks
 
+_WITH_SCALES = {2: 2.5, 4: 4.5, 8: 8.25, 16: 16.0, 32: 32.0}  # bits of a number with its share
+_HEAD_VALUES = 64  # a head takes a whole number of these
 _PINNED_TOKENS = 256
 _MOST_TOKENS = 2**31
 
@@ -37,6 +39,15 @@ def kv_type_name(key_bits: int, value_bits: int) -> str:
     if key_bits != value_bits:
         return f"k{key_bits}v{value_bits}"
     return next(name for name, bits in _KV_BITS.items() if bits == key_bits)
+
+
+def kv_position_bytes(
+    n_layers: int, n_kv_heads: int, head_dim: int, key_bits: int, value_bits: int
+) -> float:
+    """Return the bytes that the keys and values of one position take in all layers."""
+    n_values = -(-head_dim // _HEAD_VALUES) * _HEAD_VALUES
+    n_bits = _WITH_SCALES[key_bits] + _WITH_SCALES[value_bits]
+    return n_layers * n_kv_heads * n_values * n_bits / 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = {"qsf": "qsf", "qsf_converter": "converter/qsf_converter"}  # name -> folder
+# Name of a package -> its folder.
+PACKAGES = {
+    "qsf": "qsf",
+    "qsf_converter": "converter/qsf_converter",
+    "qsf_bench": "bench/qsf_bench",
+}
 OTHER_FOLDERS = ("tools", "bench", "tests/python")  # only the length of files
 
 # Sets of rooms that the table uses.
@@ -30,6 +35,22 @@ _CONVERTER = frozenset(
         "qsf_converter.request",
         "qsf_converter.original",
         "qsf_converter.calibrate",
+    }
+)
+_BENCH_BASE = (
+    _MODEL
+    | {"qsf.shell", "qsf.find"}
+    | {"qsf_converter.sources", "qsf_converter.rounding", "qsf_converter.text"}
+)
+_BENCH = frozenset(
+    {
+        "qsf_bench.models",
+        "qsf_bench.run",
+        "qsf_bench.judge",
+        "qsf_bench.show",
+        "qsf_bench.options",
+        "qsf_bench.request",
+        "qsf_bench.campaign",
     }
 )
 # A room is a package inside qsf or qsf_converter, or a module directly in one of the two. It may
@@ -72,11 +93,18 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"qsf.report", "qsf.shell", "qsf_converter.meta", "qsf_converter.writing"},
     "qsf_converter": frozenset({"qsf.report", "qsf_converter.request", "qsf_converter.convert"}),
     "qsf_converter.cli": _BASE | _CONVERTER | {"qsf.report", "qsf.shell", "qsf_converter.convert"},
-    # A program on top of both packages: it makes the models that it measures.
-    "qsf.bench": _MODEL
-    | {"qsf.shell", "qsf.page", "qsf.find"}
-    | {"qsf_converter.sources", "qsf_converter.rounding", "qsf_converter.text"},
-    "qsf.plan": _MODEL | {"qsf.shell", "qsf.find", "qsf.bench"},
+    "qsf.plan": _MODEL | {"qsf.shell", "qsf.find"},
+    "qsf.bench": frozenset({"qsf.shell"}),  # only the name of `qsf_bench`
+    # A program on top of both packages, which makes the models that it measures.
+    "qsf_bench.models": _BENCH_BASE,
+    "qsf_bench.run": _BENCH_BASE | {"qsf_bench.models"},
+    "qsf_bench.judge": _BENCH_BASE | {"qsf_bench.models", "qsf_bench.run"},
+    "qsf_bench.show": frozenset({"qsf.native", "qsf_bench.judge", "qsf_bench.run"}),
+    "qsf_bench.options": _BENCH_BASE | {"qsf_bench.models", "qsf_bench.run"},
+    "qsf_bench.request": _BENCH_BASE | {"qsf_bench.models", "qsf_bench.run", "qsf_bench.options"},
+    "qsf_bench.campaign": _BENCH_BASE | (_BENCH - {"qsf_bench.campaign"}),
+    "qsf_bench.cli": _BENCH_BASE | _BENCH,
+    "qsf_bench": frozenset(),
 }
 
 # The ways from qsf to qsf_converter, which nothing that runs a model imports: an import inside a

@@ -1,7 +1,4 @@
-"""The frame of a page that needs nothing else, and what its sections are made of.
-
-Used by the quality report of the converter and the report of ``qsf.bench``.
-"""
+"""The quality report's page, which loads nothing else: its frame and the parts of its sections."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -98,9 +95,3 @@ def scroll(label: str, content: str, *, kind: str = "wide") -> str:
     """Wrap what may be wider than the page; a keyboard can scroll it too."""
     attributes = f'class="scroll {kind}" role="region" tabindex="0" aria-label="{text(label)}"'
     return f"<div {attributes}>{content}</div>"
-
-
-def sentences(lines: Sequence[str]) -> str:
-    """Return a list of sentences; "" if there are none."""
-    items = "".join(f"<li>{text(line)}</li>" for line in lines)
-    return f'<ul class="says">{items}</ul>' if items else ""

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-# c: categories, e: errors, b: bits; p: parts of a token, greys around the layers, blue attention,
-# brown feed-forward, red and yellow what streaming costs, green Python.
+# c: categories, e: errors, b: bits.
 # Text on a shade keeps a contrast of at least 4.5 in both schemes.
 _LIGHT = """
 --page:#faf9f6;--card:#fff;--ink:#1c1d1f;--soft:#5b6067;--line:#e4e1da;--track:#edeae3;
@@ -14,8 +13,6 @@ _LIGHT = """
 --e7:#964013;--e8:#722c0c;
 --b0:#eef4fb;--b1:#dae8f6;--b2:#c2d8ef;--b3:#a6c5e7;--b4:#85afdb;--b5:#6a9bd0;--b6:#3a72ae;
 --b7:#275a93;--b8:#164273;
---p0:#b3bac3;--p1:#8b949f;--p2:#1f4e8c;--p3:#3f7cc4;--p4:#8ab4e6;--p5:#a04a1c;--p6:#d98a55;
---p7:#8450a0;--p8:#c23b3b;--p9:#e0a526;--p10:#2f8a5b;--p11:#85c4a1;--p12:#d3d7dc;
 """
 _DARK = """
 --page:#131518;--card:#1b1e23;--ink:#e9e9ea;--soft:#a4a9b1;--line:#30343b;--track:#2a2e35;
@@ -25,15 +22,13 @@ _DARK = """
 --e7:#e99e52;--e8:#ffc68a;
 --b0:#1b232d;--b1:#202f40;--b2:#263d56;--b3:#2c4b6c;--b4:#335a82;--b5:#3a6893;--b6:#5a92c8;
 --b7:#7aade0;--b8:#a9d0f3;
---p0:#6c747e;--p1:#98a1ad;--p2:#3d6fb4;--p3:#6ea3e6;--p4:#a9caf2;--p5:#b5602f;--p6:#e8a273;
---p7:#b98ad4;--p8:#e06767;--p9:#e3b84a;--p10:#4fa87a;--p11:#93d3b1;--p12:#4a515a;
 """
 
 _SHADES = "".join(
     f".{palette}{idx}{{fill:var(--{palette}{idx});background:var(--{palette}{idx})}}"
-    for palette, n in (("c", 6), ("e", 9), ("b", 9), ("p", 13))
+    for palette, n in (("c", 6), ("e", 9), ("b", 9))
     for idx in range(n)
-) + "".join(f".s{idx}{{stroke:var(--c{idx})}}" for idx in range(6))
+)
 
 STYLE = f"""
 :root{{color-scheme:light dark;{_LIGHT}}}
@@ -102,29 +97,9 @@ footer{{padding-bottom:48px;font-size:.85rem;color:var(--soft)}}
 {_SHADES}
 h3{{font-size:.95rem;font-weight:600;margin:0 0 8px;overflow-wrap:anywhere}}
 h3 span{{font-weight:400;color:var(--soft)}}
-.panels{{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr));
-gap:26px 24px}}
-.panels figure{{margin:0;min-width:0}}
-.panels svg.plot{{max-width:520px;overflow:visible}}
-.axis{{stroke:var(--soft);stroke-width:1;fill:none}}
-.grid{{stroke:var(--line);stroke-width:1;fill:none}}
-.join{{fill:none;stroke-width:1.6;opacity:.45}}
-.err{{fill:none;stroke-width:1.4}}
-.hit{{fill:transparent}}
-.pt path{{stroke:var(--card);stroke-width:1.2}}
-.ink{{fill:var(--soft)}}
-.keys .key{{display:inline-block;width:14px;height:14px;margin-right:.45em;vertical-align:-2px}}
-.times .stack rect{{stroke:var(--card);stroke-width:1;vector-effect:non-scaling-stroke}}
-.times{{margin:0 0 20px}}
-.times .stack{{height:22px;margin:4px 0 3px}}
-.times p{{margin:0;font-size:.9rem;display:flex;flex-wrap:wrap;justify-content:space-between;
-gap:0 16px}}
-.times li{{list-style:none;margin:0 0 13px}}
-ul.times{{padding:0}}
 .says{{margin:0;padding-left:1.2em;font-size:.95rem}}
 .table+.says{{margin-top:16px}}
 .says li{{margin:0 0 6px;overflow-wrap:anywhere}}
-.panels .lo{{paint-order:stroke;stroke:var(--card);stroke-width:3;stroke-linejoin:round}}
 @media (max-width:560px){{
 main,header,footer{{padding-left:14px;padding-right:14px}}
 header{{padding-top:24px}}
@@ -135,7 +110,6 @@ section{{padding:18px 16px}}
 .figures{{grid-template-columns:1fr 1fr;gap:10px}}
 .figures dd{{font-size:1.45rem}}
 th,td{{padding:6px 9px}}
-.panels svg.plot text{{font-size:13px}}
 .table:not(.tall) tbody th{{white-space:normal;min-width:8.5em}}
 tr>:first-child{{padding-left:16px}}
 tr>:last-child{{padding-right:16px}}

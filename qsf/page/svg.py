@@ -17,7 +17,6 @@ from qsf.shell.output import clean
 
 N_SHADES = 9
 N_CATEGORIES = 6
-N_PART_COLOURS = 13  # `p0` .. `p12`
 
 _FIRST_LIGHT_ON_DARK = 6  # shades from here on carry text of the other brightness
 _DIGIT = 7.7  # widths at 12 pixels in the wider of the usual fonts
@@ -174,14 +173,14 @@ def bar(fraction: float, category: int) -> str:
     )
 
 
-def stacked_bar(label: str, parts: Sequence[tuple[float, int, str]], *, palette: str = "c") -> str:
-    """Return one bar of (fraction, category of the palette, title) beside each other."""
+def stacked_bar(label: str, parts: Sequence[tuple[float, int, str]]) -> str:
+    """Return one bar of (fraction, category, title) beside each other."""
     pieces = []
     x = 0.0
     for fraction, category, title in parts:
         width = 100 * fraction
         pieces.append(
-            f'<rect class="{palette}{category}" x="{x:.3f}" width="{width:.3f}" '
+            f'<rect class="c{category}" x="{x:.3f}" width="{width:.3f}" '
             f'height="10"><title>{text(title)}</title></rect>'
         )
         x += width

@@ -16,21 +16,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qsf.bench.judge.bounds import bound_of, kv_bytes_per_position, mean_positions
-from qsf.bench.judge.limits import measure_disk, measure_memory
-from qsf.bench.judge.results import Limits
-from qsf.bench.models.facts import read_facts
-from qsf.bench.run.tasks import QSF, Test
 from qsf.errors import QsfError
-from qsf.kv import kv_type_name
+from qsf.file.layout import dtype_name
+from qsf.file.reader import Reader
+from qsf.file.sizes import ModelSize, size_of
+from qsf.kv import kv_position_bytes
+from qsf.native.roofline import Limits, bound_of, measure_disk, measure_memory
 from qsf.shell import command, typer_app
 
 if TYPE_CHECKING:
-    from qsf.bench.models.facts import FileFacts
+    from qsf.file.layout import Header
     from qsf.native.binding import MemoryPlan
 
 _BUDGETS = (("200 MB", 200), ("1 GB", 1024), ("4 GB", 4096), ("auto", "auto"))
-_TEST = Test("tg", 128, 128)
+_N_TOKENS = 128  # generated after as many others: what `tok/s` is of
 _MB = 2**20
 _CACHE_BYTES = 64 * _MB
 # Reached with files of 1.1B and 7B on the machines of docs/benchmarks.md.
@@ -59,10 +58,11 @@ def plan_command(
         path = find_model(model, is_quiet=quiet)
     except ChildFailedError as failed:
         raise typer.Exit(failed.exit_code) from None
-    facts = read_facts(path)
+    with Reader(path) as reader:
+        header, size = reader.header, size_of(reader)
     plans = _plans(path, threads)
     limits = _measure(path, plans, is_quiet=quiet)
-    for line in table_lines(facts, limits, plans):
+    for line in table_lines(path.name, header, size, limits, plans):
         print(line)
 
 
@@ -108,11 +108,17 @@ def _read_bytes(plan: MemoryPlan) -> float:
     return plan.streamed_bytes + plan.expert_token_bytes * missing
 
 
-def table_lines(facts: FileFacts, limits: Limits, plans: list[tuple[str, MemoryPlan]]) -> list[str]:
+def table_lines(
+    file_name: str,
+    header: Header,
+    size: ModelSize,
+    limits: Limits,
+    plans: list[tuple[str, MemoryPlan]],
+) -> list[str]:
     """Return the table: a line for each budget, [name, plan], in their order."""
     lines = [
-        f"{facts.path.name}: {facts.n_weights / 1e6:,.0f}M weights, {facts.type}, "
-        f"{facts.file_bytes / _MB:,.0f} MB",
+        f"{file_name}: {size.n_weights / 1e6:,.0f}M weights, {dtype_name(header.dtype)}, "
+        f"{size.file_bytes / _MB:,.0f} MB",
         f"{'--ram-budget':>12} {'taken MB':>10} {'read MB/token':>14} {'tok/s expected':>15} "
         f"{'at most':>8}  limited by",
     ]
@@ -121,14 +127,15 @@ def table_lines(facts: FileFacts, limits: Limits, plans: list[tuple[str, MemoryP
             least_mb = -(-plan.min_budget_bytes // _MB)
             lines.append(f"{name:>12} too small: {least_mb} MB would do")
             continue
-        kv_type = kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
-        of_position = kv_bytes_per_position(facts, kv_type, QSF)
+        position_bytes = kv_position_bytes(
+            *(header.n_layers, header.n_kv_heads, header.head_dim, plan.kv_k_bits, plan.kv_v_bits)
+        )
         bound = bound_of(
-            _TEST,
-            facts,
+            size,
             limits,
+            n_tokens=_N_TOKENS,
             threads=plan.n_threads,
-            kv_token_bytes=None if of_position is None else of_position * mean_positions(_TEST),
+            kv_token_bytes=position_bytes * (_N_TOKENS + (_N_TOKENS + 1) / 2),
             streamed_bytes=_read_bytes(plan),
         )
         taken = (plan.process_bytes + plan.reserve_bytes + plan.engine_bytes) / _MB
@@ -138,7 +145,7 @@ def table_lines(facts: FileFacts, limits: Limits, plans: list[tuple[str, MemoryP
             expected = _speed(bound.tok_per_s * _REACHED[by])
         read_mb = _read_bytes(plan) / _MB
         lines.append(f"{name:>12} {taken:>10,.1f} {read_mb:>14,.1f} {expected:>15} {most:>8}  {by}")
-    if facts.token_bytes < _CACHE_BYTES:
+    if size.token_bytes < _CACHE_BYTES:
         lines.append("so small a model fits into the processor's cache, and may be faster")
     return lines
 

@@ -63,7 +63,7 @@ def evaluate() -> NoReturn:
 def bench() -> NoReturn:
     """Start ``python -m qsf.bench``."""
     _one_blas_thread()
-    start("qsf.bench.cli")
+    start("qsf_bench.cli")
 
 
 def serve() -> NoReturn:

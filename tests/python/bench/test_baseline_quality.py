@@ -18,10 +18,10 @@ import pytest
 import safetensors.numpy
 
 from make import bench_baselines, gguf_files
-from qsf.bench.models import random_gguf
-from qsf.bench.models.shapes import Shape
 from qsf.evaluate.evaluation import evaluate
 from qsf.model import Model
+from qsf_bench.models import random_gguf
+from qsf_bench.models.shapes import Shape
 from qsf_converter.convert import convert
 from qsf_converter.original.logits import open_original
 

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from make.bench_records import request_of
-from qsf.bench import campaign
-from qsf.bench.campaign import Outputs
-from qsf.bench.judge import limits
-from qsf.bench.models.facts import read_facts
-from qsf.bench.models.random_gguf import write_model as write_gguf
-from qsf.bench.models.shapes import shape_of_file
-from qsf.bench.run.baseline import Baseline, BaselineMissingError
-from qsf.bench.run.launch import Outcome
-from qsf.bench.run.memory_group import CapError
-from qsf.bench.run.tasks import Answer, Task, TestRun
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError
+from qsf.native import roofline
 from qsf.shell.command import StoppedError
+from qsf_bench import campaign
+from qsf_bench.campaign import Outputs
+from qsf_bench.models.facts import read_facts
+from qsf_bench.models.random_gguf import write_model as write_gguf
+from qsf_bench.models.shapes import shape_of_file
+from qsf_bench.run.baseline import Baseline, BaselineMissingError
+from qsf_bench.run.launch import Outcome
+from qsf_bench.run.memory_group import CapError
+from qsf_bench.run.tasks import Answer, Task, TestRun
 
 
 def answered(task: Task, *, why: str = "", note: str = "") -> Outcome:
@@ -94,8 +94,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
     monkeypatch.setattr(campaign, "run_task", found.run_task)
     monkeypatch.setattr(campaign, "find_baseline", found.find_baseline)
-    monkeypatch.setattr(limits, "measure_memory", lambda *_: ({"1": 10.0}, {"1": 1000.0}))
-    monkeypatch.setattr(limits, "measure_disk", lambda *_: {"direct x1": 1.0})
+    monkeypatch.setattr(roofline, "measure_memory", lambda *_: ({"1": 10.0}, {"1": 1000.0}))
+    monkeypatch.setattr(roofline, "measure_disk", lambda *_: {"direct x1": 1.0})
     return found
 
 
@@ -196,52 +196,17 @@ def test_a_group_begins_without_anything_cached(
     assert groups[0] == 400 << 20
 
 
-def test_random_files_are_made_once(machine: Machine, tmp_path: Path) -> None:
-    machine.baseline = Baseline("p", "2")
-    options: Any = {"shape": "tiny", "quant": "4bit", "cache": tmp_path / "new", "rounds": 1}
-    found = machine.run(**options)
-    making = [line for line in machine.said if line.startswith("making")]
-    assert making == [
-        "making random weights, tiny, qsf 4bit",
-        "making random weights, tiny, llama.cpp Q4_K_M",
-    ]
-    assert {Path(name).suffix for name in machine.files} == {".qsf", ".gguf"}
-    assert len(found.results.ratios) == 2
-    machine.said.clear()
-    machine.run(**options)
-    assert not [line for line in machine.said if line.startswith("making")]
-
-
 def test_limits_are_the_better_of_before_and_after(
     machine: Machine, tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = iter([({"1": 10.0}, {"1": 500.0}), ({"1": 8.0}, {"1": 700.0})])
-    monkeypatch.setattr(limits, "measure_memory", lambda *_: next(memory))
+    monkeypatch.setattr(roofline, "measure_memory", lambda *_: next(memory))
     disk = iter([{"direct x1": 1.0}, {"direct x1": 0.5, "buffered x1": 3.0}])
-    monkeypatch.setattr(limits, "measure_disk", lambda *_: next(disk))
+    monkeypatch.setattr(roofline, "measure_disk", lambda *_: next(disk))
     found = machine.run(tiny_llama_8bit, baseline="none").results.limits
     assert found.memory_gb_per_s == {"1": 10.0}
     assert found.gmadds_per_s == {"1": 700.0}
     assert found.disk_gb_per_s == {"direct x1": 1.0, "buffered x1": 3.0}
-
-
-def test_limits_that_cannot_be_measured_again_cost_no_figures(
-    machine: Machine, tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    n_measured = 0
-
-    def measure(*_: Any) -> dict[str, float]:
-        nonlocal n_measured
-        n_measured += 1
-        if n_measured == 2:
-            raise QsfIOError("/mnt/m.qsf: Input/output error")
-        return {"direct x1": 1.0}
-
-    monkeypatch.setattr(limits, "measure_disk", measure)
-    found = machine.run(tiny_llama_8bit, baseline="none").results
-    assert found.limits.disk_gb_per_s == {"direct x1": 1.0}
-    assert found.notes[0].endswith("only before the rounds: m.qsf: Input/output error")
-    assert len(found.rows) == 2
 
 
 # ---- what is refused, and when ----
@@ -312,22 +277,6 @@ def test_a_group_that_cannot_be_had_is_said_before_the_work(
 # ---- what is missing ----
 
 
-def test_a_baseline_that_nobody_asked_for_may_be_missing(
-    machine: Machine, tiny_llama_8bit: Path
-) -> None:
-    machine.baseline = BaselineMissingError(
-        "/home/me/bin/python has no llama-cpp-python", ". Do this"
-    )
-    found = machine.run(tiny_llama_8bit)
-    told = "llama.cpp is left out: /home/me/bin/python has no llama-cpp-python. Do this"
-    assert f"warning: {told}" in machine.said
-    assert not found.is_incomplete
-    assert found.results.failures == []
-    # Results are published: nobody's folders, and no command for this machine.
-    assert found.results.notes == ["llama.cpp is left out: python has no llama-cpp-python"]
-    assert len(found.results.rows) == 2
-
-
 @pytest.mark.parametrize("how", ["baseline", "baseline_python", "baseline_model"])
 def test_a_baseline_that_was_asked_for_is_missed(
     machine: Machine, tiny_llama_8bit: Path, baseline_file: Path, how: str
@@ -343,16 +292,6 @@ def test_a_baseline_that_was_asked_for_is_missed(
     assert (failure.engine, failure.why) == ("llama.cpp", "no baseline")
     assert "warning: llama.cpp, all of it: no baseline!" in machine.said
     assert len(found.results.rows) == 2
-
-
-def test_a_baseline_without_such_a_cache_is_left_out(
-    machine: Machine, tiny_llama_8bit: Path
-) -> None:
-    machine.baseline = Baseline("p", "2")
-    found = machine.run(tiny_llama_8bit, kv_type="k8v4")
-    assert {row.engine for row in found.results.rows} == {"qsf"}
-    assert found.results.notes == ["llama.cpp is left out: it has no KV cache of k8v4"]
-    assert not found.is_incomplete
 
 
 # ---- interruptions ----
@@ -377,28 +316,6 @@ def test_an_interruption_keeps_what_was_measured(machine: Machine, tiny_llama_8b
     assert found.results.notes[0] == "interrupted before all rounds were done"
     assert {"note 1", "note 2"} <= set(found.results.notes)
     assert len(machine.ran) == 3
-
-
-@pytest.mark.parametrize("what", ["limits", "trace"])
-def test_an_interruption_after_the_rounds_costs_nothing_of_them(
-    machine: Machine,
-    tiny_llama_8bit: Path,
-    what: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def stop(*_: Any, **__: Any) -> Any:
-        raise StoppedError(15)
-
-    if what == "limits":
-        calls = iter([lambda *_: {"direct x1": 1.0}, stop])
-        monkeypatch.setattr(limits, "measure_disk", lambda *_: next(calls)())
-    else:
-        stop_at(machine, 2)
-    found = machine.run(tiny_llama_8bit, baseline="none", wants_trace=True)
-    assert found.stopped is not None
-    assert found.stopped.exit_code == 128 + (2 if what == "trace" else 15)
-    assert [len(row.tok_per_s.values) for row in found.results.rows] == [2, 2]
-    assert "before what comes after the rounds was done" in " ".join(found.results.notes)
 
 
 # ---- beside the rounds ----

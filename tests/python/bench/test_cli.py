@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +17,15 @@ import pytest
 from make.bench_baselines import baseline_python
 from make.bench_commands import SMALL, bench
 from make.bench_results import full_results
-from qsf.bench import campaign, cli
-from qsf.bench.campaign import Outputs
-from qsf.bench.judge import limits, results
-from qsf.bench.judge.results import Results
-from qsf.bench.models.random_gguf import write_model as write_gguf
-from qsf.bench.models.shapes import shape_of_file
-from qsf.bench.request import Request
-from qsf.bench.run.memory_group import CapError, memory_group
 from qsf.shell.command import StoppedError
-from qsf.shell.progress import Steps
+from qsf_bench import campaign, cli
+from qsf_bench.campaign import Outputs
+from qsf_bench.judge import results
+from qsf_bench.judge.results import Results
+from qsf_bench.models.random_gguf import write_model as write_gguf
+from qsf_bench.models.shapes import shape_of_file
+from qsf_bench.request import Request
+from qsf_bench.run.memory_group import CapError, memory_group
 
 ONE = ("--shape", "tiny", "--quant", "4bit", *SMALL)
 
@@ -38,26 +34,6 @@ ONE = ("--shape", "tiny", "--quant", "4bit", *SMALL)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where random weights are kept."""
     return tmp_path_factory.mktemp("random")
-
-
-Bench = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def quick(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Bench:
-    """Run it in this process, on a machine whose limits are known at once."""
-    monkeypatch.setattr(limits, "measure_memory", lambda *_: ({"1": 10.0}, {"1": 1000.0}))
-    monkeypatch.setattr(limits, "measure_disk", lambda *_: {"direct x1": 1.0})
-
-    def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        where = [] if "--cache" in arguments else ["--cache", str(cache)]
-        code = cli.run([*map(str, arguments), *where])
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess([], code, said.out, said.err)
-
-    return call
 
 
 def check_refused(done: subprocess.CompletedProcess[str], code: int, said: str) -> None:
@@ -133,7 +109,6 @@ def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
         "  python -m qsf.bench\n",
         "Shapes: tiny, gpt2",
         "Types: ",
-        "what is measured. `python -m qsf.bench serve",
     ):
         assert f"\n{line}" in said
 
@@ -289,83 +264,10 @@ def test_a_report_that_nobody_takes_is_written_all_the_same(
     assert ("No space left on device" in capsys.readouterr().err) == (code == 1)
 
 
-def test_a_terminal_without_our_lines_shows_others(
-    ran: Ran, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    assert ran() == 0
-    assert b"tok/s" in raw.getvalue()
-
-
-def test_progress_on_a_terminal_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("TERM", "xterm")
-    steps = Steps(enabled=True, program="python -m qsf.bench")
-    steps.begin("measuring [limits]")
-    steps.update(1.0, "a name that is far too long for it, and longer")
-    steps.warn("something\nis missing")
-    steps.close()
-    steps.update(1.0)
-    assert "measuring [limits]" in terminal.getvalue()
-    assert "100%" in terminal.getvalue()
-    # After the last frame the line is erased and the cursor shown again.
-    *_, last = terminal.getvalue().split("\x1b[2K")
-    assert last == "python -m qsf.bench: something is missing\n"
-    assert terminal.getvalue().count("\x1b[?25h") == terminal.getvalue().count("\x1b[?25l")
-
-
-def test_progress_elsewhere_is_a_line_at_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
-    steps = Steps(enabled=True, program="x")
-    steps.begin("measuring")
-    for n_done in range(101):
-        steps.update(n_done / 100, "a.qsf")
-    steps.close()
-    first, *rest = capsys.readouterr().err.splitlines()
-    assert first == "measuring"
-    assert [line.split(",")[0].strip() for line in rest] == [f"{n}%" for n in range(10, 101, 10)]
-    silent = Steps(enabled=False, program="x")
-    silent.begin("measuring")
-    silent.update(1.0)
-    silent.warn("said all the same")
-    assert capsys.readouterr().err == "x: said all the same\n"
-
-
 # ---- a machine that is short of something ----
 
 
-def test_a_budget_that_is_too_small_names_one_that_would_do(quick: Bench) -> None:
-    done = quick(*ONE, "--baseline", "none", "--ram-budget", "1")
-    check_refused(done, 1, "the model does not fit in 1.0 MB")
-    assert re.search(r"set --ram-budget \d+", done.stderr)
-
-
 # ---- the baseline ----
-
-
-FAKE_BASELINE = """#!/bin/sh
-case "$*" in
-*llama_backend_init*) echo 'qsf-baseline {"version": "1.2.3", "system": "", "made": []}';;
-*) kill -KILL $$;;
-esac
-"""
-
-
-def test_a_baseline_that_is_killed_leaves_qsfs_figures(quick: Bench, tmp_path: Path) -> None:
-    python, out = tmp_path / "python", tmp_path / "a.json"
-    python.write_text(FAKE_BASELINE)
-    python.chmod(0o755)
-    done = quick(*ONE, "--baseline-python", python, "--json", out)
-    assert done.returncode == 1
-    found = results.read(out)
-    assert [row.engine for row in found.rows] == ["qsf", "qsf"]
-    (failure,) = found.failures
-    assert failure.engine == "llama.cpp"
-    assert failure.why.startswith("killed by SIGKILL")
-    assert "killed by SIGKILL" in done.stdout
 
 
 @pytest.mark.slow
@@ -386,19 +288,6 @@ def test_the_real_baseline_beside_a_model(
 
 
 # ---- what takes longer ----
-
-
-@pytest.mark.slow
-def test_the_trace_of_a_streamed_model_has_reads(tmp_path: Path) -> None:
-    out = tmp_path / "a.trace"
-    options = ["--shape", "llama-110m", "--quant", "4bit", *SMALL, "--baseline", "none"]
-    done = bench(*options, "--ram-budget", "60", "--cache", tmp_path, "--trace", out)
-    assert done.returncode == 0, done.stderr
-    events = json.loads(out.read_text())["traceEvents"]
-    reads = [event for event in events if event["name"] == "read"]
-    assert reads
-    assert all(event["args"]["bytes"] > 0 and event["dur"] > 0 for event in reads)
-    assert {"wait", "pass", "python"} <= {event["name"] for event in events}
 
 
 @pytest.mark.slow

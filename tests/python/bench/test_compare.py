@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from make.bench_records import Noisy, results_of, small_results
-from qsf.bench.judge.compare import Change, Comparison, compare, judge
-from qsf.bench.judge.results import Ratio, Results, Row, spread_of
+from qsf_bench.judge.compare import Change, Comparison, compare, judge
+from qsf_bench.judge.results import Ratio, Results, Row, spread_of
 
 
 def one_row(machine: Noisy, slow: float = 1.0) -> Results:

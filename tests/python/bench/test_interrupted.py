@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from make.bench_commands import SMALL, Running
-from qsf.bench.judge import results
-from qsf.bench.run.memory_group import CapError, memory_group
+from qsf_bench.judge import results
 
 
 def left_behind(*folders: Path) -> list[str]:
@@ -31,21 +30,9 @@ def test_ctrl_c_while_a_model_is_made_leaves_no_half_of_it(tmp_path: Path) -> No
     assert left_behind(tmp_path) == []
 
 
-def test_sigterm_while_limits_are_measured(tiny_llama_8bit: Path, tmp_path: Path) -> None:
-    patch = "limits.measure_memory = lambda *_: __import__('time').sleep(100)"
-    out = tmp_path / "a.json"
-    options: list[str | Path] = [tiny_llama_8bit, *SMALL, "--baseline", "none", "--json", out]
-    with Running(*options, patch=patch, folder=tmp_path) as running:
-        running.wait_for("measuring the limits")
-        running.process.send_signal(signal.SIGTERM)
-        assert running.end() == 143
-        assert running.said.endswith("error: terminated; nothing was written\n")
-    assert not out.exists()
-
-
 # The second process of a run hangs, and says who it is.
 HANGS = """
-from qsf.bench.run import launch
+from qsf_bench.run import launch
 n_started = 0
 real = launch.worker_of
 def worker_of(task):
@@ -89,33 +76,6 @@ def test_a_signal_in_the_rounds_keeps_what_was_measured(
             assert "the report has what was measured until then" in running.said
             assert "before all rounds were done" in running.output
     assert [len(row.tok_per_s.values) for row in results.read(out).rows] == [1, 1]
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid_file.read_text()), 0)
-    assert left_behind(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_an_interruption_in_a_control_group_removes_it(
-    tiny_llama_8bit: Path, tmp_path: Path
-) -> None:
-    try:
-        with memory_group(32 << 20) as group:
-            parent = group.folder.parent
-    except CapError as error:
-        pytest.skip(str(error))
-    pid_file = tmp_path / "pid"
-    options: list[str | Path] = [tiny_llama_8bit, *SMALL[:-1], "10", "--baseline", "none"]
-    patch = HANGS.replace("PIDFILE", str(pid_file))
-    with Running(*options, "--cgroup", "100M", patch=patch, folder=tmp_path) as running:
-        running.wait_for("10%")
-        while not pid_file.exists():
-            assert running.process.poll() is None
-        pattern = f"qsf-cap-{running.process.pid}-*"
-        assert len(list(parent.glob(pattern))) == 1
-        running.process.send_signal(signal.SIGINT)
-        running.process.send_signal(signal.SIGINT)
-        assert running.end() == 130
-    assert list(parent.glob(pattern)) == []
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
     assert left_behind(tmp_path) == []

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from qsf.bench.judge import limits, machine
 from qsf.errors import QsfIOError
-from qsf.native import binding
+from qsf.native import binding, roofline
+from qsf_bench.judge import machine
 
 MB = 1 << 20
 DIRECT = ["direct x1", "direct x2", "direct x4", "direct x8"]
@@ -41,32 +40,6 @@ def test_a_machine_is_described_in_json_without_folders(monkeypatch: pytest.Monk
     assert "baseline" not in machine.describe()
 
 
-def test_processors_are_known_by_name() -> None:
-    assert machine.cpu_name("processor\t: 0\nmodel name\t: Processor X \n") == "Processor X"
-    assert machine.cpu_name("") != ""
-
-
-def test_a_checkout_has_a_commit_and_says_that_it_was_changed(tmp_path: Path) -> None:
-    assert machine.commit_of(tmp_path) is None
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x.x"]
-        return subprocess.run(
-            [*command, *arguments], check=True, capture_output=True, text=True
-        ).stdout
-
-    git("init", "-q")
-    assert machine.commit_of(tmp_path) is None
-    (tmp_path / "file").write_text("a")
-    git("add", "file")
-    git("commit", "-qm", "first")
-    commit = git("rev-parse", "--short", "HEAD").strip()
-    (tmp_path / "another").write_text("not known to git")
-    assert machine.commit_of(tmp_path) == commit
-    (tmp_path / "file").write_text("b")
-    assert machine.commit_of(tmp_path) == f"{commit}-dirty"
-
-
 # ---- memory ----
 
 
@@ -85,7 +58,7 @@ def test_memory_is_measured_for_each_number_of_threads(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(binding, "measure_roofline", measure, raising=False)
     said: list[str] = []
-    memory, gmadds = limits.measure_memory([4, 1, 4], said.append)
+    memory, gmadds = roofline.measure_memory([4, 1, 4], said.append)
     assert memory == {"1": 10.0, "4": 40.0}
     assert gmadds == {"1": 500.0}  # what is 0 is not known
     assert [one[0] for one in asked] == [1, 4]
@@ -138,7 +111,7 @@ def can_read_past_the_cache(path: Path) -> bool:
 
 
 def test_each_way_reads_every_megabyte_once(file: Path, reads: Reads) -> None:
-    rates = limits.measure_disk(file, silent)
+    rates = roofline.measure_disk(file, silent)
     names = (DIRECT if can_read_past_the_cache(file) else []) + BUFFERED
     assert list(rates) == names
     assert all(rate > 0 for rate in rates.values())
@@ -146,19 +119,6 @@ def test_each_way_reads_every_megabyte_once(file: Path, reads: Reads) -> None:
     for i in range(len(names)):
         of_way = reads.places[6 * i : 6 * i + 6]
         assert sorted(of_way) == [place * MB for place in range(6)]
-
-
-def test_each_way_goes_on_where_the_last_ended(
-    file: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = iter(range(0, 10**12, 10**6))  # a millisecond passes at each look at the clock
-    monkeypatch.setattr(limits, "_DISK_SECONDS", 0.006)
-    monkeypatch.setattr(limits, "_DIRECT_READERS", ())
-    monkeypatch.setattr(limits, "_BUFFERED_READERS", (1, 1, 1))
-    monkeypatch.setattr("qsf.bench.judge.limits.time.perf_counter_ns", lambda: next(now))
-    limits.measure_disk(file, silent)
-    assert 6 < len(reads.places) < 18
-    assert reads.places == [i % 6 * MB for i in range(len(reads.places))]
 
 
 def test_a_filesystem_without_direct_reads_has_buffered_ones(
@@ -173,50 +133,27 @@ def test_a_filesystem_without_direct_reads_has_buffered_ones(
 
     monkeypatch.setattr(os, "open", refuse)
     said: list[str] = []
-    assert list(limits.measure_disk(file, said.append)) == BUFFERED
+    assert list(roofline.measure_disk(file, said.append)) == BUFFERED
     assert "disk: the filesystem of model.qsf has no O_DIRECT" in said
     assert said.count("disk, direct x1") == 1
     assert "disk, direct x2" not in said
 
 
-def test_a_filesystem_that_refuses_at_the_first_read_too(file: Path, reads: Reads) -> None:
-    if not can_read_past_the_cache(file):
-        pytest.skip("no O_DIRECT here")
-
-    def refuse(fd: int, _at: int) -> None:
-        import fcntl
-
-        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
-
-    reads.failure = refuse
-    assert list(limits.measure_disk(file, silent)) == BUFFERED
-
-
 def test_failing_reads_are_errors_with_the_file(file: Path, reads: Reads) -> None:
     reads.failure = lambda _fd, at: 100 if at == 2 * MB else None
     with pytest.raises(QsfIOError, match=r"model\.qsf: 100 bytes came of 1048576"):
-        limits.measure_disk(file, silent)
+        roofline.measure_disk(file, silent)
 
     def fail(_fd: int, _at: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     reads.failure = fail
     with pytest.raises(QsfIOError, match=r"model\.qsf: Input/output error"):
-        limits.measure_disk(file, silent)
+        roofline.measure_disk(file, silent)
 
 
 def test_small_and_absent_files(tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(bytes(MB - 1))
-    assert limits.measure_disk(tmp_path / "small", silent) == {}
+    assert roofline.measure_disk(tmp_path / "small", silent) == {}
     with pytest.raises(QsfIOError, match="absent: No such file"):
-        limits.measure_disk(tmp_path / "absent", silent)
-
-
-def test_buffers_lie_in_huge_pages_of_their_own() -> None:
-    import ctypes
-
-    with limits._buffers(3) as buffers:
-        addresses = [ctypes.addressof(ctypes.c_char.from_buffer(b)) for b in buffers]
-    assert [address % (2 * MB) for address in addresses] == [0, 0, 0]
-    assert len(set(addresses)) == 3
+        roofline.measure_disk(tmp_path / "absent", silent)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that benches run on (qsf.bench.models.random_qsf): they open, run and are whole."""
+"""The models that benches run on (qsf_bench.models.random_qsf): they open, run and are whole."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 import qsf
 from oracle.reference_models import load_qsf
-from qsf.bench.models import random_qsf
-from qsf.bench.models.shapes import Shape
 from qsf.file.layout import Compression, Dtype, Layout
 from qsf.file.reader import Reader
 from qsf.native import binding
+from qsf_bench.models import random_qsf
+from qsf_bench.models.shapes import Shape
 from qsf_converter.rounding.plan import QUANT_TYPES
 
 

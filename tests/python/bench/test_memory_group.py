@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qsf.bench.run import memory_group
 from qsf.errors import QsfArgumentError
+from qsf_bench.run import memory_group
 
 MB = 1 << 20
 
@@ -56,24 +56,6 @@ def test_groups_of_version_2_are_beside_the_own() -> None:
     assert memory_group.group_folders("", own) == []
 
 
-def test_what_the_kernel_counts_is_read(tmp_path: Path) -> None:
-    folders = {version: tmp_path / str(version) for version in (1, 2)}
-    for folder in folders.values():
-        folder.mkdir()
-    (folders[1] / "memory.max_usage_in_bytes").write_text("314572800\n")
-    (folders[1] / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
-    (folders[2] / "memory.peak").write_text("4096\n")
-    (folders[2] / "memory.events").write_text("low 0\nhigh 5\nmax 6\noom 7\noom_kill 8\n")
-    groups = [memory_group.Group(version, folder) for version, folder in folders.items()]
-    assert [group.peak_bytes() for group in groups] == [314572800, 4096]
-    assert [group.n_oom_kills() for group in groups] == [3, 8]
-    (folders[2] / "memory.peak").unlink()  # as kernels before 5.19
-    (folders[2] / "memory.events").unlink()
-    assert (groups[1].peak_bytes(), groups[1].n_oom_kills()) == (None, 0)
-    assert memory_group.number_after("rchar: 5\nread_bytes: 17\n", "read_bytes") == 17
-    assert memory_group.number_after("cancelled_read_bytes: 17\n", "read_bytes") == 0
-
-
 def test_the_limit_is_of_memory_and_of_swap(tmp_path: Path) -> None:
     """Here, because where a limit cannot be set the tests in groups are skipped."""
     wanted = {
@@ -107,13 +89,3 @@ def test_a_group_that_cannot_be_had_is_said(
     ):
         pass
     assert list(no_controller.iterdir()) == []
-
-
-def test_a_group_that_stays_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "held").write_text("")  # a folder that is not empty stands for a busy group
-    monkeypatch.setattr(memory_group, "_REMOVE_WAIT_SECONDS", 0.0)
-    with pytest.warns(RuntimeWarning, match="could not be removed"):
-        memory_group.Group(2, tmp_path).remove()
-    (tmp_path / "held").unlink()
-    memory_group.Group(2, tmp_path).remove()
-    assert not tmp_path.exists()

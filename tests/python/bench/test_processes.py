@@ -6,24 +6,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from make.bench_records import facts_of
-from qsf.bench.run import launch, rounds, tasks
-from qsf.bench.run.launch import Outcome
-from qsf.bench.run.memory_group import CapError, Group
-from qsf.bench.run.tasks import Cap
+from qsf_bench.run import launch, rounds, tasks
+from qsf_bench.run.launch import Outcome
+from qsf_bench.run.memory_group import Group
+from qsf_bench.run.tasks import Cap
 
 TESTS = (tasks.Test("pp", 8), tasks.Test("tg", 4, depth=8))
 ANSWER = tasks.Answer(
@@ -83,36 +79,10 @@ def test_an_answer_is_what_was_asked_for(script: Script, tmp_path: Path, engine:
     *words, text = (tmp_path / "arguments").read_text().splitlines()
     assert tasks.parse_task(json.loads(text)) == task(engine)
     if engine == "qsf":
-        assert words == ["-m", "qsf.bench.run.worker_qsf"]
+        assert words == ["-m", "qsf_bench.run.worker_qsf"]
     else:
         assert Path(words[0]).name == "worker_llama.py"
         assert Path(words[0]).is_file()
-
-
-def test_a_failure_that_is_answered_comes_with_the_tests_before(script: Script) -> None:
-    given = replace(ANSWER, tests=ANSWER.tests[:1], failure="no room")
-    outcome = run(script("exit 1", given.as_json()))
-    assert (outcome.answer, outcome.why) == (given, "no room")
-    assert outcome.has_figures
-    outcome = run(script("exit 1", replace(given, tests=[]).as_json()))
-    assert not outcome.has_figures
-
-
-def test_the_peak_is_the_kernels_where_that_is_the_childs_own(
-    script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A child begins as a copy of its parent, whose pages count as its own in the kernel's peak."""
-    python = script("", ANSWER.as_json())
-    real = resource.getrusage
-
-    def parent_of(n_kb: int) -> Callable[[int], Any]:
-        return lambda who: SimpleNamespace(ru_maxrss=n_kb) if who == 0 else real(who)
-
-    monkeypatch.setattr(resource, "getrusage", parent_of(1))
-    assert run(python).peak_rss_bytes > 1 << 19  # no process has less
-    monkeypatch.setattr(resource, "getrusage", parent_of(1 << 40))
-    assert run(python).peak_rss_bytes == 12345
-    assert run(script("exit 3")).peak_rss_bytes == 0
 
 
 # ---- processes that do not ----
@@ -168,25 +138,6 @@ def test_an_answer_that_is_none_is_refused(script: Script, answer: Any, wanted: 
     assert outcome.why.endswith(": at last")
 
 
-def test_a_process_that_fails_after_its_answer_has_failed(script: Script) -> None:
-    outcome = run(script("echo late >&2; exit 3", ANSWER.as_json()))
-    assert outcome.why == "ended with 3 after it had answered: late"
-    assert run(script("kill -SEGV $$", ANSWER.as_json())).why == "crashed with SIGSEGV"
-
-
-def test_what_cannot_be_started_is_said() -> None:
-    outcome = run("/absent/python")
-    assert outcome.why == "/absent/python cannot be started: No such file or directory"
-
-
-def test_what_is_written_is_bounded(script: Script) -> None:
-    ended = launch.run_command([script("yes | head -c 300000; yes x | head -c 300000 >&2")])
-    assert 0 < len(ended.output) <= 1 << 16
-    assert 0 < len(ended.errors) <= 1 << 16
-    assert len(launch.last_lines("x" * 100000)) < 1000
-    assert launch.last_lines(" \n\n") == ""
-
-
 # ---- processes that do not end ----
 
 
@@ -218,77 +169,6 @@ def test_what_a_process_leaves_behind_is_ended(script: Script, tmp_path: Path) -
     outcome = run(script(f"sleep 1000 & echo $! > {tmp_path}/pid", ANSWER.as_json()))
     assert outcome.why == ""
     assert not is_alive(int((tmp_path / "pid").read_text()))
-
-
-def test_an_interruption_while_a_process_starts_ends_it(
-    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Right after the fork, when nobody has its number yet."""
-    started: list[int] = []
-    start = launch._start
-
-    def interrupted(*arguments: Any) -> Any:
-        process = start(*arguments)
-        started.append(process.pid)
-        signal.raise_signal(signal.SIGINT)
-        return process
-
-    monkeypatch.setattr(launch, "_start", interrupted)
-    handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        run(script("sleep 1000"), timeout_seconds=10)
-    assert not is_alive(started[0])
-    assert signal.getsignal(signal.SIGINT) is handler
-
-
-def test_a_second_interruption_does_not_stop_the_cleaning(
-    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = launch._end
-    n_interruptions = 0
-    was_interrupted = threading.Event()
-
-    def slowly(process: Any) -> int:
-        signal.raise_signal(signal.SIGINT)  # the user's second Ctrl-C
-        return ended(process)
-
-    def interrupt() -> None:
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            time.sleep(0.01)
-        # A signal just before a system call does not end it: Ctrl-C is pressed again then.
-        while not was_interrupted.is_set():
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            was_interrupted.wait(1)
-
-    def note(_number: int, _frame: object) -> None:
-        nonlocal n_interruptions
-        n_interruptions += 1
-        was_interrupted.set()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(launch, "_end", slowly)
-    previous = signal.signal(signal.SIGINT, note)
-    try:
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            run(script(f"echo $$ > {tmp_path}/pid; exec sleep 1000"))
-        thread.join()
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    assert n_interruptions >= 2
-    assert not is_alive(int((tmp_path / "pid").read_text()))
-
-
-def test_nothing_can_be_asked_of_the_user(script: Script) -> None:
-    own, (reader, writer) = os.dup(0), os.pipe()
-    try:
-        os.dup2(reader, 0)  # a user who says nothing
-        assert run(script("cat", ANSWER.as_json()), timeout_seconds=10).why == ""
-    finally:
-        os.dup2(own, 0)
-        for fd in (own, reader, writer):
-            os.close(fd)
 
 
 # ---- groups and caches ----
@@ -385,28 +265,3 @@ def test_a_task_that_fails_twice_is_left_out(three: list[tasks.Task]) -> None:
     assert [len(one.outcomes) for one in found] == [4, 4, 4]
     assert found[1].outcomes == [None] * 4
     assert found[1].failures == {"crashed": 2}
-
-
-def test_a_task_that_has_succeeded_is_tried_on(three: list[tasks.Task]) -> None:
-    whys = iter(["", "7.5 MB short", "8 MB short", "late", ""])
-
-    def flaky(given: tasks.Task) -> Outcome:
-        why = next(whys)
-        return outcome_of(given, why, n_tests=0 if why else 2)
-
-    (found,) = runs = all_of(three[:1])
-    rounds.run_rounds(runs, 5, flaky)
-    assert [outcome is not None for outcome in found.outcomes] == [True, False, False, False, True]
-    assert found.failures == {"7.5 MB short": 2, "late": 1}
-
-
-def test_all_that_fails_is_an_error(three: list[tasks.Task]) -> None:
-    def fail(given: tasks.Task) -> Outcome:
-        if name(given) == "a":
-            raise CapError("no more groups")
-        return outcome_of(given, "crashed", n_tests=0)
-
-    with pytest.raises(rounds.NothingMeasuredError) as raised:
-        rounds.run_rounds(all_of(three[:2]), 2, fail)
-    assert "qsf a, 2 threads: no more groups" in str(raised.value)
-    assert "qsf b, 2 threads: crashed" in str(raised.value)

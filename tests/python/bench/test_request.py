@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from make.bench_records import request_of as request
-from qsf.bench.request import Setting
-from qsf.bench.run.tasks import Task, Test, parse_task
 from qsf.errors import QsfArgumentError
+from qsf_bench.request import Setting
+from qsf_bench.run.tasks import Task, Test, parse_task
 
 MODEL = [Path("m.qsf")]
 

@@ -18,12 +18,13 @@ from make.bench_records import (
     measured_of,
     run_of,
 )
-from qsf.bench.judge.bounds import kv_bytes_per_position
-from qsf.bench.judge.results import Limits, Row
-from qsf.bench.judge.rows import Analysis, analyse
-from qsf.bench.run import tasks
-from qsf.bench.run.rounds import TaskRuns
-from qsf.bench.run.tasks import Cap
+from qsf.native.roofline import Limits
+from qsf_bench.judge.bounds import kv_bytes_per_position
+from qsf_bench.judge.results import Row
+from qsf_bench.judge.rows import Analysis, analyse
+from qsf_bench.run import tasks
+from qsf_bench.run.rounds import TaskRuns
+from qsf_bench.run.tasks import Cap
 
 PAIR = [(QSF_FILE, BASELINE_FILE)]
 
@@ -61,20 +62,6 @@ def test_depths_are_not_mixed_up() -> None:
     one = measured_of("qsf", [[run_of(TG, 20.0), run_of(deep, 15.0)]], tests=[TG, deep])
     rows = analyse([one], LIMITS).rows
     assert [(row.depth, round(row.tok_per_s.median)) for row in rows] == [(0, 20), (2048, 15)]
-
-
-def test_the_worst_of_all_groups_is_kept() -> None:
-    caps = [Cap(300, 280 << 20, 0), Cap(300, 290 << 20, 1), Cap(300, None, 0)]
-    one = measured_of("qsf", tg_runs(20.0, 20.0, 20.0), tests=[TG], cap_mb=300, caps=caps)
-    assert only_row(one).cap == Cap(300, 290 << 20, 1)
-
-
-def test_the_same_failure_is_said_once_with_its_number() -> None:
-    one = measured_of("qsf", [None, None, [run_of(TG, 20.0)]], tests=[TG], cap_mb=300)
-    one.failures["killed by signal 9"] = 2
-    (failure,) = analyse([one], LIMITS).failures
-    assert (failure.n_times, failure.what) == (2, "2 threads, cgroup 300 MB")
-    assert (failure.why, failure.file) == ("killed by signal 9", "small-4bit.qsf")
 
 
 # ---- limits ----
@@ -148,12 +135,6 @@ def test_of_a_mixture_the_disk_gives_what_was_missing_and_memory_the_rest_before
     assert row.limit_tok_per_s == pytest.approx(2e9 / (2 * 3_000_000_000 / 512))
 
 
-def test_of_a_mixture_the_share_of_experts_in_memory_is_told() -> None:
-    runs = [[run_of(TG, 3.0, n_expert_uses=200, n_expert_hits=n)] for n in (50, 80, 60)]
-    assert only_row(measured_of("qsf", runs, tests=[TG])).expert_hits == pytest.approx(0.3)
-    assert only_row(measured_of("qsf", tg_runs(3.0), tests=[TG])).expert_hits is None
-
-
 def test_of_the_baseline_the_group_holds_all_that_fits() -> None:
     caps = [Cap(300, None, 0)]
     one = measured_of("llama.cpp", tg_runs(1.0), tests=[TG], cap_mb=300, caps=caps)
@@ -201,12 +182,6 @@ def test_unknown_limits_stay_unknown(
     row = only_row(one, limits)
     assert (row.fraction_of_limit, row.limit_tok_per_s, row.limited_by) == (None, None, "")
     assert row.gb_per_s is None
-
-
-def test_a_disk_read_through_the_cache_only_is_said() -> None:
-    limits = replace(LIMITS, disk_gb_per_s={"buffered x1": 5.0})
-    (note,) = analyse([], limits).notes
-    assert "no direct reads" in note
 
 
 # ---- parts and agreement ----

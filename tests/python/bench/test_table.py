@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import re
 import sys
@@ -12,14 +13,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from rich.console import Console
 
-from make.bench_records import LIMITS, small_results
-from qsf.bench.judge.compare import Change, Comparison, compare
-from qsf.bench.judge.results import Results, Row, Spread, spread_of, write
-from qsf.bench.run.tasks import Cap
-from qsf.bench.show.report import changes_of, rate_text, spread_text
-from qsf.bench.show.table import as_text, report, shown
+from make.bench_records import small_results
+from qsf_bench.judge.compare import Change, Comparison
+from qsf_bench.judge.results import Results, Row, spread_of, write
+from qsf_bench.run.tasks import Cap
+from qsf_bench.show.report import changes_of, rate_text
+from qsf_bench.show.table import as_page, as_text, report, shown
 
 WIDTHS = (80, 140)
 
@@ -49,12 +49,6 @@ def test_figures_have_three_digits_or_more(value: float, text: str) -> None:
     assert rate_text(value) == text
 
 
-def test_a_single_round_has_no_spread() -> None:
-    assert spread_text(spread_of([2.0])) == "2.00"
-    assert spread_text(spread_of([2.0, 3.0])) == "2.50 (2.00-3.00)"
-    assert spread_text(Spread(2.0, 1.0, 3.0), "x") == "2.00x (1.00-3.00)"
-
-
 # ---- results ----
 
 
@@ -69,13 +63,6 @@ def test_rows_show_speed_limit_and_memory(width: int) -> None:
     row = cells(line_with(lines, "qsf 4bit", "tg128", "3.00 (2.88-3.12)"))
     assert row[-3:] == ["75 % disk", "1.50", "720"]
     assert line_with(lines, "llama.cpp Q4_K_M", "10.0 (9.60-10.4)")
-
-
-def test_each_setting_has_a_table_with_a_heading() -> None:
-    lines = lines_of(small_results())
-    assert "small-4bit.qsf: small, 2 threads" in lines
-    assert "small-4bit.qsf: small, 2 threads, cgroup 300 MB" in lines
-    assert "small, 2 threads" in lines_of(replace(small_results(), settings={"weights": "random"}))
 
 
 def test_files_limits_ratios_parts_failures_and_notes_are_shown() -> None:
@@ -96,25 +83,6 @@ def test_files_limits_ratios_parts_failures_and_notes_are_shown() -> None:
     assert cells(line_with(lines, "all of it")) == ["all of it", "40.000 100 %"]
     assert "- llama.cpp small-Q4_K_M.gguf, 2 threads: killed by signal 9" in lines
     assert "- a [note] to read" in lines
-
-
-def test_of_mixtures_it_is_said_what_was_in_memory() -> None:
-    results = small_results()
-    assert "Experts" not in lines_of(results)
-    row = replace(results.rows[1], expert_hits=0.404, read_bytes_per_token=500 * 2.0**20)
-    lines = lines_of(replace(results, rows=[row], ratios=[]))
-    assert "Experts" in lines
-    assert cells(line_with(lines, "qsf 4bit", "40 %"))[-2:] == ["40 %", "500"]
-
-
-def test_rows_of_several_shapes_say_which() -> None:
-    results = small_results()
-    rows = [*results.rows, replace(results.rows[1], shape="other")]
-    text = as_text(report(replace(results, rows=rows)), 120)
-    assert "4bit / llama.cpp Q4_K_M, small" in text
-    assert "small 4bit tg128" in text
-    assert "other 4bit tg128" in text
-    assert "Q4_K_M, small" not in as_text(report(results), 120)
 
 
 def many_rows() -> Results:
@@ -147,20 +115,6 @@ def test_nothing_is_wider_than_the_terminal_or_cut_off(width: int) -> None:
     assert not any(line != line.rstrip() for line in text.splitlines())
     assert text.count("12,346 (12,001-13,000)") == 24
     assert text.count("llama.cpp Q4_K_M") == 12
-
-
-def test_a_terminal_is_told_what_is_slower() -> None:
-    console = Console(force_terminal=True, color_system="standard", width=80)
-    with console.capture() as said:
-        console.print(shown(changes_of(comparison())))
-    assert re.search(r"\x1b\[1;31mslower", said.get())
-
-
-def test_results_of_nothing_can_be_shown() -> None:
-    empty = Results({}, replace(LIMITS, disk_gb_per_s={}, memory_gb_per_s={}), [], [])
-    assert "unknown processor" in as_text(report(empty))
-    assert "multiply-adds" in as_text(report(empty))
-    assert "0 same\n" in as_text(shown(changes_of(compare(empty, empty))))
 
 
 # ---- comparisons ----
@@ -294,16 +248,6 @@ def only(rows: list[Row]) -> Results:
     return replace(small_results(), rows=rows, ratios=[])
 
 
-def test_what_is_not_known_is_a_dash(readme_table: ModuleType) -> None:
-    rows = small_results().rows
-    text = readme_table.in_memory([only([rows[1]])])
-    (row,) = table_rows(text, "small")
-    assert row[1:9] == ["4bit", "4.60", "-", "-", "-", "25.0 (24.0-26.0)", "-", "-"]
-    bare = replace(rows[4], fraction_of_limit=None)
-    (row,) = table_rows(readme_table.capped([only([bare])]), "small")
-    assert row[5:] == ["-", "-", "-"]
-
-
 def test_the_table_of_budgets_has_a_line_for_each(readme_table: ModuleType) -> None:
     prompt, generation = small_results().rows[:2]
     rows = [
@@ -319,3 +263,14 @@ def test_the_table_of_budgets_has_a_line_for_each(readme_table: ModuleType) -> N
     assert found[1][4:] == ["30.0", "3.00"]
     with pytest.raises(readme_table.TableError, match="no row of QSF with a budget"):
         readme_table.budgets([only([generation])])
+
+
+def test_the_page_has_what_the_terminal_has_and_loads_nothing() -> None:
+    results = small_results()
+    results.notes.append("<script>alert(1)</script>")
+    page = as_page(report(results))
+    assert page.startswith("<!doctype html>")
+    assert "default-src 'none'" in page
+    shown_text = html.unescape(re.sub(r"<[^>]*>", "", page.split("<pre>")[1]))
+    assert shown_text.split() == as_text(report(results), 120).split()
+    assert "<script" not in page

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from qsf.bench.run import launch, tasks, worker_llama, worker_qsf
-from qsf.kv import parse_kv_type
 from qsf.native import binding
 from qsf.native.opening import native_options
 from qsf.options import ModelOptions
+from qsf_bench.run import launch, tasks, worker_llama, worker_qsf
 
 CHUNK_TOKENS = 4
 
@@ -171,23 +170,6 @@ def test_steps_are_given_tokens_and_a_choice_each(models: list[FakeModel]) -> No
     assert answer.tests[0].n_passes == 2
 
 
-def test_a_model_is_opened_for_each_length_and_as_it_was_asked_for(
-    models: list[FakeModel],
-) -> None:
-    prompts, step = [tasks.Test("pp", 5), tasks.Test("pp", 2, depth=3)], tasks.Test("tg", 9)
-    worker_qsf.measure(qsf_task(*prompts, step, budget_mb=300, kv_type="8bit", io="uring"))
-    assert [model.options.ctx_tokens for model in models] == [5, 10]
-    opened = [i for i, call in enumerate(models[0].calls) if call[0] == "open"]
-    assert models[0].calls[opened[1] - 2 : opened[1]] == ["close", "close model"]
-    options = models[0].options
-    assert (options.budget_bytes, options.n_threads) == (300 << 20, 2)
-    assert (options.kv_k_type, options.kv_v_type) == parse_kv_type("8bit")
-    assert options.io_method == 3
-    worker_qsf.measure(qsf_task(step))
-    assert models[2].options.budget_bytes == 0
-    assert models[2].options.kv_k_type is None
-
-
 # ---- what is timed ----
 
 
@@ -214,7 +196,7 @@ def test_a_real_model_is_measured(tiny_llama_4bit: Path, tmp_path: Path) -> None
     tests = (tasks.Test("pp", 20), tasks.Test("tg", 4), tasks.Test("tg", 3, depth=17))
     out = tmp_path / "answer"
     task = qsf_task(*tests, path=str(tiny_llama_4bit))
-    command = [sys.executable, "-m", "qsf.bench.run.worker_qsf", json.dumps(task.as_json())]
+    command = [sys.executable, "-m", "qsf_bench.run.worker_qsf", json.dumps(task.as_json())]
     subprocess.run(command, env=os.environ | {tasks.ANSWER_VARIABLE: str(out)}, check=True)
     answer = tasks.parse_answer(json.loads(out.read_text("utf-8")), task)
     assert [(run.name, run.depth) for run in answer.tests] == [("pp20", 0), ("tg4", 0), ("tg3", 17)]
@@ -239,28 +221,11 @@ def test_a_real_model_is_traced(tiny_llama_4bit: Path) -> None:
     assert end_ns - begin_ns <= answer.tests[0].wall_ns  # one clock: events lie inside the loop
 
 
-def test_what_fails_is_answered_with_what_was_done_before(
-    tiny_llama_4bit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    too_long = tasks.Test("pp", 1 << 20)
-    task = qsf_task(tasks.Test("tg", 2), too_long, path=str(tiny_llama_4bit))
-    monkeypatch.setenv(tasks.ANSWER_VARIABLE, str(tmp_path / "answer"))
-    assert worker_qsf.main([json.dumps(task.as_json())]) == 1
-    answer = tasks.parse_answer(json.loads((tmp_path / "answer").read_text("utf-8")), task)
-    assert [run.name for run in answer.tests] == ["tg2"]
-    assert "context" in answer.failure or "tokens" in answer.failure
-    small = worker_qsf.measure(
-        qsf_task(tasks.Test("tg", 2), path=str(tiny_llama_4bit), budget_mb=1)
-    )
-    assert "does not fit in 1.0 MB" in small.failure
-    assert "absent.qsf" in worker_qsf.measure(qsf_task(too_long, path="absent.qsf")).failure
-
-
 def test_the_measured_process_imports_little() -> None:
     """As test_lean.py asks of qsf-run: its memory is compared with that of others."""
     unwanted = "numpy lz4 typer rich subprocess tempfile logging asyncio concurrent qsf_converter"
     program = (
-        "import sys, qsf.bench.run.worker_qsf; "
+        "import sys, qsf_bench.run.worker_qsf; "
         "print(*(n for n in sys.argv[1:] if n in sys.modules))"
     )
     command = [sys.executable, "-c", program, *unwanted.split()]
@@ -383,39 +348,6 @@ def test_llama_does_what_qsf_does(monkeypatch: pytest.MonkeyPatch) -> None:
     api.calls.clear()
     ask_llama(api, monkeypatch, tasks.Test("pp", 4), is_slow=True)
     assert api.calls == ["wait", tokens_of(4)[:1], "wait", (0, 0, -1), tokens_of(4), "wait"]
-
-
-def test_llama_is_set_as_its_own_bench_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = FakeLlama()
-    ask_llama(api, monkeypatch, tasks.Test("pp", 4, depth=2), tasks.Test("tg", 4))
-    assert vars(api.model_params) == {
-        "n_gpu_layers": 0,
-        "use_extra_bufts": True,
-        "load_mode": "mmap",
-    }
-    sizes = {"n_ctx": 6, "n_batch": 2048, "n_ubatch": 512}
-    types = {"type_k": 1, "type_v": 1, "flash_attn_type": -1}
-    assert vars(api.contexts[0]) == {"n_threads": 3, "n_threads_batch": 3} | sizes | types
-    assert api.contexts[1].n_ctx == 5
-    ask_llama(api, monkeypatch, tasks.Test("tg", 4), cap_mb=300, kv_type="8bit")
-    assert api.model_params.use_extra_bufts is False
-    last = api.contexts[-1]
-    assert (last.n_ctx, last.type_k, last.type_v, last.flash_attn_type) == (5, 8, 8, 1)
-    older = FakeLlama(has_modes=False)
-    ask_llama(older, monkeypatch, tasks.Test("tg", 4), kv_type="4bit")
-    assert older.model_params.use_mmap is True
-    assert (older.contexts[-1].type_k, older.contexts[-1].flash_attn) == (2, True)
-
-
-def test_what_llama_cannot_do_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = tasks.Test("tg", 1)
-    answer = ask_llama(FakeLlama(), monkeypatch, step, kv_type="2bit")
-    assert "2bit has no counterpart" in answer.failure
-    answer = ask_llama(FakeLlama(), monkeypatch, step, path="m.qsf")
-    assert answer.failure == "m.qsf cannot be opened: not a GGUF"
-    api = FakeLlama()
-    monkeypatch.setattr(worker_llama, "tokens_of", lambda n, _, **_how: array("i", [-1] * n))
-    assert "llama_decode failed with 1" in ask_llama(api, monkeypatch, step).failure
 
 
 def test_the_baseline_finds_no_modules_of_ours(

@@ -20,14 +20,12 @@ MODULES = {
     "qsf-inspect": "qsf.inspect.cli",
     "qsf-eval": "qsf.evaluate.cli",
     "qsf-serve": "qsf.serve.cli",
-    "qsf.bench": "qsf.bench.cli",
+    "qsf.bench": "qsf_bench.cli",
     "qsf-plan": "qsf.plan.cli",
     "qsf-list": "qsf.find.cli",
     "qsf-completion": "qsf.shell.completion",
-    "qsf.bench serve": "qsf.bench.load",
 }
 # A verb of `qsf` is the program with a dash.
-LOAD = "qsf.bench serve"
 VERBS = {"chat": "qsf-run", "bench": "qsf.bench", "rm": "qsf-list"}
 
 
@@ -44,8 +42,6 @@ def commands() -> tuple[tuple[str, tuple[str, ...]], ...]:
             if len(words) > 1 and Path(words[0]).name == "qsf":
                 assert words[1] in entry.VERBS, f"{path.name}: {line}"
                 words[:2] = [VERBS.get(words[1], f"qsf-{words[1]}")]
-            if [Path(word).name for word in words[:2]] == ["qsf.bench", "serve"]:
-                words[:2] = [LOAD]
             if words and (words[0] == "make" or Path(words[0]).name in MODULES):
                 found.append((path.name, (Path(words[0]).name, *words[1:])))
     return tuple(found)
@@ -53,12 +49,11 @@ def commands() -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 @cache
 def options_of(program: str) -> frozenset[str]:
-    call = "run; run(sys.argv[1:])" if program == LOAD else "main; main()"
     done = subprocess.run(
         [
             sys.executable,
             "-c",
-            f"import sys; from {MODULES[program]} import {call}",
+            f"import sys; from {MODULES[program]} import main; main()",
             "--help-all" if program == "qsf-run" else "--help",
         ],
         capture_output=True,

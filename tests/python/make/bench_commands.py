@@ -14,11 +14,11 @@ SECONDS = 60  # until a test that waits gives up
 
 # Measuring the limits takes seconds, and says nothing about the rest.
 QUICK = """
-from qsf.bench.judge import limits
+from qsf.native import roofline
 
-limits.measure_memory = lambda counts, progress: (progress("memory"), (
+roofline.measure_memory = lambda counts, progress: (progress("memory"), (
     {str(n): 10.0 for n in counts}, {str(n): 1000.0 for n in counts}))[1]
-limits.measure_disk = lambda path, progress: {"direct x1": 1.0}
+roofline.measure_disk = lambda path, progress: {"direct x1": 1.0}
 PATCH
 from qsf.shell.entry import bench
 

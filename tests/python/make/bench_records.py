@@ -10,14 +10,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from qsf.bench.judge.results import Limits, Ratio, Results, Row, Spread, spread_of
-from qsf.bench.judge.rows import analyse
-from qsf.bench.models.facts import FileFacts
-from qsf.bench.options import parse
-from qsf.bench.request import Request, make_request
-from qsf.bench.run.launch import Outcome
-from qsf.bench.run.rounds import TaskRuns
-from qsf.bench.run.tasks import Answer, Cap, Task, Test, TestRun
+from qsf.native.roofline import Limits
+from qsf_bench.judge.results import Ratio, Results, Row, Spread, spread_of
+from qsf_bench.judge.rows import analyse
+from qsf_bench.models.facts import FileFacts
+from qsf_bench.options import parse
+from qsf_bench.request import Request, make_request
+from qsf_bench.run.launch import Outcome
+from qsf_bench.run.rounds import TaskRuns
+from qsf_bench.run.tasks import Answer, Cap, Task, Test, TestRun
 
 PP = Test("pp", 512)
 TG = Test("tg", 128)
@@ -40,7 +41,6 @@ def facts_of(**changes: Any) -> FileFacts:
         n_weights=1_000_000_000,
         file_bytes=700_000_000,
         tensor_bytes=575_000_000,
-        bits_per_weight=4.6,
         token_bytes=600_000_000,
         token_madds=1_000_000_000,
         head_madds=51_200_000,

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import random
 
-from qsf.bench.judge.compare import Change, Comparison
-from qsf.bench.judge.results import (
+from qsf.native.roofline import Limits
+from qsf_bench.judge.compare import Change, Comparison
+from qsf_bench.judge.results import (
     Breakdown,
     Failure,
-    Limits,
     Ratio,
     Results,
     Row,
     Spread,
     spread_of,
 )
-from qsf.bench.run.tasks import Cap
+from qsf_bench.run.tasks import Cap
 
 N_WEIGHTS = 1_100_048_384
 _N_ROUNDS = 5

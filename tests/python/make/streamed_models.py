@@ -13,10 +13,10 @@ import pytest
 import qsf
 from make.golden import MODELS
 from make.tiny_checkpoints import make_gpt2, make_llama
-from qsf.bench.models.random_qsf import write_model
-from qsf.bench.models.shapes import Shape
 from qsf.errors import QsfUnsupportedError
 from qsf.options import IO_METHODS as ALL_METHODS
+from qsf_bench.models.random_qsf import write_model
+from qsf_bench.models.shapes import Shape
 from qsf_converter import convert
 from qsf_converter.rounding.plan import QUANT_TYPES
 

@@ -1,0 +1,116 @@
+"""``python -m qsf.bench``: how fast QSF is here, beside the machine's limits and llama.cpp.
+
+The report goes to standard output, progress and errors to standard error.
+
+Exit codes: 0 done, 1 failed, 2 wrong options, 3 slower than --compare, 130 interrupted, 143
+terminated.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from qsf.errors import QsfArgumentError
+from qsf.native import binding
+from qsf.shell import command, typer_app
+from qsf.shell.output import check_output, write_text
+from qsf.shell.progress import Steps
+from qsf_bench import campaign
+from qsf_bench.judge import compare, results
+from qsf_bench.options import EXIT_SLOWER, PROGRAM, Options, parse
+from qsf_bench.request import make_request
+from qsf_bench.show import table
+
+
+def main() -> NoReturn:
+    """Run ``python -m qsf.bench`` on the command line's arguments and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run ``python -m qsf.bench`` and return its exit code."""
+
+    def app(arguments: list[str], **_: Any) -> int:
+        try:
+            options = parse(arguments, command.version_line(PROGRAM))
+        except SystemExit:  # --help, --version
+            return 0
+        return bench_command(options)
+
+    return typer_app.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
+
+
+def bench_command(options: Options) -> int:
+    """Measure, report, write; returns the exit code. Raises QsfError."""
+    request = make_request(options, n_cores=binding.describe_machine().n_cores)
+    check_outputs(options)
+    old = results.read(options.compare) if options.compare is not None else None
+    steps = Steps(enabled=not options.quiet, program=PROGRAM)
+    try:
+        outputs = campaign.run(request, steps, wants_trace=options.trace is not None)
+    finally:
+        steps.close()
+    comparison = compare.compare(old, outputs.results) if old is not None else None
+    # The report is shown before anything is written, and written although nobody reads it: neither
+    # a full disk nor a closed pipe may lose figures that took minutes.
+    try:
+        print_report(outputs.results, comparison)
+    except command.StoppedError as stopped:
+        stopped.outcome = "the report is cut off"
+        raise
+    finally:
+        written = write_outputs(options, outputs, comparison)
+    if written and not options.quiet:
+        print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
+    if outputs.stopped is not None:
+        outputs.stopped.outcome = "the report has what was measured until then"
+        raise outputs.stopped
+    if comparison is not None and not comparison.changes:
+        command.say_error(
+            PROGRAM, f"no figure of {options.compare} was measured now: none is compared"
+        )
+        return command.EXIT_FAILED
+    if outputs.is_incomplete:
+        return command.EXIT_FAILED
+    return EXIT_SLOWER if comparison is not None and comparison.is_regression else 0
+
+
+def print_report(measured: results.Results, comparison: compare.Comparison | None) -> None:
+    """Print the tables to standard output."""
+    width = shutil.get_terminal_size((120, 24)).columns
+    print(table.as_text(table.report(measured, comparison), width), end="")
+    sys.stdout.flush()
+
+
+def check_outputs(options: Options) -> None:
+    """Refuse before the work what would fail, or destroy something, after it."""
+    paths = [path for path in (options.json, options.html, options.trace) if path is not None]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise QsfArgumentError("--json, --html and --trace need names of their own")
+    sources = [options.compare, *options.models, *options.baseline_model]
+    taken = {path.resolve() for path in sources if path is not None}
+    for path in paths:
+        if path.resolve() in taken:
+            raise QsfArgumentError(f"{path} is read as well: give the output another name")
+        check_output(path, overwrite=options.force)
+
+
+def write_outputs(
+    options: Options, outputs: campaign.Outputs, comparison: compare.Comparison | None
+) -> list[Path]:
+    """Write the files that are asked for; returns what was written. Raises QsfError."""
+    if options.json is not None:
+        results.write(outputs.results, options.json, overwrite=options.force)
+    if options.html is not None:
+        text = table.as_page(table.report(outputs.results, comparison))
+        write_text(options.html, text, overwrite=options.force)
+    traced = outputs.trace
+    if options.trace is not None and traced is not None:
+        write_text(options.trace, json.dumps(traced) + "\n", overwrite=options.force)
+    written = [options.json, options.html, options.trace if traced is not None else None]
+    return [path for path in written if path is not None]

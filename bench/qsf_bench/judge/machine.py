@@ -1,0 +1,89 @@
+"""What the machine is, and which QSF ran on it: the ``machine`` of a result.
+
+Nothing here names a folder, a user or a host: results are committed and published.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from qsf_bench.run.baseline import compiler_of
+
+_CPUINFO = Path("/proc/cpuinfo")
+_GIT_SECONDS = 10
+
+
+def describe(baselines: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a reader of figures must know of where they come from; all values are JSON's.
+
+    Keys of what is not known are left out: ``commit`` where QSF does not run from a checkout,
+    ``baseline`` where there is none, ``compiler`` where the extension does not say.
+    """
+    from qsf.native import _qsf, binding
+
+    machine = binding.describe_machine()
+    info = _CPUINFO.read_text("utf-8", "replace") if _CPUINFO.exists() else ""
+    facts: dict[str, Any] = {
+        "cpu": cpu_name(info),
+        "n_cores": machine.n_cores,
+        "isa": machine.isa_name,
+        "isa_available": list(machine.isa_available),
+        "memory_bytes": machine.memory_bytes,
+        "system": platform.platform(),
+        "libc": " ".join(platform.libc_ver()).strip(),
+        "python": platform.python_version(),
+        "qsf": _version(),
+        "commit": commit_of(Path(__file__).resolve().parents[3]),
+        "baseline": "; ".join(baselines),
+        "compiler": compiler_of(Path(str(_qsf.__file__))),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": command_line(sys.argv),
+    }
+    return {name: value for name, value in facts.items() if value not in (None, "")}
+
+
+def cpu_name(cpuinfo: str) -> str:
+    """Return the processor's name, from the text of /proc/cpuinfo where that has one."""
+    match = re.search(r"^(?:model name|Processor|cpu model)\s*: (.*\S)", cpuinfo, re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """Return what was asked for, with files by their names: folders are nobody's business."""
+    words = [re.sub(r"[^=,]*/(?=[^/=,])", "", word.rstrip("/")) for word in argv[1:]]
+    return " ".join(["python -m qsf.bench", *words])
+
+
+def commit_of(root: Path) -> str | None:
+    """Return the commit that is checked out in ``root``; None: it is no checkout.
+
+    "-dirty" follows where files that git knows were changed: such figures cannot be had again.
+    """
+    if not (root / ".git").exists():
+        return None
+    words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version() -> str:
+    try:
+        return metadata.version("qsf")
+    except metadata.PackageNotFoundError:
+        return ""

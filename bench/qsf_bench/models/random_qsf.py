@@ -1,0 +1,274 @@
+"""A .qsf file of a shape and type with random weights, without a checkpoint.
+
+For measuring speed and memory at every type: no floats are made for most weights. A pool of tiles
+is quantised once from normally distributed weights, and every matrix takes its tiles from
+there, beginning at a random place; so codes and scales look like those of a model, activations
+stay finite, and any size fits in little memory. The text such a model writes means nothing.
+
+Tokens of a mixture of experts choose experts by their rows of the embedding, which are so large
+that layers hardly change what routers see. Rows of the first half of the vocabulary have a part in
+common and one that drifts from row to row. When they are fed one after the other, tokens choose
+alike as in Qwen3-30B-A3B: 39 % of the experts of the token before, and least-recently-used
+caches of 6, 11, 17, 22, 34 and 45 % of the experts hit 38, 59, 72, 78, 87 and 91 % where recorded
+choices of that model give 38, 57, 71, 80, 92 and 96 % (6 of 128 chosen, 150 tokens). Rows of the
+other half are independent: any expert is as likely as the others, the worst case. What is not real:
+all layers are alike, and one layer's choice says nothing of the next's, though its router, applied
+too early, would be nearly always right.
+
+Layers may be left without weights. Their matrices are holes in the file, zeros that take no room
+on the disk, so that a model of 70 B parameters is made in seconds: for seeing that it opens and
+runs in little memory, not for speed, since a hole is read faster than a disk.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.file.layout import (
+    BLOCK,
+    TILE_ROWS,
+    Compression,
+    Dtype,
+    Layout,
+    tensor_bytes,
+)
+from qsf.file.stored_tokenizer import pack_tokenizer
+from qsf.file.writer import Writer
+from qsf_bench.models.shapes import (
+    Entry,
+    Shape,
+    T,
+    expert_entries,
+    facts_of,
+    final_entries,
+    layer_entries,
+)
+from qsf_converter.rounding.plan import DEFAULT_EMBED_TYPE, parse_quant_type
+from qsf_converter.rounding.quantisers import quantise_rows
+from qsf_converter.rounding.tiles import mxfp4_tiles
+from qsf_converter.sources.checkpoint import MXFP4_BLOCK, MXFP4_COLS, MXFP4_VALUES
+
+GENERATOR: Final = 2  # counted up when the same arguments give another file
+WEIGHT_STD: Final = 0.02
+POOL_TILES: Final = 4096
+# Rows of the embedding of a mixture: their size, and shares of it.
+_ROUTING_STD: Final = 50.0
+_COMMON_SHARE: Final = 0.5
+_DRIFTING_SHARE: Final = 0.25
+_DRIFT: Final = math.exp(-1 / 5)  # of it, what the next row keeps
+
+
+class Weights:
+    """Random weights as the bytes of a file."""
+
+    def __init__(self, seed: int) -> None:
+        """Start the generator."""
+        self._random = np.random.default_rng(seed)
+        self._pools: dict[Dtype, memoryview] = {}
+
+    def _normal(self, n_rows: int, n_cols: int) -> NDArray[np.float32]:
+        values: NDArray[np.float32] = self._random.standard_normal((n_rows, n_cols), np.float32)
+        values *= np.float32(WEIGHT_STD)
+        return values
+
+    def positions(self, n_rows: int, n_cols: int) -> bytes:
+        """Return plain rows of f16."""
+        return self._normal(n_rows, n_cols).astype("<f2").tobytes()
+
+    def write_matrix(self, writer: Writer, dtype: Dtype, n_rows: int, n_cols: int) -> None:
+        """Write the tiles of a matrix; a last row of tiles that needs padding has its own."""
+        tile_bytes = tensor_bytes(TILE_ROWS, BLOCK, dtype, Layout.TILES)
+        if dtype not in self._pools:
+            rows = self._normal(TILE_ROWS, BLOCK * POOL_TILES)
+            self._pools[dtype] = memoryview(self._tiles(dtype, rows))
+        pool_view = self._pools[dtype]
+        whole_rows = n_rows // TILE_ROWS * TILE_ROWS if n_cols % BLOCK == 0 else 0
+        left = tensor_bytes(whole_rows, n_cols, dtype, Layout.TILES)
+        at = int(self._random.integers(POOL_TILES)) * tile_bytes
+        while left:
+            part = pool_view[at : at + left]
+            writer.write(part)
+            left -= len(part)
+            at = 0
+        for row in range(whole_rows, n_rows, 1024):
+            rows = self._normal(min(1024, n_rows - row), n_cols)
+            writer.write(self._tiles(dtype, rows))
+
+    def write_routing_rows(self, writer: Writer, dtype: Dtype, n_rows: int, n_cols: int) -> None:
+        """Write the tiles of an embedding by which tokens choose experts."""
+        shares = (_COMMON_SHARE, _DRIFTING_SHARE, 1 - _COMMON_SHARE - _DRIFTING_SHARE)
+        of_common, of_drifting, of_own = np.sqrt(np.array(shares, np.float32))
+        common, drifting = self._random.standard_normal((2, n_cols), np.float32)
+        for first in range(0, n_rows, 1024):
+            rows = self._random.standard_normal((min(1024, n_rows - first), n_cols), np.float32)
+            steps = self._random.standard_normal(rows.shape, np.float32)
+            for row in range(min(len(rows), (n_rows + 1) // 2 - first)):
+                drifting = _DRIFT * drifting + np.sqrt(1 - _DRIFT**2) * steps[row]
+                rows[row] = of_common * common + of_drifting * drifting + of_own * rows[row]
+            writer.write(self._tiles(dtype, np.float32(_ROUTING_STD) * rows))
+
+    def _tiles(self, dtype: Dtype, rows: NDArray[np.float32]) -> bytes:
+        if dtype != Dtype.MXFP4:
+            return quantise_rows(dtype, rows)
+        # Nothing is rounded to it: codes at random, with a scale that makes weights as large.
+        raw = np.empty((len(rows), -(-rows.shape[1] // MXFP4_COLS)), MXFP4_BLOCK)
+        raw["scale"] = 127 + round(math.log2(WEIGHT_STD / MXFP4_VALUES.std()))
+        raw["codes"] = self._random.integers(0, 256, (*raw.shape, MXFP4_COLS // 2))
+        return mxfp4_tiles(raw)
+
+
+def embed_type_of(quant_type: str, embed_type: str | None = None) -> Dtype:
+    """Return the type of embedding and head: what was asked for, else what qsf-convert takes."""
+    default = "f16" if quant_type == "f16" else DEFAULT_EMBED_TYPE
+    return parse_quant_type(embed_type or default, option="type of embeddings")
+
+
+def _units(shape: Shape, quant_type: Dtype, embed_type: Dtype) -> list[tuple[Dtype, list[Entry]]]:
+    """The units in the order of the file: the experts of a layer follow it."""
+    embedding: list[Entry] = [(T.EMBEDDING, shape.n_vocab, shape.dim)]
+    expert_type = Dtype.MXFP4 if shape.family == "gpt_oss" else quant_type
+    experts = [(expert_type, expert_entries(shape))] * shape.n_experts
+    layers = [(quant_type, layer_entries(shape)), *experts] * shape.n_layers
+    return [(embed_type, embedding), *layers, (embed_type, final_entries(shape))]
+
+
+def _dtype_of(entry: Entry, dtype: Dtype) -> Dtype:
+    """Routers are f16 in a unit of any type."""
+    return Dtype.F16 if entry[0] == T.EXPERT_ROUTER else dtype
+
+
+def _meta(seed: int) -> bytes:
+    meta = {"source": {"name": "random weights of bench/make_model.py", "seed": seed}}
+    return json.dumps(meta).encode()
+
+
+def _data_bytes(entry: Entry, dtype: Dtype) -> int:
+    _, n_rows, n_cols = entry
+    dtype = _dtype_of(entry, dtype)
+    return tensor_bytes(n_rows, n_cols, dtype, Layout.TILES) if n_rows else 4 * n_cols
+
+
+def _size(shape: Shape, quant_type: Dtype, embed_type: Dtype) -> tuple[int, int]:
+    """Return the number of weights, and the bytes of all tensors."""
+    n_positions = shape.max_tokens * shape.dim if shape.family == "gpt2" else 0
+    n_values, n_bytes = n_positions, 2 * n_positions
+    for unit_dtype, entries in _units(shape, quant_type, embed_type):
+        n_values += sum(max(1, n_rows) * n_cols for _, n_rows, n_cols in entries)
+        n_bytes += sum(_data_bytes(entry, unit_dtype) for entry in entries)
+    return n_values, n_bytes
+
+
+def qsf_bits_per_weight(shape: Shape, quant_type: str, *, embed_type: str | None = None) -> float:
+    """Return the bits that a weight takes on average, all tensors counted."""
+    dtypes = parse_quant_type(quant_type), embed_type_of(quant_type, embed_type)
+    n_values, n_bytes = _size(shape, *dtypes)
+    return 8 * n_bytes / n_values
+
+
+def qsf_bytes(shape: Shape, quant_type: str, *, embed_type: str | None = None) -> int:
+    """Return the bytes of all tensors, without compression."""
+    return _size(shape, parse_quant_type(quant_type), embed_type_of(quant_type, embed_type))[1]
+
+
+def write_model(
+    out: Path,
+    shape: Shape,
+    quant_type: Dtype,
+    embed_type: Dtype,
+    *,
+    tokenizer_from: Path | None = None,
+    seed: int = 0,
+    compression: Compression = Compression.NONE,
+    n_real_layers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write the file ``out``, complete or not at all.
+
+    The layers from ``n_real_layers`` on are holes. ``progress`` is told the bytes written and to
+    be written; with ``compression`` more than there will be. Raises QsfIOError when the system
+    refuses, as when the disk is full.
+    """
+    total_bytes = _size(shape, quant_type, embed_type)[1]
+
+    def told(done_bytes: int) -> None:
+        if progress is not None:
+            progress(min(done_bytes, total_bytes), total_bytes)
+
+    weights = Weights(seed)
+    facts = facts_of(shape)
+    with Writer(
+        out,
+        replace(facts.header, dtype=quant_type),
+        facts.arch,
+        layer_kinds=facts.layer_kinds,
+        rope_sets=facts.rope_sets,
+        progress=told,
+        needed_bytes=total_bytes,
+    ) as writer:
+        unit_of_layer = 1 + shape.n_experts
+        for place, (dtype, entries) in enumerate(_units(shape, quant_type, embed_type)):
+            layer, expert = divmod(place - 1, unit_of_layer)
+            is_layer = 0 <= layer < shape.n_layers
+            is_real = not is_layer or n_real_layers is None or layer < n_real_layers
+            if is_layer and expert:
+                writer.begin_expert(layer, expert - 1, dtype=dtype)
+            else:
+                writer.begin_unit(
+                    0 if place == 0 else layer + 1,
+                    dtype=dtype,
+                    compression=compression if is_layer else Compression.NONE,
+                )
+            if place == 0 and shape.n_experts:
+                _write_routing_rows(writer, weights, dtype, entries[0])
+            else:
+                _write_unit(writer, weights if is_real else None, dtype, entries)
+        if shape.family == "gpt2":
+            writer.add_section("WPOS", weights.positions(shape.max_tokens, shape.dim))
+        if tokenizer_from is not None:
+            from qsf_converter.sources import metadata
+            from qsf_converter.text.tokenizer import tables_of
+
+            tokenizer = metadata.tokenizer_bytes(tokenizer_from)
+            if tokenizer is not None:
+                tables, _ = tables_of(tokenizer, None, None)
+                if tables is not None:
+                    writer.add_section("TEXT", tables)
+                writer.add_section("TOKN", pack_tokenizer(tokenizer))
+        writer.add_section("META", _meta(seed))
+
+
+def _write_routing_rows(writer: Writer, weights: Weights, dtype: Dtype, entry: Entry) -> None:
+    kind, n_rows, n_cols = entry
+    writer.begin_tensor(kind, n_rows, n_cols, dtype, Layout.TILES)
+    weights.write_routing_rows(writer, dtype, n_rows, n_cols)
+    writer.end_tensor()
+    writer.end_unit()
+
+
+def _write_unit(
+    writer: Writer, weights: Weights | None, unit_dtype: Dtype, entries: list[Entry]
+) -> None:
+    """Write what is in a unit: norms are one, biases zero, matrices random, or holes without."""
+    for kind, n_rows, n_cols in entries:
+        dtype = _dtype_of((kind, n_rows, n_cols), unit_dtype)
+        if n_rows:
+            writer.begin_tensor(kind, n_rows, n_cols, dtype, Layout.TILES)
+            if weights is None:
+                writer.write_zeros(tensor_bytes(n_rows, n_cols, dtype, Layout.TILES))
+            else:
+                weights.write_matrix(writer, dtype, n_rows, n_cols)
+        else:
+            value = 0 if kind.name.endswith("BIAS") else 1
+            writer.begin_tensor(kind, 1, n_cols, Dtype.F32, Layout.VECTOR)
+            writer.write(np.full(n_cols, value, "<f4").tobytes())
+        writer.end_tensor()
+    writer.end_unit()

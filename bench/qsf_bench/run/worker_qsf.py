@@ -1,0 +1,281 @@
+"""The measured process of QSF: opens a file, runs tests on it and says what they took.
+
+Run as ``python -m qsf_bench.run.worker_qsf TASK``. TASK is the JSON of a `tasks.Task`. The
+`tasks.Answer` goes as JSON into the file that the environment variable ``QSF_BENCH_ANSWER`` names,
+because anything may write to stdout.
+
+Memory is measured, so nothing is imported here that ``qsf-run`` would not import too.
+
+With ``trace_events`` the last test is traced. A row of ``Answer.trace`` is
+
+    [begin_ns, end_ns, kind, unit, thread, n_bytes, n_tokens]
+
+of one monotonic clock; ``kind`` is an index of ``Answer.trace_kinds``. The rows of the engine come
+first, as it gives them. After them, and as the last kind, comes ``python``: what passed between
+calls of the engine, on the thread that computes (0), with -1 in place of a unit.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from array import array
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qsf.errors import QsfError, QsfMemoryError
+from qsf.kv import kv_type_name
+from qsf.native import binding
+from qsf.native.opening import does_not_fit, open_native
+from qsf.options import ModelOptions
+from qsf_bench.run.tasks import ANSWER_VARIABLE, Answer, Task, Test, TestRun, parse_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+NO_UNIT = -1
+_COMPUTING_THREAD = 0
+_NO_TOKENS = array("I")
+
+
+def tokens_of(n_tokens: int, n_vocab: int, *, is_even: bool) -> array[int]:
+    """Return the tokens of a test: the same for both engines (see `worker_llama`).
+
+    Of the first half of the vocabulary a run, or of the other half any (see `random_qsf`).
+    """
+    chosen = random.Random(n_tokens)
+    n_half = (n_vocab + 1) // 2
+    if is_even:
+        return array("I", (n_vocab - 1 - chosen.randrange(n_half) for _ in range(n_tokens)))
+    first = chosen.randrange(n_half)
+    return array("I", ((first + i) % n_half for i in range(n_tokens)))
+
+
+class Loop:
+    """Takes the time of a loop of calls of the engine, and of what passes between them.
+
+    What passes between is added up from readings of the clock around each call, and so is
+    independent of what the engine says of its own time.
+    """
+
+    def __init__(self, *, keeps_gaps: bool = False) -> None:
+        """Begin now."""
+        self.wall_ns = 0
+        self.python_ns = 0
+        self.gaps: list[tuple[int, int]] = []  # begin and end, if they are kept
+        self._keeps_gaps = keeps_gaps
+        self._began_ns = self._left_ns = time.perf_counter_ns()
+
+    def call(self, engine: Callable[..., Any], *arguments: object) -> Any:
+        """Call the engine."""
+        self._add_gap()
+        result = engine(*arguments)
+        self._left_ns = time.perf_counter_ns()
+        return result
+
+    def end(self) -> None:
+        """Stop the clock."""
+        self.wall_ns = self._add_gap() - self._began_ns
+
+    def _add_gap(self) -> int:
+        now_ns = time.perf_counter_ns()
+        self.python_ns += now_ns - self._left_ns
+        if self._keeps_gaps:
+            self.gaps.append((self._left_ns, now_ns))
+        return now_ns
+
+
+class Opened:
+    """A model that is open, and its one session."""
+
+    def __init__(self, task: Task, ctx_tokens: int) -> None:
+        """Open the file of the task. Raises QsfError."""
+        began_ns = time.perf_counter_ns()
+        options = ModelOptions(
+            ram_budget=task.budget_mb,
+            threads=task.n_threads,
+            max_seq_len=ctx_tokens,
+            kv_type=task.kv_type,
+            io=task.io,
+            draft="off",
+        )
+        self.ctx_tokens = ctx_tokens
+        self.model = open_native(task.path, options)
+        self.session = self.model.create_session()
+        self.load_seconds = (time.perf_counter_ns() - began_ns) / 1e9
+        self.info = self.model.info()
+        self._sampler = binding.NativeSampler(
+            temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, seed=0
+        )
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.session.close()
+        self.model.close()
+
+    def run(self, test: Test, *, is_slow: bool, trace_events: int) -> tuple[TestRun, list[Any]]:
+        """Warm up and time one test; also returns the trace's rows."""
+        n_vocab = self.info.n_vocab
+        before = tokens_of(test.depth, n_vocab, is_even=test.is_even)
+        tokens = tokens_of(test.n_tokens, n_vocab, is_even=test.is_even)
+        self.session.rewind(0)
+        if before:
+            self._hold(before)
+        self._warm_up(test, before, tokens, is_slow=is_slow)
+        if trace_events:
+            self.model.start_trace(trace_events)
+        stats, n_disk_bytes = self.session.stats(), disk_bytes()
+        loop = Loop(keeps_gaps=trace_events > 0)
+        if test.kind == "pp":
+            n_passes = self._hold(before + tokens, loop)
+        else:
+            n_passes = self._step(tokens, loop)
+        loop.end()
+        run = test_run(test, loop, stats, self.session.stats(), n_passes)
+        if n_disk_bytes is not None:
+            run = replace(run, disk_bytes=(disk_bytes() or 0) - n_disk_bytes)
+        return run, trace_rows(self.model, loop) if trace_events else []
+
+    def _warm_up(
+        self, test: Test, before: array[int], tokens: array[int], *, is_slow: bool
+    ) -> None:
+        if test.kind == "tg" or is_slow:
+            self.session.step(tokens[0])
+        else:
+            self._hold(before + tokens)
+        if test.kind == "pp":
+            self.session.rewind(len(before))
+
+    def _hold(self, tokens: array[int], loop: Loop | None = None) -> int:
+        """Evaluate what is missing of the tokens; returns the number of passes."""
+        loop = loop or Loop()
+        n_passes, n_done = 0, 0
+        while n_done < len(tokens):
+            n_done = loop.call(self.session.sync_chunk, tokens)
+            n_passes += 1
+        return n_passes
+
+    def _step(self, tokens: array[int], loop: Loop) -> int:
+        """Evaluate the tokens one at a time and choose one after each, which is dropped."""
+        for token in tokens:
+            loop.call(self.session.step, token)
+            loop.call(self._sampler.choose, self.session, _NO_TOKENS)
+        return len(tokens)
+
+
+def test_run(
+    test: Test,
+    loop: Loop,
+    before: binding.SessionStats,
+    after: binding.SessionStats,
+    n_passes: int,
+) -> TestRun:
+    """Return what the session did between two readings of its counters."""
+
+    def grown(name: str) -> int:
+        return int(getattr(after, name) - getattr(before, name))
+
+    phases = zip(binding.phase_names(), before.phase_ns, after.phase_ns, strict=True)
+    parts = {f"phase_{name}": end_ns - begin_ns for name, begin_ns, end_ns in phases}
+    parts |= {"sample": grown("sample_ns"), "python": loop.python_ns}
+    return TestRun(
+        name=test.name,
+        depth=test.depth,
+        n_tokens=test.n_tokens,
+        wall_ns=loop.wall_ns,
+        parts=parts,
+        beside={"read": grown("read_ns"), "checksum": grown("checksum_ns")},
+        n_passes=n_passes,
+        read_bytes=grown("read_bytes"),
+        n_expert_uses=grown("n_expert_uses"),
+        n_expert_hits=grown("n_expert_hits"),
+    )
+
+
+def trace_rows(model: binding.NativeModel, loop: Loop) -> list[Any]:
+    """Return the names of kinds and the rows: see above."""
+    events = model.stop_trace()
+    n_kinds = max((event.kind for event in events), default=-1) + 1
+    kinds = [binding.trace_kind_name(kind) for kind in range(n_kinds)]
+    rows = [
+        [e.begin_ns, e.end_ns, e.kind, e.unit_idx, e.thread_idx, e.n_bytes, e.n_tokens]
+        for e in events
+    ]
+    rows += [
+        [begin_ns, end_ns, n_kinds, NO_UNIT, _COMPUTING_THREAD, 0, 0]
+        for begin_ns, end_ns in loop.gaps
+    ]
+    return [[*kinds, "python"], rows]
+
+
+def disk_bytes() -> int | None:
+    """Return what the kernel has read from disks for this process; None: it does not say."""
+    try:
+        lines = Path("/proc/self/io").read_text("ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), None)
+
+
+def measure(task: Task) -> Answer:
+    """Run the tests in order. What went wrong is in the answer, with the tests before it."""
+    answer = Answer(
+        version=f"QSF {binding.version()}",
+        kernels="",
+        kv_type="",
+        n_vocab=0,
+        load_seconds=0.0,
+        peak_rss_bytes=0,
+        tests=[],
+    )
+    opened: Opened | None = None
+    try:
+        for i, test in enumerate(task.tests):
+            if opened is None or opened.ctx_tokens != test.ctx_tokens:
+                if opened is not None:
+                    opened.close()
+                opened = Opened(task, test.ctx_tokens)
+            is_last = i == len(task.tests) - 1
+            run, trace = opened.run(
+                test, is_slow=task.is_slow, trace_events=task.trace_events if is_last else 0
+            )
+            answer = with_run(answer, opened, run)
+            if trace:
+                answer = replace(answer, trace_kinds=trace[0], trace=trace[1])
+    except QsfMemoryError as error:
+        why = str(error) if error.plan is None else does_not_fit(error.plan, is_command=True)
+        answer = replace(answer, failure=why)
+    except QsfError as error:
+        answer = replace(answer, failure=str(error))
+    return replace(answer, peak_rss_bytes=binding.describe_machine().peak_bytes)
+
+
+def with_run(answer: Answer, opened: Opened, run: TestRun) -> Answer:
+    """Return the answer with one more test, and what is known of the model now."""
+    info = opened.info
+    return replace(
+        answer,
+        kernels=info.isa_name,
+        kv_type=kv_type_name(info.plan.kv_k_bits, info.plan.kv_v_bits),
+        n_vocab=info.n_vocab,
+        load_seconds=answer.load_seconds or opened.load_seconds,
+        tests=[*answer.tests, run],
+        plan=asdict(info.plan),
+        io=f"{info.io_name} x{max(info.io_depth, 1)}",
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do the task of the command line; 1: not all of it could be done."""
+    answer = measure(parse_task(json.loads(arguments[0])))
+    Path(os.environ[ANSWER_VARIABLE]).write_text(json.dumps(answer.as_json()), "utf-8")
+    return 1 if answer.failure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

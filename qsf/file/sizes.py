@@ -1,0 +1,80 @@
+"""What a model weighs and what a token costs, by the heads of a .qsf file: no weight is read."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qsf.file.layout import Layout, Tensor
+from qsf.file.reader import Reader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """A model in numbers. Tables and vectors are counted as well as the matrices of layers.
+
+    Attributes:
+        n_weights: of all tensors; outliers that are stored apart are not counted again.
+        tensor_bytes: of all tensors, as they are in memory: without compression or alignment.
+        token_bytes: of weights that generating one token reads: all but the tables of embeddings
+            and positions, of which one row, and experts that it does not meet; a head that is the
+            embedding counts.
+        token_madds: multiply-adds of one token's matrices, without the head.
+        head_madds: of the head.
+    """
+
+    n_weights: int
+    file_bytes: int
+    tensor_bytes: int
+    token_bytes: int
+    token_madds: int
+    head_madds: int
+
+
+def token_bytes(tensor_bytes: int, unused_bytes: int, tables: list[tuple[int, int]]) -> int:
+    """Return the bytes that a token reads: not ``unused_bytes``, and of ``tables`` one row each.
+
+    A table is its number of rows and its bytes.
+    """
+    return tensor_bytes - unused_bytes - sum(size - size // n_rows for n_rows, size in tables)
+
+
+def size_of(reader: Reader) -> ModelSize:
+    """Return the size of an open file."""
+    header = reader.header
+    n_weights = token_madds = tensor_bytes = unused_bytes = 0
+    for tensor, n_all, n_met in _tensors_of(reader):
+        tensor_bytes += tensor.data_bytes * n_all
+        unused_bytes += tensor.data_bytes * (n_all - n_met)
+        n_values = tensor.n_rows * tensor.n_cols
+        if tensor.layout == Layout.OUTLIERS:
+            continue
+        n_weights += n_values * n_all
+        is_layer = tensor.unit_idx not in (0, header.n_layers + 1)
+        if tensor.layout == Layout.TILES and is_layer:
+            token_madds += n_values * n_met
+    embedding = reader.units[0].tensors[0]
+    tables = [] if reader.arch.tied_head else [(header.n_vocab, embedding.data_bytes)]
+    if "WPOS" in reader.sections:
+        tables.append((header.max_tokens, reader.sections["WPOS"].n_bytes))
+        n_weights += header.max_tokens * header.dim
+        tensor_bytes += reader.sections["WPOS"].n_bytes
+    return ModelSize(
+        n_weights=n_weights,
+        file_bytes=reader.file_bytes,
+        tensor_bytes=tensor_bytes,
+        token_bytes=token_bytes(tensor_bytes, unused_bytes, tables),
+        token_madds=token_madds,
+        head_madds=header.n_vocab * header.dim,
+    )
+
+
+def _tensors_of(reader: Reader) -> Iterator[tuple[Tensor, int, int]]:
+    """Yield tensors, how many of each there are, and how many a token meets: of experts a part."""
+    for unit in reader.units:
+        yield from ((tensor, 1, 1) for tensor in unit.tensors)
+    for i, kind in enumerate(reader.layer_kinds):
+        experts = reader.experts_of(i)
+        for tensor in experts[0].tensors if experts else ():
+            yield tensor, kind.n_experts, kind.n_chosen

@@ -1,0 +1,278 @@
+"""The roofline: what the machine can do at most, and so how fast a model can be at best.
+
+Measured are bytes a second from memory and from the disk, and multiply-adds.
+
+The disk is read as the engine reads it, a megabyte at a time by several threads into huge pages:
+for a virtual disk a read into small pages is a list of 256 places, and it answers those at half
+the speed. So the limit is the stricter of the two.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from qsf.errors import QsfIOError
+
+READ_BYTES = 1 << 20
+_HUGE_PAGE_BYTES = 2 << 20
+_MEMORY_BYTES = 1 << 30  # several times the caches of a processor,
+_LEAST_MEMORY_BYTES = 64 << 20  # but a small machine has not so much to give
+_MEMORY_MS = 400
+_DISK_SECONDS = 0.5  # for each way of reading: six of them
+_DIRECT_READERS = (1, 2, 4, 8)
+_BUFFERED_READERS = (1, 4)
+_NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)  # how filesystems refuse O_DIRECT
+
+Progress = Callable[[str], None]
+"""Is told what is measured next, or what cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that the machine can do.
+
+    Keys of the first and last are numbers of threads, of the second how the disk was read, such
+    as "direct x4" and "buffered x1".
+    """
+
+    memory_gb_per_s: dict[str, float] = field(default_factory=dict)
+    disk_gb_per_s: dict[str, float] = field(default_factory=dict)
+    gmadds_per_s: dict[str, float] = field(default_factory=dict)  # 10^9 8-bit multiply-adds
+
+    @property
+    def best_disk_gb_per_s(self) -> float | None:
+        """By the best way of reading; None: not measured."""
+        return max(self.disk_gb_per_s.values(), default=None)
+
+    def best_of(self, other: Limits) -> Limits:
+        """Return the larger of each: other processes may have been busy during one of the two."""
+
+        def larger(a: dict[str, float], b: dict[str, float]) -> dict[str, float]:
+            return {name: max(rates.get(name, 0.0) for rates in (a, b)) for name in {**a, **b}}
+
+        return Limits(
+            memory_gb_per_s=larger(self.memory_gb_per_s, other.memory_gb_per_s),
+            disk_gb_per_s=larger(self.disk_gb_per_s, other.disk_gb_per_s),
+            gmadds_per_s=larger(self.gmadds_per_s, other.gmadds_per_s),
+        )
+
+
+class TokenCost(Protocol):
+    """What a token costs by the file alone: see `qsf.file.sizes.ModelSize`."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of weights that generating a token reads."""
+
+    @property
+    def token_madds(self) -> int:
+        """Multiply-adds of its matrices, without the head."""
+
+    @property
+    def head_madds(self) -> int:
+        """Multiply-adds of the head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most that a test can reach. ``binding_bytes`` of a token come from the slowest part."""
+
+    limited_by: str  # "memory", "disk", "arithmetic"
+    tok_per_s: float
+    binding_bytes: float | None
+
+
+def bound_of(
+    cost: TokenCost,
+    limits: Limits,
+    *,
+    n_tokens: int,
+    threads: int,
+    kv_token_bytes: float | None,
+    streamed_bytes: float,
+    first_bytes: float = 0.0,
+    n_prompt_passes: int = 0,
+) -> Bound | None:
+    """Return the limit of a test: the slowest of its needs, each at the machine's best rate.
+
+    Args:
+        cost: the bytes and multiply-adds of a token.
+        limits: of the machine.
+        n_tokens: of the test, generated or of a prompt.
+        threads: number of threads, which selects the limits.
+        kv_token_bytes: of the KV cache that a token reads; ignored for a prompt.
+        streamed_bytes: of weights that a pass reads from the disk.
+        first_bytes: of a token, which memory gives before it is known what is to be read.
+        n_prompt_passes: of a prompt over the weights, one for each chunk; 0: tokens are generated.
+
+    Returns:
+        None if a limit that matters was not measured: generation needs that of memory, a prompt
+        that of arithmetic, both that of the disk if weights are streamed.
+    """
+    memory = limits.memory_gb_per_s.get(str(threads))
+    disk = limits.best_disk_gb_per_s
+    gmadds = limits.gmadds_per_s.get(str(threads))
+    is_prompt = n_prompt_passes > 0
+    per_token = n_prompt_passes / n_tokens if is_prompt else 1.0
+    seconds: dict[str, tuple[float, float | None]] = {}  # a token, and bytes of it
+    if streamed_bytes > 0:
+        if not disk:
+            return None
+        n_bytes = streamed_bytes * per_token
+        before = first_bytes / memory if memory and not is_prompt else 0.0
+        seconds["disk"] = ((n_bytes / disk + before) / 1e9, n_bytes)
+    if is_prompt:
+        if not gmadds:
+            return None
+        # Of the head only the last token's logits are wanted. What attention multiplies is left
+        # out: the limit is that of the weights.
+        n_madds = cost.token_madds + cost.head_madds / n_tokens
+        seconds["arithmetic"] = (n_madds / gmadds / 1e9, None)
+        if memory:
+            n_bytes = cost.token_bytes * per_token
+            seconds["memory"] = (n_bytes / memory / 1e9, n_bytes)
+    else:
+        if not memory or kv_token_bytes is None:
+            return None
+        n_bytes = cost.token_bytes + kv_token_bytes
+        seconds["memory"] = (n_bytes / memory / 1e9, n_bytes)
+    by, (token_seconds, binding_bytes) = max(seconds.items(), key=lambda need: need[1][0])
+    return Bound(by, 1 / token_seconds, binding_bytes) if token_seconds > 0 else None
+
+
+# ---- measuring ----
+
+
+def measure_memory(
+    thread_counts: Sequence[int], progress: Progress
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return GB/s read from memory and 10^9 8-bit multiply-adds a second, by number of threads.
+
+    A figure that the engine has no loop for on this processor is left out.
+
+    Raises:
+        QsfMemoryError: the system has not the memory to read from.
+    """
+    from qsf.native import binding
+
+    gb_per_s: dict[str, float] = {}
+    gmadds_per_s: dict[str, float] = {}
+    available_mb = binding.describe_machine().available_bytes >> 20
+    n_bytes = max(_LEAST_MEMORY_BYTES, min(_MEMORY_BYTES, available_mb // 4 << 20))
+    for n_threads in sorted(set(thread_counts)):
+        progress(f"memory and arithmetic, {n_threads} thread{'' if n_threads == 1 else 's'}")
+        roofline = binding.measure_roofline(n_threads, n_bytes, _MEMORY_MS)
+        for rates, rate in (
+            (gb_per_s, roofline.read_gb_per_s),
+            (gmadds_per_s, roofline.gmadds_per_s),
+        ):
+            if rate > 0:
+                rates[str(n_threads)] = rate
+    return gb_per_s, gmadds_per_s
+
+
+def measure_disk(path: Path, progress: Progress) -> dict[str, float]:
+    """Return GB/s at which ``path`` can be read, by way: "direct x4", "buffered x1".
+
+    Each way goes on where the last one ended, and none reads anything twice. Buffered reads are
+    cold: the page cache is asked to forget the file first. A filesystem without O_DIRECT has no
+    direct ways; a file of less than a megabyte has none at all.
+
+    Raises:
+        QsfIOError: the file cannot be read.
+    """
+    rates: dict[str, float] = {}
+    first = 0
+    direct_flag = getattr(os, "O_DIRECT", 0)  # not on every system
+    ways = [("direct", direct_flag, _DIRECT_READERS)] if direct_flag else []
+    try:
+        n_places = path.stat().st_size // READ_BYTES
+        for name, flag, numbers in [*ways, ("buffered", 0, _BUFFERED_READERS)] if n_places else ():
+            try:
+                for n_readers in numbers:
+                    progress(f"disk, {name} x{n_readers}")
+                    rate, n_read = _read_file(path, flag, first, n_places, n_readers)
+                    rates[f"{name} x{n_readers}"] = rate
+                    first = (first + n_read) % n_places
+            except OSError as error:
+                if not flag or error.errno not in _NO_DIRECT:
+                    raise
+                progress(f"disk: the filesystem of {path.name} has no O_DIRECT")
+    except OSError as error:
+        raise QsfIOError(f"{path}: {error.strerror or error}") from error
+    return rates
+
+
+def _read_file(
+    path: Path, flag: int, first: int, n_places: int, n_readers: int
+) -> tuple[float, int]:
+    """Open the file and read it as `_read` does, buffered from a cold cache."""
+    fd = os.open(path, os.O_RDONLY | flag)
+    try:
+        if not flag and hasattr(os, "posix_fadvise"):
+            os.fsync(fd)  # the cache keeps what is not written yet
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return _read(fd, first, n_places, n_readers)
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int, first: int, n_places: int, n_readers: int) -> tuple[float, int]:
+    """Read megabytes one after another, until the time is over or all are read.
+
+    Returns GB/s and how many. Raises the OSError of a reader that failed.
+    """
+    places = iter(range(first, first + n_places))  # next() of one is atomic
+
+    def read(buffer: memoryview) -> tuple[int, int]:
+        n_read = last_ns = 0
+        while time.perf_counter_ns() < end_ns and (place := next(places, None)) is not None:
+            got = os.preadv(fd, [buffer], place % n_places * READ_BYTES)
+            if got != READ_BYTES:
+                raise OSError(errno.EIO, f"{got} bytes came of {READ_BYTES}")
+            n_read, last_ns = n_read + 1, time.perf_counter_ns()
+        return n_read, last_ns
+
+    with _buffers(n_readers) as buffers, ThreadPoolExecutor(n_readers) as pool:
+        began_ns = time.perf_counter_ns()
+        end_ns = began_ns + int(_DISK_SECONDS * 1e9)
+        counts = list(pool.map(read, buffers))
+    n_read = sum(n for n, _ in counts)
+    last_ns = max(ns for _, ns in counts)
+    return n_read * READ_BYTES / max(last_ns - began_ns, 1), n_read
+
+
+@contextlib.contextmanager
+def _buffers(n_buffers: int) -> Iterator[list[memoryview]]:
+    """A megabyte for each reader, each in a huge page of its own where the system grants them."""
+    n_bytes = (n_buffers + 1) * _HUGE_PAGE_BYTES
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a shared mapping gets no huge pages
+    with mmap.mmap(-1, n_bytes, flags=flags) as block:
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel built without them
+                block.madvise(mmap.MADV_HUGEPAGE)
+        start = ctypes.c_char.from_buffer(block)
+        skip = -ctypes.addressof(start) % _HUGE_PAGE_BYTES
+        del start  # a mapping that is pointed into cannot be closed
+        whole = memoryview(block)
+        views = []
+        for i in range(n_buffers):
+            at = skip + i * _HUGE_PAGE_BYTES
+            whole[at] = 1  # the page is there before the clock runs
+            views.append(whole[at : at + READ_BYTES])
+        try:
+            yield views
+        finally:
+            for view in [*views, whole]:
+                view.release()
